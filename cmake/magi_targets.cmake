@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+# How targets are made: one static library per layer, which links only the layers below it.
+
+add_library(magi_flags INTERFACE)
+target_compile_options(magi_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -Wno-missing-field-initializers>)
+if(MAGI_SANITIZE)
+  target_compile_options(magi_flags INTERFACE -fsanitize=${MAGI_SANITIZE} -fno-omit-frame-pointer
+                         -fno-sanitize-recover=all)
+  target_link_options(magi_flags INTERFACE -fsanitize=${MAGI_SANITIZE})
+endif()
+
+# magi_layer(NAME SOURCES a.cpp b.cpp USES lower_layer ... PRIVATE_USES library ...)
+# A layer sees include/ and, of src/, whatever it includes by path from src/; tools/lint checks that path against the layer table.
+function(magi_layer name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;USES;PRIVATE_USES" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(${name} PUBLIC ${ARG_USES} PRIVATE magi_flags ${ARG_PRIVATE_USES})
+endfunction()
+
+# magi_test(NAME SOURCES a_test.cpp ... USES layer ... LABELS cpu)
+# One gtest executable and one ctest entry.
+function(magi_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;USES;LABELS" ${ARGN})
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS cpu)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${name} PRIVATE ${ARG_USES} GTest::gtest GTest::gtest_main magi_flags)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 300)
+endfunction()

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "magi/mask.hpp"
+
+namespace magi {
+
+/// How chunks of query rows are given to ranks. The names in placement_name() are the original's
+/// where it has one.
+enum class PlacementAlgorithm : std::int32_t {
+  Auto,        ///< closed form where one is known, else load-capped affinity + repair
+  Thorough,    ///< Auto, then a longer deterministic local search (off the critical path)
+  Zigzag,      ///< chunk pairs (i, 2P-1-i): one causal document
+  Affinity,    ///< load-capped affinity greedy + repair, always
+  LowerBound,  ///< the original returns a bound only; ours is min heap, with the bound in the
+               ///< report
+  DynamicProgramming,
+  BinarySearch,
+  MinHeap,
+  ToppHeap,
+  BacktrackingPruning,
+  RandomSelect,
+  SequentialSelect,  ///< contiguous
+  BatchToppHeap,
+  SortedSequentialSelect,
+};
+
+/// "auto", "thorough", "zigzag", "affinity", "lower_bound", "dynamic_programming", "binary_search",
+/// "min_heap", "topp_heap", "backtracing_pruning", "random_select", "sequential_select",
+/// "batch_topp_heap", "sorted_sequential_select".
+const char* placement_name(PlacementAlgorithm algorithm);
+/// Throws InvalidArgument listing the names.
+PlacementAlgorithm placement_from_name(std::string_view name);
+
+struct PlacementConfig {
+  PlacementAlgorithm algorithm = PlacementAlgorithm::Auto;
+  std::optional<std::int32_t>
+      chunk_size;  ///< rows; an upper bound, as in the original (see resolve_chunk_size)
+  std::int32_t min_chunks_per_rank = 8;
+  bool uneven_shard = false;     ///< no padding: the last chunk may be short
+  double token_tolerance = 0.0;  ///< a rank may hold up to (1 + tolerance) x the mean chunk count
+  double top_p = 0.0;            ///< ToppHeap, BatchToppHeap
+  std::int32_t num_select_chunks = 1;  ///< BatchToppHeap
+  double allocation_ratio = 1.0;       ///< SortedSequentialSelect
+  std::uint64_t seed = 42;             ///< RandomSelect
+
+  friend bool operator==(const PlacementConfig&, const PlacementConfig&) = default;
+};
+
+/// Which rank holds which chunk of rows. Chunk c is rows [c * chunk_size, min((c + 1) * chunk_size,
+/// num_rows)). A rank's local row order is its chunks in ascending order.
+struct Placement {
+  std::int32_t num_rows = 0;  ///< padded rows
+  std::int32_t chunk_size = 0;
+  std::int32_t num_ranks = 0;
+  std::vector<std::int32_t> chunk_rank;   ///< [num_chunks]
+  std::vector<std::int32_t> rank_begin;   ///< [num_ranks + 1] into rank_chunks
+  std::vector<std::int32_t> rank_chunks;  ///< chunks of each rank, ascending
+
+  std::int32_t num_chunks() const { return static_cast<std::int32_t>(chunk_rank.size()); }
+  Range chunk_rows(std::int32_t chunk) const;
+  std::span<const std::int32_t> chunks_of(std::int32_t rank) const;
+  std::int32_t rows_of(std::int32_t rank) const;
+  friend bool operator==(const Placement&, const Placement&) = default;
+};
+
+/// Fills rank_begin and rank_chunks from chunk_rank; checks that every entry is a rank. Every
+/// user-given layout enters here.
+Placement placement_from_chunks(std::int32_t num_rows, std::int32_t chunk_size,
+                                std::int32_t num_ranks, std::vector<std::int32_t> chunk_rank);
+
+/// The original's rule: auto = ceil(rows / (min_chunks_per_rank * num_ranks)), then min(auto,
+/// chunk_size) if one is given.
+std::int32_t resolve_chunk_size(std::int32_t rows, std::int32_t num_ranks,
+                                const PlacementConfig& config);
+/// Rows to add so that rows is a multiple of chunk * num_ranks.
+std::int32_t padding_rows(std::int32_t rows, std::int32_t num_ranks, std::int32_t chunk);
+
+/// Places the query chunks of a mask (its keys travel with the queries of the same row). Pure: same
+/// inputs, same result. Throws InvalidArgument when there are fewer chunks than ranks or a config
+/// value is out of range.
+Placement place(const Mask& mask, std::int32_t num_ranks, const PlacementConfig& config);
+
+/// What a placement costs: exact, for one mask over self-attention rows.
+struct PlacementCost {
+  std::vector<std::int64_t> area;  ///< [num_ranks]
+  std::vector<std::int64_t>
+      remote_rows;       ///< [num_ranks] distinct key rows a rank needs and does not hold
+  double balance = 1.0;  ///< max area / mean area
+};
+PlacementCost placement_cost(const Mask& mask, const Placement& placement);
+
+}  // namespace magi

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace magi {
+
+/// Element types; the numbers are those of the C ABI.
+enum class DType : std::int32_t {
+  Float64 = 0,
+  Float32 = 1,
+  Float16 = 2,
+  BFloat16 = 3,
+  Int32 = 4,
+  Int64 = 5
+};
+
+inline constexpr std::int32_t kMaxTensorRank = 4;
+inline constexpr std::int32_t kCpuDevice = -1;
+
+/// Bytes of one element.
+std::size_t dtype_bytes(DType dtype);
+/// "float32", "bfloat16", ...
+const char* dtype_name(DType dtype);
+
+/// A borrowed strided array. Attention tensors are [tokens, heads, dim], lse is [tokens, heads]
+/// float32 (float64 where the inputs are float64). Strides count elements, not bytes. `device` is a
+/// CUDA ordinal or kCpuDevice. A tensor with no data has data == nullptr.
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::Float32;
+  std::int32_t device = kCpuDevice;
+  std::int32_t rank = 0;
+  std::array<std::int64_t, kMaxTensorRank> shape{};
+  std::array<std::int64_t, kMaxTensorRank> stride{};
+
+  bool empty() const { return data == nullptr; }
+  std::int64_t num_elements() const;
+  /// The view of [begin, end) along `axis`; same data type and strides.
+  TensorView slice(std::int32_t axis, std::int64_t begin, std::int64_t end) const;
+};
+
+/// A row-major view over `data`; shape has at most kMaxTensorRank entries (throws InvalidArgument).
+TensorView contiguous_view(void* data, DType dtype, std::initializer_list<std::int64_t> shape);
+
+}  // namespace magi
