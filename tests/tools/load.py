@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports the scripts of tools/, which have no .py suffix."""
+
+import importlib.machinery
+import importlib.util
+import pathlib
+
+TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools"
+
+
+def tool(name):
+    loader = importlib.machinery.SourceFileLoader(f"magi_tool_{name}", str(TOOLS / name))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
