@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "magi/attention.hpp"
@@ -13,13 +13,19 @@
 
 namespace magi {
 
-/// Plans by value: equal (mask, config) gives the same plan object; the least recently used one
-/// leaves first. Thread-safe.
+/// Plans by value: equal arguments give the same plan object; the least recently used one leaves
+/// first. Thread-safe: threads that ask for the same new plan at once make it once.
 class PlanCache {
  public:
+  /// Throws InvalidArgument for capacity 0.
   explicit PlanCache(std::size_t capacity);
   ~PlanCache();
+  /// make_plan(mask, config), or the plan that an equal call made.
   std::shared_ptr<const Plan> find_or_make(const Mask& mask, const PlanConfig& config);
+  /// make_plan_on(...) in the same way: another mask over rows that are already placed.
+  std::shared_ptr<const Plan> find_or_make_on(const Mask& mask, const PlanConfig& config,
+                                              const Placement& placement_q,
+                                              const Placement& placement_k);
   std::size_t size() const;
   void clear();
 
@@ -30,8 +36,8 @@ class PlanCache {
 
 /// How gradients of an undispatched (replicated) tensor reach the shards.
 enum class UndispatchGradient : std::int32_t {
-  Replicated,  ///< every rank holds the whole gradient: keep the own rows
-  Partial,     ///< every rank holds a part of the sum: reduce-scatter
+  Replicated = 0,  ///< every rank holds the whole gradient: keep the own rows
+  Partial = 1,     ///< every rank holds a part of the sum: reduce-scatter
 };
 
 /// Global row of every local row of `rank`, in local order; padding rows are clamped to the last
@@ -39,19 +45,42 @@ enum class UndispatchGradient : std::int32_t {
 std::vector<std::int64_t> position_ids(const Placement& placement, std::int32_t rank,
                                        std::int32_t num_valid_rows);
 
-/// The result of one forward call on a rank; what backward needs besides q, k, v.
-struct AttentionResult {
-  TensorView out;         ///< [local rows_q, heads_q, dim_v]
-  TensorView lse;         ///< [local rows_q, heads_q]
-  TensorView max_logits;  ///< empty, or [heads_q], already the maximum over ranks
+/// What an attention call reads on one rank. Rows are the rank's own, in the placement's order.
+struct AttentionInputs {
+  TensorView q;     ///< [local rows_q, heads_q, dim_qk], float64, float32, float16 or bfloat16
+  TensorView k;     ///< [local rows_k, heads_kv, dim_qk], type of q
+  TensorView v;     ///< [local rows_k, heads_kv, dim_v], type of q
+  TensorView sink;  ///< empty: none. [sinks, heads_q] or [local rows_q, sinks, heads_q], float32
+                    ///< (float64)
+  AttentionParams params;
 };
 
-/// Runs a plan on one rank: owns receive buffers and the exchange tables derived from the plan.
-/// Calls are collective and come in the same order on every rank of the group. The caller owns all
-/// tensors.
+/// The result of one forward call on a rank; what backward needs besides the inputs.
+struct AttentionResult {
+  TensorView out;         ///< [local rows_q, heads_q, dim_v], type of q or float32
+  TensorView lse;         ///< [local rows_q, heads_q], float32 (float64)
+  TensorView max_logits;  ///< empty, or [heads_q] like lse: already the maximum over ranks
+};
+
+/// What backward starts from.
+struct OutputGradients {
+  TensorView dout;  ///< like out
+  TensorView dlse;  ///< empty, or like lse: gradient through lse
+};
+
+/// What backward writes; types are those of q, k, v or float32.
+struct InputGradients {
+  TensorView dq, dk, dv;
+  TensorView dsink;  ///< empty, or like sink: of this rank's rows; the caller sums over ranks if
+                     ///< wanted
+};
+
+/// Runs a plan on one rank: owns receive buffers, workspaces and the exchange tables derived from
+/// the plan. Calls are collective and come in the same order on every rank of the group. The caller
+/// owns all tensors. Same inputs give the same bits.
 class DistributedAttention {
  public:
-  /// Compares the plan's digest with the other ranks' (throws CommError naming them).
+  /// Collective: compares the plan's digest with the other ranks' (throws CommError naming them).
   /// `communicator` must outlive the object.
   DistributedAttention(std::shared_ptr<const Plan> plan, Communicator& communicator);
   ~DistributedAttention();
@@ -59,22 +88,15 @@ class DistributedAttention {
   DistributedAttention& operator=(DistributedAttention&&) noexcept;
 
   const Plan& plan() const;
+  /// Bytes held for received rows, partial gradients and accumulators; grows at the first calls.
+  std::size_t workspace_bytes() const;
 
-  /// q [local rows_q, heads_q, dim], k, v [local rows_k, heads_kv, dim] -> result (preallocated by
-  /// the caller).
-  void forward(const TensorView& q, const TensorView& k, const TensorView& v,
-               const TensorView& sink, const AttentionParams& params,
-               const AttentionResult& result);
-
-  struct Gradients {
-    TensorView dq, dk, dv;
-    TensorView dsink;  ///< of this rank's rows; the caller sums over ranks if wanted
-  };
+  /// Fills `result`. Throws InvalidArgument naming a tensor that does not fit the plan, before
+  /// anything is sent.
+  void forward(const AttentionInputs& inputs, const AttentionResult& result);
   /// Remote k and v are cast again; partial dk, dv are summed at the owner in rank order.
-  void backward(const TensorView& q, const TensorView& k, const TensorView& v,
-                const TensorView& sink, const AttentionParams& params,
-                const AttentionResult& forward_result, const TensorView& dout,
-                const TensorView& dlse, const Gradients& gradients);
+  void backward(const AttentionInputs& inputs, const AttentionResult& result,
+                const OutputGradients& output_gradients, const InputGradients& input_gradients);
 
  private:
   struct State;
@@ -82,20 +104,29 @@ class DistributedAttention {
 };
 
 /// Global [rows, ...] -> local [local rows, ...]; rows beyond the global tensor (padding) are set
-/// to pad_value. No communication.
+/// to pad_value. Any data type, up to three trailing axes, rows may be strided. No communication.
 void dispatch(const TensorView& global, const Placement& placement, std::int32_t rank,
               const TensorView& local, double pad_value = 0.0);
-/// Backward of undispatch(Replicated) and adjoint of dispatch on one rank: adds nothing, only
-/// selects. Local -> global on every rank, padding dropped. Collective.
+/// Local -> global on every rank; padding is dropped: global holds up to placement.num_rows rows.
+/// Collective.
 void undispatch(const TensorView& local, const Placement& placement, Communicator& communicator,
                 const TensorView& global);
-/// Gradient of undispatch: global gradient -> local gradient. Partial mode is collective.
+/// Gradient of undispatch: global gradient -> local gradient, 0 in padding rows. Partial mode is
+/// collective and takes floating-point types only; sums run in float32 (float64), own part first,
+/// then the others in rank order.
 void undispatch_backward(const TensorView& global_gradient, const Placement& placement,
                          Communicator& communicator, UndispatchGradient mode,
                          const TensorView& local_gradient);
-/// Distributed roll along rows in the original order: out row (i + shift) mod n = in row i. Moves
-/// only what changes rank.
+/// Distributed roll along rows in the original order: out row (i + shift) mod num_valid_rows = in
+/// row i; padding rows stay where they are. Moves only what changes rank. The gradient is the roll
+/// by -shift. Collective.
 void roll(const TensorView& local, const Placement& placement, std::int32_t num_valid_rows,
           std::int64_t shift, Communicator& communicator, const TensorView& out);
+
+/// Runs `body` once per rank, each on a thread of this process with its communicator, and waits.
+/// When a body throws, the group is aborted and the exception of the lowest such rank (one that is
+/// not the abort itself) leaves here.
+void run_ranks(std::int32_t num_ranks, const std::function<void(Communicator&)>& body,
+               const CommOptions& options = {});
 
 }  // namespace magi

@@ -4,6 +4,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <vector>
 
 namespace magi {
 
@@ -44,5 +47,52 @@ struct TensorView {
 
 /// A row-major view over `data`; shape has at most kMaxTensorRank entries (throws InvalidArgument).
 TensorView contiguous_view(void* data, DType dtype, std::initializer_list<std::int64_t> shape);
+
+/// The element type of a C++ type; uint16_t stands for bfloat16's bits.
+template <typename Element>
+constexpr DType dtype_of();
+template <>
+constexpr DType dtype_of<double>() {
+  return DType::Float64;
+}
+template <>
+constexpr DType dtype_of<float>() {
+  return DType::Float32;
+}
+template <>
+constexpr DType dtype_of<std::uint16_t>() {
+  return DType::BFloat16;
+}
+template <>
+constexpr DType dtype_of<std::int32_t>() {
+  return DType::Int32;
+}
+template <>
+constexpr DType dtype_of<std::int64_t>() {
+  return DType::Int64;
+}
+
+/// An owned row-major array in host memory, zero at first; passes as the TensorView it holds.
+template <typename Element>
+class HostTensor {
+ public:
+  HostTensor() = default;
+  explicit HostTensor(std::initializer_list<std::int64_t> shape)
+      : view_(contiguous_view(nullptr, dtype_of<Element>(), shape)),
+        elements_(static_cast<std::size_t>(view_.num_elements())) {}
+
+  std::span<Element> elements() { return elements_; }
+  std::span<const Element> elements() const { return elements_; }
+  /// NOTE: the view's data is not const: constness of a tensor is not tracked beyond this point.
+  operator TensorView() const {
+    TensorView view = view_;
+    view.data = const_cast<Element*>(elements_.data());
+    return view;
+  }
+
+ private:
+  TensorView view_;
+  std::vector<Element> elements_;
+};
 
 }  // namespace magi
