@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "magi/exchange.hpp"
 #include "magi/mask.hpp"
 #include "magi/placement.hpp"
 
@@ -40,11 +41,11 @@ struct PlanConfig {
   std::int32_t head_dim_v = 128;
   std::int32_t element_bytes = 2;  ///< of k and v on the wire
   PlacementConfig placement;
-  std::optional<PlacementConfig>
-      placement_k;  ///< cross-attention: keys have their own length and placement; absent: keys sit
-                    ///< with the queries of the same row
-  /// 0: fetch everything, then one attention call; 1: own keys, then all remote ones; N: N remote
-  /// waves; absent: the cost model chooses.
+  /// Cross-attention: keys have their own placement. Absent: keys sit with the queries of the same
+  /// row where rows_q == rows_k, else they are placed by `placement`.
+  std::optional<PlacementConfig> placement_k;
+  /// 0: fetch everything, then one attention call; 1: own keys, then all remote ones; N: at most N
+  /// remote waves (fewer where heads or rows do not suffice); absent: the cost model chooses 1..8.
   std::optional<std::int32_t> overlap_degree = 1;
   WaveMode wave_mode = WaveMode::Auto;
   std::int32_t min_wave_rows = 512;
@@ -63,8 +64,11 @@ struct Segment {
 };
 inline constexpr std::int32_t kManyOwners = -1;
 
+/// Segment 0 holds the rank's own rows. Key segments from 1 on are receive buffers:
+/// overlap degree 0: segment 1 = the own rows (the runtime copies segment 0 there), then the
+/// received rows; waves by heads: segment 1 = all received rows; waves by rows: one per wave.
 struct TokenSpace {
-  std::vector<Segment> segments;  ///< segment 0: the rank's own rows
+  std::vector<Segment> segments;
   friend bool operator==(const TokenSpace&, const TokenSpace&) = default;
 };
 
@@ -82,8 +86,8 @@ struct RankPlan {
   TokenSpace q;
   TokenSpace k;
   std::vector<BandSlice> slices;  ///< grouped by k segment; inside one ordered by (q0, k0)
-  std::vector<Wave>
-      waves;  ///< waves[0]: own keys; every rank has the same number of waves, some empty
+  std::vector<Wave> waves;  ///< waves[0]: own keys (degree 0: all keys); every rank has the same
+                            ///< number of waves, some empty
   friend bool operator==(const RankPlan&, const RankPlan&) = default;
 };
 
@@ -108,9 +112,10 @@ struct PlanReport {
   std::vector<std::int64_t> pair_bytes;   ///< [num_ranks * num_ranks], forward cast, row = source
   double balance = 1.0;                   ///< max area / mean area
   std::int64_t total_bytes = 0;           ///< forward cast
-  std::int64_t lower_bound_bytes =
-      0;  ///< no equal-area KV-only placement with these row counts can move less
-  std::int64_t ring_bytes = 0;  ///< what a ring / all-gather of K and V moves
+  /// No placement with keys at their queries' ranks (cross-attention: with these row counts) whose
+  /// largest rank is not above this plan's in rows and area moves less.
+  std::int64_t lower_bound_bytes = 0;
+  std::int64_t ring_bytes = 0;  ///< what a ring / all-gather of the valid K and V rows moves
   double forward_seconds = 0.0;
   double backward_seconds = 0.0;
   double exposed_comm_seconds = 0.0;  ///< forward communication not hidden
@@ -151,8 +156,21 @@ Plan plan_from_json(std::string_view text);
 /// A page of text for a person: balance, bytes against ring and bound, waves, predicted time.
 std::string describe(const Plan& plan);
 
-/// The original's argument lists for rank `rank` and wave `wave` (>= 1): what its group_cast takes;
-/// group_reduce is the exact transpose.
+/// What `rank` sends and receives to fill each key segment (element s: segment s; segment 0 is
+/// empty). Waves by heads share the exchange of their segment. `needed` rows count inside the
+/// segment, `owned` rows among the rank's own key rows.
+std::vector<RowExchange> row_exchanges(const Plan& plan, std::int32_t rank);
+
+/// Everything that is wrong with a plan, one sentence each; empty for a sound one. Works from
+/// plan.mask and the placements, shares no code with the planner, and checks: index bounds, waves
+/// and heads, transfers (each needed row once, none needless), each visible pair exactly once,
+/// areas, bytes, digest. Pairs are compared exactly up to 2^24 of them, beyond by a polynomial
+/// fingerprint.
+std::vector<std::string> check_plan(const Plan& plan);
+
+/// The original's argument lists for rank `rank` and a wave that receives (from 1 on; degree 0:
+/// wave 0): what its group_cast takes. Input splits cover all own key rows, those that nobody needs
+/// with an empty destination list. group_reduce takes the exact transpose.
 struct GroupCollectiveArgs {
   std::vector<std::int64_t> input_split_sizes;
   std::vector<std::int64_t> output_split_sizes;
