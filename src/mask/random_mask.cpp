@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mask/random_mask.hpp"
+
+#include <algorithm>
+
+namespace magi {
+
+std::uint64_t RandomStream::operator()() {
+  state_ += 0x9e3779b97f4a7c15ULL;
+  std::uint64_t z = state_;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+  return z ^ (z >> 31);
+}
+
+std::int32_t RandomStream::between(std::int32_t low, std::int32_t high) {
+  // The bias of the remainder is below 2^-32, of no matter here.
+  const auto span = static_cast<std::uint64_t>(std::int64_t{high} - low + 1);
+  return static_cast<std::int32_t>(low + static_cast<std::int64_t>((*this)() % span));
+}
+
+namespace {
+
+/// Row counts: often one or the most, else anything.
+std::int32_t random_rows(RandomStream& random, std::int32_t low, std::int32_t high) {
+  const int kind = random.between(0, 9);
+  if (kind == 0) return low;
+  if (kind <= 2) return high;
+  return random.between(low, high);
+}
+
+/// True if the slices share a pair. The rows in which both see keys are an interval on which each
+/// edge of the intersection is again a band, so one shrink decides.
+bool shares_pair(const BandSlice& a, const BandSlice& b) {
+  BandSlice both = cut_k(cut_q(a, {b.q0, b.q1}), {b.k0, b.k1});
+  both.d_min = std::max(a.d_min, b.d_min);
+  both.d_max = std::min(a.d_max, b.d_max);
+  return area(both) > 0;
+}
+
+}  // namespace
+
+Range random_range(RandomStream& random, std::int32_t rows) {
+  const int kind = random.between(0, 11);
+  if (kind == 0 || rows == 0) {
+    const std::int32_t at = random.between(0, rows);
+    return {at, at};
+  }
+  if (kind == 1) {
+    const std::int32_t at = random.between(0, rows - 1);
+    return {at, at + 1};
+  }
+  if (kind <= 3) return {0, rows};
+  std::int32_t a = random.between(0, rows);
+  std::int32_t b = random.between(0, rows);
+  if (kind <= 6) {
+    a = a / 16 * 16;
+    b = std::min((b + 15) / 16 * 16, rows);
+  }
+  return {std::min(a, b), std::max(a, b)};
+}
+
+BandSlice random_slice(RandomStream& random, std::int32_t rows_q, std::int32_t rows_k,
+                       const RandomMaskOptions& options) {
+  const Range q = random_range(random, rows_q);
+  const Range k = random_range(random, rows_k);
+  const int kind = random.between(0, options.has_free_bands ? 7 : 3);
+  if (kind <= 3) return band_slice(q, k, static_cast<MaskType>(kind));
+  BandSlice slice{q.begin, q.end, k.begin, k.end};
+  // Diagonals a little beyond the rectangle's own, so that some bind nowhere.
+  const std::int32_t low = k.begin - q.end - 2;
+  const std::int32_t high = k.end - q.begin + 2;
+  const std::int32_t a = random.between(low, high);
+  const std::int32_t b = random.between(low, high);
+  if (kind == 4) {
+    slice.d_min = std::min(a, b);
+    slice.d_max = std::max(a, b);
+  } else if (kind == 5) {
+    (random.chance(50) ? slice.d_min : slice.d_max) = a;
+  } else if (kind == 6) {
+    slice.d_min = a;
+    slice.d_max = a + random.between(0, 3);
+  } else {
+    slice.d_min = a;
+    slice.d_max = b;  // reversed half the time: an empty slice
+  }
+  return slice;
+}
+
+Mask random_mask(RandomStream& random, const RandomMaskOptions& options) {
+  Mask mask;
+  mask.rows_q = random_rows(random, options.min_rows, options.max_rows_q);
+  mask.rows_k =
+      options.is_square ? mask.rows_q : random_rows(random, options.min_rows, options.max_rows_k);
+  const int few = std::min(options.max_slices, 4);
+  const int num_slices = random.between(0, random.chance(50) ? few : options.max_slices);
+  for (int n = 0; n < num_slices; ++n) {
+    const BandSlice slice = random_slice(random, mask.rows_q, mask.rows_k, options);
+    const auto is_shared = [&](const BandSlice& other) { return shares_pair(slice, other); };
+    if (!options.has_overlaps && std::any_of(mask.slices.begin(), mask.slices.end(), is_shared)) {
+      continue;
+    }
+    mask.slices.push_back(slice);
+  }
+  return mask;
+}
+
+}  // namespace magi

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "magi/mask.hpp"
+
+// One home for the random masks of the tests and of the `verify` command. The stream is the same on
+// every machine and standard library, so that a printed seed reproduces a case anywhere.
+namespace magi {
+
+/// A small counter-based generator (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom
+/// number generators", OOPSLA 2014).
+class RandomStream {
+ public:
+  using result_type = std::uint64_t;
+
+  explicit RandomStream(std::uint64_t seed) : state_(seed) {}
+  static constexpr std::uint64_t min() { return 0; }
+  static constexpr std::uint64_t max() { return ~std::uint64_t{0}; }
+  std::uint64_t operator()();
+  /// Uniform in [low, high], both inclusive; high >= low.
+  std::int32_t between(std::int32_t low, std::int32_t high);
+  /// True `percent` times in a hundred.
+  bool chance(int percent) { return between(0, 99) < percent; }
+
+ private:
+  std::uint64_t state_;
+};
+
+struct RandomMaskOptions {
+  std::int32_t min_rows = 1;
+  std::int32_t max_rows_q = 96;
+  std::int32_t max_rows_k = 96;
+  int max_slices = 40;
+  bool is_square = false;      ///< rows_k = rows_q (self-attention)
+  bool has_overlaps = true;    ///< else slices that share a pair with an earlier one are left out
+  bool has_free_bands = true;  ///< else only bands of the four types
+};
+
+/// A range inside [0, rows): arbitrary, all rows, empty, one row, or ending at multiples of 16.
+Range random_range(RandomStream& random, std::int32_t rows);
+
+/// A slice inside [0, rows_q) x [0, rows_k): one of the four types, or a band with free, one-sided,
+/// narrow or reversed diagonals.
+BandSlice random_slice(RandomStream& random, std::int32_t rows_q, std::int32_t rows_k,
+                       const RandomMaskOptions& options);
+
+/// A valid mask of 0 to max_slices slices.
+Mask random_mask(RandomStream& random, const RandomMaskOptions& options = {});
+
+}  // namespace magi
