@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/placement/classic.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "base/check.hpp"
+#include "plan/placement/random.hpp"
+#include "plan/placement/rank_heap.hpp"
+
+namespace magi {
+namespace {
+
+/// The ranks of positions 0..n-1 when runs of positions go to rank after rank.
+Assignment runs_of(std::int32_t n, std::int32_t num_ranks) {
+  Assignment rank_of(static_cast<std::size_t>(n));
+  const std::int32_t length = n / num_ranks;
+  const std::int32_t longer = n % num_ranks;
+  auto position = rank_of.begin();
+  for (std::int32_t r = 0; r < num_ranks; ++r) {
+    position = std::fill_n(position, length + (r < longer ? 1 : 0), r);
+  }
+  return rank_of;
+}
+
+}  // namespace
+
+std::vector<std::int32_t> chunks_by_area(const ChunkTable& table) {
+  std::vector<std::int32_t> order(table.area.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+    const std::int64_t area_a = table.area[static_cast<std::size_t>(a)];
+    const std::int64_t area_b = table.area[static_cast<std::size_t>(b)];
+    return area_a != area_b ? area_a > area_b : a > b;
+  });
+  return order;
+}
+
+Assignment place_sequential(const ChunkTable& table, const PlacementLimits& limits) {
+  return runs_of(table.num_chunks(), limits.num_ranks);
+}
+
+Assignment place_zigzag(const ChunkTable& table, const PlacementLimits& limits) {
+  const std::int32_t n = table.num_chunks();
+  const std::int32_t ranks = limits.num_ranks;
+  const std::int32_t run = n / ranks / 2;
+  Assignment rank_of(static_cast<std::size_t>(n));
+  for (std::int32_t c = 0; c < ranks * run; ++c) {
+    rank_of[static_cast<std::size_t>(c)] = c / run;
+    rank_of[static_cast<std::size_t>(n - 1 - c)] = c / run;
+  }
+  // Fewer than 2 * ranks are left: there and back again.
+  for (std::int32_t c = ranks * run; c < n - ranks * run; ++c) {
+    const std::int32_t step = c - ranks * run;
+    rank_of[static_cast<std::size_t>(c)] = step < ranks ? ranks - 1 - step : step - ranks;
+  }
+  return rank_of;
+}
+
+Assignment place_min_heap(const ChunkTable& table, const PlacementLimits& limits) {
+  Assignment rank_of(table.area.size());
+  RankHeap heap(limits);
+  for (const std::int32_t chunk : chunks_by_area(table)) {
+    const auto c = static_cast<std::size_t>(chunk);
+    rank_of[c] = heap.give_to_lightest(table.area[c]);
+  }
+  return rank_of;
+}
+
+Assignment place_random(const ChunkTable& table, const PlacementLimits& limits,
+                        std::uint64_t seed) {
+  Assignment rank_of = runs_of(table.num_chunks(), limits.num_ranks);
+  RandomBits random(seed);
+  for (std::size_t i = rank_of.size(); i > 1; --i) {
+    std::swap(rank_of[i - 1], rank_of[random.below(static_cast<std::uint32_t>(i))]);
+  }
+  return rank_of;
+}
+
+Assignment place_topp_heap(const ChunkTable& table, const PlacementLimits& limits,
+                           const ToppHeapConfig& config) {
+  Assignment rank_of(table.area.size());
+  std::vector<std::vector<Range>> rank_keys(static_cast<std::size_t>(limits.num_ranks));
+  const std::vector<std::int32_t> order = chunks_by_area(table);
+  RankHeap heap(limits);
+  std::size_t next = 0;
+  while (next < order.size()) {
+    std::vector<RankLoad> candidates = heap.pop_lightest(config.num_candidates);
+    MAGI_CHECK(!candidates.empty());
+    for (std::int32_t i = 0; i < config.batch && next < order.size(); ++i) {
+      const std::span<const Range> keys = table.keys_of(order[next]);
+      RankLoad* best = nullptr;
+      std::int64_t best_rows = -1;
+      for (RankLoad& candidate : candidates) {
+        if (candidate.count == limits.max_chunks) continue;
+        const auto& held = rank_keys[static_cast<std::size_t>(candidate.rank)];
+        const std::int64_t rows = intersection_rows(held, keys);
+        if (rows > best_rows) {
+          best = &candidate;
+          best_rows = rows;
+        }
+      }
+      if (best == nullptr) break;
+      const auto chunk = static_cast<std::size_t>(order[next++]);
+      best->load += table.area[chunk];
+      ++best->count;
+      rank_of[chunk] = best->rank;
+      auto& held = rank_keys[static_cast<std::size_t>(best->rank)];
+      held.insert(held.end(), keys.begin(), keys.end());
+      merge_ranges(held);
+    }
+    for (const RankLoad& candidate : candidates) heap.push(candidate);
+  }
+  return rank_of;
+}
+
+}  // namespace magi

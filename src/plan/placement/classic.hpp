@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "magi/placement.hpp"
+#include "plan/placement/chunk_table.hpp"
+
+namespace magi {
+
+/// Chunk -> rank.
+using Assignment = std::vector<std::int32_t>;
+
+/// What all algorithms obey.
+struct PlacementLimits {
+  std::int32_t num_ranks = 1;
+  std::int32_t max_chunks = 1;  ///< per rank
+};
+
+/// Chunks by falling area; among equals the later chunk comes first, as in the original.
+std::vector<std::int32_t> chunks_by_area(const ChunkTable& table);
+
+/// Runs of neighbouring chunks; the first num_chunks % num_ranks ranks hold one more.
+Assignment place_sequential(const ChunkTable& table, const PlacementLimits& limits);
+
+/// Two runs per rank, the i-th from the front and the i-th from the back; chunks left in the middle
+/// are dealt one by one.
+Assignment place_zigzag(const ChunkTable& table, const PlacementLimits& limits);
+
+/// Longest processing time first (Graham 1969) with a cap on counts.
+Assignment place_min_heap(const ChunkTable& table, const PlacementLimits& limits);
+
+/// Batches of chunks by falling area go to that one of the `num_candidates` least loaded ranks
+/// whose keys overlap the chunk's keys most. A batch of one is the original's ToppHeap.
+struct ToppHeapConfig {
+  std::int32_t num_candidates = 1;
+  std::int32_t batch = 1;
+};
+Assignment place_topp_heap(const ChunkTable& table, const PlacementLimits& limits,
+                           const ToppHeapConfig& config);
+
+/// Sequential over a shuffled order (Fisher-Yates over a fixed generator).
+Assignment place_random(const ChunkTable& table, const PlacementLimits& limits, std::uint64_t seed);
+
+/// Slices by falling area, each given from its last chunk down to the least loaded rank until that
+/// is full or has ceil(ratio * length) chunks of it; chunks of no slice fill what is left.
+Assignment place_sorted_sequential(const ChunkTable& table, const PlacementLimits& limits,
+                                   const Mask& mask, double allocation_ratio);
+
+}  // namespace magi

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "base/check.hpp"
+#include "base/math.hpp"
+#include "magi/placement.hpp"
+#include "plan/placement/automatic.hpp"
+#include "plan/placement/chunk_table.hpp"
+#include "plan/placement/classic.hpp"
+#include "plan/placement/exact.hpp"
+
+namespace magi {
+namespace {
+
+void check_config(const PlacementConfig& config) {
+  if (!std::isfinite(config.token_tolerance) || config.token_tolerance < 0.0) {
+    throw invalid("token_tolerance", config.token_tolerance, "a finite number of 0 or more");
+  }
+  if (!(config.top_p >= 0.0 && config.top_p <= 1.0)) {
+    throw invalid("top_p", config.top_p, "0 to 1");
+  }
+  if (config.num_select_chunks < 1) {
+    throw invalid("num_select_chunks", config.num_select_chunks, "1 or more");
+  }
+  if (!(config.allocation_ratio > 0.0 && config.allocation_ratio <= 1.0)) {
+    throw invalid("allocation_ratio", config.allocation_ratio, "above 0, at most 1");
+  }
+}
+
+PlacementLimits limits_for(std::int32_t num_chunks, std::int32_t num_ranks, double tolerance) {
+  const std::int32_t even = ceil_div(num_chunks, num_ranks);
+  const double allowed = std::floor((1.0 + tolerance) * num_chunks / num_ranks);
+  if (allowed >= num_chunks) return {num_ranks, num_chunks};
+  return {num_ranks, std::max(even, static_cast<std::int32_t>(allowed))};
+}
+
+ToppHeapConfig topp_config(const PlacementConfig& config, std::int32_t num_ranks,
+                           std::int32_t batch) {
+  const auto candidates = static_cast<std::int32_t>(std::ceil(num_ranks * config.top_p));
+  return {std::max(1, candidates), batch};
+}
+
+Assignment run_algorithm(const Mask& mask, const ChunkTable& table, const PlacementLimits& limits,
+                         const PlacementConfig& config) {
+  switch (config.algorithm) {
+    case PlacementAlgorithm::Auto:
+      return place_automatic(mask, table, limits);
+    case PlacementAlgorithm::Thorough:
+      return place_thorough(mask, table, limits);
+    case PlacementAlgorithm::Zigzag:
+      return place_zigzag(table, limits);
+    case PlacementAlgorithm::Affinity:
+      return place_affinity(table, limits);
+    case PlacementAlgorithm::LowerBound:
+    case PlacementAlgorithm::MinHeap:
+      return place_min_heap(table, limits);
+    case PlacementAlgorithm::DynamicProgramming:
+      return place_subsets(table, limits);
+    case PlacementAlgorithm::BinarySearch:
+      return place_binary_search(table, limits);
+    case PlacementAlgorithm::ToppHeap:
+      return place_topp_heap(table, limits, topp_config(config, limits.num_ranks, 1));
+    case PlacementAlgorithm::BacktrackingPruning:
+      return place_backtracking(table, limits);
+    case PlacementAlgorithm::RandomSelect:
+      return place_random(table, limits, config.seed);
+    case PlacementAlgorithm::SequentialSelect:
+      return place_sequential(table, limits);
+    case PlacementAlgorithm::BatchToppHeap:
+      return place_topp_heap(table, limits,
+                             topp_config(config, limits.num_ranks, config.num_select_chunks));
+    case PlacementAlgorithm::SortedSequentialSelect:
+      return place_sorted_sequential(table, limits, mask, config.allocation_ratio);
+  }
+  throw invalid("placement algorithm", static_cast<int>(config.algorithm), "0 to 13");
+}
+
+}  // namespace
+
+Placement place(const Mask& mask, std::int32_t num_ranks, const PlacementConfig& config) {
+  validate(mask);
+  check_config(config);
+  const std::int32_t chunk = resolve_chunk_size(mask.rows_q, num_ranks, config);
+  const std::int32_t padding =
+      config.uneven_shard ? 0 : padding_rows(mask.rows_q, num_ranks, chunk);
+  const std::int32_t rows = mask.rows_q + padding;
+  if (rows == 0) throw invalid("query rows", 0, "1 or more");
+  const std::int32_t num_chunks = ceil_div(rows, chunk);
+  if (num_ranks > num_chunks) {
+    throw invalid("num_ranks", num_ranks,
+                  "1 to the number of chunks, " + std::to_string(num_chunks));
+  }
+  if (num_ranks == 1) {
+    Assignment all(static_cast<std::size_t>(num_chunks), 0);
+    return placement_from_chunks(rows, chunk, 1, std::move(all));
+  }
+  const ChunkTable table = make_chunk_table(mask, rows, chunk);
+  const PlacementLimits limits = limits_for(num_chunks, num_ranks, config.token_tolerance);
+  return placement_from_chunks(rows, chunk, num_ranks, run_algorithm(mask, table, limits, config));
+}
+
+}  // namespace magi
