@@ -75,6 +75,8 @@ struct InputGradients {
                      ///< wanted
 };
 
+struct AttentionState;
+
 /// Runs a plan on one rank: owns receive buffers, workspaces and the exchange tables derived from
 /// the plan. Calls are collective and come in the same order on every rank of the group. The caller
 /// owns all tensors. Same inputs give the same bits.
@@ -99,8 +101,7 @@ class DistributedAttention {
                 const OutputGradients& output_gradients, const InputGradients& input_gradients);
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<AttentionState> state_;
 };
 
 /// Global [rows, ...] -> local [local rows, ...]; rows beyond the global tensor (padding) are set
