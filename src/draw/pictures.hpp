@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "magi/mask.hpp"
+#include "magi/placement.hpp"
+#include "magi/plan.hpp"
+
+// Pictures for people: pure functions from a mask or a plan to the text of an SVG file. Equal
+// inputs give equal bytes.
+namespace magi::draw {
+
+/// Keys to the right, queries downwards; each slice an area of the colour of the rank that holds
+/// its query rows (one colour without a placement), with row numbers, a legend and the area.
+/// `placement` is of the mask's query rows or null.
+std::string mask_picture(const Mask& mask, const Placement* placement, std::string_view title);
+
+/// The sequence as a strip of chunks in the colours of their ranks, then one line per rank with its
+/// rows, its share of the work and the rows it fetches; a second strip where keys are placed apart.
+std::string placement_picture(const Plan& plan, std::string_view title);
+
+/// Bytes of the forward cast from each rank (row) to each rank (column), with totals, and beside
+/// them what a ring or all-gather would move.
+std::string traffic_picture(const Plan& plan, std::string_view title);
+
+/// What each rank does when, as the plan's cost model predicts: transfers above, attention below,
+/// one bar per wave.
+std::string timeline_picture(const Plan& plan, std::string_view title);
+
+}  // namespace magi::draw
