@@ -3,46 +3,60 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "magi/mask.hpp"
 
-// Front ends: each turns a user's description into a Mask, and throws InvalidArgument (argument,
-// value, values allowed) on bad input.
+// Front ends: each turns a user's description into a valid Mask without overlaps (except where the
+// user names the slices), and throws InvalidArgument (argument, value, values allowed) on bad
+// input. Documents and ranges without a visible pair give no slice.
 namespace magi {
 
-/// How a window bounds keys around a query's own diagonal position; -1 means no bound on that side.
-struct Window {
-  std::int32_t left = -1;
-  std::int32_t right = -1;
-};
-
-/// The original's triple lists. `types` has one entry per range pair, or exactly one for all.
+/// The original's triple lists, one slice per triple, in order. `types` has one entry per range
+/// pair, or exactly one for all.
 Mask mask_from_ranges(std::span<const Range> q_ranges, std::span<const Range> k_ranges,
                       std::span<const MaskType> types, std::int32_t rows_q, std::int32_t rows_k);
 
-/// How queries of a packed document see its keys.
+/// How many keys before (left) and after (right) a query's own diagonal position it sees; -1 means
+/// no bound on that side.
+struct Window {
+  std::int32_t left = -1;
+  std::int32_t right = -1;
+  friend bool operator==(const Window&, const Window&) = default;
+};
+
+/// Sliding window on one (q, k) pair of ranges, one slice. The diagonal is aligned bottom-right:
+/// the last query stands at the last key. As in the original, of more queries than keys only the
+/// last k.size() see anything, and a bound of k.size() - 1 or more is no bound.
+Mask mask_from_window(Range q, Range k, Window window, std::int32_t rows_q, std::int32_t rows_k);
+
+/// How queries of a packed document see its keys. Neither causal nor a window: fully.
 struct DocumentRule {
   bool is_causal = false;  ///< bottom-right aligned; excludes a window, as in the original
-  Window window;           ///< around the bottom-right aligned diagonal
-  std::int32_t num_global =
-      0;  ///< leading keys of every document visible to all its rows (subject to causality)
+  Window window;           ///< as in mask_from_window
+  /// Leading keys of every document that the left bound of the window does not hide; the right
+  /// bound does hide them, so that causality is kept. Without a window it changes nothing.
+  std::int32_t num_global = 0;
 };
 
 /// Packed documents given by prefix sums, FlashAttention style ([0, ..., total], non-decreasing).
+/// One slice per document, two where global keys lie outside the window.
 Mask mask_from_cu_seqlens(std::span<const std::int32_t> cu_seqlens_q,
                           std::span<const std::int32_t> cu_seqlens_k, const DocumentRule& rule);
 
-/// Sliding window on one (q, k) pair of ranges, diagonal aligned bottom-right, one slice.
-Mask mask_from_window(Range q, Range k, Window window, std::int32_t rows_q, std::int32_t rows_k);
+/// Steps on one (q, k) pair of ranges, aligned bottom-right: the queries are cut from q.begin on in
+/// groups of `step` (the last may be short), and a group that ends at row e sees the keys from
+/// k.begin up to k.end - (q.end - e), its own group included. One slice per group.
+Mask mask_step(Range q, Range k, std::int32_t step, std::int32_t rows_q, std::int32_t rows_k);
 
-/// Packed documents; inside one, blocks of `block` queries see all keys up to the end of their own
-/// block.
+/// Packed documents with steps: inside a document, blocks of `block` queries see all keys up to the
+/// end of their own block. One slice per block.
 Mask mask_block_causal(std::span<const std::int32_t> cu_seqlens, std::int32_t block);
 
-/// Packed documents; the first prefix[i] keys of document i are visible to all its rows, the rest
-/// is causal.
+/// Packed documents; the first prefix_lengths[i] keys of document i are visible to all its rows
+/// (the whole document if it is shorter), the rest is causal. At most two slices per document.
 Mask mask_prefix_lm(std::span<const std::int32_t> cu_seqlens,
                     std::span<const std::int32_t> prefix_lengths);
 
@@ -52,20 +66,27 @@ struct PrefixTreeNode {
   std::int32_t rows = 0;
 };
 /// Nodes attend fully to their ancestors and causally to themselves; shared nodes are stored once.
+/// Ancestors that are neighbours in the packed order share a slice.
 Mask mask_prefix_tree(std::span<const PrefixTreeNode> nodes);
 
-/// Packed documents cut in chunks of `chunk`: a query sees its own chunk causally and, when
-/// `num_previous` > 0, that many earlier chunks fully.
+/// Packed documents cut in chunks of `chunk`: a query sees its own chunk causally and the
+/// `num_previous` chunks before it fully (0: none, -1: all, which is plain causal). One slice per
+/// chunk, and one for the leading chunks that reach back to the document's start. Queries that see
+/// all of their own chunk are mask_block_causal and mask_step.
 Mask mask_chunk_causal(std::span<const std::int32_t> cu_seqlens, std::int32_t chunk,
                        std::int32_t num_previous);
 
-/// Slices that hold exactly the non-zero entries of a row-major [rows_q, rows_k] matrix.
+/// Slices that hold exactly the non-zero entries of a row-major [rows_q, rows_k] matrix, each once.
+/// Runs of keys that stay or move by one key per row continue a slice, so a matrix that is full, a
+/// causal triangle, a window or any other band gives one slice.
 Mask mask_from_matrix(std::span<const std::uint8_t> matrix, std::int32_t rows_q,
                       std::int32_t rows_k);
 
-/// Reads {"rows_q", "rows_k", "slices": [[q0, q1, k0, k1, d_min, d_max] | {"q": [..], "k": [..],
-/// "type": ".."}]}; d_min / d_max may be null for no bound; unknown keys are refused.
+/// Reads {"rows_q": n, "rows_k": n, "slices": [...]}, a slice being [q0, q1, k0, k1, d_min, d_max]
+/// (null for no bound) or {"q": [begin, end], "k": [begin, end], "type": "causal"}; unknown and
+/// repeated keys are refused. Whatever the text, the only exception is InvalidArgument.
 Mask mask_from_json(std::string_view text);
+/// The mask as JSON, one slice per line; mask_from_json gives the same mask back.
 std::string mask_to_json(const Mask& mask);
 
 }  // namespace magi

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "magi/error.hpp"
+#include "magi/mask_builders.hpp"
+#include "support/random_mask.hpp"
+
+namespace magi {
+namespace {
+
+using testing::describe;
+
+const char* const kGood =
+    R"({"rows_q": 8, "rows_k": 9, "slices": [[0, 4, 0, 5, null, 1],
+        {"q": [4, 8], "k": [0, 9], "type": "bi_causal"}, [1, 2, 3, 4, -3, null]]})";
+
+std::string message_of(const std::string& text) {
+  try {
+    mask_from_json(text);
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+/// A document around one slice.
+std::string with_slice(const std::string& slice) {
+  return R"({"rows_q": 8, "rows_k": 9, "slices": [)" + slice + "]}";
+}
+
+TEST(MaskJson, ReadsBothFormsOfSlices) {
+  const Mask expected{8,
+                      9,
+                      {{0, 4, 0, 5, -kBandInfinity, 1},
+                       band_slice({4, 8}, {0, 9}, MaskType::BidirectionalCausal),
+                       {1, 2, 3, 4, -3, kBandInfinity}}};
+  EXPECT_EQ(mask_from_json(kGood), expected);
+}
+
+TEST(MaskJson, RandomMasksComeBackTheSame) {
+  RandomStream random(81);
+  for (int n = 0; n < 500; ++n) {
+    const Mask mask = random_mask(random, {.min_rows = 0});
+    EXPECT_EQ(mask_from_json(mask_to_json(mask)), mask) << "seed 81 case " << n << describe(mask);
+  }
+  const Mask extreme{
+      kMaxRows, kMaxRows, {{0, kMaxRows, 0, kMaxRows, kBandInfinity, -kBandInfinity}}};
+  EXPECT_EQ(mask_from_json(mask_to_json(extreme)), extreme);
+}
+
+TEST(MaskJson, WrongStructureIsNamed) {
+  EXPECT_EQ(message_of("[]"),
+            "mask JSON is an array of 0; allowed: an object with rows_q, rows_k, slices");
+  EXPECT_EQ(message_of(R"({"rows_q": 1, "rows_k": 1})"),
+            "mask JSON is without slices; allowed: all of rows_q, rows_k, slices");
+  EXPECT_EQ(message_of(R"({"rows_q": 1, "rows_k": 1, "slices": [], "window": 3})"),
+            "key of mask JSON is \"window\"; allowed: rows_q, rows_k, slices");
+  EXPECT_EQ(message_of(R"({"rows_q": 1, "rows_q": 2, "rows_k": 1, "slices": []})"),
+            "key \"rows_q\" of the mask JSON is repeated or one too many; allowed: each known key "
+            "once");
+  EXPECT_EQ(message_of(R"({"rows_q": 1, "rows_k": 1, "slices": {}})"),
+            "slices is an object; allowed: an array of slices");
+  EXPECT_EQ(message_of(with_slice("[0, 1, 0, 1, 0]")),
+            "slices[0] is an array of 5; allowed: [q0, q1, k0, k1, d_min, d_max]");
+  EXPECT_EQ(message_of(with_slice("7")), "slices[0] is 7; allowed: an object with q, k, type");
+  EXPECT_EQ(message_of(with_slice(R"({"q": [0, 1], "k": [0, 1]})")),
+            "slices[0] is without type; allowed: all of q, k, type");
+  EXPECT_EQ(message_of(with_slice(R"({"q": [0, 1, 2], "k": [0, 1], "type": "full"})")),
+            "slices[0].q is an array of 3; allowed: [begin, end]");
+  EXPECT_EQ(message_of(with_slice(R"({"q": [0, 1], "k": [0, 1], "type": 1})")),
+            "slices[0].type is 1; allowed: full, causal, inv_causal, bi_causal");
+  EXPECT_EQ(message_of(with_slice(R"({"q": [0, 1], "k": [0, 1], "type": "diagonal"})")),
+            "slices[0].type is \"diagonal\"; allowed: full, causal, inv_causal, bi_causal");
+}
+
+TEST(MaskJson, WrongNumbersAreNamed) {
+  const std::string rows = "; allowed: an integer from 0 to 1073741823";
+  EXPECT_EQ(message_of(with_slice("[0, 1.0, 0, 1, 0, 0]")), "slices[0][1] is 1.0" + rows);
+  EXPECT_EQ(message_of(with_slice("[0, null, 0, 1, 0, 0]")), "slices[0][1] is null" + rows);
+  EXPECT_EQ(message_of(with_slice("[true, 1, 0, 1, 0, 0]")), "slices[0][0] is true" + rows);
+  EXPECT_EQ(message_of(with_slice("[\"0\", 1, 0, 1, 0, 0]")), "slices[0][0] is \"0\"" + rows);
+  EXPECT_EQ(message_of(with_slice("[0, 1, 0, 4294967297, 0, 0]")),
+            "slices[0][3] is 4294967297" + rows);
+  EXPECT_EQ(message_of(with_slice("[0, 1, 0, 18446744073709551615, 0, 0]")),
+            "slices[0][3] is 18446744073709551615" + rows);
+  EXPECT_EQ(message_of(with_slice("[-9223372036854775808, 1, 0, 1, 0, 0]")),
+            "slices[0][0] is -9223372036854775808" + rows);
+  EXPECT_EQ(message_of(with_slice("[0, 1, 0, 1, 0, 1073741825]")),
+            "slices[0][5] is 1073741825; allowed: an integer from -1073741824 to 1073741824");
+  EXPECT_EQ(message_of(with_slice("[0, 9, 0, 1, 0, 0]")), "slices[0].q1 is 9; allowed: 0 to 8");
+  EXPECT_EQ(message_of(with_slice(R"({"q": [3, 2], "k": [0, 1], "type": "full"})")),
+            "slices[0].q[1] is 2; allowed: an integer from 3 to 1073741823");
+  EXPECT_EQ(message_of(R"({"rows_q": 1073741824, "rows_k": 1, "slices": []})"),
+            "rows_q is 1073741824" + rows);
+  // Not numbers of JSON at all, or beyond what a double holds.
+  for (const char* const number : {"NaN", "Infinity", "1e999", "0x10", "01", "+1", "1_000"}) {
+    const std::string message = message_of(with_slice("[0, " + std::string(number) + "]"));
+    EXPECT_NE(message.find("mask JSON is not well formed"), std::string::npos) << message;
+  }
+}
+
+TEST(MaskJson, EveryTruncationIsRefused) {
+  const std::string good = kGood;
+  for (std::size_t length = 0; length < good.size(); ++length) {
+    const std::string message = message_of(good.substr(0, length));
+    EXPECT_NE(message.find("mask JSON is not well formed"), std::string::npos)
+        << length << " " << message;
+  }
+}
+
+TEST(MaskJson, HostileInputIsRefusedBeforeItCosts) {
+  EXPECT_EQ(message_of(std::string(5'000'000, '[')),
+            "depth of the mask JSON is 5; allowed: at most 4");
+  std::string objects;
+  for (int n = 0; n < 100000; ++n) objects += "{\"q\":";
+  EXPECT_EQ(message_of(objects), "depth of the mask JSON is 5; allowed: at most 4");
+  std::string keys = "{";
+  for (int n = 0; n < 100000; ++n) keys += "\"" + std::to_string(n) + "\": 1, ";
+  EXPECT_NE(message_of(keys).find("one too many"), std::string::npos);
+  const std::string long_text = message_of("{\"" + std::string(1'000'000, 'x') + "\": 1}");
+  EXPECT_LT(long_text.size(), 300u);
+  const std::string bytes = message_of("{\"rows_q\": \xff\xfe\x01}");
+  for (const char c : bytes) EXPECT_TRUE(c >= ' ' && c <= '~') << bytes;
+}
+
+/// One random edit: flip, drop, double, or splice in a token.
+std::string mutate(RandomStream& random, std::string text) {
+  static const std::vector<std::string> kTokens = {
+      "null",   "-1",      "1e9",      "{",     "}",          "[",
+      "]",      ",",       ":",        "\"q\"", "\"type\"",   "99999999999999999999",
+      "-0",     "\\u0000", "\xc3\x28", "true",  "2147483648", "\"rows_q\": 3,",
+      "[[[[[[", " "};
+  const int edits = random.between(1, 4);
+  for (int e = 0; e < edits && !text.empty(); ++e) {
+    const auto at =
+        static_cast<std::size_t>(random.between(0, static_cast<std::int32_t>(text.size()) - 1));
+    switch (random.between(0, 3)) {
+      case 0:
+        text[at] = static_cast<char>(random.between(0, 255));
+        break;
+      case 1:
+        text.erase(at, static_cast<std::size_t>(random.between(1, 8)));
+        break;
+      case 2:
+        text.insert(at, text.substr(at, static_cast<std::size_t>(random.between(1, 16))));
+        break;
+      default:
+        text.insert(at, kTokens[static_cast<std::size_t>(random.between(0, 19))]);
+    }
+  }
+  return text;
+}
+
+TEST(MaskJson, MutatedInputGivesAMaskOrOneSentence) {
+  RandomStream random(82);
+  int num_accepted = 0;
+  for (int n = 0; n < 4000; ++n) {
+    const std::string text = mutate(random, kGood);
+    SCOPED_TRACE("seed 82 case " + std::to_string(n) + ": " + text);
+    try {
+      const Mask mask = mask_from_json(text);
+      validate(mask);
+      EXPECT_EQ(mask_from_json(mask_to_json(mask)), mask);
+      ++num_accepted;
+    } catch (const InvalidArgument& error) {
+      const std::string message = error.what();
+      EXPECT_NE(message.find("; allowed: "), std::string::npos) << message;
+      EXPECT_LT(message.size(), 400u);
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(num_accepted, 0);
+  EXPECT_LT(num_accepted, 4000);
+}
+
+}  // namespace
+}  // namespace magi
