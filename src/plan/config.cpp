@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/config.hpp"
+
+#include <cmath>
+#include <string>
+
+#include "base/check.hpp"
+
+namespace magi::planner {
+namespace {
+
+void require_between(const char* name, std::int32_t value, std::int32_t low, std::int32_t high) {
+  if (value < low || value > high) {
+    throw invalid(name, value, std::to_string(low) + " to " + std::to_string(high));
+  }
+}
+
+void require_positive(const char* name, double value) {
+  if (!std::isfinite(value) || value <= 0.0) throw invalid(name, value, "finite and above 0");
+}
+
+/// Delays may be zero; a rate so low or a delay so long that times leave int64 is no machine.
+void require_delay(const char* name, double value) {
+  if (!(value >= 0.0 && value <= 1.0)) throw invalid(name, value, "0 to 1 second");
+}
+
+}  // namespace
+
+void validate_config(const PlanConfig& config) {
+  require_between("num_ranks", config.num_ranks, 1, kMaxRanks);
+  require_between("num_heads_q", config.num_heads_q, 1, kMaxHeads);
+  require_between("num_heads_kv", config.num_heads_kv, 1, kMaxHeads);
+  if (config.num_heads_q % config.num_heads_kv != 0) {
+    throw invalid("num_heads_q", config.num_heads_q,
+                  "multiples of num_heads_kv, " + std::to_string(config.num_heads_kv));
+  }
+  require_between("head_dim_qk", config.head_dim_qk, 1, kMaxHeadDim);
+  require_between("head_dim_v", config.head_dim_v, 1, kMaxHeadDim);
+  require_between("element_bytes", config.element_bytes, 1, 8);
+  if (config.overlap_degree) {
+    require_between("overlap_degree", *config.overlap_degree, 0, kMaxDegree);
+  }
+  require_between("wave_mode", static_cast<std::int32_t>(config.wave_mode), 0, 2);
+  require_between("min_wave_rows", config.min_wave_rows, 1, kMaxRows);
+  require_positive("cost.flops_per_second", config.cost.flops_per_second);
+  require_positive("cost.backward_flops_per_second", config.cost.backward_flops_per_second);
+  require_positive("cost.bytes_per_second", config.cost.bytes_per_second);
+  require_delay("cost.seconds_per_transfer", config.cost.seconds_per_transfer);
+  require_delay("cost.seconds_per_launch", config.cost.seconds_per_launch);
+}
+
+}  // namespace magi::planner

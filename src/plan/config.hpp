@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "magi/plan.hpp"
+
+namespace magi::planner {
+
+inline constexpr std::int32_t kMaxRanks = 4096;
+inline constexpr std::int32_t kMaxHeads = 65536;
+inline constexpr std::int32_t kMaxHeadDim = 65536;
+inline constexpr std::int32_t kMaxDegree = 256;
+
+/// Throws InvalidArgument naming the first field that is out of range.
+void validate_config(const PlanConfig& config);
+
+}  // namespace magi::planner

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <bit>
+#include <cstdint>
+
+#include "magi/plan.hpp"
+
+namespace magi {
+namespace {
+
+/// Order-dependent 64-bit mix of integers: the state is multiplied by an odd constant per word and
+/// folded at the end (the finaliser of SplitMix64: Steele, Lea, Flood, OOPSLA 2014). Arithmetic is
+/// modulo 2^64 only, so the value is the same on every platform.
+class Digest {
+ public:
+  void add(std::uint64_t word) { state_ = (std::rotl(state_, 29) ^ word) * 0x9e3779b97f4a7c15u; }
+  void add(std::int32_t a, std::int32_t b) {
+    add((std::uint64_t{static_cast<std::uint32_t>(a)} << 32) | static_cast<std::uint32_t>(b));
+  }
+  void add_size(std::size_t size) { add(std::uint64_t{size}); }
+
+  std::uint64_t value() const {
+    std::uint64_t v = state_;
+    v = (v ^ (v >> 30)) * 0xbf58476d1ce4e5b9u;
+    v = (v ^ (v >> 27)) * 0x94d049bb133111ebu;
+    return v ^ (v >> 31);
+  }
+
+ private:
+  std::uint64_t state_ = 0x6d61676900000001u;  // "magi", version 1
+};
+
+void add_slices(Digest& digest, const std::vector<BandSlice>& slices) {
+  digest.add_size(slices.size());
+  for (const BandSlice& s : slices) {
+    digest.add(s.q0, s.q1);
+    digest.add(s.k0, s.k1);
+    digest.add(s.d_min, s.d_max);
+  }
+}
+
+/// The integers that shape work and bytes; rates and placement options only lead to the tables
+/// that follow.
+void add_config(Digest& digest, const PlanConfig& config) {
+  digest.add(config.num_ranks, config.element_bytes);
+  digest.add(config.num_heads_q, config.num_heads_kv);
+  digest.add(config.head_dim_qk, config.head_dim_v);
+  digest.add(config.overlap_degree.value_or(-1), static_cast<std::int32_t>(config.wave_mode));
+  digest.add(config.min_wave_rows, config.placement_k ? 1 : 0);
+}
+
+void add_placement(Digest& digest, const Placement& placement) {
+  digest.add(placement.num_rows, placement.chunk_size);
+  digest.add(placement.num_ranks, placement.num_chunks());
+  for (const std::int32_t rank : placement.chunk_rank) {
+    digest.add(std::uint64_t{static_cast<std::uint32_t>(rank)});
+  }
+}
+
+void add_space(Digest& digest, const TokenSpace& space) {
+  digest.add_size(space.segments.size());
+  for (const Segment& segment : space.segments) {
+    digest.add(segment.owner, segment.num_rows);
+    digest.add(std::uint64_t{static_cast<std::uint32_t>(segment.wave)});
+  }
+}
+
+void add_rank(Digest& digest, const RankPlan& rank) {
+  add_space(digest, rank.q);
+  add_space(digest, rank.k);
+  add_slices(digest, rank.slices);
+  digest.add_size(rank.waves.size());
+  for (const Wave& wave : rank.waves) {
+    digest.add(wave.k_segment, wave.heads.begin);
+    digest.add(wave.heads.end, wave.slices.begin);
+    digest.add(std::uint64_t{static_cast<std::uint32_t>(wave.slices.end)});
+  }
+}
+
+}  // namespace
+
+std::uint64_t plan_digest(const Plan& plan) {
+  Digest digest;
+  digest.add(plan.mask.rows_q, plan.mask.rows_k);
+  add_slices(digest, plan.mask.slices);
+  add_config(digest, plan.config);
+  add_placement(digest, plan.placement_q);
+  add_placement(digest, plan.placement_k);
+  digest.add(plan.num_waves, static_cast<std::int32_t>(plan.ranks.size()));
+  for (const RankPlan& rank : plan.ranks) add_rank(digest, rank);
+  digest.add_size(plan.transfers.size());
+  for (const Transfer& t : plan.transfers) {
+    digest.add(t.src, t.dst);
+    digest.add(t.src_row, t.dst_segment);
+    digest.add(t.dst_row, t.num_rows);
+  }
+  return digest.value();
+}
+
+}  // namespace magi

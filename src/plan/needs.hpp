@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "magi/mask.hpp"
+#include "plan/layout.hpp"
+
+namespace magi::planner {
+
+/// What every rank computes and which keys it lacks, in global coordinates.
+struct Needs {
+  std::vector<BandSlice> cuts;            ///< shrunk parts of the slices, grouped by query run
+  std::vector<std::size_t> run_begin;     ///< [runs + 1] into cuts
+  std::vector<Range> remote;              ///< key rows a rank needs and lacks, ascending, disjoint
+  std::vector<std::size_t> rank_begin;    ///< [num_ranks + 1] into remote
+  std::vector<std::int32_t> remote_rows;  ///< [num_ranks]
+
+  std::span<const BandSlice> cuts_of_run(std::int32_t run) const {
+    const auto r = static_cast<std::size_t>(run);
+    return {cuts.data() + run_begin[r], run_begin[r + 1] - run_begin[r]};
+  }
+  std::span<const Range> remote_of(std::int32_t rank) const {
+    const auto r = static_cast<std::size_t>(rank);
+    return {remote.data() + rank_begin[r], rank_begin[r + 1] - rank_begin[r]};
+  }
+};
+
+/// One sweep over the query runs with the slices sorted once: O(sort + cuts log cuts + runs).
+Needs find_needs(const Mask& mask, const Layout& layout_q, const Layout& layout_k);
+
+}  // namespace magi::planner

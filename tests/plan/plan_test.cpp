@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "magi/plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <numeric>
+#include <set>
+
+#include "magi/error.hpp"
+#include "plan/plan_support.hpp"
+
+namespace magi {
+namespace {
+
+Mask causal(std::int32_t rows) {
+  return {rows, rows, {band_slice({0, rows}, {0, rows}, MaskType::Causal)}};
+}
+
+PlanConfig config_of(std::int32_t num_ranks, std::int32_t heads_kv = 1) {
+  PlanConfig config;
+  config.num_ranks = num_ranks;
+  config.num_heads_q = heads_kv * 2;
+  config.num_heads_kv = heads_kv;
+  return config;
+}
+
+/// Key rows that each rank sees and does not own.
+std::vector<std::set<std::int32_t>> needed_rows(const Plan& plan) {
+  std::vector<std::set<std::int32_t>> needed(plan.ranks.size());
+  for (std::size_t r = 0; r < needed.size(); ++r) {
+    for (const std::int32_t q : global_rows(plan.placement_q, static_cast<std::int32_t>(r))) {
+      for (const BandSlice& slice : plan.mask.slices) {
+        const Range keys = visible_keys(slice, q);
+        for (std::int32_t k = keys.begin; k < keys.end; ++k) needed[r].insert(k);
+      }
+    }
+    for (const std::int32_t k : global_rows(plan.placement_k, static_cast<std::int32_t>(r))) {
+      needed[r].erase(k);
+    }
+  }
+  return needed;
+}
+
+void expect_exact_transfers(const Plan& plan) {
+  const auto needed = needed_rows(plan);
+  for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
+    std::vector<std::int32_t> received;
+    const auto segments = segment_rows(plan, static_cast<std::int32_t>(r));
+    for (std::size_t s = 1; s < segments.size(); ++s) {
+      const std::size_t own = plan.num_waves == 1 && !segments[s].empty() ? segments[0].size() : 0;
+      received.insert(received.end(), segments[s].begin() + static_cast<std::ptrdiff_t>(own),
+                      segments[s].end());
+    }
+    // Equal as sequences: each row once, in global order, over all segments.
+    EXPECT_EQ(received, std::vector<std::int32_t>(needed[r].begin(), needed[r].end()))
+        << "rank " << r;
+  }
+}
+
+TEST(Plan, RandomPlansAttendEachPairOnceAndMoveEachNeededRowOnce) {
+  for (std::uint64_t seed = 0; seed < 600; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    const Plan plan = random_plan(random);
+    const auto expected = expand(plan.mask);
+    for (std::int32_t head = 0; head < plan.config.num_heads_kv; ++head) {
+      ASSERT_EQ(attended_pairs(plan, head), expected) << "head " << head;
+    }
+    expect_exact_transfers(plan);
+    const auto& report = plan.report;
+    EXPECT_EQ(std::accumulate(report.rank_area.begin(), report.rank_area.end(), std::int64_t{0}),
+              area(plan.mask));
+    EXPECT_LE(report.lower_bound_bytes, report.total_bytes);
+    EXPECT_LE(report.total_bytes, report.ring_bytes);
+    ASSERT_FALSE(::testing::Test::HasFailure());
+  }
+}
+
+TEST(Plan, EveryRankHasTheSameWavesAndSegments) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    const Plan plan = random_plan(random);
+    for (const RankPlan& rank : plan.ranks) {
+      EXPECT_EQ(rank.waves.size(), static_cast<std::size_t>(plan.num_waves));
+      EXPECT_EQ(rank.k.segments.size(), plan.ranks[0].k.segments.size());
+    }
+    if (plan.config.overlap_degree) {
+      EXPECT_LE(plan.num_waves, 1 + *plan.config.overlap_degree);
+    } else {
+      EXPECT_LE(plan.num_waves, 9);
+    }
+  }
+}
+
+TEST(Plan, PlacedMasksOfEveryDegreeAttendTheSamePairs) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    RandomMaskOptions options;
+    options.is_square = random.chance(50);
+    const Mask mask = random_mask(random, options);
+    PlanConfig config = random_config(random);
+    const auto expected = expand(mask);
+    std::int64_t bytes = -1;
+    for (const std::int32_t degree : {0, 1, 2, 7}) {
+      config.overlap_degree = degree;
+      const Plan plan = make_plan(mask, config);
+      EXPECT_EQ(attended_pairs(plan, 0), expected);
+      if (bytes >= 0) {
+        EXPECT_EQ(plan.report.total_bytes, bytes);
+      }
+      bytes = plan.report.total_bytes;
+    }
+  }
+}
+
+TEST(Plan, SameInputsGiveEqualPlans) {
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    RandomStream first(seed);
+    RandomStream second(seed);
+    const Plan a = random_plan(first);
+    const Plan b = random_plan(second);
+    EXPECT_EQ(a, b) << "seed " << seed;
+    EXPECT_EQ(a.digest, plan_digest(b));
+  }
+}
+
+TEST(Plan, DigestSeesEveryIntegerOfTheTables) {
+  const Plan plan = make_plan(causal(256), config_of(4));
+  ASSERT_FALSE(plan.transfers.empty());
+  Plan changed = plan;
+  ++changed.transfers[0].src_row;
+  EXPECT_NE(plan_digest(changed), plan.digest);
+  changed = plan;
+  --changed.ranks[1].slices[0].k1;
+  EXPECT_NE(plan_digest(changed), plan.digest);
+  changed = plan;
+  std::swap(changed.transfers[0], changed.transfers[1]);
+  EXPECT_NE(plan_digest(changed), plan.digest);
+  changed = plan;
+  changed.report.total_bytes = 0;
+  EXPECT_EQ(plan_digest(changed), plan.digest);
+}
+
+TEST(Plan, DegreeZeroReadsOwnRowsThenReceivedOnes) {
+  PlanConfig config = config_of(2);
+  config.overlap_degree = 0;
+  const Plan plan = make_plan(causal(64), config);
+  EXPECT_EQ(plan.num_waves, 1);
+  for (const RankPlan& rank : plan.ranks) {
+    ASSERT_EQ(rank.k.segments.size(), 2u);
+    EXPECT_EQ(rank.waves[0].k_segment, 1);
+    EXPECT_GT(rank.k.segments[1].num_rows, rank.k.segments[0].num_rows);
+  }
+}
+
+TEST(Plan, ASliceSeesNeighbouringReceivedRowsAsOnePiece) {
+  // Rank 1 holds the last chunk only; the three chunks before it are one slice of received rows.
+  const Placement placement = placement_from_chunks(64, 16, 2, {0, 0, 0, 1});
+  const Plan plan = make_plan_on(causal(64), config_of(2), placement, placement);
+  const RankPlan& rank = plan.ranks[1];
+  ASSERT_EQ(rank.slices.size(), 2u);
+  EXPECT_EQ(rank.slices[0], band_slice({0, 16}, {0, 16}, MaskType::Causal));
+  EXPECT_EQ(rank.slices[1], (BandSlice{0, 16, 0, 48}));
+  ASSERT_EQ(plan.transfers.size(), 1u);
+  EXPECT_EQ(plan.transfers[0], (Transfer{0, 1, 0, 1, 0, 48}));
+}
+
+TEST(Plan, FullPiecesAroundForeignRowsMergeIntoOneOwnSlice) {
+  // Rank 0's last run sees its first run fully and itself causally: one band of local rows.
+  const Placement placement = placement_from_chunks(48, 16, 2, {0, 1, 0});
+  const Plan plan = make_plan_on(causal(48), config_of(2), placement, placement);
+  const RankPlan& rank = plan.ranks[0];
+  ASSERT_EQ(rank.waves[0].slices.size(), 2);
+  EXPECT_EQ(rank.slices[0], (BandSlice{0, 16, 0, 16, -kBandInfinity, 0}));
+  EXPECT_EQ(rank.slices[1], (BandSlice{16, 32, 0, 32, -kBandInfinity, 0}));
+}
+
+TEST(Plan, OneRankNeedsNothing) {
+  const Plan plan = make_plan(causal(100), config_of(1));
+  EXPECT_EQ(plan.num_waves, 1);
+  EXPECT_TRUE(plan.transfers.empty());
+  EXPECT_EQ(plan.report.total_bytes, 0);
+  EXPECT_EQ(plan.report.ring_bytes, 0);
+  EXPECT_EQ(plan.report.balance, 1.0);
+}
+
+TEST(Plan, EmptyMaskHasNoWork) {
+  const Plan plan = make_plan({64, 64, {}}, config_of(4));
+  EXPECT_EQ(plan.num_waves, 1);
+  EXPECT_TRUE(plan.transfers.empty());
+  for (const RankPlan& rank : plan.ranks) EXPECT_TRUE(rank.slices.empty());
+}
+
+TEST(Plan, OneTokenOnManyRanksIsPadded) {
+  const Plan plan = make_plan(causal(1), config_of(4));
+  EXPECT_EQ(plan.placement_q.num_rows, 4);
+  EXPECT_EQ(attended_pairs(plan, 0), std::vector<std::uint16_t>{1});
+}
+
+TEST(Plan, ARankWithoutRowsIsIdle) {
+  const Placement placement = placement_from_chunks(32, 8, 3, {0, 0, 2, 2});
+  const Plan plan = make_plan_on(causal(32), config_of(3), placement, placement);
+  EXPECT_EQ(plan.ranks[1].q.segments[0].num_rows, 0);
+  EXPECT_TRUE(plan.ranks[1].slices.empty());
+  EXPECT_EQ(plan.ranks[1].waves.size(), plan.ranks[0].waves.size());
+}
+
+TEST(Plan, UnseenKeysDoNotTravel) {
+  // Queries see only the first 8 keys, all on rank 0.
+  const Mask mask{64, 64, {band_slice({0, 64}, {0, 8}, MaskType::Full)}};
+  const Placement placement = placement_from_chunks(64, 16, 4, {0, 1, 2, 3});
+  const Plan plan = make_plan_on(mask, config_of(4), placement, placement);
+  EXPECT_EQ(plan.report.remote_rows, (std::vector<std::int64_t>{0, 8, 8, 8}));
+}
+
+TEST(Plan, ManyHeadsWaveByHeadsAndShareOneSegment) {
+  PlanConfig config = config_of(2, 3);
+  config.overlap_degree = 100;
+  const Plan plan = make_plan(causal(64), config);
+  EXPECT_EQ(plan.num_waves, 4);
+  for (const RankPlan& rank : plan.ranks) {
+    EXPECT_EQ(rank.k.segments.size(), 2u);
+    EXPECT_EQ(rank.waves[3].heads, (Range{2, 3}));
+    EXPECT_EQ(rank.waves[3].slices, rank.waves[1].slices);
+  }
+}
+
+TEST(Plan, OneHeadWavesByRowsOfAtLeastTheMinimum) {
+  PlanConfig config = config_of(2, 1);
+  config.overlap_degree = 8;
+  config.min_wave_rows = 10;
+  const Placement placement = placement_from_chunks(64, 32, 2, {0, 1});
+  const Plan plan = make_plan_on(causal(64), config, placement, placement);
+  EXPECT_EQ(plan.num_waves, 4);  // 32 received rows in 3 waves
+  for (std::size_t wave = 1; wave < 4; ++wave) {
+    EXPECT_GE(plan.ranks[1].k.segments[wave].num_rows, 10);
+    EXPECT_EQ(plan.ranks[0].k.segments[wave].num_rows, 0);
+    EXPECT_TRUE(plan.ranks[0].waves[wave].slices.empty());
+  }
+}
+
+TEST(Plan, CrossAttentionPlacesKeysOnTheirOwn) {
+  Mask mask{96, 40, {band_slice({0, 96}, {0, 40}, MaskType::Full)}};
+  PlanConfig config = config_of(4);
+  config.placement_k = PlacementConfig{.uneven_shard = true};
+  const Plan plan = make_plan(mask, config);
+  EXPECT_EQ(plan.placement_k.num_rows, 40);
+  EXPECT_EQ(attended_pairs(plan, 0), expand(mask));
+  expect_exact_transfers(plan);
+}
+
+TEST(Plan, MemoryIsLinearInChunksSlicesAndTransfers) {
+  for (const std::int32_t scale : {1, 4}) {
+    const std::int32_t rows = 65536 * scale;
+    PlanConfig config = config_of(8);
+    config.placement.chunk_size = 512;
+    const Plan plan = make_plan(causal(rows), config);
+    std::size_t slices = 0;
+    for (const RankPlan& rank : plan.ranks) slices += rank.slices.capacity();
+    const std::size_t size = plan.mask.slices.size() + plan.transfers.size() +
+                             static_cast<std::size_t>(plan.placement_q.num_chunks());
+    EXPECT_LE(slices, 4 * size);
+    EXPECT_LE(plan.transfers.capacity(), 4 * size);
+  }
+}
+
+TEST(Plan, BadInputIsNamed) {
+  const auto message = [](const Mask& mask, const PlanConfig& config) -> std::string {
+    try {
+      make_plan(mask, config);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  const auto with = [&](auto change) {
+    PlanConfig config = config_of(2);
+    change(config);
+    return message(causal(64), config);
+  };
+  EXPECT_EQ(with([](PlanConfig& c) { c.num_ranks = 0; }), "num_ranks is 0; allowed: 1 to 4096");
+  EXPECT_EQ(with([](PlanConfig& c) { c.num_heads_kv = 0; }),
+            "num_heads_kv is 0; allowed: 1 to 65536");
+  EXPECT_EQ(with([](PlanConfig& c) {
+              c.num_heads_q = 5;
+              c.num_heads_kv = 2;
+            }),
+            "num_heads_q is 5; allowed: multiples of num_heads_kv, 2");
+  EXPECT_EQ(with([](PlanConfig& c) { c.overlap_degree = -1; }),
+            "overlap_degree is -1; allowed: 0 to 256");
+  EXPECT_EQ(with([](PlanConfig& c) { c.cost.bytes_per_second = 0; }),
+            "cost.bytes_per_second is 0; allowed: finite and above 0");
+  EXPECT_NE(with([](PlanConfig& c) {
+              c.cost.flops_per_second = std::numeric_limits<double>::quiet_NaN();
+            }).find("cost.flops_per_second"),
+            std::string::npos);
+  EXPECT_EQ(message({0, 0, {}}, config_of(1)), "mask.rows_q is 0; allowed: 1 to 1073741823");
+  const Placement small = placement_from_chunks(32, 8, 2, {0, 0, 1, 1});
+  EXPECT_THROW(make_plan_on(causal(64), config_of(2), small, small), InvalidArgument);
+  Placement crooked = placement_from_chunks(64, 16, 2, {0, 0, 1, 1});
+  std::swap(crooked.rank_chunks[0], crooked.rank_chunks[3]);
+  EXPECT_THROW(make_plan_on(causal(64), config_of(2), crooked, crooked), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace magi
