@@ -7,25 +7,33 @@
 namespace magi::draw {
 namespace {
 
-/// Rows and peers behind each k segment of one rank.
-struct Arrivals {
-  std::vector<std::int64_t> rows;  ///< [segments]
-  std::vector<std::set<std::int32_t>> peers;
+/// What one rank moves to fill one key segment of its own, and of its peers.
+struct Load {
+  std::int64_t rows_in = 0;
+  std::int64_t rows_out = 0;
+  std::set<std::int32_t> peers_in;
+  std::set<std::int32_t> peers_out;
 };
 
-std::vector<Arrivals> arrivals_of(const Plan& plan) {
-  std::vector<Arrivals> arrivals(plan.ranks.size());
-  for (std::size_t rank = 0; rank < plan.ranks.size(); ++rank) {
-    arrivals[rank].rows.resize(plan.ranks[rank].k.segments.size());
-    arrivals[rank].peers.resize(plan.ranks[rank].k.segments.size());
+/// [ranks][segments]
+using Loads = std::vector<std::vector<Load>>;
+
+Loads loads_of(const Plan& plan) {
+  std::size_t num_segments = 1;
+  for (const RankPlan& rank : plan.ranks) {
+    num_segments = std::max(num_segments, rank.k.segments.size());
   }
+  Loads loads(plan.ranks.size(), std::vector<Load>(num_segments));
   for (const Transfer& transfer : plan.transfers) {
-    Arrivals& target = arrivals[static_cast<std::size_t>(transfer.dst)];
     const auto segment = static_cast<std::size_t>(transfer.dst_segment);
-    target.rows[segment] += transfer.num_rows;
-    target.peers[segment].insert(transfer.src);
+    Load& in = loads[static_cast<std::size_t>(transfer.dst)][segment];
+    in.rows_in += transfer.num_rows;
+    in.peers_in.insert(transfer.src);
+    Load& out = loads[static_cast<std::size_t>(transfer.src)][segment];
+    out.rows_out += transfer.num_rows;
+    out.peers_out.insert(transfer.dst);
   }
-  return arrivals;
+  return loads;
 }
 
 std::int64_t pairs_of(const RankPlan& rank, const Wave& wave) {
@@ -36,7 +44,14 @@ std::int64_t pairs_of(const RankPlan& rank, const Wave& wave) {
   return pairs;
 }
 
-RankSchedule schedule_of(const Plan& plan, const RankPlan& rank, const Arrivals& arrivals) {
+/// The key segment whose transfers belong to a wave. With overlap degree 0 the one wave waits for
+/// all of segment 1, also on a rank that only sends.
+std::size_t transfer_segment(const Plan& plan, const RankPlan& rank, const Wave& wave) {
+  const bool is_combined = plan.config.overlap_degree == 0 && rank.k.segments.size() > 1;
+  return is_combined ? 1 : static_cast<std::size_t>(wave.k_segment);
+}
+
+RankSchedule schedule_of(const Plan& plan, const RankPlan& rank, const std::vector<Load>& loads) {
   const PlanConfig& config = plan.config;
   const std::int64_t row_bytes =
       std::int64_t{config.head_dim_qk + config.head_dim_v} * config.element_bytes;
@@ -47,23 +62,23 @@ RankSchedule schedule_of(const Plan& plan, const RankPlan& rank, const Arrivals&
   double chip_free = 0.0;
   for (std::size_t w = 0; w < rank.waves.size(); ++w) {
     const Wave& wave = rank.waves[w];
-    const auto segment = static_cast<std::size_t>(wave.k_segment);
+    const Load& load = loads[transfer_segment(plan, rank, wave)];
     const auto index = static_cast<std::int32_t>(w);
-    double ready = 0.0;
-    // Segment 0 is the rank's own rows; a segment read by several waves brings each wave's heads.
-    if (segment > 0 && arrivals.rows[segment] > 0) {
-      const std::int64_t bytes = arrivals.rows[segment] * wave.heads.size() * row_bytes;
+    const std::int64_t rows = std::max(load.rows_in, load.rows_out);
+    if (rows > 0 && wave.heads.size() > 0) {
+      const std::size_t peers = std::max(load.peers_in.size(), load.peers_out.size());
       const double begin = link_free;
       link_free +=
-          static_cast<double>(bytes) / config.cost.bytes_per_second +
-          static_cast<double>(arrivals.peers[segment].size()) * config.cost.seconds_per_transfer;
-      schedule.transfers.push_back(
-          {.wave = index, .begin = begin, .end = link_free, .amount = bytes});
-      ready = link_free;
+          static_cast<double>(rows * wave.heads.size() * row_bytes) / config.cost.bytes_per_second +
+          static_cast<double>(peers) * config.cost.seconds_per_transfer;
+      schedule.transfers.push_back({.wave = index,
+                                    .begin = begin,
+                                    .end = link_free,
+                                    .amount = load.rows_in * wave.heads.size() * row_bytes});
     }
     const std::int64_t work = pairs_of(rank, wave) * wave.heads.size() * group;
     if (work == 0) continue;
-    const double begin = std::max(chip_free, ready);
+    const double begin = load.rows_in > 0 ? std::max(chip_free, link_free) : chip_free;
     chip_free = begin + config.cost.seconds_per_launch +
                 static_cast<double>(work) * flops_per_pair / config.cost.flops_per_second;
     schedule.attention.push_back({.wave = index, .begin = begin, .end = chip_free, .amount = work});
@@ -74,11 +89,11 @@ RankSchedule schedule_of(const Plan& plan, const RankPlan& rank, const Arrivals&
 }  // namespace
 
 std::vector<RankSchedule> forward_schedule(const Plan& plan) {
-  const std::vector<Arrivals> arrivals = arrivals_of(plan);
+  const Loads loads = loads_of(plan);
   std::vector<RankSchedule> schedules;
   schedules.reserve(plan.ranks.size());
   for (std::size_t rank = 0; rank < plan.ranks.size(); ++rank) {
-    schedules.push_back(schedule_of(plan, plan.ranks[rank], arrivals[rank]));
+    schedules.push_back(schedule_of(plan, plan.ranks[rank], loads[rank]));
   }
   return schedules;
 }

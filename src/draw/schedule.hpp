@@ -17,13 +17,14 @@ struct Bar {
 };
 
 struct RankSchedule {
-  std::vector<Bar> transfers;  ///< waves that bring rows, in order
+  std::vector<Bar> transfers;  ///< waves that bring or send rows, in order
   std::vector<Bar> attention;  ///< waves with work, in order
 };
 
-/// The forward call of every rank under plan.config.cost: a rank receives one wave after the other
-/// at bytes_per_second plus seconds_per_transfer per peer, and attends one wave after the other at
-/// flops_per_second plus seconds_per_launch, each as soon as its rows are there.
+/// The forward call of every rank under plan.config.cost, as the planner predicts it: a rank moves
+/// one wave after the other (the larger of what it sends and receives, at bytes_per_second plus
+/// seconds_per_transfer per peer) and attends one wave after the other (at flops_per_second plus
+/// seconds_per_launch), each as soon as its rows are there.
 std::vector<RankSchedule> forward_schedule(const Plan& plan);
 
 }  // namespace magi::draw

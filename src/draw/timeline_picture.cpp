@@ -66,10 +66,10 @@ void draw_axis(Svg& svg, double end, double bottom) {
 
 void draw_key(Svg& svg, double y) {
   svg.rect({.x = kLeft, .y = y, .width = 14, .height = 14}, kTransferColour);
-  svg.text(kLeft + 22, y + 11.5, "transfers in", {.size = 12});
-  svg.rect({.x = kLeft + 120, .y = y, .width = 14, .height = 14}, kAttentionColour);
-  svg.text(kLeft + 142, y + 11.5, "attention", {.size = 12});
-  svg.text(kLeft + 226, y + 11.5, "numbers are waves", {.size = 12, .colour = kMutedInk});
+  svg.text(kLeft + 22, y + 11.5, "transfers", {.size = 12});
+  svg.rect({.x = kLeft + 104, .y = y, .width = 14, .height = 14}, kAttentionColour);
+  svg.text(kLeft + 126, y + 11.5, "attention", {.size = 12});
+  svg.text(kLeft + 210, y + 11.5, "numbers are waves", {.size = 12, .colour = kMutedInk});
 }
 
 }  // namespace
@@ -95,7 +95,7 @@ std::string timeline_picture(const Plan& plan, std::string_view title) {
                .pixels_per_second = scale,
                .colour = kTransferColour,
                .kind = "transfers",
-               .unit = "bytes"});
+               .unit = "bytes in"});
     draw_bars(svg, schedules[rank].attention,
               {.y = y + kBarHeight + 2,
                .pixels_per_second = scale,
