@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/backward.hpp"
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "kernels/cpu/attention.hpp"
+
+namespace magi::cpu {
+namespace {
+
+/// Fills call.lse and call.delta. What reaches row i through lse and through out meets in one
+/// number, delta = sum(dout * out) - dlse.
+template <typename Real>
+void prepare_rows(BackwardCall<Real>& call) {
+  const BackwardArgs& args = call.args;
+  const std::int64_t dim = call.sizes.dim_v;
+  struct Workspace {
+    Buffer<Real> out, dout;
+  };
+  const Workspace prototype{make_buffer<Real>(dim), make_buffer<Real>(dim)};
+  run_items(call.sizes.rows_q, prototype, [&](std::int64_t token, Workspace& w) {
+    for (std::int64_t head = 0; head < call.sizes.heads_q; ++head) {
+      load_row(args.out, token, head, dim, w.out.data());
+      load_row(args.dout, token, head, dim, w.dout.data());
+      Real delta = 0;
+      for (std::size_t d = 0; d < w.out.size(); ++d) delta += w.out[d] * w.dout[d];
+      if (!args.dlse.empty()) delta -= element<Real>(args.dlse, token, head);
+      const Real lse = element<Real>(args.lse, token, head);
+      const auto at = static_cast<std::size_t>(head * call.padded_rows + token);
+      const bool is_empty = lse == -std::numeric_limits<Real>::infinity();
+      call.lse[at] = is_empty ? -lse : lse * std::numbers::log2e_v<Real>;
+      call.delta[at] = delta;
+    }
+  });
+}
+
+/// The gradient of one sink logit through one row: a sink is a key whose value is 0.
+template <typename Real>
+double sink_gradient(const BackwardCall<Real>& call, Real sink, std::int64_t token,
+                     std::int64_t head) {
+  const Real lse = element<Real>(call.args.lse, token, head);
+  if (lse == -std::numeric_limits<Real>::infinity()) return 0;
+  const Real delta = call.delta[static_cast<std::size_t>(head * call.padded_rows + token)];
+  return -std::exp(static_cast<double>(sink) - static_cast<double>(lse)) *
+         static_cast<double>(delta);
+}
+
+template <typename Real>
+void add_gradient(const BackwardCall<Real>& call, Real& to, double gradient) {
+  to = static_cast<Real>(call.args.is_accumulating ? static_cast<double>(to) + gradient : gradient);
+}
+
+template <typename Real>
+void backward_shared_sink(const BackwardCall<Real>& call) {
+  struct NoWorkspace {};
+  run_items(call.sizes.heads_q, NoWorkspace{}, [&](std::int64_t head, NoWorkspace&) {
+    for (std::int64_t s = 0; s < call.sizes.num_sinks; ++s) {
+      const Real sink = element<Real>(call.args.sink, s, head);
+      double sum = 0;
+      for (std::int64_t token = 0; token < call.sizes.rows_q; ++token) {
+        sum += sink_gradient(call, sink, token, head);
+      }
+      add_gradient(call, element<Real>(call.args.dsink, s, head), sum);
+    }
+  });
+}
+
+template <typename Real>
+void backward_row_sink(const BackwardCall<Real>& call) {
+  struct NoWorkspace {};
+  run_items(call.sizes.rows_q, NoWorkspace{}, [&](std::int64_t token, NoWorkspace&) {
+    const TensorView sinks = call.args.sink.slice(0, token, token + 1);
+    const TensorView dsinks = call.args.dsink.slice(0, token, token + 1);
+    for (std::int64_t s = 0; s < call.sizes.num_sinks; ++s) {
+      for (std::int64_t head = 0; head < call.sizes.heads_q; ++head) {
+        const Real sink =
+            static_cast<const Real*>(sinks.data)[s * sinks.stride[1] + head * sinks.stride[2]];
+        Real& dsink =
+            static_cast<Real*>(dsinks.data)[s * dsinks.stride[1] + head * dsinks.stride[2]];
+        add_gradient(call, dsink, sink_gradient(call, sink, token, head));
+      }
+    }
+  });
+}
+
+template <typename Real>
+void backward(const BackwardArgs& args, const Sizes& sizes, Isa isa) {
+  BackwardCall<Real> call{.args = args,
+                          .sizes = sizes,
+                          .kernels = micro_kernels<Real>(isa),
+                          .factors = score_factors<Real>(args.params, sizes.dim_qk),
+                          .padded_rows = align_up(sizes.rows_q, kBlockCols),
+                          .lse = {},
+                          .delta = {}};
+  call.lse = make_buffer<Real>(sizes.heads_q * call.padded_rows);
+  call.delta = call.lse;
+  prepare_rows(call);
+  backward_queries(call);
+  backward_keys(call);
+  if (sizes.num_sinks == 0) return;
+  if (args.params.sink_layout == SinkLayout::RowSinkHead) {
+    backward_row_sink(call);
+  } else {
+    backward_shared_sink(call);
+  }
+}
+
+}  // namespace
+
+void attention_backward(const BackwardArgs& args, Isa isa) {
+  const Sizes sizes = check_args(args);
+  if (sizes.real == DType::Float64) {
+    backward<double>(args, sizes, isa);
+  } else {
+    backward<float>(args, sizes, isa);
+  }
+}
+
+}  // namespace magi::cpu
+
+void magi::attention_backward_cpu(const BackwardArgs& args) {
+  cpu::attention_backward(args, cpu::Isa::Best);
+}

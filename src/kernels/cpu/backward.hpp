@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/cpu/pack.hpp"
+#include "kernels/cpu/strips.hpp"
+#include "magi/attention.hpp"
+
+// Backward in two passes, each of which owns what it writes, so that no sum depends on threads:
+// tiles of queries write dq, tiles of keys write dk and dv. Both compute p = exp(s - lse) anew.
+namespace magi::cpu {
+
+template <typename Real>
+struct BackwardCall {
+  const BackwardArgs& args;
+  Sizes sizes;
+  const MicroKernels<Real>& kernels;
+  ScoreFactors<Real> factors;
+  std::int64_t padded_rows = 0;  ///< rows_q up to a whole block
+  Buffer<Real> lse;    ///< [heads_q, padded_rows], base 2; +inf for rows without keys, so p = 0
+  Buffer<Real> delta;  ///< [heads_q, padded_rows], sum of dout * out, less dlse
+
+  StoreMode store_mode() const { return args.is_accumulating ? StoreMode::Add : StoreMode::Write; }
+};
+
+template <typename Real>
+void backward_queries(const BackwardCall<Real>& call);
+template <typename Real>
+void backward_keys(const BackwardCall<Real>& call);
+
+/// The two products of a strip before the softmax's gradient: scores from a, dscores from b.
+template <typename Real>
+struct ScorePair {
+  const Real* score_rows;
+  const Real* score_panels;
+  std::int64_t score_dim;
+  const Real* dscore_rows;
+  const Real* dscore_panels;
+  std::int64_t dscore_dim;
+  Real* scores;
+  Real* dscores;
+};
+
+template <typename Real>
+void multiply_pair(const MicroKernels<Real>& kernels, const Strip& strip,
+                   const ScorePair<Real>& pair) {
+  kernels.scores({.rows = pair.score_rows + strip.row * pair.score_dim,
+                  .panels = pair.score_panels,
+                  .scores = pair.scores,
+                  .dim = pair.score_dim,
+                  .num_rows = strip.num_rows,
+                  .col_begin = strip.panels.begin,
+                  .col_end = strip.panels.end});
+  kernels.scores({.rows = pair.dscore_rows + strip.row * pair.dscore_dim,
+                  .panels = pair.dscore_panels,
+                  .scores = pair.dscores,
+                  .dim = pair.dscore_dim,
+                  .num_rows = strip.num_rows,
+                  .col_begin = strip.panels.begin,
+                  .col_end = strip.panels.end});
+}
+
+}  // namespace magi::cpu

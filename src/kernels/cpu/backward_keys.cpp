@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/backward.hpp"
+
+namespace magi::cpu {
+namespace {
+
+constexpr auto kTileKeys = static_cast<std::int32_t>(kTileRows);
+
+/// Rows are keys, columns are queries of one head at a time.
+template <typename Real>
+struct Workspace {
+  PackedBlock<Real> queries;
+  PackedBlock<Real> douts;
+  Buffer<Real> keys;     ///< [kTileKeys, dim_qk], times query_factor
+  Buffer<Real> values;   ///< [kTileKeys, dim_v]
+  Buffer<Real> dk;       ///< [kTileKeys, padded dim_qk]
+  Buffer<Real> dv;       ///< [kTileKeys, padded dim_v]
+  Buffer<Real> scores;   ///< [kStripRows, kBlockCols]
+  Buffer<Real> dscores;  ///< like scores
+  std::vector<TileRecord> active;
+
+  Workspace(const BackwardCall<Real>& call, std::size_t num_active)
+      : queries(call.sizes.dim_qk, call.kernels.panel_cols),
+        douts(call.sizes.dim_v, call.kernels.panel_cols),
+        keys(make_buffer<Real>(kTileKeys * call.sizes.dim_qk)),
+        values(make_buffer<Real>(kTileKeys * call.sizes.dim_v)),
+        dk(make_buffer<Real>(kTileKeys * queries.padded_dim)),
+        dv(make_buffer<Real>(kTileKeys * douts.padded_dim)),
+        scores(make_buffer<Real>(kStripRows * kBlockCols)),
+        dscores(scores),
+        active(num_active) {}
+};
+
+struct KeyItem {
+  std::int64_t tile = 0;
+  std::int64_t kv_head = 0;
+  Range tokens;
+};
+
+template <typename Real>
+void start_rows(const BackwardCall<Real>& call, const KeyItem& item, Workspace<Real>& w) {
+  const std::int64_t dim_qk = call.sizes.dim_qk, dim_v = call.sizes.dim_v;
+  std::fill(w.dk.begin(), w.dk.end(), Real{0});
+  std::fill(w.dv.begin(), w.dv.end(), Real{0});
+  for (std::int64_t row = 0; row < item.tokens.size(); ++row) {
+    const std::int64_t token = item.tokens.begin + row;
+    Real* key = w.keys.data() + row * dim_qk;
+    load_row(call.args.k, token, item.kv_head, dim_qk, key);
+    for (std::int64_t d = 0; d < dim_qk; ++d) key[d] *= call.factors.query_factor;
+    load_row(call.args.v, token, item.kv_head, dim_v, w.values.data() + row * dim_v);
+  }
+}
+
+/// `lse` and `delta` start at the block's first query.
+template <typename Real>
+void run_strip(const BackwardCall<Real>& call, const Strip& strip, const Real* lse,
+               const Real* delta, Workspace<Real>& w) {
+  multiply_pair<Real>(call.kernels, strip,
+                      {.score_rows = w.keys.data(),
+                       .score_panels = w.queries.panels.data(),
+                       .score_dim = call.sizes.dim_qk,
+                       .dscore_rows = w.values.data(),
+                       .dscore_panels = w.douts.panels.data(),
+                       .dscore_dim = call.sizes.dim_v,
+                       .scores = w.scores.data(),
+                       .dscores = w.dscores.data()});
+  call.kernels.gradient_by_column({.scores = w.scores.data(),
+                                   .dscores = w.dscores.data(),
+                                   .visible = strip.visible.data(),
+                                   .lse = lse,
+                                   .delta = delta,
+                                   .softcap = call.factors.softcap,
+                                   .num_rows = strip.num_rows,
+                                   .col_begin = strip.panels.begin,
+                                   .col_end = strip.panels.end});
+  accumulate_strip(call.kernels, strip,
+                   AccumulateArgs<Real>{.weights = w.scores.data(),
+                                        .values = w.douts.rows.data(),
+                                        .sums = w.dv.data() + strip.row * w.douts.padded_dim,
+                                        .dim = w.douts.padded_dim},
+                   w.douts.is_finite);
+  accumulate_strip(call.kernels, strip,
+                   AccumulateArgs<Real>{.weights = w.dscores.data(),
+                                        .values = w.queries.rows.data(),
+                                        .sums = w.dk.data() + strip.row * w.queries.padded_dim,
+                                        .dim = w.queries.padded_dim},
+                   w.queries.is_finite);
+}
+
+template <typename Real>
+void run_item(const BackwardCall<Real>& call, const KeyItem& item,
+              std::span<const BandSlice> slices, std::span<const TileRecord> records,
+              Workspace<Real>& w) {
+  start_rows(call, item, w);
+  const TileRows rows{item.tokens.begin, 1};
+  for_each_column_block(records, kBlockCols, w.active, [&](const ColumnBlock& block) {
+    const std::int32_t begin = block.cols.begin;
+    const std::int64_t first_head = item.kv_head * call.sizes.group;
+    for (std::int64_t head = first_head; head < first_head + call.sizes.group; ++head) {
+      pack_rows_and_panels(call.kernels, {call.args.q, head, begin, block.used}, w.queries);
+      pack_rows_and_panels(call.kernels, {call.args.dout, head, begin, block.used}, w.douts);
+      const std::int64_t at = head * call.padded_rows + begin;
+      for_each_strip(slices, block, rows, call.kernels.panel_cols, [&](const Strip& strip) {
+        run_strip(call, strip, call.lse.data() + at, call.delta.data() + at, w);
+      });
+    }
+  });
+  for (std::int64_t row = 0; row < item.tokens.size(); ++row) {
+    const std::int64_t token = item.tokens.begin + row;
+    store_row(call.args.dk, token, item.kv_head, w.dk.data() + row * w.queries.padded_dim,
+              call.factors.scale, call.store_mode());
+    store_row(call.args.dv, token, item.kv_head, w.dv.data() + row * w.douts.padded_dim, Real{1},
+              call.store_mode());
+  }
+}
+
+}  // namespace
+
+template <typename Real>
+void backward_keys(const BackwardCall<Real>& call) {
+  const std::vector<BandSlice> slices = transpose(call.args.slices);
+  const TileRecords records = build_tile_records(slices, call.sizes.rows_k, kTileKeys);
+  const std::int64_t num_tiles = ceil_div(call.sizes.rows_k, kTileKeys);
+  run_items(num_tiles * call.sizes.heads_kv, Workspace<Real>(call, records.longest()),
+            [&](std::int64_t index, Workspace<Real>& workspace) {
+              const std::int64_t tile = index % num_tiles;
+              const auto begin = static_cast<std::int32_t>(tile * kTileKeys);
+              const KeyItem item{.tile = tile,
+                                 .kv_head = index / num_tiles,
+                                 .tokens = {begin, std::min(begin + kTileKeys, call.sizes.rows_k)}};
+              run_item(call, item, slices, records.of_tile(tile), workspace);
+            });
+}
+
+template void backward_keys(const BackwardCall<float>&);
+template void backward_keys(const BackwardCall<double>&);
+
+}  // namespace magi::cpu

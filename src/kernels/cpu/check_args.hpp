@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "magi/attention.hpp"
+
+namespace magi::cpu {
+
+/// The sizes of a checked call.
+struct Sizes {
+  std::int32_t rows_q = 0;
+  std::int32_t rows_k = 0;
+  std::int64_t heads_q = 0;
+  std::int64_t heads_kv = 0;
+  std::int64_t group = 0;  ///< query heads per kv head
+  std::int64_t dim_qk = 0;
+  std::int64_t dim_v = 0;
+  std::int64_t num_sinks = 0;
+  DType real = DType::Float32;  ///< what the call computes in: float32 or float64
+};
+
+/// Throws InvalidArgument naming tensor, value seen and values allowed unless the kernels can run
+/// the call as it stands.
+Sizes check_args(const ForwardArgs& args);
+Sizes check_args(const BackwardArgs& args);
+
+}  // namespace magi::cpu

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#if __has_include(<omp.h>)
+#include <omp.h>
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <new>
+#include <vector>
+
+#include "kernels/cpu/check_args.hpp"
+#include "kernels/cpu/micro_kernel_table.hpp"
+
+namespace magi::cpu {
+
+/// Cache-line aligned elements.
+template <typename T>
+struct AlignedAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kAlignment{64};
+  AlignedAllocator() = default;
+  template <typename U>
+  explicit AlignedAllocator(const AlignedAllocator<U>&) {}
+  T* allocate(std::size_t count) {
+    return static_cast<T*>(::operator new(count * sizeof(T), kAlignment));
+  }
+  void deallocate(T* data, std::size_t) { ::operator delete(data, kAlignment); }
+  friend bool operator==(const AlignedAllocator&, const AlignedAllocator&) { return true; }
+};
+
+template <typename T>
+using Buffer = std::vector<T, AlignedAllocator<T>>;
+
+template <typename T>
+Buffer<T> make_buffer(std::int64_t count) {
+  return Buffer<T>(static_cast<std::size_t>(count));
+}
+
+/// Threads for `num_items` independent items. ThreadSanitizer cannot see into OpenMP's runtime, so
+/// it gets one, as does a compiler without OpenMP.
+inline std::int32_t num_threads_for(std::int64_t num_items) {
+#if !__has_include(<omp.h>) || defined(__SANITIZE_THREAD__)
+  (void)num_items;
+  return 1;
+#else
+  return static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(num_items, 1, std::int64_t{omp_get_max_threads()}));
+#endif
+}
+
+inline std::size_t thread_index() {
+#if !__has_include(<omp.h>) || defined(__SANITIZE_THREAD__)
+  return 0;
+#else
+  return static_cast<std::size_t>(omp_get_thread_num());
+#endif
+}
+
+/// Runs run(item, workspace) for every item, workspaces being one per thread. An item's result
+/// must not depend on the workspace it gets: that keeps results independent of the thread count.
+/// The items must not throw.
+template <typename Workspace, typename Run>
+void run_items(std::int64_t num_items, const Workspace& prototype, const Run& run) {
+  const std::int32_t num_threads = num_threads_for(num_items);
+  std::vector<Workspace> workspaces(static_cast<std::size_t>(num_threads), prototype);
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads)
+  for (std::int64_t item = 0; item < num_items; ++item) {
+    run(item, workspaces[thread_index()]);
+  }
+}
+
+/// Target number of rows of one tile: packed columns are reused that often.
+inline constexpr std::int64_t kTileRows = 192;
+
+/// How query rows fall into items: a tile holds tile_tokens tokens x item_heads heads of one kv
+/// head, row = token * item_heads + head, so that neighbours in a strip see nearly the same keys.
+struct QueryTiling {
+  std::int32_t tile_tokens = 1;
+  std::int64_t item_heads = 1;
+  std::int64_t pieces = 1;  ///< items per (tile, kv head); the last may hold fewer heads
+  std::int64_t num_tiles = 0;
+  std::int64_t num_items = 0;
+
+  std::int64_t tile_rows() const { return tile_tokens * item_heads; }
+};
+
+QueryTiling tile_queries(const Sizes& sizes);
+
+/// One item: tokens x heads [head_begin, head_begin + num_heads), all reading kv head kv_head.
+struct QueryItem {
+  std::int64_t tile = 0;
+  Range tokens;
+  std::int64_t kv_head = 0;
+  std::int64_t head_begin = 0;
+  std::int64_t num_heads = 0;
+
+  std::int64_t num_rows() const { return (tokens.end - tokens.begin) * num_heads; }
+};
+
+/// Items in the order they should start: long (late) tiles first.
+QueryItem query_item(const QueryTiling& tiling, const Sizes& sizes, std::int64_t index);
+
+/// Calls visit(row, token, head) for the rows of an item.
+template <typename Visit>
+void for_each_row(const QueryItem& item, const Visit& visit) {
+  std::int64_t row = 0;
+  for (std::int32_t token = item.tokens.begin; token < item.tokens.end; ++token) {
+    for (std::int64_t h = 0; h < item.num_heads; ++h) visit(row++, token, item.head_begin + h);
+  }
+}
+
+/// Scores are computed in base 2: query_factor turns q.k into the argument of the softcap, or of
+/// the base-2 exponential where there is none.
+template <typename Real>
+struct ScoreFactors {
+  Real scale;         ///< softmax_scale
+  Real query_factor;  ///< multiplies q (or k) before the product
+  Real softcap;       ///< 0, or softcap * log2(e)
+  Real logit_factor;  ///< turns a product into softmax_scale * q.k
+};
+
+template <typename Real>
+ScoreFactors<Real> score_factors(const AttentionParams& params, std::int64_t dim_qk);
+
+}  // namespace magi::cpu
