@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/host_array.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/half.hpp"
+
+namespace magi::testing {
+
+HostArray::HostArray(DType dtype, std::vector<std::int64_t> shape, Layout layout)
+    : dtype_(dtype), shape_(std::move(shape)), stride_(shape_.size()) {
+  const bool is_padded = layout == Layout::Padded;
+  // Attention tensors keep the last axis contiguous; lse and its like need not.
+  std::int64_t stride = is_padded && shape_.size() < 3 ? 2 : 1;
+  for (std::size_t axis = shape_.size(); axis-- > 0;) {
+    stride_[axis] = stride;
+    stride = stride * shape_[axis] + (is_padded ? 3 : 0);
+  }
+  const auto count = static_cast<std::size_t>(std::max<std::int64_t>(stride, 1));
+  storage_.resize(count * dtype_bytes(dtype_));
+  for (std::size_t i = 0; i < count; ++i) write(i, std::numeric_limits<double>::quiet_NaN());
+}
+
+HostArray::HostArray(DType dtype, std::vector<std::int64_t> shape, Layout layout,
+                     std::span<const double> values)
+    : HostArray(dtype, std::move(shape), layout) {
+  assign(values);
+}
+
+template <typename Visit>
+void HostArray::for_each_offset(const Visit& visit) const {
+  std::vector<std::int64_t> index(shape_.size(), 0);
+  std::int64_t count = 1;
+  for (const std::int64_t extent : shape_) count *= extent;
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::int64_t offset = 0;
+    for (std::size_t axis = 0; axis < shape_.size(); ++axis) offset += index[axis] * stride_[axis];
+    visit(static_cast<std::size_t>(i), static_cast<std::size_t>(offset));
+    for (std::size_t axis = shape_.size(); axis-- > 0;) {
+      if (++index[axis] < shape_[axis]) break;
+      index[axis] = 0;
+    }
+  }
+}
+
+void HostArray::assign(std::span<const double> values) {
+  for_each_offset([&](std::size_t i, std::size_t offset) { write(offset, values[i]); });
+}
+
+std::vector<double> HostArray::values() const {
+  std::vector<double> result;
+  for_each_offset([&](std::size_t, std::size_t offset) { result.push_back(read(offset)); });
+  return result;
+}
+
+std::int64_t HostArray::num_spoiled_gaps() const {
+  std::vector<bool> is_gap(storage_.size() / dtype_bytes(dtype_), true);
+  for_each_offset([&](std::size_t, std::size_t offset) { is_gap[offset] = false; });
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < is_gap.size(); ++i) count += is_gap[i] && !std::isnan(read(i));
+  return count;
+}
+
+TensorView HostArray::view_of(std::vector<std::byte>& storage) {
+  TensorView view{
+      .data = storage.data(), .dtype = dtype_, .rank = static_cast<std::int32_t>(shape_.size())};
+  std::copy(shape_.begin(), shape_.end(), view.shape.begin());
+  std::copy(stride_.begin(), stride_.end(), view.stride.begin());
+  return view;
+}
+
+double HostArray::read(std::size_t offset) const {
+  const std::byte* from = storage_.data() + offset * dtype_bytes(dtype_);
+  std::uint16_t bits = 0;
+  if (dtype_ == DType::Float64) {
+    double value;
+    std::memcpy(&value, from, sizeof(value));
+    return value;
+  }
+  if (dtype_ == DType::Float32) {
+    float value;
+    std::memcpy(&value, from, sizeof(value));
+    return value;
+  }
+  std::memcpy(&bits, from, sizeof(bits));
+  return dtype_ == DType::BFloat16 ? bfloat16_to_float(bits) : float16_to_float(bits);
+}
+
+void HostArray::write(std::size_t offset, double value) {
+  std::byte* to = storage_.data() + offset * dtype_bytes(dtype_);
+  const auto single = static_cast<float>(value);
+  if (dtype_ == DType::Float64) {
+    std::memcpy(to, &value, sizeof(value));
+  } else if (dtype_ == DType::Float32) {
+    std::memcpy(to, &single, sizeof(single));
+  } else {
+    const std::uint16_t bits =
+        dtype_ == DType::BFloat16 ? float_to_bfloat16(single) : float_to_float16(single);
+    std::memcpy(to, &bits, sizeof(bits));
+  }
+}
+
+}  // namespace magi::testing
