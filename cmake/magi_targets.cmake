@@ -12,6 +12,11 @@ if(MAGI_SANITIZE)
   target_link_options(magi_flags INTERFACE -fsanitize=${MAGI_SANITIZE})
 endif()
 
+if(MAGI_FUZZ)
+  # Every layer reports its coverage to the fuzzer; only the targets of tests/fuzz link its main.
+  target_compile_options(magi_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-fsanitize=fuzzer-no-link>)
+endif()
+
 # magi_layer(NAME SOURCES a.cpp b.cpp USES lower_layer ... PRIVATE_USES library ...)
 # A layer sees include/ and, of src/, whatever it includes by path from src/; tools/lint checks that path against the layer table.
 function(magi_layer name)
