@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/engine.hpp"
+
+#include <algorithm>
+#include <csignal>
+#include <thread>
+#include <utility>
+
+#include "base/check.hpp"
+
+namespace magi::comm {
+namespace {
+
+template <typename Stream>
+Stream& stream_of(std::vector<Stream>& streams, std::int32_t peer) {
+  const auto found = std::lower_bound(
+      streams.begin(), streams.end(), peer,
+      [](const Stream& stream, std::int32_t wanted) { return stream.peer < wanted; });
+  MAGI_CHECK(found != streams.end() && found->peer == peer);
+  return *found;
+}
+
+std::uint64_t kind_and_wave(const Exchange& exchange) {
+  return static_cast<std::uint64_t>(exchange.kind) << 32 |
+         static_cast<std::uint32_t>(exchange.tag.wave);
+}
+
+}  // namespace
+
+Engine::Engine(std::int32_t rank, std::int32_t num_ranks, std::shared_ptr<SharedRegion> region,
+               const EngineOptions& options, HasEnded has_ended)
+    : rank_(rank),
+      num_ranks_(num_ranks),
+      region_(std::move(region)),
+      options_(options),
+      has_ended_(std::move(has_ended)),
+      layout_(num_ranks),
+      base_(region_->map(0, layout_.num_bytes())) {
+  counters_.bytes_to_peer.assign(static_cast<std::size_t>(num_ranks), 0);
+  for (std::int32_t other = 0; other < num_ranks; ++other) {
+    peers_.push_back(other == rank ? nullptr
+                                   : std::unique_ptr<Peer>(new Peer{
+                                         .outbox = Outbox(region_, base_, layout_, rank, other),
+                                         .inbox = Inbox(region_, base_, layout_, other, rank)}));
+  }
+}
+
+Engine::~Engine() { region_->unmap(0); }
+
+void Engine::start(const std::shared_ptr<Exchange>& exchange) {
+  check_usable();
+  exchange->sequence = ++num_started_;
+  active_.push_back(exchange);
+  for (const SendStream& stream : exchange->sends) {
+    peer(stream.peer).sending.push_back(exchange.get());
+  }
+  for (const ReceiveStream& stream : exchange->receives) {
+    if (stream.peer != rank_) peer(stream.peer).receiving.push_back(exchange.get());
+  }
+  if (exchange->is_reduce() && !exchange->receives.empty()) reduces_.push_back(exchange.get());
+  if (exchange->kind == ExchangeKind::Cast) ++counters_.casts;
+  if (exchange->is_reduce()) ++counters_.reduces;
+  announce(*exchange);
+  compare_plans(*exchange);
+  progress();
+  retire_finished();
+}
+
+void Engine::wait_sync(Exchange& exchange) {
+  if (!exchange.done()) check_usable();
+  const auto start = Clock::now();
+  Wait wait{.last_progress = start, .next_check = start};
+  RankBlock& own = block(rank_);
+  constexpr std::chrono::milliseconds kCheckEvery(100);
+  while (!exchange.done()) {
+    const std::uint32_t seen = read_rings(own.bell);
+    const bool moved = progress();
+    if (exchange.done()) break;
+    check_group(exchange);
+    const auto now = Clock::now();
+    if (moved) wait.last_progress = now;
+    if (now >= wait.next_check) {
+      check_peers(exchange);
+      wait.next_check = now + kCheckEvery;
+    }
+    if (moved) continue;
+    const auto left = options_.comm.deadline - (now - wait.last_progress);
+    if (left <= Clock::duration::zero()) time_out(exchange);
+    wait_ring(own.bell, seen,
+              std::min(kCheckEvery, std::chrono::ceil<std::chrono::milliseconds>(left)));
+  }
+  retire_finished();
+}
+
+void Engine::check_usable() {
+  if (is_over_ || group().failure.state.load(std::memory_order_acquire) == FailureState::Set) {
+    throw_recorded("");
+  }
+}
+
+void Engine::announce(const Exchange& exchange) {
+  Announcement& slot = block(rank_).announcements[exchange.sequence % kAnnouncements];
+  slot.sequence.store(0);
+  slot.plan_digest.store(exchange.tag.plan_digest);
+  slot.kind_and_wave.store(kind_and_wave(exchange));
+  slot.sequence.store(exchange.sequence);
+}
+
+// Both ranks of a pair announce, then look: the later one sees the other. So every pair that
+// disagrees is found, before the later one sends or reads a row.
+void Engine::compare_plans(const Exchange& exchange) {
+  for (std::int32_t other = 0; other < num_ranks_; ++other) {
+    if (other == rank_) continue;
+    const Announcement& slot = block(other).announcements[exchange.sequence % kAnnouncements];
+    if (slot.sequence.load() != exchange.sequence) continue;
+    const std::uint64_t digest = slot.plan_digest.load();
+    const std::uint64_t call = slot.kind_and_wave.load();
+    if (slot.sequence.load() != exchange.sequence) continue;
+    if (digest == exchange.tag.plan_digest && call == kind_and_wave(exchange)) continue;
+    fail(CommFailure::PlanMismatch,
+         "rank " + std::to_string(rank_) + " is in " + describe(exchange) + ", but rank " +
+             std::to_string(other) + " is in wave " +
+             std::to_string(static_cast<std::int32_t>(call & 0xffffffff)) + " of " +
+             kind_name(static_cast<ExchangeKind>(call >> 32)) + ", plan " + hex(digest));
+  }
+}
+
+bool Engine::progress() {
+  bool moved = false;
+  for (std::int32_t step = 1; step < num_ranks_; ++step) {
+    moved |= send_to((rank_ + step) % num_ranks_);
+  }
+  // Ascending: reductions take peers in rank order.
+  for (std::int32_t from = 0; from < num_ranks_; ++from) {
+    moved |= from == rank_ ? receive_own_turn() : receive_from(from);
+  }
+  return moved;
+}
+
+bool Engine::send_to(std::int32_t to) {
+  Peer& target = peer(to);
+  bool moved = false;
+  while (!target.sending.empty()) {
+    Exchange& exchange = *target.sending.front();
+    SendStream& stream = stream_of(exchange.sends, to);
+    while (!stream.done() && target.outbox.has_room()) {
+      moved |= send_packet(target, stream, exchange);
+    }
+    if (!stream.done()) break;
+    --exchange.open_sends;
+    target.sending.pop_front();
+    if (!exchange.is_gather()) ++counters_.messages;
+  }
+  if (moved) ring(block(to).bell);
+  return moved;
+}
+
+bool Engine::send_packet(Peer& to, SendStream& stream, const Exchange& exchange) {
+  const std::size_t share =
+      options_.comm.window_bytes / static_cast<std::size_t>(std::max(1, num_ranks_ - 1));
+  const std::size_t wanted =
+      std::min(std::max<std::size_t>(share, static_cast<std::size_t>(stream.total_bytes)),
+               options_.max_ring_bytes);
+  if (stream.total_bytes > to.outbox.capacity() && wanted > to.outbox.capacity() &&
+      to.outbox.grow(wanted)) {
+    return true;
+  }
+  const Fault& fault = options_.fault;
+  const bool is_faulty = fault.action != FaultAction::None && num_packets_ == fault.at_packet;
+  ++num_packets_;
+  PacketHeader header =
+      fill_packet(exchange, stream, to.outbox.payload(), to.outbox.payload_capacity());
+  if (!exchange.is_gather()) {
+    counters_.bytes_to_peer[static_cast<std::size_t>(stream.peer)] += header.payload_bytes;
+  }
+  if (is_faulty && fault.action == FaultAction::Drop) return true;
+  if (is_faulty && fault.action == FaultAction::Delay) std::this_thread::sleep_for(fault.delay);
+  if (is_faulty && fault.action == FaultAction::Truncate) header.payload_bytes /= 2;
+  if (is_faulty && fault.action == FaultAction::Kill) raise(SIGKILL);
+  to.outbox.publish(header);
+  return true;
+}
+
+bool Engine::receive_from(std::int32_t from) {
+  Peer& source = peer(from);
+  bool moved = false;
+  while (!source.receiving.empty()) {
+    Exchange& exchange = *source.receiving.front();
+    ReceiveStream& stream = stream_of(exchange.receives, from);
+    const PacketHeader* header = source.inbox.peek();
+    if (header == nullptr) break;
+    check_origin(from, exchange, *header);
+    if (!may_receive(exchange, stream)) break;
+    if (!stream.is_started) {
+      const std::string wrong = open_stream(exchange, stream, *header);
+      if (!wrong.empty()) {
+        fail(CommFailure::PlanMismatch, "rank " + std::to_string(rank_) + " in " +
+                                            describe(exchange) + ": rank " + std::to_string(from) +
+                                            " " + wrong);
+      }
+    }
+    check_packet(exchange, stream, *header);
+    accept_packet(exchange, stream, *header, source.inbox.payload());
+    source.inbox.release();
+    moved = true;
+    if (!stream.done()) continue;
+    source.receiving.pop_front();
+    end_receive(exchange);
+  }
+  if (moved) ring(block(from).bell);
+  return moved;
+}
+
+void Engine::check_origin(std::int32_t from, const Exchange& exchange, const PacketHeader& header) {
+  if (header.sequence == exchange.sequence && header.kind == exchange.kind &&
+      header.wave == exchange.tag.wave && header.plan_digest == exchange.tag.plan_digest) {
+    return;
+  }
+  fail(CommFailure::PlanMismatch,
+       "rank " + std::to_string(rank_) + " expects rows from rank " + std::to_string(from) +
+           " in " + describe(exchange) + ", but has from it wave " + std::to_string(header.wave) +
+           " of " + kind_name(header.kind) + " " + std::to_string(header.sequence) + ", plan " +
+           hex(header.plan_digest));
+}
+
+void Engine::check_packet(const Exchange& exchange, const ReceiveStream& stream,
+                          const PacketHeader& header) {
+  const std::size_t row = exchange.is_gather() ? 1 : stream.row_bytes;
+  const std::uint64_t end = header.offset + header.payload_bytes;
+  const bool is_whole = header.payload_bytes < row || header.payload_bytes % row == 0;
+  if (header.offset == stream.received_bytes && end <= stream.total_bytes && is_whole &&
+      header.total_bytes == stream.total_bytes) {
+    return;
+  }
+  fail(CommFailure::System, "rank " + std::to_string(rank_) + " in " + describe(exchange) +
+                                ": broken data from rank " + std::to_string(stream.peer) +
+                                "; expected byte " + std::to_string(stream.received_bytes) +
+                                " of " + std::to_string(stream.total_bytes) + ", seen bytes " +
+                                std::to_string(header.offset) + " to " + std::to_string(end));
+}
+
+bool Engine::may_receive(Exchange& exchange, const ReceiveStream& stream) {
+  if (!exchange.is_reduce()) return true;
+  if (reduces_.front() != &exchange || &exchange.receives[exchange.turn] != &stream) return false;
+  if (!is_first_reduce_begun_) exchange.sink->begin();
+  is_first_reduce_begun_ = true;
+  return true;
+}
+
+bool Engine::receive_own_turn() {
+  bool moved = false;
+  while (!reduces_.empty()) {
+    Exchange& exchange = *reduces_.front();
+    ReceiveStream& stream = exchange.receives[exchange.turn];
+    if (stream.peer != rank_ || !may_receive(exchange, stream)) break;
+    accept_own_rows(exchange, stream);
+    end_receive(exchange);
+    moved = true;
+  }
+  return moved;
+}
+
+void Engine::end_receive(Exchange& exchange) {
+  ++exchange.turn;
+  if (--exchange.open_receives > 0 || !exchange.is_reduce()) return;
+  exchange.sink->finish();
+  reduces_.pop_front();
+  is_first_reduce_begun_ = false;
+}
+
+void Engine::retire_finished() {
+  std::erase_if(active_, [](const auto& exchange) { return exchange->done(); });
+}
+
+}  // namespace magi::comm

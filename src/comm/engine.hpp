@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/channel.hpp"
+#include "comm/exchange.hpp"
+#include "comm/faults.hpp"
+#include "comm/layout.hpp"
+#include "comm/shared_region.hpp"
+#include "magi/comm.hpp"
+
+namespace magi::comm {
+
+/// Tells whether the process of a rank has ended; empty where ranks are threads.
+using HasEnded = std::function<bool(std::int32_t rank)>;
+
+/// How an engine is set up beyond the public options.
+struct EngineOptions {
+  CommOptions comm;
+  /// A ring grows no further; larger transfers go through it in pieces.
+  std::size_t max_ring_bytes = std::size_t{64} << 20;
+  Fault fault;
+};
+
+/// One rank's side of a group over a shared region: starts exchanges, moves their rows without
+/// blocking, waits, and turns whatever goes wrong into the group's one failure.
+///
+/// Rows of an ordered pair of ranks travel through one ring, first in, first out; exchanges of a
+/// rank therefore progress together in whatever call the rank is in, and any order of waiting is
+/// safe. Reductions are applied in start order and in rank order within one, whatever arrives
+/// first: results depend on no timing.
+class Engine {
+ public:
+  Engine(std::int32_t rank, std::int32_t num_ranks, std::shared_ptr<SharedRegion> region,
+         const EngineOptions& options, HasEnded has_ended);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  std::int32_t rank() const { return rank_; }
+  std::int32_t num_ranks() const { return num_ranks_; }
+  const CommCounters& counters() const { return counters_; }
+
+  /// Announces the exchange and sends what fits.
+  void start(const std::shared_ptr<Exchange>& exchange);
+  void wait_sync(Exchange& exchange);
+  /// The caller drops an exchange it never waited for: an unfinished one ends the group.
+  void drop(const Exchange& exchange) noexcept;
+  bool is_idle() const { return active_.empty(); }
+
+  void abort(const std::string& reason) noexcept;
+  /// Ends this rank's part; the others see `state`. Local.
+  void leave(RankState state) noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Peer {
+    Outbox outbox;
+    Inbox inbox;
+    std::deque<Exchange*> sending;
+    std::deque<Exchange*> receiving;
+  };
+  struct Wait {
+    Clock::time_point last_progress;
+    Clock::time_point next_check;
+  };
+
+  Peer& peer(std::int32_t rank) { return *peers_[static_cast<std::size_t>(rank)]; }
+  GroupBlock& group() { return layout_.group(base_); }
+  RankBlock& block(std::int32_t rank) { return layout_.rank(base_, rank); }
+
+  void check_usable();
+  void announce(const Exchange& exchange);
+  void compare_plans(const Exchange& exchange);
+
+  bool progress();
+  bool send_to(std::int32_t to);
+  bool receive_from(std::int32_t from);
+  bool receive_own_turn();
+  bool send_packet(Peer& to, SendStream& stream, const Exchange& exchange);
+  void check_packet(const Exchange& exchange, const ReceiveStream& stream,
+                    const PacketHeader& header);
+  void check_origin(std::int32_t from, const Exchange& exchange, const PacketHeader& header);
+  bool may_receive(Exchange& exchange, const ReceiveStream& stream);
+  void end_receive(Exchange& exchange);
+  void retire_finished();
+
+  void check_group(const Exchange& exchange);
+  void check_peers(const Exchange& exchange);
+  [[noreturn]] void time_out(const Exchange& exchange);
+  std::int32_t blocking_peer(const Exchange& exchange) const;
+
+  [[noreturn]] void fail(CommFailure kind, const std::string& text);
+  [[noreturn]] void throw_recorded(const std::string& context);
+  bool record_failure(CommFailure kind, const std::string& text) noexcept;
+  void ring_all() noexcept;
+
+  std::int32_t rank_;
+  std::int32_t num_ranks_;
+  std::shared_ptr<SharedRegion> region_;
+  EngineOptions options_;
+  HasEnded has_ended_;
+  ControlLayout layout_;
+  std::byte* base_;
+  std::vector<std::unique_ptr<Peer>> peers_;  ///< null for the own rank
+  std::deque<std::shared_ptr<Exchange>> active_;
+  std::deque<Exchange*> reduces_;  ///< unfinished, in start order; only the first is applied
+  bool is_first_reduce_begun_ = false;
+  std::uint64_t num_started_ = 0;
+  std::int64_t num_packets_ = 0;
+  CommCounters counters_;
+  bool is_over_ = false;
+};
+
+}  // namespace magi::comm

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "magi/comm.hpp"
+
+namespace magi::comm {
+
+inline constexpr std::int32_t kMaxRanks = 1024;
+
+/// The arguments of a cast or reduce, as the caller gave them.
+struct ExchangeArgs {
+  std::span<const TensorView> inputs;
+  std::span<const TensorView> outputs;
+  const RowExchange& rows;
+  std::int32_t rank;
+  std::int32_t num_ranks;
+};
+
+/// Throw InvalidArgument before anything is sent.
+void check_cast(const ExchangeArgs& args);
+void check_reduce(const ExchangeArgs& args, ReduceOp op);
+void check_group_size(std::int32_t rank, std::int32_t num_ranks, const CommOptions& options);
+
+}  // namespace magi::comm

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/engine.hpp"
+#include "magi/comm.hpp"
+
+namespace magi::testing {
+
+/// How the ranks of a test run.
+enum class Backend { Threads, Shm, Vtable };
+std::string backend_name(Backend backend);
+
+/// What one rank does in a test. Failed expectations and exceptions of any rank fail the test.
+using RankBody = std::function<void(Communicator&)>;
+
+struct GroupSetup {
+  std::int32_t num_ranks = 1;
+  CommOptions options{.deadline = std::chrono::seconds(20)};
+  std::size_t max_ring_bytes = std::size_t{64} << 20;
+  std::int32_t faulty_rank = -1;
+  comm::Fault fault{};
+  /// Ranks that are expected to be killed.
+  std::vector<std::int32_t> killed = {};
+  comm::EngineOptions engine(std::int32_t rank) const;
+};
+
+/// Runs `body` on every rank of a new group, in threads of this process or in forked processes,
+/// under a hard time limit.
+void run_ranks(Backend backend, const GroupSetup& setup, const RankBody& body);
+
+/// Runs `body(rank)` in one forked process per rank and expects each to end well, or killed where
+/// listed.
+void run_processes(std::int32_t num_ranks, const std::function<void(std::int32_t)>& body,
+                   const std::vector<std::int32_t>& killed = {});
+
+/// A name that no other test run uses.
+std::string unique_name();
+
+/// The CommError that `call` throws; adds a failure and returns an empty Timeout error otherwise.
+CommError catch_comm_error(const std::function<void()>& call);
+
+}  // namespace magi::testing
