@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -80,17 +81,24 @@ void require_keys(const std::string& where, const Json& object,
   }
 }
 
+/// The integer if it is one and within the bounds. Unsigned values beyond int64 are not.
+std::optional<std::int32_t> integer_between(const Json& value, std::int32_t low,
+                                            std::int32_t high) {
+  if (!value.is_number_integer()) return std::nullopt;
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{kBandInfinity}) {
+    return std::nullopt;
+  }
+  const auto number = value.get<std::int64_t>();
+  if (number < low || number > high) return std::nullopt;
+  return static_cast<std::int32_t>(number);
+}
+
 std::int32_t read_int(const std::string& where, const Json& value, std::int32_t low,
                       std::int32_t high) {
-  const std::string allowed =
-      "an integer from " + std::to_string(low) + " to " + std::to_string(high);
-  if (!value.is_number_integer()) throw invalid(where, shown(value), allowed);
-  const bool is_huge = value.is_number_unsigned() &&
-                       value.get<std::uint64_t>() > static_cast<std::uint64_t>(kBandInfinity);
-  if (is_huge) throw invalid(where, shown(value), allowed);
-  const auto number = value.get<std::int64_t>();
-  if (number < low || number > high) throw invalid(where, number, allowed);
-  return static_cast<std::int32_t>(number);
+  const std::optional<std::int32_t> number = integer_between(value, low, high);
+  if (number) return *number;
+  throw invalid(where, shown(value),
+                "an integer from " + std::to_string(low) + " to " + std::to_string(high));
 }
 
 std::int32_t read_diagonal(const std::string& where, const Json& value, std::int32_t unbounded) {
