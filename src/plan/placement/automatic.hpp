@@ -5,15 +5,14 @@
 
 namespace magi {
 
-/// Closed forms where they fit, else place_affinity; never worse than min heap in both balance and
-/// remote rows.
-Assignment place_automatic(const Mask& mask, const ChunkTable& table,
-                           const PlacementLimits& limits);
+/// Zigzag for one causal document; contiguous or zigzag where it is balanced; else place_affinity.
+/// Never worse than min heap in both balance and remote rows.
+Assignment place_automatic(const ChunkTable& table, const PlacementLimits& limits);
 
 /// Starts from place_automatic's result and searches for longer.
-Assignment place_thorough(const Mask& mask, const ChunkTable& table, const PlacementLimits& limits);
+Assignment place_thorough(const ChunkTable& table, const PlacementLimits& limits);
 
-/// Load-capped placement by affinity of keys, repaired by swaps.
+/// Load-capped affinity greedy, then a bounded local search over pairs of ranks.
 Assignment place_affinity(const ChunkTable& table, const PlacementLimits& limits);
 
 }  // namespace magi

@@ -60,9 +60,14 @@ Assignment place_zigzag(const ChunkTable& table, const PlacementLimits& limits) 
 }
 
 Assignment place_min_heap(const ChunkTable& table, const PlacementLimits& limits) {
+  return place_min_heap(table, limits, chunks_by_area(table));
+}
+
+Assignment place_min_heap(const ChunkTable& table, const PlacementLimits& limits,
+                          std::span<const std::int32_t> order) {
   Assignment rank_of(table.area.size());
   RankHeap heap(limits);
-  for (const std::int32_t chunk : chunks_by_area(table)) {
+  for (const std::int32_t chunk : order) {
     const auto c = static_cast<std::size_t>(chunk);
     rank_of[c] = heap.give_to_lightest(table.area[c]);
   }

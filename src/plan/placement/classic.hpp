@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "magi/placement.hpp"
@@ -30,6 +31,9 @@ Assignment place_zigzag(const ChunkTable& table, const PlacementLimits& limits);
 
 /// Longest processing time first (Graham 1969) with a cap on counts.
 Assignment place_min_heap(const ChunkTable& table, const PlacementLimits& limits);
+/// The same from chunks_by_area()'s order.
+Assignment place_min_heap(const ChunkTable& table, const PlacementLimits& limits,
+                          std::span<const std::int32_t> order);
 
 /// Batches of chunks by falling area go to that one of the `num_candidates` least loaded ranks
 /// whose keys overlap the chunk's keys most. A batch of one is the original's ToppHeap.

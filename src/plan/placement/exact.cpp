@@ -7,18 +7,10 @@
 
 #include "base/check.hpp"
 #include "base/math.hpp"
+#include "plan/placement/evaluate.hpp"
 
 namespace magi {
 namespace {
-
-std::int64_t largest_load(const ChunkTable& table, const Assignment& rank_of,
-                          std::int32_t num_ranks) {
-  std::vector<std::int64_t> load(static_cast<std::size_t>(num_ranks), 0);
-  for (std::size_t c = 0; c < rank_of.size(); ++c) {
-    load[static_cast<std::size_t>(rank_of[c])] += table.area[c];
-  }
-  return *std::max_element(load.begin(), load.end());
-}
 
 /// No placement has a smaller largest area.
 std::int64_t load_bound(const ChunkTable& table, std::int32_t num_ranks) {
@@ -37,7 +29,7 @@ class LoadSearch {
         order_(chunks_by_area(table)),
         bound_(load_bound(table, limits.num_ranks)),
         best_(place_min_heap(table, limits)),
-        best_load_(largest_load(table, best_, limits.num_ranks)),
+        best_load_(largest_area(table, best_, limits.num_ranks)),
         load_(static_cast<std::size_t>(limits.num_ranks), 0),
         count_(static_cast<std::size_t>(limits.num_ranks), 0),
         rank_of_(table.area.size(), 0) {}

@@ -47,9 +47,9 @@ Assignment run_algorithm(const Mask& mask, const ChunkTable& table, const Placem
                          const PlacementConfig& config) {
   switch (config.algorithm) {
     case PlacementAlgorithm::Auto:
-      return place_automatic(mask, table, limits);
+      return place_automatic(table, limits);
     case PlacementAlgorithm::Thorough:
-      return place_thorough(mask, table, limits);
+      return place_thorough(table, limits);
     case PlacementAlgorithm::Zigzag:
       return place_zigzag(table, limits);
     case PlacementAlgorithm::Affinity:

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quality and cost of placement on packed documents, a window and one causal document.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "magi/mask_builders.hpp"
+#include "magi/placement.hpp"
+
+namespace {
+
+using magi::Mask;
+using magi::Placement;
+using magi::PlacementAlgorithm;
+using magi::PlacementConfig;
+using magi::PlacementCost;
+
+struct Options {
+  std::string draws = "bench/data/document_draws.json";
+  std::string out;
+  int repeats = 20;
+};
+
+struct Figures {
+  double rows = 0.0;     // mean over masks of the mean over ranks, in shards
+  double balance = 0.0;  // worst mask
+  double seconds = 0.0;  // mean over masks of the fastest repeat
+};
+
+std::vector<Mask> document_masks(const nlohmann::json& draws, const std::string& total) {
+  std::vector<Mask> masks;
+  for (const nlohmann::json& lengths : draws.at("draws").at(total)) {
+    std::vector<std::int32_t> ends = {0};
+    for (const std::int32_t length : lengths) ends.push_back(ends.back() + length);
+    masks.push_back(magi::mask_from_cu_seqlens(ends, ends, {.is_causal = true}));
+  }
+  return masks;
+}
+
+Figures measure(const std::vector<Mask>& masks, int num_ranks, const PlacementConfig& config,
+                int repeats) {
+  Figures figures;
+  for (const Mask& mask : masks) {
+    double fastest = 1e9;
+    Placement placement;
+    for (int i = 0; i < repeats; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      placement = magi::place(mask, num_ranks, config);
+      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+      fastest = std::min(fastest, taken.count());
+    }
+    const PlacementCost cost = magi::placement_cost(mask, placement);
+    const double rows = static_cast<double>(
+        std::accumulate(cost.remote_rows.begin(), cost.remote_rows.end(), std::int64_t{0}));
+    figures.rows += rows / static_cast<double>(placement.num_rows);
+    figures.balance = std::max(figures.balance, cost.balance);
+    figures.seconds += fastest;
+  }
+  const auto count = static_cast<double>(masks.size());
+  figures.rows /= count;
+  figures.seconds /= count;
+  return figures;
+}
+
+class Report {
+ public:
+  void add(const std::string& name, double value, const std::string& unit) {
+    rows_.push_back({{"name", name}, {"value", value}, {"unit", unit}});
+    std::cout << name << ' ' << value << ' ' << unit << '\n';
+  }
+  void add_all(const std::string& prefix, const Figures& figures) {
+    add(prefix + ".rows", figures.rows, "shards");
+    add(prefix + ".balance", figures.balance, "ratio");
+    add(prefix + ".ms", figures.seconds * 1e3, "ms");
+  }
+  bool write(const std::string& path) const {
+    std::ofstream file(path);
+    file << rows_.dump(2) << '\n';
+    return file.good();
+  }
+
+ private:
+  nlohmann::json rows_ = nlohmann::json::array();
+};
+
+PlacementConfig config_of(PlacementAlgorithm algorithm) {
+  PlacementConfig config;
+  config.algorithm = algorithm;
+  config.chunk_size = 512;
+  return config;
+}
+
+void run_all(const Options& options, Report& report) {
+  std::ifstream file(options.draws);
+  if (!file) throw CLI::FileError::Missing(options.draws);
+  const nlohmann::json draws = nlohmann::json::parse(file);
+  const std::vector<Mask> docs64k = document_masks(draws, "65536");
+  const std::vector<Mask> docs1m = document_masks(draws, "1048576");
+  const PlacementConfig automatic = config_of(PlacementAlgorithm::Auto);
+  PlacementConfig tolerant = automatic;
+  tolerant.token_tolerance = 0.5;
+  report.add_all("place.docs64k.p8", measure(docs64k, 8, automatic, options.repeats));
+  report.add_all(
+      "place.docs64k.p8.thorough",
+      measure(docs64k, 8, config_of(PlacementAlgorithm::Thorough), std::min(options.repeats, 3)));
+  report.add_all("place.docs64k.p8.tolerant", measure(docs64k, 8, tolerant, options.repeats));
+  report.add_all("place.docs64k.p8.min_heap",
+                 measure(docs64k, 8, config_of(PlacementAlgorithm::MinHeap), options.repeats));
+  report.add_all("place.docs1m.p64", measure(docs1m, 64, automatic, std::min(options.repeats, 5)));
+  report.add_all("place.docs1m.p64.min_heap",
+                 measure(docs1m, 64, config_of(PlacementAlgorithm::MinHeap), 3));
+  constexpr std::int32_t kRows = 65536;
+  const std::vector<Mask> window = {
+      magi::mask_from_window({0, kRows}, {0, kRows}, {1023, 0}, kRows, kRows)};
+  report.add_all("place.window1024.p8", measure(window, 8, automatic, options.repeats));
+  const std::vector<std::int32_t> one = {0, kRows};
+  const std::vector<Mask> causal = {magi::mask_from_cu_seqlens(one, one, {.is_causal = true})};
+  report.add_all("place.causal.p8", measure(causal, 8, automatic, options.repeats));
+  const std::vector<std::int32_t> long_one = {0, 1 << 22};
+  const std::vector<Mask> causal4m = {
+      magi::mask_from_cu_seqlens(long_one, long_one, {.is_causal = true})};
+  report.add_all("place.causal4m.p256", measure(causal4m, 256, automatic, 5));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app{"Remote rows, balance and time of placements."};
+  app.add_option("--draws", options.draws, "document_draws.json")->capture_default_str();
+  app.add_option("--out", options.out, "JSON rows {name, value, unit} go here");
+  app.add_option("--repeats", options.repeats, "timed repeats")->check(CLI::Range(1, 100000));
+  try {
+    app.parse(argc, argv);
+    Report report;
+    run_all(options, report);
+    if (!options.out.empty() && !report.write(options.out)) {
+      std::cerr << "cannot write " << options.out << '\n';
+      return 3;
+    }
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 3;
+  }
+  return 0;
+}
