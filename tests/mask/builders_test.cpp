@@ -182,20 +182,23 @@ TEST(MaskFromCuSeqlens, WindowsAreOneSlicePerDocument) {
 
 TEST(MaskFromCuSeqlens, GlobalKeysEscapeTheLeftBoundOnly) {
   RandomStream random(63);
-  for (int n = 0; n < 600; ++n) {
-    const Ints sums = random_documents(random, 3, 14);
+  for (int n = 0; n < 800; ++n) {
+    const Ints q = random_documents(random, 3, 14);
+    const Ints k = random.chance(50) ? q : random_documents(random, 3, 14);
     const Window window{random.between(-1, 15), random.between(-1, 15)};
     const std::int32_t num_global = random.between(0, 16);
-    const Mask mask =
-        mask_from_cu_seqlens(sums, sums, {.window = window, .num_global = num_global});
+    const Mask mask = mask_from_cu_seqlens(q, k, {.window = window, .num_global = num_global});
     EXPECT_LE(mask.slices.size(), 6u);
     SCOPED_TRACE("seed 63 case " + std::to_string(n) + " window " + std::to_string(window.left) +
                  ":" + std::to_string(window.right) + " global " + std::to_string(num_global));
     expect_pairs(mask, [&](int i, int j) {
-      const std::size_t d = document_of(sums, i);
-      if (d != document_of(sums, j)) return false;
-      if (window.right >= 0 && j - i > window.right) return false;
-      return j - sums[d] < num_global || window.left < 0 || i - j <= window.left;
+      const std::size_t d = document_of(q, i);
+      if (d != document_of(k, j)) return false;
+      if (window == Window{}) return true;
+      if (i < q[d + 1] - (k[d + 1] - k[d])) return false;
+      const int ahead = (j - k[d + 1]) - (i - q[d + 1]);
+      if (window.right >= 0 && ahead > window.right) return false;
+      return j - k[d] < num_global || window.left < 0 || ahead >= -window.left;
     });
     if (HasFailure()) return;
   }
