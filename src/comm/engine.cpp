@@ -45,7 +45,16 @@ Engine::Engine(std::int32_t rank, std::int32_t num_ranks, std::shared_ptr<Shared
   }
 }
 
-Engine::~Engine() { region_->unmap(0); }
+Engine::~Engine() { release(); }
+
+void Engine::release() noexcept {
+  if (!region_) return;
+  is_over_ = true;
+  peers_.clear();
+  region_->unmap(0);
+  region_.reset();
+  has_ended_ = nullptr;
+}
 
 void Engine::start(const std::shared_ptr<Exchange>& exchange) {
   check_usable();
@@ -93,6 +102,7 @@ void Engine::wait_sync(Exchange& exchange) {
 }
 
 void Engine::check_usable() {
+  if (!region_) throw CommError("the group is closed", CommFailure::Aborted);
   if (is_over_ || group().failure.state.load(std::memory_order_acquire) == FailureState::Set) {
     throw_recorded("");
   }

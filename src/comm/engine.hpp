@@ -60,6 +60,8 @@ class Engine {
   void abort(const std::string& reason) noexcept;
   /// Ends this rank's part; the others see `state`. Local.
   void leave(RankState state) noexcept;
+  /// After leave: gives up the mappings and descriptors.
+  void release() noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;

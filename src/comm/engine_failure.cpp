@@ -76,10 +76,12 @@ void Engine::drop(const Exchange& exchange) noexcept {
 }
 
 void Engine::abort(const std::string& reason) noexcept {
+  if (!region_) return;
   record_failure(CommFailure::Aborted, reason);
 }
 
 void Engine::leave(RankState state) noexcept {
+  if (!region_) return;
   is_over_ = true;
   block(rank_).state.store(state, std::memory_order_release);
   ring_all();

@@ -62,6 +62,7 @@ class WindowGroup final : public Communicator {
     }
     gather_sync(ExchangeKind::Close, {});
     engine_->leave(RankState::Closed);
+    engine_->release();
     is_closed_ = true;
   }
 

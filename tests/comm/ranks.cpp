@@ -44,7 +44,47 @@ void run_threads(const GroupSetup& setup, const RankBody& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
+/// A child's whole life. _exit: destructors of the parent's objects are not the child's.
+[[noreturn]] void live_as_child(const std::function<void()>& body) {
+  alarm(kLimitSeconds);
+  run_guarded(body);
+  std::fflush(nullptr);
+  _exit(::testing::Test::HasFailure() ? 1 : 0);
+}
+
+void expect_end(std::int32_t rank, int status, bool is_killed) {
+  if (is_killed) {
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "rank " << rank;
+    return;
+  }
+  EXPECT_FALSE(WIFSIGNALED(status)) << "rank " << rank << " ended by signal " << WTERMSIG(status);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank << " failed";
+}
+
 }  // namespace
+
+void run_processes(std::int32_t num_ranks, const std::function<void(std::int32_t)>& body,
+                   const std::vector<std::int32_t>& killed) {
+  std::fflush(nullptr);
+  std::vector<pid_t> children;
+  for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) live_as_child([&] { body(rank); });
+    children.push_back(child);
+  }
+  for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
+    int status = 0;
+    waitpid(children[static_cast<std::size_t>(rank)], &status, 0);
+    const bool is_killed = std::find(killed.begin(), killed.end(), rank) != killed.end();
+    expect_end(rank, status, is_killed);
+  }
+}
+
+std::string unique_name() {
+  static std::atomic<int> count{0};
+  return "test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
+}
 
 std::string backend_name(Backend backend) {
   switch (backend) {
@@ -67,10 +107,22 @@ comm::EngineOptions GroupSetup::engine(std::int32_t rank) const {
 void run_ranks(Backend backend, const GroupSetup& setup, const RankBody& body) {
   switch (backend) {
     case Backend::Threads:
-    case Backend::Shm:
     case Backend::Vtable:
       return run_threads(setup, body);
+    case Backend::Shm:
+      break;
   }
+  const std::string name = unique_name();
+  run_processes(
+      setup.num_ranks,
+      [&](std::int32_t rank) {
+        const auto bootstrap =
+            local_bootstrap(name, rank, setup.num_ranks, std::chrono::seconds(20));
+        const auto group =
+            comm::make_shm_group_with(rank, setup.num_ranks, bootstrap, setup.engine(rank));
+        body(*group);
+      },
+      setup.killed);
 }
 
 CommError catch_comm_error(const std::function<void()>& call) {

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace magi::comm {
+
+/// A process as it names itself to others. Process numbers are reused; with the start time, in
+/// clock ticks since boot, they are not.
+struct ProcessId {
+  std::int64_t pid = 0;
+  std::int64_t start_ticks = 0;
+};
+ProcessId own_process();
+
+/// Tells whether other processes have ended; zombies have. Uses pidfds, or /proc where the machine
+/// has none.
+class ProcessWatch {
+ public:
+  explicit ProcessWatch(const std::vector<ProcessId>& processes);
+  ~ProcessWatch();
+  ProcessWatch(const ProcessWatch&) = delete;
+  ProcessWatch& operator=(const ProcessWatch&) = delete;
+  bool has_ended(std::size_t idx) const;
+
+ private:
+  struct Watched {
+    ProcessId id;
+    int pidfd = -1;
+  };
+  std::vector<Watched> watched_;
+};
+
+}  // namespace magi::comm
