@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "comm/exchange_case.hpp"
+#include "comm/ranks.hpp"
+#include "comm/window_group.hpp"
+
+// What happens when something goes wrong, over each backend. Tests use deadlines to tell "at once"
+// from "at the deadline"; none of them measures.
+namespace magi {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using testing::Backend;
+using testing::ExchangeCase;
+using testing::GroupSetup;
+using ::testing::HasSubstr;
+using testing::HostTensor;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t kDigest = 0xfeed;
+
+class Failure : public ::testing::TestWithParam<Backend> {
+ protected:
+  void run(const GroupSetup& setup, const testing::RankBody& body) {
+    testing::run_ranks(GetParam(), setup, body);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Backends, Failure, ::testing::Values(Backend::Threads, Backend::Shm),
+                         [](const auto& backend) { return testing::backend_name(backend.param); });
+
+/// Everyone casts `rows` rows of 8 bytes to everyone.
+struct AllCast {
+  explicit AllCast(std::int32_t num_ranks, std::int64_t rows = 4)
+      : test(testing::all_to_all_case(num_ranks, rows)) {}
+
+  struct Run {
+    HostTensor own;
+    HostTensor received;
+    std::unique_ptr<PendingExchange> pending;
+  };
+  Run start(Communicator& group, ExchangeTag tag) const {
+    const auto rank = static_cast<std::size_t>(group.rank());
+    Run run{.own = testing::make_tensor(DType::Float32, {test.owned_rows, 2}),
+            .received = testing::make_tensor(DType::Float32, {test.needed_rows[rank], 2})};
+    testing::fill(run.own.view, [&](const auto&) { return group.rank() + 1; });
+    testing::fill(run.received.view, [](const auto&) { return -1; });
+    run.pending =
+        group.group_cast({&run.own.view, 1}, {&run.received.view, 1}, test.ranks[rank], tag);
+    return run;
+  }
+  ExchangeCase test;
+};
+
+void expect_untouched(const TensorView& tensor) {
+  testing::for_each_element(
+      tensor, [&](const auto& at) { EXPECT_EQ(testing::read_element(tensor, at), -1); });
+}
+
+TEST_P(Failure, LateRankIsNamedAtTheDeadline) {
+  const AllCast cast(3);
+  const GroupSetup setup{.num_ranks = 3, .options = {.deadline = std::chrono::milliseconds(300)}};
+  run(setup, [&](Communicator& group) {
+    if (group.rank() == 1) {
+      // It is there, and never takes part.
+      std::this_thread::sleep_for(std::chrono::milliseconds(900));
+      return;
+    }
+    const auto error = testing::catch_comm_error(
+        [&] { cast.start(group, {.plan_digest = kDigest, .wave = 6}).pending->wait_sync(); });
+    EXPECT_EQ(error.failure(), CommFailure::Timeout) << error.what();
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("waited 300 ms for rank 1"), HasSubstr("wave 6"),
+                      HasSubstr("plan 0x000000000000feed"), HasSubstr("expected 32 bytes"),
+                      HasSubstr("seen 0"), HasSubstr("rank " + std::to_string(group.rank()))));
+    // The group is over; every further call says why.
+    EXPECT_EQ(testing::catch_comm_error([&] { group.allgather_sync({}); }).failure(),
+              CommFailure::Timeout);
+  });
+}
+
+TEST_P(Failure, SlowRankWithinTheDeadlineIsNoError) {
+  const AllCast cast(3);
+  run({.num_ranks = 3, .options = {.deadline = std::chrono::seconds(10)}},
+      [&](Communicator& group) {
+        if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        cast.start(group, {}).pending->wait_sync();
+        group.close_sync();
+      });
+}
+
+TEST_P(Failure, AnotherPlanIsNamedBeforeDataIsUsed) {
+  const AllCast cast(3);
+  run({.num_ranks = 3}, [&](Communicator& group) {
+    const std::uint64_t digest = group.rank() == 2 ? 0xbad : kDigest;
+    AllCast::Run exchange;
+    const auto error = testing::catch_comm_error([&] {
+      exchange = cast.start(group, {.plan_digest = digest, .wave = 1});
+      exchange.pending->wait_sync();
+    });
+    EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("plan 0x0000000000000bad"), HasSubstr("plan 0x000000000000feed"),
+                      HasSubstr("rank 2"), AnyOf(HasSubstr("rank 0"), HasSubstr("rank 1"))));
+    if (group.rank() == 2 && !exchange.received.storage.empty()) {
+      expect_untouched(exchange.received.view);
+    }
+  });
+}
+
+TEST_P(Failure, AnotherWaveOrCallIsAMismatch) {
+  const AllCast cast(2);
+  run({.num_ranks = 2}, [&](Communicator& group) {
+    const auto error = testing::catch_comm_error([&] {
+      cast.start(group, {.plan_digest = kDigest, .wave = group.rank()}).pending->wait_sync();
+    });
+    EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("wave 0"), HasSubstr("wave 1")));
+  });
+  run({.num_ranks = 2}, [&](Communicator& group) {
+    const auto error = testing::catch_comm_error([&] {
+      if (group.rank() == 0) group.allgather_sync({});
+      cast.start(group, {.plan_digest = kDigest}).pending->wait_sync();
+    });
+    EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("allgather"), HasSubstr("group_cast")));
+  });
+}
+
+TEST_P(Failure, TablesThatDisagreeAreAMismatch) {
+  ExchangeCase test = testing::all_to_all_case(2, 4);
+  test.ranks[0].owned[0].num_rows = 3;
+  run({.num_ranks = 2}, [&](Communicator& group) {
+    const auto rank = static_cast<std::size_t>(group.rank());
+    const HostTensor own = testing::make_tensor(DType::Float32, {4, 2});
+    const HostTensor received = testing::make_tensor(DType::Float32, {4, 2});
+    const auto exchange = [&] {
+      group.group_cast({&own.view, 1}, {&received.view, 1}, test.ranks[rank], {})->wait_sync();
+      group.close_sync();
+    };
+    const auto error = testing::catch_comm_error(exchange);
+    EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("24 bytes"), HasSubstr("expected 32")));
+  });
+}
+
+TEST_P(Failure, AbortWakesEveryoneAtOnce) {
+  const AllCast cast(4);
+  // The deadline is far beyond the time limit of the test.
+  run({.num_ranks = 4, .options = {.deadline = std::chrono::minutes(10)}},
+      [&](Communicator& group) {
+        if (group.rank() == 3) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          group.abort("out of memory");
+        }
+        const auto error =
+            testing::catch_comm_error([&] { cast.start(group, {.wave = 2}).pending->wait_sync(); });
+        EXPECT_EQ(error.failure(), CommFailure::Aborted) << error.what();
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 3"), HasSubstr("out of memory")));
+      });
+}
+
+TEST_P(Failure, AbortFromAnotherThreadEndsACall) {
+  run({.num_ranks = 2, .options = {.deadline = std::chrono::minutes(10)}}, [](Communicator& group) {
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      if (group.rank() == 0) group.abort("told to stop");
+    });
+    const auto error = testing::catch_comm_error([&] {
+      for (;;) group.allgather_sync({});
+    });
+    other.join();
+    EXPECT_EQ(error.failure(), CommFailure::Aborted) << error.what();
+  });
+}
+
+TEST_P(Failure, RankThatLeavesIsReported) {
+  const AllCast cast(3);
+  run({.num_ranks = 3, .options = {.deadline = std::chrono::minutes(10)}},
+      [&](Communicator& group) {
+        if (group.rank() == 1) return;  // destroyed without close_sync
+        const auto error = testing::catch_comm_error(
+            [&] { cast.start(group, {.plan_digest = kDigest, .wave = 4}).pending->wait_sync(); });
+        EXPECT_EQ(error.failure(), CommFailure::PeerDied) << error.what();
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr("wave 4")));
+      });
+}
+
+TEST_P(Failure, RankThatFinishedMayLeaveBeforeTheOthersRead) {
+  const AllCast cast(3);
+  run({.num_ranks = 3}, [&](Communicator& group) {
+    auto exchange = cast.start(group, {});
+    if (group.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    exchange.pending->wait_sync();
+  });
+}
+
+TEST_P(Failure, DroppedExchangeEndsTheGroup) {
+  const AllCast cast(3);
+  run({.num_ranks = 3, .options = {.deadline = std::chrono::minutes(10)}},
+      [&](Communicator& group) {
+        // Rank 2 comes late, so that nobody's exchange is complete when rank 0 drops its own.
+        if (group.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(1));
+        if (group.rank() == 0) cast.start(group, {.wave = 9});
+        const auto error = testing::catch_comm_error([&] {
+          if (group.rank() == 0) group.allgather_sync({});
+          cast.start(group, {.wave = 9}).pending->wait_sync();
+        });
+        EXPECT_EQ(error.failure(), CommFailure::Aborted) << error.what();
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0 dropped"), HasSubstr("wave 9")));
+      });
+}
+
+TEST_P(Failure, ANewGroupWorksAfterAFailure) {
+  for (int round = 0; round < 3; ++round) {
+    run({.num_ranks = 2}, [](Communicator& group) {
+      if (group.rank() == 0) group.abort("first try");
+      EXPECT_EQ(testing::catch_comm_error([&] { group.allgather_sync({}); }).failure(),
+                CommFailure::Aborted);
+    });
+    run({.num_ranks = 2}, [](Communicator& group) {
+      EXPECT_EQ(group.allgather_sync({}).size(), 2u);
+      group.close_sync();
+    });
+  }
+}
+
+TEST_P(Failure, CallsAfterCloseSaySo) {
+  run({.num_ranks = 2}, [](Communicator& group) {
+    group.close_sync();
+    group.close_sync();
+    group.abort("too late");
+    const auto error = testing::catch_comm_error([&] { group.allgather_sync({}); });
+    EXPECT_THAT(error.what(), HasSubstr("closed"));
+    EXPECT_EQ(group.num_ranks(), 2);
+  });
+}
+
+}  // namespace
+}  // namespace magi
