@@ -6,6 +6,8 @@ target_compile_options(magi_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -Wno-missing-field-initializers>)
 # GCC 12 reports overlapping copies in plain `literal + string` (GCC bug 105651).
 target_compile_options(magi_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
+# Clang's -Wconversion takes in signs, GCC's does not; both compilers judge by the same rule.
+target_compile_options(magi_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-sign-conversion>)
 if(MAGI_SANITIZE)
   target_compile_options(magi_flags INTERFACE -fsanitize=${MAGI_SANITIZE} -fno-omit-frame-pointer
                          -fno-sanitize-recover=all)
