@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "plan/placement/placement_cases.hpp"
+
+namespace magi {
+namespace {
+
+struct Quality {
+  std::int64_t rows = 0;
+  double balance = 1.0;
+};
+
+Quality quality(const Mask& mask, std::int32_t ranks, PlacementAlgorithm algorithm,
+                double tolerance = 0.0) {
+  PlacementConfig config;
+  config.algorithm = algorithm;
+  config.min_chunks_per_rank = 16;
+  config.token_tolerance = tolerance;
+  const PlacementCost cost = placement_cost(mask, place(mask, ranks, config));
+  return {std::accumulate(cost.remote_rows.begin(), cost.remote_rows.end(), std::int64_t{0}),
+          cost.balance};
+}
+
+Mask long_documents(std::uint64_t seed, MaskType type) {
+  RandomStream random(seed);
+  return testing::document_mask(testing::random_lengths(random, 8192), type);
+}
+
+TEST(AutoPlacement, IsNeverWorseThanMinHeapInBoth) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomStream random(seed);
+    const Mask mask = testing::random_square_mask(random, 1, 200);
+    const std::int32_t ranks = random.between(2, 6);
+    const Quality heap = quality(mask, ranks, PlacementAlgorithm::MinHeap);
+    for (const auto algorithm : {PlacementAlgorithm::Auto, PlacementAlgorithm::Thorough}) {
+      const Quality found = quality(mask, ranks, algorithm);
+      EXPECT_TRUE(found.rows < heap.rows || found.balance < heap.balance ||
+                  (found.rows == heap.rows && found.balance == heap.balance))
+          << placement_name(algorithm) << ' ' << found.rows << ' ' << found.balance << " heap "
+          << heap.rows << ' ' << heap.balance;
+    }
+  }
+}
+
+TEST(AutoPlacement, MovesLessThanTwoThirdsOfMinHeapOnDocuments) {
+  for (const MaskType type : {MaskType::Causal, MaskType::Full, MaskType::InverseCausal}) {
+    for (std::uint64_t seed = 0; seed < 5; ++seed) {
+      SCOPED_TRACE(std::to_string(static_cast<int>(type)) + ", seed " + std::to_string(seed));
+      const Mask mask = long_documents(seed, type);
+      const Quality heap = quality(mask, 8, PlacementAlgorithm::MinHeap);
+      const Quality fast = quality(mask, 8, PlacementAlgorithm::Auto);
+      const Quality slow = quality(mask, 8, PlacementAlgorithm::Thorough);
+      const Quality tolerant = quality(mask, 8, PlacementAlgorithm::Auto, 0.5);
+      EXPECT_LT(3 * fast.rows, 2 * heap.rows);
+      EXPECT_LE(fast.balance, 1.03);
+      EXPECT_LE(slow.rows, fast.rows);
+      EXPECT_LE(slow.balance, 1.02);
+      EXPECT_LE(tolerant.balance, 1.03);
+    }
+  }
+}
+
+TEST(AutoPlacement, ServesPrefixTreesAndGlobalTokens) {
+  // A shared prefix of 1024 rows that all branches see, and windows with 64 global rows.
+  Mask tree = testing::document_mask(std::vector<std::int32_t>(8, 1024), MaskType::Causal);
+  tree.slices.push_back(band_slice({1024, 8192}, {0, 1024}, MaskType::Full));
+  Mask global{8192, 8192, {{0, 8192, 0, 8192, -200, 0}, {0, 8192, 0, 64, -kBandInfinity, -201}}};
+  for (const Mask& mask : {tree, global}) {
+    const Quality heap = quality(mask, 8, PlacementAlgorithm::MinHeap);
+    const Quality fast = quality(mask, 8, PlacementAlgorithm::Auto);
+    EXPECT_LT(2 * fast.rows, heap.rows);
+    EXPECT_LE(fast.balance, 1.03);
+  }
+}
+
+TEST(AutoPlacement, UsesClosedForms) {
+  PlacementConfig config;
+  const Mask causal = testing::document_mask({8192}, MaskType::Causal);
+  const Placement found = place(causal, 8, config);
+  config.algorithm = PlacementAlgorithm::Zigzag;
+  EXPECT_EQ(found, place(causal, 8, config));
+  const Mask window{8192, 8192, {{0, 8192, 0, 8192, -63, 0}}};
+  config.algorithm = PlacementAlgorithm::Auto;
+  const Placement runs = place(window, 8, config);
+  config.algorithm = PlacementAlgorithm::SequentialSelect;
+  EXPECT_EQ(runs, place(window, 8, config));
+}
+
+TEST(AutoPlacement, ServesManyRanks) {
+  RandomStream random(3);
+  const Mask mask =
+      testing::document_mask(testing::random_lengths(random, 1 << 16), MaskType::Causal);
+  const Quality heap = quality(mask, 96, PlacementAlgorithm::MinHeap);
+  const Quality fast = quality(mask, 96, PlacementAlgorithm::Auto);
+  EXPECT_LT(fast.rows, heap.rows);
+  EXPECT_LE(fast.balance, 1.03);
+}
+
+}  // namespace
+}  // namespace magi

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "magi/error.hpp"
+#include "plan/placement/evaluate.hpp"
+#include "plan/placement/placement_cases.hpp"
+
+namespace magi {
+namespace {
+
+using testing::brute_cost;
+
+Placement random_layout(RandomStream& random, std::int32_t rows) {
+  const std::int32_t chunk = random.between(1, 12);
+  const std::int32_t ranks = random.between(1, 5);
+  std::vector<std::int32_t> chunk_rank(static_cast<std::size_t>((rows + chunk - 1) / chunk));
+  for (std::int32_t& rank : chunk_rank) rank = random.between(0, ranks - 1);
+  return placement_from_chunks(rows, chunk, ranks, chunk_rank);
+}
+
+TEST(PlacementCost, EqualsBruteForceOnRandomMasks) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomStream random(seed);
+    Mask mask = testing::random_square_mask(random, 1, 70);
+    const Placement placement = random_layout(random, mask.rows_q + random.between(0, 9));
+    const PlacementCost cost = placement_cost(mask, placement);
+    const PlacementCost expected = brute_cost(mask, placement);
+    EXPECT_EQ(cost.area, expected.area);
+    EXPECT_EQ(cost.remote_rows, expected.remote_rows);
+    const std::int64_t heaviest = *std::max_element(cost.area.begin(), cost.area.end());
+    const std::int64_t total = std::accumulate(cost.area.begin(), cost.area.end(), std::int64_t{0});
+    if (total > 0) {
+      EXPECT_DOUBLE_EQ(cost.balance * static_cast<double>(total),
+                       static_cast<double>(heaviest * placement.num_ranks));
+    } else {
+      EXPECT_EQ(cost.balance, 1.0);
+    }
+    const ChunkTable table = make_chunk_table(mask, placement.num_rows, placement.chunk_size);
+    const AssignmentCost sum = evaluate(table, placement.chunk_rank, placement.num_ranks);
+    EXPECT_EQ(sum.largest_area, heaviest);
+    EXPECT_EQ(sum.remote_rows,
+              std::accumulate(cost.remote_rows.begin(), cost.remote_rows.end(), std::int64_t{0}));
+  }
+}
+
+TEST(PlacementCost, CountsKeysBeyondTheQueriesAsRemote) {
+  const Mask mask{8, 20, {band_slice({0, 8}, {0, 20}, MaskType::Full)}};
+  const PlacementCost cost = placement_cost(mask, placement_from_chunks(8, 4, 2, {0, 1}));
+  EXPECT_EQ(cost.remote_rows, (std::vector<std::int64_t>{16, 16}));
+  EXPECT_EQ(cost.area, (std::vector<std::int64_t>{80, 80}));
+}
+
+TEST(PlacementCost, RefusesAPlacementShorterThanTheMask) {
+  const Mask mask = testing::document_mask({9}, MaskType::Causal);
+  EXPECT_THROW(placement_cost(mask, placement_from_chunks(8, 4, 2, {0, 1})), InvalidArgument);
+}
+
+TEST(ChunkTable, MergesWhatAChunkSees) {
+  Mask mask = testing::document_mask({5, 7}, MaskType::Causal);
+  mask.slices.push_back(band_slice({8, 12}, {0, 2}, MaskType::Full));
+  const ChunkTable table = make_chunk_table(mask, 16, 4);
+  EXPECT_EQ(table.num_chunks(), 4);
+  EXPECT_EQ(table.area, (std::vector<std::int64_t>{10, 5 + 6, 22 + 8, 0}));
+  EXPECT_EQ(table.key_begin, (std::vector<std::int32_t>{0, 1, 2, 4, 4}));
+  EXPECT_EQ(table.keys, (std::vector<Range>{{0, 4}, {0, 8}, {0, 2}, {5, 12}}));
+}
+
+}  // namespace
+}  // namespace magi
