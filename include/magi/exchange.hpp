@@ -21,6 +21,7 @@ struct PeerRows {
 struct RowExchange {
   std::vector<PeerRows> owned;
   std::vector<PeerRows> needed;
+  friend bool operator==(const RowExchange&, const RowExchange&) = default;
 };
 
 }  // namespace magi

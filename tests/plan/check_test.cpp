@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "magi/plan.hpp"
+#include "plan/fingerprint.hpp"
+#include "plan/plan_support.hpp"
+
+namespace magi {
+namespace {
+
+std::string joined(const std::vector<std::string>& problems) {
+  std::string text;
+  for (const std::string& problem : problems) text += problem + "\n";
+  return text;
+}
+
+Mask causal(std::int32_t rows) {
+  return {rows, rows, {band_slice({0, rows}, {0, rows}, MaskType::Causal)}};
+}
+
+Plan small_plan(std::int32_t rows, WaveMode mode) {
+  PlanConfig config;
+  config.num_ranks = 4;
+  config.num_heads_q = 4;
+  config.num_heads_kv = 2;
+  config.overlap_degree = 2;
+  config.wave_mode = mode;
+  config.min_wave_rows = 4;
+  return make_plan(causal(rows), config);
+}
+
+TEST(CheckPlan, SoundPlansHaveNoProblems) {
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    RandomStream random(seed);
+    EXPECT_EQ(joined(check_plan(random_plan(random))), "") << "seed " << seed;
+  }
+}
+
+TEST(CheckPlan, LargePlansAreCheckedByFingerprint) {
+  for (const WaveMode mode : {WaveMode::Heads, WaveMode::Rows}) {
+    Plan plan = small_plan(16384, mode);
+    EXPECT_EQ(joined(check_plan(plan)), "");
+    // The same number of pairs, elsewhere: only the comparison of pairs can tell.
+    BandSlice& slice = plan.ranks[3].slices.front();
+    ASSERT_GT(slice.q0 + 1, slice.q0);
+    slice = shift(slice, 0, 1);
+    plan.digest = plan_digest(plan);
+    EXPECT_NE(joined(check_plan(plan)), "");
+  }
+}
+
+/// Faults that leave the plan well formed and its digest right.
+TEST(CheckPlan, EveryPlantedFaultIsFound) {
+  const std::vector<std::pair<const char*, std::function<void(Plan&)>>> faults = {
+      {"a key bound off by one", [](Plan& p) { --p.ranks[2].slices.back().k1; }},
+      {"a query bound off by one", [](Plan& p) { ++p.ranks[2].slices.back().q0; }},
+      {"a diagonal off by one",
+       [](Plan& p) {
+         for (BandSlice& slice : p.ranks[1].slices) {
+           if (slice.d_max != kBandInfinity) {
+             --slice.d_max;
+             return;
+           }
+         }
+       }},
+      {"a dropped slice",
+       [](Plan& p) {
+         p.ranks[3].slices[0] = BandSlice{0, 0, 0, 0};
+       }},
+      {"a wrong owner", [](Plan& p) { p.transfers[0].src = (p.transfers[0].src + 1) % 4; }},
+      {"a wrong source row", [](Plan& p) { p.transfers.back().src_row ^= 1; }},
+      {"a dropped transfer", [](Plan& p) { p.transfers.pop_back(); }},
+      {"a doubled transfer", [](Plan& p) { p.transfers.push_back(p.transfers.back()); }},
+      {"a short transfer", [](Plan& p) { --p.transfers[1].num_rows; }},
+      {"swapped waves", [](Plan& p) { std::swap(p.ranks[2].waves[0], p.ranks[2].waves[1]); }},
+      {"a missing head", [](Plan& p) { ++p.ranks[1].waves.back().heads.begin; }},
+      {"a segment too early", [](Plan& p) { p.ranks[1].k.segments.back().wave = 0; }},
+      {"a wrong area", [](Plan& p) { ++p.report.rank_area[1]; }},
+      {"a wrong byte count", [](Plan& p) { ++p.report.pair_bytes[1]; }},
+      {"a wrong total", [](Plan& p) { --p.report.total_bytes; }},
+      {"a bound above the total",
+       [](Plan& p) { p.report.lower_bound_bytes = p.report.total_bytes + 1; }},
+      {"a chunk at two ranks", [](Plan& p) { p.placement_q.chunk_rank[0] ^= 1; }},
+      {"another mask", [](Plan& p) { --p.mask.slices[0].d_max; }},
+  };
+  for (const WaveMode mode : {WaveMode::Heads, WaveMode::Rows}) {
+    for (const auto& [name, plant] : faults) {
+      Plan plan = small_plan(256, mode);
+      ASSERT_EQ(joined(check_plan(plan)), "");
+      plant(plan);
+      plan.digest = plan_digest(plan);
+      EXPECT_FALSE(check_plan(plan).empty()) << name;
+    }
+  }
+}
+
+TEST(CheckPlan, AStaleDigestIsFound) {
+  Plan plan = small_plan(64, WaveMode::Rows);
+  plan.digest ^= 1;
+  EXPECT_EQ(joined(check_plan(plan)), "the digest is not that of the tables\n");
+}
+
+TEST(CheckPlan, BrokenTablesAreReportedBeforeTheyAreRead) {
+  const std::vector<std::function<void(Plan&)>> faults = {
+      [](Plan& p) { p.ranks.pop_back(); },
+      [](Plan& p) { p.ranks[1].waves.clear(); },
+      [](Plan& p) { p.ranks[1].k.segments.clear(); },
+      [](Plan& p) { p.ranks[1].waves[0].k_segment = 99; },
+      [](Plan& p) { p.ranks[1].waves[0].slices.end = 1 << 30; },
+      [](Plan& p) { p.ranks[1].slices[0].k1 = 1 << 29; },
+      [](Plan& p) { p.transfers[0].dst = -1; },
+      [](Plan& p) { p.transfers[0].dst_row = 1 << 30; },
+      [](Plan& p) { p.placement_k.rank_begin[1] = 1 << 30; },
+      [](Plan& p) { p.placement_k.chunk_size = 0; },
+      [](Plan& p) { p.report.pair_bytes.clear(); },
+      [](Plan& p) { p.config.num_heads_kv = 0; },
+      [](Plan& p) { p.mask.slices[0].q1 = -5; },
+      [](Plan& p) { p.num_waves = 0; },
+  };
+  for (std::size_t i = 0; i < faults.size(); ++i) {
+    Plan plan = small_plan(128, WaveMode::Rows);
+    faults[i](plan);
+    EXPECT_FALSE(check_plan(plan).empty()) << "fault " << i;
+  }
+}
+
+/// The fingerprint by its definition, pair by pair, in the same field.
+TEST(PairFingerprint, IsAdditiveOverAnyPartition) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    RandomStream random(seed);
+    const BandSlice slice = random_slice(random, 40, 40, {});
+    std::uint64_t rows = 0;
+    std::uint64_t pairs = 0;
+    for (std::int32_t q = slice.q0; q < slice.q1; ++q) {
+      rows = planner::add_fingerprints(rows, planner::pair_fingerprint(cut_q(slice, {q, q + 1})));
+      const Range keys = visible_keys(slice, q);
+      for (std::int32_t k = keys.begin; k < keys.end; ++k) {
+        pairs = planner::add_fingerprints(pairs, planner::pair_fingerprint({q, q + 1, k, k + 1}));
+      }
+    }
+    EXPECT_EQ(planner::pair_fingerprint(slice), rows) << "seed " << seed;
+    EXPECT_EQ(planner::pair_fingerprint(slice), pairs) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace magi

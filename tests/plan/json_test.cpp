@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "magi/error.hpp"
+#include "magi/plan.hpp"
+#include "plan/plan_support.hpp"
+
+namespace magi {
+namespace {
+
+/// The refusal, or "accepted".
+std::string refusal(const std::string& text) {
+  try {
+    plan_from_json(text);
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const std::size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return at == std::string::npos ? text : text.replace(at, from.size(), to);
+}
+
+Plan golden_plan() {
+  const Mask mask{8, 8, {band_slice({0, 8}, {0, 8}, MaskType::Causal)}};
+  PlanConfig config;
+  config.num_ranks = 2;
+  config.num_heads_q = 4;
+  config.num_heads_kv = 2;
+  config.head_dim_qk = 8;
+  config.head_dim_v = 8;
+  const Placement placement = placement_from_chunks(8, 2, 2, {0, 1, 1, 0});
+  return make_plan_on(mask, config, placement, placement);
+}
+
+const std::string kGolden = R"golden({"format": "magi plan",
+"version": 1,
+"mask": {"rows_q": 8, "rows_k": 8, "slices": [[0,8,0,8,null,0]]},
+"config": {"num_ranks": 2,
+"num_heads_q": 4,
+"num_heads_kv": 2,
+"head_dim_qk": 8,
+"head_dim_v": 8,
+"element_bytes": 2,
+"placement": {"algorithm": "auto",
+"chunk_size": null,
+"min_chunks_per_rank": 8,
+"uneven_shard": false,
+"token_tolerance": 0,
+"top_p": 0,
+"num_select_chunks": 1,
+"allocation_ratio": 1,
+"seed": 42},
+"placement_k": null,
+"overlap_degree": 1,
+"wave_mode": "auto",
+"min_wave_rows": 512,
+"cost": {"flops_per_second": 6e+14,
+"backward_flops_per_second": 5.2e+14,
+"bytes_per_second": 2.75e+11,
+"seconds_per_transfer": 2e-06,
+"seconds_per_launch": 5e-06}},
+"placement_q": {"num_rows": 8, "chunk_size": 2, "num_ranks": 2, "chunk_rank": [0,1,1,0]},
+"placement_k": {"num_rows": 8, "chunk_size": 2, "num_ranks": 2, "chunk_rank": [0,1,1,0]},
+"num_waves": 2,
+"ranks": [{"q": [[0,4,0]],
+"k": [[0,4,0],[-1,4,1]],
+"slices": [[0,2,0,2,null,0],
+[2,4,0,4,null,0],
+[2,4,0,4,null,null]],
+"waves": [[0,0,2,0,2],[1,0,2,2,3]]},
+{"q": [[1,4,0]],
+"k": [[1,4,0],[-1,2,1]],
+"slices": [[0,4,0,4,null,0],
+[0,4,0,2,null,null]],
+"waves": [[0,0,2,0,1],[1,0,2,1,2]]}],
+"transfers": [[1,0,0,1,0,4],
+[0,1,0,1,0,2]],
+"report": {"rank_area": [18,18],
+"rank_rows": [4,4],
+"remote_rows": [4,2],
+"pair_bytes": [0,128,256,0],
+"balance": 1,
+"total_bytes": 384,
+"lower_bound_bytes": 256,
+"ring_bytes": 512,
+"forward_seconds": 1e-05,
+"backward_seconds": 1.2001e-05,
+"exposed_comm_seconds": 0},
+"digest": "a44c25182f643117"}
+)golden";
+
+TEST(PlanJson, RandomPlansSurviveARoundTrip) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    RandomStream random(seed);
+    const Plan plan = random_plan(random);
+    const std::string text = plan_to_json(plan);
+    const Plan read = plan_from_json(text);
+    EXPECT_EQ(read, plan) << "seed " << seed;
+    EXPECT_EQ(plan_to_json(read), text) << "seed " << seed;
+  }
+}
+
+TEST(PlanJson, TextOfVersionOneStays) { EXPECT_EQ(plan_to_json(golden_plan()), kGolden); }
+
+TEST(PlanJson, EveryTruncationIsRefused) {
+  const std::string text = plan_to_json(golden_plan());
+  for (std::size_t size = 0; size + 2 < text.size(); ++size) {
+    EXPECT_NE(refusal(text.substr(0, size)), "accepted") << "first " << size << " bytes";
+  }
+}
+
+/// A byte changed anywhere is refused, or is white space or a rate that no table depends on: what
+/// is accepted must be sound tables with their own digest.
+TEST(PlanJson, MutationsAreRefusedOrHarmless) {
+  const std::string text = plan_to_json(golden_plan());
+  RandomStream random(7);
+  for (int i = 0; i < 20000; ++i) {
+    std::string mutated = text;
+    const int edits = random.between(1, 3);
+    for (int e = 0; e < edits; ++e) {
+      const auto at = static_cast<std::size_t>(
+          random.between(0, static_cast<std::int32_t>(mutated.size()) - 1));
+      switch (random.between(0, 2)) {
+        case 0:
+          mutated[at] = static_cast<char>(random.between(0, 255));
+          break;
+        case 1:
+          mutated.erase(at, static_cast<std::size_t>(random.between(1, 9)));
+          break;
+        default:
+          mutated.insert(at, mutated.substr(at, static_cast<std::size_t>(random.between(1, 30))));
+      }
+    }
+    try {
+      const Plan plan = plan_from_json(mutated);
+      EXPECT_EQ(plan_digest(plan), golden_plan().digest) << mutated;
+    } catch (const InvalidArgument& error) {
+      EXPECT_LT(std::string(error.what()).size(), 400u);
+    }
+  }
+}
+
+TEST(PlanJson, RefusalsNamePathValueAndWhatIsAllowed) {
+  const std::string text = plan_to_json(golden_plan());
+  EXPECT_EQ(refusal(replaced(text, "\"version\": 1", "\"version\": 2")),
+            "plan JSON: version is 2; allowed: an integer from 1 to 1");
+  EXPECT_EQ(refusal(replaced(text, "\"format\": \"magi plan\"", "\"format\": \"other\"")),
+            "plan JSON: format is other; allowed: magi plan");
+  EXPECT_EQ(refusal(replaced(text, "\"rows_k\"", "\"rows\"")),
+            "plan JSON: mask is holding key rows; allowed: rows_q, rows_k, slices");
+  EXPECT_EQ(refusal(replaced(text, "\"rows_k\": 8", "\"rows_q\": 8")),
+            "plan JSON: mask is holding key rows_q twice; allowed: each key once");
+  EXPECT_EQ(refusal(replaced(text, "\"rows_k\": 8, ", "")),
+            "plan JSON: mask is without key rows_k; allowed: all of rows_q, rows_k, slices");
+  EXPECT_EQ(refusal(replaced(text, "[0,8,0,8,null,0]", "[0,8,0,8.5,null,0]")),
+            "plan JSON: mask.slices[0][3] is 8.5; allowed: an integer from 0 to 1073741823");
+  EXPECT_EQ(refusal(replaced(text, "[0,8,0,8,null,0]", "[0,8,0,8,null]")),
+            "plan JSON: mask.slices[0] is too short; allowed: [q0, q1, k0, k1, d_min, d_max]");
+  EXPECT_EQ(refusal(replaced(text, "[0,8,0,8,null,0]", "[0,9,0,8,null,0]")).substr(0, 10),
+            "plan JSON:");
+  EXPECT_EQ(refusal(replaced(text, "\"num_ranks\": 2", "\"num_ranks\": 99999999999999999999")),
+            "plan JSON: config.num_ranks is 99999999999999999999; allowed: an integer from 1 to "
+            "2147483647");
+  EXPECT_EQ(refusal(text + "x"), "plan JSON is followed by x; allowed: one JSON object");
+  EXPECT_EQ(refusal(""), "plan JSON is cut off; allowed: an object");
+  EXPECT_EQ(refusal(std::string(100000, '[')).substr(0, 12), "plan JSON is");
+}
+
+TEST(PlanJson, TablesOfAnotherPlanAreRefused) {
+  const std::string text = plan_to_json(golden_plan());
+  const std::string digest = text.substr(text.find("\"digest\": ") + 11, 16);
+  EXPECT_EQ(refusal(replaced(text, digest, "0123456789abcdef")),
+            "plan JSON is carrying the digest of another plan; allowed: the digest of its own "
+            "tables");
+}
+
+}  // namespace
+}  // namespace magi
