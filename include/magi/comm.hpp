@@ -13,6 +13,8 @@
 #include "magi/exchange.hpp"
 #include "magi/tensor.hpp"
 
+struct magi_comm_vtable;
+
 namespace magi {
 
 enum class ReduceOp : std::int32_t {
@@ -99,6 +101,13 @@ std::unique_ptr<Communicator> make_shm_group(std::int32_t rank, std::int32_t num
 /// Unix socket held by rank 0.
 Bootstrap local_bootstrap(const std::string& name, std::int32_t rank, std::int32_t num_ranks,
                           std::chrono::milliseconds deadline);
+
+/// A group whose functions the caller supplies (magi/comm_vtable.h); takes over the context. Throws
+/// InvalidArgument when the table is incomplete.
+std::unique_ptr<Communicator> make_vtable_group(const ::magi_comm_vtable& vtable);
+
+/// A communicator as such a table; its destroy function ends the communicator.
+::magi_comm_vtable make_comm_vtable(std::unique_ptr<Communicator> communicator);
 
 /// Throws CommError(PlanMismatch) naming the ranks whose digest differs from rank 0's. Collective.
 void check_plan_digest_sync(Communicator& communicator, std::uint64_t digest);

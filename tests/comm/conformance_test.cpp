@@ -31,7 +31,8 @@ class Conformance : public ::testing::TestWithParam<Backend> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Backends, Conformance, ::testing::Values(Backend::Threads, Backend::Shm),
+INSTANTIATE_TEST_SUITE_P(Backends, Conformance,
+                         ::testing::Values(Backend::Threads, Backend::Shm, Backend::Vtable),
                          [](const auto& backend) { return testing::backend_name(backend.param); });
 
 const RowExchange& rows_of(const ExchangeCase& test, std::int32_t rank) {

@@ -33,7 +33,8 @@ class Failure : public ::testing::TestWithParam<Backend> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Backends, Failure, ::testing::Values(Backend::Threads, Backend::Shm),
+INSTANTIATE_TEST_SUITE_P(Backends, Failure,
+                         ::testing::Values(Backend::Threads, Backend::Shm, Backend::Vtable),
                          [](const auto& backend) { return testing::backend_name(backend.param); });
 
 /// Everyone casts `rows` rows of 8 bytes to everyone.

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "comm/window_group.hpp"
+#include "magi/comm_vtable.h"
 
 namespace magi::testing {
 namespace {
@@ -27,12 +28,15 @@ void run_guarded(const std::function<void()>& body) {
   }
 }
 
-void run_threads(const GroupSetup& setup, const RankBody& body) {
+void run_threads(const GroupSetup& setup, const RankBody& body, bool through_vtable) {
   std::vector<comm::EngineOptions> options;
   for (std::int32_t rank = 0; rank < setup.num_ranks; ++rank) {
     options.push_back(setup.engine(rank));
   }
   auto group = comm::make_thread_group_with(options);
+  for (auto& member : group) {
+    if (through_vtable) member = make_vtable_group(make_comm_vtable(std::move(member)));
+  }
   std::vector<std::thread> threads;
   for (auto& member : group) {
     threads.emplace_back([&body, owned = std::move(member)]() mutable {
@@ -107,8 +111,9 @@ comm::EngineOptions GroupSetup::engine(std::int32_t rank) const {
 void run_ranks(Backend backend, const GroupSetup& setup, const RankBody& body) {
   switch (backend) {
     case Backend::Threads:
+      return run_threads(setup, body, false);
     case Backend::Vtable:
-      return run_threads(setup, body);
+      return run_threads(setup, body, true);
     case Backend::Shm:
       break;
   }

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "comm/ranks.hpp"
+
+namespace magi {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::vector<std::byte> bytes_of(std::int32_t rank, std::size_t count) {
+  return std::vector<std::byte>(count, static_cast<std::byte>(rank + 1));
+}
+
+TEST(LocalBootstrap, GathersInRankOrderWhoeverComesFirst) {
+  const std::string name = testing::unique_name();
+  testing::run_processes(4, [&](std::int32_t rank) {
+    std::this_thread::sleep_for(milliseconds((7 - 2 * rank) * 20));
+    const Bootstrap bootstrap = local_bootstrap(name, rank, 4, seconds(20));
+    for (const std::size_t scale : {std::size_t{0}, std::size_t{3}, std::size_t{500'000}}) {
+      const auto all = bootstrap(bytes_of(rank, scale * static_cast<std::size_t>(rank)));
+      ASSERT_EQ(all.size(), 4u);
+      for (std::int32_t other = 0; other < 4; ++other) {
+        EXPECT_EQ(all[static_cast<std::size_t>(other)],
+                  bytes_of(other, scale * static_cast<std::size_t>(other)));
+      }
+    }
+  });
+}
+
+TEST(LocalBootstrap, OneRankNeedsNobody) {
+  const Bootstrap bootstrap = local_bootstrap(testing::unique_name(), 0, 1, seconds(1));
+  const auto all = bootstrap(bytes_of(0, 3));
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0], bytes_of(0, 3));
+}
+
+TEST(LocalBootstrap, MissingRanksAreNamedToEveryone) {
+  const std::string name = testing::unique_name();
+  testing::run_processes(5, [&](std::int32_t rank) {
+    if (rank == 2 || rank == 4) return;
+    const auto error =
+        testing::catch_comm_error([&] { local_bootstrap(name, rank, 5, milliseconds(400)); });
+    EXPECT_EQ(error.failure(), CommFailure::Timeout);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 2, rank 4 of group '" + name + "'"),
+                                    HasSubstr("did not arrive within 400 ms")));
+  });
+}
+
+TEST(LocalBootstrap, MissingRankZeroIsNamed) {
+  const auto error = testing::catch_comm_error(
+      [] { local_bootstrap(testing::unique_name(), 1, 2, milliseconds(100)); });
+  EXPECT_EQ(error.failure(), CommFailure::Timeout);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0"), HasSubstr("did not arrive within 100 ms")));
+}
+
+std::string invalid_argument(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    return std::string("another exception: ") + error.what();
+  }
+  return "no exception";
+}
+
+TEST(LocalBootstrap, RankClaimedTwiceIsRefusedEverywhere) {
+  const std::string name = testing::unique_name();
+  // Processes 1 and 2 both claim rank 1; rank 2 never comes, so that the meeting is still on.
+  testing::run_processes(3, [&](std::int32_t process) {
+    const std::int32_t rank = process == 0 ? 0 : 1;
+    EXPECT_THAT(invalid_argument([&] { local_bootstrap(name, rank, 3, seconds(20)); }),
+                AllOf(HasSubstr("rank is 1"), HasSubstr("allowed: each rank once")));
+  });
+}
+
+TEST(LocalBootstrap, RankZeroClaimedTwiceIsRefused) {
+  const std::string name = testing::unique_name();
+  testing::run_processes(2, [&](std::int32_t process) {
+    if (process == 1) std::this_thread::sleep_for(milliseconds(200));
+    const std::string text =
+        invalid_argument([&] { local_bootstrap(name, 0, 2, milliseconds(600)); });
+    if (process == 1) {
+      EXPECT_THAT(text, HasSubstr("rank is 0"));
+    }
+  });
+}
+
+TEST(LocalBootstrap, OtherNumberOfRanksIsRefusedEverywhere) {
+  const std::string name = testing::unique_name();
+  testing::run_processes(2, [&](std::int32_t rank) {
+    EXPECT_THAT(
+        invalid_argument([&] { local_bootstrap(name, rank, rank == 0 ? 3 : 2, seconds(20)); }),
+        AllOf(HasSubstr("num_ranks is 2"), HasSubstr("allowed: 3")));
+  });
+}
+
+TEST(LocalBootstrap, RankThatDiesBetweenCallsIsReportedToEveryone) {
+  const std::string name = testing::unique_name();
+  testing::run_processes(3,
+                         [&](std::int32_t rank) {
+                           const Bootstrap bootstrap = local_bootstrap(name, rank, 3, seconds(20));
+                           bootstrap({});
+                           if (rank == 2) raise(SIGKILL);
+                           const auto error = testing::catch_comm_error([&] { bootstrap({}); });
+                           EXPECT_EQ(error.failure(), CommFailure::PeerDied);
+                           EXPECT_THAT(error.what(), HasSubstr("rank 2"));
+                         },
+                         {2});
+}
+
+TEST(LocalBootstrap, BadArgumentsAreRefused) {
+  EXPECT_THAT(invalid_argument([] { local_bootstrap("", 0, 1, seconds(1)); }),
+              HasSubstr("allowed: 1 to 80 characters"));
+  EXPECT_THAT(invalid_argument([] { local_bootstrap(std::string(81, 'x'), 0, 1, seconds(1)); }),
+              HasSubstr("allowed: 1 to 80 characters"));
+  EXPECT_THAT(invalid_argument([] { local_bootstrap("x", 2, 2, seconds(1)); }),
+              HasSubstr("rank is 2; allowed: 0 to 1"));
+  EXPECT_THAT(invalid_argument([] { local_bootstrap("x", 0, 0, seconds(1)); }),
+              HasSubstr("num_ranks is 0; allowed: 1 to 1024"));
+  EXPECT_THAT(invalid_argument([] { local_bootstrap("x", 0, 1, seconds(0)); }),
+              HasSubstr("deadline is 0 ms"));
+}
+
+}  // namespace
+}  // namespace magi

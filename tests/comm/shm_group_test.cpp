@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "comm/exchange_case.hpp"
+#include "comm/process_watch.hpp"
+#include "comm/ranks.hpp"
+#include "comm/window_group.hpp"
+
+// What only ranks as processes can show. Every rank is forked; the test process starts no thread.
+namespace magi {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::HostTensor;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// A dead rank has to be reported within this.
+constexpr seconds kDetection(2);
+
+void cast_all(Communicator& group, std::int64_t rows, std::int32_t wave) {
+  const auto test = testing::all_to_all_case(group.num_ranks(), rows);
+  const auto rank = static_cast<std::size_t>(group.rank());
+  const HostTensor own = testing::make_tensor(DType::Float32, {rows, 64});
+  const HostTensor received = testing::make_tensor(DType::Float32, {test.needed_rows[rank], 64});
+  group
+      .group_cast({&own.view, 1}, {&received.view, 1}, test.ranks[rank],
+                  {.plan_digest = 0xfeed, .wave = wave})
+      ->wait_sync();
+}
+
+TEST(ShmGroup, KilledRankIsReportedWithRankAndWave) {
+  testing::run_ranks(
+      testing::Backend::Shm,
+      {.num_ranks = 4, .options = {.deadline = std::chrono::minutes(10)}, .killed = {2}},
+      [](Communicator& group) {
+        cast_all(group, 16, 0);
+        if (group.rank() == 2) raise(SIGKILL);
+        const auto start = Clock::now();
+        const auto error = testing::catch_comm_error([&] { cast_all(group, 16, 1); });
+        EXPECT_EQ(error.failure(), CommFailure::PeerDied) << error.what();
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 2 died"), HasSubstr("wave 1"),
+                                        HasSubstr("plan 0x000000000000feed")));
+        EXPECT_LT(Clock::now() - start, kDetection);
+      });
+}
+
+TEST(ShmGroup, RankKilledInMidTransferIsReportedByAll) {
+  // A window far smaller than the rows: every rank is in the middle of sending and receiving.
+  testing::run_ranks(testing::Backend::Shm,
+                     {.num_ranks = 4,
+                      .options = {.deadline = std::chrono::minutes(10), .window_bytes = 1},
+                      .max_ring_bytes = 8192,
+                      .faulty_rank = 1,
+                      .fault = {.action = comm::FaultAction::Kill, .at_packet = 100},
+                      .killed = {1}},
+                     [](Communicator& group) {
+                       const auto error =
+                           testing::catch_comm_error([&] { cast_all(group, 20000, 3); });
+                       EXPECT_EQ(error.failure(), CommFailure::PeerDied) << error.what();
+                       EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr("wave 3")));
+                     });
+}
+
+TEST(ShmGroup, ZombieCountsAsDead) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  std::ifstream stat("/proc/" + std::to_string(child) + "/stat");
+  comm::ProcessId id{.pid = child};
+  std::string field;
+  for (int i = 1; i <= 21; ++i) stat >> field;
+  stat >> id.start_ticks;
+  const comm::ProcessWatch watch({id, comm::own_process()});
+  EXPECT_FALSE(watch.has_ended(0));
+  EXPECT_FALSE(watch.has_ended(1));
+  kill(child, SIGKILL);
+  // Not reaped: it stays a zombie.
+  for (int i = 0; i < 200 && !watch.has_ended(0); ++i) std::this_thread::sleep_for(milliseconds(5));
+  EXPECT_TRUE(watch.has_ended(0));
+  // A watch that comes too late, and one for another process of the same number.
+  EXPECT_TRUE(comm::ProcessWatch({id}).has_ended(0));
+  const comm::ProcessId reused{.pid = getpid(), .start_ticks = 1};
+  EXPECT_TRUE(comm::ProcessWatch({reused}).has_ended(0));
+  waitpid(child, nullptr, 0);
+}
+
+TEST(ShmGroup, StoppedAndContinuedRankIsNoError) {
+  testing::run_ranks(testing::Backend::Shm, {.num_ranks = 2}, [](Communicator& group) {
+    if (group.rank() == 1) {
+      const pid_t self = getpid();
+      const pid_t waker = fork();
+      if (waker == 0) {
+        std::this_thread::sleep_for(milliseconds(500));
+        kill(self, SIGCONT);
+        _exit(0);
+      }
+      raise(SIGSTOP);
+      waitpid(waker, nullptr, 0);
+    }
+    cast_all(group, 16, 0);
+    group.close_sync();
+  });
+}
+
+TEST(ShmGroup, SignalsInterruptNothing) {
+  testing::run_ranks(testing::Backend::Shm, {.num_ranks = 2}, [](Communicator& group) {
+    struct sigaction action {};
+    action.sa_handler = [](int) {};
+    sigaction(SIGUSR1, &action, nullptr);
+    const pid_t self = getpid();
+    const pid_t storm = fork();
+    if (storm == 0) {
+      for (int i = 0; i < 400; ++i) {
+        kill(self, SIGUSR1);
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+      _exit(0);
+    }
+    for (std::int32_t wave = 0; wave < 20; ++wave) {
+      if (group.rank() == 1) std::this_thread::sleep_for(milliseconds(10));
+      cast_all(group, 2000, wave);
+    }
+    waitpid(storm, nullptr, 0);
+    group.close_sync();
+  });
+}
+
+std::size_t count_descriptors() {
+  std::size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    count += !entry.path().empty();
+  }
+  return count;
+}
+
+std::size_t count_group_mappings() {
+  std::ifstream maps("/proc/self/maps");
+  std::size_t count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find("memfd:magi") < line.size();
+  return count;
+}
+
+TEST(ShmGroup, NothingLeaksWhetherClosedOrAborted) {
+  const std::string name = testing::unique_name();
+  testing::run_processes(3, [&](std::int32_t rank) {
+    // The first round may open what stays open for good, such as the log.
+    std::size_t descriptors = 0;
+    for (int round = 0; round < 6; ++round) {
+      {
+        const auto bootstrap =
+            local_bootstrap(name + "-" + std::to_string(round), rank, 3, seconds(20));
+        const auto group = make_shm_group(rank, 3, bootstrap);
+        cast_all(*group, 3000, 0);
+        EXPECT_GT(count_group_mappings(), 1u);
+        if (round % 2 == 0) {
+          group->close_sync();
+          EXPECT_EQ(count_group_mappings(), 0u);
+        } else {
+          if (rank == 0) group->abort("enough");
+          testing::catch_comm_error([&] {
+            for (;;) cast_all(*group, 3000, 1);
+          });
+        }
+      }
+      EXPECT_EQ(count_group_mappings(), 0u);
+      if (round == 0) descriptors = count_descriptors();
+      EXPECT_EQ(count_descriptors(), descriptors) << "round " << round;
+    }
+  });
+}
+
+TEST(ShmGroup, MemoryIsPrivateAndHasNoName) {
+  const auto region = comm::make_group_region(4, 1);
+  struct stat status {};
+  ASSERT_EQ(fstat(region->fd(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600u);
+  EXPECT_EQ(status.st_nlink, 0u);
+}
+
+TEST(ShmGroup, AnyAllgatherServesAsBootstrap) {
+  // The bootstrap is a group itself: no socket, no name.
+  testing::run_ranks(testing::Backend::Shm, {.num_ranks = 3}, [](Communicator& first) {
+    const Bootstrap bootstrap = [&](std::span<const std::byte> bytes) {
+      return first.allgather_sync(bytes);
+    };
+    const auto second = make_shm_group(first.rank(), 3, bootstrap);
+    cast_all(*second, 10, 0);
+    second->close_sync();
+    first.close_sync();
+  });
+}
+
+TEST(ShmGroup, BootstrapThatMixesRanksIsRefusedOnEveryRank) {
+  testing::run_ranks(testing::Backend::Shm, {.num_ranks = 3}, [](Communicator& first) {
+    // Two ranks believe to be rank 1.
+    const Bootstrap bootstrap = [&](std::span<const std::byte> bytes) {
+      return first.allgather_sync(bytes);
+    };
+    const std::int32_t claimed = first.rank() == 2 ? 1 : first.rank();
+    const auto error = testing::catch_comm_error([&] { make_shm_group(claimed, 3, bootstrap); });
+    EXPECT_EQ(error.failure(), CommFailure::System);
+    EXPECT_THAT(error.what(), HasSubstr("calls itself rank 1 of 3"));
+    first.close_sync();
+  });
+}
+
+}  // namespace
+}  // namespace magi
