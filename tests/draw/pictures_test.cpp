@@ -198,6 +198,28 @@ TEST(Schedule, WavesFollowTheirRows) {
   }
 }
 
+TEST(Schedule, EndsWhenThePlannerPredicts) {
+  RandomStream random(9);
+  RandomMaskOptions options;
+  options.min_rows = 40;
+  for (int round = 0; round < 300; ++round) {
+    const Mask mask = random_mask(random, options);
+    PlanConfig config{.num_ranks = random.between(1, 5), .num_heads_q = 4, .num_heads_kv = 2};
+    config.overlap_degree = random.between(0, 3);
+    config.wave_mode = random.chance(50) ? WaveMode::Heads : WaveMode::Rows;
+    config.min_wave_rows = 4;
+    // Rates at which launches, transfers and work all matter.
+    config.cost = {.flops_per_second = 1e9, .bytes_per_second = 1e9};
+    const Plan plan = make_plan(mask, config);
+    double end = 0.0;
+    for (const RankSchedule& rank : forward_schedule(plan)) {
+      if (!rank.attention.empty()) end = std::max(end, rank.attention.back().end);
+    }
+    SCOPED_TRACE(testing::describe(mask));
+    EXPECT_NEAR(end, plan.report.forward_seconds, 40e-9);
+  }
+}
+
 TEST(TimelinePicture, ShowsWavesAndTimes) {
   const std::string picture = timeline_picture(small_plan(), "timeline");
   EXPECT_EQ(testing::xml_fault(picture), "");
