@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+
+namespace CLI {
+class App;
+}
+
+// Subcommands: each registers its flags and says how to run.
+namespace magi::cli {
+
+/// Exit codes of the command.
+enum class Exit : int {
+  Ok = 0,
+  CheckFailed = 1,  ///< a result is wrong
+  Usage = 2,        ///< the call is wrong
+  Unfit = 3,        ///< the machine cannot do it
+};
+
+struct Command {
+  CLI::App* app = nullptr;
+  std::function<Exit()> run;
+};
+
+Command add_plan_command(CLI::App& parent);
+Command add_show_command(CLI::App& parent);
+
+/// The whole command: parses, runs and turns every exception into one line on standard error and an
+/// exit code.
+int run_command(int argc, const char* const* argv);
+
+}  // namespace magi::cli

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "magi/mask_builders.hpp"
+#include "magi/plan.hpp"
+#include "values.hpp"
+
+namespace CLI {
+class App;
+}
+
+// Flags that several subcommands share.
+namespace magi::cli {
+
+/// Registers `--name N`; the target keeps its value when the flag is absent.
+void add_int(CLI::App& app, const std::string& name, std::int32_t& target, Bounds bounds,
+             const std::string& help);
+void add_int(CLI::App& app, const std::string& name, std::optional<std::int32_t>& target,
+             Bounds bounds, const std::string& help);
+
+/// What the mask flags hold: one source, and for packed documents one rule.
+struct MaskFlags {
+  std::string file;
+  std::vector<std::int32_t> cu_seqlens;
+  std::vector<std::int32_t> cu_seqlens_k;
+  std::vector<std::int32_t> documents;
+  std::optional<std::int32_t> tokens;
+  std::vector<PrefixTreeNode> tree;
+  bool is_causal = false;
+  std::optional<Window> window;
+  std::optional<std::int32_t> num_global;
+  std::optional<std::int32_t> block;
+  std::vector<std::int32_t> prefix;
+  std::optional<std::pair<std::int32_t, std::int32_t>> chunk_causal;  ///< size, earlier chunks
+
+  bool has_source() const;
+};
+void add_mask_flags(CLI::App& app, MaskFlags& flags);
+/// Throws InvalidArgument unless exactly one source and at most one rule are given.
+Mask make_mask(const MaskFlags& flags);
+
+/// Flags of every field of a plan's configuration that a user chooses.
+void add_plan_flags(CLI::App& app, PlanConfig& config);
+/// The configuration that flags change: four ranks, 32:8 heads of 128.
+PlanConfig default_plan_config();
+
+}  // namespace magi::cli

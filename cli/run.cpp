@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <new>
+#include <vector>
+
+#include "commands.hpp"
+#include "files.hpp"
+#include "magi/error.hpp"
+
+namespace magi::cli {
+namespace {
+
+Exit fail(Exit code, const char* message) {
+  std::cerr << "magi: " << message << '\n';
+  return code;
+}
+
+/// Output that did not reach its reader is a failure, whatever was computed.
+Exit flushed(Exit code) {
+  std::cout.flush();
+  if (code == Exit::Ok && !std::cout) return fail(Exit::Unfit, "writing standard output failed");
+  return code;
+}
+
+Exit run_parsed(const std::vector<Command>& commands) {
+  for (const Command& command : commands) {
+    if (command.app->parsed()) return flushed(command.run());
+  }
+  return fail(Exit::Usage, "no subcommand is given; see magi --help");
+}
+
+Exit parse_and_run(CLI::App& app, const std::vector<Command>& commands, int argc,
+                   const char* const* argv) {
+  try {
+    app.parse(argc, argv);
+    return run_parsed(commands);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    return flushed(Exit::Ok);
+  } catch (const CLI::CallForVersion& version) {
+    std::cout << version.what() << '\n';
+    return flushed(Exit::Ok);
+  } catch (const CLI::ParseError& error) {
+    return fail(Exit::Usage, error.what());
+  } catch (const InvalidArgument& error) {
+    return fail(Exit::Usage, error.what());
+  } catch (const InternalError& error) {
+    return fail(Exit::CheckFailed, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(Exit::Unfit, "out of memory");
+  } catch (const std::exception& error) {
+    return fail(Exit::Unfit, error.what());
+  }
+}
+
+}  // namespace
+
+int run_command(int argc, const char* const* argv) {
+  CLI::App app("Exact attention over long sequences, with any mask, on many ranks.", "magi");
+  app.set_version_flag("--version", MAGI_VERSION);
+  app.require_subcommand(0, 1);
+  const std::vector<Command> commands = {add_plan_command(app), add_show_command(app)};
+  return static_cast<int>(parse_and_run(app, commands, argc, argv));
+}
+
+}  // namespace magi::cli

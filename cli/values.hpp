@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+// Values of flags. Every refusal is an InvalidArgument that gives flag, value seen and values
+// allowed.
+namespace magi::cli {
+
+struct Bounds {
+  std::int64_t low = 0;
+  std::int64_t high = 0;
+};
+
+std::int64_t parse_int(std::string_view flag, std::string_view text, Bounds bounds);
+double parse_number(std::string_view flag, std::string_view text, double low, double high);
+
+/// "a,b,c", at least one.
+std::vector<std::int32_t> parse_ints(std::string_view flag, std::string_view text, Bounds bounds);
+
+/// "left<separator>right", both inside `bounds`.
+std::pair<std::int32_t, std::int32_t> parse_pair(std::string_view flag, std::string_view text,
+                                                 char separator, Bounds bounds);
+
+/// The text fit for one line of a message: quoted, printable, at most 60 characters.
+std::string shown(std::string_view text);
+
+}  // namespace magi::cli

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/run_magi.hpp"
+#include "cli/temporary_folder.hpp"
+#include "magi/mask_builders.hpp"
+#include "magi/plan.hpp"
+
+namespace magi::testing {
+namespace {
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+struct BadCall {
+  const char* arguments;
+  int code;
+  const char* message;  ///< a part of the one line on standard error
+};
+
+void PrintTo(const BadCall& call, std::ostream* stream) { *stream << call.arguments; }
+
+class BadCalls : public ::testing::TestWithParam<BadCall> {};
+
+TEST_P(BadCalls, GiveOneSentenceAndACode) {
+  const Outcome outcome = run_magi(GetParam().arguments);
+  EXPECT_EQ(outcome.code, GetParam().code) << outcome.err;
+  EXPECT_TRUE(has(outcome.err, GetParam().message)) << outcome.err;
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+}
+
+const BadCall kBadCalls[] = {
+    {"", 2, "no subcommand"},
+    {"fly", 2, "fly"},
+    {"plan --fly 1", 2, "--fly"},
+    {"plan", 2, "given by nothing; allowed: exactly one of --mask"},
+    {"plan --tokens 64 --documents 32,32", 2, "--documents and --tokens"},
+    {"plan --tokens 64 --causal --block 8", 2, "--causal and --block"},
+    {"plan --tree=-1:8 --causal", 2, "--causal is given with --tree"},
+    {"plan --tokens 64 --global 4", 2, "--global is given alone"},
+    {"plan --tokens 64 --cu-seqlens-k 0,64", 2, "--cu-seqlens-k"},
+    {"plan --tokens 0", 2, "--tokens is '0'; allowed: an integer from 1 to 1073741823"},
+    {"plan --tokens 1073741824", 2, "--tokens is '1073741824'"},
+    {"plan --tokens", 2, "--tokens"},
+    {"plan --tokens 64 --tokens 64", 2, "--tokens"},
+    {"plan --documents 8,-1", 2, "--documents[1] is '-1'"},
+    {"plan --documents 1073741823,1", 2, "the sum of --documents is 1073741824"},
+    {"plan --cu-seqlens 0,9,3", 2, "cu_seqlens"},
+    {"plan --cu-seqlens 1,9", 2, "cu_seqlens"},
+    {"plan --cu-seqlens 0,8 --cu-seqlens-k 0,4,8", 2, "cu_seqlens"},
+    {"plan --tokens 64 --window 4", 2, "--window is '4'; allowed: two integers"},
+    {"plan --tokens 64 --window 4,-2", 2, "--window is '-2'; allowed: an integer from -1"},
+    {"plan --tokens 64 --prefix 1,2", 2, "prefix"},
+    {"plan --tree 0:8", 2, "parent"},
+    {"plan --tree x", 2, "--tree[0] is 'x'"},
+    {"plan --tokens 64 --chunk-causal 0,1", 2, "chunk is 0"},
+    {"plan --tokens 64 --ranks 0", 2, "--ranks is '0'; allowed: an integer from 1 to 4096"},
+    {"plan --tokens 64 --ranks four", 2, "--ranks is 'four'"},
+    {"plan --tokens 64 --ranks 99999999999999999999", 2, "--ranks is '99999999999999999999'"},
+    {"plan --tokens 4 --ranks 8 --uneven", 2, "num_ranks"},
+    {"plan --tokens 64 --heads-q 0", 2, "--heads-q is '0'"},
+    {"plan --tokens 64 --heads-q 6 --heads-kv 4", 2, "num_heads_q is 6"},
+    {"plan --tokens 64 --head-dim 0", 2, "--head-dim is '0'"},
+    {"plan --tokens 64 --chunk 0", 2, "--chunk is '0'"},
+    {"plan --tokens 64 --placement best", 2, "min_heap"},
+    {"plan --tokens 64 --tolerance nan", 2, "--tolerance is 'nan'; allowed: a number from 0"},
+    {"plan --tokens 64 --degree many", 2, "--degree (or auto) is 'many'"},
+    {"plan --tokens 64 --waves tall", 2, "--waves is 'tall'; allowed: auto, heads or rows"},
+    {"plan --mask /no/such/file", 2, "--mask is '/no/such/file' (No such file or directory)"},
+    {"plan --mask /", 2, "not a regular file"},
+    {"show /no/such/file", 2, "FILE is '/no/such/file'"},
+    {"show /dev/null --tokens 4", 2, "FILE is given with a mask flag"},
+    {"show --tokens 64 --out /dev/null", 2, "--out is '/dev/null'"},
+    {"show", 2, "given by nothing"},
+};
+
+INSTANTIATE_TEST_SUITE_P(Command, BadCalls, ::testing::ValuesIn(kBadCalls));
+
+TEST(CommandPlan, HostileMaskFilesAreRefused) {
+  const std::string good = mask_to_json({.rows_q = 8, .rows_k = 8, .slices = {{0, 8, 0, 8}}});
+  std::vector<std::string> texts = {
+      "",
+      "null",
+      "[]",
+      "nonsense",
+      std::string(200000, '['),
+      std::string("\0\xff\xfe", 3),
+      R"({"rows_q": 8, "rows_k": 8, "slices": [], "colour": 1})",
+      R"({"rows_q": 8, "rows_k": 8, "slices": [[5, 2, 0, 8, null, 0]]})",
+      R"({"rows_q": 8, "rows_k": 8, "slices": [[-1, 8, 0, 8, null, 0]]})",
+      R"({"rows_q": 8, "rows_k": 8, "slices": [[0, 9, 0, 8, null, 0]]})",
+      R"({"rows_q": 1073741824, "rows_k": 8, "slices": []})",
+      R"({"rows_q": 1e99, "rows_k": 8, "slices": []})"};
+  for (std::size_t length = 0; length + 2 < good.size(); length += 7) {
+    texts.push_back(good.substr(0, length));
+  }
+  for (const std::string& text : texts) {
+    const Outcome outcome = run_magi("plan --mask - --ranks 2", "", text);
+    SCOPED_TRACE(text.substr(0, 80));
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    EXPECT_LT(outcome.err.size(), 400u);
+  }
+}
+
+TEST(CommandPlan, EveryFrontEndPlansItsMask) {
+  struct Call {
+    const char* flags;
+    Mask mask;
+  };
+  const std::vector<std::int32_t> cu = {0, 300, 1000};
+  const std::vector<std::int32_t> cu_k = {0, 400, 1500};
+  const std::vector<std::int32_t> prefix = {100, 0};
+  const std::vector<PrefixTreeNode> tree = {{-1, 200}, {0, 300}, {0, 100}};
+  const Call calls[] = {
+      {"--documents 300,700", mask_from_cu_seqlens(cu, cu, {})},
+      {"--cu-seqlens 0,300,1000 --causal", mask_from_cu_seqlens(cu, cu, {.is_causal = true})},
+      {"--documents 300,700 --window 64,-1",
+       mask_from_cu_seqlens(cu, cu, {.window = {.left = 64, .right = -1}})},
+      {"--documents 300,700 --window 64,0 --global 8",
+       mask_from_cu_seqlens(cu, cu, {.window = {.left = 64, .right = 0}, .num_global = 8})},
+      {"--cu-seqlens 0,300,1000 --cu-seqlens-k 0,400,1500 --causal",
+       mask_from_cu_seqlens(cu, cu_k, {.is_causal = true})},
+      {"--documents 300,700 --block 50", mask_block_causal(cu, 50)},
+      {"--documents 300,700 --prefix 100,0", mask_prefix_lm(cu, prefix)},
+      {"--documents 300,700 --chunk-causal 50,2", mask_chunk_causal(cu, 50, 2)},
+      {"--tree=-1:200,0:300,0:100", mask_prefix_tree(tree)},
+  };
+  for (const Call& call : calls) {
+    SCOPED_TRACE(call.flags);
+    const Outcome outcome = run_magi(std::string("plan --ranks 3 --json ") + call.flags);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const Plan plan = plan_from_json(outcome.out);
+    EXPECT_EQ(plan.mask, call.mask);
+    EXPECT_EQ(plan.config.num_ranks, 3);
+    EXPECT_TRUE(check_plan(plan).empty());
+  }
+}
+
+TEST(CommandPlan, FlagsReachTheConfiguration) {
+  const Outcome outcome = run_magi(
+      "plan --tokens 4096 --causal --ranks 2 --heads-q 12 --heads-kv 4 --head-dim 64 --chunk 128 "
+      "--placement min_heap --tolerance 0.25 --degree 2 --waves rows --element-bytes 4 --uneven "
+      "--json");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  PlanConfig config{.num_ranks = 2,
+                    .num_heads_q = 12,
+                    .num_heads_kv = 4,
+                    .head_dim_qk = 64,
+                    .head_dim_v = 64,
+                    .element_bytes = 4};
+  config.placement = {.algorithm = PlacementAlgorithm::MinHeap,
+                      .chunk_size = 128,
+                      .uneven_shard = true,
+                      .token_tolerance = 0.25};
+  config.overlap_degree = 2;
+  config.wave_mode = WaveMode::Rows;
+  EXPECT_EQ(plan_from_json(outcome.out).config, config);
+  const Outcome free = run_magi("plan --tokens 4096 --degree auto --json");
+  EXPECT_FALSE(plan_from_json(free.out).config.overlap_degree.has_value());
+}
+
+TEST(CommandPlan, ReportsForPeopleAndWritesTheFile) {
+  const TemporaryFolder folder;
+  const std::string call = "plan --documents 900,124,1024 --causal --out " + folder.path("p.json");
+  const Outcome outcome = run_magi(call);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, "balance"));
+  EXPECT_TRUE(has(outcome.err, "planned in"));
+  const Outcome printed = run_magi("plan --documents 900,124,1024 --causal --json");
+  EXPECT_EQ(plan_from_json(folder.read("p.json")), plan_from_json(printed.out));
+  EXPECT_EQ(folder.names(), std::vector<std::string>{"p.json"});
+}
+
+TEST(CommandPlan, FailedWritesLeaveNothingAndSaySo) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(run_magi("plan --tokens 64 --out " + folder.path("no/p.json")).code, 2);
+  EXPECT_TRUE(folder.names().empty());
+  EXPECT_EQ(run_magi("plan --tokens 64 --out /dev/full").code, 3);
+  EXPECT_EQ(run_magi("plan --tokens 64 > /dev/full").code, 3);
+}
+
+TEST(CommandPlan, HelpAndVersion) {
+  for (const char* arguments : {"--help", "plan --help", "show --help", "--version"}) {
+    const Outcome outcome = run_magi(arguments);
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_TRUE(has(outcome.out, "magi") || has(outcome.out, "--mask")) << outcome.out;
+  }
+}
+
+TEST(CommandShow, DrawsPlansAndMasks) {
+  const TemporaryFolder folder;
+  const std::string plan = folder.path("plan.json");
+  ASSERT_EQ(run_magi("plan --documents 900,124 --causal --ranks 2 --out " + plan).code, 0);
+  const Outcome outcome = run_magi("show " + plan + " --out " + folder.path("a") + " --title T");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* name : {"mask", "placement", "traffic", "timeline"}) {
+    const std::string file = std::string("a/") + name + ".svg";
+    EXPECT_TRUE(has(outcome.out, folder.path(file) + "\n"));
+    EXPECT_TRUE(has(folder.read(file), std::string("<title>T: ") + name));
+  }
+  // A mask file, planned on the way, gives the pictures of its plan.
+  const std::vector<std::int32_t> cu = {0, 900, 1024};
+  folder.write("mask.json", mask_to_json(mask_from_cu_seqlens(cu, cu, {.is_causal = true})));
+  ASSERT_EQ(run_magi("show " + folder.path("mask.json") + " --ranks 2 --title T --out " +
+                     folder.path("b"))
+                .code,
+            0);
+  EXPECT_EQ(folder.read("a/mask.svg"), folder.read("b/mask.svg"));
+  ASSERT_EQ(run_magi("show --tokens 100 --mask-only --out " + folder.path("c")).code, 0);
+  EXPECT_TRUE(has(folder.read("c/mask.svg"), "10,000 pairs (100 % of dense)"));
+}
+
+TEST(CommandShow, BrokenPlansAreRefused) {
+  const std::string good = run_magi("plan --tokens 64 --json").out;
+  auto json = nlohmann::ordered_json::parse(good);
+  json["surprise"] = 1;
+  for (const std::string& text :
+       {good.substr(0, good.size() / 2), json.dump(), std::string("{}"), std::string("[1]")}) {
+    const TemporaryFolder folder;
+    const Outcome outcome = run_magi("show - --out " + folder.path("x"), "", text);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    EXPECT_TRUE(folder.names().empty());
+  }
+}
+
+}  // namespace
+}  // namespace magi::testing
