@@ -64,7 +64,7 @@ struct AttentionResult {
 
 /// What backward starts from.
 struct OutputGradients {
-  TensorView dout;  ///< like out
+  TensorView dout;  ///< [local rows_q, heads_q, dim_v], type of q or float32 (float64)
   TensorView dlse;  ///< empty, or like lse: gradient through lse
 };
 
@@ -124,7 +124,8 @@ void undispatch_backward(const TensorView& global_gradient, const Placement& pla
 void roll(const TensorView& local, const Placement& placement, std::int32_t num_valid_rows,
           std::int64_t shift, Communicator& communicator, const TensorView& out);
 
-/// Runs `body` once per rank, each on a thread of this process with its communicator, and waits.
+/// Runs `body` once per rank, each on a thread of this process with its communicator and its part
+/// of the cores, and waits.
 /// When a body throws, the group is aborted and the exception of the lowest such rank (one that is
 /// not the abort itself) leaves here.
 void run_ranks(std::int32_t num_ranks, const std::function<void(Communicator&)>& body,
