@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <limits>
+#include <thread>
+
+#include "magi/mask_builders.hpp"
+#include "magi/runtime.hpp"
+
+namespace magi {
+namespace {
+
+using Floats = HostTensor<float>;
+
+/// Tensors of one rank that fit the plan, for tests that spoil one of them.
+struct Tensors {
+  Floats q{{16, 4, 8}}, k{{16, 2, 8}}, v{{16, 2, 4}}, out{{16, 4, 4}}, lse{{16, 4}};
+  Floats dout{{16, 4, 4}}, dq{{16, 4, 8}}, dk{{16, 2, 8}}, dv{{16, 2, 4}};
+
+  AttentionInputs inputs{.q = q, .k = k, .v = v};
+  AttentionResult result{.out = out, .lse = lse};
+  OutputGradients output_gradients{.dout = dout};
+  InputGradients input_gradients{.dq = dq, .dk = dk, .dv = dv};
+};
+
+std::shared_ptr<const Plan> plan_for(std::int32_t num_ranks) {
+  const Mask mask = mask_from_window({0, 16}, {0, 16}, {.left = -1, .right = 0}, 16, 16);
+  return std::make_shared<const Plan>(make_plan(mask, {.num_ranks = num_ranks,
+                                                       .num_heads_q = 4,
+                                                       .num_heads_kv = 2,
+                                                       .head_dim_qk = 8,
+                                                       .head_dim_v = 4,
+                                                       .element_bytes = 4}));
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "no exception";
+}
+
+class AttentionErrors : public testing::Test {
+ protected:
+  std::string forward() {
+    return message_of([&] { attention.forward(tensors.inputs, tensors.result); });
+  }
+  std::string backward() {
+    return message_of([&] {
+      attention.backward(tensors.inputs, tensors.result, tensors.output_gradients,
+                         tensors.input_gradients);
+    });
+  }
+
+  std::vector<std::unique_ptr<Communicator>> group = make_thread_group(1);
+  DistributedAttention attention{plan_for(1), *group[0]};
+  Tensors tensors;
+};
+
+TEST_F(AttentionErrors, NothingIsWrongWithTheUnspoiledTensors) {
+  EXPECT_EQ(forward(), "no exception");
+  EXPECT_EQ(backward(), "no exception");
+}
+
+TEST_F(AttentionErrors, ShapesAreThePlans) {
+  tensors.inputs.q = tensors.inputs.q.slice(0, 0, 15);
+  EXPECT_EQ(forward(), "q.shape is [15, 4, 8]; allowed: [16, 4, 8]");
+}
+
+TEST_F(AttentionErrors, TypesAgree) {
+  tensors.inputs.k.dtype = DType::Float16;
+  EXPECT_EQ(forward(), "k.dtype is float16; allowed: float32");
+  tensors.inputs.k.dtype = DType::Float32;
+  tensors.inputs.q.dtype = DType::Int32;
+  EXPECT_EQ(forward(), "q.dtype is int32; allowed: float64, float32, float16, bfloat16");
+}
+
+TEST_F(AttentionErrors, TheLastAxisIsContiguous) {
+  tensors.inputs.v.stride[2] = 2;
+  EXPECT_EQ(forward(), "v.stride of the last axis is 2; allowed: 1");
+}
+
+TEST_F(AttentionErrors, DataIsThereAndInHostMemory) {
+  tensors.result.lse.data = nullptr;
+  EXPECT_EQ(forward(), "lse.data is null; allowed: the address of its elements");
+  tensors.result.lse = tensors.lse;
+  tensors.result.out.device = 0;
+  EXPECT_EQ(forward(), "out.device is 0; allowed: -1 (host memory)");
+}
+
+TEST_F(AttentionErrors, ScaleAndCapAreNumbers) {
+  tensors.inputs.params.softmax_scale = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(forward(), "softmax_scale is nan; allowed: a finite number (0: 1 / sqrt(head_dim_qk))");
+  tensors.inputs.params = {.softcap = -1.0};
+  EXPECT_EQ(forward(), "softcap is -1; allowed: 0 (off) or a positive finite number");
+}
+
+TEST_F(AttentionErrors, SinksAreOneToEight) {
+  const Floats nine({9, 4});
+  tensors.inputs.sink = nine;
+  EXPECT_EQ(forward(), "sink count is 9; allowed: 1 to 8");
+  const Floats other_heads({2, 3});
+  tensors.inputs.sink = other_heads;
+  EXPECT_EQ(forward(), "sink.shape is [2, 3]; allowed: [2, 4]");
+  tensors.inputs.params.sink_layout = SinkLayout::RowSinkHead;
+  EXPECT_EQ(forward(), "sink.rank is 2; allowed: 3 ([rows_q, sinks, heads_q])");
+}
+
+TEST_F(AttentionErrors, SinkGradientsNeedTheSink) {
+  const Floats sink({2, 4});
+  tensors.input_gradients.dsink = sink;
+  EXPECT_EQ(backward(), "sink is empty; allowed: the sink whose gradient is asked for");
+  tensors.inputs.sink = sink;
+  const Floats one({1, 4});
+  tensors.input_gradients.dsink = one;
+  EXPECT_EQ(backward(), "dsink count is 1; allowed: 2 (the sink's)");
+}
+
+TEST_F(AttentionErrors, GradientsFitTheirTensors) {
+  tensors.input_gradients.dk = tensors.input_gradients.dk.slice(1, 0, 1);
+  EXPECT_EQ(backward(), "dk.shape is [16, 1, 8]; allowed: [16, 2, 8]");
+}
+
+TEST(AttentionGroup, HasThePlansSize) {
+  const auto group = make_thread_group(1);
+  EXPECT_EQ(message_of([&] { DistributedAttention(plan_for(2), *group[0]); }),
+            "communicator.num_ranks is 1; allowed: 2 (the plan's)");
+  EXPECT_EQ(message_of([&] { DistributedAttention(nullptr, *group[0]); }),
+            "plan is null; allowed: a plan");
+}
+
+TEST(AttentionGroup, RanksWithDifferentPlansAreTold) {
+  try {
+    run_ranks(2, [](Communicator& communicator) {
+      auto plan = *plan_for(2);
+      if (communicator.rank() == 1) plan.digest += 1;
+      DistributedAttention(std::make_shared<const Plan>(plan), communicator);
+    });
+    FAIL() << "different plans were accepted";
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.failure(), CommFailure::PlanMismatch);
+  }
+}
+
+TEST(AttentionGroup, ARankThatNeverCallsIsReported) {
+  try {
+    run_ranks(2,
+              [](Communicator& communicator) {
+                DistributedAttention attention(plan_for(2), communicator);
+                if (communicator.rank() == 1) {
+                  // Stays alive and silent until the others have given up.
+                  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+                  return;
+                }
+                const Floats q({8, 4, 8}), k({8, 2, 8}), v({8, 2, 4}), out({8, 4, 4}), lse({8, 4});
+                attention.forward({.q = q, .k = k, .v = v}, {.out = out, .lse = lse});
+              },
+              {.deadline = std::chrono::milliseconds(100)});
+    FAIL() << "a missing rank went unnoticed";
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.failure(), CommFailure::Timeout);
+  }
+}
+
+TEST(RunRanks, TheFirstErrorEndsTheGroupAndLeaves) {
+  const auto body = [](Communicator& communicator) {
+    if (communicator.rank() == 1) throw std::out_of_range("rank one is lost");
+    communicator.allgather_sync({});
+  };
+  EXPECT_THROW(run_ranks(3, body), std::out_of_range);
+  EXPECT_THROW(run_ranks(0, body), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace magi

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/cpu/attention_case.hpp"
+#include "magi/runtime.hpp"
+
+namespace magi::testing {
+
+/// What the ranks of a run hold at its end, put back into the order of the sequence.
+struct PipelineRun {
+  ForwardResult forward;
+  reference::DenseGradients gradients;
+  std::vector<CommCounters> after_forward;   ///< by rank
+  std::vector<CommCounters> after_backward;  ///< by rank
+  friend bool operator==(const PipelineRun& a, const PipelineRun& b) {
+    return a.forward == b.forward && a.gradients.dq == b.gradients.dq &&
+           a.gradients.dk == b.gradients.dk && a.gradients.dv == b.gradients.dv &&
+           a.gradients.dsink == b.gradients.dsink;
+  }
+};
+
+/// Sizes and types of the case, otherwise defaults; row waves are allowed to be short.
+PlanConfig plan_config(const AttentionCase& test, std::int32_t num_ranks);
+
+/// Shards the case, runs forward and backward on threads and gathers, all by the placement's
+/// definition. Padding rows hold numbers that must not matter.
+PipelineRun run_pipeline(const AttentionCase& test, const std::shared_ptr<const Plan>& plan);
+
+/// One rank's part of run_pipeline on a communicator of the caller's.
+void run_rank(const AttentionCase& test, const std::shared_ptr<const Plan>& plan,
+              Communicator& communicator, PipelineRun& run);
+/// Arrays of the right sizes for run_rank.
+PipelineRun empty_run(const AttentionCase& test, std::int32_t num_ranks);
+
+/// Runs the case and compares with dense float64 attention.
+void expect_pipeline_close(const AttentionCase& test, const std::shared_ptr<const Plan>& plan);
+
+std::shared_ptr<const Plan> shared_plan(const Mask& mask, const PlanConfig& config);
+
+}  // namespace magi::testing
