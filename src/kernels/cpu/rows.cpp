@@ -2,6 +2,8 @@
 #include "kernels/cpu/rows.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <type_traits>
 
 #include "base/check.hpp"
 #include "base/half.hpp"
@@ -12,7 +14,12 @@ namespace {
 template <typename Element, typename Real, typename Convert>
 void load_as(const TensorView& tensor, std::int64_t offset, Real* to, const Convert& convert) {
   const Element* from = static_cast<const Element*>(tensor.data) + offset;
-  for (std::int64_t d = 0; d < tensor.shape[2]; ++d) to[d] = convert(from[d]);
+  const std::int64_t dim = tensor.shape[2];
+  if constexpr (std::is_same_v<Element, Real>) {
+    std::memcpy(to, from, static_cast<std::size_t>(dim) * sizeof(Real));
+  } else {
+    for (std::int64_t d = 0; d < dim; ++d) to[d] = convert(from[d]);
+  }
 }
 
 template <typename Element, typename Real, typename Load, typename Save>

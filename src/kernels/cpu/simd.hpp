@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 // Vectors of `kBytes` bytes as the compiler's vector extension, so that one text serves every
 // instruction set. NOTE: translation units built for a wider instruction set may instantiate only
@@ -38,7 +39,11 @@ struct Simd {
     return value;
   }
   static void store(Real* to, Vec value) { __builtin_memcpy(to, &value, sizeof(value)); }
-  static Vec broadcast(Real value) { return Vec{} + value; }
+  static Vec broadcast(Real value) {
+    return [value]<int... lanes>(std::integer_sequence<int, lanes...>) {
+      return Vec{((void)lanes, value)...};
+    }(std::make_integer_sequence<int, static_cast<int>(kLanes)>{});
+  }
   static Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
   static Real reduce_max(Vec value) {
