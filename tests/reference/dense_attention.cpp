@@ -154,6 +154,17 @@ void backward_row(const DenseInput& in, const Upstream& up, std::int32_t i, std:
   }
 }
 
+/// Below this a team of threads costs more than it saves.
+bool is_worth_threads(const DenseInput& in) {
+#if defined(__SANITIZE_THREAD__)
+  // ThreadSanitizer cannot see into OpenMP's runtime.
+  return false;
+#else
+  const double products = static_cast<double>(in.rows_q) * in.rows_k * in.heads_q * in.dim_qk;
+  return products > 1e7;
+#endif
+}
+
 }  // namespace
 
 RowCounts counts_of(const Mask& mask) {
@@ -192,7 +203,7 @@ DenseOutput dense_forward(const DenseInput& input, const RowCounts& counts) {
   output.out.assign(at(in.rows_q, in.heads_q, 0, in.dim_v), 0.0);
   output.lse.assign(at(in.rows_q, in.heads_q, 0, 1), -kInfinity);
   output.max_logits.assign(static_cast<std::size_t>(in.heads_q), -kInfinity);
-#pragma omp parallel
+#pragma omp parallel if (is_worth_threads(in))
   {
     Row row;
     Vector top(output.max_logits.size(), -kInfinity);
@@ -229,7 +240,7 @@ DenseGradients dense_backward(const DenseInput& input, const RowCounts& counts,
   grads.dsink.assign(in.sink.size(), 0.0);
   const std::int32_t group = in.heads_q / in.heads_kv;
   // A kv head's gradients are summed by one thread, row after row.
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (is_worth_threads(in))
   for (std::int32_t kv = 0; kv < in.heads_kv; ++kv) {
     Row row;
     for (std::int32_t i = 0; i < in.rows_q; ++i) {

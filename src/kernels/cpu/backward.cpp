@@ -10,6 +10,16 @@
 namespace magi::cpu {
 namespace {
 
+/// About what an exponential of the C library costs.
+constexpr std::int64_t kExpFlops = 40;
+
+/// Query rows as items, with so many operations per head.
+template <typename Real>
+Work row_work(const BackwardCall<Real>& call, std::int64_t flops_per_head) {
+  const std::int64_t num_rows = call.sizes.rows_q;
+  return {num_rows, static_cast<double>(num_rows * call.sizes.heads_q * flops_per_head)};
+}
+
 /// Fills call.lse and call.delta. What reaches row i through lse and through out meets in one
 /// number, delta = sum(dout * out) - dlse.
 template <typename Real>
@@ -20,7 +30,7 @@ void prepare_rows(BackwardCall<Real>& call) {
     Buffer<Real> out, dout;
   };
   const Workspace prototype{make_buffer<Real>(dim), make_buffer<Real>(dim)};
-  run_items(call.sizes.rows_q, prototype, [&](std::int64_t token, Workspace& w) {
+  run_items(row_work(call, dim), prototype, [&](std::int64_t token, Workspace& w) {
     for (std::int64_t head = 0; head < call.sizes.heads_q; ++head) {
       load_row(args.out, token, head, dim, w.out.data());
       load_row(args.dout, token, head, dim, w.dout.data());
@@ -55,7 +65,8 @@ void add_gradient(const BackwardCall<Real>& call, Real& to, double gradient) {
 template <typename Real>
 void backward_shared_sink(const BackwardCall<Real>& call) {
   struct NoWorkspace {};
-  run_items(call.sizes.heads_q, NoWorkspace{}, [&](std::int64_t head, NoWorkspace&) {
+  const Work work{call.sizes.heads_q, row_work(call, kExpFlops * call.sizes.num_sinks).flops};
+  run_items(work, NoWorkspace{}, [&](std::int64_t head, NoWorkspace&) {
     for (std::int64_t s = 0; s < call.sizes.num_sinks; ++s) {
       const Real sink = element<Real>(call.args.sink, s, head);
       double sum = 0;
@@ -70,19 +81,21 @@ void backward_shared_sink(const BackwardCall<Real>& call) {
 template <typename Real>
 void backward_row_sink(const BackwardCall<Real>& call) {
   struct NoWorkspace {};
-  run_items(call.sizes.rows_q, NoWorkspace{}, [&](std::int64_t token, NoWorkspace&) {
-    const TensorView sinks = call.args.sink.slice(0, token, token + 1);
-    const TensorView dsinks = call.args.dsink.slice(0, token, token + 1);
-    for (std::int64_t s = 0; s < call.sizes.num_sinks; ++s) {
-      for (std::int64_t head = 0; head < call.sizes.heads_q; ++head) {
-        const Real sink =
-            static_cast<const Real*>(sinks.data)[s * sinks.stride[1] + head * sinks.stride[2]];
-        Real& dsink =
-            static_cast<Real*>(dsinks.data)[s * dsinks.stride[1] + head * dsinks.stride[2]];
-        add_gradient(call, dsink, sink_gradient(call, sink, token, head));
-      }
-    }
-  });
+  run_items(
+      row_work(call, kExpFlops * call.sizes.num_sinks), NoWorkspace{},
+      [&](std::int64_t token, NoWorkspace&) {
+        const TensorView sinks = call.args.sink.slice(0, token, token + 1);
+        const TensorView dsinks = call.args.dsink.slice(0, token, token + 1);
+        for (std::int64_t s = 0; s < call.sizes.num_sinks; ++s) {
+          for (std::int64_t head = 0; head < call.sizes.heads_q; ++head) {
+            const Real sink =
+                static_cast<const Real*>(sinks.data)[s * sinks.stride[1] + head * sinks.stride[2]];
+            Real& dsink =
+                static_cast<Real*>(dsinks.data)[s * dsinks.stride[1] + head * dsinks.stride[2]];
+            add_gradient(call, dsink, sink_gradient(call, sink, token, head));
+          }
+        }
+      });
 }
 
 template <typename Real>

@@ -121,7 +121,9 @@ void backward_keys(const BackwardCall<Real>& call) {
   const std::vector<BandSlice> slices = transpose(call.args.slices);
   const TileRecords records = build_tile_records(slices, call.sizes.rows_k, kTileKeys);
   const std::int64_t num_tiles = ceil_div(call.sizes.rows_k, kTileKeys);
-  run_items(num_tiles * call.sizes.heads_kv, Workspace<Real>(call, records.longest()),
+  const Work work{num_tiles * call.sizes.heads_kv,
+                  call.sizes.product_flops(2 * (call.sizes.dim_qk + call.sizes.dim_v))};
+  run_items(work, Workspace<Real>(call, records.longest()),
             [&](std::int64_t index, Workspace<Real>& workspace) {
               const std::int64_t tile = index % num_tiles;
               const auto begin = static_cast<std::int32_t>(tile * kTileKeys);

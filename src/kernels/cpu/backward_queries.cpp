@@ -98,7 +98,9 @@ void backward_queries(const BackwardCall<Real>& call) {
   const QueryTiling tiling = tile_queries(call.sizes);
   const TileRecords records =
       build_tile_records(call.args.slices, call.sizes.rows_q, tiling.tile_tokens);
-  run_items(tiling.num_items, Workspace<Real>(call, tiling.tile_rows(), records.longest()),
+  const Work work{tiling.num_items,
+                  call.sizes.product_flops(2 * call.sizes.dim_qk + call.sizes.dim_v)};
+  run_items(work, Workspace<Real>(call, tiling.tile_rows(), records.longest()),
             [&](std::int64_t index, Workspace<Real>& workspace) {
               const QueryItem item = query_item(tiling, call.sizes, index);
               run_item(call, item, records.of_tile(item.tile), workspace);

@@ -113,16 +113,17 @@ Sizes check_inputs(const Input& in) {
   if (heads_q % heads_kv != 0) {
     throw invalid("heads_q", heads_q, "a multiple of heads_kv = " + std::to_string(heads_kv));
   }
-  const Sizes sizes{.rows_q = static_cast<std::int32_t>(in.q.shape[0]),
-                    .rows_k = static_cast<std::int32_t>(in.k.shape[0]),
-                    .heads_q = heads_q,
-                    .heads_kv = heads_kv,
-                    .group = heads_q / heads_kv,
-                    .dim_qk = in.q.shape[2],
-                    .dim_v = in.v.shape[2],
-                    .real = in.q.dtype == DType::Float64 ? DType::Float64 : DType::Float32};
+  Sizes sizes{.rows_q = static_cast<std::int32_t>(in.q.shape[0]),
+              .rows_k = static_cast<std::int32_t>(in.k.shape[0]),
+              .heads_q = heads_q,
+              .heads_kv = heads_kv,
+              .group = heads_q / heads_kv,
+              .dim_qk = in.q.shape[2],
+              .dim_v = in.v.shape[2],
+              .real = in.q.dtype == DType::Float64 ? DType::Float64 : DType::Float32};
   check_params(in.params);
   check_slices(in.slices, sizes);
+  for (const BandSlice& slice : in.slices) sizes.area += area(slice);
   return sizes;
 }
 
@@ -200,10 +201,9 @@ Sizes check_args(const BackwardArgs& args) {
   }
   if (!args.sink.empty()) {
     sizes.num_sinks = check_sink("sink", args.sink, args.params.sink_layout, sizes);
-    check_sink("dsink", args.dsink, args.params.sink_layout, sizes);
-    if (args.dsink.shape != args.sink.shape) {
-      throw invalid("dsink.shape", "another", "that of sink");
-    }
+    const auto shape = args.sink.shape.begin();
+    check_shape("dsink", args.dsink, Extents(shape, shape + args.sink.rank));
+    check_dtype("dsink", args.dsink, {sizes.real});
   }
   return sizes;
 }

@@ -17,7 +17,13 @@ struct Sizes {
   std::int64_t dim_qk = 0;
   std::int64_t dim_v = 0;
   std::int64_t num_sinks = 0;
+  std::int64_t area = 0;        ///< visible pairs, with multiplicity
   DType real = DType::Float32;  ///< what the call computes in: float32 or float64
+
+  /// Operations of one product over all visible pairs, for dims [.., dim].
+  double product_flops(std::int64_t dim) const {
+    return 2.0 * static_cast<double>(area) * static_cast<double>(heads_q * dim);
+  }
 };
 
 /// Throws InvalidArgument naming tensor, value seen and values allowed unless the kernels can run

@@ -214,7 +214,8 @@ void forward(const ForwardArgs& args, const Sizes& sizes, Isa isa) {
       .records = build_tile_records(args.slices, sizes.rows_q, tiling.tile_tokens)};
   Buffer<Real> item_max(static_cast<std::size_t>(tiling.num_items * tiling.item_heads),
                         -std::numeric_limits<Real>::infinity());
-  run_items(tiling.num_items, ForwardWorkspace<Real>(call),
+  const Work work{tiling.num_items, sizes.product_flops(sizes.dim_qk + sizes.dim_v)};
+  run_items(work, ForwardWorkspace<Real>(call),
             [&](std::int64_t item, ForwardWorkspace<Real>& workspace) {
               run_item(call, item, workspace, item_max.data() + item * tiling.item_heads);
             });

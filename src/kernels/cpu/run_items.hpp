@@ -38,15 +38,24 @@ Buffer<T> make_buffer(std::int64_t count) {
   return Buffer<T>(static_cast<std::size_t>(count));
 }
 
-/// Threads for `num_items` independent items. ThreadSanitizer cannot see into OpenMP's runtime, so
-/// it gets one, as does a compiler without OpenMP.
-inline std::int32_t num_threads_for(std::int64_t num_items) {
+/// Items of one kind and about what they cost, in floating-point operations all together.
+struct Work {
+  std::int64_t num_items = 0;
+  double flops = 0;
+};
+
+/// Threads for independent items. Small work gets one: starting a team and waiting for it costs
+/// more than it saves, above all where other processes use the cores. ThreadSanitizer cannot see
+/// into OpenMP's runtime, so it gets one too, as does a compiler without OpenMP.
+inline std::int32_t num_threads_for(const Work& work) {
 #if !__has_include(<omp.h>) || defined(__SANITIZE_THREAD__)
-  (void)num_items;
+  (void)work;
   return 1;
 #else
+  constexpr double kFlopsPerThread = 4e6;
+  const double wanted = std::min(static_cast<double>(work.num_items), work.flops / kFlopsPerThread);
   return static_cast<std::int32_t>(
-      std::clamp<std::int64_t>(num_items, 1, std::int64_t{omp_get_max_threads()}));
+      std::clamp(wanted, 1.0, static_cast<double>(omp_get_max_threads())));
 #endif
 }
 
@@ -62,11 +71,11 @@ inline std::size_t thread_index() {
 /// must not depend on the workspace it gets: that keeps results independent of the thread count.
 /// The items must not throw.
 template <typename Workspace, typename Run>
-void run_items(std::int64_t num_items, const Workspace& prototype, const Run& run) {
-  const std::int32_t num_threads = num_threads_for(num_items);
+void run_items(const Work& work, const Workspace& prototype, const Run& run) {
+  const std::int32_t num_threads = num_threads_for(work);
   std::vector<Workspace> workspaces(static_cast<std::size_t>(num_threads), prototype);
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads)
-  for (std::int64_t item = 0; item < num_items; ++item) {
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_threads > 1)
+  for (std::int64_t item = 0; item < work.num_items; ++item) {
     run(item, workspaces[thread_index()]);
   }
 }

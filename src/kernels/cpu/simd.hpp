@@ -42,7 +42,8 @@ struct Simd {
   static Vec broadcast(Real value) {
     return [value]<int... lanes>(std::integer_sequence<int, lanes...>) {
       return Vec{((void)lanes, value)...};
-    }(std::make_integer_sequence<int, static_cast<int>(kLanes)>{});
+    }
+    (std::make_integer_sequence<int, static_cast<int>(kLanes)>{});
   }
   static Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
