@@ -2,7 +2,6 @@
 #include "plan/placement/automatic.hpp"
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <utility>
 
@@ -20,12 +19,16 @@ namespace {
 // on 8 ranks need about 7000; with thousands of chunks the fast search stops before the optimum.
 constexpr std::int64_t kFastVisits = 6144;
 constexpr std::int64_t kFastVisitsPerChunk = 16;
-constexpr std::int64_t kThoroughVisitsPerChunk = 6144;
-// The greedy start keeps to this share of the mean area: room for the search to fill.
-constexpr std::int64_t kGreedyPercent = 80;
+constexpr std::int64_t kThoroughVisitsPerChunk = 5120;
+// The greedy start first fills ranks to this share of the mean area: higher for many ranks, because
+// the search then has little time for each pair of them.
+constexpr std::int32_t kManyRanks = 16;
+constexpr std::int64_t kSoftPercent = 85;
+constexpr std::int64_t kSoftPercentManyRanks = 95;
 // Prices of area above the target: low first, so that chunks come together, then high.
-constexpr std::array<std::int32_t, 2> kWeights = {1, 32};
-constexpr std::int32_t kRepairWeight = 4096;
+constexpr std::int32_t kLowPrice = 1;
+constexpr std::int32_t kPrice = 32;
+constexpr std::int32_t kRepairPrice = 4096;
 
 struct Setting {
   const ChunkTable& table;
@@ -93,20 +96,18 @@ Candidate search_from(const Setting& setting, const Keys& keys, const Assignment
   search.start_from(start);
   const std::int64_t visits = kFastVisits + kFastVisitsPerChunk * setting.table.num_chunks();
   std::int64_t budget = visits;
-  search.run(kWeights[0], budget);
-  // Balance comes first: this part has its own budget.
-  budget = std::max(budget, visits / 2);
-  search.mark_all_changed();
-  search.run(kWeights[1], budget);
-  Assignment found = search.assignment();
-  AssignmentCost cost = cost_of(setting.table, found, setting.limits, keys);
-  if (cost.largest_area > setting.target.largest_area) {
-    budget = visits;
+  if (setting.limits.num_ranks <= kManyRanks) {
+    search.run(kLowPrice, budget);
+    // Balance comes first: the rest has its own share.
+    budget = std::max(budget, visits / 2);
     search.mark_all_changed();
-    search.run(kRepairWeight, budget);
-    found = search.assignment();
-    cost = cost_of(setting.table, found, setting.limits, keys);
   }
+  search.repair(kPrice, budget);
+  search.run(kPrice, budget);
+  budget = visits / 2;
+  search.repair(kRepairPrice, budget);
+  Assignment found = search.assignment();
+  const AssignmentCost cost = cost_of(setting.table, found, setting.limits, keys);
   return {std::move(found), cost};
 }
 
@@ -122,7 +123,10 @@ Candidate fast(const Setting& setting, const Keys& keys, std::optional<Candidate
   } else {
     AffinityGreedy<Keys> greedy(keys, setting.table, setting.limits);
     const std::int64_t mean = setting.table.total_area() / setting.limits.num_ranks;
-    const Assignment start = greedy.run(setting.order, mean / 100 * kGreedyPercent);
+    const bool is_many = setting.limits.num_ranks > kManyRanks;
+    const std::int64_t percent = is_many ? kSoftPercentManyRanks : kSoftPercent;
+    const AreaCaps caps{mean / 100 * percent, setting.target.largest_area};
+    const Assignment start = greedy.run(setting.order, caps);
     keep_better(search_from(setting, keys, start));
   }
   return best;
@@ -145,7 +149,8 @@ Assignment thorough(const ChunkTable& table, const PlacementLimits& limits, cons
   Candidate best = fast(setting, keys, best_closed_form(setting, keys));
   PairSearch<Keys> search(keys, table, limits, setting.target);
   search.start_from(best.rank_of);
-  improve_by_kicks(search, kWeights[1], kThoroughVisitsPerChunk * table.num_chunks());
+  improve_by_kicks(search, kPrice,
+                   kThoroughVisitsPerChunk * table.num_chunks() / keys.visit_cost());
   Assignment found = search.assignment();
   const AssignmentCost cost = cost_of(table, found, limits, keys);
   return is_better(cost, best.cost, setting.target.largest_area) ? found : best.rank_of;

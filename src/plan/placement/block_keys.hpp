@@ -18,6 +18,9 @@ class BlockKeys {
 
   explicit BlockKeys(const ChunkTable& table);
 
+  /// As MonotoneKeys::visit_cost.
+  std::int64_t visit_cost() const { return 2 + static_cast<std::int64_t>(words_) / 3; }
+
   /// Remote rows that the chunk adds to a rank that holds `chunks`; may be negative.
   std::int32_t cost_of_adding(std::int32_t chunk, std::span<const std::int32_t> chunks) const;
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "plan/placement/random.hpp"
+#include "mask/random_mask.hpp"
 #include "plan/placement/rank_heap.hpp"
 
 namespace magi {
@@ -77,9 +77,10 @@ Assignment place_min_heap(const ChunkTable& table, const PlacementLimits& limits
 Assignment place_random(const ChunkTable& table, const PlacementLimits& limits,
                         std::uint64_t seed) {
   Assignment rank_of = runs_of(table.num_chunks(), limits.num_ranks);
-  RandomBits random(seed);
-  for (std::size_t i = rank_of.size(); i > 1; --i) {
-    std::swap(rank_of[i - 1], rank_of[random.below(static_cast<std::uint32_t>(i))]);
+  RandomStream random(seed);
+  for (std::size_t last = rank_of.size() - 1; last > 0; --last) {
+    const std::int32_t other = random.between(0, static_cast<std::int32_t>(last));
+    std::swap(rank_of[last], rank_of[static_cast<std::size_t>(other)]);
   }
   return rank_of;
 }

@@ -9,8 +9,14 @@
 
 namespace magi {
 
+struct AreaCaps {
+  std::int64_t soft = 0;
+  std::int64_t hard = 0;
+};
+
 /// Load-capped affinity: chunks by falling area, each to the rank with room whose remote rows rise
-/// least among those that stay within `soft_area`; when none does, to the lightest with room.
+/// least among those that stay within caps.soft; when none does, within caps.hard; when none does,
+/// to the lightest with room. The soft cap fills ranks evenly while chunks are heavy.
 /// Candidates are the ranks of the nearest chunks placed so far and the lightest one, so that the
 /// cost does not grow with the number of ranks.
 template <typename Keys>
@@ -19,13 +25,13 @@ class AffinityGreedy {
   AffinityGreedy(const Keys& keys, const ChunkTable& table, const PlacementLimits& limits)
       : keys_(keys), area_(table.area), limits_(limits) {}
 
-  Assignment run(const std::vector<std::int32_t>& order, std::int64_t soft_area) {
+  Assignment run(const std::vector<std::int32_t>& order, const AreaCaps& caps) {
     const auto ranks = static_cast<std::size_t>(limits_.num_ranks);
     rank_of_.assign(area_.size(), kFree);
     chunks_.assign(ranks, {});
     load_.assign(ranks, 0);
     stamp_.assign(ranks, kFree);
-    for (const std::int32_t chunk : order) give(chunk, choose(chunk, soft_area));
+    for (const std::int32_t chunk : order) give(chunk, choose(chunk, caps));
     return std::move(rank_of_);
   }
 
@@ -46,13 +52,14 @@ class AffinityGreedy {
     return best;
   }
 
-  std::size_t choose(std::int32_t chunk, std::int64_t soft_area) {
+  std::size_t choose(std::int32_t chunk, const AreaCaps& caps) {
     const std::int64_t area = area_[static_cast<std::size_t>(chunk)];
     std::size_t best = lightest();
-    if (load_[best] + area > soft_area) return best;
+    const std::int64_t cap = load_[best] + area > caps.soft ? caps.hard : caps.soft;
+    if (load_[best] + area > cap) return best;
     std::int32_t best_cost = keys_.cost_of_adding(chunk, chunks_[best]);
     const auto consider = [&](std::size_t r) {
-      if (!has_room(r) || load_[r] + area > soft_area) return;
+      if (!has_room(r) || load_[r] + area > cap) return;
       const std::int32_t cost = keys_.cost_of_adding(chunk, chunks_[r]);
       if (cost < best_cost || (cost == best_cost && load_[r] < load_[best])) {
         best_cost = cost;

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "mask/random_mask.hpp"
 #include "plan/placement/pair_search.hpp"
-#include "plan/placement/random.hpp"
 
 namespace magi {
 
@@ -12,23 +12,25 @@ namespace magi {
 /// over the ranks they touched; kept when the objective does not rise.
 template <typename Keys>
 void improve_by_kicks(PairSearch<Keys>& search, std::int32_t weight, std::int64_t budget) {
-  constexpr std::uint32_t kMostSwaps = 3;
+  constexpr std::int32_t kMostSwaps = 3;
   constexpr std::uint64_t kSeed = 20;
-  RandomBits random(kSeed);
+  RandomStream random(kSeed);
   search.run(weight, budget);
   typename PairSearch<Keys>::State best = search.state();
   std::int64_t best_objective = search.objective(weight);
-  const auto num_ranks = static_cast<std::uint32_t>(best.chunks.size());
+  const auto below = [&](std::size_t count) {
+    return static_cast<std::size_t>(random.between(0, static_cast<std::int32_t>(count) - 1));
+  };
   while (budget > 0) {
     --budget;
-    const std::uint32_t swaps = 1 + random.below(kMostSwaps);
-    for (std::uint32_t s = 0; s < swaps; ++s) {
-      const std::size_t i = random.below(num_ranks);
-      const std::size_t j = (i + 1 + random.below(num_ranks - 1)) % num_ranks;
+    const std::int32_t swaps = random.between(1, kMostSwaps);
+    for (std::int32_t s = 0; s < swaps; ++s) {
+      const std::size_t i = below(best.chunks.size());
+      const std::size_t j = (i + 1 + below(best.chunks.size() - 1)) % best.chunks.size();
       const auto& chunks = search.state().chunks;
       if (chunks[i].empty() || chunks[j].empty()) continue;
-      const std::size_t a = random.below(static_cast<std::uint32_t>(chunks[i].size()));
-      const std::size_t b = random.below(static_cast<std::uint32_t>(chunks[j].size()));
+      const std::size_t a = below(chunks[i].size());
+      const std::size_t b = below(chunks[j].size());
       search.exchange(i, j, a, b);
     }
     search.run(weight, budget);

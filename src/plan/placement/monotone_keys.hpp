@@ -21,6 +21,8 @@ class MonotoneKeys {
   /// see but another chunk does (own rows would then not be a constant).
   static std::optional<MonotoneKeys> from(const ChunkTable& table);
 
+  /// Work of a visit of a chunk in a pair, relative to other key models.
+  std::int64_t visit_cost() const { return 1; }
   std::int32_t num_chunks() const { return static_cast<std::int32_t>(lo_.size()); }
 
   /// Every chunk sees the keys from row 0 to its own end: one causal document.

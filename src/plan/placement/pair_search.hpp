@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -37,10 +38,11 @@ class PairSearch {
         area_(table.area),
         limits_(limits),
         target_(target),
-        area_shift_(std::bit_width(static_cast<std::uint32_t>(target.chunk_size)) - 1),
-        changed_(static_cast<std::size_t>(limits.num_ranks), 0) {
-    list_pairs();
-  }
+        area_shift_(
+            static_cast<int>(std::bit_width(static_cast<std::uint32_t>(target.chunk_size))) - 1),
+        steep_shift_(static_cast<int>(std::bit_width(
+            static_cast<std::uint64_t>(target.largest_area >> area_shift_) / kSteepShare))),
+        changed_(static_cast<std::size_t>(limits.num_ranks), 0) {}
 
   void start_from(const Assignment& rank_of) {
     const auto ranks = static_cast<std::size_t>(limits_.num_ranks);
@@ -52,6 +54,7 @@ class PairSearch {
       state_.chunks[r].push_back(static_cast<std::int32_t>(c));
       state_.load[r] += area_[c];
     }
+    list_pairs(rank_of);
     mark_all_changed();
   }
 
@@ -74,10 +77,11 @@ class PairSearch {
 
   /// Price of `area` above the target, in rows.
   std::int64_t penalty(std::int64_t load, std::int32_t weight) const {
-    constexpr std::int64_t kMost = std::int64_t{1} << 50;  // keeps the product in 64 bits
     const std::int64_t excess = load - target_.largest_area;
     if (excess <= 0) return 0;
-    return ((std::min(excess, kMost) >> area_shift_) + 1) * weight;
+    // Convex, so that excess does not gather on one rank. The cap keeps the product in 64 bits.
+    const std::int64_t rows = std::min((excess >> area_shift_) + 1, kMostExcess);
+    return (rows + (rows * rows >> steep_shift_)) * weight;
   }
   std::int64_t objective(std::int32_t weight) const {
     std::int64_t sum = state_.rows;
@@ -103,6 +107,29 @@ class PairSearch {
     }
   }
 
+  /// Lowers ranks above the target, heaviest first, with the help of the lightest ones.
+  void repair(std::int32_t weight, std::int64_t& budget) {
+    std::vector<std::size_t> heavy;
+    for (std::size_t r = 0; r < state_.load.size(); ++r) {
+      if (state_.load[r] > target_.largest_area) heavy.push_back(r);
+    }
+    const auto heavier = [&](std::size_t a, std::size_t b) {
+      return state_.load[a] != state_.load[b] ? state_.load[a] > state_.load[b] : a < b;
+    };
+    std::sort(heavy.begin(), heavy.end(), heavier);
+    std::vector<std::size_t> light(state_.load.size());
+    for (const std::size_t rank : heavy) {
+      std::iota(light.begin(), light.end(), std::size_t{0});
+      const std::size_t most = std::min(kPartners, light.size());
+      std::partial_sort(light.begin(), light.begin() + static_cast<std::ptrdiff_t>(most),
+                        light.end(), [&](std::size_t a, std::size_t b) { return heavier(b, a); });
+      for (std::size_t k = 0; k < most && state_.load[rank] > target_.largest_area; ++k) {
+        if (light[k] == rank || !improve(rank, light[k], weight, budget)) continue;
+        changed_[rank] = changed_[light[k]] = ++clock_;
+      }
+    }
+  }
+
   /// Exchanges x[a] of rank i and y[b] of rank j, whatever it costs.
   void exchange(std::size_t i, std::size_t j, std::size_t a, std::size_t b) {
     pair_.load(keys_, state_.chunks[i], state_.chunks[j]);
@@ -112,6 +139,10 @@ class PairSearch {
 
  private:
   static constexpr std::size_t kNone = ~std::size_t{0};
+  static constexpr std::uint64_t kSteepShare = 32;
+  static constexpr std::int64_t kMostExcess = std::int64_t{1} << 25;
+  static constexpr std::size_t kFewRanks = 16;
+  static constexpr std::size_t kPartners = 8;  // lighter ranks that a repair looks at
 
   struct RankPair {
     std::size_t i = 0;
@@ -126,13 +157,28 @@ class PairSearch {
     std::size_t b = kNone;
   };
 
-  /// All pairs, or with very many ranks those of near indices: linear in chunks.
-  void list_pairs() {
+  /// All pairs of few ranks; of many, those that hold neighbouring chunks: linear in chunks.
+  void list_pairs(const Assignment& rank_of) {
+    pairs_.clear();
     const auto ranks = static_cast<std::size_t>(limits_.num_ranks);
-    const std::size_t most = 4 * area_.size() / ranks + 1;
-    for (std::size_t distance = 1; distance < ranks && distance <= most; ++distance) {
-      for (std::size_t i = 0; i + distance < ranks; ++i) pairs_.push_back({i, i + distance, 0});
+    if (ranks <= kFewRanks) {
+      for (std::size_t i = 0; i < ranks; ++i) {
+        for (std::size_t j = i + 1; j < ranks; ++j) pairs_.push_back({i, j, 0});
+      }
+      return;
     }
+    for (std::size_t c = 1; c < rank_of.size(); ++c) {
+      const auto i = static_cast<std::size_t>(std::min(rank_of[c - 1], rank_of[c]));
+      const auto j = static_cast<std::size_t>(std::max(rank_of[c - 1], rank_of[c]));
+      if (i != j) pairs_.push_back({i, j, 0});
+    }
+    const auto key = [](const RankPair& pair) { return std::pair(pair.i, pair.j); };
+    std::sort(pairs_.begin(), pairs_.end(),
+              [&](const RankPair& a, const RankPair& b) { return key(a) < key(b); });
+    const auto last =
+        std::unique(pairs_.begin(), pairs_.end(),
+                    [&](const RankPair& a, const RankPair& b) { return key(a) == key(b); });
+    pairs_.erase(last, pairs_.end());
   }
 
   bool improve(std::size_t i, std::size_t j, std::int32_t weight, std::int64_t& budget) {
@@ -157,6 +203,10 @@ class PairSearch {
     const auto price_of = [&](std::int64_t rows, std::int64_t to_j) {
       return rows + penalty(load_i - to_j, weight) + penalty(load_j + to_j, weight) - before;
     };
+    area_y_.clear();
+    for (const std::int32_t c : state_.chunks[j]) {
+      area_y_.push_back(area_[static_cast<std::size_t>(c)]);
+    }
     std::int32_t least_y = 0;
     for (const std::int32_t gain : gain_y) least_y = std::min(least_y, gain);
     Step best;
@@ -165,9 +215,10 @@ class PairSearch {
       // Penalties are not negative, so gain_y[b] must be below this for the swap to be the best.
       std::int64_t below = best.price + before - gain_x[a];
       if (least_y >= below) continue;
+      const std::int64_t area_a = area_of(i, a);
       for (std::size_t b = 0; b < gain_y.size(); ++b) {
         if (gain_y[b] >= below) continue;
-        const std::int64_t to_j = area_of(i, a) - area_of(j, b);
+        const std::int64_t to_j = area_a - area_y_[b];
         if (price_of(std::int64_t{gain_x[a]} + gain_y[b], to_j) >= best.price) continue;
         // The sum of two gains is a lower bound: x[a] and y[b] may lean on each other.
         const std::int64_t exact = pair_.swap(a, b);
@@ -230,8 +281,10 @@ class PairSearch {
   PlacementLimits limits_;
   SearchTarget target_;
   int area_shift_;
+  int steep_shift_;  // log2 of the excess, in rows, at which the price of a row has doubled
   State state_;
   typename Keys::Pair pair_;
+  std::vector<std::int64_t> area_y_;  // of the chunks of the pair's second rank
   std::vector<RankPair> pairs_;
   std::vector<std::int64_t> changed_;  // clock value per rank
   std::int64_t clock_ = 1;
