@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
+#include <cstdint>
 #include <map>
-#include <numeric>
+#include <vector>
 
 #include "magi/plan.hpp"
 #include "plan/check_pairs.hpp"
@@ -68,12 +68,22 @@ void check_slice_order(const Plan& plan, std::size_t rank, Problems& problems) {
   }
 }
 
+/// Sums and products modulo 2^64: a broken plan may hold any numbers.
+std::int64_t sum(const std::vector<std::int64_t>& values) {
+  std::uint64_t total = 0;
+  for (const std::int64_t value : values) total += static_cast<std::uint64_t>(value);
+  return static_cast<std::int64_t>(total);
+}
+std::int64_t product(std::int64_t a, std::int64_t b) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+}
+
 std::vector<std::int64_t> areas_of_ranks(const Plan& plan) {
   std::vector<std::int64_t> areas;
   for (const RankPlan& rank : plan.ranks) {
-    std::int64_t pairs = 0;
-    for (const BandSlice& slice : rank.slices) pairs += area(slice);
-    areas.push_back(pairs);
+    std::uint64_t pairs = 0;
+    for (const BandSlice& slice : rank.slices) pairs += static_cast<std::uint64_t>(area(slice));
+    areas.push_back(static_cast<std::int64_t>(pairs));
   }
   return areas;
 }
@@ -83,27 +93,29 @@ void check_figures(const Plan& plan, Problems& problems) {
   const std::size_t num_ranks = plan.ranks.size();
   const std::vector<std::int64_t> areas = areas_of_ranks(plan);
   if (areas != report.rank_area) problems.add("the report's areas are not those of the slices");
-  const std::int64_t total = std::accumulate(areas.begin(), areas.end(), std::int64_t{0});
+  const std::int64_t total = sum(areas);
   if (total != area(plan.mask)) {
     problems.add("ranks attend ", total, " pairs, the mask has ", area(plan.mask));
   }
   const std::int64_t row_bytes = std::int64_t{plan.config.num_heads_kv} *
                                  plan.config.element_bytes *
                                  (plan.config.head_dim_qk + plan.config.head_dim_v);
-  std::vector<std::int64_t> bytes(num_ranks * num_ranks, 0);
+  std::vector<std::int64_t> pair_rows(num_ranks * num_ranks, 0);
   std::vector<std::int64_t> rows(num_ranks, 0);
   for (const Transfer& t : plan.transfers) {
     const auto dst = static_cast<std::size_t>(t.dst);
-    bytes[static_cast<std::size_t>(t.src) * num_ranks + dst] += t.num_rows * row_bytes;
+    pair_rows[static_cast<std::size_t>(t.src) * num_ranks + dst] += t.num_rows;
     rows[dst] += t.num_rows;
   }
+  std::vector<std::int64_t> bytes;
+  for (const std::int64_t count : pair_rows) bytes.push_back(product(count, row_bytes));
   if (bytes != report.pair_bytes) {
     problems.add("the report's bytes per pair are not those of the transfers");
   }
   if (rows != report.remote_rows) {
     problems.add("the report's received rows are not those of the transfers");
   }
-  const std::int64_t all_bytes = std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
+  const std::int64_t all_bytes = sum(bytes);
   if (report.total_bytes != all_bytes) {
     problems.add("the report counts ", report.total_bytes, " bytes, the transfers ", all_bytes);
   }

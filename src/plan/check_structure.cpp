@@ -174,8 +174,7 @@ std::vector<std::string> check_structure(const Plan& plan) {
   Problems problems;
   try {
     validate_config(plan.config);
-    validate(plan.mask);
-    static_cast<void>(area(plan.mask));
+    validate_sizes(plan.mask, plan.config);
   } catch (const InvalidArgument& error) {
     problems.add(error.what());
     return problems.take();

@@ -24,7 +24,23 @@ void require_delay(const char* name, double value) {
   if (!(value >= 0.0 && value <= 1.0)) throw invalid(name, value, "0 to 1 second");
 }
 
+/// Far above any machine, and still exact: sums over all ranks of all key rows fit in int64.
+constexpr double kMaxTotalBytes = 0x1p60;
+
 }  // namespace
+
+void validate_sizes(const Mask& mask, const PlanConfig& config) {
+  validate(mask);
+  require_between("mask.rows_q", mask.rows_q, 1, kMaxRows);
+  require_between("mask.rows_k", mask.rows_k, 1, kMaxRows);
+  static_cast<void>(area(mask));
+  const double row_bytes = static_cast<double>(config.num_heads_kv) * config.element_bytes *
+                           (config.head_dim_qk + config.head_dim_v);
+  const double bytes = row_bytes * mask.rows_k * config.num_ranks;
+  if (bytes > kMaxTotalBytes) {
+    throw invalid("bytes of all keys and values on every rank", bytes, "at most 2^60");
+  }
+}
 
 void validate_config(const PlanConfig& config) {
   require_between("num_ranks", config.num_ranks, 1, kMaxRanks);

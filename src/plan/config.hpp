@@ -13,4 +13,7 @@ inline constexpr std::int32_t kMaxDegree = 256;
 /// Throws InvalidArgument naming the first field that is out of range.
 void validate_config(const PlanConfig& config);
 
+/// Throws InvalidArgument for a mask without rows, or whose areas or bytes would leave int64.
+void validate_sizes(const Mask& mask, const PlanConfig& config);
+
 }  // namespace magi::planner

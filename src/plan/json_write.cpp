@@ -54,7 +54,7 @@ class Writer {
   }
   template <typename List>
   void numbers(const List& values) {
-    list(values, ",", [this](const auto value) { number(value); });
+    list(values, ",", [this](const auto value) { this->number(value); });
   }
   void record(std::initializer_list<std::int32_t> values) {
     numbers(std::span(values.begin(), values.size()));

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "magi/plan.hpp"
 
-#include <string>
 #include <utility>
 
-#include "base/check.hpp"
 #include "plan/config.hpp"
 #include "plan/cost.hpp"
 #include "plan/layout.hpp"
@@ -15,14 +13,6 @@
 
 namespace magi {
 namespace {
-
-void validate_rows(const Mask& mask) {
-  validate(mask);
-  const std::string allowed = "1 to " + std::to_string(kMaxRows);
-  if (mask.rows_q < 1) throw invalid("mask.rows_q", mask.rows_q, allowed);
-  if (mask.rows_k < 1) throw invalid("mask.rows_k", mask.rows_k, allowed);
-  static_cast<void>(area(mask));  // throws where areas would leave int64
-}
 
 /// Keys as queries and the other way round.
 Mask transpose(const Mask& mask) {
@@ -73,8 +63,8 @@ void finish_plan(Plan& plan) {
 }  // namespace
 
 Plan make_plan(const Mask& mask, const PlanConfig& config) {
-  validate_rows(mask);
   planner::validate_config(config);
+  planner::validate_sizes(mask, config);
   Plan plan{.mask = mask, .config = config};
   plan.placement_q = place(mask, config.num_ranks, config.placement);
   if (is_sharing_placement(mask, config)) {
@@ -89,8 +79,8 @@ Plan make_plan(const Mask& mask, const PlanConfig& config) {
 
 Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& placement_q,
                   const Placement& placement_k) {
-  validate_rows(mask);
   planner::validate_config(config);
+  planner::validate_sizes(mask, config);
   planner::validate_placement(placement_q, "placement_q", mask.rows_q, config.num_ranks);
   planner::validate_placement(placement_k, "placement_k", mask.rows_k, config.num_ranks);
   Plan plan{.mask = mask, .config = config, .placement_q = placement_q, .placement_k = placement_k};
