@@ -226,7 +226,9 @@ void Engine::check_origin(std::int32_t from, const Exchange& exchange, const Pac
       header.wave == exchange.tag.wave && header.plan_digest == exchange.tag.plan_digest) {
     return;
   }
-  fail(CommFailure::PlanMismatch,
+  // Calls of equal number were compared when they started; another number means that rows are lost.
+  const bool is_same_call = header.sequence == exchange.sequence;
+  fail(is_same_call ? CommFailure::PlanMismatch : CommFailure::System,
        "rank " + std::to_string(rank_) + " expects rows from rank " + std::to_string(from) +
            " in " + describe(exchange) + ", but has from it wave " + std::to_string(header.wave) +
            " of " + kind_name(header.kind) + " " + std::to_string(header.sequence) + ", plan " +

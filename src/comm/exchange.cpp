@@ -5,14 +5,25 @@
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <iterator>
 #include <limits>
+#include <map>
+#include <utility>
 
 namespace magi::comm {
 namespace {
 
 constexpr std::int64_t kAllRows = std::numeric_limits<std::int64_t>::max();
 
-/// The records of `peer`, without the empty ones.
+/// Records by peer in ascending order, each peer's in the order given, without the empty ones.
+std::map<std::int32_t, std::vector<PeerRows>> by_peer(std::span<const PeerRows> records) {
+  std::map<std::int32_t, std::vector<PeerRows>> groups;
+  for (const PeerRows& record : records) {
+    if (record.num_rows > 0) groups[record.peer].push_back(record);
+  }
+  return groups;
+}
+
 std::vector<PeerRows> records_of(std::span<const PeerRows> records, std::int32_t peer) {
   std::vector<PeerRows> own;
   std::copy_if(records.begin(), records.end(), std::back_inserter(own),
@@ -20,21 +31,10 @@ std::vector<PeerRows> records_of(std::span<const PeerRows> records, std::int32_t
   return own;
 }
 
-std::vector<std::int32_t> peers_of(std::span<const PeerRows> records) {
-  std::vector<std::int32_t> peers;
-  for (const PeerRows& record : records) {
-    if (record.num_rows > 0) peers.push_back(record.peer);
-  }
-  std::sort(peers.begin(), peers.end());
-  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-  return peers;
-}
-
 void add_sends(Exchange& exchange, std::int32_t rank, std::span<const PeerRows> records) {
   if (exchange.source.row_bytes() == 0) return;
-  for (const std::int32_t peer : peers_of(records)) {
+  for (auto& [peer, own] : by_peer(records)) {
     if (peer == rank) continue;
-    std::vector<PeerRows> own = records_of(records, peer);
     const auto num_rows = static_cast<std::uint64_t>(count_rows(own));
     exchange.sends.push_back({.peer = peer,
                               .rows = RowCursor(std::move(own)),
@@ -45,8 +45,7 @@ void add_sends(Exchange& exchange, std::int32_t rank, std::span<const PeerRows> 
 
 void add_receives(Exchange& exchange, std::span<const PeerRows> records) {
   if (RowLayout(exchange.outputs).row_bytes() == 0) return;
-  for (const std::int32_t peer : peers_of(records)) {
-    std::vector<PeerRows> own = records_of(records, peer);
+  for (auto& [peer, own] : by_peer(records)) {
     const std::int64_t num_rows = count_rows(own);
     exchange.receives.push_back(
         {.peer = peer, .rows = RowCursor(std::move(own)), .num_rows = num_rows});

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/validate.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "comm/exchange_case.hpp"
+#include "comm/ranks.hpp"
+#include "magi/comm_vtable.h"
+
+namespace magi {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::HostTensor;
+
+/// Arguments of a good call on rank 0 of 2, to be spoilt.
+struct Call {
+  std::vector<HostTensor> storage;
+  std::vector<TensorView> inputs;
+  std::vector<TensorView> outputs;
+  RowExchange rows{.owned = {{1, 0, 4}}, .needed = {{1, 0, 3}}};
+
+  void add(DType input, std::vector<std::int64_t> shape, DType output) {
+    storage.push_back(testing::make_tensor(input, shape));
+    inputs.push_back(storage.back().view);
+    storage.push_back(testing::make_tensor(output, shape));
+    outputs.push_back(storage.back().view);
+  }
+  comm::ExchangeArgs args() const { return {inputs, outputs, rows, 0, 2}; }
+};
+
+Call good_cast() {
+  Call call;
+  call.add(DType::BFloat16, {4, 2, 8}, DType::BFloat16);
+  return call;
+}
+
+Call good_merge() {
+  Call call;
+  call.add(DType::Float32, {4, 2, 8}, DType::Float32);
+  call.add(DType::Float32, {4, 2}, DType::Float32);
+  return call;
+}
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+std::string cast_refusal(const Call& call) {
+  return refusal([&] { comm::check_cast(call.args()); });
+}
+
+std::string reduce_refusal(const Call& call, ReduceOp op) {
+  return refusal([&] { comm::check_reduce(call.args(), op); });
+}
+
+TEST(Validate, GoodCallsPass) {
+  EXPECT_EQ(cast_refusal(good_cast()), "accepted");
+  EXPECT_EQ(reduce_refusal(good_cast(), ReduceOp::Sum), "accepted");
+  EXPECT_EQ(reduce_refusal(good_merge(), ReduceOp::LseMerge), "accepted");
+  Call narrow;
+  narrow.add(DType::Float16, {4}, DType::Float32);
+  EXPECT_EQ(reduce_refusal(narrow, ReduceOp::Sum), "accepted");
+}
+
+TEST(Validate, RecordsOutsideAreNamed) {
+  Call call = good_cast();
+  call.rows.owned = {{1, 0, 2}, {1, 3, 2}};
+  EXPECT_EQ(cast_refusal(call), "owned[1] is rows 3 to 5; allowed: rows 0 to 4 of inputs[0]");
+  call = good_cast();
+  call.rows.needed = {{1, -1, 1}};
+  EXPECT_EQ(cast_refusal(call), "needed[0] is rows -1 to 0; allowed: rows 0 to 4 of outputs[0]");
+  call.rows.needed = {{1, 2147483647, 2147483647}};
+  EXPECT_THAT(cast_refusal(call), HasSubstr("rows 2147483647 to 4294967294"));
+  call.rows.needed = {{2, 0, 1}};
+  EXPECT_EQ(cast_refusal(call), "needed[0].peer is 2; allowed: 0 to 1");
+  call.rows.needed = {{-1, 0, 1}};
+  EXPECT_EQ(cast_refusal(call), "needed[0].peer is -1; allowed: 0 to 1");
+  call.rows.needed = {{1, 0, -1}};
+  EXPECT_EQ(cast_refusal(call), "needed[0].num_rows is -1; allowed: 0 or more");
+  call.rows = {.owned = {{0, 0, 2}}, .needed = {{0, 0, 1}}};
+  EXPECT_EQ(cast_refusal(call),
+            "rows owned for the own rank is 2; allowed: as many as it needs from itself, 1");
+}
+
+TEST(Validate, TensorsThatDoNotFitAreNamed) {
+  Call call = good_cast();
+  call.outputs[0].shape[2] = 4;
+  EXPECT_EQ(cast_refusal(call),
+            "outputs[0].shape is [4, 2, 4]; allowed: the extents of inputs[0] beyond axis 0, "
+            "[4, 2, 8]");
+  call = good_cast();
+  call.outputs[0].dtype = DType::Float16;
+  EXPECT_EQ(cast_refusal(call), "outputs[0].dtype is float16; allowed: bfloat16, as its input");
+  call = good_cast();
+  call.inputs[0].device = 0;
+  EXPECT_EQ(cast_refusal(call), "inputs[0].device is 0; allowed: -1 (CPU) for this backend");
+  call = good_cast();
+  call.inputs[0].data = nullptr;
+  EXPECT_EQ(cast_refusal(call), "inputs[0].data is null; allowed: a pointer, where rows move");
+  call = good_cast();
+  call.inputs[0].rank = 5;
+  EXPECT_EQ(cast_refusal(call), "inputs[0].rank is 5; allowed: 1 to 4");
+  call = good_cast();
+  call.inputs[0].shape[1] = -2;
+  EXPECT_THAT(cast_refusal(call), HasSubstr("inputs[0].shape is [4, -2, 8]"));
+  call = good_cast();
+  call.outputs.clear();
+  EXPECT_EQ(cast_refusal(call), "outputs is 0 tensors; allowed: as many as inputs, 1");
+  call.inputs.clear();
+  EXPECT_EQ(cast_refusal(call), "inputs is 0 tensors; allowed: 1 to 16 tensors");
+}
+
+TEST(Validate, ReducesOfOtherTypesAreNamed) {
+  Call call;
+  call.add(DType::Int32, {4}, DType::Int32);
+  EXPECT_EQ(reduce_refusal(call, ReduceOp::Sum),
+            "outputs[0].dtype is int32; allowed: a floating-point type");
+  call = {};
+  call.add(DType::Float64, {4}, DType::Float32);
+  EXPECT_EQ(reduce_refusal(call, ReduceOp::Sum),
+            "inputs[0].dtype is float64; allowed: float32 or a narrower floating-point type");
+  call = {};
+  call.add(DType::Float16, {4}, DType::BFloat16);
+  EXPECT_THAT(reduce_refusal(call, ReduceOp::Sum), HasSubstr("inputs[0].dtype is float16"));
+  call = good_merge();
+  call.inputs.pop_back();
+  call.outputs.pop_back();
+  EXPECT_EQ(reduce_refusal(call, ReduceOp::LseMerge),
+            "inputs is 1 tensors; allowed: {out, lse} pairs");
+  call = good_merge();
+  call.outputs[1].shape[1] = 3;
+  call.inputs[1].shape[1] = 3;
+  EXPECT_EQ(reduce_refusal(call, ReduceOp::LseMerge),
+            "inputs[1].shape is [4, 3]; allowed: [rows, heads] of its out tensor");
+  call = good_merge();
+  call.inputs[1].dtype = call.outputs[1].dtype = DType::BFloat16;
+  EXPECT_EQ(reduce_refusal(call, ReduceOp::LseMerge),
+            "inputs[1].dtype is bfloat16; allowed: float32 or float64");
+}
+
+TEST(Validate, BadGroupsAreRefused) {
+  EXPECT_EQ(refusal([] { make_thread_group(0); }), "num_ranks is 0; allowed: 1 to 1024");
+  EXPECT_EQ(refusal([] { make_thread_group(2, {.deadline = std::chrono::milliseconds(0)}); }),
+            "deadline is 0 ms; allowed: more than 0 ms");
+  EXPECT_EQ(refusal([] { make_thread_group(2, {.window_bytes = 0}); }),
+            "window_bytes is 0; allowed: 1 or more");
+  EXPECT_EQ(refusal([] { make_shm_group(3, 2, {}); }), "rank is 3; allowed: 0 to 1");
+}
+
+TEST(Validate, IncompleteTablesAreRefused) {
+  const auto free_table = [](const magi_comm_vtable& table) { table.destroy(table.context); };
+  magi_comm_vtable table = make_comm_vtable(std::move(make_thread_group(1)[0]));
+  magi_comm_vtable bad = table;
+  bad.wait = nullptr;
+  EXPECT_EQ(refusal([&] { make_vtable_group(bad); }),
+            "vtable is a table with a null entry; allowed: all entries set");
+  bad = table;
+  bad.rank = 1;
+  EXPECT_EQ(refusal([&] { make_vtable_group(bad); }), "vtable.rank is 1; allowed: 0 to 0");
+  bad = table;
+  bad.struct_size = 8;
+  EXPECT_THAT(refusal([&] { make_vtable_group(bad); }), HasSubstr("vtable.struct_size is 8"));
+  free_table(table);
+}
+
+TEST(Validate, RefusalLeavesTheGroupUsable) {
+  testing::run_ranks(testing::Backend::Threads, {.num_ranks = 2}, [](Communicator& group) {
+    const TensorView none;
+    const RowExchange rows{.owned = {{7, 0, 1}}};
+    if (group.rank() == 0) {
+      EXPECT_THAT(refusal([&] {
+                    group.group_cast({&none, 1}, {&none, 1}, rows, {});
+                  }),
+                  HasSubstr("owned[0].peer is 7"));
+    }
+    group.close_sync();
+  });
+}
+
+/// One group object per rank in one thread: exchanges can be left half way.
+TEST(ThreadGroup, CloseWithAnExchangeUnderWayIsRefused) {
+  auto group = make_thread_group(2);
+  const HostTensor rows = testing::make_tensor(DType::Float32, {4, 1});
+  const RowExchange needs{.needed = {{1, 0, 4}}};
+  const auto pending = group[0]->group_cast({&rows.view, 1}, {&rows.view, 1}, needs, {});
+  EXPECT_THAT(refusal([&] { group[0]->close_sync(); }), HasSubstr("exchange under way"));
+}
+
+TEST(ThreadGroup, WaitAfterTheCommunicatorEndedThrows) {
+  auto group = make_thread_group(2);
+  const HostTensor rows = testing::make_tensor(DType::Float32, {4, 1});
+  const RowExchange needs{.needed = {{1, 0, 4}}};
+  const auto pending = group[0]->group_cast({&rows.view, 1}, {&rows.view, 1}, needs, {});
+  group[0].reset();
+  EXPECT_EQ(testing::catch_comm_error([&] { pending->wait_sync(); }).failure(),
+            CommFailure::Aborted);
+}
+
+TEST(ThreadGroup, StartsNeedNobody) {
+  // One thread plays both ranks: what fits the window is sent by the start alone.
+  auto group = make_thread_group(2);
+  HostTensor rows = testing::make_tensor(DType::Float32, {1000, 64});
+  testing::fill(rows.view, [](const auto& at) { return static_cast<double>(at[0]); });
+  const HostTensor received = testing::make_tensor(DType::Float32, {1000, 64});
+  const RowExchange owns{.owned = {{1, 0, 1000}}};
+  const RowExchange needs{.needed = {{0, 0, 1000}}};
+  group[0]->group_cast({&rows.view, 1}, {&received.view, 1}, owns, {})->wait_sync();
+  group[1]->group_cast({&rows.view, 1}, {&received.view, 1}, needs, {})->wait_sync();
+  EXPECT_EQ(rows.storage, received.storage);
+}
+
+}  // namespace
+}  // namespace magi
