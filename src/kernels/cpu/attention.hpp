@@ -10,4 +10,8 @@ namespace magi::cpu {
 void attention_forward(const ForwardArgs& args, Isa isa);
 void attention_backward(const BackwardArgs& args, Isa isa);
 
+/// Sets how many threads OpenMP gives to calls from this thread, for tests and benches; returns the
+/// number before.
+std::int32_t set_num_threads(std::int32_t num_threads);
+
 }  // namespace magi::cpu

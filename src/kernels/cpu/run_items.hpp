@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#if __has_include(<omp.h>)
-#include <omp.h>
-#endif
-
 #include <algorithm>
 #include <cstdint>
 #include <new>
@@ -45,27 +41,11 @@ struct Work {
 };
 
 /// Threads for independent items. Small work gets one: starting a team and waiting for it costs
-/// more than it saves, above all where other processes use the cores. ThreadSanitizer cannot see
-/// into OpenMP's runtime, so it gets one too, as does a compiler without OpenMP.
-inline std::int32_t num_threads_for(const Work& work) {
-#if !__has_include(<omp.h>) || defined(__SANITIZE_THREAD__)
-  (void)work;
-  return 1;
-#else
-  constexpr double kFlopsPerThread = 4e6;
-  const double wanted = std::min(static_cast<double>(work.num_items), work.flops / kFlopsPerThread);
-  return static_cast<std::int32_t>(
-      std::clamp(wanted, 1.0, static_cast<double>(omp_get_max_threads())));
-#endif
-}
+/// more than it saves, above all where other processes use the cores.
+std::int32_t num_threads_for(const Work& work);
 
-inline std::size_t thread_index() {
-#if !__has_include(<omp.h>) || defined(__SANITIZE_THREAD__)
-  return 0;
-#else
-  return static_cast<std::size_t>(omp_get_thread_num());
-#endif
-}
+/// The calling thread's place in its team.
+std::size_t thread_index();
 
 /// Runs run(item, workspace) for every item, workspaces being one per thread. An item's result
 /// must not depend on the workspace it gets: that keeps results independent of the thread count.

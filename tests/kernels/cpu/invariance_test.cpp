@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -64,20 +63,20 @@ Everything run_all(const AttentionCase& test) {
 }
 
 TEST(CpuInvariance, ResultsDoNotDependOnTheThreadCount) {
-  const int before = omp_get_max_threads();
+  const std::int32_t before = cpu::set_num_threads(1);
   const Mask causal{700, 700, {{0, 700, 0, 700, -kBandInfinity, 0}}};
   for (const DType dtype : {DType::Float32, DType::Float64}) {
     for (const AttentionCase& test : {small_case(1, dtype, causal), large_case(2, dtype)}) {
       SCOPED_TRACE(test.describe());
-      omp_set_num_threads(1);
+      cpu::set_num_threads(1);
       const Everything alone = run_all(test);
       for (const int num_threads : {2, 5}) {
-        omp_set_num_threads(num_threads);
+        cpu::set_num_threads(num_threads);
         run_all(test).expect_same_bits(alone);
       }
     }
   }
-  omp_set_num_threads(before);
+  cpu::set_num_threads(before);
 }
 
 /// Rows [begin, end) of `array` become NaN.
