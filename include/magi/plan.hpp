@@ -41,8 +41,8 @@ struct PlanConfig {
   std::int32_t head_dim_v = 128;
   std::int32_t element_bytes = 2;  ///< of k and v on the wire
   PlacementConfig placement;
-  /// Cross-attention: keys have their own placement. Absent: keys sit with the queries of the same
-  /// row where rows_q == rows_k, else they are placed by `placement`.
+  /// Cross-attention: keys have their own placement (`auto`: near their queries). Absent: keys sit
+  /// with the queries of the same row where rows_q == rows_k, else they are placed by `placement`.
   std::optional<PlacementConfig> placement_k;
   /// 0: fetch everything, then one attention call; 1: own keys, then all remote ones; N: at most N
   /// remote waves (fewer where heads or rows do not suffice); absent: the cost model chooses 1..8.

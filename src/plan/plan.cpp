@@ -7,22 +7,13 @@
 #include "plan/cost.hpp"
 #include "plan/layout.hpp"
 #include "plan/needs.hpp"
+#include "plan/place_keys.hpp"
 #include "plan/report.hpp"
 #include "plan/waves.hpp"
 #include "plan/work.hpp"
 
 namespace magi {
 namespace {
-
-/// Keys as queries and the other way round.
-Mask transpose(const Mask& mask) {
-  Mask transposed{mask.rows_k, mask.rows_q, {}};
-  transposed.slices.reserve(mask.slices.size());
-  for (const BandSlice& s : mask.slices) {
-    transposed.slices.push_back({s.k0, s.k1, s.q0, s.q1, -s.d_max, -s.d_min});
-  }
-  return transposed;
-}
 
 bool is_sharing_placement(const Mask& mask, const PlanConfig& config) {
   return !config.placement_k && mask.rows_q == mask.rows_k;
@@ -71,7 +62,7 @@ Plan make_plan(const Mask& mask, const PlanConfig& config) {
     plan.placement_k = plan.placement_q;
   } else {
     plan.placement_k =
-        place(transpose(mask), config.num_ranks, config.placement_k.value_or(config.placement));
+        planner::place_keys(mask, plan.placement_q, config.placement_k.value_or(config.placement));
   }
   finish_plan(plan);
   return plan;

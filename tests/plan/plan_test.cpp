@@ -252,6 +252,23 @@ TEST(Plan, CrossAttentionPlacesKeysOnTheirOwn) {
   expect_exact_transfers(plan);
 }
 
+TEST(Plan, KeysFollowTheQueriesThatSeeThem) {
+  // Four documents of unequal query and key lengths; with one document a rank nothing must move.
+  Mask mask{256, 128, {}};
+  for (std::int32_t i = 0; i < 4; ++i) {
+    mask.slices.push_back(
+        band_slice({i * 64, i * 64 + 64}, {(3 - i) * 32, (3 - i) * 32 + 32}, MaskType::Causal));
+  }
+  PlanConfig config = config_of(4);
+  config.placement.algorithm = PlacementAlgorithm::SequentialSelect;
+  config.placement_k = PlacementConfig{};
+  const Plan plan = make_plan(mask, config);
+  EXPECT_EQ(plan.report.total_bytes, 0);
+  for (std::int32_t rank = 0; rank < 4; ++rank) EXPECT_EQ(plan.placement_k.rows_of(rank), 32);
+  config.placement_k = PlacementConfig{.algorithm = PlacementAlgorithm::RandomSelect};
+  EXPECT_GT(make_plan(mask, config).report.total_bytes, 0);
+}
+
 TEST(Plan, MemoryIsLinearInChunksSlicesAndTransfers) {
   for (const std::int32_t scale : {1, 4}) {
     const std::int32_t rows = 65536 * scale;
