@@ -12,19 +12,19 @@
 namespace magi {
 
 /// How chunks of query rows are given to ranks. The names in placement_name() are the original's
-/// where it has one.
+/// where it has one. All of them keep to the count of chunks that token_tolerance allows.
 enum class PlacementAlgorithm : std::int32_t {
-  Auto,        ///< closed form where one is known, else load-capped affinity + repair
-  Thorough,    ///< Auto, then a longer deterministic local search (off the critical path)
+  Auto,        ///< closed form where one is known and balanced, else Affinity
+  Thorough,    ///< Auto, then a longer search: tens of milliseconds for 128 chunks
   Zigzag,      ///< chunk pairs (i, 2P-1-i): one causal document
-  Affinity,    ///< load-capped affinity greedy + repair, always
+  Affinity,    ///< load-capped affinity greedy + local search over pairs of ranks, always
   LowerBound,  ///< the original returns a bound only; ours is min heap, with the bound in the
                ///< report
-  DynamicProgramming,
-  BinarySearch,
+  DynamicProgramming,  ///< least balance; more than 14 chunks: BinarySearch
+  BinarySearch,        ///< least balance; past 2^20 nodes or 4096 chunks: the best found
   MinHeap,
   ToppHeap,
-  BacktrackingPruning,
+  BacktrackingPruning,  ///< least balance; limits as BinarySearch
   RandomSelect,
   SequentialSelect,  ///< contiguous
   BatchToppHeap,

@@ -19,7 +19,7 @@ namespace {
 // on 8 ranks need about 7000; with thousands of chunks the fast search stops before the optimum.
 constexpr std::int64_t kFastVisits = 6144;
 constexpr std::int64_t kFastVisitsPerChunk = 16;
-constexpr std::int64_t kThoroughVisitsPerChunk = 5120;
+constexpr std::int64_t kThoroughVisitsPerChunk = 4096;
 // The greedy start first fills ranks to this share of the mean area: higher for many ranks, because
 // the search then has little time for each pair of them.
 constexpr std::int32_t kManyRanks = 16;

@@ -13,8 +13,8 @@
 
 namespace magi {
 
-/// What a search minimises: remote rows plus, for area above the target, `weight` rows per
-/// chunk_size pairs (the price of one row).
+/// What a search minimises: remote rows, plus a price for area above largest_area that is counted
+/// in rows (chunk_size pairs of area make about one row).
 struct SearchTarget {
   std::int64_t largest_area = 0;
   std::int32_t chunk_size = 1;
@@ -65,6 +65,11 @@ class PairSearch {
     for (std::int64_t& time : changed_) time = clock_;
   }
 
+  /// Work of copying a state and of looking through the pairs, in visits.
+  std::int64_t upkeep() const {
+    return 1 + static_cast<std::int64_t>((area_.size() + pairs_.size()) / 8);
+  }
+
   Assignment assignment() const {
     Assignment rank_of(area_.size());
     for (std::size_t r = 0; r < state_.chunks.size(); ++r) {
@@ -75,29 +80,29 @@ class PairSearch {
     return rank_of;
   }
 
-  /// Price of `area` above the target, in rows.
-  std::int64_t penalty(std::int64_t load, std::int32_t weight) const {
+  /// Price of the load above the target, in rows; `price` is that of the first row.
+  std::int64_t penalty(std::int64_t load, std::int32_t price) const {
     const std::int64_t excess = load - target_.largest_area;
     if (excess <= 0) return 0;
     // Convex, so that excess does not gather on one rank. The cap keeps the product in 64 bits.
     const std::int64_t rows = std::min((excess >> area_shift_) + 1, kMostExcess);
-    return (rows + (rows * rows >> steep_shift_)) * weight;
+    return (rows + (rows * rows >> steep_shift_)) * price;
   }
-  std::int64_t objective(std::int32_t weight) const {
+  std::int64_t objective(std::int32_t price) const {
     std::int64_t sum = state_.rows;
-    for (const std::int64_t load : state_.load) sum += penalty(load, weight);
+    for (const std::int64_t load : state_.load) sum += penalty(load, price);
     return sum;
   }
 
   /// Searches pairs that changed since they were last searched, until none improves or `budget`
   /// (visits of chunks; lowered by what was spent) is used up.
-  void run(std::int32_t weight, std::int64_t& budget) {
+  void run(std::int32_t price, std::int64_t& budget) {
     bool is_improving = true;
     while (is_improving && budget > 0) {
       is_improving = false;
       for (RankPair& pair : pairs_) {
         if (std::max(changed_[pair.i], changed_[pair.j]) <= pair.searched) continue;
-        if (improve(pair.i, pair.j, weight, budget)) {
+        if (improve(pair.i, pair.j, price, budget)) {
           changed_[pair.i] = changed_[pair.j] = ++clock_;
           is_improving = true;
         }
@@ -108,7 +113,7 @@ class PairSearch {
   }
 
   /// Lowers ranks above the target, heaviest first, with the help of the lightest ones.
-  void repair(std::int32_t weight, std::int64_t& budget) {
+  void repair(std::int32_t price, std::int64_t& budget) {
     std::vector<std::size_t> heavy;
     for (std::size_t r = 0; r < state_.load.size(); ++r) {
       if (state_.load[r] > target_.largest_area) heavy.push_back(r);
@@ -124,7 +129,7 @@ class PairSearch {
       std::partial_sort(light.begin(), light.begin() + static_cast<std::ptrdiff_t>(most),
                         light.end(), [&](std::size_t a, std::size_t b) { return heavier(b, a); });
       for (std::size_t k = 0; k < most && state_.load[rank] > target_.largest_area; ++k) {
-        if (light[k] == rank || !improve(rank, light[k], weight, budget)) continue;
+        if (light[k] == rank || !improve(rank, light[k], price, budget)) continue;
         changed_[rank] = changed_[light[k]] = ++clock_;
       }
     }
@@ -140,7 +145,7 @@ class PairSearch {
  private:
   static constexpr std::size_t kNone = ~std::size_t{0};
   static constexpr std::uint64_t kSteepShare = 32;
-  static constexpr std::int64_t kMostExcess = std::int64_t{1} << 25;
+  static constexpr std::int64_t kMostExcess = std::int64_t{1} << 24;
   static constexpr std::size_t kFewRanks = 16;
   static constexpr std::size_t kPartners = 8;  // lighter ranks that a repair looks at
 
@@ -181,12 +186,12 @@ class PairSearch {
     pairs_.erase(last, pairs_.end());
   }
 
-  bool improve(std::size_t i, std::size_t j, std::int32_t weight, std::int64_t& budget) {
+  bool improve(std::size_t i, std::size_t j, std::int32_t price, std::int64_t& budget) {
     bool any = false;
     while (budget > 0) {
       budget -= static_cast<std::int64_t>(state_.chunks[i].size() + state_.chunks[j].size());
       pair_.load(keys_, state_.chunks[i], state_.chunks[j]);
-      const Step step = best_step(i, j, weight);
+      const Step step = best_step(i, j, price);
       if (step.price >= 0) return any;
       apply(i, j, step);
       any = true;
@@ -194,14 +199,14 @@ class PairSearch {
     return any;
   }
 
-  Step best_step(std::size_t i, std::size_t j, std::int32_t weight) {
+  Step best_step(std::size_t i, std::size_t j, std::int32_t price) {
     const std::span<const std::int32_t> gain_x = pair_.gain_x();
     const std::span<const std::int32_t> gain_y = pair_.gain_y();
     const std::int64_t load_i = state_.load[i];
     const std::int64_t load_j = state_.load[j];
-    const std::int64_t before = penalty(load_i, weight) + penalty(load_j, weight);
+    const std::int64_t before = penalty(load_i, price) + penalty(load_j, price);
     const auto price_of = [&](std::int64_t rows, std::int64_t to_j) {
-      return rows + penalty(load_i - to_j, weight) + penalty(load_j + to_j, weight) - before;
+      return rows + penalty(load_i - to_j, price) + penalty(load_j + to_j, price) - before;
     };
     area_y_.clear();
     for (const std::int32_t c : state_.chunks[j]) {
@@ -222,9 +227,9 @@ class PairSearch {
         if (price_of(std::int64_t{gain_x[a]} + gain_y[b], to_j) >= best.price) continue;
         // The sum of two gains is a lower bound: x[a] and y[b] may lean on each other.
         const std::int64_t exact = pair_.swap(a, b);
-        const std::int64_t price = price_of(exact, to_j);
-        if (price >= best.price) continue;
-        best = {exact, price, a, b};
+        const std::int64_t change = price_of(exact, to_j);
+        if (change >= best.price) continue;
+        best = {exact, change, a, b};
         below = best.price + before - gain_x[a];
       }
     }
@@ -235,14 +240,14 @@ class PairSearch {
   void consider_moves(std::size_t i, std::size_t j, const PriceOf& price_of, Step& best) const {
     if (has_room(j)) {
       for (std::size_t a = 0; a < pair_.gain_x().size(); ++a) {
-        const std::int64_t price = price_of(pair_.gain_x()[a], area_of(i, a));
-        if (price < best.price) best = {pair_.gain_x()[a], price, a, kNone};
+        const std::int64_t change = price_of(pair_.gain_x()[a], area_of(i, a));
+        if (change < best.price) best = {pair_.gain_x()[a], change, a, kNone};
       }
     }
     if (has_room(i)) {
       for (std::size_t b = 0; b < pair_.gain_y().size(); ++b) {
-        const std::int64_t price = price_of(pair_.gain_y()[b], -area_of(j, b));
-        if (price < best.price) best = {pair_.gain_y()[b], price, kNone, b};
+        const std::int64_t change = price_of(pair_.gain_y()[b], -area_of(j, b));
+        if (change < best.price) best = {pair_.gain_y()[b], change, kNone, b};
       }
     }
   }
