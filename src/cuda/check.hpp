@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "magi/error.hpp"
+
+namespace magi {
+
+/// Throws CudaError naming the call when `status` is not success.
+inline void cuda_check(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) return;
+  throw CudaError(std::string(call) + ": " + cudaGetErrorString(status), static_cast<int>(status));
+}
+
+}  // namespace magi

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace magi {
+
+/// What the kernels need to know of a GPU.
+struct DeviceInfo {
+  std::string name;
+  std::int32_t major = 0;
+  std::int32_t minor = 0;
+  std::int32_t num_sms = 0;
+  std::int64_t l2_bytes = 0;
+
+  bool is_hopper() const { return major == 9 && minor == 0; }
+};
+
+/// Number of GPUs the driver shows; 0 without a driver.
+std::int32_t device_count();
+/// Throws CudaError when there is no such device.
+DeviceInfo device_info(std::int32_t device);
+/// The calling thread's current device.
+std::int32_t current_device();
+
+/// Makes `device` current for the calling thread until the end of the scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(std::int32_t device);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  std::int32_t earlier_;
+};
+
+}  // namespace magi

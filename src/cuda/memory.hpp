@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "cuda/check.hpp"
+
+namespace magi {
+
+/// Owns device memory of the device that was current when it was made.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  explicit DeviceBuffer(std::size_t size_bytes);
+  ~DeviceBuffer();
+  DeviceBuffer(DeviceBuffer&& other) noexcept;
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+
+  void* data() const { return data_; }
+  std::size_t size_bytes() const { return size_bytes_; }
+  /// Fills every byte, in stream order.
+  void fill(int byte, cudaStream_t stream) const;
+
+ private:
+  void* data_ = nullptr;
+  std::size_t size_bytes_ = 0;
+};
+
+/// A device copy of `values`; blocks until it is there.
+template <typename Value>
+DeviceBuffer to_device_sync(std::span<const Value> values) {
+  DeviceBuffer buffer(values.size_bytes());
+  if (!values.empty()) {
+    cuda_check(cudaMemcpy(buffer.data(), values.data(), values.size_bytes(), cudaMemcpyDefault),
+               "cudaMemcpy");
+  }
+  return buffer;
+}
+
+/// `count` values read back from device memory; blocks until they are here.
+template <typename Value>
+std::vector<Value> to_host_sync(const void* source, std::size_t count) {
+  std::vector<Value> values(count);
+  if (count > 0) {
+    cuda_check(cudaMemcpy(values.data(), source, count * sizeof(Value), cudaMemcpyDefault),
+               "cudaMemcpy");
+  }
+  return values;
+}
+
+}  // namespace magi

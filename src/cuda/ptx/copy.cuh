@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda.h>
+
+#include "cuda/ptx/barrier.cuh"
+
+// Bulk tensor copies between device and shared memory (TMA), and what orders them.
+namespace magi::ptx {
+
+using CachePolicy = std::uint64_t;
+
+__device__ __forceinline__ CachePolicy cache_evict_last() {
+  CachePolicy policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ CachePolicy cache_evict_first() {
+  CachePolicy policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+/// Element coordinates of a box in a [token, head, dim] tensor. A box may hang over every edge:
+/// loads read zeros there, stores drop what lies outside.
+struct BoxOrigin {
+  int dim;
+  int head;
+  int token;
+};
+
+__device__ __forceinline__ void load_box(void* destination, const CUtensorMap& map, BoxOrigin box,
+                                         Mbarrier& barrier, CachePolicy policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(destination)),
+      "l"(&map), "r"(box.dim), "r"(box.head), "r"(box.token), "r"(shared_address(&barrier)),
+      "l"(policy)
+      : "memory");
+}
+
+__device__ __forceinline__ void store_box(const CUtensorMap& map, BoxOrigin box,
+                                          const void* source) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
+      "r"(box.dim), "r"(box.head), "r"(box.token), "r"(shared_address(source))
+      : "memory");
+}
+
+__device__ __forceinline__ void store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/// Waits until all but `kPending` committed stores have read their source.
+template <int kPending>
+__device__ __forceinline__ void store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+/// Orders this thread's ordinary shared-memory writes before later asynchronous reads of them.
+__device__ __forceinline__ void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// Stores four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix
+/// l / 8.
+__device__ __forceinline__ void store_matrix_x4(std::uint32_t address, std::uint32_t a,
+                                                std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+}  // namespace magi::ptx

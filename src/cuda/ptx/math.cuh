@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "magi/tensor.hpp"
+
+// Arithmetic instructions that C++ has no exact spelling for.
+namespace magi::ptx {
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Two floats rounded to nearest even in one register, `low` in the low half.
+template <DType kType>
+__device__ __forceinline__ std::uint32_t pack_half2(float low, float high) {
+  std::uint32_t packed;
+  if constexpr (kType == DType::BFloat16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+/// A value that all lanes of the warp share, in a form the compiler knows to be uniform: branches
+/// on it need no reconvergence, addresses made of it live in uniform registers.
+__device__ __forceinline__ int uniform(int value) { return __reduce_max_sync(0xffffffffu, value); }
+
+/// Registers per thread: raises or lowers what this warpgroup holds.
+template <int kRegisters>
+__device__ __forceinline__ void raise_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void lower_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace magi::ptx

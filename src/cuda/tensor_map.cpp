@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/tensor_map.hpp"
+
+#include <array>
+#include <cstddef>
+#include <string>
+
+#include "base/check.hpp"
+#include "cuda/check.hpp"
+
+namespace magi {
+namespace {
+
+constexpr std::int64_t kCopyAlignment = 16;
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+/// The driver's entry point, looked up at run time so that nothing links libcuda.
+EncodeTiled encode_tiled() {
+  static const EncodeTiled entry = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                cudaEnableDefault, &result),
+               "cudaGetDriverEntryPointByVersion");
+    if (function == nullptr || result != cudaDriverEntryPointSuccess) {
+      throw CudaError("the driver has no cuTensorMapEncodeTiled", cudaErrorNotSupported);
+    }
+    return reinterpret_cast<EncodeTiled>(function);
+  }();
+  return entry;
+}
+
+/// Bytes between neighbours along `axis`; any allowed value where there are no neighbours.
+std::int64_t stride_bytes(const TensorView& tensor, std::size_t axis) {
+  if (tensor.shape[axis] <= 1) return kCopyAlignment;
+  return tensor.stride[axis] * static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
+}
+
+}  // namespace
+
+void check_copyable(std::string_view name, const TensorView& tensor) {
+  const std::string prefix(name);
+  if (tensor.shape[2] > 1 && tensor.stride[2] != 1) {
+    throw invalid(prefix + ".stride[2]", tensor.stride[2], "1");
+  }
+  for (std::size_t axis = 0; axis < 2; ++axis) {
+    const std::int64_t bytes = stride_bytes(tensor, axis);
+    if (bytes < 0 || bytes % kCopyAlignment != 0 || bytes >= (std::int64_t{1} << 40)) {
+      throw invalid(prefix + ".stride[" + std::to_string(axis) + "]", tensor.stride[axis],
+                    "multiples of 16 bytes from 0 to below 2^40 bytes");
+    }
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(tensor.data);
+  if (address % kCopyAlignment != 0) {
+    throw invalid(prefix + ".data mod 16", address % kCopyAlignment, "0");
+  }
+}
+
+CUtensorMap make_tensor_map(const TensorView& tensor, TensorBox box) {
+  const CUtensorMapDataType type = tensor.dtype == DType::BFloat16
+                                       ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const std::array<cuuint64_t, 3> shape = {static_cast<cuuint64_t>(tensor.shape[2]),
+                                           static_cast<cuuint64_t>(tensor.shape[1]),
+                                           static_cast<cuuint64_t>(tensor.shape[0])};
+  const std::array<cuuint64_t, 2> strides = {static_cast<cuuint64_t>(stride_bytes(tensor, 1)),
+                                             static_cast<cuuint64_t>(stride_bytes(tensor, 0))};
+  const std::array<cuuint32_t, 3> extent = {static_cast<cuuint32_t>(kPanelDim),
+                                            static_cast<cuuint32_t>(box.heads),
+                                            static_cast<cuuint32_t>(box.tokens)};
+  const std::array<cuuint32_t, 3> steps = {1, 1, 1};
+  CUtensorMap map{};
+  const CUresult status =
+      encode_tiled()(&map, type, 3, tensor.data, shape.data(), strides.data(), extent.data(),
+                     steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS) {
+    throw CudaError("cuTensorMapEncodeTiled refused a tensor", static_cast<int>(status));
+  }
+  return map;
+}
+
+}  // namespace magi
