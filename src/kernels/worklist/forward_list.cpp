@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/worklist/forward_list.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <numeric>
+#include <optional>
+
+#include "base/check.hpp"
+#include "base/math.hpp"
+#include "kernels/worklist/tile_run.hpp"
+
+namespace magi {
+namespace {
+
+constexpr std::int32_t kBytesPerElement = 2;
+
+void check_problem(const ForwardProblem& problem, std::span<const BandSlice> slices) {
+  if (problem.heads_kv < 1) throw invalid("heads_kv", problem.heads_kv, "1 or more");
+  if (problem.heads_q < 1 || problem.heads_q % problem.heads_kv != 0) {
+    throw invalid("heads_q", problem.heads_q, "multiples of heads_kv");
+  }
+  validate(Mask{problem.rows_q, problem.rows_k, {slices.begin(), slices.end()}});
+}
+
+void check_packing(const ForwardProblem& problem, const TileShape& shape,
+                   std::int32_t packed_heads) {
+  const std::int32_t group = problem.heads_q / problem.heads_kv;
+  const bool is_power = packed_heads > 0 && std::has_single_bit(std::uint32_t(packed_heads));
+  if (!is_power || group % packed_heads != 0 || shape.rows % packed_heads != 0) {
+    throw invalid("packed_heads", packed_heads,
+                  "powers of two that divide heads_q / heads_kv and the rows of a tile");
+  }
+}
+
+Range tile_rows(const ForwardList& list, std::int32_t tile) {
+  const std::int64_t begin = std::int64_t{tile} * list.tile_tokens;
+  const std::int64_t end = std::min<std::int64_t>(begin + list.tile_tokens, list.problem.rows_q);
+  return {static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)};
+}
+
+/// Calls visit(tile, record) for each q tile that sees a key of the slice.
+template <typename Visit>
+void for_each_record(const ForwardList& list, const BandSlice& slice, Visit visit) {
+  const BandSlice band = shrink(slice);
+  if (band.q0 >= band.q1) return;
+  const std::int32_t last = (band.q1 - 1) / list.tile_tokens;
+  for (std::int32_t tile = band.q0 / list.tile_tokens; tile <= last; ++tile) {
+    const BandSlice part = shrink(cut_q(band, tile_rows(list, tile)));
+    if (part.q0 < part.q1) visit(tile, BandRecord{.band = part});
+  }
+}
+
+/// Records grouped by tile, in order of the slices inside each, and the tiles in index order.
+void fill_records(ForwardList& list, std::span<const BandSlice> slices) {
+  std::vector<std::int32_t> begin(list.tiles.size() + 1, 0);
+  for (const BandSlice& slice : slices) {
+    for_each_record(list, slice, [&](std::int32_t tile, const BandRecord&) {
+      ++begin[static_cast<std::size_t>(tile) + 1];
+    });
+  }
+  std::partial_sum(begin.begin(), begin.end(), begin.begin());
+  list.records.resize(static_cast<std::size_t>(begin.back()));
+  for (std::size_t tile = 0; tile < list.tiles.size(); ++tile) {
+    list.tiles[tile] = {.tile = static_cast<std::int32_t>(tile),
+                        .record_begin = begin[tile],
+                        .record_end = begin[tile + 1]};
+  }
+  for (const BandSlice& slice : slices) {
+    for_each_record(list, slice, [&](std::int32_t tile, const BandRecord& record) {
+      auto& next = begin[static_cast<std::size_t>(tile)];
+      list.records[static_cast<std::size_t>(next++)] = record;
+    });
+  }
+}
+
+std::int32_t tile_cost(const ForwardList& list, const TileWork& work) {
+  const Range rows = tile_rows(list, work.tile);
+  std::int64_t num_tiles = 0;
+  bool is_short = false;
+  for (std::int32_t i = work.record_begin; i < work.record_end; ++i) {
+    const BandSlice& band = list.records[static_cast<std::size_t>(i)].band;
+    const TileRun run = tile_run(band, rows.begin, rows.end, list.shape.keys);
+    num_tiles += run.num_tiles;
+    is_short = ends_short(band, run, list.shape.keys, list.shape.trimmed_keys);
+  }
+  const std::int64_t trimmed = num_tiles >= 2 && is_short ? 1 : 0;
+  return static_cast<std::int32_t>(
+      std::min<std::int64_t>(2 * num_tiles - trimmed + list.shape.overhead, 1 << 30));
+}
+
+std::int32_t groups_per_section(const ForwardList& list) {
+  const ForwardProblem& problem = list.problem;
+  const std::int64_t head_bytes = std::int64_t{std::max(problem.rows_k, 1)} *
+                                  (problem.dim_qk + problem.dim_v) * kBytesPerElement;
+  const std::int64_t fitting =
+      std::clamp<std::int64_t>(problem.cache_bytes / head_bytes, 1, problem.heads_kv);
+  const auto kv_heads = static_cast<std::int32_t>(std::bit_floor(std::uint64_t(fitting)));
+  return kv_heads * (list.head_groups / problem.heads_kv);
+}
+
+}  // namespace
+
+std::int64_t ForwardList::total_cost() const {
+  std::int64_t sum = 0;
+  for (const TileWork& work : tiles) sum += work.cost;
+  return sum * head_groups;
+}
+
+ForwardItem forward_item(const ForwardList& list, std::int64_t index) {
+  const std::int64_t section_items = std::int64_t{list.groups_per_section} * std::ssize(list.tiles);
+  const auto section = static_cast<std::int32_t>(index / section_items);
+  const std::int32_t first_group = section * list.groups_per_section;
+  const std::int32_t groups = std::min(list.groups_per_section, list.head_groups - first_group);
+  const std::int64_t inside = index - section * section_items;
+  return {.tile_position = static_cast<std::int32_t>(inside / groups),
+          .head_group = first_group + static_cast<std::int32_t>(inside % groups)};
+}
+
+ForwardList build_forward_list(const ForwardProblem& problem, std::span<const BandSlice> slices,
+                               const TileShape& shape, std::int32_t packed_heads) {
+  check_problem(problem, slices);
+  check_packing(problem, shape, packed_heads);
+  ForwardList list;
+  list.problem = problem;
+  list.shape = shape;
+  list.packed_heads = packed_heads;
+  list.tile_tokens = shape.rows / packed_heads;
+  list.head_groups = problem.heads_q / packed_heads;
+  list.groups_per_section = groups_per_section(list);
+  list.tiles.resize(static_cast<std::size_t>(ceil_div(problem.rows_q, list.tile_tokens)));
+  fill_records(list, slices);
+  for (TileWork& work : list.tiles) work.cost = tile_cost(list, work);
+  std::stable_sort(list.tiles.begin(), list.tiles.end(),
+                   [](const TileWork& a, const TileWork& b) { return a.cost > b.cost; });
+  return list;
+}
+
+ForwardList build_forward_list(const ForwardProblem& problem, std::span<const BandSlice> slices,
+                               const TileShape& shape) {
+  check_problem(problem, slices);
+  std::optional<ForwardList> best;
+  const std::int32_t group = problem.heads_q / problem.heads_kv;
+  for (std::int32_t heads = 1; heads <= 16 && group % heads == 0 && shape.rows % heads == 0;
+       heads *= 2) {
+    ForwardList list = build_forward_list(problem, slices, shape, heads);
+    if (!best || list.total_cost() < best->total_cost()) best = std::move(list);
+  }
+  return *std::move(best);
+}
+
+}  // namespace magi
