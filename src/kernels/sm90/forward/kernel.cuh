@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/sm90/forward/consumer.cuh"
+#include "kernels/sm90/forward/producer.cuh"
+
+// out = softmax(scale * Q K^T + mask) V and its lse, for one q tile and head group per item.
+//
+//            k tiles, high keys to low              rows of a q tile = tokens x packed heads,
+//          +----------+----------+------+           64 per consumer warpgroup: S, P and O stay in
+//   q tile |  full    |  masked  |short |           registers; Q, K and V tiles come by bulk copies
+//          +----------+----------+------+           into shared memory, K and V through rings.
+//
+// Roles: warpgroup 0, thread 0: producer (items, records, loads). Warpgroups 1..: consumers.
+// The persistent grid draws items from a ticket counter in the order of the list.
+//
+// | mbarrier      | completed by                     | then                                    |
+// |---------------|----------------------------------|-----------------------------------------|
+// | message full  | producer                         | consumers read the run                  |
+// | q / k / v full| producer's announcement + bytes  | consumers multiply                      |
+// | empty         | one lane of every consumer warp  | producer overwrites                     |
+// Named barriers: shared.cuh.
+namespace magi::sm90 {
+
+/// `Instance` is a type with a `static constexpr ForwardConfig kConfig`: nvcc's host stubs cannot
+/// name a kernel whose template argument is a config value.
+template <typename Instance>
+__global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
+    forward_kernel(const __grid_constant__ ForwardParams params) {
+  constexpr ForwardConfig kC = Instance::kConfig;
+  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<SharedStorage<kC>*>(shared_bytes);
+  const int warp = ptx::uniform(static_cast<int>(threadIdx.x) / 32);
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensor_map(params.q);
+    ptx::prefetch_tensor_map(params.k);
+    ptx::prefetch_tensor_map(params.v);
+    constexpr int kConsumerWarps = 4 * kC.consumers;
+    init_ring(shared.q_ring, kConsumerWarps);
+    init_ring(shared.k_ring, kConsumerWarps);
+    init_ring(shared.v_ring, kConsumerWarps);
+    init_ring(shared.message_ring, kConsumerWarps);
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (warp < 4) {
+    ptx::lower_registers<kC.producer_registers()>();
+    if (threadIdx.x == 0) Producer<kC>(shared, params).run();
+  } else {
+    ptx::raise_registers<kC.consumer_registers()>();
+    Consumer<kC>(shared, params, warp / 4 - 1).run();
+  }
+}
+
+}  // namespace magi::sm90

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/worklist/forward_list.hpp"
+
+namespace magi::sm90 {
+
+/// A float32 array [rows, heads] or [rows, heads, dim] with strides in elements.
+struct FloatRows {
+  float* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+/// Sink logits: value(row, sink, head) = data[row * row_stride + sink * sink_stride + head].
+struct SinkRows {
+  const float* data = nullptr;
+  std::int64_t row_stride = 0;  ///< 0 where all rows share the sinks
+  std::int64_t sink_stride = 0;
+  std::int32_t count = 0;
+};
+
+/// The score arithmetic: p = exp2(exponent_scale * (f(s) - f(max))), f(s) = s, or tanh(cap_scale *
+/// s) with a softcap.
+struct ScoreScale {
+  float exponent_scale = 0.0f;  ///< softmax_scale * log2(e), or softcap * log2(e)
+  float cap_scale = 0.0f;       ///< 0: no softcap; else softmax_scale / softcap
+  float softmax_scale = 0.0f;
+  float slack = 0.0f;  ///< raw score by which a score may pass the base of the exponentials
+};
+
+/// Arguments of a launch, passed by value. The list's fields mirror ForwardList.
+struct ForwardParams {
+  CUtensorMap q;
+  CUtensorMap k;
+  CUtensorMap v;
+  CUtensorMap out;  ///< unused where out_float has data
+
+  const TileWork* tiles = nullptr;
+  const BandRecord* records = nullptr;
+  unsigned* ticket = nullptr;  ///< counts handed-out items; 0 between launches
+  std::int32_t num_items = 0;
+  std::int32_t num_tiles = 0;
+  std::int32_t head_groups = 0;
+  std::int32_t groups_per_section = 0;
+  std::int32_t tile_tokens = 0;
+  std::int32_t packed_heads = 1;
+  std::int32_t packed_shift = 0;  ///< log2(packed_heads)
+  std::int32_t heads_per_kv = 1;
+  std::int32_t rows_q = 0;
+  std::int32_t rows_k = 0;
+  std::int32_t dim_v = 0;
+
+  ScoreScale score;
+  FloatRows lse;
+  FloatRows out_float;  ///< data: out is float32
+  bool is_merging = false;
+  SinkRows sink;
+  float* max_logits = nullptr;  ///< [heads_q], holds -inf or an earlier result
+};
+
+}  // namespace magi::sm90

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/sm90/forward/params.hpp"
+#include "kernels/tile/fragment.cuh"
+
+namespace magi::sm90 {
+
+/// Finite, below any score: a row that has met no visible key keeps it, and no comparison with
+/// -infinity is needed on the way (exp2 of a masked score is 0 whatever the maximum).
+inline constexpr float kNoScore = -1e30f;
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+/// tanh, to about 1e-7: the hardware's own is too coarse for scores multiplied by the cap.
+__device__ __forceinline__ float tanh_of(float x) {
+  return 1.0f - 2.0f * ptx::reciprocal_approx(1.0f + ptx::exp2_approx(2.0f * kLog2E * x));
+}
+
+/// f(s) of ScoreScale; masked scores stay masked.
+template <bool kHasSoftcap>
+__device__ __forceinline__ float bent(float score, const ScoreScale& scale) {
+  if constexpr (!kHasSoftcap) return score;
+  return score == -INFINITY ? score : tanh_of(score * scale.cap_scale);
+}
+
+/// Online softmax of a thread's two rows (Milakov and Gimelshein, arXiv 1805.02867). The base of
+/// the exponentials is a recent maximum rather than the latest: it moves only when a score passes
+/// it by more than 2^kSlack, so that most tiles neither reduce over lanes nor rescale O. P then
+/// reaches 2^kSlack, which the float32 sums and both 16-bit types hold.
+template <bool kHasSoftcap>
+struct RowState {
+  static constexpr float kSlack = 8.0f;
+
+  float base[tile::kRowsPerThread] = {kNoScore, kNoScore};  ///< raw score, shared by a row's lanes
+  float top[tile::kRowsPerThread] = {kNoScore, kNoScore};   ///< of this thread's columns
+  float sum[tile::kRowsPerThread] = {0.0f, 0.0f};           ///< of this thread's columns
+  float rescale[tile::kRowsPerThread];  ///< of what was accumulated before, where base moved
+
+  /// f(base) in the exponent's unit.
+  __device__ __forceinline__ float level(int row, const ScoreScale& scale) const {
+    return bent<kHasSoftcap>(base[row], scale) * scale.exponent_scale;
+  }
+
+  /// Takes the scores' maxima; true, in all lanes of the warp, where a base moved: then O must be
+  /// rescaled before the tile's P V is added.
+  template <int kColumns, int kCount>
+  __device__ __forceinline__ bool raise_base(const float (&scores)[kCount],
+                                             const ScoreScale& scale) {
+    bool is_passed = false;
+    float tile_top[tile::kRowsPerThread];
+#pragma unroll
+    for (int row = 0; row < tile::kRowsPerThread; ++row) {
+      tile_top[row] = max_of_row<kColumns>(scores, row);
+      top[row] = fmaxf(top[row], tile_top[row]);
+      is_passed |= tile_top[row] > base[row] + scale.slack;
+    }
+    if (!__any_sync(0xffffffffu, is_passed)) return false;
+#pragma unroll
+    for (int row = 0; row < tile::kRowsPerThread; ++row) {
+      const float before = bent<kHasSoftcap>(base[row], scale);
+      base[row] = fmaxf(base[row], tile::max_over_row(tile_top[row]));
+      // The difference first: fused into a product, the rounding of a huge level would survive.
+      rescale[row] =
+          ptx::exp2_approx((before - bent<kHasSoftcap>(base[row], scale)) * scale.exponent_scale);
+      sum[row] *= rescale[row];
+    }
+    return true;
+  }
+
+  /// Replaces scores by p = exp2(exponent_scale * (f(s) - f(base))).
+  template <int kColumns, int kCount>
+  __device__ __forceinline__ void exponentiate(float (&scores)[kCount], const ScoreScale& scale) {
+    const float low[tile::kRowsPerThread] = {level(0, scale), level(1, scale)};
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const int row = (i / 2) % 2;
+      const float score = bent<kHasSoftcap>(scores[i], scale);
+      scores[i] = ptx::exp2_approx(fmaf(score, scale.exponent_scale, -low[row]));
+      sum[row] += scores[i];
+    }
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void rescale_rows(float (&values)[kCount]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) values[i] *= rescale[(i / 2) % 2];
+  }
+
+ private:
+  /// Four chains, so that the comparisons do not wait for each other.
+  template <int kColumns, int kCount>
+  __device__ __forceinline__ static float max_of_row(const float (&scores)[kCount], int row) {
+    constexpr int kChains = 4;
+    float chain[kChains];
+#pragma unroll
+    for (int i = 0; i < kColumns / 4; ++i) {
+      const float score = scores[(i / 2) * 4 + row * 2 + i % 2];
+      chain[i % kChains] = i < kChains ? score : fmaxf(chain[i % kChains], score);
+    }
+    return fmaxf(fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3]));
+  }
+};
+
+}  // namespace magi::sm90

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/math.cuh"
+
+// The accumulator fragment of a 64 x N tile: each thread holds two rows (8 apart) and, of each,
+// columns 8c + 2 * (lane % 4) + {0, 1}.
+namespace magi::tile {
+
+inline constexpr int kRowsPerThread = 2;
+
+/// Where a thread's fragment lies in its warpgroup's 64 rows.
+struct FragmentPlace {
+  int row;     ///< of the first of the two rows
+  int column;  ///< of the first column
+
+  __device__ __forceinline__ explicit FragmentPlace(int thread_in_warpgroup)
+      : row((thread_in_warpgroup / 32) * 16 + (thread_in_warpgroup % 32) / 4),
+        column(2 * (thread_in_warpgroup % 4)) {}
+};
+
+/// How many of a row's fragment elements lie in columns below `limit` (relative to the thread's
+/// first column); may be out of range on either side.
+__device__ __forceinline__ int elements_below(int limit) {
+  return (limit >> 3) * 2 + min(limit & 7, 2);
+}
+
+/// The lowest n bits, any n.
+__device__ __forceinline__ std::uint32_t low_bits(int n) {
+  return n >= 32 ? 0xffffffffu : (1u << max(n, 0)) - 1u;
+}
+
+/// Sets the elements of one of the thread's rows outside columns [low, high) to -infinity. The
+/// columns are relative to the thread's first column. Selecting (not adding) also drops NaN.
+template <int kColumns, int kRow, int kCount>
+__device__ __forceinline__ void mask_row(float (&values)[kCount], int low, int high) {
+  constexpr int kElements = kColumns / 4;
+  const int first = elements_below(low);
+  const int last = elements_below(high);
+#pragma unroll
+  for (int word = 0; word * 32 < kElements; ++word) {
+    const std::uint32_t keep = low_bits(last - word * 32) & ~low_bits(first - word * 32);
+#pragma unroll
+    for (int bit = 0; bit < 32 && word * 32 + bit < kElements; ++bit) {
+      const int element = word * 32 + bit;
+      float& value = values[(element / 2) * 4 + kRow * 2 + element % 2];
+      value = (keep & (1u << bit)) != 0 ? value : -INFINITY;
+    }
+  }
+}
+
+/// The A fragments of the 64 x kColumns tile: accumulators rounded to 16 bits, pair by pair.
+template <DType kType, int kColumns, int kCount, int kPacked>
+__device__ __forceinline__ void pack_fragments(const float (&values)[kCount],
+                                               std::uint32_t (&packed)[kPacked]) {
+#pragma unroll
+  for (int i = 0; i < kColumns / 4; ++i) {
+    packed[i] = ptx::pack_half2<kType>(values[2 * i], values[2 * i + 1]);
+  }
+}
+
+/// Reduces over the four lanes that share a row.
+__device__ __forceinline__ float max_over_row(float value) {
+  value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+  return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+__device__ __forceinline__ float sum_over_row(float value) {
+  value += __shfl_xor_sync(0xffffffffu, value, 1);
+  return value + __shfl_xor_sync(0xffffffffu, value, 2);
+}
+
+}  // namespace magi::tile

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <vector>
+
+#include "gpu/forward_case.hpp"
+#include "gpu/gpu_test.hpp"
+
+namespace magi::test {
+namespace {
+
+using ForwardMaskTest = GpuTest;
+
+std::int32_t pick(RandomStream& random, const std::vector<std::int32_t>& values) {
+  return values[static_cast<std::size_t>(
+      random.between(0, static_cast<std::int32_t>(values.size()) - 1))];
+}
+
+ForwardCase random_case(std::uint64_t seed) {
+  RandomStream random(seed);
+  ForwardCase test;
+  test.seed = seed;
+  RandomMaskOptions options;
+  options.max_rows_q = pick(random, {20, 150, 400});
+  options.max_rows_k = pick(random, {20, 150, 700});
+  test.mask = random_mask(random, options);
+  test.type = random.chance(70) ? DType::BFloat16 : DType::Float16;
+  test.heads_kv = pick(random, {1, 2});
+  const std::int32_t group = pick(random, {1, 2, 3, 4, 8});
+  test.heads_q = test.heads_kv * group;
+  test.dim_qk = pick(random, {64, 128, 128, 80});
+  test.dim_v = random.chance(80) ? test.dim_qk : pick(random, {32, 64, 128});
+  test.layout = static_cast<Layout>(random.between(0, 2));
+  test.has_float_out = random.chance(25);
+  test.is_merging = random.chance(20);
+  test.has_max_logits = random.chance(25);
+  test.num_sinks = random.chance(20) ? random.between(1, 8) : 0;
+  test.params.sink_layout = random.chance(50) ? SinkLayout::SinkHead : SinkLayout::RowSinkHead;
+  test.params.softcap = random.chance(20) ? 20.0 : 0.0;
+  test.params.softmax_scale = random.chance(30) ? 0.3 : 0.0;
+  if (random.chance(60)) {
+    std::vector<std::int32_t> allowed;
+    for (std::int32_t heads = 1; heads <= group; heads *= 2) {
+      if (group % heads == 0) allowed.push_back(heads);
+    }
+    test.tuning.packed_heads = pick(random, allowed);
+  }
+  test.tuning.sm_margin = random.chance(20) ? 130 : 0;  // few CTAs: many items each
+  return test;
+}
+
+TEST_F(ForwardMaskTest, RandomMasksAgreeWithFloat64) {
+  for (int i = 0; i < num_random_masks(); ++i) {
+    check_forward(random_case(1000 + static_cast<std::uint64_t>(i)));
+    if (HasFailure()) break;
+  }
+}
+
+}  // namespace
+}  // namespace magi::test

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "cuda/device.hpp"
+
+namespace magi::test {
+
+/// Skips, and says why, where no GPU of compute capability 9.0 is present.
+class GpuTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (device_count() == 0) GTEST_SKIP() << "no GPU here: device test not run";
+    if (!device_info(0).is_hopper()) {
+      GTEST_SKIP() << "no GPU of compute capability 9.0 here: device test not run";
+    }
+  }
+};
+
+/// How many random masks the mask test draws; --random_masks=N on the command line.
+int num_random_masks();
+
+}  // namespace magi::test

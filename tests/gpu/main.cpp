@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "gpu/gpu_test.hpp"
+
+namespace magi::test {
+namespace {
+int random_masks = 400;
+}
+int num_random_masks() { return random_masks; }
+}  // namespace magi::test
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  constexpr std::string_view kOption = "--random_masks=";
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (!argument.starts_with(kOption)) {
+      std::fprintf(stderr, "unknown argument: %s\n", argv[i]);
+      return 2;
+    }
+    magi::test::random_masks = std::atoi(argv[i] + kOption.size());
+  }
+  if (magi::device_count() > 0) std::printf("GPU: %s\n", magi::device_info(0).name.c_str());
+  return RUN_ALL_TESTS();
+}
