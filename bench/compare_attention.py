@@ -1,0 +1,252 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Forward times of ours and of torch SDPA with cuDNN forced, alternating in one process.
+
+Each case is timed in rounds; a round times every kernel once (a burst between two CUDA events) in
+rotating order, and ratios are medians over rounds of our rate over cuDNN's rate in the same round.
+Rates are 4 * area * heads * dim per second; cuDNN runs full or causal of the same length.
+"""
+import argparse
+import ctypes
+import json
+import pathlib
+import statistics
+import subprocess
+import time
+
+import torch
+import torch.nn.functional as functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+INFINITE = 1 << 30
+WINDOW = 1024
+BLOCK = 2048
+
+
+class Problem(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int32) for name in
+                ("rows_q", "rows_k", "heads_q", "heads_kv", "dim", "packed_heads", "num_slices")]
+    _fields_.append(("slices", ctypes.POINTER(ctypes.c_int32)))
+
+
+class Tensors(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "lse")]
+
+
+def load(path):
+    library = ctypes.CDLL(path)
+    library.magi_bench_error.restype = ctypes.c_char_p
+    library.magi_bench_variant.restype = ctypes.c_char_p
+    library.magi_bench_make.restype = ctypes.c_void_p
+    library.magi_bench_make.argtypes = [ctypes.POINTER(Problem), ctypes.c_int]
+    library.magi_bench_run.argtypes = [ctypes.c_void_p, ctypes.POINTER(Tensors), ctypes.c_void_p]
+    library.magi_bench_packed_heads.argtypes = [ctypes.c_void_p]
+    library.magi_bench_free.argtypes = [ctypes.c_void_p]
+    return library
+
+
+def documents(folder, length, draw):
+    draws = json.loads((folder / "document_draws.json").read_text())
+    return draws_for(draws, length, draw)
+
+
+def draws_for(draws, length, draw):
+    return draws["draws"][str(length)][draw]
+
+
+def mask_slices(name, length, lengths):
+    """Band slices (q0, q1, k0, k1, d_min, d_max) of a mask of measured.md."""
+    if name == "full":
+        return [(0, length, 0, length, -INFINITE, INFINITE)]
+    if name == "causal":
+        return [(0, length, 0, length, -INFINITE, 0)]
+    if name == "window":
+        return [(0, length, 0, length, 1 - WINDOW, 0)]
+    slices, start = [], 0
+    for size in lengths:
+        end = start + size
+        if name == "varlen_full":
+            slices.append((start, end, start, end, -INFINITE, INFINITE))
+        elif name == "varlen_causal":
+            slices.append((start, end, start, end, -INFINITE, 0))
+        else:
+            for q0 in range(start, end, BLOCK):
+                q1 = min(q0 + BLOCK, end)
+                slices.append((q0, q1, start, q1, -INFINITE, INFINITE))
+        start = end
+    return slices
+
+
+def area(slices):
+    total = 0
+    for q0, q1, k0, k1, d_min, d_max in slices:
+        if d_min == -INFINITE and d_max == INFINITE:
+            total += (q1 - q0) * (k1 - k0)
+            continue
+        for row in range(q0, q1):
+            total += max(0, min(k1, row + d_max + 1) - max(k0, row + d_min))
+    return total
+
+
+class Ours:
+    def __init__(self, library, variant, slices, shape, packed_heads):
+        rows, heads, kv_heads, dim = shape
+        flat = (ctypes.c_int32 * (6 * len(slices)))(*[x for s in slices for x in s])
+        problem = Problem(rows, rows, heads, kv_heads, dim, packed_heads, len(slices), flat)
+        self.library = library
+        self.work = library.magi_bench_make(ctypes.byref(problem), variant)
+        if not self.work:
+            raise RuntimeError(library.magi_bench_error().decode())
+        self.packed_heads = library.magi_bench_packed_heads(self.work)
+
+    def bind(self, q, k, v):
+        self.out = torch.empty_like(q)
+        self.lse = torch.empty(q.shape[0], q.shape[1], dtype=torch.float32, device=q.device)
+        self.tensors = Tensors(*[t.data_ptr() for t in (q, k, v, self.out, self.lse)])
+
+    def __call__(self):
+        stream = torch.cuda.current_stream().cuda_stream
+        if self.library.magi_bench_run(self.work, ctypes.byref(self.tensors), stream):
+            raise RuntimeError(self.library.magi_bench_error().decode())
+
+    def close(self):
+        self.library.magi_bench_free(self.work)
+
+
+def cudnn_call(q, k, v, is_causal):
+    """[rows, heads, dim] as SDPA's [1, heads, rows, dim]."""
+    views = [t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)]
+
+    def call():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return functional.scaled_dot_product_attention(*views, is_causal=is_causal,
+                                                           enable_gqa=True)
+    return call
+
+
+def burst_seconds(call, repeats):
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e-3 / repeats
+
+
+def time_alternating(calls, rounds, burst):
+    """Seconds of each call by round."""
+    names = list(calls)
+    for name in names:
+        calls[name]()
+    torch.cuda.synchronize()
+    repeats = {name: max(1, round(burst / burst_seconds(calls[name], 2))) for name in names}
+    seconds = {name: [] for name in names}
+    for index in range(rounds):
+        for offset in range(len(names)):
+            name = names[(index + offset) % len(names)]
+            seconds[name].append(burst_seconds(calls[name], repeats[name]))
+    return seconds
+
+
+def clocks():
+    fields = "clocks.sm,power.draw,temperature.gpu"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    values = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split(",")
+    return [float(v) for v in values] if len(values) == 3 else []
+
+
+def run_case(library, case, options):
+    name, length, dim, draw = case
+    shape = (length, 64, 8, dim)
+    lengths = None
+    if name.startswith(("varlen", "block")):
+        lengths = documents(options.data, length, draw)
+    slices = mask_slices(name, length, lengths)
+    flops = 4 * area(slices) * 64 * dim
+    is_causal = name not in ("full", "varlen_full")
+    causal_area = length * (length + 1) // 2
+    cudnn_flops = 4 * (causal_area if is_causal else length * length) * 64 * dim
+    generator = torch.Generator(device="cuda").manual_seed(time.time_ns() % (1 << 31))
+    q, k, v = (torch.randn(length, heads, dim, dtype=torch.bfloat16, device="cuda",
+                           generator=generator) for heads in (64, 8, 8))
+    calls = {"cudnn": cudnn_call(q, k, v, is_causal)}
+    packed = {}
+    for variant, label, heads in options.variants:
+        if label.startswith("dim64") != (dim == 64):
+            continue
+        ours = Ours(library, variant, slices, shape, heads)
+        ours.bind(q, k, v)
+        key = f"{label} hp{ours.packed_heads}" if heads else label
+        calls[key], packed[key] = ours, ours.packed_heads
+    seconds = time_alternating(calls, options.rounds, options.burst)
+    error = None
+    if name in ("full", "causal") and length <= 8192:
+        ours_out = next(call for key, call in calls.items() if key != "cudnn").out
+        expected = calls["cudnn"]()[0].transpose(0, 1)
+        error = (ours_out.float() - expected.float()).abs().max().item()
+    base = [cudnn_flops / s for s in seconds["cudnn"]]
+    result = {"mask": name, "rows": length, "dim": dim, "draw": draw, "slices": len(slices),
+              "cudnn_tflops": statistics.median(base) * 1e-12, "max_error_vs_cudnn": error,
+              "clock_power_temperature": clocks(), "ours": {}}
+    for key, call in calls.items():
+        if key == "cudnn":
+            continue
+        rates = [flops / s for s in seconds[key]]
+        ratios = [rate / other for rate, other in zip(rates, base)]
+        result["ours"][key] = {"tflops": statistics.median(rates) * 1e-12,
+                               "ratio": statistics.median(ratios), "ratio_low": min(ratios),
+                               "ratio_high": max(ratios), "packed_heads": packed[key]}
+        call.close()
+    print_result(result)
+    return result
+
+
+def print_result(result):
+    error = result["max_error_vs_cudnn"]
+    print(f"{result['mask']:14s} {result['rows']:6d} d{result['dim']:<3d} cudnn "
+          f"{result['cudnn_tflops']:6.1f}" + (f" err {error:.1e}" if error is not None else ""))
+    for key, ours in result["ours"].items():
+        print(f"    {key:28s} {ours['tflops']:6.1f} TFLOP/s  ratio {ours['ratio']:.3f} "
+              f"[{ours['ratio_low']:.3f}, {ours['ratio_high']:.3f}] hp {ours['packed_heads']}",
+              flush=True)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--library", required=True, help="libmagi_kernel_bench.so")
+    parser.add_argument("--data", type=pathlib.Path,
+                        default=pathlib.Path(__file__).parent / "data")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="JSON to write")
+    parser.add_argument("--cases", required=True,
+                        help="mask:rows[:dim[:draw]],... e.g. full:8192,varlen_causal:8192:128:0")
+    parser.add_argument("--variants", default="0",
+                        help="index[/heads per tile],...; heads per tile 0: by the cost model")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--burst", type=float, default=0.02, help="seconds per kernel and round")
+    return parser.parse_args()
+
+
+def main():
+    options = parse()
+    library = load(options.library)
+    variants = []
+    for text in options.variants.split(","):
+        index, _, heads = text.partition("/")
+        label = library.magi_bench_variant(int(index)).decode()
+        variants.append((int(index), label, int(heads or 0)))
+    options.variants = variants
+    results = []
+    for text in options.cases.split(","):
+        parts = text.split(":")
+        case = (parts[0], int(parts[1]), int(parts[2]) if len(parts) > 2 else 128,
+                int(parts[3]) if len(parts) > 3 else 0)
+        results.append(run_case(library, case, options))
+    report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
+              "cudnn": torch.backends.cudnn.version(), "rounds": options.rounds,
+              "results": results}
+    options.out.write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
