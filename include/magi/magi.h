@@ -1,0 +1,522 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MAGI_MAGI_H
+#define MAGI_MAGI_H
+
+/*
+ * C ABI of libmagi, C11. Rules:
+ * - Every call that can fail returns a magi_status; on failure nothing is written to its results,
+ *   and magi_last_error_message() says why on the calling thread. No C++ exception leaves.
+ * - Handles are opaque and reference counted inside: a plan may be destroyed while an attention
+ *   object made from it lives. Destroying NULL does nothing. Immutable handles (mask, placement,
+ *   plan) may be used from several threads at once, communicators and attention objects from one.
+ * - Structs start with struct_size = sizeof(the struct), set by the caller or a magi_..._init
+ *   function. A struct may be longer than the library knows as long as the rest is zero; in structs
+ *   that the library fills, only what fits is written.
+ * - Arrays [n, k] are row-major. Optional pointers are marked; all others must not be NULL, except
+ *   for arrays of length 0.
+ * - `stream` is the CUDA stream that work is enqueued on; tensors in host memory ignore it.
+ *   Calls named _sync block.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "magi/comm_vtable.h"
+#include "magi/magi_tensor.h"
+
+#if defined(_WIN32)
+#define MAGI_API
+#else
+#define MAGI_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Version and errors ---------------------------------------------------------------------- */
+
+/* Grows by one with every incompatible change; compare with magi_abi_version() after loading. */
+#define MAGI_ABI_VERSION 1
+
+MAGI_API int32_t magi_abi_version(void);
+/* "major.minor.patch" */
+MAGI_API const char* magi_version(void);
+
+typedef int32_t magi_status;
+enum {
+  MAGI_OK = 0,
+  MAGI_INVALID_ARGUMENT = 1, /* an argument is outside what is allowed */
+  MAGI_CUDA_ERROR = 2,       /* a CUDA call failed: magi_last_cuda_error() */
+  MAGI_COMM_ERROR = 3,       /* communication failed: magi_last_comm_failure() */
+  MAGI_INTERNAL_ERROR = 4,   /* a defect of magi */
+  MAGI_OUT_OF_MEMORY = 5     /* host memory */
+};
+
+enum {
+  MAGI_COMM_TIMEOUT = 1,       /* a peer did not arrive before the deadline */
+  MAGI_COMM_PEER_DIED = 2,     /* a peer's process or thread ended */
+  MAGI_COMM_PLAN_MISMATCH = 3, /* ranks hold different plans */
+  MAGI_COMM_ABORTED = 4,       /* a rank aborted the group */
+  MAGI_COMM_SYSTEM = 5         /* the operating system refused a resource */
+};
+
+/* Message of the last failed call on this thread, "" before the first; valid until the next one. */
+MAGI_API const char* magi_last_error_message(void);
+/* MAGI_COMM_... of the last failed call on this thread; 0 unless that was a MAGI_COMM_ERROR. */
+MAGI_API int32_t magi_last_comm_failure(void);
+/* cudaError_t of the last failed call on this thread; 0 unless that was a MAGI_CUDA_ERROR. */
+MAGI_API int32_t magi_last_cuda_error(void);
+
+enum { MAGI_LOG_ERROR = 0, MAGI_LOG_WARN = 1, MAGI_LOG_INFO = 2, MAGI_LOG_DEBUG = 3 };
+typedef void (*magi_log_fn)(void* context, int32_t level, const char* module, const char* text);
+/* Replaces the sink of log lines up to `threshold` (default: stderr, MAGI_LOG_LEVEL or warnings);
+ * NULL: silence. The sink may be called from any thread. */
+MAGI_API magi_status magi_set_log_sink(magi_log_fn sink, void* context, int32_t threshold);
+
+/* ---- Buffers: results whose size the library knows ------------------------------------------- */
+
+typedef struct magi_buffer magi_buffer;
+/* Text ends with a zero that size_bytes does not count; arrays are aligned for their type. */
+MAGI_API const void* magi_buffer_data(const magi_buffer* buffer);
+MAGI_API size_t magi_buffer_size_bytes(const magi_buffer* buffer);
+MAGI_API void magi_buffer_destroy(magi_buffer* buffer);
+
+/* ---- Tensors --------------------------------------------------------------------------------- */
+
+enum {
+  MAGI_FLOAT64 = 0,
+  MAGI_FLOAT32 = 1,
+  MAGI_FLOAT16 = 2,
+  MAGI_BFLOAT16 = 3,
+  MAGI_INT32 = 4,
+  MAGI_INT64 = 5
+};
+#define MAGI_CPU_DEVICE (-1)
+
+/* magi_tensor, the array that crosses the ABI, is in magi/magi_tensor.h. Optional tensors are NULL
+ * pointers. */
+
+/* ---- Masks ----------------------------------------------------------------------------------- */
+
+/* No bound on a diagonal; row counts are below it. */
+#define MAGI_BAND_INFINITY (1 << 30)
+enum {
+  MAGI_MASK_FULL = 0,
+  MAGI_MASK_CAUSAL = 1,
+  MAGI_MASK_INVERSE_CAUSAL = 2,
+  MAGI_MASK_BIDIRECTIONAL_CAUSAL = 3
+};
+
+typedef struct magi_mask magi_mask;
+MAGI_API void magi_mask_destroy(magi_mask* mask);
+
+/* slices [n, 6]: q0, q1, k0, k1, d_min, d_max. */
+MAGI_API magi_status magi_mask_from_slices(const int32_t* slices, int64_t num_slices,
+                                           int32_t rows_q, int32_t rows_k, magi_mask** mask);
+
+/* The original's triple lists. */
+typedef struct magi_range_lists {
+  size_t struct_size;
+  const int32_t* q_ranges; /* [num_q_ranges, 2] */
+  int64_t num_q_ranges;
+  const int32_t* k_ranges; /* [num_k_ranges, 2] */
+  int64_t num_k_ranges;
+  const int32_t* types; /* [num_types]: MAGI_MASK_..., one per range pair or one for all */
+  int64_t num_types;
+  int32_t rows_q;
+  int32_t rows_k;
+} magi_range_lists;
+MAGI_API magi_status magi_mask_from_ranges(const magi_range_lists* lists, magi_mask** mask);
+
+/* How queries of packed documents see keys; -1: no bound on that side of the window. */
+typedef struct magi_document_rule {
+  size_t struct_size;
+  int32_t is_causal; /* excludes a window */
+  int32_t window_left;
+  int32_t window_right;
+  int32_t num_global; /* leading keys of every document that the window's left bound keeps */
+} magi_document_rule;
+/* Prefix sums of document lengths, [num_entries] each. */
+MAGI_API magi_status magi_mask_from_cu_seqlens(const int32_t* cu_seqlens_q, int64_t num_entries_q,
+                                               const int32_t* cu_seqlens_k, int64_t num_entries_k,
+                                               const magi_document_rule* rule, magi_mask** mask);
+
+typedef struct magi_window_mask {
+  size_t struct_size;
+  int32_t q_begin, q_end;
+  int32_t k_begin, k_end;
+  int32_t left, right; /* -1: no bound */
+  int32_t rows_q, rows_k;
+} magi_window_mask;
+MAGI_API magi_status magi_mask_from_window(const magi_window_mask* window, magi_mask** mask);
+/* Steps of `step` queries on one pair of ranges; left and right of `ranges` are not read. */
+MAGI_API magi_status magi_mask_step(const magi_window_mask* ranges, int32_t step, magi_mask** mask);
+MAGI_API magi_status magi_mask_block_causal(const int32_t* cu_seqlens, int64_t num_entries,
+                                            int32_t block, magi_mask** mask);
+/* prefix_lengths [num_entries - 1]. */
+MAGI_API magi_status magi_mask_prefix_lm(const int32_t* cu_seqlens, int64_t num_entries,
+                                         const int32_t* prefix_lengths, magi_mask** mask);
+/* nodes [num_nodes, 2]: parent (-1: root), rows. */
+MAGI_API magi_status magi_mask_prefix_tree(const int32_t* nodes, int64_t num_nodes,
+                                           magi_mask** mask);
+/* num_previous: earlier chunks seen fully, -1: all. */
+MAGI_API magi_status magi_mask_chunk_causal(const int32_t* cu_seqlens, int64_t num_entries,
+                                            int32_t chunk, int32_t num_previous, magi_mask** mask);
+/* matrix [rows_q, rows_k], non-zero: visible. */
+MAGI_API magi_status magi_mask_from_matrix(const uint8_t* matrix, int32_t rows_q, int32_t rows_k,
+                                           magi_mask** mask);
+MAGI_API magi_status magi_mask_from_json(const char* text, size_t size_bytes, magi_mask** mask);
+MAGI_API magi_status magi_mask_to_json(const magi_mask* mask, magi_buffer** text);
+
+MAGI_API magi_status magi_mask_rows(const magi_mask* mask, int32_t* rows_q, int32_t* rows_k);
+/* int32 [n, 6] as in magi_mask_from_slices. */
+MAGI_API magi_status magi_mask_slices(const magi_mask* mask, magi_buffer** slices);
+/* int32 [n, 5]: q begin, q end, k begin, k end, MAGI_MASK_...: the same pairs as typed slices. */
+MAGI_API magi_status magi_mask_typed_slices(const magi_mask* mask, magi_buffer** slices);
+/* Visible pairs; a pair in n slices counts n times. */
+MAGI_API magi_status magi_mask_area(const magi_mask* mask, int64_t* area);
+/* uint16 [rows_q, rows_k]: how many slices hold a pair. */
+MAGI_API magi_status magi_mask_expand(const magi_mask* mask, magi_buffer** multiplicity);
+
+typedef struct magi_coverage {
+  size_t struct_size;
+  int64_t visible_pairs;
+  int64_t counted_pairs;
+  int64_t overlapping_pairs;
+  int32_t max_multiplicity;
+  int32_t empty_rows;
+  int32_t unseen_keys;
+  int32_t first_overlap[2]; /* two slices that share a pair; -1, -1 if none do */
+} magi_coverage;
+MAGI_API magi_status magi_mask_coverage(const magi_mask* mask, magi_coverage* coverage);
+
+/* ---- Placements ------------------------------------------------------------------------------ */
+
+/* Names of the algorithms: "auto", "thorough", "zigzag", "affinity", "lower_bound",
+ * "dynamic_programming", "binary_search", "min_heap", "topp_heap", "backtracing_pruning",
+ * "random_select", "sequential_select", "batch_topp_heap", "sorted_sequential_select". */
+typedef struct magi_placement_config {
+  size_t struct_size;
+  const char* algorithm; /* NULL: "auto" */
+  int32_t chunk_size;    /* rows, an upper bound; 0: resolved from min_chunks_per_rank */
+  int32_t min_chunks_per_rank;
+  int32_t uneven_shard;
+  int32_t num_select_chunks;
+  double token_tolerance;
+  double top_p;
+  double allocation_ratio;
+  uint64_t seed;
+} magi_placement_config;
+/* Sets struct_size and the defaults. */
+MAGI_API void magi_placement_config_init(magi_placement_config* config);
+
+typedef struct magi_placement magi_placement;
+MAGI_API void magi_placement_destroy(magi_placement* placement);
+/* Places the query rows of a mask. */
+MAGI_API magi_status magi_placement_create(const magi_mask* mask, int32_t num_ranks,
+                                           const magi_placement_config* config,
+                                           magi_placement** placement);
+/* chunk_rank [num_chunks]: the rank of every chunk of chunk_size rows. */
+MAGI_API magi_status magi_placement_from_chunks(int32_t num_rows, int32_t chunk_size,
+                                                int32_t num_ranks, const int32_t* chunk_rank,
+                                                int64_t num_chunks, magi_placement** placement);
+
+typedef struct magi_placement_info {
+  size_t struct_size;
+  int32_t num_rows; /* with padding */
+  int32_t chunk_size;
+  int32_t num_ranks;
+  int32_t num_chunks;
+  const int32_t* chunk_rank; /* [num_chunks], lives as long as the handle */
+} magi_placement_info;
+MAGI_API magi_status magi_placement_get_info(const magi_placement* placement,
+                                             magi_placement_info* info);
+MAGI_API magi_status magi_placement_rows_of(const magi_placement* placement, int32_t rank,
+                                            int32_t* num_rows);
+/* int64 [local rows]: global row of every local row, padding clamped to the last valid row. */
+MAGI_API magi_status magi_placement_position_ids(const magi_placement* placement, int32_t rank,
+                                                 int32_t num_valid_rows, magi_buffer** ids);
+/* The original's rules for chunk size and padding. */
+MAGI_API magi_status magi_resolve_chunk_size(int32_t rows, int32_t num_ranks,
+                                             const magi_placement_config* config,
+                                             int32_t* chunk_size);
+MAGI_API magi_status magi_padding_rows(int32_t rows, int32_t num_ranks, int32_t chunk_size,
+                                       int32_t* padding);
+
+/* ---- Plans ----------------------------------------------------------------------------------- */
+
+enum { MAGI_WAVES_AUTO = 0, MAGI_WAVES_BY_HEADS = 1, MAGI_WAVES_BY_ROWS = 2 };
+#define MAGI_OVERLAP_AUTO (-1)
+
+typedef struct magi_plan_config {
+  size_t struct_size;
+  int32_t num_ranks;
+  int32_t num_heads_q;
+  int32_t num_heads_kv;
+  int32_t head_dim_qk;
+  int32_t head_dim_v;
+  int32_t element_bytes;  /* of k and v on the wire */
+  int32_t overlap_degree; /* 0, 1, ..., or MAGI_OVERLAP_AUTO */
+  int32_t wave_mode;      /* MAGI_WAVES_... */
+  int32_t min_wave_rows;
+  double flops_per_second; /* cost model: attention forward, per rank */
+  double backward_flops_per_second;
+  double bytes_per_second; /* out of one rank */
+  double seconds_per_transfer;
+  double seconds_per_launch;
+  const magi_placement_config* placement;   /* optional */
+  const magi_placement_config* placement_k; /* optional: cross-attention */
+} magi_plan_config;
+/* Sets struct_size and the defaults: one rank, one head of 128, 2-byte elements, degree 1. */
+MAGI_API void magi_plan_config_init(magi_plan_config* config);
+
+typedef struct magi_plan magi_plan;
+MAGI_API void magi_plan_destroy(magi_plan* plan);
+MAGI_API magi_status magi_plan_create(const magi_mask* mask, const magi_plan_config* config,
+                                      magi_plan** plan);
+/* Another mask over rows that are placed already (placement_k = placement_q in self-attention). */
+MAGI_API magi_status magi_plan_create_on(const magi_mask* mask, const magi_plan_config* config,
+                                         const magi_placement* placement_q,
+                                         const magi_placement* placement_k, magi_plan** plan);
+MAGI_API magi_status magi_plan_from_json(const char* text, size_t size_bytes, magi_plan** plan);
+MAGI_API magi_status magi_plan_to_json(const magi_plan* plan, magi_buffer** text);
+/* A page for a person. */
+MAGI_API magi_status magi_plan_describe(const magi_plan* plan, magi_buffer** text);
+/* Text, one line per defect; empty for a sound plan. */
+MAGI_API magi_status magi_plan_check(const magi_plan* plan, magi_buffer** text);
+MAGI_API magi_status magi_plan_equal(const magi_plan* plan, const magi_plan* other,
+                                     int32_t* is_equal);
+MAGI_API magi_status magi_plan_placement_q(const magi_plan* plan, magi_placement** placement);
+MAGI_API magi_status magi_plan_placement_k(const magi_plan* plan, magi_placement** placement);
+MAGI_API magi_status magi_plan_mask(const magi_plan* plan, magi_mask** mask);
+
+/* Figures of a plan; pointers live as long as the handle. */
+typedef struct magi_plan_report {
+  size_t struct_size;
+  int32_t num_ranks;
+  int32_t num_waves; /* with the own-keys wave */
+  uint64_t digest;
+  const int64_t* rank_area;   /* [num_ranks] visible pairs */
+  const int64_t* rank_rows;   /* [num_ranks] */
+  const int64_t* remote_rows; /* [num_ranks] key rows received */
+  const int64_t* pair_bytes;  /* [num_ranks, num_ranks] forward cast, row = source */
+  double balance;             /* max area / mean area */
+  int64_t total_bytes;
+  int64_t lower_bound_bytes;
+  int64_t ring_bytes; /* what a ring or an all-gather of k and v moves */
+  double forward_seconds;
+  double backward_seconds;
+  double exposed_comm_seconds;
+} magi_plan_report;
+MAGI_API magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report);
+
+/* A rank's tables: slices int32 [n, 6] with rows inside segments; k segments int32 [n, 3]: owner
+ * (-1: many), rows, wave; waves int32 [n, 5]: k segment, heads begin, end, slices begin, end. */
+typedef struct magi_rank_plan {
+  size_t struct_size;
+  magi_buffer* slices;
+  magi_buffer* k_segments;
+  magi_buffer* waves;
+} magi_rank_plan;
+/* The caller destroys the buffers. */
+MAGI_API magi_status magi_plan_rank(const magi_plan* plan, int32_t rank, magi_rank_plan* tables);
+/* int32 [n, 6]: src, dst, src row, dst segment, dst row, rows. */
+MAGI_API magi_status magi_plan_transfers(const magi_plan* plan, magi_buffer** transfers);
+
+/* The original's group_cast arguments, int64; group_reduce takes the transpose. Destinations of
+ * input split i: dst_indices[dst_offsets[i] .. dst_offsets[i + 1]). */
+typedef struct magi_group_collective_args {
+  size_t struct_size;
+  magi_buffer* input_split_sizes;
+  magi_buffer* output_split_sizes;
+  magi_buffer* dst_offsets;
+  magi_buffer* dst_indices;
+  magi_buffer* src_index;
+} magi_group_collective_args;
+/* The caller destroys the buffers. */
+MAGI_API magi_status magi_plan_group_collective_args(const magi_plan* plan, int32_t rank,
+                                                     int32_t wave,
+                                                     magi_group_collective_args* args);
+
+/* Plans by value, least recently used out first; thread-safe. */
+typedef struct magi_plan_cache magi_plan_cache;
+MAGI_API magi_status magi_plan_cache_create(size_t capacity, magi_plan_cache** cache);
+MAGI_API void magi_plan_cache_destroy(magi_plan_cache* cache);
+/* As magi_plan_create; equal arguments share one plan. */
+MAGI_API magi_status magi_plan_cache_find_or_make(magi_plan_cache* cache, const magi_mask* mask,
+                                                  const magi_plan_config* config, magi_plan** plan);
+MAGI_API magi_status magi_plan_cache_find_or_make_on(magi_plan_cache* cache, const magi_mask* mask,
+                                                     const magi_plan_config* config,
+                                                     const magi_placement* placement_q,
+                                                     const magi_placement* placement_k,
+                                                     magi_plan** plan);
+MAGI_API magi_status magi_plan_cache_size(const magi_plan_cache* cache, size_t* size);
+MAGI_API magi_status magi_plan_cache_clear(magi_plan_cache* cache);
+
+/* ---- Communicators --------------------------------------------------------------------------- */
+
+typedef struct magi_comm_options {
+  size_t struct_size;
+  int64_t deadline_ms; /* of every wait */
+  size_t window_bytes; /* staging per rank at start; grows collectively */
+} magi_comm_options;
+MAGI_API void magi_comm_options_init(magi_comm_options* options);
+
+typedef struct magi_communicator magi_communicator;
+MAGI_API void magi_communicator_destroy(magi_communicator* communicator);
+/* Ranks as threads of this process: communicators [num_ranks], element r for rank r. */
+MAGI_API magi_status magi_thread_group_create(int32_t num_ranks, const magi_comm_options* options,
+                                              magi_communicator** communicators);
+
+/* Gives every rank's bytes to every rank: bytes of all ranks have the same size, gathered
+ * [num_ranks, size_bytes] in rank order. Returns 0, or anything else for failure. */
+typedef int32_t (*magi_allgather_fn)(void* context, const void* bytes, size_t size_bytes,
+                                     void* gathered);
+typedef struct magi_bootstrap {
+  size_t struct_size;
+  int32_t rank;
+  int32_t num_ranks;
+  magi_allgather_fn allgather;
+  void* context;
+} magi_bootstrap;
+/* Ranks as processes of one machine over shared memory. Collective. */
+MAGI_API magi_status magi_shm_group_create(const magi_bootstrap* bootstrap,
+                                           const magi_comm_options* options,
+                                           magi_communicator** communicator);
+/* The same among processes of one user that agree on `name`. Collective. */
+MAGI_API magi_status magi_shm_group_create_named(const char* name, int32_t rank, int32_t num_ranks,
+                                                 const magi_comm_options* options,
+                                                 magi_communicator** communicator);
+
+/* A transport of the caller's; the communicator takes over the table's context. */
+MAGI_API magi_status magi_communicator_from_vtable(const magi_comm_vtable* vtable,
+                                                   magi_communicator** communicator);
+
+MAGI_API magi_status magi_communicator_rank(const magi_communicator* communicator, int32_t* rank,
+                                            int32_t* num_ranks);
+/* "threads", "shm", ... */
+MAGI_API const char* magi_communicator_backend(const magi_communicator* communicator);
+/* Everyone's bytes in rank order, one after the other; sizes [num_ranks] may differ. */
+MAGI_API magi_status magi_allgather_sync(magi_communicator* communicator, const void* bytes,
+                                         size_t size_bytes, magi_buffer** gathered, int64_t* sizes);
+
+typedef struct magi_comm_counters {
+  size_t struct_size;
+  int64_t messages;
+  int64_t casts;
+  int64_t reduces;
+  magi_buffer* bytes_to_peer; /* int64 [num_ranks], payload only; the caller destroys it */
+} magi_comm_counters;
+MAGI_API magi_status magi_communicator_counters(const magi_communicator* communicator,
+                                                magi_comm_counters* counters);
+/* Wakes every rank that waits in this group with MAGI_COMM_ABORTED; the group is unusable after. */
+MAGI_API magi_status magi_communicator_abort(magi_communicator* communicator, const char* reason);
+/* Collective, orderly end. */
+MAGI_API magi_status magi_communicator_close_sync(magi_communicator* communicator);
+
+typedef struct magi_exchange magi_exchange;
+/* Starts an exchange of rows (magi/comm_vtable.h); the tensors' data must live until the wait is
+ * over, everything else only during the call. Collective. */
+MAGI_API magi_status magi_exchange_start(magi_communicator* communicator,
+                                         const magi_exchange_args* args, magi_exchange** exchange);
+/* Blocks until this rank's part is complete. */
+MAGI_API magi_status magi_exchange_wait_sync(magi_exchange* exchange);
+MAGI_API void magi_exchange_destroy(magi_exchange* exchange);
+
+/* ---- Shards ---------------------------------------------------------------------------------- */
+
+/* Global [rows, ...] -> local rows of `rank`; padding rows = pad_value. No communication. */
+MAGI_API magi_status magi_dispatch(const magi_tensor* global, const magi_placement* placement,
+                                   int32_t rank, double pad_value, const magi_tensor* local,
+                                   void* stream);
+/* Local -> global on every rank. Collective. */
+MAGI_API magi_status magi_undispatch(const magi_tensor* local, const magi_placement* placement,
+                                     magi_communicator* communicator, const magi_tensor* global,
+                                     void* stream);
+enum { MAGI_GRADIENT_REPLICATED = 0, MAGI_GRADIENT_PARTIAL = 1 };
+typedef struct magi_undispatch_gradient {
+  size_t struct_size;
+  const magi_tensor* global_gradient;
+  const magi_tensor* local_gradient; /* written */
+  int32_t mode; /* replicated: keep the own rows; partial: sum over ranks, collective */
+} magi_undispatch_gradient;
+MAGI_API magi_status magi_undispatch_backward(const magi_undispatch_gradient* gradient,
+                                              const magi_placement* placement,
+                                              magi_communicator* communicator, void* stream);
+typedef struct magi_roll_args {
+  size_t struct_size;
+  const magi_tensor* local;
+  const magi_tensor* out; /* written; does not overlap local */
+  int32_t num_valid_rows;
+  int64_t shift;
+} magi_roll_args;
+/* Row (i + shift) mod num_valid_rows of the sequence = row i. Collective. */
+MAGI_API magi_status magi_roll(const magi_roll_args* args, const magi_placement* placement,
+                               magi_communicator* communicator, void* stream);
+
+/* ---- Attention ------------------------------------------------------------------------------- */
+
+enum { MAGI_SINK_HEAD = 0, MAGI_ROW_SINK_HEAD = 1 };
+
+/* q [rows_q, heads_q, dim_qk], k [rows_k, heads_kv, dim_qk], v [rows_k, heads_kv, dim_v]. */
+typedef struct magi_attention_inputs {
+  size_t struct_size;
+  const magi_tensor* q;
+  const magi_tensor* k;
+  const magi_tensor* v;
+  const magi_tensor* sink; /* optional: [sinks, heads_q] or [rows_q, sinks, heads_q], by layout */
+  double softmax_scale;    /* 0: 1 / sqrt(dim_qk) */
+  double softcap;          /* 0: off */
+  int32_t sink_layout;     /* MAGI_SINK_HEAD or MAGI_ROW_SINK_HEAD */
+} magi_attention_inputs;
+
+/* Written by forward, read by backward. */
+typedef struct magi_attention_result {
+  size_t struct_size;
+  const magi_tensor* out;        /* [rows_q, heads_q, dim_v], type of q or float32 (float64) */
+  const magi_tensor* lse;        /* [rows_q, heads_q] float32 (float64) */
+  const magi_tensor* max_logits; /* optional: [heads_q] like lse; not read by backward */
+} magi_attention_result;
+
+typedef struct magi_attention_gradients {
+  size_t struct_size;
+  const magi_tensor* dout; /* like out */
+  const magi_tensor* dlse; /* optional: like lse */
+  const magi_tensor* dq;   /* dq, dk, dv: written, type of q or float32 (float64) */
+  const magi_tensor* dk;
+  const magi_tensor* dv;
+  const magi_tensor* dsink; /* optional: like sink, of this rank's rows */
+} magi_attention_gradients;
+
+/* Runs a plan on one rank. Collective, in the same order on all ranks of the group. */
+typedef struct magi_attention magi_attention;
+MAGI_API magi_status magi_attention_create(const magi_plan* plan, magi_communicator* communicator,
+                                           magi_attention** attention);
+MAGI_API void magi_attention_destroy(magi_attention* attention);
+MAGI_API magi_status magi_attention_workspace_bytes(const magi_attention* attention,
+                                                    size_t* size_bytes);
+MAGI_API magi_status magi_attention_forward(magi_attention* attention,
+                                            const magi_attention_inputs* inputs,
+                                            const magi_attention_result* result, void* stream);
+MAGI_API magi_status magi_attention_backward(magi_attention* attention,
+                                             const magi_attention_inputs* inputs,
+                                             const magi_attention_result* result,
+                                             const magi_attention_gradients* gradients,
+                                             void* stream);
+
+/* One device, no plan: the mask's rows are those of q and k. */
+MAGI_API magi_status magi_flex_attention_forward(const magi_mask* mask,
+                                                 const magi_attention_inputs* inputs,
+                                                 const magi_attention_result* result, void* stream);
+MAGI_API magi_status magi_flex_attention_backward(const magi_mask* mask,
+                                                  const magi_attention_inputs* inputs,
+                                                  const magi_attention_result* result,
+                                                  const magi_attention_gradients* gradients,
+                                                  void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "capi/arguments.hpp"
+#include "magi/magi.h"
+#include "magi/runtime.hpp"
+
+// What stands behind the opaque handles. Shared parts are reference counted, so that handles may be
+// destroyed in any order.
+
+struct magi_buffer {
+  std::vector<std::byte> bytes;  ///< with a closing zero byte
+};
+
+struct magi_mask {
+  magi::Mask mask;
+};
+
+struct magi_placement {
+  std::shared_ptr<const magi::Placement> placement;
+};
+
+struct magi_plan {
+  std::shared_ptr<const magi::Plan> plan;
+};
+
+struct magi_plan_cache {
+  explicit magi_plan_cache(std::size_t capacity) : cache(capacity) {}
+  magi::PlanCache cache;
+};
+
+struct magi_communicator {
+  std::shared_ptr<magi::Communicator> communicator;
+};
+
+struct magi_exchange {
+  std::shared_ptr<magi::Communicator> communicator;
+  std::vector<magi::TensorView> inputs, outputs;
+  magi::RowExchange rows;
+  std::unique_ptr<magi::PendingExchange> pending;  ///< ends before what it refers to
+};
+
+struct magi_attention {
+  std::shared_ptr<magi::Communicator> communicator;
+  magi::DistributedAttention attention;
+};
+
+namespace magi::capi {
+
+/// Hands a new handle to the caller.
+template <typename Handle>
+void give(std::unique_ptr<Handle> handle, Handle** result) {
+  *result = handle.release();
+}
+
+template <typename Value>
+std::unique_ptr<magi_buffer> make_buffer(std::span<const Value> values) {
+  auto buffer = std::make_unique<magi_buffer>();
+  buffer->bytes.resize(values.size_bytes() + 1);
+  if (!values.empty()) std::memcpy(buffer->bytes.data(), values.data(), values.size_bytes());
+  return buffer;
+}
+
+inline std::unique_ptr<magi_buffer> make_text(std::string_view text) {
+  return make_buffer(std::span<const char>(text));
+}
+
+inline Communicator& communicator_of(magi_communicator* handle) {
+  return *require(handle, "communicator").communicator;
+}
+inline const Placement& placement_of(const magi_placement* handle) {
+  return *require(handle, "placement").placement;
+}
+
+PlacementConfig read_placement_config(const magi_placement_config* config, const char* name);
+PlanConfig read_plan_config(const magi_plan_config* config);
+
+}  // namespace magi::capi

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "magi/mask.hpp"
+
+#include "capi/handles.hpp"
+#include "capi/status.hpp"
+#include "magi/mask_builders.hpp"
+
+namespace magi::capi {
+namespace {
+
+void give_mask(Mask made, magi_mask** result) {
+  require(result, "mask");
+  give(std::make_unique<magi_mask>(magi_mask{std::move(made)}), result);
+}
+
+const Mask& mask_of(const magi_mask* handle) { return require(handle, "mask").mask; }
+
+std::vector<Range> read_ranges(const std::int32_t* pairs, std::int64_t count, const char* name) {
+  read_array(pairs, count, name);
+  std::vector<Range> ranges(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < ranges.size(); ++i) ranges[i] = {pairs[2 * i], pairs[2 * i + 1]};
+  return ranges;
+}
+
+std::vector<MaskType> read_types(std::span<const std::int32_t> types) {
+  std::vector<MaskType> result;
+  for (std::size_t i = 0; i < types.size(); ++i) {
+    if (types[i] < MAGI_MASK_FULL || types[i] > MAGI_MASK_BIDIRECTIONAL_CAUSAL) {
+      throw invalid("types[" + std::to_string(i) + "]", types[i], "0 to 3");
+    }
+    result.push_back(static_cast<MaskType>(types[i]));
+  }
+  return result;
+}
+
+std::vector<std::int32_t> slice_table(std::span<const BandSlice> slices) {
+  std::vector<std::int32_t> table;
+  table.reserve(6 * slices.size());
+  for (const BandSlice& s : slices) {
+    table.insert(table.end(), {s.q0, s.q1, s.k0, s.k1, s.d_min, s.d_max});
+  }
+  return table;
+}
+
+/// A matrix of rows_q x rows_k needs its rows checked before its size is known.
+std::span<const std::uint8_t> read_matrix(const std::uint8_t* matrix, std::int32_t rows_q,
+                                          std::int32_t rows_k) {
+  if (rows_q < 0 || rows_q > kMaxRows) throw invalid("rows_q", rows_q, "0 to 2^30 - 1");
+  if (rows_k < 0 || rows_k > kMaxRows) throw invalid("rows_k", rows_k, "0 to 2^30 - 1");
+  return read_array(matrix, std::int64_t{rows_q} * rows_k, "matrix");
+}
+
+template <typename Value>
+void give_table(const std::vector<Value>& table, magi_buffer** result, const char* name) {
+  require(result, name);
+  give(make_buffer(std::span<const Value>(table)), result);
+}
+
+}  // namespace
+}  // namespace magi::capi
+
+using namespace magi::capi;
+
+void magi_mask_destroy(magi_mask* mask) { delete mask; }
+
+magi_status magi_mask_from_slices(const int32_t* slices, int64_t num_slices, int32_t rows_q,
+                                  int32_t rows_k, magi_mask** mask) {
+  return guarded([&] {
+    read_array(slices, num_slices, "slices");
+    magi::Mask made{.rows_q = rows_q, .rows_k = rows_k};
+    for (int64_t i = 0; i < num_slices; ++i) {
+      const int32_t* s = slices + 6 * i;
+      made.slices.push_back({s[0], s[1], s[2], s[3], s[4], s[5]});
+    }
+    magi::validate(made);
+    give_mask(std::move(made), mask);
+  });
+}
+
+magi_status magi_mask_from_ranges(const magi_range_lists* lists, magi_mask** mask) {
+  return guarded([&] {
+    const magi_range_lists given = read_struct(lists, "lists");
+    const auto types = read_types(read_array(given.types, given.num_types, "types"));
+    give_mask(magi::mask_from_ranges(read_ranges(given.q_ranges, given.num_q_ranges, "q_ranges"),
+                                     read_ranges(given.k_ranges, given.num_k_ranges, "k_ranges"),
+                                     types, given.rows_q, given.rows_k),
+              mask);
+  });
+}
+
+magi_status magi_mask_from_cu_seqlens(const int32_t* cu_seqlens_q, int64_t num_entries_q,
+                                      const int32_t* cu_seqlens_k, int64_t num_entries_k,
+                                      const magi_document_rule* rule, magi_mask** mask) {
+  return guarded([&] {
+    const magi_document_rule given = read_struct(rule, "rule");
+    give_mask(magi::mask_from_cu_seqlens(read_array(cu_seqlens_q, num_entries_q, "cu_seqlens_q"),
+                                         read_array(cu_seqlens_k, num_entries_k, "cu_seqlens_k"),
+                                         {.is_causal = given.is_causal != 0,
+                                          .window = {given.window_left, given.window_right},
+                                          .num_global = given.num_global}),
+              mask);
+  });
+}
+
+magi_status magi_mask_from_window(const magi_window_mask* window, magi_mask** mask) {
+  return guarded([&] {
+    const magi_window_mask w = read_struct(window, "window");
+    give_mask(magi::mask_from_window({w.q_begin, w.q_end}, {w.k_begin, w.k_end},
+                                     {.left = w.left, .right = w.right}, w.rows_q, w.rows_k),
+              mask);
+  });
+}
+
+magi_status magi_mask_step(const magi_window_mask* ranges, int32_t step, magi_mask** mask) {
+  return guarded([&] {
+    const magi_window_mask r = read_struct(ranges, "ranges");
+    give_mask(magi::mask_step({r.q_begin, r.q_end}, {r.k_begin, r.k_end}, step, r.rows_q, r.rows_k),
+              mask);
+  });
+}
+
+magi_status magi_mask_block_causal(const int32_t* cu_seqlens, int64_t num_entries, int32_t block,
+                                   magi_mask** mask) {
+  return guarded([&] {
+    give_mask(magi::mask_block_causal(read_array(cu_seqlens, num_entries, "cu_seqlens"), block),
+              mask);
+  });
+}
+
+magi_status magi_mask_prefix_lm(const int32_t* cu_seqlens, int64_t num_entries,
+                                const int32_t* prefix_lengths, magi_mask** mask) {
+  return guarded([&] {
+    const auto sums = read_array(cu_seqlens, num_entries, "cu_seqlens");
+    const int64_t num_documents = num_entries > 0 ? num_entries - 1 : 0;
+    give_mask(
+        magi::mask_prefix_lm(sums, read_array(prefix_lengths, num_documents, "prefix_lengths")),
+        mask);
+  });
+}
+
+magi_status magi_mask_prefix_tree(const int32_t* nodes, int64_t num_nodes, magi_mask** mask) {
+  return guarded([&] {
+    read_array(nodes, num_nodes, "nodes");
+    std::vector<magi::PrefixTreeNode> tree;
+    for (int64_t i = 0; i < num_nodes; ++i) {
+      tree.push_back({.parent = nodes[2 * i], .rows = nodes[2 * i + 1]});
+    }
+    give_mask(magi::mask_prefix_tree(tree), mask);
+  });
+}
+
+magi_status magi_mask_chunk_causal(const int32_t* cu_seqlens, int64_t num_entries, int32_t chunk,
+                                   int32_t num_previous, magi_mask** mask) {
+  return guarded([&] {
+    give_mask(magi::mask_chunk_causal(read_array(cu_seqlens, num_entries, "cu_seqlens"), chunk,
+                                      num_previous),
+              mask);
+  });
+}
+
+magi_status magi_mask_from_matrix(const uint8_t* matrix, int32_t rows_q, int32_t rows_k,
+                                  magi_mask** mask) {
+  return guarded([&] {
+    give_mask(magi::mask_from_matrix(read_matrix(matrix, rows_q, rows_k), rows_q, rows_k), mask);
+  });
+}
+
+magi_status magi_mask_from_json(const char* text, size_t size_bytes, magi_mask** mask) {
+  return guarded(
+      [&] { give_mask(magi::mask_from_json(read_text(text, size_bytes, "text")), mask); });
+}
+
+magi_status magi_mask_to_json(const magi_mask* mask, magi_buffer** text) {
+  return guarded([&] {
+    require(text, "text");
+    give(make_text(magi::mask_to_json(mask_of(mask))), text);
+  });
+}
+
+magi_status magi_mask_rows(const magi_mask* mask, int32_t* rows_q, int32_t* rows_k) {
+  return guarded([&] {
+    const magi::Mask& given = mask_of(mask);
+    require(rows_k, "rows_k");
+    require(rows_q, "rows_q") = given.rows_q;
+    *rows_k = given.rows_k;
+  });
+}
+
+magi_status magi_mask_slices(const magi_mask* mask, magi_buffer** slices) {
+  return guarded([&] { give_table(slice_table(mask_of(mask).slices), slices, "slices"); });
+}
+
+magi_status magi_mask_typed_slices(const magi_mask* mask, magi_buffer** slices) {
+  return guarded([&] {
+    std::vector<int32_t> table;
+    for (const magi::BandSlice& slice : mask_of(mask).slices) {
+      for (const magi::TypedSlice& t : magi::to_typed(slice)) {
+        table.insert(table.end(),
+                     {t.q.begin, t.q.end, t.k.begin, t.k.end, static_cast<int32_t>(t.type)});
+      }
+    }
+    give_table(table, slices, "slices");
+  });
+}
+
+magi_status magi_mask_area(const magi_mask* mask, int64_t* area) {
+  return guarded([&] { require(area, "area") = magi::area(mask_of(mask)); });
+}
+
+magi_status magi_mask_expand(const magi_mask* mask, magi_buffer** multiplicity) {
+  return guarded([&] { give_table(magi::expand(mask_of(mask)), multiplicity, "multiplicity"); });
+}
+
+magi_status magi_mask_coverage(const magi_mask* mask, magi_coverage* coverage) {
+  return guarded([&] {
+    const magi::Coverage found = magi::check_coverage(mask_of(mask));
+    const auto [first, second] = found.first_overlap.value_or(std::pair<int32_t, int32_t>{-1, -1});
+    write_struct(coverage,
+                 magi_coverage{.struct_size = sizeof(magi_coverage),
+                               .visible_pairs = found.visible_pairs,
+                               .counted_pairs = found.counted_pairs,
+                               .overlapping_pairs = found.overlapping_pairs,
+                               .max_multiplicity = found.max_multiplicity,
+                               .empty_rows = found.empty_rows,
+                               .unseen_keys = found.unseen_keys,
+                               .first_overlap = {first, second}},
+                 "coverage");
+  });
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "magi/plan.hpp"
+
+#include "capi/handles.hpp"
+#include "capi/status.hpp"
+
+namespace magi::capi {
+
+PlanConfig read_plan_config(const magi_plan_config* config) {
+  const magi_plan_config given = read_struct(config, "config");
+  if (given.overlap_degree < MAGI_OVERLAP_AUTO) {
+    throw invalid("overlap_degree", given.overlap_degree, "-1 (automatic) or more");
+  }
+  if (given.wave_mode < MAGI_WAVES_AUTO || given.wave_mode > MAGI_WAVES_BY_ROWS) {
+    throw invalid("wave_mode", given.wave_mode, "0 (automatic), 1 (heads) or 2 (rows)");
+  }
+  PlanConfig result{.num_ranks = given.num_ranks,
+                    .num_heads_q = given.num_heads_q,
+                    .num_heads_kv = given.num_heads_kv,
+                    .head_dim_qk = given.head_dim_qk,
+                    .head_dim_v = given.head_dim_v,
+                    .element_bytes = given.element_bytes,
+                    .overlap_degree = std::nullopt,
+                    .wave_mode = static_cast<WaveMode>(given.wave_mode),
+                    .min_wave_rows = given.min_wave_rows,
+                    .cost = {.flops_per_second = given.flops_per_second,
+                             .backward_flops_per_second = given.backward_flops_per_second,
+                             .bytes_per_second = given.bytes_per_second,
+                             .seconds_per_transfer = given.seconds_per_transfer,
+                             .seconds_per_launch = given.seconds_per_launch}};
+  if (given.overlap_degree != MAGI_OVERLAP_AUTO) result.overlap_degree = given.overlap_degree;
+  if (given.placement != nullptr) {
+    result.placement = read_placement_config(given.placement, "config.placement");
+  }
+  if (given.placement_k != nullptr) {
+    result.placement_k = read_placement_config(given.placement_k, "config.placement_k");
+  }
+  return result;
+}
+
+namespace {
+
+void give_plan(std::shared_ptr<const Plan> made, magi_plan** result) {
+  give(std::make_unique<magi_plan>(magi_plan{std::move(made)}), result);
+}
+
+const Plan& plan_of(const magi_plan* handle) { return *require(handle, "plan").plan; }
+
+/// A placement that lives in a plan: shares the plan's ownership.
+void give_placement(const magi_plan* plan, const Placement& inside, magi_placement** result) {
+  require(result, "placement");
+  std::shared_ptr<const Placement> shared(plan->plan, &inside);
+  give(std::make_unique<magi_placement>(magi_placement{std::move(shared)}), result);
+}
+
+std::unique_ptr<magi_buffer> slice_buffer(const RankPlan& rank) {
+  std::vector<std::int32_t> table;
+  for (const BandSlice& s : rank.slices) {
+    table.insert(table.end(), {s.q0, s.q1, s.k0, s.k1, s.d_min, s.d_max});
+  }
+  return make_buffer(std::span<const std::int32_t>(table));
+}
+
+std::unique_ptr<magi_buffer> segment_buffer(const TokenSpace& space) {
+  std::vector<std::int32_t> table;
+  for (const Segment& s : space.segments) {
+    table.insert(table.end(), {s.owner, s.num_rows, s.wave});
+  }
+  return make_buffer(std::span<const std::int32_t>(table));
+}
+
+std::unique_ptr<magi_buffer> wave_buffer(const RankPlan& rank) {
+  std::vector<std::int32_t> table;
+  for (const Wave& w : rank.waves) {
+    table.insert(table.end(),
+                 {w.k_segment, w.heads.begin, w.heads.end, w.slices.begin, w.slices.end});
+  }
+  return make_buffer(std::span<const std::int32_t>(table));
+}
+
+std::unique_ptr<magi_buffer> integers(const std::vector<std::int64_t>& values) {
+  return make_buffer(std::span<const std::int64_t>(values));
+}
+
+std::string lines(const std::vector<std::string>& sentences) {
+  std::string text;
+  for (const std::string& sentence : sentences) text += sentence + '\n';
+  return text;
+}
+
+}  // namespace
+}  // namespace magi::capi
+
+using namespace magi::capi;
+
+void magi_plan_config_init(magi_plan_config* config) {
+  const magi::PlanConfig defaults;
+  *config = {.struct_size = sizeof(magi_plan_config),
+             .num_ranks = defaults.num_ranks,
+             .num_heads_q = defaults.num_heads_q,
+             .num_heads_kv = defaults.num_heads_kv,
+             .head_dim_qk = defaults.head_dim_qk,
+             .head_dim_v = defaults.head_dim_v,
+             .element_bytes = defaults.element_bytes,
+             .overlap_degree = defaults.overlap_degree.value_or(MAGI_OVERLAP_AUTO),
+             .wave_mode = static_cast<int32_t>(defaults.wave_mode),
+             .min_wave_rows = defaults.min_wave_rows,
+             .flops_per_second = defaults.cost.flops_per_second,
+             .backward_flops_per_second = defaults.cost.backward_flops_per_second,
+             .bytes_per_second = defaults.cost.bytes_per_second,
+             .seconds_per_transfer = defaults.cost.seconds_per_transfer,
+             .seconds_per_launch = defaults.cost.seconds_per_launch,
+             .placement = nullptr,
+             .placement_k = nullptr};
+}
+
+void magi_plan_destroy(magi_plan* plan) { delete plan; }
+
+magi_status magi_plan_create(const magi_mask* mask, const magi_plan_config* config,
+                             magi_plan** plan) {
+  return guarded([&] {
+    require(plan, "plan");
+    give_plan(std::make_shared<const magi::Plan>(
+                  magi::make_plan(require(mask, "mask").mask, read_plan_config(config))),
+              plan);
+  });
+}
+
+magi_status magi_plan_create_on(const magi_mask* mask, const magi_plan_config* config,
+                                const magi_placement* placement_q,
+                                const magi_placement* placement_k, magi_plan** plan) {
+  return guarded([&] {
+    require(plan, "plan");
+    require(placement_q, "placement_q");
+    require(placement_k, "placement_k");
+    give_plan(std::make_shared<const magi::Plan>(
+                  magi::make_plan_on(require(mask, "mask").mask, read_plan_config(config),
+                                     *placement_q->placement, *placement_k->placement)),
+              plan);
+  });
+}
+
+magi_status magi_plan_from_json(const char* text, size_t size_bytes, magi_plan** plan) {
+  return guarded([&] {
+    require(plan, "plan");
+    give_plan(std::make_shared<const magi::Plan>(
+                  magi::plan_from_json(read_text(text, size_bytes, "text"))),
+              plan);
+  });
+}
+
+magi_status magi_plan_to_json(const magi_plan* plan, magi_buffer** text) {
+  return guarded([&] {
+    require(text, "text");
+    give(make_text(magi::plan_to_json(plan_of(plan))), text);
+  });
+}
+
+magi_status magi_plan_describe(const magi_plan* plan, magi_buffer** text) {
+  return guarded([&] {
+    require(text, "text");
+    give(make_text(magi::describe(plan_of(plan))), text);
+  });
+}
+
+magi_status magi_plan_check(const magi_plan* plan, magi_buffer** text) {
+  return guarded([&] {
+    require(text, "text");
+    give(make_text(lines(magi::check_plan(plan_of(plan)))), text);
+  });
+}
+
+magi_status magi_plan_equal(const magi_plan* plan, const magi_plan* other, int32_t* is_equal) {
+  return guarded([&] {
+    const magi::Plan& second = *require(other, "other").plan;
+    require(is_equal, "is_equal") = plan_of(plan) == second ? 1 : 0;
+  });
+}
+
+magi_status magi_plan_placement_q(const magi_plan* plan, magi_placement** placement) {
+  return guarded([&] { give_placement(plan, plan_of(plan).placement_q, placement); });
+}
+
+magi_status magi_plan_placement_k(const magi_plan* plan, magi_placement** placement) {
+  return guarded([&] { give_placement(plan, plan_of(plan).placement_k, placement); });
+}
+
+magi_status magi_plan_mask(const magi_plan* plan, magi_mask** mask) {
+  return guarded([&] {
+    require(mask, "mask");
+    give(std::make_unique<magi_mask>(magi_mask{plan_of(plan).mask}), mask);
+  });
+}
+
+magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report) {
+  return guarded([&] {
+    const magi::Plan& given = plan_of(plan);
+    const magi::PlanReport& figures = given.report;
+    write_struct(report,
+                 magi_plan_report{.struct_size = sizeof(magi_plan_report),
+                                  .num_ranks = given.config.num_ranks,
+                                  .num_waves = given.num_waves,
+                                  .digest = given.digest,
+                                  .rank_area = figures.rank_area.data(),
+                                  .rank_rows = figures.rank_rows.data(),
+                                  .remote_rows = figures.remote_rows.data(),
+                                  .pair_bytes = figures.pair_bytes.data(),
+                                  .balance = figures.balance,
+                                  .total_bytes = figures.total_bytes,
+                                  .lower_bound_bytes = figures.lower_bound_bytes,
+                                  .ring_bytes = figures.ring_bytes,
+                                  .forward_seconds = figures.forward_seconds,
+                                  .backward_seconds = figures.backward_seconds,
+                                  .exposed_comm_seconds = figures.exposed_comm_seconds},
+                 "report");
+  });
+}
+
+magi_status magi_plan_rank(const magi_plan* plan, int32_t rank, magi_rank_plan* tables) {
+  return guarded([&] {
+    const magi::Plan& given = plan_of(plan);
+    if (rank < 0 || rank >= given.config.num_ranks) {
+      throw magi::invalid("rank", rank, "0 to " + std::to_string(given.config.num_ranks - 1));
+    }
+    const magi::RankPlan& own = given.ranks[static_cast<size_t>(rank)];
+    auto slices = slice_buffer(own);
+    auto k_segments = segment_buffer(own.k);
+    auto waves = wave_buffer(own);
+    write_struct(tables,
+                 magi_rank_plan{.struct_size = sizeof(magi_rank_plan),
+                                .slices = slices.get(),
+                                .k_segments = k_segments.get(),
+                                .waves = waves.get()},
+                 "tables");
+    static_cast<void>(slices.release());
+    static_cast<void>(k_segments.release());
+    static_cast<void>(waves.release());
+  });
+}
+
+magi_status magi_plan_transfers(const magi_plan* plan, magi_buffer** transfers) {
+  return guarded([&] {
+    require(transfers, "transfers");
+    std::vector<int32_t> table;
+    for (const magi::Transfer& t : plan_of(plan).transfers) {
+      table.insert(table.end(), {t.src, t.dst, t.src_row, t.dst_segment, t.dst_row, t.num_rows});
+    }
+    give(make_buffer(std::span<const int32_t>(table)), transfers);
+  });
+}
+
+magi_status magi_plan_group_collective_args(const magi_plan* plan, int32_t rank, int32_t wave,
+                                            magi_group_collective_args* args) {
+  return guarded([&] {
+    const auto lists = magi::group_collective_args(plan_of(plan), rank, wave);
+    std::vector<int64_t> offsets{0};
+    std::vector<int64_t> indices;
+    for (const std::vector<int64_t>& destinations : lists.dst_indices) {
+      indices.insert(indices.end(), destinations.begin(), destinations.end());
+      offsets.push_back(static_cast<int64_t>(indices.size()));
+    }
+    std::unique_ptr<magi_buffer> made[] = {integers(lists.input_split_sizes),
+                                           integers(lists.output_split_sizes), integers(offsets),
+                                           integers(indices), integers(lists.src_index)};
+    write_struct(args,
+                 magi_group_collective_args{.struct_size = sizeof(magi_group_collective_args),
+                                            .input_split_sizes = made[0].get(),
+                                            .output_split_sizes = made[1].get(),
+                                            .dst_offsets = made[2].get(),
+                                            .dst_indices = made[3].get(),
+                                            .src_index = made[4].get()},
+                 "args");
+    for (auto& buffer : made) static_cast<void>(buffer.release());
+  });
+}
