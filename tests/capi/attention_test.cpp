@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "magi/attention.hpp"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <thread>
+
+#include "capi/owned_handles.hpp"
+#include "magi/mask_builders.hpp"
+
+// What two_ranks.c leaves out: sinks, gradients through lse, gradients of undispatch, bad tensors.
+namespace magi::capi_test {
+namespace {
+
+struct Array {
+  explicit Array(std::initializer_list<std::int64_t> shape, std::uint32_t seed = 0) {
+    tensor = {.struct_size = sizeof(magi_tensor),
+              .dtype = MAGI_FLOAT32,
+              .device = MAGI_CPU_DEVICE,
+              .rank = static_cast<std::int32_t>(shape.size())};
+    std::copy(shape.begin(), shape.end(), tensor.shape);
+    std::int64_t count = 1;
+    for (std::size_t axis = shape.size(); axis-- > 0;) {
+      tensor.stride[axis] = count;
+      count *= tensor.shape[axis];
+    }
+    std::mt19937 random(seed);
+    for (std::int64_t i = 0; i < count; ++i) {
+      values.push_back(seed == 0 ? 0.0f : static_cast<float>(random() % 2000) * 1e-3f - 1.0f);
+    }
+    tensor.data = values.data();
+  }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+
+  std::vector<float> values;
+  magi_tensor tensor{};
+};
+
+constexpr std::int64_t kRows = 40;
+
+struct Problem {
+  Array q{{kRows, 4, 8}, 1}, k{{kRows, 2, 8}, 2}, v{{kRows, 2, 8}, 3}, sink{{3, 4}, 4};
+  Array dout{{kRows, 4, 8}, 5}, dlse{{kRows, 4}, 6};
+  Array out{{kRows, 4, 8}}, lse{{kRows, 4}}, max_logits{{4}};
+  Array dq{{kRows, 4, 8}}, dk{{kRows, 2, 8}}, dv{{kRows, 2, 8}}, dsink{{3, 4}};
+
+  magi_attention_inputs inputs{.struct_size = sizeof(inputs),
+                               .q = &q.tensor,
+                               .k = &k.tensor,
+                               .v = &v.tensor,
+                               .sink = &sink.tensor,
+                               .softmax_scale = 0.7,
+                               .softcap = 3.0,
+                               .sink_layout = MAGI_SINK_HEAD};
+  magi_attention_result result{.struct_size = sizeof(result),
+                               .out = &out.tensor,
+                               .lse = &lse.tensor,
+                               .max_logits = &max_logits.tensor};
+  magi_attention_gradients gradients{.struct_size = sizeof(gradients),
+                                     .dout = &dout.tensor,
+                                     .dlse = &dlse.tensor,
+                                     .dq = &dq.tensor,
+                                     .dk = &dk.tensor,
+                                     .dv = &dv.tensor,
+                                     .dsink = &dsink.tensor};
+};
+
+Mask causal_mask() {
+  return mask_from_window({0, kRows}, {0, kRows}, {.left = -1, .right = 0}, kRows, kRows);
+}
+
+magi_plan_config config_for(std::int32_t num_ranks) {
+  magi_plan_config config;
+  magi_plan_config_init(&config);
+  config.num_ranks = num_ranks;
+  config.num_heads_q = 4;
+  config.num_heads_kv = 2;
+  config.head_dim_qk = 8;
+  config.head_dim_v = 8;
+  return config;
+}
+
+TEST(AttentionAbi, OneRankEqualsTheCallWithoutPlan) {
+  const auto mask = mask_from(causal_mask());
+  const magi_plan_config config = config_for(1);
+  const auto plan =
+      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  magi_comm_options options;
+  magi_comm_options_init(&options);
+  auto alone =
+      made<magi_communicator>([&](auto** c) { return magi_thread_group_create(1, &options, c); });
+  const auto attention = made<magi_attention>(
+      [&](auto** a) { return magi_attention_create(plan.get(), alone.get(), a); });
+  alone.reset();  // the attention object keeps the group
+  Problem by_plan, by_mask;
+  EXPECT_EQ(magi_attention_forward(attention.get(), &by_plan.inputs, &by_plan.result, nullptr),
+            MAGI_OK);
+  EXPECT_EQ(magi_attention_backward(attention.get(), &by_plan.inputs, &by_plan.result,
+                                    &by_plan.gradients, nullptr),
+            MAGI_OK);
+  EXPECT_EQ(magi_flex_attention_forward(mask.get(), &by_mask.inputs, &by_mask.result, nullptr),
+            MAGI_OK);
+  EXPECT_EQ(magi_flex_attention_backward(mask.get(), &by_mask.inputs, &by_mask.result,
+                                         &by_mask.gradients, nullptr),
+            MAGI_OK);
+  for (const auto array : {&Problem::out, &Problem::lse, &Problem::max_logits, &Problem::dq,
+                           &Problem::dk, &Problem::dv, &Problem::dsink}) {
+    EXPECT_EQ((by_plan.*array).values, (by_mask.*array).values);
+    EXPECT_NE((by_plan.*array).values[0], 0.0f);
+  }
+}
+
+TEST(AttentionAbi, FlexCallPassesEveryParameterOn) {
+  Problem got, direct;
+  const Mask mask = causal_mask();
+  const auto handle = mask_from(mask);
+  EXPECT_EQ(magi_flex_attention_forward(handle.get(), &got.inputs, &got.result, nullptr), MAGI_OK);
+  const auto view = [](Array& array) {
+    TensorView result{.data = array.values.data(), .rank = array.tensor.rank};
+    std::copy_n(array.tensor.shape, 4, result.shape.begin());
+    std::copy_n(array.tensor.stride, 4, result.stride.begin());
+    return result;
+  };
+  attention_forward_cpu({.q = view(direct.q),
+                         .k = view(direct.k),
+                         .v = view(direct.v),
+                         .slices = mask.slices,
+                         .sink = view(direct.sink),
+                         .out = view(direct.out),
+                         .lse = view(direct.lse),
+                         .max_logits = view(direct.max_logits),
+                         .params = {.softmax_scale = 0.7, .softcap = 3.0}});
+  EXPECT_EQ(got.out.values, direct.out.values);
+  EXPECT_EQ(got.lse.values, direct.lse.values);
+  EXPECT_EQ(got.max_logits.values, direct.max_logits.values);
+}
+
+TEST(AttentionAbi, BadTensorsAreNamed) {
+  const auto mask = mask_from(causal_mask());
+  Problem problem;
+  const auto message = [&] {
+    EXPECT_EQ(magi_flex_attention_forward(mask.get(), &problem.inputs, &problem.result, nullptr),
+              MAGI_INVALID_ARGUMENT);
+    return std::string(magi_last_error_message());
+  };
+  problem.q.tensor.dtype = 6;
+  EXPECT_EQ(message(), "q.dtype is 6; allowed: 0 to 5");
+  problem.q.tensor.dtype = MAGI_FLOAT32;
+  problem.k.tensor.rank = 5;
+  EXPECT_EQ(message(), "k.rank is 5; allowed: 1 to 4");
+  problem.k.tensor.rank = 3;
+  problem.q.tensor.shape[0] = kRows - 1;
+  EXPECT_EQ(message(), "q.shape[0] is 39; allowed: 40 (the mask's)");
+  problem.q.tensor.shape[0] = kRows;
+  problem.inputs.v = nullptr;
+  EXPECT_EQ(message(), "v is null; allowed: a valid address");
+  problem.inputs.v = &problem.v.tensor;
+  problem.inputs.sink_layout = 2;
+  EXPECT_EQ(message(), "inputs.sink_layout is 2; allowed: 0 (sh) or 1 (ssh)");
+  problem.inputs.sink_layout = MAGI_SINK_HEAD;
+  problem.out.tensor.device = -2;
+  EXPECT_EQ(message(), "out.device is -2; allowed: -1 (host memory) or a CUDA ordinal");
+}
+
+TEST(UndispatchAbi, HasBothGradients) {
+  const std::int32_t ranks[] = {0, 1, 1, 0};
+  const auto placement = made<magi_placement>(
+      [&](auto** p) { return magi_placement_from_chunks(8, 2, 2, ranks, 4, p); });
+  magi_comm_options options;
+  magi_comm_options_init(&options);
+  magi_communicator* handles[2] = {};
+  ASSERT_EQ(magi_thread_group_create(2, &options, handles), MAGI_OK);
+  const Owned<magi_communicator> first(handles[0]), second(handles[1]);
+  Array shards[2][2] = {{Array{{4, 1}}, Array{{4, 1}}}, {Array{{4, 1}}, Array{{4, 1}}}};
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        Array global({8, 1});
+        for (std::size_t i = 0; i < 8; ++i) {
+          global.values[i] = static_cast<float>(i * 10 + rank);
+        }
+        for (const std::int32_t mode : {MAGI_GRADIENT_REPLICATED, MAGI_GRADIENT_PARTIAL}) {
+          const magi_undispatch_gradient gradient{
+              .struct_size = sizeof(gradient),
+              .global_gradient = &global.tensor,
+              .local_gradient = &shards[rank][static_cast<std::size_t>(mode)].tensor,
+              .mode = mode};
+          EXPECT_EQ(magi_undispatch_backward(&gradient, placement.get(), handles[rank], nullptr),
+                    MAGI_OK);
+        }
+      });
+    }
+  }
+  EXPECT_EQ(shards[1][0].values, (std::vector<float>{21, 31, 41, 51}));
+  EXPECT_EQ(shards[1][1].values, (std::vector<float>{41, 61, 81, 101}));
+  const magi_undispatch_gradient bad{.struct_size = sizeof(bad), .mode = 2};
+  EXPECT_EQ(magi_undispatch_backward(&bad, placement.get(), handles[0], nullptr),
+            MAGI_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace magi::capi_test

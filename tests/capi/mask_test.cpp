@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "capi/owned_handles.hpp"
+#include "magi/mask_builders.hpp"
+
+namespace magi::capi_test {
+namespace {
+
+const std::vector<std::int32_t> kDocuments{0, 5, 6, 20, 48};
+constexpr std::int64_t kNumEntries = 5;
+
+TEST(MaskAbi, RangesGiveTheMaskOfTheCppCall) {
+  const std::int32_t q[] = {0, 10, 10, 30};
+  const std::int32_t k[] = {0, 20, 5, 30};
+  const std::int32_t types[] = {MAGI_MASK_CAUSAL, MAGI_MASK_BIDIRECTIONAL_CAUSAL};
+  magi_range_lists lists{.struct_size = sizeof(lists),
+                         .q_ranges = q,
+                         .num_q_ranges = 2,
+                         .k_ranges = k,
+                         .num_k_ranges = 2,
+                         .types = types,
+                         .num_types = 2,
+                         .rows_q = 30,
+                         .rows_k = 31};
+  const auto mask = made<magi_mask>([&](auto** m) { return magi_mask_from_ranges(&lists, m); });
+  const Range q_ranges[] = {{0, 10}, {10, 30}};
+  const Range k_ranges[] = {{0, 20}, {5, 30}};
+  const MaskType mask_types[] = {MaskType::Causal, MaskType::BidirectionalCausal};
+  EXPECT_TRUE(mask_of(mask.get()) == mask_from_ranges(q_ranges, k_ranges, mask_types, 30, 31));
+  lists.num_k_ranges = 1;
+  magi_mask* refused = nullptr;
+  EXPECT_EQ(magi_mask_from_ranges(&lists, &refused), MAGI_INVALID_ARGUMENT);
+  lists.num_k_ranges = -1;
+  EXPECT_EQ(magi_mask_from_ranges(&lists, &refused), MAGI_INVALID_ARGUMENT);
+  const std::int32_t bad_types[] = {4};
+  lists = {.struct_size = sizeof(lists), .types = bad_types, .num_types = 1};
+  EXPECT_EQ(magi_mask_from_ranges(&lists, &refused), MAGI_INVALID_ARGUMENT);
+  EXPECT_STREQ(magi_last_error_message(), "types[0] is 4; allowed: 0 to 3");
+}
+
+TEST(MaskAbi, DocumentFrontEndsGiveTheMasksOfTheCppCalls) {
+  const std::int32_t* sums = kDocuments.data();
+  const magi_document_rule rule{.struct_size = sizeof(rule),
+                                .is_causal = 0,
+                                .window_left = 6,
+                                .window_right = 0,
+                                .num_global = 2};
+  const auto window = made<magi_mask>([&](auto** m) {
+    return magi_mask_from_cu_seqlens(sums, kNumEntries, sums, kNumEntries, &rule, m);
+  });
+  EXPECT_TRUE(mask_of(window.get()) ==
+              mask_from_cu_seqlens(kDocuments, kDocuments,
+                                   {.window = {.left = 6, .right = 0}, .num_global = 2}));
+  const auto blocks =
+      made<magi_mask>([&](auto** m) { return magi_mask_block_causal(sums, kNumEntries, 4, m); });
+  EXPECT_TRUE(mask_of(blocks.get()) == mask_block_causal(kDocuments, 4));
+  const std::vector<std::int32_t> prefixes{2, 0, 14, 9};
+  const auto prefix = made<magi_mask>(
+      [&](auto** m) { return magi_mask_prefix_lm(sums, kNumEntries, prefixes.data(), m); });
+  EXPECT_TRUE(mask_of(prefix.get()) == mask_prefix_lm(kDocuments, prefixes));
+  const auto chunks =
+      made<magi_mask>([&](auto** m) { return magi_mask_chunk_causal(sums, kNumEntries, 4, 1, m); });
+  EXPECT_TRUE(mask_of(chunks.get()) == mask_chunk_causal(kDocuments, 4, 1));
+}
+
+TEST(MaskAbi, OtherFrontEndsGiveTheMasksOfTheCppCalls) {
+  const magi_window_mask range{.struct_size = sizeof(range),
+                               .q_begin = 2,
+                               .q_end = 20,
+                               .k_begin = 1,
+                               .k_end = 25,
+                               .left = 3,
+                               .right = 1,
+                               .rows_q = 20,
+                               .rows_k = 30};
+  const auto window = made<magi_mask>([&](auto** m) { return magi_mask_from_window(&range, m); });
+  EXPECT_TRUE(mask_of(window.get()) ==
+              mask_from_window({2, 20}, {1, 25}, {.left = 3, .right = 1}, 20, 30));
+  const auto steps = made<magi_mask>([&](auto** m) { return magi_mask_step(&range, 5, m); });
+  EXPECT_TRUE(mask_of(steps.get()) == mask_step({2, 20}, {1, 25}, 5, 20, 30));
+  const std::int32_t nodes[] = {-1, 4, 0, 3, 0, 5};
+  const auto tree = made<magi_mask>([&](auto** m) { return magi_mask_prefix_tree(nodes, 3, m); });
+  const PrefixTreeNode tree_nodes[] = {{-1, 4}, {0, 3}, {0, 5}};
+  EXPECT_TRUE(mask_of(tree.get()) == mask_prefix_tree(tree_nodes));
+  const std::vector<std::uint8_t> matrix{1, 0, 0, 1, 1, 0};
+  const auto boolean =
+      made<magi_mask>([&](auto** m) { return magi_mask_from_matrix(matrix.data(), 2, 3, m); });
+  EXPECT_TRUE(mask_of(boolean.get()) == mask_from_matrix(matrix, 2, 3));
+  magi_mask* refused = nullptr;
+  EXPECT_EQ(magi_mask_from_matrix(matrix.data(), -1, 3, &refused), MAGI_INVALID_ARGUMENT);
+}
+
+TEST(MaskAbi, AnswersQueries) {
+  const Mask truth = mask_prefix_lm(kDocuments, std::vector<std::int32_t>{2, 1, 4, 9});
+  const auto mask = mask_from(truth);
+  std::int64_t pairs = 0;
+  EXPECT_EQ(magi_mask_area(mask.get(), &pairs), MAGI_OK);
+  EXPECT_EQ(pairs, area(truth));
+  const auto dense = made<magi_buffer>([&](auto** b) { return magi_mask_expand(mask.get(), b); });
+  EXPECT_EQ(array_of<std::uint16_t>(dense.get()), expand(truth));
+  magi_coverage coverage{.struct_size = sizeof(coverage)};
+  EXPECT_EQ(magi_mask_coverage(mask.get(), &coverage), MAGI_OK);
+  EXPECT_EQ(coverage.visible_pairs, check_coverage(truth).visible_pairs);
+  EXPECT_EQ(coverage.first_overlap[0], -1);
+  const auto typed =
+      made<magi_buffer>([&](auto** b) { return magi_mask_typed_slices(mask.get(), b); });
+  const auto table = array_of<std::int32_t>(typed.get());
+  Mask rebuilt{.rows_q = truth.rows_q, .rows_k = truth.rows_k};
+  for (std::size_t i = 0; i < table.size(); i += 5) {
+    rebuilt.slices.push_back(band_slice({table[i], table[i + 1]}, {table[i + 2], table[i + 3]},
+                                        static_cast<MaskType>(table[i + 4])));
+  }
+  EXPECT_EQ(expand(rebuilt), expand(truth));
+}
+
+TEST(MaskAbi, JsonGoesBothWays) {
+  const auto mask = mask_from(mask_block_causal(kDocuments, 3));
+  const auto json = made<magi_buffer>([&](auto** b) { return magi_mask_to_json(mask.get(), b); });
+  const std::string text = text_of(json.get());
+  EXPECT_EQ(text.size(), magi_buffer_size_bytes(json.get()));
+  const auto back =
+      made<magi_mask>([&](auto** m) { return magi_mask_from_json(text.data(), text.size(), m); });
+  EXPECT_TRUE(mask_of(back.get()) == mask_of(mask.get()));
+  magi_mask* refused = nullptr;
+  EXPECT_EQ(magi_mask_from_json(text.data(), text.size() / 2, &refused), MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(magi_mask_from_json(nullptr, 0, &refused), MAGI_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace magi::capi_test

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "magi/plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include "capi/owned_handles.hpp"
+#include "magi/mask_builders.hpp"
+
+namespace magi::capi_test {
+namespace {
+
+Mask test_mask() {
+  const std::vector<std::int32_t> documents{0, 100, 130, 256};
+  return mask_from_cu_seqlens(documents, documents, {.is_causal = true});
+}
+
+magi_plan_config test_config() {
+  magi_plan_config config;
+  magi_plan_config_init(&config);
+  config.num_ranks = 4;
+  config.num_heads_q = 8;
+  config.num_heads_kv = 4;
+  config.overlap_degree = 2;
+  return config;
+}
+
+PlanConfig cpp_config() {
+  return {.num_ranks = 4, .num_heads_q = 8, .num_heads_kv = 4, .overlap_degree = 2};
+}
+
+std::string json_of(const magi_plan* plan) {
+  const auto json = made<magi_buffer>([&](auto** b) { return magi_plan_to_json(plan, b); });
+  return text_of(json.get());
+}
+
+class PlanAbi : public testing::Test {
+ protected:
+  magi_plan_config config = test_config();
+  Owned<magi_mask> mask = mask_from(test_mask());
+  Owned<magi_plan> plan =
+      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  Plan truth = make_plan(test_mask(), cpp_config());
+};
+
+TEST_F(PlanAbi, IsThePlanOfTheCppCall) { EXPECT_EQ(json_of(plan.get()), plan_to_json(truth)); }
+
+TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
+  magi_placement_config placement;
+  magi_placement_config_init(&placement);
+  placement.algorithm = "min_heap";
+  placement.chunk_size = 16;
+  placement.min_chunks_per_rank = 2;
+  magi_placement_config placement_k = placement;
+  placement_k.uneven_shard = 1;
+  config.placement = &placement;
+  config.placement_k = &placement_k;
+  config.wave_mode = MAGI_WAVES_BY_ROWS;
+  config.min_wave_rows = 8;
+  config.head_dim_qk = 64;
+  config.head_dim_v = 32;
+  config.element_bytes = 4;
+  config.bytes_per_second = 1e9;
+  const auto other =
+      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  PlanConfig expected = cpp_config();
+  expected.placement = {
+      .algorithm = PlacementAlgorithm::MinHeap, .chunk_size = 16, .min_chunks_per_rank = 2};
+  expected.placement_k = expected.placement;
+  expected.placement_k->uneven_shard = true;
+  expected.wave_mode = WaveMode::Rows;
+  expected.min_wave_rows = 8;
+  expected.head_dim_qk = 64;
+  expected.head_dim_v = 32;
+  expected.element_bytes = 4;
+  expected.cost.bytes_per_second = 1e9;
+  EXPECT_EQ(json_of(other.get()), plan_to_json(make_plan(test_mask(), expected)));
+}
+
+TEST_F(PlanAbi, RefusesWhatNoPlanCanBe) {
+  magi_plan* refused = nullptr;
+  config.num_heads_kv = 3;
+  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
+  config = test_config();
+  config.overlap_degree = -2;
+  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
+  config = test_config();
+  config.wave_mode = 3;
+  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
+  config = test_config();
+  magi_placement_config placement;
+  magi_placement_config_init(&placement);
+  placement.algorithm = "best";
+  config.placement = &placement;
+  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(magi_last_error_message()).find("min_heap"), std::string::npos);
+  EXPECT_EQ(refused, nullptr);
+}
+
+TEST_F(PlanAbi, JsonGoesBothWays) {
+  const std::string text = json_of(plan.get());
+  const auto back =
+      made<magi_plan>([&](auto** p) { return magi_plan_from_json(text.data(), text.size(), p); });
+  std::int32_t is_equal = 0;
+  EXPECT_EQ(magi_plan_equal(plan.get(), back.get(), &is_equal), MAGI_OK);
+  EXPECT_EQ(is_equal, 1);
+  config.num_ranks = 2;
+  const auto other =
+      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  EXPECT_EQ(magi_plan_equal(plan.get(), other.get(), &is_equal), MAGI_OK);
+  EXPECT_EQ(is_equal, 0);
+  magi_plan* refused = nullptr;
+  EXPECT_EQ(magi_plan_from_json("{}", 2, &refused), MAGI_INVALID_ARGUMENT);
+}
+
+TEST_F(PlanAbi, ReportsItsFigures) {
+  magi_plan_report report{.struct_size = sizeof(report)};
+  EXPECT_EQ(magi_plan_get_report(plan.get(), &report), MAGI_OK);
+  EXPECT_EQ(report.num_ranks, 4);
+  EXPECT_EQ(report.num_waves, truth.num_waves);
+  EXPECT_EQ(report.digest, truth.digest);
+  EXPECT_EQ(report.total_bytes, truth.report.total_bytes);
+  EXPECT_EQ(std::vector<std::int64_t>(report.pair_bytes, report.pair_bytes + 16),
+            truth.report.pair_bytes);
+  EXPECT_EQ(std::vector<std::int64_t>(report.rank_area, report.rank_area + 4),
+            truth.report.rank_area);
+  EXPECT_EQ(report.balance, truth.report.balance);
+  const auto page = made<magi_buffer>([&](auto** b) { return magi_plan_describe(plan.get(), b); });
+  EXPECT_EQ(text_of(page.get()), describe(truth));
+  const auto defects = made<magi_buffer>([&](auto** b) { return magi_plan_check(plan.get(), b); });
+  EXPECT_EQ(text_of(defects.get()), "");
+}
+
+TEST_F(PlanAbi, ShowsItsTables) {
+  const auto transfers =
+      made<magi_buffer>([&](auto** b) { return magi_plan_transfers(plan.get(), b); });
+  const auto records = array_of<std::int32_t>(transfers.get());
+  ASSERT_EQ(records.size(), 6 * truth.transfers.size());
+  EXPECT_EQ(records[5], truth.transfers[0].num_rows);
+  magi_rank_plan tables{.struct_size = sizeof(tables)};
+  ASSERT_EQ(magi_plan_rank(plan.get(), 1, &tables), MAGI_OK);
+  const Owned<magi_buffer> slices(tables.slices), segments(tables.k_segments), waves(tables.waves);
+  EXPECT_EQ(array_of<std::int32_t>(slices.get()).size(), 6 * truth.ranks[1].slices.size());
+  EXPECT_EQ(array_of<std::int32_t>(segments.get())[1], truth.ranks[1].k.segments[0].num_rows);
+  EXPECT_EQ(array_of<std::int32_t>(waves.get()).size(), 5 * truth.ranks[1].waves.size());
+  EXPECT_EQ(magi_plan_rank(plan.get(), 4, &tables), MAGI_INVALID_ARGUMENT);
+}
+
+TEST_F(PlanAbi, GivesTheCollectiveArguments) {
+  const auto lists = group_collective_args(truth, 2, 1);
+  magi_group_collective_args args{.struct_size = sizeof(args)};
+  ASSERT_EQ(magi_plan_group_collective_args(plan.get(), 2, 1, &args), MAGI_OK);
+  const Owned<magi_buffer> inputs(args.input_split_sizes), outputs(args.output_split_sizes);
+  const Owned<magi_buffer> offsets(args.dst_offsets), indices(args.dst_indices);
+  const Owned<magi_buffer> sources(args.src_index);
+  EXPECT_EQ(array_of<std::int64_t>(inputs.get()), lists.input_split_sizes);
+  EXPECT_EQ(array_of<std::int64_t>(outputs.get()), lists.output_split_sizes);
+  EXPECT_EQ(array_of<std::int64_t>(sources.get()), lists.src_index);
+  const auto begins = array_of<std::int64_t>(offsets.get());
+  const auto ranks = array_of<std::int64_t>(indices.get());
+  ASSERT_EQ(begins.size(), lists.dst_indices.size() + 1);
+  for (std::size_t i = 0; i < lists.dst_indices.size(); ++i) {
+    EXPECT_EQ(std::vector<std::int64_t>(ranks.begin() + begins[i], ranks.begin() + begins[i + 1]),
+              lists.dst_indices[i]);
+  }
+}
+
+TEST_F(PlanAbi, PlacementsOutliveThePlan) {
+  auto placement =
+      made<magi_placement>([&](auto** p) { return magi_plan_placement_q(plan.get(), p); });
+  plan.reset();
+  magi_placement_info info{.struct_size = sizeof(info)};
+  EXPECT_EQ(magi_placement_get_info(placement.get(), &info), MAGI_OK);
+  EXPECT_EQ(std::vector<std::int32_t>(info.chunk_rank, info.chunk_rank + info.num_chunks),
+            truth.placement_q.chunk_rank);
+  std::int32_t rows = 0;
+  EXPECT_EQ(magi_placement_rows_of(placement.get(), 3, &rows), MAGI_OK);
+  EXPECT_EQ(rows, truth.placement_q.rows_of(3));
+  EXPECT_EQ(magi_placement_rows_of(placement.get(), 4, &rows), MAGI_INVALID_ARGUMENT);
+}
+
+TEST_F(PlanAbi, OtherMasksGoOnTheSamePlacement) {
+  const auto placement =
+      made<magi_placement>([&](auto** p) { return magi_plan_placement_q(plan.get(), p); });
+  const Mask window = mask_from_window({0, 256}, {0, 256}, {.left = 20, .right = 0}, 256, 256);
+  const auto second = mask_from(window);
+  const auto on = made<magi_plan>([&](auto** p) {
+    return magi_plan_create_on(second.get(), &config, placement.get(), placement.get(), p);
+  });
+  EXPECT_EQ(json_of(on.get()),
+            plan_to_json(make_plan_on(window, cpp_config(), truth.placement_q, truth.placement_q)));
+}
+
+TEST_F(PlanAbi, TheCacheSharesPlans) {
+  const auto cache = made<magi_plan_cache>([](auto** c) { return magi_plan_cache_create(2, c); });
+  const auto find = [&] {
+    return made<magi_plan>([&](auto** p) {
+      return magi_plan_cache_find_or_make(cache.get(), mask.get(), &config, p);
+    });
+  };
+  const auto first = find();
+  const auto again = find();
+  magi_plan_report reports[] = {{.struct_size = sizeof(magi_plan_report)},
+                                {.struct_size = sizeof(magi_plan_report)}};
+  EXPECT_EQ(magi_plan_get_report(first.get(), &reports[0]), MAGI_OK);
+  EXPECT_EQ(magi_plan_get_report(again.get(), &reports[1]), MAGI_OK);
+  EXPECT_EQ(reports[0].pair_bytes, reports[1].pair_bytes) << "two plans were made";
+  const auto placement =
+      made<magi_placement>([&](auto** p) { return magi_plan_placement_q(plan.get(), p); });
+  const auto on = made<magi_plan>([&](auto** p) {
+    return magi_plan_cache_find_or_make_on(cache.get(), mask.get(), &config, placement.get(),
+                                           placement.get(), p);
+  });
+  std::size_t size = 0;
+  EXPECT_EQ(magi_plan_cache_size(cache.get(), &size), MAGI_OK);
+  EXPECT_EQ(size, 2u);
+  EXPECT_EQ(magi_plan_cache_clear(cache.get()), MAGI_OK);
+  EXPECT_EQ(magi_plan_cache_size(cache.get(), &size), MAGI_OK);
+  EXPECT_EQ(size, 0u);
+}
+
+TEST(PlacementAbi, FollowsTheRulesOfChunksAndPadding) {
+  magi_placement_config config;
+  magi_placement_config_init(&config);
+  std::int32_t chunk = 0;
+  EXPECT_EQ(magi_resolve_chunk_size(1000, 4, &config, &chunk), MAGI_OK);
+  EXPECT_EQ(chunk, resolve_chunk_size(1000, 4, {}));
+  std::int32_t padding = -1;
+  EXPECT_EQ(magi_padding_rows(1000, 4, 32, &padding), MAGI_OK);
+  EXPECT_EQ(padding, padding_rows(1000, 4, 32));
+  const auto mask = mask_from(test_mask());
+  const auto placed = made<magi_placement>(
+      [&](auto** p) { return magi_placement_create(mask.get(), 4, &config, p); });
+  magi_placement_info info{.struct_size = sizeof(info)};
+  EXPECT_EQ(magi_placement_get_info(placed.get(), &info), MAGI_OK);
+  EXPECT_EQ(std::vector<std::int32_t>(info.chunk_rank, info.chunk_rank + info.num_chunks),
+            place(test_mask(), 4, {}).chunk_rank);
+}
+
+TEST(PlacementAbi, TakesLayoutsOfTheCallers) {
+  const std::int32_t ranks[] = {1, 0, 1};
+  const auto placement = made<magi_placement>(
+      [&](auto** p) { return magi_placement_from_chunks(10, 4, 2, ranks, 3, p); });
+  const auto ids = made<magi_buffer>(
+      [&](auto** b) { return magi_placement_position_ids(placement.get(), 1, 9, b); });
+  EXPECT_EQ(array_of<std::int64_t>(ids.get()), (std::vector<std::int64_t>{0, 1, 2, 3, 8, 8}));
+  magi_placement* refused = nullptr;
+  EXPECT_EQ(magi_placement_from_chunks(10, 4, 1, ranks, 3, &refused), MAGI_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace magi::capi_test

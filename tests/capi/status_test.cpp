@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "base/log.hpp"
+#include "capi/owned_handles.hpp"
+#include "magi/version.hpp"
+
+namespace magi::capi_test {
+namespace {
+
+TEST(Version, IsTheProjects) {
+  EXPECT_EQ(magi_abi_version(), MAGI_ABI_VERSION);
+  EXPECT_STREQ(magi_version(), MAGI_PROJECT_VERSION);
+  EXPECT_STREQ(kVersion, MAGI_PROJECT_VERSION);
+}
+
+TEST(Status, NullArgumentsAreNamed) {
+  magi_mask* mask = nullptr;
+  EXPECT_EQ(magi_mask_from_slices(nullptr, 1, 4, 4, &mask), MAGI_INVALID_ARGUMENT);
+  EXPECT_STREQ(magi_last_error_message(), "slices is null; allowed: a valid address");
+  EXPECT_EQ(magi_mask_from_slices(nullptr, 0, 4, 4, nullptr), MAGI_INVALID_ARGUMENT);
+  EXPECT_STREQ(magi_last_error_message(), "mask is null; allowed: a valid address");
+  std::int64_t area = 7;
+  EXPECT_EQ(magi_mask_area(nullptr, &area), MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(area, 7);
+  EXPECT_EQ(magi_plan_to_json(nullptr, nullptr), MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(magi_exchange_wait_sync(nullptr), MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(magi_attention_forward(nullptr, nullptr, nullptr, nullptr), MAGI_INVALID_ARGUMENT);
+}
+
+TEST(Status, DestroyingNothingIsFine) {
+  magi_buffer_destroy(nullptr);
+  magi_mask_destroy(nullptr);
+  magi_placement_destroy(nullptr);
+  magi_plan_destroy(nullptr);
+  magi_plan_cache_destroy(nullptr);
+  magi_communicator_destroy(nullptr);
+  magi_exchange_destroy(nullptr);
+  magi_attention_destroy(nullptr);
+  EXPECT_EQ(magi_buffer_size_bytes(nullptr), 0u);
+}
+
+TEST(Status, EveryThreadHasItsOwnMessage) {
+  EXPECT_EQ(magi_plan_cache_create(0, nullptr), MAGI_INVALID_ARGUMENT);
+  const std::string mine = magi_last_error_message();
+  EXPECT_NE(mine, "");
+  std::thread([] {
+    EXPECT_STREQ(magi_last_error_message(), "");
+    EXPECT_EQ(magi_mask_rows(nullptr, nullptr, nullptr), MAGI_INVALID_ARGUMENT);
+  }).join();
+  EXPECT_EQ(magi_last_error_message(), mine);
+}
+
+TEST(Structs, MustSayTheirSize) {
+  magi_window_mask window{.struct_size = 0, .q_end = 4, .k_end = 4, .rows_q = 4, .rows_k = 4};
+  magi_mask* mask = nullptr;
+  EXPECT_EQ(magi_mask_from_window(&window, &mask), MAGI_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(magi_last_error_message()).find("window.struct_size is 0"),
+            std::string::npos);
+  EXPECT_EQ(mask, nullptr);
+}
+
+TEST(Structs, MayBeLongerWhenTheRestIsZero) {
+  struct Longer {
+    magi_window_mask known;
+    std::int64_t unknown;
+  };
+  Longer longer{.known = {.struct_size = sizeof(Longer),
+                          .q_end = 4,
+                          .k_end = 4,
+                          .left = -1,
+                          .right = 0,
+                          .rows_q = 4,
+                          .rows_k = 4},
+                .unknown = 0};
+  const auto mask =
+      made<magi_mask>([&](auto** m) { return magi_mask_from_window(&longer.known, m); });
+  longer.unknown = 1;
+  magi_mask* refused = nullptr;
+  EXPECT_EQ(magi_mask_from_window(&longer.known, &refused), MAGI_INVALID_ARGUMENT);
+}
+
+TEST(Structs, ResultsAreWrittenAsFarAsTheyReach) {
+  const auto mask = mask_from({.rows_q = 4, .rows_k = 4, .slices = {{0, 4, 0, 4}}});
+  struct Longer {
+    magi_coverage known;
+    std::int64_t unknown;
+  };
+  Longer longer{.known = {.struct_size = sizeof(Longer)}, .unknown = 42};
+  EXPECT_EQ(magi_mask_coverage(mask.get(), &longer.known), MAGI_OK);
+  EXPECT_EQ(longer.known.visible_pairs, 16);
+  EXPECT_EQ(longer.unknown, 42);
+  EXPECT_EQ(longer.known.struct_size, sizeof(Longer));
+  longer.known.struct_size = 8;
+  EXPECT_EQ(magi_mask_coverage(mask.get(), &longer.known), MAGI_INVALID_ARGUMENT);
+}
+
+TEST(LogSink, LevelsAreChecked) {
+  EXPECT_EQ(magi_set_log_sink(nullptr, nullptr, 4), MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(magi_set_log_sink(nullptr, nullptr, MAGI_LOG_WARN), MAGI_OK);
+}
+
+}  // namespace
+}  // namespace magi::capi_test
