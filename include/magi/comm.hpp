@@ -37,7 +37,8 @@ struct CommCounters {
 };
 
 /// An exchange under way. The tensors it was started with must live until wait_sync returns or
-/// throws.
+/// throws. Exchanges may be waited for in any order. To destroy one that is not complete ends the
+/// group, as abort does.
 class PendingExchange {
  public:
   virtual ~PendingExchange() = default;
@@ -71,7 +72,7 @@ class Communicator {
                                                         ExchangeTag tag) = 0;
 
   /// Wakes every rank that waits in this group with CommFailure::Aborted; the group is unusable
-  /// after.
+  /// after. May be called from any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
   virtual CommCounters counters() const = 0;
   /// Collective, orderly end: waits for the others, then releases what is shared. The destructor is
@@ -80,9 +81,11 @@ class Communicator {
 };
 
 struct CommOptions {
+  /// A wait ends this long after rows moved last on this rank.
   std::chrono::milliseconds deadline = std::chrono::seconds(100);
-  std::size_t window_bytes = std::size_t{4}
-                             << 20;  ///< staging per rank at start; grows collectively
+  /// Staging for what a rank sends, shared out among its peers when it first sends more than a few
+  /// kB. Grows with the transfers, up to 64 MiB per peer; larger ones go through it in pieces.
+  std::size_t window_bytes = std::size_t{4} << 20;
 };
 
 /// Ranks as threads of this process: element r belongs to rank r.

@@ -47,10 +47,12 @@ void Outbox::publish(const PacketHeader& header) {
 }
 
 bool Outbox::grow(std::size_t num_bytes) {
+  if (!may_grow_) return false;
   RingPlace place = ring_for(num_bytes);
   const std::size_t extent = align_up(place.num_bytes(), page_bytes());
   place.offset = group_.used_bytes.fetch_add(extent, std::memory_order_relaxed);
-  if (!region_->reserve(place.offset, extent)) return false;
+  may_grow_ = region_->reserve(place.offset, extent);
+  if (!may_grow_) return false;
   std::byte* data = region_->map(place.offset, extent);
   const RingPlace old = ring_.place();
   std::memcpy(payload(), &place, sizeof(place));

@@ -53,6 +53,7 @@ class Outbox {
   ChannelBlock& channel_;
   std::size_t control_bytes_;
   std::uint64_t written_ = 0;
+  bool may_grow_ = true;  ///< until the machine refuses once
   RingView ring_;
 };
 

@@ -136,6 +136,22 @@ void Engine::compare_plans(const Exchange& exchange) {
 }
 
 bool Engine::progress() {
+  try {
+    return move_rows();
+  } catch (const std::exception& error) {
+    // Also what the engine did not expect, such as lack of memory, must not leave the others
+    // waiting.
+    if (!is_over_) {
+      const auto* known = dynamic_cast<const CommError*>(&error);
+      record_failure(known != nullptr ? known->failure() : CommFailure::System,
+                     "rank " + std::to_string(rank_) + " failed: " + error.what());
+      is_over_ = true;
+    }
+    throw;
+  }
+}
+
+bool Engine::move_rows() {
   bool moved = false;
   for (std::int32_t step = 1; step < num_ranks_; ++step) {
     moved |= send_to((rank_ + step) % num_ranks_);

@@ -85,6 +85,7 @@ class Engine {
   void compare_plans(const Exchange& exchange);
 
   bool progress();
+  bool move_rows();
   bool send_to(std::int32_t to);
   bool receive_from(std::int32_t from);
   bool receive_own_turn();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -182,6 +183,19 @@ TEST(ShmGroup, NothingLeaksWhetherClosedOrAborted) {
       if (round == 0) descriptors = count_descriptors();
       EXPECT_EQ(count_descriptors(), descriptors) << "round " << round;
     }
+  });
+}
+
+TEST(ShmGroup, WithoutMemoryForAWindowRowsGoThroughTheFirstOne) {
+  testing::run_ranks(testing::Backend::Shm, {.num_ranks = 2}, [](Communicator& group) {
+    // A limit on file size makes the machine refuse a larger window.
+    signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{.rlim_cur = 4096, .rlim_max = 4096};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    const std::size_t mappings = count_group_mappings();
+    cast_all(group, 3000, 0);
+    EXPECT_EQ(count_group_mappings(), mappings);
+    group.close_sync();
   });
 }
 
