@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "demo/results.hpp"
+
+#include <sys/mman.h>
+
+#include <new>
+
+#include "base/math.hpp"
+#include "demo/embedding.hpp"
+#include "files.hpp"
+
+namespace magi::cli {
+namespace {
+
+/// Hands out parts of one block; with no block it only measures.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+
+  template <typename Element>
+  Element* take(std::size_t count) {
+    std::byte* at = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += align_up(count * sizeof(Element), std::size_t{64});
+    return reinterpret_cast<Element*>(at);
+  }
+  TensorView tensor(std::initializer_list<std::int64_t> shape) {
+    TensorView view = contiguous_view(nullptr, DType::Float32, shape);
+    view.data = take<float>(static_cast<std::size_t>(view.num_elements()));
+    return view;
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::size_t used_ = 0;
+};
+
+std::vector<SceneResults> carve_scenes(const std::vector<Scene>& scenes, std::int32_t num_ranks,
+                                       Carver& carver) {
+  std::vector<SceneResults> results;
+  for (const Scene& scene : scenes) {
+    const std::int64_t rows = scene.plan->mask.rows_q;
+    results.push_back({.out = carver.tensor({rows, kDemoHeadsQ, kDemoHeadDim}),
+                       .lse = carver.tensor({rows, kDemoHeadsQ}),
+                       .dq = carver.tensor({rows, kDemoHeadsQ, kDemoHeadDim}),
+                       .dk = carver.tensor({rows, kDemoHeadsKv, kDemoHeadDim}),
+                       .dv = carver.tensor({rows, kDemoHeadsKv, kDemoHeadDim}),
+                       .figures = carver.take<RankFigures>(static_cast<std::size_t>(num_ranks))});
+  }
+  return results;
+}
+
+}  // namespace
+
+SharedResults::SharedResults(const std::vector<Scene>& scenes, std::int32_t num_ranks) {
+  const auto ranks = static_cast<std::size_t>(num_ranks);
+  Carver measure(nullptr);
+  carve_scenes(scenes, num_ranks, measure);
+  measure.take<RankFault>(ranks);
+  size_bytes_ = measure.used();
+  memory_ = ::mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory_ == MAP_FAILED) {
+    memory_ = nullptr;
+    throw EnvironmentUnfit("no " + std::to_string(size_bytes_) + " bytes of shared memory");
+  }
+  // Anonymous memory is zero: figures and faults start as their default values.
+  Carver carver(static_cast<std::byte*>(memory_));
+  scenes_ = carve_scenes(scenes, num_ranks, carver);
+  faults_ = carver.take<RankFault>(ranks);
+}
+
+SharedResults::~SharedResults() {
+  if (memory_ != nullptr) ::munmap(memory_, size_bytes_);
+}
+
+}  // namespace magi::cli

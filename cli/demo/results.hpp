@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "demo/scenes.hpp"
+#include "magi/tensor.hpp"
+
+namespace magi::cli {
+
+inline constexpr std::int32_t kMostDemoRanks = 64;
+
+/// What one rank measured on one mask.
+struct RankFigures {
+  double forward_seconds = 0.0;
+  double backward_seconds = 0.0;
+  std::array<std::int64_t, kMostDemoRanks> forward_bytes{};  ///< sent to each peer
+  std::array<std::int64_t, kMostDemoRanks> backward_bytes{};
+};
+
+/// The results of one mask in global row order, and every rank's figures.
+struct SceneResults {
+  TensorView out, lse, dq, dk, dv;  ///< as the embedding's tensors; lse [tokens, heads]
+  RankFigures* figures = nullptr;   ///< [num_ranks]
+};
+
+/// Why a rank stopped early; kind 0 while it runs well.
+struct RankFault {
+  std::int32_t kind = 0;  ///< the exit code it means
+  std::array<char, 500> message{};
+};
+
+/// Results of all masks in memory that rank processes share with the process that started them.
+class SharedResults {
+ public:
+  SharedResults(const std::vector<Scene>& scenes, std::int32_t num_ranks);
+  ~SharedResults();
+  SharedResults(const SharedResults&) = delete;
+  SharedResults& operator=(const SharedResults&) = delete;
+
+  const SceneResults& scene(std::size_t index) const { return scenes_[index]; }
+  RankFault& fault(std::int32_t rank) { return faults_[rank]; }
+
+ private:
+  void* memory_ = nullptr;
+  std::size_t size_bytes_ = 0;
+  std::vector<SceneResults> scenes_;
+  RankFault* faults_ = nullptr;
+};
+
+}  // namespace magi::cli

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/run_magi.hpp"
+#include "cli/temporary_folder.hpp"
+#include "draw/xml.hpp"
+
+namespace magi::testing {
+namespace {
+
+std::string some_text() {
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += "Line " + std::to_string(i * i) + " of a plain text.\n";
+  return text;
+}
+
+TEST(CommandDemo, EveryCheckHoldsAndPicturesAreWritten) {
+  const TemporaryFolder folder;
+  const std::string text = folder.write("text", some_text());
+  const Outcome outcome =
+      run_magi("demo " + text + " --tokens 1500 --ranks 3 --json --out " + folder.path("pictures"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  const auto report = nlohmann::json::parse(outcome.out);
+  EXPECT_TRUE(report["holds"].get<bool>());
+  EXPECT_EQ(report["tokens"], 1500);
+  EXPECT_EQ(report["sources"], nlohmann::json({"text"}));
+  ASSERT_EQ(report["masks"].size(), 4u);
+  for (const auto& mask : report["masks"]) {
+    SCOPED_TRACE(mask.dump());
+    EXPECT_TRUE(mask["bytes_as_planned"].get<bool>());
+    EXPECT_EQ(mask["forward_bytes"], mask["planned_bytes"]);
+    EXPECT_EQ(mask["error"].size(), 5u);
+    for (const auto& [name, tensor] : mask["error"].items()) {
+      EXPECT_GT(tensor["error"].get<double>(), 0.0) << name << ": float32 cannot be exact";
+      EXPECT_LE(tensor["error"].get<double>(), tensor["allowed"].get<double>());
+    }
+    ASSERT_EQ(mask["pictures"].size(), 4u);
+    for (const auto& picture : mask["pictures"]) {
+      const auto name = picture.get<std::string>().substr(folder.path().size());
+      EXPECT_EQ(xml_fault(folder.read(name)), "") << name;
+    }
+  }
+}
+
+TEST(CommandDemo, OneRankAndAReportForPeople) {
+  const TemporaryFolder folder;
+  const std::string text = folder.write("text", some_text());
+  const Outcome outcome =
+      run_magi("demo " + text + " --tokens 200 --ranks 1 --out " + folder.path("pictures"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  EXPECT_NE(outcome.out.find("All checks hold."), std::string::npos);
+  EXPECT_NE(outcome.out.find("every pair of ranks as planned"), std::string::npos);
+}
+
+TEST(CommandDemo, RanksOfALauncherMeet) {
+  const TemporaryFolder folder;
+  const std::string text = folder.write("text", some_text());
+  const std::string call = "demo " + text + " --tokens 300 --out " + folder.path("pictures");
+  const std::string both =
+      "WORLD_SIZE=2 MASTER_PORT=" + folder.path().substr(folder.path().size() - 6);
+  // Rank 1 in the background; rank 0 reports.
+  const Outcome outcome = run_magi(call + " & " + both + " RANK=0 " + MAGI_COMMAND + " " + call +
+                                       " > " + folder.path("report") + " 2> " + folder.path("log") +
+                                       "; code=$?; wait $! || exit 99; exit $code",
+                                   both + " RANK=1");
+  EXPECT_EQ(outcome.code, 0) << outcome.err << folder.read("log");
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_NE(folder.read("report").find("2 rank processes of a launcher"), std::string::npos);
+  EXPECT_NE(folder.read("report").find("All checks hold."), std::string::npos);
+}
+
+TEST(CommandDemo, ARankThatNeverComesIsReported) {
+  const TemporaryFolder folder;
+  const std::string text = folder.write("text", some_text());
+  const Outcome outcome =
+      run_magi("demo " + text + " --deadline 1 --out " + folder.path("pictures"),
+               "RANK=0 WORLD_SIZE=2 MASTER_PORT=alone-" + folder.path().substr(5));
+  EXPECT_EQ(outcome.code, 3) << outcome.err;
+  EXPECT_NE(outcome.err.find("rank 1"), std::string::npos) << outcome.err;
+}
+
+TEST(CommandDemo, BadCalls) {
+  const TemporaryFolder folder;
+  const std::string empty = folder.write("empty", "");
+  const std::string out = " --out " + folder.path("pictures");
+  const std::vector<std::string> calls = {"demo " + empty + out,
+                                          "demo /no/such/file" + out,
+                                          "demo --ranks 0",
+                                          "demo --ranks 65",
+                                          "demo --tokens 63",
+                                          "demo --tokens x",
+                                          "demo --docs /no/such/folder" + out,
+                                          "demo --out /dev/null/x"};
+  for (const std::string& arguments : calls) {
+    const Outcome outcome = run_magi(arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments << ": " << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+  }
+  EXPECT_EQ(run_magi("demo", "RANK=2 WORLD_SIZE=2").code, 2);
+  EXPECT_EQ(run_magi("demo", "RANK=x WORLD_SIZE=2").code, 2);
+  EXPECT_EQ(folder.names(), std::vector<std::string>{"empty"});
+}
+
+}  // namespace
+}  // namespace magi::testing
