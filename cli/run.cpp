@@ -61,7 +61,7 @@ int run_command(int argc, const char* const* argv) {
   app.set_version_flag("--version", MAGI_VERSION);
   app.require_subcommand(0, 1);
   const std::vector<Command> commands = {add_demo_command(app), add_plan_command(app),
-                                         add_show_command(app)};
+                                         add_show_command(app), add_verify_command(app)};
   return static_cast<int>(parse_and_run(app, commands, argc, argv));
 }
 

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <omp.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <iostream>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "commands.hpp"
+#include "draw/numbers.hpp"
+#include "files.hpp"
+#include "flags.hpp"
+#include "verify/checks.hpp"
+
+namespace magi::cli {
+namespace {
+
+constexpr int kMostShrinkTries = 400;
+
+struct VerifyFlags {
+  std::int32_t cases = 200;
+  std::int32_t first = 0;
+  std::optional<std::uint64_t> seed;
+  std::string replay;
+  bool is_json = false;
+};
+
+/// Case `index` of a run: each has a stream of its own, so that threads do not change what is
+/// drawn.
+VerifyCase case_of(std::uint64_t seed, std::int32_t index) {
+  RandomStream streams(seed ^ (0x9e3779b97f4a7c15u * (static_cast<std::uint64_t>(index) + 1)));
+  RandomStream random(streams());
+  return random_case(random);
+}
+
+/// Tells on standard error how far the run is, about every two seconds.
+class Progress {
+ public:
+  explicit Progress(std::int32_t total) : total_(total) {}
+  void add_one() {
+    const std::lock_guard lock(mutex_);
+    ++done_;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - told_ < std::chrono::seconds(2) && done_ != total_) return;
+    told_ = now;
+    std::cerr << "  " << done_ << " of " << total_ << " cases" << std::endl;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::int32_t total_;
+  std::int32_t done_ = 0;
+  std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();
+};
+
+struct Failure {
+  std::int32_t index = 0;
+  VerifyCase verify_case;
+};
+
+/// The failing case of the lowest index that the workers meet; workers stop after the first.
+std::optional<Failure> run_cases(const VerifyFlags& flags, std::uint64_t seed) {
+  std::atomic<std::int32_t> next = flags.first;
+  std::atomic<bool> is_stopping = false;
+  std::mutex mutex;
+  std::optional<Failure> failure;
+  Progress progress(flags.cases);
+  const std::int32_t end = flags.first + flags.cases;
+  const auto work = [&] {
+    omp_set_num_threads(1);
+    for (std::int32_t index = next++; index < end && !is_stopping; index = next++) {
+      const VerifyCase drawn = case_of(seed, index);
+      if (!verify(drawn).empty()) {
+        is_stopping = true;
+        const std::lock_guard lock(mutex);
+        if (!failure || index < failure->index) failure = Failure{index, drawn};
+      }
+      progress.add_one();
+    }
+  };
+  std::vector<std::jthread> workers;
+  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+  for (unsigned worker = 0; worker < cores; ++worker) workers.emplace_back(work);
+  workers.clear();
+  return failure;
+}
+
+void report_findings(const Findings& findings) {
+  for (const std::string& finding : findings) std::cerr << "magi: " << finding << '\n';
+}
+
+Exit run_replay(const VerifyFlags& flags) {
+  const Findings findings = verify(case_from_json(read_file("--replay", flags.replay)));
+  report_findings(findings);
+  if (findings.empty()) std::cout << "the case holds\n";
+  return findings.empty() ? Exit::Ok : Exit::CheckFailed;
+}
+
+Exit run_verify(const VerifyFlags& flags) {
+  if (!flags.replay.empty()) return run_replay(flags);
+  const std::uint64_t seed = flags.seed ? *flags.seed : std::random_device{}();
+  std::cerr << "  seed " << seed << std::endl;
+  const auto start = std::chrono::steady_clock::now();
+  const std::optional<Failure> failure = run_cases(flags, seed);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  if (failure) {
+    report_findings(verify(failure->verify_case));
+    const VerifyCase smaller = shrink_case(failure->verify_case, kMostShrinkTries);
+    std::cerr << "magi: case " << failure->index << " of seed " << seed
+              << " fails; made smaller, to be run again with --replay:\n";
+    report_findings(verify(smaller));
+    std::cout << case_to_json(smaller);
+    return Exit::CheckFailed;
+  }
+  if (flags.is_json) {
+    std::cout << "{\"cases\": " << flags.cases << ", \"seed\": " << seed
+              << ", \"seconds\": " << elapsed.count() << ", \"holds\": true}\n";
+  } else {
+    std::cout << draw::grouped(flags.cases) << " cases hold (seed " << seed << ", "
+              << draw::seconds_text(elapsed.count()) << ")\n";
+  }
+  return Exit::Ok;
+}
+
+}  // namespace
+
+Command add_verify_command(CLI::App& parent) {
+  CLI::App* app = parent.add_subcommand(
+      "verify", "Check masks, plans, transfers and attention on random cases against float64");
+  const auto flags = std::make_shared<VerifyFlags>();
+  add_int(*app, "--cases", flags->cases, {1, 100'000'000}, "random cases");
+  add_int(*app, "--first", flags->first, {0, 1'000'000'000}, "number of the first case");
+  app->add_option_function<std::string>(
+         "--seed",
+         [flags](const std::string& text) {
+           flags->seed = static_cast<std::uint64_t>(
+               parse_int("--seed", text, {0, std::numeric_limits<std::int64_t>::max()}));
+         },
+         "seed of the run (default: drawn and printed)")
+      ->type_name("S");
+  app->add_option("--replay", flags->replay, "run one failing case again")->type_name("FILE");
+  app->add_flag("--json", flags->is_json, "print the outcome as JSON");
+  return {.app = app, .run = [flags] { return run_verify(*flags); }};
+}
+
+}  // namespace magi::cli
