@@ -122,16 +122,25 @@ TEST(CpuInvariance, NanInRowsOutOfSightDoesNotLeak) {
   }
 }
 
-/// Causal: a NaN in the last key must reach the last query only, although all share its block.
-TEST(CpuInvariance, NanInTheFutureDoesNotLeak) {
+/// Causal: a NaN in the last key reaches the last query only, one in the first query the first key
+/// only, although all share their blocks and strips.
+TEST(CpuInvariance, NanBeyondTheDiagonalDoesNotLeak) {
   const Mask mask{20, 20, {{0, 20, 0, 20, -kBandInfinity, 0}}};
-  AttentionCase test = small_case(2, DType::Float32, mask);
-  const ForwardResult clean = run_forward(test);
-  spoil_rows(test.dense.v, 20, 19, 20);
-  spoil_rows(test.dense.k, 20, 19, 20);
-  const ForwardResult spoiled = run_forward(test);
-  EXPECT_EQ(rows_of(clean.out, 20, {0, 19}), rows_of(spoiled.out, 20, {0, 19}));
-  EXPECT_TRUE(std::isnan(spoiled.out.back()));
+  const AttentionCase test = small_case(2, DType::Float32, mask);
+  const Everything clean = run_all(test);
+  AttentionCase bad_key = test, bad_query = test;
+  spoil_rows(bad_key.dense.v, 20, 19, 20);
+  spoil_rows(bad_key.dense.k, 20, 19, 20);
+  spoil_rows(bad_query.dense.q, 20, 0, 1);
+  spoil_rows(bad_query.dout, 20, 0, 1);
+  const Everything by_key = run_all(bad_key), by_query = run_all(bad_query);
+  EXPECT_EQ(rows_of(clean.forward.out, 20, {0, 19}), rows_of(by_key.forward.out, 20, {0, 19}));
+  EXPECT_EQ(rows_of(clean.grads.dq, 20, {0, 19}), rows_of(by_key.grads.dq, 20, {0, 19}));
+  EXPECT_EQ(rows_of(clean.grads.dk, 20, {1, 20}), rows_of(by_query.grads.dk, 20, {1, 20}));
+  EXPECT_EQ(rows_of(clean.grads.dv, 20, {1, 20}), rows_of(by_query.grads.dv, 20, {1, 20}));
+  EXPECT_TRUE(std::isnan(by_key.forward.out.back()));
+  EXPECT_TRUE(std::isnan(by_key.grads.dq.back()));
+  EXPECT_TRUE(std::isnan(by_query.grads.dv.front()));
 }
 
 TEST(CpuInvariance, RowsWithoutKeysGiveZeroAndMinusInfinity) {
