@@ -165,6 +165,27 @@ TEST(AttentionGroup, ARankThatNeverCallsIsReported) {
   }
 }
 
+TEST(AttentionGroup, ARankThatFailsHalfwayWakesTheOthers) {
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    run_ranks(2, [](Communicator& communicator) {
+      Plan plan = *plan_for(2);
+      // A slice beyond the rows: the attention call of rank 1 refuses it when casts are under way.
+      if (communicator.rank() == 1) plan.ranks[1].slices.front().q1 = 1000;
+      DistributedAttention attention(std::make_shared<const Plan>(plan), communicator);
+      const Floats q({8, 4, 8}), k({8, 2, 8}), v({8, 2, 4}), out({8, 4, 4}), lse({8, 4});
+      const Floats max_logits({4});
+      attention.forward({.q = q, .k = k, .v = v},
+                        {.out = out, .lse = lse, .max_logits = max_logits});
+    });
+    FAIL() << "a bad slice went unnoticed";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("1000"), std::string::npos);
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30))
+      << "rank 0 waited for the deadline of 100 s";
+}
+
 TEST(RunRanks, TheFirstErrorEndsTheGroupAndLeaves) {
   const auto body = [](Communicator& communicator) {
     if (communicator.rank() == 1) throw std::out_of_range("rank one is lost");
