@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
+#include <string>
 #include <vector>
 
 #include "base/check.hpp"
@@ -14,11 +16,19 @@ namespace {
 constexpr double kPlotSide = 520.0;
 constexpr double kLeft = 84.0;
 constexpr double kTop = 104.0;
-constexpr double kLegendWidth = 168.0;
+constexpr double kLegendWidth = 184.0;
 constexpr double kLegendLine = 20.0;
-constexpr std::int32_t kMostLegendLines = 24;
+constexpr std::size_t kMostLegendLines = 24;
 /// From this many pixels per row on, cells are drawn corner by corner.
 constexpr double kExactCellPixels = 4.0;
+
+/// What is drawn in one colour: the work of a rank, or the slices of a type.
+struct Group {
+  std::string name;
+  std::string colour;
+  std::string data;        ///< path data
+  std::int64_t pairs = 0;  ///< that it stands for
+};
 
 /// Consecutive query rows of one rank.
 struct Run {
@@ -27,7 +37,7 @@ struct Run {
 };
 
 std::vector<Run> runs_of(const Mask& mask, const Placement* placement) {
-  if (placement == nullptr) return {{.rows = {0, mask.rows_q}, .rank = 0}};
+  if (placement == nullptr) return {{.rows = {0, mask.rows_q}}};
   if (placement->num_rows < mask.rows_q) {
     throw invalid("placement rows", placement->num_rows,
                   "the mask's " + std::to_string(mask.rows_q) + " query rows or more");
@@ -74,17 +84,35 @@ void append_polygon(std::string& data, const Polygon& polygon, const Frame& fram
   if (!polygon.empty()) data += "Z";
 }
 
-/// What is drawn for each rank: path data and the pairs it stands for.
-struct Shapes {
-  std::vector<std::string> data;
-  std::vector<std::int64_t> pairs;
-};
+/// Groups by rank, or without a placement by type of slice.
+std::vector<Group> empty_groups(const Placement* placement) {
+  std::vector<Group> groups;
+  if (placement == nullptr) {
+    constexpr std::array<const char*, 4> kTypes = {"full", "causal", "inverse causal",
+                                                   "bidirectional"};
+    for (std::int32_t type = 0; type < 4; ++type) {
+      groups.push_back(
+          {.name = kTypes[static_cast<std::size_t>(type)], .colour = rank_colour(type, 4)});
+    }
+    return groups;
+  }
+  for (std::int32_t rank = 0; rank < placement->num_ranks; ++rank) {
+    groups.push_back(
+        {.name = std::to_string(rank), .colour = rank_colour(rank, placement->num_ranks)});
+  }
+  return groups;
+}
 
-Shapes shapes_of(const Mask& mask, const std::vector<Run>& runs, std::int32_t num_ranks,
-                 const Frame& frame) {
+/// Index of a type as in MaskType: which diagonals bind.
+std::size_t type_of(const BandSlice& slice) {
+  const BandSlice tight = shrink(slice);
+  return (tight.d_max < kBandInfinity ? 1u : 0u) + (tight.d_min > -kBandInfinity ? 2u : 0u);
+}
+
+std::vector<Group> groups_of(const Mask& mask, const Placement* placement, const Frame& frame) {
   const bool is_exact = std::min(frame.per_key, frame.per_query) >= kExactCellPixels;
-  Shapes shapes{.data = std::vector<std::string>(static_cast<std::size_t>(num_ranks)),
-                .pairs = std::vector<std::int64_t>(static_cast<std::size_t>(num_ranks))};
+  const std::vector<Run> runs = runs_of(mask, placement);
+  std::vector<Group> groups = empty_groups(placement);
   for (const BandSlice& slice : mask.slices) {
     auto run = std::partition_point(runs.begin(), runs.end(),
                                     [&](const Run& r) { return r.rows.end <= slice.q0; });
@@ -92,13 +120,17 @@ Shapes shapes_of(const Mask& mask, const std::vector<Run>& runs, std::int32_t nu
       const BandSlice part = cut_q(slice, run->rows);
       const std::int64_t pairs = area(part);
       if (pairs == 0) continue;
-      const auto rank = static_cast<std::size_t>(run->rank);
-      shapes.pairs[rank] += pairs;
-      append_polygon(shapes.data[rank], is_exact ? exact_polygon(part) : smooth_polygon(part),
-                     frame);
+      Group& group =
+          groups[placement == nullptr ? type_of(slice) : static_cast<std::size_t>(run->rank)];
+      group.pairs += pairs;
+      append_polygon(group.data, is_exact ? exact_polygon(part) : smooth_polygon(part), frame);
     }
   }
-  return shapes;
+  // Every rank is listed, also an idle one; types only where there are any.
+  if (placement == nullptr) {
+    std::erase_if(groups, [](const Group& group) { return group.pairs == 0; });
+  }
+  return groups;
 }
 
 void draw_axes(Svg& svg, const Mask& mask, const Frame& frame) {
@@ -127,22 +159,20 @@ void draw_axes(Svg& svg, const Mask& mask, const Frame& frame) {
   svg.text(plot.x, bottom + 22, "query rows run downwards", {.size = 11, .colour = kMutedInk});
 }
 
-void draw_legend(Svg& svg, const Shapes& shapes, double x, std::int64_t pairs) {
-  const auto num_ranks = static_cast<std::int32_t>(shapes.pairs.size());
-  svg.text(x, kTop + 4, "rank: share of work", {.size = 12, .is_bold = true});
-  const std::int32_t shown = std::min(num_ranks, kMostLegendLines);
-  for (std::int32_t line = 0; line < shown; ++line) {
-    // With more ranks than lines, the lines are spread over the ranks, first and last included.
-    const std::int32_t rank =
-        shown == num_ranks
-            ? line
-            : static_cast<std::int32_t>(std::int64_t{line} * (num_ranks - 1) / (shown - 1));
-    const double y = kTop + 16 + kLegendLine * line;
-    svg.rect({.x = x, .y = y, .width = 14, .height = 14}, rank_colour(rank, num_ranks));
-    svg.text(x + 22, y + 11.5, std::to_string(rank), {.size = 12});
-    svg.text(x + kLegendWidth - 60, y + 11.5,
-             percent_text(static_cast<double>(shapes.pairs[static_cast<std::size_t>(rank)]),
-                          static_cast<double>(pairs)),
+void draw_legend(Svg& svg, const std::vector<Group>& groups, double x, std::string_view head) {
+  std::int64_t total = 0;
+  for (const Group& group : groups) total += group.pairs;
+  svg.text(x, kTop + 4, head, {.size = 12, .is_bold = true});
+  const std::size_t shown = std::min(groups.size(), kMostLegendLines);
+  for (std::size_t line = 0; line < shown; ++line) {
+    // With more groups than lines, the lines are spread over them, first and last included.
+    const Group& group =
+        groups[shown == groups.size() ? line : line * (groups.size() - 1) / (shown - 1)];
+    const double y = kTop + 16 + kLegendLine * static_cast<double>(line);
+    svg.rect({.x = x, .y = y, .width = 14, .height = 14}, group.colour);
+    svg.text(x + 22, y + 11.5, group.name, {.size = 12});
+    svg.text(x + kLegendWidth - 20, y + 11.5,
+             percent_text(static_cast<double>(group.pairs), static_cast<double>(total)),
              {.size = 12, .anchor = Anchor::End, .colour = kMutedInk});
   }
 }
@@ -151,8 +181,7 @@ void draw_legend(Svg& svg, const Shapes& shapes, double x, std::int64_t pairs) {
 
 std::string mask_picture(const Mask& mask, const Placement* placement, std::string_view title) {
   const Frame frame = frame_of(mask);
-  const std::int32_t num_ranks = placement == nullptr ? 1 : placement->num_ranks;
-  const Shapes shapes = shapes_of(mask, runs_of(mask, placement), num_ranks, frame);
+  const std::vector<Group> groups = groups_of(mask, placement, frame);
   const std::int64_t pairs = area(mask);
   const double dense = static_cast<double>(mask.rows_q) * mask.rows_k;
   const std::string summary = grouped(mask.rows_q) + " queries, " + grouped(mask.rows_k) +
@@ -161,23 +190,22 @@ std::string mask_picture(const Mask& mask, const Placement* placement, std::stri
                               grouped(pairs) + " pairs (" +
                               percent_text(static_cast<double>(pairs), dense) + " of dense)";
 
-  const bool has_legend = placement != nullptr;
   const double legend_height =
-      has_legend ? 24 + kLegendLine * std::min(num_ranks, kMostLegendLines) : 0.0;
-  const double width =
-      std::max(frame.plot.x + frame.plot.width + (has_legend ? kLegendWidth : 44.0), 560.0);
+      24 + kLegendLine * static_cast<double>(std::min(groups.size(), kMostLegendLines));
+  const double legend_x = frame.plot.x + frame.plot.width + 28;
+  const double width = std::max(legend_x + kLegendWidth, 560.0);
   const double height = kTop + std::max(frame.plot.height + 40, legend_height + 16);
   Svg svg(width, height, title, summary);
   svg.text(24, 28, title, {.size = 16, .is_bold = true});
   svg.text(24, 47, summary, {.size = 12, .colour = kMutedInk});
   svg.rect(frame.plot, kPaper);
-  for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
-    const std::string& data = shapes.data[static_cast<std::size_t>(rank)];
-    if (!data.empty()) svg.path(data, rank_colour(rank, num_ranks));
+  for (const Group& group : groups) {
+    if (!group.data.empty()) svg.path(group.data, group.colour);
   }
   svg.rect(frame.plot, "none", "stroke=\"#9aa5b1\"");
   draw_axes(svg, mask, frame);
-  if (has_legend) draw_legend(svg, shapes, frame.plot.x + frame.plot.width + 28, pairs);
+  draw_legend(svg, groups, legend_x,
+              placement == nullptr ? "slice type: share" : "rank: share of work");
   return std::move(svg).finish();
 }
 

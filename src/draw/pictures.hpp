@@ -13,7 +13,7 @@
 namespace magi::draw {
 
 /// Keys to the right, queries downwards; each slice an area of the colour of the rank that holds
-/// its query rows (one colour without a placement), with row numbers, a legend and the area.
+/// its query rows (without a placement: of its type), with row numbers, a legend and the area.
 /// `placement` is of the mask's query rows or null.
 std::string mask_picture(const Mask& mask, const Placement* placement, std::string_view title);
 

@@ -123,6 +123,14 @@ TEST(MaskPicture, NamesWorkOfEachRank) {
   EXPECT_TRUE(has(picture, "1,396 pairs (34.1 % of dense)"));
 }
 
+TEST(MaskPicture, NamesTypesWithoutAPlacement) {
+  const std::string picture = mask_picture(two_documents(), nullptr, "");
+  EXPECT_TRUE(has(picture, ">full<"));
+  EXPECT_TRUE(has(picture, ">causal<"));
+  EXPECT_FALSE(has(picture, ">inverse causal<"));
+  EXPECT_TRUE(has(picture, ">58.7 %<"));  // 820 of 1,396
+}
+
 TEST(MaskPicture, RandomAndDegenerateMasksAreWellFormed) {
   RandomStream random(5);
   for (int round = 0; round < 200; ++round) {
