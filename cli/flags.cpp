@@ -120,9 +120,9 @@ void add_rule_flags(CLI::App& app, MaskFlags& flags) {
   add(app, "--prefix", "N,...", "prefix-LM: leading keys of each document that all its rows see",
       [&flags](const std::string& text) { flags.prefix = parse_ints("--prefix", text, kRows); });
   add(app, "--chunk-causal", "SIZE,PREVIOUS",
-      "a row sees its chunk causally and PREVIOUS chunks before it fully",
+      "a row sees its chunk causally and PREVIOUS chunks before it fully (-1: all)",
       [&flags](const std::string& text) {
-        flags.chunk_causal = parse_pair("--chunk-causal", text, ',', {0, kMaxRows});
+        flags.chunk_causal = parse_pair("--chunk-causal", text, ',', {-1, kMaxRows});
       });
 }
 

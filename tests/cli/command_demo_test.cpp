@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "cli/run_magi.hpp"
 #include "cli/temporary_folder.hpp"
@@ -54,21 +55,48 @@ TEST(CommandDemo, OneRankAndAReportForPeople) {
   EXPECT_NE(outcome.out.find("every pair of ranks as planned"), std::string::npos);
 }
 
+/// What two ranks of one launch left.
+struct PairOutcome {
+  Outcome first;   ///< rank 0
+  Outcome second;  ///< rank 1
+};
+
+/// Runs `magi demo` as two ranks of a launch, each with its own arguments.
+PairOutcome run_pair(const TemporaryFolder& folder, const std::string& first,
+                     const std::string& second) {
+  const std::string launch =
+      "WORLD_SIZE=2 MASTER_PORT=pair-" + folder.path().substr(folder.path().size() - 6);
+  PairOutcome outcome;
+  std::thread peer([&] { outcome.second = run_magi("demo " + second, launch + " RANK=1"); });
+  outcome.first = run_magi("demo " + first, launch + " RANK=0");
+  peer.join();
+  return outcome;
+}
+
 TEST(CommandDemo, RanksOfALauncherMeet) {
   const TemporaryFolder folder;
   const std::string text = folder.write("text", some_text());
-  const std::string call = "demo " + text + " --tokens 300 --out " + folder.path("pictures");
-  const std::string both =
-      "WORLD_SIZE=2 MASTER_PORT=" + folder.path().substr(folder.path().size() - 6);
-  // Rank 1 in the background; rank 0 reports.
-  const Outcome outcome = run_magi(call + " & " + both + " RANK=0 " + MAGI_COMMAND + " " + call +
-                                       " > " + folder.path("report") + " 2> " + folder.path("log") +
-                                       "; code=$?; wait $! || exit 99; exit $code",
-                                   both + " RANK=1");
-  EXPECT_EQ(outcome.code, 0) << outcome.err << folder.read("log");
-  EXPECT_EQ(outcome.out, "");
-  EXPECT_NE(folder.read("report").find("2 rank processes of a launcher"), std::string::npos);
-  EXPECT_NE(folder.read("report").find("All checks hold."), std::string::npos);
+  const std::string call = text + " --tokens 300 --out " + folder.path("pictures");
+  const PairOutcome outcome = run_pair(folder, call, call);
+  EXPECT_EQ(outcome.first.code, 0) << outcome.first.err;
+  EXPECT_EQ(outcome.second.code, 0) << outcome.second.err;
+  EXPECT_EQ(outcome.second.out, "");
+  EXPECT_NE(outcome.first.out.find("2 rank processes of a launcher"), std::string::npos);
+  EXPECT_NE(outcome.first.out.find("All checks hold."), std::string::npos);
+}
+
+TEST(CommandDemo, RanksWithDifferentPlansAreNamed) {
+  const TemporaryFolder folder;
+  const std::string text = folder.write("text", some_text());
+  const std::string out = " --deadline 20 --out " + folder.path("pictures");
+  const PairOutcome outcome =
+      run_pair(folder, text + " --tokens 300" + out, text + " --tokens 301" + out);
+  for (const Outcome& rank : {outcome.first, outcome.second}) {
+    EXPECT_EQ(rank.code, 3) << rank.err;
+    EXPECT_NE(rank.err.find("rank 1"), std::string::npos) << rank.err;
+    EXPECT_NE(rank.err.find("plan"), std::string::npos) << rank.err;
+    EXPECT_EQ(rank.out, "");
+  }
 }
 
 TEST(CommandDemo, ARankThatNeverComesIsReported) {

@@ -129,6 +129,7 @@ TEST(CommandPlan, EveryFrontEndPlansItsMask) {
       {"--documents 300,700 --block 50", mask_block_causal(cu, 50)},
       {"--documents 300,700 --prefix 100,0", mask_prefix_lm(cu, prefix)},
       {"--documents 300,700 --chunk-causal 50,2", mask_chunk_causal(cu, 50, 2)},
+      {"--documents 300,700 --chunk-causal 50,-1", mask_chunk_causal(cu, 50, -1)},
       {"--tree=-1:200,0:300,0:100", mask_prefix_tree(tree)},
   };
   for (const Call& call : calls) {
