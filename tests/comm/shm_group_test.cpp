@@ -43,12 +43,20 @@ void cast_all(Communicator& group, std::int64_t rows, std::int32_t wave) {
 }
 
 TEST(ShmGroup, KilledRankIsReportedWithRankAndWave) {
+  // Rank 2 dies only when the others have left wave 0: each says so through the pipe.
+  int left[2];
+  ASSERT_EQ(pipe(left), 0);
   testing::run_ranks(
       testing::Backend::Shm,
       {.num_ranks = 4, .options = {.deadline = std::chrono::minutes(10)}, .killed = {2}},
-      [](Communicator& group) {
+      [&](Communicator& group) {
         cast_all(group, 16, 0);
-        if (group.rank() == 2) raise(SIGKILL);
+        char byte = 0;
+        if (group.rank() == 2) {
+          for (int i = 0; i < 3; ++i) ASSERT_EQ(read(left[0], &byte, 1), 1);
+          raise(SIGKILL);
+        }
+        ASSERT_EQ(write(left[1], &byte, 1), 1);
         const auto start = Clock::now();
         const auto error = testing::catch_comm_error([&] { cast_all(group, 16, 1); });
         EXPECT_EQ(error.failure(), CommFailure::PeerDied) << error.what();
@@ -56,6 +64,8 @@ TEST(ShmGroup, KilledRankIsReportedWithRankAndWave) {
                                         HasSubstr("plan 0x000000000000feed")));
         EXPECT_LT(Clock::now() - start, kDetection);
       });
+  close(left[0]);
+  close(left[1]);
 }
 
 TEST(ShmGroup, RankKilledInMidTransferIsReportedByAll) {
