@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <omp.h>
-
 #include <algorithm>
 #include <exception>
 #include <thread>
 
 #include "base/check.hpp"
+#include "kernels/cpu/attention.hpp"
 #include "magi/runtime.hpp"
 
 namespace magi {
@@ -24,7 +23,8 @@ bool is_abort(const std::exception_ptr& failure) {
 void run_one(Communicator& communicator, const std::function<void(Communicator&)>& body,
              std::exception_ptr& failure) {
   // The ranks share the machine: each takes its part of the cores.
-  omp_set_num_threads(std::max(1, omp_get_num_procs() / communicator.num_ranks()));
+  const auto num_cores = static_cast<std::int32_t>(std::thread::hardware_concurrency());
+  cpu::set_num_threads(std::max(1, num_cores / communicator.num_ranks()));
   try {
     body(communicator);
   } catch (const std::exception& error) {
