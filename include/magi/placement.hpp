@@ -94,6 +94,7 @@ struct PlacementCost {
       remote_rows;       ///< [num_ranks] distinct key rows a rank needs and does not hold
   double balance = 1.0;  ///< max area / mean area
 };
+/// Throws InvalidArgument for a bad mask, or one with more query rows than the placement.
 PlacementCost placement_cost(const Mask& mask, const Placement& placement);
 
 }  // namespace magi

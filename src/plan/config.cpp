@@ -19,7 +19,7 @@ void require_positive(const char* name, double value) {
   if (!std::isfinite(value) || value <= 0.0) throw invalid(name, value, "finite and above 0");
 }
 
-/// Delays may be zero; a rate so low or a delay so long that times leave int64 is no machine.
+/// Delays may be zero; one longer than a second is no machine's.
 void require_delay(const char* name, double value) {
   if (!(value >= 0.0 && value <= 1.0)) throw invalid(name, value, "0 to 1 second");
 }

@@ -9,8 +9,13 @@ namespace {
 
 constexpr std::int32_t kMaxChosenDegree = 8;
 
+/// Two weeks: no step takes longer, and sums over all waves stay far inside int64.
+constexpr double kMostNs = 0x1p50;
+
 /// amount / rate in nanoseconds. No sum of products, so that fused multiply-add cannot change it.
-std::int64_t to_ns(double amount, double rate) { return std::llround(amount / rate * 1e9); }
+std::int64_t to_ns(double amount, double rate) {
+  return std::llround(std::min(amount / rate * 1e9, kMostNs));
+}
 
 /// A share `part` of `whole` waves or heads of a segment's load.
 struct Share {

@@ -112,6 +112,18 @@ TEST(PredictedTime, MoreBandwidthIsNeverSlower) {
   EXPECT_LT(fast.report.backward_seconds, slow.report.backward_seconds);
 }
 
+TEST(PredictedTime, StaysFiniteForTheSlowestMachineAllowed) {
+  const std::int32_t rows = 1 << 29;
+  const Mask mask{rows, rows, {band_slice({0, rows}, {0, rows}, MaskType::Causal)}};
+  PlanConfig config{.num_ranks = 2, .num_heads_q = 64, .num_heads_kv = 2, .overlap_degree = 2};
+  config.cost = {
+      .flops_per_second = 1e-300, .backward_flops_per_second = 1e-300, .bytes_per_second = 1e-300};
+  const PlanReport report = make_plan(mask, config).report;
+  EXPECT_GT(report.forward_seconds, 1e5);
+  EXPECT_GE(report.backward_seconds, report.forward_seconds);
+  EXPECT_GE(report.exposed_comm_seconds, 0.0);
+}
+
 TEST(PredictedTime, DegreeZeroWaitsForEverything) {
   PlanConfig config = config_of(4);
   config.cost.bytes_per_second = 1e9;

@@ -27,6 +27,8 @@ std::vector<Range> own_rows(const Placement& placement, std::int32_t rank) {
 }  // namespace
 
 PlacementCost placement_cost(const Mask& mask, const Placement& placement) {
+  validate(mask);
+  static_cast<void>(area(mask));  // sums over chunks and ranks then fit int64
   if (mask.rows_q > placement.num_rows) {
     throw invalid("rows of the placement", placement.num_rows,
                   "at least the mask's " + std::to_string(mask.rows_q) + " query rows");

@@ -82,6 +82,7 @@ Assignment run_algorithm(const Mask& mask, const ChunkTable& table, const Placem
 
 Placement place(const Mask& mask, std::int32_t num_ranks, const PlacementConfig& config) {
   validate(mask);
+  static_cast<void>(area(mask));  // sums over chunks and ranks then fit int64
   check_config(config);
   const std::int32_t chunk = resolve_chunk_size(mask.rows_q, num_ranks, config);
   const std::int32_t padding =

@@ -60,6 +60,16 @@ TEST(PlacementCost, RefusesAPlacementShorterThanTheMask) {
   EXPECT_THROW(placement_cost(mask, placement_from_chunks(8, 4, 2, {0, 1})), InvalidArgument);
 }
 
+TEST(PlacementCost, RefusesMasksThatLeaveTheirRowsOrInt64) {
+  const Placement placement = placement_from_chunks(8, 4, 2, {0, 1});
+  EXPECT_THROW(placement_cost({8, 8, {{0, 9, 0, 8}}}, placement), InvalidArgument);
+  EXPECT_THROW(placement_cost({8, 8, {{-4, 4, 0, 8}}}, placement), InvalidArgument);
+  const Mask huge{kMaxRows, kMaxRows, std::vector<BandSlice>(9, {0, kMaxRows, 0, kMaxRows})};
+  const Placement halves = placement_from_chunks(kMaxRows, kMaxRows / 2 + 1, 2, {0, 1});
+  EXPECT_THROW(placement_cost(huge, halves), InvalidArgument);
+  EXPECT_THROW(place(huge, 2, {.min_chunks_per_rank = 1, .uneven_shard = true}), InvalidArgument);
+}
+
 TEST(ChunkTable, MergesWhatAChunkSees) {
   Mask mask = testing::document_mask({5, 7}, MaskType::Causal);
   mask.slices.push_back(band_slice({8, 12}, {0, 2}, MaskType::Full));
