@@ -125,8 +125,9 @@ LseWeights merge_lse(double own, double partial) {
   if (own == kNone && partial == kNone) return {.lse = kNone, .own = 0, .partial = 0};
   if (partial == kNone) return {.lse = own, .own = 1, .partial = 0};
   if (own == kNone) return {.lse = partial, .own = 0, .partial = 1};
-  const double high = std::fmax(own, partial);
-  const double low = std::fmin(own, partial);
+  // Not fmax and fmin, which would drop a NaN.
+  const double high = own > partial ? own : partial;
+  const double low = own > partial ? partial : own;
   const double lse = high + std::log1p(std::exp(low - high));
   return {.lse = lse, .own = std::exp(own - lse), .partial = std::exp(partial - lse)};
 }

@@ -91,7 +91,7 @@ std::int32_t wait(void* context, void* exchange) {
 void release(void*, void* exchange) { delete static_cast<PendingExchange*>(exchange); }
 
 void abort_group(void* context, const char* reason) {
-  exported(context).communicator->abort(reason);
+  exported(context).communicator->abort(reason != nullptr ? reason : "no reason given");
 }
 
 std::int32_t counters(void* context, magi_exchange_counters* filled) {

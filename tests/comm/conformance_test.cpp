@@ -315,6 +315,28 @@ TEST_P(Conformance, LseMergeWeighsRowsAndIgnoresEmptyOnes) {
   }
 }
 
+TEST_P(Conformance, LseMergeKeepsNaN) {
+  const ExchangeCase test = testing::all_to_all_case(2, 2);
+  run({.num_ranks = 2}, [&](Communicator& group) {
+    const double nan = std::nan("");
+    const double own_lse = group.rank() == 0 ? nan : 1.0;
+    const HostTensor out = testing::make_tensor(DType::Float32, {2, 1, 4});
+    const HostTensor lse = testing::make_tensor(DType::Float32, {2, 1});
+    const HostTensor partial_out = testing::make_tensor(DType::Float32, {2, 1, 4});
+    const HostTensor partial_lse = testing::make_tensor(DType::Float32, {2, 1});
+    testing::fill(lse.view, [&](const auto&) { return own_lse; });
+    testing::fill(partial_lse.view, [&](const auto&) { return own_lse; });
+    const std::array inputs{partial_out.view, partial_lse.view};
+    const std::array outputs{out.view, lse.view};
+    group.group_reduce(inputs, outputs, rows_of(test, group.rank()), ReduceOp::LseMerge, {})
+        ->wait_sync();
+    for (std::int64_t row = 0; row < 2; ++row) {
+      EXPECT_TRUE(std::isnan(testing::read_element(lse.view, {row, 0}))) << "row " << row;
+    }
+    group.close_sync();
+  });
+}
+
 TEST_P(Conformance, TransfersLargerThanTheWindowGoThroughInPieces) {
   const ExchangeCase test = testing::all_to_all_case(3, 5000);
   // Many rows of 600 bytes, and few rows that are larger than a slot.

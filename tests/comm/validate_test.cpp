@@ -172,6 +172,15 @@ TEST(Validate, IncompleteTablesAreRefused) {
   free_table(table);
 }
 
+TEST(Validate, AnAbortNeedsNoReason) {
+  const magi_comm_vtable table = make_comm_vtable(std::move(make_thread_group(1)[0]));
+  table.abort(table.context, nullptr);
+  EXPECT_EQ(table.close(table.context), MAGI_VTABLE_COMM_ERROR);
+  std::int32_t failure = 0;
+  EXPECT_THAT(table.last_error(table.context, &failure), HasSubstr("no reason given"));
+  table.destroy(table.context);
+}
+
 TEST(Validate, RefusalLeavesTheGroupUsable) {
   testing::run_ranks(testing::Backend::Threads, {.num_ranks = 2}, [](Communicator& group) {
     const TensorView none;
