@@ -60,17 +60,4 @@ inline TensorView rows_of(const TensorView& tensor, Range rows) {
   return tensor.slice(0, rows.begin, rows.end);
 }
 
-/// Runs `body`; an error that is not the group's own wakes the ranks that would wait for this one.
-template <typename Body>
-void abort_group_on_error(Communicator& communicator, const Body& body) {
-  try {
-    body();
-  } catch (const CommError&) {
-    throw;
-  } catch (const std::exception& error) {
-    communicator.abort(error.what());
-    throw;
-  }
-}
-
 }  // namespace magi

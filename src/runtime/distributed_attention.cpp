@@ -2,10 +2,12 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "base/check.hpp"
 #include "magi/runtime.hpp"
+#include "runtime/abort_group.hpp"
 #include "runtime/attention_state.hpp"
 #include "runtime/elements.hpp"
 
@@ -100,14 +102,15 @@ void DistributedAttention::forward(const AttentionInputs& inputs, const Attentio
   // Several calls merge in the accumulator type; one call may write the caller's type at once.
   const DType wide = accumulator_type(inputs.q.dtype);
   AttentionResult sum = result;
-  if (schedule.num_calls > 1 && result.out.dtype != wide) {
-    sum.out = state.out.view(wide, {result.out.shape[0], result.out.shape[1], result.out.shape[2]});
-  }
-  if (!sum.max_logits.empty() && schedule.rows_q == 0) {
-    fill_elements(sum.max_logits, -std::numeric_limits<double>::infinity());
-  }
   std::optional<CastedKeys> keys;
   abort_group_on_error(*state.communicator, [&] {
+    if (schedule.num_calls > 1 && result.out.dtype != wide) {
+      sum.out =
+          state.out.view(wide, {result.out.shape[0], result.out.shape[1], result.out.shape[2]});
+    }
+    if (!sum.max_logits.empty() && schedule.rows_q == 0) {
+      fill_elements(sum.max_logits, -std::numeric_limits<double>::infinity());
+    }
     keys.emplace(state, inputs);
     attend_waves(schedule, *keys, inputs, sum);
     if (sum.out.data != result.out.data) convert_elements(sum.out, result.out);

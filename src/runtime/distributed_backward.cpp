@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <optional>
+
+#include "runtime/abort_group.hpp"
 #include "runtime/attention_state.hpp"
 #include "runtime/elements.hpp"
 
@@ -113,24 +116,26 @@ void DistributedAttention::backward(const AttentionInputs& inputs, const Attenti
   AttentionState& state = *state_;
   check_backward(state.schedule, state.plan->config, inputs, result, output_gradients,
                  input_gradients);
-  BackwardPass pass{.state = state,
-                    .inputs = inputs,
-                    .result = result,
-                    .output_gradients = output_gradients,
-                    .dsink = input_gradients.dsink,
-                    .sums = {state, input_gradients, accumulator_type(inputs.q.dtype)}};
+  std::optional<BackwardPass> pass;
   std::optional<CastedKeys> keys;
   abort_group_on_error(*state.communicator, [&] {
+    pass.emplace(BackwardPass{.state = state,
+                              .inputs = inputs,
+                              .result = result,
+                              .output_gradients = output_gradients,
+                              .dsink = input_gradients.dsink,
+                              .sums = {state, input_gradients, accumulator_type(inputs.q.dtype)},
+                              .reduces = {}});
     keys.emplace(state, inputs);
     for (std::size_t w = 0; w < state.schedule.waves.size(); ++w) {
       keys->wait_sync(w);
-      pass.attend(*keys, w);
+      pass->attend(*keys, w);
       // Wave 0 has written the own part by now, so owners add in the order: own, then rank order,
       // wave by wave.
-      pass.start_reduce(w);
+      pass->start_reduce(w);
     }
-    for (const auto& reduce : pass.reduces) reduce->wait_sync();
-    pass.sums.store(input_gradients);
+    for (const auto& reduce : pass->reduces) reduce->wait_sync();
+    pass->sums.store(input_gradients);
   });
 }
 

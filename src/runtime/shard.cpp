@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.hpp"
 #include "magi/runtime.hpp"
+#include "runtime/abort_group.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/check_tensor.hpp"
 #include "runtime/elements.hpp"
@@ -33,6 +35,14 @@ void check_pair(const Placement& placement, std::int32_t rank, const TensorView&
   if (!std::ranges::equal(seen, std::span(expected).first(axes))) {
     throw invalid("local.shape", shape_text(seen), shape_text(std::span(expected).first(axes)));
   }
+}
+
+/// Integers take whole numbers within their range only.
+void check_pad_value(double value, DType dtype) {
+  if (is_floating(dtype)) return;
+  const double limit = dtype == DType::Int32 ? 0x1p31 : 0x1p63;
+  if (std::trunc(value) == value && value >= -limit && value < limit) return;
+  throw invalid("pad_value", value, std::string("a value of type ") + dtype_name(dtype));
 }
 
 void check_group(const Placement& placement, const Communicator& communicator) {
@@ -97,11 +107,13 @@ std::int32_t count_rows(std::span<const ShardRun> runs) {
   return runs.empty() ? 0 : runs.back().local_row + runs.back().num_rows;
 }
 
+void check_floating(DType dtype) {
+  if (!is_floating(dtype))
+    throw invalid("global.dtype", dtype_name(dtype), "a floating-point type");
+}
+
 void reduce_scatter_sync(const TensorView& global_gradient, const Placement& placement,
                          Communicator& communicator, const TensorView& local_gradient) {
-  if (!is_floating(local_gradient.dtype)) {
-    throw invalid("global.dtype", dtype_name(local_gradient.dtype), "a floating-point type");
-  }
   const auto num_rows = static_cast<std::int32_t>(global_gradient.shape[0]);
   const auto runs = shard_runs(placement, communicator.rank(), num_rows);
   Buffer input_buffer;
@@ -123,6 +135,7 @@ void reduce_scatter_sync(const TensorView& global_gradient, const Placement& pla
 void dispatch(const TensorView& global, const Placement& placement, std::int32_t rank,
               const TensorView& local, double pad_value) {
   check_pair(placement, rank, global, local);
+  check_pad_value(pad_value, local.dtype);
   const auto runs = shard_runs(placement, rank, static_cast<std::int32_t>(global.shape[0]));
   copy_runs(runs, global, local, true);
   fill_elements(local.slice(0, count_rows(runs), local.shape[0]), pad_value);
@@ -132,9 +145,12 @@ void undispatch(const TensorView& local, const Placement& placement, Communicato
                 const TensorView& global) {
   check_group(placement, communicator);
   check_pair(placement, communicator.rank(), global, local);
+  const std::int32_t rank = communicator.rank();
   const auto num_rows = static_cast<std::int32_t>(global.shape[0]);
-  copy_runs(shard_runs(placement, communicator.rank(), num_rows), global, local, false);
-  cast_sync(local, global, gather_exchange(placement, communicator.rank(), num_rows), communicator);
+  abort_group_on_error(communicator, [&] {
+    copy_runs(shard_runs(placement, rank, num_rows), global, local, false);
+    cast_sync(local, global, gather_exchange(placement, rank, num_rows), communicator);
+  });
 }
 
 void undispatch_backward(const TensorView& global_gradient, const Placement& placement,
@@ -146,7 +162,10 @@ void undispatch_backward(const TensorView& global_gradient, const Placement& pla
     case UndispatchGradient::Replicated:
       return dispatch(global_gradient, placement, communicator.rank(), local_gradient);
     case UndispatchGradient::Partial:
-      return reduce_scatter_sync(global_gradient, placement, communicator, local_gradient);
+      check_floating(local_gradient.dtype);
+      return abort_group_on_error(communicator, [&] {
+        reduce_scatter_sync(global_gradient, placement, communicator, local_gradient);
+      });
   }
   throw invalid("mode", static_cast<std::int32_t>(mode), "0 (replicated) or 1 (partial)");
 }
@@ -175,12 +194,14 @@ void roll(const TensorView& local, const Placement& placement, std::int32_t num_
   if (out.data == local.data && out.num_elements() > 0) {
     throw invalid("out.data", "local.data", "memory that does not overlap local's");
   }
-  const RollTable table = roll_table(placement, communicator.rank(), num_valid_rows, shift);
-  for (const LocalMove& move : table.moves) {
-    copy_elements(rows_of(local, move.source_row, move.num_rows),
-                  rows_of(out, move.target_row, move.num_rows));
-  }
-  cast_sync(local, out, table.exchange, communicator);
+  abort_group_on_error(communicator, [&] {
+    const RollTable table = roll_table(placement, communicator.rank(), num_valid_rows, shift);
+    for (const LocalMove& move : table.moves) {
+      copy_elements(rows_of(local, move.source_row, move.num_rows),
+                    rows_of(out, move.target_row, move.num_rows));
+    }
+    cast_sync(local, out, table.exchange, communicator);
+  });
 }
 
 }  // namespace magi

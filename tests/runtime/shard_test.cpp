@@ -3,7 +3,11 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <limits>
+#include <new>
 #include <numeric>
+#include <thread>
 
 #include "base/half.hpp"
 #include "magi/runtime.hpp"
@@ -196,6 +200,77 @@ TEST(Roll, MovesOnlyRowsThatChangeRank) {
         communicator.counters().bytes_to_peer[static_cast<std::size_t>(1 - communicator.rank())],
         4 * static_cast<std::int64_t>(sizeof(float)));
   });
+}
+
+TEST(Dispatch, RefusesPaddingThatIntegersCannotHold) {
+  const Placement placement = placement_from_chunks(4, 4, 1, {0});
+  const HostTensor<std::int32_t> global({3, 1});
+  const HostTensor<std::int32_t> local({4, 1});
+  for (const double value : {std::nan(""), 1e10, -1e10, 0.5}) {
+    EXPECT_THROW(dispatch(global, placement, 0, local, value), InvalidArgument) << value;
+  }
+  const HostTensor<std::int64_t> wide_global({3, 1});
+  const HostTensor<std::int64_t> wide_local({4, 1});
+  EXPECT_THROW(dispatch(wide_global, placement, 0, wide_local, 0x1p63), InvalidArgument);
+  dispatch(wide_global, placement, 0, wide_local, -0x1p63);
+  EXPECT_EQ(wide_local.elements()[3], std::numeric_limits<std::int64_t>::min());
+}
+
+/// A member of a group whose casts and reduces fail for want of memory.
+class FailingMember final : public Communicator {
+ public:
+  explicit FailingMember(Communicator& member) : member_(member) {}
+  std::int32_t rank() const override { return member_.rank(); }
+  std::int32_t num_ranks() const override { return member_.num_ranks(); }
+  const char* backend() const override { return "failing"; }
+  std::vector<std::vector<std::byte>> allgather_sync(std::span<const std::byte> bytes) override {
+    return member_.allgather_sync(bytes);
+  }
+  std::unique_ptr<PendingExchange> group_cast(std::span<const TensorView>,
+                                              std::span<const TensorView>, const RowExchange&,
+                                              ExchangeTag) override {
+    throw std::bad_alloc();
+  }
+  std::unique_ptr<PendingExchange> group_reduce(std::span<const TensorView>,
+                                                std::span<const TensorView>, const RowExchange&,
+                                                ReduceOp, ExchangeTag) override {
+    throw std::bad_alloc();
+  }
+  void abort(const std::string& reason) noexcept override { member_.abort(reason); }
+  CommCounters counters() const override { return member_.counters(); }
+  void close_sync() override { member_.close_sync(); }
+
+ private:
+  Communicator& member_;
+};
+
+TEST(Shards, ARankThatFailsWakesTheOthers) {
+  const Placement placement = placement_from_chunks(8, 2, 2, {0, 1, 1, 0});
+  using Call = std::function<void(Communicator&)>;
+  const Call calls[] = {
+      [&](Communicator& group) {
+        undispatch(HostTensor<float>({4, 1}), placement, group, HostTensor<float>({8, 1}));
+      },
+      [&](Communicator& group) {
+        undispatch_backward(HostTensor<float>({8, 1}), placement, group,
+                            UndispatchGradient::Partial, HostTensor<float>({4, 1}));
+      },
+      [&](Communicator& group) {
+        roll(HostTensor<float>({4, 1}), placement, 8, 1, group, HostTensor<float>({4, 1}));
+      }};
+  for (const Call& call : calls) {
+    const auto group = make_thread_group(2, {.deadline = std::chrono::seconds(3)});
+    std::jthread other([&] {
+      FailingMember failing(*group[1]);
+      EXPECT_THROW(call(failing), std::bad_alloc);
+    });
+    try {
+      call(*group[0]);
+      ADD_FAILURE() << "the rank that failed was not missed";
+    } catch (const CommError& error) {
+      EXPECT_EQ(error.failure(), CommFailure::Aborted) << error.what();
+    }
+  }
 }
 
 TEST(Shards, RefuseTensorsThatDoNotFit) {
