@@ -95,23 +95,26 @@ nlohmann::ordered_json scene_json(const DemoReport& report, std::size_t index) {
   const Scene& scene = report.scenes[index];
   const SceneCheck& check = report.checks[index];
   const PlanReport& planned = scene.plan->report;
-  nlohmann::ordered_json json{{"name", scene.name},
-                              {"slices", scene.plan->mask.slices.size()},
-                              {"pairs", area(scene.plan->mask)},
-                              {"balance", planned.balance},
-                              {"rank_pairs", planned.rank_area},
-                              {"planned_bytes", planned.total_bytes},
-                              {"ring_bytes", planned.ring_bytes},
-                              {"lower_bound_bytes", planned.lower_bound_bytes},
-                              {"forward_bytes", check.forward_bytes},
-                              {"backward_bytes", check.backward_bytes},
-                              {"bytes_as_planned", check.byte_fault.empty()},
-                              {"forward_seconds", check.forward_seconds},
-                              {"backward_seconds", check.backward_seconds},
-                              {"reference_seconds", check.reference_seconds}};
+  nlohmann::ordered_json json;
+  json["name"] = scene.name;
+  json["slices"] = scene.plan->mask.slices.size();
+  json["pairs"] = area(scene.plan->mask);
+  json["balance"] = planned.balance;
+  json["rank_pairs"] = planned.rank_area;
+  json["planned_bytes"] = planned.total_bytes;
+  json["ring_bytes"] = planned.ring_bytes;
+  json["lower_bound_bytes"] = planned.lower_bound_bytes;
+  json["forward_bytes"] = check.forward_bytes;
+  json["backward_bytes"] = check.backward_bytes;
+  json["bytes_as_planned"] = check.byte_fault.empty();
+  json["forward_seconds"] = check.forward_seconds;
+  json["backward_seconds"] = check.backward_seconds;
+  json["reference_seconds"] = check.reference_seconds;
   for (const TensorCheck& tensor : check.tensors) {
-    json["error"][tensor.name] = {
-        {"error", tensor.error}, {"allowed", tensor.allowed}, {"holds", tensor.holds}};
+    auto& error = json["error"][tensor.name];
+    error["error"] = tensor.error;
+    error["allowed"] = tensor.allowed;
+    error["holds"] = tensor.holds;
   }
   json["pictures"] = report.pictures[index];
   json["holds"] = check.holds();
@@ -139,13 +142,14 @@ std::string report_text(const DemoReport& report) {
 }
 
 std::string report_json(const DemoReport& report) {
-  nlohmann::ordered_json json{{"tokens", report.corpus.num_tokens()},
-                              {"documents", report.corpus.num_documents()},
-                              {"sources", report.corpus.sources},
-                              {"heads_q", kDemoHeadsQ},
-                              {"heads_kv", kDemoHeadsKv},
-                              {"head_dim", kDemoHeadDim},
-                              {"launch", report.launch}};
+  nlohmann::ordered_json json;
+  json["tokens"] = report.corpus.num_tokens();
+  json["documents"] = report.corpus.num_documents();
+  json["sources"] = report.corpus.sources;
+  json["heads_q"] = kDemoHeadsQ;
+  json["heads_kv"] = kDemoHeadsKv;
+  json["head_dim"] = kDemoHeadDim;
+  json["launch"] = report.launch;
   json["masks"] = nlohmann::ordered_json::array();
   for (std::size_t s = 0; s < report.scenes.size(); ++s) {
     json["masks"].push_back(scene_json(report, s));
