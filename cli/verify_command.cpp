@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <omp.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
@@ -16,6 +14,7 @@
 #include "draw/numbers.hpp"
 #include "files.hpp"
 #include "flags.hpp"
+#include "kernels/cpu/attention.hpp"
 #include "verify/checks.hpp"
 
 namespace magi::cli {
@@ -73,7 +72,7 @@ std::optional<Failure> run_cases(const VerifyFlags& flags, std::uint64_t seed) {
   Progress progress(flags.cases);
   const std::int32_t end = flags.first + flags.cases;
   const auto work = [&] {
-    omp_set_num_threads(1);
+    cpu::set_num_threads(1);
     for (std::int32_t index = next++; index < end && !is_stopping; index = next++) {
       const VerifyCase drawn = case_of(seed, index);
       if (!verify(drawn).empty()) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "demo/ranks.hpp"
 
-#include <omp.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 #include "commands.hpp"
 #include "draw/numbers.hpp"
 #include "files.hpp"
+#include "kernels/cpu/attention.hpp"
 #include "magi/error.hpp"
 #include "magi/runtime.hpp"
 
@@ -168,7 +168,7 @@ void throw_first_fault(const std::vector<int>& statuses, SharedResults& results)
 void run_demo_rank(const DemoInput& input, Communicator& communicator, SharedResults& results) {
   const std::int32_t rank = communicator.rank();
   const auto cores = static_cast<std::int32_t>(std::thread::hardware_concurrency());
-  omp_set_num_threads(std::max(1, cores / communicator.num_ranks()));
+  cpu::set_num_threads(std::max(1, cores / communicator.num_ranks()));
   for (std::size_t s = 0; s < input.scenes.size(); ++s) {
     const Scene& scene = input.scenes[s];
     const Placement& placement = scene.plan->placement_q;

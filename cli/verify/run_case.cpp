@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <omp.h>
-
 #include <algorithm>
 #include <chrono>
 #include <memory>
 
+#include "kernels/cpu/attention.hpp"
 #include "magi/runtime.hpp"
 #include "verify/checks.hpp"
 
@@ -101,7 +100,7 @@ class CaseRun {
   }
 
   void run_rank(Communicator& communicator) {
-    omp_set_num_threads(1);
+    cpu::set_num_threads(1);
     Shard shard = take_shard(communicator.rank());
     DistributedAttention attention(plan_, communicator);
     const AttentionInputs inputs{.q = shard.q,

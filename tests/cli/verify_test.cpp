@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <map>
 
+#include "kernels/cpu/attention.hpp"
 #include "magi/error.hpp"
 #include "verify/checks.hpp"
 
@@ -11,7 +11,7 @@ namespace magi::cli {
 namespace {
 
 TEST(Verify, RandomCasesHold) {
-  omp_set_num_threads(1);
+  cpu::set_num_threads(1);
   for (std::uint64_t seed = 1; seed <= 150; ++seed) {
     RandomStream random(seed);
     const VerifyCase drawn = random_case(random);
