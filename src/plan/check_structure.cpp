@@ -133,6 +133,32 @@ void check_waves(const Plan& plan, std::size_t rank, Problems& problems) {
   }
 }
 
+/// Waves are collective: what a rank exchanges for one must be the same heads and segment on all.
+/// Wave 0 has no exchange, or fills the buffer that begins with the own rows.
+bool is_wave_sound(const Plan& plan, std::size_t rank, std::size_t w) {
+  const RankPlan& own = plan.ranks[rank];
+  const Wave& wave = own.waves[w];
+  if (w > 0) {
+    const Wave& first = plan.ranks[0].waves[w];
+    return wave.k_segment >= 1 && wave.k_segment == first.k_segment && wave.heads == first.heads;
+  }
+  if (wave.heads != Range{0, plan.config.num_heads_kv}) return false;
+  const bool has_buffer = plan.num_waves == 1 && own.k.segments.size() > 1;
+  if (wave.k_segment == 0) return !has_buffer || own.k.segments[1].num_rows == 0;
+  return has_buffer && wave.k_segment == 1 &&
+         own.k.segments[1].num_rows >= own.k.segments[0].num_rows;
+}
+
+void check_waves_agree(const Plan& plan, std::size_t rank, Problems& problems) {
+  for (std::size_t w = 0; w < plan.ranks[rank].waves.size(); ++w) {
+    if (is_wave_sound(plan, rank, w)) continue;
+    const Wave& wave = plan.ranks[rank].waves[w];
+    problems.add("rank ", rank, ": wave ", w, " reads heads ", wave.heads.begin, " to ",
+                 wave.heads.end, " of key segment ", wave.k_segment,
+                 ", which the other ranks or the segment's rows contradict");
+  }
+}
+
 bool fits(std::int32_t row, std::int32_t num_rows, std::int32_t limit) {
   return row >= 0 && num_rows >= 1 && num_rows <= limit && row <= limit - num_rows;
 }
@@ -192,6 +218,8 @@ std::vector<std::string> check_structure(const Plan& plan) {
   if (!problems.empty()) return problems.take();
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) check_waves(plan, r, problems);
   check_transfers(plan, problems);
+  if (!problems.empty()) return problems.take();
+  for (std::size_t r = 0; r < plan.ranks.size(); ++r) check_waves_agree(plan, r, problems);
   return problems.take();
 }
 

@@ -68,9 +68,11 @@ GroupCollectiveArgs group_collective_args(const Plan& plan, std::int32_t rank, s
   const bool is_combined = plan.num_waves == 1 && own.k.segments.size() > 1;
   const std::int32_t first = is_combined ? 0 : 1;
   if (wave < first || wave >= plan.num_waves) {
+    const std::string last = std::to_string(plan.num_waves - 1);
     throw invalid("wave", wave,
-                  "waves that receive, " + std::to_string(first) + " to " +
-                      std::to_string(plan.num_waves - 1));
+                  first < plan.num_waves
+                      ? "waves that receive, " + std::to_string(first) + " to " + last
+                      : "none, for in this plan no rank receives anything");
   }
   const std::int32_t segment =
       is_combined ? 1 : own.waves[static_cast<std::size_t>(wave)].k_segment;

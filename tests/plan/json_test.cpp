@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "magi/error.hpp"
 #include "magi/plan.hpp"
@@ -170,6 +172,34 @@ TEST(PlanJson, RefusalsNamePathValueAndWhatIsAllowed) {
   EXPECT_EQ(refusal(text + "x"), "plan JSON is followed by x; allowed: one JSON object");
   EXPECT_EQ(refusal(""), "plan JSON is cut off; allowed: an object");
   EXPECT_EQ(refusal(std::string(100000, '[')).substr(0, 12), "plan JSON is");
+}
+
+TEST(PlanJson, WavesThatRanksCannotRunTogetherAreRefused) {
+  PlanConfig config{.num_ranks = 2, .num_heads_q = 4, .num_heads_kv = 2, .overlap_degree = 2};
+  const Mask mask{16, 16, {band_slice({0, 16}, {0, 16}, MaskType::Causal)}};
+  const std::vector<std::function<void(Plan&)>> faults = {
+      [](Plan& p) { p.ranks[1].waves[0].heads.end = 1; },
+      [](Plan& p) { p.ranks[0].waves[0].k_segment = 1; },
+      [](Plan& p) { p.ranks[1].waves[1].k_segment = 0; },
+      [](Plan& p) { p.ranks[1].waves[2].heads.begin = 0; },
+  };
+  const auto expect_refused = [](Plan plan, const std::function<void(Plan&)>& plant) {
+    ASSERT_TRUE(check_plan(plan_from_json(plan_to_json(plan))).empty());
+    plant(plan);
+    for (RankPlan& rank : plan.ranks) rank.slices.assign(rank.slices.size(), BandSlice{});
+    plan.digest = plan_digest(plan);
+    const std::string seen = refusal(plan_to_json(plan));
+    EXPECT_NE(seen.find(": wave "), std::string::npos) << seen;
+  };
+  const Plan waves = make_plan(mask, config);
+  for (const auto& plant : faults) expect_refused(waves, plant);
+  config.overlap_degree = 0;
+  const Plan gathered = make_plan(mask, config);
+  expect_refused(gathered, [](Plan& p) {
+    p.ranks[1].k.segments[1].num_rows = 1;
+    p.transfers.clear();
+  });
+  expect_refused(gathered, [](Plan& p) { p.ranks[1].waves[0].k_segment = 0; });
 }
 
 TEST(PlanJson, TablesOfAnotherPlanAreRefused) {
