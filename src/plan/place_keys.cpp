@@ -2,14 +2,14 @@
 #include "plan/place_keys.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "base/math.hpp"
+#include "mask/transpose.hpp"
 #include "plan/layout.hpp"
 #include "plan/needs.hpp"
+#include "plan/placement/classic.hpp"
 
 namespace magi::planner {
 namespace {
@@ -20,16 +20,6 @@ struct Demand {
   std::int32_t chunk = 0;
   std::int32_t rank = 0;
 };
-
-/// Keys as queries and the other way round.
-Mask transpose(const Mask& mask) {
-  Mask transposed{mask.rows_k, mask.rows_q, {}};
-  transposed.slices.reserve(mask.slices.size());
-  for (const BandSlice& s : mask.slices) {
-    transposed.slices.push_back({s.k0, s.k1, s.q0, s.q1, -s.d_max, -s.d_min});
-  }
-  return transposed;
-}
 
 /// Largest first; several ranges of one rank in one chunk add up.
 std::vector<Demand> find_demands(const Mask& mask, const Placement& placement_q,
@@ -59,25 +49,19 @@ std::vector<Demand> find_demands(const Mask& mask, const Placement& placement_q,
   return demands;
 }
 
-/// Chunks that one rank may hold: as place() allows for queries.
-std::int32_t most_chunks(std::int32_t num_chunks, std::int32_t num_ranks, double tolerance) {
-  const double allowed = std::floor((1.0 + tolerance) * num_chunks / num_ranks);
-  if (allowed >= num_chunks) return num_chunks;
-  return std::max(ceil_div(num_chunks, num_ranks), static_cast<std::int32_t>(allowed));
-}
-
 }  // namespace
 
 Placement place_keys(const Mask& mask, const Placement& placement_q,
                      const PlacementConfig& config) {
   const std::int32_t num_ranks = placement_q.num_ranks;
   if (config.algorithm != PlacementAlgorithm::Auto) {
-    return place(transpose(mask), num_ranks, config);
+    return place({mask.rows_k, mask.rows_q, transpose(mask.slices)}, num_ranks, config);
   }
   PlacementConfig sequential = config;
   sequential.algorithm = PlacementAlgorithm::SequentialSelect;
   const Placement base = place({mask.rows_k, mask.rows_k, {}}, num_ranks, sequential);
-  const std::int32_t most = most_chunks(base.num_chunks(), num_ranks, config.token_tolerance);
+  const std::int32_t most =
+      placement_limits(base.num_chunks(), num_ranks, config.token_tolerance).max_chunks;
   constexpr std::int32_t kNobody = -1;
   std::vector<std::int32_t> chunk_rank(base.chunk_rank.size(), kNobody);
   std::vector<std::int32_t> held(static_cast<std::size_t>(num_ranks), 0);

@@ -138,6 +138,8 @@ TEST(GroupCollectiveArgs, RowsNobodyNeedsHaveNoDestination) {
   EXPECT_THROW(group_collective_args(plan, 2, 1), InvalidArgument);
   EXPECT_THROW(group_collective_args(plan, 0, 0), InvalidArgument);
   EXPECT_THROW(group_collective_args(plan, 0, 2), InvalidArgument);
+  const Mask diagonal{4, 4, {{0, 4, 0, 4, 0, 0}}};
+  EXPECT_THROW(group_collective_args(make_plan(diagonal, {.num_ranks = 2}), 0, 1), InvalidArgument);
   EXPECT_THROW(row_exchanges(plan, -1), InvalidArgument);
 }
 

@@ -57,13 +57,4 @@ TileRecords build_tile_records(std::span<const BandSlice> slices, std::int32_t n
   return result;
 }
 
-std::vector<BandSlice> transpose(std::span<const BandSlice> slices) {
-  std::vector<BandSlice> result;
-  result.reserve(slices.size());
-  for (const BandSlice& s : slices) {
-    result.push_back({s.k0, s.k1, s.q0, s.q1, -s.d_max, -s.d_min});
-  }
-  return result;
-}
-
 }  // namespace magi::cpu

@@ -42,9 +42,6 @@ struct TileRecords {
 TileRecords build_tile_records(std::span<const BandSlice> slices, std::int32_t num_rows,
                                std::int32_t tile_rows);
 
-/// The same pairs with queries and keys in each other's place.
-std::vector<BandSlice> transpose(std::span<const BandSlice> slices);
-
 /// A block of columns and the records of one tile that reach it.
 struct ColumnBlock {
   Range cols;  ///< on the grid of block_cols

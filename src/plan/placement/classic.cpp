@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/math.hpp"
 #include "mask/random_mask.hpp"
 #include "plan/placement/rank_heap.hpp"
 
@@ -26,6 +27,14 @@ Assignment runs_of(std::int32_t n, std::int32_t num_ranks) {
 }
 
 }  // namespace
+
+PlacementLimits placement_limits(std::int32_t num_chunks, std::int32_t num_ranks,
+                                 double tolerance) {
+  const std::int32_t even = ceil_div(num_chunks, num_ranks);
+  const double allowed = std::floor((1.0 + tolerance) * num_chunks / num_ranks);
+  if (allowed >= num_chunks) return {num_ranks, num_chunks};
+  return {num_ranks, std::max(even, static_cast<std::int32_t>(allowed))};
+}
 
 std::vector<std::int32_t> chunks_by_area(const ChunkTable& table) {
   std::vector<std::int32_t> order(table.area.size());

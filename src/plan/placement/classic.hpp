@@ -19,6 +19,9 @@ struct PlacementLimits {
   std::int32_t max_chunks = 1;  ///< per rank
 };
 
+/// A rank may hold (1 + tolerance) x the mean count, and never less than an even share.
+PlacementLimits placement_limits(std::int32_t num_chunks, std::int32_t num_ranks, double tolerance);
+
 /// Chunks by falling area; among equals the later chunk comes first, as in the original.
 std::vector<std::int32_t> chunks_by_area(const ChunkTable& table);
 

@@ -30,13 +30,6 @@ void check_config(const PlacementConfig& config) {
   }
 }
 
-PlacementLimits limits_for(std::int32_t num_chunks, std::int32_t num_ranks, double tolerance) {
-  const std::int32_t even = ceil_div(num_chunks, num_ranks);
-  const double allowed = std::floor((1.0 + tolerance) * num_chunks / num_ranks);
-  if (allowed >= num_chunks) return {num_ranks, num_chunks};
-  return {num_ranks, std::max(even, static_cast<std::int32_t>(allowed))};
-}
-
 ToppHeapConfig topp_config(const PlacementConfig& config, std::int32_t num_ranks,
                            std::int32_t batch) {
   const auto candidates = static_cast<std::int32_t>(std::ceil(num_ranks * config.top_p));
@@ -99,7 +92,7 @@ Placement place(const Mask& mask, std::int32_t num_ranks, const PlacementConfig&
     return placement_from_chunks(rows, chunk, 1, std::move(all));
   }
   const ChunkTable table = make_chunk_table(mask, rows, chunk);
-  const PlacementLimits limits = limits_for(num_chunks, num_ranks, config.token_tolerance);
+  const PlacementLimits limits = placement_limits(num_chunks, num_ranks, config.token_tolerance);
   return placement_from_chunks(rows, chunk, num_ranks, run_algorithm(mask, table, limits, config));
 }
 

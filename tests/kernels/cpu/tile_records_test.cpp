@@ -65,11 +65,5 @@ TEST(TileRecords, FarColumnsAreReachedWithoutWalkingThere) {
   EXPECT_EQ(num_blocks, 2);
 }
 
-TEST(TileRecords, TransposingTwiceGivesTheSlicesBack) {
-  RandomStream random(7);
-  const Mask mask = random_mask(random);
-  EXPECT_EQ(transpose(transpose(mask.slices)), mask.slices);
-}
-
 }  // namespace
 }  // namespace magi::cpu
