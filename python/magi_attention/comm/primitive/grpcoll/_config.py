@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of the original's native group collectives. This library's transports size their buffers
+from the plan, so the fields have no effect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def align_up(value: int, alignment: int) -> int:
+    """The lowest multiple of alignment from value on."""
+    if alignment < 1:
+        raise ValueError(f"alignment is {alignment}; allowed: 1 or more")
+    return -(-value // alignment) * alignment
+
+
+@dataclass(frozen=True)
+class GrpCollConfig:
+    """Processor and buffer sizes, accepted and kept; num_nvl_bytes and num_rdma_bytes in bytes."""
+
+    num_sms: int = 24
+    nvl_chunk_size: int = 8
+    nvl_buffer_size: int = 256
+    rdma_chunk_size: int = 16
+    rdma_buffer_size: int = 128
+    num_nvl_bytes: int = int(2e9)
+    num_rdma_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name, lowest in (
+            ("num_sms", 1),
+            ("nvl_chunk_size", 1),
+            ("nvl_buffer_size", 1),
+            ("rdma_chunk_size", 1),
+            ("rdma_buffer_size", 1),
+            ("num_nvl_bytes", 0),
+            ("num_rdma_bytes", 0),
+        ):
+            if getattr(self, name) < lowest:
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed: {lowest} or more")
+
+    @staticmethod
+    def get_default_group_cast_config(num_ranks: int) -> "GrpCollConfig":
+        return _default(num_ranks)
+
+    @staticmethod
+    def get_default_group_reduce_config(num_ranks: int) -> "GrpCollConfig":
+        return _default(num_ranks)
+
+
+def _default(num_ranks: int) -> GrpCollConfig:
+    if num_ranks < 1:
+        raise ValueError(f"num_ranks is {num_ranks}; allowed: 1 or more")
+    return GrpCollConfig()

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A half-open range of rows."""
+
+from __future__ import annotations
+
+from typing import Sequence, TypeAlias
+
+NaiveRange: TypeAlias = "tuple[int, int]"
+
+# Grows with every change of any range in place, so that containers know when what they derived
+# from their ranges may be stale.
+_num_edits = 0
+
+
+def num_edits() -> int:
+    """How often any range was changed in place so far."""
+    return _num_edits
+
+
+class RangeError(Exception):
+    """A range ends before it starts."""
+
+
+class AttnRange:
+    """Rows [start, end). Values are not checked until `check_valid` is asked; start and end may be
+    negative, as for diagonals.
+    """
+
+    __slots__ = ("_start", "_end")
+
+    def __init__(self, start: int, end: int) -> None:
+        self._start = start
+        self._end = end
+
+    @property
+    def start(self) -> int:
+        return self._start
+
+    @start.setter
+    def start(self, value: int) -> None:
+        global _num_edits
+        _num_edits += 1
+        self._start = value
+
+    @property
+    def end(self) -> int:
+        return self._end
+
+    @end.setter
+    def end(self, value: int) -> None:
+        global _num_edits
+        _num_edits += 1
+        self._end = value
+
+    @property
+    def seqlen(self) -> int:
+        """Number of rows."""
+        return self._end - self._start
+
+    def to_naive_range(self) -> tuple[int, int]:
+        return (self._start, self._end)
+
+    @staticmethod
+    def from_range(attn_range: "AttnRange | Sequence[int]", check: bool = False) -> "AttnRange":
+        """From another range or a pair of ints. With `check`, RangeError unless start <= end."""
+        if isinstance(attn_range, AttnRange):
+            result = attn_range.clone()
+        else:
+            start, end = attn_range
+            result = AttnRange(start, end)
+        if check:
+            result.check_valid()
+        return result
+
+    def clone(self) -> "AttnRange":
+        return AttnRange(self._start, self._end)
+
+    def offset(self, offset: int) -> "AttnRange":
+        """The range moved by `offset` rows."""
+        return AttnRange(self._start + offset, self._end + offset)
+
+    def truncate(self, start: int | None = None, end: int | None = None) -> "AttnRange":
+        """The part inside [start, end); an empty range where there is none."""
+        lower = self._start if start is None else max(self._start, start)
+        upper = self._end if end is None else min(self._end, end)
+        return AttnRange(min(lower, upper), upper)
+
+    def intersect(self, other: "AttnRange") -> "AttnRange":
+        return self.truncate(other._start, other._end)
+
+    def intersect_size(self, other: "AttnRange") -> int:
+        return max(0, min(self._end, other._end) - max(self._start, other._start))
+
+    def union(self, other: "AttnRange") -> "list[AttnRange]":
+        """One range where both touch or overlap, else both in order of start."""
+        first, second = sorted((self, other), key=AttnRange.to_naive_range)
+        if first.is_empty():
+            return [second.clone()]
+        if second.is_empty():
+            return [first.clone()]
+        if first._end >= second._start:
+            return [AttnRange(first._start, max(first._end, second._end))]
+        return [first.clone(), second.clone()]
+
+    def union_size(self, other: "AttnRange") -> int:
+        return self.seqlen + other.seqlen - self.intersect_size(other)
+
+    def diff_by(self, other: "AttnRange") -> "list[AttnRange]":
+        """The non-empty parts of `other` outside this range."""
+        if self.intersect_size(other) == 0:
+            return [] if other.is_empty() else [other.clone()]
+        parts = [AttnRange(other._start, self._start), AttnRange(self._end, other._end)]
+        return [part for part in parts if part._start < part._end]
+
+    def is_subrange_of(self, other: "AttnRange") -> bool:
+        return other._start <= self._start and self._end <= other._end
+
+    def is_overlap_with(self, other: "AttnRange") -> bool:
+        return self._start < other._end and other._start < self._end
+
+    def is_empty(self) -> bool:
+        return self._start == self._end
+
+    def is_valid_close(self, start: int | None = None, end: int | None = None) -> bool:
+        """Whether start <= end, as for the closed interval [start, end]; own values by default."""
+        return (self._start if start is None else start) <= (self._end if end is None else end)
+
+    def is_valid_open(self, start: int | None = None, end: int | None = None) -> bool:
+        """Whether start < end, as for a non-empty [start, end); own values by default."""
+        return (self._start if start is None else start) < (self._end if end is None else end)
+
+    def check_valid(self, start: int | None = None, end: int | None = None) -> None:
+        """RangeError unless start <= end; own values by default."""
+        if not self.is_valid_close(start, end):
+            lower = self._start if start is None else start
+            upper = self._end if end is None else end
+            raise RangeError(f"range is [{lower}, {upper}); allowed: start <= end")
+
+    def __len__(self) -> int:
+        return max(0, self._end - self._start)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AttnRange):
+            return NotImplemented
+        return self._start == other._start and self._end == other._end
+
+    def __hash__(self) -> int:
+        return hash((self._start, self._end))
+
+    def __repr__(self) -> str:
+        return f"[{self._start}, {self._end})"
+
+    def __reduce__(self):
+        return (AttnRange, (self._start, self._end))

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists of ranges."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Iterable, Iterator, Sequence, TypeAlias
+
+from magi_attention.common.range import AttnRange, RangeError, num_edits
+
+if TYPE_CHECKING:
+    import torch
+
+NaiveRanges: TypeAlias = "Sequence[tuple[int, int]]"
+
+
+def is_valid_cu_seqlens(cu_seqlens: list[int], seq_len: int) -> bool:
+    """Whether cu_seqlens is empty, or grows strictly from 0 to seq_len."""
+    if not cu_seqlens:
+        return True
+    grows = all(left < right for left, right in zip(cu_seqlens, cu_seqlens[1:]))
+    return cu_seqlens[0] == 0 and cu_seqlens[-1] == seq_len and grows
+
+
+def check_valid_cu_seqlens(cu_seqlens: list[int], seq_len: int) -> None:
+    """ValueError unless cu_seqlens is empty, or grows strictly from 0 to seq_len."""
+    if not is_valid_cu_seqlens(cu_seqlens, seq_len):
+        raise ValueError(
+            f"cu_seqlens is {cu_seqlens}; allowed: values that grow from 0 to seq_len {seq_len}"
+        )
+
+
+class AttnRanges:
+    """A list of ranges in the order given; they may overlap.
+
+    Two lists are equal when they hold equal ranges in the same order. Comparing and hashing a list
+    that did not change since the last time takes no walk over its ranges.
+    """
+
+    __slots__ = ("_ranges", "_content", "_content_edits")
+
+    def __init__(self) -> None:
+        self._ranges: list[AttnRange] = []
+        self._content: bytes | None = None
+        self._content_edits = -1
+
+    def content(self) -> bytes:
+        """The ranges as int64 [n, 2]: what comparison and hashing read."""
+        if self._content is None or self._content_edits != num_edits():
+            flat = array("q", [v for r in self._ranges for v in (r._start, r._end)])
+            self._content = flat.tobytes()
+            self._content_edits = num_edits()
+        return self._content
+
+    def is_valid(self) -> bool:
+        return all(r.is_valid_close() for r in self._ranges)
+
+    def check_valid(self) -> None:
+        """ValueError naming the first range that ends before it starts."""
+        for index, attn_range in enumerate(self._ranges):
+            if not attn_range.is_valid_close():
+                raise ValueError(f"range {index} is {attn_range}; allowed: start <= end")
+
+    def append(self, attn_range: AttnRange, check: bool = False) -> None:
+        if check:
+            attn_range.check_valid()
+        self._ranges.append(attn_range)
+        self._content = None
+
+    def insert(self, idx: int, attn_range: AttnRange, check: bool = False) -> None:
+        if check:
+            attn_range.check_valid()
+        self._ranges.insert(idx, attn_range)
+        self._content = None
+
+    def extend(self, attn_ranges: "Iterable[AttnRange]", check: bool = False) -> None:
+        added = list(attn_ranges)
+        if check:
+            for attn_range in added:
+                attn_range.check_valid()
+        self._ranges.extend(added)
+        self._content = None
+
+    def pop(self, idx: int = -1) -> AttnRange:
+        self._content = None
+        return self._ranges.pop(idx)
+
+    def clear_empty(self) -> "AttnRanges":
+        """A list of the ranges that hold rows."""
+        return _make(r.clone() for r in self._ranges if not r.is_empty())
+
+    def sort(self) -> "AttnRanges":
+        """A list in order of start, then end."""
+        return _make(r.clone() for r in sorted(self._ranges, key=AttnRange.to_naive_range))
+
+    def merge(self) -> "AttnRanges":
+        """The covered rows as the fewest ranges, in order; empty ranges are dropped."""
+        return self.merge_with_split_alignment(1)
+
+    def merge_with_split_alignment(self, split_alignment: int = 1) -> "AttnRanges":
+        """As merge, after every range grew to multiples of split_alignment."""
+        merged: list[list[int]] = []
+        for start, end in sorted(r.to_naive_range() for r in self._ranges if not r.is_empty()):
+            start = start // split_alignment * split_alignment
+            end = -(-end // split_alignment) * split_alignment
+            if merged and start <= merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], end)
+            else:
+                merged.append([start, end])
+        return AttnRanges.from_ranges(merged)
+
+    def chunk(self, chunk_size: int, check: bool = True) -> "list[AttnRanges]":
+        """Cuts the covered rows, in order, into lists of chunk_size rows; the last may be short.
+
+        With `check`, AssertionError where ranges overlap.
+        """
+        if check:
+            assert self.is_non_overlap(), "ranges overlap; allowed: disjoint ranges"
+        chunks: list[AttnRanges] = []
+        room = 0
+        for attn_range in self._ranges:
+            start, end = attn_range.to_naive_range()
+            while start < end:
+                if room == 0:
+                    chunks.append(AttnRanges())
+                    room = chunk_size
+                stop = min(end, start + room)
+                chunks[-1].append(AttnRange(start, stop))
+                room -= stop - start
+                start = stop
+        return chunks
+
+    def truncate(self, start: int | None = None, end: int | None = None) -> "AttnRanges":
+        """The non-empty parts inside [start, end)."""
+        return _make(r for r in (r.truncate(start, end) for r in self._ranges) if not r.is_empty())
+
+    def is_sorted(self) -> bool:
+        starts = [r._start for r in self._ranges]
+        return all(left <= right for left, right in zip(starts, starts[1:]))
+
+    def is_merged(self) -> bool:
+        return self == self.merge()
+
+    def is_non_overlap(self) -> bool:
+        return self.total_seqlen == self.union_size()
+
+    def is_cu_seqlens(self, seqlen: int) -> bool:
+        """Whether the ranges follow each other from 0 to seqlen."""
+        ends = [0] + [r._end for r in self._ranges]
+        follow = all(r._start == end for r, end in zip(self._ranges, ends))
+        return follow and ends[-1] == seqlen
+
+    def to_cu_seqlens(self, seq_len: int) -> list[int]:
+        """Bounds of ranges that follow each other from 0 to seq_len; ValueError if they do not."""
+        if not self.is_cu_seqlens(seq_len):
+            raise ValueError(f"ranges are {self}; allowed: ranges without gaps from 0 to {seq_len}")
+        return [0] + [r._end for r in self._ranges]
+
+    def make_range_local(
+        self,
+        other_attn_range: AttnRange,
+        is_self_merged: bool = False,
+        prefix_offset: list[int] | None = None,
+    ) -> tuple[AttnRange, tuple["AttnRanges", list[int]]]:
+        """Where other_attn_range lies when the rows of this list are laid out one after the other.
+
+        Returns it with (merged ranges, offset of each), which later calls may reuse. ValueError
+        unless it lies inside one merged range.
+        """
+        merged = self if is_self_merged else self.merge()
+        offsets = merged._offsets() if prefix_offset is None else prefix_offset
+        starts = [r._start for r in merged._ranges]
+        return merged._localize(other_attn_range, starts, offsets), (merged, offsets)
+
+    def make_ranges_local(
+        self, other_attn_ranges: "AttnRanges", is_self_merged: bool = False
+    ) -> "AttnRanges":
+        """make_range_local for each of other_attn_ranges."""
+        merged = self if is_self_merged else self.merge()
+        offsets = merged._offsets()
+        starts = [r._start for r in merged._ranges]
+        return _make(merged._localize(r, starts, offsets) for r in other_attn_ranges)
+
+    def _offsets(self) -> list[int]:
+        offsets, total = [], 0
+        for attn_range in self._ranges:
+            offsets.append(total)
+            total += attn_range.seqlen
+        return offsets
+
+    def _localize(self, other: AttnRange, starts: list[int], offsets: list[int]) -> AttnRange:
+        index = bisect_right(starts, other._start) - 1
+        if index < 0 or not other.is_subrange_of(self._ranges[index]):
+            raise ValueError(
+                f"The attn_range {other} is not in the (even merged) attn_ranges {self}"
+            )
+        return other.offset(offsets[index] - starts[index])
+
+    def find_hole_ranges(
+        self,
+        other_attn_ranges: "AttnRanges",
+        is_self_merged: bool = False,
+        is_other_merged: bool = False,
+    ) -> "AttnRanges":
+        """The rows of this list that the other does not cover, merged. Neither list changes."""
+        ours = self if is_self_merged else self.merge()
+        theirs = other_attn_ranges if is_other_merged else other_attn_ranges.merge()
+        holes: list[tuple[int, int]] = []
+        first = 0
+        for attn_range in ours:
+            start = attn_range._start
+            while first < len(theirs) and theirs._ranges[first]._end <= start:
+                first += 1
+            for other in theirs._ranges[first:]:
+                if other._start >= attn_range._end:
+                    break
+                if start < other._start:
+                    holes.append((start, other._start))
+                start = max(start, other._end)
+            if start < attn_range._end:
+                holes.append((start, attn_range._end))
+        return AttnRanges.from_ranges(holes)
+
+    def find_overlap_ranges(
+        self,
+        other_attn_ranges: "AttnRanges",
+        is_self_merged: bool = False,
+        is_other_merged: bool = False,
+    ) -> "AttnRanges":
+        """The rows that both lists cover, merged. Neither list changes."""
+        ours = self if is_self_merged else self.merge()
+        theirs = other_attn_ranges if is_other_merged else other_attn_ranges.merge()
+        common: list[AttnRange] = []
+        i = j = 0
+        while i < len(ours) and j < len(theirs):
+            left, right = ours._ranges[i], theirs._ranges[j]
+            if left.is_overlap_with(right):
+                common.append(left.intersect(right))
+            if left._end < right._end:
+                i += 1
+            else:
+                j += 1
+        return _make(common)
+
+    def to_tensor(self, device: "torch.device | str | int" = "cpu") -> "torch.Tensor":
+        """int32 [n, 2] of start and end."""
+        import torch
+
+        return torch.tensor(self.to_naive_ranges(), dtype=torch.int32, device=device).reshape(-1, 2)
+
+    @staticmethod
+    def from_cu_seqlens(cu_seqlens: list[int], seq_len: int) -> "AttnRanges":
+        """Documents between bounds; ValueError unless the bounds grow from 0 to seq_len."""
+        check_valid_cu_seqlens(cu_seqlens, seq_len)
+        return AttnRanges.from_ranges(list(zip(cu_seqlens, cu_seqlens[1:])))
+
+    def clone(self) -> "AttnRanges":
+        return _make(r.clone() for r in self._ranges)
+
+    @staticmethod
+    def from_ranges(
+        ranges: "AttnRanges | Sequence[AttnRange] | Sequence[Sequence[int]]", check: bool = False
+    ) -> "AttnRanges":
+        """A list with ranges of its own. With `check`, RangeError unless each has start <= end."""
+        return _make(AttnRange.from_range(r, check=check) for r in ranges)
+
+    def to_naive_ranges(self) -> list[tuple[int, int]]:
+        return [(r._start, r._end) for r in self._ranges]
+
+    def intersect_size(self) -> int:
+        """Rows counted once for every range beyond the first that holds them."""
+        return self.total_seqlen - self.union_size()
+
+    def intersect_size_with(self, other: "AttnRanges") -> int:
+        """Distinct rows that both lists cover."""
+        return self.find_overlap_ranges(other).total_seqlen
+
+    def union_size(self) -> int:
+        """Distinct rows."""
+        return self.merge().total_seqlen
+
+    def union_size_with(self, other: "AttnRanges") -> int:
+        """Distinct rows that at least one list covers."""
+        return self.union_size() + other.union_size() - self.intersect_size_with(other)
+
+    @property
+    def total_seqlen(self) -> int:
+        """Rows of all ranges, each counted as often as it appears."""
+        return sum(r.seqlen for r in self._ranges)
+
+    @property
+    def max_seqlen(self) -> int:
+        return max((r.seqlen for r in self._ranges), default=0)
+
+    @property
+    def start(self) -> int:
+        """The lowest start; ValueError for an empty list."""
+        if not self._ranges:
+            raise ValueError("ranges is empty; allowed: at least one range")
+        return min(r._start for r in self._ranges)
+
+    @property
+    def end(self) -> int:
+        """The highest end; ValueError for an empty list."""
+        if not self._ranges:
+            raise ValueError("ranges is empty; allowed: at least one range")
+        return max(r._end for r in self._ranges)
+
+    @property
+    def size(self) -> int:
+        return len(self._ranges)
+
+    @property
+    def points(self) -> list[int]:
+        """All starts and ends, once each, in order."""
+        return sorted({value for r in self._ranges for value in (r._start, r._end)})
+
+    def is_empty(self) -> bool:
+        return not self._ranges
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def __getitem__(self, idx: int | slice) -> "AttnRange | AttnRanges":
+        if isinstance(idx, slice):
+            return _make(self._ranges[idx])
+        return self._ranges[idx]
+
+    def __setitem__(self, idx: int | slice, value: "AttnRange | AttnRanges") -> None:
+        self._content = None
+        if isinstance(idx, slice):
+            replaced = len(range(*idx.indices(max(len(self._ranges), idx.stop or 0))))
+            assert isinstance(value, AttnRanges) and len(value) == replaced, (
+                f"value holds {len(value)} ranges; allowed: as many as the slice, {replaced}"
+            )
+            self._ranges[idx] = list(value)
+        else:
+            self._ranges[idx] = value
+
+    def __iter__(self) -> Iterator[AttnRange]:
+        return iter(self._ranges)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AttnRanges):
+            return NotImplemented
+        return self.content() == other.content()
+
+    def __hash__(self) -> int:
+        return hash(self.content())
+
+    def __repr__(self) -> str:
+        if not self._ranges:
+            return "[[,)]"
+        return "[" + ", ".join(map(repr, self._ranges)) + "]"
+
+    def __reduce__(self):
+        return (AttnRanges.from_ranges, (self.to_naive_ranges(),))
+
+
+def _make(ranges: Iterable[AttnRange]) -> AttnRanges:
+    result = AttnRanges()
+    result._ranges = list(ranges)
+    return result
+
+
+__all__ = [
+    "AttnRange",
+    "AttnRanges",
+    "NaiveRanges",
+    "RangeError",
+    "check_valid_cu_seqlens",
+    "is_valid_cu_seqlens",
+]

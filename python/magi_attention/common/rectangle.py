@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rectangle of pairs cut by a band of diagonals: closed under cutting, unlike typed slices."""
+
+from __future__ import annotations
+
+from magi_attention.common.enum import AttnMaskType
+from magi_attention.common.range import AttnRange
+
+
+def _sum(first: int, last: int) -> int:
+    """first + ... + last; 0 where last < first."""
+    return (first + last) * (last - first + 1) // 2 if last >= first else 0
+
+
+def _band_of(q_range: AttnRange, k_range: AttnRange, mask_type: AttnMaskType) -> AttnRange:
+    low, high = k_range.start - (q_range.end - 1), k_range.end - 1 - q_range.start
+    if mask_type in (AttnMaskType.INVCAUSAL, AttnMaskType.BICAUSAL):
+        low = k_range.start - q_range.start
+    if mask_type in (AttnMaskType.CAUSAL, AttnMaskType.BICAUSAL):
+        high = k_range.end - q_range.end
+    return AttnRange(low, high)
+
+
+class AttnRectangle:
+    """Pairs (q, k) with q in q_range, k in k_range and d_range.start <= k - q <= d_range.end (both
+    inclusive). Without d_range the band is that of mask_type, an AttnMaskType or its number.
+
+    The three ranges are shrunk to the rows and diagonals that hold a pair. Where none does (a
+    bidirectional causal slice of more queries than keys), they are kept and is_valid() is False.
+    """
+
+    def __init__(
+        self,
+        q_range: AttnRange,
+        k_range: AttnRange,
+        d_range: AttnRange | None = None,
+        mask_type: AttnMaskType | int = AttnMaskType.FULL,
+    ) -> None:
+        if isinstance(mask_type, int):
+            mask_type = AttnMaskType.from_int_type(mask_type)
+        self._q_range = _checked(q_range, "q_range")
+        self._k_range = _checked(k_range, "k_range")
+        if d_range is None:
+            self._d_range = _band_of(q_range, k_range, mask_type)
+        else:
+            self._d_range = _checked(d_range, "d_range")
+        self._shrink()
+
+    @property
+    def q_range(self) -> AttnRange:
+        return self._q_range
+
+    @q_range.setter
+    def q_range(self, value: AttnRange) -> None:
+        self._q_range = _checked(value, "q_range")
+
+    @property
+    def k_range(self) -> AttnRange:
+        return self._k_range
+
+    @k_range.setter
+    def k_range(self, value: AttnRange) -> None:
+        self._k_range = _checked(value, "k_range")
+
+    @property
+    def d_range(self) -> AttnRange:
+        return self._d_range
+
+    @d_range.setter
+    def d_range(self, value: AttnRange) -> None:
+        self._d_range = _checked(value, "d_range")
+
+    def is_valid(
+        self,
+        q_range: AttnRange | None = None,
+        k_range: AttnRange | None = None,
+        d_range: AttnRange | None = None,
+    ) -> bool:
+        """Whether there are queries, keys and diagonals; own ranges by default."""
+        return (
+            (q_range or self._q_range).is_valid_open()
+            and (k_range or self._k_range).is_valid_open()
+            and (d_range or self._d_range).is_valid_close()
+        )
+
+    def check_valid(
+        self,
+        q_range: AttnRange | None = None,
+        k_range: AttnRange | None = None,
+        d_range: AttnRange | None = None,
+    ) -> None:
+        """ValueError unless is_valid."""
+        if not self.is_valid(q_range, k_range, d_range):
+            raise ValueError(
+                f"rectangle is q {q_range or self._q_range}, k {k_range or self._k_range}, "
+                f"d {d_range or self._d_range}; allowed: non-empty ranges"
+            )
+
+    def get_valid_or_none(self) -> "AttnRectangle | None":
+        return self if self.is_valid() else None
+
+    def shrink_d_range(self) -> bool:
+        """Drops diagonals without a pair; False where none is left."""
+        low = max(self._d_range.start, self._k_range.start - (self._q_range.end - 1))
+        high = min(self._d_range.end, self._k_range.end - 1 - self._q_range.start)
+        self._d_range = AttnRange(low, high)
+        return low <= high
+
+    def shrink_q_range(self) -> bool:
+        """Drops queries without a pair; False where none is left."""
+        start = max(self._q_range.start, self._k_range.start - self._d_range.end)
+        end = min(self._q_range.end, self._k_range.end - self._d_range.start)
+        self._q_range = AttnRange(start, end)
+        return start < end
+
+    def shrink_k_range(self) -> bool:
+        """Drops keys without a pair; False where none is left."""
+        start = max(self._k_range.start, self._d_range.start + self._q_range.start)
+        end = min(self._k_range.end, self._d_range.end + self._q_range.end)
+        self._k_range = AttnRange(start, end)
+        return start < end
+
+    def _shrink(self) -> bool:
+        given = (self._q_range, self._k_range, self._d_range)
+        if self.is_valid() and self.shrink_d_range() and self.shrink_q_range():
+            if self.shrink_k_range() and self.shrink_d_range():
+                return True
+        self._q_range, self._k_range, self._d_range = given
+        if self.is_valid():  # ranges and band are sound, but do not meet
+            self._q_range = AttnRange(given[0].start, given[0].start)
+        return False
+
+    def clone(self) -> "AttnRectangle":
+        copy = object.__new__(AttnRectangle)
+        copy._q_range = self._q_range.clone()
+        copy._k_range = self._k_range.clone()
+        copy._d_range = self._d_range.clone()
+        return copy
+
+    def cut_q(self, cut_pos: int) -> "tuple[AttnRectangle | None, AttnRectangle | None]":
+        """The parts with queries below cut_pos and from cut_pos on."""
+        return (
+            self.get_rect_within_q_segment(self._q_range.start, cut_pos),
+            self.get_rect_within_q_segment(cut_pos, self._q_range.end),
+        )
+
+    def cut_k(self, cut_pos: int) -> "tuple[AttnRectangle | None, AttnRectangle | None]":
+        """The parts with keys below cut_pos and from cut_pos on."""
+        return (
+            self.get_rect_within_k_segment(self._k_range.start, cut_pos),
+            self.get_rect_within_k_segment(cut_pos, self._k_range.end),
+        )
+
+    def get_rect_within_q_segment(self, q_start: int, q_end: int) -> "AttnRectangle | None":
+        """The part with queries in [q_start, q_end), or None."""
+        part = self.clone()
+        part._q_range = part._q_range.truncate(q_start, q_end)
+        return part if part._shrink() else None
+
+    def get_rect_within_k_segment(self, k_start: int, k_end: int) -> "AttnRectangle | None":
+        """The part with keys in [k_start, k_end), or None."""
+        part = self.clone()
+        part._k_range = part._k_range.truncate(k_start, k_end)
+        return part if part._shrink() else None
+
+    def intersection_q_id_on_left_boundary(self) -> int:
+        """The query where the lowest diagonal meets the first key."""
+        return self._k_range.start - self._d_range.start
+
+    def intersection_q_id_on_right_boundary(self) -> int:
+        """The query where the highest diagonal meets the last key."""
+        return self._k_range.end - 1 - self._d_range.end
+
+    def _reaches_first_keys(self) -> bool:
+        return self._d_range.start <= self._k_range.start - (self._q_range.end - 1)
+
+    def _reaches_last_keys(self) -> bool:
+        return self._d_range.end >= self._k_range.end - 1 - self._q_range.start
+
+    def is_full(self) -> bool:
+        return self._reaches_first_keys() and self._reaches_last_keys()
+
+    def is_causal(self) -> bool:
+        return (
+            self._reaches_first_keys()
+            and self._d_range.end == self._k_range.end - self._q_range.end
+        )
+
+    def is_inv_causal(self) -> bool:
+        return (
+            self._d_range.start == self._k_range.start - self._q_range.start
+            and self._reaches_last_keys()
+        )
+
+    def is_bi_causal(self) -> bool:
+        return (
+            self._d_range.start == self._k_range.start - self._q_range.start
+            and self._d_range.end == self._k_range.end - self._q_range.end
+        )
+
+    def to_qk_range_mask_type(self) -> list[tuple[AttnRange, AttnRange, int]]:
+        """The same pairs as at most three slices (q_range, k_range, number of the mask type)."""
+        types = (self.is_full, self.is_causal, self.is_inv_causal, self.is_bi_causal)
+        for number, is_type in enumerate(types):
+            if is_type():
+                return [(self._q_range.clone(), self._k_range.clone(), number)]
+        left = self.intersection_q_id_on_left_boundary()
+        right = self.intersection_q_id_on_right_boundary()
+        if left == self._q_range.end - 1:
+            cuts = [right + 1]
+        elif right == self._q_range.start:
+            cuts = [left]
+        elif right <= left:
+            cuts = [left]
+        elif right == left + 1:
+            cuts = [right]
+        else:
+            cuts = [left, right + 1]
+        slices: list[tuple[AttnRange, AttnRange, int]] = []
+        bounds = [self._q_range.start, *cuts, self._q_range.end]
+        for start, end in zip(bounds, bounds[1:]):
+            part = self.get_rect_within_q_segment(start, end)
+            if part is not None:
+                slices.extend(part.to_qk_range_mask_type())
+        return slices
+
+    def area(self) -> int:
+        """Number of pairs."""
+        if not self.is_valid():
+            return 0
+        q, k, d = self._q_range, self._k_range, self._d_range
+        return self.count_areas(q.start, q.end - 1, k.start, k.end - 1, d.start, d.end)
+
+    def count_areas(self, lq: int, rq: int, lk: int, rk: int, ld: int, rd: int) -> int:
+        """Pairs with lq <= q <= rq, lk <= k <= rk, ld <= k - q <= rd."""
+        if lk > rk or ld > rd:
+            return 0
+        first, last = max(lq, lk - rd), min(rq, rk - ld)  # every query between sees a key
+        if first > last:
+            return 0
+        # A row holds min(rk, q + rd) - max(lk, q + ld) + 1 keys; the sums are split where the
+        # minimum and the maximum change sides.
+        turn = min(max(rk - rd, first - 1), last)
+        upper = _sum(first + rd, turn + rd) + rk * (last - turn)
+        turn = min(max(lk - ld, first - 1), last)
+        lower = lk * (turn - first + 1) + _sum(turn + 1 + ld, last + ld)
+        return upper - lower + (last - first + 1)
+
+    def __len__(self) -> int:
+        """Number of queries."""
+        return len(self._q_range)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AttnRectangle):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[AttnRange, AttnRange, AttnRange]:
+        return (self._q_range, self._k_range, self._d_range)
+
+    def __repr__(self) -> str:
+        return f"{self._q_range} x {self._k_range} x {self._d_range}"
+
+
+def _checked(value: AttnRange, name: str) -> AttnRange:
+    if not value.is_valid_close():
+        raise ValueError(f"{name} is {value}; allowed: start <= end")
+    return value.clone()

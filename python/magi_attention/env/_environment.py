@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only module that reads the environment."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+PREFIX = "MAGI_ATTENTION_"
+
+
+def read_text(name: str, default: str, allowed: tuple[str, ...] | None = None) -> str:
+    """The variable's value in lower case where a list of allowed values is given."""
+    value = os.environ.get(name)
+    if value is None or value == "":
+        return default
+    if allowed is None:
+        return value
+    if value.lower() not in allowed:
+        raise ValueError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
+    return value.lower()
+
+
+def read_flag(name: str, default: bool = False) -> bool:
+    value = os.environ.get(name)
+    if value is None or value == "":
+        return default
+    if value not in ("0", "1"):
+        raise ValueError(f"{name} is {value!r}; allowed: 0, 1")
+    return value == "1"
+
+
+def read_int(name: str, default: int, lowest: int) -> int:
+    value = os.environ.get(name)
+    if value is None or value == "":
+        return default
+    try:
+        number = int(value)
+    except ValueError:
+        number = lowest - 1
+    if number < lowest:
+        raise ValueError(f"{name} is {value!r}; allowed: integers from {lowest}")
+    return number
+
+
+def read_renamed_flag(old: str, new: str) -> bool:
+    """The flag `new`; `old` is read with a DeprecationWarning where `new` is not set."""
+    if old in os.environ and new not in os.environ:
+        warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=3)
+        return read_flag(old)
+    return read_flag(new)
+
+
+def is_set(name: str) -> bool:
+    return name in os.environ
+
+
+# What a key of `magi_attention.api` depends on.
+KEY_VARIABLES = tuple(
+    PREFIX + name
+    for name in (
+        "DETERMINISTIC_MODE",
+        "HIERARCHICAL_COMM",
+        "QO_COMM",
+        "NATIVE_GRPCOLL",
+        "FLATTEN_HEAD_GROUPS",
+        "KERNEL_BACKEND",
+        "SDPA_BACKEND",
+        "FA4_BACKEND",
+        "PRECISION",
+        "AUTO_RANGE_MERGE",
+        "MIN_CHUNKS_PER_RANK",
+    )
+)
+
+
+def key_snapshot() -> tuple[str | None, ...]:
+    """The raw values of KEY_VARIABLES."""
+    return tuple(map(os.environ.get, KEY_VARIABLES))

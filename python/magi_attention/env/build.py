@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables of just-in-time builds. Kernels are compiled ahead of time, so none has an effect."""
+
+from __future__ import annotations
+
+import os
+
+from magi_attention.env._environment import PREFIX, read_flag, read_int, read_text
+
+
+def is_no_build_cache() -> bool:
+    """MAGI_ATTENTION_NO_BUILD_CACHE."""
+    return read_flag(PREFIX + "NO_BUILD_CACHE")
+
+
+def workspace_base_dir() -> str:
+    """MAGI_ATTENTION_WORKSPACE_BASE, default the home directory."""
+    return read_text(PREFIX + "WORKSPACE_BASE", os.path.expanduser("~"))
+
+
+def is_force_jit_build() -> bool:
+    """MAGI_ATTENTION_FORCE_JIT_BUILD."""
+    return read_flag(PREFIX + "FORCE_JIT_BUILD")
+
+
+def is_build_verbose() -> bool:
+    """MAGI_ATTENTION_BUILD_VERBOSE."""
+    return read_flag(PREFIX + "BUILD_VERBOSE")
+
+
+def is_build_debug() -> bool:
+    """MAGI_ATTENTION_BUILD_DEBUG."""
+    return read_flag(PREFIX + "BUILD_DEBUG")
+
+
+def nvcc_threads() -> int:
+    """NVCC_THREADS, default 4."""
+    return read_int("NVCC_THREADS", 4, 1)

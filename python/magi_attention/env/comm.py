@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables of communication."""
+
+from __future__ import annotations
+
+from magi_attention.env._environment import (
+    PREFIX,
+    read_flag,
+    read_int,
+    read_renamed_flag,
+    read_text,
+)
+
+
+def is_hierarchical_comm_enable() -> bool:
+    """MAGI_ATTENTION_HIERARCHICAL_COMM."""
+    return read_flag(PREFIX + "HIERARCHICAL_COMM")
+
+
+def _sm_margin(name: str) -> int:
+    connections = read_int("CUDA_DEVICE_MAX_CONNECTIONS", 8, 1)
+    return read_int(PREFIX + name, 4 if connections > 1 else 0, 0)
+
+
+def ffa_fwd_sm_margin_save_for_comm() -> int:
+    """MAGI_ATTENTION_FFA_FORWARD_SM_MARGIN."""
+    return _sm_margin("FFA_FORWARD_SM_MARGIN")
+
+
+def ffa_bwd_sm_margin_save_for_comm() -> int:
+    """MAGI_ATTENTION_FFA_BACKWARD_SM_MARGIN."""
+    return _sm_margin("FFA_BACKWARD_SM_MARGIN")
+
+
+def is_qo_comm_enable() -> bool:
+    """MAGI_ATTENTION_QO_COMM."""
+    return read_flag(PREFIX + "QO_COMM")
+
+
+def is_fwd_high_precision_reduce_enable() -> bool:
+    """MAGI_ATTENTION_FORWARD_HIGH_PRECISION_REDUCE; no effect: out is never sent."""
+    return read_flag(PREFIX + "FORWARD_HIGH_PRECISION_REDUCE")
+
+
+def is_bwd_high_precision_reduce_enable() -> bool:
+    """MAGI_ATTENTION_BACKWARD_HIGH_PRECISION_REDUCE, or the older
+    MAGI_ATTENTION_FFA_BACKWARD_HIGH_PRECISION_REDUCE.
+    """
+    return read_renamed_flag(
+        PREFIX + "FFA_BACKWARD_HIGH_PRECISION_REDUCE", PREFIX + "BACKWARD_HIGH_PRECISION_REDUCE"
+    )
+
+
+def is_native_grpcoll_enable() -> bool:
+    """MAGI_ATTENTION_NATIVE_GRPCOLL."""
+    return read_flag(PREFIX + "NATIVE_GRPCOLL")
+
+
+def dsink_all_reduce_op() -> str:
+    """MAGI_ATTENTION_DSINK_ALL_REDUCE_OP: none (default), sum or avg over the group."""
+    return read_text(PREFIX + "DSINK_ALL_REDUCE_OP", "none", ("none", "sum", "avg"))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables of the run as a whole."""
+
+from __future__ import annotations
+
+import warnings
+
+from magi_attention.common.enum import MagiAttentionKernelBackend, MagiAttentionPrecision
+from magi_attention.env._environment import PREFIX, is_set, read_flag, read_int, read_text
+
+
+def log_level() -> str:
+    """MAGI_ATTENTION_LOG_LEVEL, default WARN."""
+    levels = ("debug", "info", "warn", "warning", "error", "critical")
+    return read_text(PREFIX + "LOG_LEVEL", "warn", levels).upper()
+
+
+def is_sanity_check_enable() -> bool:
+    """MAGI_ATTENTION_SANITY_CHECK: check every plan after making it."""
+    return read_flag(PREFIX + "SANITY_CHECK")
+
+
+def is_flatten_head_groups_enable() -> bool:
+    """MAGI_ATTENTION_FLATTEN_HEAD_GROUPS; no effect."""
+    return read_flag(PREFIX + "FLATTEN_HEAD_GROUPS")
+
+
+def kernel_backend() -> MagiAttentionKernelBackend:
+    """MAGI_ATTENTION_KERNEL_BACKEND: ffa (default), sdpa, sdpa_ol or fa4. The older
+    MAGI_ATTENTION_SDPA_BACKEND and MAGI_ATTENTION_FA4_BACKEND are read where it is not set.
+    """
+    names = tuple(backend.value for backend in MagiAttentionKernelBackend)
+    new = PREFIX + "KERNEL_BACKEND"
+    name = read_text(new, "ffa", names)
+    for old, value in ((PREFIX + "SDPA_BACKEND", "sdpa"), (PREFIX + "FA4_BACKEND", "fa4")):
+        if not is_set(old):
+            continue
+        warnings.warn(f"{old} is deprecated; use {new}={value}", DeprecationWarning, stacklevel=2)
+        if not read_flag(old):
+            continue
+        if name not in ("ffa", value) or (is_set(new) and name != value):
+            raise ValueError(f"{old} is 1 while the backend is {name}; allowed: one of them")
+        name = value
+    return MagiAttentionKernelBackend(name)
+
+
+def precision() -> MagiAttentionPrecision | None:
+    """MAGI_ATTENTION_PRECISION: bf16, fp16, fp32 or fp64, the type that q, k, v are cast to; None
+    where it is not set.
+    """
+    names = tuple(kind.value for kind in MagiAttentionPrecision)
+    name = read_text(PREFIX + "PRECISION", "", names)
+    return MagiAttentionPrecision(name) if name else None
+
+
+def is_cuda_device_max_connections_one() -> bool:
+    """CUDA_DEVICE_MAX_CONNECTIONS=1; no effect."""
+    return read_int("CUDA_DEVICE_MAX_CONNECTIONS", 8, 1) == 1
+
+
+def is_deterministic_mode_enable() -> bool:
+    """MAGI_ATTENTION_DETERMINISTIC_MODE; no effect: results are always reproducible."""
+    return read_flag(PREFIX + "DETERMINISTIC_MODE")
+
+
+def is_profile_mode_enable() -> bool:
+    """MAGI_ATTENTION_PROFILE_MODE; no effect."""
+    return read_flag(PREFIX + "PROFILE_MODE")
+
+
+def is_auto_range_merge_enable() -> bool:
+    """MAGI_ATTENTION_AUTO_RANGE_MERGE; no effect: slices of one query tile are always joined."""
+    return read_flag(PREFIX + "AUTO_RANGE_MERGE")
+
+
+def is_cat_gqa_enable() -> bool:
+    """MAGI_ATTENTION_CATGQA; no effect."""
+    return read_flag(PREFIX + "CATGQA")
+
+
+def dist_attn_backward_hide_tail_reduce() -> bool:
+    """MAGI_ATTENTION_BWD_HIDE_TAIL_REDUCE; no effect."""
+    return read_flag(PREFIX + "BWD_HIDE_TAIL_REDUCE")
+
+
+def dist_attn_runtime_dict_size() -> int:
+    """MAGI_ATTENTION_DIST_ATTN_RUNTIME_DICT_SIZE: keys kept per group, default 1000."""
+    return read_int(PREFIX + "DIST_ATTN_RUNTIME_DICT_SIZE", 1000, 1)
+
+
+def min_chunks_per_rank() -> int:
+    """MAGI_ATTENTION_MIN_CHUNKS_PER_RANK, default 8: bounds the chunk size from above."""
+    return read_int(PREFIX + "MIN_CHUNKS_PER_RANK", 8, 1)
+
+
+def is_cpp_backend_enable() -> bool:
+    """MAGI_ATTENTION_CPP_BACKEND; no effect: planning is always C++."""
+    return read_flag(PREFIX + "CPP_BACKEND")

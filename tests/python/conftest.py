@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random tests take their generator from `rng`, whose seed is in the test's name."""
+
+import random
+
+import pytest
+
+
+@pytest.fixture(params=range(3), ids=lambda seed: f"seed{seed}")
+def rng(request):
+    return random.Random(request.param)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import warnings
+
+import pytest
+
+from magi_attention.common.enum import (
+    AttnOverlapMode,
+    DispatchAlgType,
+    MagiAttentionKernelBackend,
+    MagiAttentionPrecision,
+)
+from magi_attention.config import DispatchConfig, DistAttnConfig, GrpCollConfig, OverlapConfig
+from magi_attention.env import build, comm, general
+from magi_attention.meta.solver import dispatch_solver as solver
+from magi_attention.meta.solver.overlap_solver import GreedyOverlapAlg, UniformOverlapAlg
+
+ALGORITHMS = [
+    solver.LBDispatchAlg,
+    solver.DPDispatchAlg,
+    solver.BSDispatchAlg,
+    solver.MinHeapDispatchAlg,
+    solver.BTPDispatchAlg,
+    solver.ToppHeapDispatchAlg,
+    solver.RandomSelectDispatchAlg,
+    solver.SequentialDispatchAlg,
+    solver.BatchToppHeapDispatchAlg,
+    solver.SortedSequentialSelectAlg,
+    solver.AutoDispatchAlg,
+    solver.ThoroughDispatchAlg,
+    solver.ZigzagDispatchAlg,
+    solver.AffinityDispatchAlg,
+]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_algorithms_are_values(algorithm):
+    made = algorithm()
+    assert made == algorithm() and hash(made) == hash(algorithm())
+    assert isinstance(made.type, DispatchAlgType)
+    for name in ("optimal", "partitions_returned", "equal_num_workloads", "affinity_considered"):
+        assert isinstance(getattr(made, "is_" + name), bool)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.something = 1
+
+
+def test_algorithms_differ():
+    assert len({algorithm().type for algorithm in ALGORITHMS}) == len(ALGORITHMS)
+    assert solver.MinHeapDispatchAlg() != solver.AutoDispatchAlg()
+    assert solver.ToppHeapDispatchAlg(top_p=0.2) != solver.ToppHeapDispatchAlg()
+
+
+def test_defaults_and_hash():
+    assert DispatchConfig().alg == solver.AutoDispatchAlg()
+    assert DistAttnConfig() == DistAttnConfig() and hash(DistAttnConfig()) == hash(DistAttnConfig())
+    other = DistAttnConfig(dispatch_config=DispatchConfig(chunk_size=64))
+    assert other != DistAttnConfig()
+    assert GrpCollConfig().num_nvl_bytes == 2_000_000_000
+
+
+def test_overlap_config():
+    assert OverlapConfig(degree=0).no_overlap and not OverlapConfig(degree=0).enable
+    assert OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=1).mode is AttnOverlapMode.STATIC
+    assert OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=None).degree is None
+    assert OverlapConfig(alg=UniformOverlapAlg(random_seed=3)).enable
+
+
+@pytest.mark.parametrize(
+    "make, error, match",
+    [
+        (lambda: DispatchConfig(chunk_size=0), ValueError, "chunk_size"),
+        (lambda: DispatchConfig(alg="min_heap"), TypeError, "alg is a str"),
+        (lambda: solver.ToppHeapDispatchAlg(top_p=2), ValueError, "top_p"),
+        (lambda: solver.BatchToppHeapDispatchAlg(num_of_select_chunk=0), ValueError, "num_of"),
+        (lambda: solver.SortedSequentialSelectAlg(0), ValueError, "allocation_ratio"),
+        (lambda: OverlapConfig(degree=-1), ValueError, "degree"),
+        (lambda: OverlapConfig(degree=None), ValueError, "STATIC"),
+        (lambda: OverlapConfig(min_chunk_size=0), ValueError, "min_chunk_size"),
+        (lambda: OverlapConfig(alg=GreedyOverlapAlg()), NotImplementedError, "GreedyOverlapAlg"),
+        (lambda: DistAttnConfig(overlap_config=DispatchConfig()), TypeError, "overlap_config"),
+        (lambda: GrpCollConfig(num_sms=0), ValueError, "num_sms"),
+    ],
+)
+def test_bad_values(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
+
+
+class TestEnvironment:
+    def test_defaults(self, monkeypatch):
+        for name in list(__import__("os").environ):
+            if name.startswith("MAGI_ATTENTION_") or name == "CUDA_DEVICE_MAX_CONNECTIONS":
+                monkeypatch.delenv(name)
+        assert general.kernel_backend() is MagiAttentionKernelBackend.FFA
+        assert general.precision() is None and general.log_level() == "WARN"
+        assert general.dist_attn_runtime_dict_size() == 1000
+        assert general.min_chunks_per_rank() == 8
+        assert comm.dsink_all_reduce_op() == "none" and build.nvcc_threads() == 4
+        assert comm.ffa_fwd_sm_margin_save_for_comm() == 4
+        assert comm.ffa_bwd_sm_margin_save_for_comm() == 4
+        flags = [
+            general.is_sanity_check_enable, general.is_flatten_head_groups_enable,
+            general.is_cuda_device_max_connections_one, general.is_deterministic_mode_enable,
+            general.is_profile_mode_enable, general.is_auto_range_merge_enable,
+            general.is_cat_gqa_enable, general.dist_attn_backward_hide_tail_reduce,
+            general.is_cpp_backend_enable, comm.is_hierarchical_comm_enable,
+            comm.is_qo_comm_enable, comm.is_fwd_high_precision_reduce_enable,
+            comm.is_bwd_high_precision_reduce_enable, comm.is_native_grpcoll_enable,
+            build.is_no_build_cache, build.is_force_jit_build, build.is_build_verbose,
+            build.is_build_debug,
+        ]  # fmt: skip
+        assert not any(flag() for flag in flags)
+        assert build.workspace_base_dir()
+
+    def test_values(self, monkeypatch):
+        monkeypatch.setenv("MAGI_ATTENTION_PRECISION", "FP64")
+        monkeypatch.setenv("MAGI_ATTENTION_KERNEL_BACKEND", "sdpa_ol")
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        assert general.precision() is MagiAttentionPrecision.FP64
+        assert general.kernel_backend() is MagiAttentionKernelBackend.SDPA_OL
+        assert comm.ffa_fwd_sm_margin_save_for_comm() == 0
+
+    @pytest.mark.parametrize(
+        "name, value, read",
+        [
+            ("MAGI_ATTENTION_KERNEL_BACKEND", "fa7", general.kernel_backend),
+            ("MAGI_ATTENTION_SANITY_CHECK", "yes", general.is_sanity_check_enable),
+            ("MAGI_ATTENTION_MIN_CHUNKS_PER_RANK", "0", general.min_chunks_per_rank),
+            ("MAGI_ATTENTION_DSINK_ALL_REDUCE_OP", "max", comm.dsink_all_reduce_op),
+        ],
+    )
+    def test_bad_values(self, monkeypatch, name, value, read):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ValueError, match=f"{name} is '{value}'"):
+            read()
+
+    def test_old_names_warn(self, monkeypatch):
+        monkeypatch.setenv("MAGI_ATTENTION_SDPA_BACKEND", "1")
+        with pytest.warns(DeprecationWarning, match="SDPA_BACKEND"):
+            assert general.kernel_backend() is MagiAttentionKernelBackend.SDPA
+        monkeypatch.setenv("MAGI_ATTENTION_FFA_BACKWARD_HIGH_PRECISION_REDUCE", "1")
+        with pytest.warns(DeprecationWarning, match="BACKWARD_HIGH_PRECISION_REDUCE"):
+            assert comm.is_bwd_high_precision_reduce_enable()
+
+    def test_old_and_new_name_must_agree(self, monkeypatch):
+        monkeypatch.setenv("MAGI_ATTENTION_KERNEL_BACKEND", "sdpa_ol")
+        monkeypatch.setenv("MAGI_ATTENTION_SDPA_BACKEND", "1")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            with pytest.raises(ValueError, match="SDPA_BACKEND"):
+                general.kernel_backend()
