@@ -174,6 +174,8 @@ MAGI_API magi_status magi_mask_rows(const magi_mask* mask, int32_t* rows_q, int3
 MAGI_API magi_status magi_mask_slices(const magi_mask* mask, magi_buffer** slices);
 /* int32 [n, 5]: q begin, q end, k begin, k end, MAGI_MASK_...: the same pairs as typed slices. */
 MAGI_API magi_status magi_mask_typed_slices(const magi_mask* mask, magi_buffer** slices);
+/* SVG text; title may be NULL. */
+MAGI_API magi_status magi_mask_draw(const magi_mask* mask, const char* title, magi_buffer** svg);
 /* Visible pairs; a pair in n slices counts n times. */
 MAGI_API magi_status magi_mask_area(const magi_mask* mask, int64_t* area);
 /* uint16 [rows_q, rows_k]: how many slices hold a pair. */
@@ -285,6 +287,15 @@ MAGI_API magi_status magi_plan_to_json(const magi_plan* plan, magi_buffer** text
 MAGI_API magi_status magi_plan_describe(const magi_plan* plan, magi_buffer** text);
 /* Text, one line per defect; empty for a sound plan. */
 MAGI_API magi_status magi_plan_check(const magi_plan* plan, magi_buffer** text);
+/* SVG text; title may be NULL. */
+enum {
+  MAGI_PICTURE_MASK = 0,
+  MAGI_PICTURE_PLACEMENT = 1,
+  MAGI_PICTURE_TRAFFIC = 2,
+  MAGI_PICTURE_TIMELINE = 3
+};
+MAGI_API magi_status magi_plan_draw(const magi_plan* plan, int32_t picture, const char* title,
+                                    magi_buffer** svg);
 MAGI_API magi_status magi_plan_equal(const magi_plan* plan, const magi_plan* other,
                                      int32_t* is_equal);
 MAGI_API magi_status magi_plan_placement_q(const magi_plan* plan, magi_placement** placement);

@@ -130,6 +130,21 @@ TEST_F(PlanAbi, ReportsItsFigures) {
   EXPECT_EQ(text_of(defects.get()), "");
 }
 
+TEST_F(PlanAbi, DrawsItsPictures) {
+  for (std::int32_t picture = MAGI_PICTURE_MASK; picture <= MAGI_PICTURE_TIMELINE; ++picture) {
+    const auto svg = made<magi_buffer>(
+        [&](auto** b) { return magi_plan_draw(plan.get(), picture, "a title", b); });
+    EXPECT_EQ(text_of(svg.get()).rfind("<svg", 0), 0u) << picture;
+    EXPECT_NE(text_of(svg.get()).find("a title"), std::string::npos) << picture;
+  }
+  magi_buffer* none = nullptr;
+  EXPECT_EQ(magi_plan_draw(plan.get(), 4, nullptr, &none), MAGI_INVALID_ARGUMENT);
+  const auto seen = made<magi_mask>([&](auto** m) { return magi_plan_mask(plan.get(), m); });
+  const auto svg =
+      made<magi_buffer>([&](auto** b) { return magi_mask_draw(seen.get(), nullptr, b); });
+  EXPECT_EQ(text_of(svg.get()).rfind("<svg", 0), 0u);
+}
+
 TEST_F(PlanAbi, ShowsItsTables) {
   const auto transfers =
       made<magi_buffer>([&](auto** b) { return magi_plan_transfers(plan.get(), b); });

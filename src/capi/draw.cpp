@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string_view>
+
+#include "capi/handles.hpp"
+#include "capi/status.hpp"
+#include "draw/pictures.hpp"
+
+namespace magi::capi {
+namespace {
+
+std::string draw_plan(const Plan& plan, std::int32_t picture, std::string_view title) {
+  switch (picture) {
+    case MAGI_PICTURE_MASK:
+      return draw::mask_picture(plan.mask, &plan.placement_q, title);
+    case MAGI_PICTURE_PLACEMENT:
+      return draw::placement_picture(plan, title);
+    case MAGI_PICTURE_TRAFFIC:
+      return draw::traffic_picture(plan, title);
+    case MAGI_PICTURE_TIMELINE:
+      return draw::timeline_picture(plan, title);
+    default:
+      throw invalid("picture", picture, "0 (mask), 1 (placement), 2 (traffic), 3 (timeline)");
+  }
+}
+
+}  // namespace
+}  // namespace magi::capi
+
+using namespace magi::capi;
+
+magi_status magi_mask_draw(const magi_mask* mask, const char* title, magi_buffer** svg) {
+  return guarded([&] {
+    require(svg, "svg");
+    give(make_text(magi::draw::mask_picture(require(mask, "mask").mask, nullptr,
+                                            title == nullptr ? "" : title)),
+         svg);
+  });
+}
+
+magi_status magi_plan_draw(const magi_plan* plan, int32_t picture, const char* title,
+                           magi_buffer** svg) {
+  return guarded([&] {
+    require(svg, "svg");
+    give(make_text(draw_plan(*require(plan, "plan").plan, picture, title == nullptr ? "" : title)),
+         svg);
+  });
+}
