@@ -4,8 +4,16 @@
 import random
 
 import pytest
+from ranks import Ranks
 
 
 @pytest.fixture(params=range(3), ids=lambda seed: f"seed{seed}")
 def rng(request):
     return random.Random(request.param)
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    started = Ranks()
+    yield started
+    started.stop()

@@ -77,3 +77,8 @@ KEY_VARIABLES = tuple(
 def key_snapshot() -> tuple[str | None, ...]:
     """The raw values of KEY_VARIABLES."""
     return tuple(map(os.environ.get, KEY_VARIABLES))
+
+
+def library_path() -> str:
+    """MAGI_ATTENTION_LIBRARY: a libmagi.so to load instead of the package's own; empty: that."""
+    return os.environ.get(PREFIX + "LIBRARY", "")

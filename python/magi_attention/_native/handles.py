@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks, placements and plans of the library."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from typing import TYPE_CHECKING, Sequence
+
+from magi_attention._native import structs
+from magi_attention._native.library import Handle, check, lib, made, take_bytes
+from magi_attention.common.enum import AttnMaskType
+from magi_attention.common.ranges import AttnRanges
+
+if TYPE_CHECKING:
+    import torch
+
+
+MAX_ROWS = (1 << 30) - 1
+
+
+def _int32(values: Sequence[int]) -> array:
+    try:
+        return array("i", values)
+    except OverflowError:
+        raise ValueError("rows are beyond int32; allowed: at most 2^30 - 1 rows") from None
+
+
+def _address(values: array) -> int:
+    return values.buffer_info()[0]
+
+
+def _int32_rows(data: bytes, width: int) -> list[tuple[int, ...]]:
+    values = array("i", data)
+    return [tuple(values[i : i + width]) for i in range(0, len(values), width)]
+
+
+class MaskHandle(Handle):
+    """An immutable mask."""
+
+    destroy = "magi_mask_destroy"
+    __slots__ = ()
+
+    @staticmethod
+    def from_ranges(
+        q_ranges: AttnRanges,
+        k_ranges: AttnRanges,
+        types: Sequence[AttnMaskType],
+        rows_q: int,
+        rows_k: int,
+    ) -> "MaskHandle":
+        """From slices; one type per slice, or one for all."""
+        q = _int32([value for r in q_ranges for value in r.to_naive_range()])
+        k = _int32([value for r in k_ranges for value in r.to_naive_range()])
+        kinds = _int32([mask_type.to_int_type() for mask_type in types])
+        return MaskHandle.from_addresses(
+            (_address(q), len(q_ranges)), (_address(k), len(k_ranges)),
+            (_address(kinds), len(kinds)), rows_q, rows_k,
+        )  # fmt: skip
+
+    @staticmethod
+    def from_addresses(
+        q_ranges: tuple[int, int],
+        k_ranges: tuple[int, int],
+        types: tuple[int, int],
+        rows_q: int,
+        rows_k: int,
+    ) -> "MaskHandle":
+        """From (address, count) of int32 [n, 2], [n, 2] and [n]."""
+        for rows in (rows_q, rows_k):
+            if not 0 <= rows <= MAX_ROWS:  # ctypes would drop the high bits
+                raise ValueError(f"rows is {rows}; allowed: 0 to {MAX_ROWS}")
+        lists = structs.RangeLists(
+            q_ranges=q_ranges[0], num_q_ranges=q_ranges[1],
+            k_ranges=k_ranges[0], num_k_ranges=k_ranges[1],
+            types=types[0], num_types=types[1], rows_q=rows_q, rows_k=rows_k,
+        )  # fmt: skip
+        return MaskHandle(made(lib.magi_mask_from_ranges, lists.address))
+
+    @staticmethod
+    def from_cu_seqlens(
+        cu_seqlens_q: Sequence[int],
+        cu_seqlens_k: Sequence[int],
+        is_causal: bool,
+        window: tuple[int, int],
+        num_global: int,
+    ) -> "MaskHandle":
+        q, k = _int32(cu_seqlens_q), _int32(cu_seqlens_k)
+        rule = structs.DocumentRule(
+            is_causal=is_causal, window_left=window[0], window_right=window[1],
+            num_global=num_global,
+        )  # fmt: skip
+        return MaskHandle(
+            made(
+                lib.magi_mask_from_cu_seqlens,
+                _address(q), len(q), _address(k), len(k), rule.address,
+            )
+        )  # fmt: skip
+
+    @staticmethod
+    def from_window(
+        q_range: tuple[int, int], k_range: tuple[int, int], window: tuple[int, int]
+    ) -> "MaskHandle":
+        """One window on q_range x k_range of a sequence that ends with them."""
+        given = structs.WindowMask(
+            q_begin=q_range[0], q_end=q_range[1], k_begin=k_range[0], k_end=k_range[1],
+            left=window[0], right=window[1], rows_q=q_range[1], rows_k=k_range[1],
+        )  # fmt: skip
+        return MaskHandle(made(lib.magi_mask_from_window, given.address))
+
+    @staticmethod
+    def from_matrix(visible: "torch.Tensor") -> "MaskHandle":
+        """From a bool matrix [rows_q, rows_k] in host memory."""
+        import torch
+
+        matrix = visible.to(torch.uint8).contiguous()
+        rows_q, rows_k = matrix.shape
+        return MaskHandle(made(lib.magi_mask_from_matrix, matrix.data_ptr(), rows_q, rows_k))
+
+    def rows(self) -> tuple[int, int]:
+        """Numbers of query and key rows."""
+        rows_q, rows_k = ctypes.c_int32(), ctypes.c_int32()
+        addresses = ctypes.addressof(rows_q), ctypes.addressof(rows_k)
+        check(lib.magi_mask_rows(self.address, *addresses))
+        return rows_q.value, rows_k.value
+
+    def typed_slices(self) -> list[tuple[int, ...]]:
+        """(q begin, q end, k begin, k end, number of the type) of every slice."""
+        data = take_bytes(lambda out: lib.magi_mask_typed_slices(self.address, out))
+        return _int32_rows(data, 5)
+
+    def area(self) -> int:
+        """Visible pairs; a pair in n slices counts n times."""
+        area = ctypes.c_int64()
+        check(lib.magi_mask_area(self.address, ctypes.addressof(area)))
+        return area.value
+
+    def to_json(self) -> str:
+        return take_bytes(lambda out: lib.magi_mask_to_json(self.address, out)).decode()
+
+    def draw(self, title: str = "") -> str:
+        """An SVG picture."""
+        name = title.encode()
+        return take_bytes(lambda out: lib.magi_mask_draw(self.address, name, out)).decode()
+
+
+class PlacementHandle(Handle):
+    """Which rank holds which chunk of rows."""
+
+    destroy = "magi_placement_destroy"
+    __slots__ = ()
+
+    def info(self) -> structs.PlacementInfo:
+        """chunk_rank in it lives as long as this handle."""
+        info = structs.PlacementInfo()
+        check(lib.magi_placement_get_info(self.address, info.address))
+        return info
+
+    def rows_of(self, rank: int) -> int:
+        rows = ctypes.c_int32()
+        check(lib.magi_placement_rows_of(self.address, rank, ctypes.addressof(rows)))
+        return rows.value
+
+    def position_ids(self, rank: int, num_valid_rows: int) -> array:
+        """int64 [local rows]: row of the sequence, padding clamped to the last valid row."""
+        return array(
+            "q",
+            take_bytes(
+                lambda out: lib.magi_placement_position_ids(
+                    self.address, rank, num_valid_rows, out
+                )
+            ),
+        )
+
+
+class PlanHandle(Handle):
+    """An immutable plan."""
+
+    destroy = "magi_plan_destroy"
+    __slots__ = ()
+
+    @staticmethod
+    def create(
+        mask: MaskHandle,
+        config: structs.PlanConfig,
+        placement: PlacementHandle | None = None,
+    ) -> "PlanHandle":
+        """With `placement`: for rows that are placed already."""
+        if placement is None:
+            return PlanHandle(made(lib.magi_plan_create, mask.address, config.address))
+        placements = (placement.address, placement.address)
+        return PlanHandle(
+            made(lib.magi_plan_create_on, mask.address, config.address, *placements)
+        )
+
+    @staticmethod
+    def from_json(text: str) -> "PlanHandle":
+        data = text.encode()
+        return PlanHandle(made(lib.magi_plan_from_json, data, len(data)))
+
+    def to_json(self) -> str:
+        return take_bytes(lambda out: lib.magi_plan_to_json(self.address, out)).decode()
+
+    def describe(self) -> str:
+        return take_bytes(lambda out: lib.magi_plan_describe(self.address, out)).decode()
+
+    def defects(self) -> str:
+        """One line per defect; empty for a sound plan."""
+        return take_bytes(lambda out: lib.magi_plan_check(self.address, out)).decode()
+
+    def draw(self, picture: int, title: str) -> str:
+        """An SVG picture: 0 mask, 1 placement, 2 traffic, 3 timeline."""
+        name = title.encode()
+        return take_bytes(lambda out: lib.magi_plan_draw(self.address, picture, name, out)).decode()
+
+    def equals(self, other: "PlanHandle") -> bool:
+        is_equal = ctypes.c_int32()
+        check(lib.magi_plan_equal(self.address, other.address, ctypes.addressof(is_equal)))
+        return bool(is_equal.value)
+
+    def placement(self) -> PlacementHandle:
+        return PlacementHandle(made(lib.magi_plan_placement_q, self.address))
+
+    def mask(self) -> MaskHandle:
+        return MaskHandle(made(lib.magi_plan_mask, self.address))
+
+    def report(self) -> structs.PlanReport:
+        """Pointers in it live as long as this handle."""
+        report = structs.PlanReport()
+        check(lib.magi_plan_get_report(self.address, report.address))
+        return report
+
+
+def default_placement_config() -> structs.PlacementConfig:
+    config = structs.PlacementConfig()
+    lib.magi_placement_config_init(config.address)
+    return config
+
+
+def default_plan_config() -> structs.PlanConfig:
+    config = structs.PlanConfig()
+    lib.magi_plan_config_init(config.address)
+    return config
+
+
+def resolve_chunk_size(rows: int, num_ranks: int, config: structs.PlacementConfig) -> int:
+    """Rows per chunk: enough chunks for every rank, at most what the configuration allows."""
+    chunk = ctypes.c_int32()
+    arguments = (rows, num_ranks, config.address, ctypes.addressof(chunk))
+    check(lib.magi_resolve_chunk_size(*arguments))
+    return chunk.value
+
+
+def mask_slices_of_matrix(visible: "torch.Tensor") -> list[tuple[int, ...]]:
+    return MaskHandle.from_matrix(visible).typed_slices()

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libmagi through ctypes: prototypes, errors, buffers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from magi_attention.env._environment import library_path
+from magi_attention.errors import CommError
+
+ABI_VERSION = 1
+
+# One letter per argument: p address, i int32, q int64, z size_t, s text.
+_PROTOTYPES = {
+    "magi_mask_from_ranges": "pp",
+    "magi_mask_from_slices": "pqiip",
+    "magi_mask_from_cu_seqlens": "pqpqpp",
+    "magi_mask_from_window": "pp",
+    "magi_mask_from_matrix": "piip",
+    "magi_mask_from_json": "szp",
+    "magi_mask_to_json": "pp",
+    "magi_mask_rows": "ppp",
+    "magi_mask_slices": "pp",
+    "magi_mask_typed_slices": "pp",
+    "magi_mask_area": "pp",
+    "magi_mask_draw": "psp",
+    "magi_placement_from_chunks": "iiipqp",
+    "magi_placement_get_info": "pp",
+    "magi_placement_rows_of": "pip",
+    "magi_placement_position_ids": "piip",
+    "magi_resolve_chunk_size": "iipp",
+    "magi_padding_rows": "iiip",
+    "magi_plan_create": "ppp",
+    "magi_plan_create_on": "ppppp",
+    "magi_plan_from_json": "szp",
+    "magi_plan_to_json": "pp",
+    "magi_plan_describe": "pp",
+    "magi_plan_draw": "pisp",
+    "magi_plan_check": "pp",
+    "magi_plan_equal": "ppp",
+    "magi_plan_placement_q": "pp",
+    "magi_plan_mask": "pp",
+    "magi_plan_get_report": "pp",
+    "magi_thread_group_create": "ipp",
+    "magi_communicator_from_vtable": "pp",
+    "magi_communicator_abort": "ps",
+    "magi_communicator_counters": "pp",
+    "magi_dispatch": "ppidpp",
+    "magi_undispatch": "ppppp",
+    "magi_undispatch_backward": "pppp",
+    "magi_roll": "pppp",
+    "magi_attention_create": "ppp",
+    "magi_attention_workspace_bytes": "pp",
+    "magi_attention_forward": "pppp",
+    "magi_attention_backward": "ppppp",
+    "magi_flex_attention_forward": "pppp",
+    "magi_flex_attention_backward": "ppppp",
+}
+_VOID_PROTOTYPES = {
+    "magi_buffer_destroy": "p",
+    "magi_mask_destroy": "p",
+    "magi_placement_config_init": "p",
+    "magi_placement_destroy": "p",
+    "magi_plan_config_init": "p",
+    "magi_plan_destroy": "p",
+    "magi_comm_options_init": "p",
+    "magi_communicator_destroy": "p",
+    "magi_attention_destroy": "p",
+}
+_LETTERS = {
+    "p": ctypes.c_void_p,
+    "i": ctypes.c_int32,
+    "q": ctypes.c_int64,
+    "z": ctypes.c_size_t,
+    "d": ctypes.c_double,
+    "s": ctypes.c_char_p,
+}
+
+
+def _load() -> ctypes.CDLL:
+    path = library_path() or os.path.join(os.path.dirname(os.path.dirname(__file__)), "libmagi.so")
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(f"libmagi cannot be loaded from {path}: {error}") from None
+    found = library.magi_abi_version()
+    if found != ABI_VERSION:
+        raise ImportError(f"{path} has ABI {found}; allowed: {ABI_VERSION}")
+    for table, result in ((_PROTOTYPES, ctypes.c_int32), (_VOID_PROTOTYPES, None)):
+        for name, letters in table.items():
+            function = getattr(library, name)
+            function.argtypes = [_LETTERS[letter] for letter in letters]
+            function.restype = result
+    for name in ("magi_last_error_message", "magi_version"):
+        getattr(library, name).restype = ctypes.c_char_p
+    library.magi_buffer_data.argtypes = [ctypes.c_void_p]
+    library.magi_buffer_data.restype = ctypes.c_void_p
+    library.magi_buffer_size_bytes.argtypes = [ctypes.c_void_p]
+    library.magi_buffer_size_bytes.restype = ctypes.c_size_t
+    return library
+
+
+lib = _load()
+
+_INVALID_ARGUMENT, _CUDA_ERROR, _COMM_ERROR, _INTERNAL_ERROR, _OUT_OF_MEMORY = 1, 2, 3, 4, 5
+
+
+def check(status: int) -> None:
+    """Raises what a status other than 0 stands for, with the library's sentence."""
+    if status == 0:
+        return
+    message = lib.magi_last_error_message().decode()
+    if status == _INVALID_ARGUMENT:
+        raise ValueError(message)
+    if status == _COMM_ERROR:
+        raise CommError(message, lib.magi_last_comm_failure())
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError(message)
+    raise RuntimeError(message)
+
+
+def version() -> str:
+    return lib.magi_version().decode()
+
+
+def take_bytes(fill) -> bytes:
+    """The contents of the magi_buffer that fill(address of a buffer pointer) makes."""
+    buffer = ctypes.c_void_p()
+    check(fill(ctypes.addressof(buffer)))
+    return bytes_of(buffer.value)
+
+
+def bytes_of(buffer: int) -> bytes:
+    """The contents of a magi_buffer, which is destroyed."""
+    try:
+        size = lib.magi_buffer_size_bytes(buffer)
+        return ctypes.string_at(lib.magi_buffer_data(buffer), size)
+    finally:
+        lib.magi_buffer_destroy(buffer)
+
+
+class Handle:
+    """Owns one opaque object of the library; `destroy` is its function's name."""
+
+    destroy = ""
+    __slots__ = ("address", "__weakref__")
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def __del__(self) -> None:
+        if getattr(self, "address", None) and lib is not None:
+            getattr(lib, self.destroy)(self.address)
+            self.address = None
+
+
+def made(function, *arguments) -> int:
+    """The address that function(*arguments, address of the result) wrote."""
+    result = ctypes.c_void_p()
+    check(function(*arguments, ctypes.addressof(result)))
+    return result.value

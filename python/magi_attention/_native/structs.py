@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Structs of the C interface that are not on a hot path."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from ctypes import POINTER, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+
+
+class _Sized(ctypes.Structure):
+    """A struct whose first field is its own size."""
+
+    def __init__(self, **fields) -> None:
+        super().__init__(struct_size=ctypes.sizeof(self), **fields)
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self)
+
+
+class RangeLists(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("q_ranges", c_void_p),
+        ("num_q_ranges", c_int64),
+        ("k_ranges", c_void_p),
+        ("num_k_ranges", c_int64),
+        ("types", c_void_p),
+        ("num_types", c_int64),
+        ("rows_q", c_int32),
+        ("rows_k", c_int32),
+    ]
+
+
+class DocumentRule(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("is_causal", c_int32),
+        ("window_left", c_int32),
+        ("window_right", c_int32),
+        ("num_global", c_int32),
+    ]
+
+
+class WindowMask(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("q_begin", c_int32),
+        ("q_end", c_int32),
+        ("k_begin", c_int32),
+        ("k_end", c_int32),
+        ("left", c_int32),
+        ("right", c_int32),
+        ("rows_q", c_int32),
+        ("rows_k", c_int32),
+    ]
+
+
+class PlacementConfig(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("algorithm", ctypes.c_char_p),
+        ("chunk_size", c_int32),
+        ("min_chunks_per_rank", c_int32),
+        ("uneven_shard", c_int32),
+        ("num_select_chunks", c_int32),
+        ("token_tolerance", c_double),
+        ("top_p", c_double),
+        ("allocation_ratio", c_double),
+        ("seed", c_uint64),
+    ]
+
+
+class PlacementInfo(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("num_rows", c_int32),
+        ("chunk_size", c_int32),
+        ("num_ranks", c_int32),
+        ("num_chunks", c_int32),
+        ("chunk_rank", POINTER(c_int32)),
+    ]
+
+
+class PlanConfig(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("num_ranks", c_int32),
+        ("num_heads_q", c_int32),
+        ("num_heads_kv", c_int32),
+        ("head_dim_qk", c_int32),
+        ("head_dim_v", c_int32),
+        ("element_bytes", c_int32),
+        ("overlap_degree", c_int32),
+        ("wave_mode", c_int32),
+        ("min_wave_rows", c_int32),
+        ("flops_per_second", c_double),
+        ("backward_flops_per_second", c_double),
+        ("bytes_per_second", c_double),
+        ("seconds_per_transfer", c_double),
+        ("seconds_per_launch", c_double),
+        ("placement", c_void_p),
+        ("placement_k", c_void_p),
+    ]
+
+
+class PlanReport(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("num_ranks", c_int32),
+        ("num_waves", c_int32),
+        ("digest", c_uint64),
+        ("rank_area", POINTER(c_int64)),
+        ("rank_rows", POINTER(c_int64)),
+        ("remote_rows", POINTER(c_int64)),
+        ("pair_bytes", POINTER(c_int64)),
+        ("balance", c_double),
+        ("total_bytes", c_int64),
+        ("lower_bound_bytes", c_int64),
+        ("ring_bytes", c_int64),
+        ("forward_seconds", c_double),
+        ("backward_seconds", c_double),
+        ("exposed_comm_seconds", c_double),
+    ]
+
+
+class CommOptions(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("deadline_ms", c_int64),
+        ("window_bytes", c_size_t),
+    ]
+
+
+class CommCounters(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("messages", c_int64),
+        ("casts", c_int64),
+        ("reduces", c_int64),
+        ("bytes_to_peer", c_void_p),
+    ]
+
+
+class UndispatchGradient(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("global_gradient", c_void_p),
+        ("local_gradient", c_void_p),
+        ("mode", c_int32),
+    ]
+
+
+class RollArgs(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("local", c_void_p),
+        ("out", c_void_p),
+        ("num_valid_rows", c_int32),
+        ("shift", c_int64),
+    ]
+
+
+def bytes_to_int64(buffer: int) -> list[int]:
+    """The int64 values of a magi_buffer, which is destroyed."""
+    from magi_attention._native.library import bytes_of
+
+    return list(array("q", bytes_of(buffer)))

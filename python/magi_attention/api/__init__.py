@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of context-parallel attention."""
+
+from magi_attention.api._keys import DistAttnRuntimeDictManager, dist_attn_runtime_dict_mgr
+from magi_attention.api.functools import (
+    apply_padding,
+    compute_pad_size,
+    full_attention_to_varlen_attention,
+    infer_attn_mask_from_cu_seqlens,
+    infer_attn_mask_from_sliding_window,
+    infer_varlen_mask_from_batch,
+    pad_at_dim,
+    squash_batch_dim,
+    unpad_at_dim,
+)
+from magi_attention.api.magi_attn_interface import (
+    GeneralAttnMaskType,
+    calc_attn,
+    clear_cache,
+    dispatch,
+    get_most_recent_key,
+    get_position_ids,
+    magi_attn_flex_dispatch,
+    magi_attn_flex_key,
+    magi_attn_varlen_dispatch,
+    magi_attn_varlen_key,
+    make_flex_key_for_new_mask_after_dispatch,
+    make_varlen_key_for_new_mask_after_dispatch,
+    roll,
+    roll_simple,
+    undispatch,
+)
+from magi_attention.common.enum import AttnMaskType, AttnOverlapMode
+from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.common.ranges import AttnRanges
+from magi_attention.config import DispatchConfig, DistAttnConfig, GrpCollConfig, OverlapConfig
+from magi_attention.dist_attn_runtime_mgr import DistAttnRuntimeKey
+from magi_attention.functional.flex_flash_attn import flex_flash_attn_func
+from magi_attention.meta.solver.dispatch_solver import (
+    AffinityDispatchAlg,
+    AutoDispatchAlg,
+    BSDispatchAlg,
+    BTPDispatchAlg,
+    BatchToppHeapDispatchAlg,
+    DPDispatchAlg,
+    DispatchAlg,
+    LBDispatchAlg,
+    MinHeapDispatchAlg,
+    RandomSelectDispatchAlg,
+    SequentialDispatchAlg,
+    SortedSequentialSelectAlg,
+    ThoroughDispatchAlg,
+    ToppHeapDispatchAlg,
+    ZigzagDispatchAlg,
+)
+from magi_attention.meta.solver.overlap_solver import (
+    GreedyOverlapAlg,
+    OverlapAlg,
+    UniformOverlapAlg,
+)
+from magi_attention.plan import Plan
+
+__all__ = [name for name in dir() if not name.startswith("_")]

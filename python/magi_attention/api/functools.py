@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helpers for padding and for describing masks."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Sequence
+
+import torch
+
+from magi_attention._native.handles import MaskHandle
+from magi_attention.common.enum import AttnMaskType
+from magi_attention.common.range import AttnRange
+from magi_attention.common.ranges import AttnRanges
+
+_OLD_CHUNK_SIZE = 512
+
+
+def compute_pad_size(
+    total_seqlen_q: int,
+    cp_size: int,
+    chunk_size: int | None = None,
+    *,
+    head_dim: int | None = None,
+) -> int:
+    """Rows to add to total_seqlen_q so that it is a multiple of chunk_size * cp_size. `head_dim` is
+    an older release's, without effect.
+    """
+    if head_dim is not None:
+        warnings.warn("head_dim is deprecated; give chunk_size", DeprecationWarning, stacklevel=2)
+        chunk_size = _OLD_CHUNK_SIZE if chunk_size is None else chunk_size
+    if chunk_size is None:
+        raise TypeError("chunk_size is missing")
+    for name, value in (("cp_size", cp_size), ("chunk_size", chunk_size)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; allowed: 1 or more")
+    if total_seqlen_q < 0:
+        raise ValueError(f"total_seqlen_q is {total_seqlen_q}; allowed: 0 or more")
+    return -total_seqlen_q % (chunk_size * cp_size)
+
+
+def squash_batch_dim(x: torch.Tensor) -> torch.Tensor:
+    """[batch, seqlen, ...] -> [batch * seqlen, ...]."""
+    if x.dim() < 2:
+        raise ValueError(f"x has {x.dim()} axes; allowed: 2 or more, [batch, seqlen, ...]")
+    return x.flatten(0, 1)
+
+
+def infer_varlen_mask_from_batch(
+    batch_size: int, seq_len: int, device: "torch.device | str | int" = "cuda"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cu_seqlens_q, cu_seqlens_k) of batch_size documents of seq_len rows, int32 [n + 1]."""
+    bounds = torch.arange(batch_size + 1, dtype=torch.int32, device=device) * seq_len
+    return bounds, bounds.clone()
+
+
+def full_attention_to_varlen_attention(
+    batch_size: int, seq_len: int, device: "torch.device | str | int" = "cuda"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Deprecated name of infer_varlen_mask_from_batch."""
+    warnings.warn(
+        "full_attention_to_varlen_attention is deprecated; use infer_varlen_mask_from_batch",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return infer_varlen_mask_from_batch(batch_size, seq_len, device)
+
+
+def pad_at_dim(
+    x: torch.Tensor, dim: int, pad_size: int, value: float = 0.0, side: str = "right"
+) -> torch.Tensor:
+    """x with pad_size entries of `value` added along `dim`, on the "left" or "right" side."""
+    if side not in ("left", "right"):
+        raise ValueError(f'side is {side!r}; allowed: "left", "right"')
+    if pad_size < 0:
+        raise ValueError(f"pad_size is {pad_size}; allowed: 0 or more")
+    if pad_size == 0:
+        return x
+    shape = list(x.shape)
+    shape[dim] = pad_size
+    padding = x.new_full(shape, value)
+    return torch.cat((padding, x) if side == "left" else (x, padding), dim)
+
+
+def unpad_at_dim(x: torch.Tensor, dim: int, pad_size: int) -> torch.Tensor:
+    """x without the last pad_size entries along `dim`."""
+    if not 0 <= pad_size <= x.shape[dim]:
+        raise ValueError(f"pad_size is {pad_size}; allowed: 0 to {x.shape[dim]}")
+    return x.narrow(dim, 0, x.shape[dim] - pad_size)
+
+
+def apply_padding(
+    q_ranges: AttnRanges,
+    k_ranges: AttnRanges,
+    attn_mask_type: list[AttnMaskType],
+    total_seqlen: int,
+    pad_size: int,
+) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType]]:
+    """The slices with one more: rows [total_seqlen, total_seqlen + pad_size) that see no key."""
+    if pad_size < 0:
+        raise ValueError(f"pad_size is {pad_size}; allowed: 0 or more")
+    padded_q, padded_k = q_ranges.clone(), k_ranges.clone()
+    if pad_size == 0:
+        return padded_q, padded_k, list(attn_mask_type)
+    padded_q.append(AttnRange(total_seqlen, total_seqlen + pad_size))
+    padded_k.append(AttnRange(0, 0))
+    return padded_q, padded_k, [*attn_mask_type, AttnMaskType.FULL]
+
+
+def infer_attn_mask_from_sliding_window(
+    q_range: AttnRange, k_range: AttnRange, window_size: Sequence[int]
+) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType]]:
+    """Slices for q_range x k_range under a window of window_size (left, right) keys around the
+    diagonal, aligned bottom right; -1: no bound. At most three.
+    """
+    left, right = window_size
+    mask = MaskHandle.from_window(
+        q_range.to_naive_range(), k_range.to_naive_range(), (left, right)
+    )
+    return _typed_ranges(mask)
+
+
+def infer_attn_mask_from_cu_seqlens(
+    cu_seqlens_q: "torch.Tensor | Sequence[int]",
+    cu_seqlens_k: "torch.Tensor | Sequence[int]",
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    global_window_size: int = 0,
+) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType], int, int]:
+    """Slices of packed documents, with the numbers of query and key rows.
+
+    causal excludes a window. global_window_size: the first keys of every document that all its rows
+    see, whatever the window's left side.
+    """
+    mask = MaskHandle.from_cu_seqlens(
+        to_bounds("cu_seqlens_q", cu_seqlens_q),
+        to_bounds("cu_seqlens_k", cu_seqlens_k),
+        causal,
+        tuple(window_size),
+        global_window_size,
+    )
+    return *_typed_ranges(mask), *mask.rows()
+
+
+def to_bounds(name: str, cu_seqlens: "torch.Tensor | Sequence[int]") -> list[int]:
+    """cu_seqlens as a list; TypeError or ValueError naming it unless 1-D integers."""
+    if isinstance(cu_seqlens, torch.Tensor):
+        if cu_seqlens.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"{name}.dtype is {cu_seqlens.dtype}; allowed: int32, int64")
+        if cu_seqlens.dim() != 1:
+            raise ValueError(f"{name} has {cu_seqlens.dim()} axes; allowed: 1")
+        return cu_seqlens.tolist()
+    return list(cu_seqlens)
+
+
+def _typed_ranges(mask: MaskHandle) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType]]:
+    slices = mask.typed_slices()
+    return (
+        AttnRanges.from_ranges([s[0:2] for s in slices]),
+        AttnRanges.from_ranges([s[2:4] for s in slices]),
+        [AttnMaskType.from_int_type(s[4]) for s in slices],
+    )

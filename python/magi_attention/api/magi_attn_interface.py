@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The original's functions over keys. `magi_attention.plan.Plan` is the same without globals."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any, Sequence, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from magi_attention.api._keys import KeySpec, find_or_make, runtime_of, to_group
+from magi_attention.api._keys import dist_attn_runtime_dict_mgr as _managers
+from magi_attention.api.functools import infer_attn_mask_from_cu_seqlens
+from magi_attention.bound_plan import attend
+from magi_attention.common.enum import AttnMaskType
+from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.common.ranges import AttnRanges
+from magi_attention.config import DistAttnConfig
+from magi_attention.dist_attn_runtime_mgr import DistAttnRuntimeKey
+
+GeneralAttnMaskType: TypeAlias = "str | AttnMaskType | Sequence[str | AttnMaskType]"
+GroupOrMesh: TypeAlias = "dist.ProcessGroup | DeviceMesh"
+
+_DEFAULT_CONFIG = DistAttnConfig()
+
+
+def magi_attn_flex_key(
+    q_ranges: AttnRanges,
+    k_ranges: AttnRanges,
+    attn_mask_type: GeneralAttnMaskType,
+    total_seqlen_q: int,
+    total_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    head_dim: int,
+    pad_size: int = 0,
+    cp_group_or_mesh: GroupOrMesh | None = None,
+    dist_attn_config: DistAttnConfig = _DEFAULT_CONFIG,
+    is_same_source: bool = True,
+    is_q_permutable: bool = True,
+    is_k_permutable: bool = True,
+    chunk_size: int | None = None,
+    **renamed: Any,
+) -> DistAttnRuntimeKey:
+    """A key for the mask in which q_ranges[i] sees k_ranges[i] under attn_mask_type, one type or
+    one per range: "full", "causal", "inv_causal", "bi_causal" or AttnMaskType.
+
+    total_seqlen_q and total_seqlen_k, equal: rows of the sequence without padding, which the plan
+    chooses. cp_group_or_mesh: a process group, or a 1-D or 2-D device mesh. A mask seen before
+    gives the same key without planning. No communication.
+
+    pad_size and chunk_size are deprecated: the first has no effect, the second is that of
+    DispatchConfig. Only self-attention (all three flags True) is available: otherwise
+    NotImplementedError. ValueError for ranges outside the sequence.
+    """
+    group_or_mesh = _old_group(cp_group_or_mesh, renamed, "magi_attn_flex_key")
+    if not (is_same_source and is_q_permutable and is_k_permutable):
+        raise NotImplementedError(
+            f"is_same_source={is_same_source}, is_q_permutable={is_q_permutable}, "
+            f"is_k_permutable={is_k_permutable} is not available; all must be True"
+        )
+    if total_seqlen_q != total_seqlen_k:
+        raise ValueError(
+            f"total_seqlen_k is {total_seqlen_k}; allowed: {total_seqlen_q}, as total_seqlen_q"
+        )
+    config = _with_old_sizes(dist_attn_config, pad_size, chunk_size)
+    heads = (num_heads_q, num_heads_kv, head_dim)
+    return find_or_make(
+        KeySpec(q_ranges, k_ranges, attn_mask_type, total_seqlen_q, heads, group_or_mesh, config)
+    )
+
+
+def magi_attn_varlen_key(
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    num_heads_q: int,
+    num_heads_kv: int,
+    head_dim: int,
+    pad_size: int = 0,
+    cp_group_or_mesh: GroupOrMesh | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    dist_attn_config: DistAttnConfig = _DEFAULT_CONFIG,
+    chunk_size: int | None = None,
+    **renamed: Any,
+) -> DistAttnRuntimeKey:
+    """A key for packed documents between the bounds cu_seqlens_q and cu_seqlens_k, int [n + 1]. See
+    infer_attn_mask_from_cu_seqlens for causal and window_size, magi_attn_flex_key for the rest.
+    """
+    if renamed.pop("max_seqlen_k", None) is not None:
+        _warn_renamed("max_seqlen_k", None)
+    group_or_mesh = _old_group(cp_group_or_mesh, renamed, "magi_attn_varlen_key")
+    mask = infer_attn_mask_from_cu_seqlens(cu_seqlens_q, cu_seqlens_k, causal, window_size)
+    return magi_attn_flex_key(
+        *mask,
+        num_heads_q,
+        num_heads_kv,
+        head_dim,
+        pad_size,
+        group_or_mesh,
+        dist_attn_config,
+        chunk_size=chunk_size,
+    )
+
+
+def magi_attn_flex_dispatch(
+    x: torch.Tensor, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, DistAttnRuntimeKey]:
+    """Deprecated: magi_attn_flex_key, then dispatch. Returns (local x, key)."""
+    _warn_renamed("magi_attn_flex_dispatch", "magi_attn_flex_key and dispatch")
+    key = magi_attn_flex_key(*args, **kwargs)
+    return dispatch(x, key), key
+
+
+def magi_attn_varlen_dispatch(
+    x: torch.Tensor, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, DistAttnRuntimeKey]:
+    """Deprecated: magi_attn_varlen_key, then dispatch. Returns (local x, key)."""
+    _warn_renamed("magi_attn_varlen_dispatch", "magi_attn_varlen_key and dispatch")
+    key = magi_attn_varlen_key(*args, **kwargs)
+    return dispatch(x, key), key
+
+
+def dispatch(x: torch.Tensor, key: DistAttnRuntimeKey, pad_value: float = 0.0) -> torch.Tensor:
+    """x [total_seqlen, ...], the same on every rank -> this rank's rows; padding rows hold
+    pad_value. The gradient of x is whole on every rank.
+    """
+    return runtime_of(key).dispatch_qo(x, pad_value)
+
+
+def undispatch(
+    x: torch.Tensor, key: DistAttnRuntimeKey, is_partial_grad: bool = False
+) -> torch.Tensor:
+    """This rank's rows -> [total_seqlen, ...] on every rank. is_partial_grad: the gradients of the
+    ranks are parts of a sum, else each holds the whole.
+    """
+    return runtime_of(key).undispatch_qo(x, is_partial_grad)
+
+
+def roll(x: torch.Tensor, shift: int, dim: int, key: DistAttnRuntimeKey) -> torch.Tensor:
+    """torch.roll of the sequence along `dim` of x, of which every rank holds its rows."""
+    return runtime_of(key).roll(x, shift, dim)
+
+
+roll_simple = roll
+
+
+def calc_attn(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    key: DistAttnRuntimeKey,
+    sink: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    return_max_logits: bool = False,
+) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """Attention of this rank's rows q [rows, heads_q, dim] over the keys of all ranks, of which k,
+    v [rows, heads_kv, dim] are this rank's. Collective.
+
+    Returns out like q and a meta with lse [rows, heads_q] float32 (float64), which gradients come
+    through, and max_logits [heads_q] over all ranks, or None. sink: float32 [sinks, heads_q] or
+    [rows, sinks, heads_q]. Options as in flex_flash_attn_func. ValueError for tensors that do not
+    fit the key, and for a key that left the cache.
+    """
+    if not isinstance(key, DistAttnRuntimeKey):
+        raise TypeError(f"key is a {type(key).__name__}; allowed: a DistAttnRuntimeKey")
+    sink_layout = "ssh" if sink is not None and sink.dim() == 3 else "sh"
+    options = (sink, sink_layout, softmax_scale, softcap, return_max_logits)
+    return attend(key._number, key._place, key.precision, (q, k, v), options)
+
+
+def get_position_ids(key: DistAttnRuntimeKey) -> torch.Tensor:
+    """int64 [local rows]: row of the sequence; padding counts as the last row."""
+    return runtime_of(key).get_position_ids()
+
+
+def get_most_recent_key(cp_group: dist.ProcessGroup) -> DistAttnRuntimeKey:
+    """The key that a key function gave last for this group; ValueError where there is none."""
+    key = _managers.get_most_recent_key(to_group(cp_group)[0])
+    if key is None:
+        raise ValueError("cp_group has no key; allowed: a group that a key was made for")
+    return key
+
+
+def clear_cache(cp_group: dist.ProcessGroup | None = None) -> None:
+    """Forgets the keys of one group, or of all."""
+    _managers.clear(cp_group)
+
+
+def make_flex_key_for_new_mask_after_dispatch(
+    q_ranges: AttnRanges,
+    k_ranges: AttnRanges,
+    attn_mask_type: GeneralAttnMaskType,
+    key_for_dispatch: DistAttnRuntimeKey,
+    num_heads_q: int | None = None,
+    num_heads_kv: int | None = None,
+    head_dim: int | None = None,
+    dist_attn_config: DistAttnConfig | None = None,
+) -> DistAttnRuntimeKey:
+    """A key for another mask over rows that stay where key_for_dispatch placed them. Of
+    dist_attn_config the dispatch part is not read: it is that of key_for_dispatch.
+    """
+    runtime_of(key_for_dispatch)
+    old = key_for_dispatch
+    config = old.dist_attn_config
+    if dist_attn_config is not None:
+        config = replace(dist_attn_config, dispatch_config=config.dispatch_config)
+    heads = (
+        old.num_heads_q if num_heads_q is None else num_heads_q,
+        old.num_heads_kv if num_heads_kv is None else num_heads_kv,
+        old.head_dim if head_dim is None else head_dim,
+    )
+    return find_or_make(
+        KeySpec(
+            q_ranges, k_ranges, attn_mask_type, old.total_seqlen_q, heads,
+            old.cp_mesh or old.cp_group, config, placed_by=old.placed_by or old,
+        )
+    )  # fmt: skip
+
+
+def make_varlen_key_for_new_mask_after_dispatch(
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    key_for_dispatch: DistAttnRuntimeKey,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    dist_attn_config: DistAttnConfig | None = None,
+) -> DistAttnRuntimeKey:
+    """make_flex_key_for_new_mask_after_dispatch for packed documents."""
+    q_ranges, k_ranges, types, rows_q, rows_k = infer_attn_mask_from_cu_seqlens(
+        cu_seqlens_q, cu_seqlens_k, causal, window_size
+    )
+    for name, rows in (("cu_seqlens_q", rows_q), ("cu_seqlens_k", rows_k)):
+        if rows != key_for_dispatch.total_seqlen_q:
+            raise ValueError(
+                f"{name} ends at {rows}; allowed: {key_for_dispatch.total_seqlen_q}, "
+                "the sequence of key_for_dispatch"
+            )
+    return make_flex_key_for_new_mask_after_dispatch(
+        q_ranges, k_ranges, types, key_for_dispatch, dist_attn_config=dist_attn_config
+    )
+
+
+def _old_group(group_or_mesh: Any, renamed: dict[str, Any], function: str) -> Any:
+    """cp_group_or_mesh, or its older name cp_group."""
+    if "cp_group" in renamed:
+        _warn_renamed("cp_group", "cp_group_or_mesh")
+        group_or_mesh = renamed.pop("cp_group")
+    for name in renamed:
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+    if group_or_mesh is None:
+        raise TypeError(f"{function}() misses cp_group_or_mesh")
+    return group_or_mesh
+
+
+def _with_old_sizes(config: DistAttnConfig, pad_size: int, chunk_size: int | None):
+    if pad_size:
+        _warn_renamed("pad_size", None)
+    if chunk_size is None:
+        return config
+    _warn_renamed("chunk_size", "DispatchConfig(chunk_size=...)")
+    dispatch_config = replace(config.dispatch_config, chunk_size=chunk_size)
+    return replace(config, dispatch_config=dispatch_config)
+
+
+def _warn_renamed(old: str, new: str | None) -> None:
+    advice = f"use {new}" if new else "it has no effect"
+    warnings.warn(f"{old} is deprecated; {advice}", DeprecationWarning, stacklevel=3)

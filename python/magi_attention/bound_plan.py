@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan on the ranks of a process group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from magi_attention._native import structs
+from magi_attention._native.attention import DTYPE_CODES, TensorStruct
+from magi_attention._native.library import Handle, check, lib, made
+from magi_attention._native.vtable import Communicator
+from magi_attention.comm.process_group import ProcessGroupTransport
+from magi_attention.common.enum import MagiAttentionPrecision
+from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.env import comm, general
+from magi_attention.functional import _shards
+from magi_attention.functional._checks import check_params, check_qkv, check_sink
+from magi_attention.functional.dist_attn import DistAttention, register
+
+if TYPE_CHECKING:
+    from magi_attention.plan import Plan
+
+_PARTIAL_GRADIENT = 1
+
+
+class _AttentionHandle(Handle):
+    destroy = "magi_attention_destroy"
+    __slots__ = ("_communicator",)
+
+    def __init__(self, plan: "Plan", communicator: Communicator) -> None:
+        super().__init__(made(lib.magi_attention_create, plan.handle.address, communicator.address))
+        self._communicator = communicator
+
+
+def rank_of(cp_group: dist.ProcessGroup | None) -> int:
+    """This process's rank in the group; ValueError unless it has one."""
+    if cp_group is None:
+        return 0
+    try:
+        rank = dist.get_rank(cp_group)
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise RuntimeError(f"cp_group is not usable; allowed: a live group ({error})") from None
+    if rank < 0:
+        raise ValueError("cp_group does not hold this process; allowed: a group that does")
+    return rank
+
+
+def size_of(cp_group: dist.ProcessGroup | None) -> int:
+    rank_of(cp_group)
+    return 1 if cp_group is None else dist.get_world_size(cp_group)
+
+
+def make_communicator(cp_group: dist.ProcessGroup | None) -> Communicator:
+    if cp_group is None or dist.get_world_size(cp_group) == 1:
+        return Communicator.alone()
+    return Communicator.over(ProcessGroupTransport(cp_group))
+
+
+class BoundPlan:
+    """Runs a plan as one rank. dispatch makes no communication; undispatch, roll and calc_attn are
+    collective, in the same order on all ranks. Sequences are axis 0 unless said otherwise.
+    """
+
+    def __init__(
+        self,
+        plan: "Plan",
+        cp_group: dist.ProcessGroup | None = None,
+        communicator: Communicator | None = None,
+    ) -> None:
+        self.rank = rank_of(cp_group)
+        if size_of(cp_group) != plan.cp_size:
+            raise ValueError(
+                f"cp_group has {size_of(cp_group)} ranks; allowed: {plan.cp_size}, the plan's"
+            )
+        self.plan = plan
+        self.cp_group = cp_group
+        self.communicator = communicator or make_communicator(cp_group)
+        self.number = register(self)
+        self.local_rows = plan.rows_of(self.rank)
+        self.total_seqlen = plan.total_seqlen
+        self.precision = general.precision()
+        self._dsink_op = comm.dsink_all_reduce_op()
+        ids = plan.placement.position_ids(self.rank, self.total_seqlen)
+        self._position_ids = torch.tensor(ids, dtype=torch.int64)
+        self._num_valid = self._count_valid()
+        self._attention: _AttentionHandle | None = None
+
+    def _count_valid(self) -> int:
+        """Local rows that are not padding; these come first."""
+        info = self.plan.placement.info()
+        chunk, count = info.chunk_size, 0
+        for index in range(info.num_chunks):
+            if info.chunk_rank[index] == self.rank:
+                begin = index * chunk
+                end = min(begin + chunk, info.num_rows)
+                count += max(0, min(end, self.total_seqlen) - begin)
+        return count
+
+    @property
+    def attention(self) -> _AttentionHandle:
+        """Made at the first call, which compares the ranks' plans."""
+        if self._attention is None:
+            self._attention = _AttentionHandle(self.plan, self.communicator)
+        return self._attention
+
+    def calc_attn(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sink: torch.Tensor | None = None,
+        softmax_scale: float | None = None,
+        softcap: float = 0.0,
+        return_max_logits: bool = False,
+        sink_layout: str = "sh",
+    ) -> tuple[torch.Tensor, AttnForwardMeta]:
+        """As flex_flash_attn_func on this rank's rows; max_logits are those of all ranks."""
+        return attend(
+            self.number, (self.rank, self.local_rows), self.precision, (q, k, v),
+            (sink, sink_layout, softmax_scale, softcap, return_max_logits),
+        )  # fmt: skip
+
+    def dispatch(self, x: torch.Tensor, pad_value: float = 0.0) -> torch.Tensor:
+        """x [total_seqlen, ...], the same on every rank -> this rank's rows."""
+        self._check_rows("x", x, self.total_seqlen)
+        return _shards.Dispatch.apply(x, self, pad_value)
+
+    def undispatch(self, x: torch.Tensor, is_partial_grad: bool = False) -> torch.Tensor:
+        """This rank's rows -> [total_seqlen, ...] on every rank. is_partial_grad: gradients of
+        ranks are parts of a sum, else every rank holds the whole.
+        """
+        self._check_rows("x", x, self.local_rows)
+        return _shards.Undispatch.apply(x, self, is_partial_grad)
+
+    def roll(self, x: torch.Tensor, shift: int, dim: int = 0) -> torch.Tensor:
+        """torch.roll along the sequence, axis `dim`, of which every rank holds its rows."""
+        moved = x.movedim(dim, 0)
+        self._check_rows("x", moved, self.local_rows)
+        return _shards.Roll.apply(moved, self, shift).movedim(0, dim)
+
+    @property
+    def position_ids(self) -> torch.Tensor:
+        """int64 [local rows]: row of the sequence; padding counts as the last row."""
+        return self._position_ids
+
+    def _check_rows(self, name: str, x: torch.Tensor, rows: int) -> None:
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; allowed: a torch.Tensor")
+        if x.dim() == 0 or x.shape[0] != rows:
+            raise ValueError(f"{name} has shape {list(x.shape)}; allowed: [{rows}, ...]")
+
+    def select_rows(self, x: torch.Tensor, pad_value: float) -> torch.Tensor:
+        """Own rows of a global tensor; padding rows hold pad_value."""
+        local = x.index_select(0, self._position_ids.to(x.device))
+        if self._num_valid < self.local_rows:
+            local[self._num_valid :] = pad_value
+        return local
+
+    def gather_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Everyone's rows in the order of the sequence, without padding."""
+        local = _exchangeable(x)
+        whole = local.new_empty((self.total_seqlen, local.shape[1]))
+        placement, group = self.plan.placement.address, self.communicator.address
+        source, target = TensorStruct(local), TensorStruct(whole)
+        check(lib.magi_undispatch(source.address, placement, group, target.address, None))
+        return whole.to(x.dtype).view(self.total_seqlen, *x.shape[1:])
+
+    def reduce_rows(self, grad: torch.Tensor) -> torch.Tensor:
+        """Own rows of the sum of everyone's global tensors; padding rows are 0."""
+        whole = _exchangeable(grad)
+        local = whole.new_empty((self.local_rows, whole.shape[1]))
+        source, target = TensorStruct(whole), TensorStruct(local)
+        args = structs.UndispatchGradient(
+            global_gradient=source.address, local_gradient=target.address, mode=_PARTIAL_GRADIENT
+        )
+        placement, group = self.plan.placement.address, self.communicator.address
+        check(lib.magi_undispatch_backward(args.address, placement, group, None))
+        return local.view(self.local_rows, *grad.shape[1:])
+
+    def roll_rows(self, x: torch.Tensor, shift: int) -> torch.Tensor:
+        local = _exchangeable(x)
+        rolled = torch.empty_like(local)
+        source, target = TensorStruct(local), TensorStruct(rolled)
+        args = structs.RollArgs(
+            local=source.address, out=target.address, num_valid_rows=self.total_seqlen, shift=shift
+        )
+        placement, group = self.plan.placement.address, self.communicator.address
+        check(lib.magi_roll(args.address, placement, group, None))
+        return rolled.to(x.dtype).view(x.shape)
+
+    def reduce_dsink(self, dsink: torch.Tensor) -> None:
+        """Sums or averages a shared sink's gradient over ranks where the environment asks."""
+        if self._dsink_op == "none" or self.plan.cp_size == 1:
+            return
+        dist.all_reduce(dsink, group=self.cp_group)
+        if self._dsink_op == "avg":
+            dsink /= self.plan.cp_size
+
+
+def _exchangeable(x: torch.Tensor) -> torch.Tensor:
+    """[rows, elements], contiguous, in a type the library moves."""
+    if x.device.type != "cpu":
+        raise RuntimeError(
+            f"x is on {x.device}; allowed: cpu, as this build holds no GPU transport"
+        )
+    width = x[0].numel() if x.shape[0] else 1
+    flat = x.contiguous().view(x.shape[0], width)
+    return flat if flat.dtype in DTYPE_CODES else flat.to(torch.int64)
+
+
+def attend(
+    number: int,
+    place: tuple[int, int],
+    precision: MagiAttentionPrecision | None,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    options: tuple,
+) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """Attention by the plan numbered `number`; place: (rank, its rows)."""
+    q, k, v = qkv
+    sink, sink_layout, softmax_scale, softcap, return_max_logits = options
+    check_qkv(q, k, v)
+    for name, tensor in (("q", q), ("k", k)):
+        if tensor.shape[0] != place[1]:
+            raise ValueError(
+                f"{name} has {tensor.shape[0]} rows; allowed: {place[1]}, "
+                f"the plan's rows of rank {place[0]}"
+            )
+    given_dtype = q.dtype
+    if precision is not None:
+        dtype = precision.to_torch_dtype()
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    scale = check_params(softmax_scale, softcap)
+    sink, layout = check_sink(sink, sink_layout, q)
+    out, lse, max_logits = DistAttention.apply(
+        q, k, v, sink, number, scale, softcap, layout, return_max_logits
+    )
+    meta = AttnForwardMeta(lse=lse, max_logits=max_logits if return_max_logits else None)
+    return out.to(given_dtype), meta

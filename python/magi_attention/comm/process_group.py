@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row exchanges over a torch.distributed process group, by its all-to-all."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import torch
+import torch.distributed as dist
+
+from magi_attention._native.vtable import CAST, LSE_MERGE, Exchange
+from magi_attention.errors import CommError
+
+# A message is a header of two int64, plan digest and (kind, wave), then the rows of each tensor,
+# every part padded to this many bytes.
+_ALIGNMENT = 16
+_HEADER_BYTES = 16
+
+_Rows = list[tuple[int, int]]  # (first row, rows)
+
+
+class ProcessGroupTransport:
+    """One rank of a process group. All ranks start the same exchanges in the same order."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.num_ranks = dist.get_world_size(group)
+        self.backend = b"process_group"
+        self.bytes_to_peer = [0] * self.num_ranks
+        self.messages = self.casts = self.reduces = 0
+        self._aborted: str | None = None
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        def call() -> list[bytes]:
+            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_ranks)]
+            dist.all_gather(sizes, torch.tensor([len(data)]), group=self.group)
+            capacity = max(int(size) for size in sizes)
+            if capacity == 0:
+                return [b""] * self.num_ranks
+            padded = torch.zeros(capacity, dtype=torch.uint8)
+            if data:
+                padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            gathered = [torch.empty_like(padded) for _ in range(self.num_ranks)]
+            dist.all_gather(gathered, padded, group=self.group)
+            return [bytes(part[: int(n)].tolist()) for part, n in zip(gathered, sizes)]
+
+        return self._translated(call)
+
+    def start(self, exchange: Exchange) -> Callable[[], None]:
+        is_cast = exchange.kind == CAST
+        send = _by_peer(exchange.owned if is_cast else exchange.needed, self.num_ranks)
+        receive = _by_peer(exchange.needed if is_cast else exchange.owned, self.num_ranks)
+        header = _header(exchange)
+        send_sizes = [_message_bytes(exchange.inputs, rows) for rows in send]
+        # A reduce takes the sender's type, which may be narrower than the owner's.
+        models = exchange.outputs if is_cast else exchange.inputs
+        receive_sizes = [_message_bytes(models, rows) for rows in receive]
+        sent = torch.empty(sum(send_sizes), dtype=torch.uint8)
+        for message, rows in zip(sent.split(send_sizes), send):
+            if rows:
+                _pack(message, header, exchange.inputs, rows)
+        received = torch.empty(sum(receive_sizes), dtype=torch.uint8)
+        self._count(exchange, send)
+        work = self._translated(
+            lambda: dist.all_to_all_single(
+                received, sent, receive_sizes, send_sizes, group=self.group, async_op=True
+            )
+        )
+
+        def wait() -> None:
+            self._translated(work.wait)
+            messages = [
+                (peer, _unpack(message, header, models, rows, peer, self.rank), rows)
+                for peer, (message, rows) in enumerate(zip(received.split(receive_sizes), receive))
+                if rows
+            ]
+            if is_cast:
+                for _, parts, rows in messages:
+                    _store(parts, exchange.outputs, rows)
+            elif exchange.kind == LSE_MERGE:
+                for _, parts, rows in messages:
+                    _merge(parts, exchange.outputs, rows)
+            else:
+                for _, parts, rows in messages:
+                    _add(parts, exchange.outputs, rows)
+            del sent_alive[:]
+
+        sent_alive = [sent]  # the bytes must live until the wait is over
+        return wait
+
+    def abort(self, reason: str) -> None:
+        """Later calls of this rank fail; ranks that wait end at the group's own timeout."""
+        self._aborted = reason
+
+    def _count(self, exchange: Exchange, send: list[_Rows]) -> None:
+        row_bytes = sum(_row_bytes(tensor) for tensor in exchange.inputs)
+        for peer, rows in enumerate(send):
+            if rows:
+                self.bytes_to_peer[peer] += row_bytes * sum(count for _, count in rows)
+                self.messages += 1
+        if exchange.kind == CAST:
+            self.casts += 1
+        else:
+            self.reduces += 1
+
+    def _translated(self, call):
+        """The result of a call of torch.distributed; its errors become CommError."""
+        if self._aborted is not None:
+            raise CommError(f"rank {self.rank} aborted: {self._aborted}", CommError.ABORTED)
+        try:
+            return call()
+        except Exception as error:
+            text = str(error)
+            code = CommError.SYSTEM
+            if "imed out" in text or "imeout" in text:
+                code = CommError.TIMEOUT
+            elif "closed by peer" in text or "reset by peer" in text or "Broken pipe" in text:
+                code = CommError.PEER_DIED
+            raise CommError(f"cp_group of rank {self.rank} failed: {text}", code) from error
+
+
+def _by_peer(records: list[tuple[int, int, int]], num_ranks: int) -> list[_Rows]:
+    rows: list[_Rows] = [[] for _ in range(num_ranks)]
+    for peer, row, count in records:
+        rows[peer].append((row, count))
+    return rows
+
+
+def _header(exchange: Exchange) -> torch.Tensor:
+    digest = exchange.digest - (1 << 64) if exchange.digest >> 63 else exchange.digest
+    return torch.tensor([digest, exchange.kind << 32 | exchange.wave], dtype=torch.int64)
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    return tensor[0].numel() * tensor.itemsize if tensor.shape[0] else 0
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _message_bytes(tensors: list[torch.Tensor], rows: _Rows) -> int:
+    if not rows:
+        return 0
+    count = sum(n for _, n in rows)
+    return _HEADER_BYTES + sum(_padded(count * _row_elements(t) * t.itemsize) for t in tensors)
+
+
+def _row_elements(tensor: torch.Tensor) -> int:
+    elements = 1
+    for extent in tensor.shape[1:]:
+        elements *= extent
+    return elements
+
+
+def _parts(message: torch.Tensor, tensors: list[torch.Tensor], rows: _Rows) -> list[torch.Tensor]:
+    """The rows of each tensor inside a message, [rows, ...]."""
+    count, offset, parts = sum(n for _, n in rows), _HEADER_BYTES, []
+    for tensor in tensors:
+        num_bytes = count * _row_elements(tensor) * tensor.itemsize
+        part = message[offset : offset + num_bytes].view(tensor.dtype)
+        parts.append(part.view(count, *tensor.shape[1:]))
+        offset += _padded(num_bytes)
+    return parts
+
+
+def _pack(message: torch.Tensor, header: torch.Tensor, tensors: list, rows: _Rows) -> None:
+    message[:_HEADER_BYTES].view(torch.int64).copy_(header)
+    for part, tensor in zip(_parts(message, tensors, rows), tensors):
+        begin = 0
+        for row, count in rows:
+            part[begin : begin + count].copy_(tensor[row : row + count])
+            begin += count
+
+
+def _unpack(message, header, tensors, rows: _Rows, peer: int, rank: int) -> list[torch.Tensor]:
+    found = message[:_HEADER_BYTES].view(torch.int64)
+    if not torch.equal(found, header):
+        raise CommError(
+            f"rank {peer} sent rank {rank} rows of another exchange (plan digest "
+            f"{found[0].item() & (1 << 64) - 1:016x}, wave {found[1].item() & 0xFFFFFFFF}); "
+            f"allowed: plan digest {header[0].item() & (1 << 64) - 1:016x}, "
+            f"wave {header[1].item() & 0xFFFFFFFF}",
+            CommError.PLAN_MISMATCH,
+        )
+    return _parts(message, tensors, rows)
+
+
+def _targets(parts: list[torch.Tensor], outputs: list[torch.Tensor], rows: _Rows):
+    """(received rows of each tensor, where they go) run by run."""
+    begin = 0
+    for row, count in rows:
+        yield (
+            [part[begin : begin + count] for part in parts],
+            [output[row : row + count] for output in outputs],
+        )
+        begin += count
+
+
+def _store(parts, outputs, rows: _Rows) -> None:
+    for received, targets in _targets(parts, outputs, rows):
+        for part, target in zip(received, targets):
+            target.copy_(part)
+
+
+def _add(parts, outputs, rows: _Rows) -> None:
+    for received, targets in _targets(parts, outputs, rows):
+        for part, target in zip(received, targets):
+            target.add_(part)
+
+
+def _merge(parts, outputs, rows: _Rows) -> None:
+    """(out, lse) pairs joined as softmax results over disjoint keys."""
+    for received, targets in _targets(parts, outputs, rows):
+        for i in range(0, len(targets), 2):
+            out, lse = targets[i], targets[i + 1]
+            merged = torch.logaddexp(lse, received[i + 1])
+            keep = torch.exp(lse - merged).nan_to_num(0.0).unsqueeze(-1)
+            add = torch.exp(received[i + 1] - merged).nan_to_num(0.0).unsqueeze(-1)
+            out.copy_(out * keep + received[i] * add)
+            lse.copy_(merged)

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention and its parts as functions of tensors."""
+
+from magi_attention.functional.flex_flash_attn import flex_flash_attn_func
+from magi_attention.functional.utils import (
+    correct_attn_lse,
+    correct_attn_lse_with_sink,
+    correct_attn_out,
+    correct_attn_out_lse,
+    correct_attn_out_lse_with_sink,
+    correct_attn_out_with_sink,
+)
+
+__all__ = [
+    "correct_attn_lse",
+    "correct_attn_lse_with_sink",
+    "correct_attn_out",
+    "correct_attn_out_lse",
+    "correct_attn_out_lse_with_sink",
+    "correct_attn_out_with_sink",
+    "flex_flash_attn_func",
+]

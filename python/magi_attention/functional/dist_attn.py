@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over the ranks of a group: the operators and their gradient."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from magi_attention._native import attention as native
+from magi_attention.functional._ops import define, empty_gradients, empty_result
+
+if TYPE_CHECKING:
+    from magi_attention.bound_plan import BoundPlan
+
+# Operators name the plan they run by a number.
+_bound_plans: "weakref.WeakValueDictionary[int, BoundPlan]" = weakref.WeakValueDictionary()
+_last_number = 0
+
+
+def register(bound: "BoundPlan") -> int:
+    """A number that names the plan in operators for as long as it lives."""
+    global _last_number
+    _last_number += 1
+    _bound_plans[_last_number] = bound
+    return _last_number
+
+
+def _find(number: int) -> "BoundPlan":
+    bound = _bound_plans.get(number)
+    if bound is None:
+        raise ValueError(f"the plan numbered {number} is gone: its key left the cache")
+    return bound
+
+
+def _forward_fake(q, k, v, sink, plan, scale, softcap, sink_layout, with_max_logits):
+    return empty_result(q, v, with_max_logits)
+
+
+def _forward(q, k, v, sink, plan, scale, softcap, sink_layout, with_max_logits):
+    out, lse, max_logits = empty_result(q, v, with_max_logits)
+    native.forward(
+        native.dist_forward,
+        _find(plan).attention.address,
+        (q, k, v, sink, scale, softcap, sink_layout),
+        (out, lse, max_logits if with_max_logits else None),
+    )
+    return out, lse, max_logits
+
+
+def _backward_fake(dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, sink_layout):
+    return empty_gradients(q, k, v, sink)
+
+
+def _backward(dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, sink_layout):
+    bound = _find(plan)
+    dq, dk, dv, dsink = empty_gradients(q, k, v, sink)
+    native.backward(
+        native.dist_backward,
+        bound.attention.address,
+        (q, k, v, sink, scale, softcap, sink_layout),
+        (out, lse, None),
+        (
+            dout.contiguous(),
+            None if dlse is None else dlse.contiguous(),
+            dq, dk, dv,
+            None if sink is None else dsink,
+        ),
+    )  # fmt: skip
+    if sink is not None and sink_layout == 0:
+        bound.reduce_dsink(dsink)
+    return dq, dk, dv, dsink
+
+
+define(
+    "dist_forward",
+    "(Tensor q, Tensor k, Tensor v, Tensor? sink, SymInt plan, float scale, float softcap,"
+    " int sink_layout, bool with_max_logits) -> (Tensor, Tensor, Tensor)",
+    _forward_fake,
+    _forward,
+    tags=(torch.Tag.cudagraph_unsafe,),
+)
+define(
+    "dist_backward",
+    "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
+    " Tensor? sink, SymInt plan, float scale, float softcap, int sink_layout)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _backward_fake,
+    _backward,
+    tags=(torch.Tag.cudagraph_unsafe,),
+)
+_forward_op = torch.ops.magi_attention.dist_forward.default
+_backward_op = torch.ops.magi_attention.dist_backward.default
+
+
+class DistAttention(torch.autograd.Function):
+    """out, lse and max_logits of this rank's rows; gradients come through out and lse."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, sink, plan, scale, softcap, layout, with_max_logits):
+        out, lse, max_logits = _forward_op(
+            q, k, v, sink, plan, scale, softcap, layout, with_max_logits
+        )
+        ctx.save_for_backward(q, k, v, out, lse, sink)
+        ctx.params = (plan, scale, softcap, layout)
+        ctx.mark_non_differentiable(max_logits)
+        return out, lse, max_logits
+
+    @staticmethod
+    def backward(ctx, dout, dlse, _dmax_logits):
+        q, k, v, out, lse, sink = ctx.saved_tensors
+        dq, dk, dv, dsink = _backward_op(dout, dlse, q, k, v, out, lse, sink, *ctx.params)
+        return dq, dk, dv, None if sink is None else dsink, None, None, None, None, None

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention on one device under any mask of ranges."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.functional._checks import check_params, check_qkv, check_sink
+from magi_attention.functional._ops import flex_backward_op, flex_forward_op
+
+# Arguments of older releases, without effect.
+_RETIRED = ("max_seqlen_k",)
+
+
+class _FlexAttention(torch.autograd.Function):
+    """out, lse and max_logits; gradients come through out and lse."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, layout, with_max):
+        out, lse, max_logits = flex_forward_op(
+            q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, layout, with_max
+        )
+        ctx.save_for_backward(q, k, v, out, lse, q_ranges, k_ranges, types, sink)
+        ctx.params = (scale, softcap, layout)
+        ctx.mark_non_differentiable(max_logits)
+        return out, lse, max_logits
+
+    @staticmethod
+    def backward(ctx, dout, dlse, _dmax_logits):
+        q, k, v, out, lse, q_ranges, k_ranges, types, sink = ctx.saved_tensors
+        dq, dk, dv, dsink = flex_backward_op(
+            dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, *ctx.params
+        )
+        no_mask = (None, None, None)
+        return dq, dk, dv, *no_mask, None if sink is None else dsink, None, None, None, None
+
+
+def flex_flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_ranges: torch.Tensor | None = None,
+    k_ranges: torch.Tensor | None = None,
+    attn_type_map: torch.Tensor | None = None,
+    *,
+    index_attn_indices: torch.Tensor | None = None,
+    q_block_size: int = 1,
+    k_block_size: int = 1,
+    sink: torch.Tensor | None = None,
+    sink_layout: str = "sh",
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    disable_fwd_atomic_reduction: bool = False,
+    disable_bwd_dkv_atomic_reduction: bool = False,
+    ref_block_size: tuple[int, int] | None = None,
+    max_seqlen_q: int | None = None,
+    auto_range_merge: bool = False,
+    swap_ab: bool = False,
+    pack_gqa: bool = False,
+    cat_gqa: bool = False,
+    sparse_load: bool = False,
+    index_attn: bool = False,
+    swap_bwd_qk_loop: bool = False,
+    return_max_logits: bool = False,
+    **retired,
+) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """Attention of q [rows_q, heads_q, dim] over k, v [rows_k, heads_kv, dim] (v may have another
+    head dim), where slice i lets queries q_ranges[i] see keys k_ranges[i].
+
+    q_ranges, k_ranges: int32 [n, 2], half-open; attn_type_map: int32 [n], 0 full, 1 causal
+    (bottom-right aligned), 2 inverse causal (top-left aligned), 3 both; None: all full. Slices may
+    overlap; a pair in several slices counts several times. heads_q is a multiple of heads_kv.
+
+    sink: logits that add to a row's denominator only, float32 [sinks, heads_q] ("sh") or
+    [rows_q, sinks, heads_q] ("ssh"), 1 to 8 sinks. softmax_scale: default 1 / sqrt(dim). softcap:
+    c > 0 makes a logit c * tanh(logit / c). return_max_logits: the largest softmax_scale * q.k per
+    head, before softcap.
+
+    Returns out [rows_q, heads_q, dim of v] in q's type and a meta with lse [rows_q, heads_q]
+    float32, natural log (float64 for float64 inputs), which gradients come through as well. Rows
+    without keys give out 0 and lse -inf, with a sink the sink's lse.
+
+    deterministic, sm_margin, disable_fwd_atomic_reduction, disable_bwd_dkv_atomic_reduction,
+    ref_block_size, max_seqlen_q, auto_range_merge, swap_ab, pack_gqa, cat_gqa and swap_bwd_qk_loop
+    are accepted and have no effect: results are always reproducible, and tiles are chosen from the
+    mask. index_attn_indices, q_block_size, k_block_size, sparse_load and index_attn raise
+    NotImplementedError. Wrong tensors raise ValueError or TypeError naming the argument.
+    """
+    _check_options(index_attn_indices, q_block_size, k_block_size, sparse_load, index_attn, retired)
+    check_qkv(q, k, v)
+    scale = check_params(softmax_scale, softcap)
+    sink, layout = check_sink(sink, sink_layout, q)
+    types = _check_ranges(q, q_ranges, k_ranges, attn_type_map)
+    out, lse, max_logits = _FlexAttention.apply(
+        q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, layout, return_max_logits
+    )
+    return out, AttnForwardMeta(lse=lse, max_logits=max_logits if return_max_logits else None)
+
+
+def _check_options(indices, q_block_size, k_block_size, sparse_load, index_attn, retired) -> None:
+    asked = {
+        "index_attn": index_attn,
+        "index_attn_indices": indices is not None,
+        "q_block_size": q_block_size != 1,
+        "k_block_size": k_block_size != 1,
+        "sparse_load": sparse_load,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise NotImplementedError(f"{name} is not available; give q_ranges and k_ranges")
+    for name in retired:
+        if name not in _RETIRED:
+            raise TypeError(f"flex_flash_attn_func() got an unexpected keyword argument {name!r}")
+        warnings.warn(f"{name} is deprecated and has no effect", DeprecationWarning, stacklevel=3)
+
+
+def _check_ranges(q, q_ranges, k_ranges, attn_type_map) -> torch.Tensor:
+    """The type per slice, or one for all."""
+    for name, ranges in (("q_ranges", q_ranges), ("k_ranges", k_ranges)):
+        if not isinstance(ranges, torch.Tensor):
+            raise TypeError(f"{name} is a {type(ranges).__name__}; allowed: an int32 tensor [n, 2]")
+        _check_index_tensor(name, ranges, q)
+        if ranges.dim() != 2 or ranges.shape[1] != 2:
+            raise ValueError(f"{name} has shape {list(ranges.shape)}; allowed: [n, 2]")
+    if q_ranges.shape[0] != k_ranges.shape[0]:
+        raise ValueError(
+            f"k_ranges has {k_ranges.shape[0]} rows; allowed: {q_ranges.shape[0]}, as q_ranges"
+        )
+    if attn_type_map is None:
+        return q_ranges.new_zeros((q_ranges.shape[0],))
+    if not isinstance(attn_type_map, torch.Tensor):
+        raise TypeError(
+            f"attn_type_map is a {type(attn_type_map).__name__}; allowed: an int32 tensor [n]"
+        )
+    _check_index_tensor("attn_type_map", attn_type_map, q)
+    if tuple(attn_type_map.shape) != (q_ranges.shape[0],):
+        raise ValueError(
+            f"attn_type_map has shape {list(attn_type_map.shape)}; allowed: [{q_ranges.shape[0]}]"
+        )
+    return attn_type_map
+
+
+def _check_index_tensor(name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
+    if tensor.dtype != torch.int32:
+        raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: int32")
+    if tensor.device != q.device:
+        raise ValueError(f"{name} is on {tensor.device}; allowed: {q.device}, the device of q")

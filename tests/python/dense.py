@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dense float64 attention by definition, differentiable by torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class Mask:
+    """Slices: q ranges, k ranges, types as numbers (0 full, 1 causal, 2 inverse, 3 both)."""
+
+    q_ranges: list[tuple[int, int]]
+    k_ranges: list[tuple[int, int]]
+    types: list[int]
+    rows_q: int
+    rows_k: int
+
+    def multiplicity(self) -> torch.Tensor:
+        """How many slices show each pair, [rows_q, rows_k]."""
+        counts = torch.zeros(self.rows_q, self.rows_k, dtype=torch.float64)
+        diagonal = torch.arange(self.rows_k)[None, :] - torch.arange(self.rows_q)[:, None]
+        for (q0, q1), (k0, k1), kind in zip(self.q_ranges, self.k_ranges, self.types):
+            band = diagonal[q0:q1, k0:k1]
+            seen = torch.ones_like(band, dtype=torch.bool)
+            if kind & 1:
+                seen &= band <= k1 - q1
+            if kind & 2:
+                seen &= band >= k0 - q0
+            counts[q0:q1, k0:k1] += seen
+        return counts
+
+
+def attention(q, k, v, mask: Mask, sink=None, scale=None, softcap=0.0):
+    """out, lse, max_logits; sink [sinks, heads] or [rows, sinks, heads]."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+    scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
+    raw = torch.einsum("qhd,khd->hqk", q, k) * scale
+    counts = mask.multiplicity()
+    logits = softcap * torch.tanh(raw / softcap) if softcap else raw
+    logits = logits + counts.log()
+    if sink is not None:
+        rows = sink if sink.dim() == 3 else sink.expand(q.shape[0], *sink.shape)
+        logits = torch.cat((logits, rows.permute(2, 0, 1)), -1)
+    lse = torch.logsumexp(logits, -1)
+    weights = torch.exp(logits - torch.where(lse.isinf(), 0.0, lse).unsqueeze(-1))
+    out = torch.einsum("hqk,khd->qhd", weights[..., : k.shape[0]], v)
+    max_logits = raw.masked_fill(counts == 0, -math.inf).amax((1, 2))
+    return out, lse.T, max_logits
+
+
+def masks(rows: int) -> dict[str, Mask]:
+    """The kinds of masks of packed and long-context training, over `rows` rows."""
+    a, b, c = rows // 5, rows // 2, rows - rows // 4
+    documents = [(0, a), (a, b), (b, c), (c, rows)]
+
+    def square(q_ranges, k_ranges, types):
+        return Mask(q_ranges, k_ranges, types, rows, rows)
+
+    def one_type(q_ranges, k_ranges, kind):
+        return square(q_ranges, k_ranges, [kind] * len(q_ranges))
+
+    block = [(0, a), (0, b), (b, c), (b, rows)]
+    small = [(i, min(i + 7, rows)) for i in range(0, rows, 7)]
+    return {
+        "full": one_type([(0, rows)], [(0, rows)], 0),
+        "causal": one_type([(0, rows)], [(0, rows)], 1),
+        "varlen_full": one_type(documents, documents, 0),
+        "varlen_causal": one_type(documents, documents, 1),
+        "varlen_block_causal": one_type(documents, block, 0),
+        "block_causal_q_overlap": one_type(
+            [(0, a), (a, c), (b, c), (c, rows)], [(0, a), (0, b), (b, c), (0, rows)], 0
+        ),
+        "bi_causal_q_overlap": square(
+            [(0, b), (a, c), (c, rows)], [(0, c), (c, rows), (0, rows)], [3, 3, 3]
+        ),
+        "four_types": square(
+            documents, [(0, b), (a, c), (0, rows), (b, rows)], [0, 1, 2, 3]
+        ),
+        "small_pieces": one_type(small, small, 1),
+        "prefix": square([(0, rows), (a, rows)], [(0, a), (a, rows)], [0, 1]),
+        "empty_rows": one_type([(a, b)], [(0, a)], 1),
+        "nothing": one_type([(0, a)], [(0, 0)], 0),
+    }

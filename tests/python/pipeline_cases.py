@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases that every rank runs: each compares the whole pipeline with dense float64 attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import dense
+import torch
+import torch.distributed as dist
+
+from magi_attention import api
+from magi_attention.common import AttnMaskType, AttnRanges
+
+TOLERANCE = 1e-9  # of float64 values of order 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    mask: str = "varlen_causal"
+    rows: int = 150
+    heads: tuple[int, int] = (8, 2)
+    head_dim: int = 16
+    degree: int | None = 1
+    dtype: str = "float64"
+    alg: str = "AutoDispatchAlg"
+    chunk_size: int | None = None
+    uneven: bool = False
+    sinks: int = 0
+    sink_per_row: bool = False
+    softcap: float = 0.0
+    scale: float | None = None
+    is_partial_grad: bool = False
+    with_lse_gradient: bool = False
+
+    def config(self) -> api.DistAttnConfig:
+        mode = api.AttnOverlapMode.DYNAMIC if self.degree is None else api.AttnOverlapMode.STATIC
+        return api.DistAttnConfig(
+            dispatch_config=api.DispatchConfig(
+                chunk_size=self.chunk_size,
+                uneven_shard=self.uneven,
+                alg=getattr(api, self.alg)(),
+            ),
+            overlap_config=api.OverlapConfig(mode=mode, degree=self.degree, min_chunk_size=8),
+        )
+
+
+def make_key(mask: dense.Mask, case: Case, group):
+    return api.magi_attn_flex_key(
+        AttnRanges.from_ranges(mask.q_ranges),
+        AttnRanges.from_ranges(mask.k_ranges),
+        [AttnMaskType.from_int_type(kind) for kind in mask.types],
+        mask.rows_q,
+        mask.rows_k,
+        *case.heads,
+        case.head_dim,
+        cp_group_or_mesh=group,
+        dist_attn_config=case.config(),
+    )
+
+
+def make_tensors(case: Case, seed: int = 0):
+    """q, k, v, sink (or None) and the gradients of out and lse: the same on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    heads_q, heads_kv = case.heads
+
+    def random(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    q = random(case.rows, heads_q, case.head_dim)
+    k, v = random(case.rows, heads_kv, case.head_dim), random(case.rows, heads_kv, case.head_dim)
+    sink = None
+    if case.sinks:
+        lead = (case.rows,) if case.sink_per_row else ()
+        sink = random(*lead, case.sinks, heads_q)
+    return q, k, v, sink, random(*q.shape), random(case.rows, heads_q)
+
+
+def visible_lse(lse: torch.Tensor) -> torch.Tensor:
+    return lse[lse.isfinite()]
+
+
+def expected(mask: dense.Mask, case: Case, tensors):
+    q, k, v, sink, dout, dlse = tensors
+    inputs = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+    sink = None if sink is None else sink.detach().clone().requires_grad_()
+    out, lse, max_logits = dense.attention(*inputs, mask, sink, case.scale, case.softcap)
+    loss = (out * dout).sum()
+    if case.with_lse_gradient:
+        loss = loss + (lse * dlse)[lse.isfinite()].sum()
+    loss.backward()
+    gradients = [t.grad for t in inputs] + [None if sink is None else sink.grad]
+    return out.detach(), lse.detach(), max_logits.detach(), gradients
+
+
+def check_close(name: str, found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
+    assert found.shape == wanted.shape, f"{name}: {found.shape} for {wanted.shape}"
+    assert not found.isnan().any(), f"{name} holds NaN"
+    same_infinities = torch.equal(found.isinf(), wanted.isinf())
+    assert same_infinities, f"{name}: infinities differ"
+    finite = wanted.isfinite()
+    error = (found.double() - wanted)[finite].abs().max().item() if finite.any() else 0.0
+    assert error <= tolerance, f"{name}: error {error:.3g} above {tolerance:.3g}"
+
+
+def run_attention(key, case: Case, tensors):
+    """The pipeline on this rank: global out, lse, max_logits and gradients of q, k, v, sink."""
+    dtype = getattr(torch, case.dtype)
+    q, k, v, sink, dout, dlse = tensors
+    leaves = [t.detach().clone().to(dtype).requires_grad_() for t in (q, k, v)]
+    local_sink = None
+    if sink is not None:
+        wide = torch.float64 if case.dtype == "float64" else torch.float32
+        local_sink = api.dispatch(sink, key) if case.sink_per_row else sink.clone()
+        local_sink = local_sink.to(wide).detach().requires_grad_()
+    local = [api.dispatch(t, key) for t in leaves]
+    out, meta = api.calc_attn(
+        *local, key, local_sink, case.scale, case.softcap, return_max_logits=True
+    )
+    whole = api.undispatch(out, key, case.is_partial_grad)
+    upstream = dout.to(dtype)
+    if case.is_partial_grad:  # ranks hold parts that add up to the gradient
+        upstream = upstream / dist.get_world_size(key.cp_group)
+    loss = (whole * upstream).sum()
+    if case.with_lse_gradient:
+        local_dlse = api.dispatch(dlse, key)
+        finite = meta.lse.isfinite()
+        loss = loss + (meta.lse[finite] * local_dlse[finite].to(meta.lse.dtype)).sum()
+    loss.backward()
+    dsink = None if local_sink is None else local_sink.grad
+    if dsink is not None:
+        if case.sink_per_row:
+            dsink = api.undispatch(dsink, key)
+        else:
+            dist.all_reduce(dsink, group=key.cp_group)
+    gradients = [t.grad for t in leaves] + [dsink]
+    return whole.detach(), api.undispatch(meta.lse.detach(), key), meta.max_logits, gradients
+
+
+def pipeline(group, case: Case) -> None:
+    mask = dense.masks(case.rows)[case.mask]
+    tensors = make_tensors(case)
+    if case.with_lse_gradient and case.is_partial_grad:
+        raise ValueError("a case takes one of both")
+    key = make_key(mask, case, group)
+    found = run_attention(key, case, tensors)
+    wanted = expected(mask, case, tensors)
+    for name, f, w in zip(("out", "lse", "max_logits"), found, wanted):
+        check_close(name, f, w, TOLERANCE)
+    check_gradients(found[3], wanted[3])
+    api.clear_cache(group)
+
+
+def check_gradients(found, wanted) -> None:
+    """dq, dk, dv must be there; dsink where there was a sink."""
+    for name, f, w in zip(("dq", "dk", "dv", "dsink"), found, wanted):
+        if name == "dsink" and w is None:
+            assert f is None
+            continue
+        check_close(name, f, w, TOLERANCE)
+
+
+def low_precision(group, case: Case) -> None:
+    """Errors at most twice those of dense attention in the same type, plus its rounding."""
+    mask = dense.masks(case.rows)[case.mask]
+    dtype = getattr(torch, case.dtype)
+    rounded = [None if t is None else t.to(dtype).double() for t in make_tensors(case)]
+    key = make_key(mask, case, group)
+    found = run_attention(key, case, rounded)
+    wanted = expected(mask, case, rounded)
+    inputs = [t.detach().to(dtype).requires_grad_() for t in rounded[:3]]
+    low, _, _ = dense.attention(*inputs, _InType(mask, dtype))
+    low.backward(rounded[4].to(dtype))
+    pairs = [("out", found[0], wanted[0], low.detach())]
+    for i, name in enumerate(("dq", "dk", "dv")):
+        pairs.append((name, found[3][i], wanted[3][i], inputs[i].grad))
+    for name, f, w, reference in pairs:
+        rounding = torch.finfo(dtype).eps * w.abs().max().item()
+        allowed = 2 * (reference.double() - w).abs().max().item() + rounding
+        check_close(name, f, w, allowed)
+    api.clear_cache(group)
+
+
+class _InType:
+    """A mask whose multiplicity is in the type of the inputs."""
+
+    def __init__(self, mask: dense.Mask, dtype: torch.dtype) -> None:
+        self._mask, self._dtype = mask, dtype
+
+    def multiplicity(self) -> torch.Tensor:
+        return self._mask.multiplicity().to(self._dtype)
+
+
+def same_bits(group, case: Case) -> None:
+    """Two runs give the same bits."""
+    mask, tensors = dense.masks(case.rows)[case.mask], make_tensors(case)
+    key = make_key(mask, case, group)
+    first, second = (run_attention(key, case, tensors) for _ in range(2))
+    assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+    for a, b in zip(first[3], second[3]):
+        assert a is None or torch.equal(a, b)
+
+
+def hybrid(group, case: Case) -> None:
+    """Layers of different masks on one placement; keys of a mask on two placements differ."""
+    all_masks = dense.masks(case.rows)
+    tensors = make_tensors(case)
+    first = make_key(all_masks["varlen_causal"], case, group)
+    for name in ("full", "four_types", "varlen_causal"):
+        mask = all_masks[name]
+        other = dataclasses.replace(case.config(), grpcoll_config=api.GrpCollConfig(num_sms=8))
+        key = api.make_flex_key_for_new_mask_after_dispatch(
+            AttnRanges.from_ranges(mask.q_ranges),
+            AttnRanges.from_ranges(mask.k_ranges),
+            [AttnMaskType.from_int_type(kind) for kind in mask.types],
+            first,
+            dist_attn_config=other,
+        )
+        assert torch.equal(api.get_position_ids(key), api.get_position_ids(first))
+        assert key.dist_attn_config.grpcoll_config.num_sms == 8
+        found, wanted = run_attention(key, case, tensors), expected(mask, case, tensors)
+        check_close(name, found[0], wanted[0], TOLERANCE)
+        check_gradients(found[3], wanted[3])
+        assert make_key(mask, case, group) != key
+    bounds = torch.tensor([0, case.rows // 3, case.rows], dtype=torch.int32)
+    varlen = api.make_varlen_key_for_new_mask_after_dispatch(bounds, bounds, first, causal=True)
+    ends = bounds.tolist()
+    documents = list(zip(ends, ends[1:]))
+    mask = dense.Mask(documents, documents, [1, 1], case.rows, case.rows)
+    found, wanted = run_attention(varlen, case, tensors), expected(mask, case, tensors)
+    check_close("varlen", found[0], wanted[0], TOLERANCE)
+    api.clear_cache(group)
+
+
+def shards(group, rows: int, uneven: bool) -> None:
+    """dispatch, undispatch, roll and position ids against plain torch, for several types."""
+    alg = "SequentialDispatchAlg" if uneven else "AutoDispatchAlg"
+    case = Case(rows=rows, uneven=uneven, alg=alg)
+    key = make_key(dense.masks(rows)["varlen_causal"], case, group)
+    ids = api.get_position_ids(key)
+    for dtype in (torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8):
+        x = (torch.arange(rows * 6).reshape(rows, 2, 3) % 251).to(dtype)
+        local = api.dispatch(x, key)
+        assert local.dtype == dtype and local.shape[0] == ids.shape[0]
+        assert torch.equal(api.undispatch(local, key), x)
+    x = torch.arange(rows, dtype=torch.float64)
+    padded = api.dispatch(x, key, pad_value=-1)
+    valid = padded >= 0
+    assert torch.equal(padded[valid].long(), ids[valid]) and (ids[~valid] == rows - 1).all()
+    counts = torch.zeros(rows)
+    counts[ids[valid]] = 1
+    dist.all_reduce(counts, group=group)
+    assert (counts == 1).all()
+    for shift in (0, 1, -1, 7, -rows - 3, 2 * rows + 5):
+        leaf = x.clone().requires_grad_()
+        rolled = api.roll(api.dispatch(leaf, key), shift, 0, key)
+        assert torch.equal(api.undispatch(rolled, key), torch.roll(x, shift))
+        weights = torch.arange(rows, dtype=torch.float64)
+        (api.undispatch(rolled, key) * weights).sum().backward()
+        assert torch.equal(leaf.grad, torch.roll(weights, -shift))
+        wide = api.roll_simple(api.dispatch(torch.stack((x, -x), 1), key).T, shift, 1, key)
+        assert torch.equal(api.undispatch(wide.T, key)[:, 1], -torch.roll(x, shift))
+    api.clear_cache(group)
+
+
+def gradients_of_shards(group, rows: int) -> None:
+    """dispatch gives the whole gradient on every rank; undispatch sums partial gradients."""
+    key = make_key(dense.masks(rows)["causal"], Case(rows=rows), group)
+    x = torch.randn(rows, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    leaf = x.clone().requires_grad_()
+    api.dispatch(leaf, key).pow(3).sum().backward()
+    assert torch.allclose(leaf.grad, 3 * x**2)
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    local = api.dispatch(x, key).requires_grad_()
+    weights = torch.randn(size, rows, 3, generator=torch.Generator().manual_seed(2)).double()
+    (api.undispatch(local, key, is_partial_grad=True) * weights[rank]).sum().backward()
+    assert torch.allclose(local.grad, api.dispatch(weights.sum(0), key))
+    local.grad = None
+    (api.undispatch(local, key) * weights[0]).sum().backward()
+    assert torch.allclose(local.grad, api.dispatch(weights[0], key))
+
+
+def key_cache(group) -> None:
+    """Equal arguments give one key; the most recent one follows the calls; clearing forgets."""
+    case, masks = Case(rows=60), dense.masks(60)
+    first, second = (make_key(masks[name], case, group) for name in ("causal", "full"))
+    assert first is make_key(masks["causal"], case, group) and first != second
+    assert api.get_most_recent_key(group) is first
+    assert set(api.dist_attn_runtime_dict_mgr.keys(group)) == {first, second}
+    types = ["causal"]
+    ranges = AttnRanges.from_ranges([(0, 60)])
+    arguments = (60, 60, *case.heads, case.head_dim)
+    make = api.magi_attn_flex_key
+    a = make(ranges, ranges, types, *arguments, cp_group_or_mesh=group)
+    types[0] = "full"
+    b = make(ranges, ranges, types, *arguments, cp_group_or_mesh=group)
+    ranges[0].end = 50
+    c = make(ranges, ranges, types, *arguments, cp_group_or_mesh=group)
+    assert len({a, b, c}) == 3
+    assert a.attn_mask_type == (AttnMaskType.CAUSAL,) and a.q_ranges[0].end == 60
+    api.clear_cache(group)
+    q = torch.zeros(1, 8, 16)
+    for call in (lambda: api.dispatch(q, first), lambda: api.get_position_ids(first)):
+        try:
+            call()
+        except ValueError as error:
+            assert "cache" in str(error)
+        else:
+            raise AssertionError("a forgotten key was accepted")
+    rows = first._place[1]
+    q, kv = torch.zeros(rows, 8, 16), torch.zeros(rows, 2, 16)
+    try:
+        api.calc_attn(q, kv, kv, first)
+    except ValueError as error:
+        assert "cache" in str(error)
+    else:
+        raise AssertionError("calc_attn took a forgotten key")
+
+
+def deprecated_calls(group) -> None:
+    """Older names work and warn."""
+    bounds = torch.tensor([0, 20, 64], dtype=torch.int32)
+    x = torch.arange(64 * 4.0).reshape(64, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        local, key = api.magi_attn_varlen_dispatch(
+            x, bounds, bounds, 2, 2, 8, pad_size=3, cp_group=group, causal=True, max_seqlen_k=44,
+            chunk_size=4,
+        )  # fmt: skip
+        ranges = AttnRanges.from_cu_seqlens([0, 20, 64], 64)
+        again, flex = api.magi_attn_flex_dispatch(
+            x, ranges, ranges, "causal", 64, 64, 2, 2, 8, 0, group, chunk_size=4
+        )
+    said = {str(w.message).split()[0] for w in caught if w.category is DeprecationWarning}
+    names = {"magi_attn_varlen_dispatch", "magi_attn_flex_dispatch", "pad_size", "cp_group"}
+    assert names | {"max_seqlen_k", "chunk_size"} <= said, said
+    assert flex == key and torch.equal(local, again) and key.chunk_size <= 4
+    assert torch.equal(api.undispatch(local, key), x)
+    api.clear_cache(group)
+
+
+def meshes_and_two_groups(group, case: Case) -> None:
+    """Data parallel x context parallel: two groups of two ranks, each with a mask of its own, as
+    1-D meshes, and one group of four as a 2-D mesh.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    replica = mesh.get_local_rank("dp")
+    name = ("varlen_causal", "four_types")[replica]
+    mask, tensors = dense.masks(case.rows)[name], make_tensors(case, seed=replica)
+    key = make_key(mask, case, mesh["cp"])
+    found, wanted = run_attention(key, case, tensors), expected(mask, case, tensors)
+    check_close(f"replica {replica}", found[0], wanted[0], TOLERANCE)
+    check_gradients(found[3], wanted[3])
+    mask, tensors = dense.masks(case.rows)["full"], make_tensors(case)
+    whole = make_key(mask, case, mesh)
+    assert dist.get_world_size(whole.cp_group) == 4 and whole.cp_mesh is mesh
+    assert make_key(mask, case, mesh) is whole
+    found, wanted = run_attention(whole, case, tensors), expected(mask, case, tensors)
+    check_close("mesh", found[0], wanted[0], TOLERANCE)
+    assert api.get_most_recent_key(whole.cp_group) is whole
+    assert api.get_most_recent_key(key.cp_group) is key
+    api.clear_cache()
+
+
+def checkpointing(group, case: Case) -> None:
+    """Recomputing the forward in backward gives the same gradients."""
+    from torch.utils.checkpoint import checkpoint
+
+    mask, tensors = dense.masks(case.rows)[case.mask], make_tensors(case)
+    key = make_key(mask, case, group)
+    gradients = []
+    for is_checkpointed in (False, True):
+        leaf = tensors[0].clone().requires_grad_()
+
+        def layer(x):
+            local = api.dispatch(x, key)
+            kv = local[:, : case.heads[1]]
+            return api.calc_attn(local, kv, kv * 2, key)[0]
+
+        out = checkpoint(layer, leaf, use_reentrant=False) if is_checkpointed else layer(leaf)
+        (api.undispatch(out, key) * tensors[4]).sum().backward()
+        gradients.append(leaf.grad)
+    assert torch.equal(*gradients)
+
+
+def compiled(group, case: Case) -> None:
+    """A compiled module without graph breaks, forward and backward."""
+    mask, tensors = dense.masks(case.rows)[case.mask], make_tensors(case)
+    key = make_key(mask, case, group)
+    local = [api.dispatch(t, key) for t in tensors[:3]]
+
+    def layer(q, k, v):
+        out, meta = api.calc_attn(q * 2, k, v, key, softcap=5.0)
+        return out + 1, meta.lse
+
+    results = []
+    for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        leaves = [t.clone().requires_grad_() for t in local]
+        out, lse = function(*leaves)
+        (out.pow(2).sum() + lse.sum()).backward()
+        results.append([out.detach(), lse.detach()] + [t.grad for t in leaves])
+    for eager, graph in zip(*results):
+        assert torch.allclose(eager, graph)
+
+
+def plan_mismatch(group) -> None:
+    """Ranks with different plans are told so at the first call."""
+    rank = dist.get_rank(group)
+    mask = dense.masks(64)[("causal", "full")[rank % 2]]
+    key = make_key(mask, Case(rows=64), group)
+    q, kv = torch.zeros(key._place[1], 8, 16), torch.zeros(key._place[1], 2, 16)
+    try:
+        api.calc_attn(q, kv, kv, key)
+    except RuntimeError as error:
+        assert "rank" in str(error) and error.failure == "plan mismatch", error
+    else:
+        raise AssertionError("ranks with different plans ran")
+    api.clear_cache(group)
+
+
+def environment(group, case: Case, variables: dict[str, str]) -> None:
+    """The pipeline under environment variables."""
+    import os
+
+    os.environ.update(variables)
+    try:
+        pipeline(group, case)
+    finally:
+        for name in variables:
+            del os.environ[name]

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks as processes that live for the whole test run; a case is a function that all call."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+
+WORLD_SIZE = 4
+COMM_SECONDS = 20
+CASE_SECONDS = 60
+
+
+def _serve(rank: int, store: str, pipe) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    timeout = datetime.timedelta(seconds=COMM_SECONDS)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD_SIZE, timeout=timeout
+    )
+    groups = {n: dist.new_group(range(n), timeout=timeout) for n in range(1, WORLD_SIZE + 1)}
+    while (task := pipe.recv()) is not None:
+        size, case, arguments = task
+        try:
+            result = case(groups[size], *arguments)
+            pipe.send((None, result))
+        except BaseException:  # the parent shows it
+            pipe.send((traceback.format_exc(), None))
+
+
+class Ranks:
+    """Runs cases; started at the first one, and again after one that failed."""
+
+    def __init__(self) -> None:
+        self._workers = []
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        handle, store = tempfile.mkstemp()
+        os.close(handle)
+        os.unlink(store)
+        for rank in range(WORLD_SIZE):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, store, theirs), daemon=True)
+            process.start()
+            self._workers.append((process, ours))
+
+    def run(self, size: int, case, *arguments):
+        """case(group, *arguments) on the first `size` ranks; results in rank order."""
+        if not self._workers:
+            self._start()
+        workers = self._workers[:size]
+        for _, pipe in workers:
+            pipe.send((size, case, arguments))
+        errors, results = [], []
+        deadline = time.monotonic() + CASE_SECONDS
+        for rank, (_, pipe) in enumerate(workers):
+            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                errors.append(f"rank {rank} gave no answer within {CASE_SECONDS} s")
+                continue
+            error, result = pipe.recv()
+            results.append(result)
+            if error is not None:
+                errors.append(f"rank {rank}:\n{error}")
+        if errors:
+            self.stop()
+            raise AssertionError("\n".join(errors))
+        return results
+
+    def stop(self) -> None:
+        for process, _ in self._workers:
+            process.kill()
+            process.join()
+        self._workers = []

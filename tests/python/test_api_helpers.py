@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helpers of magi_attention.api that need no process group, and plans as values."""
+
+import pickle
+
+import dense
+import pytest
+import torch
+
+from magi_attention import api
+from magi_attention.common import AttnMaskType, AttnRange, AttnRanges
+from magi_attention.common.mask import AttnMask
+from magi_attention.plan import Plan
+
+
+def pairs(q_ranges, k_ranges, types, rows):
+    kinds = [t.to_int_type() for t in types]
+    mask = dense.Mask(q_ranges.to_naive_ranges(), k_ranges.to_naive_ranges(), kinds, rows, rows)
+    counts = mask.multiplicity()
+    assert (counts <= 1).all()
+    return counts > 0
+
+
+class TestPadding:
+    def test_compute_pad_size(self):
+        assert api.compute_pad_size(100, 4, 8) == 28
+        assert api.compute_pad_size(128, 4, 8) == 0 == api.compute_pad_size(0, 4, 8)
+        with pytest.warns(DeprecationWarning, match="head_dim"):
+            assert api.compute_pad_size(1000, 2, head_dim=64) == 24
+        for arguments in ((10, 0, 8), (10, 2, 0), (-1, 2, 8)):
+            with pytest.raises(ValueError):
+                api.compute_pad_size(*arguments)
+        with pytest.raises(TypeError, match="chunk_size"):
+            api.compute_pad_size(10, 2)
+
+    @pytest.mark.parametrize("dim", [0, 1, -1])
+    def test_pad_and_unpad_along_any_axis(self, dim):
+        x = torch.arange(24.0).reshape(2, 3, 4)
+        right = api.pad_at_dim(x, dim, 5, value=7)
+        left = api.pad_at_dim(x, dim, 5, value=7, side="left")
+        assert right.shape[dim] == x.shape[dim] + 5 == left.shape[dim]
+        assert torch.equal(api.unpad_at_dim(right, dim, 5), x)
+        assert torch.equal(left.narrow(dim, 5, x.shape[dim]), x)
+        assert (right.narrow(dim, x.shape[dim], 5) == 7).all()
+        assert (left.narrow(dim, 0, 5) == 7).all()
+        assert api.pad_at_dim(x, dim, 0) is x
+
+    def test_bad_padding(self):
+        x = torch.zeros(3)
+        for call in (
+            lambda: api.pad_at_dim(x, 0, -1),
+            lambda: api.pad_at_dim(x, 0, 1, side="top"),
+            lambda: api.unpad_at_dim(x, 0, 4),
+            lambda: api.squash_batch_dim(x),
+        ):
+            with pytest.raises(ValueError):
+                call()
+
+    def test_apply_padding(self):
+        q, k = AttnRanges.from_ranges([(0, 10)]), AttnRanges.from_ranges([(0, 10)])
+        types = [AttnMaskType.CAUSAL]
+        padded = api.apply_padding(q, k, types, 10, 6)
+        assert padded[0].to_naive_ranges() == [(0, 10), (10, 16)]
+        assert padded[1].to_naive_ranges() == [(0, 10), (0, 0)]
+        assert padded[2] == [AttnMaskType.CAUSAL, AttnMaskType.FULL]
+        assert len(q) == len(k) == len(types) == 1
+        assert api.apply_padding(q, k, types, 10, 0) == (q, k, types)
+
+    def test_squash_batch_dim(self):
+        assert api.squash_batch_dim(torch.zeros(2, 3, 4)).shape == (6, 4)
+
+
+class TestMaskHelpers:
+    def test_batches(self):
+        q, k = api.infer_varlen_mask_from_batch(3, 5, device="cpu")
+        assert q.tolist() == k.tolist() == [0, 5, 10, 15] and q.dtype == torch.int32
+        with pytest.warns(DeprecationWarning, match="full_attention_to_varlen_attention"):
+            assert api.full_attention_to_varlen_attention(3, 5, device="cpu")[0].equal(q)
+
+    @pytest.mark.parametrize("window", [(2, 3), (0, 0), (-1, 2), (4, -1), (-1, -1), (30, 1)])
+    @pytest.mark.parametrize("q, k", [((5, 15), (5, 15)), ((0, 6), (0, 11)), ((0, 11), (2, 8))])
+    def test_sliding_windows(self, q, k, window):
+        q_ranges, k_ranges, types = api.infer_attn_mask_from_sliding_window(
+            AttnRange(*q), AttnRange(*k), window
+        )
+        rows = 20
+        expected = torch.zeros(rows, rows, dtype=torch.bool)
+        left, right = (side if side >= 0 else 10**6 for side in window)
+        for i in range(*q):
+            for j in range(*k):
+                centre = i + k[1] - q[1]  # aligned bottom right
+                expected[i, j] = centre >= k[0] and centre - left <= j <= centre + right
+        assert torch.equal(pairs(q_ranges, k_ranges, types, rows), expected)
+        assert len(types) <= 3
+
+    @pytest.mark.parametrize(
+        "causal, window", [(False, (-1, -1)), (True, (-1, -1)), (False, (3, 0))]
+    )
+    def test_cu_seqlens(self, causal, window):
+        bounds = torch.tensor([0, 4, 11, 20], dtype=torch.int32)
+        *mask, rows_q, rows_k = api.infer_attn_mask_from_cu_seqlens(bounds, bounds, causal, window)
+        assert rows_q == rows_k == 20
+        expected = torch.zeros(20, 20, dtype=torch.bool)
+        for begin, end in ((0, 4), (4, 11), (11, 20)):
+            for i in range(begin, end):
+                for j in range(begin, end):
+                    in_window = window == (-1, -1) or i - 3 <= j <= i
+                    expected[i, j] = in_window and (not causal or j <= i)
+        assert torch.equal(pairs(*mask, 20), expected)
+
+    def test_global_keys(self):
+        *mask, _, _ = api.infer_attn_mask_from_cu_seqlens(
+            [0, 12], [0, 12], window_size=(2, 0), global_window_size=3
+        )
+        i, j = torch.arange(12)[:, None], torch.arange(12)[None, :]
+        expected = (j <= i) & ((i - j <= 2) | (j < 3))
+        assert torch.equal(pairs(*mask, 12), expected)
+
+    def test_contents_count_not_identity(self):
+        bounds = torch.tensor([0, 4, 8], dtype=torch.int32)
+        first = api.infer_attn_mask_from_cu_seqlens(bounds, bounds)
+        bounds[1] = 5
+        assert api.infer_attn_mask_from_cu_seqlens(bounds, bounds) != first
+
+    @pytest.mark.parametrize(
+        "bounds, options, error",
+        [
+            ([0, 5, 3], {}, ValueError),
+            ([1, 5], {}, ValueError),
+            ([0, 8], {"causal": True, "window_size": (2, 0)}, ValueError),
+            ([0, 8], {"window_size": (-2, 0)}, ValueError),
+            (torch.zeros(2), {}, TypeError),
+            (torch.zeros(2, 2, dtype=torch.int32), {}, ValueError),
+        ],
+    )
+    def test_bad_documents(self, bounds, options, error):
+        with pytest.raises(error):
+            api.infer_attn_mask_from_cu_seqlens(bounds, bounds, **options)
+
+    def test_masks_of_several_runs_a_row(self):
+        matrix = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1], [1, 1, 1, 0]])
+        mask = AttnMask.from_mask(matrix)
+        assert torch.equal(torch.tensor(mask.mask_flag_array).long(), matrix)
+
+    def test_mask_picture(self, tmp_path):
+        one = AttnRanges.from_ranges([(0, 8)])
+        path = tmp_path / "mask.svg"
+        AttnMask.from_ranges(one, one, [AttnMaskType.CAUSAL]).visualize(str(path))
+        assert path.read_text().startswith("<svg")
+
+
+def make_plan(name="varlen_causal", rows=100, **changes):
+    mask = dense.masks(rows)[name]
+    arguments = {"cp_size": 4, "num_heads_q": 4, "num_heads_kv": 2, "head_dim": 8, **changes}
+    types = [AttnMaskType.from_int_type(kind) for kind in mask.types]
+    q, k = AttnRanges.from_ranges(mask.q_ranges), AttnRanges.from_ranges(mask.k_ranges)
+    return Plan.from_ranges(q, k, types, rows, **arguments)
+
+
+class TestPlan:
+    def test_is_a_value(self):
+        plan, same, other = make_plan(), make_plan(), make_plan("full")
+        assert plan == same and hash(plan) == hash(same) and plan != other and plan != 1
+        assert Plan.from_json(plan.to_json()) == plan == pickle.loads(pickle.dumps(plan))
+        assert "balance" in str(plan) and "total_seqlen=100" in repr(plan)
+        assert plan.defects() == ""
+
+    def test_figures(self):
+        plan = make_plan()
+        assert plan.total_seqlen == 100 and plan.cp_size == 4
+        assert plan.padded_seqlen % (plan.chunk_size * 4) == 0
+        assert plan.pad_size == plan.padded_seqlen - 100
+        assert sum(plan.rows_of(rank) for rank in range(4)) == plan.padded_seqlen
+        area = dense.masks(100)["varlen_causal"].multiplicity().sum()
+        assert sum(plan.report.rank_area) == int(area)
+        assert len(plan.chunk_ranks) == plan.padded_seqlen // plan.chunk_size
+        rows = [row for rank in range(4) for row in plan.position_ids(rank)]
+        assert set(rows) == set(range(100))
+
+    def test_other_mask_on_the_same_rows(self):
+        plan = make_plan()
+        other = make_plan("full", on=plan)
+        assert other.chunk_ranks == plan.chunk_ranks and other != plan
+
+    @pytest.mark.parametrize("picture", ["mask", "placement", "traffic", "timeline"])
+    def test_pictures(self, picture, tmp_path):
+        path = tmp_path / "plan.svg"
+        svg = make_plan().show(picture, str(path), "four ranks")
+        assert svg.startswith("<svg") and "four ranks" in svg and path.read_text() == svg
+        with pytest.raises(ValueError, match="picture is 'x'"):
+            make_plan().show("x")
+
+    @pytest.mark.parametrize(
+        "changes, match",
+        [
+            ({"cp_size": 0}, "ranks"),
+            ({"num_heads_q": 3}, "heads"),
+            ({"head_dim": 0}, "head_dim"),
+        ],
+    )
+    def test_bad_arguments(self, changes, match):
+        with pytest.raises(ValueError, match=match):
+            make_plan(**changes)
+
+    def test_bad_masks(self):
+        one, two = AttnRanges.from_ranges([(0, 9)]), AttnRanges.from_ranges([(0, 9), (0, 9)])
+        sizes = {"cp_size": 1, "num_heads_q": 1, "num_heads_kv": 1, "head_dim": 8}
+        for q, k, types, rows, match in (
+            (one, two, "full", 9, "k_ranges has 2"),
+            (one, one, ["full", "full"], 9, "attn_mask_type has 2"),
+            (one, one, "diagonal", 9, "attn_mask_type is 'diagonal'"),
+            (one, one, "full", 8, "q_ranges"),
+            (one, one, "full", 2**31, "rows is 2147483648"),
+            (one, one, "full", -1, "rows is -1"),
+        ):
+            with pytest.raises((ValueError, TypeError), match=match):
+                Plan.from_ranges(q, k, types, rows, **sizes)
+        with pytest.raises(ValueError):
+            Plan.from_json("{}")
+
+    def test_alone(self):
+        """A plan of one rank needs no process group."""
+        bound = make_plan(cp_size=1).bind()
+        x = torch.randn(100, 4, 8, dtype=torch.float64)
+        q, kv = bound.dispatch(x), bound.dispatch(x[:, :2])
+        out, _ = bound.calc_attn(q, kv, kv)
+        wanted, _, _ = dense.attention(x, x[:, :2], x[:, :2], dense.masks(100)["varlen_causal"])
+        assert torch.allclose(bound.undispatch(out), wanted)
+        with pytest.raises(ValueError, match="cp_group has 1 ranks; allowed: 4"):
+            make_plan().bind()
+        with pytest.raises(ValueError, match=r"x has shape \[99, 4, 8\]; allowed: \[100, ...\]"):
+            bound.dispatch(x[1:])
+        with pytest.raises(ValueError, match="q has 3 rows"):
+            bound.calc_attn(q[:3], kv, kv)
+        with pytest.raises(ValueError, match=r"q.shape is \[104, 8, 8\]; allowed: \[104, 4, 8\]"):
+            bound.calc_attn(torch.cat((q, q), 1), kv, kv)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole pipeline on 1 to 4 ranks over gloo, against dense float64 attention."""
+
+from dataclasses import replace
+
+import dense
+import pipeline_cases as cases
+import pytest
+from pipeline_cases import Case
+
+MASKS = sorted(dense.masks(100))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks(ranks, size, mask):
+    ranks.run(size, cases.pipeline, Case(mask=mask))
+
+
+@pytest.mark.parametrize("degree", [0, 1, 4, None])
+@pytest.mark.parametrize("heads", [(8, 8), (8, 2), (4, 1)])
+@pytest.mark.parametrize("size", [2, 4])
+def test_degrees_and_heads(ranks, size, heads, degree):
+    ranks.run(size, cases.pipeline, Case(mask="four_types", heads=heads, degree=degree))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sinks": 1},
+        {"sinks": 8, "mask": "empty_rows"},
+        {"sinks": 2, "sink_per_row": True},
+        {"softcap": 2.5},
+        {"scale": 0.3},
+        {"with_lse_gradient": True, "sinks": 2, "softcap": 4.0},
+        {"with_lse_gradient": True, "mask": "empty_rows"},
+        {"is_partial_grad": True},
+        {"head_dim": 24},
+        {"rows": 151},
+        {"rows": 33},
+        {"chunk_size": 5, "degree": 4},
+    ],
+    ids=str,
+)
+def test_options(ranks, change):
+    ranks.run(3, cases.pipeline, replace(Case(), **change))
+
+
+@pytest.mark.parametrize(
+    "alg",
+    ["MinHeapDispatchAlg", "ToppHeapDispatchAlg", "BatchToppHeapDispatchAlg",
+     "RandomSelectDispatchAlg", "SequentialDispatchAlg", "SortedSequentialSelectAlg",
+     "ZigzagDispatchAlg", "AffinityDispatchAlg", "ThoroughDispatchAlg"],
+)  # fmt: skip
+def test_placements(ranks, alg):
+    ranks.run(4, cases.pipeline, Case(alg=alg, mask="varlen_causal"))
+
+
+@pytest.mark.parametrize("rows", [100, 101, 110])
+def test_uneven_shards(ranks, rows):
+    ranks.run(3, cases.pipeline, Case(rows=rows, uneven=True, alg="SequentialDispatchAlg"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("degree", [0, 1, 4])
+def test_low_precision(ranks, dtype, degree):
+    case = Case(dtype=dtype, mask="varlen_block_causal", degree=degree)
+    ranks.run(4, cases.low_precision, case)
+
+
+def test_same_bits(ranks):
+    ranks.run(4, cases.same_bits, Case(mask="four_types", degree=4, dtype="bfloat16", sinks=1))
+
+
+def test_hybrid_masks(ranks):
+    ranks.run(3, cases.hybrid, Case(rows=90))
+
+
+@pytest.mark.parametrize("rows, uneven", [(64, False), (65, False), (67, True)])
+def test_shards(ranks, rows, uneven):
+    ranks.run(3, cases.shards, rows, uneven)
+
+
+def test_gradients_of_shards(ranks):
+    ranks.run(4, cases.gradients_of_shards, 50)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_key_cache(ranks, size):
+    ranks.run(size, cases.key_cache)
+
+
+def test_deprecated_calls(ranks):
+    ranks.run(2, cases.deprecated_calls)
+
+
+def test_meshes_and_two_groups(ranks):
+    ranks.run(4, cases.meshes_and_two_groups, Case(rows=80))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_checkpointing(ranks, size):
+    ranks.run(size, cases.checkpointing, Case(rows=70))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_compiled(ranks, size):
+    ranks.run(size, cases.compiled, Case(rows=70))
+
+
+def test_plan_mismatch(ranks):
+    ranks.run(2, cases.plan_mismatch)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"MAGI_ATTENTION_PRECISION": "fp64"},
+        {"MAGI_ATTENTION_SANITY_CHECK": "1"},
+        {"MAGI_ATTENTION_MIN_CHUNKS_PER_RANK": "3"},
+        {"MAGI_ATTENTION_KERNEL_BACKEND": "sdpa"},
+        {"MAGI_ATTENTION_DETERMINISTIC_MODE": "1", "MAGI_ATTENTION_NATIVE_GRPCOLL": "1"},
+    ],
+    ids=str,
+)
+def test_environment(ranks, variables):
+    ranks.run(2, cases.environment, Case(rows=80), variables)
