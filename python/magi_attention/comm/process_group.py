@@ -109,6 +109,11 @@ class ProcessGroupTransport:
         if self._aborted is not None:
             raise CommError(f"rank {self.rank} aborted: {self._aborted}", CommError.ABORTED)
         try:
+            dist.get_rank(self.group)  # a destroyed group is not known any more
+        except (ValueError, RuntimeError, KeyError) as error:
+            text = f"cp_group of rank {self.rank} was destroyed; allowed: a live group ({error})"
+            raise CommError(text, CommError.SYSTEM) from error
+        try:
             return call()
         except Exception as error:
             text = str(error)

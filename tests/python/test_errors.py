@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong arguments of functions that work on a process group."""
+
+import error_cases as cases
+import pytest
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("case", [cases.bad_keys, cases.bad_tensors, cases.bad_environment])
+def test_bad_arguments(ranks, size, case):
+    ranks.run(size, case)
+
+
+def test_bad_groups(ranks):
+    ranks.run(4, cases.bad_groups)
