@@ -20,8 +20,8 @@ constexpr const char* kRules =
 using Parse = std::function<void(const std::string&)>;
 
 void add(CLI::App& app, const std::string& name, const char* type, const std::string& help,
-         Parse parse) {
-  app.add_option_function<std::string>(name, std::move(parse), help)->type_name(type);
+         const Parse& parse) {
+  app.add_option_function<std::string>(name, parse, help)->type_name(type);
 }
 
 std::vector<PrefixTreeNode> parse_tree(const std::string& text) {

@@ -38,7 +38,8 @@ void expect(Findings& findings, const char* what, std::int64_t seen, std::int64_
 
 Findings check_expansion(const Mask& mask, std::span<const std::uint16_t> expanded) {
   Findings findings;
-  if (expanded.size() != static_cast<std::size_t>(mask.rows_q) * mask.rows_k) {
+  if (expanded.size() !=
+      static_cast<std::size_t>(mask.rows_q) * static_cast<std::size_t>(mask.rows_k)) {
     return {"the expansion has " + std::to_string(expanded.size()) + " pairs"};
   }
   visit_rows(mask, [&](std::int32_t i, const std::vector<std::int32_t>& counts) {
