@@ -8,30 +8,22 @@ namespace magi::bench {
 using sm90::ForwardConfig;
 using sm90::Schedule;
 
-struct Turns128x128 {
-  static constexpr ForwardConfig kConfig{.dim = 128, .keys = 128};
-};
-struct Free128x128 {
-  static constexpr ForwardConfig kConfig{.dim = 128, .keys = 128, .schedule = Schedule::Free};
-};
-struct Rotation128x128 {
-  static constexpr ForwardConfig kConfig{.dim = 128, .keys = 128, .schedule = Schedule::Rotation};
-};
-struct Turns128x160 {
-  static constexpr ForwardConfig kConfig{.dim = 128, .keys = 160};
-};
-struct Dim64Turns128x128 {
-  static constexpr ForwardConfig kConfig{.dim = 64, .keys = 128};
+template <int kDim, int kKeys, Schedule kSchedule>
+struct Candidate {
+  static constexpr ForwardConfig kConfig{.dim = kDim, .keys = kKeys, .schedule = kSchedule};
 };
 
 namespace {
 
+template <int kDim, int kKeys, Schedule kSchedule>
+constexpr sm90::ForwardInstance candidate() {
+  return sm90::forward_instance<Candidate<kDim, kKeys, kSchedule>>();
+}
+
 constexpr Variant kVariants[] = {
-    {"turns 128x128", sm90::forward_instance<Turns128x128>()},
-    {"free 128x128", sm90::forward_instance<Free128x128>()},
-    {"rotation 128x128", sm90::forward_instance<Rotation128x128>()},
-    {"turns 128x160", sm90::forward_instance<Turns128x160>()},
-    {"dim64 turns 128x128", sm90::forward_instance<Dim64Turns128x128>()},
+    {"turns 128x128", candidate<128, 128, Schedule::Turns>()},
+    {"free 128x128", candidate<128, 128, Schedule::Free>()},
+    {"dim64 free 128x128", candidate<64, 128, Schedule::Free>()},
 };
 
 }  // namespace

@@ -7,12 +7,9 @@
 
 namespace magi::sm90 {
 
-/// How a consumer warpgroup orders its two products and its softmax.
-enum class Schedule : std::int32_t {
-  Overlap,   ///< S of tile j and O += P V of tile j-1 in flight together; turns to issue products
-  Rotation,  ///< one product at a time; turns in the exponentials, so that others multiply
-  Free,      ///< as Overlap, without turns
-};
+/// Whether the consumer warpgroups take turns to issue the products S = Q K^T of one tile and
+/// O += P V of the tile before it, so that one multiplies while the other exponentiates.
+enum class Schedule : std::int32_t { Turns, Free };
 
 /// Everything that changes registers, shared memory or instructions of a forward instance.
 struct ForwardConfig {
@@ -20,10 +17,11 @@ struct ForwardConfig {
   int dim = 128;      ///< of q, k and v as held on chip: the tensors' dims are at most this
   int keys = 128;     ///< keys per k tile
   int consumers = 2;  ///< warpgroups of 64 rows
-  int q_stages = 2;
   int kv_stages = 2;
-  Schedule schedule = Schedule::Overlap;
+  Schedule schedule = Schedule::Turns;
   bool has_softcap = false;
+
+  static constexpr int q_stages = 2;  ///< an item's first scores come before the last one's out
 
   constexpr int rows() const { return 64 * consumers; }
   constexpr int threads() const { return 128 * (consumers + 1); }

@@ -22,24 +22,37 @@ class Consumer {
         place_(static_cast<int>(threadIdx.x) % 128) {}
 
   __device__ __forceinline__ void run() {
-    if constexpr (kC.schedule != Schedule::Free) {
+    if constexpr (kC.schedule == Schedule::Turns) {
       if (warpgroup_ == kC.consumers - 1) pass_turn();
     }
     wait_message();
     while ((ptx::uniform(message().flags) & kEndOfItems) == 0) {
-      ptx::mbarrier_wait(shared_.q_ring.full[stage_of<kC.q_stages>(num_items_)],
-                         parity_of<kC.q_stages>(num_items_));
-      start_item();
-      if (ptx::uniform(message().num_tiles) > 0) walk_item();
-      finish_item();
+      if (ptx::uniform(message().num_tiles) > 0) {
+        wait_queries();
+        walk_item();
+      } else {
+        settle();
+        wait_queries();
+        start_item();
+        clear_out();
+        finish_item(item_);
+      }
       next_message();
     }
+    settle();
     ptx::store_wait_read<0>();
   }
 
  private:
   template <int kKeys>
   using Scores = float[kKeys / 2];
+
+  /// What the epilogue needs of an item besides O.
+  struct Item {
+    int token_begin = 0;
+    int head_begin = 0;
+    RowState<kC.has_softcap> state;
+  };
 
   /// The present run. It stays in shared memory until the run is over: what only masked tiles and
   /// the epilogue need costs no registers.
@@ -63,28 +76,49 @@ class Consumer {
   }
 
   __device__ __forceinline__ void wait_turn() const {
-    if constexpr (kC.schedule != Schedule::Free) ptx::named_barrier_sync(kTurn + warpgroup_, 256);
+    if constexpr (kC.schedule == Schedule::Turns) ptx::named_barrier_sync(kTurn + warpgroup_, 256);
   }
   __device__ __forceinline__ void pass_turn() const {
-    if constexpr (kC.schedule != Schedule::Free) {
+    if constexpr (kC.schedule == Schedule::Turns) {
       const int next = warpgroup_ + 1 == kC.consumers ? 0 : warpgroup_ + 1;
       ptx::named_barrier_arrive(kTurn + next, 256);
     }
   }
 
+  __device__ __forceinline__ void wait_queries() {
+    ptx::mbarrier_wait(shared_.q_ring.full[stage_of<kC.q_stages>(num_items_ + has_item_)],
+                       parity_of<kC.q_stages>(num_items_ + has_item_));
+  }
+
   __device__ __forceinline__ void start_item() {
-    state_ = RowState<kC.has_softcap>{};
+    item_ = {.token_begin = ptx::uniform(message().token_begin),
+             .head_begin = ptx::uniform(message().head_begin)};
+  }
+
+  __device__ __forceinline__ void clear_out() {
 #pragma unroll
     for (int i = 0; i < kC.dim / 2; ++i) out_[i] = 0.0f;
   }
 
-  /// All tiles of an item, run after run, high keys to low.
+  /// All tiles of an item, run after run, high keys to low. The last P is left to be multiplied
+  /// with the next item's first scores.
   __device__ __forceinline__ void walk_item() {
-    int tile_idx = 0;
-    if constexpr (kC.schedule != Schedule::Rotation) {
-      first_tile();
-      tile_idx = 1;
+    int tile_idx = 1;
+    if (has_item_) {
+      const Item earlier = item_;
+      first_tile<true>();
+      if (ptx::uniform(message().num_tiles) >= 2) {
+        second_tile(earlier);
+        tile_idx = 2;
+      } else {
+        finish_item(earlier);
+        clear_out();
+      }
+    } else {
+      clear_out();
+      first_tile<false>();
     }
+    has_item_ = true;
     while (true) {
       const int num_tiles = ptx::uniform(message().num_tiles);
       const int full_begin = ptx::uniform(message().full_begin);
@@ -99,16 +133,16 @@ class Consumer {
     }
     if ((ptx::uniform(message().flags) & kShortTile) != 0) {
       next_tile<kTrimmedKeys>(tile_key(message().num_tiles - 1) - kTrimmedKeys, true);
-      drain<kTrimmedKeys>();
-    } else {
-      drain<kC.keys>();
     }
+    // An item of one tile has not done it on the way, and the producer waits for this buffer before
+    // it sends the next message.
+    release_earlier_queries();
   }
 
   /// S = Q K^T of one tile, issued only.
   template <int kKeys>
-  __device__ __forceinline__ void issue_scores(Scores<kKeys>& scores) {
-    const std::uint8_t* rows = shared_.q[stage_of<kC.q_stages>(num_items_)];
+  __device__ __forceinline__ void issue_scores(Scores<kKeys>& scores, std::uint32_t item) {
+    const std::uint8_t* rows = shared_.q[stage_of<kC.q_stages>(item)];
     const tile::KMajor<kC.rows()> q(rows + warpgroup_ * 64 * tile::kPanelRowBytes);
     const tile::KMajor<kC.keys> k(shared_.k[stage_of<kC.kv_stages>(num_keys_)]);
     ptx::wgmma_fence();
@@ -121,7 +155,6 @@ class Consumer {
   }
 
   /// O += P V of the tile whose P is packed, issued only.
-  template <int kKeys>
   __device__ __forceinline__ void issue_values() {
     const int stage = stage_of<kC.kv_stages>(num_values_);
     ptx::mbarrier_wait(shared_.v_ring.full[stage], parity_of<kC.kv_stages>(num_values_));
@@ -129,7 +162,7 @@ class Consumer {
     ptx::pin(packed_);
     ptx::pin(out_);
     ptx::wgmma_fence();
-    tile::issue_accumulate<kC.type, kC.dim, kKeys>(out_, packed_, v);
+    tile::issue_accumulate<kC.type, kC.dim, kC.keys>(out_, packed_, v);
   }
 
   __device__ __forceinline__ void release_keys() {
@@ -141,10 +174,9 @@ class Consumer {
     ++num_values_;
   }
 
-  /// Waits for the products that wrote O. The pin keeps P's registers until here; whoever packs the
-  /// next P pins what it is made of.
-  __device__ __forceinline__ void wait_values() {
-    ptx::wgmma_wait<0>();
+  /// After the wait for the products that wrote O. The pin keeps P's registers until here; whoever
+  /// packs the next P pins what it is made of.
+  __device__ __forceinline__ void finish_values() {
     ptx::pin(packed_);
     ptx::pin(out_);
     release_values();
@@ -172,92 +204,104 @@ class Consumer {
   template <int kKeys>
   __device__ __forceinline__ void absorb(Scores<kKeys>& scores, int key, bool is_masked) {
     if (is_masked) mask_scores<kKeys>(scores, key);
-    is_moved_ = state_.template raise_base<kKeys>(scores, params_.score);
-    state_.template exponentiate<kKeys>(scores, params_.score);
+    is_moved_ = item_.state.template raise_base<kKeys>(scores, params_.score);
+    item_.state.template exponentiate<kKeys>(scores, params_.score);
   }
 
   template <int kKeys>
   __device__ __forceinline__ void pack(Scores<kKeys>& scores) {
     ptx::pin(scores);
     tile::pack_fragments<kC.type, kKeys>(scores, packed_);
+    // A short tile's P is multiplied like any other: the product's form must not depend on data.
+#pragma unroll
+    for (int i = kKeys / 4; i < kC.keys / 4; ++i) packed_[i] = 0;
   }
 
   __device__ __forceinline__ void rescale_out() {
-    if (is_moved_) state_.rescale_rows(out_);
+    if (is_moved_) item_.state.rescale_rows(out_);
   }
 
   __device__ __forceinline__ int tile_key(int tile_idx) const {
     return message().k_end - (tile_idx + 1) * kC.keys;
   }
 
-  /// The first tile of an item: there is no P yet to multiply meanwhile.
+  /// S of an item's first tile; kHasItem: together with the last O += P V of the item before it,
+  /// which is then complete but not yet written.
+  template <bool kHasItem>
   __device__ __forceinline__ void first_tile() {
-    const bool is_masked =
-        ptx::uniform(message().full_begin) > 0 || ptx::uniform(message().full_end) <= 0;
+    const bool is_masked = is_tile_masked(0);
     Scores<kC.keys> scores;
     wait_keys();
-    issue_scores<kC.keys>(scores);
-    ptx::wgmma_wait<0>();
+    wait_turn();
+    issue_scores<kC.keys>(scores, num_items_ + (kHasItem ? 1 : 0));
+    if constexpr (kHasItem) issue_values();
+    pass_turn();
+    ptx::wgmma_wait<kHasItem ? 1 : 0>();
     ptx::pin(scores);
     release_keys();
-    release_earlier_queries();
+    start_item();
     absorb<kC.keys>(scores, tile_key(0), is_masked);
+    if constexpr (kHasItem) {
+      ptx::wgmma_wait<0>();
+      finish_values();
+    }
     pack<kC.keys>(scores);
+  }
+
+  /// The second tile of an item: its S is multiplied while the item before it is written, then O
+  /// starts anew.
+  __device__ __forceinline__ void second_tile(const Item& earlier) {
+    const bool is_masked = is_tile_masked(1);
+    Scores<kC.keys> scores;
+    wait_keys();
+    wait_turn();
+    issue_scores<kC.keys>(scores, num_items_ + 1);
+    pass_turn();
+    finish_item(earlier);
+    clear_out();
+    issue_values();
+    finish_tile<kC.keys>(scores, tile_key(1), is_masked);
+  }
+
+  __device__ __forceinline__ bool is_tile_masked(int tile_idx) const {
+    return tile_idx < ptx::uniform(message().full_begin) ||
+           tile_idx >= ptx::uniform(message().full_end);
   }
 
   /// S of one tile together with O += P V of the tile before it, which is full-width.
   template <int kKeys>
-  __device__ __forceinline__ void paired_tile(int key, bool is_masked) {
+  __device__ __forceinline__ void next_tile(int key, bool is_masked) {
     Scores<kKeys> scores;
     wait_keys();
     wait_turn();
-    issue_scores<kKeys>(scores);
-    issue_values<kC.keys>();
+    issue_scores<kKeys>(scores, num_items_);
+    issue_values();
     pass_turn();
+    finish_tile<kKeys>(scores, key, is_masked);
+  }
+
+  /// From S and O += P V issued to the next P.
+  template <int kKeys>
+  __device__ __forceinline__ void finish_tile(Scores<kKeys>& scores, int key, bool is_masked) {
     ptx::wgmma_wait<1>();
     ptx::pin(scores);
     release_keys();
     absorb<kKeys>(scores, key, is_masked);
-    wait_values();
-    pack<kKeys>(scores);
-    rescale_out();
-  }
-
-  /// Both products of a tile one after the other; the exponentials are taken in turns.
-  template <int kKeys>
-  __device__ __forceinline__ void lone_tile(int key, bool is_masked) {
-    Scores<kKeys> scores;
-    wait_keys();
-    issue_scores<kKeys>(scores);
     ptx::wgmma_wait<0>();
-    ptx::pin(scores);
-    release_keys();
-    release_earlier_queries();
-    wait_turn();
-    absorb<kKeys>(scores, key, is_masked);
+    finish_values();
     pack<kKeys>(scores);
-    pass_turn();
     rescale_out();
-    issue_values<kKeys>();
-    wait_values();
+    release_earlier_queries();
   }
 
-  template <int kKeys>
-  __device__ __forceinline__ void next_tile(int key, bool is_masked) {
-    if constexpr (kC.schedule == Schedule::Rotation) {
-      lone_tile<kKeys>(key, is_masked);
-    } else {
-      paired_tile<kKeys>(key, is_masked);
-    }
-  }
-
-  /// O += P V of the item's last tile, where it is not yet added.
-  template <int kKeys>
-  __device__ __forceinline__ void drain() {
-    if constexpr (kC.schedule != Schedule::Rotation) {
-      issue_values<kKeys>();
-      wait_values();
-    }
+  /// Brings the present item to its end where no next one's tile does it on the way.
+  __device__ __forceinline__ void settle() {
+    if (!has_item_) return;
+    issue_values();
+    ptx::wgmma_wait<0>();
+    finish_values();
+    finish_item(item_);
+    has_item_ = false;
   }
 
   /// The previous item's out has left its Q buffer by now: hand the buffer back.
@@ -268,15 +312,14 @@ class Consumer {
     has_earlier_ = false;
   }
 
-  __device__ __forceinline__ void finish_item() {
+  __device__ __forceinline__ void finish_item(const Item& item) {
     release_earlier_queries();
     const Epilogue<kC> epilogue(params_, place_, warpgroup_);
     ptx::named_barrier_sync(kEpilogue + warpgroup_, 128);
-    epilogue.write(out_, state_, message().token_begin, message().head_begin,
+    epilogue.write(out_, item.state, item.token_begin, item.head_begin,
                    shared_.q[stage_of<kC.q_stages>(num_items_)]);
     ++num_items_;
     has_earlier_ = true;
-    if constexpr (kC.q_stages == 1) release_earlier_queries();
   }
 
   SharedStorage<kC>& shared_;
@@ -284,12 +327,13 @@ class Consumer {
   const int warpgroup_;
   const tile::FragmentPlace place_;
   std::uint32_t num_messages_ = 0;  ///< done with so far; these counts place each ring
-  std::uint32_t num_items_ = 0;
+  std::uint32_t num_items_ = 0;     ///< written so far
+  bool has_item_ = false;           ///< an item is under way: its last P is still to be multiplied
   std::uint32_t num_keys_ = 0;
   std::uint32_t num_values_ = 0;
   bool has_earlier_ = false;  ///< the previous item still holds its Q buffer
-  RowState<kC.has_softcap> state_;
-  bool is_moved_ = false;  ///< the tile's scores moved the base of the exponentials
+  Item item_;                 ///< the item whose scores came last
+  bool is_moved_ = false;     ///< the tile's scores moved the base of the exponentials
   float out_[kC.dim / 2];
   std::uint32_t packed_[kC.keys / 4];
 };

@@ -62,13 +62,22 @@ class Epilogue {
       weight[row] = result.weight;
       earlier[row] = result.earlier_weight;
     }
-    if (params_.out_float.data != nullptr) {
-      write_float(out, weight, earlier, token_begin, head_begin);
-    } else {
 #pragma unroll
-      for (int i = 0; i < kC.dim / 2; ++i) out[i] *= weight[(i / 2) % 2];
+    for (int i = 0; i < kC.dim / 2; ++i) out[i] *= weight[(i / 2) % 2];
+    if (params_.out_float.data == nullptr) {
       write_half(out, token_begin, head_begin, staging);
+      return;
     }
+    if (params_.is_merging) {
+      for_each_pair(out, token_begin, head_begin, [&](float2* pair, float& x, float& y, int row) {
+        if (earlier[row] == 0.0f) return;  // an earlier out without keys may hold anything
+        const float2 before = *pair;
+        x = fmaf(before.x, earlier[row], x);
+        y = fmaf(before.y, earlier[row], y);
+      });
+    }
+    for_each_pair(out, token_begin, head_begin,
+                  [](float2* pair, float x, float y, int) { *pair = make_float2(x, y); });
   }
 
  private:
@@ -112,32 +121,24 @@ class Epilogue {
     result.log_sum = total;
   }
 
-  __device__ __forceinline__ void write_float(const float (&out)[kC.dim / 2],
-                                              const float (&weight)[tile::kRowsPerThread],
-                                              const float (&earlier)[tile::kRowsPerThread],
-                                              std::int32_t token_begin,
-                                              std::int32_t head_begin) const {
+  /// Calls visit(pointer into the float32 out, the two elements there, row of the thread).
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_pair(float (&out)[kC.dim / 2], std::int32_t token_begin,
+                                                std::int32_t head_begin, Visit visit) const {
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
       const int row_in_tile = 64 * warpgroup_ + place_.row + 8 * row;
       const std::int64_t token = token_begin + (row_in_tile >> params_.packed_shift);
       const int head = head_begin + (row_in_tile & (params_.packed_heads - 1));
-      if (token >= params_.rows_q) continue;
+      const int num_columns = token < params_.rows_q ? params_.dim_v - place_.column : 0;
       float* target = params_.out_float.data + token * params_.out_float.row_stride +
-                      head * params_.out_float.head_stride;
+                      head * params_.out_float.head_stride + place_.column;
 #pragma unroll
       for (int c = 0; c < kC.dim / 8; ++c) {
-        const int column = 8 * c + place_.column;
-        if (column >= params_.dim_v) continue;
-        auto* pair = reinterpret_cast<float2*>(target + column);
-        float2 value =
-            make_float2(out[4 * c + 2 * row] * weight[row], out[4 * c + 2 * row + 1] * weight[row]);
-        if (earlier[row] > 0.0f) {
-          const float2 before = *pair;
-          value.x = fmaf(before.x, earlier[row], value.x);
-          value.y = fmaf(before.y, earlier[row], value.y);
+        const int i = 4 * c + 2 * row;
+        if (8 * c < num_columns) {
+          visit(reinterpret_cast<float2*>(target + 8 * c), out[i], out[i + 1], row);
         }
-        *pair = value;
       }
     }
   }

@@ -74,8 +74,8 @@ class Producer {
     const std::int32_t token = item.tile * params_.tile_tokens;
     const bool has_keys = item.record_begin < item.record_end;
     // Without keys no K load flushes, and the consumers may wait for V before they free Q.
-    if (kC.q_stages == 1 || !has_keys) flush_values();
     if (!has_keys) {
+      flush_values();
       send({.token_begin = token, .head_begin = item.head_begin, .flags = kLastRun});
     }
     load_queries(item.head_begin, token);

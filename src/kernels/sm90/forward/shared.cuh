@@ -37,7 +37,7 @@ enum RunFlag : std::int32_t {
 /// Named barriers and who arrives.
 /// | barrier         | arrivals                              | meaning                           |
 /// |-----------------|---------------------------------------|-----------------------------------|
-/// | kTurn + w       | warpgroup w waits, its predecessor    | w may issue (or exponentiate) now |
+/// | kTurn + w       | warpgroup w waits, its predecessor    | w may issue its products now      |
 /// | kEpilogue + w   | warpgroup w                           | its Q rows may be overwritten     |
 enum NamedBarrier : int { kTurn = 1, kEpilogue = 5 };
 
