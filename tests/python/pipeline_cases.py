@@ -281,6 +281,34 @@ def gradients_of_shards(group, rows: int) -> None:
     assert torch.allclose(local.grad, api.dispatch(weights[0], key))
 
 
+def functions_of_bound_plans(group, rows: int) -> None:
+    """dispatch_func, undispatch_func and the rolls along any axis."""
+    from magi_attention import functional
+
+    ranges = AttnRanges.from_ranges([(0, rows)])
+    size = dist.get_world_size(group)
+    plan = api.Plan.from_ranges(
+        ranges, ranges, "causal", rows, cp_size=size, num_heads_q=1, num_heads_kv=1, head_dim=8
+    )
+    bound = plan.bind(group)
+    x = torch.arange(rows * 3).reshape(3, rows)
+    local = functional.dispatch_func(x, group, bound, seq_dim=1)
+    assert local.shape == (3, bound.local_rows)
+    assert torch.equal(functional.undispatch_func(local, bound, group, seq_dim=1), x)
+    for roll in (functional.roll_func, functional.roll_simple_func):
+        rolled = roll(local, 5, bound, group, seq_dim=1)
+        whole = functional.undispatch_func(rolled, bound, None, seq_dim=1)
+        assert torch.equal(whole, torch.roll(x, 5, 1))
+    try:
+        functional.dispatch_func(x, dist.group.WORLD, bound, seq_dim=1)
+    except ValueError as error:
+        assert "group is not that of meta" in str(error)
+    else:
+        raise AssertionError("another group was accepted")
+    sent = bound.communicator.counters()["bytes_to_peer"]
+    assert sent[dist.get_rank(group)] == 0 and (size == 1 or sum(sent) > 0)
+
+
 def key_cache(group) -> None:
     """Equal arguments give one key; the most recent one follows the calls; clearing forgets."""
     case, masks = Case(rows=60), dense.masks(60)

@@ -85,6 +85,11 @@ def test_gradients_of_shards(ranks):
     ranks.run(4, cases.gradients_of_shards, 50)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_functions_of_bound_plans(ranks, size):
+    ranks.run(size, cases.functions_of_bound_plans, 50)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_key_cache(ranks, size):
     ranks.run(size, cases.key_cache)

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention and its parts as functions of tensors."""
 
+from magi_attention.functional.dispatch import dispatch_func, undispatch_func
 from magi_attention.functional.flex_flash_attn import flex_flash_attn_func
+from magi_attention.functional.roll import roll_p2p as roll_func
+from magi_attention.functional.roll import roll_simple_p2p as roll_simple_func
 from magi_attention.functional.utils import (
     correct_attn_lse,
     correct_attn_lse_with_sink,
@@ -18,5 +21,9 @@ __all__ = [
     "correct_attn_out_lse",
     "correct_attn_out_lse_with_sink",
     "correct_attn_out_with_sink",
+    "dispatch_func",
     "flex_flash_attn_func",
+    "roll_func",
+    "roll_simple_func",
+    "undispatch_func",
 ]
