@@ -20,5 +20,7 @@ class GpuTest : public ::testing::Test {
 
 /// How many random masks the mask test draws; --random_masks=N on the command line.
 int num_random_masks();
+/// The number of the first of them (its seed); --first_mask=N.
+int first_random_mask();
 
 }  // namespace magi::test

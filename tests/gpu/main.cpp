@@ -8,20 +8,26 @@
 namespace magi::test {
 namespace {
 int random_masks = 400;
-}
+int first_mask = 0;
+}  // namespace
 int num_random_masks() { return random_masks; }
+int first_random_mask() { return first_mask; }
 }  // namespace magi::test
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
-  constexpr std::string_view kOption = "--random_masks=";
+  constexpr std::string_view kCount = "--random_masks=";
+  constexpr std::string_view kFirst = "--first_mask=";
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
-    if (!argument.starts_with(kOption)) {
+    if (argument.starts_with(kCount)) {
+      magi::test::random_masks = std::atoi(argv[i] + kCount.size());
+    } else if (argument.starts_with(kFirst)) {
+      magi::test::first_mask = std::atoi(argv[i] + kFirst.size());
+    } else {
       std::fprintf(stderr, "unknown argument: %s\n", argv[i]);
       return 2;
     }
-    magi::test::random_masks = std::atoi(argv[i] + kOption.size());
   }
   if (magi::device_count() > 0) std::printf("GPU: %s\n", magi::device_info(0).name.c_str());
   return RUN_ALL_TESTS();
