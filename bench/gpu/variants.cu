@@ -23,6 +23,7 @@ constexpr sm90::ForwardInstance candidate() {
 constexpr Variant kVariants[] = {
     {"turns 128x128", candidate<128, 128, Schedule::Turns>()},
     {"free 128x128", candidate<128, 128, Schedule::Free>()},
+    {"dim64 turns 128x128", candidate<64, 128, Schedule::Turns>()},
     {"dim64 free 128x128", candidate<64, 128, Schedule::Free>()},
 };
 
