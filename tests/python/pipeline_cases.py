@@ -449,6 +449,24 @@ def plan_mismatch(group) -> None:
     api.clear_cache(group)
 
 
+def reduced_sink_gradients(group, case: Case) -> None:
+    """MAGI_ATTENTION_DSINK_ALL_REDUCE_OP: the gradient of a shared sink, summed or averaged."""
+    import os
+
+    mask, tensors = dense.masks(case.rows)[case.mask], make_tensors(case)
+    wanted = expected(mask, case, tensors)[3][3]
+    size = dist.get_world_size(group)
+    for op, factor in (("sum", 1), ("avg", size)):
+        os.environ["MAGI_ATTENTION_DSINK_ALL_REDUCE_OP"] = op
+        try:
+            key = make_key(mask, case, group)
+            found = run_attention(key, case, tensors)[3][3]  # summed over ranks once more
+        finally:
+            del os.environ["MAGI_ATTENTION_DSINK_ALL_REDUCE_OP"]
+        check_close(op, found / size * factor, wanted, TOLERANCE)
+        api.clear_cache(group)
+
+
 def environment(group, case: Case, variables: dict[str, str]) -> None:
     """The pipeline under environment variables."""
     import os

@@ -113,6 +113,10 @@ def test_compiled(ranks, size):
     ranks.run(size, cases.compiled, Case(rows=70))
 
 
+def test_reduced_sink_gradients(ranks):
+    ranks.run(3, cases.reduced_sink_gradients, Case(rows=60, sinks=2))
+
+
 def test_plan_mismatch(ranks):
     ranks.run(2, cases.plan_mismatch)
 
