@@ -134,6 +134,19 @@ class TestEnvironment:
         with pytest.raises(ValueError, match=f"{name} is '{value}'"):
             read()
 
+    def test_snapshot_follows_every_change(self, monkeypatch):
+        from magi_attention.env._environment import KEY_VARIABLES, key_snapshot
+
+        for name in KEY_VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+            unset = key_snapshot()
+            monkeypatch.setenv(name, "1")
+            one = key_snapshot()
+            monkeypatch.setenv(name, "0")
+            assert len({unset, one, key_snapshot()}) == 3
+            monkeypatch.delenv(name)
+            assert key_snapshot() == unset
+
     def test_old_names_warn(self, monkeypatch):
         monkeypatch.setenv("MAGI_ATTENTION_SDPA_BACKEND", "1")
         with pytest.warns(DeprecationWarning, match="SDPA_BACKEND"):
