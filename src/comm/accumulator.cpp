@@ -39,7 +39,7 @@ void with_loader(DType dtype, Body body) {
     case DType::Int64:
       break;
   }
-  MAGI_CHECK(!"a reduce of integers is refused at the call");
+  throw InternalError("broken invariant: a reduce of integers is refused at the call");
 }
 
 TensorView float_copy_view(const TensorView& output, std::vector<float>& copy, std::int64_t rows) {

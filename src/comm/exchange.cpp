@@ -107,7 +107,7 @@ std::string hex(std::uint64_t value) {
 }
 
 std::string describe(const Exchange& exchange) {
-  const std::string call =
+  std::string call =
       std::string(kind_name(exchange.kind)) + " " + std::to_string(exchange.sequence);
   if (exchange.is_gather()) return call;
   return "wave " + std::to_string(exchange.tag.wave) + " of " + call + ", plan " +
