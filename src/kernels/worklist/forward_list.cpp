@@ -8,7 +8,6 @@
 #include <optional>
 
 #include "base/check.hpp"
-#include "base/math.hpp"
 #include "kernels/worklist/tile_run.hpp"
 
 namespace magi {
@@ -16,11 +15,15 @@ namespace {
 
 constexpr std::int32_t kBytesPerElement = 2;
 
-void check_problem(const ForwardProblem& problem, std::span<const BandSlice> slices) {
+void check_heads(const ForwardProblem& problem) {
   if (problem.heads_kv < 1) throw invalid("heads_kv", problem.heads_kv, "1 or more");
   if (problem.heads_q < 1 || problem.heads_q % problem.heads_kv != 0) {
     throw invalid("heads_q", problem.heads_q, "multiples of heads_kv");
   }
+}
+
+void check_problem(const ForwardProblem& problem, std::span<const BandSlice> slices) {
+  check_heads(problem);
   validate(Mask{problem.rows_q, problem.rows_k, {slices.begin(), slices.end()}});
 }
 
@@ -109,7 +112,7 @@ std::int64_t ForwardList::total_cost() const {
 }
 
 ForwardItem forward_item(const ForwardList& list, std::int64_t index) {
-  const std::int64_t section_items = std::int64_t{list.groups_per_section} * std::ssize(list.tiles);
+  const std::int64_t section_items = std::int64_t{list.groups_per_section} * list.num_tiles();
   const auto section = static_cast<std::int32_t>(index / section_items);
   const std::int32_t first_group = section * list.groups_per_section;
   const std::int32_t groups = std::min(list.groups_per_section, list.head_groups - first_group);
@@ -118,9 +121,21 @@ ForwardItem forward_item(const ForwardList& list, std::int64_t index) {
           .head_group = first_group + static_cast<std::int32_t>(inside % groups)};
 }
 
-ForwardList build_forward_list(const ForwardProblem& problem, std::span<const BandSlice> slices,
-                               const TileShape& shape, std::int32_t packed_heads) {
-  check_problem(problem, slices);
+std::vector<std::int32_t> allowed_packed_heads(const ForwardProblem& problem,
+                                               const TileShape& shape) {
+  check_heads(problem);
+  const std::int32_t group = problem.heads_q / problem.heads_kv;
+  std::vector<std::int32_t> allowed;
+  for (std::int32_t heads = 1; heads <= 16 && group % heads == 0 && shape.rows % heads == 0;
+       heads *= 2) {
+    allowed.push_back(heads);
+  }
+  return allowed;
+}
+
+ForwardList forward_list_frame(const ForwardProblem& problem, const TileShape& shape,
+                               std::int32_t packed_heads) {
+  check_heads(problem);
   check_packing(problem, shape, packed_heads);
   ForwardList list;
   list.problem = problem;
@@ -129,7 +144,14 @@ ForwardList build_forward_list(const ForwardProblem& problem, std::span<const Ba
   list.tile_tokens = shape.rows / packed_heads;
   list.head_groups = problem.heads_q / packed_heads;
   list.groups_per_section = groups_per_section(list);
-  list.tiles.resize(static_cast<std::size_t>(ceil_div(problem.rows_q, list.tile_tokens)));
+  return list;
+}
+
+ForwardList build_forward_list(const ForwardProblem& problem, std::span<const BandSlice> slices,
+                               const TileShape& shape, std::int32_t packed_heads) {
+  check_problem(problem, slices);
+  ForwardList list = forward_list_frame(problem, shape, packed_heads);
+  list.tiles.resize(static_cast<std::size_t>(list.num_tiles()));
   fill_records(list, slices);
   for (TileWork& work : list.tiles) work.cost = tile_cost(list, work);
   std::stable_sort(list.tiles.begin(), list.tiles.end(),
@@ -141,9 +163,7 @@ ForwardList build_forward_list(const ForwardProblem& problem, std::span<const Ba
                                const TileShape& shape) {
   check_problem(problem, slices);
   std::optional<ForwardList> best;
-  const std::int32_t group = problem.heads_q / problem.heads_kv;
-  for (std::int32_t heads = 1; heads <= 16 && group % heads == 0 && shape.rows % heads == 0;
-       heads *= 2) {
+  for (const std::int32_t heads : allowed_packed_heads(problem, shape)) {
     ForwardList list = build_forward_list(problem, slices, shape, heads);
     if (!best || list.total_cost() < best->total_cost()) best = std::move(list);
   }

@@ -22,7 +22,9 @@ struct alignas(16) BandRecord {
 };
 static_assert(sizeof(BandRecord) == 32);
 
-/// Records [record_begin, record_end) of q tile `tile`.
+/// Records [record_begin, record_end) of q tile `tile`. Negative indices occur in lists made on the
+/// device, for tiles whose records did not fit: there all slices lie before the first record, and
+/// the walker cuts each to the tile's rows; the first and the last of them leave some.
 struct alignas(16) TileWork {
   std::int32_t tile = 0;
   std::int32_t record_begin = 0;
@@ -66,7 +68,11 @@ struct ForwardList {
   std::vector<TileWork> tiles;          ///< every q tile once, dearest first, ties by index
   std::vector<BandRecord> records;      ///< of a tile in order of the slices
 
-  std::int64_t num_items() const { return std::int64_t{head_groups} * std::ssize(tiles); }
+  /// ceil(rows_q / tile_tokens)
+  std::int32_t num_tiles() const {
+    return problem.rows_q == 0 ? 0 : (problem.rows_q - 1) / tile_tokens + 1;
+  }
+  std::int64_t num_items() const { return std::int64_t{head_groups} * num_tiles(); }
   /// Modelled cost of all items, in half k tiles.
   std::int64_t total_cost() const;
 };
@@ -77,6 +83,15 @@ struct ForwardItem {
   std::int32_t head_group = 0;
 };
 ForwardItem forward_item(const ForwardList& list, std::int64_t index);
+
+/// Allowed heads per tile, ascending: powers of two up to 16.
+std::vector<std::int32_t> allowed_packed_heads(const ForwardProblem& problem,
+                                               const TileShape& shape);
+
+/// The list without its tiles and records: all that does not depend on slices. Throws
+/// InvalidArgument naming what is not allowed.
+ForwardList forward_list_frame(const ForwardProblem& problem, const TileShape& shape,
+                               std::int32_t packed_heads);
 
 /// The list with the given heads per tile: a power of two that divides heads_q / heads_kv and the
 /// tile's rows. Throws InvalidArgument naming what is not allowed.
