@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "magi/attention.hpp"
 
@@ -45,5 +47,55 @@ class ForwardWork {
 /// stream). The slices are those of `work`; args.slices is not read. Bitwise equal results from
 /// call to call. Throws InvalidArgument naming the tensor, CudaError when the launch fails.
 void attention_forward_cuda(const ForwardArgs& args, const ForwardWork& work, void* stream);
+
+/// Slices in device memory, as int32 tensors without gaps: typed ranges of the original API.
+struct DeviceSlices {
+  TensorView q_ranges;  ///< [slices, 2]: begin, end
+  TensorView k_ranges;  ///< [slices, 2]
+  TensorView types;     ///< [slices], numbers of MaskType; empty: all full
+};
+
+/// Choices of a call whose list is made on the device.
+struct DeviceListTuning {
+  ForwardTuning forward;
+  /// Records (one per q tile and slice that it sees) that the workspace has room for; 0: by rows
+  /// and number of slices. Tiles whose records do not fit search the slices instead, which is slow.
+  std::int64_t record_capacity = 0;
+};
+
+/// Device memory of the caller, aligned to 256 bytes; its contents need not survive between calls,
+/// but calls that overlap in time must not share one.
+struct DeviceWorkspace {
+  void* data = nullptr;
+  std::int64_t size_bytes = 0;
+};
+
+/// What the device found while it made a list.
+struct DeviceListReport {
+  struct BadSlice {
+    std::int64_t index = 0;
+    std::string field;  ///< "q_ranges[0]", "q_ranges[1]", "k_ranges[0]", "k_ranges[1]", "types"
+  };
+  std::optional<BadSlice> first_bad;  ///< lowest index, then the first field in that order
+  bool is_overflowing = false;        ///< num_records exceeded the capacity: slow, not wrong
+  std::int64_t num_records = 0;
+  std::int32_t packed_heads = 0;  ///< as chosen
+};
+
+/// Bytes that a call with `num_slices` slices needs. args.slices is not read, data may be null.
+std::int64_t forward_workspace_bytes(const ForwardArgs& args, std::int64_t num_slices,
+                                     const DeviceListTuning& tuning = {});
+
+/// As above with a list made on the device in stream order, the same as the host's: nothing waits
+/// and the host reads no slice, so the call can be captured in a graph and replayed with other
+/// slices in the same tensors. Range ends outside the tensors are clamped, reversed ranges and
+/// unknown types are empty; the report tells. Throws InvalidArgument naming the tensor, CudaError
+/// when a launch fails.
+void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
+                            const DeviceWorkspace& workspace, const DeviceListTuning& tuning,
+                            void* stream);
+
+/// The report of the last call that used the workspace; waits for `stream`.
+DeviceListReport read_device_list_report_sync(const DeviceWorkspace& workspace, void* stream);
 
 }  // namespace magi

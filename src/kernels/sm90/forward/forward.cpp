@@ -21,15 +21,6 @@ constexpr double kSlackLog2 = 8.0;  // P reaches 2^8: far from what float16 hold
 
 std::int32_t to_int(std::int64_t value) { return static_cast<std::int32_t>(value); }
 
-ForwardProblem problem_of(const ForwardArgs& args) {
-  return {.rows_q = to_int(args.q.shape[0]),
-          .rows_k = to_int(args.k.shape[0]),
-          .heads_q = to_int(args.q.shape[1]),
-          .heads_kv = to_int(args.k.shape[1]),
-          .dim_qk = to_int(args.q.shape[2]),
-          .dim_v = to_int(args.v.shape[2])};
-}
-
 void check_shape(const char* name, const TensorView& tensor, std::array<std::int64_t, 3> shape) {
   const bool is_equal =
       tensor.rank == 3 && std::equal(shape.begin(), shape.end(), tensor.shape.begin());
@@ -119,30 +110,12 @@ void check_sink(const ForwardArgs& args) {
   }
 }
 
-void check_call(const ForwardArgs& args, const ForwardWork::State& work) {
-  check_problem_tensors(args);
-  check_outputs(args);
-  check_sink(args);
-  for (const auto& [name, tensor] :
-       {std::pair{"q", &args.q}, {"k", &args.k}, {"v", &args.v}, {"out", &args.out}}) {
-    if (tensor->device != work.device) {
-      throw invalid(std::string(name) + ".device", tensor->device,
-                    "the work list's device " + std::to_string(work.device));
-    }
-    if (tensor->empty() && tensor->num_elements() > 0) {
-      throw invalid(std::string(name) + ".data", "null", "device memory");
-    }
-    check_copyable(name, *tensor);
-  }
-  ForwardProblem problem = problem_of(args);
+void check_work(const ForwardArgs& args, const ForwardWork::State& work) {
+  ForwardProblem problem = sm90::forward_problem(args);
   problem.cache_bytes = work.list.problem.cache_bytes;
   if (problem != work.list.problem || args.q.dtype != work.instance->config.type) {
     throw invalid("work", "for other shapes or types", "a list made for these tensors");
   }
-  if (args.params.softmax_scale < 0.0) {
-    throw invalid("softmax_scale", args.params.softmax_scale, "0 (default) or positive");
-  }
-  if (args.params.softcap < 0.0) throw invalid("softcap", args.params.softcap, "0 or positive");
 }
 
 sm90::ScoreScale score_scale(const ForwardArgs& args) {
@@ -170,13 +143,11 @@ sm90::SinkRows sink_rows(const ForwardArgs& args) {
   return {data, args.sink.stride[0], args.sink.stride[1], to_int(args.sink.shape[1])};
 }
 
-void set_tensors(sm90::ForwardParams& params, const ForwardArgs& args,
-                 const ForwardWork::State& work) {
-  const ForwardList& list = work.list;
+void set_tensors(sm90::ForwardParams& params, const ForwardArgs& args, const ForwardList& list) {
   params.q = make_tensor_map(args.q, {list.packed_heads, list.tile_tokens});
   // Without keys no tile is loaded; a descriptor needs some address all the same.
   const bool has_keys = args.k.shape[0] > 0;
-  const TensorBox key_box{1, work.instance->config.keys};
+  const TensorBox key_box{1, list.shape.keys};
   params.k = make_tensor_map(has_keys ? args.k : args.q, key_box);
   params.v = make_tensor_map(has_keys ? args.v : args.q, key_box);
   if (args.out.dtype == DType::Float32) {
@@ -189,13 +160,14 @@ void set_tensors(sm90::ForwardParams& params, const ForwardArgs& args,
   params.max_logits = static_cast<float*>(args.max_logits.data);
 }
 
-void set_list(sm90::ForwardParams& params, const ForwardWork::State& work) {
-  const ForwardList& list = work.list;
-  params.tiles = static_cast<const TileWork*>(work.tiles.data());
-  params.records = static_cast<const BandRecord*>(work.records.data());
-  params.ticket = static_cast<unsigned*>(work.ticket.data());
-  params.num_tiles = work.num_tiles;
-  params.num_items = work.num_tiles * list.head_groups;
+void set_list(sm90::ForwardParams& params, const ForwardList& list,
+              const sm90::ListOnDevice& parts) {
+  params.tiles = parts.tiles;
+  params.records = parts.records;
+  params.ticket = parts.ticket;
+  params.chosen_heads = parts.chosen_heads;
+  params.num_tiles = list.num_tiles();
+  params.num_items = params.num_tiles * list.head_groups;
   params.head_groups = list.head_groups;
   params.groups_per_section = list.groups_per_section;
   params.tile_tokens = list.tile_tokens;
@@ -211,27 +183,91 @@ void set_list(sm90::ForwardParams& params, const ForwardWork::State& work) {
 
 namespace sm90 {
 
+ForwardProblem forward_problem(const ForwardArgs& args) {
+  check_problem_tensors(args);
+  return {.rows_q = to_int(args.q.shape[0]),
+          .rows_k = to_int(args.k.shape[0]),
+          .heads_q = to_int(args.q.shape[1]),
+          .heads_kv = to_int(args.k.shape[1]),
+          .dim_qk = to_int(args.q.shape[2]),
+          .dim_v = to_int(args.v.shape[2])};
+}
+
+void check_forward_call(const ForwardArgs& args, std::int32_t device) {
+  check_problem_tensors(args);
+  check_outputs(args);
+  check_sink(args);
+  for (const auto& [name, tensor] :
+       {std::pair{"q", &args.q}, {"k", &args.k}, {"v", &args.v}, {"out", &args.out}}) {
+    if (tensor->device != device) {
+      throw invalid(std::string(name) + ".device", tensor->device,
+                    "the work list's device " + std::to_string(device));
+    }
+    if (tensor->empty() && tensor->num_elements() > 0) {
+      throw invalid(std::string(name) + ".data", "null", "device memory");
+    }
+    check_copyable(name, *tensor);
+  }
+  if (args.params.softmax_scale < 0.0) {
+    throw invalid("softmax_scale", args.params.softmax_scale, "0 (default) or positive");
+  }
+  if (args.params.softcap < 0.0) throw invalid("softcap", args.params.softcap, "0 or positive");
+}
+
+InstancePair find_instances(const ForwardArgs& args) {
+  const DeviceInfo info = device_info(args.q.device);
+  if (!info.is_hopper()) {
+    throw invalid("q.device", info.name, "GPUs of compute capability 9.0");
+  }
+  const auto dim = to_int(std::max(args.q.shape[2], args.v.shape[2]));
+  const InstancePair pair{find_forward_instance(args.q.dtype, dim, false),
+                          find_forward_instance(args.q.dtype, dim, true)};
+  MAGI_CHECK(pair.plain != nullptr && pair.softcap != nullptr);
+  return pair;
+}
+
+TileShape tile_shape(const ForwardInstance& instance) {
+  return {
+      .rows = instance.config.rows(), .keys = instance.config.keys, .trimmed_keys = kTrimmedKeys};
+}
+
+std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::int64_t num_items) {
+  if (num_items > std::numeric_limits<std::int32_t>::max()) {
+    throw invalid("number of work items", num_items, "up to 2^31 - 1");
+  }
+  const std::int32_t num_sms = device_info(device).num_sms;
+  if (tuning.sm_margin < 0 || tuning.sm_margin >= num_sms) {
+    throw invalid("sm_margin", tuning.sm_margin, "0 to one less than the device's SMs");
+  }
+  return to_int(std::min<std::int64_t>(num_sms - tuning.sm_margin, num_items));
+}
+
+void fill_max_logits(const ForwardArgs& args, cudaStream_t stream) {
+  if (args.max_logits.empty() || args.is_merging) return;
+  fill_no_logits(static_cast<float*>(args.max_logits.data), to_int(args.q.shape[1]), stream);
+}
+
+void launch_list(const ForwardArgs& args, const ForwardList& list, const ListOnDevice& parts,
+                 const ForwardInstance& instance, std::int32_t num_ctas, cudaStream_t stream) {
+  ForwardParams params;
+  set_list(params, list, parts);
+  set_tensors(params, args, list);
+  params.score = score_scale(args);
+  params.is_merging = args.is_merging;
+  instance.launch(params, num_ctas, stream);
+}
+
 ForwardWork::State make_work(const ForwardInstance& instance, const ForwardProblem& problem,
                              std::span<const BandSlice> slices, const ForwardTuning& tuning) {
   ForwardWork::State state;
-  const TileShape shape{
-      .rows = instance.config.rows(), .keys = instance.config.keys, .trimmed_keys = kTrimmedKeys};
+  const TileShape shape = tile_shape(instance);
   state.instance = &instance;
   state.device = current_device();
   state.list = tuning.packed_heads > 0
                    ? build_forward_list(problem, slices, shape, tuning.packed_heads)
                    : build_forward_list(problem, slices, shape);
   ForwardList& list = state.list;
-  const std::int64_t num_items = list.num_items();
-  if (num_items > std::numeric_limits<std::int32_t>::max()) {
-    throw invalid("number of work items", num_items, "up to 2^31 - 1");
-  }
-  const std::int32_t num_sms = device_info(state.device).num_sms;
-  if (tuning.sm_margin < 0 || tuning.sm_margin >= num_sms) {
-    throw invalid("sm_margin", tuning.sm_margin, "0 to one less than the device's SMs");
-  }
-  state.num_ctas = to_int(std::min<std::int64_t>(num_sms - tuning.sm_margin, num_items));
-  state.num_tiles = to_int(std::ssize(list.tiles));
+  state.num_ctas = count_ctas(state.device, tuning, list.num_items());
   state.tiles = to_device_sync<TileWork>(list.tiles);
   state.records = to_device_sync<BandRecord>(list.records);
   const unsigned zero = 0;
@@ -242,36 +278,25 @@ ForwardWork::State make_work(const ForwardInstance& instance, const ForwardProbl
 }
 
 void enqueue_forward(const ForwardArgs& args, const ForwardWork::State& work, cudaStream_t stream) {
-  if (!args.max_logits.empty() && !args.is_merging) {
-    fill_no_logits(static_cast<float*>(args.max_logits.data), to_int(args.q.shape[1]), stream);
-  }
+  fill_max_logits(args, stream);
   if (work.num_ctas == 0) return;
-  ForwardParams params;
-  set_list(params, work);
-  set_tensors(params, args, work);
-  params.score = score_scale(args);
-  params.is_merging = args.is_merging;
   const ForwardInstance* instance =
       args.params.softcap > 0.0 ? work.softcap_instance : work.instance;
   MAGI_CHECK(instance != nullptr);
-  instance->launch(params, work.num_ctas, stream);
+  const ListOnDevice parts{.tiles = static_cast<const TileWork*>(work.tiles.data()),
+                           .records = static_cast<const BandRecord*>(work.records.data()),
+                           .ticket = static_cast<unsigned*>(work.ticket.data())};
+  launch_list(args, work.list, parts, *instance, work.num_ctas, stream);
 }
 
 }  // namespace sm90
 
 ForwardWork::ForwardWork(const ForwardArgs& args, const ForwardTuning& tuning) {
-  check_problem_tensors(args);
+  const ForwardProblem problem = sm90::forward_problem(args);
   const DeviceScope scope(args.q.device);
-  const DeviceInfo info = device_info(args.q.device);
-  if (!info.is_hopper()) {
-    throw invalid("q.device", info.name, "GPUs of compute capability 9.0");
-  }
-  const auto dim = to_int(std::max(args.q.shape[2], args.v.shape[2]));
-  const sm90::ForwardInstance* instance = sm90::find_forward_instance(args.q.dtype, dim, false);
-  MAGI_CHECK(instance != nullptr);
-  state_ =
-      std::make_unique<State>(sm90::make_work(*instance, problem_of(args), args.slices, tuning));
-  state_->softcap_instance = sm90::find_forward_instance(args.q.dtype, dim, true);
+  const sm90::InstancePair instances = sm90::find_instances(args);
+  state_ = std::make_unique<State>(sm90::make_work(*instances.plain, problem, args.slices, tuning));
+  state_->softcap_instance = instances.softcap;
 }
 
 ForwardWork::~ForwardWork() = default;
@@ -287,7 +312,8 @@ std::int64_t ForwardWork::size_bytes() const {
 
 void attention_forward_cuda(const ForwardArgs& args, const ForwardWork& work, void* stream) {
   const ForwardWork::State& state = work.state();
-  check_call(args, state);
+  sm90::check_forward_call(args, state.device);
+  check_work(args, state);
   const DeviceScope scope(state.device);
   sm90::enqueue_forward(args, state, static_cast<cudaStream_t>(stream));
 }

@@ -14,13 +14,41 @@ struct ForwardWork::State {
   std::int32_t device = 0;
   std::int32_t num_ctas = 0;
   ForwardList list;  ///< without its vectors' contents once they are on the device
-  std::int32_t num_tiles = 0;
   DeviceBuffer tiles;
   DeviceBuffer records;
   DeviceBuffer ticket;
 };
 
 namespace sm90 {
+
+/// The contents of a list in device memory; see ForwardParams.
+struct ListOnDevice {
+  const TileWork* tiles = nullptr;
+  const BandRecord* records = nullptr;
+  unsigned* ticket = nullptr;
+  const std::int32_t* chosen_heads = nullptr;
+};
+
+/// The kernels for the same tensors, without and with a softcap; their tile shape is one.
+struct InstancePair {
+  const ForwardInstance* plain = nullptr;
+  const ForwardInstance* softcap = nullptr;
+};
+
+/// What a list depends on; throws InvalidArgument naming the tensor.
+ForwardProblem forward_problem(const ForwardArgs& args);
+/// Throws InvalidArgument naming what a call on `device` does not allow.
+void check_forward_call(const ForwardArgs& args, std::int32_t device);
+InstancePair find_instances(const ForwardArgs& args);
+TileShape tile_shape(const ForwardInstance& instance);
+/// CTAs of a launch; throws InvalidArgument naming sm_margin or the number of items.
+std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::int64_t num_items);
+/// Sets max_logits to -infinity where the call has them and does not merge.
+void fill_max_logits(const ForwardArgs& args, cudaStream_t stream);
+
+/// One launch over a list; `list` needs no contents.
+void launch_list(const ForwardArgs& args, const ForwardList& list, const ListOnDevice& parts,
+                 const ForwardInstance& instance, std::int32_t num_ctas, cudaStream_t stream);
 
 /// The list as `instance` tiles it, on the current device.
 ForwardWork::State make_work(const ForwardInstance& instance, const ForwardProblem& problem,

@@ -28,6 +28,7 @@ template <typename Instance>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     forward_kernel(const __grid_constant__ ForwardParams params) {
   constexpr ForwardConfig kC = Instance::kConfig;
+  if (params.chosen_heads != nullptr && *params.chosen_heads != params.packed_heads) return;
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<kC>*>(shared_bytes);
   const int warp = ptx::uniform(static_cast<int>(threadIdx.x) / 32);

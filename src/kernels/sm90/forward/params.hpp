@@ -43,6 +43,9 @@ struct ForwardParams {
   const TileWork* tiles = nullptr;
   const BandRecord* records = nullptr;
   unsigned* ticket = nullptr;  ///< counts handed-out items; 0 between launches
+  /// Packed heads that a list made on the device is for: a launch for others does nothing. Null
+  /// where the host knows.
+  const std::int32_t* chosen_heads = nullptr;
   std::int32_t num_items = 0;
   std::int32_t num_tiles = 0;
   std::int32_t head_groups = 0;

@@ -81,8 +81,11 @@ class Producer {
     load_queries(item.head_begin, token);
     kv_head_ = item.head_begin / params_.heads_per_kv;
     for (std::int32_t i = item.record_begin; i < item.record_end; ++i) {
-      const bool is_first = i == item.record_begin;
-      run_record(load_record(i), item, is_first, i + 1 == item.record_end);
+      // Changes nothing but a whole slice, one of a tile whose records did not fit.
+      const Range rows{token, token + params_.tile_tokens};
+      const BandSlice band = shrink(cut_q(load_record(i), rows));
+      if (band.q0 >= band.q1) continue;
+      run_record(band, item, i == item.record_begin, i + 1 == item.record_end);
     }
   }
 

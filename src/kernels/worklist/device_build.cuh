@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/worklist/device_list.hpp"
+
+namespace magi {
+
+inline constexpr unsigned kFullWarp = 0xffffffffu;
+inline constexpr int kWarpLanes = 32;
+
+/// Arguments of every kernel of a build: shapes by value, parts of the workspace by address.
+struct DeviceBuild {
+  SliceArrays source;
+  TileGrid grids[kMaxPackings];
+  std::int32_t num_grids = 0;
+  std::int32_t rows_k = 0;
+  TileShape tile;
+  std::int64_t record_capacity = 0;
+  std::int32_t slices_per_task = kWarpLanes;  ///< that a warp takes at once, one per lane
+  std::int32_t num_parts = 1;                 ///< warps that share the tiles of a long slice
+  DeviceListHeader* header = nullptr;
+  TileTally* tallies = nullptr;
+  std::int32_t* costs = nullptr;
+  BandRecord* slices = nullptr;
+  TileWork* tiles = nullptr;
+  std::int32_t* begins = nullptr;
+  std::uint64_t* sort_keys[2] = {};
+  std::int32_t* slice_ids = nullptr;
+  BandRecord* records = nullptr;
+};
+
+__device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) % kWarpLanes; }
+__device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x) / kWarpLanes; }
+
+/// Sum over the lanes before this one.
+template <typename Integer>
+__device__ __forceinline__ Integer scan_warp(Integer value) {
+  Integer sum = value;
+#pragma unroll
+  for (int step = 1; step < kWarpLanes; step *= 2) {
+    const Integer before = __shfl_up_sync(kFullWarp, sum, static_cast<unsigned>(step));
+    if (lane_index() >= step) sum += before;
+  }
+  return sum - value;
+}
+
+template <typename Integer>
+struct BlockScan {
+  Integer before;  ///< sum over the threads before this one
+  Integer total;   ///< over all
+};
+
+/// All threads of a block of full warps call; `warp_sums` has room for one sum per warp and may be
+/// used again at once.
+template <typename Integer>
+__device__ __forceinline__ BlockScan<Integer> scan_block(Integer value, Integer* warp_sums) {
+  const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
+  Integer before = scan_warp(value);
+  if (lane_index() == kWarpLanes - 1) warp_sums[warp_index()] = before + value;
+  __syncthreads();
+  Integer total = 0;
+  for (int warp = 0; warp < num_warps; ++warp) {
+    if (warp == warp_index()) before += total;
+    total += warp_sums[warp];
+  }
+  __syncthreads();
+  return {before, total};
+}
+
+__device__ __forceinline__ BandSlice shuffle_band(const BandSlice& band, int lane) {
+  return {__shfl_sync(kFullWarp, band.q0, lane),    __shfl_sync(kFullWarp, band.q1, lane),
+          __shfl_sync(kFullWarp, band.k0, lane),    __shfl_sync(kFullWarp, band.k1, lane),
+          __shfl_sync(kFullWarp, band.d_min, lane), __shfl_sync(kFullWarp, band.d_max, lane)};
+}
+
+/// Calls visit(tile, part, slice) for every tile that sees a key of one of the warp's slices
+/// [first_slice, first_slice + slices_per_task), one per lane; a lane takes a slice of few
+/// tiles alone, and longer ones are shared by the warp and by `num_parts` warps.
+template <typename Visit>
+__device__ __forceinline__ void for_each_part(const DeviceBuild& build, const TileGrid& grid,
+                                              std::int64_t task, const BandSlice& own,
+                                              Visit visit) {
+  constexpr std::int32_t kFewTiles = 4;
+  const auto part_index = static_cast<std::int32_t>(task % build.num_parts);
+  const auto first_slice =
+      static_cast<std::int32_t>(task / build.num_parts) * build.slices_per_task;
+  const auto visit_tile = [&](const BandSlice& band, std::int32_t tile, std::int32_t slice) {
+    const BandSlice part = part_of_tile(grid, band, tile);
+    if (part.q0 < part.q1) visit(tile, part, slice);
+  };
+  const Range tiles = reached_tiles(grid, own);
+  const bool is_long = tiles.end - tiles.begin > kFewTiles;
+  if (!is_long && part_index == 0) {
+    for (std::int32_t tile = tiles.begin; tile < tiles.end; ++tile) {
+      visit_tile(own, tile, first_slice + lane_index());
+    }
+  }
+  for (unsigned left = __ballot_sync(kFullWarp, is_long); left != 0; left &= left - 1) {
+    const int lane = __ffs(static_cast<int>(left)) - 1;
+    const BandSlice band = shuffle_band(own, lane);
+    const Range reached = reached_tiles(grid, band);
+    const std::int32_t begin = reached.begin + part_index * kWarpLanes + lane_index();
+    for (std::int32_t tile = begin; tile < reached.end; tile += build.num_parts * kWarpLanes) {
+      visit_tile(band, tile, first_slice + lane);
+    }
+  }
+}
+
+/// Tasks of a warp-wide walk over the slices: one per slices_per_task slices and part.
+__device__ __forceinline__ std::int64_t num_slice_tasks(const DeviceBuild& build) {
+  const std::int64_t slices = build.source.count;
+  return (slices + build.slices_per_task - 1) / build.slices_per_task * build.num_parts;
+}
+__device__ __forceinline__ std::int64_t first_task() {
+  return std::int64_t{blockIdx.x} * (blockDim.x / kWarpLanes) + warp_index();
+}
+__device__ __forceinline__ std::int64_t task_stride() {
+  return std::int64_t{gridDim.x} * (blockDim.x / kWarpLanes);
+}
+/// The lane's slice of a task, the number of slices where it has none.
+__device__ __forceinline__ std::int32_t slice_of_task(const DeviceBuild& build, std::int64_t task) {
+  const std::int64_t slice = task / build.num_parts * build.slices_per_task + lane_index();
+  const bool has_slice = lane_index() < build.slices_per_task && slice < build.source.count;
+  return has_slice ? static_cast<std::int32_t>(slice) : build.source.count;
+}
+
+}  // namespace magi

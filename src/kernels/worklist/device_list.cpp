@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/worklist/device_list.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/check.hpp"
+#include "base/math.hpp"
+
+namespace magi {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
+
+/// Hands out aligned parts of the workspace one after the other.
+class Parts {
+ public:
+  template <typename Element>
+  std::size_t take(std::int64_t count) {
+    const std::size_t begin = size_;
+    size_ += align_up(static_cast<std::size_t>(count) * sizeof(Element), kAlignment);
+    return begin;
+  }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::size_t size_ = 0;
+};
+
+void check_shape(const DeviceListShape& shape) {
+  if (shape.num_slices < 0) throw invalid("number of slices", shape.num_slices, "0 or more");
+  if (shape.record_capacity < 0 || shape.record_capacity > kMaxInt) {
+    throw invalid("record_capacity", shape.record_capacity, "0 to 2^31 - 1");
+  }
+  if (shape.packings.empty() || shape.packings.size() > kMaxPackings) {
+    throw invalid("number of packings", shape.packings.size(), "1 to 5");
+  }
+}
+
+}  // namespace
+
+std::int64_t default_record_capacity(const DeviceListShape& shape) {
+  constexpr std::int64_t kAlwaysFits = 1 << 18;
+  const std::int32_t heads = *std::max_element(shape.packings.begin(), shape.packings.end());
+  const ForwardList frame = forward_list_frame(shape.problem, shape.tile, heads);
+  const std::int64_t num_slices = shape.num_slices;
+  const std::int64_t all = num_slices * frame.num_tiles();
+  const std::int64_t usual = 4 * (std::int64_t{frame.num_tiles()} + num_slices);
+  return std::min({all, std::max(usual, kAlwaysFits), kMaxInt});
+}
+
+DeviceListLayout device_list_layout(const DeviceListShape& shape) {
+  check_shape(shape);
+  DeviceListLayout layout;
+  std::int64_t sum_tiles = 0;
+  for (const std::int32_t heads : shape.packings) {
+    const ForwardList frame = forward_list_frame(shape.problem, shape.tile, heads);
+    if (frame.num_items() > kMaxInt) {
+      throw invalid("number of work items", frame.num_items(), "up to 2^31 - 1");
+    }
+    layout.grids.push_back({.rows_q = shape.problem.rows_q,
+                            .tile_tokens = frame.tile_tokens,
+                            .num_tiles = frame.num_tiles(),
+                            .packed_heads = heads,
+                            .head_groups = frame.head_groups,
+                            .first_tally = static_cast<std::int32_t>(sum_tiles)});
+    layout.max_tiles = std::max(layout.max_tiles, frame.num_tiles());
+    sum_tiles += frame.num_tiles();
+    layout.frames.push_back(frame);
+  }
+  layout.sum_tiles = static_cast<std::int32_t>(sum_tiles);
+  Parts parts;
+  parts.take<DeviceListHeader>(1);
+  layout.tallies = parts.take<TileTally>(sum_tiles);
+  layout.zeroed_bytes = parts.size();
+  layout.costs = parts.take<std::int32_t>(sum_tiles);
+  layout.tiles = parts.take<TileWork>(layout.max_tiles);
+  layout.begins = parts.take<std::int32_t>(layout.max_tiles);
+  layout.sort_keys = parts.take<std::uint64_t>(std::int64_t{2} * layout.max_tiles);
+  layout.slice_ids = parts.take<std::int32_t>(shape.record_capacity);
+  layout.slices = parts.take<BandRecord>(shape.num_slices + shape.record_capacity);
+  layout.records = layout.slices + static_cast<std::size_t>(shape.num_slices) * sizeof(BandRecord);
+  layout.size_bytes = parts.size();
+  return layout;
+}
+
+}  // namespace magi

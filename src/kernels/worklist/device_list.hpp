@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/worklist/device_list_steps.hpp"
+
+// The forward's work list made on the device, from slices in device memory, without the host
+// seeing them: byte for byte the host's list. All kernels go to one stream and nothing waits, so
+// the build can be captured in a graph and replayed with other slices.
+//
+//   count   slices x candidates  a tally per q tile; the slices clamped, shrunk and kept
+//   cost    tiles x candidates   the cost of each tile and candidate
+//   order   one cluster          the cheapest candidate; where each tile's records begin (scan);
+//                                tiles by falling cost (radix sort)
+//   fill    slices               each tile's slices, in any order
+//   emit    tiles                each tile's slices sorted by index, and its records
+namespace magi {
+
+/// Starts the workspace. All zero before a build.
+struct DeviceListHeader {
+  std::uint64_t bad_slice = 0;    ///< bad_slice_word of the first bad slice
+  std::uint64_t num_records = 0;  ///< that the list needs
+  std::uint64_t tile_costs[kMaxPackings] = {};
+  std::int32_t max_cost[kMaxPackings] = {};
+  std::int32_t max_cost_inverse[kMaxPackings] = {};  ///< 2^30 - the least cost
+  std::int32_t is_overflowing = 0;                   ///< num_records exceeds the capacity
+  std::int32_t packing = 0;                          ///< chosen candidate
+  std::int32_t packed_heads = 0;                     ///< its packed heads
+  unsigned ticket = 0;                               ///< of the forward kernel
+};
+
+/// What a build needs besides its slices.
+struct DeviceListShape {
+  ForwardProblem problem;
+  TileShape tile;
+  std::int32_t num_slices = 0;
+  std::int64_t record_capacity = 0;
+  std::vector<std::int32_t> packings;  ///< packed heads to choose from, at most kMaxPackings
+};
+
+/// Records that are enough for any mask of few slices and for slices that overlap little.
+std::int64_t default_record_capacity(const DeviceListShape& shape);
+
+/// Where the parts of a list lie, in bytes from the workspace's begin.
+struct DeviceListLayout {
+  std::vector<ForwardList> frames;  ///< of each candidate
+  std::vector<TileGrid> grids;
+  std::int32_t max_tiles = 0;    ///< of a candidate
+  std::int32_t sum_tiles = 0;    ///< of all
+  std::size_t tallies = 0;       ///< TileTally[sum_tiles]
+  std::size_t zeroed_bytes = 0;  ///< header and tallies
+  std::size_t costs = 0;         ///< int32[sum_tiles]
+  std::size_t slices = 0;        ///< BandRecord[num_slices]
+  std::size_t tiles = 0;         ///< TileWork[max_tiles]: the list
+  std::size_t begins = 0;        ///< int32[max_tiles], first record of a tile; negative: not stored
+  std::size_t sort_keys = 0;     ///< uint64[2][max_tiles]
+  std::size_t slice_ids = 0;     ///< int32[record_capacity]
+  std::size_t records = 0;       ///< BandRecord[record_capacity]: the list, right behind the slices
+  std::size_t size_bytes = 0;
+};
+
+/// Throws InvalidArgument naming what is not allowed.
+DeviceListLayout device_list_layout(const DeviceListShape& shape);
+
+/// Enqueues the build into `workspace` (layout.size_bytes, aligned to 256 bytes).
+void build_device_list(const DeviceListShape& shape, const DeviceListLayout& layout,
+                       const SliceArrays& slices, void* workspace, cudaStream_t stream);
+
+}  // namespace magi

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include "kernels/worklist/device_build.cuh"
+
+// One cluster of CTAs scans the tiles' record counts and sorts the tiles. The sort is least
+// significant digit first and stable: each warp owns a run of neighbours and ranks their digits in
+// order, so ties stay in index order whatever the threads' timing.
+namespace magi {
+
+inline constexpr int kOrderCtas = 8;
+inline constexpr int kOrderThreads = 1024;
+inline constexpr int kOrderWarps = kOrderThreads / kWarpLanes;
+inline constexpr int kDigitBits = 8;
+inline constexpr int kDigits = 1 << kDigitBits;
+
+struct OrderShared {
+  std::uint32_t positions[kOrderWarps][kDigits];  ///< counts, then ranks of the next of a digit
+  std::uint32_t totals[kDigits];                  ///< of this CTA, read by the others
+  std::uint32_t bases[kDigits];
+  std::uint64_t num_records;  ///< of this CTA's tiles, read by the others
+  std::uint64_t scan_sums[kOrderWarps];
+  std::uint32_t digit_sums[kOrderWarps];
+};
+
+class TileOrder {
+ public:
+  __device__ TileOrder(OrderShared& shared, const DeviceBuild& build)
+      : shared_(shared),
+        build_(build),
+        cluster_(cooperative_groups::this_cluster()),
+        rank_(static_cast<int>(cluster_.block_rank())) {
+    packing_ = cheapest_packing(build.grids, build.header->tile_costs, build.num_grids);
+    num_tiles_ = build.grids[packing_].num_tiles;
+    tallies_ = build.tallies + build.grids[packing_].first_tally;
+    max_cost_ = build.header->max_cost[packing_];
+  }
+
+  __device__ void run() {
+    place_records();
+    cluster_.sync();
+    const int num_passes = count_passes();
+    for (int pass = 0; pass < num_passes; ++pass) {
+      sort_pass(build_.sort_keys[pass % 2], build_.sort_keys[1 - pass % 2], pass * kDigitBits);
+    }
+    write_tiles(build_.sort_keys[num_passes % 2]);
+  }
+
+ private:
+  /// Where each tile's records begin, in index order, and the keys to sort by.
+  __device__ void place_records() {
+    const std::int32_t chunk = (num_tiles_ + kOrderCtas - 1) / kOrderCtas;
+    const std::int32_t begin = min(rank_ * chunk, num_tiles_);
+    const std::int32_t end = min(begin + chunk, num_tiles_);
+    std::uint64_t own = 0;
+    for (std::int32_t tile = begin + thread(); tile < end; tile += kOrderThreads) {
+      own += static_cast<std::uint64_t>(tallies_[tile].num_records);
+    }
+    own = scan_block(own, shared_.scan_sums).total;
+    if (thread() == 0) shared_.num_records = own;
+    cluster_.sync();
+    std::uint64_t next = 0;
+    for (int rank = 0; rank < rank_; ++rank) {
+      next += *cluster_.map_shared_rank(&shared_.num_records, static_cast<unsigned>(rank));
+    }
+    if (rank_ == kOrderCtas - 1 && thread() == 0) report(next + own);
+    for (std::int32_t first = begin; first < end; first += kOrderThreads) {
+      next += place_block(first + thread(), end, next);
+    }
+  }
+
+  /// Returns the number of records of the block's tiles.
+  __device__ std::uint64_t place_block(std::int32_t tile, std::int32_t end, std::uint64_t next) {
+    std::uint64_t count = 0;
+    if (tile < end) count = static_cast<std::uint64_t>(tallies_[tile].num_records);
+    const BlockScan<std::uint64_t> scan = scan_block(count, shared_.scan_sums);
+    if (tile < end) {
+      const auto last = static_cast<std::int64_t>(next + scan.before + count);
+      const bool is_stored = last <= build_.record_capacity;
+      build_.begins[tile] = is_stored ? static_cast<std::int32_t>(next + scan.before) : kNotStored;
+      const std::int32_t cost = build_.costs[build_.grids[packing_].first_tally + tile];
+      const auto key = static_cast<std::uint64_t>(max_cost_ - cost);
+      build_.sort_keys[0][tile] = key << 32 | static_cast<std::uint64_t>(tile);
+    }
+    return scan.total;
+  }
+
+  __device__ void report(std::uint64_t num_records) const {
+    DeviceListHeader& header = *build_.header;
+    header.num_records = num_records;
+    header.is_overflowing = static_cast<std::int64_t>(num_records) > build_.record_capacity;
+    header.packing = packing_;
+    header.packed_heads = build_.grids[packing_].packed_heads;
+  }
+
+  __device__ int count_passes() const {
+    const std::int32_t min_cost = kMaxTileCost - build_.header->max_cost_inverse[packing_];
+    const int bits = 32 - __clz(max_cost_ - min_cost);
+    return (bits + kDigitBits - 1) / kDigitBits;
+  }
+
+  /// Calls visit(key, digit, peers) in order for the keys of this warp's run: `peers` are the lanes
+  /// of equal digit.
+  template <typename Visit>
+  __device__ void walk_keys(const std::uint64_t* keys, int shift, Visit visit) {
+    constexpr std::int32_t kRuns = kOrderCtas * kOrderWarps;
+    const std::int32_t run =
+        (num_tiles_ + kRuns * kWarpLanes - 1) / (kRuns * kWarpLanes) * kWarpLanes;
+    const std::int64_t begin = std::int64_t{rank_ * kOrderWarps + warp_index()} * run;
+    const std::int64_t end = begin + run < num_tiles_ ? begin + run : num_tiles_;
+    for (std::int64_t first = begin; first < end; first += kWarpLanes) {
+      const std::int64_t i = first + lane_index();
+      const unsigned active = __ballot_sync(kFullWarp, i < end);
+      if (i < end) {
+        const std::uint64_t key = keys[i];
+        const auto digit = static_cast<std::uint32_t>(key >> (32 + shift)) % kDigits;
+        visit(key, digit, __match_any_sync(active, digit));
+      }
+      __syncwarp();
+    }
+  }
+
+  /// Adds the peers to a counter of their digit, once; the value before is theirs to share.
+  __device__ static std::uint32_t add_peers(std::uint32_t& counter, unsigned peers) {
+    const int leader = __ffs(static_cast<int>(peers)) - 1;
+    std::uint32_t before = 0;
+    if (lane_index() == leader) {
+      before = counter;
+      counter = before + static_cast<std::uint32_t>(__popc(peers));
+    }
+    return __shfl_sync(peers, before, leader);
+  }
+
+  __device__ void sort_pass(const std::uint64_t* from, std::uint64_t* to, int shift) {
+    std::uint32_t* own = shared_.positions[warp_index()];
+    for (int digit = lane_index(); digit < kDigits; digit += kWarpLanes) own[digit] = 0;
+    __syncwarp();
+    walk_keys(from, shift, [&](std::uint64_t, std::uint32_t digit, unsigned peers) {
+      add_peers(own[digit], peers);
+    });
+    __syncthreads();
+    place_digits();
+    walk_keys(from, shift, [&](std::uint64_t key, std::uint32_t digit, unsigned peers) {
+      const std::uint32_t first = shared_.bases[digit] + add_peers(own[digit], peers);
+      to[first + static_cast<std::uint32_t>(__popc(peers & lanes_below()))] = key;
+    });
+    cluster_.sync();
+  }
+
+  /// Turns the warps' counts into positions: by digit, then by CTA, then by warp.
+  __device__ void place_digits() {
+    const int digit = thread() % kDigits;
+    std::uint32_t total = 0;
+    if (thread() < kDigits) {
+      for (int warp = 0; warp < kOrderWarps; ++warp) {
+        const std::uint32_t count = shared_.positions[warp][digit];
+        shared_.positions[warp][digit] = total;
+        total += count;
+      }
+      shared_.totals[digit] = total;
+    }
+    cluster_.sync();
+    std::uint32_t before = 0;
+    std::uint32_t all = 0;
+    if (thread() < kDigits) {
+      for (int rank = 0; rank < kOrderCtas; ++rank) {
+        const auto* totals = cluster_.map_shared_rank(shared_.totals, static_cast<unsigned>(rank));
+        if (rank < rank_) before += totals[digit];
+        all += totals[digit];
+      }
+    }
+    const std::uint32_t base = scan_block(all, shared_.digit_sums).before;
+    if (thread() < kDigits) shared_.bases[digit] = base + before;
+    __syncthreads();
+  }
+
+  __device__ void write_tiles(const std::uint64_t* keys) const {
+    const std::int32_t stride = kOrderCtas * kOrderThreads;
+    for (std::int32_t i = rank_ * kOrderThreads + thread(); i < num_tiles_; i += stride) {
+      const std::uint64_t key = keys[i];
+      const auto tile = static_cast<std::int32_t>(key & 0xffffffffu);
+      const std::int32_t cost = max_cost_ - static_cast<std::int32_t>(key >> 32);
+      const std::int32_t stored = build_.begins[tile];
+      const std::int64_t begin = stored == kNotStored ? build_.record_capacity + 1 : stored;
+      build_.tiles[i] = work_of_tile(tile, cost, tallies_[tile], begin, build_.record_capacity,
+                                     build_.source.count);
+    }
+  }
+
+  __device__ static unsigned lanes_below() { return (1u << lane_index()) - 1; }
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+
+  OrderShared& shared_;
+  const DeviceBuild& build_;
+  cooperative_groups::cluster_group cluster_;
+  int rank_;
+  std::int32_t packing_;
+  std::int32_t num_tiles_;
+  const TileTally* tallies_;
+  std::int32_t max_cost_;
+};
+
+}  // namespace magi
