@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+// Arguments that the attention kernels have in common, as they travel to the device.
+namespace magi::sm90 {
+
+/// A float32 array [rows, heads] or [rows, heads, dim] with strides in elements.
+struct FloatRows {
+  float* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+/// Sink logits: value(row, sink, head) = data[row * row_stride + sink * sink_stride + head].
+struct SinkRows {
+  const float* data = nullptr;
+  std::int64_t row_stride = 0;  ///< 0 where all rows share the sinks
+  std::int64_t sink_stride = 0;
+  std::int32_t count = 0;
+};
+
+/// The score arithmetic: p = exp2(exponent_scale * (f(s) - f(max))), f(s) = s, or tanh(cap_scale *
+/// s) with a softcap.
+struct ScoreScale {
+  float exponent_scale = 0.0f;  ///< softmax_scale * log2(e), or softcap * log2(e)
+  float cap_scale = 0.0f;       ///< 0: no softcap; else softmax_scale / softcap
+  float softmax_scale = 0.0f;
+  float slack = 0.0f;  ///< raw score by which a score may pass the base of the exponentials
+};
+
+}  // namespace magi::sm90
