@@ -16,9 +16,14 @@ from magi_attention.comm.process_group import ProcessGroupTransport
 from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env import comm, general
-from magi_attention.functional import _shards
 from magi_attention.functional._checks import check_params, check_qkv, check_sink
+from magi_attention.functional.dispatch import (
+    _DispatchFunc,
+    _UndispatchFunc,
+    _UndispatchPartialGradFunc,
+)
 from magi_attention.functional.dist_attn import DistAttention, register
+from magi_attention.functional.roll import _RollP2P
 
 if TYPE_CHECKING:
     from magi_attention.plan import Plan
@@ -85,19 +90,8 @@ class BoundPlan:
         self._dsink_op = comm.dsink_all_reduce_op()
         ids = plan.placement.position_ids(self.rank, self.total_seqlen)
         self._position_ids = torch.tensor(ids, dtype=torch.int64)
-        self._num_valid = self._count_valid()
+        self._num_valid = plan.ranges_of(self.rank).total_seqlen  # these come before the padding
         self._attention: _AttentionHandle | None = None
-
-    def _count_valid(self) -> int:
-        """Local rows that are not padding; these come first."""
-        info = self.plan.placement.info()
-        chunk, count = info.chunk_size, 0
-        for index in range(info.num_chunks):
-            if info.chunk_rank[index] == self.rank:
-                begin = index * chunk
-                end = min(begin + chunk, info.num_rows)
-                count += max(0, min(end, self.total_seqlen) - begin)
-        return count
 
     @property
     def attention(self) -> _AttentionHandle:
@@ -115,42 +109,54 @@ class BoundPlan:
         softmax_scale: float | None = None,
         softcap: float = 0.0,
         return_max_logits: bool = False,
-        sink_layout: str = "sh",
+        sink_layout: str | None = None,
     ) -> tuple[torch.Tensor, AttnForwardMeta]:
-        """As flex_flash_attn_func on this rank's rows; max_logits are those of all ranks."""
+        """As flex_flash_attn_func on this rank's rows; max_logits are those of all ranks.
+        sink_layout None: "ssh" for a sink of three axes, else "sh".
+        """
+        if sink_layout is None:
+            sink_layout = layout_of(sink)
         return attend(
             self.number, (self.rank, self.local_rows), self.precision, (q, k, v),
             (sink, sink_layout, softmax_scale, softcap, return_max_logits),
         )  # fmt: skip
 
-    def dispatch(self, x: torch.Tensor, pad_value: float = 0.0) -> torch.Tensor:
-        """x [total_seqlen, ...], the same on every rank -> this rank's rows."""
-        self._check_rows("x", x, self.total_seqlen)
-        return _shards.Dispatch.apply(x, self, pad_value)
+    def dispatch(
+        self, x: torch.Tensor, pad_value: float = 0.0, seq_dim: int = 0
+    ) -> torch.Tensor:
+        """x, the same on every rank, with total_seqlen rows along seq_dim -> this rank's rows."""
+        self._check_rows("x", x, self.total_seqlen, seq_dim)
+        return _DispatchFunc.apply(x, self.cp_group, self, seq_dim, pad_value)
 
-    def undispatch(self, x: torch.Tensor, is_partial_grad: bool = False) -> torch.Tensor:
-        """This rank's rows -> [total_seqlen, ...] on every rank. is_partial_grad: gradients of
+    def undispatch(
+        self, x: torch.Tensor, is_partial_grad: bool = False, seq_dim: int = 0
+    ) -> torch.Tensor:
+        """This rank's rows -> total_seqlen rows on every rank. is_partial_grad: gradients of
         ranks are parts of a sum, else every rank holds the whole.
         """
-        self._check_rows("x", x, self.local_rows)
-        return _shards.Undispatch.apply(x, self, is_partial_grad)
+        self._check_rows("x", x, self.local_rows, seq_dim)
+        function = _UndispatchPartialGradFunc if is_partial_grad else _UndispatchFunc
+        return function.apply(x, self.cp_group, self, seq_dim)
 
     def roll(self, x: torch.Tensor, shift: int, dim: int = 0) -> torch.Tensor:
         """torch.roll along the sequence, axis `dim`, of which every rank holds its rows."""
-        moved = x.movedim(dim, 0)
-        self._check_rows("x", moved, self.local_rows)
-        return _shards.Roll.apply(moved, self, shift).movedim(0, dim)
+        self._check_rows("x", x, self.local_rows, dim)
+        return _RollP2P.apply(x, shift, self, self.cp_group, dim)
 
     @property
     def position_ids(self) -> torch.Tensor:
         """int64 [local rows]: row of the sequence; padding counts as the last row."""
         return self._position_ids
 
-    def _check_rows(self, name: str, x: torch.Tensor, rows: int) -> None:
+    def _check_rows(self, name: str, x: torch.Tensor, rows: int, seq_dim: int) -> None:
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; allowed: a torch.Tensor")
-        if x.dim() == 0 or x.shape[0] != rows:
-            raise ValueError(f"{name} has shape {list(x.shape)}; allowed: [{rows}, ...]")
+        if not -x.dim() <= seq_dim < x.dim():
+            raise ValueError(f"{name} has {x.dim()} axes; allowed: those with axis {seq_dim}")
+        if x.shape[seq_dim] != rows:
+            place = "" if seq_dim == 0 else f" in axis {seq_dim}"
+            wanted = f"[{rows}, ...]" if seq_dim == 0 else str(rows)
+            raise ValueError(f"{name} has shape {list(x.shape)}; allowed: {wanted}{place}")
 
     def select_rows(self, x: torch.Tensor, pad_value: float) -> torch.Tensor:
         """Own rows of a global tensor; padding rows hold pad_value."""
@@ -209,6 +215,11 @@ def _exchangeable(x: torch.Tensor) -> torch.Tensor:
     width = x[0].numel() if x.shape[0] else 1
     flat = x.contiguous().view(x.shape[0], width)
     return flat if flat.dtype in DTYPE_CODES else flat.to(torch.int64)
+
+
+def layout_of(sink: torch.Tensor | None) -> str:
+    """"sh" for a sink of all rows, "ssh" for one per row."""
+    return "ssh" if sink is not None and sink.dim() == 3 else "sh"
 
 
 def attend(

@@ -167,6 +167,15 @@ class Plan:
         """Local rows of a rank, padding included."""
         return self.placement.rows_of(rank)
 
+    def ranges_of(self, rank: int) -> AttnRanges:
+        """Rows of the sequence that a rank holds, merged, in the order of its local rows."""
+        info = self.placement.info()
+        chunk, last = info.chunk_size, self.total_seqlen
+        own = [i * chunk for i in range(info.num_chunks) if info.chunk_rank[i] == rank]
+        return AttnRanges.from_ranges(
+            [(row, min(row + chunk, last)) for row in own if row < last]
+        ).merge()
+
     def position_ids(self, rank: int) -> list[int]:
         """Row of the sequence of every local row; padding counts as the last row."""
         return self.placement.position_ids(rank, self.total_seqlen).tolist()

@@ -17,10 +17,13 @@ from magi_attention.dist_attn_runtime_mgr import (
     DistAttnRuntimeKey,
     DistAttnRuntimeMgr,
     check_flag_comb,
+    check_mesh,
+    init_dist_attn_runtime_key,
+    manage,
 )
-from magi_attention.env import comm, general
+from magi_attention.env import general
 from magi_attention.env._environment import key_snapshot
-from magi_attention.plan import Plan, to_mask_types
+from magi_attention.plan import Plan
 
 
 class KeySpec(NamedTuple):
@@ -135,11 +138,7 @@ def find_or_make(spec: KeySpec) -> DistAttnRuntimeKey:
 def _make(spec: KeySpec) -> DistAttnRuntimeKey:
     check_flag_comb()
     group, mesh = to_group(spec.group_or_mesh)
-    if comm.is_hierarchical_comm_enable() and (mesh is None or mesh.ndim != 2):
-        raise ValueError(
-            "cp_group_or_mesh is not a 2-D mesh while MAGI_ATTENTION_HIERARCHICAL_COMM is 1; "
-            "allowed: a 2-D DeviceMesh"
-        )
+    check_mesh(mesh)
     rank_of(group)
     heads_q, heads_kv, head_dim = spec.heads
     plan = Plan.from_ranges(
@@ -156,44 +155,19 @@ def _make(spec: KeySpec) -> DistAttnRuntimeKey:
     )
     if general.is_sanity_check_enable() and plan.defects():
         raise RuntimeError(f"the plan has defects: {plan.defects()}")
-    key = _key_of(spec, plan, group, mesh)
+    key = init_dist_attn_runtime_key(
+        spec.q_ranges, spec.k_ranges, spec.mask_type, spec.total_seqlen, spec.total_seqlen,
+        *spec.heads, plan.pad_size, plan.chunk_size, group, mesh, spec.config, spec.placed_by,
+    )  # fmt: skip
     managers = dist_attn_runtime_dict_mgr.of(group)
     runtime = managers.get(key)
     if runtime is None:
         bound = BoundPlan(plan, group, dist_attn_runtime_dict_mgr.communicator(group))
-        runtime = managers[key] = DistAttnRuntimeMgr(bound)
+        runtime = manage(plan, bound, spec.heads, spec.config, (spec.q_ranges, spec.k_ranges))
+        managers[key] = runtime
     managers.touch(key)
     key.name_plan(runtime.bound)
     return key
-
-
-def _key_of(spec: KeySpec, plan: Plan, group: Any, mesh: DeviceMesh | None) -> DistAttnRuntimeKey:
-    heads_q, heads_kv, head_dim = spec.heads
-    return DistAttnRuntimeKey(
-        q_ranges=spec.q_ranges.clone(),
-        k_ranges=spec.k_ranges.clone(),
-        attn_mask_type=to_mask_types(spec.mask_type, len(spec.q_ranges)),
-        total_seqlen_q=spec.total_seqlen,
-        total_seqlen_k=spec.total_seqlen,
-        num_heads_q=heads_q,
-        num_heads_kv=heads_kv,
-        head_dim=head_dim,
-        pad_size=plan.pad_size,
-        chunk_size=plan.chunk_size,
-        cp_group=group,
-        cp_mesh=mesh,
-        dist_attn_config=spec.config,
-        uneven_shard=spec.config.dispatch_config.uneven_shard,
-        is_deterministic_mode_enable=general.is_deterministic_mode_enable(),
-        is_hierarchical_comm_enable=comm.is_hierarchical_comm_enable(),
-        is_qo_comm_enable=comm.is_qo_comm_enable(),
-        is_native_grpcoll_enable=comm.is_native_grpcoll_enable(),
-        is_flatten_head_groups_enable=general.is_flatten_head_groups_enable(),
-        kernel_backend=general.kernel_backend(),
-        precision=general.precision(),
-        is_auto_range_merge_enable=general.is_auto_range_merge_enable(),
-        placed_by=spec.placed_by,
-    )
 
 
 def runtime_of(key: DistAttnRuntimeKey) -> DistAttnRuntimeMgr:

@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from magi_attention.api._keys import KeySpec, find_or_make, runtime_of, to_group
 from magi_attention.api._keys import dist_attn_runtime_dict_mgr as _managers
 from magi_attention.api.functools import infer_attn_mask_from_cu_seqlens
-from magi_attention.bound_plan import attend
+from magi_attention.bound_plan import attend, layout_of
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
-from magi_attention.dist_attn_runtime_mgr import DistAttnRuntimeKey
+from magi_attention.dist_attn_runtime_mgr import DistAttnRuntimeKey, check_self_attention
 
 GeneralAttnMaskType: TypeAlias = "str | AttnMaskType | Sequence[str | AttnMaskType]"
 GroupOrMesh: TypeAlias = "dist.ProcessGroup | DeviceMesh"
@@ -57,11 +57,7 @@ def magi_attn_flex_key(
     NotImplementedError. ValueError for ranges outside the sequence.
     """
     group_or_mesh = _old_group(cp_group_or_mesh, renamed, "magi_attn_flex_key")
-    if not (is_same_source and is_q_permutable and is_k_permutable):
-        raise NotImplementedError(
-            f"is_same_source={is_same_source}, is_q_permutable={is_q_permutable}, "
-            f"is_k_permutable={is_k_permutable} is not available; all must be True"
-        )
+    check_self_attention(is_same_source, is_q_permutable, is_k_permutable)
     if total_seqlen_q != total_seqlen_k:
         raise ValueError(
             f"total_seqlen_k is {total_seqlen_k}; allowed: {total_seqlen_q}, as total_seqlen_q"
@@ -168,8 +164,7 @@ def calc_attn(
     """
     if not isinstance(key, DistAttnRuntimeKey):
         raise TypeError(f"key is a {type(key).__name__}; allowed: a DistAttnRuntimeKey")
-    sink_layout = "ssh" if sink is not None and sink.dim() == 3 else "sh"
-    options = (sink, sink_layout, softmax_scale, softcap, return_max_logits)
+    options = (sink, layout_of(sink), softmax_scale, softcap, return_max_logits)
     return attend(key._number, key._place, key.precision, (q, k, v), options)
 
 

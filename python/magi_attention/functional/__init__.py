@@ -2,7 +2,8 @@
 """Attention and its parts as functions of tensors."""
 
 from magi_attention.functional.dispatch import dispatch_func, undispatch_func
-from magi_attention.functional.flex_flash_attn import flex_flash_attn_func
+from magi_attention.functional.dist_attn import dist_attn_func
+from magi_attention.functional.flex_flash_attn import ffa_fa4_func, flex_flash_attn_func
 from magi_attention.functional.roll import roll_p2p as roll_func
 from magi_attention.functional.roll import roll_simple_p2p as roll_simple_func
 from magi_attention.functional.utils import (
@@ -22,6 +23,8 @@ __all__ = [
     "correct_attn_out_lse_with_sink",
     "correct_attn_out_with_sink",
     "dispatch_func",
+    "dist_attn_func",
+    "ffa_fa4_func",
     "flex_flash_attn_func",
     "roll_func",
     "roll_simple_func",

@@ -13,6 +13,7 @@ from magi_attention.functional._ops import define, empty_gradients, empty_result
 
 if TYPE_CHECKING:
     from magi_attention.bound_plan import BoundPlan
+    from magi_attention.common.forward_meta import AttnForwardMeta
 
 # Operators name the plan they run by a number.
 _bound_plans: "weakref.WeakValueDictionary[int, BoundPlan]" = weakref.WeakValueDictionary()
@@ -112,3 +113,19 @@ class DistAttention(torch.autograd.Function):
         q, k, v, out, lse, sink = ctx.saved_tensors
         dq, dk, dv, dsink = _backward_op(dout, dlse, q, k, v, out, lse, sink, *ctx.params)
         return dq, dk, dv, None if sink is None else dsink, None, None, None, None, None
+
+
+def dist_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dist_attn_runtime: "BoundPlan",
+    sink: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    return_max_logits: bool = False,
+) -> "tuple[torch.Tensor, AttnForwardMeta]":
+    """Attention of this rank's rows by a bound plan (Plan.bind): q [rows, heads_q, dim], k, v
+    [rows, heads_kv, dim] -> (out like q, meta). As magi_attention.api.calc_attn. Collective.
+    """
+    return dist_attn_runtime.calc_attn(q, k, v, sink, softmax_scale, softcap, return_max_logits)

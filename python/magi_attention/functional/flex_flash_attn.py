@@ -102,6 +102,25 @@ def flex_flash_attn_func(
     return out, AttnForwardMeta(lse=lse, max_logits=max_logits if return_max_logits else None)
 
 
+def ffa_fa4_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_ranges: torch.Tensor,
+    k_ranges: torch.Tensor,
+    attn_type_map: torch.Tensor | None = None,
+    *,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    reuse_attn_arg: bool = False,
+) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """The original's attention by its FA4 backend, which is not available here:
+    NotImplementedError. flex_flash_attn_func takes the same tensors.
+    """
+    raise NotImplementedError("ffa_fa4_func is not available; use flex_flash_attn_func")
+
+
 def _check_options(indices, q_block_size, k_block_size, sparse_load, index_attn, retired) -> None:
     asked = {
         "index_attn": index_attn,

@@ -5,8 +5,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Sequence
+
+from torch import nn
 
 from magi_attention.common.enum import DispatchAlgType
+from magi_attention.meta.solver import _dispatch_rules as rules
+from magi_attention.meta.solver.dispatch_affinity import (
+    BaseDispatchAffinity,
+    IOUAffinity,
+    SampleIDAffinity,
+)
 
 
 class DispatchAlg(ABC):
@@ -188,18 +197,127 @@ class DispatchConfig:
             raise TypeError(f"alg is a {type(self.alg).__name__}; allowed: a DispatchAlg")
 
 
+@dataclass
+class DispatchJob:
+    """One chunk to place: its number, its workload (any unit) and, or None, its affinity."""
+
+    job_id: int
+    workload: float = 0.0
+    affinity: BaseDispatchAffinity | None = None
+
+    @staticmethod
+    def from_job_list(
+        workloads: Sequence[float], affinities: Sequence[BaseDispatchAffinity] | None = None
+    ) -> "list[DispatchJob]":
+        """Jobs 0, 1, ... with these workloads and affinities, equal in number."""
+        if affinities is not None and len(affinities) != len(workloads):
+            raise ValueError(
+                f"affinities has {len(affinities)} entries; allowed: {len(workloads)}, as workloads"
+            )
+        given = [None] * len(workloads) if affinities is None else affinities
+        return [DispatchJob(i, load, own) for i, (load, own) in enumerate(zip(workloads, given))]
+
+
+@dataclass
+class DispatchData:
+    """Jobs to share out among num_buckets; sample_areas: workload of every sample id, for
+    SortedSequentialSelectAlg (default: the sum over its jobs).
+    """
+
+    jobs: list[DispatchJob]
+    num_buckets: int
+    sample_areas: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_buckets < 1:
+            raise ValueError(f"num_buckets is {self.num_buckets}; allowed: 1 or more")
+        for job in self.jobs:
+            if not 0.0 <= job.workload < float("inf"):
+                raise ValueError(f"workload is {job.workload}; allowed: 0 or more, finite")
+
+
+@dataclass
+class DispatchSolution:
+    """The largest load of a bucket, and the ascending job ids of every bucket: empty for algorithms
+    that return no partitions.
+    """
+
+    minimax_workload: float
+    bucket_partitions: list[list[int]]
+
+
+class DispatchSolver(nn.Module):
+    """Shares jobs out among buckets by one algorithm. Plans are made by the library, not by this:
+    it takes the caller's own workloads and affinities.
+
+    ValueError for algorithms that need the mask: AutoDispatchAlg, ThoroughDispatchAlg,
+    AffinityDispatchAlg, ZigzagDispatchAlg; Plan.from_ranges takes those.
+    """
+
+    def __init__(self, alg: DispatchAlg) -> None:
+        super().__init__()
+        if not isinstance(alg, DispatchAlg):
+            raise TypeError(f"alg is a {type(alg).__name__}; allowed: a DispatchAlg")
+        if alg.type not in _RULES:
+            names = ", ".join(sorted(kind.value for kind in _RULES))
+            raise ValueError(f"alg is {alg.type.value}; allowed: {names}")
+        self.alg = alg
+
+    def solve(self, dispatch_data: DispatchData) -> DispatchSolution:
+        """Where every job goes. Equal data give equal solutions. Algorithms with equal numbers give
+        a bucket at most ceil(jobs / buckets) jobs.
+        """
+        buckets = _RULES[self.alg.type](self.alg, dispatch_data)
+        if buckets is None:
+            total = sum(job.workload for job in dispatch_data.jobs)
+            return DispatchSolution(total / dispatch_data.num_buckets, [])
+        largest = max(rules.loads_of(dispatch_data, buckets))
+        if not self.alg.is_partitions_returned:
+            return DispatchSolution(largest, [])
+        partitions: list[list[int]] = [[] for _ in range(dispatch_data.num_buckets)]
+        for job, bucket in zip(dispatch_data.jobs, buckets):
+            partitions[bucket].append(job.job_id)
+        return DispatchSolution(largest, [sorted(part) for part in partitions])
+
+
+# From algorithm and data to the bucket of every job; None where there is only a bound.
+_RULES = {
+    DispatchAlgType.LOWER_BOUND: lambda alg, data: None,
+    DispatchAlgType.DYNAMIC_PROGRAMMING: lambda alg, data: rules.exact(data, len(data.jobs)),
+    DispatchAlgType.BINARY_SEARCH: lambda alg, data: rules.exact(data, len(data.jobs)),
+    DispatchAlgType.BACKTRACKING_PRUNING: lambda alg, data: rules.exact(data, rules.room_of(data)),
+    DispatchAlgType.MIN_HEAP: lambda alg, data: rules.heap(data),
+    DispatchAlgType.TOPP_HEAP: lambda alg, data: rules.heap(data, alg.top_p),
+    DispatchAlgType.BATCH_TOPP_HEAP: lambda alg, data: rules.heap(
+        data, alg.top_p, alg.num_of_select_chunk
+    ),
+    DispatchAlgType.RANDOM_SELECT: lambda alg, data: rules.shuffled(data),
+    DispatchAlgType.SEQUENTIAL_SELECT: lambda alg, data: rules.sequential(data),
+    DispatchAlgType.SORTED_SEQUENTIAL_SELECT: lambda alg, data: rules.sorted_sequential(
+        data, alg.allocation_ratio
+    ),
+}
+
+
 __all__ = [
     "AffinityDispatchAlg",
     "AutoDispatchAlg",
     "BSDispatchAlg",
     "BTPDispatchAlg",
+    "BaseDispatchAffinity",
     "BatchToppHeapDispatchAlg",
     "DPDispatchAlg",
     "DispatchAlg",
     "DispatchConfig",
+    "DispatchData",
+    "DispatchJob",
+    "DispatchSolution",
+    "DispatchSolver",
+    "IOUAffinity",
     "LBDispatchAlg",
     "MinHeapDispatchAlg",
     "RandomSelectDispatchAlg",
+    "SampleIDAffinity",
     "SequentialDispatchAlg",
     "SortedSequentialSelectAlg",
     "ThoroughDispatchAlg",

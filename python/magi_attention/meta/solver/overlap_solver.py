@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Sequence
+
+from torch import nn
 
 from magi_attention.common.enum import AttnOverlapMode, OverlapAlgType
 
@@ -98,3 +101,94 @@ class OverlapConfig:
     @property
     def enable(self) -> bool:
         return not self._no_overlap
+
+
+@dataclass
+class OverlapStageCost:
+    """Costs of one piece of remote keys, or of the own keys: communication and attention, in one
+    unit of the caller's.
+    """
+
+    comm_cost: float = 0.0
+    calc_cost: float = 0.0
+
+
+@dataclass
+class OverlapSolution:
+    """overlap_degree: remote stages that hold pieces; partitions: the indices of stage costs that
+    each stage takes, with empty stages at the end where more were asked for than there are pieces.
+    """
+
+    overlap_degree: int
+    overall_cost: float
+    partitions: list[list[int]]
+
+
+class OverlapSolver(nn.Module):
+    """Shares pieces of remote keys out among overlap stages. Plans are made by the library; this
+    takes the caller's own costs. NotImplementedError for GreedyOverlapAlg.
+    """
+
+    def __init__(self, alg: OverlapAlg) -> None:
+        super().__init__()
+        if isinstance(alg, GreedyOverlapAlg):
+            raise NotImplementedError(
+                "alg=GreedyOverlapAlg() is not available; use UniformOverlapAlg()"
+            )
+        if not isinstance(alg, UniformOverlapAlg):
+            raise TypeError(f"alg is a {type(alg).__name__}; allowed: UniformOverlapAlg")
+        self.alg = alg
+
+    def solve(
+        self,
+        stage_costs: Sequence[OverlapStageCost],
+        overlap_degree: int | None = None,
+        dynamic_max_degree: int | None = None,
+    ) -> OverlapSolution:
+        """Stages of about equal size. stage_costs[0] is that of the own keys and opens the first
+        stage. overlap_degree None: the degree up to dynamic_max_degree (default: the number of
+        pieces) with the least cost, the lowest among equals.
+
+        The cost: a stage is fetched while the one before it is computed, and nothing else overlaps.
+        """
+        if not stage_costs:
+            raise ValueError("stage_costs is empty; allowed: at least the own keys")
+        for name, value in (
+            ("overlap_degree", overlap_degree),
+            ("dynamic_max_degree", dynamic_max_degree),
+        ):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; allowed: 1 or more, or None")
+        if overlap_degree is not None:
+            return _uniform(stage_costs, overlap_degree)
+        most = max(1, len(stage_costs) - 1)
+        if dynamic_max_degree is not None:
+            most = min(most, dynamic_max_degree)
+        candidates = [_uniform(stage_costs, degree) for degree in range(1, most + 1)]
+        return min(candidates, key=lambda solution: solution.overall_cost)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, OverlapSolver):
+            return NotImplemented
+        return self.alg == other.alg
+
+    def __hash__(self) -> int:
+        return hash(self.alg)
+
+
+def _uniform(costs: Sequence[OverlapStageCost], degree: int) -> OverlapSolution:
+    """The own keys, then `degree` stages over the pieces in order, sizes differing by one."""
+    num_filled = max(1, min(degree, len(costs) - 1))
+    size, longer = divmod(len(costs), num_filled)
+    partitions, begin = [], 0
+    for stage in range(num_filled):
+        end = begin + size + (stage < longer)
+        partitions.append(list(range(begin, end)))
+        begin = end
+    cost, computing = 0.0, costs[0].calc_cost
+    for part in partitions:
+        remote = [index for index in part if index]
+        cost += max(sum(costs[index].comm_cost for index in remote), computing)
+        computing = sum(costs[index].calc_cost for index in remote)
+    partitions += [[] for _ in range(degree - num_filled)]
+    return OverlapSolution(num_filled, cost + computing, partitions)

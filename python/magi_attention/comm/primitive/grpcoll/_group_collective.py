@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""group_cast and group_reduce on one exchange of the process group's transport."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+import torch.distributed as dist
+
+from magi_attention._native.vtable import CAST, LSE_MERGE, SUM, Exchange
+from magi_attention.comm.process_group import ProcessGroupTransport
+from magi_attention.comm.work import WorkWithPostProcessFn
+
+_REDUCE_OPS = ("sum", "avg", "lse")
+_Rows = list[tuple[int, int, int]]  # (peer, first row, rows)
+
+
+def group_cast(
+    input: torch.Tensor,
+    output: torch.Tensor | None,
+    input_split_sizes: "Sequence[int] | torch.Tensor",
+    output_split_sizes: "Sequence[int] | torch.Tensor",
+    dst_indices: "Sequence[Sequence[int]] | torch.Tensor",
+    src_index: "Sequence[int] | torch.Tensor",
+    group: dist.ProcessGroup,
+    async_op: bool = False,
+    cast_lse: bool = False,
+    input_lse: torch.Tensor | None = None,
+    output_lse: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> WorkWithPostProcessFn:
+    """Sends split i of input, input_split_sizes[i] rows, to every rank of dst_indices[i]; split j
+    of output, output_split_sizes[j] rows, comes from rank src_index[j]. Splits from one rank arrive
+    in the order of that rank's input. Collective.
+
+    input [rows, ...] and output, the same but for the number of rows (None: made here), do not
+    overlap. With cast_lse the rows of input_lse [rows, heads] go along. Ranks count within the
+    group; index lists may be tensors, dst_indices then [splits, n] filled up with -1. Further
+    keywords are the original's native kernels' and have no effect.
+
+    wait_post_process() of the result gives output, or (output, output_lse). ValueError for splits
+    that do not add up to the rows and for ranks outside the group, CommError where it fails.
+    """
+    _check_group(group)
+    sizes = _ints("input_split_sizes", input_split_sizes, input.shape[0])
+    wanted = _ints("output_split_sizes", output_split_sizes, _rows_of(output))
+    destinations = _rank_sets("dst_indices", dst_indices, len(sizes), group)
+    sources = [[rank] for rank in _ranks("src_index", src_index, len(wanted), group)]
+    tensors = [input, _needed("input_lse", input_lse)] if cast_lse else [input]
+    outputs = [_given_or_new(output, input, sum(wanted))]
+    if cast_lse:
+        outputs.append(_given_or_new(output_lse, tensors[1], sum(wanted)))
+    owned, needed = _records(sizes, destinations), _records(wanted, sources)
+    wait = ProcessGroupTransport(group).start(
+        Exchange(CAST, tensors, outputs, owned, needed, digest=0, wave=0)
+    )
+
+    def finish():
+        wait()
+        return tuple(outputs) if cast_lse else outputs[0]
+
+    return WorkWithPostProcessFn(finish, async_op)
+
+
+def group_reduce(
+    input: torch.Tensor,
+    output: torch.Tensor | None,
+    input_split_sizes: "Sequence[int] | torch.Tensor",
+    output_split_sizes: "Sequence[int] | torch.Tensor",
+    dst_index: "Sequence[int] | torch.Tensor",
+    src_indices: "Sequence[Sequence[int]] | torch.Tensor",
+    group: dist.ProcessGroup,
+    async_op: bool = False,
+    reduce_op: str = "sum",
+    acc_reduce: bool = True,
+    comm_dtype: torch.dtype | None = None,
+    input_lse: torch.Tensor | None = None,
+    output_lse: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> WorkWithPostProcessFn:
+    """The transpose of group_cast: split i of input goes to rank dst_index[i]; split j of output
+    combines the partial rows of every rank of src_indices[j], in rank order. Collective.
+
+    reduce_op "sum"; "avg", the mean of what is combined; "lse": input [rows, heads, dim] and
+    input_lse [rows, heads] are softmax results over disjoint keys, and so are output and
+    output_lse. acc_reduce: what output holds is combined too, else it is overwritten. comm_dtype:
+    the type that input is sent in, default its own. output None: made here.
+
+    wait_post_process() of the result gives output, or (output, output_lse) for "lse". Errors as
+    group_cast; ValueError for another reduce_op.
+    """
+    _check_group(group)
+    if reduce_op not in _REDUCE_OPS:
+        raise ValueError(f"reduce_op is {reduce_op!r}; allowed: {', '.join(_REDUCE_OPS)}")
+    sizes = _ints("input_split_sizes", input_split_sizes, input.shape[0])
+    wanted = _ints("output_split_sizes", output_split_sizes, _rows_of(output))
+    destinations = [[rank] for rank in _ranks("dst_index", dst_index, len(sizes), group)]
+    sources = _rank_sets("src_indices", src_indices, len(wanted), group)
+    is_fresh = output is None or not acc_reduce
+    outputs = [_given_or_new(output, input, sum(wanted))]
+    if is_fresh:
+        outputs[0].zero_()
+    tensors = [input if comm_dtype is None else input.to(comm_dtype)]
+    if reduce_op == "lse":
+        tensors.append(_needed("input_lse", input_lse))
+        outputs.append(_given_or_new(output_lse, tensors[1], sum(wanted)))
+        if is_fresh or output_lse is None:
+            outputs[1].fill_(-torch.inf)
+    owned, needed = _records(wanted, sources), _records(sizes, destinations)
+    kind = LSE_MERGE if reduce_op == "lse" else SUM
+    wait = ProcessGroupTransport(group).start(
+        Exchange(kind, tensors, outputs, owned, needed, digest=0, wave=0)
+    )
+
+    def finish():
+        wait()
+        if reduce_op == "avg":
+            _divide(outputs[0], wanted, sources, 0 if is_fresh else 1)
+        return tuple(outputs) if reduce_op == "lse" else outputs[0]
+
+    return WorkWithPostProcessFn(finish, async_op)
+
+
+def _divide(output: torch.Tensor, sizes: list[int], sources: list[list[int]], held: int) -> None:
+    begin = 0
+    for size, ranks in zip(sizes, sources):
+        count = len(ranks) + held
+        if count > 1:
+            output[begin : begin + size] /= count
+        begin += size
+
+
+def _records(sizes: list[int], peers: list[list[int]]) -> _Rows:
+    records, begin = [], 0
+    for size, ranks in zip(sizes, peers):
+        if size:
+            records += [(rank, begin, size) for rank in ranks]
+        begin += size
+    return records
+
+
+def _check_group(group: dist.ProcessGroup) -> None:
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group is a {type(group).__name__}; allowed: a ProcessGroup")
+
+
+def _rows_of(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.shape[0]
+
+
+def _given_or_new(given: torch.Tensor | None, like: torch.Tensor, rows: int) -> torch.Tensor:
+    return like.new_empty((rows, *like.shape[1:])) if given is None else given
+
+
+def _needed(name: str, tensor: torch.Tensor | None) -> torch.Tensor:
+    if tensor is None:
+        raise ValueError(f"{name} is None; allowed: a tensor [rows, heads]")
+    return tensor
+
+
+def _ints(name: str, values: "Sequence[int] | torch.Tensor", total: int | None) -> list[int]:
+    """Sizes of splits; they add up to total, unless that is None."""
+    sizes = _as_list(values)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"{name} holds {min(sizes)}; allowed: 0 or more")
+    if total is not None and sum(sizes) != total:
+        raise ValueError(f"{name} adds up to {sum(sizes)}; allowed: {total}, the tensor's rows")
+    return sizes
+
+
+def _as_list(values: "Sequence | torch.Tensor") -> list:
+    return values.tolist() if isinstance(values, torch.Tensor) else list(values)
+
+
+def _ranks(name: str, values, count: int, group: dist.ProcessGroup) -> list[int]:
+    ranks = _as_list(values)
+    if len(ranks) != count:
+        raise ValueError(f"{name} has {len(ranks)} entries; allowed: {count}, one per split")
+    _check_ranks(name, ranks, group)
+    return ranks
+
+
+def _rank_sets(name: str, values, count: int, group: dist.ProcessGroup) -> list[list[int]]:
+    is_tensor = isinstance(values, torch.Tensor)
+    sets = [[r for r in entry if r != -1 or not is_tensor] for entry in _as_list(values)]
+    if len(sets) != count:
+        raise ValueError(f"{name} has {len(sets)} entries; allowed: {count}, one per split")
+    for ranks in sets:
+        _check_ranks(name, ranks, group)
+        if len(set(ranks)) != len(ranks):
+            raise ValueError(f"{name} holds {ranks}; allowed: every rank once")
+    return sets
+
+
+def _check_ranks(name: str, ranks: list[int], group: dist.ProcessGroup) -> None:
+    size = dist.get_world_size(group)
+    for rank in ranks:
+        if not 0 <= rank < size:
+            raise ValueError(f"{name} holds rank {rank}; allowed: 0 to {size - 1}")

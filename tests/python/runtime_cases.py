@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of the original's run-time classes that every rank runs."""
+
+from __future__ import annotations
+
+import dense
+import torch
+import torch.distributed as dist
+from error_cases import refuses
+from pipeline_cases import Case, make_key, make_tensors
+
+from magi_attention import api
+from magi_attention.common import AttnMaskType, AttnRanges
+from magi_attention.config import DispatchConfig, DistAttnConfig
+from magi_attention.dist_attn_runtime_mgr import (
+    DistAttnRuntimeMgr,
+    init_dist_attn_runtime_key,
+    init_dist_attn_runtime_mgr,
+    init_grpcoll_buffer_mgr,
+)
+from magi_attention.functional import dist_attn_func, flex_flash_attn_func
+
+
+def make_manager(group, rows: int, chunk_size: int | None = None, **options) -> DistAttnRuntimeMgr:
+    ranges = AttnRanges.from_ranges([(0, rows)])
+    return init_dist_attn_runtime_mgr(
+        ranges, ranges, "causal", rows, rows, 4, 2, 8, chunk_size, group, **options
+    )
+
+
+def managers(group, rows: int) -> None:
+    """A manager made by hand gives what the key functions give."""
+    case = Case(rows=rows, heads=(4, 2), head_dim=8)
+    key = make_key(dense.masks(rows)["causal"], case, group)
+    manager = make_manager(group, rows, dist_attn_config=case.config())
+    assert manager == api.dist_attn_runtime_dict_mgr.get(key)
+    q, k, v, *_ = make_tensors(case)
+    local = [manager.dispatch_qo(q), manager.dispatch_kv(k), manager.dispatch_kv(v)]
+    wanted, _ = api.calc_attn(*local, key)
+    for out, meta in (manager.calc_attn(*local), dist_attn_func(*local, manager.bound)):
+        assert torch.equal(out, wanted) and meta.lse.shape == wanted.shape[:2]
+    sink = torch.zeros(local[0].shape[0], 1, 4, dtype=torch.float64)
+    assert manager.calc_attn(*local, sink=sink)[0].shape == wanted.shape
+    assert torch.equal(manager.undispatch_kv(local[1]), k)
+    assert torch.equal(manager.undispatch_qo(manager.roll(local[0], 3, 0)), torch.roll(q, 3, 0))
+    assert torch.equal(manager.roll_simple(local[0], 3, 0), manager.roll(local[0], 3, 0))
+    assert torch.equal(manager.get_position_ids(), api.get_position_ids(key))
+    small = make_manager(group, rows, chunk_size=3)
+    assert small.plan.chunk_size == 3 and small != manager
+    other = make_manager(
+        group, rows, ref_dispatch_meta_q=small.plan, ref_dispatch_meta_k=small.plan
+    )
+    assert other.plan.chunk_ranks == small.plan.chunk_ranks
+    refuses(lambda: make_manager(group, rows, is_same_source=False), NotImplementedError, "is_same")
+    refuses(lambda: make_manager(group, rows, ref_dispatch_meta_q=small.plan), ValueError,
+            "ref_dispatch_meta_k")  # fmt: skip
+    refuses(
+        lambda: DistAttnRuntimeMgr(
+            small.plan, manager.plan, DistAttnConfig(), manager.plan, manager.bound, 4, 2, 8, group,
+            ref_q_ranges=AttnRanges(), ref_k_ranges=AttnRanges(),
+        ), ValueError, "different plans",
+    )  # fmt: skip
+    assert init_grpcoll_buffer_mgr(None, None, None, api.GrpCollConfig(), group) is None
+    api.clear_cache(group)
+
+
+def keys_by_hand(group) -> None:
+    """A key made from its parts equals that of the key function."""
+    case = Case(rows=64)
+    key = make_key(dense.masks(64)["full"], case, group)
+    arguments = (
+        key.q_ranges, key.k_ranges, "full", 64, 64, *case.heads, case.head_dim, key.pad_size,
+        key.chunk_size, group, None, case.config(),
+    )  # fmt: skip
+    made = init_dist_attn_runtime_key(*arguments)
+    assert made == key and hash(made) == hash(key) and made is not key
+    q = torch.zeros(64, 8, 16)
+    assert torch.equal(api.dispatch(q, made), api.dispatch(q, key))
+    api.clear_cache(group)
+
+
+def cross_attention(group, rows: int) -> None:
+    """Placed queries over keys that every rank holds, against dense attention."""
+    config = DistAttnConfig(dispatch_config=DispatchConfig(chunk_size=5))
+    manager = make_manager(group, rows, dist_attn_config=config)
+    keys = 30
+    q_ranges = AttnRanges.from_ranges([(0, rows // 2), (rows // 3, rows)])
+    k_ranges = AttnRanges.from_ranges([(0, 20), (20, keys)])
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(rows, 4, 8, generator=generator).double()
+    kv = torch.randn(keys, 2, 8, generator=generator).double()
+    mask = dense.Mask(q_ranges.to_naive_ranges(), k_ranges.to_naive_ranges(), [0, 0], rows, keys)
+    wanted, _, _ = dense.attention(q, kv, kv, mask)
+    own = manager.get_xattn_args(q_ranges, k_ranges, AttnMaskType.FULL, return_host_only=True)
+    local = manager.dispatch_qo(q)
+    out, _ = flex_flash_attn_func(local, kv, kv, **own.to_ffa_args())
+    assert torch.allclose(manager.undispatch_qo(out), wanted)
+    everyone = manager.get_xattn_args(q_ranges, k_ranges, "full")
+    gathered = [torch.empty_like(local) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, local, group=group)
+    whole, _ = flex_flash_attn_func(torch.cat(gathered), kv, kv, **everyone.to_ffa_args())
+    begin = manager.bound.rank * local.shape[0]
+    assert torch.allclose(whole[begin : begin + local.shape[0]], out)
+    for arguments, error, pattern in (
+        ((q_ranges, k_ranges, "causal"), NotImplementedError, "attn_mask_type=causal"),
+        ((q_ranges, k_ranges[:1], "full"), ValueError, "ref_xattn_k_ranges has 1 entries"),
+        ((AttnRanges.from_ranges([(0, rows + 1)]), k_ranges[:1], "full"), ValueError,
+         "ref_xattn_q_ranges holds"),
+    ):  # fmt: skip
+        refuses(lambda: manager.get_xattn_args(*arguments), error, pattern)

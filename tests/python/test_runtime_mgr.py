@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import runtime_cases as cases
+import torch
+
+from magi_attention.functional import ffa_fa4_func
+from magi_attention.functional.utils import correct_attn_out_lse, correct_out_lse_kernel
+
+SIZES = pytest.mark.parametrize("size", [1, 3])
+
+
+@SIZES
+def test_managers(ranks, size):
+    ranks.run(size, cases.managers, 70)
+
+
+@SIZES
+def test_keys_by_hand(ranks, size):
+    ranks.run(size, cases.keys_by_hand)
+
+
+@SIZES
+def test_cross_attention(ranks, size):
+    ranks.run(size, cases.cross_attention, 47)
+
+
+def test_options_that_are_not_available():
+    with pytest.raises(NotImplementedError, match="ffa_fa4_func"):
+        ffa_fa4_func(*[torch.zeros(1, 1, 8)] * 3, None, None)
+
+
+def test_merging_in_place():
+    generator = torch.Generator().manual_seed(0)
+    out, part = torch.randn(2, 9, 3, 4, generator=generator)
+    lse, part_lse = torch.randn(2, 9, 3, generator=generator)
+    lse[2] = -torch.inf
+    wanted = correct_attn_out_lse(out[:7], lse[:7], part[:7], part_lse[:7])
+    tail = out[7:].clone()
+    strides = (*out.stride(), *part.stride(), *lse.stride(), *part_lse.stride())
+    correct_out_lse_kernel[(1, 3)](part, part_lse, out, lse, *strides, 7, 64, 4, torch.float32)
+    assert torch.allclose(out[:7], wanted[0]) and torch.allclose(lse[:7], wanted[1])
+    assert torch.equal(out[7:], tail)
+    with pytest.raises(ValueError, match="output strides are"):
+        correct_out_lse_kernel(part, part_lse, out, lse, 1, *strides[1:], 7, 64, 4)
