@@ -86,6 +86,7 @@ class BoundPlan:
         self.number = register(self)
         self.local_rows = plan.rows_of(self.rank)
         self.total_seqlen = plan.total_seqlen
+        self.reach = plan.reach
         self.precision = general.precision()
         self._dsink_op = comm.dsink_all_reduce_op()
         ids = plan.placement.position_ids(self.rank, self.total_seqlen)

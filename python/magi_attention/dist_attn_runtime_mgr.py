@@ -59,9 +59,10 @@ class DistAttnRuntimeKey:
     # The key whose placement this one keeps: keys of one mask on different placements differ.
     placed_by: "DistAttnRuntimeKey | None" = field(default=None, repr=False)
 
-    # Number, rank and local rows of the bound plan; 0 for a key that no plan was made for.
+    # Number, (rank, local rows) and reach of the bound plan; 0 for a key without one.
     _number = 0
     _place = (0, 0)
+    reach = (0, 0)
 
     def __post_init__(self) -> None:
         parts = [getattr(self, f.name) for f in fields(self) if f.name != "cp_mesh"]
@@ -74,6 +75,7 @@ class DistAttnRuntimeKey:
         """Lets calls with this key find their plan without a search."""
         object.__setattr__(self, "_number", bound.number)
         object.__setattr__(self, "_place", (bound.rank, bound.local_rows))
+        object.__setattr__(self, "reach", bound.reach)
 
 
 class DistAttnRuntimeMgr:

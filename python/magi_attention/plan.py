@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Sequence
 
+import torch
+
 from magi_attention._native import structs
 from magi_attention._native.handles import (
     MaskHandle,
@@ -162,6 +164,15 @@ class Plan:
         if self._report is None:
             self._report = _read_report(self._handle.report())
         return self._report
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How many rows the farthest keys lie before and after a query that sees them."""
+        q0, q1, k0, k1, d_min, d_max = self._handle.mask().bands().unbind(1)
+        first, last = torch.maximum(d_min, k0 - q1 + 1), torch.minimum(d_max, k1 - 1 - q0)
+        ends = torch.stack((-first, last), 1)[first <= last]
+        back, ahead = ends.amax(0).clamp(min=0).tolist() if ends.numel() else (0, 0)
+        return back, ahead
 
     def rows_of(self, rank: int) -> int:
         """Local rows of a rank, padding included."""

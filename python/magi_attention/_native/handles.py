@@ -129,6 +129,15 @@ class MaskHandle(Handle):
         data = take_bytes(lambda out: lib.magi_mask_typed_slices(self.address, out))
         return _int32_rows(data, 5)
 
+    def bands(self) -> "torch.Tensor":
+        """int32 [slices, 6]: q begin, q end, k begin, k end, least and greatest key - query."""
+        import torch
+
+        data = take_bytes(lambda out: lib.magi_mask_slices(self.address, out))
+        if not data:
+            return torch.empty((0, 6), dtype=torch.int32)
+        return torch.frombuffer(bytearray(data), dtype=torch.int32).view(-1, 6)
+
     def area(self) -> int:
         """Visible pairs; a pair in n slices counts n times."""
         area = ctypes.c_int64()

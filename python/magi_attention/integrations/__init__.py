@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters to other libraries; each is imported by itself and imports its library."""

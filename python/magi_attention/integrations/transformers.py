@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face transformers (5 or later): attn_implementation="magi".
+
+    register()
+    model.set_attn_implementation("magi")
+    loss = model(**shard(plan.bind(group), input_ids, labels), num_items_in_batch=tokens).loss
+
+The plan goes to the model as the keyword `magi_plan`, a bound plan (Plan.bind) or a key of
+magi_attention.api; `shard` puts it there. It is the whole mask. Models whose layers differ take a
+dict from the names in config.layer_types ("full_attention", "sliding_attention", ...) to plans on
+one placement. Without magi_plan a call gives what "sdpa" gives, and refuses sinks and softcap,
+which that does not know.
+
+A mask is never dropped: padding, a window or an overlay that the plan does not hold is a
+ValueError that names it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.utils.import_utils import is_tracing
+
+from magi_attention.api import calc_attn
+from magi_attention.api._keys import runtime_of
+from magi_attention.bound_plan import BoundPlan
+from magi_attention.dist_attn_runtime_mgr import DistAttnRuntimeKey
+
+NAME = "magi"
+PLAN_KEYWORD = "magi_plan"
+_IGNORED_LABEL = -100
+
+
+class PendingMask:
+    """What a model asks its attention to hide, as a 4-D mask only if that is needed: with a plan
+    nobody reads [rows, rows] elements.
+    """
+
+    def __init__(self, arguments: dict[str, Any], hides: str | None, window: int | None) -> None:
+        self.arguments = arguments
+        self.hides = hides  # what no plan can know of, in words
+        self.window = window  # sliding window or chunk
+        self._mask: torch.Tensor | None = None
+
+    def tensor(self) -> torch.Tensor | None:
+        """The mask as "sdpa" gets it, made once for all layers."""
+        if self._mask is None:
+            self._mask = sdpa_mask(**self.arguments)
+        return self._mask
+
+
+def register() -> None:
+    """Makes attn_implementation="magi" known to transformers."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)
+
+
+def mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Any = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    **others: Any,
+) -> "PendingMask | torch.Tensor | None":
+    """The mask function of "magi". Borders that transformers infers from jumps in position ids are
+    in no plan's way: dispatched position ids jump.
+    """
+    arguments = dict(
+        q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+        mask_function=mask_function, attention_mask=attention_mask, local_size=local_size,
+        use_vmap=use_vmap, **others,
+    )  # fmt: skip
+    if q_length != kv_length:  # a step of generation, which no plan can hold
+        return sdpa_mask(**arguments)
+    hides = _hidden_by(attention_mask)
+    if hides is None and (use_vmap or mask_function.__name__ == "or_mask"):
+        hides = "a mask overlay of the model"
+    if hides is None and local_size is None and mask_function is causal_mask_function:
+        return None
+    return PendingMask(arguments, hides, local_size)
+
+
+def _hidden_by(attention_mask: torch.Tensor | None) -> str | None:
+    if attention_mask is None:
+        return None
+    if is_tracing(attention_mask):
+        return "attention_mask, whose values a compiled model cannot look at,"
+    count = attention_mask.numel() - int(attention_mask.sum())
+    return f"attention_mask, which hides {count} rows," if count else None
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: "PendingMask | torch.Tensor | None",
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function of "magi": query [batch, heads, rows, dim], key and value with their
+    own head count -> [batch, rows, heads, dim], and no weights.
+    """
+    plan = kwargs.pop(PLAN_KEYWORD, None)
+    if plan is None:
+        for name in ("s_aux", "softcap"):  # "sdpa" would drop them
+            if kwargs.get(name) is not None:
+                raise ValueError(f"{name} is given; allowed: None without {PLAN_KEYWORD}")
+        if isinstance(attention_mask, PendingMask):
+            attention_mask = attention_mask.tensor()
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+        )
+    plan, is_named = _plan_of_layer(plan, module)
+    is_causal = kwargs.get("is_causal")
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    _check_mask(attention_mask, plan, kwargs.get("sliding_window"), is_causal, is_named)
+    _check_options(dropout, kwargs)
+    batch, heads, rows, _ = query.shape
+    q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    sink = kwargs.get("s_aux")
+    options = (None if sink is None else sink.unsqueeze(0), scaling, kwargs.get("softcap") or 0.0)
+    if isinstance(plan, BoundPlan):
+        out, _ = plan.calc_attn(q, k, v, *options)
+    else:
+        out, _ = calc_attn(q, k, v, plan, *options)
+    return out.view(batch, rows, heads, -1), None
+
+
+def _plan_of_layer(plan: Any, module: torch.nn.Module) -> tuple[Any, bool]:
+    """The plan of the module's layer, and whether a dict names it for that type of layer."""
+    is_named = isinstance(plan, Mapping)
+    if is_named:
+        layer_type = module.config.layer_types[module.layer_idx]
+        if layer_type not in plan:
+            raise ValueError(f"{PLAN_KEYWORD} has no plan for layers of type {layer_type!r}")
+        plan = plan[layer_type]
+    if not isinstance(plan, (BoundPlan, DistAttnRuntimeKey)):
+        raise TypeError(
+            f"{PLAN_KEYWORD} is a {type(plan).__name__}; allowed: a bound plan (Plan.bind), a key "
+            "of magi_attention.api, or a dict of these by type of layer"
+        )
+    return plan, is_named
+
+
+def _check_mask(given: Any, plan: Any, window: int | None, is_causal: bool, is_named: bool) -> None:
+    """ValueError for a mask that the plan does not hold."""
+    if isinstance(given, torch.Tensor):
+        raise ValueError(
+            f"attention_mask is a tensor of shape {list(given.shape)}; allowed: None, as "
+            f"{PLAN_KEYWORD} is the mask"
+        )
+    if given is not None and given.hides is not None:
+        raise ValueError(
+            f"{given.hides} is not in {PLAN_KEYWORD}; allowed: no mask beside it, as it is the mask"
+        )
+    if window is not None:
+        # transformers counts the row itself in causal windows only.
+        farthest, allowed = max(plan.reach), window - 1 if is_causal else window
+        if farthest > allowed:
+            raise ValueError(
+                f"sliding_window is {window}, but {PLAN_KEYWORD} shows keys {farthest} rows away; "
+                f"allowed: a plan that shows keys at most {allowed} rows away"
+            )
+    elif given is not None and given.window is not None and not is_named:
+        raise ValueError(
+            f"the layer sees chunks of {given.window} rows; allowed: {PLAN_KEYWORD} as a dict that "
+            "names a plan for this type of layer"
+        )
+
+
+def _check_options(dropout: float, kwargs: dict[str, Any]) -> None:
+    if dropout:
+        raise ValueError(f"dropout is {dropout}; allowed: 0 with {PLAN_KEYWORD}")
+    if kwargs.get("output_attentions"):
+        raise ValueError(f"output_attentions is True; allowed: False with {PLAN_KEYWORD}")
+    if kwargs.get("position_bias") is not None:
+        raise ValueError(f"position_bias is given; allowed: None with {PLAN_KEYWORD}")
+
+
+def shard(
+    plan: "BoundPlan | DistAttnRuntimeKey",
+    input_ids: torch.Tensor,
+    labels: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+) -> dict[str, Any]:
+    """Arguments of a causal language model for this rank, magi_plan among them, from those of the
+    whole sequence, [total_seqlen] or [1, total_seqlen] and the same on every rank.
+
+    position_ids: default 0, 1, ... along the sequence; give those within documents where it is
+    packed of several. labels: shifted here, before rows part, so that row i predicts labels[i + 1];
+    -100 is ignored. Give the model num_items_in_batch, the tokens that count on all ranks: losses
+    of ranks then add up to that of the sequence.
+    """
+    bound = plan if isinstance(plan, BoundPlan) else runtime_of(plan).bound
+    arguments: dict[str, Any] = {PLAN_KEYWORD: plan, "use_cache": False}
+    arguments["input_ids"] = bound.dispatch(input_ids.view(-1)).unsqueeze(0)
+    if position_ids is None:
+        arguments["position_ids"] = bound.position_ids.to(input_ids.device).unsqueeze(0)
+    else:
+        arguments["position_ids"] = bound.dispatch(position_ids.view(-1)).unsqueeze(0)
+    if labels is not None:
+        shifted = labels.view(-1).roll(-1)
+        shifted[-1] = _IGNORED_LABEL
+        local = bound.dispatch(shifted, _IGNORED_LABEL).unsqueeze(0)
+        arguments["labels"] = arguments["shift_labels"] = local
+    return arguments

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face models with attn_implementation="magi" against "sdpa" and "eager"."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", minversion="5")
+
+import transformers_cases as cases  # noqa: E402
+from transformers_cases import BOUNDS, ROWS, WINDOW  # noqa: E402
+
+from magi_attention.integrations.transformers import attention, shard  # noqa: E402
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
+def test_one_process(name):
+    cases.agrees(None, name)
+
+
+def test_gradient_checkpointing():
+    cases.agrees(None, "llama", checkpointed=True)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_compiled(name):
+    cases.agrees(None, name, compiled=True)
+
+
+@pytest.mark.parametrize("size, name", [(2, "llama"), (3, "gpt_oss"), (4, "mistral")])
+def test_ranks(ranks, size, name):
+    ranks.run(size, cases.agrees, name)
+
+
+@pytest.mark.parametrize("change", ["checkpointed", "compiled"])
+def test_ranks_recompute_and_compile(ranks, change):
+    checkpointed, compiled = change == "checkpointed", change == "compiled"
+    ranks.run(2, cases.agrees, "llama", checkpointed, compiled)
+
+
+@pytest.mark.parametrize("case", [cases.loss_of_transformers, cases.over_keys])
+def test_loss_and_keys(ranks, case):
+    ranks.run(2, case)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return cases.model("llama", "magi")
+
+
+class TestWithoutPlan:
+    """What "sdpa" gives, masks included."""
+
+    @pytest.mark.parametrize("name", ["llama", "mistral"])
+    def test_masks(self, name):
+        ids, _, positions = cases.batch()
+        ids = ids.repeat(2, 1)
+        padding = torch.ones_like(ids)
+        padding[1, :7] = 0
+        visible = torch.rand(2, 1, ROWS, ROWS) < 0.5
+        visible |= torch.eye(ROWS, dtype=torch.bool)
+        ours, theirs = cases.model(name, "magi"), cases.model(name, "sdpa")
+        for arguments in (
+            {},
+            {"position_ids": positions},
+            {"attention_mask": padding},
+            {"attention_mask": padding[:1].repeat(2, 1)},
+            {"attention_mask": visible},
+        ):
+            found, wanted = (m(input_ids=ids, **arguments).logits for m in (ours, theirs))
+            assert torch.equal(found, wanted), arguments.keys()
+
+    def test_generation(self):
+        ids = cases.batch()[0][:, :9]
+        found, wanted = (
+            cases.model("mistral", name).generate(ids, max_new_tokens=6, do_sample=False)
+            for name in ("magi", "sdpa")
+        )
+        assert torch.equal(found, wanted)
+
+
+class TestRefusals:
+    """A mask that the plan does not hold is named."""
+
+    def refuses(self, model, pattern, error=ValueError, plan=None, **changes):
+        bound = cases.plan().bind()
+        arguments = shard(bound, *cases.batch())
+        arguments.update(changes, magi_plan=bound if plan is None else plan)
+        with pytest.raises(error, match=pattern):
+            model(**arguments)
+
+    def test_padding(self, llama):
+        bound = cases.plan().bind()
+        padding = torch.ones(1, bound.local_rows, dtype=torch.long)
+        arguments = shard(bound, *cases.batch())
+        assert llama(**arguments, attention_mask=padding).logits.isfinite().all()
+        padding[0, -5:] = 0
+        self.refuses(llama, "attention_mask, which hides 5 rows", attention_mask=padding)
+
+    def test_dense_mask(self, llama):
+        mask = torch.ones(1, 1, ROWS, ROWS, dtype=torch.bool)
+        self.refuses(llama, r"attention_mask is a tensor of shape \[1, 1, 60, 60\]",
+                     attention_mask=mask)  # fmt: skip
+
+    def test_padding_when_compiled(self, llama):
+        padding = torch.ones(1, cases.plan().padded_seqlen, dtype=torch.long)
+        call = torch.compile(llama, fullgraph=True, backend="eager")
+        self.refuses(call, "(?s)Observed exception.*attention_mask", Exception,
+                     attention_mask=padding)  # fmt: skip
+
+    def test_window(self):
+        longest = max(end - begin for begin, end in zip(BOUNDS, BOUNDS[1:]))
+        mistral = cases.model("mistral", "magi")
+        pattern = f"sliding_window is {WINDOW}, but magi_plan shows keys {longest - 1} rows away"
+        self.refuses(mistral, pattern)
+        self.refuses(mistral, "sliding_window is 8, but", plan=cases.plan(window=9).bind())
+
+    def test_layers_of_different_types(self):
+        gemma = cases.model("gemma2", "magi")
+        bound = cases.plan().bind()
+        self.refuses(gemma, "sliding_window is 8", plan=bound)
+        self.refuses(gemma, "no plan for layers of type 'sliding_attention'",
+                     plan={"full_attention": bound})  # fmt: skip
+
+    def test_other_arguments(self, llama):
+        self.refuses(llama, "magi_plan is a Plan", TypeError, plan=cases.plan())
+        self.refuses(llama, "output_attentions is True", output_attentions=True)
+        longer = torch.zeros(1, ROWS + 1, dtype=torch.long)
+        self.refuses(llama, f"q has {ROWS + 1} rows; allowed: ", input_ids=longer,
+                     position_ids=longer, labels=None)  # fmt: skip
+        with pytest.raises(ValueError, match="x has shape"):
+            shard(cases.plan().bind(), longer)
+
+    def test_overlays_and_chunks(self, llama):
+        """What only the mask function of the model is told."""
+        from transformers.masking_utils import create_causal_mask, create_chunked_causal_mask
+
+        config, rows = llama.config, torch.zeros(1, ROWS, 32)
+        blocks = torch.zeros(1, ROWS, dtype=torch.long)
+        config.attention_chunk_size = 16
+        arguments = dict(
+            config=config, inputs_embeds=rows, attention_mask=None, past_key_values=None
+        )
+        overlays = (
+            create_causal_mask(**arguments, and_mask_function=lambda b, h, q, k: q - k < 9),
+            create_causal_mask(**arguments, block_sequence_ids=blocks),
+        )
+        q, kv = torch.zeros(1, 4, ROWS, 8), torch.zeros(1, 2, ROWS, 8)
+        layer = llama.model.layers[0].self_attn
+
+        def call(mask):
+            return attention(layer, q, kv, kv, mask, magi_plan=cases.plan().bind())
+
+        for overlay in overlays:
+            with pytest.raises(ValueError, match="a mask overlay of the model is not in magi_plan"):
+                call(overlay)
+        with pytest.raises(ValueError, match="the layer sees chunks of 16 rows"):
+            call(create_chunked_causal_mask(**arguments))
+
+    @pytest.mark.parametrize("name, option", [("gpt_oss", "s_aux"), ("gemma2", "softcap")])
+    def test_options_of_plans_alone(self, name, option):
+        with pytest.raises(ValueError, match=f"{option} is given; allowed: None without magi_plan"):
+            cases.model(name, "magi")(input_ids=cases.batch()[0])
+
+    def test_dropout(self):
+        llama = cases.model("llama", "magi").train()
+        for layer in llama.model.layers:
+            layer.self_attn.attention_dropout = 0.1
+        self.refuses(llama, "dropout is 0.1; allowed: 0")
+
+
+def test_reach():
+    assert cases.plan(window=9).reach == (8, 0)
+    assert cases.plan().reach == (26, 0)
