@@ -21,8 +21,8 @@ struct ForwardTuning {
 };
 
 /// The work list of one mask and shape, kept on the device: made once, used by any number of calls
-/// with the same shapes and slices, one at a time. Holds a ticket counter, so two calls on
-/// different streams must not overlap.
+/// with the same shapes and slices, from any threads and on any streams at once. Calls may be
+/// captured; their graphs keep the list. Destroying the last owner waits for the device.
 class ForwardWork {
  public:
   /// For the shapes, types and slices of `args` (its data may be null) on the device of args.q.
@@ -37,10 +37,10 @@ class ForwardWork {
   std::int64_t size_bytes() const;  ///< on the device
 
   struct State;
-  const State& state() const { return *state_; }
+  const std::shared_ptr<const State>& state() const { return state_; }
 
  private:
-  std::unique_ptr<State> state_;
+  std::shared_ptr<const State> state_;
 };
 
 /// Enqueues out, lse and max_logits of `args` on `stream` (a cudaStream_t; null: the default

@@ -15,15 +15,21 @@ std::int32_t device_count() {
 }
 
 DeviceInfo device_info(std::int32_t device) {
-  DeviceInfo info;
+  const auto attribute = [device](cudaDeviceAttr name) {
+    int value = 0;
+    cuda_check(cudaDeviceGetAttribute(&value, name, device), "cudaDeviceGetAttribute");
+    return value;
+  };
+  return {.major = attribute(cudaDevAttrComputeCapabilityMajor),
+          .minor = attribute(cudaDevAttrComputeCapabilityMinor),
+          .num_sms = attribute(cudaDevAttrMultiProcessorCount),
+          .l2_bytes = attribute(cudaDevAttrL2CacheSize)};
+}
+
+std::string device_name(std::int32_t device) {
   cudaDeviceProp properties{};
   cuda_check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
-  info.name = properties.name;
-  info.major = properties.major;
-  info.minor = properties.minor;
-  info.num_sms = properties.multiProcessorCount;
-  info.l2_bytes = properties.l2CacheSize;
-  return info;
+  return properties.name;
 }
 
 std::int32_t current_device() {

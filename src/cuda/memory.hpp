@@ -32,15 +32,13 @@ class DeviceBuffer {
   std::size_t size_bytes_ = 0;
 };
 
-/// A device copy of `values`; blocks until it is there.
+/// A device copy of host memory; blocks until it is there, but waits for no other stream and is
+/// no part of a capture.
+DeviceBuffer bytes_to_device_sync(const void* bytes, std::size_t size_bytes);
+
 template <typename Value>
 DeviceBuffer to_device_sync(std::span<const Value> values) {
-  DeviceBuffer buffer(values.size_bytes());
-  if (!values.empty()) {
-    cuda_check(cudaMemcpy(buffer.data(), values.data(), values.size_bytes(), cudaMemcpyDefault),
-               "cudaMemcpy");
-  }
-  return buffer;
+  return bytes_to_device_sync(values.data(), values.size_bytes());
 }
 
 /// `count` values read back from device memory; blocks until they are here.

@@ -29,6 +29,6 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
-  if (magi::device_count() > 0) std::printf("GPU: %s\n", magi::device_info(0).name.c_str());
+  if (magi::device_count() > 0) std::printf("GPU: %s\n", magi::device_name(0).c_str());
   return RUN_ALL_TESTS();
 }

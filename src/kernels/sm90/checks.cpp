@@ -102,10 +102,12 @@ void check_sink(const std::string& name, const TensorView& sink, SinkLayout layo
 }
 
 void check_params(const AttentionParams& params) {
-  if (params.softmax_scale < 0.0) {
-    throw invalid("softmax_scale", params.softmax_scale, "0 (default) or positive");
+  if (!std::isfinite(params.softmax_scale) || params.softmax_scale < 0.0) {
+    throw invalid("softmax_scale", params.softmax_scale, "0 (the default) or positive, finite");
   }
-  if (params.softcap < 0.0) throw invalid("softcap", params.softcap, "0 or positive");
+  if (!std::isfinite(params.softcap) || params.softcap < 0.0) {
+    throw invalid("softcap", params.softcap, "0 (off) or positive, finite");
+  }
 }
 
 std::int32_t count_free_sms(std::int32_t device, std::int32_t sm_margin) {

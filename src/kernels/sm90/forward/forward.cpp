@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/check.hpp"
+#include "cuda/capture.hpp"
 #include "cuda/device.hpp"
 #include "cuda/tensor_map.hpp"
 #include "kernels/sm90/checks.hpp"
@@ -34,6 +35,16 @@ void check_outputs(const ForwardArgs& args) {
   }
   if (logits.rank != 1 || logits.shape[0] != heads || (heads > 1 && logits.stride[0] != 1)) {
     throw invalid("max_logits.shape", logits.shape[0], "[heads of q], contiguous");
+  }
+}
+
+/// Where the kernel reads or writes memory through plain addresses.
+void check_devices_of_rows(const ForwardArgs& args, std::int32_t device) {
+  for (const auto& [name, tensor] :
+       {std::pair{"lse", &args.lse}, {"max_logits", &args.max_logits}, {"sink", &args.sink}}) {
+    if (tensor->empty() || tensor->device == device) continue;
+    throw invalid(std::string(name) + ".device", tensor->device,
+                  "that of q, " + std::to_string(device));
   }
 }
 
@@ -81,6 +92,39 @@ void set_list(sm90::ForwardParams& params, const ForwardList& list,
   params.dim_v = list.problem.dim_v;
 }
 
+/// A ticket counter that a graph holds, and with it the list.
+struct GraphTicket {
+  explicit GraphTicket(std::shared_ptr<const ForwardWork::State> list)
+      : work(std::move(list)), counter(work->tickets->take()) {}
+  ~GraphTicket() { work->tickets->put_back(counter); }
+  GraphTicket(const GraphTicket&) = delete;
+  GraphTicket& operator=(const GraphTicket&) = delete;
+
+  std::shared_ptr<const ForwardWork::State> work;
+  unsigned* counter;
+};
+
+void launch_work(const ForwardArgs& args, const ForwardWork::State& work, unsigned* ticket,
+                 cudaStream_t stream) {
+  const sm90::ForwardInstance* instance =
+      args.params.softcap > 0.0 ? work.softcap_instance : work.instance;
+  MAGI_CHECK(instance != nullptr);
+  const sm90::ListOnDevice parts{.tiles = static_cast<const TileWork*>(work.tiles.data()),
+                                 .records = static_cast<const BandRecord*>(work.records.data()),
+                                 .ticket = ticket};
+  sm90::launch_list(args, work.list, parts, *instance, work.num_ctas, stream);
+}
+
+/// Into a graph that is being captured.
+void capture_forward(const ForwardArgs& args, const std::shared_ptr<const ForwardWork::State>& work,
+                     cudaGraph_t graph, cudaStream_t stream) {
+  sm90::fill_max_logits(args, stream);
+  if (work->num_ctas == 0) return;
+  const auto ticket = std::make_shared<const GraphTicket>(work);
+  keep_with_graph(graph, ticket);
+  launch_work(args, *work, ticket->counter, stream);
+}
+
 }  // namespace
 
 namespace sm90 {
@@ -99,6 +143,7 @@ void check_forward_call(const ForwardArgs& args, std::int32_t device) {
   check_inputs(args.q, args.k, args.v);
   check_outputs(args);
   if (!args.sink.empty()) check_sink("sink", args.sink, args.params.sink_layout, args.q);
+  check_devices_of_rows(args, device);
   for (const auto& [name, tensor] :
        {std::pair{"q", &args.q}, {"k", &args.k}, {"v", &args.v}, {"out", &args.out}}) {
     check_copied(name, *tensor, device);
@@ -107,9 +152,9 @@ void check_forward_call(const ForwardArgs& args, std::int32_t device) {
 }
 
 InstancePair find_instances(const ForwardArgs& args) {
-  const DeviceInfo info = device_info(args.q.device);
-  if (!info.is_hopper()) {
-    throw invalid("q.device", info.name, "GPUs of compute capability 9.0");
+  if (args.q.device < 0) throw invalid("q.device", args.q.device, "a CUDA ordinal");
+  if (!device_info(args.q.device).is_hopper()) {
+    throw invalid("q.device", device_name(args.q.device), "GPUs of compute capability 9.0");
   }
   const auto dim = to_int(std::max(args.q.shape[2], args.v.shape[2]));
   const InstancePair pair{find_forward_instance(args.q.dtype, dim, false),
@@ -158,8 +203,7 @@ ForwardWork::State make_work(const ForwardInstance& instance, const ForwardProbl
   state.num_ctas = count_ctas(state.device, tuning, list.num_items());
   state.tiles = to_device_sync<TileWork>(list.tiles);
   state.records = to_device_sync<BandRecord>(list.records);
-  const unsigned zero = 0;
-  state.ticket = to_device_sync<unsigned>({&zero, 1});
+  state.tickets = std::make_unique<StreamCounters>();
   list.tiles = {};
   list.records = {};
   return state;
@@ -167,14 +211,7 @@ ForwardWork::State make_work(const ForwardInstance& instance, const ForwardProbl
 
 void enqueue_forward(const ForwardArgs& args, const ForwardWork::State& work, cudaStream_t stream) {
   fill_max_logits(args, stream);
-  if (work.num_ctas == 0) return;
-  const ForwardInstance* instance =
-      args.params.softcap > 0.0 ? work.softcap_instance : work.instance;
-  MAGI_CHECK(instance != nullptr);
-  const ListOnDevice parts{.tiles = static_cast<const TileWork*>(work.tiles.data()),
-                           .records = static_cast<const BandRecord*>(work.records.data()),
-                           .ticket = static_cast<unsigned*>(work.ticket.data())};
-  launch_list(args, work.list, parts, *instance, work.num_ctas, stream);
+  if (work.num_ctas > 0) launch_work(args, work, work.tickets->of_stream(stream), stream);
 }
 
 }  // namespace sm90
@@ -183,8 +220,9 @@ ForwardWork::ForwardWork(const ForwardArgs& args, const ForwardTuning& tuning) {
   const ForwardProblem problem = sm90::forward_problem(args);
   const DeviceScope scope(args.q.device);
   const sm90::InstancePair instances = sm90::find_instances(args);
-  state_ = std::make_unique<State>(sm90::make_work(*instances.plain, problem, args.slices, tuning));
-  state_->softcap_instance = instances.softcap;
+  State state = sm90::make_work(*instances.plain, problem, args.slices, tuning);
+  state.softcap_instance = instances.softcap;
+  state_ = std::make_shared<const State>(std::move(state));
 }
 
 ForwardWork::~ForwardWork() = default;
@@ -195,15 +233,20 @@ std::int32_t ForwardWork::packed_heads() const { return state_->list.packed_head
 
 std::int64_t ForwardWork::size_bytes() const {
   return static_cast<std::int64_t>(state_->tiles.size_bytes() + state_->records.size_bytes() +
-                                   state_->ticket.size_bytes());
+                                   state_->tickets->size_bytes());
 }
 
 void attention_forward_cuda(const ForwardArgs& args, const ForwardWork& work, void* stream) {
-  const ForwardWork::State& state = work.state();
+  const ForwardWork::State& state = *work.state();
   sm90::check_forward_call(args, state.device);
   check_work(args, state);
   const DeviceScope scope(state.device);
-  sm90::enqueue_forward(args, state, static_cast<cudaStream_t>(stream));
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  if (cudaGraph_t graph = graph_of_capture(cuda_stream); graph != nullptr) {
+    capture_forward(args, work.state(), graph, cuda_stream);
+  } else {
+    sm90::enqueue_forward(args, state, cuda_stream);
+  }
 }
 
 }  // namespace magi

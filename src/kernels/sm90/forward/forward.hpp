@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/memory.hpp"
+#include "cuda/stream_counters.hpp"
 #include "kernels/sm90/forward/launch.hpp"
 #include "magi/attention_cuda.hpp"
 
@@ -16,7 +17,7 @@ struct ForwardWork::State {
   ForwardList list;  ///< without its vectors' contents once they are on the device
   DeviceBuffer tiles;
   DeviceBuffer records;
-  DeviceBuffer ticket;
+  std::unique_ptr<StreamCounters> tickets;
 };
 
 namespace sm90 {
@@ -54,7 +55,7 @@ void launch_list(const ForwardArgs& args, const ForwardList& list, const ListOnD
 ForwardWork::State make_work(const ForwardInstance& instance, const ForwardProblem& problem,
                              std::span<const BandSlice> slices, const ForwardTuning& tuning);
 
-/// attention_forward_cuda without the checks.
+/// attention_forward_cuda without the checks, not for a capture.
 void enqueue_forward(const ForwardArgs& args, const ForwardWork::State& work, cudaStream_t stream);
 
 }  // namespace sm90

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/capture.hpp"
+
+#include <thread>
+#include <utility>
+
+#include "cuda/check.hpp"
+
+namespace magi {
+namespace {
+
+using Kept = std::shared_ptr<const void>;
+
+/// The driver calls this where CUDA calls are forbidden, and dropping the last owner may free
+/// device memory.
+void drop_elsewhere(void* kept) noexcept {
+  const std::unique_ptr<Kept> owned(static_cast<Kept*>(kept));
+  try {
+    std::thread([object = std::move(*owned)] {}).detach();
+  } catch (...) {
+    static_cast<void>(new Kept(std::move(*owned)));  // no thread to be had: rather lost than freed
+  }
+}
+
+}  // namespace
+
+cudaGraph_t graph_of_capture(cudaStream_t stream) {
+  cudaStreamCaptureStatus status{};
+  unsigned long long id = 0;
+  cudaGraph_t graph = nullptr;
+  cuda_check(cudaStreamGetCaptureInfo(stream, &status, &id, &graph, nullptr, nullptr, nullptr),
+             "cudaStreamGetCaptureInfo");
+  return status == cudaStreamCaptureStatusActive ? graph : nullptr;
+}
+
+void keep_with_graph(cudaGraph_t graph, std::shared_ptr<const void> object) {
+  auto kept = std::make_unique<Kept>(std::move(object));
+  cudaUserObject_t handle = nullptr;
+  cuda_check(
+      cudaUserObjectCreate(&handle, kept.get(), drop_elsewhere, 1, cudaUserObjectNoDestructorSync),
+      "cudaUserObjectCreate");
+  static_cast<void>(kept.release());
+  const cudaError_t status = cudaGraphRetainUserObject(graph, handle, 1, cudaGraphUserObjectMove);
+  if (status != cudaSuccess) static_cast<void>(cudaUserObjectRelease(handle, 1));
+  cuda_check(status, "cudaGraphRetainUserObject");
+}
+
+UncapturedScope::UncapturedScope() noexcept {
+  static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));
+}
+
+UncapturedScope::~UncapturedScope() {
+  static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));
+}
+
+}  // namespace magi
