@@ -480,6 +480,7 @@ typedef struct magi_attention_inputs {
   double softmax_scale;    /* 0: 1 / sqrt(dim_qk) */
   double softcap;          /* 0: off */
   int32_t sink_layout;     /* MAGI_SINK_HEAD or MAGI_ROW_SINK_HEAD */
+  int32_t sm_margin;       /* magi_flex_... on a GPU: multiprocessors left to others */
 } magi_attention_inputs;
 
 /* Written by forward, read by backward. */
@@ -516,7 +517,15 @@ MAGI_API magi_status magi_attention_backward(magi_attention* attention,
                                              const magi_attention_gradients* gradients,
                                              void* stream);
 
-/* One device, no plan: the mask's rows are those of q and k. */
+/* One device, no plan: the mask's rows are those of q and k. Tensors in host memory, or all on one
+ * GPU of compute capability 9.0: bfloat16 or float16 q, k, v, head dims multiples of 8 up to 128,
+ * last dims contiguous, other strides multiples of 16 bytes.
+ *
+ * On a GPU the call only enqueues. The mask handle keeps the work lists of the last 8 combinations
+ * of shapes, type, device and sm_margin; the first call with a combination makes its list (which
+ * takes time and blocks), later ones wait for nothing. One handle may serve any threads and streams
+ * at once, and calls may be captured in a graph, which then keeps the list. Giving up a list, at
+ * the ninth combination or when the mask is destroyed, waits for the device. */
 MAGI_API magi_status magi_flex_attention_forward(const magi_mask* mask,
                                                  const magi_attention_inputs* inputs,
                                                  const magi_attention_result* result, void* stream);
@@ -525,6 +534,52 @@ MAGI_API magi_status magi_flex_attention_backward(const magi_mask* mask,
                                                   const magi_attention_result* result,
                                                   const magi_attention_gradients* gradients,
                                                   void* stream);
+
+/* Device memory of the caller, aligned to 256 bytes. What it holds need not survive between calls,
+ * but calls that overlap in time must not share one. */
+typedef struct magi_workspace {
+  size_t struct_size;
+  void* data;
+  size_t size_bytes;
+} magi_workspace;
+
+/* A mask as range tensors in device memory, int32 without gaps. */
+typedef struct magi_flex_ranges {
+  size_t struct_size;
+  const magi_tensor* q_ranges; /* [slices, 2]: begin, end */
+  const magi_tensor* k_ranges; /* [slices, 2] */
+  const magi_tensor* types;    /* optional: [slices], MAGI_MASK_...; NULL: all full */
+  /* Pairs of a slice and a q tile that the workspace has room for; 0: by rows and slices. A mask
+   * with more takes longer, the result is the same. */
+  int64_t record_capacity;
+  int32_t packed_heads; /* query heads of a kv head per tile; 0: chosen on the device */
+} magi_flex_ranges;
+
+/* Bytes of workspace of magi_flex_ranges_forward. Of the tensors only shapes, types and devices are
+ * read; their data may be NULL. */
+MAGI_API magi_status magi_flex_ranges_workspace_bytes(const magi_flex_ranges* ranges,
+                                                      const magi_attention_inputs* inputs,
+                                                      size_t* size_bytes);
+/* As magi_flex_attention_forward on a GPU. The host reads no range and waits for nothing, so the
+ * call can be captured and replayed with other values in the same tensors. Range ends outside the
+ * tensors are clamped, reversed ranges and unknown types are empty; the report tells. */
+MAGI_API magi_status magi_flex_ranges_forward(const magi_flex_ranges* ranges,
+                                              const magi_attention_inputs* inputs,
+                                              const magi_attention_result* result,
+                                              const magi_workspace* workspace, void* stream);
+
+typedef struct magi_flex_ranges_report {
+  size_t struct_size;
+  int64_t bad_slice;      /* lowest index of a slice with a bad value; -1: none */
+  char bad_field[16];     /* its first bad field: "q_ranges[0]", "q_ranges[1]", "k_ranges[0]",
+                             "k_ranges[1]", "types"; "" where there is none */
+  int64_t num_records;    /* that the mask needs */
+  int32_t is_overflowing; /* num_records exceeds the capacity: slow, not wrong */
+  int32_t packed_heads;   /* as chosen */
+} magi_flex_ranges_report;
+/* What the last magi_flex_ranges_forward on this workspace found; waits for `stream`. */
+MAGI_API magi_status magi_flex_ranges_report_sync(const magi_workspace* workspace,
+                                                  magi_flex_ranges_report* report, void* stream);
 
 #ifdef __cplusplus
 }

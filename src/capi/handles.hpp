@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "capi/arguments.hpp"
+#include "capi/work_cache.hpp"
+#include "magi/attention_cuda.hpp"
 #include "magi/magi.h"
 #include "magi/runtime.hpp"
 
@@ -20,6 +22,8 @@ struct magi_buffer {
 
 struct magi_mask {
   magi::Mask mask;
+  std::unique_ptr<magi::capi::WorkCache<magi::ForwardWork>> forward_works =
+      std::make_unique<magi::capi::WorkCache<magi::ForwardWork>>();
 };
 
 struct magi_placement {

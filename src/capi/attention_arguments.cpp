@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "capi/attention_arguments.hpp"
+
+namespace magi::capi {
+
+AttentionInputs read_inputs(const magi_attention_inputs* inputs) {
+  const magi_attention_inputs given = read_struct(inputs, "inputs");
+  if (given.sink_layout != MAGI_SINK_HEAD && given.sink_layout != MAGI_ROW_SINK_HEAD) {
+    throw invalid("inputs.sink_layout", given.sink_layout, "0 (sh) or 1 (ssh)");
+  }
+  return {.q = read_tensor(given.q, "q"),
+          .k = read_tensor(given.k, "k"),
+          .v = read_tensor(given.v, "v"),
+          .sink = read_optional_tensor(given.sink, "sink"),
+          .params = {.softmax_scale = given.softmax_scale,
+                     .softcap = given.softcap,
+                     .sink_layout = static_cast<SinkLayout>(given.sink_layout)}};
+}
+
+AttentionResult read_result(const magi_attention_result* result) {
+  const magi_attention_result given = read_struct(result, "result");
+  return {.out = read_tensor(given.out, "out"),
+          .lse = read_tensor(given.lse, "lse"),
+          .max_logits = read_optional_tensor(given.max_logits, "max_logits")};
+}
+
+Gradients read_gradients(const magi_attention_gradients* gradients) {
+  const magi_attention_gradients given = read_struct(gradients, "gradients");
+  return {.output = {.dout = read_tensor(given.dout, "dout"),
+                     .dlse = read_optional_tensor(given.dlse, "dlse")},
+          .input = {.dq = read_tensor(given.dq, "dq"),
+                    .dk = read_tensor(given.dk, "dk"),
+                    .dv = read_tensor(given.dv, "dv"),
+                    .dsink = read_optional_tensor(given.dsink, "dsink")}};
+}
+
+ForwardArgs forward_args(const AttentionInputs& inputs, const AttentionResult& result) {
+  return {.q = inputs.q,
+          .k = inputs.k,
+          .v = inputs.v,
+          .sink = inputs.sink,
+          .out = result.out,
+          .lse = result.lse,
+          .max_logits = result.max_logits,
+          .params = inputs.params};
+}
+
+BackwardArgs backward_args(const AttentionInputs& inputs, const AttentionResult& result,
+                           const Gradients& gradients) {
+  return {.q = inputs.q,
+          .k = inputs.k,
+          .v = inputs.v,
+          .out = result.out,
+          .lse = result.lse,
+          .dout = gradients.output.dout,
+          .dlse = gradients.output.dlse,
+          .sink = gradients.input.dsink.empty() ? TensorView{} : inputs.sink,
+          .dq = gradients.input.dq,
+          .dk = gradients.input.dk,
+          .dv = gradients.input.dv,
+          .dsink = gradients.input.dsink,
+          .params = inputs.params};
+}
+
+}  // namespace magi::capi

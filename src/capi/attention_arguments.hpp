@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "capi/arguments.hpp"
+#include "magi/runtime.hpp"
+
+// The structs of attention calls.
+namespace magi::capi {
+
+struct Gradients {
+  OutputGradients output;
+  InputGradients input;
+};
+
+AttentionInputs read_inputs(const magi_attention_inputs* inputs);
+AttentionResult read_result(const magi_attention_result* result);
+Gradients read_gradients(const magi_attention_gradients* gradients);
+
+/// Without slices.
+ForwardArgs forward_args(const AttentionInputs& inputs, const AttentionResult& result);
+/// Without slices.
+BackwardArgs backward_args(const AttentionInputs& inputs, const AttentionResult& result,
+                           const Gradients& gradients);
+
+}  // namespace magi::capi
