@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import warnings
 
 import dense
@@ -432,6 +433,34 @@ def compiled(group, case: Case) -> None:
         results.append([out.detach(), lse.detach()] + [t.grad for t in leaves])
     for eager, graph in zip(*results):
         assert torch.allclose(eager, graph)
+
+
+def plan_of_one_call(group, is_compiled: bool) -> None:
+    """A plan that nobody else holds lives until backward."""
+    ranges = AttnRanges.from_ranges([(0, 48)])
+    size = dist.get_world_size(group)
+
+    def loss(x):
+        plan = api.Plan.from_ranges(
+            ranges, ranges, "causal", 48, cp_size=size, num_heads_q=2, num_heads_kv=2, head_dim=8
+        )
+        bound = plan.bind(group)
+        local = bound.dispatch(x) * weight
+
+        def attend(local):
+            return bound.calc_attn(local, local * 2, local * 3)[0].pow(2)
+
+        if is_compiled:
+            attend = torch.compile(attend, fullgraph=True, backend="aot_eager")
+        return attend(local).sum()
+
+    x = torch.randn(48, 2, 8, generator=torch.Generator().manual_seed(0))
+    weight = torch.ones(8, requires_grad=True)
+    lost = loss(x)
+    torch._dynamo.reset()
+    gc.collect()
+    lost.backward()
+    assert weight.grad.isfinite().all() and weight.grad.abs().sum() > 0
 
 
 def plan_mismatch(group) -> None:

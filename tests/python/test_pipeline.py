@@ -113,6 +113,11 @@ def test_compiled(ranks, size):
     ranks.run(size, cases.compiled, Case(rows=70))
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_plan_of_one_call(ranks, is_compiled):
+    ranks.run(2, cases.plan_of_one_call, is_compiled)
+
+
 def test_reduced_sink_gradients(ranks):
     ranks.run(3, cases.reduced_sink_gradients, Case(rows=60, sinks=2))
 

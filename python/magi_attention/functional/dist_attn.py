@@ -41,9 +41,11 @@ def _forward_fake(q, k, v, sink, plan, scale, softcap, sink_layout, with_max_log
 
 def _forward(q, k, v, sink, plan, scale, softcap, sink_layout, with_max_logits):
     out, lse, max_logits = empty_result(q, v, with_max_logits)
+    bound = _find(plan)
+    lse.bound_plan = bound  # a compiled backward is given this tensor and a number
     native.forward(
         native.dist_forward,
-        _find(plan).attention.address,
+        bound.attention.address,
         (q, k, v, sink, scale, softcap, sink_layout),
         (out, lse, max_logits if with_max_logits else None),
     )
@@ -105,6 +107,8 @@ class DistAttention(torch.autograd.Function):
         )
         ctx.save_for_backward(q, k, v, out, lse, sink)
         ctx.params = (plan, scale, softcap, layout)
+        if not torch.compiler.is_compiling():
+            ctx.bound = _find(plan)  # lives until backward
         ctx.mark_non_differentiable(max_logits)
         return out, lse, max_logits
 
