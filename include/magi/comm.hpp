@@ -28,6 +28,20 @@ struct ExchangeTag {
   std::int32_t wave = 0;
 };
 
+/// What bytes in device memory are exchanged for. Casts and reduces are counted, and their bytes.
+enum class ExchangePurpose : std::int32_t { Cast = 0, Reduce = 1, Other = 3 };
+
+/// Bytes of every rank for every rank, in device memory.
+struct DeviceExchange {
+  const void* send = nullptr;                   ///< parts for rank 0, 1, ... without gaps
+  void* receive = nullptr;                      ///< parts from rank 0, 1, ... without gaps
+  std::span<const std::int64_t> send_bytes;     ///< [num_ranks]
+  std::span<const std::int64_t> receive_bytes;  ///< [num_ranks]
+  std::int32_t device = 0;                      ///< CUDA ordinal of both buffers
+  ExchangePurpose purpose = ExchangePurpose::Other;
+  ExchangeTag tag;
+};
+
 /// Bytes that went out of this rank so far.
 struct CommCounters {
   std::vector<std::int64_t> bytes_to_peer;  ///< [num_ranks], payload only
@@ -71,6 +85,13 @@ class Communicator {
                                                         const RowExchange& rows, ReduceOp op,
                                                         ExchangeTag tag) = 0;
 
+  /// Whether the group moves device memory.
+  virtual bool has_device_exchange() const { return false; }
+  /// Enqueues an exchange on `stream` (a cudaStream_t): what is enqueued there later sees the
+  /// received bytes and may overwrite the sent ones. The host may wait for the other ranks' calls,
+  /// not for a device. Collective. Throws InvalidArgument where the group moves no device memory.
+  virtual void all_to_all_v(const DeviceExchange& exchange, void* stream);
+
   /// Wakes every rank that waits in this group with CommFailure::Aborted; the group is unusable
   /// after. May be called from any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
@@ -88,7 +109,8 @@ struct CommOptions {
   std::size_t window_bytes = std::size_t{4} << 20;
 };
 
-/// Ranks as threads of this process: element r belongs to rank r.
+/// Ranks as threads of this process: element r belongs to rank r. Moves device memory too where the
+/// library was built with CUDA: ranks may share a GPU or have one each.
 std::vector<std::unique_ptr<Communicator>> make_thread_group(std::int32_t num_ranks,
                                                              const CommOptions& options = {});
 

@@ -32,7 +32,12 @@ enum {
   MAGI_VTABLE_INTERNAL_ERROR = 4
 };
 
-enum { MAGI_EXCHANGE_CAST = 0, MAGI_EXCHANGE_SUM = 1, MAGI_EXCHANGE_LSE_MERGE = 2 };
+enum {
+  MAGI_EXCHANGE_CAST = 0,
+  MAGI_EXCHANGE_SUM = 1,
+  MAGI_EXCHANGE_LSE_MERGE = 2,
+  MAGI_EXCHANGE_OTHER = 3 /* of all_to_all_v alone: neither it nor its bytes are counted */
+};
 
 /* Rows [row, row + num_rows) of the local tensor, exchanged with `peer`. Records of one pair of
  * ranks come in the same order on both sides. */
@@ -59,6 +64,19 @@ typedef struct magi_exchange_args {
   uint64_t plan_digest; /* equal on all ranks of an exchange, else a mismatch is reported */
   int32_t wave;
 } magi_exchange_args;
+
+/* Bytes of every rank for every rank in device memory. Tables live during the call. */
+typedef struct magi_all_to_all_args {
+  size_t struct_size;
+  const void* send;             /* parts for rank 0, 1, ... without gaps */
+  void* receive;                /* parts from rank 0, 1, ... without gaps */
+  const int64_t* send_bytes;    /* [num_ranks] */
+  const int64_t* receive_bytes; /* [num_ranks] */
+  int32_t device;               /* CUDA ordinal */
+  int32_t kind;                 /* MAGI_EXCHANGE_CAST, _SUM or _OTHER: what is counted */
+  uint64_t plan_digest;         /* for messages, as is the wave */
+  int32_t wave;
+} magi_all_to_all_args;
 
 typedef struct magi_exchange_counters {
   size_t struct_size;
@@ -98,7 +116,15 @@ typedef struct magi_comm_vtable {
   /* One sentence about the last status that was not OK, and for MAGI_VTABLE_COMM_ERROR in *failure
    * what went wrong: 1 timeout, 2 peer died, 3 plan mismatch, 4 aborted, 5 system. */
   const char* (*last_error)(void* context, int32_t* failure);
+
+  /* Optional: NULL, or a struct_size that ends before it, where the group moves no device memory.
+   * Enqueues an exchange on `stream` (a cudaStream_t): what is enqueued there later sees the
+   * received bytes and may overwrite the sent ones. Does not wait for the device. */
+  int32_t (*all_to_all_v)(void* context, const magi_all_to_all_args* args, void* stream);
 } magi_comm_vtable;
+
+/* Size of the table before optional entries were added; a table may end there. */
+#define MAGI_COMM_VTABLE_MIN_SIZE offsetof(magi_comm_vtable, all_to_all_v)
 
 #ifdef __cplusplus
 }

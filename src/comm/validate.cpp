@@ -148,6 +148,22 @@ void check_lse_pair(const TensorView& out, const TensorView& lse, std::string_vi
   }
 }
 
+void check_parts(const std::string& name, const void* data, std::span<const std::int64_t> bytes,
+                 std::int32_t num_ranks) {
+  if (bytes.size() != static_cast<std::size_t>(num_ranks)) {
+    throw invalid(name + "_bytes", std::to_string(bytes.size()) + " entries",
+                  "one for each of " + std::to_string(num_ranks) + " ranks");
+  }
+  std::int64_t total = 0;
+  for (std::size_t peer = 0; peer < bytes.size(); ++peer) {
+    if (bytes[peer] < 0) {
+      throw invalid(element_name(name + "_bytes", peer), bytes[peer], "0 or more");
+    }
+    total += bytes[peer];
+  }
+  if (total > 0 && data == nullptr) throw invalid(name, "null", "device memory");
+}
+
 }  // namespace
 
 void check_cast(const ExchangeArgs& args) {
@@ -182,6 +198,19 @@ void check_reduce(const ExchangeArgs& args, ReduceOp op) {
       return;
   }
   throw invalid("op", static_cast<std::int32_t>(op), "0 (Sum) or 1 (LseMerge)");
+}
+
+void check_device_exchange(const DeviceExchange& exchange, std::int32_t num_ranks) {
+  check_parts("send", exchange.send, exchange.send_bytes, num_ranks);
+  check_parts("receive", exchange.receive, exchange.receive_bytes, num_ranks);
+  switch (exchange.purpose) {
+    case ExchangePurpose::Cast:
+    case ExchangePurpose::Reduce:
+    case ExchangePurpose::Other:
+      return;
+  }
+  throw invalid("kind", static_cast<std::int32_t>(exchange.purpose),
+                "0 (cast), 1 (sum) or 3 (other)");
 }
 
 void check_group_size(std::int32_t rank, std::int32_t num_ranks, const CommOptions& options) {

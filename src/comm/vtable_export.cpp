@@ -108,6 +108,24 @@ std::int32_t close_group(void* context) {
   return guarded(context, [](Communicator& group) { group.close_sync(); });
 }
 
+std::int32_t all_to_all_v(void* context, const magi_all_to_all_args* args, void* stream) {
+  return guarded(context, [&](Communicator& group) {
+    if (args->struct_size < sizeof(magi_all_to_all_args)) {
+      throw invalid("args.struct_size", args->struct_size,
+                    std::to_string(sizeof(magi_all_to_all_args)) + " or more");
+    }
+    const auto num_ranks = static_cast<std::size_t>(group.num_ranks());
+    group.all_to_all_v({.send = args->send,
+                        .receive = args->receive,
+                        .send_bytes = {args->send_bytes, num_ranks},
+                        .receive_bytes = {args->receive_bytes, num_ranks},
+                        .device = args->device,
+                        .purpose = static_cast<ExchangePurpose>(args->kind),
+                        .tag = {.plan_digest = args->plan_digest, .wave = args->wave}},
+                       stream);
+  });
+}
+
 void destroy(void* context) { delete static_cast<Exported*>(context); }
 
 const char* last_error(void* context, std::int32_t* failure) {
@@ -132,7 +150,8 @@ magi_comm_vtable make_comm_vtable(std::unique_ptr<Communicator> communicator) {
                           .counters = counters,
                           .close = close_group,
                           .destroy = destroy,
-                          .last_error = last_error};
+                          .last_error = last_error,
+                          .all_to_all_v = group.has_device_exchange() ? all_to_all_v : nullptr};
   vtable.context = std::make_unique<Exported>(Exported{std::move(communicator), {}, 0}).release();
   return vtable;
 }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/check.hpp"
+#include "comm/validate.hpp"
 #include "comm/vtable_convert.hpp"
 #include "magi/comm.hpp"
 #include "magi/comm_vtable.h"
@@ -17,7 +20,9 @@ using comm::to_c;
 
 /// Owner of the caller's context; exchanges under way keep it alive.
 struct Supplied {
-  explicit Supplied(const magi_comm_vtable& table) : vtable(table) {}
+  explicit Supplied(const magi_comm_vtable& table) {
+    std::memcpy(&vtable, &table, std::min(table.struct_size, sizeof(vtable)));
+  }
   ~Supplied() { vtable.destroy(vtable.context); }
   Supplied(const Supplied&) = delete;
   Supplied& operator=(const Supplied&) = delete;
@@ -29,7 +34,7 @@ struct Supplied {
     comm::throw_status(status, failure, text != nullptr ? text : "the supplied group failed");
   }
 
-  magi_comm_vtable vtable;
+  magi_comm_vtable vtable{};  ///< entries that the caller's table is too short for are null
 };
 
 class SuppliedExchange final : public PendingExchange {
@@ -82,6 +87,23 @@ class SuppliedGroup final : public Communicator {
                                                 const RowExchange& rows, ReduceOp op,
                                                 ExchangeTag tag) override {
     return start(inputs, outputs, rows, comm::exchange_kind(op), tag);
+  }
+
+  bool has_device_exchange() const override { return group_->vtable.all_to_all_v != nullptr; }
+
+  void all_to_all_v(const DeviceExchange& exchange, void* stream) override {
+    if (!has_device_exchange()) return Communicator::all_to_all_v(exchange, stream);
+    comm::check_device_exchange(exchange, num_ranks());
+    const magi_all_to_all_args args{.struct_size = sizeof(magi_all_to_all_args),
+                                    .send = exchange.send,
+                                    .receive = exchange.receive,
+                                    .send_bytes = exchange.send_bytes.data(),
+                                    .receive_bytes = exchange.receive_bytes.data(),
+                                    .device = exchange.device,
+                                    .kind = static_cast<std::int32_t>(exchange.purpose),
+                                    .plan_digest = exchange.tag.plan_digest,
+                                    .wave = exchange.tag.wave};
+    group_->check(group_->vtable.all_to_all_v(context(), &args, stream));
   }
 
   void abort(const std::string& reason) noexcept override {
@@ -139,9 +161,9 @@ class SuppliedGroup final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_vtable_group(const magi_comm_vtable& vtable) {
-  if (vtable.struct_size < sizeof(magi_comm_vtable)) {
+  if (vtable.struct_size < MAGI_COMM_VTABLE_MIN_SIZE) {
     throw invalid("vtable.struct_size", vtable.struct_size,
-                  std::to_string(sizeof(magi_comm_vtable)) + " or more");
+                  std::to_string(MAGI_COMM_VTABLE_MIN_SIZE) + " or more");
   }
   if (vtable.num_ranks < 1) throw invalid("vtable.num_ranks", vtable.num_ranks, "1 or more");
   if (vtable.rank < 0 || vtable.rank >= vtable.num_ranks) {
@@ -152,7 +174,7 @@ std::unique_ptr<Communicator> make_vtable_group(const magi_comm_vtable& vtable) 
                            vtable.release != nullptr && vtable.abort != nullptr &&
                            vtable.counters != nullptr && vtable.close != nullptr &&
                            vtable.destroy != nullptr && vtable.last_error != nullptr;
-  if (!is_complete) throw invalid("vtable", "a table with a null entry", "all entries set");
+  if (!is_complete) throw invalid("vtable", "a table with a null entry", "all entries set but all_to_all_v");
   return std::make_unique<SuppliedGroup>(vtable);
 }
 

@@ -4,14 +4,16 @@
 #include <memory>
 #include <vector>
 
+#include "comm/device_transport.hpp"
 #include "comm/engine.hpp"
 #include "magi/comm.hpp"
 
 namespace magi::comm {
 
-/// The communicator over an engine; `backend` is a literal.
-std::unique_ptr<Communicator> make_window_group(std::shared_ptr<Engine> engine,
-                                                const char* backend);
+/// The communicator over an engine; `backend` is a literal. Without `device` the group moves no
+/// device memory.
+std::unique_ptr<Communicator> make_window_group(std::shared_ptr<Engine> engine, const char* backend,
+                                                std::unique_ptr<DeviceTransport> device = nullptr);
 
 /// The control part of a new group, ready for its ranks.
 std::shared_ptr<SharedRegion> make_group_region(std::int32_t num_ranks, std::uint64_t nonce);

@@ -162,7 +162,7 @@ TEST(Validate, IncompleteTablesAreRefused) {
   magi_comm_vtable bad = table;
   bad.wait = nullptr;
   EXPECT_EQ(refusal([&] { make_vtable_group(bad); }),
-            "vtable is a table with a null entry; allowed: all entries set");
+            "vtable is a table with a null entry; allowed: all entries set but all_to_all_v");
   bad = table;
   bad.rank = 1;
   EXPECT_EQ(refusal([&] { make_vtable_group(bad); }), "vtable.rank is 1; allowed: 0 to 0");
@@ -170,6 +170,58 @@ TEST(Validate, IncompleteTablesAreRefused) {
   bad.struct_size = 8;
   EXPECT_THAT(refusal([&] { make_vtable_group(bad); }), HasSubstr("vtable.struct_size is 8"));
   free_table(table);
+}
+
+TEST(Validate, TablesMayEndBeforeTheirOptionalEntries) {
+  magi_comm_vtable table = make_comm_vtable(std::move(make_thread_group(1)[0]));
+  table.struct_size = MAGI_COMM_VTABLE_MIN_SIZE;
+  table.all_to_all_v = [](void*, const magi_all_to_all_args*, void*) -> std::int32_t { return 4; };
+  const auto group = make_vtable_group(table);
+  EXPECT_FALSE(group->has_device_exchange());
+  EXPECT_EQ(refusal([&] { group->all_to_all_v({}, nullptr); }),
+            "communicator is a threads group; allowed: a group that moves device memory");
+}
+
+TEST(Validate, DeviceExchangesReachTheTableOnceTheirArgumentsFit) {
+  static magi_all_to_all_args seen;
+  static void* seen_stream;
+  magi_comm_vtable table = make_comm_vtable(std::move(make_thread_group(1)[0]));
+  table.all_to_all_v = [](void*, const magi_all_to_all_args* args, void* stream) -> std::int32_t {
+    seen = *args;
+    seen_stream = stream;
+    return MAGI_VTABLE_OK;
+  };
+  const auto group = make_vtable_group(table);
+  ASSERT_TRUE(group->has_device_exchange());
+  int memory = 0;
+  int stream = 0;
+  const std::int64_t sizes[] = {4};
+  const std::int64_t negative[] = {-4};
+  DeviceExchange exchange{.send = &memory,
+                          .receive = &memory,
+                          .send_bytes = sizes,
+                          .receive_bytes = sizes,
+                          .device = 1,
+                          .purpose = ExchangePurpose::Reduce,
+                          .tag = {.plan_digest = 7, .wave = 2}};
+  group->all_to_all_v(exchange, &stream);
+  EXPECT_EQ(seen.struct_size, sizeof(seen));
+  EXPECT_EQ(seen.send, &memory);
+  EXPECT_EQ(seen.receive_bytes[0], 4);
+  EXPECT_EQ(seen.device, 1);
+  EXPECT_EQ(seen.kind, MAGI_EXCHANGE_SUM);
+  EXPECT_EQ(seen.plan_digest, 7U);
+  EXPECT_EQ(seen.wave, 2);
+  EXPECT_EQ(seen_stream, &stream);
+  exchange.send = nullptr;
+  EXPECT_EQ(refusal([&] { group->all_to_all_v(exchange, nullptr); }),
+            "send is null; allowed: device memory");
+  exchange.send_bytes = negative;
+  EXPECT_EQ(refusal([&] { group->all_to_all_v(exchange, nullptr); }),
+            "send_bytes[0] is -4; allowed: 0 or more");
+  exchange.send_bytes = {};
+  EXPECT_EQ(refusal([&] { group->all_to_all_v(exchange, nullptr); }),
+            "send_bytes is 0 entries; allowed: one for each of 1 ranks");
 }
 
 TEST(Validate, AnAbortNeedsNoReason) {

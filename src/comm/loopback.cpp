@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "comm/device_transport.hpp"
+#include "comm/exchange.hpp"
+#include "cuda/device.hpp"
+#include "cuda/order_event.hpp"
+
+// Ranks that are threads of one process meet in every exchange: each offers its buffer and an event
+// behind what fills it, takes its parts by copies on its own stream, and lets its stream wait until
+// the others have taken theirs. The host waits for the other threads, never for a device.
+namespace magi::comm {
+namespace {
+
+std::string describe(const ExchangeTag& tag) {
+  return "plan " + hex(tag.plan_digest) + ", wave " + std::to_string(tag.wave);
+}
+
+/// What one rank brings to an exchange.
+struct Offer {
+  const std::byte* send = nullptr;
+  std::vector<std::int64_t> send_bytes;
+  ExchangePurpose purpose = ExchangePurpose::Other;
+  ExchangeTag tag;
+  std::int32_t device = 0;
+};
+
+/// The events of one rank, on the device it used first.
+struct RankEvents {
+  OrderEvent ready;  ///< its bytes are there
+  OrderEvent taken;  ///< it has its parts
+};
+
+/// Where the ranks meet.
+class Meeting {
+ public:
+  Meeting(std::int32_t num_ranks, std::chrono::milliseconds deadline)
+      : offers(static_cast<std::size_t>(num_ranks)),
+        events(static_cast<std::size_t>(num_ranks)),
+        deadline_(deadline),
+        is_here_(static_cast<std::size_t>(num_ranks)) {}
+
+  /// Returns when every rank has called it as often as this one.
+  void meet_sync(std::int32_t rank, const ExchangeTag& tag) {
+    std::unique_lock lock(mutex_);
+    throw_failure();
+    const std::uint64_t turn = turn_;
+    is_here_[static_cast<std::size_t>(rank)] = true;
+    if (++num_here_ == is_here_.size()) {
+      is_here_.assign(is_here_.size(), false);
+      num_here_ = 0;
+      ++turn_;
+      changed_.notify_all();
+      return;
+    }
+    const auto is_over = [&] { return turn_ != turn || failure_.has_value(); };
+    if (!changed_.wait_for(lock, deadline_, is_over)) {
+      set_failure("rank " + std::to_string(rank) + " waited " + std::to_string(deadline_.count()) +
+                      " ms for " + missing_ranks() + " in an exchange of device memory, " +
+                      describe(tag),
+                  CommFailure::Timeout);
+    }
+    if (turn_ == turn) throw_failure();
+  }
+
+  void fail(const std::string& text, CommFailure failure) noexcept {
+    const std::lock_guard lock(mutex_);
+    set_failure(text, failure);
+  }
+
+  [[noreturn]] void fail_and_throw(const std::string& text, CommFailure failure) {
+    fail(text, failure);
+    const std::lock_guard lock(mutex_);
+    throw CommError(failure_->what(), failure_->failure());
+  }
+
+  std::vector<Offer> offers;  ///< [num_ranks], each written by its rank between meetings
+  std::vector<std::optional<RankEvents>> events;  ///< likewise
+
+ private:
+  void set_failure(const std::string& text, CommFailure failure) {
+    if (!failure_) failure_.emplace(text, failure);
+    changed_.notify_all();
+  }
+  void throw_failure() const {
+    if (failure_) throw CommError(failure_->what(), failure_->failure());
+  }
+  std::string missing_ranks() const {
+    std::string text;
+    for (std::size_t rank = 0; rank < is_here_.size(); ++rank) {
+      if (!is_here_[rank]) text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank);
+    }
+    return text;
+  }
+
+  const std::chrono::milliseconds deadline_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<bool> is_here_;
+  std::size_t num_here_ = 0;
+  std::uint64_t turn_ = 0;
+  std::optional<CommError> failure_;
+};
+
+class Loopback final : public DeviceTransport {
+ public:
+  Loopback(std::int32_t rank, std::shared_ptr<Meeting> meeting)
+      : rank_(rank), meeting_(std::move(meeting)) {}
+
+  void all_to_all_v(const DeviceExchange& exchange, void* stream) override {
+    const DeviceScope scope(exchange.device);
+    const auto queue = static_cast<cudaStream_t>(stream);
+    offer(exchange, queue);
+    meeting_->meet_sync(rank_, exchange.tag);
+    check_offers(exchange);
+    take(exchange, queue);
+    meeting_->meet_sync(rank_, exchange.tag);
+    for (const auto& events : meeting_->events) events->taken.await(queue);
+  }
+
+  void abort(const std::string& reason) noexcept override {
+    meeting_->fail("rank " + std::to_string(rank_) + " aborted: " + reason, CommFailure::Aborted);
+  }
+
+ private:
+  void offer(const DeviceExchange& exchange, cudaStream_t stream) {
+    auto& events = meeting_->events[static_cast<std::size_t>(rank_)];
+    if (!events) events.emplace();
+    meeting_->offers[static_cast<std::size_t>(rank_)] = {
+        .send = static_cast<const std::byte*>(exchange.send),
+        .send_bytes = {exchange.send_bytes.begin(), exchange.send_bytes.end()},
+        .purpose = exchange.purpose,
+        .tag = exchange.tag,
+        .device = exchange.device};
+    events->ready.record(stream);
+  }
+
+  void check_offers(const DeviceExchange& exchange) {
+    for (std::size_t peer = 0; peer < meeting_->offers.size(); ++peer) {
+      const Offer& theirs = meeting_->offers[peer];
+      const std::string name = "rank " + std::to_string(peer);
+      if (theirs.tag.plan_digest != exchange.tag.plan_digest ||
+          theirs.tag.wave != exchange.tag.wave || theirs.purpose != exchange.purpose) {
+        meeting_->fail_and_throw(name + " is in " + describe(theirs.tag) + ", rank " +
+                                     std::to_string(rank_) + " in " + describe(exchange.tag),
+                                 CommFailure::PlanMismatch);
+      }
+      const std::int64_t sent = theirs.send_bytes[static_cast<std::size_t>(rank_)];
+      if (sent != exchange.receive_bytes[peer]) {
+        meeting_->fail_and_throw(name + " sends rank " + std::to_string(rank_) + " " +
+                                     std::to_string(sent) + " bytes, expected " +
+                                     std::to_string(exchange.receive_bytes[peer]) + ", in " +
+                                     describe(exchange.tag),
+                                 CommFailure::PlanMismatch);
+      }
+    }
+  }
+
+  void take(const DeviceExchange& exchange, cudaStream_t stream) {
+    auto* target = static_cast<std::byte*>(exchange.receive);
+    for (std::size_t peer = 0; peer < meeting_->offers.size(); ++peer) {
+      const Offer& theirs = meeting_->offers[peer];
+      const std::int64_t num_bytes = exchange.receive_bytes[peer];
+      if (num_bytes == 0) continue;
+      const std::byte* source = theirs.send;
+      for (std::int32_t before = 0; before < rank_; ++before) {
+        source += theirs.send_bytes[static_cast<std::size_t>(before)];
+      }
+      meeting_->events[peer]->ready.await(stream);
+      cuda_check(cudaMemcpyAsync(target, source, static_cast<std::size_t>(num_bytes),
+                                 cudaMemcpyDefault, stream),
+                 "cudaMemcpyAsync");
+      target += num_bytes;
+    }
+    meeting_->events[static_cast<std::size_t>(rank_)]->taken.record(stream);
+  }
+
+  std::int32_t rank_;
+  std::shared_ptr<Meeting> meeting_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<DeviceTransport>> make_loopback_transports(
+    std::int32_t num_ranks, const CommOptions& options) {
+  const auto meeting = std::make_shared<Meeting>(num_ranks, options.deadline);
+  std::vector<std::unique_ptr<DeviceTransport>> transports;
+  for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
+    transports.push_back(std::make_unique<Loopback>(rank, meeting));
+  }
+  return transports;
+}
+
+}  // namespace magi::comm

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "magi/exchange.hpp"
+
+// How the rows of an exchange lie in one buffer per direction: by peer, in the order of the records.
+namespace magi::comm {
+
+/// Up to kRowsPerTask rows of a local tensor and where they lie on the wire.
+struct RowTask {
+  std::int32_t local_row = 0;
+  std::int32_t wire_row = 0;
+  std::int32_t num_rows = 0;
+  friend bool operator==(const RowTask&, const RowTask&) = default;
+};
+inline constexpr std::int32_t kRowsPerTask = 32;
+
+/// One side's rows.
+struct WireOrder {
+  std::vector<std::int64_t> peer_rows;  ///< [num_ranks]
+  std::int64_t num_rows = 0;
+  std::vector<RowTask> tasks;  ///< ascending by wire_row
+  /// local_row - wire_row where it is the same for all rows: the wire's order is the tensor's.
+  std::optional<std::int32_t> shift;
+
+  /// Bytes per peer for rows of `row_bytes` bytes.
+  std::vector<std::int64_t> peer_bytes(std::int64_t row_bytes) const;
+};
+
+WireOrder wire_order(std::span<const PeerRows> records, std::int32_t num_ranks);
+
+/// Rows [row, row + num_rows) of a tensor to which as many wire rows are added from each of
+/// `parts`[first_part, first_part + num_parts), in this order, which is that of the ranks.
+struct SumTask {
+  std::int32_t row = 0;
+  std::int32_t num_rows = 0;
+  std::int32_t first_part = 0;
+  std::int32_t num_parts = 0;
+  friend bool operator==(const SumTask&, const SumTask&) = default;
+};
+struct SumTable {
+  std::vector<SumTask> tasks;       ///< ascending by row; rows that nothing is added to are left out
+  std::vector<std::int32_t> parts;  ///< wire row of a task's first row
+};
+
+/// The sum over partials that arrive in the order of `owned`.
+SumTable sum_table(const WireOrder& owned);
+
+}  // namespace magi::comm

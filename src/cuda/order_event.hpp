@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/check.hpp"
+
+namespace magi {
+
+/// A point in one stream's work that other streams wait for; takes no time stamp. Of the device
+/// that was current when it was made.
+class OrderEvent {
+ public:
+  OrderEvent() {
+    cuda_check(cudaEventCreateWithFlags(&handle_, cudaEventDisableTiming),
+               "cudaEventCreateWithFlags");
+  }
+  ~OrderEvent() { static_cast<void>(cudaEventDestroy(handle_)); }
+  OrderEvent(const OrderEvent&) = delete;
+  OrderEvent& operator=(const OrderEvent&) = delete;
+
+  void record(cudaStream_t stream) const {
+    cuda_check(cudaEventRecord(handle_, stream), "cudaEventRecord");
+  }
+  /// Work that `stream` is given later waits for the point last recorded.
+  void await(cudaStream_t stream) const {
+    cuda_check(cudaStreamWaitEvent(stream, handle_, 0), "cudaStreamWaitEvent");
+  }
+
+ private:
+  cudaEvent_t handle_ = nullptr;
+};
+
+}  // namespace magi
