@@ -75,30 +75,56 @@ struct InputGradients {
                      ///< wanted
 };
 
+/// Device memory for use in the order of a stream (a cudaStream_t): allocate gives memory that work
+/// enqueued later on `stream` may use, null where none is left; release takes it back for work
+/// enqueued later still.
+struct DeviceAllocator {
+  std::function<void*(std::size_t size_bytes, std::int32_t device, void* stream)> allocate;
+  std::function<void(void* data, std::size_t size_bytes, std::int32_t device, void* stream)>
+      release;
+};
+
+/// Choices about device tensors.
+struct AttentionOptions {
+  /// Empty: a stream-ordered pool of the library's, shared by all objects on a device.
+  DeviceAllocator allocator;
+  /// Multiprocessors that attention leaves to the transport while rows are on their way.
+  std::int32_t exchange_sms = 8;
+};
+
 struct AttentionState;
 
 /// Runs a plan on one rank: owns receive buffers, workspaces and the exchange tables derived from
 /// the plan. Calls are collective and come in the same order on every rank of the group. The caller
 /// owns all tensors. Same inputs give the same bits.
+///
+/// Tensors of a call are all in host memory or all on one GPU (bfloat16 or float16 q, k, v; head
+/// dims that are multiples of 8 up to 128; strides that are multiples of 16 bytes). On a GPU a call
+/// enqueues its work behind that of `stream` (a cudaStream_t; null: the default stream) and
+/// returns: nothing waits for the device but the first call of a kind, which makes its work lists.
 class DistributedAttention {
  public:
   /// Collective: compares the plan's digest with the other ranks' (throws CommError naming them).
   /// `communicator` must outlive the object.
-  DistributedAttention(std::shared_ptr<const Plan> plan, Communicator& communicator);
+  DistributedAttention(std::shared_ptr<const Plan> plan, Communicator& communicator,
+                       const AttentionOptions& options = {});
   ~DistributedAttention();
   DistributedAttention(DistributedAttention&&) noexcept;
   DistributedAttention& operator=(DistributedAttention&&) noexcept;
 
   const Plan& plan() const;
-  /// Bytes held for received rows, partial gradients and accumulators; grows at the first calls.
+  /// Bytes held for received rows, partial gradients and accumulators; grows at the first calls. On
+  /// a GPU: tables and work lists that are held, and what the largest call took from the allocator.
   std::size_t workspace_bytes() const;
 
   /// Fills `result`. Throws InvalidArgument naming a tensor that does not fit the plan, before
   /// anything is sent.
-  void forward(const AttentionInputs& inputs, const AttentionResult& result);
+  void forward(const AttentionInputs& inputs, const AttentionResult& result,
+               void* stream = nullptr);
   /// Remote k and v are cast again; partial dk, dv are summed at the owner in rank order.
   void backward(const AttentionInputs& inputs, const AttentionResult& result,
-                const OutputGradients& output_gradients, const InputGradients& input_gradients);
+                const OutputGradients& output_gradients, const InputGradients& input_gradients,
+                void* stream = nullptr);
 
  private:
   std::unique_ptr<AttentionState> state_;

@@ -99,7 +99,8 @@ __device__ __forceinline__ void add(float4& sum, const float4& value) {
 }
 
 template <typename Sum, typename Wire>
-__global__ __launch_bounds__(kThreads) void add_rows_kernel(const __grid_constant__ RowSum add_rows) {
+__global__ __launch_bounds__(kThreads) void add_rows_kernel(
+    const __grid_constant__ RowSum add_rows) {
   const SumTask task = add_rows.tasks[blockIdx.x];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int i = static_cast<int>(threadIdx.x) / 32; i < task.num_rows; i += kWarps) {
@@ -111,9 +112,9 @@ __global__ __launch_bounds__(kThreads) void add_rows_kernel(const __grid_constan
         Sum* target = unit_of<Sum>(tensor, row, unit);
         Sum sum = *target;
         for (int p = task.first_part; p < task.first_part + task.num_parts; ++p) {
-          const std::byte* wire =
-              add_rows.wire + (add_rows.parts[p] + i) * add_rows.wire_row_bytes +
-              tensor.wire_offset;
+          const std::byte* wire = add_rows.wire +
+                                  (add_rows.parts[p] + i) * add_rows.wire_row_bytes +
+                                  tensor.wire_offset;
           add(sum, reinterpret_cast<const Wire*>(wire)[unit]);
         }
         *target = sum;
@@ -131,12 +132,13 @@ std::int64_t num_heads(const TensorView& tensor) { return tensor.rank == 3 ? ten
 TensorRows tensor_rows(const TensorView& tensor, std::int64_t unit_bytes, std::int64_t offset) {
   const auto element = static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
   const std::int64_t head_bytes = head_elements(tensor) * element;
-  TensorRows rows{.data = static_cast<std::byte*>(tensor.data),
-                  .row_stride = tensor.stride[0] * element,
-                  .head_stride = tensor.rank == 3 ? tensor.stride[1] * element : head_bytes,
-                  .wire_offset = offset,
-                  .row_units = static_cast<std::int32_t>(num_heads(tensor) * head_bytes / unit_bytes),
-                  .head_units = static_cast<std::int32_t>(head_bytes / unit_bytes)};
+  TensorRows rows{
+      .data = static_cast<std::byte*>(tensor.data),
+      .row_stride = tensor.stride[0] * element,
+      .head_stride = tensor.rank == 3 ? tensor.stride[1] * element : head_bytes,
+      .wire_offset = offset,
+      .row_units = static_cast<std::int32_t>(num_heads(tensor) * head_bytes / unit_bytes),
+      .head_units = static_cast<std::int32_t>(head_bytes / unit_bytes)};
   if (num_heads(tensor) <= 1 || rows.head_stride == head_bytes) rows.head_units = rows.row_units;
   return rows;
 }
@@ -152,9 +154,9 @@ std::int64_t unit_bytes(const TensorView& tensor) {
 }
 
 std::int64_t unit_bytes(std::span<const TensorView> tensors, const void* wire) {
-  auto unit = std::gcd(std::int64_t{kLargestUnit},
-                       static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(wire) %
-                                                 kLargestUnit));
+  auto unit =
+      std::gcd(std::int64_t{kLargestUnit},
+               static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(wire) % kLargestUnit));
   for (const TensorView& tensor : tensors) unit = std::gcd(unit, unit_bytes(tensor));
   return std::gcd(unit, wire_row_bytes(tensors));
 }

@@ -184,8 +184,8 @@ class Loopback final : public DeviceTransport {
 
 }  // namespace
 
-std::vector<std::unique_ptr<DeviceTransport>> make_loopback_transports(
-    std::int32_t num_ranks, const CommOptions& options) {
+std::vector<std::unique_ptr<DeviceTransport>> make_loopback_transports(std::int32_t num_ranks,
+                                                                       const CommOptions& options) {
   const auto meeting = std::make_shared<Meeting>(num_ranks, options.deadline);
   std::vector<std::unique_ptr<DeviceTransport>> transports;
   for (std::int32_t rank = 0; rank < num_ranks; ++rank) {

@@ -174,7 +174,8 @@ std::unique_ptr<Communicator> make_vtable_group(const magi_comm_vtable& vtable) 
                            vtable.release != nullptr && vtable.abort != nullptr &&
                            vtable.counters != nullptr && vtable.close != nullptr &&
                            vtable.destroy != nullptr && vtable.last_error != nullptr;
-  if (!is_complete) throw invalid("vtable", "a table with a null entry", "all entries set but all_to_all_v");
+  if (!is_complete)
+    throw invalid("vtable", "a table with a null entry", "all entries set but all_to_all_v");
   return std::make_unique<SuppliedGroup>(vtable);
 }
 

@@ -129,8 +129,7 @@ class WindowGroup final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_window_group(std::shared_ptr<Engine> engine,
-                                                const char* backend,
+std::unique_ptr<Communicator> make_window_group(std::shared_ptr<Engine> engine, const char* backend,
                                                 std::unique_ptr<DeviceTransport> device) {
   return std::make_unique<WindowGroup>(std::move(engine), backend, std::move(device));
 }
@@ -155,9 +154,9 @@ std::vector<std::unique_ptr<Communicator>> make_thread_group_with(
   std::vector<std::unique_ptr<Communicator>> group;
   for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
     const auto r = static_cast<std::size_t>(rank);
-    group.push_back(make_window_group(
-        std::make_shared<Engine>(rank, num_ranks, region, options[r], HasEnded{}), "threads",
-        std::move(transports[r])));
+    group.push_back(
+        make_window_group(std::make_shared<Engine>(rank, num_ranks, region, options[r], HasEnded{}),
+                          "threads", std::move(transports[r])));
   }
   return group;
 }

@@ -70,9 +70,8 @@ SumTable sum_table(const WireOrder& owned) {
     }
   }
   // Wire rows ascend with the ranks.
-  std::ranges::sort(pieces, {}, [](const RowTask& piece) {
-    return std::pair(piece.local_row, piece.wire_row);
-  });
+  std::ranges::sort(
+      pieces, {}, [](const RowTask& piece) { return std::pair(piece.local_row, piece.wire_row); });
   SumTable table;
   for (const RowTask& piece : pieces) {
     if (table.tasks.empty() || table.tasks.back().row != piece.local_row) {

@@ -8,7 +8,8 @@
 
 #include "magi/exchange.hpp"
 
-// How the rows of an exchange lie in one buffer per direction: by peer, in the order of the records.
+// How the rows of an exchange lie in one buffer per direction: by peer, in the order of the
+// records.
 namespace magi::comm {
 
 /// Up to kRowsPerTask rows of a local tensor and where they lie on the wire.
@@ -44,7 +45,7 @@ struct SumTask {
   friend bool operator==(const SumTask&, const SumTask&) = default;
 };
 struct SumTable {
-  std::vector<SumTask> tasks;       ///< ascending by row; rows that nothing is added to are left out
+  std::vector<SumTask> tasks;  ///< ascending by row; rows that nothing is added to are left out
   std::vector<std::int32_t> parts;  ///< wire row of a task's first row
 };
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
 #include <memory>
 #include <vector>
 
 #include "magi/runtime.hpp"
 #include "runtime/attention_schedule.hpp"
 #include "runtime/buffer.hpp"
+#include "runtime/device_attention.hpp"
 
 namespace magi {
 
@@ -16,6 +18,9 @@ struct AttentionState {
   Communicator* communicator = nullptr;
   std::int32_t rank = 0;
   AttentionSchedule schedule;
+  AttentionOptions options;
+
+  std::map<std::int32_t, std::unique_ptr<DeviceAttention>> devices;  ///< those used so far
 
   Buffer received_k, received_v;
   Buffer out;                     ///< accumulator where the caller's out is a 16-bit type
@@ -23,6 +28,8 @@ struct AttentionState {
   Buffer partial_dk, partial_dv;  ///< gradients of received rows
 
   std::size_t workspace_bytes() const;
+  /// Made at the first call on the device.
+  DeviceAttention& on_device(std::int32_t device);
 };
 
 /// Throws InvalidArgument unless the tensors fit the plan on this rank.

@@ -23,9 +23,25 @@ void check_params(const AttentionParams& params) {
   if (layout != 0 && layout != 1) throw invalid("sink_layout", layout, "0 (sh) or 1 (ssh)");
 }
 
+struct Extents {
+  std::int64_t rows_q, rows_k, heads_q, heads_kv, dim_qk, dim_v;
+  std::int32_t device;  ///< of all tensors of the call: that of q
+};
+
+Extents extents_of(const AttentionSchedule& schedule, const PlanConfig& config,
+                   std::int32_t device) {
+  return {schedule.rows_q,
+          schedule.rows_k,
+          config.num_heads_q,
+          config.num_heads_kv,
+          config.head_dim_qk,
+          config.head_dim_v,
+          device};
+}
+
 void check_sink(const char* name, const TensorView& sink, const AttentionParams& params,
-                std::int64_t rows_q, std::int64_t heads_q, DType dtype) {
-  check_host_tensor(name, sink);
+                const Extents& n, DType dtype) {
+  check_tensor_on(n.device, name, sink);
   const bool is_per_row = params.sink_layout == SinkLayout::RowSinkHead;
   const std::int32_t rank = is_per_row ? 3 : 2;
   if (sink.rank != rank) {
@@ -36,47 +52,46 @@ void check_sink(const char* name, const TensorView& sink, const AttentionParams&
   if (num_sinks < 1 || num_sinks > kMaxSinks) {
     throw invalid(std::string(name) + " count", num_sinks, "1 to 8");
   }
-  if (is_per_row) return check_tensor(sink, {name, {rows_q, num_sinks, heads_q}, {dtype}, false});
-  check_tensor(sink, {name, {num_sinks, heads_q}, {dtype}, false});
-}
-
-struct Extents {
-  std::int64_t rows_q, rows_k, heads_q, heads_kv, dim_qk, dim_v;
-};
-
-Extents extents_of(const AttentionSchedule& schedule, const PlanConfig& config) {
-  return {schedule.rows_q,     schedule.rows_k,    config.num_heads_q,
-          config.num_heads_kv, config.head_dim_qk, config.head_dim_v};
+  if (is_per_row) {
+    return check_tensor(sink, {name, {n.rows_q, num_sinks, n.heads_q}, {dtype}, false}, n.device);
+  }
+  check_tensor(sink, {name, {num_sinks, n.heads_q}, {dtype}, false}, n.device);
 }
 
 void check_inputs(const Extents& n, const AttentionInputs& inputs) {
   check_params(inputs.params);
-  check_tensor(inputs.q, {"q",
-                          {n.rows_q, n.heads_q, n.dim_qk},
-                          {DType::Float64, DType::Float32, DType::Float16, DType::BFloat16}});
+  if (n.device == kCpuDevice) {
+    check_tensor(inputs.q, {"q",
+                            {n.rows_q, n.heads_q, n.dim_qk},
+                            {DType::Float64, DType::Float32, DType::Float16, DType::BFloat16}});
+  } else {
+    check_tensor(inputs.q,
+                 {"q", {n.rows_q, n.heads_q, n.dim_qk}, {DType::Float16, DType::BFloat16}},
+                 n.device);
+  }
   const DType type = inputs.q.dtype;
-  check_tensor(inputs.k, {"k", {n.rows_k, n.heads_kv, n.dim_qk}, {type}});
-  check_tensor(inputs.v, {"v", {n.rows_k, n.heads_kv, n.dim_v}, {type}});
+  check_tensor(inputs.k, {"k", {n.rows_k, n.heads_kv, n.dim_qk}, {type}}, n.device);
+  check_tensor(inputs.v, {"v", {n.rows_k, n.heads_kv, n.dim_v}, {type}}, n.device);
   if (inputs.sink.empty()) return;
-  check_sink("sink", inputs.sink, inputs.params, n.rows_q, n.heads_q, accumulator_type(type));
+  check_sink("sink", inputs.sink, inputs.params, n, accumulator_type(type));
 }
 
 void check_out_and_lse(const Extents& n, DType type, const AttentionResult& result) {
   const DType wide = accumulator_type(type);
-  check_tensor(result.out, {"out", {n.rows_q, n.heads_q, n.dim_v}, {type, wide}});
-  check_tensor(result.lse, {"lse", {n.rows_q, n.heads_q}, {wide}, false});
+  check_tensor(result.out, {"out", {n.rows_q, n.heads_q, n.dim_v}, {type, wide}}, n.device);
+  check_tensor(result.lse, {"lse", {n.rows_q, n.heads_q}, {wide}, false}, n.device);
 }
 
 }  // namespace
 
 void check_forward(const AttentionSchedule& schedule, const PlanConfig& config,
                    const AttentionInputs& inputs, const AttentionResult& result) {
-  const Extents n = extents_of(schedule, config);
+  const Extents n = extents_of(schedule, config, inputs.q.device);
   check_inputs(n, inputs);
   check_out_and_lse(n, inputs.q.dtype, result);
   if (!result.max_logits.empty()) {
-    check_tensor(result.max_logits,
-                 {"max_logits", {n.heads_q}, {accumulator_type(inputs.q.dtype)}});
+    check_tensor(result.max_logits, {"max_logits", {n.heads_q}, {accumulator_type(inputs.q.dtype)}},
+                 n.device);
   }
 }
 
@@ -84,21 +99,23 @@ void check_backward(const AttentionSchedule& schedule, const PlanConfig& config,
                     const AttentionInputs& inputs, const AttentionResult& result,
                     const OutputGradients& output_gradients,
                     const InputGradients& input_gradients) {
-  const Extents n = extents_of(schedule, config);
+  const Extents n = extents_of(schedule, config, inputs.q.device);
   check_inputs(n, inputs);
   const DType type = inputs.q.dtype;
   const DType wide = accumulator_type(type);
   check_out_and_lse(n, type, result);
-  check_tensor(output_gradients.dout, {"dout", {n.rows_q, n.heads_q, n.dim_v}, {type, wide}});
+  check_tensor(output_gradients.dout, {"dout", {n.rows_q, n.heads_q, n.dim_v}, {type, wide}},
+               n.device);
   if (!output_gradients.dlse.empty()) {
-    check_tensor(output_gradients.dlse, {"dlse", {n.rows_q, n.heads_q}, {wide}, false});
+    check_tensor(output_gradients.dlse, {"dlse", {n.rows_q, n.heads_q}, {wide}, false}, n.device);
   }
-  check_tensor(input_gradients.dq, {"dq", {n.rows_q, n.heads_q, n.dim_qk}, {type, wide}});
-  check_tensor(input_gradients.dk, {"dk", {n.rows_k, n.heads_kv, n.dim_qk}, {type, wide}});
-  check_tensor(input_gradients.dv, {"dv", {n.rows_k, n.heads_kv, n.dim_v}, {type, wide}});
+  check_tensor(input_gradients.dq, {"dq", {n.rows_q, n.heads_q, n.dim_qk}, {type, wide}}, n.device);
+  check_tensor(input_gradients.dk, {"dk", {n.rows_k, n.heads_kv, n.dim_qk}, {type, wide}},
+               n.device);
+  check_tensor(input_gradients.dv, {"dv", {n.rows_k, n.heads_kv, n.dim_v}, {type, wide}}, n.device);
   if (input_gradients.dsink.empty()) return;
   if (inputs.sink.empty()) throw invalid("sink", "empty", "the sink whose gradient is asked for");
-  check_sink("dsink", input_gradients.dsink, inputs.params, n.rows_q, n.heads_q, wide);
+  check_sink("dsink", input_gradients.dsink, inputs.params, n, wide);
   const std::size_t axis = inputs.params.sink_layout == SinkLayout::RowSinkHead ? 1 : 0;
   if (input_gradients.dsink.shape[axis] != inputs.sink.shape[axis]) {
     throw invalid("dsink count", input_gradients.dsink.shape[axis],

@@ -33,7 +33,7 @@ std::string shape_text(std::span<const std::int64_t> shape) {
   return text + "]";
 }
 
-void check_host_tensor(const char* name, const TensorView& tensor) {
+void check_tensor_on(std::int32_t device, const char* name, const TensorView& tensor) {
   const std::string argument = name;
   if (tensor.rank < 1 || tensor.rank > kMaxTensorRank) {
     throw invalid(argument + ".rank", tensor.rank, "1 to 4");
@@ -43,16 +43,18 @@ void check_host_tensor(const char* name, const TensorView& tensor) {
       throw invalid(argument + ".shape", shape_text(shape_of(tensor)), "extents of 0 or more");
     }
   }
-  if (tensor.device != kCpuDevice) {
-    throw invalid(argument + ".device", tensor.device, "-1 (host memory)");
+  if (tensor.device != device) {
+    throw invalid(argument + ".device", tensor.device,
+                  device == kCpuDevice ? "-1 (host memory)"
+                                       : std::to_string(device) + " (that of the first tensor)");
   }
   if (tensor.data == nullptr && tensor.num_elements() > 0) {
     throw invalid(argument + ".data", "null", "the address of its elements");
   }
 }
 
-void check_tensor(const TensorView& tensor, const TensorRule& rule) {
-  check_host_tensor(rule.name, tensor);
+void check_tensor(const TensorView& tensor, const TensorRule& rule, std::int32_t device) {
+  check_tensor_on(device, rule.name, tensor);
   const std::span<const std::int64_t> expected(rule.shape.begin(), rule.shape.size());
   if (!std::ranges::equal(shape_of(tensor), expected)) {
     throw invalid(std::string(rule.name) + ".shape", shape_text(shape_of(tensor)),

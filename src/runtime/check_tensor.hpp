@@ -17,12 +17,16 @@ struct TensorRule {
   bool is_last_axis_contiguous = true;
 };
 
-/// Throws InvalidArgument unless `tensor` has this shape, one of the types, its data in host memory
+/// Throws InvalidArgument unless `tensor` has this shape, one of the types, its data on `device`
 /// and, where asked for, a contiguous last axis.
-void check_tensor(const TensorView& tensor, const TensorRule& rule);
+void check_tensor(const TensorView& tensor, const TensorRule& rule,
+                  std::int32_t device = kCpuDevice);
 
-/// Rank 1 to 4, no negative extent, in host memory, with data unless it has no elements.
-void check_host_tensor(const char* name, const TensorView& tensor);
+/// Rank 1 to 4, no negative extent, on `device`, with data unless it has no elements.
+void check_tensor_on(std::int32_t device, const char* name, const TensorView& tensor);
+inline void check_host_tensor(const char* name, const TensorView& tensor) {
+  check_tensor_on(kCpuDevice, name, tensor);
+}
 
 /// "[8, 2, 64]"
 std::string shape_text(std::span<const std::int64_t> shape);

@@ -69,21 +69,39 @@ std::size_t AttentionState::workspace_bytes() const {
        {&received_k, &received_v, &out, &dq, &dk, &dv, &partial_dk, &partial_dv}) {
     total += buffer->size_bytes();
   }
+  for (const auto& [device, attention] : devices) total += attention->workspace_bytes();
   return total;
 }
 
+DeviceAttention& AttentionState::on_device(std::int32_t device) {
+  std::unique_ptr<DeviceAttention>& attention = devices[device];
+  if (attention == nullptr) {
+    attention = make_device_attention({.plan = *plan,
+                                       .schedule = schedule,
+                                       .options = options,
+                                       .communicator = *communicator,
+                                       .device = device});
+  }
+  return *attention;
+}
+
 DistributedAttention::DistributedAttention(std::shared_ptr<const Plan> plan,
-                                           Communicator& communicator)
+                                           Communicator& communicator,
+                                           const AttentionOptions& options)
     : state_(std::make_unique<AttentionState>()) {
   if (plan == nullptr) throw invalid("plan", "null", "a plan");
   if (communicator.num_ranks() != plan->config.num_ranks) {
     throw invalid("communicator.num_ranks", communicator.num_ranks(),
                   std::to_string(plan->config.num_ranks) + " (the plan's)");
   }
+  if ((options.allocator.allocate == nullptr) != (options.allocator.release == nullptr)) {
+    throw invalid("options.allocator", "one function", "allocate and release, or neither");
+  }
   check_plan_digest_sync(communicator, plan->digest);
   state_->rank = communicator.rank();
   state_->communicator = &communicator;
   state_->schedule = make_attention_schedule(*plan, state_->rank);
+  state_->options = options;
   state_->plan = std::move(plan);
 }
 
@@ -95,10 +113,14 @@ const Plan& DistributedAttention::plan() const { return *state_->plan; }
 
 std::size_t DistributedAttention::workspace_bytes() const { return state_->workspace_bytes(); }
 
-void DistributedAttention::forward(const AttentionInputs& inputs, const AttentionResult& result) {
+void DistributedAttention::forward(const AttentionInputs& inputs, const AttentionResult& result,
+                                   void* stream) {
   AttentionState& state = *state_;
   const AttentionSchedule& schedule = state.schedule;
   check_forward(schedule, state.plan->config, inputs, result);
+  if (inputs.q.device != kCpuDevice) {
+    return state.on_device(inputs.q.device).forward(inputs, result, stream);
+  }
   // Several calls merge in the accumulator type; one call may write the caller's type at once.
   const DType wide = accumulator_type(inputs.q.dtype);
   AttentionResult sum = result;

@@ -112,10 +112,14 @@ void BackwardPass::start_reduce(std::size_t w) {
 
 void DistributedAttention::backward(const AttentionInputs& inputs, const AttentionResult& result,
                                     const OutputGradients& output_gradients,
-                                    const InputGradients& input_gradients) {
+                                    const InputGradients& input_gradients, void* stream) {
   AttentionState& state = *state_;
   check_backward(state.schedule, state.plan->config, inputs, result, output_gradients,
                  input_gradients);
+  if (inputs.q.device != kCpuDevice) {
+    return state.on_device(inputs.q.device)
+        .backward(inputs, result, output_gradients, input_gradients, stream);
+  }
   std::optional<BackwardPass> pass;
   std::optional<CastedKeys> keys;
   abort_group_on_error(*state.communicator, [&] {

@@ -75,6 +75,12 @@ inline Verdict judge_exact(std::span<const double> got, std::span<const double> 
   return {max_error(got, truth), kUlps * ulp_of(dtype) * std::max(1.0, max_magnitude(truth))};
 }
 
+/// Logarithms of sums of a GPU's approximate exponentials.
+inline Verdict judge_approximate(std::span<const double> got, std::span<const double> truth) {
+  constexpr double kTolerance = 2e-4;
+  return {max_error(got, truth), kTolerance * std::max(1.0, max_magnitude(truth))};
+}
+
 /// 16-bit results: at most twice the error of the plain 16-bit computation plus one ulp of the
 /// largest reference value.
 inline Verdict judge_rounded(std::span<const double> got, std::span<const double> truth,

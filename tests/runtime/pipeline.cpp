@@ -48,8 +48,9 @@ Values put(const Values& local, const std::vector<std::int32_t>& rows, std::int3
 /// One rank's tensors of a case.
 class LocalCase {
  public:
-  LocalCase(const AttentionCase& test, const Plan& plan, std::int32_t rank)
+  LocalCase(const AttentionCase& test, const Plan& plan, std::int32_t rank, TensorHome& home)
       : test_(test),
+        home_(home),
         in_(test.dense),
         rows_q_(global_rows(plan.placement_q, rank)),
         rows_k_(global_rows(plan.placement_k, rank)),
@@ -80,42 +81,42 @@ class LocalCase {
   }
 
   AttentionInputs inputs() {
-    return {.q = q_.view(),
-            .k = k_.view(),
-            .v = v_.view(),
-            .sink = in_.num_sinks > 0 ? sink_.view() : TensorView{},
+    return {.q = view(q_),
+            .k = view(k_),
+            .v = view(v_),
+            .sink = in_.num_sinks > 0 ? view(sink_) : TensorView{},
             .params = in_.params};
   }
   AttentionResult result() {
-    return {.out = out_.view(), .lse = lse_.view(), .max_logits = max_logits_.view()};
+    return {.out = view(out_), .lse = view(lse_), .max_logits = view(max_logits_)};
   }
   OutputGradients output_gradients() {
-    return {.dout = dout_.view(), .dlse = test_.dlse.empty() ? TensorView{} : dlse_.view()};
+    return {.dout = view(dout_), .dlse = test_.dlse.empty() ? TensorView{} : view(dlse_)};
   }
   InputGradients input_gradients() {
-    return {.dq = dq_.view(),
-            .dk = dk_.view(),
-            .dv = dv_.view(),
-            .dsink = in_.num_sinks > 0 ? dsink_.view() : TensorView{}};
+    return {.dq = view(dq_),
+            .dk = view(dk_),
+            .dv = view(dv_),
+            .dsink = in_.num_sinks > 0 ? view(dsink_) : TensorView{}};
   }
 
-  void gather(PipelineRun& run) const {
+  void gather(PassKind kind, PipelineRun& run) const {
     // A row without keys gives 0, with a sink or not.
     const Values padding = put(out_.values(), rows_q_, in_.rows_q, run.forward.out);
     EXPECT_EQ(padding, Values(padding.size(), 0.0)) << "out of padding rows";
     put(lse_.values(), rows_q_, in_.rows_q, run.forward.lse);
-    put(dq_.values(), rows_q_, in_.rows_q, run.gradients.dq);
-    put(dk_.values(), rows_k_, in_.rows_k, run.gradients.dk);
-    put(dv_.values(), rows_k_, in_.rows_k, run.gradients.dv);
     const Values max_logits = max_logits_.values();
     if (!run.forward.max_logits.empty()) {
       EXPECT_EQ(max_logits, run.forward.max_logits) << "ranks disagree on max_logits";
     }
     run.forward.max_logits = max_logits;
+    EXPECT_EQ(out_.num_spoiled_gaps(), 0);
+    if (kind == PassKind::Forward) return;
+    put(dq_.values(), rows_q_, in_.rows_q, run.gradients.dq);
+    put(dk_.values(), rows_k_, in_.rows_k, run.gradients.dk);
+    put(dv_.values(), rows_k_, in_.rows_k, run.gradients.dv);
     if (in_.num_sinks > 0) gather_sink(run.gradients.dsink);
-    EXPECT_EQ(out_.num_spoiled_gaps() + dq_.num_spoiled_gaps() + dk_.num_spoiled_gaps() +
-                  dv_.num_spoiled_gaps(),
-              0);
+    EXPECT_EQ(dq_.num_spoiled_gaps() + dk_.num_spoiled_gaps() + dv_.num_spoiled_gaps(), 0);
   }
 
  private:
@@ -132,7 +133,10 @@ class LocalCase {
     for (std::size_t i = 0; i < local.size(); ++i) dsink[i] += local[i];
   }
 
+  TensorView view(HostArray& array) { return home_.view(array); }
+
   const AttentionCase& test_;
+  TensorHome& home_;
   const reference::DenseInput& in_;
   std::vector<std::int32_t> rows_q_, rows_k_;
   bool is_per_row_;
@@ -171,23 +175,36 @@ PipelineRun empty_run(const AttentionCase& test, std::int32_t num_ranks) {
   run.gradients.dsink.assign(in.sink.size(), 0.0);
   run.after_forward.resize(static_cast<std::size_t>(num_ranks));
   run.after_backward.resize(static_cast<std::size_t>(num_ranks));
+  run.workspace_bytes.resize(static_cast<std::size_t>(num_ranks));
   return run;
 }
 
 void run_rank(const AttentionCase& test, const std::shared_ptr<const Plan>& plan,
               Communicator& communicator, PipelineRun& run) {
+  TensorHome host;
+  run_rank(test, plan, communicator, {.home = host}, run);
+}
+
+void run_rank(const AttentionCase& test, const std::shared_ptr<const Plan>& plan,
+              Communicator& communicator, const RankRun& how, PipelineRun& run) {
   const auto rank = static_cast<std::size_t>(communicator.rank());
-  LocalCase local(test, *plan, communicator.rank());
-  DistributedAttention attention(plan, communicator);
-  attention.forward(local.inputs(), local.result());
-  const CommCounters after_forward = communicator.counters();
-  attention.backward(local.inputs(), local.result(), local.output_gradients(),
-                     local.input_gradients());
+  LocalCase local(test, *plan, communicator.rank(), how.home);
+  DistributedAttention attention(plan, communicator, how.options);
+  CommCounters after_forward;
+  for (int i = 0; i < how.repeats; ++i) {
+    attention.forward(local.inputs(), local.result(), how.home.stream());
+    if (i == 0) after_forward = communicator.counters();
+    if (how.kind == PassKind::Forward) continue;
+    attention.backward(local.inputs(), local.result(), local.output_gradients(),
+                       local.input_gradients(), how.home.stream());
+  }
+  how.home.take_back_sync();
   const CommCounters after_backward = communicator.counters();
   const std::lock_guard lock(gather_mutex);
   run.after_forward[rank] = after_forward;
   run.after_backward[rank] = after_backward;
-  local.gather(run);
+  run.workspace_bytes[rank] = attention.workspace_bytes();
+  local.gather(how.kind, run);
 }
 
 PipelineRun run_pipeline(const AttentionCase& test, const std::shared_ptr<const Plan>& plan) {

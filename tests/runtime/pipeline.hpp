@@ -15,6 +15,7 @@ struct PipelineRun {
   reference::DenseGradients gradients;
   std::vector<CommCounters> after_forward;   ///< by rank
   std::vector<CommCounters> after_backward;  ///< by rank
+  std::vector<std::size_t> workspace_bytes;  ///< by rank, at the end
   friend bool operator==(const PipelineRun& a, const PipelineRun& b) {
     return a.forward == b.forward && a.gradients.dq == b.gradients.dq &&
            a.gradients.dk == b.gradients.dk && a.gradients.dv == b.gradients.dv &&
@@ -29,9 +30,30 @@ PlanConfig plan_config(const AttentionCase& test, std::int32_t num_ranks);
 /// definition. Padding rows hold numbers that must not matter.
 PipelineRun run_pipeline(const AttentionCase& test, const std::shared_ptr<const Plan>& plan);
 
+/// Where one rank's tensors lie during its calls: in the arrays themselves.
+class TensorHome {
+ public:
+  virtual ~TensorHome() = default;
+  virtual TensorView view(HostArray& array) { return array.view(); }
+  virtual void* stream() { return nullptr; }
+  /// Everything back into the arrays.
+  virtual void take_back_sync() {}
+};
+
+enum class PassKind { Forward, ForwardAndBackward };
+
 /// One rank's part of run_pipeline on a communicator of the caller's.
 void run_rank(const AttentionCase& test, const std::shared_ptr<const Plan>& plan,
               Communicator& communicator, PipelineRun& run);
+/// The same with its tensors elsewhere, `repeats` times.
+struct RankRun {
+  TensorHome& home;
+  PassKind kind = PassKind::ForwardAndBackward;
+  int repeats = 1;
+  AttentionOptions options = {};
+};
+void run_rank(const AttentionCase& test, const std::shared_ptr<const Plan>& plan,
+              Communicator& communicator, const RankRun& how, PipelineRun& run);
 /// Arrays of the right sizes for run_rank.
 PipelineRun empty_run(const AttentionCase& test, std::int32_t num_ranks);
 

@@ -15,9 +15,11 @@ HostArray::HostArray(DType dtype, std::vector<std::int64_t> shape, Layout layout
   const bool is_padded = layout == Layout::Padded;
   // Attention tensors keep the last axis contiguous; lse and its like need not.
   std::int64_t stride = is_padded && shape_.size() < 3 ? 2 : 1;
+  const bool is_aligned = layout == Layout::Aligned && shape_.size() == 3;
+  const std::int64_t gap = is_padded ? 3 : is_aligned ? 8 : 0;
   for (std::size_t axis = shape_.size(); axis-- > 0;) {
     stride_[axis] = stride;
-    stride = stride * shape_[axis] + (is_padded ? 3 : 0);
+    stride = stride * shape_[axis] + gap;
   }
   const auto count = static_cast<std::size_t>(std::max<std::int64_t>(stride, 1));
   storage_.resize(count * dtype_bytes(dtype_));

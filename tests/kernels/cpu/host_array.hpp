@@ -10,8 +10,9 @@
 
 namespace magi::testing {
 
-/// Padded arrays have gaps of NaN between heads, tokens and at the end.
-enum class Layout { Packed, Padded };
+/// Padded arrays have gaps of NaN between heads, tokens and at the end; Aligned ones too, in
+/// attention tensors, but by multiples of 16 bytes.
+enum class Layout { Packed, Padded, Aligned };
 
 /// An owned tensor of any floating type that starts as NaN everywhere.
 class HostArray {
@@ -28,6 +29,8 @@ class HostArray {
   /// Elements in gaps that are no longer NaN: someone wrote outside the tensor.
   std::int64_t num_spoiled_gaps() const;
   TensorView view() { return view_of(storage_); }
+  /// What `view` lies in.
+  std::span<std::byte> storage() { return storage_; }
 
  private:
   TensorView view_of(std::vector<std::byte>& storage);

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/device_attention.hpp"
+
+#include <string>
+
+#include "base/check.hpp"
+#include "cuda/device.hpp"
+#include "cuda/tensor_map.hpp"
+#include "runtime/abort_group.hpp"
+#include "runtime/device_state.hpp"
+
+namespace magi {
+namespace {
+
+constexpr std::int32_t kMaxHeadDim = 128;
+
+void check_dim(const char* name, std::int32_t dim) {
+  if (dim < 8 || dim > kMaxHeadDim || dim % 8 != 0) {
+    throw invalid(std::string("plan.config.") + name, dim, "on a GPU multiples of 8 from 8 to 128");
+  }
+}
+
+void check_setup(const DeviceSetup& setup) {
+  const std::int32_t num_devices = device_count();
+  if (setup.device >= num_devices) {
+    throw invalid("q.device", setup.device,
+                  "-1 (host memory) or one of the " + std::to_string(num_devices) + " GPUs here");
+  }
+  check_dim("head_dim_qk", setup.plan.config.head_dim_qk);
+  check_dim("head_dim_v", setup.plan.config.head_dim_v);
+  const std::int32_t sms = setup.options.exchange_sms;
+  const std::int32_t num_sms = device_info(setup.device).num_sms;
+  if (sms < 0 || sms >= num_sms) {
+    throw invalid("options.exchange_sms", sms, "0 to " + std::to_string(num_sms - 1));
+  }
+  if (setup.communicator.num_ranks() == 1 || setup.communicator.has_device_exchange()) return;
+  throw invalid("communicator", std::string("a ") + setup.communicator.backend() + " group",
+                "for tensors on a GPU a group that moves device memory");
+}
+
+void check_layouts(std::initializer_list<std::pair<const char*, const TensorView*>> tensors) {
+  for (const auto& [name, tensor] : tensors) check_copyable(name, *tensor);
+}
+
+class CudaAttention final : public DeviceAttention {
+ public:
+  explicit CudaAttention(const DeviceSetup& setup) : state_(setup) {}
+
+  void forward(const AttentionInputs& inputs, const AttentionResult& result,
+               void* stream) override {
+    check_layouts({{"q", &inputs.q}, {"k", &inputs.k}, {"v", &inputs.v}, {"out", &result.out}});
+    const DeviceScope scope(state_.setup.device);
+    abort_group_on_error(state_.setup.communicator, [&] {
+      forward_on_device(state_, inputs, result, static_cast<cudaStream_t>(stream));
+    });
+  }
+
+  void backward(const AttentionInputs& /*inputs*/, const AttentionResult& /*result*/,
+                const OutputGradients& output_gradients, const InputGradients& /*gradients*/,
+                void* /*stream*/) override {
+    throw invalid("dout.device", output_gradients.dout.device,
+                  "-1 (host memory), as this build holds no backward kernels");
+  }
+
+  std::size_t workspace_bytes() const override {
+    return state_.held_bytes() + state_.largest_call_bytes;
+  }
+
+ private:
+  DeviceState state_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceAttention> make_device_attention(const DeviceSetup& setup) {
+  check_setup(setup);
+  const DeviceScope scope(setup.device);
+  return std::make_unique<CudaAttention>(setup);
+}
+
+}  // namespace magi

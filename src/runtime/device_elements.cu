@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "base/math.hpp"
+#include "cuda/check.hpp"
+#include "runtime/device_elements.hpp"
+
+namespace magi {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kUnit = 4;  // elements
+constexpr int kMaxBlocks = 4096;
+
+struct Rows {
+  std::byte* data;
+  std::int64_t row_stride;   ///< bytes
+  std::int64_t head_stride;  ///< bytes
+};
+
+struct Conversion {
+  Rows source, target;
+  std::int64_t num_rows;
+  int row_units;
+  int head_units;
+};
+
+__device__ __forceinline__ void store(float4* target, float4 value) { *target = value; }
+__device__ __forceinline__ void store(uint2* target, float4 value, __half) {
+  const __half2 low = __floats2half2_rn(value.x, value.y);
+  const __half2 high = __floats2half2_rn(value.z, value.w);
+  *target =
+      make_uint2(reinterpret_cast<const unsigned&>(low), reinterpret_cast<const unsigned&>(high));
+}
+__device__ __forceinline__ void store(uint2* target, float4 value, __nv_bfloat16) {
+  const __nv_bfloat162 low = __floats2bfloat162_rn(value.x, value.y);
+  const __nv_bfloat162 high = __floats2bfloat162_rn(value.z, value.w);
+  *target =
+      make_uint2(reinterpret_cast<const unsigned&>(low), reinterpret_cast<const unsigned&>(high));
+}
+
+template <typename Element>
+__global__ __launch_bounds__(kThreads) void convert_kernel(const __grid_constant__ Conversion job) {
+  for (std::int64_t row = blockIdx.x; row < job.num_rows; row += gridDim.x) {
+    const std::byte* source = job.source.data + row * job.source.row_stride;
+    std::byte* target = job.target.data + row * job.target.row_stride;
+#pragma unroll 4
+    for (int unit = static_cast<int>(threadIdx.x); unit < job.row_units; unit += kThreads) {
+      const int head = unit / job.head_units;
+      const int in_head = unit - head * job.head_units;
+      const float4 value =
+          reinterpret_cast<const float4*>(source + head * job.source.head_stride)[in_head];
+      std::byte* place = target + head * job.target.head_stride;
+      if constexpr (sizeof(Element) == 4) {
+        store(reinterpret_cast<float4*>(place) + in_head, value);
+      } else {
+        store(reinterpret_cast<uint2*>(place) + in_head, value, Element{});
+      }
+    }
+  }
+}
+
+__global__ __launch_bounds__(kThreads) void fill_kernel(float* values, std::int64_t count,
+                                                        float value) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count) values[i] = value;
+}
+
+__global__ __launch_bounds__(kThreads) void repeat_kernel(const float* values, std::int64_t count,
+                                                          std::int64_t total, float* target) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < total) target[i] = values[i % count];
+}
+
+__global__ __launch_bounds__(kThreads) void max_kernel(const float* rows, int num_rows,
+                                                       std::int64_t count, float* values) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= count) return;
+  float top = rows[i];
+  for (int row = 1; row < num_rows; ++row) top = fmaxf(top, rows[row * count + i]);
+  values[i] = top;
+}
+
+Rows rows_of(const TensorView& tensor) {
+  const auto element = static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
+  return {static_cast<std::byte*>(tensor.data), tensor.stride[0] * element,
+          tensor.stride[1] * element};
+}
+
+unsigned num_blocks(std::int64_t count) {
+  return static_cast<unsigned>(ceil_div(count, std::int64_t{kThreads}));
+}
+
+}  // namespace
+
+void convert_device_rows(const TensorView& source, const TensorView& target, cudaStream_t stream) {
+  if (source.num_elements() == 0) return;
+  MAGI_CHECK(source.dtype == DType::Float32 && source.shape[2] % kUnit == 0);
+  const auto head_units = static_cast<int>(source.shape[2] / kUnit);
+  const Conversion job{.source = rows_of(source),
+                       .target = rows_of(target),
+                       .num_rows = source.shape[0],
+                       .row_units = static_cast<int>(source.shape[1]) * head_units,
+                       .head_units = head_units};
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(source.shape[0], kMaxBlocks));
+  switch (target.dtype) {
+    case DType::Float32:
+      convert_kernel<float><<<blocks, kThreads, 0, stream>>>(job);
+      break;
+    case DType::Float16:
+      convert_kernel<__half><<<blocks, kThreads, 0, stream>>>(job);
+      break;
+    default:
+      MAGI_CHECK(target.dtype == DType::BFloat16);
+      convert_kernel<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(job);
+  }
+  cuda_check(cudaGetLastError(), "convert_kernel");
+}
+
+void fill_device_floats(float* values, std::int64_t count, float value, cudaStream_t stream) {
+  if (count == 0) return;
+  fill_kernel<<<num_blocks(count), kThreads, 0, stream>>>(values, count, value);
+  cuda_check(cudaGetLastError(), "fill_kernel");
+}
+
+void repeat_device_floats(const float* values, std::int64_t count, std::int32_t copies,
+                          float* target, cudaStream_t stream) {
+  const std::int64_t total = count * copies;
+  if (total == 0) return;
+  repeat_kernel<<<num_blocks(total), kThreads, 0, stream>>>(values, count, total, target);
+  cuda_check(cudaGetLastError(), "repeat_kernel");
+}
+
+void max_device_floats(const float* rows, std::int32_t num_rows, std::int64_t count, float* values,
+                       cudaStream_t stream) {
+  if (count == 0) return;
+  max_kernel<<<num_blocks(count), kThreads, 0, stream>>>(rows, num_rows, count, values);
+  cuda_check(cudaGetLastError(), "max_kernel");
+}
+
+}  // namespace magi
