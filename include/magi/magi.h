@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "magi/comm_vtable.h"
+#include "magi/device_allocator.h"
 #include "magi/magi_tensor.h"
 
 #if defined(_WIN32)
@@ -501,10 +502,20 @@ typedef struct magi_attention_gradients {
   const magi_tensor* dsink; /* optional: like sink, of this rank's rows */
 } magi_attention_gradients;
 
-/* Runs a plan on one rank. Collective, in the same order on all ranks of the group. */
+/* Runs a plan on one rank. Collective, in the same order on all ranks of the group. On a GPU, with
+ * tensors as for magi_flex_attention_forward, a call only enqueues; the caller's tensors are
+ * touched on `stream` alone. */
 typedef struct magi_attention magi_attention;
 MAGI_API magi_status magi_attention_create(const magi_plan* plan, magi_communicator* communicator,
                                            magi_attention** attention);
+typedef struct magi_attention_options {
+  size_t struct_size;
+  const magi_device_allocator* allocator; /* copied; NULL: a pool of the library's */
+  int32_t exchange_sms; /* multiprocessors that attention leaves to exchanges under way */
+} magi_attention_options;
+MAGI_API void magi_attention_options_init(magi_attention_options* options);
+MAGI_API magi_status magi_attention_create_with(const magi_plan*, magi_communicator*,
+                                                const magi_attention_options*, magi_attention**);
 MAGI_API void magi_attention_destroy(magi_attention* attention);
 MAGI_API magi_status magi_attention_workspace_bytes(const magi_attention* attention,
                                                     size_t* size_bytes);

@@ -3,18 +3,61 @@
 #include "capi/handles.hpp"
 #include "capi/status.hpp"
 
+namespace magi::capi {
+namespace {
+
+DeviceAllocator read_allocator(const magi_device_allocator* allocator) {
+  const magi_device_allocator given = read_struct(allocator, "options.allocator");
+  if (given.allocate == nullptr || given.release == nullptr) {
+    throw invalid("options.allocator", "a table with a null entry", "allocate and release");
+  }
+  return {.allocate =
+              [given](std::size_t size_bytes, std::int32_t device, void* stream) {
+                return given.allocate(given.context, size_bytes, device, stream);
+              },
+          .release =
+              [given](void* data, std::size_t size_bytes, std::int32_t device, void* stream) {
+                given.release(given.context, data, size_bytes, device, stream);
+              }};
+}
+
+AttentionOptions read_options(const magi_attention_options* options) {
+  const magi_attention_options given = read_struct(options, "options");
+  AttentionOptions result{.allocator = {}, .exchange_sms = given.exchange_sms};
+  if (given.allocator != nullptr) result.allocator = read_allocator(given.allocator);
+  return result;
+}
+
+void create(const magi_plan* plan, magi_communicator* communicator, const AttentionOptions& options,
+            magi_attention** attention) {
+  require(attention, "attention");
+  require(plan, "plan");
+  const auto shared = require(communicator, "communicator").communicator;
+  give(std::make_unique<magi_attention>(
+           magi_attention{shared, DistributedAttention(plan->plan, *shared, options)}),
+       attention);
+}
+
+}  // namespace
+}  // namespace magi::capi
+
 using namespace magi::capi;
 
 magi_status magi_attention_create(const magi_plan* plan, magi_communicator* communicator,
                                   magi_attention** attention) {
-  return guarded([&] {
-    require(attention, "attention");
-    require(plan, "plan");
-    const auto shared = require(communicator, "communicator").communicator;
-    give(std::make_unique<magi_attention>(
-             magi_attention{shared, magi::DistributedAttention(plan->plan, *shared)}),
-         attention);
-  });
+  return guarded([&] { create(plan, communicator, {}, attention); });
+}
+
+void magi_attention_options_init(magi_attention_options* options) {
+  *options = {.struct_size = sizeof(magi_attention_options),
+              .allocator = nullptr,
+              .exchange_sms = magi::AttentionOptions{}.exchange_sms};
+}
+
+magi_status magi_attention_create_with(const magi_plan* plan, magi_communicator* communicator,
+                                       const magi_attention_options* options,
+                                       magi_attention** attention) {
+  return guarded([&] { create(plan, communicator, read_options(options), attention); });
 }
 
 void magi_attention_destroy(magi_attention* attention) { delete attention; }
@@ -26,18 +69,20 @@ magi_status magi_attention_workspace_bytes(const magi_attention* attention, size
 }
 
 magi_status magi_attention_forward(magi_attention* attention, const magi_attention_inputs* inputs,
-                                   const magi_attention_result* result, void* /*stream*/) {
+                                   const magi_attention_result* result, void* stream) {
   return guarded([&] {
-    require(attention, "attention").attention.forward(read_inputs(inputs), read_result(result));
+    require(attention, "attention")
+        .attention.forward(read_inputs(inputs), read_result(result), stream);
   });
 }
 
 magi_status magi_attention_backward(magi_attention* attention, const magi_attention_inputs* inputs,
                                     const magi_attention_result* result,
-                                    const magi_attention_gradients* gradients, void* /*stream*/) {
+                                    const magi_attention_gradients* gradients, void* stream) {
   return guarded([&] {
     const Gradients given = read_gradients(gradients);
     require(attention, "attention")
-        .attention.backward(read_inputs(inputs), read_result(result), given.output, given.input);
+        .attention.backward(read_inputs(inputs), read_result(result), given.output, given.input,
+                            stream);
   });
 }

@@ -112,6 +112,31 @@ TEST(AttentionAbi, OneRankEqualsTheCallWithoutPlan) {
   }
 }
 
+TEST(AttentionAbi, OptionsAreCheckedWhenTheObjectIsMade) {
+  magi_attention_options options{.struct_size = sizeof(options)};
+  magi_attention_options_init(&options);
+  EXPECT_EQ(options.allocator, nullptr);
+  EXPECT_EQ(options.exchange_sms, 8);
+  magi_comm_options comm;
+  magi_comm_options_init(&comm);
+  const auto alone =
+      made<magi_communicator>([&](auto** c) { return magi_thread_group_create(1, &comm, c); });
+  const auto mask = mask_from(causal_mask());
+  const magi_plan_config config = config_for(1);
+  const auto plan =
+      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  const auto attention = made<magi_attention>(
+      [&](auto** a) { return magi_attention_create_with(plan.get(), alone.get(), &options, a); });
+  EXPECT_NE(attention, nullptr);
+  const magi_device_allocator allocator{.struct_size = sizeof(allocator)};
+  options.allocator = &allocator;
+  magi_attention* refused = nullptr;
+  EXPECT_EQ(magi_attention_create_with(plan.get(), alone.get(), &options, &refused),
+            MAGI_INVALID_ARGUMENT);
+  EXPECT_STREQ(magi_last_error_message(),
+               "options.allocator is a table with a null entry; allowed: allocate and release");
+}
+
 TEST(AttentionAbi, FlexCallPassesEveryParameterOn) {
   Problem got, direct;
   const Mask mask = causal_mask();
