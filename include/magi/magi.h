@@ -23,176 +23,13 @@
 
 #include "magi/comm_vtable.h"
 #include "magi/device_allocator.h"
+#include "magi/magi_base.h"
+#include "magi/magi_mask.h"
 #include "magi/magi_tensor.h"
-
-#if defined(_WIN32)
-#define MAGI_API
-#else
-#define MAGI_API __attribute__((visibility("default")))
-#endif
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* ---- Version and errors ---------------------------------------------------------------------- */
-
-/* Grows by one with every incompatible change; compare with magi_abi_version() after loading. */
-#define MAGI_ABI_VERSION 1
-
-MAGI_API int32_t magi_abi_version(void);
-/* "major.minor.patch" */
-MAGI_API const char* magi_version(void);
-
-typedef int32_t magi_status;
-enum {
-  MAGI_OK = 0,
-  MAGI_INVALID_ARGUMENT = 1, /* an argument is outside what is allowed */
-  MAGI_CUDA_ERROR = 2,       /* a CUDA call failed: magi_last_cuda_error() */
-  MAGI_COMM_ERROR = 3,       /* communication failed: magi_last_comm_failure() */
-  MAGI_INTERNAL_ERROR = 4,   /* a defect of magi */
-  MAGI_OUT_OF_MEMORY = 5     /* host memory */
-};
-
-enum {
-  MAGI_COMM_TIMEOUT = 1,       /* a peer did not arrive before the deadline */
-  MAGI_COMM_PEER_DIED = 2,     /* a peer's process or thread ended */
-  MAGI_COMM_PLAN_MISMATCH = 3, /* ranks hold different plans */
-  MAGI_COMM_ABORTED = 4,       /* a rank aborted the group */
-  MAGI_COMM_SYSTEM = 5         /* the operating system refused a resource */
-};
-
-/* Message of the last failed call on this thread, "" before the first; valid until the next one. */
-MAGI_API const char* magi_last_error_message(void);
-/* MAGI_COMM_... of the last failed call on this thread; 0 unless that was a MAGI_COMM_ERROR. */
-MAGI_API int32_t magi_last_comm_failure(void);
-/* cudaError_t of the last failed call on this thread; 0 unless that was a MAGI_CUDA_ERROR. */
-MAGI_API int32_t magi_last_cuda_error(void);
-
-enum { MAGI_LOG_ERROR = 0, MAGI_LOG_WARN = 1, MAGI_LOG_INFO = 2, MAGI_LOG_DEBUG = 3 };
-typedef void (*magi_log_fn)(void* context, int32_t level, const char* module, const char* text);
-/* Replaces the sink of log lines up to `threshold` (default: stderr, MAGI_LOG_LEVEL or warnings);
- * NULL: silence. The sink may be called from any thread. */
-MAGI_API magi_status magi_set_log_sink(magi_log_fn sink, void* context, int32_t threshold);
-
-/* ---- Buffers: results whose size the library knows ------------------------------------------- */
-
-typedef struct magi_buffer magi_buffer;
-/* Text ends with a zero that size_bytes does not count; arrays are aligned for their type. */
-MAGI_API const void* magi_buffer_data(const magi_buffer* buffer);
-MAGI_API size_t magi_buffer_size_bytes(const magi_buffer* buffer);
-MAGI_API void magi_buffer_destroy(magi_buffer* buffer);
-
-/* ---- Tensors --------------------------------------------------------------------------------- */
-
-enum {
-  MAGI_FLOAT64 = 0,
-  MAGI_FLOAT32 = 1,
-  MAGI_FLOAT16 = 2,
-  MAGI_BFLOAT16 = 3,
-  MAGI_INT32 = 4,
-  MAGI_INT64 = 5
-};
-#define MAGI_CPU_DEVICE (-1)
-
-/* magi_tensor, the array that crosses the ABI, is in magi/magi_tensor.h. Optional tensors are NULL
- * pointers. */
-
-/* ---- Masks ----------------------------------------------------------------------------------- */
-
-/* No bound on a diagonal; row counts are below it. */
-#define MAGI_BAND_INFINITY (1 << 30)
-enum {
-  MAGI_MASK_FULL = 0,
-  MAGI_MASK_CAUSAL = 1,
-  MAGI_MASK_INVERSE_CAUSAL = 2,
-  MAGI_MASK_BIDIRECTIONAL_CAUSAL = 3
-};
-
-typedef struct magi_mask magi_mask;
-MAGI_API void magi_mask_destroy(magi_mask* mask);
-
-/* slices [n, 6]: q0, q1, k0, k1, d_min, d_max. */
-MAGI_API magi_status magi_mask_from_slices(const int32_t* slices, int64_t num_slices,
-                                           int32_t rows_q, int32_t rows_k, magi_mask** mask);
-
-/* The original's triple lists. */
-typedef struct magi_range_lists {
-  size_t struct_size;
-  const int32_t* q_ranges; /* [num_q_ranges, 2] */
-  int64_t num_q_ranges;
-  const int32_t* k_ranges; /* [num_k_ranges, 2] */
-  int64_t num_k_ranges;
-  const int32_t* types; /* [num_types]: MAGI_MASK_..., one per range pair or one for all */
-  int64_t num_types;
-  int32_t rows_q;
-  int32_t rows_k;
-} magi_range_lists;
-MAGI_API magi_status magi_mask_from_ranges(const magi_range_lists* lists, magi_mask** mask);
-
-/* How queries of packed documents see keys; -1: no bound on that side of the window. */
-typedef struct magi_document_rule {
-  size_t struct_size;
-  int32_t is_causal; /* excludes a window */
-  int32_t window_left;
-  int32_t window_right;
-  int32_t num_global; /* leading keys of every document that the window's left bound keeps */
-} magi_document_rule;
-/* Prefix sums of document lengths, [num_entries] each. */
-MAGI_API magi_status magi_mask_from_cu_seqlens(const int32_t* cu_seqlens_q, int64_t num_entries_q,
-                                               const int32_t* cu_seqlens_k, int64_t num_entries_k,
-                                               const magi_document_rule* rule, magi_mask** mask);
-
-typedef struct magi_window_mask {
-  size_t struct_size;
-  int32_t q_begin, q_end;
-  int32_t k_begin, k_end;
-  int32_t left, right; /* -1: no bound */
-  int32_t rows_q, rows_k;
-} magi_window_mask;
-MAGI_API magi_status magi_mask_from_window(const magi_window_mask* window, magi_mask** mask);
-/* Steps of `step` queries on one pair of ranges; left and right of `ranges` are not read. */
-MAGI_API magi_status magi_mask_step(const magi_window_mask* ranges, int32_t step, magi_mask** mask);
-MAGI_API magi_status magi_mask_block_causal(const int32_t* cu_seqlens, int64_t num_entries,
-                                            int32_t block, magi_mask** mask);
-/* prefix_lengths [num_entries - 1]. */
-MAGI_API magi_status magi_mask_prefix_lm(const int32_t* cu_seqlens, int64_t num_entries,
-                                         const int32_t* prefix_lengths, magi_mask** mask);
-/* nodes [num_nodes, 2]: parent (-1: root), rows. */
-MAGI_API magi_status magi_mask_prefix_tree(const int32_t* nodes, int64_t num_nodes,
-                                           magi_mask** mask);
-/* num_previous: earlier chunks seen fully, -1: all. */
-MAGI_API magi_status magi_mask_chunk_causal(const int32_t* cu_seqlens, int64_t num_entries,
-                                            int32_t chunk, int32_t num_previous, magi_mask** mask);
-/* matrix [rows_q, rows_k], non-zero: visible. */
-MAGI_API magi_status magi_mask_from_matrix(const uint8_t* matrix, int32_t rows_q, int32_t rows_k,
-                                           magi_mask** mask);
-MAGI_API magi_status magi_mask_from_json(const char* text, size_t size_bytes, magi_mask** mask);
-MAGI_API magi_status magi_mask_to_json(const magi_mask* mask, magi_buffer** text);
-
-MAGI_API magi_status magi_mask_rows(const magi_mask* mask, int32_t* rows_q, int32_t* rows_k);
-/* int32 [n, 6] as in magi_mask_from_slices. */
-MAGI_API magi_status magi_mask_slices(const magi_mask* mask, magi_buffer** slices);
-/* int32 [n, 5]: q begin, q end, k begin, k end, MAGI_MASK_...: the same pairs as typed slices. */
-MAGI_API magi_status magi_mask_typed_slices(const magi_mask* mask, magi_buffer** slices);
-/* SVG text; title may be NULL. */
-MAGI_API magi_status magi_mask_draw(const magi_mask* mask, const char* title, magi_buffer** svg);
-/* Visible pairs; a pair in n slices counts n times. */
-MAGI_API magi_status magi_mask_area(const magi_mask* mask, int64_t* area);
-/* uint16 [rows_q, rows_k]: how many slices hold a pair. */
-MAGI_API magi_status magi_mask_expand(const magi_mask* mask, magi_buffer** multiplicity);
-
-typedef struct magi_coverage {
-  size_t struct_size;
-  int64_t visible_pairs;
-  int64_t counted_pairs;
-  int64_t overlapping_pairs;
-  int32_t max_multiplicity;
-  int32_t empty_rows;
-  int32_t unseen_keys;
-  int32_t first_overlap[2]; /* two slices that share a pair; -1, -1 if none do */
-} magi_coverage;
-MAGI_API magi_status magi_mask_coverage(const magi_mask* mask, magi_coverage* coverage);
 
 /* ---- Placements ------------------------------------------------------------------------------ */
 
@@ -320,6 +157,10 @@ typedef struct magi_plan_report {
   double forward_seconds;
   double backward_seconds;
   double exposed_comm_seconds;
+  int32_t num_heads_q; /* of the configuration */
+  int32_t num_heads_kv;
+  int32_t head_dim_qk;
+  int32_t head_dim_v;
 } magi_plan_report;
 MAGI_API magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report);
 

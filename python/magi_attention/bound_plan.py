@@ -9,7 +9,19 @@ import torch
 import torch.distributed as dist
 
 from magi_attention._native import structs
-from magi_attention._native.attention import DTYPE_CODES, TensorStruct
+from magi_attention._native.attention import (
+    DTYPE_CODES,
+    Call,
+    CallCache,
+    Options,
+    Runner,
+    TensorStruct,
+    current_stream,
+    device_index,
+    dist_backward,
+    dist_forward,
+    signature,
+)
 from magi_attention._native.library import Handle, check, lib, made
 from magi_attention._native.vtable import Communicator
 from magi_attention.comm.process_group import ProcessGroupTransport
@@ -24,11 +36,14 @@ from magi_attention.functional.dispatch import (
 )
 from magi_attention.functional.dist_attn import DistAttention, register
 from magi_attention.functional.roll import _RollP2P
+from magi_attention.functional._eager import is_eager, run
+from magi_attention.functional._masks import calls_of
 
 if TYPE_CHECKING:
     from magi_attention.plan import Plan
 
 _PARTIAL_GRADIENT = 1
+_CHECKED_KEPT = 256
 
 
 class _AttentionHandle(Handle):
@@ -92,14 +107,28 @@ class BoundPlan:
         ids = plan.placement.position_ids(self.rank, self.total_seqlen)
         self._position_ids = torch.tensor(ids, dtype=torch.int64)
         self._num_valid = plan.ranges_of(self.rank).total_seqlen  # these come before the padding
-        self._attention: _AttentionHandle | None = None
+        report = plan.report
+        # What a call's tensors must fit: rank, its rows, heads of q and of k, head dims of q and v.
+        self.place = (
+            self.rank, self.local_rows, report.num_heads_q, report.num_heads_kv, report.head_dim,
+            report.head_dim_v,
+        )  # fmt: skip
+        self._calls: CallCache | None = None
+        # Calls whose arguments were checked, by all that the checks look at.
+        self._checked: dict[tuple, Call] = {}
 
     @property
-    def attention(self) -> _AttentionHandle:
+    def calls(self) -> CallCache:
         """Made at the first call, which compares the ranks' plans."""
-        if self._attention is None:
-            self._attention = _AttentionHandle(self.plan, self.communicator)
-        return self._attention
+        if self._calls is None:
+            self._calls = self._make_calls()
+        return self._calls
+
+    def _make_calls(self) -> CallCache:
+        if self.plan.cp_size == 1:  # rows are in the order of the sequence
+            return calls_of(self.plan.handle.mask().resized(self.local_rows, self.local_rows))
+        handle = _AttentionHandle(self.plan, self.communicator)
+        return CallCache(Runner(dist_forward, dist_backward, handle.address, handle))
 
     def calc_attn(
         self,
@@ -117,10 +146,32 @@ class BoundPlan:
         """
         if sink_layout is None:
             sink_layout = layout_of(sink)
-        return attend(
-            self.number, (self.rank, self.local_rows), self.precision, (q, k, v),
-            (sink, sink_layout, softmax_scale, softcap, return_max_logits),
-        )  # fmt: skip
+        options = (sink, sink_layout, softmax_scale, softcap, return_max_logits)
+        if is_eager(q, k, v):
+            return self.attend_now(q, k, v, options)
+        return attend(self.number, self.place, self.precision, (q, k, v), options)
+
+    def attend_now(self, q, k, v, options: tuple) -> tuple[torch.Tensor, AttnForwardMeta]:
+        """calc_attn without an operator; options: sink, its layout, softmax_scale, softcap,
+        return_max_logits.
+        """
+        sink, sink_layout, softmax_scale, softcap, return_max_logits = options
+        if sink is None and self.precision is None:
+            kind = (*signature(q, k, v), *options)
+            call = self._checked.get(kind)
+            if call is not None:
+                return run(q, k, v, None, call, None)
+        given_dtype = q.dtype if isinstance(q, torch.Tensor) else None
+        q, k, v = check_local(q, k, v, self.place, self.precision)
+        scale = check_params(softmax_scale, softcap)
+        sink, layout = check_sink(sink, sink_layout, q)
+        call = self.calls.find(q, k, v, sink, Options(scale, softcap, layout, return_max_logits))
+        if sink is None and self.precision is None:
+            if len(self._checked) >= _CHECKED_KEPT:
+                self._checked.clear()
+            self._checked[kind] = call
+        out, meta = run(q, k, v, sink, call, None if layout else self)
+        return out.to(given_dtype), meta
 
     def dispatch(
         self, x: torch.Tensor, pad_value: float = 0.0, seq_dim: int = 0
@@ -223,16 +274,11 @@ def layout_of(sink: torch.Tensor | None) -> str:
     return "ssh" if sink is not None and sink.dim() == 3 else "sh"
 
 
-def attend(
-    number: int,
-    place: tuple[int, int],
-    precision: MagiAttentionPrecision | None,
-    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    options: tuple,
-) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """Attention by the plan numbered `number`; place: (rank, its rows)."""
-    q, k, v = qkv
-    sink, sink_layout, softmax_scale, softcap, return_max_logits = options
+def check_local(q, k, v, place: tuple[int, ...], precision: MagiAttentionPrecision | None):
+    """q, k, v of one rank, cast where the environment asks; place: BoundPlan.place."""
+    if precision is not None:
+        dtype = precision.to_torch_dtype()
+        q, k, v = (t.to(dtype) if isinstance(t, torch.Tensor) else t for t in (q, k, v))
     check_qkv(q, k, v)
     for name, tensor in (("q", q), ("k", k)):
         if tensor.shape[0] != place[1]:
@@ -240,10 +286,25 @@ def attend(
                 f"{name} has {tensor.shape[0]} rows; allowed: {place[1]}, "
                 f"the plan's rows of rank {place[0]}"
             )
-    given_dtype = q.dtype
-    if precision is not None:
-        dtype = precision.to_torch_dtype()
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    _, rows, heads_q, heads_kv, dim, dim_v = place
+    wanted = ((rows, heads_q, dim), (rows, heads_kv, dim), (rows, heads_kv, dim_v))
+    for name, tensor, shape in zip("qkv", (q, k, v), wanted):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}.shape is {list(tensor.shape)}; allowed: {list(shape)}")
+    return q, k, v
+
+
+def attend(
+    number: int,
+    place: tuple[int, ...],
+    precision: MagiAttentionPrecision | None,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    options: tuple,
+) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """Attention by the plan numbered `number`; place: its BoundPlan.place."""
+    sink, sink_layout, softmax_scale, softcap, return_max_logits = options
+    given_dtype = qkv[0].dtype if isinstance(qkv[0], torch.Tensor) else None
+    q, k, v = check_local(*qkv, place, precision)
     scale = check_params(softmax_scale, softcap)
     sink, layout = check_sink(sink, sink_layout, q)
     out, lse, max_logits = DistAttention.apply(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Sequence
@@ -59,7 +60,9 @@ class DistAttnRuntimeKey:
     # The key whose placement this one keeps: keys of one mask on different placements differ.
     placed_by: "DistAttnRuntimeKey | None" = field(default=None, repr=False)
 
-    # Number, (rank, local rows) and reach of the bound plan; 0 for a key without one.
+    # The bound plan, weakly, and what a compiled graph can hold: its number, place and reach;
+    # None and 0 for a key without one.
+    _bound = staticmethod(lambda: None)
     _number = 0
     _place = (0, 0)
     reach = (0, 0)
@@ -73,8 +76,9 @@ class DistAttnRuntimeKey:
 
     def name_plan(self, bound: BoundPlan) -> None:
         """Lets calls with this key find their plan without a search."""
+        object.__setattr__(self, "_bound", weakref.ref(bound))
         object.__setattr__(self, "_number", bound.number)
-        object.__setattr__(self, "_place", (bound.rank, bound.local_rows))
+        object.__setattr__(self, "_place", bound.place)
         object.__setattr__(self, "reach", bound.reach)
 
 

@@ -36,6 +36,10 @@ class PlanReport:
 
     digest: int
     num_waves: int
+    num_heads_q: int
+    num_heads_kv: int
+    head_dim: int
+    head_dim_v: int
     rank_area: tuple[int, ...]
     rank_rows: tuple[int, ...]
     remote_rows: tuple[int, ...]
@@ -255,6 +259,10 @@ def _read_report(report: structs.PlanReport) -> PlanReport:
     return PlanReport(
         digest=report.digest,
         num_waves=report.num_waves,
+        num_heads_q=report.num_heads_q,
+        num_heads_kv=report.num_heads_kv,
+        head_dim=report.head_dim_qk,
+        head_dim_v=report.head_dim_v,
         rank_area=tuple(report.rank_area[:ranks]),
         rank_rows=tuple(report.rank_rows[:ranks]),
         remote_rows=tuple(report.remote_rows[:ranks]),

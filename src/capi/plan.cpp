@@ -211,7 +211,11 @@ magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report
                                   .ring_bytes = figures.ring_bytes,
                                   .forward_seconds = figures.forward_seconds,
                                   .backward_seconds = figures.backward_seconds,
-                                  .exposed_comm_seconds = figures.exposed_comm_seconds},
+                                  .exposed_comm_seconds = figures.exposed_comm_seconds,
+                                  .num_heads_q = given.config.num_heads_q,
+                                  .num_heads_kv = given.config.num_heads_kv,
+                                  .head_dim_qk = given.config.head_dim_qk,
+                                  .head_dim_v = given.config.head_dim_v},
                  "report");
   });
 }

@@ -68,6 +68,7 @@ using magi::capi::guarded;
 
 int32_t magi_abi_version(void) { return MAGI_ABI_VERSION; }
 const char* magi_version(void) { return magi::kVersion; }
+const char* magi_gpu_architectures(void) { return MAGI_GPU_ARCHITECTURES; }
 const char* magi_last_error_message(void) { return magi::capi::last_error().message; }
 int32_t magi_last_comm_failure(void) { return magi::capi::last_error().comm_failure; }
 int32_t magi_last_cuda_error(void) { return magi::capi::last_error().cuda_error; }

@@ -118,6 +118,10 @@ TEST_F(PlanAbi, ReportsItsFigures) {
   EXPECT_EQ(report.num_ranks, 4);
   EXPECT_EQ(report.num_waves, truth.num_waves);
   EXPECT_EQ(report.digest, truth.digest);
+  EXPECT_EQ(report.num_heads_q, truth.config.num_heads_q);
+  EXPECT_EQ(report.num_heads_kv, truth.config.num_heads_kv);
+  EXPECT_EQ(report.head_dim_qk, truth.config.head_dim_qk);
+  EXPECT_EQ(report.head_dim_v, truth.config.head_dim_v);
   EXPECT_EQ(report.total_bytes, truth.report.total_bytes);
   EXPECT_EQ(std::vector<std::int64_t>(report.pair_bytes, report.pair_bytes + 16),
             truth.report.pair_bytes);

@@ -16,6 +16,11 @@ TEST(Version, IsTheProjects) {
   EXPECT_STREQ(kVersion, MAGI_PROJECT_VERSION);
 }
 
+TEST(Version, TellsTheGpuArchitectures) {
+  const std::string found = magi_gpu_architectures();
+  EXPECT_TRUE(found.empty() || found.starts_with("sm_")) << found;
+}
+
 TEST(Status, NullArgumentsAreNamed) {
   magi_mask* mask = nullptr;
   EXPECT_EQ(magi_mask_from_slices(nullptr, 1, 4, 4, &mask), MAGI_INVALID_ARGUMENT);

@@ -76,6 +76,8 @@ def keys_by_hand(group) -> None:
     assert made == key and hash(made) == hash(key) and made is not key
     q = torch.zeros(64, 8, 16)
     assert torch.equal(api.dispatch(q, made), api.dispatch(q, key))
+    local, kv = api.dispatch(q, made), api.dispatch(q[:, :2], made)
+    assert api.calc_attn(local, kv, kv, made)[0].shape == local.shape
     api.clear_cache(group)
 
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention calls: tensors packed into one block of memory that is reused from call to call."""
+"""Attention calls. What depends on shapes, types, strides and options is packed once; a call writes
+the addresses of its tensors. Nothing here reads a tensor's values.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import struct
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,14 +32,37 @@ _RESULT = struct.Struct("@NPPP")
 # struct_size, dout, dlse, dq, dk, dv, dsink
 _GRADIENTS = struct.Struct("@NPPPPPP")
 
-_NUM_TENSORS = 13
-_INPUTS_AT = _NUM_TENSORS * _TENSOR.size
+_Q, _K, _V, _SINK, _OUT, _LSE, _MAX_LOGITS, _DOUT, _DLSE, _DQ, _DK, _DV, _DSINK = range(13)
+_INPUTS_AT = 13 * _TENSOR.size
 _RESULT_AT = _INPUTS_AT + _INPUTS.size
-_GRADIENTS_AT = _RESULT_AT + _RESULT.size
+_SAVED_AT = _RESULT_AT + _RESULT.size  # the result as backward reads it
+_GRADIENTS_AT = _SAVED_AT + _RESULT.size
 _BLOCK_BYTES = _GRADIENTS_AT + _GRADIENTS.size
+_WORD = 8
+_STEP = _TENSOR.size // _WORD
+# Words of the block that a call writes: the data of every tensor, and two optional gradients.
+_DATA = [slot * _STEP + 1 for slot in range(13)]
+_DLSE_WORD = _GRADIENTS_AT // _WORD + 2
+
+try:
+    from torch._C import _cuda_getCurrentRawStream as _raw_stream
+except ImportError:  # a torch without CUDA
+
+    def _raw_stream(device_index: int) -> int:
+        return torch.cuda.current_stream(device_index).cuda_stream
 
 
-def pack_tensor(buffer, offset: int, tensor: torch.Tensor) -> None:
+def device_index(tensor: torch.Tensor) -> int:
+    """The library's number of a tensor's device: a CUDA ordinal, or that of host memory."""
+    return tensor.get_device() if tensor.is_cuda else CPU_DEVICE
+
+
+def current_stream(index: int) -> int | None:
+    """torch's current stream of a device by its number; None for host memory."""
+    return None if index < 0 else _raw_stream(index)
+
+
+def pack_tensor(buffer, offset: int, tensor: torch.Tensor, data: int | None = None) -> None:
     """Writes a magi_tensor; ValueError for a data type the library does not know."""
     code = DTYPE_CODES.get(tensor.dtype)
     if code is None:
@@ -47,8 +73,8 @@ def pack_tensor(buffer, offset: int, tensor: torch.Tensor) -> None:
         raise ValueError(f"tensor has {rank} axes; allowed: 1 to 4")
     pad = (0,) * (4 - rank)
     _TENSOR.pack_into(
-        buffer, offset, _TENSOR.size, tensor.data_ptr(), code, CPU_DEVICE, rank,
-        *tensor.shape, *pad, *tensor.stride(), *pad,
+        buffer, offset, _TENSOR.size, tensor.data_ptr() if data is None else data, code,
+        device_index(tensor), rank, *tensor.shape, *pad, *tensor.stride(), *pad,
     )  # fmt: skip
 
 
@@ -62,84 +88,194 @@ class TensorStruct:
         self.address = ctypes.addressof(self._buffer)
 
 
+def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Type of lse, max_logits and sink."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class Runner(NamedTuple):
+    """Functions of the library and their first argument, which `owner` keeps alive."""
+
+    forward: Any
+    backward: Any
+    handle: int
+    owner: Any
+
+
+class Options(NamedTuple):
+    """softmax_scale 0: 1 / sqrt(head_dim); softcap 0: off; sink_layout 0: "sh", 1: "ssh"."""
+
+    scale: float = 0.0
+    softcap: float = 0.0
+    sink_layout: int = 0
+    with_max_logits: bool = False
+
+
 class _Block:
-    """Tensors in slots, and the three structs that point at them."""
+    """The structs of one call. words[i] is the i-th group of 8 bytes."""
 
-    def __init__(self) -> None:
-        self.buffer = ctypes.create_string_buffer(_BLOCK_BYTES)
-        self.address = ctypes.addressof(self.buffer)
-        self._used = 0
+    __slots__ = ("_buffer", "words", "inputs", "result", "saved", "gradients", "dlse")
 
-    def reset(self) -> None:
-        self._used = 0
-
-    def add(self, tensor: torch.Tensor | None) -> int:
-        """Address of the tensor's struct, 0 for none."""
-        if tensor is None:
-            return 0
-        offset = self._used * _TENSOR.size
-        self._used += 1
-        pack_tensor(self.buffer, offset, tensor)
-        return self.address + offset
-
-    def inputs(self, q, k, v, sink, scale: float, softcap: float, sink_layout: int) -> int:
-        add = self.add
-        _INPUTS.pack_into(
-            self.buffer, _INPUTS_AT, _INPUTS.size, add(q), add(k), add(v), add(sink), scale,
-            softcap, sink_layout,
-        )  # fmt: skip
-        return self.address + _INPUTS_AT
-
-    def result(self, out, lse, max_logits) -> int:
-        add = self.add
-        _RESULT.pack_into(
-            self.buffer, _RESULT_AT, _RESULT.size, add(out), add(lse), add(max_logits)
-        )
-        return self.address + _RESULT_AT
-
-    def gradients(self, *tensors: torch.Tensor | None) -> int:
-        _GRADIENTS.pack_into(
-            self.buffer, _GRADIENTS_AT, _GRADIENTS.size, *map(self.add, tensors)
-        )
-        return self.address + _GRADIENTS_AT
+    def __init__(self, template: bytes, has_sink: bool, with_max_logits: bool) -> None:
+        self._buffer = ctypes.create_string_buffer(template, _BLOCK_BYTES)
+        base = ctypes.addressof(self._buffer)
+        self.words = memoryview(self._buffer).cast("B").cast("Q")
+        self.inputs, self.result = base + _INPUTS_AT, base + _RESULT_AT
+        self.saved, self.gradients = base + _SAVED_AT, base + _GRADIENTS_AT
+        at = [base + slot * _TENSOR.size for slot in range(13)]
+        self.dlse = at[_DLSE]
+        given = {_INPUTS_AT: [at[_Q], at[_K], at[_V], at[_SINK] if has_sink else 0]}
+        given[_RESULT_AT] = [at[_OUT], at[_LSE], at[_MAX_LOGITS] if with_max_logits else 0]
+        given[_SAVED_AT] = [at[_OUT], at[_LSE], 0]
+        given[_GRADIENTS_AT] = [at[_DOUT], 0, at[_DQ], at[_DK], at[_DV]]
+        given[_GRADIENTS_AT].append(at[_DSINK] if has_sink else 0)
+        for offset, addresses in given.items():
+            for i, address in enumerate(addresses):
+                self.words[offset // _WORD + 1 + i] = address
 
 
-# A call takes a block out and puts it back, so calls of several threads never share one.
-_free_blocks: list[_Block] = []
-
-
-def _take_block() -> _Block:
-    try:
-        block = _free_blocks.pop()
-    except IndexError:
-        return _Block()
-    block.reset()
-    return block
-
-
-def forward(function, handle: int, inputs: tuple, result: tuple) -> None:
-    """function is lib.magi_attention_forward or lib.magi_flex_attention_forward, handle its first
-    argument; inputs: q, k, v, sink, scale, softcap, sink layout; result: out, lse, max_logits.
+class Call:
+    """Attention of tensors of one kind: the shapes, strides, types and device of q, k, v and sink,
+    and the options. Any number of threads may use it at once.
     """
-    block = _take_block()
-    try:
-        check(function(handle, block.inputs(*inputs), block.result(*result), None))
-    finally:
-        _free_blocks.append(block)
 
+    def __init__(self, runner: Runner, q, k, v, sink, options: Options) -> None:
+        self._runner = runner
+        self._forward, self._backward, self._handle, _ = runner
+        self._device = device_index(q)
+        self._has_sink, self._with_max = sink is not None, options.with_max_logits
+        rows, heads = q.shape[:2]
+        self._out_shape, self._lse_shape = (rows, heads, v.shape[2]), (rows, heads)
+        self._max_shape = (heads,)
+        self._wide = accumulator_dtype(q.dtype)
+        self._is_dense = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
+        self._is_like_q = self._is_dense and q.shape == self._out_shape
+        self._template = self._pack(q, k, v, sink, options)
+        # A call takes a block out and puts it back, so threads never share one.
+        self._blocks: list[_Block] = []
 
-def backward(function, handle: int, inputs: tuple, result: tuple, gradients: tuple) -> None:
-    """gradients: dout, dlse, dq, dk, dv, dsink."""
-    block = _take_block()
-    try:
-        check(
-            function(
-                handle, block.inputs(*inputs), block.result(*result),
-                block.gradients(*gradients), None,
-            )
+    def _pack(self, q, k, v, sink, options: Options) -> bytes:
+        buffer = ctypes.create_string_buffer(_BLOCK_BYTES)
+        out, lse, max_logits = self._results(q)
+        gradients = self._gradients(q, k, v, sink)
+        slots = [(_Q, q), (_K, k), (_V, v), (_SINK, sink), (_OUT, out), (_LSE, lse)]
+        slots += [(_MAX_LOGITS, max_logits), (_DOUT, out), (_DLSE, lse)]
+        slots += zip((_DQ, _DK, _DV, _DSINK), gradients)
+        for slot, tensor in slots:
+            if tensor is not None:
+                pack_tensor(buffer, slot * _TENSOR.size, tensor, 0)
+        _INPUTS.pack_into(
+            buffer, _INPUTS_AT, _INPUTS.size, 0, 0, 0, 0, options.scale, options.softcap,
+            options.sink_layout,
         )  # fmt: skip
-    finally:
-        _free_blocks.append(block)
+        _RESULT.pack_into(buffer, _RESULT_AT, _RESULT.size, 0, 0, 0)
+        _RESULT.pack_into(buffer, _SAVED_AT, _RESULT.size, 0, 0, 0)
+        _GRADIENTS.pack_into(buffer, _GRADIENTS_AT, _GRADIENTS.size, 0, 0, 0, 0, 0, 0)
+        return buffer.raw
+
+    def _results(self, q):
+        if self._is_like_q:
+            out = torch.empty_like(q)
+        else:
+            out = q.new_empty(self._out_shape)
+        lse = q.new_empty(self._lse_shape, dtype=self._wide)
+        return out, lse, q.new_empty(self._max_shape, dtype=self._wide) if self._with_max else None
+
+    def _gradients(self, q, k, v, sink):
+        dsink = None if sink is None else sink.new_empty(sink.shape)
+        if self._is_dense:
+            return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsink
+        return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
+
+    def _take(self) -> _Block:
+        try:
+            return self._blocks.pop()
+        except IndexError:
+            return _Block(self._template, self._has_sink, self._with_max)
+
+    def forward(self, q, k, v, sink):
+        """out, lse and max_logits (None unless asked for), enqueued on the current stream."""
+        out, lse, max_logits = self._results(q)
+        block = self._take()
+        words = block.words
+        words[1] = q.data_ptr()
+        words[1 + _STEP] = k.data_ptr()
+        words[1 + 2 * _STEP] = v.data_ptr()
+        words[1 + _OUT * _STEP] = out.data_ptr()
+        words[1 + _LSE * _STEP] = lse.data_ptr()
+        if sink is not None:
+            words[_DATA[_SINK]] = sink.data_ptr()
+        if max_logits is not None:
+            words[_DATA[_MAX_LOGITS]] = max_logits.data_ptr()
+        device = self._device
+        stream = _raw_stream(device) if device >= 0 else None
+        status = self._forward(self._handle, block.inputs, block.result, stream)
+        if status:
+            check(status)
+        self._blocks.append(block)
+        return out, lse, max_logits
+
+    def backward(self, dout, dlse, q, k, v, out, lse, sink):
+        """dq, dk, dv and dsink (None without a sink); dout and dlse are contiguous, dlse may be
+        None.
+        """
+        dq, dk, dv, dsink = self._gradients(q, k, v, sink)
+        block = self._take()
+        words = block.words
+        words[1] = q.data_ptr()
+        words[1 + _STEP] = k.data_ptr()
+        words[1 + 2 * _STEP] = v.data_ptr()
+        words[1 + _OUT * _STEP] = out.data_ptr()
+        words[1 + _LSE * _STEP] = lse.data_ptr()
+        words[1 + _DOUT * _STEP] = dout.data_ptr()
+        words[1 + _DQ * _STEP] = dq.data_ptr()
+        words[1 + _DK * _STEP] = dk.data_ptr()
+        words[1 + _DV * _STEP] = dv.data_ptr()
+        if dlse is None:
+            words[_DLSE_WORD] = 0
+        else:
+            words[_DLSE_WORD] = block.dlse
+            words[_DATA[_DLSE]] = dlse.data_ptr()
+        if sink is not None:
+            words[_DATA[_SINK]], words[_DATA[_DSINK]] = sink.data_ptr(), dsink.data_ptr()
+        device = self._device
+        stream = _raw_stream(device) if device >= 0 else None
+        status = self._backward(
+            self._handle, block.inputs, block.saved, block.gradients, stream
+        )
+        if status:
+            check(status)
+        self._blocks.append(block)
+        return dq, dk, dv, dsink
+
+
+def signature(q, k, v):
+    """What a Call depends on besides sink and options."""
+    return (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
+        q.device, k.device, v.device,
+    )  # fmt: skip
+
+
+class CallCache:
+    """Calls of one runner by kind of tensors; all are forgotten when there are too many."""
+
+    _KEPT = 256
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._calls: dict[tuple, Call] = {}
+
+    def find(self, q, k, v, sink, options: Options) -> Call:
+        """The call for these tensors, made at the first use."""
+        kind = (*signature(q, k, v), options, None if sink is None else sink.shape)
+        call = self._calls.get(kind)
+        if call is None:
+            call = Call(self._runner, q, k, v, sink, options)
+            if len(self._calls) >= self._KEPT:
+                self._calls.clear()
+            self._calls[kind] = call
+        return call
 
 
 flex_forward = lib.magi_flex_attention_forward

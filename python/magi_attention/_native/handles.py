@@ -138,6 +138,12 @@ class MaskHandle(Handle):
             return torch.empty((0, 6), dtype=torch.int32)
         return torch.frombuffer(bytearray(data), dtype=torch.int32).view(-1, 6)
 
+    def resized(self, rows_q: int, rows_k: int) -> "MaskHandle":
+        """The same slices over other numbers of rows."""
+        slices = take_bytes(lambda out: lib.magi_mask_slices(self.address, out))
+        count = len(slices) // 24  # bytes of six int32
+        return MaskHandle(made(lib.magi_mask_from_slices, slices, count, rows_q, rows_k))
+
     def area(self) -> int:
         """Visible pairs; a pair in n slices counts n times."""
         area = ctypes.c_int64()

@@ -92,7 +92,7 @@ def _load() -> ctypes.CDLL:
             function = getattr(library, name)
             function.argtypes = [_LETTERS[letter] for letter in letters]
             function.restype = result
-    for name in ("magi_last_error_message", "magi_version"):
+    for name in ("magi_last_error_message", "magi_version", "magi_gpu_architectures"):
         getattr(library, name).restype = ctypes.c_char_p
     library.magi_buffer_data.argtypes = [ctypes.c_void_p]
     library.magi_buffer_data.restype = ctypes.c_void_p
@@ -122,6 +122,11 @@ def check(status: int) -> None:
 
 def version() -> str:
     return lib.magi_version().decode()
+
+
+def gpu_architectures() -> str:
+    """GPU architectures that the library holds kernels for, separated by spaces."""
+    return lib.magi_gpu_architectures().decode()
 
 
 def take_bytes(fill) -> bytes:

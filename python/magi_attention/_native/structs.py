@@ -122,6 +122,10 @@ class PlanReport(_Sized):
         ("forward_seconds", c_double),
         ("backward_seconds", c_double),
         ("exposed_comm_seconds", c_double),
+        ("num_heads_q", c_int32),
+        ("num_heads_kv", c_int32),
+        ("head_dim_qk", c_int32),
+        ("head_dim_v", c_int32),
     ]
 
 

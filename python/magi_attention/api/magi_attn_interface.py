@@ -20,6 +20,7 @@ from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.dist_attn_runtime_mgr import DistAttnRuntimeKey, check_self_attention
+from magi_attention.functional._eager import is_eager
 
 GeneralAttnMaskType: TypeAlias = "str | AttnMaskType | Sequence[str | AttnMaskType]"
 GroupOrMesh: TypeAlias = "dist.ProcessGroup | DeviceMesh"
@@ -164,7 +165,13 @@ def calc_attn(
     """
     if not isinstance(key, DistAttnRuntimeKey):
         raise TypeError(f"key is a {type(key).__name__}; allowed: a DistAttnRuntimeKey")
+    if not key._number:
+        key.name_plan(runtime_of(key).bound)
     options = (sink, layout_of(sink), softmax_scale, softcap, return_max_logits)
+    if is_eager(q, k, v):
+        bound = key._bound()
+        if bound is not None:
+            return bound.attend_now(q, k, v, options)
     return attend(key._number, key._place, key.precision, (q, k, v), options)
 
 

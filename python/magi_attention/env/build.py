@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of just-in-time builds. Kernels are compiled ahead of time, so none has an effect."""
+"""What the library was built with, and variables of just-in-time builds: kernels are compiled ahead
+of time, so none of these has an effect.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 
 from magi_attention.env._environment import PREFIX, read_flag, read_int, read_text
@@ -36,3 +39,16 @@ def is_build_debug() -> bool:
 def nvcc_threads() -> int:
     """NVCC_THREADS, default 4."""
     return read_int("NVCC_THREADS", 4, 1)
+
+
+def has_gpu_kernels() -> bool:
+    """Whether the loaded library holds kernels for GPUs."""
+    return bool(gpu_architectures())
+
+
+@functools.cache
+def gpu_architectures() -> tuple[str, ...]:
+    """GPU architectures that the loaded library holds kernels for, such as ("sm_90a",)."""
+    from magi_attention._native.library import gpu_architectures as found
+
+    return tuple(found().split())

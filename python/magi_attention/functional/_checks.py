@@ -5,36 +5,58 @@ from __future__ import annotations
 
 import torch
 
+from magi_attention._native.attention import accumulator_dtype
+from magi_attention.env.build import has_gpu_kernels
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+GPU_DTYPES = (torch.bfloat16, torch.float16)
+MAX_GPU_HEAD_DIM = 128
 MAX_SINKS = 8
 _INFINITY = float("inf")
 
 
-def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Type of lse, max_logits and sink."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _check_kind(name: str, tensor: torch.Tensor, axes: str) -> None:
+def _check_kind(name: str, tensor: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: a torch.Tensor")
-    if tensor.device.type != "cpu":
-        raise RuntimeError(
-            f"{name} is on {tensor.device}; allowed: cpu, as this build holds no GPU kernels"
-        )
+    kind = tensor.device.type
+    if kind != "cpu" and (kind != "cuda" or not has_gpu_kernels()):
+        allowed = "cpu, cuda" if has_gpu_kernels() else "cpu, as this build holds no GPU kernels"
+        raise RuntimeError(f"{name} is on {tensor.device}; allowed: {allowed}")
     if tensor.dim() != 3:
-        raise ValueError(f"{name} has {tensor.dim()} axes; allowed: 3, {axes}")
+        raise ValueError(f"{name} has {tensor.dim()} axes; allowed: 3, [rows, heads, head_dim]")
     if tensor.stride(2) != 1 and tensor.shape[2] > 1:
         raise ValueError(f"{name} has stride {tensor.stride(2)} in its last axis; allowed: 1")
+
+
+def _check_gpu_kind(name: str, tensor: torch.Tensor) -> None:
+    """What the kernels for GPUs take: 16-bit types, rows and heads at multiples of 16 bytes."""
+    if tensor.dtype not in GPU_DTYPES:
+        raise TypeError(
+            f"{name}.dtype is {tensor.dtype} on {tensor.device}; allowed: bfloat16, float16"
+        )
+    dim = tensor.shape[2]
+    if dim % 8 != 0 or not 0 < dim <= MAX_GPU_HEAD_DIM:
+        raise ValueError(
+            f"{name} has head_dim {dim} on {tensor.device}; allowed: multiples of 8 up to "
+            f"{MAX_GPU_HEAD_DIM}"
+        )
+    for axis in (0, 1):
+        if tensor.stride(axis) % 8 != 0 and tensor.shape[axis] > 1:
+            raise ValueError(
+                f"{name} has stride {tensor.stride(axis)} in axis {axis} on {tensor.device}; "
+                "allowed: multiples of 8"
+            )
 
 
 def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Type, device, layout and head counts of q [rows, heads_q, dim] and k, v."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        _check_kind(name, tensor, "[rows, heads, head_dim]")
+        _check_kind(name, tensor)
     if q.dtype not in DTYPES:
         raise TypeError(f"q.dtype is {q.dtype}; allowed: bfloat16, float16, float32, float64")
     for name, tensor in (("k", k), ("v", v)):
+        if tensor.device != q.device:
+            raise ValueError(f"{name} is on {tensor.device}; allowed: {q.device}, that of q")
         if tensor.dtype != q.dtype:
             raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: {q.dtype}, that of q")
     if k.shape[0] != v.shape[0]:
@@ -45,6 +67,9 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         raise ValueError(f"k has head_dim {k.shape[2]}; allowed: {q.shape[2]}, that of q")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
         raise ValueError(f"q has {q.shape[1]} heads; allowed: a multiple of k's {k.shape[1]}")
+    if q.device.type == "cuda":
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            _check_gpu_kind(name, tensor)
 
 
 def check_params(softmax_scale: float | None, softcap: float) -> float:
@@ -84,3 +109,50 @@ def check_sink(
         wanted = ", ".join(map(str, (*lead, f"1 to {MAX_SINKS}", q.shape[1])))
         raise ValueError(f"sink has shape {list(sink.shape)}; allowed: [{wanted}]")
     return sink.to(accumulator_dtype(q.dtype)).contiguous(), layout
+
+
+def check_ranges(
+    q: torch.Tensor,
+    q_ranges: torch.Tensor | None,
+    k_ranges: torch.Tensor | None,
+    attn_type_map: torch.Tensor | None,
+) -> None:
+    """Type, device and shape of q_ranges [n, 2], k_ranges [n, 2] and attn_type_map [n] or None."""
+    for name, ranges in (("q_ranges", q_ranges), ("k_ranges", k_ranges)):
+        if not isinstance(ranges, torch.Tensor):
+            raise TypeError(f"{name} is a {type(ranges).__name__}; allowed: an int32 tensor [n, 2]")
+        _check_index_tensor(name, ranges, q)
+        if ranges.dim() != 2 or ranges.shape[1] != 2:
+            raise ValueError(f"{name} has shape {list(ranges.shape)}; allowed: [n, 2]")
+    if k_ranges.device != q_ranges.device:
+        raise ValueError(
+            f"k_ranges is on {k_ranges.device}; allowed: {q_ranges.device}, that of q_ranges"
+        )
+    if q_ranges.shape[0] != k_ranges.shape[0]:
+        raise ValueError(
+            f"k_ranges has {k_ranges.shape[0]} rows; allowed: {q_ranges.shape[0]}, as q_ranges"
+        )
+    if attn_type_map is None:
+        return
+    if not isinstance(attn_type_map, torch.Tensor):
+        raise TypeError(
+            f"attn_type_map is a {type(attn_type_map).__name__}; allowed: an int32 tensor [n]"
+        )
+    _check_index_tensor("attn_type_map", attn_type_map, q)
+    if attn_type_map.device != q_ranges.device:
+        raise ValueError(
+            f"attn_type_map is on {attn_type_map.device}; allowed: {q_ranges.device}, that of "
+            "q_ranges"
+        )
+    if tuple(attn_type_map.shape) != (q_ranges.shape[0],):
+        raise ValueError(
+            f"attn_type_map has shape {list(attn_type_map.shape)}; allowed: [{q_ranges.shape[0]}]"
+        )
+
+
+def _check_index_tensor(name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
+    if tensor.dtype != torch.int32:
+        raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: int32")
+    if tensor.device != q.device and not (q.is_cuda and tensor.device.type == "cpu"):
+        allowed = f"{q.device}, the device of q" + (", or cpu" if q.is_cuda else "")
+        raise ValueError(f"{name} is on {tensor.device}; allowed: {allowed}")

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from magi_attention._native import attention as native
-from magi_attention.functional._ops import define, empty_gradients, empty_result
+from magi_attention._native.attention import Options
+from magi_attention.functional._ops import (
+    backward,
+    define,
+    fake_backward,
+    fake_forward,
+    forward,
+)
 
 if TYPE_CHECKING:
     from magi_attention.bound_plan import BoundPlan
@@ -36,44 +42,28 @@ def _find(number: int) -> "BoundPlan":
 
 
 def _forward_fake(q, k, v, sink, plan, scale, softcap, sink_layout, with_max_logits):
-    return empty_result(q, v, with_max_logits)
+    return fake_forward(q, k, v, with_max_logits)
 
 
 def _forward(q, k, v, sink, plan, scale, softcap, sink_layout, with_max_logits):
-    out, lse, max_logits = empty_result(q, v, with_max_logits)
+    options = Options(scale, softcap, sink_layout, with_max_logits)
     bound = _find(plan)
+    out, lse, max_logits = forward(bound.calls.find(q, k, v, sink, options), q, k, v, sink)
     lse.bound_plan = bound  # a compiled backward is given this tensor and a number
-    native.forward(
-        native.dist_forward,
-        bound.attention.address,
-        (q, k, v, sink, scale, softcap, sink_layout),
-        (out, lse, max_logits if with_max_logits else None),
-    )
     return out, lse, max_logits
 
 
 def _backward_fake(dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, sink_layout):
-    return empty_gradients(q, k, v, sink)
+    return fake_backward(q, k, v, sink)
 
 
 def _backward(dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, sink_layout):
     bound = _find(plan)
-    dq, dk, dv, dsink = empty_gradients(q, k, v, sink)
-    native.backward(
-        native.dist_backward,
-        bound.attention.address,
-        (q, k, v, sink, scale, softcap, sink_layout),
-        (out, lse, None),
-        (
-            dout.contiguous(),
-            None if dlse is None else dlse.contiguous(),
-            dq, dk, dv,
-            None if sink is None else dsink,
-        ),
-    )  # fmt: skip
+    call = bound.calls.find(q, k, v, sink, Options(scale, softcap, sink_layout))
+    gradients = backward(call, dout, dlse, q, k, v, out, lse, sink)
     if sink is not None and sink_layout == 0:
-        bound.reduce_dsink(dsink)
-    return dq, dk, dv, dsink
+        bound.reduce_dsink(gradients[3])
+    return gradients
 
 
 define(

@@ -7,8 +7,11 @@ import warnings
 
 import torch
 
+from magi_attention._native.attention import Options
 from magi_attention.common.forward_meta import AttnForwardMeta
-from magi_attention.functional._checks import check_params, check_qkv, check_sink
+from magi_attention.functional._checks import check_params, check_qkv, check_ranges, check_sink
+from magi_attention.functional._eager import is_eager, run
+from magi_attention.functional._masks import mask_of
 from magi_attention.functional._ops import flex_backward_op, flex_forward_op
 
 # Arguments of older releases, without effect.
@@ -95,9 +98,13 @@ def flex_flash_attn_func(
     check_qkv(q, k, v)
     scale = check_params(softmax_scale, softcap)
     sink, layout = check_sink(sink, sink_layout, q)
-    types = _check_ranges(q, q_ranges, k_ranges, attn_type_map)
+    check_ranges(q, q_ranges, k_ranges, attn_type_map)
+    if is_eager(q, k, v):
+        known = mask_of(q.shape[0], k.shape[0], q_ranges, k_ranges, attn_type_map)
+        options = Options(scale, softcap, layout, return_max_logits)
+        return run(q, k, v, sink, known.calls.find(q, k, v, sink, options), None)
     out, lse, max_logits = _FlexAttention.apply(
-        q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, layout, return_max_logits
+        q, k, v, q_ranges, k_ranges, attn_type_map, sink, scale, softcap, layout, return_max_logits
     )
     return out, AttnForwardMeta(lse=lse, max_logits=max_logits if return_max_logits else None)
 
@@ -136,36 +143,3 @@ def _check_options(indices, q_block_size, k_block_size, sparse_load, index_attn,
         if name not in _RETIRED:
             raise TypeError(f"flex_flash_attn_func() got an unexpected keyword argument {name!r}")
         warnings.warn(f"{name} is deprecated and has no effect", DeprecationWarning, stacklevel=3)
-
-
-def _check_ranges(q, q_ranges, k_ranges, attn_type_map) -> torch.Tensor:
-    """The type per slice, or one for all."""
-    for name, ranges in (("q_ranges", q_ranges), ("k_ranges", k_ranges)):
-        if not isinstance(ranges, torch.Tensor):
-            raise TypeError(f"{name} is a {type(ranges).__name__}; allowed: an int32 tensor [n, 2]")
-        _check_index_tensor(name, ranges, q)
-        if ranges.dim() != 2 or ranges.shape[1] != 2:
-            raise ValueError(f"{name} has shape {list(ranges.shape)}; allowed: [n, 2]")
-    if q_ranges.shape[0] != k_ranges.shape[0]:
-        raise ValueError(
-            f"k_ranges has {k_ranges.shape[0]} rows; allowed: {q_ranges.shape[0]}, as q_ranges"
-        )
-    if attn_type_map is None:
-        return q_ranges.new_zeros((q_ranges.shape[0],))
-    if not isinstance(attn_type_map, torch.Tensor):
-        raise TypeError(
-            f"attn_type_map is a {type(attn_type_map).__name__}; allowed: an int32 tensor [n]"
-        )
-    _check_index_tensor("attn_type_map", attn_type_map, q)
-    if tuple(attn_type_map.shape) != (q_ranges.shape[0],):
-        raise ValueError(
-            f"attn_type_map has shape {list(attn_type_map.shape)}; allowed: [{q_ranges.shape[0]}]"
-        )
-    return attn_type_map
-
-
-def _check_index_tensor(name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
-    if tensor.dtype != torch.int32:
-        raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: int32")
-    if tensor.device != q.device:
-        raise ValueError(f"{name} is on {tensor.device}; allowed: {q.device}, the device of q")

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MAGI_MASK_H
+#define MAGI_MASK_H
+
+/* Masks of the C ABI; include magi/magi.h, which states the rules. */
+
+#include "magi/magi_base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* No bound on a diagonal; row counts are below it. */
+#define MAGI_BAND_INFINITY (1 << 30)
+enum {
+  MAGI_MASK_FULL = 0,
+  MAGI_MASK_CAUSAL = 1,
+  MAGI_MASK_INVERSE_CAUSAL = 2,
+  MAGI_MASK_BIDIRECTIONAL_CAUSAL = 3
+};
+
+typedef struct magi_mask magi_mask;
+MAGI_API void magi_mask_destroy(magi_mask* mask);
+
+/* slices [n, 6]: q0, q1, k0, k1, d_min, d_max. */
+MAGI_API magi_status magi_mask_from_slices(const int32_t* slices, int64_t num_slices,
+                                           int32_t rows_q, int32_t rows_k, magi_mask** mask);
+
+/* The original's triple lists. */
+typedef struct magi_range_lists {
+  size_t struct_size;
+  const int32_t* q_ranges; /* [num_q_ranges, 2] */
+  int64_t num_q_ranges;
+  const int32_t* k_ranges; /* [num_k_ranges, 2] */
+  int64_t num_k_ranges;
+  const int32_t* types; /* [num_types]: MAGI_MASK_..., one per range pair or one for all */
+  int64_t num_types;
+  int32_t rows_q;
+  int32_t rows_k;
+} magi_range_lists;
+MAGI_API magi_status magi_mask_from_ranges(const magi_range_lists* lists, magi_mask** mask);
+
+/* How queries of packed documents see keys; -1: no bound on that side of the window. */
+typedef struct magi_document_rule {
+  size_t struct_size;
+  int32_t is_causal; /* excludes a window */
+  int32_t window_left;
+  int32_t window_right;
+  int32_t num_global; /* leading keys of every document that the window's left bound keeps */
+} magi_document_rule;
+/* Prefix sums of document lengths, [num_entries] each. */
+MAGI_API magi_status magi_mask_from_cu_seqlens(const int32_t* cu_seqlens_q, int64_t num_entries_q,
+                                               const int32_t* cu_seqlens_k, int64_t num_entries_k,
+                                               const magi_document_rule* rule, magi_mask** mask);
+
+typedef struct magi_window_mask {
+  size_t struct_size;
+  int32_t q_begin, q_end;
+  int32_t k_begin, k_end;
+  int32_t left, right; /* -1: no bound */
+  int32_t rows_q, rows_k;
+} magi_window_mask;
+MAGI_API magi_status magi_mask_from_window(const magi_window_mask* window, magi_mask** mask);
+/* Steps of `step` queries on one pair of ranges; left and right of `ranges` are not read. */
+MAGI_API magi_status magi_mask_step(const magi_window_mask* ranges, int32_t step, magi_mask** mask);
+MAGI_API magi_status magi_mask_block_causal(const int32_t* cu_seqlens, int64_t num_entries,
+                                            int32_t block, magi_mask** mask);
+/* prefix_lengths [num_entries - 1]. */
+MAGI_API magi_status magi_mask_prefix_lm(const int32_t* cu_seqlens, int64_t num_entries,
+                                         const int32_t* prefix_lengths, magi_mask** mask);
+/* nodes [num_nodes, 2]: parent (-1: root), rows. */
+MAGI_API magi_status magi_mask_prefix_tree(const int32_t* nodes, int64_t num_nodes,
+                                           magi_mask** mask);
+/* num_previous: earlier chunks seen fully, -1: all. */
+MAGI_API magi_status magi_mask_chunk_causal(const int32_t* cu_seqlens, int64_t num_entries,
+                                            int32_t chunk, int32_t num_previous, magi_mask** mask);
+/* matrix [rows_q, rows_k], non-zero: visible. */
+MAGI_API magi_status magi_mask_from_matrix(const uint8_t* matrix, int32_t rows_q, int32_t rows_k,
+                                           magi_mask** mask);
+MAGI_API magi_status magi_mask_from_json(const char* text, size_t size_bytes, magi_mask** mask);
+MAGI_API magi_status magi_mask_to_json(const magi_mask* mask, magi_buffer** text);
+
+MAGI_API magi_status magi_mask_rows(const magi_mask* mask, int32_t* rows_q, int32_t* rows_k);
+/* int32 [n, 6] as in magi_mask_from_slices. */
+MAGI_API magi_status magi_mask_slices(const magi_mask* mask, magi_buffer** slices);
+/* int32 [n, 5]: q begin, q end, k begin, k end, MAGI_MASK_...: the same pairs as typed slices. */
+MAGI_API magi_status magi_mask_typed_slices(const magi_mask* mask, magi_buffer** slices);
+/* SVG text; title may be NULL. */
+MAGI_API magi_status magi_mask_draw(const magi_mask* mask, const char* title, magi_buffer** svg);
+/* Visible pairs; a pair in n slices counts n times. */
+MAGI_API magi_status magi_mask_area(const magi_mask* mask, int64_t* area);
+/* uint16 [rows_q, rows_k]: how many slices hold a pair. */
+MAGI_API magi_status magi_mask_expand(const magi_mask* mask, magi_buffer** multiplicity);
+
+typedef struct magi_coverage {
+  size_t struct_size;
+  int64_t visible_pairs;
+  int64_t counted_pairs;
+  int64_t overlapping_pairs;
+  int32_t max_multiplicity;
+  int32_t empty_rows;
+  int32_t unseen_keys;
+  int32_t first_overlap[2]; /* two slices that share a pair; -1, -1 if none do */
+} magi_coverage;
+MAGI_API magi_status magi_mask_coverage(const magi_mask* mask, magi_coverage* coverage);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
