@@ -212,6 +212,18 @@ def print_result(result):
               flush=True)
 
 
+def mean_over_draws(results):
+    """Mean ratio of each kernel over the draws of a mask and length that was run with several."""
+    ratios = {}
+    for result in results:
+        for key, ours in result["ours"].items():
+            name = (result["mask"], result["rows"], result["dim"], key)
+            ratios.setdefault(name, []).append(ours["ratio"])
+    return [{"mask": mask, "rows": rows, "dim": dim, "kernel": key, "draws": len(values),
+             "mean_ratio": statistics.mean(values), "ratio_low": min(values), "ratio_high": max(values)}
+            for (mask, rows, dim, key), values in ratios.items() if len(values) > 1]
+
+
 def parse():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library", required=True, help="libmagi_kernel_bench.so")
@@ -244,7 +256,10 @@ def main():
         results.append(run_case(library, case, options))
     report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
               "cudnn": torch.backends.cudnn.version(), "rounds": options.rounds,
-              "results": results}
+              "results": results, "means": mean_over_draws(results)}
+    for mean in report["means"]:
+        print(f"{mean['mask']} {mean['rows']} {mean['kernel']}: mean ratio {mean['mean_ratio']:.3f} over "
+              f"{mean['draws']} draws [{mean['ratio_low']:.3f}, {mean['ratio_high']:.3f}]")
     options.out.write_text(json.dumps(report, indent=1))
 
 

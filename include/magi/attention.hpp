@@ -19,7 +19,7 @@ enum class SinkLayout : std::int32_t {
 /// What every attention call of a layer shares. num_sinks is 1..8 where a sink is given; sink
 /// logits are float32 (float64 in float64 runs).
 struct AttentionParams {
-  double softmax_scale = 0.0;  ///< 0: 1 / sqrt(head_dim_qk)
+  double softmax_scale = 0.0;  ///< 0: 1 / sqrt(head_dim_qk); finite, on GPUs not negative
   double softcap = 0.0;        ///< c > 0: s = c * tanh(scale * q.k / c); 0: off
   SinkLayout sink_layout = SinkLayout::SinkHead;
   friend bool operator==(const AttentionParams&, const AttentionParams&) = default;
@@ -60,8 +60,8 @@ struct BackwardArgs {
 };
 
 /// The CPU backend: blocked online softmax, OpenMP, AVX2 chosen at run time. float32, float64,
-/// bfloat16, float16 inputs (16-bit ones compute in float32). Throws InvalidArgument naming the
-/// tensor.
+/// bfloat16, float16 inputs (16-bit ones compute in float32). What a row does not see does not
+/// touch its results, NaN included. Throws InvalidArgument naming the tensor.
 void attention_forward_cpu(const ForwardArgs& args);
 void attention_backward_cpu(const BackwardArgs& args);
 

@@ -10,8 +10,9 @@
 
 // Attention on GPUs of compute capability 9.0 (H100, H200). Inputs are bfloat16 or float16, head
 // dims multiples of 8 up to 128. The last dimension of q, k, v and out is contiguous, their other
-// strides are multiples of 16 bytes; other tensors are refused. Keys and values that no slice
-// shows to a query must be finite where they share a 128-key tile with visible ones.
+// strides are multiples of 16 bytes; other tensors are refused. Keys and values must be finite
+// inside the key range of every slice and in the 255 rows before it, whoever sees them: a row's
+// zero weight would make NaN of an infinity. Elsewhere they may hold anything.
 namespace magi {
 
 /// Choices of a launch that do not change its result beyond rounding.

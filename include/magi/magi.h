@@ -319,7 +319,7 @@ typedef struct magi_attention_inputs {
   const magi_tensor* k;
   const magi_tensor* v;
   const magi_tensor* sink; /* optional: [sinks, heads_q] or [rows_q, sinks, heads_q], by layout */
-  double softmax_scale;    /* 0: 1 / sqrt(dim_qk) */
+  double softmax_scale;    /* 0: 1 / sqrt(dim_qk); finite, on GPUs not negative */
   double softcap;          /* 0: off */
   int32_t sink_layout;     /* MAGI_SINK_HEAD or MAGI_ROW_SINK_HEAD */
   int32_t sm_margin;       /* magi_flex_... on a GPU: multiprocessors left to others */
@@ -371,7 +371,8 @@ MAGI_API magi_status magi_attention_backward(magi_attention* attention,
 
 /* One device, no plan: the mask's rows are those of q and k. Tensors in host memory, or all on one
  * GPU of compute capability 9.0: bfloat16 or float16 q, k, v, head dims multiples of 8 up to 128,
- * last dims contiguous, other strides multiples of 16 bytes.
+ * last dims contiguous, other strides multiples of 16 bytes; keys and values finite inside the key
+ * range of every slice and in the 255 rows before it.
  *
  * On a GPU the call only enqueues. The mask handle keeps the work lists of the last 8 combinations
  * of shapes, type, device and sm_margin; the first call with a combination makes its list (which

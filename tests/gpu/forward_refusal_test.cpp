@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <limits>
 #include <string>
 
 #include "gpu/gpu_test.hpp"
@@ -62,6 +63,21 @@ TEST_F(ForwardRefusalTest, MergesOnlyIntoFloat32) {
   ForwardArgs args = args_;
   args.is_merging = true;
   EXPECT_NE(refusal_of(args).find("out.dtype is bfloat16"), std::string::npos);
+}
+
+TEST_F(ForwardRefusalTest, NamesScalesThatAreNoScales) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const auto& [value, text] : {std::pair{-0.5, "-0.5"}, {kNan, "nan"}, {kInfinity, "inf"}}) {
+    ForwardArgs args = args_;
+    args.params.softmax_scale = value;
+    EXPECT_EQ(refusal_of(args), std::string("softmax_scale is ") + text +
+                                    "; allowed: 0 (the default) or positive, finite");
+    args = args_;
+    args.params.softcap = value;
+    EXPECT_EQ(refusal_of(args),
+              std::string("softcap is ") + text + "; allowed: 0 (off) or positive, finite");
+  }
 }
 
 TEST_F(ForwardRefusalTest, RefusesAListForOtherShapes) {
