@@ -15,7 +15,7 @@ from magi_attention._native.library import Handle, check, lib, made
 from magi_attention._native.structs import CommCounters, CommOptions, bytes_to_int64
 from magi_attention.errors import CommError
 
-CAST, SUM, LSE_MERGE = 0, 1, 2
+CAST, SUM, LSE_MERGE, OTHER = 0, 1, 2, 3
 
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 
@@ -62,6 +62,20 @@ class _ExchangeArgs(ctypes.Structure):
     ]
 
 
+class _AllToAllArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("send", c_void_p),
+        ("receive", c_void_p),
+        ("send_bytes", POINTER(c_int64)),
+        ("receive_bytes", POINTER(c_int64)),
+        ("device", c_int32),
+        ("kind", c_int32),
+        ("plan_digest", c_uint64),
+        ("wave", c_int32),
+    ]
+
+
 class _Counters(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -82,6 +96,7 @@ _COUNTERS = CFUNCTYPE(c_int32, c_void_p, POINTER(_Counters))
 _CLOSE = CFUNCTYPE(c_int32, c_void_p)
 _DESTROY = CFUNCTYPE(None, c_void_p)
 _LAST_ERROR = CFUNCTYPE(c_void_p, c_void_p, POINTER(c_int32))
+_ALL_TO_ALL = CFUNCTYPE(c_int32, c_void_p, POINTER(_AllToAllArgs), c_void_p)
 
 
 class _Vtable(ctypes.Structure):
@@ -100,6 +115,7 @@ class _Vtable(ctypes.Structure):
         ("close", _CLOSE),
         ("destroy", _DESTROY),
         ("last_error", _LAST_ERROR),
+        ("all_to_all_v", _ALL_TO_ALL),
     ]
 
 
@@ -116,6 +132,21 @@ class Exchange:
     wave: int
 
 
+@dataclass(frozen=True)
+class DeviceExchange:
+    """Bytes of every rank for every rank in device memory: addresses of both buffers, bytes by
+    rank, and the stream whose later work sees the result.
+    """
+
+    send: int
+    receive: int
+    send_bytes: list[int]
+    receive_bytes: list[int]
+    device: int
+    stream: int
+    kind: int  # CAST, SUM, or OTHER, which is not counted
+
+
 class Transport(Protocol):
     """What a communicator is made of. Errors are exceptions."""
 
@@ -126,11 +157,15 @@ class Transport(Protocol):
     messages: int
     casts: int
     reduces: int
+    moves_device_memory: bool
 
     def allgather(self, data: bytes) -> list[bytes]: ...
 
     def start(self, exchange: Exchange):
         """Returns a function that waits for the exchange."""
+
+    def all_to_all_v(self, exchange: DeviceExchange) -> None:
+        """Enqueues the exchange; called where moves_device_memory."""
 
     def abort(self, reason: str) -> None: ...
 
@@ -184,6 +219,7 @@ class _Supplied:
             _RELEASE(self.release), _ABORT(self.abort), _COUNTERS(self.counters),
             _CLOSE(lambda context: 0), _DESTROY(lambda context: None),
             _LAST_ERROR(self.last_error),
+            _ALL_TO_ALL(self.all_to_all_v) if transport.moves_device_memory else _ALL_TO_ALL(),
         )  # fmt: skip
 
     def guarded(self, call) -> int:
@@ -233,6 +269,23 @@ class _Supplied:
 
     def release(self, context, exchange) -> None:
         self.waits.pop(exchange, None)
+
+    def all_to_all_v(self, context, args, stream) -> int:
+        def call() -> None:
+            given, count = args.contents, self.transport.num_ranks
+            self.transport.all_to_all_v(
+                DeviceExchange(
+                    given.send or 0,
+                    given.receive or 0,
+                    given.send_bytes[:count],
+                    given.receive_bytes[:count],
+                    given.device,
+                    stream or 0,
+                    given.kind,
+                )
+            )
+
+        return self.guarded(call)
 
     def abort(self, context, reason) -> None:
         self.guarded(lambda: self.transport.abort(reason.decode(errors="replace")))

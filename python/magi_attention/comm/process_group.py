@@ -8,7 +8,7 @@ from typing import Callable
 import torch
 import torch.distributed as dist
 
-from magi_attention._native.vtable import CAST, LSE_MERGE, Exchange
+from magi_attention._native.vtable import CAST, LSE_MERGE, OTHER, DeviceExchange, Exchange
 from magi_attention.errors import CommError
 
 # A message is a header of two int64, plan digest and (kind, wave), then the rows of each tensor,
@@ -30,24 +30,59 @@ class ProcessGroupTransport:
         self.bytes_to_peer = [0] * self.num_ranks
         self.messages = self.casts = self.reduces = 0
         self._aborted: str | None = None
+        backends = _backends(group)
+        self.moves_host_memory = "cpu" in backends
+        self.moves_device_memory = backends.get("cuda") == "nccl"
+        self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 
     def allgather(self, data: bytes) -> list[bytes]:
         def call() -> list[bytes]:
-            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_ranks)]
-            dist.all_gather(sizes, torch.tensor([len(data)]), group=self.group)
+            device = "cpu" if self.moves_host_memory else f"cuda:{torch.cuda.current_device()}"
+            size = torch.tensor([len(data)], device=device)
+            sizes = [torch.zeros_like(size) for _ in range(self.num_ranks)]
+            dist.all_gather(sizes, size, group=self.group)
             capacity = max(int(size) for size in sizes)
             if capacity == 0:
                 return [b""] * self.num_ranks
             padded = torch.zeros(capacity, dtype=torch.uint8)
             if data:
                 padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            padded = padded.to(device)
             gathered = [torch.empty_like(padded) for _ in range(self.num_ranks)]
             dist.all_gather(gathered, padded, group=self.group)
             return [bytes(part[: int(n)].tolist()) for part, n in zip(gathered, sizes)]
 
         return self._translated(call)
 
+    def all_to_all_v(self, exchange: DeviceExchange) -> None:
+        """The group's all-to-all of bytes, in the order of the given stream; nothing waits."""
+        device = torch.device("cuda", exchange.device)
+        sent = _device_bytes(exchange.send, sum(exchange.send_bytes), device)
+        received = _device_bytes(exchange.receive, sum(exchange.receive_bytes), device)
+
+        def call() -> None:
+            with torch.cuda.stream(self._stream(exchange.stream, exchange.device)):
+                dist.all_to_all_single(
+                    received, sent, exchange.receive_bytes, exchange.send_bytes, group=self.group
+                )
+
+        self._translated(call)
+        self._count_device(exchange)
+
+    def _stream(self, address: int, device: int) -> torch.cuda.Stream:
+        """torch's object for a stream; of the library's streams there are few."""
+        if address == 0:
+            return torch.cuda.default_stream(device)
+        key = (address, device)
+        if key not in self._streams:
+            if len(self._streams) >= 64:
+                self._streams.clear()
+            self._streams[key] = torch.cuda.ExternalStream(address, device=device)
+        return self._streams[key]
+
     def start(self, exchange: Exchange) -> Callable[[], None]:
+        if not self.moves_host_memory:
+            raise ValueError("cp_group is nccl alone; allowed for host tensors: a group with gloo")
         is_cast = exchange.kind == CAST
         send = _by_peer(exchange.owned if is_cast else exchange.needed, self.num_ranks)
         receive = _by_peer(exchange.needed if is_cast else exchange.owned, self.num_ranks)
@@ -104,6 +139,18 @@ class ProcessGroupTransport:
         else:
             self.reduces += 1
 
+    def _count_device(self, exchange: DeviceExchange) -> None:
+        if exchange.kind == OTHER:
+            return
+        for peer, num_bytes in enumerate(exchange.send_bytes):
+            if num_bytes and peer != self.rank:
+                self.bytes_to_peer[peer] += num_bytes
+                self.messages += 1
+        if exchange.kind == CAST:
+            self.casts += 1
+        else:
+            self.reduces += 1
+
     def _translated(self, call):
         """The result of a call of torch.distributed; its errors become CommError."""
         if self._aborted is not None:
@@ -123,6 +170,30 @@ class ProcessGroupTransport:
             elif "closed by peer" in text or "reset by peer" in text or "Broken pipe" in text:
                 code = CommError.PEER_DIED
             raise CommError(f"cp_group of rank {self.rank} failed: {text}", code) from error
+
+
+class _DeviceMemory:
+    """Bytes at an address, in the form that torch takes over without a copy."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 2,
+        }
+
+
+def _device_bytes(address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
+    if num_bytes == 0:
+        return torch.empty(0, dtype=torch.uint8, device=device)
+    return torch.as_tensor(_DeviceMemory(address, num_bytes), device=device)
+
+
+def _backends(group: dist.ProcessGroup) -> dict[str, str]:
+    """What carries tensors of each device type: {"cpu": "gloo", "cuda": "nccl"}."""
+    pairs = (pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
+    return {device: backend for device, backend in pairs}
 
 
 def _by_peer(records: list[tuple[int, int, int]], num_ranks: int) -> list[_Rows]:
