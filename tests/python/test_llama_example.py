@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/llama_cp: its checks, its text, and a short training of every run."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples" / "llama_cp"
+sys.path.insert(0, str(FOLDER))
+
+import chart  # noqa: E402
+import compare  # noqa: E402
+import text as llama_text  # noqa: E402
+import train  # noqa: E402
+from runs import Run  # noqa: E402
+
+SDPA = [Run("plain", "math"), Run("plain", "efficient")]
+MAGI, LEAKY = Run("plain", "magi", 2), Run("plain", "leaky")
+
+
+def curves(magi: float, leaky: float) -> compare.Curves:
+    """Distances from the first run of SDPA; the noise is 1e-3."""
+    shifts = zip((*SDPA, MAGI, LEAKY), (0.0, 1e-3, magi, leaky))
+    return {run: [3.0 + shift, 2.0 + shift] for run, shift in shifts}
+
+
+@pytest.mark.parametrize(
+    "magi, leaky, failures", [(2e-3, 1.0, 0), (-1.9e-3, 1.0, 0), (4e-3, 1.0, 1), (0.0, 1e-3, 1)]
+)
+def test_curves_are_told_apart(magi, leaky, failures):
+    reporter = train.Reporter(is_talking=False)
+    train.check_curves(curves(magi, leaky), reporter)
+    assert reporter.failures == failures
+
+
+def test_noise_of_equal_runs_is_rounding():
+    equal = {run: [4.0, 4.0] for run in SDPA}
+    assert compare.noise(equal) == pytest.approx(4 * 2**-24)
+
+
+def test_losses_must_be_finite_and_fall():
+    for curve, failures in (([3.0] * 20 + [2.0], 0), ([3.0] * 21, 1), ([3.0, float("nan")], 1)):
+        reporter = train.Reporter(is_talking=False)
+        train.check_learning({MAGI: curve}, reporter)
+        assert reporter.failures == failures
+
+
+def test_gradient_errors():
+    wanted = {"a": torch.tensor([1.0, -4.0]), "b": torch.tensor([1.0])}
+    found = {"a": torch.tensor([1.0, -3.0]), "b": torch.tensor([1.1])}
+    assert compare.gradient_errors(found, wanted) == (0.25, "a")
+
+
+def test_text():
+    text, again = llama_text.Text(200, 5), llama_text.Text(200, 5)
+    for index in range(5):
+        packed = text.sequence(index)
+        assert torch.equal(packed.ids, again.sequence(index).ids)
+        bounds = packed.bounds.tolist()
+        assert bounds[0] == 0 and bounds[-1] == 200 == len(packed.ids)
+        for begin, end in zip(bounds, bounds[1:]):
+            assert begin < end and packed.ids[begin] == 0
+            assert torch.equal(packed.targets[begin : end - 1], packed.ids[begin + 1 : end])
+            assert packed.targets[end - 1] == llama_text.IGNORED
+            assert torch.equal(packed.positions[begin:end], torch.arange(end - begin))
+    with pytest.raises(ValueError, match="this machine has"):
+        llama_text.documents(1 << 40)
+
+
+def test_chart():
+    svg = chart.draw({"a <b>": [3.0, 2.0], "c": [3.0, 2.5]}, {"c"}, 1e-5, "losses")
+    assert svg.startswith("<svg") and "a &lt;b&gt;" in svg and svg.count("<polyline") == 3
+
+
+def test_arguments():
+    for wrong in (["--models", "other"], ["--steps", "0"]):
+        with pytest.raises(SystemExit) as stopped:
+            train.parse(wrong)
+        assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "options", [["--models", "plain,transformers"], ["--models", "plain", "--fsdp"]], ids=str
+)
+def test_two_ranks(tmp_path, options):
+    if "transformers" in options[1]:
+        pytest.importorskip("transformers", minversion="5")
+    command = [sys.executable, str(FOLDER / "train.py"), "--ranks", "2", "--steps", "2", "--cpu"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path), *options], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FAIL" not in done.stdout and "plain, cp 2" in done.stdout
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    assert len(losses["plain, cp 1"]) == 2
+    assert (tmp_path / "losses.svg").read_text().startswith("<svg")
+
+
+def test_exit_code_of_a_failed_check(tmp_path):
+    code = "import compare, train; compare.GRADIENT_TOLERANCE = -1.0; train.main()"
+    options = ["--steps", "1", "--models", "plain", "--cpu", "--out", str(tmp_path)]
+    torchrun = {
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0", "PYTHONPATH": os.pathsep.join([str(FOLDER), *sys.path]),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code, *options],
+        capture_output=True, text=True, timeout=300, env={**os.environ, **torchrun},
+    )  # fmt: skip
+    assert done.returncode == 1 and "FAIL  plain, cp 1" in done.stdout, done.stderr
