@@ -23,6 +23,7 @@ struct Command {
   std::function<Exit()> run;
 };
 
+Command add_bench_command(CLI::App& parent);
 Command add_demo_command(CLI::App& parent);
 Command add_plan_command(CLI::App& parent);
 Command add_show_command(CLI::App& parent);

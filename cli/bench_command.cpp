@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <memory>
+
+#include "base/check.hpp"
+#include "bench/kernel_bench.hpp"
+#include "bench/masks.hpp"
+#include "commands.hpp"
+#include "flags.hpp"
+#include "values.hpp"
+
+namespace magi::cli {
+namespace {
+
+constexpr std::int32_t kKilo = 1024;
+constexpr std::int32_t kLongestByDefault = 128 * kKilo;
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  std::size_t begin = 0;
+  while (begin <= text.size()) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+std::vector<std::string> parse_masks(const std::string& text) {
+  std::vector<std::string> names = split(text);
+  const auto& known = bench_mask_names();
+  std::string allowed;
+  for (const std::string& name : known) allowed += (allowed.empty() ? "" : ", ") + name;
+  for (const std::string& name : names) {
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      throw invalid("--masks", shown(name), allowed);
+    }
+  }
+  return names;
+}
+
+/// "2k" or "2048".
+std::int32_t parse_length(const std::string& text) {
+  const bool has_kilo = !text.empty() && text.back() == 'k';
+  const std::string digits = has_kilo ? text.substr(0, text.size() - 1) : text;
+  const std::vector<std::int32_t> allowed = bench_lengths();
+  const std::int64_t unit = has_kilo ? kKilo : 1;
+  std::int64_t rows = 0;
+  if (!digits.empty() && digits.size() < 8 &&
+      std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; })) {
+    rows = std::stol(digits) * unit;
+  }
+  if (std::find(allowed.begin(), allowed.end(), rows) == allowed.end()) {
+    throw invalid("--lengths", shown(text),
+                  "powers of two from " + std::to_string(allowed.front() / kKilo) + "k to " +
+                      std::to_string(allowed.back() / kKilo) + "k");
+  }
+  return static_cast<std::int32_t>(rows);
+}
+
+std::vector<std::int32_t> parse_lengths(const std::string& text) {
+  std::vector<std::int32_t> lengths;
+  for (const std::string& part : split(text)) lengths.push_back(parse_length(part));
+  return lengths;
+}
+
+std::vector<std::int32_t> default_lengths() {
+  std::vector<std::int32_t> lengths = bench_lengths();
+  std::erase_if(lengths, [](std::int32_t rows) { return rows > kLongestByDefault; });
+  return lengths;
+}
+
+struct BenchFlags {
+  KernelBenchOptions options{.masks = bench_mask_names(), .lengths = default_lengths()};
+  bool is_json = false;
+};
+
+void check(const KernelBenchOptions& options) {
+  if (options.heads_q % options.heads_kv != 0) {
+    throw invalid("--heads",
+                  std::to_string(options.heads_q) + ":" + std::to_string(options.heads_kv),
+                  "query heads that are a multiple of the kv heads");
+  }
+  if (options.head_dim % 8 != 0) {
+    throw invalid("--head-dim", options.head_dim, "multiples of 8 from 8 to 128");
+  }
+}
+
+Exit run_kernel(const BenchFlags& flags) {
+  check(flags.options);
+  const KernelBenchReport report =
+      run_kernel_bench(flags.options, [](const std::string& line) { std::cerr << line << '\n'; });
+  std::cout << (flags.is_json ? to_json(flags.options, report) : to_table(flags.options, report));
+  return Exit::Ok;
+}
+
+void add_kernel_flags(CLI::App& app, BenchFlags& flags) {
+  KernelBenchOptions& options = flags.options;
+  const auto add = [&app](const char* name, const char* type, const char* help, auto parse) {
+    app.add_option_function<std::string>(name, parse, help)->type_name(type);
+  };
+  add("--masks", "NAME,...",
+      "full, causal, varlen_full, varlen_causal, window, block_causal (default all)",
+      [&options](const std::string& text) { options.masks = parse_masks(text); });
+  add("--lengths", "N,...", "rows, powers of two such as 8k (default 1k to 128k)",
+      [&options](const std::string& text) { options.lengths = parse_lengths(text); });
+  add("--heads", "Q:KV", "heads of q and of k and v (default 64:8)",
+      [&options](const std::string& text) {
+        const auto [q, kv] = parse_pair("--heads", text, ':', {1, 1024});
+        options.heads_q = q;
+        options.heads_kv = kv;
+      });
+  add_int(app, "--head-dim", options.head_dim, {8, 128}, "multiple of 8");
+  add_int(app, "--device", options.device, {0, 1023}, "CUDA ordinal");
+  add_int(app, "--sm-margin", options.sm_margin, {0, 1023}, "multiprocessors left to others");
+  add_int(app, "--rounds", options.rounds, {1, 1000}, "rounds per case");
+  app.add_option("--cublas", options.cublas, "the cuBLAS library, where the system has none")
+      ->type_name("FILE");
+  app.add_flag("--json", flags.is_json, "print JSON instead of a table");
+}
+
+}  // namespace
+
+Command add_bench_command(CLI::App& parent) {
+  CLI::App* app = parent.add_subcommand("bench", "Time what the library runs on this machine");
+  app->require_subcommand(1);
+  CLI::App* kernel = app->add_subcommand(
+      "kernel", "Time the attention kernels on a GPU, beside a cuBLAS matrix product");
+  const auto flags = std::make_shared<BenchFlags>();
+  add_kernel_flags(*kernel, *flags);
+  return {.app = app, .run = [flags] { return run_kernel(*flags); }};
+}
+
+}  // namespace magi::cli

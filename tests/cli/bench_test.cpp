@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "bench/kernel_bench.hpp"
+#include "bench/masks.hpp"
+#include "cli/run_magi.hpp"
+
+namespace magi::cli {
+namespace {
+
+TEST(BenchMasks, DocumentsAreTheRecordedOnes) {
+  std::ifstream file(MAGI_DOCUMENT_DRAWS);
+  const auto json = nlohmann::json::parse(file);
+  for (const auto& [rows, draws] : json["draws"].items()) {
+    EXPECT_EQ(bench_documents(std::stoi(rows)), draws[0].get<std::vector<std::int32_t>>()) << rows;
+  }
+}
+
+TEST(BenchMasks, DocumentsFillEveryLength) {
+  EXPECT_EQ(bench_lengths().front(), 1024);
+  for (const std::int32_t rows : bench_lengths()) {
+    const auto documents = bench_documents(rows);
+    EXPECT_EQ(std::accumulate(documents.begin(), documents.end(), 0), rows);
+    EXPECT_GT(*std::min_element(documents.begin(), documents.end()), 0);
+  }
+  EXPECT_ANY_THROW(bench_documents(3000));
+}
+
+TEST(BenchMasks, AreThoseOfTheNames) {
+  constexpr std::int32_t kRows = 8192;
+  constexpr std::int64_t kSquare = std::int64_t{kRows} * kRows;
+  for (const std::string& name : bench_mask_names()) {
+    const Mask mask = bench_mask(name, kRows);
+    validate(mask);
+    EXPECT_EQ(mask.rows_q, kRows);
+    EXPECT_EQ(mask.rows_k, kRows);
+  }
+  EXPECT_EQ(area(bench_mask("full", kRows)), kSquare);
+  EXPECT_EQ(area(bench_mask("causal", kRows)), (kSquare + kRows) / 2);
+  EXPECT_EQ(area(bench_mask("window", kRows)), std::int64_t{kRows} * 1024 - 1024 * 1023 / 2);
+  EXPECT_EQ(bench_mask("varlen_causal", kRows).slices.size(), 13u);
+  EXPECT_EQ(bench_mask("varlen_full", 32768).slices.size(), 32u);
+  EXPECT_EQ(bench_mask("block_causal", 32768).slices.size(), 38u);
+  EXPECT_ANY_THROW(bench_mask("round", kRows));
+}
+
+KernelBenchReport small_report() {
+  KernelBenchReport report{.gpu = "a GPU"};
+  report.rows.push_back({.mask = "full",
+                         .rows = 2048,
+                         .num_slices = 1,
+                         .area = 4194304,
+                         .seconds = 2e-4,
+                         .flops_per_second = 6.5e14,
+                         .gemm_flops_per_second = 8e14,
+                         .gemm_share = 0.875,
+                         .packed_heads = 8,
+                         .sm_clock_mhz = 1700,
+                         .power_watts = 650.4});
+  report.rows.push_back({.mask = "window", .rows = 1024, .num_slices = 1, .seconds = 1e-5});
+  return report;
+}
+
+TEST(KernelBenchReport, TableShowsWhatIsMissingAsADash) {
+  const std::string table = to_table({}, small_report());
+  EXPECT_NE(table.find("heads 64:8, head dim 128, a GPU"), std::string::npos) << table;
+  EXPECT_NE(table.find("full    2,048"), std::string::npos) << table;
+  EXPECT_NE(table.find("87.5 %"), std::string::npos) << table;
+  EXPECT_NE(table.find("1700    650"), std::string::npos) << table;
+  EXPECT_EQ(table.substr(table.size() - 2), "-\n") << table;
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 4);
+}
+
+TEST(KernelBenchReport, JsonHoldsNullForWhatIsMissing) {
+  const auto json = nlohmann::json::parse(to_json({}, small_report()));
+  EXPECT_EQ(json["gpu"], "a GPU");
+  ASSERT_EQ(json["rows"].size(), 2u);
+  EXPECT_EQ(json["rows"][0]["gemm_share"], 0.875);
+  EXPECT_EQ(json["rows"][0]["sm_clock_mhz"], 1700);
+  EXPECT_TRUE(json["rows"][1]["power_watts"].is_null());
+}
+
+void expect_one_line(const std::string& arguments, int code, const std::string& part) {
+  const testing::Outcome outcome = testing::run_magi(arguments);
+  EXPECT_EQ(outcome.code, code) << outcome.err;
+  EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+}
+
+TEST(BenchCommand, WrongCallsGiveOneSentence) {
+  expect_one_line("bench", 2, "subcommand");
+  expect_one_line("bench kernel --masks full,round", 2, "--masks is 'round'; allowed: full, ");
+  expect_one_line("bench kernel --lengths 3k", 2, "--lengths is '3k'; allowed: powers of two");
+  expect_one_line("bench kernel --lengths=", 2, "--lengths");
+  expect_one_line("bench kernel --heads 8:3", 2, "--heads is 8:3");
+  expect_one_line("bench kernel --head-dim 12", 2, "--head-dim is 12");
+}
+
+TEST(BenchCommand, WithoutAFitDeviceTheCodeIsThree) {
+  expect_one_line("bench kernel --device 1000", 3, "magi: ");
+}
+
+}  // namespace
+}  // namespace magi::cli
