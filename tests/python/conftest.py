@@ -17,3 +17,10 @@ def ranks():
     started = Ranks()
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="module")
+def eight_ranks():
+    started = Ranks(8)
+    yield started
+    started.stop()

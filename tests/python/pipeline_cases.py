@@ -369,15 +369,16 @@ def deprecated_calls(group) -> None:
     api.clear_cache(group)
 
 
-def meshes_and_two_groups(group, case: Case) -> None:
-    """Data parallel x context parallel: two groups of two ranks, each with a mask of its own, as
-    1-D meshes, and one group of four as a 2-D mesh.
+def meshes_and_two_groups(group, case: Case, replicas: int = 2) -> None:
+    """Data parallel x context parallel: groups of ranks, each with a mask of its own, as 1-D
+    meshes, and one group of all ranks as a 2-D mesh.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    shape = (replicas, dist.get_world_size() // replicas)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "cp"))
     replica = mesh.get_local_rank("dp")
-    name = ("varlen_causal", "four_types")[replica]
+    name = ("varlen_causal", "four_types", "causal", "empty_rows")[replica]
     mask, tensors = dense.masks(case.rows)[name], make_tensors(case, seed=replica)
     key = make_key(mask, case, mesh["cp"])
     found, wanted = run_attention(key, case, tensors), expected(mask, case, tensors)
@@ -385,12 +386,46 @@ def meshes_and_two_groups(group, case: Case) -> None:
     check_gradients(found[3], wanted[3])
     mask, tensors = dense.masks(case.rows)["full"], make_tensors(case)
     whole = make_key(mask, case, mesh)
-    assert dist.get_world_size(whole.cp_group) == 4 and whole.cp_mesh is mesh
+    assert dist.get_world_size(whole.cp_group) == mesh.size() and whole.cp_mesh is mesh
     assert make_key(mask, case, mesh) is whole
     found, wanted = run_attention(whole, case, tensors), expected(mask, case, tensors)
     check_close("mesh", found[0], wanted[0], TOLERANCE)
     assert api.get_most_recent_key(whole.cp_group) is whole
     assert api.get_most_recent_key(key.cp_group) is key
+    api.clear_cache()
+
+
+def training_of_replicas(group, case: Case) -> None:
+    """Two replicas, each a sequence with a mask of its own, that share weights: the sum of their
+    gradients over all ranks, and two plans in turns on one group.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "cp"))
+    replica, masks = mesh.get_local_rank("dp"), dense.masks(case.rows)
+    names = (("varlen_causal", "causal"), ("four_types", "prefix"))
+
+    def loss(attend, q, k, v, weight, upstream):
+        return (attend(q * weight, k, v) * upstream).sum()
+
+    weight = torch.full((case.head_dim,), 0.5, dtype=torch.float64, requires_grad=True)
+    keys = [make_key(masks[name], case, mesh["cp"]) for name in names[replica]]
+    for key in keys * 2:
+        q, k, v, _, upstream, _ = make_tensors(case, seed=replica)
+        parts = [api.dispatch(t, key) for t in (q, k, v)]
+        local = api.dispatch(upstream, key)
+        loss(lambda *qkv: api.calc_attn(*qkv, key)[0], *parts, weight, local).backward()
+    dist.all_reduce(weight.grad)
+    wanted = torch.full((case.head_dim,), 0.5, dtype=torch.float64, requires_grad=True)
+    for seed, replica_names in enumerate(names):
+        q, k, v, _, upstream, _ = make_tensors(case, seed=seed)
+        for name in replica_names:
+
+            def attend(q, k, v, mask=masks[name]):
+                return dense.attention(q, k, v, mask)[0]
+
+            (2 * loss(attend, q, k, v, wanted, upstream)).backward()
+    check_close("weight", weight.grad, wanted.grad, 1e-8)
     api.clear_cache()
 
 

@@ -15,16 +15,16 @@ COMM_SECONDS = 20
 CASE_SECONDS = 60
 
 
-def _serve(rank: int, store: str, pipe) -> None:
+def _serve(rank: int, world_size: int, store: str, pipe) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=COMM_SECONDS)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD_SIZE, timeout=timeout
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timeout
     )
-    groups = {n: dist.new_group(range(n), timeout=timeout) for n in range(1, WORLD_SIZE + 1)}
+    groups = {n: dist.new_group(range(n), timeout=timeout) for n in range(1, world_size + 1)}
     while (task := pipe.recv()) is not None:
         size, case, arguments = task
         try:
@@ -37,7 +37,8 @@ def _serve(rank: int, store: str, pipe) -> None:
 class Ranks:
     """Runs cases; started at the first one, and again after one that failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, world_size: int = WORLD_SIZE) -> None:
+        self._world_size = world_size
         self._workers = []
 
     def _start(self) -> None:
@@ -45,9 +46,9 @@ class Ranks:
         handle, store = tempfile.mkstemp()
         os.close(handle)
         os.unlink(store)
-        for rank in range(WORLD_SIZE):
+        for rank in range(self._world_size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, store, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self._world_size, store, theirs), daemon=True)
             process.start()
             self._workers.append((process, ours))
 
