@@ -347,6 +347,22 @@ def key_cache(group) -> None:
         raise AssertionError("calc_attn took a forgotten key")
 
 
+def forgotten_arguments(group) -> None:
+    """The list of arguments seen stays short; a key whose arguments left it is found again."""
+    from magi_attention.api import _keys
+
+    kept, _keys._SEEN_KEPT = _keys._SEEN_KEPT, 3
+    try:
+        masks = [dense.masks(rows)["causal"] for rows in range(40, 46)]
+        keys = [make_key(mask, Case(rows=mask.rows_q), group) for mask in masks]
+        assert len(_keys._seen) == 3
+        assert make_key(masks[0], Case(rows=40), group) == keys[0]
+        assert len(api.dist_attn_runtime_dict_mgr.keys(group)) == len(keys)
+    finally:
+        _keys._SEEN_KEPT = kept
+    api.clear_cache(group)
+
+
 def deprecated_calls(group) -> None:
     """Older names work and warn."""
     bounds = torch.tensor([0, 20, 64], dtype=torch.int32)

@@ -95,6 +95,10 @@ def test_key_cache(ranks, size):
     ranks.run(size, cases.key_cache)
 
 
+def test_forgotten_arguments(ranks):
+    ranks.run(1, cases.forgotten_arguments)
+
+
 def test_deprecated_calls(ranks):
     ranks.run(2, cases.deprecated_calls)
 

@@ -84,7 +84,9 @@ class DistAttnRuntimeDictManager:
 dist_attn_runtime_dict_mgr = DistAttnRuntimeDictManager()
 
 # Keys by the arguments as given, so that a mask seen before costs no conversion. Lists of types may
-# change after the call, so a copy is kept and compared.
+# change after the call, so a copy is kept and compared. Every step of a training may bring a new
+# mask, so the oldest are forgotten.
+_SEEN_KEPT = 4096
 _seen: dict[tuple, list[tuple[Any, DistAttnRuntimeKey]]] = {}
 
 
@@ -122,7 +124,11 @@ def find_or_make(spec: KeySpec) -> DistAttnRuntimeKey:
         q.content(), k.content(), spec.total_seqlen, spec.heads, id(spec.group_or_mesh),
         spec.config, spec.placed_by, key_snapshot(),
     )  # fmt: skip
-    candidates = _seen.setdefault(arguments, [])
+    candidates = _seen.get(arguments)
+    if candidates is None:
+        while len(_seen) >= _SEEN_KEPT:
+            del _seen[next(iter(_seen))]
+        candidates = _seen[arguments] = []
     for seen_type, key in candidates:
         if seen_type == mask_type:
             managers = dist_attn_runtime_dict_mgr.of(key.cp_group)
