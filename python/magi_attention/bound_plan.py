@@ -16,6 +16,7 @@ from magi_attention._native.attention import (
     Options,
     Runner,
     TensorStruct,
+    calls_of,
     current_stream,
     device_index,
     dist_backward,
@@ -37,7 +38,7 @@ from magi_attention.functional.dispatch import (
 from magi_attention.functional.dist_attn import DistAttention, register
 from magi_attention.functional.roll import _RollP2P
 from magi_attention.functional._eager import is_eager, run
-from magi_attention.functional._masks import calls_of
+from magi_attention.functional._masks import calls_under
 
 if TYPE_CHECKING:
     from magi_attention.plan import Plan
@@ -105,7 +106,7 @@ class BoundPlan:
         self.precision = general.precision()
         self._dsink_op = comm.dsink_all_reduce_op()
         ids = plan.placement.position_ids(self.rank, self.total_seqlen)
-        self._position_ids = torch.tensor(ids, dtype=torch.int64)
+        self._ids_on = {torch.device("cpu"): torch.tensor(ids, dtype=torch.int64)}
         self._num_valid = plan.ranges_of(self.rank).total_seqlen  # these come before the padding
         report = plan.report
         # What a call's tensors must fit: rank, its rows, heads of q and of k, head dims of q and v.
@@ -126,9 +127,9 @@ class BoundPlan:
 
     def _make_calls(self) -> CallCache:
         if self.plan.cp_size == 1:  # rows are in the order of the sequence
-            return calls_of(self.plan.handle.mask().resized(self.local_rows, self.local_rows))
+            return calls_under(self.plan.handle.mask().resized(self.local_rows, self.local_rows))
         handle = _AttentionHandle(self.plan, self.communicator)
-        return CallCache(Runner(dist_forward, dist_backward, handle.address, handle))
+        return calls_of(Runner(dist_forward, dist_backward, handle.address, handle))
 
     def calc_attn(
         self,
@@ -197,8 +198,22 @@ class BoundPlan:
 
     @property
     def position_ids(self) -> torch.Tensor:
-        """int64 [local rows]: row of the sequence; padding counts as the last row."""
-        return self._position_ids
+        """int64 [local rows]: row of the sequence; padding counts as the last row. In host memory,
+        or on the current GPU for a group that moves nothing else (nccl).
+        """
+        return self.position_ids_on(self._own_device())
+
+    def position_ids_on(self, device: torch.device) -> torch.Tensor:
+        """position_ids on a device; copied there once."""
+        ids = self._ids_on.get(device)
+        if ids is None:
+            ids = self._ids_on[device] = self._ids_on[torch.device("cpu")].to(device)
+        return ids
+
+    def _own_device(self) -> torch.device:
+        if self.cp_group is not None and dist.get_backend(self.cp_group) == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
 
     def _check_rows(self, name: str, x: torch.Tensor, rows: int, seq_dim: int) -> None:
         if not isinstance(x, torch.Tensor):
@@ -212,22 +227,27 @@ class BoundPlan:
 
     def select_rows(self, x: torch.Tensor, pad_value: float) -> torch.Tensor:
         """Own rows of a global tensor; padding rows hold pad_value."""
-        local = x.index_select(0, self._position_ids.to(x.device))
+        local = x.index_select(0, self.position_ids_on(x.device))
         if self._num_valid < self.local_rows:
             local[self._num_valid :] = pad_value
         return local
 
     def gather_rows(self, x: torch.Tensor) -> torch.Tensor:
         """Everyone's rows in the order of the sequence, without padding."""
+        if self.plan.cp_size == 1:  # rows are in the order of the sequence
+            return x[: self.total_seqlen].clone()
         local = _exchangeable(x)
         whole = local.new_empty((self.total_seqlen, local.shape[1]))
         placement, group = self.plan.placement.address, self.communicator.address
         source, target = TensorStruct(local), TensorStruct(whole)
-        check(lib.magi_undispatch(source.address, placement, group, target.address, None))
+        stream = current_stream(device_index(local))
+        check(lib.magi_undispatch(source.address, placement, group, target.address, stream))
         return whole.to(x.dtype).view(self.total_seqlen, *x.shape[1:])
 
     def reduce_rows(self, grad: torch.Tensor) -> torch.Tensor:
         """Own rows of the sum of everyone's global tensors; padding rows are 0."""
+        if self.plan.cp_size == 1:
+            return self.select_rows(grad, 0.0)
         whole = _exchangeable(grad)
         local = whole.new_empty((self.local_rows, whole.shape[1]))
         source, target = TensorStruct(whole), TensorStruct(local)
@@ -235,10 +255,14 @@ class BoundPlan:
             global_gradient=source.address, local_gradient=target.address, mode=_PARTIAL_GRADIENT
         )
         placement, group = self.plan.placement.address, self.communicator.address
-        check(lib.magi_undispatch_backward(args.address, placement, group, None))
+        stream = current_stream(device_index(whole))
+        check(lib.magi_undispatch_backward(args.address, placement, group, stream))
         return local.view(self.local_rows, *grad.shape[1:])
 
     def roll_rows(self, x: torch.Tensor, shift: int) -> torch.Tensor:
+        if self.plan.cp_size == 1:
+            valid, padding = x[: self.total_seqlen], x[self.total_seqlen :]
+            return torch.cat((torch.roll(valid, shift, 0), padding))
         local = _exchangeable(x)
         rolled = torch.empty_like(local)
         source, target = TensorStruct(local), TensorStruct(rolled)
@@ -246,7 +270,8 @@ class BoundPlan:
             local=source.address, out=target.address, num_valid_rows=self.total_seqlen, shift=shift
         )
         placement, group = self.plan.placement.address, self.communicator.address
-        check(lib.magi_roll(args.address, placement, group, None))
+        stream = current_stream(device_index(local))
+        check(lib.magi_roll(args.address, placement, group, stream))
         return rolled.to(x.dtype).view(x.shape)
 
     def reduce_dsink(self, dsink: torch.Tensor) -> None:
@@ -260,10 +285,8 @@ class BoundPlan:
 
 def _exchangeable(x: torch.Tensor) -> torch.Tensor:
     """[rows, elements], contiguous, in a type the library moves."""
-    if x.device.type != "cpu":
-        raise RuntimeError(
-            f"x is on {x.device}; allowed: cpu, as this build holds no GPU transport"
-        )
+    if x.device.type not in ("cpu", "cuda"):
+        raise RuntimeError(f"x is on {x.device}; allowed: cpu, cuda")
     width = x[0].numel() if x.shape[0] else 1
     flat = x.contiguous().view(x.shape[0], width)
     return flat if flat.dtype in DTYPE_CODES else flat.to(torch.int64)

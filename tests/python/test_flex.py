@@ -193,7 +193,7 @@ class TestCompiler:
         permuted = q.transpose(0, 1).contiguous().transpose(0, 1)
         sink = torch.randn(2, 4, dtype=torch.float64)
         for given_q, given_sink, with_max in ((q, None, False), (permuted, sink, True)):
-            arguments = (given_q, k, v, *ranges, given_sink, 0.0, 0.0, 0, with_max)
+            arguments = (given_q, k, v, *ranges, given_sink, 0.0, 0.0, 0, with_max, 0)
             torch.library.opcheck(flex_forward_op, arguments)
             out, lse, _ = flex_forward_op(*arguments)
             torch.library.opcheck(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -25,8 +26,8 @@ CPU_DEVICE = -1
 
 # struct_size, data, dtype, device, rank, shape[4], stride[4]
 _TENSOR = struct.Struct("@NPiii4q4q")
-# struct_size, q, k, v, sink, softmax_scale, softcap, sink_layout
-_INPUTS = struct.Struct("@NPPPPddi0q")
+# struct_size, q, k, v, sink, softmax_scale, softcap, sink_layout, sm_margin
+_INPUTS = struct.Struct("@NPPPPddii")
 # struct_size, out, lse, max_logits
 _RESULT = struct.Struct("@NPPP")
 # struct_size, dout, dlse, dq, dk, dv, dsink
@@ -103,12 +104,15 @@ class Runner(NamedTuple):
 
 
 class Options(NamedTuple):
-    """softmax_scale 0: 1 / sqrt(head_dim); softcap 0: off; sink_layout 0: "sh", 1: "ssh"."""
+    """softmax_scale 0: 1 / sqrt(head_dim); softcap 0: off; sink_layout 0: "sh", 1: "ssh";
+    sm_margin: multiprocessors of a GPU that are left to others.
+    """
 
     scale: float = 0.0
     softcap: float = 0.0
     sink_layout: int = 0
     with_max_logits: bool = False
+    sm_margin: int = 0
 
 
 class _Block:
@@ -166,7 +170,7 @@ class Call:
                 pack_tensor(buffer, slot * _TENSOR.size, tensor, 0)
         _INPUTS.pack_into(
             buffer, _INPUTS_AT, _INPUTS.size, 0, 0, 0, 0, options.scale, options.softcap,
-            options.sink_layout,
+            options.sink_layout, options.sm_margin,
         )  # fmt: skip
         _RESULT.pack_into(buffer, _RESULT_AT, _RESULT.size, 0, 0, 0)
         _RESULT.pack_into(buffer, _SAVED_AT, _RESULT.size, 0, 0, 0)
@@ -195,7 +199,18 @@ class Call:
 
     def forward(self, q, k, v, sink):
         """out, lse and max_logits (None unless asked for), enqueued on the current stream."""
-        out, lse, max_logits = self._results(q)
+        block, results = self._fill(q, k, v, sink)
+        device = self._device
+        stream = _raw_stream(device) if device >= 0 else None
+        status = self._forward(self._handle, block.inputs, block.result, stream)
+        if status:
+            check(status)
+        self._blocks.append(block)
+        return results
+
+    def _fill(self, q, k, v, sink):
+        """A block that names these tensors, and new results."""
+        results = out, lse, max_logits = self._results(q)
         block = self._take()
         words = block.words
         words[1] = q.data_ptr()
@@ -207,13 +222,7 @@ class Call:
             words[_DATA[_SINK]] = sink.data_ptr()
         if max_logits is not None:
             words[_DATA[_MAX_LOGITS]] = max_logits.data_ptr()
-        device = self._device
-        stream = _raw_stream(device) if device >= 0 else None
-        status = self._forward(self._handle, block.inputs, block.result, stream)
-        if status:
-            check(status)
-        self._blocks.append(block)
-        return out, lse, max_logits
+        return block, results
 
     def backward(self, dout, dlse, q, k, v, out, lse, sink):
         """dq, dk, dv and dsink (None without a sink); dout and dlse are contiguous, dlse may be
@@ -258,12 +267,14 @@ def signature(q, k, v):
 
 
 class CallCache:
-    """Calls of one runner by kind of tensors; all are forgotten when there are too many."""
+    """Calls of one kind by kinds of tensors; all are forgotten when there are too many. make(q, k,
+    v, sink, options) gives a new one.
+    """
 
     _KEPT = 256
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, make: Callable[..., Call]) -> None:
+        self._make = make
         self._calls: dict[tuple, Call] = {}
 
     def find(self, q, k, v, sink, options: Options) -> Call:
@@ -271,11 +282,16 @@ class CallCache:
         kind = (*signature(q, k, v), options, None if sink is None else sink.shape)
         call = self._calls.get(kind)
         if call is None:
-            call = Call(self._runner, q, k, v, sink, options)
+            call = self._make(q, k, v, sink, options)
             if len(self._calls) >= self._KEPT:
                 self._calls.clear()
             self._calls[kind] = call
         return call
+
+
+def calls_of(runner: Runner) -> CallCache:
+    """Calls of these functions."""
+    return CallCache(partial(Call, runner))
 
 
 flex_forward = lib.magi_flex_attention_forward

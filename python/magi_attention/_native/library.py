@@ -56,6 +56,9 @@ _PROTOTYPES = {
     "magi_attention_backward": "ppppp",
     "magi_flex_attention_forward": "pppp",
     "magi_flex_attention_backward": "ppppp",
+    "magi_flex_ranges_workspace_bytes": "ppp",
+    "magi_flex_ranges_forward": "ppppp",
+    "magi_flex_ranges_report_sync": "ppp",
 }
 _VOID_PROTOTYPES = {
     "magi_buffer_destroy": "p",

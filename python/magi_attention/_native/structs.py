@@ -166,6 +166,17 @@ class RollArgs(_Sized):
     ]
 
 
+class RangesReport(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("bad_slice", c_int64),
+        ("bad_field", ctypes.c_char * 16),
+        ("num_records", c_int64),
+        ("is_overflowing", c_int32),
+        ("packed_heads", c_int32),
+    ]
+
+
 def bytes_to_int64(buffer: int) -> list[int]:
     """The int64 values of a magi_buffer, which is destroyed."""
     from magi_attention._native.library import bytes_of

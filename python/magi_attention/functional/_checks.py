@@ -13,14 +13,14 @@ GPU_DTYPES = (torch.bfloat16, torch.float16)
 MAX_GPU_HEAD_DIM = 128
 MAX_SINKS = 8
 _INFINITY = float("inf")
+_DEVICES = ("cpu", "cuda") if has_gpu_kernels() else ("cpu",)
 
 
 def _check_kind(name: str, tensor: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: a torch.Tensor")
-    kind = tensor.device.type
-    if kind != "cpu" and (kind != "cuda" or not has_gpu_kernels()):
-        allowed = "cpu, cuda" if has_gpu_kernels() else "cpu, as this build holds no GPU kernels"
+    if tensor.device.type not in _DEVICES:
+        allowed = ", ".join(_DEVICES) if len(_DEVICES) > 1 else "cpu, as there are no GPU kernels"
         raise RuntimeError(f"{name} is on {tensor.device}; allowed: {allowed}")
     if tensor.dim() != 3:
         raise ValueError(f"{name} has {tensor.dim()} axes; allowed: 3, [rows, heads, head_dim]")
@@ -70,6 +70,12 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     if q.device.type == "cuda":
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             _check_gpu_kind(name, tensor)
+
+
+def check_sm_margin(sm_margin: int) -> None:
+    """ValueError for a negative number of multiprocessors."""
+    if sm_margin < 0:
+        raise ValueError(f"sm_margin is {sm_margin}; allowed: 0 or more")
 
 
 def check_params(softmax_scale: float | None, softcap: float) -> float:

@@ -26,11 +26,10 @@ class KnownMask(NamedTuple):
 _masks: OrderedDict[tuple, KnownMask] = OrderedDict()
 
 
-def calls_of(handle: MaskHandle) -> native.CallCache:
+def calls_under(handle: MaskHandle) -> native.CallCache:
     """Calls of attention on one device under this mask."""
-    return native.CallCache(
-        native.Runner(native.flex_forward, native.flex_backward, handle.address, handle)
-    )
+    runner = native.Runner(native.flex_forward, native.flex_backward, handle.address, handle)
+    return native.calls_of(runner)
 
 
 def _content(tensor: torch.Tensor) -> bytes:
@@ -53,7 +52,7 @@ def mask_of(
     if known is None:
         addresses = ((tensor.data_ptr(), tensor.shape[0]) for tensor in tensors)
         handle = MaskHandle.from_addresses(*addresses, rows_q, rows_k)
-        known = KnownMask(handle, calls_of(handle))
+        known = KnownMask(handle, calls_under(handle))
         while len(_masks) >= _MASKS_KEPT:
             _masks.popitem(last=False)
     _masks[key] = known

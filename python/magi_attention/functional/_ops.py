@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from magi_attention._native.attention import Call, Options, accumulator_dtype
+from magi_attention.functional._device_ranges import RangesInvocation
 from magi_attention.functional._masks import mask_of
 
 NAMESPACE = "magi_attention"
@@ -38,35 +39,39 @@ def fake_backward(q, k, v, sink):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
 
-def forward(call: Call, q, k, v, sink):
+def forward(call, q, k, v, sink):
     """What fake_forward describes."""
     out, lse, max_logits = call.forward(q, k, v, sink)
     return out, lse, lse.new_empty((0,)) if max_logits is None else max_logits
 
 
-def backward(call: Call, dout, dlse, q, k, v, out, lse, sink):
+def backward(call, dout, dlse, q, k, v, out, lse, sink):
     """What fake_backward describes."""
     dout, dlse = dout.contiguous(), None if dlse is None else dlse.contiguous()
     dq, dk, dv, dsink = call.backward(dout, dlse, q, k, v, out, lse, sink)
     return dq, dk, dv, q.new_empty((0,)) if dsink is None else dsink
 
 
-def _flex_call(q, k, v, q_ranges, k_ranges, types, sink, options: Options) -> Call:
-    known = mask_of(q.shape[0], k.shape[0], q_ranges, k_ranges, types)
-    return known.calls.find(q, k, v, sink, options)
+def flex_call(q, k, v, sink, mask: tuple, options: Options) -> "Call | RangesInvocation":
+    """What runs forward and backward under q_ranges, k_ranges and types (or None)."""
+    if mask[0].is_cuda:
+        return RangesInvocation(q, k, v, sink, mask, options)
+    return mask_of(q.shape[0], k.shape[0], *mask).calls.find(q, k, v, sink, options)
 
 
 def _flex_forward_fake(
-    q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout, with_max_logits
-):
+    q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout, with_max_logits,
+    sm_margin,
+):  # fmt: skip
     return fake_forward(q, k, v, with_max_logits)
 
 
 def _flex_forward(
-    q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout, with_max_logits
-):
-    options = Options(scale, softcap, sink_layout, with_max_logits)
-    call = _flex_call(q, k, v, q_ranges, k_ranges, types, sink, options)
+    q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout, with_max_logits,
+    sm_margin,
+):  # fmt: skip
+    options = Options(scale, softcap, sink_layout, with_max_logits, sm_margin)
+    call = flex_call(q, k, v, sink, (q_ranges, k_ranges, types), options)
     return forward(call, q, k, v, sink)
 
 
@@ -80,14 +85,14 @@ def _flex_backward(
     dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout
 ):
     options = Options(scale, softcap, sink_layout)
-    call = _flex_call(q, k, v, q_ranges, k_ranges, types, sink, options)
+    call = flex_call(q, k, v, sink, (q_ranges, k_ranges, types), options)
     return backward(call, dout, dlse, q, k, v, out, lse, sink)
 
 
 define(
     "flex_forward",
     "(Tensor q, Tensor k, Tensor v, Tensor q_ranges, Tensor k_ranges, Tensor? types, Tensor? sink,"
-    " float scale, float softcap, int sink_layout, bool with_max_logits)"
+    " float scale, float softcap, int sink_layout, bool with_max_logits, int sm_margin)"
     " -> (Tensor, Tensor, Tensor)",
     _flex_forward_fake,
     _flex_forward,

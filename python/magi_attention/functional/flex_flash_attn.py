@@ -9,10 +9,15 @@ import torch
 
 from magi_attention._native.attention import Options
 from magi_attention.common.forward_meta import AttnForwardMeta
-from magi_attention.functional._checks import check_params, check_qkv, check_ranges, check_sink
+from magi_attention.functional._checks import (
+    check_params,
+    check_qkv,
+    check_ranges,
+    check_sink,
+    check_sm_margin,
+)
 from magi_attention.functional._eager import is_eager, run
-from magi_attention.functional._masks import mask_of
-from magi_attention.functional._ops import flex_backward_op, flex_forward_op
+from magi_attention.functional._ops import flex_backward_op, flex_call, flex_forward_op
 
 # Arguments of older releases, without effect.
 _RETIRED = ("max_seqlen_k",)
@@ -22,12 +27,10 @@ class _FlexAttention(torch.autograd.Function):
     """out, lse and max_logits; gradients come through out and lse."""
 
     @staticmethod
-    def forward(ctx, q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, layout, with_max):
-        out, lse, max_logits = flex_forward_op(
-            q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, layout, with_max
-        )
+    def forward(ctx, q, k, v, q_ranges, k_ranges, types, sink, options):
+        out, lse, max_logits = flex_forward_op(q, k, v, q_ranges, k_ranges, types, sink, *options)
         ctx.save_for_backward(q, k, v, out, lse, q_ranges, k_ranges, types, sink)
-        ctx.params = (scale, softcap, layout)
+        ctx.params = options[:3]  # scale, softcap, sink layout
         ctx.mark_non_differentiable(max_logits)
         return out, lse, max_logits
 
@@ -37,8 +40,7 @@ class _FlexAttention(torch.autograd.Function):
         dq, dk, dv, dsink = flex_backward_op(
             dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, *ctx.params
         )
-        no_mask = (None, None, None)
-        return dq, dk, dv, *no_mask, None if sink is None else dsink, None, None, None, None
+        return dq, dk, dv, None, None, None, None if sink is None else dsink, None
 
 
 def flex_flash_attn_func(
@@ -88,23 +90,31 @@ def flex_flash_attn_func(
     float32, natural log (float64 for float64 inputs), which gradients come through as well. Rows
     without keys give out 0 and lse -inf, with a sink the sink's lse.
 
-    deterministic, sm_margin, disable_fwd_atomic_reduction, disable_bwd_dkv_atomic_reduction,
-    ref_block_size, max_seqlen_q, auto_range_merge, swap_ab, pack_gqa, cat_gqa and swap_bwd_qk_loop
-    are accepted and have no effect: results are always reproducible, and tiles are chosen from the
-    mask. index_attn_indices, q_block_size, k_block_size, sparse_load and index_attn raise
+    On a GPU q, k, v are bfloat16 or float16 of head dims that are multiples of 8 up to 128, and the
+    call is only enqueued, on the current stream. Ranges in host memory are checked, and their work
+    list is made at the first call and kept. Ranges on the GPU are not read by the host: ends
+    outside are clamped and reversed ranges are empty, unless MAGI_ATTENTION_SANITY_CHECK is 1; the
+    first backward with new range tensors there waits for a copy of them. sm_margin: multiprocessors
+    left to others.
+
+    deterministic, disable_fwd_atomic_reduction, disable_bwd_dkv_atomic_reduction, ref_block_size,
+    max_seqlen_q, auto_range_merge, swap_ab, pack_gqa, cat_gqa and swap_bwd_qk_loop are accepted and
+    have no effect: results are always reproducible, and tiles are chosen from the mask.
+    index_attn_indices, q_block_size, k_block_size, sparse_load and index_attn raise
     NotImplementedError. Wrong tensors raise ValueError or TypeError naming the argument.
     """
     _check_options(index_attn_indices, q_block_size, k_block_size, sparse_load, index_attn, retired)
     check_qkv(q, k, v)
+    check_sm_margin(sm_margin)
     scale = check_params(softmax_scale, softcap)
     sink, layout = check_sink(sink, sink_layout, q)
     check_ranges(q, q_ranges, k_ranges, attn_type_map)
+    options = (scale, softcap, layout, return_max_logits, sm_margin)
     if is_eager(q, k, v):
-        known = mask_of(q.shape[0], k.shape[0], q_ranges, k_ranges, attn_type_map)
-        options = Options(scale, softcap, layout, return_max_logits)
-        return run(q, k, v, sink, known.calls.find(q, k, v, sink, options), None)
+        mask = (q_ranges, k_ranges, attn_type_map)
+        return run(q, k, v, sink, flex_call(q, k, v, sink, mask, Options(*options)), None)
     out, lse, max_logits = _FlexAttention.apply(
-        q, k, v, q_ranges, k_ranges, attn_type_map, sink, scale, softcap, layout, return_max_logits
+        q, k, v, q_ranges, k_ranges, attn_type_map, sink, options
     )
     return out, AttnForwardMeta(lse=lse, max_logits=max_logits if return_max_logits else None)
 

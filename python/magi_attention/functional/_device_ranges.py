@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks of range tensors in device memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+
+import torch
+
+from magi_attention._native.attention import Call, CallCache, Options
+from magi_attention._native.ranges import RangesCall
+from magi_attention.env.general import is_sanity_check_enable
+from magi_attention.functional._masks import KnownMask, mask_of
+
+_COPIES_KEPT = 64
+_calls = CallCache(RangesCall)
+# Copies in host memory, which backward needs: by identity, valid while the tensors live unchanged.
+_copies: OrderedDict[tuple, tuple[list, KnownMask]] = OrderedDict()
+
+
+class RangesInvocation:
+    """One call of attention under q_ranges, k_ranges and types in device memory."""
+
+    def __init__(self, q, k, v, sink, mask: tuple, options: Options) -> None:
+        self._mask = tuple(None if tensor is None else tensor.contiguous() for tensor in mask)
+        self._given, self._versions = mask, _versions(mask)
+        self._options = options
+        self._call: RangesCall = _calls.find(q, k, v, sink, options)
+
+    def forward(self, q, k, v, sink):
+        """As Call.forward; waits for nothing unless MAGI_ATTENTION_SANITY_CHECK is 1."""
+        return self._call.forward_under(q, k, v, sink, self._mask, is_sanity_check_enable())
+
+    def backward(self, dout, dlse, q, k, v, out, lse, sink):
+        """As Call.backward. RuntimeError where a range tensor changed since forward."""
+        if _versions(self._given) != self._versions:
+            raise RuntimeError(
+                "q_ranges, k_ranges or attn_type_map was changed between forward and backward; "
+                "allowed: unchanged tensors"
+            )
+        call = backward_call(q, k, v, sink, self._given, self._options)
+        return call.backward(dout, dlse, q, k, v, out, lse, sink)
+
+
+def backward_call(q, k, v, sink, mask: tuple, options: Options) -> Call:
+    """The call that runs backward, whose list is made on the host: range tensors that were not seen
+    before are copied there, which waits for them.
+    """
+    key = (q.shape[0], k.shape[0], *map(id, mask))
+    references, known = _copies.pop(key, ([], None))
+    alive = [reference() for reference in references]
+    if known is None or any(a is not b for a, b in zip(alive, mask)):
+        known = None
+    elif _versions(mask) != known[0]:
+        known = None
+    if known is None:
+        if q.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "q_ranges is on the device while a graph is captured; allowed in backward: ranges "
+                "in host memory, or the same tensors as in an earlier backward"
+            )
+        copies = [None if tensor is None else tensor.cpu() for tensor in mask]
+        known = (_versions(mask), mask_of(q.shape[0], k.shape[0], *copies))
+        references = [_reference(tensor) for tensor in mask]
+        while len(_copies) >= _COPIES_KEPT:
+            _copies.popitem(last=False)
+    _copies[key] = (references, known)
+    return known[1].calls.find(q, k, v, sink, options)
+
+
+def _reference(tensor: torch.Tensor | None):
+    return (lambda: None) if tensor is None else weakref.ref(tensor)
+
+
+def _versions(mask: tuple) -> list[int]:
+    return [0 if tensor is None else tensor._version for tensor in mask]
