@@ -132,23 +132,26 @@ class DistributedAttention {
 
 /// Global [rows, ...] -> local [local rows, ...]; rows beyond the global tensor (padding) are set
 /// to pad_value. Any data type, up to three trailing axes, rows may be strided. No communication.
+/// This and what follows take tensors on a GPU too, row-major without gaps: their work is enqueued
+/// on `stream`, which host tensors ignore.
 void dispatch(const TensorView& global, const Placement& placement, std::int32_t rank,
-              const TensorView& local, double pad_value = 0.0);
+              const TensorView& local, double pad_value = 0.0, void* stream = nullptr);
 /// Local -> global on every rank; padding is dropped: global holds up to placement.num_rows rows.
 /// Collective.
 void undispatch(const TensorView& local, const Placement& placement, Communicator& communicator,
-                const TensorView& global);
+                const TensorView& global, void* stream = nullptr);
 /// Gradient of undispatch: global gradient -> local gradient, 0 in padding rows. Partial mode is
 /// collective and takes floating-point types only; sums run in float32 (float64), own part first,
 /// then the others in rank order.
 void undispatch_backward(const TensorView& global_gradient, const Placement& placement,
                          Communicator& communicator, UndispatchGradient mode,
-                         const TensorView& local_gradient);
+                         const TensorView& local_gradient, void* stream = nullptr);
 /// Distributed roll along rows in the original order: out row (i + shift) mod num_valid_rows = in
 /// row i; padding rows stay where they are. Moves only what changes rank. The gradient is the roll
 /// by -shift. Collective.
 void roll(const TensorView& local, const Placement& placement, std::int32_t num_valid_rows,
-          std::int64_t shift, Communicator& communicator, const TensorView& out);
+          std::int64_t shift, Communicator& communicator, const TensorView& out,
+          void* stream = nullptr);
 
 /// Runs `body` once per rank, each on a thread of this process with its communicator and its part
 /// of the cores, and waits.

@@ -162,13 +162,13 @@ std::int64_t unit_bytes(std::span<const TensorView> tensors, const void* wire) {
 }
 
 template <bool kToWire>
-void copy_rows(std::span<const TensorView> tensors, const void* wire, const DeviceTasks& tasks,
+void copy_rows(std::span<const TensorView> tensors, const void* wire, TaskList tasks,
                cudaStream_t stream) {
   MAGI_CHECK(tensors.size() <= kMaxRowTensors);
   const std::int64_t unit = unit_bytes(tensors, wire);
   RowCopy copy;
   copy.wire = static_cast<std::byte*>(const_cast<void*>(wire));
-  copy.tasks = static_cast<const RowTask*>(tasks.tasks.data());
+  copy.tasks = tasks.tasks;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     copy.tensors[t] = tensor_rows(tensors[t], unit, copy.wire_row_bytes);
     copy.wire_row_bytes += wire_row_bytes(tensors.subspan(t, 1));
@@ -204,18 +204,18 @@ std::int64_t wire_row_bytes(std::span<const TensorView> tensors) {
   return bytes;
 }
 
-void rows_to_wire(std::span<const TensorView> tensors, void* wire, const DeviceTasks& tasks,
+void rows_to_wire(std::span<const TensorView> tensors, void* wire, TaskList tasks,
                   cudaStream_t stream) {
   copy_rows<true>(tensors, wire, tasks, stream);
 }
 
-void rows_from_wire(std::span<const TensorView> tensors, const void* wire, const DeviceTasks& tasks,
+void rows_from_wire(std::span<const TensorView> tensors, const void* wire, TaskList tasks,
                     cudaStream_t stream) {
   copy_rows<false>(tensors, wire, tasks, stream);
 }
 
 void add_rows_from_wire(std::span<const TensorView> tensors, const void* wire, DType wire_type,
-                        const DeviceSums& sums, cudaStream_t stream) {
+                        SumList sums, cudaStream_t stream) {
   MAGI_CHECK(!tensors.empty() && tensors.size() <= kMaxRowTensors);
   const DType sum_type = tensors[0].dtype;
   const auto ratio = [&](std::int64_t bytes) {
@@ -227,8 +227,8 @@ void add_rows_from_wire(std::span<const TensorView> tensors, const void* wire, D
   const auto unit = is_wide ? kLargestUnit : static_cast<std::int64_t>(dtype_bytes(sum_type));
   RowSum sum;
   sum.wire = static_cast<const std::byte*>(wire);
-  sum.tasks = static_cast<const SumTask*>(sums.tasks.data());
-  sum.parts = static_cast<const std::int32_t*>(sums.parts.data());
+  sum.tasks = sums.tasks;
+  sum.parts = sums.parts;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     MAGI_CHECK(tensors[t].dtype == sum_type);
     sum.tensors[t] = tensor_rows(tensors[t], unit, sum.wire_row_bytes);

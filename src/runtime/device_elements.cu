@@ -64,10 +64,18 @@ __global__ __launch_bounds__(kThreads) void convert_kernel(const __grid_constant
   }
 }
 
-__global__ __launch_bounds__(kThreads) void fill_kernel(float* values, std::int64_t count,
-                                                        float value) {
+template <typename Element>
+__global__ __launch_bounds__(kThreads) void fill_kernel(Element* values, std::int64_t count,
+                                                        Element value) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < count) values[i] = value;
+}
+
+template <typename Element>
+__global__ __launch_bounds__(kThreads) void round_kernel(const float* source, std::int64_t count,
+                                                         Element* target) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count) target[i] = static_cast<Element>(source[i]);
 }
 
 __global__ __launch_bounds__(kThreads) void repeat_kernel(const float* values, std::int64_t count,
@@ -119,6 +127,41 @@ void convert_device_rows(const TensorView& source, const TensorView& target, cud
       convert_kernel<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(job);
   }
   cuda_check(cudaGetLastError(), "convert_kernel");
+}
+
+void round_device_floats(const TensorView& source, const TensorView& target, cudaStream_t stream) {
+  const std::int64_t count = source.num_elements();
+  if (count == 0) return;
+  const auto* values = static_cast<const float*>(source.data);
+  if (target.dtype == DType::Float16) {
+    round_kernel<<<num_blocks(count), kThreads, 0, stream>>>(values, count,
+                                                             static_cast<__half*>(target.data));
+  } else {
+    MAGI_CHECK(target.dtype == DType::BFloat16);
+    round_kernel<<<num_blocks(count), kThreads, 0, stream>>>(
+        values, count, static_cast<__nv_bfloat16*>(target.data));
+  }
+  cuda_check(cudaGetLastError(), "round_kernel");
+}
+
+void fill_device_bits(const TensorView& target, std::uint64_t bits, cudaStream_t stream) {
+  const std::int64_t count = target.num_elements();
+  if (count == 0) return;
+  const auto fill = [&]<typename Element>(Element value) {
+    fill_kernel<<<num_blocks(count), kThreads, 0, stream>>>(static_cast<Element*>(target.data),
+                                                            count, value);
+  };
+  switch (dtype_bytes(target.dtype)) {
+    case 8:
+      fill(bits);
+      break;
+    case 4:
+      fill(static_cast<std::uint32_t>(bits));
+      break;
+    default:
+      fill(static_cast<std::uint16_t>(bits));
+  }
+  cuda_check(cudaGetLastError(), "fill_kernel");
 }
 
 void fill_device_floats(float* values, std::int64_t count, float value, cudaStream_t stream) {

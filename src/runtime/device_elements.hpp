@@ -12,6 +12,11 @@ namespace magi {
 /// heads, dim], dim contiguous and a multiple of 4, rows and heads aligned to 16 bytes.
 void convert_device_rows(const TensorView& source, const TensorView& target, cudaStream_t stream);
 
+/// target (float16, bfloat16) = source (float32), both without gaps and of the same size.
+void round_device_floats(const TensorView& source, const TensorView& target, cudaStream_t stream);
+/// Every element of a tensor without gaps = the low bits of `bits`.
+void fill_device_bits(const TensorView& target, std::uint64_t bits, cudaStream_t stream);
+
 /// values[0, count) = value.
 void fill_device_floats(float* values, std::int64_t count, float value, cudaStream_t stream);
 /// `copies` copies of values[0, count), one after the other.

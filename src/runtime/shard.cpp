@@ -7,20 +7,21 @@
 #include "runtime/abort_group.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/check_tensor.hpp"
+#include "runtime/device_shard.hpp"
 #include "runtime/elements.hpp"
 #include "runtime/shard_map.hpp"
 
 namespace magi {
 namespace {
 
-/// A sharded tensor beside the whole one, checked against a placement.
+/// A sharded tensor beside the whole one, on its device, checked against a placement.
 void check_pair(const Placement& placement, std::int32_t rank, const TensorView& global,
                 const TensorView& local) {
   if (rank < 0 || rank >= placement.num_ranks) {
     throw invalid("rank", rank, "0 to " + std::to_string(placement.num_ranks - 1));
   }
-  check_host_tensor("global", global);
-  check_host_tensor("local", local);
+  check_tensor_on(global.device, "global", global);
+  check_tensor_on(global.device, "local", local);
   if (global.shape[0] > placement.num_rows) {
     throw invalid("global.shape[0]", global.shape[0], "0 to " + std::to_string(placement.num_rows));
   }
@@ -103,6 +104,18 @@ void copy_runs(std::span<const ShardRun> runs, const TensorView& global, const T
   }
 }
 
+bool is_on_device(const TensorView& tensor) { return tensor.device != kCpuDevice; }
+
+/// The runs as moves from local rows to global ones, or back.
+std::vector<LocalMove> moves_of(std::span<const ShardRun> runs, bool is_to_local) {
+  std::vector<LocalMove> moves;
+  for (const ShardRun& run : runs) {
+    moves.push_back(is_to_local ? LocalMove{run.global_row, run.local_row, run.num_rows}
+                                : LocalMove{run.local_row, run.global_row, run.num_rows});
+  }
+  return moves;
+}
+
 std::int32_t count_rows(std::span<const ShardRun> runs) {
   return runs.empty() ? 0 : runs.back().local_row + runs.back().num_rows;
 }
@@ -130,23 +143,48 @@ void reduce_scatter_sync(const TensorView& global_gradient, const Placement& pla
   convert_elements(sum, local_gradient);
 }
 
+void sum_on_device(const TensorView& global_gradient, const Placement& placement,
+                   Communicator& communicator, const TensorView& local_gradient, void* stream) {
+  check_device_shards("global", global_gradient, "local", local_gradient, &communicator);
+  const auto num_rows = static_cast<std::int32_t>(global_gradient.shape[0]);
+  abort_group_on_error(communicator, [&] {
+    const auto own = moves_of(shard_runs(placement, communicator.rank(), num_rows), true);
+    const RowExchange exchange = gather_exchange(placement, communicator.rank(), num_rows);
+    sum_device_rows({global_gradient, local_gradient, own, exchange, communicator}, stream);
+  });
+}
+
 }  // namespace
 
 void dispatch(const TensorView& global, const Placement& placement, std::int32_t rank,
-              const TensorView& local, double pad_value) {
+              const TensorView& local, double pad_value, void* stream) {
   check_pair(placement, rank, global, local);
   check_pad_value(pad_value, local.dtype);
   const auto runs = shard_runs(placement, rank, static_cast<std::int32_t>(global.shape[0]));
+  const TensorView padding = local.slice(0, count_rows(runs), local.shape[0]);
+  if (is_on_device(global)) {
+    check_device_shards("global", global, "local", local, nullptr);
+    move_device_rows({.source = global, .target = local, .moves = moves_of(runs, true)}, stream);
+    return fill_device_elements(padding, pad_value, stream);
+  }
   copy_runs(runs, global, local, true);
-  fill_elements(local.slice(0, count_rows(runs), local.shape[0]), pad_value);
+  fill_elements(padding, pad_value);
 }
 
 void undispatch(const TensorView& local, const Placement& placement, Communicator& communicator,
-                const TensorView& global) {
+                const TensorView& global, void* stream) {
   check_group(placement, communicator);
   check_pair(placement, communicator.rank(), global, local);
   const std::int32_t rank = communicator.rank();
   const auto num_rows = static_cast<std::int32_t>(global.shape[0]);
+  if (is_on_device(global)) {
+    check_device_shards("global", global, "local", local, &communicator);
+    return abort_group_on_error(communicator, [&] {
+      const auto moves = moves_of(shard_runs(placement, rank, num_rows), false);
+      const RowExchange exchange = gather_exchange(placement, rank, num_rows);
+      move_device_rows({local, global, moves, &exchange, &communicator}, stream);
+    });
+  }
   abort_group_on_error(communicator, [&] {
     copy_runs(shard_runs(placement, rank, num_rows), global, local, false);
     cast_sync(local, global, gather_exchange(placement, rank, num_rows), communicator);
@@ -155,14 +193,17 @@ void undispatch(const TensorView& local, const Placement& placement, Communicato
 
 void undispatch_backward(const TensorView& global_gradient, const Placement& placement,
                          Communicator& communicator, UndispatchGradient mode,
-                         const TensorView& local_gradient) {
+                         const TensorView& local_gradient, void* stream) {
   check_group(placement, communicator);
   check_pair(placement, communicator.rank(), global_gradient, local_gradient);
   switch (mode) {
     case UndispatchGradient::Replicated:
-      return dispatch(global_gradient, placement, communicator.rank(), local_gradient);
+      return dispatch(global_gradient, placement, communicator.rank(), local_gradient, 0.0, stream);
     case UndispatchGradient::Partial:
       check_floating(local_gradient.dtype);
+      if (is_on_device(global_gradient)) {
+        return sum_on_device(global_gradient, placement, communicator, local_gradient, stream);
+      }
       return abort_group_on_error(communicator, [&] {
         reduce_scatter_sync(global_gradient, placement, communicator, local_gradient);
       });
@@ -171,9 +212,9 @@ void undispatch_backward(const TensorView& global_gradient, const Placement& pla
 }
 
 void roll(const TensorView& local, const Placement& placement, std::int32_t num_valid_rows,
-          std::int64_t shift, Communicator& communicator, const TensorView& out) {
+          std::int64_t shift, Communicator& communicator, const TensorView& out, void* stream) {
   check_group(placement, communicator);
-  check_host_tensor("local", local);
+  check_tensor_on(local.device, "local", local);
   if (num_valid_rows < 0 || num_valid_rows > placement.num_rows) {
     throw invalid("num_valid_rows", num_valid_rows, "0 to " + std::to_string(placement.num_rows));
   }
@@ -181,7 +222,7 @@ void roll(const TensorView& local, const Placement& placement, std::int32_t num_
     throw invalid("local.shape[0]", local.shape[0],
                   std::to_string(placement.rows_of(communicator.rank())));
   }
-  check_host_tensor("out", out);
+  check_tensor_on(local.device, "out", out);
   const auto shape = [](const TensorView& tensor) {
     return std::span(tensor.shape).first(static_cast<std::size_t>(tensor.rank));
   };
@@ -194,8 +235,12 @@ void roll(const TensorView& local, const Placement& placement, std::int32_t num_
   if (out.data == local.data && out.num_elements() > 0) {
     throw invalid("out.data", "local.data", "memory that does not overlap local's");
   }
+  if (is_on_device(local)) check_device_shards("local", local, "out", out, &communicator);
   abort_group_on_error(communicator, [&] {
     const RollTable table = roll_table(placement, communicator.rank(), num_valid_rows, shift);
+    if (is_on_device(local)) {
+      return move_device_rows({local, out, table.moves, &table.exchange, &communicator}, stream);
+    }
     for (const LocalMove& move : table.moves) {
       copy_elements(rows_of(local, move.source_row, move.num_rows),
                     rows_of(out, move.target_row, move.num_rows));
