@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from dataclasses import replace
-from typing import Any, Sequence, TypeAlias
+from typing import Any, Callable, Sequence, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -119,6 +120,17 @@ def magi_attn_varlen_dispatch(
     _warn_renamed("magi_attn_varlen_dispatch", "magi_attn_varlen_key and dispatch")
     key = magi_attn_varlen_key(*args, **kwargs)
     return dispatch(x, key), key
+
+
+def _with_x(key_function: Callable) -> inspect.Signature:
+    """The signature of a key function with a tensor before its arguments."""
+    x = inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = inspect.signature(key_function)
+    return inspect.Signature([x, *given.parameters.values()])
+
+
+magi_attn_flex_dispatch.__signature__ = _with_x(magi_attn_flex_key)
+magi_attn_varlen_dispatch.__signature__ = _with_x(magi_attn_varlen_key)
 
 
 def dispatch(x: torch.Tensor, key: DistAttnRuntimeKey, pad_value: float = 0.0) -> torch.Tensor:
