@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/ptx/wgmma_n160.cuh"
 #include "gpu/variants.hpp"
 #include "kernels/sm90/forward/launch.cuh"
 
@@ -8,23 +7,29 @@ namespace magi::bench {
 using sm90::ForwardConfig;
 using sm90::Schedule;
 
-template <int kDim, int kKeys, Schedule kSchedule>
+template <int kDim, int kKeys, int kConsumers, int kStages, Schedule kSchedule>
 struct Candidate {
-  static constexpr ForwardConfig kConfig{.dim = kDim, .keys = kKeys, .schedule = kSchedule};
+  static constexpr ForwardConfig kConfig{.dim = kDim,
+                                         .keys = kKeys,
+                                         .consumers = kConsumers,
+                                         .kv_stages = kStages,
+                                         .schedule = kSchedule};
 };
 
 namespace {
 
-template <int kDim, int kKeys, Schedule kSchedule>
+template <int kDim, int kKeys, int kConsumers, int kStages, Schedule kSchedule = Schedule::Turns>
 constexpr sm90::ForwardInstance candidate() {
-  return sm90::forward_instance<Candidate<kDim, kKeys, kSchedule>>();
+  return sm90::forward_instance<Candidate<kDim, kKeys, kConsumers, kStages, kSchedule>>();
 }
 
 constexpr Variant kVariants[] = {
-    {"turns 128x128", candidate<128, 128, Schedule::Turns>()},
-    {"free 128x128", candidate<128, 128, Schedule::Free>()},
-    {"dim64 turns 128x128", candidate<64, 128, Schedule::Turns>()},
-    {"dim64 free 128x128", candidate<64, 128, Schedule::Free>()},
+    {"128x128", candidate<128, 128, 2, 5>()},
+    {"128x128 4 stages", candidate<128, 128, 2, 4>()},
+    {"128x128 free", candidate<128, 128, 2, 5, Schedule::Free>()},
+
+    {"dim64 192x128", candidate<64, 128, 3, 8>()},
+    {"dim64 192x128 4 stages", candidate<64, 128, 3, 4>()},
 };
 
 }  // namespace

@@ -17,9 +17,10 @@ struct ForwardConfig {
   int dim = 128;      ///< of q, k and v as held on chip: the tensors' dims are at most this
   int keys = 128;     ///< keys per k tile
   int consumers = 2;  ///< warpgroups of 64 rows
-  int kv_stages = 2;
+  int kv_stages = 5;  ///< K and V tiles, by turns
   Schedule schedule = Schedule::Turns;
-  bool has_softcap = false;
+  /// Serves softcap and max_logits too, at the price of instructions and registers.
+  bool is_general = false;
 
   static constexpr int q_stages = 2;  ///< an item's first scores come before the last one's out
 

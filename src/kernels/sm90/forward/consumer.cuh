@@ -16,10 +16,7 @@ class Consumer {
  public:
   __device__ __forceinline__ Consumer(SharedStorage<kC>& shared, const ForwardParams& params,
                                       int warpgroup)
-      : shared_(shared),
-        params_(params),
-        warpgroup_(warpgroup),
-        place_(static_cast<int>(threadIdx.x) % 128) {}
+      : shared_(shared), params_(params), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
     if constexpr (kC.schedule == Schedule::Turns) {
@@ -33,9 +30,9 @@ class Consumer {
       } else {
         settle();
         wait_queries();
-        start_item();
+        state_ = {};
         clear_out();
-        finish_item(item_);
+        finish_item();
       }
       next_message();
     }
@@ -47,32 +44,24 @@ class Consumer {
   template <int kKeys>
   using Scores = float[kKeys / 2];
 
-  /// What the epilogue needs of an item besides O.
-  struct Item {
-    int token_begin = 0;
-    int head_begin = 0;
-    RowState<kC.has_softcap> state;
-  };
-
   /// The present run. It stays in shared memory until the run is over: what only masked tiles and
   /// the epilogue need costs no registers.
   __device__ __forceinline__ const RunMessage& message() const {
-    return shared_.messages[stage_of<kMessageStages>(num_messages_)];
+    return shared_.messages[message_.stage];
   }
   __device__ __forceinline__ void wait_message() {
-    ptx::mbarrier_wait(shared_.message_ring.full[stage_of<kMessageStages>(num_messages_)],
-                       parity_of<kMessageStages>(num_messages_));
+    ptx::mbarrier_wait(shared_.message_ring.full[message_.stage], message_.parity);
   }
   __device__ __forceinline__ void next_message() {
-    release(shared_.message_ring.empty[stage_of<kMessageStages>(num_messages_)]);
-    ++num_messages_;
+    release(shared_.message_ring.empty[message_.stage]);
+    message_.advance();
     wait_message();
   }
 
   /// One arrival of this warp, after all its lanes are done with what the barrier guards.
   __device__ __forceinline__ void release(ptx::Mbarrier& barrier) const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
   __device__ __forceinline__ void wait_turn() const {
@@ -86,13 +75,8 @@ class Consumer {
   }
 
   __device__ __forceinline__ void wait_queries() {
-    ptx::mbarrier_wait(shared_.q_ring.full[stage_of<kC.q_stages>(num_items_ + has_item_)],
-                       parity_of<kC.q_stages>(num_items_ + has_item_));
-  }
-
-  __device__ __forceinline__ void start_item() {
-    item_ = {.token_begin = ptx::uniform(message().token_begin),
-             .head_begin = ptx::uniform(message().head_begin)};
+    const RingPlace<kC.q_stages> place = has_item_ ? queries_.next() : queries_;
+    ptx::mbarrier_wait(shared_.q_ring.full[place.stage], place.parity);
   }
 
   __device__ __forceinline__ void clear_out() {
@@ -105,18 +89,17 @@ class Consumer {
   __device__ __forceinline__ void walk_item() {
     int tile_idx = 1;
     if (has_item_) {
-      const Item earlier = item_;
-      first_tile<true>();
+      first_tile_beside_earlier();
       if (ptx::uniform(message().num_tiles) >= 2) {
-        second_tile(earlier);
+        second_tile();
         tile_idx = 2;
       } else {
-        finish_item(earlier);
+        write_item();
         clear_out();
       }
     } else {
       clear_out();
-      first_tile<false>();
+      first_tile();
     }
     has_item_ = true;
     while (true) {
@@ -139,39 +122,33 @@ class Consumer {
     release_earlier_queries();
   }
 
-  /// S = Q K^T of one tile, issued only.
+  /// S = Q K^T of one tile with the Q of stage `stage`, issued only.
   template <int kKeys>
-  __device__ __forceinline__ void issue_scores(Scores<kKeys>& scores, std::uint32_t item) {
-    const std::uint8_t* rows = shared_.q[stage_of<kC.q_stages>(item)];
+  __device__ __forceinline__ void issue_scores(Scores<kKeys>& scores, std::uint32_t stage) {
+    const std::uint8_t* rows = shared_.q[stage];
     const tile::KMajor<kC.rows()> q(rows + warpgroup_ * 64 * tile::kPanelRowBytes);
-    const tile::KMajor<kC.keys> k(shared_.k[stage_of<kC.kv_stages>(num_keys_)]);
+    const tile::KMajor<kC.keys> k(shared_.kv[tiles_.stage]);
     ptx::wgmma_fence();
     tile::issue_abt<kC.type, kKeys, kC.dim>(scores, q, k);
   }
 
   __device__ __forceinline__ void wait_keys() {
-    ptx::mbarrier_wait(shared_.k_ring.full[stage_of<kC.kv_stages>(num_keys_)],
-                       parity_of<kC.kv_stages>(num_keys_));
+    ptx::mbarrier_wait(shared_.kv_ring.full[tiles_.stage], tiles_.parity);
   }
 
   /// O += P V of the tile whose P is packed, issued only.
-  __device__ __forceinline__ void issue_values() {
-    const int stage = stage_of<kC.kv_stages>(num_values_);
-    ptx::mbarrier_wait(shared_.v_ring.full[stage], parity_of<kC.kv_stages>(num_values_));
-    const tile::MnMajor<kC.keys> v(shared_.v[stage]);
+  __device__ __forceinline__ void issue_values(RingPlace<kC.kv_stages> place) {
+    ptx::mbarrier_wait(shared_.kv_ring.full[place.stage], place.parity);
+    const tile::MnMajor<kC.keys> v(shared_.kv[place.stage]);
     ptx::pin(packed_);
     ptx::pin(out_);
     ptx::wgmma_fence();
     tile::issue_accumulate<kC.type, kC.dim, kC.keys>(out_, packed_, v);
   }
 
-  __device__ __forceinline__ void release_keys() {
-    release(shared_.k_ring.empty[stage_of<kC.kv_stages>(num_keys_)]);
-    ++num_keys_;
-  }
-  __device__ __forceinline__ void release_values() {
-    release(shared_.v_ring.empty[stage_of<kC.kv_stages>(num_values_)]);
-    ++num_values_;
+  __device__ __forceinline__ void release_tile() {
+    release(shared_.kv_ring.empty[tiles_.stage]);
+    tiles_.advance();
   }
 
   /// After the wait for the products that wrote O. The pin keeps P's registers until here; whoever
@@ -179,22 +156,23 @@ class Consumer {
   __device__ __forceinline__ void finish_values() {
     ptx::pin(packed_);
     ptx::pin(out_);
-    release_values();
+    release_tile();
   }
 
   /// Masks the tile of keys [key, key + kKeys) by the present run's band.
   template <int kKeys>
   __device__ __forceinline__ void mask_scores(Scores<kKeys>& scores, int key) {
     const RunMessage& run = message();
+    const tile::FragmentPlace place(ptx::thread_index() % 128);
     int low[tile::kRowsPerThread];
     int high[tile::kRowsPerThread];
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
-      const int row_in_tile = 64 * warpgroup_ + place_.row + 8 * row;
+      const int row_in_tile = 64 * warpgroup_ + place.row + 8 * row;
       const int token = run.token_begin + (row_in_tile >> params_.packed_shift);
       const bool is_inside = token >= run.q0 && token < run.q1;
-      low[row] = (is_inside ? max(run.k0, token + run.d_min) : 0) - place_.column - key;
-      high[row] = (is_inside ? min(run.k1, token + run.d_max + 1) : 0) - place_.column - key;
+      low[row] = (is_inside ? max(run.k0, token + run.d_min) : 0) - place.column - key;
+      high[row] = (is_inside ? min(run.k1, token + run.d_max + 1) : 0) - place.column - key;
     }
     tile::mask_row<kKeys, 0>(scores, low[0], high[0]);
     tile::mask_row<kKeys, 1>(scores, low[1], high[1]);
@@ -204,8 +182,8 @@ class Consumer {
   template <int kKeys>
   __device__ __forceinline__ void absorb(Scores<kKeys>& scores, int key, bool is_masked) {
     if (is_masked) mask_scores<kKeys>(scores, key);
-    is_moved_ = item_.state.template raise_base<kKeys>(scores, params_.score);
-    item_.state.template exponentiate<kKeys>(scores, params_.score);
+    is_moved_ = state_.template raise_base<kKeys>(scores, params_.score);
+    state_.template exponentiate<kKeys>(scores, params_.score);
   }
 
   template <int kKeys>
@@ -218,49 +196,60 @@ class Consumer {
   }
 
   __device__ __forceinline__ void rescale_out() {
-    if (is_moved_) item_.state.rescale_rows(out_);
+    if (is_moved_) state_.rescale_rows(out_);
   }
 
   __device__ __forceinline__ int tile_key(int tile_idx) const {
     return message().k_end - (tile_idx + 1) * kC.keys;
   }
 
-  /// S of an item's first tile; kHasItem: together with the last O += P V of the item before it,
-  /// which is then complete but not yet written.
-  template <bool kHasItem>
+  /// S of an item's first tile, to P.
   __device__ __forceinline__ void first_tile() {
-    const bool is_masked = is_tile_masked(0);
     Scores<kC.keys> scores;
     wait_keys();
     wait_turn();
-    issue_scores<kC.keys>(scores, num_items_ + (kHasItem ? 1 : 0));
-    if constexpr (kHasItem) issue_values();
+    issue_scores<kC.keys>(scores, queries_.stage);
     pass_turn();
-    ptx::wgmma_wait<kHasItem ? 1 : 0>();
+    state_ = {};
+    ptx::wgmma_wait<0>();
     ptx::pin(scores);
-    release_keys();
-    start_item();
-    absorb<kC.keys>(scores, tile_key(0), is_masked);
-    if constexpr (kHasItem) {
-      ptx::wgmma_wait<0>();
-      finish_values();
-    }
+    release_tile();
+    absorb<kC.keys>(scores, tile_key(0), is_tile_masked(0));
+    pack<kC.keys>(scores);
+  }
+
+  /// The same together with the last O += P V of the item before it, whose lse is written under the
+  /// products and whose O is then complete.
+  __device__ __forceinline__ void first_tile_beside_earlier() {
+    Scores<kC.keys> scores;
+    wait_keys();
+    wait_turn();
+    issue_scores<kC.keys>(scores, queries_.next().stage);
+    issue_values(tiles_.next());
+    pass_turn();
+    epilogue().finish_rows(state_);
+    state_ = {};
+    ptx::wgmma_wait<1>();
+    ptx::pin(scores);
+    release_tile();
+    absorb<kC.keys>(scores, tile_key(0), is_tile_masked(0));
+    ptx::wgmma_wait<0>();
+    finish_values();
     pack<kC.keys>(scores);
   }
 
   /// The second tile of an item: its S is multiplied while the item before it is written, then O
   /// starts anew.
-  __device__ __forceinline__ void second_tile(const Item& earlier) {
-    const bool is_masked = is_tile_masked(1);
+  __device__ __forceinline__ void second_tile() {
     Scores<kC.keys> scores;
     wait_keys();
     wait_turn();
-    issue_scores<kC.keys>(scores, num_items_ + 1);
+    issue_scores<kC.keys>(scores, queries_.next().stage);
     pass_turn();
-    finish_item(earlier);
+    write_item();
     clear_out();
-    issue_values();
-    finish_tile<kC.keys>(scores, tile_key(1), is_masked);
+    issue_values(tiles_.next());
+    finish_tile<kC.keys>(scores, tile_key(1), is_tile_masked(1));
   }
 
   __device__ __forceinline__ bool is_tile_masked(int tile_idx) const {
@@ -274,8 +263,8 @@ class Consumer {
     Scores<kKeys> scores;
     wait_keys();
     wait_turn();
-    issue_scores<kKeys>(scores, num_items_);
-    issue_values();
+    issue_scores<kKeys>(scores, queries_.stage);
+    issue_values(tiles_.next());
     pass_turn();
     finish_tile<kKeys>(scores, key, is_masked);
   }
@@ -285,7 +274,7 @@ class Consumer {
   __device__ __forceinline__ void finish_tile(Scores<kKeys>& scores, int key, bool is_masked) {
     ptx::wgmma_wait<1>();
     ptx::pin(scores);
-    release_keys();
+    release_tile();
     absorb<kKeys>(scores, key, is_masked);
     ptx::wgmma_wait<0>();
     finish_values();
@@ -297,10 +286,10 @@ class Consumer {
   /// Brings the present item to its end where no next one's tile does it on the way.
   __device__ __forceinline__ void settle() {
     if (!has_item_) return;
-    issue_values();
+    issue_values(tiles_);
     ptx::wgmma_wait<0>();
     finish_values();
-    finish_item(item_);
+    finish_item();
     has_item_ = false;
   }
 
@@ -308,31 +297,39 @@ class Consumer {
   __device__ __forceinline__ void release_earlier_queries() {
     if (!has_earlier_) return;
     ptx::store_wait_read<0>();
-    release(shared_.q_ring.empty[stage_of<kC.q_stages>(num_items_ - 1)]);
+    // With two stages the previous one is the next.
+    static_assert(kC.q_stages == 2);
+    release(shared_.q_ring.empty[queries_.next().stage]);
     has_earlier_ = false;
   }
 
-  __device__ __forceinline__ void finish_item(const Item& item) {
+  __device__ __forceinline__ Epilogue<kC> epilogue() const {
+    return Epilogue<kC>(shared_, params_, warpgroup_, queries_.stage);
+  }
+
+  /// The present item's lse and out, once O is complete.
+  __device__ __forceinline__ void finish_item() {
+    epilogue().finish_rows(state_);
+    write_item();
+  }
+
+  __device__ __forceinline__ void write_item() {
     release_earlier_queries();
-    const Epilogue<kC> epilogue(params_, place_, warpgroup_);
     ptx::named_barrier_sync(kEpilogue + warpgroup_, 128);
-    epilogue.write(out_, item.state, item.token_begin, item.head_begin,
-                   shared_.q[stage_of<kC.q_stages>(num_items_)]);
-    ++num_items_;
+    epilogue().write(out_);
+    queries_.advance();
     has_earlier_ = true;
   }
 
   SharedStorage<kC>& shared_;
   const ForwardParams& params_;
   const int warpgroup_;
-  const tile::FragmentPlace place_;
-  std::uint32_t num_messages_ = 0;  ///< done with so far; these counts place each ring
-  std::uint32_t num_items_ = 0;     ///< written so far
-  bool has_item_ = false;           ///< an item is under way: its last P is still to be multiplied
-  std::uint32_t num_keys_ = 0;
-  std::uint32_t num_values_ = 0;
+  RingPlace<kMessageStages> message_;
+  RingPlace<kC.q_stages> queries_;  ///< of the item that is written next
+  RingPlace<kC.kv_stages> tiles_;
+  bool has_item_ = false;     ///< an item is under way: its last P is still to be multiplied
   bool has_earlier_ = false;  ///< the previous item still holds its Q buffer
-  Item item_;                 ///< the item whose scores came last
+  RowState<kC> state_;        ///< of the item whose scores came last
   bool is_moved_ = false;     ///< the tile's scores moved the base of the exponentials
   float out_[kC.dim / 2];
   std::uint32_t packed_[kC.keys / 4];

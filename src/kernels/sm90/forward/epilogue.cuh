@@ -31,108 +31,122 @@ __device__ __forceinline__ void atomic_max(float* address, float value) {
   }
 }
 
-/// What becomes of one row of accumulators.
-struct RowResult {
-  float log_sum;  ///< log2 of the denominator
-  float weight;   ///< out = weight * O + earlier_weight * earlier out
-  float earlier_weight;
-};
-
 /// Turns O, maxima and sums into out, lse and max_logits.
 template <ForwardConfig kC>
 class Epilogue {
  public:
-  __device__ __forceinline__ Epilogue(const ForwardParams& params, const tile::FragmentPlace& place,
-                                      int warpgroup)
-      : params_(params), place_(place), warpgroup_(warpgroup) {}
+  /// For the item whose Q tile is in stage `stage`.
+  __device__ __forceinline__ Epilogue(SharedStorage<kC>& shared, const ForwardParams& params,
+                                      int warpgroup, int stage)
+      : shared_(shared),
+        params_(params),
+        place_(ptx::thread_index() % 128),
+        warpgroup_(warpgroup),
+        stage_(stage) {}
 
-  /// `staging` is the item's Q tile, no longer read by anyone in this warpgroup.
-  __device__ __forceinline__ void write(float (&out)[kC.dim / 2],
-                                        const RowState<kC.has_softcap>& state,
-                                        std::int32_t token_begin, std::int32_t head_begin,
-                                        std::uint8_t* staging) const {
-    float weight[tile::kRowsPerThread];
-    float earlier[tile::kRowsPerThread];
+  /// Writes lse and max_logits, keeps the rows' weights; O may still be under way.
+  __device__ __forceinline__ void finish_rows(const RowState<kC>& state) const {
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
-      const int row_in_tile = 64 * warpgroup_ + place_.row + 8 * row;
-      const std::int64_t token = token_begin + (row_in_tile >> params_.packed_shift);
-      const int head = head_begin + (row_in_tile & (params_.packed_heads - 1));
-      const RowResult result = finish_row(state, row, token, head);
-      weight[row] = result.weight;
-      earlier[row] = result.earlier_weight;
+      const RowWeights weights = finish_row(state, row);
+      if (place_.column == 0) shared_.weights[row_in_tile(row)] = weights;
+    }
+    __syncwarp();
+  }
+
+  /// Writes out over the item's Q tile, which nobody of this warpgroup reads any more, and from
+  /// there to memory.
+  __device__ __forceinline__ void write(float (&out)[kC.dim / 2]) const {
+    float weight[tile::kRowsPerThread];
+#pragma unroll
+    for (int row = 0; row < tile::kRowsPerThread; ++row) {
+      weight[row] = shared_.weights[row_in_tile(row)].weight;
     }
 #pragma unroll
     for (int i = 0; i < kC.dim / 2; ++i) out[i] *= weight[(i / 2) % 2];
     if (params_.out_float.data == nullptr) {
-      write_half(out, token_begin, head_begin, staging);
+      write_half(out);
       return;
     }
     if (params_.is_merging) {
-      for_each_pair(out, token_begin, head_begin, [&](float2* pair, float& x, float& y, int row) {
-        if (earlier[row] == 0.0f) return;  // an earlier out without keys may hold anything
+      for_each_pair(out, [&](float2* pair, float& x, float& y, int row) {
+        const float earlier = shared_.weights[row_in_tile(row)].earlier_weight;
+        if (earlier == 0.0f) return;  // an earlier out without keys may hold anything
         const float2 before = *pair;
-        x = fmaf(before.x, earlier[row], x);
-        y = fmaf(before.y, earlier[row], y);
+        x = fmaf(before.x, earlier, x);
+        y = fmaf(before.y, earlier, y);
       });
     }
-    for_each_pair(out, token_begin, head_begin,
-                  [](float2* pair, float x, float y, int) { *pair = make_float2(x, y); });
+    for_each_pair(out, [](float2* pair, float x, float y, int) { *pair = make_float2(x, y); });
   }
 
  private:
-  __device__ __forceinline__ RowResult finish_row(const RowState<kC.has_softcap>& state, int row,
-                                                  std::int64_t token, int head) const {
+  /// One row on its way to lse and out.
+  struct RowResult {
+    float log_sum = -INFINITY;  ///< log2 of the denominator
+    RowWeights weights = {0.0f, 0.0f};
+  };
+
+  __device__ __forceinline__ int row_in_tile(int row) const {
+    return 64 * warpgroup_ + place_.row + 8 * row;
+  }
+  __device__ __forceinline__ std::int64_t token_of(int row) const {
+    return shared_.places[stage_].token_begin + (row_in_tile(row) >> params_.packed_shift);
+  }
+  __device__ __forceinline__ int head_of(int row) const {
+    return shared_.places[stage_].head_begin + (row_in_tile(row) & (params_.packed_heads - 1));
+  }
+
+  __device__ __forceinline__ RowWeights finish_row(const RowState<kC>& state, int row) const {
     const float sum = tile::sum_over_row(state.sum[row]);
     const bool has_keys = sum > 0.0f;
-    RowResult result{-INFINITY, 0.0f, 0.0f};
+    RowResult result;
     if (has_keys) {
       result.log_sum = state.level(row, params_.score) + ptx::log2_approx(sum);
-      result.weight = 1.0f / sum;
+      result.weights.weight = 1.0f / sum;
     }
-    const float top = tile::max_over_row(state.top[row]);
-    if (token >= params_.rows_q) return result;
+    const float top = state.top_of_row(row);
+    const std::int64_t token = token_of(row);
+    const int head = head_of(row);
+    if (token >= params_.rows_q) return result.weights;
     if (params_.sink.count > 0) add_sinks(result, token, head);
     float* lse = params_.lse.data + token * params_.lse.row_stride + head * params_.lse.head_stride;
     if (params_.is_merging) merge_earlier(result, *lse * kLog2E);
     __syncwarp(__activemask());  // lanes that share a row have read lse before one writes it
     if (place_.column == 0) {
       *lse = result.log_sum * kLn2;
-      if (params_.max_logits != nullptr && has_keys) {
+      if (kC.is_general && params_.max_logits != nullptr && has_keys) {
         atomic_max(params_.max_logits + head, top * params_.score.softmax_scale);
       }
     }
-    return result;
+    return result.weights;
   }
 
   __device__ __forceinline__ void add_sinks(RowResult& result, std::int64_t token, int head) const {
     const float* sinks = params_.sink.data + token * params_.sink.row_stride + head;
     for (int i = 0; i < params_.sink.count; ++i) {
       const float total = log2_add(result.log_sum, sinks[i * params_.sink.sink_stride] * kLog2E);
-      result.weight *= share(result.log_sum, total);
+      result.weights.weight *= share(result.log_sum, total);
       result.log_sum = total;
     }
   }
 
   __device__ __forceinline__ void merge_earlier(RowResult& result, float earlier) const {
     const float total = log2_add(result.log_sum, earlier);
-    result.weight *= share(result.log_sum, total);
-    result.earlier_weight = share(earlier, total);
+    result.weights.weight *= share(result.log_sum, total);
+    result.weights.earlier_weight = share(earlier, total);
     result.log_sum = total;
   }
 
   /// Calls visit(pointer into the float32 out, the two elements there, row of the thread).
   template <typename Visit>
-  __device__ __forceinline__ void for_each_pair(float (&out)[kC.dim / 2], std::int32_t token_begin,
-                                                std::int32_t head_begin, Visit visit) const {
+  __device__ __forceinline__ void for_each_pair(float (&out)[kC.dim / 2], Visit visit) const {
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
-      const int row_in_tile = 64 * warpgroup_ + place_.row + 8 * row;
-      const std::int64_t token = token_begin + (row_in_tile >> params_.packed_shift);
-      const int head = head_begin + (row_in_tile & (params_.packed_heads - 1));
+      const std::int64_t token = token_of(row);
       const int num_columns = token < params_.rows_q ? params_.dim_v - place_.column : 0;
       float* target = params_.out_float.data + token * params_.out_float.row_stride +
-                      head * params_.out_float.head_stride + place_.column;
+                      head_of(row) * params_.out_float.head_stride + place_.column;
 #pragma unroll
       for (int c = 0; c < kC.dim / 8; ++c) {
         const int i = 4 * c + 2 * row;
@@ -144,11 +158,11 @@ class Epilogue {
   }
 
   /// Each warp stages its 16 rows and stores them by itself; no other warp is waited for.
-  __device__ __forceinline__ void write_half(const float (&out)[kC.dim / 2],
-                                             std::int32_t token_begin, std::int32_t head_begin,
-                                             std::uint8_t* staging) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int first_row = 64 * warpgroup_ + (static_cast<int>(threadIdx.x) % 128) / 32 * 16;
+  __device__ __forceinline__ void write_half(const float (&out)[kC.dim / 2]) const {
+    const int thread = ptx::thread_index();
+    const int lane = thread % 32;
+    const int first_row = 64 * warpgroup_ + thread % 128 / 32 * 16;
+    std::uint8_t* staging = shared_.q[stage_];
     const std::uint32_t base = ptx::shared_address(staging);
     constexpr int kPanelBytes = kC.rows() * tile::kPanelRowBytes;
 #pragma unroll
@@ -165,17 +179,20 @@ class Epilogue {
     ptx::fence_async_shared();
     __syncwarp();
     if (lane != 0) return;
-    const int token = token_begin + (first_row >> params_.packed_shift);
+    const ItemPlace item = shared_.places[stage_];
+    const int token = item.token_begin + (first_row >> params_.packed_shift);
     for (int panel = 0; panel < kC.dim / tile::kPanelElements; ++panel) {
-      ptx::store_box(params_.out, {panel * tile::kPanelElements, head_begin, token},
+      ptx::store_box(params_.out, {panel * tile::kPanelElements, item.head_begin, token},
                      staging + panel * kPanelBytes + first_row * tile::kPanelRowBytes);
     }
     ptx::store_commit();
   }
 
+  SharedStorage<kC>& shared_;
   const ForwardParams& params_;
-  const tile::FragmentPlace& place_;
+  const tile::FragmentPlace place_;
   const int warpgroup_;
+  const int stage_;
 };
 
 }  // namespace magi::sm90

@@ -56,11 +56,12 @@ void check_work(const ForwardArgs& args, const ForwardWork::State& work) {
   }
 }
 
-void set_tensors(sm90::ForwardParams& params, const ForwardArgs& args, const ForwardList& list) {
+void set_tensors(sm90::ForwardParams& params, const ForwardArgs& args, const ForwardList& list,
+                 std::int32_t keys) {
   params.q = make_tensor_map(args.q, {list.packed_heads, list.tile_tokens});
   // Without keys no tile is loaded; a descriptor needs some address all the same.
   const bool has_keys = args.k.shape[0] > 0;
-  const TensorBox key_box{1, list.shape.keys};
+  const TensorBox key_box{1, keys};
   params.k = make_tensor_map(has_keys ? args.k : args.q, key_box);
   params.v = make_tensor_map(has_keys ? args.v : args.q, key_box);
   if (args.out.dtype == DType::Float32) {
@@ -107,7 +108,7 @@ struct GraphTicket {
 void launch_work(const ForwardArgs& args, const ForwardWork::State& work, unsigned* ticket,
                  cudaStream_t stream) {
   const sm90::ForwardInstance* instance =
-      args.params.softcap > 0.0 ? work.softcap_instance : work.instance;
+      sm90::is_general_call(args) ? work.general_instance : work.instance;
   MAGI_CHECK(instance != nullptr);
   const sm90::ListOnDevice parts{.tiles = static_cast<const TileWork*>(work.tiles.data()),
                                  .records = static_cast<const BandRecord*>(work.records.data()),
@@ -159,8 +160,12 @@ InstancePair find_instances(const ForwardArgs& args) {
   const auto dim = to_int(std::max(args.q.shape[2], args.v.shape[2]));
   const InstancePair pair{find_forward_instance(args.q.dtype, dim, false),
                           find_forward_instance(args.q.dtype, dim, true)};
-  MAGI_CHECK(pair.plain != nullptr && pair.softcap != nullptr);
+  MAGI_CHECK(pair.plain != nullptr && pair.general != nullptr);
   return pair;
+}
+
+bool is_general_call(const ForwardArgs& args) {
+  return args.params.softcap > 0.0 || !args.max_logits.empty();
 }
 
 TileShape tile_shape(const ForwardInstance& instance) {
@@ -184,7 +189,7 @@ void launch_list(const ForwardArgs& args, const ForwardList& list, const ListOnD
                  const ForwardInstance& instance, std::int32_t num_ctas, cudaStream_t stream) {
   ForwardParams params;
   set_list(params, list, parts);
-  set_tensors(params, args, list);
+  set_tensors(params, args, list, instance.config.keys);
   params.score = score_scale(args.params, args.q.shape[2]);
   params.is_merging = args.is_merging;
   instance.launch(params, num_ctas, stream);
@@ -221,7 +226,7 @@ ForwardWork::ForwardWork(const ForwardArgs& args, const ForwardTuning& tuning) {
   const DeviceScope scope(args.q.device);
   const sm90::InstancePair instances = sm90::find_instances(args);
   State state = sm90::make_work(*instances.plain, problem, args.slices, tuning);
-  state.softcap_instance = instances.softcap;
+  state.general_instance = instances.general;
   state_ = std::make_shared<const State>(std::move(state));
 }
 

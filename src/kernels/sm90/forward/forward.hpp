@@ -11,7 +11,7 @@ namespace magi {
 /// A host list and its device copy.
 struct ForwardWork::State {
   const sm90::ForwardInstance* instance = nullptr;
-  const sm90::ForwardInstance* softcap_instance = nullptr;  ///< of the same tile shape
+  const sm90::ForwardInstance* general_instance = nullptr;  ///< of the same q tiles
   std::int32_t device = 0;
   std::int32_t num_ctas = 0;
   ForwardList list;  ///< without its vectors' contents once they are on the device
@@ -30,10 +30,10 @@ struct ListOnDevice {
   const std::int32_t* chosen_heads = nullptr;
 };
 
-/// The kernels for the same tensors, without and with a softcap; their tile shape is one.
+/// The kernels for the same tensors; their q tiles are the same.
 struct InstancePair {
   const ForwardInstance* plain = nullptr;
-  const ForwardInstance* softcap = nullptr;
+  const ForwardInstance* general = nullptr;
 };
 
 /// What a list depends on; throws InvalidArgument naming the tensor.
@@ -42,6 +42,8 @@ ForwardProblem forward_problem(const ForwardArgs& args);
 void check_forward_call(const ForwardArgs& args, std::int32_t device);
 InstancePair find_instances(const ForwardArgs& args);
 TileShape tile_shape(const ForwardInstance& instance);
+/// Whether a call needs the general kernel.
+bool is_general_call(const ForwardArgs& args);
 /// CTAs of a launch; throws InvalidArgument naming sm_margin or the number of items.
 std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::int64_t num_items);
 /// Sets max_logits to -infinity where the call has them and does not merge.

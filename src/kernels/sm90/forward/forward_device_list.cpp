@@ -118,7 +118,7 @@ void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
   sm90::fill_max_logits(args, cuda_stream);
   build_device_list(shape, layout, arrays, workspace.data, cuda_stream);
   const sm90::ForwardInstance& instance =
-      args.params.softcap > 0.0 ? *instances.softcap : *instances.plain;
+      sm90::is_general_call(args) ? *instances.general : *instances.plain;
   // The device chooses the packing: all launches but the chosen one end at once.
   for (const ForwardList& frame : layout.frames) {
     const std::int32_t num_ctas =

@@ -5,9 +5,16 @@
 
 namespace magi::sm90 {
 
-template <DType kType, int kDim, bool kHasSoftcap>
+template <DType kType, int kDim, bool kIsGeneral>
 struct Instance {
-  static constexpr ForwardConfig kConfig{.type = kType, .dim = kDim, .has_softcap = kHasSoftcap};
+  // At head dim 64 exponentials weigh twice as much: a third warpgroup fills their gaps,
+  // and leaves general kernels registers for 64 keys.
+  static constexpr ForwardConfig kConfig{.type = kType,
+                                         .dim = kDim,
+                                         .keys = kDim == 64 && kIsGeneral ? 64 : 128,
+                                         .consumers = kDim == 64 ? 3 : 2,
+                                         .kv_stages = kDim == 64 ? 8 : 5,
+                                         .is_general = kIsGeneral};
 };
 
 namespace {
@@ -32,10 +39,10 @@ __global__ void __launch_bounds__(128) fill_kernel(float* values, int count) {
 
 std::span<const ForwardInstance> forward_instances() { return kInstances; }
 
-const ForwardInstance* find_forward_instance(DType type, int dim, bool has_softcap) {
+const ForwardInstance* find_forward_instance(DType type, int dim, bool is_general) {
   for (const ForwardInstance& instance : kInstances) {
     const ForwardConfig& config = instance.config;
-    if (config.type == type && config.dim >= dim && config.has_softcap == has_softcap) {
+    if (config.type == type && config.dim >= dim && config.is_general == is_general) {
       return &instance;
     }
   }

@@ -2,7 +2,8 @@
 #pragma once
 
 #include "kernels/sm90/forward/consumer.cuh"
-#include "kernels/sm90/forward/producer.cuh"
+#include "kernels/sm90/forward/loader.cuh"
+#include "kernels/sm90/forward/scheduler.cuh"
 
 // out = softmax(scale * Q K^T + mask) V and its lse, for one q tile and head group per item.
 //
@@ -11,14 +12,15 @@
 //   q tile |  full    |  masked  |short |           registers; Q, K and V tiles come by bulk copies
 //          +----------+----------+------+           into shared memory, K and V through rings.
 //
-// Roles: warpgroup 0, thread 0: producer (items, records, loads). Warpgroups 1..: consumers.
-// The persistent grid draws items from a ticket counter in the order of the list.
+// Roles: warpgroup 0: one thread of warp 0 loads, one of warp 1 schedules (items and records).
+// Warpgroups 1..: consumers. The persistent grid draws items from a ticket counter in the order of
+// the list.
 //
 // | mbarrier      | completed by                     | then                                    |
 // |---------------|----------------------------------|-----------------------------------------|
-// | message full  | producer                         | consumers read the run                  |
-// | q / k / v full| producer's announcement + bytes  | consumers multiply                      |
-// | empty         | one lane of every consumer warp  | producer overwrites                     |
+// | message full  | scheduler                        | loader and consumers read the run       |
+// | q / kv full   | loader's announcement + bytes    | consumers multiply                      |
+// | empty         | every reading warp               | its writer overwrites                   |
 // Named barriers: shared.cuh.
 namespace magi::sm90 {
 
@@ -38,15 +40,15 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     ptx::prefetch_tensor_map(params.v);
     constexpr int kConsumerWarps = 4 * kC.consumers;
     init_ring(shared.q_ring, kConsumerWarps);
-    init_ring(shared.k_ring, kConsumerWarps);
-    init_ring(shared.v_ring, kConsumerWarps);
-    init_ring(shared.message_ring, kConsumerWarps);
+    init_ring(shared.kv_ring, kConsumerWarps);
+    init_ring(shared.message_ring, kConsumerWarps + 1);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
   if (warp < 4) {
     ptx::lower_registers<kC.producer_registers()>();
-    if (threadIdx.x == 0) Producer<kC>(shared, params).run();
+    if (threadIdx.x == 0) Loader<kC>(shared, params).run();
+    if (threadIdx.x == 32) Scheduler<kC>(shared, params).run();
   } else {
     ptx::raise_registers<kC.consumer_registers()>();
     Consumer<kC>(shared, params, warp / 4 - 1).run();

@@ -8,7 +8,8 @@
 
 namespace magi::sm90 {
 
-/// What the producer tells the consumers of one record (or of an item without keys). 64 bytes.
+/// What the scheduler tells the loader and the consumers of one record (or of an item without
+/// keys). 64 bytes.
 struct alignas(16) RunMessage {
   std::int32_t token_begin = 0;  ///< of the q tile
   std::int32_t head_begin = 0;   ///< of the q tile
@@ -30,8 +31,21 @@ static_assert(sizeof(RunMessage) == 64);
 
 enum RunFlag : std::int32_t {
   kLastRun = 1,     ///< of its item
+  kFirstRun = 8,    ///< of its item
   kShortTile = 2,   ///< a tile of kTrimmedKeys follows the full-width ones
   kEndOfItems = 4,  ///< no item
+};
+
+/// Where the rows of a Q tile lie; goes with the tile, to be read again when out is written.
+struct ItemPlace {
+  std::int32_t token_begin;
+  std::int32_t head_begin;
+};
+
+/// What becomes of a row of accumulators: out = weight * O + earlier_weight * earlier out.
+struct RowWeights {
+  float weight;
+  float earlier_weight;
 };
 
 /// Named barriers and who arrives.
@@ -41,10 +55,10 @@ enum RunFlag : std::int32_t {
 /// | kEpilogue + w   | warpgroup w                           | its Q rows may be overwritten     |
 enum NamedBarrier : int { kTurn = 1, kEpilogue = 5 };
 
-inline constexpr int kMessageStages = 4;
+inline constexpr int kMessageStages = 3;  ///< runs ahead cost balance at the end of a launch
 
-/// mbarriers: `full` is completed by the producer's arrival plus the bytes it announces; `empty` by
-/// one arrival of each consumer warp.
+/// mbarriers: `full` is completed by one arrival plus the bytes it announces; `empty` by one
+/// arrival of each reader: the consumer warps and, for messages, the loader.
 template <int kStages>
 struct Ring {
   ptx::Mbarrier full[kStages];
@@ -54,30 +68,38 @@ struct Ring {
 template <ForwardConfig kC>
 struct SharedStorage {
   alignas(1024) std::uint8_t q[kC.q_stages][kC.q_bytes()];  ///< later the item's out
-  alignas(1024) std::uint8_t k[kC.kv_stages][kC.kv_bytes()];
-  alignas(1024) std::uint8_t v[kC.kv_stages][kC.kv_bytes()];
+  alignas(1024) std::uint8_t kv[kC.kv_stages][kC.kv_bytes()];
   RunMessage messages[kMessageStages];
+  RowWeights weights[kC.rows()];  ///< of the item whose out is written next
+  ItemPlace places[kC.q_stages];
   Ring<kC.q_stages> q_ring;
-  Ring<kC.kv_stages> k_ring;
-  Ring<kC.kv_stages> v_ring;
+  Ring<kC.kv_stages> kv_ring;
   Ring<kMessageStages> message_ring;
 };
 
-/// Stage and parity of use number `count` of a ring; counts run on across items.
+/// Where a role is in a ring; runs on across items.
 template <int kStages>
-__device__ __forceinline__ int stage_of(std::uint32_t count) {
-  return static_cast<int>(count % kStages);
-}
-template <int kStages>
-__device__ __forceinline__ std::uint32_t parity_of(std::uint32_t count) {
-  return (count / kStages) & 1;
-}
+struct RingPlace {
+  std::uint32_t stage = 0;
+  std::uint32_t parity = 0;  ///< of the phase of `full` that completes next
+
+  __device__ __forceinline__ void advance() {
+    const bool is_last = stage == kStages - 1;
+    stage = is_last ? 0 : stage + 1;
+    parity ^= is_last ? 1 : 0;
+  }
+  __device__ __forceinline__ RingPlace next() const {
+    RingPlace place = *this;
+    place.advance();
+    return place;
+  }
+};
 
 template <int kStages>
-__device__ __forceinline__ void init_ring(Ring<kStages>& ring, int consumer_warps) {
+__device__ __forceinline__ void init_ring(Ring<kStages>& ring, int readers) {
   for (int stage = 0; stage < kStages; ++stage) {
     ptx::mbarrier_init(ring.full[stage], 1);
-    ptx::mbarrier_init(ring.empty[stage], consumer_warps);
+    ptx::mbarrier_init(ring.empty[stage], readers);
   }
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kernels/sm90/forward/config.hpp"
 #include "kernels/sm90/forward/params.hpp"
 #include "kernels/tile/fragment.cuh"
 
@@ -18,28 +19,30 @@ __device__ __forceinline__ float tanh_of(float x) {
 }
 
 /// f(s) of ScoreScale; masked scores stay masked.
-template <bool kHasSoftcap>
+template <ForwardConfig kC>
 __device__ __forceinline__ float bent(float score, const ScoreScale& scale) {
-  if constexpr (!kHasSoftcap) return score;
-  return score == -INFINITY ? score : tanh_of(score * scale.cap_scale);
+  if constexpr (!kC.is_general) return score;
+  if (scale.cap_scale == 0.0f || score == -INFINITY) return score;
+  return tanh_of(score * scale.cap_scale);
 }
 
 /// Online softmax of a thread's two rows (Milakov and Gimelshein, arXiv 1805.02867). The base of
 /// the exponentials is a recent maximum rather than the latest: it moves only when a score passes
 /// it by more than 2^kSlack, so that most tiles neither reduce over lanes nor rescale O. P then
 /// reaches 2^kSlack, which the float32 sums and both 16-bit types hold.
-template <bool kHasSoftcap>
+template <ForwardConfig kC>
 struct RowState {
   static constexpr float kSlack = 8.0f;
 
   float base[tile::kRowsPerThread] = {kNoScore, kNoScore};  ///< raw score, shared by a row's lanes
-  float top[tile::kRowsPerThread] = {kNoScore, kNoScore};   ///< of this thread's columns
   float sum[tile::kRowsPerThread] = {0.0f, 0.0f};           ///< of this thread's columns
   float rescale[tile::kRowsPerThread];  ///< of what was accumulated before, where base moved
+  /// Maxima of this thread's columns; only general kernels keep them.
+  float top[tile::kRowsPerThread] = {kNoScore, kNoScore};
 
   /// f(base) in the exponent's unit.
   __device__ __forceinline__ float level(int row, const ScoreScale& scale) const {
-    return bent<kHasSoftcap>(base[row], scale) * scale.exponent_scale;
+    return bent<kC>(base[row], scale) * scale.exponent_scale;
   }
 
   /// Takes the scores' maxima; true, in all lanes of the warp, where a base moved: then O must be
@@ -52,17 +55,16 @@ struct RowState {
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
       tile_top[row] = max_of_row<kColumns>(scores, row);
-      top[row] = fmaxf(top[row], tile_top[row]);
+      if constexpr (kC.is_general) top[row] = fmaxf(top[row], tile_top[row]);
       is_passed |= tile_top[row] > base[row] + scale.slack;
     }
     if (!__any_sync(0xffffffffu, is_passed)) return false;
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
-      const float before = bent<kHasSoftcap>(base[row], scale);
+      const float before = bent<kC>(base[row], scale);
       base[row] = fmaxf(base[row], tile::max_over_row(tile_top[row]));
       // The difference first: fused into a product, the rounding of a huge level would survive.
-      rescale[row] =
-          ptx::exp2_approx((before - bent<kHasSoftcap>(base[row], scale)) * scale.exponent_scale);
+      rescale[row] = ptx::exp2_approx((before - bent<kC>(base[row], scale)) * scale.exponent_scale);
       sum[row] *= rescale[row];
     }
     return true;
@@ -75,10 +77,15 @@ struct RowState {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {
       const int row = (i / 2) % 2;
-      const float score = bent<kHasSoftcap>(scores[i], scale);
+      const float score = bent<kC>(scores[i], scale);
       scores[i] = ptx::exp2_approx(fmaf(score, scale.exponent_scale, -low[row]));
       sum[row] += scores[i];
     }
+  }
+
+  /// The highest score of a row, of which general kernels know.
+  __device__ __forceinline__ float top_of_row(int row) const {
+    return kC.is_general ? tile::max_over_row(top[row]) : kNoScore;
   }
 
   template <int kCount>

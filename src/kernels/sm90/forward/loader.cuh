@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/ptx/copy.cuh"
+#include "kernels/sm90/forward/params.hpp"
+#include "kernels/sm90/forward/shared.cuh"
+#include "kernels/tile/descriptor.cuh"
+
+namespace magi::sm90 {
+
+/// The one thread that loads what the messages name, in the order in which the consumers use it: an
+/// item's Q, and through one ring K of each tile, followed by V of the tile before it.
+template <ForwardConfig kC>
+class Loader {
+ public:
+  __device__ __forceinline__ Loader(SharedStorage<kC>& shared, const ForwardParams& params)
+      : shared_(shared), params_(params) {}
+
+  __device__ __forceinline__ void run() {
+    while (true) {
+      auto& ring = shared_.message_ring;
+      ptx::mbarrier_wait(ring.full[message_.stage], message_.parity);
+      const RunMessage& message = shared_.messages[message_.stage];
+      if ((message.flags & kEndOfItems) != 0) break;
+      load_run(message);
+      ptx::mbarrier_arrive(ring.empty[message_.stage]);
+      message_.advance();
+    }
+    flush_values();
+  }
+
+ private:
+  __device__ __forceinline__ void load_run(const RunMessage& message) {
+    // Without keys no K load flushes, and the consumers may wait for V before they free Q.
+    if (message.num_tiles == 0 && (message.flags & kShortTile) == 0) flush_values();
+    if ((message.flags & kFirstRun) != 0) load_queries({message.token_begin, message.head_begin});
+    const int kv_head = message.head_begin / params_.heads_per_kv;
+    std::int32_t key = message.k_end;
+    for (std::int32_t i = message.num_tiles; i > 0; --i) {
+      key -= kC.keys;
+      load_keys(key, kv_head);
+    }
+    if ((message.flags & kShortTile) != 0) load_keys(key - kTrimmedKeys, kv_head);
+  }
+
+  __device__ __forceinline__ void load_queries(ItemPlace place) {
+    const std::uint32_t stage = queries_.stage;
+    ptx::Mbarrier& full = shared_.q_ring.full[stage];
+    ptx::mbarrier_wait(shared_.q_ring.empty[stage], queries_.parity ^ 1);
+    shared_.places[stage] = place;
+    ptx::mbarrier_arrive_expect(full, kC.q_bytes());
+#pragma unroll
+    for (int panel = 0; panel < kC.dim / tile::kPanelElements; ++panel) {
+      ptx::load_box(shared_.q[stage] + panel * kC.rows() * tile::kPanelRowBytes, params_.q,
+                    {panel * tile::kPanelElements, place.head_begin, place.token_begin}, full,
+                    ptx::cache_evict_first());
+    }
+    queries_.advance();
+  }
+
+  __device__ __forceinline__ void load_keys(std::int32_t key, int kv_head) {
+    load_tile(params_.k, key, kv_head);
+    flush_values();
+    value_key_ = key;
+    value_head_ = kv_head;
+    has_value_ = true;
+  }
+
+  __device__ __forceinline__ void flush_values() {
+    if (!has_value_) return;
+    load_tile(params_.v, value_key_, value_head_);
+    has_value_ = false;
+  }
+
+  __device__ __forceinline__ void load_tile(const CUtensorMap& map, std::int32_t key, int kv_head) {
+    const std::uint32_t stage = tiles_.stage;
+    ptx::Mbarrier& full = shared_.kv_ring.full[stage];
+    ptx::mbarrier_wait(shared_.kv_ring.empty[stage], tiles_.parity ^ 1);
+    ptx::mbarrier_arrive_expect(full, kC.kv_bytes());
+#pragma unroll
+    for (int panel = 0; panel < kC.dim / tile::kPanelElements; ++panel) {
+      ptx::load_box(shared_.kv[stage] + panel * kC.keys * tile::kPanelRowBytes, map,
+                    {panel * tile::kPanelElements, kv_head, key}, full, ptx::cache_evict_last());
+    }
+    tiles_.advance();
+  }
+
+  SharedStorage<kC>& shared_;
+  const ForwardParams& params_;
+  RingPlace<kMessageStages> message_;
+  RingPlace<kC.q_stages> queries_;
+  RingPlace<kC.kv_stages> tiles_;
+  std::int32_t value_key_ = 0;  ///< tile whose V is still to be loaded
+  std::int32_t value_head_ = 0;
+  bool has_value_ = false;
+};
+
+}  // namespace magi::sm90

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/sm90/forward/params.hpp"
+#include "kernels/sm90/forward/shared.cuh"
+#include "kernels/worklist/tile_run.hpp"
+
+namespace magi::sm90 {
+
+/// An item: a q tile's records, and the first of its heads.
+struct Item {
+  std::int32_t tile;
+  std::int32_t record_begin;
+  std::int32_t record_end;
+  std::int32_t head_begin;
+};
+
+__device__ __forceinline__ Item load_item(const ForwardParams& params, std::int32_t index) {
+  // num_items fits 31 bits, so unsigned 32-bit division is exact.
+  const auto section_items = static_cast<unsigned>(params.groups_per_section * params.num_tiles);
+  const unsigned section = static_cast<unsigned>(index) / section_items;
+  const unsigned first_group = section * static_cast<unsigned>(params.groups_per_section);
+  const unsigned groups = min(static_cast<unsigned>(params.groups_per_section),
+                              static_cast<unsigned>(params.head_groups) - first_group);
+  const unsigned inside = static_cast<unsigned>(index) - section * section_items;
+  const auto* source = reinterpret_cast<const int4*>(params.tiles + inside / groups);
+  const int4 work = __ldg(source);
+  return {work.x, work.y, work.z,
+          static_cast<std::int32_t>(first_group + inside % groups) * params.packed_heads};
+}
+
+/// The one thread that takes items and walks their records. It tells the loader and the consumers
+/// of each run and is ahead of them by the depth of the message ring, so that nobody waits for the
+/// latency of tickets, items and records.
+template <ForwardConfig kC>
+class Scheduler {
+ public:
+  __device__ __forceinline__ Scheduler(SharedStorage<kC>& shared, const ForwardParams& params)
+      : shared_(shared), params_(params) {}
+
+  __device__ __forceinline__ void run() {
+    auto index = static_cast<std::int32_t>(blockIdx.x);
+    while (index < params_.num_items) {
+      const Item item = load_item(params_, index);
+      index = take_ticket();
+      run_item(item);
+    }
+    send({.flags = kEndOfItems});
+  }
+
+ private:
+  __device__ __forceinline__ BandSlice load_record(std::int32_t index) const {
+    const auto* source = reinterpret_cast<const int4*>(params_.records + index);
+    const int4 first = __ldg(source);
+    const int4 second = __ldg(source + 1);
+    return {first.x, first.y, first.z, first.w, second.x, second.y};
+  }
+
+  /// The counter wraps to 0 by itself: num_items tickets are drawn in a launch, of which gridDim.x
+  /// find no item.
+  __device__ __forceinline__ std::int32_t take_ticket() const {
+    const auto limit = static_cast<unsigned>(params_.num_items - 1);
+    return static_cast<std::int32_t>(gridDim.x + atomicInc(params_.ticket, limit));
+  }
+
+  __device__ __forceinline__ void run_item(const Item& item) {
+    const std::int32_t token = item.tile * params_.tile_tokens;
+    if (item.record_begin >= item.record_end) {
+      send({.token_begin = token, .head_begin = item.head_begin, .flags = kFirstRun | kLastRun});
+    }
+    for (std::int32_t i = item.record_begin; i < item.record_end; ++i) {
+      // Changes nothing but a whole slice, one of a tile whose records did not fit.
+      const Range rows{token, token + params_.tile_tokens};
+      const BandSlice band = shrink(cut_q(load_record(i), rows));
+      if (band.q0 >= band.q1) continue;
+      run_record(band, item, i == item.record_begin, i + 1 == item.record_end);
+    }
+  }
+
+  __device__ __forceinline__ void run_record(const BandSlice& band, const Item& item, bool is_first,
+                                             bool is_last) {
+    const std::int32_t token = item.tile * params_.tile_tokens;
+    const std::int32_t row_end = min(token + params_.tile_tokens, params_.rows_q);
+    const TileRun run = tile_run(band, token, row_end, kC.keys);
+    const bool has_wide = run.num_tiles >= 2 || !is_first;
+    const bool is_short = is_last && has_wide && ends_short(band, run, kC.keys, kTrimmedKeys);
+    send({.token_begin = token,
+          .head_begin = item.head_begin,
+          .num_tiles = run.num_tiles - (is_short ? 1 : 0),
+          .flags =
+              (is_first ? kFirstRun : 0) | (is_last ? kLastRun : 0) | (is_short ? kShortTile : 0),
+          .k_end = run.k_end,
+          .full_begin = run.full_begin,
+          .full_end = run.full_end,
+          .q0 = band.q0,
+          .q1 = band.q1,
+          .k0 = band.k0,
+          .k1 = band.k1,
+          .d_min = band.d_min,
+          .d_max = band.d_max});
+  }
+
+  __device__ __forceinline__ void send(const RunMessage& message) {
+    auto& ring = shared_.message_ring;
+    ptx::mbarrier_wait(ring.empty[place_.stage], place_.parity ^ 1);
+    shared_.messages[place_.stage] = message;
+    ptx::mbarrier_arrive(ring.full[place_.stage]);
+    place_.advance();
+  }
+
+  SharedStorage<kC>& shared_;
+  const ForwardParams& params_;
+  RingPlace<kMessageStages> place_;  ///< of the next message
+};
+
+}  // namespace magi::sm90
