@@ -44,12 +44,47 @@ __device__ __forceinline__ void load_box(void* destination, const CUtensorMap& m
       : "memory");
 }
 
+/// As above, cached as usual.
+__device__ __forceinline__ void load_box(void* destination, const CUtensorMap& map, BoxOrigin box,
+                                         Mbarrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(destination)),
+      "l"(&map), "r"(box.dim), "r"(box.head), "r"(box.token), "r"(shared_address(&barrier))
+      : "memory");
+}
+
 __device__ __forceinline__ void store_box(const CUtensorMap& map, BoxOrigin box,
                                           const void* source) {
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
       "r"(box.dim), "r"(box.head), "r"(box.token), "r"(shared_address(source))
       : "memory");
+}
+
+/// Plain bytes: addresses and size are multiples of 16.
+__device__ __forceinline__ void load_bytes(void* destination, const void* source, int bytes,
+                                           Mbarrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(destination)),
+      "l"(source), "r"(bytes), "r"(shared_address(&barrier))
+      : "memory");
+}
+
+/// Shared memory to device memory, as a part of the next committed group.
+__device__ __forceinline__ void store_bytes(void* destination, const void* source, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination),
+               "r"(shared_address(source)), "r"(bytes)
+               : "memory");
+}
+
+/// As store_bytes, but adds floats to those in device memory.
+__device__ __forceinline__ void add_floats(float* destination, const void* source, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                   destination),
+               "r"(shared_address(source)), "r"(bytes)
+               : "memory");
 }
 
 __device__ __forceinline__ void store_commit() {
@@ -60,6 +95,12 @@ __device__ __forceinline__ void store_commit() {
 template <int kPending>
 __device__ __forceinline__ void store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+/// Waits until all but `kPending` committed stores are complete and visible to this thread.
+template <int kPending>
+__device__ __forceinline__ void store_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 /// Orders this thread's ordinary shared-memory writes before later asynchronous reads of them.

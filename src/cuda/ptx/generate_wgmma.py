@@ -4,7 +4,7 @@
 import pathlib
 import sys
 
-SHAPES = {64: ("ss", "rs"), 128: ("ss", "rs"), 160: ("ss",), 176: ("ss",)}
+SHAPES = {32: ("mn",), 64: ("ss", "mn", "rs"), 128: ("ss", "rs"), 160: ("ss",), 176: ("ss",)}
 TYPES = {"BFloat16": "bf16", "Float16": "f16"}
 PER_LINE = 16
 
@@ -19,10 +19,10 @@ def function(n, form, element):
     count = n // 2
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     opcode = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{element}.{element}"
-    if form == "ss":
+    if form != "rs":
         head = "std::uint64_t a, std::uint64_t b"
         a_text, b_reg, inputs = f"%{count}", count + 1, '"l"(a), "l"(b), "r"(accumulate)'
-        tail = "p, 1, 1, 0, 0"
+        tail = "p, 1, 1, 0, 0" if form == "ss" else "p, 1, 1, 1, 1"
     else:
         head = "const std::uint32_t (&a)[kA], std::uint64_t b"
         a_text = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
@@ -30,7 +30,7 @@ def function(n, form, element):
         inputs = ('"r"(a[kStep * 4]), "r"(a[kStep * 4 + 1]), "r"(a[kStep * 4 + 2]), '
                   '"r"(a[kStep * 4 + 3]), "l"(b), "r"(accumulate)')
         tail = "p, 1, 1, 1"
-    template = "template <int kD>" if form == "ss" else "template <int kStep, int kD, int kA>"
+    template = "template <int kStep, int kD, int kA>" if form == "rs" else "template <int kD>"
     return f"""
   {template}
   static __device__ __forceinline__ void {form}(float (&d)[kD], {head}, int accumulate) {{

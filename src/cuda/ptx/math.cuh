@@ -49,6 +49,14 @@ __device__ __forceinline__ int thread_index() {
 /// on it need no reconvergence, addresses made of it live in uniform registers.
 __device__ __forceinline__ int uniform(int value) { return __reduce_max_sync(0xffffffffu, value); }
 
+/// The thread's index, read anew: values made of it are computed where they are used instead of
+/// being kept in registers across a loop.
+__device__ __forceinline__ int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
 /// Registers per thread: raises or lowers what this warpgroup holds.
 template <int kRegisters>
 __device__ __forceinline__ void raise_registers() {

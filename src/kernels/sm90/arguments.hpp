@@ -13,6 +13,15 @@ struct FloatRows {
   std::int64_t head_stride = 0;
 };
 
+/// Rows [rows, heads, dim] that a kernel reads: 16 bits per element, or float32. Strides in
+/// elements, rows of dim aligned to 16 bytes.
+struct ElementRows {
+  const void* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+  bool is_float = false;
+};
+
 /// Sink logits: value(row, sink, head) = data[row * row_stride + sink * sink_stride + head].
 struct SinkRows {
   const float* data = nullptr;

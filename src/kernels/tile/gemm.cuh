@@ -17,6 +17,16 @@ __device__ __forceinline__ void issue_abt(float (&d)[kD], const A& a, const B& b
   ptx::wgmma_commit();
 }
 
+/// d[64, kColumns] = A[kDepth, 64]^T B[kDepth, kColumns], both in shared memory.
+template <DType kType, int kColumns, int kDepth, typename A, typename B, int kD>
+__device__ __forceinline__ void issue_atb(float (&d)[kD], const A& a, const B& b) {
+#pragma unroll
+  for (int step = 0; step < kDepth / kStepElements; ++step) {
+    ptx::Wgmma<kType, kColumns>::mn(d, a.step(step), b.step(step), step == 0 ? 0 : 1);
+  }
+  ptx::wgmma_commit();
+}
+
 template <DType kType, int kColumns, int kSteps, int kStep, typename B, int kD, int kA>
 __device__ __forceinline__ void accumulate_steps(float (&d)[kD], const std::uint32_t (&a)[kA],
                                                  const B& b) {

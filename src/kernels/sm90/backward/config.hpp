@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "magi/tensor.hpp"
+
+namespace magi::sm90 {
+
+/// Everything that changes registers, shared memory or instructions of a backward instance.
+struct BackwardConfig {
+  DType type = DType::BFloat16;
+  int dim = 128;  ///< of q, k and v as held on chip: the tensors' dims are at most this
+  bool has_softcap = false;
+
+  static constexpr int consumers = 2;  ///< warpgroups of 64 keys
+  static constexpr int keys = 64 * consumers;
+  static constexpr int rows = 64;  ///< of a q tile
+  static constexpr int q_stages = 4;
+  static constexpr int dout_stages = 2;
+  static constexpr int consumer_registers = 240;
+  static constexpr int producer_registers = 24;
+
+  constexpr int threads() const { return 128 * (consumers + 1); }
+  constexpr int kv_bytes() const { return keys * dim * 2; }
+  constexpr int q_bytes() const { return rows * dim * 2; }
+  constexpr int score_bytes() const { return rows * keys * 2; }
+  /// Columns of dQ that one warpgroup multiplies.
+  constexpr int dq_columns() const { return dim / consumers; }
+  /// Floats of one warpgroup's part of a dQ sum.
+  constexpr int dq_floats() const { return rows * dq_columns(); }
+};
+
+}  // namespace magi::sm90

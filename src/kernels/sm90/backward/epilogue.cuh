@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/ptx/copy.cuh"
+#include "kernels/sm90/backward/params.hpp"
+#include "kernels/sm90/backward/shared.cuh"
+#include "kernels/tile/descriptor.cuh"
+#include "kernels/tile/fragment.cuh"
+
+namespace magi::sm90 {
+
+/// Turns an item's dK and dV into output rows, or into a piece of them.
+template <BackwardConfig kC>
+class BackwardEpilogue {
+ public:
+  __device__ __forceinline__ BackwardEpilogue(BackwardStorage<kC>& shared,
+                                              const BackwardParams& params, int warpgroup)
+      : shared_(shared),
+        params_(params),
+        warpgroup_(warpgroup),
+        thread_(ptx::thread_index() % 128),
+        place_(thread_) {}
+
+  __device__ __forceinline__ void write(float (&dk)[kC.dim / 2], float (&dv)[kC.dim / 2],
+                                        const ItemInfo& item) const {
+    if (params_.num_pieces > 1 && (item.flags & kHasSteps) != 0) {
+      if (!combine(dk, dv, item)) return;
+    } else if (params_.num_pieces > 1 && item.index % params_.num_pieces != 0) {
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kC.dim / 2; ++i) dk[i] *= params_.score.softmax_scale;
+    write_rows(dv, params_.dv, params_.dim_v, item);
+    write_rows(dk, params_.dk, params_.dim_qk, item);
+  }
+
+ private:
+  static constexpr int kPieceFloats = kC.keys * kC.dim;  ///< of dK, and as many of dV
+
+  /// The thread's float4 `i` of dK (which = 0) or dV (which = 1) of a piece.
+  __device__ __forceinline__ float4* piece_place(int item, int which, int i) const {
+    const std::int64_t begin = (std::int64_t{item} * 2 + which) * kPieceFloats;
+    return reinterpret_cast<float4*>(params_.pieces + begin) +
+           (warpgroup_ * (kC.dim / 8) + i) * 128 + thread_;
+  }
+
+  /// Hands the piece over; true where it came last and dK and dV are the sums of all pieces, taken
+  /// in index order.
+  __device__ __forceinline__ bool combine(float (&dk)[kC.dim / 2], float (&dv)[kC.dim / 2],
+                                          const ItemInfo& item) const {
+#pragma unroll
+    for (int i = 0; i < kC.dim / 8; ++i) {
+      *piece_place(item.index, 0, i) =
+          make_float4(dk[4 * i], dk[4 * i + 1], dk[4 * i + 2], dk[4 * i + 3]);
+      *piece_place(item.index, 1, i) =
+          make_float4(dv[4 * i], dv[4 * i + 1], dv[4 * i + 2], dv[4 * i + 3]);
+    }
+    __threadfence();
+    ptx::named_barrier_sync(kPieces, 256);
+    const int first = item.index - item.index % params_.num_pieces;
+    if (warpgroup_ == 0 && thread_ == 0) {
+      const unsigned before = atomicAdd(params_.piece_counts + item.index / params_.num_pieces, 1u);
+      shared_.is_last_piece = before + 1 == static_cast<unsigned>(params_.num_pieces) ? 1 : 0;
+      __threadfence();
+    }
+    ptx::named_barrier_sync(kPieces, 256);
+    const bool is_last = shared_.is_last_piece != 0;
+    ptx::named_barrier_sync(kPieces, 256);
+    if (!is_last) return false;
+    add_pieces(dk, 0, first);
+    add_pieces(dv, 1, first);
+    return true;
+  }
+
+  __device__ __forceinline__ void add_pieces(float (&sum)[kC.dim / 2], int which, int first) const {
+#pragma unroll
+    for (int i = 0; i < kC.dim / 2; ++i) sum[i] = 0.0f;
+    for (int piece = 0; piece < params_.num_pieces; ++piece) {
+#pragma unroll
+      for (int i = 0; i < kC.dim / 8; ++i) {
+        const float4 part = __ldcg(piece_place(first + piece, which, i));
+        sum[4 * i] += part.x;
+        sum[4 * i + 1] += part.y;
+        sum[4 * i + 2] += part.z;
+        sum[4 * i + 3] += part.w;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write_rows(const float (&values)[kC.dim / 2],
+                                             const GradientRows& target, int dim,
+                                             const ItemInfo& item) const {
+    const std::int64_t begin =
+        item.key_begin * target.row_stride + item.kv_head * target.head_stride;
+    if (target.is_float) {
+      write_floats(values, static_cast<float*>(target.data) + begin, target, dim, item.num_keys);
+    } else {
+      write_halves(values, static_cast<std::uint16_t*>(target.data) + begin, target, dim,
+                   item.num_keys);
+    }
+  }
+
+  __device__ __forceinline__ void write_floats(const float (&values)[kC.dim / 2], float* data,
+                                               const GradientRows& target, int dim,
+                                               int num_keys) const {
+#pragma unroll
+    for (int row = 0; row < tile::kRowsPerThread; ++row) {
+      const int key = 64 * warpgroup_ + place_.row + 8 * row;
+      const int num_columns = key < num_keys ? dim - place_.column : 0;
+      float* place = data + key * target.row_stride + place_.column;
+#pragma unroll
+      for (int c = 0; c < kC.dim / 8; ++c) {
+        if (8 * c >= num_columns) continue;
+        auto* pair = reinterpret_cast<float2*>(place + 8 * c);
+        float2 value = make_float2(values[4 * c + 2 * row], values[4 * c + 2 * row + 1]);
+        if (target.is_added) {
+          const float2 before = *pair;
+          value = make_float2(value.x + before.x, value.y + before.y);
+        }
+        *pair = value;
+      }
+    }
+  }
+
+  /// Through this warp's rows of V's buffer, so that a row leaves in chunks of 16 bytes.
+  __device__ __forceinline__ void write_halves(const float (&values)[kC.dim / 2],
+                                               std::uint16_t* data, const GradientRows& target,
+                                               int dim, int num_keys) const {
+    constexpr int kPanelBytes = kC.keys * tile::kPanelRowBytes;
+    const int lane = thread_ % 32;
+    const int first_row = 64 * warpgroup_ + thread_ / 32 * 16;
+    ptx::named_barrier_sync(kDkvEpilogue + warpgroup_, 128);
+#pragma unroll
+    for (int c = 0; c < kC.dim / 8; c += 2) {
+      const std::uint32_t address = ptx::shared_address(shared_.v + c / 8 * kPanelBytes) +
+                                    tile::swizzled_offset(first_row + lane % 16, c % 8 + lane / 16);
+      const float* value = values + 4 * c;
+      ptx::store_matrix_x4(address, ptx::pack_half2<kC.type>(value[0], value[1]),
+                           ptx::pack_half2<kC.type>(value[2], value[3]),
+                           ptx::pack_half2<kC.type>(value[4], value[5]),
+                           ptx::pack_half2<kC.type>(value[6], value[7]));
+    }
+    __syncwarp();
+    constexpr int kChunks = kC.dim / 8;
+#pragma unroll
+    for (int i = lane; i < 16 * kChunks; i += 32) {
+      const int row = first_row + i / kChunks;
+      const int chunk = i % kChunks;
+      const auto* source = reinterpret_cast<const int4*>(shared_.v + chunk / 8 * kPanelBytes +
+                                                         tile::swizzled_offset(row, chunk % 8));
+      if (row < num_keys && 8 * chunk < dim) {
+        *reinterpret_cast<int4*>(data + row * target.row_stride + 8 * chunk) = *source;
+      }
+    }
+    __syncwarp();
+  }
+
+  BackwardStorage<kC>& shared_;
+  const BackwardParams& params_;
+  const int warpgroup_;
+  const int thread_;
+  const tile::FragmentPlace place_;
+};
+
+}  // namespace magi::sm90

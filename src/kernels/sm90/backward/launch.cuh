@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/check.hpp"
+#include "cuda/ptx/wgmma_n128.cuh"
+#include "cuda/ptx/wgmma_n32.cuh"
+#include "cuda/ptx/wgmma_n64.cuh"
+#include "kernels/sm90/backward/finish.cuh"
+#include "kernels/sm90/backward/kernel.cuh"
+#include "kernels/sm90/backward/launch.hpp"
+
+namespace magi::sm90 {
+
+template <typename Instance>
+void launch_backward(const BackwardParams& params, int num_ctas, cudaStream_t stream) {
+  constexpr BackwardConfig kC = Instance::kConfig;
+  constexpr int kBytes = static_cast<int>(sizeof(BackwardStorage<kC>));
+  static_assert(kBytes <= 227 * 1024);
+  const auto kernel = backward_kernel<Instance>;
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+             "cudaFuncSetAttribute");
+  kernel<<<num_ctas, kC.threads(), kBytes, stream>>>(params);
+  cuda_check(cudaGetLastError(), "backward_kernel");
+}
+
+template <typename Instance>
+void launch_finish(const BackwardParams& params, cudaStream_t stream) {
+  constexpr BackwardConfig kC = Instance::kConfig;
+  const unsigned head_groups = static_cast<unsigned>(params.heads_q / params.packed_heads);
+  const dim3 grid(static_cast<unsigned>(params.num_q_tiles), head_groups);
+  finish_kernel<kC.type, kC.dim><<<grid, 256, 0, stream>>>(params);
+  cuda_check(cudaGetLastError(), "finish_kernel");
+}
+
+template <typename Instance>
+constexpr BackwardInstance backward_instance() {
+  return {Instance::kConfig, launch_backward<Instance>, launch_finish<Instance>};
+}
+
+}  // namespace magi::sm90

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/sm90/arguments.hpp"
+#include "kernels/worklist/backward_list.hpp"
+
+namespace magi::sm90 {
+
+/// An output [rows, heads, dim], strides in elements.
+struct GradientRows {
+  void* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+  bool is_float = false;  ///< float32, else the type of q
+  bool is_added = false;  ///< to what is there
+};
+
+/// Arguments of a launch, passed by value. The list's fields mirror BackwardList.
+struct BackwardParams {
+  CUtensorMap q;     ///< box of packed_heads x tile_tokens
+  CUtensorMap dout;  ///< likewise
+  CUtensorMap k;     ///< box of 1 x keys of a k tile
+  CUtensorMap v;     ///< likewise
+
+  const KeyTileWork* tiles = nullptr;
+  const KeyRecord* records = nullptr;
+  const TurnRun* turns = nullptr;
+  const std::int32_t* additions = nullptr;
+
+  /// All zero at the start; see BackwardList::num_counters.
+  unsigned* turn_counts = nullptr;
+  unsigned* piece_counts = nullptr;
+  unsigned* ticket = nullptr;
+
+  /// Sums are indexed head_group * num_q_tiles + q_tile. Rows of a sum: token * packed_heads +
+  /// head; rows without keys or beyond the tensor have lse2 = 1e30, delta = 0.
+  const float* lse2 = nullptr;   ///< [sums, 64]: lse * log2(e)
+  const float* delta = nullptr;  ///< [sums, 64]: rowsum(dO * O) - dlse
+  float* dq_sums = nullptr;      ///< [sums, 64 * dim], order of DqPlace, zero at the start
+  float* pieces = nullptr;       ///< [items, 2, 128 * dim], where num_pieces > 1
+
+  std::int32_t num_items = 0;
+  std::int32_t num_tiles = 0;
+  std::int32_t num_pieces = 1;
+  std::int32_t groups_per_item = 1;
+  std::int32_t columns_per_section = 1;
+  std::int32_t num_q_tiles = 0;
+  std::int32_t token_shift = 6;  ///< log2(tile_tokens)
+  std::int32_t packed_heads = 1;
+  std::int32_t packed_shift = 0;  ///< log2(packed_heads)
+  std::int32_t heads_q = 1;
+  std::int32_t heads_kv = 1;
+  std::int32_t rows_q = 0;
+  std::int32_t dim_qk = 0;
+  std::int32_t dim_v = 0;
+
+  ScoreScale score;
+  GradientRows dq;
+  GradientRows dk;
+  GradientRows dv;
+  bool is_ordered = true;  ///< sums of dQ are taken in the order of the list
+};
+
+}  // namespace magi::sm90

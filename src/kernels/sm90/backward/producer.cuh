@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/ptx/copy.cuh"
+#include "kernels/sm90/backward/params.hpp"
+#include "kernels/sm90/backward/shared.cuh"
+#include "kernels/tile/descriptor.cuh"
+#include "kernels/worklist/query_run.hpp"
+
+namespace magi::sm90 {
+
+/// The one thread that takes items, walks their records, tells the other roles of items and steps,
+/// and loads. Head group after head group, record after record, q tiles from the last to the first.
+template <BackwardConfig kC>
+class BackwardProducer {
+ public:
+  __device__ __forceinline__ BackwardProducer(BackwardStorage<kC>& shared,
+                                              const BackwardParams& params)
+      : shared_(shared), params_(params) {}
+
+  __device__ __forceinline__ void run() {
+    for (std::int32_t item = take_ticket(); item < params_.num_items; item = take_ticket()) {
+      run_item(item);
+    }
+    shared_.steps[num_steps_ % kInfoStages].flags = kEndOfSteps;
+    present_item().flags = kEndOfItems;
+    send_item(0);
+  }
+
+ private:
+  static constexpr int kVectorBytes = kC.rows * 4;
+
+  /// NOTE: an item is taken only when the one before has been walked, and the first like any other:
+  /// whoever waits for a turn waits for a lower item, so the lowest unfinished item must never be
+  /// one that a CTA keeps for later or that a CTA not yet resident would start with.
+  __device__ __forceinline__ std::int32_t take_ticket() const {
+    return static_cast<std::int32_t>(atomicAdd(params_.ticket, 1u));
+  }
+
+  /// Free since V of the item before was loaded: the one before that had been written by then.
+  __device__ __forceinline__ ItemInfo& present_item() const {
+    return shared_.items[num_items_ & 1];
+  }
+
+  __device__ __forceinline__ void run_item(std::int32_t index) {
+    const auto num_columns = static_cast<unsigned>(params_.heads_kv * params_.num_pieces);
+    const auto width = static_cast<unsigned>(params_.columns_per_section);
+    const unsigned section = static_cast<unsigned>(index) / (width * params_.num_tiles);
+    const unsigned inside = static_cast<unsigned>(index) - section * width * params_.num_tiles;
+    const unsigned columns = min(width, num_columns - section * width);
+    const unsigned position = inside / columns;
+    const unsigned column = section * width + inside - position * columns;
+    const int4 work = __ldg(reinterpret_cast<const int4*>(params_.tiles + position));
+    ProducerState& at = shared_.producer;
+    at.group = static_cast<std::int32_t>(column) * params_.groups_per_item;
+    at.record = work.z;
+    at.is_sent = false;
+    ItemInfo& item = present_item();
+    item = {
+        .flags = work.z < work.w ? kHasSteps : 0,
+        .index = static_cast<std::int32_t>(position * num_columns + column),
+        .key_begin = work.x,
+        .num_keys = work.y - work.x,
+        .kv_head = static_cast<std::int32_t>(column / static_cast<unsigned>(params_.num_pieces)),
+        .record_begin = work.z,
+        .record_end = work.w,
+        .group_end = at.group + params_.groups_per_item};
+    if (work.z >= work.w) {
+      send_item(0);
+      return;
+    }
+    for (; at.group < item.group_end; ++at.group) {
+      for (at.record = item.record_begin; at.record < item.record_end; ++at.record) {
+        run_record(start_record(item));
+      }
+    }
+  }
+
+  __device__ __forceinline__ BandSlice load_band(std::int32_t index) const {
+    const auto* source = reinterpret_cast<const int4*>(params_.records + index);
+    const int4 first = __ldg(source);
+    const int4 second = __ldg(source + 1);
+    return {first.x, first.y, first.z, first.w, second.x, second.y};
+  }
+
+  /// The end of the record's q tiles.
+  __device__ __forceinline__ std::int32_t start_record(const ItemInfo& item) const {
+    ProducerState& at = shared_.producer;
+    const BandSlice band = load_band(at.record);
+    at.mask = {.key_low = band.k0 - item.key_begin,
+               .key_high = band.k1 - item.key_begin,
+               .q_low = band.q0,
+               .q_high = band.q1,
+               .low = item.key_begin - band.d_max,
+               .high = item.key_begin - band.d_min + 1};
+    const QueryRun run = query_run(band, item.key_begin, kC.keys, params_.token_shift);
+    const bool is_last = at.group + 1 == item.group_end && at.record + 1 == item.record_end;
+    at.tile_begin = run.tile_begin;
+    at.full_begin = run.full_begin;
+    at.full_end = run.full_end;
+    at.last_tile = is_last ? run.tile_begin : -1;
+    return run.tile_end;
+  }
+
+  __device__ __forceinline__ void run_record(std::int32_t tile) {
+    while (--tile >= shared_.producer.tile_begin) {
+      ptx::mbarrier_wait(shared_.q_empty[ring_stage<kC.q_stages>(num_steps_)],
+                         ring_parity<kC.q_stages>(num_steps_) ^ 1);
+      tell_step(tile);
+      load_queries(tile);
+      load_dout(tile);
+      ++num_steps_;
+      if (!shared_.producer.is_sent) send_item(kC.kv_bytes());
+      shared_.producer.is_sent = true;
+    }
+  }
+
+  __device__ __forceinline__ void tell_step(std::int32_t tile) const {
+    const ProducerState& at = shared_.producer;
+    StepInfo& step = shared_.steps[num_steps_ % kInfoStages];
+    const bool is_masked = tile < at.full_begin || tile >= at.full_end;
+    step.flags = (is_masked ? kMasked : 0) | (tile == at.last_tile ? kLastStep : 0);
+    step.sum = at.group * params_.num_q_tiles + tile;
+    step.q_tile = tile;
+    step.record = at.record;
+    if (is_masked) tell_mask(step, tile << params_.token_shift);
+  }
+
+  /// Exact wherever it can decide anything, and small enough to be multiplied by packed heads.
+  __device__ __forceinline__ static std::int32_t clamped(std::int32_t value) {
+    constexpr std::int32_t kFar = 1 << 20;
+    return min(max(value, -kFar), kFar);
+  }
+
+  __device__ __forceinline__ void tell_mask(StepInfo& step, std::int32_t token) const {
+    step.key_low = shared_.producer.mask.key_low;
+    step.key_high = shared_.producer.mask.key_high;
+    step.q_low = clamped(shared_.producer.mask.q_low - token);
+    step.q_high = clamped(shared_.producer.mask.q_high - token);
+    step.low = clamped(shared_.producer.mask.low - token);
+    step.high = clamped(shared_.producer.mask.high - token);
+  }
+
+  __device__ __forceinline__ ptx::BoxOrigin box_of(std::int32_t tile) const {
+    return {0, shared_.producer.group << params_.packed_shift, tile << params_.token_shift};
+  }
+  /// Of lse2 and delta: the first row of the q tile.
+  __device__ __forceinline__ std::int64_t row_of(std::int32_t tile) const {
+    const std::int32_t sum = shared_.producer.group * params_.num_q_tiles + tile;
+    return std::int64_t{sum} * kC.rows;
+  }
+
+  __device__ __forceinline__ void load_queries(std::int32_t tile) const {
+    const int stage = ring_stage<kC.q_stages>(num_steps_);
+    ptx::Mbarrier& full = shared_.q_full[stage];
+    ptx::mbarrier_arrive_expect(full, kC.q_bytes() + kVectorBytes);
+    load_rows<kC.rows>(shared_.q[stage], params_.q, box_of(tile), full);
+    ptx::load_bytes(shared_.lse2[stage], params_.lse2 + row_of(tile), kVectorBytes, full);
+  }
+
+  __device__ __forceinline__ void load_dout(std::int32_t tile) const {
+    const int stage = ring_stage<kC.dout_stages>(num_steps_);
+    ptx::mbarrier_wait(shared_.dout_empty[stage], ring_parity<kC.dout_stages>(num_steps_) ^ 1);
+    ptx::Mbarrier& full = shared_.dout_full[stage];
+    ptx::mbarrier_arrive_expect(full, kC.q_bytes() + kVectorBytes);
+    load_rows<kC.rows>(shared_.dout[stage], params_.dout, box_of(tile), full);
+    ptx::load_bytes(shared_.delta[stage], params_.delta + row_of(tile), kVectorBytes, full);
+  }
+
+  /// The present item's info, and K and V where `bytes` is not 0.
+  __device__ __forceinline__ void send_item(int bytes) {
+    const std::uint32_t parity = num_items_ & 1;
+    const ItemInfo& item = present_item();
+    const ptx::BoxOrigin box{0, item.kv_head, item.key_begin};
+    ptx::mbarrier_wait(shared_.k_empty, parity ^ 1);
+    ptx::mbarrier_arrive_expect(shared_.k_full, bytes);
+    if (bytes > 0) load_rows<kC.keys>(shared_.k, params_.k, box, shared_.k_full);
+    ptx::mbarrier_wait(shared_.v_empty, parity ^ 1);
+    ptx::mbarrier_arrive_expect(shared_.v_full, bytes);
+    if (bytes > 0) load_rows<kC.keys>(shared_.v, params_.v, box, shared_.v_full);
+    ++num_items_;
+  }
+
+  template <int kRows>
+  __device__ __forceinline__ static void load_rows(std::uint8_t* tile, const CUtensorMap& map,
+                                                   ptx::BoxOrigin box, ptx::Mbarrier& barrier) {
+#pragma unroll
+    for (int panel = 0; panel < kC.dim / tile::kPanelElements; ++panel) {
+      box.dim = panel * tile::kPanelElements;
+      ptx::load_box(tile + panel * kRows * tile::kPanelRowBytes, map, box, barrier);
+    }
+  }
+
+  BackwardStorage<kC>& shared_;
+  const BackwardParams& params_;
+  std::uint32_t num_steps_ = 0;
+  std::uint32_t num_items_ = 0;
+};
+
+}  // namespace magi::sm90

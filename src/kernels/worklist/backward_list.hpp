@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "magi/mask.hpp"
+
+// Work lists of the backward kernels. A k tile is owned: its dK and dV are summed by the CTAs that
+// walk the q tiles which see it. A q tile is `tile_tokens` tokens of one head group (`packed_heads`
+// query heads of one kv head) on an aligned grid; its dQ is a sum over the k tiles it sees, taken
+// in the order of the list.
+namespace magi {
+
+/// A slice cut to the keys of one k tile and shrunk, and where the turns of its q tiles begin.
+struct alignas(16) KeyRecord {
+  BandSlice band;
+  std::int32_t turn_begin = 0;  ///< in BackwardList::turns; the last run holds up to the end
+  std::int32_t turn_end = 0;
+
+  friend bool operator==(const KeyRecord&, const KeyRecord&) = default;
+};
+static_assert(sizeof(KeyRecord) == 32);
+
+/// From q tile `q_tile` of a record on, `turn` sums of dQ come before the record's.
+struct TurnRun {
+  std::int32_t q_tile = 0;
+  std::int32_t turn = 0;
+
+  friend bool operator==(const TurnRun&, const TurnRun&) = default;
+};
+
+/// Keys [key_begin, key_end), at most BackwardTileShape::keys, and their records. Tiles without
+/// records are listed too: every key has one owner.
+struct alignas(16) KeyTileWork {
+  std::int32_t key_begin = 0;
+  std::int32_t key_end = 0;
+  std::int32_t record_begin = 0;
+  std::int32_t record_end = 0;
+
+  friend bool operator==(const KeyTileWork&, const KeyTileWork&) = default;
+};
+
+/// How one kernel instance tiles the score matrix.
+struct BackwardTileShape {
+  std::int32_t rows = 64;       ///< rows of a q tile: tokens x packed heads
+  std::int32_t keys = 128;      ///< keys of a k tile
+  std::int32_t overhead = 4;    ///< cost of an item besides its q tiles, in q tiles
+  std::int32_t piece_cost = 4;  ///< of handing dK and dV to another item, in q tiles
+};
+
+/// What a list is made for.
+struct BackwardProblem {
+  std::int32_t rows_q = 0;
+  std::int32_t rows_k = 0;
+  std::int32_t heads_q = 1;
+  std::int32_t heads_kv = 1;
+  std::int32_t dim_qk = 128;
+  std::int32_t dim_v = 128;
+  std::int32_t num_ctas = 132;                        ///< that walk the list at once
+  std::int64_t cache_bytes = std::int64_t{32} << 20;  ///< q, dout and dQ of a section fit here
+
+  friend bool operator==(const BackwardProblem&, const BackwardProblem&) = default;
+};
+
+/// Choices of a list; 0: by modelled cost.
+struct BackwardChoice {
+  std::int32_t packed_heads = 0;    ///< a power of two that divides the heads of a kv head
+  std::int32_t heads_per_item = 0;  ///< a multiple of packed_heads that divides them
+};
+
+/// The items of one launch: piece p of kv head h is column h * num_pieces + p of every k tile, and
+/// walks `groups_per_item` head groups one after the other. Item i lies in section i / (columns of
+/// a section * tiles), so that what is walked at one time stays in the cache; in a section the
+/// dearest k tiles come first, the columns of each side by side.
+struct BackwardList {
+  BackwardProblem problem;
+  BackwardTileShape shape;
+  std::int32_t packed_heads = 1;
+  std::int32_t tile_tokens = 64;
+  std::int32_t head_groups = 1;  ///< heads_q / packed_heads
+  std::int32_t groups_per_item = 1;
+  std::int32_t num_pieces = 1;           ///< items that share a k tile of a kv head
+  std::int32_t columns_per_section = 1;  ///< the last section may have fewer
+  std::vector<KeyTileWork> tiles;
+  std::vector<KeyRecord> records;  ///< of a tile in order of the slices
+  std::vector<TurnRun> turns;
+  std::vector<std::int32_t> additions;  ///< per q tile: records that see it
+
+  std::int32_t num_q_tiles() const {
+    return problem.rows_q == 0 ? 0 : (problem.rows_q - 1) / tile_tokens + 1;
+  }
+  std::int32_t num_columns() const { return problem.heads_kv * num_pieces; }
+  std::int64_t num_items() const { return std::int64_t(tiles.size()) * num_columns(); }
+  std::int64_t num_sums() const { return std::int64_t{head_groups} * num_q_tiles(); }
+  /// Floats of all dQ sums of an instance of the given head dim.
+  std::int64_t sum_floats(std::int32_t dim) const { return num_sums() * shape.rows * dim; }
+  /// Floats through which pieces are combined.
+  std::int64_t piece_floats(std::int32_t dim) const {
+    return num_pieces == 1 ? 0 : num_items() * 2 * shape.keys * dim;
+  }
+  /// Turns taken of each dQ sum, pieces done of each k tile and kv head, items handed out.
+  std::int64_t num_counters() const {
+    return num_sums() + std::int64_t(tiles.size()) * problem.heads_kv + 1;
+  }
+};
+
+/// One item in the order in which they are handed out.
+struct BackwardItem {
+  std::int32_t tile_position = 0;  ///< in BackwardList::tiles
+  std::int32_t column = 0;
+};
+BackwardItem backward_item(const BackwardList& list, std::int64_t index);
+
+/// Throws InvalidArgument naming what is not allowed.
+BackwardList build_backward_list(const BackwardProblem& problem, std::span<const BandSlice> slices,
+                                 const BackwardTileShape& shape, const BackwardChoice& choice = {});
+
+}  // namespace magi

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/worklist/backward_list.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <vector>
+
+#include "kernels/worklist/query_run.hpp"
+#include "magi/error.hpp"
+#include "mask/random_mask.hpp"
+
+namespace magi::test {
+namespace {
+
+BackwardProblem problem_of(const Mask& mask, std::int32_t heads_q, std::int32_t heads_kv) {
+  return {.rows_q = mask.rows_q,
+          .rows_k = mask.rows_k,
+          .heads_q = heads_q,
+          .heads_kv = heads_kv,
+          .num_ctas = 8};
+}
+
+/// What kernels that walk the list would do, and whether its turns are in order.
+class Expansion {
+ public:
+  explicit Expansion(const BackwardList& list)
+      : list_(list),
+        pairs_(std::size_t(list.problem.rows_q) * std::size_t(list.problem.rows_k)),
+        key_owners_(std::size_t(list.problem.rows_k)),
+        next_turn_(std::size_t(list.num_q_tiles())) {
+    for (const KeyTileWork& work : list.tiles) walk(work);
+  }
+
+  bool is_of(const Mask& mask) const {
+    const bool is_owned_once =
+        std::all_of(key_owners_.begin(), key_owners_.end(), [](int owners) { return owners == 1; });
+    return is_whole_ && is_owned_once && pairs_ == expand(mask) && next_turn_ == list_.additions;
+  }
+
+ private:
+  void walk(const KeyTileWork& work) {
+    for (std::int32_t key = work.key_begin; key < work.key_end; ++key) {
+      ++key_owners_[std::size_t(key)];
+    }
+    is_whole_ &= work.key_begin < work.key_end;
+    is_whole_ &= work.key_end - work.key_begin <= list_.shape.keys;
+    for (std::int32_t i = work.record_begin; i < work.record_end; ++i) {
+      walk_record(work, list_.records[std::size_t(i)]);
+    }
+  }
+
+  void walk_record(const KeyTileWork& work, const KeyRecord& record) {
+    const int shift = std::countr_zero(std::uint32_t(list_.tile_tokens));
+    const QueryRun run = query_run(record.band, work.key_begin, list_.shape.keys, shift);
+    is_whole_ &= record.band.k0 >= work.key_begin && record.band.k1 <= work.key_end;
+    for (std::int32_t tile = run.tile_begin; tile < run.tile_end; ++tile) {
+      is_whole_ &= turn_of(record, tile) == next_turn_[std::size_t(tile)]++;
+      const bool is_full = tile >= run.full_begin && tile < run.full_end;
+      count(work, record.band, tile, is_full);
+    }
+  }
+
+  std::int32_t turn_of(const KeyRecord& record, std::int32_t tile) const {
+    std::int32_t turn = -1;
+    for (std::int32_t i = record.turn_begin; i < record.turn_end; ++i) {
+      const TurnRun& run = list_.turns[std::size_t(i)];
+      if (run.q_tile <= tile) turn = run.turn;
+    }
+    return turn;
+  }
+
+  void count(const KeyTileWork& work, const BandSlice& band, std::int32_t tile, bool is_full) {
+    const std::int32_t begin = tile * list_.tile_tokens;
+    const std::int32_t end = begin + list_.tile_tokens;
+    if (is_full &&
+        (end > list_.problem.rows_q || work.key_end - work.key_begin != list_.shape.keys)) {
+      is_whole_ = false;
+    }
+    for (std::int32_t row = begin; row < std::min(end, list_.problem.rows_q); ++row) {
+      const Range seen = visible_keys(band, row);
+      for (std::int32_t key = work.key_begin; key < work.key_end; ++key) {
+        const bool is_counted = is_full || (key >= seen.begin && key < seen.end);
+        if (is_counted) ++pair(row, key);
+      }
+    }
+  }
+
+  std::uint16_t& pair(std::int32_t row, std::int32_t key) {
+    return pairs_[std::size_t(row) * std::size_t(list_.problem.rows_k) + std::size_t(key)];
+  }
+
+  const BackwardList& list_;
+  std::vector<std::uint16_t> pairs_;
+  std::vector<int> key_owners_;
+  std::vector<std::int32_t> next_turn_;
+  bool is_whole_ = true;
+};
+
+bool is_list_of(const BackwardList& list, const Mask& mask) { return Expansion(list).is_of(mask); }
+
+BackwardTileShape random_shape(RandomStream& random) {
+  return {.rows = 16 << random.between(0, 2),
+          .keys = 8 * random.between(1, 10),
+          .overhead = random.between(0, 5)};
+}
+
+TEST(BackwardListTest, CountsEveryPairAsOftenAsTheMaskInTurn) {
+  for (std::uint64_t seed = 1; seed <= 4000; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    const Mask mask = random_mask(random);
+    const BackwardTileShape shape = random_shape(random);
+    const std::int32_t group = 1 << random.between(0, 3);
+    const BackwardProblem problem = problem_of(mask, 2 * group, 2);
+    const std::int32_t packed_heads = 1 << random.between(0, group == 1 ? 0 : 1);
+    ASSERT_TRUE(is_list_of(
+        build_backward_list(problem, mask.slices, shape, {.packed_heads = packed_heads}), mask));
+    ASSERT_TRUE(is_list_of(build_backward_list(problem, mask.slices, shape), mask));
+  }
+}
+
+TEST(BackwardListTest, HoldsForTheKernelsOwnTiles) {
+  RandomMaskOptions options;
+  options.max_rows_q = 600;
+  options.max_rows_k = 600;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    const Mask mask = random_mask(random, options);
+    for (const std::int32_t packed_heads : {1, 8}) {
+      const BackwardList list = build_backward_list(problem_of(mask, 8, 1), mask.slices, {},
+                                                    {.packed_heads = packed_heads});
+      ASSERT_TRUE(is_list_of(list, mask));
+    }
+  }
+}
+
+TEST(BackwardListTest, PlantedFaultsAreSeen) {
+  const Mask mask{300, 300, {band_slice({0, 300}, {0, 300}, MaskType::Causal)}};
+  const BackwardList good = build_backward_list(problem_of(mask, 2, 1), mask.slices, {});
+  ASSERT_TRUE(is_list_of(good, mask));
+  BackwardList fault = good;
+  fault.records[1].band.d_max += 1;
+  EXPECT_FALSE(is_list_of(fault, mask));
+  fault = good;
+  fault.records[0].band.q1 -= 1;
+  EXPECT_FALSE(is_list_of(fault, mask));
+  fault = good;
+  fault.turns[1].turn += 1;
+  EXPECT_FALSE(is_list_of(fault, mask));
+  fault = good;
+  fault.additions[2] += 1;
+  EXPECT_FALSE(is_list_of(fault, mask));
+  fault = good;
+  fault.tiles[0].record_end -= 1;
+  EXPECT_FALSE(is_list_of(fault, mask));
+  fault = good;
+  fault.tiles[0] = fault.tiles[1];
+  EXPECT_FALSE(is_list_of(fault, mask));
+}
+
+TEST(BackwardListTest, CutsTilesWhereDocumentsBegin) {
+  Mask mask{1000, 1000, {}};
+  for (const auto& [begin, end] : {std::pair{0, 200}, {200, 330}, {330, 1000}}) {
+    mask.slices.push_back(band_slice({begin, end}, {begin, end}, MaskType::Causal));
+  }
+  const BackwardList list = build_backward_list(problem_of(mask, 8, 1), mask.slices, {});
+  for (const KeyTileWork& work : list.tiles) EXPECT_EQ(work.record_end - work.record_begin, 1);
+  EXPECT_EQ(list.packed_heads, 8);
+  // Where a cut for each of many slices would leave nothing but crumbs, there is none.
+  mask.slices.clear();
+  for (std::int32_t row = 0; row < 1000; ++row) {
+    mask.slices.push_back({.q0 = row, .q1 = row + 1, .k0 = row, .k1 = 1000});
+  }
+  EXPECT_EQ(build_backward_list(problem_of(mask, 8, 1), mask.slices, {}).tiles.size(), 8u);
+}
+
+TEST(BackwardListTest, DenseMasksNeedFewTurnsAndDearTilesComeFirst) {
+  const Mask mask{4096, 4096, {band_slice({0, 4096}, {0, 4096}, MaskType::Causal)}};
+  const BackwardList list =
+      build_backward_list(problem_of(mask, 8, 1), mask.slices, {}, {.packed_heads = 1});
+  ASSERT_EQ(list.tiles.size(), 32u);
+  EXPECT_EQ(list.turns.size(), 32u);
+  for (std::size_t i = 0; i < 32; ++i) {
+    EXPECT_EQ(list.tiles[i].key_begin, std::int32_t(128 * i));
+    EXPECT_EQ(list.turns[i], (TurnRun{.q_tile = std::int32_t(2 * i), .turn = std::int32_t(i)}));
+  }
+}
+
+TEST(BackwardListTest, SplitsHeadsWhereItemsAreFew) {
+  const Mask mask{512, 512, {band_slice({0, 512}, {0, 512}, MaskType::Full)}};
+  BackwardProblem problem = problem_of(mask, 16, 2);
+  EXPECT_EQ(build_backward_list(problem, mask.slices, {}).num_pieces, 1);
+  problem.num_ctas = 64;
+  const BackwardList list = build_backward_list(problem, mask.slices, {}, {.packed_heads = 1});
+  EXPECT_EQ(list.num_pieces, 8);
+  EXPECT_EQ(list.groups_per_item, 1);
+  EXPECT_EQ(list.num_items(), 64);
+  EXPECT_EQ(list.piece_floats(128), 64 * 2 * 128 * 128);
+  EXPECT_EQ(list.num_counters(), 16 * 8 + 4 * 2 + 1);
+  const BackwardChoice choice{.packed_heads = 2, .heads_per_item = 4};
+  EXPECT_EQ(build_backward_list(problem, mask.slices, {}, choice).num_pieces, 2);
+}
+
+TEST(BackwardListTest, ListsKeysThatNobodySeesAndNoRowsAtAll) {
+  const BackwardList list = build_backward_list(problem_of({0, 400, {}}, 4, 1), {}, {});
+  EXPECT_EQ(list.tiles.size(), 4u);
+  EXPECT_TRUE(list.records.empty());
+  EXPECT_EQ(list.num_sums(), 0);
+  EXPECT_EQ(build_backward_list(problem_of({9, 0, {}}, 4, 1), {}, {}).num_items(), 0);
+}
+
+TEST(BackwardListTest, RefusesWhatItCannotPack) {
+  const BackwardProblem problem{.rows_q = 10, .rows_k = 10, .heads_q = 12, .heads_kv = 2};
+  EXPECT_THROW(build_backward_list(problem, {}, {}, {.packed_heads = 4}), InvalidArgument);
+  EXPECT_THROW(build_backward_list(problem, {}, {}, {.packed_heads = 3}), InvalidArgument);
+  EXPECT_THROW(build_backward_list(problem, {}, {}, {.packed_heads = -1}), InvalidArgument);
+  EXPECT_THROW(build_backward_list(problem, {}, {}, {.heads_per_item = 4}), InvalidArgument);
+  EXPECT_THROW(build_backward_list(problem, {}, {}, {.packed_heads = 2, .heads_per_item = 3}),
+               InvalidArgument);
+  BackwardProblem uneven = problem;
+  uneven.heads_q = 5;
+  EXPECT_THROW(build_backward_list(uneven, {}, {}), InvalidArgument);
+  const BandSlice outside{.q0 = 0, .q1 = 11, .k0 = 0, .k1 = 10};
+  EXPECT_THROW(build_backward_list(problem, {&outside, 1}, {}), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace magi::test
