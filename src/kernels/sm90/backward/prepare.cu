@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/check.hpp"
+#include "cuda/ptx/math.cuh"
+#include "kernels/sm90/backward/prepare.hpp"
+
+// delta = sum(dout * out) - dlse and lse2 = lse * log2(e), in the packed order of tiles: one CTA
+// per (q tile, head group), kLanes threads per row, 8 elements of dim per thread. The CTA also
+// clears its tile's sums, all CTAs together the counters.
+namespace magi::sm90 {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kElements = 8;  // of dim per thread
+constexpr float kLog2e = 1.4426950408889634f;
+
+template <DType kType>
+__device__ __forceinline__ float2 unpack_half2(std::uint32_t packed) {
+  if constexpr (kType == DType::BFloat16) {
+    return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
+  } else {
+    return __half22float2(*reinterpret_cast<const __half2*>(&packed));
+  }
+}
+
+/// Eight neighbouring elements of a row, as they lie in memory.
+struct RawElements {
+  uint4 low;   // all of them where they have 16 bits, else the first four
+  uint4 high;  // the last four float32
+};
+
+__device__ __forceinline__ RawElements load_elements(const ElementRows& rows, std::int64_t token,
+                                                     std::int64_t head, int d) {
+  const std::int64_t at = token * rows.row_stride + head * rows.head_stride + d;
+  RawElements raw{};
+  if (rows.is_float) {
+    const auto* source = reinterpret_cast<const uint4*>(static_cast<const float*>(rows.data) + at);
+    raw.low = __ldcs(source);
+    raw.high = __ldcs(source + 1);
+  } else {
+    const auto* source = static_cast<const std::uint16_t*>(rows.data) + at;
+    raw.low = __ldcs(reinterpret_cast<const uint4*>(source));
+  }
+  return raw;
+}
+
+template <DType kType>
+__device__ __forceinline__ void unpack(const RawElements& raw, bool is_float,
+                                       float (&values)[kElements]) {
+  const std::uint32_t words[kElements] = {raw.low.x,  raw.low.y,  raw.low.z,  raw.low.w,
+                                          raw.high.x, raw.high.y, raw.high.z, raw.high.w};
+#pragma unroll
+  for (int i = 0; i < kElements; i += 2) {
+    const float2 pair = unpack_half2<kType>(words[i / 2]);
+    values[i] = is_float ? __uint_as_float(words[i]) : pair.x;
+    values[i + 1] = is_float ? __uint_as_float(words[i + 1]) : pair.y;
+  }
+}
+
+/// One packed row as one of its threads sees it.
+struct Row {
+  std::int64_t token = 0;
+  std::int64_t head = 0;
+  bool is_inside = false;
+  RawElements out{};
+  RawElements dout{};
+  float lse = -INFINITY;
+  float dlse = 0.0f;
+};
+
+__device__ __forceinline__ float load_float(const FloatRows& rows, const Row& row) {
+  return rows.data[row.token * rows.row_stride + row.head * rows.head_stride];
+}
+
+__device__ __forceinline__ Row load_row(const PrepareParams& params, int q_tile, int group, int r,
+                                        int d) {
+  const int shift = __ffs(params.packed.packed_heads) - 1;
+  Row row;
+  row.token = static_cast<std::int64_t>(q_tile) * (kTileRows >> shift) + (r >> shift);
+  row.head = (group << shift) + (r & (params.packed.packed_heads - 1));
+  row.is_inside = row.token < params.packed.rows_q;
+  if (!row.is_inside) return row;
+  if (d < params.dim_v) {
+    row.out = load_elements(params.out, row.token, row.head, d);
+    row.dout = load_elements(params.dout, row.token, row.head, d);
+  }
+  if (d == 0) {
+    row.lse = load_float(params.lse, row);
+    if (params.dlse.data != nullptr) row.dlse = load_float(params.dlse, row);
+  }
+  return row;
+}
+
+/// Rounds `dout` to 16 bits and keeps a copy for the bulk copies of the main kernel. NOTE: delta
+/// must be made of the same values as the kernel's products, or they do not cancel.
+template <DType kType>
+__device__ __forceinline__ void round_dout(const PrepareParams& params, const Row& row, int d,
+                                           float (&dout)[kElements]) {
+  if (params.dout_copy == nullptr || !row.is_inside || d >= params.dim_v) return;
+  std::uint32_t packed[kElements / 2];
+#pragma unroll
+  for (int i = 0; i < kElements / 2; ++i) {
+    packed[i] = ptx::pack_half2<kType>(dout[2 * i], dout[2 * i + 1]);
+    const float2 pair = unpack_half2<kType>(packed[i]);
+    dout[2 * i] = pair.x;
+    dout[2 * i + 1] = pair.y;
+  }
+  const std::int64_t at = (row.token * params.packed.heads_q + row.head) * params.dim_v + d;
+  auto* target = static_cast<std::uint16_t*>(params.dout_copy) + at;
+  *reinterpret_cast<uint4*>(target) = {packed[0], packed[1], packed[2], packed[3]};
+}
+
+template <DType kType, int kLanes>
+__device__ __forceinline__ void finish_row(const PrepareParams& params, const Row& row,
+                                           std::int64_t at, int d) {
+  float out[kElements];
+  float dout[kElements];
+  unpack<kType>(row.out, params.out.is_float, out);
+  unpack<kType>(row.dout, params.dout.is_float, dout);
+  round_dout<kType>(params, row, d, dout);
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kElements; ++i) sum = fmaf(out[i], dout[i], sum);
+#pragma unroll
+  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+  }
+  if (d != 0) return;
+  const bool has_keys = row.lse != -INFINITY;
+  params.lse2[at] = has_keys ? row.lse * kLog2e : kNoKeys;
+  params.delta[at] = has_keys ? sum - row.dlse : 0.0f;
+}
+
+__device__ __forceinline__ void clear_sums(const PrepareParams& params, std::int64_t tile) {
+  auto* sums = reinterpret_cast<float4*>(params.sums + tile * params.sums_per_tile);
+  for (int i = static_cast<int>(threadIdx.x); i < params.sums_per_tile / 4; i += kThreads) {
+    sums[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+  }
+}
+
+__device__ __forceinline__ void clear_counters(const PrepareParams& params) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  for (; i < params.num_counters; i += step) params.counters[i] = 0;
+}
+
+template <DType kType, int kLanes>
+__global__ void __launch_bounds__(kThreads) prepare_kernel(const PrepareParams params) {
+  constexpr int kRowsPerPass = kThreads / kLanes;
+  constexpr int kPasses = kTileRows / kRowsPerPass;
+  clear_counters(params);
+  // Neighbouring CTAs take the head groups of the same tokens, which lie side by side.
+  const int groups = params.packed.heads_q / params.packed.packed_heads;
+  const int q_tile = static_cast<int>(blockIdx.x) / groups;
+  const int group = static_cast<int>(blockIdx.x) % groups;
+  if (q_tile >= params.packed.num_q_tiles) return;
+  const std::int64_t tile = static_cast<std::int64_t>(group) * params.packed.num_q_tiles + q_tile;
+  const int r = static_cast<int>(threadIdx.x) / kLanes;
+  const int d = static_cast<int>(threadIdx.x) % kLanes * kElements;
+  Row rows[kPasses];
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    rows[pass] = load_row(params, q_tile, group, r + pass * kRowsPerPass, d);
+  }
+  clear_sums(params, tile);
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    finish_row<kType, kLanes>(params, rows[pass], tile * kTileRows + r + pass * kRowsPerPass, d);
+  }
+}
+
+template <DType kType>
+void launch(const PrepareParams& params, cudaStream_t stream) {
+  const auto kernel = params.dim_v <= 64 ? prepare_kernel<kType, 8> : prepare_kernel<kType, 16>;
+  const auto num_ctas = static_cast<unsigned>(std::max<std::int64_t>(params.packed.num_tiles(), 1));
+  kernel<<<num_ctas, kThreads, 0, stream>>>(params);
+  cuda_check(cudaGetLastError(), "prepare_kernel");
+}
+
+}  // namespace
+
+void prepare_backward(const PrepareParams& params, DType type, cudaStream_t stream) {
+  if (type == DType::BFloat16) {
+    launch<DType::BFloat16>(params, stream);
+  } else {
+    launch<DType::Float16>(params, stream);
+  }
+}
+
+}  // namespace magi::sm90

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/sm90/arguments.hpp"
+#include "magi/tensor.hpp"
+
+// What runs around the backward's main kernel, in a tile's order: row r of q tile t of head group g
+// is token t * tile_tokens + r / packed_heads, head g * packed_heads + r % packed_heads, and lies
+// at (g * num_q_tiles + t) * kTileRows + r.
+namespace magi::sm90 {
+
+/// Packed query rows of a backward tile.
+inline constexpr int kTileRows = 64;
+
+/// lse2 of rows that see no key and of rows past the end: every exp2(s - lse2) is 0.
+inline constexpr float kNoKeys = 1e30f;
+
+/// How packed rows map to tokens and heads.
+struct PackedRows {
+  std::int32_t rows_q = 0;
+  std::int32_t heads_q = 0;
+  std::int32_t packed_heads = 1;  ///< a power of two up to kTileRows
+  std::int32_t num_q_tiles = 0;   ///< ceil(rows_q / tile_tokens)
+
+  std::int32_t tile_tokens() const { return kTileRows / packed_heads; }
+  std::int64_t num_tiles() const { return std::int64_t{num_q_tiles} * (heads_q / packed_heads); }
+};
+
+struct PrepareParams {
+  PackedRows packed;
+  std::int32_t dim_v = 0;
+  ElementRows out;
+  ElementRows dout;
+  FloatRows lse;
+  FloatRows dlse;             ///< no data: none
+  float* lse2 = nullptr;      ///< [tiles, kTileRows]: lse * log2(e), or kNoKeys
+  float* delta = nullptr;     ///< [tiles, kTileRows]: sum of dout * out, less dlse; 0 with kNoKeys
+  void* dout_copy = nullptr;  ///< null, or 16-bit [rows_q, heads_q, dim_v]: dout rounded
+  float* sums = nullptr;      ///< [tiles, sums_per_tile], cleared
+  std::int32_t sums_per_tile = 0;
+  std::uint32_t* counters = nullptr;  ///< [num_counters], cleared
+  std::int64_t num_counters = 0;
+};
+
+/// Enqueues the one kernel that comes before the main one. `type` is that of 16-bit tensors.
+void prepare_backward(const PrepareParams& params, DType type, cudaStream_t stream);
+
+/// Gradients of sink logits from what prepare_backward left; laid out like the logits.
+struct SinkGradientParams {
+  PackedRows packed;
+  const float* lse2 = nullptr;
+  const float* delta = nullptr;
+  SinkRows sink;
+  float* dsink = nullptr;
+  std::int64_t row_stride = 0;  ///< of dsink; 0 where all rows share the sinks
+  std::int64_t sink_stride = 0;
+  bool is_added = false;
+};
+
+/// Enqueues dsink. Sums over rows have a fixed order: equal bits from call to call.
+void enqueue_sink_gradient(const SinkGradientParams& params, cudaStream_t stream);
+
+}  // namespace magi::sm90
