@@ -9,10 +9,12 @@
 #include "magi/attention.hpp"
 
 // Attention on GPUs of compute capability 9.0 (H100, H200). Inputs are bfloat16 or float16, head
-// dims multiples of 8 up to 128. The last dimension of q, k, v and out is contiguous, their other
-// strides are multiples of 16 bytes; other tensors are refused. Keys and values must be finite
-// inside the key range of every slice and in the 255 rows before it, whoever sees them: a row's
-// zero weight would make NaN of an infinity. Elsewhere they may hold anything.
+// dims multiples of 8 up to 128. The last dimension of q, k, v, out and their gradients is
+// contiguous, their other strides are multiples of 16 bytes; other tensors are refused. Keys and
+// values must be finite inside the key range of every slice and in the 255 rows before it, whoever
+// sees them: a row's zero weight would make NaN of an infinity. Elsewhere they may hold anything.
+// For the backward they must also be finite where they share a 128-key tile with visible ones, and
+// so must rows of q and dout that share a 64-row tile with ones that see keys.
 namespace magi {
 
 /// Choices of a launch that do not change its result beyond rounding.
@@ -98,5 +100,47 @@ void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
 
 /// The report of the last call that used the workspace; waits for `stream`.
 DeviceListReport read_device_list_report_sync(const DeviceWorkspace& workspace, void* stream);
+
+/// Choices of a backward call that do not change its result beyond rounding.
+struct BackwardTuning {
+  std::int32_t sm_margin = 0;       ///< multiprocessors left to others
+  std::int32_t packed_heads = 0;    ///< query heads of one kv head per q tile; 0: by modelled cost
+  std::int32_t heads_per_item = 0;  ///< query heads that one CTA walks for a k tile; 0: by cost
+  /// Bitwise equal dq from call to call; dk, dv and dsink always are.
+  bool is_deterministic = true;
+};
+
+/// The backward's work list of one mask and shape, kept on the device. Calls change nothing in it:
+/// calls with different workspaces may share it, from any threads and on any streams at once.
+/// Graphs of captured calls keep the list.
+class BackwardWork {
+ public:
+  /// For the shapes, types and slices of `args` (its data may be null) on the device of args.q.
+  /// Blocks. Throws InvalidArgument naming what is not allowed.
+  explicit BackwardWork(const BackwardArgs& args, const BackwardTuning& tuning = {});
+  ~BackwardWork();
+  BackwardWork(BackwardWork&&) noexcept;
+  BackwardWork& operator=(BackwardWork&&) noexcept;
+
+  /// Query heads per tile and per item, as chosen.
+  std::int32_t packed_heads() const;
+  std::int32_t heads_per_item() const;
+  std::int64_t size_bytes() const;       ///< of the list, on the device
+  std::int64_t workspace_bytes() const;  ///< that a call needs
+
+  struct State;
+  const std::shared_ptr<const State>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<const State> state_;
+};
+
+/// Enqueues the gradients of `args` on `stream`. Tensors as for the forward, out and dout each of
+/// the input type or float32 (dout is then rounded), dq, dk and dv likewise, float32 where they
+/// are added to. The slices are those of `work`; args.slices is not read. Nothing waits, so the
+/// call can be captured in a graph. Throws InvalidArgument naming the tensor, CudaError when a
+/// launch fails.
+void attention_backward_cuda(const BackwardArgs& args, const BackwardWork& work,
+                             const DeviceWorkspace& workspace, void* stream);
 
 }  // namespace magi

@@ -55,11 +55,14 @@ void check_inputs(const TensorView& q, const TensorView& k, const TensorView& v)
   check_shape("v", v, {k.shape[0], k.shape[1], v.shape[2]});
 }
 
+void check_device(const char* name, const TensorView& tensor, std::int32_t device) {
+  if (tensor.device == device) return;
+  throw invalid(std::string(name) + ".device", tensor.device,
+                "the work list's device " + std::to_string(device));
+}
+
 void check_copied(const char* name, const TensorView& tensor, std::int32_t device) {
-  if (tensor.device != device) {
-    throw invalid(std::string(name) + ".device", tensor.device,
-                  "the work list's device " + std::to_string(device));
-  }
+  check_device(name, tensor, device);
   if (tensor.empty() && tensor.num_elements() > 0) {
     throw invalid(std::string(name) + ".data", "null", "device memory");
   }
@@ -107,6 +110,17 @@ void check_params(const AttentionParams& params) {
   }
   if (!std::isfinite(params.softcap) || params.softcap < 0.0) {
     throw invalid("softcap", params.softcap, "0 (off) or positive, finite");
+  }
+}
+
+void check_workspace(const DeviceWorkspace& workspace, std::int64_t size_bytes) {
+  if (workspace.data == nullptr) throw invalid("workspace.data", "null", "device memory");
+  if (reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
+    throw invalid("workspace.data", workspace.data, "multiples of 256");
+  }
+  if (workspace.size_bytes < size_bytes) {
+    throw invalid("workspace.size_bytes", workspace.size_bytes,
+                  std::to_string(size_bytes) + " or more");
   }
 }
 

@@ -6,13 +6,12 @@
 
 #include "base/check.hpp"
 #include "cuda/device.hpp"
+#include "kernels/sm90/checks.hpp"
 #include "kernels/sm90/forward/forward.hpp"
 #include "kernels/worklist/device_list.hpp"
 
 namespace magi {
 namespace {
-
-constexpr std::uintptr_t kWorkspaceAlignment = 256;
 
 void check_slice_tensor(const char* name, const TensorView& tensor, std::int64_t count,
                         std::int32_t device) {
@@ -71,17 +70,6 @@ DeviceListShape list_shape(const ForwardArgs& args, std::int64_t num_slices,
   return shape;
 }
 
-void check_workspace(const DeviceWorkspace& workspace, std::int64_t size_bytes) {
-  if (workspace.data == nullptr) throw invalid("workspace.data", "null", "device memory");
-  if (reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
-    throw invalid("workspace.data", workspace.data, "multiples of 256");
-  }
-  if (workspace.size_bytes < size_bytes) {
-    throw invalid("workspace.size_bytes", workspace.size_bytes,
-                  std::to_string(size_bytes) + " or more");
-  }
-}
-
 template <typename Element>
 Element* part_at(const DeviceWorkspace& workspace, std::size_t offset) {
   return reinterpret_cast<Element*>(static_cast<std::byte*>(workspace.data) + offset);
@@ -113,7 +101,7 @@ void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
   const sm90::InstancePair instances = sm90::find_instances(args);
   const DeviceListShape shape = list_shape(args, arrays.count, *instances.plain, tuning);
   const DeviceListLayout layout = device_list_layout(shape);
-  check_workspace(workspace, static_cast<std::int64_t>(layout.size_bytes));
+  sm90::check_workspace(workspace, static_cast<std::int64_t>(layout.size_bytes));
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   sm90::fill_max_logits(args, cuda_stream);
   build_device_list(shape, layout, arrays, workspace.data, cuda_stream);
