@@ -378,7 +378,9 @@ MAGI_API magi_status magi_attention_backward(magi_attention* attention,
  * of shapes, type, device and sm_margin; the first call with a combination makes its list (which
  * takes time and blocks), later ones wait for nothing. One handle may serve any threads and streams
  * at once, and calls may be captured in a graph, which then keeps the list. Giving up a list, at
- * the ninth combination or when the mask is destroyed, waits for the device. */
+ * the ninth combination or when the mask is destroyed, waits for the device. The backward's
+ * workspace comes from a pool of the library's, in the stream's order; all rows of its tensors are
+ * finite where they share a tile (64 rows of q, 128 of k) with rows that are seen. */
 MAGI_API magi_status magi_flex_attention_forward(const magi_mask* mask,
                                                  const magi_attention_inputs* inputs,
                                                  const magi_attention_result* result, void* stream);

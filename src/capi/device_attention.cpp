@@ -1,12 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/device_attention.hpp"
 
+#include "cuda/device.hpp"
+#include "cuda/pool.hpp"
+
 namespace magi::capi {
 namespace {
 
 WorkKey::Shape shape_of(const TensorView& tensor) {
   return {tensor.shape[0], tensor.shape[1], tensor.shape[2]};
 }
+
+/// Memory for what is enqueued on a stream while this lives.
+class PoolWorkspace {
+ public:
+  PoolWorkspace(std::int64_t size_bytes, std::int32_t device, cudaStream_t stream)
+      : stream_(stream),
+        view_{pool_allocate(static_cast<std::size_t>(size_bytes), device, stream), size_bytes} {}
+  ~PoolWorkspace() { pool_release(view_.data, stream_); }
+  PoolWorkspace(const PoolWorkspace&) = delete;
+  PoolWorkspace& operator=(const PoolWorkspace&) = delete;
+
+  const DeviceWorkspace& view() const { return view_; }
+
+ private:
+  cudaStream_t stream_;
+  DeviceWorkspace view_;
+};
 
 }  // namespace
 
@@ -21,6 +41,23 @@ void forward_on_device(const magi_mask& mask, const ForwardArgs& args, std::int3
   const auto work = mask.forward_works->find_or_make(
       key, [&] { return ForwardWork(args, {.sm_margin = sm_margin}); });
   attention_forward_cuda(args, *work, stream);
+}
+
+void backward_on_device(const magi_mask& mask, const BackwardArgs& args, std::int32_t sm_margin,
+                        void* stream) {
+  const WorkKey key{.q = shape_of(args.q),
+                    .k = shape_of(args.k),
+                    .v = shape_of(args.v),
+                    .type = args.q.dtype,
+                    .dout_type = args.dout.dtype,
+                    .device = args.q.device,
+                    .sm_margin = sm_margin};
+  const auto work = mask.backward_works->find_or_make(
+      key, [&] { return BackwardWork(args, {.sm_margin = sm_margin}); });
+  const DeviceScope scope(args.q.device);
+  const PoolWorkspace workspace(work->workspace_bytes(), args.q.device,
+                                static_cast<cudaStream_t>(stream));
+  attention_backward_cuda(args, *work, workspace.view(), stream);
 }
 
 std::int64_t ranges_workspace_bytes(const ForwardArgs& args, std::int64_t num_slices,

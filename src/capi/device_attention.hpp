@@ -12,6 +12,10 @@ namespace magi::capi {
 void forward_on_device(const magi_mask& mask, const ForwardArgs& args, std::int32_t sm_margin,
                        void* stream);
 
+/// Likewise, with a workspace of the library's pool.
+void backward_on_device(const magi_mask& mask, const BackwardArgs& args, std::int32_t sm_margin,
+                        void* stream);
+
 std::int64_t ranges_workspace_bytes(const ForwardArgs& args, std::int64_t num_slices,
                                     const DeviceListTuning& tuning);
 void forward_ranges(const ForwardArgs& args, const DeviceSlices& slices,

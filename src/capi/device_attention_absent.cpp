@@ -15,6 +15,11 @@ void forward_on_device(const magi_mask& /*mask*/, const ForwardArgs& args,
   refuse(args.q.device);
 }
 
+void backward_on_device(const magi_mask& /*mask*/, const BackwardArgs& args,
+                        std::int32_t /*sm_margin*/, void* /*stream*/) {
+  refuse(args.q.device);
+}
+
 std::int64_t ranges_workspace_bytes(const ForwardArgs& args, std::int64_t /*num_slices*/,
                                     const DeviceListTuning& /*tuning*/) {
   refuse(args.q.device);

@@ -71,15 +71,18 @@ magi_status magi_flex_attention_forward(const magi_mask* mask, const magi_attent
 
 magi_status magi_flex_attention_backward(const magi_mask* mask, const magi_attention_inputs* inputs,
                                          const magi_attention_result* result,
-                                         const magi_attention_gradients* gradients,
-                                         void* /*stream*/) {
+                                         const magi_attention_gradients* gradients, void* stream) {
   return guarded([&] {
-    const magi::Mask& given = require(mask, "mask").mask;
+    const magi_mask& given = require(mask, "mask");
     magi::BackwardArgs args =
         backward_args(read_inputs(inputs), read_result(result), read_gradients(gradients));
-    args.slices = given.slices;
-    check_rows(given, args.q, args.k);
-    magi::attention_backward_cpu(args);
+    args.slices = given.mask.slices;
+    check_rows(given.mask, args.q, args.k);
+    if (args.q.device == magi::kCpuDevice) {
+      magi::attention_backward_cpu(args);
+    } else {
+      backward_on_device(given, args, inputs->sm_margin, stream);
+    }
   });
 }
 

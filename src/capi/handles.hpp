@@ -24,6 +24,8 @@ struct magi_mask {
   magi::Mask mask;
   std::unique_ptr<magi::capi::WorkCache<magi::ForwardWork>> forward_works =
       std::make_unique<magi::capi::WorkCache<magi::ForwardWork>>();
+  std::unique_ptr<magi::capi::WorkCache<magi::BackwardWork>> backward_works =
+      std::make_unique<magi::capi::WorkCache<magi::BackwardWork>>();
 };
 
 struct magi_placement {

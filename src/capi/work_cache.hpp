@@ -18,6 +18,7 @@ struct WorkKey {
   using Shape = std::array<std::int64_t, 3>;
   Shape q, k, v;
   DType type = DType::BFloat16;
+  DType dout_type = DType::BFloat16;  ///< backward only
   std::int32_t device = 0;
   std::int32_t sm_margin = 0;
 
