@@ -6,6 +6,7 @@
 
 #include "capi/owned_handles.hpp"
 #include "cuda/timing.hpp"
+#include "gpu/abi_tensor.hpp"
 #include "gpu/device_slices.hpp"
 #include "gpu/gpu_test.hpp"
 
@@ -19,17 +20,6 @@ using capi_test::mask_from;
 using capi_test::Owned;
 
 using CapiForwardTest = GpuTest;
-
-magi_tensor to_tensor(const TensorView& view) {
-  magi_tensor tensor{.struct_size = sizeof(tensor),
-                     .data = view.data,
-                     .dtype = static_cast<std::int32_t>(view.dtype),
-                     .device = view.device,
-                     .rank = view.rank};
-  std::copy(view.shape.begin(), view.shape.end(), tensor.shape);
-  std::copy(view.stride.begin(), view.stride.end(), tensor.stride);
-  return tensor;
-}
 
 /// The structs of one call on `tensors`.
 struct AbiCall {

@@ -7,31 +7,13 @@
 #include <cmath>
 #include <memory>
 
+#include "gpu/random_tensors.hpp"
 #include "gpu/reference.hpp"
 
 namespace magi::test {
 namespace {
 
 constexpr double kLseTolerance = 2e-4;  ///< relative to max(1, |lse|)
-
-/// A sum of uniforms: near enough to normal, the same on every machine.
-double random_normal(RandomStream& random) {
-  constexpr std::int32_t kSteps = 1 << 20;
-  double sum = 0.0;
-  for (int i = 0; i < 6; ++i) sum += static_cast<double>(random.between(-kSteps, kSteps)) / kSteps;
-  return sum / std::sqrt(2.0);
-}
-
-void fill_random(GuardedTensor& tensor, RandomStream& random, double magnitude) {
-  for (std::int64_t row = 0; row < tensor.rows(); ++row) {
-    for (std::int64_t head = 0; head < tensor.heads(); ++head) {
-      for (std::int64_t d = 0; d < tensor.dim(); ++d) {
-        tensor.set(row, head, d, magnitude * random_normal(random));
-      }
-    }
-  }
-  tensor.upload_sync();
-}
 
 struct Tensors {
   explicit Tensors(const ForwardCase& test)
@@ -72,17 +54,6 @@ struct Outputs {
   GuardedTensor max_logits;
 };
 
-TensorView sink_view(const ForwardCase& test, const GuardedTensor& sink) {
-  TensorView view = sink.view();
-  if (test.params.sink_layout == SinkLayout::RowSinkHead) return view;
-  view.rank = 2;
-  for (std::size_t axis = 0; axis < 2; ++axis) {
-    view.shape[axis] = view.shape[axis + 1];
-    view.stride[axis] = view.stride[axis + 1];
-  }
-  return view;
-}
-
 void run(const ForwardCase& test, const Tensors& tensors, Outputs& outputs) {
   ForwardArgs args;
   args.q = tensors.q.view();
@@ -100,7 +71,7 @@ void run(const ForwardCase& test, const Tensors& tensors, Outputs& outputs) {
     args.is_merging = true;
   }
   args.slices = slices.subspan(middle);
-  if (tensors.sink) args.sink = sink_view(test, *tensors.sink);
+  if (tensors.sink) args.sink = sink_view(*tensors.sink, test.params.sink_layout);
   attention_forward_cuda(args, ForwardWork(args, test.tuning), nullptr);
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   outputs.out.download_sync();
@@ -159,18 +130,6 @@ void check_rows(const ForwardCase& test, const Outputs& outputs, const HostResul
   }
 }
 
-/// Two runs of the same bits: compared element by element, NaN included.
-void check_same(const GuardedTensor& first, const GuardedTensor& second) {
-  for (std::int64_t row = 0; row < first.rows(); ++row) {
-    for (std::int64_t head = 0; head < first.heads(); ++head) {
-      for (std::int64_t d = 0; d < first.dim(); ++d) {
-        ASSERT_EQ(first.bits(row, head, d), second.bits(row, head, d))
-            << "row " << row << " head " << head << " dim " << d << " differs between two runs";
-      }
-    }
-  }
-}
-
 }  // namespace
 
 std::ostream& operator<<(std::ostream& stream, const ForwardCase& test) {
@@ -200,8 +159,8 @@ void check_forward(const ForwardCase& test) {
   EXPECT_TRUE(outputs.lse.has_whole_guards()) << "lse was written outside its elements";
   Outputs again(test);
   ASSERT_NO_THROW(run(test, tensors, again));
-  check_same(outputs.out, again.out);
-  check_same(outputs.lse, again.lse);
+  expect_same_bits(outputs.out, again.out);
+  expect_same_bits(outputs.lse, again.lse);
 }
 
 }  // namespace magi::test

@@ -34,6 +34,9 @@ class GuardedTensor {
   /// Whether every byte outside the elements is still 0xff.
   bool has_whole_guards() const;
 
+  /// Whether elements and guards have the same bits; the tensors are alike in shape and layout.
+  bool has_same_bytes(const GuardedTensor& other) const { return host_ == other.host_; }
+
   /// [rows, heads, dim], or what is left without the last axis where rank is 2 (dim 1).
   TensorView view(std::int32_t rank = 3) const;
 

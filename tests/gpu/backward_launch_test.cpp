@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <thread>
+
+#include "gpu/backward_case.hpp"
+#include "gpu/gpu_test.hpp"
+#include "gpu/hog.hpp"
+
+// How a call behaves beside others: few multiprocessors, busy ones, graphs, streams.
+namespace magi::test {
+namespace {
+
+BackwardCase documents_case() {
+  BackwardCase test;
+  test.heads_q = 16;
+  test.heads_kv = 2;
+  test.num_sinks = 1;
+  test.mask = {910, 910, {}};
+  std::int32_t begin = 0;
+  for (const std::int32_t length : {420, 30, 1, 240, 219}) {
+    const Range range{begin, begin + length};
+    test.mask.slices.push_back(band_slice(range, range, MaskType::Causal));
+    begin += length;
+  }
+  return test;
+}
+
+/// Everything of a call, so that a call itself allocates nothing.
+struct Call {
+  explicit Call(const BackwardCase& test, const BackwardInputs& inputs)
+      : outputs(test),
+        args(with_outputs(test, inputs)),
+        work(args, test.tuning),
+        workspace(work.workspace_bytes()) {
+    // The tensors are filled on the default stream, the calls are made on others.
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+
+  void enqueue(cudaStream_t stream) const {
+    attention_backward_cuda(args, work, workspace.view(), stream);
+  }
+
+  BackwardOutputs outputs;
+  BackwardArgs args;
+  BackwardWork work;
+  GuardedWorkspace workspace;
+
+ private:
+  BackwardArgs with_outputs(const BackwardCase& test, const BackwardInputs& inputs) const {
+    BackwardArgs filled = inputs.args(test);
+    outputs.put_into(test, filled);
+    return filled;
+  }
+};
+
+/// Whether the stream's work ends within 20 seconds.
+bool ends_soon(cudaStream_t stream) {
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (std::chrono::steady_clock::now() < limit) {
+    const cudaError_t status = cudaStreamQuery(stream);
+    if (status == cudaSuccess) return true;
+    if (status != cudaErrorNotReady) cuda_check(status, "cudaStreamQuery");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+using BackwardLaunchTest = GpuTest;
+
+TEST_F(BackwardLaunchTest, GridsOfAnySizeGiveEqualBits) {
+  const std::int32_t num_sms = device_info(0).num_sms;
+  for (const std::int32_t heads_per_item : {1, 8}) {
+    BackwardCase test = documents_case();
+    test.tuning = {.packed_heads = 1, .heads_per_item = heads_per_item};
+    check_backward(test);
+    const BackwardInputs inputs(test);
+    Call whole(test, inputs);
+    const Stream stream;
+    whole.enqueue(stream.handle());
+    stream.wait_sync();
+    whole.outputs.download_sync();
+    for (const std::int32_t num_ctas : {1, 8, 16, 131}) {
+      SCOPED_TRACE(::testing::Message() << num_ctas << " CTAs, heads per item " << heads_per_item);
+      test.tuning.sm_margin = num_sms - num_ctas;
+      Call part(test, inputs);
+      part.enqueue(stream.handle());
+      ASSERT_TRUE(ends_soon(stream.handle()));
+      part.outputs.download_sync();
+      expect_same_gradients(whole.outputs, part.outputs);
+    }
+  }
+}
+
+/// A grid larger than the multiprocessors left to it must not wait for CTAs that have no place.
+TEST_F(BackwardLaunchTest, EndsBesideAHog) {
+  const std::int32_t num_sms = device_info(0).num_sms;
+  for (const std::int32_t num_free : {1, 8, 16, 131}) {
+    SCOPED_TRACE(::testing::Message() << num_free << " multiprocessors free");
+    const BackwardCase test = documents_case();
+    const BackwardInputs inputs(test);
+    Call alone(test, inputs);
+    Call beside(test, inputs);
+    const Stream stream;
+    alone.enqueue(stream.handle());
+    stream.wait_sync();
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    {
+      const Hog hog(num_sms - num_free);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      beside.enqueue(stream.handle());
+      EXPECT_TRUE(ends_soon(stream.handle())) << "the call waits for busy multiprocessors";
+    }
+    stream.wait_sync();
+    alone.outputs.download_sync();
+    beside.outputs.download_sync();
+    expect_same_gradients(alone.outputs, beside.outputs);
+  }
+}
+
+TEST_F(BackwardLaunchTest, RepeatsUnderLoadGiveEqualBits) {
+  const BackwardCase test = documents_case();
+  const BackwardInputs inputs(test);
+  Call first(test, inputs);
+  Call later(test, inputs);
+  const Stream stream;
+  first.enqueue(stream.handle());
+  stream.wait_sync();
+  first.outputs.download_sync();
+  const Hog hog(device_info(0).num_sms / 2);
+  for (int i = 0; i < 200; ++i) {
+    later.enqueue(stream.handle());
+    ASSERT_TRUE(ends_soon(stream.handle()));
+    later.outputs.download_sync();
+    expect_same_gradients(first.outputs, later.outputs);
+    if (HasFailure()) break;
+  }
+}
+
+TEST_F(BackwardLaunchTest, TwoStreamsShareAList) {
+  const BackwardCase test = documents_case();
+  const BackwardInputs inputs(test);
+  Call first(test, inputs);
+  Call second(test, inputs);
+  const Stream streams[2];
+  for (int i = 0; i < 20; ++i) {
+    first.enqueue(streams[0].handle());
+    attention_backward_cuda(second.args, first.work, second.workspace.view(), streams[1].handle());
+  }
+  ASSERT_TRUE(ends_soon(streams[0].handle()));
+  ASSERT_TRUE(ends_soon(streams[1].handle()));
+  first.outputs.download_sync();
+  second.outputs.download_sync();
+  expect_same_gradients(first.outputs, second.outputs);
+}
+
+TEST_F(BackwardLaunchTest, AGraphReplaysWithOtherValues) {
+  const BackwardCase test = documents_case();
+  BackwardInputs inputs(test);
+  Call direct(test, inputs);
+  Call captured(test, inputs);
+  const Stream stream;
+  cuda_check(cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeGlobal),
+             "cudaStreamBeginCapture");
+  captured.enqueue(stream.handle());
+  cudaGraph_t graph = nullptr;
+  cuda_check(cudaStreamEndCapture(stream.handle(), &graph), "cudaStreamEndCapture");
+  cudaGraphExec_t executable = nullptr;
+  cuda_check(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  RandomStream random(99);
+  for (int i = 0; i < 3; ++i) {
+    fill_random(inputs.dout, random, 1.0);
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    cuda_check(cudaGraphLaunch(executable, stream.handle()), "cudaGraphLaunch");
+    direct.enqueue(stream.handle());
+    stream.wait_sync();
+    direct.outputs.download_sync();
+    captured.outputs.download_sync();
+    expect_same_gradients(direct.outputs, captured.outputs);
+  }
+  cuda_check(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+}
+
+}  // namespace
+}  // namespace magi::test
