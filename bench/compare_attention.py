@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Forward times of ours and of torch SDPA with cuDNN forced, alternating in one process.
+"""Times of ours and of torch SDPA with cuDNN forced, alternating in one process; forward, or the
+whole backward with --backward (ours: preparation, main kernel and all; cuDNN: torch's autograd).
 
 Each case is timed in rounds; a round times every kernel once (a burst between two CUDA events) in
 rotating order, and ratios are medians over rounds of our rate over cuDNN's rate in the same round.
-Rates are 4 * area * heads * dim per second; cuDNN runs full or causal of the same length.
+Rates are 4 (backward: 10) * area * heads * dim per second; cuDNN runs full or causal of the same
+length.
 """
 import argparse
 import ctypes
@@ -33,6 +35,16 @@ class Tensors(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "lse")]
 
 
+class Gradients(ctypes.Structure):
+    _fields_ = [("forward", Tensors)] + [(name, ctypes.c_void_p)
+                                         for name in ("dout", "dq", "dk", "dv")]
+
+
+class Tuning(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int32) for name in
+                ("is_deterministic", "packed_heads", "heads_per_item")]
+
+
 def load(path):
     library = ctypes.CDLL(path)
     library.magi_bench_error.restype = ctypes.c_char_p
@@ -42,6 +54,13 @@ def load(path):
     library.magi_bench_run.argtypes = [ctypes.c_void_p, ctypes.POINTER(Tensors), ctypes.c_void_p]
     library.magi_bench_packed_heads.argtypes = [ctypes.c_void_p]
     library.magi_bench_free.argtypes = [ctypes.c_void_p]
+    library.magi_bench_backward_make.restype = ctypes.c_void_p
+    library.magi_bench_backward_make.argtypes = [ctypes.POINTER(Problem), ctypes.POINTER(Tuning)]
+    library.magi_bench_backward_choice.argtypes = [ctypes.c_void_p, ctypes.POINTER(Tuning)]
+    library.magi_bench_backward_bind.argtypes = [ctypes.c_void_p, ctypes.POINTER(Gradients),
+                                                 ctypes.c_void_p]
+    library.magi_bench_backward_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.magi_bench_backward_free.argtypes = [ctypes.c_void_p]
     return library
 
 
@@ -88,11 +107,15 @@ def area(slices):
     return total
 
 
+def problem_of(slices, shape, packed_heads):
+    rows, heads, kv_heads, dim = shape
+    flat = (ctypes.c_int32 * (6 * len(slices)))(*[x for s in slices for x in s])
+    return Problem(rows, rows, heads, kv_heads, dim, packed_heads, len(slices), flat)
+
+
 class Ours:
     def __init__(self, library, variant, slices, shape, packed_heads):
-        rows, heads, kv_heads, dim = shape
-        flat = (ctypes.c_int32 * (6 * len(slices)))(*[x for s in slices for x in s])
-        problem = Problem(rows, rows, heads, kv_heads, dim, packed_heads, len(slices), flat)
+        problem = problem_of(slices, shape, packed_heads)
         self.library = library
         self.work = library.magi_bench_make(ctypes.byref(problem), variant)
         if not self.work:
@@ -113,6 +136,38 @@ class Ours:
         self.library.magi_bench_free(self.work)
 
 
+class OursBackward:
+    def __init__(self, library, tuning, slices, shape):
+        self.library = library
+        self.work = library.magi_bench_backward_make(
+            ctypes.byref(problem_of(slices, shape, 0)), ctypes.byref(tuning))
+        if not self.work:
+            raise RuntimeError(library.magi_bench_error().decode())
+        chosen = Tuning()
+        library.magi_bench_backward_choice(self.work, ctypes.byref(chosen))
+        self.packed_heads, self.heads_per_item = chosen.packed_heads, chosen.heads_per_item
+
+    def bind(self, q, k, v, dout):
+        out, lse = torch.empty_like(q), torch.empty(q.shape[:2], dtype=torch.float32, device="cuda")
+        self.gradients = [torch.empty_like(t) for t in (q, k, v)]
+        self.kept = (q, k, v, out, lse, dout)
+        forward = Tensors(*[t.data_ptr() for t in self.kept[:5]])
+        pointers = Gradients(forward, *[t.data_ptr() for t in (dout, *self.gradients)])
+        stream = torch.cuda.current_stream().cuda_stream
+        self.check(self.library.magi_bench_backward_bind(self.work, ctypes.byref(pointers), stream))
+
+    def __call__(self):
+        stream = torch.cuda.current_stream().cuda_stream
+        self.check(self.library.magi_bench_backward_run(self.work, stream))
+
+    def check(self, status):
+        if status:
+            raise RuntimeError(self.library.magi_bench_error().decode())
+
+    def close(self):
+        self.library.magi_bench_backward_free(self.work)
+
+
 def cudnn_call(q, k, v, is_causal):
     """[rows, heads, dim] as SDPA's [1, heads, rows, dim]."""
     views = [t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)]
@@ -122,6 +177,14 @@ def cudnn_call(q, k, v, is_causal):
             return functional.scaled_dot_product_attention(*views, is_causal=is_causal,
                                                            enable_gqa=True)
     return call
+
+
+def cudnn_backward_call(q, k, v, dout, is_causal):
+    """The gradients of [rows, heads, dim] tensors; the forward runs once, here."""
+    inputs = [t.detach().requires_grad_() for t in (q, k, v)]
+    out = cudnn_call(*inputs, is_causal)()
+    upstream = dout.transpose(0, 1).unsqueeze(0)
+    return lambda: torch.autograd.grad(out, inputs, upstream, retain_graph=True)
 
 
 def burst_seconds(call, repeats):
@@ -156,6 +219,46 @@ def clocks():
     return [float(v) for v in values] if len(values) == 3 else []
 
 
+def forward_calls(library, slices, shape, is_causal, options):
+    rows, heads, kv_heads, dim = shape
+    q, k, v = random_tensors(rows, (heads, kv_heads, kv_heads), dim)
+    calls = {"cudnn": cudnn_call(q, k, v, is_causal)}
+    for variant, label, packed_heads in options.variants:
+        if label.startswith("dim64") != (dim == 64):
+            continue
+        ours = Ours(library, variant, slices, shape, packed_heads)
+        ours.bind(q, k, v)
+        calls[f"{label} hp{ours.packed_heads}" if packed_heads else label] = ours
+    return calls
+
+
+def backward_calls(library, slices, shape, is_causal, options):
+    rows, heads, kv_heads, dim = shape
+    q, k, v, dout = random_tensors(rows, (heads, kv_heads, kv_heads, heads), dim)
+    calls = {"cudnn": cudnn_backward_call(q, k, v, dout, is_causal)}
+    for label, tuning in options.tunings:
+        ours = OursBackward(library, tuning, slices, shape)
+        ours.bind(q, k, v, dout)
+        calls[label] = ours
+    return calls
+
+
+def random_tensors(rows, heads, dim):
+    generator = torch.Generator(device="cuda").manual_seed(time.time_ns() % (1 << 31))
+    return [torch.randn(rows, count, dim, dtype=torch.bfloat16, device="cuda", generator=generator)
+            for count in heads]
+
+
+def max_error(calls, is_backward):
+    """Of the first of ours against cuDNN, same mask."""
+    ours = next(call for key, call in calls.items() if key != "cudnn")
+    expected = calls["cudnn"]()
+    if not is_backward:
+        return (ours.out.float() - expected[0].transpose(0, 1).float()).abs().max().item()
+    return max((a.float() - b.float()).abs().max().item()
+               for a, b in zip(ours.gradients, expected))
+
+
 def run_case(library, case, options):
     name, length, dim, draw = case
     shape = (length, 64, 8, dim)
@@ -163,28 +266,17 @@ def run_case(library, case, options):
     if name.startswith(("varlen", "block")):
         lengths = documents(options.data, length, draw)
     slices = mask_slices(name, length, lengths)
-    flops = 4 * area(slices) * 64 * dim
+    unit = 10 if options.backward else 4
+    flops = unit * area(slices) * 64 * dim
     is_causal = name not in ("full", "varlen_full")
     causal_area = length * (length + 1) // 2
-    cudnn_flops = 4 * (causal_area if is_causal else length * length) * 64 * dim
-    generator = torch.Generator(device="cuda").manual_seed(time.time_ns() % (1 << 31))
-    q, k, v = (torch.randn(length, heads, dim, dtype=torch.bfloat16, device="cuda",
-                           generator=generator) for heads in (64, 8, 8))
-    calls = {"cudnn": cudnn_call(q, k, v, is_causal)}
-    packed = {}
-    for variant, label, heads in options.variants:
-        if label.startswith("dim64") != (dim == 64):
-            continue
-        ours = Ours(library, variant, slices, shape, heads)
-        ours.bind(q, k, v)
-        key = f"{label} hp{ours.packed_heads}" if heads else label
-        calls[key], packed[key] = ours, ours.packed_heads
+    cudnn_flops = unit * (causal_area if is_causal else length * length) * 64 * dim
+    make_calls = backward_calls if options.backward else forward_calls
+    calls = make_calls(library, slices, shape, is_causal, options)
     seconds = time_alternating(calls, options.rounds, options.burst)
     error = None
     if name in ("full", "causal") and length <= 8192:
-        ours_out = next(call for key, call in calls.items() if key != "cudnn").out
-        expected = calls["cudnn"]()[0].transpose(0, 1)
-        error = (ours_out.float() - expected.float()).abs().max().item()
+        error = max_error(calls, options.backward)
     base = [cudnn_flops / s for s in seconds["cudnn"]]
     result = {"mask": name, "rows": length, "dim": dim, "draw": draw, "slices": len(slices),
               "cudnn_tflops": statistics.median(base) * 1e-12, "max_error_vs_cudnn": error,
@@ -194,12 +286,24 @@ def run_case(library, case, options):
             continue
         rates = [flops / s for s in seconds[key]]
         ratios = [rate / other for rate, other in zip(rates, base)]
-        result["ours"][key] = {"tflops": statistics.median(rates) * 1e-12,
-                               "ratio": statistics.median(ratios), "ratio_low": min(ratios),
-                               "ratio_high": max(ratios), "packed_heads": packed[key]}
+        row = {"tflops": statistics.median(rates) * 1e-12, "ratio": statistics.median(ratios),
+               "ratio_low": min(ratios), "ratio_high": max(ratios),
+               "packed_heads": call.packed_heads}
+        if options.backward:
+            row["heads_per_item"] = call.heads_per_item
+        result["ours"][key] = row
         call.close()
+    add_slowdown(result, seconds)
     print_result(result)
     return result
+
+
+def add_slowdown(result, seconds):
+    """How much longer the deterministic backward takes than the fast one, by round."""
+    if "deterministic" not in seconds or "fast" not in seconds:
+        return
+    result["deterministic_slowdown"] = statistics.median(
+        slow / fast for slow, fast in zip(seconds["deterministic"], seconds["fast"]))
 
 
 def print_result(result):
@@ -208,8 +312,11 @@ def print_result(result):
           f"{result['cudnn_tflops']:6.1f}" + (f" err {error:.1e}" if error is not None else ""))
     for key, ours in result["ours"].items():
         print(f"    {key:28s} {ours['tflops']:6.1f} TFLOP/s  ratio {ours['ratio']:.3f} "
-              f"[{ours['ratio_low']:.3f}, {ours['ratio_high']:.3f}] hp {ours['packed_heads']}",
+              f"[{ours['ratio_low']:.3f}, {ours['ratio_high']:.3f}] hp {ours['packed_heads']}"
+              + (f" per item {ours['heads_per_item']}" if "heads_per_item" in ours else ""),
               flush=True)
+    if "deterministic_slowdown" in result:
+        print(f"    deterministic / fast {result['deterministic_slowdown']:.3f}", flush=True)
 
 
 def mean_over_draws(results):
@@ -234,9 +341,18 @@ def parse():
                         help="mask:rows[:dim[:draw]],... e.g. full:8192,varlen_causal:8192:128:0")
     parser.add_argument("--variants", default="0",
                         help="index[/heads per tile],...; heads per tile 0: by the cost model")
+    parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--tunings", default="deterministic,fast",
+                        help="backward: deterministic or fast[/heads per tile[/per item]],...")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--burst", type=float, default=0.02, help="seconds per kernel and round")
     return parser.parse_args()
+
+
+def parse_tuning(text):
+    mode, *heads = text.split("/")
+    packed_heads, heads_per_item = ([int(h) for h in heads] + [0, 0])[:2]
+    return text, Tuning(mode == "deterministic", packed_heads, heads_per_item)
 
 
 def main():
@@ -248,6 +364,7 @@ def main():
         label = library.magi_bench_variant(int(index)).decode()
         variants.append((int(index), label, int(heads or 0)))
     options.variants = variants
+    options.tunings = [parse_tuning(text) for text in options.tunings.split(",")]
     results = []
     for text in options.cases.split(","):
         parts = text.split(":")

@@ -8,8 +8,9 @@
 #include "cuda/device.hpp"
 #include "gpu/variants.hpp"
 #include "kernels/sm90/forward/forward.hpp"
+#include "magi/attention_cuda.hpp"
 
-// A C face of the forward for bench/compare_attention.py (ctypes). A failing call returns null or 1
+// A C face of the kernels for bench/compare_attention.py (ctypes). A failing call returns null or 1
 // and leaves its message in magi_bench_error().
 namespace {
 
@@ -18,6 +19,14 @@ thread_local std::string last_error;
 struct Work {
   magi::ForwardWork::State state;
   magi::ForwardArgs args;
+};
+
+/// A backward call with a workspace of its own, and the forward before it.
+struct BackwardBench {
+  std::unique_ptr<magi::ForwardWork> forward;
+  std::unique_ptr<magi::BackwardWork> backward;
+  magi::DeviceBuffer workspace;
+  magi::BackwardArgs args;
 };
 
 magi::TensorView tensor(void* data, magi::DType type, std::int64_t rows, std::int64_t heads,
@@ -47,6 +56,68 @@ struct BenchTensors {
   void* lse;
 };
 
+struct BenchGradients {
+  BenchTensors forward;
+  void* dout;
+  void* dq;
+  void* dk;
+  void* dv;
+};
+
+struct BenchTuning {
+  std::int32_t is_deterministic;
+  std::int32_t packed_heads;
+  std::int32_t heads_per_item;
+};
+
+namespace {
+
+std::vector<magi::BandSlice> slices_of(const BenchProblem& problem) {
+  std::vector<magi::BandSlice> slices;
+  for (std::int32_t i = 0; i < problem.num_slices; ++i) {
+    const std::int32_t* s = problem.slices + 6 * i;
+    slices.push_back({s[0], s[1], s[2], s[3], s[4], s[5]});
+  }
+  return slices;
+}
+
+magi::BackwardArgs backward_args(const BenchProblem& problem) {
+  constexpr auto kType = magi::DType::BFloat16;
+  magi::BackwardArgs args;
+  args.q = tensor(nullptr, kType, problem.rows_q, problem.heads_q, problem.dim);
+  args.k = tensor(nullptr, kType, problem.rows_k, problem.heads_kv, problem.dim);
+  args.v = args.dk = args.dv = args.k;
+  args.out = args.dout = args.dq = args.q;
+  args.lse = {
+      nullptr, magi::DType::Float32, 0, 2, {problem.rows_q, problem.heads_q}, {problem.heads_q, 1}};
+  return args;
+}
+
+magi::ForwardArgs forward_args(const magi::BackwardArgs& args) {
+  magi::ForwardArgs forward;
+  forward.q = args.q;
+  forward.k = args.k;
+  forward.v = args.v;
+  forward.slices = args.slices;
+  forward.out = args.out;
+  forward.lse = args.lse;
+  return forward;
+}
+
+/// Runs `body` and returns 0, or 1 where it throws.
+template <typename Body>
+int guarded(const Body& body) {
+  try {
+    body();
+    return 0;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return 1;
+  }
+}
+
+}  // namespace
+
 #define MAGI_EXPORT extern "C" __attribute__((visibility("default")))
 
 MAGI_EXPORT const char* magi_bench_error() { return last_error.c_str(); }
@@ -59,11 +130,7 @@ MAGI_EXPORT const char* magi_bench_variant(int index) {
 
 MAGI_EXPORT void* magi_bench_make(const BenchProblem* problem, int variant) {
   try {
-    std::vector<magi::BandSlice> slices;
-    for (std::int32_t i = 0; i < problem->num_slices; ++i) {
-      const std::int32_t* s = problem->slices + 6 * i;
-      slices.push_back({s[0], s[1], s[2], s[3], s[4], s[5]});
-    }
+    const std::vector<magi::BandSlice> slices = slices_of(*problem);
     const magi::ForwardProblem shapes{.rows_q = problem->rows_q,
                                       .rows_k = problem->rows_k,
                                       .heads_q = problem->heads_q,
@@ -93,7 +160,7 @@ MAGI_EXPORT int magi_bench_packed_heads(const void* work) {
 }
 
 MAGI_EXPORT int magi_bench_run(void* work, const BenchTensors* tensors, void* stream) {
-  try {
+  return guarded([&] {
     auto& bench = *static_cast<Work*>(work);
     bench.args.q.data = tensors->q;
     bench.args.k.data = tensors->k;
@@ -101,11 +168,60 @@ MAGI_EXPORT int magi_bench_run(void* work, const BenchTensors* tensors, void* st
     bench.args.out.data = tensors->out;
     bench.args.lse.data = tensors->lse;
     magi::sm90::enqueue_forward(bench.args, bench.state, static_cast<cudaStream_t>(stream));
-    return 0;
-  } catch (const std::exception& error) {
-    last_error = error.what();
-    return 1;
-  }
+  });
 }
 
 MAGI_EXPORT void magi_bench_free(void* work) { delete static_cast<Work*>(work); }
+
+MAGI_EXPORT void* magi_bench_backward_make(const BenchProblem* problem, const BenchTuning* tuning) {
+  auto bench = std::make_unique<BackwardBench>();
+  const std::vector<magi::BandSlice> slices = slices_of(*problem);
+  const int status = guarded([&] {
+    bench->args = backward_args(*problem);
+    bench->args.slices = slices;
+    bench->forward = std::make_unique<magi::ForwardWork>(forward_args(bench->args));
+    bench->backward = std::make_unique<magi::BackwardWork>(
+        bench->args, magi::BackwardTuning{.packed_heads = tuning->packed_heads,
+                                          .heads_per_item = tuning->heads_per_item,
+                                          .is_deterministic = tuning->is_deterministic != 0});
+    bench->workspace =
+        magi::DeviceBuffer(static_cast<std::size_t>(bench->backward->workspace_bytes()));
+    bench->args.slices = {};
+  });
+  return status == 0 ? bench.release() : nullptr;
+}
+
+/// What the cost model chose.
+MAGI_EXPORT void magi_bench_backward_choice(const void* work, BenchTuning* tuning) {
+  const auto& bench = *static_cast<const BackwardBench*>(work);
+  tuning->packed_heads = bench.backward->packed_heads();
+  tuning->heads_per_item = bench.backward->heads_per_item();
+}
+
+/// Takes the tensors of later calls and computes out and lse.
+MAGI_EXPORT int magi_bench_backward_bind(void* work, const BenchGradients* tensors, void* stream) {
+  return guarded([&] {
+    auto& bench = *static_cast<BackwardBench*>(work);
+    bench.args.q.data = tensors->forward.q;
+    bench.args.k.data = tensors->forward.k;
+    bench.args.v.data = tensors->forward.v;
+    bench.args.out.data = tensors->forward.out;
+    bench.args.lse.data = tensors->forward.lse;
+    bench.args.dout.data = tensors->dout;
+    bench.args.dq.data = tensors->dq;
+    bench.args.dk.data = tensors->dk;
+    bench.args.dv.data = tensors->dv;
+    magi::attention_forward_cuda(forward_args(bench.args), *bench.forward, stream);
+  });
+}
+
+MAGI_EXPORT int magi_bench_backward_run(void* work, void* stream) {
+  return guarded([&] {
+    auto& bench = *static_cast<BackwardBench*>(work);
+    const auto size_bytes = static_cast<std::int64_t>(bench.workspace.size_bytes());
+    magi::attention_backward_cuda(bench.args, *bench.backward, {bench.workspace.data(), size_bytes},
+                                  stream);
+  });
+}
+
+MAGI_EXPORT void magi_bench_backward_free(void* work) { delete static_cast<BackwardBench*>(work); }
