@@ -38,13 +38,6 @@ __device__ __forceinline__ std::uint32_t pack_half2(float low, float high) {
   return packed;
 }
 
-/// threadIdx.x, read anew at every call: what is computed of it need not stay in registers.
-__device__ __forceinline__ int thread_index() {
-  int index;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-  return index;
-}
-
 /// A value that all lanes of the warp share, in a form the compiler knows to be uniform: branches
 /// on it need no reconvergence, addresses made of it live in uniform registers.
 __device__ __forceinline__ int uniform(int value) { return __reduce_max_sync(0xffffffffu, value); }

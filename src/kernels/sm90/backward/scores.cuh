@@ -24,6 +24,12 @@ __device__ __forceinline__ void for_each_row_pair(const float* values, int first
   }
 }
 
+/// f(s) of ScoreScale.
+template <bool kHasSoftcap>
+__device__ __forceinline__ float capped(float score, const ScoreScale& scale) {
+  return kHasSoftcap ? tanh_of(score * scale.cap_scale) : score;
+}
+
 /// x = exponent_scale * f(s) - lse2, so that p = 2^x.
 template <bool kHasSoftcap>
 __device__ __forceinline__ void take_exponents(Scores& x, const Scores& scores, const float* lse2,
@@ -31,7 +37,7 @@ __device__ __forceinline__ void take_exponents(Scores& x, const Scores& scores, 
   for_each_row_pair(lse2, first_column, [&](int i, float2 level) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float score = bent<kHasSoftcap>(scores[i + j], scale);
+      const float score = capped<kHasSoftcap>(scores[i + j], scale);
       x[i + j] = fmaf(score, scale.exponent_scale, j % 2 == 0 ? -level.x : -level.y);
     }
   });
