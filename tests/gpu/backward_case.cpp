@@ -44,15 +44,6 @@ void run(const BackwardCase& test, const BackwardInputs& inputs, const BackwardW
   outputs.download_sync();
 }
 
-/// Differences of terms that cancel exactly in float64 but not in float32.
-double cancelled_noise(const BackwardInputs& inputs, const std::vector<double>& factors) {
-  const reference::DenseInput& in = inputs.dense;
-  const double scale =
-      in.params.softmax_scale > 0.0 ? in.params.softmax_scale : 1.0 / std::sqrt(in.dim_qk);
-  return 0x1p-18 * std::sqrt(in.dim_v) * reference::max_magnitude(values_of(inputs.dout)) *
-         reference::max_magnitude(in.v) * scale * reference::max_magnitude(factors);
-}
-
 struct Expected {
   std::vector<double> truth;
   std::vector<double> plain;
@@ -92,14 +83,15 @@ void check_gradients(const BackwardCase& test, const BackwardInputs& inputs,
   plain_in.rounding = rounding_of(test.type);
   const auto plain = dense_backward(plain_in, counts, dense_forward(plain_in, counts), dout, dlse);
   const BackwardOutputs start(test);
-  expect_close(test, outputs.dq, start.dq,
-               {truth.dq, plain.dq, cancelled_noise(inputs, inputs.dense.k)}, "dq");
-  expect_close(test, outputs.dk, start.dk,
-               {truth.dk, plain.dk, cancelled_noise(inputs, inputs.dense.q)}, "dk");
+  const auto noise = [&](const std::vector<double>& factors) {
+    return reference::cancelled_noise(inputs.dense, dout, factors);
+  };
+  expect_close(test, outputs.dq, start.dq, {truth.dq, plain.dq, noise(inputs.dense.k)}, "dq");
+  expect_close(test, outputs.dk, start.dk, {truth.dk, plain.dk, noise(inputs.dense.q)}, "dk");
   expect_close(test, outputs.dv, start.dv, {truth.dv, plain.dv}, "dv");
   if (!outputs.dsink) return;
-  expect_close(test, *outputs.dsink, *start.dsink,
-               {truth.dsink, plain.dsink, cancelled_noise(inputs, {1.0})}, "dsink");
+  expect_close(test, *outputs.dsink, *start.dsink, {truth.dsink, plain.dsink, noise({1.0})},
+               "dsink");
 }
 
 }  // namespace

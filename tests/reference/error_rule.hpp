@@ -9,6 +9,7 @@
 #include <string>
 
 #include "magi/tensor.hpp"
+#include "reference/dense_attention.hpp"
 
 // The one place for tolerances. 16-bit results are judged by a plain 16-bit computation of the same
 // inputs: both are compared with float64, and ours may be at most twice as far off, plus one ulp.
@@ -87,6 +88,16 @@ inline Verdict judge_rounded(std::span<const double> got, std::span<const double
                              std::span<const double> plain, DType dtype) {
   return {max_error(got, truth),
           2 * max_error(plain, truth) + ulp_of(dtype) * max_magnitude(truth)};
+}
+
+/// On top of that, in gradients of a GPU: gradients of scores are differences that may cancel in
+/// double where sums in float32 leave a rest, which is then multiplied with `factors`.
+inline double cancelled_noise(const DenseInput& in, std::span<const double> dout,
+                              std::span<const double> factors) {
+  const double scale =
+      in.params.softmax_scale > 0.0 ? in.params.softmax_scale : 1.0 / std::sqrt(in.dim_qk);
+  return 0x1p-18 * std::sqrt(in.dim_v) * max_magnitude(dout) * max_magnitude(in.v) * scale *
+         max_magnitude(factors);
 }
 
 }  // namespace magi::reference

@@ -218,8 +218,14 @@ Verdict judge_lse(const AttentionCase& test, const std::vector<double>& got,
                         : judge_exact(got, truth, test.real());
 }
 
-void expect_holds(const Verdict& verdict, const char* name) {
+void expect_holds(Verdict verdict, const char* name, double noise = 0.0) {
+  verdict.allowed += noise;
   EXPECT_TRUE(verdict.holds()) << name << ": " << verdict.text();
+}
+
+/// What a gradient may be off beyond its rule, as its terms may cancel.
+double noise(const AttentionCase& test, const std::vector<double>& factors) {
+  return test.is_on_gpu ? reference::cancelled_noise(test.dense, test.dout, factors) : 0.0;
 }
 
 DenseInput plain_input(const AttentionCase& test) {
@@ -246,11 +252,11 @@ void expect_backward_close(const AttentionCase& test, const DenseOutput& output,
   const DenseInput plain_in = plain_input(test);
   const DenseGradients plain =
       dense_backward(plain_in, counts, dense_forward(plain_in, counts), test.dout, test.dlse);
-  expect_holds(judge(test, got.dq, truth.dq, plain.dq), "dq");
-  expect_holds(judge(test, got.dk, truth.dk, plain.dk), "dk");
+  expect_holds(judge(test, got.dq, truth.dq, plain.dq), "dq", noise(test, test.dense.k));
+  expect_holds(judge(test, got.dk, truth.dk, plain.dk), "dk", noise(test, test.dense.q));
   expect_holds(judge(test, got.dv, truth.dv, plain.dv), "dv");
   if (test.dense.num_sinks > 0) {
-    expect_holds(judge(test, got.dsink, truth.dsink, plain.dsink), "dsink");
+    expect_holds(judge(test, got.dsink, truth.dsink, plain.dsink), "dsink", noise(test, {1.0}));
   }
 }
 
