@@ -53,6 +53,8 @@ struct AttentionInputs {
   TensorView sink;  ///< empty: none. [sinks, heads_q] or [local rows_q, sinks, heads_q], float32
                     ///< (float64)
   AttentionParams params;
+  /// On a GPU: dq may differ in its last bits from call to call, which is faster. Read by backward.
+  bool is_fast_backward = false;
 };
 
 /// The result of one forward call on a rank; what backward needs besides the inputs.
@@ -96,7 +98,7 @@ struct AttentionState;
 
 /// Runs a plan on one rank: owns receive buffers, workspaces and the exchange tables derived from
 /// the plan. Calls are collective and come in the same order on every rank of the group. The caller
-/// owns all tensors. Same inputs give the same bits.
+/// owns all tensors. Same inputs give the same bits, unless `is_fast_backward`.
 ///
 /// Tensors of a call are all in host memory or all on one GPU (bfloat16 or float16 q, k, v; head
 /// dims that are multiples of 8 up to 128; strides that are multiples of 16 bytes). On a GPU a call

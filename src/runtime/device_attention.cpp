@@ -55,11 +55,22 @@ class CudaAttention final : public DeviceAttention {
     });
   }
 
-  void backward(const AttentionInputs& /*inputs*/, const AttentionResult& /*result*/,
-                const OutputGradients& output_gradients, const InputGradients& /*gradients*/,
-                void* /*stream*/) override {
-    throw invalid("dout.device", output_gradients.dout.device,
-                  "-1 (host memory), as this build holds no backward kernels");
+  void backward(const AttentionInputs& inputs, const AttentionResult& result,
+                const OutputGradients& output_gradients, const InputGradients& input_gradients,
+                void* stream) override {
+    check_layouts({{"q", &inputs.q},
+                   {"k", &inputs.k},
+                   {"v", &inputs.v},
+                   {"out", &result.out},
+                   {"dout", &output_gradients.dout},
+                   {"dq", &input_gradients.dq},
+                   {"dk", &input_gradients.dk},
+                   {"dv", &input_gradients.dv}});
+    const DeviceScope scope(state_.setup.device);
+    abort_group_on_error(state_.setup.communicator, [&] {
+      backward_on_device(state_, inputs, result, output_gradients, input_gradients,
+                         static_cast<cudaStream_t>(stream));
+    });
   }
 
   std::size_t workspace_bytes() const override {

@@ -70,37 +70,52 @@ std::int32_t DeviceState::sm_margin(std::size_t wave) const {
   return is_exchanging ? setup.options.exchange_sms : 0;
 }
 
+std::int32_t DeviceState::backward_sm_margin() const {
+  // Partial gradients are on their way as soon as a wave has ended, keys until all have come.
+  const std::vector<WaveWork>& waves = setup.schedule.waves;
+  const bool is_exchanging = std::ranges::any_of(waves, &WaveWork::is_exchanged);
+  return is_exchanging && waves.size() > 1 ? setup.options.exchange_sms : 0;
+}
+
+std::size_t DeviceState::first_like(std::size_t w) const {
+  const WaveWork& wave = setup.schedule.waves[w];
+  for (std::size_t other = 1; other < w; ++other) {
+    const WaveWork& earlier = setup.schedule.waves[other];
+    const bool is_like = earlier.slices.data() == wave.slices.data() &&
+                         earlier.slices.size() == wave.slices.size() &&
+                         earlier.is_own == wave.is_own && earlier.buffer_rows == wave.buffer_rows &&
+                         earlier.kv_heads.size() == wave.kv_heads.size() &&
+                         sm_margin(other) == sm_margin(w);
+    if (is_like) return other;
+  }
+  return w;
+}
+
+WaveShape wave_shape(const DeviceState& state, const AttentionInputs& inputs, std::size_t w,
+                     Range q_rows) {
+  const AttentionSchedule& schedule = state.setup.schedule;
+  const WaveWork& wave = schedule.waves[w];
+  const RowPair keys = row_pair({.dtype = inputs.k.dtype,
+                                 .rows = wave.is_own ? schedule.rows_k : wave.buffer_rows.size(),
+                                 .heads = wave.kv_heads.size(),
+                                 .dim_first = inputs.k.shape[2],
+                                 .dim_second = inputs.v.shape[2],
+                                 .device = state.setup.device});
+  return {rows_of(heads_of(inputs.q, wave.q_heads), q_rows), keys.first, keys.second};
+}
+
 const WaveCalls& DeviceState::calls_of(const AttentionInputs& inputs) {
   for (const WaveCalls& known : calls) {
     if (known.type == inputs.q.dtype) return known;
   }
-  const AttentionSchedule& schedule = setup.schedule;
   WaveCalls made{.type = inputs.q.dtype, .waves = {}};
-  for (std::size_t w = 0; w < schedule.waves.size(); ++w) {
-    const WaveWork& wave = schedule.waves[w];
-    WaveCall call = cut_wave(schedule, w);
-    const auto is_like = [&](std::size_t other) {
-      const WaveWork& earlier = schedule.waves[other];
-      return other > 0 && earlier.slices.data() == wave.slices.data() &&
-             earlier.slices.size() == wave.slices.size() && earlier.is_own == wave.is_own &&
-             earlier.buffer_rows == wave.buffer_rows &&
-             earlier.kv_heads.size() == wave.kv_heads.size() && sm_margin(other) == sm_margin(w);
-    };
-    for (std::size_t other = 0; other < w && call.forward == nullptr; ++other) {
-      if (is_like(other)) call.forward = made.waves[other].forward;
-    }
-    if (call.forward == nullptr && !call.q_rows.empty()) {
-      const RowPair keys =
-          row_pair({.dtype = inputs.k.dtype,
-                    .rows = wave.is_own ? schedule.rows_k : wave.buffer_rows.size(),
-                    .heads = wave.kv_heads.size(),
-                    .dim_first = inputs.k.shape[2],
-                    .dim_second = inputs.v.shape[2],
-                    .device = setup.device});
-      const ForwardArgs args{.q = rows_of(heads_of(inputs.q, wave.q_heads), call.q_rows),
-                             .k = keys.first,
-                             .v = keys.second,
-                             .slices = call.slices};
+  for (std::size_t w = 0; w < setup.schedule.waves.size(); ++w) {
+    WaveCall call = cut_wave(setup.schedule, w);
+    if (const std::size_t like = first_like(w); like < w) {
+      call.forward = made.waves[like].forward;
+    } else if (!call.q_rows.empty()) {
+      const WaveShape shape = wave_shape(*this, inputs, w, call.q_rows);
+      const ForwardArgs args{.q = shape.q, .k = shape.k, .v = shape.v, .slices = call.slices};
       call.forward = std::make_shared<ForwardWork>(args, ForwardTuning{.sm_margin = sm_margin(w)});
     }
     made.waves.push_back(std::move(call));
@@ -108,16 +123,56 @@ const WaveCalls& DeviceState::calls_of(const AttentionInputs& inputs) {
   return calls.emplace_back(std::move(made));
 }
 
+const BackwardWorks& DeviceState::backward_works_of(const AttentionInputs& inputs,
+                                                    const TensorView& dout) {
+  const BackwardWorks::Key key{inputs.q.dtype, dout.dtype, inputs.is_fast_backward};
+  for (const BackwardWorks& known : backward_works) {
+    if (known.key == key) return known;
+  }
+  const WaveCalls& shared = calls_of(inputs);
+  BackwardWorks made{.key = key, .waves = {}};
+  for (std::size_t w = 0; w < shared.waves.size(); ++w) {
+    const WaveCall& call = shared.waves[w];
+    std::shared_ptr<BackwardWork> work;
+    if (const std::size_t like = first_like(w); like < w) {
+      work = made.waves[like];
+    } else if (!call.q_rows.empty()) {
+      const WaveShape shape = wave_shape(*this, inputs, w, call.q_rows);
+      const TensorView dout_rows =
+          rows_of(heads_of(dout, setup.schedule.waves[w].q_heads), call.q_rows);
+      BackwardArgs args{.q = shape.q, .k = shape.k, .v = shape.v, .slices = call.slices};
+      args.dout = dout_rows;
+      const BackwardTuning tuning{.sm_margin = backward_sm_margin(),
+                                  .is_deterministic = !inputs.is_fast_backward};
+      work = std::make_shared<BackwardWork>(args, tuning);
+    }
+    made.waves.push_back(std::move(work));
+  }
+  return backward_works.emplace_back(std::move(made));
+}
+
+/// Bytes of the different works among those of the waves.
+template <typename Works, typename Get>
+std::size_t work_bytes(const Works& waves, Get get) {
+  std::size_t total = 0;
+  for (std::size_t w = 0; w < waves.size(); ++w) {
+    const auto& work = get(waves[w]);
+    const auto is_same = [&](const auto& earlier) { return get(earlier) == work; };
+    const auto end = waves.begin() + static_cast<std::ptrdiff_t>(w);
+    if (work == nullptr || std::any_of(waves.begin(), end, is_same)) continue;
+    total += static_cast<std::size_t>(work->size_bytes());
+  }
+  return total;
+}
+
 std::size_t DeviceState::held_bytes() const {
   std::size_t total = own_rows.tasks.size_bytes();
   for (const ExchangeTables& table : tables) total += table.size_bytes();
-  std::vector<const ForwardWork*> counted;
   for (const WaveCalls& type : calls) {
-    for (const WaveCall& call : type.waves) {
-      if (call.forward == nullptr || std::ranges::count(counted, call.forward.get()) > 0) continue;
-      counted.push_back(call.forward.get());
-      total += static_cast<std::size_t>(call.forward->size_bytes());
-    }
+    total += work_bytes(type.waves, [](const WaveCall& call) { return call.forward; });
+  }
+  for (const BackwardWorks& type : backward_works) {
+    total += work_bytes(type.waves, [](const auto& work) { return work; });
   }
   return total;
 }

@@ -35,6 +35,16 @@ struct WaveCalls {
   DType type;
   std::vector<WaveCall> waves;
 };
+/// The same backward, for one type of dout and one mode as well.
+struct BackwardWorks {
+  struct Key {
+    DType type, dout_type;
+    bool is_fast;
+    friend bool operator==(const Key&, const Key&) = default;
+  };
+  Key key;
+  std::vector<std::shared_ptr<BackwardWork>> waves;
+};
 
 /// What the attention of one rank keeps on one GPU between calls.
 struct DeviceState {
@@ -46,14 +56,19 @@ struct DeviceState {
   }
   /// Made at the first call with this type; blocks then.
   const WaveCalls& calls_of(const AttentionInputs& inputs);
+  const BackwardWorks& backward_works_of(const AttentionInputs& inputs, const TensorView& dout);
+  /// The first wave whose attention call has the same slices and shapes: theirs is one work list.
+  std::size_t first_like(std::size_t wave) const;
   /// Multiprocessors that the attention of wave `wave` leaves to the transport.
   std::int32_t sm_margin(std::size_t wave) const;
+  std::int32_t backward_sm_margin() const;
   std::size_t held_bytes() const;
 
   DeviceSetup setup;
   std::vector<ExchangeTables> tables;  ///< as schedule.exchanges
   comm::DeviceTasks own_rows;          ///< all own key rows, where they are gathered
   std::deque<WaveCalls> calls;
+  std::deque<BackwardWorks> backward_works;
   std::size_t largest_call_bytes = 0;
 
   Stream transport;     ///< exchanges run here, beside the attention on the caller's stream
@@ -124,7 +139,17 @@ class DeviceKeys {
   std::vector<WaveKeys> waves_;
 };
 
+/// The arguments of a wave's call that forward and backward share, without data in k and v.
+struct WaveShape {
+  TensorView q, k, v;
+};
+WaveShape wave_shape(const DeviceState& state, const AttentionInputs& inputs, std::size_t wave,
+                     Range q_rows);
+
 void forward_on_device(DeviceState& state, const AttentionInputs& inputs,
                        const AttentionResult& result, cudaStream_t stream);
+void backward_on_device(DeviceState& state, const AttentionInputs& inputs,
+                        const AttentionResult& result, const OutputGradients& output_gradients,
+                        const InputGradients& input_gradients, cudaStream_t stream);
 
 }  // namespace magi

@@ -24,7 +24,7 @@ class GpuHome final : public testing::TensorHome {
 
 /// run_pipeline with ranks that are threads on one GPU.
 struct GpuRun {
-  testing::PassKind kind = testing::PassKind::Forward;
+  testing::PassKind kind = testing::PassKind::ForwardAndBackward;
   int repeats = 1;
   AttentionOptions options = {.exchange_sms = 4};
 };

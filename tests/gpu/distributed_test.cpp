@@ -160,6 +160,21 @@ TEST_F(DistributedGpuTest, EqualsDenseAttentionOnRandomCases) {
   }
 }
 
+TEST_F(DistributedGpuTest, FastGradientsKeepTheRuleAndRepeatButForDq) {
+  AttentionCase test = make_case(masks_of_all_kinds(420)[5].mask, {8, 2}, 13);
+  test.is_fast_backward = true;
+  for (const std::optional<std::int32_t> degree : {std::optional(0), {1}, {4}, {}}) {
+    PlanConfig config = plan_config(test, 4);
+    config.overlap_degree = degree;
+    const auto plan = shared_plan(test.mask, config);
+    expect_gpu_run_close(test, plan);
+    const PipelineRun first = run_on_gpu(test, plan);
+    const PipelineRun second = run_on_gpu(test, plan);
+    EXPECT_EQ(first.gradients.dk, second.gradients.dk);
+    EXPECT_EQ(first.gradients.dv, second.gradients.dv);
+  }
+}
+
 TEST_F(DistributedGpuTest, RepeatsBitForBitInOneObjectAndInMany) {
   const AttentionCase test = make_case(masks_of_all_kinds(420)[5].mask, {8, 1}, 10);
   PlanConfig config = plan_config(test, 5);
@@ -167,10 +182,8 @@ TEST_F(DistributedGpuTest, RepeatsBitForBitInOneObjectAndInMany) {
   config.overlap_degree = 3;
   const auto plan = shared_plan(test.mask, config);
   const PipelineRun once = run_on_gpu(test, plan);
-  EXPECT_TRUE(run_on_gpu(test, plan, {.repeats = 20}).forward == once.forward);
-  for (int repeat = 0; repeat < 5; ++repeat) {
-    EXPECT_TRUE(run_on_gpu(test, plan).forward == once.forward);
-  }
+  EXPECT_TRUE(run_on_gpu(test, plan, {.repeats = 20}) == once);
+  for (int repeat = 0; repeat < 5; ++repeat) EXPECT_TRUE(run_on_gpu(test, plan) == once);
 }
 
 TEST_F(DistributedGpuTest, MovesTheBytesThatThePlanReports) {
@@ -184,8 +197,10 @@ TEST_F(DistributedGpuTest, MovesTheBytesThatThePlanReports) {
       const PipelineRun run = run_on_gpu(test, plan);
       for (std::size_t from = 0; from < 4; ++from) {
         for (std::size_t to = 0; to < 4; ++to) {
-          EXPECT_EQ(run.after_forward[from].bytes_to_peer[to],
-                    plan->report.pair_bytes[from * 4 + to]);
+          const std::int64_t cast = plan->report.pair_bytes[from * 4 + to];
+          const std::int64_t reduce = plan->report.pair_bytes[to * 4 + from] * 2;  // float32
+          EXPECT_EQ(run.after_forward[from].bytes_to_peer[to], cast);
+          EXPECT_EQ(run.after_backward[from].bytes_to_peer[to], 2 * cast + reduce);
         }
       }
     }
@@ -213,8 +228,8 @@ TEST_F(DistributedGpuTest, TakesItsMemoryFromTheCallersAllocator) {
   };
   const PipelineRun own = run_on_gpu(test, plan);
   const PipelineRun theirs = run_on_gpu(test, plan, how);
-  EXPECT_TRUE(own.forward == theirs.forward);
-  EXPECT_EQ(num_allocated, 3);
+  EXPECT_TRUE(own == theirs);
+  EXPECT_EQ(num_allocated, 6);
   EXPECT_EQ(bytes_held, 0);
   EXPECT_EQ(own.workspace_bytes, theirs.workspace_bytes);
   EXPECT_GT(own.workspace_bytes[0], 0U);

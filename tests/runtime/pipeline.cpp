@@ -85,7 +85,8 @@ class LocalCase {
             .k = view(k_),
             .v = view(v_),
             .sink = in_.num_sinks > 0 ? view(sink_) : TensorView{},
-            .params = in_.params};
+            .params = in_.params,
+            .is_fast_backward = test_.is_fast_backward};
   }
   AttentionResult result() {
     return {.out = view(out_), .lse = view(lse_), .max_logits = view(max_logits_)};

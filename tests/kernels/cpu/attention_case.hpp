@@ -22,6 +22,7 @@ struct AttentionCase {
   DType dtype = DType::Float32;
   DType result_dtype = DType::Float32;  ///< of out, dq, dk, dv
   Layout layout = Layout::Packed;
+  bool is_fast_backward = false;
   bool is_on_gpu = false;  ///< lse and max_logits come from approximate exponentials
 
   DType real() const { return dtype == DType::Float64 ? DType::Float64 : DType::Float32; }
