@@ -323,6 +323,9 @@ typedef struct magi_attention_inputs {
   double softcap;          /* 0: off */
   int32_t sink_layout;     /* MAGI_SINK_HEAD or MAGI_ROW_SINK_HEAD */
   int32_t sm_margin;       /* magi_flex_... on a GPU: multiprocessors left to others */
+  /* backward on a GPU: 1: dq may differ in its last bits from call to call, which is faster; 0: all
+   * results have the same bits in every call */
+  int32_t is_fast_backward;
 } magi_attention_inputs;
 
 /* Written by forward, read by backward. */

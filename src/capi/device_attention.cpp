@@ -43,17 +43,18 @@ void forward_on_device(const magi_mask& mask, const ForwardArgs& args, std::int3
   attention_forward_cuda(args, *work, stream);
 }
 
-void backward_on_device(const magi_mask& mask, const BackwardArgs& args, std::int32_t sm_margin,
-                        void* stream) {
+void backward_on_device(const magi_mask& mask, const BackwardArgs& args,
+                        const BackwardTuning& tuning, void* stream) {
   const WorkKey key{.q = shape_of(args.q),
                     .k = shape_of(args.k),
                     .v = shape_of(args.v),
                     .type = args.q.dtype,
                     .dout_type = args.dout.dtype,
                     .device = args.q.device,
-                    .sm_margin = sm_margin};
-  const auto work = mask.backward_works->find_or_make(
-      key, [&] { return BackwardWork(args, {.sm_margin = sm_margin}); });
+                    .sm_margin = tuning.sm_margin,
+                    .is_fast_backward = !tuning.is_deterministic};
+  const auto work =
+      mask.backward_works->find_or_make(key, [&] { return BackwardWork(args, tuning); });
   const DeviceScope scope(args.q.device);
   const PoolWorkspace workspace(work->workspace_bytes(), args.q.device,
                                 static_cast<cudaStream_t>(stream));

@@ -13,8 +13,8 @@ void forward_on_device(const magi_mask& mask, const ForwardArgs& args, std::int3
                        void* stream);
 
 /// Likewise, with a workspace of the library's pool.
-void backward_on_device(const magi_mask& mask, const BackwardArgs& args, std::int32_t sm_margin,
-                        void* stream);
+void backward_on_device(const magi_mask& mask, const BackwardArgs& args,
+                        const BackwardTuning& tuning, void* stream);
 
 std::int64_t ranges_workspace_bytes(const ForwardArgs& args, std::int64_t num_slices,
                                     const DeviceListTuning& tuning);

@@ -16,7 +16,7 @@ void forward_on_device(const magi_mask& /*mask*/, const ForwardArgs& args,
 }
 
 void backward_on_device(const magi_mask& /*mask*/, const BackwardArgs& args,
-                        std::int32_t /*sm_margin*/, void* /*stream*/) {
+                        const BackwardTuning& /*tuning*/, void* /*stream*/) {
   refuse(args.q.device);
 }
 

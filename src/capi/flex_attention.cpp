@@ -81,7 +81,10 @@ magi_status magi_flex_attention_backward(const magi_mask* mask, const magi_atten
     if (args.q.device == magi::kCpuDevice) {
       magi::attention_backward_cpu(args);
     } else {
-      backward_on_device(given, args, inputs->sm_margin, stream);
+      const bool is_deterministic = inputs->is_fast_backward == 0;
+      backward_on_device(given, args,
+                         {.sm_margin = inputs->sm_margin, .is_deterministic = is_deterministic},
+                         stream);
     }
   });
 }

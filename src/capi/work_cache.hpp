@@ -21,6 +21,7 @@ struct WorkKey {
   DType dout_type = DType::BFloat16;  ///< backward only
   std::int32_t device = 0;
   std::int32_t sm_margin = 0;
+  bool is_fast_backward = false;
 
   friend bool operator==(const WorkKey&, const WorkKey&) = default;
 };

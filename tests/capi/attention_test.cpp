@@ -112,6 +112,22 @@ TEST(AttentionAbi, OneRankEqualsTheCallWithoutPlan) {
   }
 }
 
+TEST(AttentionAbi, TheModeOfTheBackwardIsZeroOrOne) {
+  const auto mask = mask_from(causal_mask());
+  Problem problem;
+  for (const std::int32_t mode : {0, 1}) {
+    problem.inputs.is_fast_backward = mode;
+    EXPECT_EQ(magi_flex_attention_backward(mask.get(), &problem.inputs, &problem.result,
+                                           &problem.gradients, nullptr),
+              MAGI_OK);
+  }
+  problem.inputs.is_fast_backward = 2;
+  EXPECT_EQ(magi_flex_attention_backward(mask.get(), &problem.inputs, &problem.result,
+                                         &problem.gradients, nullptr),
+            MAGI_INVALID_ARGUMENT);
+  EXPECT_STREQ(magi_last_error_message(), "inputs.is_fast_backward is 2; allowed: 0 or 1");
+}
+
 TEST(AttentionAbi, OptionsAreCheckedWhenTheObjectIsMade) {
   magi_attention_options options{.struct_size = sizeof(options)};
   magi_attention_options_init(&options);

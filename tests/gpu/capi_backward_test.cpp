@@ -9,7 +9,9 @@
 namespace magi::test {
 namespace {
 
+using capi_test::made;
 using capi_test::mask_from;
+using capi_test::Owned;
 
 /// The structs of one call.
 struct AbiCall {
@@ -36,6 +38,29 @@ struct AbiCall {
                                      .dq = &dq,
                                      .dk = &dk,
                                      .dv = &dv};
+};
+
+/// The attention of a plan of one rank for the case's mask and sizes.
+struct OneRank {
+  explicit OneRank(const BackwardCase& test) {
+    const auto mask = mask_from(test.mask);
+    magi_plan_config config;
+    magi_plan_config_init(&config);
+    config.num_heads_q = test.heads_q;
+    config.num_heads_kv = test.heads_kv;
+    config.head_dim_qk = test.dim_qk;
+    config.head_dim_v = test.dim_v;
+    plan = made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+    magi_comm_options options;
+    magi_comm_options_init(&options);
+    alone =
+        made<magi_communicator>([&](auto** c) { return magi_thread_group_create(1, &options, c); });
+    attention = made<magi_attention>(
+        [&](auto** a) { return magi_attention_create(plan.get(), alone.get(), a); });
+  }
+  Owned<magi_communicator> alone;
+  Owned<magi_plan> plan;
+  Owned<magi_attention> attention;
 };
 
 using CapiBackwardTest = GpuTest;
@@ -74,6 +99,43 @@ TEST_F(CapiBackwardTest, EqualsTheCppCallOnFirstAndLaterCalls) {
     seen.download_sync();
     if (sm_margin == 0) expect_same_gradients(expected, seen);
     EXPECT_TRUE(seen.dq.has_whole_guards());
+  }
+}
+
+TEST_F(CapiBackwardTest, APlanOfOneRankGivesTheBitsOfTheCallWithoutPlanInBothModes) {
+  BackwardCase test;
+  test.heads_q = 8;
+  test.heads_kv = 2;
+  test.has_dlse = true;
+  test.mask = {512, 512, {band_slice({0, 512}, {0, 512}, MaskType::Causal)}};
+  const BackwardInputs inputs(test);
+  BackwardArgs args = inputs.args(test);
+  const auto mask = mask_from(test.mask);
+  const OneRank rank(test);
+  const Stream stream;
+  const auto run = [&](bool is_planned, std::int32_t is_fast, BackwardOutputs& outputs) {
+    outputs.put_into(test, args);
+    AbiCall abi(args);
+    abi.inputs.is_fast_backward = is_fast;
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    const magi_status status =
+        is_planned ? magi_attention_backward(rank.attention.get(), &abi.inputs, &abi.result,
+                                             &abi.gradients, stream.handle())
+                   : magi_flex_attention_backward(mask.get(), &abi.inputs, &abi.result,
+                                                  &abi.gradients, stream.handle());
+    EXPECT_EQ(status, MAGI_OK) << magi_last_error_message();
+    stream.wait_sync();
+    outputs.download_sync();
+  };
+  BackwardOutputs expected(test), planned(test);
+  run(false, 0, expected);
+  run(true, 0, planned);
+  expect_same_gradients(expected, planned);
+  for (const bool is_planned : {false, true}) {
+    BackwardOutputs fast(test);
+    run(is_planned, 1, fast);
+    expect_same_bits(expected.dk, fast.dk);
+    expect_same_bits(expected.dv, fast.dv);
   }
 }
 

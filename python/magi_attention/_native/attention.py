@@ -26,8 +26,8 @@ CPU_DEVICE = -1
 
 # struct_size, data, dtype, device, rank, shape[4], stride[4]
 _TENSOR = struct.Struct("@NPiii4q4q")
-# struct_size, q, k, v, sink, softmax_scale, softcap, sink_layout, sm_margin
-_INPUTS = struct.Struct("@NPPPPddii")
+# struct_size, q, k, v, sink, softmax_scale, softcap, sink_layout, sm_margin, is_fast_backward
+_INPUTS = struct.Struct("@NPPPPddiii4x")
 # struct_size, out, lse, max_logits
 _RESULT = struct.Struct("@NPPP")
 # struct_size, dout, dlse, dq, dk, dv, dsink
@@ -105,7 +105,8 @@ class Runner(NamedTuple):
 
 class Options(NamedTuple):
     """softmax_scale 0: 1 / sqrt(head_dim); softcap 0: off; sink_layout 0: "sh", 1: "ssh";
-    sm_margin: multiprocessors of a GPU that are left to others.
+    sm_margin: multiprocessors of a GPU that are left to others; is_fast_backward 1: dq of a GPU may
+    differ in its last bits from call to call.
     """
 
     scale: float = 0.0
@@ -113,6 +114,7 @@ class Options(NamedTuple):
     sink_layout: int = 0
     with_max_logits: bool = False
     sm_margin: int = 0
+    is_fast_backward: int = 0
 
 
 class _Block:
@@ -170,7 +172,7 @@ class Call:
                 pack_tensor(buffer, slot * _TENSOR.size, tensor, 0)
         _INPUTS.pack_into(
             buffer, _INPUTS_AT, _INPUTS.size, 0, 0, 0, 0, options.scale, options.softcap,
-            options.sink_layout, options.sm_margin,
+            options.sink_layout, options.sm_margin, options.is_fast_backward,
         )  # fmt: skip
         _RESULT.pack_into(buffer, _RESULT_AT, _RESULT.size, 0, 0, 0)
         _RESULT.pack_into(buffer, _SAVED_AT, _RESULT.size, 0, 0, 0)
