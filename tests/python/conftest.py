@@ -24,3 +24,12 @@ def eight_ranks():
     started = Ranks(8)
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="module")
+def gpu_ranks():
+    import torch
+
+    started = Ranks(torch.cuda.device_count(), is_on_gpus=True)
+    yield started
+    started.stop()

@@ -15,15 +15,19 @@ COMM_SECONDS = 20
 CASE_SECONDS = 60
 
 
-def _serve(rank: int, world_size: int, store: str, pipe) -> None:
+def _serve(rank: int, world_size: int, store: str, pipe, is_on_gpus: bool) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if is_on_gpus:
+        torch.cuda.set_device(rank)
+        torch.set_default_device(torch.device("cuda", rank))
     timeout = datetime.timedelta(seconds=COMM_SECONDS)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timeout
-    )
+        "nccl" if is_on_gpus else "gloo",
+        init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timeout,
+    )  # fmt: skip
     groups = {n: dist.new_group(range(n), timeout=timeout) for n in range(1, world_size + 1)}
     while (task := pipe.recv()) is not None:
         size, case, arguments = task
@@ -35,10 +39,12 @@ def _serve(rank: int, world_size: int, store: str, pipe) -> None:
 
 
 class Ranks:
-    """Runs cases; started at the first one, and again after one that failed."""
+    """Runs cases; started at the first one, and again after one that failed. is_on_gpus: a GPU for
+    each rank, which is torch's default device there, and groups of nccl.
+    """
 
-    def __init__(self, world_size: int = WORLD_SIZE) -> None:
-        self._world_size = world_size
+    def __init__(self, world_size: int = WORLD_SIZE, is_on_gpus: bool = False) -> None:
+        self._world_size, self._is_on_gpus = world_size, is_on_gpus
         self._workers = []
 
     def _start(self) -> None:
@@ -48,7 +54,8 @@ class Ranks:
         os.unlink(store)
         for rank in range(self._world_size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self._world_size, store, theirs), daemon=True)
+            arguments = (rank, self._world_size, store, theirs, self._is_on_gpus)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             self._workers.append((process, ours))
 

@@ -1,71 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on a GPU against dense float64 attention; skipped where there is none."""
 
-import contextlib
-
 import dense
 import pytest
 import torch
-from test_flex import tensors
+from on_gpu import (
+    NEEDS_GPU, PLACES, ROWS, as_float64, bound_plan, check_close, inputs, no_waits, ranges_on,
+)  # fmt: skip
 
 from magi_attention import api
 from magi_attention.api import flex_flash_attn_func
-from magi_attention.common import AttnMaskType, AttnRanges
-from magi_attention.env import build
-from magi_attention.plan import Plan
 
-pytestmark = pytest.mark.skipif(
-    not (torch.cuda.is_available() and build.has_gpu_kernels()), reason="device test not run"
-)
-ROWS = 300
-PLACES = pytest.mark.parametrize("place", ["host", "device"])
-
-
-def inputs(rows_q=ROWS, rows_k=ROWS, heads=(8, 2), dim=64, dtype=torch.bfloat16, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = ((rows_q, heads[0], dim), (rows_k, heads[1], dim), (rows_k, heads[1], dim))
-    made = [torch.randn(shape, generator=generator).to("cuda", dtype) for shape in shapes]
-    return [t.requires_grad_() for t in made]
-
-
-def ranges_on(mask, place: str):
-    return tuple(t.cuda() if place == "device" else t for t in tensors(mask))
-
-
-def as_float64(*given):
-    return [t.detach().double().cpu().requires_grad_() for t in given]
-
-
-def check_close(found, wanted, dtype=torch.bfloat16, factor=4.0):
-    found, wanted = found.detach().double().cpu(), wanted.detach()
-    assert found.shape == wanted.shape and not found.isnan().any()
-    assert torch.equal(found.isinf(), wanted.isinf())
-    finite = wanted.isfinite()
-    if finite.any():
-        scale = max(1.0, wanted[finite].abs().max().item())
-        error = (found - wanted)[finite].abs().max().item()
-        assert error <= factor * torch.finfo(dtype).eps * scale, error
-
-
-def has_backward() -> bool:
-    q, k, v = inputs(16, 16)
-    ranges = torch.tensor([[0, 16]], dtype=torch.int32)
-    out, _ = flex_flash_attn_func(q, k, v, ranges, ranges)
-    try:
-        out.sum().backward()
-    except (RuntimeError, ValueError):
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def no_waits():
-    """Raises where torch waits for the device."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+pytestmark = NEEDS_GPU
 
 
 @PLACES
@@ -96,26 +42,6 @@ def test_options(layout, softcap, scale, place):
     wanted = dense.attention(*as_float64(q, k, v), mask, sink.double().cpu(), scale, softcap)
     check_close(out, wanted[0])
     check_close(meta.lse, wanted[1])
-
-
-@PLACES
-@pytest.mark.parametrize("name", ["causal", "four_types", "empty_rows", "block_causal_q_overlap"])
-def test_backward(name, place):
-    if not has_backward():
-        pytest.skip("the library holds no backward on GPUs")
-    mask = dense.masks(ROWS)[name]
-    leaves = inputs()
-    ranges = ranges_on(mask, place)
-    exact = as_float64(*leaves)
-    upstream = torch.randn(ROWS, 8, 64, device="cuda", dtype=torch.bfloat16)
-    out, meta = flex_flash_attn_func(*leaves, *ranges)
-    finite = meta.lse.isfinite()
-    (out * upstream).sum().add(meta.lse[finite].sum()).backward()
-    wanted, lse, _ = dense.attention(*exact, mask)
-    loss = (wanted * upstream.double().cpu()).sum() + lse[lse.isfinite()].sum()
-    loss.backward()
-    for leaf, reference in zip(leaves, exact):
-        check_close(leaf.grad, reference.grad, factor=8.0)
 
 
 @PLACES
@@ -197,16 +123,6 @@ def test_bad_arguments():
         flex_flash_attn_func(*(t.cpu() for t in (q, k, v)), ranges.cuda(), ranges.cuda())
 
 
-def bound_plan(name="varlen_causal", rows=ROWS):
-    mask = dense.masks(rows)[name]
-    types = [AttnMaskType.from_int_type(kind) for kind in mask.types]
-    given = AttnRanges.from_ranges(mask.q_ranges), AttnRanges.from_ranges(mask.k_ranges)
-    plan = Plan.from_ranges(
-        *given, types, rows, cp_size=1, num_heads_q=8, num_heads_kv=2, head_dim=64
-    )
-    return mask, plan.bind()
-
-
 @pytest.mark.parametrize("rows", [ROWS, 299])
 def test_pipeline_of_one_rank(rows):
     mask, bound = bound_plan(rows=rows)
@@ -221,29 +137,11 @@ def test_pipeline_of_one_rank(rows):
     assert torch.equal(bound.undispatch(bound.roll(local[0], 5)), torch.roll(leaves[0], 5, 0))
     with pytest.raises(ValueError, match=r"q.shape is \[.*, 4, 64\]; allowed"):
         bound.calc_attn(local[0][:, :4], *local[1:])
-    if has_backward():
-        upstream = torch.randn_like(whole)
-        exact = as_float64(*leaves)
-        whole.backward(upstream)
-        dense.attention(*exact, mask)[0].backward(upstream.double().cpu())
-        for leaf, reference in zip(leaves, exact):
-            check_close(leaf.grad, reference.grad, factor=8.0)
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled(backend):
-    mask, bound = bound_plan()
-    ranges = ranges_on(mask, "device")
-    local = [bound.dispatch(t.detach()) for t in inputs()]
-
-    def layer(q, k, v):
-        first, _ = bound.calc_attn(q * 2, k, v)
-        second, meta = flex_flash_attn_func(q[:ROWS] * 2, k[:ROWS], v[:ROWS], *ranges)
-        return first + 1, second + 1, meta.lse
-
-    compiled = torch.compile(layer, fullgraph=True, backend=backend)
-    for eager, graph in zip(layer(*local), compiled(*local)):
-        assert torch.allclose(eager, graph, atol=2e-2)
+    upstream, exact = torch.randn_like(whole), as_float64(*leaves)
+    whole.backward(upstream)
+    dense.attention(*exact, mask)[0].backward(upstream.double().cpu())
+    for leaf, reference in zip(leaves, exact):
+        check_close(leaf.grad, reference.grad, factor=8.0)
 
 
 def test_keys():

@@ -65,7 +65,7 @@ def test_uneven_shards(ranks, rows):
 @pytest.mark.parametrize("degree", [0, 1, 4])
 def test_low_precision(ranks, dtype, degree):
     case = Case(dtype=dtype, mask="varlen_block_causal", degree=degree)
-    ranks.run(4, cases.low_precision, case)
+    ranks.run(4, cases.pipeline, case)
 
 
 def test_same_bits(ranks):
@@ -142,4 +142,4 @@ def test_plan_mismatch(ranks):
     ids=str,
 )
 def test_environment(ranks, variables):
-    ranks.run(2, cases.environment, Case(rows=80), variables)
+    ranks.run(2, cases.environment, variables, cases.pipeline, Case(rows=80))

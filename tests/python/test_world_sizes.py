@@ -31,7 +31,7 @@ def test_masks(eight_ranks, size, case):
 @pytest.mark.parametrize("size", [5, 8])
 def test_low_precision(eight_ranks, size):
     case = Case(mask="varlen_block_causal", dtype="bfloat16", rows=96, degree=4)
-    eight_ranks.run(size, cases.low_precision, case)
+    eight_ranks.run(size, cases.pipeline, case)
 
 
 def test_same_bits(eight_ranks):

@@ -135,7 +135,7 @@ class MaskHandle(Handle):
 
         data = take_bytes(lambda out: lib.magi_mask_slices(self.address, out))
         if not data:
-            return torch.empty((0, 6), dtype=torch.int32)
+            return torch.empty((0, 6), dtype=torch.int32, device="cpu")
         return torch.frombuffer(bytearray(data), dtype=torch.int32).view(-1, 6)
 
     def resized(self, rows_q: int, rows_k: int) -> "MaskHandle":

@@ -36,7 +36,7 @@ class _Tensor(ctypes.Structure):
         dtype = _DTYPES[self.dtype]
         shape, stride = self.shape[: self.rank], self.stride[: self.rank]
         if 0 in shape:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         extent = sum((n - 1) * step for n, step in zip(shape, stride)) + 1
         memory = (ctypes.c_char * (extent * dtype.itemsize)).from_address(self.data)
         return torch.frombuffer(memory, dtype=dtype).as_strided(shape, stride)

@@ -44,7 +44,7 @@ class ProcessGroupTransport:
             capacity = max(int(size) for size in sizes)
             if capacity == 0:
                 return [b""] * self.num_ranks
-            padded = torch.zeros(capacity, dtype=torch.uint8)
+            padded = torch.zeros(capacity, dtype=torch.uint8, device="cpu")
             if data:
                 padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             padded = padded.to(device)
@@ -91,11 +91,11 @@ class ProcessGroupTransport:
         # A reduce takes the sender's type, which may be narrower than the owner's.
         models = exchange.outputs if is_cast else exchange.inputs
         receive_sizes = [_message_bytes(models, rows) for rows in receive]
-        sent = torch.empty(sum(send_sizes), dtype=torch.uint8)
+        sent = torch.empty(sum(send_sizes), dtype=torch.uint8, device="cpu")
         for message, rows in zip(sent.split(send_sizes), send):
             if rows:
                 _pack(message, header, exchange.inputs, rows)
-        received = torch.empty(sum(receive_sizes), dtype=torch.uint8)
+        received = torch.empty(sum(receive_sizes), dtype=torch.uint8, device="cpu")
         self._count(exchange, send)
         work = self._translated(
             lambda: dist.all_to_all_single(
@@ -205,7 +205,7 @@ def _by_peer(records: list[tuple[int, int, int]], num_ranks: int) -> list[_Rows]
 
 def _header(exchange: Exchange) -> torch.Tensor:
     digest = exchange.digest - (1 << 64) if exchange.digest >> 63 else exchange.digest
-    return torch.tensor([digest, exchange.kind << 32 | exchange.wave], dtype=torch.int64)
+    return torch.tensor([digest, exchange.kind << 32 | exchange.wave], dtype=torch.int64, device="cpu")
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:

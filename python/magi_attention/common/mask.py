@@ -84,8 +84,9 @@ class AttnMask(nn.Module):
                     raise ValueError(
                         f"{name} range is {attn_range}; allowed: 0 <= start <= end <= {rows}"
                     )
-        visible = torch.zeros(rows_q, rows_k, dtype=torch.bool)
-        diagonal = torch.arange(rows_k)[None, :] - torch.arange(rows_q)[:, None]
+        visible = torch.zeros(rows_q, rows_k, dtype=torch.bool, device="cpu")
+        rows, keys = (torch.arange(n, device="cpu") for n in (rows_q, rows_k))
+        diagonal = keys[None, :] - rows[:, None]
         for rect in AttnRectangles.from_ranges(q_ranges, k_ranges, types):
             rows = slice(rect.q_range.start, rect.q_range.end)
             keys = slice(rect.k_range.start, rect.k_range.end)

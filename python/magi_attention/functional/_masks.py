@@ -13,7 +13,7 @@ from magi_attention._native import attention as native
 from magi_attention._native.handles import MaskHandle
 
 _MASKS_KEPT = 64
-_ALL_FULL = torch.zeros(1, dtype=torch.int32)
+_ALL_FULL = torch.zeros(1, dtype=torch.int32, device="cpu")
 
 
 class KnownMask(NamedTuple):

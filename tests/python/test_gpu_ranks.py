@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pipeline over nccl, a GPU for each rank: the cases of test_pipeline.py in 16 bits."""
+
+from dataclasses import replace
+
+import dense
+import pipeline_cases as cases
+import pytest
+import torch
+from on_gpu import NEEDS_GPU
+from pipeline_cases import Case
+
+pytestmark = NEEDS_GPU
+GPUS = torch.cuda.device_count()
+SIZES = pytest.mark.parametrize("size", range(1, min(GPUS, 8) + 1))
+SEVERAL = pytest.mark.skipif(GPUS < 2, reason="one GPU alone")
+BASE = Case(rows=600, head_dim=64, dtype="bfloat16")
+DETERMINISTIC = {"MAGI_ATTENTION_DETERMINISTIC_MODE": "1"}
+
+
+@SIZES
+@pytest.mark.parametrize("mask", sorted(dense.masks(100)))
+def test_masks(gpu_ranks, size, mask):
+    gpu_ranks.run(size, cases.pipeline, replace(BASE, mask=mask))
+
+
+@SEVERAL
+@pytest.mark.parametrize("degree", [0, 1, 4, None])
+@pytest.mark.parametrize("heads", [(8, 8), (8, 2)])
+def test_degrees_and_heads(gpu_ranks, heads, degree):
+    case = replace(BASE, mask="four_types", heads=heads, degree=degree, dtype="float16")
+    gpu_ranks.run(GPUS, cases.pipeline, case)
+
+
+@SIZES
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sinks": 8, "mask": "empty_rows"},
+        {"sinks": 2, "sink_per_row": True},
+        {"softcap": 2.5},
+        {"scale": 0.3},
+        {"with_lse_gradient": True, "sinks": 2, "softcap": 4.0},
+        {"is_partial_grad": True},
+        {"head_dim": 24},
+        {"rows": 33},
+        {"chunk_size": 5, "degree": 4},
+        {"rows": 101, "uneven": True, "alg": "SequentialDispatchAlg"},
+    ],
+    ids=str,
+)
+def test_options(gpu_ranks, size, change):
+    gpu_ranks.run(size, cases.pipeline, replace(BASE, **change))
+
+
+@SIZES
+def test_shards(gpu_ranks, size):
+    gpu_ranks.run(size, cases.shards, 65, False)
+    gpu_ranks.run(size, cases.gradients_of_shards, 50)
+    gpu_ranks.run(size, cases.functions_of_bound_plans, 50)
+
+
+@SIZES
+@pytest.mark.parametrize("case", [cases.same_bits, cases.checkpointing, cases.compiled])
+def test_deterministic(gpu_ranks, size, case):
+    gpu_ranks.run(size, cases.environment, DETERMINISTIC, case, replace(BASE, sinks=1))
+
+
+@SEVERAL
+def test_masks_that_change(gpu_ranks):
+    gpu_ranks.run(GPUS, cases.hybrid, replace(BASE, rows=300))
+    gpu_ranks.run(GPUS, cases.plan_mismatch)
+
+
+@pytest.mark.skipif(GPUS < 4 or GPUS % 2, reason="fewer than four GPUs")
+def test_data_and_context_parallel(gpu_ranks):
+    gpu_ranks.run(GPUS, cases.meshes_and_two_groups, BASE)
+
+
+@SIZES
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_plan_of_one_call(gpu_ranks, size, is_compiled):
+    gpu_ranks.run(size, cases.plan_of_one_call, is_compiled)
