@@ -104,9 +104,10 @@ class BoundPlan:
         self.total_seqlen = plan.total_seqlen
         self.reach = plan.reach
         self.precision = general.precision()
+        self.is_fast_backward = not general.is_deterministic_mode_enable()
         self._dsink_op = comm.dsink_all_reduce_op()
         ids = plan.placement.position_ids(self.rank, self.total_seqlen)
-        self._ids_on = {torch.device("cpu"): torch.tensor(ids, dtype=torch.int64)}
+        self._ids_on = {torch.device("cpu"): torch.tensor(ids, dtype=torch.int64, device="cpu")}
         self._num_valid = plan.ranges_of(self.rank).total_seqlen  # these come before the padding
         report = plan.report
         # What a call's tensors must fit: rank, its rows, heads of q and of k, head dims of q and v.
@@ -166,7 +167,10 @@ class BoundPlan:
         q, k, v = check_local(q, k, v, self.place, self.precision)
         scale = check_params(softmax_scale, softcap)
         sink, layout = check_sink(sink, sink_layout, q)
-        call = self.calls.find(q, k, v, sink, Options(scale, softcap, layout, return_max_logits))
+        params = Options(
+            scale, softcap, layout, return_max_logits, is_fast_backward=self.is_fast_backward
+        )
+        call = self.calls.find(q, k, v, sink, params)
         if sink is None and self.precision is None:
             if len(self._checked) >= _CHECKED_KEPT:
                 self._checked.clear()

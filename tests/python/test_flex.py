@@ -198,7 +198,7 @@ class TestCompiler:
             out, lse, _ = flex_forward_op(*arguments)
             torch.library.opcheck(
                 flex_backward_op,
-                (out, lse, given_q, k, v, out, lse, *ranges, given_sink, 0.0, 0.0, 0),
+                (out, lse, given_q, k, v, out, lse, *ranges, given_sink, 0.0, 0.0, 0, 0, False),
             )
 
     def test_fake_tensors(self):

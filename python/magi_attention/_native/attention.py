@@ -105,7 +105,7 @@ class Runner(NamedTuple):
 
 class Options(NamedTuple):
     """softmax_scale 0: 1 / sqrt(head_dim); softcap 0: off; sink_layout 0: "sh", 1: "ssh";
-    sm_margin: multiprocessors of a GPU that are left to others; is_fast_backward 1: dq of a GPU may
+    sm_margin: multiprocessors of a GPU that are left to others; is_fast_backward: dq of a GPU may
     differ in its last bits from call to call.
     """
 
@@ -114,7 +114,7 @@ class Options(NamedTuple):
     sink_layout: int = 0
     with_max_logits: bool = False
     sm_margin: int = 0
-    is_fast_backward: int = 0
+    is_fast_backward: bool = False
 
 
 class _Block:

@@ -45,8 +45,14 @@ class RangesInvocation:
 
 def backward_call(q, k, v, sink, mask: tuple, options: Options) -> Call:
     """The call that runs backward, whose list is made on the host: range tensors that were not seen
-    before are copied there, which waits for them.
+    before are copied there, which waits for them. RuntimeError while a graph is captured, as a
+    replay would not follow their values.
     """
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "q_ranges is on the device while a graph is captured; allowed in backward: ranges in "
+            "host memory"
+        )
     key = (q.shape[0], k.shape[0], *map(id, mask))
     references, known = _copies.pop(key, ([], None))
     alive = [reference() for reference in references]
@@ -55,11 +61,6 @@ def backward_call(q, k, v, sink, mask: tuple, options: Options) -> Call:
     elif _versions(mask) != known[0]:
         known = None
     if known is None:
-        if q.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "q_ranges is on the device while a graph is captured; allowed in backward: ranges "
-                "in host memory, or the same tensors as in an earlier backward"
-            )
         copies = [None if tensor is None else tensor.cpu() for tensor in mask]
         known = (_versions(mask), mask_of(q.shape[0], k.shape[0], *copies))
         references = [_reference(tensor) for tensor in mask]

@@ -76,15 +76,17 @@ def _flex_forward(
 
 
 def _flex_backward_fake(
-    dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout
-):
+    dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout,
+    sm_margin, deterministic,
+):  # fmt: skip
     return fake_backward(q, k, v, sink)
 
 
 def _flex_backward(
-    dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout
-):
-    options = Options(scale, softcap, sink_layout)
+    dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout,
+    sm_margin, deterministic,
+):  # fmt: skip
+    options = Options(scale, softcap, sink_layout, False, sm_margin, not deterministic)
     call = flex_call(q, k, v, sink, (q_ranges, k_ranges, types), options)
     return backward(call, dout, dlse, q, k, v, out, lse, sink)
 
@@ -101,9 +103,10 @@ define(
     "flex_backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
     " Tensor q_ranges, Tensor k_ranges, Tensor? types, Tensor? sink, float scale, float softcap,"
-    " int sink_layout) -> (Tensor, Tensor, Tensor, Tensor)",
+    " int sink_layout, int sm_margin, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)",
     _flex_backward_fake,
     _flex_backward,
+    tags=(torch.Tag.cudagraph_unsafe,),  # it copies ranges in device memory
 )
 flex_forward_op = torch.ops.magi_attention.flex_forward.default
 flex_backward_op = torch.ops.magi_attention.flex_backward.default

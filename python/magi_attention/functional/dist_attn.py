@@ -59,7 +59,8 @@ def _backward_fake(dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, si
 
 def _backward(dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, sink_layout):
     bound = _find(plan)
-    call = bound.calls.find(q, k, v, sink, Options(scale, softcap, sink_layout))
+    options = Options(scale, softcap, sink_layout, is_fast_backward=bound.is_fast_backward)
+    call = bound.calls.find(q, k, v, sink, options)
     gradients = backward(call, dout, dlse, q, k, v, out, lse, sink)
     if sink is not None and sink_layout == 0:
         bound.reduce_dsink(gradients[3])

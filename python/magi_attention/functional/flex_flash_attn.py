@@ -27,10 +27,11 @@ class _FlexAttention(torch.autograd.Function):
     """out, lse and max_logits; gradients come through out and lse."""
 
     @staticmethod
-    def forward(ctx, q, k, v, q_ranges, k_ranges, types, sink, options):
+    def forward(ctx, q, k, v, q_ranges, k_ranges, types, sink, options, deterministic):
         out, lse, max_logits = flex_forward_op(q, k, v, q_ranges, k_ranges, types, sink, *options)
         ctx.save_for_backward(q, k, v, out, lse, q_ranges, k_ranges, types, sink)
-        ctx.params = options[:3]  # scale, softcap, sink layout
+        scale, softcap, layout, _, sm_margin = options
+        ctx.params = (scale, softcap, layout, sm_margin, deterministic)
         ctx.mark_non_differentiable(max_logits)
         return out, lse, max_logits
 
@@ -40,7 +41,7 @@ class _FlexAttention(torch.autograd.Function):
         dq, dk, dv, dsink = flex_backward_op(
             dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, *ctx.params
         )
-        return dq, dk, dv, None, None, None, None if sink is None else dsink, None
+        return dq, dk, dv, None, None, None, None if sink is None else dsink, None, None
 
 
 def flex_flash_attn_func(
@@ -93,13 +94,15 @@ def flex_flash_attn_func(
     On a GPU q, k, v are bfloat16 or float16 of head dims that are multiples of 8 up to 128, and the
     call is only enqueued, on the current stream. Ranges in host memory are checked, and their work
     list is made at the first call and kept. Ranges on the GPU are not read by the host: ends
-    outside are clamped and reversed ranges are empty, unless MAGI_ATTENTION_SANITY_CHECK is 1; the
-    first backward with new range tensors there waits for a copy of them. sm_margin: multiprocessors
-    left to others.
+    outside are clamped and reversed ranges are empty, unless MAGI_ATTENTION_SANITY_CHECK is 1. The
+    first backward with new range tensors there waits for a copy of them, and none can be captured
+    in a graph; other calls can. sm_margin: multiprocessors left to others. deterministic: the
+    gradient of q has the same bits in every call, as all other results have; False is faster and
+    has an effect in backward on a GPU alone.
 
-    deterministic, disable_fwd_atomic_reduction, disable_bwd_dkv_atomic_reduction, ref_block_size,
-    max_seqlen_q, auto_range_merge, swap_ab, pack_gqa, cat_gqa and swap_bwd_qk_loop are accepted and
-    have no effect: results are always reproducible, and tiles are chosen from the mask.
+    disable_fwd_atomic_reduction, disable_bwd_dkv_atomic_reduction, ref_block_size, max_seqlen_q,
+    auto_range_merge, swap_ab, pack_gqa, cat_gqa and swap_bwd_qk_loop are accepted and have no
+    effect: tiles are chosen from the mask.
     index_attn_indices, q_block_size, k_block_size, sparse_load and index_attn raise
     NotImplementedError. Wrong tensors raise ValueError or TypeError naming the argument.
     """
@@ -112,9 +115,10 @@ def flex_flash_attn_func(
     options = (scale, softcap, layout, return_max_logits, sm_margin)
     if is_eager(q, k, v):
         mask = (q_ranges, k_ranges, attn_type_map)
-        return run(q, k, v, sink, flex_call(q, k, v, sink, mask, Options(*options)), None)
+        call = flex_call(q, k, v, sink, mask, Options(*options, not deterministic))
+        return run(q, k, v, sink, call, None)
     out, lse, max_logits = _FlexAttention.apply(
-        q, k, v, q_ranges, k_ranges, attn_type_map, sink, options
+        q, k, v, q_ranges, k_ranges, attn_type_map, sink, options, bool(deterministic)
     )
     return out, AttnForwardMeta(lse=lse, max_logits=max_logits if return_max_logits else None)
 

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients on a GPU against dense float64 attention; streams, graphs, repeated calls."""
+
+import dense
+import pytest
+import torch
+from on_gpu import (
+    NEEDS_GPU, PLACES, ROWS, as_float64, bound_plan, check_close, inputs, no_waits, ranges_on,
+)  # fmt: skip
+
+from magi_attention.api import flex_flash_attn_func
+
+pytestmark = NEEDS_GPU
+FACTOR = 8.0
+
+
+def check_gradients(leaves, exact, dtype=torch.bfloat16):
+    for leaf, reference in zip(leaves, exact):
+        assert leaf.grad.dtype == leaf.dtype and leaf.grad.is_cuda
+        check_close(leaf.grad, reference.grad, dtype, FACTOR)
+
+
+def attend_and_go_back(leaves, ranges, upstream, **options):
+    out, meta = flex_flash_attn_func(*leaves, *ranges, **options)
+    return torch.autograd.grad(out, leaves, upstream)
+
+
+@PLACES
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", sorted(dense.masks(ROWS)))
+def test_masks(name, dtype, place):
+    mask = dense.masks(ROWS)[name]
+    leaves = inputs(dtype=dtype)
+    exact = as_float64(*leaves)
+    upstream = torch.randn(ROWS, 8, 64, device="cuda", dtype=dtype)
+    out, meta = flex_flash_attn_func(*leaves, *ranges_on(mask, place))
+    finite = meta.lse.isfinite()
+    (out * upstream).sum().add(meta.lse[finite].sum()).backward()
+    wanted, lse, _ = dense.attention(*exact, mask)
+    ((wanted * upstream.double().cpu()).sum() + lse[lse.isfinite()].sum()).backward()
+    check_gradients(leaves, exact, dtype)
+
+
+@PLACES
+@pytest.mark.parametrize("layout", ["sh", "ssh"])
+@pytest.mark.parametrize("softcap, scale", [(0.0, None), (5.0, 0.2)])
+def test_sinks_and_options(layout, softcap, scale, place):
+    mask = dense.masks(ROWS)["empty_rows" if softcap else "four_types"]
+    leaves = inputs(heads=(4, 4), dim=128)
+    sink = torch.randn(*((ROWS,) if layout == "ssh" else ()), 2, 4, device="cuda")
+    leaves.append(sink.requires_grad_())
+    exact = as_float64(*leaves)
+    upstream = torch.randn(ROWS, 4, 128, device="cuda", dtype=torch.bfloat16)
+    out, meta = flex_flash_attn_func(
+        *leaves[:3], *ranges_on(mask, place), sink=leaves[3], sink_layout=layout, softcap=softcap,
+        softmax_scale=scale, sm_margin=8,
+    )  # fmt: skip
+    (out * upstream).sum().add(meta.lse.sum()).backward()
+    wanted, lse, _ = dense.attention(*exact[:3], mask, exact[3], scale, softcap)
+    (wanted * upstream.double().cpu()).sum().add(lse.sum()).backward()
+    check_gradients(leaves, exact)
+
+
+@pytest.mark.parametrize("heads, dim", [((4, 1), 8), ((6, 2), 72), ((16, 2), 128)])
+def test_heads_and_dims(heads, dim):
+    mask = dense.masks(ROWS)["varlen_causal"]
+    leaves = inputs(heads=heads, dim=dim)
+    exact = as_float64(*leaves)
+    out, _ = flex_flash_attn_func(*leaves, *ranges_on(mask, "host"))
+    out.pow(2).sum().backward()
+    dense.attention(*exact, mask)[0].pow(2).sum().backward()
+    check_gradients(leaves, exact)
+
+
+def test_strided_tensors():
+    """q, k, v of one packed projection, and a gradient of out with strides of its own."""
+    mask = dense.masks(ROWS)["causal"]
+    packed = torch.randn(ROWS, 12, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    exact = as_float64(packed)[0]
+    ranges = ranges_on(mask, "host")
+    out, _ = flex_flash_attn_func(packed[:, :8], packed[:, 8:10], packed[:, 10:], *ranges)
+    upstream = torch.randn(8, 64, ROWS, device="cuda", dtype=torch.bfloat16).permute(2, 0, 1)
+    out.backward(upstream)
+    wanted, _, _ = dense.attention(exact[:, :8], exact[:, 8:10], exact[:, 10:], mask)
+    wanted.backward(upstream.double().cpu())
+    check_close(packed.grad, exact.grad, factor=FACTOR)
+
+
+def test_gradient_of_lse_alone():
+    mask = dense.masks(ROWS)["causal"]
+    leaves = inputs()
+    exact = as_float64(*leaves)
+    _, meta = flex_flash_attn_func(*leaves, *ranges_on(mask, "host"))
+    meta.lse.sum().backward()
+    dense.attention(*exact, mask)[1].sum().backward()
+    exact[2].grad = torch.zeros_like(exact[2])
+    check_gradients(leaves, exact)
+
+
+@PLACES
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_repeated_calls(deterministic, place):
+    """The same bits where they are asked for; dk and dv have them anyway."""
+    rows = 4096
+    leaves = inputs(rows, rows, heads=(8, 2), dim=128)
+    ranges = ranges_on(dense.Mask([(0, rows)], [(0, rows)], [1], rows, rows), place)
+    upstream = torch.randn(rows, 8, 128, device="cuda", dtype=torch.bfloat16)
+    wanted = attend_and_go_back(leaves, ranges, upstream, deterministic=deterministic)
+    for _ in range(20):
+        found = attend_and_go_back(leaves, ranges, upstream, deterministic=deterministic)
+        assert torch.equal(found[1], wanted[1]) and torch.equal(found[2], wanted[2])
+        if deterministic:
+            assert torch.equal(found[0], wanted[0])
+        else:
+            assert torch.allclose(found[0], wanted[0], atol=1e-2, rtol=1e-1)
+
+
+@PLACES
+def test_current_stream_and_no_hidden_waits(place):
+    ranges = ranges_on(dense.masks(ROWS)["varlen_causal"], place)
+    leaves = inputs()
+    upstream = torch.randn(ROWS, 8, 64, device="cuda", dtype=torch.bfloat16)
+    wanted = attend_and_go_back(leaves, ranges, upstream, deterministic=True)  # makes the lists
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    late = torch.zeros_like(upstream)
+    with torch.cuda.stream(stream), no_waits():
+        torch.cuda._sleep(20_000_000)
+        late.copy_(upstream)
+        found = attend_and_go_back(leaves, ranges, late, deterministic=True)
+        assert not stream.query()  # enqueued behind the sleep
+    stream.synchronize()
+    assert all(torch.equal(f, w) for f, w in zip(found, wanted))
+
+
+def capture(step):
+    """A graph of step, after the calls that make what is made once."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    return graph, found
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_graphs(is_bound):
+    """Forward and backward captured once, replayed with other values."""
+    mask, bound = bound_plan()
+    ranges = ranges_on(mask, "host")
+    leaves = [bound.dispatch(t.detach()).requires_grad_() for t in inputs()]
+    upstream = torch.randn_like(leaves[0])
+    sink = torch.zeros(1, 8, device="cuda", requires_grad=True)
+
+    def step():
+        if is_bound:
+            out, meta = bound.calc_attn(*leaves, sink)
+        else:
+            out, meta = flex_flash_attn_func(*leaves, *ranges, sink=sink, deterministic=True)
+        return out, torch.autograd.grad((out, meta.lse), (*leaves, sink), (upstream, meta.lse))
+
+    if not is_bound and leaves[0].shape[0] != ROWS:
+        leaves = [t.detach()[:ROWS].requires_grad_() for t in leaves]
+        upstream = upstream[:ROWS].contiguous()
+    graph, (out, gradients) = capture(step)
+    for seed in range(3):
+        for leaf, new in zip(leaves, inputs(seed=seed)):
+            leaf.data[:ROWS].copy_(new.detach())
+        sink.data.normal_()
+        graph.replay()
+        wanted, wanted_gradients = step()
+        assert torch.equal(out, wanted)
+        for found, reference in zip(gradients, wanted_gradients):
+            check_close(found, reference.double().cpu(), factor=1.0)
+
+
+def test_graphs_take_ranges_of_backward_from_the_host():
+    """Its list is made on the host, so a replay could not follow ranges on the device."""
+    leaves = inputs()
+    ranges = torch.tensor([[0, ROWS]], dtype=torch.int32, device="cuda")
+    upstream = torch.randn(ROWS, 8, 64, device="cuda", dtype=torch.bfloat16)
+    attend_and_go_back(leaves, (ranges, ranges), upstream)
+    with pytest.raises(RuntimeError, match="q_ranges is on the device while a graph is captured"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            attend_and_go_back(leaves, (ranges, ranges), upstream)
+    torch.cuda.synchronize()
+
+
+def test_ranges_changed_between_forward_and_backward():
+    leaves = inputs()
+    ranges = torch.tensor([[0, ROWS]], dtype=torch.int32, device="cuda")
+    out, _ = flex_flash_attn_func(*leaves, ranges, ranges)
+    ranges[0, 1] = 7
+    with pytest.raises(RuntimeError, match="was changed between forward and backward"):
+        out.sum().backward()
+    mask = dense.Mask([(0, 7)], [(0, 7)], [0], ROWS, ROWS)
+    exact = as_float64(*leaves)
+    flex_flash_attn_func(*leaves, ranges, ranges)[0].sum().backward()
+    dense.attention(*exact, mask)[0].sum().backward()
+    check_gradients(leaves, exact)
