@@ -25,7 +25,8 @@ from magi_attention._native.attention import (
 )
 from magi_attention._native.library import Handle, check, lib, made
 from magi_attention._native.vtable import Communicator
-from magi_attention.comm.process_group import ProcessGroupTransport
+from magi_attention.comm.process_group import ProcessGroupTransport, rank_in
+from magi_attention.common._arguments import check_int
 from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env import comm, general
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _PARTIAL_GRADIENT = 1
 _CHECKED_KEPT = 256
+_INT64 = 1 << 63
 
 
 class _AttentionHandle(Handle):
@@ -57,16 +59,10 @@ class _AttentionHandle(Handle):
 
 
 def rank_of(cp_group: dist.ProcessGroup | None) -> int:
-    """This process's rank in the group; ValueError unless it has one."""
-    if cp_group is None:
-        return 0
-    try:
-        rank = dist.get_rank(cp_group)
-    except (ValueError, RuntimeError, KeyError) as error:
-        raise RuntimeError(f"cp_group is not usable; allowed: a live group ({error})") from None
-    if rank < 0:
-        raise ValueError("cp_group does not hold this process; allowed: a group that does")
-    return rank
+    """This process's rank in the group. ValueError unless it has one, TypeError for what is no
+    group, RuntimeError for one that was destroyed.
+    """
+    return 0 if cp_group is None else rank_in("cp_group", cp_group)
 
 
 def size_of(cp_group: dist.ProcessGroup | None) -> int:
@@ -197,7 +193,9 @@ class BoundPlan:
 
     def roll(self, x: torch.Tensor, shift: int, dim: int = 0) -> torch.Tensor:
         """torch.roll along the sequence, axis `dim`, of which every rank holds its rows."""
+        check_int("dim", dim, -_INT64)
         self._check_rows("x", x, self.local_rows, dim)
+        shift = check_int("shift", shift, -_INT64) % self.total_seqlen
         return _RollP2P.apply(x, shift, self, self.cp_group, dim)
 
     @property
@@ -222,6 +220,8 @@ class BoundPlan:
     def _check_rows(self, name: str, x: torch.Tensor, rows: int, seq_dim: int) -> None:
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; allowed: a torch.Tensor")
+        if x.layout is not torch.strided:
+            raise ValueError(f"{name} has layout {x.layout}; allowed: torch.strided")
         if not -x.dim() <= seq_dim < x.dim():
             raise ValueError(f"{name} has {x.dim()} axes; allowed: those with axis {seq_dim}")
         if x.shape[seq_dim] != rows:
@@ -240,19 +240,21 @@ class BoundPlan:
         """Everyone's rows in the order of the sequence, without padding."""
         if self.plan.cp_size == 1:  # rows are in the order of the sequence
             return x[: self.total_seqlen].clone()
-        local = _exchangeable(x)
+        local = _as_moved(x)
         whole = local.new_empty((self.total_seqlen, local.shape[1]))
         placement, group = self.plan.placement.address, self.communicator.address
         source, target = TensorStruct(local), TensorStruct(whole)
         stream = current_stream(device_index(local))
         check(lib.magi_undispatch(source.address, placement, group, target.address, stream))
-        return whole.to(x.dtype).view(self.total_seqlen, *x.shape[1:])
+        return _as_given(whole, x, self.total_seqlen)
 
     def reduce_rows(self, grad: torch.Tensor) -> torch.Tensor:
         """Own rows of the sum of everyone's global tensors; padding rows are 0."""
         if self.plan.cp_size == 1:
             return self.select_rows(grad, 0.0)
-        whole = _exchangeable(grad)
+        if grad.is_complex():
+            return torch.view_as_complex(self.reduce_rows(torch.view_as_real(grad)))
+        whole = _as_rows(grad)
         local = whole.new_empty((self.local_rows, whole.shape[1]))
         source, target = TensorStruct(whole), TensorStruct(local)
         args = structs.UndispatchGradient(
@@ -267,7 +269,7 @@ class BoundPlan:
         if self.plan.cp_size == 1:
             valid, padding = x[: self.total_seqlen], x[self.total_seqlen :]
             return torch.cat((torch.roll(valid, shift, 0), padding))
-        local = _exchangeable(x)
+        local = _as_moved(x)
         rolled = torch.empty_like(local)
         source, target = TensorStruct(local), TensorStruct(rolled)
         args = structs.RollArgs(
@@ -276,7 +278,7 @@ class BoundPlan:
         placement, group = self.plan.placement.address, self.communicator.address
         stream = current_stream(device_index(local))
         check(lib.magi_roll(args.address, placement, group, stream))
-        return rolled.to(x.dtype).view(x.shape)
+        return _as_given(rolled, x, self.local_rows)
 
     def reduce_dsink(self, dsink: torch.Tensor) -> None:
         """Sums or averages a shared sink's gradient over ranks where the environment asks."""
@@ -287,18 +289,37 @@ class BoundPlan:
             dsink /= self.plan.cp_size
 
 
-def _exchangeable(x: torch.Tensor) -> torch.Tensor:
-    """[rows, elements], contiguous, in a type the library moves."""
+def _as_rows(x: torch.Tensor) -> torch.Tensor:
+    """[rows, elements], contiguous."""
     if x.device.type not in ("cpu", "cuda"):
         raise RuntimeError(f"x is on {x.device}; allowed: cpu, cuda")
     width = x[0].numel() if x.shape[0] else 1
-    flat = x.contiguous().view(x.shape[0], width)
-    return flat if flat.dtype in DTYPE_CODES else flat.to(torch.int64)
+    return x.contiguous().view(x.shape[0], width)
+
+
+def _as_moved(x: torch.Tensor) -> torch.Tensor:
+    """_as_rows in a type that the library moves: of others the bytes, filled up to int64, so that
+    every value survives.
+    """
+    flat = _as_rows(x.resolve_conj())
+    if flat.dtype in DTYPE_CODES:
+        return flat
+    row_bytes = flat.view(torch.uint8)
+    return torch.nn.functional.pad(row_bytes, (0, -row_bytes.shape[1] % 8)).view(torch.int64)
+
+
+def _as_given(moved: torch.Tensor, x: torch.Tensor, rows: int) -> torch.Tensor:
+    """`rows` rows of _as_moved in the type and shape of those of x."""
+    shape = (rows, *x.shape[1:])
+    if moved.dtype == x.dtype:
+        return moved.view(shape)
+    num_bytes = x.shape[1:].numel() * x.itemsize
+    return moved.view(torch.uint8)[:, :num_bytes].contiguous().view(x.dtype).view(shape)
 
 
 def layout_of(sink: torch.Tensor | None) -> str:
     """"sh" for a sink of all rows, "ssh" for one per row."""
-    return "ssh" if sink is not None and sink.dim() == 3 else "sh"
+    return "ssh" if getattr(sink, "ndim", 2) == 3 else "sh"
 
 
 def check_local(q, k, v, place: tuple[int, ...], precision: MagiAttentionPrecision | None):

@@ -16,6 +16,7 @@ from magi_attention._native.handles import (
     default_placement_config,
     default_plan_config,
 )
+from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from magi_attention.bound_plan import BoundPlan
 
+_MAX_SIZE = 1 << 16  # of numbers of heads and head dims
 _PICTURES = ("mask", "placement", "traffic", "timeline")
 MaskTypes = "str | AttnMaskType | Sequence[str | AttnMaskType]"
 
@@ -56,6 +58,8 @@ def to_mask_types(types: MaskTypes, count: int) -> tuple[AttnMaskType, ...]:
     """One type per slice from a name, a type, or a list of either."""
     if isinstance(types, (str, AttnMaskType)):
         return (_to_mask_type(types),) * count
+    if not hasattr(types, "__iter__"):
+        check_kind("attn_mask_type", types, str, "a name, an AttnMaskType, or a list of either")
     result = tuple(t if type(t) is AttnMaskType else _to_mask_type(t) for t in types)
     if len(result) != count:
         raise ValueError(
@@ -70,6 +74,14 @@ def _to_mask_type(value: str | AttnMaskType) -> AttnMaskType:
     except ValueError:
         names = ", ".join(repr(mask_type.value) for mask_type in AttnMaskType)
         raise ValueError(f"attn_mask_type is {value!r}; allowed: {names}") from None
+
+
+def check_inside(name: str, ranges: AttnRanges, rows: int) -> None:
+    """TypeError or ValueError for the first range that is not ints with 0 <= start <= end <= rows.
+    """
+    for index, attn_range in enumerate(ranges):
+        start = check_int(f"{name}[{index}].start", attn_range.start, 0, rows)
+        check_int(f"{name}[{index}].end", attn_range.end, start, rows)
 
 
 class Plan:
@@ -99,26 +111,50 @@ class Plan:
         """Self-attention over total_seqlen rows where q_ranges[i] sees k_ranges[i]. With `on`,
         rows stay where that plan has placed them. ValueError for ranges outside the sequence.
         """
+        for name, value, kind in (
+            ("q_ranges", q_ranges, AttnRanges),
+            ("k_ranges", k_ranges, AttnRanges),
+            ("config", config, DistAttnConfig),
+        ):
+            check_kind(name, value, kind, kind.__name__)
+        if on is not None:
+            check_kind("on", on, Plan, "a Plan, or None")
+        check_int("total_seqlen", total_seqlen, 1, MAX_ROWS)
+        for name, size in (
+            ("cp_size", cp_size),
+            ("num_heads_q", num_heads_q),
+            ("num_heads_kv", num_heads_kv),
+            ("head_dim", head_dim),
+        ):
+            check_int(name, size, 1, _MAX_SIZE)
         if len(q_ranges) != len(k_ranges):
             raise ValueError(
                 f"k_ranges has {len(k_ranges)} entries; allowed: {len(q_ranges)}, as q_ranges"
             )
         types = to_mask_types(attn_mask_type, len(q_ranges))
-        mask = MaskHandle.from_ranges(q_ranges, k_ranges, types, total_seqlen, total_seqlen)
+        try:
+            mask = MaskHandle.from_ranges(q_ranges, k_ranges, types, total_seqlen, total_seqlen)
+        except (TypeError, ValueError):
+            check_inside("q_ranges", q_ranges, total_seqlen)
+            check_inside("k_ranges", k_ranges, total_seqlen)
+            raise
         native = default_plan_config()
         native.num_ranks = cp_size
         native.num_heads_q, native.num_heads_kv = num_heads_q, num_heads_kv
         native.head_dim_qk = native.head_dim_v = head_dim
         overlap = config.overlap_config
         native.overlap_degree = -1 if overlap.degree is None else overlap.degree
-        native.min_wave_rows = overlap.min_chunk_size
+        native.min_wave_rows = min(overlap.min_chunk_size, MAX_ROWS)
         placement_config = to_placement_config(config)
         native.placement = placement_config.address
-        return Plan(PlanHandle.create(mask, native, None if on is None else on.placement))
+        with naming(num_ranks="cp_size", head_dim_qk="head_dim", overlap_degree="degree",
+                    placement_q__num_ranks="on.cp_size"):  # fmt: skip
+            return Plan(PlanHandle.create(mask, native, None if on is None else on.placement))
 
     @staticmethod
     def from_json(text: str) -> "Plan":
         """The plan that to_json wrote; ValueError for other text and for unknown keys."""
+        check_kind("text", text, str, "a str")
         return Plan(PlanHandle.from_json(text))
 
     def to_json(self) -> str:
@@ -185,6 +221,7 @@ class Plan:
     def ranges_of(self, rank: int) -> AttnRanges:
         """Rows of the sequence that a rank holds, merged, in the order of its local rows."""
         info = self.placement.info()
+        check_int("rank", rank, 0, info.num_ranks - 1)
         chunk, last = info.chunk_size, self.total_seqlen
         own = [i * chunk for i in range(info.num_chunks) if info.chunk_rank[i] == rank]
         return AttnRanges.from_ranges(
@@ -243,13 +280,12 @@ def to_placement_config(config: DistAttnConfig) -> structs.PlacementConfig:
     dispatch = config.dispatch_config
     native = default_placement_config()
     native.algorithm = dispatch.alg.type.value.encode()
-    native.chunk_size = dispatch.chunk_size or 0
+    native.chunk_size = min(dispatch.chunk_size or 0, MAX_ROWS)
     native.uneven_shard = dispatch.uneven_shard
-    native.min_chunks_per_rank = general.min_chunks_per_rank()
+    native.min_chunks_per_rank = min(general.min_chunks_per_rank(), MAX_ROWS)
     native.top_p = getattr(dispatch.alg, "top_p", native.top_p)
-    native.num_select_chunks = getattr(
-        dispatch.alg, "num_of_select_chunk", native.num_select_chunks
-    )
+    select = getattr(dispatch.alg, "num_of_select_chunk", native.num_select_chunks)
+    native.num_select_chunks = min(select, MAX_ROWS)
     native.allocation_ratio = getattr(dispatch.alg, "allocation_ratio", native.allocation_ratio)
     return native
 

@@ -11,8 +11,10 @@ import torch.distributed as dist
 from pipeline_cases import Case, make_key, make_tensors
 
 import dense
-from magi_attention import api
+from magi_attention import api, functional
+from magi_attention.comm.primitive.grpcoll import group_cast
 from magi_attention.common import AttnRanges
+from magi_attention.dist_attn_runtime_mgr import init_dist_attn_runtime_key
 
 
 def refuses(call, error: type, pattern: str) -> None:
@@ -48,7 +50,17 @@ def bad_keys(group) -> None:
         ({"attn_mask_type": ["full"] * 2}, ValueError, "attn_mask_type has 2"),
         ({"total_seqlen_k": 63}, ValueError, "total_seqlen_k is 63; allowed: 64"),
         ({"num_heads_q": 3}, ValueError, "heads"),
-        ({"head_dim": 0}, ValueError, "head_dim"),
+        ({"head_dim": 0}, ValueError, "head_dim is 0"),
+        ({"num_heads_kv": "2"}, TypeError, "num_heads_kv is '2'"),
+        ({"num_heads_q": 2**32 + 4}, ValueError, "num_heads_q is 4294967300"),
+        ({"total_seqlen_q": 0, "total_seqlen_k": 0}, ValueError, "total_seqlen_q is 0"),
+        ({"total_seqlen_q": None, "total_seqlen_k": None}, TypeError, "total_seqlen_q is None"),
+        ({"q_ranges": AttnRanges.from_ranges([(0, 2.5)])}, TypeError, "end is 2.5"),
+        ({"k_ranges": AttnRanges.from_ranges([(0, 2**70)])}, ValueError, "k_ranges.0..end is 11"),
+        ({"attn_mask_type": None}, TypeError, "attn_mask_type is a NoneType"),
+        ({"dist_attn_config": {}}, TypeError, "dist_attn_config is a dict"),
+        ({"dist_attn_config": None}, TypeError, "dist_attn_config is a NoneType"),
+        ({"chunk_size": 0}, ValueError, "chunk_size is 0"),
         ({"cp_group_or_mesh": "world"}, TypeError, "cp_group_or_mesh is a str"),
         ({"cp_group_or_mesh": None}, TypeError, "cp_group_or_mesh"),
         ({"is_same_source": False}, NotImplementedError, "is_same_source=False"),
@@ -60,6 +72,9 @@ def bad_keys(group) -> None:
     refuses(lambda: api.magi_attn_varlen_key(
         torch.tensor([0, 9, 5]), torch.tensor([0, 9, 5]), 4, 2, 8, cp_group_or_mesh=group
     ), ValueError, "cu_seqlens")  # fmt: skip
+    refuses(lambda: api.magi_attn_varlen_key(
+        torch.tensor([0, 4]), torch.tensor([0, 8]), 4, 2, 8, cp_group_or_mesh=group
+    ), ValueError, "cu_seqlens_k ends at 8; allowed: 4")  # fmt: skip
     bounds = torch.tensor([0, 63])
     refuses(lambda: api.make_varlen_key_for_new_mask_after_dispatch(
         bounds, bounds, key_with(group)
@@ -87,13 +102,22 @@ def bad_tensors(group) -> None:
         ((q.to("meta"), k, v), RuntimeError, "q is on meta"),
     ):
         refuses(lambda: api.calc_attn(*tensors, key), error, pattern)
+    for options, error, pattern in (
+        ({"sink": torch.zeros(1, 3)}, ValueError, r"sink has shape \[1, 3\]"),
+        ({"sink": [0.0]}, TypeError, "sink is a list"),
+        ({"sink": torch.zeros(1, 4, device="meta")}, ValueError, "sink is on meta"),
+        ({"softcap": float("nan")}, ValueError, "softcap is nan"),
+        ({"softcap": None}, TypeError, "softcap is a NoneType"),
+        ({"softmax_scale": "1"}, TypeError, "softmax_scale is a str"),
+        ({"softmax_scale": 0.0}, ValueError, "softmax_scale is 0.0"),
+    ):
+        refuses(lambda: api.calc_attn(q, k, v, key, **options), error, pattern)
     refuses(lambda: api.calc_attn(q, k, v, "key"), TypeError, "key is a str")
     refuses(lambda: api.dispatch(q, "key"), TypeError, "key is a str")
     refuses(lambda: api.dispatch(torch.zeros(63), key), ValueError, r"x has shape \[63\]")
     refuses(lambda: api.undispatch(torch.zeros(rows + 1, 2), key), ValueError, "x has shape")
     refuses(lambda: api.roll(torch.zeros(rows + 1), 1, 0, key), ValueError, "x has shape")
-    refuses(lambda: api.calc_attn(q, k, v, key, softcap=float("nan")), ValueError, "softcap is nan")
-    refuses(lambda: api.calc_attn(q, k, v, key, torch.zeros(1, 3)), ValueError, "sink has shape")
+    refuses(lambda: api.roll(torch.zeros(rows), 0.5, 0, key), TypeError, "shift is 0.5")
     assert api.calc_attn(q, k, v, key)[0].isfinite().all()
     api.clear_cache(group)
 
@@ -106,7 +130,7 @@ def bad_groups(group) -> None:
     pair = dist.new_group([0, 1])
     empty = dist.new_group([0, 1])
     if rank > 1:
-        refuses(lambda: key_with(pair), TypeError, "cp_group_or_mesh")
+        refuses(lambda: key_with(pair), ValueError, "cp_group_or_mesh does not hold this process")
     else:
         key = key_with(pair)
         refuses(lambda: api.get_most_recent_key(empty), ValueError, "cp_group has no key")
@@ -120,6 +144,59 @@ def bad_groups(group) -> None:
         refuses(lambda: key_with(pair, head_dim=16), RuntimeError, "cp_group is not usable")
     mesh = init_device_mesh("cpu", (1, 2, 2))
     refuses(lambda: key_with(mesh), ValueError, "has 3 dimensions; allowed: 1 or 2")
+    api.clear_cache()
+
+
+def keys_of_other_groups(group) -> None:
+    """Runs on all four ranks: rows placed on one group under the key of another."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    pair = pairs[dist.get_rank() // 2]
+    four, two = key_with(group), key_with(pair)
+    ours, theirs = four._place[1], two._place[1]
+    q, kv = torch.zeros(ours, 4, 8), torch.zeros(ours, 2, 8)
+    refuses(lambda: api.calc_attn(q, kv, kv, two), ValueError,
+            f"q has {ours} rows; allowed: {theirs}, the plan's rows of rank")  # fmt: skip
+    refuses(lambda: api.undispatch(q, two), ValueError, f"x has shape .*allowed: .{theirs}, ")
+    refuses(lambda: api.roll(q, 1, 0, two), ValueError, f"x has shape .*allowed: .{theirs}, ")
+    runtime = api.dist_attn_runtime_dict_mgr.get(four)
+    for call in (
+        lambda: functional.dispatch_func(torch.zeros(64), pair, runtime.bound),
+        lambda: functional.undispatch_func(q, runtime.bound, pair),
+        lambda: functional.roll_func(q, 1, runtime.bound, pair),
+    ):
+        refuses(call, ValueError, "group is not that of meta")
+    arguments = (
+        four.q_ranges, four.k_ranges, "causal", 64, 64, 4, 2, 8, four.pad_size, four.chunk_size,
+    )  # fmt: skip
+    made = init_dist_attn_runtime_key(*arguments, pair, None, four.dist_attn_config)
+    refuses(lambda: api.dispatch(torch.zeros(64), made), ValueError, "key is not in the cache")
+    other = api.make_flex_key_for_new_mask_after_dispatch(
+        four.q_ranges, four.k_ranges, "full", two
+    )
+    assert other.cp_group is pair
+    api.clear_cache()
+
+
+def destroyed_groups(group) -> None:
+    """Runs on all four ranks: whatever communicates says that the group is gone."""
+    pair = dist.new_group([0, 1])
+    if dist.get_rank() > 1:
+        return
+    key = key_with(pair)
+    x = torch.zeros(key._place[1], 4, 8)
+    assert api.undispatch(x, key).shape[0] == 64
+    dist.barrier(pair)
+    dist.destroy_process_group(pair)
+    sizes = ([64], [64], [[0]], [0])
+    for call, name in (
+        (lambda: api.calc_attn(x, x[:, :2], x[:, :2], key), "cp_group"),
+        (lambda: api.undispatch(x, key), "cp_group"),
+        (lambda: api.roll(x, 1, 0, key), "cp_group"),
+        (lambda: group_cast(torch.zeros(64, 1), None, *sizes, pair), "group is not usable"),
+        (lambda: key_with(pair, head_dim=16), "cp_group is not usable"),
+    ):
+        refuses(call, RuntimeError, name)
+    assert api.dispatch(torch.zeros(64), key).shape[0] == x.shape[0]  # it moves nothing
     api.clear_cache()
 
 

@@ -138,7 +138,7 @@ def bad_arguments(group) -> None:
     x = torch.zeros(4, 2)
     for arguments, error, pattern in (
         ((x, None, [3], [0], [[0]], [0], group), ValueError, "input_split_sizes adds up to 3"),
-        ((x, None, [5, -1], [0], [[0]], [0], group), ValueError, "input_split_sizes holds -1"),
+        ((x, None, [5, -1], [0], [[0]], [0], group), ValueError, r"input_split_sizes\[1\] is -1"),
         ((x, x[:1], [4], [2], [[0]], [0], group), ValueError, "output_split_sizes adds up to 2"),
         ((x, None, [4], [0], [[9]], [0], group), ValueError, "dst_indices holds rank 9"),
         ((x, None, [4], [0], [[-1]], [0], group), ValueError, "dst_indices holds rank -1"),

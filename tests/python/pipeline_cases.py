@@ -248,11 +248,18 @@ def shards(group, rows: int, uneven: bool) -> None:
     case = Case(rows=rows, uneven=uneven, alg=alg)
     key = make_key(dense.masks(rows)["varlen_causal"], case, group)
     ids = api.get_position_ids(key)
-    for dtype in (torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8):
-        x = (torch.arange(rows * 6).reshape(rows, 2, 3) % 251).to(dtype)
+    for dtype in (
+        torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.int16,
+        torch.float8_e4m3fn, torch.complex64, torch.complex128,
+    ):  # fmt: skip
+        every_byte = (torch.arange(rows * 48) % 251).to(torch.uint8).view(rows, 48)
+        x = (every_byte % 2).bool() if dtype == torch.bool else every_byte.view(dtype)
+        x = x[:, :3]
         local = api.dispatch(x, key)
         assert local.dtype == dtype and local.shape[0] == ids.shape[0]
-        assert torch.equal(api.undispatch(local, key), x)
+        assert bytes_of(api.undispatch(local, key)) == bytes_of(x)
+        rolled = api.undispatch(api.roll(local, 1, 0, key), key)
+        assert bytes_of(rolled) == bytes_of(x[-1:]) + bytes_of(x[:-1])
     x = torch.arange(rows, dtype=torch.float64)
     padded = api.dispatch(x, key, pad_value=-1)
     valid = padded >= 0
@@ -273,6 +280,10 @@ def shards(group, rows: int, uneven: bool) -> None:
     api.clear_cache(group)
 
 
+def bytes_of(x: torch.Tensor) -> bytes:
+    return bytes(x.contiguous().flatten().view(torch.uint8).tolist())
+
+
 def gradients_of_shards(group, rows: int) -> None:
     """dispatch gives the whole gradient on every rank; undispatch sums partial gradients."""
     key = make_key(dense.masks(rows)["causal"], Case(rows=rows), group)
@@ -288,6 +299,11 @@ def gradients_of_shards(group, rows: int) -> None:
     local.grad = None
     (api.undispatch(local, key) * weights[0]).sum().backward()
     assert torch.allclose(local.grad, api.dispatch(weights[0], key))
+    waves = torch.complex(local.detach(), local.detach()).requires_grad_()
+    whole = api.undispatch(waves, key, is_partial_grad=True)
+    (whole * (1 + rank)).abs().square().sum().backward()
+    factor = sum((1 + peer) ** 2 for peer in range(size))
+    assert torch.allclose(waves.grad, 2 * factor * waves.detach())
 
 
 def functions_of_bound_plans(group, rows: int) -> None:

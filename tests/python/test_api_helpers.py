@@ -193,7 +193,7 @@ class TestPlan:
     @pytest.mark.parametrize(
         "changes, match",
         [
-            ({"cp_size": 0}, "ranks"),
+            ({"cp_size": 0}, "cp_size is 0"),
             ({"num_heads_q": 3}, "heads"),
             ({"head_dim": 0}, "head_dim"),
         ],
@@ -210,8 +210,8 @@ class TestPlan:
             (one, one, ["full", "full"], 9, "attn_mask_type has 2"),
             (one, one, "diagonal", 9, "attn_mask_type is 'diagonal'"),
             (one, one, "full", 8, "q_ranges"),
-            (one, one, "full", 2**31, "rows is 2147483648"),
-            (one, one, "full", -1, "rows is -1"),
+            (one, one, "full", 2**31, "total_seqlen is 2147483648"),
+            (one, one, "full", -1, "total_seqlen is -1"),
         ):
             with pytest.raises((ValueError, TypeError), match=match):
                 Plan.from_ranges(q, k, types, rows, **sizes)

@@ -13,3 +13,11 @@ def test_bad_arguments(ranks, size, case):
 
 def test_bad_groups(ranks):
     ranks.run(4, cases.bad_groups)
+
+
+def test_keys_of_other_groups(ranks):
+    ranks.run(4, cases.keys_of_other_groups)
+
+
+def test_destroyed_groups(ranks):
+    ranks.run(4, cases.destroyed_groups)

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from magi_attention._native.vtable import Communicator
 from magi_attention.bound_plan import BoundPlan, make_communicator, rank_of, size_of
+from magi_attention.common._arguments import MAX_ROWS, check_kind, naming
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.dist_attn_runtime_mgr import (
@@ -23,7 +24,7 @@ from magi_attention.dist_attn_runtime_mgr import (
 )
 from magi_attention.env import general
 from magi_attention.env._environment import key_snapshot
-from magi_attention.plan import Plan
+from magi_attention.plan import Plan, check_inside
 
 
 class KeySpec(NamedTuple):
@@ -74,7 +75,7 @@ class DistAttnRuntimeDictManager:
 
     def clear(self, cp_group: Any = None) -> None:
         """Forgets one group, or all."""
-        groups = list(self._dicts) if cp_group is None else [to_group(cp_group)[0]]
+        groups = list(self._dicts) if cp_group is None else [to_group(cp_group, "cp_group")[0]]
         for group in groups:
             self._dicts.pop(group, None)
             self._communicators.pop(group, None)
@@ -90,15 +91,16 @@ _SEEN_KEPT = 4096
 _seen: dict[tuple, list[tuple[Any, DistAttnRuntimeKey]]] = {}
 
 
-def to_group(group_or_mesh: Any) -> tuple[dist.ProcessGroup, DeviceMesh | None]:
+def to_group(
+    group_or_mesh: Any, name: str = "cp_group_or_mesh"
+) -> tuple[dist.ProcessGroup, DeviceMesh | None]:
     """The group of a mesh; TypeError or ValueError for anything else."""
     if isinstance(group_or_mesh, DeviceMesh):
         return _group_of_mesh(group_or_mesh), group_or_mesh
+    if group_or_mesh is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"{name} does not hold this process; allowed: a group that does")
     if not isinstance(group_or_mesh, dist.ProcessGroup):
-        raise TypeError(
-            f"cp_group_or_mesh is a {type(group_or_mesh).__name__}; "
-            "allowed: a ProcessGroup or a DeviceMesh"
-        )
+        check_kind(name, group_or_mesh, DeviceMesh, "a ProcessGroup or a DeviceMesh")
     return group_or_mesh, None
 
 
@@ -120,11 +122,16 @@ def find_or_make(spec: KeySpec) -> DistAttnRuntimeKey:
     for name, ranges in (("q_ranges", q), ("k_ranges", k)):
         if type(ranges) is not AttnRanges:
             raise TypeError(f"{name} is a {type(ranges).__name__}; allowed: AttnRanges")
+    if not isinstance(spec.config, DistAttnConfig):
+        check_kind("dist_attn_config", spec.config, DistAttnConfig, "DistAttnConfig")
     arguments = (
-        q.content(), k.content(), spec.total_seqlen, spec.heads, id(spec.group_or_mesh),
-        spec.config, spec.placed_by, key_snapshot(),
+        _content("q_ranges", q), _content("k_ranges", k), spec.total_seqlen, spec.heads,
+        id(spec.group_or_mesh), spec.config, spec.placed_by, key_snapshot(),
     )  # fmt: skip
-    candidates = _seen.get(arguments)
+    try:
+        candidates = _seen.get(arguments)
+    except TypeError:  # something that cannot be hashed, which the plan refuses by name
+        return _make(spec)
     if candidates is None:
         while len(_seen) >= _SEEN_KEPT:
             del _seen[next(iter(_seen))]
@@ -141,24 +148,33 @@ def find_or_make(spec: KeySpec) -> DistAttnRuntimeKey:
     return key
 
 
+def _content(name: str, ranges: AttnRanges) -> bytes:
+    try:
+        return ranges.content()
+    except (TypeError, OverflowError):
+        check_inside(name, ranges, MAX_ROWS)
+        raise
+
+
 def _make(spec: KeySpec) -> DistAttnRuntimeKey:
     check_flag_comb()
     group, mesh = to_group(spec.group_or_mesh)
     check_mesh(mesh)
     rank_of(group)
     heads_q, heads_kv, head_dim = spec.heads
-    plan = Plan.from_ranges(
-        spec.q_ranges,
-        spec.k_ranges,
-        spec.mask_type,
-        spec.total_seqlen,
-        cp_size=size_of(group),
-        num_heads_q=heads_q,
-        num_heads_kv=heads_kv,
-        head_dim=head_dim,
-        config=spec.config,
-        on=None if spec.placed_by is None else runtime_of(spec.placed_by).plan,
-    )
+    with naming(total_seqlen="total_seqlen_q"):
+        plan = Plan.from_ranges(
+            spec.q_ranges,
+            spec.k_ranges,
+            spec.mask_type,
+            spec.total_seqlen,
+            cp_size=size_of(group),
+            num_heads_q=heads_q,
+            num_heads_kv=heads_kv,
+            head_dim=head_dim,
+            config=spec.config,
+            on=None if spec.placed_by is None else runtime_of(spec.placed_by).plan,
+        )
     if general.is_sanity_check_enable() and plan.defects():
         raise RuntimeError(f"the plan has defects: {plan.defects()}")
     key = init_dist_attn_runtime_key(
@@ -176,11 +192,13 @@ def _make(spec: KeySpec) -> DistAttnRuntimeKey:
     return key
 
 
-def runtime_of(key: DistAttnRuntimeKey) -> DistAttnRuntimeMgr:
+def runtime_of(key: DistAttnRuntimeKey, name: str = "key") -> DistAttnRuntimeMgr:
     """TypeError for anything but a key, ValueError for one that is not in the cache."""
     if not isinstance(key, DistAttnRuntimeKey):
-        raise TypeError(f"key is a {type(key).__name__}; allowed: a DistAttnRuntimeKey")
+        raise TypeError(f"{name} is a {type(key).__name__}; allowed: a DistAttnRuntimeKey")
     runtime = dist_attn_runtime_dict_mgr.get(key)
     if runtime is None:
-        raise ValueError("key is not in the cache of its group; allowed: keys since clear_cache()")
+        raise ValueError(
+            f"{name} is not in the cache of its group; allowed: keys since clear_cache()"
+        )
     return runtime

@@ -9,6 +9,13 @@ from typing import Sequence
 import torch
 
 from magi_attention._native.handles import MaskHandle
+from magi_attention.common._arguments import (
+    MAX_ROWS,
+    check_int,
+    check_kind,
+    check_window,
+    naming,
+)
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.range import AttnRange
 from magi_attention.common.ranges import AttnRanges
@@ -31,16 +38,14 @@ def compute_pad_size(
         chunk_size = _OLD_CHUNK_SIZE if chunk_size is None else chunk_size
     if chunk_size is None:
         raise TypeError("chunk_size is missing")
-    for name, value in (("cp_size", cp_size), ("chunk_size", chunk_size)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; allowed: 1 or more")
-    if total_seqlen_q < 0:
-        raise ValueError(f"total_seqlen_q is {total_seqlen_q}; allowed: 0 or more")
-    return -total_seqlen_q % (chunk_size * cp_size)
+    check_int("cp_size", cp_size, 1)
+    check_int("chunk_size", chunk_size, 1)
+    return -check_int("total_seqlen_q", total_seqlen_q, 0) % (chunk_size * cp_size)
 
 
 def squash_batch_dim(x: torch.Tensor) -> torch.Tensor:
     """[batch, seqlen, ...] -> [batch * seqlen, ...]."""
+    check_kind("x", x, torch.Tensor, "a torch.Tensor")
     if x.dim() < 2:
         raise ValueError(f"x has {x.dim()} axes; allowed: 2 or more, [batch, seqlen, ...]")
     return x.flatten(0, 1)
@@ -50,6 +55,8 @@ def infer_varlen_mask_from_batch(
     batch_size: int, seq_len: int, device: "torch.device | str | int" = "cuda"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(cu_seqlens_q, cu_seqlens_k) of batch_size documents of seq_len rows, int32 [n + 1]."""
+    check_int("batch_size", batch_size, 0, MAX_ROWS)
+    check_int("seq_len", seq_len, 0, MAX_ROWS // max(batch_size, 1))
     bounds = torch.arange(batch_size + 1, dtype=torch.int32, device=device) * seq_len
     return bounds, bounds.clone()
 
@@ -70,11 +77,10 @@ def pad_at_dim(
     x: torch.Tensor, dim: int, pad_size: int, value: float = 0.0, side: str = "right"
 ) -> torch.Tensor:
     """x with pad_size entries of `value` added along `dim`, on the "left" or "right" side."""
+    _check_axis(x, dim)
     if side not in ("left", "right"):
         raise ValueError(f'side is {side!r}; allowed: "left", "right"')
-    if pad_size < 0:
-        raise ValueError(f"pad_size is {pad_size}; allowed: 0 or more")
-    if pad_size == 0:
+    if check_int("pad_size", pad_size, 0) == 0:
         return x
     shape = list(x.shape)
     shape[dim] = pad_size
@@ -84,8 +90,8 @@ def pad_at_dim(
 
 def unpad_at_dim(x: torch.Tensor, dim: int, pad_size: int) -> torch.Tensor:
     """x without the last pad_size entries along `dim`."""
-    if not 0 <= pad_size <= x.shape[dim]:
-        raise ValueError(f"pad_size is {pad_size}; allowed: 0 to {x.shape[dim]}")
+    _check_axis(x, dim)
+    check_int("pad_size", pad_size, 0, x.shape[dim])
     return x.narrow(dim, 0, x.shape[dim] - pad_size)
 
 
@@ -96,9 +102,19 @@ def apply_padding(
     total_seqlen: int,
     pad_size: int,
 ) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType]]:
-    """The slices with one more: rows [total_seqlen, total_seqlen + pad_size) that see no key."""
-    if pad_size < 0:
-        raise ValueError(f"pad_size is {pad_size}; allowed: 0 or more")
+    """The slices with one more: rows [total_seqlen, total_seqlen + pad_size) that see no key.
+    ValueError unless there are as many k_ranges and types as q_ranges.
+    """
+    for name, ranges in (("q_ranges", q_ranges), ("k_ranges", k_ranges)):
+        check_kind(name, ranges, AttnRanges, "AttnRanges")
+    check_kind("attn_mask_type", attn_mask_type, (list, tuple), "a list of AttnMaskType")
+    for name, given in (("k_ranges", k_ranges), ("attn_mask_type", attn_mask_type)):
+        if len(given) != len(q_ranges):
+            raise ValueError(
+                f"{name} has {len(given)} entries; allowed: {len(q_ranges)}, as q_ranges"
+            )
+    check_int("total_seqlen", total_seqlen, 0)
+    check_int("pad_size", pad_size, 0)
     padded_q, padded_k = q_ranges.clone(), k_ranges.clone()
     if pad_size == 0:
         return padded_q, padded_k, list(attn_mask_type)
@@ -111,11 +127,15 @@ def infer_attn_mask_from_sliding_window(
     q_range: AttnRange, k_range: AttnRange, window_size: Sequence[int]
 ) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType]]:
     """Slices for q_range x k_range under a window of window_size (left, right) keys around the
-    diagonal, aligned bottom right; -1: no bound. At most three.
+    diagonal, aligned bottom right; -1: no bound. At most three. ValueError for ranges that are
+    reversed or negative and for windows below -1.
     """
-    left, right = window_size
+    for name, attn_range in (("q_range", q_range), ("k_range", k_range)):
+        check_kind(name, attn_range, AttnRange, "an AttnRange")
+        check_int(f"{name}.start", attn_range.start, 0, MAX_ROWS)
+        check_int(f"{name}.end", attn_range.end, attn_range.start, MAX_ROWS)
     mask = MaskHandle.from_window(
-        q_range.to_naive_range(), k_range.to_naive_range(), (left, right)
+        q_range.to_naive_range(), k_range.to_naive_range(), check_window(window_size)
     )
     return _typed_ranges(mask)
 
@@ -130,15 +150,16 @@ def infer_attn_mask_from_cu_seqlens(
     """Slices of packed documents, with the numbers of query and key rows.
 
     causal excludes a window. global_window_size: the first keys of every document that all its rows
-    see, whatever the window's left side.
+    see, whatever the window's left side. ValueError for bounds that do not grow from 0 and for
+    lists of unequal lengths.
     """
-    mask = MaskHandle.from_cu_seqlens(
-        to_bounds("cu_seqlens_q", cu_seqlens_q),
-        to_bounds("cu_seqlens_k", cu_seqlens_k),
-        causal,
-        tuple(window_size),
-        global_window_size,
-    )
+    bounds = to_bounds("cu_seqlens_q", cu_seqlens_q), to_bounds("cu_seqlens_k", cu_seqlens_k)
+    check_int("global_window_size", global_window_size, 0)
+    window = check_window(window_size)
+    with naming(window="window_size"):
+        mask = MaskHandle.from_cu_seqlens(
+            *bounds, bool(causal), window, min(global_window_size, MAX_ROWS)
+        )
     return *_typed_ranges(mask), *mask.rows()
 
 
@@ -149,8 +170,17 @@ def to_bounds(name: str, cu_seqlens: "torch.Tensor | Sequence[int]") -> list[int
             raise TypeError(f"{name}.dtype is {cu_seqlens.dtype}; allowed: int32, int64")
         if cu_seqlens.dim() != 1:
             raise ValueError(f"{name} has {cu_seqlens.dim()} axes; allowed: 1")
+        if cu_seqlens.is_meta:
+            raise ValueError(f"{name} is on meta; allowed: cpu, or a device with memory")
         return cu_seqlens.tolist()
-    return list(cu_seqlens)
+    if isinstance(cu_seqlens, str) or not hasattr(cu_seqlens, "__iter__"):
+        check_kind(name, cu_seqlens, torch.Tensor, "an int32 or int64 tensor [n + 1], or a list")
+    return [check_int(f"{name}[{i}]", value, 0) for i, value in enumerate(cu_seqlens)]
+
+
+def _check_axis(x: torch.Tensor, dim: int) -> None:
+    check_kind("x", x, torch.Tensor, "a torch.Tensor")
+    check_int("dim", dim, -x.dim(), x.dim() - 1)
 
 
 def _typed_ranges(mask: MaskHandle) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType]]:

@@ -16,6 +16,7 @@ from magi_attention.api._keys import KeySpec, find_or_make, runtime_of, to_group
 from magi_attention.api._keys import dist_attn_runtime_dict_mgr as _managers
 from magi_attention.api.functools import infer_attn_mask_from_cu_seqlens
 from magi_attention.bound_plan import attend, layout_of
+from magi_attention.common._arguments import check_kind
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
@@ -92,6 +93,10 @@ def magi_attn_varlen_key(
         _warn_renamed("max_seqlen_k", None)
     group_or_mesh = _old_group(cp_group_or_mesh, renamed, "magi_attn_varlen_key")
     mask = infer_attn_mask_from_cu_seqlens(cu_seqlens_q, cu_seqlens_k, causal, window_size)
+    if mask[3] != mask[4]:
+        raise ValueError(
+            f"cu_seqlens_k ends at {mask[4]}; allowed: {mask[3]}, where cu_seqlens_q ends"
+        )
     return magi_attn_flex_key(
         *mask,
         num_heads_q,
@@ -194,7 +199,7 @@ def get_position_ids(key: DistAttnRuntimeKey) -> torch.Tensor:
 
 def get_most_recent_key(cp_group: dist.ProcessGroup) -> DistAttnRuntimeKey:
     """The key that a key function gave last for this group; ValueError where there is none."""
-    key = _managers.get_most_recent_key(to_group(cp_group)[0])
+    key = _managers.get_most_recent_key(to_group(cp_group, "cp_group")[0])
     if key is None:
         raise ValueError("cp_group has no key; allowed: a group that a key was made for")
     return key
@@ -218,10 +223,11 @@ def make_flex_key_for_new_mask_after_dispatch(
     """A key for another mask over rows that stay where key_for_dispatch placed them. Of
     dist_attn_config the dispatch part is not read: it is that of key_for_dispatch.
     """
-    runtime_of(key_for_dispatch)
+    runtime_of(key_for_dispatch, "key_for_dispatch")
     old = key_for_dispatch
     config = old.dist_attn_config
     if dist_attn_config is not None:
+        check_kind("dist_attn_config", dist_attn_config, DistAttnConfig, "DistAttnConfig, or None")
         config = replace(dist_attn_config, dispatch_config=config.dispatch_config)
     heads = (
         old.num_heads_q if num_heads_q is None else num_heads_q,
@@ -244,7 +250,11 @@ def make_varlen_key_for_new_mask_after_dispatch(
     window_size: tuple[int, int] = (-1, -1),
     dist_attn_config: DistAttnConfig | None = None,
 ) -> DistAttnRuntimeKey:
-    """make_flex_key_for_new_mask_after_dispatch for packed documents."""
+    """make_flex_key_for_new_mask_after_dispatch for packed documents: cu_seqlens_q, cu_seqlens_k,
+    causal and window_size as in magi_attn_varlen_key. ValueError for documents that do not end with
+    the sequence of key_for_dispatch.
+    """
+    runtime_of(key_for_dispatch, "key_for_dispatch")
     q_ranges, k_ranges, types, rows_q, rows_k = infer_attn_mask_from_cu_seqlens(
         cu_seqlens_q, cu_seqlens_k, causal, window_size
     )

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from magi_attention._native.vtable import CAST, LSE_MERGE, OTHER, DeviceExchange, Exchange
+from magi_attention.common._arguments import check_kind
 from magi_attention.errors import CommError
 
 # A message is a header of two int64, plan digest and (kind, wave), then the rows of each tensor,
@@ -17,6 +18,22 @@ _ALIGNMENT = 16
 _HEADER_BYTES = 16
 
 _Rows = list[tuple[int, int]]  # (first row, rows)
+
+
+def rank_in(name: str, group: dist.ProcessGroup) -> int:
+    """This process's rank in the group that the argument `name` gives."""
+    if not isinstance(group, dist.ProcessGroup):
+        # torch gives an object of its own to processes that a new group does not hold
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            check_kind(name, group, dist.ProcessGroup, "a ProcessGroup")
+        raise ValueError(f"{name} does not hold this process; allowed: a group that does")
+    try:
+        rank = dist.get_rank(group)
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise RuntimeError(f"{name} is not usable; allowed: a live group ({error})") from None
+    if rank < 0:
+        raise ValueError(f"{name} does not hold this process; allowed: a group that does")
+    return rank
 
 
 class ProcessGroupTransport:

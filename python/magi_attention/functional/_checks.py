@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from magi_attention._native.attention import accumulator_dtype
+from magi_attention.common._arguments import check_int, check_number
 from magi_attention.env.build import has_gpu_kernels
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -74,13 +75,16 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 def check_sm_margin(sm_margin: int) -> None:
     """ValueError for a negative number of multiprocessors."""
-    if sm_margin < 0:
-        raise ValueError(f"sm_margin is {sm_margin}; allowed: 0 or more")
+    if type(sm_margin) is not int or sm_margin < 0:
+        check_int("sm_margin", sm_margin, 0)
 
 
 def check_params(softmax_scale: float | None, softcap: float) -> float:
     """The scale to pass on, 0 for the default 1 / sqrt(head_dim)."""
     # Comparisons, which a compiler can trace for symbolic floats; NaN fails them.
+    if softmax_scale is not None:
+        check_number("softmax_scale", softmax_scale)
+    check_number("softcap", softcap)
     if softmax_scale is not None and not 0.0 < abs(softmax_scale) < _INFINITY:
         raise ValueError(f"softmax_scale is {softmax_scale}; allowed: finite and not 0, or None")
     if not 0.0 <= softcap < _INFINITY:

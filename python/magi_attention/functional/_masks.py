@@ -11,6 +11,7 @@ import torch
 
 from magi_attention._native import attention as native
 from magi_attention._native.handles import MaskHandle
+from magi_attention.common._arguments import naming
 
 _MASKS_KEPT = 64
 _ALL_FULL = torch.zeros(1, dtype=torch.int32, device="cpu")
@@ -51,7 +52,8 @@ def mask_of(
     known = _masks.pop(key, None)
     if known is None:
         addresses = ((tensor.data_ptr(), tensor.shape[0]) for tensor in tensors)
-        handle = MaskHandle.from_addresses(*addresses, rows_q, rows_k)
+        with naming(types="attn_type_map"):
+            handle = MaskHandle.from_addresses(*addresses, rows_q, rows_k)
         known = KnownMask(handle, calls_under(handle))
         while len(_masks) >= _MASKS_KEPT:
             _masks.popitem(last=False)

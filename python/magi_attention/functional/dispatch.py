@@ -94,7 +94,10 @@ def undispatch_func(
 
 
 def check_group(group: "dist.ProcessGroup | None", meta: "BoundPlan") -> None:
-    """ValueError where a group is given that is not the plan's."""
+    """TypeError unless meta is a bound plan, ValueError where another group than its own is given.
+    """
+    if not hasattr(meta, "roll_rows"):
+        raise TypeError(f"meta is a {type(meta).__name__}; allowed: a bound plan, Plan.bind(group)")
     if group is not None and group is not meta.cp_group:
         raise ValueError("group is not that of meta; allowed: the group that the plan is bound to")
 

@@ -123,4 +123,9 @@ def dist_attn_func(
     """Attention of this rank's rows by a bound plan (Plan.bind): q [rows, heads_q, dim], k, v
     [rows, heads_kv, dim] -> (out like q, meta). As magi_attention.api.calc_attn. Collective.
     """
+    if not hasattr(dist_attn_runtime, "attend_now"):
+        raise TypeError(
+            f"dist_attn_runtime is a {type(dist_attn_runtime).__name__}; "
+            "allowed: a bound plan, Plan.bind(group)"
+        )
     return dist_attn_runtime.calc_attn(q, k, v, sink, softmax_scale, softcap, return_max_logits)

@@ -9,6 +9,7 @@ from typing import Sequence
 
 from torch import nn
 
+from magi_attention.common._arguments import check_int, check_kind, check_number
 from magi_attention.common.enum import DispatchAlgType
 from magi_attention.meta.solver import _dispatch_rules as rules
 from magi_attention.meta.solver.dispatch_affinity import (
@@ -134,10 +135,7 @@ class BatchToppHeapDispatchAlg(DispatchAlg):
 
     def __post_init__(self) -> None:
         _check_share("top_p", self.top_p)
-        if self.num_of_select_chunk < 1:
-            raise ValueError(
-                f"num_of_select_chunk is {self.num_of_select_chunk}; allowed: 1 or more"
-            )
+        check_int("num_of_select_chunk", self.num_of_select_chunk, 1)
 
 
 @_algorithm(DispatchAlgType.SORTED_SEQUENTIAL_SELECT, is_affinity_considered=True)
@@ -147,6 +145,7 @@ class SortedSequentialSelectAlg(DispatchAlg):
     allocation_ratio: float = 1.0
 
     def __post_init__(self) -> None:
+        check_number("allocation_ratio", self.allocation_ratio)
         if not 0.0 < self.allocation_ratio <= 1.0:
             raise ValueError(
                 f"allocation_ratio is {self.allocation_ratio}; allowed: above 0, at most 1"
@@ -176,6 +175,7 @@ class AffinityDispatchAlg(DispatchAlg):
 
 
 def _check_share(name: str, value: float) -> None:
+    check_number(name, value)
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} is {value}; allowed: 0 to 1")
 
@@ -191,10 +191,9 @@ class DispatchConfig:
     alg: DispatchAlg = field(default_factory=AutoDispatchAlg)
 
     def __post_init__(self) -> None:
-        if self.chunk_size is not None and self.chunk_size < 1:
-            raise ValueError(f"chunk_size is {self.chunk_size}; allowed: 1 or more, or None")
-        if not isinstance(self.alg, DispatchAlg):
-            raise TypeError(f"alg is a {type(self.alg).__name__}; allowed: a DispatchAlg")
+        if self.chunk_size is not None:
+            check_int("chunk_size", self.chunk_size, 1)
+        check_kind("alg", self.alg, DispatchAlg, "a DispatchAlg")
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Sequence
 
 from torch import nn
 
+from magi_attention.common._arguments import check_int, check_kind, check_number
 from magi_attention.common.enum import AttnOverlapMode, OverlapAlgType
 
 
@@ -71,20 +72,20 @@ class OverlapConfig:
     _no_overlap: bool = field(init=False, repr=False, compare=False, default=False)
 
     def __post_init__(self) -> None:
+        check_kind("mode", self.mode, AttnOverlapMode, "an AttnOverlapMode")
         if self.degree is None:
             if self.mode is not AttnOverlapMode.DYNAMIC:
                 raise ValueError("degree is None with mode STATIC; allowed: 0 or more")
-            if self.dynamic_max_degree is not None and self.dynamic_max_degree < 1:
-                raise ValueError(
-                    f"dynamic_max_degree is {self.dynamic_max_degree}; allowed: 1 or more"
-                )
-        elif self.degree < 0:
-            raise ValueError(f"degree is {self.degree}; allowed: 0 or more, or None")
-        elif self.degree <= 1:
+            if self.dynamic_max_degree is not None:
+                check_int("dynamic_max_degree", self.dynamic_max_degree, 1)
+        elif check_int("degree", self.degree, 0) <= 1:
             object.__setattr__(self, "mode", AttnOverlapMode.STATIC)
         for name in ("min_chunk_size", "max_num_chunks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 1 or more")
+            check_int(name, getattr(self, name), 1)
+        for name in ("calc_cost_factor", "comm_cost_factor"):
+            check_number(name, getattr(self, name))
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 or more, finite")
         if isinstance(self.alg, GreedyOverlapAlg):
             raise NotImplementedError(
                 "alg=GreedyOverlapAlg() is not available; use UniformOverlapAlg()"

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from magi_attention.common._arguments import check_int
+
 _LSE_BYTES = 4  # of one head, float32
 _SOURCE_BYTES = 8  # which row of the sender a queued row is
 _COUNTER_BYTES = 4
@@ -55,8 +57,7 @@ class GrpCollConfig:
             ("num_nvl_bytes", 0),
             ("num_rdma_bytes", 0),
         ):
-            if getattr(self, name) < lowest:
-                raise ValueError(f"{name} is {getattr(self, name)}; allowed: {lowest} or more")
+            check_int(name, getattr(self, name), lowest)
 
     def to_kernel_config(self) -> Config:
         """The sizes of the queues."""

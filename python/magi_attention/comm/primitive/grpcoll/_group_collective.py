@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from magi_attention._native.vtable import CAST, LSE_MERGE, SUM, Exchange
-from magi_attention.comm.process_group import ProcessGroupTransport
+from magi_attention.comm.process_group import ProcessGroupTransport, rank_in
 from magi_attention.comm.work import WorkWithPostProcessFn
+from magi_attention.common._arguments import check_int, check_kind
 
 _REDUCE_OPS = ("sum", "avg", "lse")
 _Rows = list[tuple[int, int, int]]  # (peer, first row, rows)
@@ -42,15 +43,15 @@ def group_cast(
     wait_post_process() of the result gives output, or (output, output_lse). ValueError for splits
     that do not add up to the rows and for ranks outside the group, CommError where it fails.
     """
-    _check_group(group)
+    _check_input(input, group)
     sizes = _ints("input_split_sizes", input_split_sizes, input.shape[0])
     wanted = _ints("output_split_sizes", output_split_sizes, _rows_of(output))
     destinations = _rank_sets("dst_indices", dst_indices, len(sizes), group)
     sources = [[rank] for rank in _ranks("src_index", src_index, len(wanted), group)]
-    tensors = [input, _needed("input_lse", input_lse)] if cast_lse else [input]
-    outputs = [_given_or_new(output, input, sum(wanted))]
+    tensors = [input, _needed("input_lse", input_lse, input)] if cast_lse else [input]
+    outputs = [_given_or_new("output", output, input, sum(wanted))]
     if cast_lse:
-        outputs.append(_given_or_new(output_lse, tensors[1], sum(wanted)))
+        outputs.append(_given_or_new("output_lse", output_lse, tensors[1], sum(wanted)))
     owned, needed = _records(sizes, destinations), _records(wanted, sources)
     wait = ProcessGroupTransport(group).start(
         Exchange(CAST, tensors, outputs, owned, needed, digest=0, wave=0)
@@ -90,7 +91,9 @@ def group_reduce(
     wait_post_process() of the result gives output, or (output, output_lse) for "lse". Errors as
     group_cast; ValueError for another reduce_op.
     """
-    _check_group(group)
+    _check_input(input, group)
+    if comm_dtype is not None:
+        check_kind("comm_dtype", comm_dtype, torch.dtype, "a torch.dtype, or None")
     if reduce_op not in _REDUCE_OPS:
         raise ValueError(f"reduce_op is {reduce_op!r}; allowed: {', '.join(_REDUCE_OPS)}")
     sizes = _ints("input_split_sizes", input_split_sizes, input.shape[0])
@@ -98,13 +101,13 @@ def group_reduce(
     destinations = [[rank] for rank in _ranks("dst_index", dst_index, len(sizes), group)]
     sources = _rank_sets("src_indices", src_indices, len(wanted), group)
     is_fresh = output is None or not acc_reduce
-    outputs = [_given_or_new(output, input, sum(wanted))]
+    outputs = [_given_or_new("output", output, input, sum(wanted), is_sum=True)]
     if is_fresh:
         outputs[0].zero_()
     tensors = [input if comm_dtype is None else input.to(comm_dtype)]
     if reduce_op == "lse":
-        tensors.append(_needed("input_lse", input_lse))
-        outputs.append(_given_or_new(output_lse, tensors[1], sum(wanted)))
+        tensors.append(_needed("input_lse", input_lse, input))
+        outputs.append(_given_or_new("output_lse", output_lse, tensors[1], sum(wanted), True))
         if is_fresh or output_lse is None:
             outputs[1].fill_(-torch.inf)
     owned, needed = _records(wanted, sources), _records(sizes, destinations)
@@ -140,41 +143,67 @@ def _records(sizes: list[int], peers: list[list[int]]) -> _Rows:
     return records
 
 
-def _check_group(group: dist.ProcessGroup) -> None:
-    if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f"group is a {type(group).__name__}; allowed: a ProcessGroup")
+def _check_input(input: torch.Tensor, group: dist.ProcessGroup) -> None:
+    rank_in("group", group)
+    _check_tensor("input", input)
+
+
+def _check_tensor(name: str, tensor: torch.Tensor) -> None:
+    check_kind(name, tensor, torch.Tensor, "a torch.Tensor")
+    if tensor.dim() == 0:
+        raise ValueError(f"{name} has 0 axes; allowed: [rows, ...]")
+    if tensor.is_meta:
+        raise RuntimeError(f"{name} is on meta; allowed: a device with memory")
 
 
 def _rows_of(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.shape[0]
+    if tensor is None:
+        return None
+    _check_tensor("output", tensor)
+    return tensor.shape[0]
 
 
-def _given_or_new(given: torch.Tensor | None, like: torch.Tensor, rows: int) -> torch.Tensor:
-    return like.new_empty((rows, *like.shape[1:])) if given is None else given
+def _given_or_new(
+    name: str, given: torch.Tensor | None, like: torch.Tensor, rows: int, is_sum: bool = False
+) -> torch.Tensor:
+    """`given`, which must be as `like` but for its rows and, where it takes a sum, its type."""
+    if given is None:
+        return like.new_empty((rows, *like.shape[1:]))
+    _check_tensor(name, given)
+    wanted = (rows, *like.shape[1:])
+    if tuple(given.shape) != wanted:
+        raise ValueError(f"{name} has shape {list(given.shape)}; allowed: {list(wanted)}")
+    if given.device != like.device:
+        raise ValueError(f"{name} is on {given.device}; allowed: {like.device}, as the input")
+    if given.dtype != like.dtype and not is_sum:
+        raise TypeError(f"{name}.dtype is {given.dtype}; allowed: {like.dtype}, as the input")
+    return given
 
 
-def _needed(name: str, tensor: torch.Tensor | None) -> torch.Tensor:
+def _needed(name: str, tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     if tensor is None:
         raise ValueError(f"{name} is None; allowed: a tensor [rows, heads]")
+    _check_tensor(name, tensor)
+    if tensor.shape[0] != like.shape[0]:
+        raise ValueError(f"{name} has {tensor.shape[0]} rows; allowed: {like.shape[0]}, as input")
     return tensor
 
 
 def _ints(name: str, values: "Sequence[int] | torch.Tensor", total: int | None) -> list[int]:
     """Sizes of splits; they add up to total, unless that is None."""
-    sizes = _as_list(values)
-    if any(size < 0 for size in sizes):
-        raise ValueError(f"{name} holds {min(sizes)}; allowed: 0 or more")
+    sizes = [check_int(f"{name}[{i}]", size, 0) for i, size in enumerate(_as_list(name, values))]
     if total is not None and sum(sizes) != total:
         raise ValueError(f"{name} adds up to {sum(sizes)}; allowed: {total}, the tensor's rows")
     return sizes
 
 
-def _as_list(values: "Sequence | torch.Tensor") -> list:
+def _as_list(name: str, values: "Sequence | torch.Tensor") -> list:
+    check_kind(name, values, (list, tuple, torch.Tensor), "a list or a tensor")
     return values.tolist() if isinstance(values, torch.Tensor) else list(values)
 
 
 def _ranks(name: str, values, count: int, group: dist.ProcessGroup) -> list[int]:
-    ranks = _as_list(values)
+    ranks = _as_list(name, values)
     if len(ranks) != count:
         raise ValueError(f"{name} has {len(ranks)} entries; allowed: {count}, one per split")
     _check_ranks(name, ranks, group)
@@ -183,7 +212,8 @@ def _ranks(name: str, values, count: int, group: dist.ProcessGroup) -> list[int]
 
 def _rank_sets(name: str, values, count: int, group: dist.ProcessGroup) -> list[list[int]]:
     is_tensor = isinstance(values, torch.Tensor)
-    sets = [[r for r in entry if r != -1 or not is_tensor] for entry in _as_list(values)]
+    entries = [_as_list(f"{name}[{i}]", e) for i, e in enumerate(_as_list(name, values))]
+    sets = [[r for r in entry if r != -1 or not is_tensor] for entry in entries]
     if len(sets) != count:
         raise ValueError(f"{name} has {len(sets)} entries; allowed: {count}, one per split")
     for ranks in sets:
@@ -196,5 +226,5 @@ def _rank_sets(name: str, values, count: int, group: dist.ProcessGroup) -> list[
 def _check_ranks(name: str, ranks: list[int], group: dist.ProcessGroup) -> None:
     size = dist.get_world_size(group)
     for rank in ranks:
-        if not 0 <= rank < size:
+        if not 0 <= check_int(f"a rank of {name}", rank, -size) < size:
             raise ValueError(f"{name} holds rank {rank}; allowed: 0 to {size - 1}")

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of arguments: one sentence with the argument, its value and what is allowed."""
+
+from __future__ import annotations
+
+import operator
+from contextlib import contextmanager
+from typing import Any, Iterator, Sequence
+
+MAX_ROWS = (1 << 30) - 1  # of a mask
+
+
+def check_kind(name: str, value: Any, kinds: "type | tuple[type, ...]", allowed: str) -> None:
+    """TypeError unless value is of one of the kinds; `allowed` says them in words."""
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} is a {type(value).__name__}; allowed: {allowed}")
+
+
+def check_int(name: str, value: Any, lowest: int, highest: int | None = None) -> int:
+    """value as an int. TypeError for what is no integer, ValueError outside [lowest, highest]."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; allowed: an int") from None
+    if number < lowest or (highest is not None and number > highest):
+        allowed = f"{lowest} or more" if highest is None else f"{lowest} to {highest}"
+        raise ValueError(f"{name} is {number}; allowed: {allowed}")
+    return number
+
+
+def check_number(name: str, value: Any) -> None:
+    """TypeError for what is no number. Compilers can trace it for symbolic floats."""
+    if not isinstance(value, (int, float)) and not hasattr(value, "__float__"):
+        raise TypeError(f"{name} is a {type(value).__name__}; allowed: a float")
+
+
+def check_window(window_size: Sequence[int]) -> tuple[int, int]:
+    """(left, right) with sides beyond every sequence brought into the library's integers."""
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise ValueError(f"window_size is {window_size!r}; allowed: (left, right)") from None
+    sides = (("window_size[0]", left), ("window_size[1]", right))
+    return tuple(min(check_int(name, side, -1), MAX_ROWS) for name, side in sides)
+
+
+@contextmanager
+def naming(**names: str) -> Iterator[None]:
+    """An error about an inner name becomes one about the argument's: inner=outer. An inner name
+    with a dot is written with two underscores.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        text = str(error)
+        for inner, outer in names.items():
+            inner = inner.replace("__", ".")
+            if text.startswith((inner + " ", inner + "[")):
+                raise type(error)(outer + text[len(inner) :]) from None
+        raise

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong arguments that need no process group: one sentence that names the argument."""
+
+import re
+
+import pytest
+import torch
+
+from magi_attention import Plan, api, functional
+from magi_attention.common import AttnMaskType, AttnRange, AttnRanges
+from magi_attention.config import DispatchConfig, DistAttnConfig, GrpCollConfig, OverlapConfig
+
+ONE = AttnRanges.from_ranges([(0, 64)])
+X = torch.zeros(64, 2)
+HUGE = 2**40
+
+
+def plan(**changes):
+    arguments = {
+        "q_ranges": ONE, "k_ranges": ONE, "attn_mask_type": "full", "total_seqlen": 64,
+        "cp_size": 1, "num_heads_q": 4, "num_heads_kv": 2, "head_dim": 8, **changes,
+    }  # fmt: skip
+    return Plan.from_ranges(**arguments)
+
+
+def ranges(start, end):
+    return AttnRanges.from_ranges([(start, end)])
+
+
+def window(*size, q=(0, 8), k=(0, 8)):
+    return api.infer_attn_mask_from_sliding_window(AttnRange(*q), AttnRange(*k), size)
+
+
+def documents(bounds, **options):
+    return api.infer_attn_mask_from_cu_seqlens(bounds, [0, 8], **options)
+
+
+PLANS = [
+    (lambda: plan(cp_size=0), ValueError, "cp_size is 0"),
+    (lambda: plan(cp_size=5000), ValueError, "cp_size is 5000; allowed: 1 to 4096"),
+    (lambda: plan(cp_size="2"), TypeError, "cp_size is '2'; allowed: an int"),
+    (lambda: plan(num_heads_q=None), TypeError, "num_heads_q is None"),
+    (lambda: plan(num_heads_q=2**32 + 4), ValueError, "num_heads_q is 4294967300"),
+    (lambda: plan(head_dim=1.5), TypeError, "head_dim is 1.5"),
+    (lambda: plan(total_seqlen=0), ValueError, "total_seqlen is 0"),
+    (lambda: plan(total_seqlen=HUGE), ValueError, "total_seqlen is 1099511627776"),
+    (lambda: plan(total_seqlen="x"), TypeError, "total_seqlen is 'x'"),
+    (lambda: plan(q_ranges=[(0, 64)]), TypeError, "q_ranges is a list; allowed: AttnRanges"),
+    (lambda: plan(k_ranges=None), TypeError, "k_ranges is a NoneType"),
+    (lambda: plan(q_ranges=ranges(0, 65)), ValueError, "q_ranges[0].end is 65; allowed: 0 to 64"),
+    (lambda: plan(q_ranges=ranges(-1, 4)), ValueError, "q_ranges[0].start is -1"),
+    (lambda: plan(k_ranges=ranges(5, 2)), ValueError, "k_ranges[0].end is 2; allowed: 5 to 64"),
+    (lambda: plan(k_ranges=ranges(0, HUGE)), ValueError, "k_ranges[0].end is 1099511627776"),
+    (lambda: plan(q_ranges=ranges(0, 2.5)), TypeError, "q_ranges[0].end is 2.5; allowed: an int"),
+    (lambda: plan(attn_mask_type=None), TypeError, "attn_mask_type is a NoneType"),
+    (lambda: plan(attn_mask_type=1), TypeError, "attn_mask_type is a int"),
+    (lambda: plan(attn_mask_type=["x"]), ValueError, "attn_mask_type is 'x'"),
+    (lambda: plan(config=None), TypeError, "config is a NoneType; allowed: DistAttnConfig"),
+    (lambda: plan(on=3), TypeError, "on is a int; allowed: a Plan, or None"),
+    (lambda: plan(cp_size=2, on=plan()), ValueError, "on.cp_size is 1"),
+    (lambda: plan().ranges_of(1), ValueError, "rank is 1; allowed: 0 to 0"),
+    (lambda: plan().rows_of(-1), ValueError, "rank is -1; allowed: 0 to 0"),
+    (lambda: plan().position_ids(2), ValueError, "rank is 2; allowed: 0 to 0"),
+    (lambda: Plan.from_json(None), TypeError, "text is a NoneType; allowed: a str"),
+    (lambda: plan().bind("world"), TypeError, "cp_group is a str; allowed: a ProcessGroup"),
+]
+
+HELPERS = [
+    (lambda: api.compute_pad_size(10, 2, 1.5), TypeError, "chunk_size is 1.5"),
+    (lambda: api.compute_pad_size("a", 2, 2), TypeError, "total_seqlen_q is 'a'"),
+    (lambda: api.squash_batch_dim([1]), TypeError, "x is a list; allowed: a torch.Tensor"),
+    (lambda: api.infer_varlen_mask_from_batch(-1, 4, "cpu"), ValueError, "batch_size is -1"),
+    (lambda: api.infer_varlen_mask_from_batch(2.5, 4, "cpu"), TypeError, "batch_size is 2.5"),
+    (lambda: api.infer_varlen_mask_from_batch(2**20, 2**20, "cpu"), ValueError,
+     "seq_len is 1048576; allowed: 0 to 1023"),
+    (lambda: api.pad_at_dim(X, 5, 1), ValueError, "dim is 5; allowed: -2 to 1"),
+    (lambda: api.pad_at_dim([1], 0, 1), TypeError, "x is a list"),
+    (lambda: api.pad_at_dim(X, 0, 1.5), TypeError, "pad_size is 1.5"),
+    (lambda: api.unpad_at_dim(X, -3, 1), ValueError, "dim is -3; allowed: -2 to 1"),
+    (lambda: api.unpad_at_dim(X, 0, 65), ValueError, "pad_size is 65; allowed: 0 to 64"),
+    (lambda: api.apply_padding(None, ONE, [], 64, 2), TypeError, "q_ranges is a NoneType"),
+    (lambda: api.apply_padding(ONE, ONE, "full", 64, 2), TypeError, "attn_mask_type is a str"),
+    (lambda: api.apply_padding(ONE, AttnRanges(), [AttnMaskType.FULL], 64, 2), ValueError,
+     "k_ranges has 0 entries; allowed: 1"),
+    (lambda: window(1, 1, 1), ValueError, "window_size is (1, 1, 1); allowed: (left, right)"),
+    (lambda: window(-2, 1), ValueError, "window_size[0] is -2"),
+    (lambda: window(1, 1.5), TypeError, "window_size[1] is 1.5"),
+    (lambda: window(1, 1, q=(4, 0)), ValueError, "q_range.end is 0"),
+    (lambda: window(1, 1, k=(-4, 0)), ValueError, "k_range.start is -4"),
+    (lambda: window(1, 1, k=(HUGE, HUGE + 8)), ValueError, "k_range.start is 1099511627776"),
+    (lambda: api.infer_attn_mask_from_sliding_window((0, 4), AttnRange(0, 4), (1, 1)), TypeError,
+     "q_range is a tuple; allowed: an AttnRange"),
+    (lambda: documents(None), TypeError, "cu_seqlens_q is a NoneType"),
+    (lambda: documents("08"), TypeError, "cu_seqlens_q is a str"),
+    (lambda: documents([0, 6.5]), TypeError, "cu_seqlens_q[1] is 6.5"),
+    (lambda: documents([]), ValueError, "cu_seqlens_q is empty"),
+    (lambda: documents(torch.zeros(2)), TypeError, "cu_seqlens_q.dtype is torch.float32"),
+    (lambda: documents(torch.zeros(2, dtype=torch.int32, device="meta")), ValueError,
+     "cu_seqlens_q is on meta"),
+    (lambda: documents([0, 8], window_size=None), ValueError, "window_size is None"),
+    (lambda: documents([0, 8], window_size=(1, 0), causal=True), ValueError, "window_size"),
+    (lambda: documents([0, 8], global_window_size=-1), ValueError, "global_window_size is -1"),
+]  # fmt: skip
+
+CONFIGS = [
+    (lambda: OverlapConfig(degree="a"), TypeError, "degree is 'a'"),
+    (lambda: OverlapConfig(degree=1.5), TypeError, "degree is 1.5"),
+    (lambda: OverlapConfig(mode="static"), TypeError, "mode is a str"),
+    (lambda: OverlapConfig(min_chunk_size="a"), TypeError, "min_chunk_size is 'a'"),
+    (lambda: OverlapConfig(calc_cost_factor=-1), ValueError, "calc_cost_factor is -1"),
+    (lambda: OverlapConfig(comm_cost_factor=float("nan")), ValueError, "comm_cost_factor is nan"),
+    (lambda: DispatchConfig(chunk_size=2.5), TypeError, "chunk_size is 2.5"),
+    (lambda: GrpCollConfig(num_sms="a"), TypeError, "num_sms is 'a'"),
+    (lambda: api.ToppHeapDispatchAlg(top_p="a"), TypeError, "top_p is a str"),
+    (lambda: api.BatchToppHeapDispatchAlg(num_of_select_chunk=0), ValueError,
+     "num_of_select_chunk is 0"),
+    (lambda: plan(config=DistAttnConfig(overlap_config=OverlapConfig(degree=1000))), ValueError,
+     "degree is 1000"),
+]  # fmt: skip
+
+FUNCTIONS = [
+    (lambda: functional.dispatch_func(X, None, None), TypeError, "meta is a NoneType"),
+    (lambda: functional.undispatch_func(X, "meta", None), TypeError, "meta is a str"),
+    (lambda: functional.roll_func(X, 1, None, None), TypeError, "meta is a NoneType"),
+    (lambda: functional.dist_attn_func(X, X, X, None), TypeError, "dist_attn_runtime is a None"),
+    (lambda: functional.ffa_fa4_func(X, X, X, None, None), NotImplementedError, "ffa_fa4_func"),
+    (lambda: plan().bind().roll(X, 1.5), TypeError, "shift is 1.5; allowed: an int"),
+    (lambda: plan().bind().roll(X, 1, 0.5), TypeError, "dim is 0.5; allowed: an int"),
+    (lambda: plan().bind().roll(X, 1, 2), ValueError, "x has 2 axes; allowed: those with axis 2"),
+    (lambda: plan().bind().dispatch(X.to_sparse()), ValueError, "x has layout torch.sparse_coo"),
+    (lambda: plan().bind().undispatch([1]), TypeError, "x is a list; allowed: a torch.Tensor"),
+    (lambda: api.calc_attn(X, X, X, None), TypeError, "key is a NoneType"),
+    (lambda: api.get_position_ids("k"), TypeError, "key is a str"),
+    (lambda: api.get_most_recent_key(None), TypeError, "cp_group is a NoneType"),
+    (lambda: api.clear_cache("group"), TypeError, "cp_group is a str"),
+    (lambda: api.make_flex_key_for_new_mask_after_dispatch(ONE, ONE, "full", "k"), TypeError,
+     "key_for_dispatch is a str"),
+    (lambda: api.make_varlen_key_for_new_mask_after_dispatch([0, 64], [0, 64], None), TypeError,
+     "key_for_dispatch is a NoneType"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call, error, text", PLANS + HELPERS + CONFIGS + FUNCTIONS)
+def test_is_refused(call, error, text):
+    with pytest.raises(error, match=re.escape(text)) as raised:
+        call()
+    assert type(raised.value) is error
+    assert "\n" not in str(raised.value)
+
+
+def test_sizes_beyond_every_sequence_mean_no_bound():
+    """The library's integers have 32 bits; larger values must not lose their high ones."""
+    far = 2**32 + 1
+    assert window(far, 0) == window(-1, 0) and window(0, far) == window(0, -1)
+    assert documents([0, 8], window_size=(far, 0)) == documents([0, 8], window_size=(-1, 0))
+    seen = documents([0, 8], window_size=(1, 0), global_window_size=2**32)
+    assert seen == documents([0, 8], window_size=(1, 0), global_window_size=8)
+    coarse = DistAttnConfig(DispatchConfig(chunk_size=far), OverlapConfig(min_chunk_size=far))
+    assert plan(cp_size=2, config=coarse).chunk_size == plan(cp_size=2).chunk_size
+
+
+def test_numbers_of_numpy_are_numbers():
+    numpy = pytest.importorskip("numpy")
+    assert plan(head_dim=numpy.int64(8), cp_size=numpy.int32(1)) == plan()
+    assert api.compute_pad_size(numpy.int64(10), 2, 8) == 6
