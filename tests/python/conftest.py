@@ -30,6 +30,6 @@ def eight_ranks():
 def gpu_ranks():
     import torch
 
-    started = Ranks(torch.cuda.device_count(), is_on_gpus=True)
+    started = Ranks(torch.cuda.device_count(), "nccl")
     yield started
     started.stop()

@@ -46,8 +46,11 @@ def attention(q, k, v, mask: Mask, sink=None, scale=None, softcap=0.0):
     if sink is not None:
         rows = sink if sink.dim() == 3 else sink.expand(q.shape[0], *sink.shape)
         logits = torch.cat((logits, rows.permute(2, 0, 1)), -1)
-    lse = torch.logsumexp(logits, -1)
-    weights = torch.exp(logits - torch.where(lse.isinf(), 0.0, lse).unsqueeze(-1))
+    # Rows that see nothing: their gradient is 0, where torch's logsumexp gives NaN.
+    is_blind = logits.isneginf().all(-1)
+    lse = torch.logsumexp(logits.masked_fill(is_blind.unsqueeze(-1), 0.0), -1)
+    weights = torch.exp(logits - lse.unsqueeze(-1))
+    lse = lse.masked_fill(is_blind, -math.inf)
     out = torch.einsum("hqk,khd->qhd", weights[..., : k.shape[0]], v)
     max_logits = raw.masked_fill(counts == 0, -math.inf).amax((1, 2))
     return out, lse.T, max_logits

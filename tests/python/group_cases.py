@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of group_cast and group_reduce that every rank runs."""
+"""Cases of group_cast and group_reduce that every rank runs, on torch's default device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 import torch
 import torch.distributed as dist
 from error_cases import refuses
+from pipeline_cases import seeded
 
 from magi_attention.comm.primitive.grpcoll import group_cast, group_reduce
 from magi_attention.functional.utils import correct_attn_out_lse
@@ -111,7 +112,7 @@ def reduces_softmax_results(group, seed: int) -> None:
     rows = 6
 
     def partial_of(source: int):
-        generator = torch.Generator().manual_seed(100 * seed + source)
+        generator = seeded(100 * seed + source)
         out = torch.randn(rows, HEADS, DIM, generator=generator).double()
         lse = torch.randn(rows, HEADS, generator=generator).double()
         lse[source % rows] = -torch.inf

@@ -15,19 +15,18 @@ COMM_SECONDS = 20
 CASE_SECONDS = 60
 
 
-def _serve(rank: int, world_size: int, store: str, pipe, is_on_gpus: bool) -> None:
+def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    if is_on_gpus:
+    if "nccl" in backend:
         torch.cuda.set_device(rank)
         torch.set_default_device(torch.device("cuda", rank))
     timeout = datetime.timedelta(seconds=COMM_SECONDS)
     dist.init_process_group(
-        "nccl" if is_on_gpus else "gloo",
-        init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timeout,
-    )  # fmt: skip
+        backend, init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timeout
+    )
     groups = {n: dist.new_group(range(n), timeout=timeout) for n in range(1, world_size + 1)}
     while (task := pipe.recv()) is not None:
         size, case, arguments = task
@@ -39,12 +38,12 @@ def _serve(rank: int, world_size: int, store: str, pipe, is_on_gpus: bool) -> No
 
 
 class Ranks:
-    """Runs cases; started at the first one, and again after one that failed. is_on_gpus: a GPU for
-    each rank, which is torch's default device there, and groups of nccl.
+    """Runs cases; started at the first one, and again after one that failed. A backend with nccl: a
+    GPU for each rank, which is torch's default device there.
     """
 
-    def __init__(self, world_size: int = WORLD_SIZE, is_on_gpus: bool = False) -> None:
-        self._world_size, self._is_on_gpus = world_size, is_on_gpus
+    def __init__(self, world_size: int = WORLD_SIZE, backend: str = "gloo") -> None:
+        self._world_size, self._backend = world_size, backend
         self._workers = []
 
     def _start(self) -> None:
@@ -54,7 +53,7 @@ class Ranks:
         os.unlink(store)
         for rank in range(self._world_size):
             ours, theirs = context.Pipe()
-            arguments = (rank, self._world_size, store, theirs, self._is_on_gpus)
+            arguments = (rank, self._world_size, store, theirs, self._backend)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             self._workers.append((process, ours))

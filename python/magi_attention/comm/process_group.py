@@ -13,7 +13,8 @@ from magi_attention.common._arguments import check_kind
 from magi_attention.errors import CommError
 
 # A message is a header of two int64, plan digest and (kind, wave), then the rows of each tensor,
-# every part padded to this many bytes.
+# every part padded to this many bytes. On a GPU there is no header, as nobody could look at it
+# without waiting.
 _ALIGNMENT = 16
 _HEADER_BYTES = 16
 
@@ -98,21 +99,21 @@ class ProcessGroupTransport:
         return self._streams[key]
 
     def start(self, exchange: Exchange) -> Callable[[], None]:
-        if not self.moves_host_memory:
-            raise ValueError("cp_group is nccl alone; allowed for host tensors: a group with gloo")
+        device = exchange.inputs[0].device
+        self._check_device(device)
         is_cast = exchange.kind == CAST
         send = _by_peer(exchange.owned if is_cast else exchange.needed, self.num_ranks)
         receive = _by_peer(exchange.needed if is_cast else exchange.owned, self.num_ranks)
-        header = _header(exchange)
-        send_sizes = [_message_bytes(exchange.inputs, rows) for rows in send]
+        header = _header(exchange) if device.type == "cpu" else None
+        send_sizes = [_message_bytes(header, exchange.inputs, rows) for rows in send]
         # A reduce takes the sender's type, which may be narrower than the owner's.
         models = exchange.outputs if is_cast else exchange.inputs
-        receive_sizes = [_message_bytes(models, rows) for rows in receive]
-        sent = torch.empty(sum(send_sizes), dtype=torch.uint8, device="cpu")
+        receive_sizes = [_message_bytes(header, models, rows) for rows in receive]
+        sent = torch.empty(sum(send_sizes), dtype=torch.uint8, device=device)
         for message, rows in zip(sent.split(send_sizes), send):
             if rows:
                 _pack(message, header, exchange.inputs, rows)
-        received = torch.empty(sum(receive_sizes), dtype=torch.uint8, device="cpu")
+        received = torch.empty(sum(receive_sizes), dtype=torch.uint8, device=device)
         self._count(exchange, send)
         work = self._translated(
             lambda: dist.all_to_all_single(
@@ -140,6 +141,12 @@ class ProcessGroupTransport:
 
         sent_alive = [sent]  # the bytes must live until the wait is over
         return wait
+
+    def _check_device(self, device: torch.device) -> None:
+        if device.type == "cpu" and not self.moves_host_memory:
+            raise ValueError("cp_group is nccl alone; allowed for host tensors: a group with gloo")
+        if device.type == "cuda" and not self.moves_device_memory:
+            raise ValueError("cp_group has no nccl; allowed for tensors on a GPU: a group with nccl")
 
     def abort(self, reason: str) -> None:
         """Later calls of this rank fail; ranks that wait end at the group's own timeout."""
@@ -222,7 +229,8 @@ def _by_peer(records: list[tuple[int, int, int]], num_ranks: int) -> list[_Rows]
 
 def _header(exchange: Exchange) -> torch.Tensor:
     digest = exchange.digest - (1 << 64) if exchange.digest >> 63 else exchange.digest
-    return torch.tensor([digest, exchange.kind << 32 | exchange.wave], dtype=torch.int64, device="cpu")
+    words = [digest, exchange.kind << 32 | exchange.wave]
+    return torch.tensor(words, dtype=torch.int64, device="cpu")
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
@@ -233,11 +241,16 @@ def _padded(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _message_bytes(tensors: list[torch.Tensor], rows: _Rows) -> int:
+def _message_bytes(header: torch.Tensor | None, tensors: list[torch.Tensor], rows: _Rows) -> int:
     if not rows:
         return 0
     count = sum(n for _, n in rows)
-    return _HEADER_BYTES + sum(_padded(count * _row_elements(t) * t.itemsize) for t in tensors)
+    row_bytes = [_row_elements(tensor) * tensor.itemsize for tensor in tensors]
+    return _header_bytes(header) + sum(_padded(count * size) for size in row_bytes)
+
+
+def _header_bytes(header: torch.Tensor | None) -> int:
+    return 0 if header is None else _HEADER_BYTES
 
 
 def _row_elements(tensor: torch.Tensor) -> int:
@@ -247,9 +260,9 @@ def _row_elements(tensor: torch.Tensor) -> int:
     return elements
 
 
-def _parts(message: torch.Tensor, tensors: list[torch.Tensor], rows: _Rows) -> list[torch.Tensor]:
+def _parts(message, header, tensors: list[torch.Tensor], rows: _Rows) -> list[torch.Tensor]:
     """The rows of each tensor inside a message, [rows, ...]."""
-    count, offset, parts = sum(n for _, n in rows), _HEADER_BYTES, []
+    count, offset, parts = sum(n for _, n in rows), _header_bytes(header), []
     for tensor in tensors:
         num_bytes = count * _row_elements(tensor) * tensor.itemsize
         part = message[offset : offset + num_bytes].view(tensor.dtype)
@@ -258,9 +271,10 @@ def _parts(message: torch.Tensor, tensors: list[torch.Tensor], rows: _Rows) -> l
     return parts
 
 
-def _pack(message: torch.Tensor, header: torch.Tensor, tensors: list, rows: _Rows) -> None:
-    message[:_HEADER_BYTES].view(torch.int64).copy_(header)
-    for part, tensor in zip(_parts(message, tensors, rows), tensors):
+def _pack(message: torch.Tensor, header: torch.Tensor | None, tensors: list, rows: _Rows) -> None:
+    if header is not None:
+        message[:_HEADER_BYTES].view(torch.int64).copy_(header)
+    for part, tensor in zip(_parts(message, header, tensors, rows), tensors):
         begin = 0
         for row, count in rows:
             part[begin : begin + count].copy_(tensor[row : row + count])
@@ -268,6 +282,8 @@ def _pack(message: torch.Tensor, header: torch.Tensor, tensors: list, rows: _Row
 
 
 def _unpack(message, header, tensors, rows: _Rows, peer: int, rank: int) -> list[torch.Tensor]:
+    if header is None:
+        return _parts(message, header, tensors, rows)
     found = message[:_HEADER_BYTES].view(torch.int64)
     if not torch.equal(found, header):
         raise CommError(
@@ -277,7 +293,7 @@ def _unpack(message, header, tensors, rows: _Rows, peer: int, rank: int) -> list
             f"wave {header[1].item() & 0xFFFFFFFF}",
             CommError.PLAN_MISMATCH,
         )
-    return _parts(message, tensors, rows)
+    return _parts(message, header, tensors, rows)
 
 
 def _targets(parts: list[torch.Tensor], outputs: list[torch.Tensor], rows: _Rows):

@@ -36,8 +36,9 @@ def group_cast(
     in the order of that rank's input. Collective.
 
     input [rows, ...] and output, the same but for the number of rows (None: made here), do not
-    overlap. With cast_lse the rows of input_lse [rows, heads] go along. Ranks count within the
-    group; index lists may be tensors, dst_indices then [splits, n] filled up with -1. Further
+    overlap; on a GPU the group has nccl, and nothing waits for the device but index lists that are
+    tensors there. With cast_lse the rows of input_lse [rows, heads] go along. Ranks count within
+    the group; index lists may be tensors, dst_indices then [splits, n] filled up with -1. Further
     keywords are the original's native kernels' and have no effect.
 
     wait_post_process() of the result gives output, or (output, output_lse). ValueError for splits

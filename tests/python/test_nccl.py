@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What groups send over nccl, alone and beside gloo, one GPU per rank. The same cases run over gloo
+on the CPU, where they need no GPU.
+"""
+
+import group_cases
+import nccl_cases as cases
+import pipeline_cases
+import pytest
+import torch
+from pipeline_cases import Case
+from ranks import Ranks
+
+from magi_attention.env.build import has_gpu_kernels
+
+SIZE = 2
+
+
+@pytest.fixture(scope="module", params=["gloo", "nccl", "cpu:gloo,cuda:nccl"])
+def two_ranks(request):
+    if "nccl" in request.param and (torch.cuda.device_count() < SIZE or not has_gpu_kernels()):
+        pytest.skip(f"not run: it needs {SIZE} GPUs and a build with kernels for them")
+    started = Ranks(SIZE, request.param)
+    yield started
+    started.stop()
+
+
+@pytest.mark.parametrize("degree", [0, 1, 4, None])
+def test_attention(two_ranks, degree):
+    case = Case(mask="four_types", rows=300, head_dim=64, degree=degree, dtype="bfloat16")
+    two_ranks.run(SIZE, pipeline_cases.pipeline, case)
+
+
+def test_one_kv_head_in_waves_by_rows(two_ranks):
+    case = Case(mask="full", rows=300, heads=(4, 1), head_dim=128, degree=4, dtype="float16")
+    two_ranks.run(SIZE, pipeline_cases.pipeline, case)
+
+
+def test_bytes_are_the_plans(two_ranks):
+    two_ranks.run(SIZE, cases.bytes_are_the_plans, 512)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "case", [group_cases.casts, group_cases.reduces, group_cases.reduces_softmax_results]
+)
+def test_group_collectives(two_ranks, case, seed):
+    two_ranks.run(SIZE, case, seed)
