@@ -266,6 +266,7 @@ class BoundPlan:
         return local.view(self.local_rows, *grad.shape[1:])
 
     def roll_rows(self, x: torch.Tensor, shift: int) -> torch.Tensor:
+        """Own rows of torch.roll of the sequence by shift, along axis 0; padding rows stay."""
         if self.plan.cp_size == 1:
             valid, padding = x[: self.total_seqlen], x[self.total_seqlen :]
             return torch.cat((torch.roll(valid, shift, 0), padding))

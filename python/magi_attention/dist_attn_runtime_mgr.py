@@ -248,6 +248,7 @@ class DistAttnRuntimeDict(OrderedDict):
             self.popitem(last=False)
 
     def get(self, key: DistAttnRuntimeKey, default: Any = None) -> Any:
+        """The manager of a key, which counts as asked for, or default."""
         if key not in self:
             return default
         self.move_to_end(key)

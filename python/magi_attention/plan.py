@@ -34,7 +34,15 @@ MaskTypes = "str | AttnMaskType | Sequence[str | AttnMaskType]"
 
 @dataclass(frozen=True)
 class PlanReport:
-    """Figures of a plan. Areas count visible (query, key) pairs; bytes are of one forward pass."""
+    """Figures of a plan.
+
+    digest: 64 bits that equal plans share. num_waves: stages, that of the own keys included.
+    rank_area: visible (query, key) pairs of each rank; balance: the largest over their mean.
+    rank_rows, remote_rows: rows each rank holds, padding included, and key rows it receives.
+    total_bytes: sent by all ranks in one forward pass; lower_bound_bytes: what no placement that is
+    balanced as well goes below; ring_bytes: what a ring or an all-gather sends. forward_seconds,
+    backward_seconds: predicted; exposed_comm_seconds: of forward, communication that is not hidden.
+    """
 
     digest: int
     num_waves: int
@@ -108,8 +116,12 @@ class Plan:
         config: DistAttnConfig = DistAttnConfig(),
         on: "Plan | None" = None,
     ) -> "Plan":
-        """Self-attention over total_seqlen rows where q_ranges[i] sees k_ranges[i]. With `on`,
-        rows stay where that plan has placed them. ValueError for ranges outside the sequence.
+        """Self-attention over total_seqlen rows where q_ranges[i] sees k_ranges[i] under
+        attn_mask_type, one type or one per range: "full", "causal", "inv_causal", "bi_causal" or
+        AttnMaskType. With `on`, rows stay where that plan has placed them.
+
+        ValueError for ranges outside the sequence, for numbers of heads that do not divide and for
+        sizes out of bounds; TypeError for arguments of other types.
         """
         for name, value, kind in (
             ("q_ranges", q_ranges, AttnRanges),
@@ -158,14 +170,17 @@ class Plan:
         return Plan(PlanHandle.from_json(text))
 
     def to_json(self) -> str:
+        """The plan as JSON text, for from_json. Equal plans give equal text."""
         return self._handle.to_json()
 
     @property
     def handle(self) -> PlanHandle:
+        """The library's plan."""
         return self._handle
 
     @property
     def placement(self) -> PlacementHandle:
+        """The library's placement: which rank holds which chunk."""
         if self._placement is None:
             self._placement = self._handle.placement()
         return self._placement
@@ -177,6 +192,7 @@ class Plan:
 
     @property
     def padded_seqlen(self) -> int:
+        """Rows of all ranks together, padding included."""
         return self.placement.info().num_rows
 
     @property
@@ -191,6 +207,7 @@ class Plan:
 
     @property
     def cp_size(self) -> int:
+        """Number of ranks."""
         return self.placement.info().num_ranks
 
     @property
@@ -201,6 +218,7 @@ class Plan:
 
     @property
     def report(self) -> PlanReport:
+        """Figures: areas, rows, bytes, predicted seconds."""
         if self._report is None:
             self._report = _read_report(self._handle.report())
         return self._report

@@ -48,6 +48,7 @@ class DistAttnRuntimeDictManager:
         self._communicators: dict[Any, Communicator] = {}
 
     def of(self, cp_group: Any) -> DistAttnRuntimeDict:
+        """Keys of one group and their managers, in the order of use."""
         found = self._dicts.get(cp_group)
         if found is None:
             found = DistAttnRuntimeDict(general.dist_attn_runtime_dict_size())
@@ -62,14 +63,17 @@ class DistAttnRuntimeDictManager:
         return found
 
     def get(self, key: DistAttnRuntimeKey, default: Any = None) -> Any:
+        """The manager of a key, or default where it is not in the cache of its group."""
         found = self._dicts.get(key.cp_group)
         return default if found is None else found.get(key, default)
 
     def keys(self, cp_group: Any = None) -> list[DistAttnRuntimeKey]:
+        """The keys of one group, or of all."""
         dicts = self._dicts.values() if cp_group is None else [self.of(cp_group)]
         return [key for found in dicts for key in found]
 
     def get_most_recent_key(self, cp_group: Any) -> DistAttnRuntimeKey | None:
+        """The key that a key function gave last for this group, or None."""
         found = self._dicts.get(cp_group)
         return None if found is None else found.get_most_recent_key()
 

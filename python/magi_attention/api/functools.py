@@ -31,7 +31,8 @@ def compute_pad_size(
     head_dim: int | None = None,
 ) -> int:
     """Rows to add to total_seqlen_q so that it is a multiple of chunk_size * cp_size. `head_dim` is
-    an older release's, without effect.
+    an older release's, without effect but for a DeprecationWarning. ValueError for negative rows
+    and sizes below 1.
     """
     if head_dim is not None:
         warnings.warn("head_dim is deprecated; give chunk_size", DeprecationWarning, stacklevel=2)
@@ -44,7 +45,7 @@ def compute_pad_size(
 
 
 def squash_batch_dim(x: torch.Tensor) -> torch.Tensor:
-    """[batch, seqlen, ...] -> [batch * seqlen, ...]."""
+    """[batch, seqlen, ...] -> [batch * seqlen, ...]. ValueError for fewer than two axes."""
     check_kind("x", x, torch.Tensor, "a torch.Tensor")
     if x.dim() < 2:
         raise ValueError(f"x has {x.dim()} axes; allowed: 2 or more, [batch, seqlen, ...]")
@@ -54,7 +55,9 @@ def squash_batch_dim(x: torch.Tensor) -> torch.Tensor:
 def infer_varlen_mask_from_batch(
     batch_size: int, seq_len: int, device: "torch.device | str | int" = "cuda"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cu_seqlens_q, cu_seqlens_k) of batch_size documents of seq_len rows, int32 [n + 1]."""
+    """(cu_seqlens_q, cu_seqlens_k) of batch_size documents of seq_len rows: int32 [batch_size + 1]
+    on `device`. ValueError for negative sizes and for more than 2^30 - 1 rows.
+    """
     check_int("batch_size", batch_size, 0, MAX_ROWS)
     check_int("seq_len", seq_len, 0, MAX_ROWS // max(batch_size, 1))
     bounds = torch.arange(batch_size + 1, dtype=torch.int32, device=device) * seq_len
@@ -76,7 +79,9 @@ def full_attention_to_varlen_attention(
 def pad_at_dim(
     x: torch.Tensor, dim: int, pad_size: int, value: float = 0.0, side: str = "right"
 ) -> torch.Tensor:
-    """x with pad_size entries of `value` added along `dim`, on the "left" or "right" side."""
+    """x with pad_size entries of `value` added along `dim`, on the "left" or "right" side. x itself
+    for 0. ValueError for a negative pad_size, another side and an axis that x has not.
+    """
     _check_axis(x, dim)
     if side not in ("left", "right"):
         raise ValueError(f'side is {side!r}; allowed: "left", "right"')
@@ -89,7 +94,9 @@ def pad_at_dim(
 
 
 def unpad_at_dim(x: torch.Tensor, dim: int, pad_size: int) -> torch.Tensor:
-    """x without the last pad_size entries along `dim`."""
+    """x without the last pad_size entries along `dim`, a view. ValueError for more entries than x
+    has and for an axis that it has not.
+    """
     _check_axis(x, dim)
     check_int("pad_size", pad_size, 0, x.shape[dim])
     return x.narrow(dim, 0, x.shape[dim] - pad_size)
@@ -147,7 +154,8 @@ def infer_attn_mask_from_cu_seqlens(
     window_size: tuple[int, int] = (-1, -1),
     global_window_size: int = 0,
 ) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType], int, int]:
-    """Slices of packed documents, with the numbers of query and key rows.
+    """Slices (q_ranges, k_ranges, types) of packed documents between bounds in rows, [n + 1], and
+    the numbers of query and key rows. Reads tensors on a GPU back, which waits for them.
 
     causal excludes a window. global_window_size: the first keys of every document that all its rows
     see, whatever the window's left side. ValueError for bounds that do not grow from 0 and for

@@ -86,8 +86,12 @@ def magi_attn_varlen_key(
     chunk_size: int | None = None,
     **renamed: Any,
 ) -> DistAttnRuntimeKey:
-    """A key for packed documents between the bounds cu_seqlens_q and cu_seqlens_k, int [n + 1]. See
-    infer_attn_mask_from_cu_seqlens for causal and window_size, magi_attn_flex_key for the rest.
+    """A key for packed documents between the bounds cu_seqlens_q and cu_seqlens_k, int32 or int64
+    [documents + 1], in rows, from 0 on. causal: aligned bottom right. window_size: keys (left,
+    right) of the diagonal that are seen, -1: all; not with causal.
+
+    The rest as magi_attn_flex_key. ValueError for bounds that do not grow or end apart, TypeError
+    for bounds that are not integers.
     """
     if renamed.pop("max_seqlen_k", None) is not None:
         _warn_renamed("max_seqlen_k", None)
@@ -139,8 +143,11 @@ magi_attn_varlen_dispatch.__signature__ = _with_x(magi_attn_varlen_key)
 
 
 def dispatch(x: torch.Tensor, key: DistAttnRuntimeKey, pad_value: float = 0.0) -> torch.Tensor:
-    """x [total_seqlen, ...], the same on every rank -> this rank's rows; padding rows hold
-    pad_value. The gradient of x is whole on every rank.
+    """x [total_seqlen, ...] of any type and device, the same on every rank -> this rank's rows
+    [local rows, ...], padded; padding rows hold pad_value. No communication.
+
+    Its gradient is that of the whole x, on every rank: backward is collective. ValueError for
+    another number of rows and for a key that left the cache, TypeError for what is none.
     """
     return runtime_of(key).dispatch_qo(x, pad_value)
 
@@ -148,14 +155,22 @@ def dispatch(x: torch.Tensor, key: DistAttnRuntimeKey, pad_value: float = 0.0) -
 def undispatch(
     x: torch.Tensor, key: DistAttnRuntimeKey, is_partial_grad: bool = False
 ) -> torch.Tensor:
-    """This rank's rows -> [total_seqlen, ...] on every rank. is_partial_grad: the gradients of the
-    ranks are parts of a sum, else each holds the whole.
+    """This rank's rows x [local rows, ...] -> [total_seqlen, ...] without padding, on every rank.
+    Collective.
+
+    is_partial_grad: upstream gradients of the ranks are parts of a sum, which backward adds up,
+    collective; else every rank holds the whole one and keeps its own rows of it. ValueError for
+    another number of rows and for a key that left the cache, CommError (a RuntimeError) where
+    communication fails.
     """
     return runtime_of(key).undispatch_qo(x, is_partial_grad)
 
 
 def roll(x: torch.Tensor, shift: int, dim: int, key: DistAttnRuntimeKey) -> torch.Tensor:
-    """torch.roll of the sequence along `dim` of x, of which every rank holds its rows."""
+    """torch.roll by `shift` rows in the order of the sequence, which is axis `dim` of x; every rank
+    holds its local rows. Rows wrap around the sequence without padding, which stays; only rows that
+    change rank are sent. Collective, forward and backward. Errors as undispatch.
+    """
     return runtime_of(key).roll(x, shift, dim)
 
 
@@ -177,8 +192,12 @@ def calc_attn(
 
     Returns out like q and a meta with lse [rows, heads_q] float32 (float64), which gradients come
     through, and max_logits [heads_q] over all ranks, or None. sink: float32 [sinks, heads_q] or
-    [rows, sinks, heads_q]. Options as in flex_flash_attn_func. ValueError for tensors that do not
-    fit the key, and for a key that left the cache.
+    [rows, sinks, heads_q]. Options as in flex_flash_attn_func.
+
+    ValueError for shapes, devices and strides that do not fit the key and for a key that left the
+    cache, TypeError for types of elements, RuntimeError for a device without kernels and for a
+    destroyed group, CommError (a RuntimeError) where communication fails or ranks hold different
+    plans.
     """
     if not isinstance(key, DistAttnRuntimeKey):
         raise TypeError(f"key is a {type(key).__name__}; allowed: a DistAttnRuntimeKey")
@@ -193,7 +212,10 @@ def calc_attn(
 
 
 def get_position_ids(key: DistAttnRuntimeKey) -> torch.Tensor:
-    """int64 [local rows]: row of the sequence; padding counts as the last row."""
+    """int64 [local rows]: row of the sequence of every local row; padding counts as the last row.
+    In host memory, on the current GPU for a group that moves nothing else (nccl). ValueError for a
+    key that left the cache.
+    """
     return runtime_of(key).get_position_ids()
 
 
@@ -206,7 +228,7 @@ def get_most_recent_key(cp_group: dist.ProcessGroup) -> DistAttnRuntimeKey:
 
 
 def clear_cache(cp_group: dist.ProcessGroup | None = None) -> None:
-    """Forgets the keys of one group, or of all."""
+    """Forgets the keys of one group, or of all; calls with them raise ValueError from then on."""
     _managers.clear(cp_group)
 
 
@@ -220,8 +242,10 @@ def make_flex_key_for_new_mask_after_dispatch(
     head_dim: int | None = None,
     dist_attn_config: DistAttnConfig | None = None,
 ) -> DistAttnRuntimeKey:
-    """A key for another mask over rows that stay where key_for_dispatch placed them. Of
-    dist_attn_config the dispatch part is not read: it is that of key_for_dispatch.
+    """A key for another mask over rows that stay where key_for_dispatch placed them; heads and head
+    dim are that key's where they are None. Of dist_attn_config the dispatch part is not read: it is
+    that of key_for_dispatch. No communication. Errors as magi_attn_flex_key; ValueError for a
+    key_for_dispatch that left the cache.
     """
     runtime_of(key_for_dispatch, "key_for_dispatch")
     old = key_for_dispatch

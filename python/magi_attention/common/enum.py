@@ -88,6 +88,8 @@ class DispatchAlgType(Enum):
 
 
 class OverlapAlgType(Enum):
+    """How pieces of remote keys are shared out among stages."""
+
     UNIFORM = "uniform"
     GREEDY = "greedy"
 
@@ -104,6 +106,10 @@ class DynamicAttnAlgType(Enum):
 
 
 class MagiAttentionKernelBackend(Enum):
+    """The original's kernels. FFA, SDPA and SDPA_OL all mean the kernel of the tensors' device; FA4
+    is not available.
+    """
+
     FFA = "ffa"
     SDPA = "sdpa"
     SDPA_OL = "sdpa_ol"
@@ -111,12 +117,15 @@ class MagiAttentionKernelBackend(Enum):
 
 
 class MagiAttentionPrecision(Enum):
+    """Types that MAGI_ATTENTION_PRECISION casts q, k, v to."""
+
     BF16 = "bf16"
     FP16 = "fp16"
     FP32 = "fp32"
     FP64 = "fp64"
 
     def to_torch_dtype(self) -> "torch.dtype":
+        """The torch.dtype of this name."""
         import torch
 
         names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
@@ -124,6 +133,8 @@ class MagiAttentionPrecision(Enum):
 
 
 class GrpCollBufferName(Enum):
+    """Buffers of the original's native collectives; names only."""
+
     GroupCastDefault = "group_cast_default"
     GroupReduceDefault = "group_reduce_default"
     GroupCastQO = "group_cast_qo"

@@ -143,6 +143,7 @@ class AttnMask(nn.Module):
         )
 
     def is_square(self) -> bool:
+        """Whether there are as many queries as keys."""
         return self.total_seqlen_q == self.total_seqlen_k
 
     def is_pure_full(self) -> bool:

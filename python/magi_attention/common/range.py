@@ -34,6 +34,7 @@ class AttnRange:
 
     @property
     def start(self) -> int:
+        """The first row."""
         return self._start
 
     @start.setter
@@ -44,6 +45,7 @@ class AttnRange:
 
     @property
     def end(self) -> int:
+        """The row behind the last."""
         return self._end
 
     @end.setter
@@ -58,6 +60,7 @@ class AttnRange:
         return self._end - self._start
 
     def to_naive_range(self) -> tuple[int, int]:
+        """(start, end)."""
         return (self._start, self._end)
 
     @staticmethod
@@ -73,6 +76,7 @@ class AttnRange:
         return result
 
     def clone(self) -> "AttnRange":
+        """An equal range of its own."""
         return AttnRange(self._start, self._end)
 
     def offset(self, offset: int) -> "AttnRange":
@@ -86,9 +90,11 @@ class AttnRange:
         return AttnRange(min(lower, upper), upper)
 
     def intersect(self, other: "AttnRange") -> "AttnRange":
+        """The rows of both; an empty range where there is none."""
         return self.truncate(other._start, other._end)
 
     def intersect_size(self, other: "AttnRange") -> int:
+        """Number of rows of both."""
         return max(0, min(self._end, other._end) - max(self._start, other._start))
 
     def union(self, other: "AttnRange") -> "list[AttnRange]":
@@ -103,6 +109,7 @@ class AttnRange:
         return [first.clone(), second.clone()]
 
     def union_size(self, other: "AttnRange") -> int:
+        """Number of rows of at least one."""
         return self.seqlen + other.seqlen - self.intersect_size(other)
 
     def diff_by(self, other: "AttnRange") -> "list[AttnRange]":
@@ -113,12 +120,15 @@ class AttnRange:
         return [part for part in parts if part._start < part._end]
 
     def is_subrange_of(self, other: "AttnRange") -> bool:
+        """Whether every row is one of other's; an empty range lies where its bounds do."""
         return other._start <= self._start and self._end <= other._end
 
     def is_overlap_with(self, other: "AttnRange") -> bool:
+        """Whether both have a row in common."""
         return self._start < other._end and other._start < self._end
 
     def is_empty(self) -> bool:
+        """Whether start and end are equal."""
         return self._start == self._end
 
     def is_valid_close(self, start: int | None = None, end: int | None = None) -> bool:

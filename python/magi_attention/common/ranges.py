@@ -54,6 +54,7 @@ class AttnRanges:
         return self._content
 
     def is_valid(self) -> bool:
+        """Whether every range has start <= end."""
         return all(r.is_valid_close() for r in self._ranges)
 
     def check_valid(self) -> None:
@@ -63,18 +64,21 @@ class AttnRanges:
                 raise ValueError(f"range {index} is {attn_range}; allowed: start <= end")
 
     def append(self, attn_range: AttnRange, check: bool = False) -> None:
+        """Adds a range behind the others. With `check`, RangeError unless start <= end."""
         if check:
             attn_range.check_valid()
         self._ranges.append(attn_range)
         self._content = None
 
     def insert(self, idx: int, attn_range: AttnRange, check: bool = False) -> None:
+        """Adds a range before number idx. With `check`, RangeError unless start <= end."""
         if check:
             attn_range.check_valid()
         self._ranges.insert(idx, attn_range)
         self._content = None
 
     def extend(self, attn_ranges: "Iterable[AttnRange]", check: bool = False) -> None:
+        """Adds ranges behind the others. With `check`, RangeError unless each has start <= end."""
         added = list(attn_ranges)
         if check:
             for attn_range in added:
@@ -83,6 +87,7 @@ class AttnRanges:
         self._content = None
 
     def pop(self, idx: int = -1) -> AttnRange:
+        """Takes range number idx out. IndexError where there is none."""
         self._content = None
         return self._ranges.pop(idx)
 
@@ -136,13 +141,16 @@ class AttnRanges:
         return _make(r for r in (r.truncate(start, end) for r in self._ranges) if not r.is_empty())
 
     def is_sorted(self) -> bool:
+        """Whether starts do not decrease."""
         starts = [r._start for r in self._ranges]
         return all(left <= right for left, right in zip(starts, starts[1:]))
 
     def is_merged(self) -> bool:
+        """Whether merge() changes nothing."""
         return self == self.merge()
 
     def is_non_overlap(self) -> bool:
+        """Whether no row is in two ranges."""
         return self.total_seqlen == self.union_size()
 
     def is_cu_seqlens(self, seqlen: int) -> bool:
@@ -256,6 +264,7 @@ class AttnRanges:
         return AttnRanges.from_ranges(list(zip(cu_seqlens, cu_seqlens[1:])))
 
     def clone(self) -> "AttnRanges":
+        """An equal list with ranges of its own."""
         return _make(r.clone() for r in self._ranges)
 
     @staticmethod
@@ -266,6 +275,7 @@ class AttnRanges:
         return _make(AttnRange.from_range(r, check=check) for r in ranges)
 
     def to_naive_ranges(self) -> list[tuple[int, int]]:
+        """(start, end) of every range."""
         return [(r._start, r._end) for r in self._ranges]
 
     def intersect_size(self) -> int:
@@ -291,6 +301,7 @@ class AttnRanges:
 
     @property
     def max_seqlen(self) -> int:
+        """Rows of the longest range, 0 for an empty list."""
         return max((r.seqlen for r in self._ranges), default=0)
 
     @property
@@ -309,6 +320,7 @@ class AttnRanges:
 
     @property
     def size(self) -> int:
+        """Number of ranges."""
         return len(self._ranges)
 
     @property
@@ -317,6 +329,7 @@ class AttnRanges:
         return sorted({value for r in self._ranges for value in (r._start, r._end)})
 
     def is_empty(self) -> bool:
+        """Whether there is no range."""
         return not self._ranges
 
     def __len__(self) -> int:

@@ -48,6 +48,7 @@ class AttnRectangle:
 
     @property
     def q_range(self) -> AttnRange:
+        """The queries. Setting it raises ValueError unless start <= end."""
         return self._q_range
 
     @q_range.setter
@@ -56,6 +57,7 @@ class AttnRectangle:
 
     @property
     def k_range(self) -> AttnRange:
+        """The keys. Setting it raises ValueError unless start <= end."""
         return self._k_range
 
     @k_range.setter
@@ -64,6 +66,9 @@ class AttnRectangle:
 
     @property
     def d_range(self) -> AttnRange:
+        """The least and the greatest key - query, both inclusive. Setting it raises ValueError
+        unless start <= end.
+        """
         return self._d_range
 
     @d_range.setter
@@ -97,6 +102,7 @@ class AttnRectangle:
             )
 
     def get_valid_or_none(self) -> "AttnRectangle | None":
+        """Itself where it holds a pair, else None."""
         return self if self.is_valid() else None
 
     def shrink_d_range(self) -> bool:
@@ -131,6 +137,7 @@ class AttnRectangle:
         return False
 
     def clone(self) -> "AttnRectangle":
+        """An equal rectangle with ranges of its own."""
         copy = object.__new__(AttnRectangle)
         copy._q_range = self._q_range.clone()
         copy._k_range = self._k_range.clone()
@@ -178,21 +185,25 @@ class AttnRectangle:
         return self._d_range.end >= self._k_range.end - 1 - self._q_range.start
 
     def is_full(self) -> bool:
+        """Whether every query sees every key."""
         return self._reaches_first_keys() and self._reaches_last_keys()
 
     def is_causal(self) -> bool:
+        """Whether it is a causal slice, aligned bottom right."""
         return (
             self._reaches_first_keys()
             and self._d_range.end == self._k_range.end - self._q_range.end
         )
 
     def is_inv_causal(self) -> bool:
+        """Whether it is an inverse causal slice, aligned top left."""
         return (
             self._d_range.start == self._k_range.start - self._q_range.start
             and self._reaches_last_keys()
         )
 
     def is_bi_causal(self) -> bool:
+        """Whether it is a causal and an inverse causal slice at once."""
         return (
             self._d_range.start == self._k_range.start - self._q_range.start
             and self._d_range.end == self._k_range.end - self._q_range.end

@@ -18,6 +18,7 @@ class AttnRectangles:
         self._rects: list[AttnRectangle] = []
 
     def is_valid(self) -> bool:
+        """Whether every rectangle holds a pair."""
         return all(rect.is_valid() for rect in self._rects)
 
     def check_valid(self) -> None:
@@ -26,11 +27,13 @@ class AttnRectangles:
             rect.check_valid()
 
     def append(self, attn_rect: AttnRectangle, check: bool = False) -> None:
+        """Adds a rectangle. With `check`, ValueError for one without a pair."""
         if check:
             attn_rect.check_valid()
         self._rects.append(attn_rect)
 
     def extend(self, attn_rects: Iterable[AttnRectangle], check: bool = False) -> None:
+        """Adds rectangles. With `check`, ValueError for one without a pair."""
         added = list(attn_rects)
         if check:
             for rect in added:
@@ -90,9 +93,11 @@ class AttnRectangles:
         return _make(left for left, _ in pairs), _make(right for _, right in pairs)
 
     def get_rects_within_q_segment(self, q_start: int, q_end: int) -> "AttnRectangles":
+        """The parts with queries in [q_start, q_end)."""
         return _make(rect.get_rect_within_q_segment(q_start, q_end) for rect in self._rects)
 
     def get_rects_within_k_segment(self, k_start: int, k_end: int) -> "AttnRectangles":
+        """The parts with keys in [k_start, k_end)."""
         return _make(rect.get_rect_within_k_segment(k_start, k_end) for rect in self._rects)
 
     def area(self) -> int:
@@ -101,9 +106,11 @@ class AttnRectangles:
 
     @property
     def size(self) -> int:
+        """Number of rectangles."""
         return len(self._rects)
 
     def is_empty(self) -> bool:
+        """Whether there is no rectangle."""
         return not self._rects
 
     def __len__(self) -> int:

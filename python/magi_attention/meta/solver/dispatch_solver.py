@@ -24,7 +24,8 @@ class DispatchAlg(ABC):
 
     @property
     @abstractmethod
-    def type(self) -> DispatchAlgType: ...
+    def type(self) -> DispatchAlgType:
+        """The algorithm's name."""
 
     @property
     @abstractmethod

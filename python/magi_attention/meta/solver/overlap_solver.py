@@ -18,11 +18,13 @@ class OverlapAlg(ABC):
 
     @property
     @abstractmethod
-    def type(self) -> OverlapAlgType: ...
+    def type(self) -> OverlapAlgType:
+        """The algorithm's name."""
 
     @property
     @abstractmethod
-    def is_optimal(self) -> bool: ...
+    def is_optimal(self) -> bool:
+        """Whether the cost is the least possible."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class OverlapConfig:
 
     @property
     def enable(self) -> bool:
+        """Whether attention of some keys may start before all have arrived."""
         return not self._no_overlap
 
 

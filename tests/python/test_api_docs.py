@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/api is what the docstrings give, and has every public name of the original."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES = (Path(__file__).parent / "data" / "api_names.tsv").read_text(encoding="utf-8").splitlines()
+KINDS = ("class", "function", "method", "staticmethod", "classmethod", "property", "value", "field")
+
+
+def documented() -> set[str]:
+    """Names with an entry: "name", "Class.member"; members of code blocks count too."""
+    found = set()
+    for page in (ROOT / "docs" / "api").glob("*.md"):
+        owner = ""
+        for line in page.read_text(encoding="utf-8").splitlines():
+            if match := re.match(r"### `(\w+)`", line):
+                owner = match[1]
+                found.add(owner)
+            elif match := re.match(r"(?:- \*\*`|    )?(\w+)(?=[:(= ,]|$)", line):
+                found.add(f"{owner}.{match[1]}")
+                found |= {f"{owner}.{name}" for name in re.findall(r"(\w+): ", line)}
+    return found
+
+
+def test_pages_are_what_the_docstrings_give():
+    run = subprocess.run(
+        [sys.executable, ROOT / "tools" / "api_docs", "--check"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_every_name_of_the_original_is_documented():
+    found, missing = documented(), []
+    for line in LINES:
+        if line.startswith("#"):
+            continue
+        module, name, kind = line.split("\t")[:3]
+        is_private = any(part.startswith("_") for part in name.split("."))
+        is_inherited = kind == "property" and name.split(".")[0].endswith("Alg")
+        if kind in KINDS and not is_private and not is_inherited and name not in found:
+            missing.append(f"{module}.{name}")
+    assert not missing
