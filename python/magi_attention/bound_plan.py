@@ -155,7 +155,7 @@ class BoundPlan:
         """
         sink, sink_layout, softmax_scale, softcap, return_max_logits = options
         if sink is None and self.precision is None:
-            kind = (*signature(q, k, v), *options)
+            kind = (signature(q, k, v), options)
             call = self._checked.get(kind)
             if call is not None:
                 return run(q, k, v, None, call, None)

@@ -201,6 +201,18 @@ class TestCompiler:
                 (out, lse, given_q, k, v, out, lse, *ranges, given_sink, 0.0, 0.0, 0, 0, False),
             )
 
+    def test_function_transforms_are_refused(self):
+        """In words of torch, not by a call with a wrapper's memory."""
+        ranges = torch.tensor([[0, 4]], dtype=torch.int32)
+        q = torch.randn(3, 4, 2, 8)
+
+        def attend(x):
+            return flex_flash_attn_func(x, x, x, ranges, ranges)[0].sum()
+
+        for transform in (torch.func.vmap, lambda f: lambda x: torch.func.grad(f)(x[0])):
+            with pytest.raises(RuntimeError, match="setup_context"):
+                transform(attend)(q)
+
     def test_fake_tensors(self):
         from torch._subclasses import FakeTensorMode
 

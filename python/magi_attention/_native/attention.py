@@ -42,8 +42,12 @@ _BLOCK_BYTES = _GRADIENTS_AT + _GRADIENTS.size
 _WORD = 8
 _STEP = _TENSOR.size // _WORD
 # Words of the block that a call writes: the data of every tensor, and two optional gradients.
-_DATA = [slot * _STEP + 1 for slot in range(13)]
+_DATA = tuple(slot * _STEP + 1 for slot in range(13))
+(_Q_AT, _K_AT, _V_AT, _SINK_AT, _OUT_AT, _LSE_AT, _MAX_LOGITS_AT, _DOUT_AT, _DLSE_AT, _DQ_AT, _DK_AT,
+ _DV_AT, _DSINK_AT) = _DATA  # fmt: skip
 _DLSE_WORD = _GRADIENTS_AT // _WORD + 2
+
+_empty_like = torch.empty_like
 
 try:
     from torch._C import _cuda_getCurrentRawStream as _raw_stream
@@ -149,7 +153,7 @@ class Call:
         self._runner = runner
         self._forward, self._backward, self._handle, _ = runner
         self._device = device_index(q)
-        self._has_sink, self._with_max = sink is not None, options.with_max_logits
+        self._has_sink, self.with_max_logits = sink is not None, options.with_max_logits
         rows, heads = q.shape[:2]
         self._out_shape, self._lse_shape = (rows, heads, v.shape[2]), (rows, heads)
         self._max_shape = (heads,)
@@ -180,30 +184,28 @@ class Call:
         return buffer.raw
 
     def _results(self, q):
-        if self._is_like_q:
-            out = torch.empty_like(q)
-        else:
-            out = q.new_empty(self._out_shape)
+        out = _empty_like(q) if self._is_like_q else q.new_empty(self._out_shape)
         lse = q.new_empty(self._lse_shape, dtype=self._wide)
-        return out, lse, q.new_empty(self._max_shape, dtype=self._wide) if self._with_max else None
+        if self.with_max_logits:
+            return out, lse, q.new_empty(self._max_shape, dtype=self._wide)
+        return out, lse, None
 
     def _gradients(self, q, k, v, sink):
         dsink = None if sink is None else sink.new_empty(sink.shape)
         if self._is_dense:
-            return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsink
+            return _empty_like(q), _empty_like(k), _empty_like(v), dsink
         return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
     def _take(self) -> _Block:
         try:
             return self._blocks.pop()
         except IndexError:
-            return _Block(self._template, self._has_sink, self._with_max)
+            return _Block(self._template, self._has_sink, self.with_max_logits)
 
     def forward(self, q, k, v, sink):
         """out, lse and max_logits (None unless asked for), enqueued on the current stream."""
         block, results = self._fill(q, k, v, sink)
-        device = self._device
-        stream = _raw_stream(device) if device >= 0 else None
+        stream = None if self._device < 0 else _raw_stream(self._device)
         status = self._forward(self._handle, block.inputs, block.result, stream)
         if status:
             check(status)
@@ -215,15 +217,15 @@ class Call:
         results = out, lse, max_logits = self._results(q)
         block = self._take()
         words = block.words
-        words[1] = q.data_ptr()
-        words[1 + _STEP] = k.data_ptr()
-        words[1 + 2 * _STEP] = v.data_ptr()
-        words[1 + _OUT * _STEP] = out.data_ptr()
-        words[1 + _LSE * _STEP] = lse.data_ptr()
+        words[_Q_AT] = q.data_ptr()
+        words[_K_AT] = k.data_ptr()
+        words[_V_AT] = v.data_ptr()
+        words[_OUT_AT] = out.data_ptr()
+        words[_LSE_AT] = lse.data_ptr()
         if sink is not None:
-            words[_DATA[_SINK]] = sink.data_ptr()
+            words[_SINK_AT] = sink.data_ptr()
         if max_logits is not None:
-            words[_DATA[_MAX_LOGITS]] = max_logits.data_ptr()
+            words[_MAX_LOGITS_AT] = max_logits.data_ptr()
         return block, results
 
     def backward(self, dout, dlse, q, k, v, out, lse, sink):
@@ -233,24 +235,23 @@ class Call:
         dq, dk, dv, dsink = self._gradients(q, k, v, sink)
         block = self._take()
         words = block.words
-        words[1] = q.data_ptr()
-        words[1 + _STEP] = k.data_ptr()
-        words[1 + 2 * _STEP] = v.data_ptr()
-        words[1 + _OUT * _STEP] = out.data_ptr()
-        words[1 + _LSE * _STEP] = lse.data_ptr()
-        words[1 + _DOUT * _STEP] = dout.data_ptr()
-        words[1 + _DQ * _STEP] = dq.data_ptr()
-        words[1 + _DK * _STEP] = dk.data_ptr()
-        words[1 + _DV * _STEP] = dv.data_ptr()
+        words[_Q_AT] = q.data_ptr()
+        words[_K_AT] = k.data_ptr()
+        words[_V_AT] = v.data_ptr()
+        words[_OUT_AT] = out.data_ptr()
+        words[_LSE_AT] = lse.data_ptr()
+        words[_DOUT_AT] = dout.data_ptr()
+        words[_DQ_AT] = dq.data_ptr()
+        words[_DK_AT] = dk.data_ptr()
+        words[_DV_AT] = dv.data_ptr()
         if dlse is None:
             words[_DLSE_WORD] = 0
         else:
             words[_DLSE_WORD] = block.dlse
-            words[_DATA[_DLSE]] = dlse.data_ptr()
+            words[_DLSE_AT] = dlse.data_ptr()
         if sink is not None:
-            words[_DATA[_SINK]], words[_DATA[_DSINK]] = sink.data_ptr(), dsink.data_ptr()
-        device = self._device
-        stream = _raw_stream(device) if device >= 0 else None
+            words[_SINK_AT], words[_DSINK_AT] = sink.data_ptr(), dsink.data_ptr()
+        stream = None if self._device < 0 else _raw_stream(self._device)
         status = self._backward(
             self._handle, block.inputs, block.saved, block.gradients, stream
         )

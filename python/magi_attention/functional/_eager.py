@@ -11,28 +11,51 @@ from magi_attention.common.forward_meta import AttnForwardMeta
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _num_modes = torch._C._len_torch_dispatch_stack
+_has_transforms = torch._C._are_functorch_transforms_active
+_is_traced = torch.compiler.is_dynamo_compiling
 
 
 def is_eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether nobody traces or intercepts operators: plain tensors, no compiler, no mode."""
-    if torch.compiler.is_compiling():
+    """Whether nobody traces or intercepts operators: plain tensors, no compiler, no modes."""
+    if _is_traced():
         return False
-    return type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and not _num_modes()
+    is_plain = type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
+    return is_plain and not (_num_modes() or _has_transforms())
 
 
 def run(q, k, v, sink, call, bound) -> tuple[torch.Tensor, AttnForwardMeta]:
     """The result of a prepared call, with gradients. bound: the plan that reduces the gradient of a
     shared sink, or None.
     """
-    if torch.is_grad_enabled():
-        out, lse, max_logits = EagerAttention.apply(q, k, v, sink, call, bound)
-    else:
+    if not torch.is_grad_enabled():
         out, lse, max_logits = call.forward(q, k, v, sink)
+    elif sink is None and not call.with_max_logits:
+        out, lse = _attend(q, k, v, call)
+        max_logits = None
+    else:
+        out, lse, max_logits = _attend_with_options(q, k, v, sink, call, bound)
     return out, AttnForwardMeta(lse, max_logits)
 
 
 class EagerAttention(torch.autograd.Function):
-    """out, lse and max_logits (or None); gradients come through out and lse."""
+    """out and lse without sinks; gradients come through both."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, call):
+        out, lse, _ = call.forward(q, k, v, None)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.call = call
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        dq, dk, dv, _ = _gradients(ctx, dout, dlse, *ctx.saved_tensors, None)
+        return dq, dk, dv, None
+
+
+class EagerSinkAttention(torch.autograd.Function):
+    """out, lse and max_logits (or None) with a sink or None."""
 
     @staticmethod
     def forward(ctx, q, k, v, sink, call, bound):
@@ -46,16 +69,24 @@ class EagerAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits):
-        q, k, v, out, lse, sink = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            raise RuntimeError("create_graph is True; attention has no second derivative")
-        if dout is None:
-            dout = torch.zeros_like(out)
-        elif not dout.is_contiguous():
-            dout = dout.contiguous()
-        if dlse is not None:
-            dlse = dlse.contiguous()
-        dq, dk, dv, dsink = ctx.call.backward(dout, dlse, q, k, v, out, lse, sink)
+        dq, dk, dv, dsink = _gradients(ctx, dout, dlse, *ctx.saved_tensors)
         if dsink is not None and ctx.bound is not None:
             ctx.bound.reduce_dsink(dsink)
         return dq, dk, dv, dsink, None, None
+
+
+def _gradients(ctx, dout, dlse, q, k, v, out, lse, sink):
+    if torch.is_grad_enabled():
+        raise RuntimeError("create_graph is True; attention has no second derivative")
+    if dout is None:
+        dout = torch.zeros_like(out)
+    elif not dout.is_contiguous():
+        dout = dout.contiguous()
+    if dlse is not None:
+        dlse = dlse.contiguous()
+    return ctx.call.backward(dout, dlse, q, k, v, out, lse, sink)
+
+
+# Function.apply looks for functorch's transforms, of which is_eager knows, and takes 1 to 2 us.
+_attend = super(torch.autograd.Function, EagerAttention).apply
+_attend_with_options = super(torch.autograd.Function, EagerSinkAttention).apply
