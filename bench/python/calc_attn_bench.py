@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host time of calc_attn on a GPU: calc_attn_bench.py --out FILE
 
-One rank, cached plan, one token: the wall time of forward and backward, from the call until the device is done, less
-the time of the kernels; median of 1,000. torch runs backward on a thread of its own per GPU, which one call pays for
-as much as a whole model's backward does; `host_us` runs it in the calling thread (set_multithreading_enabled(False)),
-`threaded_host_us` on torch's thread. `floor_us` and `threaded_floor_us` are the same of a function that does nothing
-but allocate its results, which is torch's own share.
+One rank, cached plan, one token. `host_us`: the wall time of forward and backward, from the call until the device is
+done, less the time of the kernels; median of 1,000. Backward runs in the calling thread there
+(torch.autograd.set_multithreading_enabled(False)): otherwise torch hands the whole backward of a model to a thread of
+its own per GPU, and waking that up and waiting for it costs a lone call as much as a step of many layers.
+`threaded_host_us` has it; `floor_us` and `threaded_floor_us` are the same of a function that does nothing but allocate
+its results. `layer_us`: host time of one more layer in a backward on torch's thread: seventeen chained calls less one,
+over sixteen, less the kernels of one.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from magi_attention.common import AttnRanges
 
 WARM_UP, CALLS, PROFILED = 200, 1000, 100
 HEADS, DIM = 8, 128
+LAYERS = 16
 
 
 class Nothing(torch.autograd.Function):
@@ -83,6 +86,11 @@ def main():
     def attend():
         run(lambda q, k, v: api.calc_attn(q, k, v, key))
 
+    def layers(q, k, v):
+        for _ in range(LAYERS):
+            q = api.calc_attn(q, k, v, key)[0]
+        return api.calc_attn(q, k, v, key)
+
     def nothing():
         run(Nothing.apply)
 
@@ -92,6 +100,7 @@ def main():
         with torch.autograd.set_multithreading_enabled(is_threaded):
             rows[prefix + "host_us"] = wall_us(attend) - kernels
             rows[prefix + "floor_us"] = wall_us(nothing)
+    rows["layer_us"] = (wall_us(lambda: run(layers)) - wall_us(attend)) / LAYERS - kernels
     named = [{"name": f"python.calc_attn.{name}", "value": round(value, 2), "unit": "us"} for name, value in rows.items()]
     options.out.write_text(json.dumps(named, indent=1), encoding="utf-8")
     print(json.dumps(named))
