@@ -139,9 +139,11 @@ MAGI_EXPORT void* magi_bench_make(const BenchProblem* problem, int variant) {
                                       .dim_v = problem->dim};
     const auto& instance =
         magi::bench::forward_variants()[static_cast<std::size_t>(variant)].instance;
+    magi::sm90::InstanceSet instances;
+    instances.by_scope.fill(&instance);
     auto work = std::make_unique<Work>();
     work->state =
-        magi::sm90::make_work(instance, shapes, slices, {.packed_heads = problem->packed_heads});
+        magi::sm90::make_work(instances, shapes, slices, {.packed_heads = problem->packed_heads});
     const magi::DType type = instance.config.type;
     work->args.q = tensor(nullptr, type, shapes.rows_q, shapes.heads_q, shapes.dim_qk);
     work->args.k = tensor(nullptr, type, shapes.rows_k, shapes.heads_kv, shapes.dim_qk);

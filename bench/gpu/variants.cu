@@ -5,31 +5,29 @@
 namespace magi::bench {
 
 using sm90::ForwardConfig;
-using sm90::Schedule;
 
-template <int kDim, int kKeys, int kConsumers, int kStages, Schedule kSchedule>
+template <int kDim, int kKeys, int kConsumers, int kStages, int kQueries>
 struct Candidate {
   static constexpr ForwardConfig kConfig{.dim = kDim,
                                          .keys = kKeys,
                                          .consumers = kConsumers,
                                          .kv_stages = kStages,
-                                         .schedule = kSchedule};
+                                         .q_stages = kQueries};
 };
 
 namespace {
 
-template <int kDim, int kKeys, int kConsumers, int kStages, Schedule kSchedule = Schedule::Turns>
+template <int kDim, int kKeys, int kConsumers, int kStages, int kQueries = 3>
 constexpr sm90::ForwardInstance candidate() {
-  return sm90::forward_instance<Candidate<kDim, kKeys, kConsumers, kStages, kSchedule>>();
+  return sm90::forward_instance<Candidate<kDim, kKeys, kConsumers, kStages, kQueries>>();
 }
 
 constexpr Variant kVariants[] = {
-    {"128x128", candidate<128, 128, 2, 5>()},
-    {"128x128 4 stages", candidate<128, 128, 2, 4>()},
-    {"128x128 free", candidate<128, 128, 2, 5, Schedule::Free>()},
+    {"128x128", candidate<128, 128, 2, 4>()},
+    {"128x128 2 of Q", candidate<128, 128, 2, 5, 2>()},
 
     {"dim64 192x128", candidate<64, 128, 3, 8>()},
-    {"dim64 192x128 4 stages", candidate<64, 128, 3, 4>()},
+    {"dim64 192x128 2 of Q", candidate<64, 128, 3, 8, 2>()},
 };
 
 }  // namespace

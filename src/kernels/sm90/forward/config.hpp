@@ -11,19 +11,27 @@ namespace magi::sm90 {
 /// O += P V of the tile before it, so that one multiplies while the other exponentiates.
 enum class Schedule : std::int32_t { Turns, Free };
 
+/// What calls a kernel serves. What is not asked for is not compiled in: instructions that are met
+/// once per item, scattered over a large kernel, cost short items dearly.
+enum class Scope : std::int32_t {
+  Plain,   ///< out in the type of q and nothing beside it
+  AnyOut,  ///< out in float32 too, merged with an earlier one, and sinks
+  General  ///< all that, softcap and max_logits
+};
+
 /// Everything that changes registers, shared memory or instructions of a forward instance.
 struct ForwardConfig {
   DType type = DType::BFloat16;
   int dim = 128;      ///< of q, k and v as held on chip: the tensors' dims are at most this
   int keys = 128;     ///< keys per k tile
   int consumers = 2;  ///< warpgroups of 64 rows
-  int kv_stages = 5;  ///< K and V tiles, by turns
+  int kv_stages = 4;  ///< K and V tiles, by turns
+  int q_stages = 3;   ///< of this item, the one before (there its out is staged) and the next
   Schedule schedule = Schedule::Turns;
-  /// Serves softcap and max_logits too, at the price of instructions and registers.
-  bool is_general = false;
+  Scope scope = Scope::Plain;
 
-  static constexpr int q_stages = 2;  ///< an item's first scores come before the last one's out
-
+  constexpr bool is_general() const { return scope == Scope::General; }
+  constexpr bool has_any_out() const { return scope != Scope::Plain; }
   constexpr int rows() const { return 64 * consumers; }
   constexpr int threads() const { return 128 * (consumers + 1); }
   constexpr int q_bytes() const { return rows() * dim * 2; }

@@ -23,20 +23,16 @@ class Consumer {
       if (warpgroup_ == kC.consumers - 1) pass_turn();
     }
     wait_message();
-    while ((ptx::uniform(message().flags) & kEndOfItems) == 0) {
+    while (true) {
       if (ptx::uniform(message().num_tiles) > 0) {
-        wait_queries();
         walk_item();
       } else {
         settle();
-        wait_queries();
-        state_ = {};
-        clear_out();
-        finish_item();
+        if ((ptx::uniform(message().flags) & kEndOfItems) != 0) break;
+        finish_empty_item();
       }
       next_message();
     }
-    settle();
     ptx::store_wait_read<0>();
   }
 
@@ -47,13 +43,13 @@ class Consumer {
   /// The present run. It stays in shared memory until the run is over: what only masked tiles and
   /// the epilogue need costs no registers.
   __device__ __forceinline__ const RunMessage& message() const {
-    return shared_.messages[message_.stage];
+    return shared_.messages[message_.stage()];
   }
   __device__ __forceinline__ void wait_message() {
-    ptx::mbarrier_wait(shared_.message_ring.full[message_.stage], message_.parity);
+    ptx::mbarrier_wait(shared_.message_ring.full[message_.stage()], message_.parity());
   }
   __device__ __forceinline__ void next_message() {
-    release(shared_.message_ring.empty[message_.stage]);
+    release(shared_.message_ring.empty[message_.stage()]);
     message_.advance();
     wait_message();
   }
@@ -75,8 +71,7 @@ class Consumer {
   }
 
   __device__ __forceinline__ void wait_queries() {
-    const RingPlace<kC.q_stages> place = has_item_ ? queries_.next() : queries_;
-    ptx::mbarrier_wait(shared_.q_ring.full[place.stage], place.parity);
+    ptx::mbarrier_wait(shared_.q_ring.full[queries_.stage()], queries_.parity());
   }
 
   __device__ __forceinline__ void clear_out() {
@@ -87,59 +82,52 @@ class Consumer {
   /// All tiles of an item, run after run, high keys to low. The last P is left to be multiplied
   /// with the next item's first scores.
   __device__ __forceinline__ void walk_item() {
+    wait_queries();
+    state_ = {};
+    first_step();
     int tile_idx = 1;
-    if (has_item_) {
-      first_tile_beside_earlier();
-      if (ptx::uniform(message().num_tiles) >= 2) {
-        second_tile();
-        tile_idx = 2;
-      } else {
-        write_item();
-        clear_out();
-      }
-    } else {
-      clear_out();
-      first_tile();
-    }
-    has_item_ = true;
     while (true) {
       const int num_tiles = ptx::uniform(message().num_tiles);
       const int full_begin = ptx::uniform(message().full_begin);
       const int full_end = ptx::uniform(message().full_end);
       for (; tile_idx < num_tiles; ++tile_idx) {
         const bool is_masked = tile_idx < full_begin || tile_idx >= full_end;
-        next_tile<kC.keys>(tile_key(tile_idx), is_masked);
+        step<kC.keys>(tile_key(tile_idx), is_masked);
       }
       if ((ptx::uniform(message().flags) & kLastRun) != 0) break;
       next_message();
       tile_idx = 0;
     }
     if ((ptx::uniform(message().flags) & kShortTile) != 0) {
-      next_tile<kTrimmedKeys>(tile_key(message().num_tiles - 1) - kTrimmedKeys, true);
+      step<kTrimmedKeys>(tile_key(message().num_tiles - 1) - kTrimmedKeys, true);
     }
-    // An item of one tile has not done it on the way, and the producer waits for this buffer before
-    // it sends the next message.
-    release_earlier_queries();
+    epilogue(queries_.stage()).finish_rows(state_);
+    // With two stages the next Q is waiting for this one.
+    if constexpr (kC.q_stages == 2) release_earlier_queries(earlier_stage(1));
+    queries_.advance();
   }
 
-  /// S = Q K^T of one tile with the Q of stage `stage`, issued only.
+  /// S = Q K^T of one tile, issued only.
   template <int kKeys>
-  __device__ __forceinline__ void issue_scores(Scores<kKeys>& scores, std::uint32_t stage) {
-    const std::uint8_t* rows = shared_.q[stage];
+  __device__ __forceinline__ void issue_scores(Scores<kKeys>& scores) {
+    const std::uint8_t* rows = shared_.q[queries_.stage()];
     const tile::KMajor<kC.rows()> q(rows + warpgroup_ * 64 * tile::kPanelRowBytes);
-    const tile::KMajor<kC.keys> k(shared_.kv[tiles_.stage]);
+    const tile::KMajor<kC.keys> k(shared_.kv[tiles_.stage()]);
     ptx::wgmma_fence();
     tile::issue_abt<kC.type, kKeys, kC.dim>(scores, q, k);
   }
 
   __device__ __forceinline__ void wait_keys() {
-    ptx::mbarrier_wait(shared_.kv_ring.full[tiles_.stage], tiles_.parity);
+    ptx::mbarrier_wait(shared_.kv_ring.full[tiles_.stage()], tiles_.parity());
+  }
+
+  __device__ __forceinline__ void wait_values(RingPlace<kC.kv_stages> place) {
+    ptx::mbarrier_wait(shared_.kv_ring.full[place.stage()], place.parity());
   }
 
   /// O += P V of the tile whose P is packed, issued only.
   __device__ __forceinline__ void issue_values(RingPlace<kC.kv_stages> place) {
-    ptx::mbarrier_wait(shared_.kv_ring.full[place.stage], place.parity);
-    const tile::MnMajor<kC.keys> v(shared_.kv[place.stage]);
+    const tile::MnMajor<kC.keys> v(shared_.kv[place.stage()]);
     ptx::pin(packed_);
     ptx::pin(out_);
     ptx::wgmma_fence();
@@ -147,7 +135,7 @@ class Consumer {
   }
 
   __device__ __forceinline__ void release_tile() {
-    release(shared_.kv_ring.empty[tiles_.stage]);
+    release(shared_.kv_ring.empty[tiles_.stage()]);
     tiles_.advance();
   }
 
@@ -156,7 +144,6 @@ class Consumer {
   __device__ __forceinline__ void finish_values() {
     ptx::pin(packed_);
     ptx::pin(out_);
-    release_tile();
   }
 
   /// Masks the tile of keys [key, key + kKeys) by the present run's band.
@@ -195,140 +182,116 @@ class Consumer {
     for (int i = kKeys / 4; i < kC.keys / 4; ++i) packed_[i] = 0;
   }
 
-  __device__ __forceinline__ void rescale_out() {
-    if (is_moved_) state_.rescale_rows(out_);
-  }
-
   __device__ __forceinline__ int tile_key(int tile_idx) const {
     return message().k_end - (tile_idx + 1) * kC.keys;
   }
 
-  /// S of an item's first tile, to P.
-  __device__ __forceinline__ void first_tile() {
-    Scores<kC.keys> scores;
-    wait_keys();
-    wait_turn();
-    issue_scores<kC.keys>(scores, queries_.stage);
-    pass_turn();
-    state_ = {};
-    ptx::wgmma_wait<0>();
-    ptx::pin(scores);
-    release_tile();
-    absorb<kC.keys>(scores, tile_key(0), is_tile_masked(0));
-    pack<kC.keys>(scores);
-  }
-
-  /// The same together with the last O += P V of the item before it, whose lse is written under the
-  /// products and whose O is then complete.
-  __device__ __forceinline__ void first_tile_beside_earlier() {
-    Scores<kC.keys> scores;
-    wait_keys();
-    wait_turn();
-    issue_scores<kC.keys>(scores, queries_.next().stage);
-    issue_values(tiles_.next());
-    pass_turn();
-    epilogue().finish_rows(state_);
-    state_ = {};
-    ptx::wgmma_wait<1>();
-    ptx::pin(scores);
-    release_tile();
-    absorb<kC.keys>(scores, tile_key(0), is_tile_masked(0));
-    ptx::wgmma_wait<0>();
-    finish_values();
-    pack<kC.keys>(scores);
-  }
-
-  /// The second tile of an item: its S is multiplied while the item before it is written, then O
-  /// starts anew.
-  __device__ __forceinline__ void second_tile() {
-    Scores<kC.keys> scores;
-    wait_keys();
-    wait_turn();
-    issue_scores<kC.keys>(scores, queries_.next().stage);
-    pass_turn();
-    write_item();
-    clear_out();
-    issue_values(tiles_.next());
-    finish_tile<kC.keys>(scores, tile_key(1), is_tile_masked(1));
-  }
-
-  __device__ __forceinline__ bool is_tile_masked(int tile_idx) const {
-    return tile_idx < ptx::uniform(message().full_begin) ||
-           tile_idx >= ptx::uniform(message().full_end);
-  }
-
-  /// S of one tile together with O += P V of the tile before it, which is full-width.
+  /// S of one tile together with O += P V of the tile before it, then from S to P.
   template <int kKeys>
-  __device__ __forceinline__ void next_tile(int key, bool is_masked) {
+  __device__ __forceinline__ void step(int key, bool is_masked) {
     Scores<kKeys> scores;
     wait_keys();
     wait_turn();
-    issue_scores<kKeys>(scores, queries_.stage);
+    issue_scores<kKeys>(scores);
+    wait_values(tiles_.next());
     issue_values(tiles_.next());
     pass_turn();
-    finish_tile<kKeys>(scores, key, is_masked);
+    finish_scores<kKeys>(scores, key, is_masked);
+    release_tile();
+    pack<kKeys>(scores);
+    if (is_moved_) state_.rescale_rows(out_);
+    release_earlier_queries(earlier_stage(1));
   }
 
-  /// From S and O += P V issued to the next P.
+  /// The same for an item's first tile, where O += P V belongs to the item before it: O is then
+  /// complete and written. Where there is none, whatever is there is multiplied and forgotten: the
+  /// products in flight must not depend on data.
+  __device__ __forceinline__ void first_step() {
+    Scores<kC.keys> scores;
+    wait_keys();
+    wait_turn();
+    issue_scores<kC.keys>(scores);
+    const bool has_values = ptx::uniform(has_item_ ? 1 : 0) != 0;
+    if (has_values) wait_values(tiles_.next());
+    issue_values(tiles_.next());
+    pass_turn();
+    const bool is_masked = message().full_begin > 0 || message().full_end <= 0;
+    finish_scores<kC.keys>(scores, tile_key(0), ptx::uniform(is_masked ? 1 : 0) != 0);
+    pack<kC.keys>(scores);
+    if (has_values) {
+      release_tile();
+      write_item();
+    }
+    clear_out();
+    has_item_ = true;
+  }
+
+  /// From S and O += P V issued to P, in float, and O.
   template <int kKeys>
-  __device__ __forceinline__ void finish_tile(Scores<kKeys>& scores, int key, bool is_masked) {
+  __device__ __forceinline__ void finish_scores(Scores<kKeys>& scores, int key, bool is_masked) {
     ptx::wgmma_wait<1>();
     ptx::pin(scores);
     release_tile();
     absorb<kKeys>(scores, key, is_masked);
     ptx::wgmma_wait<0>();
     finish_values();
-    pack<kKeys>(scores);
-    rescale_out();
-    release_earlier_queries();
   }
 
-  /// Brings the present item to its end where no next one's tile does it on the way.
+  /// Brings the item under way to its end where no next one's tile does it on the way.
   __device__ __forceinline__ void settle() {
     if (!has_item_) return;
+    wait_values(tiles_);
     issue_values(tiles_);
     ptx::wgmma_wait<0>();
     finish_values();
-    finish_item();
+    release_tile();
+    write_item();
     has_item_ = false;
   }
 
-  /// The previous item's out has left its Q buffer by now: hand the buffer back.
-  __device__ __forceinline__ void release_earlier_queries() {
-    if (!has_earlier_) return;
-    ptx::store_wait_read<0>();
-    // With two stages the previous one is the next.
-    static_assert(kC.q_stages == 2);
-    release(shared_.q_ring.empty[queries_.next().stage]);
-    has_earlier_ = false;
-  }
-
-  __device__ __forceinline__ Epilogue<kC> epilogue() const {
-    return Epilogue<kC>(shared_, params_, warpgroup_, queries_.stage);
-  }
-
-  /// The present item's lse and out, once O is complete.
-  __device__ __forceinline__ void finish_item() {
-    epilogue().finish_rows(state_);
+  __device__ __forceinline__ void finish_empty_item() {
+    wait_queries();
+    state_ = {};
+    clear_out();
+    epilogue(queries_.stage()).finish_rows(state_);
+    queries_.advance();
     write_item();
   }
 
+  __device__ __forceinline__ Epilogue<kC> epilogue(std::uint32_t stage) const {
+    return Epilogue<kC>(shared_, params_, warpgroup_, stage);
+  }
+
+  /// Out of the item before that of `queries_`.
   __device__ __forceinline__ void write_item() {
-    release_earlier_queries();
+    release_earlier_queries(earlier_stage(2));
     ptx::named_barrier_sync(kEpilogue + warpgroup_, 128);
-    epilogue().write(out_);
-    queries_.advance();
+    epilogue(earlier_stage(1)).write(out_);
     has_earlier_ = true;
+  }
+
+  /// The Q buffer of the item `distance` before that of `queries_`.
+  __device__ __forceinline__ std::uint32_t earlier_stage(std::uint32_t distance) const {
+    const std::uint32_t stage = queries_.stage();
+    return stage >= distance ? stage - distance : stage + kC.q_stages - distance;
+  }
+
+  /// The last written item's out has left its Q buffer by now: hand the buffer back.
+  __device__ __forceinline__ void release_earlier_queries(std::uint32_t stage) {
+    if (!has_earlier_) return;
+    ptx::store_wait_read<0>();
+    release(shared_.q_ring.empty[stage]);
+    has_earlier_ = false;
   }
 
   SharedStorage<kC>& shared_;
   const ForwardParams& params_;
   const int warpgroup_;
   RingPlace<kMessageStages> message_;
-  RingPlace<kC.q_stages> queries_;  ///< of the item that is written next
+  RingPlace<kC.q_stages> queries_;  ///< of the item under way, or of the next
   RingPlace<kC.kv_stages> tiles_;
-  bool has_item_ = false;     ///< an item is under way: its last P is still to be multiplied
-  bool has_earlier_ = false;  ///< the previous item still holds its Q buffer
+  bool has_earlier_ = false;  ///< the item written last still holds its Q buffer
+  bool has_item_ = false;     ///< an item's last P, or a tile's, is still to be multiplied
   RowState<kC> state_;        ///< of the item whose scores came last
   bool is_moved_ = false;     ///< the tile's scores moved the base of the exponentials
   float out_[kC.dim / 2];

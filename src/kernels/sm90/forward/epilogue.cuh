@@ -64,10 +64,17 @@ class Epilogue {
     }
 #pragma unroll
     for (int i = 0; i < kC.dim / 2; ++i) out[i] *= weight[(i / 2) % 2];
-    if (params_.out_float.data == nullptr) {
-      write_half(out);
-      return;
+    if constexpr (kC.has_any_out()) {
+      if (params_.out_float.data != nullptr) {
+        write_float(out);
+        return;
+      }
     }
+    write_half(out);
+  }
+
+ private:
+  __device__ __forceinline__ void write_float(float (&out)[kC.dim / 2]) const {
     if (params_.is_merging) {
       for_each_pair(out, [&](float2* pair, float& x, float& y, int row) {
         const float earlier = shared_.weights[row_in_tile(row)].earlier_weight;
@@ -80,7 +87,6 @@ class Epilogue {
     for_each_pair(out, [](float2* pair, float x, float y, int) { *pair = make_float2(x, y); });
   }
 
- private:
   /// One row on its way to lse and out.
   struct RowResult {
     float log_sum = -INFINITY;  ///< log2 of the denominator
@@ -103,21 +109,21 @@ class Epilogue {
     RowResult result;
     if (has_keys) {
       result.log_sum = state.level(row, params_.score) + ptx::log2_approx(sum);
-      result.weights.weight = 1.0f / sum;
+      result.weights.weight = ptx::reciprocal_approx(sum);
     }
     const float top = state.top_of_row(row);
     const std::int64_t token = token_of(row);
     const int head = head_of(row);
-    if (token >= params_.rows_q) return result.weights;
-    if (params_.sink.count > 0) add_sinks(result, token, head);
+    // One of the four lanes that share the row goes on.
+    if (place_.column != 0 || token >= params_.rows_q) return result.weights;
     float* lse = params_.lse.data + token * params_.lse.row_stride + head * params_.lse.head_stride;
-    if (params_.is_merging) merge_earlier(result, *lse * kLog2E);
-    __syncwarp(__activemask());  // lanes that share a row have read lse before one writes it
-    if (place_.column == 0) {
-      *lse = result.log_sum * kLn2;
-      if (kC.is_general && params_.max_logits != nullptr && has_keys) {
-        atomic_max(params_.max_logits + head, top * params_.score.softmax_scale);
-      }
+    if constexpr (kC.has_any_out()) {
+      if (params_.sink.count > 0) add_sinks(result, token, head);
+      if (params_.is_merging) merge_earlier(result, *lse * kLog2E);
+    }
+    *lse = result.log_sum * kLn2;
+    if (kC.is_general() && params_.max_logits != nullptr && has_keys) {
+      atomic_max(params_.max_logits + head, top * params_.score.softmax_scale);
     }
     return result.weights;
   }

@@ -51,7 +51,8 @@ void check_devices_of_rows(const ForwardArgs& args, std::int32_t device) {
 void check_work(const ForwardArgs& args, const ForwardWork::State& work) {
   ForwardProblem problem = sm90::forward_problem(args);
   problem.cache_bytes = work.list.problem.cache_bytes;
-  if (problem != work.list.problem || args.q.dtype != work.instance->config.type) {
+  if (problem != work.list.problem ||
+      args.q.dtype != work.instances.of(sm90::Scope::Plain)->config.type) {
     throw invalid("work", "for other shapes or types", "a list made for these tensors");
   }
 }
@@ -107,9 +108,7 @@ struct GraphTicket {
 
 void launch_work(const ForwardArgs& args, const ForwardWork::State& work, unsigned* ticket,
                  cudaStream_t stream) {
-  const sm90::ForwardInstance* instance =
-      sm90::is_general_call(args) ? work.general_instance : work.instance;
-  MAGI_CHECK(instance != nullptr);
+  const sm90::ForwardInstance* instance = work.instances.of(sm90::scope_of(args));
   const sm90::ListOnDevice parts{.tiles = static_cast<const TileWork*>(work.tiles.data()),
                                  .records = static_cast<const BandRecord*>(work.records.data()),
                                  .ticket = ticket};
@@ -152,20 +151,24 @@ void check_forward_call(const ForwardArgs& args, std::int32_t device) {
   check_params(args.params);
 }
 
-InstancePair find_instances(const ForwardArgs& args) {
+InstanceSet find_instances(const ForwardArgs& args) {
   if (args.q.device < 0) throw invalid("q.device", args.q.device, "a CUDA ordinal");
   if (!device_info(args.q.device).is_hopper()) {
     throw invalid("q.device", device_name(args.q.device), "GPUs of compute capability 9.0");
   }
   const auto dim = to_int(std::max(args.q.shape[2], args.v.shape[2]));
-  const InstancePair pair{find_forward_instance(args.q.dtype, dim, false),
-                          find_forward_instance(args.q.dtype, dim, true)};
-  MAGI_CHECK(pair.plain != nullptr && pair.general != nullptr);
-  return pair;
+  InstanceSet set;
+  for (const Scope scope : {Scope::Plain, Scope::AnyOut, Scope::General}) {
+    set.by_scope[static_cast<std::size_t>(scope)] = find_forward_instance(args.q.dtype, dim, scope);
+    MAGI_CHECK(set.of(scope) != nullptr);
+  }
+  return set;
 }
 
-bool is_general_call(const ForwardArgs& args) {
-  return args.params.softcap > 0.0 || !args.max_logits.empty();
+Scope scope_of(const ForwardArgs& args) {
+  if (args.params.softcap > 0.0 || !args.max_logits.empty()) return Scope::General;
+  const bool is_plain = args.sink.empty() && !args.is_merging && args.out.dtype != DType::Float32;
+  return is_plain ? Scope::Plain : Scope::AnyOut;
 }
 
 TileShape tile_shape(const ForwardInstance& instance) {
@@ -195,11 +198,11 @@ void launch_list(const ForwardArgs& args, const ForwardList& list, const ListOnD
   instance.launch(params, num_ctas, stream);
 }
 
-ForwardWork::State make_work(const ForwardInstance& instance, const ForwardProblem& problem,
+ForwardWork::State make_work(const InstanceSet& instances, const ForwardProblem& problem,
                              std::span<const BandSlice> slices, const ForwardTuning& tuning) {
   ForwardWork::State state;
-  const TileShape shape = tile_shape(instance);
-  state.instance = &instance;
+  const TileShape shape = tile_shape(*instances.of(Scope::Plain));
+  state.instances = instances;
   state.device = current_device();
   state.list = tuning.packed_heads > 0
                    ? build_forward_list(problem, slices, shape, tuning.packed_heads)
@@ -224,10 +227,8 @@ void enqueue_forward(const ForwardArgs& args, const ForwardWork::State& work, cu
 ForwardWork::ForwardWork(const ForwardArgs& args, const ForwardTuning& tuning) {
   const ForwardProblem problem = sm90::forward_problem(args);
   const DeviceScope scope(args.q.device);
-  const sm90::InstancePair instances = sm90::find_instances(args);
-  State state = sm90::make_work(*instances.plain, problem, args.slices, tuning);
-  state.general_instance = instances.general;
-  state_ = std::make_shared<const State>(std::move(state));
+  const sm90::InstanceSet instances = sm90::find_instances(args);
+  state_ = std::make_shared<const State>(sm90::make_work(instances, problem, args.slices, tuning));
 }
 
 ForwardWork::~ForwardWork() = default;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <cstddef>
+
 #include "cuda/memory.hpp"
 #include "cuda/stream_counters.hpp"
 #include "kernels/sm90/forward/launch.hpp"
@@ -8,10 +11,20 @@
 
 namespace magi {
 
+namespace sm90 {
+
+/// The kernels for the same tensors; their q tiles are the same.
+struct InstanceSet {
+  std::array<const ForwardInstance*, 3> by_scope{};
+
+  const ForwardInstance* of(Scope scope) const { return by_scope[static_cast<std::size_t>(scope)]; }
+};
+
+}  // namespace sm90
+
 /// A host list and its device copy.
 struct ForwardWork::State {
-  const sm90::ForwardInstance* instance = nullptr;
-  const sm90::ForwardInstance* general_instance = nullptr;  ///< of the same q tiles
+  sm90::InstanceSet instances;
   std::int32_t device = 0;
   std::int32_t num_ctas = 0;
   ForwardList list;  ///< without its vectors' contents once they are on the device
@@ -30,20 +43,14 @@ struct ListOnDevice {
   const std::int32_t* chosen_heads = nullptr;
 };
 
-/// The kernels for the same tensors; their q tiles are the same.
-struct InstancePair {
-  const ForwardInstance* plain = nullptr;
-  const ForwardInstance* general = nullptr;
-};
-
 /// What a list depends on; throws InvalidArgument naming the tensor.
 ForwardProblem forward_problem(const ForwardArgs& args);
 /// Throws InvalidArgument naming what a call on `device` does not allow.
 void check_forward_call(const ForwardArgs& args, std::int32_t device);
-InstancePair find_instances(const ForwardArgs& args);
+InstanceSet find_instances(const ForwardArgs& args);
 TileShape tile_shape(const ForwardInstance& instance);
-/// Whether a call needs the general kernel.
-bool is_general_call(const ForwardArgs& args);
+/// The least that serves a call.
+Scope scope_of(const ForwardArgs& args);
 /// CTAs of a launch; throws InvalidArgument naming sm_margin or the number of items.
 std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::int64_t num_items);
 /// Sets max_logits to -infinity where the call has them and does not merge.
@@ -53,8 +60,8 @@ void fill_max_logits(const ForwardArgs& args, cudaStream_t stream);
 void launch_list(const ForwardArgs& args, const ForwardList& list, const ListOnDevice& parts,
                  const ForwardInstance& instance, std::int32_t num_ctas, cudaStream_t stream);
 
-/// The list as `instance` tiles it, on the current device.
-ForwardWork::State make_work(const ForwardInstance& instance, const ForwardProblem& problem,
+/// The list as `instances` tile it, on the current device.
+ForwardWork::State make_work(const InstanceSet& instances, const ForwardProblem& problem,
                              std::span<const BandSlice> slices, const ForwardTuning& tuning);
 
 /// attention_forward_cuda without the checks, not for a capture.

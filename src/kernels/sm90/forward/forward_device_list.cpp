@@ -87,8 +87,9 @@ sm90::ListOnDevice parts_of(const DeviceWorkspace& workspace, const DeviceListLa
 
 std::int64_t forward_workspace_bytes(const ForwardArgs& args, std::int64_t num_slices,
                                      const DeviceListTuning& tuning) {
-  const sm90::InstancePair instances = sm90::find_instances(args);
-  const DeviceListShape shape = list_shape(args, num_slices, *instances.plain, tuning);
+  const sm90::InstanceSet instances = sm90::find_instances(args);
+  const DeviceListShape shape =
+      list_shape(args, num_slices, *instances.of(sm90::Scope::Plain), tuning);
   return static_cast<std::int64_t>(device_list_layout(shape).size_bytes);
 }
 
@@ -98,15 +99,15 @@ void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
   sm90::check_forward_call(args, args.q.device);
   const SliceArrays arrays = check_slices(slices, args.q.device);
   const DeviceScope scope(args.q.device);
-  const sm90::InstancePair instances = sm90::find_instances(args);
-  const DeviceListShape shape = list_shape(args, arrays.count, *instances.plain, tuning);
+  const sm90::InstanceSet instances = sm90::find_instances(args);
+  const DeviceListShape shape =
+      list_shape(args, arrays.count, *instances.of(sm90::Scope::Plain), tuning);
   const DeviceListLayout layout = device_list_layout(shape);
   sm90::check_workspace(workspace, static_cast<std::int64_t>(layout.size_bytes));
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   sm90::fill_max_logits(args, cuda_stream);
   build_device_list(shape, layout, arrays, workspace.data, cuda_stream);
-  const sm90::ForwardInstance& instance =
-      sm90::is_general_call(args) ? *instances.general : *instances.plain;
+  const sm90::ForwardInstance& instance = *instances.of(sm90::scope_of(args));
   // The device chooses the packing: all launches but the chosen one end at once.
   for (const ForwardList& frame : layout.frames) {
     const std::int32_t num_ctas =

@@ -5,29 +5,33 @@
 
 namespace magi::sm90 {
 
-template <DType kType, int kDim, bool kIsGeneral>
+template <DType kType, int kDim, Scope kScope>
 struct Instance {
   // At head dim 64 exponentials weigh twice as much: a third warpgroup fills their gaps,
   // and leaves general kernels registers for 64 keys.
   static constexpr ForwardConfig kConfig{.type = kType,
                                          .dim = kDim,
-                                         .keys = kDim == 64 && kIsGeneral ? 64 : 128,
+                                         .keys = kDim == 64 && kScope == Scope::General ? 64 : 128,
                                          .consumers = kDim == 64 ? 3 : 2,
-                                         .kv_stages = kDim == 64 ? 8 : 5,
-                                         .is_general = kIsGeneral};
+                                         .kv_stages = kDim == 64 ? 8 : 4,
+                                         .scope = kScope};
 };
 
 namespace {
 
 constexpr ForwardInstance kInstances[] = {
-    forward_instance<Instance<DType::BFloat16, 64, false>>(),
-    forward_instance<Instance<DType::BFloat16, 64, true>>(),
-    forward_instance<Instance<DType::BFloat16, 128, false>>(),
-    forward_instance<Instance<DType::BFloat16, 128, true>>(),
-    forward_instance<Instance<DType::Float16, 64, false>>(),
-    forward_instance<Instance<DType::Float16, 64, true>>(),
-    forward_instance<Instance<DType::Float16, 128, false>>(),
-    forward_instance<Instance<DType::Float16, 128, true>>(),
+    forward_instance<Instance<DType::BFloat16, 64, Scope::Plain>>(),
+    forward_instance<Instance<DType::BFloat16, 64, Scope::AnyOut>>(),
+    forward_instance<Instance<DType::BFloat16, 64, Scope::General>>(),
+    forward_instance<Instance<DType::BFloat16, 128, Scope::Plain>>(),
+    forward_instance<Instance<DType::BFloat16, 128, Scope::AnyOut>>(),
+    forward_instance<Instance<DType::BFloat16, 128, Scope::General>>(),
+    forward_instance<Instance<DType::Float16, 64, Scope::Plain>>(),
+    forward_instance<Instance<DType::Float16, 64, Scope::AnyOut>>(),
+    forward_instance<Instance<DType::Float16, 64, Scope::General>>(),
+    forward_instance<Instance<DType::Float16, 128, Scope::Plain>>(),
+    forward_instance<Instance<DType::Float16, 128, Scope::AnyOut>>(),
+    forward_instance<Instance<DType::Float16, 128, Scope::General>>(),
 };
 
 __global__ void __launch_bounds__(128) fill_kernel(float* values, int count) {
@@ -39,10 +43,10 @@ __global__ void __launch_bounds__(128) fill_kernel(float* values, int count) {
 
 std::span<const ForwardInstance> forward_instances() { return kInstances; }
 
-const ForwardInstance* find_forward_instance(DType type, int dim, bool is_general) {
+const ForwardInstance* find_forward_instance(DType type, int dim, Scope scope) {
   for (const ForwardInstance& instance : kInstances) {
     const ForwardConfig& config = instance.config;
-    if (config.type == type && config.dim >= dim && config.is_general == is_general) {
+    if (config.type == type && config.dim >= dim && config.scope == scope) {
       return &instance;
     }
   }

@@ -20,7 +20,7 @@ struct ForwardInstance {
 std::span<const ForwardInstance> forward_instances();
 
 /// The instance for a type and the larger of the two head dims; null when there is none.
-const ForwardInstance* find_forward_instance(DType type, int dim, bool is_general);
+const ForwardInstance* find_forward_instance(DType type, int dim, Scope scope);
 
 /// Sets `count` floats to -infinity.
 void fill_no_logits(float* values, int count, cudaStream_t stream);

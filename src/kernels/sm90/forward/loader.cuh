@@ -19,11 +19,11 @@ class Loader {
   __device__ __forceinline__ void run() {
     while (true) {
       auto& ring = shared_.message_ring;
-      ptx::mbarrier_wait(ring.full[message_.stage], message_.parity);
-      const RunMessage& message = shared_.messages[message_.stage];
+      ptx::mbarrier_wait(ring.full[message_.stage()], message_.parity());
+      const RunMessage& message = shared_.messages[message_.stage()];
       if ((message.flags & kEndOfItems) != 0) break;
       load_run(message);
-      ptx::mbarrier_arrive(ring.empty[message_.stage]);
+      ptx::mbarrier_arrive(ring.empty[message_.stage()]);
       message_.advance();
     }
     flush_values();
@@ -44,9 +44,9 @@ class Loader {
   }
 
   __device__ __forceinline__ void load_queries(ItemPlace place) {
-    const std::uint32_t stage = queries_.stage;
+    const std::uint32_t stage = queries_.stage();
     ptx::Mbarrier& full = shared_.q_ring.full[stage];
-    ptx::mbarrier_wait(shared_.q_ring.empty[stage], queries_.parity ^ 1);
+    ptx::mbarrier_wait(shared_.q_ring.empty[stage], queries_.parity() ^ 1);
     shared_.places[stage] = place;
     ptx::mbarrier_arrive_expect(full, kC.q_bytes());
 #pragma unroll
@@ -73,9 +73,9 @@ class Loader {
   }
 
   __device__ __forceinline__ void load_tile(const CUtensorMap& map, std::int32_t key, int kv_head) {
-    const std::uint32_t stage = tiles_.stage;
+    const std::uint32_t stage = tiles_.stage();
     ptx::Mbarrier& full = shared_.kv_ring.full[stage];
-    ptx::mbarrier_wait(shared_.kv_ring.empty[stage], tiles_.parity ^ 1);
+    ptx::mbarrier_wait(shared_.kv_ring.empty[stage], tiles_.parity() ^ 1);
     ptx::mbarrier_arrive_expect(full, kC.kv_bytes());
 #pragma unroll
     for (int panel = 0; panel < kC.dim / tile::kPanelElements; ++panel) {

@@ -102,9 +102,9 @@ class Scheduler {
 
   __device__ __forceinline__ void send(const RunMessage& message) {
     auto& ring = shared_.message_ring;
-    ptx::mbarrier_wait(ring.empty[place_.stage], place_.parity ^ 1);
-    shared_.messages[place_.stage] = message;
-    ptx::mbarrier_arrive(ring.full[place_.stage]);
+    ptx::mbarrier_wait(ring.empty[place_.stage()], place_.parity() ^ 1);
+    shared_.messages[place_.stage()] = message;
+    ptx::mbarrier_arrive(ring.full[place_.stage()]);
     place_.advance();
   }
 

@@ -77,22 +77,25 @@ struct SharedStorage {
   Ring<kMessageStages> message_ring;
 };
 
-/// Where a role is in a ring; runs on across items.
+/// Where a role is in a ring; runs on across items. One register: 2 * stage + parity.
 template <int kStages>
-struct RingPlace {
-  std::uint32_t stage = 0;
-  std::uint32_t parity = 0;  ///< of the phase of `full` that completes next
+class RingPlace {
+ public:
+  __device__ __forceinline__ std::uint32_t stage() const { return value_ >> 1; }
+  /// Of the phase of `full` that completes next.
+  __device__ __forceinline__ std::uint32_t parity() const { return value_ & 1; }
 
   __device__ __forceinline__ void advance() {
-    const bool is_last = stage == kStages - 1;
-    stage = is_last ? 0 : stage + 1;
-    parity ^= is_last ? 1 : 0;
+    value_ = stage() == kStages - 1 ? parity() ^ 1 : value_ + 2;
   }
   __device__ __forceinline__ RingPlace next() const {
     RingPlace place = *this;
     place.advance();
     return place;
   }
+
+ private:
+  std::uint32_t value_ = 0;
 };
 
 template <int kStages>

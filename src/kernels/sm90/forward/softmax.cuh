@@ -21,7 +21,7 @@ __device__ __forceinline__ float tanh_of(float x) {
 /// f(s) of ScoreScale; masked scores stay masked.
 template <ForwardConfig kC>
 __device__ __forceinline__ float bent(float score, const ScoreScale& scale) {
-  if constexpr (!kC.is_general) return score;
+  if constexpr (!kC.is_general()) return score;
   if (scale.cap_scale == 0.0f || score == -INFINITY) return score;
   return tanh_of(score * scale.cap_scale);
 }
@@ -55,7 +55,7 @@ struct RowState {
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
       tile_top[row] = max_of_row<kColumns>(scores, row);
-      if constexpr (kC.is_general) top[row] = fmaxf(top[row], tile_top[row]);
+      if constexpr (kC.is_general()) top[row] = fmaxf(top[row], tile_top[row]);
       is_passed |= tile_top[row] > base[row] + scale.slack;
     }
     if (!__any_sync(0xffffffffu, is_passed)) return false;
@@ -85,7 +85,7 @@ struct RowState {
 
   /// The highest score of a row, of which general kernels know.
   __device__ __forceinline__ float top_of_row(int row) const {
-    return kC.is_general ? tile::max_over_row(top[row]) : kNoScore;
+    return kC.is_general() ? tile::max_over_row(top[row]) : kNoScore;
   }
 
   template <int kCount>
