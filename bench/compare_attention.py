@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times of ours and of torch SDPA with cuDNN forced, alternating in one process; forward, or the
-whole backward with --backward (ours: preparation, main kernel and all; cuDNN: torch's autograd).
+"""Times of ours, of torch SDPA with cuDNN forced and (--flex) of FlexAttention, alternating in one
+process; forward, or the whole backward with --backward (ours: preparation, main kernel and all;
+theirs: torch's autograd).
 
 Each case is timed in rounds; a round times every kernel once (a burst between two CUDA events) in
 rotating order, and ratios are medians over rounds of our rate over cuDNN's rate in the same round.
 Rates are 4 (backward: 10) * area * heads * dim per second; cuDNN runs full or causal of the same
-length.
+length, FlexAttention the mask itself.
 """
 import argparse
 import ctypes
@@ -20,9 +21,12 @@ import torch
 import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import flex_yardstick
+
 INFINITE = 1 << 30
 WINDOW = 1024
 BLOCK = 2048
+YARDSTICKS = ("cudnn", "flex")
 
 
 class Problem(ctypes.Structure):
@@ -219,10 +223,12 @@ def clocks():
     return [float(v) for v in values] if len(values) == 3 else []
 
 
-def forward_calls(library, slices, shape, is_causal, options):
+def forward_calls(library, slices, shape, is_causal, options, rule):
     rows, heads, kv_heads, dim = shape
     q, k, v = random_tensors(rows, (heads, kv_heads, kv_heads), dim)
     calls = {"cudnn": cudnn_call(q, k, v, is_causal)}
+    if options.flex:
+        calls["flex"] = flex_yardstick.Flex(q, k, v, rule)
     for variant, label, packed_heads in options.variants:
         if label.startswith("dim64") != (dim == 64):
             continue
@@ -232,10 +238,12 @@ def forward_calls(library, slices, shape, is_causal, options):
     return calls
 
 
-def backward_calls(library, slices, shape, is_causal, options):
+def backward_calls(library, slices, shape, is_causal, options, rule):
     rows, heads, kv_heads, dim = shape
     q, k, v, dout = random_tensors(rows, (heads, kv_heads, kv_heads, heads), dim)
     calls = {"cudnn": cudnn_backward_call(q, k, v, dout, is_causal)}
+    if options.flex:
+        calls["flex"] = flex_yardstick.backward_call(q, k, v, dout, rule)
     for label, tuning in options.tunings:
         ours = OursBackward(library, tuning, slices, shape)
         ours.bind(q, k, v, dout)
@@ -251,7 +259,7 @@ def random_tensors(rows, heads, dim):
 
 def max_error(calls, is_backward):
     """Of the first of ours against cuDNN, same mask."""
-    ours = next(call for key, call in calls.items() if key != "cudnn")
+    ours = next(call for key, call in calls.items() if key not in YARDSTICKS)
     expected = calls["cudnn"]()
     if not is_backward:
         return (ours.out.float() - expected[0].transpose(0, 1).float()).abs().max().item()
@@ -272,7 +280,8 @@ def run_case(library, case, options):
     causal_area = length * (length + 1) // 2
     cudnn_flops = unit * (causal_area if is_causal else length * length) * 64 * dim
     make_calls = backward_calls if options.backward else forward_calls
-    calls = make_calls(library, slices, shape, is_causal, options)
+    rule = flex_yardstick.mask_rule(name, lengths, WINDOW, BLOCK) if options.flex else None
+    calls = make_calls(library, slices, shape, is_causal, options, rule)
     seconds = time_alternating(calls, options.rounds, options.burst)
     error = None
     if name in ("full", "causal") and length <= 8192:
@@ -282,7 +291,7 @@ def run_case(library, case, options):
               "cudnn_tflops": statistics.median(base) * 1e-12, "max_error_vs_cudnn": error,
               "clock_power_temperature": clocks(), "ours": {}}
     for key, call in calls.items():
-        if key == "cudnn":
+        if key in YARDSTICKS:
             continue
         rates = [flops / s for s in seconds[key]]
         ratios = [rate / other for rate, other in zip(rates, base)]
@@ -294,8 +303,19 @@ def run_case(library, case, options):
         result["ours"][key] = row
         call.close()
     add_slowdown(result, seconds)
+    add_flex(result, seconds, flops)
     print_result(result)
     return result
+
+
+def add_flex(result, seconds, flops):
+    """FlexAttention's rate and, of the first of ours, how many times as fast it is, by round."""
+    if "flex" not in seconds:
+        return
+    key = next(iter(result["ours"]))
+    ratios = [flex / ours for flex, ours in zip(seconds["flex"], seconds[key])]
+    result["flex"] = {"tflops": flops / statistics.median(seconds["flex"]) * 1e-12,
+                      "ours_over_flex": statistics.median(ratios)}
 
 
 def add_slowdown(result, seconds):
@@ -315,6 +335,9 @@ def print_result(result):
               f"[{ours['ratio_low']:.3f}, {ours['ratio_high']:.3f}] hp {ours['packed_heads']}"
               + (f" per item {ours['heads_per_item']}" if "heads_per_item" in ours else ""),
               flush=True)
+    if "flex" in result:
+        print(f"    FlexAttention                {result['flex']['tflops']:6.1f} TFLOP/s, ours / it "
+              f"{result['flex']['ours_over_flex']:.2f}", flush=True)
     if "deterministic_slowdown" in result:
         print(f"    deterministic / fast {result['deterministic_slowdown']:.3f}", flush=True)
 
@@ -342,6 +365,8 @@ def parse():
     parser.add_argument("--variants", default="0",
                         help="index[/heads per tile],...; heads per tile 0: by the cost model")
     parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--flex", action="store_true",
+                        help="FlexAttention too; compiling it takes seconds per case")
     parser.add_argument("--tunings", default="deterministic,fast",
                         help="backward: deterministic or fast[/heads per tile[/per item]],...")
     parser.add_argument("--rounds", type=int, default=15)
