@@ -34,7 +34,7 @@ def random_rectangle(rng):
         for j in range(k.start, k.end)
         if band.start <= j - i <= band.end
     }
-    return AttnRectangle(q, k, band), pairs
+    return AttnRectangle(q, k, band) if pairs else None, pairs
 
 
 def pairs_of(rect):
@@ -62,30 +62,70 @@ class TestAttnRectangle:
         for _ in range(100):
             q, k = random_range(rng), random_range(rng)
             for mask_type in TYPES:
-                rect = AttnRectangle(q, k, mask_type=mask_type)
                 expected = visible(q, k, mask_type)
+                if not expected:
+                    with pytest.raises(ValueError, match="one that holds a pair"):
+                        AttnRectangle(q, k, mask_type=mask_type)
+                    continue
+                rect = AttnRectangle(q, k, mask_type=mask_type)
                 assert pairs_of(rect) == expected and rect.area() == len(expected)
-                assert rect.is_valid() == bool(expected)
+                assert rect.is_valid() and rect.get_valid_or_none() is rect
                 assert AttnRectangle(q, k, mask_type=mask_type.to_int_type()) == rect
+
+    def test_band_and_type_hold_at_once(self, rng):
+        for _ in range(100):
+            _, pairs = random_rectangle(rng)
+            if not pairs:
+                continue
+            q, k = random_range(rng), random_range(rng)
+            band = AttnRange(rng.randint(-9, 0), rng.randint(0, 9))
+            for mask_type in TYPES:
+                expected = {
+                    p for p in visible(q, k, mask_type) if band.start <= p[1] - p[0] <= band.end
+                }
+                if expected:
+                    assert pairs_of(AttnRectangle(q, k, band, mask_type)) == expected
+
+    def test_wrong_types(self):
+        q = AttnRange(0, 4)
+        for wrong, error in (("causal", TypeError), (4, ValueError)):
+            with pytest.raises(error):
+                AttnRectangle(q, q, mask_type=wrong)
 
     def test_shrinks_to_what_holds_a_pair(self, rng):
         for _ in range(200):
             rect, pairs = random_rectangle(rng)
-            assert pairs_of(rect) == pairs and rect.area() == len(pairs)
+            assert pairs_of(rect) == pairs
             if pairs:
+                assert rect.area() == len(pairs)
                 queries, keys = {i for i, _ in pairs}, {j for _, j in pairs}
                 band = {j - i for i, j in pairs}
                 assert rect.q_range == AttnRange(min(queries), max(queries) + 1)
                 assert rect.k_range == AttnRange(min(keys), max(keys) + 1)
                 assert rect.d_range == AttnRange(min(band), max(band))
-            else:
-                assert rect.get_valid_or_none() is None
-                with pytest.raises(ValueError, match="non-empty"):
-                    rect.check_valid()
+
+    def test_changed_in_place_to_nothing(self):
+        rect = AttnRectangle(AttnRange(0, 10), AttnRange(0, 20), AttnRange(-5, 5))
+        rect.q_range.start, rect.q_range.end = 10, 0
+        assert not rect.is_valid() and rect.get_valid_or_none() is None and rect.area() == 0
+        with pytest.raises(ValueError, match="q_range is .*non-empty"):
+            rect.check_valid()
+
+    def test_counts_half_open_ranges_under_a_closed_band(self, rng):
+        rect = AttnRectangle(AttnRange(0, 1), AttnRange(0, 1))
+        for _ in range(200):
+            q, k = random_range(rng), random_range(rng)
+            low = rng.randint(-18, 18)
+            high = rng.randint(low, 18)
+            pairs = [(i, j) for i in range(*q.to_naive_range()) for j in range(*k.to_naive_range())]
+            expected = sum(low <= j - i <= high for i, j in pairs)
+            assert rect.count_areas(q.start, q.end, k.start, k.end, low, high) == expected
 
     def test_cuts_and_segments(self, rng):
         for _ in range(200):
             rect, pairs = random_rectangle(rng)
+            if not pairs:
+                continue
             cut = rng.randint(0, 16)
             left, right = rect.cut_q(cut)
             assert pairs_of(left) == {p for p in pairs if p[0] < cut}
@@ -120,14 +160,18 @@ class TestAttnRectangle:
 
     def test_boundaries_and_setters(self):
         rect = AttnRectangle(AttnRange(0, 10), AttnRange(0, 20), AttnRange(-5, 5))
-        assert rect.k_range == AttnRange(0, 15) and len(rect) == 10
+        assert rect.k_range == AttnRange(0, 15) and len(rect) == 1
         assert rect.intersection_q_id_on_left_boundary() == 5
         assert rect.intersection_q_id_on_right_boundary() == 9
         rect.q_range, rect.k_range, rect.d_range = (AttnRange(5, 15),) * 3
         assert (rect.q_range, rect.k_range, rect.d_range) == (AttnRange(5, 15),) * 3
+        reversed_range = AttnRange(0, 0)
+        reversed_range.start = 10
         for name in ("q_range", "k_range", "d_range"):
             with pytest.raises(ValueError, match=name):
-                setattr(rect, name, AttnRange(10, 0))
+                setattr(rect, name, reversed_range)
+        with pytest.raises(ValueError, match="k_range"):
+            rect.k_range = AttnRange(3, 3)
 
     def test_is_a_value(self):
         rect = AttnRectangle(AttnRange(0, 9), AttnRange(0, 9), AttnRange(-2, 2))
@@ -173,9 +217,8 @@ class TestAttnRectangles:
         rects = AttnRectangles.from_ranges([(0, 5)] * 4, [(0, 10)] * 4, [0, 1, 2, 3])
         assert len(rects) == rects.size == 4 and rects.is_valid()
         hidden = ([(0, 5)], [(0, 2)], [AttnMaskType.BICAUSAL])
-        assert AttnRectangles.from_ranges(*hidden).is_empty()
-        with pytest.raises(ValueError):
-            AttnRectangles.from_ranges(*hidden, check=True)
+        assert AttnRectangles.from_ranges(*hidden, check=True).is_empty()
+        assert AttnRectangles.from_ranges([(3, 3), (0, 2)], [(0, 9), (4, 4)], [0, 1]).is_empty()
         with pytest.raises(ValueError, match="equal numbers"):
             AttnRectangles.from_ranges([(0, 1)], [(0, 1)], [0, 1])
 

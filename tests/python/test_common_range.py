@@ -47,8 +47,15 @@ class TestAttnRange:
         assert attn_range.end == 5
         assert hash(AttnRange(3, 5)) == hash(attn_range)
         assert pickle.loads(pickle.dumps(attn_range)) == attn_range == copy.deepcopy(attn_range)
-        with pytest.raises(RangeError, match=r"\[5, 3\).*start <= end"):
-            AttnRange.from_range((5, 3), check=True)
+        for call in (
+            lambda: AttnRange.from_range((5, 3), check=True),
+            lambda: AttnRange.from_range((5, 3)),
+            lambda: AttnRange(5, 3),
+            lambda: AttnRanges.from_ranges([(0, 1), (5, 3)]),
+        ):
+            with pytest.raises(RangeError, match=r"\[5, 3\).*start <= end"):
+                call()
+        assert issubclass(RangeError, ValueError)
 
     def test_validity(self):
         attn_range = AttnRange(5, 10)
@@ -76,6 +83,20 @@ class TestAttnRange:
             if len(a) and len(b):
                 assert a.is_overlap_with(b) == bool(rows(a) & rows(b))
                 assert a.is_subrange_of(b) == (rows(a) <= rows(b))
+
+    def test_where_empty_results_lie(self):
+        attn_range = AttnRange(0, 5)
+        assert attn_range.truncate(start=7) == AttnRange(7, 7)
+        assert AttnRange(9, 15).truncate(1, 7) == AttnRange(9, 9)
+        assert attn_range.intersect(AttnRange(7, 9)) == AttnRange(5, 5)
+        assert AttnRange(3, 3).diff_by(attn_range) == [AttnRange(0, 3), AttnRange(3, 5)]
+
+    def test_unions_keep_the_order_of_what_they_cannot_join(self):
+        a, b = AttnRange(5, 9), AttnRange(0, 5)
+        assert a.union(b) == [a, b] and b.union(a) == [b, a]
+        assert a.union(AttnRange(7, 7)) == [a, AttnRange(7, 7)]
+        assert a.union(AttnRange(8, 12)) == [AttnRange(5, 12)]
+        assert a.union(AttnRange(6, 7)) == [a]
 
     def test_results_are_own_objects(self):
         a, b = AttnRange(0, 2), AttnRange(5, 7)
@@ -108,7 +129,8 @@ class TestAttnRanges:
 
     @pytest.mark.parametrize("add", ["append", "insert", "extend"])
     def test_checked_additions(self, add):
-        ranges, bad = AttnRanges(), AttnRange(3, 1)
+        ranges, bad = AttnRanges(), AttnRange(1, 1)
+        bad.start = 3  # setters check nothing
         arguments = {"append": (bad,), "insert": (0, bad), "extend": ([bad],)}[add]
         with pytest.raises(RangeError):
             getattr(ranges, add)(*arguments, check=True)
@@ -137,15 +159,31 @@ class TestAttnRanges:
             merged = a.merge()
             assert rows(merged) == rows(a) and merged.is_merged() and merged.is_non_overlap()
             assert all(x.end < y.start for x, y in zip(merged, list(merged)[1:]))
-            assert a.union_size() == len(rows(a))
+            assert a.union_size() == a.total_seqlen == sum(map(len, a))
             assert a.intersect_size() == sum(map(len, a)) - len(rows(a))
-            assert a.intersect_size_with(b) == len(rows(a) & rows(b))
-            assert a.union_size_with(b) == len(rows(a) | rows(b))
+            common = rows(a) & rows(b)
+            held = sum(len(rows(r) & common) for r in (*a, *b))
+            assert a.intersect_size_with(b) == held - len(common)
+            assert a.merge().intersect_size_with(b.merge()) == len(common)
+            assert a.union_size_with(b) == a.total_seqlen + b.total_seqlen
             assert a.is_non_overlap() == (a.total_seqlen == len(rows(a)))
-            assert a.sort().is_sorted() and sorted(a.to_naive_ranges()) == [
-                r.to_naive_range() for r in a.sort()
-            ]
+            by_start = sorted(a.to_naive_ranges(), key=lambda pair: pair[0])
+            assert a.sort().is_sorted() and a.sort().to_naive_ranges() == by_start
             assert a.points == sorted({v for r in a for v in r.to_naive_range()})
+
+    def test_sizes_by_hand(self):
+        """Rows that n ranges hold count n - 1 times."""
+        three = AttnRanges.from_ranges([(5, 15), (10, 20), (12, 25)])
+        assert three.intersect_size() == 13 and three.union_size() == 33
+        a = AttnRanges.from_ranges([(0, 10), (15, 25), (30, 40)])
+        b = AttnRanges.from_ranges([(5, 20), (22, 35)])
+        assert a.intersect_size_with(b) == b.intersect_size_with(a) == 18
+
+    def test_empty_ranges_stay_where_nothing_holds_them(self):
+        ranges = AttnRanges.from_ranges([(7, 7), (0, 3), (3, 3), (9, 12), (10, 10)])
+        assert ranges.merge().to_naive_ranges() == [(0, 3), (7, 7), (9, 12)]
+        with pytest.raises(ValueError, match="split_alignment is 0"):
+            ranges.merge_with_split_alignment(0)
 
     def test_holes_and_overlaps(self, rng):
         for _ in range(200):
@@ -187,10 +225,10 @@ class TestAttnRanges:
     def test_local_coordinates(self, rng):
         host = AttnRanges.from_ranges([(0, 10), (20, 30), (30, 35), (40, 50)])
         order = [row for r in host for row in range(r.start, r.end)]
-        local, (merged, offsets) = host.make_range_local(AttnRange(23, 32))
-        assert local == AttnRange(13, 22) and offsets == [0, 10, 25]
-        again, _ = merged.make_range_local(AttnRange(41, 44), True, offsets)
-        assert again.start == order.index(41)
+        local, holder = host.make_range_local(AttnRange(23, 32))
+        assert local == AttnRange(13, 22) and holder == AttnRange(20, 35)
+        again, holder = host.merge().make_range_local(AttnRange(41, 44), True, [0, 10, 25])
+        assert again.start == order.index(41) and holder == AttnRange(40, 50)
         others = AttnRanges.from_ranges([(2, 8), (25, 32), (42, 45)])
         for other, found in zip(others, host.make_ranges_local(others)):
             assert order[found.start : found.end] == list(range(other.start, other.end))

@@ -125,7 +125,8 @@ def test_range_affinities():
     assert a.get_farthest_affinity_idx([near, far]) == 1
     assert min([far, near], key=a.make_cmp_key()) is near
     far.update(a)
-    assert a.distance_to(far) == -20
+    assert a.distance_to(far) == -30  # rows 5 to 9 are twice in each: three beyond the first
+    assert far.iou_ranges.total_seqlen == 45
     with pytest.raises(ValueError, match="others is empty"):
         a.get_closest_affinity_idx([])
 
@@ -134,21 +135,34 @@ class TestOverlap:
     COSTS = [OverlapStageCost(0, 5), *(OverlapStageCost(2, 3) for _ in range(4))]
 
     def test_given_degree(self):
-        found = OverlapSolver(UniformOverlapAlg()).solve(self.COSTS, overlap_degree=2)
+        solver_of = OverlapSolver(UniformOverlapAlg())
+        found, every = solver_of.solve(self.COSTS, overlap_degree=2)
+        assert every == {2: found} and solver_of.best_solution is found
         assert found.overlap_degree == 2 and found.partitions == [[0, 1, 2], [3, 4]]
         assert found.overall_cost == max(4, 5) + max(4, 6) + 6
 
     def test_more_stages_than_pieces(self):
-        found = OverlapSolver(UniformOverlapAlg()).solve(self.COSTS[:2], overlap_degree=3)
-        assert found.overlap_degree == 1 and found.partitions == [[0, 1], [], []]
-        alone = OverlapSolver(UniformOverlapAlg()).solve(self.COSTS[:1], overlap_degree=1)
-        assert alone.partitions == [[0]] and alone.overall_cost == 5
+        found, _ = OverlapSolver(UniformOverlapAlg()).solve(self.COSTS[:2], overlap_degree=3)
+        assert found.overlap_degree == 3 and found.partitions == [[0, 1], [], []]
+        assert found.overall_cost == 5 + 3
+        alone, _ = OverlapSolver(UniformOverlapAlg()).solve(self.COSTS[:1], overlap_degree=2)
+        assert alone.partitions == [[0], []] and alone.overall_cost == 5
 
     def test_chosen_degree(self):
-        chosen = OverlapSolver(UniformOverlapAlg())
-        every = [chosen.solve(self.COSTS, degree).overall_cost for degree in range(1, 5)]
-        assert chosen.solve(self.COSTS).overall_cost == min(every)
-        assert chosen.solve(self.COSTS, dynamic_max_degree=1).overlap_degree == 1
+        best, every = OverlapSolver(UniformOverlapAlg()).solve(self.COSTS)
+        assert sorted(every) == [1, 2, 3, 4, 5] and best is every[best.overlap_degree]
+        lowest = min(round(found.overall_cost) for found in every.values())
+        assert best.overlap_degree == min(
+            degree for degree, found in every.items() if round(found.overall_cost) == lowest
+        )
+        best, every = OverlapSolver(UniformOverlapAlg()).solve(self.COSTS, dynamic_max_degree=1)
+        assert list(every) == [1] and best.overlap_degree == 1
+
+    def test_shuffled_pieces(self):
+        shuffled = OverlapSolver(UniformOverlapAlg(random_costs=True, random_seed=3))
+        found, _ = shuffled.solve(self.COSTS, 2)
+        assert found == shuffled.solve(self.COSTS, 2)[0] and found.partitions[0][0] == 0
+        assert sorted(sum(found.partitions, [])) == [0, 1, 2, 3, 4]
 
     def test_comparison_and_errors(self):
         assert OverlapSolver(UniformOverlapAlg()) == OverlapSolver(UniformOverlapAlg())
@@ -159,6 +173,10 @@ class TestOverlap:
             OverlapSolver("uniform")
         with pytest.raises(ValueError, match="stage_costs is empty"):
             OverlapSolver(UniformOverlapAlg()).solve([])
+        with pytest.raises(ValueError, match="comm_cost is 1; allowed: 0"):
+            OverlapSolver(UniformOverlapAlg()).solve([OverlapStageCost(1, 1)])
+        with pytest.raises(ValueError, match="calc_cost is -1"):
+            OverlapStageCost(0, -1)
         with pytest.raises(ValueError, match="overlap_degree is 0"):
             OverlapSolver(UniformOverlapAlg()).solve(self.COSTS, 0)
 

@@ -12,7 +12,6 @@ from torch import nn
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.range import AttnRange
 from magi_attention.common.ranges import AttnRanges
-from magi_attention.common.rectangle import AttnRectangle
 from magi_attention.common.rectangles import AttnRectangles
 
 if TYPE_CHECKING:
@@ -152,14 +151,9 @@ class AttnMask(nn.Module):
 
     def is_pure_causal(self) -> bool:
         """Whether the mask is one causal slice over everything."""
-        whole = AttnRectangle(
-            AttnRange(0, self.total_seqlen_q),
-            AttnRange(0, self.total_seqlen_k),
-            mask_type=AttnMaskType.CAUSAL,
-        )
         causal = AttnMask.make_causal_mask(self.total_seqlen_q, self.total_seqlen_k)
         seen = self.mask_tensor[..., self.mask_flag_dim_idx]
-        return self.area == whole.area() and torch.equal(seen, causal)
+        return torch.equal(seen, causal)
 
     def is_varlen_full(self) -> bool:
         """Whether documents that tile queries and keys in order see themselves fully."""
@@ -212,7 +206,12 @@ class AttnMask(nn.Module):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AttnMask):
             return NotImplemented
-        return torch.equal(self.mask_tensor, other.mask_tensor)
+        return (
+            torch.equal(self.mask_tensor, other.mask_tensor)
+            and self.q_ranges == other.q_ranges
+            and self.k_ranges == other.k_ranges
+            and self.attn_mask_type == other.attn_mask_type
+        )
 
     __hash__ = nn.Module.__hash__
 

@@ -17,18 +17,20 @@ def num_edits() -> int:
     return _num_edits
 
 
-class RangeError(Exception):
+class RangeError(ValueError):
     """A range ends before it starts."""
 
 
 class AttnRange:
-    """Rows [start, end). Values are not checked until `check_valid` is asked; start and end may be
-    negative, as for diagonals.
+    """Rows [start, end); RangeError unless start <= end. Both may be negative, as for diagonals.
+    Setting start or end later checks nothing: check_valid does.
     """
 
     __slots__ = ("_start", "_end")
 
     def __init__(self, start: int, end: int) -> None:
+        if start > end:
+            raise RangeError(f"range is [{start}, {end}); allowed: start <= end")
         self._start = start
         self._end = end
 
@@ -65,15 +67,11 @@ class AttnRange:
 
     @staticmethod
     def from_range(attn_range: "AttnRange | Sequence[int]", check: bool = False) -> "AttnRange":
-        """From another range or a pair of ints. With `check`, RangeError unless start <= end."""
+        """From another range or a pair of ints; RangeError unless start <= end, whatever `check`."""
         if isinstance(attn_range, AttnRange):
-            result = attn_range.clone()
-        else:
-            start, end = attn_range
-            result = AttnRange(start, end)
-        if check:
-            result.check_valid()
-        return result
+            return attn_range.clone()
+        start, end = attn_range
+        return AttnRange(start, end)
 
     def clone(self) -> "AttnRange":
         """An equal range of its own."""
@@ -84,29 +82,25 @@ class AttnRange:
         return AttnRange(self._start + offset, self._end + offset)
 
     def truncate(self, start: int | None = None, end: int | None = None) -> "AttnRange":
-        """The part inside [start, end); an empty range where there is none."""
+        """The part inside [start, end); where there is none, an empty range at the start."""
         lower = self._start if start is None else max(self._start, start)
         upper = self._end if end is None else min(self._end, end)
-        return AttnRange(min(lower, upper), upper)
+        return AttnRange(lower, max(lower, upper))
 
     def intersect(self, other: "AttnRange") -> "AttnRange":
-        """The rows of both; an empty range where there is none."""
-        return self.truncate(other._start, other._end)
+        """The rows of both; where there is none, an empty range at the lower end."""
+        upper = min(self._end, other._end)
+        return AttnRange(min(max(self._start, other._start), upper), upper)
 
     def intersect_size(self, other: "AttnRange") -> int:
         """Number of rows of both."""
         return max(0, min(self._end, other._end) - max(self._start, other._start))
 
     def union(self, other: "AttnRange") -> "list[AttnRange]":
-        """One range where both touch or overlap, else both in order of start."""
-        first, second = sorted((self, other), key=AttnRange.to_naive_range)
-        if first.is_empty():
-            return [second.clone()]
-        if second.is_empty():
-            return [first.clone()]
-        if first._end >= second._start:
-            return [AttnRange(first._start, max(first._end, second._end))]
-        return [first.clone(), second.clone()]
+        """One range where both have a row in common, else this one and the other."""
+        if self.intersect_size(other) == 0:
+            return [self.clone(), other.clone()]
+        return [AttnRange(min(self._start, other._start), max(self._end, other._end))]
 
     def union_size(self, other: "AttnRange") -> int:
         """Number of rows of at least one."""
@@ -114,10 +108,10 @@ class AttnRange:
 
     def diff_by(self, other: "AttnRange") -> "list[AttnRange]":
         """The non-empty parts of `other` outside this range."""
-        if self.intersect_size(other) == 0:
+        if not (self.is_subrange_of(other) or self.intersect_size(other)):
             return [] if other.is_empty() else [other.clone()]
-        parts = [AttnRange(other._start, self._start), AttnRange(self._end, other._end)]
-        return [part for part in parts if part._start < part._end]
+        bounds = ((other._start, self._start), (self._end, other._end))
+        return [AttnRange(start, end) for start, end in bounds if start < end]
 
     def is_subrange_of(self, other: "AttnRange") -> bool:
         """Whether every row is one of other's; an empty range lies where its bounds do."""

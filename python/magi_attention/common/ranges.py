@@ -93,20 +93,24 @@ class AttnRanges:
 
     def clear_empty(self) -> "AttnRanges":
         """A list of the ranges that hold rows."""
-        return _make(r.clone() for r in self._ranges if not r.is_empty())
+        return _make(r for r in self._ranges if not r.is_empty())
 
     def sort(self) -> "AttnRanges":
-        """A list in order of start, then end."""
-        return _make(r.clone() for r in sorted(self._ranges, key=AttnRange.to_naive_range))
+        """A list in order of start; ranges of one start keep their order."""
+        return _make(r.clone() for r in sorted(self._ranges, key=lambda r: r._start))
 
     def merge(self) -> "AttnRanges":
-        """The covered rows as the fewest ranges, in order; empty ranges are dropped."""
+        """The covered rows as the fewest ranges, in order: ranges that overlap or touch are joined.
+        Empty ranges apart from the others stay.
+        """
         return self.merge_with_split_alignment(1)
 
     def merge_with_split_alignment(self, split_alignment: int = 1) -> "AttnRanges":
         """As merge, after every range grew to multiples of split_alignment."""
+        if split_alignment < 1:
+            raise ValueError(f"split_alignment is {split_alignment}; allowed: 1 or more")
         merged: list[list[int]] = []
-        for start, end in sorted(r.to_naive_range() for r in self._ranges if not r.is_empty()):
+        for start, end in sorted(r.to_naive_range() for r in self._ranges):
             start = start // split_alignment * split_alignment
             end = -(-end // split_alignment) * split_alignment
             if merged and start <= merged[-1][1]:
@@ -151,7 +155,7 @@ class AttnRanges:
 
     def is_non_overlap(self) -> bool:
         """Whether no row is in two ranges."""
-        return self.total_seqlen == self.union_size()
+        return self.total_seqlen == self.merge().total_seqlen
 
     def is_cu_seqlens(self, seqlen: int) -> bool:
         """Whether the ranges follow each other from 0 to seqlen."""
@@ -170,16 +174,16 @@ class AttnRanges:
         other_attn_range: AttnRange,
         is_self_merged: bool = False,
         prefix_offset: list[int] | None = None,
-    ) -> tuple[AttnRange, tuple["AttnRanges", list[int]]]:
-        """Where other_attn_range lies when the rows of this list are laid out one after the other.
-
-        Returns it with (merged ranges, offset of each), which later calls may reuse. ValueError
-        unless it lies inside one merged range.
+    ) -> tuple[AttnRange, AttnRange]:
+        """Where other_attn_range lies when the rows of this list, merged, are laid out one after
+        the other, and the merged range that holds it. prefix_offset: where each merged range begins
+        then. ValueError unless other_attn_range lies inside one merged range.
         """
         merged = self if is_self_merged else self.merge()
         offsets = merged._offsets() if prefix_offset is None else prefix_offset
         starts = [r._start for r in merged._ranges]
-        return merged._localize(other_attn_range, starts, offsets), (merged, offsets)
+        local = merged._localize(other_attn_range, starts, offsets)
+        return local, merged._ranges[bisect_right(starts, other_attn_range._start) - 1]
 
     def make_ranges_local(
         self, other_attn_ranges: "AttnRanges", is_self_merged: bool = False
@@ -214,6 +218,7 @@ class AttnRanges:
         """The rows of this list that the other does not cover, merged. Neither list changes."""
         ours = self if is_self_merged else self.merge()
         theirs = other_attn_ranges if is_other_merged else other_attn_ranges.merge()
+        theirs = theirs.clear_empty()
         holes: list[tuple[int, int]] = []
         first = 0
         for attn_range in ours:
@@ -271,8 +276,13 @@ class AttnRanges:
     def from_ranges(
         ranges: "AttnRanges | Sequence[AttnRange] | Sequence[Sequence[int]]", check: bool = False
     ) -> "AttnRanges":
-        """A list with ranges of its own. With `check`, RangeError unless each has start <= end."""
-        return _make(AttnRange.from_range(r, check=check) for r in ranges)
+        """A list with ranges of its own, from ranges or pairs of ints; RangeError unless each has
+        start <= end.
+        """
+        made = _make(AttnRange.from_range(r) for r in ranges)
+        if check:
+            made.check_valid()
+        return made
 
     def to_naive_ranges(self) -> list[tuple[int, int]]:
         """(start, end) of every range."""
@@ -280,19 +290,26 @@ class AttnRanges:
 
     def intersect_size(self) -> int:
         """Rows counted once for every range beyond the first that holds them."""
-        return self.total_seqlen - self.union_size()
+        return self.total_seqlen - self.merge().total_seqlen
 
     def intersect_size_with(self, other: "AttnRanges") -> int:
-        """Distinct rows that both lists cover."""
-        return self.find_overlap_ranges(other).total_seqlen
+        """Of the rows that both lists cover, each counted once for every range of either list
+        beyond the first that holds it: once where neither list overlaps itself.
+        """
+        common = self.find_overlap_ranges(other)
+        held = 0
+        for ranges in (self, other):
+            for attn_range in ranges:
+                held += sum(attn_range.intersect_size(part) for part in common)
+        return held - common.total_seqlen
 
     def union_size(self) -> int:
-        """Distinct rows."""
-        return self.merge().total_seqlen
+        """Rows of all ranges, each counted as often as it appears: total_seqlen."""
+        return self.total_seqlen
 
     def union_size_with(self, other: "AttnRanges") -> int:
-        """Distinct rows that at least one list covers."""
-        return self.union_size() + other.union_size() - self.intersect_size_with(other)
+        """Rows of both lists, each counted as often as it appears."""
+        return self.total_seqlen + other.total_seqlen
 
     @property
     def total_seqlen(self) -> int:

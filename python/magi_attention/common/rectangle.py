@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from magi_attention.common._arguments import check_kind
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.range import AttnRange
 
@@ -13,20 +14,22 @@ def _sum(first: int, last: int) -> int:
 
 
 def _band_of(q_range: AttnRange, k_range: AttnRange, mask_type: AttnMaskType) -> AttnRange:
-    low, high = k_range.start - (q_range.end - 1), k_range.end - 1 - q_range.start
+    """The diagonals of a slice; reversed where it shows no pair."""
+    band = AttnRange(0, 0)
+    band.start, band.end = k_range.start - (q_range.end - 1), k_range.end - 1 - q_range.start
     if mask_type in (AttnMaskType.INVCAUSAL, AttnMaskType.BICAUSAL):
-        low = k_range.start - q_range.start
+        band.start = k_range.start - q_range.start
     if mask_type in (AttnMaskType.CAUSAL, AttnMaskType.BICAUSAL):
-        high = k_range.end - q_range.end
-    return AttnRange(low, high)
+        band.end = k_range.end - q_range.end
+    return band
 
 
 class AttnRectangle:
     """Pairs (q, k) with q in q_range, k in k_range and d_range.start <= k - q <= d_range.end (both
-    inclusive). Without d_range the band is that of mask_type, an AttnMaskType or its number.
+    inclusive) that the slice of mask_type, an AttnMaskType or its number, shows.
 
-    The three ranges are shrunk to the rows and diagonals that hold a pair. Where none does (a
-    bidirectional causal slice of more queries than keys), they are kept and is_valid() is False.
+    The three ranges are shrunk to the rows and diagonals that hold a pair. ValueError where none
+    does, such as for a bidirectional causal slice of more queries than keys.
     """
 
     def __init__(
@@ -38,42 +41,49 @@ class AttnRectangle:
     ) -> None:
         if isinstance(mask_type, int):
             mask_type = AttnMaskType.from_int_type(mask_type)
-        self._q_range = _checked(q_range, "q_range")
-        self._k_range = _checked(k_range, "k_range")
-        if d_range is None:
-            self._d_range = _band_of(q_range, k_range, mask_type)
-        else:
-            self._d_range = _checked(d_range, "d_range")
-        self._shrink()
+        check_kind("mask_type", mask_type, AttnMaskType, "an AttnMaskType or its number")
+        self._q_range, self._k_range = q_range.clone(), k_range.clone()
+        self._d_range = _band_of(self._q_range, self._k_range, mask_type)
+        if d_range is not None:
+            self._d_range.start = max(self._d_range.start, d_range.start)
+            self._d_range.end = min(self._d_range.end, d_range.end)
+        if not self._shrink():
+            raise ValueError(
+                f"rectangle is q {q_range}, k {k_range}, d {d_range}, {mask_type.value}; allowed: "
+                "one that holds a pair"
+            )
 
     @property
     def q_range(self) -> AttnRange:
-        """The queries. Setting it raises ValueError unless start <= end."""
+        """The queries. ValueError when it is set to an empty range."""
         return self._q_range
 
     @q_range.setter
     def q_range(self, value: AttnRange) -> None:
-        self._q_range = _checked(value, "q_range")
+        self.check_valid(q_range=value)
+        self._q_range = value.clone()
 
     @property
     def k_range(self) -> AttnRange:
-        """The keys. Setting it raises ValueError unless start <= end."""
+        """The keys. ValueError when it is set to an empty range."""
         return self._k_range
 
     @k_range.setter
     def k_range(self, value: AttnRange) -> None:
-        self._k_range = _checked(value, "k_range")
+        self.check_valid(k_range=value)
+        self._k_range = value.clone()
 
     @property
     def d_range(self) -> AttnRange:
-        """The least and the greatest key - query, both inclusive. Setting it raises ValueError
-        unless start <= end.
+        """The least and the greatest key - query, both inclusive. ValueError when it is set to a
+        reversed range.
         """
         return self._d_range
 
     @d_range.setter
     def d_range(self, value: AttnRange) -> None:
-        self._d_range = _checked(value, "d_range")
+        self.check_valid(d_range=value)
+        self._d_range = value.clone()
 
     def is_valid(
         self,
@@ -82,11 +92,8 @@ class AttnRectangle:
         d_range: AttnRange | None = None,
     ) -> bool:
         """Whether there are queries, keys and diagonals; own ranges by default."""
-        return (
-            (q_range or self._q_range).is_valid_open()
-            and (k_range or self._k_range).is_valid_open()
-            and (d_range or self._d_range).is_valid_close()
-        )
+        q_range, k_range, d_range = self._own_unless_given(q_range, k_range, d_range)
+        return q_range.is_valid_open() and k_range.is_valid_open() and d_range.is_valid_close()
 
     def check_valid(
         self,
@@ -95,11 +102,21 @@ class AttnRectangle:
         d_range: AttnRange | None = None,
     ) -> None:
         """ValueError unless is_valid."""
-        if not self.is_valid(q_range, k_range, d_range):
-            raise ValueError(
-                f"rectangle is q {q_range or self._q_range}, k {k_range or self._k_range}, "
-                f"d {d_range or self._d_range}; allowed: non-empty ranges"
-            )
+        q_range, k_range, d_range = self._own_unless_given(q_range, k_range, d_range)
+        for name, own, is_valid in (
+            ("q_range", q_range, q_range.is_valid_open()),
+            ("k_range", k_range, k_range.is_valid_open()),
+            ("d_range", d_range, d_range.is_valid_close()),
+        ):
+            if not is_valid:
+                raise ValueError(f"{name} is {own}; allowed: a non-empty range")
+
+    def _own_unless_given(self, q_range, k_range, d_range) -> tuple[AttnRange, ...]:
+        return (
+            self._q_range if q_range is None else q_range,
+            self._k_range if k_range is None else k_range,
+            self._d_range if d_range is None else d_range,
+        )
 
     def get_valid_or_none(self) -> "AttnRectangle | None":
         """Itself where it holds a pair, else None."""
@@ -109,32 +126,32 @@ class AttnRectangle:
         """Drops diagonals without a pair; False where none is left."""
         low = max(self._d_range.start, self._k_range.start - (self._q_range.end - 1))
         high = min(self._d_range.end, self._k_range.end - 1 - self._q_range.start)
-        self._d_range = AttnRange(low, high)
+        self._d_range.start, self._d_range.end = low, high
         return low <= high
 
     def shrink_q_range(self) -> bool:
         """Drops queries without a pair; False where none is left."""
         start = max(self._q_range.start, self._k_range.start - self._d_range.end)
         end = min(self._q_range.end, self._k_range.end - self._d_range.start)
-        self._q_range = AttnRange(start, end)
+        self._q_range.start, self._q_range.end = start, end
         return start < end
 
     def shrink_k_range(self) -> bool:
         """Drops keys without a pair; False where none is left."""
         start = max(self._k_range.start, self._d_range.start + self._q_range.start)
         end = min(self._k_range.end, self._d_range.end + self._q_range.end)
-        self._k_range = AttnRange(start, end)
+        self._k_range.start, self._k_range.end = start, end
         return start < end
 
     def _shrink(self) -> bool:
-        given = (self._q_range, self._k_range, self._d_range)
-        if self.is_valid() and self.shrink_d_range() and self.shrink_q_range():
-            if self.shrink_k_range() and self.shrink_d_range():
-                return True
-        self._q_range, self._k_range, self._d_range = given
-        if self.is_valid():  # ranges and band are sound, but do not meet
-            self._q_range = AttnRange(given[0].start, given[0].start)
-        return False
+        """Whether a pair is left."""
+        return (
+            self.is_valid()
+            and self.shrink_d_range()
+            and self.shrink_q_range()
+            and self.shrink_k_range()
+            and self.shrink_d_range()
+        )
 
     def clone(self) -> "AttnRectangle":
         """An equal rectangle with ranges of its own."""
@@ -240,10 +257,11 @@ class AttnRectangle:
         if not self.is_valid():
             return 0
         q, k, d = self._q_range, self._k_range, self._d_range
-        return self.count_areas(q.start, q.end - 1, k.start, k.end - 1, d.start, d.end)
+        return self.count_areas(q.start, q.end, k.start, k.end, d.start, d.end)
 
     def count_areas(self, lq: int, rq: int, lk: int, rk: int, ld: int, rd: int) -> int:
-        """Pairs with lq <= q <= rq, lk <= k <= rk, ld <= k - q <= rd."""
+        """Pairs with lq <= q < rq, lk <= k < rk, ld <= k - q <= rd."""
+        rq, rk = rq - 1, rk - 1
         if lk > rk or ld > rd:
             return 0
         first, last = max(lq, lk - rd), min(rq, rk - ld)  # every query between sees a key
@@ -258,11 +276,8 @@ class AttnRectangle:
         return upper - lower + (last - first + 1)
 
     def __len__(self) -> int:
-        """Number of queries."""
-        return len(self._q_range)
-
-    def __bool__(self) -> bool:
-        return True
+        """1: one rectangle."""
+        return 1
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AttnRectangle):
@@ -277,9 +292,3 @@ class AttnRectangle:
 
     def __repr__(self) -> str:
         return f"{self._q_range} x {self._k_range} x {self._d_range}"
-
-
-def _checked(value: AttnRange, name: str) -> AttnRange:
-    if not value.is_valid_close():
-        raise ValueError(f"{name} is {value}; allowed: start <= end")
-    return value.clone()

@@ -47,7 +47,10 @@ class AttnRectangles:
         mask_types: Sequence[AttnMaskType | int],
         check: bool = False,
     ) -> "AttnRectangles":
-        """One rectangle per slice that holds a pair. With `check`, ValueError for one without."""
+        """One rectangle per slice that holds a pair; the others, empty ranges and bidirectional
+        causal slices of more queries than keys, are left out. With `check`, ValueError for ranges
+        that end before they start.
+        """
         if not len(q_ranges) == len(k_ranges) == len(mask_types):
             raise ValueError(
                 f"q_ranges, k_ranges, mask_types have {len(q_ranges)}, {len(k_ranges)}, "
@@ -55,13 +58,12 @@ class AttnRectangles:
             )
         rects = AttnRectangles()
         for q_range, k_range, mask_type in zip(q_ranges, k_ranges, mask_types):
-            rect = AttnRectangle(
-                AttnRange.from_range(q_range), AttnRange.from_range(k_range), mask_type=mask_type
-            )
-            if check:
-                rect.check_valid()
-            if rect.is_valid():
-                rects.append(rect)
+            q_range, k_range = (AttnRange.from_range(r, check) for r in (q_range, k_range))
+            if isinstance(mask_type, int):
+                mask_type = AttnMaskType.from_int_type(mask_type)
+            is_hidden = mask_type is AttnMaskType.BICAUSAL and q_range.seqlen > k_range.seqlen
+            if not (q_range.is_empty() or k_range.is_empty() or is_hidden):
+                rects.append(AttnRectangle(q_range, k_range, mask_type=mask_type))
         return rects
 
     def get_qo_ranges_union(self) -> AttnRanges:

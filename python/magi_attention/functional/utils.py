@@ -56,13 +56,13 @@ def sink_bwd(
     sink_layout: str = "sh",
     dsink: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Gradient of the sink, from the final lse and o; added to dsink where one is given."""
+    """Gradient of the sink, from the final lse and o; written into dsink where one is given."""
     _check_layout(sink_layout)
     delta = (o.to(lse.dtype) * do.to(lse.dtype)).sum(-1).unsqueeze(1)
     rows = sink.unsqueeze(0) if sink_layout == "sh" else sink
     gradient = -torch.exp(rows - lse.unsqueeze(1)) * delta
     gradient = (gradient.sum(0) if sink_layout == "sh" else gradient).to(sink.dtype)
-    return gradient if dsink is None else dsink.add_(gradient)
+    return gradient if dsink is None else dsink.copy_(gradient)
 
 
 def correct_attn_lse(

@@ -94,16 +94,14 @@ class SampleIDAffinity(BaseDispatchAffinity):
 
 
 class IOUAffinity(BaseDispatchAffinity):
-    """The keys that a job reads, in ranges. Closer: more keys in common."""
+    """The keys that a job reads, in ranges, iou_ranges. Closer: more keys in common."""
 
     def __init__(self) -> None:
-        self._ranges = AttnRanges()
-        self._is_merged = True
+        self.iou_ranges = AttnRanges()
 
     def append(self, attn_range: AttnRange) -> None:
         """Adds the keys of one range."""
-        self._ranges.append(attn_range.clone())
-        self._is_merged = False
+        self.iou_ranges.append(attn_range.clone())
 
     def extend(self, attn_ranges: Iterable[AttnRange]) -> None:
         """Adds the keys of ranges."""
@@ -117,19 +115,10 @@ class IOUAffinity(BaseDispatchAffinity):
         made.extend(ranges)
         return made
 
-    def _merged(self) -> AttnRanges:
-        if not self._is_merged:
-            self._ranges = self._ranges.merge()
-            self._is_merged = True
-        return self._ranges
-
     def distance_to(self, other: "IOUAffinity") -> float:
-        """Minus the number of keys that both hold."""
-        common = self._merged().find_overlap_ranges(
-            other._merged(), is_self_merged=True, is_other_merged=True
-        )
-        return -float(common.total_seqlen)
+        """Minus AttnRanges.intersect_size_with: the keys that both hold."""
+        return -float(self.iou_ranges.intersect_size_with(other.iou_ranges))
 
     def update(self, other: "IOUAffinity") -> None:
         """Adds the keys of other, in place."""
-        self.extend(other._merged())
+        self.extend(other.iou_ranges)

@@ -95,7 +95,7 @@ class BSDispatchAlg(DispatchAlg):
     """Binary search on the largest load with backtracking, for few chunks."""
 
 
-@_algorithm(DispatchAlgType.MIN_HEAP)
+@_algorithm(DispatchAlgType.MIN_HEAP, is_equal_num_workloads=False)
 class MinHeapDispatchAlg(DispatchAlg):
     """Longest chunk first to the least loaded rank; blind to communication."""
 
@@ -139,7 +139,7 @@ class BatchToppHeapDispatchAlg(DispatchAlg):
         check_int("num_of_select_chunk", self.num_of_select_chunk, 1)
 
 
-@_algorithm(DispatchAlgType.SORTED_SEQUENTIAL_SELECT, is_affinity_considered=True)
+@_algorithm(DispatchAlgType.SORTED_SEQUENTIAL_SELECT)
 class SortedSequentialSelectAlg(DispatchAlg):
     """Documents by size; each rank takes up to `allocation_ratio` of a document at a time."""
 
@@ -199,7 +199,9 @@ class DispatchConfig:
 
 @dataclass
 class DispatchJob:
-    """One chunk to place: its number, its workload (any unit) and, or None, its affinity."""
+    """One chunk to place: its number, its workload (any unit, 0 or more) and, or None, its
+    affinity.
+    """
 
     job_id: int
     workload: float = 0.0
