@@ -21,7 +21,7 @@ from magi_attention.common.enum import (
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
-from magi_attention.env import comm, general
+from magi_attention.env import check_all, comm, general
 from magi_attention.meta.collection.calc_meta import AttnArg
 from magi_attention.plan import Plan, to_mask_types
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class DistAttnRuntimeKey:
     """What a plan on a group depends on. Made by the functions of magi_attention.api; equal keys
-    stand for the same plan.
+    stand for the same plan. The mask and total_seqlen_q, total_seqlen_k hold the padding, pad_size
+    rows at the end; sizes are in rows.
     """
 
     q_ranges: AttnRanges
@@ -237,13 +238,13 @@ class DistAttnRuntimeDict(OrderedDict):
 
     def __init__(self, max_size: int, *args: Any, **kwargs: Any) -> None:
         self.max_size = max_size
-        self._recent: DistAttnRuntimeKey | None = None
+        self.recent: DistAttnRuntimeKey | None = None
         super().__init__(*args, **kwargs)
 
     def __setitem__(self, key: DistAttnRuntimeKey, value: DistAttnRuntimeMgr) -> None:
         super().__setitem__(key, value)
         self.move_to_end(key)
-        self._recent = key
+        self.recent = key
         while len(self) > self.max_size:
             self.popitem(last=False)
 
@@ -251,17 +252,17 @@ class DistAttnRuntimeDict(OrderedDict):
         """The manager of a key, which counts as asked for, or default."""
         if key not in self:
             return default
-        self.move_to_end(key)
+        self.touch(key)
         return self[key]
 
     def touch(self, key: DistAttnRuntimeKey) -> None:
         """Makes a stored key the most recent one."""
         self.move_to_end(key)
-        self._recent = key
+        self.recent = key
 
     def get_most_recent_key(self) -> DistAttnRuntimeKey | None:
-        """The key made or asked for by a key function last."""
-        return self._recent if self._recent in self else next(reversed(self), None)
+        """The key made or asked for last, or None."""
+        return self.recent if self.recent in self else next(reversed(self), None)
 
 
 def check_self_attention(
@@ -276,7 +277,10 @@ def check_self_attention(
 
 
 def check_flag_comb() -> None:
-    """Raises for environment variables that exclude each other or ask for what is not available."""
+    """Raises for environment variables with values that are not allowed, that exclude each other or
+    that ask for what is not available; warns for older names.
+    """
+    check_all()
     if comm.is_qo_comm_enable():
         raise NotImplementedError("MAGI_ATTENTION_QO_COMM=1 is not available; unset it")
     if general.kernel_backend() is MagiAttentionKernelBackend.FA4:

@@ -69,8 +69,8 @@ def keys_by_hand(group) -> None:
     case = Case(rows=64)
     key = make_key(dense.masks(64)["full"], case, group)
     arguments = (
-        key.q_ranges, key.k_ranges, "full", 64, 64, *case.heads, case.head_dim, key.pad_size,
-        key.chunk_size, group, None, case.config(),
+        key.q_ranges, key.k_ranges, "full", key.total_seqlen_q, key.total_seqlen_k, *case.heads,
+        case.head_dim, key.pad_size, key.chunk_size, group, None, case.config(),
     )  # fmt: skip
     made = init_dist_attn_runtime_key(*arguments)
     assert made == key and hash(made) == hash(key) and made is not key

@@ -62,7 +62,9 @@ def test_overlap_config():
     assert OverlapConfig(degree=0).no_overlap and not OverlapConfig(degree=0).enable
     assert OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=1).mode is AttnOverlapMode.STATIC
     assert OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=None).degree is None
-    assert OverlapConfig(alg=UniformOverlapAlg(random_seed=3)).enable
+    assert not OverlapConfig(alg=UniformOverlapAlg(random_seed=3)).enable
+    assert OverlapConfig(degree=2).enable
+    assert OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=None).enable
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,8 @@ def test_overlap_config():
         (lambda: solver.SortedSequentialSelectAlg(0), ValueError, "allocation_ratio"),
         (lambda: OverlapConfig(degree=-1), ValueError, "degree"),
         (lambda: OverlapConfig(degree=None), ValueError, "STATIC"),
+        (lambda: OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=2), ValueError, "DYNAMIC"),
+        (lambda: OverlapConfig(calc_cost_factor=0), ValueError, "calc_cost_factor is 0"),
         (lambda: OverlapConfig(min_chunk_size=0), ValueError, "min_chunk_size"),
         (lambda: OverlapConfig(alg=GreedyOverlapAlg()), NotImplementedError, "GreedyOverlapAlg"),
         (lambda: DistAttnConfig(overlap_config=DispatchConfig()), TypeError, "overlap_config"),
@@ -154,6 +158,34 @@ class TestEnvironment:
         monkeypatch.setenv("MAGI_ATTENTION_FFA_BACKWARD_HIGH_PRECISION_REDUCE", "1")
         with pytest.warns(DeprecationWarning, match="BACKWARD_HIGH_PRECISION_REDUCE"):
             assert comm.is_bwd_high_precision_reduce_enable()
+
+    def test_every_variable_is_checked_when_a_key_is_made(self, monkeypatch):
+        from magi_attention.dist_attn_runtime_mgr import check_flag_comb
+
+        check_flag_comb()
+        for name in ("PROFILE_MODE", "CATGQA", "CPP_BACKEND", "FFA_FORWARD_SM_MARGIN",
+                     "FORWARD_HIGH_PRECISION_REDUCE", "FORCE_JIT_BUILD", "LOG_LEVEL"):  # fmt: skip
+            monkeypatch.setenv("MAGI_ATTENTION_" + name, "maybe")
+            with pytest.raises(ValueError, match=f"MAGI_ATTENTION_{name} is 'maybe'"):
+                check_flag_comb()
+            monkeypatch.delenv("MAGI_ATTENTION_" + name)
+        for name in ("FFA_FORWARD_INPLACE_CORRECT", "FFA_BACKWARD_HIGH_PRECISION_REDUCE",
+                     "SDPA_BACKEND"):  # fmt: skip
+            monkeypatch.setenv("MAGI_ATTENTION_" + name, "1")
+            with pytest.warns(DeprecationWarning, match=name):
+                check_flag_comb()
+            monkeypatch.delenv("MAGI_ATTENTION_" + name)
+
+    def test_every_function_of_a_variable_is_listed(self):
+        from magi_attention import env
+
+        for module in (env.general, env.comm, env.build):
+            found = [
+                name for name, value in vars(module).items()
+                if callable(value) and getattr(value, "__module__", "") == module.__name__
+                and not name.startswith("_") and not name.endswith(("gpu_kernels", "architectures"))
+            ]  # fmt: skip
+            assert set(found) == set(module.VARIABLES)
 
     def test_old_and_new_name_must_agree(self, monkeypatch):
         monkeypatch.setenv("MAGI_ATTENTION_KERNEL_BACKEND", "sdpa_ol")

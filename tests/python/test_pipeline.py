@@ -95,6 +95,12 @@ def test_key_cache(ranks, size):
     ranks.run(size, cases.key_cache)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_sizes_of_keys(ranks, size):
+    ranks.run(size, cases.padded_keys)
+    ranks.run(size, cases.chunk_sizes)
+
+
 def test_forgotten_arguments(ranks):
     ranks.run(1, cases.forgotten_arguments)
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from magi_attention._native.vtable import Communicator
+from magi_attention.api.functools import apply_padding
 from magi_attention.bound_plan import BoundPlan, make_communicator, rank_of, size_of
 from magi_attention.common._arguments import MAX_ROWS, check_kind, naming
 from magi_attention.common.ranges import AttnRanges
@@ -24,7 +25,7 @@ from magi_attention.dist_attn_runtime_mgr import (
 )
 from magi_attention.env import general
 from magi_attention.env._environment import key_snapshot
-from magi_attention.plan import Plan, check_inside
+from magi_attention.plan import Plan, check_inside, to_mask_types
 
 
 class KeySpec(NamedTuple):
@@ -67,15 +68,24 @@ class DistAttnRuntimeDictManager:
         found = self._dicts.get(key.cp_group)
         return default if found is None else found.get(key, default)
 
+    def __contains__(self, key: DistAttnRuntimeKey) -> bool:
+        return key in self._dicts.get(key.cp_group, ())
+
     def keys(self, cp_group: Any = None) -> list[DistAttnRuntimeKey]:
         """The keys of one group, or of all."""
         dicts = self._dicts.values() if cp_group is None else [self.of(cp_group)]
         return [key for found in dicts for key in found]
 
     def get_most_recent_key(self, cp_group: Any) -> DistAttnRuntimeKey | None:
-        """The key that a key function gave last for this group, or None."""
+        """The key that was made or used last in this group, or None."""
         found = self._dicts.get(cp_group)
         return None if found is None else found.get_most_recent_key()
+
+    def note_use(self, key: DistAttnRuntimeKey) -> None:
+        """Makes a key the most recent one of its group, without a search for its manager."""
+        found = self._dicts.get(key.cp_group)
+        if found is not None:
+            found.recent = key
 
     def clear(self, cp_group: Any = None) -> None:
         """Forgets one group, or all."""
@@ -181,15 +191,19 @@ def _make(spec: KeySpec) -> DistAttnRuntimeKey:
         )
     if general.is_sanity_check_enable() and plan.defects():
         raise RuntimeError(f"the plan has defects: {plan.defects()}")
+    types = list(to_mask_types(spec.mask_type, len(spec.q_ranges)))
+    mask = (spec.q_ranges, spec.k_ranges, types)
+    if plan.pad_size:
+        mask = apply_padding(*mask, spec.total_seqlen, plan.pad_size)
     key = init_dist_attn_runtime_key(
-        spec.q_ranges, spec.k_ranges, spec.mask_type, spec.total_seqlen, spec.total_seqlen,
-        *spec.heads, plan.pad_size, plan.chunk_size, group, mesh, spec.config, spec.placed_by,
+        *mask, plan.padded_seqlen, plan.padded_seqlen, *spec.heads, plan.pad_size, plan.chunk_size,
+        group, mesh, spec.config, spec.placed_by,
     )  # fmt: skip
     managers = dist_attn_runtime_dict_mgr.of(group)
     runtime = managers.get(key)
     if runtime is None:
         bound = BoundPlan(plan, group, dist_attn_runtime_dict_mgr.communicator(group))
-        runtime = manage(plan, bound, spec.heads, spec.config, (spec.q_ranges, spec.k_ranges))
+        runtime = manage(plan, bound, spec.heads, spec.config, (key.q_ranges, key.k_ranges))
         managers[key] = runtime
     managers.touch(key)
     key.name_plan(runtime.bound)

@@ -123,8 +123,6 @@ def apply_padding(
     check_int("total_seqlen", total_seqlen, 0)
     check_int("pad_size", pad_size, 0)
     padded_q, padded_k = q_ranges.clone(), k_ranges.clone()
-    if pad_size == 0:
-        return padded_q, padded_k, list(attn_mask_type)
     padded_q.append(AttnRange(total_seqlen, total_seqlen + pad_size))
     padded_k.append(AttnRange(0, 0))
     return padded_q, padded_k, [*attn_mask_type, AttnMaskType.FULL]

@@ -55,9 +55,12 @@ def magi_attn_flex_key(
     chooses. cp_group_or_mesh: a process group, or a 1-D or 2-D device mesh. A mask seen before
     gives the same key without planning. No communication.
 
+    The key's q_ranges, k_ranges, attn_mask_type and total_seqlen_q hold the padding too, pad_size
+    rows that see no key.
+
     pad_size and chunk_size are deprecated: the first has no effect, the second is that of
-    DispatchConfig. Only self-attention (all three flags True) is available: otherwise
-    NotImplementedError. ValueError for ranges outside the sequence.
+    DispatchConfig, ValueError where they differ. Only self-attention (all three flags True) is
+    available: otherwise NotImplementedError. ValueError for ranges outside the sequence.
     """
     group_or_mesh = _old_group(cp_group_or_mesh, renamed, "magi_attn_flex_key")
     check_self_attention(is_same_source, is_q_permutable, is_k_permutable)
@@ -207,6 +210,7 @@ def calc_attn(
     if is_eager(q, k, v):
         bound = key._bound()
         if bound is not None:
+            _managers.note_use(key)
             return bound.attend_now(q, k, v, options)
     return attend(key._number, key._place, key.precision, (q, k, v), options)
 
@@ -220,7 +224,9 @@ def get_position_ids(key: DistAttnRuntimeKey) -> torch.Tensor:
 
 
 def get_most_recent_key(cp_group: dist.ProcessGroup) -> DistAttnRuntimeKey:
-    """The key that a key function gave last for this group; ValueError where there is none."""
+    """The key of this group that was made last, or used since by dispatch, calc_attn or another
+    function here. ValueError where there is none.
+    """
     key = _managers.get_most_recent_key(to_group(cp_group, "cp_group")[0])
     if key is None:
         raise ValueError("cp_group has no key; allowed: a group that a key was made for")
@@ -260,7 +266,7 @@ def make_flex_key_for_new_mask_after_dispatch(
     )
     return find_or_make(
         KeySpec(
-            q_ranges, k_ranges, attn_mask_type, old.total_seqlen_q, heads,
+            q_ranges, k_ranges, attn_mask_type, old.total_seqlen_q - old.pad_size, heads,
             old.cp_mesh or old.cp_group, config, placed_by=old.placed_by or old,
         )
     )  # fmt: skip
@@ -282,11 +288,11 @@ def make_varlen_key_for_new_mask_after_dispatch(
     q_ranges, k_ranges, types, rows_q, rows_k = infer_attn_mask_from_cu_seqlens(
         cu_seqlens_q, cu_seqlens_k, causal, window_size
     )
+    total_seqlen = key_for_dispatch.total_seqlen_q - key_for_dispatch.pad_size
     for name, rows in (("cu_seqlens_q", rows_q), ("cu_seqlens_k", rows_k)):
-        if rows != key_for_dispatch.total_seqlen_q:
+        if rows != total_seqlen:
             raise ValueError(
-                f"{name} ends at {rows}; allowed: {key_for_dispatch.total_seqlen_q}, "
-                "the sequence of key_for_dispatch"
+                f"{name} ends at {rows}; allowed: {total_seqlen}, the sequence of key_for_dispatch"
             )
     return make_flex_key_for_new_mask_after_dispatch(
         q_ranges, k_ranges, types, key_for_dispatch, dist_attn_config=dist_attn_config
@@ -311,6 +317,11 @@ def _with_old_sizes(config: DistAttnConfig, pad_size: int, chunk_size: int | Non
     if chunk_size is None:
         return config
     _warn_renamed("chunk_size", "DispatchConfig(chunk_size=...)")
+    configured = config.dispatch_config.chunk_size
+    if configured is not None and configured != chunk_size:
+        raise ValueError(
+            f"chunk_size is {chunk_size}; allowed: {configured}, that of DispatchConfig, or None"
+        )
     dispatch_config = replace(config.dispatch_config, chunk_size=chunk_size)
     return replace(config, dispatch_config=dispatch_config)
 

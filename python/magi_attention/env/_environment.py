@@ -51,6 +51,13 @@ def read_renamed_flag(old: str, new: str) -> bool:
     return read_flag(new)
 
 
+def read_retired_flag(name: str) -> bool:
+    """A flag without effect, with a DeprecationWarning where it is set."""
+    if name in os.environ:
+        warnings.warn(f"{name} is deprecated; it has no effect", DeprecationWarning, stacklevel=3)
+    return read_flag(name)
+
+
 def is_set(name: str) -> bool:
     return name in os.environ
 

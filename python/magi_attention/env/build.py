@@ -10,6 +10,12 @@ import os
 
 from magi_attention.env._environment import PREFIX, read_flag, read_int, read_text
 
+# Functions that read a variable, in this order.
+VARIABLES = (
+    "is_no_build_cache", "workspace_base_dir", "is_force_jit_build", "is_build_verbose",
+    "is_build_debug", "nvcc_threads",
+)  # fmt: skip
+
 
 def is_no_build_cache() -> bool:
     """MAGI_ATTENTION_NO_BUILD_CACHE."""

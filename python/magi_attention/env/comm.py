@@ -8,12 +8,21 @@ from magi_attention.env._environment import (
     read_flag,
     read_int,
     read_renamed_flag,
+    read_retired_flag,
     read_text,
 )
 
+# Functions that read a variable, in this order.
+VARIABLES = (
+    "is_hierarchical_comm_enable", "ffa_fwd_sm_margin_save_for_comm",
+    "ffa_bwd_sm_margin_save_for_comm", "is_qo_comm_enable", "is_fwd_high_precision_reduce_enable",
+    "is_bwd_high_precision_reduce_enable", "is_native_grpcoll_enable", "dsink_all_reduce_op",
+    "is_ffa_fwd_inplace_correct",
+)  # fmt: skip
+
 
 def is_hierarchical_comm_enable() -> bool:
-    """MAGI_ATTENTION_HIERARCHICAL_COMM."""
+    """MAGI_ATTENTION_HIERARCHICAL_COMM: keys want a 2-D mesh; the exchange is the same."""
     return read_flag(PREFIX + "HIERARCHICAL_COMM")
 
 
@@ -23,17 +32,21 @@ def _sm_margin(name: str) -> int:
 
 
 def ffa_fwd_sm_margin_save_for_comm() -> int:
-    """MAGI_ATTENTION_FFA_FORWARD_SM_MARGIN."""
+    """MAGI_ATTENTION_FFA_FORWARD_SM_MARGIN, default 4, or 0 where CUDA_DEVICE_MAX_CONNECTIONS is 1;
+    no effect.
+    """
     return _sm_margin("FFA_FORWARD_SM_MARGIN")
 
 
 def ffa_bwd_sm_margin_save_for_comm() -> int:
-    """MAGI_ATTENTION_FFA_BACKWARD_SM_MARGIN."""
+    """MAGI_ATTENTION_FFA_BACKWARD_SM_MARGIN, default 4, or 0 where CUDA_DEVICE_MAX_CONNECTIONS is
+    1; no effect.
+    """
     return _sm_margin("FFA_BACKWARD_SM_MARGIN")
 
 
 def is_qo_comm_enable() -> bool:
-    """MAGI_ATTENTION_QO_COMM."""
+    """MAGI_ATTENTION_QO_COMM; not available: keys raise NotImplementedError where it is 1."""
     return read_flag(PREFIX + "QO_COMM")
 
 
@@ -44,7 +57,7 @@ def is_fwd_high_precision_reduce_enable() -> bool:
 
 def is_bwd_high_precision_reduce_enable() -> bool:
     """MAGI_ATTENTION_BACKWARD_HIGH_PRECISION_REDUCE, or the older
-    MAGI_ATTENTION_FFA_BACKWARD_HIGH_PRECISION_REDUCE.
+    MAGI_ATTENTION_FFA_BACKWARD_HIGH_PRECISION_REDUCE; no effect.
     """
     return read_renamed_flag(
         PREFIX + "FFA_BACKWARD_HIGH_PRECISION_REDUCE", PREFIX + "BACKWARD_HIGH_PRECISION_REDUCE"
@@ -52,10 +65,17 @@ def is_bwd_high_precision_reduce_enable() -> bool:
 
 
 def is_native_grpcoll_enable() -> bool:
-    """MAGI_ATTENTION_NATIVE_GRPCOLL."""
+    """MAGI_ATTENTION_NATIVE_GRPCOLL; no effect: there is one transport."""
     return read_flag(PREFIX + "NATIVE_GRPCOLL")
 
 
 def dsink_all_reduce_op() -> str:
     """MAGI_ATTENTION_DSINK_ALL_REDUCE_OP: none (default), sum or avg over the group."""
     return read_text(PREFIX + "DSINK_ALL_REDUCE_OP", "none", ("none", "sum", "avg"))
+
+
+def is_ffa_fwd_inplace_correct() -> bool:
+    """MAGI_ATTENTION_FFA_FORWARD_INPLACE_CORRECT of older releases; no effect but for a
+    DeprecationWarning.
+    """
+    return read_retired_flag(PREFIX + "FFA_FORWARD_INPLACE_CORRECT")

@@ -8,9 +8,18 @@ import warnings
 from magi_attention.common.enum import MagiAttentionKernelBackend, MagiAttentionPrecision
 from magi_attention.env._environment import PREFIX, is_set, read_flag, read_int, read_text
 
+# Functions that read a variable, in this order.
+VARIABLES = (
+    "log_level", "is_sanity_check_enable", "is_flatten_head_groups_enable", "kernel_backend",
+    "precision", "is_cuda_device_max_connections_one", "is_deterministic_mode_enable",
+    "is_profile_mode_enable", "is_auto_range_merge_enable", "is_cat_gqa_enable",
+    "dist_attn_backward_hide_tail_reduce", "dist_attn_runtime_dict_size", "min_chunks_per_rank",
+    "is_cpp_backend_enable",
+)  # fmt: skip
+
 
 def log_level() -> str:
-    """MAGI_ATTENTION_LOG_LEVEL, default WARN."""
+    """MAGI_ATTENTION_LOG_LEVEL, default WARN; no effect: the package logs nothing."""
     levels = ("debug", "info", "warn", "warning", "error", "critical")
     return read_text(PREFIX + "LOG_LEVEL", "warn", levels).upper()
 
@@ -59,7 +68,9 @@ def is_cuda_device_max_connections_one() -> bool:
 
 
 def is_deterministic_mode_enable() -> bool:
-    """MAGI_ATTENTION_DETERMINISTIC_MODE; no effect: results are always reproducible."""
+    """MAGI_ATTENTION_DETERMINISTIC_MODE: the gradient of q has the same bits in every call on a
+    GPU, as all other results have without it.
+    """
     return read_flag(PREFIX + "DETERMINISTIC_MODE")
 
 
