@@ -4,7 +4,10 @@
 import torch
 
 from magi_attention._native.attention import Options
-from magi_attention.functional._device_ranges import backward_call
+from magi_attention._native.ranges import RangesCall
+from magi_attention.api import flex_flash_attn_func
+from magi_attention.functional._device_ranges import RangesInvocation, backward_call
+from magi_attention.functional._eager import run
 
 
 def call_of(q_ranges, k_ranges, types=None):
@@ -40,3 +43,18 @@ def test_other_tensors_in_the_place_of_dead_ones():
         calls.add(id(call_of(ranges, ranges)))
         del ranges
     assert len(calls) == 8
+
+
+def test_a_call_under_ranges_has_gradients(monkeypatch):
+    def forward_under(call, q, k, v, sink, mask, is_checked):
+        return backward_call(q, k, v, sink, mask, Options()).forward(q, k, v, sink)
+
+    monkeypatch.setattr(RangesCall, "forward_under", forward_under)
+    leaves = [torch.randn(8, heads, 8, requires_grad=True) for heads in (4, 2, 2)]
+    ranges = torch.tensor([[0, 6]], dtype=torch.int32)
+    invocation = RangesInvocation(*leaves, None, (ranges, ranges, None), Options())
+    results = run(*leaves, None, invocation, None), flex_flash_attn_func(*leaves, ranges, ranges)
+    for (out, meta), (wanted, wanted_meta) in (results, results[::-1]):
+        assert torch.equal(out, wanted) and torch.equal(meta.lse, wanted_meta.lse)
+    found, expected = (torch.autograd.grad(out.sum(), leaves) for out, _ in results)
+    assert all(torch.equal(f, e) for f, e in zip(found, expected))

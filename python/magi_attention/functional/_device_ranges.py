@@ -25,7 +25,7 @@ class RangesInvocation:
     def __init__(self, q, k, v, sink, mask: tuple, options: Options) -> None:
         self._mask = tuple(None if tensor is None else tensor.contiguous() for tensor in mask)
         self._given, self._versions = mask, _versions(mask)
-        self._options = options
+        self._options, self.with_max_logits = options, options.with_max_logits
         self._call: RangesCall = _calls.find(q, k, v, sink, options)
 
     def forward(self, q, k, v, sink):
