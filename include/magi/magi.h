@@ -336,6 +336,14 @@ typedef struct magi_attention_result {
   const magi_tensor* max_logits; /* optional: [heads_q] like lse; not read by backward */
 } magi_attention_result;
 
+/* Device memory of the caller, aligned to 256 bytes. What it holds need not survive between calls,
+ * but calls that overlap in time must not share one. */
+typedef struct magi_workspace {
+  size_t struct_size;
+  void* data;
+  size_t size_bytes;
+} magi_workspace;
+
 typedef struct magi_attention_gradients {
   size_t struct_size;
   const magi_tensor* dout; /* like out */
@@ -344,6 +352,8 @@ typedef struct magi_attention_gradients {
   const magi_tensor* dk;
   const magi_tensor* dv;
   const magi_tensor* dsink; /* optional: like sink, of this rank's rows */
+  /* Optional, read by magi_flex_attention_backward on a GPU; NULL: a pool of the library's. */
+  const magi_workspace* workspace;
 } magi_attention_gradients;
 
 /* Runs a plan on one rank. Collective, in the same order on all ranks of the group. On a GPU, with
@@ -381,9 +391,9 @@ MAGI_API magi_status magi_attention_backward(magi_attention* attention,
  * of shapes, type, device and sm_margin; the first call with a combination makes its list (which
  * takes time and blocks), later ones wait for nothing. One handle may serve any threads and streams
  * at once, and calls may be captured in a graph, which then keeps the list. Giving up a list, at
- * the ninth combination or when the mask is destroyed, waits for the device. The backward's
- * workspace comes from a pool of the library's, in the stream's order; all rows of its tensors are
- * finite where they share a tile (64 rows of q, 128 of k) with rows that are seen. */
+ * the ninth combination or when the mask is destroyed, waits for the device. All rows of the
+ * backward's tensors are finite where they share a tile (64 rows of q, 128 of k) with rows that are
+ * seen. */
 MAGI_API magi_status magi_flex_attention_forward(const magi_mask* mask,
                                                  const magi_attention_inputs* inputs,
                                                  const magi_attention_result* result, void* stream);
@@ -392,14 +402,11 @@ MAGI_API magi_status magi_flex_attention_backward(const magi_mask* mask,
                                                   const magi_attention_result* result,
                                                   const magi_attention_gradients* gradients,
                                                   void* stream);
-
-/* Device memory of the caller, aligned to 256 bytes. What it holds need not survive between calls,
- * but calls that overlap in time must not share one. */
-typedef struct magi_workspace {
-  size_t struct_size;
-  void* data;
-  size_t size_bytes;
-} magi_workspace;
+/* Bytes of workspace of such a call of the backward, 0 in host memory; makes its list. Only shapes,
+ * types and devices are read: data may be NULL. */
+MAGI_API magi_status magi_flex_attention_backward_workspace_bytes(
+    const magi_mask* mask, const magi_attention_inputs* inputs, const magi_attention_result* result,
+    const magi_attention_gradients* gradients, size_t* size_bytes);
 
 /* A mask as range tensors in device memory, int32 without gaps. */
 typedef struct magi_flex_ranges {

@@ -38,6 +38,14 @@ Gradients read_gradients(const magi_attention_gradients* gradients) {
                     .dsink = read_optional_tensor(given.dsink, "dsink")}};
 }
 
+DeviceWorkspace read_workspace(const magi_workspace* workspace) {
+  if (workspace == nullptr) {
+    return {};
+  }
+  const magi_workspace given = read_struct(workspace, "workspace");
+  return {.data = given.data, .size_bytes = static_cast<std::int64_t>(given.size_bytes)};
+}
+
 ForwardArgs forward_args(const AttentionInputs& inputs, const AttentionResult& result) {
   return {.q = inputs.q,
           .k = inputs.k,

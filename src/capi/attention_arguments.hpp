@@ -2,6 +2,7 @@
 #pragma once
 
 #include "capi/arguments.hpp"
+#include "magi/attention_cuda.hpp"
 #include "magi/runtime.hpp"
 
 // The structs of attention calls.
@@ -15,6 +16,9 @@ struct Gradients {
 AttentionInputs read_inputs(const magi_attention_inputs* inputs);
 AttentionResult read_result(const magi_attention_result* result);
 Gradients read_gradients(const magi_attention_gradients* gradients);
+
+/// No memory where the caller gives none.
+DeviceWorkspace read_workspace(const magi_workspace* workspace);
 
 /// Without slices.
 ForwardArgs forward_args(const AttentionInputs& inputs, const AttentionResult& result);

@@ -28,6 +28,19 @@ class PoolWorkspace {
   DeviceWorkspace view_;
 };
 
+std::shared_ptr<const BackwardWork> backward_work(const magi_mask& mask, const BackwardArgs& args,
+                                                  const BackwardTuning& tuning) {
+  const WorkKey key{.q = shape_of(args.q),
+                    .k = shape_of(args.k),
+                    .v = shape_of(args.v),
+                    .type = args.q.dtype,
+                    .dout_type = args.dout.dtype,
+                    .device = args.q.device,
+                    .sm_margin = tuning.sm_margin,
+                    .is_fast_backward = !tuning.is_deterministic};
+  return mask.backward_works->find_or_make(key, [&] { return BackwardWork(args, tuning); });
+}
+
 }  // namespace
 
 void forward_on_device(const magi_mask& mask, const ForwardArgs& args, std::int32_t sm_margin,
@@ -44,21 +57,22 @@ void forward_on_device(const magi_mask& mask, const ForwardArgs& args, std::int3
 }
 
 void backward_on_device(const magi_mask& mask, const BackwardArgs& args,
-                        const BackwardTuning& tuning, void* stream) {
-  const WorkKey key{.q = shape_of(args.q),
-                    .k = shape_of(args.k),
-                    .v = shape_of(args.v),
-                    .type = args.q.dtype,
-                    .dout_type = args.dout.dtype,
-                    .device = args.q.device,
-                    .sm_margin = tuning.sm_margin,
-                    .is_fast_backward = !tuning.is_deterministic};
-  const auto work =
-      mask.backward_works->find_or_make(key, [&] { return BackwardWork(args, tuning); });
+                        const BackwardTuning& tuning, const DeviceWorkspace& workspace,
+                        void* stream) {
+  const auto work = backward_work(mask, args, tuning);
+  if (workspace.data != nullptr) {
+    attention_backward_cuda(args, *work, workspace, stream);
+    return;
+  }
   const DeviceScope scope(args.q.device);
-  const PoolWorkspace workspace(work->workspace_bytes(), args.q.device,
-                                static_cast<cudaStream_t>(stream));
-  attention_backward_cuda(args, *work, workspace.view(), stream);
+  const PoolWorkspace own(work->workspace_bytes(), args.q.device,
+                          static_cast<cudaStream_t>(stream));
+  attention_backward_cuda(args, *work, own.view(), stream);
+}
+
+std::int64_t backward_workspace_bytes(const magi_mask& mask, const BackwardArgs& args,
+                                      const BackwardTuning& tuning) {
+  return backward_work(mask, args, tuning)->workspace_bytes();
 }
 
 std::int64_t ranges_workspace_bytes(const ForwardArgs& args, std::int64_t num_slices,

@@ -12,9 +12,12 @@ namespace magi::capi {
 void forward_on_device(const magi_mask& mask, const ForwardArgs& args, std::int32_t sm_margin,
                        void* stream);
 
-/// Likewise, with a workspace of the library's pool.
+/// Likewise, in `workspace`, or without one in the library's pool.
 void backward_on_device(const magi_mask& mask, const BackwardArgs& args,
-                        const BackwardTuning& tuning, void* stream);
+                        const BackwardTuning& tuning, const DeviceWorkspace& workspace,
+                        void* stream);
+std::int64_t backward_workspace_bytes(const magi_mask& mask, const BackwardArgs& args,
+                                      const BackwardTuning& tuning);
 
 std::int64_t ranges_workspace_bytes(const ForwardArgs& args, std::int64_t num_slices,
                                     const DeviceListTuning& tuning);

@@ -16,7 +16,13 @@ void forward_on_device(const magi_mask& /*mask*/, const ForwardArgs& args,
 }
 
 void backward_on_device(const magi_mask& /*mask*/, const BackwardArgs& args,
-                        const BackwardTuning& /*tuning*/, void* /*stream*/) {
+                        const BackwardTuning& /*tuning*/, const DeviceWorkspace& /*workspace*/,
+                        void* /*stream*/) {
+  refuse(args.q.device);
+}
+
+std::int64_t backward_workspace_bytes(const magi_mask& /*mask*/, const BackwardArgs& args,
+                                      const BackwardTuning& /*tuning*/) {
   refuse(args.q.device);
 }
 

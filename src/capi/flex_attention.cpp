@@ -17,6 +17,20 @@ void check_rows(const Mask& mask, const TensorView& q, const TensorView& k) {
   }
 }
 
+magi::BackwardArgs read_backward(const Mask& mask, const magi_attention_inputs* inputs,
+                                 const magi_attention_result* result,
+                                 const magi_attention_gradients* gradients) {
+  magi::BackwardArgs args =
+      backward_args(read_inputs(inputs), read_result(result), read_gradients(gradients));
+  args.slices = mask.slices;
+  check_rows(mask, args.q, args.k);
+  return args;
+}
+
+BackwardTuning backward_tuning(const magi_attention_inputs& inputs) {
+  return {.sm_margin = inputs.sm_margin, .is_deterministic = inputs.is_fast_backward == 0};
+}
+
 struct Ranges {
   DeviceSlices slices;
   DeviceListTuning tuning;
@@ -30,11 +44,6 @@ Ranges read_ranges(const magi_flex_ranges* ranges, const magi_attention_inputs* 
           .tuning = {.forward = {.sm_margin = read_struct(inputs, "inputs").sm_margin,
                                  .packed_heads = given.packed_heads},
                      .record_capacity = given.record_capacity}};
-}
-
-DeviceWorkspace read_workspace(const magi_workspace* workspace) {
-  const magi_workspace given = read_struct(workspace, "workspace");
-  return {.data = given.data, .size_bytes = static_cast<std::int64_t>(given.size_bytes)};
 }
 
 magi_flex_ranges_report to_struct(const DeviceListReport& report) {
@@ -74,18 +83,29 @@ magi_status magi_flex_attention_backward(const magi_mask* mask, const magi_atten
                                          const magi_attention_gradients* gradients, void* stream) {
   return guarded([&] {
     const magi_mask& given = require(mask, "mask");
-    magi::BackwardArgs args =
-        backward_args(read_inputs(inputs), read_result(result), read_gradients(gradients));
-    args.slices = given.mask.slices;
-    check_rows(given.mask, args.q, args.k);
+    const magi::BackwardArgs args = read_backward(given.mask, inputs, result, gradients);
     if (args.q.device == magi::kCpuDevice) {
       magi::attention_backward_cpu(args);
     } else {
-      const bool is_deterministic = inputs->is_fast_backward == 0;
-      backward_on_device(given, args,
-                         {.sm_margin = inputs->sm_margin, .is_deterministic = is_deterministic},
-                         stream);
+      backward_on_device(given, args, backward_tuning(*inputs),
+                         read_workspace(gradients->workspace), stream);
     }
+  });
+}
+
+magi_status magi_flex_attention_backward_workspace_bytes(const magi_mask* mask,
+                                                         const magi_attention_inputs* inputs,
+                                                         const magi_attention_result* result,
+                                                         const magi_attention_gradients* gradients,
+                                                         size_t* size_bytes) {
+  return guarded([&] {
+    const magi_mask& given = require(mask, "mask");
+    const magi::BackwardArgs args = read_backward(given.mask, inputs, result, gradients);
+    const bool is_on_host = args.q.device == magi::kCpuDevice;
+    require(size_bytes, "size_bytes") =
+        is_on_host
+            ? 0
+            : static_cast<size_t>(backward_workspace_bytes(given, args, backward_tuning(*inputs)));
   });
 }
 

@@ -102,6 +102,38 @@ TEST_F(CapiBackwardTest, EqualsTheCppCallOnFirstAndLaterCalls) {
   }
 }
 
+TEST_F(CapiBackwardTest, WorksInMemoryOfTheCaller) {
+  BackwardCase test;
+  test.has_dlse = true;
+  test.mask = {300, 300, {band_slice({0, 300}, {0, 300}, MaskType::Causal)}};
+  const BackwardInputs inputs(test);
+  BackwardArgs args = inputs.args(test);
+  const auto mask = mask_from(test.mask);
+  const auto run = [&](BackwardOutputs& outputs, const magi_workspace* workspace) {
+    outputs.put_into(test, args);
+    AbiCall abi(args);
+    abi.gradients.workspace = workspace;
+    const magi_status status =
+        magi_flex_attention_backward(mask.get(), &abi.inputs, &abi.result, &abi.gradients, nullptr);
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    outputs.download_sync();
+    return status;
+  };
+  BackwardOutputs expected(test), seen(test);
+  ASSERT_EQ(run(expected, nullptr), MAGI_OK) << magi_last_error_message();
+  AbiCall abi(args);
+  std::size_t size_bytes = 0;
+  ASSERT_EQ(magi_flex_attention_backward_workspace_bytes(mask.get(), &abi.inputs, &abi.result,
+                                                         &abi.gradients, &size_bytes),
+            MAGI_OK);
+  const GuardedWorkspace memory(static_cast<std::int64_t>(size_bytes));
+  magi_workspace workspace{sizeof(workspace), memory.view().data, size_bytes};
+  ASSERT_EQ(run(seen, &workspace), MAGI_OK) << magi_last_error_message();
+  expect_same_gradients(expected, seen);
+  --workspace.size_bytes;
+  EXPECT_EQ(run(seen, &workspace), MAGI_INVALID_ARGUMENT);
+}
+
 TEST_F(CapiBackwardTest, APlanOfOneRankGivesTheBitsOfTheCallWithoutPlanInBothModes) {
   BackwardCase test;
   test.heads_q = 8;

@@ -133,6 +133,23 @@ def test_current_stream_and_no_hidden_waits(place):
     assert all(torch.equal(f, w) for f, w in zip(found, wanted))
 
 
+def test_memory_is_that_of_torch():
+    """The workspace of a backward call comes from torch's allocator and goes back to it."""
+    rows = 4096
+    leaves = inputs(rows, rows, dim=128)
+    ranges = ranges_on(dense.Mask([(0, rows)], [(0, rows)], [1], rows, rows), "host")
+    out, _ = flex_flash_attn_func(*leaves, *ranges)
+    upstream = torch.randn_like(out)
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        gradients = torch.autograd.grad(out, leaves, upstream, retain_graph=True)
+        held = torch.cuda.memory_allocated() - before
+        assert held == sum(t.numel() * t.element_size() for t in gradients)
+        assert torch.cuda.max_memory_allocated() - before > held
+        del gradients
+
+
 def capture(step):
     """A graph of step, after the calls that make what is made once."""
     stream = torch.cuda.Stream()

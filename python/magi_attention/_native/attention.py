@@ -30,22 +30,28 @@ _TENSOR = struct.Struct("@NPiii4q4q")
 _INPUTS = struct.Struct("@NPPPPddiii4x")
 # struct_size, out, lse, max_logits
 _RESULT = struct.Struct("@NPPP")
-# struct_size, dout, dlse, dq, dk, dv, dsink
-_GRADIENTS = struct.Struct("@NPPPPPP")
+# struct_size, dout, dlse, dq, dk, dv, dsink, workspace
+_GRADIENTS = struct.Struct("@NPPPPPPP")
+# struct_size, data, size_bytes
+WORKSPACE = struct.Struct("@NPN")
 
 _Q, _K, _V, _SINK, _OUT, _LSE, _MAX_LOGITS, _DOUT, _DLSE, _DQ, _DK, _DV, _DSINK = range(13)
 _INPUTS_AT = 13 * _TENSOR.size
 _RESULT_AT = _INPUTS_AT + _INPUTS.size
 _SAVED_AT = _RESULT_AT + _RESULT.size  # the result as backward reads it
 _GRADIENTS_AT = _SAVED_AT + _RESULT.size
-_BLOCK_BYTES = _GRADIENTS_AT + _GRADIENTS.size
+_WORKSPACE_AT = _GRADIENTS_AT + _GRADIENTS.size
+_BLOCK_BYTES = _WORKSPACE_AT + WORKSPACE.size
 _WORD = 8
 _STEP = _TENSOR.size // _WORD
-# Words of the block that a call writes: the data of every tensor, and two optional gradients.
+# Words of the block that a call writes: the data of every tensor, one optional gradient, and the
+# backward's workspace.
 _DATA = tuple(slot * _STEP + 1 for slot in range(13))
 (_Q_AT, _K_AT, _V_AT, _SINK_AT, _OUT_AT, _LSE_AT, _MAX_LOGITS_AT, _DOUT_AT, _DLSE_AT, _DQ_AT, _DK_AT,
  _DV_AT, _DSINK_AT) = _DATA  # fmt: skip
 _DLSE_WORD = _GRADIENTS_AT // _WORD + 2
+_WORKSPACE_WORD = _GRADIENTS_AT // _WORD + 7
+_MEMORY_AT, _MEMORY_BYTES_AT = _WORKSPACE_AT // _WORD + 1, _WORKSPACE_AT // _WORD + 2
 
 _empty_like = torch.empty_like
 
@@ -99,12 +105,15 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class Runner(NamedTuple):
-    """Functions of the library and their first argument, which `owner` keeps alive."""
+    """Functions of the library and their first argument, which `owner` keeps alive.
+    workspace_bytes: that of the backward on a GPU, or None where the library takes its own.
+    """
 
     forward: Any
     backward: Any
     handle: int
     owner: Any
+    workspace_bytes: Any = None
 
 
 class Options(NamedTuple):
@@ -124,7 +133,9 @@ class Options(NamedTuple):
 class _Block:
     """The structs of one call. words[i] is the i-th group of 8 bytes."""
 
-    __slots__ = ("_buffer", "words", "inputs", "result", "saved", "gradients", "dlse")
+    __slots__ = (
+        "_buffer", "words", "inputs", "result", "saved", "gradients", "dlse", "workspace"
+    )  # fmt: skip
 
     def __init__(self, template: bytes, has_sink: bool, with_max_logits: bool) -> None:
         self._buffer = ctypes.create_string_buffer(template, _BLOCK_BYTES)
@@ -132,6 +143,7 @@ class _Block:
         self.words = memoryview(self._buffer).cast("B").cast("Q")
         self.inputs, self.result = base + _INPUTS_AT, base + _RESULT_AT
         self.saved, self.gradients = base + _SAVED_AT, base + _GRADIENTS_AT
+        self.workspace = base + _WORKSPACE_AT
         at = [base + slot * _TENSOR.size for slot in range(13)]
         self.dlse = at[_DLSE]
         given = {_INPUTS_AT: [at[_Q], at[_K], at[_V], at[_SINK] if has_sink else 0]}
@@ -151,7 +163,8 @@ class Call:
 
     def __init__(self, runner: Runner, q, k, v, sink, options: Options) -> None:
         self._runner = runner
-        self._forward, self._backward, self._handle, _ = runner
+        self._forward, self._backward, self._handle = runner[:3]
+        self._num_bytes = 0  # of the backward's workspace, known from its first call on
         self._device = device_index(q)
         self._has_sink, self.with_max_logits = sink is not None, options.with_max_logits
         rows, heads = q.shape[:2]
@@ -180,7 +193,8 @@ class Call:
         )  # fmt: skip
         _RESULT.pack_into(buffer, _RESULT_AT, _RESULT.size, 0, 0, 0)
         _RESULT.pack_into(buffer, _SAVED_AT, _RESULT.size, 0, 0, 0)
-        _GRADIENTS.pack_into(buffer, _GRADIENTS_AT, _GRADIENTS.size, 0, 0, 0, 0, 0, 0)
+        _GRADIENTS.pack_into(buffer, _GRADIENTS_AT, _GRADIENTS.size, 0, 0, 0, 0, 0, 0, 0)
+        WORKSPACE.pack_into(buffer, _WORKSPACE_AT, WORKSPACE.size, 0, 0)
         return buffer.raw
 
     def _results(self, q):
@@ -251,14 +265,34 @@ class Call:
             words[_DLSE_AT] = dlse.data_ptr()
         if sink is not None:
             words[_SINK_AT], words[_DSINK_AT] = sink.data_ptr(), dsink.data_ptr()
-        stream = None if self._device < 0 else _raw_stream(self._device)
+        stream = memory = None
+        if self._device >= 0:
+            stream, memory = _raw_stream(self._device), self._workspace(q, block)
         status = self._backward(
             self._handle, block.inputs, block.saved, block.gradients, stream
         )
         if status:
             check(status)
         self._blocks.append(block)
+        del memory  # the stream's order protects it
         return dq, dk, dv, dsink
+
+    def _workspace(self, q, block: _Block):
+        """Memory for one backward call on a GPU, named in the block; None: the library takes it."""
+        num_bytes = self._num_bytes
+        if not num_bytes:
+            if self._runner.workspace_bytes is None:
+                return None
+            size = ctypes.c_size_t()
+            address = ctypes.addressof(size)
+            structs = block.inputs, block.saved, block.gradients
+            check(self._runner.workspace_bytes(self._handle, *structs, address))
+            num_bytes = self._num_bytes = size.value
+        memory = q.new_empty(num_bytes, dtype=torch.uint8)
+        words = block.words
+        words[_WORKSPACE_WORD] = block.workspace
+        words[_MEMORY_AT], words[_MEMORY_BYTES_AT] = memory.data_ptr(), num_bytes
+        return memory
 
 
 def signature(q, k, v):
@@ -299,5 +333,6 @@ def calls_of(runner: Runner) -> CallCache:
 
 flex_forward = lib.magi_flex_attention_forward
 flex_backward = lib.magi_flex_attention_backward
+flex_backward_bytes = lib.magi_flex_attention_backward_workspace_bytes
 dist_forward = lib.magi_attention_forward
 dist_backward = lib.magi_attention_backward

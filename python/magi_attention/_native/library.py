@@ -56,6 +56,7 @@ _PROTOTYPES = {
     "magi_attention_backward": "ppppp",
     "magi_flex_attention_forward": "pppp",
     "magi_flex_attention_backward": "ppppp",
+    "magi_flex_attention_backward_workspace_bytes": "ppppp",
     "magi_flex_ranges_workspace_bytes": "ppp",
     "magi_flex_ranges_forward": "ppppp",
     "magi_flex_ranges_report_sync": "ppp",

@@ -11,13 +11,18 @@ import struct
 import torch
 
 from magi_attention._native import structs
-from magi_attention._native.attention import Call, Options, Runner, TensorStruct, current_stream
+from magi_attention._native.attention import (
+    WORKSPACE,
+    Call,
+    Options,
+    Runner,
+    TensorStruct,
+    current_stream,
+)
 from magi_attention._native.library import check, lib
 
 # struct_size, q_ranges, k_ranges, types, record_capacity, packed_heads
 _RANGES = struct.Struct("@NPPPqi0q")
-# struct_size, data, size_bytes
-_WORKSPACE = struct.Struct("@NPN")
 
 
 class _Ranges:
@@ -56,8 +61,8 @@ class RangesCall(Call):
         ranges = _Ranges(*mask)
         num_bytes = self._workspace_bytes(ranges, block, (mask[0].shape[0], mask[2] is None))
         memory = torch.empty(num_bytes, dtype=torch.uint8, device=q.device)
-        workspace = ctypes.create_string_buffer(_WORKSPACE.size)
-        _WORKSPACE.pack_into(workspace, 0, _WORKSPACE.size, memory.data_ptr(), num_bytes)
+        workspace = ctypes.create_string_buffer(WORKSPACE.size)
+        WORKSPACE.pack_into(workspace, 0, WORKSPACE.size, memory.data_ptr(), num_bytes)
         address, stream = ctypes.addressof(workspace), current_stream(self._device)
         check(
             lib.magi_flex_ranges_forward(

@@ -29,7 +29,8 @@ _masks: OrderedDict[tuple, KnownMask] = OrderedDict()
 
 def calls_under(handle: MaskHandle) -> native.CallCache:
     """Calls of attention on one device under this mask."""
-    runner = native.Runner(native.flex_forward, native.flex_backward, handle.address, handle)
+    functions = native.flex_forward, native.flex_backward
+    runner = native.Runner(*functions, handle.address, handle, native.flex_backward_bytes)
     return native.calls_of(runner)
 
 
