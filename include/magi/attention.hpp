@@ -56,6 +56,7 @@ struct BackwardArgs {
   TensorView dq, dk, dv;
   TensorView dsink;  ///< like sink
   bool is_accumulating = false;
+  bool is_writing_keys = false;  ///< dk and dv are written even where `is_accumulating`
   AttentionParams params;
 };
 

@@ -268,11 +268,13 @@ class BoundPlan:
     def roll_rows(self, x: torch.Tensor, shift: int) -> torch.Tensor:
         """Own rows of torch.roll of the sequence by shift, along axis 0; padding rows stay."""
         if self.plan.cp_size == 1:
-            end = self.total_seqlen
-            cut = end - shift % max(1, end)
-            moved = _as_moved(x)
-            rolled = torch.cat((moved[cut:end], moved[:cut], moved[end:]))
-            return _as_given(rolled, x, self.local_rows)
+            # By copies, which know every type; torch.roll does not on a GPU.
+            rolled, end = torch.empty_like(x), self.total_seqlen
+            first = shift % end
+            rolled[:first] = x[end - first : end]
+            rolled[first:end] = x[: end - first]
+            rolled[end:] = x[end:]
+            return rolled
         local = _as_moved(x)
         rolled = torch.empty_like(local)
         source, target = TensorStruct(local), TensorStruct(rolled)

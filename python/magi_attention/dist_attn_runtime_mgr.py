@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from magi_attention.bound_plan import BoundPlan, size_of
+from magi_attention.common._arguments import check_kind
 from magi_attention.common.enum import (
     AttnMaskType,
     AttnRole,
@@ -115,7 +116,11 @@ class DistAttnRuntimeMgr:
                 "dispatch_meta_q, dispatch_meta_k, attn_solver and dist_attn_runtime hold "
                 "different plans; allowed: one plan"
             )
-        self.bound = dist_attn_runtime
+        self.bound = self.dist_attn_runtime = dist_attn_runtime
+        self.dispatch_meta_q, self.dispatch_meta_k = dispatch_meta_q, dispatch_meta_k
+        self.attn_solver = attn_solver
+        self.is_same_source = is_same_source
+        self.is_q_permutable, self.is_k_permutable = is_q_permutable, is_k_permutable
         self.dist_attn_config = dist_attn_config
         self.num_heads_q, self.num_heads_kv = num_heads_q, num_heads_kv
         self.head_dim = head_dim
@@ -196,8 +201,9 @@ class DistAttnRuntimeMgr:
 
     def get_position_ids(self, attn_role: AttnRole = AttnRole.QUERY) -> torch.Tensor:
         """int64 [local rows]: row of the sequence, padding counts as the last row. Queries, keys
-        and values are placed alike.
+        and values are placed alike. TypeError for what is no AttnRole.
         """
+        check_kind("attn_role", attn_role, AttnRole, "an AttnRole")
         return self.bound.position_ids
 
     def __eq__(self, other: object) -> bool:

@@ -170,8 +170,8 @@ void BackwardPass::attend(std::size_t w, cudaStream_t stream) {
   const bool is_first = w == 0;
   const TensorView& dsink = input_gradients.dsink;
   const Range rows = calls.waves[w].q_rows;
-  if (rows.empty() || !is_first) clear(w, stream);
   if (rows.empty()) {
+    clear(w, stream);
     if (is_first && !dsink.empty() && dsink.num_elements() > 0) {
       fill_device_floats(static_cast<float*>(dsink.data), dsink.num_elements(), 0.0f, stream);
     }
@@ -192,6 +192,7 @@ void BackwardPass::attend(std::size_t w, cudaStream_t stream) {
                     .dk = dk_of(w),
                     .dv = dv_of(w),
                     .is_accumulating = !is_first,
+                    .is_writing_keys = true,
                     .params = inputs.params};
   if (!output_gradients.dlse.empty()) args.dlse = part(output_gradients.dlse);
   if (is_first && !dsink.empty()) {

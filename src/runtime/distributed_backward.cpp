@@ -69,7 +69,7 @@ void BackwardPass::attend(CastedKeys& keys, std::size_t w) {
   const bool is_first = w == 0;
   const TensorView dk = sums.dk_of(wave);
   const TensorView dv = sums.dv_of(wave);
-  if (state.schedule.rows_q == 0 || !is_first) {
+  if (state.schedule.rows_q == 0 || (!is_first && wave.slices.empty())) {
     fill_elements(dk, 0.0);
     fill_elements(dv, 0.0);
   }
@@ -89,6 +89,7 @@ void BackwardPass::attend(CastedKeys& keys, std::size_t w) {
                     .dk = dk,
                     .dv = dv,
                     .is_accumulating = !is_first,
+                    .is_writing_keys = true,
                     .params = inputs.params};
   if (!output_gradients.dlse.empty()) args.dlse = heads_of(output_gradients.dlse, wave.q_heads);
   if (is_first && !dsink.empty()) {

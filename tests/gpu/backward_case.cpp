@@ -47,13 +47,14 @@ void run(const BackwardCase& test, const BackwardInputs& inputs, const BackwardW
 struct Expected {
   std::vector<double> truth;
   std::vector<double> plain;
+  bool is_added = false;
   double noise = 0.0;
 };
 
 void expect_close(const BackwardCase& test, const GuardedTensor& seen, const GuardedTensor& start,
                   const Expected& expected, const char* name) {
   std::vector<double> values = values_of(seen);
-  if (test.is_accumulating) {
+  if (expected.is_added) {
     const std::vector<double> before = values_of(start);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] -= before[i];
   }
@@ -86,12 +87,14 @@ void check_gradients(const BackwardCase& test, const BackwardInputs& inputs,
   const auto noise = [&](const std::vector<double>& factors) {
     return reference::cancelled_noise(inputs.dense, dout, factors);
   };
-  expect_close(test, outputs.dq, start.dq, {truth.dq, plain.dq, noise(inputs.dense.k)}, "dq");
-  expect_close(test, outputs.dk, start.dk, {truth.dk, plain.dk, noise(inputs.dense.q)}, "dk");
-  expect_close(test, outputs.dv, start.dv, {truth.dv, plain.dv}, "dv");
+  expect_close(test, outputs.dq, start.dq,
+               {truth.dq, plain.dq, test.is_accumulating, noise(inputs.dense.k)}, "dq");
+  expect_close(test, outputs.dk, start.dk,
+               {truth.dk, plain.dk, test.adds_keys(), noise(inputs.dense.q)}, "dk");
+  expect_close(test, outputs.dv, start.dv, {truth.dv, plain.dv, test.adds_keys()}, "dv");
   if (!outputs.dsink) return;
-  expect_close(test, *outputs.dsink, *start.dsink, {truth.dsink, plain.dsink, noise({1.0})},
-               "dsink");
+  expect_close(test, *outputs.dsink, *start.dsink,
+               {truth.dsink, plain.dsink, test.is_accumulating, noise({1.0})}, "dsink");
 }
 
 }  // namespace
@@ -105,7 +108,8 @@ std::ostream& operator<<(std::ostream& stream, const BackwardCase& test) {
          << static_cast<int>(test.layout) << " sinks " << test.num_sinks << " softcap "
          << test.params.softcap << (test.has_float_out ? " float out" : "")
          << (test.has_float_gradients ? " float gradients" : "")
-         << (test.is_accumulating ? " accumulating" : "") << (test.has_dlse ? " dlse" : "")
+         << (test.is_accumulating ? " accumulating" : "")
+         << (test.is_writing_keys ? " writing keys" : "") << (test.has_dlse ? " dlse" : "")
          << " slices";
   for (const BandSlice& s : test.mask.slices) {
     stream << " {" << s.q0 << ", " << s.q1 << ", " << s.k0 << ", " << s.k1 << ", " << s.d_min
@@ -156,6 +160,7 @@ BackwardArgs BackwardInputs::args(const BackwardCase& test) const {
   if (test.has_dlse) args.dlse = dlse.view(2);
   if (sink) args.sink = sink_view(*sink, test.params.sink_layout);
   args.is_accumulating = test.is_accumulating;
+  args.is_writing_keys = test.is_writing_keys;
   args.params = test.params;
   return args;
 }
@@ -168,7 +173,8 @@ BackwardOutputs::BackwardOutputs(const BackwardCase& test)
   RandomStream random(test.seed + 1);
   for (GuardedTensor* tensor : {&dq, &dk, &dv, dsink.get()}) {
     if (tensor == nullptr) continue;
-    if (test.is_accumulating) {
+    const bool is_key = tensor == &dk || tensor == &dv;
+    if (is_key ? test.adds_keys() : test.is_accumulating) {
       fill_random(*tensor, random, 1.0);
     } else {
       tensor->upload_sync();

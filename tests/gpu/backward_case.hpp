@@ -23,6 +23,7 @@ struct BackwardCase {
   bool has_float_out = false;        ///< out and dout
   bool has_float_gradients = false;  ///< dq, dk, dv
   bool is_accumulating = false;      ///< into float32
+  bool is_writing_keys = false;      ///< dk and dv all the same
   bool has_dlse = false;
   std::int32_t num_sinks = 0;
   AttentionParams params;
@@ -31,6 +32,7 @@ struct BackwardCase {
   std::uint64_t seed = 1;
 
   DType out_type() const { return has_float_out ? DType::Float32 : type; }
+  bool adds_keys() const { return is_accumulating && !is_writing_keys; }
   DType gradient_type() const {
     return has_float_gradients || is_accumulating ? DType::Float32 : type;
   }

@@ -57,6 +57,7 @@ BackwardCase random_case(std::uint64_t seed) {
   test.params.softcap = random.chance(20) ? 20.0 : 0.0;
   test.params.softmax_scale = random.chance(30) ? 0.3 : 0.0;
   test.tuning = random_tuning(random, group);
+  test.is_writing_keys = random.chance(50);
   return test;
 }
 

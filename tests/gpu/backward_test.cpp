@@ -80,6 +80,8 @@ TEST_P(BackwardTest, RowsAndKeysThatSeeNothing) {
   test.is_accumulating = true;
   test.mask.slices.clear();
   check_backward(test);
+  test.is_writing_keys = true;
+  check_backward(test);
 }
 
 TEST_P(BackwardTest, SlidingWindow) {
@@ -159,6 +161,8 @@ TEST_P(BackwardTest, FloatTensorsAndAccumulation) {
   check_backward(test);
   test.is_accumulating = true;
   test.num_sinks = 1;
+  check_backward(test);
+  test.is_writing_keys = true;
   check_backward(test);
   test.tuning = {.packed_heads = 1, .heads_per_item = 1};
   check_backward(test);

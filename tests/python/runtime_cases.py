@@ -45,6 +45,9 @@ def managers(group, rows: int) -> None:
     assert torch.equal(manager.undispatch_qo(manager.roll(local[0], 3, 0)), torch.roll(q, 3, 0))
     assert torch.equal(manager.roll_simple(local[0], 3, 0), manager.roll(local[0], 3, 0))
     assert torch.equal(manager.get_position_ids(), api.get_position_ids(key))
+    refuses(lambda: manager.get_position_ids("query"), TypeError, "attn_role is a str")
+    assert manager.dispatch_meta_q is manager.dispatch_meta_k is manager.attn_solver
+    assert manager.dist_attn_runtime.plan is manager.plan and manager.is_same_source
     small = make_manager(group, rows, chunk_size=3)
     assert small.plan.chunk_size == 3 and small != manager
     other = make_manager(

@@ -19,7 +19,8 @@ struct BackwardCall {
   Buffer<Real> lse;    ///< [heads_q, padded_rows], base 2; +inf for rows without keys, so p = 0
   Buffer<Real> delta;  ///< [heads_q, padded_rows], sum of dout * out, less dlse
 
-  StoreMode store_mode() const { return args.is_accumulating ? StoreMode::Add : StoreMode::Write; }
+  StoreMode query_mode() const { return args.is_accumulating ? StoreMode::Add : StoreMode::Write; }
+  StoreMode key_mode() const { return args.is_writing_keys ? StoreMode::Write : query_mode(); }
 };
 
 template <typename Real>

@@ -109,9 +109,9 @@ void run_item(const BackwardCall<Real>& call, const KeyItem& item,
   for (std::int64_t row = 0; row < item.tokens.size(); ++row) {
     const std::int64_t token = item.tokens.begin + row;
     store_row(call.args.dk, token, item.kv_head, w.dk.data() + row * w.queries.padded_dim,
-              call.factors.scale, call.store_mode());
+              call.factors.scale, call.key_mode());
     store_row(call.args.dv, token, item.kv_head, w.dv.data() + row * w.douts.padded_dim, Real{1},
-              call.store_mode());
+              call.key_mode());
   }
 }
 

@@ -87,7 +87,7 @@ void run_item(const BackwardCall<Real>& call, const QueryItem& item,
   });
   for_each_row(item, [&](std::int64_t row, std::int32_t token, std::int64_t head) {
     store_row(call.args.dq, token, head, w.sums.data() + row * w.keys.padded_dim,
-              call.factors.scale, call.store_mode());
+              call.factors.scale, call.query_mode());
   });
 }
 

@@ -193,6 +193,7 @@ DenseGradients run_backward(const AttentionCase& test, const DenseOutput& output
                            .dv = dv.view(),
                            .dsink = in.num_sinks > 0 ? dsink.view() : TensorView{},
                            .is_accumulating = start != nullptr,
+                           .is_writing_keys = test.is_writing_keys,
                            .params = in.params},
                           isa);
   EXPECT_EQ(dq.num_spoiled_gaps() + dk.num_spoiled_gaps() + dv.num_spoiled_gaps(), 0);

@@ -23,7 +23,8 @@ struct AttentionCase {
   DType result_dtype = DType::Float32;  ///< of out, dq, dk, dv
   Layout layout = Layout::Packed;
   bool is_fast_backward = false;
-  bool is_on_gpu = false;  ///< lse and max_logits come from approximate exponentials
+  bool is_writing_keys = false;  ///< where run_backward adds to what is there
+  bool is_on_gpu = false;        ///< lse and max_logits come from approximate exponentials
 
   DType real() const { return dtype == DType::Float64 ? DType::Float64 : DType::Float32; }
   reference::RowCounts counts() const { return reference::counts_of(mask); }

@@ -175,8 +175,9 @@ void set_tensors(sm90::BackwardParams& params, const BackwardArgs& args,
   const BackwardList& list = work.list;
   params.score = sm90::score_scale(args.params, args.q.shape[2]);
   params.dq = gradient_rows(args.dq, args.is_accumulating);
-  params.dk = gradient_rows(args.dk, args.is_accumulating);
-  params.dv = gradient_rows(args.dv, args.is_accumulating);
+  const bool is_adding_keys = args.is_accumulating && !args.is_writing_keys;
+  params.dk = gradient_rows(args.dk, is_adding_keys);
+  params.dv = gradient_rows(args.dv, is_adding_keys);
   if (list.problem.rows_k == 0) return;
   // Without rows of q no tile is loaded; a descriptor needs some address all the same.
   const bool has_rows = list.problem.rows_q > 0;
