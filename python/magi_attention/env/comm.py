@@ -51,13 +51,14 @@ def is_qo_comm_enable() -> bool:
 
 
 def is_fwd_high_precision_reduce_enable() -> bool:
-    """MAGI_ATTENTION_FORWARD_HIGH_PRECISION_REDUCE; no effect: out is never sent."""
+    """MAGI_ATTENTION_FORWARD_HIGH_PRECISION_REDUCE; no effect: out is never sent in parts."""
     return read_flag(PREFIX + "FORWARD_HIGH_PRECISION_REDUCE")
 
 
 def is_bwd_high_precision_reduce_enable() -> bool:
     """MAGI_ATTENTION_BACKWARD_HIGH_PRECISION_REDUCE, or the older
-    MAGI_ATTENTION_FFA_BACKWARD_HIGH_PRECISION_REDUCE; no effect.
+    MAGI_ATTENTION_FFA_BACKWARD_HIGH_PRECISION_REDUCE; no effect: partial gradients of keys always
+    travel in float32.
     """
     return read_renamed_flag(
         PREFIX + "FFA_BACKWARD_HIGH_PRECISION_REDUCE", PREFIX + "BACKWARD_HIGH_PRECISION_REDUCE"

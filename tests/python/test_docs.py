@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documents show runs, and their tables are whole."""
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "python" / "magi_attention"
+
+
+def blocks(name: str) -> list[str]:
+    """The Python code that a document shows."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.S)
+
+
+@pytest.mark.parametrize("name", ["docs/python.md", "README.md"])
+def test_first_example(name, capsys):
+    shown = {}
+    exec(blocks(name)[0], shown)
+    assert shown["out"].shape == (1000, 8, 64) and shown["meta"].lse.shape == (1000, 8)
+    assert all(shown[leaf].grad.isfinite().all() for leaf in "qkv")
+
+
+def run_shown(group) -> None:
+    """The examples over ranks, one after the other, as if torchrun had started this process."""
+    _, over_ranks, as_a_plan, *_ = blocks("docs/python.md")
+    shown = {}
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder, mock.patch(
+        "torch.distributed.init_process_group"
+    ) as start:
+        os.chdir(folder)
+        try:
+            exec(over_ranks, shown)
+            exec(as_a_plan, shown)
+            assert Path("mask.svg").read_text(encoding="utf-8").startswith("<svg")
+        finally:
+            os.chdir(here)
+    start.assert_called_once_with("gloo")
+    assert shown["whole"].shape == (1000, 8, 64)
+    assert torch.equal(shown["x"][shown["ids"]][:200], shown["local"][:200])
+    bound = shown["bound"]
+    assert bound.plan == shown["plan"] and bound.local_rows == shown["local"].shape[0]
+    out, _ = bound.calc_attn(shown["q"], shown["k"], shown["v"])
+    assert torch.equal(out, shown["out"])
+
+
+def test_examples_over_ranks(ranks):
+    ranks.run(4, run_shown)
+
+
+def test_every_variable_is_documented():
+    """Variables that the package reads, by PREFIX + "NAME" or in full."""
+    read = set()
+    for path in (SOURCES / "env").glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        read |= set(re.findall(r'PREFIX \+ "([A-Z0-9_]+)"', text))
+        read |= set(re.findall(r'_sm_margin\("([A-Z0-9_]+)"', text))
+        read |= set(re.findall(r'read_\w+\("([A-Z0-9_]+)"', text))
+    told = set(re.findall(r"`([A-Z0-9_]+)`", (ROOT / "docs/environment.md").read_text()))
+    assert len(read) > 25 and read <= told
+
+
+def test_every_option_is_documented():
+    """Parameters of flex_flash_attn_func and fields of configurations, each with its effect."""
+    import dataclasses
+    import inspect
+
+    from magi_attention import api
+    from magi_attention.config import DispatchConfig, OverlapConfig
+
+    told = (ROOT / "docs/migration.md").read_text(encoding="utf-8")
+    names = [p for p in inspect.signature(api.flex_flash_attn_func).parameters.values()
+             if p.kind is p.KEYWORD_ONLY]  # fmt: skip
+    names += [field for kind in (DispatchConfig, OverlapConfig)
+              for field in dataclasses.fields(kind) if field.init]  # fmt: skip
+    missing = [option.name for option in names if f"`{option.name}`" not in told
+               and f"`{option.name}=" not in told]  # fmt: skip
+    assert not missing
+
+
+def test_links_lead_somewhere():
+    documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    documents += (ROOT / "examples").rglob("*.md")
+    broken = []
+    for document in documents:
+        for target in re.findall(r"\]\(([\w./-]*\w)(?:#[^)]*)?\)", document.read_text("utf-8")):
+            if not (document.parent / target).exists():
+                broken.append(f"{document.relative_to(ROOT)}: {target}")
+    assert not broken
