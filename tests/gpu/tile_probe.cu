@@ -2,8 +2,6 @@
 #include "cuda/check.hpp"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/wgmma_n128.cuh"
-#include "cuda/ptx/wgmma_n160.cuh"
-#include "cuda/ptx/wgmma_n176.cuh"
 #include "cuda/ptx/wgmma_n64.cuh"
 #include "cuda/tensor_map.hpp"
 #include "gpu/tile_probe.hpp"
@@ -133,10 +131,9 @@ __global__ void __launch_bounds__(kThreads)
   float values[kColumns / 2];
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) values[i] = 1.0f;
-  tile::mask_row<kColumns, 0>(values, low[place.row] - place.column,
-                              high[place.row] - place.column);
-  tile::mask_row<kColumns, 1>(values, low[place.row + 8] - place.column,
-                              high[place.row + 8] - place.column);
+  const int lows[] = {low[place.row] - place.column, low[place.row + 8] - place.column};
+  const int highs[] = {high[place.row] - place.column, high[place.row + 8] - place.column};
+  tile::mask_rows<kColumns>(values, lows, highs);
   for_each_element<kColumns>([&](int row, int column, int i) {
     keep[row * kColumns + column] = values[i] == 1.0f ? 1 : 0;
   });
@@ -164,10 +161,6 @@ void run_abt_columns(const TensorView& a, const TensorView& b, float* d, cudaStr
       return run_abt<kType, 64, kDim>(a, b, d, stream);
     case 128:
       return run_abt<kType, 128, kDim>(a, b, d, stream);
-    case 160:
-      return run_abt<kType, 160, kDim>(a, b, d, stream);
-    case 176:
-      return run_abt<kType, 176, kDim>(a, b, d, stream);
   }
 }
 
@@ -233,12 +226,6 @@ void mask_tile(const int* low, const int* high, int columns, int* keep, cudaStre
       break;
     case 128:
       mask_kernel<128><<<1, kThreads, 0, stream>>>(low, high, keep);
-      break;
-    case 160:
-      mask_kernel<160><<<1, kThreads, 0, stream>>>(low, high, keep);
-      break;
-    case 176:
-      mask_kernel<176><<<1, kThreads, 0, stream>>>(low, high, keep);
       break;
   }
   cuda_check(cudaGetLastError(), "mask_kernel");

@@ -7,7 +7,7 @@
 
 namespace magi::probe {
 
-/// d[64, n] = a[64, dim] b[n, dim]^T through shared memory, float32 out; n in {64, 128, 160, 176},
+/// d[64, n] = a[64, dim] b[n, dim]^T through shared memory, float32 out; n in {64, 128},
 /// dim in {64, 128}; a, b and d are contiguous device tensors, a and b as [rows, 1, dim].
 void multiply_abt(const TensorView& a, const TensorView& b, float* d, cudaStream_t stream);
 

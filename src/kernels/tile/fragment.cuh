@@ -32,21 +32,43 @@ __device__ __forceinline__ std::uint32_t low_bits(int n) {
   return n >= 32 ? 0xffffffffu : (1u << max(n, 0)) - 1u;
 }
 
-/// Sets the elements of one of the thread's rows outside columns [low, high) to -infinity. The
-/// columns are relative to the thread's first column. Selecting (not adding) also drops NaN.
-template <int kColumns, int kRow, int kCount>
-__device__ __forceinline__ void mask_row(float (&values)[kCount], int low, int high) {
+/// Elements [begin + bit, begin + bit + 8) of both rows: those whose bit of `keep` is not set
+/// become -infinity.
+template <int kCount>
+__device__ __forceinline__ void mask_byte(float (&values)[kCount],
+                                          const std::uint32_t (&keep)[kRowsPerThread], int begin,
+                                          int bit) {
+#pragma unroll
+  for (int i = bit; i < bit + 8; ++i) {
+#pragma unroll
+    for (int row = 0; row < kRowsPerThread; ++row) {
+      const int element = begin + i;
+      float& value = values[(element / 2) * 4 + row * 2 + element % 2];
+      value = (keep[row] & (1u << i)) != 0 ? value : -INFINITY;
+    }
+  }
+}
+
+/// Sets the elements of the thread's rows outside columns [low[row], high[row]) to -infinity. The
+/// columns are relative to the thread's first column. Columns that all rows of the warp see cost
+/// nothing, 32 at a time: a diagonal crosses few. Selecting (not adding) also drops NaN.
+template <int kColumns, int kCount>
+__device__ __forceinline__ void mask_rows(float (&values)[kCount], const int (&low)[kRowsPerThread],
+                                          const int (&high)[kRowsPerThread]) {
   constexpr int kElements = kColumns / 4;
-  const int first = elements_below(low);
-  const int last = elements_below(high);
+  static_assert(kElements % 8 == 0);
 #pragma unroll
-  for (int word = 0; word * 32 < kElements; ++word) {
-    const std::uint32_t keep = low_bits(last - word * 32) & ~low_bits(first - word * 32);
+  for (int begin = 0; begin < kElements; begin += 32) {
+    std::uint32_t keep[kRowsPerThread];
 #pragma unroll
-    for (int bit = 0; bit < 32 && word * 32 + bit < kElements; ++bit) {
-      const int element = word * 32 + bit;
-      float& value = values[(element / 2) * 4 + kRow * 2 + element % 2];
-      value = (keep & (1u << bit)) != 0 ? value : -INFINITY;
+    for (int row = 0; row < kRowsPerThread; ++row) {
+      keep[row] =
+          low_bits(elements_below(high[row]) - begin) & ~low_bits(elements_below(low[row]) - begin);
+    }
+    const std::uint32_t seen = __reduce_and_sync(0xffffffffu, keep[0] & keep[1]);
+#pragma unroll
+    for (int bit = 0; bit < 32 && begin + bit < kElements; bit += 8) {
+      if ((seen >> bit & 0xffu) != 0xffu) mask_byte(values, keep, begin, bit);
     }
   }
 }

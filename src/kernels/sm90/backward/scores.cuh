@@ -58,8 +58,7 @@ __device__ __forceinline__ void mask_step(Scores& x, const StepInfo& step, int k
     low[row] = begin - first_column;
     high[row] = end - first_column;
   }
-  tile::mask_row<64, 0>(x, low[0], high[0]);
-  tile::mask_row<64, 1>(x, low[1], high[1]);
+  tile::mask_rows<64>(x, low, high);
 }
 
 __device__ __forceinline__ void exponentiate(Scores& x) {

@@ -161,8 +161,7 @@ class Consumer {
       low[row] = (is_inside ? max(run.k0, token + run.d_min) : 0) - place.column - key;
       high[row] = (is_inside ? min(run.k1, token + run.d_max + 1) : 0) - place.column - key;
     }
-    tile::mask_row<kKeys, 0>(scores, low[0], high[0]);
-    tile::mask_row<kKeys, 1>(scores, low[1], high[1]);
+    tile::mask_rows<kKeys>(scores, low, high);
   }
 
   /// Scores become P, in float; `key` is the tile's first key.
