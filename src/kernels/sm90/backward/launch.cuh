@@ -5,6 +5,7 @@
 #include "cuda/ptx/wgmma_n128.cuh"
 #include "cuda/ptx/wgmma_n32.cuh"
 #include "cuda/ptx/wgmma_n64.cuh"
+#include "cuda/shared_memory.hpp"
 #include "kernels/sm90/backward/finish.cuh"
 #include "kernels/sm90/backward/kernel.cuh"
 #include "kernels/sm90/backward/launch.hpp"
@@ -17,8 +18,8 @@ void launch_backward(const BackwardParams& params, int num_ctas, cudaStream_t st
   constexpr int kBytes = static_cast<int>(sizeof(BackwardStorage<kC>));
   static_assert(kBytes <= 227 * 1024);
   const auto kernel = backward_kernel<Instance>;
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-             "cudaFuncSetAttribute");
+  static SharedMemoryGrant grant;
+  grant.ensure(kernel, kBytes);
   kernel<<<num_ctas, kC.threads(), kBytes, stream>>>(params);
   cuda_check(cudaGetLastError(), "backward_kernel");
 }

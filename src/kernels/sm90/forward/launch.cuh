@@ -4,6 +4,7 @@
 #include "cuda/check.hpp"
 #include "cuda/ptx/wgmma_n128.cuh"
 #include "cuda/ptx/wgmma_n64.cuh"
+#include "cuda/shared_memory.hpp"
 #include "kernels/sm90/forward/kernel.cuh"
 #include "kernels/sm90/forward/launch.hpp"
 
@@ -15,8 +16,8 @@ void launch_forward(const ForwardParams& params, int num_ctas, cudaStream_t stre
   constexpr int kBytes = static_cast<int>(sizeof(SharedStorage<kC>));
   static_assert(kBytes <= 227 * 1024);
   const auto kernel = forward_kernel<Instance>;
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-             "cudaFuncSetAttribute");
+  static SharedMemoryGrant grant;
+  grant.ensure(kernel, kBytes);
   kernel<<<num_ctas, kC.threads(), kBytes, stream>>>(params);
   cuda_check(cudaGetLastError(), "forward_kernel");
 }
