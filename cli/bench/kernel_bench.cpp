@@ -24,7 +24,9 @@ namespace {
 using Enqueue = std::function<void(cudaStream_t)>;
 using Seconds = std::chrono::duration<double>;
 
-constexpr double kFlopsPerPair = 4.0;  ///< per head and element of dim: two products
+/// Per visible pair, head and element of dim: two products forward, five backward.
+constexpr double kForwardFlops = 4.0;
+constexpr double kBackwardFlops = 10.0;
 constexpr int kMaxBurst = 4000;
 constexpr double kWarmSeconds = 1.0;  ///< until clock and temperature are those of a busy GPU
 
@@ -65,9 +67,30 @@ struct BenchTensors {
     args.v = view(v, DType::BFloat16, {rows, options.heads_kv, options.head_dim});
     args.out = view(out, DType::BFloat16, {rows, options.heads_q, options.head_dim});
     args.lse = view(lse, DType::Float32, {rows, options.heads_q});
+    if (!options.has_backward) return;
+    dout = random_bfloat16(rows * options.heads_q * options.head_dim, 4);
+    dq = DeviceBuffer(q.size_bytes());
+    dk = DeviceBuffer(k.size_bytes());
+    dv = DeviceBuffer(v.size_bytes());
   }
 
-  DeviceBuffer q, k, v, out, lse;
+  BackwardArgs backward_args() const {
+    const auto like = [](TensorView view, const DeviceBuffer& buffer) {
+      view.data = buffer.data();
+      return view;
+    };
+    return {.q = args.q,
+            .k = args.k,
+            .v = args.v,
+            .out = args.out,
+            .lse = args.lse,
+            .dout = like(args.out, dout),
+            .dq = like(args.q, dq),
+            .dk = like(args.k, dk),
+            .dv = like(args.v, dv)};
+  }
+
+  DeviceBuffer q, k, v, out, lse, dout, dq, dk, dv;
   ForwardArgs args;
 };
 
@@ -83,22 +106,47 @@ class Bench {
     warm_up();
   }
 
-  KernelBenchRow run(const std::string& name, const Mask& mask, const BenchTensors& tensors) const {
+  KernelBenchRow run_forward(const std::string& name, const Mask& mask,
+                             const BenchTensors& tensors) const {
     ForwardArgs args = tensors.args;
     args.slices = mask.slices;
     const ForwardWork work(args, {.sm_margin = options_.sm_margin});
-    KernelBenchRow row{.mask = name,
-                       .rows = mask.rows_q,
-                       .num_slices = std::ssize(mask.slices),
-                       .area = area(mask),
-                       .packed_heads = work.packed_heads()};
-    const double flops = kFlopsPerPair * static_cast<double>(row.area) * options_.heads_q *
-                         static_cast<double>(options_.head_dim);
-    time([&](cudaStream_t stream) { attention_forward_cuda(args, work, stream); }, flops, row);
+    KernelBenchRow row = row_of(name, mask, KernelPass::Forward);
+    row.packed_heads = work.packed_heads();
+    time([&](cudaStream_t stream) { attention_forward_cuda(args, work, stream); },
+         kForwardFlops * pairs(row), row);
+    return row;
+  }
+
+  /// After run_forward of the same mask, whose out and lse it reads.
+  KernelBenchRow run_backward(const std::string& name, const Mask& mask,
+                              const BenchTensors& tensors) const {
+    BackwardArgs args = tensors.backward_args();
+    args.slices = mask.slices;
+    const BackwardWork work(args, {.sm_margin = options_.sm_margin});
+    const DeviceBuffer memory(static_cast<std::size_t>(work.workspace_bytes()));
+    const DeviceWorkspace workspace{memory.data(), work.workspace_bytes()};
+    KernelBenchRow row = row_of(name, mask, KernelPass::Backward);
+    row.packed_heads = work.packed_heads();
+    time([&](cudaStream_t stream) { attention_backward_cuda(args, work, workspace, stream); },
+         kBackwardFlops * pairs(row), row);
     return row;
   }
 
  private:
+  static KernelBenchRow row_of(const std::string& name, const Mask& mask, KernelPass pass) {
+    return {.mask = name,
+            .pass = pass,
+            .rows = mask.rows_q,
+            .num_slices = std::ssize(mask.slices),
+            .area = area(mask)};
+  }
+
+  /// Visible pairs of all heads, times the head dim.
+  double pairs(const KernelBenchRow& row) const {
+    return static_cast<double>(row.area) * options_.heads_q * options_.head_dim;
+  }
+
   void warm_up() const {
     if (!gemm_) return;
     const Enqueue multiply = [&](cudaStream_t stream) { gemm_->enqueue(stream); };
@@ -173,7 +221,9 @@ KernelBenchReport run_kernel_bench(const KernelBenchOptions& options,
     const BenchTensors tensors(options, rows);
     for (const std::string& name : options.masks) {
       tell(name + ", " + draw::grouped(rows) + " rows");
-      report.rows.push_back(bench.run(name, bench_mask(name, rows), tensors));
+      const Mask mask = bench_mask(name, rows);
+      report.rows.push_back(bench.run_forward(name, mask, tensors));
+      if (options.has_backward) report.rows.push_back(bench.run_backward(name, mask, tensors));
     }
   }
   return report;

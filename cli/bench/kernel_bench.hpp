@@ -17,14 +17,19 @@ struct KernelBenchOptions {
   std::int32_t head_dim = 128;
   std::int32_t device = 0;
   std::int32_t sm_margin = 0;
+  bool has_backward = false;  ///< time the backward too
   std::int32_t rounds = 9;
   double burst_seconds = 0.02;  ///< of a kernel in a round
   std::string cublas;           ///< path; empty: the system's
 };
 
+enum class KernelPass : std::int32_t { Forward, Backward };
+const char* pass_name(KernelPass pass);
+
 /// One mask and length. Medians over rounds, each of which times the kernel and the GEMM.
 struct KernelBenchRow {
   std::string mask;
+  KernelPass pass = KernelPass::Forward;
   std::int32_t rows = 0;
   std::int64_t num_slices = 0;
   std::int64_t area = 0;  ///< visible pairs
@@ -42,8 +47,8 @@ struct KernelBenchReport {
   std::vector<KernelBenchRow> rows;
 };
 
-/// Times the forward on bfloat16 tensors. Throws std::runtime_error where the machine has no fit
-/// GPU. `tell` gets a line per case and what is missing.
+/// Times attention calls on bfloat16 tensors, their lists made before. Throws std::runtime_error
+/// where the machine has no fit GPU. `tell` gets a line per case and what is missing.
 KernelBenchReport run_kernel_bench(const KernelBenchOptions& options,
                                    const std::function<void(const std::string&)>& tell);
 

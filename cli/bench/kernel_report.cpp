@@ -25,6 +25,7 @@ Cells cells_of(const KernelBenchRow& row) {
     return value ? decimal(static_cast<double>(*value) * scale, decimals) : std::string("-");
   };
   return {row.mask,
+          pass_name(row.pass),
           grouped(row.rows),
           grouped(row.num_slices),
           draw::seconds_text(row.seconds),
@@ -42,7 +43,7 @@ std::string joined(const std::vector<Cells>& lines) {
     for (std::size_t column = 0; column < line.size(); ++column) {
       std::size_t width = 0;
       for (const Cells& other : lines) width = std::max(width, other[column].size());
-      text += (column == 0 ? "" : "  ") + padded(line[column], width, column == 0);
+      text += (column == 0 ? "" : "  ") + padded(line[column], width, column < 2);
     }
     text += '\n';
   }
@@ -56,11 +57,15 @@ nlohmann::ordered_json optional_json(const std::optional<Value>& value) {
 
 }  // namespace
 
+const char* pass_name(KernelPass pass) {
+  return pass == KernelPass::Forward ? "forward" : "backward";
+}
+
 std::string to_table(const KernelBenchOptions& options, const KernelBenchReport& report) {
-  std::vector<Cells> lines = {{"mask", "rows", "slices", "time", "TFLOP/s", "of GEMM",
+  std::vector<Cells> lines = {{"mask", "pass", "rows", "slices", "time", "TFLOP/s", "of GEMM",
                                "GEMM TFLOP/s", "heads/tile", "SM MHz", "watts"}};
   for (const KernelBenchRow& row : report.rows) lines.push_back(cells_of(row));
-  return "forward, bfloat16, heads " + std::to_string(options.heads_q) + ":" +
+  return "bfloat16, heads " + std::to_string(options.heads_q) + ":" +
          std::to_string(options.heads_kv) + ", head dim " + std::to_string(options.head_dim) +
          ", " + report.gpu + "\n" + joined(lines);
 }
@@ -69,7 +74,7 @@ std::string to_json(const KernelBenchOptions& options, const KernelBenchReport& 
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const KernelBenchRow& row : report.rows) {
     rows.push_back({{"mask", row.mask},
-                    {"pass", "forward"},
+                    {"pass", pass_name(row.pass)},
                     {"rows", row.rows},
                     {"slices", row.num_slices},
                     {"area", row.area},

@@ -62,14 +62,18 @@ KernelBenchReport small_report() {
                          .packed_heads = 8,
                          .sm_clock_mhz = 1700,
                          .power_watts = 650.4});
-  report.rows.push_back({.mask = "window", .rows = 1024, .num_slices = 1, .seconds = 1e-5});
+  report.rows.push_back({.mask = "window",
+                         .pass = KernelPass::Backward,
+                         .rows = 1024,
+                         .num_slices = 1,
+                         .seconds = 1e-5});
   return report;
 }
 
 TEST(KernelBenchReport, TableShowsWhatIsMissingAsADash) {
   const std::string table = to_table({}, small_report());
   EXPECT_NE(table.find("heads 64:8, head dim 128, a GPU"), std::string::npos) << table;
-  EXPECT_NE(table.find("full    2,048"), std::string::npos) << table;
+  EXPECT_NE(table.find("full    forward   2,048"), std::string::npos) << table;
   EXPECT_NE(table.find("87.5 %"), std::string::npos) << table;
   EXPECT_NE(table.find("1700    650"), std::string::npos) << table;
   EXPECT_EQ(table.substr(table.size() - 2), "-\n") << table;
@@ -82,6 +86,8 @@ TEST(KernelBenchReport, JsonHoldsNullForWhatIsMissing) {
   ASSERT_EQ(json["rows"].size(), 2u);
   EXPECT_EQ(json["rows"][0]["gemm_share"], 0.875);
   EXPECT_EQ(json["rows"][0]["sm_clock_mhz"], 1700);
+  EXPECT_EQ(json["rows"][0]["pass"], "forward");
+  EXPECT_EQ(json["rows"][1]["pass"], "backward");
   EXPECT_TRUE(json["rows"][1]["power_watts"].is_null());
 }
 
