@@ -62,11 +62,8 @@ BackwardCase random_case(std::uint64_t seed) {
 }
 
 TEST_F(BackwardMaskTest, RandomMasksAgreeWithFloat64) {
-  for (int i = 0; i < num_random_masks(); ++i) {
-    const int number = first_random_mask() + i;
-    check_backward(random_case(1000 + static_cast<std::uint64_t>(number)));
-    if (HasFailure()) break;
-  }
+  for_each_random_mask(
+      [](int number) { check_backward(random_case(1000 + static_cast<std::uint64_t>(number))); });
 }
 
 }  // namespace

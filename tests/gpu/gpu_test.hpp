@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "cuda/device.hpp"
 
 namespace magi::test {
@@ -22,5 +24,7 @@ class GpuTest : public ::testing::Test {
 int num_random_masks();
 /// The number of the first of them (its seed); --first_mask=N.
 int first_random_mask();
+/// Calls check(number) for each of them, on all processors at once; stops soon after a failure.
+void for_each_random_mask(const std::function<void(int)>& check);
 
 }  // namespace magi::test

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+#include <thread>
+#include <vector>
 
 #include "gpu/gpu_test.hpp"
 
@@ -12,6 +16,20 @@ int first_mask = 0;
 }  // namespace
 int num_random_masks() { return random_masks; }
 int first_random_mask() { return first_mask; }
+
+void for_each_random_mask(const std::function<void(int)>& check) {
+  std::atomic<int> next = 0;
+  const auto work = [&] {
+    for (int i = next++; i < random_masks && !::testing::Test::HasFailure(); i = next++) {
+      check(first_mask + i);
+    }
+  };
+  std::vector<std::jthread> threads;
+  const int num_threads = static_cast<int>(std::thread::hardware_concurrency());
+  for (int i = 1; i < std::min(num_threads, random_masks / 8); ++i) threads.emplace_back(work);
+  work();
+}
+
 }  // namespace magi::test
 
 int main(int argc, char** argv) {

@@ -8,9 +8,13 @@
 namespace magi::test {
 
 double random_normal(RandomStream& random) {
-  constexpr std::int32_t kSteps = 1 << 20;
+  constexpr int kBits = 10;
+  constexpr double kLargest = (1 << kBits) - 1;
+  std::uint64_t bits = random();
   double sum = 0.0;
-  for (int i = 0; i < 6; ++i) sum += static_cast<double>(random.between(-kSteps, kSteps)) / kSteps;
+  for (int i = 0; i < 6; ++i, bits >>= kBits) {
+    sum += static_cast<double>(bits % (1 << kBits)) * (2.0 / kLargest) - 1.0;
+  }
   return sum / std::sqrt(2.0);
 }
 

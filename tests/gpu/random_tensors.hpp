@@ -9,7 +9,7 @@
 
 namespace magi::test {
 
-/// A sum of uniforms: near enough to normal, the same on every machine.
+/// A sum of uniforms from one draw: near enough to normal, the same on every machine.
 double random_normal(RandomStream& random);
 
 /// Random elements of about this standard deviation, on the device too.
