@@ -150,7 +150,8 @@ std::string time_build(const Case& bench, const Slices& slices, bool is_choosing
   char text[160];
   std::snprintf(text, sizeof text,
                 "{\"us\": %.1f, \"packed_heads\": %d, \"records\": %llu, \"workspace_mb\": %.1f}",
-                time, header.packed_heads, static_cast<unsigned long long>(header.num_records),
+                time, header.outcome.packed_heads,
+                static_cast<unsigned long long>(header.num_records),
                 1e-6 * static_cast<double>(layout.size_bytes));
   return text;
 }

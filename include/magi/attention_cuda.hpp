@@ -21,6 +21,10 @@ namespace magi {
 struct ForwardTuning {
   std::int32_t sm_margin = 0;     ///< multiprocessors left to others
   std::int32_t packed_heads = 0;  ///< query heads of one kv head per tile; 0: by modelled cost
+  /// Tiles of rows with very many keys are cut by keys into pieces for many multiprocessors, and
+  /// merged in order: into so many at most, all heads together. 0: two per multiprocessor; 1: none.
+  std::int32_t max_pieces = 0;
+  std::int32_t piece_cost = 0;  ///< least of a piece, in half tiles of 128 keys; 0: by the library
 };
 
 /// The work list of one mask and shape, kept on the device: made once, used by any number of calls
@@ -37,6 +41,9 @@ class ForwardWork {
 
   /// Query heads per tile, as chosen.
   std::int32_t packed_heads() const;
+  /// Pieces of tiles that were cut, all heads together. A call with pieces takes memory for them
+  /// from the library's pool in stream order; a graph holds its own.
+  std::int32_t num_pieces() const;
   std::int64_t size_bytes() const;  ///< on the device
 
   struct State;
@@ -83,6 +90,7 @@ struct DeviceListReport {
   bool is_overflowing = false;        ///< num_records exceeded the capacity: slow, not wrong
   std::int64_t num_records = 0;
   std::int32_t packed_heads = 0;  ///< as chosen
+  std::int32_t num_pieces = 0;    ///< of tiles that were cut, all heads together
 };
 
 /// Bytes that a call with `num_slices` slices needs. args.slices is not read, data may be null.

@@ -9,6 +9,7 @@
 
 #include "gpu/device_slices.hpp"
 #include "gpu/gpu_test.hpp"
+#include "kernels/worklist/split_list.hpp"
 #include "magi/error.hpp"
 
 namespace magi::test {
@@ -20,7 +21,8 @@ constexpr int kPoison = 0xff;
 
 struct BuiltList {
   DeviceListHeader header;
-  std::vector<TileWork> tiles;
+  std::vector<TileWork> works;
+  std::vector<SplitTile> splits;
   std::vector<BandRecord> records;
 };
 
@@ -38,9 +40,11 @@ BuiltList build_sync(DeviceListShape shape, const DeviceSlices& slices) {
   const auto* bytes = static_cast<const std::byte*>(workspace.data());
   BuiltList list;
   list.header = to_host_sync<DeviceListHeader>(bytes, 1).front();
-  const TileGrid& grid = layout.grids[static_cast<std::size_t>(list.header.packing)];
-  list.tiles =
-      to_host_sync<TileWork>(bytes + layout.tiles, static_cast<std::size_t>(grid.num_tiles));
+  const ListOutcome& outcome = list.header.outcome;
+  list.works =
+      to_host_sync<TileWork>(bytes + layout.works, static_cast<std::size_t>(outcome.num_works));
+  list.splits =
+      to_host_sync<SplitTile>(bytes + layout.splits, static_cast<std::size_t>(outcome.num_splits));
   list.records = to_host_sync<BandRecord>(
       bytes + layout.records,
       static_cast<std::size_t>(std::min<std::uint64_t>(
@@ -50,15 +54,18 @@ BuiltList build_sync(DeviceListShape shape, const DeviceSlices& slices) {
 
 void expect_hosts_list(const DeviceListShape& shape, const TypedRanges& ranges) {
   const std::vector<BandSlice> bands = ranges.bands(shape.problem.rows_q, shape.problem.rows_k);
-  const ForwardList host =
+  ForwardList host =
       shape.packings.size() == 1
           ? build_forward_list(shape.problem, bands, shape.tile, shape.packings.front())
           : build_forward_list(shape.problem, bands, shape.tile);
+  split_long_tiles(host, shape.split);
   const BuiltList device = build_sync(shape, DeviceRanges(ranges).view());
-  ASSERT_EQ(device.header.packed_heads, host.packed_heads);
+  ASSERT_EQ(device.header.outcome.packed_heads, host.packed_heads);
+  ASSERT_EQ(device.header.outcome.num_slots, host.num_slots());
   ASSERT_EQ(device.header.num_records, host.records.size());
   ASSERT_EQ(device.header.is_overflowing, 0);
-  ASSERT_EQ(device.tiles, host.tiles);
+  ASSERT_EQ(device.works, host.tiles);
+  ASSERT_EQ(device.splits, host.splits);
   ASSERT_EQ(device.records, host.records);
 }
 
@@ -88,6 +95,8 @@ TEST_F(DeviceListTest, EqualsTheHostsListByteForByte) {
     const TypedRanges ranges = random_ranges(random, problem.rows_q, problem.rows_k, count);
     DeviceListShape shape = shape_of(problem, ranges);
     if (random.chance(30)) shape.packings = {shape.packings.back()};
+    shape.split.max_pieces = random.chance(50) ? 264 : random.between(0, kMaxPieces);
+    if (random.chance(50)) shape.split.min_cost = random.between(1, 8);
     expect_hosts_list(shape, ranges);
     if (HasFatalFailure()) return;
   }
@@ -104,8 +113,11 @@ TEST_F(DeviceListTest, HoldsForHundredsOfThousandsOfSlices) {
                   random.between(0, 3));
   }
   ranges.append({0, kRows}, {0, kRows}, 1);
-  expect_hosts_list(
-      shape_of({.rows_q = kRows, .rows_k = kRows, .heads_q = 8, .heads_kv = 1}, ranges), ranges);
+  DeviceListShape shape =
+      shape_of({.rows_q = kRows, .rows_k = kRows, .heads_q = 8, .heads_kv = 1}, ranges);
+  expect_hosts_list(shape, ranges);
+  shape.split = {.max_pieces = kMaxPieces, .min_cost = 1};
+  expect_hosts_list(shape, ranges);
 }
 
 TEST_F(DeviceListTest, SortsTilesThatSeeMoreSlicesThanOneWindow) {
@@ -120,6 +132,8 @@ TEST_F(DeviceListTest, SortsTilesThatSeeMoreSlicesThanOneWindow) {
   DeviceListShape shape =
       shape_of({.rows_q = kRows, .rows_k = kRows, .heads_q = 2, .heads_kv = 2}, ranges);
   shape.record_capacity = 600000;
+  expect_hosts_list(shape, ranges);
+  shape.split.max_pieces = 264;
   expect_hosts_list(shape, ranges);
 }
 

@@ -99,6 +99,25 @@ TEST_F(ForwardDeviceListTest, GivesTheSameBitsBeyondTheCapacity) {
   }
 }
 
+TEST_F(ForwardDeviceListTest, GivesTheSameBitsInPieces) {
+  std::int32_t num_cut = 0;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    CallShape shape{.rows_q = random.between(1, 300), .rows_k = random.between(400, 2000)};
+    shape.dim = random.chance(50) ? 64 : 128;
+    const TypedRanges ranges = ranges_of(random, shape, random.between(1, 30));
+    DeviceListTuning tuning;
+    tuning.forward.max_pieces = random.chance(50) ? 0 : 1000;
+    tuning.forward.piece_cost = random.between(1, 8);
+    if (random.chance(30)) tuning.record_capacity = random.between(1, 10);
+    const Caller caller(shape, ranges.count(), tuning);
+    ASSERT_EQ(caller.with_device_list(ranges), caller.with_host_list(ranges));
+    num_cut += caller.report().num_pieces > 0 ? 1 : 0;
+  }
+  EXPECT_GT(num_cut, 20);
+}
+
 TEST_F(ForwardDeviceListTest, ReplaysAGraphWithOtherSlices) {
   RandomStream random(3);
   const CallShape shape{.rows_q = 768};

@@ -3,6 +3,7 @@
 
 #include "gpu/forward_case.hpp"
 #include "gpu/gpu_test.hpp"
+#include "kernels/worklist/split_rule.hpp"
 
 namespace magi::test {
 namespace {
@@ -44,15 +45,16 @@ ForwardCase random_case(std::uint64_t seed) {
     test.tuning.packed_heads = pick(random, allowed);
   }
   test.tuning.sm_margin = random.chance(20) ? 130 : 0;  // few CTAs: many items each
+  if (random.chance(30)) {                              // even short rows in pieces
+    test.tuning.max_pieces = pick(random, {16, 200, kMaxPieces});
+    test.tuning.piece_cost = random.between(1, 4);
+  }
   return test;
 }
 
 TEST_F(ForwardMaskTest, RandomMasksAgreeWithFloat64) {
-  for (int i = 0; i < num_random_masks(); ++i) {
-    const int number = first_random_mask() + i;
-    check_forward(random_case(1000 + static_cast<std::uint64_t>(number)));
-    if (HasFailure()) break;
-  }
+  for_each_random_mask(
+      [](int number) { check_forward(random_case(1000 + static_cast<std::uint64_t>(number))); });
 }
 
 }  // namespace

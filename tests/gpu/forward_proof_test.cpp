@@ -62,6 +62,10 @@ std::vector<ProofCase> repeat_cases() {
   LargeShape narrow = shape;
   narrow.dim = 64;
   cases.push_back({narrow, overlapping, {}});
+  LargeShape few_rows = shape;
+  few_rows.rows_q = 40;
+  few_rows.rows_k = 30000;
+  cases.push_back({few_rows, {40, 30000, {band_slice({0, 40}, {0, 30000}, MaskType::Full)}}, {}});
   return cases;
 }
 

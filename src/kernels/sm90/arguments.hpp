@@ -6,6 +6,9 @@
 // Arguments that the attention kernels have in common, as they travel to the device.
 namespace magi::sm90 {
 
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+
 /// A float32 array [rows, heads] or [rows, heads, dim] with strides in elements.
 struct FloatRows {
   float* data = nullptr;

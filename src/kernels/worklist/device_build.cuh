@@ -15,6 +15,7 @@ struct DeviceBuild {
   std::int32_t num_grids = 0;
   std::int32_t rows_k = 0;
   TileShape tile;
+  SplitRule split;
   std::int64_t record_capacity = 0;
   std::int32_t slices_per_task = kWarpLanes;  ///< that a warp takes at once, one per lane
   std::int32_t num_parts = 1;                 ///< warps that share the tiles of a long slice
@@ -23,6 +24,8 @@ struct DeviceBuild {
   std::int32_t* costs = nullptr;
   BandRecord* slices = nullptr;
   TileWork* tiles = nullptr;
+  TileWork* works = nullptr;
+  SplitTile* splits = nullptr;
   std::int32_t* begins = nullptr;
   std::uint64_t* sort_keys[2] = {};
   std::int32_t* slice_ids = nullptr;

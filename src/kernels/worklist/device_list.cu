@@ -5,6 +5,7 @@
 #include "cuda/check.hpp"
 #include "kernels/worklist/device_emit.cuh"
 #include "kernels/worklist/device_order.cuh"
+#include "kernels/worklist/device_split.cuh"
 
 namespace magi {
 namespace {
@@ -111,6 +112,12 @@ __global__ void __launch_bounds__(kEmitThreads)
   RecordWriter(shared, build).run();
 }
 
+__global__ void __launch_bounds__(kSplitThreads)
+    split_kernel(const __grid_constant__ DeviceBuild build) {
+  __shared__ SplitShared shared;
+  TileSplitter(shared, build).run();
+}
+
 template <typename Element>
 Element* part_at(void* workspace, std::size_t offset) {
   return reinterpret_cast<Element*>(static_cast<std::byte*>(workspace) + offset);
@@ -124,12 +131,15 @@ DeviceBuild make_build(const DeviceListShape& shape, const DeviceListLayout& lay
   build.num_grids = static_cast<std::int32_t>(layout.grids.size());
   build.rows_k = shape.problem.rows_k;
   build.tile = shape.tile;
+  build.split = shape.split;
   build.record_capacity = shape.record_capacity;
   build.header = part_at<DeviceListHeader>(workspace, 0);
   build.tallies = part_at<TileTally>(workspace, layout.tallies);
   build.costs = part_at<std::int32_t>(workspace, layout.costs);
   build.slices = part_at<BandRecord>(workspace, layout.slices);
   build.tiles = part_at<TileWork>(workspace, layout.tiles);
+  build.works = part_at<TileWork>(workspace, layout.works);
+  build.splits = part_at<SplitTile>(workspace, layout.splits);
   build.begins = part_at<std::int32_t>(workspace, layout.begins);
   build.sort_keys[0] = part_at<std::uint64_t>(workspace, layout.sort_keys);
   build.sort_keys[1] = build.sort_keys[0] + layout.max_tiles;
@@ -177,11 +187,17 @@ void build_device_list(const DeviceListShape& shape, const DeviceListLayout& lay
   cuda_check(cudaGetLastError(), "cost_kernel");
   order_kernel<<<kOrderCtas, kOrderThreads, 0, stream>>>(build);
   cuda_check(cudaGetLastError(), "order_kernel");
-  if (num_tasks == 0) return;
-  fill_kernel<<<walk_blocks, kThreads, 0, stream>>>(build);
-  cuda_check(cudaGetLastError(), "fill_kernel");
-  emit_kernel<<<num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, stream>>>(build);
-  cuda_check(cudaGetLastError(), "emit_kernel");
+  if (num_tasks > 0) {
+    fill_kernel<<<walk_blocks, kThreads, 0, stream>>>(build);
+    cuda_check(cudaGetLastError(), "fill_kernel");
+    emit_kernel<<<num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, stream>>>(build);
+    cuda_check(cudaGetLastError(), "emit_kernel");
+  }
+  // A block for each tile that may be cut: its records are walked by one.
+  const unsigned split_blocks =
+      std::max(num_blocks(layout.max_tiles, kSplitThreads), num_blocks(layout.max_splits, 1));
+  split_kernel<<<split_blocks, kSplitThreads, 0, stream>>>(build);
+  cuda_check(cudaGetLastError(), "split_kernel");
 }
 
 }  // namespace magi

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/worklist/device_list_steps.hpp"
+#include "kernels/worklist/split_rule.hpp"
 
 // The forward's work list made on the device, from slices in device memory, without the host
 // seeing them: byte for byte the host's list. All kernels go to one stream and nothing waits, so
@@ -19,6 +20,7 @@
 //                                tiles by falling cost (radix sort)
 //   fill    slices               each tile's slices, in any order
 //   emit    tiles                each tile's slices sorted by index, and its records
+//   split   tiles                the works: tiles, the dearest of them in pieces
 namespace magi {
 
 /// Starts the workspace. All zero before a build.
@@ -30,14 +32,15 @@ struct DeviceListHeader {
   std::int32_t max_cost_inverse[kMaxPackings] = {};  ///< 2^30 - the least cost
   std::int32_t is_overflowing = 0;                   ///< num_records exceeds the capacity
   std::int32_t packing = 0;                          ///< chosen candidate
-  std::int32_t packed_heads = 0;                     ///< its packed heads
-  unsigned ticket = 0;                               ///< of the forward kernel
+  ListOutcome outcome;
+  unsigned ticket = 0;  ///< of the forward kernel
 };
 
 /// What a build needs besides its slices.
 struct DeviceListShape {
   ForwardProblem problem;
   TileShape tile;
+  SplitRule split;
   std::int32_t num_slices = 0;
   std::int64_t record_capacity = 0;
   std::vector<std::int32_t> packings;  ///< packed heads to choose from, at most kMaxPackings
@@ -51,12 +54,16 @@ struct DeviceListLayout {
   std::vector<ForwardList> frames;  ///< of each candidate
   std::vector<TileGrid> grids;
   std::int32_t max_tiles = 0;    ///< of a candidate
+  std::int32_t max_works = 0;    ///< of a candidate
+  std::int32_t max_splits = 0;   ///< of a candidate
   std::int32_t sum_tiles = 0;    ///< of all
   std::size_t tallies = 0;       ///< TileTally[sum_tiles]
   std::size_t zeroed_bytes = 0;  ///< header and tallies
   std::size_t costs = 0;         ///< int32[sum_tiles]
   std::size_t slices = 0;        ///< BandRecord[num_slices]
-  std::size_t tiles = 0;         ///< TileWork[max_tiles]: the list
+  std::size_t tiles = 0;         ///< TileWork[max_tiles]: whole, in order
+  std::size_t works = 0;         ///< TileWork[max_works]: the list
+  std::size_t splits = 0;        ///< SplitTile[max_splits]: the list
   std::size_t begins = 0;        ///< int32[max_tiles], first record of a tile; negative: not stored
   std::size_t sort_keys = 0;     ///< uint64[2][max_tiles]
   std::size_t slice_ids = 0;     ///< int32[record_capacity]

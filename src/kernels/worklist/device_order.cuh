@@ -92,7 +92,8 @@ class TileOrder {
     header.num_records = num_records;
     header.is_overflowing = static_cast<std::int64_t>(num_records) > build_.record_capacity;
     header.packing = packing_;
-    header.packed_heads = build_.grids[packing_].packed_heads;
+    header.outcome.packed_heads = build_.grids[packing_].packed_heads;
+    header.outcome.head_groups = build_.grids[packing_].head_groups;
   }
 
   __device__ int count_passes() const {

@@ -112,12 +112,12 @@ std::int64_t ForwardList::total_cost() const {
 }
 
 ForwardItem forward_item(const ForwardList& list, std::int64_t index) {
-  const std::int64_t section_items = std::int64_t{list.groups_per_section} * list.num_tiles();
+  const std::int64_t section_items = std::int64_t{list.groups_per_section} * list.num_works;
   const auto section = static_cast<std::int32_t>(index / section_items);
   const std::int32_t first_group = section * list.groups_per_section;
   const std::int32_t groups = std::min(list.groups_per_section, list.head_groups - first_group);
   const std::int64_t inside = index - section * section_items;
-  return {.tile_position = static_cast<std::int32_t>(inside / groups),
+  return {.work_position = static_cast<std::int32_t>(inside / groups),
           .head_group = first_group + static_cast<std::int32_t>(inside % groups)};
 }
 
@@ -144,6 +144,7 @@ ForwardList forward_list_frame(const ForwardProblem& problem, const TileShape& s
   list.tile_tokens = shape.rows / packed_heads;
   list.head_groups = problem.heads_q / packed_heads;
   list.groups_per_section = groups_per_section(list);
+  list.num_works = list.num_tiles();
   return list;
 }
 

@@ -17,8 +17,10 @@ class Walker {
     row_end_ = std::min(row_begin_ + list_.tile_tokens, list_.problem.rows_q);
     int num_wide = 0;
     for (std::int32_t i = work.record_begin; i < work.record_end; ++i) {
-      const BandSlice& band = list_.records[static_cast<std::size_t>(i)].band;
+      BandSlice band = list_.records[static_cast<std::size_t>(i)].band;
       const bool is_last = i + 1 == work.record_end;
+      if (i == work.record_begin) band.k1 = std::min(band.k1, work.k_end);
+      if (is_last) band.k0 = std::max(band.k0, work.k_begin);
       num_wide += walk_record(band, is_last, num_wide);
     }
   }
@@ -71,14 +73,22 @@ ExpandedList expand_list(const ForwardList& list) {
   const auto groups = static_cast<std::size_t>(list.head_groups);
   result.pairs.resize(static_cast<std::size_t>(list.problem.rows_q) *
                       static_cast<std::size_t>(list.problem.rows_k));
-  result.owners.resize(list.tiles.size() * groups);
+  result.owners.resize(static_cast<std::size_t>(list.num_tiles()) * groups);
+  result.writers.resize(static_cast<std::size_t>(list.num_slots()) * groups);
   Walker walker(list, result);
   for (const TileWork& work : list.tiles) walker.walk(work);
   for (std::int64_t i = 0; i < list.num_items(); ++i) {
     const ForwardItem item = forward_item(list, i);
-    const TileWork& work = list.tiles[static_cast<std::size_t>(item.tile_position)];
-    ++result.owners[static_cast<std::size_t>(work.tile) * groups +
-                    static_cast<std::size_t>(item.head_group)];
+    const TileWork& work = list.tiles[static_cast<std::size_t>(item.work_position)];
+    std::vector<int>& counts = work.slot < 0 ? result.owners : result.writers;
+    const std::int32_t place = work.slot < 0 ? work.tile : work.slot;
+    ++counts.at(static_cast<std::size_t>(place) * groups +
+                static_cast<std::size_t>(item.head_group));
+  }
+  for (const SplitTile& split : list.splits) {
+    for (std::size_t group = 0; group < groups; ++group) {
+      ++result.owners[static_cast<std::size_t>(split.tile) * groups + group];
+    }
   }
   return result;
 }

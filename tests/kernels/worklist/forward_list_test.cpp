@@ -105,8 +105,8 @@ TEST(ForwardListTest, SectionsKeepHeadsOfAKvHeadTogetherAndDearTilesFirst) {
     const ForwardItem before = forward_item(list, i - 1);
     const ForwardItem item = forward_item(list, i);
     if (before.head_group / 8 != item.head_group / 8) continue;
-    EXPECT_GE(list.tiles[static_cast<std::size_t>(before.tile_position)].cost,
-              list.tiles[static_cast<std::size_t>(item.tile_position)].cost);
+    EXPECT_GE(list.tiles[static_cast<std::size_t>(before.work_position)].cost,
+              list.tiles[static_cast<std::size_t>(item.work_position)].cost);
   }
 }
 

@@ -3,24 +3,13 @@
 
 #include "cuda/ptx/copy.cuh"
 #include "kernels/sm90/forward/params.hpp"
+#include "kernels/sm90/forward/row_result.cuh"
 #include "kernels/sm90/forward/shared.cuh"
 #include "kernels/sm90/forward/softmax.cuh"
 #include "kernels/tile/descriptor.cuh"
 #include "kernels/tile/fragment.cuh"
 
 namespace magi::sm90 {
-
-/// log2(2^a + 2^b); -infinity stands for nothing.
-__device__ __forceinline__ float log2_add(float a, float b) {
-  const float top = fmaxf(a, b);
-  if (top == -INFINITY) return top;
-  return top + ptx::log2_approx(ptx::exp2_approx(a - top) + ptx::exp2_approx(b - top));
-}
-
-/// The share of `part` in `total`, both log2; nothing has no share.
-__device__ __forceinline__ float share(float part, float total) {
-  return part == -INFINITY ? 0.0f : ptx::exp2_approx(part - total);
-}
 
 __device__ __forceinline__ void atomic_max(float* address, float value) {
   const float normal = value + 0.0f;  // -0 has the bits of the least integer
@@ -31,7 +20,7 @@ __device__ __forceinline__ void atomic_max(float* address, float value) {
   }
 }
 
-/// Turns O, maxima and sums into out, lse and max_logits.
+/// Turns O, maxima and sums into out, lse and max_logits, or into the partial rows of a piece.
 template <ForwardConfig kC>
 class Epilogue {
  public:
@@ -65,7 +54,7 @@ class Epilogue {
 #pragma unroll
     for (int i = 0; i < kC.dim / 2; ++i) out[i] *= weight[(i / 2) % 2];
     if constexpr (kC.has_any_out()) {
-      if (params_.out_float.data != nullptr) {
+      if (params_.out_float.data != nullptr || partial() >= 0) {
         write_float(out);
         return;
       }
@@ -87,12 +76,8 @@ class Epilogue {
     for_each_pair(out, [](float2* pair, float x, float y, int) { *pair = make_float2(x, y); });
   }
 
-  /// One row on its way to lse and out.
-  struct RowResult {
-    float log_sum = -INFINITY;  ///< log2 of the denominator
-    RowWeights weights = {0.0f, 0.0f};
-  };
-
+  /// Place of the item's partial rows, -1 where it is no piece.
+  __device__ __forceinline__ int partial() const { return shared_.places[stage_].partial; }
   __device__ __forceinline__ int row_in_tile(int row) const {
     return 64 * warpgroup_ + place_.row + 8 * row;
   }
@@ -118,8 +103,12 @@ class Epilogue {
     if (place_.column != 0 || token >= params_.rows_q) return result.weights;
     float* lse = params_.lse.data + token * params_.lse.row_stride + head * params_.lse.head_stride;
     if constexpr (kC.has_any_out()) {
-      if (params_.sink.count > 0) add_sinks(result, token, head);
-      if (params_.is_merging) merge_earlier(result, *lse * kLog2E);
+      if (partial() >= 0) {
+        lse = params_.partial.lse + (partial() * kC.rows() + row_in_tile(row));
+      } else {
+        if (params_.sink.count > 0) add_sinks(result, params_.sink, token, head);
+        if (params_.is_merging) merge_earlier(result, *lse * kLog2E);
+      }
     }
     *lse = result.log_sum * kLn2;
     if (kC.is_general() && params_.max_logits != nullptr && has_keys) {
@@ -128,20 +117,14 @@ class Epilogue {
     return result.weights;
   }
 
-  __device__ __forceinline__ void add_sinks(RowResult& result, std::int64_t token, int head) const {
-    const float* sinks = params_.sink.data + token * params_.sink.row_stride + head;
-    for (int i = 0; i < params_.sink.count; ++i) {
-      const float total = log2_add(result.log_sum, sinks[i * params_.sink.sink_stride] * kLog2E);
-      result.weights.weight *= share(result.log_sum, total);
-      result.log_sum = total;
+  /// The float32 row that a row of O goes to.
+  __device__ __forceinline__ float* target_of(int row, std::int64_t token) const {
+    if (partial() >= 0) {
+      return params_.partial.out +
+             std::int64_t{partial() * kC.rows() + row_in_tile(row)} * params_.dim_v;
     }
-  }
-
-  __device__ __forceinline__ void merge_earlier(RowResult& result, float earlier) const {
-    const float total = log2_add(result.log_sum, earlier);
-    result.weights.weight *= share(result.log_sum, total);
-    result.weights.earlier_weight = share(earlier, total);
-    result.log_sum = total;
+    return params_.out_float.data + token * params_.out_float.row_stride +
+           head_of(row) * params_.out_float.head_stride;
   }
 
   /// Calls visit(pointer into the float32 out, the two elements there, row of the thread).
@@ -151,8 +134,7 @@ class Epilogue {
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
       const std::int64_t token = token_of(row);
       const int num_columns = token < params_.rows_q ? params_.dim_v - place_.column : 0;
-      float* target = params_.out_float.data + token * params_.out_float.row_stride +
-                      head_of(row) * params_.out_float.head_stride + place_.column;
+      float* target = target_of(row, token) + place_.column;
 #pragma unroll
       for (int c = 0; c < kC.dim / 8; ++c) {
         const int i = 4 * c + 2 * row;

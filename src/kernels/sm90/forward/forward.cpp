@@ -7,10 +7,14 @@
 #include <string>
 
 #include "base/check.hpp"
+#include "base/math.hpp"
 #include "cuda/capture.hpp"
 #include "cuda/device.hpp"
+#include "cuda/pool.hpp"
 #include "cuda/tensor_map.hpp"
 #include "kernels/sm90/checks.hpp"
+#include "kernels/sm90/forward/combine.hpp"
+#include "kernels/worklist/split_list.hpp"
 
 namespace magi {
 namespace {
@@ -80,9 +84,9 @@ void set_list(sm90::ForwardParams& params, const ForwardList& list,
   params.tiles = parts.tiles;
   params.records = parts.records;
   params.ticket = parts.ticket;
-  params.chosen_heads = parts.chosen_heads;
-  params.num_tiles = list.num_tiles();
-  params.num_items = params.num_tiles * list.head_groups;
+  params.outcome = parts.outcome;
+  params.wanted = parts.wanted;
+  params.num_works = list.num_works;
   params.head_groups = list.head_groups;
   params.groups_per_section = list.groups_per_section;
   params.tile_tokens = list.tile_tokens;
@@ -92,27 +96,56 @@ void set_list(sm90::ForwardParams& params, const ForwardList& list,
   params.rows_q = list.problem.rows_q;
   params.rows_k = list.problem.rows_k;
   params.dim_v = list.problem.dim_v;
+  params.partial = parts.partial;
 }
 
-/// A ticket counter that a graph holds, and with it the list.
+std::size_t partial_bytes_of(const ForwardArgs& args, const ForwardWork::State& work) {
+  return sm90::partial_bytes(work.list.shape, args,
+                             std::int64_t{work.num_slots} * work.list.head_groups);
+}
+
+/// A ticket counter and partial rows that a graph holds, and with them the list.
 struct GraphTicket {
-  explicit GraphTicket(std::shared_ptr<const ForwardWork::State> list)
-      : work(std::move(list)), counter(work->tickets->take()) {}
+  GraphTicket(std::shared_ptr<const ForwardWork::State> list, const ForwardArgs& args)
+      : work(std::move(list)),
+        partial(partial_bytes_of(args, *work)),
+        counter(work->tickets->take()) {}
   ~GraphTicket() { work->tickets->put_back(counter); }
   GraphTicket(const GraphTicket&) = delete;
   GraphTicket& operator=(const GraphTicket&) = delete;
 
   std::shared_ptr<const ForwardWork::State> work;
+  DeviceBuffer partial;
   unsigned* counter;
 };
 
 void launch_work(const ForwardArgs& args, const ForwardWork::State& work, unsigned* ticket,
-                 cudaStream_t stream) {
-  const sm90::ForwardInstance* instance = work.instances.of(sm90::scope_of(args));
-  const sm90::ListOnDevice parts{.tiles = static_cast<const TileWork*>(work.tiles.data()),
-                                 .records = static_cast<const BandRecord*>(work.records.data()),
-                                 .ticket = ticket};
+                 void* partial, cudaStream_t stream) {
+  sm90::Scope scope = sm90::scope_of(args);
+  if (work.num_splits > 0) scope = std::max(scope, sm90::Scope::AnyOut);
+  const sm90::ForwardInstance* instance = work.instances.of(scope);
+  const sm90::ListOnDevice parts{
+      .tiles = static_cast<const TileWork*>(work.tiles.data()),
+      .records = static_cast<const BandRecord*>(work.records.data()),
+      .ticket = ticket,
+      .splits = static_cast<const SplitTile*>(work.splits.data()),
+      .partial = sm90::partial_rows(work.list.shape, args, partial,
+                                    std::int64_t{work.num_slots} * work.list.head_groups)};
   sm90::launch_list(args, work.list, parts, *instance, work.num_ctas, stream);
+  if (work.num_splits > 0) sm90::launch_combine(args, work.list, parts, work.num_splits, stream);
+}
+
+/// Partial rows in stream order.
+void launch_with_pieces(const ForwardArgs& args, const ForwardWork::State& work, unsigned* ticket,
+                        cudaStream_t stream) {
+  void* partial = pool_allocate(partial_bytes_of(args, work), work.device, stream);
+  try {
+    launch_work(args, work, ticket, partial, stream);
+  } catch (...) {
+    pool_release(partial, stream);
+    throw;
+  }
+  pool_release(partial, stream);
 }
 
 /// Into a graph that is being captured.
@@ -120,9 +153,9 @@ void capture_forward(const ForwardArgs& args, const std::shared_ptr<const Forwar
                      cudaGraph_t graph, cudaStream_t stream) {
   sm90::fill_max_logits(args, stream);
   if (work->num_ctas == 0) return;
-  const auto ticket = std::make_shared<const GraphTicket>(work);
+  const auto ticket = std::make_shared<const GraphTicket>(work, args);
   keep_with_graph(graph, ticket);
-  launch_work(args, *work, ticket->counter, stream);
+  launch_work(args, *work, ticket->counter, ticket->partial.data(), stream);
 }
 
 }  // namespace
@@ -183,6 +216,31 @@ std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::i
   return to_int(std::min<std::int64_t>(count_free_sms(device, tuning.sm_margin), num_items));
 }
 
+SplitRule split_rule(std::int32_t device, const ForwardTuning& tuning) {
+  constexpr std::int32_t kPiecesPerSm = 2;
+  if (tuning.max_pieces < 0 || tuning.max_pieces > kMaxPieces) {
+    throw invalid("max_pieces", tuning.max_pieces, "0 to 4096");
+  }
+  if (tuning.piece_cost < 0) throw invalid("piece_cost", tuning.piece_cost, "0 or more");
+  SplitRule rule;
+  const std::int32_t filling = kPiecesPerSm * count_free_sms(device, tuning.sm_margin);
+  rule.max_pieces = tuning.max_pieces == 0 ? filling : tuning.max_pieces;
+  if (tuning.piece_cost > 0) rule.min_cost = tuning.piece_cost;
+  return rule;
+}
+
+std::size_t partial_bytes(const TileShape& shape, const ForwardArgs& args,
+                          std::int64_t num_partials) {
+  return static_cast<std::size_t>(num_partials * shape.rows * (args.v.shape[2] + 1)) *
+         sizeof(float);
+}
+
+PartialRows partial_rows(const TileShape& shape, const ForwardArgs& args, void* data,
+                         std::int64_t num_partials) {
+  auto* out = static_cast<float*>(data);
+  return {.out = out, .lse = out + num_partials * shape.rows * args.v.shape[2]};
+}
+
 void fill_max_logits(const ForwardArgs& args, cudaStream_t stream) {
   if (args.max_logits.empty() || args.is_merging) return;
   fill_no_logits(static_cast<float*>(args.max_logits.data), to_int(args.q.shape[1]), stream);
@@ -198,6 +256,26 @@ void launch_list(const ForwardArgs& args, const ForwardList& list, const ListOnD
   instance.launch(params, num_ctas, stream);
 }
 
+void launch_combine(const ForwardArgs& args, const ForwardList& list, const ListOnDevice& parts,
+                    std::int32_t num_splits, cudaStream_t stream) {
+  CombineParams params;
+  params.partial = parts.partial;
+  params.splits = parts.splits;
+  params.outcome = parts.outcome;
+  params.num_splits = num_splits;
+  params.packed_heads = list.packed_heads;
+  params.tile_rows = list.shape.rows;
+  params.heads_q = list.problem.heads_q;
+  params.rows_q = list.problem.rows_q;
+  params.dim_v = list.problem.dim_v;
+  params.out = {args.out.data, args.out.dtype, args.out.stride[0], args.out.stride[1]};
+  params.lse = float_rows(args.lse);
+  params.is_merging = args.is_merging;
+  params.sink = sink_rows(args.sink, args.params.sink_layout);
+  launch_combine_kernel(params, std::int64_t{num_splits} * list.head_groups * list.shape.rows,
+                        stream);
+}
+
 ForwardWork::State make_work(const InstanceSet& instances, const ForwardProblem& problem,
                              std::span<const BandSlice> slices, const ForwardTuning& tuning) {
   ForwardWork::State state;
@@ -208,18 +286,29 @@ ForwardWork::State make_work(const InstanceSet& instances, const ForwardProblem&
                    ? build_forward_list(problem, slices, shape, tuning.packed_heads)
                    : build_forward_list(problem, slices, shape);
   ForwardList& list = state.list;
+  split_long_tiles(list, split_rule(state.device, tuning));
+  state.num_splits = list.num_splits();
+  state.num_slots = list.num_slots();
   state.num_ctas = count_ctas(state.device, tuning, list.num_items());
   state.tiles = to_device_sync<TileWork>(list.tiles);
   state.records = to_device_sync<BandRecord>(list.records);
+  state.splits = to_device_sync<SplitTile>(list.splits);
   state.tickets = std::make_unique<StreamCounters>();
   list.tiles = {};
   list.records = {};
+  list.splits = {};
   return state;
 }
 
 void enqueue_forward(const ForwardArgs& args, const ForwardWork::State& work, cudaStream_t stream) {
   fill_max_logits(args, stream);
-  if (work.num_ctas > 0) launch_work(args, work, work.tickets->of_stream(stream), stream);
+  if (work.num_ctas == 0) return;
+  unsigned* ticket = work.tickets->of_stream(stream);
+  if (work.num_splits > 0) {
+    launch_with_pieces(args, work, ticket, stream);
+  } else {
+    launch_work(args, work, ticket, nullptr, stream);
+  }
 }
 
 }  // namespace sm90
@@ -237,9 +326,13 @@ ForwardWork& ForwardWork::operator=(ForwardWork&&) noexcept = default;
 
 std::int32_t ForwardWork::packed_heads() const { return state_->list.packed_heads; }
 
+std::int32_t ForwardWork::num_pieces() const {
+  return state_->num_slots * state_->list.head_groups;
+}
+
 std::int64_t ForwardWork::size_bytes() const {
   return static_cast<std::int64_t>(state_->tiles.size_bytes() + state_->records.size_bytes() +
-                                   state_->tickets->size_bytes());
+                                   state_->splits.size_bytes() + state_->tickets->size_bytes());
 }
 
 void attention_forward_cuda(const ForwardArgs& args, const ForwardWork& work, void* stream) {

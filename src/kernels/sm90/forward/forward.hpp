@@ -7,6 +7,7 @@
 #include "cuda/memory.hpp"
 #include "cuda/stream_counters.hpp"
 #include "kernels/sm90/forward/launch.hpp"
+#include "kernels/worklist/split_rule.hpp"
 #include "magi/attention_cuda.hpp"
 
 namespace magi {
@@ -28,8 +29,11 @@ struct ForwardWork::State {
   std::int32_t device = 0;
   std::int32_t num_ctas = 0;
   ForwardList list;  ///< without its vectors' contents once they are on the device
+  std::int32_t num_splits = 0;
+  std::int32_t num_slots = 0;
   DeviceBuffer tiles;
   DeviceBuffer records;
+  DeviceBuffer splits;
   std::unique_ptr<StreamCounters> tickets;
 };
 
@@ -40,7 +44,10 @@ struct ListOnDevice {
   const TileWork* tiles = nullptr;
   const BandRecord* records = nullptr;
   unsigned* ticket = nullptr;
-  const std::int32_t* chosen_heads = nullptr;
+  const ListOutcome* outcome = nullptr;
+  const SplitTile* splits = nullptr;
+  WantedList wanted = WantedList::Any;
+  PartialRows partial;  ///< room for the results of all pieces
 };
 
 /// What a list depends on; throws InvalidArgument naming the tensor.
@@ -53,12 +60,23 @@ TileShape tile_shape(const ForwardInstance& instance);
 Scope scope_of(const ForwardArgs& args);
 /// CTAs of a launch; throws InvalidArgument naming sm_margin or the number of items.
 std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::int64_t num_items);
+/// For the device's free SMs; throws InvalidArgument naming what is not allowed.
+SplitRule split_rule(std::int32_t device, const ForwardTuning& tuning);
+/// Bytes of the partial rows of `num_partials` items, and where their parts lie.
+std::size_t partial_bytes(const TileShape& shape, const ForwardArgs& args,
+                          std::int64_t num_partials);
+PartialRows partial_rows(const TileShape& shape, const ForwardArgs& args, void* data,
+                         std::int64_t num_partials);
 /// Sets max_logits to -infinity where the call has them and does not merge.
 void fill_max_logits(const ForwardArgs& args, cudaStream_t stream);
 
 /// One launch over a list; `list` needs no contents.
 void launch_list(const ForwardArgs& args, const ForwardList& list, const ListOnDevice& parts,
                  const ForwardInstance& instance, std::int32_t num_ctas, cudaStream_t stream);
+
+/// Merges the pieces of a list into lse and out. `num_splits`: at most, where the device knows.
+void launch_combine(const ForwardArgs& args, const ForwardList& list, const ListOnDevice& parts,
+                    std::int32_t num_splits, cudaStream_t stream);
 
 /// The list as `instances` tile it, on the current device.
 ForwardWork::State make_work(const InstanceSet& instances, const ForwardProblem& problem,

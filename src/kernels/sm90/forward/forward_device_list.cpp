@@ -51,6 +51,21 @@ SliceArrays check_slices(const DeviceSlices& slices, std::int32_t device) {
           static_cast<const std::int32_t*>(slices.types.data), static_cast<std::int32_t>(count)};
 }
 
+/// Partial rows of all pieces that any packing may have.
+std::int64_t max_partials(const DeviceListShape& shape, const DeviceListLayout& layout) {
+  std::int64_t most = 0;
+  for (const ForwardList& frame : layout.frames) {
+    most =
+        std::max(most, std::int64_t{max_slots(shape.split, frame.head_groups)} * frame.head_groups);
+  }
+  return most;
+}
+
+std::size_t workspace_bytes(const DeviceListShape& shape, const DeviceListLayout& layout,
+                            const ForwardArgs& args) {
+  return layout.size_bytes + sm90::partial_bytes(shape.tile, args, max_partials(shape, layout));
+}
+
 DeviceListShape list_shape(const ForwardArgs& args, std::int64_t num_slices,
                            const sm90::ForwardInstance& instance, const DeviceListTuning& tuning) {
   if (num_slices < 0 || num_slices > std::numeric_limits<std::int32_t>::max()) {
@@ -59,6 +74,7 @@ DeviceListShape list_shape(const ForwardArgs& args, std::int64_t num_slices,
   DeviceListShape shape;
   shape.problem = sm90::forward_problem(args);
   shape.tile = sm90::tile_shape(instance);
+  shape.split = sm90::split_rule(args.q.device, tuning.forward);
   shape.num_slices = static_cast<std::int32_t>(num_slices);
   if (tuning.forward.packed_heads > 0) {
     shape.packings = {tuning.forward.packed_heads};
@@ -75,12 +91,32 @@ Element* part_at(const DeviceWorkspace& workspace, std::size_t offset) {
   return reinterpret_cast<Element*>(static_cast<std::byte*>(workspace.data) + offset);
 }
 
-sm90::ListOnDevice parts_of(const DeviceWorkspace& workspace, const DeviceListLayout& layout) {
+sm90::ListOnDevice parts_of(const DeviceWorkspace& workspace, const DeviceListShape& shape,
+                            const DeviceListLayout& layout, const ForwardArgs& args) {
   auto* header = part_at<DeviceListHeader>(workspace, 0);
-  return {.tiles = part_at<const TileWork>(workspace, layout.tiles),
+  return {.tiles = part_at<const TileWork>(workspace, layout.works),
           .records = part_at<const BandRecord>(workspace, layout.records),
           .ticket = &header->ticket,
-          .chosen_heads = &header->packed_heads};
+          .outcome = &header->outcome,
+          .splits = part_at<const SplitTile>(workspace, layout.splits),
+          .partial =
+              sm90::partial_rows(shape.tile, args, part_at<std::byte>(workspace, layout.size_bytes),
+                                 max_partials(shape, layout))};
+}
+
+/// The launch for one packing; two where the device chooses between kernels with and without
+/// pieces, as the host would.
+void launch_frame(const ForwardArgs& args, const ForwardList& frame, sm90::ListOnDevice parts,
+                  const sm90::InstanceSet& instances, std::int32_t num_ctas, bool may_have_pieces,
+                  cudaStream_t stream) {
+  const sm90::Scope scope = sm90::scope_of(args);
+  const bool is_plain = scope == sm90::Scope::Plain;
+  if (is_plain && may_have_pieces) {
+    parts.wanted = sm90::WantedList::WithPieces;
+    sm90::launch_list(args, frame, parts, *instances.of(sm90::Scope::AnyOut), num_ctas, stream);
+    parts.wanted = sm90::WantedList::WithoutPieces;
+  }
+  sm90::launch_list(args, frame, parts, *instances.of(scope), num_ctas, stream);
 }
 
 }  // namespace
@@ -90,7 +126,7 @@ std::int64_t forward_workspace_bytes(const ForwardArgs& args, std::int64_t num_s
   const sm90::InstanceSet instances = sm90::find_instances(args);
   const DeviceListShape shape =
       list_shape(args, num_slices, *instances.of(sm90::Scope::Plain), tuning);
-  return static_cast<std::int64_t>(device_list_layout(shape).size_bytes);
+  return static_cast<std::int64_t>(workspace_bytes(shape, device_list_layout(shape), args));
 }
 
 void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
@@ -103,17 +139,23 @@ void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
   const DeviceListShape shape =
       list_shape(args, arrays.count, *instances.of(sm90::Scope::Plain), tuning);
   const DeviceListLayout layout = device_list_layout(shape);
-  sm90::check_workspace(workspace, static_cast<std::int64_t>(layout.size_bytes));
+  sm90::check_workspace(workspace, static_cast<std::int64_t>(workspace_bytes(shape, layout, args)));
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   sm90::fill_max_logits(args, cuda_stream);
   build_device_list(shape, layout, arrays, workspace.data, cuda_stream);
-  const sm90::ForwardInstance& instance = *instances.of(sm90::scope_of(args));
+  const sm90::ListOnDevice parts = parts_of(workspace, shape, layout, args);
   // The device chooses the packing: all launches but the chosen one end at once.
   for (const ForwardList& frame : layout.frames) {
-    const std::int32_t num_ctas =
-        sm90::count_ctas(args.q.device, tuning.forward, frame.num_items());
-    if (num_ctas == 0) continue;
-    sm90::launch_list(args, frame, parts_of(workspace, layout), instance, num_ctas, cuda_stream);
+    if (frame.num_items() == 0) continue;
+    const std::int64_t most_items =
+        frame.num_items() +
+        std::int64_t{max_slots(shape.split, frame.head_groups)} * frame.head_groups;
+    const std::int32_t num_ctas = sm90::count_ctas(args.q.device, tuning.forward, most_items);
+    launch_frame(args, frame, parts, instances, num_ctas, most_items > frame.num_items(),
+                 cuda_stream);
+  }
+  if (args.q.shape[0] > 0 && layout.max_splits > 0) {
+    sm90::launch_combine(args, layout.frames.front(), parts, layout.max_splits, cuda_stream);
   }
 }
 
@@ -128,7 +170,8 @@ DeviceListReport read_device_list_report_sync(const DeviceWorkspace& workspace, 
   DeviceListReport report;
   report.is_overflowing = header.is_overflowing != 0;
   report.num_records = static_cast<std::int64_t>(header.num_records);
-  report.packed_heads = header.packed_heads;
+  report.packed_heads = header.outcome.packed_heads;
+  report.num_pieces = header.outcome.num_slots * header.outcome.head_groups;
   if (header.bad_slice != 0) {
     static constexpr std::array<const char*, 6> kFields = {
         "", "q_ranges[0]", "q_ranges[1]", "k_ranges[0]", "k_ranges[1]", "types"};

@@ -24,13 +24,19 @@
 // Named barriers: shared.cuh.
 namespace magi::sm90 {
 
+__device__ __forceinline__ bool is_wanted(const ForwardParams& params) {
+  if (params.outcome->packed_heads != params.packed_heads) return false;
+  if (params.wanted == WantedList::Any) return true;
+  return (params.outcome->num_slots > 0) == (params.wanted == WantedList::WithPieces);
+}
+
 /// `Instance` is a type with a `static constexpr ForwardConfig kConfig`: nvcc's host stubs cannot
 /// name a kernel whose template argument is a config value.
 template <typename Instance>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     forward_kernel(const __grid_constant__ ForwardParams params) {
   constexpr ForwardConfig kC = Instance::kConfig;
-  if (params.chosen_heads != nullptr && *params.chosen_heads != params.packed_heads) return;
+  if (params.outcome != nullptr && !is_wanted(params)) return;
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<kC>*>(shared_bytes);
   const int warp = ptx::uniform(static_cast<int>(threadIdx.x) / 32);

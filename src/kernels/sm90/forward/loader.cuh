@@ -33,7 +33,9 @@ class Loader {
   __device__ __forceinline__ void load_run(const RunMessage& message) {
     // Without keys no K load flushes, and the consumers may wait for V before they free Q.
     if (message.num_tiles == 0 && (message.flags & kShortTile) == 0) flush_values();
-    if ((message.flags & kFirstRun) != 0) load_queries({message.token_begin, message.head_begin});
+    if ((message.flags & kFirstRun) != 0) {
+      load_queries({message.token_begin, message.head_begin, message.partial});
+    }
     const int kv_head = message.head_begin / params_.heads_per_kv;
     std::int32_t key = message.k_end;
     for (std::int32_t i = message.num_tiles; i > 0; --i) {

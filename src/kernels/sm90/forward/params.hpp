@@ -10,6 +10,15 @@
 
 namespace magi::sm90 {
 
+/// Results of pieces of cut tiles, item by item: rows of the tile, normalised.
+struct PartialRows {
+  float* out = nullptr;  ///< [items, rows of a tile, dim_v]
+  float* lse = nullptr;  ///< [items, rows of a tile]
+};
+
+/// Which lists made on the device a launch is for.
+enum class WantedList : std::int32_t { Any, WithPieces, WithoutPieces };
+
 /// Arguments of a launch, passed by value. The list's fields mirror ForwardList.
 struct ForwardParams {
   CUtensorMap q;
@@ -20,11 +29,11 @@ struct ForwardParams {
   const TileWork* tiles = nullptr;
   const BandRecord* records = nullptr;
   unsigned* ticket = nullptr;  ///< counts handed-out items; 0 between launches
-  /// Packed heads that a list made on the device is for: a launch for others does nothing. Null
-  /// where the host knows.
-  const std::int32_t* chosen_heads = nullptr;
-  std::int32_t num_items = 0;
-  std::int32_t num_tiles = 0;
+  /// Of a list made on the device: a launch for other packed heads or other lists does nothing,
+  /// num_works is the outcome's. Null where the host knows.
+  const ListOutcome* outcome = nullptr;
+  WantedList wanted = WantedList::Any;
+  std::int32_t num_works = 0;
   std::int32_t head_groups = 0;
   std::int32_t groups_per_section = 0;
   std::int32_t tile_tokens = 0;
@@ -41,6 +50,7 @@ struct ForwardParams {
   bool is_merging = false;
   SinkRows sink;
   float* max_logits = nullptr;  ///< [heads_q], holds -inf or an earlier result
+  PartialRows partial;          ///< data: the list has pieces
 };
 
 }  // namespace magi::sm90

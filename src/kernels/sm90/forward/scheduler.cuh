@@ -7,7 +7,8 @@
 
 namespace magi::sm90 {
 
-/// An item: a q tile's records, and the first of its heads.
+/// An item: a work's tile and records, and the first of its heads. What a piece has beside them
+/// waits in shared memory.
 struct Item {
   std::int32_t tile;
   std::int32_t record_begin;
@@ -15,9 +16,11 @@ struct Item {
   std::int32_t head_begin;
 };
 
-__device__ __forceinline__ Item load_item(const ForwardParams& params, std::int32_t index) {
-  // num_items fits 31 bits, so unsigned 32-bit division is exact.
-  const auto section_items = static_cast<unsigned>(params.groups_per_section * params.num_tiles);
+template <ForwardConfig kC>
+__device__ __forceinline__ Item load_item(const ForwardParams& params, std::int32_t num_works,
+                                          std::int32_t index, ItemPart& part) {
+  // The number of items fits 31 bits, so unsigned 32-bit division is exact.
+  const auto section_items = static_cast<unsigned>(params.groups_per_section * num_works);
   const unsigned section = static_cast<unsigned>(index) / section_items;
   const unsigned first_group = section * static_cast<unsigned>(params.groups_per_section);
   const unsigned groups = min(static_cast<unsigned>(params.groups_per_section),
@@ -25,8 +28,12 @@ __device__ __forceinline__ Item load_item(const ForwardParams& params, std::int3
   const unsigned inside = static_cast<unsigned>(index) - section * section_items;
   const auto* source = reinterpret_cast<const int4*>(params.tiles + inside / groups);
   const int4 work = __ldg(source);
-  return {work.x, work.y, work.z,
-          static_cast<std::int32_t>(first_group + inside % groups) * params.packed_heads};
+  const auto group = static_cast<std::int32_t>(first_group + inside % groups);
+  if constexpr (kC.has_any_out()) {
+    const int4 ends = __ldg(source + 1);
+    part = {ends.x, ends.y, ends.z < 0 ? -1 : ends.z * params.head_groups + group};
+  }
+  return {work.x, work.y, work.z, group * params.packed_heads};
 }
 
 /// The one thread that takes items and walks their records. It tells the loader and the consumers
@@ -40,8 +47,8 @@ class Scheduler {
 
   __device__ __forceinline__ void run() {
     auto index = static_cast<std::int32_t>(blockIdx.x);
-    while (index < params_.num_items) {
-      const Item item = load_item(params_, index);
+    while (index < num_works() * params_.head_groups) {
+      const Item item = load_item<kC>(params_, num_works(), index, shared_.part);
       index = take_ticket();
       run_item(item);
     }
@@ -49,6 +56,11 @@ class Scheduler {
   }
 
  private:
+  /// Read anew at every call: registers are few.
+  __device__ __forceinline__ std::int32_t num_works() const {
+    return params_.outcome == nullptr ? params_.num_works : params_.outcome->num_works;
+  }
+
   __device__ __forceinline__ BandSlice load_record(std::int32_t index) const {
     const auto* source = reinterpret_cast<const int4*>(params_.records + index);
     const int4 first = __ldg(source);
@@ -56,10 +68,9 @@ class Scheduler {
     return {first.x, first.y, first.z, first.w, second.x, second.y};
   }
 
-  /// The counter wraps to 0 by itself: num_items tickets are drawn in a launch, of which gridDim.x
-  /// find no item.
+  /// The counter wraps to 0 by itself: each item draws one ticket.
   __device__ __forceinline__ std::int32_t take_ticket() const {
-    const auto limit = static_cast<unsigned>(params_.num_items - 1);
+    const auto limit = static_cast<unsigned>(num_works() * params_.head_groups - 1);
     return static_cast<std::int32_t>(gridDim.x + atomicInc(params_.ticket, limit));
   }
 
@@ -71,8 +82,12 @@ class Scheduler {
     for (std::int32_t i = item.record_begin; i < item.record_end; ++i) {
       // Changes nothing but a whole slice, one of a tile whose records did not fit.
       const Range rows{token, token + params_.tile_tokens};
-      const BandSlice band = shrink(cut_q(load_record(i), rows));
+      BandSlice band = shrink(cut_q(load_record(i), rows));
       if (band.q0 >= band.q1) continue;
+      if constexpr (kC.has_any_out()) {
+        if (i == item.record_begin) band.k1 = min(band.k1, shared_.part.k_end);
+        if (i + 1 == item.record_end) band.k0 = max(band.k0, shared_.part.k_begin);
+      }
       run_record(band, item, i == item.record_begin, i + 1 == item.record_end);
     }
   }
@@ -92,6 +107,7 @@ class Scheduler {
           .k_end = run.k_end,
           .full_begin = run.full_begin,
           .full_end = run.full_end,
+          .partial = kC.has_any_out() ? shared_.part.partial : -1,
           .q0 = band.q0,
           .q1 = band.q1,
           .k0 = band.k0,

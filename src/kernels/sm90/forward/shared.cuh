@@ -18,7 +18,7 @@ struct alignas(16) RunMessage {
   std::int32_t k_end = 0;
   std::int32_t full_begin = 0;
   std::int32_t full_end = 0;
-  std::int32_t reserved = 0;
+  std::int32_t partial = -1;  ///< see ItemPart
   std::int32_t q0 = 0;
   std::int32_t q1 = 0;
   std::int32_t k0 = 0;
@@ -36,10 +36,19 @@ enum RunFlag : std::int32_t {
   kEndOfItems = 4,  ///< no item
 };
 
-/// Where the rows of a Q tile lie; goes with the tile, to be read again when out is written.
+/// Where the rows of a Q tile lie and go; stays with the tile, to be read again when out is
+/// written.
 struct ItemPlace {
   std::int32_t token_begin;
   std::int32_t head_begin;
+  std::int32_t partial;  ///< see ItemPart
+};
+
+/// What the scheduler's item has of its tile. Its thread has few registers.
+struct ItemPart {
+  std::int32_t k_end;    ///< of the first record only keys below it are the item's
+  std::int32_t k_begin;  ///< of the last record only keys from it on
+  std::int32_t partial;  ///< of a piece: its place among PartialRows; -1: a whole tile
 };
 
 /// What becomes of a row of accumulators: out = weight * O + earlier_weight * earlier out.
@@ -72,6 +81,7 @@ struct SharedStorage {
   RunMessage messages[kMessageStages];
   RowWeights weights[kC.rows()];  ///< of the item whose out is written next
   ItemPlace places[kC.q_stages];
+  ItemPart part;
   Ring<kC.q_stages> q_ring;
   Ring<kC.kv_stages> kv_ring;
   Ring<kMessageStages> message_ring;

@@ -10,8 +10,6 @@ namespace magi::sm90 {
 /// Finite, below any score: a row that has met no visible key keeps it, and no comparison with
 /// -infinity is needed on the way (exp2 of a masked score is 0 whatever the maximum).
 inline constexpr float kNoScore = -1e30f;
-inline constexpr float kLog2E = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
 
 /// tanh, to about 1e-7: the hardware's own is too coarse for scores multiplied by the cap.
 __device__ __forceinline__ float tanh_of(float x) {

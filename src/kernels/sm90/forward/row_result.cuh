@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+#include "kernels/sm90/arguments.hpp"
+#include "kernels/sm90/forward/shared.cuh"
+
+namespace magi::sm90 {
+
+/// log2(2^a + 2^b); -infinity stands for nothing.
+__device__ __forceinline__ float log2_add(float a, float b) {
+  const float top = fmaxf(a, b);
+  if (top == -INFINITY) return top;
+  return top + ptx::log2_approx(ptx::exp2_approx(a - top) + ptx::exp2_approx(b - top));
+}
+
+/// The share of `part` in `total`, both log2; nothing has no share.
+__device__ __forceinline__ float share(float part, float total) {
+  return part == -INFINITY ? 0.0f : ptx::exp2_approx(part - total);
+}
+
+/// One row on its way to lse and out.
+struct RowResult {
+  float log_sum = -INFINITY;  ///< log2 of the denominator
+  RowWeights weights = {0.0f, 0.0f};
+};
+
+__device__ __forceinline__ void add_sinks(RowResult& result, const SinkRows& sink,
+                                          std::int64_t token, int head) {
+  const float* sinks = sink.data + token * sink.row_stride + head;
+  for (int i = 0; i < sink.count; ++i) {
+    const float total = log2_add(result.log_sum, sinks[i * sink.sink_stride] * kLog2E);
+    result.weights.weight *= share(result.log_sum, total);
+    result.log_sum = total;
+  }
+}
+
+/// `earlier` is the log2 of an earlier result's denominator.
+__device__ __forceinline__ void merge_earlier(RowResult& result, float earlier) {
+  const float total = log2_add(result.log_sum, earlier);
+  result.weights.weight *= share(result.log_sum, total);
+  result.weights.earlier_weight = share(earlier, total);
+  result.log_sum = total;
+}
+
+}  // namespace magi::sm90

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/worklist/device_build.cuh"
+
+namespace magi {
+
+inline constexpr int kSplitThreads = 256;
+inline constexpr int kMaxSplits = kMaxPieces / kCutFrom;
+
+struct SplitShared {
+  std::int32_t num_pieces[kMaxSplits];  ///< of each tile that is cut
+  std::int32_t cost[kMaxSplits];        ///< of its pieces
+  std::int64_t scan_sums[kSplitThreads / kWarpLanes];
+};
+
+/// Makes the works of the sorted tiles, of which the dearest are cut, as split_long_tiles does:
+/// pieces lie behind whole tiles of equal cost. Each block finds the cut tiles anew and places its
+/// share of the whole ones; one block walks the records of a cut tile.
+class TileSplitter {
+ public:
+  __device__ TileSplitter(SplitShared& shared, const DeviceBuild& build)
+      : shared_(shared), build_(build), grid_(build.grids[build.header->packing]) {
+    const auto tile_costs =
+        static_cast<std::int64_t>(build.header->tile_costs[build.header->packing]);
+    shares_ = piece_shares(build.split, tile_costs, grid_.head_groups, build.tile);
+  }
+
+  __device__ void run() {
+    find_splits();
+    if (blockIdx.x == 0) report();
+    place_whole_tiles();
+    for (auto i = static_cast<std::int32_t>(blockIdx.x); i < num_splits_;
+         i += static_cast<std::int32_t>(gridDim.x)) {
+      cut(i);
+    }
+  }
+
+ private:
+  __device__ static std::int32_t thread() { return static_cast<std::int32_t>(threadIdx.x); }
+
+  __device__ std::int64_t num_k_tiles(std::int32_t tile) const {
+    return static_cast<std::int64_t>(build_.tallies[grid_.first_tally + tile].num_k_tiles);
+  }
+
+  /// The cut tiles are the first of the sorted ones.
+  __device__ void find_splits() {
+    const std::int32_t most = min(max_splits(build_.split, grid_.head_groups), grid_.num_tiles);
+    for (std::int32_t first = 0; first < most; first += kSplitThreads) {
+      const std::int32_t i = first + thread();
+      bool is_split = false;
+      if (i < most) {
+        const TileWork work = build_.tiles[i];
+        is_split = shares_.is_cut(work.cost);
+        if (is_split) {
+          const std::int32_t pieces = shares_.num_pieces(work.cost, num_k_tiles(work.tile));
+          shared_.num_pieces[i] = pieces;
+          shared_.cost[i] = work.cost / pieces;
+        }
+      }
+      const std::int32_t found = __syncthreads_count(is_split ? 1 : 0);
+      num_splits_ += found;
+      if (found < kSplitThreads) break;
+    }
+  }
+
+  /// Pieces of the first `end` cut tiles that visit() wants.
+  template <typename Visit>
+  __device__ std::int32_t count_pieces(std::int32_t end, Visit visit) const {
+    std::int32_t count = 0;
+    for (std::int32_t i = 0; i < end; ++i) count += visit(i) ? shared_.num_pieces[i] : 0;
+    return count;
+  }
+
+  __device__ void report() const {
+    const std::int32_t all = count_pieces(num_splits_, [](std::int32_t) { return true; });
+    for (std::int32_t i = thread(); i < num_splits_; i += kSplitThreads) {
+      SplitTile split;
+      split.tile = build_.tiles[i].tile;
+      split.first_slot = count_pieces(i, [](std::int32_t) { return true; });
+      split.num_slots = shared_.num_pieces[i];
+      build_.splits[i] = split;
+    }
+    if (thread() != 0) return;
+    ListOutcome& outcome = build_.header->outcome;
+    outcome.num_works = grid_.num_tiles - num_splits_ + all;
+    outcome.num_splits = num_splits_;
+    outcome.num_slots = all;
+  }
+
+  __device__ void place_whole_tiles() const {
+    const auto stride = static_cast<std::int32_t>(gridDim.x) * kSplitThreads;
+    const std::int32_t first = num_splits_ + static_cast<std::int32_t>(blockIdx.x) * kSplitThreads;
+    for (std::int32_t i = first + thread(); i < grid_.num_tiles; i += stride) {
+      const TileWork work = build_.tiles[i];
+      const std::int32_t dearer = count_pieces(
+          num_splits_, [&](std::int32_t split) { return shared_.cost[split] > work.cost; });
+      build_.works[i - num_splits_ + dearer] = work;
+    }
+  }
+
+  /// Whole tiles of at least `cost`.
+  __device__ std::int32_t count_whole(std::int32_t cost) const {
+    std::int32_t low = num_splits_;
+    std::int32_t high = grid_.num_tiles;
+    while (low < high) {
+      const std::int32_t middle = low + (high - low) / 2;
+      if (build_.tiles[middle].cost >= cost) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low - num_splits_;
+  }
+
+  __device__ void cut(std::int32_t index) {
+    const TileWork whole = build_.tiles[index];
+    const std::int32_t cost = shared_.cost[index];
+    PieceGrid pieces;
+    pieces.num_k_tiles = num_k_tiles(whole.tile);
+    pieces.num_pieces = shared_.num_pieces[index];
+    const std::int32_t before = count_pieces(num_splits_, [&](std::int32_t split) {
+      return shared_.cost[split] > cost || (shared_.cost[split] == cost && split < index);
+    });
+    TileWork* works = build_.works + count_whole(cost) + before;
+    const std::int32_t first_slot = count_pieces(index, [](std::int32_t) { return true; });
+    for (std::int32_t i = thread(); i < pieces.num_pieces; i += kSplitThreads) {
+      TileWork work;
+      work.tile = whole.tile;
+      work.cost = cost;
+      work.slot = first_slot + i;
+      works[i] = work;
+    }
+    __syncthreads();
+    walk_records(whole, pieces, works);
+  }
+
+  __device__ void walk_records(const TileWork& whole, const PieceGrid& pieces, TileWork* works) {
+    const Range rows = rows_of_tile(grid_, whole.tile);
+    std::int64_t before = 0;
+    for (std::int32_t first = whole.record_begin; first < whole.record_end;
+         first += kSplitThreads) {
+      const std::int32_t record = first + thread();
+      TileRun run;
+      if (record < whole.record_end) {
+        // Changes nothing but a whole slice, one of a tile whose records did not fit.
+        const BandSlice band = part_of_tile(grid_, build_.records[record].band, whole.tile);
+        if (band.q0 < band.q1) run = tile_run(band, rows.begin, rows.end, build_.tile.keys);
+      }
+      const BlockScan<std::int64_t> scan =
+          scan_block(static_cast<std::int64_t>(run.num_tiles), shared_.scan_sums);
+      cut_record(works, pieces, record, before + scan.before, run, build_.tile.keys);
+      before += scan.total;
+    }
+  }
+
+  SplitShared& shared_;
+  const DeviceBuild& build_;
+  const TileGrid& grid_;
+  PieceShares shares_;
+  std::int32_t num_splits_ = 0;
+};
+
+}  // namespace magi
