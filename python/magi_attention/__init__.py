@@ -1,13 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact context-parallel attention for any mask, with the names of MagiAttention."""
 
-__version__ = "0.1.0"
+__version__ = version = "0.1.0"
+
+_MODULES = ("api", "comm", "common", "config", "env", "functional")
+_HOMES = {
+    "Plan": "magi_attention.plan",
+    "init_dist_attn_runtime_key": "magi_attention.dist_attn_runtime_mgr",
+    "init_dist_attn_runtime_mgr": "magi_attention.dist_attn_runtime_mgr",
+}
 
 
 def __getattr__(name: str):
-    # Importing the package stays cheap; the plan brings in the library.
-    if name == "Plan":
-        from magi_attention.plan import Plan
+    # Importing the package stays cheap; what is asked for brings in torch and the library.
+    from importlib import import_module
 
-        return Plan
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if not name.startswith("_"):
+        general = import_module(f"{__name__}.env.general")
+        if name in general.VARIABLES:
+            return getattr(general, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,10 +6,55 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from magi_attention.comm.primitive.grpcoll._config import GrpCollConfig
-from magi_attention.meta.solver.dispatch_solver import DispatchConfig
-from magi_attention.meta.solver.overlap_solver import OverlapConfig
+from magi_attention.meta.solver.dispatch_solver import (
+    AffinityDispatchAlg,
+    AutoDispatchAlg,
+    BSDispatchAlg,
+    BTPDispatchAlg,
+    BatchToppHeapDispatchAlg,
+    DPDispatchAlg,
+    DispatchAlg,
+    DispatchConfig,
+    LBDispatchAlg,
+    MinHeapDispatchAlg,
+    RandomSelectDispatchAlg,
+    SequentialDispatchAlg,
+    SortedSequentialSelectAlg,
+    ThoroughDispatchAlg,
+    ToppHeapDispatchAlg,
+    ZigzagDispatchAlg,
+)
+from magi_attention.meta.solver.overlap_solver import (
+    GreedyOverlapAlg,
+    OverlapAlg,
+    OverlapConfig,
+    UniformOverlapAlg,
+)
 
-__all__ = ["DispatchConfig", "DistAttnConfig", "GrpCollConfig", "OverlapConfig"]
+__all__ = [
+    "AffinityDispatchAlg",
+    "AutoDispatchAlg",
+    "BSDispatchAlg",
+    "BTPDispatchAlg",
+    "BatchToppHeapDispatchAlg",
+    "DPDispatchAlg",
+    "DispatchAlg",
+    "DispatchConfig",
+    "DistAttnConfig",
+    "GreedyOverlapAlg",
+    "GrpCollConfig",
+    "LBDispatchAlg",
+    "MinHeapDispatchAlg",
+    "OverlapAlg",
+    "OverlapConfig",
+    "RandomSelectDispatchAlg",
+    "SequentialDispatchAlg",
+    "SortedSequentialSelectAlg",
+    "ThoroughDispatchAlg",
+    "ToppHeapDispatchAlg",
+    "UniformOverlapAlg",
+    "ZigzagDispatchAlg",
+]
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,56 @@ def keys_by_hand(group) -> None:
     api.clear_cache(group)
 
 
+def as_the_original_is_called(group) -> None:
+    """A program for the original: every argument by its name there, all imports from there."""
+    from magi_attention.api import calc_attn, dispatch, get_most_recent_key, get_position_ids
+    from magi_attention.api import magi_attn_varlen_key as varlen_key
+    from magi_attention.api import make_flex_key_for_new_mask_after_dispatch as flex_after
+    from magi_attention.api import make_varlen_key_for_new_mask_after_dispatch as varlen_after
+    from magi_attention.api import roll, undispatch
+    from magi_attention.common.enum import AttnOverlapMode
+    from magi_attention.config import MinHeapDispatchAlg, OverlapConfig, UniformOverlapAlg
+
+    rows, heads_q, heads_kv, dim = 256, 4, 2, 16
+    bounds = torch.tensor([0, 100, rows], dtype=torch.int32)
+    key = varlen_key(
+        cu_seqlens_q=bounds, cu_seqlens_k=bounds, num_heads_q=heads_q, num_heads_kv=heads_kv,
+        head_dim=dim, pad_size=0, cp_group_or_mesh=group, causal=False, window_size=(-1, -1),
+        dist_attn_config=DistAttnConfig(
+            dispatch_config=DispatchConfig(chunk_size=16, alg=MinHeapDispatchAlg()),
+            overlap_config=OverlapConfig(
+                mode=AttnOverlapMode.STATIC, degree=2, min_chunk_size=16, max_num_chunks=64,
+                alg=UniformOverlapAlg(),
+            ),
+        ),
+    )  # fmt: skip
+    whole = torch.randn(rows, 8, dim, generator=torch.Generator().manual_seed(0)).double()
+    local = dispatch(whole, key)
+    assert torch.equal(undispatch(local, key), whole)
+    valid = get_position_ids(key)[: local.shape[0]]
+    assert torch.equal(local, whole[valid])
+    assert torch.equal(undispatch(roll(local, shift=-1, dim=0, key=key), key), whole.roll(-1, 0))
+    q, k, v = local[:, :4], local[:, 4:6], local[:, 6:]
+    documents = [(0, 100), (100, rows)]
+    everything = whole[:, :4], whole[:, 4:6], whole[:, 6:]
+    window = 30
+    slid = [[0, window + 1], [window + 1, rows]], [[0, window + 1], [1, rows]]
+    for new_key, ranges, types in (
+        (key, (documents, documents), [0, 0]),
+        (varlen_after(cu_seqlens_q=torch.tensor([0, rows]), cu_seqlens_k=torch.tensor([0, rows]),
+                      causal=False, window_size=(window, 0), key_for_dispatch=key), slid, [1, 3]),
+        (flex_after(q_ranges=AttnRanges.from_ranges(slid[0]), key_for_dispatch=key,
+                    k_ranges=AttnRanges.from_ranges(slid[1]),
+                    attn_mask_type=["causal", "bi_causal"]), slid, [1, 3]),
+    ):  # fmt: skip
+        out, meta = calc_attn(q, k, v, new_key)
+        assert get_most_recent_key(group) is new_key
+        wanted, lse, _ = dense.attention(*everything, dense.Mask(*ranges, types, rows, rows))
+        assert torch.allclose(undispatch(out, new_key), wanted)
+        assert torch.allclose(undispatch(meta.lse, new_key), lse)
+    api.clear_cache(group)
+
+
 def cross_attention(group, rows: int) -> None:
     """Placed queries over keys that every rank holds, against dense attention."""
     config = DistAttnConfig(dispatch_config=DispatchConfig(chunk_size=5))

@@ -42,3 +42,8 @@ def test_merging_in_place():
     assert torch.equal(out[7:], tail)
     with pytest.raises(ValueError, match="output strides are"):
         correct_out_lse_kernel(part, part_lse, out, lse, 1, *strides[1:], 7, 64, 4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_as_the_original_is_called(ranks, size):
+    ranks.run(size, cases.as_the_original_is_called)
