@@ -90,25 +90,6 @@ def test_functions_of_bound_plans(ranks, size):
     ranks.run(size, cases.functions_of_bound_plans, 50)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_key_cache(ranks, size):
-    ranks.run(size, cases.key_cache)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_sizes_of_keys(ranks, size):
-    ranks.run(size, cases.padded_keys)
-    ranks.run(size, cases.chunk_sizes)
-
-
-def test_forgotten_arguments(ranks):
-    ranks.run(1, cases.forgotten_arguments)
-
-
-def test_deprecated_calls(ranks):
-    ranks.run(2, cases.deprecated_calls)
-
-
 def test_meshes_and_two_groups(ranks):
     ranks.run(4, cases.meshes_and_two_groups, Case(rows=80))
 

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of keys, their sizes and their caches that every rank runs."""
+
+from __future__ import annotations
+
+import warnings
+
+import dense
+import torch
+import torch.distributed as dist
+from pipeline_cases import Case, make_key
+
+from magi_attention import api
+from magi_attention.common import AttnMaskType, AttnRanges
+
+
+def key_cache(group) -> None:
+    """Equal arguments give one key; the most recent one follows the calls; clearing forgets."""
+    case, masks = Case(rows=60), dense.masks(60)
+    first, second = (make_key(masks[name], case, group) for name in ("causal", "full"))
+    assert first is make_key(masks["causal"], case, group) and first != second
+    assert api.get_most_recent_key(group) is first
+    assert set(api.dist_attn_runtime_dict_mgr.keys(group)) == {first, second}
+    types = ["causal"]
+    ranges = AttnRanges.from_ranges([(0, 60)])
+    arguments = (60, 60, *case.heads, case.head_dim)
+    make = api.magi_attn_flex_key
+    a = make(ranges, ranges, types, *arguments, cp_group_or_mesh=group)
+    types[0] = "full"
+    b = make(ranges, ranges, types, *arguments, cp_group_or_mesh=group)
+    ranges[0].end = 50
+    c = make(ranges, ranges, types, *arguments, cp_group_or_mesh=group)
+    assert len({a, b, c}) == 3
+    assert a.attn_mask_type[0] is AttnMaskType.CAUSAL and a.q_ranges[0].end == 60
+    assert a in api.dist_attn_runtime_dict_mgr
+    rows = torch.zeros(60, 2)
+    api.dispatch(rows, b)
+    assert api.get_most_recent_key(group) is b  # the most recent use counts
+    q = api.dispatch(torch.zeros(60, 10, 16), c)
+    api.calc_attn(q[:, :8], q[:, 8:], q[:, 8:], a)
+    assert api.get_most_recent_key(group) is a
+    api.clear_cache(group)
+    q = torch.zeros(1, 8, 16)
+    for call in (lambda: api.dispatch(q, first), lambda: api.get_position_ids(first)):
+        try:
+            call()
+        except ValueError as error:
+            assert "cache" in str(error)
+        else:
+            raise AssertionError("a forgotten key was accepted")
+    rows = first._place[1]
+    q, kv = torch.zeros(rows, 8, 16), torch.zeros(rows, 2, 16)
+    try:
+        api.calc_attn(q, kv, kv, first)
+    except ValueError as error:
+        assert "cache" in str(error)
+    else:
+        raise AssertionError("calc_attn took a forgotten key")
+
+
+def padded_keys(group) -> None:
+    """Keys hold the mask and the lengths with their padding; new masks on them get the same."""
+    size = dist.get_world_size(group)
+    bounds = torch.tensor([0, 20, 67], dtype=torch.int32)
+    sizes = (8, 2, 16)
+    for uneven in (False, True):
+        config = api.DistAttnConfig(api.DispatchConfig(3, uneven, api.SequentialDispatchAlg()))
+        key = api.magi_attn_varlen_key(
+            bounds, bounds, *sizes, cp_group_or_mesh=group, causal=True, dist_attn_config=config
+        )
+        pad = 0 if uneven else -67 % (key.chunk_size * size)
+        assert (key.pad_size, key.chunk_size, key.uneven_shard) == (pad, 3, uneven)
+        assert key.total_seqlen_q == key.total_seqlen_k == 67 + pad
+        q, k = [(0, 20), (20, 67)], [(0, 20), (20, 67)]
+        types = [AttnMaskType.CAUSAL] * 2
+        if pad:
+            q, k, types = q + [(67, 67 + pad)], k + [(0, 0)], types + [AttnMaskType.FULL]
+        assert key.q_ranges.to_naive_ranges() == q and key.k_ranges.to_naive_ranges() == k
+        assert list(key.attn_mask_type) == types
+        other = api.make_varlen_key_for_new_mask_after_dispatch(bounds, bounds, key)
+        assert other.q_ranges == key.q_ranges and other.total_seqlen_q == key.total_seqlen_q
+        assert (other.pad_size, other.chunk_size) == (key.pad_size, key.chunk_size)
+    try:
+        api.magi_attn_varlen_key(
+            bounds, bounds, *sizes, cp_group_or_mesh=group, dist_attn_config=config, chunk_size=8
+        )
+    except ValueError as error:
+        assert "chunk_size is 8; allowed: 3" in str(error)
+    else:
+        raise AssertionError("two chunk sizes were accepted")
+    api.clear_cache(group)
+
+
+def chunk_sizes(group, min_chunks: int = 8) -> None:
+    """The chunk size is the smaller of the configured one and that of 8 chunks a rank."""
+    size = dist.get_world_size(group)
+    for rows in (1, 7, 64, 100, 1000):
+        for wanted in (None, 1, 3, 10**9):
+            ranges = AttnRanges.from_ranges([(0, rows)])
+            config = api.DistAttnConfig(api.DispatchConfig(wanted, alg=api.MinHeapDispatchAlg()))
+            key = api.magi_attn_flex_key(
+                ranges, ranges, "causal", rows, rows, 2, 2, 8, 0, group, config
+            )
+            auto = -(-rows // (min_chunks * size))
+            chunk = auto if wanted is None else min(auto, wanted)
+            assert key.chunk_size == chunk, (rows, wanted, key.chunk_size, chunk)
+            assert key.pad_size == -rows % (chunk * size)
+    api.clear_cache(group)
+
+
+def forgotten_arguments(group) -> None:
+    """The list of arguments seen stays short; a key whose arguments left it is found again."""
+    from magi_attention.api import _keys
+
+    kept, _keys._SEEN_KEPT = _keys._SEEN_KEPT, 3
+    try:
+        masks = [dense.masks(rows)["causal"] for rows in range(40, 46)]
+        keys = [make_key(mask, Case(rows=mask.rows_q), group) for mask in masks]
+        assert len(_keys._seen) == 3
+        assert make_key(masks[0], Case(rows=40), group) == keys[0]
+        assert len(api.dist_attn_runtime_dict_mgr.keys(group)) == len(keys)
+    finally:
+        _keys._SEEN_KEPT = kept
+    api.clear_cache(group)
+
+
+def deprecated_calls(group) -> None:
+    """Older names work and warn."""
+    bounds = torch.tensor([0, 20, 64], dtype=torch.int32)
+    x = torch.arange(64 * 4.0).reshape(64, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        local, key = api.magi_attn_varlen_dispatch(
+            x, bounds, bounds, 2, 2, 8, pad_size=3, cp_group=group, causal=True, max_seqlen_k=44,
+            chunk_size=4,
+        )  # fmt: skip
+        ranges = AttnRanges.from_cu_seqlens([0, 20, 64], 64)
+        again, flex = api.magi_attn_flex_dispatch(
+            x, ranges, ranges, "causal", 64, 64, 2, 2, 8, 0, group, chunk_size=4
+        )
+    said = {str(w.message).split()[0] for w in caught if w.category is DeprecationWarning}
+    names = {"magi_attn_varlen_dispatch", "magi_attn_flex_dispatch", "pad_size", "cp_group"}
+    assert names | {"max_seqlen_k", "chunk_size"} <= said, said
+    assert flex == key and torch.equal(local, again) and key.chunk_size <= 4
+    assert torch.equal(api.undispatch(local, key), x)
+    api.clear_cache(group)
