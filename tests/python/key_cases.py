@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
 import dense
 import torch
 import torch.distributed as dist
-from pipeline_cases import Case, make_key
+from pipeline_cases import Case, make_key, make_tensors, run_attention
 
 from magi_attention import api
 from magi_attention.common import AttnMaskType, AttnRanges
@@ -53,9 +54,38 @@ def key_cache(group) -> None:
     try:
         api.calc_attn(q, kv, kv, first)
     except ValueError as error:
-        assert "cache" in str(error)
+        assert "key is not in the cache" in str(error)
     else:
         raise AssertionError("calc_attn took a forgotten key")
+    assert make_key(masks["causal"], case, group) == first
+    assert api.calc_attn(q, kv, kv, first)[0].shape == q.shape  # an equal key is in the cache again
+    api.clear_cache(group)
+
+
+def hierarchical_meshes(group) -> None:
+    """Runs on all four ranks: the variable asks for a 2-D mesh and changes no result."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
+    case, mask = Case(rows=60), dense.masks(60)["varlen_causal"]
+    plain = make_key(mask, case, mesh)
+    os.environ["MAGI_ATTENTION_HIERARCHICAL_COMM"] = "1"
+    try:
+        key = make_key(mask, case, mesh)
+        assert key.is_hierarchical_comm_enable and key != plain and key.cp_mesh is mesh
+        tensors = make_tensors(case)
+        for one, other in zip(run_attention(key, case, tensors)[:3],
+                              run_attention(plain, case, tensors)[:3]):  # fmt: skip
+            assert torch.equal(one, other)
+        try:
+            make_key(mask, case, mesh["intra"])
+        except ValueError as error:
+            assert "cp_group_or_mesh is not a 2-D mesh" in str(error)
+        else:
+            raise AssertionError("a 1-D mesh was accepted")
+    finally:
+        del os.environ["MAGI_ATTENTION_HIERARCHICAL_COMM"]
+    api.clear_cache()
 
 
 def padded_keys(group) -> None:

@@ -116,6 +116,27 @@ class TestMaskHelpers:
         expected = (j <= i) & ((i - j <= 2) | (j < 3))
         assert torch.equal(pairs(*mask, 12), expected)
 
+    def test_windows_with_global_keys_over_documents(self, rng):
+        """Row i sees key j up to the window's right side, and from its left side on or among the
+        first keys of the document.
+        """
+        for _ in range(100):
+            cuts = sorted(rng.sample(range(1, 24), 2))
+            bounds = [0, *cuts, 24]
+            left, right = rng.randint(-1, 12), rng.randint(-1, 12)
+            num_global = rng.randint(0, 12)
+            *mask, _, _ = api.infer_attn_mask_from_cu_seqlens(
+                bounds, bounds, window_size=(left, right), global_window_size=num_global
+            )
+            expected = torch.zeros(24, 24, dtype=torch.bool)
+            for begin, end in zip(bounds, bounds[1:]):
+                i = torch.arange(end - begin)[:, None]
+                j = torch.arange(end - begin)[None, :]
+                before = (j <= i + right) | (right < 0)
+                after = (j >= i - left) | (left < 0) | (j < num_global)
+                expected[begin:end, begin:end] = before & after
+            assert torch.equal(pairs(*mask, 24), expected), (bounds, left, right, num_global)
+
     def test_contents_count_not_identity(self):
         bounds = torch.tensor([0, 4, 8], dtype=torch.int32)
         first = api.infer_attn_mask_from_cu_seqlens(bounds, bounds)

@@ -22,3 +22,7 @@ def test_forgotten_arguments(ranks):
 
 def test_deprecated_calls(ranks):
     ranks.run(2, cases.deprecated_calls)
+
+
+def test_hierarchical_meshes(ranks):
+    ranks.run(4, cases.hierarchical_meshes)

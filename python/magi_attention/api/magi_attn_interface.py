@@ -209,9 +209,11 @@ def calc_attn(
     options = (sink, layout_of(sink), softmax_scale, softcap, return_max_logits)
     if is_eager(q, k, v):
         bound = key._bound()
-        if bound is not None:
-            _managers.note_use(key)
-            return bound.attend_now(q, k, v, options)
+        if bound is None:  # it left the cache; an equal key may have been made since
+            bound = runtime_of(key).bound
+            key.name_plan(bound)
+        _managers.note_use(key)
+        return bound.attend_now(q, k, v, options)
     return attend(key._number, key._place, key.precision, (q, k, v), options)
 
 
