@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the package says of the library it holds."""
 
+import importlib.metadata
+import os
+import pathlib
 import subprocess
 import sys
 
+import pytest
 import torch
 
 import magi_attention
@@ -41,3 +45,22 @@ def test_attention_on_a_gpu_without_kernels(monkeypatch):
         assert "q is on meta; allowed: cpu, as there are no GPU kernels" in str(error)
     else:
         raise AssertionError("a tensor elsewhere was accepted")
+
+
+def test_wheel_serves_every_version_of_python():
+    try:
+        described = importlib.metadata.distribution("magi-attention").read_text("WHEEL")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the package is not installed")
+    assert "Tag: cp310-abi3-linux" in described
+
+
+def test_a_library_without_its_module(tmp_path):
+    package = pathlib.Path(magi_attention.__file__).parent
+    library = tmp_path / "libmagi.so"
+    library.symlink_to(os.environ.get("MAGI_ATTENTION_LIBRARY") or package / "libmagi.so")
+    done = subprocess.run(
+        [sys.executable, "-c", "import magi_attention.api"], capture_output=True, text=True,
+        env={**os.environ, "MAGI_ATTENTION_LIBRARY": str(library)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "_calls.abi3.so is missing" in done.stderr

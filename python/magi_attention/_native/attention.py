@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention calls. What depends on shapes, types, strides and options is packed once; a call writes
+"""Attention calls. What depends on shapes, types, strides and options is packed once; a call passes
 the addresses of its tensors. Nothing here reads a tensor's values.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-from magi_attention._native.library import check, lib
+from magi_attention._native.library import PreparedCall, address_of, check
 
 DTYPE_CODES = {
     torch.float64: 0,
@@ -26,32 +26,7 @@ CPU_DEVICE = -1
 
 # struct_size, data, dtype, device, rank, shape[4], stride[4]
 _TENSOR = struct.Struct("@NPiii4q4q")
-# struct_size, q, k, v, sink, softmax_scale, softcap, sink_layout, sm_margin, is_fast_backward
-_INPUTS = struct.Struct("@NPPPPddiii4x")
-# struct_size, out, lse, max_logits
-_RESULT = struct.Struct("@NPPP")
-# struct_size, dout, dlse, dq, dk, dv, dsink, workspace
-_GRADIENTS = struct.Struct("@NPPPPPPP")
-# struct_size, data, size_bytes
-WORKSPACE = struct.Struct("@NPN")
-
-_Q, _K, _V, _SINK, _OUT, _LSE, _MAX_LOGITS, _DOUT, _DLSE, _DQ, _DK, _DV, _DSINK = range(13)
-_INPUTS_AT = 13 * _TENSOR.size
-_RESULT_AT = _INPUTS_AT + _INPUTS.size
-_SAVED_AT = _RESULT_AT + _RESULT.size  # the result as backward reads it
-_GRADIENTS_AT = _SAVED_AT + _RESULT.size
-_WORKSPACE_AT = _GRADIENTS_AT + _GRADIENTS.size
-_BLOCK_BYTES = _WORKSPACE_AT + WORKSPACE.size
-_WORD = 8
-_STEP = _TENSOR.size // _WORD
-# Words of the block that a call writes: the data of every tensor, one optional gradient, and the
-# backward's workspace.
-_DATA = tuple(slot * _STEP + 1 for slot in range(13))
-(_Q_AT, _K_AT, _V_AT, _SINK_AT, _OUT_AT, _LSE_AT, _MAX_LOGITS_AT, _DOUT_AT, _DLSE_AT, _DQ_AT, _DK_AT,
- _DV_AT, _DSINK_AT) = _DATA  # fmt: skip
-_DLSE_WORD = _GRADIENTS_AT // _WORD + 2
-_WORKSPACE_WORD = _GRADIENTS_AT // _WORD + 7
-_MEMORY_AT, _MEMORY_BYTES_AT = _WORKSPACE_AT // _WORD + 1, _WORKSPACE_AT // _WORD + 2
+_NUM_TENSORS = 13  # of a prepared call
 
 _empty_like = torch.empty_like
 
@@ -105,15 +80,15 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class Runner(NamedTuple):
-    """Functions of the library and their first argument, which `owner` keeps alive.
-    workspace_bytes: that of the backward on a GPU, or None where the library takes its own.
+    """Addresses of functions of the library and of their first argument, which `owner` keeps alive.
+    workspace_bytes: tells that of the backward on a GPU, or 0 where the library takes its own.
     """
 
-    forward: Any
-    backward: Any
+    forward: int
+    backward: int
     handle: int
     owner: Any
-    workspace_bytes: Any = None
+    workspace_bytes: int = 0
 
 
 class Options(NamedTuple):
@@ -130,32 +105,6 @@ class Options(NamedTuple):
     is_fast_backward: bool = False
 
 
-class _Block:
-    """The structs of one call. words[i] is the i-th group of 8 bytes."""
-
-    __slots__ = (
-        "_buffer", "words", "inputs", "result", "saved", "gradients", "dlse", "workspace"
-    )  # fmt: skip
-
-    def __init__(self, template: bytes, has_sink: bool, with_max_logits: bool) -> None:
-        self._buffer = ctypes.create_string_buffer(template, _BLOCK_BYTES)
-        base = ctypes.addressof(self._buffer)
-        self.words = memoryview(self._buffer).cast("B").cast("Q")
-        self.inputs, self.result = base + _INPUTS_AT, base + _RESULT_AT
-        self.saved, self.gradients = base + _SAVED_AT, base + _GRADIENTS_AT
-        self.workspace = base + _WORKSPACE_AT
-        at = [base + slot * _TENSOR.size for slot in range(13)]
-        self.dlse = at[_DLSE]
-        given = {_INPUTS_AT: [at[_Q], at[_K], at[_V], at[_SINK] if has_sink else 0]}
-        given[_RESULT_AT] = [at[_OUT], at[_LSE], at[_MAX_LOGITS] if with_max_logits else 0]
-        given[_SAVED_AT] = [at[_OUT], at[_LSE], 0]
-        given[_GRADIENTS_AT] = [at[_DOUT], 0, at[_DQ], at[_DK], at[_DV]]
-        given[_GRADIENTS_AT].append(at[_DSINK] if has_sink else 0)
-        for offset, addresses in given.items():
-            for i, address in enumerate(addresses):
-                self.words[offset // _WORD + 1 + i] = address
-
-
 class Call:
     """Attention of tensors of one kind: the shapes, strides, types and device of q, k, v and sink,
     and the options. Any number of threads may use it at once.
@@ -163,39 +112,30 @@ class Call:
 
     def __init__(self, runner: Runner, q, k, v, sink, options: Options) -> None:
         self._runner = runner
-        self._forward, self._backward, self._handle = runner[:3]
-        self._num_bytes = 0  # of the backward's workspace, known from its first call on
+        self._num_bytes: int | None = None  # of the backward's workspace
         self._device = device_index(q)
-        self._has_sink, self.with_max_logits = sink is not None, options.with_max_logits
+        self.with_max_logits = options.with_max_logits
         rows, heads = q.shape[:2]
         self._out_shape, self._lse_shape = (rows, heads, v.shape[2]), (rows, heads)
         self._max_shape = (heads,)
         self._wide = accumulator_dtype(q.dtype)
         self._is_dense = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
         self._is_like_q = self._is_dense and q.shape == self._out_shape
-        self._template = self._pack(q, k, v, sink, options)
-        # A call takes a block out and puts it back, so threads never share one.
-        self._blocks: list[_Block] = []
+        self._prepared = self._prepare(q, k, v, sink, options)
 
-    def _pack(self, q, k, v, sink, options: Options) -> bytes:
-        buffer = ctypes.create_string_buffer(_BLOCK_BYTES)
+    def _prepare(self, q, k, v, sink, options: Options) -> PreparedCall:
+        buffer = bytearray(_NUM_TENSORS * _TENSOR.size)
         out, lse, max_logits = self._results(q)
-        gradients = self._gradients(q, k, v, sink)
-        slots = [(_Q, q), (_K, k), (_V, v), (_SINK, sink), (_OUT, out), (_LSE, lse)]
-        slots += [(_MAX_LOGITS, max_logits), (_DOUT, out), (_DLSE, lse)]
-        slots += zip((_DQ, _DK, _DV, _DSINK), gradients)
-        for slot, tensor in slots:
+        dq, dk, dv, dsink = self._gradients(q, k, v, sink)
+        tensors = (q, k, v, sink, out, lse, max_logits, out, lse, dq, dk, dv, dsink)
+        for slot, tensor in enumerate(tensors):
             if tensor is not None:
                 pack_tensor(buffer, slot * _TENSOR.size, tensor, 0)
-        _INPUTS.pack_into(
-            buffer, _INPUTS_AT, _INPUTS.size, 0, 0, 0, 0, options.scale, options.softcap,
-            options.sink_layout, options.sm_margin, options.is_fast_backward,
+        return PreparedCall(
+            bytes(buffer), options.scale, options.softcap, options.sink_layout, options.sm_margin,
+            options.is_fast_backward, sink is not None, options.with_max_logits,
+            self._runner.forward, self._runner.backward, self._runner.handle,
         )  # fmt: skip
-        _RESULT.pack_into(buffer, _RESULT_AT, _RESULT.size, 0, 0, 0)
-        _RESULT.pack_into(buffer, _SAVED_AT, _RESULT.size, 0, 0, 0)
-        _GRADIENTS.pack_into(buffer, _GRADIENTS_AT, _GRADIENTS.size, 0, 0, 0, 0, 0, 0, 0)
-        WORKSPACE.pack_into(buffer, _WORKSPACE_AT, WORKSPACE.size, 0, 0)
-        return buffer.raw
 
     def _results(self, q):
         out = _empty_like(q) if self._is_like_q else q.new_empty(self._out_shape)
@@ -210,89 +150,48 @@ class Call:
             return _empty_like(q), _empty_like(k), _empty_like(v), dsink
         return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
-    def _take(self) -> _Block:
-        try:
-            return self._blocks.pop()
-        except IndexError:
-            return _Block(self._template, self._has_sink, self.with_max_logits)
-
     def forward(self, q, k, v, sink):
         """out, lse and max_logits (None unless asked for), enqueued on the current stream."""
-        block, results = self._fill(q, k, v, sink)
-        stream = None if self._device < 0 else _raw_stream(self._device)
-        status = self._forward(self._handle, block.inputs, block.result, stream)
+        results = out, lse, max_logits = self._results(q)
+        status = self._prepared.forward(
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), 0 if sink is None else sink.data_ptr(),
+            out.data_ptr(), lse.data_ptr(), 0 if max_logits is None else max_logits.data_ptr(),
+            0 if self._device < 0 else _raw_stream(self._device),
+        )  # fmt: skip
         if status:
             check(status)
-        self._blocks.append(block)
         return results
-
-    def _fill(self, q, k, v, sink):
-        """A block that names these tensors, and new results."""
-        results = out, lse, max_logits = self._results(q)
-        block = self._take()
-        words = block.words
-        words[_Q_AT] = q.data_ptr()
-        words[_K_AT] = k.data_ptr()
-        words[_V_AT] = v.data_ptr()
-        words[_OUT_AT] = out.data_ptr()
-        words[_LSE_AT] = lse.data_ptr()
-        if sink is not None:
-            words[_SINK_AT] = sink.data_ptr()
-        if max_logits is not None:
-            words[_MAX_LOGITS_AT] = max_logits.data_ptr()
-        return block, results
 
     def backward(self, dout, dlse, q, k, v, out, lse, sink):
         """dq, dk, dv and dsink (None without a sink); dout and dlse are contiguous, dlse may be
         None.
         """
-        dq, dk, dv, dsink = self._gradients(q, k, v, sink)
-        block = self._take()
-        words = block.words
-        words[_Q_AT] = q.data_ptr()
-        words[_K_AT] = k.data_ptr()
-        words[_V_AT] = v.data_ptr()
-        words[_OUT_AT] = out.data_ptr()
-        words[_LSE_AT] = lse.data_ptr()
-        words[_DOUT_AT] = dout.data_ptr()
-        words[_DQ_AT] = dq.data_ptr()
-        words[_DK_AT] = dk.data_ptr()
-        words[_DV_AT] = dv.data_ptr()
-        if dlse is None:
-            words[_DLSE_WORD] = 0
-        else:
-            words[_DLSE_WORD] = block.dlse
-            words[_DLSE_AT] = dlse.data_ptr()
-        if sink is not None:
-            words[_SINK_AT], words[_DSINK_AT] = sink.data_ptr(), dsink.data_ptr()
-        stream = memory = None
+        gradients = dq, dk, dv, dsink = self._gradients(q, k, v, sink)
+        stream = memory = num_bytes = 0
         if self._device >= 0:
-            stream, memory = _raw_stream(self._device), self._workspace(q, block)
-        status = self._backward(
-            self._handle, block.inputs, block.saved, block.gradients, stream
-        )
+            stream, num_bytes = _raw_stream(self._device), self._workspace_bytes()
+            if num_bytes:  # given back to torch as this returns: the stream's order protects it
+                workspace = q.new_empty(num_bytes, dtype=torch.uint8)
+                memory = workspace.data_ptr()
+        status = self._prepared.backward(
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), 0 if sink is None else sink.data_ptr(),
+            out.data_ptr(), lse.data_ptr(), dout.data_ptr(), 0 if dlse is None else dlse.data_ptr(),
+            dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), 0 if dsink is None else dsink.data_ptr(),
+            memory, num_bytes, stream,
+        )  # fmt: skip
         if status:
             check(status)
-        self._blocks.append(block)
-        del memory  # the stream's order protects it
-        return dq, dk, dv, dsink
+        return gradients
 
-    def _workspace(self, q, block: _Block):
-        """Memory for one backward call on a GPU, named in the block; None: the library takes it."""
-        num_bytes = self._num_bytes
-        if not num_bytes:
-            if self._runner.workspace_bytes is None:
-                return None
+    def _workspace_bytes(self) -> int:
+        """Of a backward call on a GPU; 0: the library takes its own."""
+        if self._num_bytes is None:
             size = ctypes.c_size_t()
-            address = ctypes.addressof(size)
-            structs = block.inputs, block.saved, block.gradients
-            check(self._runner.workspace_bytes(self._handle, *structs, address))
-            num_bytes = self._num_bytes = size.value
-        memory = q.new_empty(num_bytes, dtype=torch.uint8)
-        words = block.words
-        words[_WORKSPACE_WORD] = block.workspace
-        words[_MEMORY_AT], words[_MEMORY_BYTES_AT] = memory.data_ptr(), num_bytes
-        return memory
+            if self._runner.workspace_bytes:
+                function, target = self._runner.workspace_bytes, ctypes.addressof(size)
+                check(self._prepared.backward_bytes(function, target))
+            self._num_bytes = size.value
+        return self._num_bytes
 
 
 def signature(q, k, v):
@@ -331,8 +230,8 @@ def calls_of(runner: Runner) -> CallCache:
     return CallCache(partial(Call, runner))
 
 
-flex_forward = lib.magi_flex_attention_forward
-flex_backward = lib.magi_flex_attention_backward
-flex_backward_bytes = lib.magi_flex_attention_backward_workspace_bytes
-dist_forward = lib.magi_attention_forward
-dist_backward = lib.magi_attention_backward
+flex_forward = address_of("magi_flex_attention_forward")
+flex_backward = address_of("magi_flex_attention_backward")
+flex_backward_bytes = address_of("magi_flex_attention_backward_workspace_bytes")
+dist_forward = address_of("magi_attention_forward")
+dist_backward = address_of("magi_attention_backward")

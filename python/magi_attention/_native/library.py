@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libmagi through ctypes: prototypes, errors, buffers."""
+"""libmagi through ctypes: prototypes, errors, buffers; and the module of attention calls."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib
+import importlib.util
 import os
 
 from magi_attention.env._environment import library_path
@@ -82,6 +84,9 @@ _LETTERS = {
 }
 
 
+_CALLS = "magi_attention._native._calls"
+
+
 def _load() -> ctypes.CDLL:
     path = library_path() or os.path.join(os.path.dirname(os.path.dirname(__file__)), "libmagi.so")
     try:
@@ -105,7 +110,21 @@ def _load() -> ctypes.CDLL:
     return library
 
 
+def _load_calls():
+    """The module of attention calls: the package's, or the one beside another library."""
+    if not library_path():
+        return importlib.import_module(_CALLS)
+    path = os.path.join(os.path.dirname(os.path.abspath(library_path())), "_calls.abi3.so")
+    if not os.path.exists(path):
+        raise ImportError(f"{path} is missing; allowed: a libmagi.so with _calls.abi3.so beside it")
+    spec = importlib.util.spec_from_file_location(_CALLS, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 lib = _load()
+PreparedCall = _load_calls().PreparedCall
 
 _INVALID_ARGUMENT, _CUDA_ERROR, _COMM_ERROR, _INTERNAL_ERROR, _OUT_OF_MEMORY = 1, 2, 3, 4, 5
 
@@ -122,6 +141,11 @@ def check(status: int) -> None:
     if status == _OUT_OF_MEMORY:
         raise MemoryError(message)
     raise RuntimeError(message)
+
+
+def address_of(name: str) -> int:
+    """The address of a function of the library."""
+    return ctypes.cast(getattr(lib, name), ctypes.c_void_p).value
 
 
 def version() -> str:

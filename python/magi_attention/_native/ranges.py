@@ -11,18 +11,15 @@ import struct
 import torch
 
 from magi_attention._native import structs
-from magi_attention._native.attention import (
-    WORKSPACE,
-    Call,
-    Options,
-    Runner,
-    TensorStruct,
-    current_stream,
-)
-from magi_attention._native.library import check, lib
+from magi_attention._native.attention import Call, Options, Runner, TensorStruct, current_stream
+from magi_attention._native.library import address_of, check, lib
 
 # struct_size, q_ranges, k_ranges, types, record_capacity, packed_heads
 _RANGES = struct.Struct("@NPPPqi0q")
+# struct_size, data, size_bytes
+_WORKSPACE = struct.Struct("@NPN")
+_RANGES_FORWARD = address_of("magi_flex_ranges_forward")
+_RANGES_BYTES = address_of("magi_flex_ranges_workspace_bytes")
 
 
 class _Ranges:
@@ -40,16 +37,16 @@ class RangesCall(Call):
     """As Call, for a number of slices in device memory; forward alone."""
 
     def __init__(self, q, k, v, sink, options: Options) -> None:
-        super().__init__(Runner(None, None, 0, None), q, k, v, sink, options)
-        self._num_bytes: dict[tuple, int] = {}
+        super().__init__(Runner(0, 0, 0, None), q, k, v, sink, options)
+        self._num_bytes_of: dict[tuple, int] = {}
 
-    def _workspace_bytes(self, ranges: _Ranges, block, kind: tuple) -> int:
-        num_bytes = self._num_bytes.get(kind)
+    def _workspace_for(self, ranges: _Ranges, kind: tuple) -> int:
+        num_bytes = self._num_bytes_of.get(kind)
         if num_bytes is None:
             size = ctypes.c_size_t()
-            address = ctypes.addressof(size)
-            check(lib.magi_flex_ranges_workspace_bytes(ranges.address, block.inputs, address))
-            num_bytes = self._num_bytes[kind] = size.value
+            target = ctypes.addressof(size)
+            check(self._prepared.ranges_bytes(_RANGES_BYTES, ranges.address, target))
+            num_bytes = self._num_bytes_of[kind] = size.value
         return num_bytes
 
     def forward_under(self, q, k, v, sink, mask: tuple, is_checked: bool):
@@ -57,21 +54,22 @@ class RangesCall(Call):
         outside the tensors are clamped, reversed ranges and unknown types are empty; is_checked
         waits for the device and raises ValueError instead.
         """
-        block, results = self._fill(q, k, v, sink)
+        results = out, lse, max_logits = self._results(q)
         ranges = _Ranges(*mask)
-        num_bytes = self._workspace_bytes(ranges, block, (mask[0].shape[0], mask[2] is None))
-        memory = torch.empty(num_bytes, dtype=torch.uint8, device=q.device)
-        workspace = ctypes.create_string_buffer(WORKSPACE.size)
-        WORKSPACE.pack_into(workspace, 0, WORKSPACE.size, memory.data_ptr(), num_bytes)
+        num_bytes = self._workspace_for(ranges, (mask[0].shape[0], mask[2] is None))
+        memory = q.new_empty(num_bytes, dtype=torch.uint8)
+        workspace = ctypes.create_string_buffer(_WORKSPACE.size)
+        _WORKSPACE.pack_into(workspace, 0, _WORKSPACE.size, memory.data_ptr(), num_bytes)
         address, stream = ctypes.addressof(workspace), current_stream(self._device)
         check(
-            lib.magi_flex_ranges_forward(
-                ranges.address, block.inputs, block.result, address, stream
+            self._prepared.ranges_forward(
+                _RANGES_FORWARD, ranges.address, address, q.data_ptr(), k.data_ptr(), v.data_ptr(),
+                0 if sink is None else sink.data_ptr(), out.data_ptr(), lse.data_ptr(),
+                0 if max_logits is None else max_logits.data_ptr(), stream,
             )
-        )
+        )  # fmt: skip
         if is_checked:
             _check_report(address, stream)
-        self._blocks.append(block)
         return results
 
 

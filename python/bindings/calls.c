@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention calls of the Python package, in Python's limited API: one module for Python 3.10 and
+// later. Everything crosses as integers, addresses of the library's functions too, so the module
+// knows no torch and links nothing.
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+#include <string.h>
+
+#include "magi/magi.h"
+
+enum { kQ, kK, kV, kSink, kOut, kLse, kMaxLogits, kDout, kDlse, kDq, kDk, kDv, kDsink, kNumTensors };
+
+// The structs of a call, pointing into themselves.
+typedef struct Block {
+  magi_tensor tensors[kNumTensors];
+  magi_attention_inputs inputs;
+  magi_attention_result result;
+  magi_attention_gradients gradients;
+  magi_workspace workspace;
+} Block;
+
+typedef magi_status (*Forward)(void*, const magi_attention_inputs*, const magi_attention_result*,
+                               void*);
+typedef magi_status (*Backward)(void*, const magi_attention_inputs*, const magi_attention_result*,
+                                const magi_attention_gradients*, void*);
+typedef magi_status (*BackwardBytes)(void*, const magi_attention_inputs*,
+                                     const magi_attention_result*, const magi_attention_gradients*,
+                                     size_t*);
+typedef magi_status (*RangesForward)(void*, const magi_attention_inputs*,
+                                     const magi_attention_result*, void*, void*);
+typedef magi_status (*RangesBytes)(void*, const magi_attention_inputs*, size_t*);
+
+// Calls of one kind of tensors. `block` is the pattern of their structs, without addresses; each
+// call works on a copy of its own, so that threads may share this.
+typedef struct PreparedCall {
+  PyObject_HEAD
+  Block block;
+  Forward forward;
+  Backward backward;
+  void* handle;
+  int has_sink;
+  int with_max_logits;
+} PreparedCall;
+
+static void* address(unsigned long long value) { return (void*)(uintptr_t)value; }
+
+// `wanted` integers of a call's arguments; 0 with an exception set where they are others.
+static int read_integers(PyObject* const* args, Py_ssize_t count, Py_ssize_t wanted,
+                         unsigned long long* values) {
+  if (count != wanted) {
+    PyErr_Format(PyExc_TypeError, "%zd arguments are given; allowed: %zd", count, wanted);
+    return 0;
+  }
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    values[i] = PyLong_AsUnsignedLongLong(args[i]);
+    if (values[i] == (unsigned long long)-1 && PyErr_Occurred()) return 0;
+  }
+  return 1;
+}
+
+static Block make_block(const PreparedCall* call) {
+  Block block;
+  memcpy(&block, &call->block, sizeof block);
+  return block;
+}
+
+// Pointers within the block, once it lies where it stays. values: the addresses of q, k, v, sink,
+// out, lse.
+static void fill(Block* block, const PreparedCall* call, const unsigned long long* values) {
+  magi_tensor* tensors = block->tensors;
+  for (int i = kQ; i <= kLse; ++i) tensors[i].data = address(values[i]);
+  block->inputs.q = &tensors[kQ];
+  block->inputs.k = &tensors[kK];
+  block->inputs.v = &tensors[kV];
+  block->inputs.sink = call->has_sink ? &tensors[kSink] : NULL;
+  block->result.out = &tensors[kOut];
+  block->result.lse = &tensors[kLse];
+}
+
+static void fill_max_logits(Block* block, const PreparedCall* call, unsigned long long value) {
+  block->tensors[kMaxLogits].data = address(value);
+  block->result.max_logits = call->with_max_logits ? &block->tensors[kMaxLogits] : NULL;
+}
+
+static void fill_gradients(Block* block, const PreparedCall* call, int has_dlse) {
+  magi_tensor* tensors = block->tensors;
+  block->gradients.dout = &tensors[kDout];
+  block->gradients.dlse = has_dlse ? &tensors[kDlse] : NULL;
+  block->gradients.dq = &tensors[kDq];
+  block->gradients.dk = &tensors[kDk];
+  block->gradients.dv = &tensors[kDv];
+  block->gradients.dsink = call->has_sink ? &tensors[kDsink] : NULL;
+}
+
+static PyObject* forward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  const PreparedCall* call = (const PreparedCall*)self;
+  unsigned long long values[8];
+  if (!read_integers(args, count, 8, values)) return NULL;
+  Block block = make_block(call);
+  fill(&block, call, values);
+  fill_max_logits(&block, call, values[6]);
+  magi_status status;
+  Py_BEGIN_ALLOW_THREADS
+  status = call->forward(call->handle, &block.inputs, &block.result, address(values[7]));
+  Py_END_ALLOW_THREADS
+  return PyLong_FromLong(status);
+}
+
+static PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  const PreparedCall* call = (const PreparedCall*)self;
+  unsigned long long values[15];
+  if (!read_integers(args, count, 15, values)) return NULL;
+  Block block = make_block(call);
+  fill(&block, call, values);
+  for (int i = kDout; i <= kDsink; ++i) block.tensors[i].data = address(values[i - 1]);
+  fill_gradients(&block, call, values[kDlse - 1] != 0);
+  block.workspace.data = address(values[12]);
+  block.workspace.size_bytes = (size_t)values[13];
+  block.gradients.workspace = values[12] != 0 ? &block.workspace : NULL;
+  magi_status status;
+  Py_BEGIN_ALLOW_THREADS
+  status = call->backward(call->handle, &block.inputs, &block.result, &block.gradients,
+                          address(values[14]));
+  Py_END_ALLOW_THREADS
+  return PyLong_FromLong(status);
+}
+
+static PyObject* backward_bytes(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  const PreparedCall* call = (const PreparedCall*)self;
+  unsigned long long values[2];
+  if (!read_integers(args, count, 2, values)) return NULL;
+  static const unsigned long long kNoData[6] = {0};
+  Block block = make_block(call);
+  fill(&block, call, kNoData);
+  fill_gradients(&block, call, 0);
+  magi_status status;
+  Py_BEGIN_ALLOW_THREADS
+  status = ((BackwardBytes)address(values[0]))(call->handle, &block.inputs, &block.result,
+                                               &block.gradients, address(values[1]));
+  Py_END_ALLOW_THREADS
+  return PyLong_FromLong(status);
+}
+
+static PyObject* ranges_forward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  const PreparedCall* call = (const PreparedCall*)self;
+  unsigned long long values[11];
+  if (!read_integers(args, count, 11, values)) return NULL;
+  Block block = make_block(call);
+  fill(&block, call, values + 3);
+  fill_max_logits(&block, call, values[9]);
+  magi_status status;
+  Py_BEGIN_ALLOW_THREADS
+  status = ((RangesForward)address(values[0]))(address(values[1]), &block.inputs, &block.result,
+                                               address(values[2]), address(values[10]));
+  Py_END_ALLOW_THREADS
+  return PyLong_FromLong(status);
+}
+
+static PyObject* ranges_bytes(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  const PreparedCall* call = (const PreparedCall*)self;
+  unsigned long long values[3];
+  if (!read_integers(args, count, 3, values)) return NULL;
+  static const unsigned long long kNoData[6] = {0};
+  Block block = make_block(call);
+  fill(&block, call, kNoData);
+  magi_status status;
+  Py_BEGIN_ALLOW_THREADS
+  status = ((RangesBytes)address(values[0]))(address(values[1]), &block.inputs, address(values[2]));
+  Py_END_ALLOW_THREADS
+  return PyLong_FromLong(status);
+}
+
+// PreparedCall(tensors, scale, softcap, sink_layout, sm_margin, is_fast_backward, has_sink,
+// with_max_logits, forward, backward, handle); tensors: the magi_tensor structs as bytes.
+static PyObject* prepared_call_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  const char* tensors;
+  Py_ssize_t num_bytes;
+  double scale, softcap;
+  int sink_layout, sm_margin, is_fast_backward, has_sink, with_max_logits;
+  unsigned long long functions[3];
+  if (kwargs != NULL && PyDict_Size(kwargs) != 0) {
+    PyErr_SetString(PyExc_TypeError, "PreparedCall takes no keyword arguments");
+    return NULL;
+  }
+  if (!PyArg_ParseTuple(args, "y#ddiipppKKK", &tensors, &num_bytes, &scale, &softcap, &sink_layout,
+                        &sm_margin, &is_fast_backward, &has_sink, &with_max_logits, &functions[0],
+                        &functions[1], &functions[2])) {
+    return NULL;
+  }
+  if (num_bytes != (Py_ssize_t)(kNumTensors * sizeof(magi_tensor))) {
+    PyErr_Format(PyExc_ValueError, "tensors has %zd bytes; allowed: %zu", num_bytes,
+                 kNumTensors * sizeof(magi_tensor));
+    return NULL;
+  }
+  const allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+  PreparedCall* call = (PreparedCall*)allocate(type, 0);
+  if (call == NULL) return NULL;
+  memset(&call->block, 0, sizeof call->block);
+  memcpy(call->block.tensors, tensors, (size_t)num_bytes);
+  call->block.inputs = (magi_attention_inputs){.struct_size = sizeof(magi_attention_inputs),
+                                               .softmax_scale = scale,
+                                               .softcap = softcap,
+                                               .sink_layout = sink_layout,
+                                               .sm_margin = sm_margin,
+                                               .is_fast_backward = is_fast_backward};
+  call->block.result.struct_size = sizeof(magi_attention_result);
+  call->block.gradients.struct_size = sizeof(magi_attention_gradients);
+  call->block.workspace.struct_size = sizeof(magi_workspace);
+  call->forward = (Forward)address(functions[0]);
+  call->backward = (Backward)address(functions[1]);
+  call->handle = address(functions[2]);
+  call->has_sink = has_sink;
+  call->with_max_logits = with_max_logits;
+  return (PyObject*)call;
+}
+
+static void prepared_call_free(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  const freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  release(self);
+  Py_DECREF(type);
+}
+
+#define METHOD(function, text) {#function, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, text}
+static PyMethodDef kMethods[] = {
+    METHOD(forward, "forward(q, k, v, sink, out, lse, max_logits, stream) -> status"),
+    METHOD(backward,
+           "backward(q, k, v, sink, out, lse, dout, dlse, dq, dk, dv, dsink, workspace, "
+           "workspace_bytes, stream) -> status"),
+    METHOD(backward_bytes, "backward_bytes(function, size) -> status"),
+    METHOD(ranges_forward,
+           "ranges_forward(function, ranges, workspace, q, k, v, sink, out, lse, max_logits, "
+           "stream) -> status"),
+    METHOD(ranges_bytes, "ranges_bytes(function, ranges, size) -> status"),
+    {NULL, NULL, 0, NULL}};
+#undef METHOD
+
+static PyType_Slot kSlots[] = {
+    {Py_tp_doc, "Attention of tensors of one kind, all as addresses; 0 where there is none."},
+    {Py_tp_new, prepared_call_new},
+    {Py_tp_dealloc, prepared_call_free},
+    {Py_tp_methods, kMethods},
+    {0, NULL}};
+static PyType_Spec kSpec = {.name = "magi_attention._native._calls.PreparedCall",
+                            .basicsize = sizeof(PreparedCall),
+                            .flags = Py_TPFLAGS_DEFAULT,
+                            .slots = kSlots};
+
+static struct PyModuleDef kModule = {.m_base = PyModuleDef_HEAD_INIT,
+                                     .m_name = "magi_attention._native._calls",
+                                     .m_doc = "Attention calls over the C ABI of libmagi.",
+                                     .m_size = -1};
+
+PyMODINIT_FUNC PyInit__calls(void) {
+  PyObject* module = PyModule_Create(&kModule);
+  PyObject* type = module == NULL ? NULL : PyType_FromSpec(&kSpec);
+  if (type == NULL || PyModule_AddObject(module, "PreparedCall", type) < 0) {
+    Py_XDECREF(type);
+    Py_XDECREF(module);
+    return NULL;
+  }
+  return module;
+}
