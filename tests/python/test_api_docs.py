@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = (Path(__file__).parent / "data" / "api_names.tsv").read_text(encoding="utf-8").splitlines()
-KINDS = ("class", "function", "method", "staticmethod", "classmethod", "property", "value", "field")
+ALIASES = {"roll_func": "roll_p2p", "roll_simple_func": "roll_simple_p2p"}
 
 
 def documented() -> set[str]:
@@ -42,6 +42,9 @@ def test_every_name_of_the_original_is_documented():
         module, name, kind = line.split("\t")[:3]
         is_private = any(part.startswith("_") for part in name.split("."))
         is_inherited = kind == "property" and name.split(".")[0].endswith("Alg")
-        if kind in KINDS and not is_private and not is_inherited and name not in found:
+        if is_private or is_inherited or module == "magi_attention":
+            continue
+        name = ALIASES.get(name, name)
+        if name not in found:
             missing.append(f"{module}.{name}")
     assert not missing

@@ -119,7 +119,9 @@ def magi_attn_varlen_key(
 def magi_attn_flex_dispatch(
     x: torch.Tensor, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, DistAttnRuntimeKey]:
-    """Deprecated: magi_attn_flex_key, then dispatch. Returns (local x, key)."""
+    """Deprecated: magi_attn_flex_key of the arguments behind x, then dispatch. Returns (local x,
+    key).
+    """
     _warn_renamed("magi_attn_flex_dispatch", "magi_attn_flex_key and dispatch")
     key = magi_attn_flex_key(*args, **kwargs)
     return dispatch(x, key), key
@@ -128,7 +130,9 @@ def magi_attn_flex_dispatch(
 def magi_attn_varlen_dispatch(
     x: torch.Tensor, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, DistAttnRuntimeKey]:
-    """Deprecated: magi_attn_varlen_key, then dispatch. Returns (local x, key)."""
+    """Deprecated: magi_attn_varlen_key of the arguments behind x, then dispatch. Returns (local x,
+    key).
+    """
     _warn_renamed("magi_attn_varlen_dispatch", "magi_attn_varlen_key and dispatch")
     key = magi_attn_varlen_key(*args, **kwargs)
     return dispatch(x, key), key

@@ -51,7 +51,8 @@ def roll_p2p(
 ) -> torch.Tensor:
     """Rolls by `shift` rows in the order of the sequence, along seq_dim of x_local, of which every
     rank holds its rows; only rows that change rank are sent. Collective. ValueError for another
-    number of rows and for a group that is not the plan's.
+    number of rows and for a group that is not the plan's. Exported as
+    magi_attention.functional.roll_func.
     """
     check_group(group, meta)
     return meta.roll(x_local, shift, seq_dim)
@@ -64,7 +65,9 @@ def roll_simple_p2p(
     group: "dist.ProcessGroup | None",
     seq_dim: int = 0,
 ) -> torch.Tensor:
-    """roll_p2p under the original's other name."""
+    """roll_p2p under the original's other name. Exported as
+    magi_attention.functional.roll_simple_func.
+    """
     return roll_p2p(x_local, shift, meta, group, seq_dim)
 
 
