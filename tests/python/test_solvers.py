@@ -81,6 +81,13 @@ def test_min_heap_takes_the_later_of_equals():
     assert found.bucket_partitions == [[1, 3], [0, 2]]
 
 
+def test_topp_heap_takes_the_earlier_of_equals():
+    affinities = [solver.IOUAffinity.from_ranges([AttnRange(i, i + 1)]) for i in range(4)]
+    for alg in (solver.ToppHeapDispatchAlg(), solver.BatchToppHeapDispatchAlg()):
+        found = solve(alg, [1, 1, 1, 1], 2, affinities)
+        assert found.bucket_partitions == [[0, 2], [1, 3]]
+
+
 def test_affinity_keeps_jobs_together():
     """Equal loads: candidates are all buckets, so jobs that read the same keys meet."""
     ranges = [[(0, 9)], [(50, 59)], [(0, 9)], [(50, 59)]]

@@ -32,9 +32,10 @@ def room_of(data: "DispatchData") -> int:
     return -(-len(data.jobs) // data.num_buckets)
 
 
-def descending(data: "DispatchData") -> list[int]:
-    """Positions by workload, heaviest first; of equal ones the later first."""
-    return sorted(range(len(data.jobs)), key=lambda i: (data.jobs[i].workload, i), reverse=True)
+def descending(data: "DispatchData", is_later_first: bool) -> list[int]:
+    """Positions by workload, heaviest first; of equal ones the later or the earlier first."""
+    turn = -1 if is_later_first else 1
+    return sorted(range(len(data.jobs)), key=lambda i: (-data.jobs[i].workload, turn * i))
 
 
 class _Heap:
@@ -66,15 +67,17 @@ def shuffled(data: "DispatchData") -> list[int]:
     return buckets
 
 
-def heap(data: "DispatchData", top_p: float = 0.0, batch: int = 1) -> list[int]:
-    """Heaviest first. The lightest max(1, ceil(top_p * buckets)) buckets are candidates for `batch`
+def heap(
+    data: "DispatchData", top_p: float = 0.0, batch: int = 1, is_later_first: bool = False
+) -> list[int]:
+    """Heaviest first, as descending. The lightest max(1, ceil(top_p * buckets)) buckets are candidates for `batch`
     jobs; of those with room, the one closest to the job takes it.
     """
     buckets = [0] * len(data.jobs)
     room = room_of(data)
     affinities: list[Any] = [None] * data.num_buckets
     lightest = _Heap(data.num_buckets, room)
-    order = descending(data)
+    order = descending(data, is_later_first)
     num_candidates = max(1, math.ceil(data.num_buckets * top_p))
     while order:
         candidates = lightest.pop(num_candidates)
@@ -161,7 +164,7 @@ def exact(data: "DispatchData", room: int) -> list[int]:
 class _Search:
     def __init__(self, data: "DispatchData", room: int) -> None:
         self._data, self._room = data, room
-        self._order = descending(data)
+        self._order = descending(data, is_later_first=False)
         self._loads = [0.0] * data.num_buckets
         self._counts = [0] * data.num_buckets
         self._buckets = [0] * len(data.jobs)

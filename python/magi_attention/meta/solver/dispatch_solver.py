@@ -288,7 +288,7 @@ _RULES = {
     DispatchAlgType.DYNAMIC_PROGRAMMING: lambda alg, data: rules.exact(data, len(data.jobs)),
     DispatchAlgType.BINARY_SEARCH: lambda alg, data: rules.exact(data, len(data.jobs)),
     DispatchAlgType.BACKTRACKING_PRUNING: lambda alg, data: rules.exact(data, rules.room_of(data)),
-    DispatchAlgType.MIN_HEAP: lambda alg, data: rules.heap(data),
+    DispatchAlgType.MIN_HEAP: lambda alg, data: rules.heap(data, is_later_first=True),
     DispatchAlgType.TOPP_HEAP: lambda alg, data: rules.heap(data, alg.top_p),
     DispatchAlgType.BATCH_TOPP_HEAP: lambda alg, data: rules.heap(
         data, alg.top_p, alg.num_of_select_chunk
