@@ -9,7 +9,22 @@
 
 #include "magi/magi.h"
 
-enum { kQ, kK, kV, kSink, kOut, kLse, kMaxLogits, kDout, kDlse, kDq, kDk, kDv, kDsink, kNumTensors };
+enum {
+  kQ,
+  kK,
+  kV,
+  kSink,
+  kOut,
+  kLse,
+  kMaxLogits,
+  kDout,
+  kDlse,
+  kDq,
+  kDk,
+  kDv,
+  kDsink,
+  kNumTensors
+};
 
 // The structs of a call, pointing into themselves.
 typedef struct Block {
@@ -34,8 +49,7 @@ typedef magi_status (*RangesBytes)(void*, const magi_attention_inputs*, size_t*)
 // Calls of one kind of tensors. `block` is the pattern of their structs, without addresses; each
 // call works on a copy of its own, so that threads may share this.
 typedef struct PreparedCall {
-  PyObject_HEAD
-  Block block;
+  PyObject_HEAD Block block;
   Forward forward;
   Backward backward;
   void* handle;
@@ -101,10 +115,9 @@ static PyObject* forward(PyObject* self, PyObject* const* args, Py_ssize_t count
   fill(&block, call, values);
   fill_max_logits(&block, call, values[6]);
   magi_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = call->forward(call->handle, &block.inputs, &block.result, address(values[7]));
-  Py_END_ALLOW_THREADS
-  return PyLong_FromLong(status);
+  Py_BEGIN_ALLOW_THREADS status =
+      call->forward(call->handle, &block.inputs, &block.result, address(values[7]));
+  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 
 static PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
@@ -119,11 +132,9 @@ static PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t coun
   block.workspace.size_bytes = (size_t)values[13];
   block.gradients.workspace = values[12] != 0 ? &block.workspace : NULL;
   magi_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = call->backward(call->handle, &block.inputs, &block.result, &block.gradients,
-                          address(values[14]));
-  Py_END_ALLOW_THREADS
-  return PyLong_FromLong(status);
+  Py_BEGIN_ALLOW_THREADS status = call->backward(call->handle, &block.inputs, &block.result,
+                                                 &block.gradients, address(values[14]));
+  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 
 static PyObject* backward_bytes(PyObject* self, PyObject* const* args, Py_ssize_t count) {
@@ -135,11 +146,9 @@ static PyObject* backward_bytes(PyObject* self, PyObject* const* args, Py_ssize_
   fill(&block, call, kNoData);
   fill_gradients(&block, call, 0);
   magi_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = ((BackwardBytes)address(values[0]))(call->handle, &block.inputs, &block.result,
-                                               &block.gradients, address(values[1]));
-  Py_END_ALLOW_THREADS
-  return PyLong_FromLong(status);
+  Py_BEGIN_ALLOW_THREADS status = ((BackwardBytes)address(values[0]))(
+      call->handle, &block.inputs, &block.result, &block.gradients, address(values[1]));
+  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 
 static PyObject* ranges_forward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
@@ -150,11 +159,9 @@ static PyObject* ranges_forward(PyObject* self, PyObject* const* args, Py_ssize_
   fill(&block, call, values + 3);
   fill_max_logits(&block, call, values[9]);
   magi_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = ((RangesForward)address(values[0]))(address(values[1]), &block.inputs, &block.result,
-                                               address(values[2]), address(values[10]));
-  Py_END_ALLOW_THREADS
-  return PyLong_FromLong(status);
+  Py_BEGIN_ALLOW_THREADS status = ((RangesForward)address(values[0]))(
+      address(values[1]), &block.inputs, &block.result, address(values[2]), address(values[10]));
+  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 
 static PyObject* ranges_bytes(PyObject* self, PyObject* const* args, Py_ssize_t count) {
@@ -165,10 +172,9 @@ static PyObject* ranges_bytes(PyObject* self, PyObject* const* args, Py_ssize_t 
   Block block = make_block(call);
   fill(&block, call, kNoData);
   magi_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = ((RangesBytes)address(values[0]))(address(values[1]), &block.inputs, address(values[2]));
-  Py_END_ALLOW_THREADS
-  return PyLong_FromLong(status);
+  Py_BEGIN_ALLOW_THREADS status =
+      ((RangesBytes)address(values[0]))(address(values[1]), &block.inputs, address(values[2]));
+  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
 }
 
 // PreparedCall(tensors, scale, softcap, sink_layout, sm_margin, is_fast_backward, has_sink,
@@ -222,7 +228,8 @@ static void prepared_call_free(PyObject* self) {
   Py_DECREF(type);
 }
 
-#define METHOD(function, text) {#function, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, text}
+#define METHOD(function, text) \
+  { #function, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, text }
 static PyMethodDef kMethods[] = {
     METHOD(forward, "forward(q, k, v, sink, out, lse, max_logits, stream) -> status"),
     METHOD(backward,
