@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from magi_attention._native.attention import accumulator_dtype
@@ -13,7 +15,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 GPU_DTYPES = (torch.bfloat16, torch.float16)
 MAX_GPU_HEAD_DIM = 128
 MAX_SINKS = 8
-_INFINITY = float("inf")
+_MAX_FLOAT = sys.float_info.max
+_MAX_SM_MARGIN = 1 << 20  # more than any GPU has
 _DEVICES = ("cpu", "cuda") if has_gpu_kernels() else ("cpu",)
 
 
@@ -74,9 +77,9 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def check_sm_margin(sm_margin: int) -> None:
-    """ValueError for a negative number of multiprocessors."""
-    if type(sm_margin) is not int or sm_margin < 0:
-        check_int("sm_margin", sm_margin, 0)
+    """ValueError for a number of multiprocessors that no GPU has."""
+    if type(sm_margin) is not int or not 0 <= sm_margin <= _MAX_SM_MARGIN:
+        check_int("sm_margin", sm_margin, 0, _MAX_SM_MARGIN)
 
 
 def check_params(softmax_scale: float | None, softcap: float) -> float:
@@ -85,9 +88,9 @@ def check_params(softmax_scale: float | None, softcap: float) -> float:
     if softmax_scale is not None:
         check_number("softmax_scale", softmax_scale)
     check_number("softcap", softcap)
-    if softmax_scale is not None and not 0.0 < abs(softmax_scale) < _INFINITY:
+    if softmax_scale is not None and not 0.0 < abs(softmax_scale) <= _MAX_FLOAT:
         raise ValueError(f"softmax_scale is {softmax_scale}; allowed: finite and not 0, or None")
-    if not 0.0 <= softcap < _INFINITY:
+    if not 0.0 <= softcap <= _MAX_FLOAT:
         raise ValueError(f"softcap is {softcap}; allowed: 0 (off) or a positive number")
     return 0.0 if softmax_scale is None else softmax_scale
 
