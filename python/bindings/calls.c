@@ -114,10 +114,11 @@ static PyObject* forward(PyObject* self, PyObject* const* args, Py_ssize_t count
   Block block = make_block(call);
   fill(&block, call, values);
   fill_max_logits(&block, call, values[6]);
-  magi_status status;
-  Py_BEGIN_ALLOW_THREADS status =
+  PyThreadState* const thread = PyEval_SaveThread();
+  const magi_status status =
       call->forward(call->handle, &block.inputs, &block.result, address(values[7]));
-  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
+  PyEval_RestoreThread(thread);
+  return PyLong_FromLong(status);
 }
 
 static PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
@@ -131,10 +132,11 @@ static PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t coun
   block.workspace.data = address(values[12]);
   block.workspace.size_bytes = (size_t)values[13];
   block.gradients.workspace = values[12] != 0 ? &block.workspace : NULL;
-  magi_status status;
-  Py_BEGIN_ALLOW_THREADS status = call->backward(call->handle, &block.inputs, &block.result,
-                                                 &block.gradients, address(values[14]));
-  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
+  PyThreadState* const thread = PyEval_SaveThread();
+  const magi_status status = call->backward(call->handle, &block.inputs, &block.result,
+                                            &block.gradients, address(values[14]));
+  PyEval_RestoreThread(thread);
+  return PyLong_FromLong(status);
 }
 
 static PyObject* backward_bytes(PyObject* self, PyObject* const* args, Py_ssize_t count) {
@@ -145,10 +147,11 @@ static PyObject* backward_bytes(PyObject* self, PyObject* const* args, Py_ssize_
   Block block = make_block(call);
   fill(&block, call, kNoData);
   fill_gradients(&block, call, 0);
-  magi_status status;
-  Py_BEGIN_ALLOW_THREADS status = ((BackwardBytes)address(values[0]))(
+  PyThreadState* const thread = PyEval_SaveThread();
+  const magi_status status = ((BackwardBytes)address(values[0]))(
       call->handle, &block.inputs, &block.result, &block.gradients, address(values[1]));
-  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
+  PyEval_RestoreThread(thread);
+  return PyLong_FromLong(status);
 }
 
 static PyObject* ranges_forward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
@@ -158,10 +161,11 @@ static PyObject* ranges_forward(PyObject* self, PyObject* const* args, Py_ssize_
   Block block = make_block(call);
   fill(&block, call, values + 3);
   fill_max_logits(&block, call, values[9]);
-  magi_status status;
-  Py_BEGIN_ALLOW_THREADS status = ((RangesForward)address(values[0]))(
+  PyThreadState* const thread = PyEval_SaveThread();
+  const magi_status status = ((RangesForward)address(values[0]))(
       address(values[1]), &block.inputs, &block.result, address(values[2]), address(values[10]));
-  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
+  PyEval_RestoreThread(thread);
+  return PyLong_FromLong(status);
 }
 
 static PyObject* ranges_bytes(PyObject* self, PyObject* const* args, Py_ssize_t count) {
@@ -171,10 +175,11 @@ static PyObject* ranges_bytes(PyObject* self, PyObject* const* args, Py_ssize_t 
   static const unsigned long long kNoData[6] = {0};
   Block block = make_block(call);
   fill(&block, call, kNoData);
-  magi_status status;
-  Py_BEGIN_ALLOW_THREADS status =
+  PyThreadState* const thread = PyEval_SaveThread();
+  const magi_status status =
       ((RangesBytes)address(values[0]))(address(values[1]), &block.inputs, address(values[2]));
-  Py_END_ALLOW_THREADS return PyLong_FromLong(status);
+  PyEval_RestoreThread(thread);
+  return PyLong_FromLong(status);
 }
 
 // PreparedCall(tensors, scale, softcap, sink_layout, sm_margin, is_fast_backward, has_sink,

@@ -46,6 +46,10 @@ def data_of(struct) -> dict:
     return found
 
 
+def _copy(struct: ctypes.Structure) -> ctypes.Structure:
+    return type(struct).from_buffer_copy(struct)
+
+
 class Stand:
     """Records its arguments and returns `status`."""
 
@@ -53,9 +57,9 @@ class Stand:
         self.seen = []
 
         def call(*arguments):
-            for value in arguments:
+            for value in arguments:  # structs live as long as the call: copies are kept
                 is_struct = hasattr(value, "contents")
-                self.seen.append(value.contents if is_struct else value)
+                self.seen.append(_copy(value.contents) if is_struct else value)
             self.data = [data_of(s) for s in self.seen if isinstance(s, ctypes.Structure)]
             self.workspaces = [
                 (s.workspace.contents.data, s.workspace.contents.size_bytes) if s.workspace else None
