@@ -82,11 +82,7 @@ void check_gradients(const BackwardCase& test, const BackwardInputs& inputs,
   const auto truth = dense_backward(inputs.dense, counts, inputs.dense_out, dout, dlse);
   reference::DenseInput plain_in = inputs.dense;
   plain_in.rounding = rounding_of(test.type);
-  reference::DenseOutput plain_out = dense_forward(plain_in, counts);
-  if (test.out_type() == test.type) {  // what a computation in this type reads back
-    for (double& value : plain_out.out) value = reference::rounded(value, plain_in.rounding);
-  }
-  const auto plain = dense_backward(plain_in, counts, plain_out, dout, dlse);
+  const auto plain = dense_backward(plain_in, counts, dense_forward(plain_in, counts), dout, dlse);
   const BackwardOutputs start(test);
   const auto noise = [&](const std::vector<double>& factors) {
     return reference::cancelled_noise(inputs.dense, dout, factors);
@@ -97,8 +93,18 @@ void check_gradients(const BackwardCase& test, const BackwardInputs& inputs,
                {truth.dk, plain.dk, test.adds_keys(), noise(inputs.dense.q)}, "dk");
   expect_close(test, outputs.dv, start.dv, {truth.dv, plain.dv, test.adds_keys()}, "dv");
   if (!outputs.dsink) return;
+  // Few numbers, which have the errors of the rows' out in common. In the plain computation they
+  // may happen to cancel those of its weights: exact weights are as plain, the worse one counts.
+  reference::DenseOutput stored = inputs.dense_out;
+  if (test.out_type() == test.type) {
+    for (double& value : stored.out) value = reference::rounded(value, plain_in.rounding);
+  }
+  const auto exact = dense_backward(inputs.dense, counts, stored, dout, dlse);
+  const bool is_worse = reference::max_error(exact.dsink, truth.dsink) >
+                        reference::max_error(plain.dsink, truth.dsink);
   expect_close(test, *outputs.dsink, *start.dsink,
-               {truth.dsink, plain.dsink, test.is_accumulating, noise({1.0})}, "dsink");
+               {truth.dsink, (is_worse ? exact : plain).dsink, test.is_accumulating, noise({1.0})},
+               "dsink");
 }
 
 }  // namespace

@@ -58,6 +58,19 @@ std::vector<BandSlice> TypedRanges::bands(std::int32_t rows_q, std::int32_t rows
   return result;
 }
 
+std::optional<TypedRanges> typed_ranges(std::span<const BandSlice> slices) {
+  TypedRanges ranges;
+  for (const BandSlice& slice : slices) {
+    const Range q{slice.q0, slice.q1};
+    const Range k{slice.k0, slice.k1};
+    std::int32_t type = 0;
+    while (type < 4 && band_slice(q, k, static_cast<MaskType>(type)) != slice) ++type;
+    if (type == 4) return std::nullopt;
+    ranges.append(q, k, type);
+  }
+  return ranges;
+}
+
 TypedRanges random_ranges(RandomStream& random, std::int32_t rows_q, std::int32_t rows_k,
                           std::int32_t count) {
   TypedRanges ranges;

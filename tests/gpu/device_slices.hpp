@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "cuda/memory.hpp"
@@ -22,6 +24,9 @@ struct TypedRanges {
   /// What the device must make of them: clamped, unknown types empty.
   std::vector<BandSlice> bands(std::int32_t rows_q, std::int32_t rows_k) const;
 };
+
+/// The ranges whose bands these are; nothing where a band has none.
+std::optional<TypedRanges> typed_ranges(std::span<const BandSlice> slices);
 
 TypedRanges random_ranges(RandomStream& random, std::int32_t rows_q, std::int32_t rows_k,
                           std::int32_t count);

@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
+#include <optional>
 
+#include "gpu/device_slices.hpp"
 #include "gpu/random_tensors.hpp"
 #include "gpu/reference.hpp"
 
@@ -54,7 +57,23 @@ struct Outputs {
   GuardedTensor max_logits;
 };
 
-void run(const ForwardCase& test, const Tensors& tensors, Outputs& outputs) {
+using Call = std::function<void(const ForwardArgs&)>;
+
+void call_with_host_list(const ForwardArgs& args, const ForwardTuning& tuning) {
+  attention_forward_cuda(args, ForwardWork(args, tuning), nullptr);
+}
+
+void call_with_device_list(const ForwardArgs& args, const ForwardTuning& tuning) {
+  const std::optional<TypedRanges> ranges = typed_ranges(args.slices);
+  ASSERT_TRUE(ranges);
+  const DeviceListTuning list_tuning{.forward = tuning};
+  const std::int64_t size_bytes = forward_workspace_bytes(args, ranges->count(), list_tuning);
+  const PoolBuffer workspace(static_cast<std::size_t>(size_bytes));
+  const DeviceRanges slices(*ranges);
+  attention_forward_cuda(args, slices.view(), {workspace.data(), size_bytes}, list_tuning, nullptr);
+}
+
+void run(const ForwardCase& test, const Tensors& tensors, Outputs& outputs, const Call& call) {
   ForwardArgs args;
   args.q = tensors.q.view();
   args.k = tensors.k.view();
@@ -67,12 +86,12 @@ void run(const ForwardCase& test, const Tensors& tensors, Outputs& outputs) {
   const std::size_t middle = test.is_merging ? slices.size() / 2 : 0;
   if (test.is_merging) {
     args.slices = slices.first(middle);
-    attention_forward_cuda(args, ForwardWork(args, test.tuning), nullptr);
+    call(args);
     args.is_merging = true;
   }
   args.slices = slices.subspan(middle);
   if (tensors.sink) args.sink = sink_view(*tensors.sink, test.params.sink_layout);
-  attention_forward_cuda(args, ForwardWork(args, test.tuning), nullptr);
+  call(args);
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   outputs.out.download_sync();
   outputs.lse.download_sync();
@@ -147,7 +166,13 @@ void check_forward(const ForwardCase& test) {
   SCOPED_TRACE(::testing::Message() << test);
   const Tensors tensors(test);
   Outputs outputs(test);
-  ASSERT_NO_THROW(run(test, tensors, outputs));
+  const Call with_host_list = [&](const ForwardArgs& args) {
+    call_with_host_list(args, test.tuning);
+  };
+  const Call with_device_list = [&](const ForwardArgs& args) {
+    call_with_device_list(args, test.tuning);
+  };
+  ASSERT_NO_THROW(run(test, tensors, outputs, with_host_list));
   const HostResult expected = attend_on_host({.q = &tensors.q,
                                               .k = &tensors.k,
                                               .v = &tensors.v,
@@ -158,8 +183,10 @@ void check_forward(const ForwardCase& test) {
   check_rows(test, outputs, expected);
   EXPECT_TRUE(outputs.out.has_whole_guards()) << "out was written outside its elements";
   EXPECT_TRUE(outputs.lse.has_whole_guards()) << "lse was written outside its elements";
+  // Once more, where ranges can say the mask with a list made on the device.
   Outputs again(test);
-  ASSERT_NO_THROW(run(test, tensors, again));
+  const bool is_typed = typed_ranges(test.mask.slices).has_value();
+  ASSERT_NO_THROW(run(test, tensors, again, is_typed ? with_device_list : with_host_list));
   expect_same_bits(outputs.out, again.out);
   expect_same_bits(outputs.lse, again.lse);
 }

@@ -22,6 +22,7 @@ ForwardCase random_case(std::uint64_t seed) {
   RandomMaskOptions options;
   options.max_rows_q = pick(random, {20, 150, 400});
   options.max_rows_k = pick(random, {20, 150, 700});
+  options.has_free_bands = seed % 5 == 0;  // lists of the others are made on the device too
   test.mask = random_mask(random, options);
   test.type = random.chance(70) ? DType::BFloat16 : DType::Float16;
   test.heads_kv = pick(random, {1, 2});

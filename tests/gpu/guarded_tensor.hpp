@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/memory.hpp"
+#include "gpu/pool_buffer.hpp"
 #include "magi/tensor.hpp"
 
 namespace magi::test {
@@ -47,7 +48,7 @@ class GuardedTensor {
   std::int64_t shape_[3];
   std::int64_t stride_[3];
   std::vector<std::uint8_t> host_;
-  DeviceBuffer device_;
+  PoolBuffer device_;
 };
 
 }  // namespace magi::test
