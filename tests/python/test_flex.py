@@ -139,6 +139,21 @@ def test_strided_inputs():
     close(found, dense.attention(q, k, v, mask)[0])
 
 
+def test_saved_tensors_that_come_back_with_other_strides():
+    """As hooks that move them elsewhere and back do (torch.autograd.graph.save_on_cpu)."""
+    mask = dense.masks(ROWS)["causal"]
+    gradients = []
+    for is_packed in (False, True):
+        packed = torch.randn(ROWS, 3, 4, 16, generator=torch.Generator().manual_seed(0))
+        packed.requires_grad_()
+        pack = torch.Tensor.contiguous if is_packed else torch.Tensor.detach
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out, meta = flex_flash_attn_func(*packed.unbind(1), *tensors(mask))
+        (out.pow(2).sum() + meta.lse.sum()).backward()
+        gradients.append(packed.grad)
+    assert torch.equal(*gradients)
+
+
 def test_same_bits_and_options_without_effect():
     mask = dense.masks(ROWS)["block_causal_q_overlap"]
     q, k, v = inputs(ROWS, ROWS, dtype=torch.bfloat16)

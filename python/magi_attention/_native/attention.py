@@ -111,7 +111,8 @@ class Call:
     """
 
     def __init__(self, runner: Runner, q, k, v, sink, options: Options) -> None:
-        self._runner = runner
+        self._runner, self._options = runner, options
+        self._strides = q.stride(), k.stride(), v.stride()
         self._num_bytes: int | None = None  # of the backward's workspace
         self._device = device_index(q)
         self.with_max_logits = options.with_max_logits
@@ -166,6 +167,13 @@ class Call:
         """dq, dk, dv and dsink (None without a sink); dout and dlse are contiguous, dlse may be
         None.
         """
+        if self._is_dense:
+            fits = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
+        else:
+            fits = (q.stride(), k.stride(), v.stride()) == self._strides
+        if not fits:  # hooks have moved saved tensors
+            other = Call(self._runner, q, k, v, sink, self._options)
+            return other.backward(dout, dlse, q, k, v, out.contiguous(), lse.contiguous(), sink)
         gradients = dq, dk, dv, dsink = self._gradients(q, k, v, sink)
         stream = memory = num_bytes = 0
         if self._device >= 0:
