@@ -147,7 +147,9 @@ void check_one_hot(const ForwardCase& base, std::uint64_t seed) {
   GuardedTensor q(test.type, rows, test.heads_q, test.dim_qk);
   GuardedTensor k(test.type, test.mask.rows_k, test.heads_kv, test.dim_qk);
   GuardedTensor v(test.type, test.mask.rows_k, test.heads_kv, test.dim_v);
-  GuardedTensor out(test.type, rows, test.heads_q, test.dim_v);
+  GuardedTensor out(test.has_float_out ? DType::Float32 : test.type, rows, test.heads_q,
+                    test.dim_v);
+  GuardedTensor max_logits(DType::Float32, test.heads_q, 1, 1);
   GuardedTensor lse(DType::Float32, rows, test.heads_q, 1);
   for (std::int64_t key = 0; key < k.rows(); ++key) {
     for (std::int64_t head = 0; head < k.heads(); ++head) {
@@ -166,10 +168,11 @@ void check_one_hot(const ForwardCase& base, std::uint64_t seed) {
       }
     }
   }
-  for (GuardedTensor* tensor : {&q, &k, &v, &out, &lse}) tensor->upload_sync();
+  for (GuardedTensor* tensor : {&q, &k, &v, &out, &lse, &max_logits}) tensor->upload_sync();
   ForwardArgs args{.q = q.view(), .k = k.view(), .v = v.view(), .slices = test.mask.slices};
   args.out = out.view();
   args.lse = lse.view(2);
+  if (test.has_max_logits) args.max_logits = max_logits.view(1);
   args.params.softmax_scale = 16.0;
   attention_forward_cuda(args, ForwardWork(args, test.tuning), nullptr);
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -196,6 +199,15 @@ TEST_P(ForwardTest, OneHotAttentionIsExact) {
       check_one_hot(test, 5 + static_cast<std::uint64_t>(packed_heads));
     }
   }
+  // The kernels for any out and for everything, and pieces.
+  test.has_float_out = true;
+  check_one_hot(test, 21);
+  test.has_max_logits = true;
+  check_one_hot(test, 22);
+  test.has_float_out = false;
+  test.tuning.max_pieces = 1000;
+  test.tuning.piece_cost = 2;
+  check_one_hot(test, 23);
 }
 
 INSTANTIATE_TEST_SUITE_P(Instances, ForwardTest,
