@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients on a GPU against dense float64 attention; streams, graphs, repeated calls."""
 
+import contextlib
+
 import dense
 import pytest
 import torch
@@ -84,6 +86,22 @@ def test_strided_tensors():
     wanted, _, _ = dense.attention(exact[:, :8], exact[:, 8:10], exact[:, 10:], mask)
     wanted.backward(upstream.double().cpu())
     check_close(packed.grad, exact.grad, factor=FACTOR)
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_tensors_saved_in_host_memory(pin_memory):
+    """They come back without the strides they had."""
+    ranges = ranges_on(dense.masks(ROWS)["causal"], "host")
+    gradients = []
+    for is_offloaded in (False, True):
+        packed = inputs(heads=(12, 1))[0]
+        context = torch.autograd.graph.save_on_cpu(pin_memory=pin_memory)
+        with context if is_offloaded else contextlib.nullcontext():
+            parts = packed[:, :8], packed[:, 8:10], packed[:, 10:]
+            out, _ = flex_flash_attn_func(*parts, *ranges, deterministic=True)
+        out.float().pow(2).sum().backward()
+        gradients.append(packed.grad)
+    assert torch.equal(*gradients)
 
 
 def test_gradient_of_lse_alone():
