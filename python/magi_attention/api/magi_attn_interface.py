@@ -154,7 +154,8 @@ def dispatch(x: torch.Tensor, key: DistAttnRuntimeKey, pad_value: float = 0.0) -
     [local rows, ...], padded; padding rows hold pad_value. No communication.
 
     Its gradient is that of the whole x, on every rank: backward is collective. ValueError for
-    another number of rows and for a key that left the cache, TypeError for what is none.
+    another number of rows and for a key that left the cache, TypeError where x is no tensor or key
+    no key.
     """
     return runtime_of(key).dispatch_qo(x, pad_value)
 
