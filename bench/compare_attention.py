@@ -78,7 +78,7 @@ def draws_for(draws, length, draw):
 
 
 def mask_slices(name, length, lengths):
-    """Band slices (q0, q1, k0, k1, d_min, d_max) of a mask of measured.md."""
+    """Band slices (q0, q1, k0, k1, d_min, d_max) of a mask by its name."""
     if name == "full":
         return [(0, length, 0, length, -INFINITE, INFINITE)]
     if name == "causal":
