@@ -114,9 +114,10 @@ std::ostream& operator<<(std::ostream& stream, const BackwardCase& test) {
          << " x " << test.mask.rows_k << " heads " << test.heads_q << ":" << test.heads_kv
          << " dims " << test.dim_qk << ", " << test.dim_v << " packed " << test.tuning.packed_heads
          << " per item " << test.tuning.heads_per_item << " margin " << test.tuning.sm_margin
-         << (test.tuning.is_deterministic ? "" : " unordered") << " layout "
-         << static_cast<int>(test.layout) << " sinks " << test.num_sinks << " softcap "
-         << test.params.softcap << (test.has_float_out ? " float out" : "")
+         << (test.tuning.is_deterministic ? "" : " unordered") << " walk "
+         << static_cast<int>(test.tuning.head_walk) << " columns " << test.tuning.section_columns
+         << " layout " << static_cast<int>(test.layout) << " sinks " << test.num_sinks
+         << " softcap " << test.params.softcap << (test.has_float_out ? " float out" : "")
          << (test.has_float_gradients ? " float gradients" : "")
          << (test.is_accumulating ? " accumulating" : "")
          << (test.is_writing_keys ? " writing keys" : "") << (test.has_dlse ? " dlse" : "")

@@ -29,7 +29,10 @@ BackwardTuning random_tuning(RandomStream& random, std::int32_t group) {
     tuning.heads_per_item = pick(random, per_item);
   }
   tuning.sm_margin = random.chance(30) ? pick(random, {1, 100, 124, 131}) : 0;
-  tuning.is_deterministic = random.chance(80);
+  tuning.is_deterministic = random.chance(60);
+  tuning.section_columns = pick(random, {0, 1, 3});
+  const std::int32_t walk = random.between(0, 2);
+  tuning.head_walk = static_cast<HeadWalk>(walk);
   return tuning;
 }
 

@@ -67,6 +67,8 @@ class Prepared {
     lse2_ = poisoned(tiles * kTile);
     delta_ = poisoned(tiles * kTile);
     sums_ = poisoned(tiles * kSumsPerTile);
+    for (std::int32_t tile = 0; tile < packed.num_q_tiles; ++tile) islands.push_back(tile % 3);
+    islands_ = to_device_sync<std::int32_t>(islands);
     counters_ = poisoned(kNumCounters);
   }
 
@@ -83,6 +85,7 @@ class Prepared {
     if (test_.has_float_rows) params.dout_copy = dout_copy.view().data;
     params.sums = static_cast<float*>(sums_.data());
     params.sums_per_tile = kSumsPerTile;
+    params.islands = static_cast<const std::int32_t*>(islands_.data());
     params.counters = static_cast<std::uint32_t*>(counters_.data());
     params.num_counters = kNumCounters;
     sm90::prepare_backward(params, test_.type, nullptr);
@@ -102,7 +105,15 @@ class Prepared {
   }
   void expect_cleared() const {
     const auto num_sums = static_cast<std::size_t>(packed.num_tiles()) * kSumsPerTile;
-    for (const float sum : to_host_sync<float>(sums_.data(), num_sums)) ASSERT_EQ(sum, 0.0f);
+    const std::vector<float> sums = to_host_sync<float>(sums_.data(), num_sums);
+    for (std::size_t i = 0; i < num_sums; ++i) {
+      const auto q_tile = i / kSumsPerTile % static_cast<std::size_t>(packed.num_q_tiles);
+      if (islands[q_tile] > 1) {
+        ASSERT_EQ(sums[i], 0.0f) << i;
+      } else {
+        ASSERT_TRUE(std::isnan(sums[i])) << i;
+      }
+    }
     for (const auto count : to_host_sync<std::uint32_t>(counters_.data(), kNumCounters)) {
       ASSERT_EQ(count, 0u);
     }
@@ -117,11 +128,12 @@ class Prepared {
   }
 
   PrepareCase test_;
-  DeviceBuffer lse2_, delta_, sums_, counters_;
+  DeviceBuffer lse2_, delta_, sums_, counters_, islands_;
 
  public:
   GuardedTensor out, dout, lse, dlse, dout_copy;
   sm90::PackedRows packed;
+  std::vector<std::int32_t> islands;  ///< per q tile
 };
 
 void check_prepare(const PrepareCase& test) {

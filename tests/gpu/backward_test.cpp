@@ -115,6 +115,22 @@ TEST_P(BackwardTest, EveryNumberOfHeadsPerItem) {
   }
 }
 
+TEST_P(BackwardTest, EveryWalkOfTheHeads) {
+  for (const HeadWalk head_walk : {HeadWalk::Together, HeadWalk::InTurn}) {
+    for (const bool is_deterministic : {true, false}) {
+      BackwardCase test = base();
+      test.heads_q = 6;
+      test.mask = one_slice(200, 700, MaskType::Causal);
+      test.tuning = {.packed_heads = 1,
+                     .heads_per_item = 3,
+                     .is_deterministic = is_deterministic,
+                     .section_columns = 1,
+                     .head_walk = head_walk};
+      check_backward(test);
+    }
+  }
+}
+
 TEST_P(BackwardTest, ShortDocuments) {
   BackwardCase test = base();
   test.heads_q = 8;

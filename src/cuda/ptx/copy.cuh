@@ -87,6 +87,13 @@ __device__ __forceinline__ void add_floats(float* destination, const void* sourc
                : "memory");
 }
 
+/// Adds four floats from registers to those in device memory, in no order with anything.
+__device__ __forceinline__ void add_float4(float* destination, float x, float y, float z, float w) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(destination),
+               "f"(x), "f"(y), "f"(z), "f"(w)
+               : "memory");
+}
+
 __device__ __forceinline__ void store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -106,6 +113,10 @@ __device__ __forceinline__ void store_wait() {
 /// Orders this thread's ordinary shared-memory writes before later asynchronous reads of them.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
 /// Stores four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix

@@ -39,6 +39,9 @@ void check_choice(const BackwardList& list, const BackwardChoice& choice) {
     throw invalid("packed_heads", packed,
                   "0 or powers of two up to 16 that divide heads_q / heads_kv");
   }
+  if (choice.columns_per_section < 0) {
+    throw invalid("columns_per_section", choice.columns_per_section, "0 or more");
+  }
   const std::int32_t per_item = choice.heads_per_item;
   if (per_item < 0 || (per_item > 0 && group % per_item != 0) ||
       per_item % std::max(packed, 1) != 0) {
@@ -180,22 +183,40 @@ std::int32_t section_columns(const BackwardList& list) {
       std::min<std::int64_t>(std::max(fitting, filling), list.num_columns()));
 }
 
-void set_pieces(BackwardList& list, std::int32_t num_pieces) {
+std::int64_t item_cost(const BackwardList& list, std::int64_t tile_cost) {
+  return tile_cost * list.groups_per_item + list.shape.overhead +
+         (list.num_pieces > 1 ? list.shape.piece_cost : 0);
+}
+
+/// All but the cheapest tiles that keep every CTA busy while one still walks the dearest.
+std::int32_t section_tiles(const BackwardList& list, const Costs& costs) {
+  auto num_tiles = static_cast<std::int32_t>(costs.size());
+  if (num_tiles == 0) return 0;
+  const std::int64_t wanted = list.problem.num_ctas * item_cost(list, costs.front());
+  for (std::int64_t rest = 0; num_tiles > 0 && rest < wanted; --num_tiles) {
+    rest += item_cost(list, costs[static_cast<std::size_t>(num_tiles) - 1]) * list.num_columns();
+  }
+  return num_tiles;
+}
+
+void set_pieces(BackwardList& list, const Costs& costs, const BackwardChoice& choice,
+                std::int32_t num_pieces) {
   list.num_pieces = num_pieces;
   list.groups_per_item = heads_per_kv(list) / list.packed_heads / num_pieces;
-  list.columns_per_section = section_columns(list);
+  list.columns_per_section = choice.columns_per_section > 0
+                                 ? std::min(choice.columns_per_section, list.num_columns())
+                                 : section_columns(list);
+  list.section_tiles = section_tiles(list, costs);
 }
 
 /// When the last CTA is done, items being handed out in order.
 std::int64_t finish_time(const BackwardList& list, const Costs& costs) {
-  const std::int64_t extra =
-      list.shape.overhead + (list.num_pieces > 1 ? list.shape.piece_cost : 0);
   std::priority_queue<std::int64_t, std::vector<std::int64_t>, std::greater<>> ctas;
   for (std::int32_t i = 0; i < list.problem.num_ctas; ++i) ctas.push(0);
   std::int64_t last = 0;
   for (std::int64_t i = 0; i < list.num_items(); ++i) {
     const auto position = static_cast<std::size_t>(backward_item(list, i).tile_position);
-    const std::int64_t done = ctas.top() + costs[position] * list.groups_per_item + extra;
+    const std::int64_t done = ctas.top() + item_cost(list, costs[position]);
     ctas.pop();
     ctas.push(done);
     last = std::max(last, done);
@@ -204,23 +225,23 @@ std::int64_t finish_time(const BackwardList& list, const Costs& costs) {
 }
 
 /// As many pieces as finish first, ties to fewer.
-void choose_pieces(BackwardList& list, const Costs& costs) {
+void choose_pieces(BackwardList& list, const Costs& costs, const BackwardChoice& choice) {
   constexpr std::int64_t kPlenty = 24;  // items per CTA that balance by themselves
   const std::int32_t groups = heads_per_kv(list) / list.packed_heads;
-  set_pieces(list, 1);
+  set_pieces(list, costs, choice, 1);
   if (list.num_items() >= kPlenty * list.problem.num_ctas) return;
   std::int64_t least = finish_time(list, costs);
   std::int32_t best = 1;
   for (std::int32_t pieces = 2; pieces <= groups; ++pieces) {
     if (groups % pieces != 0) continue;
-    set_pieces(list, pieces);
+    set_pieces(list, costs, choice, pieces);
     const std::int64_t time = finish_time(list, costs);
     if (time < least) {
       least = time;
       best = pieces;
     }
   }
-  set_pieces(list, best);
+  set_pieces(list, costs, choice, best);
 }
 
 /// Dearest first, ties by index; `costs` follow.
@@ -239,42 +260,41 @@ void sort_tiles(BackwardList& list, Costs& costs) {
   costs = std::move(sorted);
 }
 
-/// How many records have seen each q tile, as a step function of the q tile.
-class SeenTiles {
- public:
-  explicit SeenTiles(std::int32_t num_tiles) { begin_of_[0] = begin_of_[num_tiles] = 0; }
+/// Whether no k tile is much dearer than most.
+bool is_even(const Costs& costs) {
+  if (costs.empty()) return true;
+  const std::int64_t total = std::accumulate(costs.begin(), costs.end(), std::int64_t{0});
+  return 4 * costs.front() * std::ssize(costs) <= 5 * total;
+}
 
-  /// Counts one more record that sees [begin, end) and appends what was counted there before.
-  void add(std::int32_t begin, std::int32_t end, std::vector<TurnRun>& turns) {
+/// How often each place has been seen, as a step function of the place.
+class SeenPlaces {
+ public:
+  explicit SeenPlaces(std::int32_t num_places) { begin_of_[0] = begin_of_[num_places] = 0; }
+
+  /// Sees [begin, end) once more, calling visit(first place, times seen before) for each step.
+  template <typename Visit>
+  void see(std::int32_t begin, std::int32_t end, Visit visit) {
     const auto last = split(end);
     for (auto run = split(begin); run != last; ++run) {
-      turns.push_back({run->first, run->second});
+      visit(run->first, run->second);
       ++run->second;
     }
     join(begin);
     join(end);
   }
 
-  std::vector<std::int32_t> values() const {
-    std::vector<std::int32_t> result;
-    for (auto run = begin_of_.begin(); std::next(run) != begin_of_.end(); ++run) {
-      result.insert(result.end(), static_cast<std::size_t>(std::next(run)->first - run->first),
-                    run->second);
-    }
-    return result;
-  }
-
  private:
   using Runs = std::map<std::int32_t, std::int32_t>;
 
-  Runs::iterator split(std::int32_t tile) {
-    const auto next = begin_of_.upper_bound(tile);
-    return begin_of_.try_emplace(next, tile, std::prev(next)->second);
+  Runs::iterator split(std::int32_t place) {
+    const auto next = begin_of_.upper_bound(place);
+    return begin_of_.try_emplace(next, place, std::prev(next)->second);
   }
 
-  /// Removes the step at `tile` where it has become none; the last one marks the end.
-  void join(std::int32_t tile) {
-    const auto run = begin_of_.find(tile);
+  /// Removes the step at `place` where it has become none; the last one marks the end.
+  void join(std::int32_t place) {
+    const auto run = begin_of_.find(place);
     if (run == begin_of_.begin() || std::next(run) == begin_of_.end()) return;
     if (std::prev(run)->second == run->second) begin_of_.erase(run);
   }
@@ -282,26 +302,63 @@ class SeenTiles {
   Runs begin_of_;
 };
 
+/// The island of each record, islands counted from the first row on; fills list.islands.
+std::vector<std::int32_t> find_islands(BackwardList& list) {
+  std::vector<std::size_t> order(list.records.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return list.records[a].band.q0 < list.records[b].band.q0;
+  });
+  std::vector<std::int32_t> island_of(order.size());
+  list.islands.assign(static_cast<std::size_t>(list.num_q_tiles()), 0);
+  std::int32_t island = -1;
+  std::int32_t end = 0;        // of the island's rows
+  std::int32_t next_tile = 0;  // first one in which the island has not been counted
+  for (const std::size_t index : order) {
+    const BandSlice& band = list.records[index].band;
+    if (island < 0 || band.q0 >= end) {
+      ++island;
+      next_tile = band.q0 / list.tile_tokens;
+    }
+    end = std::max(end, band.q1);
+    const std::int32_t tile_end = (end - 1) / list.tile_tokens + 1;
+    for (; next_tile < tile_end; ++next_tile) ++list.islands[static_cast<std::size_t>(next_tile)];
+    island_of[index] = island;
+  }
+  list.num_islands = island + 1;
+  return island_of;
+}
+
 void fill_turns(BackwardList& list) {
   const int shift = std::countr_zero(static_cast<std::uint32_t>(list.tile_tokens));
-  SeenTiles seen(list.num_q_tiles());
+  const std::vector<std::int32_t> island_of = find_islands(list);
+  SeenPlaces seen(list.num_q_tiles() + list.num_islands);
   for (const KeyTileWork& work : list.tiles) {
     for (std::int32_t i = work.record_begin; i < work.record_end; ++i) {
       KeyRecord& record = list.records[static_cast<std::size_t>(i)];
+      const std::int32_t island = island_of[static_cast<std::size_t>(i)];
       const QueryRun run = query_run(record.band, work.key_begin, list.shape.keys, shift);
       record.turn_begin = static_cast<std::int32_t>(list.turns.size());
-      seen.add(run.tile_begin, run.tile_end, list.turns);
+      seen.see(run.tile_begin + island, run.tile_end + island,
+               [&](std::int32_t place, std::int32_t turn) {
+                 list.turns.push_back({place - island, turn, island});
+               });
       record.turn_end = static_cast<std::int32_t>(list.turns.size());
     }
   }
-  list.additions = seen.values();
 }
 
 }  // namespace
 
 BackwardItem backward_item(const BackwardList& list, std::int64_t index) {
-  const std::int64_t section_items =
-      std::int64_t{list.columns_per_section} * std::ssize(list.tiles);
+  const std::int64_t in_sections = std::int64_t{list.section_tiles} * list.num_columns();
+  if (index >= in_sections) {
+    const std::int64_t inside = index - in_sections;
+    return {.tile_position =
+                list.section_tiles + static_cast<std::int32_t>(inside / list.num_columns()),
+            .column = static_cast<std::int32_t>(inside % list.num_columns())};
+  }
+  const std::int64_t section_items = std::int64_t{list.columns_per_section} * list.section_tiles;
   const auto section = static_cast<std::int32_t>(index / section_items);
   const std::int32_t first_column = section * list.columns_per_section;
   const std::int32_t columns =
@@ -322,10 +379,11 @@ BackwardList build_backward_list(const BackwardProblem& problem, std::span<const
   Costs costs = tile_costs(list, list.tile_tokens);
   sort_tiles(list, costs);
   if (choice.heads_per_item > 0) {
-    set_pieces(list, heads_per_kv(list) / choice.heads_per_item);
+    set_pieces(list, costs, choice, heads_per_kv(list) / choice.heads_per_item);
   } else {
-    choose_pieces(list, costs);
+    choose_pieces(list, costs, choice);
   }
+  list.is_group_first = choice.is_group_first.value_or(!choice.is_ordered || is_even(costs));
   if (problem.rows_q > 0) fill_turns(list);
   return list;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -23,10 +24,12 @@ struct alignas(16) KeyRecord {
 };
 static_assert(sizeof(KeyRecord) == 32);
 
-/// From q tile `q_tile` of a record on, `turn` sums of dQ come before the record's.
-struct TurnRun {
+/// From q tile `q_tile` of a record on, `turn` records of the same island add to dQ before it.
+struct alignas(16) TurnRun {
   std::int32_t q_tile = 0;
   std::int32_t turn = 0;
+  std::int32_t island = 0;  ///< of the record
+  std::int32_t padding = 0;
 
   friend bool operator==(const TurnRun&, const TurnRun&) = default;
 };
@@ -64,16 +67,23 @@ struct BackwardProblem {
   friend bool operator==(const BackwardProblem&, const BackwardProblem&) = default;
 };
 
-/// Choices of a list; 0: by modelled cost.
+/// Choices of a list; 0 or nothing: by modelled cost.
 struct BackwardChoice {
   std::int32_t packed_heads = 0;    ///< a power of two that divides the heads of a kv head
   std::int32_t heads_per_item = 0;  ///< a multiple of packed_heads that divides them
+  std::int32_t columns_per_section = 0;
+  std::optional<bool> is_group_first;
+  bool is_ordered = true;  ///< who adds to a dQ waits for its turn
 };
 
 /// The items of one launch: piece p of kv head h is column h * num_pieces + p of every k tile, and
 /// walks `groups_per_item` head groups one after the other. Item i lies in section i / (columns of
-/// a section * tiles), so that what is walked at one time stays in the cache; in a section the
-/// dearest k tiles come first, the columns of each side by side.
+/// a section * section_tiles), so that what is walked at one time stays in the cache; in a section
+/// the dearest k tiles come first, the columns of each side by side. The cheapest tiles of all
+/// columns come after all sections and even out when the CTAs are done.
+///
+/// Islands are runs of rows that records join: rows of two islands have no record in common. Where
+/// two meet inside a q tile, each adds zeros to the other's rows, which needs no order.
 struct BackwardList {
   BackwardProblem problem;
   BackwardTileShape shape;
@@ -83,10 +93,15 @@ struct BackwardList {
   std::int32_t groups_per_item = 1;
   std::int32_t num_pieces = 1;           ///< items that share a k tile of a kv head
   std::int32_t columns_per_section = 1;  ///< the last section may have fewer
+  std::int32_t section_tiles = 0;        ///< k tiles of a section
+  /// An item walks all q tiles of a head group before those of the next; else the groups of a q
+  /// tile one after the other.
+  bool is_group_first = false;
+  std::int32_t num_islands = 0;
   std::vector<KeyTileWork> tiles;
   std::vector<KeyRecord> records;  ///< of a tile in order of the slices
   std::vector<TurnRun> turns;
-  std::vector<std::int32_t> additions;  ///< per q tile: records that see it
+  std::vector<std::int32_t> islands;  ///< per q tile: islands in it
 
   std::int32_t num_q_tiles() const {
     return problem.rows_q == 0 ? 0 : (problem.rows_q - 1) / tile_tokens + 1;
@@ -100,9 +115,13 @@ struct BackwardList {
   std::int64_t piece_floats(std::int32_t dim) const {
     return num_pieces == 1 ? 0 : num_items() * 2 * shape.keys * dim;
   }
-  /// Turns taken of each dQ sum, pieces done of each k tile and kv head, items handed out.
+  /// Places of a head group where turns are counted: q tile + island, twice, as each warpgroup
+  /// adds half of a sum.
+  std::int32_t num_turns() const { return 2 * (num_q_tiles() + num_islands); }
+  /// Turns taken, pieces done of each k tile and kv head, items handed out.
   std::int64_t num_counters() const {
-    return num_sums() + std::int64_t(tiles.size()) * problem.heads_kv + 1;
+    return std::int64_t{head_groups} * num_turns() + std::int64_t(tiles.size()) * problem.heads_kv +
+           1;
   }
 };
 

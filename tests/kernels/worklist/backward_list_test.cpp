@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <set>
 #include <vector>
 
 #include "kernels/worklist/query_run.hpp"
@@ -29,14 +30,16 @@ class Expansion {
       : list_(list),
         pairs_(std::size_t(list.problem.rows_q) * std::size_t(list.problem.rows_k)),
         key_owners_(std::size_t(list.problem.rows_k)),
-        next_turn_(std::size_t(list.num_q_tiles())) {
+        next_turn_(std::size_t(list.num_q_tiles() + list.num_islands)),
+        writers_(std::size_t(list.problem.rows_q), -1),
+        islands_(std::size_t(list.num_q_tiles())) {
     for (const KeyTileWork& work : list.tiles) walk(work);
   }
 
   bool is_of(const Mask& mask) const {
     const bool is_owned_once =
         std::all_of(key_owners_.begin(), key_owners_.end(), [](int owners) { return owners == 1; });
-    return is_whole_ && is_owned_once && pairs_ == expand(mask) && next_turn_ == list_.additions;
+    return is_whole_ && is_owned_once && pairs_ == expand(mask) && islands() == list_.islands;
   }
 
  private:
@@ -56,19 +59,41 @@ class Expansion {
     const QueryRun run = query_run(record.band, work.key_begin, list_.shape.keys, shift);
     is_whole_ &= record.band.k0 >= work.key_begin && record.band.k1 <= work.key_end;
     for (std::int32_t tile = run.tile_begin; tile < run.tile_end; ++tile) {
-      is_whole_ &= turn_of(record, tile) == next_turn_[std::size_t(tile)]++;
+      const TurnRun turn = turn_of(record, tile);
+      is_whole_ &= turn.island >= 0 && turn.island < list_.num_islands;
+      if (!is_whole_) return;
+      is_whole_ &= turn.turn == next_turn_[std::size_t(tile + turn.island)]++;
+      islands_[std::size_t(tile)].insert(turn.island);
       const bool is_full = tile >= run.full_begin && tile < run.full_end;
       count(work, record.band, tile, is_full);
+      take_rows(record.band, tile, turn.island);
     }
   }
 
-  std::int32_t turn_of(const KeyRecord& record, std::int32_t tile) const {
-    std::int32_t turn = -1;
+  TurnRun turn_of(const KeyRecord& record, std::int32_t tile) const {
+    TurnRun found{.turn = -1, .island = -1};
     for (std::int32_t i = record.turn_begin; i < record.turn_end; ++i) {
       const TurnRun& run = list_.turns[std::size_t(i)];
-      if (run.q_tile <= tile) turn = run.turn;
+      if (run.q_tile <= tile) found = run;
     }
-    return turn;
+    return found;
+  }
+
+  /// No row may be written by two islands.
+  void take_rows(const BandSlice& band, std::int32_t tile, std::int32_t island) {
+    const std::int32_t begin = tile * list_.tile_tokens;
+    for (std::int32_t row = std::max(begin, band.q0);
+         row < std::min(begin + list_.tile_tokens, band.q1); ++row) {
+      std::int32_t& writer = writers_[std::size_t(row)];
+      is_whole_ &= writer < 0 || writer == island;
+      writer = island;
+    }
+  }
+
+  std::vector<std::int32_t> islands() const {
+    std::vector<std::int32_t> counts;
+    for (const auto& tile : islands_) counts.push_back(std::int32_t(tile.size()));
+    return counts;
   }
 
   void count(const KeyTileWork& work, const BandSlice& band, std::int32_t tile, bool is_full) {
@@ -94,7 +119,9 @@ class Expansion {
   const BackwardList& list_;
   std::vector<std::uint16_t> pairs_;
   std::vector<int> key_owners_;
-  std::vector<std::int32_t> next_turn_;
+  std::vector<std::int32_t> next_turn_;          ///< of q tile + island
+  std::vector<std::int32_t> writers_;            ///< per row, the island that writes it
+  std::vector<std::set<std::int32_t>> islands_;  ///< per q tile
   bool is_whole_ = true;
 };
 
@@ -151,7 +178,7 @@ TEST(BackwardListTest, PlantedFaultsAreSeen) {
   fault.turns[1].turn += 1;
   EXPECT_FALSE(is_list_of(fault, mask));
   fault = good;
-  fault.additions[2] += 1;
+  fault.islands[2] += 1;
   EXPECT_FALSE(is_list_of(fault, mask));
   fault = good;
   fault.tiles[0].record_end -= 1;
@@ -189,6 +216,39 @@ TEST(BackwardListTest, DenseMasksNeedFewTurnsAndDearTilesComeFirst) {
   }
 }
 
+TEST(BackwardListTest, RowsOfDifferentDocumentsAddInAnyOrder) {
+  Mask mask{256, 256, {}};
+  for (const auto& [begin, end] : {std::pair{0, 100}, {100, 110}, {110, 192}, {192, 256}}) {
+    mask.slices.push_back(band_slice({begin, end}, {begin, end}, MaskType::Causal));
+  }
+  const BackwardList list =
+      build_backward_list(problem_of(mask, 1, 1), mask.slices, {}, {.packed_heads = 1});
+  EXPECT_EQ(list.num_islands, 4);
+  EXPECT_EQ(list.islands, (std::vector<std::int32_t>{1, 3, 1, 1}));
+}
+
+TEST(BackwardListTest, CheapTilesOfAllColumnsComeLast) {
+  const Mask mask{8192, 8192, {band_slice({0, 8192}, {0, 8192}, MaskType::Causal)}};
+  const BackwardList list =
+      build_backward_list(problem_of(mask, 64, 8), mask.slices, {}, {.heads_per_item = 8});
+  ASSERT_LT(list.columns_per_section, 8);
+  ASSERT_GT(list.section_tiles, 0);
+  ASSERT_LT(list.section_tiles, 64);
+  std::set<std::pair<std::int32_t, std::int32_t>> seen;
+  std::int32_t last_position = 0;
+  for (std::int64_t i = 0; i < list.num_items(); ++i) {
+    const BackwardItem item = backward_item(list, i);
+    EXPECT_TRUE(seen.emplace(item.tile_position, item.column).second);
+    if (i < std::int64_t{list.section_tiles} * 8) {
+      EXPECT_LT(item.tile_position, list.section_tiles);
+      continue;
+    }
+    EXPECT_GE(item.tile_position, std::max(last_position, list.section_tiles));
+    last_position = item.tile_position;
+  }
+  EXPECT_EQ(std::ssize(seen), list.num_items());
+}
+
 TEST(BackwardListTest, SplitsHeadsWhereItemsAreFew) {
   const Mask mask{512, 512, {band_slice({0, 512}, {0, 512}, MaskType::Full)}};
   BackwardProblem problem = problem_of(mask, 16, 2);
@@ -199,7 +259,7 @@ TEST(BackwardListTest, SplitsHeadsWhereItemsAreFew) {
   EXPECT_EQ(list.groups_per_item, 1);
   EXPECT_EQ(list.num_items(), 64);
   EXPECT_EQ(list.piece_floats(128), 64 * 2 * 128 * 128);
-  EXPECT_EQ(list.num_counters(), 16 * 8 + 4 * 2 + 1);
+  EXPECT_EQ(list.num_counters(), 16 * 2 * (8 + 1) + 4 * 2 + 1);
   const BackwardChoice choice{.packed_heads = 2, .heads_per_item = 4};
   EXPECT_EQ(build_backward_list(problem, mask.slices, {}, choice).num_pieces, 2);
 }

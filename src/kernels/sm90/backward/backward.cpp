@@ -138,6 +138,7 @@ void prepare(const BackwardArgs& args, const BackwardWork::State& work, void* wo
   }
   params.sums = part_at<float>(workspace, layout.dq_sums);
   params.sums_per_tile = work.list.shape.rows * work.instance->config.dim;
+  if (work.is_deterministic) params.islands = static_cast<const std::int32_t*>(work.islands.data());
   params.counters = part_at<std::uint32_t>(workspace, layout.counters);
   params.num_counters = work.list.num_counters();
   sm90::prepare_backward(params, args.q.dtype, stream);
@@ -195,10 +196,11 @@ void set_list(sm90::BackwardParams& params, const BackwardWork::State& work, voi
   params.tiles = static_cast<const KeyTileWork*>(work.tiles.data());
   params.records = static_cast<const KeyRecord*>(work.records.data());
   params.turns = static_cast<const TurnRun*>(work.turns.data());
-  params.additions = static_cast<const std::int32_t*>(work.additions.data());
+  params.islands = static_cast<const std::int32_t*>(work.islands.data());
   params.turn_counts = part_at<unsigned>(workspace, layout.counters);
   params.ticket = params.turn_counts + (list.num_counters() - 1);
-  params.piece_counts = params.turn_counts + list.num_sums();
+  params.num_turns = list.num_turns();
+  params.piece_counts = params.turn_counts + std::int64_t{list.head_groups} * list.num_turns();
   params.lse2 = part_at<float>(workspace, layout.lse2);
   params.delta = part_at<float>(workspace, layout.delta);
   params.dq_sums = part_at<float>(workspace, layout.dq_sums);
@@ -208,6 +210,7 @@ void set_list(sm90::BackwardParams& params, const BackwardWork::State& work, voi
   params.num_pieces = list.num_pieces;
   params.groups_per_item = list.groups_per_item;
   params.columns_per_section = list.columns_per_section;
+  params.section_tiles = list.section_tiles;
   params.num_q_tiles = list.num_q_tiles();
   params.token_shift = std::countr_zero(static_cast<unsigned>(list.tile_tokens));
   params.packed_heads = list.packed_heads;
@@ -218,6 +221,7 @@ void set_list(sm90::BackwardParams& params, const BackwardWork::State& work, voi
   params.dim_qk = list.problem.dim_qk;
   params.dim_v = list.problem.dim_v;
   params.is_ordered = work.is_deterministic;
+  params.is_group_first = list.is_group_first;
 }
 
 std::int32_t count_launched(std::int64_t num_items, std::int32_t num_ctas) {
@@ -275,16 +279,22 @@ BackwardWork::State make_backward_work(const BackwardInstance& instance, const B
   state.list = build_backward_list(
       backward_problem(args, num_sms), args.slices,
       {.rows = instance.config.rows, .keys = instance.config.keys},
-      {.packed_heads = tuning.packed_heads, .heads_per_item = tuning.heads_per_item});
+      {.packed_heads = tuning.packed_heads,
+       .heads_per_item = tuning.heads_per_item,
+       .columns_per_section = tuning.section_columns,
+       .is_group_first = tuning.head_walk == HeadWalk::ByCost
+                             ? std::nullopt
+                             : std::optional(tuning.head_walk == HeadWalk::InTurn),
+       .is_ordered = tuning.is_deterministic});
   BackwardList& list = state.list;
   state.num_ctas = count_launched(list.num_items(), num_sms);
   state.tiles = to_device_sync<KeyTileWork>(list.tiles);
   state.records = to_device_sync<KeyRecord>(list.records);
   state.turns = to_device_sync<TurnRun>(list.turns);
-  state.additions = to_device_sync<std::int32_t>(list.additions);
+  state.islands = to_device_sync<std::int32_t>(list.islands);
   list.records = {};
   list.turns = {};
-  list.additions = {};
+  list.islands = {};
   return state;
 }
 
@@ -326,7 +336,7 @@ std::int32_t BackwardWork::heads_per_item() const {
 
 std::int64_t BackwardWork::size_bytes() const {
   return static_cast<std::int64_t>(state_->tiles.size_bytes() + state_->records.size_bytes() +
-                                   state_->turns.size_bytes() + state_->additions.size_bytes());
+                                   state_->turns.size_bytes() + state_->islands.size_bytes());
 }
 
 std::int64_t BackwardWork::workspace_bytes() const {

@@ -19,7 +19,7 @@ struct BackwardWork::State {
   DeviceBuffer tiles;
   DeviceBuffer records;
   DeviceBuffer turns;
-  DeviceBuffer additions;
+  DeviceBuffer islands;
 };
 
 namespace sm90 {

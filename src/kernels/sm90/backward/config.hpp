@@ -21,6 +21,11 @@ struct BackwardConfig {
   static constexpr int consumer_registers = 240;
   static constexpr int producer_registers = 24;
 
+  /// What a launch gives each thread. NOTE: raising more than that in sum waits for ever.
+  static constexpr int launch_registers = 65536 / (128 * (consumers + 1)) / 8 * 8;
+  static_assert(consumers * consumer_registers + producer_registers <=
+                (consumers + 1) * launch_registers);
+
   constexpr int threads() const { return 128 * (consumers + 1); }
   constexpr int kv_bytes() const { return keys * dim * 2; }
   constexpr int q_bytes() const { return rows * dim * 2; }

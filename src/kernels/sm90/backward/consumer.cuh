@@ -11,7 +11,8 @@
 namespace magi::sm90 {
 
 /// One warpgroup: 64 keys of the k tile, their dK and dV in registers from the first to the last
-/// step of an item. The scores of a step are multiplied while the step before is finished.
+/// step of an item. The next step's scores and the last step's dQ are made during a step, so that
+/// each piece of arithmetic has products to run beside; the warpgroups may be almost a step apart.
 template <BackwardConfig kC>
 class BackwardConsumer {
  public:
@@ -34,15 +35,18 @@ class BackwardConsumer {
       release(shared_.v_empty);
       item_parity_ ^= 1;
     }
-    if (warpgroup_ == 0) {
-      // The dQ warp must have met the last step's arrivals before these.
-      if (num_steps_ > 0) ptx::named_barrier_sync(kDqEmpty, 160);
-      ptx::named_barrier_arrive(kDqFull, 160);
+    if (params_.is_ordered && num_steps_ > 0) {
+      ptx::named_barrier_sync(kDqEmpty + warpgroup_, 160);
     }
   }
 
  private:
   using DqColumns = float[kC.dq_columns() / 2];
+  static_assert(kC.dq_columns() / 2 <= kScoreElements);
+
+  __device__ __forceinline__ static DqColumns& dq_of(Scores& x) {
+    return reinterpret_cast<DqColumns&>(x);
+  }
 
   /// One arrival of this warp, after all its lanes are done with what the barrier guards.
   __device__ __forceinline__ void release(ptx::Mbarrier& barrier) const {
@@ -55,24 +59,26 @@ class BackwardConsumer {
     for (int i = 0; i < kC.dim / 2; ++i) dk_[i] = dv_[i] = 0.0f;
   }
 
-  __device__ __forceinline__ int step_flags() const {
-    return ptx::uniform(shared_.steps[num_steps_ % kInfoStages].flags);
+  __device__ __forceinline__ int step_flags(std::uint32_t step) const {
+    return ptx::uniform(shared_.steps[step % kInfoStages].flags);
   }
 
   __device__ __forceinline__ void walk_item() {
     wait_queries(num_steps_);
-    issue_scores(num_steps_);
+    issue_scores(num_steps_, even_);
     ptx::mbarrier_wait(shared_.v_full, item_parity_);
     ptx::wgmma_wait<0>();
-    ptx::pin(scores_);
-    while (true) {
-      const int flags = step_flags();
-      run_step(flags);
-      if ((flags & kLastStep) != 0) break;
-    }
+    ptx::pin(even_);
+    take_probabilities(num_steps_, even_);
+    bool is_first = true;
+    while (!run_step(is_first, even_, odd_)) is_first = false;
+    wait_scores(num_steps_ - 1);
+    issue_dq(num_steps_ - 1, even_);
     ptx::wgmma_wait<0>();
     ptx::pin(packed_);
     ptx::pin(dk_);
+    ptx::pin(dq_of(even_));
+    hand_over_queries(num_steps_ - 1, dq_of(even_));
   }
 
   __device__ __forceinline__ static int q_stage(std::uint32_t step) {
@@ -85,21 +91,35 @@ class BackwardConsumer {
     ptx::mbarrier_wait(shared_.q_full[q_stage(step)], ring_parity<kC.q_stages>(step));
   }
 
+  /// dS of both warpgroups, and that both are done with the dQ of the step before.
+  __device__ __forceinline__ void wait_scores(std::uint32_t step) {
+    ptx::mbarrier_wait(shared_.scores_full[ring_stage<kScoreStages>(step)],
+                       ring_parity<kScoreStages>(step));
+  }
+
+  /// Where the warpgroup's keys begin in a panel. Found anew at each use: descriptors made of a
+  /// value that the compiler knows to be constant would stay in registers.
+  __device__ __forceinline__ static int key_bytes() {
+    return (ptx::uniform(ptx::thread_index() >> 7) - 1) * (64 * tile::kPanelRowBytes);
+  }
+
   /// S^T = K Q^T of a step, issued only.
-  __device__ __forceinline__ void issue_scores(std::uint32_t step) {
-    const tile::KMajor<kC.keys> k(shared_.k + warpgroup_ * 64 * tile::kPanelRowBytes);
+  __device__ __forceinline__ void issue_scores(std::uint32_t step, Scores& scores) {
+    const tile::KMajor<kC.keys> k(shared_.k + key_bytes());
     const tile::KMajor<kC.rows> q(shared_.q[q_stage(step)]);
+    ptx::forget(scores);
     ptx::wgmma_fence();
-    tile::issue_abt<kC.type, kC.rows, kC.dim>(scores_, k, q);
+    tile::issue_abt<kC.type, kC.rows, kC.dim>(scores, k, q);
   }
 
   /// dP^T = V dO^T of the present step, issued only.
-  __device__ __forceinline__ void issue_dp() {
+  __device__ __forceinline__ void issue_dp(Scores& dp) {
     ptx::mbarrier_wait(shared_.dout_full[dout_stage()], ring_parity<kC.dout_stages>(num_steps_));
-    const tile::KMajor<kC.keys> v(shared_.v + warpgroup_ * 64 * tile::kPanelRowBytes);
+    const tile::KMajor<kC.keys> v(shared_.v + key_bytes());
     const tile::KMajor<kC.rows> dout(shared_.dout[dout_stage()]);
+    ptx::forget(dp);
     ptx::wgmma_fence();
-    tile::issue_abt<kC.type, kC.rows, kC.dim>(scores_, v, dout);
+    tile::issue_abt<kC.type, kC.rows, kC.dim>(dp, v, dout);
   }
 
   /// dV += P^T dO.
@@ -111,104 +131,131 @@ class BackwardConsumer {
     tile::issue_accumulate<kC.type, kC.dim, kC.rows>(dv_, packed_, dout);
   }
 
-  /// dQ = dS K, this warpgroup's columns.
-  __device__ __forceinline__ void issue_dq(DqColumns& dq) {
+  /// dQ = dS K of a step, this warpgroup's columns.
+  __device__ __forceinline__ void issue_dq(std::uint32_t step, Scores& to) {
     constexpr int kBytes = kC.dq_columns() * 2;
     constexpr int kPanel = kC.keys * tile::kPanelRowBytes;
     const int first = warpgroup_ * kBytes;
-    const tile::MnMajor<kC.keys> scores(shared_.scores[num_steps_ % 2]);
+    const tile::MnMajor<kC.keys> scores(shared_.scores[ring_stage<kScoreStages>(step)]);
     const tile::MnMajor<kC.keys> k(shared_.k + first / tile::kPanelRowBytes * kPanel +
                                    first % tile::kPanelRowBytes);
+    ptx::forget(to);
     ptx::wgmma_fence();
-    tile::issue_atb<kC.type, kC.dq_columns(), kC.keys>(dq, scores, k);
+    tile::issue_atb<kC.type, kC.dq_columns(), kC.keys>(dq_of(to), scores, k);
   }
 
   /// dK += dS^T Q.
   __device__ __forceinline__ void issue_dk() {
     const tile::MnMajor<kC.rows> q(shared_.q[q_stage(num_steps_)]);
-    ptx::pin(packed_);
     ptx::pin(dk_);
     ptx::wgmma_fence();
     tile::issue_accumulate<kC.type, kC.dim, kC.rows>(dk_, packed_, q);
   }
 
-  /// On entry the step's scores are there and dK of the step before is being multiplied.
-  __device__ __forceinline__ void run_step(int flags) {
-    Scores p;
-    const int column = place().column;
-    const float* lse2 = shared_.lse2[q_stage(num_steps_)];
-    take_exponents<kC.has_softcap>(p, scores_, lse2, column, params_.score);
-    if ((flags & kMasked) != 0) mask(p);
-    exponentiate(p);
-    ptx::pin(p);
-    issue_dp();
+  /// S of a step becomes P = 2^(exponent_scale * f(S) - lse2).
+  __device__ __forceinline__ void take_probabilities(std::uint32_t step, Scores& x) {
+    take_exponents<kC.has_softcap>(x, shared_.lse2[q_stage(step)], place().column, params_.score);
+    if ((step_flags(step) & kMasked) != 0) mask(x, step);
+    exponentiate(x, x);
+    ptx::pin(x);
+  }
+
+  /// On entry the step's P is there and dK of the step before is being multiplied. The products
+  /// follow each other in the order dP, dV, S of the next step, dQ of the step before, dK. On exit
+  /// the next step's P is in `other`. True after the last step of the item.
+  __device__ __forceinline__ bool run_step(bool is_first, Scores& p, Scores& other) {
+    const bool is_last = (step_flags(num_steps_) & kLastStep) != 0;
+    issue_dp(other);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
     ptx::pin(dk_);
     if (num_steps_ > 0) release(shared_.q_empty[q_stage(num_steps_ - 1)]);
-    ptx::pin(p);
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
     issue_dv();
     ptx::wgmma_wait<1>();
-    ptx::pin(scores_);
-    differentiate<kC.has_softcap>(p, scores_, shared_.delta[dout_stage()], lse2, column,
-                                  params_.score);
+    ptx::pin(other);
+    differentiate<kC.has_softcap>(p, other, shared_.delta[dout_stage()],
+                                  shared_.lse2[q_stage(num_steps_)], place().column, params_.score);
     ptx::pin(p);
-    // After the last step they are multiplied like any others, of whatever is there, and not used:
-    // the products in flight must not depend on data.
-    if ((flags & kLastStep) == 0) wait_queries(num_steps_ + 1);
-    issue_scores(num_steps_ + 1);
+    if (!is_last) wait_queries(num_steps_ + 1);
+    issue_scores(num_steps_ + 1, other);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
     ptx::pin(dv_);
     release(shared_.dout_empty[dout_stage()]);
-    ptx::pin(p);
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
+    ptx::pin(packed_);
+    if (!is_first) wait_scores(num_steps_ - 1);
     store_scores();
-    ptx::named_barrier_sync(kScores, 256);
-    DqColumns dq;
-    issue_dq(dq);
+    issue_dq(num_steps_ - 1, p);
     issue_dk();
+    ptx::wgmma_wait<2>();
+    ptx::pin(other);
+    if (!kC.has_softcap && !is_last) take_probabilities(num_steps_ + 1, other);
     ptx::wgmma_wait<1>();
-    ptx::pin(dq);
-    ptx::pin(scores_);
-    hand_over_queries(dq);
+    ptx::pin(dq_of(p));
+    release(shared_.scores_full[ring_stage<kScoreStages>(num_steps_)]);
+    if (!is_first) hand_over_queries(num_steps_ - 1, dq_of(p));
+    if (kC.has_softcap && !is_last) take_probabilities(num_steps_ + 1, other);
+#pragma unroll
+    for (int i = 0; i < kScoreElements; ++i) p[i] = other[i];
+    ptx::pin(p);
     ++num_steps_;
+    return is_last;
   }
 
   /// Made anew at each use: it costs no registers in between.
   __device__ __forceinline__ static tile::FragmentPlace place() {
-    return tile::FragmentPlace(ptx::thread_index() % 128);
+    return tile::FragmentPlace(ptx::thread_index() & 127);
   }
 
-  __device__ __forceinline__ void mask(Scores& x) const {
+  __device__ __forceinline__ void mask(Scores& x, std::uint32_t step) const {
     const tile::FragmentPlace at = place();
-    mask_step(x, shared_.steps[num_steps_ % kInfoStages], 64 * warpgroup_ + at.row, at.column,
+    mask_step(x, shared_.steps[step % kInfoStages], 64 * warpgroup_ + at.row, at.column,
               params_.packed_shift);
   }
 
   /// dS^T into shared memory: 128-byte rows, one per key.
   __device__ __forceinline__ void store_scores() {
-    const int thread = ptx::thread_index() % 128;
-    const int lane = thread % 32;
-    const int row = 64 * warpgroup_ + thread / 32 * 16 + lane % 16;
-    const std::uint32_t first =
-        ptx::shared_address(shared_.scores[num_steps_ % 2]) + tile::swizzled_offset(row, lane / 16);
+    const tile::FragmentPlace at = place();
+    std::uint8_t* first = shared_.scores[ring_stage<kScoreStages>(num_steps_)] +
+                          tile::swizzled_offset(64 * warpgroup_ + at.row, 0) + 2 * at.column;
+    const std::uint32_t base = ptx::shared_address(first);
 #pragma unroll
-    for (int c = 0; c < kC.rows / 8; c += 2) {
-      const std::uint32_t* value = packed_ + 2 * c;
-      // Chunk c + lane / 16 of the row: c is even, and the swizzle an exclusive or.
-      ptx::store_matrix_x4(first ^ static_cast<std::uint32_t>(c << 4), value[0], value[1], value[2],
-                           value[3]);
+    for (int c = 0; c < kC.rows / 8; ++c) {
+      // The swizzle is an exclusive or.
+      const std::uint32_t address = base ^ static_cast<std::uint32_t>(c << 4);
+      ptx::store_shared(address, packed_[2 * c]);
+      ptx::store_shared(address + 8 * tile::kPanelRowBytes, packed_[2 * c + 1]);
     }
     ptx::fence_async_shared();
   }
 
-  /// dQ to the warp that adds it to the sum.
-  __device__ __forceinline__ void hand_over_queries(const DqColumns& dq) {
-    if (num_steps_ > 0) ptx::named_barrier_sync(kDqEmpty + warpgroup_, 160);
+  __device__ __forceinline__ void hand_over_queries(std::uint32_t step, const DqColumns& dq) {
+    if (params_.is_ordered) {
+      hand_over_in_turn(step, dq);
+    } else {
+      add_queries(step, dq);
+    }
+  }
+
+  /// dQ of a step to the sum, whenever it may come.
+  __device__ __forceinline__ void add_queries(std::uint32_t step, const DqColumns& dq) const {
+    const std::int64_t sum = shared_.steps[step % kInfoStages].sum;
+    const int thread = ptx::thread_index() & 127;
+    float* target = params_.dq_sums + sum * (kC.rows * kC.dim) + warpgroup_ * kC.dq_floats() +
+                    dq_place(0, thread);
+#pragma unroll
+    for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
+      ptx::add_float4(target + dq_place(i, 0), dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+    }
+  }
+
+  /// dQ of a step to the warp that adds it to the sum.
+  __device__ __forceinline__ void hand_over_in_turn(std::uint32_t step, const DqColumns& dq) {
+    if (step > 0) ptx::named_barrier_sync(kDqEmpty + warpgroup_, 160);
     float* target = shared_.dq[warpgroup_];
-    const int thread = ptx::thread_index() % 128;
+    const int thread = ptx::thread_index() & 127;
 #pragma unroll
     for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
       *reinterpret_cast<float4*>(target + dq_place(i, thread)) =
@@ -225,9 +272,8 @@ class BackwardConsumer {
   std::uint32_t item_parity_ = 0;
   float dk_[kC.dim / 2];
   float dv_[kC.dim / 2];
-  /// S and dP in turn. NOTE: there is no room for both. What is made of one is pinned before the
-  /// other is issued: else the compiler moves its reads behind the product and needs a copy.
-  Scores scores_;
+  Scores even_;
+  Scores odd_;
   std::uint32_t packed_[kScoreElements / 2];  ///< P^T, then dS^T, as A operand
 };
 

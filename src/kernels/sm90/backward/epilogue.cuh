@@ -18,7 +18,7 @@ class BackwardEpilogue {
       : shared_(shared),
         params_(params),
         warpgroup_(warpgroup),
-        thread_(ptx::thread_index() % 128),
+        thread_(ptx::thread_index() & 127),
         place_(thread_) {}
 
   __device__ __forceinline__ void write(float (&dk)[kC.dim / 2], float (&dv)[kC.dim / 2],
@@ -127,8 +127,9 @@ class BackwardEpilogue {
                                                std::uint16_t* data, const GradientRows& target,
                                                int dim, int num_keys) const {
     constexpr int kPanelBytes = kC.keys * tile::kPanelRowBytes;
-    const int lane = thread_ % 32;
-    const int first_row = 64 * warpgroup_ + thread_ / 32 * 16;
+    const int thread = ptx::thread_index() & 127;
+    const int lane = thread % 32;
+    const int first_row = 64 * warpgroup_ + thread / 32 * 16;
     ptx::named_barrier_sync(kDkvEpilogue + warpgroup_, 128);
 #pragma unroll
     for (int c = 0; c < kC.dim / 8; c += 2) {
@@ -142,7 +143,7 @@ class BackwardEpilogue {
     }
     __syncwarp();
     constexpr int kChunks = kC.dim / 8;
-#pragma unroll
+#pragma unroll 4
     for (int i = lane; i < 16 * kChunks; i += 32) {
       const int row = first_row + i / kChunks;
       const int chunk = i % kChunks;

@@ -7,47 +7,113 @@
 
 namespace magi::sm90 {
 
-template <DType kType>
-__device__ __forceinline__ void write_gradient(const GradientRows& target, std::int64_t place,
-                                               float x, float y) {
-  if (!target.is_float) {
-    auto* data = static_cast<std::uint16_t*>(target.data) + place;
-    *reinterpret_cast<std::uint32_t*>(data) = ptx::pack_half2<kType>(x, y);
-    return;
+/// Scaled sums of a q tile: what thread t of warpgroup w multiplied, as dq_place puts it.
+template <int kDim>
+struct SumPart {
+  float4 values[kDim / 16];
+
+  __device__ __forceinline__ void load(const BackwardParams& params, std::int64_t sum) {
+    const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+    const float* source = params.dq_sums + sum * (64 * kDim) + warpgroup * (32 * kDim);
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i) {
+      const int place = dq_place(4 * i, static_cast<int>(threadIdx.x) % 128);
+      values[i] = __ldcs(reinterpret_cast<const float4*>(source + place));
+    }
+    const float scale = params.score.softmax_scale;
+#pragma unroll
+    for (float4& value : values) {
+      value = make_float4(scale * value.x, scale * value.y, scale * value.z, scale * value.w);
+    }
   }
-  auto* pair = reinterpret_cast<float2*>(static_cast<float*>(target.data) + place);
-  const float2 before = target.is_added ? *pair : make_float2(0.0f, 0.0f);
-  *pair = make_float2(before.x + x, before.y + y);
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (float4& value : values) value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+
+  /// Calls visit(row, column, x, y) for each pair of neighbours.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_pair(Visit visit) const {
+    const tile::FragmentPlace place(static_cast<int>(threadIdx.x) % 128);
+    const int first = static_cast<int>(threadIdx.x) / 128 * (kDim / 2) + place.column;
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i) {
+      visit(place.row, first + 8 * i, values[i].x, values[i].y);
+      visit(place.row + 8, first + 8 * i, values[i].z, values[i].w);
+    }
+  }
+};
+
+/// Where row r of the CTA's q tile lies in dq; `is_inside` is false past the last token.
+struct QueryRow {
+  std::int64_t place;
+  bool is_inside;
+
+  __device__ __forceinline__ QueryRow(const BackwardParams& params, int q_tile, int group, int r) {
+    const std::int64_t token =
+        (static_cast<std::int64_t>(q_tile) << params.token_shift) + (r >> params.packed_shift);
+    const int head = (group << params.packed_shift) + (r & (params.packed_heads - 1));
+    place = token * params.dq.row_stride + head * params.dq.head_stride;
+    is_inside = token < params.rows_q;
+  }
+};
+
+template <int kDim>
+__device__ __forceinline__ void write_floats(const BackwardParams& params, int q_tile, int group,
+                                             const SumPart<kDim>& part) {
+  part.for_each_pair([&](int r, int column, float x, float y) {
+    const QueryRow row(params, q_tile, group, r);
+    if (!row.is_inside || column >= params.dim_qk) return;
+    auto* pair =
+        reinterpret_cast<float2*>(static_cast<float*>(params.dq.data) + row.place + column);
+    const float2 before = params.dq.is_added ? *pair : make_float2(0.0f, 0.0f);
+    *pair = make_float2(before.x + x, before.y + y);
+  });
 }
 
-/// dq from its sums: one CTA of 256 threads per q tile (x) and head group (y).
+/// Through shared memory, so that a row leaves in chunks of 16 bytes.
+template <DType kType, int kDim>
+__device__ __forceinline__ void write_halves(const BackwardParams& params, int q_tile, int group,
+                                             const SumPart<kDim>& part) {
+  constexpr int kRowBytes = 2 * kDim + 16;  // neighbouring rows begin in other banks
+  constexpr int kChunks = kDim / 8;
+  __shared__ __align__(16) std::uint8_t rows[64 * kRowBytes];
+  part.for_each_pair([&](int r, int column, float x, float y) {
+    *reinterpret_cast<std::uint32_t*>(rows + r * kRowBytes + 2 * column) =
+        ptx::pack_half2<kType>(x, y);
+  });
+  __syncthreads();
+#pragma unroll
+  for (int i = static_cast<int>(threadIdx.x); i < 64 * kChunks; i += 256) {
+    const int r = i / kChunks;
+    const int column = i % kChunks * 8;
+    const QueryRow row(params, q_tile, group, r);
+    if (!row.is_inside || column >= params.dim_qk) continue;
+    auto* target = static_cast<std::uint16_t*>(params.dq.data) + row.place + column;
+    *reinterpret_cast<int4*>(target) =
+        *reinterpret_cast<const int4*>(rows + r * kRowBytes + 2 * column);
+  }
+}
+
+/// dq from its sums: one CTA of 256 threads per q tile and head group, the groups of a tile side by
+/// side, as their rows are.
 template <DType kType, int kDim>
 __global__ void __launch_bounds__(256)
     finish_kernel(const __grid_constant__ BackwardParams params) {
-  constexpr int kColumns = kDim / 2;
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-  const int thread = static_cast<int>(threadIdx.x) % 128;
-  const tile::FragmentPlace place(thread);
-  const auto sum = std::int64_t{blockIdx.y} * params.num_q_tiles + blockIdx.x;
-  const float* source = params.dq_sums + sum * (64 * kDim) + warpgroup * 64 * kColumns;
-  const auto first_token = std::int64_t{blockIdx.x} << params.token_shift;
-#pragma unroll
-  for (int i = 0; i < kColumns / 2; i += 4) {
-    const float4 value = __ldcs(reinterpret_cast<const float4*>(source + dq_place(i, thread)));
-    const int column = warpgroup * kColumns + 2 * i + place.column;
-    if (column >= params.dim_qk) continue;
-#pragma unroll
-    for (int row = 0; row < tile::kRowsPerThread; ++row) {
-      const int row_in_tile = place.row + 8 * row;
-      const std::int64_t token = first_token + (row_in_tile >> params.packed_shift);
-      if (token >= params.rows_q) continue;
-      const std::int64_t head = std::int64_t{blockIdx.y} * params.packed_heads +
-                                (row_in_tile & (params.packed_heads - 1));
-      const float scale = params.score.softmax_scale;
-      write_gradient<kType>(
-          params.dq, token * params.dq.row_stride + head * params.dq.head_stride + column,
-          scale * (row == 0 ? value.x : value.z), scale * (row == 0 ? value.y : value.w));
-    }
+  const auto num_groups = static_cast<unsigned>(params.heads_q) >> params.packed_shift;
+  const int q_tile = static_cast<int>(blockIdx.x / num_groups);
+  const int group = static_cast<int>(blockIdx.x % num_groups);
+  SumPart<kDim> part;
+  if (__ldg(params.islands + q_tile) == 0) {
+    part.clear();
+  } else {
+    part.load(params, static_cast<std::int64_t>(group) * params.num_q_tiles + q_tile);
+  }
+  if (params.dq.is_float) {
+    write_floats<kDim>(params, q_tile, group, part);
+  } else {
+    write_halves<kType, kDim>(params, q_tile, group, part);
   }
 }
 

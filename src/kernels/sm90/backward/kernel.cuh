@@ -10,6 +10,10 @@ namespace magi::sm90 {
 template <BackwardConfig kC>
 __device__ __forceinline__ void init_barriers(BackwardStorage<kC>& shared) {
   constexpr int kConsumerWarps = 4 * kC.consumers;
+  for (int stage = 0; stage < kInfoStages; ++stage) ptx::mbarrier_init(shared.step_full[stage], 1);
+  for (int stage = 0; stage < kScoreStages; ++stage) {
+    ptx::mbarrier_init(shared.scores_full[stage], kConsumerWarps);
+  }
   for (int stage = 0; stage < kC.q_stages; ++stage) {
     ptx::mbarrier_init(shared.q_full[stage], 1);
     ptx::mbarrier_init(shared.q_empty[stage], kConsumerWarps);
@@ -45,7 +49,9 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   if (warp < 4) {
     ptx::lower_registers<kC.producer_registers>();
     if (threadIdx.x == 0) BackwardProducer<kC>(shared, params).run();
-    if (warp == 1) DqWriter<kC>(shared, params).run();
+    if (params.is_ordered && warp >= 1 && warp <= kC.consumers) {
+      DqWriter<kC>(shared, params, warp - 1).run();
+    }
   } else {
     ptx::raise_registers<kC.consumer_registers>();
     BackwardConsumer<kC>(shared, params, warp / 4 - 1).run();

@@ -27,9 +27,9 @@ void launch_backward(const BackwardParams& params, int num_ctas, cudaStream_t st
 template <typename Instance>
 void launch_finish(const BackwardParams& params, cudaStream_t stream) {
   constexpr BackwardConfig kC = Instance::kConfig;
-  const unsigned head_groups = static_cast<unsigned>(params.heads_q / params.packed_heads);
-  const dim3 grid(static_cast<unsigned>(params.num_q_tiles), head_groups);
-  finish_kernel<kC.type, kC.dim><<<grid, 256, 0, stream>>>(params);
+  const int head_groups = params.heads_q / params.packed_heads;
+  const unsigned num_ctas = static_cast<unsigned>(params.num_q_tiles) * head_groups;
+  finish_kernel<kC.type, kC.dim><<<num_ctas, 256, 0, stream>>>(params);
   cuda_check(cudaGetLastError(), "finish_kernel");
 }
 

@@ -29,10 +29,10 @@ struct BackwardParams {
   const KeyTileWork* tiles = nullptr;
   const KeyRecord* records = nullptr;
   const TurnRun* turns = nullptr;
-  const std::int32_t* additions = nullptr;
+  const std::int32_t* islands = nullptr;
 
   /// All zero at the start; see BackwardList::num_counters.
-  unsigned* turn_counts = nullptr;
+  unsigned* turn_counts = nullptr;  ///< [head groups, num_turns]
   unsigned* piece_counts = nullptr;
   unsigned* ticket = nullptr;
 
@@ -40,7 +40,8 @@ struct BackwardParams {
   /// head; rows without keys or beyond the tensor have lse2 = 1e30, delta = 0.
   const float* lse2 = nullptr;   ///< [sums, 64]: lse * log2(e)
   const float* delta = nullptr;  ///< [sums, 64]: rowsum(dO * O) - dlse
-  float* dq_sums = nullptr;      ///< [sums, 64 * dim], order of DqPlace, zero at the start
+  float* dq_sums = nullptr;      ///< [sums, 64 * dim], order of dq_place; zero at the start where
+                                 ///< several islands meet
   float* pieces = nullptr;       ///< [items, 2, 128 * dim], where num_pieces > 1
 
   std::int32_t num_items = 0;
@@ -48,6 +49,8 @@ struct BackwardParams {
   std::int32_t num_pieces = 1;
   std::int32_t groups_per_item = 1;
   std::int32_t columns_per_section = 1;
+  std::int32_t section_tiles = 0;
+  std::int32_t num_turns = 0;
   std::int32_t num_q_tiles = 0;
   std::int32_t token_shift = 6;  ///< log2(tile_tokens)
   std::int32_t packed_heads = 1;
@@ -63,6 +66,9 @@ struct BackwardParams {
   GradientRows dk;
   GradientRows dv;
   bool is_ordered = true;  ///< sums of dQ are taken in the order of the list
+  /// An item walks all q tiles of a head group before those of the next; else the groups of a q
+  /// tile one after the other.
+  bool is_group_first = false;
 };
 
 }  // namespace magi::sm90

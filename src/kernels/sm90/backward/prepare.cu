@@ -27,17 +27,29 @@ __device__ __forceinline__ float2 unpack_half2(std::uint32_t packed) {
   }
 }
 
-/// Eight neighbouring elements of a row, as they lie in memory.
+/// Eight neighbouring elements of a row, as they lie in memory; `kMayBeFloat`: in float32 or in 16
+/// bits, else in 16 bits.
+template <bool kMayBeFloat>
 struct RawElements {
   uint4 low;   // all of them where they have 16 bits, else the first four
   uint4 high;  // the last four float32
 };
 
-__device__ __forceinline__ RawElements load_elements(const ElementRows& rows, std::int64_t token,
-                                                     std::int64_t head, int d) {
+template <>
+struct RawElements<false> {
+  uint4 low;
+};
+
+template <bool kMayBeFloat>
+__device__ __forceinline__ RawElements<kMayBeFloat> load_elements(const ElementRows& rows,
+                                                                  std::int64_t token,
+                                                                  std::int64_t head, int d) {
   const std::int64_t at = token * rows.row_stride + head * rows.head_stride + d;
-  RawElements raw{};
-  if (rows.is_float) {
+  RawElements<kMayBeFloat> raw{};
+  if constexpr (!kMayBeFloat) {
+    const auto* source = static_cast<const std::uint16_t*>(rows.data) + at;
+    raw.low = __ldcs(reinterpret_cast<const uint4*>(source));
+  } else if (rows.is_float) {
     const auto* source = reinterpret_cast<const uint4*>(static_cast<const float*>(rows.data) + at);
     raw.low = __ldcs(source);
     raw.high = __ldcs(source + 1);
@@ -49,7 +61,19 @@ __device__ __forceinline__ RawElements load_elements(const ElementRows& rows, st
 }
 
 template <DType kType>
-__device__ __forceinline__ void unpack(const RawElements& raw, bool is_float,
+__device__ __forceinline__ void unpack(const RawElements<false>& raw, bool /*is_float*/,
+                                       float (&values)[kElements]) {
+  const std::uint32_t words[kElements / 2] = {raw.low.x, raw.low.y, raw.low.z, raw.low.w};
+#pragma unroll
+  for (int i = 0; i < kElements; i += 2) {
+    const float2 pair = unpack_half2<kType>(words[i / 2]);
+    values[i] = pair.x;
+    values[i + 1] = pair.y;
+  }
+}
+
+template <DType kType>
+__device__ __forceinline__ void unpack(const RawElements<true>& raw, bool is_float,
                                        float (&values)[kElements]) {
   const std::uint32_t words[kElements] = {raw.low.x,  raw.low.y,  raw.low.z,  raw.low.w,
                                           raw.high.x, raw.high.y, raw.high.z, raw.high.w};
@@ -62,35 +86,38 @@ __device__ __forceinline__ void unpack(const RawElements& raw, bool is_float,
 }
 
 /// One packed row as one of its threads sees it.
+template <bool kMayBeFloat>
 struct Row {
   std::int64_t token = 0;
   std::int64_t head = 0;
   bool is_inside = false;
-  RawElements out{};
-  RawElements dout{};
+  RawElements<kMayBeFloat> out{};
+  RawElements<kMayBeFloat> dout{};
   float lse = -INFINITY;
   float dlse = 0.0f;
 };
 
-__device__ __forceinline__ float load_float(const FloatRows& rows, const Row& row) {
-  return rows.data[row.token * rows.row_stride + row.head * rows.head_stride];
+__device__ __forceinline__ float load_float(const FloatRows& rows, std::int64_t token,
+                                            std::int64_t head) {
+  return rows.data[token * rows.row_stride + head * rows.head_stride];
 }
 
-__device__ __forceinline__ Row load_row(const PrepareParams& params, int q_tile, int group, int r,
-                                        int d) {
+template <bool kMayBeFloat>
+__device__ __forceinline__ Row<kMayBeFloat> load_row(const PrepareParams& params, int q_tile,
+                                                     int group, int r, int d) {
   const int shift = __ffs(params.packed.packed_heads) - 1;
-  Row row;
+  Row<kMayBeFloat> row;
   row.token = static_cast<std::int64_t>(q_tile) * (kTileRows >> shift) + (r >> shift);
   row.head = (group << shift) + (r & (params.packed.packed_heads - 1));
   row.is_inside = row.token < params.packed.rows_q;
   if (!row.is_inside) return row;
   if (d < params.dim_v) {
-    row.out = load_elements(params.out, row.token, row.head, d);
-    row.dout = load_elements(params.dout, row.token, row.head, d);
+    row.out = load_elements<kMayBeFloat>(params.out, row.token, row.head, d);
+    row.dout = load_elements<kMayBeFloat>(params.dout, row.token, row.head, d);
   }
   if (d == 0) {
-    row.lse = load_float(params.lse, row);
-    if (params.dlse.data != nullptr) row.dlse = load_float(params.dlse, row);
+    row.lse = load_float(params.lse, row.token, row.head);
+    if (params.dlse.data != nullptr) row.dlse = load_float(params.dlse, row.token, row.head);
   }
   return row;
 }
@@ -98,7 +125,7 @@ __device__ __forceinline__ Row load_row(const PrepareParams& params, int q_tile,
 /// Rounds `dout` to 16 bits and keeps a copy for the bulk copies of the main kernel. NOTE: delta
 /// must be made of the same values as the kernel's products, or they do not cancel.
 template <DType kType>
-__device__ __forceinline__ void round_dout(const PrepareParams& params, const Row& row, int d,
+__device__ __forceinline__ void round_dout(const PrepareParams& params, const Row<true>& row, int d,
                                            float (&dout)[kElements]) {
   if (params.dout_copy == nullptr || !row.is_inside || d >= params.dim_v) return;
   std::uint32_t packed[kElements / 2];
@@ -114,14 +141,14 @@ __device__ __forceinline__ void round_dout(const PrepareParams& params, const Ro
   *reinterpret_cast<uint4*>(target) = {packed[0], packed[1], packed[2], packed[3]};
 }
 
-template <DType kType, int kLanes>
-__device__ __forceinline__ void finish_row(const PrepareParams& params, const Row& row,
+template <DType kType, int kLanes, bool kMayBeFloat>
+__device__ __forceinline__ void finish_row(const PrepareParams& params, const Row<kMayBeFloat>& row,
                                            std::int64_t at, int d) {
   float out[kElements];
   float dout[kElements];
   unpack<kType>(row.out, params.out.is_float, out);
   unpack<kType>(row.dout, params.dout.is_float, dout);
-  round_dout<kType>(params, row, d, dout);
+  if constexpr (kMayBeFloat) round_dout<kType>(params, row, d, dout);
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kElements; ++i) sum = fmaf(out[i], dout[i], sum);
@@ -148,7 +175,7 @@ __device__ __forceinline__ void clear_counters(const PrepareParams& params) {
   for (; i < params.num_counters; i += step) params.counters[i] = 0;
 }
 
-template <DType kType, int kLanes>
+template <DType kType, int kLanes, bool kMayBeFloat>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const PrepareParams params) {
   constexpr int kRowsPerPass = kThreads / kLanes;
   constexpr int kPasses = kTileRows / kRowsPerPass;
@@ -161,33 +188,43 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const PrepareParams p
   const std::int64_t tile = static_cast<std::int64_t>(group) * params.packed.num_q_tiles + q_tile;
   const int r = static_cast<int>(threadIdx.x) / kLanes;
   const int d = static_cast<int>(threadIdx.x) % kLanes * kElements;
-  Row rows[kPasses];
+  Row<kMayBeFloat> rows[kPasses];
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
-    rows[pass] = load_row(params, q_tile, group, r + pass * kRowsPerPass, d);
+    rows[pass] = load_row<kMayBeFloat>(params, q_tile, group, r + pass * kRowsPerPass, d);
   }
-  clear_sums(params, tile);
+  if (params.islands == nullptr || __ldg(params.islands + q_tile) > 1) clear_sums(params, tile);
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     finish_row<kType, kLanes>(params, rows[pass], tile * kTileRows + r + pass * kRowsPerPass, d);
   }
 }
 
-template <DType kType>
+template <DType kType, bool kMayBeFloat>
 void launch(const PrepareParams& params, cudaStream_t stream) {
-  const auto kernel = params.dim_v <= 64 ? prepare_kernel<kType, 8> : prepare_kernel<kType, 16>;
+  const auto kernel = params.dim_v <= 64 ? prepare_kernel<kType, 8, kMayBeFloat>
+                                         : prepare_kernel<kType, 16, kMayBeFloat>;
   const auto num_ctas = static_cast<unsigned>(std::max<std::int64_t>(params.packed.num_tiles(), 1));
   kernel<<<num_ctas, kThreads, 0, stream>>>(params);
   cuda_check(cudaGetLastError(), "prepare_kernel");
+}
+
+template <DType kType>
+void launch_of_type(const PrepareParams& params, cudaStream_t stream) {
+  if (params.out.is_float || params.dout.is_float) {
+    launch<kType, true>(params, stream);
+  } else {
+    launch<kType, false>(params, stream);
+  }
 }
 
 }  // namespace
 
 void prepare_backward(const PrepareParams& params, DType type, cudaStream_t stream) {
   if (type == DType::BFloat16) {
-    launch<DType::BFloat16>(params, stream);
+    launch_of_type<DType::BFloat16>(params, stream);
   } else {
-    launch<DType::Float16>(params, stream);
+    launch_of_type<DType::Float16>(params, stream);
   }
 }
 

@@ -42,6 +42,8 @@ struct PrepareParams {
   void* dout_copy = nullptr;  ///< null, or 16-bit [rows_q, heads_q, dim_v]: dout rounded
   float* sums = nullptr;      ///< [tiles, sums_per_tile], cleared
   std::int32_t sums_per_tile = 0;
+  /// Per q tile, or null: tiles with at most one are not cleared.
+  const std::int32_t* islands = nullptr;
   std::uint32_t* counters = nullptr;  ///< [num_counters], cleared
   std::int64_t num_counters = 0;
 };

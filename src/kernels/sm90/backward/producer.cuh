@@ -10,7 +10,8 @@
 namespace magi::sm90 {
 
 /// The one thread that takes items, walks their records, tells the other roles of items and steps,
-/// and loads. Head group after head group, record after record, q tiles from the last to the first.
+/// and loads. Record after record, q tiles from the last to the first, the head groups of each; or
+/// so in one round for each head group.
 template <BackwardConfig kC>
 class BackwardProducer {
  public:
@@ -23,6 +24,7 @@ class BackwardProducer {
       run_item(item);
     }
     shared_.steps[num_steps_ % kInfoStages].flags = kEndOfSteps;
+    ptx::mbarrier_arrive(shared_.step_full[num_steps_ % kInfoStages]);
     present_item().flags = kEndOfItems;
     send_item(0);
   }
@@ -42,38 +44,55 @@ class BackwardProducer {
     return shared_.items[num_items_ & 1];
   }
 
-  __device__ __forceinline__ void run_item(std::int32_t index) {
+  /// Tells what backward_item gives for `index`.
+  __device__ __forceinline__ void find_place(unsigned index) const {
     const auto num_columns = static_cast<unsigned>(params_.heads_kv * params_.num_pieces);
-    const auto width = static_cast<unsigned>(params_.columns_per_section);
-    const unsigned section = static_cast<unsigned>(index) / (width * params_.num_tiles);
-    const unsigned inside = static_cast<unsigned>(index) - section * width * params_.num_tiles;
-    const unsigned columns = min(width, num_columns - section * width);
-    const unsigned position = inside / columns;
-    const unsigned column = section * width + inside - position * columns;
-    const int4 work = __ldg(reinterpret_cast<const int4*>(params_.tiles + position));
-    ProducerState& at = shared_.producer;
-    at.group = static_cast<std::int32_t>(column) * params_.groups_per_item;
-    at.record = work.z;
-    at.is_sent = false;
+    const auto height = static_cast<unsigned>(params_.section_tiles);
+    unsigned first = 0;
+    unsigned columns = num_columns;
+    if (index < height * num_columns) {
+      const auto width = static_cast<unsigned>(params_.columns_per_section);
+      const unsigned section = index / (width * height);
+      index -= section * width * height;
+      first = section * width;
+      columns = min(width, num_columns - first);
+    }
+    const auto num_pieces = static_cast<unsigned>(params_.num_pieces);
+    const unsigned position = index / columns;
+    const unsigned column = first + index % columns;
     ItemInfo& item = present_item();
-    item = {
-        .flags = work.z < work.w ? kHasSteps : 0,
-        .index = static_cast<std::int32_t>(position * num_columns + column),
-        .key_begin = work.x,
-        .num_keys = work.y - work.x,
-        .kv_head = static_cast<std::int32_t>(column / static_cast<unsigned>(params_.num_pieces)),
-        .record_begin = work.z,
-        .record_end = work.w,
-        .group_end = at.group + params_.groups_per_item};
+    item.index = static_cast<std::int32_t>(position * num_columns + column);
+    item.kv_head = static_cast<std::int32_t>(column / num_pieces);
+    shared_.producer.position = position;
+    shared_.producer.group_begin = static_cast<std::int32_t>(column) * params_.groups_per_item;
+    // Items side by side are on different heads: their sums do not collide.
+    const bool is_rotated = params_.is_group_first && !params_.is_ordered;
+    shared_.producer.rotation =
+        is_rotated ? static_cast<std::int32_t>(position) % params_.groups_per_item : 0;
+    shared_.producer.is_sent = false;
+  }
+
+  __device__ __forceinline__ void run_item(std::int32_t index) {
+    find_place(static_cast<unsigned>(index));
+    const int4 work =
+        __ldg(reinterpret_cast<const int4*>(params_.tiles + shared_.producer.position));
+    ItemInfo& item = present_item();
+    item.flags = work.z < work.w ? kHasSteps : 0;
+    item.key_begin = work.x;
+    item.num_keys = work.y - work.x;
+    item.record_begin = work.z;
+    item.record_end = work.w;
     if (work.z >= work.w) {
       send_item(0);
       return;
     }
-    for (; at.group < item.group_end; ++at.group) {
+    ProducerState& at = shared_.producer;
+    at.index = 0;
+    do {
       for (at.record = item.record_begin; at.record < item.record_end; ++at.record) {
         run_record(start_record(item));
       }
-    }
+    } while (params_.is_group_first && ++at.index < params_.groups_per_item);
   }
 
   __device__ __forceinline__ BandSlice load_band(std::int32_t index) const {
@@ -94,36 +113,50 @@ class BackwardProducer {
                .low = item.key_begin - band.d_max,
                .high = item.key_begin - band.d_min + 1};
     const QueryRun run = query_run(band, item.key_begin, kC.keys, params_.token_shift);
-    const bool is_last = at.group + 1 == item.group_end && at.record + 1 == item.record_end;
     at.tile_begin = run.tile_begin;
     at.full_begin = run.full_begin;
     at.full_end = run.full_end;
-    at.last_tile = is_last ? run.tile_begin : -1;
+    at.is_last = at.record + 1 == item.record_end;
     return run.tile_end;
   }
 
   __device__ __forceinline__ void run_record(std::int32_t tile) {
     while (--tile >= shared_.producer.tile_begin) {
-      ptx::mbarrier_wait(shared_.q_empty[ring_stage<kC.q_stages>(num_steps_)],
-                         ring_parity<kC.q_stages>(num_steps_) ^ 1);
-      tell_step(tile);
-      load_queries(tile);
-      load_dout(tile);
-      ++num_steps_;
-      if (!shared_.producer.is_sent) send_item(kC.kv_bytes());
-      shared_.producer.is_sent = true;
+      std::int32_t& index = shared_.producer.index;
+      if (!params_.is_group_first) index = 0;
+      do {
+        run_step(tile);
+      } while (!params_.is_group_first && ++index < params_.groups_per_item);
     }
   }
 
+  __device__ __forceinline__ void run_step(std::int32_t tile) {
+    ptx::mbarrier_wait(shared_.q_empty[ring_stage<kC.q_stages>(num_steps_)],
+                       ring_parity<kC.q_stages>(num_steps_) ^ 1);
+    tell_step(tile);
+    load_queries(tile);
+    load_dout(tile);
+    ++num_steps_;
+    if (!shared_.producer.is_sent) send_item(kC.kv_bytes());
+    shared_.producer.is_sent = true;
+  }
+
   __device__ __forceinline__ void tell_step(std::int32_t tile) const {
-    const ProducerState& at = shared_.producer;
+    ProducerState& at = shared_.producer;
     StepInfo& step = shared_.steps[num_steps_ % kInfoStages];
     const bool is_masked = tile < at.full_begin || tile >= at.full_end;
-    step.flags = (is_masked ? kMasked : 0) | (tile == at.last_tile ? kLastStep : 0);
+    const bool is_last =
+        at.is_last && at.index + 1 == params_.groups_per_item && tile == at.tile_begin;
+    step.flags = (is_masked ? kMasked : 0) | (is_last ? kLastStep : 0);
+    const std::int32_t rotated = at.index + at.rotation;
+    at.group = at.group_begin + rotated -
+               (rotated >= params_.groups_per_item ? params_.groups_per_item : 0);
     step.sum = at.group * params_.num_q_tiles + tile;
+    step.group = at.group;
     step.q_tile = tile;
     step.record = at.record;
     if (is_masked) tell_mask(step, tile << params_.token_shift);
+    ptx::mbarrier_arrive(shared_.step_full[num_steps_ % kInfoStages]);
   }
 
   /// Exact wherever it can decide anything, and small enough to be multiplied by packed heads.

@@ -30,14 +30,14 @@ __device__ __forceinline__ float capped(float score, const ScoreScale& scale) {
   return kHasSoftcap ? tanh_of(score * scale.cap_scale) : score;
 }
 
-/// x = exponent_scale * f(s) - lse2, so that p = 2^x.
+/// Scores become x = exponent_scale * f(s) - lse2, so that p = 2^x.
 template <bool kHasSoftcap>
-__device__ __forceinline__ void take_exponents(Scores& x, const Scores& scores, const float* lse2,
-                                               int first_column, const ScoreScale& scale) {
+__device__ __forceinline__ void take_exponents(Scores& x, const float* lse2, int first_column,
+                                               const ScoreScale& scale) {
   for_each_row_pair(lse2, first_column, [&](int i, float2 level) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float score = capped<kHasSoftcap>(scores[i + j], scale);
+      const float score = capped<kHasSoftcap>(x[i + j], scale);
       x[i + j] = fmaf(score, scale.exponent_scale, j % 2 == 0 ? -level.x : -level.y);
     }
   });
@@ -61,9 +61,9 @@ __device__ __forceinline__ void mask_step(Scores& x, const StepInfo& step, int k
   tile::mask_rows<64>(x, low, high);
 }
 
-__device__ __forceinline__ void exponentiate(Scores& x) {
+__device__ __forceinline__ void exponentiate(const Scores& x, Scores& p) {
 #pragma unroll
-  for (int i = 0; i < kScoreElements; ++i) x[i] = ptx::exp2_approx(x[i]);
+  for (int i = 0; i < kScoreElements; ++i) p[i] = ptx::exp2_approx(x[i]);
 }
 
 /// f'(s) / softmax_scale = 1 - tanh^2, from p: tanh = (log2(p) + lse2) / exponent_scale.
@@ -72,25 +72,24 @@ __device__ __forceinline__ float softcap_slope(float p, float level, const Score
   return fmaxf(fmaf(-bend, bend, 1.0f), 0.0f);
 }
 
-/// p becomes dS / softmax_scale = p * (dP - delta) * f'(s) / softmax_scale.
+/// P becomes dS / softmax_scale = p * (dP - delta) * f'(s) / softmax_scale.
 template <bool kHasSoftcap>
 __device__ __forceinline__ void differentiate(Scores& p, const Scores& dp, const float* delta,
                                               const float* lse2, int first_column,
                                               const ScoreScale& scale) {
-  if constexpr (kHasSoftcap) {
-    Scores slope;
-    for_each_row_pair(lse2, first_column, [&](int i, float2 level) {
+  for_each_row_pair(delta, first_column, [&](int i, float2 offset) {
+    if constexpr (kHasSoftcap) {
+      const float2 level = *reinterpret_cast<const float2*>(lse2 + 2 * i + first_column);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        slope[i + j] = softcap_slope(p[i + j], j % 2 == 0 ? level.x : level.y, scale);
+        const float slope = softcap_slope(p[i + j], j % 2 == 0 ? level.x : level.y, scale);
+        p[i + j] *= slope * (dp[i + j] - (j % 2 == 0 ? offset.x : offset.y));
       }
-    });
+      ptx::pin(p);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kScoreElements; ++i) p[i] *= slope[i];
-  }
-  for_each_row_pair(delta, first_column, [&](int i, float2 offset) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) p[i + j] *= dp[i + j] - (j % 2 == 0 ? offset.x : offset.y);
+      for (int j = 0; j < 4; ++j) p[i + j] *= dp[i + j] - (j % 2 == 0 ? offset.x : offset.y);
+    }
   });
 }
 

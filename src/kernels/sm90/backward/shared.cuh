@@ -13,7 +13,8 @@ namespace magi::sm90 {
 /// tile if key_low <= r < key_high, else by none.
 struct alignas(16) StepInfo {
   std::int32_t flags = 0;
-  std::int32_t sum = 0;  ///< of dQ: index of lse2, delta and dq_sums
+  std::int32_t sum = 0;    ///< of dQ: index of lse2, delta and dq_sums
+  std::int32_t group = 0;  ///< of heads
   std::int32_t q_tile = 0;
   std::int32_t record = 0;
   std::int32_t key_low = 0;
@@ -22,7 +23,7 @@ struct alignas(16) StepInfo {
   std::int32_t q_high = 0;
   std::int32_t low = 0;
   std::int32_t high = 0;
-  std::int32_t padding[2] = {0, 0};
+  std::int32_t padding = 0;
 };
 static_assert(sizeof(StepInfo) == 48);
 
@@ -41,20 +42,24 @@ struct alignas(16) ItemInfo {
   std::int32_t kv_head = 0;
   std::int32_t record_begin = 0;
   std::int32_t record_end = 0;
-  std::int32_t group_end = 0;
+  std::int32_t padding = 0;
 };
 static_assert(sizeof(ItemInfo) == 32);
 
 /// Where the producer is: it has few registers.
 struct ProducerState {
-  StepInfo mask;  ///< as if the q tile began at token 0
+  StepInfo mask;               ///< as if the q tile began at token 0
+  std::uint32_t position = 0;  ///< of the item's k tile
   std::int32_t record = 0;
   std::int32_t group = 0;
+  std::int32_t group_begin = 0;  ///< of the item
+  std::int32_t index = 0;        ///< of the group, from where the rotation begins
+  std::int32_t rotation = 0;
   std::int32_t tile_begin = 0;
   std::int32_t full_begin = 0;
   std::int32_t full_end = 0;
-  std::int32_t last_tile = 0;  ///< of the item, if it is in this record
-  bool is_sent = false;        ///< the item
+  bool is_last = false;  ///< record of the item
+  bool is_sent = false;  ///< the item
 };
 
 enum ItemFlag : std::int32_t {
@@ -63,24 +68,20 @@ enum ItemFlag : std::int32_t {
 };
 
 /// Named barriers and who arrives.
-/// | barrier          | arrivals                        | meaning                              |
-/// |------------------|---------------------------------|--------------------------------------|
-/// | kScores          | both warpgroups                 | dS of a step is in shared memory     |
-/// | kDqFull + w      | warpgroup w; the dQ warp waits  | w's part of a dQ is in shared memory |
-/// | kDqEmpty + w     | the dQ warp; warpgroup w waits  | it has been read                     |
-/// | kDkvEpilogue + w | warpgroup w                     | w's V rows may be overwritten        |
-/// | kPieces          | both warpgroups                 | a piece is in memory, or is the last |
-enum BackwardBarrier : int {
-  kScores = 1,
-  kDqFull = 2,
-  kDqEmpty = 4,
-  kDkvEpilogue = 6,
-  kPieces = 8
-};
+/// | barrier          | arrivals                          | meaning                              |
+/// |------------------|-----------------------------------|--------------------------------------|
+/// | kDqFull + w      | warpgroup w; its dQ warp waits    | w's part of a dQ is in shared memory |
+/// | kDqEmpty + w     | its dQ warp; warpgroup w waits    | it has been read                     |
+/// | kDkvEpilogue + w | warpgroup w                       | w's V rows may be overwritten        |
+/// | kPieces          | both warpgroups                   | a piece is in memory, or is the last |
+enum BackwardBarrier : int { kDqFull = 2, kDqEmpty = 4, kDkvEpilogue = 6, kPieces = 8 };
 
 /// A step's info is overwritten kInfoStages steps later: by then its Q buffer has been handed back
-/// and the dQ of the step before has been taken, so that nobody reads it any more.
+/// and the dQ of the steps before has been taken, so that nobody reads it any more.
 inline constexpr int kInfoStages = 8;
+
+/// Of dS: a warpgroup writes one while dQ is made of the other.
+inline constexpr int kScoreStages = 2;
 
 template <BackwardConfig kC>
 struct BackwardStorage {
@@ -88,13 +89,16 @@ struct BackwardStorage {
   alignas(1024) std::uint8_t v[kC.kv_bytes()];  ///< later the item's dK and dV on their way out
   alignas(1024) std::uint8_t q[kC.q_stages][kC.q_bytes()];
   alignas(1024) std::uint8_t dout[kC.dout_stages][kC.q_bytes()];
-  alignas(1024) std::uint8_t scores[2][kC.score_bytes()];  ///< dS^T: 128-byte rows, one per key
+  /// dS^T: 128-byte rows, one per key.
+  alignas(1024) std::uint8_t scores[kScoreStages][kC.score_bytes()];
   alignas(128) float dq[kC.consumers][kC.dq_floats()];
   alignas(128) float lse2[kC.q_stages][kC.rows];
   alignas(128) float delta[kC.dout_stages][kC.rows];
   StepInfo steps[kInfoStages];
   ProducerState producer;
   ItemInfo items[2];
+  ptx::Mbarrier step_full[kInfoStages];     ///< for the dQ warps
+  ptx::Mbarrier scores_full[kScoreStages];  ///< dS of both warpgroups is there, dQ before it done
   ptx::Mbarrier q_full[kC.q_stages];
   ptx::Mbarrier q_empty[kC.q_stages];
   ptx::Mbarrier dout_full[kC.dout_stages];
