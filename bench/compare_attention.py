@@ -46,7 +46,7 @@ class Gradients(ctypes.Structure):
 
 class Tuning(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in
-                ("is_deterministic", "packed_heads", "heads_per_item")]
+                ("is_deterministic", "packed_heads", "heads_per_item", "section_columns", "head_walk")]
 
 
 def load(path):
@@ -368,16 +368,16 @@ def parse():
     parser.add_argument("--flex", action="store_true",
                         help="FlexAttention too; compiling it takes seconds per case")
     parser.add_argument("--tunings", default="deterministic,fast",
-                        help="backward: deterministic or fast[/heads per tile[/per item]],...")
+                        help="backward: deterministic or fast[/heads per tile[/per item[/columns of a section[/head walk]]]],...; "
+                             "0: by cost")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--burst", type=float, default=0.02, help="seconds per kernel and round")
     return parser.parse_args()
 
 
 def parse_tuning(text):
-    mode, *heads = text.split("/")
-    packed_heads, heads_per_item = ([int(h) for h in heads] + [0, 0])[:2]
-    return text, Tuning(mode == "deterministic", packed_heads, heads_per_item)
+    mode, *choices = text.split("/")
+    return text, Tuning(mode == "deterministic", *[int(c) for c in choices])
 
 
 def main():

@@ -68,6 +68,8 @@ struct BenchTuning {
   std::int32_t is_deterministic;
   std::int32_t packed_heads;
   std::int32_t heads_per_item;
+  std::int32_t section_columns;
+  std::int32_t head_walk;  ///< as magi::HeadWalk
 };
 
 namespace {
@@ -183,9 +185,12 @@ MAGI_EXPORT void* magi_bench_backward_make(const BenchProblem* problem, const Be
     bench->args.slices = slices;
     bench->forward = std::make_unique<magi::ForwardWork>(forward_args(bench->args));
     bench->backward = std::make_unique<magi::BackwardWork>(
-        bench->args, magi::BackwardTuning{.packed_heads = tuning->packed_heads,
-                                          .heads_per_item = tuning->heads_per_item,
-                                          .is_deterministic = tuning->is_deterministic != 0});
+        bench->args,
+        magi::BackwardTuning{.packed_heads = tuning->packed_heads,
+                             .heads_per_item = tuning->heads_per_item,
+                             .is_deterministic = tuning->is_deterministic != 0,
+                             .section_columns = tuning->section_columns,
+                             .head_walk = static_cast<magi::HeadWalk>(tuning->head_walk)});
     bench->workspace =
         magi::DeviceBuffer(static_cast<std::size_t>(bench->backward->workspace_bytes()));
     bench->args.slices = {};
