@@ -235,6 +235,8 @@ def forward_calls(library, slices, shape, is_causal, options, rule):
         ours = Ours(library, variant, slices, shape, packed_heads)
         ours.bind(q, k, v)
         calls[f"{label} hp{ours.packed_heads}" if packed_heads else label] = ours
+    if not any(key not in YARDSTICKS for key in calls):
+        raise SystemExit(f"--variants has none for head dim {dim}")
     return calls
 
 
@@ -362,8 +364,9 @@ def parse():
     parser.add_argument("--out", type=pathlib.Path, required=True, help="JSON to write")
     parser.add_argument("--cases", required=True,
                         help="mask:rows[:dim[:draw]],... e.g. full:8192,varlen_causal:8192:128:0")
-    parser.add_argument("--variants", default="0",
-                        help="index[/heads per tile],...; heads per tile 0: by the cost model")
+    parser.add_argument("--variants", default="0,2",
+                        help="index[/heads per tile],... of bench/gpu/variants.cu, each for one "
+                             "head dim; heads per tile 0: by the cost model")
     parser.add_argument("--backward", action="store_true")
     parser.add_argument("--flex", action="store_true",
                         help="FlexAttention too; compiling it takes seconds per case")

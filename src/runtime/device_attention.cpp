@@ -4,8 +4,10 @@
 #include <string>
 
 #include "base/check.hpp"
+#include "cuda/capture.hpp"
 #include "cuda/device.hpp"
 #include "cuda/tensor_map.hpp"
+#include "kernels/sm90/checks.hpp"
 #include "runtime/abort_group.hpp"
 #include "runtime/device_state.hpp"
 
@@ -49,6 +51,7 @@ class CudaAttention final : public DeviceAttention {
   void forward(const AttentionInputs& inputs, const AttentionResult& result,
                void* stream) override {
     check_layouts({{"q", &inputs.q}, {"k", &inputs.k}, {"v", &inputs.v}, {"out", &result.out}});
+    check_call(inputs.params, stream);
     const DeviceScope scope(state_.setup.device);
     abort_group_on_error(state_.setup.communicator, [&] {
       forward_on_device(state_, inputs, result, static_cast<cudaStream_t>(stream));
@@ -66,6 +69,7 @@ class CudaAttention final : public DeviceAttention {
                    {"dq", &input_gradients.dq},
                    {"dk", &input_gradients.dk},
                    {"dv", &input_gradients.dv}});
+    check_call(inputs.params, stream);
     const DeviceScope scope(state_.setup.device);
     abort_group_on_error(state_.setup.communicator, [&] {
       backward_on_device(state_, inputs, result, output_gradients, input_gradients,
@@ -78,6 +82,15 @@ class CudaAttention final : public DeviceAttention {
   }
 
  private:
+  /// What every rank is told alike before an exchange begins; an error after that aborts the group.
+  void check_call(const AttentionParams& params, void* stream) const {
+    sm90::check_params(params);
+    if (state_.setup.communicator.num_ranks() > 1 &&
+        graph_of_capture(static_cast<cudaStream_t>(stream)) != nullptr) {
+      throw invalid("stream", "being captured", "one that is not, for attention over ranks");
+    }
+  }
+
   DeviceState state_;
 };
 

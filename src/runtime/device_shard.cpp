@@ -7,6 +7,7 @@
 #include "base/check.hpp"
 #include "base/half.hpp"
 #include "comm/device_rows.hpp"
+#include "cuda/capture.hpp"
 #include "cuda/device.hpp"
 #include "runtime/device_elements.hpp"
 #include "runtime/device_memory.hpp"
@@ -49,6 +50,11 @@ class ShardMemory {
     return layout_.add(static_cast<std::int64_t>(table.size() * sizeof(Value)));
   }
   void allocate() {
+    // A graph would read the host's tables when it runs: they are gone by then.
+    if (graph_of_capture(stream_) != nullptr) {
+      throw invalid("stream", "being captured",
+                    "one that is not, for dispatch, undispatch and roll");
+    }
     memory_ = std::make_unique<CallMemory>(pool_, layout_.total_bytes(), device_, stream_);
   }
   std::byte* at(std::size_t begin) const { return memory_->at(begin); }

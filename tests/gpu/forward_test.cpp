@@ -104,6 +104,8 @@ TEST_P(ForwardTest, SoftcapSinkAndMaxLogits) {
   test.has_max_logits = true;
   check_forward(test);
   test.magnitude = 2.0;
+  test.params.softcap = 1e6;  // far above the scores: as good as none
+  check_forward(test);
   test.params.softcap = 15.0;
   check_forward(test);
   test.num_sinks = 3;

@@ -105,11 +105,13 @@ void check_sink(const std::string& name, const TensorView& sink, SinkLayout layo
 }
 
 void check_params(const AttentionParams& params) {
-  if (!std::isfinite(params.softmax_scale) || params.softmax_scale < 0.0) {
-    throw invalid("softmax_scale", params.softmax_scale, "0 (the default) or positive, finite");
+  // Kernels compute in float32, in units of log2(e).
+  constexpr double kMost = 1e30;
+  if (!(params.softmax_scale >= 0.0 && params.softmax_scale <= kMost)) {
+    throw invalid("softmax_scale", params.softmax_scale, "0 (the default) or positive, up to 1e30");
   }
-  if (!std::isfinite(params.softcap) || params.softcap < 0.0) {
-    throw invalid("softcap", params.softcap, "0 (off) or positive, finite");
+  if (!(params.softcap >= 0.0 && params.softcap <= kMost)) {
+    throw invalid("softcap", params.softcap, "0 (off) or positive, up to 1e30");
   }
 }
 

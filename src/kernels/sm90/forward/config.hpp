@@ -7,10 +7,6 @@
 
 namespace magi::sm90 {
 
-/// Whether the consumer warpgroups take turns to issue the products S = Q K^T of one tile and
-/// O += P V of the tile before it, so that one multiplies while the other exponentiates.
-enum class Schedule : std::int32_t { Turns, Free };
-
 /// What calls a kernel serves. What is not asked for is not compiled in: instructions that are met
 /// once per item, scattered over a large kernel, cost short items dearly.
 enum class Scope : std::int32_t {
@@ -27,7 +23,6 @@ struct ForwardConfig {
   int consumers = 2;  ///< warpgroups of 64 rows
   int kv_stages = 4;  ///< K and V tiles, by turns
   int q_stages = 3;   ///< of this item, the one before (there its out is staged) and the next
-  Schedule schedule = Schedule::Turns;
   Scope scope = Scope::Plain;
 
   constexpr bool is_general() const { return scope == Scope::General; }

@@ -19,9 +19,7 @@ class Consumer {
       : shared_(shared), params_(params), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
-    if constexpr (kC.schedule == Schedule::Turns) {
-      if (warpgroup_ == kC.consumers - 1) pass_turn();
-    }
+    if (warpgroup_ == kC.consumers - 1) pass_turn();
     wait_message();
     while (true) {
       if (ptx::uniform(message().num_tiles) > 0) {
@@ -60,14 +58,14 @@ class Consumer {
     if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
+  /// Warpgroups take turns to issue the products S = Q K^T of one tile and O += P V of the tile
+  /// before it, so that one multiplies while the others exponentiate.
   __device__ __forceinline__ void wait_turn() const {
-    if constexpr (kC.schedule == Schedule::Turns) ptx::named_barrier_sync(kTurn + warpgroup_, 256);
+    ptx::named_barrier_sync(kTurn + warpgroup_, 256);
   }
   __device__ __forceinline__ void pass_turn() const {
-    if constexpr (kC.schedule == Schedule::Turns) {
-      const int next = warpgroup_ + 1 == kC.consumers ? 0 : warpgroup_ + 1;
-      ptx::named_barrier_arrive(kTurn + next, 256);
-    }
+    const int next = warpgroup_ + 1 == kC.consumers ? 0 : warpgroup_ + 1;
+    ptx::named_barrier_arrive(kTurn + next, 256);
   }
 
   __device__ __forceinline__ void wait_queries() {

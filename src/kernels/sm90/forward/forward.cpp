@@ -94,7 +94,6 @@ void set_list(sm90::ForwardParams& params, const ForwardList& list,
   params.packed_shift = std::countr_zero(static_cast<unsigned>(list.packed_heads));
   params.heads_per_kv = list.problem.heads_q / list.problem.heads_kv;
   params.rows_q = list.problem.rows_q;
-  params.rows_k = list.problem.rows_k;
   params.dim_v = list.problem.dim_v;
   params.partial = parts.partial;
 }

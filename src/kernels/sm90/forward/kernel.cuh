@@ -10,7 +10,7 @@
 //            k tiles, high keys to low              rows of a q tile = tokens x packed heads,
 //          +----------+----------+------+           64 per consumer warpgroup: S, P and O stay in
 //   q tile |  full    |  masked  |short |           registers; Q, K and V tiles come by bulk copies
-//          +----------+----------+------+           into shared memory, K and V through rings.
+//          +----------+----------+------+           into shared memory, K and V through one ring.
 //
 // Roles: warpgroup 0: one thread of warp 0 loads, one of warp 1 schedules (items and records).
 // Warpgroups 1..: consumers. The persistent grid draws items from a ticket counter in the order of

@@ -41,7 +41,6 @@ struct ForwardParams {
   std::int32_t packed_shift = 0;  ///< log2(packed_heads)
   std::int32_t heads_per_kv = 1;
   std::int32_t rows_q = 0;
-  std::int32_t rows_k = 0;
   std::int32_t dim_v = 0;
 
   ScoreScale score;

@@ -11,8 +11,11 @@ namespace magi::sm90 {
 /// -infinity is needed on the way (exp2 of a masked score is 0 whatever the maximum).
 inline constexpr float kNoScore = -1e30f;
 
-/// tanh, to about 1e-7: the hardware's own is too coarse for scores multiplied by the cap.
+/// tanh, to about 1e-7 and for small x to about 1e-7 of x (its series): it is multiplied by the
+/// cap, which may be large beside the scores. The hardware's own is too coarse.
 __device__ __forceinline__ float tanh_of(float x) {
+  const float square = x * x;
+  if (square < 0.004f) return x * fmaf(square, fmaf(square, 2.0f / 15.0f, -1.0f / 3.0f), 1.0f);
   return 1.0f - 2.0f * ptx::reciprocal_approx(1.0f + ptx::exp2_approx(2.0f * kLog2E * x));
 }
 
