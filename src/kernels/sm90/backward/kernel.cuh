@@ -5,6 +5,37 @@
 #include "kernels/sm90/backward/dq_writer.cuh"
 #include "kernels/sm90/backward/producer.cuh"
 
+// Gradients of out = softmax(scale * Q K^T + mask) V for one k tile and kv head per item, its query
+// heads (or a piece of them) and the rows that see it:
+//
+//   P  = exp(scale * Q K^T - lse)      dV = P^T dO       delta = rowsum(dO * O) - dlse
+//   dP = dO V^T                        dK = scale * dS^T Q
+//   dS = P * (dP - delta)              dQ = scale * dS K, a sum over k tiles
+//
+//                 64 rows of a q tile (tokens x packed heads)
+//                +----------------+
+//     64 keys    |  S^T, P^T, ... |  warpgroup 0    Each warpgroup holds its keys' dK and dV and
+//     the
+//                +----------------+                 transposed scores in registers; P^T and dS^T
+//                are
+//     64 keys    |                |  warpgroup 1    then A operands as they are. dS^T of both also
+//                +----------------+                 goes to shared memory: each warpgroup
+//                multiplies
+//                                                   half the columns of dQ with it.
+//
+// Roles: of warpgroup 0, one thread of warp 0 takes items, walks records and loads; warps 1 and 2
+// add dQ in turn where the order is fixed. Warpgroups 1 and 2: consumers. The persistent grid draws
+// items from a ticket counter in the order of the list.
+//
+// | mbarrier        | completed by                   | then |
+// |-----------------|--------------------------------|---------------------------------------------|
+// | k / v full      | producer's announcement, bytes | consumers read the item and multiply | | q /
+// dout full   | producer's announcement, bytes | consumers multiply, read lse2 and delta     | |
+// empty           | every consumer warp            | the producer overwrites                     |
+// | step full       | producer                       | the dQ warps look up and await their turn |
+// | scores full     | every consumer warp            | dQ is multiplied; dS before it may be lost |
+// Named barriers: shared.cuh. Sums of dQ become dq in finish.cuh; delta and lse2 come from
+// prepare.cu.
 namespace magi::sm90 {
 
 template <BackwardConfig kC>
