@@ -27,13 +27,13 @@
 // add dQ in turn where the order is fixed. Warpgroups 1 and 2: consumers. The persistent grid draws
 // items from a ticket counter in the order of the list.
 //
-// | mbarrier        | completed by                   | then |
-// |-----------------|--------------------------------|---------------------------------------------|
-// | k / v full      | producer's announcement, bytes | consumers read the item and multiply | | q /
-// dout full   | producer's announcement, bytes | consumers multiply, read lse2 and delta     | |
-// empty           | every consumer warp            | the producer overwrites                     |
-// | step full       | producer                       | the dQ warps look up and await their turn |
-// | scores full     | every consumer warp            | dQ is multiplied; dS before it may be lost |
+// | mbarrier      | completed by                   | then                                    |
+// |---------------|--------------------------------|-----------------------------------------|
+// | k / v full    | producer's announcement, bytes | consumers read the item and multiply    |
+// | q / dout full | producer's announcement, bytes | consumers multiply, read lse2 and delta |
+// | empty         | every consumer warp            | the producer overwrites                 |
+// | step full     | producer                       | the dQ warps look up, await their turn  |
+// | scores full   | every consumer warp            | dQ is multiplied                        |
 // Named barriers: shared.cuh. Sums of dQ become dq in finish.cuh; delta and lse2 come from
 // prepare.cu.
 namespace magi::sm90 {
