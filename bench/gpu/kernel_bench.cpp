@@ -144,8 +144,9 @@ MAGI_EXPORT void* magi_bench_make(const BenchProblem* problem, int variant) {
     magi::sm90::InstanceSet instances;
     instances.by_scope.fill(&instance);
     auto work = std::make_unique<Work>();
-    work->state =
-        magi::sm90::make_work(instances, shapes, slices, {.packed_heads = problem->packed_heads});
+    // One instance serves every scope, and not all of them know pieces.
+    work->state = magi::sm90::make_work(instances, shapes, slices,
+                                        {.packed_heads = problem->packed_heads, .max_pieces = 1});
     const magi::DType type = instance.config.type;
     work->args.q = tensor(nullptr, type, shapes.rows_q, shapes.heads_q, shapes.dim_qk);
     work->args.k = tensor(nullptr, type, shapes.rows_k, shapes.heads_kv, shapes.dim_qk);

@@ -29,7 +29,8 @@ struct ForwardTuning {
 
 /// The work list of one mask and shape, kept on the device: made once, used by any number of calls
 /// with the same shapes and slices, from any threads and on any streams at once. Calls may be
-/// captured; their graphs keep the list. Destroying the last owner waits for the device.
+/// captured; their graphs keep the list, and executables of one captured graph must not run at the
+/// same time. Destroying the last owner waits for the device.
 class ForwardWork {
  public:
   /// For the shapes, types and slices of `args` (its data may be null) on the device of args.q.

@@ -59,8 +59,9 @@ DeviceListLayout device_list_layout(const DeviceListShape& shape) {
   std::int64_t sum_tiles = 0;
   for (const std::int32_t heads : shape.packings) {
     const ForwardList frame = forward_list_frame(shape.problem, shape.tile, heads);
-    if (frame.num_items() + shape.split.max_pieces > kMaxInt) {
-      throw invalid("number of work items", frame.num_items(), "up to 2^31 - 1");
+    if (frame.num_items() + shape.split.max_pieces > kMaxItems) {
+      throw invalid("number of work items", frame.num_items() + shape.split.max_pieces,
+                    "up to 2^31 - 1025");
     }
     layout.grids.push_back({.rows_q = shape.problem.rows_q,
                             .tile_tokens = frame.tile_tokens,

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <string>
 
 #include "base/check.hpp"
@@ -13,6 +12,7 @@
 #include "cuda/tensor_map.hpp"
 #include "kernels/sm90/backward/prepare.hpp"
 #include "kernels/sm90/checks.hpp"
+#include "kernels/worklist/forward_list.hpp"
 
 namespace magi {
 namespace {
@@ -225,8 +225,8 @@ void set_list(sm90::BackwardParams& params, const BackwardWork::State& work, voi
 }
 
 std::int32_t count_launched(std::int64_t num_items, std::int32_t num_ctas) {
-  if (num_items > std::numeric_limits<std::int32_t>::max()) {
-    throw invalid("number of work items", num_items, "up to 2^31 - 1");
+  if (num_items > kMaxItems) {
+    throw invalid("number of work items", num_items, "up to 2^31 - 1025");
   }
   return to_int(std::min<std::int64_t>(num_items, num_ctas));
 }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <string>
 
 #include "base/check.hpp"
@@ -209,8 +208,8 @@ TileShape tile_shape(const ForwardInstance& instance) {
 }
 
 std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::int64_t num_items) {
-  if (num_items > std::numeric_limits<std::int32_t>::max()) {
-    throw invalid("number of work items", num_items, "up to 2^31 - 1");
+  if (num_items > kMaxItems) {
+    throw invalid("number of work items", num_items, "up to 2^31 - 1025");
   }
   return to_int(std::min<std::int64_t>(count_free_sms(device, tuning.sm_margin), num_items));
 }
