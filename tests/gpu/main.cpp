@@ -18,10 +18,16 @@ int num_random_masks() { return random_masks; }
 int first_random_mask() { return first_mask; }
 
 void for_each_random_mask(const std::function<void(int)>& check) {
+  constexpr int kToldEvery = 1000;
   std::atomic<int> next = 0;
+  std::atomic<int> done = 0;
   const auto work = [&] {
     for (int i = next++; i < random_masks && !::testing::Test::HasFailure(); i = next++) {
       check(first_mask + i);
+      const int count = ++done;
+      if (count % kToldEvery != 0) continue;
+      std::printf("%d random masks checked\n", count);
+      std::fflush(stdout);
     }
   };
   std::vector<std::jthread> threads;
