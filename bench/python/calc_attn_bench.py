@@ -2,12 +2,12 @@
 """Host time of calc_attn on a GPU: calc_attn_bench.py --out FILE
 
 One rank, cached plan, one token. `host_us`: the wall time of forward and backward, from the call until the device is
-done, less the time of the kernels; median of 1,000. Backward runs in the calling thread there
-(torch.autograd.set_multithreading_enabled(False)): otherwise torch hands the whole backward of a model to a thread of
-its own per GPU, and waking that up and waiting for it costs a lone call as much as a step of many layers.
-`threaded_host_us` has it; `floor_us` and `threaded_floor_us` are the same of a function that does nothing but allocate
-its results. `layer_us`: host time of one more layer in a backward on torch's thread: seventeen chained calls less one,
-over sixteen, less the kernels of one.
+done, less the time of the kernels; median of 1,000; torch as it comes. `floor_us`: the wall time of a function that does
+nothing but allocate its results. A backward as it comes runs on a thread of torch's, one per GPU: waking that up and
+waiting for it costs a lone call as much as many steps of a model, which does it once for all its layers.
+`one_thread_host_us` and `one_thread_floor_us` are the same in the calling thread
+(torch.autograd.set_multithreading_enabled(False)). `layer_us`: host time of one more layer on torch's thread: seventeen
+chained calls less one, over sixteen, less the kernels of one.
 """
 
 import argparse
@@ -95,13 +95,13 @@ def main():
         run(Nothing.apply)
 
     rows = {"forward_us": wall_us(lambda: api.calc_attn(*leaves, key))}
-    for prefix, is_threaded in (("", False), ("threaded_", True)):
+    for prefix, is_threaded in (("", True), ("one_thread_", False)):
         with torch.autograd.set_multithreading_enabled(is_threaded):
             rows[prefix + "host_us"] = wall_us(attend)
             rows[prefix + "floor_us"] = wall_us(nothing)
     rows["layer_us"] = (wall_us(lambda: run(layers)) - wall_us(attend)) / LAYERS
     rows["kernels_us"] = kernel_us(attend)  # last: the profiler stays in the way of later calls
-    for name in ("host_us", "threaded_host_us", "layer_us"):
+    for name in ("host_us", "one_thread_host_us", "layer_us"):
         rows[name] -= rows["kernels_us"]
     named = [{"name": f"python.calc_attn.{name}", "value": round(value, 2), "unit": "us"} for name, value in rows.items()]
     options.out.write_text(json.dumps(named, indent=1), encoding="utf-8")
