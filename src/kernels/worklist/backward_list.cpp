@@ -170,6 +170,34 @@ void choose_tiles(BackwardList& list, std::span<const BandSlice> slices,
   list.head_groups = list.problem.heads_q / packing.heads;
 }
 
+/// Whether no k tile is much dearer than most.
+bool is_even(const Costs& costs) {
+  if (costs.empty()) return true;
+  const std::int64_t total = std::accumulate(costs.begin(), costs.end(), std::int64_t{0});
+  return 4 * costs.front() * std::ssize(costs) <= 5 * total;
+}
+
+/// Whether no k tile is seen by half of the rows.
+bool is_narrow(const BackwardList& list, const Costs& costs) {
+  return !costs.empty() && 2 * costs.front() < list.num_q_tiles();
+}
+
+/// Whether clearing the dQ sums costs more than waiting for a turn, as measured for windows and
+/// short documents.
+bool has_few_additions(const BackwardList& list, const Costs& costs) {
+  constexpr std::int64_t kFew = 10;  // to a sum, on average
+  const std::int64_t total = std::accumulate(costs.begin(), costs.end(), std::int64_t{0});
+  return is_narrow(list, costs) && total < kFew * list.num_q_tiles();
+}
+
+/// How the items walk: windows come back to a q tile soon if a head is walked alone; elsewhere all
+/// heads of a q tile side by side keep the CTAs that add to it in step.
+void choose_walk(BackwardList& list, const Costs& costs, const BackwardChoice& choice) {
+  list.is_ordered = choice.is_ordered || has_few_additions(list, costs);
+  list.is_group_first =
+      choice.is_group_first.value_or(list.is_ordered && is_narrow(list, costs) && is_even(costs));
+}
+
 /// As many columns as the cache holds, but enough items for every CTA.
 std::int32_t section_columns(const BackwardList& list) {
   const BackwardProblem& problem = list.problem;
@@ -203,9 +231,13 @@ void set_pieces(BackwardList& list, const Costs& costs, const BackwardChoice& ch
                 std::int32_t num_pieces) {
   list.num_pieces = num_pieces;
   list.groups_per_item = heads_per_kv(list) / list.packed_heads / num_pieces;
-  list.columns_per_section = choice.columns_per_section > 0
-                                 ? std::min(choice.columns_per_section, list.num_columns())
-                                 : section_columns(list);
+  if (choice.columns_per_section > 0) {
+    list.columns_per_section = std::min(choice.columns_per_section, list.num_columns());
+  } else {
+    // In turn, few CTAs should meet at one sum.
+    const bool is_wide = choice.is_ordered && num_pieces == 1 && !list.is_group_first;
+    list.columns_per_section = is_wide ? list.num_columns() : section_columns(list);
+  }
   list.section_tiles = section_tiles(list, costs);
 }
 
@@ -258,13 +290,6 @@ void sort_tiles(BackwardList& list, Costs& costs) {
   }
   list.tiles = std::move(tiles);
   costs = std::move(sorted);
-}
-
-/// Whether no k tile is much dearer than most.
-bool is_even(const Costs& costs) {
-  if (costs.empty()) return true;
-  const std::int64_t total = std::accumulate(costs.begin(), costs.end(), std::int64_t{0});
-  return 4 * costs.front() * std::ssize(costs) <= 5 * total;
 }
 
 /// How often each place has been seen, as a step function of the place.
@@ -378,12 +403,12 @@ BackwardList build_backward_list(const BackwardProblem& problem, std::span<const
   choose_tiles(list, slices, choice);
   Costs costs = tile_costs(list, list.tile_tokens);
   sort_tiles(list, costs);
+  choose_walk(list, costs, choice);
   if (choice.heads_per_item > 0) {
     set_pieces(list, costs, choice, heads_per_kv(list) / choice.heads_per_item);
   } else {
     choose_pieces(list, costs, choice);
   }
-  list.is_group_first = choice.is_group_first.value_or(!choice.is_ordered || is_even(costs));
   if (problem.rows_q > 0) fill_turns(list);
   return list;
 }

@@ -73,7 +73,7 @@ struct BackwardChoice {
   std::int32_t heads_per_item = 0;  ///< a multiple of packed_heads that divides them
   std::int32_t columns_per_section = 0;
   std::optional<bool> is_group_first;
-  bool is_ordered = true;  ///< who adds to a dQ waits for its turn
+  bool is_ordered = true;  ///< who adds to a dQ must wait for its turn
 };
 
 /// The items of one launch: piece p of kv head h is column h * num_pieces + p of every k tile, and
@@ -97,6 +97,7 @@ struct BackwardList {
   /// An item walks all q tiles of a head group before those of the next; else the groups of a q
   /// tile one after the other.
   bool is_group_first = false;
+  bool is_ordered = true;  ///< who adds to a dQ waits for its turn
   std::int32_t num_islands = 0;
   std::vector<KeyTileWork> tiles;
   std::vector<KeyRecord> records;  ///< of a tile in order of the slices

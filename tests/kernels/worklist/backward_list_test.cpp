@@ -229,8 +229,8 @@ TEST(BackwardListTest, RowsOfDifferentDocumentsAddInAnyOrder) {
 
 TEST(BackwardListTest, CheapTilesOfAllColumnsComeLast) {
   const Mask mask{8192, 8192, {band_slice({0, 8192}, {0, 8192}, MaskType::Causal)}};
-  const BackwardList list =
-      build_backward_list(problem_of(mask, 64, 8), mask.slices, {}, {.heads_per_item = 8});
+  const BackwardList list = build_backward_list(problem_of(mask, 64, 8), mask.slices, {},
+                                                {.heads_per_item = 8, .is_ordered = false});
   ASSERT_LT(list.columns_per_section, 8);
   ASSERT_GT(list.section_tiles, 0);
   ASSERT_LT(list.section_tiles, 64);
@@ -247,6 +247,32 @@ TEST(BackwardListTest, CheapTilesOfAllColumnsComeLast) {
     last_position = item.tile_position;
   }
   EXPECT_EQ(std::ssize(seen), list.num_items());
+}
+
+BackwardList list_of(const Mask& mask, bool is_ordered) {
+  BackwardProblem problem = problem_of(mask, 64, 8);
+  problem.num_ctas = 132;
+  return build_backward_list(problem, mask.slices, {}, {.is_ordered = is_ordered});
+}
+
+TEST(BackwardListTest, WindowsWalkHeadByHeadInTurn) {
+  const Mask window{16384, 16384, {{0, 16384, 0, 16384, -1023, 0}}};
+  for (const bool is_ordered : {false, true}) {
+    const BackwardList list = list_of(window, is_ordered);
+    EXPECT_TRUE(list.is_group_first);
+    EXPECT_TRUE(list.is_ordered);
+    EXPECT_LT(list.columns_per_section, 8);
+  }
+}
+
+TEST(BackwardListTest, DenseMasksWalkHeadsTogether) {
+  const Mask causal{8192, 8192, {band_slice({0, 8192}, {0, 8192}, MaskType::Causal)}};
+  for (const bool is_ordered : {false, true}) {
+    const BackwardList list = list_of(causal, is_ordered);
+    EXPECT_FALSE(list.is_group_first);
+    EXPECT_EQ(list.is_ordered, is_ordered);
+    EXPECT_EQ(list.columns_per_section == 8, is_ordered);
+  }
 }
 
 TEST(BackwardListTest, SplitsHeadsWhereItemsAreFew) {

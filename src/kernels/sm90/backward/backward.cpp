@@ -138,7 +138,7 @@ void prepare(const BackwardArgs& args, const BackwardWork::State& work, void* wo
   }
   params.sums = part_at<float>(workspace, layout.dq_sums);
   params.sums_per_tile = work.list.shape.rows * work.instance->config.dim;
-  if (work.is_deterministic) params.islands = static_cast<const std::int32_t*>(work.islands.data());
+  if (work.list.is_ordered) params.islands = static_cast<const std::int32_t*>(work.islands.data());
   params.counters = part_at<std::uint32_t>(workspace, layout.counters);
   params.num_counters = work.list.num_counters();
   sm90::prepare_backward(params, args.q.dtype, stream);
@@ -220,7 +220,7 @@ void set_list(sm90::BackwardParams& params, const BackwardWork::State& work, voi
   params.rows_q = list.problem.rows_q;
   params.dim_qk = list.problem.dim_qk;
   params.dim_v = list.problem.dim_v;
-  params.is_ordered = work.is_deterministic;
+  params.is_ordered = list.is_ordered;
   params.is_group_first = list.is_group_first;
 }
 
@@ -274,7 +274,6 @@ BackwardWork::State make_backward_work(const BackwardInstance& instance, const B
   state.instance = &instance;
   state.dout_type = args.dout.dtype;
   state.device = current_device();
-  state.is_deterministic = tuning.is_deterministic;
   const std::int32_t num_sms = count_free_sms(state.device, tuning.sm_margin);
   state.list = build_backward_list(
       backward_problem(args, num_sms), args.slices,

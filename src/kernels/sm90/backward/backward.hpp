@@ -14,7 +14,6 @@ struct BackwardWork::State {
   DType dout_type = DType::BFloat16;
   std::int32_t device = 0;
   std::int32_t num_ctas = 0;
-  bool is_deterministic = true;
   BackwardList list;  ///< of its vectors, once they are on the device, only `tiles` has contents
   DeviceBuffer tiles;
   DeviceBuffer records;
