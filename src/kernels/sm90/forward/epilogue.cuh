@@ -74,6 +74,7 @@ class Epilogue {
       });
     }
     for_each_pair(out, [](float2* pair, float x, float y, int) { *pair = make_float2(x, y); });
+    __syncwarp();  // the weights have been read before finish_rows writes the next item's
   }
 
   /// Place of the item's partial rows, -1 where it is no piece.
