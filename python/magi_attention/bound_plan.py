@@ -101,7 +101,6 @@ class BoundPlan:
         self.reach = plan.reach
         self.precision = general.precision()
         self.is_fast_backward = not general.is_deterministic_mode_enable()
-        self._dsink_op = comm.dsink_all_reduce_op()
         ids = plan.placement.position_ids(self.rank, self.total_seqlen)
         self._ids_on = {torch.device("cpu"): torch.tensor(ids, dtype=torch.int64, device="cpu")}
         self._num_valid = plan.ranges_of(self.rank).total_seqlen  # these come before the padding
@@ -253,7 +252,7 @@ class BoundPlan:
         if self.plan.cp_size == 1:
             return self.select_rows(grad, 0.0)
         if grad.is_complex():
-            return torch.view_as_complex(self.reduce_rows(torch.view_as_real(grad)))
+            return torch.view_as_complex(self.reduce_rows(torch.view_as_real(grad.resolve_conj())))
         whole = _as_rows(grad)
         local = whole.new_empty((self.local_rows, whole.shape[1]))
         source, target = TensorStruct(whole), TensorStruct(local)
@@ -288,10 +287,11 @@ class BoundPlan:
 
     def reduce_dsink(self, dsink: torch.Tensor) -> None:
         """Sums or averages a shared sink's gradient over ranks where the environment asks."""
-        if self._dsink_op == "none" or self.plan.cp_size == 1:
+        operation = comm.dsink_all_reduce_op()
+        if operation == "none" or self.plan.cp_size == 1:
             return
         dist.all_reduce(dsink, group=self.cp_group)
-        if self._dsink_op == "avg":
+        if operation == "avg":
             dsink /= self.plan.cp_size
 
 

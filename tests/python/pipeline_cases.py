@@ -489,8 +489,7 @@ def reduced_sink_gradients(group, case: Case) -> None:
             found = run_attention(key, case, tensors)[3][3]  # summed over ranks once more
         finally:
             del os.environ["MAGI_ATTENTION_DSINK_ALL_REDUCE_OP"]
-        check_close(op, found / size * factor, wanted, TOLERANCE)
-        api.clear_cache(group)
+        check_close(op, found / size * factor, wanted, TOLERANCE)  # of the key that is kept, too
 
 
 def environment(group, variables: dict[str, str], case, *arguments) -> None:

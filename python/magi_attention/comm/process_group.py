@@ -123,6 +123,9 @@ class ProcessGroupTransport:
 
         def wait() -> None:
             self._translated(work.wait)
+            if device.type == "cuda":  # this stream may be another than that of the start
+                for bytes_ in (sent, received):
+                    bytes_.record_stream(torch.cuda.current_stream(device))
             messages = [
                 (peer, _unpack(message, header, models, rows, peer, self.rank), rows)
                 for peer, (message, rows) in enumerate(zip(received.split(receive_sizes), receive))

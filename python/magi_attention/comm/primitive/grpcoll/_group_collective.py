@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Sequence
 
 import torch
@@ -227,5 +228,5 @@ def _rank_sets(name: str, values, count: int, group: dist.ProcessGroup) -> list[
 def _check_ranks(name: str, ranks: list[int], group: dist.ProcessGroup) -> None:
     size = dist.get_world_size(group)
     for rank in ranks:
-        if not 0 <= check_int(f"a rank of {name}", rank, -size) < size:
+        if not 0 <= check_int(f"a rank of {name}", rank, -sys.maxsize) < size:  # its type alone
             raise ValueError(f"{name} holds rank {rank}; allowed: 0 to {size - 1}")
