@@ -356,6 +356,13 @@ def mean_over_draws(results):
             for (mask, rows, dim, key), values in ratios.items() if len(values) > 1]
 
 
+def write_report(options, results):
+    report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
+              "cudnn": torch.backends.cudnn.version(), "rounds": options.rounds,
+              "results": results, "means": mean_over_draws(results)}
+    options.out.write_text(json.dumps(report, indent=1))
+
+
 def parse():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library", required=True, help="libmagi_kernel_bench.so")
@@ -399,13 +406,10 @@ def main():
         case = (parts[0], int(parts[1]), int(parts[2]) if len(parts) > 2 else 128,
                 int(parts[3]) if len(parts) > 3 else 0)
         results.append(run_case(library, case, options))
-    report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
-              "cudnn": torch.backends.cudnn.version(), "rounds": options.rounds,
-              "results": results, "means": mean_over_draws(results)}
-    for mean in report["means"]:
+        write_report(options, results)  # a run that is cut off keeps the cases before
+    for mean in mean_over_draws(results):
         print(f"{mean['mask']} {mean['rows']} {mean['kernel']}: mean ratio {mean['mean_ratio']:.3f} over "
               f"{mean['draws']} draws [{mean['ratio_low']:.3f}, {mean['ratio_high']:.3f}]")
-    options.out.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":
