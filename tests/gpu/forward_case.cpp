@@ -189,6 +189,7 @@ void check_forward(const ForwardCase& test) {
   ASSERT_NO_THROW(run(test, tensors, again, is_typed ? with_device_list : with_host_list));
   expect_same_bits(outputs.out, again.out);
   expect_same_bits(outputs.lse, again.lse);
+  if (test.has_max_logits) expect_same_bits(outputs.max_logits, again.max_logits);
 }
 
 }  // namespace magi::test
