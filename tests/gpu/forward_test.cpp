@@ -89,6 +89,28 @@ TEST_P(ForwardTest, SlidingWindow) {
   }
 }
 
+/// Item after item, pieces too, through one multiprocessor's rings, in the kernels of all scopes.
+TEST_P(ForwardTest, OneCtaWalksAllItems) {
+  ForwardCase test = base();
+  test.tuning.sm_margin = device_info(0).num_sms - 1;
+  test.tuning.packed_heads = 1;
+  test.mask = {300,
+               260,
+               {{.q0 = 0, .q1 = 190, .k0 = 0, .k1 = 260, .d_min = -149, .d_max = 5},
+                {.q0 = 150, .q1 = 260, .k0 = 90, .k1 = 250, .d_min = -90, .d_max = 40}}};
+  check_forward(test);
+  test.has_float_out = true;
+  check_forward(test);
+  test.is_merging = true;
+  test.num_sinks = 1;
+  check_forward(test);
+  test.has_max_logits = true;
+  check_forward(test);
+  test.tuning.max_pieces = 20;
+  test.tuning.piece_cost = 1;
+  check_forward(test);
+}
+
 TEST_P(ForwardTest, OverlappingSlicesCountPairsOncePerSlice) {
   ForwardCase test = base();
   test.mask = one_slice(200, 300, MaskType::Full);

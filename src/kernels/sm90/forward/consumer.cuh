@@ -52,10 +52,10 @@ class Consumer {
     wait_message();
   }
 
-  /// One arrival of this warp, after all its lanes are done with what the barrier guards.
+  /// This warp's arrival, after all its lanes are done with what the barrier guards.
   __device__ __forceinline__ void release(ptx::Mbarrier& barrier) const {
     __syncwarp();
-    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(barrier);
+    if (kArrivalsPerWarp == 32 || ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
   /// Warpgroups take turns to issue the products S = Q K^T of one tile and O += P V of the tile

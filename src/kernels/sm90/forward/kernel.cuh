@@ -44,10 +44,10 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     ptx::prefetch_tensor_map(params.q);
     ptx::prefetch_tensor_map(params.k);
     ptx::prefetch_tensor_map(params.v);
-    constexpr int kConsumerWarps = 4 * kC.consumers;
-    init_ring(shared.q_ring, kConsumerWarps);
-    init_ring(shared.kv_ring, kConsumerWarps);
-    init_ring(shared.message_ring, kConsumerWarps + 1);
+    constexpr int kArrivals = 4 * kC.consumers * kArrivalsPerWarp;
+    init_ring(shared.q_ring, kArrivals);
+    init_ring(shared.kv_ring, kArrivals);
+    init_ring(shared.message_ring, kArrivals + 1);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
