@@ -36,6 +36,16 @@ __device__ __forceinline__ void mbarrier_arrive(Mbarrier& barrier) {
                : "memory");
 }
 
+/// Without a branch.
+__device__ __forceinline__ void mbarrier_arrive_if(Mbarrier& barrier, bool condition) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.u32 p, %1, 0;\n"
+      "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(shared_address(&barrier)),
+      "r"(static_cast<std::uint32_t>(condition))
+      : "memory");
+}
+
 __device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, std::uint32_t parity) {
   std::uint32_t is_done = 0;
   asm volatile(

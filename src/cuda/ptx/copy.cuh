@@ -72,25 +72,18 @@ __device__ __forceinline__ void load_bytes(void* destination, const void* source
       : "memory");
 }
 
-/// Shared memory to device memory, as a part of the next committed group.
-__device__ __forceinline__ void store_bytes(void* destination, const void* source, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination),
-               "r"(shared_address(source)), "r"(bytes)
-               : "memory");
-}
-
-/// As store_bytes, but adds floats to those in device memory.
-__device__ __forceinline__ void add_floats(float* destination, const void* source, int bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-                   destination),
-               "r"(shared_address(source)), "r"(bytes)
-               : "memory");
-}
-
 /// Adds four floats from registers to those in device memory, in no order with anything.
 __device__ __forceinline__ void add_float4(float* destination, float x, float y, float z, float w) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(destination),
                "f"(x), "f"(y), "f"(z), "f"(w)
+               : "memory");
+}
+
+/// Stores four floats from registers.
+__device__ __forceinline__ void store_float4(float* destination, float x, float y, float z,
+                                             float w) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(destination), "f"(x), "f"(y),
+               "f"(z), "f"(w)
                : "memory");
 }
 

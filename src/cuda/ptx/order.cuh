@@ -14,10 +14,4 @@ __device__ __forceinline__ void add_release(unsigned* address, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-/// Orders what the asynchronous proxy did in device memory, and this thread has waited for, with
-/// ordinary accesses.
-__device__ __forceinline__ void fence_async_global() {
-  asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-
 }  // namespace magi::ptx

@@ -116,9 +116,8 @@ struct BackwardList {
   std::int64_t piece_floats(std::int32_t dim) const {
     return num_pieces == 1 ? 0 : num_items() * 2 * shape.keys * dim;
   }
-  /// Places of a head group where turns are counted: q tile + island, twice, as each warpgroup
-  /// adds half of a sum.
-  std::int32_t num_turns() const { return 2 * (num_q_tiles() + num_islands); }
+  /// Places of a head group where turns are counted: q tile + island.
+  std::int32_t num_turns() const { return num_q_tiles() + num_islands; }
   /// Turns taken, pieces done of each k tile and kv head, items handed out.
   std::int64_t num_counters() const {
     return std::int64_t{head_groups} * num_turns() + std::int64_t(tiles.size()) * problem.heads_kv +

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/ptx/copy.cuh"
+#include "kernels/sm90/backward/dq_sum.cuh"
 #include "kernels/sm90/backward/epilogue.cuh"
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/sm90/backward/scores.cuh"
@@ -35,9 +36,6 @@ class BackwardConsumer {
       release(shared_.v_empty);
       item_parity_ ^= 1;
     }
-    if (params_.is_ordered && num_steps_ > 0) {
-      ptx::named_barrier_sync(kDqEmpty + warpgroup_, 160);
-    }
   }
 
  private:
@@ -48,10 +46,12 @@ class BackwardConsumer {
     return reinterpret_cast<DqColumns&>(x);
   }
 
-  /// One arrival of this warp, after all its lanes are done with what the barrier guards.
+  /// One arrival of this warp, after all its lanes are done with what the barrier guards. NOTE:
+  /// with a branch here the compiler takes the lanes for diverged ever after, and runs out of
+  /// registers.
   __device__ __forceinline__ void release(ptx::Mbarrier& barrier) const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+    ptx::mbarrier_arrive_if(barrier, threadIdx.x % 32 == 0);
   }
 
   __device__ __forceinline__ void clear() {
@@ -78,7 +78,7 @@ class BackwardConsumer {
     ptx::pin(packed_);
     ptx::pin(dk_);
     ptx::pin(dq_of(even_));
-    hand_over_queries(num_steps_ - 1, dq_of(even_));
+    add_queries(num_steps_ - 1, dq_of(even_));
   }
 
   __device__ __forceinline__ static int q_stage(std::uint32_t step) {
@@ -195,7 +195,7 @@ class BackwardConsumer {
     ptx::wgmma_wait<1>();
     ptx::pin(dq_of(p));
     release(shared_.scores_full[ring_stage<kScoreStages>(num_steps_)]);
-    if (!is_first) hand_over_queries(num_steps_ - 1, dq_of(p));
+    if (!is_first) add_queries(num_steps_ - 1, dq_of(p));
     if (kC.has_softcap && !is_last) take_probabilities(num_steps_ + 1, other);
 #pragma unroll
     for (int i = 0; i < kScoreElements; ++i) p[i] = other[i];
@@ -231,38 +231,27 @@ class BackwardConsumer {
     ptx::fence_async_shared();
   }
 
-  __device__ __forceinline__ void hand_over_queries(std::uint32_t step, const DqColumns& dq) {
-    if (params_.is_ordered) {
-      hand_over_in_turn(step, dq);
-    } else {
-      add_queries(step, dq);
-    }
-  }
-
-  /// dQ of a step to the sum, whenever it may come.
+  /// dQ of a step to the sum, in turn where sums are ordered.
   __device__ __forceinline__ void add_queries(std::uint32_t step, const DqColumns& dq) const {
     const std::int64_t sum = shared_.steps[step % kInfoStages].sum;
     const int thread = ptx::thread_index() & 127;
     float* target = params_.dq_sums + sum * (kC.rows * kC.dim) + warpgroup_ * kC.dq_floats() +
                     dq_place(0, thread);
+    const int stage = ring_stage<kTurnStages>(step);
+    ptx::mbarrier_wait(shared_.turn_ready[stage],
+                       params_.is_ordered ? ring_parity<kTurnStages>(step) : 1);
+    if (ptx::uniform(shared_.turns[stage].is_first) != 0) {
 #pragma unroll
-    for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
-      ptx::add_float4(target + dq_place(i, 0), dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
-    }
-  }
-
-  /// dQ of a step to the warp that adds it to the sum.
-  __device__ __forceinline__ void hand_over_in_turn(std::uint32_t step, const DqColumns& dq) {
-    if (step > 0) ptx::named_barrier_sync(kDqEmpty + warpgroup_, 160);
-    float* target = shared_.dq[warpgroup_];
-    const int thread = ptx::thread_index() & 127;
+      for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
+        ptx::store_float4(target + dq_place(i, 0), dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+      }
+    } else {
 #pragma unroll
-    for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
-      *reinterpret_cast<float4*>(target + dq_place(i, thread)) =
-          make_float4(dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+      for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
+        ptx::add_float4(target + dq_place(i, 0), dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+      }
     }
-    ptx::fence_async_shared();
-    ptx::named_barrier_arrive(kDqFull + warpgroup_, 160);
+    release(shared_.added[stage]);
   }
 
   BackwardStorage<kC>& shared_;

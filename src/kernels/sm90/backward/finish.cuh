@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "kernels/sm90/backward/dq_writer.cuh"
+#include "kernels/sm90/backward/dq_sum.cuh"
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/tile/fragment.cuh"
 

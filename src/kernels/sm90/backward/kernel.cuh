@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kernels/sm90/backward/consumer.cuh"
-#include "kernels/sm90/backward/dq_writer.cuh"
 #include "kernels/sm90/backward/producer.cuh"
+#include "kernels/sm90/backward/turns.cuh"
 
 // Gradients of out = softmax(scale * Q K^T + mask) V for one k tile and kv head per item, its query
 // heads (or a piece of them) and the rows that see it:
@@ -15,24 +15,24 @@
 //                 64 rows of a q tile (tokens x packed heads)
 //                +----------------+
 //     64 keys    |  S^T, P^T, ... |  warpgroup 0    Each warpgroup holds its keys' dK and dV and
-//     the
 //                +----------------+                 transposed scores in registers; P^T and dS^T
-//                are
-//     64 keys    |                |  warpgroup 1    then A operands as they are. dS^T of both also
-//                +----------------+                 goes to shared memory: each warpgroup
-//                multiplies
-//                                                   half the columns of dQ with it.
+//     64 keys    |                |  warpgroup 1    are A operands as they lie. dS^T of both also
+//                +----------------+                 goes to shared memory, and each warpgroup
+//                                                   multiplies half the columns of dQ with it.
 //
-// Roles: of warpgroup 0, one thread of warp 0 takes items, walks records and loads; warps 1 and 2
-// add dQ in turn where the order is fixed. Warpgroups 1 and 2: consumers. The persistent grid draws
-// items from a ticket counter in the order of the list.
+// Roles: of warpgroup 0, one thread of warp 0 takes items, walks records and loads; where the order
+// of dQ's sums is fixed, one of warp 1 awaits turns and one of warp 2 passes them on. Warpgroups 1
+// and 2: consumers. The persistent grid draws items from a ticket counter in the order of the list.
 //
 // | mbarrier      | completed by                   | then                                    |
 // |---------------|--------------------------------|-----------------------------------------|
 // | k / v full    | producer's announcement, bytes | consumers read the item and multiply    |
 // | q / dout full | producer's announcement, bytes | consumers multiply, read lse2 and delta |
 // | empty         | every consumer warp            | the producer overwrites                 |
-// | step full     | producer                       | the dQ warps look up, await their turn  |
+// | step full     | producer                       | the watcher looks up, awaits the turn   |
+// | turn ready    | watcher                        | consumers add dQ of the step            |
+// | added         | every consumer warp            | the turn is passed on                   |
+// | turn empty    | passer                         | the watcher overwrites                  |
 // | scores full   | every consumer warp            | dQ is multiplied                        |
 // Named barriers: shared.cuh. Sums of dQ become dq in finish.cuh; delta and lse2 come from
 // prepare.cu.
@@ -42,6 +42,12 @@ template <BackwardConfig kC>
 __device__ __forceinline__ void init_barriers(BackwardStorage<kC>& shared) {
   constexpr int kConsumerWarps = 4 * kC.consumers;
   for (int stage = 0; stage < kInfoStages; ++stage) ptx::mbarrier_init(shared.step_full[stage], 1);
+  for (int stage = 0; stage < kTurnStages; ++stage) {
+    shared.turns[stage] = {};
+    ptx::mbarrier_init(shared.turn_ready[stage], 1);
+    ptx::mbarrier_init(shared.turn_empty[stage], 1);
+    ptx::mbarrier_init(shared.added[stage], kConsumerWarps);
+  }
   for (int stage = 0; stage < kScoreStages; ++stage) {
     ptx::mbarrier_init(shared.scores_full[stage], kConsumerWarps);
   }
@@ -80,9 +86,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   if (warp < 4) {
     ptx::lower_registers<kC.producer_registers>();
     if (threadIdx.x == 0) BackwardProducer<kC>(shared, params).run();
-    if (params.is_ordered && warp >= 1 && warp <= kC.consumers) {
-      DqWriter<kC>(shared, params, warp - 1).run();
-    }
+    if (params.is_ordered && threadIdx.x == 32) TurnWatcher<kC>(shared, params).run();
+    if (params.is_ordered && threadIdx.x == 64) pass_turns(shared, params);
   } else {
     ptx::raise_registers<kC.consumer_registers>();
     BackwardConsumer<kC>(shared, params, warp / 4 - 1).run();

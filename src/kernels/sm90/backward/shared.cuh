@@ -67,18 +67,31 @@ enum ItemFlag : std::int32_t {
   kEndOfItems = 2,  ///< no item
 };
 
+/// What the watcher tells of a step's turn to add dQ.
+struct alignas(16) TurnInfo {
+  std::int64_t counter = 0;   ///< index of turn_counts, or kEndOfTurns
+  std::int32_t is_first = 0;  ///< the sum is not cleared: it begins with this step's dQ
+  std::int32_t padding = 0;
+};
+static_assert(sizeof(TurnInfo) == 16);
+
+/// Of a TurnInfo behind the last step's.
+inline constexpr std::int64_t kEndOfTurns = -1;
+
 /// Named barriers and who arrives.
 /// | barrier          | arrivals                          | meaning                              |
 /// |------------------|-----------------------------------|--------------------------------------|
-/// | kDqFull + w      | warpgroup w; its dQ warp waits    | w's part of a dQ is in shared memory |
-/// | kDqEmpty + w     | its dQ warp; warpgroup w waits    | it has been read                     |
 /// | kDkvEpilogue + w | warpgroup w                       | w's V rows may be overwritten        |
 /// | kPieces          | both warpgroups                   | a piece is in memory, or is the last |
-enum BackwardBarrier : int { kDqFull = 2, kDqEmpty = 4, kDkvEpilogue = 6, kPieces = 8 };
+enum BackwardBarrier : int { kDkvEpilogue = 2, kPieces = 4 };
 
 /// A step's info is overwritten kInfoStages steps later: by then its Q buffer has been handed back
-/// and the dQ of the steps before has been taken, so that nobody reads it any more.
+/// and the dQ of the steps before has been added, so that neither consumers nor the watcher, who is
+/// ahead of them, read it any more.
 inline constexpr int kInfoStages = 8;
+
+/// A turn's info is overwritten when its step's dQ has been added.
+inline constexpr int kTurnStages = 4;
 
 /// Of dS: a warpgroup writes one while dQ is made of the other.
 inline constexpr int kScoreStages = 2;
@@ -91,13 +104,16 @@ struct BackwardStorage {
   alignas(1024) std::uint8_t dout[kC.dout_stages][kC.q_bytes()];
   /// dS^T: 128-byte rows, one per key.
   alignas(1024) std::uint8_t scores[kScoreStages][kC.score_bytes()];
-  alignas(128) float dq[kC.consumers][kC.dq_floats()];
   alignas(128) float lse2[kC.q_stages][kC.rows];
   alignas(128) float delta[kC.dout_stages][kC.rows];
   StepInfo steps[kInfoStages];
   ProducerState producer;
   ItemInfo items[2];
-  ptx::Mbarrier step_full[kInfoStages];     ///< for the dQ warps
+  TurnInfo turns[kTurnStages];
+  ptx::Mbarrier step_full[kInfoStages];     ///< for the watcher
+  ptx::Mbarrier turn_ready[kTurnStages];    ///< the step's dQ may be added
+  ptx::Mbarrier turn_empty[kTurnStages];    ///< it has been read, and the dQ added
+  ptx::Mbarrier added[kTurnStages];         ///< both halves of the step's dQ
   ptx::Mbarrier scores_full[kScoreStages];  ///< dS of both warpgroups is there, dQ before it done
   ptx::Mbarrier q_full[kC.q_stages];
   ptx::Mbarrier q_empty[kC.q_stages];
