@@ -15,6 +15,7 @@ namespace {
 constexpr std::int32_t kSumsPerTile = 64 * 72;
 constexpr std::int64_t kNumCounters = 100'001;
 constexpr std::size_t kTile = sm90::kTileRows;
+constexpr float kExponentScale = 0.125f;
 
 struct PrepareCase {
   DType type = DType::BFloat16;
@@ -64,8 +65,8 @@ class Prepared {
     packed = {.rows_q = test.rows, .heads_q = test.heads, .packed_heads = test.packed_heads};
     packed.num_q_tiles = (test.rows + packed.tile_tokens() - 1) / packed.tile_tokens();
     const auto tiles = static_cast<std::size_t>(packed.num_tiles());
-    lse2_ = poisoned(tiles * kTile);
-    delta_ = poisoned(tiles * kTile);
+    levels_ = poisoned(tiles * kTile);
+    offsets_ = poisoned(tiles * kTile);
     sums_ = poisoned(tiles * kSumsPerTile);
     for (std::int32_t tile = 0; tile < packed.num_q_tiles; ++tile) islands.push_back(tile % 3);
     islands_ = to_device_sync<std::int32_t>(islands);
@@ -80,8 +81,9 @@ class Prepared {
     params.dout = element_rows(dout);
     params.lse = float_rows(lse);
     if (test_.has_dlse) params.dlse = float_rows(dlse);
-    params.lse2 = lse2();
-    params.delta = delta();
+    params.exponent_scale = kExponentScale;
+    params.levels = levels();
+    params.offsets = offsets();
     if (test_.has_float_rows) params.dout_copy = dout_copy.view().data;
     params.sums = static_cast<float*>(sums_.data());
     params.sums_per_tile = kSumsPerTile;
@@ -93,13 +95,13 @@ class Prepared {
     dout_copy.download_sync();
   }
 
-  float* lse2() const { return static_cast<float*>(lse2_.data()); }
-  float* delta() const { return static_cast<float*>(delta_.data()); }
-  double expected_delta(std::int64_t row, std::int64_t head) const {
-    double sum = test_.has_dlse ? -dlse.get(row, head, 0) : 0.0;
+  float* levels() const { return static_cast<float*>(levels_.data()); }
+  float* offsets() const { return static_cast<float*>(offsets_.data()); }
+  double expected_offset(std::int64_t row, std::int64_t head) const {
+    double sum = test_.has_dlse ? dlse.get(row, head, 0) : 0.0;
     const GuardedTensor& seen_dout = test_.has_float_rows ? dout_copy : dout;
     for (std::int64_t d = 0; d < test_.dim; ++d) {
-      sum += out.get(row, head, d) * seen_dout.get(row, head, d);
+      sum -= out.get(row, head, d) * seen_dout.get(row, head, d);
     }
     return sum;
   }
@@ -128,7 +130,7 @@ class Prepared {
   }
 
   PrepareCase test_;
-  DeviceBuffer lse2_, delta_, sums_, counters_, islands_;
+  DeviceBuffer levels_, offsets_, sums_, counters_, islands_;
 
  public:
   GuardedTensor out, dout, lse, dlse, dout_copy;
@@ -141,8 +143,8 @@ void check_prepare(const PrepareCase& test) {
   Prepared prepared(test);
   prepared.run();
   const auto count = static_cast<std::size_t>(prepared.packed.num_tiles()) * kTile;
-  const auto lse2 = to_host_sync<float>(prepared.lse2(), count);
-  const auto delta = to_host_sync<float>(prepared.delta(), count);
+  const auto levels = to_host_sync<float>(prepared.levels(), count);
+  const auto offsets = to_host_sync<float>(prepared.offsets(), count);
   for (std::size_t i = 0; i < count; ++i) {
     const auto tile = static_cast<std::int64_t>(i / kTile);
     const auto r = static_cast<std::int64_t>(i % kTile);
@@ -152,12 +154,13 @@ void check_prepare(const PrepareCase& test) {
     const std::int64_t head = group * test.packed_heads + r % test.packed_heads;
     const bool has_keys = row < test.rows && std::isfinite(prepared.lse.get(row, head, 0));
     if (!has_keys) {
-      ASSERT_EQ(lse2[i], sm90::kNoKeys) << "tile " << tile << " row " << r;
-      ASSERT_EQ(delta[i], 0.0f) << "tile " << tile << " row " << r;
+      ASSERT_EQ(levels[i], -sm90::kNoKeys / kExponentScale) << "tile " << tile << " row " << r;
+      ASSERT_EQ(offsets[i], 0.0f) << "tile " << tile << " row " << r;
       continue;
     }
-    ASSERT_NEAR(lse2[i], prepared.lse.get(row, head, 0) * std::numbers::log2e, 1e-5);
-    ASSERT_NEAR(delta[i], prepared.expected_delta(row, head), 1e-4);
+    const double lse2 = prepared.lse.get(row, head, 0) * std::numbers::log2e;
+    ASSERT_NEAR(levels[i], -lse2 / kExponentScale, 1e-4);
+    ASSERT_NEAR(offsets[i], prepared.expected_offset(row, head), 1e-4);
   }
   prepared.expect_cleared();
   if (!test.has_float_rows) return;
@@ -206,8 +209,9 @@ void enqueue_sinks(const Prepared& prepared, const GuardedTensor& sink, const Gu
   const std::size_t axis = is_shared ? 0 : 1;
   sm90::enqueue_sink_gradient(
       {.packed = prepared.packed,
-       .lse2 = prepared.lse2(),
-       .delta = prepared.delta(),
+       .exponent_scale = kExponentScale,
+       .levels = prepared.levels(),
+       .offsets = prepared.offsets(),
        .sink = {static_cast<const float*>(logits.data), is_shared ? 0 : logits.stride[0],
                 logits.stride[axis], kSinks},
        .dsink = static_cast<float*>(view.data),
@@ -228,8 +232,8 @@ void add_expected_sinks(const Prepared& prepared, const GuardedTensor& sink,
     const double lse = prepared.lse.get(row, head, 0);
     if (!std::isfinite(lse)) continue;
     const std::int64_t sink_row = sink.rows() == 1 ? 0 : row;
-    expected[static_cast<std::size_t>((sink_row * kSinks + s) * kSinkCase.heads + head)] -=
-        std::exp(sink.get(sink_row, s, head) - lse) * prepared.expected_delta(row, head);
+    expected[static_cast<std::size_t>((sink_row * kSinks + s) * kSinkCase.heads + head)] +=
+        std::exp(sink.get(sink_row, s, head) - lse) * prepared.expected_offset(row, head);
   }
 }
 

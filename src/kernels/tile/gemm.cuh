@@ -7,12 +7,12 @@
 // Whole-tile products of one warpgroup, issued and committed as one group, not waited for.
 namespace magi::tile {
 
-/// d[64, kColumns] = A[64, kDepth] B[kColumns, kDepth]^T, both in shared memory.
-template <DType kType, int kColumns, int kDepth, typename A, typename B, int kD>
+/// d[64, kColumns] = A[64, kDepth] B[kColumns, kDepth]^T, both in shared memory; or += of it.
+template <DType kType, int kColumns, int kDepth, bool kAdds = false, typename A, typename B, int kD>
 __device__ __forceinline__ void issue_abt(float (&d)[kD], const A& a, const B& b) {
 #pragma unroll
   for (int step = 0; step < kDepth / kStepElements; ++step) {
-    ptx::Wgmma<kType, kColumns>::ss(d, a.step(step), b.step(step), step == 0 ? 0 : 1);
+    ptx::Wgmma<kType, kColumns>::ss(d, a.step(step), b.step(step), step > 0 || kAdds ? 1 : 0);
   }
   ptx::wgmma_commit();
 }

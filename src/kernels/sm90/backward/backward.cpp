@@ -131,8 +131,9 @@ void prepare(const BackwardArgs& args, const BackwardWork::State& work, void* wo
   params.dout = element_rows(args.dout);
   params.lse = sm90::float_rows(args.lse);
   if (!args.dlse.empty()) params.dlse = sm90::float_rows(args.dlse);
-  params.lse2 = part_at<float>(workspace, layout.lse2);
-  params.delta = part_at<float>(workspace, layout.delta);
+  params.exponent_scale = sm90::score_scale(args.params, args.q.shape[2]).exponent_scale;
+  params.levels = part_at<float>(workspace, layout.levels);
+  params.offsets = part_at<float>(workspace, layout.offsets);
   if (work.dout_type == DType::Float32) {
     params.dout_copy = part_at<void>(workspace, layout.dout_copy);
   }
@@ -150,15 +151,17 @@ void add_sink_gradient(const BackwardArgs& args, const BackwardWork::State& work
   const sm90::BackwardLayout layout = sm90::backward_layout(work);
   const SinkLayout sinks = args.params.sink_layout;
   const sm90::SinkRows dsink = sm90::sink_rows(args.dsink, sinks);
-  sm90::enqueue_sink_gradient({.packed = packed_rows(work.list),
-                               .lse2 = part_at<float>(workspace, layout.lse2),
-                               .delta = part_at<float>(workspace, layout.delta),
-                               .sink = sm90::sink_rows(args.sink, sinks),
-                               .dsink = static_cast<float*>(args.dsink.data),
-                               .row_stride = dsink.row_stride,
-                               .sink_stride = dsink.sink_stride,
-                               .is_added = args.is_accumulating},
-                              stream);
+  sm90::enqueue_sink_gradient(
+      {.packed = packed_rows(work.list),
+       .exponent_scale = sm90::score_scale(args.params, args.q.shape[2]).exponent_scale,
+       .levels = part_at<float>(workspace, layout.levels),
+       .offsets = part_at<float>(workspace, layout.offsets),
+       .sink = sm90::sink_rows(args.sink, sinks),
+       .dsink = static_cast<float*>(args.dsink.data),
+       .row_stride = dsink.row_stride,
+       .sink_stride = dsink.sink_stride,
+       .is_added = args.is_accumulating},
+      stream);
 }
 
 /// dout as the main kernel reads it: 16 bits per element.
@@ -201,8 +204,8 @@ void set_list(sm90::BackwardParams& params, const BackwardWork::State& work, voi
   params.ticket = params.turn_counts + (list.num_counters() - 1);
   params.num_turns = list.num_turns();
   params.piece_counts = params.turn_counts + std::int64_t{list.head_groups} * list.num_turns();
-  params.lse2 = part_at<float>(workspace, layout.lse2);
-  params.delta = part_at<float>(workspace, layout.delta);
+  params.levels = part_at<float>(workspace, layout.levels);
+  params.offsets = part_at<float>(workspace, layout.offsets);
   params.dq_sums = part_at<float>(workspace, layout.dq_sums);
   params.pieces = part_at<float>(workspace, layout.pieces);
   params.num_items = to_int(list.num_items());
@@ -257,8 +260,8 @@ BackwardLayout backward_layout(const BackwardWork::State& work) {
   };
   constexpr std::int64_t kFloatBytes = sizeof(float);
   layout.counters = append(list.num_counters() * kFloatBytes);
-  layout.lse2 = append(list.num_sums() * kTileRows * kFloatBytes);
-  layout.delta = append(list.num_sums() * kTileRows * kFloatBytes);
+  layout.levels = append(list.num_sums() * kTileRows * kFloatBytes);
+  layout.offsets = append(list.num_sums() * kTileRows * kFloatBytes);
   layout.dq_sums = append(list.sum_floats(dim) * kFloatBytes);
   layout.pieces = append(list.piece_floats(dim) * kFloatBytes);
   const BackwardProblem& problem = list.problem;

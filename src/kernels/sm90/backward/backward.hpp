@@ -26,8 +26,8 @@ namespace sm90 {
 /// Where the parts of a workspace begin, in bytes.
 struct BackwardLayout {
   std::size_t counters = 0;
-  std::size_t lse2 = 0;
-  std::size_t delta = 0;
+  std::size_t levels = 0;
+  std::size_t offsets = 0;
   std::size_t dq_sums = 0;
   std::size_t pieces = 0;
   std::size_t dout_copy = 0;

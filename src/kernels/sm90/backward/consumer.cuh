@@ -59,6 +59,7 @@ class BackwardConsumer {
     for (int i = 0; i < kC.dim / 2; ++i) dk_[i] = dv_[i] = 0.0f;
   }
 
+  /// Of a step whose queries are there.
   __device__ __forceinline__ int step_flags(std::uint32_t step) const {
     return ptx::uniform(shared_.steps[step % kInfoStages].flags);
   }
@@ -69,6 +70,7 @@ class BackwardConsumer {
     ptx::mbarrier_wait(shared_.v_full, item_parity_);
     ptx::wgmma_wait<0>();
     ptx::pin(even_);
+    next_flags_ = step_flags(num_steps_);
     take_probabilities(num_steps_, even_);
     bool is_first = true;
     while (!run_step(is_first, even_, odd_)) is_first = false;
@@ -78,7 +80,7 @@ class BackwardConsumer {
     ptx::pin(packed_);
     ptx::pin(dk_);
     ptx::pin(dq_of(even_));
-    add_queries(num_steps_ - 1, dq_of(even_));
+    add_queries(num_steps_ - 1, sum_of(num_steps_ - 1), dq_of(even_));
   }
 
   __device__ __forceinline__ static int q_stage(std::uint32_t step) {
@@ -105,21 +107,27 @@ class BackwardConsumer {
 
   /// S^T = K Q^T of a step, issued only.
   __device__ __forceinline__ void issue_scores(std::uint32_t step, Scores& scores) {
+    if constexpr (kC.has_softcap) {
+      ptx::forget(scores);
+    } else {
+      set_rows(scores, shared_.levels[q_stage(step)], place().column);
+      ptx::pin(scores);
+    }
     const tile::KMajor<kC.keys> k(shared_.k + key_bytes());
     const tile::KMajor<kC.rows> q(shared_.q[q_stage(step)]);
-    ptx::forget(scores);
     ptx::wgmma_fence();
-    tile::issue_abt<kC.type, kC.rows, kC.dim>(scores, k, q);
+    tile::issue_abt<kC.type, kC.rows, kC.dim, !kC.has_softcap>(scores, k, q);
   }
 
-  /// dP^T = V dO^T of the present step, issued only.
+  /// dP^T - delta = V dO^T - delta of the present step, issued only.
   __device__ __forceinline__ void issue_dp(Scores& dp) {
     ptx::mbarrier_wait(shared_.dout_full[dout_stage()], ring_parity<kC.dout_stages>(num_steps_));
     const tile::KMajor<kC.keys> v(shared_.v + key_bytes());
     const tile::KMajor<kC.rows> dout(shared_.dout[dout_stage()]);
-    ptx::forget(dp);
+    set_rows(dp, shared_.offsets[dout_stage()], place().column);
+    ptx::pin(dp);
     ptx::wgmma_fence();
-    tile::issue_abt<kC.type, kC.rows, kC.dim>(dp, v, dout);
+    tile::issue_abt<kC.type, kC.rows, kC.dim, true>(dp, v, dout);
   }
 
   /// dV += P^T dO.
@@ -152,19 +160,20 @@ class BackwardConsumer {
     tile::issue_accumulate<kC.type, kC.dim, kC.rows>(dk_, packed_, q);
   }
 
-  /// S of a step becomes P = 2^(exponent_scale * f(S) - lse2).
+  /// S of a step becomes P = 2^(exponent_scale * (f(S) + level)).
   __device__ __forceinline__ void take_probabilities(std::uint32_t step, Scores& x) {
-    take_exponents<kC.has_softcap>(x, shared_.lse2[q_stage(step)], place().column, params_.score);
-    if ((step_flags(step) & kMasked) != 0) mask(x, step);
+    take_exponents<kC.has_softcap>(x, shared_.levels[q_stage(step)], place().column, params_.score);
+    if ((next_flags_ & kMasked) != 0) mask(x, step);
     exponentiate(x, x);
     ptx::pin(x);
   }
 
   /// On entry the step's P is there and dK of the step before is being multiplied. The products
-  /// follow each other in the order dP, dV, S of the next step, dQ of the step before, dK. On exit
-  /// the next step's P is in `other`. True after the last step of the item.
+  /// follow each other in the order dP, dV, S of the next step, dQ of the step before, dK. dQ
+  /// leaves before the next step's exponentials are taken: its registers are read while they are.
+  /// On exit the next step's P is in `p`. True after the last step of the item.
   __device__ __forceinline__ bool run_step(bool is_first, Scores& p, Scores& other) {
-    const bool is_last = (step_flags(num_steps_) & kLastStep) != 0;
+    const bool is_last = (next_flags_ & kLastStep) != 0;
     issue_dp(other);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
@@ -174,10 +183,11 @@ class BackwardConsumer {
     issue_dv();
     ptx::wgmma_wait<1>();
     ptx::pin(other);
-    differentiate<kC.has_softcap>(p, other, shared_.delta[dout_stage()],
-                                  shared_.lse2[q_stage(num_steps_)], place().column, params_.score);
+    differentiate<kC.has_softcap>(p, other, shared_.levels[q_stage(num_steps_)], place().column,
+                                  params_.score);
     ptx::pin(p);
     if (!is_last) wait_queries(num_steps_ + 1);
+    next_flags_ = step_flags(num_steps_ + 1);
     issue_scores(num_steps_ + 1, other);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
@@ -189,14 +199,13 @@ class BackwardConsumer {
     store_scores();
     issue_dq(num_steps_ - 1, p);
     issue_dk();
-    ptx::wgmma_wait<2>();
-    ptx::pin(other);
-    if (!kC.has_softcap && !is_last) take_probabilities(num_steps_ + 1, other);
+    const std::int32_t sum = sum_of(num_steps_ - 1);
     ptx::wgmma_wait<1>();
+    ptx::pin(other);
     ptx::pin(dq_of(p));
     release(shared_.scores_full[ring_stage<kScoreStages>(num_steps_)]);
-    if (!is_first) add_queries(num_steps_ - 1, dq_of(p));
-    if (kC.has_softcap && !is_last) take_probabilities(num_steps_ + 1, other);
+    if (!is_first) add_queries(num_steps_ - 1, sum, dq_of(p));
+    if (!is_last) take_probabilities(num_steps_ + 1, other);
 #pragma unroll
     for (int i = 0; i < kScoreElements; ++i) p[i] = other[i];
     ptx::pin(p);
@@ -231,9 +240,13 @@ class BackwardConsumer {
     ptx::fence_async_shared();
   }
 
-  /// dQ of a step to the sum, in turn where sums are ordered.
-  __device__ __forceinline__ void add_queries(std::uint32_t step, const DqColumns& dq) const {
-    const std::int64_t sum = shared_.steps[step % kInfoStages].sum;
+  __device__ __forceinline__ std::int32_t sum_of(std::uint32_t step) const {
+    return shared_.steps[step % kInfoStages].sum;
+  }
+
+  /// dQ of a step to its sum, in turn where sums are ordered.
+  __device__ __forceinline__ void add_queries(std::uint32_t step, std::int64_t sum,
+                                              const DqColumns& dq) const {
     const int thread = ptx::thread_index() & 127;
     float* target = params_.dq_sums + sum * (kC.rows * kC.dim) + warpgroup_ * kC.dq_floats() +
                     dq_place(0, thread);
@@ -259,6 +272,7 @@ class BackwardConsumer {
   const int warpgroup_;
   std::uint32_t num_steps_ = 0;
   std::uint32_t item_parity_ = 0;
+  int next_flags_ = 0;  ///< of the step whose scores are being made
   float dk_[kC.dim / 2];
   float dv_[kC.dim / 2];
   Scores even_;

@@ -27,14 +27,14 @@
 // | mbarrier      | completed by                   | then                                    |
 // |---------------|--------------------------------|-----------------------------------------|
 // | k / v full    | producer's announcement, bytes | consumers read the item and multiply    |
-// | q / dout full | producer's announcement, bytes | consumers multiply, read lse2 and delta |
+// | q / dout full | producer's announcement, bytes | consumers multiply, read both vectors      |
 // | empty         | every consumer warp            | the producer overwrites                 |
 // | step full     | producer                       | the watcher looks up, awaits the turn   |
 // | turn ready    | watcher                        | consumers add dQ of the step            |
 // | added         | every consumer warp            | the turn is passed on                   |
 // | turn empty    | passer                         | the watcher overwrites                  |
 // | scores full   | every consumer warp            | dQ is multiplied                        |
-// Named barriers: shared.cuh. Sums of dQ become dq in finish.cuh; delta and lse2 come from
+// Named barriers: shared.cuh. Sums of dQ become dq in finish.cuh; levels and offsets come from
 // prepare.cu.
 namespace magi::sm90 {
 

@@ -37,12 +37,12 @@ struct BackwardParams {
   unsigned* ticket = nullptr;
 
   /// Sums are indexed head_group * num_q_tiles + q_tile. Rows of a sum: token * packed_heads +
-  /// head; rows without keys or beyond the tensor have lse2 = 1e30, delta = 0.
-  const float* lse2 = nullptr;   ///< [sums, 64]: lse * log2(e)
-  const float* delta = nullptr;  ///< [sums, 64]: rowsum(dO * O) - dlse
-  float* dq_sums = nullptr;      ///< [sums, 64 * dim], order of dq_place; zero at the start where
-                                 ///< several islands meet
-  float* pieces = nullptr;       ///< [items, 2, 128 * dim], where num_pieces > 1
+  /// head; rows without keys or beyond the tensor have kNoKeys for the first, 0 for the other.
+  const float* levels = nullptr;   ///< [sums, 64]: -lse * log2(e) / exponent_scale
+  const float* offsets = nullptr;  ///< [sums, 64]: dlse - rowsum(dO * O)
+  float* dq_sums = nullptr;        ///< [sums, 64 * dim], order of dq_place; zero at the start where
+                                   ///< several islands meet
+  float* pieces = nullptr;         ///< [items, 2, 128 * dim], where num_pieces > 1
 
   std::int32_t num_items = 0;
   std::int32_t num_tiles = 0;

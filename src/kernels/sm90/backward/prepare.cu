@@ -8,7 +8,7 @@
 #include "cuda/ptx/math.cuh"
 #include "kernels/sm90/backward/prepare.hpp"
 
-// delta = sum(dout * out) - dlse and lse2 = lse * log2(e), in the packed order of tiles: one CTA
+// offset = dlse - sum(dout * out) and level = -lse / scale, in the packed order of tiles: one CTA
 // per (q tile, head group), kLanes threads per row, 8 elements of dim per thread. The CTA also
 // clears its tile's sums, all CTAs together the counters.
 namespace magi::sm90 {
@@ -158,8 +158,8 @@ __device__ __forceinline__ void finish_row(const PrepareParams& params, const Ro
   }
   if (d != 0) return;
   const bool has_keys = row.lse != -INFINITY;
-  params.lse2[at] = has_keys ? row.lse * kLog2e : kNoKeys;
-  params.delta[at] = has_keys ? sum - row.dlse : 0.0f;
+  params.levels[at] = -(has_keys ? row.lse * kLog2e : kNoKeys) / params.exponent_scale;
+  params.offsets[at] = has_keys ? row.dlse - sum : 0.0f;
 }
 
 __device__ __forceinline__ void clear_sums(const PrepareParams& params, std::int64_t tile) {

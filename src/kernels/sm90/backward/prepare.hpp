@@ -16,7 +16,7 @@ namespace magi::sm90 {
 /// Packed query rows of a backward tile.
 inline constexpr int kTileRows = 64;
 
-/// lse2 of rows that see no key and of rows past the end: every exp2(s - lse2) is 0.
+/// lse * log2(e) of rows that see no key and of rows past the end: every exp2(s - it) is 0.
 inline constexpr float kNoKeys = 1e30f;
 
 /// How packed rows map to tokens and heads.
@@ -36,9 +36,11 @@ struct PrepareParams {
   ElementRows out;
   ElementRows dout;
   FloatRows lse;
-  FloatRows dlse;             ///< no data: none
-  float* lse2 = nullptr;      ///< [tiles, kTileRows]: lse * log2(e), or kNoKeys
-  float* delta = nullptr;     ///< [tiles, kTileRows]: sum of dout * out, less dlse; 0 with kNoKeys
+  FloatRows dlse;  ///< no data: none
+  float exponent_scale = 1.0f;
+  /// [tiles, kTileRows]: -lse * log2(e) / exponent_scale, with kNoKeys for some.
+  float* levels = nullptr;
+  float* offsets = nullptr;   ///< [tiles, kTileRows]: dlse - sum of dout * out; 0 with kNoKeys
   void* dout_copy = nullptr;  ///< null, or 16-bit [rows_q, heads_q, dim_v]: dout rounded
   float* sums = nullptr;      ///< [tiles, sums_per_tile], cleared
   std::int32_t sums_per_tile = 0;
@@ -54,8 +56,9 @@ void prepare_backward(const PrepareParams& params, DType type, cudaStream_t stre
 /// Gradients of sink logits from what prepare_backward left; laid out like the logits.
 struct SinkGradientParams {
   PackedRows packed;
-  const float* lse2 = nullptr;
-  const float* delta = nullptr;
+  float exponent_scale = 1.0f;
+  const float* levels = nullptr;
+  const float* offsets = nullptr;
   SinkRows sink;
   float* dsink = nullptr;
   std::int64_t row_stride = 0;  ///< of dsink; 0 where all rows share the sinks

@@ -177,7 +177,7 @@ class BackwardProducer {
   __device__ __forceinline__ ptx::BoxOrigin box_of(std::int32_t tile) const {
     return {0, shared_.producer.group << params_.packed_shift, tile << params_.token_shift};
   }
-  /// Of lse2 and delta: the first row of the q tile.
+  /// Of levels and offsets: the first row of the q tile.
   __device__ __forceinline__ std::int64_t row_of(std::int32_t tile) const {
     const std::int32_t sum = shared_.producer.group * params_.num_q_tiles + tile;
     return std::int64_t{sum} * kC.rows;
@@ -188,7 +188,7 @@ class BackwardProducer {
     ptx::Mbarrier& full = shared_.q_full[stage];
     ptx::mbarrier_arrive_expect(full, kC.q_bytes() + kVectorBytes);
     load_rows<kC.rows>(shared_.q[stage], params_.q, box_of(tile), full);
-    ptx::load_bytes(shared_.lse2[stage], params_.lse2 + row_of(tile), kVectorBytes, full);
+    ptx::load_bytes(shared_.levels[stage], params_.levels + row_of(tile), kVectorBytes, full);
   }
 
   __device__ __forceinline__ void load_dout(std::int32_t tile) const {
@@ -197,7 +197,7 @@ class BackwardProducer {
     ptx::Mbarrier& full = shared_.dout_full[stage];
     ptx::mbarrier_arrive_expect(full, kC.q_bytes() + kVectorBytes);
     load_rows<kC.rows>(shared_.dout[stage], params_.dout, box_of(tile), full);
-    ptx::load_bytes(shared_.delta[stage], params_.delta + row_of(tile), kVectorBytes, full);
+    ptx::load_bytes(shared_.offsets[stage], params_.offsets + row_of(tile), kVectorBytes, full);
   }
 
   /// The present item's info, and K and V where `bytes` is not 0.

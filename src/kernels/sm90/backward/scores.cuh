@@ -13,34 +13,38 @@ namespace magi::sm90 {
 inline constexpr int kScoreElements = 32;
 using Scores = float[kScoreElements];
 
-/// Calls visit(first element of the pair in the upper key row, value pair) for the 8 pairs of rows
-/// of q that a thread holds; `values` is one float per row.
-template <typename Visit>
-__device__ __forceinline__ void for_each_row_pair(const float* values, int first_column,
-                                                  Visit visit) {
+/// Scores that are one value per row of q: what a product is added to.
+__device__ __forceinline__ void set_rows(Scores& x, const float* values, int first_column) {
 #pragma unroll
-  for (int c = 0; c < kScoreElements / 4; ++c) {
-    visit(4 * c, *reinterpret_cast<const float2*>(values + 8 * c + first_column));
+  for (int i = 0; i < kScoreElements; i += 4) {
+    const float2 pair = *reinterpret_cast<const float2*>(values + 2 * i + first_column);
+    x[i] = x[i + 2] = pair.x;
+    x[i + 1] = x[i + 3] = pair.y;
   }
 }
 
-/// f(s) of ScoreScale.
-template <bool kHasSoftcap>
+/// f(s) of ScoreScale with a softcap.
 __device__ __forceinline__ float capped(float score, const ScoreScale& scale) {
-  return kHasSoftcap ? tanh_of(score * scale.cap_scale) : score;
+  return tanh_of(score * scale.cap_scale);
 }
 
-/// Scores become x = exponent_scale * f(s) - lse2, so that p = 2^x.
+/// x = exponent_scale * (f(s) + level), so that p = 2^x. Without a softcap the levels have been
+/// added: products began with them.
 template <bool kHasSoftcap>
-__device__ __forceinline__ void take_exponents(Scores& x, const float* lse2, int first_column,
+__device__ __forceinline__ void take_exponents(Scores& x, const float* levels, int first_column,
                                                const ScoreScale& scale) {
-  for_each_row_pair(lse2, first_column, [&](int i, float2 level) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float score = capped<kHasSoftcap>(x[i + j], scale);
-      x[i + j] = fmaf(score, scale.exponent_scale, j % 2 == 0 ? -level.x : -level.y);
+  for (int i = 0; i < kScoreElements; i += 4) {
+    float2 level = make_float2(0.0f, 0.0f);
+    if constexpr (kHasSoftcap) {
+      level = *reinterpret_cast<const float2*>(levels + 2 * i + first_column);
     }
-  });
+#pragma unroll
+    for (int j = i; j < i + 4; ++j) {
+      if constexpr (kHasSoftcap) x[j] = capped(x[j], scale) + (j % 2 == 0 ? level.x : level.y);
+      x[j] *= scale.exponent_scale;
+    }
+  }
 }
 
 /// Sets what the step's band hides to -infinity; `key_row` is that of the thread's first key in the
@@ -66,31 +70,31 @@ __device__ __forceinline__ void exponentiate(const Scores& x, Scores& p) {
   for (int i = 0; i < kScoreElements; ++i) p[i] = ptx::exp2_approx(x[i]);
 }
 
-/// f'(s) / softmax_scale = 1 - tanh^2, from p: tanh = (log2(p) + lse2) / exponent_scale.
+/// f'(s) / softmax_scale = 1 - tanh^2, from p: tanh = log2(p) / exponent_scale - level.
 __device__ __forceinline__ float softcap_slope(float p, float level, const ScoreScale& scale) {
-  const float bend = (ptx::log2_approx(p) + level) * ptx::reciprocal_approx(scale.exponent_scale);
+  const float bend =
+      fmaf(ptx::log2_approx(p), ptx::reciprocal_approx(scale.exponent_scale), -level);
   return fmaxf(fmaf(-bend, bend, 1.0f), 0.0f);
 }
 
-/// P becomes dS / softmax_scale = p * (dP - delta) * f'(s) / softmax_scale.
+/// P becomes dS / softmax_scale = p * (dP - delta) * f'(s) / softmax_scale; `dp` is dP - delta.
 template <bool kHasSoftcap>
-__device__ __forceinline__ void differentiate(Scores& p, const Scores& dp, const float* delta,
-                                              const float* lse2, int first_column,
-                                              const ScoreScale& scale) {
-  for_each_row_pair(delta, first_column, [&](int i, float2 offset) {
-    if constexpr (kHasSoftcap) {
-      const float2 level = *reinterpret_cast<const float2*>(lse2 + 2 * i + first_column);
+__device__ __forceinline__ void differentiate(Scores& p, const Scores& dp, const float* levels,
+                                              int first_column, const ScoreScale& scale) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float slope = softcap_slope(p[i + j], j % 2 == 0 ? level.x : level.y, scale);
-        p[i + j] *= slope * (dp[i + j] - (j % 2 == 0 ? offset.x : offset.y));
+  for (int i = 0; i < kScoreElements; i += 4) {
+    if constexpr (kHasSoftcap) {
+      const float2 level = *reinterpret_cast<const float2*>(levels + 2 * i + first_column);
+#pragma unroll
+      for (int j = i; j < i + 4; ++j) {
+        p[j] *= dp[j] * softcap_slope(p[j], j % 2 == 0 ? level.x : level.y, scale);
       }
       ptx::pin(p);
     } else {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) p[i + j] *= dp[i + j] - (j % 2 == 0 ? offset.x : offset.y);
+      for (int j = i; j < i + 4; ++j) p[j] *= dp[j];
     }
-  });
+  }
 }
 
 }  // namespace magi::sm90

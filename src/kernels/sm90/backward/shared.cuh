@@ -13,7 +13,7 @@ namespace magi::sm90 {
 /// tile if key_low <= r < key_high, else by none.
 struct alignas(16) StepInfo {
   std::int32_t flags = 0;
-  std::int32_t sum = 0;    ///< of dQ: index of lse2, delta and dq_sums
+  std::int32_t sum = 0;    ///< of dQ: index of levels, offsets and dq_sums
   std::int32_t group = 0;  ///< of heads
   std::int32_t q_tile = 0;
   std::int32_t record = 0;
@@ -104,8 +104,8 @@ struct BackwardStorage {
   alignas(1024) std::uint8_t dout[kC.dout_stages][kC.q_bytes()];
   /// dS^T: 128-byte rows, one per key.
   alignas(1024) std::uint8_t scores[kScoreStages][kC.score_bytes()];
-  alignas(128) float lse2[kC.q_stages][kC.rows];
-  alignas(128) float delta[kC.dout_stages][kC.rows];
+  alignas(128) float levels[kC.q_stages][kC.rows];
+  alignas(128) float offsets[kC.dout_stages][kC.rows];
   StepInfo steps[kInfoStages];
   ProducerState producer;
   ItemInfo items[2];

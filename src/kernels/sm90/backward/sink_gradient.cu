@@ -5,7 +5,7 @@
 #include "cuda/ptx/math.cuh"
 #include "kernels/sm90/backward/prepare.hpp"
 
-// A sink is a key whose value is 0: its gradient through a row is -exp(sink - lse) * delta.
+// A sink is a key whose value is 0: its gradient through a row is exp(sink - lse) * offset.
 namespace magi::sm90 {
 namespace {
 
@@ -44,10 +44,10 @@ __global__ void __launch_bounds__(kThreads) shared_sink_kernel(const SinkGradien
   }
   for (int token = thread; token < params.packed.rows_q; token += kThreads) {
     const std::int64_t at = place_of(params.packed, token, head);
-    const float lse2 = params.lse2[at];
-    const float delta = params.delta[at];
+    const float level2 = params.levels[at] * params.exponent_scale;
+    const float offset = params.offsets[at];
 #pragma unroll
-    for (int s = 0; s < kMaxSinks; ++s) sums[s] -= ptx::exp2_approx(sinks2[s] - lse2) * delta;
+    for (int s = 0; s < kMaxSinks; ++s) sums[s] += ptx::exp2_approx(sinks2[s] + level2) * offset;
   }
 #pragma unroll
   for (int s = 0; s < kMaxSinks; ++s) {
@@ -69,13 +69,13 @@ __global__ void __launch_bounds__(kThreads) row_sink_kernel(const SinkGradientPa
   const auto head = static_cast<int>(i % params.packed.heads_q);
   if (token >= params.packed.rows_q) return;
   const std::int64_t at = place_of(params.packed, token, head);
-  const float lse2 = params.lse2[at];
-  const float delta = params.delta[at];
+  const float level2 = params.levels[at] * params.exponent_scale;
+  const float offset = params.offsets[at];
   for (int s = 0; s < params.sink.count; ++s) {
     const float sink =
         params.sink.data[token * params.sink.row_stride + s * params.sink.sink_stride + head];
     put(params.dsink[token * params.row_stride + s * params.sink_stride + head],
-        -ptx::exp2_approx(sink * kLog2e - lse2) * delta, params.is_added);
+        ptx::exp2_approx(sink * kLog2e + level2) * offset, params.is_added);
   }
 }
 
