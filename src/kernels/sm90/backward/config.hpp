@@ -12,6 +12,7 @@ struct BackwardConfig {
   DType type = DType::BFloat16;
   int dim = 128;  ///< of q, k and v as held on chip: the tensors' dims are at most this
   bool has_softcap = false;
+  bool is_ordered = false;  ///< sums of dQ are taken in the order of the list
 
   static constexpr int consumers = 2;  ///< warpgroups of 64 keys
   static constexpr int keys = 64 * consumers;
@@ -26,6 +27,12 @@ struct BackwardConfig {
   static_assert(consumers * consumer_registers + producer_registers <=
                 (consumers + 1) * launch_registers);
 
+  /// The same with or without an order of dQ's sums.
+  constexpr BackwardConfig ordered(bool is_so) const {
+    BackwardConfig config = *this;
+    config.is_ordered = is_so;
+    return config;
+  }
   constexpr int threads() const { return 128 * (consumers + 1); }
   constexpr int kv_bytes() const { return keys * dim * 2; }
   constexpr int q_bytes() const { return rows * dim * 2; }

@@ -66,7 +66,7 @@ class BackwardConsumer {
 
   __device__ __forceinline__ void walk_item() {
     wait_queries(num_steps_);
-    issue_scores(num_steps_, even_);
+    issue_scores(num_steps_, load_levels(num_steps_), even_);
     ptx::mbarrier_wait(shared_.v_full, item_parity_);
     ptx::wgmma_wait<0>();
     ptx::pin(even_);
@@ -80,7 +80,8 @@ class BackwardConsumer {
     ptx::pin(packed_);
     ptx::pin(dk_);
     ptx::pin(dq_of(even_));
-    add_queries(num_steps_ - 1, sum_of(num_steps_ - 1), dq_of(even_));
+    const std::uint32_t step = num_steps_ - 1;
+    add_queries(step, sum_of(step), await_turn(step), dq_of(even_));
   }
 
   __device__ __forceinline__ static int q_stage(std::uint32_t step) {
@@ -106,11 +107,12 @@ class BackwardConsumer {
   }
 
   /// S^T = K Q^T of a step, issued only.
-  __device__ __forceinline__ void issue_scores(std::uint32_t step, Scores& scores) {
+  __device__ __forceinline__ void issue_scores(std::uint32_t step, const RowValues& levels,
+                                               Scores& scores) {
     if constexpr (kC.has_softcap) {
       ptx::forget(scores);
     } else {
-      set_rows(scores, shared_.levels[q_stage(step)], place().column);
+      levels.spread(scores);
       ptx::pin(scores);
     }
     const tile::KMajor<kC.keys> k(shared_.k + key_bytes());
@@ -121,13 +123,22 @@ class BackwardConsumer {
 
   /// dP^T - delta = V dO^T - delta of the present step, issued only.
   __device__ __forceinline__ void issue_dp(Scores& dp) {
-    ptx::mbarrier_wait(shared_.dout_full[dout_stage()], ring_parity<kC.dout_stages>(num_steps_));
+    const std::uint32_t parity = ring_parity<kC.dout_stages>(num_steps_);
+    ptx::mbarrier_wait(shared_.dout_full[dout_stage()], parity);
+    RowValues offsets;
+    offsets.load(shared_.offsets[dout_stage()], place().column);
     const tile::KMajor<kC.keys> v(shared_.v + key_bytes());
     const tile::KMajor<kC.rows> dout(shared_.dout[dout_stage()]);
-    set_rows(dp, shared_.offsets[dout_stage()], place().column);
+    offsets.spread(dp);
     ptx::pin(dp);
     ptx::wgmma_fence();
     tile::issue_abt<kC.type, kC.rows, kC.dim, true>(dp, v, dout);
+  }
+
+  __device__ __forceinline__ RowValues load_levels(std::uint32_t step) const {
+    RowValues levels;
+    levels.load(shared_.levels[q_stage(step)], place().column);
+    return levels;
   }
 
   /// dV += P^T dO.
@@ -181,14 +192,15 @@ class BackwardConsumer {
     if (num_steps_ > 0) release(shared_.q_empty[q_stage(num_steps_ - 1)]);
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
     issue_dv();
+    if (!is_last) wait_queries(num_steps_ + 1);
+    const RowValues levels = load_levels(num_steps_ + 1);
     ptx::wgmma_wait<1>();
     ptx::pin(other);
     differentiate<kC.has_softcap>(p, other, shared_.levels[q_stage(num_steps_)], place().column,
                                   params_.score);
     ptx::pin(p);
-    if (!is_last) wait_queries(num_steps_ + 1);
     next_flags_ = step_flags(num_steps_ + 1);
-    issue_scores(num_steps_ + 1, other);
+    issue_scores(num_steps_ + 1, levels, other);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
     ptx::pin(dv_);
@@ -200,11 +212,12 @@ class BackwardConsumer {
     issue_dq(num_steps_ - 1, p);
     issue_dk();
     const std::int32_t sum = sum_of(num_steps_ - 1);
+    const bool is_first_turn = !is_first && await_turn(num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(other);
     ptx::pin(dq_of(p));
     release(shared_.scores_full[ring_stage<kScoreStages>(num_steps_)]);
-    if (!is_first) add_queries(num_steps_ - 1, sum, dq_of(p));
+    if (!is_first) add_queries(num_steps_ - 1, sum, is_first_turn, dq_of(p));
     if (!is_last) take_probabilities(num_steps_ + 1, other);
 #pragma unroll
     for (int i = 0; i < kScoreElements; ++i) p[i] = other[i];
@@ -244,16 +257,21 @@ class BackwardConsumer {
     return shared_.steps[step % kInfoStages].sum;
   }
 
-  /// dQ of a step to its sum, in turn where sums are ordered.
-  __device__ __forceinline__ void add_queries(std::uint32_t step, std::int64_t sum,
+  /// Whether the step is the first to add to its sum, which holds nothing yet.
+  __device__ __forceinline__ bool await_turn(std::uint32_t step) const {
+    if constexpr (!kC.is_ordered) return false;
+    const int stage = ring_stage<kTurnStages>(step);
+    ptx::mbarrier_wait(shared_.turn_ready[stage], ring_parity<kTurnStages>(step));
+    return ptx::uniform(shared_.turns[stage].is_first) != 0;
+  }
+
+  /// dQ of a step to its sum, the turn having come where sums are ordered.
+  __device__ __forceinline__ void add_queries(std::uint32_t step, std::int64_t sum, bool is_first,
                                               const DqColumns& dq) const {
     const int thread = ptx::thread_index() & 127;
     float* target = params_.dq_sums + sum * (kC.rows * kC.dim) + warpgroup_ * kC.dq_floats() +
                     dq_place(0, thread);
-    const int stage = ring_stage<kTurnStages>(step);
-    ptx::mbarrier_wait(shared_.turn_ready[stage],
-                       params_.is_ordered ? ring_parity<kTurnStages>(step) : 1);
-    if (ptx::uniform(shared_.turns[stage].is_first) != 0) {
+    if (is_first) {
 #pragma unroll
       for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
         ptx::store_float4(target + dq_place(i, 0), dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
@@ -264,7 +282,7 @@ class BackwardConsumer {
         ptx::add_float4(target + dq_place(i, 0), dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
       }
     }
-    release(shared_.added[stage]);
+    if constexpr (kC.is_ordered) release(shared_.added[ring_stage<kTurnStages>(step)]);
   }
 
   BackwardStorage<kC>& shared_;

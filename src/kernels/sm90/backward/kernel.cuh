@@ -27,7 +27,7 @@
 // | mbarrier      | completed by                   | then                                    |
 // |---------------|--------------------------------|-----------------------------------------|
 // | k / v full    | producer's announcement, bytes | consumers read the item and multiply    |
-// | q / dout full | producer's announcement, bytes | consumers multiply, read both vectors      |
+// | q / dout full | producer's announcement, bytes | consumers multiply, read both vectors   |
 // | empty         | every consumer warp            | the producer overwrites                 |
 // | step full     | producer                       | the watcher looks up, awaits the turn   |
 // | turn ready    | watcher                        | consumers add dQ of the step            |
@@ -68,10 +68,10 @@ __device__ __forceinline__ void init_barriers(BackwardStorage<kC>& shared) {
 
 /// `Instance` is a type with a `static constexpr BackwardConfig kConfig`: nvcc's host stubs cannot
 /// name a kernel whose template argument is a config value.
-template <typename Instance>
+template <typename Instance, bool kIsOrdered>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
-  constexpr BackwardConfig kC = Instance::kConfig;
+  constexpr BackwardConfig kC = Instance::kConfig.ordered(kIsOrdered);
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<BackwardStorage<kC>*>(shared_bytes);
   const int warp = ptx::uniform(static_cast<int>(threadIdx.x) / 32);
@@ -86,6 +86,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   if (warp < 4) {
     ptx::lower_registers<kC.producer_registers>();
     if (threadIdx.x == 0) BackwardProducer<kC>(shared, params).run();
+    // NOTE: asked at run time though it is known: without this code ptxas runs out of registers in
+    // the fast instances and serialises their products.
     if (params.is_ordered && threadIdx.x == 32) TurnWatcher<kC>(shared, params).run();
     if (params.is_ordered && threadIdx.x == 64) pass_turns(shared, params);
   } else {

@@ -12,16 +12,23 @@
 
 namespace magi::sm90 {
 
-template <typename Instance>
-void launch_backward(const BackwardParams& params, int num_ctas, cudaStream_t stream) {
-  constexpr BackwardConfig kC = Instance::kConfig;
+template <typename Instance, bool kIsOrdered>
+void launch_ordered(const BackwardParams& params, int num_ctas, cudaStream_t stream) {
+  constexpr BackwardConfig kC = Instance::kConfig.ordered(kIsOrdered);
   constexpr int kBytes = static_cast<int>(sizeof(BackwardStorage<kC>));
   static_assert(kBytes <= 227 * 1024);
-  const auto kernel = backward_kernel<Instance>;
+  const auto kernel = backward_kernel<Instance, kIsOrdered>;
   static SharedMemoryGrant grant;
   grant.ensure(kernel, kBytes);
   kernel<<<num_ctas, kC.threads(), kBytes, stream>>>(params);
   cuda_check(cudaGetLastError(), "backward_kernel");
+}
+
+template <typename Instance>
+void launch_backward(const BackwardParams& params, int num_ctas, cudaStream_t stream) {
+  const auto launch =
+      params.is_ordered ? launch_ordered<Instance, true> : launch_ordered<Instance, false>;
+  launch(params, num_ctas, stream);
 }
 
 template <typename Instance>

@@ -13,15 +13,25 @@ namespace magi::sm90 {
 inline constexpr int kScoreElements = 32;
 using Scores = float[kScoreElements];
 
-/// Scores that are one value per row of q: what a product is added to.
-__device__ __forceinline__ void set_rows(Scores& x, const float* values, int first_column) {
+/// One value per row of q: those of the rows that a thread holds.
+struct RowValues {
+  float2 pairs[kScoreElements / 4];
+
+  __device__ __forceinline__ void load(const float* values, int first_column) {
 #pragma unroll
-  for (int i = 0; i < kScoreElements; i += 4) {
-    const float2 pair = *reinterpret_cast<const float2*>(values + 2 * i + first_column);
-    x[i] = x[i + 2] = pair.x;
-    x[i + 1] = x[i + 3] = pair.y;
+    for (int i = 0; i < kScoreElements / 4; ++i) {
+      pairs[i] = *reinterpret_cast<const float2*>(values + 8 * i + first_column);
+    }
   }
-}
+  /// To all scores of their row: what a product is added to.
+  __device__ __forceinline__ void spread(Scores& x) const {
+#pragma unroll
+    for (int i = 0; i < kScoreElements; i += 4) {
+      x[i] = x[i + 2] = pairs[i / 4].x;
+      x[i + 1] = x[i + 3] = pairs[i / 4].y;
+    }
+  }
+};
 
 /// f(s) of ScoreScale with a softcap.
 __device__ __forceinline__ float capped(float score, const ScoreScale& scale) {
