@@ -8,9 +8,10 @@
 #include "cuda/ptx/math.cuh"
 #include "kernels/sm90/backward/prepare.hpp"
 
-// offset = dlse - sum(dout * out) and level = -lse / scale, in the packed order of tiles: one CTA
-// per (q tile, head group), kLanes threads per row, 8 elements of dim per thread. The CTA also
-// clears its tile's sums, all CTAs together the counters.
+// offset = dlse - sum(dout * out) and level = -lse / scale, in the packed order of tiles: a CTA
+// takes as many rows as a tile has, side by side in memory (the heads of a token, then the next
+// token), kLanes threads per row, 8 elements of dim per thread. It also clears a tile's sums, all
+// CTAs together the counters.
 namespace magi::sm90 {
 namespace {
 
@@ -88,8 +89,8 @@ __device__ __forceinline__ void unpack(const RawElements<true>& raw, bool is_flo
 /// One packed row as one of its threads sees it.
 template <bool kMayBeFloat>
 struct Row {
-  std::int64_t token = 0;
-  std::int64_t head = 0;
+  std::int32_t token = 0;
+  std::int32_t head = 0;
   bool is_inside = false;
   RawElements<kMayBeFloat> out{};
   RawElements<kMayBeFloat> dout{};
@@ -102,13 +103,32 @@ __device__ __forceinline__ float load_float(const FloatRows& rows, std::int64_t 
   return rows.data[token * rows.row_stride + head * rows.head_stride];
 }
 
+/// The first row of the CTA in the order of memory.
+struct FirstRow {
+  std::int32_t token;
+  unsigned head;
+
+  __device__ __forceinline__ explicit FirstRow(std::int32_t heads_q) {
+    if (blockIdx.x < 0xffffffffu / kTileRows) {
+      const unsigned index = blockIdx.x * kTileRows;
+      token = static_cast<std::int32_t>(index / static_cast<unsigned>(heads_q));
+      head = index % static_cast<unsigned>(heads_q);
+    } else {
+      const std::int64_t index = std::int64_t{blockIdx.x} * kTileRows;
+      token = static_cast<std::int32_t>(index / heads_q);
+      head = static_cast<unsigned>(index % heads_q);
+    }
+  }
+};
+
+/// Row `r` of the CTA.
 template <bool kMayBeFloat>
-__device__ __forceinline__ Row<kMayBeFloat> load_row(const PrepareParams& params, int q_tile,
-                                                     int group, int r, int d) {
-  const int shift = __ffs(params.packed.packed_heads) - 1;
+__device__ __forceinline__ Row<kMayBeFloat> load_row(const PrepareParams& params, FirstRow first,
+                                                     unsigned r, int d) {
+  const auto heads = static_cast<unsigned>(params.packed.heads_q);
   Row<kMayBeFloat> row;
-  row.token = static_cast<std::int64_t>(q_tile) * (kTileRows >> shift) + (r >> shift);
-  row.head = (group << shift) + (r & (params.packed.packed_heads - 1));
+  row.token = first.token + static_cast<std::int32_t>((first.head + r) / heads);
+  row.head = static_cast<std::int32_t>((first.head + r) % heads);
   row.is_inside = row.token < params.packed.rows_q;
   if (!row.is_inside) return row;
   if (d < params.dim_v) {
@@ -136,14 +156,24 @@ __device__ __forceinline__ void round_dout(const PrepareParams& params, const Ro
     dout[2 * i] = pair.x;
     dout[2 * i + 1] = pair.y;
   }
-  const std::int64_t at = (row.token * params.packed.heads_q + row.head) * params.dim_v + d;
+  const std::int64_t at =
+      (std::int64_t{row.token} * params.packed.heads_q + row.head) * params.dim_v + d;
   auto* target = static_cast<std::uint16_t*>(params.dout_copy) + at;
   *reinterpret_cast<uint4*>(target) = {packed[0], packed[1], packed[2], packed[3]};
 }
 
+/// Where a row lies among the packed ones.
+__device__ __forceinline__ std::int64_t place_of(const PackedRows& packed, int token, int head) {
+  const int shift = __ffs(packed.packed_heads) - 1;
+  const int tile_tokens = kTileRows >> shift;
+  const std::int64_t tile =
+      static_cast<std::int64_t>(head >> shift) * packed.num_q_tiles + token / tile_tokens;
+  return tile * kTileRows + (token % tile_tokens << shift) + (head & (packed.packed_heads - 1));
+}
+
 template <DType kType, int kLanes, bool kMayBeFloat>
 __device__ __forceinline__ void finish_row(const PrepareParams& params, const Row<kMayBeFloat>& row,
-                                           std::int64_t at, int d) {
+                                           int d) {
   float out[kElements];
   float dout[kElements];
   unpack<kType>(row.out, params.out.is_float, out);
@@ -157,6 +187,7 @@ __device__ __forceinline__ void finish_row(const PrepareParams& params, const Ro
     sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
   }
   if (d != 0) return;
+  const std::int64_t at = place_of(params.packed, row.token, row.head);
   const bool has_keys = row.lse != -INFINITY;
   params.levels[at] = -(has_keys ? row.lse * kLog2e : kNoKeys) / params.exponent_scale;
   params.offsets[at] = has_keys ? row.dlse - sum : 0.0f;
@@ -180,24 +211,20 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const PrepareParams p
   constexpr int kRowsPerPass = kThreads / kLanes;
   constexpr int kPasses = kTileRows / kRowsPerPass;
   clear_counters(params);
-  // Neighbouring CTAs take the head groups of the same tokens, which lie side by side.
-  const int groups = params.packed.heads_q / params.packed.packed_heads;
-  const int q_tile = static_cast<int>(blockIdx.x) / groups;
-  const int group = static_cast<int>(blockIdx.x) % groups;
-  if (q_tile >= params.packed.num_q_tiles) return;
-  const std::int64_t tile = static_cast<std::int64_t>(group) * params.packed.num_q_tiles + q_tile;
-  const int r = static_cast<int>(threadIdx.x) / kLanes;
+  const std::int64_t tile = blockIdx.x;
+  if (params.packed.num_q_tiles == 0) return;
+  const FirstRow first(params.packed.heads_q);
+  const unsigned r = threadIdx.x / kLanes;
   const int d = static_cast<int>(threadIdx.x) % kLanes * kElements;
   Row<kMayBeFloat> rows[kPasses];
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
-    rows[pass] = load_row<kMayBeFloat>(params, q_tile, group, r + pass * kRowsPerPass, d);
+    rows[pass] = load_row<kMayBeFloat>(params, first, r + pass * kRowsPerPass, d);
   }
+  const auto q_tile = static_cast<std::int32_t>(tile % params.packed.num_q_tiles);
   if (params.islands == nullptr || __ldg(params.islands + q_tile) > 1) clear_sums(params, tile);
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    finish_row<kType, kLanes>(params, rows[pass], tile * kTileRows + r + pass * kRowsPerPass, d);
-  }
+  for (int pass = 0; pass < kPasses; ++pass) finish_row<kType, kLanes>(params, rows[pass], d);
 }
 
 template <DType kType, bool kMayBeFloat>
