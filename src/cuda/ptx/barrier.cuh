@@ -58,6 +58,19 @@ __device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, std::uint32
   return is_done != 0;
 }
 
+/// Whether the phase of that parity is over, asked without waiting.
+__device__ __forceinline__ bool mbarrier_test(Mbarrier& barrier, std::uint32_t parity) {
+  std::uint32_t is_done = 0;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(is_done)
+      : "r"(shared_address(&barrier)), "r"(parity)
+      : "memory");
+  return is_done != 0;
+}
+
 /// Waits until the phase of the given parity has completed.
 __device__ __forceinline__ void mbarrier_wait(Mbarrier& barrier, std::uint32_t parity) {
   while (!mbarrier_try_wait(barrier, parity)) {

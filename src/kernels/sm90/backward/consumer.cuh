@@ -100,6 +100,13 @@ class BackwardConsumer {
                        ring_parity<kScoreStages>(step));
   }
 
+  /// Asked ahead, for the answer takes a while.
+  __device__ __forceinline__ bool has_scores(std::uint32_t step) const {
+    return __all_sync(0xffffffffu,
+                      ptx::mbarrier_test(shared_.scores_full[ring_stage<kScoreStages>(step)],
+                                         ring_parity<kScoreStages>(step))) != 0;
+  }
+
   /// Where the warpgroup's keys begin in a panel. Found anew at each use: descriptors made of a
   /// value that the compiler knows to be constant would stay in registers.
   __device__ __forceinline__ static int key_bytes() {
@@ -201,13 +208,14 @@ class BackwardConsumer {
     ptx::pin(p);
     next_flags_ = step_flags(num_steps_ + 1);
     issue_scores(num_steps_ + 1, levels, other);
+    const bool are_scores_there = has_scores(num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
     ptx::pin(dv_);
     release(shared_.dout_empty[dout_stage()]);
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
     ptx::pin(packed_);
-    if (!is_first) wait_scores(num_steps_ - 1);
+    if (!is_first && !are_scores_there) wait_scores(num_steps_ - 1);
     store_scores();
     issue_dq(num_steps_ - 1, p);
     issue_dk();
