@@ -4,15 +4,16 @@
 process; forward, or the whole backward with --backward (ours: preparation, main kernel and all;
 theirs: torch's autograd).
 
-Each case is timed in rounds; a round times every kernel once (a burst between two CUDA events) in
-rotating order, and ratios are medians over rounds of our rate over cuDNN's rate in the same round.
-Rates are 4 (backward: 10) * area * heads * dim per second; cuDNN runs full or causal of the same
+Each case is timed in rounds; a round times every kernel once (a burst between two CUDA events), in
+an order drawn anew so that none always follows the same other: after a cooler kernel clocks are
+higher. Ratios are medians over rounds of our rate over cuDNN's rate in the same round. Rates are 4 (backward: 10) * area * heads * dim per second; cuDNN runs full or causal of the same
 length, FlexAttention the mask itself.
 """
 import argparse
 import ctypes
 import json
 import pathlib
+import random
 import statistics
 import subprocess
 import time
@@ -209,11 +210,22 @@ def time_alternating(calls, rounds, burst):
     torch.cuda.synchronize()
     repeats = {name: max(1, round(burst / burst_seconds(calls[name], 2))) for name in names}
     seconds = {name: [] for name in names}
-    for index in range(rounds):
-        for offset in range(len(names)):
-            name = names[(index + offset) % len(names)]
+    for order in drawn_orders(names, rounds):
+        for name in order:
             seconds[name].append(burst_seconds(calls[name], repeats[name]))
     return seconds
+
+
+def drawn_orders(names, rounds):
+    """An order of the names for each round; no round begins with what the last one ended with."""
+    draw = random.Random(0)
+    last = None
+    for _ in range(rounds):
+        order = draw.sample(names, len(names))
+        while len(names) > 1 and order[0] == last:
+            order = draw.sample(names, len(names))
+        last = order[-1]
+        yield order
 
 
 def clocks():
