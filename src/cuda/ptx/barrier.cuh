@@ -8,6 +8,15 @@ namespace magi::ptx {
 
 using Mbarrier = std::uint64_t;
 
+/// Of a warp whose lanes are all done with what a barrier guards. racecheck follows a barrier only
+/// from the threads that arrive at it themselves: in builds for it every lane does, in others one
+/// for all.
+#ifdef MAGI_RACECHECK
+inline constexpr int kArrivalsPerWarp = 32;
+#else
+inline constexpr int kArrivalsPerWarp = 1;
+#endif
+
 __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }

@@ -46,12 +46,12 @@ class BackwardConsumer {
     return reinterpret_cast<DqColumns&>(x);
   }
 
-  /// One arrival of this warp, after all its lanes are done with what the barrier guards. NOTE:
+  /// This warp's arrival, after all its lanes are done with what the barrier guards. NOTE:
   /// with a branch here the compiler takes the lanes for diverged ever after, and runs out of
   /// registers.
   __device__ __forceinline__ void release(ptx::Mbarrier& barrier) const {
     __syncwarp();
-    ptx::mbarrier_arrive_if(barrier, threadIdx.x % 32 == 0);
+    ptx::mbarrier_arrive_if(barrier, ptx::kArrivalsPerWarp == 32 || threadIdx.x % 32 == 0);
   }
 
   __device__ __forceinline__ void clear() {

@@ -40,29 +40,29 @@ namespace magi::sm90 {
 
 template <BackwardConfig kC>
 __device__ __forceinline__ void init_barriers(BackwardStorage<kC>& shared) {
-  constexpr int kConsumerWarps = 4 * kC.consumers;
+  constexpr int kArrivals = 4 * kC.consumers * ptx::kArrivalsPerWarp;
   for (int stage = 0; stage < kInfoStages; ++stage) ptx::mbarrier_init(shared.step_full[stage], 1);
   for (int stage = 0; stage < kTurnStages; ++stage) {
     shared.turns[stage] = {};
     ptx::mbarrier_init(shared.turn_ready[stage], 1);
     ptx::mbarrier_init(shared.turn_empty[stage], 1);
-    ptx::mbarrier_init(shared.added[stage], kConsumerWarps);
+    ptx::mbarrier_init(shared.added[stage], kArrivals);
   }
   for (int stage = 0; stage < kScoreStages; ++stage) {
-    ptx::mbarrier_init(shared.scores_full[stage], kConsumerWarps);
+    ptx::mbarrier_init(shared.scores_full[stage], kArrivals);
   }
   for (int stage = 0; stage < kC.q_stages; ++stage) {
     ptx::mbarrier_init(shared.q_full[stage], 1);
-    ptx::mbarrier_init(shared.q_empty[stage], kConsumerWarps);
+    ptx::mbarrier_init(shared.q_empty[stage], kArrivals);
   }
   for (int stage = 0; stage < kC.dout_stages; ++stage) {
     ptx::mbarrier_init(shared.dout_full[stage], 1);
-    ptx::mbarrier_init(shared.dout_empty[stage], kConsumerWarps);
+    ptx::mbarrier_init(shared.dout_empty[stage], kArrivals);
   }
   ptx::mbarrier_init(shared.k_full, 1);
-  ptx::mbarrier_init(shared.k_empty, kConsumerWarps);
+  ptx::mbarrier_init(shared.k_empty, kArrivals);
   ptx::mbarrier_init(shared.v_full, 1);
-  ptx::mbarrier_init(shared.v_empty, kConsumerWarps);
+  ptx::mbarrier_init(shared.v_empty, kArrivals);
   ptx::fence_mbarrier_init();
 }
 

@@ -55,7 +55,7 @@ class Consumer {
   /// This warp's arrival, after all its lanes are done with what the barrier guards.
   __device__ __forceinline__ void release(ptx::Mbarrier& barrier) const {
     __syncwarp();
-    if (kArrivalsPerWarp == 32 || ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(barrier);
+    if (ptx::kArrivalsPerWarp == 32 || ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
   /// Warpgroups take turns to issue the products S = Q K^T of one tile and O += P V of the tile

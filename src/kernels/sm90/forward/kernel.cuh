@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     ptx::prefetch_tensor_map(params.q);
     ptx::prefetch_tensor_map(params.k);
     ptx::prefetch_tensor_map(params.v);
-    constexpr int kArrivals = 4 * kC.consumers * kArrivalsPerWarp;
+    constexpr int kArrivals = 4 * kC.consumers * ptx::kArrivalsPerWarp;
     init_ring(shared.q_ring, kArrivals);
     init_ring(shared.kv_ring, kArrivals);
     init_ring(shared.message_ring, kArrivals + 1);

@@ -64,14 +64,6 @@ struct RowWeights {
 /// | kEpilogue + w   | warpgroup w                           | its Q rows may be overwritten     |
 enum NamedBarrier : int { kTurn = 1, kEpilogue = 5 };
 
-/// racecheck follows a barrier only from the threads that arrive at it themselves: in builds for it
-/// every lane of a reading warp does, in others one for all.
-#ifdef MAGI_RACECHECK
-inline constexpr int kArrivalsPerWarp = 32;
-#else
-inline constexpr int kArrivalsPerWarp = 1;
-#endif
-
 inline constexpr int kMessageStages = 3;  ///< runs ahead cost balance at the end of a launch
 
 /// mbarriers: `full` is completed by one arrival plus the bytes it announces; `empty` by one
