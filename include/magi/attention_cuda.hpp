@@ -124,7 +124,7 @@ struct BackwardTuning {
   std::int32_t heads_per_item = 0;  ///< query heads that one CTA walks for a k tile; 0: by cost
   /// Bitwise equal dq from call to call; dk, dv and dsink always are.
   bool is_deterministic = true;
-  std::int32_t section_columns = 0;  ///< kv heads, or pieces of them, walked at a time; 0: by cost
+  std::int32_t section_columns = 0;  ///< kv heads walked at a time; 0: by cost
   HeadWalk head_walk = HeadWalk::ByCost;
 };
 
@@ -140,7 +140,7 @@ class BackwardWork {
   BackwardWork(BackwardWork&&) noexcept;
   BackwardWork& operator=(BackwardWork&&) noexcept;
 
-  /// Query heads per tile and per item, as chosen.
+  /// Query heads per tile and per item of the first k tiles, as chosen.
   std::int32_t packed_heads() const;
   std::int32_t heads_per_item() const;
   std::int64_t size_bytes() const;       ///< of the list, on the device

@@ -45,7 +45,7 @@ BackwardCase random_case(std::uint64_t seed) {
   options.max_rows_k = pick(random, {20, 150, 400});
   test.mask = random_mask(random, options);
   test.type = random.chance(70) ? DType::BFloat16 : DType::Float16;
-  test.heads_kv = pick(random, {1, 2});
+  test.heads_kv = pick(random, {1, 1, 2, 2, 5});
   const std::int32_t group = pick(random, {1, 2, 3, 4, 8});
   test.heads_q = test.heads_kv * group;
   test.dim_qk = pick(random, {64, 64, 128, 80});

@@ -115,6 +115,21 @@ TEST_P(BackwardTest, EveryNumberOfHeadsPerItem) {
   }
 }
 
+/// With few CTAs the kv heads of a k tile share a buffer for their pieces.
+TEST_P(BackwardTest, PiecesOfManyHeadsShareBuffers) {
+  for (const std::int32_t num_ctas : {1, 2, 7, 40}) {
+    BackwardCase test = base();
+    test.heads_q = 10;
+    test.heads_kv = 5;
+    test.mask = one_slice(130, 300, MaskType::Causal);
+    test.tuning = {.sm_margin = device_info(0).num_sms - num_ctas,
+                   .packed_heads = 1,
+                   .heads_per_item = 1,
+                   .is_deterministic = num_ctas != 7};
+    check_backward(test);
+  }
+}
+
 TEST_P(BackwardTest, EveryWalkOfTheHeads) {
   for (const HeadWalk head_walk : {HeadWalk::Together, HeadWalk::InTurn}) {
     for (const bool is_deterministic : {true, false}) {

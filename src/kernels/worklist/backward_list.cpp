@@ -4,19 +4,18 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
-#include <functional>
 #include <iterator>
 #include <map>
 #include <numeric>
-#include <queue>
 
 #include "base/check.hpp"
+#include "kernels/worklist/backward_order.hpp"
 #include "kernels/worklist/query_run.hpp"
 
 namespace magi {
 namespace {
 
-using Costs = std::vector<std::int64_t>;
+using Costs = BackwardTileCosts;
 
 void check_problem(const BackwardProblem& problem, std::span<const BandSlice> slices) {
   if (problem.heads_kv < 1) throw invalid("heads_kv", problem.heads_kv, "1 or more");
@@ -39,8 +38,8 @@ void check_choice(const BackwardList& list, const BackwardChoice& choice) {
     throw invalid("packed_heads", packed,
                   "0 or powers of two up to 16 that divide heads_q / heads_kv");
   }
-  if (choice.columns_per_section < 0) {
-    throw invalid("columns_per_section", choice.columns_per_section, "0 or more");
+  if (choice.section_heads < 0) {
+    throw invalid("section_heads", choice.section_heads, "0 or more");
   }
   const std::int32_t per_item = choice.heads_per_item;
   if (per_item < 0 || (per_item > 0 && group % per_item != 0) ||
@@ -120,31 +119,74 @@ Costs tile_costs(const BackwardList& list, std::int32_t tile_tokens) {
   return costs;
 }
 
-/// Of one kv head.
-std::int64_t total_cost(const BackwardList& list, const Costs& costs, std::int32_t packed_heads) {
-  const std::int64_t steps = std::accumulate(costs.begin(), costs.end(), std::int64_t{0});
-  return steps * (heads_per_kv(list) / packed_heads) + std::ssize(costs) * list.shape.overhead;
+/// The island of each record, islands counted from the first row on.
+std::vector<std::int32_t> find_islands(const BackwardList& list) {
+  std::vector<std::size_t> order(list.records.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return list.records[a].band.q0 < list.records[b].band.q0;
+  });
+  std::vector<std::int32_t> island_of(order.size());
+  std::int32_t island = -1;
+  std::int32_t end = 0;  // of the island's rows
+  for (const std::size_t index : order) {
+    const BandSlice& band = list.records[index].band;
+    if (island < 0 || band.q0 >= end) ++island;
+    end = std::max(end, band.q1);
+    island_of[index] = island;
+  }
+  return island_of;
 }
 
-/// Packed heads and their cost.
+/// Of each q tile; fills list.islands.
+void count_islands(BackwardList& list, std::span<const std::int32_t> island_of) {
+  std::vector<Range> rows;
+  for (std::size_t i = 0; i < island_of.size(); ++i) {
+    const auto island = static_cast<std::size_t>(island_of[i]);
+    const BandSlice& band = list.records[i].band;
+    if (island >= rows.size()) rows.resize(island + 1);
+    Range& range = rows[island];
+    if (range.empty()) range = {band.q0, band.q1};
+    range = {std::min(range.begin, band.q0), std::max(range.end, band.q1)};
+  }
+  list.num_islands = static_cast<std::int32_t>(rows.size());
+  list.islands.assign(static_cast<std::size_t>(list.num_q_tiles()), 0);
+  for (const Range& range : rows) {
+    for (std::int32_t tile = range.begin / list.tile_tokens;
+         tile <= (range.end - 1) / list.tile_tokens; ++tile) {
+      ++list.islands[static_cast<std::size_t>(tile)];
+    }
+  }
+}
+
+void set_packing(BackwardList& list, std::int32_t heads) {
+  list.packed_heads = heads;
+  list.tile_tokens = list.shape.rows / heads;
+  list.head_groups = list.problem.heads_q / heads;
+}
+
+/// Packed heads and when the items are done.
 struct Packing {
   std::int32_t heads = 0;
-  std::int64_t cost = 0;
+  std::int64_t time = 0;
 };
 
-/// The one of least cost that the choice allows, ties to fewer heads.
-Packing choose_packing(const BackwardList& list, const BackwardChoice& choice) {
+/// The one that the choice allows and that is done first, ties to fewer heads.
+Packing choose_packing(BackwardList& list, const BackwardChoice& choice) {
   Packing best;
+  const std::vector<std::int32_t> island_of = find_islands(list);
   const std::int32_t unit = choice.heads_per_item > 0 ? choice.heads_per_item : heads_per_kv(list);
   for (std::int32_t heads = 1; heads <= 16 && unit % heads == 0; heads *= 2) {
     if (choice.packed_heads > 0 && heads != choice.packed_heads) continue;
-    const std::int64_t cost = total_cost(list, tile_costs(list, list.shape.rows / heads), heads);
-    if (best.heads == 0 || cost < best.cost) best = {heads, cost};
+    set_packing(list, heads);
+    const std::int64_t time =
+        modelled_time(list, tile_costs(list, list.tile_tokens), island_of, choice);
+    if (best.heads == 0 || time < best.time) best = {heads, time};
   }
   return best;
 }
 
-/// Tiles cut where slices begin, or on a plain grid, and the packing: what costs least.
+/// Tiles cut where slices begin, or on a plain grid, and the packing: what is done first.
 void choose_tiles(BackwardList& list, std::span<const BandSlice> slices,
                   const BackwardChoice& choice) {
   std::vector<std::int32_t> cuts;
@@ -154,142 +196,21 @@ void choose_tiles(BackwardList& list, std::span<const BandSlice> slices,
   }
   std::sort(cuts.begin(), cuts.end());
   cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-  BackwardList grid = list;
-  grid.tiles = cut_tiles(grid, {});
-  fill_records(grid, slices);
-  list.tiles = cut_tiles(list, cuts);
+  BackwardList cut = list;
+  list.tiles = cut_tiles(list, {});
+  cut.tiles = cut_tiles(cut, cuts);
+  const bool has_cuts = cut.tiles != list.tiles;
   fill_records(list, slices);
-  const Packing grid_packing = choose_packing(grid, choice);
   Packing packing = choose_packing(list, choice);
-  if (grid_packing.cost <= packing.cost) {
-    packing = grid_packing;
-    list = std::move(grid);
-  }
-  list.packed_heads = packing.heads;
-  list.tile_tokens = list.shape.rows / packing.heads;
-  list.head_groups = list.problem.heads_q / packing.heads;
-}
-
-/// Whether no k tile is much dearer than most.
-bool is_even(const Costs& costs) {
-  if (costs.empty()) return true;
-  const std::int64_t total = std::accumulate(costs.begin(), costs.end(), std::int64_t{0});
-  return 4 * costs.front() * std::ssize(costs) <= 5 * total;
-}
-
-/// Whether no k tile is seen by half of the rows.
-bool is_narrow(const BackwardList& list, const Costs& costs) {
-  return !costs.empty() && 2 * costs.front() < list.num_q_tiles();
-}
-
-/// Whether clearing the dQ sums costs more than waiting for a turn, as measured for windows and
-/// short documents.
-bool has_few_additions(const BackwardList& list, const Costs& costs) {
-  constexpr std::int64_t kFew = 10;  // to a sum, on average
-  const std::int64_t total = std::accumulate(costs.begin(), costs.end(), std::int64_t{0});
-  return is_narrow(list, costs) && total < kFew * list.num_q_tiles();
-}
-
-/// How the items walk: windows come back to a q tile soon if a head is walked alone; elsewhere all
-/// heads of a q tile side by side keep the CTAs that add to it in step.
-void choose_walk(BackwardList& list, const Costs& costs, const BackwardChoice& choice) {
-  list.is_ordered = choice.is_ordered || has_few_additions(list, costs);
-  list.is_group_first =
-      choice.is_group_first.value_or(list.is_ordered && is_narrow(list, costs) && is_even(costs));
-}
-
-/// As many columns as the cache holds, but enough items for every CTA.
-std::int32_t section_columns(const BackwardList& list) {
-  const BackwardProblem& problem = list.problem;
-  const std::int64_t row_bytes = 2 * (problem.dim_qk + problem.dim_v) + 4 * problem.dim_qk;
-  const std::int64_t heads = problem.heads_q / list.num_columns();
-  const std::int64_t column_bytes = std::max(problem.rows_q, 1) * row_bytes * heads;
-  const std::int64_t num_tiles = std::max<std::int64_t>(std::ssize(list.tiles), 1);
-  const std::int64_t fitting = problem.cache_bytes / column_bytes;
-  const std::int64_t filling = (problem.num_ctas - 1) / num_tiles + 1;
-  return static_cast<std::int32_t>(
-      std::min<std::int64_t>(std::max(fitting, filling), list.num_columns()));
-}
-
-std::int64_t item_cost(const BackwardList& list, std::int64_t tile_cost) {
-  return tile_cost * list.groups_per_item + list.shape.overhead +
-         (list.num_pieces > 1 ? list.shape.piece_cost : 0);
-}
-
-/// All but the cheapest tiles that keep every CTA busy while one still walks the dearest.
-std::int32_t section_tiles(const BackwardList& list, const Costs& costs) {
-  auto num_tiles = static_cast<std::int32_t>(costs.size());
-  if (num_tiles == 0) return 0;
-  const std::int64_t wanted = list.problem.num_ctas * item_cost(list, costs.front());
-  for (std::int64_t rest = 0; num_tiles > 0 && rest < wanted; --num_tiles) {
-    rest += item_cost(list, costs[static_cast<std::size_t>(num_tiles) - 1]) * list.num_columns();
-  }
-  return num_tiles;
-}
-
-void set_pieces(BackwardList& list, const Costs& costs, const BackwardChoice& choice,
-                std::int32_t num_pieces) {
-  list.num_pieces = num_pieces;
-  list.groups_per_item = heads_per_kv(list) / list.packed_heads / num_pieces;
-  if (choice.columns_per_section > 0) {
-    list.columns_per_section = std::min(choice.columns_per_section, list.num_columns());
-  } else {
-    // In turn, few CTAs should meet at one sum.
-    const bool is_wide = choice.is_ordered && num_pieces == 1 && !list.is_group_first;
-    list.columns_per_section = is_wide ? list.num_columns() : section_columns(list);
-  }
-  list.section_tiles = section_tiles(list, costs);
-}
-
-/// When the last CTA is done, items being handed out in order.
-std::int64_t finish_time(const BackwardList& list, const Costs& costs) {
-  std::priority_queue<std::int64_t, std::vector<std::int64_t>, std::greater<>> ctas;
-  for (std::int32_t i = 0; i < list.problem.num_ctas; ++i) ctas.push(0);
-  std::int64_t last = 0;
-  for (std::int64_t i = 0; i < list.num_items(); ++i) {
-    const auto position = static_cast<std::size_t>(backward_item(list, i).tile_position);
-    const std::int64_t done = ctas.top() + item_cost(list, costs[position]);
-    ctas.pop();
-    ctas.push(done);
-    last = std::max(last, done);
-  }
-  return last;
-}
-
-/// As many pieces as finish first, ties to fewer.
-void choose_pieces(BackwardList& list, const Costs& costs, const BackwardChoice& choice) {
-  constexpr std::int64_t kPlenty = 24;  // items per CTA that balance by themselves
-  const std::int32_t groups = heads_per_kv(list) / list.packed_heads;
-  set_pieces(list, costs, choice, 1);
-  if (list.num_items() >= kPlenty * list.problem.num_ctas) return;
-  std::int64_t least = finish_time(list, costs);
-  std::int32_t best = 1;
-  for (std::int32_t pieces = 2; pieces <= groups; ++pieces) {
-    if (groups % pieces != 0) continue;
-    set_pieces(list, costs, choice, pieces);
-    const std::int64_t time = finish_time(list, costs);
-    if (time < least) {
-      least = time;
-      best = pieces;
+  if (has_cuts) {
+    fill_records(cut, slices);
+    const Packing cut_packing = choose_packing(cut, choice);
+    if (cut_packing.time < packing.time) {
+      packing = cut_packing;
+      list = std::move(cut);
     }
   }
-  set_pieces(list, costs, choice, best);
-}
-
-/// Dearest first, ties by index; `costs` follow.
-void sort_tiles(BackwardList& list, Costs& costs) {
-  std::vector<std::size_t> order(costs.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return costs[a] > costs[b]; });
-  std::vector<KeyTileWork> tiles;
-  Costs sorted;
-  for (const std::size_t index : order) {
-    tiles.push_back(list.tiles[index]);
-    sorted.push_back(costs[index]);
-  }
-  list.tiles = std::move(tiles);
-  costs = std::move(sorted);
+  set_packing(list, packing.heads);
 }
 
 /// How often each place has been seen, as a step function of the place.
@@ -327,36 +248,8 @@ class SeenPlaces {
   Runs begin_of_;
 };
 
-/// The island of each record, islands counted from the first row on; fills list.islands.
-std::vector<std::int32_t> find_islands(BackwardList& list) {
-  std::vector<std::size_t> order(list.records.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return list.records[a].band.q0 < list.records[b].band.q0;
-  });
-  std::vector<std::int32_t> island_of(order.size());
-  list.islands.assign(static_cast<std::size_t>(list.num_q_tiles()), 0);
-  std::int32_t island = -1;
-  std::int32_t end = 0;        // of the island's rows
-  std::int32_t next_tile = 0;  // first one in which the island has not been counted
-  for (const std::size_t index : order) {
-    const BandSlice& band = list.records[index].band;
-    if (island < 0 || band.q0 >= end) {
-      ++island;
-      next_tile = band.q0 / list.tile_tokens;
-    }
-    end = std::max(end, band.q1);
-    const std::int32_t tile_end = (end - 1) / list.tile_tokens + 1;
-    for (; next_tile < tile_end; ++next_tile) ++list.islands[static_cast<std::size_t>(next_tile)];
-    island_of[index] = island;
-  }
-  list.num_islands = island + 1;
-  return island_of;
-}
-
-void fill_turns(BackwardList& list) {
+void fill_turns(BackwardList& list, std::span<const std::int32_t> island_of) {
   const int shift = std::countr_zero(static_cast<std::uint32_t>(list.tile_tokens));
-  const std::vector<std::int32_t> island_of = find_islands(list);
   SeenPlaces seen(list.num_q_tiles() + list.num_islands);
   for (const KeyTileWork& work : list.tiles) {
     for (std::int32_t i = work.record_begin; i < work.record_end; ++i) {
@@ -375,22 +268,31 @@ void fill_turns(BackwardList& list) {
 
 }  // namespace
 
-BackwardItem backward_item(const BackwardList& list, std::int64_t index) {
-  const std::int64_t in_sections = std::int64_t{list.section_tiles} * list.num_columns();
-  if (index >= in_sections) {
-    const std::int64_t inside = index - in_sections;
-    return {.tile_position =
-                list.section_tiles + static_cast<std::int32_t>(inside / list.num_columns()),
-            .column = static_cast<std::int32_t>(inside % list.num_columns())};
+std::int64_t BackwardList::num_slots() const {
+  std::int64_t slots = 0;
+  for (const BackwardSegment& segment : segments) {
+    slots += std::int64_t{segment.num_tiles} * segment.slot_heads;
   }
-  const std::int64_t section_items = std::int64_t{list.columns_per_section} * list.section_tiles;
-  const auto section = static_cast<std::int32_t>(index / section_items);
-  const std::int32_t first_column = section * list.columns_per_section;
-  const std::int32_t columns =
-      std::min(list.columns_per_section, list.num_columns() - first_column);
-  const std::int64_t inside = index - section * section_items;
-  return {.tile_position = static_cast<std::int32_t>(inside / columns),
-          .column = first_column + static_cast<std::int32_t>(inside % columns)};
+  return slots;
+}
+
+BackwardItem backward_item(const BackwardList& list, std::int64_t index) {
+  std::size_t number = 0;
+  while (index >= list.segments[number].item_end) ++number;
+  const BackwardSegment& segment = list.segments[number];
+  std::int64_t inside = index - segment.item_begin;
+  const std::int64_t section_items =
+      std::int64_t{segment.section_heads} * segment.num_pieces * segment.num_tiles;
+  const std::int64_t first = inside / section_items * segment.section_heads;
+  const std::int64_t heads =
+      std::min<std::int64_t>(segment.section_heads, list.problem.heads_kv - first);
+  inside %= section_items;
+  const std::int64_t piece = inside / (heads * segment.num_tiles);
+  inside %= heads * segment.num_tiles;
+  return {.segment = static_cast<std::int32_t>(number),
+          .tile = static_cast<std::int32_t>(segment.tile_begin + inside / heads),
+          .kv_head = static_cast<std::int32_t>(first + inside % heads),
+          .piece = static_cast<std::int32_t>(piece)};
 }
 
 BackwardList build_backward_list(const BackwardProblem& problem, std::span<const BandSlice> slices,
@@ -401,15 +303,10 @@ BackwardList build_backward_list(const BackwardProblem& problem, std::span<const
   list.shape = shape;
   check_choice(list, choice);
   choose_tiles(list, slices, choice);
-  Costs costs = tile_costs(list, list.tile_tokens);
-  sort_tiles(list, costs);
-  choose_walk(list, costs, choice);
-  if (choice.heads_per_item > 0) {
-    set_pieces(list, costs, choice, heads_per_kv(list) / choice.heads_per_item);
-  } else {
-    choose_pieces(list, costs, choice);
-  }
-  if (problem.rows_q > 0) fill_turns(list);
+  const std::vector<std::int32_t> island_of = find_islands(list);
+  order_tiles(list, tile_costs(list, list.tile_tokens), island_of, choice);
+  count_islands(list, island_of);
+  fill_turns(list, island_of);
   return list;
 }
 

@@ -49,8 +49,8 @@ struct alignas(16) KeyTileWork {
 struct BackwardTileShape {
   std::int32_t rows = 64;       ///< rows of a q tile: tokens x packed heads
   std::int32_t keys = 128;      ///< keys of a k tile
-  std::int32_t overhead = 4;    ///< cost of an item besides its q tiles, in q tiles
-  std::int32_t piece_cost = 4;  ///< of handing dK and dV to another item, in q tiles
+  std::int32_t overhead = 3;    ///< cost of an item besides its q tiles, in q tiles
+  std::int32_t piece_cost = 2;  ///< of handing dK and dV to the next item, in q tiles
 };
 
 /// What a list is made for.
@@ -71,16 +71,36 @@ struct BackwardProblem {
 struct BackwardChoice {
   std::int32_t packed_heads = 0;    ///< a power of two that divides the heads of a kv head
   std::int32_t heads_per_item = 0;  ///< a multiple of packed_heads that divides them
-  std::int32_t columns_per_section = 0;
+  std::int32_t section_heads = 0;   ///< kv heads
   std::optional<bool> is_group_first;
   bool is_ordered = true;  ///< who adds to a dQ must wait for its turn
 };
 
-/// The items of one launch: piece p of kv head h is column h * num_pieces + p of every k tile, and
-/// walks `groups_per_item` head groups one after the other. Item i lies in section i / (columns of
-/// a section * section_tiles), so that what is walked at one time stays in the cache; in a section
-/// the dearest k tiles come first, the columns of each side by side. The cheapest tiles of all
-/// columns come after all sections and even out when the CTAs are done.
+/// Neighbouring k tiles whose items are cut and handed out alike: section after section of kv
+/// heads, in each piece after piece, in each tile after tile, the kv heads of the section side by
+/// side. So what is walked at one time are few heads, which stay in the cache.
+///
+/// The pieces of a k tile and kv head are a chain: each adds what the ones before have summed, and
+/// leaves that in a buffer or, being the last, writes it. A buffer serves `slot_heads` kv heads
+/// apart: the first piece that comes to a used one waits for the last piece of the kv head before.
+struct BackwardSegment {
+  std::int32_t item_begin = 0;
+  std::int32_t item_end = 0;
+  std::int32_t tile_begin = 0;
+  std::int32_t num_tiles = 0;
+  std::int32_t num_pieces = 1;       ///< items that share a k tile of a kv head
+  std::int32_t groups_per_item = 1;  ///< head groups that an item walks
+  std::int32_t section_heads = 1;    ///< kv heads of a section; the last may have fewer
+  std::int32_t slot_begin = 0;       ///< buffer of tile t and kv head h, where there are pieces:
+  std::int32_t slot_heads = 0;       ///< slot_begin + h % slot_heads * num_tiles + t
+
+  friend bool operator==(const BackwardSegment&, const BackwardSegment&) = default;
+};
+inline constexpr int kMaxSegments = 16;
+
+/// The items of one launch, segment after segment. Dear k tiles have many pieces, and those of an
+/// island lie together; the cheapest tiles of all kv heads come last and even out when the CTAs
+/// are done.
 ///
 /// Islands are runs of rows that records join: rows of two islands have no record in common. Where
 /// two meet inside a q tile, each adds zeros to the other's rows, which needs no order.
@@ -90,45 +110,42 @@ struct BackwardList {
   std::int32_t packed_heads = 1;
   std::int32_t tile_tokens = 64;
   std::int32_t head_groups = 1;  ///< heads_q / packed_heads
-  std::int32_t groups_per_item = 1;
-  std::int32_t num_pieces = 1;           ///< items that share a k tile of a kv head
-  std::int32_t columns_per_section = 1;  ///< the last section may have fewer
-  std::int32_t section_tiles = 0;        ///< k tiles of a section
   /// An item walks all q tiles of a head group before those of the next; else the groups of a q
   /// tile one after the other.
   bool is_group_first = false;
   bool is_ordered = true;  ///< who adds to a dQ waits for its turn
   std::int32_t num_islands = 0;
-  std::vector<KeyTileWork> tiles;
-  std::vector<KeyRecord> records;  ///< of a tile in order of the slices
+  std::vector<BackwardSegment> segments;  ///< at most kMaxSegments
+  std::vector<KeyTileWork> tiles;         ///< in the order of the list
+  std::vector<KeyRecord> records;         ///< of a tile in order of the slices
   std::vector<TurnRun> turns;
   std::vector<std::int32_t> islands;  ///< per q tile: islands in it
 
   std::int32_t num_q_tiles() const {
     return problem.rows_q == 0 ? 0 : (problem.rows_q - 1) / tile_tokens + 1;
   }
-  std::int32_t num_columns() const { return problem.heads_kv * num_pieces; }
-  std::int64_t num_items() const { return std::int64_t(tiles.size()) * num_columns(); }
+  std::int64_t num_items() const { return segments.empty() ? 0 : segments.back().item_end; }
   std::int64_t num_sums() const { return std::int64_t{head_groups} * num_q_tiles(); }
   /// Floats of all dQ sums of an instance of the given head dim.
   std::int64_t sum_floats(std::int32_t dim) const { return num_sums() * shape.rows * dim; }
-  /// Floats through which pieces are combined.
-  std::int64_t piece_floats(std::int32_t dim) const {
-    return num_pieces == 1 ? 0 : num_items() * 2 * shape.keys * dim;
-  }
+  /// Buffers in which pieces are summed.
+  std::int64_t num_slots() const;
+  std::int64_t slot_floats(std::int32_t dim) const { return num_slots() * 2 * shape.keys * dim; }
   /// Places of a head group where turns are counted: q tile + island.
   std::int32_t num_turns() const { return num_q_tiles() + num_islands; }
-  /// Turns taken, pieces done of each k tile and kv head, items handed out.
+  /// Turns taken, pieces done of each k tile and kv head by each warpgroup, items handed out.
   std::int64_t num_counters() const {
-    return std::int64_t{head_groups} * num_turns() + std::int64_t(tiles.size()) * problem.heads_kv +
-           1;
+    return std::int64_t{head_groups} * num_turns() +
+           2 * std::int64_t(tiles.size()) * problem.heads_kv + 1;
   }
 };
 
 /// One item in the order in which they are handed out.
 struct BackwardItem {
-  std::int32_t tile_position = 0;  ///< in BackwardList::tiles
-  std::int32_t column = 0;
+  std::int32_t segment = 0;
+  std::int32_t tile = 0;  ///< in BackwardList::tiles
+  std::int32_t kv_head = 0;
+  std::int32_t piece = 0;
 };
 BackwardItem backward_item(const BackwardList& list, std::int64_t index);
 

@@ -12,7 +12,6 @@
 #include "cuda/tensor_map.hpp"
 #include "kernels/sm90/backward/prepare.hpp"
 #include "kernels/sm90/checks.hpp"
-#include "kernels/worklist/forward_list.hpp"
 
 namespace magi {
 namespace {
@@ -210,10 +209,7 @@ void set_list(sm90::BackwardParams& params, const BackwardWork::State& work, voi
   params.pieces = part_at<float>(workspace, layout.pieces);
   params.num_items = to_int(list.num_items());
   params.num_tiles = to_int(std::ssize(list.tiles));
-  params.num_pieces = list.num_pieces;
-  params.groups_per_item = list.groups_per_item;
-  params.columns_per_section = list.columns_per_section;
-  params.section_tiles = list.section_tiles;
+  std::copy(list.segments.begin(), list.segments.end(), params.segments);
   params.num_q_tiles = list.num_q_tiles();
   params.token_shift = std::countr_zero(static_cast<unsigned>(list.tile_tokens));
   params.packed_heads = list.packed_heads;
@@ -225,13 +221,6 @@ void set_list(sm90::BackwardParams& params, const BackwardWork::State& work, voi
   params.dim_v = list.problem.dim_v;
   params.is_ordered = list.is_ordered;
   params.is_group_first = list.is_group_first;
-}
-
-std::int32_t count_launched(std::int64_t num_items, std::int32_t num_ctas) {
-  if (num_items > kMaxItems) {
-    throw invalid("number of work items", num_items, "up to 2^31 - 1025");
-  }
-  return to_int(std::min<std::int64_t>(num_items, num_ctas));
 }
 
 const sm90::BackwardInstance* find_instance(const BackwardArgs& args, bool has_softcap) {
@@ -263,7 +252,7 @@ BackwardLayout backward_layout(const BackwardWork::State& work) {
   layout.levels = append(list.num_sums() * kTileRows * kFloatBytes);
   layout.offsets = append(list.num_sums() * kTileRows * kFloatBytes);
   layout.dq_sums = append(list.sum_floats(dim) * kFloatBytes);
-  layout.pieces = append(list.piece_floats(dim) * kFloatBytes);
+  layout.pieces = append(list.slot_floats(dim) * kFloatBytes);
   const BackwardProblem& problem = list.problem;
   const std::int64_t dout_bytes =
       std::int64_t{problem.rows_q} * problem.heads_q * problem.dim_v * 2;
@@ -283,13 +272,13 @@ BackwardWork::State make_backward_work(const BackwardInstance& instance, const B
       {.rows = instance.config.rows, .keys = instance.config.keys},
       {.packed_heads = tuning.packed_heads,
        .heads_per_item = tuning.heads_per_item,
-       .columns_per_section = tuning.section_columns,
+       .section_heads = tuning.section_columns,
        .is_group_first = tuning.head_walk == HeadWalk::ByCost
                              ? std::nullopt
                              : std::optional(tuning.head_walk == HeadWalk::InTurn),
        .is_ordered = tuning.is_deterministic});
   BackwardList& list = state.list;
-  state.num_ctas = count_launched(list.num_items(), num_sms);
+  state.num_ctas = to_int(std::min<std::int64_t>(list.num_items(), num_sms));
   state.tiles = to_device_sync<KeyTileWork>(list.tiles);
   state.records = to_device_sync<KeyRecord>(list.records);
   state.turns = to_device_sync<TurnRun>(list.turns);
@@ -333,7 +322,8 @@ BackwardWork& BackwardWork::operator=(BackwardWork&&) noexcept = default;
 std::int32_t BackwardWork::packed_heads() const { return state_->list.packed_heads; }
 
 std::int32_t BackwardWork::heads_per_item() const {
-  return state_->list.packed_heads * state_->list.groups_per_item;
+  const BackwardList& list = state_->list;
+  return list.segments.empty() ? 0 : list.packed_heads * list.segments.front().groups_per_item;
 }
 
 std::int64_t BackwardWork::size_bytes() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/order.cuh"
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/sm90/backward/shared.cuh"
 #include "kernels/tile/descriptor.cuh"
@@ -23,10 +24,13 @@ class BackwardEpilogue {
 
   __device__ __forceinline__ void write(float (&dk)[kC.dim / 2], float (&dv)[kC.dim / 2],
                                         const ItemInfo& item) const {
-    if (params_.num_pieces > 1 && (item.flags & kHasSteps) != 0) {
-      if (!combine(dk, dv, item)) return;
-    } else if (params_.num_pieces > 1 && item.index % params_.num_pieces != 0) {
-      return;
+    constexpr std::int32_t kWhole = kFirstPiece | kLastPiece;
+    const std::int32_t flags = ptx::uniform(item.flags);
+    if ((flags & kHasSteps) == 0) {
+      // Of nothing but zeros the first piece is all.
+      if ((flags & kFirstPiece) == 0) return;
+    } else if ((flags & kWhole) != kWhole) {
+      if (!pass_on(dk, dv, item, flags)) return;
     }
 #pragma unroll
     for (int i = 0; i < kC.dim / 2; ++i) dk[i] *= params_.score.softmax_scale;
@@ -37,53 +41,58 @@ class BackwardEpilogue {
  private:
   static constexpr int kPieceFloats = kC.keys * kC.dim;  ///< of dK, and as many of dV
 
-  /// The thread's float4 `i` of dK (which = 0) or dV (which = 1) of a piece.
-  __device__ __forceinline__ float4* piece_place(int item, int which, int i) const {
-    const std::int64_t begin = (std::int64_t{item} * 2 + which) * kPieceFloats;
-    return reinterpret_cast<float4*>(params_.pieces + begin) +
-           (warpgroup_ * (kC.dim / 8) + i) * 128 + thread_;
+  /// The thread's first float4 of dK in a slot; dV's lie kPieceFloats behind.
+  __device__ __forceinline__ float4* slot_place(int slot) const {
+    const std::int64_t begin = std::int64_t{slot} * 2 * kPieceFloats;
+    return reinterpret_cast<float4*>(params_.pieces + begin) + warpgroup_ * (kC.dim / 8) * 128 +
+           thread_;
   }
 
-  /// Hands the piece over; true where it came last and dK and dV are the sums of all pieces, taken
-  /// in index order.
-  __device__ __forceinline__ bool combine(float (&dk)[kC.dim / 2], float (&dv)[kC.dim / 2],
-                                          const ItemInfo& item) const {
+  /// Adds the pieces before this one, in their order, and hands the sum to the next; true where it
+  /// is whole. Each warpgroup does so with its keys: nobody waits for the other one.
+  __device__ __forceinline__ bool pass_on(float (&dk)[kC.dim / 2], float (&dv)[kC.dim / 2],
+                                          const ItemInfo& item, std::int32_t flags) const {
+    float4* place = slot_place(item.slot);
+    if (item.awaited >= 0)
+      await(params_.piece_counts + item.awaited + warpgroup_, item.num_awaited);
+    if ((flags & kFirstPiece) == 0) {
+      add(dk, place);
+      add(dv, place + kPieceFloats / 4);
+    }
+    if ((flags & kLastPiece) == 0) {
+      store(dk, place);
+      store(dv, place + kPieceFloats / 4);
+    }
+    ptx::named_barrier_sync(kPieces + warpgroup_, 128);
+    if (thread_ == 0) ptx::add_release(params_.piece_counts + item.counter + warpgroup_, 1);
+    return (flags & kLastPiece) != 0;
+  }
+
+  /// NOTE: whoever is awaited is of a lower item.
+  __device__ __forceinline__ void await(const unsigned* counter, std::int32_t count) const {
+    if (thread_ == 0) {
+      while (ptx::load_acquire(counter) != static_cast<unsigned>(count)) {
+      }
+    }
+    ptx::named_barrier_sync(kPieces + warpgroup_, 128);
+  }
+
+  __device__ __forceinline__ static void add(float (&sum)[kC.dim / 2], const float4* place) {
 #pragma unroll
     for (int i = 0; i < kC.dim / 8; ++i) {
-      *piece_place(item.index, 0, i) =
-          make_float4(dk[4 * i], dk[4 * i + 1], dk[4 * i + 2], dk[4 * i + 3]);
-      *piece_place(item.index, 1, i) =
-          make_float4(dv[4 * i], dv[4 * i + 1], dv[4 * i + 2], dv[4 * i + 3]);
+      const float4 before = __ldcg(place + 128 * i);
+      sum[4 * i] += before.x;
+      sum[4 * i + 1] += before.y;
+      sum[4 * i + 2] += before.z;
+      sum[4 * i + 3] += before.w;
     }
-    __threadfence();
-    ptx::named_barrier_sync(kPieces, 256);
-    const int first = item.index - item.index % params_.num_pieces;
-    if (warpgroup_ == 0 && thread_ == 0) {
-      const unsigned before = atomicAdd(params_.piece_counts + item.index / params_.num_pieces, 1u);
-      shared_.is_last_piece = before + 1 == static_cast<unsigned>(params_.num_pieces) ? 1 : 0;
-      __threadfence();
-    }
-    ptx::named_barrier_sync(kPieces, 256);
-    const bool is_last = shared_.is_last_piece != 0;
-    ptx::named_barrier_sync(kPieces, 256);
-    if (!is_last) return false;
-    add_pieces(dk, 0, first);
-    add_pieces(dv, 1, first);
-    return true;
   }
 
-  __device__ __forceinline__ void add_pieces(float (&sum)[kC.dim / 2], int which, int first) const {
+  __device__ __forceinline__ static void store(const float (&sum)[kC.dim / 2], float4* place) {
 #pragma unroll
-    for (int i = 0; i < kC.dim / 2; ++i) sum[i] = 0.0f;
-    for (int piece = 0; piece < params_.num_pieces; ++piece) {
-#pragma unroll
-      for (int i = 0; i < kC.dim / 8; ++i) {
-        const float4 part = __ldcg(piece_place(first + piece, which, i));
-        sum[4 * i] += part.x;
-        sum[4 * i + 1] += part.y;
-        sum[4 * i + 2] += part.z;
-        sum[4 * i + 3] += part.w;
-      }
+    for (int i = 0; i < kC.dim / 8; ++i) {
+      __stcg(place + 128 * i,
+             make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]));
     }
   }
 

@@ -32,8 +32,8 @@ struct BackwardParams {
   const std::int32_t* islands = nullptr;
 
   /// All zero at the start; see BackwardList::num_counters.
-  unsigned* turn_counts = nullptr;  ///< [head groups, num_turns]
-  unsigned* piece_counts = nullptr;
+  unsigned* turn_counts = nullptr;   ///< [head groups, num_turns]
+  unsigned* piece_counts = nullptr;  ///< [kv heads, tiles, 2]
   unsigned* ticket = nullptr;
 
   /// Sums are indexed head_group * num_q_tiles + q_tile. Rows of a sum: token * packed_heads +
@@ -42,14 +42,10 @@ struct BackwardParams {
   const float* offsets = nullptr;  ///< [sums, 64]: dlse - rowsum(dO * O)
   float* dq_sums = nullptr;        ///< [sums, 64 * dim], order of dq_place; zero at the start where
                                    ///< several islands meet
-  float* pieces = nullptr;         ///< [items, 2, 128 * dim], where num_pieces > 1
+  float* pieces = nullptr;         ///< [slots, 2, 128 * dim]
 
   std::int32_t num_items = 0;
   std::int32_t num_tiles = 0;
-  std::int32_t num_pieces = 1;
-  std::int32_t groups_per_item = 1;
-  std::int32_t columns_per_section = 1;
-  std::int32_t section_tiles = 0;
   std::int32_t num_turns = 0;
   std::int32_t num_q_tiles = 0;
   std::int32_t token_shift = 6;  ///< log2(tile_tokens)
@@ -69,6 +65,9 @@ struct BackwardParams {
   /// An item walks all q tiles of a head group before those of the next; else the groups of a q
   /// tile one after the other.
   bool is_group_first = false;
+
+  /// Behind what every step reads, which should lie together.
+  BackwardSegment segments[kMaxSegments];
 };
 
 }  // namespace magi::sm90

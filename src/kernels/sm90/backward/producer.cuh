@@ -20,6 +20,7 @@ class BackwardProducer {
       : shared_(shared), params_(params) {}
 
   __device__ __forceinline__ void run() {
+    shared_.producer.segment = 0;
     for (std::int32_t item = take_ticket(); item < params_.num_items; item = take_ticket()) {
       run_item(item);
     }
@@ -46,53 +47,68 @@ class BackwardProducer {
 
   /// Tells what backward_item gives for `index`.
   __device__ __forceinline__ void find_place(unsigned index) const {
-    const auto num_columns = static_cast<unsigned>(params_.heads_kv * params_.num_pieces);
-    const auto height = static_cast<unsigned>(params_.section_tiles);
-    unsigned first = 0;
-    unsigned columns = num_columns;
-    if (index < height * num_columns) {
-      const auto width = static_cast<unsigned>(params_.columns_per_section);
-      const unsigned section = index / (width * height);
-      index -= section * width * height;
-      first = section * width;
-      columns = min(width, num_columns - first);
-    }
-    const auto num_pieces = static_cast<unsigned>(params_.num_pieces);
-    const unsigned position = index / columns;
-    const unsigned column = first + index % columns;
+    ProducerState& at = shared_.producer;
+    while (index >= static_cast<unsigned>(params_.segments[at.segment].item_end)) ++at.segment;
+    const BackwardSegment& segment = params_.segments[at.segment];
+    index -= static_cast<unsigned>(segment.item_begin);
+    const auto width = static_cast<unsigned>(segment.section_heads);
+    const auto height = static_cast<unsigned>(segment.num_tiles);
+    const unsigned section_items = width * static_cast<unsigned>(segment.num_pieces) * height;
+    const unsigned first = index / section_items * width;
+    index %= section_items;
+    const unsigned heads = min(width, static_cast<unsigned>(params_.heads_kv) - first);
+    const unsigned piece = index / (heads * height);
+    index %= heads * height;
+    at.k_tile = static_cast<std::int32_t>(index / heads);
+    present_item().kv_head = static_cast<std::int32_t>(first + index % heads);
+    find_piece(segment, static_cast<std::int32_t>(piece));
+  }
+
+  /// What the item needs to know of its piece, its head groups; makes at.k_tile one of the list.
+  __device__ __forceinline__ void find_piece(const BackwardSegment& segment,
+                                             std::int32_t piece) const {
+    ProducerState& at = shared_.producer;
     ItemInfo& item = present_item();
-    item.index = static_cast<std::int32_t>(position * num_columns + column);
-    item.kv_head = static_cast<std::int32_t>(column / num_pieces);
-    shared_.producer.position = position;
-    shared_.producer.group_begin = static_cast<std::int32_t>(column) * params_.groups_per_item;
-    // Items side by side are on different heads: their sums do not collide.
-    const bool is_rotated = params_.is_group_first && !params_.is_ordered;
-    shared_.producer.rotation =
-        is_rotated ? static_cast<std::int32_t>(position) % params_.groups_per_item : 0;
-    shared_.producer.is_sent = false;
+    const std::int32_t kv_head = item.kv_head;
+    at.groups_per_item = segment.groups_per_item;
+    at.group_begin = (kv_head * segment.num_pieces + piece) * segment.groups_per_item;
+    at.is_sent = false;
+    item.flags =
+        (piece == 0 ? kFirstPiece : 0) | (piece + 1 == segment.num_pieces ? kLastPiece : 0);
+    if (segment.num_pieces > 1) {
+      item.slot = segment.slot_begin + kv_head % segment.slot_heads * segment.num_tiles + at.k_tile;
+    }
+    at.k_tile += segment.tile_begin;
+    item.counter = 2 * (kv_head * params_.num_tiles + at.k_tile);
+    if (piece > 0) {
+      item.awaited = item.counter;
+      item.num_awaited = piece;
+    } else {
+      const bool is_used = segment.num_pieces > 1 && kv_head >= segment.slot_heads;
+      item.awaited = is_used ? item.counter - 2 * segment.slot_heads * params_.num_tiles : -1;
+      item.num_awaited = segment.num_pieces;
+    }
   }
 
   __device__ __forceinline__ void run_item(std::int32_t index) {
     find_place(static_cast<unsigned>(index));
-    const int4 work =
-        __ldg(reinterpret_cast<const int4*>(params_.tiles + shared_.producer.position));
+    ProducerState& at = shared_.producer;
+    const int4 work = __ldg(reinterpret_cast<const int4*>(params_.tiles + at.k_tile));
     ItemInfo& item = present_item();
-    item.flags = work.z < work.w ? kHasSteps : 0;
     item.key_begin = work.x;
     item.num_keys = work.y - work.x;
-    item.record_begin = work.z;
-    item.record_end = work.w;
+    at.record_end = work.w;
     if (work.z >= work.w) {
       send_item(0);
       return;
     }
-    ProducerState& at = shared_.producer;
+    item.flags |= kHasSteps;
     at.index = 0;
     do {
-      for (at.record = item.record_begin; at.record < item.record_end; ++at.record) {
+      for (at.record = work.z; at.record < at.record_end; ++at.record) {
         run_record(start_record(item));
       }
-    } while (params_.is_group_first && ++at.index < params_.groups_per_item);
+    } while (params_.is_group_first && ++at.index < at.groups_per_item);
   }
 
   __device__ __forceinline__ BandSlice load_band(std::int32_t index) const {
@@ -116,7 +132,7 @@ class BackwardProducer {
     at.tile_begin = run.tile_begin;
     at.full_begin = run.full_begin;
     at.full_end = run.full_end;
-    at.is_last = at.record + 1 == item.record_end;
+    at.is_last = at.record + 1 == at.record_end;
     return run.tile_end;
   }
 
@@ -126,7 +142,7 @@ class BackwardProducer {
       if (!params_.is_group_first) index = 0;
       do {
         run_step(tile);
-      } while (!params_.is_group_first && ++index < params_.groups_per_item);
+      } while (!params_.is_group_first && ++index < shared_.producer.groups_per_item);
     }
   }
 
@@ -145,12 +161,9 @@ class BackwardProducer {
     ProducerState& at = shared_.producer;
     StepInfo& step = shared_.steps[num_steps_ % kInfoStages];
     const bool is_masked = tile < at.full_begin || tile >= at.full_end;
-    const bool is_last =
-        at.is_last && at.index + 1 == params_.groups_per_item && tile == at.tile_begin;
+    const bool is_last = at.is_last && at.index + 1 == at.groups_per_item && tile == at.tile_begin;
     step.flags = (is_masked ? kMasked : 0) | (is_last ? kLastStep : 0);
-    const std::int32_t rotated = at.index + at.rotation;
-    at.group = at.group_begin + rotated -
-               (rotated >= params_.groups_per_item ? params_.groups_per_item : 0);
+    at.group = at.group_begin + at.index;
     step.sum = at.group * params_.num_q_tiles + tile;
     step.group = at.group;
     step.q_tile = tile;

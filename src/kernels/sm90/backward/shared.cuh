@@ -33,28 +33,30 @@ enum StepFlag : std::int32_t {
   kEndOfSteps = 4,  ///< no step
 };
 
-/// What the producer tells of one item, and keeps for itself.
+/// What the producer tells of one item.
 struct alignas(16) ItemInfo {
   std::int32_t flags = 0;
-  std::int32_t index = 0;  ///< tile position * columns + column
   std::int32_t key_begin = 0;
   std::int32_t num_keys = 0;
   std::int32_t kv_head = 0;
-  std::int32_t record_begin = 0;
-  std::int32_t record_end = 0;
-  std::int32_t padding = 0;
+  std::int32_t slot = 0;         ///< of a piece
+  std::int32_t counter = 0;      ///< index of piece_counts, the first warpgroup's
+  std::int32_t awaited = 0;      ///< likewise, or -1: the slot may be touched when it stands
+  std::int32_t num_awaited = 0;  ///< here
 };
 static_assert(sizeof(ItemInfo) == 32);
 
 /// Where the producer is: it has few registers.
 struct ProducerState {
-  StepInfo mask;               ///< as if the q tile began at token 0
-  std::uint32_t position = 0;  ///< of the item's k tile
+  StepInfo mask;             ///< as if the q tile began at token 0
+  std::int32_t segment = 0;  ///< of the item
+  std::int32_t groups_per_item = 0;
+  std::int32_t k_tile = 0;       ///< of the item
+  std::int32_t group_begin = 0;  ///< of the item
+  std::int32_t record_end = 0;   ///< of the item
   std::int32_t record = 0;
   std::int32_t group = 0;
-  std::int32_t group_begin = 0;  ///< of the item
-  std::int32_t index = 0;        ///< of the group, from where the rotation begins
-  std::int32_t rotation = 0;
+  std::int32_t index = 0;  ///< of the group in the item
   std::int32_t tile_begin = 0;
   std::int32_t full_begin = 0;
   std::int32_t full_end = 0;
@@ -65,6 +67,8 @@ struct ProducerState {
 enum ItemFlag : std::int32_t {
   kHasSteps = 1,
   kEndOfItems = 2,  ///< no item
+  kFirstPiece = 4,
+  kLastPiece = 8,
 };
 
 /// What the watcher tells of a step's turn to add dQ.
@@ -82,7 +86,7 @@ inline constexpr std::int64_t kEndOfTurns = -1;
 /// | barrier          | arrivals                          | meaning                              |
 /// |------------------|-----------------------------------|--------------------------------------|
 /// | kDkvEpilogue + w | warpgroup w                       | w's V rows may be overwritten        |
-/// | kPieces          | both warpgroups                   | a piece is in memory, or is the last |
+/// | kPieces + w      | warpgroup w                       | a piece may be, or has been, handed  |
 enum BackwardBarrier : int { kDkvEpilogue = 2, kPieces = 4 };
 
 /// A step's info is overwritten kInfoStages steps later: by then its Q buffer has been handed back
@@ -123,7 +127,6 @@ struct BackwardStorage {
   ptx::Mbarrier k_empty;
   ptx::Mbarrier v_full;
   ptx::Mbarrier v_empty;
-  std::int32_t is_last_piece;
 };
 
 /// Stage and parity of use number `count` of a ring whose number of stages is a power of two.

@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/worklist/backward_order.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <queue>
+
+#include "base/check.hpp"
+#include "kernels/worklist/forward_list.hpp"
+
+namespace magi {
+namespace {
+
+/// Whose Q, dO and dQ fill the cache.
+std::int64_t cached_steps(const BackwardList& list) {
+  const BackwardProblem& problem = list.problem;
+  const std::int64_t row_bytes = 2 * (problem.dim_qk + problem.dim_v) + 4 * problem.dim_qk;
+  return std::max<std::int64_t>(problem.cache_bytes / (list.shape.rows * row_bytes), 1);
+}
+
+/// Numbers of items that may share a k tile of a kv head, each a multiple of the one before.
+std::vector<std::int32_t> piece_counts(std::int32_t groups) {
+  std::vector<std::int32_t> counts = {1};
+  while (counts.back() < groups && counts.size() < kMaxSegments / 2) {
+    const std::int32_t rest = groups / counts.back();
+    std::int32_t factor = 2;
+    while (rest % factor != 0) ++factor;
+    counts.push_back(counts.back() * factor);
+  }
+  return counts;
+}
+
+/// Tries orders of one list.
+class TileOrder {
+ public:
+  TileOrder(BackwardList& list, const BackwardTileCosts& costs,
+            std::span<const std::int32_t> islands, const BackwardChoice& choice)
+      : list_(list),
+        costs_(costs),
+        choice_(choice),
+        groups_(list.problem.heads_q / list.problem.heads_kv / list.packed_heads),
+        cached_steps_(cached_steps(list)),
+        by_cost_(costs.size()),
+        dearest_of_(costs.size()),
+        island_of_(costs.size(), -1) {
+    allowed_ = choice.heads_per_item == 0
+                   ? piece_counts(groups_)
+                   : std::vector{groups_ * list.packed_heads / choice.heads_per_item};
+    std::iota(by_cost_.begin(), by_cost_.end(), std::size_t{0});
+    std::stable_sort(by_cost_.begin(), by_cost_.end(),
+                     [&](std::size_t a, std::size_t b) { return costs[a] > costs[b]; });
+    find_islands(islands);
+    is_uneven_ = is_uneven();
+  }
+
+  /// How long items are where their number does not matter. Where tiles are uneven the CTAs are
+  /// all over the rows, and only what an item walks little of is still in the cache for the next
+  /// one: then they are short, and elsewhere as long as can be.
+  std::int64_t item_steps() const {
+    if (is_uneven_) return std::max<std::int64_t>(3 * cached_steps_ / 8, 1);
+    return by_cost_.empty() ? 1 : std::max<std::int64_t>(costs_[by_cost_.front()] * groups_, 1);
+  }
+  std::int64_t tail_steps(std::int64_t item_steps) const {
+    constexpr std::int64_t kTailSteps = 24;
+    return is_uneven_ ? std::min(item_steps, kTailSteps) : item_steps;
+  }
+
+  /// Items of `item_steps` or more where tiles are dear enough, of `tail_steps` in the tail.
+  void arrange(std::int64_t item_steps, std::int64_t tail_steps) {
+    // One head alone gains nothing over two, as measured.
+    min_heads_ = item_steps < this->item_steps() ? 1 : 2;
+    list_.segments.clear();
+    places_ = by_cost_;
+    const std::ptrdiff_t num_before = count_before_tail(item_steps, tail_steps);
+    pieces_.assign(places_.size(), 1);
+    for (std::ptrdiff_t i = 0; i < std::ssize(places_); ++i) {
+      const std::size_t tile = places_[static_cast<std::size_t>(i)];
+      pieces_[tile] = i < num_before ? pieces_of(head_cost(tile), item_steps)
+                                     : pieces_of(costs_[tile], tail_steps);
+    }
+    const auto tail = places_.begin() + num_before;
+    std::stable_sort(places_.begin(), tail,
+                     [&](std::size_t a, std::size_t b) { return comes_before(a, b); });
+    add_segments(0, tail - places_.begin(), false);
+    add_segments(tail - places_.begin(), std::ssize(places_), true);
+  }
+
+  /// When the last CTA is done, items being handed out in order.
+  std::int64_t finish_time() const {
+    std::priority_queue<std::int64_t, std::vector<std::int64_t>, std::greater<>> ctas;
+    for (std::int32_t i = 0; i < list_.problem.num_ctas; ++i) ctas.push(0);
+    std::vector<std::int64_t> done_of(places_.size() * std::size_t(list_.problem.heads_kv));
+    std::int64_t last = 0;
+    for (std::int64_t i = 0; i < list_.num_items(); ++i) {
+      const BackwardItem item = backward_item(list_, i);
+      const auto tile = static_cast<std::size_t>(item.tile);
+      const std::int32_t pieces = pieces_at(item.tile);
+      std::int64_t done = ctas.top() + item_cost(costs_[places_[tile]], pieces);
+      if (pieces > 1) {
+        std::int64_t& before = done_of[tile + places_.size() * std::size_t(item.kv_head)];
+        before = done = std::max(done, before + list_.shape.piece_cost);
+      }
+      ctas.pop();
+      ctas.push(done);
+      last = std::max(last, done);
+    }
+    return last;
+  }
+
+  /// The same without what the last items leave idle.
+  std::int64_t mean_time() const {
+    std::int64_t sum = 0;
+    for (std::ptrdiff_t i = 0; i < std::ssize(places_); ++i) {
+      const std::int32_t pieces = pieces_at(i);
+      sum += item_cost(costs_[places_[static_cast<std::size_t>(i)]], pieces) * pieces;
+    }
+    return sum * list_.problem.heads_kv / list_.problem.num_ctas;
+  }
+
+  /// Whether even items of all heads are so few that they do not balance by themselves.
+  bool is_short() const {
+    constexpr std::int64_t kPlenty = 8;  // items per CTA
+    return std::ssize(places_) * list_.problem.heads_kv < kPlenty * list_.problem.num_ctas;
+  }
+
+  bool has_choice() const { return allowed_.size() > 1; }
+  bool is_uneven_list() const { return is_uneven_; }
+
+  void put_tiles() const {
+    std::vector<KeyTileWork> tiles;
+    tiles.reserve(places_.size());
+    for (const std::size_t index : places_) tiles.push_back(list_.tiles[index]);
+    list_.tiles = std::move(tiles);
+  }
+
+ private:
+  /// Of a tile, that of its first record.
+  void find_islands(std::span<const std::int32_t> islands) {
+    std::map<std::int32_t, std::int64_t> dearest;
+    for (std::size_t tile = 0; tile < costs_.size(); ++tile) {
+      const KeyTileWork& work = list_.tiles[tile];
+      if (work.record_begin == work.record_end) continue;
+      island_of_[tile] = islands[static_cast<std::size_t>(work.record_begin)];
+      std::int64_t& cost = dearest[island_of_[tile]];
+      cost = std::max(cost, costs_[tile]);
+    }
+    for (std::size_t tile = 0; tile < costs_.size(); ++tile) {
+      dearest_of_[tile] = island_of_[tile] < 0 ? 0 : dearest[island_of_[tile]];
+    }
+    num_islands_ = dearest.size();
+  }
+
+  /// Whether tiles of an island differ, as those of a causal mask do, and their steps are long
+  /// beside an item's own costs.
+  bool is_uneven() const {
+    if (list_.problem.dim_qk + list_.problem.dim_v <= 128) return false;
+    const std::int64_t if_even =
+        std::accumulate(dearest_of_.begin(), dearest_of_.end(), std::int64_t{0});
+    const std::int64_t sum = std::accumulate(costs_.begin(), costs_.end(), std::int64_t{0});
+    return 2 * if_even > 3 * sum;
+  }
+
+  /// By which a tile before the tail is cut: those of a single island alike, so that its rows are
+  /// walked once for each head.
+  std::int64_t head_cost(std::size_t tile) const {
+    return num_islands_ == 1 ? dearest_of_[tile] : costs_[tile];
+  }
+
+  /// Islands together, of tiles as dear as each other.
+  bool comes_before(std::size_t a, std::size_t b) const {
+    if (pieces_[a] != pieces_[b]) return pieces_[a] > pieces_[b];
+    if (!is_uneven_) return false;
+    if (dearest_of_[a] != dearest_of_[b]) return dearest_of_[a] > dearest_of_[b];
+    return island_of_[a] < island_of_[b];
+  }
+
+  /// As many pieces as leave `steps` to each, but at least the fewest.
+  std::int32_t pieces_of(std::int64_t cost, std::int64_t steps) const {
+    std::int32_t pieces = allowed_.front();
+    for (const std::int32_t more : allowed_) {
+      const std::int32_t groups = groups_ / more;
+      if (cost * groups >= steps && groups * list_.packed_heads >= min_heads_) pieces = more;
+    }
+    return pieces;
+  }
+
+  /// Of each of a tile's pieces. The more rows an item of an uneven list walks, the fewer are still
+  /// in the cache when the next comes to them: up to an eighth of its time.
+  std::int64_t item_cost(std::int64_t tile_cost, std::int32_t pieces) const {
+    const std::int64_t steps = tile_cost * (groups_ / pieces);
+    const std::int64_t walked = std::min(steps, cached_steps_);
+    const std::int64_t missed = steps * walked / cached_steps_ * walked / (8 * cached_steps_);
+    return steps + (is_uneven_ ? missed : 0) + list_.shape.overhead +
+           (pieces > 1 ? list_.shape.piece_cost : 0);
+  }
+
+  /// All tiles but the cheapest that keep every CTA busy while one still walks the dearest.
+  std::ptrdiff_t count_before_tail(std::int64_t item_steps, std::int64_t tail_steps) const {
+    std::ptrdiff_t count = std::ssize(by_cost_);
+    if (count == 0) return 0;
+    const std::int64_t dearest = costs_[by_cost_.front()];
+    const std::int64_t wanted =
+        list_.problem.num_ctas * item_cost(dearest, pieces_of(dearest, item_steps));
+    for (std::int64_t rest = 0; count > 0 && rest < wanted; --count) {
+      const std::int64_t cost = costs_[by_cost_[static_cast<std::size_t>(count) - 1]];
+      const std::int32_t pieces = pieces_of(cost, tail_steps);
+      rest += item_cost(cost, pieces) * pieces * list_.problem.heads_kv;
+    }
+    return count;
+  }
+
+  /// One for each run of tiles with as many pieces.
+  void add_segments(std::ptrdiff_t begin, std::ptrdiff_t end, bool is_tail) {
+    while (begin < end) {
+      std::ptrdiff_t run = begin;
+      while (run < end && pieces_at(run) == pieces_at(begin)) ++run;
+      add_segment(begin, run, is_tail);
+      begin = run;
+    }
+  }
+
+  std::int32_t pieces_at(std::ptrdiff_t place) const {
+    return pieces_[places_[static_cast<std::size_t>(place)]];
+  }
+
+  void add_segment(std::ptrdiff_t begin, std::ptrdiff_t end, bool is_tail) {
+    BackwardSegment segment;
+    segment.tile_begin = static_cast<std::int32_t>(begin);
+    segment.num_tiles = static_cast<std::int32_t>(end - begin);
+    segment.num_pieces = pieces_at(begin);
+    segment.groups_per_item = groups_ / segment.num_pieces;
+    segment.section_heads = is_tail ? list_.problem.heads_kv : section_heads(segment);
+    if (segment.num_pieces > 1) segment.slot_heads = slot_heads(segment);
+    const std::int64_t items = list_.num_items() + std::int64_t{segment.num_tiles} *
+                                                       segment.num_pieces * list_.problem.heads_kv;
+    if (items > kMaxItems) throw invalid("number of work items", items, "up to 2^31 - 1025");
+    segment.item_begin = static_cast<std::int32_t>(list_.num_items());
+    segment.item_end = static_cast<std::int32_t>(items);
+    segment.slot_begin = static_cast<std::int32_t>(list_.num_slots());
+    list_.segments.push_back(segment);
+  }
+
+  /// kv heads side by side.
+  std::int32_t section_heads(const BackwardSegment& segment) const {
+    const std::int32_t heads_kv = list_.problem.heads_kv;
+    if (choice_.section_heads > 0) return std::min(choice_.section_heads, heads_kv);
+    const std::int64_t heads = is_uneven_ ? chains(segment) : fitting_heads(segment);
+    return static_cast<std::int32_t>(std::min<std::int64_t>(heads, heads_kv));
+  }
+
+  /// As many as the cache holds, but enough items for every CTA; in turn all of them, as few should
+  /// meet at one sum.
+  std::int64_t fitting_heads(const BackwardSegment& segment) const {
+    const BackwardProblem& problem = list_.problem;
+    if (choice_.is_ordered && segment.num_pieces == 1 && !list_.is_group_first) {
+      return problem.heads_kv;
+    }
+    const std::int64_t column_steps =
+        std::int64_t{list_.num_q_tiles()} * segment.groups_per_item + 1;
+    const std::int64_t filling = (problem.num_ctas - 1) / std::ssize(places_) + 1;
+    return std::max(cached_steps_ / column_steps, filling);
+  }
+
+  /// One, as what CTAs walk at one time should be little. In turn, those that meet at a sum can
+  /// begin only kTurnSteps apart, and so many chains of them lie side by side that every CTA finds
+  /// an item; pieces, whose heads are few, are spread over kPieceChains.
+  std::int64_t chains(const BackwardSegment& segment) const {
+    if (!list_.is_ordered) return 1;
+    constexpr double kTurnSteps = 1.5;
+    constexpr std::int64_t kPieceChains = 4;
+    const auto first = static_cast<std::size_t>(segment.tile_begin);
+    std::int64_t steps = 1;
+    for (std::size_t i = first; i < first + static_cast<std::size_t>(segment.num_tiles); ++i) {
+      steps += costs_[places_[i]] * segment.groups_per_item;
+    }
+    const double apart = kTurnSteps * segment.num_tiles * list_.problem.num_ctas;
+    const auto heads = static_cast<std::int64_t>(apart / static_cast<double>(steps)) + 1;
+    return segment.num_pieces == 1 ? heads : std::max(heads, kPieceChains);
+  }
+
+  /// Whole sections, so many that who comes to a used buffer seldom waits.
+  std::int32_t slot_heads(const BackwardSegment& segment) const {
+    const std::int64_t round = std::int64_t{segment.section_heads} * segment.num_tiles;
+    std::int64_t heads = segment.section_heads;
+    for (std::int64_t apart = round; apart < list_.problem.num_ctas;
+         apart += round * segment.num_pieces) {
+      heads += segment.section_heads;
+    }
+    return static_cast<std::int32_t>(std::min<std::int64_t>(heads, list_.problem.heads_kv));
+  }
+
+  BackwardList& list_;
+  const BackwardTileCosts& costs_;
+  const BackwardChoice& choice_;
+  const std::int32_t groups_;        ///< head groups of a kv head
+  const std::int64_t cached_steps_;  ///< of one item
+  std::vector<std::int32_t> allowed_;
+  std::vector<std::size_t> by_cost_;      ///< dearest first, ties by index
+  std::vector<std::int64_t> dearest_of_;  ///< tile of the tile's island, its cost
+  std::vector<std::int32_t> island_of_;
+  std::size_t num_islands_ = 0;
+  bool is_uneven_ = false;
+  std::int32_t min_heads_ = 1;        ///< of an item that is cut
+  std::vector<std::size_t> places_;   ///< tiles in order
+  std::vector<std::int32_t> pieces_;  ///< of tiles
+};
+
+std::int64_t dearest(const BackwardTileCosts& costs) {
+  return costs.empty() ? 0 : *std::max_element(costs.begin(), costs.end());
+}
+
+std::int64_t total(const BackwardTileCosts& costs) {
+  return std::accumulate(costs.begin(), costs.end(), std::int64_t{0});
+}
+
+/// Whether no k tile is seen by half of the rows.
+bool is_narrow(const BackwardList& list, const BackwardTileCosts& costs) {
+  return 2 * dearest(costs) < list.num_q_tiles();
+}
+
+/// Whether no k tile is much dearer than most.
+bool is_even(const BackwardTileCosts& costs) {
+  return 4 * dearest(costs) * std::ssize(costs) <= 5 * total(costs);
+}
+
+/// Whether clearing the dQ sums costs more than waiting for a turn, as measured for windows and
+/// short documents.
+bool has_few_additions(const BackwardList& list, const BackwardTileCosts& costs) {
+  constexpr std::int64_t kFew = 10;  // to a sum, on average
+  return is_narrow(list, costs) && total(costs) < kFew * list.num_q_tiles();
+}
+
+/// How the items walk: windows come back to a q tile soon if a head is walked alone; elsewhere all
+/// heads of a q tile side by side keep the CTAs that add to it in step.
+void choose_walk(BackwardList& list, const BackwardTileCosts& costs, const BackwardChoice& choice) {
+  list.is_ordered = choice.is_ordered || has_few_additions(list, costs);
+  list.is_group_first =
+      choice.is_group_first.value_or(list.is_ordered && is_narrow(list, costs) && is_even(costs));
+}
+
+/// Shorter items where too few would fill the chip, and then longer ones in the tail.
+void choose_pieces(TileOrder& order) {
+  std::int64_t best = order.item_steps();
+  std::int64_t best_tail = order.tail_steps(best);
+  order.arrange(best, best_tail);
+  if (!order.is_short() || !order.has_choice()) return;
+  std::int64_t least = order.finish_time();
+  const auto consider = [&](std::int64_t steps, std::int64_t tail_steps) {
+    order.arrange(steps, tail_steps);
+    const std::int64_t time = order.finish_time();
+    if (time >= least - least / 100) return;
+    least = time;
+    best = steps;
+    best_tail = tail_steps;
+  };
+  constexpr std::int64_t kLeastSteps = 4;
+  for (std::int64_t steps = best / 2; steps >= kLeastSteps; steps /= 2) {
+    consider(steps, order.tail_steps(steps));
+  }
+  for (std::int64_t steps = 2 * best_tail; steps <= best; steps *= 2) consider(best, steps);
+  order.arrange(best, best_tail);
+}
+
+}  // namespace
+
+std::int64_t modelled_time(BackwardList& list, const BackwardTileCosts& costs,
+                           std::span<const std::int32_t> islands, const BackwardChoice& choice) {
+  choose_walk(list, costs, choice);
+  TileOrder order(list, costs, islands, choice);
+  order.arrange(order.item_steps(), order.tail_steps(order.item_steps()));
+  const std::int64_t time = order.is_short() ? order.finish_time() : order.mean_time();
+  // Cuts of packed heads are coarser: fewer heads where little depends on it.
+  const int doublings = std::countr_zero(static_cast<std::uint32_t>(list.packed_heads));
+  return order.is_uneven_list() ? time + time * doublings / 100 : time;
+}
+
+void order_tiles(BackwardList& list, const BackwardTileCosts& costs,
+                 std::span<const std::int32_t> islands, const BackwardChoice& choice) {
+  choose_walk(list, costs, choice);
+  TileOrder order(list, costs, islands, choice);
+  choose_pieces(order);
+  order.put_tiles();
+}
+
+}  // namespace magi
