@@ -75,9 +75,12 @@ class GuardedWorkspace {
 };
 
 void expect_same_gradients(const BackwardOutputs& first, const BackwardOutputs& second);
+/// What the fast mode repeats.
+void expect_same_but_dq(const BackwardOutputs& first, const BackwardOutputs& second);
 
 /// Runs the case on poisoned outputs and a poisoned workspace and checks the gradients, the guards
-/// and that a second run on the used workspace gives the same bits. Failures are gtest failures.
+/// and that a second run on the used workspace gives the same bits (of dq only where the case is
+/// deterministic). Failures are gtest failures.
 void check_backward(const BackwardCase& test);
 
 }  // namespace magi::test

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <chrono>
 #include <thread>
+#include <vector>
 
 #include "gpu/backward_case.hpp"
 #include "gpu/gpu_test.hpp"
@@ -67,72 +68,108 @@ bool ends_soon(cudaStream_t stream) {
 
 using BackwardLaunchTest = GpuTest;
 
-TEST_F(BackwardLaunchTest, GridsOfAnySizeGiveEqualBits) {
-  const std::int32_t num_sms = device_info(0).num_sms;
-  for (const std::int32_t heads_per_item : {1, 8}) {
-    BackwardCase test = documents_case();
-    test.tuning = {.packed_heads = 1, .heads_per_item = heads_per_item};
-    check_backward(test);
-    const BackwardInputs inputs(test);
-    Call whole(test, inputs);
-    const Stream stream;
-    whole.enqueue(stream.handle());
-    stream.wait_sync();
-    whole.outputs.download_sync();
-    for (const std::int32_t num_ctas : {1, 8, 16, 131}) {
-      SCOPED_TRACE(::testing::Message() << num_ctas << " CTAs, heads per item " << heads_per_item);
-      test.tuning.sm_margin = num_sms - num_ctas;
-      Call part(test, inputs);
-      part.enqueue(stream.handle());
-      ASSERT_TRUE(ends_soon(stream.handle()));
-      part.outputs.download_sync();
-      expect_same_gradients(whole.outputs, part.outputs);
+void expect_alike(const BackwardCase& test, const BackwardOutputs& first,
+                  const BackwardOutputs& second) {
+  if (test.tuning.is_deterministic) {
+    expect_same_gradients(first, second);
+  } else {
+    expect_same_but_dq(first, second);
+  }
+}
+
+/// Whole items and pieces, which wait for each other too, in both modes.
+std::vector<BackwardCase> cases_of_modes() {
+  std::vector<BackwardCase> cases;
+  for (const bool is_deterministic : {true, false}) {
+    for (const std::int32_t heads_per_item : {8, 1}) {
+      BackwardCase test = documents_case();
+      test.tuning = {.packed_heads = 1,
+                     .heads_per_item = heads_per_item,
+                     .is_deterministic = is_deterministic};
+      if (!is_deterministic) {
+        // Of documents alone dQ is summed in turn in the fast mode too.
+        const Range rows{0, test.mask.rows_q};
+        test.mask.slices.push_back(band_slice(rows, {0, 128}, MaskType::Full));
+      }
+      cases.push_back(test);
     }
   }
+  return cases;
+}
+
+/// Lists for other grids have other orders, so bits need not be those of the whole chip.
+TEST_F(BackwardLaunchTest, GridsOfAnySizeEndAndRepeat) {
+  for (BackwardCase test : cases_of_modes()) {
+    const BackwardInputs inputs(test);
+    for (const std::int32_t num_ctas : {1, 8, 16, 131}) {
+      test.tuning.sm_margin = device_info(0).num_sms - num_ctas;
+      SCOPED_TRACE(::testing::Message() << num_ctas << " CTAs, " << test);
+      Call first(test, inputs);
+      Call second(test, inputs);
+      const Stream stream;
+      first.enqueue(stream.handle());
+      second.enqueue(stream.handle());
+      ASSERT_TRUE(ends_soon(stream.handle()));
+      first.outputs.download_sync();
+      second.outputs.download_sync();
+      expect_alike(test, first.outputs, second.outputs);
+      if (HasFailure()) return;
+    }
+    check_backward(test);
+  }
+}
+
+void check_beside_a_hog(const BackwardCase& test, const BackwardInputs& inputs,
+                        std::int32_t num_free) {
+  SCOPED_TRACE(::testing::Message() << num_free << " multiprocessors free, " << test);
+  Call alone(test, inputs);
+  Call beside(test, inputs);
+  const Stream stream;
+  alone.enqueue(stream.handle());
+  stream.wait_sync();
+  cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  {
+    const Hog hog(device_info(0).num_sms - num_free);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    beside.enqueue(stream.handle());
+    EXPECT_TRUE(ends_soon(stream.handle())) << "the call waits for busy multiprocessors";
+  }
+  stream.wait_sync();
+  alone.outputs.download_sync();
+  beside.outputs.download_sync();
+  expect_alike(test, alone.outputs, beside.outputs);
 }
 
 /// A grid larger than the multiprocessors left to it must not wait for CTAs that have no place.
 TEST_F(BackwardLaunchTest, EndsBesideAHog) {
-  const std::int32_t num_sms = device_info(0).num_sms;
-  for (const std::int32_t num_free : {1, 8, 16, 131}) {
-    SCOPED_TRACE(::testing::Message() << num_free << " multiprocessors free");
-    const BackwardCase test = documents_case();
+  for (const BackwardCase& test : cases_of_modes()) {
     const BackwardInputs inputs(test);
-    Call alone(test, inputs);
-    Call beside(test, inputs);
-    const Stream stream;
-    alone.enqueue(stream.handle());
-    stream.wait_sync();
-    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    {
-      const Hog hog(num_sms - num_free);
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      beside.enqueue(stream.handle());
-      EXPECT_TRUE(ends_soon(stream.handle())) << "the call waits for busy multiprocessors";
+    for (const std::int32_t num_free : {1, 8, 16, 131}) {
+      check_beside_a_hog(test, inputs, num_free);
+      if (HasFailure()) return;
     }
-    stream.wait_sync();
-    alone.outputs.download_sync();
-    beside.outputs.download_sync();
-    expect_same_gradients(alone.outputs, beside.outputs);
   }
 }
 
 TEST_F(BackwardLaunchTest, RepeatsUnderLoadGiveEqualBits) {
-  const BackwardCase test = documents_case();
-  const BackwardInputs inputs(test);
-  Call first(test, inputs);
-  Call later(test, inputs);
-  const Stream stream;
-  first.enqueue(stream.handle());
-  stream.wait_sync();
-  first.outputs.download_sync();
-  const Hog hog(device_info(0).num_sms / 2);
-  for (int i = 0; i < 200; ++i) {
-    later.enqueue(stream.handle());
-    ASSERT_TRUE(ends_soon(stream.handle()));
-    later.outputs.download_sync();
-    expect_same_gradients(first.outputs, later.outputs);
-    if (HasFailure()) break;
+  constexpr int kRepeats = 50;  // in each mode
+  for (const BackwardCase& test : cases_of_modes()) {
+    SCOPED_TRACE(::testing::Message() << test);
+    const BackwardInputs inputs(test);
+    Call first(test, inputs);
+    Call later(test, inputs);
+    const Stream stream;
+    first.enqueue(stream.handle());
+    stream.wait_sync();
+    first.outputs.download_sync();
+    const Hog hog(device_info(0).num_sms / 2);
+    for (int i = 0; i < kRepeats; ++i) {
+      later.enqueue(stream.handle());
+      ASSERT_TRUE(ends_soon(stream.handle()));
+      later.outputs.download_sync();
+      expect_alike(test, first.outputs, later.outputs);
+      if (HasFailure()) return;
+    }
   }
 }
 

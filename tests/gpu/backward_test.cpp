@@ -353,11 +353,16 @@ TEST_P(BackwardTest, OneHotAttentionIsExact) {
   for (const MaskType type : {MaskType::Full, MaskType::Causal}) {
     for (const std::int32_t packed_heads : {1, 4}) {
       for (const std::int32_t heads_per_item : {4, packed_heads}) {
-        SCOPED_TRACE(::testing::Message()
-                     << "packed " << packed_heads << " per item " << heads_per_item);
-        test.mask = one_slice(300, 999, type);
-        test.tuning = {.packed_heads = packed_heads, .heads_per_item = heads_per_item};
-        OneHot(test, 5 + static_cast<std::uint64_t>(packed_heads)).check();
+        for (const bool is_deterministic : {true, false}) {
+          SCOPED_TRACE(::testing::Message()
+                       << "packed " << packed_heads << " per item " << heads_per_item
+                       << (is_deterministic ? "" : " unordered"));
+          test.mask = one_slice(300, 999, type);
+          test.tuning = {.packed_heads = packed_heads,
+                         .heads_per_item = heads_per_item,
+                         .is_deterministic = is_deterministic};
+          OneHot(test, 5 + static_cast<std::uint64_t>(packed_heads)).check();
+        }
       }
     }
   }
