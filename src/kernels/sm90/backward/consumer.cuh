@@ -186,6 +186,13 @@ class BackwardConsumer {
     ptx::pin(x);
   }
 
+  /// Whose scores are made during a step. After the last step of an item nobody has waited for the
+  /// queries, and what is made of them is dropped: in builds for racecheck it is made of the
+  /// present step's, which would cost registers in others.
+  __device__ __forceinline__ std::uint32_t next_step(bool is_last) const {
+    return num_steps_ + (ptx::kArrivalsPerWarp == 32 && is_last ? 0 : 1);
+  }
+
   /// On entry the step's P is there and dK of the step before is being multiplied. The products
   /// follow each other in the order dP, dV, S of the next step, dQ of the step before, dK. dQ
   /// leaves before the next step's exponentials are taken: its registers are read while they are.
@@ -200,14 +207,15 @@ class BackwardConsumer {
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
     issue_dv();
     if (!is_last) wait_queries(num_steps_ + 1);
-    const RowValues levels = load_levels(num_steps_ + 1);
+    const std::uint32_t next = next_step(is_last);
+    const RowValues levels = load_levels(next);
     ptx::wgmma_wait<1>();
     ptx::pin(other);
     differentiate<kC.has_softcap>(p, other, shared_.levels[q_stage(num_steps_)], place().column,
                                   params_.score);
     ptx::pin(p);
-    next_flags_ = step_flags(num_steps_ + 1);
-    issue_scores(num_steps_ + 1, levels, other);
+    next_flags_ = step_flags(next);
+    issue_scores(next, levels, other);
     const bool are_scores_there = has_scores(num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
