@@ -24,7 +24,7 @@ class GpuTest : public ::testing::Test {
 int num_random_masks();
 /// The number of the first of them (its seed); --first_mask=N.
 int first_random_mask();
-/// Calls check(number) for each of them, on all processors at once; stops soon after a failure.
+/// Calls check(number) for each of them, on all processors at once; stops after a few failures.
 void for_each_random_mask(const std::function<void(int)>& check);
 
 }  // namespace magi::test
