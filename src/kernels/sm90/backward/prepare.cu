@@ -6,7 +6,7 @@
 
 #include "cuda/check.hpp"
 #include "cuda/ptx/math.cuh"
-#include "kernels/sm90/backward/prepare.hpp"
+#include "kernels/sm90/backward/packed_rows.cuh"
 
 // offset = dlse - sum(dout * out) and level = -lse / scale, in the packed order of tiles: a CTA
 // takes as many rows as a tile has, side by side in memory (the heads of a token, then the next
@@ -160,15 +160,6 @@ __device__ __forceinline__ void round_dout(const PrepareParams& params, const Ro
       (std::int64_t{row.token} * params.packed.heads_q + row.head) * params.dim_v + d;
   auto* target = static_cast<std::uint16_t*>(params.dout_copy) + at;
   *reinterpret_cast<uint4*>(target) = {packed[0], packed[1], packed[2], packed[3]};
-}
-
-/// Where a row lies among the packed ones.
-__device__ __forceinline__ std::int64_t place_of(const PackedRows& packed, int token, int head) {
-  const int shift = __ffs(packed.packed_heads) - 1;
-  const int tile_tokens = kTileRows >> shift;
-  const std::int64_t tile =
-      static_cast<std::int64_t>(head >> shift) * packed.num_q_tiles + token / tile_tokens;
-  return tile * kTileRows + (token % tile_tokens << shift) + (head & (packed.packed_heads - 1));
 }
 
 template <DType kType, int kLanes, bool kMayBeFloat>

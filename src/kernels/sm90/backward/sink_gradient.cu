@@ -3,7 +3,7 @@
 
 #include "cuda/check.hpp"
 #include "cuda/ptx/math.cuh"
-#include "kernels/sm90/backward/prepare.hpp"
+#include "kernels/sm90/backward/packed_rows.cuh"
 
 // A sink is a key whose value is 0: its gradient through a row is exp(sink - lse) * offset.
 namespace magi::sm90 {
@@ -13,15 +13,6 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSinks = 8;
 constexpr float kLog2e = 1.4426950408889634f;
-
-__device__ __forceinline__ std::int64_t place_of(const PackedRows& packed, int token, int head) {
-  const int shift = __ffs(packed.packed_heads) - 1;
-  const int tile_tokens = kTileRows >> shift;
-  const std::int64_t tile =
-      static_cast<std::int64_t>(head >> shift) * packed.num_q_tiles + token / tile_tokens;
-  const int row = (token % tile_tokens << shift) + (head & (packed.packed_heads - 1));
-  return tile * kTileRows + row;
-}
 
 __device__ __forceinline__ void put(float& target, float gradient, bool is_added) {
   target = is_added ? target + gradient : gradient;

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/sm90/backward/prepare.hpp"
+
+namespace magi::sm90 {
+
+/// Where a row lies among the packed ones.
+__device__ __forceinline__ std::int64_t place_of(const PackedRows& packed, int token, int head) {
+  const int shift = __ffs(packed.packed_heads) - 1;
+  const int tile_tokens = kTileRows >> shift;
+  const std::int64_t tile =
+      static_cast<std::int64_t>(head >> shift) * packed.num_q_tiles + token / tile_tokens;
+  return tile * kTileRows + (token % tile_tokens << shift) + (head & (packed.packed_heads - 1));
+}
+
+}  // namespace magi::sm90
