@@ -47,7 +47,7 @@ class Gradients(ctypes.Structure):
 
 class Tuning(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in
-                ("is_deterministic", "packed_heads", "heads_per_item", "section_columns", "head_walk")]
+                ("is_deterministic", "packed_heads", "heads_per_item", "section_heads", "head_walk")]
 
 
 def load(path):
@@ -210,22 +210,11 @@ def time_alternating(calls, rounds, burst):
     torch.cuda.synchronize()
     repeats = {name: max(1, round(burst / burst_seconds(calls[name], 2))) for name in names}
     seconds = {name: [] for name in names}
-    for order in drawn_orders(names, rounds):
-        for name in order:
+    draw = random.Random(0)
+    for _ in range(rounds):
+        for name in draw.sample(names, len(names)):
             seconds[name].append(burst_seconds(calls[name], repeats[name]))
     return seconds
-
-
-def drawn_orders(names, rounds):
-    """An order of the names for each round; no round begins with what the last one ended with."""
-    draw = random.Random(0)
-    last = None
-    for _ in range(rounds):
-        order = draw.sample(names, len(names))
-        while len(names) > 1 and order[0] == last:
-            order = draw.sample(names, len(names))
-        last = order[-1]
-        yield order
 
 
 def clocks():
@@ -390,7 +379,7 @@ def parse():
     parser.add_argument("--flex", action="store_true",
                         help="FlexAttention too; compiling it takes seconds per case")
     parser.add_argument("--tunings", default="deterministic,fast",
-                        help="backward: deterministic or fast[/heads per tile[/per item[/columns of a section[/head walk]]]],...; "
+                        help="backward: deterministic or fast[/heads per tile[/per item[/kv heads of a section[/head walk]]]],...; "
                              "0: by cost")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--burst", type=float, default=0.02, help="seconds per kernel and round")
