@@ -14,22 +14,27 @@ namespace {
 int random_masks = 400;
 int first_mask = 0;
 
-/// In the running test.
-bool has_failed_often() {
-  constexpr int kOften = 20;
-  const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-  return test->result()->total_part_count() >= kOften;
-}
+/// Of the running test, asked by any thread; results come under a lock of the library.
+std::atomic<int> num_failures = 0;
+
+class FailureCount : public ::testing::EmptyTestEventListener {
+ public:
+  void OnTestStart(const ::testing::TestInfo& /*test*/) override { num_failures = 0; }
+  void OnTestPartResult(const ::testing::TestPartResult& result) override {
+    if (result.failed()) ++num_failures;
+  }
+};
 }  // namespace
 int num_random_masks() { return random_masks; }
 int first_random_mask() { return first_mask; }
 
 void for_each_random_mask(const std::function<void(int)>& check) {
   constexpr int kToldEvery = 1000;
+  constexpr int kOften = 20;
   std::atomic<int> next = 0;
   std::atomic<int> done = 0;
   const auto work = [&] {
-    for (int i = next++; i < random_masks && !has_failed_often(); i = next++) {
+    for (int i = next++; i < random_masks && num_failures < kOften; i = next++) {
       check(first_mask + i);
       const int count = ++done;
       if (count % kToldEvery != 0) continue;
@@ -50,6 +55,8 @@ void for_each_random_mask(const std::function<void(int)>& check) {
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
+  // Owned by the library.
+  ::testing::UnitTest::GetInstance()->listeners().Append(new magi::test::FailureCount);
   constexpr std::string_view kCount = "--random_masks=";
   constexpr std::string_view kFirst = "--first_mask=";
   for (int i = 1; i < argc; ++i) {
