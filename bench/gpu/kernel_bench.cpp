@@ -68,7 +68,7 @@ struct BenchTuning {
   std::int32_t is_deterministic;
   std::int32_t packed_heads;
   std::int32_t heads_per_item;
-  std::int32_t section_columns;
+  std::int32_t section_heads;
   std::int32_t head_walk;  ///< as magi::HeadWalk
 };
 
@@ -190,7 +190,7 @@ MAGI_EXPORT void* magi_bench_backward_make(const BenchProblem* problem, const Be
         magi::BackwardTuning{.packed_heads = tuning->packed_heads,
                              .heads_per_item = tuning->heads_per_item,
                              .is_deterministic = tuning->is_deterministic != 0,
-                             .section_columns = tuning->section_columns,
+                             .section_heads = tuning->section_heads,
                              .head_walk = static_cast<magi::HeadWalk>(tuning->head_walk)});
     bench->workspace =
         magi::DeviceBuffer(static_cast<std::size_t>(bench->backward->workspace_bytes()));

@@ -110,7 +110,6 @@ void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
 /// The report of the last call that used the workspace; waits for `stream`.
 DeviceListReport read_device_list_report_sync(const DeviceWorkspace& workspace, void* stream);
 
-/// Choices of a backward call that do not change its result beyond rounding.
 /// In which order a CTA walks its query heads of a k tile.
 enum class HeadWalk : std::uint8_t {
   ByCost,
@@ -118,13 +117,14 @@ enum class HeadWalk : std::uint8_t {
   InTurn,    ///< all rows of a head, then those of the next
 };
 
+/// Choices of a backward call that do not change its result beyond rounding.
 struct BackwardTuning {
   std::int32_t sm_margin = 0;       ///< multiprocessors left to others
   std::int32_t packed_heads = 0;    ///< query heads of one kv head per q tile; 0: by modelled cost
   std::int32_t heads_per_item = 0;  ///< query heads that one CTA walks for a k tile; 0: by cost
   /// Bitwise equal dq from call to call; dk, dv and dsink always are.
   bool is_deterministic = true;
-  std::int32_t section_columns = 0;  ///< kv heads walked at a time; 0: by cost
+  std::int32_t section_heads = 0;  ///< kv heads walked at a time; 0: by cost
   HeadWalk head_walk = HeadWalk::ByCost;
 };
 

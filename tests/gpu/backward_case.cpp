@@ -138,7 +138,7 @@ std::ostream& operator<<(std::ostream& stream, const BackwardCase& test) {
          << " dims " << test.dim_qk << ", " << test.dim_v << " packed " << test.tuning.packed_heads
          << " per item " << test.tuning.heads_per_item << " margin " << test.tuning.sm_margin
          << (test.tuning.is_deterministic ? "" : " unordered") << " walk "
-         << static_cast<int>(test.tuning.head_walk) << " columns " << test.tuning.section_columns
+         << static_cast<int>(test.tuning.head_walk) << " section " << test.tuning.section_heads
          << " layout " << static_cast<int>(test.layout) << " sinks " << test.num_sinks
          << " softcap " << test.params.softcap << (test.has_float_out ? " float out" : "")
          << (test.has_float_gradients ? " float gradients" : "")

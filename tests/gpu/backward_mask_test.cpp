@@ -30,7 +30,7 @@ BackwardTuning random_tuning(RandomStream& random, std::int32_t group) {
   }
   tuning.sm_margin = random.chance(30) ? pick(random, {1, 100, 124, 131}) : 0;
   tuning.is_deterministic = random.chance(60);
-  tuning.section_columns = pick(random, {0, 1, 3});
+  tuning.section_heads = pick(random, {0, 1, 3});
   const std::int32_t walk = random.between(0, 2);
   tuning.head_walk = static_cast<HeadWalk>(walk);
   return tuning;

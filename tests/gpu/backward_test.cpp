@@ -139,7 +139,7 @@ TEST_P(BackwardTest, EveryWalkOfTheHeads) {
       test.tuning = {.packed_heads = 1,
                      .heads_per_item = 3,
                      .is_deterministic = is_deterministic,
-                     .section_columns = 1,
+                     .section_heads = 1,
                      .head_walk = head_walk};
       check_backward(test);
     }

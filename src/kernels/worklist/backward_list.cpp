@@ -271,7 +271,7 @@ void fill_turns(BackwardList& list, std::span<const std::int32_t> island_of) {
 std::int64_t BackwardList::num_slots() const {
   std::int64_t slots = 0;
   for (const BackwardSegment& segment : segments) {
-    slots += std::int64_t{segment.num_tiles} * segment.slot_heads;
+    slots += std::int64_t{segment.block_tiles} * segment.slot_heads;
   }
   return slots;
 }
@@ -287,10 +287,15 @@ BackwardItem backward_item(const BackwardList& list, std::int64_t index) {
   const std::int64_t heads =
       std::min<std::int64_t>(segment.section_heads, list.problem.heads_kv - first);
   inside %= section_items;
-  const std::int64_t piece = inside / (heads * segment.num_tiles);
-  inside %= heads * segment.num_tiles;
+  const std::int64_t block_items = heads * segment.num_pieces * segment.block_tiles;
+  const std::int64_t block_begin = inside / block_items * segment.block_tiles;
+  const std::int64_t tiles =
+      std::min<std::int64_t>(segment.block_tiles, segment.num_tiles - block_begin);
+  inside %= block_items;
+  const std::int64_t piece = inside / (heads * tiles);
+  inside %= heads * tiles;
   return {.segment = static_cast<std::int32_t>(number),
-          .tile = static_cast<std::int32_t>(segment.tile_begin + inside / heads),
+          .tile = static_cast<std::int32_t>(segment.tile_begin + block_begin + inside / heads),
           .kv_head = static_cast<std::int32_t>(first + inside % heads),
           .piece = static_cast<std::int32_t>(piece)};
 }

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/worklist/tile_run.hpp"
 #include "magi/mask.hpp"
 
 // Work lists of the backward kernels. A k tile is owned: its dK and dV are summed by the CTAs that
@@ -77,12 +78,14 @@ struct BackwardChoice {
 };
 
 /// Neighbouring k tiles whose items are cut and handed out alike: section after section of kv
-/// heads, in each piece after piece, in each tile after tile, the kv heads of the section side by
-/// side. So what is walked at one time are few heads, which stay in the cache.
+/// heads, in each block after block of tiles, in each piece after piece, in each tile after tile,
+/// the kv heads of the section side by side. So what is walked at one time are few heads, which
+/// stay in the cache.
 ///
 /// The pieces of a k tile and kv head are a chain: each adds what the ones before have summed, and
-/// leaves that in a buffer or, being the last, writes it. A buffer serves `slot_heads` kv heads
-/// apart: the first piece that comes to a used one waits for the last piece of the kv head before.
+/// leaves that in a buffer or, being the last, writes it. A buffer serves tiles `block_tiles` apart
+/// and kv heads `slot_heads` apart: the first piece that comes to a used one waits for the last
+/// piece of the user before. Tiles without records are in segments of their own, of one piece.
 struct BackwardSegment {
   std::int32_t item_begin = 0;
   std::int32_t item_end = 0;
@@ -91,12 +94,35 @@ struct BackwardSegment {
   std::int32_t num_pieces = 1;       ///< items that share a k tile of a kv head
   std::int32_t groups_per_item = 1;  ///< head groups that an item walks
   std::int32_t section_heads = 1;    ///< kv heads of a section; the last may have fewer
-  std::int32_t slot_begin = 0;       ///< buffer of tile t and kv head h, where there are pieces:
-  std::int32_t slot_heads = 0;       ///< slot_begin + h % slot_heads * num_tiles + t
+  std::int32_t block_tiles = 1;      ///< of a block; the last may have fewer
+  std::int32_t slot_begin = 0;       ///< first buffer, where there are pieces
+  std::int32_t slot_heads = 0;       ///< kv heads with buffers of their own
 
   friend bool operator==(const BackwardSegment&, const BackwardSegment&) = default;
 };
 inline constexpr int kMaxSegments = 16;
+
+/// A k tile of a segment, counted from its first, and a kv head.
+struct PieceOwner {
+  std::int32_t tile = -1;  ///< -1: nobody
+  std::int32_t kv_head = 0;
+};
+
+/// Who has had the buffer before: the tile a block before or, in the first block, the last such
+/// tile of an earlier kv head.
+MAGI_HOST_DEVICE PieceOwner owner_before(const BackwardSegment& segment, PieceOwner owner) {
+  const std::int32_t block = segment.block_tiles;
+  if (owner.tile >= block) return {owner.tile - block, owner.kv_head};
+  if (owner.kv_head < segment.slot_heads) return {};
+  const std::int32_t last = (segment.num_tiles - 1 - owner.tile) / block * block;
+  return {owner.tile + last, owner.kv_head - segment.slot_heads};
+}
+
+/// The owner's buffer.
+MAGI_HOST_DEVICE std::int32_t slot_of(const BackwardSegment& segment, PieceOwner owner) {
+  return segment.slot_begin + owner.kv_head % segment.slot_heads * segment.block_tiles +
+         owner.tile % segment.block_tiles;
+}
 
 /// The items of one launch, segment after segment. Dear k tiles have many pieces, and those of an
 /// island lie together; the cheapest tiles of all kv heads come last and even out when the CTAs

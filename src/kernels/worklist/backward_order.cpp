@@ -25,7 +25,8 @@ std::int64_t cached_steps(const BackwardList& list) {
 /// Numbers of items that may share a k tile of a kv head, each a multiple of the one before.
 std::vector<std::int32_t> piece_counts(std::int32_t groups) {
   std::vector<std::int32_t> counts = {1};
-  while (counts.back() < groups && counts.size() < kMaxSegments / 2) {
+  // Each before and in the tail; tiles without records make two segments more.
+  while (counts.back() < groups && counts.size() + 1 < kMaxSegments / 2) {
     const std::int32_t rest = groups / counts.back();
     std::int32_t factor = 2;
     while (rest % factor != 0) ++factor;
@@ -79,6 +80,7 @@ class TileOrder {
     pieces_.assign(places_.size(), 1);
     for (std::ptrdiff_t i = 0; i < std::ssize(places_); ++i) {
       const std::size_t tile = places_[static_cast<std::size_t>(i)];
+      if (costs_[tile] == 0) continue;
       pieces_[tile] = i < num_before ? pieces_of(head_cost(tile), item_steps)
                                      : pieces_of(costs_[tile], tail_steps);
     }
@@ -173,6 +175,7 @@ class TileOrder {
   /// Islands together, of tiles as dear as each other.
   bool comes_before(std::size_t a, std::size_t b) const {
     if (pieces_[a] != pieces_[b]) return pieces_[a] > pieces_[b];
+    if ((costs_[a] == 0) != (costs_[b] == 0)) return costs_[b] == 0;
     if (!is_uneven_) return false;
     if (dearest_of_[a] != dearest_of_[b]) return dearest_of_[a] > dearest_of_[b];
     return island_of_[a] < island_of_[b];
@@ -213,11 +216,13 @@ class TileOrder {
     return count;
   }
 
-  /// One for each run of tiles with as many pieces.
+  /// One for each run of tiles with as many pieces, and one of tiles without records.
   void add_segments(std::ptrdiff_t begin, std::ptrdiff_t end, bool is_tail) {
     while (begin < end) {
       std::ptrdiff_t run = begin;
-      while (run < end && pieces_at(run) == pieces_at(begin)) ++run;
+      while (run < end && pieces_at(run) == pieces_at(begin) && is_empty(run) == is_empty(begin)) {
+        ++run;
+      }
       add_segment(begin, run, is_tail);
       begin = run;
     }
@@ -227,6 +232,10 @@ class TileOrder {
     return pieces_[places_[static_cast<std::size_t>(place)]];
   }
 
+  bool is_empty(std::ptrdiff_t place) const {
+    return costs_[places_[static_cast<std::size_t>(place)]] == 0;
+  }
+
   void add_segment(std::ptrdiff_t begin, std::ptrdiff_t end, bool is_tail) {
     BackwardSegment segment;
     segment.tile_begin = static_cast<std::int32_t>(begin);
@@ -234,10 +243,15 @@ class TileOrder {
     segment.num_pieces = pieces_at(begin);
     segment.groups_per_item = groups_ / segment.num_pieces;
     segment.section_heads = is_tail ? list_.problem.heads_kv : section_heads(segment);
+    segment.block_tiles = block_tiles(segment);
     if (segment.num_pieces > 1) segment.slot_heads = slot_heads(segment);
     const std::int64_t items = list_.num_items() + std::int64_t{segment.num_tiles} *
                                                        segment.num_pieces * list_.problem.heads_kv;
     if (items > kMaxItems) throw invalid("number of work items", items, "up to 2^31 - 1025");
+    // Their counters, two each, are numbered in 32 bits.
+    constexpr std::int64_t kMaxOwners = std::int64_t{1} << 30;
+    const std::int64_t owners = std::int64_t(places_.size()) * list_.problem.heads_kv;
+    if (owners > kMaxOwners) throw invalid("k tiles times heads_kv", owners, "up to 2^30");
     segment.item_begin = static_cast<std::int32_t>(list_.num_items());
     segment.item_end = static_cast<std::int32_t>(items);
     segment.slot_begin = static_cast<std::int32_t>(list_.num_slots());
@@ -282,9 +296,19 @@ class TileOrder {
     return segment.num_pieces == 1 ? heads : std::max(heads, kPieceChains);
   }
 
+  /// All where items are whole. Pieces: equal blocks, as few tiles as keep the CTAs away from the
+  /// buffers of the block before.
+  std::int32_t block_tiles(const BackwardSegment& segment) const {
+    if (segment.num_pieces == 1) return segment.num_tiles;
+    constexpr std::int32_t kRounds = 2;  // of all CTAs
+    const std::int32_t most = (kRounds * list_.problem.num_ctas - 1) / segment.section_heads + 1;
+    const std::int32_t blocks = (segment.num_tiles - 1) / most + 1;
+    return (segment.num_tiles - 1) / blocks + 1;
+  }
+
   /// Whole sections, so many that who comes to a used buffer seldom waits.
   std::int32_t slot_heads(const BackwardSegment& segment) const {
-    const std::int64_t round = std::int64_t{segment.section_heads} * segment.num_tiles;
+    const std::int64_t round = std::int64_t{segment.section_heads} * segment.block_tiles;
     std::int64_t heads = segment.section_heads;
     for (std::int64_t apart = round; apart < list_.problem.num_ctas;
          apart += round * segment.num_pieces) {

@@ -257,6 +257,7 @@ class ItemWalk {
       is_whole_ &= segment.item_begin == item;
       is_whole_ &= segment.section_heads >= 1;
       is_whole_ &= segment.num_pieces == 1 || segment.slot_heads >= segment.section_heads;
+      is_whole_ &= segment.block_tiles >= 1 && segment.block_tiles <= segment.num_tiles;
       is_whole_ &= segment.slot_heads <= list_.problem.heads_kv;
       tile += segment.num_tiles;
       item += segment.num_tiles * segment.num_pieces * list_.problem.heads_kv;
@@ -285,13 +286,18 @@ class ItemWalk {
   void take_slot(const BackwardItem& item, const BackwardSegment& segment) {
     const std::int32_t owner = item.tile * list_.problem.heads_kv + item.kv_head;
     is_whole_ &= item.piece == next_piece_[std::size_t(owner)]++;
-    std::int32_t& user = users_[std::size_t(segment.slot_begin +
-                                            item.kv_head % segment.slot_heads * segment.num_tiles +
-                                            item.tile - segment.tile_begin)];
+    const PieceOwner present{item.tile - segment.tile_begin, item.kv_head};
+    std::int32_t& user = users_[std::size_t(slot_of(segment, present))];
     if (item.piece == 0) {
-      const bool is_used = item.kv_head >= segment.slot_heads;
-      is_whole_ &= user == (is_used ? owner - segment.slot_heads : -1);
-      if (is_used) is_whole_ &= next_piece_[std::size_t(user)] == segment.num_pieces;
+      const PieceOwner before = owner_before(segment, present);
+      const std::int32_t tile = segment.tile_begin + before.tile;
+      is_whole_ &= user == (before.tile < 0 ? -1 : tile * list_.problem.heads_kv + before.kv_head);
+      if (!is_whole_) return;
+      // Who has been awaited walks, and has all its pieces before this item.
+      if (user >= 0) is_whole_ &= next_piece_[std::size_t(user)] == segment.num_pieces;
+      if (user >= 0)
+        is_whole_ &=
+            list_.tiles[std::size_t(tile)].record_begin < list_.tiles[std::size_t(tile)].record_end;
       user = owner;
     }
     is_whole_ &= user == owner;
@@ -364,8 +370,17 @@ TEST(BackwardListTest, DearTilesAreCutInPiecesAndCheapOnesComeLast) {
   for (std::size_t i = 1; i < list.tiles.size(); ++i) {
     EXPECT_GT(list.tiles[i].key_begin, list.tiles[i - 1].key_begin);
   }
-  // A fraction of what dK and dV would take in float32.
-  EXPECT_LT(3 * list.slot_floats(128), std::int64_t{2} * 32768 * 8 * 128);
+}
+
+TEST(BackwardListTest, BuffersOfPiecesDoNotGrowWithTheSequence) {
+  for (const bool is_ordered : {false, true}) {
+    const BackwardChoice choice{.packed_heads = 1, .is_ordered = is_ordered};
+    const BackwardList list = causal_list(32768, choice);
+    // A fraction of what dK and dV would take in float32.
+    EXPECT_LT(3 * list.slot_floats(128), std::int64_t{2} * 32768 * 8 * 128);
+    EXPECT_LE(causal_list(1 << 19, choice).num_slots(), 4 * 132 * std::ssize(list.segments));
+    EXPECT_TRUE(ItemWalk(list).is_whole());
+  }
 }
 
 TEST(BackwardListTest, TilesThatCostAlikeAreWalkedWhole) {

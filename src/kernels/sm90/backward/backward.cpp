@@ -272,7 +272,7 @@ BackwardWork::State make_backward_work(const BackwardInstance& instance, const B
       {.rows = instance.config.rows, .keys = instance.config.keys},
       {.packed_heads = tuning.packed_heads,
        .heads_per_item = tuning.heads_per_item,
-       .section_heads = tuning.section_columns,
+       .section_heads = tuning.section_heads,
        .is_group_first = tuning.head_walk == HeadWalk::ByCost
                              ? std::nullopt
                              : std::optional(tuning.head_walk == HeadWalk::InTurn),

@@ -41,7 +41,8 @@ struct BackwardParams {
   const float* levels = nullptr;   ///< [sums, 64]: -lse * log2(e) / exponent_scale
   const float* offsets = nullptr;  ///< [sums, 64]: dlse - rowsum(dO * O)
   float* dq_sums = nullptr;        ///< [sums, 64 * dim], order of dq_place; zero at the start where
-                                   ///< several islands meet
+                                   ///< several islands meet, and everywhere if sums are
+                                   ///< unordered
   float* pieces = nullptr;         ///< [slots, 2, 128 * dim]
 
   std::int32_t num_items = 0;

@@ -57,9 +57,14 @@ class BackwardProducer {
     const unsigned first = index / section_items * width;
     index %= section_items;
     const unsigned heads = min(width, static_cast<unsigned>(params_.heads_kv) - first);
-    const unsigned piece = index / (heads * height);
-    index %= heads * height;
-    at.k_tile = static_cast<std::int32_t>(index / heads);
+    const auto block = static_cast<unsigned>(segment.block_tiles);
+    const unsigned block_items = heads * static_cast<unsigned>(segment.num_pieces) * block;
+    const unsigned block_begin = index / block_items * block;
+    const unsigned tiles = min(block, height - block_begin);
+    index %= block_items;
+    const unsigned piece = index / (heads * tiles);
+    index %= heads * tiles;
+    at.k_tile = static_cast<std::int32_t>(block_begin + index / heads);
     present_item().kv_head = static_cast<std::int32_t>(first + index % heads);
     find_piece(segment, static_cast<std::int32_t>(piece));
   }
@@ -75,19 +80,24 @@ class BackwardProducer {
     at.is_sent = false;
     item.flags =
         (piece == 0 ? kFirstPiece : 0) | (piece + 1 == segment.num_pieces ? kLastPiece : 0);
+    item.counter = 2 * (kv_head * params_.num_tiles + segment.tile_begin + at.k_tile);
     if (segment.num_pieces > 1) {
-      item.slot = segment.slot_begin + kv_head % segment.slot_heads * segment.num_tiles + at.k_tile;
+      item.slot = slot_of(segment, owner());
+      item.awaited = piece > 0 ? item.counter : find_user_before(segment);
+      item.num_awaited = piece > 0 ? piece : segment.num_pieces;
     }
     at.k_tile += segment.tile_begin;
-    item.counter = 2 * (kv_head * params_.num_tiles + at.k_tile);
-    if (piece > 0) {
-      item.awaited = item.counter;
-      item.num_awaited = piece;
-    } else {
-      const bool is_used = segment.num_pieces > 1 && kv_head >= segment.slot_heads;
-      item.awaited = is_used ? item.counter - 2 * segment.slot_heads * params_.num_tiles : -1;
-      item.num_awaited = segment.num_pieces;
-    }
+  }
+
+  __device__ __forceinline__ PieceOwner owner() const {
+    return {shared_.producer.k_tile, present_item().kv_head};
+  }
+
+  /// The counter of whose pieces the slot has held before; -1: nobody's.
+  __device__ __forceinline__ std::int32_t find_user_before(const BackwardSegment& segment) const {
+    const PieceOwner before = owner_before(segment, owner());
+    if (before.tile < 0) return -1;
+    return 2 * (before.kv_head * params_.num_tiles + segment.tile_begin + before.tile);
   }
 
   __device__ __forceinline__ void run_item(std::int32_t index) {
