@@ -6,8 +6,9 @@ theirs: torch's autograd).
 
 Each case is timed in rounds; a round times every kernel once (a burst between two CUDA events), in
 an order drawn anew so that none always follows the same other: after a cooler kernel clocks are
-higher. Ratios are medians over rounds of our rate over cuDNN's rate in the same round. Rates are 4 (backward: 10) * area * heads * dim per second; cuDNN runs full or causal of the same
-length, FlexAttention the mask itself.
+higher. Ratios are medians over rounds of our rate over cuDNN's rate in the same round. Rates are
+4 (backward: 10) * area * heads * dim per second; cuDNN runs full or causal of the same length,
+FlexAttention the mask itself.
 """
 import argparse
 import ctypes
@@ -28,6 +29,7 @@ INFINITE = 1 << 30
 WINDOW = 1024
 BLOCK = 2048
 YARDSTICKS = ("cudnn", "flex")
+HEAD_WALKS = (0, 1, 2)  # by cost, heads of a q tile together, head after head
 
 
 class Problem(ctypes.Structure):
@@ -388,7 +390,12 @@ def parse():
 
 def parse_tuning(text):
     mode, *choices = text.split("/")
-    return text, Tuning(mode == "deterministic", *[int(c) for c in choices])
+    if mode not in ("deterministic", "fast") or len(choices) > 4:
+        raise SystemExit(f"--tunings has {text}; allowed: deterministic or fast, and up to 4 numbers")
+    choices = [int(c) for c in choices]
+    if len(choices) == 4 and choices[3] not in HEAD_WALKS:
+        raise SystemExit(f"--tunings has head walk {choices[3]}; allowed: {HEAD_WALKS}")
+    return text, Tuning(mode == "deterministic", *choices)
 
 
 def main():

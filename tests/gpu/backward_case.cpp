@@ -259,6 +259,14 @@ void expect_same_but_dq(const BackwardOutputs& first, const BackwardOutputs& sec
   if (first.dsink) expect_same_bits(*first.dsink, *second.dsink);
 }
 
+void run_backward_sync(const BackwardCase& test, const BackwardInputs& inputs,
+                       BackwardOutputs& outputs) {
+  BackwardArgs args = inputs.args(test);
+  outputs.put_into(test, args);
+  const BackwardWork work(args, test.tuning);
+  run(test, inputs, work, GuardedWorkspace(work.workspace_bytes()), outputs);
+}
+
 void check_backward(const BackwardCase& test) {
   SCOPED_TRACE(::testing::Message() << test);
   const BackwardInputs inputs(test);

@@ -74,6 +74,11 @@ class GuardedWorkspace {
   DeviceBuffer buffer_;
 };
 
+/// One call with a list and a poisoned workspace of its own, into outputs that are then on the
+/// host.
+void run_backward_sync(const BackwardCase& test, const BackwardInputs& inputs,
+                       BackwardOutputs& outputs);
+
 void expect_same_gradients(const BackwardOutputs& first, const BackwardOutputs& second);
 /// What the fast mode repeats.
 void expect_same_but_dq(const BackwardOutputs& first, const BackwardOutputs& second);

@@ -247,13 +247,7 @@ class OneHot {
   }
 
   void check() {
-    BackwardArgs args = inputs_.args(test_);
-    outputs_.put_into(test_, args);
-    const BackwardWork work(args, test_.tuning);
-    const GuardedWorkspace workspace(work.workspace_bytes());
-    attention_backward_cuda(args, work, workspace.view(), nullptr);
-    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    outputs_.download_sync();
+    run_backward_sync(test_, inputs_, outputs_);
     ASSERT_EQ(values_of(outputs_.dv), expected_dv());
     ASSERT_EQ(values_of(outputs_.dk), expected_dk());
     ASSERT_EQ(values_of(outputs_.dq), expected_dq());
