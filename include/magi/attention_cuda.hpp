@@ -124,7 +124,7 @@ struct BackwardTuning {
   std::int32_t heads_per_item = 0;  ///< query heads that one CTA walks for a k tile; 0: by cost
   /// Bitwise equal dq from call to call; dk, dv and dsink always are.
   bool is_deterministic = true;
-  std::int32_t section_heads = 0;  ///< kv heads walked at a time; 0: by cost
+  std::int32_t section_heads = 0;  ///< kv heads walked at a time, all in the tail; 0: by cost
   HeadWalk head_walk = HeadWalk::ByCost;
 };
 
