@@ -393,7 +393,7 @@ MAGI_API magi_status magi_attention_backward(magi_attention* attention,
  * at once, and calls may be captured in a graph, which then keeps the list; executables of one
  * captured graph must not run at the same time. Giving up a list, at the ninth combination or when
  * the mask is destroyed, waits for the device. All rows of the backward's tensors are finite where
- * they share a tile (64 rows of q, 128 of k) with rows that are seen. */
+ * they share a tile (up to 128 rows of q, 128 of k) with rows that are seen. */
 MAGI_API magi_status magi_flex_attention_forward(const magi_mask* mask,
                                                  const magi_attention_inputs* inputs,
                                                  const magi_attention_result* result, void* stream);

@@ -128,7 +128,7 @@ class Expansion {
 bool is_list_of(const BackwardList& list, const Mask& mask) { return Expansion(list).is_of(mask); }
 
 BackwardTileShape random_shape(RandomStream& random) {
-  return {.rows = 16 << random.between(0, 2),
+  return {.rows = 16 << random.between(0, 3),
           .keys = 8 * random.between(1, 10),
           .overhead = random.between(0, 5)};
 }

@@ -113,11 +113,14 @@ sm90::GradientRows gradient_rows(const TensorView& tensor, bool is_added) {
           is_added};
 }
 
+/// Tiles of 64 rows, as prepare and finish see them, in a q tile of the main kernel.
+std::int32_t parts_per_tile(const BackwardList& list) { return list.shape.rows / sm90::kTileRows; }
+
 sm90::PackedRows packed_rows(const BackwardList& list) {
   return {.rows_q = list.problem.rows_q,
           .heads_q = list.problem.heads_q,
           .packed_heads = list.packed_heads,
-          .num_q_tiles = list.num_q_tiles()};
+          .num_q_tiles = list.num_q_tiles() * parts_per_tile(list)};
 }
 
 void prepare(const BackwardArgs& args, const BackwardWork::State& work, void* workspace,
@@ -137,7 +140,8 @@ void prepare(const BackwardArgs& args, const BackwardWork::State& work, void* wo
     params.dout_copy = part_at<void>(workspace, layout.dout_copy);
   }
   params.sums = part_at<float>(workspace, layout.dq_sums);
-  params.sums_per_tile = work.list.shape.rows * work.instance->config.dim;
+  params.sums_per_tile = sm90::kTileRows * work.instance->config.dim;
+  params.tiles_per_island = parts_per_tile(work.list);
   if (work.list.is_ordered) params.islands = static_cast<const std::int32_t*>(work.islands.data());
   params.counters = part_at<std::uint32_t>(workspace, layout.counters);
   params.num_counters = work.list.num_counters();
@@ -237,6 +241,19 @@ const sm90::BackwardInstance* find_instance(const BackwardArgs& args, bool has_s
 }  // namespace
 
 namespace sm90 {
+namespace {
+
+/// With costs in q tiles, which were measured in tiles of 64 rows.
+BackwardTileShape tile_shape(const BackwardConfig& config) {
+  BackwardTileShape shape{.rows = config.rows, .keys = config.keys};
+  if (config.has_wide_tiles()) {
+    shape.overhead = 2;
+    shape.piece_cost = 1;
+  }
+  return shape;
+}
+
+}  // namespace
 
 BackwardLayout backward_layout(const BackwardWork::State& work) {
   const BackwardList& list = work.list;
@@ -249,8 +266,8 @@ BackwardLayout backward_layout(const BackwardWork::State& work) {
   };
   constexpr std::int64_t kFloatBytes = sizeof(float);
   layout.counters = append(list.num_counters() * kFloatBytes);
-  layout.levels = append(list.num_sums() * kTileRows * kFloatBytes);
-  layout.offsets = append(list.num_sums() * kTileRows * kFloatBytes);
+  layout.levels = append(list.num_sums() * list.shape.rows * kFloatBytes);
+  layout.offsets = append(list.num_sums() * list.shape.rows * kFloatBytes);
   layout.dq_sums = append(list.sum_floats(dim) * kFloatBytes);
   layout.pieces = append(list.slot_floats(dim) * kFloatBytes);
   const BackwardProblem& problem = list.problem;
@@ -268,8 +285,7 @@ BackwardWork::State make_backward_work(const BackwardInstance& instance, const B
   state.device = current_device();
   const std::int32_t num_sms = count_free_sms(state.device, tuning.sm_margin);
   state.list = build_backward_list(
-      backward_problem(args, num_sms), args.slices,
-      {.rows = instance.config.rows, .keys = instance.config.keys},
+      backward_problem(args, num_sms), args.slices, tile_shape(instance.config),
       {.packed_heads = tuning.packed_heads,
        .heads_per_item = tuning.heads_per_item,
        .section_heads = tuning.section_heads,

@@ -13,10 +13,12 @@ struct BackwardConfig {
   int dim = 128;  ///< of q, k and v as held on chip: the tensors' dims are at most this
   bool has_softcap = false;
   bool is_ordered = false;  ///< sums of dQ are taken in the order of the list
+  /// Of a q tile: 64, or 128 where the head dim leaves registers for it. Then each warpgroup
+  /// multiplies dQ of its half of the rows, not of the columns.
+  int rows = 64;
 
   static constexpr int consumers = 2;  ///< warpgroups of 64 keys
   static constexpr int keys = 64 * consumers;
-  static constexpr int rows = 64;  ///< of a q tile
   static constexpr int q_stages = 4;
   static constexpr int dout_stages = 2;
   static constexpr int consumer_registers = 240;
@@ -37,10 +39,11 @@ struct BackwardConfig {
   constexpr int kv_bytes() const { return keys * dim * 2; }
   constexpr int q_bytes() const { return rows * dim * 2; }
   constexpr int score_bytes() const { return rows * keys * 2; }
-  /// Columns of dQ that one warpgroup multiplies.
-  constexpr int dq_columns() const { return dim / consumers; }
+  constexpr bool has_wide_tiles() const { return rows == 128; }
+  /// Columns of dQ that one warpgroup multiplies, of 64 rows.
+  constexpr int dq_columns() const { return has_wide_tiles() ? dim : dim / consumers; }
   /// Floats of one warpgroup's part of a dQ sum.
-  constexpr int dq_floats() const { return rows * dq_columns(); }
+  constexpr int dq_floats() const { return 64 * dq_columns(); }
 };
 
 }  // namespace magi::sm90

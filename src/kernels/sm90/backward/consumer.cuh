@@ -39,10 +39,16 @@ class BackwardConsumer {
   }
 
  private:
+  static constexpr bool kIsWide = kC.has_wide_tiles();
+  static constexpr int kScoreElements = kC.rows / 2;
+  using Scores = float[kScoreElements];
+  using PackedScores = std::uint32_t[kScoreElements / 2];
+  using Rows = RowValues<kScoreElements>;
   using DqColumns = float[kC.dq_columns() / 2];
-  static_assert(kC.dq_columns() / 2 <= kScoreElements);
 
-  __device__ __forceinline__ static DqColumns& dq_of(Scores& x) {
+  template <int kCount>
+  __device__ __forceinline__ static DqColumns& dq_of(float (&x)[kCount]) {
+    static_assert(sizeof(x) >= sizeof(DqColumns));
     return reinterpret_cast<DqColumns&>(x);
   }
 
@@ -65,6 +71,14 @@ class BackwardConsumer {
   }
 
   __device__ __forceinline__ void walk_item() {
+    if constexpr (kIsWide) {
+      walk_wide_item();
+    } else {
+      walk_narrow_item();
+    }
+  }
+
+  __device__ __forceinline__ void walk_narrow_item() {
     wait_queries(num_steps_);
     issue_scores(num_steps_, load_levels(num_steps_), even_);
     ptx::mbarrier_wait(shared_.v_full, item_parity_);
@@ -74,14 +88,28 @@ class BackwardConsumer {
     take_probabilities(num_steps_, even_);
     bool is_first = true;
     while (!run_step(is_first, even_, odd_)) is_first = false;
+    finish_item(even_);
+  }
+
+  __device__ __forceinline__ void walk_wide_item() {
+    ptx::mbarrier_wait(shared_.v_full, item_parity_);
+    bool is_first = true;
+    while (!run_wide_step(is_first)) is_first = false;
+    DqColumns dq;
+    finish_item(dq);
+  }
+
+  /// dQ of the last step, while its dK is being multiplied.
+  template <int kCount>
+  __device__ __forceinline__ void finish_item(float (&dq)[kCount]) {
     wait_scores(num_steps_ - 1);
-    issue_dq(num_steps_ - 1, even_);
+    issue_dq(num_steps_ - 1, dq);
     ptx::wgmma_wait<0>();
     ptx::pin(packed_);
     ptx::pin(dk_);
-    ptx::pin(dq_of(even_));
+    ptx::pin(dq_of(dq));
     const std::uint32_t step = num_steps_ - 1;
-    add_queries(step, sum_of(step), await_turn(step), dq_of(even_));
+    add_queries(step, sum_of(step), await_turn(step), dq_of(dq));
   }
 
   __device__ __forceinline__ static int q_stage(std::uint32_t step) {
@@ -114,7 +142,7 @@ class BackwardConsumer {
   }
 
   /// S^T = K Q^T of a step, issued only.
-  __device__ __forceinline__ void issue_scores(std::uint32_t step, const RowValues& levels,
+  __device__ __forceinline__ void issue_scores(std::uint32_t step, const Rows& levels,
                                                Scores& scores) {
     if constexpr (kC.has_softcap) {
       ptx::forget(scores);
@@ -132,7 +160,7 @@ class BackwardConsumer {
   __device__ __forceinline__ void issue_dp(Scores& dp) {
     const std::uint32_t parity = ring_parity<kC.dout_stages>(num_steps_);
     ptx::mbarrier_wait(shared_.dout_full[dout_stage()], parity);
-    RowValues offsets;
+    Rows offsets;
     offsets.load(shared_.offsets[dout_stage()], place().column);
     const tile::KMajor<kC.keys> v(shared_.v + key_bytes());
     const tile::KMajor<kC.rows> dout(shared_.dout[dout_stage()]);
@@ -142,27 +170,29 @@ class BackwardConsumer {
     tile::issue_abt<kC.type, kC.rows, kC.dim, true>(dp, v, dout);
   }
 
-  __device__ __forceinline__ RowValues load_levels(std::uint32_t step) const {
-    RowValues levels;
+  __device__ __forceinline__ Rows load_levels(std::uint32_t step) const {
+    Rows levels;
     levels.load(shared_.levels[q_stage(step)], place().column);
     return levels;
   }
 
   /// dV += P^T dO.
-  __device__ __forceinline__ void issue_dv() {
+  __device__ __forceinline__ void issue_dv(PackedScores& probabilities) {
     const tile::MnMajor<kC.rows> dout(shared_.dout[dout_stage()]);
-    ptx::pin(packed_);
+    ptx::pin(probabilities);
     ptx::pin(dv_);
     ptx::wgmma_fence();
-    tile::issue_accumulate<kC.type, kC.dim, kC.rows>(dv_, packed_, dout);
+    tile::issue_accumulate<kC.type, kC.dim, kC.rows>(dv_, probabilities, dout);
   }
 
-  /// dQ = dS K of a step, this warpgroup's columns.
-  __device__ __forceinline__ void issue_dq(std::uint32_t step, Scores& to) {
+  /// dQ = dS K of a step, this warpgroup's columns or, of a wide tile, rows.
+  template <int kCount>
+  __device__ __forceinline__ void issue_dq(std::uint32_t step, float (&to)[kCount]) {
     constexpr int kBytes = kC.dq_columns() * 2;
     constexpr int kPanel = kC.keys * tile::kPanelRowBytes;
-    const int first = warpgroup_ * kBytes;
-    const tile::MnMajor<kC.keys> scores(shared_.scores[ring_stage<kScoreStages>(step)]);
+    const int first = kIsWide ? 0 : warpgroup_ * kBytes;
+    const int rows = kIsWide ? warpgroup_ * kPanel : 0;
+    const tile::MnMajor<kC.keys> scores(shared_.scores[ring_stage<kScoreStages>(step)] + rows);
     const tile::MnMajor<kC.keys> k(shared_.k + first / tile::kPanelRowBytes * kPanel +
                                    first % tile::kPanelRowBytes);
     ptx::forget(to);
@@ -178,11 +208,11 @@ class BackwardConsumer {
     tile::issue_accumulate<kC.type, kC.dim, kC.rows>(dk_, packed_, q);
   }
 
-  /// S of a step becomes P = 2^(exponent_scale * (f(S) + level)).
+  /// S of a step with next_flags_ becomes P = 2^(exponent_scale * (f(S) + level)).
   __device__ __forceinline__ void take_probabilities(std::uint32_t step, Scores& x) {
     take_exponents<kC.has_softcap>(x, shared_.levels[q_stage(step)], place().column, params_.score);
     if ((next_flags_ & kMasked) != 0) mask(x, step);
-    exponentiate(x, x);
+    exponentiate(x);
     ptx::pin(x);
   }
 
@@ -205,10 +235,10 @@ class BackwardConsumer {
     ptx::pin(dk_);
     if (num_steps_ > 0) release(shared_.q_empty[q_stage(num_steps_ - 1)]);
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
-    issue_dv();
+    issue_dv(packed_);
     if (!is_last) wait_queries(num_steps_ + 1);
     const std::uint32_t next = next_step(is_last);
-    const RowValues levels = load_levels(next);
+    const Rows levels = load_levels(next);
     ptx::wgmma_wait<1>();
     ptx::pin(other);
     differentiate<kC.has_softcap>(p, other, shared_.levels[q_stage(num_steps_)], place().column,
@@ -242,6 +272,52 @@ class BackwardConsumer {
     return is_last;
   }
 
+  /// A step of a wide tile. On entry dK of the step before is being multiplied. The products follow
+  /// each other in the order S, dP, dV, dQ of the step before, dK. Two arrays of scores are all
+  /// that there is room for, so each step makes its own S; dQ takes the registers of one of them.
+  /// NOTE: dK of the step before is awaited first, or the compiler does so later, where it costs
+  /// more.
+  __device__ __forceinline__ bool run_wide_step(bool is_first) {
+    wait_queries(num_steps_);
+    next_flags_ = step_flags(num_steps_);
+    const Rows levels = load_levels(num_steps_);
+    ptx::wgmma_wait<0>();
+    ptx::pin(packed_);
+    ptx::pin(dk_);
+    issue_scores(num_steps_, levels, even_);
+    if (num_steps_ > 0) release(shared_.q_empty[q_stage(num_steps_ - 1)]);
+    issue_dp(odd_);
+    const bool are_scores_there = has_scores(num_steps_ - 1);
+    ptx::wgmma_wait<1>();
+    ptx::pin(even_);
+    take_probabilities(num_steps_, even_);
+    tile::pack_fragments<kC.type, kC.rows>(even_, probabilities_);
+    issue_dv(probabilities_);
+    ptx::wgmma_wait<1>();
+    ptx::pin(odd_);
+    differentiate_wide<kC.type, kC.has_softcap>(even_, probabilities_, odd_,
+                                                shared_.levels[q_stage(num_steps_)], place().column,
+                                                params_.score);
+    tile::pack_fragments<kC.type, kC.rows>(odd_, packed_);
+    ptx::pin(packed_);
+    if (!is_first && !are_scores_there) wait_scores(num_steps_ - 1);
+    DqColumns dq;
+    issue_dq(num_steps_ - 1, dq);
+    issue_dk();
+    store_scores();
+    const std::int32_t sum = sum_of(num_steps_ - 1);
+    const bool is_first_turn = !is_first && await_turn(num_steps_ - 1);
+    ptx::wgmma_wait<1>();
+    ptx::pin(probabilities_);
+    ptx::pin(dv_);
+    ptx::pin(dq);
+    release(shared_.dout_empty[dout_stage()]);
+    release(shared_.scores_full[ring_stage<kScoreStages>(num_steps_)]);
+    if (!is_first) add_queries(num_steps_ - 1, sum, is_first_turn, dq);
+    ++num_steps_;
+    return (next_flags_ & kLastStep) != 0;
+  }
+
   /// Made anew at each use: it costs no registers in between.
   __device__ __forceinline__ static tile::FragmentPlace place() {
     return tile::FragmentPlace(ptx::thread_index() & 127);
@@ -253,16 +329,18 @@ class BackwardConsumer {
               params_.packed_shift);
   }
 
-  /// dS^T into shared memory: 128-byte rows, one per key.
+  /// dS^T into shared memory: panels of 64 rows of q, in them 128-byte rows, one per key.
   __device__ __forceinline__ void store_scores() {
     const tile::FragmentPlace at = place();
     std::uint8_t* first = shared_.scores[ring_stage<kScoreStages>(num_steps_)] +
                           tile::swizzled_offset(64 * warpgroup_ + at.row, 0) + 2 * at.column;
     const std::uint32_t base = ptx::shared_address(first);
+    constexpr int kPanel = kC.keys * tile::kPanelRowBytes;
 #pragma unroll
     for (int c = 0; c < kC.rows / 8; ++c) {
       // The swizzle is an exclusive or.
-      const std::uint32_t address = base ^ static_cast<std::uint32_t>(c << 4);
+      const std::uint32_t address = (base ^ static_cast<std::uint32_t>(c % 8 << 4)) +
+                                    static_cast<std::uint32_t>(c / 8 * kPanel);
       ptx::store_shared(address, packed_[2 * c]);
       ptx::store_shared(address + 8 * tile::kPanelRowBytes, packed_[2 * c + 1]);
     }
@@ -311,7 +389,8 @@ class BackwardConsumer {
   float dv_[kC.dim / 2];
   Scores even_;
   Scores odd_;
-  std::uint32_t packed_[kScoreElements / 2];  ///< P^T, then dS^T, as A operand
+  PackedScores probabilities_;  ///< P^T as A operand, only of wide tiles
+  PackedScores packed_;         ///< P^T, then dS^T, as A operand; of wide tiles dS^T alone
 };
 
 }  // namespace magi::sm90

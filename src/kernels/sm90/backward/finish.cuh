@@ -7,7 +7,9 @@
 
 namespace magi::sm90 {
 
-/// Scaled sums of a q tile: what thread t of warpgroup w multiplied, as dq_place puts it.
+/// Scaled sums of 64 rows: what thread t of warpgroup w multiplied, as dq_place puts it. Of a q
+/// tile of 128 rows each warpgroup multiplied 64 of all columns; they lie as if two had had half
+/// each.
 template <int kDim>
 struct SumPart {
   float4 values[kDim / 16];
@@ -45,14 +47,13 @@ struct SumPart {
   }
 };
 
-/// Where row r of the CTA's q tile lies in dq; `is_inside` is false past the last token.
+/// Where row r of the CTA's 64 rows lies in dq; `is_inside` is false past the last token.
 struct QueryRow {
   std::int64_t place;
   bool is_inside;
 
-  __device__ __forceinline__ QueryRow(const BackwardParams& params, int q_tile, int group, int r) {
-    const std::int64_t token =
-        (static_cast<std::int64_t>(q_tile) << params.token_shift) + (r >> params.packed_shift);
+  __device__ __forceinline__ QueryRow(const BackwardParams& params, int part, int group, int r) {
+    const std::int64_t token = (std::int64_t{part} * 64 + r) >> params.packed_shift;
     const int head = (group << params.packed_shift) + (r & (params.packed_heads - 1));
     place = token * params.dq.row_stride + head * params.dq.head_stride;
     is_inside = token < params.rows_q;
@@ -60,10 +61,10 @@ struct QueryRow {
 };
 
 template <int kDim>
-__device__ __forceinline__ void write_floats(const BackwardParams& params, int q_tile, int group,
-                                             const SumPart<kDim>& part) {
-  part.for_each_pair([&](int r, int column, float x, float y) {
-    const QueryRow row(params, q_tile, group, r);
+__device__ __forceinline__ void write_floats(const BackwardParams& params, int part, int group,
+                                             const SumPart<kDim>& sum) {
+  sum.for_each_pair([&](int r, int column, float x, float y) {
+    const QueryRow row(params, part, group, r);
     if (!row.is_inside || column >= params.dim_qk) return;
     auto* pair =
         reinterpret_cast<float2*>(static_cast<float*>(params.dq.data) + row.place + column);
@@ -74,12 +75,12 @@ __device__ __forceinline__ void write_floats(const BackwardParams& params, int q
 
 /// Through shared memory, so that a row leaves in chunks of 16 bytes.
 template <DType kType, int kDim>
-__device__ __forceinline__ void write_halves(const BackwardParams& params, int q_tile, int group,
-                                             const SumPart<kDim>& part) {
+__device__ __forceinline__ void write_halves(const BackwardParams& params, int part, int group,
+                                             const SumPart<kDim>& sum) {
   constexpr int kRowBytes = 2 * kDim + 16;  // neighbouring rows begin in other banks
   constexpr int kChunks = kDim / 8;
   __shared__ __align__(16) std::uint8_t rows[64 * kRowBytes];
-  part.for_each_pair([&](int r, int column, float x, float y) {
+  sum.for_each_pair([&](int r, int column, float x, float y) {
     *reinterpret_cast<std::uint32_t*>(rows + r * kRowBytes + 2 * column) =
         ptx::pack_half2<kType>(x, y);
   });
@@ -88,7 +89,7 @@ __device__ __forceinline__ void write_halves(const BackwardParams& params, int q
   for (int i = static_cast<int>(threadIdx.x); i < 64 * kChunks; i += 256) {
     const int r = i / kChunks;
     const int column = i % kChunks * 8;
-    const QueryRow row(params, q_tile, group, r);
+    const QueryRow row(params, part, group, r);
     if (!row.is_inside || column >= params.dim_qk) continue;
     auto* target = static_cast<std::uint16_t*>(params.dq.data) + row.place + column;
     *reinterpret_cast<int4*>(target) =
@@ -96,24 +97,24 @@ __device__ __forceinline__ void write_halves(const BackwardParams& params, int q
   }
 }
 
-/// dq from its sums: one CTA of 256 threads per q tile and head group, the groups of a tile side by
-/// side, as their rows are.
-template <DType kType, int kDim>
+/// dq from its sums: one CTA of 256 threads per 64 rows of a head group, kParts of them in a q
+/// tile; the groups of the same rows side by side, as they lie in dq.
+template <DType kType, int kDim, int kParts>
 __global__ void __launch_bounds__(256)
     finish_kernel(const __grid_constant__ BackwardParams params) {
   const auto num_groups = static_cast<unsigned>(params.heads_q) >> params.packed_shift;
-  const int q_tile = static_cast<int>(blockIdx.x / num_groups);
+  const int part = static_cast<int>(blockIdx.x / num_groups);
   const int group = static_cast<int>(blockIdx.x % num_groups);
-  SumPart<kDim> part;
-  if (__ldg(params.islands + q_tile) == 0) {
-    part.clear();
+  SumPart<kDim> sum;
+  if (__ldg(params.islands + part / kParts) == 0) {
+    sum.clear();
   } else {
-    part.load(params, static_cast<std::int64_t>(group) * params.num_q_tiles + q_tile);
+    sum.load(params, static_cast<std::int64_t>(group) * params.num_q_tiles * kParts + part);
   }
   if (params.dq.is_float) {
-    write_floats<kDim>(params, q_tile, group, part);
+    write_floats<kDim>(params, part, group, sum);
   } else {
-    write_halves<kType, kDim>(params, q_tile, group, part);
+    write_halves<kType, kDim>(params, part, group, sum);
   }
 }
 

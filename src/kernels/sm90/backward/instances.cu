@@ -5,7 +5,8 @@ namespace magi::sm90 {
 
 template <DType kType, int kDim, bool kHasSoftcap>
 struct BackwardInstanceOf {
-  static constexpr BackwardConfig kConfig{.type = kType, .dim = kDim, .has_softcap = kHasSoftcap};
+  static constexpr BackwardConfig kConfig{
+      .type = kType, .dim = kDim, .has_softcap = kHasSoftcap, .rows = kDim == 64 ? 128 : 64};
 };
 
 namespace {

@@ -12,13 +12,13 @@
 //   dP = dO V^T                        dK = scale * dS^T Q
 //   dS = P * (dP - delta)              dQ = scale * dS K, a sum over k tiles
 //
-//                 64 rows of a q tile (tokens x packed heads)
+//                 64 or 128 rows of a q tile (tokens x packed heads)
 //                +----------------+
 //     64 keys    |  S^T, P^T, ... |  warpgroup 0    Each warpgroup holds its keys' dK and dV and
 //                +----------------+                 transposed scores in registers; P^T and dS^T
 //     64 keys    |                |  warpgroup 1    are A operands as they lie. dS^T of both also
 //                +----------------+                 goes to shared memory, and each warpgroup
-//                                                   multiplies half the columns of dQ with it.
+//                                                   multiplies half of dQ with it.
 //
 // Roles: of warpgroup 0, one thread of warp 0 takes items, walks records and loads; where the order
 // of dQ's sums is fixed, one of warp 1 awaits turns and one of warp 2 passes them on. Warpgroups 1

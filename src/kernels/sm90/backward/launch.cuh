@@ -35,8 +35,9 @@ template <typename Instance>
 void launch_finish(const BackwardParams& params, cudaStream_t stream) {
   constexpr BackwardConfig kC = Instance::kConfig;
   const int head_groups = params.heads_q / params.packed_heads;
-  const unsigned num_ctas = static_cast<unsigned>(params.num_q_tiles) * head_groups;
-  finish_kernel<kC.type, kC.dim><<<num_ctas, 256, 0, stream>>>(params);
+  constexpr int kParts = kC.rows / 64;
+  const unsigned num_ctas = static_cast<unsigned>(params.num_q_tiles) * kParts * head_groups;
+  finish_kernel<kC.type, kC.dim, kParts><<<num_ctas, 256, 0, stream>>>(params);
   cuda_check(cudaGetLastError(), "finish_kernel");
 }
 

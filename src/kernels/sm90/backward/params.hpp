@@ -38,12 +38,12 @@ struct BackwardParams {
 
   /// Sums are indexed head_group * num_q_tiles + q_tile. Rows of a sum: token * packed_heads +
   /// head; rows without keys or beyond the tensor have kNoKeys for the first, 0 for the other.
-  const float* levels = nullptr;   ///< [sums, 64]: -lse * log2(e) / exponent_scale
-  const float* offsets = nullptr;  ///< [sums, 64]: dlse - rowsum(dO * O)
-  float* dq_sums = nullptr;        ///< [sums, 64 * dim], order of dq_place; zero at the start where
-                                   ///< several islands meet, and everywhere if sums are
-                                   ///< unordered
-  float* pieces = nullptr;         ///< [slots, 2, 128 * dim]
+  const float* levels = nullptr;   ///< [sums, rows]: -lse * log2(e) / exponent_scale
+  const float* offsets = nullptr;  ///< [sums, rows]: dlse - rowsum(dO * O)
+  float* dq_sums = nullptr;  ///< [sums, rows * dim], order of dq_place; zero at the start where
+                             ///< several islands meet, and everywhere if sums are
+                             ///< unordered
+  float* pieces = nullptr;   ///< [slots, 2, 128 * dim]
 
   std::int32_t num_items = 0;
   std::int32_t num_tiles = 0;

@@ -213,7 +213,9 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const PrepareParams p
     rows[pass] = load_row<kMayBeFloat>(params, first, r + pass * kRowsPerPass, d);
   }
   const auto q_tile = static_cast<std::int32_t>(tile % params.packed.num_q_tiles);
-  if (params.islands == nullptr || __ldg(params.islands + q_tile) > 1) clear_sums(params, tile);
+  if (params.islands == nullptr || __ldg(params.islands + q_tile / params.tiles_per_island) > 1) {
+    clear_sums(params, tile);
+  }
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) finish_row<kType, kLanes>(params, rows[pass], d);
 }

@@ -13,7 +13,8 @@
 // at (g * num_q_tiles + t) * kTileRows + r.
 namespace magi::sm90 {
 
-/// Packed query rows of a backward tile.
+/// Packed query rows of a tile here. A q tile of the main kernel is one of these or, where that has
+/// 128 rows, two.
 inline constexpr int kTileRows = 64;
 
 /// lse * log2(e) of rows that see no key and of rows past the end: every exp2(s - it) is 0.
@@ -44,8 +45,9 @@ struct PrepareParams {
   void* dout_copy = nullptr;  ///< null, or 16-bit [rows_q, heads_q, dim_v]: dout rounded
   float* sums = nullptr;      ///< [tiles, sums_per_tile], cleared
   std::int32_t sums_per_tile = 0;
-  /// Per q tile, or null: tiles with at most one are not cleared.
+  /// Per q tile of the main kernel, or null: tiles with at most one are not cleared.
   const std::int32_t* islands = nullptr;
+  std::int32_t tiles_per_island = 1;  ///< tiles in a q tile of the main kernel
   std::uint32_t* counters = nullptr;  ///< [num_counters], cleared
   std::int64_t num_counters = 0;
 };

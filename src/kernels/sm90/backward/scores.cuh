@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include "kernels/sm90/arguments.hpp"
 #include "kernels/sm90/backward/shared.cuh"
 #include "kernels/sm90/forward/softmax.cuh"
 #include "kernels/tile/fragment.cuh"
 
-// Arithmetic on a warpgroup's transposed scores: 64 keys x 64 rows of the q tile. A thread holds
-// two keys and, of each, 16 rows of q.
+// Arithmetic on a warpgroup's transposed scores: 64 keys x the rows of the q tile. A thread holds
+// two keys and, of each, a quarter of the rows.
 namespace magi::sm90 {
 
-inline constexpr int kScoreElements = 32;
-using Scores = float[kScoreElements];
-
-/// One value per row of q: those of the rows that a thread holds.
+/// One value per row of q: those of the rows that a thread holds, with kCount scores in all.
+template <int kCount>
 struct RowValues {
-  float2 pairs[kScoreElements / 4];
+  float2 pairs[kCount / 4];
 
   __device__ __forceinline__ void load(const float* values, int first_column) {
 #pragma unroll
-    for (int i = 0; i < kScoreElements / 4; ++i) {
+    for (int i = 0; i < kCount / 4; ++i) {
       pairs[i] = *reinterpret_cast<const float2*>(values + 8 * i + first_column);
     }
   }
   /// To all scores of their row: what a product is added to.
-  __device__ __forceinline__ void spread(Scores& x) const {
+  __device__ __forceinline__ void spread(float (&x)[kCount]) const {
 #pragma unroll
-    for (int i = 0; i < kScoreElements; i += 4) {
+    for (int i = 0; i < kCount; i += 4) {
       x[i] = x[i + 2] = pairs[i / 4].x;
       x[i + 1] = x[i + 3] = pairs[i / 4].y;
     }
@@ -40,11 +40,11 @@ __device__ __forceinline__ float capped(float score, const ScoreScale& scale) {
 
 /// x = exponent_scale * (f(s) + level), so that p = 2^x. Without a softcap the levels have been
 /// added: products began with them.
-template <bool kHasSoftcap>
-__device__ __forceinline__ void take_exponents(Scores& x, const float* levels, int first_column,
-                                               const ScoreScale& scale) {
+template <bool kHasSoftcap, int kCount>
+__device__ __forceinline__ void take_exponents(float (&x)[kCount], const float* levels,
+                                               int first_column, const ScoreScale& scale) {
 #pragma unroll
-  for (int i = 0; i < kScoreElements; i += 4) {
+  for (int i = 0; i < kCount; i += 4) {
     float2 level = make_float2(0.0f, 0.0f);
     if constexpr (kHasSoftcap) {
       level = *reinterpret_cast<const float2*>(levels + 2 * i + first_column);
@@ -59,7 +59,8 @@ __device__ __forceinline__ void take_exponents(Scores& x, const float* levels, i
 
 /// Sets what the step's band hides to -infinity; `key_row` is that of the thread's first key in the
 /// k tile.
-__device__ __forceinline__ void mask_step(Scores& x, const StepInfo& step, int key_row,
+template <int kCount>
+__device__ __forceinline__ void mask_step(float (&x)[kCount], const StepInfo& step, int key_row,
                                           int first_column, int packed_shift) {
   int low[tile::kRowsPerThread];
   int high[tile::kRowsPerThread];
@@ -72,12 +73,13 @@ __device__ __forceinline__ void mask_step(Scores& x, const StepInfo& step, int k
     low[row] = begin - first_column;
     high[row] = end - first_column;
   }
-  tile::mask_rows<64>(x, low, high);
+  tile::mask_rows<2 * kCount>(x, low, high);
 }
 
-__device__ __forceinline__ void exponentiate(const Scores& x, Scores& p) {
+template <int kCount>
+__device__ __forceinline__ void exponentiate(float (&x)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < kScoreElements; ++i) p[i] = ptx::exp2_approx(x[i]);
+  for (int i = 0; i < kCount; ++i) x[i] = ptx::exp2_approx(x[i]);
 }
 
 /// f'(s) / softmax_scale = 1 - tanh^2, from p: tanh = log2(p) / exponent_scale - level.
@@ -88,11 +90,12 @@ __device__ __forceinline__ float softcap_slope(float p, float level, const Score
 }
 
 /// P becomes dS / softmax_scale = p * (dP - delta) * f'(s) / softmax_scale; `dp` is dP - delta.
-template <bool kHasSoftcap>
-__device__ __forceinline__ void differentiate(Scores& p, const Scores& dp, const float* levels,
-                                              int first_column, const ScoreScale& scale) {
+template <bool kHasSoftcap, int kCount>
+__device__ __forceinline__ void differentiate(float (&p)[kCount], const float (&dp)[kCount],
+                                              const float* levels, int first_column,
+                                              const ScoreScale& scale) {
 #pragma unroll
-  for (int i = 0; i < kScoreElements; i += 4) {
+  for (int i = 0; i < kCount; i += 4) {
     if constexpr (kHasSoftcap) {
       const float2 level = *reinterpret_cast<const float2*>(levels + 2 * i + first_column);
 #pragma unroll
@@ -104,6 +107,46 @@ __device__ __forceinline__ void differentiate(Scores& p, const Scores& dp, const
 #pragma unroll
       for (int j = i; j < i + 4; ++j) p[j] *= dp[j];
     }
+  }
+}
+
+/// Two neighbours of 16 bits.
+template <DType kType>
+__device__ __forceinline__ float2 unpack_half2(std::uint32_t packed) {
+  if constexpr (kType == DType::BFloat16) {
+    return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
+  } else {
+    return __half22float2(*reinterpret_cast<const __half2*>(&packed));
+  }
+}
+
+/// dP - delta becomes dS / softmax_scale = p * (dP - delta) * f'(s) / softmax_scale. NOTE: a
+/// quarter of p is taken from its 16 bits, as dV has them: with all of it in float32 there are 13
+/// registers too few. With a softcap there are enough, and its slope wants all bits.
+template <DType kType, bool kHasSoftcap, int kCount>
+__device__ __forceinline__ void differentiate_wide(const float (&p)[kCount],
+                                                   const std::uint32_t (&packed)[kCount / 2],
+                                                   float (&dp)[kCount], const float* levels,
+                                                   int first_column, const ScoreScale& scale) {
+  constexpr int kHalves = kHasSoftcap ? 0 : 16;
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    float2 level = make_float2(0.0f, 0.0f);
+    if constexpr (kHasSoftcap) {
+      level = *reinterpret_cast<const float2*>(levels + 2 * i + first_column);
+    }
+#pragma unroll
+    for (int j = i; j < i + 4; j += 2) {
+      const float2 pair =
+          j < kHalves ? unpack_half2<kType>(packed[j / 2]) : make_float2(p[j], p[j + 1]);
+      dp[j] *= pair.x;
+      dp[j + 1] *= pair.y;
+      if constexpr (kHasSoftcap) {
+        dp[j] *= softcap_slope(pair.x, level.x, scale);
+        dp[j + 1] *= softcap_slope(pair.y, level.y, scale);
+      }
+    }
+    if constexpr (kHasSoftcap) ptx::pin(dp);
   }
 }
 
