@@ -4,10 +4,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
-#include <functional>
 #include <map>
 #include <numeric>
-#include <queue>
 
 #include "base/check.hpp"
 #include "kernels/worklist/forward_list.hpp"
@@ -33,6 +31,65 @@ std::vector<std::int32_t> piece_counts(std::int32_t groups) {
     counts.push_back(counts.back() * factor);
   }
   return counts;
+}
+
+/// Of Arrangement::tail_share.
+constexpr std::int32_t kWholeTail = 16;
+
+/// What an order is made from.
+struct Arrangement {
+  std::int64_t item_steps = 1;  ///< items are at least as long, where tiles are dear enough,
+  std::int64_t tail_steps = 1;  ///< and those of the tail
+  std::int32_t tail_share = kWholeTail;
+  std::int32_t section_factor = 1;  ///< more kv heads side by side than the fewest
+};
+
+/// When CTAs are free, in steps: how many at each.
+class FreeTimes {
+ public:
+  explicit FreeTimes(std::int32_t num_ctas) : counts_{num_ctas} {}
+
+  /// The earliest.
+  std::int64_t take() {
+    while (counts_[now_] == 0) ++now_;
+    --counts_[now_];
+    return static_cast<std::int64_t>(now_);
+  }
+  /// No earlier than the last one taken.
+  void give(std::int64_t time) {
+    const auto index = static_cast<std::size_t>(time);
+    if (index >= counts_.size()) counts_.resize(2 * index + 1);
+    ++counts_[index];
+  }
+
+ private:
+  std::vector<std::int32_t> counts_;
+  std::size_t now_ = 0;
+};
+
+/// Calls visit(item) for each item in the order of the list.
+template <typename Visit>
+void for_each_item(const BackwardList& list, Visit visit) {
+  for (std::size_t number = 0; number < list.segments.size(); ++number) {
+    const BackwardSegment& segment = list.segments[number];
+    BackwardItem item{.segment = static_cast<std::int32_t>(number)};
+    const auto visit_round = [&](std::int32_t head_begin, std::int32_t block_begin) {
+      const std::int32_t head_end =
+          std::min(head_begin + segment.section_heads, list.problem.heads_kv);
+      const std::int32_t block_end = std::min(block_begin + segment.block_tiles, segment.num_tiles);
+      for (item.piece = 0; item.piece < segment.num_pieces; ++item.piece) {
+        for (std::int32_t tile = block_begin; tile < block_end; ++tile) {
+          item.tile = segment.tile_begin + tile;
+          for (item.kv_head = head_begin; item.kv_head < head_end; ++item.kv_head) visit(item);
+        }
+      }
+    };
+    for (std::int32_t head = 0; head < list.problem.heads_kv; head += segment.section_heads) {
+      for (std::int32_t tile = 0; tile < segment.num_tiles; tile += segment.block_tiles) {
+        visit_round(head, tile);
+      }
+    }
+  }
 }
 
 /// Tries orders of one list.
@@ -70,46 +127,43 @@ class TileOrder {
     return is_uneven_ ? std::min(item_steps, kTailSteps) : item_steps;
   }
 
-  /// Items of `item_steps` or more where tiles are dear enough, of `tail_steps` in the tail.
-  void arrange(std::int64_t item_steps, std::int64_t tail_steps) {
+  void arrange(const Arrangement& by) {
     // One head alone gains nothing over two, as measured.
-    min_heads_ = item_steps < this->item_steps() ? 1 : 2;
+    min_heads_ = by.item_steps < item_steps() ? 1 : 2;
+    section_factor_ = by.section_factor;
     list_.segments.clear();
     places_ = by_cost_;
-    const std::ptrdiff_t num_before = count_before_tail(item_steps, tail_steps);
+    num_before_ = count_before_tail(by);
     pieces_.assign(places_.size(), 1);
     for (std::ptrdiff_t i = 0; i < std::ssize(places_); ++i) {
       const std::size_t tile = places_[static_cast<std::size_t>(i)];
       if (costs_[tile] == 0) continue;
-      pieces_[tile] = i < num_before ? pieces_of(head_cost(tile), item_steps)
-                                     : pieces_of(costs_[tile], tail_steps);
+      pieces_[tile] = i < num_before_ ? pieces_of(head_cost(tile), by.item_steps)
+                                      : pieces_of(costs_[tile], by.tail_steps);
     }
-    const auto tail = places_.begin() + num_before;
-    std::stable_sort(places_.begin(), tail,
+    std::stable_sort(places_.begin(), places_.begin() + num_before_,
                      [&](std::size_t a, std::size_t b) { return comes_before(a, b); });
-    add_segments(0, tail - places_.begin(), false);
-    add_segments(tail - places_.begin(), std::ssize(places_), true);
+    add_segments(0, num_before_, false);
+    add_segments(num_before_, std::ssize(places_), true);
   }
 
   /// When the last CTA is done, items being handed out in order.
   std::int64_t finish_time() const {
-    std::priority_queue<std::int64_t, std::vector<std::int64_t>, std::greater<>> ctas;
-    for (std::int32_t i = 0; i < list_.problem.num_ctas; ++i) ctas.push(0);
-    std::vector<std::int64_t> done_of(places_.size() * std::size_t(list_.problem.heads_kv));
+    FreeTimes ctas(list_.problem.num_ctas);
+    const auto heads_kv = static_cast<std::size_t>(list_.problem.heads_kv);
+    std::vector<std::int64_t> done_of(places_.size() * heads_kv);
     std::int64_t last = 0;
-    for (std::int64_t i = 0; i < list_.num_items(); ++i) {
-      const BackwardItem item = backward_item(list_, i);
+    for_each_item(list_, [&](const BackwardItem& item) {
       const auto tile = static_cast<std::size_t>(item.tile);
       const std::int32_t pieces = pieces_at(item.tile);
-      std::int64_t done = ctas.top() + item_cost(costs_[places_[tile]], pieces);
+      std::int64_t done = ctas.take() + place_cost(item.tile, pieces);
       if (pieces > 1) {
-        std::int64_t& before = done_of[tile + places_.size() * std::size_t(item.kv_head)];
+        std::int64_t& before = done_of[tile * heads_kv + static_cast<std::size_t>(item.kv_head)];
         before = done = std::max(done, before + list_.shape.piece_cost);
       }
-      ctas.pop();
-      ctas.push(done);
+      ctas.give(done);
       last = std::max(last, done);
-    }
+    });
     return last;
   }
 
@@ -118,7 +172,7 @@ class TileOrder {
     std::int64_t sum = 0;
     for (std::ptrdiff_t i = 0; i < std::ssize(places_); ++i) {
       const std::int32_t pieces = pieces_at(i);
-      sum += item_cost(costs_[places_[static_cast<std::size_t>(i)]], pieces) * pieces;
+      sum += place_cost(i, pieces) * pieces;
     }
     return sum * list_.problem.heads_kv / list_.problem.num_ctas;
   }
@@ -126,7 +180,7 @@ class TileOrder {
   /// Whether even items of all heads are so few that they do not balance by themselves.
   bool is_short() const {
     constexpr std::int64_t kPlenty = 8;  // items per CTA
-    return std::ssize(places_) * list_.problem.heads_kv < kPlenty * list_.problem.num_ctas;
+    return std::ssize(costs_) * list_.problem.heads_kv < kPlenty * list_.problem.num_ctas;
   }
 
   bool has_choice() const { return allowed_.size() > 1; }
@@ -201,16 +255,28 @@ class TileOrder {
            (pieces > 1 ? list_.shape.piece_cost : 0);
   }
 
-  /// All tiles but the cheapest that keep every CTA busy while one still walks the dearest.
-  std::ptrdiff_t count_before_tail(std::int64_t item_steps, std::int64_t tail_steps) const {
+  /// Of an item at a place. Where CTAs are all over the rows of many heads a step costs more: a
+  /// quarter in the tail of an uneven list, as measured where the whole list is a tail, and a
+  /// sixteenth in wider sections than need be.
+  std::int64_t place_cost(std::ptrdiff_t place, std::int32_t pieces) const {
+    const std::int64_t cost = item_cost(costs_[places_[static_cast<std::size_t>(place)]], pieces);
+    if (!is_uneven_) return cost;
+    if (place >= num_before_) return cost + cost / 4;
+    return section_factor_ > 1 ? cost + cost / 16 : cost;
+  }
+
+  /// All tiles but the cheapest that keep every CTA busy while one still walks the dearest, or a
+  /// share of these.
+  std::ptrdiff_t count_before_tail(const Arrangement& by) const {
     std::ptrdiff_t count = std::ssize(by_cost_);
     if (count == 0) return 0;
     const std::int64_t dearest = costs_[by_cost_.front()];
-    const std::int64_t wanted =
-        list_.problem.num_ctas * item_cost(dearest, pieces_of(dearest, item_steps));
+    const std::int64_t wanted = list_.problem.num_ctas *
+                                item_cost(dearest, pieces_of(dearest, by.item_steps)) *
+                                by.tail_share / kWholeTail;
     for (std::int64_t rest = 0; count > 0 && rest < wanted; --count) {
       const std::int64_t cost = costs_[by_cost_[static_cast<std::size_t>(count) - 1]];
-      const std::int32_t pieces = pieces_of(cost, tail_steps);
+      const std::int32_t pieces = pieces_of(cost, by.tail_steps);
       rest += item_cost(cost, pieces) * pieces * list_.problem.heads_kv;
     }
     return count;
@@ -262,8 +328,12 @@ class TileOrder {
   std::int32_t section_heads(const BackwardSegment& segment) const {
     const std::int32_t heads_kv = list_.problem.heads_kv;
     if (choice_.section_heads > 0) return std::min(choice_.section_heads, heads_kv);
-    const std::int64_t heads = is_uneven_ ? chains(segment) : fitting_heads(segment);
-    return static_cast<std::int32_t>(std::min<std::int64_t>(heads, heads_kv));
+    const std::int64_t heads =
+        is_uneven_ ? chains(segment) * section_factor_ : fitting_heads(segment);
+    if (heads >= heads_kv) return heads_kv;
+    auto even = static_cast<std::int32_t>(heads);
+    while (is_uneven_ && heads_kv % even != 0) ++even;
+    return even;
   }
 
   /// As many as the cache holds, but enough items for every CTA; in turn all of them, as few should
@@ -328,8 +398,10 @@ class TileOrder {
   std::vector<std::int32_t> island_of_;
   std::size_t num_islands_ = 0;
   bool is_uneven_ = false;
-  std::int32_t min_heads_ = 1;        ///< of an item that is cut
+  std::int32_t min_heads_ = 1;  ///< of an item that is cut
+  std::int32_t section_factor_ = 1;
   std::vector<std::size_t> places_;   ///< tiles in order
+  std::ptrdiff_t num_before_ = 0;     ///< places before the tail
   std::vector<std::int32_t> pieces_;  ///< of tiles
 };
 
@@ -366,27 +438,79 @@ void choose_walk(BackwardList& list, const BackwardTileCosts& costs, const Backw
       choice.is_group_first.value_or(list.is_ordered && is_narrow(list, costs) && is_even(costs));
 }
 
-/// Shorter items where too few would fill the chip, and then longer ones in the tail.
-void choose_pieces(TileOrder& order) {
-  std::int64_t best = order.item_steps();
-  std::int64_t best_tail = order.tail_steps(best);
-  order.arrange(best, best_tail);
-  if (!order.is_short() || !order.has_choice()) return;
-  std::int64_t least = order.finish_time();
-  const auto consider = [&](std::int64_t steps, std::int64_t tail_steps) {
-    order.arrange(steps, tail_steps);
-    const std::int64_t time = order.finish_time();
-    if (time >= least - least / 100) return;
-    least = time;
-    best = steps;
-    best_tail = tail_steps;
-  };
-  constexpr std::int64_t kLeastSteps = 4;
-  for (std::int64_t steps = best / 2; steps >= kLeastSteps; steps /= 2) {
-    consider(steps, order.tail_steps(steps));
+Arrangement first_arrangement(const TileOrder& order) {
+  const std::int64_t item_steps = order.item_steps();
+  return {.item_steps = item_steps, .tail_steps = order.tail_steps(item_steps)};
+}
+
+/// Tries arrangements and keeps what is done first, by a hundredth at least.
+class ArrangementSearch {
+ public:
+  explicit ArrangementSearch(TileOrder& order) : order_(order) { consider(best_); }
+
+  const Arrangement& best() const { return best_; }
+  std::int64_t least() const { return least_; }
+
+  void consider(const Arrangement& by) {
+    order_.arrange(by);
+    const std::int64_t time = order_.finish_time();
+    if (least_ >= 0 && time >= least_ - least_ / 100) return;
+    least_ = time;
+    best_ = by;
   }
-  for (std::int64_t steps = 2 * best_tail; steps <= best; steps *= 2) consider(best, steps);
-  order.arrange(best, best_tail);
+
+  /// Shorter items where too few would fill the chip, and then longer ones in the tail.
+  void search_steps() {
+    constexpr std::int64_t kLeastSteps = 4;
+    for (std::int64_t steps = best_.item_steps / 2; steps >= kLeastSteps; steps /= 2) {
+      consider({.item_steps = steps, .tail_steps = order_.tail_steps(steps)});
+    }
+    Arrangement by = best_;
+    for (by.tail_steps *= 2; by.tail_steps <= by.item_steps; by.tail_steps *= 2) consider(by);
+  }
+
+  /// Shorter tails, whose items miss the cache more, and wider sections, of which the last one
+  /// leaves less idle.
+  void search_tails() {
+    Arrangement by = best_;
+    while (by.tail_share > 1) {
+      by.tail_share /= 2;
+      by.section_factor = 1;
+      consider(by);
+      by.section_factor = 2;
+      consider(by);
+    }
+  }
+
+ private:
+  TileOrder& order_;
+  Arrangement best_ = first_arrangement(order_);
+  std::int64_t least_ = -1;
+};
+
+Arrangement choose_arrangement(TileOrder& order) {
+  if (!order.is_short()) return first_arrangement(order);
+  ArrangementSearch search(order);
+  if (order.has_choice()) search.search_steps();
+  if (order.is_uneven_list()) search.search_tails();
+  return search.best();
+}
+
+/// With pieces as they come, which compares packings well enough.
+std::int64_t quick_time(TileOrder& order) {
+  Arrangement by = first_arrangement(order);
+  if (!order.is_short()) {
+    order.arrange(by);
+    return order.mean_time();
+  }
+  ArrangementSearch search(order);
+  if (order.is_uneven_list()) {
+    by.tail_share = kWholeTail / 8;
+    search.consider(by);
+    by.section_factor = 2;
+    search.consider(by);
+  }
+  return search.least();
 }
 
 }  // namespace
@@ -395,18 +519,17 @@ std::int64_t modelled_time(BackwardList& list, const BackwardTileCosts& costs,
                            std::span<const std::int32_t> islands, const BackwardChoice& choice) {
   choose_walk(list, costs, choice);
   TileOrder order(list, costs, islands, choice);
-  order.arrange(order.item_steps(), order.tail_steps(order.item_steps()));
-  const std::int64_t time = order.is_short() ? order.finish_time() : order.mean_time();
+  const std::int64_t time = quick_time(order);
   // Cuts of packed heads are coarser: fewer heads where little depends on it.
   const int doublings = std::countr_zero(static_cast<std::uint32_t>(list.packed_heads));
-  return order.is_uneven_list() ? time + time * doublings / 100 : time;
+  return order.is_uneven_list() && !order.is_short() ? time + time * doublings / 100 : time;
 }
 
 void order_tiles(BackwardList& list, const BackwardTileCosts& costs,
                  std::span<const std::int32_t> islands, const BackwardChoice& choice) {
   choose_walk(list, costs, choice);
   TileOrder order(list, costs, islands, choice);
-  choose_pieces(order);
+  order.arrange(choose_arrangement(order));
   order.put_tiles();
 }
 

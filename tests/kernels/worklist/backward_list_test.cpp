@@ -428,6 +428,35 @@ TEST(BackwardListTest, TilesOfADocumentStayTogether) {
   EXPECT_EQ(document(list.tiles.front()), 0);
 }
 
+TEST(BackwardListTest, ShortListsKeepDocumentsTogetherBeforeAShortTail) {
+  Mask mask{8192, 8192, {}};
+  std::vector<std::int32_t> document_of(8192);
+  std::int32_t begin = 0;
+  for (const std::int32_t length : {1500, 1000, 500, 250, 1250, 750, 1750, 250, 942}) {
+    mask.slices.push_back(
+        band_slice({begin, begin + length}, {begin, begin + length}, MaskType::Causal));
+    std::fill_n(document_of.begin() + begin, length, std::int32_t(mask.slices.size()));
+    begin += length;
+  }
+  ASSERT_EQ(begin, 8192);
+  const BackwardList list = list_of(mask, true);
+  EXPECT_EQ(8 % list.segments.front().section_heads, 0);
+  const std::int32_t num_before = list.segments.back().tile_begin;
+  ASSERT_GT(num_before, 0);
+  int changes = 0;
+  std::int64_t keys = 0;
+  for (std::int32_t i = 0; i < num_before; ++i) {
+    const KeyTileWork& work = list.tiles[std::size_t(i)];
+    keys += work.key_end - work.key_begin;
+    if (i == 0) continue;
+    const KeyTileWork& before = list.tiles[std::size_t(i) - 1];
+    changes +=
+        document_of[std::size_t(before.key_begin)] != document_of[std::size_t(work.key_begin)];
+  }
+  EXPECT_LT(changes, std::ssize(mask.slices));
+  EXPECT_GT(2 * keys, 8192);
+}
+
 TEST(BackwardListTest, WindowsWalkHeadByHeadInTurn) {
   const Mask window{16384, 16384, {{0, 16384, 0, 16384, -1023, 0}}};
   for (const bool is_ordered : {false, true}) {
