@@ -178,10 +178,9 @@ class TileOrder {
   }
 
   /// Whether even items of all heads are so few that they do not balance by themselves.
-  bool is_short() const {
-    constexpr std::int64_t kPlenty = 8;  // items per CTA
-    return std::ssize(costs_) * list_.problem.heads_kv < kPlenty * list_.problem.num_ctas;
-  }
+  bool is_short() const { return whole_items() < 8 * std::int64_t{list_.problem.num_ctas}; }
+  /// Whether a round of all CTAs less or more is nothing.
+  bool is_long() const { return whole_items() >= 100 * std::int64_t{list_.problem.num_ctas}; }
 
   bool has_choice() const { return allowed_.size() > 1; }
   bool is_uneven_list() const { return is_uneven_; }
@@ -194,6 +193,8 @@ class TileOrder {
   }
 
  private:
+  std::int64_t whole_items() const { return std::ssize(costs_) * list_.problem.heads_kv; }
+
   /// Of a tile, that of its first record.
   void find_islands(std::span<const std::int32_t> islands) {
     std::map<std::int32_t, std::int64_t> dearest;
@@ -469,6 +470,15 @@ class ArrangementSearch {
     for (by.tail_steps *= 2; by.tail_steps <= by.item_steps; by.tail_steps *= 2) consider(by);
   }
 
+  /// Even items end in rounds: shorter ones in the tail fill the last.
+  void search_tail_steps() {
+    Arrangement by = best_;
+    for (int halvings = 0; halvings < 3 && by.tail_steps > 1; ++halvings) {
+      by.tail_steps /= 2;
+      consider(by);
+    }
+  }
+
   /// Shorter tails, whose items miss the cache more, and wider sections, of which the last one
   /// leaves less idle.
   void search_tails() {
@@ -489,10 +499,12 @@ class ArrangementSearch {
 };
 
 Arrangement choose_arrangement(TileOrder& order) {
-  if (!order.is_short()) return first_arrangement(order);
+  const bool is_uneven = order.is_uneven_list();
+  if (is_uneven ? !order.is_short() : order.is_long()) return first_arrangement(order);
   ArrangementSearch search(order);
-  if (order.has_choice()) search.search_steps();
-  if (order.is_uneven_list()) search.search_tails();
+  if (order.has_choice() && order.is_short()) search.search_steps();
+  if (order.has_choice() && !is_uneven) search.search_tail_steps();
+  if (is_uneven) search.search_tails();
   return search.best();
 }
 

@@ -392,6 +392,17 @@ TEST(BackwardListTest, TilesThatCostAlikeAreWalkedWhole) {
   }
 }
 
+TEST(BackwardListTest, TheLastRoundOfWholeItemsIsFilledWithPieces) {
+  // 2,048 whole items for 132 CTAs would end half a round later.
+  const Mask mask{32768, 32768, {band_slice({0, 32768}, {0, 32768}, MaskType::Full)}};
+  const BackwardList list = list_of(mask, false);
+  ASSERT_EQ(list.segments.size(), 2u);
+  EXPECT_EQ(list.segments.front().num_pieces, 1);
+  EXPECT_GT(list.segments.back().num_pieces, 1);
+  EXPECT_GT(list.segments.front().num_tiles, 8 * list.segments.back().num_tiles);
+  EXPECT_TRUE(ItemWalk(list).is_whole());
+}
+
 TEST(BackwardListTest, ChoicesApplyToAllSegments) {
   const BackwardList list = causal_list(
       8192, {.packed_heads = 1, .heads_per_item = 4, .section_heads = 3, .is_ordered = false});
