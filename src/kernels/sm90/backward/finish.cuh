@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/ptx/order.cuh"
 #include "kernels/sm90/backward/dq_sum.cuh"
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/tile/fragment.cuh"
@@ -105,6 +106,7 @@ __global__ void __launch_bounds__(256)
   const auto num_groups = static_cast<unsigned>(params.heads_q) >> params.packed_shift;
   const int part = static_cast<int>(blockIdx.x / num_groups);
   const int group = static_cast<int>(blockIdx.x % num_groups);
+  ptx::await_kernels_before();
   SumPart<kDim> sum;
   if (__ldg(params.islands + part / kParts) == 0) {
     sum.clear();

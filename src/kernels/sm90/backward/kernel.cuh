@@ -83,6 +83,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     init_barriers(shared);
   }
   __syncthreads();
+  ptx::await_kernels_before();
   if (warp < 4) {
     ptx::lower_registers<kC.producer_registers>();
     if (threadIdx.x == 0) BackwardProducer<kC>(shared, params).run();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/check.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/ptx/wgmma_n128.cuh"
 #include "cuda/ptx/wgmma_n32.cuh"
 #include "cuda/ptx/wgmma_n64.cuh"
@@ -20,8 +20,7 @@ void launch_ordered(const BackwardParams& params, int num_ctas, cudaStream_t str
   const auto kernel = backward_kernel<Instance, kIsOrdered>;
   static SharedMemoryGrant grant;
   grant.ensure(kernel, kBytes);
-  kernel<<<num_ctas, kC.threads(), kBytes, stream>>>(params);
-  cuda_check(cudaGetLastError(), "backward_kernel");
+  launch_ahead(kernel, num_ctas, kC.threads(), kBytes, stream, params);
 }
 
 template <typename Instance>
@@ -37,8 +36,7 @@ void launch_finish(const BackwardParams& params, cudaStream_t stream) {
   const int head_groups = params.heads_q / params.packed_heads;
   constexpr int kParts = kC.rows / 64;
   const unsigned num_ctas = static_cast<unsigned>(params.num_q_tiles) * kParts * head_groups;
-  finish_kernel<kC.type, kC.dim, kParts><<<num_ctas, 256, 0, stream>>>(params);
-  cuda_check(cudaGetLastError(), "finish_kernel");
+  launch_ahead(finish_kernel<kC.type, kC.dim, kParts>, num_ctas, 256, 0, stream, params);
 }
 
 template <typename Instance>

@@ -6,6 +6,7 @@
 
 #include "cuda/check.hpp"
 #include "cuda/ptx/math.cuh"
+#include "cuda/ptx/order.cuh"
 #include "kernels/sm90/backward/packed_rows.cuh"
 
 // offset = dlse - sum(dout * out) and level = -lse / scale, in the packed order of tiles: a CTA
@@ -201,6 +202,7 @@ template <DType kType, int kLanes, bool kMayBeFloat>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const PrepareParams params) {
   constexpr int kRowsPerPass = kThreads / kLanes;
   constexpr int kPasses = kTileRows / kRowsPerPass;
+  ptx::launch_dependents();
   clear_counters(params);
   const std::int64_t tile = blockIdx.x;
   if (params.packed.num_q_tiles == 0) return;
