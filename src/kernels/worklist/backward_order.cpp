@@ -42,6 +42,7 @@ struct Arrangement {
   std::int64_t tail_steps = 1;  ///< and those of the tail
   std::int32_t tail_share = kWholeTail;
   std::int32_t section_factor = 1;  ///< more kv heads side by side than the fewest
+  bool is_tail_cut_alike = false;   ///< all its tiles in as many pieces as the dearest of the list
 };
 
 /// When CTAs are free, in steps: how many at each.
@@ -139,7 +140,7 @@ class TileOrder {
       const std::size_t tile = places_[static_cast<std::size_t>(i)];
       if (costs_[tile] == 0) continue;
       pieces_[tile] = i < num_before_ ? pieces_of(head_cost(tile), by.item_steps)
-                                      : pieces_of(costs_[tile], by.tail_steps);
+                                      : tail_pieces(costs_[tile], by);
     }
     std::stable_sort(places_.begin(), places_.begin() + num_before_,
                      [&](std::size_t a, std::size_t b) { return comes_before(a, b); });
@@ -246,6 +247,10 @@ class TileOrder {
     return pieces;
   }
 
+  std::int32_t tail_pieces(std::int64_t cost, const Arrangement& by) const {
+    return pieces_of(by.is_tail_cut_alike ? costs_[by_cost_.front()] : cost, by.tail_steps);
+  }
+
   /// Of each of a tile's pieces. The more rows an item of an uneven list walks, the fewer are still
   /// in the cache when the next comes to them: up to an eighth of its time.
   std::int64_t item_cost(std::int64_t tile_cost, std::int32_t pieces) const {
@@ -277,7 +282,7 @@ class TileOrder {
                                 by.tail_share / kWholeTail;
     for (std::int64_t rest = 0; count > 0 && rest < wanted; --count) {
       const std::int64_t cost = costs_[by_cost_[static_cast<std::size_t>(count) - 1]];
-      const std::int32_t pieces = pieces_of(cost, by.tail_steps);
+      const std::int32_t pieces = tail_pieces(cost, by);
       rest += item_cost(cost, pieces) * pieces * list_.problem.heads_kv;
     }
     return count;
@@ -464,7 +469,11 @@ class ArrangementSearch {
   void search_steps() {
     constexpr std::int64_t kLeastSteps = 4;
     for (std::int64_t steps = best_.item_steps / 2; steps >= kLeastSteps; steps /= 2) {
-      consider({.item_steps = steps, .tail_steps = order_.tail_steps(steps)});
+      Arrangement by{.item_steps = steps, .tail_steps = order_.tail_steps(steps)};
+      consider(by);
+      by.tail_steps = steps;
+      by.is_tail_cut_alike = true;
+      consider(by);
     }
     Arrangement by = best_;
     for (by.tail_steps *= 2; by.tail_steps <= by.item_steps; by.tail_steps *= 2) consider(by);

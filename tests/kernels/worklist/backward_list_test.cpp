@@ -506,6 +506,19 @@ TEST(BackwardListTest, SplitsHeadsWhereItemsAreFew) {
   EXPECT_EQ(build_backward_list(problem, mask.slices, {}, choice).segments.front().num_pieces, 2);
 }
 
+TEST(BackwardListTest, FewItemsAreCutAlike) {
+  // Dear tiles in many pieces before cheap whole ones would end later: 93 steps instead of 74.
+  const Mask mask{2048, 2048, {band_slice({0, 2048}, {0, 2048}, MaskType::Causal)}};
+  BackwardProblem problem = problem_of(mask, 64, 8);
+  problem.num_ctas = 132;
+  problem.dim_qk = problem.dim_v = 64;
+  const BackwardTileShape shape{.rows = 128, .overhead = 2, .piece_cost = 1};
+  const BackwardList list =
+      build_backward_list(problem, mask.slices, shape, {.packed_heads = 1, .is_ordered = false});
+  for (const BackwardSegment& segment : list.segments) EXPECT_EQ(segment.num_pieces, 2);
+  EXPECT_TRUE(ItemWalk(list).is_whole());
+}
+
 TEST(BackwardListTest, ListsKeysThatNobodySeesAndNoRowsAtAll) {
   const BackwardList list = build_backward_list(problem_of({0, 400, {}}, 4, 1), {}, {});
   EXPECT_EQ(list.tiles.size(), 4u);
