@@ -38,6 +38,10 @@ struct BackwardCase {
   }
 };
 
+/// A window and rows without keys: the main kernel makes rows of most dQ sums itself, finish.cuh of
+/// some.
+Mask window_mask();
+
 std::ostream& operator<<(std::ostream& stream, const BackwardCase& test);
 
 /// Inputs on host and device; out and lse are those of float64, rounded to their types.

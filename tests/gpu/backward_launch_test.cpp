@@ -77,7 +77,8 @@ void expect_alike(const BackwardCase& test, const BackwardOutputs& first,
   }
 }
 
-/// Whole items and pieces, which wait for each other too, in both modes.
+/// Whole items, pieces, which wait for each other too, and sums finished by the kernel itself, in
+/// both modes.
 std::vector<BackwardCase> cases_of_modes() {
   std::vector<BackwardCase> cases;
   for (const bool is_deterministic : {true, false}) {
@@ -94,6 +95,10 @@ std::vector<BackwardCase> cases_of_modes() {
       cases.push_back(test);
     }
   }
+  BackwardCase window;
+  window.mask = window_mask();
+  window.dim_v = 8;
+  cases.push_back(window);
   return cases;
 }
 

@@ -159,6 +159,36 @@ TEST_P(BackwardTest, ShortDocuments) {
   check_backward(test);
 }
 
+/// Whoever adds last to a sum writes rows of dq, in every type and layout, cut off at every edge.
+TEST_P(BackwardTest, WindowsOfEveryLayoutAndTypeOfGradients) {
+  for (const Layout layout : {Layout::Contiguous, Layout::PaddedRows, Layout::HeadMajor}) {
+    for (const bool has_float_gradients : {false, true}) {
+      BackwardCase test = base();
+      test.mask = window_mask();
+      test.dim_v = 8;  // float64 takes its time
+      test.layout = layout;
+      if (layout != Layout::Contiguous) test.dim_qk -= 24;
+      test.has_float_gradients = has_float_gradients;
+      test.is_accumulating = has_float_gradients && layout == Layout::PaddedRows;
+      test.tuning.packed_heads = layout == Layout::HeadMajor ? 1 : 2;
+      test.tuning.is_deterministic = layout == Layout::PaddedRows;
+      check_backward(test);
+    }
+  }
+}
+
+TEST_P(BackwardTest, WindowsOfManyPackedHeads) {
+  for (const std::int32_t packed_heads : {4, 16}) {
+    BackwardCase test = base();
+    if (packed_heads == 16 && test.dim_qk > 64) continue;
+    test.heads_q = packed_heads;
+    test.mask = window_mask();
+    test.dim_v = 8;
+    test.tuning = {.packed_heads = packed_heads, .is_deterministic = false};
+    check_backward(test);
+  }
+}
+
 TEST_P(BackwardTest, OverlappingSlicesCountPairsOncePerSlice) {
   BackwardCase test = base();
   test.mask = one_slice(200, 300, MaskType::Full);

@@ -108,8 +108,29 @@ __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/// Orders ordinary accesses of device memory that this thread knows of before its later
+/// asynchronous ones.
+__device__ __forceinline__ void fence_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 __device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ float2 load_shared_float2(std::uint32_t address) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ float4 load_shared_float4(std::uint32_t address) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
 }
 
 /// Stores four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix

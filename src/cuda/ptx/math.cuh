@@ -42,6 +42,10 @@ __device__ __forceinline__ std::uint32_t pack_half2(float low, float high) {
 /// on it need no reconvergence, addresses made of it live in uniform registers.
 __device__ __forceinline__ int uniform(int value) { return __reduce_max_sync(0xffffffffu, value); }
 
+/// Hides where the value comes from: the compiler keeps it alone, not what else could be made of
+/// it.
+__device__ __forceinline__ void hide(std::uint32_t& value) { asm volatile("" : "+r"(value)); }
+
 /// The thread's index, read anew: values made of it are computed where they are used instead of
 /// being kept in registers across a loop.
 __device__ __forceinline__ int thread_index() {

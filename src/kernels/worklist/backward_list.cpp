@@ -248,9 +248,121 @@ class SeenPlaces {
   Runs begin_of_;
 };
 
+/// Places where somebody has been, as runs that do not touch.
+class TakenPlaces {
+ public:
+  /// The parts of [begin, end) where nobody has been, ascending; all of it is taken then.
+  std::vector<Range> take(std::int32_t begin, std::int32_t end) {
+    std::vector<Range> parts;
+    std::int32_t at = begin;
+    auto run = end_of_.upper_bound(begin);
+    if (run != end_of_.begin() && std::prev(run)->second >= begin) --run;
+    std::int32_t first = begin;
+    while (run != end_of_.end() && run->first <= end) {
+      if (at < run->first) parts.push_back({at, run->first});
+      first = std::min(first, run->first);
+      at = std::max(at, run->second);
+      run = end_of_.erase(run);
+    }
+    if (at < end) parts.push_back({at, end});
+    end_of_[first] = std::max(at, end);
+    return parts;
+  }
+
+ private:
+  std::map<std::int32_t, std::int32_t> end_of_;
+};
+
+/// Of each record, the q tiles where no record of its island comes after it, ascending.
+std::vector<std::vector<Range>> find_last_tiles(const BackwardList& list,
+                                                std::span<const std::int32_t> island_of) {
+  const int shift = std::countr_zero(static_cast<std::uint32_t>(list.tile_tokens));
+  std::vector<std::vector<Range>> last(list.records.size());
+  TakenPlaces taken;
+  for (auto work = list.tiles.rbegin(); work != list.tiles.rend(); ++work) {
+    for (std::int32_t i = work->record_end - 1; i >= work->record_begin; --i) {
+      const auto record = static_cast<std::size_t>(i);
+      const std::int32_t island = island_of[record];
+      const QueryRun run =
+          query_run(list.records[record].band, work->key_begin, list.shape.keys, shift);
+      last[record] = taken.take(run.tile_begin + island, run.tile_end + island);
+      for (Range& range : last[record]) range = {range.begin - island, range.end - island};
+    }
+  }
+  return last;
+}
+
+/// Fills list.left_tiles and takes them out of `last`: those where not one island ends, and those
+/// of k tiles that end many, so that they would do little else than make rows of sums.
+void leave_tiles(BackwardList& list, std::vector<std::vector<Range>>& last) {
+  constexpr std::int64_t kLeastSteps = 3;  // of a k tile for each sum that it ends
+  const int shift = std::countr_zero(static_cast<std::uint32_t>(list.tile_tokens));
+  std::vector<char> is_left(list.islands.size());
+  for (std::size_t tile = 0; tile < is_left.size(); ++tile) is_left[tile] = list.islands[tile] != 1;
+  const auto for_each_last = [&](const KeyTileWork& work, auto visit) {
+    for (std::int32_t i = work.record_begin; i < work.record_end; ++i) {
+      for (const Range& range : last[static_cast<std::size_t>(i)]) {
+        for (std::int32_t tile = range.begin; tile < range.end; ++tile) {
+          visit(i, static_cast<std::size_t>(tile));
+        }
+      }
+    }
+  };
+  for (const KeyTileWork& work : list.tiles) {
+    std::int64_t steps = 0;
+    for (const KeyRecord& record : records_of(list, work)) {
+      const QueryRun run = query_run(record.band, work.key_begin, list.shape.keys, shift);
+      steps += run.tile_end - run.tile_begin;
+    }
+    std::int64_t sums = 0;
+    for_each_last(work, [&](std::int32_t, std::size_t) { ++sums; });
+    if (steps >= kLeastSteps * sums) continue;
+    for_each_last(work, [&](std::int32_t, std::size_t tile) { is_left[tile] = 1; });
+  }
+  std::vector<std::vector<Range>> kept(last.size());
+  for (const KeyTileWork& work : list.tiles) {
+    for_each_last(work, [&](std::int32_t i, std::size_t tile) {
+      const auto place = static_cast<std::int32_t>(tile);
+      std::vector<Range>& ranges = kept[static_cast<std::size_t>(i)];
+      if (is_left[tile] != 0) return;
+      if (ranges.empty() || ranges.back().end != place) ranges.push_back({place, place});
+      ++ranges.back().end;
+    });
+  }
+  last = std::move(kept);
+  for (std::size_t tile = 0; tile < is_left.size(); ++tile) {
+    if (is_left[tile] != 0) list.left_tiles.push_back(static_cast<std::int32_t>(tile));
+  }
+}
+
+/// Cuts the runs from number `first` on where `last` begins and ends.
+void mark_last(std::vector<TurnRun>& turns, std::size_t first, std::int32_t tile_end,
+               std::span<const Range> last) {
+  const std::vector<TurnRun> runs(turns.begin() + static_cast<std::ptrdiff_t>(first), turns.end());
+  turns.resize(first);
+  auto range = last.begin();
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    TurnRun run = runs[i];
+    const std::int32_t end = i + 1 < runs.size() ? runs[i + 1].q_tile : tile_end;
+    while (run.q_tile < end) {
+      while (range != last.end() && range->end <= run.q_tile) ++range;
+      run.is_last = range != last.end() && range->begin <= run.q_tile ? 1 : 0;
+      turns.push_back(run);
+      if (range == last.end()) break;
+      run.q_tile = run.is_last != 0 ? range->end : range->begin;
+    }
+  }
+}
+
 void fill_turns(BackwardList& list, std::span<const std::int32_t> island_of) {
   const int shift = std::countr_zero(static_cast<std::uint32_t>(list.tile_tokens));
   SeenPlaces seen(list.num_q_tiles() + list.num_islands);
+  std::vector<std::vector<Range>> last;
+  if (list.is_finishing) {
+    last = find_last_tiles(list, island_of);
+    leave_tiles(list, last);
+    list.is_finishing = std::ssize(list.left_tiles) < list.num_q_tiles();
+  }
   for (const KeyTileWork& work : list.tiles) {
     for (std::int32_t i = work.record_begin; i < work.record_end; ++i) {
       KeyRecord& record = list.records[static_cast<std::size_t>(i)];
@@ -261,6 +373,10 @@ void fill_turns(BackwardList& list, std::span<const std::int32_t> island_of) {
                [&](std::int32_t place, std::int32_t turn) {
                  list.turns.push_back({place - island, turn, island});
                });
+      if (list.is_finishing) {
+        mark_last(list.turns, static_cast<std::size_t>(record.turn_begin), run.tile_end,
+                  last[static_cast<std::size_t>(i)]);
+      }
       record.turn_end = static_cast<std::int32_t>(list.turns.size());
     }
   }

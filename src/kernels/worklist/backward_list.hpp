@@ -29,8 +29,8 @@ static_assert(sizeof(KeyRecord) == 32);
 struct alignas(16) TurnRun {
   std::int32_t q_tile = 0;
   std::int32_t turn = 0;
-  std::int32_t island = 0;  ///< of the record
-  std::int32_t padding = 0;
+  std::int32_t island = 0;   ///< of the record
+  std::int32_t is_last = 0;  ///< of a dQ that is not of left_tiles
 
   friend bool operator==(const TurnRun&, const TurnRun&) = default;
 };
@@ -140,12 +140,15 @@ struct BackwardList {
   /// tile one after the other.
   bool is_group_first = false;
   bool is_ordered = true;  ///< who adds to a dQ waits for its turn
+  /// And who adds last to a dQ makes rows of it, but for those of left_tiles.
+  bool is_finishing = false;
   std::int32_t num_islands = 0;
   std::vector<BackwardSegment> segments;  ///< at most kMaxSegments
   std::vector<KeyTileWork> tiles;         ///< in the order of the list
   std::vector<KeyRecord> records;         ///< of a tile in order of the slices
   std::vector<TurnRun> turns;
-  std::vector<std::int32_t> islands;  ///< per q tile: islands in it
+  std::vector<std::int32_t> islands;     ///< per q tile: islands in it
+  std::vector<std::int32_t> left_tiles;  ///< q tiles, ascending
 
   std::int32_t num_q_tiles() const {
     return problem.rows_q == 0 ? 0 : (problem.rows_q - 1) / tile_tokens + 1;

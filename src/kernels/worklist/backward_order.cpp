@@ -439,7 +439,9 @@ bool has_few_additions(const BackwardList& list, const BackwardTileCosts& costs)
 /// How the items walk: windows come back to a q tile soon if a head is walked alone; elsewhere all
 /// heads of a q tile side by side keep the CTAs that add to it in step.
 void choose_walk(BackwardList& list, const BackwardTileCosts& costs, const BackwardChoice& choice) {
-  list.is_ordered = choice.is_ordered || has_few_additions(list, costs);
+  const bool is_short = has_few_additions(list, costs);
+  list.is_ordered = choice.is_ordered || is_short;
+  list.is_finishing = is_short && is_even(costs);
   list.is_group_first =
       choice.is_group_first.value_or(list.is_ordered && is_narrow(list, costs) && is_even(costs));
 }

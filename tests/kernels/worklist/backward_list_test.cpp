@@ -23,6 +23,11 @@ BackwardProblem problem_of(const Mask& mask, std::int32_t heads_q, std::int32_t 
           .num_ctas = 8};
 }
 
+bool is_left(const BackwardList& list, std::int32_t row) {
+  const std::vector<std::int32_t>& tiles = list.left_tiles;
+  return std::binary_search(tiles.begin(), tiles.end(), row / list.tile_tokens);
+}
+
 /// What kernels that walk the list would do, and whether its turns are in order.
 class Expansion {
  public:
@@ -39,10 +44,24 @@ class Expansion {
   bool is_of(const Mask& mask) const {
     const bool is_owned_once =
         std::all_of(key_owners_.begin(), key_owners_.end(), [](int owners) { return owners == 1; });
-    return is_whole_ && is_owned_once && pairs_ == expand(mask) && islands() == list_.islands;
+    return is_whole_ && is_owned_once && pairs_ == expand(mask) && islands() == list_.islands &&
+           has_right_ends();
   }
 
  private:
+  /// Whether each sum that is not left has ended for all its islands, and no other.
+  bool has_right_ends() const {
+    for (std::int32_t tile = 0; tile < list_.num_q_tiles(); ++tile) {
+      const bool is_ended = list_.is_finishing && !is_left(list_, tile * list_.tile_tokens);
+      const std::set<std::int32_t>& islands = islands_[std::size_t(tile)];
+      if (is_ended && islands.empty()) return false;
+      for (const std::int32_t island : islands) {
+        if ((next_turn_[std::size_t(tile + island)] < 0) != is_ended) return false;
+      }
+    }
+    return true;
+  }
+
   void walk(const KeyTileWork& work) {
     for (std::int32_t key = work.key_begin; key < work.key_end; ++key) {
       ++key_owners_[std::size_t(key)];
@@ -62,7 +81,10 @@ class Expansion {
       const TurnRun turn = turn_of(record, tile);
       is_whole_ &= turn.island >= 0 && turn.island < list_.num_islands;
       if (!is_whole_) return;
-      is_whole_ &= turn.turn == next_turn_[std::size_t(tile + turn.island)]++;
+      std::int32_t& next = next_turn_[std::size_t(tile + turn.island)];
+      is_whole_ &= turn.turn == next;
+      // After the last one nobody has a turn.
+      next = turn.is_last != 0 ? -1 : next + 1;
       islands_[std::size_t(tile)].insert(turn.island);
       const bool is_full = tile >= run.full_begin && tile < run.full_end;
       count(work, record.band, tile, is_full);
@@ -181,11 +203,35 @@ TEST(BackwardListTest, PlantedFaultsAreSeen) {
   fault.islands[2] += 1;
   EXPECT_FALSE(is_list_of(fault, mask));
   fault = good;
+  fault.turns[1].is_last ^= 1;
+  EXPECT_FALSE(is_list_of(fault, mask));
+  fault = good;
   fault.tiles[0].record_end -= 1;
   EXPECT_FALSE(is_list_of(fault, mask));
   fault = good;
   fault.tiles[0] = fault.tiles[1];
   EXPECT_FALSE(is_list_of(fault, mask));
+}
+
+TEST(BackwardListTest, WhoAddsLastMakesRowsWhereItHasTime) {
+  // Of a window; rows without keys are left.
+  Mask mask{1091, 1091, {{.q0 = 0, .q1 = 1051, .k0 = 0, .k1 = 1051, .d_min = -256, .d_max = 0}}};
+  for (const std::int32_t packed_heads : {1, 2, 16}) {
+    const BackwardList list = build_backward_list(problem_of(mask, 16, 1), mask.slices, {},
+                                                  {.packed_heads = packed_heads});
+    ASSERT_TRUE(is_list_of(list, mask));
+    EXPECT_TRUE(list.is_finishing);
+    EXPECT_FALSE(is_left(list, 500));
+    EXPECT_TRUE(is_left(list, 1090));
+  }
+  // Of documents of one k tile each step ends a sum.
+  mask.slices.clear();
+  for (std::int32_t row = 0; row < 1024; row += 128) {
+    mask.slices.push_back(band_slice({row, row + 128}, {row, row + 128}, MaskType::Full));
+  }
+  const BackwardList list = build_backward_list(problem_of(mask, 1, 1), mask.slices, {});
+  ASSERT_TRUE(is_list_of(list, mask));
+  EXPECT_FALSE(list.is_finishing);
 }
 
 TEST(BackwardListTest, CutsTilesWhereDocumentsBegin) {

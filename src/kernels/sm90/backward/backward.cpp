@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <string>
+#include <vector>
 
 #include "base/check.hpp"
 #include "base/math.hpp"
@@ -177,6 +178,12 @@ TensorView half_dout(const BackwardArgs& args, const BackwardWork::State& work, 
   return copy;
 }
 
+/// Elements between rows of a q tile, a power of two apart, that begin at a multiple of it.
+std::int64_t packed_stride(const sm90::GradientRows& target, std::int32_t packed_heads,
+                           std::int32_t rows) {
+  return rows < packed_heads ? rows * target.head_stride : rows / packed_heads * target.row_stride;
+}
+
 void set_tensors(sm90::BackwardParams& params, const BackwardArgs& args,
                  const BackwardWork::State& work, void* workspace) {
   const BackwardList& list = work.list;
@@ -185,6 +192,9 @@ void set_tensors(sm90::BackwardParams& params, const BackwardArgs& args,
   const bool is_adding_keys = args.is_accumulating && !args.is_writing_keys;
   params.dk = gradient_rows(args.dk, is_adding_keys);
   params.dv = gradient_rows(args.dv, is_adding_keys);
+  const std::int64_t element_bytes = params.dq.is_float ? 4 : 2;
+  params.dq_step = packed_stride(params.dq, list.packed_heads, 16) * element_bytes;
+  params.dq_half_step = packed_stride(params.dq, list.packed_heads, 8) * element_bytes;
   if (list.problem.rows_k == 0) return;
   // Without rows of q no tile is loaded; a descriptor needs some address all the same.
   const bool has_rows = list.problem.rows_q > 0;
@@ -203,6 +213,8 @@ void set_list(sm90::BackwardParams& params, const BackwardWork::State& work, voi
   params.records = static_cast<const KeyRecord*>(work.records.data());
   params.turns = static_cast<const TurnRun*>(work.turns.data());
   params.islands = static_cast<const std::int32_t*>(work.islands.data());
+  params.left_tiles = static_cast<const std::int32_t*>(work.left_tiles.data());
+  params.num_left = work.num_left;
   params.turn_counts = part_at<unsigned>(workspace, layout.counters);
   params.ticket = params.turn_counts + (list.num_counters() - 1);
   params.num_turns = list.num_turns();
@@ -224,6 +236,7 @@ void set_list(sm90::BackwardParams& params, const BackwardWork::State& work, voi
   params.dim_qk = list.problem.dim_qk;
   params.dim_v = list.problem.dim_v;
   params.is_ordered = list.is_ordered;
+  params.is_finishing = list.is_finishing;
   params.is_group_first = list.is_group_first;
 }
 
@@ -299,9 +312,12 @@ BackwardWork::State make_backward_work(const BackwardInstance& instance, const B
   state.records = to_device_sync<KeyRecord>(list.records);
   state.turns = to_device_sync<TurnRun>(list.turns);
   state.islands = to_device_sync<std::int32_t>(list.islands);
+  state.num_left = to_int(std::ssize(list.left_tiles));
+  state.left_tiles = to_device_sync<std::int32_t>(list.left_tiles);
   list.records = {};
   list.turns = {};
   list.islands = {};
+  list.left_tiles = {};
   return state;
 }
 
@@ -344,7 +360,8 @@ std::int32_t BackwardWork::heads_per_item() const {
 
 std::int64_t BackwardWork::size_bytes() const {
   return static_cast<std::int64_t>(state_->tiles.size_bytes() + state_->records.size_bytes() +
-                                   state_->turns.size_bytes() + state_->islands.size_bytes());
+                                   state_->turns.size_bytes() + state_->islands.size_bytes() +
+                                   state_->left_tiles.size_bytes());
 }
 
 std::int64_t BackwardWork::workspace_bytes() const {

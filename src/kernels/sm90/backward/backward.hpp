@@ -19,6 +19,8 @@ struct BackwardWork::State {
   DeviceBuffer records;
   DeviceBuffer turns;
   DeviceBuffer islands;
+  std::int32_t num_left = 0;  ///< see BackwardList::left_tiles
+  DeviceBuffer left_tiles;
 };
 
 namespace sm90 {

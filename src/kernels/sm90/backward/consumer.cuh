@@ -364,16 +364,18 @@ class BackwardConsumer {
                                               const DqColumns& dq) const {
     const int thread = ptx::thread_index() & 127;
     float* target = params_.dq_sums + sum * (kC.rows * kC.dim) + warpgroup_ * kC.dq_floats() +
-                    dq_place(0, thread);
+                    dq_place<kC.is_ordered>(0, thread);
     if (is_first) {
 #pragma unroll
       for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
-        ptx::store_float4(target + dq_place(i, 0), dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+        ptx::store_float4(target + dq_place<kC.is_ordered>(i, 0), dq[i], dq[i + 1], dq[i + 2],
+                          dq[i + 3]);
       }
     } else {
 #pragma unroll
       for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
-        ptx::add_float4(target + dq_place(i, 0), dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+        ptx::add_float4(target + dq_place<kC.is_ordered>(i, 0), dq[i], dq[i + 1], dq[i + 2],
+                        dq[i + 3]);
       }
     }
     if constexpr (kC.is_ordered) release(shared_.added[ring_stage<kTurnStages>(step)]);

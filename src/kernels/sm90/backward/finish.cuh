@@ -20,7 +20,9 @@ struct SumPart {
     const float* source = params.dq_sums + sum * (64 * kDim) + warpgroup * (32 * kDim);
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
-      const int place = dq_place(4 * i, static_cast<int>(threadIdx.x) % 128);
+      const int thread = static_cast<int>(threadIdx.x) % 128;
+      const int place =
+          params.is_ordered ? dq_place<true>(4 * i, thread) : dq_place<false>(4 * i, thread);
       values[i] = __ldcs(reinterpret_cast<const float4*>(source + place));
     }
     const float scale = params.score.softmax_scale;
@@ -99,12 +101,16 @@ __device__ __forceinline__ void write_halves(const BackwardParams& params, int p
 }
 
 /// dq from its sums: one CTA of 256 threads per 64 rows of a head group, kParts of them in a q
-/// tile; the groups of the same rows side by side, as they lie in dq.
+/// tile; the groups of the same rows side by side, as they lie in dq. Where the main kernel
+/// has done so, only of the tiles that it has left.
 template <DType kType, int kDim, int kParts>
 __global__ void __launch_bounds__(256)
     finish_kernel(const __grid_constant__ BackwardParams params) {
   const auto num_groups = static_cast<unsigned>(params.heads_q) >> params.packed_shift;
-  const int part = static_cast<int>(blockIdx.x / num_groups);
+  int part = static_cast<int>(blockIdx.x / num_groups);
+  if (params.is_finishing) {
+    part = __ldg(params.left_tiles + part / kParts) * kParts + part % kParts;
+  }
   const int group = static_cast<int>(blockIdx.x % num_groups);
   ptx::await_kernels_before();
   SumPart<kDim> sum;

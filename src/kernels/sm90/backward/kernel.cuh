@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/sm90/backward/consumer.cuh"
+#include "kernels/sm90/backward/finisher.cuh"
 #include "kernels/sm90/backward/producer.cuh"
 #include "kernels/sm90/backward/turns.cuh"
 
@@ -21,8 +22,9 @@
 //                                                   multiplies half of dQ with it.
 //
 // Roles: of warpgroup 0, one thread of warp 0 takes items, walks records and loads; where the order
-// of dQ's sums is fixed, one of warp 1 awaits turns and one of warp 2 passes them on. Warpgroups 1
-// and 2: consumers. The persistent grid draws items from a ticket counter in the order of the list.
+// of dQ's sums is fixed, one of warp 1 awaits turns, one of warp 2 passes them on and warp 3 makes
+// rows of dq of complete sums. Warpgroups 1 and 2: consumers. The persistent grid draws items from
+// a ticket counter in the order of the list.
 //
 // | mbarrier      | completed by                   | then                                    |
 // |---------------|--------------------------------|-----------------------------------------|
@@ -33,9 +35,12 @@
 // | turn ready    | watcher                        | consumers add dQ of the step            |
 // | added         | every consumer warp            | the turn is passed on                   |
 // | turn empty    | passer                         | the watcher overwrites                  |
+// | finish full   | passer                         | the finisher writes dq of a sum         |
+// | finish empty  | finisher                       | the passer overwrites                   |
+// | sum full      | finisher's announcement, bytes | it writes rows of dq                    |
 // | scores full   | every consumer warp            | dQ is multiplied                        |
-// Named barriers: shared.cuh. Sums of dQ become dq in finish.cuh; levels and offsets come from
-// prepare.cu.
+// Named barriers: shared.cuh. The sums that the finisher does not take become dq in finish.cuh;
+// levels and offsets come from prepare.cu.
 namespace magi::sm90 {
 
 template <BackwardConfig kC>
@@ -48,6 +53,11 @@ __device__ __forceinline__ void init_barriers(BackwardStorage<kC>& shared) {
     ptx::mbarrier_init(shared.turn_empty[stage], 1);
     ptx::mbarrier_init(shared.added[stage], kArrivals);
   }
+  for (int stage = 0; stage < kFinishStages; ++stage) {
+    ptx::mbarrier_init(shared.finish_full[stage], 1);
+    ptx::mbarrier_init(shared.finish_empty[stage], ptx::kArrivalsPerWarp);
+  }
+  for (int stage = 0; stage < kPieceStages; ++stage) ptx::mbarrier_init(shared.sum_full[stage], 1);
   for (int stage = 0; stage < kScoreStages; ++stage) {
     ptx::mbarrier_init(shared.scores_full[stage], kArrivals);
   }
@@ -90,7 +100,10 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     // NOTE: asked at run time though it is known: without this code ptxas runs out of registers in
     // the fast instances and serialises their products.
     if (params.is_ordered && threadIdx.x == 32) TurnWatcher<kC>(shared, params).run();
-    if (params.is_ordered && threadIdx.x == 64) pass_turns(shared, params);
+    if (params.is_ordered && threadIdx.x == 64) TurnPasser<kC>(shared, params).run();
+    if constexpr (kC.is_ordered) {
+      if (warp == 3) DqFinisher<kC>(shared, params).run();
+    }
   } else {
     ptx::raise_registers<kC.consumer_registers>();
     BackwardConsumer<kC>(shared, params, warp / 4 - 1).run();

@@ -35,7 +35,9 @@ void launch_finish(const BackwardParams& params, cudaStream_t stream) {
   constexpr BackwardConfig kC = Instance::kConfig;
   const int head_groups = params.heads_q / params.packed_heads;
   constexpr int kParts = kC.rows / 64;
-  const unsigned num_ctas = static_cast<unsigned>(params.num_q_tiles) * kParts * head_groups;
+  const std::int32_t num_tiles = params.is_finishing ? params.num_left : params.num_q_tiles;
+  if (num_tiles == 0) return;
+  const unsigned num_ctas = static_cast<unsigned>(num_tiles) * kParts * head_groups;
   launch_ahead(finish_kernel<kC.type, kC.dim, kParts>, num_ctas, 256, 0, stream, params);
 }
 

@@ -14,7 +14,7 @@ namespace magi::sm90 {
 struct BackwardInstance {
   BackwardConfig config;
   void (*launch)(const BackwardParams& params, int num_ctas, cudaStream_t stream) = nullptr;
-  /// After it: dq from the sums.
+  /// After it: dq from the sums that it leaves.
   void (*finish)(const BackwardParams& params, cudaStream_t stream) = nullptr;
 };
 

@@ -75,12 +75,30 @@ enum ItemFlag : std::int32_t {
 struct alignas(16) TurnInfo {
   std::int64_t counter = 0;   ///< index of turn_counts, or kEndOfTurns
   std::int32_t is_first = 0;  ///< the sum is not cleared: it begins with this step's dQ
-  std::int32_t padding = 0;
+  std::int32_t is_last = 0;   ///< the sum is complete then, and the finisher's
+  std::int32_t group = 0;     ///< of heads
+  std::int32_t q_tile = 0;
 };
-static_assert(sizeof(TurnInfo) == 16);
+static_assert(sizeof(TurnInfo) == 32);
+
+/// A sum of dQ that is complete.
+struct FinishInfo {
+  std::int32_t group = 0;  ///< of heads, or kEndOfFinishes
+  std::int32_t q_tile = 0;
+};
 
 /// Of a TurnInfo behind the last step's.
 inline constexpr std::int64_t kEndOfTurns = -1;
+
+/// Of a FinishInfo behind the last one.
+inline constexpr std::int32_t kEndOfFinishes = -1;
+
+/// Where the finisher is: it has few registers too. Pieces of all its sums, one after the other.
+struct FinisherState {
+  std::uint32_t piece = 0;               ///< the first one that is not written
+  std::uint32_t num_loaded = 0;          ///< or on their way
+  const std::uint8_t* source = nullptr;  ///< the sum of the last one loaded
+};
 
 /// Named barriers and who arrives.
 /// | barrier          | arrivals                          | meaning                              |
@@ -96,6 +114,15 @@ inline constexpr int kInfoStages = 8;
 
 /// A turn's info is overwritten when its step's dQ has been added.
 inline constexpr int kTurnStages = 4;
+
+/// Complete sums that the finisher has not written: an item may end many in a row.
+inline constexpr int kFinishStages = 16;
+
+/// A sum as the finisher reads it: pieces of four chunks, one after the other.
+inline constexpr int kSumPieces = 4;
+inline constexpr int kPieceStages = 3;
+inline constexpr int kChunkBytes = 2048;
+inline constexpr int kPieceBytes = 4 * kChunkBytes;
 
 /// Of dS: a warpgroup writes one while dQ is made of the other.
 inline constexpr int kScoreStages = 2;
@@ -127,6 +154,12 @@ struct BackwardStorage {
   ptx::Mbarrier k_empty;
   ptx::Mbarrier v_full;
   ptx::Mbarrier v_empty;
+  FinishInfo finishes[kFinishStages];
+  ptx::Mbarrier finish_full[kFinishStages];   ///< for the finisher
+  ptx::Mbarrier finish_empty[kFinishStages];  ///< dq of it has been written
+  ptx::Mbarrier sum_full[kPieceStages];       ///< a piece of a complete sum is there
+  FinisherState finisher;
+  alignas(128) std::uint8_t sums[kC.is_ordered ? kPieceStages : 1][kPieceBytes];
 };
 
 /// Stage and parity of use number `count` of a ring whose number of stages is a power of two.

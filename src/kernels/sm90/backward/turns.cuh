@@ -8,7 +8,8 @@
 // Who adds to a sum of dQ in turn does so after everyone before it: its adds come after the
 // watcher's acquire of the counter (the watcher's arrival at turn_ready and the consumers' wait lie
 // between), and before the passer's release of it (likewise their arrival at `added`); causality
-// passes through barriers of the CTA.
+// passes through barriers of the CTA. The finisher reads a sum after the last add for the same
+// reason.
 namespace magi::sm90 {
 
 /// The one thread that looks turns up, ahead of the consumers, and tells them when each has come.
@@ -21,7 +22,7 @@ class TurnWatcher {
   __device__ __forceinline__ void run() {
     std::uint32_t step = 0;
     while (watch(step)) ++step;
-    tell(step, kEndOfTurns, false);
+    tell(step, {.counter = kEndOfTurns});
   }
 
  private:
@@ -35,7 +36,11 @@ class TurnWatcher {
     const std::int64_t counter =
         std::int64_t{info.group} * params_.num_turns + info.q_tile + turn_.y;
     if (turn_.x != 0) await(params_.turn_counts + counter);
-    tell(step, counter, num_islands_ == 1 && turn_.x == 0);
+    tell(step, {.counter = counter,
+                .is_first = num_islands_ == 1 && turn_.x == 0 ? 1 : 0,
+                .is_last = is_last_ ? 1 : 0,
+                .group = info.group,
+                .q_tile = q_tile_});
     return true;
   }
 
@@ -60,6 +65,7 @@ class TurnWatcher {
     const int4 run = __ldg(reinterpret_cast<const int4*>(params_.turns + run_));
     run_begin_ = run.x;
     turn_ = make_int2(run.y, run.z);
+    is_last_ = params_.is_finishing && run.w != 0;
   }
 
   __device__ __forceinline__ void await(const unsigned* counter) const {
@@ -67,11 +73,10 @@ class TurnWatcher {
     }
   }
 
-  __device__ __forceinline__ void tell(std::uint32_t step, std::int64_t counter,
-                                       bool is_first) const {
+  __device__ __forceinline__ void tell(std::uint32_t step, const TurnInfo& turn) const {
     const int stage = ring_stage<kTurnStages>(step);
     ptx::mbarrier_wait(shared_.turn_empty[stage], ring_parity<kTurnStages>(step) ^ 1);
-    shared_.turns[stage] = {.counter = counter, .is_first = is_first ? 1 : 0};
+    shared_.turns[stage] = turn;
     ptx::mbarrier_arrive(shared_.turn_ready[stage]);
   }
 
@@ -83,23 +88,54 @@ class TurnWatcher {
   std::int32_t run_begin_ = 0;
   int2 turn_ = make_int2(0, 0);
   std::int32_t num_islands_ = 0;
+  bool is_last_ = false;
 };
 
-/// The one thread that passes each turn on when both warpgroups have added. NOTE: its release waits
-/// for all adds before it, so the watcher cannot do this too.
+/// The one thread that passes each turn on when both warpgroups have added, or has dq finished
+/// where nobody adds any more. NOTE: its release waits for all adds before it, so the watcher
+/// cannot do this too.
 template <BackwardConfig kC>
-__device__ __forceinline__ void pass_turns(BackwardStorage<kC>& shared,
-                                           const BackwardParams& params) {
-  for (std::uint32_t step = 0;; ++step) {
+class TurnPasser {
+ public:
+  __device__ __forceinline__ TurnPasser(BackwardStorage<kC>& shared, const BackwardParams& params)
+      : shared_(shared), params_(params) {}
+
+  __device__ __forceinline__ void run() {
+    std::uint32_t step = 0;
+    while (pass(step)) ++step;
+    if constexpr (kC.is_ordered) finish(kEndOfFinishes, 0);
+  }
+
+ private:
+  /// False after the last step.
+  __device__ __forceinline__ bool pass(std::uint32_t step) {
     const int stage = ring_stage<kTurnStages>(step);
     const std::uint32_t parity = ring_parity<kTurnStages>(step);
-    ptx::mbarrier_wait(shared.turn_ready[stage], parity);
-    const std::int64_t counter = shared.turns[stage].counter;
-    if (counter == kEndOfTurns) break;
-    ptx::mbarrier_wait(shared.added[stage], parity);
-    ptx::mbarrier_arrive(shared.turn_empty[stage]);
-    ptx::add_release(params.turn_counts + counter, 1);
+    ptx::mbarrier_wait(shared_.turn_ready[stage], parity);
+    const TurnInfo& turn = shared_.turns[stage];
+    const std::int64_t counter = turn.counter;
+    if (counter == kEndOfTurns) return false;
+    ptx::mbarrier_wait(shared_.added[stage], parity);
+    const bool is_last = turn.is_last != 0;
+    if constexpr (kC.is_ordered) {
+      if (is_last) finish(turn.group, turn.q_tile);
+    }
+    ptx::mbarrier_arrive(shared_.turn_empty[stage]);
+    if (!is_last) ptx::add_release(params_.turn_counts + counter, 1);
+    return true;
   }
-}
+
+  __device__ __forceinline__ void finish(std::int32_t group, std::int32_t q_tile) {
+    const int stage = ring_stage<kFinishStages>(num_finishes_);
+    ptx::mbarrier_wait(shared_.finish_empty[stage], ring_parity<kFinishStages>(num_finishes_) ^ 1);
+    shared_.finishes[stage] = {.group = group, .q_tile = q_tile};
+    ptx::mbarrier_arrive(shared_.finish_full[stage]);
+    ++num_finishes_;
+  }
+
+  BackwardStorage<kC>& shared_;
+  const BackwardParams& params_;
+  std::uint32_t num_finishes_ = 0;
+};
 
 }  // namespace magi::sm90

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/math.cuh"
+#include "kernels/sm90/backward/params.hpp"
+#include "kernels/sm90/backward/shared.cuh"
+
+namespace magi::sm90 {
+
+/// The warp that turns complete sums of dQ into rows of dq, while they are still in the cache. Of
+/// the four chunks of a piece lane l takes number l / 8 and there rows l % 8 + 8n, so that what a
+/// row has in a piece, 32 columns, leaves at once.
+template <BackwardConfig kC>
+class DqFinisher {
+ public:
+  __device__ __forceinline__ DqFinisher(BackwardStorage<kC>& shared, const BackwardParams& params)
+      : shared_(shared), params_(params) {}
+
+  __device__ __forceinline__ void run() {
+    if (lane() == 0) shared_.finisher = {};
+    __syncwarp();
+    while (await()) {
+      if (lane() == 0) load_ahead();
+      if (params_.dq.is_float) {
+        write<float>();
+      } else {
+        write<std::uint16_t>();
+      }
+    }
+  }
+
+ private:
+  static constexpr int kSumBytes = kC.rows * kC.dim * 4;
+  static_assert(kSumBytes == kSumPieces * kPieceBytes);
+  static constexpr int kColumns = 32;  ///< of a piece
+  static constexpr bool kIsWide = kC.has_wide_tiles();
+  static_assert(kC.dim == (kIsWide ? 2 : 4) * kColumns);
+  static constexpr int kRowBytes = 64;   ///< of 8 columns of rows r and r + 8
+  static constexpr int kPairBytes = 16;  ///< of two of the columns
+
+  __device__ __forceinline__ static int lane() { return ptx::thread_index() & 31; }
+  __device__ __forceinline__ static int stage_of(std::uint32_t piece) {
+    return ring_stage<kFinishStages>(piece / kSumPieces);
+  }
+  __device__ __forceinline__ static std::uint32_t parity_of(std::uint32_t piece) {
+    return ring_parity<kFinishStages>(piece / kSumPieces);
+  }
+
+  /// The first one that is not written.
+  __device__ __forceinline__ std::uint32_t piece() const { return shared_.finisher.piece; }
+  __device__ __forceinline__ const FinishInfo& info() const {
+    return shared_.finishes[stage_of(piece())];
+  }
+
+  /// False at the end.
+  __device__ __forceinline__ bool await() const {
+    ptx::mbarrier_wait(shared_.finish_full[stage_of(piece())], parity_of(piece()));
+    return ptx::uniform(info().group) != kEndOfFinishes;
+  }
+
+  /// One thread: loads as much as there is room for, of sums that are known to be complete.
+  __device__ __forceinline__ void load_ahead() const {
+    FinisherState& at = shared_.finisher;
+    std::uint32_t next = at.num_loaded;
+    for (const std::uint32_t end = at.piece + kPieceStages; next < end; ++next) {
+      if (next % kSumPieces == 0 && !begin_sum(next)) break;
+      ptx::Mbarrier& full = shared_.sum_full[next % kPieceStages];
+      ptx::mbarrier_arrive_expect(full, kPieceBytes);
+      ptx::load_bytes(shared_.sums[next % kPieceStages],
+                      at.source + next % kSumPieces * kPieceBytes, kPieceBytes, full);
+    }
+    at.num_loaded = next;
+  }
+
+  /// Whether there is a sum that begins with that piece; finds it.
+  __device__ __forceinline__ bool begin_sum(std::uint32_t piece) const {
+    const int stage = stage_of(piece);
+    if (!ptx::mbarrier_test(shared_.finish_full[stage], parity_of(piece))) return false;
+    const FinishInfo& info = shared_.finishes[stage];
+    if (info.group == kEndOfFinishes) return false;
+    // The additions came from registers, the copies are asynchronous.
+    ptx::fence_async_global();
+    const std::int32_t sum = info.group * params_.num_q_tiles + info.q_tile;
+    shared_.finisher.source =
+        reinterpret_cast<const std::uint8_t*>(params_.dq_sums) + std::int64_t{sum} * kSumBytes;
+    return true;
+  }
+
+  /// The lane's first columns of its first row, in dq.
+  template <typename Element>
+  __device__ __forceinline__ std::uint8_t* first_place(const FinishInfo& info) const {
+    const int r = lane() % 8;
+    const int token = (info.q_tile << params_.token_shift) + (r >> params_.packed_shift);
+    const int head = (info.group << params_.packed_shift) + (r & (params_.packed_heads - 1));
+    return reinterpret_cast<std::uint8_t*>(static_cast<Element*>(params_.dq.data) +
+                                           token * params_.dq.row_stride +
+                                           head * params_.dq.head_stride + lane() / 8 * 8);
+  }
+
+  /// How many of a q tile's rows are in the tensor, from the lane's first one of the piece on; none
+  /// where its columns are not.
+  __device__ __forceinline__ int num_rows() const {
+    const std::int32_t tokens = params_.rows_q - (info().q_tile << params_.token_shift);
+    const std::int32_t rows = min(tokens, 1 << params_.token_shift) << params_.packed_shift;
+    const auto index = static_cast<int>(piece() % kSumPieces);
+    const int column = index * kColumns % kC.dim + lane() / 8 * 8;
+    return column < params_.dim_qk ? rows - index * kColumns / kC.dim * 64 - lane() % 8 : 0;
+  }
+
+  /// The pieces of a sum: columns after columns, and where it is wide then its other 64 rows.
+  template <typename Element>
+  __device__ __forceinline__ void write() const {
+    constexpr int kBytes = kColumns * sizeof(Element);
+    std::uint8_t* target = first_place<Element>(info());
+    bool is_last = false;
+    do {
+      ptx::mbarrier_wait(shared_.sum_full[piece() % kPieceStages], piece() / kPieceStages & 1);
+      write_rows(source(), target, num_rows(), Element{});
+      target += kIsWide && piece() % kSumPieces == 1 ? -kBytes : kBytes - 4 * params_.dq_step;
+      is_last = piece() % kSumPieces == kSumPieces - 1;
+      __syncwarp();
+      ptx::mbarrier_arrive_if(shared_.finish_empty[stage_of(piece())],
+                              is_last && (ptx::kArrivalsPerWarp == 32 || lane() == 0));
+      __syncwarp();
+      if (lane() == 0) {
+        ++shared_.finisher.piece;
+        load_ahead();
+      }
+      __syncwarp();
+    } while (!is_last);
+  }
+
+  __device__ __forceinline__ std::uint32_t source() const {
+    return ptx::shared_address(shared_.sums[piece() % kPieceStages]) + lane() / 8 * kChunkBytes +
+           lane() % 8 * kRowBytes + lane() % 8 / 2 * kPairBytes;
+  }
+
+  /// Two neighbours of row r and of row r + 8, scaled.
+  __device__ __forceinline__ float4 load_scaled(std::uint32_t address) const {
+    const float4 sum = ptx::load_shared_float4(address);
+    const float scale = params_.score.softmax_scale;
+    return make_float4(scale * sum.x, scale * sum.y, scale * sum.z, scale * sum.w);
+  }
+
+  /// The lane's rows of a piece; `target` goes on to 64 rows further.
+  __device__ __forceinline__ void write_rows(std::uint32_t source, std::uint8_t*& target,
+                                             int num_left, std::uint16_t /*of 16 bits*/) const {
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) {
+      std::uint32_t low[4];
+      std::uint32_t high[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int pair = n ^ n / 2;
+        const float4 x = load_scaled(source);
+        low[pair] = ptx::pack_half2<kC.type>(x.x, x.y);
+        high[pair] = ptx::pack_half2<kC.type>(x.z, x.w);
+        // On to the next one, and at the end back to the first.
+        source ^= n % 2 == 0 ? kPairBytes : 2 * kPairBytes;
+        ptx::hide(source);
+      }
+      if (num_left > 0) {
+        *reinterpret_cast<uint4*>(target) = make_uint4(low[0], low[1], low[2], low[3]);
+      }
+      if (num_left > 8) {
+        *reinterpret_cast<uint4*>(target + params_.dq_half_step) =
+            make_uint4(high[0], high[1], high[2], high[3]);
+      }
+      target += params_.dq_step;
+      num_left -= 16;
+      source += 8 * kRowBytes;
+    }
+  }
+
+  /// Four columns of one row at a time: there are few registers.
+  __device__ __forceinline__ void write_rows(std::uint32_t source, std::uint8_t*& target,
+                                             int num_left, float /*of 32 bits*/) const {
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i) {
+      if (num_left > 0) {
+        write_floats(source, target);
+        write_floats(source ^ 2 * kPairBytes, target + 16);
+      }
+      // From row r to row r + 8 and to row r + 16.
+      target += i % 2 == 0 ? params_.dq_half_step : params_.dq_step - params_.dq_half_step;
+      source += i % 2 == 0 ? 8 : 8 * kRowBytes - 8;
+      num_left -= 8;
+    }
+  }
+
+  __device__ __forceinline__ void write_floats(std::uint32_t source, std::uint8_t* target) const {
+    const float2 x = ptx::load_shared_float2(source);
+    const float2 y = ptx::load_shared_float2(source ^ kPairBytes);
+    const float scale = params_.score.softmax_scale;
+    float4 row = make_float4(scale * x.x, scale * x.y, scale * y.x, scale * y.y);
+    auto* place = reinterpret_cast<float4*>(target);
+    if (params_.dq.is_added) {
+      const float4 before = *place;
+      row = make_float4(before.x + row.x, before.y + row.y, before.z + row.z, before.w + row.w);
+    }
+    *place = row;
+  }
+
+  BackwardStorage<kC>& shared_;
+  const BackwardParams& params_;
+};
+
+}  // namespace magi::sm90
