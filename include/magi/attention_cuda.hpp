@@ -14,7 +14,8 @@
 // values must be finite inside the key range of every slice and in the 255 rows before it, whoever
 // sees them: a row's zero weight would make NaN of an infinity. Elsewhere they may hold anything.
 // For the backward they must also be finite where they share a 128-key tile with visible ones, and
-// so must rows of q and dout that share a 64-row tile with ones that see keys.
+// so must rows of q and dout that share a tile with ones that see keys: of 64 rows, of 128 at head
+// dims up to 64.
 namespace magi {
 
 /// Choices of a launch that do not change its result beyond rounding.

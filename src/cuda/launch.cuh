@@ -9,11 +9,12 @@
 
 namespace magi {
 
-/// Launches a kernel that may begin before the ones before it on the stream have ended: it calls
-/// ptx::await_kernels_before() before it reads what they wrote. So its start is not waited for.
+/// Launches a kernel that may begin before the one before it on the stream has ended, so that its
+/// start is not waited for. All its threads call ptx::await_kernels_before() before they touch
+/// memory that others read or write, and in every case: the kernel after it waits for it alone.
 template <typename Params>
 void launch_ahead(void (*kernel)(Params), unsigned num_ctas, unsigned num_threads,
-                  std::size_t shared_bytes, cudaStream_t stream, const Params& params) {
+                  std::size_t shared_bytes, const Params& params, cudaStream_t stream) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

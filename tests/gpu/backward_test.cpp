@@ -28,8 +28,10 @@ class BackwardTest : public GpuTest,
 TEST_P(BackwardTest, FullOfOneTile) {
   BackwardCase test = base();
   test.heads_q = 1;
-  test.mask = one_slice(64, 128, MaskType::Full);
-  check_backward(test);
+  for (const std::int32_t rows_q : {64, 128}) {
+    test.mask = one_slice(rows_q, 128, MaskType::Full);
+    check_backward(test);
+  }
 }
 
 TEST_P(BackwardTest, FullOfManyTilesWithRaggedEnds) {
@@ -85,9 +87,9 @@ TEST_P(BackwardTest, RowsAndKeysThatSeeNothing) {
 }
 
 TEST_P(BackwardTest, SlidingWindow) {
-  for (const std::int32_t packed_heads : {1, 2, 4, 8}) {
+  for (const std::int32_t packed_heads : {1, 2, 4, 8, 16}) {
     BackwardCase test = base();
-    test.heads_q = 8;
+    test.heads_q = 16;
     test.tuning.packed_heads = packed_heads;
     test.mask = {600, 600, {{.q0 = 0, .q1 = 600, .k0 = 0, .k1 = 600, .d_min = -149, .d_max = 0}}};
     check_backward(test);

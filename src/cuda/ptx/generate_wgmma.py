@@ -4,7 +4,7 @@
 import pathlib
 import sys
 
-SHAPES = {32: ("mn",), 64: ("ss", "mn", "rs"), 128: ("ss", "rs")}
+SHAPES = {64: ("ss", "mn", "rs"), 128: ("ss", "rs")}
 TYPES = {"BFloat16": "bf16", "Float16": "f16"}
 PER_LINE = 16
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include <cstdint>
 
 #include "magi/tensor.hpp"
@@ -36,6 +38,16 @@ __device__ __forceinline__ std::uint32_t pack_half2(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   }
   return packed;
+}
+
+/// The two, `low` first.
+template <DType kType>
+__device__ __forceinline__ float2 unpack_half2(std::uint32_t packed) {
+  if constexpr (kType == DType::BFloat16) {
+    return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
+  } else {
+    return __half22float2(*reinterpret_cast<const __half2*>(&packed));
+  }
 }
 
 /// A value that all lanes of the warp share, in a form the compiler knows to be uniform: branches

@@ -14,6 +14,9 @@ __device__ __forceinline__ void add_release(unsigned* address, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
+/// Orders all that the thread has done or seen before what it does after, for the whole GPU.
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 /// Lets the next kernel of the stream be launched, if it asks for that, as soon as this grid leaves
 /// room for it.
 __device__ __forceinline__ void launch_dependents() {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -175,8 +177,35 @@ struct BackwardItem {
   std::int32_t tile = 0;  ///< in BackwardList::tiles
   std::int32_t kv_head = 0;
   std::int32_t piece = 0;
+
+  friend bool operator==(const BackwardItem&, const BackwardItem&) = default;
 };
 BackwardItem backward_item(const BackwardList& list, std::int64_t index);
+
+/// Calls visit(item) for each item in the order of the list: what backward_item gives, faster.
+template <typename Visit>
+void for_each_item(const BackwardList& list, Visit visit) {
+  for (std::size_t number = 0; number < list.segments.size(); ++number) {
+    const BackwardSegment& segment = list.segments[number];
+    BackwardItem item{.segment = static_cast<std::int32_t>(number)};
+    const auto visit_round = [&](std::int32_t head_begin, std::int32_t block_begin) {
+      const std::int32_t head_end =
+          std::min(head_begin + segment.section_heads, list.problem.heads_kv);
+      const std::int32_t block_end = std::min(block_begin + segment.block_tiles, segment.num_tiles);
+      for (item.piece = 0; item.piece < segment.num_pieces; ++item.piece) {
+        for (std::int32_t tile = block_begin; tile < block_end; ++tile) {
+          item.tile = segment.tile_begin + tile;
+          for (item.kv_head = head_begin; item.kv_head < head_end; ++item.kv_head) visit(item);
+        }
+      }
+    };
+    for (std::int32_t head = 0; head < list.problem.heads_kv; head += segment.section_heads) {
+      for (std::int32_t tile = 0; tile < segment.num_tiles; tile += segment.block_tiles) {
+        visit_round(head, tile);
+      }
+    }
+  }
+}
 
 /// Throws InvalidArgument naming what is not allowed.
 BackwardList build_backward_list(const BackwardProblem& problem, std::span<const BandSlice> slices,

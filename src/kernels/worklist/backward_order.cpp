@@ -45,7 +45,7 @@ struct Arrangement {
   bool is_tail_cut_alike = false;   ///< all its tiles in as many pieces as the dearest of the list
 };
 
-/// When CTAs are free, in steps: how many at each.
+/// How many CTAs are free at each time.
 class FreeTimes {
  public:
   explicit FreeTimes(std::int32_t num_ctas) : counts_{num_ctas} {}
@@ -59,7 +59,7 @@ class FreeTimes {
   /// No earlier than the last one taken.
   void give(std::int64_t time) {
     const auto index = static_cast<std::size_t>(time);
-    if (index >= counts_.size()) counts_.resize(2 * index + 1);
+    if (index >= counts_.size()) counts_.resize(index + 1);
     ++counts_[index];
   }
 
@@ -67,31 +67,6 @@ class FreeTimes {
   std::vector<std::int32_t> counts_;
   std::size_t now_ = 0;
 };
-
-/// Calls visit(item) for each item in the order of the list.
-template <typename Visit>
-void for_each_item(const BackwardList& list, Visit visit) {
-  for (std::size_t number = 0; number < list.segments.size(); ++number) {
-    const BackwardSegment& segment = list.segments[number];
-    BackwardItem item{.segment = static_cast<std::int32_t>(number)};
-    const auto visit_round = [&](std::int32_t head_begin, std::int32_t block_begin) {
-      const std::int32_t head_end =
-          std::min(head_begin + segment.section_heads, list.problem.heads_kv);
-      const std::int32_t block_end = std::min(block_begin + segment.block_tiles, segment.num_tiles);
-      for (item.piece = 0; item.piece < segment.num_pieces; ++item.piece) {
-        for (std::int32_t tile = block_begin; tile < block_end; ++tile) {
-          item.tile = segment.tile_begin + tile;
-          for (item.kv_head = head_begin; item.kv_head < head_end; ++item.kv_head) visit(item);
-        }
-      }
-    };
-    for (std::int32_t head = 0; head < list.problem.heads_kv; head += segment.section_heads) {
-      for (std::int32_t tile = 0; tile < segment.num_tiles; tile += segment.block_tiles) {
-        visit_round(head, tile);
-      }
-    }
-  }
-}
 
 /// Tries orders of one list.
 class TileOrder {
@@ -150,6 +125,8 @@ class TileOrder {
 
   /// When the last CTA is done, items being handed out in order.
   std::int64_t finish_time() const {
+    // Of very long lists in coarser steps: one counter for each would fill the memory.
+    const std::int64_t unit = mean_time() / (std::int64_t{1} << 18) + 1;
     FreeTimes ctas(list_.problem.num_ctas);
     const auto heads_kv = static_cast<std::size_t>(list_.problem.heads_kv);
     std::vector<std::int64_t> done_of(places_.size() * heads_kv);
@@ -157,12 +134,12 @@ class TileOrder {
     for_each_item(list_, [&](const BackwardItem& item) {
       const auto tile = static_cast<std::size_t>(item.tile);
       const std::int32_t pieces = pieces_at(item.tile);
-      std::int64_t done = ctas.take() + place_cost(item.tile, pieces);
+      std::int64_t done = ctas.take() * unit + place_cost(item.tile, pieces);
       if (pieces > 1) {
         std::int64_t& before = done_of[tile * heads_kv + static_cast<std::size_t>(item.kv_head)];
         before = done = std::max(done, before + list_.shape.piece_cost);
       }
-      ctas.give(done);
+      ctas.give((done + unit - 1) / unit);
       last = std::max(last, done);
     });
     return last;

@@ -170,6 +170,9 @@ TEST(BackwardListTest, CountsEveryPairAsOftenAsTheMaskInTurn) {
   }
 }
 
+/// Of head dims up to 64.
+constexpr BackwardTileShape kWideShape{.rows = 128, .overhead = 2, .piece_cost = 1};
+
 TEST(BackwardListTest, HoldsForTheKernelsOwnTiles) {
   RandomMaskOptions options;
   options.max_rows_q = 600;
@@ -178,10 +181,12 @@ TEST(BackwardListTest, HoldsForTheKernelsOwnTiles) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     RandomStream random(seed);
     const Mask mask = random_mask(random, options);
-    for (const std::int32_t packed_heads : {1, 8}) {
-      const BackwardList list = build_backward_list(problem_of(mask, 8, 1), mask.slices, {},
-                                                    {.packed_heads = packed_heads});
-      ASSERT_TRUE(is_list_of(list, mask));
+    for (const BackwardTileShape& shape : {BackwardTileShape{}, kWideShape}) {
+      for (const std::int32_t packed_heads : {1, 8}) {
+        ASSERT_TRUE(is_list_of(build_backward_list(problem_of(mask, 8, 1), mask.slices, shape,
+                                                   {.packed_heads = packed_heads}),
+                               mask));
+      }
     }
   }
 }
@@ -284,9 +289,13 @@ class ItemWalk {
         users_(std::size_t(list.num_slots()), -1),
         walked_(list.tiles.size() * std::size_t(list.head_groups)) {
     check_segments();
-    for (std::int64_t i = 0; i < list.num_items() && is_whole_; ++i) {
-      walk(backward_item(list, i));
-    }
+    std::int64_t index = 0;
+    for_each_item(list, [&](const BackwardItem& item) {
+      if (!is_whole_) return;
+      is_whole_ &= item == backward_item(list, index++);
+      if (is_whole_) walk(item);
+    });
+    is_whole_ &= index == list.num_items();
   }
 
   bool is_whole() const {
@@ -558,9 +567,8 @@ TEST(BackwardListTest, FewItemsAreCutAlike) {
   BackwardProblem problem = problem_of(mask, 64, 8);
   problem.num_ctas = 132;
   problem.dim_qk = problem.dim_v = 64;
-  const BackwardTileShape shape{.rows = 128, .overhead = 2, .piece_cost = 1};
-  const BackwardList list =
-      build_backward_list(problem, mask.slices, shape, {.packed_heads = 1, .is_ordered = false});
+  const BackwardList list = build_backward_list(problem, mask.slices, kWideShape,
+                                                {.packed_heads = 1, .is_ordered = false});
   for (const BackwardSegment& segment : list.segments) EXPECT_EQ(segment.num_pieces, 2);
   EXPECT_TRUE(ItemWalk(list).is_whole());
 }

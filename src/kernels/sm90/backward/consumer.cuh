@@ -12,8 +12,9 @@
 namespace magi::sm90 {
 
 /// One warpgroup: 64 keys of the k tile, their dK and dV in registers from the first to the last
-/// step of an item. The next step's scores and the last step's dQ are made during a step, so that
-/// each piece of arithmetic has products to run beside; the warpgroups may be almost a step apart.
+/// step of an item. The next step's scores (not those of a wide tile) and the last step's dQ are
+/// made during a step, so that each piece of arithmetic has products to run beside; the warpgroups
+/// may be almost a step apart.
 template <BackwardConfig kC>
 class BackwardConsumer {
  public:

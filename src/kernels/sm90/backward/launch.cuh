@@ -3,7 +3,6 @@
 
 #include "cuda/launch.cuh"
 #include "cuda/ptx/wgmma_n128.cuh"
-#include "cuda/ptx/wgmma_n32.cuh"
 #include "cuda/ptx/wgmma_n64.cuh"
 #include "cuda/shared_memory.hpp"
 #include "kernels/sm90/backward/finish.cuh"
@@ -20,7 +19,7 @@ void launch_ordered(const BackwardParams& params, int num_ctas, cudaStream_t str
   const auto kernel = backward_kernel<Instance, kIsOrdered>;
   static SharedMemoryGrant grant;
   grant.ensure(kernel, kBytes);
-  launch_ahead(kernel, num_ctas, kC.threads(), kBytes, stream, params);
+  launch_ahead(kernel, num_ctas, kC.threads(), kBytes, params, stream);
 }
 
 template <typename Instance>
@@ -38,7 +37,7 @@ void launch_finish(const BackwardParams& params, cudaStream_t stream) {
   const std::int32_t num_tiles = params.is_finishing ? params.num_left : params.num_q_tiles;
   if (num_tiles == 0) return;
   const unsigned num_ctas = static_cast<unsigned>(num_tiles) * kParts * head_groups;
-  launch_ahead(finish_kernel<kC.type, kC.dim, kParts>, num_ctas, 256, 0, stream, params);
+  launch_ahead(finish_kernel<kC.type, kC.dim, kParts>, num_ctas, 256, 0, params, stream);
 }
 
 template <typename Instance>

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda_fp16.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -19,15 +17,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kElements = 8;  // of dim per thread
 constexpr float kLog2e = 1.4426950408889634f;
-
-template <DType kType>
-__device__ __forceinline__ float2 unpack_half2(std::uint32_t packed) {
-  if constexpr (kType == DType::BFloat16) {
-    return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
-  } else {
-    return __half22float2(*reinterpret_cast<const __half2*>(&packed));
-  }
-}
 
 /// Eight neighbouring elements of a row, as they lie in memory; `kMayBeFloat`: in float32 or in 16
 /// bits, else in 16 bits.
@@ -68,7 +57,7 @@ __device__ __forceinline__ void unpack(const RawElements<false>& raw, bool /*is_
   const std::uint32_t words[kElements / 2] = {raw.low.x, raw.low.y, raw.low.z, raw.low.w};
 #pragma unroll
   for (int i = 0; i < kElements; i += 2) {
-    const float2 pair = unpack_half2<kType>(words[i / 2]);
+    const float2 pair = ptx::unpack_half2<kType>(words[i / 2]);
     values[i] = pair.x;
     values[i + 1] = pair.y;
   }
@@ -81,7 +70,7 @@ __device__ __forceinline__ void unpack(const RawElements<true>& raw, bool is_flo
                                           raw.high.x, raw.high.y, raw.high.z, raw.high.w};
 #pragma unroll
   for (int i = 0; i < kElements; i += 2) {
-    const float2 pair = unpack_half2<kType>(words[i / 2]);
+    const float2 pair = ptx::unpack_half2<kType>(words[i / 2]);
     values[i] = is_float ? __uint_as_float(words[i]) : pair.x;
     values[i + 1] = is_float ? __uint_as_float(words[i + 1]) : pair.y;
   }
@@ -153,7 +142,7 @@ __device__ __forceinline__ void round_dout(const PrepareParams& params, const Ro
 #pragma unroll
   for (int i = 0; i < kElements / 2; ++i) {
     packed[i] = ptx::pack_half2<kType>(dout[2 * i], dout[2 * i + 1]);
-    const float2 pair = unpack_half2<kType>(packed[i]);
+    const float2 pair = ptx::unpack_half2<kType>(packed[i]);
     dout[2 * i] = pair.x;
     dout[2 * i + 1] = pair.y;
   }

@@ -25,7 +25,7 @@ struct PackedRows {
   std::int32_t rows_q = 0;
   std::int32_t heads_q = 0;
   std::int32_t packed_heads = 1;  ///< a power of two up to kTileRows
-  std::int32_t num_q_tiles = 0;   ///< ceil(rows_q / tile_tokens)
+  std::int32_t num_q_tiles = 0;   ///< that hold rows_q, in whole q tiles of the main kernel
 
   std::int32_t tile_tokens() const { return kTileRows / packed_heads; }
   std::int64_t num_tiles() const { return std::int64_t{num_q_tiles} * (heads_q / packed_heads); }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include "kernels/sm90/arguments.hpp"
 #include "kernels/sm90/backward/shared.cuh"
 #include "kernels/sm90/forward/softmax.cuh"
@@ -110,16 +108,6 @@ __device__ __forceinline__ void differentiate(float (&p)[kCount], const float (&
   }
 }
 
-/// Two neighbours of 16 bits.
-template <DType kType>
-__device__ __forceinline__ float2 unpack_half2(std::uint32_t packed) {
-  if constexpr (kType == DType::BFloat16) {
-    return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
-  } else {
-    return __half22float2(*reinterpret_cast<const __half2*>(&packed));
-  }
-}
-
 /// dP - delta becomes dS / softmax_scale = p * (dP - delta) * f'(s) / softmax_scale. NOTE: a
 /// quarter of p is taken from its 16 bits, as dV has them: with all of it in float32 there are 13
 /// registers too few. With a softcap there are enough, and its slope wants all bits.
@@ -138,7 +126,7 @@ __device__ __forceinline__ void differentiate_wide(const float (&p)[kCount],
 #pragma unroll
     for (int j = i; j < i + 4; j += 2) {
       const float2 pair =
-          j < kHalves ? unpack_half2<kType>(packed[j / 2]) : make_float2(p[j], p[j + 1]);
+          j < kHalves ? ptx::unpack_half2<kType>(packed[j / 2]) : make_float2(p[j], p[j + 1]);
       dp[j] *= pair.x;
       dp[j + 1] *= pair.y;
       if constexpr (kHasSoftcap) {

@@ -118,7 +118,11 @@ class TurnPasser {
     ptx::mbarrier_wait(shared_.added[stage], parity);
     const bool is_last = turn.is_last != 0;
     if constexpr (kC.is_ordered) {
-      if (is_last) finish(turn.group, turn.q_tile);
+      if (is_last) {
+        // The finisher's copies go past what this multiprocessor still has on the way.
+        ptx::fence_gpu();
+        finish(turn.group, turn.q_tile);
+      }
     }
     ptx::mbarrier_arrive(shared_.turn_empty[stage]);
     if (!is_last) ptx::add_release(params_.turn_counts + counter, 1);
