@@ -21,6 +21,7 @@ class DqFinisher {
     if (lane() == 0) shared_.finisher = {};
     __syncwarp();
     while (await()) {
+      __syncwarp();
       if (lane() == 0) load_ahead();
       if (params_.dq.is_float) {
         write<float>();
