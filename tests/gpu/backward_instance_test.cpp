@@ -159,6 +159,16 @@ TEST_P(BackwardInstanceTest, UniformAttentionIsExact) {
   }
 }
 
+/// More sums than the finisher's rings hold, several times over; windows are in turn in both modes.
+TEST_P(BackwardInstanceTest, OneCtaFinishesManySums) {
+  BackwardCase test = base();
+  test.tuning.sm_margin = device_info(0).num_sms - 1;
+  test.heads_q = 5;
+  test.mask = window_mask();
+  test.dim_v = 8;
+  check_backward(test);
+}
+
 INSTANTIATE_TEST_SUITE_P(Instances, BackwardInstanceTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
                                             ::testing::Values(64, 128), ::testing::Bool(),

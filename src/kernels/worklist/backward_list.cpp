@@ -362,6 +362,7 @@ void fill_turns(BackwardList& list, std::span<const std::int32_t> island_of) {
     last = find_last_tiles(list, island_of);
     leave_tiles(list, last);
     list.is_finishing = std::ssize(list.left_tiles) < list.num_q_tiles();
+    if (!list.is_finishing) list.left_tiles.clear();
   }
   for (const KeyTileWork& work : list.tiles) {
     for (std::int32_t i = work.record_begin; i < work.record_end; ++i) {

@@ -6,6 +6,11 @@
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/sm90/backward/shared.cuh"
 
+// | mbarrier      | completed by                   | then                                    |
+// |---------------|--------------------------------|-----------------------------------------|
+// | finish full   | passer                         | the finisher writes dq of a sum         |
+// | finish empty  | finisher                       | the passer overwrites                   |
+// | sum full      | finisher's announcement, bytes | it writes rows of dq                    |
 namespace magi::sm90 {
 
 /// The warp that turns complete sums of dQ into rows of dq, while they are still in the cache. Of

@@ -35,9 +35,6 @@
 // | turn ready    | watcher                        | consumers add dQ of the step            |
 // | added         | every consumer warp            | the turn is passed on                   |
 // | turn empty    | passer                         | the watcher overwrites                  |
-// | finish full   | passer                         | the finisher writes dq of a sum         |
-// | finish empty  | finisher                       | the passer overwrites                   |
-// | sum full      | finisher's announcement, bytes | it writes rows of dq                    |
 // | scores full   | every consumer warp            | dQ is multiplied                        |
 // Named barriers: shared.cuh. The sums that the finisher does not take become dq in finish.cuh;
 // levels and offsets come from prepare.cu.

@@ -8,8 +8,8 @@
 // Who adds to a sum of dQ in turn does so after everyone before it: its adds come after the
 // watcher's acquire of the counter (the watcher's arrival at turn_ready and the consumers' wait lie
 // between), and before the passer's release of it (likewise their arrival at `added`); causality
-// passes through barriers of the CTA. The finisher reads a sum after the last add for the same
-// reason.
+// passes through barriers of the CTA. The finisher copies a sum after the last add for the same
+// reason, and behind a proxy fence, as its copies are asynchronous.
 namespace magi::sm90 {
 
 /// The one thread that looks turns up, ahead of the consumers, and tells them when each has come.
