@@ -80,8 +80,13 @@ def draws_for(draws, length, draw):
     return draws["draws"][str(length)][draw]
 
 
+MASKS = ("full", "causal", "window", "varlen_full", "varlen_causal", "block_causal")
+
+
 def mask_slices(name, length, lengths):
     """Band slices (q0, q1, k0, k1, d_min, d_max) of a mask by its name."""
+    if name not in MASKS:
+        raise SystemExit(f"--cases has {name}; allowed: {MASKS}")
     if name == "full":
         return [(0, length, 0, length, -INFINITE, INFINITE)]
     if name == "causal":
@@ -375,7 +380,7 @@ def parse():
     parser.add_argument("--cases", required=True,
                         help="mask:rows[:dim[:draw]],... e.g. full:8192,varlen_causal:8192:128:0")
     parser.add_argument("--variants", default="0,2",
-                        help="index[/heads per tile],... of bench/gpu/variants.cu, each for one "
+                        help="forward: index[/heads per tile],... of bench/gpu/variants.cu, each for one "
                              "head dim; heads per tile 0: by the cost model")
     parser.add_argument("--backward", action="store_true")
     parser.add_argument("--flex", action="store_true",
@@ -400,6 +405,8 @@ def parse_tuning(text):
 
 def main():
     options = parse()
+    if options.rounds < 1:
+        raise SystemExit(f"--rounds is {options.rounds}; allowed: 1 or more")
     library = load(options.library)
     variants = []
     for text in options.variants.split(","):

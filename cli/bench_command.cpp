@@ -115,7 +115,8 @@ void add_kernel_flags(CLI::App& app, BenchFlags& flags) {
   add_int(app, "--head-dim", options.head_dim, {8, 128}, "multiple of 8");
   add_int(app, "--device", options.device, {0, 1023}, "CUDA ordinal");
   add_int(app, "--sm-margin", options.sm_margin, {0, 1023}, "multiprocessors left to others");
-  app.add_flag("--backward", options.has_backward, "time the backward too");
+  app.add_flag("--backward", options.has_backward,
+               "time the backward too, in its deterministic mode");
   add_int(app, "--rounds", options.rounds, {1, 1000}, "rounds per case");
   app.add_option("--cublas", options.cublas, "the cuBLAS library, where the system has none")
       ->type_name("FILE");

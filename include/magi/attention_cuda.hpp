@@ -13,8 +13,8 @@
 // contiguous, their other strides are multiples of 16 bytes; other tensors are refused. Keys and
 // values must be finite inside the key range of every slice and in the 255 rows before it, whoever
 // sees them: a row's zero weight would make NaN of an infinity. Elsewhere they may hold anything.
-// For the backward they must also be finite where they share a 128-key tile with visible ones, and
-// so must rows of q and dout that share a tile with ones that see keys: of 64 rows, of 128 at head
+// For the backward they must also be finite up to 127 keys before and after visible ones, and so
+// must rows of q and dout that share a tile with ones that see keys: of 64 rows, of 128 at head
 // dims up to 64.
 namespace magi {
 
@@ -120,10 +120,11 @@ enum class HeadWalk : std::uint8_t {
 
 /// Choices of a backward call that do not change its result beyond rounding.
 struct BackwardTuning {
-  std::int32_t sm_margin = 0;       ///< multiprocessors left to others
+  std::int32_t sm_margin = 0;       ///< multiprocessors that the main kernel leaves to others
   std::int32_t packed_heads = 0;    ///< query heads of one kv head per q tile; 0: by modelled cost
   std::int32_t heads_per_item = 0;  ///< query heads that one CTA walks for a k tile; 0: by cost
-  /// Bitwise equal dq from call to call; dk, dv and dsink always are.
+  /// Bitwise equal dq from call to call; dk, dv and dsink always are. False: dq is added in any
+  /// order where that is faster, which it is not for windows and short documents.
   bool is_deterministic = true;
   std::int32_t section_heads = 0;  ///< kv heads walked at a time, all in the tail; 0: by cost
   HeadWalk head_walk = HeadWalk::ByCost;

@@ -388,12 +388,13 @@ MAGI_API magi_status magi_attention_backward(magi_attention* attention,
  * range of every slice and in the 255 rows before it.
  *
  * On a GPU the call only enqueues. The mask handle keeps the work lists of the last 8 combinations
- * of shapes, type, device and sm_margin; the first call with a combination makes its list (which
- * takes time and blocks), later ones wait for nothing. One handle may serve any threads and streams
- * at once, and calls may be captured in a graph, which then keeps the list; executables of one
- * captured graph must not run at the same time. Giving up a list, at the ninth combination or when
- * the mask is destroyed, waits for the device. All rows of the backward's tensors are finite where
- * they share a tile (up to 128 rows of q, 128 of k) with rows that are seen. */
+ * of shapes, types, device, sm_margin and is_fast_backward; the first call with a combination makes
+ * its list (which takes time and blocks), later ones wait for nothing. One handle may serve any
+ * threads and streams at once, and calls may be captured in a graph, which then keeps the list;
+ * executables of one captured graph must not run at the same time. Giving up a list, at the ninth
+ * combination or when the mask is destroyed, waits for the device. All rows of the backward's
+ * tensors are finite where they are near rows that are seen: in the same 128 of q, counted from its
+ * first, within 127 of k. */
 MAGI_API magi_status magi_flex_attention_forward(const magi_mask* mask,
                                                  const magi_attention_inputs* inputs,
                                                  const magi_attention_result* result, void* stream);

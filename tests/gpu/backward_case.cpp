@@ -132,10 +132,6 @@ class Judge {
 
 }  // namespace
 
-Mask window_mask() {
-  return {1091, 1091, {{.q0 = 0, .q1 = 1051, .k0 = 0, .k1 = 1051, .d_min = -256, .d_max = 0}}};
-}
-
 std::ostream& operator<<(std::ostream& stream, const BackwardCase& test) {
   stream << "seed " << test.seed << ' ' << dtype_name(test.type) << " rows " << test.mask.rows_q
          << " x " << test.mask.rows_k << " heads " << test.heads_q << ":" << test.heads_kv

@@ -6,6 +6,7 @@
 #include <ostream>
 
 #include "gpu/random_tensors.hpp"
+#include "kernels/worklist/backward_problem.hpp"
 #include "magi/attention_cuda.hpp"
 #include "reference/dense_attention.hpp"
 
@@ -37,10 +38,6 @@ struct BackwardCase {
     return has_float_gradients || is_accumulating ? DType::Float32 : type;
   }
 };
-
-/// A window and rows without keys: the main kernel makes rows of most dQ sums itself, finish.cuh of
-/// some.
-Mask window_mask();
 
 std::ostream& operator<<(std::ostream& stream, const BackwardCase& test);
 

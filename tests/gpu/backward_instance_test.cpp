@@ -164,7 +164,7 @@ TEST_P(BackwardInstanceTest, OneCtaFinishesManySums) {
   BackwardCase test = base();
   test.tuning.sm_margin = device_info(0).num_sms - 1;
   test.heads_q = 5;
-  test.mask = window_mask();
+  test.mask = finishing_window();
   test.dim_v = 8;
   check_backward(test);
 }

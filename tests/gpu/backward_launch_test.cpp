@@ -86,8 +86,8 @@ void expect_alike(const BackwardCase& test, const BackwardOutputs& first,
   }
 }
 
-/// Whole items, pieces, which wait for each other too, and sums finished by the kernel itself, in
-/// both modes.
+/// Whole items and pieces, which wait for each other too, in both modes; and sums finished by the
+/// kernel itself.
 std::vector<BackwardCase> cases_of_modes() {
   std::vector<BackwardCase> cases;
   for (const bool is_deterministic : {true, false}) {
@@ -105,7 +105,7 @@ std::vector<BackwardCase> cases_of_modes() {
     }
   }
   BackwardCase window;
-  window.mask = window_mask();
+  window.mask = finishing_window();
   window.dim_v = 8;
   cases.push_back(window);
   return cases;

@@ -23,7 +23,7 @@ struct PrepareCase {
   std::int32_t heads = 8;
   std::int32_t packed_heads = 4;
   std::int32_t dim = 128;
-  std::int32_t tiles_per_island = 1;
+  std::int32_t tiles_per_q_tile = 1;
   Layout layout = Layout::Contiguous;
   bool has_float_rows = false;  ///< out and dout
   bool has_dlse = false;
@@ -31,8 +31,8 @@ struct PrepareCase {
 
 std::ostream& operator<<(std::ostream& stream, const PrepareCase& test) {
   return stream << dtype_name(test.type) << " rows " << test.rows << " heads " << test.heads
-                << " packed " << test.packed_heads << " dim " << test.dim << " tiles per island "
-                << test.tiles_per_island << " layout " << static_cast<int>(test.layout)
+                << " packed " << test.packed_heads << " dim " << test.dim << " tiles per q tile "
+                << test.tiles_per_q_tile << " layout " << static_cast<int>(test.layout)
                 << (test.has_float_rows ? " float rows" : "") << (test.has_dlse ? " dlse" : "");
 }
 
@@ -64,13 +64,14 @@ class Prepared {
     lse.upload_sync();
     dout_copy.upload_sync();
     packed = {.rows_q = test.rows, .heads_q = test.heads, .packed_heads = test.packed_heads};
-    const std::int32_t island_tokens = packed.tile_tokens() * test.tiles_per_island;
-    packed.num_q_tiles = (test.rows + island_tokens - 1) / island_tokens * test.tiles_per_island;
+    const std::int32_t q_tile_tokens = packed.tile_tokens() * test.tiles_per_q_tile;
+    packed.tiles_per_group =
+        (test.rows + q_tile_tokens - 1) / q_tile_tokens * test.tiles_per_q_tile;
     const auto tiles = static_cast<std::size_t>(packed.num_tiles());
     levels_ = poisoned(tiles * kTile);
     offsets_ = poisoned(tiles * kTile);
     sums_ = poisoned(tiles * kSumsPerTile);
-    const std::int32_t num_islands = packed.num_q_tiles / test.tiles_per_island;
+    const std::int32_t num_islands = packed.tiles_per_group / test.tiles_per_q_tile;
     for (std::int32_t tile = 0; tile < num_islands; ++tile) islands.push_back(tile % 3);
     islands_ = to_device_sync<std::int32_t>(islands);
     counters_ = poisoned(kNumCounters);
@@ -91,7 +92,7 @@ class Prepared {
     params.sums = static_cast<float*>(sums_.data());
     params.sums_per_tile = kSumsPerTile;
     params.islands = static_cast<const std::int32_t*>(islands_.data());
-    params.tiles_per_island = test_.tiles_per_island;
+    params.tiles_per_q_tile = test_.tiles_per_q_tile;
     params.counters = static_cast<std::uint32_t*>(counters_.data());
     params.num_counters = kNumCounters;
     sm90::prepare_backward(params, test_.type, nullptr);
@@ -113,8 +114,8 @@ class Prepared {
     const auto num_sums = static_cast<std::size_t>(packed.num_tiles()) * kSumsPerTile;
     const std::vector<float> sums = to_host_sync<float>(sums_.data(), num_sums);
     for (std::size_t i = 0; i < num_sums; ++i) {
-      const auto tile = i / kSumsPerTile % static_cast<std::size_t>(packed.num_q_tiles);
-      if (islands[tile / static_cast<std::size_t>(test_.tiles_per_island)] > 1) {
+      const auto tile = i / kSumsPerTile % static_cast<std::size_t>(packed.tiles_per_group);
+      if (islands[tile / static_cast<std::size_t>(test_.tiles_per_q_tile)] > 1) {
         ASSERT_EQ(sums[i], 0.0f) << i;
       } else {
         ASSERT_TRUE(std::isnan(sums[i])) << i;
@@ -139,7 +140,7 @@ class Prepared {
  public:
   GuardedTensor out, dout, lse, dlse, dout_copy;
   sm90::PackedRows packed;
-  std::vector<std::int32_t> islands;  ///< per tiles_per_island tiles
+  std::vector<std::int32_t> islands;  ///< per tiles_per_q_tile tiles
 };
 
 void check_prepare(const PrepareCase& test) {
@@ -152,9 +153,10 @@ void check_prepare(const PrepareCase& test) {
   for (std::size_t i = 0; i < count; ++i) {
     const auto tile = static_cast<std::int64_t>(i / kTile);
     const auto r = static_cast<std::int64_t>(i % kTile);
-    const std::int64_t group = tile / prepared.packed.num_q_tiles;
+    const std::int64_t group = tile / prepared.packed.tiles_per_group;
     const std::int64_t row =
-        tile % prepared.packed.num_q_tiles * prepared.packed.tile_tokens() + r / test.packed_heads;
+        tile % prepared.packed.tiles_per_group * prepared.packed.tile_tokens() +
+        r / test.packed_heads;
     const std::int64_t head = group * test.packed_heads + r % test.packed_heads;
     const bool has_keys = row < test.rows && std::isfinite(prepared.lse.get(row, head, 0));
     if (!has_keys) {
@@ -186,7 +188,7 @@ TEST_F(BackwardPrepareTest, EveryPacking) {
   for (const std::int32_t packed_heads : {1, 2, 4, 8, 16}) {
     check_prepare({.heads = 16, .packed_heads = packed_heads});
     check_prepare({.rows = 1, .heads = 16, .packed_heads = packed_heads, .has_dlse = true});
-    check_prepare({.rows = 330, .heads = 16, .packed_heads = packed_heads, .tiles_per_island = 2});
+    check_prepare({.rows = 330, .heads = 16, .packed_heads = packed_heads, .tiles_per_q_tile = 2});
   }
 }
 

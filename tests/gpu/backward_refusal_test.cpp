@@ -127,6 +127,7 @@ TEST_F(BackwardRefusalTest, NamesHeadsAndMargin) {
   EXPECT_THROW(BackwardWork(args_, {.packed_heads = 4}), InvalidArgument);
   EXPECT_THROW(BackwardWork(args_, {.packed_heads = 2, .heads_per_item = 1}), InvalidArgument);
   EXPECT_THROW(BackwardWork(args_, {.sm_margin = 1000}), InvalidArgument);
+  EXPECT_THROW(BackwardWork(args_, {.head_walk = HeadWalk(3)}), InvalidArgument);
 }
 
 }  // namespace

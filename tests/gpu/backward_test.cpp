@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <cmath>
 #include <tuple>
 #include <vector>
 
@@ -166,7 +164,7 @@ TEST_P(BackwardTest, WindowsOfEveryLayoutAndTypeOfGradients) {
   for (const Layout layout : {Layout::Contiguous, Layout::PaddedRows, Layout::HeadMajor}) {
     for (const bool has_float_gradients : {false, true}) {
       BackwardCase test = base();
-      test.mask = window_mask();
+      test.mask = finishing_window();
       test.dim_v = 8;  // float64 takes its time
       test.layout = layout;
       if (layout != Layout::Contiguous) test.dim_qk -= 24;
@@ -184,7 +182,7 @@ TEST_P(BackwardTest, WindowsOfManyPackedHeads) {
     BackwardCase test = base();
     if (packed_heads == 16 && test.dim_qk > 64) continue;
     test.heads_q = packed_heads;
-    test.mask = window_mask();
+    test.mask = finishing_window();
     test.dim_v = 8;
     test.tuning = {.packed_heads = packed_heads, .is_deterministic = false};
     check_backward(test);

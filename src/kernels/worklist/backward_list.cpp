@@ -15,8 +15,6 @@
 namespace magi {
 namespace {
 
-using Costs = BackwardTileCosts;
-
 void check_problem(const BackwardProblem& problem, std::span<const BandSlice> slices) {
   if (problem.heads_kv < 1) throw invalid("heads_kv", problem.heads_kv, "1 or more");
   if (problem.heads_q < 1 || problem.heads_q % problem.heads_kv != 0) {
@@ -103,15 +101,18 @@ std::span<const KeyRecord> records_of(const BackwardList& list, const KeyTileWor
                static_cast<std::size_t>(work.record_end - work.record_begin));
 }
 
-/// q tiles of each k tile, for one head group.
-Costs tile_costs(const BackwardList& list, std::int32_t tile_tokens) {
-  const int shift = std::countr_zero(static_cast<std::uint32_t>(tile_tokens));
-  Costs costs;
+QueryRun run_of(const BackwardList& list, const KeyTileWork& work, const KeyRecord& record) {
+  const int shift = std::countr_zero(static_cast<std::uint32_t>(list.tile_tokens));
+  return query_run(record.band, work.key_begin, list.shape.keys, shift);
+}
+
+BackwardTileCosts tile_costs(const BackwardList& list) {
+  BackwardTileCosts costs;
   costs.reserve(list.tiles.size());
   for (const KeyTileWork& work : list.tiles) {
     std::int64_t steps = 0;
     for (const KeyRecord& record : records_of(list, work)) {
-      const QueryRun run = query_run(record.band, work.key_begin, list.shape.keys, shift);
+      const QueryRun run = run_of(list, work, record);
       steps += run.tile_end - run.tile_begin;
     }
     costs.push_back(steps);
@@ -179,8 +180,7 @@ Packing choose_packing(BackwardList& list, const BackwardChoice& choice) {
   for (std::int32_t heads = 1; heads <= 16 && unit % heads == 0; heads *= 2) {
     if (choice.packed_heads > 0 && heads != choice.packed_heads) continue;
     set_packing(list, heads);
-    const std::int64_t time =
-        modelled_time(list, tile_costs(list, list.tile_tokens), island_of, choice);
+    const std::int64_t time = modelled_time(list, tile_costs(list), island_of, choice);
     if (best.heads == 0 || time < best.time) best = {heads, time};
   }
   return best;
@@ -276,15 +276,13 @@ class TakenPlaces {
 /// Of each record, the q tiles where no record of its island comes after it, ascending.
 std::vector<std::vector<Range>> find_last_tiles(const BackwardList& list,
                                                 std::span<const std::int32_t> island_of) {
-  const int shift = std::countr_zero(static_cast<std::uint32_t>(list.tile_tokens));
   std::vector<std::vector<Range>> last(list.records.size());
   TakenPlaces taken;
   for (auto work = list.tiles.rbegin(); work != list.tiles.rend(); ++work) {
     for (std::int32_t i = work->record_end - 1; i >= work->record_begin; --i) {
       const auto record = static_cast<std::size_t>(i);
       const std::int32_t island = island_of[record];
-      const QueryRun run =
-          query_run(list.records[record].band, work->key_begin, list.shape.keys, shift);
+      const QueryRun run = run_of(list, *work, list.records[record]);
       last[record] = taken.take(run.tile_begin + island, run.tile_end + island);
       for (Range& range : last[record]) range = {range.begin - island, range.end - island};
     }
@@ -296,7 +294,6 @@ std::vector<std::vector<Range>> find_last_tiles(const BackwardList& list,
 /// of k tiles that end many, so that they would do little else than make rows of sums.
 void leave_tiles(BackwardList& list, std::vector<std::vector<Range>>& last) {
   constexpr std::int64_t kLeastSteps = 3;  // of a k tile for each sum that it ends
-  const int shift = std::countr_zero(static_cast<std::uint32_t>(list.tile_tokens));
   std::vector<char> is_left(list.islands.size());
   for (std::size_t tile = 0; tile < is_left.size(); ++tile) is_left[tile] = list.islands[tile] != 1;
   const auto for_each_last = [&](const KeyTileWork& work, auto visit) {
@@ -308,16 +305,13 @@ void leave_tiles(BackwardList& list, std::vector<std::vector<Range>>& last) {
       }
     }
   };
-  for (const KeyTileWork& work : list.tiles) {
-    std::int64_t steps = 0;
-    for (const KeyRecord& record : records_of(list, work)) {
-      const QueryRun run = query_run(record.band, work.key_begin, list.shape.keys, shift);
-      steps += run.tile_end - run.tile_begin;
-    }
+  const BackwardTileCosts costs = tile_costs(list);
+  for (std::size_t tile = 0; tile < costs.size(); ++tile) {
+    const KeyTileWork& work = list.tiles[tile];
     std::int64_t sums = 0;
     for_each_last(work, [&](std::int32_t, std::size_t) { ++sums; });
-    if (steps >= kLeastSteps * sums) continue;
-    for_each_last(work, [&](std::int32_t, std::size_t tile) { is_left[tile] = 1; });
+    if (costs[tile] >= kLeastSteps * sums) continue;
+    for_each_last(work, [&](std::int32_t, std::size_t q_tile) { is_left[q_tile] = 1; });
   }
   std::vector<std::vector<Range>> kept(last.size());
   for (const KeyTileWork& work : list.tiles) {
@@ -355,7 +349,6 @@ void mark_last(std::vector<TurnRun>& turns, std::size_t first, std::int32_t tile
 }
 
 void fill_turns(BackwardList& list, std::span<const std::int32_t> island_of) {
-  const int shift = std::countr_zero(static_cast<std::uint32_t>(list.tile_tokens));
   SeenPlaces seen(list.num_q_tiles() + list.num_islands);
   std::vector<std::vector<Range>> last;
   if (list.is_finishing) {
@@ -368,7 +361,7 @@ void fill_turns(BackwardList& list, std::span<const std::int32_t> island_of) {
     for (std::int32_t i = work.record_begin; i < work.record_end; ++i) {
       KeyRecord& record = list.records[static_cast<std::size_t>(i)];
       const std::int32_t island = island_of[static_cast<std::size_t>(i)];
-      const QueryRun run = query_run(record.band, work.key_begin, list.shape.keys, shift);
+      const QueryRun run = run_of(list, work, record);
       record.turn_begin = static_cast<std::int32_t>(list.turns.size());
       seen.see(run.tile_begin + island, run.tile_end + island,
                [&](std::int32_t place, std::int32_t turn) {
@@ -426,7 +419,7 @@ BackwardList build_backward_list(const BackwardProblem& problem, std::span<const
   check_choice(list, choice);
   choose_tiles(list, slices, choice);
   const std::vector<std::int32_t> island_of = find_islands(list);
-  order_tiles(list, tile_costs(list, list.tile_tokens), island_of, choice);
+  order_tiles(list, tile_costs(list), island_of, choice);
   count_islands(list, island_of);
   fill_turns(list, island_of);
   return list;

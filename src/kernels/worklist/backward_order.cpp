@@ -87,8 +87,8 @@ class TileOrder {
     std::iota(by_cost_.begin(), by_cost_.end(), std::size_t{0});
     std::stable_sort(by_cost_.begin(), by_cost_.end(),
                      [&](std::size_t a, std::size_t b) { return costs[a] > costs[b]; });
-    find_islands(islands);
-    is_uneven_ = is_uneven();
+    find_dearest(islands);
+    is_uneven_ = compare_tiles();
   }
 
   /// How long items are where their number does not matter. Where tiles are uneven the CTAs are
@@ -161,7 +161,7 @@ class TileOrder {
   bool is_long() const { return whole_items() >= 100 * std::int64_t{list_.problem.num_ctas}; }
 
   bool has_choice() const { return allowed_.size() > 1; }
-  bool is_uneven_list() const { return is_uneven_; }
+  bool is_uneven() const { return is_uneven_; }
 
   void put_tiles() const {
     std::vector<KeyTileWork> tiles;
@@ -174,7 +174,7 @@ class TileOrder {
   std::int64_t whole_items() const { return std::ssize(costs_) * list_.problem.heads_kv; }
 
   /// Of a tile, that of its first record.
-  void find_islands(std::span<const std::int32_t> islands) {
+  void find_dearest(std::span<const std::int32_t> islands) {
     std::map<std::int32_t, std::int64_t> dearest;
     for (std::size_t tile = 0; tile < costs_.size(); ++tile) {
       const KeyTileWork& work = list_.tiles[tile];
@@ -191,7 +191,7 @@ class TileOrder {
 
   /// Whether tiles of an island differ, as those of a causal mask do, and their steps are long
   /// beside an item's own costs.
-  bool is_uneven() const {
+  bool compare_tiles() const {
     if (list_.problem.dim_qk + list_.problem.dim_v <= 128) return false;
     const std::int64_t if_even =
         std::accumulate(dearest_of_.begin(), dearest_of_.end(), std::int64_t{0});
@@ -402,7 +402,7 @@ bool is_narrow(const BackwardList& list, const BackwardTileCosts& costs) {
 }
 
 /// Whether no k tile is much dearer than most.
-bool is_even(const BackwardTileCosts& costs) {
+bool are_tiles_alike(const BackwardTileCosts& costs) {
   return 4 * dearest(costs) * std::ssize(costs) <= 5 * total(costs);
 }
 
@@ -416,11 +416,11 @@ bool has_few_additions(const BackwardList& list, const BackwardTileCosts& costs)
 /// How the items walk: windows come back to a q tile soon if a head is walked alone; elsewhere all
 /// heads of a q tile side by side keep the CTAs that add to it in step.
 void choose_walk(BackwardList& list, const BackwardTileCosts& costs, const BackwardChoice& choice) {
-  const bool is_short = has_few_additions(list, costs);
-  list.is_ordered = choice.is_ordered || is_short;
-  list.is_finishing = is_short && is_even(costs);
-  list.is_group_first =
-      choice.is_group_first.value_or(list.is_ordered && is_narrow(list, costs) && is_even(costs));
+  const bool has_few = has_few_additions(list, costs);
+  list.is_ordered = choice.is_ordered || has_few;
+  list.is_finishing = has_few && are_tiles_alike(costs);
+  list.is_group_first = choice.is_group_first.value_or(list.is_ordered && is_narrow(list, costs) &&
+                                                       are_tiles_alike(costs));
 }
 
 Arrangement first_arrangement(const TileOrder& order) {
@@ -487,7 +487,7 @@ class ArrangementSearch {
 };
 
 Arrangement choose_arrangement(TileOrder& order) {
-  const bool is_uneven = order.is_uneven_list();
+  const bool is_uneven = order.is_uneven();
   if (is_uneven ? !order.is_short() : order.is_long()) return first_arrangement(order);
   ArrangementSearch search(order);
   if (order.has_choice() && order.is_short()) search.search_steps();
@@ -504,7 +504,7 @@ std::int64_t quick_time(TileOrder& order) {
     return order.mean_time();
   }
   ArrangementSearch search(order);
-  if (order.is_uneven_list()) {
+  if (order.is_uneven()) {
     by.tail_share = kWholeTail / 8;
     search.consider(by);
     by.section_factor = 2;
@@ -522,7 +522,7 @@ std::int64_t modelled_time(BackwardList& list, const BackwardTileCosts& costs,
   const std::int64_t time = quick_time(order);
   // Cuts of packed heads are coarser: fewer heads where little depends on it.
   const int doublings = std::countr_zero(static_cast<std::uint32_t>(list.packed_heads));
-  return order.is_uneven_list() && !order.is_short() ? time + time * doublings / 100 : time;
+  return order.is_uneven() && !order.is_short() ? time + time * doublings / 100 : time;
 }
 
 void order_tiles(BackwardList& list, const BackwardTileCosts& costs,

@@ -13,7 +13,8 @@ namespace magi {
 /// q tiles of each k tile, for one head group.
 using BackwardTileCosts = std::vector<std::int64_t>;
 
-/// When the list's items would be done, in q tiles; its segments are scratch.
+/// When the list's items would be done, in q tiles; its segments and how its items walk are
+/// scratch.
 std::int64_t modelled_time(BackwardList& list, const BackwardTileCosts& costs,
                            std::span<const std::int32_t> islands, const BackwardChoice& choice);
 

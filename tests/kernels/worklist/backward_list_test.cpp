@@ -215,8 +215,8 @@ void expect_wrong_ends_are_seen(const BackwardList& good, const Mask& mask) {
 }
 
 TEST(BackwardListTest, WhoAddsLastMakesRowsWhereItHasTime) {
-  // The window of the GPU tests; rows without keys are left.
-  Mask mask{1091, 1091, {{.q0 = 0, .q1 = 1051, .k0 = 0, .k1 = 1051, .d_min = -256, .d_max = 0}}};
+  // Rows without keys are left.
+  Mask mask = finishing_window();
   for (const BackwardTileShape& shape : {BackwardTileShape{}, kWideShape}) {
     for (const std::int32_t packed_heads : {1, 2, 4, 16}) {
       const BackwardList list = build_backward_list(problem_of(mask, 16, 1), mask.slices, shape,
@@ -317,6 +317,7 @@ TEST(BackwardListTest, RefusesWhatItCannotPack) {
   EXPECT_THROW(build_backward_list(problem, {}, {}, {.packed_heads = 3}), InvalidArgument);
   EXPECT_THROW(build_backward_list(problem, {}, {}, {.packed_heads = -1}), InvalidArgument);
   EXPECT_THROW(build_backward_list(problem, {}, {}, {.heads_per_item = 4}), InvalidArgument);
+  EXPECT_THROW(build_backward_list(problem, {}, {}, {.section_heads = -1}), InvalidArgument);
   EXPECT_THROW(build_backward_list(problem, {}, {}, {.packed_heads = 2, .heads_per_item = 3}),
                InvalidArgument);
   BackwardProblem uneven = problem;

@@ -4,11 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <set>
 #include <vector>
 
 #include "kernels/worklist/backward_problem.hpp"
-#include "kernels/worklist/query_run.hpp"
 #include "mask/random_mask.hpp"
 
 namespace magi::test {

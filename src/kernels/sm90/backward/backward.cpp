@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <string>
-#include <vector>
 
 #include "base/check.hpp"
 #include "base/math.hpp"
@@ -115,13 +114,15 @@ sm90::GradientRows gradient_rows(const TensorView& tensor, bool is_added) {
 }
 
 /// Tiles of 64 rows, as prepare and finish see them, in a q tile of the main kernel.
-std::int32_t parts_per_tile(const BackwardList& list) { return list.shape.rows / sm90::kTileRows; }
+std::int32_t tiles_per_q_tile(const BackwardList& list) {
+  return list.shape.rows / sm90::kTileRows;
+}
 
 sm90::PackedRows packed_rows(const BackwardList& list) {
   return {.rows_q = list.problem.rows_q,
           .heads_q = list.problem.heads_q,
           .packed_heads = list.packed_heads,
-          .num_q_tiles = list.num_q_tiles() * parts_per_tile(list)};
+          .tiles_per_group = list.num_q_tiles() * tiles_per_q_tile(list)};
 }
 
 void prepare(const BackwardArgs& args, const BackwardWork::State& work, void* workspace,
@@ -142,7 +143,7 @@ void prepare(const BackwardArgs& args, const BackwardWork::State& work, void* wo
   }
   params.sums = part_at<float>(workspace, layout.dq_sums);
   params.sums_per_tile = sm90::kTileRows * work.instance->config.dim;
-  params.tiles_per_island = parts_per_tile(work.list);
+  params.tiles_per_q_tile = tiles_per_q_tile(work.list);
   if (work.list.is_ordered) params.islands = static_cast<const std::int32_t*>(work.islands.data());
   params.counters = part_at<std::uint32_t>(workspace, layout.counters);
   params.num_counters = work.list.num_counters();
@@ -193,8 +194,8 @@ void set_tensors(sm90::BackwardParams& params, const BackwardArgs& args,
   params.dk = gradient_rows(args.dk, is_adding_keys);
   params.dv = gradient_rows(args.dv, is_adding_keys);
   const std::int64_t element_bytes = params.dq.is_float ? 4 : 2;
-  params.dq_step = packed_stride(params.dq, list.packed_heads, 16) * element_bytes;
-  params.dq_half_step = packed_stride(params.dq, list.packed_heads, 8) * element_bytes;
+  params.dq_to_row_16 = packed_stride(params.dq, list.packed_heads, 16) * element_bytes;
+  params.dq_to_row_8 = packed_stride(params.dq, list.packed_heads, 8) * element_bytes;
   if (list.problem.rows_k == 0) return;
   // Without rows of q no tile is loaded; a descriptor needs some address all the same.
   const bool has_rows = list.problem.rows_q > 0;
@@ -292,6 +293,9 @@ BackwardLayout backward_layout(const BackwardWork::State& work) {
 
 BackwardWork::State make_backward_work(const BackwardInstance& instance, const BackwardArgs& args,
                                        const BackwardTuning& tuning) {
+  if (tuning.head_walk > HeadWalk::InTurn) {
+    throw invalid("head_walk", static_cast<int>(tuning.head_walk), "ByCost, Together or InTurn");
+  }
   BackwardWork::State state;
   state.instance = &instance;
   state.dout_type = args.dout.dtype;

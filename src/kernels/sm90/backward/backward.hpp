@@ -14,7 +14,7 @@ struct BackwardWork::State {
   DType dout_type = DType::BFloat16;
   std::int32_t device = 0;
   std::int32_t num_ctas = 0;
-  BackwardList list;  ///< of its vectors, once they are on the device, only `tiles` has contents
+  BackwardList list;  ///< once it is on the device, without records, turns, islands, left tiles
   DeviceBuffer tiles;
   DeviceBuffer records;
   DeviceBuffer turns;

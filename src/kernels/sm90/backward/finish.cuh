@@ -8,6 +8,8 @@
 
 namespace magi::sm90 {
 
+inline constexpr int kFinishThreads = 256;
+
 /// Scaled sums of 64 rows: what thread t of warpgroup w multiplied, as dq_place puts it. Of a q
 /// tile of 128 rows each warpgroup multiplied 64 of all columns; they lie as if two had had half
 /// each.
@@ -89,7 +91,7 @@ __device__ __forceinline__ void write_halves(const BackwardParams& params, int p
   });
   __syncthreads();
 #pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < 64 * kChunks; i += 256) {
+  for (int i = static_cast<int>(threadIdx.x); i < 64 * kChunks; i += kFinishThreads) {
     const int r = i / kChunks;
     const int column = i % kChunks * 8;
     const QueryRow row(params, part, group, r);
@@ -100,11 +102,11 @@ __device__ __forceinline__ void write_halves(const BackwardParams& params, int p
   }
 }
 
-/// dq from its sums: one CTA of 256 threads per 64 rows of a head group, kParts of them in a q
+/// dq from its sums: one CTA per 64 rows of a head group, kParts of them in a q
 /// tile; the groups of the same rows side by side, as they lie in dq. Where the main kernel
 /// has done so, only of the tiles that it has left.
 template <DType kType, int kDim, int kParts>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kFinishThreads)
     finish_kernel(const __grid_constant__ BackwardParams params) {
   const auto num_groups = static_cast<unsigned>(params.heads_q) >> params.packed_shift;
   int part = static_cast<int>(blockIdx.x / num_groups);

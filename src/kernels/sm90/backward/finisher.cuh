@@ -14,8 +14,8 @@
 namespace magi::sm90 {
 
 /// The warp that turns complete sums of dQ into rows of dq, while they are still in the cache. Of
-/// the four chunks of a piece lane l takes number l / 8 and there rows l % 8 + 8n, so that what a
-/// row has in a piece, 32 columns, leaves at once.
+/// the four chunks of a quarter lane l takes number l / 8 and there rows l % 8 + 8n, so that what a
+/// row has in a quarter, 32 columns, leaves at once.
 template <BackwardConfig kC>
 class DqFinisher {
  public:
@@ -38,30 +38,30 @@ class DqFinisher {
 
  private:
   static constexpr int kSumBytes = kC.rows * kC.dim * 4;
-  static_assert(kSumBytes == kSumPieces * kPieceBytes);
-  static constexpr int kColumns = 32;  ///< of a piece
+  static_assert(kSumBytes == kSumQuarters * kQuarterBytes);
+  static constexpr int kColumns = 32;  ///< of a quarter
   static constexpr bool kIsWide = kC.has_wide_tiles();
   static_assert(kC.dim == (kIsWide ? 2 : 4) * kColumns);
   static constexpr int kRowBytes = 64;   ///< of 8 columns of rows r and r + 8
   static constexpr int kPairBytes = 16;  ///< of two of the columns
 
   __device__ __forceinline__ static int lane() { return ptx::thread_index() & 31; }
-  __device__ __forceinline__ static int stage_of(std::uint32_t piece) {
-    return ring_stage<kFinishStages>(piece / kSumPieces);
+  __device__ __forceinline__ static int stage_of(std::uint32_t quarter) {
+    return ring_stage<kFinishStages>(quarter / kSumQuarters);
   }
-  __device__ __forceinline__ static std::uint32_t parity_of(std::uint32_t piece) {
-    return ring_parity<kFinishStages>(piece / kSumPieces);
+  __device__ __forceinline__ static std::uint32_t parity_of(std::uint32_t quarter) {
+    return ring_parity<kFinishStages>(quarter / kSumQuarters);
   }
 
   /// The first one that is not written.
-  __device__ __forceinline__ std::uint32_t piece() const { return shared_.finisher.piece; }
+  __device__ __forceinline__ std::uint32_t quarter() const { return shared_.finisher.quarter; }
   __device__ __forceinline__ const FinishInfo& info() const {
-    return shared_.finishes[stage_of(piece())];
+    return shared_.finishes[stage_of(quarter())];
   }
 
   /// False at the end.
   __device__ __forceinline__ bool await() const {
-    ptx::mbarrier_wait(shared_.finish_full[stage_of(piece())], parity_of(piece()));
+    ptx::mbarrier_wait(shared_.finish_full[stage_of(quarter())], parity_of(quarter()));
     return ptx::uniform(info().group) != kEndOfFinishes;
   }
 
@@ -69,20 +69,20 @@ class DqFinisher {
   __device__ __forceinline__ void load_ahead() const {
     FinisherState& at = shared_.finisher;
     std::uint32_t next = at.num_loaded;
-    for (const std::uint32_t end = at.piece + kPieceStages; next < end; ++next) {
-      if (next % kSumPieces == 0 && !begin_sum(next)) break;
-      ptx::Mbarrier& full = shared_.sum_full[next % kPieceStages];
-      ptx::mbarrier_arrive_expect(full, kPieceBytes);
-      ptx::load_bytes(shared_.sums[next % kPieceStages],
-                      at.source + next % kSumPieces * kPieceBytes, kPieceBytes, full);
+    for (const std::uint32_t end = at.quarter + kQuarterStages; next < end; ++next) {
+      if (next % kSumQuarters == 0 && !begin_sum(next)) break;
+      ptx::Mbarrier& full = shared_.sum_full[next % kQuarterStages];
+      ptx::mbarrier_arrive_expect(full, kQuarterBytes);
+      ptx::load_bytes(shared_.sums[next % kQuarterStages],
+                      at.source + next % kSumQuarters * kQuarterBytes, kQuarterBytes, full);
     }
     at.num_loaded = next;
   }
 
-  /// Whether there is a sum that begins with that piece; finds it.
-  __device__ __forceinline__ bool begin_sum(std::uint32_t piece) const {
-    const int stage = stage_of(piece);
-    if (!ptx::mbarrier_test(shared_.finish_full[stage], parity_of(piece))) return false;
+  /// Whether there is a sum that begins with that quarter; finds it.
+  __device__ __forceinline__ bool begin_sum(std::uint32_t quarter) const {
+    const int stage = stage_of(quarter);
+    if (!ptx::mbarrier_test(shared_.finish_full[stage], parity_of(quarter))) return false;
     const FinishInfo& info = shared_.finishes[stage];
     if (info.group == kEndOfFinishes) return false;
     // The additions came from registers, the copies are asynchronous.
@@ -104,33 +104,35 @@ class DqFinisher {
                                            head * params_.dq.head_stride + lane() / 8 * 8);
   }
 
-  /// How many of a q tile's rows are in the tensor, from the lane's first one of the piece on; none
-  /// where its columns are not.
+  /// How many of a q tile's rows are in the tensor, from the lane's first one of the quarter on;
+  /// none where its columns are not.
   __device__ __forceinline__ int num_rows() const {
     const std::int32_t tokens = params_.rows_q - (info().q_tile << params_.token_shift);
     const std::int32_t rows = min(tokens, 1 << params_.token_shift) << params_.packed_shift;
-    const auto index = static_cast<int>(piece() % kSumPieces);
+    const auto index = static_cast<int>(quarter() % kSumQuarters);
     const int column = index * kColumns % kC.dim + lane() / 8 * 8;
     return column < params_.dim_qk ? rows - index * kColumns / kC.dim * 64 - lane() % 8 : 0;
   }
 
-  /// The pieces of a sum: columns after columns, and where it is wide then its other 64 rows.
+  /// The quarters of a sum: columns after columns, and where it is wide then its other 64 rows.
   template <typename Element>
   __device__ __forceinline__ void write() const {
     constexpr int kBytes = kColumns * sizeof(Element);
     std::uint8_t* target = first_place<Element>(info());
     bool is_last = false;
     do {
-      ptx::mbarrier_wait(shared_.sum_full[piece() % kPieceStages], piece() / kPieceStages & 1);
+      ptx::mbarrier_wait(shared_.sum_full[quarter() % kQuarterStages],
+                         quarter() / kQuarterStages & 1);
       write_rows(source(), target, num_rows(), Element{});
-      target += kIsWide && piece() % kSumPieces == 1 ? -kBytes : kBytes - 4 * params_.dq_step;
-      is_last = piece() % kSumPieces == kSumPieces - 1;
+      target +=
+          kIsWide && quarter() % kSumQuarters == 1 ? -kBytes : kBytes - 4 * params_.dq_to_row_16;
+      is_last = quarter() % kSumQuarters == kSumQuarters - 1;
       __syncwarp();
-      ptx::mbarrier_arrive_if(shared_.finish_empty[stage_of(piece())],
+      ptx::mbarrier_arrive_if(shared_.finish_empty[stage_of(quarter())],
                               is_last && (ptx::kArrivalsPerWarp == 32 || lane() == 0));
       __syncwarp();
       if (lane() == 0) {
-        ++shared_.finisher.piece;
+        ++shared_.finisher.quarter;
         load_ahead();
       }
       __syncwarp();
@@ -138,8 +140,8 @@ class DqFinisher {
   }
 
   __device__ __forceinline__ std::uint32_t source() const {
-    return ptx::shared_address(shared_.sums[piece() % kPieceStages]) + lane() / 8 * kChunkBytes +
-           lane() % 8 * kRowBytes + lane() % 8 / 2 * kPairBytes;
+    return ptx::shared_address(shared_.sums[quarter() % kQuarterStages]) +
+           lane() / 8 * kChunkBytes + lane() % 8 * kRowBytes + lane() % 8 / 2 * kPairBytes;
   }
 
   /// Two neighbours of row r and of row r + 8, scaled.
@@ -149,7 +151,7 @@ class DqFinisher {
     return make_float4(scale * sum.x, scale * sum.y, scale * sum.z, scale * sum.w);
   }
 
-  /// The lane's rows of a piece; `target` goes on to 64 rows further.
+  /// The lane's rows of a quarter; `target` goes on to 64 rows further.
   __device__ __forceinline__ void write_rows(std::uint32_t source, std::uint8_t*& target,
                                              int num_left, std::uint16_t /*of 16 bits*/) const {
 #pragma unroll 1
@@ -170,10 +172,10 @@ class DqFinisher {
         *reinterpret_cast<uint4*>(target) = make_uint4(low[0], low[1], low[2], low[3]);
       }
       if (num_left > 8) {
-        *reinterpret_cast<uint4*>(target + params_.dq_half_step) =
+        *reinterpret_cast<uint4*>(target + params_.dq_to_row_8) =
             make_uint4(high[0], high[1], high[2], high[3]);
       }
-      target += params_.dq_step;
+      target += params_.dq_to_row_16;
       num_left -= 16;
       source += 8 * kRowBytes;
     }
@@ -189,7 +191,7 @@ class DqFinisher {
         write_floats(source ^ 2 * kPairBytes, target + 16);
       }
       // From row r to row r + 8 and to row r + 16.
-      target += i % 2 == 0 ? params_.dq_half_step : params_.dq_step - params_.dq_half_step;
+      target += i % 2 == 0 ? params_.dq_to_row_8 : params_.dq_to_row_16 - params_.dq_to_row_8;
       source += i % 2 == 0 ? 8 : 8 * kRowBytes - 8;
       num_left -= 8;
     }

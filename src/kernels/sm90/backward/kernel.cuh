@@ -54,7 +54,8 @@ __device__ __forceinline__ void init_barriers(BackwardStorage<kC>& shared) {
     ptx::mbarrier_init(shared.finish_full[stage], 1);
     ptx::mbarrier_init(shared.finish_empty[stage], ptx::kArrivalsPerWarp);
   }
-  for (int stage = 0; stage < kPieceStages; ++stage) ptx::mbarrier_init(shared.sum_full[stage], 1);
+  for (int stage = 0; stage < kQuarterStages; ++stage)
+    ptx::mbarrier_init(shared.sum_full[stage], 1);
   for (int stage = 0; stage < kScoreStages; ++stage) {
     ptx::mbarrier_init(shared.scores_full[stage], kArrivals);
   }

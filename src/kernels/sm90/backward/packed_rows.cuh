@@ -12,7 +12,7 @@ __device__ __forceinline__ std::int64_t place_of(const PackedRows& packed, int t
   const int shift = __ffs(packed.packed_heads) - 1;
   const int tile_tokens = kTileRows >> shift;
   const std::int64_t tile =
-      static_cast<std::int64_t>(head >> shift) * packed.num_q_tiles + token / tile_tokens;
+      static_cast<std::int64_t>(head >> shift) * packed.tiles_per_group + token / tile_tokens;
   return tile * kTileRows + (token % tile_tokens << shift) + (head & (packed.packed_heads - 1));
 }
 

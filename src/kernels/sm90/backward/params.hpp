@@ -73,8 +73,8 @@ struct BackwardParams {
   /// q tiles that are left to finish.cuh where the others are not.
   const std::int32_t* left_tiles = nullptr;
   std::int32_t num_left = 0;
-  std::int64_t dq_step = 0;       ///< bytes from row r of a q tile to row r + 16, in dq
-  std::int64_t dq_half_step = 0;  ///< from row 16n to row 16n + 8
+  std::int64_t dq_to_row_16 = 0;  ///< bytes from row r of a q tile to row r + 16, in dq
+  std::int64_t dq_to_row_8 = 0;   ///< from row 16n to row 16n + 8
 };
 
 }  // namespace magi::sm90

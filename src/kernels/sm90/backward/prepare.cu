@@ -16,7 +16,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kElements = 8;  // of dim per thread
-constexpr float kLog2e = 1.4426950408889634f;
 
 /// Eight neighbouring elements of a row, as they lie in memory; `kMayBeFloat`: in float32 or in 16
 /// bits, else in 16 bits.
@@ -170,7 +169,7 @@ __device__ __forceinline__ void finish_row(const PrepareParams& params, const Ro
   if (d != 0) return;
   const std::int64_t at = place_of(params.packed, row.token, row.head);
   const bool has_keys = row.lse != -INFINITY;
-  params.levels[at] = -(has_keys ? row.lse * kLog2e : kNoKeys) / params.exponent_scale;
+  params.levels[at] = -(has_keys ? row.lse * kLog2E : kNoKeys) / params.exponent_scale;
   params.offsets[at] = has_keys ? row.dlse - sum : 0.0f;
 }
 
@@ -194,7 +193,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const PrepareParams p
   ptx::launch_dependents();
   clear_counters(params);
   const std::int64_t tile = blockIdx.x;
-  if (params.packed.num_q_tiles == 0) return;
+  if (params.packed.tiles_per_group == 0) return;
   const FirstRow first(params.packed.heads_q);
   const unsigned r = threadIdx.x / kLanes;
   const int d = static_cast<int>(threadIdx.x) % kLanes * kElements;
@@ -203,8 +202,8 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const PrepareParams p
   for (int pass = 0; pass < kPasses; ++pass) {
     rows[pass] = load_row<kMayBeFloat>(params, first, r + pass * kRowsPerPass, d);
   }
-  const auto q_tile = static_cast<std::int32_t>(tile % params.packed.num_q_tiles);
-  if (params.islands == nullptr || __ldg(params.islands + q_tile / params.tiles_per_island) > 1) {
+  const auto in_group = static_cast<std::int32_t>(tile % params.packed.tiles_per_group);
+  if (params.islands == nullptr || __ldg(params.islands + in_group / params.tiles_per_q_tile) > 1) {
     clear_sums(params, tile);
   }
 #pragma unroll

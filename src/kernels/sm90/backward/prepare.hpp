@@ -8,9 +8,9 @@
 #include "kernels/sm90/arguments.hpp"
 #include "magi/tensor.hpp"
 
-// What runs around the backward's main kernel, in a tile's order: row r of q tile t of head group g
+// What runs around the backward's main kernel, in a tile's order: row r of tile t of head group g
 // is token t * tile_tokens + r / packed_heads, head g * packed_heads + r % packed_heads, and lies
-// at (g * num_q_tiles + t) * kTileRows + r.
+// at (g * tiles_per_group + t) * kTileRows + r.
 namespace magi::sm90 {
 
 /// Packed query rows of a tile here. A q tile of the main kernel is one of these or, where that has
@@ -24,11 +24,13 @@ inline constexpr float kNoKeys = 1e30f;
 struct PackedRows {
   std::int32_t rows_q = 0;
   std::int32_t heads_q = 0;
-  std::int32_t packed_heads = 1;  ///< a power of two up to kTileRows
-  std::int32_t num_q_tiles = 0;   ///< that hold rows_q, in whole q tiles of the main kernel
+  std::int32_t packed_heads = 1;     ///< a power of two up to kTileRows
+  std::int32_t tiles_per_group = 0;  ///< that hold rows_q, in whole q tiles of the main kernel
 
   std::int32_t tile_tokens() const { return kTileRows / packed_heads; }
-  std::int64_t num_tiles() const { return std::int64_t{num_q_tiles} * (heads_q / packed_heads); }
+  std::int64_t num_tiles() const {
+    return std::int64_t{tiles_per_group} * (heads_q / packed_heads);
+  }
 };
 
 struct PrepareParams {
@@ -47,7 +49,7 @@ struct PrepareParams {
   std::int32_t sums_per_tile = 0;
   /// Per q tile of the main kernel, or null: tiles with at most one are not cleared.
   const std::int32_t* islands = nullptr;
-  std::int32_t tiles_per_island = 1;  ///< tiles in a q tile of the main kernel
+  std::int32_t tiles_per_q_tile = 1;  ///< tiles in a q tile of the main kernel
   std::uint32_t* counters = nullptr;  ///< [num_counters], cleared
   std::int64_t num_counters = 0;
 };

@@ -36,6 +36,13 @@ __device__ __forceinline__ float capped(float score, const ScoreScale& scale) {
   return tanh_of(score * scale.cap_scale);
 }
 
+/// Those of two neighbouring rows, where the softcap needs them behind the products.
+template <bool kHasSoftcap>
+__device__ __forceinline__ float2 load_levels(const float* levels, int row) {
+  if constexpr (!kHasSoftcap) return make_float2(0.0f, 0.0f);
+  return *reinterpret_cast<const float2*>(levels + row);
+}
+
 /// x = exponent_scale * (f(s) + level), so that p = 2^x. Without a softcap the levels have been
 /// added: products began with them.
 template <bool kHasSoftcap, int kCount>
@@ -43,10 +50,7 @@ __device__ __forceinline__ void take_exponents(float (&x)[kCount], const float* 
                                                int first_column, const ScoreScale& scale) {
 #pragma unroll
   for (int i = 0; i < kCount; i += 4) {
-    float2 level = make_float2(0.0f, 0.0f);
-    if constexpr (kHasSoftcap) {
-      level = *reinterpret_cast<const float2*>(levels + 2 * i + first_column);
-    }
+    const float2 level = load_levels<kHasSoftcap>(levels, 2 * i + first_column);
 #pragma unroll
     for (int j = i; j < i + 4; ++j) {
       if constexpr (kHasSoftcap) x[j] = capped(x[j], scale) + (j % 2 == 0 ? level.x : level.y);
@@ -95,7 +99,7 @@ __device__ __forceinline__ void differentiate(float (&p)[kCount], const float (&
 #pragma unroll
   for (int i = 0; i < kCount; i += 4) {
     if constexpr (kHasSoftcap) {
-      const float2 level = *reinterpret_cast<const float2*>(levels + 2 * i + first_column);
+      const float2 level = load_levels<kHasSoftcap>(levels, 2 * i + first_column);
 #pragma unroll
       for (int j = i; j < i + 4; ++j) {
         p[j] *= dp[j] * softcap_slope(p[j], j % 2 == 0 ? level.x : level.y, scale);
@@ -119,10 +123,7 @@ __device__ __forceinline__ void differentiate_wide(const float (&p)[kCount],
   constexpr int kHalves = kHasSoftcap ? 0 : 16;
 #pragma unroll
   for (int i = 0; i < kCount; i += 4) {
-    float2 level = make_float2(0.0f, 0.0f);
-    if constexpr (kHasSoftcap) {
-      level = *reinterpret_cast<const float2*>(levels + 2 * i + first_column);
-    }
+    const float2 level = load_levels<kHasSoftcap>(levels, 2 * i + first_column);
 #pragma unroll
     for (int j = i; j < i + 4; j += 2) {
       const float2 pair =

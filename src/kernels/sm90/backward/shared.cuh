@@ -93,9 +93,9 @@ inline constexpr std::int64_t kEndOfTurns = -1;
 /// Of a FinishInfo behind the last one.
 inline constexpr std::int32_t kEndOfFinishes = -1;
 
-/// Where the finisher is: it has few registers too. Pieces of all its sums, one after the other.
+/// Where the finisher is: it has few registers too. Quarters of all its sums, one after the other.
 struct FinisherState {
-  std::uint32_t piece = 0;               ///< the first one that is not written
+  std::uint32_t quarter = 0;             ///< the first one that is not written
   std::uint32_t num_loaded = 0;          ///< or on their way
   const std::uint8_t* source = nullptr;  ///< the sum of the last one loaded
 };
@@ -118,11 +118,11 @@ inline constexpr int kTurnStages = 4;
 /// Complete sums that the finisher has not written: an item may end many in a row.
 inline constexpr int kFinishStages = 16;
 
-/// A sum as the finisher reads it: pieces of four chunks, one after the other.
-inline constexpr int kSumPieces = 4;
-inline constexpr int kPieceStages = 3;
+/// A sum as the finisher reads it: quarters of four chunks, one after the other.
+inline constexpr int kSumQuarters = 4;
+inline constexpr int kQuarterStages = 3;
 inline constexpr int kChunkBytes = 2048;
-inline constexpr int kPieceBytes = 4 * kChunkBytes;
+inline constexpr int kQuarterBytes = 4 * kChunkBytes;
 
 /// Of dS: a warpgroup writes one while dQ is made of the other.
 inline constexpr int kScoreStages = 2;
@@ -157,9 +157,9 @@ struct BackwardStorage {
   FinishInfo finishes[kFinishStages];
   ptx::Mbarrier finish_full[kFinishStages];   ///< for the finisher
   ptx::Mbarrier finish_empty[kFinishStages];  ///< dq of it has been written
-  ptx::Mbarrier sum_full[kPieceStages];       ///< a piece of a complete sum is there
+  ptx::Mbarrier sum_full[kQuarterStages];     ///< a quarter of a complete sum is there
   FinisherState finisher;
-  alignas(128) std::uint8_t sums[kC.is_ordered ? kPieceStages : 1][kPieceBytes];
+  alignas(128) std::uint8_t sums[kC.is_ordered ? kQuarterStages : 1][kQuarterBytes];
 };
 
 /// Stage and parity of use number `count` of a ring whose number of stages is a power of two.

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-
 #include "cuda/check.hpp"
 #include "cuda/ptx/math.cuh"
 #include "kernels/sm90/backward/packed_rows.cuh"
@@ -12,7 +10,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSinks = 8;
-constexpr float kLog2e = 1.4426950408889634f;
 
 __device__ __forceinline__ void put(float& target, float gradient, bool is_added) {
   target = is_added ? target + gradient : gradient;
@@ -30,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) shared_sink_kernel(const SinkGradien
   for (int s = 0; s < kMaxSinks; ++s) {
     sums[s] = 0.0f;
     sinks2[s] = s < params.sink.count
-                    ? params.sink.data[s * params.sink.sink_stride + head] * kLog2e
+                    ? params.sink.data[s * params.sink.sink_stride + head] * kLog2E
                     : 0.0f;
   }
   for (int token = thread; token < params.packed.rows_q; token += kThreads) {
@@ -66,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) row_sink_kernel(const SinkGradientPa
     const float sink =
         params.sink.data[token * params.sink.row_stride + s * params.sink.sink_stride + head];
     put(params.dsink[token * params.row_stride + s * params.sink_stride + head],
-        ptx::exp2_approx(sink * kLog2e + level2) * offset, params.is_added);
+        ptx::exp2_approx(sink * kLog2E + level2) * offset, params.is_added);
   }
 }
 

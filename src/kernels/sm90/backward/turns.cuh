@@ -44,7 +44,7 @@ class TurnWatcher {
     return true;
   }
 
-  /// Records that come before the step's, its island, islands in its q tile.
+  /// Records that come before the step's, its island, islands in its q tile, whether its sum ends.
   __device__ __forceinline__ void find_turn(const StepInfo& info) {
     const std::int32_t q_tile = info.q_tile;
     if (info.record == record_ && q_tile == q_tile_) return;
