@@ -10,6 +10,7 @@ higher. Ratios are medians over rounds of our rate over cuDNN's rate in the same
 4 (backward: 10) * area * heads * dim per second; cuDNN runs full or causal of the same length,
 FlexAttention the mask itself.
 """
+
 import argparse
 import ctypes
 import json
@@ -33,8 +34,10 @@ HEAD_WALKS = (0, 1, 2)  # by cost, heads of a q tile together, head after head
 
 
 class Problem(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int32) for name in
-                ("rows_q", "rows_k", "heads_q", "heads_kv", "dim", "packed_heads", "num_slices")]
+    _fields_ = [
+        (name, ctypes.c_int32)
+        for name in ("rows_q", "rows_k", "heads_q", "heads_kv", "dim", "packed_heads", "num_slices")
+    ]
     _fields_.append(("slices", ctypes.POINTER(ctypes.c_int32)))
 
 
@@ -43,13 +46,22 @@ class Tensors(ctypes.Structure):
 
 
 class Gradients(ctypes.Structure):
-    _fields_ = [("forward", Tensors)] + [(name, ctypes.c_void_p)
-                                         for name in ("dout", "dq", "dk", "dv")]
+    _fields_ = [("forward", Tensors)] + [
+        (name, ctypes.c_void_p) for name in ("dout", "dq", "dk", "dv")
+    ]
 
 
 class Tuning(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int32) for name in
-                ("is_deterministic", "packed_heads", "heads_per_item", "section_heads", "head_walk")]
+    _fields_ = [
+        (name, ctypes.c_int32)
+        for name in (
+            "is_deterministic",
+            "packed_heads",
+            "heads_per_item",
+            "section_heads",
+            "head_walk",
+        )
+    ]
 
 
 def load(path):
@@ -64,8 +76,11 @@ def load(path):
     library.magi_bench_backward_make.restype = ctypes.c_void_p
     library.magi_bench_backward_make.argtypes = [ctypes.POINTER(Problem), ctypes.POINTER(Tuning)]
     library.magi_bench_backward_choice.argtypes = [ctypes.c_void_p, ctypes.POINTER(Tuning)]
-    library.magi_bench_backward_bind.argtypes = [ctypes.c_void_p, ctypes.POINTER(Gradients),
-                                                 ctypes.c_void_p]
+    library.magi_bench_backward_bind.argtypes = [
+        ctypes.c_void_p,
+        ctypes.POINTER(Gradients),
+        ctypes.c_void_p,
+    ]
     library.magi_bench_backward_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.magi_bench_backward_free.argtypes = [ctypes.c_void_p]
     return library
@@ -152,7 +167,8 @@ class OursBackward:
     def __init__(self, library, tuning, slices, shape):
         self.library = library
         self.work = library.magi_bench_backward_make(
-            ctypes.byref(problem_of(slices, shape, 0)), ctypes.byref(tuning))
+            ctypes.byref(problem_of(slices, shape, 0)), ctypes.byref(tuning)
+        )
         if not self.work:
             raise RuntimeError(library.magi_bench_error().decode())
         chosen = Tuning()
@@ -186,8 +202,10 @@ def cudnn_call(q, k, v, is_causal):
 
     def call():
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return functional.scaled_dot_product_attention(*views, is_causal=is_causal,
-                                                           enable_gqa=True)
+            return functional.scaled_dot_product_attention(
+                *views, is_causal=is_causal, enable_gqa=True
+            )
+
     return call
 
 
@@ -263,8 +281,10 @@ def backward_calls(library, slices, shape, is_causal, options, rule):
 
 def random_tensors(rows, heads, dim):
     generator = torch.Generator(device="cuda").manual_seed(time.time_ns() % (1 << 31))
-    return [torch.randn(rows, count, dim, dtype=torch.bfloat16, device="cuda", generator=generator)
-            for count in heads]
+    return [
+        torch.randn(rows, count, dim, dtype=torch.bfloat16, device="cuda", generator=generator)
+        for count in heads
+    ]
 
 
 def max_error(calls, is_backward):
@@ -273,8 +293,7 @@ def max_error(calls, is_backward):
     expected = calls["cudnn"]()
     if not is_backward:
         return (ours.out.float() - expected[0].transpose(0, 1).float()).abs().max().item()
-    return max((a.float() - b.float()).abs().max().item()
-               for a, b in zip(ours.gradients, expected))
+    return max((a.float() - b.float()).abs().max().item() for a, b in zip(ours.gradients, expected))
 
 
 def run_case(library, case, options):
@@ -297,17 +316,29 @@ def run_case(library, case, options):
     if name in ("full", "causal") and length <= 8192:
         error = max_error(calls, options.backward)
     base = [cudnn_flops / s for s in seconds["cudnn"]]
-    result = {"mask": name, "rows": length, "dim": dim, "draw": draw, "slices": len(slices),
-              "cudnn_tflops": statistics.median(base) * 1e-12, "max_error_vs_cudnn": error,
-              "clock_power_temperature": clocks(), "ours": {}}
+    result = {
+        "mask": name,
+        "rows": length,
+        "dim": dim,
+        "draw": draw,
+        "slices": len(slices),
+        "cudnn_tflops": statistics.median(base) * 1e-12,
+        "max_error_vs_cudnn": error,
+        "clock_power_temperature": clocks(),
+        "ours": {},
+    }
     for key, call in calls.items():
         if key in YARDSTICKS:
             continue
         rates = [flops / s for s in seconds[key]]
         ratios = [rate / other for rate, other in zip(rates, base)]
-        row = {"tflops": statistics.median(rates) * 1e-12, "ratio": statistics.median(ratios),
-               "ratio_low": min(ratios), "ratio_high": max(ratios),
-               "packed_heads": call.packed_heads}
+        row = {
+            "tflops": statistics.median(rates) * 1e-12,
+            "ratio": statistics.median(ratios),
+            "ratio_low": min(ratios),
+            "ratio_high": max(ratios),
+            "packed_heads": call.packed_heads,
+        }
         if options.backward:
             row["heads_per_item"] = call.heads_per_item
         result["ours"][key] = row
@@ -324,8 +355,10 @@ def add_flex(result, seconds, flops):
         return
     key = next(iter(result["ours"]))
     ratios = [flex / ours for flex, ours in zip(seconds["flex"], seconds[key])]
-    result["flex"] = {"tflops": flops / statistics.median(seconds["flex"]) * 1e-12,
-                      "ours_over_flex": statistics.median(ratios)}
+    result["flex"] = {
+        "tflops": flops / statistics.median(seconds["flex"]) * 1e-12,
+        "ours_over_flex": statistics.median(ratios),
+    }
 
 
 def add_slowdown(result, seconds):
@@ -333,21 +366,29 @@ def add_slowdown(result, seconds):
     if "deterministic" not in seconds or "fast" not in seconds:
         return
     result["deterministic_slowdown"] = statistics.median(
-        slow / fast for slow, fast in zip(seconds["deterministic"], seconds["fast"]))
+        slow / fast for slow, fast in zip(seconds["deterministic"], seconds["fast"])
+    )
 
 
 def print_result(result):
     error = result["max_error_vs_cudnn"]
-    print(f"{result['mask']:14s} {result['rows']:6d} d{result['dim']:<3d} cudnn "
-          f"{result['cudnn_tflops']:6.1f}" + (f" err {error:.1e}" if error is not None else ""))
+    print(
+        f"{result['mask']:14s} {result['rows']:6d} d{result['dim']:<3d} cudnn "
+        f"{result['cudnn_tflops']:6.1f}" + (f" err {error:.1e}" if error is not None else "")
+    )
     for key, ours in result["ours"].items():
-        print(f"    {key:28s} {ours['tflops']:6.1f} TFLOP/s  ratio {ours['ratio']:.3f} "
-              f"[{ours['ratio_low']:.3f}, {ours['ratio_high']:.3f}] hp {ours['packed_heads']}"
-              + (f" per item {ours['heads_per_item']}" if "heads_per_item" in ours else ""),
-              flush=True)
+        print(
+            f"    {key:28s} {ours['tflops']:6.1f} TFLOP/s  ratio {ours['ratio']:.3f} "
+            f"[{ours['ratio_low']:.3f}, {ours['ratio_high']:.3f}] hp {ours['packed_heads']}"
+            + (f" per item {ours['heads_per_item']}" if "heads_per_item" in ours else ""),
+            flush=True,
+        )
     if "flex" in result:
-        print(f"    FlexAttention                {result['flex']['tflops']:6.1f} TFLOP/s, ours / it "
-              f"{result['flex']['ours_over_flex']:.2f}", flush=True)
+        print(
+            f"    FlexAttention                {result['flex']['tflops']:6.1f} TFLOP/s, ours / it "
+            f"{result['flex']['ours_over_flex']:.2f}",
+            flush=True,
+        )
     if "deterministic_slowdown" in result:
         print(f"    deterministic / fast {result['deterministic_slowdown']:.3f}", flush=True)
 
@@ -359,35 +400,60 @@ def mean_over_draws(results):
         for key, ours in result["ours"].items():
             name = (result["mask"], result["rows"], result["dim"], key)
             ratios.setdefault(name, []).append(ours["ratio"])
-    return [{"mask": mask, "rows": rows, "dim": dim, "kernel": key, "draws": len(values),
-             "mean_ratio": statistics.mean(values), "ratio_low": min(values), "ratio_high": max(values)}
-            for (mask, rows, dim, key), values in ratios.items() if len(values) > 1]
+    return [
+        {
+            "mask": mask,
+            "rows": rows,
+            "dim": dim,
+            "kernel": key,
+            "draws": len(values),
+            "mean_ratio": statistics.mean(values),
+            "ratio_low": min(values),
+            "ratio_high": max(values),
+        }
+        for (mask, rows, dim, key), values in ratios.items()
+        if len(values) > 1
+    ]
 
 
 def write_report(options, results):
-    report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
-              "cudnn": torch.backends.cudnn.version(), "rounds": options.rounds,
-              "results": results, "means": mean_over_draws(results)}
+    report = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "rounds": options.rounds,
+        "results": results,
+        "means": mean_over_draws(results),
+    }
     options.out.write_text(json.dumps(report, indent=1))
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library", required=True, help="libmagi_kernel_bench.so")
-    parser.add_argument("--data", type=pathlib.Path,
-                        default=pathlib.Path(__file__).parent / "data")
+    parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path(__file__).parent / "data")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="JSON to write")
-    parser.add_argument("--cases", required=True,
-                        help="mask:rows[:dim[:draw]],... e.g. full:8192,varlen_causal:8192:128:0")
-    parser.add_argument("--variants", default="0,2",
-                        help="forward: index[/heads per tile],... of bench/gpu/variants.cu, each for one "
-                             "head dim; heads per tile 0: by the cost model")
+    parser.add_argument(
+        "--cases",
+        required=True,
+        help="mask:rows[:dim[:draw]],... e.g. full:8192,varlen_causal:8192:128:0",
+    )
+    parser.add_argument(
+        "--variants",
+        default="0,2",
+        help="forward: index[/heads per tile],... of bench/gpu/variants.cu, each for one "
+        "head dim; heads per tile 0: by the cost model",
+    )
     parser.add_argument("--backward", action="store_true")
-    parser.add_argument("--flex", action="store_true",
-                        help="FlexAttention too; compiling it takes seconds per case")
-    parser.add_argument("--tunings", default="deterministic,fast",
-                        help="backward: deterministic or fast[/heads per tile[/per item[/kv heads of a section[/head walk]]]],...; "
-                             "0: by cost")
+    parser.add_argument(
+        "--flex", action="store_true", help="FlexAttention too; compiling it takes seconds per case"
+    )
+    parser.add_argument(
+        "--tunings",
+        default="deterministic,fast",
+        help="backward: deterministic or fast[/heads per tile[/per item[/kv heads of a section[/head walk]]]],...; "
+        "0: by cost",
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--burst", type=float, default=0.02, help="seconds per kernel and round")
     return parser.parse_args()
@@ -396,7 +462,9 @@ def parse():
 def parse_tuning(text):
     mode, *choices = text.split("/")
     if mode not in ("deterministic", "fast") or len(choices) > 4:
-        raise SystemExit(f"--tunings has {text}; allowed: deterministic or fast, and up to 4 numbers")
+        raise SystemExit(
+            f"--tunings has {text}; allowed: deterministic or fast, and up to 4 numbers"
+        )
     choices = [int(c) for c in choices]
     if len(choices) == 4 and choices[3] not in HEAD_WALKS:
         raise SystemExit(f"--tunings has head walk {choices[3]}; allowed: {HEAD_WALKS}")
@@ -418,13 +486,19 @@ def main():
     results = []
     for text in options.cases.split(","):
         parts = text.split(":")
-        case = (parts[0], int(parts[1]), int(parts[2]) if len(parts) > 2 else 128,
-                int(parts[3]) if len(parts) > 3 else 0)
+        case = (
+            parts[0],
+            int(parts[1]),
+            int(parts[2]) if len(parts) > 2 else 128,
+            int(parts[3]) if len(parts) > 3 else 0,
+        )
         results.append(run_case(library, case, options))
         write_report(options, results)  # a run that is cut off keeps the cases before
     for mean in mean_over_draws(results):
-        print(f"{mean['mask']} {mean['rows']} {mean['kernel']}: mean ratio {mean['mean_ratio']:.3f} over "
-              f"{mean['draws']} draws [{mean['ratio_low']:.3f}, {mean['ratio_high']:.3f}]")
+        print(
+            f"{mean['mask']} {mean['rows']} {mean['kernel']}: mean ratio {mean['mean_ratio']:.3f} over "
+            f"{mean['draws']} draws [{mean['ratio_low']:.3f}, {mean['ratio_high']:.3f}]"
+        )
 
 
 if __name__ == "__main__":

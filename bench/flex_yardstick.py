@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlexAttention (torch.compile) on the masks of compare_attention.py, as calls to be timed."""
+
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -31,8 +32,9 @@ class Flex:
         rows = q.shape[0]
         self.block_mask = None
         if rule is not None:
-            self.block_mask = torch.compile(create_block_mask)(rule, None, None, rows, rows,
-                                                               device="cuda")
+            self.block_mask = torch.compile(create_block_mask)(
+                rule, None, None, rows, rows, device="cuda"
+            )
         self.attention = torch.compile(flex_attention, dynamic=False)
         self.inputs = (q, k, v)
 

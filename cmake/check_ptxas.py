@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compiler launcher: runs nvcc and fails where a kernel spills or its wgmma are serialised."""
+
 import re
 import subprocess
 import sys
@@ -11,7 +12,9 @@ SERIALISED = re.compile(r"\(C75(?!19)\d\d\)")
 
 def main():
     run = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    bad = [line for line in run.stdout.splitlines() if SPILL.search(line) or SERIALISED.search(line)]
+    bad = [
+        line for line in run.stdout.splitlines() if SPILL.search(line) or SERIALISED.search(line)
+    ]
     if run.returncode != 0 or bad:
         sys.stderr.write(run.stdout)
     for line in bad:

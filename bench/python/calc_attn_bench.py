@@ -67,14 +67,21 @@ def kernel_us(step):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=pathlib.Path, required=True)
     options = parser.parse_args()
     device = torch.device("cuda", 0)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
     one = AttnRanges.from_ranges([(0, 1)])
-    key = api.magi_attn_flex_key(one, one, "causal", 1, 1, HEADS, HEADS, DIM, cp_group_or_mesh=dist.group.WORLD)
-    leaves = [torch.randn(1, HEADS, DIM, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    key = api.magi_attn_flex_key(
+        one, one, "causal", 1, 1, HEADS, HEADS, DIM, cp_group_or_mesh=dist.group.WORLD
+    )
+    leaves = [
+        torch.randn(1, HEADS, DIM, device=device, dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
     upstream = torch.randn(1, HEADS, DIM, device=device, dtype=torch.bfloat16)
 
     def run(function):
@@ -103,7 +110,10 @@ def main():
     rows["kernels_us"] = kernel_us(attend)  # last: the profiler stays in the way of later calls
     for name in ("host_us", "one_thread_host_us", "layer_us"):
         rows[name] -= rows["kernels_us"]
-    named = [{"name": f"python.calc_attn.{name}", "value": round(value, 2), "unit": "us"} for name, value in rows.items()]
+    named = [
+        {"name": f"python.calc_attn.{name}", "value": round(value, 2), "unit": "us"}
+        for name, value in rows.items()
+    ]
     options.out.write_text(json.dumps(named, indent=1), encoding="utf-8")
     print(json.dumps(named))
     dist.destroy_process_group()

@@ -88,5 +88,7 @@ def draw(curves: dict[str, list[float]], dashed: set[str], noise: float, title: 
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         'font-family="sans-serif" fill="#22282c">\n'
-        f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
     )

@@ -173,9 +173,7 @@ class BoundPlan:
         out, meta = run(q, k, v, sink, call, None if layout else self)
         return out.to(given_dtype), meta
 
-    def dispatch(
-        self, x: torch.Tensor, pad_value: float = 0.0, seq_dim: int = 0
-    ) -> torch.Tensor:
+    def dispatch(self, x: torch.Tensor, pad_value: float = 0.0, seq_dim: int = 0) -> torch.Tensor:
         """x, the same on every rank, with total_seqlen rows along seq_dim -> this rank's rows."""
         self._check_rows("x", x, self.total_seqlen, seq_dim)
         return _DispatchFunc.apply(x, self.cp_group, self, seq_dim, pad_value)
@@ -324,7 +322,7 @@ def _as_given(moved: torch.Tensor, x: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def layout_of(sink: torch.Tensor | None) -> str:
-    """"sh" for a sink of all rows, "ssh" for one per row."""
+    """ "sh" for a sink of all rows, "ssh" for one per row."""
     return "ssh" if getattr(sink, "ndim", 2) == 3 else "sh"
 
 

@@ -85,8 +85,7 @@ def _to_mask_type(value: str | AttnMaskType) -> AttnMaskType:
 
 
 def check_inside(name: str, ranges: AttnRanges, rows: int) -> None:
-    """TypeError or ValueError for the first range that is not ints with 0 <= start <= end <= rows.
-    """
+    """TypeError or ValueError for the first range that is not ints with 0 <= start <= end <= rows."""
     for index, attn_range in enumerate(ranges):
         start = check_int(f"{name}[{index}].start", attn_range.start, 0, rows)
         check_int(f"{name}[{index}].end", attn_range.end, start, rows)

@@ -81,9 +81,7 @@ def masks(rows: int) -> dict[str, Mask]:
         "bi_causal_q_overlap": square(
             [(0, b), (a, c), (c, rows)], [(0, c), (c, rows), (0, rows)], [3, 3, 3]
         ),
-        "four_types": square(
-            documents, [(0, b), (a, c), (0, rows), (b, rows)], [0, 1, 2, 3]
-        ),
+        "four_types": square(documents, [(0, b), (a, c), (0, rows), (b, rows)], [0, 1, 2, 3]),
         "small_pieces": one_type(small, small, 1),
         "prefix": square([(0, rows), (a, rows)], [(0, a), (a, rows)], [0, 1]),
         "empty_rows": one_type([(a, b)], [(0, a)], 1),

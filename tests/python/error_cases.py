@@ -170,9 +170,7 @@ def keys_of_other_groups(group) -> None:
     )  # fmt: skip
     made = init_dist_attn_runtime_key(*arguments, pair, None, four.dist_attn_config)
     refuses(lambda: api.dispatch(torch.zeros(64), made), ValueError, "key is not in the cache")
-    other = api.make_flex_key_for_new_mask_after_dispatch(
-        four.q_ranges, four.k_ranges, "full", two
-    )
+    other = api.make_flex_key_for_new_mask_after_dispatch(four.q_ranges, four.k_ranges, "full", two)
     assert other.cp_group is pair
     api.clear_cache()
 

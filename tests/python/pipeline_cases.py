@@ -362,7 +362,11 @@ def training_of_replicas(group, case: Case) -> None:
     """
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh(torch.get_default_device().type, (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "cp"))
+    mesh = init_device_mesh(
+        torch.get_default_device().type,
+        (2, dist.get_world_size() // 2),
+        mesh_dim_names=("dp", "cp"),
+    )
     replica, masks = mesh.get_local_rank("dp"), dense.masks(case.rows)
     names = (("varlen_causal", "causal"), ("four_types", "prefix"))
 

@@ -247,7 +247,8 @@ class TestAttnMask:
             assert mask.area == len(expected) and mask.is_empty() == (not expected)
             sub_q, sub_k = random_range(rng), random_range(rng)
             inside = [
-                p for p in expected
+                p
+                for p in expected
                 if sub_q.start <= p[0] < sub_q.end and sub_k.start <= p[1] < sub_k.end
             ]
             assert mask.calc_sub_area(sub_q, sub_k) == len(inside)

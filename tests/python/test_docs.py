@@ -32,9 +32,10 @@ def run_shown(group) -> None:
     _, over_ranks, as_a_plan, *_ = blocks("docs/python.md")
     shown = {}
     here = os.getcwd()
-    with tempfile.TemporaryDirectory() as folder, mock.patch(
-        "torch.distributed.init_process_group"
-    ) as start:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch("torch.distributed.init_process_group") as start,
+    ):
         os.chdir(folder)
         try:
             exec(over_ranks, shown)

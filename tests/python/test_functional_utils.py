@@ -35,14 +35,14 @@ def test_safe_softmax_and_lse():
     assert (probabilities[1] == 0).all()
     again = utils.safe_softmax(x, utils.safe_lse(x, keepdim=True))
     assert torch.equal(again, probabilities)
-    gradient, = torch.autograd.grad(lse[0] + probabilities.sum(), x)
+    (gradient,) = torch.autograd.grad(lse[0] + probabilities.sum(), x)
     assert gradient.isfinite().all()
 
 
 def test_softmax_bwd():
     x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
     out, dout = torch.softmax(x, -1), torch.randn(4, 5, dtype=torch.float64)
-    expected, = torch.autograd.grad(out, x, dout)
+    (expected,) = torch.autograd.grad(out, x, dout)
     assert torch.allclose(utils.softmax_bwd(dout, out.detach()), expected)
 
 
@@ -70,7 +70,7 @@ def test_sink(layout):
     found = utils.correct_attn_out_lse_with_sink(out, lse, plain, layout)
     assert torch.allclose(found[0], expected_out) and torch.allclose(found[1], expected_lse)
     dout = torch.randn(out.shape, generator=generator).double()
-    expected, = torch.autograd.grad(expected_out, sink, dout)
+    (expected,) = torch.autograd.grad(expected_out, sink, dout)
     gradient = utils.sink_bwd(plain, found[1], found[0], dout, layout)
     assert torch.allclose(gradient, expected)
     total = torch.ones_like(plain)

@@ -7,12 +7,21 @@ rows = tool("gpu_kit/rows")
 
 
 def result(mask, length, ratios, **more):
-    return {"mask": mask, "rows": length, "dim": 128, "draw": 0, **more,
-            "ours": {kernel: {"ratio": ratio} for kernel, ratio in ratios.items()}}
+    return {
+        "mask": mask,
+        "rows": length,
+        "dim": 128,
+        "draw": 0,
+        **more,
+        "ours": {kernel: {"ratio": ratio} for kernel, ratio in ratios.items()},
+    }
 
 
 def values(*reports):
-    return {row["name"]: row["value"] for row in rows.rows_of([{"results": list(report)} for report in reports])}
+    return {
+        row["name"]: row["value"]
+        for row in rows.rows_of([{"results": list(report)} for report in reports])
+    }
 
 
 class Rows(unittest.TestCase):
@@ -21,19 +30,34 @@ class Rows(unittest.TestCase):
         self.assertEqual(values(*reports), {"forward.full.8k": 1.1})
 
     def test_head_dims_other_than_128_are_named(self):
-        self.assertEqual(values([result("causal", 16384, {"a": 1}, dim=64)]), {"forward.hd64.causal.16k": 1})
+        self.assertEqual(
+            values([result("causal", 16384, {"a": 1}, dim=64)]), {"forward.hd64.causal.16k": 1}
+        )
 
     def test_several_draws_give_a_mean_and_leave_the_figure_alone(self):
-        draws = [result("varlen_causal", 8192, {"a": ratio}, draw=draw) for draw, ratio in enumerate((0.8, 0.9))]
+        draws = [
+            result("varlen_causal", 8192, {"a": ratio}, draw=draw)
+            for draw, ratio in enumerate((0.8, 0.9))
+        ]
         single = [result("varlen_causal", 8192, {"a": 0.7})]
-        self.assertEqual(values(draws, single),
-                         {"forward.varlen_causal.8k": 0.7, "forward.varlen_causal.8k.mean_of_draws": 0.85})
+        self.assertEqual(
+            values(draws, single),
+            {"forward.varlen_causal.8k": 0.7, "forward.varlen_causal.8k.mean_of_draws": 0.85},
+        )
 
     def test_the_backward_counts_its_fast_mode_and_the_worst_slowdown(self):
-        cases = [result("full", 2048, {"deterministic": 0.9, "fast": 1.0}, deterministic_slowdown=1.1),
-                 result("full", 8192, {"deterministic": 0.8, "fast": 1.2}, deterministic_slowdown=1.5)]
-        self.assertEqual(values(cases), {"backward.full.2k": 1.0, "backward.full.8k": 1.2,
-                                         "backward.deterministic.slowdown": 1.5})
+        cases = [
+            result("full", 2048, {"deterministic": 0.9, "fast": 1.0}, deterministic_slowdown=1.1),
+            result("full", 8192, {"deterministic": 0.8, "fast": 1.2}, deterministic_slowdown=1.5),
+        ]
+        self.assertEqual(
+            values(cases),
+            {
+                "backward.full.2k": 1.0,
+                "backward.full.8k": 1.2,
+                "backward.deterministic.slowdown": 1.5,
+            },
+        )
 
     def test_flex_attention(self):
         case = result("causal", 8192, {"a": 1.2}, flex={"ours_over_flex": 1.6})

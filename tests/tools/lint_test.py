@@ -20,8 +20,10 @@ def function_of(lines, head="int f(int a)"):
 class Lengths(unittest.TestCase):
     def test_a_function_at_the_cap_passes_and_one_line_more_fails(self):
         self.assertEqual(findings(lint.check_lengths, "src/mask/a.cpp", function_of(50)), [])
-        self.assertEqual(findings(lint.check_lengths, "src/mask/a.cpp", function_of(51)),
-                         [(2, "function of 51 lines; at most 50")])
+        self.assertEqual(
+            findings(lint.check_lengths, "src/mask/a.cpp", function_of(51)),
+            [(2, "function of 51 lines; at most 50")],
+        )
 
     def test_kernels_and_device_functions_have_their_own_caps(self):
         kernel = function_of(61, "__global__ void __launch_bounds__(384, 1) f(Args a)")
@@ -32,11 +34,16 @@ class Lengths(unittest.TestCase):
     def test_methods_are_functions_and_classes_are_not(self):
         body = "  void g() {\n" + "    x();\n" * 60 + "  }\n"
         text = "struct S : Base {\n" + body + "};\n"
-        self.assertEqual(findings(lint.check_lengths, "src/mask/a.hpp", text), [(2, "function of 62 lines; at most 50")])
+        self.assertEqual(
+            findings(lint.check_lengths, "src/mask/a.hpp", text),
+            [(2, "function of 62 lines; at most 50")],
+        )
 
     def test_braces_in_strings_comments_and_macros_do_not_count(self):
         text = "#define OPEN {\nint f() {\n  // {\n  return g(\"{\") + '{' + 1'000;\n}\nint h() {\n  return 1;\n}\n"
-        self.assertEqual([(start, length) for start, length, _ in lint.functions(text)], [(2, 4), (6, 3)])
+        self.assertEqual(
+            [(start, length) for start, length, _ in lint.functions(text)], [(2, 4), (6, 3)]
+        )
 
     def test_long_files_and_lines(self):
         self.assertEqual(len(findings(lint.check_lengths, "src/a/a.cpp", "int a;\n" * 601)), 1)
@@ -45,9 +52,15 @@ class Lengths(unittest.TestCase):
 
 class Layers(unittest.TestCase):
     def test_includes_go_down_only(self):
-        self.assertEqual(findings(lint.check_layers, "src/plan/a.cpp", '#include "mask/band.hpp"\n'), [])
-        self.assertEqual(len(findings(lint.check_layers, "src/mask/a.cpp", '#include "plan/exchange.hpp"\n')), 1)
-        self.assertEqual(len(findings(lint.check_layers, "src/plan/a.cpp", "#include <cuda_runtime.h>\n")), 1)
+        self.assertEqual(
+            findings(lint.check_layers, "src/plan/a.cpp", '#include "mask/band.hpp"\n'), []
+        )
+        self.assertEqual(
+            len(findings(lint.check_layers, "src/mask/a.cpp", '#include "plan/exchange.hpp"\n')), 1
+        )
+        self.assertEqual(
+            len(findings(lint.check_layers, "src/plan/a.cpp", "#include <cuda_runtime.h>\n")), 1
+        )
 
     def test_asm_has_one_home(self):
         text = 'void f() { asm volatile("nop;"); }\n'

@@ -12,7 +12,7 @@ class Readme(unittest.TestCase):
         readme = (ROOT / "README.md").read_text()
         block = re.search(r"```cpp\n(.*?)\n```", readme, re.S).group(1)
         source = (ROOT / "examples" / "quickstart.cpp").read_text()
-        self.assertEqual(block, source[source.index("int main()"):].rstrip())
+        self.assertEqual(block, source[source.index("int main()") :].rstrip())
 
     def test_the_two_commands_are_named_and_run_knows_them(self):
         readme = (ROOT / "README.md").read_text()

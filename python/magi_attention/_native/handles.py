@@ -181,9 +181,7 @@ class PlacementHandle(Handle):
         return array(
             "q",
             take_bytes(
-                lambda out: lib.magi_placement_position_ids(
-                    self.address, rank, num_valid_rows, out
-                )
+                lambda out: lib.magi_placement_position_ids(self.address, rank, num_valid_rows, out)
             ),
         )
 
@@ -204,9 +202,7 @@ class PlanHandle(Handle):
         if placement is None:
             return PlanHandle(made(lib.magi_plan_create, mask.address, config.address))
         placements = (placement.address, placement.address)
-        return PlanHandle(
-            made(lib.magi_plan_create_on, mask.address, config.address, *placements)
-        )
+        return PlanHandle(made(lib.magi_plan_create_on, mask.address, config.address, *placements))
 
     @staticmethod
     def from_json(text: str) -> "PlanHandle":

@@ -149,7 +149,9 @@ class ProcessGroupTransport:
         if device.type == "cpu" and not self.moves_host_memory:
             raise ValueError("cp_group is nccl alone; allowed for host tensors: a group with gloo")
         if device.type == "cuda" and not self.moves_device_memory:
-            raise ValueError("cp_group has no nccl; allowed for tensors on a GPU: a group with nccl")
+            raise ValueError(
+                "cp_group has no nccl; allowed for tensors on a GPU: a group with nccl"
+            )
 
     def abort(self, reason: str) -> None:
         """Later calls of this rank fail; ranks that wait end at the group's own timeout."""

@@ -197,8 +197,11 @@ class AttnMask(nn.Module):
         from magi_attention._native import MaskHandle
 
         mask = MaskHandle.from_ranges(
-            self.q_ranges, self.k_ranges, self.attn_mask_type,
-            self.total_seqlen_q, self.total_seqlen_k,
+            self.q_ranges,
+            self.k_ranges,
+            self.attn_mask_type,
+            self.total_seqlen_q,
+            self.total_seqlen_k,
         )
         with open(save_path, "w", encoding="utf-8") as file:
             file.write(mask.draw())

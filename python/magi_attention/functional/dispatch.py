@@ -94,8 +94,7 @@ def undispatch_func(
 
 
 def check_group(group: "dist.ProcessGroup | None", meta: "BoundPlan") -> None:
-    """TypeError unless meta is a bound plan, ValueError where another group than its own is given.
-    """
+    """TypeError unless meta is a bound plan, ValueError where another group than its own is given."""
     if not hasattr(meta, "roll_rows"):
         raise TypeError(f"meta is a {type(meta).__name__}; allowed: a bound plan, Plan.bind(group)")
     if group is not None and group is not meta.cp_group:

@@ -24,9 +24,7 @@ class _RollP2P(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        back = along(
-            ctx.seq_dim, grad_output, lambda rows: ctx.meta.roll_rows(rows, -ctx.shift)
-        )
+        back = along(ctx.seq_dim, grad_output, lambda rows: ctx.meta.roll_rows(rows, -ctx.shift))
         return back, None, None, None, None
 
 

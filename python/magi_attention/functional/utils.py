@@ -65,9 +65,7 @@ def sink_bwd(
     return gradient if dsink is None else dsink.copy_(gradient)
 
 
-def correct_attn_lse(
-    lse1: torch.Tensor, lse2: torch.Tensor, inplace: bool = False
-) -> torch.Tensor:
+def correct_attn_lse(lse1: torch.Tensor, lse2: torch.Tensor, inplace: bool = False) -> torch.Tensor:
     """lse of both key sets together; with inplace in the memory of lse1."""
     wide = torch.promote_types(lse1.dtype, torch.float32)
     merged = torch.logaddexp(lse1.to(wide), lse2.to(wide)).to(lse1.dtype)

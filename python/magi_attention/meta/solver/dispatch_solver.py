@@ -73,9 +73,7 @@ def _algorithm(
     return decorate
 
 
-@_algorithm(
-    DispatchAlgType.LOWER_BOUND, is_partitions_returned=False, is_equal_num_workloads=False
-)
+@_algorithm(DispatchAlgType.LOWER_BOUND, is_partitions_returned=False, is_equal_num_workloads=False)
 class LBDispatchAlg(DispatchAlg):
     """Mean load: a bound, not a placement."""
 
