@@ -8,6 +8,7 @@
 
 #include "magi/attention.hpp"
 #include "magi/comm.hpp"
+#include "magi/device_allocator.hpp"
 #include "magi/plan.hpp"
 #include "magi/tensor.hpp"
 
@@ -75,15 +76,6 @@ struct InputGradients {
   TensorView dq, dk, dv;
   TensorView dsink;  ///< empty, or like sink: of this rank's rows; the caller sums over ranks if
                      ///< wanted
-};
-
-/// Device memory for use in the order of a stream (a cudaStream_t): allocate gives memory that work
-/// enqueued later on `stream` may use, null where none is left; release takes it back for work
-/// enqueued later still.
-struct DeviceAllocator {
-  std::function<void*(std::size_t size_bytes, std::int32_t device, void* stream)> allocate;
-  std::function<void(void* data, std::size_t size_bytes, std::int32_t device, void* stream)>
-      release;
 };
 
 /// Choices about device tensors.
