@@ -3,7 +3,7 @@
 
 #include "capi/owned_handles.hpp"
 
-// Device tensors where there is no device; what happens on one is in tests/gpu/capi_test.cpp.
+// Device tensors where there is no device; what happens on one is in device_forward_test.cpp.
 namespace magi::capi_test {
 namespace {
 

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "kernels/sm90/backward/case.hpp"
+#include "support/gpu/gpu_test.hpp"
+#include "support/gpu/hog.hpp"
+
+// How a call behaves beside others: few multiprocessors, busy ones, graphs, streams.
+namespace magi::test {
+namespace {
+
+/// Without sinks the main kernel is launched before prepare has ended. Head dim 64 has q tiles of
+/// 128 rows, 128 has 64.
+struct Variant {
+  std::int32_t dim = 128;
+  std::int32_t num_sinks = 1;
+};
+constexpr Variant kVariants[] = {{64, 0}, {64, 1}, {128, 0}, {128, 1}};
+
+BackwardCase documents_case(const Variant& variant) {
+  BackwardCase test;
+  test.heads_q = 16;
+  test.heads_kv = 2;
+  test.dim_qk = test.dim_v = variant.dim;
+  test.num_sinks = variant.num_sinks;
+  test.mask = {910, 910, {}};
+  std::int32_t begin = 0;
+  for (const std::int32_t length : {420, 30, 1, 240, 219}) {
+    const Range range{begin, begin + length};
+    test.mask.slices.push_back(band_slice(range, range, MaskType::Causal));
+    begin += length;
+  }
+  return test;
+}
+
+/// Everything of a call, so that a call itself allocates nothing.
+struct Call {
+  explicit Call(const BackwardCase& test, const BackwardInputs& inputs)
+      : outputs(test),
+        args(with_outputs(test, inputs)),
+        work(args, test.tuning),
+        workspace(work.workspace_bytes()) {
+    // The tensors are filled on the default stream, the calls are made on others.
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+
+  void enqueue(cudaStream_t stream) const {
+    attention_backward_cuda(args, work, workspace.view(), stream);
+  }
+
+  BackwardOutputs outputs;
+  BackwardArgs args;
+  BackwardWork work;
+  GuardedWorkspace workspace;
+
+ private:
+  BackwardArgs with_outputs(const BackwardCase& test, const BackwardInputs& inputs) const {
+    BackwardArgs filled = inputs.args(test);
+    outputs.put_into(test, filled);
+    return filled;
+  }
+};
+
+/// Whether the stream's work ends within 20 seconds.
+bool ends_soon(cudaStream_t stream) {
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (std::chrono::steady_clock::now() < limit) {
+    const cudaError_t status = cudaStreamQuery(stream);
+    if (status == cudaSuccess) return true;
+    if (status != cudaErrorNotReady) cuda_check(status, "cudaStreamQuery");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+using BackwardLaunchTest = GpuTest;
+
+void expect_alike(const BackwardCase& test, const BackwardOutputs& first,
+                  const BackwardOutputs& second) {
+  if (test.tuning.is_deterministic) {
+    expect_same_gradients(first, second);
+  } else {
+    expect_same_but_dq(first, second);
+  }
+}
+
+/// Whole items and pieces, which wait for each other too, in both modes; and sums finished by the
+/// kernel itself.
+std::vector<BackwardCase> cases_of_modes() {
+  std::vector<BackwardCase> cases;
+  for (const bool is_deterministic : {true, false}) {
+    for (const Variant& variant : kVariants) {
+      BackwardCase test = documents_case(variant);
+      test.tuning = {.packed_heads = 1,
+                     .heads_per_item = variant.num_sinks == 0 ? 8 : 1,
+                     .is_deterministic = is_deterministic};
+      if (!is_deterministic) {
+        // Of documents alone dQ is summed in turn in the fast mode too.
+        const Range rows{0, test.mask.rows_q};
+        test.mask.slices.push_back(band_slice(rows, {0, 128}, MaskType::Full));
+      }
+      cases.push_back(test);
+    }
+  }
+  BackwardCase window;
+  window.mask = finishing_window();
+  window.dim_v = 8;
+  cases.push_back(window);
+  return cases;
+}
+
+/// Lists for other grids have other orders, so bits need not be those of the whole chip.
+TEST_F(BackwardLaunchTest, GridsOfAnySizeEndAndRepeat) {
+  for (BackwardCase test : cases_of_modes()) {
+    const BackwardInputs inputs(test);
+    for (const std::int32_t num_ctas : {1, 8, 16, 131}) {
+      test.tuning.sm_margin = device_info(0).num_sms - num_ctas;
+      SCOPED_TRACE(::testing::Message() << num_ctas << " CTAs, " << test);
+      Call first(test, inputs);
+      Call second(test, inputs);
+      const Stream stream;
+      first.enqueue(stream.handle());
+      second.enqueue(stream.handle());
+      ASSERT_TRUE(ends_soon(stream.handle()));
+      first.outputs.download_sync();
+      second.outputs.download_sync();
+      expect_alike(test, first.outputs, second.outputs);
+      // Float64 takes its time: whole items on a small grid, pieces on a large one.
+      if (num_ctas == (test.tuning.heads_per_item == 8 ? 8 : 131)) check_backward(test);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+void check_beside_a_hog(const BackwardCase& test, const BackwardInputs& inputs,
+                        std::int32_t num_free) {
+  SCOPED_TRACE(::testing::Message() << num_free << " multiprocessors free, " << test);
+  Call alone(test, inputs);
+  Call beside(test, inputs);
+  const Stream stream;
+  alone.enqueue(stream.handle());
+  stream.wait_sync();
+  cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  {
+    const Hog hog(device_info(0).num_sms - num_free);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    beside.enqueue(stream.handle());
+    EXPECT_TRUE(ends_soon(stream.handle())) << "the call waits for busy multiprocessors";
+  }
+  stream.wait_sync();
+  alone.outputs.download_sync();
+  beside.outputs.download_sync();
+  expect_alike(test, alone.outputs, beside.outputs);
+}
+
+/// A grid larger than the multiprocessors left to it must not wait for CTAs that have no place.
+TEST_F(BackwardLaunchTest, EndsBesideAHog) {
+  for (const BackwardCase& test : cases_of_modes()) {
+    const BackwardInputs inputs(test);
+    for (const std::int32_t num_free : {1, 8, 16, 131}) {
+      check_beside_a_hog(test, inputs, num_free);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(BackwardLaunchTest, RepeatsUnderLoadGiveEqualBits) {
+  constexpr int kRepeats = 25;  // of each case
+  for (const BackwardCase& test : cases_of_modes()) {
+    SCOPED_TRACE(::testing::Message() << test);
+    const BackwardInputs inputs(test);
+    Call first(test, inputs);
+    Call later(test, inputs);
+    const Stream stream;
+    first.enqueue(stream.handle());
+    stream.wait_sync();
+    first.outputs.download_sync();
+    const Hog hog(device_info(0).num_sms / 2);
+    for (int i = 0; i < kRepeats; ++i) {
+      later.enqueue(stream.handle());
+      ASSERT_TRUE(ends_soon(stream.handle()));
+      later.outputs.download_sync();
+      expect_alike(test, first.outputs, later.outputs);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+void check_two_streams(const BackwardCase& test) {
+  SCOPED_TRACE(::testing::Message() << test);
+  check_backward(test);
+  const BackwardInputs inputs(test);
+  Call alone(test, inputs);
+  Call first(test, inputs);
+  Call second(test, inputs);
+  const Stream streams[2];
+  alone.enqueue(streams[0].handle());
+  streams[0].wait_sync();
+  alone.outputs.download_sync();
+  for (int i = 0; i < 20; ++i) {
+    first.enqueue(streams[0].handle());
+    attention_backward_cuda(second.args, first.work, second.workspace.view(), streams[1].handle());
+  }
+  ASSERT_TRUE(ends_soon(streams[0].handle()));
+  ASSERT_TRUE(ends_soon(streams[1].handle()));
+  first.outputs.download_sync();
+  second.outputs.download_sync();
+  expect_same_gradients(alone.outputs, first.outputs);
+  expect_same_gradients(first.outputs, second.outputs);
+}
+
+TEST_F(BackwardLaunchTest, TwoStreamsShareAList) {
+  for (const Variant& variant : {Variant{64, 0}, Variant{128, 1}}) {
+    check_two_streams(documents_case(variant));
+  }
+}
+
+void check_graph(const BackwardCase& test) {
+  SCOPED_TRACE(::testing::Message() << test);
+  BackwardInputs inputs(test);
+  Call direct(test, inputs);
+  Call captured(test, inputs);
+  const Stream stream;
+  cuda_check(cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeGlobal),
+             "cudaStreamBeginCapture");
+  captured.enqueue(stream.handle());
+  cudaGraph_t graph = nullptr;
+  cuda_check(cudaStreamEndCapture(stream.handle(), &graph), "cudaStreamEndCapture");
+  cudaGraphExec_t executable = nullptr;
+  cuda_check(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  RandomStream random(99);
+  for (int i = 0; i < 3; ++i) {
+    fill_random(inputs.dout, random, 1.0);
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    cuda_check(cudaGraphLaunch(executable, stream.handle()), "cudaGraphLaunch");
+    direct.enqueue(stream.handle());
+    stream.wait_sync();
+    direct.outputs.download_sync();
+    captured.outputs.download_sync();
+    expect_same_gradients(direct.outputs, captured.outputs);
+  }
+  cuda_check(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+}
+
+TEST_F(BackwardLaunchTest, AGraphReplaysWithOtherValues) {
+  for (const Variant& variant : kVariants) check_graph(documents_case(variant));
+}
+
+}  // namespace
+}  // namespace magi::test

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/backward/prepare.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <vector>
+
+#include "support/gpu/gpu_test.hpp"
+#include "support/gpu/random_tensors.hpp"
+
+namespace magi::test {
+namespace {
+
+constexpr std::int32_t kSumsPerTile = 64 * 72;
+constexpr std::int64_t kNumCounters = 100'001;
+constexpr std::size_t kTile = sm90::kTileRows;
+constexpr float kExponentScale = 0.125f;
+
+struct PrepareCase {
+  DType type = DType::BFloat16;
+  std::int32_t rows = 100;
+  std::int32_t heads = 8;
+  std::int32_t packed_heads = 4;
+  std::int32_t dim = 128;
+  std::int32_t tiles_per_q_tile = 1;
+  Layout layout = Layout::Contiguous;
+  bool has_float_rows = false;  ///< out and dout
+  bool has_dlse = false;
+};
+
+std::ostream& operator<<(std::ostream& stream, const PrepareCase& test) {
+  return stream << dtype_name(test.type) << " rows " << test.rows << " heads " << test.heads
+                << " packed " << test.packed_heads << " dim " << test.dim << " tiles per q tile "
+                << test.tiles_per_q_tile << " layout " << static_cast<int>(test.layout)
+                << (test.has_float_rows ? " float rows" : "") << (test.has_dlse ? " dlse" : "");
+}
+
+sm90::ElementRows element_rows(const GuardedTensor& tensor) {
+  const TensorView view = tensor.view();
+  return {view.data, view.stride[0], view.stride[1], view.dtype == DType::Float32};
+}
+
+sm90::FloatRows float_rows(const GuardedTensor& tensor) {
+  const TensorView view = tensor.view();
+  return {static_cast<float*>(view.data), view.stride[0], view.stride[1]};
+}
+
+/// The inputs, and a workspace of NaN that the kernels fill.
+class Prepared {
+ public:
+  explicit Prepared(const PrepareCase& test)
+      : test_(test),
+        out(row_type(), test.rows, test.heads, test.dim, test.layout),
+        dout(row_type(), test.rows, test.heads, test.dim, test.layout),
+        lse(DType::Float32, test.rows, test.heads, 1, test.layout),
+        dlse(DType::Float32, test.rows, test.heads, 1, test.layout),
+        dout_copy(test.type, test.rows, test.heads, test.dim) {
+    RandomStream random(7);
+    for (GuardedTensor* tensor : {&out, &dout, &lse, &dlse}) fill_random(*tensor, random, 1.0);
+    for (std::int64_t row = 0; row < test.rows; row += 7) {
+      lse.set(row, row % test.heads, 0, -std::numeric_limits<double>::infinity());
+    }
+    lse.upload_sync();
+    dout_copy.upload_sync();
+    packed = {.rows_q = test.rows, .heads_q = test.heads, .packed_heads = test.packed_heads};
+    const std::int32_t q_tile_tokens = packed.tile_tokens() * test.tiles_per_q_tile;
+    packed.tiles_per_group =
+        (test.rows + q_tile_tokens - 1) / q_tile_tokens * test.tiles_per_q_tile;
+    const auto tiles = static_cast<std::size_t>(packed.num_tiles());
+    levels_ = poisoned(tiles * kTile);
+    offsets_ = poisoned(tiles * kTile);
+    sums_ = poisoned(tiles * kSumsPerTile);
+    const std::int32_t num_islands = packed.tiles_per_group / test.tiles_per_q_tile;
+    for (std::int32_t tile = 0; tile < num_islands; ++tile) islands.push_back(tile % 3);
+    islands_ = to_device_sync<std::int32_t>(islands);
+    counters_ = poisoned(kNumCounters);
+  }
+
+  void run() {
+    sm90::PrepareParams params;
+    params.packed = packed;
+    params.dim_v = test_.dim;
+    params.out = element_rows(out);
+    params.dout = element_rows(dout);
+    params.lse = float_rows(lse);
+    if (test_.has_dlse) params.dlse = float_rows(dlse);
+    params.exponent_scale = kExponentScale;
+    params.levels = levels();
+    params.offsets = offsets();
+    if (test_.has_float_rows) params.dout_copy = dout_copy.view().data;
+    params.sums = static_cast<float*>(sums_.data());
+    params.sums_per_tile = kSumsPerTile;
+    params.islands = static_cast<const std::int32_t*>(islands_.data());
+    params.tiles_per_q_tile = test_.tiles_per_q_tile;
+    params.counters = static_cast<std::uint32_t*>(counters_.data());
+    params.num_counters = kNumCounters;
+    sm90::prepare_backward(params, test_.type, nullptr);
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    dout_copy.download_sync();
+  }
+
+  float* levels() const { return static_cast<float*>(levels_.data()); }
+  float* offsets() const { return static_cast<float*>(offsets_.data()); }
+  double expected_offset(std::int64_t row, std::int64_t head) const {
+    double sum = test_.has_dlse ? dlse.get(row, head, 0) : 0.0;
+    const GuardedTensor& seen_dout = test_.has_float_rows ? dout_copy : dout;
+    for (std::int64_t d = 0; d < test_.dim; ++d) {
+      sum -= out.get(row, head, d) * seen_dout.get(row, head, d);
+    }
+    return sum;
+  }
+  void expect_cleared() const {
+    const auto num_sums = static_cast<std::size_t>(packed.num_tiles()) * kSumsPerTile;
+    const std::vector<float> sums = to_host_sync<float>(sums_.data(), num_sums);
+    for (std::size_t i = 0; i < num_sums; ++i) {
+      const auto tile = i / kSumsPerTile % static_cast<std::size_t>(packed.tiles_per_group);
+      if (islands[tile / static_cast<std::size_t>(test_.tiles_per_q_tile)] > 1) {
+        ASSERT_EQ(sums[i], 0.0f) << i;
+      } else {
+        ASSERT_TRUE(std::isnan(sums[i])) << i;
+      }
+    }
+    for (const auto count : to_host_sync<std::uint32_t>(counters_.data(), kNumCounters)) {
+      ASSERT_EQ(count, 0u);
+    }
+  }
+
+ private:
+  DType row_type() const { return test_.has_float_rows ? DType::Float32 : test_.type; }
+  static DeviceBuffer poisoned(std::size_t count) {
+    DeviceBuffer buffer(count * sizeof(float));
+    buffer.fill(0xff, nullptr);
+    return buffer;
+  }
+
+  PrepareCase test_;
+  DeviceBuffer levels_, offsets_, sums_, counters_, islands_;
+
+ public:
+  GuardedTensor out, dout, lse, dlse, dout_copy;
+  sm90::PackedRows packed;
+  std::vector<std::int32_t> islands;  ///< per tiles_per_q_tile tiles
+};
+
+void check_prepare(const PrepareCase& test) {
+  SCOPED_TRACE(::testing::Message() << test);
+  Prepared prepared(test);
+  prepared.run();
+  const auto count = static_cast<std::size_t>(prepared.packed.num_tiles()) * kTile;
+  const auto levels = to_host_sync<float>(prepared.levels(), count);
+  const auto offsets = to_host_sync<float>(prepared.offsets(), count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto tile = static_cast<std::int64_t>(i / kTile);
+    const auto r = static_cast<std::int64_t>(i % kTile);
+    const std::int64_t group = tile / prepared.packed.tiles_per_group;
+    const std::int64_t row =
+        tile % prepared.packed.tiles_per_group * prepared.packed.tile_tokens() +
+        r / test.packed_heads;
+    const std::int64_t head = group * test.packed_heads + r % test.packed_heads;
+    const bool has_keys = row < test.rows && std::isfinite(prepared.lse.get(row, head, 0));
+    if (!has_keys) {
+      ASSERT_EQ(levels[i], -sm90::kNoKeys / kExponentScale) << "tile " << tile << " row " << r;
+      ASSERT_EQ(offsets[i], 0.0f) << "tile " << tile << " row " << r;
+      continue;
+    }
+    const double lse2 = prepared.lse.get(row, head, 0) * std::numbers::log2e;
+    ASSERT_NEAR(levels[i], -lse2 / kExponentScale, 1e-4);
+    ASSERT_NEAR(offsets[i], prepared.expected_offset(row, head), 1e-4);
+  }
+  prepared.expect_cleared();
+  if (!test.has_float_rows) return;
+  GuardedTensor rounded(test.type, test.rows, test.heads, test.dim);
+  for (std::int64_t row = 0; row < test.rows; ++row) {
+    for (std::int64_t head = 0; head < test.heads; ++head) {
+      for (std::int64_t d = 0; d < test.dim; ++d) {
+        rounded.set(row, head, d, prepared.dout.get(row, head, d));
+      }
+    }
+  }
+  expect_same_bits(rounded, prepared.dout_copy);
+  EXPECT_TRUE(prepared.dout_copy.has_whole_guards());
+}
+
+using BackwardPrepareTest = GpuTest;
+
+TEST_F(BackwardPrepareTest, EveryPacking) {
+  for (const std::int32_t packed_heads : {1, 2, 4, 8, 16}) {
+    check_prepare({.heads = 16, .packed_heads = packed_heads});
+    check_prepare({.rows = 1, .heads = 16, .packed_heads = packed_heads, .has_dlse = true});
+    check_prepare({.rows = 330, .heads = 16, .packed_heads = packed_heads, .tiles_per_q_tile = 2});
+  }
+}
+
+TEST_F(BackwardPrepareTest, EveryTypeDimAndLayout) {
+  for (const DType type : {DType::BFloat16, DType::Float16}) {
+    for (const std::int32_t dim : {8, 40, 64, 72, 128}) {
+      for (const Layout layout : {Layout::Contiguous, Layout::PaddedRows, Layout::HeadMajor}) {
+        check_prepare({.type = type, .dim = dim, .layout = layout, .has_dlse = true});
+        check_prepare({.type = type, .dim = dim, .layout = layout, .has_float_rows = true});
+      }
+    }
+  }
+}
+
+TEST_F(BackwardPrepareTest, NoRowsClearTheCounters) { check_prepare({.rows = 0}); }
+
+constexpr std::int32_t kSinks = 3;
+const PrepareCase kSinkCase{.rows = 700, .heads = 6, .packed_heads = 2, .has_dlse = true};
+
+void enqueue_sinks(const Prepared& prepared, const GuardedTensor& sink, const GuardedTensor& dsink,
+                   SinkLayout layout, bool is_added) {
+  const TensorView logits = sink_view(sink, layout);
+  const TensorView view = sink_view(dsink, layout);
+  const bool is_shared = layout == SinkLayout::SinkHead;
+  const std::size_t axis = is_shared ? 0 : 1;
+  sm90::enqueue_sink_gradient(
+      {.packed = prepared.packed,
+       .exponent_scale = kExponentScale,
+       .levels = prepared.levels(),
+       .offsets = prepared.offsets(),
+       .sink = {static_cast<const float*>(logits.data), is_shared ? 0 : logits.stride[0],
+                logits.stride[axis], kSinks},
+       .dsink = static_cast<float*>(view.data),
+       .row_stride = is_shared ? 0 : view.stride[0],
+       .sink_stride = view.stride[axis],
+       .is_added = is_added},
+      nullptr);
+  cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+/// Adds the gradients to what is there.
+void add_expected_sinks(const Prepared& prepared, const GuardedTensor& sink,
+                        std::vector<double>& expected) {
+  for (std::int64_t i = 0; i < kSinkCase.rows * kSinkCase.heads * kSinks; ++i) {
+    const std::int64_t head = i % kSinkCase.heads;
+    const std::int64_t s = i / kSinkCase.heads % kSinks;
+    const std::int64_t row = i / kSinkCase.heads / kSinks;
+    const double lse = prepared.lse.get(row, head, 0);
+    if (!std::isfinite(lse)) continue;
+    const std::int64_t sink_row = sink.rows() == 1 ? 0 : row;
+    expected[static_cast<std::size_t>((sink_row * kSinks + s) * kSinkCase.heads + head)] +=
+        std::exp(sink.get(sink_row, s, head) - lse) * prepared.expected_offset(row, head);
+  }
+}
+
+void check_sinks(SinkLayout layout, bool is_added) {
+  Prepared prepared(kSinkCase);
+  prepared.run();
+  const std::int32_t rows = layout == SinkLayout::SinkHead ? 1 : kSinkCase.rows;
+  GuardedTensor sink(DType::Float32, rows, kSinks, kSinkCase.heads);
+  GuardedTensor dsink(DType::Float32, rows, kSinks, kSinkCase.heads);
+  RandomStream random(8);
+  fill_random(sink, random, 1.0);
+  if (is_added) fill_random(dsink, random, 1.0);
+  dsink.upload_sync();
+  std::vector<double> expected = values_of(dsink);
+  if (!is_added) std::fill(expected.begin(), expected.end(), 0.0);
+  add_expected_sinks(prepared, sink, expected);
+  enqueue_sinks(prepared, sink, dsink, layout, is_added);
+  dsink.download_sync();
+  const std::vector<double> seen = values_of(dsink);
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    ASSERT_NEAR(seen[i], expected[i], 1e-4 * std::max(1.0, std::abs(expected[i]))) << i;
+  }
+  EXPECT_TRUE(dsink.has_whole_guards());
+}
+
+TEST_F(BackwardPrepareTest, SinkGradients) {
+  for (const SinkLayout layout : {SinkLayout::SinkHead, SinkLayout::RowSinkHead}) {
+    check_sinks(layout, false);
+    check_sinks(layout, true);
+  }
+}
+
+}  // namespace
+}  // namespace magi::test

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+
+#include "magi/attention_cuda.hpp"
+#include "support/gpu/gpu_test.hpp"
+#include "support/gpu/guarded_tensor.hpp"
+
+namespace magi::test {
+namespace {
+
+class BackwardRefusalTest : public GpuTest {
+ protected:
+  BackwardRefusalTest() {
+    args_.q = {nullptr, DType::BFloat16, 0, 3, {64, 4, 128}, {512, 128, 1}};
+    args_.k = {nullptr, DType::BFloat16, 0, 3, {64, 2, 128}, {256, 128, 1}};
+    args_.v = args_.dk = args_.dv = args_.k;
+    args_.out = args_.dout = args_.dq = args_.q;
+    args_.lse = {nullptr, DType::Float32, 0, 2, {64, 4}, {4, 1}};
+  }
+
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    buffer_ = DeviceBuffer(1 << 20);
+    for (TensorView* tensor : {&args_.q, &args_.k, &args_.v, &args_.out, &args_.lse, &args_.dout,
+                               &args_.dq, &args_.dk, &args_.dv}) {
+      tensor->data = buffer_.data();
+    }
+  }
+
+  std::string refusal_of(const BackwardArgs& args, std::int64_t missing_bytes = 0) const {
+    try {
+      const BackwardWork work(args_);
+      const DeviceBuffer workspace(static_cast<std::size_t>(work.workspace_bytes()));
+      attention_backward_cuda(args, work,
+                              {workspace.data(), work.workspace_bytes() - missing_bytes}, nullptr);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  void expect_refusal(const BackwardArgs& args, const std::string& text) const {
+    const std::string seen = refusal_of(args);
+    EXPECT_NE(seen.find(text), std::string::npos) << "refused with: " << seen;
+  }
+
+  BackwardArgs args_;
+  DeviceBuffer buffer_;
+};
+
+TEST_F(BackwardRefusalTest, NamesTheStrideOfEveryTensor) {
+  for (const auto& [name, tensor] : {std::pair{"q", &BackwardArgs::q},
+                                     {"k", &BackwardArgs::k},
+                                     {"v", &BackwardArgs::v},
+                                     {"out", &BackwardArgs::out},
+                                     {"dout", &BackwardArgs::dout},
+                                     {"dq", &BackwardArgs::dq},
+                                     {"dk", &BackwardArgs::dk},
+                                     {"dv", &BackwardArgs::dv}}) {
+    BackwardArgs args = args_;
+    (args.*tensor).stride[0] += 1;
+    expect_refusal(args, std::string(name) + ".stride[0] is ");
+    args = args_;
+    (args.*tensor).stride[2] = 2;
+    expect_refusal(args, std::string(name) + ".stride[2] is 2");
+    args = args_;
+    (args.*tensor).device = 3;
+    expect_refusal(args, std::string(name) + ".device is 3");
+    args = args_;
+    (args.*tensor).data = nullptr;
+    expect_refusal(args, std::string(name) + ".data is null");
+  }
+}
+
+TEST_F(BackwardRefusalTest, NamesTheTensorOfAnotherTypeOrShape) {
+  BackwardArgs args = args_;
+  args.dv.dtype = DType::Float16;
+  expect_refusal(args, "dv.dtype is float16");
+  args = args_;
+  args.out.dtype = DType::Float16;
+  expect_refusal(args, "out.dtype is float16");
+  args = args_;
+  args.dk.shape[1] = 4;
+  expect_refusal(args, "dk is of rank 3, [64, 4, 128]");
+  args = args_;
+  args.lse.dtype = DType::BFloat16;
+  expect_refusal(args, "lse.dtype is bfloat16");
+  args = args_;
+  args.dlse = args.lse;
+  args.dlse.shape[1] = 2;
+  expect_refusal(args, "dlse.shape is 64");
+}
+
+TEST_F(BackwardRefusalTest, AddsOnlyToFloat32) {
+  BackwardArgs args = args_;
+  args.is_accumulating = true;
+  expect_refusal(args, "dq.dtype is bfloat16");
+}
+
+TEST_F(BackwardRefusalTest, WantsASinkWithItsGradient) {
+  BackwardArgs args = args_;
+  args.sink = {buffer_.data(), DType::Float32, 0, 2, {2, 4}, {4, 1}};
+  expect_refusal(args, "dsink is missing");
+  args.dsink = args.sink;
+  args.dsink.shape[0] = 1;
+  expect_refusal(args, "dsink's number of sinks is 1");
+  args.sink = {};
+  expect_refusal(args, "sink is missing");
+}
+
+TEST_F(BackwardRefusalTest, RefusesAListForOtherShapesOrTypes) {
+  BackwardArgs args = args_;
+  args.k.shape[0] = args.v.shape[0] = args.dk.shape[0] = args.dv.shape[0] = 32;
+  expect_refusal(args, "work is for other shapes");
+  args = args_;
+  args.dout.dtype = DType::Float32;
+  expect_refusal(args, "work is for other shapes");
+}
+
+TEST_F(BackwardRefusalTest, NamesTheWorkspace) {
+  EXPECT_NE(refusal_of(args_, 1).find("workspace.size_bytes is "), std::string::npos);
+}
+
+TEST_F(BackwardRefusalTest, NamesHeadsAndMargin) {
+  EXPECT_THROW(BackwardWork(args_, {.packed_heads = 3}), InvalidArgument);
+  EXPECT_THROW(BackwardWork(args_, {.packed_heads = 4}), InvalidArgument);
+  EXPECT_THROW(BackwardWork(args_, {.packed_heads = 2, .heads_per_item = 1}), InvalidArgument);
+  EXPECT_THROW(BackwardWork(args_, {.sm_margin = 1000}), InvalidArgument);
+  EXPECT_THROW(BackwardWork(args_, {.head_walk = HeadWalk(3)}), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace magi::test

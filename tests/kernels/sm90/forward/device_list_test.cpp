@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "magi/error.hpp"
+#include "support/gpu/device_slices.hpp"
+#include "support/gpu/gpu_test.hpp"
+
+namespace magi::test {
+namespace {
+
+using ForwardDeviceListTest = GpuTest;
+
+struct CallShape {
+  std::int32_t rows_q = 700;
+  std::int32_t rows_k = 900;
+  std::int32_t heads_q = 8;
+  std::int32_t heads_kv = 2;
+  std::int32_t dim = 128;
+};
+
+/// One set of tensors, called with lists from both sides.
+class Caller {
+ public:
+  Caller(const CallShape& shape, std::int64_t num_slices, const DeviceListTuning& tuning)
+      : shape_(shape),
+        tuning_(tuning),
+        tensors_(shape.rows_q, shape.rows_k, shape.heads_q, shape.heads_kv, shape.dim),
+        memory_(static_cast<std::size_t>(
+            forward_workspace_bytes(tensors_.args(), num_slices, tuning))) {
+    memory_.fill(0xff, nullptr);
+  }
+
+  std::vector<std::uint8_t> with_host_list(const TypedRanges& ranges) const {
+    const std::vector<BandSlice> bands = ranges.bands(shape_.rows_q, shape_.rows_k);
+    ForwardArgs args = tensors_.args();
+    args.slices = bands;
+    tensors_.poison_sync();
+    attention_forward_cuda(args, ForwardWork(args, tuning_.forward), nullptr);
+    return tensors_.results_sync();
+  }
+
+  void enqueue(const DeviceRanges& ranges, cudaStream_t stream) const {
+    attention_forward_cuda(tensors_.args(), ranges.view(), workspace(), tuning_, stream);
+  }
+
+  std::vector<std::uint8_t> with_device_list(const TypedRanges& ranges) const {
+    const DeviceRanges device(ranges);
+    tensors_.poison_sync();
+    enqueue(device, nullptr);
+    return tensors_.results_sync();
+  }
+
+  DeviceListReport report() const { return read_device_list_report_sync(workspace(), nullptr); }
+  DeviceWorkspace workspace() const {
+    return {memory_.data(), static_cast<std::int64_t>(memory_.size_bytes())};
+  }
+  const CallTensors& tensors() const { return tensors_; }
+
+ private:
+  CallShape shape_;
+  DeviceListTuning tuning_;
+  CallTensors tensors_;
+  DeviceBuffer memory_;
+};
+
+TypedRanges ranges_of(RandomStream& random, const CallShape& shape, std::int32_t count) {
+  return random_ranges(random, shape.rows_q, shape.rows_k, count);
+}
+
+TEST_F(ForwardDeviceListTest, GivesTheBitsOfTheHostsList) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    CallShape shape{.rows_q = random.between(1, 700), .rows_k = random.between(1, 900)};
+    shape.heads_q = 2 << random.between(0, 3);
+    shape.dim = random.chance(50) ? 64 : 128;
+    const TypedRanges ranges = ranges_of(random, shape, random.between(0, 30));
+    const Caller caller(shape, ranges.count(), {});
+    ASSERT_EQ(caller.with_device_list(ranges), caller.with_host_list(ranges));
+    ASSERT_FALSE(caller.report().is_overflowing);
+    ASSERT_FALSE(caller.report().first_bad);
+  }
+}
+
+TEST_F(ForwardDeviceListTest, GivesTheSameBitsBeyondTheCapacity) {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    const CallShape shape;
+    const TypedRanges ranges = ranges_of(random, shape, 60);
+    DeviceListTuning tuning;
+    tuning.record_capacity = random.between(1, 40);
+    const Caller caller(shape, ranges.count(), tuning);
+    ASSERT_EQ(caller.with_device_list(ranges), caller.with_host_list(ranges));
+    ASSERT_TRUE(caller.report().is_overflowing);
+    ASSERT_GT(caller.report().num_records, tuning.record_capacity);
+  }
+}
+
+TEST_F(ForwardDeviceListTest, GivesTheSameBitsInPieces) {
+  std::int32_t num_cut = 0;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    CallShape shape{.rows_q = random.between(1, 300), .rows_k = random.between(400, 2000)};
+    shape.dim = random.chance(50) ? 64 : 128;
+    const TypedRanges ranges = ranges_of(random, shape, random.between(1, 30));
+    DeviceListTuning tuning;
+    tuning.forward.max_pieces = random.chance(50) ? 0 : 1000;
+    tuning.forward.piece_cost = random.between(1, 8);
+    if (random.chance(30)) tuning.record_capacity = random.between(1, 10);
+    const Caller caller(shape, ranges.count(), tuning);
+    ASSERT_EQ(caller.with_device_list(ranges), caller.with_host_list(ranges));
+    num_cut += caller.report().num_pieces > 0 ? 1 : 0;
+  }
+  EXPECT_GT(num_cut, 20);
+}
+
+TEST_F(ForwardDeviceListTest, ReplaysAGraphWithOtherSlices) {
+  RandomStream random(3);
+  const CallShape shape{.rows_q = 768};
+  constexpr std::int32_t kSlices = 40;
+  DeviceRanges device(ranges_of(random, shape, kSlices));
+  const Caller caller(shape, kSlices, {});
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t graph_exec = nullptr;
+  cuda_check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
+  caller.enqueue(device, stream);
+  cuda_check(cudaStreamEndCapture(stream, &graph), "end capture");
+  cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
+  std::int32_t packings_seen = 0;
+  for (int round = 0; round < 20; ++round) {
+    SCOPED_TRACE(::testing::Message() << "round " << round);
+    TypedRanges ranges;
+    if (round % 2 == 0) {
+      ranges = ranges_of(random, shape, kSlices);
+    } else if (round % 4 == 1) {  // whole tiles: nothing is gained by packing heads
+      ranges.append({0, shape.rows_q}, {0, shape.rows_k}, 0);
+      while (ranges.count() < kSlices) ranges.append({}, {}, 0);
+    } else {
+      for (std::int32_t i = 0; i < kSlices; ++i) {
+        ranges.append({16 * i, 16 * i + 16}, {16 * i, 16 * i + 16}, 1);
+      }
+    }
+    const std::vector<std::uint8_t> expected = caller.with_host_list(ranges);
+    device.upload_sync(ranges);
+    caller.tensors().poison_sync();
+    cuda_check(cudaGraphLaunch(graph_exec, stream), "cudaGraphLaunch");
+    ASSERT_EQ(caller.tensors().results_sync(), expected);
+    packings_seen |= caller.report().packed_heads;
+  }
+  EXPECT_GT(packings_seen & (packings_seen - 1), 0) << "one packing only: " << packings_seen;
+  cuda_check(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
+  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  cuda_check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+TEST_F(ForwardDeviceListTest, BadRangesAreClampedAndReported) {
+  RandomStream random(4);
+  const CallShape shape;
+  for (const std::int64_t capacity : {0, 7}) {
+    TypedRanges ranges = ranges_of(random, shape, 50);
+    ranges.q_ranges[2 * 20] = std::numeric_limits<std::int32_t>::min();
+    ranges.q_ranges[2 * 20 + 1] = std::numeric_limits<std::int32_t>::max();
+    ranges.k_ranges[2 * 21 + 1] = 1 << 30;
+    ranges.k_ranges[2 * 22] = std::numeric_limits<std::int32_t>::max();
+    ranges.types[23] = 77;
+    DeviceListTuning tuning;
+    tuning.record_capacity = capacity;
+    const Caller caller(shape, ranges.count(), tuning);
+    ASSERT_EQ(caller.with_device_list(ranges), caller.with_host_list(ranges));
+    const DeviceListReport report = caller.report();
+    ASSERT_TRUE(report.first_bad);
+    EXPECT_EQ(report.first_bad->index, 20);
+    EXPECT_EQ(report.first_bad->field, "q_ranges[0]");
+  }
+}
+
+TEST_F(ForwardDeviceListTest, RefusesWhatItCannotUse) {
+  RandomStream random(5);
+  const CallShape shape;
+  const DeviceRanges ranges(ranges_of(random, shape, 10));
+  const Caller caller(shape, 10, {});
+  const ForwardArgs args = caller.tensors().args();
+  const auto refuses = [&](const DeviceSlices& slices, const DeviceWorkspace& workspace) {
+    EXPECT_THROW(attention_forward_cuda(args, slices, workspace, {}, nullptr), InvalidArgument);
+  };
+  DeviceSlices slices = ranges.view();
+  slices.k_ranges.dtype = DType::Int64;
+  refuses(slices, caller.workspace());
+  slices = ranges.view();
+  slices.types.shape[0] = 9;
+  refuses(slices, caller.workspace());
+  slices = ranges.view();
+  slices.q_ranges.stride[0] = 4;
+  refuses(slices, caller.workspace());
+  DeviceWorkspace workspace = caller.workspace();
+  workspace.size_bytes -= 1;
+  refuses(ranges.view(), workspace);
+  workspace = caller.workspace();
+  workspace.data = static_cast<std::byte*>(workspace.data) + 16;
+  refuses(ranges.view(), workspace);
+}
+
+}  // namespace
+}  // namespace magi::test

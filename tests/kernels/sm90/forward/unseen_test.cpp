@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "magi/attention_cuda.hpp"
+#include "mask/random_mask.hpp"
+#include "support/gpu/gpu_test.hpp"
+#include "support/gpu/guarded_tensor.hpp"
+
+// What keys and values that a row does not see may hold (attention_cuda.hpp): anything finite, and
+// anything at all far from those that are seen.
+namespace magi::test {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr std::int32_t kReach = 256;  // rows before a slice's keys that a kernel may load
+
+class ForwardUnseenTest : public GpuTest,
+                          public ::testing::WithParamInterface<std::tuple<DType, std::int32_t>> {
+ protected:
+  DType type() const { return std::get<0>(GetParam()); }
+  std::int32_t dim() const { return std::get<1>(GetParam()); }
+  double largest() const { return type() == DType::BFloat16 ? 3.38e38 : 65504.0; }
+};
+
+struct Inputs {
+  Inputs(DType type, const Mask& mask, std::int32_t dim)
+      : q(type, mask.rows_q, 8, dim), k(type, mask.rows_k, 2, dim), v(type, mask.rows_k, 2, dim) {
+    RandomStream random(7);
+    for (GuardedTensor* tensor : {&q, &k, &v}) {
+      for (std::int64_t row = 0; row < tensor->rows(); ++row) set_row(*tensor, row, random);
+    }
+  }
+
+  static void set_row(GuardedTensor& tensor, std::int64_t row, RandomStream& random) {
+    for (std::int64_t head = 0; head < tensor.heads(); ++head) {
+      for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+        tensor.set(row, head, d, random.between(-200, 200) / 100.0);
+      }
+    }
+  }
+
+  GuardedTensor q, k, v;
+};
+
+void fill_row(GuardedTensor& tensor, std::int64_t row, double value) {
+  for (std::int64_t head = 0; head < tensor.heads(); ++head) {
+    for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+      tensor.set(row, head, d, (d + head) % 2 == 0 ? value : -value);
+    }
+  }
+}
+
+struct Result {
+  GuardedTensor out, lse;
+};
+
+Result attend(Inputs& inputs, const Mask& mask, std::int32_t packed_heads) {
+  Result result{{inputs.q.view().dtype, mask.rows_q, inputs.q.heads(), inputs.q.dim()},
+                {DType::Float32, mask.rows_q, inputs.q.heads(), 1}};
+  for (GuardedTensor* tensor : {&inputs.q, &inputs.k, &inputs.v, &result.out, &result.lse}) {
+    tensor->upload_sync();
+  }
+  ForwardArgs args{
+      .q = inputs.q.view(), .k = inputs.k.view(), .v = inputs.v.view(), .slices = mask.slices};
+  args.out = result.out.view();
+  args.lse = result.lse.view(2);
+  attention_forward_cuda(args, ForwardWork(args, {.packed_heads = packed_heads}), nullptr);
+  cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  result.out.download_sync();
+  result.lse.download_sync();
+  return result;
+}
+
+/// Rows [0, rows) of both have the same bits, and none of them is NaN.
+void expect_same(const Result& seen, const Result& expected, std::int64_t rows) {
+  for (const auto& [a, b] :
+       {std::pair{&seen.out, &expected.out}, std::pair{&seen.lse, &expected.lse}}) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t head = 0; head < a->heads(); ++head) {
+        for (std::int64_t d = 0; d < a->dim(); ++d) {
+          ASSERT_EQ(a->bits(row, head, d), b->bits(row, head, d))
+              << "row " << row << " head " << head << " dim " << d << ": " << a->get(row, head, d)
+              << " instead of " << b->get(row, head, d);
+          ASSERT_EQ(a->get(row, head, d), a->get(row, head, d)) << "NaN in row " << row;
+        }
+      }
+    }
+  }
+}
+
+Mask mask_with_gaps() {
+  return {500,
+          1500,
+          {band_slice({0, 170}, {300, 541}, MaskType::Causal),
+           band_slice({170, 333}, {900, 1187}, MaskType::BidirectionalCausal),
+           band_slice({333, 500}, {100, 200}, MaskType::Full)}};
+}
+
+/// What some row sees.
+std::vector<bool> seen_keys(const Mask& mask) {
+  std::vector<bool> seen(static_cast<std::size_t>(mask.rows_k), false);
+  for (const BandSlice& slice : mask.slices) {
+    for (std::int32_t row = 0; row < mask.rows_q; ++row) {
+      const Range keys = visible_keys(slice, row);
+      std::fill(seen.begin() + keys.begin, seen.begin() + keys.end, true);
+    }
+  }
+  return seen;
+}
+
+TEST_P(ForwardUnseenTest, UnseenKeysMayBeAnythingFinite) {
+  const Mask mask = mask_with_gaps();
+  const std::vector<bool> seen = seen_keys(mask);
+  for (const std::int32_t packed_heads : {1, 4}) {
+    Inputs inputs(type(), mask, dim());
+    const Result expected = attend(inputs, mask, packed_heads);
+    for (std::size_t key = 0; key < seen.size(); ++key) {
+      if (seen[key]) continue;
+      fill_row(inputs.k, static_cast<std::int64_t>(key), largest());
+      fill_row(inputs.v, static_cast<std::int64_t>(key), largest());
+    }
+    expect_same(attend(inputs, mask, packed_heads), expected, mask.rows_q);
+  }
+}
+
+TEST_P(ForwardUnseenTest, KeysFarFromSeenOnesMayBeNan) {
+  const Mask mask = mask_with_gaps();
+  const std::vector<bool> seen = seen_keys(mask);
+  for (const std::int32_t packed_heads : {1, 4}) {
+    Inputs inputs(type(), mask, dim());
+    const Result expected = attend(inputs, mask, packed_heads);
+    int num_nan = 0;
+    for (std::size_t key = 0; key < seen.size(); ++key) {
+      const std::size_t end = std::min(seen.size(), key + kReach + 1);
+      const auto first = seen.begin() + static_cast<std::ptrdiff_t>(key);
+      const auto last = seen.begin() + static_cast<std::ptrdiff_t>(end);
+      if (std::find(first, last, true) != last) continue;
+      ++num_nan;
+      fill_row(inputs.k, static_cast<std::int64_t>(key), kNan);
+      fill_row(inputs.v, static_cast<std::int64_t>(key), kNan);
+    }
+    ASSERT_GT(num_nan, 300);
+    expect_same(attend(inputs, mask, packed_heads), expected, mask.rows_q);
+  }
+}
+
+TEST_P(ForwardUnseenTest, ARowIsNotTouchedByKeysThatOnlyOthersSee) {
+  const Mask mask{400, 400, {band_slice({0, 400}, {0, 400}, MaskType::Causal)}};
+  for (const std::int32_t packed_heads : {1, 4}) {
+    Inputs inputs(type(), mask, dim());
+    const Result expected = attend(inputs, mask, packed_heads);
+    // Keys 250 and above are seen by the rows from 250 on.
+    for (std::int64_t key = 250; key < 400; ++key) {
+      fill_row(inputs.k, key, largest());
+      fill_row(inputs.v, key, largest());
+    }
+    expect_same(attend(inputs, mask, packed_heads), expected, 250);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Instances, ForwardUnseenTest,
+                         ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
+                                            ::testing::Values(64, 128)));
+
+}  // namespace
+}  // namespace magi::test

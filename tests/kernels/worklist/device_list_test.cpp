@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/worklist/device_list.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+
+#include "kernels/worklist/split_list.hpp"
+#include "magi/error.hpp"
+#include "support/gpu/device_slices.hpp"
+#include "support/gpu/gpu_test.hpp"
+
+namespace magi::test {
+namespace {
+
+using DeviceListTest = GpuTest;
+
+constexpr int kPoison = 0xff;
+
+struct BuiltList {
+  DeviceListHeader header;
+  std::vector<TileWork> works;
+  std::vector<SplitTile> splits;
+  std::vector<BandRecord> records;
+};
+
+/// Builds in a workspace full of poison.
+BuiltList build_sync(DeviceListShape shape, const DeviceSlices& slices) {
+  if (shape.record_capacity == 0) shape.record_capacity = default_record_capacity(shape);
+  const DeviceListLayout layout = device_list_layout(shape);
+  const DeviceBuffer workspace(layout.size_bytes);
+  workspace.fill(kPoison, nullptr);
+  const SliceArrays arrays{static_cast<const std::int32_t*>(slices.q_ranges.data),
+                           static_cast<const std::int32_t*>(slices.k_ranges.data),
+                           static_cast<const std::int32_t*>(slices.types.data), shape.num_slices};
+  build_device_list(shape, layout, arrays, workspace.data(), nullptr);
+  cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  const auto* bytes = static_cast<const std::byte*>(workspace.data());
+  BuiltList list;
+  list.header = to_host_sync<DeviceListHeader>(bytes, 1).front();
+  const ListOutcome& outcome = list.header.outcome;
+  list.works =
+      to_host_sync<TileWork>(bytes + layout.works, static_cast<std::size_t>(outcome.num_works));
+  list.splits =
+      to_host_sync<SplitTile>(bytes + layout.splits, static_cast<std::size_t>(outcome.num_splits));
+  list.records = to_host_sync<BandRecord>(
+      bytes + layout.records,
+      static_cast<std::size_t>(std::min<std::uint64_t>(
+          list.header.num_records, static_cast<std::uint64_t>(shape.record_capacity))));
+  return list;
+}
+
+void expect_hosts_list(const DeviceListShape& shape, const TypedRanges& ranges) {
+  const std::vector<BandSlice> bands = ranges.bands(shape.problem.rows_q, shape.problem.rows_k);
+  ForwardList host =
+      shape.packings.size() == 1
+          ? build_forward_list(shape.problem, bands, shape.tile, shape.packings.front())
+          : build_forward_list(shape.problem, bands, shape.tile);
+  split_long_tiles(host, shape.split);
+  const BuiltList device = build_sync(shape, DeviceRanges(ranges).view());
+  ASSERT_EQ(device.header.outcome.packed_heads, host.packed_heads);
+  ASSERT_EQ(device.header.outcome.num_slots, host.num_slots());
+  ASSERT_EQ(device.header.num_records, host.records.size());
+  ASSERT_EQ(device.header.is_overflowing, 0);
+  ASSERT_EQ(device.works, host.tiles);
+  ASSERT_EQ(device.splits, host.splits);
+  ASSERT_EQ(device.records, host.records);
+}
+
+DeviceListShape shape_of(const ForwardProblem& problem, const TypedRanges& ranges) {
+  DeviceListShape shape;
+  shape.problem = problem;
+  shape.num_slices = static_cast<std::int32_t>(ranges.count());
+  shape.packings = allowed_packed_heads(problem, shape.tile);
+  return shape;
+}
+
+ForwardProblem random_problem(RandomStream& random) {
+  const std::int32_t largest = random.chance(20) ? 20000 : 900;
+  return {.rows_q = random.between(1, largest),
+          .rows_k = random.between(1, largest),
+          .heads_q = 2 << random.between(0, 4),
+          .heads_kv = 2};
+}
+
+TEST_F(DeviceListTest, EqualsTheHostsListByteForByte) {
+  for_each_random_mask([](int number) {
+    const auto seed = static_cast<std::uint64_t>(number + 1);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    const ForwardProblem problem = random_problem(random);
+    const std::int32_t count = random.between(0, random.chance(20) ? 400 : 40);
+    const TypedRanges ranges = random_ranges(random, problem.rows_q, problem.rows_k, count);
+    DeviceListShape shape = shape_of(problem, ranges);
+    if (random.chance(30)) shape.packings = {shape.packings.back()};
+    shape.split.max_pieces = random.chance(50) ? 264 : random.between(0, kMaxPieces);
+    if (random.chance(50)) shape.split.min_cost = random.between(1, 8);
+    expect_hosts_list(shape, ranges);
+  });
+}
+
+TEST_F(DeviceListTest, HoldsForHundredsOfThousandsOfSlices) {
+  constexpr std::int32_t kRows = 1 << 20;
+  RandomStream random(7);
+  TypedRanges ranges;
+  for (int i = 0; i < 300000; ++i) {
+    const std::int32_t begin = random.between(0, kRows - 70);
+    const std::int32_t key = random.between(0, kRows - 70);
+    ranges.append({begin, begin + random.between(0, 70)}, {key, key + random.between(0, 70)},
+                  random.between(0, 3));
+  }
+  ranges.append({0, kRows}, {0, kRows}, 1);
+  DeviceListShape shape =
+      shape_of({.rows_q = kRows, .rows_k = kRows, .heads_q = 8, .heads_kv = 1}, ranges);
+  expect_hosts_list(shape, ranges);
+  shape.split = {.max_pieces = kMaxPieces, .min_cost = 1};
+  expect_hosts_list(shape, ranges);
+}
+
+TEST_F(DeviceListTest, SortsTilesThatSeeMoreSlicesThanOneWindow) {
+  constexpr std::int32_t kRows = 300;
+  RandomStream random(8);
+  TypedRanges ranges;
+  for (int i = 0; i < 150000; ++i) {
+    const bool is_reaching = random.chance(40);
+    ranges.append({is_reaching ? random.between(0, 200) : kRows, kRows}, {0, kRows},
+                  random.between(0, 3));
+  }
+  DeviceListShape shape =
+      shape_of({.rows_q = kRows, .rows_k = kRows, .heads_q = 2, .heads_kv = 2}, ranges);
+  shape.record_capacity = 600000;
+  expect_hosts_list(shape, ranges);
+  shape.split.max_pieces = 264;
+  expect_hosts_list(shape, ranges);
+}
+
+TEST_F(DeviceListTest, HoldsWithoutSlicesAndWithEqualCosts) {
+  const ForwardProblem problem{.rows_q = 5000, .rows_k = 5000, .heads_q = 4, .heads_kv = 4};
+  expect_hosts_list(shape_of(problem, {}), {});
+  TypedRanges ranges;
+  ranges.append({0, 5000}, {0, 5000}, 0);
+  expect_hosts_list(shape_of(problem, ranges), ranges);
+}
+
+TEST_F(DeviceListTest, NamesTheFirstBadSliceAndUsesClampedRanges) {
+  const ForwardProblem problem{.rows_q = 3000, .rows_k = 2000, .heads_q = 8, .heads_kv = 1};
+  RandomStream random(9);
+  constexpr std::int32_t kLow = std::numeric_limits<std::int32_t>::min();
+  constexpr std::int32_t kHigh = std::numeric_limits<std::int32_t>::max();
+  for (int round = 0; round < 20; ++round) {
+    TypedRanges ranges = random_ranges(random, problem.rows_q, problem.rows_k, 200);
+    const std::int32_t bad = random.between(0, 199);
+    const auto end_of_pair = static_cast<std::size_t>(2 * bad + 1);
+    ranges.k_ranges[end_of_pair] = round % 2 == 0 ? kHigh : 2001;
+    for (std::int32_t i = bad + 1; i < 200; i += random.between(1, 9)) {
+      ranges.q_ranges[static_cast<std::size_t>(2 * i)] = random.chance(50) ? kLow : -1;
+      ranges.types[static_cast<std::size_t>(i)] = random.between(-2, 5);
+    }
+    expect_hosts_list(shape_of(problem, ranges), ranges);
+    const BuiltList list = build_sync(shape_of(problem, ranges), DeviceRanges(ranges).view());
+    ASSERT_NE(list.header.bad_slice, 0u);
+    ASSERT_EQ(bad_slice_of(list.header.bad_slice).index, bad);
+    ASSERT_EQ(bad_slice_of(list.header.bad_slice).field, SliceField::KEnd);
+  }
+}
+
+}  // namespace
+}  // namespace magi::test

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "magi/mask_builders.hpp"
+#include "magi/runtime.hpp"
+#include "support/gpu/gpu_test.hpp"
+
+// What calls on a GPU refuse, before anything is sent.
+namespace magi::test {
+namespace {
+
+class DistributedRefusalTest : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    const Range all{0, 16};
+    plan = std::make_shared<const Plan>(
+        make_plan(mask_from_window(all, all, {.left = -1, .right = 0}, 16, 16),
+                  {.num_heads_q = 4, .num_heads_kv = 2, .head_dim_qk = 64, .head_dim_v = 64}));
+    const auto on_gpu = [](DType dtype, std::initializer_list<std::int64_t> shape) {
+      TensorView tensor = contiguous_view(reinterpret_cast<void*>(4096), dtype, shape);
+      tensor.device = 0;
+      return tensor;
+    };
+    inputs.q = on_gpu(DType::BFloat16, {16, 4, 64});
+    inputs.k = on_gpu(DType::BFloat16, {16, 2, 64});
+    inputs.v = inputs.k;
+    result.out = inputs.q;
+    result.lse = on_gpu(DType::Float32, {16, 4});
+    gradients = {.dq = inputs.q, .dk = inputs.k, .dv = inputs.v, .dsink = {}};
+  }
+
+  std::string refusal() {
+    DistributedAttention attention(plan, *group[0]);
+    try {
+      attention.forward(inputs, result);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "no InvalidArgument";
+  }
+
+  std::string backward_refusal() {
+    DistributedAttention attention(plan, *group[0]);
+    try {
+      attention.backward(inputs, result, {.dout = result.out, .dlse = {}}, gradients);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "no InvalidArgument";
+  }
+
+  std::vector<std::unique_ptr<Communicator>> group = make_thread_group(1);
+  std::shared_ptr<const Plan> plan;
+  AttentionInputs inputs;
+  AttentionResult result;
+  InputGradients gradients;
+};
+
+TEST_F(DistributedRefusalTest, TensorsAreOnOneGpu) {
+  inputs.k.device = -1;
+  EXPECT_EQ(refusal(), "k.device is -1; allowed: 0 (that of the first tensor)");
+  inputs.q.device = inputs.k.device = inputs.v.device = 99;
+  result.out.device = result.lse.device = 99;
+  EXPECT_NE(refusal().find("q.device is 99; allowed: -1 (host memory) or one of the "),
+            std::string::npos);
+}
+
+TEST_F(DistributedRefusalTest, TypesAreThoseOfTheKernels) {
+  inputs.q.dtype = DType::Float32;
+  EXPECT_EQ(refusal(), "q.dtype is float32; allowed: float16, bfloat16");
+}
+
+TEST_F(DistributedRefusalTest, RowsAreAligned) {
+  inputs.v.stride[0] = 129;
+  EXPECT_EQ(refusal(),
+            "v.stride[0] is 129; allowed: multiples of 16 bytes from 0 to below 2^40 bytes");
+}
+
+TEST_F(DistributedRefusalTest, GradientsAreAlignedOnTheSameGpuAndOfTheirTypes) {
+  gradients.dv.stride[0] = 129;
+  EXPECT_EQ(backward_refusal(),
+            "dv.stride[0] is 129; allowed: multiples of 16 bytes from 0 to below 2^40 bytes");
+  gradients.dv.device = -1;
+  EXPECT_EQ(backward_refusal(), "dv.device is -1; allowed: 0 (that of the first tensor)");
+  gradients.dv.device = 0;
+  gradients.dk.dtype = DType::Float16;
+  EXPECT_EQ(backward_refusal(), "dk.dtype is float16; allowed: bfloat16, float32");
+}
+
+TEST_F(DistributedRefusalTest, HeadDimsAreThoseOfTheKernels) {
+  PlanConfig config = plan->config;
+  config.head_dim_v = 136;
+  plan = std::make_shared<const Plan>(make_plan(plan->mask, config));
+  inputs.v.shape[2] = result.out.shape[2] = 136;
+  EXPECT_EQ(refusal(),
+            "plan.config.head_dim_v is 136; allowed: on a GPU multiples of 8 from 8 to 128");
+}
+
+}  // namespace
+}  // namespace magi::test
