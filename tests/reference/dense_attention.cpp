@@ -82,7 +82,9 @@ void score_row(const DenseInput& in, std::int32_t i, std::int32_t head, Row& row
     const double* k = in.k.data() + at(j, in.heads_kv, kv, in.dim_qk);
     const double logit = scale_of(in) * dot(q, k, in.dim_qk);
     row.logits[static_cast<std::size_t>(j)] = logit;
-    row.scores[static_cast<std::size_t>(j)] = cap > 0 ? cap * std::tanh(logit / cap) : logit;
+    const double score = cap > 0 ? cap * std::tanh(logit / cap) : logit;
+    row.scores[static_cast<std::size_t>(j)] =
+        in.is_rounding_scores ? reference::rounded(score, in.rounding) : score;
   }
 }
 
@@ -195,6 +197,11 @@ double rounded(double value, Rounding rounding) {
       return float16_to_float(float_to_float16(static_cast<float>(value)));
   }
   return value;
+}
+
+Rounding rounding_of(DType type) {
+  if (type == DType::BFloat16) return Rounding::BFloat16;
+  return type == DType::Float16 ? Rounding::Float16 : Rounding::None;
 }
 
 DenseOutput dense_forward(const DenseInput& input, const RowCounts& counts) {

@@ -39,6 +39,7 @@ struct DenseInput {
   std::int32_t num_sinks = 0;
   AttentionParams params;
   Rounding rounding = Rounding::None;
+  bool is_rounding_scores = false;  ///< rounds the scores too, as a product that stores them does
 };
 
 struct DenseOutput {
@@ -64,5 +65,8 @@ DenseGradients dense_backward(const DenseInput& input, const RowCounts& counts,
 
 /// The nearest value of a 16-bit type (of double: the value itself).
 double rounded(double value, Rounding rounding);
+
+/// How a computation in `type` rounds: wider types than 16 bits do not.
+Rounding rounding_of(DType type);
 
 }  // namespace magi::reference

@@ -51,11 +51,6 @@ std::int64_t count_of(const Shape& shape) {
   return count;
 }
 
-Rounding rounding_of(DType dtype) {
-  if (dtype == DType::BFloat16) return Rounding::BFloat16;
-  return dtype == DType::Float16 ? Rounding::Float16 : Rounding::None;
-}
-
 }  // namespace
 
 std::string AttentionCase::describe() const {
@@ -231,7 +226,7 @@ double noise(const AttentionCase& test, const std::vector<double>& factors) {
 
 DenseInput plain_input(const AttentionCase& test) {
   DenseInput plain = test.dense;
-  plain.rounding = rounding_of(test.dtype);
+  plain.rounding = reference::rounding_of(test.dtype);
   return plain;
 }
 

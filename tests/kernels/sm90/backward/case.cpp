@@ -14,10 +14,6 @@ namespace {
 
 constexpr std::size_t kGuardBytes = 4096;
 
-reference::Rounding rounding_of(DType type) {
-  return type == DType::BFloat16 ? reference::Rounding::BFloat16 : reference::Rounding::Float16;
-}
-
 void assign(GuardedTensor& tensor, const std::vector<double>& values) {
   std::size_t i = 0;
   for (std::int64_t row = 0; row < tensor.rows(); ++row) {
@@ -82,7 +78,7 @@ class Judge {
     const auto counts = reference::counts_of(test.mask);
     const std::vector<double> dlse = test.has_dlse ? values_of(inputs.dlse) : std::vector<double>{};
     reference::DenseInput plain_in = inputs.dense;
-    plain_in.rounding = rounding_of(test.type);
+    plain_in.rounding = reference::rounding_of(test.type);
     truth_ = dense_backward(inputs.dense, counts, inputs.dense_out, dout_, dlse);
     plain_ = dense_backward(plain_in, counts, dense_forward(plain_in, counts), dout_, dlse);
     if (test.out_type() != test.type) return;

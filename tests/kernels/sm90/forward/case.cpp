@@ -9,7 +9,7 @@
 #include <memory>
 #include <optional>
 
-#include "kernels/sm90/forward/reference.hpp"
+#include "reference/dense_attention.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/random_tensors.hpp"
 
@@ -104,21 +104,49 @@ double unit_in_last_place(double value, DType type) {
   return std::ldexp(1.0, std::ilogb(value) - digits);
 }
 
-void check_out(const ForwardCase& test, const GuardedTensor& out, const HostResult& expected) {
+/// In float64, and as a plain computation in 16 bits does it.
+struct Expected {
+  reference::DenseOutput truth;
+  reference::DenseOutput plain;
+};
+
+Expected expected_of(const ForwardCase& test, const Tensors& tensors) {
+  reference::DenseInput in{.rows_q = test.mask.rows_q,
+                           .rows_k = test.mask.rows_k,
+                           .heads_q = test.heads_q,
+                           .heads_kv = test.heads_kv,
+                           .dim_qk = test.dim_qk,
+                           .dim_v = test.dim_v,
+                           .q = values_of(tensors.q),
+                           .k = values_of(tensors.k),
+                           .v = values_of(tensors.v),
+                           .sink = tensors.sink ? values_of(*tensors.sink) : std::vector<double>{},
+                           .num_sinks = test.num_sinks,
+                           .params = test.params};
+  const auto counts = reference::counts_of(test.mask);
+  Expected expected{.truth = dense_forward(in, counts)};
+  in.rounding = reference::rounding_of(test.type);
+  in.is_rounding_scores = true;
+  expected.plain = dense_forward(in, counts);
+  return expected;
+}
+
+void check_out(const ForwardCase& test, const GuardedTensor& out, const Expected& expected) {
+  const std::vector<double>& truth = expected.truth.out;
   double largest = 0.0;
   double plain_error = 0.0;
-  for (std::size_t i = 0; i < expected.out.size(); ++i) {
-    largest = std::max(largest, std::abs(expected.out[i]));
-    plain_error = std::max(plain_error, std::abs(expected.plain_out[i] - expected.out[i]));
+  for (std::size_t i = 0; i < truth.size(); ++i) {
+    largest = std::max(largest, std::abs(truth[i]));
+    plain_error = std::max(plain_error, std::abs(expected.plain.out[i] - truth[i]));
   }
   const double bound = 2.0 * plain_error + unit_in_last_place(largest, test.type);
   std::size_t i = 0;
   for (std::int64_t row = 0; row < out.rows(); ++row) {
     for (std::int64_t head = 0; head < out.heads(); ++head) {
       for (std::int64_t d = 0; d < out.dim(); ++d, ++i) {
-        ASSERT_LE(std::abs(out.get(row, head, d) - expected.out[i]), bound)
+        ASSERT_LE(std::abs(out.get(row, head, d) - truth[i]), bound)
             << "row " << row << " head " << head << " dim " << d << ": out "
-            << out.get(row, head, d) << ", expected " << expected.out[i];
+            << out.get(row, head, d) << ", expected " << truth[i];
       }
     }
   }
@@ -135,7 +163,8 @@ void check_value(double seen, double expected, const char* what, std::int64_t ro
   }
 }
 
-void check_rows(const ForwardCase& test, const Outputs& outputs, const HostResult& expected) {
+void check_rows(const ForwardCase& test, const Outputs& outputs,
+                const reference::DenseOutput& expected) {
   for (std::int64_t row = 0; row < outputs.lse.rows(); ++row) {
     for (std::int64_t head = 0; head < outputs.lse.heads(); ++head) {
       const auto i = static_cast<std::size_t>(row * test.heads_q + head);
@@ -173,14 +202,9 @@ void check_forward(const ForwardCase& test) {
     call_with_device_list(args, test.tuning);
   };
   ASSERT_NO_THROW(run(test, tensors, outputs, with_host_list));
-  const HostResult expected = attend_on_host({.q = &tensors.q,
-                                              .k = &tensors.k,
-                                              .v = &tensors.v,
-                                              .slices = test.mask.slices,
-                                              .sink = tensors.sink.get(),
-                                              .params = test.params});
+  const Expected expected = expected_of(test, tensors);
   check_out(test, outputs.out, expected);
-  check_rows(test, outputs, expected);
+  check_rows(test, outputs, expected.truth);
   EXPECT_TRUE(outputs.out.has_whole_guards()) << "out was written outside its elements";
   EXPECT_TRUE(outputs.lse.has_whole_guards()) << "lse was written outside its elements";
   // Once more, where ranges can say the mask with a list made on the device.

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "base/half.hpp"
-#include "kernels/sm90/forward/reference.hpp"
+#include "reference/dense_attention.hpp"
 #include "support/gpu/device_tools.hpp"
 
 namespace magi::test {
@@ -32,19 +32,19 @@ TensorView view_of(const DeviceBuffer& buffer, DType type,
 }
 
 /// Rows [begin, begin + count) of one head of a hashed tensor [rows, heads, dim].
-GuardedTensor part_of(std::uint64_t seed, std::int64_t heads, std::int64_t dim, Range rows,
-                      std::int64_t head) {
-  GuardedTensor part(DType::BFloat16, rows.size(), 1, dim);
-  for (std::int64_t row = 0; row < part.rows(); ++row) {
+std::vector<double> part_of(std::uint64_t seed, std::int64_t heads, std::int64_t dim, Range rows,
+                            std::int64_t head) {
+  std::vector<double> part;
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
     for (std::int64_t d = 0; d < dim; ++d) {
-      const std::int64_t index = ((rows.begin + row) * heads + head) * dim + d;
-      part.set(row, 0, d, static_cast<double>(bfloat16_to_float(hashed_bfloat16(seed, index))));
+      const std::uint16_t bits = hashed_bfloat16(seed, (row * heads + head) * dim + d);
+      part.push_back(static_cast<double>(bfloat16_to_float(bits)));
     }
   }
   return part;
 }
 
-/// What row `row` sees, as full slices over the keys from the first to the last of them.
+/// What row `row` sees, as a mask of one row over the keys from the first to the last of them.
 struct RowMask {
   RowMask(std::span<const BandSlice> all, std::int32_t row) {
     std::vector<Range> seen;
@@ -58,12 +58,13 @@ struct RowMask {
       keys = {std::min(keys.begin, range.begin), std::max(keys.end, range.end)};
     }
     for (const Range& range : seen) {
-      slices.push_back(
+      mask.slices.push_back(
           band_slice({0, 1}, {range.begin - keys.begin, range.end - keys.begin}, MaskType::Full));
     }
+    mask.rows_k = static_cast<std::int32_t>(keys.size());
   }
   Range keys;
-  std::vector<BandSlice> slices;
+  Mask mask{.rows_q = 1, .rows_k = 0, .slices = {}};
 };
 
 }  // namespace
@@ -99,12 +100,22 @@ void LargeCall::check_row(std::span<const BandSlice> slices, std::int64_t row,
                           std::int64_t head) const {
   SCOPED_TRACE(::testing::Message() << "row " << row << " head " << head);
   const auto token = static_cast<std::int32_t>(row);
-  const RowMask mask(slices, token);
+  const RowMask seen(slices, token);
   const std::int64_t kv_head = head / (shape_.heads_q / shape_.heads_kv);
-  const auto q = part_of(kSeedQ, shape_.heads_q, shape_.dim, {token, token + 1}, head);
-  const auto k = part_of(kSeedK, shape_.heads_kv, shape_.dim, mask.keys, kv_head);
-  const auto v = part_of(kSeedV, shape_.heads_kv, shape_.dim, mask.keys, kv_head);
-  const HostResult expected = attend_on_host({.q = &q, .k = &k, .v = &v, .slices = mask.slices});
+  const auto row_dim = static_cast<std::int32_t>(shape_.dim);
+  reference::DenseInput in{
+      .rows_q = 1,
+      .rows_k = seen.mask.rows_k,
+      .dim_qk = row_dim,
+      .dim_v = row_dim,
+      .q = part_of(kSeedQ, shape_.heads_q, shape_.dim, {token, token + 1}, head),
+      .k = part_of(kSeedK, shape_.heads_kv, shape_.dim, seen.keys, kv_head),
+      .v = part_of(kSeedV, shape_.heads_kv, shape_.dim, seen.keys, kv_head)};
+  const auto counts = reference::counts_of(seen.mask);
+  const reference::DenseOutput expected = dense_forward(in, counts);
+  in.rounding = reference::Rounding::BFloat16;
+  in.is_rounding_scores = true;
+  const reference::DenseOutput plain = dense_forward(in, counts);
   const std::int64_t index = row * shape_.heads_q + head;
   const auto dim = static_cast<std::size_t>(shape_.dim);
   const auto out = to_host_sync<std::uint16_t>(
@@ -114,12 +125,12 @@ void LargeCall::check_row(std::span<const BandSlice> slices, std::int64_t row,
   double plain_error = 0.0;
   for (std::size_t d = 0; d < dim; ++d) {
     largest = std::max(largest, std::abs(expected.out[d]));
-    plain_error = std::max(plain_error, std::abs(expected.plain_out[d] - expected.out[d]));
+    plain_error = std::max(plain_error, std::abs(plain.out[d] - expected.out[d]));
   }
   const double ulp = largest == 0.0 ? 0.0 : std::ldexp(1.0, std::ilogb(largest) - 7);
   for (std::size_t d = 0; d < dim; ++d) {
-    const auto seen = static_cast<double>(bfloat16_to_float(out[d]));
-    ASSERT_LE(std::abs(seen - expected.out[d]), 2.0 * plain_error + ulp) << "dim " << d;
+    const auto value = static_cast<double>(bfloat16_to_float(out[d]));
+    ASSERT_LE(std::abs(value - expected.out[d]), 2.0 * plain_error + ulp) << "dim " << d;
   }
   if (std::isinf(expected.lse[0])) {
     ASSERT_EQ(static_cast<double>(lse), expected.lse[0]);
