@@ -34,7 +34,7 @@ GuardedTensor::GuardedTensor(DType dtype, std::int64_t rows, std::int64_t heads,
   }
   const std::int64_t extent = rows * stride_[0] + heads * stride_[1] + dim;
   host_.assign(static_cast<std::size_t>(extent) * dtype_bytes(dtype) + 2 * kGuardBytes, 0xff);
-  device_ = PoolBuffer(host_.size());
+  device_ = pool_memory(host_.size());
 }
 
 std::size_t GuardedTensor::offset_bytes(std::int64_t row, std::int64_t head, std::int64_t d) const {

@@ -7,7 +7,7 @@
 
 #include "cuda/memory.hpp"
 #include "magi/tensor.hpp"
-#include "support/gpu/pool_buffer.hpp"
+#include "support/gpu/pool_memory.hpp"
 
 namespace magi::test {
 
@@ -48,7 +48,7 @@ class GuardedTensor {
   std::int64_t shape_[3];
   std::int64_t stride_[3];
   std::vector<std::uint8_t> host_;
-  PoolBuffer device_;
+  StreamBuffer device_;
 };
 
 }  // namespace magi::test

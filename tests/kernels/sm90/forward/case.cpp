@@ -68,7 +68,7 @@ void call_with_device_list(const ForwardArgs& args, const ForwardTuning& tuning)
   ASSERT_TRUE(ranges);
   const DeviceListTuning list_tuning{.forward = tuning};
   const std::int64_t size_bytes = forward_workspace_bytes(args, ranges->count(), list_tuning);
-  const PoolBuffer workspace(static_cast<std::size_t>(size_bytes));
+  const StreamBuffer workspace = pool_memory(static_cast<std::size_t>(size_bytes));
   const DeviceRanges slices(*ranges);
   attention_forward_cuda(args, slices.view(), {workspace.data(), size_bytes}, list_tuning, nullptr);
 }
