@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The placement algorithms over abstract jobs. Plans are placed by the library; this is for callers
-who bring workloads and affinities of their own, whose Python methods the algorithms call.
+"""The rules of DispatchSolver: the original's placement algorithms over a caller's own jobs, whose
+affinities are Python objects. Plans do not use them: the library places rows (src/plan).
 
 Every function returns the bucket of each job, by position. Loads are added in a fixed order and
 ties go to the lower bucket, so equal jobs give equal placements.
@@ -11,15 +11,14 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from magi_attention.meta.solver.dispatch_solver import DispatchData
+from magi_attention.compat.dispatch_job import DispatchData
 
 _SHUFFLE_SEED = 42
 
 
-def loads_of(data: "DispatchData", buckets: list[int]) -> list[float]:
+def loads_of(data: DispatchData, buckets: list[int]) -> list[float]:
     """Workload of every bucket."""
     loads = [0.0] * data.num_buckets
     for job, bucket in zip(data.jobs, buckets):
@@ -27,12 +26,12 @@ def loads_of(data: "DispatchData", buckets: list[int]) -> list[float]:
     return loads
 
 
-def room_of(data: "DispatchData") -> int:
+def room_of(data: DispatchData) -> int:
     """Jobs that a bucket takes at most where numbers are equal."""
     return -(-len(data.jobs) // data.num_buckets)
 
 
-def descending(data: "DispatchData", is_later_first: bool) -> list[int]:
+def descending(data: DispatchData, is_later_first: bool) -> list[int]:
     """Positions by workload, heaviest first; of equal ones the later or the earlier first."""
     turn = -1 if is_later_first else 1
     return sorted(range(len(data.jobs)), key=lambda i: (-data.jobs[i].workload, turn * i))
@@ -53,14 +52,14 @@ class _Heap:
         return [heapq.heappop(self._heap) for _ in range(min(count, len(self._heap)))]
 
 
-def sequential(data: "DispatchData") -> list[int]:
+def sequential(data: DispatchData) -> list[int]:
     """Runs of jobs; the first buckets take one more where numbers do not divide."""
     length, longer = divmod(len(data.jobs), data.num_buckets)
     sizes = [length + (bucket < longer) for bucket in range(data.num_buckets)]
     return [bucket for bucket, size in enumerate(sizes) for _ in range(size)]
 
 
-def shuffled(data: "DispatchData") -> list[int]:
+def shuffled(data: DispatchData) -> list[int]:
     """Sequential, with the jobs in a fixed random order."""
     buckets = sequential(data)
     random.Random(_SHUFFLE_SEED).shuffle(buckets)
@@ -68,7 +67,7 @@ def shuffled(data: "DispatchData") -> list[int]:
 
 
 def heap(
-    data: "DispatchData", top_p: float = 0.0, batch: int = 1, is_later_first: bool = False
+    data: DispatchData, top_p: float = 0.0, batch: int = 1, is_later_first: bool = False
 ) -> list[int]:
     """Heaviest first, as descending. The lightest max(1, ceil(top_p * buckets)) buckets are candidates for `batch`
     jobs; of those with room, the one closest to the job takes it.
@@ -110,7 +109,7 @@ def _closest(affinity: Any, affinities: list[Any], candidates: list[list]) -> in
     return index
 
 
-def sorted_sequential(data: "DispatchData", allocation_ratio: float) -> list[int]:
+def sorted_sequential(data: DispatchData, allocation_ratio: float) -> list[int]:
     """Samples by area, largest first: the lightest bucket takes up to allocation_ratio of the
     sample's jobs, the last ones first. Jobs without a sample fill what is left.
     """
@@ -135,13 +134,13 @@ def sorted_sequential(data: "DispatchData", allocation_ratio: float) -> list[int
     return buckets
 
 
-def _give(data: "DispatchData", buckets: list[int], index: int, entry: list) -> None:
+def _give(data: DispatchData, buckets: list[int], index: int, entry: list) -> None:
     buckets[index] = entry[1]
     entry[0] += data.jobs[index].workload
     entry[2] += 1
 
 
-def _area_of(data: "DispatchData", sample: int, jobs: list[int]) -> float:
+def _area_of(data: DispatchData, sample: int, jobs: list[int]) -> float:
     if data.sample_areas is None:
         return sum(data.jobs[index].workload for index in jobs)
     if not 0 <= sample < len(data.sample_areas):
@@ -152,7 +151,7 @@ def _area_of(data: "DispatchData", sample: int, jobs: list[int]) -> float:
     return data.sample_areas[sample]
 
 
-def exact(data: "DispatchData", room: int) -> list[int]:
+def exact(data: DispatchData, room: int) -> list[int]:
     """The least largest load with at most `room` jobs a bucket, by depth-first search with
     pruning: for few jobs.
     """
@@ -162,7 +161,7 @@ def exact(data: "DispatchData", room: int) -> list[int]:
 
 
 class _Search:
-    def __init__(self, data: "DispatchData", room: int) -> None:
+    def __init__(self, data: DispatchData, room: int) -> None:
         self._data, self._room = data, room
         self._order = descending(data, is_later_first=False)
         self._loads = [0.0] * data.num_buckets

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How chunks of rows are placed on ranks: names and options. The library places them, when a plan
+is made.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+from magi_attention.common._arguments import check_int, check_kind, check_number
+from magi_attention.common.enum import DispatchAlgType
+
+
+class DispatchAlg(ABC):
+    """A placement algorithm; its `type` names it."""
+
+    @property
+    @abstractmethod
+    def type(self) -> DispatchAlgType:
+        """The algorithm's name."""
+
+    @property
+    @abstractmethod
+    def is_optimal(self) -> bool:
+        """Whether the largest load is the least possible."""
+
+    @property
+    @abstractmethod
+    def is_partitions_returned(self) -> bool:
+        """Whether it says which rank holds which chunk, not only the largest load."""
+
+    @property
+    @abstractmethod
+    def is_equal_num_workloads(self) -> bool:
+        """Whether every rank gets the same number of chunks."""
+
+    @property
+    @abstractmethod
+    def is_affinity_considered(self) -> bool:
+        """Whether chunks that read the same keys are kept together."""
+
+
+def _algorithm(
+    kind: DispatchAlgType,
+    is_optimal: bool = False,
+    is_partitions_returned: bool = True,
+    is_equal_num_workloads: bool = True,
+    is_affinity_considered: bool = False,
+):
+    """Gives a class its constant properties and makes it a frozen dataclass."""
+    constants = {
+        "type": kind,
+        "is_optimal": is_optimal,
+        "is_partitions_returned": is_partitions_returned,
+        "is_equal_num_workloads": is_equal_num_workloads,
+        "is_affinity_considered": is_affinity_considered,
+    }
+
+    def decorate(cls):
+        for name, value in constants.items():
+            setattr(cls, name, property(lambda self, value=value: value))
+        cls.__abstractmethods__ = frozenset()
+        return dataclass(frozen=True)(cls)
+
+    return decorate
+
+
+@_algorithm(DispatchAlgType.LOWER_BOUND, is_partitions_returned=False, is_equal_num_workloads=False)
+class LBDispatchAlg(DispatchAlg):
+    """Mean load: a bound, not a placement."""
+
+
+@_algorithm(
+    DispatchAlgType.DYNAMIC_PROGRAMMING,
+    is_optimal=True,
+    is_partitions_returned=False,
+    is_equal_num_workloads=False,
+)
+class DPDispatchAlg(DispatchAlg):
+    """Subset dynamic programming, for few chunks: the least largest load, not a placement."""
+
+
+@_algorithm(DispatchAlgType.BINARY_SEARCH, is_optimal=True, is_equal_num_workloads=False)
+class BSDispatchAlg(DispatchAlg):
+    """Binary search on the largest load with backtracking, for few chunks."""
+
+
+@_algorithm(DispatchAlgType.MIN_HEAP, is_equal_num_workloads=False)
+class MinHeapDispatchAlg(DispatchAlg):
+    """Longest chunk first to the least loaded rank; blind to communication."""
+
+
+@_algorithm(DispatchAlgType.BACKTRACKING_PRUNING, is_optimal=True)
+class BTPDispatchAlg(DispatchAlg):
+    """Exhaustive search with pruning, for few chunks."""
+
+
+@_algorithm(DispatchAlgType.TOPP_HEAP, is_affinity_considered=True)
+class ToppHeapDispatchAlg(DispatchAlg):
+    """As MinHeapDispatchAlg, but among the `top_p` share of least loaded ranks the one that reads
+    most of the same keys.
+    """
+
+    top_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_share("top_p", self.top_p)
+
+
+@_algorithm(DispatchAlgType.RANDOM_SELECT)
+class RandomSelectDispatchAlg(DispatchAlg):
+    """A fixed shuffle."""
+
+
+@_algorithm(DispatchAlgType.SEQUENTIAL_SELECT)
+class SequentialDispatchAlg(DispatchAlg):
+    """Contiguous rows: every rank holds one run of the sequence."""
+
+
+@_algorithm(DispatchAlgType.BATCH_TOPP_HEAP, is_affinity_considered=True)
+class BatchToppHeapDispatchAlg(DispatchAlg):
+    """As ToppHeapDispatchAlg, `num_of_select_chunk` chunks at a time."""
+
+    top_p: float = 0.0
+    num_of_select_chunk: int = 1
+
+    def __post_init__(self) -> None:
+        _check_share("top_p", self.top_p)
+        check_int("num_of_select_chunk", self.num_of_select_chunk, 1)
+
+
+@_algorithm(DispatchAlgType.SORTED_SEQUENTIAL_SELECT)
+class SortedSequentialSelectAlg(DispatchAlg):
+    """Documents by size; each rank takes up to `allocation_ratio` of a document at a time."""
+
+    allocation_ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("allocation_ratio", self.allocation_ratio)
+        if not 0.0 < self.allocation_ratio <= 1.0:
+            raise ValueError(
+                f"allocation_ratio is {self.allocation_ratio}; allowed: above 0, at most 1"
+            )
+
+
+@_algorithm(DispatchAlgType.AUTO, is_affinity_considered=True)
+class AutoDispatchAlg(DispatchAlg):
+    """The default: zigzag for one causal document, contiguous for windows, else balanced loads with
+    the least communication that a search finds.
+    """
+
+
+@_algorithm(DispatchAlgType.THOROUGH, is_affinity_considered=True)
+class ThoroughDispatchAlg(DispatchAlg):
+    """As AutoDispatchAlg with a longer search, for masks that are used many times."""
+
+
+@_algorithm(DispatchAlgType.ZIGZAG)
+class ZigzagDispatchAlg(DispatchAlg):
+    """Chunks i and 2 P - 1 - i to rank i."""
+
+
+@_algorithm(DispatchAlgType.AFFINITY, is_affinity_considered=True)
+class AffinityDispatchAlg(DispatchAlg):
+    """The search of AutoDispatchAlg, for every mask."""
+
+
+def _check_share(name: str, value: float) -> None:
+    check_number(name, value)
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} is {value}; allowed: 0 to 1")
+
+
+@dataclass(frozen=True)
+class DispatchConfig:
+    """chunk_size: rows per chunk at most, None: chosen; uneven_shard: no padding, the last chunk
+    may be short; alg: the placement.
+    """
+
+    chunk_size: int | None = None
+    uneven_shard: bool = False
+    alg: DispatchAlg = field(default_factory=AutoDispatchAlg)
+
+    def __post_init__(self) -> None:
+        if self.chunk_size is not None:
+            check_int("chunk_size", self.chunk_size, 1)
+        check_kind("alg", self.alg, DispatchAlg, "a DispatchAlg")

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How communication is cut into stages that overlap with attention: options. The library cuts, when
+a plan is made.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+from magi_attention.common._arguments import check_int, check_kind, check_number
+from magi_attention.common.enum import AttnOverlapMode, OverlapAlgType
+
+
+class OverlapAlg(ABC):
+    """How the pieces of remote keys are shared out among stages."""
+
+    @property
+    @abstractmethod
+    def type(self) -> OverlapAlgType:
+        """The algorithm's name."""
+
+    @property
+    @abstractmethod
+    def is_optimal(self) -> bool:
+        """Whether the cost is the least possible."""
+
+
+@dataclass(frozen=True)
+class UniformOverlapAlg(OverlapAlg):
+    """Stages of equal size. random_costs and random_seed shuffle the pieces of an OverlapSolver;
+    they have no effect on plans, which are reproducible.
+    """
+
+    random_costs: bool = False
+    random_seed: int | None = None
+
+    @property
+    def type(self) -> OverlapAlgType:
+        return OverlapAlgType.UNIFORM
+
+    @property
+    def is_optimal(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class GreedyOverlapAlg(OverlapAlg):
+    """Not available: OverlapConfig raises NotImplementedError for it."""
+
+    @property
+    def type(self) -> OverlapAlgType:
+        return OverlapAlgType.GREEDY
+
+    @property
+    def is_optimal(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class OverlapConfig:
+    """degree: remote stages; 0: wait for everything first, None: chosen by the cost model (mode
+    DYNAMIC only). min_chunk_size: rows of a stage at least. dynamic_max_degree, max_num_chunks and
+    the cost factors are accepted; the planner's cost model has units of its own.
+    """
+
+    mode: AttnOverlapMode = AttnOverlapMode.STATIC
+    degree: int | None = 1
+    dynamic_max_degree: int | None = 8
+    min_chunk_size: int = 512
+    max_num_chunks: int = 64
+    alg: OverlapAlg = field(default_factory=UniformOverlapAlg)
+    calc_cost_factor: float = 1.0
+    comm_cost_factor: float = 1.0
+    _no_overlap: bool = field(init=False, repr=False, compare=False, default=False)
+
+    def __post_init__(self) -> None:
+        check_kind("mode", self.mode, AttnOverlapMode, "an AttnOverlapMode")
+        if self.degree is None:
+            if self.mode is not AttnOverlapMode.DYNAMIC:
+                raise ValueError("degree is None with mode STATIC; allowed: 0 or more")
+            if self.dynamic_max_degree is not None:
+                check_int("dynamic_max_degree", self.dynamic_max_degree, 1)
+        elif check_int("degree", self.degree, 0) <= 1:
+            object.__setattr__(self, "mode", AttnOverlapMode.STATIC)
+        elif self.mode is AttnOverlapMode.DYNAMIC:
+            raise ValueError(f"degree is {self.degree} with mode DYNAMIC; allowed: None, 0 or 1")
+        for name in ("min_chunk_size", "max_num_chunks"):
+            check_int(name, getattr(self, name), 1)
+        for name in ("calc_cost_factor", "comm_cost_factor"):
+            check_number(name, getattr(self, name))
+            if not 0.0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed: above 0, finite")
+        if isinstance(self.alg, GreedyOverlapAlg):
+            raise NotImplementedError(
+                "alg=GreedyOverlapAlg() is not available; use UniformOverlapAlg()"
+            )
+        if not isinstance(self.alg, OverlapAlg):
+            raise TypeError(f"alg is a {type(self.alg).__name__}; allowed: an OverlapAlg")
+        object.__setattr__(self, "_no_overlap", self.degree == 0)
+
+    @property
+    def no_overlap(self) -> bool:
+        """Whether attention waits for all remote keys."""
+        return self._no_overlap
+
+    @property
+    def enable(self) -> bool:
+        """Whether there are several remote stages: a degree of 2 or more, or a chosen one."""
+        return not self._no_overlap and (self.degree is None or self.degree >= 2)
