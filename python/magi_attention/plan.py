@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans as values: where rows live, what travels, in which order. No globals, no process group."""
+"""Plans as values: where rows live, what travels, in which order; and plans on the ranks of a
+process group. No globals.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Sequence
+from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from magi_attention._native import structs
+from magi_attention._native.allocator import AttentionHandle
+from magi_attention._native.attention import Runner, dist_backward, dist_forward
 from magi_attention._native.handles import (
     MaskHandle,
     PlacementHandle,
@@ -16,20 +21,24 @@ from magi_attention._native.handles import (
     default_placement_config,
     default_plan_config,
 )
+from magi_attention._native.vtable import Communicator
+from magi_attention.comm.group import make_communicator, rank_of, size_of
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming
-from magi_attention.common.enum import AttnMaskType
+from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types
+from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
-from magi_attention.env import general
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
-
-    from magi_attention.bound_plan import BoundPlan
+from magi_attention.env import comm, general
+from magi_attention.functional._masks import runner_under
+from magi_attention.functional._rank_attention import RankAttention, layout_of
+from magi_attention.functional.dispatch import dispatch_padded, undispatch_func
+from magi_attention.functional.dist_attn import attend_by
+from magi_attention.functional.roll import roll_p2p
+from magi_attention.rows import Rows
 
 _MAX_SIZE = 1 << 16  # of numbers of heads and head dims
+_MAX_SMS = 1 << 20  # more than any GPU has
 _PICTURES = ("mask", "placement", "traffic", "timeline")
-MaskTypes = "str | AttnMaskType | Sequence[str | AttnMaskType]"
 
 
 @dataclass(frozen=True)
@@ -60,35 +69,6 @@ class PlanReport:
     forward_seconds: float
     backward_seconds: float
     exposed_comm_seconds: float
-
-
-def to_mask_types(types: MaskTypes, count: int) -> tuple[AttnMaskType, ...]:
-    """One type per slice from a name, a type, or a list of either."""
-    if isinstance(types, (str, AttnMaskType)):
-        return (_to_mask_type(types),) * count
-    if not hasattr(types, "__iter__"):
-        check_kind("attn_mask_type", types, str, "a name, an AttnMaskType, or a list of either")
-    result = tuple(t if type(t) is AttnMaskType else _to_mask_type(t) for t in types)
-    if len(result) != count:
-        raise ValueError(
-            f"attn_mask_type has {len(result)} entries; allowed: {count}, one per range, or one"
-        )
-    return result
-
-
-def _to_mask_type(value: str | AttnMaskType) -> AttnMaskType:
-    try:
-        return AttnMaskType(value)
-    except ValueError:
-        names = ", ".join(repr(mask_type.value) for mask_type in AttnMaskType)
-        raise ValueError(f"attn_mask_type is {value!r}; allowed: {names}") from None
-
-
-def check_inside(name: str, ranges: AttnRanges, rows: int) -> None:
-    """TypeError or ValueError for the first range that is not ints with 0 <= start <= end <= rows."""
-    for index, attn_range in enumerate(ranges):
-        start = check_int(f"{name}[{index}].start", attn_range.start, 0, rows)
-        check_int(f"{name}[{index}].end", attn_range.end, start, rows)
 
 
 class Plan:
@@ -144,7 +124,9 @@ class Plan:
             )
         types = to_mask_types(attn_mask_type, len(q_ranges))
         try:
-            mask = MaskHandle.from_ranges(q_ranges, k_ranges, types, total_seqlen, total_seqlen)
+            slices = q_ranges.to_naive_ranges(), k_ranges.to_naive_ranges()
+            numbers = [mask_type.to_int_type() for mask_type in types]
+            mask = MaskHandle.from_ranges(*slices, numbers, total_seqlen, total_seqlen)
         except (TypeError, ValueError):
             check_inside("q_ranges", q_ranges, total_seqlen)
             check_inside("k_ranges", k_ranges, total_seqlen)
@@ -265,11 +247,14 @@ class Plan:
                 file.write(svg)
         return svg
 
-    def bind(self, cp_group: "dist.ProcessGroup | None" = None) -> "BoundPlan":
-        """This plan on the ranks of a process group; None: on this process alone."""
-        from magi_attention.bound_plan import BoundPlan
-
-        return BoundPlan(self, cp_group)
+    def bind(
+        self, cp_group: dist.ProcessGroup | None = None, exchange_sms: int | None = None
+    ) -> BoundPlan:
+        """This plan on the ranks of a process group; None: on this process alone. exchange_sms:
+        multiprocessors of a GPU that attention leaves to exchanges under way, of the environment
+        or the library's choice where it is None.
+        """
+        return BoundPlan(self, cp_group, exchange_sms=exchange_sms)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
@@ -290,6 +275,101 @@ class Plan:
 
     def __reduce__(self):
         return (Plan.from_json, (self.to_json(),))
+
+
+class BoundPlan:
+    """Runs a plan as one rank. dispatch makes no communication; undispatch, roll and calc_attn are
+    collective, in the same order on all ranks. Sequences are axis 0 unless said otherwise.
+
+    On a GPU, memory of a call over several ranks is that of torch's caching allocator.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        cp_group: dist.ProcessGroup | None = None,
+        communicator: Communicator | None = None,
+        exchange_sms: int | None = None,
+    ) -> None:
+        self.rank = rank_of(cp_group)
+        if size_of(cp_group) != plan.cp_size:
+            raise ValueError(
+                f"cp_group has {size_of(cp_group)} ranks; allowed: {plan.cp_size}, the plan's"
+            )
+        if exchange_sms is None:
+            exchange_sms = comm.exchange_sms()
+        else:
+            check_int("exchange_sms", exchange_sms, 0, _MAX_SMS)
+        self.plan, self.cp_group = plan, cp_group
+        self.communicator = communicator or make_communicator(cp_group)
+        self.total_seqlen = plan.total_seqlen
+        self.reach = plan.reach
+        num_valid = plan.ranges_of(self.rank).total_seqlen
+        self.rows = Rows(plan.placement, self.total_seqlen, num_valid, self.communicator, cp_group)
+        self.local_rows = self.rows.count
+        report = plan.report
+        place = (
+            self.rank, self.local_rows, report.num_heads_q, report.num_heads_kv, report.head_dim,
+            report.head_dim_v,
+        )  # fmt: skip
+        runner = partial(_runner_of, plan, self.local_rows, self.communicator, exchange_sms)
+        self.attention = RankAttention(place, runner, cp_group)
+
+    def calc_attn(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sink: torch.Tensor | None = None,
+        softmax_scale: float | None = None,
+        softcap: float = 0.0,
+        return_max_logits: bool = False,
+        sink_layout: str | None = None,
+    ) -> tuple[torch.Tensor, AttnForwardMeta]:
+        """As flex_flash_attn_func on this rank's rows; max_logits are those of all ranks.
+        sink_layout None: "ssh" for a sink of three axes, else "sh".
+        """
+        if sink_layout is None:
+            sink_layout = layout_of(sink)
+        options = (sink, sink_layout, softmax_scale, softcap, return_max_logits)
+        return attend_by(self.attention, (q, k, v), options)
+
+    def dispatch(self, x: torch.Tensor, pad_value: float = 0.0, seq_dim: int = 0) -> torch.Tensor:
+        """x, the same on every rank, with total_seqlen rows along seq_dim -> this rank's rows."""
+        return dispatch_padded(x, self, pad_value, seq_dim)
+
+    def undispatch(
+        self, x: torch.Tensor, is_partial_grad: bool = False, seq_dim: int = 0
+    ) -> torch.Tensor:
+        """This rank's rows -> total_seqlen rows on every rank. is_partial_grad: gradients of
+        ranks are parts of a sum, else every rank holds the whole.
+        """
+        return undispatch_func(x, self, self.cp_group, seq_dim, is_partial_grad)
+
+    def roll(self, x: torch.Tensor, shift: int, dim: int = 0) -> torch.Tensor:
+        """torch.roll along the sequence, axis `dim`, of which every rank holds its rows."""
+        return roll_p2p(x, shift, self, self.cp_group, dim)
+
+    @property
+    def position_ids(self) -> torch.Tensor:
+        """int64 [local rows]: row of the sequence; padding counts as the last row. In host memory,
+        or on the current GPU for a group that moves nothing else (nccl).
+        """
+        return self.rows.position_ids()
+
+    def position_ids_on(self, device: torch.device) -> torch.Tensor:
+        """position_ids on a device; copied there once."""
+        return self.rows.position_ids_on(device)
+
+
+def _runner_of(
+    plan: Plan, local_rows: int, communicator: Communicator, exchange_sms: int | None
+) -> Runner:
+    """What runs a plan as one rank. Collective."""
+    if plan.cp_size == 1:  # rows are in the order of the sequence
+        return runner_under(plan.handle.mask().resized(local_rows, local_rows))
+    handle = AttentionHandle(plan.handle, communicator, exchange_sms)
+    return Runner(dist_forward, dist_backward, handle.address, handle)
 
 
 def to_placement_config(config: DistAttnConfig) -> structs.PlacementConfig:

@@ -140,17 +140,16 @@ def chunk_sizes(group, min_chunks: int = 8) -> None:
 
 def forgotten_arguments(group) -> None:
     """The list of arguments seen stays short; a key whose arguments left it is found again."""
-    from magi_attention.api import _keys
-
-    kept, _keys._SEEN_KEPT = _keys._SEEN_KEPT, 3
+    seen = api.dist_attn_runtime_dict_mgr.seen
+    kept, seen.max_size = seen.max_size, 3
     try:
         masks = [dense.masks(rows)["causal"] for rows in range(40, 46)]
         keys = [make_key(mask, Case(rows=mask.rows_q), group) for mask in masks]
-        assert len(_keys._seen) == 3
+        assert len(seen) == 3
         assert make_key(masks[0], Case(rows=40), group) == keys[0]
         assert len(api.dist_attn_runtime_dict_mgr.keys(group)) == len(keys)
     finally:
-        _keys._SEEN_KEPT = kept
+        seen.max_size = kept
     api.clear_cache(group)
 
 

@@ -139,7 +139,7 @@ class TestEnvironment:
             read()
 
     def test_snapshot_follows_every_change(self, monkeypatch):
-        from magi_attention.env._environment import KEY_VARIABLES, key_snapshot
+        from magi_attention._environment import KEY_VARIABLES, key_snapshot
 
         for name in KEY_VARIABLES:
             monkeypatch.delenv(name, raising=False)

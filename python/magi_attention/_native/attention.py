@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from functools import partial
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -200,42 +199,6 @@ class Call:
                 check(self._prepared.backward_bytes(function, target))
             self._num_bytes = size.value
         return self._num_bytes
-
-
-def signature(q, k, v):
-    """What a Call depends on besides sink and options."""
-    return (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
-        q.device, k.device, v.device,
-    )  # fmt: skip
-
-
-class CallCache:
-    """Calls of one kind by kinds of tensors; all are forgotten when there are too many. make(q, k,
-    v, sink, options) gives a new one.
-    """
-
-    _KEPT = 256
-
-    def __init__(self, make: Callable[..., Call]) -> None:
-        self._make = make
-        self._calls: dict[tuple, Call] = {}
-
-    def find(self, q, k, v, sink, options: Options) -> Call:
-        """The call for these tensors, made at the first use."""
-        kind = (*signature(q, k, v), options, None if sink is None else sink.shape)
-        call = self._calls.get(kind)
-        if call is None:
-            call = self._make(q, k, v, sink, options)
-            if len(self._calls) >= self._KEPT:
-                self._calls.clear()
-            self._calls[kind] = call
-        return call
-
-
-def calls_of(runner: Runner) -> CallCache:
-    """Calls of these functions."""
-    return CallCache(partial(Call, runner))
 
 
 flex_forward = address_of("magi_flex_attention_forward")

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Sequence
 
 from magi_attention._native import structs
 from magi_attention._native.library import Handle, check, lib, made, take_bytes
-from magi_attention.common.enum import AttnMaskType
-from magi_attention.common.ranges import AttnRanges
 
 if TYPE_CHECKING:
     import torch
@@ -43,16 +41,16 @@ class MaskHandle(Handle):
 
     @staticmethod
     def from_ranges(
-        q_ranges: AttnRanges,
-        k_ranges: AttnRanges,
-        types: Sequence[AttnMaskType],
+        q_ranges: Sequence[tuple[int, int]],
+        k_ranges: Sequence[tuple[int, int]],
+        types: Sequence[int],
         rows_q: int,
         rows_k: int,
     ) -> "MaskHandle":
-        """From slices; one type per slice, or one for all."""
-        q = _int32([value for r in q_ranges for value in r.to_naive_range()])
-        k = _int32([value for r in k_ranges for value in r.to_naive_range()])
-        kinds = _int32([mask_type.to_int_type() for mask_type in types])
+        """From slices; the number of one type per slice, or of one for all."""
+        q = _int32([value for bounds in q_ranges for value in bounds])
+        k = _int32([value for bounds in k_ranges for value in bounds])
+        kinds = _int32(types)
         return MaskHandle.from_addresses(
             (_address(q), len(q_ranges)), (_address(k), len(k_ranges)),
             (_address(kinds), len(kinds)), rows_q, rows_k,

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import os
 
-from magi_attention.env._environment import library_path
+from magi_attention._environment import library_path
 from magi_attention.errors import CommError
 
 ABI_VERSION = 1
@@ -52,7 +52,7 @@ _PROTOTYPES = {
     "magi_undispatch": "ppppp",
     "magi_undispatch_backward": "pppp",
     "magi_roll": "pppp",
-    "magi_attention_create": "ppp",
+    "magi_attention_create_with": "pppp",
     "magi_attention_workspace_bytes": "pp",
     "magi_attention_forward": "pppp",
     "magi_attention_backward": "ppppp",
@@ -72,6 +72,7 @@ _VOID_PROTOTYPES = {
     "magi_plan_destroy": "p",
     "magi_comm_options_init": "p",
     "magi_communicator_destroy": "p",
+    "magi_attention_options_init": "p",
     "magi_attention_destroy": "p",
 }
 _LETTERS = {

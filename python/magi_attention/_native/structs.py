@@ -8,7 +8,7 @@ from array import array
 from ctypes import POINTER, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 
 
-class _Sized(ctypes.Structure):
+class Sized(ctypes.Structure):
     """A struct whose first field is its own size."""
 
     def __init__(self, **fields) -> None:
@@ -19,7 +19,7 @@ class _Sized(ctypes.Structure):
         return ctypes.addressof(self)
 
 
-class RangeLists(_Sized):
+class RangeLists(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
         ("q_ranges", c_void_p),
@@ -33,7 +33,7 @@ class RangeLists(_Sized):
     ]
 
 
-class DocumentRule(_Sized):
+class DocumentRule(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
         ("is_causal", c_int32),
@@ -43,7 +43,7 @@ class DocumentRule(_Sized):
     ]
 
 
-class WindowMask(_Sized):
+class WindowMask(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
         ("q_begin", c_int32),
@@ -57,7 +57,7 @@ class WindowMask(_Sized):
     ]
 
 
-class PlacementConfig(_Sized):
+class PlacementConfig(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
         ("algorithm", ctypes.c_char_p),
@@ -72,7 +72,7 @@ class PlacementConfig(_Sized):
     ]
 
 
-class PlacementInfo(_Sized):
+class PlacementInfo(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
         ("num_rows", c_int32),
@@ -83,7 +83,7 @@ class PlacementInfo(_Sized):
     ]
 
 
-class PlanConfig(_Sized):
+class PlanConfig(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
         ("num_ranks", c_int32),
@@ -105,7 +105,7 @@ class PlanConfig(_Sized):
     ]
 
 
-class PlanReport(_Sized):
+class PlanReport(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
         ("num_ranks", c_int32),
@@ -129,7 +129,7 @@ class PlanReport(_Sized):
     ]
 
 
-class CommOptions(_Sized):
+class CommOptions(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
         ("deadline_ms", c_int64),
@@ -137,7 +137,7 @@ class CommOptions(_Sized):
     ]
 
 
-class CommCounters(_Sized):
+class CommCounters(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
         ("messages", c_int64),
@@ -147,7 +147,7 @@ class CommCounters(_Sized):
     ]
 
 
-class UndispatchGradient(_Sized):
+class UndispatchGradient(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
         ("global_gradient", c_void_p),
@@ -156,7 +156,7 @@ class UndispatchGradient(_Sized):
     ]
 
 
-class RollArgs(_Sized):
+class RollArgs(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
         ("local", c_void_p),
@@ -166,7 +166,7 @@ class RollArgs(_Sized):
     ]
 
 
-class RangesReport(_Sized):
+class RangesReport(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
         ("bad_slice", c_int64),

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of context-parallel attention."""
 
-from magi_attention.api._keys import DistAttnRuntimeDictManager, dist_attn_runtime_dict_mgr
 from magi_attention.api.functools import (
     apply_padding,
     compute_pad_size,
@@ -33,31 +32,33 @@ from magi_attention.api.magi_attn_interface import (
 from magi_attention.common.enum import AttnMaskType, AttnOverlapMode
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
-from magi_attention.config import DispatchConfig, DistAttnConfig, GrpCollConfig, OverlapConfig
-from magi_attention.dist_attn_runtime_mgr import DistAttnRuntimeKey
-from magi_attention.functional.flex_flash_attn import flex_flash_attn_func
-from magi_attention.meta.solver.dispatch_solver import (
+from magi_attention.config import (
     AffinityDispatchAlg,
     AutoDispatchAlg,
+    BatchToppHeapDispatchAlg,
     BSDispatchAlg,
     BTPDispatchAlg,
-    BatchToppHeapDispatchAlg,
-    DPDispatchAlg,
     DispatchAlg,
+    DispatchConfig,
+    DistAttnConfig,
+    DPDispatchAlg,
+    GreedyOverlapAlg,
+    GrpCollConfig,
     LBDispatchAlg,
     MinHeapDispatchAlg,
+    OverlapAlg,
+    OverlapConfig,
     RandomSelectDispatchAlg,
     SequentialDispatchAlg,
     SortedSequentialSelectAlg,
     ThoroughDispatchAlg,
     ToppHeapDispatchAlg,
+    UniformOverlapAlg,
     ZigzagDispatchAlg,
 )
-from magi_attention.meta.solver.overlap_solver import (
-    GreedyOverlapAlg,
-    OverlapAlg,
-    UniformOverlapAlg,
-)
+from magi_attention.functional.flex_flash_attn import flex_flash_attn_func
+from magi_attention.keys.groups import DistAttnRuntimeDictManager, dist_attn_runtime_dict_mgr
+from magi_attention.keys.key import DistAttnRuntimeKey
 from magi_attention.plan import Plan
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -16,6 +16,7 @@ from magi_attention.common._arguments import (
     check_window,
     naming,
 )
+from magi_attention.common._slices import apply_padding as apply_padding
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.range import AttnRange
 from magi_attention.common.ranges import AttnRanges
@@ -100,32 +101,6 @@ def unpad_at_dim(x: torch.Tensor, dim: int, pad_size: int) -> torch.Tensor:
     _check_axis(x, dim)
     check_int("pad_size", pad_size, 0, x.shape[dim])
     return x.narrow(dim, 0, x.shape[dim] - pad_size)
-
-
-def apply_padding(
-    q_ranges: AttnRanges,
-    k_ranges: AttnRanges,
-    attn_mask_type: list[AttnMaskType],
-    total_seqlen: int,
-    pad_size: int,
-) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType]]:
-    """The slices with one more: rows [total_seqlen, total_seqlen + pad_size) that see no key.
-    ValueError unless there are as many k_ranges and types as q_ranges.
-    """
-    for name, ranges in (("q_ranges", q_ranges), ("k_ranges", k_ranges)):
-        check_kind(name, ranges, AttnRanges, "AttnRanges")
-    check_kind("attn_mask_type", attn_mask_type, (list, tuple), "a list of AttnMaskType")
-    for name, given in (("k_ranges", k_ranges), ("attn_mask_type", attn_mask_type)):
-        if len(given) != len(q_ranges):
-            raise ValueError(
-                f"{name} has {len(given)} entries; allowed: {len(q_ranges)}, as q_ranges"
-            )
-    check_int("total_seqlen", total_seqlen, 0)
-    check_int("pad_size", pad_size, 0)
-    padded_q, padded_k = q_ranges.clone(), k_ranges.clone()
-    padded_q.append(AttnRange(total_seqlen, total_seqlen + pad_size))
-    padded_k.append(AttnRange(0, 0))
-    return padded_q, padded_k, [*attn_mask_type, AttnMaskType.FULL]
 
 
 def infer_attn_mask_from_sliding_window(

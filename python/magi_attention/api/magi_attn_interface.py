@@ -12,17 +12,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from magi_attention.api._keys import KeySpec, find_or_make, runtime_of, to_group
-from magi_attention.api._keys import dist_attn_runtime_dict_mgr as _managers
 from magi_attention.api.functools import infer_attn_mask_from_cu_seqlens
-from magi_attention.bound_plan import attend, layout_of
 from magi_attention.common._arguments import check_kind
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
-from magi_attention.dist_attn_runtime_mgr import DistAttnRuntimeKey, check_self_attention
 from magi_attention.functional._eager import is_eager
+from magi_attention.functional._rank_attention import layout_of
+from magi_attention.functional.dist_attn import attend
+from magi_attention.keys.flags import check_self_attention
+from magi_attention.keys.groups import dist_attn_runtime_dict_mgr as _managers
+from magi_attention.keys.groups import to_group
+from magi_attention.keys.key import DistAttnRuntimeKey
+from magi_attention.keys.lookup import KeySpec, find_or_make, runtime_of
 
 GeneralAttnMaskType: TypeAlias = "str | AttnMaskType | Sequence[str | AttnMaskType]"
 GroupOrMesh: TypeAlias = "dist.ProcessGroup | DeviceMesh"
@@ -213,12 +216,13 @@ def calc_attn(
         key.name_plan(runtime_of(key).bound)
     options = (sink, layout_of(sink), softmax_scale, softcap, return_max_logits)
     if is_eager(q, k, v):
-        bound = key._bound()
-        if bound is None:  # it left the cache; an equal key may have been made since
+        attention = key._attention()
+        if attention is None:  # it left the cache; an equal key may have been made since
             bound = runtime_of(key).bound
             key.name_plan(bound)
+            attention = bound.attention
         _managers.note_use(key)
-        return bound.attend_now(q, k, v, options)
+        return attention.attend(q, k, v, options)
     return attend(key._number, key._place, key.precision, (q, k, v), options)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Iterator, Sequence
 import torch
 from torch import nn
 
+from magi_attention._native import MaskHandle, mask_slices_of_matrix
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.range import AttnRange
 from magi_attention.common.ranges import AttnRanges
@@ -110,8 +111,6 @@ class AttnMask(nn.Module):
         if runs is not None:
             slices = _slices_of_runs(runs)
         else:
-            from magi_attention._native import mask_slices_of_matrix
-
             slices = mask_slices_of_matrix(visible)
         return cls.from_ranges(
             AttnRanges.from_ranges([s[0:2] for s in slices]),
@@ -194,12 +193,10 @@ class AttnMask(nn.Module):
             for row in self.mask_flag_array.tolist():
                 print("".join("#" if flag == self.unmasked_flag else "." for flag in row))
             return
-        from magi_attention._native import MaskHandle
-
         mask = MaskHandle.from_ranges(
-            self.q_ranges,
-            self.k_ranges,
-            self.attn_mask_type,
+            self.q_ranges.to_naive_ranges(),
+            self.k_ranges.to_naive_ranges(),
+            [mask_type.to_int_type() for mask_type in self.attn_mask_type],
             self.total_seqlen_q,
             self.total_seqlen_k,
         )

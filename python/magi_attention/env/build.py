@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 
-from magi_attention.env._environment import PREFIX, read_flag, read_int, read_text
+from magi_attention._environment import PREFIX, read_flag, read_int, read_text
 
 # Functions that read a variable, in this order.
 VARIABLES = (

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from magi_attention.env._environment import (
+from magi_attention._environment import (
     PREFIX,
     read_flag,
     read_int,
@@ -15,9 +15,9 @@ from magi_attention.env._environment import (
 # Functions that read a variable, in this order.
 VARIABLES = (
     "is_hierarchical_comm_enable", "ffa_fwd_sm_margin_save_for_comm",
-    "ffa_bwd_sm_margin_save_for_comm", "is_qo_comm_enable", "is_fwd_high_precision_reduce_enable",
-    "is_bwd_high_precision_reduce_enable", "is_native_grpcoll_enable", "dsink_all_reduce_op",
-    "is_ffa_fwd_inplace_correct",
+    "ffa_bwd_sm_margin_save_for_comm", "exchange_sms", "is_qo_comm_enable",
+    "is_fwd_high_precision_reduce_enable", "is_bwd_high_precision_reduce_enable",
+    "is_native_grpcoll_enable", "dsink_all_reduce_op", "is_ffa_fwd_inplace_correct",
 )  # fmt: skip
 
 
@@ -32,17 +32,27 @@ def _sm_margin(name: str) -> int:
 
 
 def ffa_fwd_sm_margin_save_for_comm() -> int:
-    """MAGI_ATTENTION_FFA_FORWARD_SM_MARGIN, default 4, or 0 where CUDA_DEVICE_MAX_CONNECTIONS is 1;
-    no effect.
+    """MAGI_ATTENTION_FFA_FORWARD_SM_MARGIN, default 4, or 0 where CUDA_DEVICE_MAX_CONNECTIONS is 1.
+    Only a value that is set has an effect: see exchange_sms.
     """
     return _sm_margin("FFA_FORWARD_SM_MARGIN")
 
 
 def ffa_bwd_sm_margin_save_for_comm() -> int:
     """MAGI_ATTENTION_FFA_BACKWARD_SM_MARGIN, default 4, or 0 where CUDA_DEVICE_MAX_CONNECTIONS is
-    1; no effect.
+    1. Only a value that is set has an effect: see exchange_sms.
     """
     return _sm_margin("FFA_BACKWARD_SM_MARGIN")
+
+
+def exchange_sms() -> int | None:
+    """Multiprocessors of a GPU that attention leaves to exchanges under way, forward and backward:
+    the larger of MAGI_ATTENTION_FFA_FORWARD_SM_MARGIN and MAGI_ATTENTION_FFA_BACKWARD_SM_MARGIN.
+    None, the library's choice, where neither is set. Read when a plan is bound to its group.
+    """
+    names = ("FFA_FORWARD_SM_MARGIN", "FFA_BACKWARD_SM_MARGIN")
+    margin = max(read_int(PREFIX + name, -1, 0) for name in names)
+    return None if margin < 0 else margin
 
 
 def is_qo_comm_enable() -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import warnings
 
+from magi_attention._environment import PREFIX, is_set, read_flag, read_int, read_text
 from magi_attention.common.enum import MagiAttentionKernelBackend, MagiAttentionPrecision
-from magi_attention.env._environment import PREFIX, is_set, read_flag, read_int, read_text
 
 # Functions that read a variable, in this order.
 VARIABLES = (

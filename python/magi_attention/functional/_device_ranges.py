@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 
 import torch
 
-from magi_attention._native.attention import Call, CallCache, Options
+from magi_attention._native.attention import Call, Options
 from magi_attention._native.ranges import RangesCall
+from magi_attention.common._lru import LruCache
 from magi_attention.env.general import is_sanity_check_enable
-from magi_attention.functional._masks import KnownMask, mask_of
+from magi_attention.functional._calls import CallCache
+from magi_attention.functional._masks import mask_of
 
-_COPIES_KEPT = 64
+_COPIES_KEPT = 64  # as many as masks are kept, which is what the copies are for
 _calls = CallCache(RangesCall)
 # Copies in host memory, which backward needs: by identity, valid while the tensors live unchanged.
-_copies: OrderedDict[tuple, tuple[list, KnownMask]] = OrderedDict()
+_copies = LruCache(_COPIES_KEPT)
 
 
 class RangesInvocation:
@@ -54,7 +55,7 @@ def backward_call(q, k, v, sink, mask: tuple, options: Options) -> Call:
             "host memory"
         )
     key = (q.shape[0], k.shape[0], *map(id, mask))
-    references, known = _copies.pop(key, ([], None))
+    references, known = _copies.get(key, ([], None))
     alive = [reference() for reference in references]
     if known is None or any(a is not b for a, b in zip(alive, mask)):
         known = None
@@ -63,10 +64,7 @@ def backward_call(q, k, v, sink, mask: tuple, options: Options) -> Call:
     if known is None:
         copies = [None if tensor is None else tensor.cpu() for tensor in mask]
         known = (_versions(mask), mask_of(q.shape[0], k.shape[0], *copies))
-        references = [_reference(tensor) for tensor in mask]
-        while len(_copies) >= _COPIES_KEPT:
-            _copies.popitem(last=False)
-    _copies[key] = (references, known)
+        _copies[key] = [_reference(tensor) for tensor in mask], known
     return known[1].calls.find(q, k, v, sink, options)
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections import OrderedDict
 from typing import NamedTuple
 
 import torch
@@ -12,7 +11,11 @@ import torch
 from magi_attention._native import attention as native
 from magi_attention._native.handles import MaskHandle
 from magi_attention.common._arguments import naming
+from magi_attention.common._lru import LruCache
+from magi_attention.functional._calls import CallCache, calls_of
 
+# A step uses few masks, over and over: these are those of some dozens of steps. A mask holds about
+# 50 bytes a slice here, and the work lists of its calls in the library.
 _MASKS_KEPT = 64
 _ALL_FULL = torch.zeros(1, dtype=torch.int32, device="cpu")
 
@@ -21,17 +24,16 @@ class KnownMask(NamedTuple):
     """A mask and the calls that were made with it."""
 
     handle: MaskHandle
-    calls: native.CallCache
+    calls: CallCache
 
 
-_masks: OrderedDict[tuple, KnownMask] = OrderedDict()
+_masks = LruCache(_MASKS_KEPT)  # by the numbers of rows and the contents of the tensors
 
 
-def calls_under(handle: MaskHandle) -> native.CallCache:
-    """Calls of attention on one device under this mask."""
+def runner_under(handle: MaskHandle) -> native.Runner:
+    """Attention on one device under this mask."""
     functions = native.flex_forward, native.flex_backward
-    runner = native.Runner(*functions, handle.address, handle, native.flex_backward_bytes)
-    return native.calls_of(runner)
+    return native.Runner(*functions, handle.address, handle, native.flex_backward_bytes)
 
 
 def _content(tensor: torch.Tensor) -> bytes:
@@ -50,13 +52,10 @@ def mask_of(
         types = _ALL_FULL
     tensors = (q_ranges.contiguous(), k_ranges.contiguous(), types.contiguous())
     key = (rows_q, rows_k, *map(_content, tensors))
-    known = _masks.pop(key, None)
+    known = _masks.get(key)
     if known is None:
         addresses = ((tensor.data_ptr(), tensor.shape[0]) for tensor in tensors)
         with naming(types="attn_type_map"):
             handle = MaskHandle.from_addresses(*addresses, rows_q, rows_k)
-        known = KnownMask(handle, calls_under(handle))
-        while len(_masks) >= _MASKS_KEPT:
-            _masks.popitem(last=False)
-    _masks[key] = known
+        known = _masks[key] = KnownMask(handle, calls_of(runner_under(handle)))
     return known

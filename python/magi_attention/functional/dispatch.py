@@ -5,13 +5,12 @@ group; `group` is the original's argument and must be that group or None.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable
+from typing import Callable
 
 import torch
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from magi_attention.bound_plan import BoundPlan
+from magi_attention.rows import HasRows, Rows
 
 
 def along(seq_dim: int, x: torch.Tensor, rows_of: Callable) -> torch.Tensor:
@@ -28,12 +27,12 @@ class _DispatchFunc(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x_global, group, meta, seq_dim, pad_value=0.0):
-        ctx.meta, ctx.seq_dim = meta, seq_dim
-        return along(seq_dim, x_global, lambda rows: meta.select_rows(rows, pad_value))
+        ctx.rows, ctx.seq_dim = meta.rows, seq_dim
+        return along(seq_dim, x_global, lambda whole: meta.rows.select(whole, pad_value))
 
     @staticmethod
     def backward(ctx, grad_local):
-        return along(ctx.seq_dim, grad_local, ctx.meta.gather_rows), None, None, None, None
+        return along(ctx.seq_dim, grad_local, ctx.rows.gather), None, None, None, None
 
 
 class _UndispatchFunc(torch.autograd.Function):
@@ -43,12 +42,12 @@ class _UndispatchFunc(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x_local, group, meta, seq_dim):
-        ctx.meta, ctx.seq_dim = meta, seq_dim
-        return along(seq_dim, x_local, meta.gather_rows)
+        ctx.rows, ctx.seq_dim = meta.rows, seq_dim
+        return along(seq_dim, x_local, meta.rows.gather)
 
     @staticmethod
     def backward(ctx, grad_global):
-        own = along(ctx.seq_dim, grad_global, lambda rows: ctx.meta.select_rows(rows, 0.0))
+        own = along(ctx.seq_dim, grad_global, lambda whole: ctx.rows.select(whole, 0.0))
         return own, None, None, None
 
 
@@ -61,13 +60,13 @@ class _UndispatchPartialGradFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_global):
-        return along(ctx.seq_dim, grad_global, ctx.meta.reduce_rows), None, None, None
+        return along(ctx.seq_dim, grad_global, ctx.rows.reduce), None, None, None
 
 
 def dispatch_func(
     x_global: torch.Tensor,
-    group: "dist.ProcessGroup | None",
-    meta: "BoundPlan",
+    group: dist.ProcessGroup | None,
+    meta: HasRows,
     seq_dim: int = 0,
 ) -> torch.Tensor:
     """x_global, the same tensor on every rank, of total_seqlen rows along seq_dim -> this rank's
@@ -75,13 +74,21 @@ def dispatch_func(
     forward. ValueError for another number of rows and for a group that is not the plan's.
     """
     check_group(group, meta)
-    return meta.dispatch(x_global, seq_dim=seq_dim)
+    return dispatch_padded(x_global, meta, 0.0, seq_dim)
+
+
+def dispatch_padded(
+    x_global: torch.Tensor, meta: HasRows, pad_value: float, seq_dim: int
+) -> torch.Tensor:
+    """dispatch_func with another value in padding rows."""
+    check_rows("x", x_global, meta.rows.total_seqlen, seq_dim)
+    return _DispatchFunc.apply(x_global, meta.rows.cp_group, meta, seq_dim, pad_value)
 
 
 def undispatch_func(
     x_local: torch.Tensor,
-    meta: "BoundPlan",
-    group: "dist.ProcessGroup | None",
+    meta: HasRows,
+    group: dist.ProcessGroup | None,
     seq_dim: int = 0,
     is_partial_grad: bool = False,
 ) -> torch.Tensor:
@@ -90,15 +97,31 @@ def undispatch_func(
     ValueError for another number of rows and for a group that is not the plan's.
     """
     check_group(group, meta)
-    return meta.undispatch(x_local, is_partial_grad, seq_dim)
+    check_rows("x", x_local, meta.rows.count, seq_dim)
+    function = _UndispatchPartialGradFunc if is_partial_grad else _UndispatchFunc
+    return function.apply(x_local, meta.rows.cp_group, meta, seq_dim)
 
 
-def check_group(group: "dist.ProcessGroup | None", meta: "BoundPlan") -> None:
+def check_group(group: dist.ProcessGroup | None, meta: HasRows) -> None:
     """TypeError unless meta is a bound plan, ValueError where another group than its own is given."""
-    if not hasattr(meta, "roll_rows"):
+    if not isinstance(getattr(meta, "rows", None), Rows):
         raise TypeError(f"meta is a {type(meta).__name__}; allowed: a bound plan, Plan.bind(group)")
-    if group is not None and group is not meta.cp_group:
+    if group is not None and group is not meta.rows.cp_group:
         raise ValueError("group is not that of meta; allowed: the group that the plan is bound to")
+
+
+def check_rows(name: str, x: torch.Tensor, rows: int, seq_dim: int) -> None:
+    """TypeError or ValueError unless x is a strided tensor with `rows` rows along seq_dim."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; allowed: a torch.Tensor")
+    if x.layout is not torch.strided:
+        raise ValueError(f"{name} has layout {x.layout}; allowed: torch.strided")
+    if not -x.dim() <= seq_dim < x.dim():
+        raise ValueError(f"{name} has {x.dim()} axes; allowed: those with axis {seq_dim}")
+    if x.shape[seq_dim] != rows:
+        place = "" if seq_dim == 0 else f" in axis {seq_dim}"
+        wanted = f"[{rows}, ...]" if seq_dim == 0 else str(rows)
+        raise ValueError(f"{name} has shape {list(x.shape)}; allowed: {wanted}{place}")
 
 
 __all__ = ["dispatch_func", "undispatch_func"]

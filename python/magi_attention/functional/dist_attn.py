@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from magi_attention._native.attention import Options
+from magi_attention.common.enum import MagiAttentionPrecision
+from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.functional._checks import check_params, check_sink
+from magi_attention.functional._eager import is_eager
 from magi_attention.functional._ops import (
     backward,
     define,
@@ -16,29 +19,18 @@ from magi_attention.functional._ops import (
     fake_forward,
     forward,
 )
-
-if TYPE_CHECKING:
-    from magi_attention.bound_plan import BoundPlan
-    from magi_attention.common.forward_meta import AttnForwardMeta
-
-# Operators name the plan they run by a number.
-_bound_plans: "weakref.WeakValueDictionary[int, BoundPlan]" = weakref.WeakValueDictionary()
-_last_number = 0
+from magi_attention.functional._rank_attention import (
+    RankAttention,
+    check_local,
+    find_attention,
+    layout_of,
+)
 
 
-def register(bound: "BoundPlan") -> int:
-    """A number that names the plan in operators for as long as it lives."""
-    global _last_number
-    _last_number += 1
-    _bound_plans[_last_number] = bound
-    return _last_number
+class HasAttention(Protocol):
+    """What dist_attn_func takes: a bound plan (magi_attention.plan.Plan.bind)."""
 
-
-def _find(number: int) -> "BoundPlan":
-    bound = _bound_plans.get(number)
-    if bound is None:
-        raise ValueError(f"the plan numbered {number} is gone: its key left the cache")
-    return bound
+    attention: RankAttention
 
 
 def _forward_fake(q, k, v, sink, plan, scale, softcap, sink_layout, with_max_logits):
@@ -47,9 +39,9 @@ def _forward_fake(q, k, v, sink, plan, scale, softcap, sink_layout, with_max_log
 
 def _forward(q, k, v, sink, plan, scale, softcap, sink_layout, with_max_logits):
     options = Options(scale, softcap, sink_layout, with_max_logits)
-    bound = _find(plan)
-    out, lse, max_logits = forward(bound.calls.find(q, k, v, sink, options), q, k, v, sink)
-    lse.bound_plan = bound  # a compiled backward is given this tensor and a number
+    attention = find_attention(plan)
+    out, lse, max_logits = forward(attention.calls.find(q, k, v, sink, options), q, k, v, sink)
+    lse.attention = attention  # a compiled backward is given this tensor and a number
     return out, lse, max_logits
 
 
@@ -58,12 +50,12 @@ def _backward_fake(dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, si
 
 
 def _backward(dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, sink_layout):
-    bound = _find(plan)
-    options = Options(scale, softcap, sink_layout, is_fast_backward=bound.is_fast_backward)
-    call = bound.calls.find(q, k, v, sink, options)
+    attention = find_attention(plan)
+    options = Options(scale, softcap, sink_layout, is_fast_backward=attention.is_fast_backward)
+    call = attention.calls.find(q, k, v, sink, options)
     gradients = backward(call, dout, dlse, q, k, v, out, lse, sink)
     if sink is not None and sink_layout == 0:
-        bound.reduce_dsink(gradients[3])
+        attention.reduce_dsink(gradients[3])
     return gradients
 
 
@@ -99,7 +91,7 @@ class DistAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, out, lse, sink)
         ctx.params = (plan, scale, softcap, layout)
         if not torch.compiler.is_compiling():
-            ctx.bound = _find(plan)  # lives until backward
+            ctx.attention = find_attention(plan)  # lives until backward
         ctx.mark_non_differentiable(max_logits)
         return out, lse, max_logits
 
@@ -110,22 +102,55 @@ class DistAttention(torch.autograd.Function):
         return dq, dk, dv, None if sink is None else dsink, None, None, None, None, None
 
 
+def attend(
+    number: int,
+    place: tuple[int, ...],
+    precision: MagiAttentionPrecision | None,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    options: tuple,
+) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """RankAttention.attend as an operator, by its number, place and precision."""
+    sink, sink_layout, softmax_scale, softcap, return_max_logits = options
+    given_dtype = qkv[0].dtype if isinstance(qkv[0], torch.Tensor) else None
+    q, k, v = check_local(*qkv, place, precision)
+    scale = check_params(softmax_scale, softcap)
+    sink, layout = check_sink(sink, sink_layout, q)
+    out, lse, max_logits = DistAttention.apply(
+        q, k, v, sink, number, scale, softcap, layout, return_max_logits
+    )
+    meta = AttnForwardMeta(lse=lse, max_logits=max_logits if return_max_logits else None)
+    return out.to(given_dtype), meta
+
+
 def dist_attn_func(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    dist_attn_runtime: "BoundPlan",
+    dist_attn_runtime: HasAttention,
     sink: torch.Tensor | None = None,
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     return_max_logits: bool = False,
-) -> "tuple[torch.Tensor, AttnForwardMeta]":
+) -> tuple[torch.Tensor, AttnForwardMeta]:
     """Attention of this rank's rows by a bound plan (Plan.bind): q [rows, heads_q, dim], k, v
     [rows, heads_kv, dim] -> (out like q, meta). As magi_attention.api.calc_attn. Collective.
     """
-    if not hasattr(dist_attn_runtime, "attend_now"):
+    attention = getattr(dist_attn_runtime, "attention", None)
+    if not isinstance(attention, RankAttention):
         raise TypeError(
             f"dist_attn_runtime is a {type(dist_attn_runtime).__name__}; "
             "allowed: a bound plan, Plan.bind(group)"
         )
-    return dist_attn_runtime.calc_attn(q, k, v, sink, softmax_scale, softcap, return_max_logits)
+    options = (sink, layout_of(sink), softmax_scale, softcap, return_max_logits)
+    return attend_by(attention, (q, k, v), options)
+
+
+def attend_by(
+    attention: RankAttention,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    options: tuple,
+) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """RankAttention.attend, as an operator where one is asked for."""
+    if is_eager(*qkv):
+        return attention.attend(*qkv, options)
+    return attend(attention.number, attention.place, attention.precision, qkv, options)

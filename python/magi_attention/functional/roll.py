@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
 
-from magi_attention.functional.dispatch import along, check_group
+from magi_attention.common._arguments import check_int
+from magi_attention.functional.dispatch import along, check_group, check_rows
+from magi_attention.rows import HasRows
 
-if TYPE_CHECKING:
-    from magi_attention.bound_plan import BoundPlan
+_INT64 = 1 << 63
 
 
 class _RollP2P(torch.autograd.Function):
@@ -19,12 +18,12 @@ class _RollP2P(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x_local, shift, meta, group, seq_dim):
-        ctx.shift, ctx.meta, ctx.seq_dim = shift, meta, seq_dim
-        return along(seq_dim, x_local, lambda rows: meta.roll_rows(rows, shift))
+        ctx.shift, ctx.rows, ctx.seq_dim = shift, meta.rows, seq_dim
+        return along(seq_dim, x_local, lambda own: meta.rows.roll(own, shift))
 
     @staticmethod
     def backward(ctx, grad_output):
-        back = along(ctx.seq_dim, grad_output, lambda rows: ctx.meta.roll_rows(rows, -ctx.shift))
+        back = along(ctx.seq_dim, grad_output, lambda own: ctx.rows.roll(own, -ctx.shift))
         return back, None, None, None, None
 
 
@@ -43,8 +42,8 @@ class _RollSimpleP2P(torch.autograd.Function):
 def roll_p2p(
     x_local: torch.Tensor,
     shift: int,
-    meta: "BoundPlan",
-    group: "dist.ProcessGroup | None",
+    meta: HasRows,
+    group: dist.ProcessGroup | None,
     seq_dim: int = 0,
 ) -> torch.Tensor:
     """Rolls by `shift` rows in the order of the sequence, along seq_dim of x_local, of which every
@@ -53,14 +52,17 @@ def roll_p2p(
     magi_attention.functional.roll_func.
     """
     check_group(group, meta)
-    return meta.roll(x_local, shift, seq_dim)
+    check_int("dim", seq_dim, -_INT64)
+    check_rows("x", x_local, meta.rows.count, seq_dim)
+    shift = check_int("shift", shift, -_INT64) % meta.rows.total_seqlen
+    return _RollP2P.apply(x_local, shift, meta, meta.rows.cp_group, seq_dim)
 
 
 def roll_simple_p2p(
     x_local: torch.Tensor,
     shift: int,
-    meta: "BoundPlan",
-    group: "dist.ProcessGroup | None",
+    meta: HasRows,
+    group: dist.ProcessGroup | None,
     seq_dim: int = 0,
 ) -> torch.Tensor:
     """roll_p2p under the original's other name. Exported as

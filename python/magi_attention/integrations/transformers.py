@@ -26,9 +26,9 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
 from magi_attention.api import calc_attn
-from magi_attention.api._keys import runtime_of
-from magi_attention.bound_plan import BoundPlan
-from magi_attention.dist_attn_runtime_mgr import DistAttnRuntimeKey
+from magi_attention.keys.key import DistAttnRuntimeKey
+from magi_attention.keys.lookup import runtime_of
+from magi_attention.plan import BoundPlan
 
 NAME = "magi"
 PLAN_KEYWORD = "magi_plan"

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention of a plan on one rank, with device memory from torch's caching allocator."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import CFUNCTYPE, POINTER, c_int32, c_size_t, c_void_p
+
+import torch
+
+from magi_attention._native.library import Handle, lib, made
+from magi_attention._native.structs import Sized
+
+_ALLOCATE = CFUNCTYPE(c_void_p, c_void_p, c_size_t, c_int32, c_void_p)
+_RELEASE = CFUNCTYPE(None, c_void_p, c_void_p, c_size_t, c_int32, c_void_p)
+
+
+class DeviceAllocator(Sized):
+    """magi_device_allocator."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("context", c_void_p),
+        ("allocate", _ALLOCATE),
+        ("release", _RELEASE),
+    ]
+
+
+class AttentionOptions(Sized):
+    """magi_attention_options."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("allocator", POINTER(DeviceAllocator)),
+        ("exchange_sms", c_int32),
+    ]
+
+
+def _allocate(_context, size_bytes: int, device: int, stream: int | None) -> int | None:
+    """Memory that work enqueued later on the stream may use; None where torch has none left."""
+    try:
+        return torch.cuda.caching_allocator_alloc(size_bytes, device, stream or 0)
+    except RuntimeError:  # torch.OutOfMemoryError is one; the library raises its own
+        return None
+
+
+def _release(_context, data: int, _size_bytes: int, _device: int, _stream: int | None) -> None:
+    """torch gives the memory to work enqueued later on the stream that it was allocated for."""
+    torch.cuda.caching_allocator_delete(data)
+
+
+# The library keeps the addresses of both functions, so these objects live as long as the process.
+TORCH_ALLOCATOR = DeviceAllocator(allocate=_ALLOCATE(_allocate), release=_RELEASE(_release))
+
+
+class AttentionHandle(Handle):
+    """Runs a plan as one rank of a communicator. exchange_sms: multiprocessors that attention
+    leaves to exchanges under way; None: the library's choice.
+    """
+
+    destroy = "magi_attention_destroy"
+    __slots__ = ("_communicator",)
+
+    def __init__(self, plan: Handle, communicator: Handle, exchange_sms: int | None) -> None:
+        options = AttentionOptions()
+        lib.magi_attention_options_init(options.address)
+        options.allocator = ctypes.pointer(TORCH_ALLOCATOR)
+        if exchange_sms is not None:
+            options.exchange_sms = exchange_sms
+        group = communicator.address
+        super().__init__(made(lib.magi_attention_create_with, plan.address, group, options.address))
+        self._communicator = communicator  # outlives the attention

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the slices of a mask that a caller gives."""
+
+from __future__ import annotations
+
+from typing import Sequence, TypeAlias
+
+from magi_attention.common._arguments import check_int, check_kind
+from magi_attention.common.enum import AttnMaskType
+from magi_attention.common.range import AttnRange
+from magi_attention.common.ranges import AttnRanges
+
+MaskTypes: TypeAlias = "str | AttnMaskType | Sequence[str | AttnMaskType]"
+
+
+def to_mask_types(types: MaskTypes, count: int) -> tuple[AttnMaskType, ...]:
+    """One type per slice from a name, a type, or a list of either."""
+    if isinstance(types, (str, AttnMaskType)):
+        return (_to_mask_type(types),) * count
+    if not hasattr(types, "__iter__"):
+        check_kind("attn_mask_type", types, str, "a name, an AttnMaskType, or a list of either")
+    result = tuple(t if type(t) is AttnMaskType else _to_mask_type(t) for t in types)
+    if len(result) != count:
+        raise ValueError(
+            f"attn_mask_type has {len(result)} entries; allowed: {count}, one per range, or one"
+        )
+    return result
+
+
+def _to_mask_type(value: str | AttnMaskType) -> AttnMaskType:
+    try:
+        return AttnMaskType(value)
+    except ValueError:
+        names = ", ".join(repr(mask_type.value) for mask_type in AttnMaskType)
+        raise ValueError(f"attn_mask_type is {value!r}; allowed: {names}") from None
+
+
+def check_inside(name: str, ranges: AttnRanges, rows: int) -> None:
+    """TypeError or ValueError for the first range that is not ints with 0 <= start <= end <= rows."""
+    for index, attn_range in enumerate(ranges):
+        start = check_int(f"{name}[{index}].start", attn_range.start, 0, rows)
+        check_int(f"{name}[{index}].end", attn_range.end, start, rows)
+
+
+def apply_padding(
+    q_ranges: AttnRanges,
+    k_ranges: AttnRanges,
+    attn_mask_type: list[AttnMaskType],
+    total_seqlen: int,
+    pad_size: int,
+) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType]]:
+    """The slices with one more: rows [total_seqlen, total_seqlen + pad_size) that see no key.
+    ValueError unless there are as many k_ranges and types as q_ranges.
+    """
+    for name, ranges in (("q_ranges", q_ranges), ("k_ranges", k_ranges)):
+        check_kind(name, ranges, AttnRanges, "AttnRanges")
+    check_kind("attn_mask_type", attn_mask_type, (list, tuple), "a list of AttnMaskType")
+    for name, given in (("k_ranges", k_ranges), ("attn_mask_type", attn_mask_type)):
+        if len(given) != len(q_ranges):
+            raise ValueError(
+                f"{name} has {len(given)} entries; allowed: {len(q_ranges)}, as q_ranges"
+            )
+    check_int("total_seqlen", total_seqlen, 0)
+    check_int("pad_size", pad_size, 0)
+    padded_q, padded_k = q_ranges.clone(), k_ranges.clone()
+    padded_q.append(AttnRange(total_seqlen, total_seqlen + pad_size))
+    padded_k.append(AttnRange(0, 0))
+    return padded_q, padded_k, [*attn_mask_type, AttnMaskType.FULL]

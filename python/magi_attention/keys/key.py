@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan on a group depends on, as one value."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field, fields
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from magi_attention.common._slices import MaskTypes, to_mask_types
+from magi_attention.common.enum import (
+    AttnMaskType,
+    MagiAttentionKernelBackend,
+    MagiAttentionPrecision,
+)
+from magi_attention.common.ranges import AttnRanges
+from magi_attention.config import DistAttnConfig
+from magi_attention.env import comm, general
+from magi_attention.plan import BoundPlan
+
+
+@dataclass(frozen=True)
+class DistAttnRuntimeKey:
+    """What a plan on a group depends on. Made by the functions of magi_attention.api; equal keys
+    stand for the same plan. The mask and total_seqlen_q, total_seqlen_k hold the padding, pad_size
+    rows at the end; sizes are in rows.
+    """
+
+    q_ranges: AttnRanges
+    k_ranges: AttnRanges
+    attn_mask_type: tuple[AttnMaskType, ...]
+    total_seqlen_q: int
+    total_seqlen_k: int
+    num_heads_q: int
+    num_heads_kv: int
+    head_dim: int
+    pad_size: int
+    chunk_size: int
+    cp_group: dist.ProcessGroup
+    cp_mesh: DeviceMesh | None
+    dist_attn_config: DistAttnConfig
+    uneven_shard: bool
+    is_deterministic_mode_enable: bool
+    is_hierarchical_comm_enable: bool
+    is_qo_comm_enable: bool
+    is_native_grpcoll_enable: bool
+    is_flatten_head_groups_enable: bool
+    kernel_backend: MagiAttentionKernelBackend
+    precision: MagiAttentionPrecision | None
+    is_auto_range_merge_enable: bool
+    # The key whose placement this one keeps: keys of one mask on different placements differ.
+    placed_by: DistAttnRuntimeKey | None = field(default=None, repr=False)
+
+    # What calls with this key need of its bound plan: its attention, weakly; the number and place
+    # of that, which a compiled graph can hold; its reach. None and 0 for a key without one.
+    _attention = staticmethod(lambda: None)
+    _number = 0
+    _place = (0, 0)
+    reach = (0, 0)
+
+    def __post_init__(self) -> None:
+        parts = [getattr(self, f.name) for f in fields(self) if f.name != "cp_mesh"]
+        object.__setattr__(self, "_hash", hash(tuple(parts)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def name_plan(self, bound: BoundPlan) -> None:
+        """Lets calls with this key find their plan without a search."""
+        object.__setattr__(self, "_attention", weakref.ref(bound.attention))
+        object.__setattr__(self, "_number", bound.attention.number)
+        object.__setattr__(self, "_place", bound.attention.place)
+        object.__setattr__(self, "reach", bound.reach)
+
+
+def init_dist_attn_runtime_key(
+    q_ranges: AttnRanges,
+    k_ranges: AttnRanges,
+    attn_mask_type: MaskTypes,
+    total_seqlen_q: int,
+    total_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    head_dim: int,
+    pad_size: int,
+    chunk_size: int,
+    cp_group: dist.ProcessGroup,
+    cp_mesh: DeviceMesh | None,
+    dist_attn_config: DistAttnConfig,
+    placed_by: DistAttnRuntimeKey | None = None,
+) -> DistAttnRuntimeKey:
+    """A key from its parts and the environment variables: a value, in no cache and without a plan.
+    pad_size and chunk_size in rows. placed_by: the key whose placement it keeps. The functions of
+    magi_attention.api make keys together with their plans.
+    """
+    return DistAttnRuntimeKey(
+        q_ranges=q_ranges.clone(),
+        k_ranges=k_ranges.clone(),
+        attn_mask_type=to_mask_types(attn_mask_type, len(q_ranges)),
+        total_seqlen_q=total_seqlen_q,
+        total_seqlen_k=total_seqlen_k,
+        num_heads_q=num_heads_q,
+        num_heads_kv=num_heads_kv,
+        head_dim=head_dim,
+        pad_size=pad_size,
+        chunk_size=chunk_size,
+        cp_group=cp_group,
+        cp_mesh=cp_mesh,
+        dist_attn_config=dist_attn_config,
+        uneven_shard=dist_attn_config.dispatch_config.uneven_shard,
+        is_deterministic_mode_enable=general.is_deterministic_mode_enable(),
+        is_hierarchical_comm_enable=comm.is_hierarchical_comm_enable(),
+        is_qo_comm_enable=comm.is_qo_comm_enable(),
+        is_native_grpcoll_enable=comm.is_native_grpcoll_enable(),
+        is_flatten_head_groups_enable=general.is_flatten_head_groups_enable(),
+        kernel_backend=general.kernel_backend(),
+        precision=general.precision(),
+        is_auto_range_merge_enable=general.is_auto_range_merge_enable(),
+        placed_by=placed_by,
+    )

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The original's manager of one plan on one group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from magi_attention.comm.group import size_of
+from magi_attention.common._arguments import check_kind
+from magi_attention.common._slices import MaskTypes, to_mask_types
+from magi_attention.common.enum import AttnMaskType, AttnRole
+from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.common.ranges import AttnRanges
+from magi_attention.config import DistAttnConfig
+from magi_attention.env import general
+from magi_attention.keys.cross_attention import cross_slices
+from magi_attention.keys.flags import check_flag_comb, check_mesh, check_self_attention
+from magi_attention.meta.collection.calc_meta import AttnArg
+from magi_attention.plan import BoundPlan, Plan
+
+
+class DistAttnRuntimeMgr:
+    """The methods of the original's manager over one bound plan. Made by the key functions of
+    magi_attention.api and by init_dist_attn_runtime_mgr.
+
+    dispatch_meta_q, dispatch_meta_k and attn_solver are the plan, which knows placement and slices;
+    dist_attn_runtime is the plan bound to its group.
+    """
+
+    def __init__(
+        self,
+        dispatch_meta_q: Plan,
+        dispatch_meta_k: Plan,
+        dist_attn_config: DistAttnConfig,
+        attn_solver: Plan,
+        dist_attn_runtime: BoundPlan,
+        num_heads_q: int,
+        num_heads_kv: int,
+        head_dim: int,
+        cp_group: dist.ProcessGroup,
+        *,
+        ref_q_ranges: AttnRanges,
+        ref_k_ranges: AttnRanges,
+        is_same_source: bool = True,
+        is_q_permutable: bool = True,
+        is_k_permutable: bool = True,
+    ) -> None:
+        check_self_attention(is_same_source, is_q_permutable, is_k_permutable)
+        if not (dispatch_meta_q == dispatch_meta_k == attn_solver == dist_attn_runtime.plan):
+            raise ValueError(
+                "dispatch_meta_q, dispatch_meta_k, attn_solver and dist_attn_runtime hold "
+                "different plans; allowed: one plan"
+            )
+        self.bound = self.dist_attn_runtime = dist_attn_runtime
+        self.dispatch_meta_q, self.dispatch_meta_k = dispatch_meta_q, dispatch_meta_k
+        self.attn_solver = attn_solver
+        self.is_same_source = is_same_source
+        self.is_q_permutable, self.is_k_permutable = is_q_permutable, is_k_permutable
+        self.dist_attn_config = dist_attn_config
+        self.num_heads_q, self.num_heads_kv = num_heads_q, num_heads_kv
+        self.head_dim = head_dim
+        self.cp_group = cp_group
+        self.ref_q_ranges, self.ref_k_ranges = ref_q_ranges, ref_k_ranges
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is run."""
+        return self.bound.plan
+
+    def dispatch_qo(self, q_or_o: torch.Tensor, pad_value: float = 0.0) -> torch.Tensor:
+        """[total_seqlen, ...], the same on every rank -> this rank's rows of queries or outputs."""
+        return self.bound.dispatch(q_or_o, pad_value)
+
+    def dispatch_kv(self, k_or_v: torch.Tensor, pad_value: float = 0.0) -> torch.Tensor:
+        """[total_seqlen, ...], the same on every rank -> this rank's rows of keys or values, which
+        are placed as the queries.
+        """
+        return self.bound.dispatch(k_or_v, pad_value)
+
+    def undispatch_qo(self, q_or_o: torch.Tensor, is_partial_grad: bool = False) -> torch.Tensor:
+        """This rank's rows -> [total_seqlen, ...] on every rank. Collective."""
+        return self.bound.undispatch(q_or_o, is_partial_grad)
+
+    def undispatch_kv(self, k_or_v: torch.Tensor, is_partial_grad: bool = False) -> torch.Tensor:
+        """This rank's rows -> [total_seqlen, ...] on every rank. Collective."""
+        return self.bound.undispatch(k_or_v, is_partial_grad)
+
+    def roll(self, x: torch.Tensor, shift: int, dim: int) -> torch.Tensor:
+        """torch.roll of the sequence along axis `dim` of x. Collective."""
+        return self.bound.roll(x, shift, dim)
+
+    def roll_simple(self, x: torch.Tensor, shift: int, dim: int) -> torch.Tensor:
+        """roll under the original's other name."""
+        return self.bound.roll(x, shift, dim)
+
+    def calc_attn(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sink: torch.Tensor | None = None,
+        softmax_scale: float | None = None,
+        softcap: float = 0.0,
+        return_max_logits: bool = False,
+    ) -> tuple[torch.Tensor, AttnForwardMeta]:
+        """As magi_attention.api.calc_attn. Collective."""
+        return self.bound.calc_attn(q, k, v, sink, softmax_scale, softcap, return_max_logits)
+
+    def get_xattn_args(
+        self,
+        ref_xattn_q_ranges: AttnRanges,
+        ref_xattn_k_ranges: AttnRanges,
+        attn_mask_type: MaskTypes,
+        return_host_only: bool = False,
+    ) -> AttnArg:
+        """Arguments of flex_flash_attn_func for cross-attention of the placed queries to keys that
+        every rank holds whole: rows ref_xattn_q_ranges[i] of the sequence see keys
+        ref_xattn_k_ranges[i].
+
+        With return_host_only for this rank's rows, else for the rows of all ranks one rank after
+        the other, as an all-gather lays them out. No communication. NotImplementedError for types
+        other than full, ValueError for ranges outside the sequence and lists of unequal lengths.
+        """
+        if len(ref_xattn_q_ranges) != len(ref_xattn_k_ranges):
+            raise ValueError(
+                f"ref_xattn_k_ranges has {len(ref_xattn_k_ranges)} entries; allowed: "
+                f"{len(ref_xattn_q_ranges)}, as ref_xattn_q_ranges"
+            )
+        for mask_type in to_mask_types(attn_mask_type, len(ref_xattn_q_ranges)):
+            if mask_type is not AttnMaskType.FULL:
+                raise NotImplementedError(
+                    f"attn_mask_type={mask_type.value} is not available; use full"
+                )
+        ranks = [self.bound.rank] if return_host_only else range(self.plan.cp_size)
+        return cross_slices(self.plan, ranks, ref_xattn_q_ranges, ref_xattn_k_ranges)
+
+    def get_position_ids(self, attn_role: AttnRole = AttnRole.QUERY) -> torch.Tensor:
+        """int64 [local rows]: row of the sequence, padding counts as the last row. Queries, keys
+        and values are placed alike. TypeError for what is no AttnRole.
+        """
+        check_kind("attn_role", attn_role, AttnRole, "an AttnRole")
+        return self.bound.position_ids
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DistAttnRuntimeMgr):
+            return NotImplemented
+        same_group = self.bound.cp_group is other.bound.cp_group
+        return same_group and self.bound.plan == other.bound.plan
+
+    __hash__ = None
+
+
+def init_grpcoll_buffer_mgr(
+    comm_meta: Any, calc_meta: Any, attn_solver: Any, grpcoll_config: Any, cp_group: Any
+) -> None:
+    """Does nothing: transports size their buffers from the plan. The original's arguments."""
+
+
+def init_dist_attn_runtime_mgr(
+    q_ranges: AttnRanges,
+    k_ranges: AttnRanges,
+    attn_mask_type: MaskTypes,
+    total_seqlen_q: int,
+    total_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    head_dim: int,
+    chunk_size: int | None,
+    cp_group: dist.ProcessGroup,
+    cp_mesh: DeviceMesh | None = None,
+    dist_attn_config: DistAttnConfig = DistAttnConfig(),
+    is_same_source: bool = True,
+    is_q_permutable: bool = True,
+    is_k_permutable: bool = True,
+    ref_dispatch_meta_q: Plan | None = None,
+    ref_dispatch_meta_k: Plan | None = None,
+) -> DistAttnRuntimeMgr:
+    """A manager with a new plan for the mask, in no cache; arguments as magi_attn_flex_key.
+    chunk_size, rows, bounds the chunk size where it is not None. ref_dispatch_meta_q and
+    ref_dispatch_meta_k: a plan whose placement is kept, the same for both.
+    """
+    check_flag_comb()
+    check_mesh(cp_mesh)
+    check_self_attention(is_same_source, is_q_permutable, is_k_permutable)
+    if total_seqlen_q != total_seqlen_k:
+        raise ValueError(
+            f"total_seqlen_k is {total_seqlen_k}; allowed: {total_seqlen_q}, as total_seqlen_q"
+        )
+    if ref_dispatch_meta_q != ref_dispatch_meta_k:
+        raise ValueError("ref_dispatch_meta_k is another plan; allowed: that of queries")
+    config = dist_attn_config
+    if chunk_size is not None:
+        dispatch_config = replace(config.dispatch_config, chunk_size=chunk_size)
+        config = replace(config, dispatch_config=dispatch_config)
+    plan = Plan.from_ranges(
+        q_ranges, k_ranges, attn_mask_type, total_seqlen_q, cp_size=size_of(cp_group),
+        num_heads_q=num_heads_q, num_heads_kv=num_heads_kv, head_dim=head_dim, config=config,
+        on=ref_dispatch_meta_q,
+    )  # fmt: skip
+    if general.is_sanity_check_enable() and plan.defects():
+        raise RuntimeError(f"the plan has defects: {plan.defects()}")
+    return manage(
+        plan, BoundPlan(plan, cp_group), (num_heads_q, num_heads_kv, head_dim), config,
+        (q_ranges, k_ranges),
+    )  # fmt: skip
+
+
+def manage(
+    plan: Plan,
+    bound: BoundPlan,
+    heads: tuple[int, int, int],
+    config: DistAttnConfig,
+    ranges: tuple[AttnRanges, AttnRanges],
+) -> DistAttnRuntimeMgr:
+    """The manager of a bound plan; heads: query heads, key-value heads, head dim."""
+    return DistAttnRuntimeMgr(
+        plan, plan, config, plan, bound, *heads, bound.cp_group, ref_q_ranges=ranges[0].clone(),
+        ref_k_ranges=ranges[1].clone(),
+    )  # fmt: skip

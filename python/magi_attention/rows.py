@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows that a plan places on one rank, and their moves from and to the whole sequence."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from magi_attention._native import structs
+from magi_attention._native.attention import (
+    DTYPE_CODES,
+    TensorStruct,
+    current_stream,
+    device_index,
+)
+from magi_attention._native.handles import PlacementHandle
+from magi_attention._native.library import check, lib
+from magi_attention._native.vtable import Communicator
+
+_PARTIAL_GRADIENT = 1
+_HOST = torch.device("cpu")
+
+
+class Rows:
+    """Selects, gathers, reduces and rolls rows along axis 0. select makes no communication; the
+    others are collective, in the same order on all ranks.
+
+    count: own rows, padding included; num_valid: those that come before the padding.
+    """
+
+    def __init__(
+        self,
+        placement: PlacementHandle,
+        total_seqlen: int,
+        num_valid: int,
+        communicator: Communicator,
+        cp_group: dist.ProcessGroup | None,
+    ) -> None:
+        self.total_seqlen, self.num_valid = total_seqlen, num_valid
+        self.communicator, self.cp_group = communicator, cp_group
+        rank = 0 if cp_group is None else dist.get_rank(cp_group)
+        self.count = placement.rows_of(rank)
+        self._placement = placement
+        self._is_alone = placement.info().num_ranks == 1  # rows are in the order of the sequence
+        ids = placement.position_ids(rank, total_seqlen)
+        self._ids_on = {_HOST: torch.tensor(ids, dtype=torch.int64, device=_HOST)}
+
+    def position_ids_on(self, device: torch.device) -> torch.Tensor:
+        """int64 [count]: row of the sequence of every own row, on a device; copied there once.
+        Padding counts as the last row.
+        """
+        ids = self._ids_on.get(device)
+        if ids is None:
+            ids = self._ids_on[device] = self._ids_on[_HOST].to(device)
+        return ids
+
+    def position_ids(self) -> torch.Tensor:
+        """position_ids_on the host, or the current GPU for a group that moves nothing else."""
+        if self.cp_group is not None and dist.get_backend(self.cp_group) == "nccl":
+            return self.position_ids_on(torch.device("cuda", torch.cuda.current_device()))
+        return self._ids_on[_HOST]
+
+    def select(self, x: torch.Tensor, pad_value: float) -> torch.Tensor:
+        """Own rows of a global tensor; padding rows hold pad_value."""
+        local = x.index_select(0, self.position_ids_on(x.device))
+        if self.num_valid < self.count:
+            local[self.num_valid :] = pad_value
+        return local
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Everyone's rows in the order of the sequence, without padding."""
+        if self._is_alone:
+            return x[: self.total_seqlen].clone()
+        local = _as_moved(x)
+        whole = local.new_empty((self.total_seqlen, local.shape[1]))
+        source, target = TensorStruct(local), TensorStruct(whole)
+        placement, group = self._placement.address, self.communicator.address
+        stream = current_stream(device_index(local))
+        check(lib.magi_undispatch(source.address, placement, group, target.address, stream))
+        return _as_given(whole, x, self.total_seqlen)
+
+    def reduce(self, grad: torch.Tensor) -> torch.Tensor:
+        """Own rows of the sum of everyone's global tensors; padding rows are 0."""
+        if self._is_alone:
+            return self.select(grad, 0.0)
+        if grad.is_complex():
+            return torch.view_as_complex(self.reduce(torch.view_as_real(grad.resolve_conj())))
+        whole = _as_rows(grad)
+        local = whole.new_empty((self.count, whole.shape[1]))
+        source, target = TensorStruct(whole), TensorStruct(local)
+        args = structs.UndispatchGradient(
+            global_gradient=source.address, local_gradient=target.address, mode=_PARTIAL_GRADIENT
+        )
+        self._move(lib.magi_undispatch_backward, args, whole)
+        return local.view(self.count, *grad.shape[1:])
+
+    def roll(self, x: torch.Tensor, shift: int) -> torch.Tensor:
+        """Own rows of torch.roll of the sequence by shift; padding rows stay."""
+        if self._is_alone:
+            # By copies, which know every type; torch.roll does not on a GPU.
+            rolled, end = torch.empty_like(x), self.total_seqlen
+            first = shift % end
+            rolled[:first] = x[end - first : end]
+            rolled[first:end] = x[: end - first]
+            rolled[end:] = x[end:]
+            return rolled
+        local = _as_moved(x)
+        rolled = torch.empty_like(local)
+        source, target = TensorStruct(local), TensorStruct(rolled)
+        args = structs.RollArgs(
+            local=source.address, out=target.address, num_valid_rows=self.total_seqlen, shift=shift
+        )
+        self._move(lib.magi_roll, args, local)
+        return _as_given(rolled, x, self.count)
+
+    def _move(self, function, args, x: torch.Tensor) -> None:
+        """Calls function(args, placement, communicator, the current stream of x's device)."""
+        placement, group = self._placement.address, self.communicator.address
+        check(function(args.address, placement, group, current_stream(device_index(x))))
+
+
+class HasRows(Protocol):
+    """What functions of rows take: a bound plan (magi_attention.plan.Plan.bind)."""
+
+    rows: Rows
+
+
+def _as_rows(x: torch.Tensor) -> torch.Tensor:
+    """[rows, elements], contiguous."""
+    if x.device.type not in ("cpu", "cuda"):
+        raise RuntimeError(f"x is on {x.device}; allowed: cpu, cuda")
+    width = x[0].numel() if x.shape[0] else 1
+    return x.contiguous().view(x.shape[0], width)
+
+
+def _as_moved(x: torch.Tensor) -> torch.Tensor:
+    """_as_rows in a type that the library moves: of others the bytes, filled up to int64, so that
+    every value survives.
+    """
+    flat = _as_rows(x.resolve_conj())
+    if flat.dtype in DTYPE_CODES:
+        return flat
+    row_bytes = flat.view(torch.uint8)
+    return torch.nn.functional.pad(row_bytes, (0, -row_bytes.shape[1] % 8)).view(torch.int64)
+
+
+def _as_given(moved: torch.Tensor, x: torch.Tensor, rows: int) -> torch.Tensor:
+    """`rows` rows of _as_moved in the type and shape of those of x."""
+    shape = (rows, *x.shape[1:])
+    if moved.dtype == x.dtype:
+        return moved.view(shape)
+    num_bytes = x.shape[1:].numel() * x.itemsize
+    return moved.view(torch.uint8)[:, :num_bytes].contiguous().view(x.dtype).view(shape)
