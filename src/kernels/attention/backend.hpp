@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "magi/attention_cuda.hpp"
+#include "magi/attention_limits.hpp"
+
+// What stands between a plan (or one call on one device) and the kernels that compute attention. A
+// backend is asked for its limits, prepares a problem once and runs it any number of times.
+namespace magi {
+
+/// The forward of one problem: shapes, types and slices are fixed, tensors and parameters are given
+/// to every run. Runs may overlap, from any threads and on any streams, with a workspace each.
+class PreparedForward {
+ public:
+  virtual ~PreparedForward() = default;
+
+  /// Bytes held between runs on the device of the problem, such as work lists.
+  virtual std::int64_t size_bytes() const = 0;
+  /// Bytes of workspace that a run needs.
+  virtual std::int64_t workspace_bytes() const = 0;
+  /// Computes `args`, whose slices are not read. On a GPU the work is enqueued on `stream` (a
+  /// cudaStream_t; host tensors ignore it) and may be captured in a graph, which then keeps this
+  /// object. A workspace without data lets the run take its own from the library's pool or from the
+  /// heap. Throws InvalidArgument naming the tensor that does not fit.
+  virtual void run(const ForwardArgs& args, const DeviceWorkspace& workspace,
+                   void* stream) const = 0;
+};
+
+/// The backward of one problem; all as for the forward. The type of dout is fixed as well.
+class PreparedBackward {
+ public:
+  virtual ~PreparedBackward() = default;
+
+  virtual std::int64_t size_bytes() const = 0;
+  virtual std::int64_t workspace_bytes() const = 0;
+  virtual void run(const BackwardArgs& args, const DeviceWorkspace& workspace,
+                   void* stream) const = 0;
+};
+
+/// One way to compute attention. Objects are immutable and outlive what they prepared.
+class AttentionBackend {
+ public:
+  virtual ~AttentionBackend() = default;
+
+  /// Unique among the backends of the process, such as "cpu" or "sm90".
+  virtual const std::string& name() const = 0;
+  virtual const AttentionLimits& limits() const = 0;
+  /// Whether the backend computes on tensors of `device` (a CUDA ordinal or kCpuDevice).
+  virtual bool serves(std::int32_t device) const = 0;
+
+  /// For the shapes, types, device and slices of `args`; its data may be null, slices are copied.
+  /// Blocks. Throws InvalidArgument naming what is not allowed.
+  virtual std::shared_ptr<const PreparedForward> prepare_forward(
+      const ForwardArgs& args, const ForwardTuning& tuning) const = 0;
+  /// Likewise; of the gradients only dout is read, for its type.
+  virtual std::shared_ptr<const PreparedBackward> prepare_backward(
+      const BackwardArgs& args, const BackwardTuning& tuning) const = 0;
+};
+
+/// The backend of this name, or with an empty name the library's own for `device`. Throws
+/// InvalidArgument naming a device without one, an unknown name, or a backend that does not serve
+/// the device.
+std::shared_ptr<const AttentionBackend> find_backend(const std::string& name, std::int32_t device);
+
+/// Adds a backend to the process. Throws InvalidArgument where its name is taken.
+void add_backend(std::shared_ptr<const AttentionBackend> backend);
+/// Takes it out again; whoever found it before may use it on. Throws InvalidArgument for an unknown
+/// name and for the library's own.
+void remove_backend(const std::string& name);
+/// Names of all backends, the library's own first.
+std::vector<std::string> backend_names();
+
+// Checks that a group of ranks makes before any row moves. Each throws InvalidArgument naming the
+// value that the limits do not allow.
+
+void check_type(const AttentionLimits& limits, const char* name, DType type);
+/// `prefix` stands before the names head_dim_qk and head_dim_v.
+void check_head_dims(const AttentionLimits& limits, const std::string& prefix, std::int64_t dim_qk,
+                     std::int64_t dim_v);
+/// What a call asks for besides its tensors' shapes.
+struct AttentionFeatures {
+  bool has_sink = false;
+  bool has_max_logits = false;
+  bool has_dlse = false;
+};
+void check_options(const AttentionLimits& limits, const AttentionParams& params,
+                   const AttentionFeatures& features);
+/// Contiguous last dim, strides and address as the limits ask.
+void check_layout(const AttentionLimits& limits, const char* name, const TensorView& tensor);
+
+}  // namespace magi
