@@ -8,7 +8,8 @@ using sm90::ForwardConfig;
 
 template <int kDim, int kKeys, int kConsumers, int kStages, int kQueries>
 struct Candidate {
-  static constexpr ForwardConfig kConfig{.dim = kDim,
+  static constexpr ForwardConfig kConfig{.dim_qk = kDim,
+                                         .dim_v = kDim,
                                          .keys = kKeys,
                                          .consumers = kConsumers,
                                          .kv_stages = kStages,

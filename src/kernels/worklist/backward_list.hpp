@@ -157,11 +157,13 @@ struct BackwardList {
   }
   std::int64_t num_items() const { return segments.empty() ? 0 : segments.back().item_end; }
   std::int64_t num_sums() const { return std::int64_t{head_groups} * num_q_tiles(); }
-  /// Floats of all dQ sums of an instance of the given head dim.
-  std::int64_t sum_floats(std::int32_t dim) const { return num_sums() * shape.rows * dim; }
+  /// Floats of all dQ sums of an instance that holds `dim_qk` columns.
+  std::int64_t sum_floats(std::int32_t dim_qk) const { return num_sums() * shape.rows * dim_qk; }
   /// Buffers in which pieces are summed.
   std::int64_t num_slots() const;
-  std::int64_t slot_floats(std::int32_t dim) const { return num_slots() * 2 * shape.keys * dim; }
+  std::int64_t slot_floats(std::int32_t dim_qk, std::int32_t dim_v) const {
+    return num_slots() * shape.keys * (dim_qk + dim_v);
+  }
   /// Places of a head group where turns are counted: q tile + island.
   std::int32_t num_turns() const { return num_q_tiles() + num_islands; }
   /// Turns taken, pieces done of each k tile and kv head by each warpgroup, items handed out.

@@ -166,7 +166,7 @@ TEST(BackwardOrderTest, BuffersOfPiecesDoNotGrowWithTheSequence) {
     const BackwardChoice choice{.packed_heads = 1, .is_ordered = is_ordered};
     const BackwardList list = causal_list(32768, choice);
     // A fraction of what dK and dV would take in float32.
-    EXPECT_LT(3 * list.slot_floats(128), std::int64_t{2} * 32768 * 8 * 128);
+    EXPECT_LT(3 * list.slot_floats(128, 128), std::int64_t{2} * 32768 * 8 * 128);
     EXPECT_LE(causal_list(1 << 19, choice).num_slots(), 4 * 132 * std::ssize(list.segments));
     EXPECT_TRUE(ItemWalk(list).is_whole());
   }
@@ -300,7 +300,7 @@ TEST(BackwardOrderTest, SplitsHeadsWhereItemsAreFew) {
   EXPECT_EQ(list.segments.front().num_pieces, 4);
   EXPECT_EQ(list.segments.front().groups_per_item, 2);
   EXPECT_EQ(list.num_items(), 32);
-  EXPECT_EQ(list.slot_floats(128), 8 * 2 * 128 * 128);
+  EXPECT_EQ(list.slot_floats(128, 128), 8 * 2 * 128 * 128);
   EXPECT_EQ(list.num_counters(), 16 * (8 + 1) + 2 * 4 * 2 + 1);
   const BackwardChoice choice{.packed_heads = 2, .heads_per_item = 4};
   EXPECT_EQ(build_backward_list(problem, mask.slices, {}, choice).segments.front().num_pieces, 2);

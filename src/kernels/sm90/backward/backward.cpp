@@ -142,7 +142,7 @@ void prepare(const BackwardArgs& args, const BackwardWork::State& work, void* wo
     params.dout_copy = part_at<void>(workspace, layout.dout_copy);
   }
   params.sums = part_at<float>(workspace, layout.dq_sums);
-  params.sums_per_tile = sm90::kTileRows * work.instance->config.dim;
+  params.sums_per_tile = sm90::kTileRows * work.instance->config.dim_qk;
   params.tiles_per_q_tile = tiles_per_q_tile(work.list);
   if (work.list.is_ordered) params.islands = static_cast<const std::int32_t*>(work.islands.data());
   params.counters = part_at<std::uint32_t>(workspace, layout.counters);
@@ -246,8 +246,8 @@ const sm90::BackwardInstance* find_instance(const BackwardArgs& args, bool has_s
   if (!device_info(args.q.device).is_hopper()) {
     throw invalid("q.device", device_name(args.q.device), "GPUs of compute capability 9.0");
   }
-  const auto dim = to_int(std::max(args.q.shape[2], args.v.shape[2]));
-  const auto* instance = sm90::find_backward_instance(args.q.dtype, dim, has_softcap);
+  const auto* instance = sm90::find_backward_instance(args.q.dtype, to_int(args.q.shape[2]),
+                                                      to_int(args.v.shape[2]), has_softcap);
   MAGI_CHECK(instance != nullptr);
   return instance;
 }
@@ -271,7 +271,7 @@ BackwardTileShape tile_shape(const BackwardConfig& config) {
 
 BackwardLayout backward_layout(const BackwardWork::State& work) {
   const BackwardList& list = work.list;
-  const std::int32_t dim = work.instance->config.dim;
+  const BackwardConfig& config = work.instance->config;
   BackwardLayout layout;
   const auto append = [&layout](std::int64_t size_bytes) {
     const std::size_t offset = layout.size_bytes;
@@ -282,8 +282,8 @@ BackwardLayout backward_layout(const BackwardWork::State& work) {
   layout.counters = append(list.num_counters() * kFloatBytes);
   layout.levels = append(list.num_sums() * list.shape.rows * kFloatBytes);
   layout.offsets = append(list.num_sums() * list.shape.rows * kFloatBytes);
-  layout.dq_sums = append(list.sum_floats(dim) * kFloatBytes);
-  layout.pieces = append(list.slot_floats(dim) * kFloatBytes);
+  layout.dq_sums = append(list.sum_floats(config.dim_qk) * kFloatBytes);
+  layout.pieces = append(list.slot_floats(config.dim_qk, config.dim_v) * kFloatBytes);
   const BackwardProblem& problem = list.problem;
   const std::int64_t dout_bytes =
       std::int64_t{problem.rows_q} * problem.heads_q * problem.dim_v * 2;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+
 #include "magi/tensor.hpp"
 
 namespace magi::sm90 {
@@ -8,7 +10,8 @@ namespace magi::sm90 {
 /// Everything that changes registers, shared memory or instructions of a backward instance.
 struct BackwardConfig {
   DType type = DType::BFloat16;
-  int dim = 128;  ///< of q, k and v as held on chip: the tensors' dims are at most this
+  int dim_qk = 128;  ///< of q and k as held on chip: the tensors' dim is at most this
+  int dim_v = 128;   ///< likewise of v, out and dout
   bool has_softcap = false;
   bool is_ordered = false;  ///< sums of dQ are taken in the order of the list
   /// Of a q tile: 64, or 128 where the head dim leaves registers for it. Then each warpgroup
@@ -34,12 +37,16 @@ struct BackwardConfig {
     return config;
   }
   constexpr int threads() const { return 128 * (consumers + 1); }
-  constexpr int kv_bytes() const { return keys * dim * 2; }
-  constexpr int q_bytes() const { return rows * dim * 2; }
+  constexpr int k_bytes() const { return keys * dim_qk * 2; }
+  constexpr int v_bytes() const { return keys * dim_v * 2; }
+  /// Room for V and, later, the item's dK and dV.
+  constexpr int v_stage_bytes() const { return std::max(k_bytes(), v_bytes()); }
+  constexpr int q_bytes() const { return rows * dim_qk * 2; }
+  constexpr int dout_bytes() const { return rows * dim_v * 2; }
   constexpr int score_bytes() const { return rows * keys * 2; }
   constexpr bool has_wide_tiles() const { return rows == 128; }
   /// Columns of dQ that one warpgroup multiplies, of 64 rows.
-  constexpr int dq_columns() const { return has_wide_tiles() ? dim : dim / consumers; }
+  constexpr int dq_columns() const { return has_wide_tiles() ? dim_qk : dim_qk / consumers; }
   /// Floats of one warpgroup's part of a dQ sum.
   constexpr int dq_floats() const { return 64 * dq_columns(); }
 };

@@ -63,7 +63,9 @@ class BackwardConsumer {
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int i = 0; i < kC.dim / 2; ++i) dk_[i] = dv_[i] = 0.0f;
+    for (int i = 0; i < kC.dim_qk / 2; ++i) dk_[i] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kC.dim_v / 2; ++i) dv_[i] = 0.0f;
   }
 
   /// Of a step whose queries are there.
@@ -154,7 +156,7 @@ class BackwardConsumer {
     const tile::KMajor<kC.keys> k(shared_.k + key_bytes());
     const tile::KMajor<kC.rows> q(shared_.q[q_stage(step)]);
     ptx::wgmma_fence();
-    tile::issue_abt<kC.type, kC.rows, kC.dim, !kC.has_softcap>(scores, k, q);
+    tile::issue_abt<kC.type, kC.rows, kC.dim_qk, !kC.has_softcap>(scores, k, q);
   }
 
   /// dP^T - delta = V dO^T - delta of the present step, issued only.
@@ -168,7 +170,7 @@ class BackwardConsumer {
     offsets.spread(dp);
     ptx::pin(dp);
     ptx::wgmma_fence();
-    tile::issue_abt<kC.type, kC.rows, kC.dim, true>(dp, v, dout);
+    tile::issue_abt<kC.type, kC.rows, kC.dim_v, true>(dp, v, dout);
   }
 
   __device__ __forceinline__ Rows load_levels(std::uint32_t step) const {
@@ -183,7 +185,7 @@ class BackwardConsumer {
     ptx::pin(probabilities);
     ptx::pin(dv_);
     ptx::wgmma_fence();
-    tile::issue_accumulate<kC.type, kC.dim, kC.rows>(dv_, probabilities, dout);
+    tile::issue_accumulate<kC.type, kC.dim_v, kC.rows>(dv_, probabilities, dout);
   }
 
   /// dQ = dS K of a step, this warpgroup's columns or, of a wide tile, rows.
@@ -206,7 +208,7 @@ class BackwardConsumer {
     const tile::MnMajor<kC.rows> q(shared_.q[q_stage(num_steps_)]);
     ptx::pin(dk_);
     ptx::wgmma_fence();
-    tile::issue_accumulate<kC.type, kC.dim, kC.rows>(dk_, packed_, q);
+    tile::issue_accumulate<kC.type, kC.dim_qk, kC.rows>(dk_, packed_, q);
   }
 
   /// S of a step with next_flags_ becomes P = 2^(exponent_scale * (f(S) + level)).
@@ -364,7 +366,7 @@ class BackwardConsumer {
   __device__ __forceinline__ void add_queries(std::uint32_t step, std::int64_t sum, bool is_first,
                                               const DqColumns& dq) const {
     const int thread = ptx::thread_index() & 127;
-    float* target = params_.dq_sums + sum * (kC.rows * kC.dim) + warpgroup_ * kC.dq_floats() +
+    float* target = params_.dq_sums + sum * (kC.rows * kC.dim_qk) + warpgroup_ * kC.dq_floats() +
                     dq_place<kC.is_ordered>(0, thread);
     if (is_first) {
 #pragma unroll
@@ -388,8 +390,8 @@ class BackwardConsumer {
   std::uint32_t num_steps_ = 0;
   std::uint32_t item_parity_ = 0;
   int next_flags_ = 0;  ///< of the step whose scores are being made
-  float dk_[kC.dim / 2];
-  float dv_[kC.dim / 2];
+  float dk_[kC.dim_qk / 2];
+  float dv_[kC.dim_v / 2];
   Scores even_;
   Scores odd_;
   PackedScores probabilities_;  ///< P^T as A operand, only of wide tiles

@@ -14,6 +14,9 @@ namespace magi::sm90 {
 template <BackwardConfig kC>
 class BackwardEpilogue {
  public:
+  using Keys = float[kC.dim_qk / 2];   ///< a thread's part of dK
+  using Values = float[kC.dim_v / 2];  ///< of dV
+
   __device__ __forceinline__ BackwardEpilogue(BackwardStorage<kC>& shared,
                                               const BackwardParams& params, int warpgroup)
       : shared_(shared),
@@ -22,8 +25,7 @@ class BackwardEpilogue {
         thread_(ptx::thread_index() & 127),
         place_(thread_) {}
 
-  __device__ __forceinline__ void write(float (&dk)[kC.dim / 2], float (&dv)[kC.dim / 2],
-                                        const ItemInfo& item) const {
+  __device__ __forceinline__ void write(Keys& dk, Values& dv, const ItemInfo& item) const {
     constexpr std::int32_t kWhole = kFirstPiece | kLastPiece;
     const std::int32_t flags = ptx::uniform(item.flags);
     if ((flags & kHasSteps) == 0) {
@@ -33,35 +35,40 @@ class BackwardEpilogue {
       if (!pass_on(dk, dv, item, flags)) return;
     }
 #pragma unroll
-    for (int i = 0; i < kC.dim / 2; ++i) dk[i] *= params_.score.softmax_scale;
+    for (int i = 0; i < kC.dim_qk / 2; ++i) dk[i] *= params_.score.softmax_scale;
     write_rows(dv, params_.dv, params_.dim_v, item);
     write_rows(dk, params_.dk, params_.dim_qk, item);
   }
 
  private:
-  static constexpr int kPieceFloats = kC.keys * kC.dim;  ///< of dK, and as many of dV
+  static constexpr int kKeyFloats = kC.keys * kC.dim_qk;   ///< of dK in a slot
+  static constexpr int kValueFloats = kC.keys * kC.dim_v;  ///< of dV behind it
 
-  /// The thread's first float4 of dK in a slot; dV's lie kPieceFloats behind.
-  __device__ __forceinline__ float4* slot_place(int slot) const {
-    const std::int64_t begin = std::int64_t{slot} * 2 * kPieceFloats;
-    return reinterpret_cast<float4*>(params_.pieces + begin) + warpgroup_ * (kC.dim / 8) * 128 +
+  /// The thread's first float4 of dK in a slot.
+  __device__ __forceinline__ float4* key_place(int slot) const {
+    const std::int64_t begin = std::int64_t{slot} * (kKeyFloats + kValueFloats);
+    return reinterpret_cast<float4*>(params_.pieces + begin) + warpgroup_ * (kC.dim_qk / 8) * 128 +
            thread_;
+  }
+  /// Its first float4 of dV in the slot where that of dK is at `keys`.
+  __device__ __forceinline__ float4* value_place(float4* keys) const {
+    return keys + kKeyFloats / 4 + warpgroup_ * ((kC.dim_v - kC.dim_qk) / 8) * 128;
   }
 
   /// Adds the pieces before this one, in their order, and hands the sum to the next; true where it
   /// is whole. Each warpgroup does so with its keys: nobody waits for the other one.
-  __device__ __forceinline__ bool pass_on(float (&dk)[kC.dim / 2], float (&dv)[kC.dim / 2],
-                                          const ItemInfo& item, std::int32_t flags) const {
-    float4* place = slot_place(item.slot);
+  __device__ __forceinline__ bool pass_on(Keys& dk, Values& dv, const ItemInfo& item,
+                                          std::int32_t flags) const {
+    float4* place = key_place(item.slot);
     if (item.awaited >= 0)
       await(params_.piece_counts + item.awaited + warpgroup_, item.num_awaited);
     if ((flags & kFirstPiece) == 0) {
       add(dk, place);
-      add(dv, place + kPieceFloats / 4);
+      add(dv, value_place(place));
     }
     if ((flags & kLastPiece) == 0) {
       store(dk, place);
-      store(dv, place + kPieceFloats / 4);
+      store(dv, value_place(place));
     }
     ptx::named_barrier_sync(kPieces + warpgroup_, 128);
     if (thread_ == 0) ptx::add_release(params_.piece_counts + item.counter + warpgroup_, 1);
@@ -77,9 +84,10 @@ class BackwardEpilogue {
     ptx::named_barrier_sync(kPieces + warpgroup_, 128);
   }
 
-  __device__ __forceinline__ static void add(float (&sum)[kC.dim / 2], const float4* place) {
+  template <int kElements>
+  __device__ __forceinline__ static void add(float (&sum)[kElements], const float4* place) {
 #pragma unroll
-    for (int i = 0; i < kC.dim / 8; ++i) {
+    for (int i = 0; i < kElements / 4; ++i) {
       const float4 before = __ldcg(place + 128 * i);
       sum[4 * i] += before.x;
       sum[4 * i + 1] += before.y;
@@ -88,15 +96,17 @@ class BackwardEpilogue {
     }
   }
 
-  __device__ __forceinline__ static void store(const float (&sum)[kC.dim / 2], float4* place) {
+  template <int kElements>
+  __device__ __forceinline__ static void store(const float (&sum)[kElements], float4* place) {
 #pragma unroll
-    for (int i = 0; i < kC.dim / 8; ++i) {
+    for (int i = 0; i < kElements / 4; ++i) {
       __stcg(place + 128 * i,
              make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]));
     }
   }
 
-  __device__ __forceinline__ void write_rows(const float (&values)[kC.dim / 2],
+  template <int kElements>
+  __device__ __forceinline__ void write_rows(const float (&values)[kElements],
                                              const GradientRows& target, int dim,
                                              const ItemInfo& item) const {
     const std::int64_t begin =
@@ -109,7 +119,8 @@ class BackwardEpilogue {
     }
   }
 
-  __device__ __forceinline__ void write_floats(const float (&values)[kC.dim / 2], float* data,
+  template <int kElements>
+  __device__ __forceinline__ void write_floats(const float (&values)[kElements], float* data,
                                                const GradientRows& target, int dim,
                                                int num_keys) const {
 #pragma unroll
@@ -118,7 +129,7 @@ class BackwardEpilogue {
       const int num_columns = key < num_keys ? dim - place_.column : 0;
       float* place = data + key * target.row_stride + place_.column;
 #pragma unroll
-      for (int c = 0; c < kC.dim / 8; ++c) {
+      for (int c = 0; c < kElements / 4; ++c) {
         if (8 * c >= num_columns) continue;
         auto* pair = reinterpret_cast<float2*>(place + 8 * c);
         float2 value = make_float2(values[4 * c + 2 * row], values[4 * c + 2 * row + 1]);
@@ -132,7 +143,8 @@ class BackwardEpilogue {
   }
 
   /// Through this warp's rows of V's buffer, so that a row leaves in chunks of 16 bytes.
-  __device__ __forceinline__ void write_halves(const float (&values)[kC.dim / 2],
+  template <int kElements>
+  __device__ __forceinline__ void write_halves(const float (&values)[kElements],
                                                std::uint16_t* data, const GradientRows& target,
                                                int dim, int num_keys) const {
     constexpr int kPanelBytes = kC.keys * tile::kPanelRowBytes;
@@ -141,7 +153,7 @@ class BackwardEpilogue {
     const int first_row = 64 * warpgroup_ + thread / 32 * 16;
     ptx::named_barrier_sync(kDkvEpilogue + warpgroup_, 128);
 #pragma unroll
-    for (int c = 0; c < kC.dim / 8; c += 2) {
+    for (int c = 0; c < kElements / 4; c += 2) {
       const std::uint32_t address = ptx::shared_address(shared_.v + c / 8 * kPanelBytes) +
                                     tile::swizzled_offset(first_row + lane % 16, c % 8 + lane / 16);
       const float* value = values + 4 * c;
@@ -151,7 +163,7 @@ class BackwardEpilogue {
                            ptx::pack_half2<kC.type>(value[6], value[7]));
     }
     __syncwarp();
-    constexpr int kChunks = kC.dim / 8;
+    constexpr int kChunks = kElements / 4;
 #pragma unroll 4
     for (int i = lane; i < 16 * kChunks; i += 32) {
       const int row = first_row + i / kChunks;

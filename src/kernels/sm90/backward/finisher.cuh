@@ -37,11 +37,11 @@ class DqFinisher {
   }
 
  private:
-  static constexpr int kSumBytes = kC.rows * kC.dim * 4;
+  static constexpr int kSumBytes = kC.rows * kC.dim_qk * 4;
   static_assert(kSumBytes == kSumQuarters * kQuarterBytes);
   static constexpr int kColumns = 32;  ///< of a quarter
   static constexpr bool kIsWide = kC.has_wide_tiles();
-  static_assert(kC.dim == (kIsWide ? 2 : 4) * kColumns);
+  static_assert(kC.dim_qk == (kIsWide ? 2 : 4) * kColumns);
   static constexpr int kRowBytes = 64;   ///< of 8 columns of rows r and r + 8
   static constexpr int kPairBytes = 16;  ///< of two of the columns
 
@@ -110,8 +110,8 @@ class DqFinisher {
     const std::int32_t tokens = params_.rows_q - (info().q_tile << params_.token_shift);
     const std::int32_t rows = min(tokens, 1 << params_.token_shift) << params_.packed_shift;
     const auto index = static_cast<int>(quarter() % kSumQuarters);
-    const int column = index * kColumns % kC.dim + lane() / 8 * 8;
-    return column < params_.dim_qk ? rows - index * kColumns / kC.dim * 64 - lane() % 8 : 0;
+    const int column = index * kColumns % kC.dim_qk + lane() / 8 * 8;
+    return column < params_.dim_qk ? rows - index * kColumns / kC.dim_qk * 64 - lane() % 8 : 0;
   }
 
   /// The quarters of a sum: columns after columns, and where it is wide then its other 64 rows.

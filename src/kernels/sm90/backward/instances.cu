@@ -5,8 +5,11 @@ namespace magi::sm90 {
 
 template <DType kType, int kDim, bool kHasSoftcap>
 struct BackwardInstanceOf {
-  static constexpr BackwardConfig kConfig{
-      .type = kType, .dim = kDim, .has_softcap = kHasSoftcap, .rows = kDim == 64 ? 128 : 64};
+  static constexpr BackwardConfig kConfig{.type = kType,
+                                          .dim_qk = kDim,
+                                          .dim_v = kDim,
+                                          .has_softcap = kHasSoftcap,
+                                          .rows = kDim == 64 ? 128 : 64};
 };
 
 namespace {
@@ -26,10 +29,12 @@ constexpr BackwardInstance kInstances[] = {
 
 std::span<const BackwardInstance> backward_instances() { return kInstances; }
 
-const BackwardInstance* find_backward_instance(DType type, int dim, bool has_softcap) {
+const BackwardInstance* find_backward_instance(DType type, int dim_qk, int dim_v,
+                                               bool has_softcap) {
   for (const BackwardInstance& instance : kInstances) {
     const BackwardConfig& config = instance.config;
-    if (config.type == type && config.dim >= dim && config.has_softcap == has_softcap) {
+    if (config.type == type && config.dim_qk >= dim_qk && config.dim_v >= dim_v &&
+        config.has_softcap == has_softcap) {
       return &instance;
     }
   }

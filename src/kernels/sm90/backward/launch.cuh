@@ -37,7 +37,8 @@ void launch_finish(const BackwardParams& params, cudaStream_t stream) {
   const std::int32_t num_tiles = params.is_finishing ? params.num_left : params.num_q_tiles;
   if (num_tiles == 0) return;
   const unsigned num_ctas = static_cast<unsigned>(num_tiles) * kParts * head_groups;
-  launch_ahead(finish_kernel<kC.type, kC.dim, kParts>, num_ctas, kFinishThreads, 0, params, stream);
+  launch_ahead(finish_kernel<kC.type, kC.dim_qk, kParts>, num_ctas, kFinishThreads, 0, params,
+               stream);
 }
 
 template <typename Instance>

@@ -21,7 +21,7 @@ struct BackwardInstance {
 /// The kernels of the library.
 std::span<const BackwardInstance> backward_instances();
 
-/// The instance for a type and the larger of the two head dims; null when there is none.
-const BackwardInstance* find_backward_instance(DType type, int dim, bool has_softcap);
+/// The first instance for a type that holds both head dims; null when there is none.
+const BackwardInstance* find_backward_instance(DType type, int dim_qk, int dim_v, bool has_softcap);
 
 }  // namespace magi::sm90

@@ -40,10 +40,10 @@ struct BackwardParams {
   /// head; rows without keys or beyond the tensor have kNoKeys for the first, 0 for the other.
   const float* levels = nullptr;   ///< [sums, rows]: -lse * log2(e) / exponent_scale
   const float* offsets = nullptr;  ///< [sums, rows]: dlse - rowsum(dO * O)
-  float* dq_sums = nullptr;  ///< [sums, rows * dim], order of dq_place; zero at the start where
+  float* dq_sums = nullptr;  ///< [sums, rows * dim_qk], order of dq_place; zero at the start where
                              ///< several islands meet, and everywhere if sums are
                              ///< unordered
-  float* pieces = nullptr;   ///< [slots, 2, 128 * dim]
+  float* pieces = nullptr;   ///< [slots]: dK [128, dim_qk], then dV [128, dim_v]
 
   std::int32_t num_items = 0;
   std::int32_t num_tiles = 0;

@@ -27,7 +27,7 @@ class BackwardProducer {
     shared_.steps[num_steps_ % kInfoStages].flags = kEndOfSteps;
     ptx::mbarrier_arrive(shared_.step_full[num_steps_ % kInfoStages]);
     present_item().flags = kEndOfItems;
-    send_item(0);
+    send_item(false);
   }
 
  private:
@@ -109,7 +109,7 @@ class BackwardProducer {
     item.num_keys = work.y - work.x;
     at.record_end = work.w;
     if (work.z >= work.w) {
-      send_item(0);
+      send_item(false);
       return;
     }
     item.flags |= kHasSteps;
@@ -163,7 +163,7 @@ class BackwardProducer {
     load_queries(tile);
     load_dout(tile);
     ++num_steps_;
-    if (!shared_.producer.is_sent) send_item(kC.kv_bytes());
+    if (!shared_.producer.is_sent) send_item(true);
     shared_.producer.is_sent = true;
   }
 
@@ -210,7 +210,7 @@ class BackwardProducer {
     const int stage = ring_stage<kC.q_stages>(num_steps_);
     ptx::Mbarrier& full = shared_.q_full[stage];
     ptx::mbarrier_arrive_expect(full, kC.q_bytes() + kVectorBytes);
-    load_rows<kC.rows>(shared_.q[stage], params_.q, box_of(tile), full);
+    load_rows<kC.rows, kC.dim_qk>(shared_.q[stage], params_.q, box_of(tile), full);
     ptx::load_bytes(shared_.levels[stage], params_.levels + row_of(tile), kVectorBytes, full);
   }
 
@@ -218,30 +218,30 @@ class BackwardProducer {
     const int stage = ring_stage<kC.dout_stages>(num_steps_);
     ptx::mbarrier_wait(shared_.dout_empty[stage], ring_parity<kC.dout_stages>(num_steps_) ^ 1);
     ptx::Mbarrier& full = shared_.dout_full[stage];
-    ptx::mbarrier_arrive_expect(full, kC.q_bytes() + kVectorBytes);
-    load_rows<kC.rows>(shared_.dout[stage], params_.dout, box_of(tile), full);
+    ptx::mbarrier_arrive_expect(full, kC.dout_bytes() + kVectorBytes);
+    load_rows<kC.rows, kC.dim_v>(shared_.dout[stage], params_.dout, box_of(tile), full);
     ptx::load_bytes(shared_.offsets[stage], params_.offsets + row_of(tile), kVectorBytes, full);
   }
 
-  /// The present item's info, and K and V where `bytes` is not 0.
-  __device__ __forceinline__ void send_item(int bytes) {
+  /// The present item's info, with its K and V or without.
+  __device__ __forceinline__ void send_item(bool has_tiles) {
     const std::uint32_t parity = num_items_ & 1;
     const ItemInfo& item = present_item();
     const ptx::BoxOrigin box{0, item.kv_head, item.key_begin};
     ptx::mbarrier_wait(shared_.k_empty, parity ^ 1);
-    ptx::mbarrier_arrive_expect(shared_.k_full, bytes);
-    if (bytes > 0) load_rows<kC.keys>(shared_.k, params_.k, box, shared_.k_full);
+    ptx::mbarrier_arrive_expect(shared_.k_full, has_tiles ? kC.k_bytes() : 0);
+    if (has_tiles) load_rows<kC.keys, kC.dim_qk>(shared_.k, params_.k, box, shared_.k_full);
     ptx::mbarrier_wait(shared_.v_empty, parity ^ 1);
-    ptx::mbarrier_arrive_expect(shared_.v_full, bytes);
-    if (bytes > 0) load_rows<kC.keys>(shared_.v, params_.v, box, shared_.v_full);
+    ptx::mbarrier_arrive_expect(shared_.v_full, has_tiles ? kC.v_bytes() : 0);
+    if (has_tiles) load_rows<kC.keys, kC.dim_v>(shared_.v, params_.v, box, shared_.v_full);
     ++num_items_;
   }
 
-  template <int kRows>
+  template <int kRows, int kDim>
   __device__ __forceinline__ static void load_rows(std::uint8_t* tile, const CUtensorMap& map,
                                                    ptx::BoxOrigin box, ptx::Mbarrier& barrier) {
 #pragma unroll
-    for (int panel = 0; panel < kC.dim / tile::kPanelElements; ++panel) {
+    for (int panel = 0; panel < kDim / tile::kPanelElements; ++panel) {
       box.dim = panel * tile::kPanelElements;
       ptx::load_box(tile + panel * kRows * tile::kPanelRowBytes, map, box, barrier);
     }

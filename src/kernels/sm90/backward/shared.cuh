@@ -129,10 +129,11 @@ inline constexpr int kScoreStages = 2;
 
 template <BackwardConfig kC>
 struct BackwardStorage {
-  alignas(1024) std::uint8_t k[kC.kv_bytes()];
-  alignas(1024) std::uint8_t v[kC.kv_bytes()];  ///< later the item's dK and dV on their way out
+  alignas(1024) std::uint8_t k[kC.k_bytes()];
+  alignas(
+      1024) std::uint8_t v[kC.v_stage_bytes()];  ///< later the item's dK and dV on their way out
   alignas(1024) std::uint8_t q[kC.q_stages][kC.q_bytes()];
-  alignas(1024) std::uint8_t dout[kC.dout_stages][kC.q_bytes()];
+  alignas(1024) std::uint8_t dout[kC.dout_stages][kC.dout_bytes()];
   /// dS^T: 128-byte rows, one per key.
   alignas(1024) std::uint8_t scores[kScoreStages][kC.score_bytes()];
   alignas(128) float levels[kC.q_stages][kC.rows];

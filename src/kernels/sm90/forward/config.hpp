@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "magi/tensor.hpp"
@@ -18,7 +19,8 @@ enum class Scope : std::int32_t {
 /// Everything that changes registers, shared memory or instructions of a forward instance.
 struct ForwardConfig {
   DType type = DType::BFloat16;
-  int dim = 128;      ///< of q, k and v as held on chip: the tensors' dims are at most this
+  int dim_qk = 128;   ///< of q and k as held on chip: the tensors' dim is at most this
+  int dim_v = 128;    ///< likewise of v and out
   int keys = 128;     ///< keys per k tile
   int consumers = 2;  ///< warpgroups of 64 rows
   int kv_stages = 4;  ///< K and V tiles, by turns
@@ -29,8 +31,14 @@ struct ForwardConfig {
   constexpr bool has_any_out() const { return scope != Scope::Plain; }
   constexpr int rows() const { return 64 * consumers; }
   constexpr int threads() const { return 128 * (consumers + 1); }
-  constexpr int q_bytes() const { return rows() * dim * 2; }
-  constexpr int kv_bytes() const { return keys * dim * 2; }
+  constexpr int q_bytes() const { return rows() * dim_qk * 2; }
+  constexpr int k_bytes() const { return keys * dim_qk * 2; }
+  constexpr int v_bytes() const { return keys * dim_v * 2; }
+  constexpr int out_bytes() const { return rows() * dim_v * 2; }
+  /// Room for a Q tile and, later, its out.
+  constexpr int q_stage_bytes() const { return std::max(q_bytes(), out_bytes()); }
+  /// Room for a K or a V tile.
+  constexpr int kv_stage_bytes() const { return std::max(k_bytes(), v_bytes()); }
   constexpr int producer_registers() const { return consumers == 2 ? 40 : 32; }
   constexpr int consumer_registers() const { return consumers == 2 ? 232 : 160; }
 };

@@ -74,7 +74,7 @@ class Consumer {
 
   __device__ __forceinline__ void clear_out() {
 #pragma unroll
-    for (int i = 0; i < kC.dim / 2; ++i) out_[i] = 0.0f;
+    for (int i = 0; i < kC.dim_v / 2; ++i) out_[i] = 0.0f;
   }
 
   /// All tiles of an item, run after run, high keys to low. The last P is left to be multiplied
@@ -112,7 +112,7 @@ class Consumer {
     const tile::KMajor<kC.rows()> q(rows + warpgroup_ * 64 * tile::kPanelRowBytes);
     const tile::KMajor<kC.keys> k(shared_.kv[tiles_.stage()]);
     ptx::wgmma_fence();
-    tile::issue_abt<kC.type, kKeys, kC.dim>(scores, q, k);
+    tile::issue_abt<kC.type, kKeys, kC.dim_qk>(scores, q, k);
   }
 
   __device__ __forceinline__ void wait_keys() {
@@ -129,7 +129,7 @@ class Consumer {
     ptx::pin(packed_);
     ptx::pin(out_);
     ptx::wgmma_fence();
-    tile::issue_accumulate<kC.type, kC.dim, kC.keys>(out_, packed_, v);
+    tile::issue_accumulate<kC.type, kC.dim_v, kC.keys>(out_, packed_, v);
   }
 
   __device__ __forceinline__ void release_tile() {
@@ -291,7 +291,7 @@ class Consumer {
   bool has_item_ = false;     ///< an item's last P, or a tile's, is still to be multiplied
   RowState<kC> state_;        ///< of the item whose scores came last
   bool is_moved_ = false;     ///< the tile's scores moved the base of the exponentials
-  float out_[kC.dim / 2];
+  float out_[kC.dim_v / 2];
   std::uint32_t packed_[kC.keys / 4];
 };
 

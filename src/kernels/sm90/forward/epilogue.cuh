@@ -45,14 +45,14 @@ class Epilogue {
 
   /// Writes out over the item's Q tile, which nobody of this warpgroup reads any more, and from
   /// there to memory.
-  __device__ __forceinline__ void write(float (&out)[kC.dim / 2]) const {
+  __device__ __forceinline__ void write(float (&out)[kC.dim_v / 2]) const {
     float weight[tile::kRowsPerThread];
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
       weight[row] = shared_.weights[row_in_tile(row)].weight;
     }
 #pragma unroll
-    for (int i = 0; i < kC.dim / 2; ++i) out[i] *= weight[(i / 2) % 2];
+    for (int i = 0; i < kC.dim_v / 2; ++i) out[i] *= weight[(i / 2) % 2];
     if constexpr (kC.has_any_out()) {
       if (params_.out_float.data != nullptr || partial() >= 0) {
         write_float(out);
@@ -63,7 +63,7 @@ class Epilogue {
   }
 
  private:
-  __device__ __forceinline__ void write_float(float (&out)[kC.dim / 2]) const {
+  __device__ __forceinline__ void write_float(float (&out)[kC.dim_v / 2]) const {
     if (params_.is_merging) {
       for_each_pair(out, [&](float2* pair, float& x, float& y, int row) {
         const float earlier = shared_.weights[row_in_tile(row)].earlier_weight;
@@ -130,14 +130,14 @@ class Epilogue {
 
   /// Calls visit(pointer into the float32 out, the two elements there, row of the thread).
   template <typename Visit>
-  __device__ __forceinline__ void for_each_pair(float (&out)[kC.dim / 2], Visit visit) const {
+  __device__ __forceinline__ void for_each_pair(float (&out)[kC.dim_v / 2], Visit visit) const {
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
       const std::int64_t token = token_of(row);
       const int num_columns = token < params_.rows_q ? params_.dim_v - place_.column : 0;
       float* target = target_of(row, token) + place_.column;
 #pragma unroll
-      for (int c = 0; c < kC.dim / 8; ++c) {
+      for (int c = 0; c < kC.dim_v / 8; ++c) {
         const int i = 4 * c + 2 * row;
         if (8 * c < num_columns) {
           visit(reinterpret_cast<float2*>(target + 8 * c), out[i], out[i + 1], row);
@@ -147,7 +147,7 @@ class Epilogue {
   }
 
   /// Each warp stages its 16 rows and stores them by itself; no other warp is waited for.
-  __device__ __forceinline__ void write_half(const float (&out)[kC.dim / 2]) const {
+  __device__ __forceinline__ void write_half(const float (&out)[kC.dim_v / 2]) const {
     const int thread = ptx::thread_index();
     const int lane = thread % 32;
     const int first_row = 64 * warpgroup_ + thread % 128 / 32 * 16;
@@ -155,7 +155,7 @@ class Epilogue {
     const std::uint32_t base = ptx::shared_address(staging);
     constexpr int kPanelBytes = kC.rows() * tile::kPanelRowBytes;
 #pragma unroll
-    for (int c = 0; c < kC.dim / 8; c += 2) {
+    for (int c = 0; c < kC.dim_v / 8; c += 2) {
       const int chunk = c % 8 + lane / 16;
       const std::uint32_t address = base + static_cast<std::uint32_t>((c / 8) * kPanelBytes) +
                                     tile::swizzled_offset(first_row + lane % 16, chunk);
@@ -170,7 +170,7 @@ class Epilogue {
     if (lane != 0) return;
     const ItemPlace item = shared_.places[stage_];
     const int token = item.token_begin + (first_row >> params_.packed_shift);
-    for (int panel = 0; panel < kC.dim / tile::kPanelElements; ++panel) {
+    for (int panel = 0; panel < kC.dim_v / tile::kPanelElements; ++panel) {
       ptx::store_box(params_.out, {panel * tile::kPanelElements, item.head_begin, token},
                      staging + panel * kPanelBytes + first_row * tile::kPanelRowBytes);
     }

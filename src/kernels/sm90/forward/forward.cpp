@@ -187,10 +187,12 @@ InstanceSet find_instances(const ForwardArgs& args) {
   if (!device_info(args.q.device).is_hopper()) {
     throw invalid("q.device", device_name(args.q.device), "GPUs of compute capability 9.0");
   }
-  const auto dim = to_int(std::max(args.q.shape[2], args.v.shape[2]));
+  const std::int32_t dim_qk = to_int(args.q.shape[2]);
+  const std::int32_t dim_v = to_int(args.v.shape[2]);
   InstanceSet set;
   for (const Scope scope : {Scope::Plain, Scope::AnyOut, Scope::General}) {
-    set.by_scope[static_cast<std::size_t>(scope)] = find_forward_instance(args.q.dtype, dim, scope);
+    set.by_scope[static_cast<std::size_t>(scope)] =
+        find_forward_instance(args.q.dtype, dim_qk, dim_v, scope);
     MAGI_CHECK(set.of(scope) != nullptr);
   }
   return set;

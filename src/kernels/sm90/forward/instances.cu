@@ -10,7 +10,8 @@ struct Instance {
   // At head dim 64 exponentials weigh twice as much: a third warpgroup fills their gaps,
   // and leaves general kernels registers for 64 keys.
   static constexpr ForwardConfig kConfig{.type = kType,
-                                         .dim = kDim,
+                                         .dim_qk = kDim,
+                                         .dim_v = kDim,
                                          .keys = kDim == 64 && kScope == Scope::General ? 64 : 128,
                                          .consumers = kDim == 64 ? 3 : 2,
                                          .kv_stages = kDim == 64 ? 8 : 4,
@@ -43,10 +44,11 @@ __global__ void __launch_bounds__(128) fill_kernel(float* values, int count) {
 
 std::span<const ForwardInstance> forward_instances() { return kInstances; }
 
-const ForwardInstance* find_forward_instance(DType type, int dim, Scope scope) {
+const ForwardInstance* find_forward_instance(DType type, int dim_qk, int dim_v, Scope scope) {
   for (const ForwardInstance& instance : kInstances) {
     const ForwardConfig& config = instance.config;
-    if (config.type == type && config.dim >= dim && config.scope == scope) {
+    if (config.type == type && config.dim_qk >= dim_qk && config.dim_v >= dim_v &&
+        config.scope == scope) {
       return &instance;
     }
   }

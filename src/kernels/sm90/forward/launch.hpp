@@ -19,8 +19,8 @@ struct ForwardInstance {
 /// The kernels of the library.
 std::span<const ForwardInstance> forward_instances();
 
-/// The instance for a type and the larger of the two head dims; null when there is none.
-const ForwardInstance* find_forward_instance(DType type, int dim, Scope scope);
+/// The first instance for a type that holds both head dims; null when there is none.
+const ForwardInstance* find_forward_instance(DType type, int dim_qk, int dim_v, Scope scope);
 
 /// Sets `count` floats to -infinity.
 void fill_no_logits(float* values, int count, cudaStream_t stream);

@@ -52,7 +52,7 @@ class Loader {
     shared_.places[stage] = place;
     ptx::mbarrier_arrive_expect(full, kC.q_bytes());
 #pragma unroll
-    for (int panel = 0; panel < kC.dim / tile::kPanelElements; ++panel) {
+    for (int panel = 0; panel < kC.dim_qk / tile::kPanelElements; ++panel) {
       ptx::load_box(shared_.q[stage] + panel * kC.rows() * tile::kPanelRowBytes, params_.q,
                     {panel * tile::kPanelElements, place.head_begin, place.token_begin}, full,
                     ptx::cache_evict_first());
@@ -61,7 +61,7 @@ class Loader {
   }
 
   __device__ __forceinline__ void load_keys(std::int32_t key, int kv_head) {
-    load_tile(params_.k, key, kv_head);
+    load_tile<kC.dim_qk>(params_.k, key, kv_head);
     flush_values();
     value_key_ = key;
     value_head_ = kv_head;
@@ -70,17 +70,18 @@ class Loader {
 
   __device__ __forceinline__ void flush_values() {
     if (!has_value_) return;
-    load_tile(params_.v, value_key_, value_head_);
+    load_tile<kC.dim_v>(params_.v, value_key_, value_head_);
     has_value_ = false;
   }
 
+  template <int kDim>
   __device__ __forceinline__ void load_tile(const CUtensorMap& map, std::int32_t key, int kv_head) {
     const std::uint32_t stage = tiles_.stage();
     ptx::Mbarrier& full = shared_.kv_ring.full[stage];
     ptx::mbarrier_wait(shared_.kv_ring.empty[stage], tiles_.parity() ^ 1);
-    ptx::mbarrier_arrive_expect(full, kC.kv_bytes());
+    ptx::mbarrier_arrive_expect(full, kC.keys * kDim * 2);
 #pragma unroll
-    for (int panel = 0; panel < kC.dim / tile::kPanelElements; ++panel) {
+    for (int panel = 0; panel < kDim / tile::kPanelElements; ++panel) {
       ptx::load_box(shared_.kv[stage] + panel * kC.keys * tile::kPanelRowBytes, map,
                     {panel * tile::kPanelElements, kv_head, key}, full, ptx::cache_evict_last());
     }

@@ -76,8 +76,8 @@ struct Ring {
 
 template <ForwardConfig kC>
 struct SharedStorage {
-  alignas(1024) std::uint8_t q[kC.q_stages][kC.q_bytes()];  ///< later the item's out
-  alignas(1024) std::uint8_t kv[kC.kv_stages][kC.kv_bytes()];
+  alignas(1024) std::uint8_t q[kC.q_stages][kC.q_stage_bytes()];  ///< later the item's out
+  alignas(1024) std::uint8_t kv[kC.kv_stages][kC.kv_stage_bytes()];
   RunMessage messages[kMessageStages];
   RowWeights weights[kC.rows()];  ///< of the item whose out is written next
   ItemPlace places[kC.q_stages];
