@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "base/host_device.hpp"
 #include "kernels/worklist/forward_list.hpp"
 #include "kernels/worklist/tile_run.hpp"
 

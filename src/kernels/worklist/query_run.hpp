@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/worklist/tile_run.hpp"
+#include "base/host_device.hpp"
 #include "magi/mask.hpp"
 
 // How a band record of a k tile falls into q tiles: the one routine that the cost model, the tests

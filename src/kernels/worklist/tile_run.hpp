@@ -3,13 +3,8 @@
 
 #include <cstdint>
 
+#include "base/host_device.hpp"
 #include "magi/mask.hpp"
-
-#ifdef __CUDACC__
-#define MAGI_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define MAGI_HOST_DEVICE inline
-#endif
 
 // How a band record falls into k tiles: the one routine that the cost model, the tests and the
 // kernels share.
