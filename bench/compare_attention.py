@@ -4,6 +4,8 @@
 process; forward, or the whole backward with --backward (ours: preparation, main kernel and all;
 theirs: torch's autograd).
 
+--baseline LIBRARY times another build of ours beside it, kernel by kernel.
+
 Each case is timed in rounds; a round times every kernel once (a burst between two CUDA events), in
 an order drawn anew so that none always follows the same other: after a cooler kernel clocks are
 higher. Ratios are medians over rounds of our rate over cuDNN's rate in the same round. Rates are
@@ -30,6 +32,7 @@ INFINITE = 1 << 30
 WINDOW = 1024
 BLOCK = 2048
 YARDSTICKS = ("cudnn", "flex")
+BASELINE = " (baseline)"  # behind the name of a kernel of the other build
 HEAD_WALKS = (0, 1, 2)  # by cost, heads of a q tile together, head after head
 
 
@@ -249,6 +252,15 @@ def clocks():
     return [float(v) for v in values] if len(values) == 3 else []
 
 
+def is_ours(key):
+    return key not in YARDSTICKS and not key.endswith(BASELINE)
+
+
+def builds(library, options):
+    """This build and, where asked for, the other one, each with what its kernels' names end in."""
+    return [(library, ""), *([(options.baseline, BASELINE)] if options.baseline else [])]
+
+
 def forward_calls(library, slices, shape, is_causal, options, rule):
     rows, heads, kv_heads, dim = shape
     q, k, v = random_tensors(rows, (heads, kv_heads, kv_heads), dim)
@@ -258,10 +270,12 @@ def forward_calls(library, slices, shape, is_causal, options, rule):
     for variant, label, packed_heads in options.variants:
         if label.startswith("dim64") != (dim == 64):
             continue
-        ours = Ours(library, variant, slices, shape, packed_heads)
-        ours.bind(q, k, v)
-        calls[f"{label} hp{ours.packed_heads}" if packed_heads else label] = ours
-    if not any(key not in YARDSTICKS for key in calls):
+        for build, suffix in builds(library, options):
+            ours = Ours(build, variant, slices, shape, packed_heads)
+            ours.bind(q, k, v)
+            name = f"{label} hp{ours.packed_heads}" if packed_heads else label
+            calls[name + suffix] = ours
+    if not any(is_ours(key) for key in calls):
         raise SystemExit(f"--variants has none for head dim {dim}")
     return calls
 
@@ -273,9 +287,10 @@ def backward_calls(library, slices, shape, is_causal, options, rule):
     if options.flex:
         calls["flex"] = flex_yardstick.backward_call(q, k, v, dout, rule)
     for label, tuning in options.tunings:
-        ours = OursBackward(library, tuning, slices, shape)
-        ours.bind(q, k, v, dout)
-        calls[label] = ours
+        for build, suffix in builds(library, options):
+            ours = OursBackward(build, tuning, slices, shape)
+            ours.bind(q, k, v, dout)
+            calls[label + suffix] = ours
     return calls
 
 
@@ -289,7 +304,7 @@ def random_tensors(rows, heads, dim):
 
 def max_error(calls, is_backward):
     """Of the first of ours against cuDNN, same mask."""
-    ours = next(call for key, call in calls.items() if key not in YARDSTICKS)
+    ours = next(call for key, call in calls.items() if is_ours(key))
     expected = calls["cudnn"]()
     if not is_backward:
         return (ours.out.float() - expected[0].transpose(0, 1).float()).abs().max().item()
@@ -328,7 +343,7 @@ def run_case(library, case, options):
         "ours": {},
     }
     for key, call in calls.items():
-        if key in YARDSTICKS:
+        if not is_ours(key):
             continue
         rates = [flops / s for s in seconds[key]]
         ratios = [rate / other for rate, other in zip(rates, base)]
@@ -341,8 +356,13 @@ def run_case(library, case, options):
         }
         if options.backward:
             row["heads_per_item"] = call.heads_per_item
+        if options.baseline:
+            pairs = zip(seconds[key + BASELINE], seconds[key])
+            row["over_baseline"] = statistics.median(old / new for old, new in pairs)
         result["ours"][key] = row
-        call.close()
+    for key, call in calls.items():
+        if key not in YARDSTICKS:
+            call.close()
     add_slowdown(result, seconds)
     add_flex(result, seconds, flops)
     print_result(result)
@@ -380,7 +400,8 @@ def print_result(result):
         print(
             f"    {key:28s} {ours['tflops']:6.1f} TFLOP/s  ratio {ours['ratio']:.3f} "
             f"[{ours['ratio_low']:.3f}, {ours['ratio_high']:.3f}] hp {ours['packed_heads']}"
-            + (f" per item {ours['heads_per_item']}" if "heads_per_item" in ours else ""),
+            + (f" per item {ours['heads_per_item']}" if "heads_per_item" in ours else "")
+            + (f" over baseline {ours['over_baseline']:.3f}" if "over_baseline" in ours else ""),
             flush=True,
         )
     if "flex" in result:
@@ -431,6 +452,7 @@ def write_report(options, results):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library", required=True, help="libmagi_kernel_bench.so")
+    parser.add_argument("--baseline", help="libmagi_kernel_bench.so of another build")
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path(__file__).parent / "data")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="JSON to write")
     parser.add_argument(
@@ -476,6 +498,7 @@ def main():
     if options.rounds < 1:
         raise SystemExit(f"--rounds is {options.rounds}; allowed: 1 or more")
     library = load(options.library)
+    options.baseline = load(options.baseline) if options.baseline else None
     variants = []
     for text in options.variants.split(","):
         index, _, heads = text.partition("/")

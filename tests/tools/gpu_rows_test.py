@@ -34,6 +34,12 @@ class Rows(unittest.TestCase):
             values([result("causal", 16384, {"a": 1}, dim=64)]), {"forward.hd64.causal.16k": 1}
         )
 
+    def test_the_other_build_is_compared_by_its_worst_case(self):
+        report = [result("full", 8192, {"a": 1.0}), result("causal", 8192, {"a": 1.0})]
+        for entry, ratio in zip(report, (1.01, 0.99)):
+            entry["ours"]["a"]["over_baseline"] = ratio
+        self.assertEqual(values(report)["house.speed"], 0.99)
+
     def test_several_draws_give_a_mean_and_leave_the_figure_alone(self):
         draws = [
             result("varlen_causal", 8192, {"a": ratio}, draw=draw)
