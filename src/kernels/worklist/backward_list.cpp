@@ -380,34 +380,14 @@ void fill_turns(BackwardList& list, std::span<const std::int32_t> island_of) {
 
 std::int64_t BackwardList::num_slots() const {
   std::int64_t slots = 0;
-  for (const BackwardSegment& segment : segments) {
-    slots += std::int64_t{segment.block_tiles} * segment.slot_heads;
+  for (const TileSpan& span : spans) {
+    slots += std::int64_t{span.block_tiles} * span.slot_heads;
   }
   return slots;
 }
 
 BackwardItem backward_item(const BackwardList& list, std::int64_t index) {
-  std::size_t number = 0;
-  while (index >= list.segments[number].item_end) ++number;
-  const BackwardSegment& segment = list.segments[number];
-  std::int64_t inside = index - segment.item_begin;
-  const std::int64_t section_items =
-      std::int64_t{segment.section_heads} * segment.num_pieces * segment.num_tiles;
-  const std::int64_t first = inside / section_items * segment.section_heads;
-  const std::int64_t heads =
-      std::min<std::int64_t>(segment.section_heads, list.problem.heads_kv - first);
-  inside %= section_items;
-  const std::int64_t block_items = heads * segment.num_pieces * segment.block_tiles;
-  const std::int64_t block_begin = inside / block_items * segment.block_tiles;
-  const std::int64_t tiles =
-      std::min<std::int64_t>(segment.block_tiles, segment.num_tiles - block_begin);
-  inside %= block_items;
-  const std::int64_t piece = inside / (heads * tiles);
-  inside %= heads * tiles;
-  return {.segment = static_cast<std::int32_t>(number),
-          .tile = static_cast<std::int32_t>(segment.tile_begin + block_begin + inside / heads),
-          .kv_head = static_cast<std::int32_t>(first + inside % heads),
-          .piece = static_cast<std::int32_t>(piece)};
+  return backward_item(list.spans.data(), list.problem.heads_kv, static_cast<std::uint32_t>(index));
 }
 
 BackwardList build_backward_list(const BackwardProblem& problem, std::span<const BandSlice> slices,

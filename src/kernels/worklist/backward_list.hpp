@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "kernels/worklist/tile_run.hpp"
+#include "kernels/worklist/item_order.hpp"
 #include "magi/mask.hpp"
 
 // Work lists of the backward kernels. A k tile is owned: its dK and dV are summed by the CTAs that
@@ -53,7 +51,7 @@ struct BackwardTileShape {
   std::int32_t rows = 64;       ///< rows of a q tile: tokens x packed heads
   std::int32_t keys = 128;      ///< keys of a k tile
   std::int32_t overhead = 3;    ///< cost of an item besides its q tiles, in q tiles
-  std::int32_t piece_cost = 2;  ///< of handing dK and dV to the next item, in q tiles
+  std::int32_t split_cost = 2;  ///< of handing dK and dV to the next split, in q tiles
 };
 
 /// What a list is made for.
@@ -79,54 +77,7 @@ struct BackwardChoice {
   bool is_ordered = true;  ///< who adds to a dQ must wait for its turn
 };
 
-/// Neighbouring k tiles whose items are cut and handed out alike: section after section of kv
-/// heads, in each block after block of tiles, in each piece after piece, in each tile after tile,
-/// the kv heads of the section side by side. So what is walked at one time are few heads, which
-/// stay in the cache.
-///
-/// The pieces of a k tile and kv head are a chain: each adds what the ones before have summed, and
-/// leaves that in a buffer or, being the last, writes it. A buffer serves tiles `block_tiles` apart
-/// and kv heads `slot_heads` apart: the first piece that comes to a used one waits for the last
-/// piece of the user before. Tiles without records are in segments of their own, of one piece.
-struct BackwardSegment {
-  std::int32_t item_begin = 0;
-  std::int32_t item_end = 0;
-  std::int32_t tile_begin = 0;
-  std::int32_t num_tiles = 0;
-  std::int32_t num_pieces = 1;       ///< items that share a k tile of a kv head
-  std::int32_t groups_per_item = 1;  ///< head groups that an item walks
-  std::int32_t section_heads = 1;    ///< kv heads of a section; the last may have fewer
-  std::int32_t block_tiles = 1;      ///< of a block; the last may have fewer
-  std::int32_t slot_begin = 0;       ///< first buffer, where there are pieces
-  std::int32_t slot_heads = 0;       ///< kv heads with buffers of their own
-
-  friend bool operator==(const BackwardSegment&, const BackwardSegment&) = default;
-};
-inline constexpr int kMaxSegments = 16;
-
-/// A k tile of a segment, counted from its first, and a kv head.
-struct PieceOwner {
-  std::int32_t tile = -1;  ///< -1: nobody
-  std::int32_t kv_head = 0;
-};
-
-/// Who has had the buffer before: the tile a block before or, in the first block, the last such
-/// tile of an earlier kv head.
-MAGI_HOST_DEVICE PieceOwner owner_before(const BackwardSegment& segment, PieceOwner owner) {
-  const std::int32_t block = segment.block_tiles;
-  if (owner.tile >= block) return {owner.tile - block, owner.kv_head};
-  if (owner.kv_head < segment.slot_heads) return {};
-  const std::int32_t last = (segment.num_tiles - 1 - owner.tile) / block * block;
-  return {owner.tile + last, owner.kv_head - segment.slot_heads};
-}
-
-/// The owner's buffer.
-MAGI_HOST_DEVICE std::int32_t slot_of(const BackwardSegment& segment, PieceOwner owner) {
-  return segment.slot_begin + owner.kv_head % segment.slot_heads * segment.block_tiles +
-         owner.tile % segment.block_tiles;
-}
-
-/// The items of one launch, segment after segment. Dear k tiles have many pieces, and those of an
+/// The items of one launch, span after span. Dear k tiles have many splits, and those of an
 /// island lie together; the cheapest tiles of all kv heads come last and even out when the CTAs
 /// are done.
 ///
@@ -145,9 +96,9 @@ struct BackwardList {
   /// And who adds last to a dQ makes rows of it, but for those of left_tiles.
   bool is_finishing = false;
   std::int32_t num_islands = 0;
-  std::vector<BackwardSegment> segments;  ///< at most kMaxSegments
-  std::vector<KeyTileWork> tiles;         ///< in the order of the list
-  std::vector<KeyRecord> records;         ///< of a tile in order of the slices
+  std::vector<TileSpan> spans;     ///< at most kMaxSpans
+  std::vector<KeyTileWork> tiles;  ///< in the order of the list
+  std::vector<KeyRecord> records;  ///< of a tile in order of the slices
   std::vector<TurnRun> turns;
   std::vector<std::int32_t> islands;     ///< per q tile: islands in it
   std::vector<std::int32_t> left_tiles;  ///< q tiles, ascending
@@ -155,59 +106,26 @@ struct BackwardList {
   std::int32_t num_q_tiles() const {
     return problem.rows_q == 0 ? 0 : (problem.rows_q - 1) / tile_tokens + 1;
   }
-  std::int64_t num_items() const { return segments.empty() ? 0 : segments.back().item_end; }
+  std::int64_t num_items() const { return spans.empty() ? 0 : spans.back().item_end; }
   std::int64_t num_sums() const { return std::int64_t{head_groups} * num_q_tiles(); }
   /// Floats of all dQ sums of an instance that holds `dim_qk` columns.
   std::int64_t sum_floats(std::int32_t dim_qk) const { return num_sums() * shape.rows * dim_qk; }
-  /// Buffers in which pieces are summed.
+  /// Slots in which splits sum dK and dV.
   std::int64_t num_slots() const;
   std::int64_t slot_floats(std::int32_t dim_qk, std::int32_t dim_v) const {
     return num_slots() * shape.keys * (dim_qk + dim_v);
   }
   /// Places of a head group where turns are counted: q tile + island.
   std::int32_t num_turns() const { return num_q_tiles() + num_islands; }
-  /// Turns taken, pieces done of each k tile and kv head by each warpgroup, items handed out.
+  /// Turns taken, splits done of each k tile and kv head by each warpgroup, items handed out.
   std::int64_t num_counters() const {
     return std::int64_t{head_groups} * num_turns() +
            2 * std::int64_t(tiles.size()) * problem.heads_kv + 1;
   }
 };
 
-/// One item in the order in which they are handed out.
-struct BackwardItem {
-  std::int32_t segment = 0;
-  std::int32_t tile = 0;  ///< in BackwardList::tiles
-  std::int32_t kv_head = 0;
-  std::int32_t piece = 0;
-
-  friend bool operator==(const BackwardItem&, const BackwardItem&) = default;
-};
+/// The item at place `index` of the order in which they are handed out.
 BackwardItem backward_item(const BackwardList& list, std::int64_t index);
-
-/// Calls visit(item) for each item in the order of the list: what backward_item gives, faster.
-template <typename Visit>
-void for_each_item(const BackwardList& list, Visit visit) {
-  for (std::size_t number = 0; number < list.segments.size(); ++number) {
-    const BackwardSegment& segment = list.segments[number];
-    BackwardItem item{.segment = static_cast<std::int32_t>(number)};
-    const auto visit_round = [&](std::int32_t head_begin, std::int32_t block_begin) {
-      const std::int32_t head_end =
-          std::min(head_begin + segment.section_heads, list.problem.heads_kv);
-      const std::int32_t block_end = std::min(block_begin + segment.block_tiles, segment.num_tiles);
-      for (item.piece = 0; item.piece < segment.num_pieces; ++item.piece) {
-        for (std::int32_t tile = block_begin; tile < block_end; ++tile) {
-          item.tile = segment.tile_begin + tile;
-          for (item.kv_head = head_begin; item.kv_head < head_end; ++item.kv_head) visit(item);
-        }
-      }
-    };
-    for (std::int32_t head = 0; head < list.problem.heads_kv; head += segment.section_heads) {
-      for (std::int32_t tile = 0; tile < segment.num_tiles; tile += segment.block_tiles) {
-        visit_round(head, tile);
-      }
-    }
-  }
-}
 
 /// Throws InvalidArgument naming what is not allowed.
 BackwardList build_backward_list(const BackwardProblem& problem, std::span<const BandSlice> slices,

@@ -23,8 +23,8 @@ std::int64_t cached_steps(const BackwardList& list) {
 /// Numbers of items that may share a k tile of a kv head, each a multiple of the one before.
 std::vector<std::int32_t> piece_counts(std::int32_t groups) {
   std::vector<std::int32_t> counts = {1};
-  // Each before and in the tail; tiles without records make two segments more.
-  while (counts.back() < groups && counts.size() + 1 < kMaxSegments / 2) {
+  // Each before and in the tail; tiles without records make two spans more.
+  while (counts.back() < groups && counts.size() + 1 < kMaxSpans / 2) {
     const std::int32_t rest = groups / counts.back();
     std::int32_t factor = 2;
     while (rest % factor != 0) ++factor;
@@ -107,7 +107,7 @@ class TileOrder {
     // One head alone gains nothing over two, as measured.
     min_heads_ = by.item_steps < item_steps() ? 1 : 2;
     section_factor_ = by.section_factor;
-    list_.segments.clear();
+    list_.spans.clear();
     places_ = by_cost_;
     num_before_ = count_before_tail(by);
     pieces_.assign(places_.size(), 1);
@@ -119,8 +119,8 @@ class TileOrder {
     }
     std::stable_sort(places_.begin(), places_.begin() + num_before_,
                      [&](std::size_t a, std::size_t b) { return comes_before(a, b); });
-    add_segments(0, num_before_, false);
-    add_segments(num_before_, std::ssize(places_), true);
+    add_spans(0, num_before_, false);
+    add_spans(num_before_, std::ssize(places_), true);
   }
 
   /// When the last CTA is done, items being handed out in order.
@@ -131,17 +131,21 @@ class TileOrder {
     const auto heads_kv = static_cast<std::size_t>(list_.problem.heads_kv);
     std::vector<std::int64_t> done_of(places_.size() * heads_kv);
     std::int64_t last = 0;
-    for_each_item(list_, [&](const BackwardItem& item) {
-      const auto tile = static_cast<std::size_t>(item.tile);
+    BackwardItem item;
+    for (std::int64_t index = 0; index < list_.num_items(); index += item.num_beside) {
+      item = backward_item(list_.spans.data(), list_.problem.heads_kv,
+                           static_cast<std::uint32_t>(index), item.span);
       const std::int32_t pieces = pieces_at(item.tile);
-      std::int64_t done = ctas.take() * unit + place_cost(item.tile, pieces);
-      if (pieces > 1) {
-        std::int64_t& before = done_of[tile * heads_kv + static_cast<std::size_t>(item.kv_head)];
-        before = done = std::max(done, before + list_.shape.piece_cost);
+      const std::int64_t cost = place_cost(item.tile, pieces);
+      std::int64_t* before = &done_of[static_cast<std::size_t>(item.tile) * heads_kv +
+                                      static_cast<std::size_t>(item.kv_head)];
+      for (std::int32_t i = 0; i < item.num_beside; ++i) {
+        std::int64_t done = ctas.take() * unit + cost;
+        if (pieces > 1) before[i] = done = std::max(done, before[i] + list_.shape.split_cost);
+        ctas.give((done + unit - 1) / unit);
+        last = std::max(last, done);
       }
-      ctas.give((done + unit - 1) / unit);
-      last = std::max(last, done);
-    });
+    }
     return last;
   }
 
@@ -235,7 +239,7 @@ class TileOrder {
     const std::int64_t walked = std::min(steps, cached_steps_);
     const std::int64_t missed = steps * walked / cached_steps_ * walked / (8 * cached_steps_);
     return steps + (is_uneven_ ? missed : 0) + list_.shape.overhead +
-           (pieces > 1 ? list_.shape.piece_cost : 0);
+           (pieces > 1 ? list_.shape.split_cost : 0);
   }
 
   /// Of an item at a place. Where CTAs are all over the rows of many heads a step costs more: a
@@ -266,13 +270,13 @@ class TileOrder {
   }
 
   /// One for each run of tiles with as many pieces, and one of tiles without records.
-  void add_segments(std::ptrdiff_t begin, std::ptrdiff_t end, bool is_tail) {
+  void add_spans(std::ptrdiff_t begin, std::ptrdiff_t end, bool is_tail) {
     while (begin < end) {
       std::ptrdiff_t run = begin;
       while (run < end && pieces_at(run) == pieces_at(begin) && is_empty(run) == is_empty(begin)) {
         ++run;
       }
-      add_segment(begin, run, is_tail);
+      add_span(begin, run, is_tail);
       begin = run;
     }
   }
@@ -285,34 +289,33 @@ class TileOrder {
     return costs_[places_[static_cast<std::size_t>(place)]] == 0;
   }
 
-  void add_segment(std::ptrdiff_t begin, std::ptrdiff_t end, bool is_tail) {
-    BackwardSegment segment;
-    segment.tile_begin = static_cast<std::int32_t>(begin);
-    segment.num_tiles = static_cast<std::int32_t>(end - begin);
-    segment.num_pieces = pieces_at(begin);
-    segment.groups_per_item = groups_ / segment.num_pieces;
-    segment.section_heads = is_tail ? list_.problem.heads_kv : section_heads(segment);
-    segment.block_tiles = block_tiles(segment);
-    if (segment.num_pieces > 1) segment.slot_heads = slot_heads(segment);
-    const std::int64_t items = list_.num_items() + std::int64_t{segment.num_tiles} *
-                                                       segment.num_pieces * list_.problem.heads_kv;
+  void add_span(std::ptrdiff_t begin, std::ptrdiff_t end, bool is_tail) {
+    TileSpan span;
+    span.tile_begin = static_cast<std::int32_t>(begin);
+    span.num_tiles = static_cast<std::int32_t>(end - begin);
+    span.num_splits = pieces_at(begin);
+    span.groups_per_item = groups_ / span.num_splits;
+    span.section_heads = is_tail ? list_.problem.heads_kv : section_heads(span);
+    span.block_tiles = block_tiles(span);
+    if (span.num_splits > 1) span.slot_heads = slot_heads(span);
+    const std::int64_t items =
+        list_.num_items() + std::int64_t{span.num_tiles} * span.num_splits * list_.problem.heads_kv;
     if (items > kMaxItems) throw invalid("number of work items", items, "up to 2^31 - 1025");
     // Their counters, two each, are numbered in 32 bits.
     constexpr std::int64_t kMaxOwners = std::int64_t{1} << 30;
     const std::int64_t owners = std::int64_t(places_.size()) * list_.problem.heads_kv;
     if (owners > kMaxOwners) throw invalid("k tiles times heads_kv", owners, "up to 2^30");
-    segment.item_begin = static_cast<std::int32_t>(list_.num_items());
-    segment.item_end = static_cast<std::int32_t>(items);
-    segment.slot_begin = static_cast<std::int32_t>(list_.num_slots());
-    list_.segments.push_back(segment);
+    span.item_begin = static_cast<std::int32_t>(list_.num_items());
+    span.item_end = static_cast<std::int32_t>(items);
+    span.slot_begin = static_cast<std::int32_t>(list_.num_slots());
+    list_.spans.push_back(span);
   }
 
   /// kv heads side by side.
-  std::int32_t section_heads(const BackwardSegment& segment) const {
+  std::int32_t section_heads(const TileSpan& span) const {
     const std::int32_t heads_kv = list_.problem.heads_kv;
     if (choice_.section_heads > 0) return std::min(choice_.section_heads, heads_kv);
-    const std::int64_t heads =
-        is_uneven_ ? chains(segment) * section_factor_ : fitting_heads(segment);
+    const std::int64_t heads = is_uneven_ ? chains(span) * section_factor_ : fitting_heads(span);
     if (heads >= heads_kv) return heads_kv;
     auto even = static_cast<std::int32_t>(heads);
     while (is_uneven_ && heads_kv % even != 0) ++even;
@@ -321,13 +324,12 @@ class TileOrder {
 
   /// As many as the cache holds, but enough items for every CTA; in turn all of them, as few should
   /// meet at one sum.
-  std::int64_t fitting_heads(const BackwardSegment& segment) const {
+  std::int64_t fitting_heads(const TileSpan& span) const {
     const BackwardProblem& problem = list_.problem;
-    if (choice_.is_ordered && segment.num_pieces == 1 && !list_.is_group_first) {
+    if (choice_.is_ordered && span.num_splits == 1 && !list_.is_group_first) {
       return problem.heads_kv;
     }
-    const std::int64_t column_steps =
-        std::int64_t{list_.num_q_tiles()} * segment.groups_per_item + 1;
+    const std::int64_t column_steps = std::int64_t{list_.num_q_tiles()} * span.groups_per_item + 1;
     const std::int64_t filling = (problem.num_ctas - 1) / std::ssize(places_) + 1;
     return std::max(cached_steps_ / column_steps, filling);
   }
@@ -335,37 +337,37 @@ class TileOrder {
   /// One, as what CTAs walk at one time should be little. In turn, those that meet at a sum can
   /// begin only kTurnSteps apart, and so many chains of them lie side by side that every CTA finds
   /// an item; pieces, whose heads are few, are spread over kPieceChains.
-  std::int64_t chains(const BackwardSegment& segment) const {
+  std::int64_t chains(const TileSpan& span) const {
     if (!list_.is_ordered) return 1;
     constexpr double kTurnSteps = 1.5;
     constexpr std::int64_t kPieceChains = 4;
-    const auto first = static_cast<std::size_t>(segment.tile_begin);
+    const auto first = static_cast<std::size_t>(span.tile_begin);
     std::int64_t steps = 1;
-    for (std::size_t i = first; i < first + static_cast<std::size_t>(segment.num_tiles); ++i) {
-      steps += costs_[places_[i]] * segment.groups_per_item;
+    for (std::size_t i = first; i < first + static_cast<std::size_t>(span.num_tiles); ++i) {
+      steps += costs_[places_[i]] * span.groups_per_item;
     }
-    const double apart = kTurnSteps * segment.num_tiles * list_.problem.num_ctas;
+    const double apart = kTurnSteps * span.num_tiles * list_.problem.num_ctas;
     const auto heads = static_cast<std::int64_t>(apart / static_cast<double>(steps)) + 1;
-    return segment.num_pieces == 1 ? heads : std::max(heads, kPieceChains);
+    return span.num_splits == 1 ? heads : std::max(heads, kPieceChains);
   }
 
   /// All where items are whole. Pieces: equal blocks, as few tiles as keep the CTAs away from the
   /// buffers of the block before.
-  std::int32_t block_tiles(const BackwardSegment& segment) const {
-    if (segment.num_pieces == 1) return segment.num_tiles;
+  std::int32_t block_tiles(const TileSpan& span) const {
+    if (span.num_splits == 1) return span.num_tiles;
     constexpr std::int32_t kRounds = 2;  // of all CTAs
-    const std::int32_t most = (kRounds * list_.problem.num_ctas - 1) / segment.section_heads + 1;
-    const std::int32_t blocks = (segment.num_tiles - 1) / most + 1;
-    return (segment.num_tiles - 1) / blocks + 1;
+    const std::int32_t most = (kRounds * list_.problem.num_ctas - 1) / span.section_heads + 1;
+    const std::int32_t blocks = (span.num_tiles - 1) / most + 1;
+    return (span.num_tiles - 1) / blocks + 1;
   }
 
   /// Whole sections, so many that who comes to a used buffer seldom waits.
-  std::int32_t slot_heads(const BackwardSegment& segment) const {
-    const std::int64_t round = std::int64_t{segment.section_heads} * segment.block_tiles;
-    std::int64_t heads = segment.section_heads;
+  std::int32_t slot_heads(const TileSpan& span) const {
+    const std::int64_t round = std::int64_t{span.section_heads} * span.block_tiles;
+    std::int64_t heads = span.section_heads;
     for (std::int64_t apart = round; apart < list_.problem.num_ctas;
-         apart += round * segment.num_pieces) {
-      heads += segment.section_heads;
+         apart += round * span.num_splits) {
+      heads += span.section_heads;
     }
     return static_cast<std::int32_t>(std::min<std::int64_t>(heads, list_.problem.heads_kv));
   }

@@ -111,16 +111,6 @@ std::int64_t ForwardList::total_cost() const {
   return sum * head_groups;
 }
 
-ForwardItem forward_item(const ForwardList& list, std::int64_t index) {
-  const std::int64_t section_items = std::int64_t{list.groups_per_section} * list.num_works;
-  const auto section = static_cast<std::int32_t>(index / section_items);
-  const std::int32_t first_group = section * list.groups_per_section;
-  const std::int32_t groups = std::min(list.groups_per_section, list.head_groups - first_group);
-  const std::int64_t inside = index - section * section_items;
-  return {.work_position = static_cast<std::int32_t>(inside / groups),
-          .head_group = first_group + static_cast<std::int32_t>(inside % groups)};
-}
-
 std::vector<std::int32_t> allowed_packed_heads(const ForwardProblem& problem,
                                                const TileShape& shape) {
   check_heads(problem);

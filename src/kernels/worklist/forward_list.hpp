@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/worklist/item_order.hpp"
 #include "magi/mask.hpp"
 
 // Work lists of the forward kernels, tile sizes of a kernel being arguments. A q tile is
@@ -85,9 +86,7 @@ struct ForwardProblem {
   friend bool operator==(const ForwardProblem&, const ForwardProblem&) = default;
 };
 
-/// The items of one launch. Item i is the work tiles[(i % section_items) / groups] of head group
-/// (section * groups_per_section + remainder): sections of head groups that share the cache, in
-/// each the dearest works first.
+/// The items of one launch, in the order of ForwardOrder: in each section the dearest works first.
 struct ForwardList {
   ForwardProblem problem;
   TileShape shape;
@@ -106,6 +105,7 @@ struct ForwardList {
   }
   std::int64_t num_items() const { return std::int64_t{head_groups} * num_works; }
   std::int32_t num_splits() const { return static_cast<std::int32_t>(splits.size()); }
+  ForwardOrder order() const { return {num_works, head_groups, groups_per_section}; }
   /// Pieces of one head group.
   std::int32_t num_slots() const {
     return splits.empty() ? 0 : splits.back().first_slot + splits.back().num_slots;
@@ -113,13 +113,6 @@ struct ForwardList {
   /// Modelled cost of all items, in half k tiles.
   std::int64_t total_cost() const;
 };
-
-/// One item in the order in which they are handed out.
-struct ForwardItem {
-  std::int32_t work_position = 0;  ///< in ForwardList::tiles
-  std::int32_t head_group = 0;
-};
-ForwardItem forward_item(const ForwardList& list, std::int64_t index);
 
 /// Allowed heads per tile, ascending: powers of two up to 16.
 std::vector<std::int32_t> allowed_packed_heads(const ForwardProblem& problem,

@@ -26,7 +26,7 @@ inline BackwardTileShape random_shape(RandomStream& random) {
 }
 
 /// Of head dims up to 64.
-inline constexpr BackwardTileShape kWideShape{.rows = 128, .overhead = 2, .piece_cost = 1};
+inline constexpr BackwardTileShape kWideShape{.rows = 128, .overhead = 2, .split_cost = 1};
 
 /// A window and rows without keys: the main kernel makes rows of most dQ sums itself, finish.cuh of
 /// some.

@@ -78,8 +78,8 @@ ExpandedList expand_list(const ForwardList& list) {
   Walker walker(list, result);
   for (const TileWork& work : list.tiles) walker.walk(work);
   for (std::int64_t i = 0; i < list.num_items(); ++i) {
-    const ForwardItem item = forward_item(list, i);
-    const TileWork& work = list.tiles[static_cast<std::size_t>(item.work_position)];
+    const ForwardItem item = forward_item(list.order(), static_cast<std::uint32_t>(i));
+    const TileWork& work = list.tiles[static_cast<std::size_t>(item.work)];
     std::vector<int>& counts = work.slot < 0 ? result.owners : result.writers;
     const std::int32_t place = work.slot < 0 ? work.tile : work.slot;
     ++counts.at(static_cast<std::size_t>(place) * groups +

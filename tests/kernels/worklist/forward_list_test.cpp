@@ -102,11 +102,11 @@ TEST(ForwardListTest, SectionsKeepHeadsOfAKvHeadTogetherAndDearTilesFirst) {
   const ForwardList list = build_forward_list(problem, mask.slices, {}, 2);
   EXPECT_EQ(list.groups_per_section, 8);
   for (std::int64_t i = 1; i < list.num_items(); ++i) {
-    const ForwardItem before = forward_item(list, i - 1);
-    const ForwardItem item = forward_item(list, i);
+    const ForwardItem before = forward_item(list.order(), std::uint32_t(i - 1));
+    const ForwardItem item = forward_item(list.order(), std::uint32_t(i));
     if (before.head_group / 8 != item.head_group / 8) continue;
-    EXPECT_GE(list.tiles[static_cast<std::size_t>(before.work_position)].cost,
-              list.tiles[static_cast<std::size_t>(item.work_position)].cost);
+    EXPECT_GE(list.tiles[static_cast<std::size_t>(before.work)].cost,
+              list.tiles[static_cast<std::size_t>(item.work)].cost);
   }
 }
 

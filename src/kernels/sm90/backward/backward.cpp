@@ -226,7 +226,7 @@ void set_list(sm90::BackwardParams& params, const BackwardWork::State& work, voi
   params.pieces = part_at<float>(workspace, layout.pieces);
   params.num_items = to_int(list.num_items());
   params.num_tiles = to_int(std::ssize(list.tiles));
-  std::copy(list.segments.begin(), list.segments.end(), params.segments);
+  std::copy(list.spans.begin(), list.spans.end(), params.spans);
   params.num_q_tiles = list.num_q_tiles();
   params.token_shift = std::countr_zero(static_cast<unsigned>(list.tile_tokens));
   params.packed_heads = list.packed_heads;
@@ -262,7 +262,7 @@ BackwardTileShape tile_shape(const BackwardConfig& config) {
   BackwardTileShape shape{.rows = config.rows, .keys = config.keys};
   if (config.has_wide_tiles()) {
     shape.overhead = 2;
-    shape.piece_cost = 1;
+    shape.split_cost = 1;
   }
   return shape;
 }
@@ -359,7 +359,7 @@ std::int32_t BackwardWork::packed_heads() const { return state_->list.packed_hea
 
 std::int32_t BackwardWork::heads_per_item() const {
   const BackwardList& list = state_->list;
-  return list.segments.empty() ? 0 : list.packed_heads * list.segments.front().groups_per_item;
+  return list.spans.empty() ? 0 : list.packed_heads * list.spans.front().groups_per_item;
 }
 
 std::int64_t BackwardWork::size_bytes() const {

@@ -68,7 +68,7 @@ struct BackwardParams {
   bool is_group_first = false;
 
   /// Behind what every step reads, which should lie together.
-  BackwardSegment segments[kMaxSegments];
+  TileSpan spans[kMaxSpans];
   bool is_finishing = false;  ///< dq is written by whoever adds last
   /// q tiles that are left to finish.cuh where the others are not.
   const std::int32_t* left_tiles = nullptr;

@@ -5,6 +5,7 @@
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/sm90/backward/shared.cuh"
 #include "kernels/tile/descriptor.cuh"
+#include "kernels/worklist/item_order.hpp"
 #include "kernels/worklist/query_run.hpp"
 
 namespace magi::sm90 {
@@ -20,7 +21,7 @@ class BackwardProducer {
       : shared_(shared), params_(params) {}
 
   __device__ __forceinline__ void run() {
-    shared_.producer.segment = 0;
+    shared_.producer.span = 0;
     for (std::int32_t item = take_ticket(); item < params_.num_items; item = take_ticket()) {
       run_item(item);
     }
@@ -45,63 +46,36 @@ class BackwardProducer {
     return shared_.items[num_items_ & 1];
   }
 
-  /// Tells what backward_item gives for `index`.
-  __device__ __forceinline__ void find_place(unsigned index) const {
+  /// Where the item works, and what it needs to know of its split.
+  __device__ __forceinline__ void find_place(std::uint32_t index) const {
     ProducerState& at = shared_.producer;
-    while (index >= static_cast<unsigned>(params_.segments[at.segment].item_end)) ++at.segment;
-    const BackwardSegment& segment = params_.segments[at.segment];
-    index -= static_cast<unsigned>(segment.item_begin);
-    const auto width = static_cast<unsigned>(segment.section_heads);
-    const auto height = static_cast<unsigned>(segment.num_tiles);
-    const unsigned section_items = width * static_cast<unsigned>(segment.num_pieces) * height;
-    const unsigned first = index / section_items * width;
-    index %= section_items;
-    const unsigned heads = min(width, static_cast<unsigned>(params_.heads_kv) - first);
-    const auto block = static_cast<unsigned>(segment.block_tiles);
-    const unsigned block_items = heads * static_cast<unsigned>(segment.num_pieces) * block;
-    const unsigned block_begin = index / block_items * block;
-    const unsigned tiles = min(block, height - block_begin);
-    index %= block_items;
-    const unsigned piece = index / (heads * tiles);
-    index %= heads * tiles;
-    at.k_tile = static_cast<std::int32_t>(block_begin + index / heads);
-    present_item().kv_head = static_cast<std::int32_t>(first + index % heads);
-    find_piece(segment, static_cast<std::int32_t>(piece));
-  }
-
-  /// What the item needs to know of its piece, its head groups; makes at.k_tile one of the list.
-  __device__ __forceinline__ void find_piece(const BackwardSegment& segment,
-                                             std::int32_t piece) const {
-    ProducerState& at = shared_.producer;
-    ItemInfo& item = present_item();
-    const std::int32_t kv_head = item.kv_head;
-    at.groups_per_item = segment.groups_per_item;
-    at.group_begin = (kv_head * segment.num_pieces + piece) * segment.groups_per_item;
+    ItemInfo& info = present_item();
+    const BackwardItem item = backward_item(params_.spans, params_.heads_kv, index, at.span);
+    const TileSpan& span = params_.spans[item.span];
+    at.span = item.span;
+    at.k_tile = item.tile;
+    at.groups_per_item = span.groups_per_item;
+    at.group_begin = (item.kv_head * span.num_splits + item.split) * span.groups_per_item;
     at.is_sent = false;
-    item.flags =
-        (piece == 0 ? kFirstPiece : 0) | (piece + 1 == segment.num_pieces ? kLastPiece : 0);
-    item.counter = 2 * (kv_head * params_.num_tiles + segment.tile_begin + at.k_tile);
-    if (segment.num_pieces > 1) {
-      item.slot = slot_of(segment, owner());
-      item.awaited = piece > 0 ? item.counter : find_user_before(segment);
-      item.num_awaited = piece > 0 ? piece : segment.num_pieces;
+    info.kv_head = item.kv_head;
+    info.flags =
+        (item.split == 0 ? kFirstPiece : 0) | (item.split + 1 == span.num_splits ? kLastPiece : 0);
+    info.counter = counter_of({item.tile, item.kv_head});
+    if (span.num_splits > 1) {
+      const SlotUser user{item.tile, item.kv_head};
+      info.slot = slot_of(span, user);
+      info.awaited = item.split > 0 ? info.counter : counter_of(user_before(span, user));
+      info.num_awaited = item.split > 0 ? item.split : span.num_splits;
     }
-    at.k_tile += segment.tile_begin;
   }
 
-  __device__ __forceinline__ PieceOwner owner() const {
-    return {shared_.producer.k_tile, present_item().kv_head};
-  }
-
-  /// The counter of whose pieces the slot has held before; -1: nobody's.
-  __device__ __forceinline__ std::int32_t find_user_before(const BackwardSegment& segment) const {
-    const PieceOwner before = owner_before(segment, owner());
-    if (before.tile < 0) return -1;
-    return 2 * (before.kv_head * params_.num_tiles + segment.tile_begin + before.tile);
+  /// The first warpgroup's counter of the splits of a k tile and kv head; -1: nobody's.
+  __device__ __forceinline__ std::int32_t counter_of(SlotUser user) const {
+    return user.tile < 0 ? -1 : 2 * (user.kv_head * params_.num_tiles + user.tile);
   }
 
   __device__ __forceinline__ void run_item(std::int32_t index) {
-    find_place(static_cast<unsigned>(index));
+    find_place(static_cast<std::uint32_t>(index));
     ProducerState& at = shared_.producer;
     const int4 work = __ldg(reinterpret_cast<const int4*>(params_.tiles + at.k_tile));
     ItemInfo& item = present_item();

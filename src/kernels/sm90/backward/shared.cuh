@@ -48,8 +48,8 @@ static_assert(sizeof(ItemInfo) == 32);
 
 /// Where the producer is: it has few registers.
 struct ProducerState {
-  StepInfo mask;             ///< as if the q tile began at token 0
-  std::int32_t segment = 0;  ///< of the item
+  StepInfo mask;          ///< as if the q tile began at token 0
+  std::int32_t span = 0;  ///< of the item
   std::int32_t groups_per_item = 0;
   std::int32_t k_tile = 0;       ///< of the item
   std::int32_t group_begin = 0;  ///< of the item

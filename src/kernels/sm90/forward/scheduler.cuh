@@ -3,6 +3,7 @@
 
 #include "kernels/sm90/forward/params.hpp"
 #include "kernels/sm90/forward/shared.cuh"
+#include "kernels/worklist/item_order.hpp"
 #include "kernels/worklist/tile_run.hpp"
 
 namespace magi::sm90 {
@@ -19,16 +20,11 @@ struct Item {
 template <ForwardConfig kC>
 __device__ __forceinline__ Item load_item(const ForwardParams& params, std::int32_t num_works,
                                           std::int32_t index, ItemPart& part) {
-  // The number of items fits 31 bits, so unsigned 32-bit division is exact.
-  const auto section_items = static_cast<unsigned>(params.groups_per_section * num_works);
-  const unsigned section = static_cast<unsigned>(index) / section_items;
-  const unsigned first_group = section * static_cast<unsigned>(params.groups_per_section);
-  const unsigned groups = min(static_cast<unsigned>(params.groups_per_section),
-                              static_cast<unsigned>(params.head_groups) - first_group);
-  const unsigned inside = static_cast<unsigned>(index) - section * section_items;
-  const auto* source = reinterpret_cast<const int4*>(params.tiles + inside / groups);
+  const ForwardItem item = forward_item({num_works, params.head_groups, params.groups_per_section},
+                                        static_cast<std::uint32_t>(index));
+  const std::int32_t group = item.head_group;
+  const auto* source = reinterpret_cast<const int4*>(params.tiles + item.work);
   const int4 work = __ldg(source);
-  const auto group = static_cast<std::int32_t>(first_group + inside % groups);
   if constexpr (kC.has_any_out()) {
     const int4 ends = __ldg(source + 1);
     part = {ends.x, ends.y, ends.z < 0 ? -1 : ends.z * params.head_groups + group};
