@@ -7,51 +7,54 @@
 #include <vector>
 
 #include "kernels/worklist/item_order.hpp"
+#include "kernels/worklist/schedule_policy.hpp"
 #include "magi/mask.hpp"
 
 // Work lists of the backward kernels. A k tile is owned: its dK and dV are summed by the CTAs that
 // walk the q tiles which see it. A q tile is `tile_tokens` tokens of one head group (`packed_heads`
 // query heads of one kv head) on an aligned grid; its dQ is a sum over the k tiles it sees, taken
-// in the order of the list.
+// in the order of the list. One q tile of one head group against one k tile is a step, the unit of
+// all modelled costs.
 namespace magi {
 
-/// A slice cut to the keys of one k tile and shrunk, and where the turns of its q tiles begin.
+/// A slice cut to the keys of one k tile and shrunk, and where its semaphore values are.
 struct alignas(16) KeyRecord {
   BandSlice band;
-  std::int32_t turn_begin = 0;  ///< in BackwardList::turns; the last run holds up to the end
-  std::int32_t turn_end = 0;
+  std::int32_t run_begin = 0;  ///< in BackwardList::semaphore_runs; the last run holds to the end
+  std::int32_t run_end = 0;
 
   friend bool operator==(const KeyRecord&, const KeyRecord&) = default;
 };
 static_assert(sizeof(KeyRecord) == 32);
 
-/// From q tile `q_tile` of a record on, `turn` records of the same island add to dQ before it.
-struct alignas(16) TurnRun {
+/// From q tile `q_tile` of a record on, until the record's next run: the semaphore of dQ has
+/// `value` when the record may add, as so many records of its component add before it.
+struct alignas(16) SemaphoreRun {
   std::int32_t q_tile = 0;
-  std::int32_t turn = 0;
-  std::int32_t island = 0;   ///< of the record
-  std::int32_t is_last = 0;  ///< of a dQ that is not of left_tiles
+  std::int32_t value = 0;
+  std::int32_t component = 0;  ///< of the record
+  std::int32_t is_last = 0;    ///< 1: nobody adds after it, and the main kernel converts the sum
 
-  friend bool operator==(const TurnRun&, const TurnRun&) = default;
+  friend bool operator==(const SemaphoreRun&, const SemaphoreRun&) = default;
 };
 
 /// Keys [key_begin, key_end), at most BackwardTileShape::keys, and their records. Tiles without
 /// records are listed too: every key has one owner.
-struct alignas(16) KeyTileWork {
+struct alignas(16) KeyTile {
   std::int32_t key_begin = 0;
   std::int32_t key_end = 0;
   std::int32_t record_begin = 0;
   std::int32_t record_end = 0;
 
-  friend bool operator==(const KeyTileWork&, const KeyTileWork&) = default;
+  friend bool operator==(const KeyTile&, const KeyTile&) = default;
 };
 
 /// How one kernel instance tiles the score matrix.
 struct BackwardTileShape {
   std::int32_t rows = 64;       ///< rows of a q tile: tokens x packed heads
   std::int32_t keys = 128;      ///< keys of a k tile
-  std::int32_t overhead = 3;    ///< cost of an item besides its q tiles, in q tiles
-  std::int32_t split_cost = 2;  ///< of handing dK and dV to the next split, in q tiles
+  std::int32_t overhead = 3;    ///< cost of an item besides its steps, in steps
+  std::int32_t split_cost = 2;  ///< cost of handing dK and dV to the next split, in steps
 };
 
 /// What a list is made for.
@@ -68,21 +71,21 @@ struct BackwardProblem {
   friend bool operator==(const BackwardProblem&, const BackwardProblem&) = default;
 };
 
-/// Choices of a list; 0 or nothing: by modelled cost.
+/// What the caller asks of a list; 0 or nothing: chosen by modelled cost.
 struct BackwardChoice {
   std::int32_t packed_heads = 0;    ///< a power of two that divides the heads of a kv head
   std::int32_t heads_per_item = 0;  ///< a multiple of packed_heads that divides them
   std::int32_t section_heads = 0;   ///< kv heads
   std::optional<bool> is_group_first;
-  bool is_ordered = true;  ///< who adds to a dQ must wait for its turn
+  bool is_deterministic = true;  ///< dQ repeats bitwise: every list is ordered
 };
 
-/// The items of one launch, span after span. Dear k tiles have many splits, and those of an
-/// island lie together; the cheapest tiles of all kv heads come last and even out when the CTAs
-/// are done.
+/// The items of one launch, span after span. Dear k tiles have many splits, and those of a
+/// component lie together; the tail, the cheapest k tiles of all kv heads, comes last and evens out
+/// when the CTAs are done.
 ///
-/// Islands are runs of rows that records join: rows of two islands have no record in common. Where
-/// two meet inside a q tile, each adds zeros to the other's rows, which needs no order.
+/// Components are runs of rows that records join: rows of two components have no record in common.
+/// Where two meet inside a q tile, each adds zeros to the other's rows, which needs no order.
 struct BackwardList {
   BackwardProblem problem;
   BackwardTileShape shape;
@@ -92,21 +95,24 @@ struct BackwardList {
   /// An item walks all q tiles of a head group before those of the next; else the groups of a q
   /// tile one after the other.
   bool is_group_first = false;
-  bool is_ordered = true;  ///< who adds to a dQ waits for its turn
-  /// And who adds last to a dQ makes rows of it, but for those of left_tiles.
-  bool is_finishing = false;
-  std::int32_t num_islands = 0;
+  bool is_ordered = true;      ///< an addition to a dQ sum waits for its semaphore value
+  bool is_converting = false;  ///< the main kernel converts dQ sums, all but those of left_tiles
+  std::int32_t num_components = 0;
   std::vector<TileSpan> spans;     ///< at most kMaxSpans
-  std::vector<KeyTileWork> tiles;  ///< in the order of the list
+  std::vector<KeyTile> tiles;      ///< in the order of the list
   std::vector<KeyRecord> records;  ///< of a tile in order of the slices
-  std::vector<TurnRun> turns;
-  std::vector<std::int32_t> islands;     ///< per q tile: islands in it
-  std::vector<std::int32_t> left_tiles;  ///< q tiles, ascending
+  std::vector<SemaphoreRun> semaphore_runs;
+  std::vector<std::int32_t> tile_components;  ///< [q tiles]: how many components have rows in it
+  std::vector<std::int32_t> left_tiles;       ///< q tiles left to finish.cuh, ascending
 
   std::int32_t num_q_tiles() const {
     return problem.rows_q == 0 ? 0 : (problem.rows_q - 1) / tile_tokens + 1;
   }
   std::int64_t num_items() const { return spans.empty() ? 0 : spans.back().item_end; }
+  /// The item at place `index` of the order in which they are handed out.
+  BackwardItem item(std::int64_t index) const {
+    return backward_item(spans.data(), problem.heads_kv, static_cast<std::uint32_t>(index));
+  }
   std::int64_t num_sums() const { return std::int64_t{head_groups} * num_q_tiles(); }
   /// Floats of all dQ sums of an instance that holds `dim_qk` columns.
   std::int64_t sum_floats(std::int32_t dim_qk) const { return num_sums() * shape.rows * dim_qk; }
@@ -115,20 +121,18 @@ struct BackwardList {
   std::int64_t slot_floats(std::int32_t dim_qk, std::int32_t dim_v) const {
     return num_slots() * shape.keys * (dim_qk + dim_v);
   }
-  /// Places of a head group where turns are counted: q tile + island.
-  std::int32_t num_turns() const { return num_q_tiles() + num_islands; }
-  /// Turns taken, splits done of each k tile and kv head by each warpgroup, items handed out.
+  /// Semaphores of dQ of a head group, numbered q tile + component.
+  std::int32_t num_semaphores() const { return num_q_tiles() + num_components; }
+  /// Semaphores, splits done of each k tile and kv head by each warpgroup, items handed out.
   std::int64_t num_counters() const {
-    return std::int64_t{head_groups} * num_turns() +
+    return std::int64_t{head_groups} * num_semaphores() +
            2 * std::int64_t(tiles.size()) * problem.heads_kv + 1;
   }
 };
 
-/// The item at place `index` of the order in which they are handed out.
-BackwardItem backward_item(const BackwardList& list, std::int64_t index);
-
 /// Throws InvalidArgument naming what is not allowed.
 BackwardList build_backward_list(const BackwardProblem& problem, std::span<const BandSlice> slices,
-                                 const BackwardTileShape& shape, const BackwardChoice& choice = {});
+                                 const BackwardTileShape& shape, const BackwardChoice& choice = {},
+                                 const SchedulePolicy& policy = {});
 
 }  // namespace magi

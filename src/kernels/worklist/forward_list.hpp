@@ -70,9 +70,6 @@ struct TileShape {
   std::int32_t overhead = 2;       ///< cost of an item besides its k tiles, in half k tiles
 };
 
-/// Items of a launch: a CTA that finds no more has a number beyond the last one's, in 31 bits too.
-inline constexpr std::int64_t kMaxItems = (std::int64_t{1} << 31) - 1025;
-
 /// What a list is made for.
 struct ForwardProblem {
   std::int32_t rows_q = 0;

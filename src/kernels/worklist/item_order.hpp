@@ -10,6 +10,9 @@
 // that unsigned 32-bit arithmetic is exact.
 namespace magi {
 
+/// Items of a launch: a CTA that finds no more has a number beyond the last one's, in 31 bits too.
+inline constexpr std::int64_t kMaxItems = (std::int64_t{1} << 31) - 1025;
+
 /// The items of a forward launch, in sections of head groups whose keys and values share the cache.
 /// In a section each work (a q tile, or a split of one) is handed out for all its head groups
 /// before the next work.

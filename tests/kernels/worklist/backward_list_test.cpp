@@ -21,41 +21,41 @@ bool is_left(const BackwardList& list, std::int32_t row) {
   return std::binary_search(tiles.begin(), tiles.end(), row / list.tile_tokens);
 }
 
-/// What kernels that walk the list would do, and whether its turns are in order.
+/// What kernels that walk the list would do, and whether its additions to dQ are in order.
 class Expansion {
  public:
   explicit Expansion(const BackwardList& list)
       : list_(list),
         pairs_(std::size_t(list.problem.rows_q) * std::size_t(list.problem.rows_k)),
         key_owners_(std::size_t(list.problem.rows_k)),
-        next_turn_(std::size_t(list.num_q_tiles() + list.num_islands)),
+        next_value_(std::size_t(list.num_q_tiles() + list.num_components)),
         writers_(std::size_t(list.problem.rows_q), -1),
-        islands_(std::size_t(list.num_q_tiles())) {
-    for (const KeyTileWork& work : list.tiles) walk(work);
+        components_(std::size_t(list.num_q_tiles())) {
+    for (const KeyTile& work : list.tiles) walk(work);
   }
 
   bool is_of(const Mask& mask) const {
     const bool is_owned_once =
         std::all_of(key_owners_.begin(), key_owners_.end(), [](int owners) { return owners == 1; });
-    return is_whole_ && is_owned_once && pairs_ == expand(mask) && islands() == list_.islands &&
-           has_right_ends();
+    return is_whole_ && is_owned_once && pairs_ == expand(mask) &&
+           components() == list_.tile_components && has_right_ends();
   }
 
  private:
-  /// Whether each sum that is not left has ended for all its islands, and no other.
+  /// Whether each sum that is not left has ended for all its components, and no other.
   bool has_right_ends() const {
     for (std::int32_t tile = 0; tile < list_.num_q_tiles(); ++tile) {
-      const bool is_ended = list_.is_finishing && !is_left(list_, tile * list_.tile_tokens);
-      const std::set<std::int32_t>& islands = islands_[std::size_t(tile)];
-      if (is_ended && islands.empty()) return false;
-      for (const std::int32_t island : islands) {
-        if ((next_turn_[std::size_t(tile + island)] < 0) != is_ended) return false;
+      const bool is_ended = list_.is_converting && !is_left(list_, tile * list_.tile_tokens);
+      const std::set<std::int32_t>& components = components_[std::size_t(tile)];
+      if (is_ended && components.empty()) return false;
+      for (const std::int32_t component : components) {
+        if ((next_value_[std::size_t(tile + component)] < 0) != is_ended) return false;
       }
     }
     return true;
   }
 
-  void walk(const KeyTileWork& work) {
+  void walk(const KeyTile& work) {
     for (std::int32_t key = work.key_begin; key < work.key_end; ++key) {
       ++key_owners_[std::size_t(key)];
     }
@@ -66,52 +66,52 @@ class Expansion {
     }
   }
 
-  void walk_record(const KeyTileWork& work, const KeyRecord& record) {
+  void walk_record(const KeyTile& work, const KeyRecord& record) {
     const int shift = std::countr_zero(std::uint32_t(list_.tile_tokens));
     const QueryRun run = query_run(record.band, work.key_begin, list_.shape.keys, shift);
     is_whole_ &= record.band.k0 >= work.key_begin && record.band.k1 <= work.key_end;
     for (std::int32_t tile = run.tile_begin; tile < run.tile_end; ++tile) {
-      const TurnRun turn = turn_of(record, tile);
-      is_whole_ &= turn.island >= 0 && turn.island < list_.num_islands;
+      const SemaphoreRun at = run_at(record, tile);
+      is_whole_ &= at.component >= 0 && at.component < list_.num_components;
       if (!is_whole_) return;
-      std::int32_t& next = next_turn_[std::size_t(tile + turn.island)];
-      is_whole_ &= turn.turn == next;
-      // After the last one nobody has a turn.
-      next = turn.is_last != 0 ? -1 : next + 1;
-      islands_[std::size_t(tile)].insert(turn.island);
+      std::int32_t& next = next_value_[std::size_t(tile + at.component)];
+      is_whole_ &= at.value == next;
+      // After the last one nobody adds.
+      next = at.is_last != 0 ? -1 : next + 1;
+      components_[std::size_t(tile)].insert(at.component);
       const bool is_full = tile >= run.full_begin && tile < run.full_end;
       count(work, record.band, tile, is_full);
-      take_rows(record.band, tile, turn.island);
+      take_rows(record.band, tile, at.component);
     }
   }
 
-  TurnRun turn_of(const KeyRecord& record, std::int32_t tile) const {
-    TurnRun found{.turn = -1, .island = -1};
-    for (std::int32_t i = record.turn_begin; i < record.turn_end; ++i) {
-      const TurnRun& run = list_.turns[std::size_t(i)];
+  SemaphoreRun run_at(const KeyRecord& record, std::int32_t tile) const {
+    SemaphoreRun found{.value = -1, .component = -1};
+    for (std::int32_t i = record.run_begin; i < record.run_end; ++i) {
+      const SemaphoreRun& run = list_.semaphore_runs[std::size_t(i)];
       if (run.q_tile <= tile) found = run;
     }
     return found;
   }
 
-  /// No row may be written by two islands.
-  void take_rows(const BandSlice& band, std::int32_t tile, std::int32_t island) {
+  /// No row may be written by two components.
+  void take_rows(const BandSlice& band, std::int32_t tile, std::int32_t component) {
     const std::int32_t begin = tile * list_.tile_tokens;
     for (std::int32_t row = std::max(begin, band.q0);
          row < std::min(begin + list_.tile_tokens, band.q1); ++row) {
       std::int32_t& writer = writers_[std::size_t(row)];
-      is_whole_ &= writer < 0 || writer == island;
-      writer = island;
+      is_whole_ &= writer < 0 || writer == component;
+      writer = component;
     }
   }
 
-  std::vector<std::int32_t> islands() const {
+  std::vector<std::int32_t> components() const {
     std::vector<std::int32_t> counts;
-    for (const auto& tile : islands_) counts.push_back(std::int32_t(tile.size()));
+    for (const auto& tile : components_) counts.push_back(std::int32_t(tile.size()));
     return counts;
   }
 
-  void count(const KeyTileWork& work, const BandSlice& band, std::int32_t tile, bool is_full) {
+  void count(const KeyTile& work, const BandSlice& band, std::int32_t tile, bool is_full) {
     const std::int32_t begin = tile * list_.tile_tokens;
     const std::int32_t end = begin + list_.tile_tokens;
     if (is_full &&
@@ -134,15 +134,15 @@ class Expansion {
   const BackwardList& list_;
   std::vector<std::uint16_t> pairs_;
   std::vector<int> key_owners_;
-  std::vector<std::int32_t> next_turn_;          ///< of q tile + island
-  std::vector<std::int32_t> writers_;            ///< per row, the island that writes it
-  std::vector<std::set<std::int32_t>> islands_;  ///< per q tile
+  std::vector<std::int32_t> next_value_;            ///< of q tile + component
+  std::vector<std::int32_t> writers_;               ///< per row, the component that writes it
+  std::vector<std::set<std::int32_t>> components_;  ///< per q tile
   bool is_whole_ = true;
 };
 
 bool is_list_of(const BackwardList& list, const Mask& mask) { return Expansion(list).is_of(mask); }
 
-TEST(BackwardListTest, CountsEveryPairAsOftenAsTheMaskInTurn) {
+TEST(BackwardListTest, CountsEveryPairAsOftenAsTheMaskInOrder) {
   for (std::uint64_t seed = 1; seed <= 4000; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     RandomStream random(seed);
@@ -186,13 +186,13 @@ TEST(BackwardListTest, PlantedFaultsAreSeen) {
   fault.records[0].band.q1 -= 1;
   EXPECT_FALSE(is_list_of(fault, mask));
   fault = good;
-  fault.turns[1].turn += 1;
+  fault.semaphore_runs[1].value += 1;
   EXPECT_FALSE(is_list_of(fault, mask));
   fault = good;
-  fault.islands[2] += 1;
+  fault.tile_components[2] += 1;
   EXPECT_FALSE(is_list_of(fault, mask));
   fault = good;
-  fault.turns[1].is_last ^= 1;
+  fault.semaphore_runs[1].is_last ^= 1;
   EXPECT_FALSE(is_list_of(fault, mask));
   fault = good;
   fault.tiles[0].record_end -= 1;
@@ -204,9 +204,9 @@ TEST(BackwardListTest, PlantedFaultsAreSeen) {
 
 void expect_wrong_ends_are_seen(const BackwardList& good, const Mask& mask) {
   BackwardList fault = good;
-  const auto end = std::find_if(fault.turns.begin(), fault.turns.end(),
-                                [](const TurnRun& run) { return run.is_last != 0; });
-  ASSERT_NE(end, fault.turns.end());
+  const auto end = std::find_if(fault.semaphore_runs.begin(), fault.semaphore_runs.end(),
+                                [](const SemaphoreRun& run) { return run.is_last != 0; });
+  ASSERT_NE(end, fault.semaphore_runs.end());
   end->is_last = 0;
   EXPECT_FALSE(is_list_of(fault, mask));
   fault = good;
@@ -214,7 +214,7 @@ void expect_wrong_ends_are_seen(const BackwardList& good, const Mask& mask) {
   EXPECT_FALSE(is_list_of(fault, mask));
 }
 
-TEST(BackwardListTest, WhoAddsLastMakesRowsWhereItHasTime) {
+TEST(BackwardListTest, TheMainKernelConvertsSumsWhereItHasTime) {
   // Rows without keys are left.
   Mask mask = finishing_window();
   for (const BackwardTileShape& shape : {BackwardTileShape{}, kWideShape}) {
@@ -222,7 +222,7 @@ TEST(BackwardListTest, WhoAddsLastMakesRowsWhereItHasTime) {
       const BackwardList list = build_backward_list(problem_of(mask, 16, 1), mask.slices, shape,
                                                     {.packed_heads = packed_heads});
       ASSERT_TRUE(is_list_of(list, mask));
-      EXPECT_TRUE(list.is_finishing);
+      EXPECT_TRUE(list.is_converting);
       EXPECT_FALSE(is_left(list, 500));
       EXPECT_TRUE(is_left(list, 1090));
       expect_wrong_ends_are_seen(list, mask);
@@ -235,18 +235,18 @@ TEST(BackwardListTest, WhoAddsLastMakesRowsWhereItHasTime) {
   }
   const BackwardList list = build_backward_list(problem_of(mask, 1, 1), mask.slices, {});
   ASSERT_TRUE(is_list_of(list, mask));
-  EXPECT_FALSE(list.is_finishing);
+  EXPECT_FALSE(list.is_converting);
   EXPECT_TRUE(list.left_tiles.empty());
 }
 
 /// Random masks hardly ever have lists that end sums.
 TEST(BackwardListTest, RandomWindowsEndEachSumOnce) {
-  int num_finishing = 0;
+  int num_converting = 0;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     RandomStream random(seed);
     const std::int32_t rows = random.between(600, 900);
-    // Two islands that may meet inside a q tile.
+    // Two components that may meet inside a q tile.
     const std::int32_t cut = 16 * random.between(12, 24) + 5 * random.between(0, 1);
     const std::int32_t end = rows - random.between(0, 20);
     const std::int32_t width = random.between(34, 70);
@@ -259,9 +259,9 @@ TEST(BackwardListTest, RandomWindowsEndEachSumOnce) {
         build_backward_list(problem_of(mask, 2, 1), mask.slices, {.rows = 16, .keys = 16},
                             {.packed_heads = 1 << random.between(0, 1)});
     ASSERT_TRUE(is_list_of(list, mask));
-    num_finishing += list.is_finishing ? 1 : 0;
+    num_converting += list.is_converting ? 1 : 0;
   }
-  EXPECT_GT(num_finishing, 20);
+  EXPECT_GT(num_converting, 20);
 }
 
 TEST(BackwardListTest, CutsTilesWhereDocumentsBegin) {
@@ -270,7 +270,7 @@ TEST(BackwardListTest, CutsTilesWhereDocumentsBegin) {
     mask.slices.push_back(band_slice({begin, end}, {begin, end}, MaskType::Causal));
   }
   const BackwardList list = build_backward_list(problem_of(mask, 8, 1), mask.slices, {});
-  for (const KeyTileWork& work : list.tiles) EXPECT_EQ(work.record_end - work.record_begin, 1);
+  for (const KeyTile& work : list.tiles) EXPECT_EQ(work.record_end - work.record_begin, 1);
   EXPECT_GT(list.packed_heads, 1);
   // Where a cut for each of many slices would leave nothing but crumbs, there is none.
   mask.slices.clear();
@@ -280,15 +280,16 @@ TEST(BackwardListTest, CutsTilesWhereDocumentsBegin) {
   EXPECT_EQ(build_backward_list(problem_of(mask, 8, 1), mask.slices, {}).tiles.size(), 8u);
 }
 
-TEST(BackwardListTest, DenseMasksNeedFewTurnsAndDearTilesComeFirst) {
+TEST(BackwardListTest, DenseMasksNeedFewSemaphoreRunsAndDearTilesComeFirst) {
   const Mask mask{4096, 4096, {band_slice({0, 4096}, {0, 4096}, MaskType::Causal)}};
   const BackwardList list =
       build_backward_list(problem_of(mask, 8, 1), mask.slices, {}, {.packed_heads = 1});
   ASSERT_EQ(list.tiles.size(), 32u);
-  EXPECT_EQ(list.turns.size(), 32u);
+  EXPECT_EQ(list.semaphore_runs.size(), 32u);
   for (std::size_t i = 0; i < 32; ++i) {
     EXPECT_EQ(list.tiles[i].key_begin, std::int32_t(128 * i));
-    EXPECT_EQ(list.turns[i], (TurnRun{.q_tile = std::int32_t(2 * i), .turn = std::int32_t(i)}));
+    EXPECT_EQ(list.semaphore_runs[i],
+              (SemaphoreRun{.q_tile = std::int32_t(2 * i), .value = std::int32_t(i)}));
   }
 }
 
@@ -299,8 +300,8 @@ TEST(BackwardListTest, RowsOfDifferentDocumentsAddInAnyOrder) {
   }
   const BackwardList list =
       build_backward_list(problem_of(mask, 1, 1), mask.slices, {}, {.packed_heads = 1});
-  EXPECT_EQ(list.num_islands, 4);
-  EXPECT_EQ(list.islands, (std::vector<std::int32_t>{1, 3, 1, 1}));
+  EXPECT_EQ(list.num_components, 4);
+  EXPECT_EQ(list.tile_components, (std::vector<std::int32_t>{1, 3, 1, 1}));
 }
 
 TEST(BackwardListTest, ListsKeysThatNobodySeesAndNoRowsAtAll) {

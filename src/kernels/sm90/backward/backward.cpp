@@ -210,16 +210,16 @@ void set_tensors(sm90::BackwardParams& params, const BackwardArgs& args,
 void set_list(sm90::BackwardParams& params, const BackwardWork::State& work, void* workspace) {
   const sm90::BackwardLayout layout = sm90::backward_layout(work);
   const BackwardList& list = work.list;
-  params.tiles = static_cast<const KeyTileWork*>(work.tiles.data());
+  params.tiles = static_cast<const KeyTile*>(work.tiles.data());
   params.records = static_cast<const KeyRecord*>(work.records.data());
-  params.turns = static_cast<const TurnRun*>(work.turns.data());
+  params.turns = static_cast<const SemaphoreRun*>(work.turns.data());
   params.islands = static_cast<const std::int32_t*>(work.islands.data());
   params.left_tiles = static_cast<const std::int32_t*>(work.left_tiles.data());
   params.num_left = work.num_left;
   params.turn_counts = part_at<unsigned>(workspace, layout.counters);
   params.ticket = params.turn_counts + (list.num_counters() - 1);
-  params.num_turns = list.num_turns();
-  params.piece_counts = params.turn_counts + std::int64_t{list.head_groups} * list.num_turns();
+  params.num_turns = list.num_semaphores();
+  params.piece_counts = params.turn_counts + std::int64_t{list.head_groups} * list.num_semaphores();
   params.levels = part_at<float>(workspace, layout.levels);
   params.offsets = part_at<float>(workspace, layout.offsets);
   params.dq_sums = part_at<float>(workspace, layout.dq_sums);
@@ -237,7 +237,7 @@ void set_list(sm90::BackwardParams& params, const BackwardWork::State& work, voi
   params.dim_qk = list.problem.dim_qk;
   params.dim_v = list.problem.dim_v;
   params.is_ordered = list.is_ordered;
-  params.is_finishing = list.is_finishing;
+  params.is_finishing = list.is_converting;
   params.is_group_first = list.is_group_first;
 }
 
@@ -309,18 +309,18 @@ BackwardWork::State make_backward_work(const BackwardInstance& instance, const B
        .is_group_first = tuning.head_walk == HeadWalk::ByCost
                              ? std::nullopt
                              : std::optional(tuning.head_walk == HeadWalk::InTurn),
-       .is_ordered = tuning.is_deterministic});
+       .is_deterministic = tuning.is_deterministic});
   BackwardList& list = state.list;
   state.num_ctas = to_int(std::min<std::int64_t>(list.num_items(), num_sms));
-  state.tiles = to_device_sync<KeyTileWork>(list.tiles);
+  state.tiles = to_device_sync<KeyTile>(list.tiles);
   state.records = to_device_sync<KeyRecord>(list.records);
-  state.turns = to_device_sync<TurnRun>(list.turns);
-  state.islands = to_device_sync<std::int32_t>(list.islands);
+  state.turns = to_device_sync<SemaphoreRun>(list.semaphore_runs);
+  state.islands = to_device_sync<std::int32_t>(list.tile_components);
   state.num_left = to_int(std::ssize(list.left_tiles));
   state.left_tiles = to_device_sync<std::int32_t>(list.left_tiles);
   list.records = {};
-  list.turns = {};
-  list.islands = {};
+  list.semaphore_runs = {};
+  list.tile_components = {};
   list.left_tiles = {};
   return state;
 }

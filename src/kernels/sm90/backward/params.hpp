@@ -26,9 +26,9 @@ struct BackwardParams {
   CUtensorMap k;     ///< box of 1 x keys of a k tile
   CUtensorMap v;     ///< likewise
 
-  const KeyTileWork* tiles = nullptr;
+  const KeyTile* tiles = nullptr;
   const KeyRecord* records = nullptr;
-  const TurnRun* turns = nullptr;
+  const SemaphoreRun* turns = nullptr;
   const std::int32_t* islands = nullptr;
 
   /// All zero at the start; see BackwardList::num_counters.

@@ -51,7 +51,7 @@ class TurnWatcher {
     num_islands_ = __ldg(params_.islands + q_tile);
     if (info.record != record_ || q_tile > q_tile_) {
       record_ = info.record;
-      run_ = __ldg(&params_.records[record_].turn_end) - 1;
+      run_ = __ldg(&params_.records[record_].run_end) - 1;
       load_run();
     }
     q_tile_ = q_tile;
@@ -65,7 +65,7 @@ class TurnWatcher {
     const int4 run = __ldg(reinterpret_cast<const int4*>(params_.turns + run_));
     run_begin_ = run.x;
     turn_ = make_int2(run.y, run.z);
-    is_last_ = params_.is_finishing && run.w != 0;
+    is_last_ = run.w != 0;
   }
 
   __device__ __forceinline__ void await(const unsigned* counter) const {

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/worklist/schedule_cost.hpp"
+
+// The candidates of a backward list's schedule: how long items should be, and what schedule that
+// makes.
+namespace magi {
+
+/// Candidate::tail_share of a whole tail.
+inline constexpr std::int32_t kWholeTail = 16;
+
+/// What a schedule is made from. Where k tiles are dear enough for it, items have at least
+/// item_steps, those of the tail at least tail_steps.
+struct Candidate {
+  std::int64_t item_steps = 1;
+  std::int64_t tail_steps = 1;
+  std::int32_t tail_share = kWholeTail;  ///< of the k tiles that a whole tail has
+  std::int32_t section_factor = 1;       ///< more kv heads side by side than the fewest
+  bool is_tail_alike = false;  ///< all k tiles of the tail are split as the dearest of the list
+};
+
+/// How the items of a list walk and add.
+struct Walk {
+  bool is_group_first = false;  ///< see BackwardList
+  bool is_ordered = true;       ///< see BackwardList
+  bool may_convert = false;     ///< k tiles alike, few additions: see BackwardList::is_converting
+};
+
+/// Numbers of items among which the head groups of a k tile and kv head may be split, ascending,
+/// each a multiple of the one before.
+std::vector<std::int32_t> allowed_splits(const TileCosts& tiles, const BackwardChoice& choice);
+
+/// What all candidates of a list share.
+struct ScheduleInput {
+  const TileCosts& tiles;
+  const Walk& walk;
+  const BackwardChoice& choice;
+  std::vector<std::int32_t> split_counts;  ///< see allowed_splits
+};
+
+/// Items of a list that is not short end well however long they are: where k tiles are alike they
+/// are whole, where they are uneven short enough that the next item finds their rows in the cache.
+Candidate first_candidate(const TileCosts& tiles);
+
+/// The schedule of a candidate. Throws InvalidArgument if a list of it would have too many items.
+Schedule make_schedule(const ScheduleInput& input, const Candidate& by);
+
+}  // namespace magi

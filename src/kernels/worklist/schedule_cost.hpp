@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/worklist/backward_list.hpp"
+#include "kernels/worklist/schedule_policy.hpp"
+
+// What a schedule of a backward list costs, in steps. Nothing here changes what it is given.
+namespace magi {
+
+/// The keys cut into k tiles, their records, and the connected component of each record.
+struct Tiling {
+  std::vector<KeyTile> tiles;
+  std::vector<KeyRecord> records;
+  std::vector<std::int32_t> component_of;
+};
+
+/// The k tiles of a list for a number of packed heads, as schedules see them.
+struct TileCosts {
+  BackwardProblem problem;
+  BackwardTileShape shape;
+  SchedulePolicy policy;
+  std::int32_t packed_heads = 1;
+  std::int32_t num_q_tiles = 0;
+  std::int32_t groups = 1;                 ///< head groups of a kv head
+  std::int64_t cached_steps = 1;           ///< steps whose q, dout and dQ fill the cache
+  std::vector<std::int64_t> steps;         ///< [k tiles], of one head group
+  std::vector<std::int32_t> component_of;  ///< [k tiles], of the first record; -1: no records
+  std::vector<std::int64_t> dearest_of;    ///< [k tiles], most steps of a k tile of its component
+  std::vector<std::int32_t> by_cost;       ///< k tiles, dearest first, ties by index
+  std::int32_t num_components = 0;
+  bool is_uneven = false;  ///< see SchedulePolicy::uneven_cost
+  bool is_short = false;   ///< see SchedulePolicy::short_list
+  bool is_long = false;    ///< see SchedulePolicy::long_list
+
+  std::int64_t steps_of(std::int32_t tile) const { return steps[static_cast<std::size_t>(tile)]; }
+  /// Steps of the dearest k tile.
+  std::int64_t dearest() const { return by_cost.empty() ? 0 : steps_of(by_cost.front()); }
+};
+
+/// The steps of each k tile, for one head group.
+std::vector<std::int64_t> count_steps(std::span<const KeyTile> tiles,
+                                      std::span<const KeyRecord> records, std::int32_t keys,
+                                      std::int32_t tile_tokens);
+
+TileCosts cost_tiles(const BackwardProblem& problem, const BackwardTileShape& shape,
+                     const Tiling& tiling, std::int32_t packed_heads, const SchedulePolicy& policy);
+
+/// An order of the k tiles and how their items are split and handed out.
+struct Schedule {
+  std::vector<std::int32_t> order;  ///< k tiles
+  std::vector<TileSpan> spans;      ///< of places in `order`
+  std::int32_t tail_begin = 0;      ///< first place of the tail
+  bool has_wide_sections = false;   ///< more kv heads side by side than need be
+
+  std::int64_t num_items() const { return spans.empty() ? 0 : spans.back().item_end; }
+};
+
+/// Cost of each of the items, `num_splits` for each kv head, of a k tile of `tile_steps` steps.
+std::int64_t item_cost(const TileCosts& tiles, std::int64_t tile_steps, std::int32_t num_splits);
+
+/// When the last CTA is done, items being handed out in order.
+std::int64_t finish_time(const TileCosts& tiles, const Schedule& schedule);
+
+/// The same if no CTA were idle while the last items run.
+std::int64_t mean_time(const TileCosts& tiles, const Schedule& schedule);
+
+}  // namespace magi

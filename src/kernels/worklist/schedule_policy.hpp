@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace magi {
+
+/// A share or a bound as a fraction, so that all sums stay integers.
+struct Ratio {
+  std::int64_t numerator = 1;
+  std::int64_t denominator = 1;
+
+  /// The share of a value, rounded down.
+  constexpr std::int64_t of(std::int64_t value) const { return value * numerator / denominator; }
+  /// Whether `part` is more than the share of `whole`, without rounding.
+  constexpr bool is_exceeded(std::int64_t part, std::int64_t whole) const {
+    return denominator * part > numerator * whole;
+  }
+  /// Whether `part` is less than the share of `whole`, without rounding.
+  constexpr bool is_undercut(std::int64_t part, std::int64_t whole) const {
+    return denominator * part < numerator * whole;
+  }
+};
+
+/// Every measured constant by which the schedule of a backward list is chosen (H200, 64:8 heads;
+/// the measurements are in docs/kernels/backward.md). A step is one q tile of one head group.
+struct SchedulePolicy {
+  /// A list is uneven if its cost, were every k tile as dear as the dearest of its component, is
+  /// more than so many times the true cost: a causal mask gives 2, a full one 1. Then the CTAs are
+  /// all over the rows, and what an item walks should be little enough to stay in the cache.
+  Ratio uneven_cost{3, 2};
+  /// Up to so many dim_qk + dim_v no list is uneven: steps are short beside an item's own costs.
+  std::int64_t even_head_dims = 128;
+  /// A list is short if it has fewer k tiles x kv heads per CTA: whole items do not balance by
+  /// themselves, and a search over candidates pays.
+  std::int64_t short_list = 8;
+  /// A list is long from so many k tiles x kv heads per CTA on: a round of all CTAs more or less
+  /// is nothing, and no candidates are tried.
+  std::int64_t long_list = 100;
+  /// The dearest k tile is at most so many times the mean where all k tiles count as alike.
+  Ratio alike_tiles{5, 4};
+  /// A mask is narrow if its dearest k tile is seen by less than this share of the q tiles.
+  Ratio narrow_tile{1, 2};
+  /// A narrow list with fewer additions to a dQ sum, on average, is ordered even where nobody asks
+  /// for it: clearing the sums would cost more than waiting for semaphores.
+  std::int64_t few_additions = 10;
+
+  /// Items of an uneven list have this share of the steps whose q, dout and dQ fill the cache.
+  Ratio uneven_item{3, 8};
+  /// And those of its tail have at most so many steps, so that the last CTAs end together.
+  std::int64_t uneven_tail = 24;
+  /// The search for shorter items goes down to so many steps.
+  std::int64_t least_item = 4;
+  /// An item has so many query heads at least, where items are not cut short: one gains nothing.
+  std::int64_t least_item_heads = 2;
+
+  /// Of an uneven list's item that walks all that the cache holds, this share of its time is spent
+  /// on cache misses; less, by the square, for shorter items.
+  Ratio cache_misses{1, 8};
+  /// A step in the tail of an uneven list costs this share more: all kv heads are walked at once.
+  Ratio tail_step{1, 4};
+  /// And so much more in sections of more kv heads than need be.
+  Ratio wide_section_step{1, 16};
+  /// Each doubling of the packed heads adds this share to the time of uneven lists that are not
+  /// short: splits of packed heads are coarser.
+  Ratio packing_doubling{1, 100};
+
+  /// CTAs that meet at an ordered dQ sum can begin only so many steps apart.
+  Ratio chain_distance{3, 2};
+  /// Splits of an ordered uneven list are spread over so many kv heads at least.
+  std::int64_t split_chains = 4;
+  /// A block of k tiles with splits keeps all CTAs busy for so many rounds of items, so that they
+  /// stay away from the slots of the block before.
+  std::int64_t block_rounds = 2;
+
+  /// A candidate replaces the best so far if it is done earlier by more than this share.
+  Ratio least_gain{1, 100};
+
+  /// A k tile leaves its conversions of dQ to finish.cuh if it has fewer steps for each of them:
+  /// one conversion takes one to one and a half steps.
+  std::int64_t conversion_distance = 3;
+};
+
+/// One line per constant: name = value unit.
+std::string describe(const SchedulePolicy& policy);
+
+}  // namespace magi

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/worklist/schedule_cost.hpp"
+
+#include <gtest/gtest.h>
+
+#include "kernels/worklist/backward_problem.hpp"
+#include "kernels/worklist/backward_schedule.hpp"
+#include "kernels/worklist/dq_order.hpp"
+
+namespace magi::test {
+namespace {
+
+/// Two k tiles of 2 and 6 steps, and one that nobody sees; 2 CTAs.
+struct ThreeTiles {
+  ThreeTiles() {
+    problem.num_ctas = 2;
+    tiling.tiles = {{0, 128, 0, 1}, {128, 256, 1, 2}, {256, 300, 2, 2}};
+    tiling.records = {{.band = {.q0 = 0, .q1 = 128, .k0 = 0, .k1 = 128}},
+                      {.band = {.q0 = 128, .q1 = 512, .k0 = 128, .k1 = 256}}};
+  }
+  TileCosts costs(const SchedulePolicy& policy = {}) {
+    tiling.component_of = find_components(tiling.records);
+    return cost_tiles(problem, {}, tiling, 1, policy);
+  }
+
+  BackwardProblem problem{.rows_q = 512, .rows_k = 300, .heads_q = 4, .heads_kv = 2};
+  Tiling tiling;
+};
+
+/// The k tiles in order, whole, all kv heads side by side.
+Schedule whole_schedule(const TileCosts& tiles) {
+  Schedule schedule;
+  schedule.order = {1, 0, 2};
+  schedule.tail_begin = 3;
+  schedule.spans = {{.item_end = 4,
+                     .num_tiles = 2,
+                     .groups_per_item = tiles.groups,
+                     .section_heads = 2,
+                     .block_tiles = 2},
+                    {.item_begin = 4,
+                     .item_end = 6,
+                     .tile_begin = 2,
+                     .num_tiles = 1,
+                     .groups_per_item = tiles.groups,
+                     .section_heads = 2}};
+  return schedule;
+}
+
+TEST(ScheduleCostTest, TilesKnowTheirStepsAndComponents) {
+  const TileCosts tiles = ThreeTiles().costs();
+  EXPECT_EQ(tiles.steps, (std::vector<std::int64_t>{2, 6, 0}));
+  EXPECT_EQ(tiles.component_of, (std::vector<std::int32_t>{0, 1, -1}));
+  EXPECT_EQ(tiles.dearest_of, (std::vector<std::int64_t>{2, 6, 0}));
+  EXPECT_EQ(tiles.by_cost, (std::vector<std::int32_t>{1, 0, 2}));
+  EXPECT_EQ(tiles.num_components, 2);
+  EXPECT_EQ(tiles.groups, 2);
+  EXPECT_FALSE(tiles.is_uneven);
+  EXPECT_TRUE(tiles.is_short);
+}
+
+TEST(ScheduleCostTest, WholeItemsEndWhenTheLastCtaIsDone) {
+  const TileCosts tiles = ThreeTiles().costs();
+  // Two groups a kv head: 2 x 6 + 3, 2 x 2 + 3 and 3 steps, one item of each for both CTAs.
+  EXPECT_EQ(item_cost(tiles, 6, 1), 15);
+  EXPECT_EQ(finish_time(tiles, whole_schedule(tiles)), 15 + 7 + 3);
+  EXPECT_EQ(mean_time(tiles, whole_schedule(tiles)), 15 + 7 + 3);
+}
+
+TEST(ScheduleCostTest, ASplitEndsNoEarlierThanTheOneBeforeHandsOver) {
+  ThreeTiles three;
+  three.problem.num_ctas = 8;
+  const TileCosts tiles = three.costs();
+  Schedule schedule = whole_schedule(tiles);
+  schedule.spans = {{.item_end = 12,
+                     .num_tiles = 3,
+                     .num_splits = 2,
+                     .groups_per_item = 1,
+                     .section_heads = 2,
+                     .block_tiles = 3,
+                     .slot_heads = 2}};
+  // 6 + 3 steps and 2 for the hand-over. Both splits of the dear k tile begin at once.
+  EXPECT_EQ(item_cost(tiles, 6, 2), 11);
+  EXPECT_EQ(finish_time(tiles, schedule), 11 + 2);
+}
+
+TEST(ScheduleCostTest, UnevenListsPayForTheTailAndForWideSections) {
+  ThreeTiles three;
+  three.tiling.records[1].band.q0 = 127;  // one component
+  const TileCosts tiles = three.costs({.cache_misses = {0, 1}});
+  ASSERT_EQ(tiles.num_components, 1);
+  ASSERT_TRUE(tiles.is_uneven);
+  Schedule schedule = whole_schedule(tiles);
+  const std::int64_t dear = item_cost(tiles, 7, 1);
+  EXPECT_EQ(dear, 2 * 7 + 3);
+  EXPECT_EQ(finish_time(tiles, schedule), dear + 7 + 3);
+  schedule.tail_begin = 1;
+  EXPECT_EQ(finish_time(tiles, schedule), dear + 7 + 7 / 4 + 3);
+  schedule.has_wide_sections = true;
+  EXPECT_EQ(finish_time(tiles, schedule), dear + dear / 16 + 7 + 7 / 4 + 3);
+}
+
+TEST(ScheduleCostTest, ThePolicyDecides) {
+  ThreeTiles three;
+  const BackwardChoice choice{.is_deterministic = false};
+  EXPECT_FALSE(choose_walk(three.costs(), choice).is_ordered);
+  EXPECT_TRUE(choose_walk(three.costs({.narrow_tile = {1, 1}}), choice).is_ordered);
+  EXPECT_FALSE(
+      choose_walk(three.costs({.narrow_tile = {1, 1}, .few_additions = 0}), choice).is_ordered);
+}
+
+}  // namespace
+}  // namespace magi::test
