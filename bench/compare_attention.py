@@ -473,8 +473,8 @@ def parse():
     parser.add_argument(
         "--tunings",
         default="deterministic,fast",
-        help="backward: deterministic or fast[/heads per tile[/per item[/kv heads of a section[/head walk]]]],...; "
-        "0: by cost",
+        help="backward: deterministic or fast[/heads per tile[/per item[/kv heads of a section"
+        "[/head walk]]]],...; 0: by cost",
     )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--burst", type=float, default=0.02, help="seconds per kernel and round")
@@ -519,8 +519,9 @@ def main():
         write_report(options, results)  # a run that is cut off keeps the cases before
     for mean in mean_over_draws(results):
         print(
-            f"{mean['mask']} {mean['rows']} {mean['kernel']}: mean ratio {mean['mean_ratio']:.3f} over "
-            f"{mean['draws']} draws [{mean['ratio_low']:.3f}, {mean['ratio_high']:.3f}]"
+            f"{mean['mask']} {mean['rows']} {mean['kernel']}: "
+            f"mean ratio {mean['mean_ratio']:.3f} over {mean['draws']} draws "
+            f"[{mean['ratio_low']:.3f}, {mean['ratio_high']:.3f}]"
         )
 
 

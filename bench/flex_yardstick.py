@@ -26,7 +26,7 @@ def mask_rule(name, lengths, window, block):
 
 
 class Flex:
-    """Attention of [rows, heads, dim] tensors; the block mask is made and the kernel compiled here."""
+    """Attention of [rows, heads, dim] tensors; makes the block mask, compiles the kernel."""
 
     def __init__(self, q, k, v, rule):
         rows = q.shape[0]

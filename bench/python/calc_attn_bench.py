@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host time of calc_attn on a GPU: calc_attn_bench.py --out FILE
 
-One rank, cached plan, one token. `host_us`: the wall time of forward and backward, from the call until the device is
-done, less the time of the kernels; median of 1,000; torch as it comes. `floor_us`: the wall time of a function that does
-nothing but allocate its results. A backward as it comes runs on a thread of torch's, one per GPU: waking that up and
-waiting for it costs a lone call as much as many steps of a model, which does it once for all its layers.
-`one_thread_host_us` and `one_thread_floor_us` are the same in the calling thread
-(torch.autograd.set_multithreading_enabled(False)). `layer_us`: host time of one more layer on torch's thread: seventeen
-chained calls less one, over sixteen, less the kernels of one.
+One rank, cached plan, one token. `host_us`: the wall time of forward and backward, from the call
+until the device is done, less the time of the kernels; median of 1,000; torch as it comes.
+`floor_us`: the wall time of a function that does nothing but allocate its results. A backward as it
+comes runs on a thread of torch's, one per GPU: waking that up and waiting for it costs a lone call
+as much as many steps of a model, which does it once for all its layers. `one_thread_host_us` and
+`one_thread_floor_us` are the same in the calling thread
+(torch.autograd.set_multithreading_enabled(False)). `layer_us`: host time of one more layer on
+torch's thread: seventeen chained calls less one, over sixteen, less the kernels of one.
 """
 
 import argparse

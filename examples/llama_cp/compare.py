@@ -9,6 +9,7 @@ import itertools
 import math
 
 import torch
+
 from runs import Run
 
 GRADIENT_TOLERANCE = 1e-9  # of the largest element of a float64 gradient

@@ -7,7 +7,7 @@ Attention is an argument: a function of q [rows, heads, dim] and k, v [rows, kv_
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 from torch import nn

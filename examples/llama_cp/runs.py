@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable
+from collections.abc import Callable
 
-import model as llama
 import torch
 import torch.nn.functional as F
-from text import IGNORED, Packed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import model as llama
 from magi_attention import Plan, api
+from text import IGNORED, Packed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pathlib
 import random
 import re
 import sysconfig
-from typing import Iterator
+from collections.abc import Iterator
 
 import torch
 

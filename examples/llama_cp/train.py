@@ -18,10 +18,11 @@ import sys
 import tempfile
 import time
 
-import compare
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+
+import compare
 from chart import draw
 from model import Shape
 from runs import Run

@@ -8,10 +8,11 @@ import dataclasses
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
 from model import Shape
 from runs import Run, sum_of_losses
 from text import IGNORED, Packed, Text
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
 @dataclasses.dataclass(frozen=True)

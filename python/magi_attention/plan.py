@@ -93,8 +93,8 @@ class Plan:
         num_heads_kv: int,
         head_dim: int,
         config: DistAttnConfig = DistAttnConfig(),
-        on: "Plan | None" = None,
-    ) -> "Plan":
+        on: Plan | None = None,
+    ) -> Plan:
         """Self-attention over total_seqlen rows where q_ranges[i] sees k_ranges[i] under
         attn_mask_type, one type or one per range: "full", "causal", "inv_causal", "bi_causal" or
         AttnMaskType. With `on`, rows stay where that plan has placed them.
@@ -145,7 +145,7 @@ class Plan:
             return Plan(PlanHandle.create(mask, native, None if on is None else on.placement))
 
     @staticmethod
-    def from_json(text: str) -> "Plan":
+    def from_json(text: str) -> Plan:
         """The plan that to_json wrote; ValueError for other text and for unknown keys."""
         check_kind("text", text, str, "a str")
         return Plan(PlanHandle.from_json(text))

@@ -4,6 +4,7 @@
 import random
 
 import pytest
+
 from ranks import Ranks
 
 

@@ -8,13 +8,13 @@ import re
 
 import torch
 import torch.distributed as dist
-from pipeline_cases import Case, make_key, make_tensors
 
 import dense
 from magi_attention import api, functional
 from magi_attention.comm.primitive.grpcoll import group_cast
 from magi_attention.common import AttnRanges
 from magi_attention.dist_attn_runtime_mgr import init_dist_attn_runtime_key
+from pipeline_cases import Case, make_key, make_tensors
 
 
 def refuses(call, error: type, pattern: str) -> None:

@@ -7,11 +7,11 @@ import random
 
 import torch
 import torch.distributed as dist
-from error_cases import refuses
-from pipeline_cases import seeded
 
+from error_cases import refuses
 from magi_attention.comm.primitive.grpcoll import group_cast, group_reduce
 from magi_attention.functional.utils import correct_attn_out_lse
+from pipeline_cases import seeded
 
 HEADS, DIM = 2, 3
 
@@ -119,7 +119,7 @@ def reduces_softmax_results(group, seed: int) -> None:
         out[source % rows] = 0
         return out, lse
 
-    everyone = [[peer for peer in range(size)]] if rank == 0 else []
+    everyone = [list(range(size))] if rank == 0 else []
     own = [rows] if rank == 0 else []
     out, lse = partial_of(rank)
     work = group_reduce(

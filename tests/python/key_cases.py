@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 import warnings
 
-import dense
 import torch
 import torch.distributed as dist
-from pipeline_cases import Case, make_key, make_tensors, run_attention
 
+import dense
 from magi_attention import api
 from magi_attention.common import AttnMaskType, AttnRanges
+from pipeline_cases import Case, make_key, make_tensors, run_attention
 
 
 def key_cache(group) -> None:
@@ -104,7 +104,7 @@ def padded_keys(group) -> None:
         q, k = [(0, 20), (20, 67)], [(0, 20), (20, 67)]
         types = [AttnMaskType.CAUSAL] * 2
         if pad:
-            q, k, types = q + [(67, 67 + pad)], k + [(0, 0)], types + [AttnMaskType.FULL]
+            q, k, types = [*q, (67, 67 + pad)], [*k, (0, 0)], [*types, AttnMaskType.FULL]
         assert key.q_ranges.to_naive_ranges() == q and key.k_ranges.to_naive_ranges() == k
         assert list(key.attn_mask_type) == types
         other = api.make_varlen_key_for_new_mask_after_dispatch(bounds, bounds, key)

@@ -3,14 +3,14 @@
 
 import contextlib
 
-import dense
 import pytest
 import torch
-from test_flex import tensors
 
+import dense
 from magi_attention.common import AttnMaskType, AttnRanges
 from magi_attention.env import build
 from magi_attention.plan import Plan
+from test_flex import tensors
 
 NEEDS_GPU = pytest.mark.skipif(
     not (torch.cuda.is_available() and build.has_gpu_kernels()), reason="device test not run"

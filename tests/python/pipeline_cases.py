@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 
-import dense
 import torch
 import torch.distributed as dist
 
+import dense
 from magi_attention import api
 from magi_attention.common import AttnMaskType, AttnRanges
 
@@ -235,7 +236,7 @@ def hybrid(group, case: Case) -> None:
     bounds = torch.tensor([0, case.rows // 3, case.rows], dtype=torch.int32)
     varlen = api.make_varlen_key_for_new_mask_after_dispatch(bounds, bounds, first, causal=True)
     ends = bounds.tolist()
-    documents = list(zip(ends, ends[1:]))
+    documents = list(itertools.pairwise(ends))
     mask = dense.Mask(documents, documents, [1, 1], case.rows, case.rows)
     check_attention("varlen", varlen, mask, case, tensors)
     api.clear_cache(group)

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import dense
 import torch
 import torch.distributed as dist
-from error_cases import refuses
-from pipeline_cases import Case, make_key, make_tensors
 
+import dense
+from error_cases import refuses
 from magi_attention import api
 from magi_attention.common import AttnMaskType, AttnRanges
 from magi_attention.config import DispatchConfig, DistAttnConfig
@@ -19,6 +18,7 @@ from magi_attention.dist_attn_runtime_mgr import (
     init_grpcoll_buffer_mgr,
 )
 from magi_attention.functional import dist_attn_func, flex_flash_attn_func
+from pipeline_cases import Case, make_key, make_tensors
 
 
 def make_manager(group, rows: int, chunk_size: int | None = None, **options) -> DistAttnRuntimeMgr:
@@ -86,11 +86,17 @@ def keys_by_hand(group) -> None:
 
 def as_the_original_is_called(group) -> None:
     """A program for the original: every argument by its name there, all imports from there."""
-    from magi_attention.api import calc_attn, dispatch, get_most_recent_key, get_position_ids
+    from magi_attention.api import (
+        calc_attn,
+        dispatch,
+        get_most_recent_key,
+        get_position_ids,
+        roll,
+        undispatch,
+    )
     from magi_attention.api import magi_attn_varlen_key as varlen_key
     from magi_attention.api import make_flex_key_for_new_mask_after_dispatch as flex_after
     from magi_attention.api import make_varlen_key_for_new_mask_after_dispatch as varlen_after
-    from magi_attention.api import roll, undispatch
     from magi_attention.common.enum import AttnOverlapMode
     from magi_attention.config import MinHeapDispatchAlg, OverlapConfig, UniformOverlapAlg
 

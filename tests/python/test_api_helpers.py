@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers of magi_attention.api that need no process group, and plans as values."""
 
+import itertools
 import pickle
 
-import dense
 import pytest
 import torch
 
+import dense
 from magi_attention import api
 from magi_attention.common import AttnMaskType, AttnRange, AttnRanges
 from magi_attention.common.mask import AttnMask
@@ -129,7 +130,7 @@ class TestMaskHelpers:
                 bounds, bounds, window_size=(left, right), global_window_size=num_global
             )
             expected = torch.zeros(24, 24, dtype=torch.bool)
-            for begin, end in zip(bounds, bounds[1:]):
+            for begin, end in itertools.pairwise(bounds):
                 i = torch.arange(end - begin)[:, None]
                 j = torch.arange(end - begin)[None, :]
                 before = (j <= i + right) | (right < 0)

@@ -15,7 +15,7 @@ import pytest
 
 LINES = (Path(__file__).parent / "data" / "api_names.tsv").read_text(encoding="utf-8").splitlines()
 NO_DEFAULT = inspect.Parameter.empty
-ROWS = [(line.split("\t") + [""])[:4] for line in LINES if not line.startswith("#")]
+ROWS = [([*line.split("\t"), ""])[:4] for line in LINES if not line.startswith("#")]
 
 _RENAMED = "takes the names of older releases, with a DeprecationWarning"
 _PADDING = "padding is the plan's, so the argument may be left out"

@@ -108,7 +108,7 @@ class TestAttnRectangle:
         rect = AttnRectangle(AttnRange(0, 10), AttnRange(0, 20), AttnRange(-5, 5))
         rect.q_range.start, rect.q_range.end = 10, 0
         assert not rect.is_valid() and rect.get_valid_or_none() is None and rect.area() == 0
-        with pytest.raises(ValueError, match="q_range is .*non-empty"):
+        with pytest.raises(ValueError, match=r"q_range is .*non-empty"):
             rect.check_valid()
 
     def test_counts_half_open_ranges_under_a_closed_band(self, rng):
@@ -229,7 +229,7 @@ class TestAttnRectangles:
         assert other == rects and hash(other) == hash(rects) and len(repr(rects)) > 1
         other[0] = AttnRectangle(AttnRange(0, 1), AttnRange(0, 1))
         other[1:2] = other[0:1]
-        assert other[1] == other[0] and list(other)[0] == other[0]
+        assert other[1] == other[0] and next(iter(other)) == other[0]
         with pytest.raises(AssertionError, match="as many as the slice"):
             other[0:1] = other[0:2]
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong arguments of functions that work on a process group."""
 
-import error_cases as cases
 import pytest
+
+import error_cases as cases
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -3,10 +3,10 @@
 
 import random
 
-import dense
 import pytest
 import torch
 
+import dense
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional._ops import flex_backward_op, flex_forward_op
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 
-import dense
 import pytest
 import torch
 
+import dense
 from magi_attention.functional import utils
 
 INF = math.inf

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on a GPU against dense float64 attention; skipped where there is none."""
 
-import dense
 import pytest
 import torch
-from on_gpu import (
-    NEEDS_GPU, PLACES, ROWS, as_float64, bound_plan, check_close, inputs, no_waits, ranges_on,
-)  # fmt: skip
 
+import dense
 from magi_attention import api
 from magi_attention.api import flex_flash_attn_func
+from on_gpu import (
+    NEEDS_GPU,
+    PLACES,
+    ROWS,
+    as_float64,
+    bound_plan,
+    check_close,
+    inputs,
+    no_waits,
+    ranges_on,
+)  # fmt: skip
 
 pytestmark = NEEDS_GPU
 
@@ -68,7 +76,7 @@ def test_graphs_follow_ranges_on_the_device():
     flex_flash_attn_func(q, k, v, ranges, ranges)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out, meta = flex_flash_attn_func(q, k, v, ranges, ranges)
+        out, _ = flex_flash_attn_func(q, k, v, ranges, ranges)
     for end in (ROWS, 100, 7):
         ranges[0, 1] = end
         graph.replay()

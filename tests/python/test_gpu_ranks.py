@@ -3,10 +3,11 @@
 
 from dataclasses import replace
 
-import dense
-import pipeline_cases as cases
 import pytest
 import torch
+
+import dense
+import pipeline_cases as cases
 from on_gpu import NEEDS_GPU
 from pipeline_cases import Case
 

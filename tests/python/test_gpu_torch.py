@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch's machinery around attention on a GPU: compiled modules, operators, recomputation."""
 
-import dense
 import pytest
 import torch
-from on_gpu import NEEDS_GPU, PLACES, ROWS, bound_plan, inputs, ranges_on
 
+import dense
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional._ops import flex_backward_op, flex_forward_op
 from magi_attention.functional.dist_attn import _backward_op, _forward_op
+from on_gpu import NEEDS_GPU, PLACES, ROWS, bound_plan, inputs, ranges_on
 
 pytestmark = NEEDS_GPU
 

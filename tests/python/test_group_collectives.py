@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-import group_cases as cases
 import pytest
 import torch
 
+import group_cases as cases
 from magi_attention.comm.primitive.grpcoll._config import GrpCollConfig
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 4])

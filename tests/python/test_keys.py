@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys: what they hold, when they are found again, older calls."""
 
-import key_cases as cases
 import pytest
+
+import key_cases as cases
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/llama_cp: its checks, its text, and a short training of every run."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -63,7 +64,7 @@ def test_text():
         assert torch.equal(packed.ids, again.sequence(index).ids)
         bounds = packed.bounds.tolist()
         assert bounds[0] == 0 and bounds[-1] == 200 == len(packed.ids)
-        for begin, end in zip(bounds, bounds[1:]):
+        for begin, end in itertools.pairwise(bounds):
             assert begin < end and packed.ids[begin] == 0
             assert torch.equal(packed.targets[begin : end - 1], packed.ids[begin + 1 : end])
             assert packed.targets[end - 1] == llama_text.IGNORED

@@ -3,15 +3,15 @@
 on the CPU, where they need no GPU.
 """
 
+import pytest
+import torch
+
 import group_cases
 import nccl_cases as cases
 import pipeline_cases
-import pytest
-import torch
+from magi_attention.env.build import has_gpu_kernels
 from pipeline_cases import Case
 from ranks import Ranks
-
-from magi_attention.env.build import has_gpu_kernels
 
 SIZE = 2
 

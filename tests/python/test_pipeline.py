@@ -3,9 +3,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 import dense
 import pipeline_cases as cases
-import pytest
 from pipeline_cases import Case
 
 MASKS = sorted(dense.masks(100))

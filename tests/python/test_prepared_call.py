@@ -61,10 +61,10 @@ class Stand:
                 is_struct = hasattr(value, "contents")
                 self.seen.append(_copy(value.contents) if is_struct else value)
             self.data = [data_of(s) for s in self.seen if isinstance(s, ctypes.Structure)]
+            given = [s.workspace for s in self.seen if isinstance(s, Gradients)]
             self.workspaces = [
-                (s.workspace.contents.data, s.workspace.contents.size_bytes) if s.workspace else None
-                for s in self.seen if isinstance(s, Gradients)
-            ]  # fmt: skip
+                (w.contents.data, w.contents.size_bytes) if w else None for w in given
+            ]
             return status
 
         types = [P if kind is P else ctypes.POINTER(kind) for kind in kinds]

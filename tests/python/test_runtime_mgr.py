@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
-import runtime_cases as cases
 import torch
 
+import runtime_cases as cases
 from magi_attention.functional import ffa_fa4_func
 from magi_attention.functional.utils import correct_attn_out_lse, correct_out_lse_kernel
 

@@ -169,7 +169,7 @@ class TestOverlap:
         shuffled = OverlapSolver(UniformOverlapAlg(random_costs=True, random_seed=3))
         found, _ = shuffled.solve(self.COSTS, 2)
         assert found == shuffled.solve(self.COSTS, 2)[0] and found.partitions[0][0] == 0
-        assert sorted(sum(found.partitions, [])) == [0, 1, 2, 3, 4]
+        assert sorted(itertools.chain(*found.partitions)) == [0, 1, 2, 3, 4]
 
     def test_comparison_and_errors(self):
         assert OverlapSolver(UniformOverlapAlg()) == OverlapSolver(UniformOverlapAlg())

@@ -6,10 +6,11 @@ import torch
 
 pytest.importorskip("transformers", minversion="5")
 
-import transformers_cases as cases  # noqa: E402
-from transformers_cases import BOUNDS, ROWS, WINDOW  # noqa: E402
+import itertools
 
-from magi_attention.integrations.transformers import attention, shard  # noqa: E402
+import transformers_cases as cases
+from magi_attention.integrations.transformers import attention, shard
+from transformers_cases import BOUNDS, ROWS, WINDOW
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
@@ -108,7 +109,7 @@ class TestRefusals:
                      attention_mask=padding)  # fmt: skip
 
     def test_window(self):
-        longest = max(end - begin for begin, end in zip(BOUNDS, BOUNDS[1:]))
+        longest = max(end - begin for begin, end in itertools.pairwise(BOUNDS))
         mistral = cases.model("mistral", "magi")
         pattern = f"sliding_window is {WINDOW}, but magi_plan shows keys {longest - 1} rows away"
         self.refuses(mistral, pattern)

@@ -3,8 +3,9 @@
 test_pipeline.py runs on fewer.
 """
 
-import pipeline_cases as cases
 import pytest
+
+import pipeline_cases as cases
 from pipeline_cases import Case
 
 

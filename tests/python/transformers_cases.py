@@ -5,7 +5,8 @@ run the same weights with "sdpa" and a dense mask, in float64.
 
 from __future__ import annotations
 
-import dense
+import itertools
+
 import torch
 import torch.distributed as dist
 from transformers import (
@@ -16,6 +17,7 @@ from transformers import (
     MistralConfig,
 )
 
+import dense
 from magi_attention import Plan, api
 from magi_attention.common import AttnRange, AttnRanges
 from magi_attention.integrations.transformers import register, shard
@@ -60,7 +62,7 @@ def model(name: str, implementation: str) -> torch.nn.Module:
 def documents(*, window: int | None = None) -> tuple[AttnRanges, AttnRanges, list]:
     """Packed causal documents, under a window of `window` rows where one is given."""
     q_ranges, k_ranges, types = AttnRanges(), AttnRanges(), []
-    for begin, end in zip(BOUNDS, BOUNDS[1:]):
+    for begin, end in itertools.pairwise(BOUNDS):
         rows = AttnRange(begin, end)
         size = (-1 if window is None else window - 1, 0)
         q, k, kinds = api.infer_attn_mask_from_sliding_window(rows, rows, size)
@@ -83,7 +85,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     ids = torch.randint(VOCABULARY, (1, ROWS), generator=generator)
     labels = ids.clone()
     labels[0, list(BOUNDS[:-1])] = -100
-    ends = zip(BOUNDS, BOUNDS[1:])
+    ends = itertools.pairwise(BOUNDS)
     return ids, labels, torch.cat([torch.arange(e - b) for b, e in ends]).unsqueeze(0)
 
 

@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
+import io
 import pathlib
+import tempfile
 import unittest
 
 from load import tool
 
 lint = tool("lint")
 
+from house import cxx, python, text  # noqa: E402
+from house.circles import circles, grouped  # noqa: E402
 
-def findings(check, name, text):
+
+def findings(check, name, given):
     found = []
-    check(lint.ROOT / name, text, lambda path, line, message: found.append((line, message)))
+    path = pathlib.PurePosixPath(name)
+    check(path, given, lambda path, line, message: found.append((line, message)))
     return found
 
 
@@ -19,66 +26,173 @@ def function_of(lines, head="int f(int a)"):
 
 class Lengths(unittest.TestCase):
     def test_a_function_at_the_cap_passes_and_one_line_more_fails(self):
-        self.assertEqual(findings(lint.check_lengths, "src/mask/a.cpp", function_of(50)), [])
+        self.assertEqual(findings(cxx.check_lengths, "src/mask/a.cpp", function_of(50)), [])
         self.assertEqual(
-            findings(lint.check_lengths, "src/mask/a.cpp", function_of(51)),
+            findings(cxx.check_lengths, "src/mask/a.cpp", function_of(51)),
             [(2, "function of 51 lines; at most 50")],
         )
 
     def test_kernels_and_device_functions_have_their_own_caps(self):
         kernel = function_of(61, "__global__ void __launch_bounds__(384, 1) f(Args a)")
-        self.assertEqual(len(findings(lint.check_lengths, "src/kernels/a.cu", kernel)), 1)
+        self.assertEqual(len(findings(cxx.check_lengths, "src/kernels/a.cu", kernel)), 1)
         device = function_of(70, "__device__ void f(int a)")
-        self.assertEqual(findings(lint.check_lengths, "src/kernels/a.cu", device), [])
+        self.assertEqual(findings(cxx.check_lengths, "src/kernels/a.cu", device), [])
 
     def test_methods_are_functions_and_classes_are_not(self):
         body = "  void g() {\n" + "    x();\n" * 60 + "  }\n"
-        text = "struct S : Base {\n" + body + "};\n"
+        given = "struct S : Base {\n" + body + "};\n"
         self.assertEqual(
-            findings(lint.check_lengths, "src/mask/a.hpp", text),
+            findings(cxx.check_lengths, "src/mask/a.hpp", given),
             [(2, "function of 62 lines; at most 50")],
         )
 
     def test_braces_in_strings_comments_and_macros_do_not_count(self):
-        text = "#define OPEN {\nint f() {\n  // {\n  return g(\"{\") + '{' + 1'000;\n}\nint h() {\n  return 1;\n}\n"
+        given = "#define OPEN {\nint f() {\n  // {\n  return g(\"{\") + '{' + 1'000;\n}\n"
+        given += "int h() {\n  return 1;\n}\n"
         self.assertEqual(
-            [(start, length) for start, length, _ in lint.functions(text)], [(2, 4), (6, 3)]
+            [(start, length) for start, length, _ in cxx.functions(given)], [(2, 4), (6, 3)]
         )
 
     def test_long_files_and_lines(self):
-        self.assertEqual(len(findings(lint.check_lengths, "src/a/a.cpp", "int a;\n" * 601)), 1)
-        self.assertEqual(len(findings(lint.check_lengths, "src/a/a.cpp", "/" * 101)), 1)
+        self.assertEqual(len(findings(cxx.check_lengths, "src/a/a.cpp", "int a;\n" * 601)), 1)
+        self.assertEqual(len(findings(cxx.check_lengths, "src/a/a.cpp", "/" * 101)), 1)
 
 
 class Layers(unittest.TestCase):
     def test_includes_go_down_only(self):
         self.assertEqual(
-            findings(lint.check_layers, "src/plan/a.cpp", '#include "mask/band.hpp"\n'), []
+            findings(cxx.check_layers, "src/plan/a.cpp", '#include "mask/band.hpp"\n'), []
         )
         self.assertEqual(
-            len(findings(lint.check_layers, "src/mask/a.cpp", '#include "plan/exchange.hpp"\n')), 1
+            len(findings(cxx.check_layers, "src/mask/a.cpp", '#include "plan/exchange.hpp"\n')), 1
         )
         self.assertEqual(
-            len(findings(lint.check_layers, "src/plan/a.cpp", "#include <cuda_runtime.h>\n")), 1
+            len(findings(cxx.check_layers, "src/plan/a.cpp", "#include <cuda_runtime.h>\n")), 1
         )
 
     def test_asm_has_one_home(self):
-        text = 'void f() { asm volatile("nop;"); }\n'
-        self.assertEqual(findings(lint.check_layers, "src/cuda/ptx/a.cuh", text), [])
-        self.assertEqual(len(findings(lint.check_layers, "src/kernels/tile/a.cuh", text)), 1)
+        given = 'void f() { asm volatile("nop;"); }\n'
+        self.assertEqual(findings(cxx.check_layers, "src/cuda/ptx/a.cuh", given), [])
+        self.assertEqual(len(findings(cxx.check_layers, "src/kernels/tile/a.cuh", given)), 1)
 
     def test_json_stays_in_sources(self):
-        text = "#include <nlohmann/json.hpp>\n"
-        self.assertEqual(findings(lint.check_layers, "src/plan/a.cpp", text), [])
-        self.assertEqual(len(findings(lint.check_layers, "src/plan/a.hpp", text)), 1)
+        given = "#include <nlohmann/json.hpp>\n"
+        self.assertEqual(findings(cxx.check_layers, "src/plan/a.cpp", given), [])
+        self.assertEqual(len(findings(cxx.check_layers, "src/plan/a.hpp", given)), 1)
+
+
+def python_function(lines, docstring=""):
+    return "def f():\n" + docstring + "    a = 1\n" * (lines - 1)
+
+
+class Python(unittest.TestCase):
+    def test_a_function_at_the_cap_passes_and_one_line_more_fails(self):
+        at_cap = python_function(60, '    """One.\n\n    Two.\n    """\n')
+        self.assertEqual(findings(python.check_lengths, "tools/a.py", at_cap), [])
+        self.assertEqual(
+            findings(python.check_lengths, "tools/a.py", python_function(61)),
+            [(1, "f has 61 lines; at most 60")],
+        )
+
+    def test_long_files_and_lines(self):
+        self.assertEqual(len(findings(python.check_lengths, "tools/a.py", "a = 1\n" * 601)), 1)
+        self.assertEqual(len(findings(python.check_lengths, "tools/a.py", "#" * 101)), 1)
+
+    def test_imports_go_down_only(self):
+        def check(name, given):
+            return findings(python.check_layers, f"python/magi_attention/{name}", given)
+
+        self.assertEqual(check("plan.py", "from magi_attention.rows import Rows\n"), [])
+        for hidden in ("", "if TYPE_CHECKING:\n    ", "def f():\n    "):
+            self.assertEqual(
+                check("functional/roll.py", hidden + "from magi_attention.plan import Plan\n"),
+                [(hidden.count("\n") + 1, "functional may not import plan")],
+            )
+        self.assertEqual(len(check("common/a.py", "import magi_attention.env.comm\n")), 1)
+        self.assertEqual(len(check("common/a.py", "from magi_attention import plan\n")), 1)
+        self.assertEqual(len(check("new_part/a.py", "import os\n")), 1)
+
+    def test_every_part_of_the_package_has_a_level(self):
+        package = lint.ROOT / "python" / "magi_attention"
+        parts = {
+            p.stem for p in package.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
+        }
+        self.assertEqual(parts - {"__init__"}, set(python.LEVEL_OF) - {"magi_attention"})
+
+    @unittest.skipIf(python.find_ruff(lint.ROOT) is None, "ruff is missing")
+    def test_format_and_rules_of_ruff(self):
+        found = []
+
+        def report(path, line, message):
+            found.append((path.name, line, message))
+
+        with tempfile.TemporaryDirectory() as folder:
+            good, bad, script = (pathlib.Path(folder) / name for name in ("a.py", "b.py", "c"))
+            good.write_text("a = [1]\n")
+            bad.write_text("a = [ 1]\n")
+            script.write_text("#!/usr/bin/env python3\nimport os\n")
+            self.assertTrue(python.is_python(script))
+            python.check_ruff(lint.ROOT, [good, bad, script], report)
+        self.assertEqual(
+            sorted(found),
+            [
+                ("b.py", 1, "unformatted: File would be reformatted"),
+                ("c", 2, "F401: `os` imported but unused"),
+            ],
+        )
+
+
+class Circles(unittest.TestCase):
+    def test_circles_of_a_graph(self):
+        graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}, "e": {"a"}}
+        self.assertEqual(circles(graph), [("b", "c"), ("d",)])
+        self.assertEqual(grouped(graph, lambda n: "x" if n in "bc" else n)["x"], set())
+
+    def test_files_and_folders_that_include_each_other(self):
+        texts = {
+            "src/plan/a.hpp": '#include "plan/b.hpp"\n',
+            "src/plan/b.hpp": '#include "a.hpp"\n#include "missing.hpp"\n',
+            "src/comm/x.cpp": '#include "comm/ring/y.hpp"\n',
+            "src/comm/x.hpp": "#include <vector>\n",
+            "src/comm/ring/y.hpp": '#include "comm/x.hpp"\n',
+        }
+        self.assertEqual(
+            lint.all_circles(texts, {}),
+            [("src/plan/a.hpp", "src/plan/b.hpp"), ("src/comm", "src/comm/ring")],
+        )
+
+    def test_modules_that_import_each_other(self):
+        def package(module, given):
+            return {f"python/magi_attention/{module}.py": given}
+
+        for hidden in ("", "if TYPE_CHECKING:\n    ", "def f():\n    "):
+            texts = package("env/a", hidden + "from magi_attention.env import b\n")
+            texts |= package("env/b", "import magi_attention.env.a\n")
+            circle = ("magi_attention.env.a", "magi_attention.env.b")
+            self.assertEqual(lint.all_circles({}, texts), [circle])
+        texts = package("env/a", "from magi_attention.comm.a import x\n")
+        texts |= package("comm/b", "from magi_attention.env.b import x\n")
+        texts |= package("env/b", "") | package("comm/a", "")
+        self.assertEqual(lint.all_circles({}, texts), [("comm", "env")])
+
+    def test_figures(self):
+        texts = {"src/a.cpp": function_of(30), "src/a.cu": function_of(20)}
+        scripts = {"tools/a.py": python_function(40)}
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            rows = lint.figures(texts, scripts)
+        self.assertEqual(
+            [(row["name"], row["value"]) for row in rows],
+            [("house.import_circles", 0), ("house.longest_function", 40)],
+        )
+        self.assertIn("longest CUDA function: 20 lines, src/a.cu:2", said.getvalue())
 
 
 class Words(unittest.TestCase):
     def test_unfinished_work_is_found(self):
-        self.assertEqual(len(findings(lint.check_words, "src/a/a.cpp", "// TO" + "DO: more\n")), 1)
+        self.assertEqual(len(findings(text.check_words, "src/a/a.cpp", "// TO" + "DO: more\n")), 1)
 
     def test_spdx(self):
-        self.assertEqual(len(findings(lint.check_spdx, "src/a/a.cpp", "int a;\n")), 1)
+        self.assertEqual(len(findings(text.check_spdx, "src/a/a.cpp", "int a;\n")), 1)
 
 
 if __name__ == "__main__":

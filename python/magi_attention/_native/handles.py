@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from typing import TYPE_CHECKING, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from magi_attention._native import structs
 from magi_attention._native.library import Handle, check, lib, made, take_bytes
@@ -46,7 +47,7 @@ class MaskHandle(Handle):
         types: Sequence[int],
         rows_q: int,
         rows_k: int,
-    ) -> "MaskHandle":
+    ) -> MaskHandle:
         """From slices; the number of one type per slice, or of one for all."""
         q = _int32([value for bounds in q_ranges for value in bounds])
         k = _int32([value for bounds in k_ranges for value in bounds])
@@ -63,7 +64,7 @@ class MaskHandle(Handle):
         types: tuple[int, int],
         rows_q: int,
         rows_k: int,
-    ) -> "MaskHandle":
+    ) -> MaskHandle:
         """From (address, count) of int32 [n, 2], [n, 2] and [n]."""
         for rows in (rows_q, rows_k):
             if not 0 <= rows <= MAX_ROWS:  # ctypes would drop the high bits
@@ -82,7 +83,7 @@ class MaskHandle(Handle):
         is_causal: bool,
         window: tuple[int, int],
         num_global: int,
-    ) -> "MaskHandle":
+    ) -> MaskHandle:
         q, k = _int32(cu_seqlens_q), _int32(cu_seqlens_k)
         rule = structs.DocumentRule(
             is_causal=is_causal, window_left=window[0], window_right=window[1],
@@ -98,7 +99,7 @@ class MaskHandle(Handle):
     @staticmethod
     def from_window(
         q_range: tuple[int, int], k_range: tuple[int, int], window: tuple[int, int]
-    ) -> "MaskHandle":
+    ) -> MaskHandle:
         """One window on q_range x k_range of a sequence that ends with them."""
         given = structs.WindowMask(
             q_begin=q_range[0], q_end=q_range[1], k_begin=k_range[0], k_end=k_range[1],
@@ -107,7 +108,7 @@ class MaskHandle(Handle):
         return MaskHandle(made(lib.magi_mask_from_window, given.address))
 
     @staticmethod
-    def from_matrix(visible: "torch.Tensor") -> "MaskHandle":
+    def from_matrix(visible: torch.Tensor) -> MaskHandle:
         """From a bool matrix [rows_q, rows_k] in host memory."""
         import torch
 
@@ -127,7 +128,7 @@ class MaskHandle(Handle):
         data = take_bytes(lambda out: lib.magi_mask_typed_slices(self.address, out))
         return _int32_rows(data, 5)
 
-    def bands(self) -> "torch.Tensor":
+    def bands(self) -> torch.Tensor:
         """int32 [slices, 6]: q begin, q end, k begin, k end, least and greatest key - query."""
         import torch
 
@@ -136,7 +137,7 @@ class MaskHandle(Handle):
             return torch.empty((0, 6), dtype=torch.int32, device="cpu")
         return torch.frombuffer(bytearray(data), dtype=torch.int32).view(-1, 6)
 
-    def resized(self, rows_q: int, rows_k: int) -> "MaskHandle":
+    def resized(self, rows_q: int, rows_k: int) -> MaskHandle:
         """The same slices over other numbers of rows."""
         slices = take_bytes(lambda out: lib.magi_mask_slices(self.address, out))
         count = len(slices) // 24  # bytes of six int32
@@ -195,7 +196,7 @@ class PlanHandle(Handle):
         mask: MaskHandle,
         config: structs.PlanConfig,
         placement: PlacementHandle | None = None,
-    ) -> "PlanHandle":
+    ) -> PlanHandle:
         """With `placement`: for rows that are placed already."""
         if placement is None:
             return PlanHandle(made(lib.magi_plan_create, mask.address, config.address))
@@ -203,7 +204,7 @@ class PlanHandle(Handle):
         return PlanHandle(made(lib.magi_plan_create_on, mask.address, config.address, *placements))
 
     @staticmethod
-    def from_json(text: str) -> "PlanHandle":
+    def from_json(text: str) -> PlanHandle:
         data = text.encode()
         return PlanHandle(made(lib.magi_plan_from_json, data, len(data)))
 
@@ -222,7 +223,7 @@ class PlanHandle(Handle):
         name = title.encode()
         return take_bytes(lambda out: lib.magi_plan_draw(self.address, picture, name, out)).decode()
 
-    def equals(self, other: "PlanHandle") -> bool:
+    def equals(self, other: PlanHandle) -> bool:
         is_equal = ctypes.c_int32()
         check(lib.magi_plan_equal(self.address, other.address, ctypes.addressof(is_equal)))
         return bool(is_equal.value)
@@ -260,5 +261,5 @@ def resolve_chunk_size(rows: int, num_ranks: int, config: structs.PlacementConfi
     return chunk.value
 
 
-def mask_slices_of_matrix(visible: "torch.Tensor") -> list[tuple[int, ...]]:
+def mask_slices_of_matrix(visible: torch.Tensor) -> list[tuple[int, ...]]:
     return MaskHandle.from_matrix(visible).typed_slices()

@@ -178,7 +178,7 @@ class Handle:
     """Owns one opaque object of the library; `destroy` is its function's name."""
 
     destroy = ""
-    __slots__ = ("address", "__weakref__")
+    __slots__ = ("__weakref__", "address")
 
     def __init__(self, address: int) -> None:
         self.address = address

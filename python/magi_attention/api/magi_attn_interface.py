@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Callable, Sequence, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Iterator, Sequence
+from typing import Any
 
 MAX_ROWS = (1 << 30) - 1  # of a mask
 
 
-def check_kind(name: str, value: Any, kinds: "type | tuple[type, ...]", allowed: str) -> None:
+def check_kind(name: str, value: Any, kinds: type | tuple[type, ...], allowed: str) -> None:
     """TypeError unless value is of one of the kinds; `allowed` says them in words."""
     if not isinstance(value, kinds):
         raise TypeError(f"{name} is a {type(value).__name__}; allowed: {allowed}")

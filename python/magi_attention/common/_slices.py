@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Sequence, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from magi_attention.common._arguments import check_int, check_kind
 from magi_attention.common.enum import AttnMaskType
@@ -36,7 +37,7 @@ def _to_mask_type(value: str | AttnMaskType) -> AttnMaskType:
 
 
 def check_inside(name: str, ranges: AttnRanges, rows: int) -> None:
-    """TypeError or ValueError for the first range that is not ints with 0 <= start <= end <= rows."""
+    """TypeError or ValueError for a range that is not ints with 0 <= start <= end <= rows."""
     for index, attn_range in enumerate(ranges):
         start = check_int(f"{name}[{index}].start", attn_range.start, 0, rows)
         check_int(f"{name}[{index}].end", attn_range.end, start, rows)

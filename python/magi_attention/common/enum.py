@@ -38,7 +38,7 @@ class AttnMaskType(Enum):
     __hash__ = object.__hash__
 
     @classmethod
-    def from_int_type(cls, int_type: int) -> "AttnMaskType":
+    def from_int_type(cls, int_type: int) -> AttnMaskType:
         """0 full, 1 causal, 2 inverse causal, 3 bidirectional causal; ValueError otherwise."""
         try:
             return _FROM_INT[int_type]
@@ -124,7 +124,7 @@ class MagiAttentionPrecision(Enum):
     FP32 = "fp32"
     FP64 = "fp64"
 
-    def to_torch_dtype(self) -> "torch.dtype":
+    def to_torch_dtype(self) -> torch.dtype:
         """The torch.dtype of this name."""
         import torch
 

@@ -16,5 +16,5 @@ class AttnForwardMeta:
     inputs); max_logits: [heads_q], or None unless asked for.
     """
 
-    lse: "torch.Tensor | None"
-    max_logits: "torch.Tensor | None" = None
+    lse: torch.Tensor | None
+    max_logits: torch.Tensor | None = None

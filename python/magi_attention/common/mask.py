@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -52,7 +53,7 @@ class AttnMask(nn.Module):
         self.total_seqlen_k = total_seqlen_k
 
     @property
-    def mask_flag_array(self) -> "np.ndarray":
+    def mask_flag_array(self) -> np.ndarray:
         """int32 [total_seqlen_q, total_seqlen_k]: unmasked_flag where visible."""
         return self.mask_tensor[..., AttnMask.mask_flag_dim_idx].numpy()
 
@@ -68,7 +69,7 @@ class AttnMask(nn.Module):
         attn_mask_type: Sequence[AttnMaskType],
         total_seqlen_q: int | None = None,
         total_seqlen_k: int | None = None,
-    ) -> "AttnMask":
+    ) -> AttnMask:
         """From slices of any of the four types; lengths default to the ends of the ranges."""
         types = list(attn_mask_type)
         if not len(q_ranges) == len(k_ranges) == len(types):
@@ -99,7 +100,7 @@ class AttnMask(nn.Module):
             )
 
     @classmethod
-    def from_mask(cls, mask: "torch.Tensor | list[list[int]]") -> "AttnMask":
+    def from_mask(cls, mask: torch.Tensor | list[list[int]]) -> AttnMask:
         """From a dense mask [rows_q, rows_k], non-zero: visible. Rows that see one run of keys each
         become FULL and CAUSAL slices of consecutive rows; other masks become whatever slices
         describe them.
@@ -124,7 +125,7 @@ class AttnMask(nn.Module):
         flags = self._part(q_range, k_range)
         return int((flags == self.unmasked_flag).sum())
 
-    def make_sub_mask(self, q_range: AttnRange, k_range: AttnRange) -> "AttnMask":
+    def make_sub_mask(self, q_range: AttnRange, k_range: AttnRange) -> AttnMask:
         """The mask of q_range x k_range, with rows counted from their starts."""
         return AttnMask.from_mask(self._part(q_range, k_range))
 
@@ -179,7 +180,7 @@ class AttnMask(nn.Module):
         seqlen_k: int,
         align: str = "bottom-right",
         dtype: torch.dtype = torch.int32,
-        device: "torch.device | str | int" = "cpu",
+        device: torch.device | str | int = "cpu",
     ) -> torch.Tensor:
         """[seqlen_q, seqlen_k]: 1 where visible; align is "bottom-right" or "top-left"."""
         if align not in ("bottom-right", "top-left"):

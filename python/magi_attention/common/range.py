@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Sequence, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 NaiveRange: TypeAlias = "tuple[int, int]"
 
@@ -26,7 +27,7 @@ class AttnRange:
     Setting start or end later checks nothing: check_valid does.
     """
 
-    __slots__ = ("_start", "_end")
+    __slots__ = ("_end", "_start")
 
     def __init__(self, start: int, end: int) -> None:
         if start > end:
@@ -66,58 +67,58 @@ class AttnRange:
         return (self._start, self._end)
 
     @staticmethod
-    def from_range(attn_range: "AttnRange | Sequence[int]", check: bool = False) -> "AttnRange":
-        """From another range or a pair of ints; RangeError unless start <= end, whatever `check`."""
+    def from_range(attn_range: AttnRange | Sequence[int], check: bool = False) -> AttnRange:
+        """From a range or a pair of ints; RangeError unless start <= end, whatever `check`."""
         if isinstance(attn_range, AttnRange):
             return attn_range.clone()
         start, end = attn_range
         return AttnRange(start, end)
 
-    def clone(self) -> "AttnRange":
+    def clone(self) -> AttnRange:
         """An equal range of its own."""
         return AttnRange(self._start, self._end)
 
-    def offset(self, offset: int) -> "AttnRange":
+    def offset(self, offset: int) -> AttnRange:
         """The range moved by `offset` rows."""
         return AttnRange(self._start + offset, self._end + offset)
 
-    def truncate(self, start: int | None = None, end: int | None = None) -> "AttnRange":
+    def truncate(self, start: int | None = None, end: int | None = None) -> AttnRange:
         """The part inside [start, end); where there is none, an empty range at the start."""
         lower = self._start if start is None else max(self._start, start)
         upper = self._end if end is None else min(self._end, end)
         return AttnRange(lower, max(lower, upper))
 
-    def intersect(self, other: "AttnRange") -> "AttnRange":
+    def intersect(self, other: AttnRange) -> AttnRange:
         """The rows of both; where there is none, an empty range at the lower end."""
         upper = min(self._end, other._end)
         return AttnRange(min(max(self._start, other._start), upper), upper)
 
-    def intersect_size(self, other: "AttnRange") -> int:
+    def intersect_size(self, other: AttnRange) -> int:
         """Number of rows of both."""
         return max(0, min(self._end, other._end) - max(self._start, other._start))
 
-    def union(self, other: "AttnRange") -> "list[AttnRange]":
+    def union(self, other: AttnRange) -> list[AttnRange]:
         """One range where both have a row in common, else this one and the other."""
         if self.intersect_size(other) == 0:
             return [self.clone(), other.clone()]
         return [AttnRange(min(self._start, other._start), max(self._end, other._end))]
 
-    def union_size(self, other: "AttnRange") -> int:
+    def union_size(self, other: AttnRange) -> int:
         """Number of rows of at least one."""
         return self.seqlen + other.seqlen - self.intersect_size(other)
 
-    def diff_by(self, other: "AttnRange") -> "list[AttnRange]":
+    def diff_by(self, other: AttnRange) -> list[AttnRange]:
         """The non-empty parts of `other` outside this range."""
         if not (self.is_subrange_of(other) or self.intersect_size(other)):
             return [] if other.is_empty() else [other.clone()]
         bounds = ((other._start, self._start), (self._end, other._end))
         return [AttnRange(start, end) for start, end in bounds if start < end]
 
-    def is_subrange_of(self, other: "AttnRange") -> bool:
+    def is_subrange_of(self, other: AttnRange) -> bool:
         """Whether every row is one of other's; an empty range lies where its bounds do."""
         return other._start <= self._start and self._end <= other._end
 
-    def is_overlap_with(self, other: "AttnRange") -> bool:
+    def is_overlap_with(self, other: AttnRange) -> bool:
         """Whether both have a row in common."""
         return self._start < other._end and other._start < self._end
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Iterable, Iterator, Sequence, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from magi_attention.common.range import AttnRange, RangeError, num_edits
 
@@ -19,7 +21,7 @@ def is_valid_cu_seqlens(cu_seqlens: list[int], seq_len: int) -> bool:
     """Whether cu_seqlens is empty, or grows strictly from 0 to seq_len."""
     if not cu_seqlens:
         return True
-    grows = all(left < right for left, right in zip(cu_seqlens, cu_seqlens[1:]))
+    grows = all(left < right for left, right in itertools.pairwise(cu_seqlens))
     return cu_seqlens[0] == 0 and cu_seqlens[-1] == seq_len and grows
 
 
@@ -38,7 +40,7 @@ class AttnRanges:
     that did not change since the last time takes no walk over its ranges.
     """
 
-    __slots__ = ("_ranges", "_content", "_content_edits")
+    __slots__ = ("_content", "_content_edits", "_ranges")
 
     def __init__(self) -> None:
         self._ranges: list[AttnRange] = []
@@ -77,7 +79,7 @@ class AttnRanges:
         self._ranges.insert(idx, attn_range)
         self._content = None
 
-    def extend(self, attn_ranges: "Iterable[AttnRange]", check: bool = False) -> None:
+    def extend(self, attn_ranges: Iterable[AttnRange], check: bool = False) -> None:
         """Adds ranges behind the others. With `check`, RangeError unless each has start <= end."""
         added = list(attn_ranges)
         if check:
@@ -91,21 +93,21 @@ class AttnRanges:
         self._content = None
         return self._ranges.pop(idx)
 
-    def clear_empty(self) -> "AttnRanges":
+    def clear_empty(self) -> AttnRanges:
         """A list of the ranges that hold rows."""
         return _make(r for r in self._ranges if not r.is_empty())
 
-    def sort(self) -> "AttnRanges":
+    def sort(self) -> AttnRanges:
         """A list in order of start; ranges of one start keep their order."""
         return _make(r.clone() for r in sorted(self._ranges, key=lambda r: r._start))
 
-    def merge(self) -> "AttnRanges":
+    def merge(self) -> AttnRanges:
         """The covered rows as the fewest ranges, in order: ranges that overlap or touch are joined.
         Empty ranges apart from the others stay.
         """
         return self.merge_with_split_alignment(1)
 
-    def merge_with_split_alignment(self, split_alignment: int = 1) -> "AttnRanges":
+    def merge_with_split_alignment(self, split_alignment: int = 1) -> AttnRanges:
         """As merge, after every range grew to multiples of split_alignment."""
         if split_alignment < 1:
             raise ValueError(f"split_alignment is {split_alignment}; allowed: 1 or more")
@@ -119,7 +121,7 @@ class AttnRanges:
                 merged.append([start, end])
         return AttnRanges.from_ranges(merged)
 
-    def chunk(self, chunk_size: int, check: bool = True) -> "list[AttnRanges]":
+    def chunk(self, chunk_size: int, check: bool = True) -> list[AttnRanges]:
         """Cuts the covered rows, in order, into lists of chunk_size rows; the last may be short.
 
         With `check`, AssertionError where ranges overlap.
@@ -140,14 +142,14 @@ class AttnRanges:
                 start = stop
         return chunks
 
-    def truncate(self, start: int | None = None, end: int | None = None) -> "AttnRanges":
+    def truncate(self, start: int | None = None, end: int | None = None) -> AttnRanges:
         """The non-empty parts inside [start, end)."""
         return _make(r for r in (r.truncate(start, end) for r in self._ranges) if not r.is_empty())
 
     def is_sorted(self) -> bool:
         """Whether starts do not decrease."""
         starts = [r._start for r in self._ranges]
-        return all(left <= right for left, right in zip(starts, starts[1:]))
+        return all(left <= right for left, right in itertools.pairwise(starts))
 
     def is_merged(self) -> bool:
         """Whether merge() changes nothing."""
@@ -186,8 +188,8 @@ class AttnRanges:
         return local, merged._ranges[bisect_right(starts, other_attn_range._start) - 1]
 
     def make_ranges_local(
-        self, other_attn_ranges: "AttnRanges", is_self_merged: bool = False
-    ) -> "AttnRanges":
+        self, other_attn_ranges: AttnRanges, is_self_merged: bool = False
+    ) -> AttnRanges:
         """make_range_local for each of other_attn_ranges."""
         merged = self if is_self_merged else self.merge()
         offsets = merged._offsets()
@@ -211,10 +213,10 @@ class AttnRanges:
 
     def find_hole_ranges(
         self,
-        other_attn_ranges: "AttnRanges",
+        other_attn_ranges: AttnRanges,
         is_self_merged: bool = False,
         is_other_merged: bool = False,
-    ) -> "AttnRanges":
+    ) -> AttnRanges:
         """The rows of this list that the other does not cover, merged. Neither list changes."""
         ours = self if is_self_merged else self.merge()
         theirs = other_attn_ranges if is_other_merged else other_attn_ranges.merge()
@@ -237,10 +239,10 @@ class AttnRanges:
 
     def find_overlap_ranges(
         self,
-        other_attn_ranges: "AttnRanges",
+        other_attn_ranges: AttnRanges,
         is_self_merged: bool = False,
         is_other_merged: bool = False,
-    ) -> "AttnRanges":
+    ) -> AttnRanges:
         """The rows that both lists cover, merged. Neither list changes."""
         ours = self if is_self_merged else self.merge()
         theirs = other_attn_ranges if is_other_merged else other_attn_ranges.merge()
@@ -256,26 +258,26 @@ class AttnRanges:
                 j += 1
         return _make(common)
 
-    def to_tensor(self, device: "torch.device | str | int" = "cpu") -> "torch.Tensor":
+    def to_tensor(self, device: torch.device | str | int = "cpu") -> torch.Tensor:
         """int32 [n, 2] of start and end."""
         import torch
 
         return torch.tensor(self.to_naive_ranges(), dtype=torch.int32, device=device).reshape(-1, 2)
 
     @staticmethod
-    def from_cu_seqlens(cu_seqlens: list[int], seq_len: int) -> "AttnRanges":
+    def from_cu_seqlens(cu_seqlens: list[int], seq_len: int) -> AttnRanges:
         """Documents between bounds; ValueError unless the bounds grow from 0 to seq_len."""
         check_valid_cu_seqlens(cu_seqlens, seq_len)
-        return AttnRanges.from_ranges(list(zip(cu_seqlens, cu_seqlens[1:])))
+        return AttnRanges.from_ranges(list(itertools.pairwise(cu_seqlens)))
 
-    def clone(self) -> "AttnRanges":
+    def clone(self) -> AttnRanges:
         """An equal list with ranges of its own."""
         return _make(r.clone() for r in self._ranges)
 
     @staticmethod
     def from_ranges(
-        ranges: "AttnRanges | Sequence[AttnRange] | Sequence[Sequence[int]]", check: bool = False
-    ) -> "AttnRanges":
+        ranges: AttnRanges | Sequence[AttnRange] | Sequence[Sequence[int]], check: bool = False
+    ) -> AttnRanges:
         """A list with ranges of its own, from ranges or pairs of ints; RangeError unless each has
         start <= end.
         """
@@ -292,7 +294,7 @@ class AttnRanges:
         """Rows counted once for every range beyond the first that holds them."""
         return self.total_seqlen - self.merge().total_seqlen
 
-    def intersect_size_with(self, other: "AttnRanges") -> int:
+    def intersect_size_with(self, other: AttnRanges) -> int:
         """Of the rows that both lists cover, each counted once for every range of either list
         beyond the first that holds it: once where neither list overlaps itself.
         """
@@ -307,7 +309,7 @@ class AttnRanges:
         """Rows of all ranges, each counted as often as it appears: total_seqlen."""
         return self.total_seqlen
 
-    def union_size_with(self, other: "AttnRanges") -> int:
+    def union_size_with(self, other: AttnRanges) -> int:
         """Rows of both lists, each counted as often as it appears."""
         return self.total_seqlen + other.total_seqlen
 
@@ -352,12 +354,12 @@ class AttnRanges:
     def __len__(self) -> int:
         return len(self._ranges)
 
-    def __getitem__(self, idx: int | slice) -> "AttnRange | AttnRanges":
+    def __getitem__(self, idx: int | slice) -> AttnRange | AttnRanges:
         if isinstance(idx, slice):
             return _make(self._ranges[idx])
         return self._ranges[idx]
 
-    def __setitem__(self, idx: int | slice, value: "AttnRange | AttnRanges") -> None:
+    def __setitem__(self, idx: int | slice, value: AttnRange | AttnRanges) -> None:
         self._content = None
         if isinstance(idx, slice):
             replaced = len(range(*idx.indices(max(len(self._ranges), idx.stop or 0))))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from magi_attention.common._arguments import check_kind
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.range import AttnRange
@@ -118,7 +120,7 @@ class AttnRectangle:
             self._d_range if d_range is None else d_range,
         )
 
-    def get_valid_or_none(self) -> "AttnRectangle | None":
+    def get_valid_or_none(self) -> AttnRectangle | None:
         """Itself where it holds a pair, else None."""
         return self if self.is_valid() else None
 
@@ -153,7 +155,7 @@ class AttnRectangle:
             and self.shrink_d_range()
         )
 
-    def clone(self) -> "AttnRectangle":
+    def clone(self) -> AttnRectangle:
         """An equal rectangle with ranges of its own."""
         copy = object.__new__(AttnRectangle)
         copy._q_range = self._q_range.clone()
@@ -161,27 +163,27 @@ class AttnRectangle:
         copy._d_range = self._d_range.clone()
         return copy
 
-    def cut_q(self, cut_pos: int) -> "tuple[AttnRectangle | None, AttnRectangle | None]":
+    def cut_q(self, cut_pos: int) -> tuple[AttnRectangle | None, AttnRectangle | None]:
         """The parts with queries below cut_pos and from cut_pos on."""
         return (
             self.get_rect_within_q_segment(self._q_range.start, cut_pos),
             self.get_rect_within_q_segment(cut_pos, self._q_range.end),
         )
 
-    def cut_k(self, cut_pos: int) -> "tuple[AttnRectangle | None, AttnRectangle | None]":
+    def cut_k(self, cut_pos: int) -> tuple[AttnRectangle | None, AttnRectangle | None]:
         """The parts with keys below cut_pos and from cut_pos on."""
         return (
             self.get_rect_within_k_segment(self._k_range.start, cut_pos),
             self.get_rect_within_k_segment(cut_pos, self._k_range.end),
         )
 
-    def get_rect_within_q_segment(self, q_start: int, q_end: int) -> "AttnRectangle | None":
+    def get_rect_within_q_segment(self, q_start: int, q_end: int) -> AttnRectangle | None:
         """The part with queries in [q_start, q_end), or None."""
         part = self.clone()
         part._q_range = part._q_range.truncate(q_start, q_end)
         return part if part._shrink() else None
 
-    def get_rect_within_k_segment(self, k_start: int, k_end: int) -> "AttnRectangle | None":
+    def get_rect_within_k_segment(self, k_start: int, k_end: int) -> AttnRectangle | None:
         """The part with keys in [k_start, k_end), or None."""
         part = self.clone()
         part._k_range = part._k_range.truncate(k_start, k_end)
@@ -236,9 +238,7 @@ class AttnRectangle:
         right = self.intersection_q_id_on_right_boundary()
         if left == self._q_range.end - 1:
             cuts = [right + 1]
-        elif right == self._q_range.start:
-            cuts = [left]
-        elif right <= left:
+        elif right == self._q_range.start or right <= left:
             cuts = [left]
         elif right == left + 1:
             cuts = [right]
@@ -246,7 +246,7 @@ class AttnRectangle:
             cuts = [left, right + 1]
         slices: list[tuple[AttnRange, AttnRange, int]] = []
         bounds = [self._q_range.start, *cuts, self._q_range.end]
-        for start, end in zip(bounds, bounds[1:]):
+        for start, end in itertools.pairwise(bounds):
             part = self.get_rect_within_q_segment(start, end)
             if part is not None:
                 slices.extend(part.to_qk_range_mask_type())

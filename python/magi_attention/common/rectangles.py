@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.range import AttnRange
@@ -42,11 +42,11 @@ class AttnRectangles:
 
     @staticmethod
     def from_ranges(
-        q_ranges: "AttnRanges | Sequence[AttnRange] | Sequence[Sequence[int]]",
-        k_ranges: "AttnRanges | Sequence[AttnRange] | Sequence[Sequence[int]]",
+        q_ranges: AttnRanges | Sequence[AttnRange] | Sequence[Sequence[int]],
+        k_ranges: AttnRanges | Sequence[AttnRange] | Sequence[Sequence[int]],
         mask_types: Sequence[AttnMaskType | int],
         check: bool = False,
-    ) -> "AttnRectangles":
+    ) -> AttnRectangles:
         """One rectangle per slice that holds a pair; the others, empty ranges and bidirectional
         causal slices of more queries than keys, are left out. With `check`, ValueError for ranges
         that end before they start.
@@ -82,23 +82,23 @@ class AttnRectangles:
         """Distinct keys."""
         return self.get_kv_ranges_union().total_seqlen
 
-    def cut_q(self, cut_pos: int) -> "tuple[AttnRectangles, AttnRectangles]":
+    def cut_q(self, cut_pos: int) -> tuple[AttnRectangles, AttnRectangles]:
         """The parts with queries below cut_pos and from cut_pos on."""
         return self._cut(lambda rect: rect.cut_q(cut_pos))
 
-    def cut_k(self, cut_pos: int) -> "tuple[AttnRectangles, AttnRectangles]":
+    def cut_k(self, cut_pos: int) -> tuple[AttnRectangles, AttnRectangles]:
         """The parts with keys below cut_pos and from cut_pos on."""
         return self._cut(lambda rect: rect.cut_k(cut_pos))
 
-    def _cut(self, cut: Callable) -> "tuple[AttnRectangles, AttnRectangles]":
+    def _cut(self, cut: Callable) -> tuple[AttnRectangles, AttnRectangles]:
         pairs = [cut(rect) for rect in self._rects]
         return _make(left for left, _ in pairs), _make(right for _, right in pairs)
 
-    def get_rects_within_q_segment(self, q_start: int, q_end: int) -> "AttnRectangles":
+    def get_rects_within_q_segment(self, q_start: int, q_end: int) -> AttnRectangles:
         """The parts with queries in [q_start, q_end)."""
         return _make(rect.get_rect_within_q_segment(q_start, q_end) for rect in self._rects)
 
-    def get_rects_within_k_segment(self, k_start: int, k_end: int) -> "AttnRectangles":
+    def get_rects_within_k_segment(self, k_start: int, k_end: int) -> AttnRectangles:
         """The parts with keys in [k_start, k_end)."""
         return _make(rect.get_rect_within_k_segment(k_start, k_end) for rect in self._rects)
 
@@ -118,12 +118,12 @@ class AttnRectangles:
     def __len__(self) -> int:
         return len(self._rects)
 
-    def __getitem__(self, idx: int | slice) -> "AttnRectangle | AttnRectangles":
+    def __getitem__(self, idx: int | slice) -> AttnRectangle | AttnRectangles:
         if isinstance(idx, slice):
             return _make(self._rects[idx])
         return self._rects[idx]
 
-    def __setitem__(self, idx: int | slice, value: "AttnRectangle | AttnRectangles") -> None:
+    def __setitem__(self, idx: int | slice, value: AttnRectangle | AttnRectangles) -> None:
         if isinstance(idx, slice):
             replaced = len(self._rects[idx])
             assert isinstance(value, AttnRectangles) and len(value) == replaced, (
@@ -148,7 +148,7 @@ class AttnRectangles:
         return "[" + ", ".join(map(repr, self._rects)) + "]"
 
 
-def _make(rects: "Iterable[AttnRectangle | None]") -> AttnRectangles:
+def _make(rects: Iterable[AttnRectangle | None]) -> AttnRectangles:
     result = AttnRectangles()
     result._rects = [rect for rect in rects if rect is not None]
     return result

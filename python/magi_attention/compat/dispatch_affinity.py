@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from typing import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from magi_attention.common.range import AttnRange
 from magi_attention.common.ranges import AttnRanges
@@ -17,22 +17,22 @@ class BaseDispatchAffinity(ABC):
     """
 
     @abstractmethod
-    def distance_to(self, other: "BaseDispatchAffinity") -> float:
+    def distance_to(self, other: BaseDispatchAffinity) -> float:
         """How little self and other have in common; smaller is closer."""
 
     @abstractmethod
-    def update(self, other: "BaseDispatchAffinity") -> None:
+    def update(self, other: BaseDispatchAffinity) -> None:
         """Adds what other holds, in place."""
 
-    def make_cmp_key(self) -> "Callable[[BaseDispatchAffinity], float]":
+    def make_cmp_key(self) -> Callable[[BaseDispatchAffinity], float]:
         """A key for min() and sorted() that puts what is closest to self first."""
         return self.distance_to
 
-    def get_closest_affinity_idx(self, others: "Sequence[BaseDispatchAffinity]") -> int:
+    def get_closest_affinity_idx(self, others: Sequence[BaseDispatchAffinity]) -> int:
         """Index of the one closest to self, the first among equals; ValueError for none."""
         return _index_of(min, self, others)
 
-    def get_farthest_affinity_idx(self, others: "Sequence[BaseDispatchAffinity]") -> int:
+    def get_farthest_affinity_idx(self, others: Sequence[BaseDispatchAffinity]) -> int:
         """Index of the one farthest from self, the first among equals; ValueError for none."""
         return _index_of(max, self, others)
 
@@ -51,7 +51,7 @@ class SampleIDAffinity(BaseDispatchAffinity):
         self._counts: Counter[int] = Counter()
 
     @staticmethod
-    def from_list(ids: Iterable[int]) -> "SampleIDAffinity":
+    def from_list(ids: Iterable[int]) -> SampleIDAffinity:
         """One count for every entry of ids."""
         made = SampleIDAffinity()
         made._counts.update(ids)
@@ -84,11 +84,11 @@ class SampleIDAffinity(BaseDispatchAffinity):
         """Whether nothing was counted."""
         return not self._counts
 
-    def distance_to(self, other: "SampleIDAffinity") -> float:
+    def distance_to(self, other: SampleIDAffinity) -> float:
         """Minus the number of common entries, each as often as both count it."""
         return -float((self._counts & other._counts).total())
 
-    def update(self, other: "SampleIDAffinity") -> None:
+    def update(self, other: SampleIDAffinity) -> None:
         """Adds the counts of other, in place."""
         self._counts.update(other._counts)
 
@@ -109,16 +109,16 @@ class IOUAffinity(BaseDispatchAffinity):
             self.append(attn_range)
 
     @staticmethod
-    def from_ranges(ranges: Iterable[AttnRange]) -> "IOUAffinity":
+    def from_ranges(ranges: Iterable[AttnRange]) -> IOUAffinity:
         """The keys of ranges; they may overlap."""
         made = IOUAffinity()
         made.extend(ranges)
         return made
 
-    def distance_to(self, other: "IOUAffinity") -> float:
+    def distance_to(self, other: IOUAffinity) -> float:
         """Minus AttnRanges.intersect_size_with: the keys that both hold."""
         return -float(self.iou_ranges.intersect_size_with(other.iou_ranges))
 
-    def update(self, other: "IOUAffinity") -> None:
+    def update(self, other: IOUAffinity) -> None:
         """Adds the keys of other, in place."""
         self.extend(other.iou_ranges)

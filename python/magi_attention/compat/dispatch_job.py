@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Sequence
 
 from magi_attention.compat.dispatch_affinity import BaseDispatchAffinity
 
@@ -22,7 +22,7 @@ class DispatchJob:
     @staticmethod
     def from_job_list(
         workloads: Sequence[float], affinities: Sequence[BaseDispatchAffinity] | None = None
-    ) -> "list[DispatchJob]":
+    ) -> list[DispatchJob]:
         """Jobs 0, 1, ... with these workloads and affinities, equal in number."""
         if affinities is not None and len(affinities) != len(workloads):
             raise ValueError(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The original's placement of a caller's own jobs. Plans do not use it: their rows are placed by the
-library (src/plan), for which DispatchConfig names the algorithm.
+"""The original's placement of a caller's own jobs. Plans do not use it: the library places their
+rows (src/plan), by the algorithm that DispatchConfig names.
 """
 
 from __future__ import annotations

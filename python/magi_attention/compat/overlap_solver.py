@@ -6,8 +6,8 @@ library's (src/plan), for which OverlapConfig holds the options.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Sequence
 
 from torch import nn
 

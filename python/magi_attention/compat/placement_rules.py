@@ -69,8 +69,8 @@ def shuffled(data: DispatchData) -> list[int]:
 def heap(
     data: DispatchData, top_p: float = 0.0, batch: int = 1, is_later_first: bool = False
 ) -> list[int]:
-    """Heaviest first, as descending. The lightest max(1, ceil(top_p * buckets)) buckets are candidates for `batch`
-    jobs; of those with room, the one closest to the job takes it.
+    """Heaviest first, as descending. The lightest max(1, ceil(top_p * buckets)) buckets are
+    candidates for `batch` jobs; of those with room, the one closest to the job takes it.
     """
     buckets = [0] * len(data.jobs)
     room = room_of(data)

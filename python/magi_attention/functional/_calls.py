@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Callable
 
 from magi_attention._native.attention import Call, Options, Runner
 from magi_attention.common._lru import LruCache
@@ -23,7 +23,7 @@ def signature(q, k, v):
 
 
 class CallCache(LruCache):
-    """Calls of one mask or plan by kinds of tensors. make(q, k, v, sink, options) gives a new one."""
+    """Calls of one mask or plan by kinds of tensors; make(q, k, v, sink, options) gives one."""
 
     def __init__(self, make: Callable[..., Call]) -> None:
         super().__init__(_CALLS_KEPT)

@@ -57,9 +57,7 @@ def backward_call(q, k, v, sink, mask: tuple, options: Options) -> Call:
     key = (q.shape[0], k.shape[0], *map(id, mask))
     references, known = _copies.get(key, ([], None))
     alive = [reference() for reference in references]
-    if known is None or any(a is not b for a, b in zip(alive, mask)):
-        known = None
-    elif _versions(mask) != known[0]:
+    if known is None or any(a is not b for a, b in zip(alive, mask)) or _versions(mask) != known[0]:
         known = None
     if known is None:
         copies = [None if tensor is None else tensor.cpu() for tensor in mask]

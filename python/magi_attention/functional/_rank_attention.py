@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from magi_attention.functional._checks import check_params, check_qkv, check_sin
 from magi_attention.functional._eager import run
 
 # Operators name what they run by a number.
-_by_number: "weakref.WeakValueDictionary[int, RankAttention]" = weakref.WeakValueDictionary()
+_by_number: weakref.WeakValueDictionary[int, RankAttention] = weakref.WeakValueDictionary()
 
 
 class RankAttention:

@@ -5,7 +5,7 @@ group; `group` is the original's argument and must be that group or None.
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -103,7 +103,7 @@ def undispatch_func(
 
 
 def check_group(group: dist.ProcessGroup | None, meta: HasRows) -> None:
-    """TypeError unless meta is a bound plan, ValueError where another group than its own is given."""
+    """TypeError unless meta is a bound plan, ValueError for another group than its own."""
     if not isinstance(getattr(meta, "rows", None), Rows):
         raise TypeError(f"meta is a {type(meta).__name__}; allowed: a bound plan, Plan.bind(group)")
     if group is not None and group is not meta.rows.cp_group:

@@ -139,7 +139,7 @@ class _CorrectOutLseKernel:
     reduce_dtype, a torch.dtype, or float32 where it is none.
     """
 
-    def __getitem__(self, grid) -> "_CorrectOutLseKernel":
+    def __getitem__(self, grid) -> _CorrectOutLseKernel:
         return self
 
     def __call__(

@@ -17,7 +17,8 @@ ValueError that names it.
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -70,7 +71,7 @@ def mask(
     local_size: int | None = None,
     use_vmap: bool = False,
     **others: Any,
-) -> "PendingMask | torch.Tensor | None":
+) -> PendingMask | torch.Tensor | None:
     """The mask function of "magi". Borders that transformers infers from jumps in position ids are
     in no plan's way: dispatched position ids jump.
     """
@@ -103,7 +104,7 @@ def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: "PendingMask | torch.Tensor | None",
+    attention_mask: PendingMask | torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: Any,
@@ -189,7 +190,7 @@ def _check_options(dropout: float, kwargs: dict[str, Any]) -> None:
 
 
 def shard(
-    plan: "BoundPlan | DistAttnRuntimeKey",
+    plan: BoundPlan | DistAttnRuntimeKey,
     input_ids: torch.Tensor,
     labels: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,

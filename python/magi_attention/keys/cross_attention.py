@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.ranges import AttnRanges

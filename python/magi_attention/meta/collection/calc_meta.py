@@ -22,7 +22,7 @@ class AttnArg:
     k_ranges: AttnRanges
     attn_type_map: list[int]
 
-    def to_ffa_args(self, device: "torch.device | str | int" = "cpu") -> "dict[str, torch.Tensor]":
+    def to_ffa_args(self, device: torch.device | str | int = "cpu") -> dict[str, torch.Tensor]:
         """q_ranges and k_ranges int32 [n, 2] and attn_type_map int32 [n], by these names: what
         flex_flash_attn_func takes.
         """

@@ -74,12 +74,12 @@ class GrpCollConfig:
         return {"num_nvl_bytes": self.num_nvl_bytes, "num_rdma_bytes": self.num_rdma_bytes}
 
     @staticmethod
-    def get_default_group_cast_config(num_ranks: int) -> "GrpCollConfig":
+    def get_default_group_cast_config(num_ranks: int) -> GrpCollConfig:
         """The sizes for a cast among num_ranks ranks: the defaults, as they have no effect."""
         return _default(num_ranks)
 
     @staticmethod
-    def get_default_group_reduce_config(num_ranks: int) -> "GrpCollConfig":
+    def get_default_group_reduce_config(num_ranks: int) -> GrpCollConfig:
         """The sizes for a reduce among num_ranks ranks: the defaults, as they have no effect."""
         return _default(num_ranks)
 

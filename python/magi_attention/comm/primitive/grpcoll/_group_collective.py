@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,10 +22,10 @@ _Rows = list[tuple[int, int, int]]  # (peer, first row, rows)
 def group_cast(
     input: torch.Tensor,
     output: torch.Tensor | None,
-    input_split_sizes: "Sequence[int] | torch.Tensor",
-    output_split_sizes: "Sequence[int] | torch.Tensor",
-    dst_indices: "Sequence[Sequence[int]] | torch.Tensor",
-    src_index: "Sequence[int] | torch.Tensor",
+    input_split_sizes: Sequence[int] | torch.Tensor,
+    output_split_sizes: Sequence[int] | torch.Tensor,
+    dst_indices: Sequence[Sequence[int]] | torch.Tensor,
+    src_index: Sequence[int] | torch.Tensor,
     group: dist.ProcessGroup,
     async_op: bool = False,
     cast_lse: bool = False,
@@ -69,10 +70,10 @@ def group_cast(
 def group_reduce(
     input: torch.Tensor,
     output: torch.Tensor | None,
-    input_split_sizes: "Sequence[int] | torch.Tensor",
-    output_split_sizes: "Sequence[int] | torch.Tensor",
-    dst_index: "Sequence[int] | torch.Tensor",
-    src_indices: "Sequence[Sequence[int]] | torch.Tensor",
+    input_split_sizes: Sequence[int] | torch.Tensor,
+    output_split_sizes: Sequence[int] | torch.Tensor,
+    dst_index: Sequence[int] | torch.Tensor,
+    src_indices: Sequence[Sequence[int]] | torch.Tensor,
     group: dist.ProcessGroup,
     async_op: bool = False,
     reduce_op: str = "sum",
@@ -191,7 +192,7 @@ def _needed(name: str, tensor: torch.Tensor | None, like: torch.Tensor) -> torch
     return tensor
 
 
-def _ints(name: str, values: "Sequence[int] | torch.Tensor", total: int | None) -> list[int]:
+def _ints(name: str, values: Sequence[int] | torch.Tensor, total: int | None) -> list[int]:
     """Sizes of splits; they add up to total, unless that is None."""
     sizes = [check_int(f"{name}[{i}]", size, 0) for i, size in enumerate(_as_list(name, values))]
     if total is not None and sum(sizes) != total:
@@ -199,7 +200,7 @@ def _ints(name: str, values: "Sequence[int] | torch.Tensor", total: int | None) 
     return sizes
 
 
-def _as_list(name: str, values: "Sequence | torch.Tensor") -> list:
+def _as_list(name: str, values: Sequence | torch.Tensor) -> list:
     check_kind(name, values, (list, tuple, torch.Tensor), "a list or a tensor")
     return values.tolist() if isinstance(values, torch.Tensor) else list(values)
 

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of C++ and CUDA sources: lengths, the home of `asm`, layers."""
+
+import pathlib
+import re
+
+from house.text import check_text
+
+SUFFIXES = {".cpp", ".hpp", ".h", ".cu", ".cuh"}
+CUDA_SUFFIXES = {".cu", ".cuh"}
+HOST_FUNCTION_LINES = 50
+KERNEL_BODY_LINES = 60
+DEVICE_FUNCTION_LINES = 80
+
+# What a folder under src/ may include by path, besides itself.
+LAYERS = {
+    "base": set(),
+    "cuda": {"base"},
+    "mask": {"base"},
+    "plan": {"base", "mask"},
+    "draw": {"base", "mask", "plan"},
+    "comm": {"base", "cuda"},
+    "kernels": {"base", "mask", "cuda"},
+    "runtime": {"base", "mask", "plan", "comm", "cuda", "kernels"},
+    "capi": {"base", "mask", "plan", "comm", "cuda", "kernels", "draw", "runtime"},
+}
+NO_CUDA = {"base", "mask", "plan", "draw"}
+
+
+_TEXT = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*\""""
+    r"""|(?<![0-9a-zA-Z_])'(?:\\.|[^'\\\n])+'""",
+    re.S,
+)
+_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.M)
+
+
+def _blanked(match):
+    return re.sub(r"[^\n]", " ", match.group(0))
+
+
+def blank_comments_and_strings(text):
+    """The text with comments, strings and characters replaced by spaces, line structure kept."""
+    return _TEXT.sub(_blanked, text)
+
+
+CONTAINER = re.compile(r"\b(namespace|class|struct|union|enum|extern)\b[^()=]*$")
+SPECIFIER = re.compile(r"\b(alignas|__align__|__attribute__)\s*\([^()]*\)")
+
+
+def functions(text):
+    """(start line, line count, head) of every function body; one inside another is part of it."""
+    code = _DIRECTIVE.sub(_blanked, blank_comments_and_strings(text))
+    stack, found, head_start = [], [], 0
+    for index, char in enumerate(code):
+        if char in ";}" and not any(kind == "function" for kind, _, _ in stack):
+            if char == ";":
+                head_start = index + 1
+        if char == "{":
+            inside = any(kind == "function" for kind, _, _ in stack)
+            head = SPECIFIER.sub("", code[head_start:index])
+            is_container = (
+                CONTAINER.search(head) is not None
+                and ")" not in head.split("struct")[-1].split("class")[-1]
+            )
+            kind = (
+                "other"
+                if inside
+                else "container"
+                if is_container
+                else "function"
+                if ")" in head
+                else "other"
+            )
+            stack.append((kind, index, head))
+            if not inside:
+                head_start = index + 1
+        elif char == "}" and stack:
+            kind, start, head = stack.pop()
+            if kind == "function":
+                found.append(
+                    (
+                        code.count("\n", 0, start) + 1,
+                        code.count("\n", start, index) + 1,
+                        " ".join(head.split()),
+                    )
+                )
+            if not any(entry[0] == "function" for entry in stack):
+                head_start = index + 1
+    return found
+
+
+def check_lengths(path, text, report):
+    """Caps on the file, its lines and its functions."""
+    check_text(path, text, report)
+    for start, length, head in functions(text):
+        cap = HOST_FUNCTION_LINES
+        if "__global__" in head:
+            cap = KERNEL_BODY_LINES
+        elif "__device__" in head or "__host__" in head:
+            cap = DEVICE_FUNCTION_LINES
+        if length > cap:
+            report(path, start, f"function of {length} lines; at most {cap}")
+
+
+def check_layers(path, text, report):
+    """`asm` in its home only, includes from lower layers only; path is relative to the root."""
+    parts = path.parts
+    code = blank_comments_and_strings(text)
+    if parts[0] in ("src", "include", "cli", "tests", "bench") and re.search(r"\basm\b", code):
+        if parts[:3] != ("src", "cuda", "ptx"):
+            report(path, 1, "asm outside src/cuda/ptx")
+    if parts[0] != "src" or len(parts) < 3:
+        return
+    layer = parts[1]
+    for number, line in enumerate(text.splitlines(), 1):
+        match = re.match(r'\s*#include\s+[<"]([^">]+)[">]', line)
+        if not match:
+            continue
+        target = match.group(1).split("/")[0]
+        if target in LAYERS and target != layer and target not in LAYERS[layer]:
+            report(path, number, f"src/{layer} may not include {match.group(1)}")
+        if layer in NO_CUDA and re.search(r"cuda|nvtx", match.group(1)):
+            report(path, number, f"src/{layer} may not see CUDA")
+        if path.suffix in (".hpp", ".h", ".cuh") and re.search(r"nlohmann|CLI/", match.group(1)):
+            report(path, number, "nlohmann and CLI11 stay in .cpp files")
+
+
+def include_graph(texts):
+    """From every source to the sources it includes by a quoted name; texts: by path from ROOT."""
+    graph = {}
+    for name, text in texts.items():
+        folder = pathlib.PurePosixPath(name).parent
+        graph[name] = set()
+        for given in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.M):
+            for target in (f"{folder}/{given}", f"src/{given}", f"include/{given}"):
+                if target in texts:
+                    graph[name].add(target)
+                    break
+    return graph
