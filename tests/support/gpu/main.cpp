@@ -11,7 +11,7 @@ namespace {
 int random_masks = 400;
 int first_mask = 0;
 
-/// Of the running test, asked by any thread; results come under a lock of the library.
+/// Failures of the running test. Any thread asks; gtest reports results under its own lock.
 std::atomic<int> num_failures = 0;
 
 class FailureCount : public ::testing::EmptyTestEventListener {

@@ -97,7 +97,7 @@ std::vector<BackwardCase> cases_of_modes() {
                      .heads_per_item = variant.num_sinks == 0 ? 8 : 1,
                      .is_deterministic = is_deterministic};
       if (!is_deterministic) {
-        // Of documents alone dQ is summed in turn in the fast mode too.
+        // Where there are only documents, dQ is summed in order in the fast mode too.
         const Range rows{0, test.mask.rows_q};
         test.mask.slices.push_back(band_slice(rows, {0, 128}, MaskType::Full));
       }
