@@ -216,7 +216,7 @@ void expect_wrong_ends_are_seen(const BackwardList& good, const Mask& mask) {
 
 TEST(BackwardListTest, TheMainKernelConvertsSumsWhereItHasTime) {
   // Rows without keys are left.
-  Mask mask = finishing_window();
+  Mask mask = converted_window();
   for (const BackwardTileShape& shape : {BackwardTileShape{}, kWideShape}) {
     for (const std::int32_t packed_heads : {1, 2, 4, 16}) {
       const BackwardList list = build_backward_list(problem_of(mask, 16, 1), mask.slices, shape,

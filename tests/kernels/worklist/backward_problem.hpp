@@ -29,7 +29,7 @@ inline BackwardTileShape random_shape(RandomStream& random) {
 inline constexpr BackwardTileShape kWideShape{.rows = 128, .overhead = 2, .split_cost = 1};
 
 /// A window and rows without keys: the main kernel converts most dQ sums itself, finish.cuh some.
-inline Mask finishing_window() {
+inline Mask converted_window() {
   return {1091, 1091, {{.q0 = 0, .q1 = 1051, .k0 = 0, .k1 = 1051, .d_min = -256, .d_max = 0}}};
 }
 

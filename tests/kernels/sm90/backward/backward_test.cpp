@@ -115,8 +115,8 @@ TEST_P(BackwardTest, EveryNumberOfHeadsPerItem) {
   }
 }
 
-/// With few CTAs the kv heads of a k tile share a buffer for their pieces.
-TEST_P(BackwardTest, PiecesOfManyHeadsShareBuffers) {
+/// With few CTAs the kv heads of a k tile share a slot for their splits.
+TEST_P(BackwardTest, SplitsOfManyHeadsShareSlots) {
   for (const std::int32_t num_ctas : {1, 2, 7, 40}) {
     BackwardCase test = base();
     test.heads_q = 10;
@@ -164,7 +164,7 @@ TEST_P(BackwardTest, WindowsOfEveryLayoutAndTypeOfGradients) {
   for (const Layout layout : {Layout::Contiguous, Layout::PaddedRows, Layout::HeadMajor}) {
     for (const bool has_float_gradients : {false, true}) {
       BackwardCase test = base();
-      test.mask = finishing_window();
+      test.mask = converted_window();
       test.dim_v = 8;  // float64 takes its time
       test.layout = layout;
       if (layout != Layout::Contiguous) test.dim_qk -= 24;
@@ -182,7 +182,7 @@ TEST_P(BackwardTest, WindowsOfManyPackedHeads) {
     BackwardCase test = base();
     if (packed_heads == 16 && test.dim_qk > 64) continue;
     test.heads_q = packed_heads;
-    test.mask = finishing_window();
+    test.mask = converted_window();
     test.dim_v = 8;
     test.tuning = {.packed_heads = packed_heads, .is_deterministic = false};
     check_backward(test);
@@ -378,9 +378,8 @@ TEST_P(BackwardTest, OneHotAttentionIsExact) {
     for (const std::int32_t packed_heads : {1, 4}) {
       for (const std::int32_t heads_per_item : {4, packed_heads}) {
         for (const bool is_deterministic : {true, false}) {
-          SCOPED_TRACE(::testing::Message()
-                       << "packed " << packed_heads << " per item " << heads_per_item
-                       << (is_deterministic ? "" : " unordered"));
+          SCOPED_TRACE(::testing::Message() << "packed " << packed_heads << " per item "
+                                            << heads_per_item << (is_deterministic ? "" : " fast"));
           test.mask = one_slice(300, 999, type);
           test.tuning = {.packed_heads = packed_heads,
                          .heads_per_item = heads_per_item,

@@ -133,7 +133,7 @@ std::ostream& operator<<(std::ostream& stream, const BackwardCase& test) {
          << " x " << test.mask.rows_k << " heads " << test.heads_q << ":" << test.heads_kv
          << " dims " << test.dim_qk << ", " << test.dim_v << " packed " << test.tuning.packed_heads
          << " per item " << test.tuning.heads_per_item << " margin " << test.tuning.sm_margin
-         << (test.tuning.is_deterministic ? "" : " unordered") << " walk "
+         << (test.tuning.is_deterministic ? "" : " fast") << " walk "
          << static_cast<int>(test.tuning.head_walk) << " section " << test.tuning.section_heads
          << " layout " << static_cast<int>(test.layout) << " sinks " << test.num_sinks
          << " softcap " << test.params.softcap << (test.has_float_out ? " float out" : "")

@@ -32,7 +32,7 @@ std::string name_of(const ::testing::TestParamInfo<BackwardInstanceTest::ParamTy
          (has_softcap ? "Softcap" : "") + (is_deterministic ? "InOrder" : "Fast");
 }
 
-/// Item after item, pieces too, through one multiprocessor's rings; two documents in one q tile.
+/// One CTA walks all items and splits through its rings; two documents share a q tile.
 TEST_P(BackwardInstanceTest, OneCtaWalksAllItems) {
   BackwardCase test = base();
   test.tuning.sm_margin = device_info(0).num_sms - 1;
@@ -159,12 +159,12 @@ TEST_P(BackwardInstanceTest, UniformAttentionIsExact) {
   }
 }
 
-/// More sums than the finisher's rings hold, several times over; windows are in turn in both modes.
-TEST_P(BackwardInstanceTest, OneCtaFinishesManySums) {
+/// The CTA makes dq of many more sums than its rings hold. Windows are ordered in both modes.
+TEST_P(BackwardInstanceTest, OneCtaConvertsManySums) {
   BackwardCase test = base();
   test.tuning.sm_margin = device_info(0).num_sms - 1;
   test.heads_q = 5;
-  test.mask = finishing_window();
+  test.mask = converted_window();
   test.dim_v = 8;
   check_backward(test);
 }

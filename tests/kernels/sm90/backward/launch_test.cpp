@@ -86,8 +86,8 @@ void expect_alike(const BackwardCase& test, const BackwardOutputs& first,
   }
 }
 
-/// Whole items and pieces, which wait for each other too, in both modes; and sums finished by the
-/// kernel itself.
+/// Whole items and splits, which wait for each other too, in both modes; and sums that the
+/// main kernel converts.
 std::vector<BackwardCase> cases_of_modes() {
   std::vector<BackwardCase> cases;
   for (const bool is_deterministic : {true, false}) {
@@ -105,7 +105,7 @@ std::vector<BackwardCase> cases_of_modes() {
     }
   }
   BackwardCase window;
-  window.mask = finishing_window();
+  window.mask = converted_window();
   window.dim_v = 8;
   cases.push_back(window);
   return cases;
@@ -127,7 +127,7 @@ TEST_F(BackwardLaunchTest, GridsOfAnySizeEndAndRepeat) {
       first.outputs.download_sync();
       second.outputs.download_sync();
       expect_alike(test, first.outputs, second.outputs);
-      // Float64 takes its time: whole items on a small grid, pieces on a large one.
+      // Float64 takes its time: whole items on a small grid, splits on a large one.
       if (num_ctas == (test.tuning.heads_per_item == 8 ? 8 : 131)) check_backward(test);
       if (HasFailure()) return;
     }

@@ -186,7 +186,7 @@ std::ostream& operator<<(std::ostream& stream, const ForwardCase& test) {
                 << test.heads_kv << ", dims " << test.dim_qk << "/" << test.dim_v << ", layout "
                 << static_cast<int>(test.layout) << ", float out " << test.has_float_out
                 << ", merging " << test.is_merging << ", sinks " << test.num_sinks << ", softcap "
-                << test.params.softcap << ", packed " << test.tuning.packed_heads << ", pieces "
+                << test.params.softcap << ", packed " << test.tuning.packed_heads << ", splits "
                 << test.tuning.max_pieces << " of " << test.tuning.piece_cost << ", seed "
                 << test.seed;
 }

@@ -99,7 +99,7 @@ TEST_F(ForwardDeviceListTest, GivesTheSameBitsBeyondTheCapacity) {
   }
 }
 
-TEST_F(ForwardDeviceListTest, GivesTheSameBitsInPieces) {
+TEST_F(ForwardDeviceListTest, GivesTheSameBitsInSplits) {
   std::int32_t num_cut = 0;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);

@@ -89,7 +89,7 @@ TEST_P(ForwardTest, SlidingWindow) {
   }
 }
 
-/// Item after item, pieces too, through one multiprocessor's rings, in the kernels of all scopes.
+/// Items follow each other, splits too, through the rings of one CTA, for all feature sets.
 TEST_P(ForwardTest, OneCtaWalksAllItems) {
   ForwardCase test = base();
   test.tuning.sm_margin = device_info(0).num_sms - 1;
@@ -223,7 +223,7 @@ TEST_P(ForwardTest, OneHotAttentionIsExact) {
       check_one_hot(test, 5 + static_cast<std::uint64_t>(packed_heads));
     }
   }
-  // The kernels for any out and for everything, and pieces.
+  // The kernels for any out and for everything, and splits.
   test.has_float_out = true;
   check_one_hot(test, 21);
   test.has_max_logits = true;

@@ -46,7 +46,7 @@ ForwardCase random_case(std::uint64_t seed) {
     test.tuning.packed_heads = pick(random, allowed);
   }
   test.tuning.sm_margin = random.chance(20) ? 130 : 0;  // few CTAs: many items each
-  if (random.chance(30)) {                              // even short rows in pieces
+  if (random.chance(30)) {                              // even short rows in splits
     test.tuning.max_pieces = pick(random, {16, 200, kMaxPieces});
     test.tuning.piece_cost = random.between(1, 4);
   }

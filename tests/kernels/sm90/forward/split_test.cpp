@@ -8,7 +8,7 @@
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gpu_test.hpp"
 
-// Rows with so many keys that their tiles are worked at in pieces. Random masks in pieces:
+// Rows with so many keys that their tiles are split. Random masks in splits:
 // ForwardMaskTest; lists: DeviceListTest, SplitListTest.
 namespace magi::test {
 namespace {
@@ -61,7 +61,7 @@ TEST_P(ForwardSplitTest, SinksSoftcapAndMaxLogits) {
   check_forward(test);
 }
 
-TEST_P(ForwardSplitTest, WholeTilesBesidePieces) {
+TEST_P(ForwardSplitTest, WholeTilesBesideSplits) {
   ForwardCase test = base();
   test.mask = {600, 3000, {}};
   for (std::int32_t begin = 40; begin < 600; begin += 40) {
@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Instances, ForwardSplitTest,
 
 using ForwardSplitCallTest = GpuTest;
 
-/// Each call has room of its own for its pieces.
+/// Each call has memory of its own for its splits.
 TEST_F(ForwardSplitCallTest, StreamsAndGraphsAtOnceGiveTheSameBits) {
   constexpr int kStreams = 4;
   constexpr int kRounds = 20;
