@@ -103,7 +103,7 @@ struct BackwardList {
   std::vector<KeyRecord> records;  ///< of a tile in order of the slices
   std::vector<SemaphoreRun> semaphore_runs;
   std::vector<std::int32_t> tile_components;  ///< [q tiles]: how many components have rows in it
-  std::vector<std::int32_t> left_tiles;       ///< q tiles left to finish.cuh, ascending
+  std::vector<std::int32_t> left_tiles;       ///< q tiles left to the dQ convert kernel, ascending
 
   std::int32_t num_q_tiles() const {
     return problem.rows_q == 0 ? 0 : (problem.rows_q - 1) / tile_tokens + 1;

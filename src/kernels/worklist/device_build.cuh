@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cub/block/block_scan.cuh>
+
 #include "kernels/worklist/device_list.hpp"
 
 namespace magi {
@@ -32,42 +34,34 @@ struct DeviceBuild {
   BandRecord* records = nullptr;
 };
 
+DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayout& layout,
+                              const SliceArrays& slices, void* workspace);
+
+/// Enqueues the step `order` of a build.
+void order_tiles(const DeviceBuild& build, cudaStream_t stream);
+
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) % kWarpLanes; }
 __device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x) / kWarpLanes; }
 
-/// Sum over the lanes before this one.
-template <typename Integer>
-__device__ __forceinline__ Integer scan_warp(Integer value) {
-  Integer sum = value;
-#pragma unroll
-  for (int step = 1; step < kWarpLanes; step *= 2) {
-    const Integer before = __shfl_up_sync(kFullWarp, sum, static_cast<unsigned>(step));
-    if (lane_index() >= step) sum += before;
-  }
-  return sum - value;
-}
+template <typename Integer, int kThreads>
+using ScanOfBlock = cub::BlockScan<Integer, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+template <typename Integer, int kThreads>
+using ScanStorage = typename ScanOfBlock<Integer, kThreads>::TempStorage;
 
 template <typename Integer>
-struct BlockScan {
+struct ScannedBlock {
   Integer before;  ///< sum over the threads before this one
   Integer total;   ///< over all
 };
 
-/// All threads of a block of full warps call; `warp_sums` has room for one sum per warp and may be
-/// used again at once.
-template <typename Integer>
-__device__ __forceinline__ BlockScan<Integer> scan_block(Integer value, Integer* warp_sums) {
-  const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
-  Integer before = scan_warp(value);
-  if (lane_index() == kWarpLanes - 1) warp_sums[warp_index()] = before + value;
+/// All kThreads threads of a block call; `storage` may be used again at once.
+template <int kThreads, typename Integer>
+__device__ __forceinline__ ScannedBlock<Integer> scan_block(
+    Integer value, ScanStorage<Integer, kThreads>& storage) {
+  ScannedBlock<Integer> scan;
+  ScanOfBlock<Integer, kThreads>(storage).ExclusiveSum(value, scan.before, scan.total);
   __syncthreads();
-  Integer total = 0;
-  for (int warp = 0; warp < num_warps; ++warp) {
-    if (warp == warp_index()) before += total;
-    total += warp_sums[warp];
-  }
-  __syncthreads();
-  return {before, total};
+  return scan;
 }
 
 __device__ __forceinline__ BandSlice shuffle_band(const BandSlice& band, int lane) {

@@ -15,7 +15,7 @@ inline constexpr std::int32_t kWindow = kEmitThreads * kWordsPerThread * kWordBi
 struct EmitShared {
   std::int32_t ids[kEmitWarps][kFewRecords];
   unsigned words[kEmitThreads * kWordsPerThread];  ///< a bit per slice of the window
-  std::int32_t warp_sums[kEmitWarps];
+  ScanStorage<std::int32_t, kEmitThreads> scan;
 };
 
 /// Sorts the slices of each tile by index and writes their records. Few are ranked by counting the
@@ -97,7 +97,7 @@ class RecordWriter {
     const int first_word = static_cast<int>(threadIdx.x) * kWordsPerThread;
     std::int32_t count = 0;
     for (int i = 0; i < kWordsPerThread; ++i) count += __popc(shared_.words[first_word + i]);
-    const BlockScan<std::int32_t> scan = scan_block(count, shared_.warp_sums);
+    const auto scan = scan_block<kEmitThreads>(count, shared_.scan);
     std::int32_t position = next + scan.before;
     for (int i = 0; i < kWordsPerThread; ++i) {
       for (unsigned left = shared_.words[first_word + i]; left != 0; left &= left - 1) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstddef>
+#include <cub/warp/warp_reduce.cuh>
 
 #include "cuda/check.hpp"
 #include "kernels/worklist/device_emit.cuh"
@@ -76,8 +77,10 @@ __global__ void __launch_bounds__(kThreads) cost_kernel(const __grid_constant__ 
   }
   largest = __reduce_max_sync(kFullWarp, largest);
   largest_inverse = __reduce_max_sync(kFullWarp, largest_inverse);
-  sum += scan_warp(sum);  // the last lane's is the warp's
-  if (lane_index() != kWarpLanes - 1) return;
+  using SumOfWarp = cub::WarpReduce<std::uint64_t>;
+  __shared__ typename SumOfWarp::TempStorage storage[kThreads / kWarpLanes];
+  sum = SumOfWarp(storage[warp_index()]).Sum(sum);
+  if (lane_index() != 0) return;
   atomicAdd(reinterpret_cast<unsigned long long*>(&build.header->tile_costs[blockIdx.y]),
             static_cast<unsigned long long>(sum));
   atomicMax(&build.header->max_cost[blockIdx.y], largest);
@@ -87,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) cost_kernel(const __grid_constant__ 
 __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
     order_kernel(const __grid_constant__ DeviceBuild build) {
   __shared__ OrderShared shared;
-  TileOrder(shared, build).run();
+  TileSorter(shared, build).run();
 }
 
 __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ DeviceBuild build) {
@@ -123,31 +126,6 @@ Element* part_at(void* workspace, std::size_t offset) {
   return reinterpret_cast<Element*>(static_cast<std::byte*>(workspace) + offset);
 }
 
-DeviceBuild make_build(const DeviceListShape& shape, const DeviceListLayout& layout,
-                       const SliceArrays& slices, void* workspace) {
-  DeviceBuild build;
-  build.source = slices;
-  std::copy(layout.grids.begin(), layout.grids.end(), build.grids);
-  build.num_grids = static_cast<std::int32_t>(layout.grids.size());
-  build.rows_k = shape.problem.rows_k;
-  build.tile = shape.tile;
-  build.split = shape.split;
-  build.record_capacity = shape.record_capacity;
-  build.header = part_at<DeviceListHeader>(workspace, 0);
-  build.tallies = part_at<TileTally>(workspace, layout.tallies);
-  build.costs = part_at<std::int32_t>(workspace, layout.costs);
-  build.slices = part_at<BandRecord>(workspace, layout.slices);
-  build.tiles = part_at<TileWork>(workspace, layout.tiles);
-  build.works = part_at<TileWork>(workspace, layout.works);
-  build.splits = part_at<SplitTile>(workspace, layout.splits);
-  build.begins = part_at<std::int32_t>(workspace, layout.begins);
-  build.sort_keys[0] = part_at<std::uint64_t>(workspace, layout.sort_keys);
-  build.sort_keys[1] = build.sort_keys[0] + layout.max_tiles;
-  build.slice_ids = part_at<std::int32_t>(workspace, layout.slice_ids);
-  build.records = part_at<BandRecord>(workspace, layout.records);
-  return build;
-}
-
 /// Spreads the slices over enough warps: several slices to a warp where there are many, several
 /// warps to a slice where there are few. Returns the number of tasks.
 std::int64_t share_slices(DeviceBuild& build, std::int32_t max_tiles) {
@@ -171,9 +149,39 @@ unsigned num_blocks(std::int64_t units, std::int64_t units_per_block) {
 
 }  // namespace
 
+DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayout& layout,
+                              const SliceArrays& slices, void* workspace) {
+  DeviceBuild build;
+  build.source = slices;
+  std::copy(layout.grids.begin(), layout.grids.end(), build.grids);
+  build.num_grids = static_cast<std::int32_t>(layout.grids.size());
+  build.rows_k = shape.problem.rows_k;
+  build.tile = shape.tile;
+  build.split = shape.split;
+  build.record_capacity = shape.record_capacity;
+  build.header = part_at<DeviceListHeader>(workspace, 0);
+  build.tallies = part_at<TileTally>(workspace, layout.tallies);
+  build.costs = part_at<std::int32_t>(workspace, layout.costs);
+  build.slices = part_at<BandRecord>(workspace, layout.slices);
+  build.tiles = part_at<TileWork>(workspace, layout.tiles);
+  build.works = part_at<TileWork>(workspace, layout.works);
+  build.splits = part_at<SplitTile>(workspace, layout.splits);
+  build.begins = part_at<std::int32_t>(workspace, layout.begins);
+  build.sort_keys[0] = part_at<std::uint64_t>(workspace, layout.sort_keys);
+  build.sort_keys[1] = build.sort_keys[0] + layout.max_tiles;
+  build.slice_ids = part_at<std::int32_t>(workspace, layout.slice_ids);
+  build.records = part_at<BandRecord>(workspace, layout.records);
+  return build;
+}
+
+void order_tiles(const DeviceBuild& build, cudaStream_t stream) {
+  order_kernel<<<kOrderCtas, kOrderThreads, 0, stream>>>(build);
+  cuda_check(cudaGetLastError(), "order_kernel");
+}
+
 void build_device_list(const DeviceListShape& shape, const DeviceListLayout& layout,
                        const SliceArrays& slices, void* workspace, cudaStream_t stream) {
-  DeviceBuild build = make_build(shape, layout, slices, workspace);
+  DeviceBuild build = make_device_build(shape, layout, slices, workspace);
   const auto candidates = static_cast<unsigned>(build.num_grids);
   const std::int64_t num_tasks = share_slices(build, layout.max_tiles);
   const unsigned walk_blocks = num_blocks(num_tasks, kThreads / kWarpLanes);
@@ -185,8 +193,7 @@ void build_device_list(const DeviceListShape& shape, const DeviceListLayout& lay
   const unsigned tile_blocks = num_blocks(layout.max_tiles, kThreads);
   cost_kernel<<<dim3(tile_blocks, candidates), kThreads, 0, stream>>>(build);
   cuda_check(cudaGetLastError(), "cost_kernel");
-  order_kernel<<<kOrderCtas, kOrderThreads, 0, stream>>>(build);
-  cuda_check(cudaGetLastError(), "order_kernel");
+  order_tiles(build, stream);
   if (num_tasks > 0) {
     fill_kernel<<<walk_blocks, kThreads, 0, stream>>>(build);
     cuda_check(cudaGetLastError(), "fill_kernel");

@@ -21,13 +21,13 @@ struct OrderShared {
   std::uint32_t totals[kDigits];                  ///< of this CTA, read by the others
   std::uint32_t bases[kDigits];
   std::uint64_t num_records;  ///< of this CTA's tiles, read by the others
-  std::uint64_t scan_sums[kOrderWarps];
-  std::uint32_t digit_sums[kOrderWarps];
+  ScanStorage<std::uint64_t, kOrderThreads> record_scan;
+  ScanStorage<std::uint32_t, kOrderThreads> digit_scan;
 };
 
-class TileOrder {
+class TileSorter {
  public:
-  __device__ TileOrder(OrderShared& shared, const DeviceBuild& build)
+  __device__ TileSorter(OrderShared& shared, const DeviceBuild& build)
       : shared_(shared),
         build_(build),
         cluster_(cooperative_groups::this_cluster()),
@@ -58,7 +58,7 @@ class TileOrder {
     for (std::int32_t tile = begin + thread(); tile < end; tile += kOrderThreads) {
       own += static_cast<std::uint64_t>(tallies_[tile].num_records);
     }
-    own = scan_block(own, shared_.scan_sums).total;
+    own = scan_block<kOrderThreads>(own, shared_.record_scan).total;
     if (thread() == 0) shared_.num_records = own;
     cluster_.sync();
     std::uint64_t next = 0;
@@ -75,7 +75,7 @@ class TileOrder {
   __device__ std::uint64_t place_block(std::int32_t tile, std::int32_t end, std::uint64_t next) {
     std::uint64_t count = 0;
     if (tile < end) count = static_cast<std::uint64_t>(tallies_[tile].num_records);
-    const BlockScan<std::uint64_t> scan = scan_block(count, shared_.scan_sums);
+    const auto scan = scan_block<kOrderThreads>(count, shared_.record_scan);
     if (tile < end) {
       const auto last = static_cast<std::int64_t>(next + scan.before + count);
       const bool is_stored = last <= build_.record_capacity;
@@ -172,7 +172,7 @@ class TileOrder {
         all += totals[digit];
       }
     }
-    const std::uint32_t base = scan_block(all, shared_.digit_sums).before;
+    const std::uint32_t base = scan_block<kOrderThreads>(all, shared_.digit_scan).before;
     if (thread() < kDigits) shared_.bases[digit] = base + before;
     __syncthreads();
   }

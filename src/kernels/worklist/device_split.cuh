@@ -11,7 +11,7 @@ inline constexpr int kMaxSplits = kMaxPieces / kCutFrom;
 struct SplitShared {
   std::int32_t num_pieces[kMaxSplits];  ///< of each tile that is cut
   std::int32_t cost[kMaxSplits];        ///< of its pieces
-  std::int64_t scan_sums[kSplitThreads / kWarpLanes];
+  ScanStorage<std::int64_t, kSplitThreads> scan;
 };
 
 /// Makes the works of the sorted tiles, of which the dearest are cut, as split_long_tiles does:
@@ -148,8 +148,7 @@ class TileSplitter {
         const BandSlice band = part_of_tile(grid_, build_.records[record].band, whole.tile);
         if (band.q0 < band.q1) run = tile_run(band, rows.begin, rows.end, build_.tile.keys);
       }
-      const BlockScan<std::int64_t> scan =
-          scan_block(static_cast<std::int64_t>(run.num_tiles), shared_.scan_sums);
+      const auto scan = scan_block<kSplitThreads>(std::int64_t{run.num_tiles}, shared_.scan);
       cut_record(works, pieces, record, before + scan.before, run, build_.tile.keys);
       before += scan.total;
     }

@@ -24,7 +24,7 @@ struct Ratio {
 };
 
 /// Every measured constant by which the schedule of a backward list is chosen (H200, 64:8 heads;
-/// the measurements are in docs/kernels/backward.md). A step is one q tile of one head group.
+/// docs/kernels/backward_log.md has the measurements). A step is one q tile of one head group.
 struct SchedulePolicy {
   /// A list is uneven if its cost, were every k tile as dear as the dearest of its component, is
   /// more than so many times the true cost: a causal mask gives 2, a full one 1. Then the CTAs are
@@ -77,8 +77,8 @@ struct SchedulePolicy {
   /// A candidate replaces the best so far if it is done earlier by more than this share.
   Ratio least_gain{1, 100};
 
-  /// A k tile leaves its conversions of dQ to finish.cuh if it has fewer steps for each of them:
-  /// one conversion takes one to one and a half steps.
+  /// A k tile leaves its conversions to the dQ convert kernel if it has fewer steps for each of
+  /// them: one conversion takes one to one and a half steps.
   std::int64_t conversion_distance = 3;
 };
 

@@ -28,7 +28,8 @@ inline BackwardTileShape random_shape(RandomStream& random) {
 /// Of head dims up to 64.
 inline constexpr BackwardTileShape kWideShape{.rows = 128, .overhead = 2, .split_cost = 1};
 
-/// A window and rows without keys: the main kernel converts most dQ sums itself, finish.cuh some.
+/// A window and rows without keys: the main kernel converts most dQ sums itself, the dQ convert
+/// kernel some.
 inline Mask converted_window() {
   return {1091, 1091, {{.q0 = 0, .q1 = 1051, .k0 = 0, .k1 = 1051, .d_min = -256, .d_max = 0}}};
 }
