@@ -80,8 +80,8 @@ struct BackwardChoice {
   bool is_deterministic = true;  ///< dQ repeats bitwise: every list is ordered
 };
 
-/// The items of one launch, span after span. Dear k tiles have many splits, and those of a
-/// component lie together; the tail, the cheapest k tiles of all kv heads, comes last and evens out
+/// The items of one launch, span after span. Long k tiles have many splits, and those of a
+/// component lie together; the tail, the shortest k tiles of all kv heads, comes last and evens out
 /// when the CTAs are done.
 ///
 /// Components are runs of rows that records join: rows of two components have no record in common.

@@ -79,11 +79,11 @@ class CandidateSearch {
 
 Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice) {
   const SchedulePolicy& policy = tiles.policy;
-  const std::int64_t dearest = tiles.dearest();
+  const std::int64_t longest = tiles.longest();
   const std::int64_t total =
       std::accumulate(tiles.steps.begin(), tiles.steps.end(), std::int64_t{0});
-  const bool is_narrow = policy.narrow_tile.is_undercut(dearest, tiles.num_q_tiles);
-  const bool is_alike = !policy.alike_tiles.is_exceeded(dearest * std::ssize(tiles.steps), total);
+  const bool is_narrow = policy.narrow_tile.is_undercut(longest, tiles.num_q_tiles);
+  const bool is_alike = !policy.alike_tiles.is_exceeded(longest * std::ssize(tiles.steps), total);
   const bool has_few = is_narrow && total < policy.few_additions * tiles.num_q_tiles;
   Walk walk;
   walk.is_ordered = choice.is_deterministic || has_few;

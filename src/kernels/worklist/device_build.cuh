@@ -27,7 +27,7 @@ struct DeviceBuild {
   BandRecord* slices = nullptr;
   TileWork* tiles = nullptr;
   TileWork* works = nullptr;
-  SplitTile* splits = nullptr;
+  SplitTile* split_tiles = nullptr;
   std::int32_t* begins = nullptr;
   std::uint64_t* sort_keys[2] = {};
   std::int32_t* slice_ids = nullptr;

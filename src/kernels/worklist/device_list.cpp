@@ -33,8 +33,8 @@ void check_shape(const DeviceListShape& shape) {
   if (shape.record_capacity < 0 || shape.record_capacity > kMaxInt) {
     throw invalid("record_capacity", shape.record_capacity, "0 to 2^31 - 1");
   }
-  if (shape.split.max_pieces < 0 || shape.split.max_pieces > kMaxPieces) {
-    throw invalid("max_pieces", shape.split.max_pieces, "0 to 4096");
+  if (shape.split.max_splits < 0 || shape.split.max_splits > kMaxSplits) {
+    throw invalid("max_splits", shape.split.max_splits, "0 to 4096");
   }
   if (shape.packings.empty() || shape.packings.size() > kMaxPackings) {
     throw invalid("number of packings", shape.packings.size(), "1 to 5");
@@ -59,8 +59,8 @@ DeviceListLayout device_list_layout(const DeviceListShape& shape) {
   std::int64_t sum_tiles = 0;
   for (const std::int32_t heads : shape.packings) {
     const ForwardList frame = forward_list_frame(shape.problem, shape.tile, heads);
-    if (frame.num_items() + shape.split.max_pieces > kMaxItems) {
-      throw invalid("number of work items", frame.num_items() + shape.split.max_pieces,
+    if (frame.num_items() + shape.split.max_splits > kMaxItems) {
+      throw invalid("number of work items", frame.num_items() + shape.split.max_splits,
                     "up to 2^31 - 1025");
     }
     layout.grids.push_back({.rows_q = shape.problem.rows_q,
@@ -72,7 +72,8 @@ DeviceListLayout device_list_layout(const DeviceListShape& shape) {
     layout.max_tiles = std::max(layout.max_tiles, frame.num_tiles());
     layout.max_works =
         std::max(layout.max_works, frame.num_tiles() + max_slots(shape.split, frame.head_groups));
-    layout.max_splits = std::max(layout.max_splits, max_splits(shape.split, frame.head_groups));
+    layout.max_split_tiles =
+        std::max(layout.max_split_tiles, max_split_tiles(shape.split, frame.head_groups));
     sum_tiles += frame.num_tiles();
     layout.frames.push_back(frame);
   }
@@ -84,7 +85,7 @@ DeviceListLayout device_list_layout(const DeviceListShape& shape) {
   layout.costs = parts.take<std::int32_t>(sum_tiles);
   layout.tiles = parts.take<TileWork>(layout.max_tiles);
   layout.works = parts.take<TileWork>(layout.max_works);
-  layout.splits = parts.take<SplitTile>(layout.max_splits);
+  layout.split_tiles = parts.take<SplitTile>(layout.max_split_tiles);
   layout.begins = parts.take<std::int32_t>(layout.max_tiles);
   layout.sort_keys = parts.take<std::uint64_t>(std::int64_t{2} * layout.max_tiles);
   layout.slice_ids = parts.take<std::int32_t>(shape.record_capacity);

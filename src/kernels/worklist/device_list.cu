@@ -165,7 +165,7 @@ DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayo
   build.slices = part_at<BandRecord>(workspace, layout.slices);
   build.tiles = part_at<TileWork>(workspace, layout.tiles);
   build.works = part_at<TileWork>(workspace, layout.works);
-  build.splits = part_at<SplitTile>(workspace, layout.splits);
+  build.split_tiles = part_at<SplitTile>(workspace, layout.split_tiles);
   build.begins = part_at<std::int32_t>(workspace, layout.begins);
   build.sort_keys[0] = part_at<std::uint64_t>(workspace, layout.sort_keys);
   build.sort_keys[1] = build.sort_keys[0] + layout.max_tiles;
@@ -202,7 +202,7 @@ void build_device_list(const DeviceListShape& shape, const DeviceListLayout& lay
   }
   // A block for each tile that may be cut: its records are walked by one.
   const unsigned split_blocks =
-      std::max(num_blocks(layout.max_tiles, kSplitThreads), num_blocks(layout.max_splits, 1));
+      std::max(num_blocks(layout.max_tiles, kSplitThreads), num_blocks(layout.max_split_tiles, 1));
   split_kernel<<<split_blocks, kSplitThreads, 0, stream>>>(build);
   cuda_check(cudaGetLastError(), "split_kernel");
 }

@@ -20,7 +20,7 @@
 //                                tiles by falling cost (radix sort)
 //   fill    slices               each tile's slices, in any order
 //   emit    tiles                each tile's slices sorted by index, and its records
-//   split   tiles                the works: tiles, the dearest of them in pieces
+//   split   tiles                the works: tiles, the longest of them in splits
 namespace magi {
 
 /// Starts the workspace. All zero before a build.
@@ -53,21 +53,21 @@ std::int64_t default_record_capacity(const DeviceListShape& shape);
 struct DeviceListLayout {
   std::vector<ForwardList> frames;  ///< of each candidate
   std::vector<TileGrid> grids;
-  std::int32_t max_tiles = 0;    ///< of a candidate
-  std::int32_t max_works = 0;    ///< of a candidate
-  std::int32_t max_splits = 0;   ///< of a candidate
-  std::int32_t sum_tiles = 0;    ///< of all
-  std::size_t tallies = 0;       ///< TileTally[sum_tiles]
-  std::size_t zeroed_bytes = 0;  ///< header and tallies
-  std::size_t costs = 0;         ///< int32[sum_tiles]
-  std::size_t slices = 0;        ///< BandRecord[num_slices]
-  std::size_t tiles = 0;         ///< TileWork[max_tiles]: whole, in order
-  std::size_t works = 0;         ///< TileWork[max_works]: the list
-  std::size_t splits = 0;        ///< SplitTile[max_splits]: the list
-  std::size_t begins = 0;        ///< int32[max_tiles], first record of a tile; negative: not stored
-  std::size_t sort_keys = 0;     ///< uint64[2][max_tiles]
-  std::size_t slice_ids = 0;     ///< int32[record_capacity]
-  std::size_t records = 0;       ///< BandRecord[record_capacity]: the list, right behind the slices
+  std::int32_t max_tiles = 0;        ///< of a candidate
+  std::int32_t max_works = 0;        ///< of a candidate
+  std::int32_t max_split_tiles = 0;  ///< of a candidate
+  std::int32_t sum_tiles = 0;        ///< of all
+  std::size_t tallies = 0;           ///< TileTally[sum_tiles]
+  std::size_t zeroed_bytes = 0;      ///< header and tallies
+  std::size_t costs = 0;             ///< int32[sum_tiles]
+  std::size_t slices = 0;            ///< BandRecord[num_slices]
+  std::size_t tiles = 0;             ///< TileWork[max_tiles]: whole, in order
+  std::size_t works = 0;             ///< TileWork[max_works]: the list
+  std::size_t split_tiles = 0;       ///< SplitTile[max_split_tiles]: the list
+  std::size_t begins = 0;     ///< int32[max_tiles], first record of a tile; negative: not stored
+  std::size_t sort_keys = 0;  ///< uint64[2][max_tiles]
+  std::size_t slice_ids = 0;  ///< int32[record_capacity]
+  std::size_t records = 0;    ///< BandRecord[record_capacity]: the list, right behind the slices
   std::size_t size_bytes = 0;
 };
 

@@ -11,7 +11,7 @@
 
 // Work lists of the forward kernels, tile sizes of a kernel being arguments. A q tile is
 // `tile_tokens` tokens of one head group (`packed_heads` query heads of one kv head); it is owned
-// by one CTA, which walks the tile's band records in order, or cut by keys into pieces, each owned
+// by one CTA, which walks the tile's band records in order, or cut by keys into splits, each owned
 // by one CTA (split_list.hpp). Tiles without keys are listed too.
 namespace magi {
 
@@ -27,7 +27,7 @@ static_assert(sizeof(BandRecord) == 32);
 
 /// Records [record_begin, record_end) of q tile `tile`. Negative indices occur in lists made on the
 /// device, for tiles whose records did not fit: there all slices lie before the first record, and
-/// the walker cuts each to the tile's rows; the first and the last of them leave some. A piece
+/// the walker cuts each to the tile's rows; the first and the last of them leave some. A split
 /// takes of its first and last record the keys that are its own.
 struct alignas(16) TileWork {
   std::int32_t tile = 0;
@@ -36,14 +36,14 @@ struct alignas(16) TileWork {
   std::int32_t cost = 0;  ///< in half k tiles of the kernel, prologue and epilogue included
   std::int32_t k_end = std::numeric_limits<std::int32_t>::max();  ///< keys of the first record
   std::int32_t k_begin = 0;                                       ///< keys of the last record
-  std::int32_t slot = -1;  ///< where a piece leaves its result; -1: the whole tile
+  std::int32_t slot = -1;  ///< where a split leaves its result; -1: the whole tile
   std::int32_t reserved = 0;
 
   friend bool operator==(const TileWork&, const TileWork&) = default;
 };
 static_assert(sizeof(TileWork) == 32);
 
-/// A q tile in pieces, in order of its walk: those of slots [first_slot, first_slot + num_slots).
+/// A q tile in splits, in order of its walk: those of slots [first_slot, first_slot + num_slots).
 struct alignas(16) SplitTile {
   std::int32_t tile = 0;
   std::int32_t first_slot = 0;
@@ -58,7 +58,7 @@ struct ListOutcome {
   std::int32_t packed_heads = 0;
   std::int32_t head_groups = 0;
   std::int32_t num_works = 0;
-  std::int32_t num_splits = 0;
+  std::int32_t num_split_tiles = 0;
   std::int32_t num_slots = 0;
 };
 
@@ -83,7 +83,7 @@ struct ForwardProblem {
   friend bool operator==(const ForwardProblem&, const ForwardProblem&) = default;
 };
 
-/// The items of one launch, in the order of ForwardOrder: in each section the dearest works first.
+/// The items of one launch, in the order of ForwardOrder: in each section the longest works first.
 struct ForwardList {
   ForwardProblem problem;
   TileShape shape;
@@ -92,20 +92,20 @@ struct ForwardList {
   std::int32_t head_groups = 0;         ///< heads_q / packed_heads
   std::int32_t groups_per_section = 0;  ///< the last section may have fewer
   std::int32_t num_works = 0;           ///< elements of `tiles`
-  std::vector<TileWork> tiles;  ///< every q tile, whole or in pieces, dearest first, ties by index
-  std::vector<BandRecord> records;  ///< of a tile in order of the slices
-  std::vector<SplitTile> splits;    ///< by falling cost of the tile, ties by index
+  std::vector<TileWork> tiles;  ///< every q tile, whole or in splits, longest first, ties by index
+  std::vector<BandRecord> records;     ///< of a tile in order of the slices
+  std::vector<SplitTile> split_tiles;  ///< by falling cost of the tile, ties by index
 
   /// ceil(rows_q / tile_tokens)
   std::int32_t num_tiles() const {
     return problem.rows_q == 0 ? 0 : (problem.rows_q - 1) / tile_tokens + 1;
   }
   std::int64_t num_items() const { return std::int64_t{head_groups} * num_works; }
-  std::int32_t num_splits() const { return static_cast<std::int32_t>(splits.size()); }
+  std::int32_t num_split_tiles() const { return static_cast<std::int32_t>(split_tiles.size()); }
   ForwardOrder order() const { return {num_works, head_groups, groups_per_section}; }
-  /// Pieces of one head group.
+  /// Splits of one head group.
   std::int32_t num_slots() const {
-    return splits.empty() ? 0 : splits.back().first_slot + splits.back().num_slots;
+    return split_tiles.empty() ? 0 : split_tiles.back().first_slot + split_tiles.back().num_slots;
   }
   /// Modelled cost of all items, in half k tiles.
   std::int64_t total_cost() const;
@@ -120,7 +120,7 @@ std::vector<std::int32_t> allowed_packed_heads(const ForwardProblem& problem,
 ForwardList forward_list_frame(const ForwardProblem& problem, const TileShape& shape,
                                std::int32_t packed_heads);
 
-/// The list, no tile in pieces, with the given heads per tile: a power of two that divides heads_q
+/// The list, no tile in splits, with the given heads per tile: a power of two that divides heads_q
 /// / heads_kv and the tile's rows. Throws InvalidArgument naming what is not allowed.
 ForwardList build_forward_list(const ForwardProblem& problem, std::span<const BandSlice> slices,
                                const TileShape& shape, std::int32_t packed_heads);

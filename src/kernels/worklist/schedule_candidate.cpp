@@ -36,7 +36,7 @@ class CandidateSplits {
   std::int32_t before_tail(std::int32_t tile) const {
     const TileCosts& tiles = input_.tiles;
     const bool is_one = tiles.num_components == 1;
-    return of_steps(is_one ? tiles.dearest_of[static_cast<std::size_t>(tile)]
+    return of_steps(is_one ? tiles.longest_of[static_cast<std::size_t>(tile)]
                            : tiles.steps_of(tile));
   }
   std::int32_t of_steps(std::int64_t tile_steps) const {
@@ -44,7 +44,7 @@ class CandidateSplits {
   }
   std::int32_t in_tail(std::int32_t tile) const {
     const std::int64_t steps =
-        by_.is_tail_alike ? input_.tiles.dearest() : input_.tiles.steps_of(tile);
+        by_.is_tail_alike ? input_.tiles.longest() : input_.tiles.steps_of(tile);
     return count_splits(input_, steps, by_.tail_steps, least_heads_);
   }
 
@@ -54,12 +54,12 @@ class CandidateSplits {
   const std::int64_t least_heads_;
 };
 
-/// The first place of the tail in TileCosts::by_cost. A whole tail are the cheapest k tiles that
-/// keep every CTA busy while one still walks the dearest.
+/// The first place of the tail in TileCosts::by_cost. A whole tail are the shortest k tiles that
+/// keep every CTA busy while one still walks the longest.
 std::int32_t find_tail(const TileCosts& tiles, const Candidate& by, const CandidateSplits& splits) {
-  const std::int64_t dearest = tiles.dearest();
+  const std::int64_t longest = tiles.longest();
   const std::int64_t wanted = tiles.problem.num_ctas *
-                              item_cost(tiles, dearest, splits.of_steps(dearest)) * by.tail_share /
+                              item_cost(tiles, longest, splits.of_steps(longest)) * by.tail_share /
                               kWholeTail;
   auto place = static_cast<std::int32_t>(tiles.by_cost.size());
   for (std::int64_t cost = 0; place > 0 && cost < wanted; --place) {
@@ -172,7 +172,7 @@ void add_span(Schedule& schedule, const ScheduleInput& input, const Candidate& b
   schedule.spans.push_back(span);
 }
 
-/// The order before the tail: k tiles of as many splits and as dear as each other together, those
+/// The order before the tail: k tiles of as many splits and as long as each other together, those
 /// of a component side by side.
 void sort_before_tail(Schedule& schedule, const TileCosts& tiles,
                       const std::vector<std::int32_t>& splits) {
@@ -182,8 +182,8 @@ void sort_before_tail(Schedule& schedule, const TileCosts& tiles,
     if (splits[a] != splits[b]) return splits[a] > splits[b];
     if ((tiles.steps[a] == 0) != (tiles.steps[b] == 0)) return tiles.steps[b] == 0;
     if (!tiles.is_uneven) return false;
-    if (tiles.dearest_of[a] != tiles.dearest_of[b]) {
-      return tiles.dearest_of[a] > tiles.dearest_of[b];
+    if (tiles.longest_of[a] != tiles.longest_of[b]) {
+      return tiles.longest_of[a] > tiles.longest_of[b];
     }
     return tiles.component_of[a] < tiles.component_of[b];
   };
@@ -210,7 +210,7 @@ std::vector<std::int32_t> allowed_splits(const TileCosts& tiles, const BackwardC
 
 Candidate first_candidate(const TileCosts& tiles) {
   if (!tiles.is_uneven) {
-    const std::int64_t steps = std::max<std::int64_t>(tiles.dearest() * tiles.groups, 1);
+    const std::int64_t steps = std::max<std::int64_t>(tiles.longest() * tiles.groups, 1);
     return {.item_steps = steps, .tail_steps = steps};
   }
   const auto steps = std::max<std::int64_t>(tiles.policy.uneven_item.of(tiles.cached_steps), 1);

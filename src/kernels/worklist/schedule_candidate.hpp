@@ -13,14 +13,14 @@ namespace magi {
 /// Candidate::tail_share of a whole tail.
 inline constexpr std::int32_t kWholeTail = 16;
 
-/// What a schedule is made from. Where k tiles are dear enough for it, items have at least
+/// What a schedule is made from. Where k tiles are long enough for it, items have at least
 /// item_steps, those of the tail at least tail_steps.
 struct Candidate {
   std::int64_t item_steps = 1;
   std::int64_t tail_steps = 1;
   std::int32_t tail_share = kWholeTail;  ///< of the k tiles that a whole tail has
   std::int32_t section_factor = 1;       ///< more kv heads side by side than the fewest
-  bool is_tail_alike = false;  ///< all k tiles of the tail are split as the dearest of the list
+  bool is_tail_alike = false;  ///< all k tiles of the tail are split as the longest of the list
 };
 
 /// How the items of a list walk and add.

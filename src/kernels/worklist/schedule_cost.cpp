@@ -18,21 +18,21 @@ std::int64_t cached_steps(const BackwardProblem& problem, std::int32_t rows) {
 
 /// Fills what components say of the k tiles.
 void compare_components(TileCosts& tiles) {
-  std::map<std::int32_t, std::int64_t> dearest;
+  std::map<std::int32_t, std::int64_t> longest;
   for (std::size_t tile = 0; tile < tiles.steps.size(); ++tile) {
     if (tiles.component_of[tile] < 0) continue;
-    std::int64_t& steps = dearest[tiles.component_of[tile]];
+    std::int64_t& steps = longest[tiles.component_of[tile]];
     steps = std::max(steps, tiles.steps[tile]);
   }
   for (const std::int32_t component : tiles.component_of) {
-    tiles.dearest_of.push_back(component < 0 ? 0 : dearest[component]);
+    tiles.longest_of.push_back(component < 0 ? 0 : longest[component]);
   }
-  tiles.num_components = static_cast<std::int32_t>(dearest.size());
+  tiles.num_components = static_cast<std::int32_t>(longest.size());
   const auto sum = [](const std::vector<std::int64_t>& steps) {
     return std::accumulate(steps.begin(), steps.end(), std::int64_t{0});
   };
   tiles.is_uneven = tiles.problem.dim_qk + tiles.problem.dim_v > tiles.policy.even_head_dims &&
-                    tiles.policy.uneven_cost.is_exceeded(sum(tiles.dearest_of), sum(tiles.steps));
+                    tiles.policy.uneven_cost.is_exceeded(sum(tiles.longest_of), sum(tiles.steps));
 }
 
 /// How many CTAs are free at each time.

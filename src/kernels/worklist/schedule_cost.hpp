@@ -30,16 +30,16 @@ struct TileCosts {
   std::int64_t cached_steps = 1;           ///< steps whose q, dout and dQ fill the cache
   std::vector<std::int64_t> steps;         ///< [k tiles], of one head group
   std::vector<std::int32_t> component_of;  ///< [k tiles], of the first record; -1: no records
-  std::vector<std::int64_t> dearest_of;    ///< [k tiles], most steps of a k tile of its component
-  std::vector<std::int32_t> by_cost;       ///< k tiles, dearest first, ties by index
+  std::vector<std::int64_t> longest_of;    ///< [k tiles], most steps of a k tile of its component
+  std::vector<std::int32_t> by_cost;       ///< k tiles, longest first, ties by index
   std::int32_t num_components = 0;
   bool is_uneven = false;  ///< see SchedulePolicy::uneven_cost
   bool is_short = false;   ///< see SchedulePolicy::short_list
   bool is_long = false;    ///< see SchedulePolicy::long_list
 
   std::int64_t steps_of(std::int32_t tile) const { return steps[static_cast<std::size_t>(tile)]; }
-  /// Steps of the dearest k tile.
-  std::int64_t dearest() const { return by_cost.empty() ? 0 : steps_of(by_cost.front()); }
+  /// Steps of the longest k tile.
+  std::int64_t longest() const { return by_cost.empty() ? 0 : steps_of(by_cost.front()); }
 };
 
 /// The steps of each k tile, for one head group.

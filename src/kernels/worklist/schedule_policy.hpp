@@ -26,7 +26,7 @@ struct Ratio {
 /// Every measured constant by which the schedule of a backward list is chosen (H200, 64:8 heads;
 /// docs/kernels/backward_log.md has the measurements). A step is one q tile of one head group.
 struct SchedulePolicy {
-  /// A list is uneven if its cost, were every k tile as dear as the dearest of its component, is
+  /// A list is uneven if its cost, were every k tile as long as the longest of its component, is
   /// more than so many times the true cost: a causal mask gives 2, a full one 1. Then the CTAs are
   /// all over the rows, and what an item walks should be little enough to stay in the cache.
   Ratio uneven_cost{3, 2};
@@ -38,9 +38,9 @@ struct SchedulePolicy {
   /// A list is long from so many k tiles x kv heads per CTA on: a round of all CTAs more or less
   /// is nothing, and no candidates are tried.
   std::int64_t long_list = 100;
-  /// The dearest k tile is at most so many times the mean where all k tiles count as alike.
+  /// The longest k tile is at most so many times the mean where all k tiles count as alike.
   Ratio alike_tiles{5, 4};
-  /// A mask is narrow if its dearest k tile is seen by less than this share of the q tiles.
+  /// A mask is narrow if its longest k tile is seen by less than this share of the q tiles.
   Ratio narrow_tile{1, 2};
   /// A narrow list with fewer additions to a dQ sum, on average, is ordered even where nobody asks
   /// for it: clearing the sums would cost more than waiting for semaphores.

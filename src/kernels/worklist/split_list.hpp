@@ -5,7 +5,7 @@
 
 namespace magi {
 
-/// Cuts the dearest tiles of a list of whole tiles into pieces where the rule asks for it. Pieces
+/// Splits the longest tiles of a list of whole tiles where the rule asks for it. Splits
 /// of one tile lie side by side; behind whole tiles of equal cost.
 void split_long_tiles(ForwardList& list, const SplitRule& rule);
 

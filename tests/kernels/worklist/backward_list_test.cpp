@@ -280,7 +280,7 @@ TEST(BackwardListTest, CutsTilesWhereDocumentsBegin) {
   EXPECT_EQ(build_backward_list(problem_of(mask, 8, 1), mask.slices, {}).tiles.size(), 8u);
 }
 
-TEST(BackwardListTest, DenseMasksNeedFewSemaphoreRunsAndDearTilesComeFirst) {
+TEST(BackwardListTest, DenseMasksNeedFewSemaphoreRunsLongestFirst) {
   const Mask mask{4096, 4096, {band_slice({0, 4096}, {0, 4096}, MaskType::Causal)}};
   const BackwardList list =
       build_backward_list(problem_of(mask, 8, 1), mask.slices, {}, {.packed_heads = 1});

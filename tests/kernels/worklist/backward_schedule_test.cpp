@@ -25,7 +25,7 @@ BackwardList causal_list(std::int32_t length, const BackwardChoice& choice) {
   return build_backward_list(problem, mask.slices, {}, choice);
 }
 
-TEST(BackwardScheduleTest, DearTilesAreSplitAndCheapOnesComeLast) {
+TEST(BackwardScheduleTest, LongTilesAreSplitAndShortOnesComeLast) {
   const BackwardList list = causal_list(32768, {.packed_heads = 1, .is_deterministic = false});
   ASSERT_GT(list.spans.size(), 2u);
   EXPECT_EQ(list.spans.front().num_splits, 4);
@@ -93,7 +93,7 @@ TEST(BackwardScheduleTest, ChoicesApplyToAllSegments) {
 }
 
 TEST(BackwardScheduleTest, TilesOfADocumentStayTogether) {
-  // Long documents first and last, between them one whose tiles are as dear as some of theirs.
+  // Long documents first and last, between them one whose tiles are as long as some of theirs.
   Mask mask{16384, 16384, {}};
   for (const auto& [begin, end] : {std::pair{0, 6144}, {6144, 10240}, {10240, 16384}}) {
     mask.slices.push_back(band_slice({begin, end}, {begin, end}, MaskType::Causal));
@@ -185,7 +185,7 @@ TEST(BackwardScheduleTest, SplitsHeadsWhereItemsAreFew) {
 }
 
 TEST(BackwardScheduleTest, FewItemsAreCutAlike) {
-  // Dear tiles in many splits before cheap whole ones would end later: 93 steps instead of 74.
+  // Long tiles in many splits before short whole ones would end later: 93 steps instead of 74.
   const Mask mask{2048, 2048, {band_slice({0, 2048}, {0, 2048}, MaskType::Causal)}};
   BackwardProblem problem = problem_of(mask, 64, 8);
   problem.num_ctas = 132;

@@ -22,7 +22,7 @@ constexpr int kPoison = 0xff;
 struct BuiltList {
   DeviceListHeader header;
   std::vector<TileWork> works;
-  std::vector<SplitTile> splits;
+  std::vector<SplitTile> split_tiles;
   std::vector<BandRecord> records;
 };
 
@@ -43,8 +43,8 @@ BuiltList build_sync(DeviceListShape shape, const DeviceSlices& slices) {
   const ListOutcome& outcome = list.header.outcome;
   list.works =
       to_host_sync<TileWork>(bytes + layout.works, static_cast<std::size_t>(outcome.num_works));
-  list.splits =
-      to_host_sync<SplitTile>(bytes + layout.splits, static_cast<std::size_t>(outcome.num_splits));
+  list.split_tiles = to_host_sync<SplitTile>(bytes + layout.split_tiles,
+                                             static_cast<std::size_t>(outcome.num_split_tiles));
   list.records = to_host_sync<BandRecord>(
       bytes + layout.records,
       static_cast<std::size_t>(std::min<std::uint64_t>(
@@ -65,7 +65,7 @@ void expect_hosts_list(const DeviceListShape& shape, const TypedRanges& ranges) 
   ASSERT_EQ(device.header.num_records, host.records.size());
   ASSERT_EQ(device.header.is_overflowing, 0);
   ASSERT_EQ(device.works, host.tiles);
-  ASSERT_EQ(device.splits, host.splits);
+  ASSERT_EQ(device.split_tiles, host.split_tiles);
   ASSERT_EQ(device.records, host.records);
 }
 
@@ -95,7 +95,7 @@ TEST_F(DeviceListTest, EqualsTheHostsListByteForByte) {
     const TypedRanges ranges = random_ranges(random, problem.rows_q, problem.rows_k, count);
     DeviceListShape shape = shape_of(problem, ranges);
     if (random.chance(30)) shape.packings = {shape.packings.back()};
-    shape.split.max_pieces = random.chance(50) ? 264 : random.between(0, kMaxPieces);
+    shape.split.max_splits = random.chance(50) ? 264 : random.between(0, kMaxSplits);
     if (random.chance(50)) shape.split.min_cost = random.between(1, 8);
     expect_hosts_list(shape, ranges);
   });
@@ -115,7 +115,7 @@ TEST_F(DeviceListTest, HoldsForHundredsOfThousandsOfSlices) {
   DeviceListShape shape =
       shape_of({.rows_q = kRows, .rows_k = kRows, .heads_q = 8, .heads_kv = 1}, ranges);
   expect_hosts_list(shape, ranges);
-  shape.split = {.max_pieces = kMaxPieces, .min_cost = 1};
+  shape.split = {.max_splits = kMaxSplits, .min_cost = 1};
   expect_hosts_list(shape, ranges);
 }
 
@@ -132,7 +132,7 @@ TEST_F(DeviceListTest, SortsTilesThatSeeMoreSlicesThanOneWindow) {
       shape_of({.rows_q = kRows, .rows_k = kRows, .heads_q = 2, .heads_kv = 2}, ranges);
   shape.record_capacity = 600000;
   expect_hosts_list(shape, ranges);
-  shape.split.max_pieces = 264;
+  shape.split.max_splits = 264;
   expect_hosts_list(shape, ranges);
 }
 

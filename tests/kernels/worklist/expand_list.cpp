@@ -85,7 +85,7 @@ ExpandedList expand_list(const ForwardList& list) {
     ++counts.at(static_cast<std::size_t>(place) * groups +
                 static_cast<std::size_t>(item.head_group));
   }
-  for (const SplitTile& split : list.splits) {
+  for (const SplitTile& split : list.split_tiles) {
     for (std::size_t group = 0; group < groups; ++group) {
       ++result.owners[static_cast<std::size_t>(split.tile) * groups + group];
     }

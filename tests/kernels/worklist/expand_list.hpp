@@ -12,7 +12,7 @@ namespace magi::test {
 struct ExpandedList {
   std::vector<std::uint16_t> pairs;  ///< [rows_q, rows_k]: how often the pair is counted
   std::vector<int> owners;           ///< [tiles, head groups]: items or splits that write it
-  std::vector<int> writers;          ///< [slots, head groups]: pieces that write it
+  std::vector<int> writers;          ///< [slots, head groups]: splits that write it
   bool is_inside = true;             ///< no unmasked tile reaches beyond the tensor's keys
 };
 

@@ -95,7 +95,7 @@ TEST(ForwardListTest, ListsRowsWithoutKeysAndNoRowsAtAll) {
   EXPECT_EQ(build_forward_list(problem_of({0, 9, {}}, 4, 1), {}, {}).num_items(), 0);
 }
 
-TEST(ForwardListTest, SectionsKeepHeadsOfAKvHeadTogetherAndDearTilesFirst) {
+TEST(ForwardListTest, SectionsKeepHeadsOfAKvHeadTogetherLongestFirst) {
   const Mask mask{2048, 2048, {band_slice({0, 2048}, {0, 2048}, MaskType::Causal)}};
   ForwardProblem problem = problem_of(mask, 24, 6);
   problem.cache_bytes = 5 * 2048 * 512;  // five kv heads fit, sections are powers of two

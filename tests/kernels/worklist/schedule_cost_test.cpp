@@ -50,7 +50,7 @@ TEST(ScheduleCostTest, TilesKnowTheirStepsAndComponents) {
   const TileCosts tiles = ThreeTiles().costs();
   EXPECT_EQ(tiles.steps, (std::vector<std::int64_t>{2, 6, 0}));
   EXPECT_EQ(tiles.component_of, (std::vector<std::int32_t>{0, 1, -1}));
-  EXPECT_EQ(tiles.dearest_of, (std::vector<std::int64_t>{2, 6, 0}));
+  EXPECT_EQ(tiles.longest_of, (std::vector<std::int64_t>{2, 6, 0}));
   EXPECT_EQ(tiles.by_cost, (std::vector<std::int32_t>{1, 0, 2}));
   EXPECT_EQ(tiles.num_components, 2);
   EXPECT_EQ(tiles.groups, 2);
@@ -78,7 +78,7 @@ TEST(ScheduleCostTest, ASplitEndsNoEarlierThanTheOneBeforeHandsOver) {
                      .section_heads = 2,
                      .block_tiles = 3,
                      .slot_heads = 2}};
-  // 6 + 3 steps and 2 for the hand-over. Both splits of the dear k tile begin at once.
+  // 6 + 3 steps and 2 for the hand-over. Both splits of the long k tile begin at once.
   EXPECT_EQ(item_cost(tiles, 6, 2), 11);
   EXPECT_EQ(finish_time(tiles, schedule), 11 + 2);
 }
@@ -90,13 +90,13 @@ TEST(ScheduleCostTest, UnevenListsPayForTheTailAndForWideSections) {
   ASSERT_EQ(tiles.num_components, 1);
   ASSERT_TRUE(tiles.is_uneven);
   Schedule schedule = whole_schedule(tiles);
-  const std::int64_t dear = item_cost(tiles, 7, 1);
-  EXPECT_EQ(dear, 2 * 7 + 3);
-  EXPECT_EQ(finish_time(tiles, schedule), dear + 7 + 3);
+  const std::int64_t longest = item_cost(tiles, 7, 1);
+  EXPECT_EQ(longest, 2 * 7 + 3);
+  EXPECT_EQ(finish_time(tiles, schedule), longest + 7 + 3);
   schedule.tail_begin = 1;
-  EXPECT_EQ(finish_time(tiles, schedule), dear + 7 + 7 / 4 + 3);
+  EXPECT_EQ(finish_time(tiles, schedule), longest + 7 + 7 / 4 + 3);
   schedule.has_wide_sections = true;
-  EXPECT_EQ(finish_time(tiles, schedule), dear + dear / 16 + 7 + 7 / 4 + 3);
+  EXPECT_EQ(finish_time(tiles, schedule), longest + longest / 16 + 7 + 7 / 4 + 3);
 }
 
 TEST(ScheduleCostTest, ThePolicyDecides) {

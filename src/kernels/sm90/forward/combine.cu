@@ -32,7 +32,7 @@ class Combiner {
  public:
   __device__ explicit Combiner(const CombineParams& params) : params_(params) {
     const ListOutcome* outcome = params.outcome;
-    num_splits_ = outcome == nullptr ? params.num_splits : outcome->num_splits;
+    num_splits_ = outcome == nullptr ? params.num_splits : outcome->num_split_tiles;
     packed_heads_ = outcome == nullptr ? params.packed_heads : outcome->packed_heads;
   }
 

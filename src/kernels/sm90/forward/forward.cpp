@@ -218,13 +218,13 @@ std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::i
 
 SplitRule split_rule(std::int32_t device, const ForwardTuning& tuning) {
   constexpr std::int32_t kPiecesPerSm = 2;
-  if (tuning.max_pieces < 0 || tuning.max_pieces > kMaxPieces) {
+  if (tuning.max_pieces < 0 || tuning.max_pieces > kMaxSplits) {
     throw invalid("max_pieces", tuning.max_pieces, "0 to 4096");
   }
   if (tuning.piece_cost < 0) throw invalid("piece_cost", tuning.piece_cost, "0 or more");
   SplitRule rule;
   const std::int32_t filling = kPiecesPerSm * count_free_sms(device, tuning.sm_margin);
-  rule.max_pieces = tuning.max_pieces == 0 ? filling : tuning.max_pieces;
+  rule.max_splits = tuning.max_pieces == 0 ? filling : tuning.max_pieces;
   if (tuning.piece_cost > 0) rule.min_cost = tuning.piece_cost;
   return rule;
 }
@@ -287,16 +287,16 @@ ForwardWork::State make_work(const InstanceSet& instances, const ForwardProblem&
                    : build_forward_list(problem, slices, shape);
   ForwardList& list = state.list;
   split_long_tiles(list, split_rule(state.device, tuning));
-  state.num_splits = list.num_splits();
+  state.num_splits = list.num_split_tiles();
   state.num_slots = list.num_slots();
   state.num_ctas = count_ctas(state.device, tuning, list.num_items());
   state.tiles = to_device_sync<TileWork>(list.tiles);
   state.records = to_device_sync<BandRecord>(list.records);
-  state.splits = to_device_sync<SplitTile>(list.splits);
+  state.splits = to_device_sync<SplitTile>(list.split_tiles);
   state.tickets = std::make_unique<StreamCounters>();
   list.tiles = {};
   list.records = {};
-  list.splits = {};
+  list.split_tiles = {};
   return state;
 }
 

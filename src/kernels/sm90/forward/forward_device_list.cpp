@@ -98,7 +98,7 @@ sm90::ListOnDevice parts_of(const DeviceWorkspace& workspace, const DeviceListSh
           .records = part_at<const BandRecord>(workspace, layout.records),
           .ticket = &header->ticket,
           .outcome = &header->outcome,
-          .splits = part_at<const SplitTile>(workspace, layout.splits),
+          .splits = part_at<const SplitTile>(workspace, layout.split_tiles),
           .partial =
               sm90::partial_rows(shape.tile, args, part_at<std::byte>(workspace, layout.size_bytes),
                                  max_partials(shape, layout))};
@@ -154,8 +154,8 @@ void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
     launch_frame(args, frame, parts, instances, num_ctas, most_items > frame.num_items(),
                  cuda_stream);
   }
-  if (args.q.shape[0] > 0 && layout.max_splits > 0) {
-    sm90::launch_combine(args, layout.frames.front(), parts, layout.max_splits, cuda_stream);
+  if (args.q.shape[0] > 0 && layout.max_split_tiles > 0) {
+    sm90::launch_combine(args, layout.frames.front(), parts, layout.max_split_tiles, cuda_stream);
   }
 }
 

@@ -47,7 +47,7 @@ ForwardCase random_case(std::uint64_t seed) {
   }
   test.tuning.sm_margin = random.chance(20) ? 130 : 0;  // few CTAs: many items each
   if (random.chance(30)) {                              // even short rows in splits
-    test.tuning.max_pieces = pick(random, {16, 200, kMaxPieces});
+    test.tuning.max_pieces = pick(random, {16, 200, kMaxSplits});
     test.tuning.piece_cost = random.between(1, 4);
   }
   return test;
