@@ -7,7 +7,8 @@
 
 // One cluster of CTAs scans the tiles' record counts and sorts the tiles. The sort is least
 // significant digit first and stable: each warp owns a run of neighbours and ranks their digits in
-// order, so ties stay in index order whatever the threads' timing.
+// order, so ties stay in index order whatever the threads' timing. docs/design.md section 9 says why
+// it is not CUB's.
 namespace magi {
 
 inline constexpr int kOrderCtas = 8;
