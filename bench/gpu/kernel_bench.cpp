@@ -142,9 +142,9 @@ MAGI_EXPORT void* magi_bench_make(const BenchProblem* problem, int variant) {
     const auto& instance =
         magi::bench::forward_variants()[static_cast<std::size_t>(variant)].instance;
     magi::sm90::InstanceSet instances;
-    instances.by_scope.fill(&instance);
+    instances.by_features.fill(&instance);
     auto work = std::make_unique<Work>();
-    // One instance serves every scope, and not all of them know pieces.
+    // One instance serves every feature set, and not all of them know splits.
     work->state = magi::sm90::make_work(instances, shapes, slices,
                                         {.packed_heads = problem->packed_heads, .max_pieces = 1});
     const magi::DType type = instance.config.type;

@@ -2,15 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <source_location>
+
+#include "cuda/ptx/wait.cuh"
 
 // Barriers of one CTA: mbarriers in shared memory, and the 16 named hardware barriers.
 namespace magi::ptx {
 
 using Mbarrier = std::uint64_t;
 
-/// Of a warp whose lanes are all done with what a barrier guards. racecheck follows a barrier only
-/// from the threads that arrive at it themselves: in builds for it every lane does, in others one
-/// for all.
+/// How often a warp arrives at a barrier when all its lanes are done with what it guards. racecheck
+/// follows a barrier only from the threads that arrive at it themselves: in builds for it every
+/// lane arrives, in others one lane for all.
 #ifdef MAGI_RACECHECK
 inline constexpr int kArrivalsPerWarp = 32;
 #else
@@ -45,7 +48,7 @@ __device__ __forceinline__ void mbarrier_arrive(Mbarrier& barrier) {
                : "memory");
 }
 
-/// Without a branch.
+/// One arrival where the condition holds, without a branch.
 __device__ __forceinline__ void mbarrier_arrive_if(Mbarrier& barrier, bool condition) {
   asm volatile(
       "{\n.reg .pred p;\n"
@@ -55,6 +58,9 @@ __device__ __forceinline__ void mbarrier_arrive_if(Mbarrier& barrier, bool condi
       : "memory");
 }
 
+/// Whether the phase of that parity is over; the hardware may suspend the thread for a while before
+/// it says no. That is what a loop wants, and mbarrier_test is for those who have other work to do:
+/// two instructions.
 __device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, std::uint32_t parity) {
   std::uint32_t is_done = 0;
   asm volatile(
@@ -67,7 +73,7 @@ __device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, std::uint32
   return is_done != 0;
 }
 
-/// Whether the phase of that parity is over, asked without waiting.
+/// Whether the phase of that parity is over, answered at once.
 __device__ __forceinline__ bool mbarrier_test(Mbarrier& barrier, std::uint32_t parity) {
   std::uint32_t is_done = 0;
   asm volatile(
@@ -81,9 +87,11 @@ __device__ __forceinline__ bool mbarrier_test(Mbarrier& barrier, std::uint32_t p
 }
 
 /// Waits until the phase of the given parity has completed.
-__device__ __forceinline__ void mbarrier_wait(Mbarrier& barrier, std::uint32_t parity) {
-  while (!mbarrier_try_wait(barrier, parity)) {
-  }
+__device__ __forceinline__ void mbarrier_wait(
+    Mbarrier& barrier, std::uint32_t parity,
+    const std::source_location& where = std::source_location::current()) {
+  wait_until([&] { return mbarrier_try_wait(barrier, parity); },
+             {"barrier phase", &barrier, parity}, [&] { return barrier; }, where);
 }
 
 /// Waits on named barrier `id` for `threads` arrivals, its own included.

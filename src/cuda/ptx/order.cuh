@@ -1,17 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Counters in device memory by which CTAs of one GPU order what they write.
+#include <source_location>
+
+#include "cuda/ptx/wait.cuh"
+
+// Semaphores: counters in device memory by which CTAs of one GPU order what they write.
 namespace magi::ptx {
 
+/// A read that what comes after it in the thread is ordered behind, for the whole GPU.
 __device__ __forceinline__ unsigned load_acquire(const unsigned* address) {
   unsigned value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
 
-__device__ __forceinline__ void add_release(unsigned* address, unsigned value) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+/// Adds 1 to a semaphore after all that the thread has done or seen, for the whole GPU.
+__device__ __forceinline__ void signal_semaphore(unsigned* semaphore) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(semaphore), "r"(1u) : "memory");
+}
+
+/// Waits until a semaphore has the value.
+__device__ __forceinline__ void wait_semaphore(
+    const unsigned* semaphore, unsigned value,
+    const std::source_location& where = std::source_location::current()) {
+  const auto load = [&] { return load_acquire(semaphore); };
+  wait_until([&] { return load() == value; }, {"semaphore", semaphore, value}, load, where);
 }
 
 /// Orders all that the thread has done or seen before what it does after, for the whole GPU.
@@ -23,7 +37,7 @@ __device__ __forceinline__ void launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-/// Until the kernels before this one are done and what they wrote can be read: needed where a
+/// Waits until the kernels before this one are done and what they wrote can be read: needed where a
 /// kernel is launched ahead of their end.
 __device__ __forceinline__ void await_kernels_before() {
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -3,26 +3,23 @@
 
 #include <cstdint>
 
+#include "magi/tensor.hpp"
+
 // Arguments that the attention kernels have in common, as they travel to the device.
 namespace magi::sm90 {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-/// A float32 array [rows, heads] or [rows, heads, dim] with strides in elements.
-struct FloatRows {
-  float* data = nullptr;
+/// A tensor [rows, heads] or [rows, heads, dim] whose dim is contiguous; strides in elements. Rows
+/// of dim are aligned to 16 bytes.
+struct StridedRows {
+  void* data = nullptr;
   std::int64_t row_stride = 0;
   std::int64_t head_stride = 0;
-};
+  DType type = DType::Float32;
 
-/// Rows [rows, heads, dim] that a kernel reads: 16 bits per element, or float32. Strides in
-/// elements, rows of dim aligned to 16 bytes.
-struct ElementRows {
-  const void* data = nullptr;
-  std::int64_t row_stride = 0;
-  std::int64_t head_stride = 0;
-  bool is_float = false;
+  constexpr bool is_float() const { return type == DType::Float32; }
 };
 
 /// Sink logits: value(row, sink, head) = data[row * row_stride + sink * sink_stride + head].

@@ -146,8 +146,8 @@ ScoreScale score_scale(const AttentionParams& params, std::int64_t dim_qk) {
           .slack = static_cast<float>(kSlackLog2 / (softmax_scale * std::numbers::log2e))};
 }
 
-FloatRows float_rows(const TensorView& tensor) {
-  return {static_cast<float*>(tensor.data), tensor.stride[0], tensor.stride[1]};
+StridedRows strided_rows(const TensorView& tensor) {
+  return {tensor.data, tensor.stride[0], tensor.stride[1], tensor.dtype};
 }
 
 SinkRows sink_rows(const TensorView& sink, SinkLayout layout) {

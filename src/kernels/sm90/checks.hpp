@@ -35,7 +35,7 @@ void check_workspace(const DeviceWorkspace& workspace, std::int64_t size_bytes);
 std::int32_t count_free_sms(std::int32_t device, std::int32_t sm_margin);
 
 ScoreScale score_scale(const AttentionParams& params, std::int64_t dim_qk);
-FloatRows float_rows(const TensorView& tensor);
+StridedRows strided_rows(const TensorView& tensor);
 SinkRows sink_rows(const TensorView& sink, SinkLayout layout);
 
 }  // namespace magi::sm90

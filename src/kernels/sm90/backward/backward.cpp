@@ -104,16 +104,7 @@ Element* part_at(void* workspace, std::size_t offset) {
   return reinterpret_cast<Element*>(static_cast<std::byte*>(workspace) + offset);
 }
 
-sm90::ElementRows element_rows(const TensorView& tensor) {
-  return {tensor.data, tensor.stride[0], tensor.stride[1], tensor.dtype == DType::Float32};
-}
-
-sm90::GradientRows gradient_rows(const TensorView& tensor, bool is_added) {
-  return {tensor.data, tensor.stride[0], tensor.stride[1], tensor.dtype == DType::Float32,
-          is_added};
-}
-
-/// Tiles of 64 rows, as prepare and finish see them, in a q tile of the main kernel.
+/// Tiles of 64 rows, as prepare and the converting kernel see them, in a q tile of the main kernel.
 std::int32_t tiles_per_q_tile(const BackwardList& list) {
   return list.shape.rows / sm90::kTileRows;
 }
@@ -131,22 +122,24 @@ void prepare(const BackwardArgs& args, const BackwardWork::State& work, void* wo
   sm90::PrepareParams params;
   params.packed = packed_rows(work.list);
   params.dim_v = work.list.problem.dim_v;
-  params.out = element_rows(args.out);
-  params.dout = element_rows(args.dout);
-  params.lse = sm90::float_rows(args.lse);
-  if (!args.dlse.empty()) params.dlse = sm90::float_rows(args.dlse);
+  params.out = sm90::strided_rows(args.out);
+  params.dout = sm90::strided_rows(args.dout);
+  params.lse = sm90::strided_rows(args.lse);
+  if (!args.dlse.empty()) params.dlse = sm90::strided_rows(args.dlse);
   params.exponent_scale = sm90::score_scale(args.params, args.q.shape[2]).exponent_scale;
-  params.levels = part_at<float>(workspace, layout.levels);
-  params.offsets = part_at<float>(workspace, layout.offsets);
+  params.lse_log2 = part_at<float>(workspace, layout.lse_log2);
+  params.delta = part_at<float>(workspace, layout.delta);
   if (work.dout_type == DType::Float32) {
     params.dout_copy = part_at<void>(workspace, layout.dout_copy);
   }
   params.sums = part_at<float>(workspace, layout.dq_sums);
   params.sums_per_tile = sm90::kTileRows * work.instance->config.dim_qk;
   params.tiles_per_q_tile = tiles_per_q_tile(work.list);
-  if (work.list.is_ordered) params.islands = static_cast<const std::int32_t*>(work.islands.data());
-  params.counters = part_at<std::uint32_t>(workspace, layout.counters);
-  params.num_counters = work.list.num_counters();
+  if (work.list.is_ordered) {
+    params.num_components = static_cast<const std::int32_t*>(work.tile_components.data());
+  }
+  params.semaphores = part_at<std::uint32_t>(workspace, layout.semaphores);
+  params.num_semaphores = work.list.num_counters();
   sm90::prepare_backward(params, args.q.dtype, stream);
 }
 
@@ -159,13 +152,13 @@ void add_sink_gradient(const BackwardArgs& args, const BackwardWork::State& work
   sm90::enqueue_sink_gradient(
       {.packed = packed_rows(work.list),
        .exponent_scale = sm90::score_scale(args.params, args.q.shape[2]).exponent_scale,
-       .levels = part_at<float>(workspace, layout.levels),
-       .offsets = part_at<float>(workspace, layout.offsets),
+       .lse_log2 = part_at<float>(workspace, layout.lse_log2),
+       .delta = part_at<float>(workspace, layout.delta),
        .sink = sm90::sink_rows(args.sink, sinks),
        .dsink = static_cast<float*>(args.dsink.data),
        .row_stride = dsink.row_stride,
        .sink_stride = dsink.sink_stride,
-       .is_added = args.is_accumulating},
+       .is_adding = args.is_accumulating},
       stream);
 }
 
@@ -180,7 +173,7 @@ TensorView half_dout(const BackwardArgs& args, const BackwardWork::State& work, 
 }
 
 /// Elements between rows of a q tile, a power of two apart, that begin at a multiple of it.
-std::int64_t packed_stride(const sm90::GradientRows& target, std::int32_t packed_heads,
+std::int64_t packed_stride(const sm90::StridedRows& target, std::int32_t packed_heads,
                            std::int32_t rows) {
   return rows < packed_heads ? rows * target.head_stride : rows / packed_heads * target.row_stride;
 }
@@ -188,14 +181,6 @@ std::int64_t packed_stride(const sm90::GradientRows& target, std::int32_t packed
 void set_tensors(sm90::BackwardParams& params, const BackwardArgs& args,
                  const BackwardWork::State& work, void* workspace) {
   const BackwardList& list = work.list;
-  params.score = sm90::score_scale(args.params, args.q.shape[2]);
-  params.dq = gradient_rows(args.dq, args.is_accumulating);
-  const bool is_adding_keys = args.is_accumulating && !args.is_writing_keys;
-  params.dk = gradient_rows(args.dk, is_adding_keys);
-  params.dv = gradient_rows(args.dv, is_adding_keys);
-  const std::int64_t element_bytes = params.dq.is_float ? 4 : 2;
-  params.dq_to_row_16 = packed_stride(params.dq, list.packed_heads, 16) * element_bytes;
-  params.dq_to_row_8 = packed_stride(params.dq, list.packed_heads, 8) * element_bytes;
   if (list.problem.rows_k == 0) return;
   // Without rows of q no tile is loaded; a descriptor needs some address all the same.
   const bool has_rows = list.problem.rows_q > 0;
@@ -207,38 +192,79 @@ void set_tensors(sm90::BackwardParams& params, const BackwardArgs& args,
   params.v = make_tensor_map(args.v, key_box);
 }
 
-void set_list(sm90::BackwardParams& params, const BackwardWork::State& work, void* workspace) {
+sm90::QueryTiles query_tiles(const BackwardList& list) {
+  return {.num_q_tiles = list.num_q_tiles(),
+          .token_shift = std::countr_zero(static_cast<unsigned>(list.tile_tokens)),
+          .packed_heads = list.packed_heads,
+          .packed_shift = std::countr_zero(static_cast<unsigned>(list.packed_heads)),
+          .heads_q = list.problem.heads_q,
+          .rows_q = list.problem.rows_q};
+}
+
+sm90::DqOrder dq_order(const BackwardWork::State& work, unsigned* semaphores) {
+  return {.runs = static_cast<const SemaphoreRun*>(work.semaphore_runs.data()),
+          .num_components = static_cast<const std::int32_t*>(work.tile_components.data()),
+          .semaphores = semaphores,
+          .num_semaphores = work.list.num_semaphores(),
+          .is_deterministic = work.list.is_ordered,
+          .is_converting = work.list.is_converting};
+}
+
+sm90::DqOutput dq_output(const BackwardArgs& args, const BackwardWork::State& work, float* sums) {
+  const sm90::StridedRows rows = sm90::strided_rows(args.dq);
+  const std::int32_t packed_heads = work.list.packed_heads;
+  const std::int64_t element_bytes = rows.is_float() ? 4 : 2;
+  return {.sums = sums,
+          .rows = rows,
+          .dim = work.list.problem.dim_qk,
+          .is_adding = args.is_accumulating,
+          .bytes_to_row_8 = packed_stride(rows, packed_heads, 8) * element_bytes,
+          .bytes_to_row_16 = packed_stride(rows, packed_heads, 16) * element_bytes,
+          .left_tiles = static_cast<const std::int32_t*>(work.left_tiles.data()),
+          .num_left = work.num_left};
+}
+
+sm90::KeyGradients key_gradients(const BackwardArgs& args, const BackwardProblem& problem,
+                                 float* split_sums, unsigned* split_semaphores) {
+  return {.dk = sm90::strided_rows(args.dk),
+          .dv = sm90::strided_rows(args.dv),
+          .dim_qk = problem.dim_qk,
+          .dim_v = problem.dim_v,
+          .is_adding = args.is_accumulating && !args.is_writing_keys,
+          .split_sums = split_sums,
+          .split_semaphores = split_semaphores};
+}
+
+sm90::BackwardItems backward_items(const BackwardWork::State& work, unsigned* ticket) {
+  const BackwardList& list = work.list;
+  sm90::BackwardItems items{.tiles = static_cast<const KeyTile*>(work.tiles.data()),
+                            .records = static_cast<const KeyRecord*>(work.records.data()),
+                            .ticket = ticket,
+                            .num_items = to_int(list.num_items()),
+                            .num_tiles = to_int(std::ssize(list.tiles)),
+                            .heads_kv = list.problem.heads_kv,
+                            .is_group_first = list.is_group_first};
+  std::copy(list.spans.begin(), list.spans.end(), items.spans);
+  return items;
+}
+
+sm90::BackwardParams backward_params(const BackwardArgs& args, const BackwardWork::State& work,
+                                     void* workspace) {
   const sm90::BackwardLayout layout = sm90::backward_layout(work);
   const BackwardList& list = work.list;
-  params.tiles = static_cast<const KeyTile*>(work.tiles.data());
-  params.records = static_cast<const KeyRecord*>(work.records.data());
-  params.turns = static_cast<const SemaphoreRun*>(work.turns.data());
-  params.islands = static_cast<const std::int32_t*>(work.islands.data());
-  params.left_tiles = static_cast<const std::int32_t*>(work.left_tiles.data());
-  params.num_left = work.num_left;
-  params.turn_counts = part_at<unsigned>(workspace, layout.counters);
-  params.ticket = params.turn_counts + (list.num_counters() - 1);
-  params.num_turns = list.num_semaphores();
-  params.piece_counts = params.turn_counts + std::int64_t{list.head_groups} * list.num_semaphores();
-  params.levels = part_at<float>(workspace, layout.levels);
-  params.offsets = part_at<float>(workspace, layout.offsets);
-  params.dq_sums = part_at<float>(workspace, layout.dq_sums);
-  params.pieces = part_at<float>(workspace, layout.pieces);
-  params.num_items = to_int(list.num_items());
-  params.num_tiles = to_int(std::ssize(list.tiles));
-  std::copy(list.spans.begin(), list.spans.end(), params.spans);
-  params.num_q_tiles = list.num_q_tiles();
-  params.token_shift = std::countr_zero(static_cast<unsigned>(list.tile_tokens));
-  params.packed_heads = list.packed_heads;
-  params.packed_shift = std::countr_zero(static_cast<unsigned>(list.packed_heads));
-  params.heads_q = list.problem.heads_q;
-  params.heads_kv = list.problem.heads_kv;
-  params.rows_q = list.problem.rows_q;
-  params.dim_qk = list.problem.dim_qk;
-  params.dim_v = list.problem.dim_v;
-  params.is_ordered = list.is_ordered;
-  params.is_finishing = list.is_converting;
-  params.is_group_first = list.is_group_first;
+  auto* semaphores = part_at<unsigned>(workspace, layout.semaphores);
+  sm90::BackwardParams params;
+  set_tensors(params, args, work, workspace);
+  params.query = query_tiles(list);
+  params.softmax = {.lse_log2 = part_at<float>(workspace, layout.lse_log2),
+                    .delta = part_at<float>(workspace, layout.delta),
+                    .score = sm90::score_scale(args.params, args.q.shape[2])};
+  params.dq_order = dq_order(work, semaphores);
+  params.dq = dq_output(args, work, part_at<float>(workspace, layout.dq_sums));
+  params.keys = key_gradients(args, list.problem, part_at<float>(workspace, layout.split_sums),
+                              semaphores + std::int64_t{list.head_groups} * list.num_semaphores());
+  params.items = backward_items(work, semaphores + (list.num_counters() - 1));
+  return params;
 }
 
 const sm90::BackwardInstance* find_instance(const BackwardArgs& args, bool has_softcap) {
@@ -279,11 +305,11 @@ BackwardLayout backward_layout(const BackwardWork::State& work) {
     return offset;
   };
   constexpr std::int64_t kFloatBytes = sizeof(float);
-  layout.counters = append(list.num_counters() * kFloatBytes);
-  layout.levels = append(list.num_sums() * list.shape.rows * kFloatBytes);
-  layout.offsets = append(list.num_sums() * list.shape.rows * kFloatBytes);
+  layout.semaphores = append(list.num_counters() * kFloatBytes);
+  layout.lse_log2 = append(list.num_sums() * list.shape.rows * kFloatBytes);
+  layout.delta = append(list.num_sums() * list.shape.rows * kFloatBytes);
   layout.dq_sums = append(list.sum_floats(config.dim_qk) * kFloatBytes);
-  layout.pieces = append(list.slot_floats(config.dim_qk, config.dim_v) * kFloatBytes);
+  layout.split_sums = append(list.slot_floats(config.dim_qk, config.dim_v) * kFloatBytes);
   const BackwardProblem& problem = list.problem;
   const std::int64_t dout_bytes =
       std::int64_t{problem.rows_q} * problem.heads_q * problem.dim_v * 2;
@@ -314,8 +340,8 @@ BackwardWork::State make_backward_work(const BackwardInstance& instance, const B
   state.num_ctas = to_int(std::min<std::int64_t>(list.num_items(), num_sms));
   state.tiles = to_device_sync<KeyTile>(list.tiles);
   state.records = to_device_sync<KeyRecord>(list.records);
-  state.turns = to_device_sync<SemaphoreRun>(list.semaphore_runs);
-  state.islands = to_device_sync<std::int32_t>(list.tile_components);
+  state.semaphore_runs = to_device_sync<SemaphoreRun>(list.semaphore_runs);
+  state.tile_components = to_device_sync<std::int32_t>(list.tile_components);
   state.num_left = to_int(std::ssize(list.left_tiles));
   state.left_tiles = to_device_sync<std::int32_t>(list.left_tiles);
   list.records = {};
@@ -332,11 +358,9 @@ void enqueue_backward(const BackwardArgs& args, const BackwardWork::State& work,
   MAGI_CHECK(instance != nullptr);
   prepare(args, work, workspace, stream);
   add_sink_gradient(args, work, workspace, stream);
-  BackwardParams params;
-  set_list(params, work, workspace);
-  set_tensors(params, args, work, workspace);
+  const BackwardParams params = backward_params(args, work, workspace);
   if (work.num_ctas > 0) instance->launch(params, work.num_ctas, stream);
-  if (params.rows_q > 0) instance->finish(params, stream);
+  if (params.query.rows_q > 0) instance->convert_dq(params, stream);
 }
 
 }  // namespace sm90
@@ -364,7 +388,8 @@ std::int32_t BackwardWork::heads_per_item() const {
 
 std::int64_t BackwardWork::size_bytes() const {
   return static_cast<std::int64_t>(state_->tiles.size_bytes() + state_->records.size_bytes() +
-                                   state_->turns.size_bytes() + state_->islands.size_bytes() +
+                                   state_->semaphore_runs.size_bytes() +
+                                   state_->tile_components.size_bytes() +
                                    state_->left_tiles.size_bytes());
 }
 

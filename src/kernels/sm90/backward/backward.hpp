@@ -14,11 +14,12 @@ struct BackwardWork::State {
   DType dout_type = DType::BFloat16;
   std::int32_t device = 0;
   std::int32_t num_ctas = 0;
-  BackwardList list;  ///< once it is on the device, without records, turns, islands, left tiles
+  BackwardList
+      list;  ///< once it is on the device, without records, semaphore runs, components, left tiles
   DeviceBuffer tiles;
   DeviceBuffer records;
-  DeviceBuffer turns;
-  DeviceBuffer islands;
+  DeviceBuffer semaphore_runs;
+  DeviceBuffer tile_components;
   std::int32_t num_left = 0;  ///< see BackwardList::left_tiles
   DeviceBuffer left_tiles;
 };
@@ -27,11 +28,11 @@ namespace sm90 {
 
 /// Where the parts of a workspace begin, in bytes.
 struct BackwardLayout {
-  std::size_t counters = 0;
-  std::size_t levels = 0;
-  std::size_t offsets = 0;
+  std::size_t semaphores = 0;
+  std::size_t lse_log2 = 0;
+  std::size_t delta = 0;
   std::size_t dq_sums = 0;
-  std::size_t pieces = 0;
+  std::size_t split_sums = 0;
   std::size_t dout_copy = 0;
   std::size_t size_bytes = 0;
 };

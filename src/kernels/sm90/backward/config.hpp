@@ -13,8 +13,10 @@ struct BackwardConfig {
   int dim_qk = 128;  ///< of q and k as held on chip: the tensors' dim is at most this
   int dim_v = 128;   ///< likewise of v, out and dout
   bool has_softcap = false;
-  bool is_ordered = false;  ///< sums of dQ are taken in the order of the list
-  /// Of a q tile: 64, or 128 where the head dim leaves registers for it. Then each warpgroup
+  /// Sums of dQ are taken in the order of the list: where the caller asks for equal bits from call
+  /// to call, and where that costs less than clearing the sums.
+  bool is_deterministic = false;
+  /// Rows of a q tile: 64, or 128 where the head dim leaves registers for it. Then each warpgroup
   /// multiplies dQ of its half of the rows, not of the columns.
   int rows = 64;
 
@@ -25,15 +27,15 @@ struct BackwardConfig {
   static constexpr int consumer_registers = 240;
   static constexpr int producer_registers = 24;
 
-  /// What a launch gives each thread. NOTE: raising more than that in sum waits for ever.
+  /// Registers that a launch gives each thread. NOTE: raising more than that in sum waits for ever.
   static constexpr int launch_registers = 65536 / (128 * (consumers + 1)) / 8 * 8;
   static_assert(consumers * consumer_registers + producer_registers <=
                 (consumers + 1) * launch_registers);
 
-  /// The same with or without an order of dQ's sums.
-  constexpr BackwardConfig ordered(bool is_so) const {
+  /// The same config, deterministic or not.
+  constexpr BackwardConfig deterministic(bool is_so) const {
     BackwardConfig config = *this;
-    config.is_ordered = is_so;
+    config.is_deterministic = is_so;
     return config;
   }
   constexpr int threads() const { return 128 * (consumers + 1); }

@@ -13,8 +13,8 @@ namespace magi::sm90 {
 
 /// One warpgroup: 64 keys of the k tile, their dK and dV in registers from the first to the last
 /// step of an item. The next step's scores (not those of a wide tile) and the last step's dQ are
-/// made during a step, so that each piece of arithmetic has products to run beside; the warpgroups
-/// may be almost a step apart.
+/// made during a step, so that all arithmetic has products to run beside; the warpgroups may be
+/// almost a step apart.
 template <BackwardConfig kC>
 class BackwardConsumer {
  public:
@@ -24,18 +24,18 @@ class BackwardConsumer {
 
   __device__ __forceinline__ void run() {
     while (true) {
-      ptx::mbarrier_wait(shared_.k_full, item_parity_);
-      const int flags = ptx::uniform(shared_.items[item_parity_].flags);
+      shared_.k_ring.wait_full(item_);
+      const ItemInfo& item = shared_.items[item_.parity()];
+      const int flags = ptx::uniform(item.flags);
       if ((flags & kEndOfItems) != 0) break;
       clear();
       if ((flags & kHasSteps) != 0) walk_item();
-      release(shared_.k_empty);
-      ptx::mbarrier_wait(shared_.v_full, item_parity_);
-      BackwardEpilogue<kC>(shared_, params_, warpgroup_)
-          .write(dk_, dv_, shared_.items[item_parity_]);
+      arrive_warp(shared_.k_ring.empty.at(item_));
+      shared_.v_ring.wait_full(item_);
+      BackwardEpilogue<kC>(shared_, params_, warpgroup_).write(dk_, dv_, item);
       ptx::fence_async_shared();
-      release(shared_.v_empty);
-      item_parity_ ^= 1;
+      arrive_warp(shared_.v_ring.empty.at(item_));
+      item_.advance();
     }
   }
 
@@ -53,14 +53,6 @@ class BackwardConsumer {
     return reinterpret_cast<DqColumns&>(x);
   }
 
-  /// This warp's arrival, after all its lanes are done with what the barrier guards. NOTE:
-  /// with a branch here the compiler takes the lanes for diverged ever after, and runs out of
-  /// registers.
-  __device__ __forceinline__ void release(ptx::Mbarrier& barrier) const {
-    __syncwarp();
-    ptx::mbarrier_arrive_if(barrier, ptx::kArrivalsPerWarp == 32 || threadIdx.x % 32 == 0);
-  }
-
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int i = 0; i < kC.dim_qk / 2; ++i) dk_[i] = 0.0f;
@@ -68,9 +60,12 @@ class BackwardConsumer {
     for (int i = 0; i < kC.dim_v / 2; ++i) dv_[i] = 0.0f;
   }
 
-  /// Of a step whose queries are there.
+  /// The info of a step whose queries are there.
+  __device__ __forceinline__ const StepInfo& step_info(std::uint32_t step) const {
+    return shared_.steps[RingPlace<kStepStages>(step).stage()];
+  }
   __device__ __forceinline__ int step_flags(std::uint32_t step) const {
-    return ptx::uniform(shared_.steps[step % kInfoStages].flags);
+    return ptx::uniform(step_info(step).flags);
   }
 
   __device__ __forceinline__ void walk_item() {
@@ -83,8 +78,8 @@ class BackwardConsumer {
 
   __device__ __forceinline__ void walk_narrow_item() {
     wait_queries(num_steps_);
-    issue_scores(num_steps_, load_levels(num_steps_), even_);
-    ptx::mbarrier_wait(shared_.v_full, item_parity_);
+    issue_scores(num_steps_, load_lse(num_steps_), even_);
+    shared_.v_ring.wait_full(item_);
     ptx::wgmma_wait<0>();
     ptx::pin(even_);
     next_flags_ = step_flags(num_steps_);
@@ -95,14 +90,14 @@ class BackwardConsumer {
   }
 
   __device__ __forceinline__ void walk_wide_item() {
-    ptx::mbarrier_wait(shared_.v_full, item_parity_);
+    shared_.v_ring.wait_full(item_);
     bool is_first = true;
     while (!run_wide_step(is_first)) is_first = false;
     DqColumns dq;
     finish_item(dq);
   }
 
-  /// dQ of the last step, while its dK is being multiplied.
+  /// Multiplies and adds dQ of the last step, while its dK is being multiplied.
   template <int kCount>
   __device__ __forceinline__ void finish_item(float (&dq)[kCount]) {
     wait_scores(num_steps_ - 1);
@@ -112,30 +107,36 @@ class BackwardConsumer {
     ptx::pin(dk_);
     ptx::pin(dq_of(dq));
     const std::uint32_t step = num_steps_ - 1;
-    add_queries(step, sum_of(step), await_turn(step), dq_of(dq));
+    add_dq(step, step_info(step).sum, wait_to_add(step), dq_of(dq));
   }
 
-  __device__ __forceinline__ static int q_stage(std::uint32_t step) {
-    return ring_stage<kC.q_stages>(step);
+  // Where a step is in the rings.
+  using QPlace = RingPlace<kC.q_stages>;
+  using DoutPlace = RingPlace<kC.dout_stages>;
+  using ScorePlace = RingPlace<kScoreStages>;
+  using AddPlace = RingPlace<kAddStages>;
+
+  __device__ __forceinline__ void wait_queries(std::uint32_t step) const {
+    shared_.q_ring.wait_full(QPlace(step));
   }
-  __device__ __forceinline__ int dout_stage() const {
-    return ring_stage<kC.dout_stages>(num_steps_);
+  __device__ __forceinline__ void release_queries(std::uint32_t step) const {
+    arrive_warp(shared_.q_ring.empty.at(QPlace(step)));
   }
-  __device__ __forceinline__ void wait_queries(std::uint32_t step) {
-    ptx::mbarrier_wait(shared_.q_full[q_stage(step)], ring_parity<kC.q_stages>(step));
+  __device__ __forceinline__ void release_dout() const {
+    arrive_warp(shared_.dout_ring.empty.at(DoutPlace(num_steps_)));
   }
 
-  /// dS of both warpgroups, and that both are done with the dQ of the step before.
-  __device__ __forceinline__ void wait_scores(std::uint32_t step) {
-    ptx::mbarrier_wait(shared_.scores_full[ring_stage<kScoreStages>(step)],
-                       ring_parity<kScoreStages>(step));
+  /// Waits for dS of both warpgroups, and until both are done with the dQ of the step before.
+  __device__ __forceinline__ void wait_scores(std::uint32_t step) const {
+    shared_.scores_full.wait(ScorePlace(step));
   }
-
-  /// Asked ahead, for the answer takes a while.
+  /// Whether that wait would be over; asked ahead, for the answer takes a while.
   __device__ __forceinline__ bool has_scores(std::uint32_t step) const {
-    return __all_sync(0xffffffffu,
-                      ptx::mbarrier_test(shared_.scores_full[ring_stage<kScoreStages>(step)],
-                                         ring_parity<kScoreStages>(step))) != 0;
+    return __all_sync(0xffffffffu, shared_.scores_full.test(ScorePlace(step))) != 0;
+  }
+  /// Says that this warp has stored its dS and taken dQ of the step before.
+  __device__ __forceinline__ void arrive_scores() const {
+    arrive_warp(shared_.scores_full.at(ScorePlace(num_steps_)));
   }
 
   /// Where the warpgroup's keys begin in a panel. Found anew at each use: descriptors made of a
@@ -144,58 +145,61 @@ class BackwardConsumer {
     return (ptx::uniform(ptx::thread_index() >> 7) - 1) * (64 * tile::kPanelRowBytes);
   }
 
-  /// S^T = K Q^T of a step, issued only.
-  __device__ __forceinline__ void issue_scores(std::uint32_t step, const Rows& levels,
+  /// Issues S^T = K Q^T of a step. Without a softcap S begins with lse_log2 of its rows.
+  __device__ __forceinline__ void issue_scores(std::uint32_t step, const Rows& lse_log2,
                                                Scores& scores) {
     if constexpr (kC.has_softcap) {
       ptx::forget(scores);
     } else {
-      levels.spread(scores);
+      lse_log2.spread(scores);
       ptx::pin(scores);
     }
     const tile::KMajor<kC.keys> k(shared_.k + key_bytes());
-    const tile::KMajor<kC.rows> q(shared_.q[q_stage(step)]);
+    const tile::KMajor<kC.rows> q(shared_.q[QPlace(step).stage()]);
     ptx::wgmma_fence();
     tile::issue_abt<kC.type, kC.rows, kC.dim_qk, !kC.has_softcap>(scores, k, q);
   }
 
-  /// dP^T - delta = V dO^T - delta of the present step, issued only.
+  /// Issues dP^T - delta = V dO^T - delta of the present step.
   __device__ __forceinline__ void issue_dp(Scores& dp) {
-    const std::uint32_t parity = ring_parity<kC.dout_stages>(num_steps_);
-    ptx::mbarrier_wait(shared_.dout_full[dout_stage()], parity);
-    Rows offsets;
-    offsets.load(shared_.offsets[dout_stage()], place().column);
+    const DoutPlace at(num_steps_);
+    shared_.dout_ring.wait_full(at);
+    Rows delta;
+    delta.load(shared_.delta[at.stage()], place().column);
     const tile::KMajor<kC.keys> v(shared_.v + key_bytes());
-    const tile::KMajor<kC.rows> dout(shared_.dout[dout_stage()]);
-    offsets.spread(dp);
+    const tile::KMajor<kC.rows> dout(shared_.dout[at.stage()]);
+    delta.spread(dp);
     ptx::pin(dp);
     ptx::wgmma_fence();
     tile::issue_abt<kC.type, kC.rows, kC.dim_v, true>(dp, v, dout);
   }
 
-  __device__ __forceinline__ Rows load_levels(std::uint32_t step) const {
-    Rows levels;
-    levels.load(shared_.levels[q_stage(step)], place().column);
-    return levels;
+  __device__ __forceinline__ const float* lse_of(std::uint32_t step) const {
+    return shared_.lse_log2[QPlace(step).stage()];
+  }
+  __device__ __forceinline__ Rows load_lse(std::uint32_t step) const {
+    Rows lse_log2;
+    lse_log2.load(lse_of(step), place().column);
+    return lse_log2;
   }
 
-  /// dV += P^T dO.
+  /// Issues dV += P^T dO.
   __device__ __forceinline__ void issue_dv(PackedScores& probabilities) {
-    const tile::MnMajor<kC.rows> dout(shared_.dout[dout_stage()]);
+    const tile::MnMajor<kC.rows> dout(shared_.dout[DoutPlace(num_steps_).stage()]);
     ptx::pin(probabilities);
     ptx::pin(dv_);
     ptx::wgmma_fence();
     tile::issue_accumulate<kC.type, kC.dim_v, kC.rows>(dv_, probabilities, dout);
   }
 
-  /// dQ = dS K of a step, this warpgroup's columns or, of a wide tile, rows.
+  /// Issues dQ = dS K of a step, this warpgroup's columns or, of a wide tile, rows.
   template <int kCount>
   __device__ __forceinline__ void issue_dq(std::uint32_t step, float (&to)[kCount]) {
     constexpr int kBytes = kC.dq_columns() * 2;
     constexpr int kPanel = kC.keys * tile::kPanelRowBytes;
     const int first = kIsWide ? 0 : warpgroup_ * kBytes;
     const int rows = kIsWide ? warpgroup_ * kPanel : 0;
-    const tile::MnMajor<kC.keys> scores(shared_.scores[ring_stage<kScoreStages>(step)] + rows);
+    const tile::MnMajor<kC.keys> scores(shared_.scores[ScorePlace(step).stage()] + rows);
     const tile::MnMajor<kC.keys> k(shared_.k + first / tile::kPanelRowBytes * kPanel +
                                    first % tile::kPanelRowBytes);
     ptx::forget(to);
@@ -203,70 +207,92 @@ class BackwardConsumer {
     tile::issue_atb<kC.type, kC.dq_columns(), kC.keys>(dq_of(to), scores, k);
   }
 
-  /// dK += dS^T Q.
+  /// Issues dK += dS^T Q.
   __device__ __forceinline__ void issue_dk() {
-    const tile::MnMajor<kC.rows> q(shared_.q[q_stage(num_steps_)]);
+    const tile::MnMajor<kC.rows> q(shared_.q[QPlace(num_steps_).stage()]);
     ptx::pin(dk_);
     ptx::wgmma_fence();
     tile::issue_accumulate<kC.type, kC.dim_qk, kC.rows>(dk_, packed_, q);
   }
 
-  /// S of a step with next_flags_ becomes P = 2^(exponent_scale * (f(S) + level)).
+  /// Turns S of a step with next_flags_ into P = 2^(exponent_scale * (f(S) + lse_log2)).
   __device__ __forceinline__ void take_probabilities(std::uint32_t step, Scores& x) {
-    take_exponents<kC.has_softcap>(x, shared_.levels[q_stage(step)], place().column, params_.score);
+    take_exponents<kC.has_softcap>(x, lse_of(step), place().column, params_.softmax.score);
     if ((next_flags_ & kMasked) != 0) mask(x, step);
     exponentiate(x);
     ptx::pin(x);
   }
 
-  /// Whose scores are made during a step. After the last step of an item nobody has waited for the
-  /// queries, and what is made of them is dropped: in builds for racecheck it is made of the
-  /// present step's, which would cost registers in others.
+  /// The step whose scores are made during the present one. After the last step of an item nobody
+  /// has waited for the queries, and what is made of them is dropped: in builds for racecheck it is
+  /// made of the present step's, which would cost registers in others.
   __device__ __forceinline__ std::uint32_t next_step(bool is_last) const {
     return num_steps_ + (ptx::kArrivalsPerWarp == 32 && is_last ? 0 : 1);
   }
 
-  /// On entry the step's P is there and dK of the step before is being multiplied. The products
-  /// follow each other in the order dP, dV, S of the next step, dQ of the step before, dK. dQ
-  /// leaves before the next step's exponentials are taken: its registers are read while they are.
-  /// On exit the next step's P is in `p`. True after the last step of the item.
+  /// One step n. The products follow each other in the tensor cores' queue in the order dP(n),
+  /// dV(n), S(n + 1), dQ(n - 1), dK(n); `p` holds P(n) on entry and P(n + 1) on exit. True after
+  /// the last step of the item.
+  ///
+  /// | issue    | barrier awaited    | in flight   | meanwhile                          | registers
+  /// |
+  /// |----------|--------------------|-------------|------------------------------------|-------------|
+  /// |          |                    | dK(n-1)     | (entry)                            | p = P |
+  /// | dP(n)    | dout full          | dK, dP      | wait dK(n-1); Q(n-1) handed back;  | other =
+  /// dP  | |          |                    |             | packed = P in 16 bits              | |
+  /// | dV(n)    | q full, of n + 1   | dP, dV      | wait dP; p = dS = P * (dP - delta) | p = dS |
+  /// | S(n+1)   |                    | dV, S       | wait dV; dO(n) handed back;        | other = S
+  /// | |          |                    |             | packed = dS in 16 bits, which then | | | |
+  /// |             | goes to shared memory              |             | | dQ(n-1)  | scores full, n
+  /// - 1 | S, dQ       |                                    | p = dQ      | | dK(n)    | add full,
+  /// of n - 1 | S, dQ, dK   | wait S and dQ; arrive scores full; | packed = dS | |          | | dK
+  /// | dQ leaves p for its sum;           |             | |          |                    | dK |
+  /// other = P(n+1), moved into p       | p = P(n+1)  |
+  ///
+  /// dK and dV stay in registers throughout. dQ leaves before the next exponentials are taken: its
+  /// registers are read while they are. The other warpgroup's dS is awaited a step late.
   __device__ __forceinline__ bool run_step(bool is_first, Scores& p, Scores& other) {
     const bool is_last = (next_flags_ & kLastStep) != 0;
+    // dP begins while dK of the step before runs; then Q of that step is free, and P is packed.
     issue_dp(other);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
     ptx::pin(dk_);
-    if (num_steps_ > 0) release(shared_.q_empty[q_stage(num_steps_ - 1)]);
+    if (num_steps_ > 0) release_queries(num_steps_ - 1);
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
+    // dV runs while dP becomes dS.
     issue_dv(packed_);
     if (!is_last) wait_queries(num_steps_ + 1);
     const std::uint32_t next = next_step(is_last);
-    const Rows levels = load_levels(next);
+    const Rows lse_log2 = load_lse(next);
     ptx::wgmma_wait<1>();
     ptx::pin(other);
-    differentiate<kC.has_softcap>(p, other, shared_.levels[q_stage(num_steps_)], place().column,
-                                  params_.score);
+    differentiate<kC.has_softcap>(p, other, lse_of(num_steps_), place().column,
+                                  params_.softmax.score);
     ptx::pin(p);
     next_flags_ = step_flags(next);
-    issue_scores(next, levels, other);
+    // S of the next step runs while dV ends and dS goes to shared memory.
+    issue_scores(next, lse_log2, other);
     const bool are_scores_there = has_scores(num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
     ptx::pin(dv_);
-    release(shared_.dout_empty[dout_stage()]);
+    release_dout();
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
     ptx::pin(packed_);
     if (!is_first && !are_scores_there) wait_scores(num_steps_ - 1);
     store_scores();
+    // dQ of the step before takes the registers of dS, which is packed.
     issue_dq(num_steps_ - 1, p);
     issue_dk();
-    const std::int32_t sum = sum_of(num_steps_ - 1);
-    const bool is_first_turn = !is_first && await_turn(num_steps_ - 1);
+    const std::int32_t sum = step_info(num_steps_ - 1).sum;
+    const bool is_first_add = !is_first && wait_to_add(num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(other);
     ptx::pin(dq_of(p));
-    release(shared_.scores_full[ring_stage<kScoreStages>(num_steps_)]);
-    if (!is_first) add_queries(num_steps_ - 1, sum, is_first_turn, dq_of(p));
+    arrive_scores();
+    // dK runs while dQ leaves and S of the next step becomes P.
+    if (!is_first) add_dq(num_steps_ - 1, sum, is_first_add, dq_of(p));
     if (!is_last) take_probabilities(num_steps_ + 1, other);
 #pragma unroll
     for (int i = 0; i < kScoreElements; ++i) p[i] = other[i];
@@ -275,67 +301,82 @@ class BackwardConsumer {
     return is_last;
   }
 
-  /// A step of a wide tile. On entry dK of the step before is being multiplied. The products follow
-  /// each other in the order S, dP, dV, dQ of the step before, dK. Two arrays of scores are all
-  /// that there is room for, so each step makes its own S; dQ takes the registers of one of them.
-  /// NOTE: dK of the step before is awaited first, or the compiler does so later, where it costs
-  /// more.
+  /// One step n of a wide tile. Two arrays of scores are all that there is room for, so each step
+  /// makes its own S, and dQ takes the registers of one of them. True after the last step of the
+  /// item.
+  ///
+  /// | issue    | barrier awaited    | in flight   | meanwhile                          | registers
+  /// |
+  /// |----------|--------------------|-------------|------------------------------------|-------------|
+  /// |          | q full             | dK(n-1)     | wait dK(n-1)                       | | | S(n)
+  /// |                    | S           | Q(n-1) handed back                 | even = S    | |
+  /// dP(n)    | dout full          | S, dP       | wait S; even = P, in 16 bits too   | odd = dP |
+  /// | dV(n)    |                    | dP, dV      | wait dP; odd = dS = P * (dP-delta),| odd = dS
+  /// | |          |                    |             | packed = dS in 16 bits             | | |
+  /// dQ(n-1)  | scores full, n - 1 | dV, dQ      |                                    | dq = dQ |
+  /// | dK(n)    | add full, of n - 1 | dV, dQ, dK  | dS to shared memory; wait dV, dQ;  | packed =
+  /// dS | |          |                    |             | dO(n) handed back;                 | | |
+  /// |                    | dK          | arrive scores full; dQ leaves      |             |
+  ///
+  /// NOTE: dK of the step before is awaited first, or ptxas does so later, where it costs more.
   __device__ __forceinline__ bool run_wide_step(bool is_first) {
     wait_queries(num_steps_);
     next_flags_ = step_flags(num_steps_);
-    const Rows levels = load_levels(num_steps_);
+    const Rows lse_log2 = load_lse(num_steps_);
     ptx::wgmma_wait<0>();
     ptx::pin(packed_);
     ptx::pin(dk_);
-    issue_scores(num_steps_, levels, even_);
-    if (num_steps_ > 0) release(shared_.q_empty[q_stage(num_steps_ - 1)]);
+    issue_scores(num_steps_, lse_log2, even_);
+    if (num_steps_ > 0) release_queries(num_steps_ - 1);
+    // dP runs while S becomes P.
     issue_dp(odd_);
     const bool are_scores_there = has_scores(num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(even_);
     take_probabilities(num_steps_, even_);
     tile::pack_fragments<kC.type, kC.rows>(even_, probabilities_);
+    // dV runs while dP becomes dS.
     issue_dv(probabilities_);
     ptx::wgmma_wait<1>();
     ptx::pin(odd_);
-    differentiate_wide<kC.type, kC.has_softcap>(even_, probabilities_, odd_,
-                                                shared_.levels[q_stage(num_steps_)], place().column,
-                                                params_.score);
+    differentiate_wide<kC.type, kC.has_softcap>(even_, probabilities_, odd_, lse_of(num_steps_),
+                                                place().column, params_.softmax.score);
     tile::pack_fragments<kC.type, kC.rows>(odd_, packed_);
     ptx::pin(packed_);
+    // dQ of the step before and dK run while dS goes to shared memory.
     if (!is_first && !are_scores_there) wait_scores(num_steps_ - 1);
     DqColumns dq;
     issue_dq(num_steps_ - 1, dq);
     issue_dk();
     store_scores();
-    const std::int32_t sum = sum_of(num_steps_ - 1);
-    const bool is_first_turn = !is_first && await_turn(num_steps_ - 1);
+    const std::int32_t sum = step_info(num_steps_ - 1).sum;
+    const bool is_first_add = !is_first && wait_to_add(num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(probabilities_);
     ptx::pin(dv_);
     ptx::pin(dq);
-    release(shared_.dout_empty[dout_stage()]);
-    release(shared_.scores_full[ring_stage<kScoreStages>(num_steps_)]);
-    if (!is_first) add_queries(num_steps_ - 1, sum, is_first_turn, dq);
+    release_dout();
+    arrive_scores();
+    // dK runs while dQ leaves.
+    if (!is_first) add_dq(num_steps_ - 1, sum, is_first_add, dq);
     ++num_steps_;
     return (next_flags_ & kLastStep) != 0;
   }
 
-  /// Made anew at each use: it costs no registers in between.
+  /// The thread's place in a fragment, made anew at each use: it costs no registers in between.
   __device__ __forceinline__ static tile::FragmentPlace place() {
     return tile::FragmentPlace(ptx::thread_index() & 127);
   }
 
   __device__ __forceinline__ void mask(Scores& x, std::uint32_t step) const {
     const tile::FragmentPlace at = place();
-    mask_step(x, shared_.steps[step % kInfoStages], 64 * warpgroup_ + at.row, at.column,
-              params_.packed_shift);
+    mask_step(x, step_info(step), 64 * warpgroup_ + at.row, at.column, params_.query.packed_shift);
   }
 
-  /// dS^T into shared memory: panels of 64 rows of q, in them 128-byte rows, one per key.
+  /// Stores dS^T in shared memory: panels of 64 rows of q, in them 128-byte rows, one per key.
   __device__ __forceinline__ void store_scores() {
     const tile::FragmentPlace at = place();
-    std::uint8_t* first = shared_.scores[ring_stage<kScoreStages>(num_steps_)] +
+    std::uint8_t* first = shared_.scores[ScorePlace(num_steps_).stage()] +
                           tile::swizzled_offset(64 * warpgroup_ + at.row, 0) + 2 * at.column;
     const std::uint32_t base = ptx::shared_address(first);
     constexpr int kPanel = kC.keys * tile::kPanelRowBytes;
@@ -350,46 +391,43 @@ class BackwardConsumer {
     ptx::fence_async_shared();
   }
 
-  __device__ __forceinline__ std::int32_t sum_of(std::uint32_t step) const {
-    return shared_.steps[step % kInfoStages].sum;
+  /// Waits until the step may add its dQ. Returns whether it is the first to do so: the sum holds
+  /// nothing yet.
+  __device__ __forceinline__ bool wait_to_add(std::uint32_t step) const {
+    if constexpr (!kC.is_deterministic) return false;
+    const AddPlace at(step);
+    shared_.add_ring.wait_full(at);
+    return ptx::uniform(shared_.adds[at.stage()].is_first) != 0;
   }
 
-  /// Whether the step is the first to add to its sum, which holds nothing yet.
-  __device__ __forceinline__ bool await_turn(std::uint32_t step) const {
-    if constexpr (!kC.is_ordered) return false;
-    const int stage = ring_stage<kTurnStages>(step);
-    ptx::mbarrier_wait(shared_.turn_ready[stage], ring_parity<kTurnStages>(step));
-    return ptx::uniform(shared_.turns[stage].is_first) != 0;
-  }
-
-  /// dQ of a step to its sum, the turn having come where sums are ordered.
-  __device__ __forceinline__ void add_queries(std::uint32_t step, std::int64_t sum, bool is_first,
-                                              const DqColumns& dq) const {
+  /// Adds dQ of a step to its sum.
+  __device__ __forceinline__ void add_dq(std::uint32_t step, std::int64_t sum, bool is_first,
+                                         const DqColumns& dq) const {
     const int thread = ptx::thread_index() & 127;
-    float* target = params_.dq_sums + sum * (kC.rows * kC.dim_qk) + warpgroup_ * kC.dq_floats() +
-                    dq_place<kC.is_ordered>(0, thread);
+    float* target = params_.dq.sums + sum * (kC.rows * kC.dim_qk) + warpgroup_ * kC.dq_floats() +
+                    dq_place<kC.is_deterministic>(0, thread);
     if (is_first) {
 #pragma unroll
       for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
-        ptx::store_float4(target + dq_place<kC.is_ordered>(i, 0), dq[i], dq[i + 1], dq[i + 2],
+        ptx::store_float4(target + dq_place<kC.is_deterministic>(i, 0), dq[i], dq[i + 1], dq[i + 2],
                           dq[i + 3]);
       }
     } else {
 #pragma unroll
       for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
-        ptx::add_float4(target + dq_place<kC.is_ordered>(i, 0), dq[i], dq[i + 1], dq[i + 2],
+        ptx::add_float4(target + dq_place<kC.is_deterministic>(i, 0), dq[i], dq[i + 1], dq[i + 2],
                         dq[i + 3]);
       }
     }
-    if constexpr (kC.is_ordered) release(shared_.added[ring_stage<kTurnStages>(step)]);
+    if constexpr (kC.is_deterministic) arrive_warp(shared_.added.at(AddPlace(step)));
   }
 
   BackwardStorage<kC>& shared_;
   const BackwardParams& params_;
   const int warpgroup_;
   std::uint32_t num_steps_ = 0;
-  std::uint32_t item_parity_ = 0;
-  int next_flags_ = 0;  ///< of the step whose scores are being made
+  RingPlace<1> item_;
+  int next_flags_ = 0;  ///< flags of the step whose scores are being made
   float dk_[kC.dim_qk / 2];
   float dv_[kC.dim_v / 2];
   Scores even_;

@@ -5,17 +5,17 @@
 #include "cuda/ptx/order.cuh"
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/sm90/backward/shared.cuh"
-#include "kernels/tile/descriptor.cuh"
-#include "kernels/tile/fragment.cuh"
+#include "kernels/sm90/global_memory.cuh"
+#include "kernels/tile/stage.cuh"
 
 namespace magi::sm90 {
 
-/// Turns an item's dK and dV into output rows, or into a piece of them.
+/// Turns an item's dK and dV into output rows, or into a split's part of their sum.
 template <BackwardConfig kC>
 class BackwardEpilogue {
  public:
-  using Keys = float[kC.dim_qk / 2];   ///< a thread's part of dK
-  using Values = float[kC.dim_v / 2];  ///< of dV
+  using Keys = float[kC.dim_qk / 2];   ///< a thread's elements of dK
+  using Values = float[kC.dim_v / 2];  ///< a thread's elements of dV
 
   __device__ __forceinline__ BackwardEpilogue(BackwardStorage<kC>& shared,
                                               const BackwardParams& params, int warpgroup)
@@ -26,62 +26,64 @@ class BackwardEpilogue {
         place_(thread_) {}
 
   __device__ __forceinline__ void write(Keys& dk, Values& dv, const ItemInfo& item) const {
-    constexpr std::int32_t kWhole = kFirstPiece | kLastPiece;
+    constexpr std::int32_t kWhole = kFirstSplit | kLastSplit;
     const std::int32_t flags = ptx::uniform(item.flags);
     if ((flags & kHasSteps) == 0) {
-      // Of nothing but zeros the first piece is all.
-      if ((flags & kFirstPiece) == 0) return;
+      // The first split writes the zeros, the others have nothing to add.
+      if ((flags & kFirstSplit) == 0) return;
     } else if ((flags & kWhole) != kWhole) {
-      if (!pass_on(dk, dv, item, flags)) return;
+      if (!add_splits(dk, dv, item, flags)) return;
     }
 #pragma unroll
-    for (int i = 0; i < kC.dim_qk / 2; ++i) dk[i] *= params_.score.softmax_scale;
-    write_rows(dv, params_.dv, params_.dim_v, item);
-    write_rows(dk, params_.dk, params_.dim_qk, item);
+    for (int i = 0; i < kC.dim_qk / 2; ++i) dk[i] *= params_.softmax.score.softmax_scale;
+    write_rows(dv, params_.keys.dv, params_.keys.dim_v, item);
+    write_rows(dk, params_.keys.dk, params_.keys.dim_qk, item);
   }
 
  private:
-  static constexpr int kKeyFloats = kC.keys * kC.dim_qk;   ///< of dK in a slot
-  static constexpr int kValueFloats = kC.keys * kC.dim_v;  ///< of dV behind it
+  static constexpr int kKeyFloats = kC.keys * kC.dim_qk;   ///< floats of dK in a slot
+  static constexpr int kValueFloats = kC.keys * kC.dim_v;  ///< floats of dV after them
 
   /// The thread's first float4 of dK in a slot.
   __device__ __forceinline__ float4* key_place(int slot) const {
     const std::int64_t begin = std::int64_t{slot} * (kKeyFloats + kValueFloats);
-    return reinterpret_cast<float4*>(params_.pieces + begin) + warpgroup_ * (kC.dim_qk / 8) * 128 +
-           thread_;
+    return reinterpret_cast<float4*>(params_.keys.split_sums + begin) +
+           warpgroup_ * (kC.dim_qk / 8) * 128 + thread_;
   }
   /// Its first float4 of dV in the slot where that of dK is at `keys`.
   __device__ __forceinline__ float4* value_place(float4* keys) const {
     return keys + kKeyFloats / 4 + warpgroup_ * ((kC.dim_v - kC.dim_qk) / 8) * 128;
   }
 
-  /// Adds the pieces before this one, in their order, and hands the sum to the next; true where it
-  /// is whole. Each warpgroup does so with its keys: nobody waits for the other one.
-  __device__ __forceinline__ bool pass_on(Keys& dk, Values& dv, const ItemInfo& item,
-                                          std::int32_t flags) const {
+  /// Adds the sum of the splits before this one and, unless this is the last, stores it for the
+  /// next. Returns whether it is whole. Each warpgroup does so with its keys: nobody waits for the
+  /// other.
+  __device__ __forceinline__ bool add_splits(Keys& dk, Values& dv, const ItemInfo& item,
+                                             std::int32_t flags) const {
     float4* place = key_place(item.slot);
-    if (item.awaited >= 0)
-      await(params_.piece_counts + item.awaited + warpgroup_, item.num_awaited);
-    if ((flags & kFirstPiece) == 0) {
+    if (item.awaited_semaphore >= 0) wait_semaphore(item.awaited_semaphore, item.awaited_value);
+    if ((flags & kFirstSplit) == 0) {
       add(dk, place);
       add(dv, value_place(place));
     }
-    if ((flags & kLastPiece) == 0) {
+    if ((flags & kLastSplit) == 0) {
       store(dk, place);
       store(dv, value_place(place));
     }
-    ptx::named_barrier_sync(kPieces + warpgroup_, 128);
-    if (thread_ == 0) ptx::add_release(params_.piece_counts + item.counter + warpgroup_, 1);
-    return (flags & kLastPiece) != 0;
+    ptx::named_barrier_sync(kSplits + warpgroup_, 128);
+    if (thread_ == 0) ptx::signal_semaphore(semaphore(item.semaphore));
+    return (flags & kLastSplit) != 0;
   }
 
-  /// NOTE: whoever is awaited is of a lower item.
-  __device__ __forceinline__ void await(const unsigned* counter, std::int32_t count) const {
-    if (thread_ == 0) {
-      while (ptx::load_acquire(counter) != static_cast<unsigned>(count)) {
-      }
-    }
-    ptx::named_barrier_sync(kPieces + warpgroup_, 128);
+  /// This warpgroup's semaphore of a k tile and kv head.
+  __device__ __forceinline__ unsigned* semaphore(std::int32_t index) const {
+    return params_.keys.split_semaphores + index + warpgroup_;
+  }
+
+  /// Waits for splits of lower items, so that the lowest unfinished item never waits.
+  __device__ __forceinline__ void wait_semaphore(std::int32_t index, std::int32_t value) const {
+    if (thread_ == 0) ptx::wait_semaphore(semaphore(index), static_cast<unsigned>(value));
+    ptx::named_barrier_sync(kSplits + warpgroup_, 128);
   }
 
   template <int kElements>
@@ -107,21 +109,20 @@ class BackwardEpilogue {
 
   template <int kElements>
   __device__ __forceinline__ void write_rows(const float (&values)[kElements],
-                                             const GradientRows& target, int dim,
+                                             const StridedRows& target, int dim,
                                              const ItemInfo& item) const {
-    const std::int64_t begin =
-        item.key_begin * target.row_stride + item.kv_head * target.head_stride;
-    if (target.is_float) {
-      write_floats(values, static_cast<float*>(target.data) + begin, target, dim, item.num_keys);
+    if (target.is_float()) {
+      write_floats(values, row_at<float>(target, item.key_begin, item.kv_head), target, dim,
+                   item.num_keys);
     } else {
-      write_halves(values, static_cast<std::uint16_t*>(target.data) + begin, target, dim,
+      write_halves(values, row_at<std::uint16_t>(target, item.key_begin, item.kv_head), target, dim,
                    item.num_keys);
     }
   }
 
   template <int kElements>
   __device__ __forceinline__ void write_floats(const float (&values)[kElements], float* data,
-                                               const GradientRows& target, int dim,
+                                               const StridedRows& target, int dim,
                                                int num_keys) const {
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
@@ -133,7 +134,7 @@ class BackwardEpilogue {
         if (8 * c >= num_columns) continue;
         auto* pair = reinterpret_cast<float2*>(place + 8 * c);
         float2 value = make_float2(values[4 * c + 2 * row], values[4 * c + 2 * row + 1]);
-        if (target.is_added) {
+        if (params_.keys.is_adding) {
           const float2 before = *pair;
           value = make_float2(value.x + before.x, value.y + before.y);
         }
@@ -142,26 +143,17 @@ class BackwardEpilogue {
     }
   }
 
-  /// Through this warp's rows of V's buffer, so that a row leaves in chunks of 16 bytes.
+  /// Writes through this warp's rows of V's buffer, so that a row leaves in chunks of 16 bytes.
   template <int kElements>
   __device__ __forceinline__ void write_halves(const float (&values)[kElements],
-                                               std::uint16_t* data, const GradientRows& target,
+                                               std::uint16_t* data, const StridedRows& target,
                                                int dim, int num_keys) const {
     constexpr int kPanelBytes = kC.keys * tile::kPanelRowBytes;
     const int thread = ptx::thread_index() & 127;
     const int lane = thread % 32;
     const int first_row = 64 * warpgroup_ + thread / 32 * 16;
     ptx::named_barrier_sync(kDkvEpilogue + warpgroup_, 128);
-#pragma unroll
-    for (int c = 0; c < kElements / 4; c += 2) {
-      const std::uint32_t address = ptx::shared_address(shared_.v + c / 8 * kPanelBytes) +
-                                    tile::swizzled_offset(first_row + lane % 16, c % 8 + lane / 16);
-      const float* value = values + 4 * c;
-      ptx::store_matrix_x4(address, ptx::pack_half2<kC.type>(value[0], value[1]),
-                           ptx::pack_half2<kC.type>(value[2], value[3]),
-                           ptx::pack_half2<kC.type>(value[4], value[5]),
-                           ptx::pack_half2<kC.type>(value[6], value[7]));
-    }
+    tile::stage_rows<kC.type, kC.keys>(shared_.v, first_row, lane, values);
     __syncwarp();
     constexpr int kChunks = kElements / 4;
 #pragma unroll 4

@@ -4,46 +4,44 @@
 #include "cuda/launch.cuh"
 #include "cuda/ptx/wgmma_n128.cuh"
 #include "cuda/ptx/wgmma_n64.cuh"
-#include "cuda/shared_memory.hpp"
-#include "kernels/sm90/backward/finish.cuh"
+#include "kernels/sm90/backward/dq_convert_kernel.cuh"
 #include "kernels/sm90/backward/kernel.cuh"
 #include "kernels/sm90/backward/launch.hpp"
+#include "kernels/sm90/launch.cuh"
 
 namespace magi::sm90 {
 
-template <typename Instance, bool kIsOrdered>
-void launch_ordered(const BackwardParams& params, int num_ctas, cudaStream_t stream) {
-  constexpr BackwardConfig kC = Instance::kConfig.ordered(kIsOrdered);
-  constexpr int kBytes = static_cast<int>(sizeof(BackwardStorage<kC>));
-  static_assert(kBytes <= 227 * 1024);
-  const auto kernel = backward_kernel<Instance, kIsOrdered>;
-  static SharedMemoryGrant grant;
-  grant.ensure(kernel, kBytes);
-  launch_ahead(kernel, num_ctas, kC.threads(), kBytes, params, stream);
+template <typename Instance, bool kIsDeterministic>
+void launch_backward_kernel(const BackwardParams& params, int num_ctas, cudaStream_t stream) {
+  constexpr BackwardConfig kC = Instance::kConfig.deterministic(kIsDeterministic);
+  constexpr auto kKernel = backward_kernel<Instance, kIsDeterministic>;
+  const int bytes = grant_storage<BackwardStorage<kC>, kKernel>();
+  launch_ahead(kKernel, num_ctas, kC.threads(), bytes, params, stream);
 }
 
 template <typename Instance>
 void launch_backward(const BackwardParams& params, int num_ctas, cudaStream_t stream) {
-  const auto launch =
-      params.is_ordered ? launch_ordered<Instance, true> : launch_ordered<Instance, false>;
+  const auto launch = params.dq_order.is_deterministic ? launch_backward_kernel<Instance, true>
+                                                       : launch_backward_kernel<Instance, false>;
   launch(params, num_ctas, stream);
 }
 
 template <typename Instance>
-void launch_finish(const BackwardParams& params, cudaStream_t stream) {
+void launch_dq_convert(const BackwardParams& params, cudaStream_t stream) {
   constexpr BackwardConfig kC = Instance::kConfig;
-  const int head_groups = params.heads_q / params.packed_heads;
+  const int head_groups = params.query.heads_q / params.query.packed_heads;
   constexpr int kParts = kC.rows / 64;
-  const std::int32_t num_tiles = params.is_finishing ? params.num_left : params.num_q_tiles;
+  const std::int32_t num_tiles =
+      params.dq_order.is_converting ? params.dq.num_left : params.query.num_q_tiles;
   if (num_tiles == 0) return;
   const unsigned num_ctas = static_cast<unsigned>(num_tiles) * kParts * head_groups;
-  launch_ahead(finish_kernel<kC.type, kC.dim_qk, kParts>, num_ctas, kFinishThreads, 0, params,
+  launch_ahead(dq_convert_kernel<kC.type, kC.dim_qk, kParts>, num_ctas, kConvertThreads, 0, params,
                stream);
 }
 
 template <typename Instance>
 constexpr BackwardInstance backward_instance() {
-  return {Instance::kConfig, launch_backward<Instance>, launch_finish<Instance>};
+  return {Instance::kConfig, launch_backward<Instance>, launch_dq_convert<Instance>};
 }
 
 }  // namespace magi::sm90

@@ -14,8 +14,8 @@ namespace magi::sm90 {
 struct BackwardInstance {
   BackwardConfig config;
   void (*launch)(const BackwardParams& params, int num_ctas, cudaStream_t stream) = nullptr;
-  /// After it: dq from the sums that it leaves.
-  void (*finish)(const BackwardParams& params, cudaStream_t stream) = nullptr;
+  /// Converts the dQ sums that `launch` leaves into dq; enqueued after it.
+  void (*convert_dq)(const BackwardParams& params, cudaStream_t stream) = nullptr;
 };
 
 /// The kernels of the library.

@@ -7,7 +7,7 @@
 
 namespace magi::sm90 {
 
-/// Where a row lies among the packed ones.
+/// The index of a row and head among the packed rows.
 __device__ __forceinline__ std::int64_t place_of(const PackedRows& packed, int token, int head) {
   const int shift = __ffs(packed.packed_heads) - 1;
   const int tile_tokens = kTileRows >> shift;

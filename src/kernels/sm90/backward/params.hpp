@@ -10,71 +10,90 @@
 
 namespace magi::sm90 {
 
-/// An output [rows, heads, dim], strides in elements.
-struct GradientRows {
-  void* data = nullptr;
-  std::int64_t row_stride = 0;
-  std::int64_t head_stride = 0;
-  bool is_float = false;  ///< float32, else the type of q
-  bool is_added = false;  ///< to what is there
-};
-
-/// Arguments of a launch, passed by value. The list's fields mirror BackwardList.
-struct BackwardParams {
-  CUtensorMap q;     ///< box of packed_heads x tile_tokens
-  CUtensorMap dout;  ///< likewise
-  CUtensorMap k;     ///< box of 1 x keys of a k tile
-  CUtensorMap v;     ///< likewise
-
-  const KeyTile* tiles = nullptr;
-  const KeyRecord* records = nullptr;
-  const SemaphoreRun* turns = nullptr;
-  const std::int32_t* islands = nullptr;
-
-  /// All zero at the start; see BackwardList::num_counters.
-  unsigned* turn_counts = nullptr;   ///< [head groups, num_turns]
-  unsigned* piece_counts = nullptr;  ///< [kv heads, tiles, 2]
-  unsigned* ticket = nullptr;
-
-  /// Sums are indexed head_group * num_q_tiles + q_tile. Rows of a sum: token * packed_heads +
-  /// head; rows without keys or beyond the tensor have kNoKeys for the first, 0 for the other.
-  const float* levels = nullptr;   ///< [sums, rows]: -lse * log2(e) / exponent_scale
-  const float* offsets = nullptr;  ///< [sums, rows]: dlse - rowsum(dO * O)
-  float* dq_sums = nullptr;  ///< [sums, rows * dim_qk], order of dq_place; zero at the start where
-                             ///< several islands meet, and everywhere if sums are
-                             ///< unordered
-  float* pieces = nullptr;   ///< [slots]: dK [128, dim_qk], then dV [128, dim_v]
-
-  std::int32_t num_items = 0;
-  std::int32_t num_tiles = 0;
-  std::int32_t num_turns = 0;
+/// The query rows and how heads are packed into q tiles. Every role reads it.
+struct QueryTiles {
   std::int32_t num_q_tiles = 0;
-  std::int32_t token_shift = 6;  ///< log2(tile_tokens)
+  std::int32_t token_shift = 6;  ///< log2(tokens of a q tile)
   std::int32_t packed_heads = 1;
   std::int32_t packed_shift = 0;  ///< log2(packed_heads)
   std::int32_t heads_q = 1;
-  std::int32_t heads_kv = 1;
   std::int32_t rows_q = 0;
-  std::int32_t dim_qk = 0;
-  std::int32_t dim_v = 0;
+};
 
+/// What makes P and dS of the products. The producer loads both vectors, the consumers compute with
+/// them. A row of a sum is token * packed_heads + head; rows without keys or beyond the tensor have
+/// kNoKeys for the lse and 0 for the delta.
+struct BackwardSoftmax {
+  const float* lse_log2 = nullptr;  ///< [sums, rows], negated: -lse * log2(e) / exponent_scale
+  const float* delta = nullptr;     ///< [sums, rows], negated: dlse - rowsum(dO * O)
   ScoreScale score;
-  GradientRows dq;
-  GradientRows dk;
-  GradientRows dv;
-  bool is_ordered = true;  ///< sums of dQ are taken in the order of the list
+};
+
+/// The order in which records add to a sum of dQ. The semaphore roles read it.
+struct DqOrder {
+  const SemaphoreRun* runs = nullptr;            ///< semaphore values by record and q tile
+  const std::int32_t* num_components = nullptr;  ///< [q tiles]
+  unsigned* semaphores = nullptr;  ///< [head groups, num_semaphores], all zero at the start
+  std::int32_t num_semaphores = 0;
+  bool is_deterministic = true;  ///< sums of dQ are taken in the order of the list
+  bool is_converting = false;    ///< the main kernel makes dq of the sums that it completes
+};
+
+/// Sums of dQ, indexed head_group * num_q_tiles + q_tile, and dq made of them. The consumers add to
+/// the sums, the dQ converters read the rest.
+struct DqOutput {
+  /// [sums, rows * dim_qk] in the order of dq_place; zero at the start where several components
+  /// meet, and everywhere if sums are taken in no order.
+  float* sums = nullptr;
+  StridedRows rows;
+  std::int32_t dim = 0;              ///< columns of dq
+  bool is_adding = false;            ///< dq is added to what is there
+  std::int64_t bytes_to_row_8 = 0;   ///< from row 16n of a q tile to row 16n + 8, in dq
+  std::int64_t bytes_to_row_16 = 0;  ///< from row r of a q tile to row r + 16, in dq
+  /// q tiles whose sums are left to the converting kernel where the main kernel converts the
+  /// others.
+  const std::int32_t* left_tiles = nullptr;
+  std::int32_t num_left = 0;
+};
+
+/// Where dK and dV go. The epilogue reads it.
+struct KeyGradients {
+  StridedRows dk;
+  StridedRows dv;
+  std::int32_t dim_qk = 0;               ///< columns of dk
+  std::int32_t dim_v = 0;                ///< columns of dv
+  bool is_adding = false;                ///< both are added to what is there
+  float* split_sums = nullptr;           ///< [slots]: dK [128, dim_qk], then dV [128, dim_v]
+  unsigned* split_semaphores = nullptr;  ///< [kv heads, tiles, 2], all zero at the start
+};
+
+/// The items; mirrors BackwardList. The producer reads it, records also the semaphore waiter.
+struct BackwardItems {
+  const KeyTile* tiles = nullptr;
+  const KeyRecord* records = nullptr;
+  unsigned* ticket = nullptr;  ///< counts handed-out items; zero at the start
+  std::int32_t num_items = 0;
+  std::int32_t num_tiles = 0;
+  std::int32_t heads_kv = 1;
   /// An item walks all q tiles of a head group before those of the next; else the groups of a q
   /// tile one after the other.
   bool is_group_first = false;
-
-  /// Behind what every step reads, which should lie together.
   TileSpan spans[kMaxSpans];
-  bool is_finishing = false;  ///< dq is written by whoever adds last
-  /// q tiles that are left to finish.cuh where the others are not.
-  const std::int32_t* left_tiles = nullptr;
-  std::int32_t num_left = 0;
-  std::int64_t dq_to_row_16 = 0;  ///< bytes from row r of a q tile to row r + 16, in dq
-  std::int64_t dq_to_row_8 = 0;   ///< from row 16n to row 16n + 8
+};
+
+/// Arguments of a launch, passed by value. NOTE: what every step reads lies in front of the
+/// spans: behind them the same lists ran up to 5 % slower where an item has one head group.
+struct BackwardParams {
+  CUtensorMap q;     ///< box of packed_heads x tokens of a q tile
+  CUtensorMap dout;  ///< likewise
+  CUtensorMap k;     ///< box of 1 x keys of a k tile
+  CUtensorMap v;     ///< likewise
+  QueryTiles query;
+  BackwardSoftmax softmax;
+  DqOrder dq_order;
+  DqOutput dq;
+  KeyGradients keys;
+  BackwardItems items;
 };
 
 }  // namespace magi::sm90

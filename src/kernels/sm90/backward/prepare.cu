@@ -6,16 +6,17 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/order.cuh"
 #include "kernels/sm90/backward/packed_rows.cuh"
+#include "kernels/sm90/global_memory.cuh"
 
-// offset = dlse - sum(dout * out) and level = -lse / scale, in the packed order of tiles: a CTA
-// takes as many rows as a tile has, side by side in memory (the heads of a token, then the next
-// token), kLanes threads per row, 8 elements of dim per thread. It also clears a tile's sums, all
-// CTAs together the counters.
+// lse_log2 = -lse * log2(e) / exponent_scale and delta = dlse - sum(dout * out), both negated, in
+// the packed order of tiles: a CTA takes as many rows as a tile has, side by side in memory (the
+// heads of a token, then the next token), kLanes threads per row, 8 elements of dim per thread. It
+// also clears a tile's sums, all CTAs together the semaphores.
 namespace magi::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kElements = 8;  // of dim per thread
+constexpr int kElements = 8;  // elements of dim per thread
 
 /// Eight neighbouring elements of a row, as they lie in memory; `kMayBeFloat`: in float32 or in 16
 /// bits, else in 16 bits.
@@ -31,21 +32,17 @@ struct RawElements<false> {
 };
 
 template <bool kMayBeFloat>
-__device__ __forceinline__ RawElements<kMayBeFloat> load_elements(const ElementRows& rows,
+__device__ __forceinline__ RawElements<kMayBeFloat> load_elements(const StridedRows& rows,
                                                                   std::int64_t token,
                                                                   std::int64_t head, int d) {
+  const std::int64_t element_bytes = kMayBeFloat && rows.is_float() ? 4 : 2;
   const std::int64_t at = token * rows.row_stride + head * rows.head_stride + d;
+  const auto* source =
+      reinterpret_cast<const uint4*>(static_cast<const std::byte*>(rows.data) + at * element_bytes);
   RawElements<kMayBeFloat> raw{};
-  if constexpr (!kMayBeFloat) {
-    const auto* source = static_cast<const std::uint16_t*>(rows.data) + at;
-    raw.low = __ldcs(reinterpret_cast<const uint4*>(source));
-  } else if (rows.is_float) {
-    const auto* source = reinterpret_cast<const uint4*>(static_cast<const float*>(rows.data) + at);
-    raw.low = __ldcs(source);
-    raw.high = __ldcs(source + 1);
-  } else {
-    const auto* source = static_cast<const std::uint16_t*>(rows.data) + at;
-    raw.low = __ldcs(reinterpret_cast<const uint4*>(source));
+  raw.low = __ldcs(source);
+  if constexpr (kMayBeFloat) {
+    if (rows.is_float()) raw.high = __ldcs(source + 1);
   }
   return raw;
 }
@@ -87,11 +84,6 @@ struct Row {
   float dlse = 0.0f;
 };
 
-__device__ __forceinline__ float load_float(const FloatRows& rows, std::int64_t token,
-                                            std::int64_t head) {
-  return rows.data[token * rows.row_stride + head * rows.head_stride];
-}
-
 /// The first row of the CTA in the order of memory.
 struct FirstRow {
   std::int32_t token;
@@ -110,7 +102,7 @@ struct FirstRow {
   }
 };
 
-/// Row `r` of the CTA.
+/// Loads row `r` of the CTA.
 template <bool kMayBeFloat>
 __device__ __forceinline__ Row<kMayBeFloat> load_row(const PrepareParams& params, FirstRow first,
                                                      unsigned r, int d) {
@@ -125,8 +117,8 @@ __device__ __forceinline__ Row<kMayBeFloat> load_row(const PrepareParams& params
     row.dout = load_elements<kMayBeFloat>(params.dout, row.token, row.head, d);
   }
   if (d == 0) {
-    row.lse = load_float(params.lse, row.token, row.head);
-    if (params.dlse.data != nullptr) row.dlse = load_float(params.dlse, row.token, row.head);
+    row.lse = *row_at<float>(params.lse, row.token, row.head);
+    if (params.dlse.data != nullptr) row.dlse = *row_at<float>(params.dlse, row.token, row.head);
   }
   return row;
 }
@@ -156,8 +148,8 @@ __device__ __forceinline__ void finish_row(const PrepareParams& params, const Ro
                                            int d) {
   float out[kElements];
   float dout[kElements];
-  unpack<kType>(row.out, params.out.is_float, out);
-  unpack<kType>(row.dout, params.dout.is_float, dout);
+  unpack<kType>(row.out, params.out.is_float(), out);
+  unpack<kType>(row.dout, params.dout.is_float(), dout);
   if constexpr (kMayBeFloat) round_dout<kType>(params, row, d, dout);
   float sum = 0.0f;
 #pragma unroll
@@ -169,8 +161,8 @@ __device__ __forceinline__ void finish_row(const PrepareParams& params, const Ro
   if (d != 0) return;
   const std::int64_t at = place_of(params.packed, row.token, row.head);
   const bool has_keys = row.lse != -INFINITY;
-  params.levels[at] = -(has_keys ? row.lse * kLog2E : kNoKeys) / params.exponent_scale;
-  params.offsets[at] = has_keys ? row.dlse - sum : 0.0f;
+  params.lse_log2[at] = -(has_keys ? row.lse * kLog2E : kNoKeys) / params.exponent_scale;
+  params.delta[at] = has_keys ? row.dlse - sum : 0.0f;
 }
 
 __device__ __forceinline__ void clear_sums(const PrepareParams& params, std::int64_t tile) {
@@ -180,10 +172,10 @@ __device__ __forceinline__ void clear_sums(const PrepareParams& params, std::int
   }
 }
 
-__device__ __forceinline__ void clear_counters(const PrepareParams& params) {
+__device__ __forceinline__ void clear_semaphores(const PrepareParams& params) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
   std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  for (; i < params.num_counters; i += step) params.counters[i] = 0;
+  for (; i < params.num_semaphores; i += step) params.semaphores[i] = 0;
 }
 
 template <DType kType, int kLanes, bool kMayBeFloat>
@@ -191,7 +183,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const PrepareParams p
   constexpr int kRowsPerPass = kThreads / kLanes;
   constexpr int kPasses = kTileRows / kRowsPerPass;
   ptx::launch_dependents();
-  clear_counters(params);
+  clear_semaphores(params);
   const std::int64_t tile = blockIdx.x;
   if (params.packed.tiles_per_group == 0) return;
   const FirstRow first(params.packed.heads_q);
@@ -203,7 +195,8 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const PrepareParams p
     rows[pass] = load_row<kMayBeFloat>(params, first, r + pass * kRowsPerPass, d);
   }
   const auto in_group = static_cast<std::int32_t>(tile % params.packed.tiles_per_group);
-  if (params.islands == nullptr || __ldg(params.islands + in_group / params.tiles_per_q_tile) > 1) {
+  if (params.num_components == nullptr ||
+      __ldg(params.num_components + in_group / params.tiles_per_q_tile) > 1) {
     clear_sums(params, tile);
   }
 #pragma unroll
@@ -221,7 +214,7 @@ void launch(const PrepareParams& params, cudaStream_t stream) {
 
 template <DType kType>
 void launch_of_type(const PrepareParams& params, cudaStream_t stream) {
-  if (params.out.is_float || params.dout.is_float) {
+  if (params.out.is_float() || params.dout.is_float()) {
     launch<kType, true>(params, stream);
   } else {
     launch<kType, false>(params, stream);

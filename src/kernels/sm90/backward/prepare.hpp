@@ -17,15 +17,17 @@ namespace magi::sm90 {
 /// 128 rows, two.
 inline constexpr int kTileRows = 64;
 
-/// lse * log2(e) of rows that see no key and of rows past the end: every exp2(s - it) is 0.
+/// Stands for lse * log2(e) of rows that see no key and of rows past the end: every exp2(s - it) is
+/// 0.
 inline constexpr float kNoKeys = 1e30f;
 
 /// How packed rows map to tokens and heads.
 struct PackedRows {
   std::int32_t rows_q = 0;
   std::int32_t heads_q = 0;
-  std::int32_t packed_heads = 1;     ///< a power of two up to kTileRows
-  std::int32_t tiles_per_group = 0;  ///< that hold rows_q, in whole q tiles of the main kernel
+  std::int32_t packed_heads = 1;  ///< a power of two up to kTileRows
+  std::int32_t tiles_per_group =
+      0;  ///< tiles that hold rows_q, in whole q tiles of the main kernel
 
   std::int32_t tile_tokens() const { return kTileRows / packed_heads; }
   std::int64_t num_tiles() const {
@@ -36,22 +38,23 @@ struct PackedRows {
 struct PrepareParams {
   PackedRows packed;
   std::int32_t dim_v = 0;
-  ElementRows out;
-  ElementRows dout;
-  FloatRows lse;
-  FloatRows dlse;  ///< no data: none
+  StridedRows out;
+  StridedRows dout;
+  StridedRows lse;
+  StridedRows dlse;  ///< without data where there is none
   float exponent_scale = 1.0f;
-  /// [tiles, kTileRows]: -lse * log2(e) / exponent_scale, with kNoKeys for some.
-  float* levels = nullptr;
-  float* offsets = nullptr;   ///< [tiles, kTileRows]: dlse - sum of dout * out; 0 with kNoKeys
+  /// [tiles, kTileRows], negated: -lse * log2(e) / exponent_scale, with kNoKeys for some.
+  float* lse_log2 = nullptr;
+  /// [tiles, kTileRows], negated: dlse - sum of dout * out; 0 with kNoKeys.
+  float* delta = nullptr;
   void* dout_copy = nullptr;  ///< null, or 16-bit [rows_q, heads_q, dim_v]: dout rounded
   float* sums = nullptr;      ///< [tiles, sums_per_tile], cleared
   std::int32_t sums_per_tile = 0;
-  /// Per q tile of the main kernel, or null: tiles with at most one are not cleared.
-  const std::int32_t* islands = nullptr;
-  std::int32_t tiles_per_q_tile = 1;  ///< tiles in a q tile of the main kernel
-  std::uint32_t* counters = nullptr;  ///< [num_counters], cleared
-  std::int64_t num_counters = 0;
+  /// Components in each q tile of the main kernel, or null: tiles with at most one are not cleared.
+  const std::int32_t* num_components = nullptr;
+  std::int32_t tiles_per_q_tile = 1;    ///< tiles in a q tile of the main kernel
+  std::uint32_t* semaphores = nullptr;  ///< [num_semaphores], cleared, the item ticket with them
+  std::int64_t num_semaphores = 0;
 };
 
 /// Enqueues the one kernel that comes before the main one. `type` is that of 16-bit tensors.
@@ -61,13 +64,13 @@ void prepare_backward(const PrepareParams& params, DType type, cudaStream_t stre
 struct SinkGradientParams {
   PackedRows packed;
   float exponent_scale = 1.0f;
-  const float* levels = nullptr;
-  const float* offsets = nullptr;
+  const float* lse_log2 = nullptr;
+  const float* delta = nullptr;
   SinkRows sink;
   float* dsink = nullptr;
-  std::int64_t row_stride = 0;  ///< of dsink; 0 where all rows share the sinks
+  std::int64_t row_stride = 0;  ///< row stride of dsink; 0 where all rows share the sinks
   std::int64_t sink_stride = 0;
-  bool is_added = false;
+  bool is_adding = false;
 };
 
 /// Enqueues dsink. Sums over rows have a fixed order: equal bits from call to call.

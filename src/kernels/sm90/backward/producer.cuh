@@ -4,6 +4,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/sm90/backward/shared.cuh"
+#include "kernels/sm90/global_memory.cuh"
 #include "kernels/tile/descriptor.cuh"
 #include "kernels/worklist/item_order.hpp"
 #include "kernels/worklist/query_run.hpp"
@@ -22,11 +23,11 @@ class BackwardProducer {
 
   __device__ __forceinline__ void run() {
     shared_.producer.span = 0;
-    for (std::int32_t item = take_ticket(); item < params_.num_items; item = take_ticket()) {
+    for (std::int32_t item = take_ticket(); item < params_.items.num_items; item = take_ticket()) {
       run_item(item);
     }
-    shared_.steps[num_steps_ % kInfoStages].flags = kEndOfSteps;
-    ptx::mbarrier_arrive(shared_.step_full[num_steps_ % kInfoStages]);
+    step_info().flags = kEndOfSteps;
+    send_step();
     present_item().flags = kEndOfItems;
     send_item(false);
   }
@@ -34,24 +35,32 @@ class BackwardProducer {
  private:
   static constexpr int kVectorBytes = kC.rows * 4;
 
-  /// NOTE: an item is taken only when the one before has been walked, and the first like any other:
-  /// whoever waits for a turn waits for a lower item, so the lowest unfinished item must never be
-  /// one that a CTA keeps for later or that a CTA not yet resident would start with.
+  /// Takes the next item. NOTE: an item is taken only when the one before has been walked, and the
+  /// first like any other: a semaphore waits for a lower item, so the lowest unfinished item must
+  /// never be one that a CTA keeps for later or that a CTA not yet resident would start with.
   __device__ __forceinline__ std::int32_t take_ticket() const {
-    return static_cast<std::int32_t>(atomicAdd(params_.ticket, 1u));
+    return static_cast<std::int32_t>(atomicAdd(params_.items.ticket, 1u));
   }
 
-  /// Free since V of the item before was loaded: the one before that had been written by then.
+  /// The info of the item under way. It is free since V of the item before was loaded: the one
+  /// before that had been written by then.
   __device__ __forceinline__ ItemInfo& present_item() const {
     return shared_.items[num_items_ & 1];
   }
+  __device__ __forceinline__ StepInfo& step_info() const {
+    return shared_.steps[RingPlace<kStepStages>(num_steps_).stage()];
+  }
+  __device__ __forceinline__ void send_step() const {
+    ptx::mbarrier_arrive(shared_.step_full.at(RingPlace<kStepStages>(num_steps_)));
+  }
 
-  /// Where the item works, and what it needs to know of its split.
+  /// Finds where the item works and what it must know of its split.
   __device__ __forceinline__ void find_place(std::uint32_t index) const {
     ProducerState& at = shared_.producer;
     ItemInfo& info = present_item();
-    const BackwardItem item = backward_item(params_.spans, params_.heads_kv, index, at.span);
-    const TileSpan& span = params_.spans[item.span];
+    const BackwardItem item =
+        backward_item(params_.items.spans, params_.items.heads_kv, index, at.span);
+    const TileSpan& span = params_.items.spans[item.span];
     at.span = item.span;
     at.k_tile = item.tile;
     at.groups_per_item = span.groups_per_item;
@@ -59,25 +68,26 @@ class BackwardProducer {
     at.is_sent = false;
     info.kv_head = item.kv_head;
     info.flags =
-        (item.split == 0 ? kFirstPiece : 0) | (item.split + 1 == span.num_splits ? kLastPiece : 0);
-    info.counter = counter_of({item.tile, item.kv_head});
+        (item.split == 0 ? kFirstSplit : 0) | (item.split + 1 == span.num_splits ? kLastSplit : 0);
+    info.semaphore = semaphore_of({item.tile, item.kv_head});
     if (span.num_splits > 1) {
       const SlotUser user{item.tile, item.kv_head};
       info.slot = slot_of(span, user);
-      info.awaited = item.split > 0 ? info.counter : counter_of(user_before(span, user));
-      info.num_awaited = item.split > 0 ? item.split : span.num_splits;
+      info.awaited_semaphore =
+          item.split > 0 ? info.semaphore : semaphore_of(user_before(span, user));
+      info.awaited_value = item.split > 0 ? item.split : span.num_splits;
     }
   }
 
-  /// The first warpgroup's counter of the splits of a k tile and kv head; -1: nobody's.
-  __device__ __forceinline__ std::int32_t counter_of(SlotUser user) const {
-    return user.tile < 0 ? -1 : 2 * (user.kv_head * params_.num_tiles + user.tile);
+  /// The first warpgroup's semaphore of the splits of a k tile and kv head; -1: there is no user.
+  __device__ __forceinline__ std::int32_t semaphore_of(SlotUser user) const {
+    return user.tile < 0 ? -1 : 2 * (user.kv_head * params_.items.num_tiles + user.tile);
   }
 
   __device__ __forceinline__ void run_item(std::int32_t index) {
     find_place(static_cast<std::uint32_t>(index));
     ProducerState& at = shared_.producer;
-    const int4 work = __ldg(reinterpret_cast<const int4*>(params_.tiles + at.k_tile));
+    const int4 work = __ldg(reinterpret_cast<const int4*>(params_.items.tiles + at.k_tile));
     ItemInfo& item = present_item();
     item.key_begin = work.x;
     item.num_keys = work.y - work.x;
@@ -92,27 +102,20 @@ class BackwardProducer {
       for (at.record = work.z; at.record < at.record_end; ++at.record) {
         run_record(start_record(item));
       }
-    } while (params_.is_group_first && ++at.index < at.groups_per_item);
+    } while (params_.items.is_group_first && ++at.index < at.groups_per_item);
   }
 
-  __device__ __forceinline__ BandSlice load_band(std::int32_t index) const {
-    const auto* source = reinterpret_cast<const int4*>(params_.records + index);
-    const int4 first = __ldg(source);
-    const int4 second = __ldg(source + 1);
-    return {first.x, first.y, first.z, first.w, second.x, second.y};
-  }
-
-  /// The end of the record's q tiles.
+  /// Begins a record. Returns the end of its q tiles.
   __device__ __forceinline__ std::int32_t start_record(const ItemInfo& item) const {
     ProducerState& at = shared_.producer;
-    const BandSlice band = load_band(at.record);
+    const BandSlice band = load_band(params_.items.records + at.record);
     at.mask = {.key_low = band.k0 - item.key_begin,
                .key_high = band.k1 - item.key_begin,
                .q_low = band.q0,
                .q_high = band.q1,
                .low = item.key_begin - band.d_max,
                .high = item.key_begin - band.d_min + 1};
-    const QueryRun run = query_run(band, item.key_begin, kC.keys, params_.token_shift);
+    const QueryRun run = query_run(band, item.key_begin, kC.keys, params_.query.token_shift);
     at.tile_begin = run.tile_begin;
     at.full_begin = run.full_begin;
     at.full_end = run.full_end;
@@ -123,16 +126,15 @@ class BackwardProducer {
   __device__ __forceinline__ void run_record(std::int32_t tile) {
     while (--tile >= shared_.producer.tile_begin) {
       std::int32_t& index = shared_.producer.index;
-      if (!params_.is_group_first) index = 0;
+      if (!params_.items.is_group_first) index = 0;
       do {
         run_step(tile);
-      } while (!params_.is_group_first && ++index < shared_.producer.groups_per_item);
+      } while (!params_.items.is_group_first && ++index < shared_.producer.groups_per_item);
     }
   }
 
   __device__ __forceinline__ void run_step(std::int32_t tile) {
-    ptx::mbarrier_wait(shared_.q_empty[ring_stage<kC.q_stages>(num_steps_)],
-                       ring_parity<kC.q_stages>(num_steps_) ^ 1);
+    shared_.q_ring.wait_empty(RingPlace<kC.q_stages>(num_steps_));
     tell_step(tile);
     load_queries(tile);
     load_dout(tile);
@@ -143,20 +145,21 @@ class BackwardProducer {
 
   __device__ __forceinline__ void tell_step(std::int32_t tile) const {
     ProducerState& at = shared_.producer;
-    StepInfo& step = shared_.steps[num_steps_ % kInfoStages];
+    StepInfo& step = step_info();
     const bool is_masked = tile < at.full_begin || tile >= at.full_end;
     const bool is_last = at.is_last && at.index + 1 == at.groups_per_item && tile == at.tile_begin;
     step.flags = (is_masked ? kMasked : 0) | (is_last ? kLastStep : 0);
     at.group = at.group_begin + at.index;
-    step.sum = at.group * params_.num_q_tiles + tile;
+    step.sum = at.group * params_.query.num_q_tiles + tile;
     step.group = at.group;
     step.q_tile = tile;
     step.record = at.record;
-    if (is_masked) tell_mask(step, tile << params_.token_shift);
-    ptx::mbarrier_arrive(shared_.step_full[num_steps_ % kInfoStages]);
+    if (is_masked) tell_mask(step, tile << params_.query.token_shift);
+    send_step();
   }
 
-  /// Exact wherever it can decide anything, and small enough to be multiplied by packed heads.
+  /// The value, exact wherever it can decide anything and small enough to be multiplied by packed
+  /// heads.
   __device__ __forceinline__ static std::int32_t clamped(std::int32_t value) {
     constexpr std::int32_t kFar = 1 << 20;
     return min(max(value, -kFar), kFar);
@@ -172,42 +175,48 @@ class BackwardProducer {
   }
 
   __device__ __forceinline__ ptx::BoxOrigin box_of(std::int32_t tile) const {
-    return {0, shared_.producer.group << params_.packed_shift, tile << params_.token_shift};
+    return {0, shared_.producer.group << params_.query.packed_shift,
+            tile << params_.query.token_shift};
   }
-  /// Of levels and offsets: the first row of the q tile.
+  /// The first row of the q tile in lse_log2 and delta.
   __device__ __forceinline__ std::int64_t row_of(std::int32_t tile) const {
-    const std::int32_t sum = shared_.producer.group * params_.num_q_tiles + tile;
+    const std::int32_t sum = shared_.producer.group * params_.query.num_q_tiles + tile;
     return std::int64_t{sum} * kC.rows;
   }
 
   __device__ __forceinline__ void load_queries(std::int32_t tile) const {
-    const int stage = ring_stage<kC.q_stages>(num_steps_);
-    ptx::Mbarrier& full = shared_.q_full[stage];
+    const RingPlace<kC.q_stages> place(num_steps_);
+    const std::uint32_t stage = place.stage();
+    ptx::Mbarrier& full = shared_.q_ring.full.at(place);
     ptx::mbarrier_arrive_expect(full, kC.q_bytes() + kVectorBytes);
     load_rows<kC.rows, kC.dim_qk>(shared_.q[stage], params_.q, box_of(tile), full);
-    ptx::load_bytes(shared_.levels[stage], params_.levels + row_of(tile), kVectorBytes, full);
+    ptx::load_bytes(shared_.lse_log2[stage], params_.softmax.lse_log2 + row_of(tile), kVectorBytes,
+                    full);
   }
 
   __device__ __forceinline__ void load_dout(std::int32_t tile) const {
-    const int stage = ring_stage<kC.dout_stages>(num_steps_);
-    ptx::mbarrier_wait(shared_.dout_empty[stage], ring_parity<kC.dout_stages>(num_steps_) ^ 1);
-    ptx::Mbarrier& full = shared_.dout_full[stage];
+    const RingPlace<kC.dout_stages> place(num_steps_);
+    const std::uint32_t stage = place.stage();
+    shared_.dout_ring.wait_empty(place);
+    ptx::Mbarrier& full = shared_.dout_ring.full.at(place);
     ptx::mbarrier_arrive_expect(full, kC.dout_bytes() + kVectorBytes);
     load_rows<kC.rows, kC.dim_v>(shared_.dout[stage], params_.dout, box_of(tile), full);
-    ptx::load_bytes(shared_.offsets[stage], params_.offsets + row_of(tile), kVectorBytes, full);
+    ptx::load_bytes(shared_.delta[stage], params_.softmax.delta + row_of(tile), kVectorBytes, full);
   }
 
-  /// The present item's info, with its K and V or without.
+  /// Sends the present item's info, with its K and V or without.
   __device__ __forceinline__ void send_item(bool has_tiles) {
-    const std::uint32_t parity = num_items_ & 1;
+    const RingPlace<1> place(num_items_);
     const ItemInfo& item = present_item();
     const ptx::BoxOrigin box{0, item.kv_head, item.key_begin};
-    ptx::mbarrier_wait(shared_.k_empty, parity ^ 1);
-    ptx::mbarrier_arrive_expect(shared_.k_full, has_tiles ? kC.k_bytes() : 0);
-    if (has_tiles) load_rows<kC.keys, kC.dim_qk>(shared_.k, params_.k, box, shared_.k_full);
-    ptx::mbarrier_wait(shared_.v_empty, parity ^ 1);
-    ptx::mbarrier_arrive_expect(shared_.v_full, has_tiles ? kC.v_bytes() : 0);
-    if (has_tiles) load_rows<kC.keys, kC.dim_v>(shared_.v, params_.v, box, shared_.v_full);
+    shared_.k_ring.wait_empty(place);
+    ptx::Mbarrier& k_full = shared_.k_ring.full.at(place);
+    ptx::mbarrier_arrive_expect(k_full, has_tiles ? kC.k_bytes() : 0);
+    if (has_tiles) load_rows<kC.keys, kC.dim_qk>(shared_.k, params_.k, box, k_full);
+    shared_.v_ring.wait_empty(place);
+    ptx::Mbarrier& v_full = shared_.v_ring.full.at(place);
+    ptx::mbarrier_arrive_expect(v_full, has_tiles ? kC.v_bytes() : 0);
+    if (has_tiles) load_rows<kC.keys, kC.dim_v>(shared_.v, params_.v, box, v_full);
     ++num_items_;
   }
 

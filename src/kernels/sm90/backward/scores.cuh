@@ -21,7 +21,7 @@ struct RowValues {
       pairs[i] = *reinterpret_cast<const float2*>(values + 8 * i + first_column);
     }
   }
-  /// To all scores of their row: what a product is added to.
+  /// Copies each value to all scores of its row: what a product is added to.
   __device__ __forceinline__ void spread(float (&x)[kCount]) const {
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
@@ -31,36 +31,31 @@ struct RowValues {
   }
 };
 
-/// f(s) of ScoreScale with a softcap.
-__device__ __forceinline__ float capped(float score, const ScoreScale& scale) {
-  return tanh_of(score * scale.cap_scale);
-}
-
-/// Those of two neighbouring rows, where the softcap needs them behind the products.
+/// The lse of two neighbouring rows, where the softcap needs them after the products.
 template <bool kHasSoftcap>
-__device__ __forceinline__ float2 load_levels(const float* levels, int row) {
+__device__ __forceinline__ float2 load_lse(const float* lse_log2, int row) {
   if constexpr (!kHasSoftcap) return make_float2(0.0f, 0.0f);
-  return *reinterpret_cast<const float2*>(levels + row);
+  return *reinterpret_cast<const float2*>(lse_log2 + row);
 }
 
-/// x = exponent_scale * (f(s) + level), so that p = 2^x. Without a softcap the levels have been
-/// added: products began with them.
+/// Turns scores into exponents x = exponent_scale * (f(s) + lse_log2), so that p = 2^x. Without a
+/// softcap lse_log2 has been added: products began with it.
 template <bool kHasSoftcap, int kCount>
-__device__ __forceinline__ void take_exponents(float (&x)[kCount], const float* levels,
+__device__ __forceinline__ void take_exponents(float (&x)[kCount], const float* lse_log2,
                                                int first_column, const ScoreScale& scale) {
 #pragma unroll
   for (int i = 0; i < kCount; i += 4) {
-    const float2 level = load_levels<kHasSoftcap>(levels, 2 * i + first_column);
+    const float2 lse = load_lse<kHasSoftcap>(lse_log2, 2 * i + first_column);
 #pragma unroll
     for (int j = i; j < i + 4; ++j) {
-      if constexpr (kHasSoftcap) x[j] = capped(x[j], scale) + (j % 2 == 0 ? level.x : level.y);
+      if constexpr (kHasSoftcap) x[j] = capped(x[j], scale) + (j % 2 == 0 ? lse.x : lse.y);
       x[j] *= scale.exponent_scale;
     }
   }
 }
 
-/// Sets what the step's band hides to -infinity; `key_row` is that of the thread's first key in the
-/// k tile.
+/// Sets what the step's band hides to -infinity; `key_row` is the row of the thread's first key in
+/// the k tile.
 template <int kCount>
 __device__ __forceinline__ void mask_step(float (&x)[kCount], const StepInfo& step, int key_row,
                                           int first_column, int packed_shift) {
@@ -84,25 +79,24 @@ __device__ __forceinline__ void exponentiate(float (&x)[kCount]) {
   for (int i = 0; i < kCount; ++i) x[i] = ptx::exp2_approx(x[i]);
 }
 
-/// f'(s) / softmax_scale = 1 - tanh^2, from p: tanh = log2(p) / exponent_scale - level.
-__device__ __forceinline__ float softcap_slope(float p, float level, const ScoreScale& scale) {
-  const float bend =
-      fmaf(ptx::log2_approx(p), ptx::reciprocal_approx(scale.exponent_scale), -level);
-  return fmaxf(fmaf(-bend, bend, 1.0f), 0.0f);
+/// f'(s) / softmax_scale = 1 - tanh^2, from p: tanh = log2(p) / exponent_scale - lse_log2.
+__device__ __forceinline__ float softcap_slope(float p, float lse, const ScoreScale& scale) {
+  const float tanh = fmaf(ptx::log2_approx(p), ptx::reciprocal_approx(scale.exponent_scale), -lse);
+  return fmaxf(fmaf(-tanh, tanh, 1.0f), 0.0f);
 }
 
-/// P becomes dS / softmax_scale = p * (dP - delta) * f'(s) / softmax_scale; `dp` is dP - delta.
+/// Turns P into dS / softmax_scale = p * (dP - delta) * f'(s) / softmax_scale; `dp` is dP - delta.
 template <bool kHasSoftcap, int kCount>
 __device__ __forceinline__ void differentiate(float (&p)[kCount], const float (&dp)[kCount],
-                                              const float* levels, int first_column,
+                                              const float* lse_log2, int first_column,
                                               const ScoreScale& scale) {
 #pragma unroll
   for (int i = 0; i < kCount; i += 4) {
     if constexpr (kHasSoftcap) {
-      const float2 level = load_levels<kHasSoftcap>(levels, 2 * i + first_column);
+      const float2 lse = load_lse<kHasSoftcap>(lse_log2, 2 * i + first_column);
 #pragma unroll
       for (int j = i; j < i + 4; ++j) {
-        p[j] *= dp[j] * softcap_slope(p[j], j % 2 == 0 ? level.x : level.y, scale);
+        p[j] *= dp[j] * softcap_slope(p[j], j % 2 == 0 ? lse.x : lse.y, scale);
       }
       ptx::pin(p);
     } else {
@@ -112,18 +106,18 @@ __device__ __forceinline__ void differentiate(float (&p)[kCount], const float (&
   }
 }
 
-/// dP - delta becomes dS / softmax_scale = p * (dP - delta) * f'(s) / softmax_scale. NOTE: a
+/// Turns dP - delta into dS / softmax_scale = p * (dP - delta) * f'(s) / softmax_scale. NOTE: a
 /// quarter of p is taken from its 16 bits, as dV has them: with all of it in float32 there are 13
 /// registers too few. With a softcap there are enough, and its slope wants all bits.
 template <DType kType, bool kHasSoftcap, int kCount>
 __device__ __forceinline__ void differentiate_wide(const float (&p)[kCount],
                                                    const std::uint32_t (&packed)[kCount / 2],
-                                                   float (&dp)[kCount], const float* levels,
+                                                   float (&dp)[kCount], const float* lse_log2,
                                                    int first_column, const ScoreScale& scale) {
   constexpr int kHalves = kHasSoftcap ? 0 : 16;
 #pragma unroll
   for (int i = 0; i < kCount; i += 4) {
-    const float2 level = load_levels<kHasSoftcap>(levels, 2 * i + first_column);
+    const float2 lse = load_lse<kHasSoftcap>(lse_log2, 2 * i + first_column);
 #pragma unroll
     for (int j = i; j < i + 4; j += 2) {
       const float2 pair =
@@ -131,8 +125,8 @@ __device__ __forceinline__ void differentiate_wide(const float (&p)[kCount],
       dp[j] *= pair.x;
       dp[j + 1] *= pair.y;
       if constexpr (kHasSoftcap) {
-        dp[j] *= softcap_slope(pair.x, level.x, scale);
-        dp[j + 1] *= softcap_slope(pair.y, level.y, scale);
+        dp[j] *= softcap_slope(pair.x, lse.x, scale);
+        dp[j + 1] *= softcap_slope(pair.y, lse.y, scale);
       }
     }
     if constexpr (kHasSoftcap) ptx::pin(dp);

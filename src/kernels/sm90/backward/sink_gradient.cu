@@ -3,7 +3,8 @@
 #include "cuda/ptx/math.cuh"
 #include "kernels/sm90/backward/packed_rows.cuh"
 
-// A sink is a key whose value is 0: its gradient through a row is exp(sink - lse) * offset.
+// A sink is a key whose value is 0: its gradient through a row is exp(sink - lse) * delta, where
+// lse_log2 and delta come negated from prepare.cu.
 namespace magi::sm90 {
 namespace {
 
@@ -11,8 +12,8 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSinks = 8;
 
-__device__ __forceinline__ void put(float& target, float gradient, bool is_added) {
-  target = is_added ? target + gradient : gradient;
+__device__ __forceinline__ void put(float& target, float gradient, bool is_adding) {
+  target = is_adding ? target + gradient : gradient;
 }
 
 /// One CTA per head; thread t sums tokens t, t + kThreads, ..., then warps, then the warps' sums in
@@ -32,10 +33,10 @@ __global__ void __launch_bounds__(kThreads) shared_sink_kernel(const SinkGradien
   }
   for (int token = thread; token < params.packed.rows_q; token += kThreads) {
     const std::int64_t at = place_of(params.packed, token, head);
-    const float level2 = params.levels[at] * params.exponent_scale;
-    const float offset = params.offsets[at];
+    const float lse2 = params.lse_log2[at] * params.exponent_scale;
+    const float delta = params.delta[at];
 #pragma unroll
-    for (int s = 0; s < kMaxSinks; ++s) sums[s] += ptx::exp2_approx(sinks2[s] + level2) * offset;
+    for (int s = 0; s < kMaxSinks; ++s) sums[s] += ptx::exp2_approx(sinks2[s] + lse2) * delta;
   }
 #pragma unroll
   for (int s = 0; s < kMaxSinks; ++s) {
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) shared_sink_kernel(const SinkGradien
   if (thread >= params.sink.count) return;
   float sum = 0.0f;
   for (int warp = 0; warp < kWarps; ++warp) sum += warp_sums[thread][warp];
-  put(params.dsink[thread * params.sink_stride + head], sum, params.is_added);
+  put(params.dsink[thread * params.sink_stride + head], sum, params.is_adding);
 }
 
 __global__ void __launch_bounds__(kThreads) row_sink_kernel(const SinkGradientParams params) {
@@ -57,13 +58,13 @@ __global__ void __launch_bounds__(kThreads) row_sink_kernel(const SinkGradientPa
   const auto head = static_cast<int>(i % params.packed.heads_q);
   if (token >= params.packed.rows_q) return;
   const std::int64_t at = place_of(params.packed, token, head);
-  const float level2 = params.levels[at] * params.exponent_scale;
-  const float offset = params.offsets[at];
+  const float lse2 = params.lse_log2[at] * params.exponent_scale;
+  const float delta = params.delta[at];
   for (int s = 0; s < params.sink.count; ++s) {
     const float sink =
         params.sink.data[token * params.sink.row_stride + s * params.sink.sink_stride + head];
     put(params.dsink[token * params.row_stride + s * params.sink_stride + head],
-        ptx::exp2_approx(sink * kLog2E + level2) * offset, params.is_added);
+        ptx::exp2_approx(sink * kLog2E + lse2) * delta, params.is_adding);
   }
 }
 

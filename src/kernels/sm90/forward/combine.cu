@@ -5,42 +5,43 @@
 #include "cuda/check.hpp"
 #include "kernels/sm90/forward/combine.hpp"
 #include "kernels/sm90/forward/row_result.cuh"
+#include "kernels/sm90/global_memory.cuh"
 
 namespace magi::sm90 {
 namespace {
 
 constexpr unsigned kFullWarp = 0xffffffffu;
 constexpr int kLanes = 32;
-constexpr int kColumns = 32;  // of a warp, four to a lane
+constexpr int kColumns = 32;  // per warp, four to a lane
 constexpr int kRunLanes = kColumns / 4;
 constexpr int kRuns = kLanes / kRunLanes;
 constexpr int kThreads = 128;  // all columns of a row
 constexpr std::int64_t kMaxBlocks = 2048;
 
-/// A row of a cut tile: its pieces' rows begin at `first` and lie `stride` apart.
-struct CutRow {
+/// A row of a split tile: its splits' rows begin at `first` and lie `stride` apart.
+struct SplitRow {
   std::int64_t first;
   std::int64_t stride;
-  std::int32_t num_pieces;
+  std::int32_t num_splits;
   std::int32_t token;
   std::int32_t head;
 };
 
-/// One block merges one row at a time, 32 columns to a warp. Each eight lanes add a run of pieces
+/// One block merges one row at a time, 32 columns to a warp. Each eight lanes add a run of splits
 /// in order, then the runs are added in order: the same sums in every call.
 class Combiner {
  public:
   __device__ explicit Combiner(const CombineParams& params) : params_(params) {
     const ListOutcome* outcome = params.outcome;
-    num_splits_ = outcome == nullptr ? params.num_splits : outcome->num_split_tiles;
+    num_split_tiles_ = outcome == nullptr ? params.num_split_tiles : outcome->num_split_tiles;
     packed_heads_ = outcome == nullptr ? params.packed_heads : outcome->packed_heads;
   }
 
   __device__ void run() const {
     const int groups = params_.heads_q / packed_heads_;
-    const std::int64_t count = std::int64_t{num_splits_} * groups * params_.tile_rows;
+    const std::int64_t count = std::int64_t{num_split_tiles_} * groups * params_.tile_rows;
     for (std::int64_t i = blockIdx.x; i < count; i += gridDim.x) {
-      const CutRow row = row_at(i, groups);
+      const SplitRow row = split_row(i, groups);
       if (row.token < params_.rows_q) combine(row);
     }
   }
@@ -48,26 +49,26 @@ class Combiner {
  private:
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
 
-  __device__ CutRow row_at(std::int64_t index, int groups) const {
+  __device__ SplitRow split_row(std::int64_t index, int groups) const {
     const auto row = static_cast<int>(index % params_.tile_rows);
     const auto group = static_cast<int>(index / params_.tile_rows % groups);
     const SplitTile split = params_.splits[index / params_.tile_rows / groups];
-    CutRow result;
+    SplitRow result;
     result.first = (std::int64_t{split.first_slot} * groups + group) * params_.tile_rows + row;
     result.stride = std::int64_t{groups} * params_.tile_rows;
-    result.num_pieces = split.num_slots;
+    result.num_splits = split.num_slots;
     result.token = split.tile * (params_.tile_rows / packed_heads_) + row / packed_heads_;
     result.head = group * packed_heads_ + row % packed_heads_;
     return result;
   }
 
-  __device__ float log_sum_of(const CutRow& row, int piece) const {
-    return params_.partial.lse[row.first + piece * row.stride] * kLog2E;
+  __device__ float log_sum_of(const SplitRow& row, int split) const {
+    return params_.partial.lse[row.first + split * row.stride] * kLog2E;
   }
 
-  __device__ float top_of(const CutRow& row) const {
+  __device__ float top_of(const SplitRow& row) const {
     float top = -INFINITY;
-    for (int i = lane(); i < row.num_pieces; i += kLanes) top = fmaxf(top, log_sum_of(row, i));
+    for (int i = lane(); i < row.num_splits; i += kLanes) top = fmaxf(top, log_sum_of(row, i));
 #pragma unroll
     for (int step = kLanes / 2; step > 0; step /= 2) {
       top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, step));
@@ -75,11 +76,11 @@ class Combiner {
     return top;
   }
 
-  /// The lane's run of pieces: weighted sums of four columns, and of the weights.
-  __device__ void add_run(const CutRow& row, int column, float top, float (&sums)[5]) const {
+  /// Adds the lane's run of splits: weighted sums of four columns, and of the weights.
+  __device__ void add_run(const SplitRow& row, int column, float top, float (&sums)[5]) const {
     const int run = lane() / kRunLanes;
-    const int begin = row.num_pieces * run / kRuns;
-    const int end = row.num_pieces * (run + 1) / kRuns;
+    const int begin = row.num_splits * run / kRuns;
+    const int end = row.num_splits * (run + 1) / kRuns;
 #pragma unroll 8
     for (int i = begin; i < end; ++i) {
       const float weight = share(log_sum_of(row, i), top);
@@ -108,9 +109,8 @@ class Combiner {
     }
   }
 
-  __device__ void combine(const CutRow& row) const {
-    float* lse =
-        params_.lse.data + row.token * params_.lse.row_stride + row.head * params_.lse.head_stride;
+  __device__ void combine(const SplitRow& row) const {
+    float* lse = row_at<float>(params_.lse, row.token, row.head);
     const float earlier = params_.is_merging ? *lse * kLog2E : 0.0f;
     if (params_.is_merging) __syncthreads();  // all have read lse
     const int column = static_cast<int>(threadIdx.x) / kLanes * kColumns + 4 * (lane() % kRunLanes);
@@ -132,12 +132,11 @@ class Combiner {
     write_out(row, column, sums, result.weights.earlier_weight);
   }
 
-  __device__ void write_out(const CutRow& row, int column, const float (&values)[5],
+  __device__ void write_out(const SplitRow& row, int column, const float (&values)[5],
                             float earlier_weight) const {
-    const std::int64_t place =
-        row.token * params_.out.row_stride + row.head * params_.out.head_stride + column;
-    if (params_.out.type == DType::Float32) {
-      auto* target = reinterpret_cast<float4*>(static_cast<float*>(params_.out.data) + place);
+    if (params_.out.is_float()) {
+      auto* target =
+          reinterpret_cast<float4*>(row_at<float>(params_.out, row.token, row.head) + column);
       float4 value = make_float4(values[0], values[1], values[2], values[3]);
       if (earlier_weight != 0.0f) {  // an earlier out without keys may hold anything
         const float4 before = *target;
@@ -149,7 +148,8 @@ class Combiner {
       *target = value;
       return;
     }
-    auto* target = reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(params_.out.data) + place);
+    auto* target =
+        reinterpret_cast<uint2*>(row_at<std::uint16_t>(params_.out, row.token, row.head) + column);
     *target = params_.out.type == DType::BFloat16 ? packed<DType::BFloat16>(values)
                                                   : packed<DType::Float16>(values);
   }
@@ -161,7 +161,7 @@ class Combiner {
   }
 
   const CombineParams& params_;
-  std::int32_t num_splits_;
+  std::int32_t num_split_tiles_;
   std::int32_t packed_heads_;
 };
 

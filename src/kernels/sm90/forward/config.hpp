@@ -8,9 +8,9 @@
 
 namespace magi::sm90 {
 
-/// What calls a kernel serves. What is not asked for is not compiled in: instructions that are met
+/// Which calls a kernel serves. Features beyond them are not compiled in: instructions that are met
 /// once per item, scattered over a large kernel, cost short items dearly.
-enum class Scope : std::int32_t {
+enum class FeatureSet : std::int32_t {
   Plain,   ///< out in the type of q and nothing beside it
   AnyOut,  ///< out in float32 too, merged with an earlier one, and sinks
   General  ///< all that, softcap and max_logits
@@ -23,12 +23,12 @@ struct ForwardConfig {
   int dim_v = 128;    ///< likewise of v and out
   int keys = 128;     ///< keys per k tile
   int consumers = 2;  ///< warpgroups of 64 rows
-  int kv_stages = 4;  ///< K and V tiles, by turns
-  int q_stages = 3;   ///< of this item, the one before (there its out is staged) and the next
-  Scope scope = Scope::Plain;
+  int kv_stages = 4;  ///< K and V tiles, alternating
+  int q_stages = 3;   ///< Q of this item, of the one before (its out is staged there), of the next
+  FeatureSet features = FeatureSet::Plain;
 
-  constexpr bool is_general() const { return scope == Scope::General; }
-  constexpr bool has_any_out() const { return scope != Scope::Plain; }
+  constexpr bool is_general() const { return features == FeatureSet::General; }
+  constexpr bool has_any_out() const { return features != FeatureSet::Plain; }
   constexpr int rows() const { return 64 * consumers; }
   constexpr int threads() const { return 128 * (consumers + 1); }
   constexpr int q_bytes() const { return rows() * dim_qk * 2; }

@@ -19,7 +19,7 @@ class Consumer {
       : shared_(shared), params_(params), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
-    if (warpgroup_ == kC.consumers - 1) pass_turn();
+    if (warpgroup_ == kC.consumers - 1) signal_pingpong();
     wait_message();
     while (true) {
       if (ptx::uniform(message().num_tiles) > 0) {
@@ -43,42 +43,32 @@ class Consumer {
   __device__ __forceinline__ const RunMessage& message() const {
     return shared_.messages[message_.stage()];
   }
-  __device__ __forceinline__ void wait_message() {
-    ptx::mbarrier_wait(shared_.message_ring.full[message_.stage()], message_.parity());
-  }
+  __device__ __forceinline__ void wait_message() { shared_.message_ring.wait_full(message_); }
   __device__ __forceinline__ void next_message() {
-    release(shared_.message_ring.empty[message_.stage()]);
+    arrive_warp(shared_.message_ring.empty.at(message_));
     message_.advance();
     wait_message();
   }
 
-  /// This warp's arrival, after all its lanes are done with what the barrier guards.
-  __device__ __forceinline__ void release(ptx::Mbarrier& barrier) const {
-    __syncwarp();
-    if (ptx::kArrivalsPerWarp == 32 || ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(barrier);
+  /// Warpgroups alternate (ping-pong) in issuing the products S = Q K^T of one tile and O += P V of
+  /// the tile before it, so that one multiplies while the others exponentiate.
+  __device__ __forceinline__ void wait_pingpong() const {
+    ptx::named_barrier_sync(kPingpong + warpgroup_, 256);
   }
-
-  /// Warpgroups take turns to issue the products S = Q K^T of one tile and O += P V of the tile
-  /// before it, so that one multiplies while the others exponentiate.
-  __device__ __forceinline__ void wait_turn() const {
-    ptx::named_barrier_sync(kTurn + warpgroup_, 256);
-  }
-  __device__ __forceinline__ void pass_turn() const {
+  __device__ __forceinline__ void signal_pingpong() const {
     const int next = warpgroup_ + 1 == kC.consumers ? 0 : warpgroup_ + 1;
-    ptx::named_barrier_arrive(kTurn + next, 256);
+    ptx::named_barrier_arrive(kPingpong + next, 256);
   }
 
-  __device__ __forceinline__ void wait_queries() {
-    ptx::mbarrier_wait(shared_.q_ring.full[queries_.stage()], queries_.parity());
-  }
+  __device__ __forceinline__ void wait_queries() { shared_.q_ring.wait_full(queries_); }
 
   __device__ __forceinline__ void clear_out() {
 #pragma unroll
     for (int i = 0; i < kC.dim_v / 2; ++i) out_[i] = 0.0f;
   }
 
-  /// All tiles of an item, run after run, high keys to low. The last P is left to be multiplied
-  /// with the next item's first scores.
+  /// Walks all tiles of an item, run after run, high keys to low. The last P is left to be
+  /// multiplied with the next item's first scores.
   __device__ __forceinline__ void walk_item() {
     wait_queries();
     state_ = {};
@@ -105,7 +95,7 @@ class Consumer {
     queries_.advance();
   }
 
-  /// S = Q K^T of one tile, issued only.
+  /// Issues S = Q K^T of one tile.
   template <int kKeys>
   __device__ __forceinline__ void issue_scores(Scores<kKeys>& scores) {
     const std::uint8_t* rows = shared_.q[queries_.stage()];
@@ -115,15 +105,12 @@ class Consumer {
     tile::issue_abt<kC.type, kKeys, kC.dim_qk>(scores, q, k);
   }
 
-  __device__ __forceinline__ void wait_keys() {
-    ptx::mbarrier_wait(shared_.kv_ring.full[tiles_.stage()], tiles_.parity());
+  /// Waits for a K or V tile.
+  __device__ __forceinline__ void wait_tile(RingPlace<kC.kv_stages> place) {
+    shared_.kv_ring.wait_full(place);
   }
 
-  __device__ __forceinline__ void wait_values(RingPlace<kC.kv_stages> place) {
-    ptx::mbarrier_wait(shared_.kv_ring.full[place.stage()], place.parity());
-  }
-
-  /// O += P V of the tile whose P is packed, issued only.
+  /// Issues O += P V of the tile whose P is packed.
   __device__ __forceinline__ void issue_values(RingPlace<kC.kv_stages> place) {
     const tile::MnMajor<kC.keys> v(shared_.kv[place.stage()]);
     ptx::pin(packed_);
@@ -133,12 +120,12 @@ class Consumer {
   }
 
   __device__ __forceinline__ void release_tile() {
-    release(shared_.kv_ring.empty[tiles_.stage()]);
+    arrive_warp(shared_.kv_ring.empty.at(tiles_));
     tiles_.advance();
   }
 
-  /// After the wait for the products that wrote O. The pin keeps P's registers until here; whoever
-  /// packs the next P pins what it is made of.
+  /// Follows the wait for the products that wrote O. The pin keeps P's registers until here;
+  /// whoever packs the next P pins what it is made of.
   __device__ __forceinline__ void finish_values() {
     ptx::pin(packed_);
     ptx::pin(out_);
@@ -183,16 +170,16 @@ class Consumer {
     return message().k_end - (tile_idx + 1) * kC.keys;
   }
 
-  /// S of one tile together with O += P V of the tile before it, then from S to P.
+  /// Multiplies S of one tile together with O += P V of the tile before it, then turns S into P.
   template <int kKeys>
   __device__ __forceinline__ void step(int key, bool is_masked) {
     Scores<kKeys> scores;
-    wait_keys();
-    wait_turn();
+    wait_tile(tiles_);
+    wait_pingpong();
     issue_scores<kKeys>(scores);
-    wait_values(tiles_.next());
+    wait_tile(tiles_.next());
     issue_values(tiles_.next());
-    pass_turn();
+    signal_pingpong();
     finish_scores<kKeys>(scores, key, is_masked);
     release_tile();
     pack<kKeys>(scores);
@@ -200,18 +187,18 @@ class Consumer {
     release_earlier_queries(earlier_stage(1));
   }
 
-  /// The same for an item's first tile, where O += P V belongs to the item before it: O is then
+  /// The step of an item's first tile, where O += P V belongs to the item before it: O is then
   /// complete and written. Where there is none, whatever is there is multiplied and forgotten: the
   /// products in flight must not depend on data.
   __device__ __forceinline__ void first_step() {
     Scores<kC.keys> scores;
-    wait_keys();
-    wait_turn();
+    wait_tile(tiles_);
+    wait_pingpong();
     issue_scores<kC.keys>(scores);
     const bool has_values = ptx::uniform(has_item_ ? 1 : 0) != 0;
-    if (has_values) wait_values(tiles_.next());
+    if (has_values) wait_tile(tiles_.next());
     issue_values(tiles_.next());
-    pass_turn();
+    signal_pingpong();
     const bool is_masked = message().full_begin > 0 || message().full_end <= 0;
     finish_scores<kC.keys>(scores, tile_key(0), ptx::uniform(is_masked ? 1 : 0) != 0);
     pack<kC.keys>(scores);
@@ -223,7 +210,7 @@ class Consumer {
     has_item_ = true;
   }
 
-  /// From S and O += P V issued to P, in float, and O.
+  /// Waits for S, makes P of it in float, then waits for O += P V.
   template <int kKeys>
   __device__ __forceinline__ void finish_scores(Scores<kKeys>& scores, int key, bool is_masked) {
     ptx::wgmma_wait<1>();
@@ -237,7 +224,7 @@ class Consumer {
   /// Brings the item under way to its end where no next one's tile does it on the way.
   __device__ __forceinline__ void settle() {
     if (!has_item_) return;
-    wait_values(tiles_);
+    wait_tile(tiles_);
     issue_values(tiles_);
     ptx::wgmma_wait<0>();
     finish_values();
@@ -259,7 +246,7 @@ class Consumer {
     return Epilogue<kC>(shared_, params_, warpgroup_, stage);
   }
 
-  /// Out of the item before that of `queries_`.
+  /// Writes out of the item before that of `queries_`.
   __device__ __forceinline__ void write_item() {
     release_earlier_queries(earlier_stage(2));
     ptx::named_barrier_sync(kEpilogue + warpgroup_, 128);
@@ -277,7 +264,7 @@ class Consumer {
   __device__ __forceinline__ void release_earlier_queries(std::uint32_t stage) {
     if (!has_earlier_) return;
     ptx::store_wait_read<0>();
-    release(shared_.q_ring.empty[stage]);
+    arrive_warp(shared_.q_ring.empty.stages[stage]);
     has_earlier_ = false;
   }
 
@@ -285,11 +272,11 @@ class Consumer {
   const ForwardParams& params_;
   const int warpgroup_;
   RingPlace<kMessageStages> message_;
-  RingPlace<kC.q_stages> queries_;  ///< of the item under way, or of the next
+  RingPlace<kC.q_stages> queries_;  ///< Q of the item under way, or of the next
   RingPlace<kC.kv_stages> tiles_;
   bool has_earlier_ = false;  ///< the item written last still holds its Q buffer
   bool has_item_ = false;     ///< an item's last P, or a tile's, is still to be multiplied
-  RowState<kC> state_;        ///< of the item whose scores came last
+  RowState<kC> state_;        ///< softmax of the item whose scores came last
   bool is_moved_ = false;     ///< the tile's scores moved the base of the exponentials
   float out_[kC.dim_v / 2];
   std::uint32_t packed_[kC.keys / 4];

@@ -6,11 +6,12 @@
 #include "kernels/sm90/forward/row_result.cuh"
 #include "kernels/sm90/forward/shared.cuh"
 #include "kernels/sm90/forward/softmax.cuh"
-#include "kernels/tile/descriptor.cuh"
-#include "kernels/tile/fragment.cuh"
+#include "kernels/sm90/global_memory.cuh"
+#include "kernels/tile/stage.cuh"
 
 namespace magi::sm90 {
 
+/// Raises *address to `value`, through the order of the floats' bits.
 __device__ __forceinline__ void atomic_max(float* address, float value) {
   const float normal = value + 0.0f;  // -0 has the bits of the least integer
   if (normal >= 0.0f) {
@@ -20,11 +21,11 @@ __device__ __forceinline__ void atomic_max(float* address, float value) {
   }
 }
 
-/// Turns O, maxima and sums into out, lse and max_logits, or into the partial rows of a piece.
+/// Turns O, maxima and sums into out, lse and max_logits, or into the partial rows of a split.
 template <ForwardConfig kC>
 class Epilogue {
  public:
-  /// For the item whose Q tile is in stage `stage`.
+  /// The epilogue of the item whose Q tile is in stage `stage`.
   __device__ __forceinline__ Epilogue(SharedStorage<kC>& shared, const ForwardParams& params,
                                       int warpgroup, int stage)
       : shared_(shared),
@@ -77,7 +78,7 @@ class Epilogue {
     __syncwarp();  // the weights have been read before finish_rows writes the next item's
   }
 
-  /// Place of the item's partial rows, -1 where it is no piece.
+  /// The place of the item's partial rows, -1 where it is no split.
   __device__ __forceinline__ int partial() const { return shared_.places[stage_].partial; }
   __device__ __forceinline__ int row_in_tile(int row) const {
     return 64 * warpgroup_ + place_.row + 8 * row;
@@ -94,7 +95,7 @@ class Epilogue {
     const bool has_keys = sum > 0.0f;
     RowResult result;
     if (has_keys) {
-      result.log_sum = state.level(row, params_.score) + ptx::log2_approx(sum);
+      result.log_sum = state.scaled_base(row, params_.score) + ptx::log2_approx(sum);
       result.weights.weight = ptx::reciprocal_approx(sum);
     }
     const float top = state.top_of_row(row);
@@ -102,7 +103,7 @@ class Epilogue {
     const int head = head_of(row);
     // One of the four lanes that share the row goes on.
     if (place_.column != 0 || token >= params_.rows_q) return result.weights;
-    float* lse = params_.lse.data + token * params_.lse.row_stride + head * params_.lse.head_stride;
+    float* lse = row_at<float>(params_.lse, token, head);
     if constexpr (kC.has_any_out()) {
       if (partial() >= 0) {
         lse = params_.partial.lse + (partial() * kC.rows() + row_in_tile(row));
@@ -124,8 +125,7 @@ class Epilogue {
       return params_.partial.out +
              std::int64_t{partial() * kC.rows() + row_in_tile(row)} * params_.dim_v;
     }
-    return params_.out_float.data + token * params_.out_float.row_stride +
-           head_of(row) * params_.out_float.head_stride;
+    return row_at<float>(params_.out_float, token, head_of(row));
   }
 
   /// Calls visit(pointer into the float32 out, the two elements there, row of the thread).
@@ -152,19 +152,8 @@ class Epilogue {
     const int lane = thread % 32;
     const int first_row = 64 * warpgroup_ + thread % 128 / 32 * 16;
     std::uint8_t* staging = shared_.q[stage_];
-    const std::uint32_t base = ptx::shared_address(staging);
     constexpr int kPanelBytes = kC.rows() * tile::kPanelRowBytes;
-#pragma unroll
-    for (int c = 0; c < kC.dim_v / 8; c += 2) {
-      const int chunk = c % 8 + lane / 16;
-      const std::uint32_t address = base + static_cast<std::uint32_t>((c / 8) * kPanelBytes) +
-                                    tile::swizzled_offset(first_row + lane % 16, chunk);
-      const float* value = out + 4 * c;
-      ptx::store_matrix_x4(address, ptx::pack_half2<kC.type>(value[0], value[1]),
-                           ptx::pack_half2<kC.type>(value[2], value[3]),
-                           ptx::pack_half2<kC.type>(value[4], value[5]),
-                           ptx::pack_half2<kC.type>(value[6], value[7]));
-    }
+    tile::stage_rows<kC.type, kC.rows()>(staging, first_row, lane, out);
     ptx::fence_async_shared();
     __syncwarp();
     if (lane != 0) return;

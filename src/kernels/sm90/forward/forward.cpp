@@ -55,7 +55,7 @@ void check_work(const ForwardArgs& args, const ForwardWork::State& work) {
   ForwardProblem problem = sm90::forward_problem(args);
   problem.cache_bytes = work.list.problem.cache_bytes;
   if (problem != work.list.problem ||
-      args.q.dtype != work.instances.of(sm90::Scope::Plain)->config.type) {
+      args.q.dtype != work.instances.of(sm90::FeatureSet::Plain)->config.type) {
     throw invalid("work", "for other shapes or types", "a list made for these tensors");
   }
 }
@@ -69,11 +69,11 @@ void set_tensors(sm90::ForwardParams& params, const ForwardArgs& args, const For
   params.k = make_tensor_map(has_keys ? args.k : args.q, key_box);
   params.v = make_tensor_map(has_keys ? args.v : args.q, key_box);
   if (args.out.dtype == DType::Float32) {
-    params.out_float = sm90::float_rows(args.out);
+    params.out_float = sm90::strided_rows(args.out);
   } else {
     params.out = make_tensor_map(args.out, {list.packed_heads, kRowsPerStore / list.packed_heads});
   }
-  params.lse = sm90::float_rows(args.lse);
+  params.lse = sm90::strided_rows(args.lse);
   params.sink = sm90::sink_rows(args.sink, args.params.sink_layout);
   params.max_logits = static_cast<float*>(args.max_logits.data);
 }
@@ -119,9 +119,9 @@ struct GraphTicket {
 
 void launch_work(const ForwardArgs& args, const ForwardWork::State& work, unsigned* ticket,
                  void* partial, cudaStream_t stream) {
-  sm90::Scope scope = sm90::scope_of(args);
-  if (work.num_splits > 0) scope = std::max(scope, sm90::Scope::AnyOut);
-  const sm90::ForwardInstance* instance = work.instances.of(scope);
+  sm90::FeatureSet features = sm90::feature_set_of(args);
+  if (work.num_splits > 0) features = std::max(features, sm90::FeatureSet::AnyOut);
+  const sm90::ForwardInstance* instance = work.instances.of(features);
   const sm90::ListOnDevice parts{
       .tiles = static_cast<const TileWork*>(work.tiles.data()),
       .records = static_cast<const BandRecord*>(work.records.data()),
@@ -190,18 +190,18 @@ InstanceSet find_instances(const ForwardArgs& args) {
   const std::int32_t dim_qk = to_int(args.q.shape[2]);
   const std::int32_t dim_v = to_int(args.v.shape[2]);
   InstanceSet set;
-  for (const Scope scope : {Scope::Plain, Scope::AnyOut, Scope::General}) {
-    set.by_scope[static_cast<std::size_t>(scope)] =
-        find_forward_instance(args.q.dtype, dim_qk, dim_v, scope);
-    MAGI_CHECK(set.of(scope) != nullptr);
+  for (const FeatureSet features : {FeatureSet::Plain, FeatureSet::AnyOut, FeatureSet::General}) {
+    set.by_features[static_cast<std::size_t>(features)] =
+        find_forward_instance(args.q.dtype, dim_qk, dim_v, features);
+    MAGI_CHECK(set.of(features) != nullptr);
   }
   return set;
 }
 
-Scope scope_of(const ForwardArgs& args) {
-  if (args.params.softcap > 0.0 || !args.max_logits.empty()) return Scope::General;
+FeatureSet feature_set_of(const ForwardArgs& args) {
+  if (args.params.softcap > 0.0 || !args.max_logits.empty()) return FeatureSet::General;
   const bool is_plain = args.sink.empty() && !args.is_merging && args.out.dtype != DType::Float32;
-  return is_plain ? Scope::Plain : Scope::AnyOut;
+  return is_plain ? FeatureSet::Plain : FeatureSet::AnyOut;
 }
 
 TileShape tile_shape(const ForwardInstance& instance) {
@@ -262,14 +262,14 @@ void launch_combine(const ForwardArgs& args, const ForwardList& list, const List
   params.partial = parts.partial;
   params.splits = parts.splits;
   params.outcome = parts.outcome;
-  params.num_splits = num_splits;
+  params.num_split_tiles = num_splits;
   params.packed_heads = list.packed_heads;
   params.tile_rows = list.shape.rows;
   params.heads_q = list.problem.heads_q;
   params.rows_q = list.problem.rows_q;
   params.dim_v = list.problem.dim_v;
-  params.out = {args.out.data, args.out.dtype, args.out.stride[0], args.out.stride[1]};
-  params.lse = float_rows(args.lse);
+  params.out = strided_rows(args.out);
+  params.lse = strided_rows(args.lse);
   params.is_merging = args.is_merging;
   params.sink = sink_rows(args.sink, args.params.sink_layout);
   launch_combine_kernel(params, std::int64_t{num_splits} * list.head_groups * list.shape.rows,
@@ -279,7 +279,7 @@ void launch_combine(const ForwardArgs& args, const ForwardList& list, const List
 ForwardWork::State make_work(const InstanceSet& instances, const ForwardProblem& problem,
                              std::span<const BandSlice> slices, const ForwardTuning& tuning) {
   ForwardWork::State state;
-  const TileShape shape = tile_shape(*instances.of(Scope::Plain));
+  const TileShape shape = tile_shape(*instances.of(FeatureSet::Plain));
   state.instances = instances;
   state.device = current_device();
   state.list = tuning.packed_heads > 0

@@ -16,9 +16,11 @@ namespace sm90 {
 
 /// The kernels for the same tensors; their q tiles are the same.
 struct InstanceSet {
-  std::array<const ForwardInstance*, 3> by_scope{};
+  std::array<const ForwardInstance*, 3> by_features{};
 
-  const ForwardInstance* of(Scope scope) const { return by_scope[static_cast<std::size_t>(scope)]; }
+  const ForwardInstance* of(FeatureSet features) const {
+    return by_features[static_cast<std::size_t>(features)];
+  }
 };
 
 }  // namespace sm90
@@ -56,8 +58,8 @@ ForwardProblem forward_problem(const ForwardArgs& args);
 void check_forward_call(const ForwardArgs& args, std::int32_t device);
 InstanceSet find_instances(const ForwardArgs& args);
 TileShape tile_shape(const ForwardInstance& instance);
-/// The least that serves a call.
-Scope scope_of(const ForwardArgs& args);
+/// The smallest feature set that serves a call.
+FeatureSet feature_set_of(const ForwardArgs& args);
 /// CTAs of a launch; throws InvalidArgument naming sm_margin or the number of items.
 std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::int64_t num_items);
 /// For the device's free SMs; throws InvalidArgument naming what is not allowed.

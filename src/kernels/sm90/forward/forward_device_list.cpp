@@ -109,14 +109,15 @@ sm90::ListOnDevice parts_of(const DeviceWorkspace& workspace, const DeviceListSh
 void launch_frame(const ForwardArgs& args, const ForwardList& frame, sm90::ListOnDevice parts,
                   const sm90::InstanceSet& instances, std::int32_t num_ctas, bool may_have_pieces,
                   cudaStream_t stream) {
-  const sm90::Scope scope = sm90::scope_of(args);
-  const bool is_plain = scope == sm90::Scope::Plain;
+  const sm90::FeatureSet features = sm90::feature_set_of(args);
+  const bool is_plain = features == sm90::FeatureSet::Plain;
   if (is_plain && may_have_pieces) {
-    parts.wanted = sm90::WantedList::WithPieces;
-    sm90::launch_list(args, frame, parts, *instances.of(sm90::Scope::AnyOut), num_ctas, stream);
-    parts.wanted = sm90::WantedList::WithoutPieces;
+    parts.wanted = sm90::WantedList::WithSplits;
+    sm90::launch_list(args, frame, parts, *instances.of(sm90::FeatureSet::AnyOut), num_ctas,
+                      stream);
+    parts.wanted = sm90::WantedList::WithoutSplits;
   }
-  sm90::launch_list(args, frame, parts, *instances.of(scope), num_ctas, stream);
+  sm90::launch_list(args, frame, parts, *instances.of(features), num_ctas, stream);
 }
 
 }  // namespace
@@ -125,7 +126,7 @@ std::int64_t forward_workspace_bytes(const ForwardArgs& args, std::int64_t num_s
                                      const DeviceListTuning& tuning) {
   const sm90::InstanceSet instances = sm90::find_instances(args);
   const DeviceListShape shape =
-      list_shape(args, num_slices, *instances.of(sm90::Scope::Plain), tuning);
+      list_shape(args, num_slices, *instances.of(sm90::FeatureSet::Plain), tuning);
   return static_cast<std::int64_t>(workspace_bytes(shape, device_list_layout(shape), args));
 }
 
@@ -137,7 +138,7 @@ void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
   const DeviceScope scope(args.q.device);
   const sm90::InstanceSet instances = sm90::find_instances(args);
   const DeviceListShape shape =
-      list_shape(args, arrays.count, *instances.of(sm90::Scope::Plain), tuning);
+      list_shape(args, arrays.count, *instances.of(sm90::FeatureSet::Plain), tuning);
   const DeviceListLayout layout = device_list_layout(shape);
   sm90::check_workspace(workspace, static_cast<std::int64_t>(workspace_bytes(shape, layout, args)));
   const auto cuda_stream = static_cast<cudaStream_t>(stream);

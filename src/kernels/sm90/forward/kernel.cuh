@@ -24,10 +24,11 @@
 // Named barriers: shared.cuh.
 namespace magi::sm90 {
 
+/// Whether a launch over a list made on the device is the one that the list turned out to need.
 __device__ __forceinline__ bool is_wanted(const ForwardParams& params) {
   if (params.outcome->packed_heads != params.packed_heads) return false;
   if (params.wanted == WantedList::Any) return true;
-  return (params.outcome->num_slots > 0) == (params.wanted == WantedList::WithPieces);
+  return (params.outcome->num_slots > 0) == (params.wanted == WantedList::WithSplits);
 }
 
 /// `Instance` is a type with a `static constexpr ForwardConfig kConfig`: nvcc's host stubs cannot
@@ -45,9 +46,9 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     ptx::prefetch_tensor_map(params.k);
     ptx::prefetch_tensor_map(params.v);
     constexpr int kArrivals = 4 * kC.consumers * ptx::kArrivalsPerWarp;
-    init_ring(shared.q_ring, kArrivals);
-    init_ring(shared.kv_ring, kArrivals);
-    init_ring(shared.message_ring, kArrivals + 1);
+    shared.q_ring.init(kArrivals);
+    shared.kv_ring.init(kArrivals);
+    shared.message_ring.init(kArrivals + 1);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

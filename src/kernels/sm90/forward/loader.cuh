@@ -18,12 +18,11 @@ class Loader {
 
   __device__ __forceinline__ void run() {
     while (true) {
-      auto& ring = shared_.message_ring;
-      ptx::mbarrier_wait(ring.full[message_.stage()], message_.parity());
+      shared_.message_ring.wait_full(message_);
       const RunMessage& message = shared_.messages[message_.stage()];
       if ((message.flags & kEndOfItems) != 0) break;
       load_run(message);
-      ptx::mbarrier_arrive(ring.empty[message_.stage()]);
+      ptx::mbarrier_arrive(shared_.message_ring.empty.at(message_));
       message_.advance();
     }
     flush_values();
@@ -47,8 +46,8 @@ class Loader {
 
   __device__ __forceinline__ void load_queries(ItemPlace place) {
     const std::uint32_t stage = queries_.stage();
-    ptx::Mbarrier& full = shared_.q_ring.full[stage];
-    ptx::mbarrier_wait(shared_.q_ring.empty[stage], queries_.parity() ^ 1);
+    ptx::Mbarrier& full = shared_.q_ring.full.at(queries_);
+    shared_.q_ring.wait_empty(queries_);
     shared_.places[stage] = place;
     ptx::mbarrier_arrive_expect(full, kC.q_bytes());
 #pragma unroll
@@ -77,8 +76,8 @@ class Loader {
   template <int kDim>
   __device__ __forceinline__ void load_tile(const CUtensorMap& map, std::int32_t key, int kv_head) {
     const std::uint32_t stage = tiles_.stage();
-    ptx::Mbarrier& full = shared_.kv_ring.full[stage];
-    ptx::mbarrier_wait(shared_.kv_ring.empty[stage], tiles_.parity() ^ 1);
+    ptx::Mbarrier& full = shared_.kv_ring.full.at(tiles_);
+    shared_.kv_ring.wait_empty(tiles_);
     ptx::mbarrier_arrive_expect(full, kC.keys * kDim * 2);
 #pragma unroll
     for (int panel = 0; panel < kDim / tile::kPanelElements; ++panel) {
@@ -93,7 +92,7 @@ class Loader {
   RingPlace<kMessageStages> message_;
   RingPlace<kC.q_stages> queries_;
   RingPlace<kC.kv_stages> tiles_;
-  std::int32_t value_key_ = 0;  ///< tile whose V is still to be loaded
+  std::int32_t value_key_ = 0;  ///< first key of the tile whose V is still to be loaded
   std::int32_t value_head_ = 0;
   bool has_value_ = false;
 };

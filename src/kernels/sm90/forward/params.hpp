@@ -10,14 +10,14 @@
 
 namespace magi::sm90 {
 
-/// Results of pieces of cut tiles, item by item: rows of the tile, normalised.
+/// Results of the splits of split tiles, item by item: rows of the tile, normalised.
 struct PartialRows {
   float* out = nullptr;  ///< [items, rows of a tile, dim_v]
   float* lse = nullptr;  ///< [items, rows of a tile]
 };
 
 /// Which lists made on the device a launch is for.
-enum class WantedList : std::int32_t { Any, WithPieces, WithoutPieces };
+enum class WantedList : std::int32_t { Any, WithSplits, WithoutSplits };
 
 /// Arguments of a launch, passed by value. The list's fields mirror ForwardList.
 struct ForwardParams {
@@ -29,8 +29,8 @@ struct ForwardParams {
   const TileWork* tiles = nullptr;
   const BandRecord* records = nullptr;
   unsigned* ticket = nullptr;  ///< counts handed-out items; 0 between launches
-  /// Of a list made on the device: a launch for other packed heads or other lists does nothing,
-  /// num_works is the outcome's. Null where the host knows.
+  /// What the host does not know of a list made on the device: a launch for other packed heads or
+  /// other lists does nothing, num_works is the outcome's. Null where the host knows.
   const ListOutcome* outcome = nullptr;
   WantedList wanted = WantedList::Any;
   std::int32_t num_works = 0;
@@ -44,12 +44,12 @@ struct ForwardParams {
   std::int32_t dim_v = 0;
 
   ScoreScale score;
-  FloatRows lse;
-  FloatRows out_float;  ///< data: out is float32
+  StridedRows lse;        ///< float32 [rows, heads]
+  StridedRows out_float;  ///< has data where out is float32
   bool is_merging = false;
   SinkRows sink;
   float* max_logits = nullptr;  ///< [heads_q], holds -inf or an earlier result
-  PartialRows partial;          ///< data: the list has pieces
+  PartialRows partial;          ///< has data where the list has splits
 };
 
 }  // namespace magi::sm90

@@ -25,6 +25,7 @@ struct RowResult {
   RowWeights weights = {0.0f, 0.0f};
 };
 
+/// Adds the sinks of a row and head to the denominator.
 __device__ __forceinline__ void add_sinks(RowResult& result, const SinkRows& sink,
                                           std::int64_t token, int head) {
   const float* sinks = sink.data + token * sink.row_stride + head;
@@ -35,7 +36,7 @@ __device__ __forceinline__ void add_sinks(RowResult& result, const SinkRows& sin
   }
 }
 
-/// `earlier` is the log2 of an earlier result's denominator.
+/// Merges an earlier result; `earlier` is the log2 of its denominator.
 __device__ __forceinline__ void merge_earlier(RowResult& result, float earlier) {
   const float total = log2_add(result.log_sum, earlier);
   result.weights.weight *= share(result.log_sum, total);

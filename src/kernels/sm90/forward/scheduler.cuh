@@ -3,12 +3,13 @@
 
 #include "kernels/sm90/forward/params.hpp"
 #include "kernels/sm90/forward/shared.cuh"
+#include "kernels/sm90/global_memory.cuh"
 #include "kernels/worklist/item_order.hpp"
 #include "kernels/worklist/tile_run.hpp"
 
 namespace magi::sm90 {
 
-/// An item: a work's tile and records, and the first of its heads. What a piece has beside them
+/// An item: a work's tile and records, and the first of its heads. What a split has beside them
 /// waits in shared memory.
 struct Item {
   std::int32_t tile;
@@ -52,16 +53,9 @@ class Scheduler {
   }
 
  private:
-  /// Read anew at every call: registers are few.
+  /// The number of works, read anew at every call: registers are few.
   __device__ __forceinline__ std::int32_t num_works() const {
     return params_.outcome == nullptr ? params_.num_works : params_.outcome->num_works;
-  }
-
-  __device__ __forceinline__ BandSlice load_record(std::int32_t index) const {
-    const auto* source = reinterpret_cast<const int4*>(params_.records + index);
-    const int4 first = __ldg(source);
-    const int4 second = __ldg(source + 1);
-    return {first.x, first.y, first.z, first.w, second.x, second.y};
   }
 
   /// The counter wraps to 0 by itself: each item draws one ticket.
@@ -76,9 +70,9 @@ class Scheduler {
       send({.token_begin = token, .head_begin = item.head_begin, .flags = kFirstRun | kLastRun});
     }
     for (std::int32_t i = item.record_begin; i < item.record_end; ++i) {
-      // Changes nothing but a whole slice, one of a tile whose records did not fit.
+      // The cut changes only whole slices, those of a tile whose records did not fit.
       const Range rows{token, token + params_.tile_tokens};
-      BandSlice band = shrink(cut_q(load_record(i), rows));
+      BandSlice band = shrink(cut_q(load_band(params_.records + i), rows));
       if (band.q0 >= band.q1) continue;
       if constexpr (kC.has_any_out()) {
         if (i == item.record_begin) band.k1 = min(band.k1, shared_.part.k_end);
@@ -113,16 +107,15 @@ class Scheduler {
   }
 
   __device__ __forceinline__ void send(const RunMessage& message) {
-    auto& ring = shared_.message_ring;
-    ptx::mbarrier_wait(ring.empty[place_.stage()], place_.parity() ^ 1);
+    shared_.message_ring.wait_empty(place_);
     shared_.messages[place_.stage()] = message;
-    ptx::mbarrier_arrive(ring.full[place_.stage()]);
+    ptx::mbarrier_arrive(shared_.message_ring.full.at(place_));
     place_.advance();
   }
 
   SharedStorage<kC>& shared_;
   const ForwardParams& params_;
-  RingPlace<kMessageStages> place_;  ///< of the next message
+  RingPlace<kMessageStages> place_;  ///< where the next message goes
 };
 
 }  // namespace magi::sm90

@@ -19,12 +19,17 @@ __device__ __forceinline__ float tanh_of(float x) {
   return 1.0f - 2.0f * ptx::reciprocal_approx(1.0f + ptx::exp2_approx(2.0f * kLog2E * x));
 }
 
-/// f(s) of ScoreScale; masked scores stay masked.
+/// f(s) of ScoreScale with a softcap: the capped score over the softcap.
+__device__ __forceinline__ float capped(float score, const ScoreScale& scale) {
+  return tanh_of(score * scale.cap_scale);
+}
+
+/// f(s) of ScoreScale, with a softcap or without; masked scores stay masked.
 template <ForwardConfig kC>
-__device__ __forceinline__ float bent(float score, const ScoreScale& scale) {
+__device__ __forceinline__ float capped(float score, const ScoreScale& scale) {
   if constexpr (!kC.is_general()) return score;
   if (scale.cap_scale == 0.0f || score == -INFINITY) return score;
-  return tanh_of(score * scale.cap_scale);
+  return capped(score, scale);
 }
 
 /// Online softmax of a thread's two rows (Milakov and Gimelshein, arXiv 1805.02867). The base of
@@ -36,18 +41,18 @@ struct RowState {
   static constexpr float kSlack = 8.0f;
 
   float base[tile::kRowsPerThread] = {kNoScore, kNoScore};  ///< raw score, shared by a row's lanes
-  float sum[tile::kRowsPerThread] = {0.0f, 0.0f};           ///< of this thread's columns
-  float rescale[tile::kRowsPerThread];  ///< of what was accumulated before, where base moved
-  /// Maxima of this thread's columns; only general kernels keep them.
+  float sum[tile::kRowsPerThread] = {0.0f, 0.0f};           ///< over this thread's columns
+  float rescale[tile::kRowsPerThread];  ///< factor of what was accumulated before the base moved
+  /// Maxima over this thread's columns, raw scores; only general kernels keep them.
   float top[tile::kRowsPerThread] = {kNoScore, kNoScore};
 
   /// f(base) in the exponent's unit.
-  __device__ __forceinline__ float level(int row, const ScoreScale& scale) const {
-    return bent<kC>(base[row], scale) * scale.exponent_scale;
+  __device__ __forceinline__ float scaled_base(int row, const ScoreScale& scale) const {
+    return capped<kC>(base[row], scale) * scale.exponent_scale;
   }
 
-  /// Takes the scores' maxima; true, in all lanes of the warp, where a base moved: then O must be
-  /// rescaled before the tile's P V is added.
+  /// Raises the bases by the scores' maxima. Returns true, in all lanes of the warp, where a base
+  /// moved: then O must be rescaled before the tile's P V is added.
   template <int kColumns, int kCount>
   __device__ __forceinline__ bool raise_base(const float (&scores)[kCount],
                                              const ScoreScale& scale) {
@@ -62,10 +67,11 @@ struct RowState {
     if (!__any_sync(0xffffffffu, is_passed)) return false;
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
-      const float before = bent<kC>(base[row], scale);
+      const float before = capped<kC>(base[row], scale);
       base[row] = fmaxf(base[row], tile::max_over_row(tile_top[row]));
-      // The difference first: fused into a product, the rounding of a huge level would survive.
-      rescale[row] = ptx::exp2_approx((before - bent<kC>(base[row], scale)) * scale.exponent_scale);
+      // The difference first: fused into a product, the rounding of a huge base would survive.
+      rescale[row] =
+          ptx::exp2_approx((before - capped<kC>(base[row], scale)) * scale.exponent_scale);
       sum[row] *= rescale[row];
     }
     return true;
@@ -74,17 +80,17 @@ struct RowState {
   /// Replaces scores by p = exp2(exponent_scale * (f(s) - f(base))).
   template <int kColumns, int kCount>
   __device__ __forceinline__ void exponentiate(float (&scores)[kCount], const ScoreScale& scale) {
-    const float low[tile::kRowsPerThread] = {level(0, scale), level(1, scale)};
+    const float low[tile::kRowsPerThread] = {scaled_base(0, scale), scaled_base(1, scale)};
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {
       const int row = (i / 2) % 2;
-      const float score = bent<kC>(scores[i], scale);
+      const float score = capped<kC>(scores[i], scale);
       scores[i] = ptx::exp2_approx(fmaf(score, scale.exponent_scale, -low[row]));
       sum[row] += scores[i];
     }
   }
 
-  /// The highest score of a row, of which general kernels know.
+  /// The highest raw score of a row, which only general kernels know.
   __device__ __forceinline__ float top_of_row(int row) const {
     return kC.is_general() ? tile::max_over_row(top[row]) : kNoScore;
   }
@@ -96,7 +102,8 @@ struct RowState {
   }
 
  private:
-  /// Four chains, so that the comparisons do not wait for each other.
+  /// The maximum of one of the thread's rows, in four chains whose comparisons do not wait for each
+  /// other.
   template <int kColumns, int kCount>
   __device__ __forceinline__ static float max_of_row(const float (&scores)[kCount], int row) {
     constexpr int kChains = 4;

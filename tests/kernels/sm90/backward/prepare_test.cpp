@@ -14,7 +14,7 @@ namespace magi::test {
 namespace {
 
 constexpr std::int32_t kSumsPerTile = 64 * 72;
-constexpr std::int64_t kNumCounters = 100'001;
+constexpr std::int64_t kNumSemaphores = 100'001;
 constexpr std::size_t kTile = sm90::kTileRows;
 constexpr float kExponentScale = 0.125f;
 
@@ -37,14 +37,9 @@ std::ostream& operator<<(std::ostream& stream, const PrepareCase& test) {
                 << (test.has_float_rows ? " float rows" : "") << (test.has_dlse ? " dlse" : "");
 }
 
-sm90::ElementRows element_rows(const GuardedTensor& tensor) {
+sm90::StridedRows strided_rows(const GuardedTensor& tensor) {
   const TensorView view = tensor.view();
-  return {view.data, view.stride[0], view.stride[1], view.dtype == DType::Float32};
-}
-
-sm90::FloatRows float_rows(const GuardedTensor& tensor) {
-  const TensorView view = tensor.view();
-  return {static_cast<float*>(view.data), view.stride[0], view.stride[1]};
+  return {view.data, view.stride[0], view.stride[1], view.dtype};
 }
 
 /// The inputs, and a workspace of NaN that the kernels fill.
@@ -69,41 +64,41 @@ class Prepared {
     packed.tiles_per_group =
         (test.rows + q_tile_tokens - 1) / q_tile_tokens * test.tiles_per_q_tile;
     const auto tiles = static_cast<std::size_t>(packed.num_tiles());
-    levels_ = poisoned(tiles * kTile);
-    offsets_ = poisoned(tiles * kTile);
+    lse_log2_ = poisoned(tiles * kTile);
+    delta_ = poisoned(tiles * kTile);
     sums_ = poisoned(tiles * kSumsPerTile);
-    const std::int32_t num_islands = packed.tiles_per_group / test.tiles_per_q_tile;
-    for (std::int32_t tile = 0; tile < num_islands; ++tile) islands.push_back(tile % 3);
-    islands_ = to_device_sync<std::int32_t>(islands);
-    counters_ = poisoned(kNumCounters);
+    const std::int32_t num_q_tiles = packed.tiles_per_group / test.tiles_per_q_tile;
+    for (std::int32_t tile = 0; tile < num_q_tiles; ++tile) num_components.push_back(tile % 3);
+    num_components_ = to_device_sync<std::int32_t>(num_components);
+    semaphores_ = poisoned(kNumSemaphores);
   }
 
   void run() {
     sm90::PrepareParams params;
     params.packed = packed;
     params.dim_v = test_.dim;
-    params.out = element_rows(out);
-    params.dout = element_rows(dout);
-    params.lse = float_rows(lse);
-    if (test_.has_dlse) params.dlse = float_rows(dlse);
+    params.out = strided_rows(out);
+    params.dout = strided_rows(dout);
+    params.lse = strided_rows(lse);
+    if (test_.has_dlse) params.dlse = strided_rows(dlse);
     params.exponent_scale = kExponentScale;
-    params.levels = levels();
-    params.offsets = offsets();
+    params.lse_log2 = lse_log2();
+    params.delta = delta();
     if (test_.has_float_rows) params.dout_copy = dout_copy.view().data;
     params.sums = static_cast<float*>(sums_.data());
     params.sums_per_tile = kSumsPerTile;
-    params.islands = static_cast<const std::int32_t*>(islands_.data());
+    params.num_components = static_cast<const std::int32_t*>(num_components_.data());
     params.tiles_per_q_tile = test_.tiles_per_q_tile;
-    params.counters = static_cast<std::uint32_t*>(counters_.data());
-    params.num_counters = kNumCounters;
+    params.semaphores = static_cast<std::uint32_t*>(semaphores_.data());
+    params.num_semaphores = kNumSemaphores;
     sm90::prepare_backward(params, test_.type, nullptr);
     cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     dout_copy.download_sync();
   }
 
-  float* levels() const { return static_cast<float*>(levels_.data()); }
-  float* offsets() const { return static_cast<float*>(offsets_.data()); }
-  double expected_offset(std::int64_t row, std::int64_t head) const {
+  float* lse_log2() const { return static_cast<float*>(lse_log2_.data()); }
+  float* delta() const { return static_cast<float*>(delta_.data()); }
+  double expected_delta(std::int64_t row, std::int64_t head) const {
     double sum = test_.has_dlse ? dlse.get(row, head, 0) : 0.0;
     const GuardedTensor& seen_dout = test_.has_float_rows ? dout_copy : dout;
     for (std::int64_t d = 0; d < test_.dim; ++d) {
@@ -116,13 +111,13 @@ class Prepared {
     const std::vector<float> sums = to_host_sync<float>(sums_.data(), num_sums);
     for (std::size_t i = 0; i < num_sums; ++i) {
       const auto tile = i / kSumsPerTile % static_cast<std::size_t>(packed.tiles_per_group);
-      if (islands[tile / static_cast<std::size_t>(test_.tiles_per_q_tile)] > 1) {
+      if (num_components[tile / static_cast<std::size_t>(test_.tiles_per_q_tile)] > 1) {
         ASSERT_EQ(sums[i], 0.0f) << i;
       } else {
         ASSERT_TRUE(std::isnan(sums[i])) << i;
       }
     }
-    for (const auto count : to_host_sync<std::uint32_t>(counters_.data(), kNumCounters)) {
+    for (const auto count : to_host_sync<std::uint32_t>(semaphores_.data(), kNumSemaphores)) {
       ASSERT_EQ(count, 0u);
     }
   }
@@ -136,12 +131,12 @@ class Prepared {
   }
 
   PrepareCase test_;
-  DeviceBuffer levels_, offsets_, sums_, counters_, islands_;
+  DeviceBuffer lse_log2_, delta_, sums_, semaphores_, num_components_;
 
  public:
   GuardedTensor out, dout, lse, dlse, dout_copy;
   sm90::PackedRows packed;
-  std::vector<std::int32_t> islands;  ///< per tiles_per_q_tile tiles
+  std::vector<std::int32_t> num_components;  ///< per tiles_per_q_tile tiles
 };
 
 void check_prepare(const PrepareCase& test) {
@@ -149,8 +144,8 @@ void check_prepare(const PrepareCase& test) {
   Prepared prepared(test);
   prepared.run();
   const auto count = static_cast<std::size_t>(prepared.packed.num_tiles()) * kTile;
-  const auto levels = to_host_sync<float>(prepared.levels(), count);
-  const auto offsets = to_host_sync<float>(prepared.offsets(), count);
+  const auto lse_log2 = to_host_sync<float>(prepared.lse_log2(), count);
+  const auto delta = to_host_sync<float>(prepared.delta(), count);
   for (std::size_t i = 0; i < count; ++i) {
     const auto tile = static_cast<std::int64_t>(i / kTile);
     const auto r = static_cast<std::int64_t>(i % kTile);
@@ -161,13 +156,13 @@ void check_prepare(const PrepareCase& test) {
     const std::int64_t head = group * test.packed_heads + r % test.packed_heads;
     const bool has_keys = row < test.rows && std::isfinite(prepared.lse.get(row, head, 0));
     if (!has_keys) {
-      ASSERT_EQ(levels[i], -sm90::kNoKeys / kExponentScale) << "tile " << tile << " row " << r;
-      ASSERT_EQ(offsets[i], 0.0f) << "tile " << tile << " row " << r;
+      ASSERT_EQ(lse_log2[i], -sm90::kNoKeys / kExponentScale) << "tile " << tile << " row " << r;
+      ASSERT_EQ(delta[i], 0.0f) << "tile " << tile << " row " << r;
       continue;
     }
     const double lse2 = prepared.lse.get(row, head, 0) * std::numbers::log2e;
-    ASSERT_NEAR(levels[i], -lse2 / kExponentScale, 1e-4);
-    ASSERT_NEAR(offsets[i], prepared.expected_offset(row, head), 1e-4);
+    ASSERT_NEAR(lse_log2[i], -lse2 / kExponentScale, 1e-4);
+    ASSERT_NEAR(delta[i], prepared.expected_delta(row, head), 1e-4);
   }
   prepared.expect_cleared();
   if (!test.has_float_rows) return;
@@ -204,13 +199,13 @@ TEST_F(BackwardPrepareTest, EveryTypeDimAndLayout) {
   }
 }
 
-TEST_F(BackwardPrepareTest, NoRowsClearTheCounters) { check_prepare({.rows = 0}); }
+TEST_F(BackwardPrepareTest, NoRowsClearTheSemaphores) { check_prepare({.rows = 0}); }
 
 constexpr std::int32_t kSinks = 3;
 const PrepareCase kSinkCase{.rows = 700, .heads = 6, .packed_heads = 2, .has_dlse = true};
 
 void enqueue_sinks(const Prepared& prepared, const GuardedTensor& sink, const GuardedTensor& dsink,
-                   SinkLayout layout, bool is_added) {
+                   SinkLayout layout, bool is_adding) {
   const TensorView logits = sink_view(sink, layout);
   const TensorView view = sink_view(dsink, layout);
   const bool is_shared = layout == SinkLayout::SinkHead;
@@ -218,14 +213,14 @@ void enqueue_sinks(const Prepared& prepared, const GuardedTensor& sink, const Gu
   sm90::enqueue_sink_gradient(
       {.packed = prepared.packed,
        .exponent_scale = kExponentScale,
-       .levels = prepared.levels(),
-       .offsets = prepared.offsets(),
+       .lse_log2 = prepared.lse_log2(),
+       .delta = prepared.delta(),
        .sink = {static_cast<const float*>(logits.data), is_shared ? 0 : logits.stride[0],
                 logits.stride[axis], kSinks},
        .dsink = static_cast<float*>(view.data),
        .row_stride = is_shared ? 0 : view.stride[0],
        .sink_stride = view.stride[axis],
-       .is_added = is_added},
+       .is_adding = is_adding},
       nullptr);
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
@@ -241,11 +236,11 @@ void add_expected_sinks(const Prepared& prepared, const GuardedTensor& sink,
     if (!std::isfinite(lse)) continue;
     const std::int64_t sink_row = sink.rows() == 1 ? 0 : row;
     expected[static_cast<std::size_t>((sink_row * kSinks + s) * kSinkCase.heads + head)] +=
-        std::exp(sink.get(sink_row, s, head) - lse) * prepared.expected_offset(row, head);
+        std::exp(sink.get(sink_row, s, head) - lse) * prepared.expected_delta(row, head);
   }
 }
 
-void check_sinks(SinkLayout layout, bool is_added) {
+void check_sinks(SinkLayout layout, bool is_adding) {
   Prepared prepared(kSinkCase);
   prepared.run();
   const std::int32_t rows = layout == SinkLayout::SinkHead ? 1 : kSinkCase.rows;
@@ -253,12 +248,12 @@ void check_sinks(SinkLayout layout, bool is_added) {
   GuardedTensor dsink(DType::Float32, rows, kSinks, kSinkCase.heads);
   RandomStream random(8);
   fill_random(sink, random, 1.0);
-  if (is_added) fill_random(dsink, random, 1.0);
+  if (is_adding) fill_random(dsink, random, 1.0);
   dsink.upload_sync();
   std::vector<double> expected = values_of(dsink);
-  if (!is_added) std::fill(expected.begin(), expected.end(), 0.0);
+  if (!is_adding) std::fill(expected.begin(), expected.end(), 0.0);
   add_expected_sinks(prepared, sink, expected);
-  enqueue_sinks(prepared, sink, dsink, layout, is_added);
+  enqueue_sinks(prepared, sink, dsink, layout, is_adding);
   dsink.download_sync();
   const std::vector<double> seen = values_of(dsink);
   for (std::size_t i = 0; i < seen.size(); ++i) {

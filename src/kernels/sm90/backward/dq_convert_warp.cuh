@@ -5,30 +5,32 @@
 #include "cuda/ptx/math.cuh"
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/sm90/backward/shared.cuh"
+#include "kernels/sm90/global_memory.cuh"
 
 // | mbarrier      | completed by                   | then                                    |
 // |---------------|--------------------------------|-----------------------------------------|
-// | finish full   | passer                         | the finisher writes dq of a sum         |
-// | finish empty  | finisher                       | the passer overwrites                   |
-// | sum full      | finisher's announcement, bytes | it writes rows of dq                    |
+// | convert full  | semaphore signaller            | the dQ converter writes dq of a sum     |
+// | convert empty | dQ converter                   | the signaller overwrites                |
+// | quarter full  | its announcement, bytes        | it writes rows of dq                    |
 namespace magi::sm90 {
 
-/// The warp that turns complete sums of dQ into rows of dq, while they are still in the cache. Of
-/// the four chunks of a quarter lane l takes number l / 8 and there rows l % 8 + 8n, so that what a
-/// row has in a quarter, 32 columns, leaves at once.
+/// The dQ converter: the warp that turns complete sums of dQ into rows of dq while they are still
+/// in the cache. Of the four chunks of a quarter lane l takes number l / 8 and there rows l % 8 +
+/// 8n, so that what a row has in a quarter, 32 columns, leaves at once.
 template <BackwardConfig kC>
-class DqFinisher {
+class DqConvertWarp {
  public:
-  __device__ __forceinline__ DqFinisher(BackwardStorage<kC>& shared, const BackwardParams& params)
+  __device__ __forceinline__ DqConvertWarp(BackwardStorage<kC>& shared,
+                                           const BackwardParams& params)
       : shared_(shared), params_(params) {}
 
   __device__ __forceinline__ void run() {
-    if (lane() == 0) shared_.finisher = {};
+    if (lane() == 0) shared_.converter = {};
     __syncwarp();
-    while (await()) {
+    while (wait_for_sum()) {
       __syncwarp();
       if (lane() == 0) load_ahead();
-      if (params_.dq.is_float) {
+      if (params_.dq.rows.is_float()) {
         write<float>();
       } else {
         write<std::uint16_t>();
@@ -39,100 +41,102 @@ class DqFinisher {
  private:
   static constexpr int kSumBytes = kC.rows * kC.dim_qk * 4;
   static_assert(kSumBytes == kSumQuarters * kQuarterBytes);
-  static constexpr int kColumns = 32;  ///< of a quarter
+  static constexpr int kColumns = 32;  ///< columns of a quarter
   static constexpr bool kIsWide = kC.has_wide_tiles();
   static_assert(kC.dim_qk == (kIsWide ? 2 : 4) * kColumns);
-  static constexpr int kRowBytes = 64;   ///< of 8 columns of rows r and r + 8
-  static constexpr int kPairBytes = 16;  ///< of two of the columns
+  static constexpr int kRowBytes = 64;   ///< bytes of 8 columns of rows r and r + 8
+  static constexpr int kPairBytes = 16;  ///< bytes of two of the columns
 
   __device__ __forceinline__ static int lane() { return ptx::thread_index() & 31; }
-  __device__ __forceinline__ static int stage_of(std::uint32_t quarter) {
-    return ring_stage<kFinishStages>(quarter / kSumQuarters);
+  /// The place of a quarter's sum.
+  __device__ __forceinline__ static RingPlace<kConvertStages> sum_place(std::uint32_t quarter) {
+    return RingPlace<kConvertStages>(quarter / kSumQuarters);
   }
-  __device__ __forceinline__ static std::uint32_t parity_of(std::uint32_t quarter) {
-    return ring_parity<kFinishStages>(quarter / kSumQuarters);
+  using QuarterPlace = RingPlace<kQuarterStages>;
+
+  /// The first quarter that is not written.
+  __device__ __forceinline__ std::uint32_t quarter() const { return shared_.converter.quarter; }
+  __device__ __forceinline__ const ConvertInfo& info() const {
+    return shared_.converts[sum_place(quarter()).stage()];
   }
 
-  /// The first one that is not written.
-  __device__ __forceinline__ std::uint32_t quarter() const { return shared_.finisher.quarter; }
-  __device__ __forceinline__ const FinishInfo& info() const {
-    return shared_.finishes[stage_of(quarter())];
+  /// Waits for a complete sum. Returns false when there is none any more.
+  __device__ __forceinline__ bool wait_for_sum() const {
+    shared_.convert_ring.wait_full(sum_place(quarter()));
+    return ptx::uniform(info().group) != kEndOfConverts;
   }
 
-  /// False at the end.
-  __device__ __forceinline__ bool await() const {
-    ptx::mbarrier_wait(shared_.finish_full[stage_of(quarter())], parity_of(quarter()));
-    return ptx::uniform(info().group) != kEndOfFinishes;
-  }
-
-  /// One thread: loads as much as there is room for, of sums that are known to be complete.
+  /// Loads as many quarters as there is room for, of sums known to be complete. One thread does so.
   __device__ __forceinline__ void load_ahead() const {
-    FinisherState& at = shared_.finisher;
+    ConverterState& at = shared_.converter;
     std::uint32_t next = at.num_loaded;
     for (const std::uint32_t end = at.quarter + kQuarterStages; next < end; ++next) {
       if (next % kSumQuarters == 0 && !begin_sum(next)) break;
-      ptx::Mbarrier& full = shared_.sum_full[next % kQuarterStages];
+      const QuarterPlace place(next);
+      ptx::Mbarrier& full = shared_.quarter_full.at(place);
       ptx::mbarrier_arrive_expect(full, kQuarterBytes);
-      ptx::load_bytes(shared_.sums[next % kQuarterStages],
+      ptx::load_bytes(shared_.quarters[place.stage()],
                       at.source + next % kSumQuarters * kQuarterBytes, kQuarterBytes, full);
     }
     at.num_loaded = next;
   }
 
-  /// Whether there is a sum that begins with that quarter; finds it.
+  /// Finds the sum that begins with a quarter. Returns false where it is not complete yet.
   __device__ __forceinline__ bool begin_sum(std::uint32_t quarter) const {
-    const int stage = stage_of(quarter);
-    if (!ptx::mbarrier_test(shared_.finish_full[stage], parity_of(quarter))) return false;
-    const FinishInfo& info = shared_.finishes[stage];
-    if (info.group == kEndOfFinishes) return false;
+    const RingPlace<kConvertStages> place = sum_place(quarter);
+    if (!shared_.convert_ring.full.test(place)) return false;
+    const ConvertInfo& info = shared_.converts[place.stage()];
+    if (info.group == kEndOfConverts) return false;
     // The additions came from registers, the copies are asynchronous.
     ptx::fence_async_global();
-    const std::int32_t sum = info.group * params_.num_q_tiles + info.q_tile;
-    shared_.finisher.source =
-        reinterpret_cast<const std::uint8_t*>(params_.dq_sums) + std::int64_t{sum} * kSumBytes;
+    const std::int32_t sum = info.group * params_.query.num_q_tiles + info.q_tile;
+    shared_.converter.source =
+        reinterpret_cast<const std::uint8_t*>(params_.dq.sums) + std::int64_t{sum} * kSumBytes;
     return true;
   }
 
-  /// The lane's first columns of its first row, in dq.
+  /// Where the lane's first columns of its first row lie in dq.
   template <typename Element>
-  __device__ __forceinline__ std::uint8_t* first_place(const FinishInfo& info) const {
+  __device__ __forceinline__ std::uint8_t* first_place(const ConvertInfo& info) const {
     const int r = lane() % 8;
-    const int token = (info.q_tile << params_.token_shift) + (r >> params_.packed_shift);
-    const int head = (info.group << params_.packed_shift) + (r & (params_.packed_heads - 1));
-    return reinterpret_cast<std::uint8_t*>(static_cast<Element*>(params_.dq.data) +
-                                           token * params_.dq.row_stride +
-                                           head * params_.dq.head_stride + lane() / 8 * 8);
+    const int token =
+        (info.q_tile << params_.query.token_shift) + (r >> params_.query.packed_shift);
+    const int head =
+        (info.group << params_.query.packed_shift) + (r & (params_.query.packed_heads - 1));
+    return reinterpret_cast<std::uint8_t*>(row_at<Element>(params_.dq.rows, token, head) +
+                                           lane() / 8 * 8);
   }
 
   /// How many of a q tile's rows are in the tensor, from the lane's first one of the quarter on;
   /// none where its columns are not.
   __device__ __forceinline__ int num_rows() const {
-    const std::int32_t tokens = params_.rows_q - (info().q_tile << params_.token_shift);
-    const std::int32_t rows = min(tokens, 1 << params_.token_shift) << params_.packed_shift;
+    const std::int32_t tokens = params_.query.rows_q - (info().q_tile << params_.query.token_shift);
+    const std::int32_t rows = min(tokens, 1 << params_.query.token_shift)
+                              << params_.query.packed_shift;
     const auto index = static_cast<int>(quarter() % kSumQuarters);
     const int column = index * kColumns % kC.dim_qk + lane() / 8 * 8;
-    return column < params_.dim_qk ? rows - index * kColumns / kC.dim_qk * 64 - lane() % 8 : 0;
+    return column < params_.dq.dim ? rows - index * kColumns / kC.dim_qk * 64 - lane() % 8 : 0;
   }
 
-  /// The quarters of a sum: columns after columns, and where it is wide then its other 64 rows.
+  /// Writes the quarters of a sum: columns after columns, and where the tile is wide then its other
+  /// 64 rows.
   template <typename Element>
   __device__ __forceinline__ void write() const {
     constexpr int kBytes = kColumns * sizeof(Element);
     std::uint8_t* target = first_place<Element>(info());
     bool is_last = false;
     do {
-      ptx::mbarrier_wait(shared_.sum_full[quarter() % kQuarterStages],
-                         quarter() / kQuarterStages & 1);
+      shared_.quarter_full.wait(QuarterPlace(quarter()));
       write_rows(source(), target, num_rows(), Element{});
-      target +=
-          kIsWide && quarter() % kSumQuarters == 1 ? -kBytes : kBytes - 4 * params_.dq_to_row_16;
+      target += kIsWide && quarter() % kSumQuarters == 1 ? -kBytes
+                                                         : kBytes - 4 * params_.dq.bytes_to_row_16;
       is_last = quarter() % kSumQuarters == kSumQuarters - 1;
       __syncwarp();
-      ptx::mbarrier_arrive_if(shared_.finish_empty[stage_of(quarter())],
+      ptx::mbarrier_arrive_if(shared_.convert_ring.empty.at(sum_place(quarter())),
                               is_last && (ptx::kArrivalsPerWarp == 32 || lane() == 0));
       __syncwarp();
       if (lane() == 0) {
-        ++shared_.finisher.quarter;
+        ++shared_.converter.quarter;
         load_ahead();
       }
       __syncwarp();
@@ -140,18 +144,18 @@ class DqFinisher {
   }
 
   __device__ __forceinline__ std::uint32_t source() const {
-    return ptx::shared_address(shared_.sums[quarter() % kQuarterStages]) +
+    return ptx::shared_address(shared_.quarters[QuarterPlace(quarter()).stage()]) +
            lane() / 8 * kChunkBytes + lane() % 8 * kRowBytes + lane() % 8 / 2 * kPairBytes;
   }
 
-  /// Two neighbours of row r and of row r + 8, scaled.
+  /// Loads two neighbours of row r and of row r + 8, scaled.
   __device__ __forceinline__ float4 load_scaled(std::uint32_t address) const {
     const float4 sum = ptx::load_shared_float4(address);
-    const float scale = params_.score.softmax_scale;
+    const float scale = params_.softmax.score.softmax_scale;
     return make_float4(scale * sum.x, scale * sum.y, scale * sum.z, scale * sum.w);
   }
 
-  /// The lane's rows of a quarter; `target` goes on to 64 rows further.
+  /// Writes the lane's rows of a quarter; `target` goes on to 64 rows further.
   __device__ __forceinline__ void write_rows(std::uint32_t source, std::uint8_t*& target,
                                              int num_left, std::uint16_t /*of 16 bits*/) const {
 #pragma unroll 1
@@ -172,16 +176,16 @@ class DqFinisher {
         *reinterpret_cast<uint4*>(target) = make_uint4(low[0], low[1], low[2], low[3]);
       }
       if (num_left > 8) {
-        *reinterpret_cast<uint4*>(target + params_.dq_to_row_8) =
+        *reinterpret_cast<uint4*>(target + params_.dq.bytes_to_row_8) =
             make_uint4(high[0], high[1], high[2], high[3]);
       }
-      target += params_.dq_to_row_16;
+      target += params_.dq.bytes_to_row_16;
       num_left -= 16;
       source += 8 * kRowBytes;
     }
   }
 
-  /// Four columns of one row at a time: there are few registers.
+  /// Writes rows in float32, four columns of one row at a time: there are few registers.
   __device__ __forceinline__ void write_rows(std::uint32_t source, std::uint8_t*& target,
                                              int num_left, float /*of 32 bits*/) const {
 #pragma unroll 1
@@ -191,7 +195,8 @@ class DqFinisher {
         write_floats(source ^ 2 * kPairBytes, target + 16);
       }
       // From row r to row r + 8 and to row r + 16.
-      target += i % 2 == 0 ? params_.dq_to_row_8 : params_.dq_to_row_16 - params_.dq_to_row_8;
+      target += i % 2 == 0 ? params_.dq.bytes_to_row_8
+                           : params_.dq.bytes_to_row_16 - params_.dq.bytes_to_row_8;
       source += i % 2 == 0 ? 8 : 8 * kRowBytes - 8;
       num_left -= 8;
     }
@@ -200,10 +205,10 @@ class DqFinisher {
   __device__ __forceinline__ void write_floats(std::uint32_t source, std::uint8_t* target) const {
     const float2 x = ptx::load_shared_float2(source);
     const float2 y = ptx::load_shared_float2(source ^ kPairBytes);
-    const float scale = params_.score.softmax_scale;
+    const float scale = params_.softmax.score.softmax_scale;
     float4 row = make_float4(scale * x.x, scale * x.y, scale * y.x, scale * y.y);
     auto* place = reinterpret_cast<float4*>(target);
-    if (params_.dq.is_added) {
+    if (params_.dq.is_adding) {
       const float4 before = *place;
       row = make_float4(before.x + row.x, before.y + row.y, before.z + row.z, before.w + row.w);
     }

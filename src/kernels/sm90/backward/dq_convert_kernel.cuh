@@ -8,26 +8,26 @@
 
 namespace magi::sm90 {
 
-inline constexpr int kFinishThreads = 256;
+inline constexpr int kConvertThreads = 256;
 
-/// Scaled sums of 64 rows: what thread t of warpgroup w multiplied, as dq_place puts it. Of a q
-/// tile of 128 rows each warpgroup multiplied 64 of all columns; they lie as if two had had half
-/// each.
+/// Scaled sums of 64 rows: what thread t of warpgroup w multiplied, as dq_place puts it. In a q
+/// tile of 128 rows each warpgroup multiplied all columns of 64 rows; they lie as if each of the
+/// two had multiplied half of the columns.
 template <int kDim>
-struct SumPart {
+struct SumRows {
   float4 values[kDim / 16];
 
   __device__ __forceinline__ void load(const BackwardParams& params, std::int64_t sum) {
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-    const float* source = params.dq_sums + sum * (64 * kDim) + warpgroup * (32 * kDim);
+    const float* source = params.dq.sums + sum * (64 * kDim) + warpgroup * (32 * kDim);
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       const int thread = static_cast<int>(threadIdx.x) % 128;
-      const int place =
-          params.is_ordered ? dq_place<true>(4 * i, thread) : dq_place<false>(4 * i, thread);
+      const int place = params.dq_order.is_deterministic ? dq_place<true>(4 * i, thread)
+                                                         : dq_place<false>(4 * i, thread);
       values[i] = __ldcs(reinterpret_cast<const float4*>(source + place));
     }
-    const float scale = params.score.softmax_scale;
+    const float scale = params.softmax.score.softmax_scale;
 #pragma unroll
     for (float4& value : values) {
       value = make_float4(scale * value.x, scale * value.y, scale * value.z, scale * value.w);
@@ -58,30 +58,31 @@ struct QueryRow {
   bool is_inside;
 
   __device__ __forceinline__ QueryRow(const BackwardParams& params, int part, int group, int r) {
-    const std::int64_t token = (std::int64_t{part} * 64 + r) >> params.packed_shift;
-    const int head = (group << params.packed_shift) + (r & (params.packed_heads - 1));
-    place = token * params.dq.row_stride + head * params.dq.head_stride;
-    is_inside = token < params.rows_q;
+    const std::int64_t token = (std::int64_t{part} * 64 + r) >> params.query.packed_shift;
+    const int head = (group << params.query.packed_shift) + (r & (params.query.packed_heads - 1));
+    place = token * params.dq.rows.row_stride + head * params.dq.rows.head_stride;
+    is_inside = token < params.query.rows_q;
   }
 };
 
 template <int kDim>
 __device__ __forceinline__ void write_floats(const BackwardParams& params, int part, int group,
-                                             const SumPart<kDim>& sum) {
+                                             const SumRows<kDim>& sum) {
   sum.for_each_pair([&](int r, int column, float x, float y) {
     const QueryRow row(params, part, group, r);
-    if (!row.is_inside || column >= params.dim_qk) return;
+    if (!row.is_inside || column >= params.dq.dim) return;
     auto* pair =
-        reinterpret_cast<float2*>(static_cast<float*>(params.dq.data) + row.place + column);
-    const float2 before = params.dq.is_added ? *pair : make_float2(0.0f, 0.0f);
+        reinterpret_cast<float2*>(static_cast<float*>(params.dq.rows.data) + row.place + column);
+    const float2 before = params.dq.is_adding ? *pair : make_float2(0.0f, 0.0f);
     *pair = make_float2(before.x + x, before.y + y);
   });
 }
 
-/// Through shared memory, so that a row leaves in chunks of 16 bytes.
+/// Writes rows of 16-bit elements through shared memory, so that a row leaves in chunks of 16
+/// bytes.
 template <DType kType, int kDim>
 __device__ __forceinline__ void write_halves(const BackwardParams& params, int part, int group,
-                                             const SumPart<kDim>& sum) {
+                                             const SumRows<kDim>& sum) {
   constexpr int kRowBytes = 2 * kDim + 16;  // neighbouring rows begin in other banks
   constexpr int kChunks = kDim / 8;
   __shared__ __align__(16) std::uint8_t rows[64 * kRowBytes];
@@ -91,37 +92,37 @@ __device__ __forceinline__ void write_halves(const BackwardParams& params, int p
   });
   __syncthreads();
 #pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < 64 * kChunks; i += kFinishThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < 64 * kChunks; i += kConvertThreads) {
     const int r = i / kChunks;
     const int column = i % kChunks * 8;
     const QueryRow row(params, part, group, r);
-    if (!row.is_inside || column >= params.dim_qk) continue;
-    auto* target = static_cast<std::uint16_t*>(params.dq.data) + row.place + column;
+    if (!row.is_inside || column >= params.dq.dim) continue;
+    auto* target = static_cast<std::uint16_t*>(params.dq.rows.data) + row.place + column;
     *reinterpret_cast<int4*>(target) =
         *reinterpret_cast<const int4*>(rows + r * kRowBytes + 2 * column);
   }
 }
 
-/// dq from its sums: one CTA per 64 rows of a head group, kParts of them in a q
-/// tile; the groups of the same rows side by side, as they lie in dq. Where the main kernel
-/// has done so, only of the tiles that it has left.
+/// Converts sums of dQ into dq: one CTA per 64 rows of a head group, kParts of them in a q tile;
+/// the groups of the same rows side by side, as they lie in dq. Where the main kernel converts,
+/// only the tiles that it has left.
 template <DType kType, int kDim, int kParts>
-__global__ void __launch_bounds__(kFinishThreads)
-    finish_kernel(const __grid_constant__ BackwardParams params) {
-  const auto num_groups = static_cast<unsigned>(params.heads_q) >> params.packed_shift;
+__global__ void __launch_bounds__(kConvertThreads)
+    dq_convert_kernel(const __grid_constant__ BackwardParams params) {
+  const auto num_groups = static_cast<unsigned>(params.query.heads_q) >> params.query.packed_shift;
   int part = static_cast<int>(blockIdx.x / num_groups);
-  if (params.is_finishing) {
-    part = __ldg(params.left_tiles + part / kParts) * kParts + part % kParts;
+  if (params.dq_order.is_converting) {
+    part = __ldg(params.dq.left_tiles + part / kParts) * kParts + part % kParts;
   }
   const int group = static_cast<int>(blockIdx.x % num_groups);
   ptx::await_kernels_before();
-  SumPart<kDim> sum;
-  if (__ldg(params.islands + part / kParts) == 0) {
+  SumRows<kDim> sum;
+  if (__ldg(params.dq_order.num_components + part / kParts) == 0) {
     sum.clear();
   } else {
-    sum.load(params, static_cast<std::int64_t>(group) * params.num_q_tiles * kParts + part);
+    sum.load(params, static_cast<std::int64_t>(group) * params.query.num_q_tiles * kParts + part);
   }
-  if (params.dq.is_float) {
+  if (params.dq.rows.is_float()) {
     write_floats<kDim>(params, part, group, sum);
   } else {
     write_halves<kType, kDim>(params, part, group, sum);
