@@ -192,7 +192,8 @@ MAGI_API magi_status magi_plan_group_collective_args(const magi_plan* plan, int3
                                                      int32_t wave,
                                                      magi_group_collective_args* args);
 
-/* Plans by value, least recently used out first; thread-safe. */
+/* Plans by value, least recently used out first; thread-safe. For callers of this interface; the
+ * Python package finds plans by the arguments of a key, before it makes a mask. */
 typedef struct magi_plan_cache magi_plan_cache;
 MAGI_API magi_status magi_plan_cache_create(size_t capacity, magi_plan_cache** cache);
 MAGI_API void magi_plan_cache_destroy(magi_plan_cache* cache);

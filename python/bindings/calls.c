@@ -5,6 +5,7 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "magi/magi.h"
@@ -264,13 +265,30 @@ static struct PyModuleDef kModule = {.m_base = PyModuleDef_HEAD_INIT,
                                      .m_doc = "Attention calls over the C ABI of libmagi.",
                                      .m_size = -1};
 
+// Adds `value`, which may be NULL, and takes its reference; 0 with an exception set on failure.
+static int add(PyObject* module, const char* name, PyObject* value) {
+  if (value != NULL && PyModule_AddObject(module, name, value) == 0) return 1;
+  Py_XDECREF(value);
+  return 0;
+}
+
+// The size of magi_tensor, and the offsets of its fields in their order: what packs one in Python
+// is compared with.
+static PyObject* tensor_layout(void) {
+  return Py_BuildValue(
+      "(nnnnnnnn)", (Py_ssize_t)sizeof(magi_tensor), (Py_ssize_t)offsetof(magi_tensor, struct_size),
+      (Py_ssize_t)offsetof(magi_tensor, data), (Py_ssize_t)offsetof(magi_tensor, dtype),
+      (Py_ssize_t)offsetof(magi_tensor, device), (Py_ssize_t)offsetof(magi_tensor, rank),
+      (Py_ssize_t)offsetof(magi_tensor, shape), (Py_ssize_t)offsetof(magi_tensor, stride));
+}
+
 PyMODINIT_FUNC PyInit__calls(void) {
   PyObject* module = PyModule_Create(&kModule);
-  PyObject* type = module == NULL ? NULL : PyType_FromSpec(&kSpec);
-  if (type == NULL || PyModule_AddObject(module, "PreparedCall", type) < 0) {
-    Py_XDECREF(type);
-    Py_XDECREF(module);
-    return NULL;
+  if (module == NULL) return NULL;
+  if (add(module, "PreparedCall", PyType_FromSpec(&kSpec)) &&
+      add(module, "TENSOR_LAYOUT", tensor_layout())) {
+    return module;
   }
-  return module;
+  Py_DECREF(module);
+  return NULL;
 }

@@ -10,26 +10,68 @@ from magi_attention import api
 from magi_attention.common import AttnRanges
 
 
-def bytes_are_the_plans(group, rows: int) -> None:
-    """Forward moves what the plan says, all ranks together; backward that and float32 partials."""
+def causal_plan(group, rows: int) -> api.Plan:
     ranges = AttnRanges.from_ranges([(0, rows)])
-    plan = api.Plan.from_ranges(
+    return api.Plan.from_ranges(
         ranges, ranges, "causal", rows, cp_size=dist.get_world_size(group), num_heads_q=4,
         num_heads_kv=2, head_dim=64,
     )  # fmt: skip
-    bound = plan.bind(group)
 
-    def leaf(heads: int) -> torch.Tensor:
-        return torch.randn(bound.local_rows, heads, 64, dtype=torch.bfloat16).requires_grad_()
+
+def leaves(bound) -> list[torch.Tensor]:
+    """q, k, v of one rank."""
+    shapes = ((bound.local_rows, heads, 64) for heads in (4, 2, 2))
+    return [torch.randn(shape, dtype=torch.bfloat16).requires_grad_() for shape in shapes]
+
+
+def bytes_are_the_plans(group, rows: int) -> None:
+    """Forward moves what the plan says, all ranks together; backward that and float32 partials."""
+    plan = causal_plan(group, rows)
+    bound = plan.bind(group)
 
     def sent() -> int:
         total = torch.tensor(sum(bound.communicator.counters()["bytes_to_peer"]))
         dist.all_reduce(total, group=group)
         return total.item()
 
-    out, _ = bound.calc_attn(leaf(4), leaf(2), leaf(2))
+    out, _ = bound.calc_attn(*leaves(bound))
     assert sent() == plan.report.total_bytes > 0
     assert bound.communicator.counters()["casts"] == plan.report.num_waves - 1
     out.sum().backward()
     assert sent() == 4 * plan.report.total_bytes
     assert bound.communicator.counters()["reduces"] == plan.report.num_waves - 1
+
+
+def memory_is_torchs(group, rows: int) -> None:
+    """The rows that a call receives lie in memory of torch's caching allocator, all of which is
+    given back; attention that leaves other multiprocessors to exchanges gives the same bits.
+    """
+    plan, rank = causal_plan(group, rows), dist.get_rank(group)
+    bound = plan.bind(group)
+    qkv = leaves(bound)
+    received = plan.report.remote_rows[rank] * 2 * (64 + 64) * 2  # heads, k and v, bytes
+    allocate, sizes = torch.cuda.caching_allocator_alloc, []
+
+    def recorded(size, device=None, stream=None):
+        sizes.append(size)
+        return allocate(size, device, stream)
+
+    torch.cuda.caching_allocator_alloc = recorded
+    try:
+        out, _ = bound.calc_attn(*qkv)
+        torch.autograd.grad(out.sum(), qkv)  # what is kept for later calls is there from now on
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        sizes.clear()
+        out, _ = bound.calc_attn(*qkv)
+        assert sum(sizes) >= received > 0
+        assert torch.cuda.max_memory_allocated() - before >= received
+        torch.autograd.grad(out.sum(), qkv)
+        del out
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() <= before
+    finally:
+        torch.cuda.caching_allocator_alloc = allocate
+    other = plan.bind(group, exchange_sms=0)
+    assert torch.equal(other.calc_attn(*qkv)[0], bound.calc_attn(*qkv)[0])

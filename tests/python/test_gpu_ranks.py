@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import dense
+import nccl_cases
 import pipeline_cases as cases
 from on_gpu import NEEDS_GPU
 from pipeline_cases import Case
@@ -65,6 +66,11 @@ def test_shards(gpu_ranks, size):
 @pytest.mark.parametrize("case", [cases.same_bits, cases.checkpointing, cases.compiled])
 def test_deterministic(gpu_ranks, size, case):
     gpu_ranks.run(size, cases.environment, DETERMINISTIC, case, replace(BASE, sinks=1))
+
+
+@SEVERAL
+def test_memory_is_torchs(gpu_ranks):
+    gpu_ranks.run(GPUS, nccl_cases.memory_is_torchs, 4096)
 
 
 @SEVERAL

@@ -23,8 +23,8 @@ DTYPE_CODES = {
 }
 CPU_DEVICE = -1
 
-# struct_size, data, dtype, device, rank, shape[4], stride[4]
-_TENSOR = struct.Struct("@NPiii4q4q")
+# A magi_tensor: struct_size, data, dtype, device, rank, shape[4], stride[4].
+TENSOR = struct.Struct("@NPiii4q4q")
 _NUM_TENSORS = 13  # of a prepared call
 
 _empty_like = torch.empty_like
@@ -57,8 +57,8 @@ def pack_tensor(buffer, offset: int, tensor: torch.Tensor, data: int | None = No
     if not 1 <= rank <= 4:
         raise ValueError(f"tensor has {rank} axes; allowed: 1 to 4")
     pad = (0,) * (4 - rank)
-    _TENSOR.pack_into(
-        buffer, offset, _TENSOR.size, tensor.data_ptr() if data is None else data, code,
+    TENSOR.pack_into(
+        buffer, offset, TENSOR.size, tensor.data_ptr() if data is None else data, code,
         device_index(tensor), rank, *tensor.shape, *pad, *tensor.stride(), *pad,
     )  # fmt: skip
 
@@ -68,7 +68,7 @@ class TensorStruct:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
-        self._buffer = ctypes.create_string_buffer(_TENSOR.size)
+        self._buffer = ctypes.create_string_buffer(TENSOR.size)
         pack_tensor(self._buffer, 0, tensor)
         self.address = ctypes.addressof(self._buffer)
 
@@ -124,13 +124,13 @@ class Call:
         self._prepared = self._prepare(q, k, v, sink, options)
 
     def _prepare(self, q, k, v, sink, options: Options) -> PreparedCall:
-        buffer = bytearray(_NUM_TENSORS * _TENSOR.size)
+        buffer = bytearray(_NUM_TENSORS * TENSOR.size)
         out, lse, max_logits = self._results(q)
         dq, dk, dv, dsink = self._gradients(q, k, v, sink)
         tensors = (q, k, v, sink, out, lse, max_logits, out, lse, dq, dk, dv, dsink)
         for slot, tensor in enumerate(tensors):
             if tensor is not None:
-                pack_tensor(buffer, slot * _TENSOR.size, tensor, 0)
+                pack_tensor(buffer, slot * TENSOR.size, tensor, 0)
         return PreparedCall(
             bytes(buffer), options.scale, options.softcap, options.sink_layout, options.sm_margin,
             options.is_fast_backward, sink is not None, options.with_max_logits,

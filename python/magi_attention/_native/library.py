@@ -125,7 +125,8 @@ def _load_calls():
 
 
 lib = _load()
-PreparedCall = _load_calls().PreparedCall
+_calls = _load_calls()
+PreparedCall, TENSOR_LAYOUT = _calls.PreparedCall, _calls.TENSOR_LAYOUT
 
 _INVALID_ARGUMENT, _CUDA_ERROR, _COMM_ERROR, _INTERNAL_ERROR, _OUT_OF_MEMORY = 1, 2, 3, 4, 5
 
