@@ -7,10 +7,15 @@ from collections import OrderedDict
 from typing import Any
 
 _MISSING = object()
+_get = OrderedDict.get
 
 
 class LruCache(OrderedDict):
-    """Values by key. Where max_size is passed, the key that was used longest ago is forgotten."""
+    """Values by key. Where max_size is passed, the key that was used longest ago is forgotten.
+
+    Uses are noted once half of max_size is passed: noting one hashes the key again, and a call of
+    attention in a loop should cost that once.
+    """
 
     def __init__(self, max_size: int, *args: Any, **kwargs: Any) -> None:
         self.max_size = max_size
@@ -24,11 +29,12 @@ class LruCache(OrderedDict):
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of a key, which counts as used, or default."""
-        value = super().get(key, _MISSING)
+        value = _get(self, key, _MISSING)
         if value is _MISSING:
             return default
-        try:
-            self.move_to_end(key)
-        except KeyError:  # another thread has made the cache forget it
-            pass
+        if 2 * len(self) > self.max_size:
+            try:
+                self.move_to_end(key)
+            except KeyError:  # another thread has made the cache forget it
+                pass
         return value
