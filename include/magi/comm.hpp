@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,29 +18,31 @@ struct magi_comm_vtable;
 
 namespace magi {
 
-enum class ReduceOp : std::int32_t {
-  Sum,       ///< owner row += every partial row, partials added in rank order
-  LseMerge,  ///< (out, lse) pairs merged by log-sum-exp, in rank order
+/// What an exchange is for. The numbers are those of magi/comm_vtable.h.
+enum class ExchangeKind : std::int32_t {
+  Cast = 0,  ///< owned rows go to the ranks that need them
+  Sum = 1,   ///< needed rows (partials) are added to their owners' rows, in rank order
+  LseMerge =
+      2,      ///< (out, lse) partials are merged into their owners' by log-sum-exp, in rank order
+  Other = 3,  ///< rows go as in a cast; neither they nor the call are counted
 };
 
 /// Names a transfer in messages and keeps ranks in step.
 struct ExchangeTag {
   std::uint64_t plan_digest = 0;
-  std::int32_t wave = 0;
+  std::int32_t stage = 0;
 };
 
-/// What bytes in device memory are exchanged for. Casts and reduces are counted, and their bytes.
-enum class ExchangePurpose : std::int32_t { Cast = 0, Reduce = 1, Other = 3 };
-
-/// Bytes of every rank for every rank, in device memory.
-struct DeviceExchange {
+/// Bytes of every rank for every rank, in host or device memory.
+struct ByteExchange {
   const void* send = nullptr;                   ///< parts for rank 0, 1, ... without gaps
   void* receive = nullptr;                      ///< parts from rank 0, 1, ... without gaps
   std::span<const std::int64_t> send_bytes;     ///< [num_ranks]
   std::span<const std::int64_t> receive_bytes;  ///< [num_ranks]
-  std::int32_t device = 0;                      ///< CUDA ordinal of both buffers
-  ExchangePurpose purpose = ExchangePurpose::Other;
+  std::int32_t device = kCpuDevice;             ///< CUDA ordinal of both buffers, or kCpuDevice
+  ExchangeKind kind = ExchangeKind::Other;
   ExchangeTag tag;
+  std::uint64_t content = 0;  ///< what the bytes mean; compared between ranks in host memory
 };
 
 /// Bytes that went out of this rank so far.
@@ -50,23 +53,29 @@ struct CommCounters {
   std::int64_t reduces = 0;
 };
 
-/// An exchange under way. The tensors it was started with must live until wait_sync returns or
-/// throws. Exchanges may be waited for in any order. To destroy one that is not complete ends the
-/// group, as abort does.
+/// An exchange under way. The memory it was started with must live until wait_sync returns or
+/// throws. Exchanges may be waited for in any order. To destroy one in host memory that is not
+/// complete ends the group, as abort does.
 class PendingExchange {
  public:
   virtual ~PendingExchange() = default;
-  /// Blocks until the exchange is complete on this rank. Throws CommError on deadline, a dead peer
-  /// or abort.
+  /// Blocks until the exchange is complete on this rank; in device memory enqueues what is left to
+  /// do on the stream it was started with. Throws CommError on deadline, a dead peer or abort.
   virtual void wait_sync() = 0;
 };
 
+namespace comm {
+class RowExchanger;
+}
+
 /// A group of ranks that exchange rows. One object per rank; collective calls come in the same
-/// order on all ranks. Tensors are [rows, ...] with contiguous rows beyond axis 0 or strided heads;
-/// all tensors of a call share the exchange.
+/// order on all ranks. A transport moves bytes; what becomes of rows is the same over each of them.
 class Communicator {
  public:
-  virtual ~Communicator() = default;
+  Communicator();
+  virtual ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
   virtual std::int32_t rank() const = 0;
   virtual std::int32_t num_ranks() const = 0;
   virtual const char* backend() const = 0;
@@ -74,31 +83,53 @@ class Communicator {
   /// Everyone's bytes in rank order; sizes may differ.
   virtual std::vector<std::vector<std::byte>> allgather_sync(std::span<const std::byte> bytes) = 0;
 
-  /// owned rows of inputs[i] -> needed rows of outputs[i], for all i at once.
-  virtual std::unique_ptr<PendingExchange> group_cast(std::span<const TensorView> inputs,
-                                                      std::span<const TensorView> outputs,
-                                                      const RowExchange& rows, ExchangeTag tag) = 0;
-  /// needed rows of inputs[i] (partials) -> owned rows of outputs[i]. Sum: tensors of one data type
-  /// or input types narrower than the output's. LseMerge: inputs and outputs are {out, lse} pairs.
-  virtual std::unique_ptr<PendingExchange> group_reduce(std::span<const TensorView> inputs,
-                                                        std::span<const TensorView> outputs,
-                                                        const RowExchange& rows, ReduceOp op,
-                                                        ExchangeTag tag) = 0;
+  /// Moves owned rows of inputs[i] to needed rows of outputs[i], for all i at once. Collective.
+  /// Tensors are [rows, ...] with contiguous rows beyond axis 0 or strided heads; all tensors of a
+  /// call share the exchange and lie in host memory or on one GPU, whose work is enqueued on
+  /// `stream` (a cudaStream_t). Throws InvalidArgument before anything is sent.
+  std::unique_ptr<PendingExchange> group_cast(std::span<const TensorView> inputs,
+                                              std::span<const TensorView> outputs,
+                                              const RowExchange& rows, ExchangeTag tag,
+                                              void* stream = nullptr);
+  /// Moves needed rows of inputs[i] (partials) to owned rows of outputs[i]. Sum: tensors of one
+  /// data type or input types narrower than the output's. LseMerge: inputs and outputs are {out,
+  /// lse} pairs.
+  std::unique_ptr<PendingExchange> group_reduce(std::span<const TensorView> inputs,
+                                                std::span<const TensorView> outputs,
+                                                const RowExchange& rows, ExchangeKind kind,
+                                                ExchangeTag tag, void* stream = nullptr);
 
+  /// Starts an exchange of bytes; several may be under way. Collective. In device memory it is
+  /// enqueued on `stream` (a cudaStream_t): what is enqueued there later sees the received bytes
+  /// and may overwrite the sent ones; the host may wait for the other ranks' calls, not for a
+  /// device, and the result is null. Throws InvalidArgument where the group does not move such
+  /// memory.
+  std::unique_ptr<PendingExchange> start_bytes(const ByteExchange& exchange,
+                                               void* stream = nullptr);
   /// Whether the group moves device memory.
   virtual bool has_device_exchange() const { return false; }
-  /// Enqueues an exchange on `stream` (a cudaStream_t): what is enqueued there later sees the
-  /// received bytes and may overwrite the sent ones. The host may wait for the other ranks' calls,
-  /// not for a device. Collective. Throws InvalidArgument where the group moves no device memory.
-  virtual void all_to_all_v(const DeviceExchange& exchange, void* stream);
 
   /// Wakes every rank that waits in this group with CommFailure::Aborted; the group is unusable
   /// after. May be called from any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
-  virtual CommCounters counters() const = 0;
+  /// What start_bytes was given so far.
+  const CommCounters& counters() const;
   /// Collective, orderly end: waits for the others, then releases what is shared. The destructor is
   /// local and silent.
   virtual void close_sync() = 0;
+
+  /// The group's exchanger of rows for host memory (kCpuDevice) or a GPU; made at the first call.
+  /// Its device memory comes from the library's pool.
+  comm::RowExchanger& row_exchanger(std::int32_t device);
+
+ protected:
+  /// start_bytes with arguments that have been checked.
+  virtual std::unique_ptr<PendingExchange> start_checked(const ByteExchange& exchange,
+                                                         void* stream) = 0;
+
+ private:
+  mutable CommCounters counters_;
+  std::map<std::int32_t, std::shared_ptr<comm::RowExchanger>> exchangers_;  ///< by device
 };
 
 struct CommOptions {

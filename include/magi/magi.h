@@ -269,12 +269,38 @@ MAGI_API magi_status magi_communicator_abort(magi_communicator* communicator, co
 /* Collective, orderly end. */
 MAGI_API magi_status magi_communicator_close_sync(magi_communicator* communicator);
 
+/* Rows [row, row + num_rows) of the local tensor, exchanged with `peer`. Records of one pair of
+ * ranks come in the same order on both sides. */
+typedef struct magi_peer_rows {
+  int32_t peer;
+  int32_t row;
+  int32_t num_rows;
+} magi_peer_rows;
+
+/* An exchange of rows. A cast moves owned rows of inputs to needed rows of outputs; sum and lse
+ * merge move needed rows of inputs (partials) to owned rows of outputs, which they are combined
+ * with, partials in rank order. */
+typedef struct magi_exchange_args {
+  size_t struct_size;
+  const magi_tensor* inputs;  /* [num_tensors] */
+  const magi_tensor* outputs; /* [num_tensors]; lse merge: pairs {out, lse} */
+  int32_t num_tensors;
+  int32_t kind; /* MAGI_EXCHANGE_CAST, _SUM or _LSE_MERGE */
+  const magi_peer_rows* owned;
+  int64_t num_owned;
+  const magi_peer_rows* needed;
+  int64_t num_needed;
+  uint64_t plan_digest; /* equal on all ranks of an exchange, else a mismatch is reported */
+  int32_t stage;        /* likewise */
+  void* stream;         /* of tensors on a GPU: a cudaStream_t that the exchange is enqueued on */
+} magi_exchange_args;
+
 typedef struct magi_exchange magi_exchange;
-/* Starts an exchange of rows (magi/comm_vtable.h); the tensors' data must live until the wait is
- * over, everything else only during the call. Collective. */
+/* Starts an exchange of rows; the tensors' data must live until the wait is over, everything else
+ * only during the call. Collective. */
 MAGI_API magi_status magi_exchange_start(magi_communicator* communicator,
                                          const magi_exchange_args* args, magi_exchange** exchange);
-/* Blocks until this rank's part is complete. */
+/* Blocks until this rank's part is complete; on a GPU enqueues the rest of it on the stream. */
 MAGI_API magi_status magi_exchange_wait_sync(magi_exchange* exchange);
 MAGI_API void magi_exchange_destroy(magi_exchange* exchange);
 

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/wire_order.hpp"
+#include "magi/comm.hpp"
+#include "magi/device_allocator.hpp"
+#include "magi/exchange.hpp"
+#include "magi/tensor.hpp"
+
+// The way of rows between the tensors of ranks, over host or device memory.
+namespace magi::comm {
+
+struct DeviceTables;
+
+/// How long a table's copy in device memory lives.
+enum class TableLife {
+  Kept,     ///< as long as the table: made at the first move, which blocks
+  OneMove,  ///< in the order of the one stream that the table's one move is started on
+};
+
+/// One rank's side of an exchange of rows, prepared once for any number of moves.
+struct RowTable {
+  RowTable() = default;
+  /// Records whose peer is `rank` stay on this rank: owned and needed ones name as many rows.
+  RowTable(const RowExchange& rows, std::int32_t rank, std::int32_t num_ranks,
+           TableLife life = TableLife::Kept);
+
+  WireOrder owned, needed;
+  std::vector<RowTask> own;  ///< rows that stay: local_row is owned, wire_row the needed row
+  SumTable sums;             ///< what a reduce adds to owned rows
+
+  TableLife life = TableLife::Kept;
+
+  /// Bytes of the kept copies in device memory.
+  std::int64_t held_bytes() const;
+
+  /// The copies by device, made by exchangers.
+  mutable std::map<std::int32_t, std::shared_ptr<const DeviceTables>> on_device;
+};
+
+/// Rows of tensors on their way. Cast and Other: owned rows of from[i] -> needed rows of to[i].
+/// Sum: needed rows of from[i], the partials, are added to owned rows of to[i]. LseMerge: as Sum,
+/// tensors come in pairs {out, lse}. Tensors are [rows, ...] in one memory; a row on the wire is
+/// the concatenation of the tensors' rows.
+struct RowMove {
+  ExchangeKind kind = ExchangeKind::Cast;
+  std::span<const TensorView> from, to;
+  ExchangeTag tag;
+};
+
+/// A move under way. The table and the tensors' data must live until it is awaited or destroyed. To
+/// destroy one that was not awaited gives its memory back behind the transport; in host memory it
+/// ends the group, where the move is not complete.
+class PendingRows {
+ public:
+  virtual ~PendingRows() = default;
+  /// Host memory: blocks until the rows are in `to`. Device memory: work that `stream` (a
+  /// cudaStream_t) is given later sees them there. Moves may be awaited in any order; a sum or
+  /// merge applies those started before it first. A second call does nothing.
+  virtual void await(void* stream) = 0;
+};
+
+/// Carries out moves between tensors of one memory: the seam for transports. One that moves bytes
+/// has the packed exchanger in front of it (make_row_exchanger); one that writes rows to their
+/// final place, or two exchangers of which one goes on where the other ends (hop by hop), are
+/// further implementations of this class.
+class RowExchanger {
+ public:
+  virtual ~RowExchanger() = default;
+  /// Collective. Device memory: reads `from` and may write `to` behind what `stream` was given so
+  /// far; nothing waits for the device but the first call with a table, which copies it there.
+  virtual std::unique_ptr<PendingRows> start(const RowTable& table, const RowMove& move,
+                                             void* stream) = 0;
+  /// The most bytes that moves under way took at a time.
+  virtual std::int64_t largest_bytes() const = 0;
+};
+
+/// Packs rows into bytes for `communicator`, which must outlive the result, in host memory
+/// (kCpuDevice) or on a GPU, where memory comes from `allocator` (empty: the library's pool), which
+/// must outlive it too. Throws InvalidArgument for a GPU where the build has no CUDA or the group
+/// moves no device memory.
+std::unique_ptr<RowExchanger> make_row_exchanger(Communicator& communicator, std::int32_t device,
+                                                 const DeviceAllocator& allocator);
+
+/// values[i] = the largest of the ranks' values[i], for float32 or, in host memory, float64 values
+/// [count]. Collective.
+class RankMaximum {
+ public:
+  RankMaximum(std::int32_t rank, std::int32_t num_ranks);
+  /// `gathered` is memory for num_ranks * count values beside `values`.
+  void apply(RowExchanger& exchanger, const TensorView& values, const TensorView& gathered,
+             ExchangeTag tag, void* stream) const;
+
+ private:
+  RowTable table_;
+};
+
+}  // namespace magi::comm
