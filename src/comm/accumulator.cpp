@@ -58,23 +58,16 @@ TensorView float_copy_view(const TensorView& output, std::vector<float>& copy, s
 
 }  // namespace
 
-TouchedRows::TouchedRows(std::span<const PeerRows> records) {
-  std::int64_t first = 0;
-  std::int64_t last = 0;
-  for (const PeerRows& record : records) {
-    if (record.num_rows == 0) continue;
-    const std::int64_t end = std::int64_t{record.row} + record.num_rows;
-    first = last == 0 ? record.row : std::min<std::int64_t>(first, record.row);
-    last = std::max(last, end);
-  }
-  first_row_ = first;
-  slot_of_row_.assign(static_cast<std::size_t>(last - first), -1);
-  for (const PeerRows& record : records) {
-    const auto begin = slot_of_row_.begin() + (record.row - first);
-    if (record.num_rows > 0) std::fill(begin, begin + record.num_rows, 0);
-  }
-  for (std::int32_t& slot : slot_of_row_) {
-    if (slot >= 0) slot = static_cast<std::int32_t>(num_slots_++);
+TouchedRows::TouchedRows(std::span<const SumTask> tasks) {
+  if (tasks.empty()) return;
+  first_row_ = tasks.front().row;  // they ascend
+  const std::int64_t end = std::int64_t{tasks.back().row} + tasks.back().num_rows;
+  slot_of_row_.assign(static_cast<std::size_t>(end - first_row_), -1);
+  for (const SumTask& task : tasks) {
+    for (std::int32_t i = 0; i < task.num_rows; ++i) {
+      slot_of_row_[static_cast<std::size_t>(task.row - first_row_ + i)] =
+          static_cast<std::int32_t>(num_slots_++);
+    }
   }
 }
 

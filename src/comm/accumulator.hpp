@@ -7,13 +7,14 @@
 #include <vector>
 
 #include "comm/row_layout.hpp"
+#include "comm/wire_order.hpp"
 
 namespace magi::comm {
 
-/// Numbers the distinct rows of a list of records.
+/// Numbers the rows that a list of tasks names.
 class TouchedRows {
  public:
-  explicit TouchedRows(std::span<const PeerRows> records);
+  explicit TouchedRows(std::span<const SumTask> tasks);
   std::int64_t size() const { return num_slots_; }
   std::int64_t slot(std::int64_t row) const {
     return slot_of_row_[static_cast<std::size_t>(row - first_row_)];

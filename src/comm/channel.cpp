@@ -86,7 +86,7 @@ void Inbox::follow(const RingPlace& place) {
   const std::size_t extent = align_up(place.num_bytes(), page_bytes());
   if (place.slot_bytes <= sizeof(PacketHeader) || place.num_slots == 0 ||
       place.offset + extent > region_->file_bytes()) {
-    throw CommError("a peer's window lies outside the shared memory", CommFailure::System);
+    throw CommError("a peer's ring lies outside the shared memory", CommFailure::System);
   }
   std::byte* data = region_->map(place.offset, extent);
   const RingPlace old = ring_.place();

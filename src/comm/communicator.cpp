@@ -1,12 +1,98 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/check.hpp"
+#include "comm/row_exchanger.hpp"
+#include "comm/validate.hpp"
 #include "magi/comm.hpp"
 
 namespace magi {
+namespace {
 
-void Communicator::all_to_all_v(const DeviceExchange& /*exchange*/, void* /*stream*/) {
-  throw invalid("communicator", std::string("a ") + backend() + " group",
-                "a group that moves device memory");
+/// Device memory of the groups' own exchangers comes from the library's pool.
+const DeviceAllocator kPool;
+
+/// A group_cast or group_reduce under way.
+class GroupExchange final : public PendingExchange {
+ public:
+  GroupExchange(Communicator& group, const comm::ExchangeArgs& args, const comm::RowMove& move,
+                void* stream)
+      : table_(args.rows, args.rank, args.num_ranks, comm::TableLife::OneMove),
+        stream_(stream),
+        rows_(group.row_exchanger(args.device).start(table_, move, stream)) {}
+  void wait_sync() override { rows_->await(stream_); }
+
+ private:
+  comm::RowTable table_;
+  void* stream_;
+  std::unique_ptr<comm::PendingRows> rows_;
+};
+
+/// The device of a call: that of the first tensor with data, where the group moves device memory.
+std::int32_t device_of(const Communicator& group, std::span<const TensorView> inputs,
+                       std::span<const TensorView> outputs) {
+  for (const auto& tensors : {inputs, outputs}) {
+    for (const TensorView& tensor : tensors) {
+      if (!tensor.empty() && group.has_device_exchange()) return tensor.device;
+    }
+  }
+  return kCpuDevice;
+}
+
+}  // namespace
+
+Communicator::Communicator() = default;
+Communicator::~Communicator() = default;
+
+std::unique_ptr<PendingExchange> Communicator::group_cast(std::span<const TensorView> inputs,
+                                                          std::span<const TensorView> outputs,
+                                                          const RowExchange& rows, ExchangeTag tag,
+                                                          void* stream) {
+  const comm::ExchangeArgs args{inputs, outputs,     rows,
+                                rank(), num_ranks(), device_of(*this, inputs, outputs)};
+  comm::check_cast(args);
+  const comm::RowMove move{.from = inputs, .to = outputs, .tag = tag};
+  return std::make_unique<GroupExchange>(*this, args, move, stream);
+}
+
+std::unique_ptr<PendingExchange> Communicator::group_reduce(std::span<const TensorView> inputs,
+                                                            std::span<const TensorView> outputs,
+                                                            const RowExchange& rows,
+                                                            ExchangeKind kind, ExchangeTag tag,
+                                                            void* stream) {
+  const comm::ExchangeArgs args{inputs, outputs,     rows,
+                                rank(), num_ranks(), device_of(*this, inputs, outputs)};
+  comm::check_reduce(args, kind);
+  const comm::RowMove move{.kind = kind, .from = inputs, .to = outputs, .tag = tag};
+  return std::make_unique<GroupExchange>(*this, args, move, stream);
+}
+
+std::unique_ptr<PendingExchange> Communicator::start_bytes(const ByteExchange& exchange,
+                                                           void* stream) {
+  if (exchange.device != kCpuDevice && !has_device_exchange()) {
+    throw invalid("communicator", std::string("a ") + backend() + " group",
+                  "a group that moves device memory");
+  }
+  comm::check_bytes(exchange, num_ranks());
+  auto pending = start_checked(exchange, stream);
+  if (exchange.kind == ExchangeKind::Other) return pending;
+  counters();  // makes room
+  ++(exchange.kind == ExchangeKind::Cast ? counters_.casts : counters_.reduces);
+  for (std::size_t peer = 0; peer < exchange.send_bytes.size(); ++peer) {
+    if (exchange.send_bytes[peer] == 0 || peer == static_cast<std::size_t>(rank())) continue;
+    counters_.bytes_to_peer[peer] += exchange.send_bytes[peer];
+    ++counters_.messages;
+  }
+  return pending;
+}
+
+const CommCounters& Communicator::counters() const {
+  counters_.bytes_to_peer.resize(static_cast<std::size_t>(num_ranks()));
+  return counters_;
+}
+
+comm::RowExchanger& Communicator::row_exchanger(std::int32_t device) {
+  std::shared_ptr<comm::RowExchanger>& exchanger = exchangers_[device];
+  if (exchanger == nullptr) exchanger = comm::make_row_exchanger(*this, device, kPool);
+  return *exchanger;
 }
 
 }  // namespace magi

@@ -3,68 +3,28 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
+#include "comm/packed_exchanger.hpp"
 
-#include "comm/wire_order.hpp"
-#include "cuda/memory.hpp"
-#include "magi/tensor.hpp"
-
-// Rows between strided device tensors and a wire buffer, whose row is the concatenation of the
-// tensors' rows. One launch per call, nothing waits.
+// Rows of strided device tensors and of the wire, whose row is the concatenation of the tensors'
+// rows. Task lists are in device memory, too. Nothing waits.
 namespace magi::comm {
 
-/// Tables in device memory.
-struct TaskList {
-  const RowTask* tasks = nullptr;
-  std::int32_t count = 0;
-};
-struct SumList {
-  const SumTask* tasks = nullptr;
-  const std::int32_t* parts = nullptr;
-  std::int32_t count = 0;
-};
+/// Rows of `from` -> rows of `to`: pack where `to` is the wire, unpack where `from` is. Strides and
+/// data of the tensors suit one unit of 2 to 16 bytes, the larger the faster. Throws
+/// InvalidArgument for a tensor with more than one strided axis beyond its rows.
+void pack_rows(std::span<const TensorView> from, std::byte* wire, std::span<const RowTask> tasks,
+               cudaStream_t stream);
+void unpack_rows(const std::byte* wire, std::span<const TensorView> to,
+                 std::span<const RowTask> tasks, cudaStream_t stream);
+void copy_rows(std::span<const TensorView> from, std::span<const TensorView> to,
+               std::span<const RowTask> tasks, cudaStream_t stream);
 
-/// Owners of such tables on the device that was current when they were made.
-struct DeviceTasks {
-  DeviceTasks() = default;
-  explicit DeviceTasks(std::span<const RowTask> given)
-      : tasks(to_device_sync(given)), count(static_cast<std::int32_t>(given.size())) {}
-  operator TaskList() const { return {static_cast<const RowTask*>(tasks.data()), count}; }
-  DeviceBuffer tasks;
-  std::int32_t count = 0;
-};
-struct DeviceSums {
-  DeviceSums() = default;
-  explicit DeviceSums(const SumTable& table)
-      : tasks(to_device_sync<SumTask>(table.tasks)),
-        parts(to_device_sync<std::int32_t>(table.parts)),
-        count(static_cast<std::int32_t>(table.tasks.size())) {}
-  operator SumList() const {
-    return {static_cast<const SumTask*>(tasks.data()),
-            static_cast<const std::int32_t*>(parts.data()), count};
-  }
-  DeviceBuffer tasks, parts;
-  std::int32_t count = 0;
-};
+/// Combines partial rows in the order of the parts, in float64 for float64 tensors, else in
+/// float32; 16-bit tensors are rounded once. The lse of a merge is float32 (float64 beside a
+/// float64 out), also on the wire.
+void combine_rows(const Partials& partials, cudaStream_t stream);
 
-inline constexpr std::size_t kMaxRowTensors = 2;
-
-/// Bytes of a wire row. Tensors are [rows, heads, dim] with contiguous dim, or [rows, elements].
-std::int64_t wire_row_bytes(std::span<const TensorView> tensors);
-
-/// Local rows of the tensors -> wire, and back. At most kMaxRowTensors tensors, whose strides and
-/// data suit one unit of 1 to 16 bytes, the larger the faster.
-void rows_to_wire(std::span<const TensorView> tensors, void* wire, TaskList tasks,
-                  cudaStream_t stream);
-void rows_from_wire(std::span<const TensorView> tensors, const void* wire, TaskList tasks,
-                    cudaStream_t stream);
-
-/// Adds wire rows of `wire_type` to the tensors' rows (float32 or float64), in the order of the
-/// parts.
-void add_rows_from_wire(std::span<const TensorView> tensors, const void* wire, DType wire_type,
-                        SumList sums, cudaStream_t stream);
+/// values[i] = the largest of rows[r, i], float32 without gaps.
+void max_rows(const TensorView& rows, const TensorView& values, cudaStream_t stream);
 
 }  // namespace magi::comm

@@ -13,8 +13,8 @@ namespace magi::comm {
 class DeviceTransport {
  public:
   virtual ~DeviceTransport() = default;
-  /// Communicator::all_to_all_v with arguments that have been checked. Throws CommError.
-  virtual void all_to_all_v(const DeviceExchange& exchange, void* stream) = 0;
+  /// Communicator::start_bytes with arguments that have been checked. Throws CommError.
+  virtual void all_to_all_v(const ByteExchange& exchange, void* stream) = 0;
   /// Wakes the ranks that wait.
   virtual void abort(const std::string& reason) noexcept = 0;
 };

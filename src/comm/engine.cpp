@@ -20,9 +20,9 @@ Stream& stream_of(std::vector<Stream>& streams, std::int32_t peer) {
   return *found;
 }
 
-std::uint64_t kind_and_wave(const Exchange& exchange) {
+std::uint64_t kind_and_stage(const Exchange& exchange) {
   return static_cast<std::uint64_t>(exchange.kind) << 32 |
-         static_cast<std::uint32_t>(exchange.tag.wave);
+         static_cast<std::uint32_t>(exchange.tag.stage);
 }
 
 }  // namespace
@@ -36,7 +36,6 @@ Engine::Engine(std::int32_t rank, std::int32_t num_ranks, std::shared_ptr<Shared
       has_ended_(std::move(has_ended)),
       layout_(num_ranks),
       base_(region_->map(0, layout_.num_bytes())) {
-  counters_.bytes_to_peer.assign(static_cast<std::size_t>(num_ranks), 0);
   for (std::int32_t other = 0; other < num_ranks; ++other) {
     peers_.push_back(other == rank ? nullptr
                                    : std::unique_ptr<Peer>(new Peer{
@@ -64,11 +63,8 @@ void Engine::start(const std::shared_ptr<Exchange>& exchange) {
     peer(stream.peer).sending.push_back(exchange.get());
   }
   for (const ReceiveStream& stream : exchange->receives) {
-    if (stream.peer != rank_) peer(stream.peer).receiving.push_back(exchange.get());
+    peer(stream.peer).receiving.push_back(exchange.get());
   }
-  if (exchange->is_reduce() && !exchange->receives.empty()) reduces_.push_back(exchange.get());
-  if (exchange->kind == ExchangeKind::Cast) ++counters_.casts;
-  if (exchange->is_reduce()) ++counters_.reduces;
   announce(*exchange);
   compare_plans(*exchange);
   progress();
@@ -112,32 +108,32 @@ void Engine::announce(const Exchange& exchange) {
   Announcement& slot = block(rank_).announcements[exchange.sequence % kAnnouncements];
   slot.sequence.store(0);
   slot.plan_digest.store(exchange.tag.plan_digest);
-  slot.kind_and_wave.store(kind_and_wave(exchange));
+  slot.kind_and_stage.store(kind_and_stage(exchange));
   slot.sequence.store(exchange.sequence);
 }
 
 // Both ranks of a pair announce, then look: the later one sees the other. So every pair that
-// disagrees is found, before the later one sends or reads a row.
+// disagrees is found, before the later one sends or reads a byte.
 void Engine::compare_plans(const Exchange& exchange) {
   for (std::int32_t other = 0; other < num_ranks_; ++other) {
     if (other == rank_) continue;
     const Announcement& slot = block(other).announcements[exchange.sequence % kAnnouncements];
     if (slot.sequence.load() != exchange.sequence) continue;
     const std::uint64_t digest = slot.plan_digest.load();
-    const std::uint64_t call = slot.kind_and_wave.load();
+    const std::uint64_t call = slot.kind_and_stage.load();
     if (slot.sequence.load() != exchange.sequence) continue;
-    if (digest == exchange.tag.plan_digest && call == kind_and_wave(exchange)) continue;
+    if (digest == exchange.tag.plan_digest && call == kind_and_stage(exchange)) continue;
     fail(CommFailure::PlanMismatch,
          "rank " + std::to_string(rank_) + " is in " + describe(exchange) + ", but rank " +
-             std::to_string(other) + " is in wave " +
+             std::to_string(other) + " is in stage " +
              std::to_string(static_cast<std::int32_t>(call & 0xffffffff)) + " of " +
-             kind_name(static_cast<ExchangeKind>(call >> 32)) + ", plan " + hex(digest));
+             kind_name(static_cast<CallKind>(call >> 32)) + ", plan " + hex(digest));
   }
 }
 
 bool Engine::progress() {
   try {
-    return move_rows();
+    return move_bytes();
   } catch (const std::exception& error) {
     // Also what the engine did not expect, such as lack of memory, must not leave the others
     // waiting.
@@ -151,14 +147,13 @@ bool Engine::progress() {
   }
 }
 
-bool Engine::move_rows() {
+bool Engine::move_bytes() {
   bool moved = false;
   for (std::int32_t step = 1; step < num_ranks_; ++step) {
     moved |= send_to((rank_ + step) % num_ranks_);
   }
-  // Ascending: reductions take peers in rank order.
   for (std::int32_t from = 0; from < num_ranks_; ++from) {
-    moved |= from == rank_ ? receive_own_turn() : receive_from(from);
+    if (from != rank_) moved |= receive_from(from);
   }
   return moved;
 }
@@ -175,7 +170,6 @@ bool Engine::send_to(std::int32_t to) {
     if (!stream.done()) break;
     --exchange.open_sends;
     target.sending.pop_front();
-    if (!exchange.is_gather()) ++counters_.messages;
   }
   if (moved) ring(block(to).bell);
   return moved;
@@ -196,9 +190,6 @@ bool Engine::send_packet(Peer& to, SendStream& stream, const Exchange& exchange)
   ++num_packets_;
   PacketHeader header =
       fill_packet(exchange, stream, to.outbox.payload(), to.outbox.payload_capacity());
-  if (!exchange.is_gather()) {
-    counters_.bytes_to_peer[static_cast<std::size_t>(stream.peer)] += header.payload_bytes;
-  }
   if (is_faulty && fault.action == FaultAction::Drop) return true;
   if (is_faulty && fault.action == FaultAction::Delay) std::this_thread::sleep_for(fault.delay);
   if (is_faulty && fault.action == FaultAction::Truncate) header.payload_bytes /= 2;
@@ -216,7 +207,6 @@ bool Engine::receive_from(std::int32_t from) {
     const PacketHeader* header = source.inbox.peek();
     if (header == nullptr) break;
     check_origin(from, exchange, *header);
-    if (!may_receive(exchange, stream)) break;
     if (!stream.is_started) {
       const std::string wrong = open_stream(exchange, stream, *header);
       if (!wrong.empty()) {
@@ -225,13 +215,13 @@ bool Engine::receive_from(std::int32_t from) {
                                             " " + wrong);
       }
     }
-    check_packet(exchange, stream, *header);
-    accept_packet(exchange, stream, *header, source.inbox.payload());
+    check_packet(exchange, stream, *header, source.inbox.payload_capacity());
+    accept_packet(stream, *header, source.inbox.payload());
     source.inbox.release();
     moved = true;
     if (!stream.done()) continue;
     source.receiving.pop_front();
-    end_receive(exchange);
+    --exchange.open_receives;
   }
   if (moved) ring(block(from).bell);
   return moved;
@@ -239,25 +229,25 @@ bool Engine::receive_from(std::int32_t from) {
 
 void Engine::check_origin(std::int32_t from, const Exchange& exchange, const PacketHeader& header) {
   if (header.sequence == exchange.sequence && header.kind == exchange.kind &&
-      header.wave == exchange.tag.wave && header.plan_digest == exchange.tag.plan_digest) {
+      header.stage == exchange.tag.stage && header.plan_digest == exchange.tag.plan_digest) {
     return;
   }
-  // Calls of equal number were compared when they started; another number means that rows are lost.
+  // Calls of equal number were compared when they started; another number means that bytes are
+  // lost.
   const bool is_same_call = header.sequence == exchange.sequence;
   fail(is_same_call ? CommFailure::PlanMismatch : CommFailure::System,
-       "rank " + std::to_string(rank_) + " expects rows from rank " + std::to_string(from) +
-           " in " + describe(exchange) + ", but has from it wave " + std::to_string(header.wave) +
+       "rank " + std::to_string(rank_) + " expects bytes from rank " + std::to_string(from) +
+           " in " + describe(exchange) + ", but has from it stage " + std::to_string(header.stage) +
            " of " + kind_name(header.kind) + " " + std::to_string(header.sequence) + ", plan " +
            hex(header.plan_digest));
 }
 
 void Engine::check_packet(const Exchange& exchange, const ReceiveStream& stream,
-                          const PacketHeader& header) {
-  const std::size_t row = exchange.is_gather() ? 1 : stream.row_bytes;
+                          const PacketHeader& header, std::size_t capacity) {
   const std::uint64_t end = header.offset + header.payload_bytes;
-  const bool is_whole = header.payload_bytes < row || header.payload_bytes % row == 0;
-  if (header.offset == stream.received_bytes && end <= stream.total_bytes && is_whole &&
-      header.total_bytes == stream.total_bytes) {
+  const std::uint64_t missing = stream.total_bytes - stream.received_bytes;
+  if (header.offset == stream.received_bytes && header.total_bytes == stream.total_bytes &&
+      header.payload_bytes == std::min<std::uint64_t>(capacity, missing)) {
     return;
   }
   fail(CommFailure::System, "rank " + std::to_string(rank_) + " in " + describe(exchange) +
@@ -265,35 +255,6 @@ void Engine::check_packet(const Exchange& exchange, const ReceiveStream& stream,
                                 "; expected byte " + std::to_string(stream.received_bytes) +
                                 " of " + std::to_string(stream.total_bytes) + ", seen bytes " +
                                 std::to_string(header.offset) + " to " + std::to_string(end));
-}
-
-bool Engine::may_receive(Exchange& exchange, const ReceiveStream& stream) {
-  if (!exchange.is_reduce()) return true;
-  if (reduces_.front() != &exchange || &exchange.receives[exchange.turn] != &stream) return false;
-  if (!is_first_reduce_begun_) exchange.sink->begin();
-  is_first_reduce_begun_ = true;
-  return true;
-}
-
-bool Engine::receive_own_turn() {
-  bool moved = false;
-  while (!reduces_.empty()) {
-    Exchange& exchange = *reduces_.front();
-    ReceiveStream& stream = exchange.receives[exchange.turn];
-    if (stream.peer != rank_ || !may_receive(exchange, stream)) break;
-    accept_own_rows(exchange, stream);
-    end_receive(exchange);
-    moved = true;
-  }
-  return moved;
-}
-
-void Engine::end_receive(Exchange& exchange) {
-  ++exchange.turn;
-  if (--exchange.open_receives > 0 || !exchange.is_reduce()) return;
-  exchange.sink->finish();
-  reduces_.pop_front();
-  is_first_reduce_begun_ = false;
 }
 
 void Engine::retire_finished() {

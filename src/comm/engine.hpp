@@ -31,13 +31,12 @@ struct EngineOptions {
   Fault fault;
 };
 
-/// One rank's side of a group over a shared region: starts exchanges, moves their rows without
+/// One rank's side of a group over a shared region: starts exchanges, moves their bytes without
 /// blocking, waits, and turns whatever goes wrong into the group's one failure.
 ///
-/// Rows of an ordered pair of ranks travel through one ring, first in, first out; exchanges of a
+/// Bytes of an ordered pair of ranks travel through one ring, first in, first out; exchanges of a
 /// rank therefore progress together in whatever call the rank is in, and any order of waiting is
-/// safe. Reductions are applied in start order and in rank order within one, whatever arrives
-/// first: results depend on no timing.
+/// safe.
 class Engine {
  public:
   Engine(std::int32_t rank, std::int32_t num_ranks, std::shared_ptr<SharedRegion> region,
@@ -48,7 +47,6 @@ class Engine {
 
   std::int32_t rank() const { return rank_; }
   std::int32_t num_ranks() const { return num_ranks_; }
-  const CommCounters& counters() const { return counters_; }
 
   /// Announces the exchange and sends what fits.
   void start(const std::shared_ptr<Exchange>& exchange);
@@ -85,16 +83,13 @@ class Engine {
   void compare_plans(const Exchange& exchange);
 
   bool progress();
-  bool move_rows();
+  bool move_bytes();
   bool send_to(std::int32_t to);
   bool receive_from(std::int32_t from);
-  bool receive_own_turn();
   bool send_packet(Peer& to, SendStream& stream, const Exchange& exchange);
   void check_packet(const Exchange& exchange, const ReceiveStream& stream,
-                    const PacketHeader& header);
+                    const PacketHeader& header, std::size_t capacity);
   void check_origin(std::int32_t from, const Exchange& exchange, const PacketHeader& header);
-  bool may_receive(Exchange& exchange, const ReceiveStream& stream);
-  void end_receive(Exchange& exchange);
   void retire_finished();
 
   void check_group(const Exchange& exchange);
@@ -116,11 +111,8 @@ class Engine {
   std::byte* base_;
   std::vector<std::unique_ptr<Peer>> peers_;  ///< null for the own rank
   std::deque<std::shared_ptr<Exchange>> active_;
-  std::deque<Exchange*> reduces_;  ///< unfinished, in start order; only the first is applied
-  bool is_first_reduce_begun_ = false;
   std::uint64_t num_started_ = 0;
   std::int64_t num_packets_ = 0;
-  CommCounters counters_;
   bool is_over_ = false;
 };
 

@@ -11,11 +11,11 @@ void Engine::check_group(const Exchange& exchange) {
   throw_recorded(" in " + describe(exchange));
 }
 
-/// The peer that keeps the exchange from going on: one whose rows are missing, else one that does
+/// The peer that keeps the exchange from going on: one whose bytes are missing, else one that does
 /// not make room.
 std::int32_t Engine::blocking_peer(const Exchange& exchange) const {
   for (const ReceiveStream& stream : exchange.receives) {
-    if (!stream.done() && stream.peer != rank_) return stream.peer;
+    if (!stream.done()) return stream.peer;
   }
   for (const SendStream& stream : exchange.sends) {
     if (!stream.done()) return stream.peer;
@@ -30,7 +30,7 @@ void Engine::check_peers(const Exchange& exchange) {
     // Order matters: a process that ends in order says so before it ends.
     const bool has_ended = has_ended_ && has_ended_(other);
     const RankState state = block(other).state.load(std::memory_order_acquire);
-    // A rank that left counts only for those who still need it; what it sent is in the window.
+    // A rank that left counts only for those who still need it; what it sent is in the ring.
     const bool is_needed = other == blocking;
     if (state == RankState::Running ? !has_ended : !is_needed) continue;
     if (state != RankState::Running && progress()) return;
@@ -48,14 +48,9 @@ void Engine::time_out(const Exchange& exchange) {
                      std::to_string(other) + " in " + describe(exchange);
   for (const ReceiveStream& stream : exchange.receives) {
     if (stream.peer != other || stream.done()) continue;
-    const std::string expected =
-        exchange.is_gather() && !stream.is_started
-            ? "a message"
-            : std::to_string(stream.is_started
-                                 ? stream.total_bytes
-                                 : static_cast<std::uint64_t>(stream.num_rows) *
-                                       wire_row_bytes(exchange.outputs, exchange.wire_types)) +
-                  " bytes from it";
+    const std::string expected = exchange.is_gather() && !stream.is_started
+                                     ? "a message"
+                                     : std::to_string(stream.total_bytes) + " bytes from it";
     fail(CommFailure::Timeout,
          text + ": expected " + expected + ", seen " + std::to_string(stream.received_bytes));
   }

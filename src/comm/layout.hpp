@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "comm/doorbell.hpp"
+#include "magi/comm.hpp"
 
 // What the ranks of one machine share. A region starts with the control part: one GroupBlock, a
 // RankBlock per rank, a ChannelBlock and a small first ring per ordered pair of ranks. Larger rings
@@ -47,7 +48,7 @@ struct GroupBlock {
 struct Announcement {
   std::atomic<std::uint64_t> sequence;
   std::atomic<std::uint64_t> plan_digest;
-  std::atomic<std::uint64_t> kind_and_wave;
+  std::atomic<std::uint64_t> kind_and_stage;
 };
 
 struct alignas(64) RankBlock {
@@ -62,23 +63,19 @@ struct ChannelBlock {
   alignas(64) std::atomic<std::uint64_t> consumed;  ///< only the receiver stores
 };
 
-enum class ExchangeKind : std::uint32_t {
-  Cast = 1,
-  Sum = 2,
-  LseMerge = 3,
-  AllGather = 4,
-  Close = 5
-};
+/// What a packet belongs to: the first numbers are those of ExchangeKind.
+enum class CallKind : std::uint32_t { AllGather = 16, Close = 17 };
+constexpr CallKind call_kind(ExchangeKind kind) { return static_cast<CallKind>(kind); }
 
 /// At the start of every slot. `offset` counts payload bytes of this exchange before this packet.
 struct alignas(64) PacketHeader {
   std::uint64_t sequence = 0;
   std::uint64_t plan_digest = 0;
-  std::uint64_t wire_types = 0;
+  std::uint64_t content = 0;
   std::uint64_t total_bytes = 0;
   std::uint64_t offset = 0;
-  ExchangeKind kind = ExchangeKind::Cast;
-  std::int32_t wave = 0;
+  CallKind kind = call_kind(ExchangeKind::Other);
+  std::int32_t stage = 0;
   std::uint32_t payload_bytes = 0;
   std::uint32_t moves_ring = 0;  ///< 1: the payload is a RingPlace, where the next packet lies
 };

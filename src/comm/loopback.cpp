@@ -16,14 +16,14 @@ namespace magi::comm {
 namespace {
 
 std::string describe(const ExchangeTag& tag) {
-  return "plan " + hex(tag.plan_digest) + ", wave " + std::to_string(tag.wave);
+  return "plan " + hex(tag.plan_digest) + ", stage " + std::to_string(tag.stage);
 }
 
 /// What one rank brings to an exchange.
 struct Offer {
   const std::byte* send = nullptr;
   std::vector<std::int64_t> send_bytes;
-  ExchangePurpose purpose = ExchangePurpose::Other;
+  ExchangeKind kind = ExchangeKind::Other;
   ExchangeTag tag;
   std::int32_t device = 0;
 };
@@ -47,23 +47,23 @@ class Meeting {
   void meet_sync(std::int32_t rank, const ExchangeTag& tag) {
     std::unique_lock lock(mutex_);
     throw_failure();
-    const std::uint64_t turn = turn_;
+    const std::uint64_t round = round_;
     is_here_[static_cast<std::size_t>(rank)] = true;
     if (++num_here_ == is_here_.size()) {
       is_here_.assign(is_here_.size(), false);
       num_here_ = 0;
-      ++turn_;
+      ++round_;
       changed_.notify_all();
       return;
     }
-    const auto is_over = [&] { return turn_ != turn || failure_.has_value(); };
+    const auto is_over = [&] { return round_ != round || failure_.has_value(); };
     if (!changed_.wait_for(lock, deadline_, is_over)) {
       set_failure("rank " + std::to_string(rank) + " waited " + std::to_string(deadline_.count()) +
                       " ms for " + missing_ranks() + " in an exchange of device memory, " +
                       describe(tag),
                   CommFailure::Timeout);
     }
-    if (turn_ == turn) throw_failure();
+    if (round_ == round) throw_failure();
   }
 
   void fail(const std::string& text, CommFailure failure) noexcept {
@@ -101,7 +101,7 @@ class Meeting {
   std::condition_variable changed_;
   std::vector<bool> is_here_;
   std::size_t num_here_ = 0;
-  std::uint64_t turn_ = 0;
+  std::uint64_t round_ = 0;
   std::optional<CommError> failure_;
 };
 
@@ -110,7 +110,7 @@ class Loopback final : public DeviceTransport {
   Loopback(std::int32_t rank, std::shared_ptr<Meeting> meeting)
       : rank_(rank), meeting_(std::move(meeting)) {}
 
-  void all_to_all_v(const DeviceExchange& exchange, void* stream) override {
+  void all_to_all_v(const ByteExchange& exchange, void* stream) override {
     const DeviceScope scope(exchange.device);
     const auto queue = static_cast<cudaStream_t>(stream);
     offer(exchange, queue);
@@ -126,24 +126,24 @@ class Loopback final : public DeviceTransport {
   }
 
  private:
-  void offer(const DeviceExchange& exchange, cudaStream_t stream) {
+  void offer(const ByteExchange& exchange, cudaStream_t stream) {
     auto& events = meeting_->events[static_cast<std::size_t>(rank_)];
     if (!events) events.emplace();
     meeting_->offers[static_cast<std::size_t>(rank_)] = {
         .send = static_cast<const std::byte*>(exchange.send),
         .send_bytes = {exchange.send_bytes.begin(), exchange.send_bytes.end()},
-        .purpose = exchange.purpose,
+        .kind = exchange.kind,
         .tag = exchange.tag,
         .device = exchange.device};
     events->ready.record(stream);
   }
 
-  void check_offers(const DeviceExchange& exchange) {
+  void check_offers(const ByteExchange& exchange) {
     for (std::size_t peer = 0; peer < meeting_->offers.size(); ++peer) {
       const Offer& theirs = meeting_->offers[peer];
       const std::string name = "rank " + std::to_string(peer);
       if (theirs.tag.plan_digest != exchange.tag.plan_digest ||
-          theirs.tag.wave != exchange.tag.wave || theirs.purpose != exchange.purpose) {
+          theirs.tag.stage != exchange.tag.stage || theirs.kind != exchange.kind) {
         meeting_->fail_and_throw(name + " is in " + describe(theirs.tag) + ", rank " +
                                      std::to_string(rank_) + " in " + describe(exchange.tag),
                                  CommFailure::PlanMismatch);
@@ -159,7 +159,7 @@ class Loopback final : public DeviceTransport {
     }
   }
 
-  void take(const DeviceExchange& exchange, cudaStream_t stream) {
+  void take(const ByteExchange& exchange, cudaStream_t stream) {
     auto* target = static_cast<std::byte*>(exchange.receive);
     for (std::size_t peer = 0; peer < meeting_->offers.size(); ++peer) {
       const Offer& theirs = meeting_->offers[peer];

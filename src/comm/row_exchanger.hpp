@@ -88,12 +88,12 @@ class RowExchanger {
 std::unique_ptr<RowExchanger> make_row_exchanger(Communicator& communicator, std::int32_t device,
                                                  const DeviceAllocator& allocator);
 
-/// values[i] = the largest of the ranks' values[i], for float32 or, in host memory, float64 values
-/// [count]. Collective.
+/// The maximum over ranks of a small vector.
 class RankMaximum {
  public:
   RankMaximum(std::int32_t rank, std::int32_t num_ranks);
-  /// `gathered` is memory for num_ranks * count values beside `values`.
+  /// values[i] = the largest of the ranks' values[i]. `values` [count] is float32 or, in host
+  /// memory, float64; `gathered` [num_ranks, count] is memory of the same kind. Collective.
   void apply(RowExchanger& exchanger, const TensorView& values, const TensorView& gathered,
              ExchangeTag tag, void* stream) const;
 

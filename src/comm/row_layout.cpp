@@ -37,16 +37,13 @@ TensorRows rows_of(const TensorView& tensor) {
 
 }  // namespace
 
-std::uint64_t encode_wire_types(std::span<const TensorView> tensors) {
+std::uint64_t wire_types_of(std::span<const TensorView> from, std::span<const TensorView> to) {
   std::uint64_t code = 0;
-  for (std::size_t i = tensors.size(); i-- > 0;) {
-    code = (code << 4) | (static_cast<std::uint64_t>(tensors[i].dtype) + 1);
+  for (std::size_t i = from.size(); i-- > 0;) {
+    const DType dtype = from[i].empty() ? to[i].dtype : from[i].dtype;
+    code = (code << 4) | (static_cast<std::uint64_t>(dtype) + 1);
   }
   return code;
-}
-
-DType wire_type(std::uint64_t wire_types, std::size_t tensor_idx) {
-  return static_cast<DType>(((wire_types >> (4 * tensor_idx)) & 0xf) - 1);
 }
 
 std::size_t row_elements(const TensorView& tensor) {
@@ -65,16 +62,12 @@ RowLayout::RowLayout(std::span<const TensorView> tensors) {
   }
 }
 
-RowLayout RowLayout::of_bytes(std::byte* data) {
-  RowLayout layout;
-  layout.tensors_.push_back({.data = data,
-                             .row_stride_bytes = 1,
-                             .run_offsets = {0},
-                             .run_elements = 1,
-                             .num_elements = 1});
-  layout.element_bytes_.push_back(1);
-  layout.row_bytes_ = 1;
-  return layout;
+std::size_t wire_row_bytes(std::span<const TensorView> tensors, std::uint64_t wire_types) {
+  std::size_t num_bytes = 0;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    num_bytes += row_elements(tensors[t]) * dtype_bytes(wire_type(wire_types, t));
+  }
+  return num_bytes;
 }
 
 bool RowLayout::is_plain() const {
@@ -112,20 +105,6 @@ void RowLayout::unpack(std::int64_t row, std::int64_t count, const std::byte* wi
   visit_runs(row, count, [wire](std::byte* run, std::size_t offset, std::size_t num_bytes) {
     std::memcpy(run, wire + offset, num_bytes);
   });
-}
-
-RowCursor::Rows RowCursor::next(std::int64_t limit) const {
-  if (record_idx_ >= records_.size()) return {};
-  const PeerRows& record = records_[record_idx_];
-  return {.first = record.row + passed_, .count = std::min(limit, record.num_rows - passed_)};
-}
-
-void RowCursor::pass(std::int64_t count) {
-  passed_ += count;
-  while (record_idx_ < records_.size() && passed_ >= records_[record_idx_].num_rows) {
-    passed_ -= records_[record_idx_].num_rows;
-    ++record_idx_;
-  }
 }
 
 std::int64_t count_rows(std::span<const PeerRows> records) {

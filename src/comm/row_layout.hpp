@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "magi/exchange.hpp"
@@ -12,11 +11,14 @@
 
 namespace magi::comm {
 
-/// Data types of the tensors of an exchange, as they travel in a packet header: 4 bits each, the
-/// first tensor lowest, 0 for none.
+/// Data types of the elements of an exchange on the wire, which ranks compare: 4 bits for each
+/// tensor, the first one lowest, 0 for none.
 inline constexpr std::size_t kMaxTensors = 16;
-std::uint64_t encode_wire_types(std::span<const TensorView> tensors);
-DType wire_type(std::uint64_t wire_types, std::size_t tensor_idx);
+/// The types of `from`; of `to` for tensors that this rank sends no rows of.
+std::uint64_t wire_types_of(std::span<const TensorView> from, std::span<const TensorView> to);
+inline DType wire_type(std::uint64_t wire_types, std::size_t tensor_idx) {
+  return static_cast<DType>(((wire_types >> (4 * tensor_idx)) & 0xf) - 1);
+}
 
 /// How the rows of one tensor lie in memory: a row is runs of contiguous elements.
 struct TensorRows {
@@ -39,8 +41,6 @@ class RowLayout {
  public:
   RowLayout() = default;
   explicit RowLayout(std::span<const TensorView> tensors);
-  /// `num_bytes` rows of one byte.
-  static RowLayout of_bytes(std::byte* data);
 
   std::size_t row_bytes() const { return row_bytes_; }
   const std::vector<TensorRows>& tensors() const { return tensors_; }
@@ -58,24 +58,8 @@ class RowLayout {
   std::size_t row_bytes_ = 0;
 };
 
-/// A walk over the rows of one peer's records.
-class RowCursor {
- public:
-  RowCursor() = default;
-  explicit RowCursor(std::vector<PeerRows> records) : records_(std::move(records)) {}
-  struct Rows {
-    std::int64_t first = 0;
-    std::int64_t count = 0;
-  };
-  /// The next at most `limit` consecutive rows, without passing them.
-  Rows next(std::int64_t limit) const;
-  void pass(std::int64_t count);
-
- private:
-  std::vector<PeerRows> records_;
-  std::size_t record_idx_ = 0;
-  std::int64_t passed_ = 0;  ///< rows of the current record
-};
+/// Bytes of a wire row of `tensors` whose elements travel as `wire_types`.
+std::size_t wire_row_bytes(std::span<const TensorView> tensors, std::uint64_t wire_types);
 
 /// Rows in all records of `records`.
 std::int64_t count_rows(std::span<const PeerRows> records);

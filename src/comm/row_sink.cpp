@@ -2,81 +2,46 @@
 #include "comm/row_sink.hpp"
 
 #include <cmath>
+#include <deque>
 #include <limits>
-#include <sstream>
 
-#include "base/check.hpp"
 #include "comm/accumulator.hpp"
+#include "comm/row_layout.hpp"
 
 namespace magi::comm {
 namespace {
 
-class CastSink final : public RowSink {
- public:
-  explicit CastSink(std::span<const TensorView> outputs)
-      : layout_(outputs), wire_types_(encode_wire_types(outputs)) {}
-
-  std::string refuse(std::uint64_t wire_types) const override {
-    return wire_types == wire_types_ ? "" : "rows of the outputs' data types";
-  }
-  void put(std::uint64_t, RowCursor::Rows rows, const std::byte* wire) override {
-    layout_.unpack(rows.first, rows.count, wire);
-  }
-
- private:
-  RowLayout layout_;
-  std::uint64_t wire_types_;
-};
-
-bool is_narrower_or_equal(DType wire, DType output) {
-  const bool is_float = wire == DType::Float64 || wire == DType::Float32 ||
-                        wire == DType::Float16 || wire == DType::BFloat16;
-  return wire == output || (is_float && dtype_bytes(wire) < dtype_bytes(output));
-}
-
 /// What both reductions share: accumulators per output, over the rows touched.
 class ReduceSink : public RowSink {
  public:
-  ReduceSink(std::span<const TensorView> outputs, std::span<const PeerRows> owned)
-      : touched_(owned), outputs_(outputs.begin(), outputs.end()) {
-    for (const TensorView& output : outputs) accumulators_.emplace_back(output, touched_);
-  }
-
-  std::string refuse(std::uint64_t wire_types) const override {
-    for (std::size_t t = 0; t < outputs_.size(); ++t) {
-      if (!is_narrower_or_equal(wire_type(wire_types, t), outputs_[t].dtype)) {
-        return std::string(dtype_name(outputs_[t].dtype)) + " rows or narrower";
-      }
+  ReduceSink(std::span<const TensorView> outputs, std::span<const SumTask> sums) : touched_(sums) {
+    for (const TensorView& output : outputs) {
+      accumulators_.emplace_back(output, touched_).load();
     }
-    return (wire_types >> (4 * outputs_.size() - 1) >> 1) == 0 ? "" : "fewer tensors";
-  }
-  void begin() override {
-    for (Accumulator& accumulator : accumulators_) accumulator.load();
   }
   void finish() override {
     for (Accumulator& accumulator : accumulators_) accumulator.store();
   }
 
  protected:
-  std::vector<Accumulator>& accumulators() { return accumulators_; }
+  std::deque<Accumulator>& accumulators() { return accumulators_; }
 
  private:
   TouchedRows touched_;
-  std::vector<TensorView> outputs_;
-  std::vector<Accumulator> accumulators_;
+  std::deque<Accumulator> accumulators_;
 };
 
 class SumSink final : public ReduceSink {
  public:
-  SumSink(std::span<const TensorView> outputs, std::span<const PeerRows> owned)
-      : ReduceSink(outputs, owned) {
+  SumSink(std::span<const TensorView> outputs, std::span<const SumTask> sums)
+      : ReduceSink(outputs, sums) {
     for (const Accumulator& accumulator : accumulators()) {
       const RowLayout layout(std::span(&accumulator.view(), 1));
       rows_.push_back(layout.tensors()[0]);
     }
   }
 
-  void put(std::uint64_t wire_types, RowCursor::Rows rows, const std::byte* wire) override {
+  void put(std::uint64_t wire_types, Rows rows, const std::byte* wire) override {
     for (std::int64_t row = rows.first; row < rows.first + rows.count; ++row) {
       for (std::size_t t = 0; t < rows_.size(); ++t) {
         const DType type = wire_type(wire_types, t);
@@ -136,7 +101,7 @@ class LseSink final : public ReduceSink {
  public:
   using ReduceSink::ReduceSink;
 
-  void put(std::uint64_t wire_types, RowCursor::Rows rows, const std::byte* wire) override {
+  void put(std::uint64_t wire_types, Rows rows, const std::byte* wire) override {
     for (std::int64_t row = rows.first; row < rows.first + rows.count; ++row) {
       for (std::size_t t = 0; t + 1 < accumulators().size(); t += 2) {
         wire = merge_row(t, row, wire, wire_types);
@@ -186,27 +151,10 @@ class LseSink final : public ReduceSink {
 
 }  // namespace
 
-std::size_t wire_row_bytes(std::span<const TensorView> outputs, std::uint64_t wire_types) {
-  std::size_t num_bytes = 0;
-  for (std::size_t t = 0; t < outputs.size(); ++t) {
-    num_bytes += row_elements(outputs[t]) * dtype_bytes(wire_type(wire_types, t));
-  }
-  return num_bytes;
-}
-
-std::unique_ptr<RowSink> make_cast_sink(std::span<const TensorView> outputs) {
-  return std::make_unique<CastSink>(outputs);
-}
-
 std::unique_ptr<RowSink> make_reduce_sink(std::span<const TensorView> outputs,
-                                          std::span<const PeerRows> owned, ReduceOp op) {
-  switch (op) {
-    case ReduceOp::Sum:
-      return std::make_unique<SumSink>(outputs, owned);
-    case ReduceOp::LseMerge:
-      return std::make_unique<LseSink>(outputs, owned);
-  }
-  throw invalid("op", static_cast<std::int32_t>(op), "0 (Sum) or 1 (LseMerge)");
+                                          std::span<const SumTask> sums, ExchangeKind kind) {
+  if (kind == ExchangeKind::LseMerge) return std::make_unique<LseSink>(outputs, sums);
+  return std::make_unique<SumSink>(outputs, sums);
 }
 
 }  // namespace magi::comm

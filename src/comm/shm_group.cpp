@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "comm/process_watch.hpp"
+#include "comm/ring_group.hpp"
 #include "comm/validate.hpp"
-#include "comm/window_group.hpp"
 
 namespace magi::comm {
 namespace {
@@ -151,7 +151,7 @@ std::unique_ptr<Communicator> make_shm_group_with(std::int32_t rank, std::int32_
   const auto has_ended = [watch = joined.watch](std::int32_t other) {
     return watch->has_ended(static_cast<std::size_t>(other));
   };
-  return make_window_group(
+  return make_ring_group(
       std::make_shared<Engine>(rank, num_ranks, joined.region, options, has_ended), "shm");
 }
 

@@ -25,7 +25,7 @@ std::string shape_text(const TensorView& tensor) {
 
 std::int64_t num_rows(const TensorView& tensor) { return tensor.rank > 0 ? tensor.shape[0] : 0; }
 
-void check_tensor(const TensorView& tensor, const std::string& name) {
+void check_tensor(const TensorView& tensor, const std::string& name, std::int32_t device) {
   if (tensor.rank < 0 || tensor.rank > kMaxTensorRank || (tensor.rank == 0 && !tensor.empty())) {
     throw invalid(name + ".rank", tensor.rank, "1 to 4");
   }
@@ -34,9 +34,10 @@ void check_tensor(const TensorView& tensor, const std::string& name) {
     const std::int64_t extent = tensor.shape[static_cast<std::size_t>(axis)];
     if (extent < 0) throw invalid(name + ".shape", shape_text(tensor), "extents of 0 or more");
   }
-  if (!tensor.empty() && tensor.device != kCpuDevice) {
-    throw invalid(name + ".device", tensor.device, "-1 (CPU) for this backend");
-  }
+  if (tensor.empty() || tensor.device == device) return;
+  throw invalid(name + ".device", tensor.device,
+                device == kCpuDevice ? "-1 (CPU) for this backend"
+                                     : std::to_string(device) + ", as the first tensor");
 }
 
 void check_records(std::span<const PeerRows> records, std::string_view name, std::int32_t num_ranks,
@@ -99,8 +100,8 @@ void check_common(const ExchangeArgs& args, bool is_cast) {
                   "as many as inputs, " + std::to_string(args.inputs.size()));
   }
   for (std::size_t t = 0; t < args.inputs.size(); ++t) {
-    check_tensor(args.inputs[t], element_name("inputs", t));
-    check_tensor(args.outputs[t], element_name("outputs", t));
+    check_tensor(args.inputs[t], element_name("inputs", t), args.device);
+    check_tensor(args.outputs[t], element_name("outputs", t), args.device);
     check_same_rows(args.inputs[t], args.outputs[t], t);
   }
   const auto owned = is_cast ? args.inputs : args.outputs;
@@ -161,7 +162,7 @@ void check_parts(const std::string& name, const void* data, std::span<const std:
     }
     total += bytes[peer];
   }
-  if (total > 0 && data == nullptr) throw invalid(name, "null", "device memory");
+  if (total > 0 && data == nullptr) throw invalid(name, "null", "memory");
 }
 
 }  // namespace
@@ -178,15 +179,15 @@ void check_cast(const ExchangeArgs& args) {
   }
 }
 
-void check_reduce(const ExchangeArgs& args, ReduceOp op) {
+void check_reduce(const ExchangeArgs& args, ExchangeKind kind) {
   check_common(args, false);
   for (std::size_t t = 0; t < args.inputs.size(); ++t) {
     check_reduce_types(args.inputs[t], args.outputs[t], t);
   }
-  switch (op) {
-    case ReduceOp::Sum:
+  switch (kind) {
+    case ExchangeKind::Sum:
       return;
-    case ReduceOp::LseMerge:
+    case ExchangeKind::LseMerge:
       if (args.inputs.size() % 2 != 0) {
         throw invalid("inputs", std::to_string(args.inputs.size()) + " tensors",
                       "{out, lse} pairs");
@@ -196,21 +197,20 @@ void check_reduce(const ExchangeArgs& args, ReduceOp op) {
         check_lse_pair(args.outputs[t], args.outputs[t + 1], "outputs", t);
       }
       return;
+    case ExchangeKind::Cast:
+    case ExchangeKind::Other:
+      break;
   }
-  throw invalid("op", static_cast<std::int32_t>(op), "0 (Sum) or 1 (LseMerge)");
+  throw invalid("kind", static_cast<std::int32_t>(kind), "1 (sum) or 2 (lse merge)");
 }
 
-void check_device_exchange(const DeviceExchange& exchange, std::int32_t num_ranks) {
+void check_bytes(const ByteExchange& exchange, std::int32_t num_ranks) {
   check_parts("send", exchange.send, exchange.send_bytes, num_ranks);
   check_parts("receive", exchange.receive, exchange.receive_bytes, num_ranks);
-  switch (exchange.purpose) {
-    case ExchangePurpose::Cast:
-    case ExchangePurpose::Reduce:
-    case ExchangePurpose::Other:
-      return;
+  const auto kind = static_cast<std::int32_t>(exchange.kind);
+  if (kind < 0 || kind > static_cast<std::int32_t>(ExchangeKind::Other)) {
+    throw invalid("kind", kind, "0 (cast), 1 (sum), 2 (lse merge) or 3 (other)");
   }
-  throw invalid("kind", static_cast<std::int32_t>(exchange.purpose),
-                "0 (cast), 1 (sum) or 3 (other)");
 }
 
 void check_group_size(std::int32_t rank, std::int32_t num_ranks, const CommOptions& options) {

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "base/check.hpp"
-#include "comm/vtable_convert.hpp"
 #include "magi/comm.hpp"
 #include "magi/comm_vtable.h"
 
@@ -56,30 +53,25 @@ std::int32_t allgather(void* context, const void* bytes, std::size_t num_bytes,
   });
 }
 
-std::int32_t start(void* context, const magi_exchange_args* args, void** exchange) {
+std::int32_t start_bytes(void* context, const magi_byte_exchange* args, void* stream,
+                         void** exchange) {
   return guarded(context, [&](Communicator& group) {
-    if (args->struct_size < sizeof(magi_exchange_args)) {
+    if (args->struct_size < sizeof(magi_byte_exchange)) {
       throw invalid("args.struct_size", args->struct_size,
-                    std::to_string(sizeof(magi_exchange_args)) + " or more");
+                    std::to_string(sizeof(magi_byte_exchange)) + " or more");
     }
-    const auto inputs = comm::from_c(args->inputs, args->num_tensors);
-    const auto outputs = comm::from_c(args->outputs, args->num_tensors);
-    const RowExchange rows{.owned = comm::from_c(args->owned, args->num_owned),
-                           .needed = comm::from_c(args->needed, args->num_needed)};
-    const ExchangeTag tag{.plan_digest = args->plan_digest, .wave = args->wave};
-    switch (args->kind) {
-      case MAGI_EXCHANGE_CAST:
-        *exchange = group.group_cast(inputs, outputs, rows, tag).release();
-        return;
-      case MAGI_EXCHANGE_SUM:
-        *exchange = group.group_reduce(inputs, outputs, rows, ReduceOp::Sum, tag).release();
-        return;
-      case MAGI_EXCHANGE_LSE_MERGE:
-        *exchange = group.group_reduce(inputs, outputs, rows, ReduceOp::LseMerge, tag).release();
-        return;
-      default:
-        throw invalid("args.kind", args->kind, "0 (cast), 1 (sum) or 2 (lse merge)");
-    }
+    const auto num_ranks = static_cast<std::size_t>(group.num_ranks());
+    *exchange = group
+                    .start_bytes({.send = args->send,
+                                  .receive = args->receive,
+                                  .send_bytes = {args->send_bytes, num_ranks},
+                                  .receive_bytes = {args->receive_bytes, num_ranks},
+                                  .device = args->device,
+                                  .kind = static_cast<ExchangeKind>(args->kind),
+                                  .tag = {.plan_digest = args->plan_digest, .stage = args->stage},
+                                  .content = args->content},
+                                 stream)
+                    .release();
   });
 }
 
@@ -94,36 +86,8 @@ void abort_group(void* context, const char* reason) {
   exported(context).communicator->abort(reason != nullptr ? reason : "no reason given");
 }
 
-std::int32_t counters(void* context, magi_exchange_counters* filled) {
-  return guarded(context, [&](Communicator& group) {
-    const CommCounters counted = group.counters();
-    std::copy(counted.bytes_to_peer.begin(), counted.bytes_to_peer.end(), filled->bytes_to_peer);
-    filled->messages = counted.messages;
-    filled->casts = counted.casts;
-    filled->reduces = counted.reduces;
-  });
-}
-
 std::int32_t close_group(void* context) {
   return guarded(context, [](Communicator& group) { group.close_sync(); });
-}
-
-std::int32_t all_to_all_v(void* context, const magi_all_to_all_args* args, void* stream) {
-  return guarded(context, [&](Communicator& group) {
-    if (args->struct_size < sizeof(magi_all_to_all_args)) {
-      throw invalid("args.struct_size", args->struct_size,
-                    std::to_string(sizeof(magi_all_to_all_args)) + " or more");
-    }
-    const auto num_ranks = static_cast<std::size_t>(group.num_ranks());
-    group.all_to_all_v({.send = args->send,
-                        .receive = args->receive,
-                        .send_bytes = {args->send_bytes, num_ranks},
-                        .receive_bytes = {args->receive_bytes, num_ranks},
-                        .device = args->device,
-                        .purpose = static_cast<ExchangePurpose>(args->kind),
-                        .tag = {.plan_digest = args->plan_digest, .wave = args->wave}},
-                       stream);
-  });
 }
 
 void destroy(void* context) { delete static_cast<Exported*>(context); }
@@ -138,20 +102,21 @@ const char* last_error(void* context, std::int32_t* failure) {
 magi_comm_vtable make_comm_vtable(std::unique_ptr<Communicator> communicator) {
   MAGI_CHECK(communicator != nullptr);
   const Communicator& group = *communicator;
-  magi_comm_vtable vtable{.struct_size = sizeof(magi_comm_vtable),
-                          .rank = group.rank(),
-                          .num_ranks = group.num_ranks(),
-                          .backend = group.backend(),
-                          .allgather = allgather,
-                          .start = start,
-                          .wait = wait,
-                          .release = release,
-                          .abort = abort_group,
-                          .counters = counters,
-                          .close = close_group,
-                          .destroy = destroy,
-                          .last_error = last_error,
-                          .all_to_all_v = group.has_device_exchange() ? all_to_all_v : nullptr};
+  magi_comm_vtable vtable{
+      .struct_size = sizeof(magi_comm_vtable),
+      .rank = group.rank(),
+      .num_ranks = group.num_ranks(),
+      .backend = group.backend(),
+      .features = MAGI_COMM_COMPARES_EXCHANGES |
+                  (group.has_device_exchange() ? MAGI_COMM_MOVES_DEVICE_MEMORY : 0),
+      .allgather = allgather,
+      .start_bytes = start_bytes,
+      .wait = wait,
+      .release = release,
+      .abort = abort_group,
+      .close = close_group,
+      .destroy = destroy,
+      .last_error = last_error};
   vtable.context = std::make_unique<Exported>(Exported{std::move(communicator), {}, 0}).release();
   return vtable;
 }

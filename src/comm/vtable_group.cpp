@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/check.hpp"
-#include "comm/validate.hpp"
-#include "comm/vtable_convert.hpp"
+#include "comm/exchange.hpp"
 #include "magi/comm.hpp"
 #include "magi/comm_vtable.h"
 
@@ -16,13 +14,21 @@
 namespace magi {
 namespace {
 
-using comm::to_c;
+/// Throws the exception that stands for a status that is not OK.
+[[noreturn]] void throw_status(std::int32_t status, std::int32_t failure, const std::string& text) {
+  if (status == MAGI_VTABLE_INVALID_ARGUMENT) throw InvalidArgument(text);
+  if (status == MAGI_VTABLE_CUDA_ERROR) throw CudaError(text, failure);
+  if (status == MAGI_VTABLE_COMM_ERROR) {
+    const bool is_known = failure >= static_cast<std::int32_t>(CommFailure::Timeout) &&
+                          failure <= static_cast<std::int32_t>(CommFailure::System);
+    throw CommError(text, is_known ? static_cast<CommFailure>(failure) : CommFailure::System);
+  }
+  throw InternalError(text);
+}
 
 /// Owner of the caller's context; exchanges under way keep it alive.
 struct Supplied {
-  explicit Supplied(const magi_comm_vtable& table) {
-    std::memcpy(&vtable, &table, std::min(table.struct_size, sizeof(vtable)));
-  }
+  explicit Supplied(const magi_comm_vtable& table) : vtable(table) {}
   ~Supplied() { vtable.destroy(vtable.context); }
   Supplied(const Supplied&) = delete;
   Supplied& operator=(const Supplied&) = delete;
@@ -31,24 +37,102 @@ struct Supplied {
     if (status == MAGI_VTABLE_OK) return;
     std::int32_t failure = 0;
     const char* text = vtable.last_error(vtable.context, &failure);
-    comm::throw_status(status, failure, text != nullptr ? text : "the supplied group failed");
+    throw_status(status, failure, text != nullptr ? text : "the supplied group failed");
   }
 
-  magi_comm_vtable vtable{};  ///< entries that the caller's table is too short for are null
+  const magi_comm_vtable vtable;
 };
 
+/// One exchange of the caller's.
 class SuppliedExchange final : public PendingExchange {
  public:
-  SuppliedExchange(std::shared_ptr<Supplied> group, void* exchange)
-      : group_(std::move(group)), exchange_(exchange) {}
-  ~SuppliedExchange() override { group_->vtable.release(group_->vtable.context, exchange_); }
+  SuppliedExchange(std::shared_ptr<Supplied> group, const ByteExchange& exchange, void* stream)
+      : group_(std::move(group)) {
+    const magi_byte_exchange args{.struct_size = sizeof(magi_byte_exchange),
+                                  .send = exchange.send,
+                                  .receive = exchange.receive,
+                                  .send_bytes = exchange.send_bytes.data(),
+                                  .receive_bytes = exchange.receive_bytes.data(),
+                                  .device = exchange.device,
+                                  .kind = static_cast<std::int32_t>(exchange.kind),
+                                  .plan_digest = exchange.tag.plan_digest,
+                                  .content = exchange.content,
+                                  .stage = exchange.tag.stage};
+    group_->check(group_->vtable.start_bytes(group_->vtable.context, &args, stream, &exchange_));
+  }
+  ~SuppliedExchange() override {
+    if (exchange_ != nullptr) group_->vtable.release(group_->vtable.context, exchange_);
+  }
   void wait_sync() override {
+    if (exchange_ == nullptr) return;
     group_->check(group_->vtable.wait(group_->vtable.context, exchange_));
   }
 
  private:
   std::shared_ptr<Supplied> group_;
-  void* exchange_;
+  void* exchange_ = nullptr;
+};
+
+/// What ranks must agree on before bytes mean anything.
+struct Announcement {
+  std::uint64_t plan_digest = 0;
+  std::uint64_t content = 0;
+  std::int64_t num_bytes = 0;
+  std::int32_t kind = 0;
+  std::int32_t stage = 0;
+  friend bool operator==(const Announcement&, const Announcement&) = default;
+};
+
+std::string describe(const Announcement& call) {
+  return "stage " + std::to_string(call.stage) + " of " +
+         comm::kind_name(comm::call_kind(static_cast<ExchangeKind>(call.kind))) + ", plan " +
+         comm::hex(call.plan_digest) + ", " + std::to_string(call.num_bytes) +
+         " bytes of content " + comm::hex(call.content);
+}
+
+/// An exchange of a group that does not compare them: what every rank is about to send goes first.
+class AnnouncedExchange final : public PendingExchange {
+ public:
+  AnnouncedExchange(const std::shared_ptr<Supplied>& group, const ByteExchange& exchange)
+      : rank_(group->vtable.rank) {
+    Announcement call{.plan_digest = exchange.tag.plan_digest,
+                      .content = exchange.content,
+                      .kind = static_cast<std::int32_t>(exchange.kind),
+                      .stage = exchange.tag.stage};
+    for (std::size_t peer = 0; peer < exchange.send_bytes.size(); ++peer) {
+      call.num_bytes = exchange.send_bytes[peer];
+      sent_.push_back(call);
+      call.num_bytes = exchange.receive_bytes[peer];
+      expected_.push_back(call);
+    }
+    seen_.resize(sent_.size());
+    const std::vector<std::int64_t> sizes(sent_.size(), sizeof(Announcement));
+    announcements_.emplace(group,
+                           ByteExchange{.send = sent_.data(),
+                                        .receive = seen_.data(),
+                                        .send_bytes = sizes,
+                                        .receive_bytes = sizes,
+                                        .tag = exchange.tag},
+                           nullptr);
+    bytes_.emplace(group, exchange, nullptr);
+  }
+
+  void wait_sync() override {
+    announcements_->wait_sync();
+    for (std::size_t peer = 0; peer < seen_.size(); ++peer) {
+      if (seen_[peer] == expected_[peer]) continue;
+      throw CommError("rank " + std::to_string(rank_) + " expects from rank " +
+                          std::to_string(peer) + " " + describe(expected_[peer]) +
+                          ", but it is in " + describe(seen_[peer]),
+                      CommFailure::PlanMismatch);
+    }
+    bytes_->wait_sync();
+  }
+
+ private:
+  std::int32_t rank_;
+  std::vector<Announcement> sent_, expected_, seen_;  ///< [num_ranks]
+  std::optional<SuppliedExchange> announcements_, bytes_;
 };
 
 void take_gathered(void* sink_context, std::int32_t rank, const void* bytes,
@@ -76,84 +160,26 @@ class SuppliedGroup final : public Communicator {
     return all;
   }
 
-  std::unique_ptr<PendingExchange> group_cast(std::span<const TensorView> inputs,
-                                              std::span<const TensorView> outputs,
-                                              const RowExchange& rows, ExchangeTag tag) override {
-    return start(inputs, outputs, rows, MAGI_EXCHANGE_CAST, tag);
-  }
-
-  std::unique_ptr<PendingExchange> group_reduce(std::span<const TensorView> inputs,
-                                                std::span<const TensorView> outputs,
-                                                const RowExchange& rows, ReduceOp op,
-                                                ExchangeTag tag) override {
-    return start(inputs, outputs, rows, comm::exchange_kind(op), tag);
-  }
-
-  bool has_device_exchange() const override { return group_->vtable.all_to_all_v != nullptr; }
-
-  void all_to_all_v(const DeviceExchange& exchange, void* stream) override {
-    if (!has_device_exchange()) return Communicator::all_to_all_v(exchange, stream);
-    comm::check_device_exchange(exchange, num_ranks());
-    const magi_all_to_all_args args{.struct_size = sizeof(magi_all_to_all_args),
-                                    .send = exchange.send,
-                                    .receive = exchange.receive,
-                                    .send_bytes = exchange.send_bytes.data(),
-                                    .receive_bytes = exchange.receive_bytes.data(),
-                                    .device = exchange.device,
-                                    .kind = static_cast<std::int32_t>(exchange.purpose),
-                                    .plan_digest = exchange.tag.plan_digest,
-                                    .wave = exchange.tag.wave};
-    group_->check(group_->vtable.all_to_all_v(context(), &args, stream));
-  }
+  bool has_device_exchange() const override { return has(MAGI_COMM_MOVES_DEVICE_MEMORY); }
 
   void abort(const std::string& reason) noexcept override {
     group_->vtable.abort(context(), reason.c_str());
   }
 
-  CommCounters counters() const override {
-    CommCounters counters;
-    counters.bytes_to_peer.resize(static_cast<std::size_t>(num_ranks()));
-    magi_exchange_counters filled{.struct_size = sizeof(magi_exchange_counters),
-                                  .bytes_to_peer = counters.bytes_to_peer.data()};
-    group_->check(group_->vtable.counters(group_->vtable.context, &filled));
-    counters.messages = filled.messages;
-    counters.casts = filled.casts;
-    counters.reduces = filled.reduces;
-    return counters;
-  }
-
   void close_sync() override { group_->check(group_->vtable.close(context())); }
+
+ protected:
+  std::unique_ptr<PendingExchange> start_checked(const ByteExchange& exchange,
+                                                 void* stream) override {
+    if (exchange.device == kCpuDevice && !has(MAGI_COMM_COMPARES_EXCHANGES)) {
+      return std::make_unique<AnnouncedExchange>(group_, exchange);
+    }
+    return std::make_unique<SuppliedExchange>(group_, exchange, stream);
+  }
 
  private:
   void* context() { return group_->vtable.context; }
-
-  std::unique_ptr<PendingExchange> start(std::span<const TensorView> inputs,
-                                         std::span<const TensorView> outputs,
-                                         const RowExchange& rows, std::int32_t kind,
-                                         ExchangeTag tag) {
-    if (inputs.size() != outputs.size()) {
-      throw invalid("outputs", std::to_string(outputs.size()) + " tensors",
-                    "as many as inputs, " + std::to_string(inputs.size()));
-    }
-    const std::vector<magi_tensor> from = to_c(inputs);
-    const std::vector<magi_tensor> to = to_c(outputs);
-    const std::vector<magi_peer_rows> owned = to_c(rows.owned);
-    const std::vector<magi_peer_rows> needed = to_c(rows.needed);
-    const magi_exchange_args args{.struct_size = sizeof(magi_exchange_args),
-                                  .inputs = from.data(),
-                                  .outputs = to.data(),
-                                  .num_tensors = static_cast<std::int32_t>(from.size()),
-                                  .kind = kind,
-                                  .owned = owned.data(),
-                                  .num_owned = static_cast<std::int64_t>(owned.size()),
-                                  .needed = needed.data(),
-                                  .num_needed = static_cast<std::int64_t>(needed.size()),
-                                  .plan_digest = tag.plan_digest,
-                                  .wave = tag.wave};
-    void* exchange = nullptr;
-    group_->check(group_->vtable.start(context(), &args, &exchange));
-    return std::make_unique<SuppliedExchange>(group_, exchange);
-  }
+  bool has(std::int32_t feature) const { return (group_->vtable.features & feature) != 0; }
 
   std::shared_ptr<Supplied> group_;
 };
@@ -161,21 +187,19 @@ class SuppliedGroup final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_vtable_group(const magi_comm_vtable& vtable) {
-  if (vtable.struct_size < MAGI_COMM_VTABLE_MIN_SIZE) {
+  if (vtable.struct_size < sizeof(magi_comm_vtable)) {
     throw invalid("vtable.struct_size", vtable.struct_size,
-                  std::to_string(MAGI_COMM_VTABLE_MIN_SIZE) + " or more");
+                  std::to_string(sizeof(magi_comm_vtable)) + " or more");
   }
   if (vtable.num_ranks < 1) throw invalid("vtable.num_ranks", vtable.num_ranks, "1 or more");
   if (vtable.rank < 0 || vtable.rank >= vtable.num_ranks) {
     throw invalid("vtable.rank", vtable.rank, "0 to " + std::to_string(vtable.num_ranks - 1));
   }
-  const bool is_complete = vtable.backend != nullptr && vtable.allgather != nullptr &&
-                           vtable.start != nullptr && vtable.wait != nullptr &&
-                           vtable.release != nullptr && vtable.abort != nullptr &&
-                           vtable.counters != nullptr && vtable.close != nullptr &&
-                           vtable.destroy != nullptr && vtable.last_error != nullptr;
-  if (!is_complete)
-    throw invalid("vtable", "a table with a null entry", "all entries set but all_to_all_v");
+  const bool is_complete =
+      vtable.backend != nullptr && vtable.allgather != nullptr && vtable.start_bytes != nullptr &&
+      vtable.wait != nullptr && vtable.release != nullptr && vtable.abort != nullptr &&
+      vtable.close != nullptr && vtable.destroy != nullptr && vtable.last_error != nullptr;
+  if (!is_complete) throw invalid("vtable", "a table with a null entry", "all entries set");
   return std::make_unique<SuppliedGroup>(vtable);
 }
 

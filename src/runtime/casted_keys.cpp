@@ -17,7 +17,7 @@ CastedKeys::CastedKeys(AttentionState& state, const AttentionInputs& inputs)
     const TensorView targets[] = {k(wave), v(wave)};
     pending_[w] = state.communicator->group_cast(
         sources, targets, *wave.exchange,
-        {.plan_digest = state.plan->digest, .wave = static_cast<std::int32_t>(w)});
+        {.plan_digest = state.plan->digest, .stage = static_cast<std::int32_t>(w)});
   }
   if (schedule_.is_gathered) {
     const Range own{0, schedule_.rows_k};

@@ -215,14 +215,14 @@ void BackwardPass::send_partials(std::size_t w, cudaStream_t stream) {
   state.ready.await(transport);
   const auto send_bytes = tables.needed.peer_bytes(part.partials.row_bytes);
   const auto receive_bytes = tables.owned.peer_bytes(part.partials.row_bytes);
-  state.setup.communicator.all_to_all_v(
+  state.setup.communicator.start_bytes(
       {.send = part.send,
        .receive = part.received,
        .send_bytes = send_bytes,
        .receive_bytes = receive_bytes,
        .device = state.setup.device,
-       .purpose = ExchangePurpose::Reduce,
-       .tag = {.plan_digest = state.setup.plan.digest, .wave = static_cast<std::int32_t>(w)}},
+       .kind = ExchangeKind::Sum,
+       .tag = {.plan_digest = state.setup.plan.digest, .stage = static_cast<std::int32_t>(w)}},
       transport);
   state.reduces[w].record(transport);
 }

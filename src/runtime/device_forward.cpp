@@ -79,12 +79,12 @@ void ForwardPass::maximise_over_ranks(cudaStream_t stream) {
   const std::vector<std::int64_t> bytes(static_cast<std::size_t>(num_ranks),
                                         heads * std::int64_t{sizeof(float)});
   repeat_device_floats(own, heads, num_ranks, logits, stream);
-  state.setup.communicator.all_to_all_v({.send = logits,
+  state.setup.communicator.start_bytes({.send = logits,
                                          .receive = received,
                                          .send_bytes = bytes,
                                          .receive_bytes = bytes,
                                          .device = state.setup.device,
-                                         .purpose = ExchangePurpose::Other,
+                                         .kind = ExchangeKind::Other,
                                          .tag = {.plan_digest = state.setup.plan.digest}},
                                         stream);
   max_device_floats(received, num_ranks, heads, own, stream);

@@ -97,14 +97,14 @@ void DeviceKeys::send(std::size_t w) {
   const cudaStream_t transport = state_.transport.handle();
   const auto send_bytes = tables.owned.peer_bytes(keys.keys.row_bytes);
   const auto receive_bytes = tables.needed.peer_bytes(keys.keys.row_bytes);
-  state_.setup.communicator.all_to_all_v(
+  state_.setup.communicator.start_bytes(
       {.send = keys.send,
        .receive = keys.staging,
        .send_bytes = send_bytes,
        .receive_bytes = receive_bytes,
        .device = state_.setup.device,
-       .purpose = ExchangePurpose::Cast,
-       .tag = {.plan_digest = state_.setup.plan.digest, .wave = static_cast<std::int32_t>(w)}},
+       .kind = ExchangeKind::Cast,
+       .tag = {.plan_digest = state_.setup.plan.digest, .stage = static_cast<std::int32_t>(w)}},
       transport);
   state_.casts[w].record(transport);
 }

@@ -113,9 +113,9 @@ class ShardExchange {
   const comm::WireOrder sent, received;
 
   ShardExchange(const RowExchange& rows, Communicator& communicator, ExchangePurpose purpose)
-      : sent(comm::wire_order(purpose == ExchangePurpose::Cast ? rows.owned : rows.needed,
+      : sent(comm::wire_order(purpose == ExchangeKind::Cast ? rows.owned : rows.needed,
                               communicator.num_ranks())),
-        received(comm::wire_order(purpose == ExchangePurpose::Cast ? rows.needed : rows.owned,
+        received(comm::wire_order(purpose == ExchangeKind::Cast ? rows.needed : rows.owned,
                                   communicator.num_ranks())),
         communicator_(communicator),
         purpose_(purpose) {}
@@ -137,7 +137,7 @@ class ShardExchange {
                                 .send_bytes = send_bytes,
                                 .receive_bytes = receive_bytes,
                                 .device = source.device,
-                                .purpose = purpose_,
+                                .kind = purpose_,
                                 .tag = {}},
                                stream);
   }
@@ -208,7 +208,7 @@ void move_device_rows(const DeviceShardMove& move, void* stream) {
   const std::size_t tasks_at = memory.add(tasks);
   std::optional<ShardExchange> exchange;
   if (move.communicator != nullptr && move.communicator->num_ranks() > 1) {
-    exchange.emplace(*move.exchange, *move.communicator, ExchangePurpose::Cast);
+    exchange.emplace(*move.exchange, *move.communicator, ExchangeKind::Cast);
     exchange->add_to(memory, comm::wire_row_bytes({&source, 1}));
   }
   memory.allocate();
@@ -226,7 +226,7 @@ void sum_device_rows(const DeviceShardSum& sum, void* stream) {
   const TensorView local = flat(sum.local);
   const DType wide = accumulator_type(local.dtype);
   const comm::SumTable own = move_sums(sum.own);
-  ShardExchange exchange(sum.exchange, sum.communicator, ExchangePurpose::Reduce);
+  ShardExchange exchange(sum.exchange, sum.communicator, ExchangeKind::Sum);
   const comm::SumTable others = comm::sum_table(exchange.received);
   ShardMemory memory(global.device, queue);
   const std::size_t own_at = memory.add(own.tasks);

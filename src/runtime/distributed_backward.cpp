@@ -105,8 +105,8 @@ void BackwardPass::start_reduce(std::size_t w) {
   const TensorView partials[] = {sums.dk_of(wave), sums.dv_of(wave)};
   const TensorView owners[] = {heads_of(sums.dk, wave.kv_heads), heads_of(sums.dv, wave.kv_heads)};
   reduces.push_back(state.communicator->group_reduce(
-      partials, owners, *wave.exchange, ReduceOp::Sum,
-      {.plan_digest = state.plan->digest, .wave = static_cast<std::int32_t>(w)}));
+      partials, owners, *wave.exchange, ExchangeKind::Sum,
+      {.plan_digest = state.plan->digest, .stage = static_cast<std::int32_t>(w)}));
 }
 
 }  // namespace

@@ -139,7 +139,7 @@ void reduce_scatter_sync(const TensorView& global_gradient, const Placement& pla
                      rows_of(sum, run.local_row, run.num_rows));
   }
   const RowExchange exchange = gather_exchange(placement, communicator.rank(), num_rows);
-  communicator.group_reduce({&partial, 1}, {&sum, 1}, exchange, ReduceOp::Sum, {})->wait_sync();
+  communicator.group_reduce({&partial, 1}, {&sum, 1}, exchange, ExchangeKind::Sum, {})->wait_sync();
   convert_elements(sum, local_gradient);
 }
 

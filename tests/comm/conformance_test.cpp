@@ -97,7 +97,7 @@ TEST_P(Conformance, CastGivesEveryNeededRow) {
       const HostTensor id_in = testing::make_tensor(DType::Int64, {rows});
       const std::array inputs{k.view, v.view, id.view};
       const std::array outputs{k_in.view, v_in.view, id_in.view};
-      group.group_cast(inputs, outputs, rows_of(test, rank), {.plan_digest = 5, .wave = 0})
+      group.group_cast(inputs, outputs, rows_of(test, rank), {.plan_digest = 5, .stage = 0})
           ->wait_sync();
       expect_cast(test, rank, k_in.view);
       expect_cast(test, rank, v_in.view);
@@ -109,13 +109,13 @@ TEST_P(Conformance, CastGivesEveryNeededRow) {
   }
 }
 
-TEST_P(Conformance, WavesMayBeWaitedForInAnyOrder) {
-  constexpr std::int32_t kWaves = 5;
-  std::vector<ExchangeCase> waves;
-  for (std::uint64_t wave = 0; wave < kWaves; ++wave) {
-    waves.push_back(testing::random_case({.num_ranks = 3, .owned_rows = 300}, 100 + wave));
+TEST_P(Conformance, StagesMayBeWaitedForInAnyOrder) {
+  constexpr std::int32_t kStages = 5;
+  std::vector<ExchangeCase> stages;
+  for (std::uint64_t stage = 0; stage < kStages; ++stage) {
+    stages.push_back(testing::random_case({.num_ranks = 3, .owned_rows = 300}, 100 + stage));
   }
-  // A window that holds no wave: rows of a later wave must not block an earlier one.
+  // A window that holds no stage: rows of a later stage must not block an earlier one.
   run({.num_ranks = 3,
        .options = {.deadline = std::chrono::seconds(20), .window_bytes = 64},
        .max_ring_bytes = 3000},
@@ -124,16 +124,16 @@ TEST_P(Conformance, WavesMayBeWaitedForInAnyOrder) {
             marked(testing::make_tensor(DType::Float32, {300, 2, 8}), group.rank());
         std::vector<HostTensor> received;
         std::vector<std::unique_ptr<PendingExchange>> pending;
-        for (std::int32_t wave = 0; wave < kWaves; ++wave) {
-          const ExchangeCase& test = waves[static_cast<std::size_t>(wave)];
+        for (std::int32_t stage = 0; stage < kStages; ++stage) {
+          const ExchangeCase& test = stages[static_cast<std::size_t>(stage)];
           received.push_back(
               testing::make_tensor(DType::Float32, {needed_rows(test, group.rank()), 2, 8}));
           pending.push_back(group.group_cast({&own.view, 1}, {&received.back().view, 1},
-                                             rows_of(test, group.rank()), {.wave = wave}));
+                                             rows_of(test, group.rank()), {.stage = stage}));
         }
-        for (const std::size_t wave : {3, 0, 4, 2, 1}) pending[wave]->wait_sync();
-        for (std::size_t wave = 0; wave < kWaves; ++wave) {
-          expect_cast(waves[wave], group.rank(), received[wave].view);
+        for (const std::size_t stage : {3, 0, 4, 2, 1}) pending[stage]->wait_sync();
+        for (std::size_t stage = 0; stage < kStages; ++stage) {
+          expect_cast(stages[stage], group.rank(), received[stage].view);
         }
         group.close_sync();
       });
@@ -177,7 +177,8 @@ TEST_P(Conformance, SumAddsInRankOrder) {
       const HostTensor own = testing::make_tensor(DType::Float32, {40, 2, 3});
       testing::fill(own.view, [](const Indices&) { return 0.125; });
       group
-          .group_reduce({&partial.view, 1}, {&own.view, 1}, rows_of(test, rank), ReduceOp::Sum, {})
+          .group_reduce({&partial.view, 1}, {&own.view, 1}, rows_of(test, rank), ExchangeKind::Sum,
+                        {})
           ->wait_sync();
       const auto expected = expected_sum<float>(test, rank, 6, uneven, 0.125f);
       std::vector<float> seen(expected.size());
@@ -207,7 +208,7 @@ TEST_P(Conformance, SumOf16BitRowsRoundsOnce) {
     testing::fill(wide.view, [](const Indices&) { return 256; });
     const std::array inputs{partial.view, partial.view};
     const std::array outputs{narrow_rows, wide.view};
-    group.group_reduce(inputs, outputs, rows_of(test, rank), ReduceOp::Sum, {})->wait_sync();
+    group.group_reduce(inputs, outputs, rows_of(test, rank), ExchangeKind::Sum, {})->wait_sync();
     testing::for_each_element(wide.view, [&](const Indices& at) {
       EXPECT_EQ(testing::read_element(wide.view, at), 260);
       EXPECT_EQ(testing::read_element(narrow_rows, at), 260);
@@ -226,9 +227,9 @@ TEST_P(Conformance, OverlappingReducesApplyInStartOrder) {
     testing::fill(big.view, [](const Indices&) { return 0x1p23; });
     testing::fill(small.view, [](const Indices&) { return 1; });
     auto first = group.group_reduce({&small.view, 1}, {&own.view, 1}, rows_of(test, rank),
-                                    ReduceOp::Sum, {.wave = 0});
+                                    ExchangeKind::Sum, {.stage = 0});
     auto second = group.group_reduce({&big.view, 1}, {&own.view, 1}, rows_of(test, rank),
-                                     ReduceOp::Sum, {.wave = 1});
+                                     ExchangeKind::Sum, {.stage = 1});
     second->wait_sync();
     first->wait_sync();
     // 1 + 1 before the large terms survives; after them it would be rounded away.
@@ -288,7 +289,8 @@ TEST_P(Conformance, LseMergeWeighsRowsAndIgnoresEmptyOnes) {
       fill_lse(out.view, lse.view, own);
       const std::array inputs{part.view, part_lse.view};
       const std::array outputs{out.view, lse.view};
-      group.group_reduce(inputs, outputs, rows_of(test, rank), ReduceOp::LseMerge, {})->wait_sync();
+      group.group_reduce(inputs, outputs, rows_of(test, rank), ExchangeKind::LseMerge, {})
+          ->wait_sync();
       for (std::int64_t row = 0; row < 40; ++row) {
         for (std::int64_t head = 0; head < 3; ++head) {
           LseRow expected = own(row, head);
@@ -328,7 +330,7 @@ TEST_P(Conformance, LseMergeKeepsNaN) {
     testing::fill(partial_lse.view, [&](const auto&) { return own_lse; });
     const std::array inputs{partial_out.view, partial_lse.view};
     const std::array outputs{out.view, lse.view};
-    group.group_reduce(inputs, outputs, rows_of(test, group.rank()), ReduceOp::LseMerge, {})
+    group.group_reduce(inputs, outputs, rows_of(test, group.rank()), ExchangeKind::LseMerge, {})
         ->wait_sync();
     for (std::int64_t row = 0; row < 2; ++row) {
       EXPECT_TRUE(std::isnan(testing::read_element(lse.view, {row, 0}))) << "row " << row;

@@ -8,7 +8,7 @@
 
 #include "comm/exchange_case.hpp"
 #include "comm/ranks.hpp"
-#include "comm/window_group.hpp"
+#include "comm/ring_group.hpp"
 
 // What happens when something goes wrong, over each backend. Tests use deadlines to tell "at once"
 // from "at the deadline"; none of them measures.
@@ -75,10 +75,10 @@ TEST_P(Failure, LateRankIsNamedAtTheDeadline) {
       return;
     }
     const auto error = testing::catch_comm_error(
-        [&] { cast.start(group, {.plan_digest = kDigest, .wave = 6}).pending->wait_sync(); });
+        [&] { cast.start(group, {.plan_digest = kDigest, .stage = 6}).pending->wait_sync(); });
     EXPECT_EQ(error.failure(), CommFailure::Timeout) << error.what();
     EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("waited 300 ms for rank 1"), HasSubstr("wave 6"),
+                AllOf(HasSubstr("waited 300 ms for rank 1"), HasSubstr("stage 6"),
                       HasSubstr("plan 0x000000000000feed"), HasSubstr("expected 32 bytes"),
                       HasSubstr("seen 0"), HasSubstr("rank " + std::to_string(group.rank()))));
     // The group is over; every further call says why.
@@ -103,7 +103,7 @@ TEST_P(Failure, AnotherPlanIsNamedBeforeDataIsUsed) {
     const std::uint64_t digest = group.rank() == 2 ? 0xbad : kDigest;
     AllCast::Run exchange;
     const auto error = testing::catch_comm_error([&] {
-      exchange = cast.start(group, {.plan_digest = digest, .wave = 1});
+      exchange = cast.start(group, {.plan_digest = digest, .stage = 1});
       exchange.pending->wait_sync();
     });
     EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
@@ -116,14 +116,14 @@ TEST_P(Failure, AnotherPlanIsNamedBeforeDataIsUsed) {
   });
 }
 
-TEST_P(Failure, AnotherWaveOrCallIsAMismatch) {
+TEST_P(Failure, AnotherStageOrCallIsAMismatch) {
   const AllCast cast(2);
   run({.num_ranks = 2}, [&](Communicator& group) {
     const auto error = testing::catch_comm_error([&] {
-      cast.start(group, {.plan_digest = kDigest, .wave = group.rank()}).pending->wait_sync();
+      cast.start(group, {.plan_digest = kDigest, .stage = group.rank()}).pending->wait_sync();
     });
     EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("wave 0"), HasSubstr("wave 1")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("stage 0"), HasSubstr("stage 1")));
   });
   run({.num_ranks = 2}, [&](Communicator& group) {
     const auto error = testing::catch_comm_error([&] {
@@ -161,8 +161,8 @@ TEST_P(Failure, AbortWakesEveryoneAtOnce) {
           std::this_thread::sleep_for(std::chrono::milliseconds(50));
           group.abort("out of memory");
         }
-        const auto error =
-            testing::catch_comm_error([&] { cast.start(group, {.wave = 2}).pending->wait_sync(); });
+        const auto error = testing::catch_comm_error(
+            [&] { cast.start(group, {.stage = 2}).pending->wait_sync(); });
         EXPECT_EQ(error.failure(), CommFailure::Aborted) << error.what();
         EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 3"), HasSubstr("out of memory")));
       });
@@ -188,9 +188,9 @@ TEST_P(Failure, RankThatLeavesIsReported) {
       [&](Communicator& group) {
         if (group.rank() == 1) return;  // destroyed without close_sync
         const auto error = testing::catch_comm_error(
-            [&] { cast.start(group, {.plan_digest = kDigest, .wave = 4}).pending->wait_sync(); });
+            [&] { cast.start(group, {.plan_digest = kDigest, .stage = 4}).pending->wait_sync(); });
         EXPECT_EQ(error.failure(), CommFailure::PeerDied) << error.what();
-        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr("wave 4")));
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr("stage 4")));
       });
 }
 
@@ -209,13 +209,13 @@ TEST_P(Failure, DroppedExchangeEndsTheGroup) {
       [&](Communicator& group) {
         // Rank 2 comes late, so that nobody's exchange is complete when rank 0 drops its own.
         if (group.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(1));
-        if (group.rank() == 0) cast.start(group, {.wave = 9});
+        if (group.rank() == 0) cast.start(group, {.stage = 9});
         const auto error = testing::catch_comm_error([&] {
           if (group.rank() == 0) group.allgather_sync({});
-          cast.start(group, {.wave = 9}).pending->wait_sync();
+          cast.start(group, {.stage = 9}).pending->wait_sync();
         });
         EXPECT_EQ(error.failure(), CommFailure::Aborted) << error.what();
-        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0 dropped"), HasSubstr("wave 9")));
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0 dropped"), HasSubstr("stage 9")));
       });
 }
 

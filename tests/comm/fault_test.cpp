@@ -39,16 +39,16 @@ double value_of(std::int32_t rank, std::int64_t row) {
   return static_cast<double>(rank) * 1000 + static_cast<double>(row);
 }
 
-/// Two waves of casts; true rows or an exception.
+/// Two stages of casts; true rows or an exception.
 void cast_twice(Communicator& group, std::int64_t rows) {
   const ExchangeCase test = testing::all_to_all_case(group.num_ranks(), rows);
   const auto rank = static_cast<std::size_t>(group.rank());
   const HostTensor own = testing::make_tensor(DType::Float32, {rows, kWidth});
   testing::fill(own.view, [&](const auto& at) { return value_of(group.rank(), at[0]); });
-  for (std::int32_t wave = 0; wave < 2; ++wave) {
+  for (std::int32_t stage = 0; stage < 2; ++stage) {
     const HostTensor received =
         testing::make_tensor(DType::Float32, {test.needed_rows[rank], kWidth});
-    group.group_cast({&own.view, 1}, {&received.view, 1}, test.ranks[rank], {.wave = wave})
+    group.group_cast({&own.view, 1}, {&received.view, 1}, test.ranks[rank], {.stage = stage})
         ->wait_sync();
     testing::for_each_element(received.view, [&](const auto& at) {
       const auto& origin = test.origin[rank][static_cast<std::size_t>(at[0])];
@@ -78,7 +78,7 @@ TEST_P(Faults, DroppedPacketInMidTransferIsReported) {
 }
 
 TEST_P(Faults, DroppedWholeTransferIsReported) {
-  // One packet per peer and wave: what follows is the next wave, or nothing.
+  // One packet per peer and stage: what follows is the next stage, or nothing.
   testing::run_ranks(GetParam(), with_fault({.action = comm::FaultAction::Drop, .at_packet = 0}),
                      [](Communicator& group) {
                        const auto error = testing::catch_comm_error([&] { cast_twice(group, 2); });

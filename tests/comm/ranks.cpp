@@ -12,7 +12,7 @@
 #include <exception>
 #include <thread>
 
-#include "comm/window_group.hpp"
+#include "comm/ring_group.hpp"
 #include "magi/comm_vtable.h"
 
 namespace magi::testing {

@@ -15,7 +15,7 @@
 #include "comm/exchange_case.hpp"
 #include "comm/process_watch.hpp"
 #include "comm/ranks.hpp"
-#include "comm/window_group.hpp"
+#include "comm/ring_group.hpp"
 
 // What only ranks as processes can show. Every rank is forked; the test process starts no thread.
 namespace magi {
@@ -31,19 +31,19 @@ using std::chrono::seconds;
 // A dead rank has to be reported within this.
 constexpr seconds kDetection(2);
 
-void cast_all(Communicator& group, std::int64_t rows, std::int32_t wave) {
+void cast_all(Communicator& group, std::int64_t rows, std::int32_t stage) {
   const auto test = testing::all_to_all_case(group.num_ranks(), rows);
   const auto rank = static_cast<std::size_t>(group.rank());
   const HostTensor own = testing::make_tensor(DType::Float32, {rows, 64});
   const HostTensor received = testing::make_tensor(DType::Float32, {test.needed_rows[rank], 64});
   group
       .group_cast({&own.view, 1}, {&received.view, 1}, test.ranks[rank],
-                  {.plan_digest = 0xfeed, .wave = wave})
+                  {.plan_digest = 0xfeed, .stage = stage})
       ->wait_sync();
 }
 
-TEST(ShmGroup, KilledRankIsReportedWithRankAndWave) {
-  // Rank 2 dies only when the others have left wave 0: each says so through the pipe.
+TEST(ShmGroup, KilledRankIsReportedWithRankAndStage) {
+  // Rank 2 dies only when the others have left stage 0: each says so through the pipe.
   int left[2];
   ASSERT_EQ(pipe(left), 0);
   testing::run_ranks(
@@ -60,7 +60,7 @@ TEST(ShmGroup, KilledRankIsReportedWithRankAndWave) {
         const auto start = Clock::now();
         const auto error = testing::catch_comm_error([&] { cast_all(group, 16, 1); });
         EXPECT_EQ(error.failure(), CommFailure::PeerDied) << error.what();
-        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 2 died"), HasSubstr("wave 1"),
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 2 died"), HasSubstr("stage 1"),
                                         HasSubstr("plan 0x000000000000feed")));
         EXPECT_LT(Clock::now() - start, kDetection);
       });
@@ -81,7 +81,7 @@ TEST(ShmGroup, RankKilledInMidTransferIsReportedByAll) {
                        const auto error =
                            testing::catch_comm_error([&] { cast_all(group, 20000, 3); });
                        EXPECT_EQ(error.failure(), CommFailure::PeerDied) << error.what();
-                       EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr("wave 3")));
+                       EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr("stage 3")));
                      });
 }
 
@@ -143,9 +143,9 @@ TEST(ShmGroup, SignalsInterruptNothing) {
       }
       _exit(0);
     }
-    for (std::int32_t wave = 0; wave < 20; ++wave) {
+    for (std::int32_t stage = 0; stage < 20; ++stage) {
       if (group.rank() == 1) std::this_thread::sleep_for(milliseconds(10));
-      cast_all(group, 2000, wave);
+      cast_all(group, 2000, stage);
     }
     waitpid(storm, nullptr, 0);
     group.close_sync();
@@ -185,8 +185,8 @@ TEST(ShmGroup, NothingLeaksWhetherClosedOrAborted) {
         } else {
           // The abort may meet the others in any of their casts.
           testing::catch_comm_error([&] {
-            for (std::int32_t wave = 0;; ++wave) {
-              cast_all(*group, 3000, wave);
+            for (std::int32_t stage = 0;; ++stage) {
+              cast_all(*group, 3000, stage);
               if (rank == 0) group->abort("enough");
             }
           });

@@ -58,17 +58,17 @@ std::string cast_refusal(const Call& call) {
   return refusal([&] { comm::check_cast(call.args()); });
 }
 
-std::string reduce_refusal(const Call& call, ReduceOp op) {
-  return refusal([&] { comm::check_reduce(call.args(), op); });
+std::string reduce_refusal(const Call& call, ExchangeKind kind) {
+  return refusal([&] { comm::check_reduce(call.args(), kind); });
 }
 
 TEST(Validate, GoodCallsPass) {
   EXPECT_EQ(cast_refusal(good_cast()), "accepted");
-  EXPECT_EQ(reduce_refusal(good_cast(), ReduceOp::Sum), "accepted");
-  EXPECT_EQ(reduce_refusal(good_merge(), ReduceOp::LseMerge), "accepted");
+  EXPECT_EQ(reduce_refusal(good_cast(), ExchangeKind::Sum), "accepted");
+  EXPECT_EQ(reduce_refusal(good_merge(), ExchangeKind::LseMerge), "accepted");
   Call narrow;
   narrow.add(DType::Float16, {4}, DType::Float32);
-  EXPECT_EQ(reduce_refusal(narrow, ReduceOp::Sum), "accepted");
+  EXPECT_EQ(reduce_refusal(narrow, ExchangeKind::Sum), "accepted");
 }
 
 TEST(Validate, RecordsOutsideAreNamed) {
@@ -122,28 +122,28 @@ TEST(Validate, TensorsThatDoNotFitAreNamed) {
 TEST(Validate, ReducesOfOtherTypesAreNamed) {
   Call call;
   call.add(DType::Int32, {4}, DType::Int32);
-  EXPECT_EQ(reduce_refusal(call, ReduceOp::Sum),
+  EXPECT_EQ(reduce_refusal(call, ExchangeKind::Sum),
             "outputs[0].dtype is int32; allowed: a floating-point type");
   call = {};
   call.add(DType::Float64, {4}, DType::Float32);
-  EXPECT_EQ(reduce_refusal(call, ReduceOp::Sum),
+  EXPECT_EQ(reduce_refusal(call, ExchangeKind::Sum),
             "inputs[0].dtype is float64; allowed: float32 or a narrower floating-point type");
   call = {};
   call.add(DType::Float16, {4}, DType::BFloat16);
-  EXPECT_THAT(reduce_refusal(call, ReduceOp::Sum), HasSubstr("inputs[0].dtype is float16"));
+  EXPECT_THAT(reduce_refusal(call, ExchangeKind::Sum), HasSubstr("inputs[0].dtype is float16"));
   call = good_merge();
   call.inputs.pop_back();
   call.outputs.pop_back();
-  EXPECT_EQ(reduce_refusal(call, ReduceOp::LseMerge),
+  EXPECT_EQ(reduce_refusal(call, ExchangeKind::LseMerge),
             "inputs is 1 tensors; allowed: {out, lse} pairs");
   call = good_merge();
   call.outputs[1].shape[1] = 3;
   call.inputs[1].shape[1] = 3;
-  EXPECT_EQ(reduce_refusal(call, ReduceOp::LseMerge),
+  EXPECT_EQ(reduce_refusal(call, ExchangeKind::LseMerge),
             "inputs[1].shape is [4, 3]; allowed: [rows, heads] of its out tensor");
   call = good_merge();
   call.inputs[1].dtype = call.outputs[1].dtype = DType::BFloat16;
-  EXPECT_EQ(reduce_refusal(call, ReduceOp::LseMerge),
+  EXPECT_EQ(reduce_refusal(call, ExchangeKind::LseMerge),
             "inputs[1].dtype is bfloat16; allowed: float32 or float64");
 }
 
@@ -162,7 +162,7 @@ TEST(Validate, IncompleteTablesAreRefused) {
   magi_comm_vtable bad = table;
   bad.wait = nullptr;
   EXPECT_EQ(refusal([&] { make_vtable_group(bad); }),
-            "vtable is a table with a null entry; allowed: all entries set but all_to_all_v");
+            "vtable is a table with a null entry; allowed: all entries set");
   bad = table;
   bad.rank = 1;
   EXPECT_EQ(refusal([&] { make_vtable_group(bad); }), "vtable.rank is 1; allowed: 0 to 0");
@@ -172,21 +172,22 @@ TEST(Validate, IncompleteTablesAreRefused) {
   free_table(table);
 }
 
-TEST(Validate, TablesMayEndBeforeTheirOptionalEntries) {
+TEST(Validate, GroupsWithoutDeviceMemoryRefuseIt) {
   magi_comm_vtable table = make_comm_vtable(std::move(make_thread_group(1)[0]));
-  table.struct_size = MAGI_COMM_VTABLE_MIN_SIZE;
-  table.all_to_all_v = [](void*, const magi_all_to_all_args*, void*) -> std::int32_t { return 4; };
+  table.features = 0;
   const auto group = make_vtable_group(table);
   EXPECT_FALSE(group->has_device_exchange());
-  EXPECT_EQ(refusal([&] { group->all_to_all_v({}, nullptr); }),
+  EXPECT_EQ(refusal([&] { group->start_bytes({.device = 0}); }),
             "communicator is a threads group; allowed: a group that moves device memory");
 }
 
-TEST(Validate, DeviceExchangesReachTheTableOnceTheirArgumentsFit) {
-  static magi_all_to_all_args seen;
+TEST(Validate, ExchangesOfBytesReachTheTableOnceTheirArgumentsFit) {
+  static magi_byte_exchange seen;
   static void* seen_stream;
   magi_comm_vtable table = make_comm_vtable(std::move(make_thread_group(1)[0]));
-  table.all_to_all_v = [](void*, const magi_all_to_all_args* args, void* stream) -> std::int32_t {
+  table.features = MAGI_COMM_MOVES_DEVICE_MEMORY;
+  table.start_bytes = [](void*, const magi_byte_exchange* args, void* stream,
+                         void**) -> std::int32_t {
     seen = *args;
     seen_stream = stream;
     return MAGI_VTABLE_OK;
@@ -197,30 +198,31 @@ TEST(Validate, DeviceExchangesReachTheTableOnceTheirArgumentsFit) {
   int stream = 0;
   const std::int64_t sizes[] = {4};
   const std::int64_t negative[] = {-4};
-  DeviceExchange exchange{.send = &memory,
-                          .receive = &memory,
-                          .send_bytes = sizes,
-                          .receive_bytes = sizes,
-                          .device = 1,
-                          .purpose = ExchangePurpose::Reduce,
-                          .tag = {.plan_digest = 7, .wave = 2}};
-  group->all_to_all_v(exchange, &stream);
+  ByteExchange exchange{.send = &memory,
+                        .receive = &memory,
+                        .send_bytes = sizes,
+                        .receive_bytes = sizes,
+                        .device = 1,
+                        .kind = ExchangeKind::Sum,
+                        .tag = {.plan_digest = 7, .stage = 2},
+                        .content = 9};
+  group->start_bytes(exchange, &stream);
   EXPECT_EQ(seen.struct_size, sizeof(seen));
   EXPECT_EQ(seen.send, &memory);
   EXPECT_EQ(seen.receive_bytes[0], 4);
   EXPECT_EQ(seen.device, 1);
   EXPECT_EQ(seen.kind, MAGI_EXCHANGE_SUM);
   EXPECT_EQ(seen.plan_digest, 7U);
-  EXPECT_EQ(seen.wave, 2);
+  EXPECT_EQ(seen.stage, 2);
+  EXPECT_EQ(seen.content, 9U);
   EXPECT_EQ(seen_stream, &stream);
   exchange.send = nullptr;
-  EXPECT_EQ(refusal([&] { group->all_to_all_v(exchange, nullptr); }),
-            "send is null; allowed: device memory");
+  EXPECT_EQ(refusal([&] { group->start_bytes(exchange); }), "send is null; allowed: memory");
   exchange.send_bytes = negative;
-  EXPECT_EQ(refusal([&] { group->all_to_all_v(exchange, nullptr); }),
+  EXPECT_EQ(refusal([&] { group->start_bytes(exchange); }),
             "send_bytes[0] is -4; allowed: 0 or more");
   exchange.send_bytes = {};
-  EXPECT_EQ(refusal([&] { group->all_to_all_v(exchange, nullptr); }),
+  EXPECT_EQ(refusal([&] { group->start_bytes(exchange); }),
             "send_bytes is 0 entries; allowed: one for each of 1 ranks");
 }
 

@@ -12,8 +12,8 @@ namespace magi::comm {
 
 /// The communicator over an engine; `backend` is a literal. Without `device` the group moves no
 /// device memory.
-std::unique_ptr<Communicator> make_window_group(std::shared_ptr<Engine> engine, const char* backend,
-                                                std::unique_ptr<DeviceTransport> device = nullptr);
+std::unique_ptr<Communicator> make_ring_group(std::shared_ptr<Engine> engine, const char* backend,
+                                              std::unique_ptr<DeviceTransport> device = nullptr);
 
 /// The control part of a new group, ready for its ranks.
 std::shared_ptr<SharedRegion> make_group_region(std::int32_t num_ranks, std::uint64_t nonce);

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "comm/row_exchanger.hpp"
+
+// Rows through bytes, over either memory: packed, exchanged, put into place or combined.
+namespace magi::comm {
+
+/// A table's lists, in one memory.
+struct RowTasks {
+  std::span<const RowTask> owned, needed;  ///< rows that travel
+  std::span<const RowTask> own;            ///< rows that stay: from local_row to wire_row
+  std::span<const RowTask> own_partials;   ///< needed rows that stay, counted among themselves
+  std::span<const SumTask> sums;
+  std::span<const std::int32_t> parts;
+};
+
+/// A copy of a table's lists in device memory.
+struct DeviceTables {
+  RowTasks tasks;
+  std::int64_t size_bytes = 0;
+  std::shared_ptr<void> memory;
+};
+
+/// Partials on the wire and the tensors whose rows they are combined with.
+struct Partials {
+  ExchangeKind kind = ExchangeKind::Sum;
+  std::span<const TensorView> to;
+  std::uint64_t wire_types = 0;
+  const std::byte* wire = nullptr;
+  RowTasks tasks;
+};
+
+/// Bytes under way.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  /// Blocks until the bytes are there, or lets `stream` wait for them.
+  virtual void await(void* stream) = 0;
+};
+
+/// What the packed exchanger asks of a kind of memory. Work on a GPU is enqueued on the stream.
+class RowMemory {
+ public:
+  virtual ~RowMemory() = default;
+  virtual RowTasks tasks_of(const RowTable& table, void* stream) = 0;
+  virtual std::shared_ptr<std::byte> allocate(std::int64_t size_bytes, void* stream) = 0;
+  /// Rows of the tensors -> wire, and back.
+  virtual void pack(std::span<const TensorView> from, std::byte* wire,
+                    std::span<const RowTask> tasks, void* stream) = 0;
+  virtual void unpack(const std::byte* wire, std::span<const TensorView> to,
+                      std::span<const RowTask> tasks, void* stream) = 0;
+  /// Rows of one list of tensors -> another's.
+  virtual void copy(std::span<const TensorView> from, std::span<const TensorView> to,
+                    std::span<const RowTask> tasks, void* stream) = 0;
+  virtual void combine(const Partials& partials, void* stream) = 0;
+  virtual std::unique_ptr<Transfer> start(Communicator& group, const ByteExchange& exchange,
+                                          void* stream) = 0;
+};
+
+std::shared_ptr<RowMemory> make_host_memory();
+/// Throws InvalidArgument where the build has no CUDA.
+std::shared_ptr<RowMemory> make_device_memory(std::int32_t device,
+                                              const DeviceAllocator& allocator);
+/// values[i] = the largest of the `num_rows` values rows[r * count + i], in device memory.
+void max_rows_on_device(const TensorView& rows, const TensorView& values, void* stream);
+
+/// Where the wire's rows begin if they lie in the tensors' own memory as they would on the wire, as
+/// those of tensors that share their rows; else null.
+std::byte* find_wire(std::span<const TensorView> tensors, const WireOrder& order);
+
+}  // namespace magi::comm

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/row_exchanger.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "comm/packed_exchanger.hpp"
+#include "comm/row_layout.hpp"
+
+namespace magi::comm {
+namespace {
+
+/// Rows that stay: the owned and the needed ones name each other in order.
+std::vector<RowTask> own_moves(const WireOrder& owned, const WireOrder& needed) {
+  MAGI_CHECK(owned.num_own_rows == needed.num_own_rows);
+  std::vector<RowTask> moves;
+  auto source = owned.own_tasks.begin();
+  for (RowTask target : needed.own_tasks) {
+    while (target.num_rows > 0) {
+      const std::int32_t passed = target.wire_row - source->wire_row;
+      const std::int32_t count = std::min(target.num_rows, source->num_rows - passed);
+      moves.push_back({source->local_row + passed, target.local_row, count});
+      target = {target.local_row + count, target.wire_row + count, target.num_rows - count};
+      if (passed + count == source->num_rows) ++source;
+    }
+  }
+  return moves;
+}
+
+template <typename Value>
+void maximise(const TensorView& rows, const TensorView& values) {
+  auto* top = static_cast<Value*>(values.data);
+  const auto* row = static_cast<const Value*>(rows.data);
+  for (std::int64_t r = 0; r < rows.shape[0]; ++r, row += values.shape[0]) {
+    std::transform(top, top + values.shape[0], row, top,
+                   [](Value a, Value b) { return std::max(a, b); });
+  }
+}
+
+RowExchange everyone_to_everyone(std::int32_t num_ranks) {
+  RowExchange rows;
+  for (std::int32_t peer = 0; peer < num_ranks; ++peer) {
+    rows.owned.push_back({.peer = peer, .row = 0, .num_rows = 1});
+    rows.needed.push_back({.peer = peer, .row = peer, .num_rows = 1});
+  }
+  return rows;
+}
+
+}  // namespace
+
+RowTable::RowTable(const RowExchange& rows, std::int32_t rank, std::int32_t num_ranks,
+                   TableLife given_life)
+    : owned(wire_order(rows.owned, rank, num_ranks)),
+      needed(wire_order(rows.needed, rank, num_ranks)),
+      own(own_moves(owned, needed)),
+      sums(sum_table(owned)),
+      life(given_life) {}
+
+std::int64_t RowTable::held_bytes() const {
+  std::int64_t total = 0;
+  for (const auto& [device, tables] : on_device) total += tables->size_bytes;
+  return total;
+}
+
+std::byte* find_wire(std::span<const TensorView> tensors, const WireOrder& order) {
+  if (!order.shift.has_value() || order.num_rows == 0) return nullptr;
+  const RowLayout layout(tensors);
+  std::byte* data = layout.tensors().front().data;
+  std::int64_t offset = 0;
+  for (const TensorRows& rows : layout.tensors()) {
+    const bool is_in_place = rows.data == data + offset && rows.run_elements == rows.num_elements &&
+                             rows.row_stride_bytes == static_cast<std::int64_t>(layout.row_bytes());
+    if (!is_in_place) return nullptr;
+    offset += static_cast<std::int64_t>(rows.num_elements * dtype_bytes(rows.dtype));
+  }
+  return data + *order.shift * offset;
+}
+
+RankMaximum::RankMaximum(std::int32_t rank, std::int32_t num_ranks)
+    : table_(everyone_to_everyone(num_ranks), rank, num_ranks) {}
+
+void RankMaximum::apply(RowExchanger& exchanger, const TensorView& values,
+                        const TensorView& gathered, ExchangeTag tag, void* stream) const {
+  TensorView own = contiguous_view(values.data, values.dtype, {1, values.shape[0]});
+  own.device = values.device;
+  const RowMove move{
+      .kind = ExchangeKind::Other, .from = {&own, 1}, .to = {&gathered, 1}, .tag = tag};
+  exchanger.start(table_, move, stream)->await(stream);
+  if (values.device != kCpuDevice) return max_rows_on_device(gathered, values, stream);
+  if (values.dtype == DType::Float64) return maximise<double>(gathered, values);
+  maximise<float>(gathered, values);
+}
+
+}  // namespace magi::comm
