@@ -74,19 +74,20 @@ std::vector<TensorView> read_tensors(const magi_tensor* tensors, std::int32_t co
 
 std::unique_ptr<PendingExchange> start(Communicator& communicator, const magi_exchange& exchange,
                                        const magi_exchange_args& args) {
-  const ExchangeTag tag{.plan_digest = args.plan_digest, .wave = args.wave};
-  switch (args.kind) {
-    case MAGI_EXCHANGE_CAST:
-      return communicator.group_cast(exchange.inputs, exchange.outputs, exchange.rows, tag);
-    case MAGI_EXCHANGE_SUM:
-      return communicator.group_reduce(exchange.inputs, exchange.outputs, exchange.rows,
-                                       ReduceOp::Sum, tag);
-    case MAGI_EXCHANGE_LSE_MERGE:
-      return communicator.group_reduce(exchange.inputs, exchange.outputs, exchange.rows,
-                                       ReduceOp::LseMerge, tag);
-    default:
-      throw invalid("args.kind", args.kind, "0 (cast), 1 (sum) or 2 (lse merge)");
+  const ExchangeTag tag{.plan_digest = args.plan_digest, .stage = args.stage};
+  const auto kind = static_cast<ExchangeKind>(args.kind);
+  switch (kind) {
+    case ExchangeKind::Cast:
+      return communicator.group_cast(exchange.inputs, exchange.outputs, exchange.rows, tag,
+                                     args.stream);
+    case ExchangeKind::Sum:
+    case ExchangeKind::LseMerge:
+      return communicator.group_reduce(exchange.inputs, exchange.outputs, exchange.rows, kind, tag,
+                                       args.stream);
+    case ExchangeKind::Other:
+      break;
   }
+  throw invalid("args.kind", args.kind, "0 (cast), 1 (sum) or 2 (lse merge)");
 }
 
 }  // namespace

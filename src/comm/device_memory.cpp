@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/check.hpp"
@@ -105,7 +106,7 @@ class DeviceMemory final : public RowMemory, public std::enable_shared_from_this
 
   std::int32_t device_;
   const DeviceAllocator& allocator_;
-  Stream transport_;
+  std::optional<Stream> transport_;                  ///< made for the first exchange
   std::vector<std::unique_ptr<OrderEvent>> events_;  ///< free ones
 };
 
@@ -161,7 +162,8 @@ DeviceTransfer::DeviceTransfer(std::shared_ptr<DeviceMemory> memory, cudaStream_
 }
 
 void DeviceTransfer::run(Communicator& group, const ByteExchange& exchange) {
-  const cudaStream_t transport = memory_->transport_.handle();
+  if (!memory_->transport_) memory_->transport_.emplace();
+  const cudaStream_t transport = memory_->transport_->handle();
   event_->record(start_stream_);
   event_->await(transport);
   is_sent_ = true;
@@ -188,7 +190,7 @@ DeviceTransfer::~DeviceTransfer() {
     const DeviceScope scope(memory_->device_);
     const bool is_other = last_stream_ != start_stream_;
     if (is_sent_ && (!is_awaited_ || is_other)) {
-      event_->record(is_awaited_ ? last_stream_ : memory_->transport_.handle());
+      event_->record(is_awaited_ ? last_stream_ : memory_->transport_->handle());
       event_->await(start_stream_);
     }
     memory_->events_.push_back(std::move(event_));

@@ -76,6 +76,13 @@ std::byte* find_wire(std::span<const TensorView> tensors, const WireOrder& order
   return data + *order.shift * offset;
 }
 
+void move_own_rows(const RowTable& table, const RowMove& move, void* stream) {
+  static const DeviceAllocator pool;
+  const std::int32_t device = move.from[0].device;
+  const auto memory = device == kCpuDevice ? make_host_memory() : make_device_memory(device, pool);
+  memory->copy(move.from, move.to, memory->tasks_of(table, stream).own, stream);
+}
+
 RankMaximum::RankMaximum(std::int32_t rank, std::int32_t num_ranks)
     : table_(everyone_to_everyone(num_ranks), rank, num_ranks) {}
 

@@ -88,6 +88,10 @@ class RowExchanger {
 std::unique_ptr<RowExchanger> make_row_exchanger(Communicator& communicator, std::int32_t device,
                                                  const DeviceAllocator& allocator);
 
+/// Moves the rows of a table that stay on this rank, as a cast does, alone and at once (on a GPU
+/// enqueued on `stream`).
+void move_own_rows(const RowTable& table, const RowMove& move, void* stream);
+
 /// The maximum over ranks of a small vector.
 class RankMaximum {
  public:

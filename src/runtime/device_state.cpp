@@ -40,8 +40,8 @@ WaveCall cut_wave(const AttentionSchedule& schedule, std::size_t wave) {
 }  // namespace
 
 ExchangeTables::ExchangeTables(const RowExchange& exchange, std::int32_t num_ranks)
-    : owned(comm::wire_order(exchange.owned, num_ranks)),
-      needed(comm::wire_order(exchange.needed, num_ranks)),
+    : owned(comm::wire_order(exchange.owned, -1, num_ranks)),
+      needed(comm::wire_order(exchange.needed, -1, num_ranks)),
       sums(comm::sum_table(owned)) {
   owned_tasks = take_tasks(owned);
   needed_tasks = take_tasks(needed);
@@ -59,7 +59,7 @@ DeviceState::DeviceState(const DeviceSetup& given)
   }
   if (!setup.schedule.is_gathered) return;
   const PeerRows all{.num_rows = setup.schedule.rows_k};
-  own_rows = comm::DeviceTasks(comm::wire_order({&all, 1}, 1).tasks);
+  own_rows = comm::DeviceTasks(comm::wire_order({&all, 1}, -1, 1).tasks);
 }
 
 std::int32_t DeviceState::sm_margin(std::size_t wave) const {

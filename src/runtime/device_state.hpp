@@ -5,12 +5,12 @@
 #include <memory>
 #include <vector>
 
-#include "comm/device_rows.hpp"
 #include "cuda/order_event.hpp"
 #include "cuda/timing.hpp"
 #include "magi/attention_cuda.hpp"
 #include "runtime/device_attention.hpp"
 #include "runtime/device_memory.hpp"
+#include "runtime/device_row_lists.hpp"
 
 namespace magi {
 

@@ -19,18 +19,9 @@ std::unique_ptr<DeviceAttention> make_device_attention(const DeviceSetup& setup)
   throw no_device("q", setup.device);
 }
 
-void check_device_shards(const char* first_name, const TensorView& first,
-                         const char* /*second_name*/, const TensorView& /*second*/,
-                         const Communicator* /*communicator*/) {
-  throw no_device(first_name, first.device);
-}
-
-void move_device_rows(const DeviceShardMove& move, void* /*stream*/) {
-  throw no_device("source", move.source.device);
-}
-
-void sum_device_rows(const DeviceShardSum& sum, void* /*stream*/) {
-  throw no_device("global", sum.global.device);
+void check_device_shards(const ShardPair& pair, const Communicator* /*communicator*/,
+                         void* /*stream*/) {
+  throw no_device(pair.first_name, pair.first.device);
 }
 
 void fill_device_elements(const TensorView& target, double /*value*/, void* /*stream*/) {

@@ -3,9 +3,9 @@
 #include <cmath>
 
 #include "base/check.hpp"
+#include "comm/row_exchanger.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/abort_group.hpp"
-#include "runtime/buffer.hpp"
 #include "runtime/check_tensor.hpp"
 #include "runtime/device_shard.hpp"
 #include "runtime/elements.hpp"
@@ -53,60 +53,9 @@ void check_group(const Placement& placement, const Communicator& communicator) {
   }
 }
 
-TensorView rows_of(const TensorView& tensor, std::int32_t begin, std::int32_t num_rows) {
-  return tensor.slice(0, begin, begin + num_rows);
-}
-
-/// A row-major array of `shape`'s extents with another data type.
-TensorView like(Buffer& buffer, const TensorView& shape, DType dtype) {
-  TensorView view = shape;
-  view.dtype = dtype;
-  view.device = kCpuDevice;
-  std::int64_t stride = 1;
-  for (auto axis = static_cast<std::size_t>(view.rank); axis-- > 0;) {
-    view.stride[axis] = stride;
-    stride *= view.shape[axis];
-  }
-  view.data = buffer.reserve(static_cast<std::size_t>(stride) * dtype_bytes(dtype));
-  return view;
-}
-
-/// `tensor` itself, or a packed copy where a communicator could not read it in place.
-TensorView exchangeable_input(Buffer& buffer, const TensorView& tensor) {
-  if (!tensor.empty() && is_exchangeable(tensor)) return tensor;
-  const TensorView packed = like(buffer, tensor, tensor.dtype);
-  copy_elements(tensor, packed);
-  return packed;
-}
-
-/// Starts and completes the cast of `input` into `output`, which may have any strides.
-void cast_sync(const TensorView& input, const TensorView& output, const RowExchange& exchange,
-               Communicator& communicator) {
-  Buffer input_buffer;
-  Buffer output_buffer;
-  const TensorView source = exchangeable_input(input_buffer, input);
-  const bool is_direct = !output.empty() && is_exchangeable(output);
-  const TensorView target = is_direct ? output : like(output_buffer, output, output.dtype);
-  communicator.group_cast({&source, 1}, {&target, 1}, exchange, {})->wait_sync();
-  if (is_direct) return;
-  for (const PeerRows& rows : exchange.needed) {
-    copy_elements(rows_of(target, rows.row, rows.num_rows),
-                  rows_of(output, rows.row, rows.num_rows));
-  }
-}
-
-void copy_runs(std::span<const ShardRun> runs, const TensorView& global, const TensorView& local,
-               bool is_to_local) {
-  for (const ShardRun& run : runs) {
-    const TensorView outer = rows_of(global, run.global_row, run.num_rows);
-    const TensorView inner = rows_of(local, run.local_row, run.num_rows);
-    copy_elements(is_to_local ? outer : inner, is_to_local ? inner : outer);
-  }
-}
-
 bool is_on_device(const TensorView& tensor) { return tensor.device != kCpuDevice; }
 
-/// The runs as moves from local rows to global ones, or back.
+/// The runs as moves from global rows to local ones, or back.
 std::vector<LocalMove> moves_of(std::span<const ShardRun> runs, bool is_to_local) {
   std::vector<LocalMove> moves;
   for (const ShardRun& run : runs) {
@@ -116,42 +65,34 @@ std::vector<LocalMove> moves_of(std::span<const ShardRun> runs, bool is_to_local
   return moves;
 }
 
+/// A table of rows that stay on `rank`, and of those of an exchange.
+comm::RowTable row_table(std::span<const LocalMove> moves, const Placement& placement,
+                         std::int32_t rank, RowExchange rows = {}) {
+  for (const LocalMove& move : moves) {
+    rows.owned.push_back({.peer = rank, .row = move.source_row, .num_rows = move.num_rows});
+    rows.needed.push_back({.peer = rank, .row = move.target_row, .num_rows = move.num_rows});
+  }
+  return {rows, rank, placement.num_ranks, comm::TableLife::OneMove};
+}
+
+/// Starts and completes a move of rows over the group.
+void move_rows(Communicator& communicator, const comm::RowTable& table, const comm::RowMove& move,
+               void* stream) {
+  communicator.row_exchanger(move.from[0].device).start(table, move, stream)->await(stream);
+}
+
 std::int32_t count_rows(std::span<const ShardRun> runs) {
   return runs.empty() ? 0 : runs.back().local_row + runs.back().num_rows;
+}
+
+void fill(const TensorView& target, double value, void* stream) {
+  if (is_on_device(target)) return fill_device_elements(target, value, stream);
+  fill_elements(target, value);
 }
 
 void check_floating(DType dtype) {
   if (!is_floating(dtype))
     throw invalid("global.dtype", dtype_name(dtype), "a floating-point type");
-}
-
-void reduce_scatter_sync(const TensorView& global_gradient, const Placement& placement,
-                         Communicator& communicator, const TensorView& local_gradient) {
-  const auto num_rows = static_cast<std::int32_t>(global_gradient.shape[0]);
-  const auto runs = shard_runs(placement, communicator.rank(), num_rows);
-  Buffer input_buffer;
-  Buffer sum_buffer;
-  const TensorView partial = exchangeable_input(input_buffer, global_gradient);
-  const TensorView sum = like(sum_buffer, local_gradient, accumulator_type(local_gradient.dtype));
-  fill_elements(sum, 0.0);
-  for (const ShardRun& run : runs) {
-    convert_elements(rows_of(global_gradient, run.global_row, run.num_rows),
-                     rows_of(sum, run.local_row, run.num_rows));
-  }
-  const RowExchange exchange = gather_exchange(placement, communicator.rank(), num_rows);
-  communicator.group_reduce({&partial, 1}, {&sum, 1}, exchange, ExchangeKind::Sum, {})->wait_sync();
-  convert_elements(sum, local_gradient);
-}
-
-void sum_on_device(const TensorView& global_gradient, const Placement& placement,
-                   Communicator& communicator, const TensorView& local_gradient, void* stream) {
-  check_device_shards("global", global_gradient, "local", local_gradient, &communicator);
-  const auto num_rows = static_cast<std::int32_t>(global_gradient.shape[0]);
-  abort_group_on_error(communicator, [&] {
-    const auto own = moves_of(shard_runs(placement, communicator.rank(), num_rows), true);
-    const RowExchange exchange = gather_exchange(placement, communicator.rank(), num_rows);
-    sum_device_rows({global_gradient, local_gradient, own, exchange, communicator}, stream);
-  });
 }
 
 }  // namespace
@@ -161,14 +102,11 @@ void dispatch(const TensorView& global, const Placement& placement, std::int32_t
   check_pair(placement, rank, global, local);
   check_pad_value(pad_value, local.dtype);
   const auto runs = shard_runs(placement, rank, static_cast<std::int32_t>(global.shape[0]));
-  const TensorView padding = local.slice(0, count_rows(runs), local.shape[0]);
-  if (is_on_device(global)) {
-    check_device_shards("global", global, "local", local, nullptr);
-    move_device_rows({.source = global, .target = local, .moves = moves_of(runs, true)}, stream);
-    return fill_device_elements(padding, pad_value, stream);
-  }
-  copy_runs(runs, global, local, true);
-  fill_elements(padding, pad_value);
+  if (is_on_device(global))
+    check_device_shards({"global", global, "local", local}, nullptr, stream);
+  comm::move_own_rows(row_table(moves_of(runs, true), placement, rank),
+                      {.from = {&global, 1}, .to = {&local, 1}}, stream);
+  fill(local.slice(0, count_rows(runs), local.shape[0]), pad_value, stream);
 }
 
 void undispatch(const TensorView& local, const Placement& placement, Communicator& communicator,
@@ -178,16 +116,13 @@ void undispatch(const TensorView& local, const Placement& placement, Communicato
   const std::int32_t rank = communicator.rank();
   const auto num_rows = static_cast<std::int32_t>(global.shape[0]);
   if (is_on_device(global)) {
-    check_device_shards("global", global, "local", local, &communicator);
-    return abort_group_on_error(communicator, [&] {
-      const auto moves = moves_of(shard_runs(placement, rank, num_rows), false);
-      const RowExchange exchange = gather_exchange(placement, rank, num_rows);
-      move_device_rows({local, global, moves, &exchange, &communicator}, stream);
-    });
+    check_device_shards({"global", global, "local", local}, &communicator, stream);
   }
   abort_group_on_error(communicator, [&] {
-    copy_runs(shard_runs(placement, rank, num_rows), global, local, false);
-    cast_sync(local, global, gather_exchange(placement, rank, num_rows), communicator);
+    const auto own = moves_of(shard_runs(placement, rank, num_rows), false);
+    move_rows(communicator,
+              row_table(own, placement, rank, gather_exchange(placement, rank, num_rows)),
+              {.from = {&local, 1}, .to = {&global, 1}}, stream);
   });
 }
 
@@ -202,10 +137,18 @@ void undispatch_backward(const TensorView& global_gradient, const Placement& pla
     case UndispatchGradient::Partial:
       check_floating(local_gradient.dtype);
       if (is_on_device(global_gradient)) {
-        return sum_on_device(global_gradient, placement, communicator, local_gradient, stream);
+        check_device_shards({"global", global_gradient, "local", local_gradient}, &communicator,
+                            stream);
       }
       return abort_group_on_error(communicator, [&] {
-        reduce_scatter_sync(global_gradient, placement, communicator, local_gradient);
+        // The own part first: the others' are added to it in rank order and rounded once.
+        dispatch(global_gradient, placement, communicator.rank(), local_gradient, 0.0, stream);
+        const auto num_rows = static_cast<std::int32_t>(global_gradient.shape[0]);
+        const RowExchange rows = gather_exchange(placement, communicator.rank(), num_rows);
+        move_rows(
+            communicator, row_table({}, placement, communicator.rank(), rows),
+            {.kind = ExchangeKind::Sum, .from = {&global_gradient, 1}, .to = {&local_gradient, 1}},
+            stream);
       });
   }
   throw invalid("mode", static_cast<std::int32_t>(mode), "0 (replicated) or 1 (partial)");
@@ -235,17 +178,14 @@ void roll(const TensorView& local, const Placement& placement, std::int32_t num_
   if (out.data == local.data && out.num_elements() > 0) {
     throw invalid("out.data", "local.data", "memory that does not overlap local's");
   }
-  if (is_on_device(local)) check_device_shards("local", local, "out", out, &communicator);
+  if (is_on_device(local)) {
+    check_device_shards({"local", local, "out", out}, &communicator, stream);
+  }
   abort_group_on_error(communicator, [&] {
-    const RollTable table = roll_table(placement, communicator.rank(), num_valid_rows, shift);
-    if (is_on_device(local)) {
-      return move_device_rows({local, out, table.moves, &table.exchange, &communicator}, stream);
-    }
-    for (const LocalMove& move : table.moves) {
-      copy_elements(rows_of(local, move.source_row, move.num_rows),
-                    rows_of(out, move.target_row, move.num_rows));
-    }
-    cast_sync(local, out, table.exchange, communicator);
+    const std::int32_t rank = communicator.rank();
+    const RollTable table = roll_table(placement, rank, num_valid_rows, shift);
+    move_rows(communicator, row_table(table.moves, placement, rank, table.exchange),
+              {.from = {&local, 1}, .to = {&out, 1}}, stream);
   });
 }
 

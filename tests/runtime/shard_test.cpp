@@ -226,19 +226,13 @@ class FailingMember final : public Communicator {
   std::vector<std::vector<std::byte>> allgather_sync(std::span<const std::byte> bytes) override {
     return member_.allgather_sync(bytes);
   }
-  std::unique_ptr<PendingExchange> group_cast(std::span<const TensorView>,
-                                              std::span<const TensorView>, const RowExchange&,
-                                              ExchangeTag) override {
-    throw std::bad_alloc();
-  }
-  std::unique_ptr<PendingExchange> group_reduce(std::span<const TensorView>,
-                                                std::span<const TensorView>, const RowExchange&,
-                                                ReduceOp, ExchangeTag) override {
-    throw std::bad_alloc();
-  }
   void abort(const std::string& reason) noexcept override { member_.abort(reason); }
-  CommCounters counters() const override { return member_.counters(); }
   void close_sync() override { member_.close_sync(); }
+
+ protected:
+  std::unique_ptr<PendingExchange> start_checked(const ByteExchange&, void*) override {
+    throw std::bad_alloc();
+  }
 
  private:
   Communicator& member_;

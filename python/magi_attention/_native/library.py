@@ -11,7 +11,7 @@ import os
 from magi_attention._environment import library_path
 from magi_attention.errors import CommError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 # One letter per argument: p address, i int32, q int64, z size_t, s text.
 _PROTOTYPES = {
