@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from magi_attention._native.library import PreparedCall, address_of, check
+from magi_attention._native.tensors import memory_of
 
 DTYPE_CODES = {
     torch.float64: 0,
@@ -47,8 +48,8 @@ def current_stream(index: int) -> int | None:
     return None if index < 0 else _raw_stream(index)
 
 
-def pack_tensor(buffer, offset: int, tensor: torch.Tensor, data: int | None = None) -> None:
-    """Writes a magi_tensor; ValueError for a data type the library does not know."""
+def pack_tensor(buffer, offset: int, tensor: torch.Tensor, data: int) -> None:
+    """Writes a magi_tensor of this address; ValueError for a type the library does not know."""
     code = DTYPE_CODES.get(tensor.dtype)
     if code is None:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_CODES)
@@ -58,18 +59,18 @@ def pack_tensor(buffer, offset: int, tensor: torch.Tensor, data: int | None = No
         raise ValueError(f"tensor has {rank} axes; allowed: 1 to 4")
     pad = (0,) * (4 - rank)
     TENSOR.pack_into(
-        buffer, offset, TENSOR.size, tensor.data_ptr() if data is None else data, code,
-        device_index(tensor), rank, *tensor.shape, *pad, *tensor.stride(), *pad,
+        buffer, offset, TENSOR.size, data, code, device_index(tensor), rank,
+        *tensor.shape, *pad, *tensor.stride(), *pad,
     )  # fmt: skip
 
 
 class TensorStruct:
-    """One magi_tensor that borrows a tensor's memory."""
+    """One magi_tensor that borrows the memory of a tensor, which errors call `name`."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, name: str = "x") -> None:
         self._tensor = tensor
         self._buffer = ctypes.create_string_buffer(TENSOR.size)
-        pack_tensor(self._buffer, 0, tensor)
+        pack_tensor(self._buffer, 0, tensor, memory_of(name, tensor))
         self.address = ctypes.addressof(self._buffer)
 
 
@@ -151,10 +152,12 @@ class Call:
         return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
     def forward(self, q, k, v, sink):
-        """out, lse and max_logits (None unless asked for), enqueued on the current stream."""
+        """out, lse and max_logits (None unless asked for), enqueued on the current stream.
+        ValueError for a tensor without memory, which the library would take for none.
+        """
         results = out, lse, max_logits = self._results(q)
         status = self._prepared.forward(
-            q.data_ptr(), k.data_ptr(), v.data_ptr(), 0 if sink is None else sink.data_ptr(),
+            memory_of("q", q), memory_of("k", k), memory_of("v", v), _optional("sink", sink),
             out.data_ptr(), lse.data_ptr(), 0 if max_logits is None else max_logits.data_ptr(),
             0 if self._device < 0 else _raw_stream(self._device),
         )  # fmt: skip
@@ -164,7 +167,7 @@ class Call:
 
     def backward(self, dout, dlse, q, k, v, out, lse, sink):
         """dq, dk, dv and dsink (None without a sink); dout and dlse are contiguous, dlse may be
-        None.
+        None. Errors as forward.
         """
         if self._is_dense:
             fits = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
@@ -181,8 +184,9 @@ class Call:
                 workspace = q.new_empty(num_bytes, dtype=torch.uint8)
                 memory = workspace.data_ptr()
         status = self._prepared.backward(
-            q.data_ptr(), k.data_ptr(), v.data_ptr(), 0 if sink is None else sink.data_ptr(),
-            out.data_ptr(), lse.data_ptr(), dout.data_ptr(), 0 if dlse is None else dlse.data_ptr(),
+            memory_of("q", q), memory_of("k", k), memory_of("v", v), _optional("sink", sink),
+            memory_of("out", out), memory_of("lse", lse), memory_of("the gradient of out", dout),
+            _optional("the gradient of lse", dlse),
             dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), 0 if dsink is None else dsink.data_ptr(),
             memory, num_bytes, stream,
         )  # fmt: skip
@@ -199,6 +203,10 @@ class Call:
                 check(self._prepared.backward_bytes(function, target))
             self._num_bytes = size.value
         return self._num_bytes
+
+
+def _optional(name: str, tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else memory_of(name, tensor)
 
 
 flex_forward = address_of("magi_flex_attention_forward")

@@ -13,6 +13,7 @@ import torch
 from magi_attention._native import structs
 from magi_attention._native.attention import Call, Options, Runner, TensorStruct, current_stream
 from magi_attention._native.library import address_of, check, lib
+from magi_attention._native.tensors import memory_of
 
 # struct_size, q_ranges, k_ranges, types, record_capacity, packed_heads
 _RANGES = struct.Struct("@NPPPqi0q")
@@ -26,7 +27,8 @@ class _Ranges:
     """A magi_flex_ranges that borrows the tensors."""
 
     def __init__(self, q_ranges, k_ranges, types) -> None:
-        self._tensors = [TensorStruct(t) for t in (q_ranges, k_ranges, types) if t is not None]
+        named = (q_ranges, "q_ranges"), (k_ranges, "k_ranges"), (types, "attn_type_map")
+        self._tensors = [TensorStruct(*pair) for pair in named if pair[0] is not None]
         addresses = [tensor.address for tensor in self._tensors] + [0] * (types is None)
         self._buffer = ctypes.create_string_buffer(_RANGES.size)
         _RANGES.pack_into(self._buffer, 0, _RANGES.size, *addresses, 0, 0)
@@ -63,8 +65,9 @@ class RangesCall(Call):
         address, stream = ctypes.addressof(workspace), current_stream(self._device)
         check(
             self._prepared.ranges_forward(
-                _RANGES_FORWARD, ranges.address, address, q.data_ptr(), k.data_ptr(), v.data_ptr(),
-                0 if sink is None else sink.data_ptr(), out.data_ptr(), lse.data_ptr(),
+                _RANGES_FORWARD, ranges.address, address, memory_of("q", q),
+                memory_of("k", k), memory_of("v", v),
+                0 if sink is None else memory_of("sink", sink), out.data_ptr(), lse.data_ptr(),
                 0 if max_logits is None else max_logits.data_ptr(), stream,
             )
         )  # fmt: skip

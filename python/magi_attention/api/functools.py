@@ -9,6 +9,7 @@ from typing import Sequence
 import torch
 
 from magi_attention._native.handles import MaskHandle
+from magi_attention._native.tensors import as_plain
 from magi_attention.common._arguments import (
     MAX_ROWS,
     check_int,
@@ -153,7 +154,7 @@ def to_bounds(name: str, cu_seqlens: "torch.Tensor | Sequence[int]") -> list[int
             raise ValueError(f"{name} has {cu_seqlens.dim()} axes; allowed: 1")
         if cu_seqlens.is_meta:
             raise ValueError(f"{name} is on meta; allowed: cpu, or a device with memory")
-        return cu_seqlens.tolist()
+        return as_plain(name, cu_seqlens).tolist()
     if isinstance(cu_seqlens, str) or not hasattr(cu_seqlens, "__iter__"):
         check_kind(name, cu_seqlens, torch.Tensor, "an int32 or int64 tensor [n + 1], or a list")
     return [check_int(f"{name}[{i}]", value, 0) for i, value in enumerate(cu_seqlens)]

@@ -8,6 +8,7 @@ import sys
 import torch
 
 from magi_attention._native.attention import accumulator_dtype
+from magi_attention._native.tensors import as_plain
 from magi_attention.common._arguments import check_int, check_number
 from magi_attention.env.build import has_gpu_kernels
 
@@ -20,16 +21,18 @@ _MAX_SM_MARGIN = 1 << 20  # more than any GPU has
 _DEVICES = ("cpu", "cuda") if has_gpu_kernels() else ("cpu",)
 
 
-def _check_kind(name: str, tensor: torch.Tensor) -> None:
+def _as_rows_of_heads(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: a torch.Tensor")
     if tensor.device.type not in _DEVICES:
         allowed = ", ".join(_DEVICES) if len(_DEVICES) > 1 else "cpu, as there are no GPU kernels"
         raise RuntimeError(f"{name} is on {tensor.device}; allowed: {allowed}")
+    tensor = as_plain(name, tensor)
     if tensor.dim() != 3:
         raise ValueError(f"{name} has {tensor.dim()} axes; allowed: 3, [rows, heads, head_dim]")
     if tensor.stride(2) != 1 and tensor.shape[2] > 1:
         raise ValueError(f"{name} has stride {tensor.stride(2)} in its last axis; allowed: 1")
+    return tensor
 
 
 def _check_gpu_kind(name: str, tensor: torch.Tensor) -> None:
@@ -52,10 +55,13 @@ def _check_gpu_kind(name: str, tensor: torch.Tensor) -> None:
             )
 
 
-def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Type, device, layout and head counts of q [rows, heads_q, dim] and k, v."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        _check_kind(name, tensor)
+def check_qkv(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q [rows, heads_q, dim] and k, v as plain tensors whose type, device, layout and head counts
+    fit each other.
+    """
+    q, k, v = (_as_rows_of_heads(*named) for named in (("q", q), ("k", k), ("v", v)))
     if q.dtype not in DTYPES:
         raise TypeError(f"q.dtype is {q.dtype}; allowed: bfloat16, float16, float32, float64")
     for name, tensor in (("k", k), ("v", v)):
@@ -74,6 +80,7 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     if q.device.type == "cuda":
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             _check_gpu_kind(name, tensor)
+    return q, k, v
 
 
 def check_sm_margin(sm_margin: int) -> None:
@@ -110,6 +117,7 @@ def check_sink(
         raise TypeError(f"sink is a {type(sink).__name__}; allowed: a torch.Tensor or None")
     if sink.device != q.device:
         raise ValueError(f"sink is on {sink.device}; allowed: {q.device}, the device of q")
+    sink = as_plain("sink", sink)
     if not sink.dtype.is_floating_point:
         raise TypeError(f"sink.dtype is {sink.dtype}; allowed: float32")
     lead = (q.shape[0],) if layout else ()
@@ -129,12 +137,13 @@ def check_ranges(
     q_ranges: torch.Tensor | None,
     k_ranges: torch.Tensor | None,
     attn_type_map: torch.Tensor | None,
-) -> None:
-    """Type, device and shape of q_ranges [n, 2], k_ranges [n, 2] and attn_type_map [n] or None."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """q_ranges [n, 2], k_ranges [n, 2] and attn_type_map [n] or None as plain tensors whose type,
+    device and shape fit each other.
+    """
+    q_ranges = _as_index_tensor("q_ranges", q_ranges, q, "[n, 2]")
+    k_ranges = _as_index_tensor("k_ranges", k_ranges, q, "[n, 2]")
     for name, ranges in (("q_ranges", q_ranges), ("k_ranges", k_ranges)):
-        if not isinstance(ranges, torch.Tensor):
-            raise TypeError(f"{name} is a {type(ranges).__name__}; allowed: an int32 tensor [n, 2]")
-        _check_index_tensor(name, ranges, q)
         if ranges.dim() != 2 or ranges.shape[1] != 2:
             raise ValueError(f"{name} has shape {list(ranges.shape)}; allowed: [n, 2]")
     if k_ranges.device != q_ranges.device:
@@ -146,12 +155,8 @@ def check_ranges(
             f"k_ranges has {k_ranges.shape[0]} rows; allowed: {q_ranges.shape[0]}, as q_ranges"
         )
     if attn_type_map is None:
-        return
-    if not isinstance(attn_type_map, torch.Tensor):
-        raise TypeError(
-            f"attn_type_map is a {type(attn_type_map).__name__}; allowed: an int32 tensor [n]"
-        )
-    _check_index_tensor("attn_type_map", attn_type_map, q)
+        return q_ranges, k_ranges, None
+    attn_type_map = _as_index_tensor("attn_type_map", attn_type_map, q, "[n]")
     if attn_type_map.device != q_ranges.device:
         raise ValueError(
             f"attn_type_map is on {attn_type_map.device}; allowed: {q_ranges.device}, that of "
@@ -161,11 +166,15 @@ def check_ranges(
         raise ValueError(
             f"attn_type_map has shape {list(attn_type_map.shape)}; allowed: [{q_ranges.shape[0]}]"
         )
+    return q_ranges, k_ranges, attn_type_map
 
 
-def _check_index_tensor(name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
+def _as_index_tensor(name: str, tensor: torch.Tensor, q: torch.Tensor, shape: str) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: an int32 tensor {shape}")
     if tensor.dtype != torch.int32:
         raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: int32")
     if tensor.device != q.device and not (q.is_cuda and tensor.device.type == "cpu"):
         allowed = f"{q.device}, the device of q" + (", or cpu" if q.is_cuda else "")
         raise ValueError(f"{name} is on {tensor.device}; allowed: {allowed}")
+    return as_plain(name, tensor)

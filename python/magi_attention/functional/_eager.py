@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import torch
 
+from magi_attention._native.tensors import PLAIN_TYPES, as_plain, is_intercepted
 from magi_attention.common.forward_meta import AttnForwardMeta
-
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-_num_modes = torch._C._len_torch_dispatch_stack
-_has_transforms = torch._C._are_functorch_transforms_active
-_is_traced = torch.compiler.is_dynamo_compiling
 
 
 def is_eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether nobody traces or intercepts operators: plain tensors, no compiler, no modes."""
-    if _is_traced():
+    if is_intercepted():
         return False
-    is_plain = type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
-    return is_plain and not (_num_modes() or _has_transforms())
+    is_plain = type(q) in PLAIN_TYPES and type(k) in PLAIN_TYPES and type(v) in PLAIN_TYPES
+    return is_plain and not (q.is_neg() or k.is_neg() or v.is_neg())
 
 
 def run(q, k, v, sink, call, bound) -> tuple[torch.Tensor, AttnForwardMeta]:
@@ -80,10 +76,10 @@ def _gradients(ctx, dout, dlse, q, k, v, out, lse, sink):
         raise RuntimeError("create_graph is True; attention has no second derivative")
     if dout is None:
         dout = torch.zeros_like(out)
-    elif not dout.is_contiguous():
-        dout = dout.contiguous()
+    elif type(dout) not in PLAIN_TYPES or dout.is_neg() or not dout.is_contiguous():
+        dout = as_plain("the gradient of out", dout).contiguous()
     if dlse is not None:
-        dlse = dlse.contiguous()
+        dlse = as_plain("the gradient of lse", dlse).contiguous()
     return ctx.call.backward(dout, dlse, q, k, v, out, lse, sink)
 
 

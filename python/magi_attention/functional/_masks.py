@@ -10,6 +10,7 @@ import torch
 
 from magi_attention._native import attention as native
 from magi_attention._native.handles import MaskHandle
+from magi_attention._native.tensors import memory_of
 from magi_attention.common._arguments import naming
 from magi_attention.common._lru import LruCache
 from magi_attention.functional._calls import CallCache, calls_of
@@ -17,6 +18,7 @@ from magi_attention.functional._calls import CallCache, calls_of
 # A step uses few masks, over and over: these are those of some dozens of steps. A mask holds about
 # 50 bytes a slice here, and the work lists of its calls in the library.
 _MASKS_KEPT = 64
+_NAMES = ("q_ranges", "k_ranges", "attn_type_map")
 _ALL_FULL = torch.zeros(1, dtype=torch.int32, device="cpu")
 
 
@@ -36,8 +38,8 @@ def runner_under(handle: MaskHandle) -> native.Runner:
     return native.Runner(*functions, handle.address, handle, native.flex_backward_bytes)
 
 
-def _content(tensor: torch.Tensor) -> bytes:
-    return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+def _content(name: str, tensor: torch.Tensor) -> bytes:
+    return ctypes.string_at(memory_of(name, tensor), tensor.numel() * tensor.element_size())
 
 
 def mask_of(
@@ -51,7 +53,7 @@ def mask_of(
     if types is None:
         types = _ALL_FULL
     tensors = (q_ranges.contiguous(), k_ranges.contiguous(), types.contiguous())
-    key = (rows_q, rows_k, *map(_content, tensors))
+    key = (rows_q, rows_k, *map(_content, _NAMES, tensors))
     known = _masks.get(key)
     if known is None:
         addresses = ((tensor.data_ptr(), tensor.shape[0]) for tensor in tensors)

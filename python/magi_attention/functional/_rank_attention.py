@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from magi_attention._native.attention import Options, Runner
+from magi_attention._native.tensors import as_plain
 from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env import comm, general
@@ -100,8 +101,9 @@ def check_local(q, k, v, place: tuple[int, ...], precision: MagiAttentionPrecisi
     """q, k, v of one rank, cast where the environment asks; place: RankAttention.place."""
     if precision is not None:
         dtype = precision.to_torch_dtype()
-        q, k, v = (t.to(dtype) if isinstance(t, torch.Tensor) else t for t in (q, k, v))
-    check_qkv(q, k, v)
+        named = zip("qkv", (q, k, v))
+        q, k, v = (as_plain(n, t).to(dtype) if isinstance(t, torch.Tensor) else t for n, t in named)
+    q, k, v = check_qkv(q, k, v)
     for name, tensor in (("q", q), ("k", k)):
         if tensor.shape[0] != place[1]:
             raise ValueError(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from magi_attention._native.tensors import as_plain
 from magi_attention.rows import HasRows, Rows
 
 
@@ -32,6 +33,7 @@ class _DispatchFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_local):
+        grad_local = as_plain("the gradient of local rows", grad_local)
         return along(ctx.seq_dim, grad_local, ctx.rows.gather), None, None, None, None
 
 
@@ -47,6 +49,7 @@ class _UndispatchFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_global):
+        grad_global = as_plain("the gradient of global rows", grad_global)
         own = along(ctx.seq_dim, grad_global, lambda whole: ctx.rows.select(whole, 0.0))
         return own, None, None, None
 
@@ -60,6 +63,7 @@ class _UndispatchPartialGradFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_global):
+        grad_global = as_plain("the gradient of global rows", grad_global)
         return along(ctx.seq_dim, grad_global, ctx.rows.reduce), None, None, None
 
 
@@ -81,7 +85,7 @@ def dispatch_padded(
     x_global: torch.Tensor, meta: HasRows, pad_value: float, seq_dim: int
 ) -> torch.Tensor:
     """dispatch_func with another value in padding rows."""
-    check_rows("x", x_global, meta.rows.total_seqlen, seq_dim)
+    x_global = with_rows(x_global, meta.rows.total_seqlen, seq_dim)
     return _DispatchFunc.apply(x_global, meta.rows.cp_group, meta, seq_dim, pad_value)
 
 
@@ -97,7 +101,7 @@ def undispatch_func(
     ValueError for another number of rows and for a group that is not the plan's.
     """
     check_group(group, meta)
-    check_rows("x", x_local, meta.rows.count, seq_dim)
+    x_local = with_rows(x_local, meta.rows.count, seq_dim)
     function = _UndispatchPartialGradFunc if is_partial_grad else _UndispatchFunc
     return function.apply(x_local, meta.rows.cp_group, meta, seq_dim)
 
@@ -110,18 +114,18 @@ def check_group(group: dist.ProcessGroup | None, meta: HasRows) -> None:
         raise ValueError("group is not that of meta; allowed: the group that the plan is bound to")
 
 
-def check_rows(name: str, x: torch.Tensor, rows: int, seq_dim: int) -> None:
-    """TypeError or ValueError unless x is a strided tensor with `rows` rows along seq_dim."""
+def with_rows(x: torch.Tensor, rows: int, seq_dim: int) -> torch.Tensor:
+    """x as a plain tensor; TypeError or ValueError unless it has `rows` rows along seq_dim."""
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}; allowed: a torch.Tensor")
-    if x.layout is not torch.strided:
-        raise ValueError(f"{name} has layout {x.layout}; allowed: torch.strided")
+        raise TypeError(f"x is a {type(x).__name__}; allowed: a torch.Tensor")
+    x = as_plain("x", x)
     if not -x.dim() <= seq_dim < x.dim():
-        raise ValueError(f"{name} has {x.dim()} axes; allowed: those with axis {seq_dim}")
+        raise ValueError(f"x has {x.dim()} axes; allowed: those with axis {seq_dim}")
     if x.shape[seq_dim] != rows:
         place = "" if seq_dim == 0 else f" in axis {seq_dim}"
         wanted = f"[{rows}, ...]" if seq_dim == 0 else str(rows)
-        raise ValueError(f"{name} has shape {list(x.shape)}; allowed: {wanted}{place}")
+        raise ValueError(f"x has shape {list(x.shape)}; allowed: {wanted}{place}")
+    return x
 
 
 __all__ = ["dispatch_func", "undispatch_func"]

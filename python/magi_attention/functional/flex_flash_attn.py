@@ -107,19 +107,16 @@ def flex_flash_attn_func(
     NotImplementedError. Wrong tensors raise ValueError or TypeError naming the argument.
     """
     _check_options(index_attn_indices, q_block_size, k_block_size, sparse_load, index_attn, retired)
-    check_qkv(q, k, v)
+    q, k, v = check_qkv(q, k, v)
     check_sm_margin(sm_margin)
     scale = check_params(softmax_scale, softcap)
     sink, layout = check_sink(sink, sink_layout, q)
-    check_ranges(q, q_ranges, k_ranges, attn_type_map)
+    mask = check_ranges(q, q_ranges, k_ranges, attn_type_map)
     options = (scale, softcap, layout, return_max_logits, sm_margin)
     if is_eager(q, k, v):
-        mask = (q_ranges, k_ranges, attn_type_map)
         call = flex_call(q, k, v, sink, mask, Options(*options, not deterministic))
         return run(q, k, v, sink, call, None)
-    out, lse, max_logits = _FlexAttention.apply(
-        q, k, v, q_ranges, k_ranges, attn_type_map, sink, options, bool(deterministic)
-    )
+    out, lse, max_logits = _FlexAttention.apply(q, k, v, *mask, sink, options, bool(deterministic))
     return out, AttnForwardMeta(lse=lse, max_logits=max_logits if return_max_logits else None)
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from magi_attention._native.tensors import as_plain
 from magi_attention.common._arguments import check_int
-from magi_attention.functional.dispatch import along, check_group, check_rows
+from magi_attention.functional.dispatch import along, check_group, with_rows
 from magi_attention.rows import HasRows
 
 _INT64 = 1 << 63
@@ -23,6 +24,7 @@ class _RollP2P(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
+        grad_output = as_plain("the gradient of rolled rows", grad_output)
         back = along(ctx.seq_dim, grad_output, lambda own: ctx.rows.roll(own, -ctx.shift))
         return back, None, None, None, None
 
@@ -53,7 +55,7 @@ def roll_p2p(
     """
     check_group(group, meta)
     check_int("dim", seq_dim, -_INT64)
-    check_rows("x", x_local, meta.rows.count, seq_dim)
+    x_local = with_rows(x_local, meta.rows.count, seq_dim)
     shift = check_int("shift", shift, -_INT64) % meta.rows.total_seqlen
     return _RollP2P.apply(x_local, shift, meta, meta.rows.cp_group, seq_dim)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from magi_attention._native.tensors import as_plain
 from magi_attention._native.vtable import CAST, LSE_MERGE, SUM, Exchange
 from magi_attention.comm.process_group import ProcessGroupTransport, rank_in
 from magi_attention.comm.work import WorkWithPostProcessFn
@@ -155,8 +156,7 @@ def _check_tensor(name: str, tensor: torch.Tensor) -> None:
     check_kind(name, tensor, torch.Tensor, "a torch.Tensor")
     if tensor.dim() == 0:
         raise ValueError(f"{name} has 0 axes; allowed: [rows, ...]")
-    if tensor.is_meta:
-        raise RuntimeError(f"{name} is on meta; allowed: a device with memory")
+    as_plain(name, tensor)
 
 
 def _rows_of(tensor: torch.Tensor | None) -> int | None:
@@ -202,7 +202,7 @@ def _ints(name: str, values: Sequence[int] | torch.Tensor, total: int | None) ->
 
 def _as_list(name: str, values: Sequence | torch.Tensor) -> list:
     check_kind(name, values, (list, tuple, torch.Tensor), "a list or a tensor")
-    return values.tolist() if isinstance(values, torch.Tensor) else list(values)
+    return as_plain(name, values).tolist() if isinstance(values, torch.Tensor) else list(values)
 
 
 def _ranks(name: str, values, count: int, group: dist.ProcessGroup) -> list[int]:

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors whose memory holds their values, which is what the library reads."""
+
+from __future__ import annotations
+
+import torch
+
+PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+_num_modes = torch._C._len_torch_dispatch_stack
+_has_transforms = torch._C._are_functorch_transforms_active
+_is_traced = torch.compiler.is_dynamo_compiling
+_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
+_PLAIN = "a plain torch.Tensor"
+# Addresses below are looked at closely: a view into freed memory has its offset for one.
+_LOWEST_USUAL_ADDRESS = 1 << 40
+
+
+def is_intercepted() -> bool:
+    """Whether a compiler, a mode or a transform of torch sees operators before they run."""
+    return _is_traced() or bool(_num_modes()) or _has_transforms()
+
+
+def as_plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its memory holds its values, with subclasses that change no operator;
+    a copy of one that is negated lazily or that a collective still fills. TypeError for other
+    subclasses (DTensor, FakeTensor, ...) and kinds, ValueError for one without memory. While
+    operators are intercepted tensors pass, as the operators look at what they are run with.
+    """
+    if is_intercepted():
+        return tensor
+    kind = type(tensor)
+    if kind not in PLAIN_TYPES and kind.__torch_dispatch__ is not _NO_DISPATCH:
+        return _waited(name, tensor)
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name} has layout {tensor.layout}; allowed: torch.strided")
+    if tensor.is_quantized or tensor.is_nested:
+        what = "quantised" if tensor.is_quantized else "nested"
+        raise TypeError(f"{name} is {what}; allowed: {_PLAIN}")
+    if tensor.is_meta:
+        raise RuntimeError(f"{name} is on meta; allowed: a device with memory")
+    memory_of(name, tensor)
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def memory_of(name: str, tensor: torch.Tensor) -> int:
+    """The address of a tensor's memory; ValueError where it has elements and no memory."""
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # a wrapper of torch's
+        address = 0
+    if address < _LOWEST_USUAL_ADDRESS and tensor.numel():
+        if address == 0 or address == tensor.storage_offset() * tensor.itemsize:
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)} and no memory; allowed: a tensor with "
+                "memory, not one whose storage was freed or that stands for zeros"
+            )
+    return address
+
+
+def _waited(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of what a collective fills, once it has; TypeError for other subclasses."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(tensor, AsyncCollectiveTensor):
+        return tensor.clone()
+    allowed = _PLAIN
+    if isinstance(tensor, DTensor):
+        allowed = (
+            f"{_PLAIN}: {name}.to_local(), this rank's part, or {name}.full_tensor(), the whole"
+        )
+    raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: {allowed}")
