@@ -21,6 +21,17 @@ def define(name: str, schema: str, fake, implementation, **options) -> None:
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
 
 
+def distinct(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """The tensors, where one that comes again is a view of itself: a compiler refuses a Function
+    that takes one tensor for two arguments. Their gradients add up.
+    """
+    found: list[torch.Tensor | None] = []
+    for tensor in tensors:
+        comes_again = tensor is not None and any(tensor is other for other in found)
+        found.append(tensor.view_as(tensor) if comes_again else tensor)
+    return found
+
+
 def fake_forward(q, k, v, with_max_logits: bool):
     """out, lse and max_logits of a forward call, not filled; max_logits is empty unless asked
     for.

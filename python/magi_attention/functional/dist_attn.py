@@ -15,6 +15,7 @@ from magi_attention.functional._eager import is_eager
 from magi_attention.functional._ops import (
     backward,
     define,
+    distinct,
     fake_backward,
     fake_forward,
     forward,
@@ -116,7 +117,7 @@ def attend(
     scale = check_params(softmax_scale, softcap)
     sink, layout = check_sink(sink, sink_layout, q)
     out, lse, max_logits = DistAttention.apply(
-        q, k, v, sink, number, scale, softcap, layout, return_max_logits
+        *distinct(q, k, v, sink), number, scale, softcap, layout, return_max_logits
     )
     meta = AttnForwardMeta(lse=lse, max_logits=max_logits if return_max_logits else None)
     return out.to(given_dtype), meta

@@ -17,7 +17,7 @@ from magi_attention.functional._checks import (
     check_sm_margin,
 )
 from magi_attention.functional._eager import is_eager, run
-from magi_attention.functional._ops import flex_backward_op, flex_call, flex_forward_op
+from magi_attention.functional._ops import distinct, flex_backward_op, flex_call, flex_forward_op
 
 # Arguments of older releases, without effect.
 _RETIRED = ("max_seqlen_k",)
@@ -116,7 +116,9 @@ def flex_flash_attn_func(
     if is_eager(q, k, v):
         call = flex_call(q, k, v, sink, mask, Options(*options, not deterministic))
         return run(q, k, v, sink, call, None)
-    out, lse, max_logits = _FlexAttention.apply(q, k, v, *mask, sink, options, bool(deterministic))
+    out, lse, max_logits = _FlexAttention.apply(
+        *distinct(q, k, v, *mask, sink), options, bool(deterministic)
+    )
     return out, AttnForwardMeta(lse=lse, max_logits=max_logits if return_max_logits else None)
 
 
