@@ -37,7 +37,8 @@ struct DocumentRule {
   bool is_causal = false;  ///< bottom-right aligned; excludes a window, as in the original
   Window window;           ///< as in mask_from_window
   /// Leading keys of every document that the left bound of the window does not hide; the right
-  /// bound does hide them, so that causality is kept. Without a window it changes nothing.
+  /// bound does hide them, so that causality is kept. Of more queries than keys all see them, and
+  /// the right bound counts from the first query. Without a window it changes nothing.
   std::int32_t num_global = 0;
 };
 

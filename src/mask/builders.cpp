@@ -91,13 +91,14 @@ void append_document(Mask& mask, Range q, Range k, const DocumentRule& rule) {
     return;
   }
   const BandSlice window = window_slice(q, k, rule.window);
-  if (rule.num_global == 0 || window.d_min == -kBandInfinity) {
+  const std::int32_t num_unaligned = std::max(q.size() - k.size(), 0);  // rows above the diagonal
+  if (rule.num_global == 0 || (window.d_min == -kBandInfinity && num_unaligned == 0)) {
     append(mask, shrink(window));
     return;
   }
   const std::int32_t split = k.begin + std::min(rule.num_global, k.size());
-  BandSlice global = cut_k(window, {k.begin, split});
-  global.d_min = -kBandInfinity;
+  BandSlice global{q.begin, q.end, k.begin, split};
+  if (window.d_max != kBandInfinity) global.d_max = window.d_max + num_unaligned;
   append(mask, shrink(global));
   append(mask, shrink(cut_k(window, {split, k.end})));
 }

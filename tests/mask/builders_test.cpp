@@ -195,10 +195,14 @@ TEST(MaskFromCuSeqlens, GlobalKeysEscapeTheLeftBoundOnly) {
       const std::size_t d = document_of(q, i);
       if (d != document_of(k, j)) return false;
       if (window == Window{}) return true;
-      if (i < q[d + 1] - (k[d + 1] - k[d])) return false;
       const int ahead = (j - k[d + 1]) - (i - q[d + 1]);
+      if (j - k[d] < num_global) {
+        const int from_first = (j - k[d]) - (i - q[d]);
+        return window.right < 0 || std::min(ahead, from_first) <= window.right;
+      }
+      if (i < q[d + 1] - (k[d + 1] - k[d])) return false;
       if (window.right >= 0 && ahead > window.right) return false;
-      return j - k[d] < num_global || window.left < 0 || ahead >= -window.left;
+      return window.left < 0 || ahead >= -window.left;
     });
     if (HasFailure()) return;
   }

@@ -117,6 +117,19 @@ class TestMaskHelpers:
         expected = (j <= i) & ((i - j <= 2) | (j < 3))
         assert torch.equal(pairs(*mask, 12), expected)
 
+    def test_global_keys_of_more_queries_than_keys(self):
+        """Rows above the diagonal see no other keys."""
+        for right, num_global, expected in (
+            (0, 1, [[1, 0], [1, 0], [1, 0], [1, 1]]),
+            (0, 2, [[1, 0], [1, 1], [1, 1], [1, 1]]),
+            (-1, 1, [[1, 0], [1, 0], [1, 1], [1, 1]]),
+        ):
+            *mask, rows_q, rows_k = api.infer_attn_mask_from_cu_seqlens(
+                [0, 4], [0, 2], window_size=(0, right), global_window_size=num_global
+            )
+            assert (rows_q, rows_k) == (4, 2)
+            assert pairs(*mask, 4)[:, :2].int().tolist() == expected
+
     def test_windows_with_global_keys_over_documents(self, rng):
         """Row i sees key j up to the window's right side, and from its left side on or among the
         first keys of the document.
