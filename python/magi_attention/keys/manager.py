@@ -122,8 +122,8 @@ class DistAttnRuntimeMgr:
         every rank holds whole: rows ref_xattn_q_ranges[i] of the sequence see keys
         ref_xattn_k_ranges[i].
 
-        With return_host_only for this rank's rows, else for the rows of all ranks one rank after
-        the other, as an all-gather lays them out. No communication. NotImplementedError for types
+        With return_host_only for this rank's local rows, else for the undispatched tensor: rows of
+        the sequence, of one rank after the other. No communication. NotImplementedError for types
         other than full, ValueError for ranges outside the sequence and lists of unequal lengths.
         """
         if len(ref_xattn_q_ranges) != len(ref_xattn_k_ranges):
@@ -136,8 +136,8 @@ class DistAttnRuntimeMgr:
                 raise NotImplementedError(
                     f"attn_mask_type={mask_type.value} is not available; use full"
                 )
-        ranks = [self.bound.rank] if return_host_only else range(self.plan.cp_size)
-        return cross_slices(self.plan, ranks, ref_xattn_q_ranges, ref_xattn_k_ranges)
+        only_rank = self.bound.rank if return_host_only else None
+        return cross_slices(self.plan, only_rank, ref_xattn_q_ranges, ref_xattn_k_ranges)
 
     def get_position_ids(self, attn_role: AttnRole = AttnRole.QUERY) -> torch.Tensor:
         """int64 [local rows]: row of the sequence, padding counts as the last row. Queries, keys
