@@ -78,6 +78,19 @@ def test_sink(layout):
     assert written is total and torch.allclose(written, expected)
 
 
+@pytest.mark.parametrize("layout", ["sh", "ssh"])
+def test_gradient_of_sinks_that_are_off(layout):
+    """A sink of -inf on a row without keys: nothing over nothing, of which the gradient is 0."""
+    sink = torch.tensor([[-INF, 0.5], [-INF, -INF]])
+    lse = torch.tensor([[-INF, 0.5], [1.0, 0.7]])
+    out, dout = torch.zeros(2, 2, 4), torch.ones(2, 2, 4)
+    out[0, 1] = out[1] = 1.0
+    given = sink if layout == "sh" else sink.expand(2, 2, 2)
+    gradient = utils.sink_bwd(given, lse, out, dout, layout)
+    assert gradient.isfinite().all()
+    assert (gradient[given == -INF] == 0).all() and (gradient[given == 0.5] < 0).all()
+
+
 def test_layouts():
     with pytest.raises(NotImplementedError, match="shd"):
         utils.calc_lse_sink(torch.zeros(1, 2), 3, "shd")

@@ -60,7 +60,7 @@ def sink_bwd(
     _check_layout(sink_layout)
     delta = (o.to(lse.dtype) * do.to(lse.dtype)).sum(-1).unsqueeze(1)
     rows = sink.unsqueeze(0) if sink_layout == "sh" else sink
-    gradient = -torch.exp(rows - lse.unsqueeze(1)) * delta
+    gradient = -torch.exp(safe_subtract(rows, lse.unsqueeze(1))) * delta
     gradient = (gradient.sum(0) if sink_layout == "sh" else gradient).to(sink.dtype)
     return gradient if dsink is None else dsink.copy_(gradient)
 
