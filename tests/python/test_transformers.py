@@ -157,6 +157,24 @@ class TestRefusals:
         with pytest.raises(ValueError, match="the layer sees chunks of 16 rows"):
             call(create_chunked_causal_mask(**arguments))
 
+    @pytest.mark.parametrize(
+        "name, model_class", [("stablelm", "StableLmForCausalLM"), ("nemotron", "NemotronForCausalLM")]
+    )
+    def test_layers_that_drop_keywords(self, name, model_class):
+        """Ranks would attend to their own rows alone; without a plan such a model runs."""
+        model = cases.model(name, "magi")
+        ids = cases.batch()[0]
+        wanted = cases.model(name, "sdpa")(input_ids=ids).logits
+        assert torch.equal(model(input_ids=ids).logits, wanted)
+        pattern = f"{model_class} was given magi_plan, but its .*Attention was not; allowed: "
+        self.refuses(model, pattern)
+        self.refuses(model, pattern, plan={"full_attention": cases.plan().bind()})
+        call = torch.compile(model, fullgraph=True, backend="eager")
+        self.refuses(call, f"(?s){pattern}", Exception)
+        model.gradient_checkpointing_enable()
+        self.refuses(model.train(), pattern)
+        assert torch.equal(model.eval()(input_ids=ids).logits, wanted)
+
     @pytest.mark.parametrize("name, option", [("gpt_oss", "s_aux"), ("gemma2", "softcap")])
     def test_options_of_plans_alone(self, name, option):
         with pytest.raises(ValueError, match=f"{option} is given; allowed: None without magi_plan"):

@@ -15,6 +15,8 @@ from transformers import (
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    NemotronConfig,
+    StableLmConfig,
 )
 
 import dense
@@ -38,6 +40,8 @@ def model(name: str, implementation: str) -> torch.nn.Module:
     """A tiny model in float64; equal names give equal weights."""
     configs = {
         "llama": lambda: LlamaConfig(**_SIZES),
+        "stablelm": lambda: StableLmConfig(**_SIZES),
+        "nemotron": lambda: NemotronConfig(**_SIZES),
         "mistral": lambda: MistralConfig(**_SIZES, sliding_window=WINDOW),
         "gemma2": lambda: Gemma2Config(
             **_SIZES, sliding_window=WINDOW, attn_logit_softcapping=3.0, final_logit_softcapping=9.0

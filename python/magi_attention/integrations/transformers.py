@@ -12,16 +12,17 @@ one placement. Without magi_plan a call gives what "sdpa" gives, and refuses sin
 which that does not know.
 
 A mask is never dropped: padding, a window or an overlay that the plan does not hold is a
-ValueError that names it.
+ValueError that names it. Neither is a plan: models whose layers drop keywords are refused by name.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.utils.import_utils import is_tracing
@@ -34,6 +35,7 @@ from magi_attention.plan import BoundPlan
 NAME = "magi"
 PLAN_KEYWORD = "magi_plan"
 _IGNORED_LABEL = -100
+_CALL_OF_MODULE = torch.nn.Module.__call__.__code__
 
 
 class PendingMask:
@@ -114,6 +116,7 @@ def attention(
     """
     plan = kwargs.pop(PLAN_KEYWORD, None)
     if plan is None:
+        _refuse_lost_plan(module, query)
         for name in ("s_aux", "softcap"):  # "sdpa" would drop them
             if kwargs.get(name) is not None:
                 raise ValueError(f"{name} is given; allowed: None without {PLAN_KEYWORD}")
@@ -136,6 +139,41 @@ def attention(
     else:
         out, _ = calc_attn(q, k, v, plan, *options)
     return out.view(batch, rows, heads, -1), None
+
+
+def _refuse_lost_plan(module: torch.nn.Module, query: torch.Tensor) -> None:
+    """ValueError where a plan of as many rows was given to a model, whose layers then dropped it:
+    every rank would attend to its own rows alone.
+    """
+    given = _plan_of_callers()
+    if given is not None and given[1] == query.shape[0] * query.shape[2]:
+        raise ValueError(
+            f"{given[0]} was given {PLAN_KEYWORD}, but its {type(module).__name__} was not; allowed: "
+            "models whose layers pass keywords on to their attention"
+        )
+
+
+@torch.compiler.assume_constant_result
+def _plan_of_callers() -> tuple[str, int] | None:
+    """The outermost model, by the name of its class, among the modules whose calls are under way
+    with a plan, and the local rows of that plan. A compiler looks at the calls it compiles in.
+    """
+    found, frame = None, sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL_OF_MODULE:
+            plan = frame.f_locals["kwargs"].get(PLAN_KEYWORD)
+            plan = next(iter(plan.values()), None) if isinstance(plan, Mapping) else plan
+            if isinstance(plan, (BoundPlan, DistAttnRuntimeKey)):
+                model = frame.f_locals["self"]
+                model = getattr(model, "_orig_mod", model)  # of torch.compile
+                if found is None or isinstance(model, PreTrainedModel):
+                    found = type(model).__name__, _bound(plan).local_rows
+        frame = frame.f_back
+    return found
+
+
+def _bound(plan: "BoundPlan | DistAttnRuntimeKey") -> BoundPlan:
+    return plan if isinstance(plan, BoundPlan) else runtime_of(plan).bound
 
 
 def _plan_of_layer(plan: Any, module: torch.nn.Module) -> tuple[Any, bool]:
@@ -203,7 +241,7 @@ def shard(
     -100 is ignored. Give the model num_items_in_batch, the tokens that count on all ranks: losses
     of ranks then add up to that of the sequence.
     """
-    bound = plan if isinstance(plan, BoundPlan) else runtime_of(plan).bound
+    bound = _bound(plan)
     arguments: dict[str, Any] = {PLAN_KEYWORD: plan, "use_cache": False}
     arguments["input_ids"] = bound.dispatch(input_ids.view(-1)).unsqueeze(0)
     if position_ids is None:
