@@ -9,7 +9,9 @@ pytest.importorskip("transformers", minversion="5")
 import itertools
 
 import transformers_cases as cases
-from magi_attention.integrations.transformers import attention, shard
+from magi_attention.integrations.transformers import attention, register, shard
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers_cases import BOUNDS, ROWS, WINDOW
 
 
@@ -158,7 +160,8 @@ class TestRefusals:
             call(create_chunked_causal_mask(**arguments))
 
     @pytest.mark.parametrize(
-        "name, model_class", [("stablelm", "StableLmForCausalLM"), ("nemotron", "NemotronForCausalLM")]
+        "name, model_class",
+        [("stablelm", "StableLmForCausalLM"), ("nemotron", "NemotronForCausalLM")],
     )
     def test_layers_that_drop_keywords(self, name, model_class):
         """Ranks would attend to their own rows alone; without a plan such a model runs."""
@@ -190,3 +193,58 @@ class TestRefusals:
 def test_reach():
     assert cases.plan(window=9).reach == (8, 0)
     assert cases.plan().reach == (26, 0)
+
+
+class TestRegister:
+    """A name belongs to whoever took it first."""
+
+    @pytest.fixture(autouse=True)
+    def restored(self):
+        interfaces = AttentionInterface, AttentionMaskInterface
+        before = [dict(interface._global_mapping) for interface in interfaces]
+        yield
+        for interface, mapping in zip(interfaces, before):
+            interface._global_mapping.clear()
+            interface._global_mapping.update(mapping)
+
+    def test_another_name(self):
+        register(name="magi_cp")
+        register(name="magi_cp")
+        model = cases.model("llama", "magi_cp")
+        ids, labels, positions = cases.batch()
+        found = model(**shard(cases.plan().bind(), ids, labels, positions)).loss
+        ours = cases.model("llama", "magi")
+        assert found == ours(**shard(cases.plan().bind(), ids, labels, positions)).loss
+
+    @pytest.mark.parametrize("interface", [AttentionInterface, AttentionMaskInterface])
+    def test_names_of_others(self, interface):
+        def theirs(*arguments, **keywords):
+            raise AssertionError("it was called")
+
+        interface.register("taken", theirs)
+        for name in ("taken", "sdpa", "eager", "flash_attention_2"):
+            with pytest.raises(ValueError, match=f"name is '{name}', which .* registered; allowed"):
+                register(name=name)
+        assert interface()["taken"] is theirs
+        other = ({AttentionInterface, AttentionMaskInterface} - {interface}).pop()
+        assert "taken" not in other()
+        with pytest.raises(TypeError, match="name is a NoneType"):
+            register(name=None)
+
+    def test_name_that_another_takes_later(self):
+        """It gets masks as "sdpa" does, not objects that only we read."""
+        seen = []
+
+        def theirs(module, query, key, value, attention_mask, **keywords):
+            seen.append(attention_mask)
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **keywords)
+
+        AttentionInterface.register("magi", theirs)
+        ids = cases.batch()[0]
+        padding = torch.ones_like(ids)
+        padding[0, :7] = 0
+        found, wanted = (
+            cases.model("mistral", name)(input_ids=ids, attention_mask=padding).logits
+            for name in ("magi", "sdpa")
+        )
+        assert torch.equal(found, wanted) and isinstance(seen[0], torch.Tensor)

@@ -25,9 +25,11 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.import_utils import is_tracing
 
 from magi_attention.api import calc_attn
+from magi_attention.common._arguments import check_kind
 from magi_attention.keys.key import DistAttnRuntimeKey
 from magi_attention.keys.lookup import runtime_of
 from magi_attention.plan import BoundPlan
@@ -56,10 +58,21 @@ class PendingMask:
         return self._mask
 
 
-def register() -> None:
-    """Makes attn_implementation="magi" known to transformers."""
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, mask)
+def register(name: str = NAME) -> None:
+    """Makes attn_implementation=name known to transformers. ValueError for a name that another
+    function has.
+    """
+    check_kind("name", name, str, "a str")
+    interfaces = ((AttentionInterface, attention), (AttentionMaskInterface, mask))
+    for interface, ours in interfaces:
+        known = interface().get(name, ours)
+        if known is not ours:
+            raise ValueError(
+                f"name is {name!r}, which {known.__module__} has registered; allowed: a name that "
+                "is free, or ours"
+            )
+    for interface, ours in interfaces:
+        interface.register(name, ours)
 
 
 def mask(
@@ -82,6 +95,9 @@ def mask(
         mask_function=mask_function, attention_mask=attention_mask, local_size=local_size,
         use_vmap=use_vmap, **others,
     )  # fmt: skip
+    implementation = getattr(others.get("config"), "_attn_implementation", None)
+    if ALL_ATTENTION_FUNCTIONS.get(implementation, attention) is not attention:  # another took it
+        return sdpa_mask(**arguments)
     if q_length != kv_length:  # a step of generation, which no plan can hold
         return sdpa_mask(**arguments)
     hides = _hidden_by(attention_mask)
