@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs without breaks in which one tensor is given for several arguments: gradients add up."""
 
-import dense
 import pytest
 import torch
-from pipeline_cases import Case, make_key, make_tensors
 
+import dense
 from magi_attention import api
 from magi_attention.api import flex_flash_attn_func
+from pipeline_cases import Case, make_key, make_tensors
 
 ROWS = 40
 # Which of q, k, v is which of three tensors.

@@ -8,10 +8,11 @@ pytest.importorskip("transformers", minversion="5")
 
 import itertools
 
-import transformers_cases as cases
-from magi_attention.integrations.transformers import attention, register, shard
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+import transformers_cases as cases
+from magi_attention.integrations.transformers import attention, register, shard
 from transformers_cases import BOUNDS, ROWS, WINDOW
 
 

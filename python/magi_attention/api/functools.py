@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -55,7 +55,7 @@ def squash_batch_dim(x: torch.Tensor) -> torch.Tensor:
 
 
 def infer_varlen_mask_from_batch(
-    batch_size: int, seq_len: int, device: "torch.device | str | int" = "cuda"
+    batch_size: int, seq_len: int, device: torch.device | str | int = "cuda"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(cu_seqlens_q, cu_seqlens_k) of batch_size documents of seq_len rows: int32 [batch_size + 1]
     on `device`. ValueError for negative sizes and for more than 2^30 - 1 rows.
@@ -67,7 +67,7 @@ def infer_varlen_mask_from_batch(
 
 
 def full_attention_to_varlen_attention(
-    batch_size: int, seq_len: int, device: "torch.device | str | int" = "cuda"
+    batch_size: int, seq_len: int, device: torch.device | str | int = "cuda"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Deprecated name of infer_varlen_mask_from_batch."""
     warnings.warn(
@@ -122,8 +122,8 @@ def infer_attn_mask_from_sliding_window(
 
 
 def infer_attn_mask_from_cu_seqlens(
-    cu_seqlens_q: "torch.Tensor | Sequence[int]",
-    cu_seqlens_k: "torch.Tensor | Sequence[int]",
+    cu_seqlens_q: torch.Tensor | Sequence[int],
+    cu_seqlens_k: torch.Tensor | Sequence[int],
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     global_window_size: int = 0,
@@ -145,7 +145,7 @@ def infer_attn_mask_from_cu_seqlens(
     return *_typed_ranges(mask), *mask.rows()
 
 
-def to_bounds(name: str, cu_seqlens: "torch.Tensor | Sequence[int]") -> list[int]:
+def to_bounds(name: str, cu_seqlens: torch.Tensor | Sequence[int]) -> list[int]:
     """cu_seqlens as a list; TypeError or ValueError naming it unless 1-D integers."""
     if isinstance(cu_seqlens, torch.Tensor):
         if cu_seqlens.dtype not in (torch.int32, torch.int64):

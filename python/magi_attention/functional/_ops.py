@@ -63,7 +63,7 @@ def backward(call, dout, dlse, q, k, v, out, lse, sink):
     return dq, dk, dv, q.new_empty((0,)) if dsink is None else dsink
 
 
-def flex_call(q, k, v, sink, mask: tuple, options: Options) -> "Call | RangesInvocation":
+def flex_call(q, k, v, sink, mask: tuple, options: Options) -> Call | RangesInvocation:
     """What runs forward and backward under q_ranges, k_ranges and types (or None)."""
     if mask[0].is_cuda:
         return RangesInvocation(q, k, v, sink, mask, options)

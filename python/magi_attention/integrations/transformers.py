@@ -164,8 +164,8 @@ def _refuse_lost_plan(module: torch.nn.Module, query: torch.Tensor) -> None:
     given = _plan_of_callers()
     if given is not None and given[1] == query.shape[0] * query.shape[2]:
         raise ValueError(
-            f"{given[0]} was given {PLAN_KEYWORD}, but its {type(module).__name__} was not; allowed: "
-            "models whose layers pass keywords on to their attention"
+            f"{given[0]} was given {PLAN_KEYWORD}, but its {type(module).__name__} was not; "
+            "allowed: models whose layers pass keywords on to their attention"
         )
 
 
@@ -188,7 +188,7 @@ def _plan_of_callers() -> tuple[str, int] | None:
     return found
 
 
-def _bound(plan: "BoundPlan | DistAttnRuntimeKey") -> BoundPlan:
+def _bound(plan: BoundPlan | DistAttnRuntimeKey) -> BoundPlan:
     return plan if isinstance(plan, BoundPlan) else runtime_of(plan).bound
 
 
