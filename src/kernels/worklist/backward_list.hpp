@@ -85,7 +85,7 @@ struct BackwardChoice {
 /// when the CTAs are done.
 ///
 /// Components are runs of rows that records join: rows of two components have no record in common.
-/// Where two meet inside a q tile, each adds zeros to the other's rows, which needs no order.
+/// If two meet inside a q tile, each adds zeros to the other's rows, which needs no order.
 struct BackwardList {
   BackwardProblem problem;
   BackwardTileShape shape;

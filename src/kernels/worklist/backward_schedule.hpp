@@ -10,14 +10,15 @@
 // taken.
 namespace magi {
 
+/// Decides how items walk their q tiles and add to dQ.
 Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice);
 
-/// The schedule that is done first, of all candidates. Throws InvalidArgument if a list of it would
-/// have too many items.
+/// Returns the schedule of the candidate that is done first. Throws InvalidArgument if a list of it
+/// would have too many items.
 Schedule choose_schedule(const TileCosts& tiles, const Walk& walk, const BackwardChoice& choice);
 
-/// When a list with these k tiles would be done, in steps, of few candidates: exact enough to
-/// choose how k tiles are cut and heads are packed.
+/// Predicts when a list with these k tiles is done, in steps, from few candidates. That is exact
+/// enough to choose how keys are cut into k tiles and heads are packed.
 std::int64_t predicted_time(const TileCosts& tiles, const BackwardChoice& choice);
 
 }  // namespace magi

@@ -49,7 +49,7 @@ struct DeviceListShape {
 /// Records that are enough for any mask of few slices and for slices that overlap little.
 std::int64_t default_record_capacity(const DeviceListShape& shape);
 
-/// Where the parts of a list lie, in bytes from the workspace's begin.
+/// The parts of a list lie at these places, in bytes from the workspace's begin.
 struct DeviceListLayout {
   std::vector<ForwardList> frames;  ///< of each candidate
   std::vector<TileGrid> grids;

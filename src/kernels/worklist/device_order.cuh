@@ -7,8 +7,8 @@
 
 // One cluster of CTAs scans the tiles' record counts and sorts the tiles. The sort is least
 // significant digit first and stable: each warp owns a run of neighbours and ranks their digits in
-// order, so ties stay in index order whatever the threads' timing. docs/design.md section 9 says why
-// it is not CUB's.
+// order, so ties stay in index order whatever the threads' timing. Why it is not CUB's:
+// docs/design.md, section 9.
 namespace magi {
 
 inline constexpr int kOrderCtas = 8;
@@ -50,7 +50,7 @@ class TileSorter {
   }
 
  private:
-  /// Where each tile's records begin, in index order, and the keys to sort by.
+  /// Writes where each tile's records begin, in index order, and the keys to sort by.
   __device__ void place_records() {
     const std::int32_t chunk = (num_tiles_ + kOrderCtas - 1) / kOrderCtas;
     const std::int32_t begin = min(rank_ * chunk, num_tiles_);

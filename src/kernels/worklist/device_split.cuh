@@ -80,7 +80,7 @@ class TileSplitter {
       split.tile = build_.tiles[i].tile;
       split.first_slot = count_splits(i, [](std::int32_t) { return true; });
       split.num_slots = shared_.num_splits[i];
-      build_.splits[i] = split;
+      build_.split_tiles[i] = split;
     }
     if (thread() != 0) return;
     ListOutcome& outcome = build_.header->outcome;

@@ -105,7 +105,7 @@ MAGI_HOST_DEVICE BackwardItem backward_item(const TileSpan* spans, std::int32_t 
           static_cast<std::int32_t>(heads - head)};
 }
 
-/// Whose splits a slot serves: a k tile of the list and a kv head.
+/// A slot serves the splits of one user at a time: a k tile of the list and a kv head.
 struct SlotUser {
   std::int32_t tile = -1;  ///< -1: nobody
   std::int32_t kv_head = 0;

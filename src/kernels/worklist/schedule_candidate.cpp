@@ -10,7 +10,7 @@
 namespace magi {
 namespace {
 
-/// As many splits of a k tile as leave `item_steps` to each, but at least the fewest.
+/// Counts splits: as many as leave `item_steps` to each, but at least the fewest.
 std::int32_t count_splits(const ScheduleInput& input, std::int64_t tile_steps,
                           std::int64_t item_steps, std::int64_t least_heads) {
   std::int32_t splits = input.split_counts.front();
@@ -54,8 +54,8 @@ class CandidateSplits {
   const std::int64_t least_heads_;
 };
 
-/// The first place of the tail in TileCosts::by_cost. A whole tail are the shortest k tiles that
-/// keep every CTA busy while one still walks the longest.
+/// Finds the first place of the tail in TileCosts::by_cost. A whole tail is made of the shortest
+/// k tiles that keep every CTA busy while one still walks the longest.
 std::int32_t find_tail(const TileCosts& tiles, const Candidate& by, const CandidateSplits& splits) {
   const std::int64_t longest = tiles.longest();
   const std::int64_t wanted = tiles.problem.num_ctas *
@@ -71,7 +71,7 @@ std::int32_t find_tail(const TileCosts& tiles, const Candidate& by, const Candid
   return place;
 }
 
-/// The kv heads of a section of an uneven list: one, as what CTAs walk at one time should be
+/// Counts the kv heads of a section of an uneven list: one, as what CTAs walk at one time should be
 /// little. In an ordered list, CTAs that meet at a sum can begin only `chain_distance` steps apart,
 /// so as many chains of them lie side by side as give every CTA an item.
 std::int64_t count_chains(const ScheduleInput& input, const TileSpan& span,
@@ -89,8 +89,8 @@ std::int64_t count_chains(const ScheduleInput& input, const TileSpan& span,
   return span.num_splits == 1 ? chains : std::max(chains, policy.split_chains);
 }
 
-/// The kv heads of a section of an even list: as many as the cache holds, but enough items for
-/// every CTA.
+/// Counts the kv heads of a section of an even list: as many as the cache holds, but enough items
+/// for every CTA.
 ///
 /// NOTE: a list has all heads side by side, so that few CTAs meet at a sum, only if the caller asks
 /// for determinism. One that is ordered because it has few additions to a sum has few CTAs at a sum
@@ -119,7 +119,8 @@ std::int32_t count_section_heads(const ScheduleInput& input, const Candidate& by
   return even;
 }
 
-/// All k tiles of the span where items are whole, else equal blocks.
+/// Counts the k tiles of a tile block: all of the span where items are whole, else blocks are
+/// equal.
 std::int32_t count_block_tiles(const TileCosts& tiles, const TileSpan& span) {
   if (span.num_splits == 1) return span.num_tiles;
   const auto items = static_cast<std::int32_t>(tiles.policy.block_rounds) * tiles.problem.num_ctas;
@@ -128,7 +129,7 @@ std::int32_t count_block_tiles(const TileCosts& tiles, const TileSpan& span) {
   return (span.num_tiles - 1) / blocks + 1;
 }
 
-/// Whole sections, so many that an item seldom waits for a used slot.
+/// Counts the kv heads with slots: whole sections, so many that an item seldom waits for a slot.
 std::int32_t count_slot_heads(const BackwardProblem& problem, const TileSpan& span) {
   const std::int64_t round = std::int64_t{span.section_heads} * span.block_tiles;
   std::int64_t heads = span.section_heads;
@@ -172,8 +173,8 @@ void add_span(Schedule& schedule, const ScheduleInput& input, const Candidate& b
   schedule.spans.push_back(span);
 }
 
-/// The order before the tail: k tiles of as many splits and as long as each other together, those
-/// of a component side by side.
+/// Sorts the places before the tail: k tiles of as many splits and of as long components lie
+/// together, those of a component side by side.
 void sort_before_tail(Schedule& schedule, const TileCosts& tiles,
                       const std::vector<std::int32_t>& splits) {
   const auto comes_before = [&](std::int32_t left, std::int32_t right) {

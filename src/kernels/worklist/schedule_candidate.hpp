@@ -10,7 +10,7 @@
 // makes.
 namespace magi {
 
-/// Candidate::tail_share of a whole tail.
+/// A whole tail has this Candidate::tail_share.
 inline constexpr std::int32_t kWholeTail = 16;
 
 /// What a schedule is made from. Where k tiles are long enough for it, items have at least
@@ -30,8 +30,8 @@ struct Walk {
   bool may_convert = false;     ///< k tiles alike, few additions: see BackwardList::is_converting
 };
 
-/// Numbers of items among which the head groups of a k tile and kv head may be split, ascending,
-/// each a multiple of the one before.
+/// Lists into how many items the head groups of a k tile and kv head may be split, ascending, each
+/// number a multiple of the one before.
 std::vector<std::int32_t> allowed_splits(const TileCosts& tiles, const BackwardChoice& choice);
 
 /// What all candidates of a list share.
@@ -42,11 +42,13 @@ struct ScheduleInput {
   std::vector<std::int32_t> split_counts;  ///< see allowed_splits
 };
 
-/// Items of a list that is not short end well however long they are: where k tiles are alike they
-/// are whole, where they are uneven short enough that the next item finds their rows in the cache.
+/// Returns the candidate for lists that are not short, whose items end well however long they are:
+/// items are whole where k tiles are alike; where these are uneven, items are so short that the
+/// next one finds their rows in the cache.
 Candidate first_candidate(const TileCosts& tiles);
 
-/// The schedule of a candidate. Throws InvalidArgument if a list of it would have too many items.
+/// Makes the schedule of a candidate. Throws InvalidArgument if a list of it would have too many
+/// items.
 Schedule make_schedule(const ScheduleInput& input, const Candidate& by);
 
 }  // namespace magi

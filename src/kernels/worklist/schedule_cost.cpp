@@ -58,8 +58,8 @@ class FreeTimes {
   std::size_t now_ = 0;
 };
 
-/// The cost of an item at each place of the schedule. Where CTAs are all over the rows of many
-/// heads, in the tail of an uneven list and in wide sections, a step costs more.
+/// Returns the cost of an item at each place of the schedule. Where CTAs are all over the rows of
+/// many heads, in the tail of an uneven list and in wide sections, a step costs more.
 std::vector<std::int64_t> item_costs(const TileCosts& tiles, const Schedule& schedule) {
   std::vector<std::int64_t> costs;
   costs.reserve(schedule.order.size());

@@ -42,11 +42,12 @@ struct TileCosts {
   std::int64_t longest() const { return by_cost.empty() ? 0 : steps_of(by_cost.front()); }
 };
 
-/// The steps of each k tile, for one head group.
+/// Counts the steps of each k tile, for one head group.
 std::vector<std::int64_t> count_steps(std::span<const KeyTile> tiles,
                                       std::span<const KeyRecord> records, std::int32_t keys,
                                       std::int32_t tile_tokens);
 
+/// Describes the k tiles of a tiling for a number of packed heads.
 TileCosts cost_tiles(const BackwardProblem& problem, const BackwardTileShape& shape,
                      const Tiling& tiling, std::int32_t packed_heads, const SchedulePolicy& policy);
 
@@ -60,13 +61,14 @@ struct Schedule {
   std::int64_t num_items() const { return spans.empty() ? 0 : spans.back().item_end; }
 };
 
-/// Cost of each of the items, `num_splits` for each kv head, of a k tile of `tile_steps` steps.
+/// Returns what each item costs where a k tile of `tile_steps` steps has `num_splits` items for
+/// each kv head, in steps.
 std::int64_t item_cost(const TileCosts& tiles, std::int64_t tile_steps, std::int32_t num_splits);
 
-/// When the last CTA is done, items being handed out in order.
+/// Returns when the last CTA is done, items being handed out in order, in steps.
 std::int64_t finish_time(const TileCosts& tiles, const Schedule& schedule);
 
-/// The same if no CTA were idle while the last items run.
+/// Returns when all CTAs would be done if none were idle while the last items run, in steps.
 std::int64_t mean_time(const TileCosts& tiles, const Schedule& schedule);
 
 }  // namespace magi

@@ -48,19 +48,20 @@ struct SchedulePolicy {
 
   /// Items of an uneven list have this share of the steps whose q, dout and dQ fill the cache.
   Ratio uneven_item{3, 8};
-  /// And those of its tail have at most so many steps, so that the last CTAs end together.
+  /// Items of the tail of an uneven list have at most so many steps, so that the last CTAs end
+  /// together.
   std::int64_t uneven_tail = 24;
   /// The search for shorter items goes down to so many steps.
   std::int64_t least_item = 4;
   /// An item has so many query heads at least, where items are not cut short: one gains nothing.
   std::int64_t least_item_heads = 2;
 
-  /// Of an uneven list's item that walks all that the cache holds, this share of its time is spent
-  /// on cache misses; less, by the square, for shorter items.
+  /// An item of an uneven list that walks all that the cache holds spends this share of its time on
+  /// cache misses; a shorter item spends less, by the square.
   Ratio cache_misses{1, 8};
   /// A step in the tail of an uneven list costs this share more: all kv heads are walked at once.
   Ratio tail_step{1, 4};
-  /// And so much more in sections of more kv heads than need be.
+  /// A step of an uneven list costs this share more in sections of more kv heads than need be.
   Ratio wide_section_step{1, 16};
   /// Each doubling of the packed heads adds this share to the time of uneven lists that are not
   /// short: splits of packed heads are coarser.
