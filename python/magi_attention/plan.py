@@ -18,17 +18,17 @@ from magi_attention._native.handles import (
     MaskHandle,
     PlacementHandle,
     PlanHandle,
-    default_placement_config,
-    default_plan_config,
 )
 from magi_attention._native.vtable import Communicator
 from magi_attention.comm.group import make_communicator, rank_of, size_of
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming
 from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types
+from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
-from magi_attention.env import comm, general
+from magi_attention.config.library import to_placement_config, to_plan_config
+from magi_attention.env import comm
 from magi_attention.functional._masks import runner_under
 from magi_attention.functional._rank_attention import RankAttention, layout_of
 from magi_attention.functional.dispatch import dispatch_padded, undispatch_func
@@ -123,22 +123,12 @@ class Plan:
                 f"k_ranges has {len(k_ranges)} entries; allowed: {len(q_ranges)}, as q_ranges"
             )
         types = to_mask_types(attn_mask_type, len(q_ranges))
-        try:
-            slices = q_ranges.to_naive_ranges(), k_ranges.to_naive_ranges()
-            numbers = [mask_type.to_int_type() for mask_type in types]
-            mask = MaskHandle.from_ranges(*slices, numbers, total_seqlen, total_seqlen)
-        except (TypeError, ValueError):
-            check_inside("q_ranges", q_ranges, total_seqlen)
-            check_inside("k_ranges", k_ranges, total_seqlen)
-            raise
-        native = default_plan_config()
+        mask = _to_mask(q_ranges, k_ranges, types, total_seqlen)
+        native = to_plan_config(config.overlap_config)
         native.num_ranks = cp_size
         native.num_heads_q, native.num_heads_kv = num_heads_q, num_heads_kv
         native.head_dim_qk = native.head_dim_v = head_dim
-        overlap = config.overlap_config
-        native.overlap_degree = -1 if overlap.degree is None else overlap.degree
-        native.min_wave_rows = min(overlap.min_chunk_size, MAX_ROWS)
-        placement_config = to_placement_config(config)
+        placement_config = to_placement_config(config.dispatch_config)
         native.placement = placement_config.address
         with naming(num_ranks="cp_size", head_dim_qk="head_dim", overlap_degree="degree",
                     placement_q__num_ranks="on.cp_size"):  # fmt: skip
@@ -362,6 +352,19 @@ class BoundPlan:
         return self.rows.position_ids_on(device)
 
 
+def _to_mask(
+    q_ranges: AttnRanges, k_ranges: AttnRanges, types: tuple[AttnMaskType, ...], rows: int
+) -> MaskHandle:
+    numbers = [mask_type.to_int_type() for mask_type in types]
+    try:
+        slices = q_ranges.to_naive_ranges(), k_ranges.to_naive_ranges()
+        return MaskHandle.from_ranges(*slices, numbers, rows, rows)
+    except (TypeError, ValueError):  # the first bad range by its name, where it is one
+        check_inside("q_ranges", q_ranges, rows)
+        check_inside("k_ranges", k_ranges, rows)
+        raise
+
+
 def _runner_of(
     plan: Plan, local_rows: int, communicator: Communicator, exchange_sms: int | None
 ) -> Runner:
@@ -370,21 +373,6 @@ def _runner_of(
         return runner_under(plan.handle.mask().resized(local_rows, local_rows))
     handle = AttentionHandle(plan.handle, communicator, exchange_sms)
     return Runner(dist_forward, dist_backward, handle.address, handle)
-
-
-def to_placement_config(config: DistAttnConfig) -> structs.PlacementConfig:
-    """The placement part of a configuration in the library's terms."""
-    dispatch = config.dispatch_config
-    native = default_placement_config()
-    native.algorithm = dispatch.alg.type.value.encode()
-    native.chunk_size = min(dispatch.chunk_size or 0, MAX_ROWS)
-    native.uneven_shard = dispatch.uneven_shard
-    native.min_chunks_per_rank = min(general.min_chunks_per_rank(), MAX_ROWS)
-    native.top_p = getattr(dispatch.alg, "top_p", native.top_p)
-    select = getattr(dispatch.alg, "num_of_select_chunk", native.num_select_chunks)
-    native.num_select_chunks = min(select, MAX_ROWS)
-    native.allocation_ratio = getattr(dispatch.alg, "allocation_ratio", native.allocation_ratio)
-    return native
 
 
 def _read_report(report: structs.PlanReport) -> PlanReport:

@@ -2,12 +2,15 @@
 """Every description of magi_tensor against the one that the module of calls is compiled from."""
 
 import ctypes
+import importlib
+import pkgutil
 import struct
 
 import pytest
 import torch
 
-from magi_attention._native import attention, vtable
+from magi_attention import _native
+from magi_attention._native import attention
 from magi_attention._native.library import TENSOR_LAYOUT
 from test_prepared_call import Tensor
 
@@ -23,7 +26,17 @@ def test_packed_tensors():
     assert (attention.TENSOR.size, *offsets) == TENSOR_LAYOUT
 
 
-@pytest.mark.parametrize("kind", [Tensor, vtable._Tensor])
+def structs_with_strides():
+    """Those of ctypes in the package."""
+    for found in pkgutil.iter_modules(_native.__path__):
+        if not found.name.startswith("_"):  # the module of calls is loaded by its own rule
+            for kind in vars(importlib.import_module(f"{_native.__name__}.{found.name}")).values():
+                is_struct = isinstance(kind, type) and issubclass(kind, ctypes.Structure)
+                if is_struct and "stride" in [field[0] for field in getattr(kind, "_fields_", ())]:
+                    yield kind
+
+
+@pytest.mark.parametrize("kind", {Tensor, *structs_with_strides()})
 def test_tensors_of_ctypes(kind):
     offsets = [getattr(kind, field).offset for field in FIELDS]
     assert (ctypes.sizeof(kind), *offsets) == TENSOR_LAYOUT

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of plans in the library's terms."""
+
+from __future__ import annotations
+
+from magi_attention._native import structs
+from magi_attention._native.handles import default_placement_config, default_plan_config
+from magi_attention.common._arguments import MAX_ROWS
+from magi_attention.config.dispatch import DispatchConfig
+from magi_attention.config.overlap import OverlapConfig
+from magi_attention.env import general
+
+
+def to_plan_config(overlap: OverlapConfig) -> structs.PlanConfig:
+    """The library's defaults with these overlap stages."""
+    native = default_plan_config()
+    native.overlap_degree = -1 if overlap.degree is None else overlap.degree
+    native.min_wave_rows = min(overlap.min_chunk_size, MAX_ROWS)
+    return native
+
+
+def to_placement_config(dispatch: DispatchConfig) -> structs.PlacementConfig:
+    """The library's defaults with this placement."""
+    native = default_placement_config()
+    native.algorithm = dispatch.alg.type.value.encode()
+    native.chunk_size = min(dispatch.chunk_size or 0, MAX_ROWS)
+    native.uneven_shard = dispatch.uneven_shard
+    native.min_chunks_per_rank = min(general.min_chunks_per_rank(), MAX_ROWS)
+    native.top_p = getattr(dispatch.alg, "top_p", native.top_p)
+    select = getattr(dispatch.alg, "num_of_select_chunk", native.num_select_chunks)
+    native.num_select_chunks = min(select, MAX_ROWS)
+    native.allocation_ratio = getattr(dispatch.alg, "allocation_ratio", native.allocation_ratio)
+    return native
