@@ -46,7 +46,8 @@ def _allocate(_context, size_bytes: int, device: int, stream: int | None) -> int
 
 def _release(_context, data: int, _size_bytes: int, _device: int, _stream: int | None) -> None:
     """torch gives the memory to work enqueued later on the stream that it was allocated for."""
-    torch.cuda.caching_allocator_delete(data)
+    if torch is not None:  # else the interpreter is closing, which gives all memory back
+        torch.cuda.caching_allocator_delete(data)
 
 
 # The library keeps the addresses of both functions, so these objects live as long as the process.

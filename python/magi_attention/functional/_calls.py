@@ -10,7 +10,7 @@ from magi_attention._native.attention import Call, Options, Runner
 from magi_attention.common._lru import LruCache
 
 # A call holds about 2 KB. A model has a few kinds (layers, types, forward and recomputation) times
-# the lengths of its batches, for each mask or plan.
+# the lengths of its batches, for each mask or plan; the library keeps as many schedules of a mask.
 _CALLS_KEPT = 256
 
 
