@@ -54,28 +54,32 @@ class BackwardProducer {
     ptx::mbarrier_arrive(shared_.step_full.at(RingPlace<kStepStages>(num_steps_)));
   }
 
-  /// Finds where the item works and what it must know of its split.
+  /// Finds where the item works. NOTE: what is found is left in shared memory before it is used:
+  /// the producer has 24 registers.
   __device__ __forceinline__ void find_place(std::uint32_t index) const {
     ProducerState& at = shared_.producer;
-    ItemInfo& info = present_item();
     const BackwardItem item =
         backward_item(params_.items.spans, params_.items.heads_kv, index, at.span);
-    const TileSpan& span = params_.items.spans[item.span];
     at.span = item.span;
     at.k_tile = item.tile;
+    present_item().kv_head = item.kv_head;
+    find_split(params_.items.spans[item.span], item.split);
+  }
+
+  /// Finds what the item must know of its split and of its head groups.
+  __device__ __forceinline__ void find_split(const TileSpan& span, std::int32_t split) const {
+    ProducerState& at = shared_.producer;
+    ItemInfo& info = present_item();
     at.groups_per_item = span.groups_per_item;
-    at.group_begin = (item.kv_head * span.num_splits + item.split) * span.groups_per_item;
+    at.group_begin = (info.kv_head * span.num_splits + split) * span.groups_per_item;
     at.is_sent = false;
-    info.kv_head = item.kv_head;
-    info.flags =
-        (item.split == 0 ? kFirstSplit : 0) | (item.split + 1 == span.num_splits ? kLastSplit : 0);
-    info.semaphore = semaphore_of({item.tile, item.kv_head});
+    info.flags = (split == 0 ? kFirstSplit : 0) | (split + 1 == span.num_splits ? kLastSplit : 0);
+    info.semaphore = semaphore_of({at.k_tile, info.kv_head});
     if (span.num_splits > 1) {
-      const SlotUser user{item.tile, item.kv_head};
+      const SlotUser user{at.k_tile, info.kv_head};
       info.slot = slot_of(span, user);
-      info.awaited_semaphore =
-          item.split > 0 ? info.semaphore : semaphore_of(user_before(span, user));
-      info.awaited_value = item.split > 0 ? item.split : span.num_splits;
+      info.awaited_semaphore = split > 0 ? info.semaphore : semaphore_of(user_before(span, user));
+      info.awaited_value = split > 0 ? split : span.num_splits;
     }
   }
 
