@@ -25,19 +25,19 @@ def freed(tensor: torch.Tensor) -> torch.Tensor:
 
 def freed_view(tensor: torch.Tensor) -> torch.Tensor:
     """A view whose offset is not 0, such as a part of a flat parameter."""
-    flat = torch.zeros(tensor.numel() + 8, dtype=tensor.dtype)
+    flat = tensor.new_zeros(tensor.numel() + 8)
     found = flat[8:].view(tensor.shape)
     flat.untyped_storage().resize_(0)
     return found
 
 
 def zeros(tensor: torch.Tensor) -> torch.Tensor:
-    return torch._efficientzerotensor(tensor.shape, dtype=tensor.dtype)
+    return torch._efficientzerotensor(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def fake(tensor: torch.Tensor) -> torch.Tensor:
     with FakeTensorMode():
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def sparse(tensor: torch.Tensor) -> torch.Tensor:
