@@ -22,10 +22,12 @@ class RingPlace {
       : value_((count % kStages) << 1 | (count / kStages & 1)) {}
 
   __device__ __forceinline__ std::uint32_t stage() const { return kStages == 1 ? 0 : value_ >> 1; }
-  __device__ __forceinline__ std::uint32_t parity() const { return value_ & 1; }
+  __device__ __forceinline__ std::uint32_t parity() const {
+    return kStages == 1 ? value_ : value_ & 1;
+  }
 
   __device__ __forceinline__ void advance() {
-    value_ = kStages == 1 || stage() == kStages - 1 ? parity() ^ 1 : value_ + 2;
+    value_ = stage() == kStages - 1 ? parity() ^ 1 : value_ + 2;
   }
   __device__ __forceinline__ RingPlace next() const {
     RingPlace place = *this;

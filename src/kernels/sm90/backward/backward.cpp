@@ -237,13 +237,13 @@ sm90::KeyGradients key_gradients(const BackwardArgs& args, const BackwardProblem
 
 sm90::BackwardItems backward_items(const BackwardWork::State& work, unsigned* ticket) {
   const BackwardList& list = work.list;
-  sm90::BackwardItems items{.tiles = static_cast<const KeyTile*>(work.tiles.data()),
+  sm90::BackwardItems items{.is_group_first = list.is_group_first,
+                            .tiles = static_cast<const KeyTile*>(work.tiles.data()),
                             .records = static_cast<const KeyRecord*>(work.records.data()),
                             .ticket = ticket,
                             .num_items = to_int(list.num_items()),
                             .num_tiles = to_int(std::ssize(list.tiles)),
-                            .heads_kv = list.problem.heads_kv,
-                            .is_group_first = list.is_group_first};
+                            .heads_kv = list.problem.heads_kv};
   std::copy(list.spans.begin(), list.spans.end(), items.spans);
   return items;
 }

@@ -69,15 +69,16 @@ struct KeyGradients {
 
 /// The items; mirrors BackwardList. The producer reads it, records also the semaphore waiter.
 struct BackwardItems {
+  /// An item walks all q tiles of a head group before those of the next; else the groups of a q
+  /// tile one after the other. NOTE: the field fills eight bytes by itself: loaded together with a
+  /// neighbour it makes ptxas spill in the consumers' step.
+  bool is_group_first = false;
   const KeyTile* tiles = nullptr;
   const KeyRecord* records = nullptr;
   unsigned* ticket = nullptr;  ///< counts handed-out items; zero at the start
   std::int32_t num_items = 0;
   std::int32_t num_tiles = 0;
   std::int32_t heads_kv = 1;
-  /// An item walks all q tiles of a head group before those of the next; else the groups of a q
-  /// tile one after the other.
-  bool is_group_first = false;
   TileSpan spans[kMaxSpans];
 };
 
