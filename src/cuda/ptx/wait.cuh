@@ -6,14 +6,13 @@
 #include <source_location>
 
 // The loop of every wait that device code polls for. A build with MAGI_WAIT_LIMIT_MS (the CMake
-// option MAGI_DEBUG_WAITS sets it) bounds the loop: a wait that lasts longer prints one line per
-// warp and ends the launch with an error. Other builds have the bare loop. Named barriers and
+// option MAGI_DEBUG_WAITS sets it) bounds the loop: a wait that lasts longer prints one line and
+// ends the launch with an error. Other builds have the bare loop. Named barriers and
 // griddepcontrol.wait cannot be polled, hence not bounded: what holds them up is one of these
 // waits.
 namespace magi::ptx {
 
-/// What a wait is for: the thing polled, the value that ends the wait and how to read the value it
-/// has now.
+/// What a wait is for: the kind and address of the thing polled, and the value that ends the wait.
 struct WaitTarget {
   const char* kind;
   const void* address;
@@ -28,8 +27,8 @@ __device__ __forceinline__ std::uint64_t global_time_ns() {
   return time;
 }
 
-/// Prints what the warp waits for and ends the launch. One lane does so: the others go on waiting
-/// until that happens.
+/// Prints what the warp waits for and ends the launch. The first of the lanes that wait together
+/// does so, the others go on waiting until that happens.
 static __device__ __noinline__ void report_wait(const WaitTarget& target, std::uint64_t seen,
                                                 const std::source_location& where) {
   if (static_cast<int>(threadIdx.x % 32) != __ffs(static_cast<int>(__activemask())) - 1) return;

@@ -13,8 +13,8 @@ inline constexpr int kRowsPerThread = 2;
 
 /// Where a thread's fragment lies in its warpgroup's 64 rows.
 struct FragmentPlace {
-  int row;     ///< of the first of the two rows
-  int column;  ///< of the first column
+  int row;     ///< the first of the two rows
+  int column;  ///< the first column
 
   __device__ __forceinline__ explicit FragmentPlace(int thread_in_warpgroup)
       : row((thread_in_warpgroup / 32) * 16 + (thread_in_warpgroup % 32) / 4),

@@ -10,7 +10,7 @@ namespace magi::sm90 {
 /// Everything that changes registers, shared memory or instructions of a backward instance.
 struct BackwardConfig {
   DType type = DType::BFloat16;
-  int dim_qk = 128;  ///< of q and k as held on chip: the tensors' dim is at most this
+  int dim_qk = 128;  ///< head dim of q and k as held on chip: the tensors' dim is at most this
   int dim_v = 128;   ///< likewise of v, out and dout
   bool has_softcap = false;
   /// Sums of dQ are taken in the order of the list: where the caller asks for equal bits from call

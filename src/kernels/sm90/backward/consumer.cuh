@@ -234,20 +234,16 @@ class BackwardConsumer {
   /// dV(n), S(n + 1), dQ(n - 1), dK(n); `p` holds P(n) on entry and P(n + 1) on exit. True after
   /// the last step of the item.
   ///
-  /// | issue    | barrier awaited    | in flight   | meanwhile                          | registers
-  /// |
-  /// |----------|--------------------|-------------|------------------------------------|-------------|
-  /// |          |                    | dK(n-1)     | (entry)                            | p = P |
-  /// | dP(n)    | dout full          | dK, dP      | wait dK(n-1); Q(n-1) handed back;  | other =
-  /// dP  | |          |                    |             | packed = P in 16 bits              | |
-  /// | dV(n)    | q full, of n + 1   | dP, dV      | wait dP; p = dS = P * (dP - delta) | p = dS |
-  /// | S(n+1)   |                    | dV, S       | wait dV; dO(n) handed back;        | other = S
-  /// | |          |                    |             | packed = dS in 16 bits, which then | | | |
-  /// |             | goes to shared memory              |             | | dQ(n-1)  | scores full, n
-  /// - 1 | S, dQ       |                                    | p = dQ      | | dK(n)    | add full,
-  /// of n - 1 | S, dQ, dK   | wait S and dQ; arrive scores full; | packed = dS | |          | | dK
-  /// | dQ leaves p for its sum;           |             | |          |                    | dK |
-  /// other = P(n+1), moved into p       | p = P(n+1)  |
+  /// | issue   | awaits             | in flight | then                                         |
+  /// |---------|--------------------|-----------|----------------------------------------------|
+  /// |         |                    | dK(n-1)   | on entry: p = P(n)                           |
+  /// | dP(n)   | dout full          | dK, dP    | wait dK(n-1); hand Q(n-1) back; packed = P   |
+  /// | dV(n)   | q full, n + 1      | dP, dV    | wait dP in other; p = dS = P * (dP - delta)  |
+  /// | S(n+1)  |                    | dV, S     | wait dV; hand dO(n) back; packed = dS        |
+  /// |         | scores full, n - 1 | S         | dS to shared memory                          |
+  /// | dQ(n-1) |                    | S, dQ     | dQ takes the registers of p                  |
+  /// | dK(n)   | add full, n - 1    | S, dQ, dK | wait S in other, and dQ; arrive scores full  |
+  /// |         |                    | dK        | dQ leaves p for its sum; p = P(n+1) of other |
   ///
   /// dK and dV stay in registers throughout. dQ leaves before the next exponentials are taken: its
   /// registers are read while they are. The other warpgroup's dS is awaited a step late.
@@ -305,18 +301,15 @@ class BackwardConsumer {
   /// makes its own S, and dQ takes the registers of one of them. True after the last step of the
   /// item.
   ///
-  /// | issue    | barrier awaited    | in flight   | meanwhile                          | registers
-  /// |
-  /// |----------|--------------------|-------------|------------------------------------|-------------|
-  /// |          | q full             | dK(n-1)     | wait dK(n-1)                       | | | S(n)
-  /// |                    | S           | Q(n-1) handed back                 | even = S    | |
-  /// dP(n)    | dout full          | S, dP       | wait S; even = P, in 16 bits too   | odd = dP |
-  /// | dV(n)    |                    | dP, dV      | wait dP; odd = dS = P * (dP-delta),| odd = dS
-  /// | |          |                    |             | packed = dS in 16 bits             | | |
-  /// dQ(n-1)  | scores full, n - 1 | dV, dQ      |                                    | dq = dQ |
-  /// | dK(n)    | add full, of n - 1 | dV, dQ, dK  | dS to shared memory; wait dV, dQ;  | packed =
-  /// dS | |          |                    |             | dO(n) handed back;                 | | |
-  /// |                    | dK          | arrive scores full; dQ leaves      |             |
+  /// | issue   | awaits             | in flight  | then                                           |
+  /// |---------|--------------------|------------|------------------------------------------------|
+  /// |         | q full, n          | dK(n-1)    | on entry: wait dK(n-1)                         |
+  /// | S(n)    |                    | S          | hand Q(n-1) back                               |
+  /// | dP(n)   | dout full          | S, dP      | wait S; even = P, probabilities = P in 16 bits |
+  /// | dV(n)   |                    | dP, dV     | wait dP; odd = dS = P * (dP - delta)           |
+  /// | dQ(n-1) | scores full, n - 1 | dV, dQ     | packed = dS; dQ where P and dP have been       |
+  /// | dK(n)   | add full, n - 1    | dV, dQ, dK | dS to shared memory; wait dV and dQ            |
+  /// |         |                    | dK         | hand dO(n) back; arrive scores full; dQ leaves |
   ///
   /// NOTE: dK of the step before is awaited first, or ptxas does so later, where it costs more.
   __device__ __forceinline__ bool run_wide_step(bool is_first) {

@@ -19,7 +19,7 @@ enum class FeatureSet : std::int32_t {
 /// Everything that changes registers, shared memory or instructions of a forward instance.
 struct ForwardConfig {
   DType type = DType::BFloat16;
-  int dim_qk = 128;   ///< of q and k as held on chip: the tensors' dim is at most this
+  int dim_qk = 128;   ///< head dim of q and k as held on chip: the tensors' dim is at most this
   int dim_v = 128;    ///< likewise of v and out
   int keys = 128;     ///< keys per k tile
   int consumers = 2;  ///< warpgroups of 64 rows
