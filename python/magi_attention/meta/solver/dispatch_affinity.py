@@ -6,5 +6,3 @@ from magi_attention.compat.dispatch_affinity import (
     IOUAffinity,
     SampleIDAffinity,
 )
-
-__all__ = ["BaseDispatchAffinity", "IOUAffinity", "SampleIDAffinity"]

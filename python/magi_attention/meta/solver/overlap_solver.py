@@ -11,13 +11,3 @@ from magi_attention.config.overlap import (
     OverlapConfig,
     UniformOverlapAlg,
 )
-
-__all__ = [
-    "GreedyOverlapAlg",
-    "OverlapAlg",
-    "OverlapConfig",
-    "OverlapSolution",
-    "OverlapSolver",
-    "OverlapStageCost",
-    "UniformOverlapAlg",
-]
