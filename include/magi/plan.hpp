@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -20,13 +21,13 @@ struct CostModel {
   double flops_per_second = 600e12;  ///< attention forward, per rank
   double backward_flops_per_second = 520e12;
   double bytes_per_second = 275e9;     ///< out of one rank
-  double seconds_per_transfer = 2e-6;  ///< per peer and wave
+  double seconds_per_transfer = 2e-6;  ///< per peer and exchange
   double seconds_per_launch = 5e-6;
   friend bool operator==(const CostModel&, const CostModel&) = default;
 };
 
-/// What becomes ready together.
-enum class WaveMode : std::int32_t {
+/// How received keys are divided into stages. A stage is the work that becomes ready together.
+enum class StageMode : std::int32_t {
   Auto,   ///< Heads where there are several kv heads, else Rows
   Heads,  ///< all remote rows, one section of kv heads after the other
   Rows,   ///< all kv heads, one run of remote rows after the other
@@ -45,55 +46,100 @@ struct PlanConfig {
   /// with the queries of the same row where rows_q == rows_k, else they are placed by `placement`.
   std::optional<PlacementConfig> placement_k;
   /// 0: fetch everything, then one attention call; 1: own keys, then all remote ones; N: at most N
-  /// remote waves (fewer where heads or rows do not suffice); absent: the cost model chooses 1..8.
+  /// remote stages (fewer where heads or rows do not suffice); absent: the cost model chooses 1..8.
   std::optional<std::int32_t> overlap_degree = 1;
-  WaveMode wave_mode = WaveMode::Auto;
-  std::int32_t min_wave_rows = 512;
+  StageMode stage_mode = StageMode::Auto;
+  std::int32_t min_stage_rows = 512;  ///< by rows, a stage brings a rank at least so many
   CostModel cost;
   friend bool operator==(const PlanConfig&, const PlanConfig&) = default;
 };
 
 /// A run of rows that one rank attends from. owner is the rank that holds the rows, or kManyOwners
-/// for received rows, whose order is that of global key rows (so that few tiles are partial). Rows
-/// of wave 0 are there from the start.
+/// for received rows, whose order is that of global rows (so that few tiles are partial).
 struct Segment {
   std::int32_t owner = 0;
   std::int32_t num_rows = 0;
-  std::int32_t wave = 0;
   friend bool operator==(const Segment&, const Segment&) = default;
 };
 inline constexpr std::int32_t kManyOwners = -1;
 
-/// Segment 0 holds the rank's own rows. Key segments from 1 on are receive buffers:
-/// overlap degree 0: segment 1 = the own rows (the runtime copies segment 0 there), then the
-/// received rows; waves by heads: segment 1 = all received rows; waves by rows: one per wave.
+/// Segment 0 holds the rank's own rows; segments from 1 on are receive buffers, which exchanges
+/// fill. Every rank has the same number of segments, some empty.
 struct TokenSpace {
   std::vector<Segment> segments;
   friend bool operator==(const TokenSpace&, const TokenSpace&) = default;
 };
 
-/// One unit of work of a rank: `slices` (indices into RankPlan::slices, rows counted inside the
-/// segments) for kv heads `heads` of key segment `k_segment`. Waves by heads share slices and
-/// segment, so that memory stays linear.
-struct Wave {
+/// Which of a rank's two token spaces a row belongs to.
+enum class Space : std::int32_t { Keys, Queries };
+
+/// What an exchange moves. KeysValues and Queries go from the owners to segments of the ranks that
+/// need them; the other three go back from those segments and are added or merged at the owners.
+enum class Role : std::int32_t {
+  KeysValues,      ///< k and v
+  Queries,         ///< forward: q; backward: q, the gradient of out, and what belongs to each row
+  Results,         ///< partial out and lse of received queries, merged by lse
+  KeyGradients,    ///< partial dk and dv of received keys, summed
+  QueryGradients,  ///< partial dq of received queries, summed
+};
+inline constexpr std::int32_t kNumRoles = 5;
+
+constexpr Space space_of(Role role) {
+  return role == Role::KeysValues || role == Role::KeyGradients ? Space::Keys : Space::Queries;
+}
+constexpr bool is_returning(Role role) { return role >= Role::Results; }
+
+/// A collective call of all ranks: it moves the rows of all transfers of one segment, for some kv
+/// heads (of queries: the query heads that read them).
+struct Exchange {
+  Role role = Role::KeysValues;
+  std::int32_t segment = 1;  ///< of the role's space; from 1 on
+  Range heads;
+  std::int32_t hop = 0;    ///< 0, the only one today: straight between owners and readers
+  std::int32_t stage = 0;  ///< the stage whose attends read or have written the rows
+  friend bool operator==(const Exchange&, const Exchange&) = default;
+};
+
+/// One attention call of a rank: `slices` (indices into RankPlan::slices, rows counted inside the
+/// two segments) for kv heads `heads`. Attends that differ in their heads alone share slices, so
+/// that memory stays linear. One that is not merging writes every row of its query segment for its
+/// heads; one that is merging adds to what earlier attends wrote.
+struct Attend {
+  std::int32_t q_segment = 0;
   std::int32_t k_segment = 0;
   Range heads;
   Range slices;
-  friend bool operator==(const Wave&, const Wave&) = default;
+  bool is_merging = false;
+  friend bool operator==(const Attend&, const Attend&) = default;
 };
 
+enum class StepKind : std::int32_t { Exchange, Attend };
+
+/// One step of a rank's pass. A rank starts its exchanges in the order of the list, and runs its
+/// attends in the order of the list, one after the other. `after` holds positions in the same list
+/// of the steps that must have ended before this one starts, -1 where there is none.
+struct Step {
+  StepKind kind = StepKind::Attend;
+  std::int32_t index = 0;  ///< into Plan::exchanges or RankPlan::attends
+  std::array<std::int32_t, 2> after{-1, -1};
+  friend bool operator==(const Step&, const Step&) = default;
+};
+
+/// What one rank does. Both passes run every attend once, and every rank starts the same exchanges
+/// in the same order, so those that it sends and receives nothing in too.
 struct RankPlan {
   TokenSpace q;
   TokenSpace k;
-  std::vector<BandSlice> slices;  ///< grouped by k segment; inside one ordered by (q0, k0)
-  std::vector<Wave> waves;  ///< waves[0]: own keys (degree 0: all keys); every rank has the same
-                            ///< number of waves, some empty
+  std::vector<BandSlice> slices;  ///< grouped by segments; in a group ordered by (q0, k0)
+  std::vector<Attend> attends;
+  std::vector<Step> forward;
+  std::vector<Step> backward;
   friend bool operator==(const RankPlan&, const RankPlan&) = default;
 };
 
-/// `num_rows` key and value rows that go from rank `src` (its own rows from src_row) to rank `dst`
-/// (rows of k segment `dst_segment` from dst_row). Serves each wave that reads the segment, with
-/// that wave's heads. The reduce is the transpose: the same record read from dst to src.
+/// `num_rows` rows that go from rank `src` (its own rows from src_row) to rank `dst` (rows of
+/// segment `dst_segment` from dst_row); src == dst: a copy of own rows. Serves each exchange of the
+/// segment, with that exchange's heads; a returning exchange reads the same record from dst to src.
 struct Transfer {
   std::int32_t src = 0;
   std::int32_t dst = 0;
@@ -101,6 +147,7 @@ struct Transfer {
   std::int32_t dst_segment = 0;
   std::int32_t dst_row = 0;
   std::int32_t num_rows = 0;
+  Space space = Space::Keys;
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };
 
@@ -108,10 +155,11 @@ struct Transfer {
 struct PlanReport {
   std::vector<std::int64_t> rank_area;
   std::vector<std::int64_t> rank_rows;
-  std::vector<std::int64_t> remote_rows;  ///< key rows received by each rank
-  std::vector<std::int64_t> pair_bytes;   ///< [num_ranks * num_ranks], forward cast, row = source
-  double balance = 1.0;                   ///< max area / mean area
-  std::int64_t total_bytes = 0;           ///< forward cast
+  std::vector<std::int64_t> remote_rows;  ///< key rows received by each rank from others
+  /// Bytes of keys and values in a forward pass, [num_ranks * num_ranks], row = source.
+  std::vector<std::int64_t> pair_bytes;
+  double balance = 1.0;          ///< max area / mean area
+  std::int64_t total_bytes = 0;  ///< sum of pair_bytes
   /// No placement with keys at their queries' ranks (cross-attention: with these row counts) whose
   /// largest rank is not above this plan's in rows and area moves less.
   std::int64_t lower_bound_bytes = 0;
@@ -129,9 +177,9 @@ struct Plan {
   PlanConfig config;
   Placement placement_q;
   Placement placement_k;
-  std::int32_t num_waves = 1;  ///< including the own-keys wave 0
+  std::vector<Exchange> exchanges;  ///< of both passes, in the order in which they start
   std::vector<RankPlan> ranks;
-  std::vector<Transfer> transfers;  ///< ordered by (dst, dst_segment, dst_row)
+  std::vector<Transfer> transfers;  ///< ordered by (space, dst, dst_segment, dst_row)
   PlanReport report;
   std::uint64_t digest =
       0;  ///< over all integers above but the report; ranks compare it before the first transfer
@@ -148,29 +196,38 @@ Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& p
 
 std::uint64_t plan_digest(const Plan& plan);
 
+/// Stages of a plan: one more than the last stage of an exchange.
+std::int32_t num_stages(const Plan& plan);
+
+/// The stage of a step: an exchange's own; of an attend the last one whose keys or queries it waits
+/// for, 0 where it waits for none.
+std::int32_t stage_of(const Plan& plan, std::span<const Step> steps, const Step& step);
+
 /// Versioned JSON; reading refuses unknown keys, other versions and values that no plan can hold,
 /// and recomputes the digest.
 std::string plan_to_json(const Plan& plan);
 Plan plan_from_json(std::string_view text);
 
-/// A page of text for a person: balance, bytes against ring and bound, waves, predicted time.
+/// A page of text for a person: balance, bytes against ring and bound, stages, predicted time.
 std::string describe(const Plan& plan);
 
-/// What `rank` sends and receives to fill each key segment (element s: segment s; segment 0 is
-/// empty). Waves by heads share the exchange of their segment. `needed` rows count inside the
-/// segment, `owned` rows among the rank's own key rows.
-std::vector<RowExchange> row_exchanges(const Plan& plan, std::int32_t rank);
+/// What `rank` sends and receives to fill each segment of a space (element s: segment s; segment 0
+/// is empty). Exchanges of one segment share its lists. `needed` rows count inside the segment,
+/// `owned` rows among the rank's own rows; own rows that are copied have peer == rank in both.
+std::vector<RowExchange> row_exchanges(const Plan& plan, std::int32_t rank,
+                                       Space space = Space::Keys);
 
 /// Everything that is wrong with a plan, one sentence each; empty for a sound one. Works from
-/// plan.mask and the placements, shares no code with the planner, and checks: index bounds, waves
-/// and heads, transfers (each needed row once, none needless), each visible pair exactly once,
-/// areas, bytes, digest. Pairs are compared exactly up to 2^24 of them, beyond by a polynomial
-/// fingerprint.
+/// plan.mask and the placements, shares no code with the planner, and checks: index bounds, steps
+/// and what they wait for, heads, transfers (each needed row once, none needless), each visible
+/// pair exactly once, areas, bytes, digest. Pairs are compared exactly up to 2^24 of them, beyond
+/// by a polynomial fingerprint.
 std::vector<std::string> check_plan(const Plan& plan);
 
-/// The original's argument lists for rank `rank` and a wave that receives (from 1 on; degree 0:
-/// wave 0): what its group_cast takes. Input splits cover all own key rows, those that nobody needs
-/// with an empty destination list. group_reduce takes the exact transpose.
+/// The original's argument lists for rank `rank` and a stage that receives keys: what its
+/// group_cast takes. Input splits cover all own key rows, those that nobody needs with an empty
+/// destination list; own rows that are copied are not listed. group_reduce takes the exact
+/// transpose.
 struct GroupCollectiveArgs {
   std::vector<std::int64_t> input_split_sizes;
   std::vector<std::int64_t> output_split_sizes;
@@ -179,6 +236,6 @@ struct GroupCollectiveArgs {
   std::vector<std::int64_t> src_index;  ///< per output split: source rank
   friend bool operator==(const GroupCollectiveArgs&, const GroupCollectiveArgs&) = default;
 };
-GroupCollectiveArgs group_collective_args(const Plan& plan, std::int32_t rank, std::int32_t wave);
+GroupCollectiveArgs group_collective_args(const Plan& plan, std::int32_t rank, std::int32_t stage);
 
 }  // namespace magi
