@@ -126,8 +126,8 @@ void add_rule_flags(CLI::App& app, MaskFlags& flags) {
       });
 }
 
-void add_wave_flags(CLI::App& app, PlanConfig& config) {
-  add(app, "--degree", "N|auto", "remote waves; 0: fetch everything first (default 1)",
+void add_stage_flags(CLI::App& app, PlanConfig& config) {
+  add(app, "--degree", "N|auto", "remote stages; 0: fetch everything first (default 1)",
       [&config](const std::string& text) {
         if (text == "auto") {
           config.overlap_degree.reset();
@@ -141,9 +141,9 @@ void add_wave_flags(CLI::App& app, PlanConfig& config) {
         if (text != "auto" && text != "heads" && text != "rows") {
           throw invalid("--waves", shown(text), "auto, heads or rows");
         }
-        config.wave_mode = text == "auto"    ? WaveMode::Auto
-                           : text == "heads" ? WaveMode::Heads
-                                             : WaveMode::Rows;
+        config.stage_mode = text == "auto"    ? StageMode::Auto
+                            : text == "heads" ? StageMode::Heads
+                                              : StageMode::Rows;
       });
 }
 
@@ -225,7 +225,7 @@ void add_plan_flags(CLI::App& app, PlanConfig& config) {
       });
   app.add_flag("--uneven", config.placement.uneven_shard,
                "no padding: the last chunk may be short");
-  add_wave_flags(app, config);
+  add_stage_flags(app, config);
 }
 
 }  // namespace magi::cli

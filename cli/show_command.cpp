@@ -45,6 +45,7 @@ void show_plan(const ShowFlags& flags, const Plan& plan) {
   write_picture(flags, "placement.svg", draw::placement_picture(plan, titled("placement")));
   write_picture(flags, "traffic.svg", draw::traffic_picture(plan, titled("traffic")));
   write_picture(flags, "timeline.svg", draw::timeline_picture(plan, titled("timeline")));
+  write_picture(flags, "steps.svg", draw::steps_picture(plan, titled("steps")));
 }
 
 Exit run_show(const ShowFlags& flags) {
@@ -77,7 +78,8 @@ Exit run_show(const ShowFlags& flags) {
 
 Command add_show_command(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
-      "show", "Draw mask, placement, traffic and timeline as SVG and print the files' paths");
+      "show",
+      "Draw mask, placement, traffic, timeline and steps as SVG and print the files' paths");
   const auto flags = std::make_shared<ShowFlags>();
   app->add_option("FILE", flags->file, "a mask or a plan as JSON (- for standard input)");
   add_mask_flags(*app, flags->mask);

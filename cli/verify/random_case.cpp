@@ -59,8 +59,9 @@ PlanConfig random_config(RandomStream& random, std::int32_t num_ranks) {
   config.placement = random_placement(random);
   config.overlap_degree = random.between(0, 4);
   if (random.chance(15)) config.overlap_degree.reset();
-  config.wave_mode = pick<WaveMode, 3>(random, {WaveMode::Auto, WaveMode::Heads, WaveMode::Rows});
-  config.min_wave_rows = random.between(1, 40);
+  config.stage_mode =
+      pick<StageMode, 3>(random, {StageMode::Auto, StageMode::Heads, StageMode::Rows});
+  config.min_stage_rows = random.between(1, 40);
   return config;
 }
 

@@ -16,8 +16,8 @@ struct PeerRows {
   friend bool operator==(const PeerRows&, const PeerRows&) = default;
 };
 
-/// One rank's side of the transfers of a segment: what it owns and others need, what it needs and others
-/// own. A cast moves owned -> needed, the reduce needed -> owned.
+/// One rank's side of the transfers of a segment: what it owns and others need, what it needs and
+/// others own. A cast moves owned -> needed, the reduce needed -> owned.
 struct RowExchange {
   std::vector<PeerRows> owned;
   std::vector<PeerRows> needed;

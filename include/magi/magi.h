@@ -86,6 +86,7 @@ MAGI_API magi_status magi_padding_rows(int32_t rows, int32_t num_ranks, int32_t 
 
 /* ---- Plans ----------------------------------------------------------------------------------- */
 
+/* What becomes ready together, called a wave here and a stage in C++. */
 enum { MAGI_WAVES_AUTO = 0, MAGI_WAVES_BY_HEADS = 1, MAGI_WAVES_BY_ROWS = 2 };
 #define MAGI_OVERLAP_AUTO (-1)
 
@@ -130,7 +131,8 @@ enum {
   MAGI_PICTURE_MASK = 0,
   MAGI_PICTURE_PLACEMENT = 1,
   MAGI_PICTURE_TRAFFIC = 2,
-  MAGI_PICTURE_TIMELINE = 3
+  MAGI_PICTURE_TIMELINE = 3,
+  MAGI_PICTURE_STEPS = 4
 };
 MAGI_API magi_status magi_plan_draw(const magi_plan* plan, int32_t picture, const char* title,
                                     magi_buffer** svg);
@@ -149,7 +151,7 @@ typedef struct magi_plan_report {
   const int64_t* rank_area;   /* [num_ranks] visible pairs */
   const int64_t* rank_rows;   /* [num_ranks] */
   const int64_t* remote_rows; /* [num_ranks] key rows received */
-  const int64_t* pair_bytes;  /* [num_ranks, num_ranks] forward cast, row = source */
+  const int64_t* pair_bytes;  /* [num_ranks, num_ranks] of a forward pass, row = source */
   double balance;             /* max area / mean area */
   int64_t total_bytes;
   int64_t lower_bound_bytes;
@@ -165,7 +167,8 @@ typedef struct magi_plan_report {
 MAGI_API magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report);
 
 /* A rank's tables: slices int32 [n, 6] with rows inside segments; k segments int32 [n, 3]: owner
- * (-1: many), rows, wave; waves int32 [n, 5]: k segment, heads begin, end, slices begin, end. */
+ * (-1: many), rows, first wave; waves int32 [n, 5]: what the rank's own queries attend to: k
+ * segment, heads begin, end, slices begin, end. */
 typedef struct magi_rank_plan {
   size_t struct_size;
   magi_buffer* slices;
@@ -174,7 +177,7 @@ typedef struct magi_rank_plan {
 } magi_rank_plan;
 /* The caller destroys the buffers. */
 MAGI_API magi_status magi_plan_rank(const magi_plan* plan, int32_t rank, magi_rank_plan* tables);
-/* int32 [n, 6]: src, dst, src row, dst segment, dst row, rows. */
+/* Keys between ranks, int32 [n, 6]: src, dst, src row, dst segment, dst row, rows. */
 MAGI_API magi_status magi_plan_transfers(const magi_plan* plan, magi_buffer** transfers);
 
 /* The original's group_cast arguments, int64; group_reduce takes the transpose. Destinations of

@@ -71,7 +71,7 @@ struct TokenSpace {
 };
 
 /// Which of a rank's two token spaces a row belongs to.
-enum class Space : std::int32_t { Keys, Queries };
+enum class Space : std::int16_t { Keys, Queries };
 
 /// What an exchange moves. KeysValues and Queries go from the owners to segments of the ranks that
 /// need them; the other three go back from those segments and are added or merged at the owners.
@@ -144,10 +144,10 @@ struct Transfer {
   std::int32_t src = 0;
   std::int32_t dst = 0;
   std::int32_t src_row = 0;
-  std::int32_t dst_segment = 0;
+  std::int16_t dst_segment = 0;
+  Space space = Space::Keys;
   std::int32_t dst_row = 0;
   std::int32_t num_rows = 0;
-  Space space = Space::Keys;
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };
 
@@ -156,7 +156,7 @@ struct PlanReport {
   std::vector<std::int64_t> rank_area;
   std::vector<std::int64_t> rank_rows;
   std::vector<std::int64_t> remote_rows;  ///< key rows received by each rank from others
-  /// Bytes of keys and values in a forward pass, [num_ranks * num_ranks], row = source.
+  /// Bytes that a forward pass moves between ranks, [num_ranks * num_ranks], row = source.
   std::vector<std::int64_t> pair_bytes;
   double balance = 1.0;          ///< max area / mean area
   std::int64_t total_bytes = 0;  ///< sum of pair_bytes

@@ -38,7 +38,7 @@ from magi_attention.rows import Rows
 
 _MAX_SIZE = 1 << 16  # of numbers of heads and head dims
 _MAX_SMS = 1 << 20  # more than any GPU has
-_PICTURES = ("mask", "placement", "traffic", "timeline")
+_PICTURES = ("mask", "placement", "traffic", "timeline", "steps")
 
 
 @dataclass(frozen=True)

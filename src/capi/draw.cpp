@@ -18,8 +18,11 @@ std::string draw_plan(const Plan& plan, std::int32_t picture, std::string_view t
       return draw::traffic_picture(plan, title);
     case MAGI_PICTURE_TIMELINE:
       return draw::timeline_picture(plan, title);
+    case MAGI_PICTURE_STEPS:
+      return draw::steps_picture(plan, title);
     default:
-      throw invalid("picture", picture, "0 (mask), 1 (placement), 2 (traffic), 3 (timeline)");
+      throw invalid("picture", picture,
+                    "0 (mask), 1 (placement), 2 (traffic), 3 (timeline), 4 (steps)");
   }
 }
 

@@ -21,8 +21,8 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
                     .head_dim_v = given.head_dim_v,
                     .element_bytes = given.element_bytes,
                     .overlap_degree = std::nullopt,
-                    .wave_mode = static_cast<WaveMode>(given.wave_mode),
-                    .min_wave_rows = given.min_wave_rows,
+                    .stage_mode = static_cast<StageMode>(given.wave_mode),
+                    .min_stage_rows = given.min_wave_rows,
                     .cost = {.flops_per_second = given.flops_per_second,
                              .backward_flops_per_second = given.backward_flops_per_second,
                              .bytes_per_second = given.bytes_per_second,
@@ -61,19 +61,45 @@ std::unique_ptr<magi_buffer> slice_buffer(const RankPlan& rank) {
   return make_buffer(std::span<const std::int32_t>(table));
 }
 
-std::unique_ptr<magi_buffer> segment_buffer(const TokenSpace& space) {
+std::unique_ptr<magi_buffer> k_segment_buffer(const Plan& plan, const RankPlan& rank) {
+  std::vector<std::int32_t> first_stage(rank.k.segments.size(), 0);
+  for (auto e = plan.exchanges.rbegin(); e != plan.exchanges.rend(); ++e) {
+    if (e->role == Role::KeysValues) first_stage[static_cast<size_t>(e->segment)] = e->stage;
+  }
   std::vector<std::int32_t> table;
-  for (const Segment& s : space.segments) {
-    table.insert(table.end(), {s.owner, s.num_rows, s.wave});
+  for (std::size_t s = 0; s < rank.k.segments.size(); ++s) {
+    const Segment& segment = rank.k.segments[s];
+    table.insert(table.end(), {segment.owner, segment.num_rows, first_stage[s]});
   }
   return make_buffer(std::span<const std::int32_t>(table));
 }
 
-std::unique_ptr<magi_buffer> wave_buffer(const RankPlan& rank) {
+/// One row per stage: the attend on the rank's own queries, or what the stage would attend to.
+std::unique_ptr<magi_buffer> wave_buffer(const Plan& plan, const RankPlan& rank) {
+  std::vector<Attend> stages(static_cast<std::size_t>(num_stages(plan)));
+  for (const Exchange& exchange : plan.exchanges) {
+    Attend& stage = stages[static_cast<std::size_t>(exchange.stage)];
+    if (exchange.role != Role::KeysValues) continue;
+    stage.k_segment = exchange.segment;
+    stage.heads = exchange.heads;
+  }
+  std::vector<bool> is_working(stages.size(), false);
+  for (const Step& step : rank.forward) {
+    if (step.kind != StepKind::Attend) continue;
+    const Attend& attend = rank.attends[static_cast<std::size_t>(step.index)];
+    if (attend.q_segment != 0) continue;
+    const auto stage = static_cast<std::size_t>(stage_of(plan, rank.forward, step));
+    stages[stage] = attend;
+    is_working[stage] = true;
+  }
   std::vector<std::int32_t> table;
-  for (const Wave& w : rank.waves) {
+  std::int32_t last_slice = 0;
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const Attend& stage = stages[i];
+    const Range slices = is_working[i] ? stage.slices : Range{last_slice, last_slice};
     table.insert(table.end(),
-                 {w.k_segment, w.heads.begin, w.heads.end, w.slices.begin, w.slices.end});
+                 {stage.k_segment, stage.heads.begin, stage.heads.end, slices.begin, slices.end});
+    last_slice = slices.end;
   }
   return make_buffer(std::span<const std::int32_t>(table));
 }
@@ -103,8 +129,8 @@ void magi_plan_config_init(magi_plan_config* config) {
              .head_dim_v = defaults.head_dim_v,
              .element_bytes = defaults.element_bytes,
              .overlap_degree = defaults.overlap_degree.value_or(MAGI_OVERLAP_AUTO),
-             .wave_mode = static_cast<int32_t>(defaults.wave_mode),
-             .min_wave_rows = defaults.min_wave_rows,
+             .wave_mode = static_cast<int32_t>(defaults.stage_mode),
+             .min_wave_rows = defaults.min_stage_rows,
              .flops_per_second = defaults.cost.flops_per_second,
              .backward_flops_per_second = defaults.cost.backward_flops_per_second,
              .bytes_per_second = defaults.cost.bytes_per_second,
@@ -199,7 +225,7 @@ magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report
     write_struct(report,
                  magi_plan_report{.struct_size = sizeof(magi_plan_report),
                                   .num_ranks = given.config.num_ranks,
-                                  .num_waves = given.num_waves,
+                                  .num_waves = magi::num_stages(given),
                                   .digest = given.digest,
                                   .rank_area = figures.rank_area.data(),
                                   .rank_rows = figures.rank_rows.data(),
@@ -228,8 +254,8 @@ magi_status magi_plan_rank(const magi_plan* plan, int32_t rank, magi_rank_plan* 
     }
     const magi::RankPlan& own = given.ranks[static_cast<size_t>(rank)];
     auto slices = slice_buffer(own);
-    auto k_segments = segment_buffer(own.k);
-    auto waves = wave_buffer(own);
+    auto k_segments = k_segment_buffer(given, own);
+    auto waves = wave_buffer(given, own);
     write_struct(tables,
                  magi_rank_plan{.struct_size = sizeof(magi_rank_plan),
                                 .slices = slices.get(),
@@ -247,6 +273,7 @@ magi_status magi_plan_transfers(const magi_plan* plan, magi_buffer** transfers) 
     require(transfers, "transfers");
     std::vector<int32_t> table;
     for (const magi::Transfer& t : plan_of(plan).transfers) {
+      if (t.space != magi::Space::Keys || t.src == t.dst) continue;
       table.insert(table.end(), {t.src, t.dst, t.src_row, t.dst_segment, t.dst_row, t.num_rows});
     }
     give(make_buffer(std::span<const int32_t>(table)), transfers);

@@ -21,12 +21,16 @@ std::string mask_picture(const Mask& mask, const Placement* placement, std::stri
 /// rows, its share of the work and the rows it fetches; a second strip where keys are placed apart.
 std::string placement_picture(const Plan& plan, std::string_view title);
 
-/// Bytes of the forward cast from each rank (row) to each rank (column), with totals, and beside
+/// Bytes of a forward pass from each rank (row) to each rank (column), with totals, and beside
 /// them what a ring or all-gather would move.
 std::string traffic_picture(const Plan& plan, std::string_view title);
 
-/// What each rank does when, as the plan's cost model predicts: transfers above, attention below,
-/// one bar per wave.
+/// What each rank does when in a forward pass, as the plan's cost model predicts: exchanges above,
+/// attention below, one bar per step.
 std::string timeline_picture(const Plan& plan, std::string_view title);
+
+/// The steps of both passes: ranks as columns, a box per step with its rows and bytes or its slices
+/// and pairs, an arrow from each step to those that wait for it. Shows the first eight ranks.
+std::string steps_picture(const Plan& plan, std::string_view title);
 
 }  // namespace magi::draw

@@ -4,8 +4,9 @@
 
 #include "draw/numbers.hpp"
 #include "draw/pictures.hpp"
-#include "draw/schedule.hpp"
 #include "draw/svg.hpp"
+#include "plan/loads.hpp"
+#include "plan/timeline.hpp"
 
 namespace magi::draw {
 namespace {
@@ -15,41 +16,62 @@ constexpr double kTop = 96.0;
 constexpr double kPlotWidth = 700.0;
 constexpr double kBarHeight = 14.0;
 constexpr double kLane = 2 * kBarHeight + 12;
-constexpr std::string_view kTransferColour = "#e69f00";
+constexpr std::string_view kExchangeColour = "#e69f00";
 constexpr std::string_view kAttentionColour = "#0072b2";
 
-struct Lane {
-  double y = 0.0;
-  double pixels_per_second = 0.0;
-  std::string_view colour;
-  const char* kind = "";
-  const char* unit = "";
+/// What the timeline draws of a plan.
+struct Timeline {
+  const Plan& plan;
+  planner::PlanLoads loads{plan};
+  std::vector<planner::PassTimes> ranks = planner::predict_times(plan, loads, false);
+
+  double end_seconds() const {
+    std::int64_t end_ns = 0;
+    for (const planner::PassTimes& times : ranks) end_ns = std::max(end_ns, times.end_ns);
+    return static_cast<double>(end_ns) * 1e-9;
+  }
 };
 
-void draw_bars(Svg& svg, const std::vector<Bar>& bars, const Lane& lane) {
-  for (const Bar& bar : bars) {
-    const double width = (bar.end - bar.begin) * lane.pixels_per_second;
-    const Box box{.x = kLeft + bar.begin * lane.pixels_per_second,
-                  .y = lane.y,
-                  .width = std::max(width - 1.0, 0.5),
-                  .height = kBarHeight};
-    svg.rect_with_tooltip(box, lane.colour,
-                          std::string(lane.kind) + " of wave " + std::to_string(bar.wave) + ": " +
-                              seconds_text(bar.begin) + " to " + seconds_text(bar.end) + ", " +
-                              grouped(bar.amount) + " " + lane.unit);
-    if (width < 22.0) continue;
-    svg.text(box.x + box.width / 2, box.y + 11, std::to_string(bar.wave),
-             {.size = 11, .anchor = Anchor::Middle, .colour = text_colour_on(lane.colour)});
+/// What a step moves or computes, in words.
+std::string amount_text(const Timeline& timeline, std::int32_t rank, const Step& step) {
+  const Plan& plan = timeline.plan;
+  const auto index = static_cast<std::size_t>(step.index);
+  if (step.kind == StepKind::Exchange) {
+    const Exchange& exchange = plan.exchanges[index];
+    return grouped(timeline.loads.rows_in(rank, exchange) *
+                   planner::bytes_per_row(plan.config, exchange, false)) +
+           " bytes in";
   }
+  const std::int32_t group = plan.config.num_heads_q / plan.config.num_heads_kv;
+  const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
+  return grouped(timeline.loads.area(rank, step.index) * own.attends[index].heads.size() * group) +
+         " pairs times heads";
 }
 
-double end_of(const std::vector<RankSchedule>& schedules) {
-  double end = 0.0;
-  for (const RankSchedule& schedule : schedules) {
-    for (const Bar& bar : schedule.transfers) end = std::max(end, bar.end);
-    for (const Bar& bar : schedule.attention) end = std::max(end, bar.end);
+void draw_steps(Svg& svg, const Timeline& timeline, std::int32_t rank, double y, double scale) {
+  const auto r = static_cast<std::size_t>(rank);
+  const std::vector<Step>& steps = timeline.plan.ranks[r].forward;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const planner::StepTime& time = timeline.ranks[r].steps[i];
+    if (time.end_ns == time.begin_ns) continue;
+    const double begin = static_cast<double>(time.begin_ns) * 1e-9;
+    const double end = static_cast<double>(time.end_ns) * 1e-9;
+    const double width = (end - begin) * scale;
+    const bool is_exchange = steps[i].kind == StepKind::Exchange;
+    const std::string_view colour = is_exchange ? kExchangeColour : kAttentionColour;
+    const std::string stage = std::to_string(stage_of(timeline.plan, steps, steps[i]));
+    const Box box{.x = kLeft + begin * scale,
+                  .y = is_exchange ? y : y + kBarHeight + 2,
+                  .width = std::max(width - 1.0, 0.5),
+                  .height = kBarHeight};
+    svg.rect_with_tooltip(box, colour,
+                          (is_exchange ? "exchange of stage " : "attention of stage ") + stage +
+                              ": " + seconds_text(begin) + " to " + seconds_text(end) + ", " +
+                              amount_text(timeline, rank, steps[i]));
+    if (width < 22.0) continue;
+    svg.text(box.x + box.width / 2, box.y + 11, stage,
+             {.size = 11, .anchor = Anchor::Middle, .colour = text_colour_on(colour)});
   }
-  return end;
 }
 
 void draw_axis(Svg& svg, double end, double bottom) {
@@ -65,43 +87,33 @@ void draw_axis(Svg& svg, double end, double bottom) {
 }
 
 void draw_key(Svg& svg, double y) {
-  svg.rect({.x = kLeft, .y = y, .width = 14, .height = 14}, kTransferColour);
-  svg.text(kLeft + 22, y + 11.5, "transfers", {.size = 12});
+  svg.rect({.x = kLeft, .y = y, .width = 14, .height = 14}, kExchangeColour);
+  svg.text(kLeft + 22, y + 11.5, "exchanges", {.size = 12});
   svg.rect({.x = kLeft + 104, .y = y, .width = 14, .height = 14}, kAttentionColour);
   svg.text(kLeft + 126, y + 11.5, "attention", {.size = 12});
-  svg.text(kLeft + 210, y + 11.5, "numbers are waves", {.size = 12, .colour = kMutedInk});
+  svg.text(kLeft + 210, y + 11.5, "numbers are stages", {.size = 12, .colour = kMutedInk});
 }
 
 }  // namespace
 
 std::string timeline_picture(const Plan& plan, std::string_view title) {
-  const std::vector<RankSchedule> schedules = forward_schedule(plan);
-  const double end = end_of(schedules);
+  const Timeline timeline{plan};
+  const double end = timeline.end_seconds();
   const double scale = end > 0.0 ? kPlotWidth / end : 0.0;
-  const double bottom = kTop + kLane * static_cast<double>(schedules.size());
+  const double bottom = kTop + kLane * static_cast<double>(plan.ranks.size());
+  const std::int32_t stages = num_stages(plan);
   const std::string summary =
-      "one forward call as the cost model predicts it: " + seconds_text(end) + ", " +
-      std::to_string(plan.num_waves) + (plan.num_waves == 1 ? " wave" : " waves");
+      "one forward pass as the cost model predicts it: " + seconds_text(end) + ", " +
+      std::to_string(stages) + (stages == 1 ? " stage" : " stages");
   Svg svg(kLeft + kPlotWidth + 48, bottom + 48, title, summary);
   svg.text(24, 28, title, {.size = 16, .is_bold = true});
   svg.text(24, 47, summary, {.size = 12, .colour = kMutedInk});
   draw_axis(svg, end, bottom);
-  for (std::size_t rank = 0; rank < schedules.size(); ++rank) {
-    const double y = kTop + kLane * static_cast<double>(rank) + 5;
+  for (std::int32_t rank = 0; rank < static_cast<std::int32_t>(plan.ranks.size()); ++rank) {
+    const double y = kTop + kLane * rank + 5;
     svg.text(kLeft - 10, y + kBarHeight + 5, "rank " + std::to_string(rank),
              {.size = 12, .anchor = Anchor::End});
-    draw_bars(svg, schedules[rank].transfers,
-              {.y = y,
-               .pixels_per_second = scale,
-               .colour = kTransferColour,
-               .kind = "transfers",
-               .unit = "bytes in"});
-    draw_bars(svg, schedules[rank].attention,
-              {.y = y + kBarHeight + 2,
-               .pixels_per_second = scale,
-               .colour = kAttentionColour,
-               .kind = "attention",
-               .unit = "pairs times heads"});
+    draw_steps(svg, timeline, rank, y, scale);
   }
   draw_key(svg, bottom + 18);
   return std::move(svg).finish();

@@ -2,7 +2,8 @@
 #include "plan/check_pairs.hpp"
 
 #include <algorithm>
-#include <optional>
+#include <array>
+#include <set>
 #include <tuple>
 
 #include "plan/fingerprint.hpp"
@@ -12,11 +13,6 @@ namespace {
 
 /// Masks of at most this many pairs are compared pair by pair.
 constexpr std::int64_t kMaxDensePairs = std::int64_t{1} << 24;
-
-/// The segment that starts with a copy of the own rows: overlap degree 0 (see TokenSpace).
-bool is_combined(const Plan& plan, const RankPlan& rank) {
-  return plan.num_waves == 1 && rank.k.segments.size() > 1 && rank.k.segments[1].num_rows > 0;
-}
 
 /// Sorts ranges and joins those that touch; a doubled row is reported by the caller's row count.
 std::vector<Range> united(std::vector<Range> ranges) {
@@ -53,52 +49,6 @@ std::vector<Range> without_own(const std::vector<Range>& ranges, const Placement
   return united(std::move(left));
 }
 
-/// Keys that each rank's queries see, row by row.
-std::vector<std::vector<Range>> seen_keys(const Plan& plan) {
-  std::vector<std::vector<Range>> seen(plan.ranks.size());
-  for (const BandSlice& slice : plan.mask.slices) {
-    std::vector<Range>* last = nullptr;
-    for (std::int32_t q = slice.q0; q < slice.q1; ++q) {
-      const Range keys = visible_keys(slice, q);
-      if (keys.empty()) continue;
-      const auto chunk = static_cast<std::size_t>(q / plan.placement_q.chunk_size);
-      auto& list = seen[static_cast<std::size_t>(plan.placement_q.chunk_rank[chunk])];
-      if (&list == last && keys.begin <= list.back().end && keys.begin >= list.back().begin) {
-        list.back().end = std::max(list.back().end, keys.end);
-      } else {
-        list.push_back(keys);
-      }
-      last = &list;
-    }
-  }
-  return seen;
-}
-
-/// Key ranges that reach a rank, in order of segments and rows. Reports rows of a segment that
-/// nothing fills, or that two transfers fill.
-std::vector<Range> received_keys(const Plan& plan, std::int32_t rank, Problems& problems) {
-  const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
-  const auto segments = map_segments(plan, rank);
-  std::vector<Range> received;
-  for (std::size_t s = 1; s < segments.size(); ++s) {
-    std::int32_t filled = 0;
-    const std::int32_t own_rows = is_combined(plan, own) ? own.k.segments[0].num_rows : 0;
-    for (const MappedRows& rows : segments[s]) {
-      if (rows.local != filled) {
-        problems.add("rank ", rank, ": row ", std::min(filled, rows.local), " of key segment ", s,
-                     " is filled ", rows.local > filled ? "by nothing" : "twice");
-      }
-      filled = std::max(filled, rows.local + rows.num_rows);
-      if (rows.local >= own_rows) received.push_back({rows.global, rows.global + rows.num_rows});
-    }
-    if (filled != own.k.segments[s].num_rows) {
-      problems.add("rank ", rank, ": rows from ", filled, " on of key segment ", s,
-                   " are filled by nothing");
-    }
-  }
-  return received;
-}
-
 std::vector<const MappedRows*> overlapping(const std::vector<MappedRows>& rows, Range range) {
   auto it = std::partition_point(rows.begin(), rows.end(), [&](const MappedRows& r) {
     return r.local + r.num_rows <= range.begin;
@@ -124,24 +74,98 @@ void for_global_pieces(const BandSlice& slice, const std::vector<MappedRows>& qu
   }
 }
 
-/// Calls use(piece) for everything that the plan attends to, each slice once (waves by heads share
-/// theirs, which check_plan verifies).
+/// Calls use(piece) for what one rank attends to, in global coordinates, each slice once (attends
+/// that differ in their heads share theirs, which check_plan verifies).
+template <typename Use>
+void for_pieces_of(const Plan& plan, std::int32_t rank, Use&& use) {
+  const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
+  const auto queries = map_segments(plan, rank, Space::Queries);
+  const auto keys = map_segments(plan, rank, Space::Keys);
+  std::set<std::array<std::int32_t, 4>> done;
+  for (const Attend& attend : own.attends) {
+    const Range slices = attend.slices;
+    if (!done.insert({attend.q_segment, attend.k_segment, slices.begin, slices.end}).second) {
+      continue;
+    }
+    for (std::int32_t s = slices.begin; s < slices.end; ++s) {
+      for_global_pieces(own.slices[static_cast<std::size_t>(s)],
+                        queries[static_cast<std::size_t>(attend.q_segment)],
+                        keys[static_cast<std::size_t>(attend.k_segment)], use);
+    }
+  }
+}
+
 template <typename Use>
 void for_all_pieces(const Plan& plan, Use&& use) {
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
-    const auto rank = static_cast<std::int32_t>(r);
-    const RankPlan& own = plan.ranks[r];
-    const auto queries = map_own_rows(plan.placement_q, rank, {0, own.q.segments[0].num_rows}, 0);
-    const auto keys = map_segments(plan, rank);
-    std::vector<bool> is_done(keys.size(), false);
-    for (const Wave& wave : own.waves) {
-      const auto segment = static_cast<std::size_t>(wave.k_segment);
-      if (is_done[segment]) continue;
-      is_done[segment] = true;
-      for (std::int32_t s = wave.slices.begin; s < wave.slices.end; ++s) {
-        for_global_pieces(own.slices[static_cast<std::size_t>(s)], queries, keys[segment], use);
-      }
+    for_pieces_of(plan, static_cast<std::int32_t>(r), use);
+  }
+}
+
+/// Rows of a space that a rank's attends read, row by row.
+std::vector<Range> read_rows(const Plan& plan, std::int32_t rank, Space space) {
+  std::vector<Range> rows;
+  const auto append = [&](Range next) {
+    if (!rows.empty() && next.begin <= rows.back().end && next.begin >= rows.back().begin) {
+      rows.back().end = std::max(rows.back().end, next.end);
+    } else {
+      rows.push_back(next);
     }
+  };
+  for_pieces_of(plan, rank, [&](const BandSlice& piece) {
+    for (std::int32_t q = piece.q0; q < piece.q1; ++q) {
+      const Range keys = visible_keys(piece, q);
+      if (!keys.empty()) append(space == Space::Keys ? keys : Range{q, q + 1});
+    }
+  });
+  return united(std::move(rows));
+}
+
+/// Global rows that reach a rank from others, in order of segments and rows. Reports rows of a
+/// segment that nothing fills, or that two transfers fill.
+std::vector<Range> received_rows(const Plan& plan, std::int32_t rank, Space space,
+                                 Problems& problems) {
+  const auto& segments = space_of(plan.ranks[static_cast<std::size_t>(rank)], space).segments;
+  const auto mapped = map_segments(plan, rank, space);
+  const char* name = space == Space::Keys ? " of key segment " : " of query segment ";
+  std::vector<Range> received;
+  for (std::size_t s = 1; s < mapped.size(); ++s) {
+    std::int32_t filled = 0;
+    for (const MappedRows& rows : mapped[s]) {
+      if (rows.local != filled) {
+        problems.add("rank ", rank, ": row ", std::min(filled, rows.local), name, s, " is filled ",
+                     rows.local > filled ? "by nothing" : "twice");
+      }
+      filled = std::max(filled, rows.local + rows.num_rows);
+      if (rows.owner != rank) received.push_back({rows.global, rows.global + rows.num_rows});
+    }
+    if (filled != segments[s].num_rows) {
+      problems.add("rank ", rank, ": rows from ", filled, " on", name, s, " are filled by nothing");
+    }
+  }
+  return received;
+}
+
+void check_received(const Plan& plan, std::int32_t rank, Space space, Problems& problems) {
+  const char* name = space == Space::Keys ? "key" : "query";
+  const Placement& placement = space == Space::Keys ? plan.placement_k : plan.placement_q;
+  const std::vector<Range> needed = without_own(read_rows(plan, rank, space), placement, rank);
+  const std::vector<Range> received = received_rows(plan, rank, space, problems);
+  std::int64_t num_received = 0;
+  std::int32_t last = -1;
+  for (const Range& range : received) {
+    num_received += range.size();
+    if (range.begin < last) {
+      problems.add("rank ", rank, ": ", name, " row ", range.begin, " arrives after row ",
+                   last - 1);
+    }
+    last = range.end;
+  }
+  std::int64_t num_needed = 0;
+  for (const Range& range : needed) num_needed += range.size();
+  if (united(received) != needed || num_received != num_needed) {
+    problems.add("rank ", rank, " receives ", num_received, " ", name, " rows and needs ",
+                 num_needed, ", or others");
   }
 }
 
@@ -196,7 +220,7 @@ std::vector<MappedRows> map_own_rows(const Placement& placement, std::int32_t ra
     const std::int32_t inside = row % size;
     const std::int32_t chunk = placement.rank_chunks[first + static_cast<std::size_t>(row / size)];
     const std::int32_t rows = std::min(size - inside, local.end - row);
-    const MappedRows next{to + row - local.begin, chunk * size + inside, rows};
+    const MappedRows next{to + row - local.begin, chunk * size + inside, rows, rank};
     if (!mapped.empty() && mapped.back().global + mapped.back().num_rows == next.global) {
       mapped.back().num_rows += rows;
     } else {
@@ -207,16 +231,16 @@ std::vector<MappedRows> map_own_rows(const Placement& placement, std::int32_t ra
   return mapped;
 }
 
-std::vector<std::vector<MappedRows>> map_segments(const Plan& plan, std::int32_t rank) {
-  const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
-  std::vector<std::vector<MappedRows>> segments(own.k.segments.size());
-  const Range own_rows{0, own.k.segments[0].num_rows};
-  segments[0] = map_own_rows(plan.placement_k, rank, own_rows, 0);
-  if (is_combined(plan, own)) segments[1] = segments[0];
+std::vector<std::vector<MappedRows>> map_segments(const Plan& plan, std::int32_t rank,
+                                                  Space space) {
+  const auto& own = space_of(plan.ranks[static_cast<std::size_t>(rank)], space).segments;
+  const Placement& placement = space == Space::Keys ? plan.placement_k : plan.placement_q;
+  std::vector<std::vector<MappedRows>> segments(own.size());
+  segments[0] = map_own_rows(placement, rank, {0, own[0].num_rows}, 0);
   for (const Transfer& t : plan.transfers) {
-    if (t.dst != rank) continue;
+    if (t.dst != rank || t.space != space) continue;
     const auto rows =
-        map_own_rows(plan.placement_k, t.src, {t.src_row, t.src_row + t.num_rows}, t.dst_row);
+        map_own_rows(placement, t.src, {t.src_row, t.src_row + t.num_rows}, t.dst_row);
     auto& segment = segments[static_cast<std::size_t>(t.dst_segment)];
     segment.insert(segment.end(), rows.begin(), rows.end());
   }
@@ -228,25 +252,9 @@ std::vector<std::vector<MappedRows>> map_segments(const Plan& plan, std::int32_t
 }
 
 void check_received(const Plan& plan, Problems& problems) {
-  const auto seen = seen_keys(plan);
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
-    const auto rank = static_cast<std::int32_t>(r);
-    const std::vector<Range> needed = without_own(united(seen[r]), plan.placement_k, rank);
-    const std::vector<Range> received = received_keys(plan, rank, problems);
-    std::int64_t num_received = 0;
-    std::int32_t last = -1;
-    for (const Range& range : received) {
-      num_received += range.size();
-      if (range.begin < last) {
-        problems.add("rank ", rank, ": key row ", range.begin, " arrives after row ", last - 1);
-      }
-      last = range.end;
-    }
-    std::int64_t num_needed = 0;
-    for (const Range& range : needed) num_needed += range.size();
-    if (united(received) != needed || num_received != num_needed) {
-      problems.add("rank ", rank, " receives ", num_received, " key rows and needs ", num_needed,
-                   ", or others");
+    for (const Space space : {Space::Keys, Space::Queries}) {
+      check_received(plan, static_cast<std::int32_t>(r), space, problems);
     }
   }
 }

@@ -9,21 +9,23 @@
 
 namespace magi::planner {
 
-/// Rows [local, local + num_rows) of a segment or shard hold global rows from `global` on.
+/// Rows [local, local + num_rows) of a segment or shard hold global rows from `global` on, which
+/// rank `owner` holds.
 struct MappedRows {
   std::int32_t local = 0;
   std::int32_t global = 0;
   std::int32_t num_rows = 0;
+  std::int32_t owner = 0;
 };
 
 /// Global rows of a rank's own rows, or of some of them, moved to start at `to`.
 std::vector<MappedRows> map_own_rows(const Placement& placement, std::int32_t rank, Range local,
                                      std::int32_t to);
 
-/// Global key rows of every key segment of a rank, ascending in local rows, as transfers fill them.
-std::vector<std::vector<MappedRows>> map_segments(const Plan& plan, std::int32_t rank);
+/// Global rows of every segment of a rank, ascending in local rows, as transfers fill them.
+std::vector<std::vector<MappedRows>> map_segments(const Plan& plan, std::int32_t rank, Space space);
 
-/// Every key row that a rank's queries see and that it does not own arrives there exactly once, in
+/// Every row that a rank's attends read and that it does not own arrives there exactly once, in
 /// global order, and nothing else does. A sweep over all query rows of all slices.
 void check_received(const Plan& plan, Problems& problems);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "magi/error.hpp"
+#include "plan/check_steps.hpp"
 #include "plan/config.hpp"
 
 namespace magi::planner {
@@ -60,34 +61,30 @@ std::int64_t rows_of(const Placement& placement, std::size_t rank) {
   return rows;
 }
 
-void check_own_segment(const TokenSpace& space, const char* name, std::size_t rank,
-                       std::int64_t rows, Problems& problems) {
-  const Segment& own = space.segments.front();
-  if (own.owner != static_cast<std::int32_t>(rank) || own.num_rows != rows || own.wave != 0) {
-    problems.add("rank ", rank, ": segment 0 of ", name, " has owner ", own.owner, ", ",
-                 own.num_rows, " rows, wave ", own.wave, " and not owner ", rank, ", ", rows,
-                 " rows, wave 0");
-  }
-}
-
-void check_spaces(const Plan& plan, std::size_t rank, Problems& problems) {
-  const RankPlan& own = plan.ranks[rank];
-  if (own.q.segments.size() != 1 || own.k.segments.empty() ||
-      own.k.segments.size() != plan.ranks[0].k.segments.size()) {
-    problems.add("rank ", rank, " has ", own.q.segments.size(), " query and ",
-                 own.k.segments.size(), " key segments; rank 0 has ",
-                 plan.ranks[0].k.segments.size(), " key segments");
+/// Segment 0 holds the rank's rows of the placement, the others received ones.
+void check_space(const Plan& plan, std::size_t rank, Space space, Problems& problems) {
+  const bool is_keys = space == Space::Keys;
+  const char* name = is_keys ? "key" : "query";
+  const auto& segments = space_of(plan.ranks[rank], space).segments;
+  const std::size_t num_segments = space_of(plan.ranks[0], space).segments.size();
+  if (segments.empty() || segments.size() != num_segments) {
+    problems.add("rank ", rank, " has ", segments.size(), " ", name, " segments, rank 0 has ",
+                 num_segments);
     return;
   }
-  check_own_segment(own.q, "q", rank, rows_of(plan.placement_q, rank), problems);
-  check_own_segment(own.k, "k", rank, rows_of(plan.placement_k, rank), problems);
-  for (std::size_t s = 1; s < own.k.segments.size(); ++s) {
-    const Segment& segment = own.k.segments[s];
+  const Placement& placement = is_keys ? plan.placement_k : plan.placement_q;
+  const std::int64_t rows = rows_of(placement, rank);
+  const Segment& own = segments.front();
+  if (own.owner != static_cast<std::int32_t>(rank) || own.num_rows != rows) {
+    problems.add("rank ", rank, ": ", name, " segment 0 has owner ", own.owner, ", ", own.num_rows,
+                 " rows and not owner ", rank, ", ", rows, " rows");
+  }
+  for (std::size_t s = 1; s < segments.size(); ++s) {
+    const Segment& segment = segments[s];
     if (segment.owner != kManyOwners || segment.num_rows < 0 ||
-        segment.num_rows > plan.placement_k.num_rows || segment.wave < 0 ||
-        segment.wave >= plan.num_waves) {
-      problems.add("rank ", rank, ": key segment ", s, " has owner ", segment.owner, ", ",
-                   segment.num_rows, " rows, wave ", segment.wave);
+        segment.num_rows > placement.num_rows) {
+      problems.add("rank ", rank, ": ", name, " segment ", s, " has owner ", segment.owner, ", ",
+                   segment.num_rows, " rows");
     }
   }
 }
@@ -99,63 +96,73 @@ bool is_inside(const BandSlice& slice, std::int32_t rows_q, std::int32_t rows_k)
          slice.d_max <= kBandInfinity;
 }
 
-void check_waves(const Plan& plan, std::size_t rank, Problems& problems) {
-  const RankPlan& own = plan.ranks[rank];
-  const auto num_slices = static_cast<std::int64_t>(own.slices.size());
-  if (own.waves.size() != static_cast<std::size_t>(plan.num_waves)) {
-    problems.add("rank ", rank, " has ", own.waves.size(), " waves, the plan ", plan.num_waves);
-    return;
+bool is_range(Range range, std::int64_t end) {
+  return range.begin >= 0 && range.begin <= range.end && range.end <= end;
+}
+
+bool is_index(std::int32_t index, std::size_t size) {
+  return index >= 0 && static_cast<std::size_t>(index) < size;
+}
+
+void check_exchanges(const Plan& plan, Problems& problems) {
+  for (std::size_t e = 0; e < plan.exchanges.size() && !problems.is_full(); ++e) {
+    const Exchange& exchange = plan.exchanges[e];
+    const auto role = static_cast<std::int32_t>(exchange.role);
+    if (role < 0 || role >= kNumRoles || exchange.hop != 0 || exchange.segment < 1 ||
+        !is_index(exchange.segment,
+                  space_of(plan.ranks[0], space_of(exchange.role)).segments.size()) ||
+        !is_range(exchange.heads, plan.config.num_heads_kv) || exchange.heads.empty() ||
+        exchange.stage < 0 || exchange.stage > kMaxDegree) {
+      problems.add("exchange ", e, " has role ", role, ", segment ", exchange.segment, ", heads ",
+                   exchange.heads.begin, " to ", exchange.heads.end, ", hop ", exchange.hop,
+                   ", stage ", exchange.stage);
+    }
   }
+}
+
+void check_attends(const Plan& plan, std::size_t rank, Problems& problems) {
+  const RankPlan& own = plan.ranks[rank];
   std::vector<bool> is_read(own.slices.size(), false);
-  for (std::size_t w = 0; w < own.waves.size(); ++w) {
-    const Wave& wave = own.waves[w];
-    const auto num_segments = static_cast<std::int32_t>(own.k.segments.size());
-    if (wave.k_segment < 0 || wave.k_segment >= num_segments || wave.heads.begin < 0 ||
-        wave.heads.begin > wave.heads.end || wave.heads.end > plan.config.num_heads_kv ||
-        wave.slices.begin < 0 || wave.slices.begin > wave.slices.end ||
-        wave.slices.end > num_slices) {
-      problems.add("rank ", rank, ": wave ", w, " points outside its tables");
+  for (std::size_t i = 0; i < own.attends.size(); ++i) {
+    const Attend& attend = own.attends[i];
+    if (!is_index(attend.q_segment, own.q.segments.size()) ||
+        !is_index(attend.k_segment, own.k.segments.size()) ||
+        !is_range(attend.heads, plan.config.num_heads_kv) ||
+        !is_range(attend.slices, static_cast<std::int64_t>(own.slices.size()))) {
+      problems.add("rank ", rank, ": attend ", i, " points outside its tables");
       continue;
     }
-    const auto segment = static_cast<std::size_t>(wave.k_segment);
-    for (std::int32_t s = wave.slices.begin; s < wave.slices.end; ++s) {
+    const Segment& q = own.q.segments[static_cast<std::size_t>(attend.q_segment)];
+    const Segment& k = own.k.segments[static_cast<std::size_t>(attend.k_segment)];
+    for (std::int32_t s = attend.slices.begin; s < attend.slices.end; ++s) {
       const auto index = static_cast<std::size_t>(s);
       is_read[index] = true;
-      if (!is_inside(own.slices[index], own.q.segments[0].num_rows,
-                     own.k.segments[segment].num_rows)) {
-        problems.add("rank ", rank, ": slice ", s, " of wave ", w, " leaves its segments");
+      if (!is_inside(own.slices[index], q.num_rows, k.num_rows)) {
+        problems.add("rank ", rank, ": slice ", s, " of attend ", i, " leaves its segments");
       }
     }
   }
   const auto unread = std::find(is_read.begin(), is_read.end(), false);
   if (unread != is_read.end()) {
-    problems.add("rank ", rank, ": no wave reads slice ", unread - is_read.begin());
+    problems.add("rank ", rank, ": no attend reads slice ", unread - is_read.begin());
   }
 }
 
-/// Waves are collective: what a rank exchanges for one must be the same heads and segment on all.
-/// Wave 0 has no exchange, or fills the buffer that begins with the own rows.
-bool is_wave_sound(const Plan& plan, std::size_t rank, std::size_t w) {
+void check_steps(const Plan& plan, std::size_t rank, bool is_backward, Problems& problems) {
   const RankPlan& own = plan.ranks[rank];
-  const Wave& wave = own.waves[w];
-  if (w > 0) {
-    const Wave& first = plan.ranks[0].waves[w];
-    return wave.k_segment >= 1 && wave.k_segment == first.k_segment && wave.heads == first.heads;
-  }
-  if (wave.heads != Range{0, plan.config.num_heads_kv}) return false;
-  const bool has_buffer = plan.num_waves == 1 && own.k.segments.size() > 1;
-  if (wave.k_segment == 0) return !has_buffer || own.k.segments[1].num_rows == 0;
-  return has_buffer && wave.k_segment == 1 &&
-         own.k.segments[1].num_rows >= own.k.segments[0].num_rows;
-}
-
-void check_waves_agree(const Plan& plan, std::size_t rank, Problems& problems) {
-  for (std::size_t w = 0; w < plan.ranks[rank].waves.size(); ++w) {
-    if (is_wave_sound(plan, rank, w)) continue;
-    const Wave& wave = plan.ranks[rank].waves[w];
-    problems.add("rank ", rank, ": wave ", w, " reads heads ", wave.heads.begin, " to ",
-                 wave.heads.end, " of key segment ", wave.k_segment,
-                 ", which the other ranks or the segment's rows contradict");
+  const std::vector<Step>& steps = is_backward ? own.backward : own.forward;
+  for (std::size_t i = 0; i < steps.size() && !problems.is_full(); ++i) {
+    const Step& step = steps[i];
+    const bool is_exchange = step.kind == StepKind::Exchange;
+    const bool is_known = is_exchange || step.kind == StepKind::Attend;
+    const bool is_earlier = std::ranges::all_of(step.after, [i](std::int32_t before) {
+      return before >= -1 && before < static_cast<std::int32_t>(i);
+    });
+    if (!is_known || !is_earlier ||
+        !is_index(step.index, is_exchange ? plan.exchanges.size() : own.attends.size())) {
+      problems.add("rank ", rank, ": step ", i, " of the ", pass_name(is_backward),
+                   " points outside the tables or to a later step");
+    }
   }
 }
 
@@ -165,20 +172,21 @@ bool fits(std::int32_t row, std::int32_t num_rows, std::int32_t limit) {
 
 void check_transfers(const Plan& plan, Problems& problems) {
   const auto num_ranks = static_cast<std::int32_t>(plan.ranks.size());
-  const auto num_segments = static_cast<std::int32_t>(plan.ranks[0].k.segments.size());
   for (std::size_t i = 0; i < plan.transfers.size() && !problems.is_full(); ++i) {
     const Transfer& t = plan.transfers[i];
-    if (t.src < 0 || t.src >= num_ranks || t.dst < 0 || t.dst >= num_ranks || t.src == t.dst ||
-        t.dst_segment < 1 || t.dst_segment >= num_segments) {
+    const bool is_known = t.space == Space::Keys || t.space == Space::Queries;
+    if (!is_known || t.src < 0 || t.src >= num_ranks || t.dst < 0 || t.dst >= num_ranks ||
+        t.dst_segment < 1 ||
+        !is_index(t.dst_segment, space_of(plan.ranks[0], t.space).segments.size())) {
       problems.add("transfer ", i, " goes from rank ", t.src, " to segment ", t.dst_segment,
                    " of rank ", t.dst);
       continue;
     }
-    const RankPlan& dst = plan.ranks[static_cast<std::size_t>(t.dst)];
-    const RankPlan& src = plan.ranks[static_cast<std::size_t>(t.src)];
-    if (!fits(t.src_row, t.num_rows, src.k.segments[0].num_rows) ||
+    const TokenSpace& dst = space_of(plan.ranks[static_cast<std::size_t>(t.dst)], t.space);
+    const TokenSpace& src = space_of(plan.ranks[static_cast<std::size_t>(t.src)], t.space);
+    if (!fits(t.src_row, t.num_rows, src.segments[0].num_rows) ||
         !fits(t.dst_row, t.num_rows,
-              dst.k.segments[static_cast<std::size_t>(t.dst_segment)].num_rows)) {
+              dst.segments[static_cast<std::size_t>(t.dst_segment)].num_rows)) {
       problems.add("transfer ", i, ": ", t.num_rows, " rows from ", t.src_row, " to ", t.dst_row,
                    " leave rank ", t.src, "'s or rank ", t.dst, "'s rows");
     }
@@ -211,15 +219,22 @@ std::vector<std::string> check_structure(const Plan& plan) {
   if (plan.ranks.size() != static_cast<std::size_t>(num_ranks)) {
     problems.add("the plan has ", plan.ranks.size(), " ranks, its config ", num_ranks);
   }
-  if (plan.num_waves < 1) problems.add("the plan has ", plan.num_waves, " waves");
   check_report(plan, problems);
   if (!problems.empty()) return problems.take();
-  for (std::size_t r = 0; r < plan.ranks.size(); ++r) check_spaces(plan, r, problems);
+  for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
+    check_space(plan, r, Space::Queries, problems);
+    check_space(plan, r, Space::Keys, problems);
+  }
   if (!problems.empty()) return problems.take();
-  for (std::size_t r = 0; r < plan.ranks.size(); ++r) check_waves(plan, r, problems);
+  check_exchanges(plan, problems);
+  for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
+    check_attends(plan, r, problems);
+    for (const bool is_backward : {false, true}) check_steps(plan, r, is_backward, problems);
+  }
   check_transfers(plan, problems);
   if (!problems.empty()) return problems.take();
-  for (std::size_t r = 0; r < plan.ranks.size(); ++r) check_waves_agree(plan, r, problems);
+  check_exchange_heads(plan, problems);
+  for (std::size_t r = 0; r < plan.ranks.size(); ++r) check_passes(plan, r, problems);
   return problems.take();
 }
 

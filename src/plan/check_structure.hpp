@@ -30,8 +30,14 @@ class Problems {
   std::vector<std::string> sentences_;
 };
 
-/// Whatever would make reading the plan's tables go out of bounds, or tables of sizes that do not
-/// fit together. Linear in the plan.
+inline const TokenSpace& space_of(const RankPlan& rank, Space space) {
+  return space == Space::Keys ? rank.k : rank.q;
+}
+
+constexpr const char* pass_name(bool is_backward) { return is_backward ? "backward" : "forward"; }
+
+/// Whatever would make reading the plan's tables go out of bounds, tables of sizes that do not fit
+/// together, and passes that the ranks cannot run together.
 std::vector<std::string> check_structure(const Plan& plan);
 
 }  // namespace magi::planner

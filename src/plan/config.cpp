@@ -56,8 +56,8 @@ void validate_config(const PlanConfig& config) {
   if (config.overlap_degree) {
     require_between("overlap_degree", *config.overlap_degree, 0, kMaxDegree);
   }
-  require_between("wave_mode", static_cast<std::int32_t>(config.wave_mode), 0, 2);
-  require_between("min_wave_rows", config.min_wave_rows, 1, kMaxRows);
+  require_between("stage_mode", static_cast<std::int32_t>(config.stage_mode), 0, 2);
+  require_between("min_stage_rows", config.min_stage_rows, 1, kMaxRows);
   require_positive("cost.flops_per_second", config.cost.flops_per_second);
   require_positive("cost.backward_flops_per_second", config.cost.backward_flops_per_second);
   require_positive("cost.bytes_per_second", config.cost.bytes_per_second);

@@ -62,26 +62,32 @@ void describe_placement(std::ostringstream& out, const Plan& plan) {
   out << "balance    " << fixed(plan.report.balance, 4) << " (largest area / mean)\n";
 }
 
+/// What a plan receives when, in words.
+std::string stages_text(const Plan& plan) {
+  const std::int32_t num_remote = num_stages(plan) - 1;
+  if (plan.exchanges.empty()) return "own keys only, nothing is received";
+  if (num_remote == 0) return "one: everything is fetched first";
+  std::string text = "own keys, then " + std::to_string(num_remote) +
+                     (num_remote == 1 ? " stage" : " stages") + " of received keys";
+  const bool is_by_heads = plan.exchanges.front().heads.size() < plan.config.num_heads_kv;
+  if (num_remote > 1) text += is_by_heads ? " by heads" : " by rows";
+  const std::size_t num_q = plan.ranks.front().q.segments.size();
+  if (num_q > 1) {
+    text += ", with " + std::to_string(num_q - 1) + (num_q == 2 ? " segment" : " segments") +
+            " of received queries";
+  }
+  return text;
+}
+
 void describe_traffic(std::ostringstream& out, const Plan& plan) {
   const PlanReport& report = plan.report;
+  const auto num_transfers =
+      std::ranges::count_if(plan.transfers, [](const Transfer& t) { return t.src != t.dst; });
   out << "traffic    " << bytes_text(report.total_bytes) << " forward; ring or all-gather "
       << bytes_text(report.ring_bytes) << " (" << share_text(report.total_bytes, report.ring_bytes)
-      << " of it), lower bound " << bytes_text(report.lower_bound_bytes) << "; "
-      << plan.transfers.size() << " transfers\n";
-  const auto num_remote = plan.num_waves - 1;
-  out << "waves      ";
-  if (num_remote == 0) {
-    out << (plan.transfers.empty() ? "own keys only, nothing is received"
-                                   : "one: everything is fetched first");
-  } else {
-    const bool is_by_heads = plan.ranks[0].k.segments.size() == 2 && num_remote > 1;
-    out << "own keys, then " << num_remote << (num_remote == 1 ? " wave" : " waves")
-        << " of received keys"
-        << (num_remote == 1 ? ""
-            : is_by_heads   ? " by heads"
-                            : " by rows");
-  }
-  out << "\n";
+      << " of it), lower bound " << bytes_text(report.lower_bound_bytes) << "; " << num_transfers
+      << " transfers\n";
+  out << "stages     " << stages_text(plan) << "\n";
   out << "predicted  forward " << seconds_text(report.forward_seconds) << ", backward "
       << seconds_text(report.backward_seconds) << ", of the forward "
       << seconds_text(report.exposed_comm_seconds) << " waiting\n";

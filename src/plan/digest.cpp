@@ -26,7 +26,7 @@ class Digest {
   }
 
  private:
-  std::uint64_t state_ = 0x6d61676900000001u;  // "magi", version 1
+  std::uint64_t state_ = 0x6d61676900000002u;  // "magi", version 2
 };
 
 void add_slices(Digest& digest, const std::vector<BandSlice>& slices) {
@@ -44,8 +44,8 @@ void add_config(Digest& digest, const PlanConfig& config) {
   digest.add(config.num_ranks, config.element_bytes);
   digest.add(config.num_heads_q, config.num_heads_kv);
   digest.add(config.head_dim_qk, config.head_dim_v);
-  digest.add(config.overlap_degree.value_or(-1), static_cast<std::int32_t>(config.wave_mode));
-  digest.add(config.min_wave_rows, config.placement_k ? 1 : 0);
+  digest.add(config.overlap_degree.value_or(-1), static_cast<std::int32_t>(config.stage_mode));
+  digest.add(config.min_stage_rows, config.placement_k ? 1 : 0);
 }
 
 void add_placement(Digest& digest, const Placement& placement) {
@@ -58,9 +58,27 @@ void add_placement(Digest& digest, const Placement& placement) {
 
 void add_space(Digest& digest, const TokenSpace& space) {
   digest.add_size(space.segments.size());
-  for (const Segment& segment : space.segments) {
-    digest.add(segment.owner, segment.num_rows);
-    digest.add(std::uint64_t{static_cast<std::uint32_t>(segment.wave)});
+  for (const Segment& segment : space.segments) digest.add(segment.owner, segment.num_rows);
+}
+
+void add_exchange(Digest& digest, const Exchange& exchange) {
+  digest.add(static_cast<std::int32_t>(exchange.role), exchange.segment);
+  digest.add(exchange.heads.begin, exchange.heads.end);
+  digest.add(exchange.hop, exchange.stage);
+}
+
+void add_attend(Digest& digest, const Attend& attend) {
+  digest.add(attend.q_segment, attend.k_segment);
+  digest.add(attend.heads.begin, attend.heads.end);
+  digest.add(attend.slices.begin, attend.slices.end);
+  digest.add(attend.is_merging ? 1 : 0, 0);
+}
+
+void add_steps(Digest& digest, const std::vector<Step>& steps) {
+  digest.add_size(steps.size());
+  for (const Step& step : steps) {
+    digest.add(static_cast<std::int32_t>(step.kind), step.index);
+    digest.add(step.after[0], step.after[1]);
   }
 }
 
@@ -68,12 +86,10 @@ void add_rank(Digest& digest, const RankPlan& rank) {
   add_space(digest, rank.q);
   add_space(digest, rank.k);
   add_slices(digest, rank.slices);
-  digest.add_size(rank.waves.size());
-  for (const Wave& wave : rank.waves) {
-    digest.add(wave.k_segment, wave.heads.begin);
-    digest.add(wave.heads.end, wave.slices.begin);
-    digest.add(std::uint64_t{static_cast<std::uint32_t>(wave.slices.end)});
-  }
+  digest.add_size(rank.attends.size());
+  for (const Attend& attend : rank.attends) add_attend(digest, attend);
+  add_steps(digest, rank.forward);
+  add_steps(digest, rank.backward);
 }
 
 }  // namespace
@@ -85,12 +101,14 @@ std::uint64_t plan_digest(const Plan& plan) {
   add_config(digest, plan.config);
   add_placement(digest, plan.placement_q);
   add_placement(digest, plan.placement_k);
-  digest.add(plan.num_waves, static_cast<std::int32_t>(plan.ranks.size()));
+  digest.add_size(plan.exchanges.size());
+  for (const Exchange& exchange : plan.exchanges) add_exchange(digest, exchange);
+  digest.add_size(plan.ranks.size());
   for (const RankPlan& rank : plan.ranks) add_rank(digest, rank);
   digest.add_size(plan.transfers.size());
   for (const Transfer& t : plan.transfers) {
     digest.add(t.src, t.dst);
-    digest.add(t.src_row, t.dst_segment);
+    digest.add(t.src_row, t.dst_segment * 2 + static_cast<std::int32_t>(t.space));
     digest.add(t.dst_row, t.num_rows);
   }
   return digest.value();

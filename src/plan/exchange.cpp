@@ -15,6 +15,23 @@ void require_rank(const Plan& plan, std::int32_t rank) {
   }
 }
 
+/// The segment of the keys that a stage receives.
+std::int32_t received_segment(const Plan& plan, std::int32_t stage) {
+  std::vector<std::int32_t> stages;
+  for (const Exchange& exchange : plan.exchanges) {
+    if (exchange.role != Role::KeysValues) continue;
+    if (exchange.stage == stage) return exchange.segment;
+    stages.push_back(exchange.stage);
+  }
+  if (stages.empty()) {
+    throw invalid("stage", stage, "none, for in this plan no rank receives keys");
+  }
+  const auto [first, last] = std::minmax_element(stages.begin(), stages.end());
+  throw invalid(
+      "stage", stage,
+      "stages that receive keys, " + std::to_string(*first) + " to " + std::to_string(*last));
+}
+
 /// Own rows that a segment of somebody takes.
 struct Sent {
   std::int32_t begin = 0;
@@ -49,12 +66,13 @@ void split_inputs(std::vector<Sent>& sent, std::int32_t own_rows, GroupCollectiv
 
 }  // namespace
 
-std::vector<RowExchange> row_exchanges(const Plan& plan, std::int32_t rank) {
+std::vector<RowExchange> row_exchanges(const Plan& plan, std::int32_t rank, Space space) {
   require_rank(plan, rank);
   const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
-  std::vector<RowExchange> exchanges(own.k.segments.size());
+  const TokenSpace& rows = space == Space::Keys ? own.k : own.q;
+  std::vector<RowExchange> exchanges(rows.segments.size());
   for (const Transfer& t : plan.transfers) {
-    if (t.src != rank && t.dst != rank) continue;
+    if (t.space != space || (t.src != rank && t.dst != rank)) continue;
     RowExchange& exchange = exchanges.at(static_cast<std::size_t>(t.dst_segment));
     if (t.src == rank) exchange.owned.push_back({t.dst, t.src_row, t.num_rows});
     if (t.dst == rank) exchange.needed.push_back({t.src, t.dst_row, t.num_rows});
@@ -62,31 +80,20 @@ std::vector<RowExchange> row_exchanges(const Plan& plan, std::int32_t rank) {
   return exchanges;
 }
 
-GroupCollectiveArgs group_collective_args(const Plan& plan, std::int32_t rank, std::int32_t wave) {
+GroupCollectiveArgs group_collective_args(const Plan& plan, std::int32_t rank, std::int32_t stage) {
   require_rank(plan, rank);
-  const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
-  const bool is_combined = plan.num_waves == 1 && own.k.segments.size() > 1;
-  const std::int32_t first = is_combined ? 0 : 1;
-  if (wave < first || wave >= plan.num_waves) {
-    const std::string last = std::to_string(plan.num_waves - 1);
-    throw invalid("wave", wave,
-                  first < plan.num_waves
-                      ? "waves that receive, " + std::to_string(first) + " to " + last
-                      : "none, for in this plan no rank receives anything");
-  }
-  const std::int32_t segment =
-      is_combined ? 1 : own.waves[static_cast<std::size_t>(wave)].k_segment;
+  const std::int32_t segment = received_segment(plan, stage);
   GroupCollectiveArgs args;
   std::vector<Sent> sent;
   for (const Transfer& t : plan.transfers) {
-    if (t.dst_segment != segment) continue;
+    if (t.space != Space::Keys || t.dst_segment != segment || t.src == t.dst) continue;
     if (t.src == rank) sent.push_back({t.src_row, t.src_row + t.num_rows, t.dst});
     if (t.dst == rank) {
       args.output_split_sizes.push_back(t.num_rows);
       args.src_index.push_back(t.src);
     }
   }
-  split_inputs(sent, own.k.segments[0].num_rows, args);
+  split_inputs(sent, plan.ranks[static_cast<std::size_t>(rank)].k.segments[0].num_rows, args);
   return args;
 }
 

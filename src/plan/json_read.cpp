@@ -1,301 +1,253 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <limits>
-#include <string>
+#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/check.hpp"
-#include "magi/plan.hpp"
-#include "plan/check_structure.hpp"
-#include "plan/config.hpp"
-#include "plan/json_keys.hpp"
-#include "plan/json_scanner.hpp"
+#include "plan/json_value.hpp"
 
-namespace magi {
+namespace magi::planner::json {
 namespace {
 
-using namespace planner;
+using Kind = Scalar::Kind;
 
-constexpr std::int32_t kMaxInt = std::numeric_limits<std::int32_t>::max();
-constexpr std::int64_t kMaxInt64 = std::numeric_limits<std::int64_t>::max();
-
-std::int32_t read_diagonal(JsonScanner& in, std::int32_t unbounded) {
-  return in.null() ? unbounded : in.integer32(-kBandInfinity, kBandInfinity);
-}
-
-BandSlice read_slice(JsonScanner& in) {
-  BandSlice slice;
-  const std::array<std::int32_t*, 4> rows = {&slice.q0, &slice.q1, &slice.k0, &slice.k1};
-  const std::size_t size = in.array([&](std::size_t i) {
-    if (i < 4) {
-      *rows[i] = in.integer32(0, kMaxRows);
-    } else if (i == 4) {
-      slice.d_min = read_diagonal(in, -kBandInfinity);
-    } else if (i == 5) {
-      slice.d_max = read_diagonal(in, kBandInfinity);
-    } else {
-      in.refuse("one too many", "[q0, q1, k0, k1, d_min, d_max]");
-    }
-  });
-  if (size != 6) in.refuse("too short", "[q0, q1, k0, k1, d_min, d_max]");
-  return slice;
-}
-
-std::vector<BandSlice> read_slices(JsonScanner& in) {
-  std::vector<BandSlice> slices;
-  in.array([&](std::size_t) { slices.push_back(read_slice(in)); });
-  return slices;
-}
-
-Mask read_mask(JsonScanner& in) {
-  Mask mask;
-  in.object(kMaskKeys, [&](std::size_t i) {
-    switch (i) {
-      case 0:
-        mask.rows_q = in.integer32(1, kMaxRows);
-        break;
-      case 1:
-        mask.rows_k = in.integer32(1, kMaxRows);
-        break;
-      default:
-        mask.slices = read_slices(in);
-    }
-  });
-  return mask;
-}
-
-PlacementConfig read_placement_config(JsonScanner& in) {
-  PlacementConfig config;
-  in.object(kPlacementConfigKeys, [&](std::size_t i) {
-    switch (i) {
-      case 0:
-        config.algorithm = placement_from_name(in.string());
-        break;
-      case 1:
-        if (!in.null()) config.chunk_size = in.integer32(1, kMaxRows);
-        break;
-      case 2:
-        config.min_chunks_per_rank = in.integer32(1, kMaxRows);
-        break;
-      case 3:
-        config.uneven_shard = in.boolean();
-        break;
-      case 4:
-        config.token_tolerance = in.number();
-        break;
-      case 5:
-        config.top_p = in.number();
-        break;
-      case 6:
-        config.num_select_chunks = in.integer32(1, kMaxRows);
-        break;
-      case 7:
-        config.allocation_ratio = in.number();
-        break;
-      default:
-        config.seed = in.unsigned_integer();
-    }
-  });
-  return config;
-}
-
-CostModel read_cost(JsonScanner& in) {
-  CostModel cost;
-  const std::array<double*, kCostKeys.size()> values = {
-      &cost.flops_per_second, &cost.backward_flops_per_second, &cost.bytes_per_second,
-      &cost.seconds_per_transfer, &cost.seconds_per_launch};
-  in.object(kCostKeys, [&](std::size_t i) { *values[i] = in.number(); });
-  return cost;
-}
-
-WaveMode read_wave_mode(JsonScanner& in) {
-  const std::string_view name = in.string();
-  const auto found = std::find(kWaveModeNames.begin(), kWaveModeNames.end(), name);
-  if (found == kWaveModeNames.end()) in.refuse(name, "auto, heads, rows");
-  return static_cast<WaveMode>(found - kWaveModeNames.begin());
-}
-
-PlanConfig read_config(JsonScanner& in) {
-  PlanConfig config;
-  const std::array<std::int32_t*, 6> sizes = {&config.num_ranks,    &config.num_heads_q,
-                                              &config.num_heads_kv, &config.head_dim_qk,
-                                              &config.head_dim_v,   &config.element_bytes};
-  in.object(kConfigKeys, [&](std::size_t i) {
-    if (i < sizes.size()) {
-      *sizes[i] = in.integer32(1, kMaxInt);
-      return;
-    }
-    switch (i) {
-      case 6:
-        config.placement = read_placement_config(in);
-        break;
-      case 7:
-        if (!in.null()) config.placement_k = read_placement_config(in);
-        break;
-      case 8:
-        config.overlap_degree =
-            in.null() ? std::nullopt : std::optional(in.integer32(0, kMaxDegree));
-        break;
-      case 9:
-        config.wave_mode = read_wave_mode(in);
-        break;
-      case 10:
-        config.min_wave_rows = in.integer32(1, kMaxRows);
-        break;
-      default:
-        config.cost = read_cost(in);
-    }
-  });
-  return config;
-}
-
-Placement read_placement(JsonScanner& in) {
-  std::array<std::int32_t, 3> sizes{};
-  std::vector<std::int32_t> chunk_rank;
-  in.object(kPlacementKeys, [&](std::size_t i) {
-    if (i < 2) sizes[i] = in.integer32(1, kMaxRows);
-    if (i == 2) sizes[i] = in.integer32(1, kMaxRanks);
-    if (i == 3) {
-      in.array([&](std::size_t) { chunk_rank.push_back(in.integer32(0, kMaxRanks - 1)); });
-    }
-  });
-  return placement_from_chunks(sizes[0], sizes[1], sizes[2], std::move(chunk_rank));
-}
-
-TokenSpace read_space(JsonScanner& in) {
-  TokenSpace space;
-  in.array([&](std::size_t) {
-    std::array<std::int32_t, 3> v{};
-    in.integers(v, kManyOwners, kMaxRows);
-    space.segments.push_back({v[0], v[1], v[2]});
-  });
-  return space;
-}
-
-RankPlan read_rank(JsonScanner& in) {
-  RankPlan rank;
-  in.object(kRankKeys, [&](std::size_t i) {
-    switch (i) {
-      case 0:
-        rank.q = read_space(in);
-        break;
-      case 1:
-        rank.k = read_space(in);
-        break;
-      case 2:
-        rank.slices = read_slices(in);
-        break;
-      default:
-        in.array([&](std::size_t) {
-          std::array<std::int32_t, 5> v{};
-          in.integers(v, 0, kMaxInt);
-          rank.waves.push_back({v[0], {v[1], v[2]}, {v[3], v[4]}});
-        });
-    }
-  });
-  return rank;
-}
-
-std::vector<Transfer> read_transfers(JsonScanner& in) {
-  std::vector<Transfer> transfers;
-  in.array([&](std::size_t) {
-    std::array<std::int32_t, 6> v{};
-    in.integers(v, 0, kMaxRows);
-    transfers.push_back({v[0], v[1], v[2], v[3], v[4], v[5]});
-  });
-  return transfers;
-}
-
-PlanReport read_report(JsonScanner& in) {
-  PlanReport report;
-  const std::array<std::vector<std::int64_t>*, 4> lists = {&report.rank_area, &report.rank_rows,
-                                                           &report.remote_rows, &report.pair_bytes};
-  const std::array<std::int64_t*, 3> bytes = {&report.total_bytes, &report.lower_bound_bytes,
-                                              &report.ring_bytes};
-  const std::array<double*, 3> seconds = {&report.forward_seconds, &report.backward_seconds,
-                                          &report.exposed_comm_seconds};
-  in.object(kReportKeys, [&](std::size_t i) {
-    if (i < 4) {
-      in.array([&](std::size_t) { lists[i]->push_back(in.integer(0, kMaxInt64)); });
-    } else if (i == 4) {
-      report.balance = in.number();
-    } else if (i < 8) {
-      *bytes[i - 5] = in.integer(0, kMaxInt64);
-    } else {
-      *seconds[i - 8] = in.number();
-    }
-  });
-  return report;
-}
-
-std::uint64_t read_digest(JsonScanner& in) {
-  const std::string_view digits = in.string();
-  std::uint64_t value = 0;
-  const char* end = digits.data() + digits.size();
-  const auto result = std::from_chars(digits.data(), end, value, 16);
-  if (digits.size() != 16 || result.ec != std::errc{} || result.ptr != end) {
-    in.refuse(digits, "16 hexadecimal digits");
+/// Text for a message: short and printable, whatever the input held.
+std::string printable(std::string_view text) {
+  constexpr std::size_t kLongest = 40;
+  std::string shown(text.substr(0, kLongest));
+  for (char& c : shown) {
+    if (c < ' ' || c > '~') c = '?';
   }
-  return value;
+  return text.size() > kLongest ? shown + "..." : shown;
 }
 
-Plan read_plan(JsonScanner& in) {
-  Plan plan;
-  in.object(kPlanKeys, [&](std::size_t i) {
-    switch (i) {
-      case 0:
-        if (const auto format = in.string(); format != kPlanFormat) in.refuse(format, kPlanFormat);
-        break;
-      case 1:
-        in.integer32(kPlanVersion, kPlanVersion);
-        break;
-      case 2:
-        plan.mask = read_mask(in);
-        break;
-      case 3:
-        plan.config = read_config(in);
-        break;
-      case 4:
-        plan.placement_q = read_placement(in);
-        break;
-      case 5:
-        plan.placement_k = read_placement(in);
-        break;
-      case 6:
-        plan.num_waves = in.integer32(1, kMaxDegree + 1);
-        break;
-      case 7:
-        in.array([&](std::size_t) { plan.ranks.push_back(read_rank(in)); });
-        break;
-      case 8:
-        plan.transfers = read_transfers(in);
-        break;
-      case 9:
-        plan.report = read_report(in);
-        break;
-      default:
-        plan.digest = read_digest(in);
+/// Takes the events of nlohmann's parser, which recurses into nothing and keeps one token, and
+/// hands them to the values of a schema.
+class Reader final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  Reader(std::string_view text, std::string_view name, Value root)
+      : text_(text), name_(name), root_(std::move(root)) {}
+
+  bool null() override { return scalar({.shown = "null"}); }
+  bool boolean(bool value) override {
+    return scalar({.kind = Kind::Boolean, .integer = value, .shown = value ? "true" : "false"});
+  }
+  bool number_integer(std::int64_t value) override {
+    const std::string digits = std::to_string(value);
+    return scalar({.kind = Kind::Integer,
+                   .integer = value,
+                   .number = static_cast<double>(value),
+                   .shown = digits});
+  }
+  bool number_unsigned(std::uint64_t value) override;
+  bool number_float(double value, const std::string& digits) override {
+    return scalar({.kind = Kind::Number, .number = value, .shown = digits});
+  }
+  bool string(std::string& value) override { return scalar({.kind = Kind::Text, .shown = value}); }
+  bool binary(nlohmann::json::binary_t&) override { return false; }  // no JSON text holds any
+  bool start_object(std::size_t) override;
+  bool key(std::string& name) override;
+  bool end_object() override;
+  bool start_array(std::size_t) override;
+  bool end_array() override;
+  bool parse_error(std::size_t position, const std::string&,
+                   const nlohmann::json::exception&) override;
+
+ private:
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+  /// An object or array that is open.
+  struct Frame {
+    Value value;
+    std::vector<Field> fields;  ///< of an object
+    std::vector<bool> seen;     ///< by field
+    std::size_t index = kNone;  ///< of the field, element or row at hand
+    bool is_in_row = false;     ///< of a table
+    std::size_t num_cells = 0;  ///< of the row, read so far
+    std::array<std::int32_t, kMaxColumns> cells{};
+  };
+
+  Value next();
+  bool scalar(const Scalar& seen);
+  bool cell(Frame& table, const Scalar& seen);
+  bool finish_value();
+  std::string path() const;
+  [[noreturn]] void refuse(std::string_view seen, std::string_view allowed) const;
+  [[noreturn]] void refuse(const Scalar& seen, const Value& value) const {
+    refuse(printable(seen.shown), value.allowed);
+  }
+
+  std::string_view text_;
+  std::string_view name_;
+  Value root_;
+  bool is_done_ = false;
+  std::vector<Frame> frames_;
+};
+
+std::string keys_of(const std::vector<Field>& fields) {
+  std::string text;
+  for (const Field& field : fields) text += (text.empty() ? "" : ", ") + std::string(field.key);
+  return text;
+}
+
+std::string Reader::path() const {
+  std::string text;
+  for (const Frame& frame : frames_) {
+    if (frame.index == kNone) continue;
+    if (frame.value.open) {
+      text += (text.empty() ? "" : ".") + std::string(frame.fields[frame.index].key);
+      continue;
     }
-  });
-  in.finish();
-  return plan;
+    text += "[" + std::to_string(frame.index) + "]";
+    if (frame.is_in_row) text += "[" + std::to_string(frame.num_cells) + "]";
+  }
+  return text;
+}
+
+void Reader::refuse(std::string_view seen, std::string_view allowed) const {
+  const std::string where = path();
+  throw invalid(std::string(name_) + (where.empty() ? "" : ": ") + where, seen, allowed);
+}
+
+/// The value that the schema has for what comes next.
+Value Reader::next() {
+  if (frames_.empty()) return std::move(root_);
+  Frame& frame = frames_.back();
+  if (frame.value.open) return std::move(frame.fields[frame.index].value);
+  if (frame.value.element) return frame.value.element(frame.index);
+  return {.allowed = "a row " + frame.value.allowed};
+}
+
+bool Reader::finish_value() {
+  if (frames_.empty()) {
+    is_done_ = true;
+  } else if (Frame& frame = frames_.back(); frame.value.open) {
+    frame.index = kNone;
+  } else {
+    ++frame.index;
+  }
+  return true;
+}
+
+bool Reader::number_unsigned(std::uint64_t value) {
+  const std::string digits = std::to_string(value);
+  const bool is_wide = value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  return scalar({.kind = is_wide ? Kind::Unsigned : Kind::Integer,
+                 .integer = is_wide ? 0 : static_cast<std::int64_t>(value),
+                 .wide_integer = value,
+                 .number = static_cast<double>(value),
+                 .shown = digits});
+}
+
+bool Reader::scalar(const Scalar& seen) {
+  if (!frames_.empty() && frames_.back().is_in_row) return cell(frames_.back(), seen);
+  if (!frames_.empty() && frames_.back().value.add_integer) {
+    const Value& list = frames_.back().value;
+    if (seen.kind != Kind::Integer || !list.add_integer(seen.integer)) refuse(seen, list);
+    return finish_value();
+  }
+  const Value value = next();
+  if (!value.take || !value.take(seen)) refuse(seen, value);
+  return finish_value();
+}
+
+bool Reader::cell(Frame& table, const Scalar& seen) {
+  if (table.num_cells == table.value.columns.size()) refuse("one too many", table.value.allowed);
+  const Column& column = table.value.columns[table.num_cells];
+  std::int32_t& target = table.cells[table.num_cells];
+  if (seen.kind == Kind::Null && column.null) {
+    target = *column.null;
+  } else if (seen.kind == Kind::Integer && seen.integer >= column.low &&
+             seen.integer <= column.high) {
+    target = static_cast<std::int32_t>(seen.integer);
+  } else {
+    refuse(printable(seen.shown), integer_between_text(column.low, column.high));
+  }
+  ++table.num_cells;
+  return true;
+}
+
+bool Reader::start_object(std::size_t) {
+  if (!frames_.empty() && frames_.back().is_in_row) refuse("an object", "an integer");
+  Frame frame{.value = next()};
+  if (!frame.value.open) refuse("an object", frame.value.allowed);
+  frame.fields = frame.value.open();
+  frame.seen.assign(frame.fields.size(), false);
+  frames_.push_back(std::move(frame));
+  return true;
+}
+
+bool Reader::key(std::string& name) {
+  Frame& frame = frames_.back();
+  const auto found = std::ranges::find(frame.fields, name, &Field::key);
+  if (found == frame.fields.end()) {
+    refuse("holding key " + printable(name), keys_of(frame.fields));
+  }
+  const auto index = static_cast<std::size_t>(found - frame.fields.begin());
+  if (frame.seen[index]) refuse("holding key " + printable(name) + " twice", "each key once");
+  frame.seen[index] = true;
+  frame.index = index;
+  return true;
+}
+
+bool Reader::end_object() {
+  const Frame& frame = frames_.back();
+  const auto missing = std::ranges::find(frame.seen, false);
+  if (missing != frame.seen.end()) {
+    const auto index = static_cast<std::size_t>(missing - frame.seen.begin());
+    refuse("without key " + std::string(frame.fields[index].key),
+           "all of " + keys_of(frame.fields));
+  }
+  if (frame.value.close) frame.value.close();
+  frames_.pop_back();
+  return finish_value();
+}
+
+bool Reader::start_array(std::size_t) {
+  if (!frames_.empty() && frames_.back().value.add_row) {
+    Frame& table = frames_.back();
+    if (table.is_in_row) refuse("an array", "an integer");
+    table.is_in_row = true;
+    table.num_cells = 0;
+    return true;
+  }
+  Frame frame{.value = next()};
+  if (!frame.value.size) refuse("an array", frame.value.allowed);
+  frame.index = 0;
+  frames_.push_back(std::move(frame));
+  return true;
+}
+
+bool Reader::end_array() {
+  Frame& frame = frames_.back();
+  if (!frame.is_in_row) {
+    frames_.pop_back();
+    return finish_value();
+  }
+  frame.is_in_row = false;
+  const std::size_t num_columns = frame.value.columns.size();
+  if (frame.num_cells != num_columns) refuse("too short", frame.value.allowed);
+  frame.value.add_row(std::span(frame.cells).first(num_columns));
+  return finish_value();
+}
+
+bool Reader::parse_error(std::size_t position, const std::string&,
+                         const nlohmann::json::exception&) {
+  // `position` counts the characters read, the one that fits nowhere included.
+  const std::size_t begin = std::min(std::max<std::size_t>(position, 1) - 1, text_.size());
+  const std::size_t end = text_.find_first_of(", \t\n]}", begin + 1);
+  const std::string seen =
+      begin == text_.size() ? "cut off" : printable(text_.substr(begin, end - begin));
+  if (is_done_) refuse("followed by " + seen, "one JSON object");
+  refuse(seen, frames_.empty() ? root_.allowed : "valid JSON");
 }
 
 }  // namespace
 
-Plan plan_from_json(std::string_view text) {
-  JsonScanner in(text, "plan JSON");
-  Plan plan = read_plan(in);
-  const std::vector<std::string> problems = check_structure(plan);
-  if (!problems.empty()) {
-    throw InvalidArgument("plan JSON: " + problems.front() +
-                          "; allowed: the parts of one plan, which agree");
-  }
-  if (plan_digest(plan) != plan.digest) {
-    in.refuse("carrying the digest of another plan", "the digest of its own tables");
-  }
-  return plan;
+void read(std::string_view text, std::string_view name, Value value) {
+  Reader reader(text, name, std::move(value));
+  nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
 }
 
-}  // namespace magi
+}  // namespace magi::planner::json

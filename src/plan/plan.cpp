@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "magi/plan.hpp"
 
-#include <utility>
-
 #include "plan/config.hpp"
-#include "plan/cost.hpp"
 #include "plan/layout.hpp"
 #include "plan/needs.hpp"
 #include "plan/place_keys.hpp"
+#include "plan/ranks.hpp"
 #include "plan/report.hpp"
-#include "plan/waves.hpp"
-#include "plan/work.hpp"
+#include "plan/timeline.hpp"
 
 namespace magi {
 namespace {
@@ -19,20 +16,17 @@ bool is_sharing_placement(const Mask& mask, const PlanConfig& config) {
   return !config.placement_k && mask.rows_q == mask.rows_k;
 }
 
-/// Work for the degree asked for, or for the one that the cost model prefers.
-std::pair<planner::WaveShape, planner::Work> build_best(const planner::Needs& needs,
-                                                        const planner::Layout& layout_q,
-                                                        const planner::Layout& layout_k,
-                                                        const PlanConfig& config) {
-  using namespace planner;
-  WaveShape shape = shape_waves(config, config.overlap_degree.value_or(1), needs.remote_rows);
-  Work work = build_work({needs, layout_q, layout_k, shape, config});
-  if (!config.overlap_degree) {
-    const std::int32_t degree = choose_degree(work, needs, config);
-    shape = shape_waves(config, degree, needs.remote_rows);
-    if (degree != 1) work = build_work({needs, layout_q, layout_k, shape, config});
-  }
-  return {shape, std::move(work)};
+/// Ranks and transfers for the degree asked for, or for the one that the cost model prefers.
+void build_best(const planner::Needs& needs, const planner::Layout& layout_q,
+                const planner::Layout& layout_k, Plan& plan) {
+  const auto build = [&](std::int32_t degree) {
+    const planner::StageShape shape = planner::shape_stages(plan.config, degree, needs.remote_rows);
+    planner::build_ranks({needs, layout_q, layout_k, shape, plan.config}, plan);
+  };
+  build(plan.config.overlap_degree.value_or(1));
+  if (plan.config.overlap_degree) return;
+  const std::int32_t degree = planner::choose_degree(plan, needs);
+  if (degree != 1) build(degree);
 }
 
 /// Everything after the placements, which must be in the plan.
@@ -43,11 +37,8 @@ void finish_plan(Plan& plan) {
       is_shared ? planner::Layout{} : planner::make_layout(plan.placement_k);
   const planner::Layout& layout_k = is_shared ? layout_q : layout_own_k;
   const planner::Needs needs = planner::find_needs(plan.mask, layout_q, layout_k);
-  auto [shape, work] = build_best(needs, layout_q, layout_k, plan.config);
-  plan.num_waves = shape.num_waves();
-  plan.ranks = std::move(work.ranks);
-  plan.transfers = std::move(work.transfers);
-  plan.report = planner::make_report(plan, work, shape);
+  build_best(needs, layout_q, layout_k, plan);
+  plan.report = planner::make_report(plan);
   plan.digest = plan_digest(plan);
 }
 

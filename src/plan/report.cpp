@@ -2,8 +2,11 @@
 #include "plan/report.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "plan/bound.hpp"
+#include "plan/loads.hpp"
+#include "plan/timeline.hpp"
 
 namespace magi::planner {
 namespace {
@@ -18,30 +21,58 @@ double max_over_mean(const std::vector<std::int64_t>& values) {
 
 void count_bytes(const Plan& plan, PlanReport& report) {
   const std::size_t num_ranks = plan.ranks.size();
-  const std::int64_t row_bytes = bytes_per_row(plan.config);
+  const Range all_heads{0, plan.config.num_heads_kv};
+  std::array<std::int64_t, kNumRoles> role_bytes{};
+  for (std::size_t role = 0; role < role_bytes.size(); ++role) {
+    role_bytes[role] =
+        bytes_per_row(plan.config, {.role = static_cast<Role>(role), .heads = all_heads}, false);
+  }
   report.pair_bytes.assign(num_ranks * num_ranks, 0);
   report.remote_rows.assign(num_ranks, 0);
-  for (const Transfer& transfer : plan.transfers) {
-    const auto dst = static_cast<std::size_t>(transfer.dst);
-    const std::int64_t bytes = transfer.num_rows * row_bytes;
-    report.pair_bytes[static_cast<std::size_t>(transfer.src) * num_ranks + dst] += bytes;
-    report.remote_rows[dst] += transfer.num_rows;
+  const auto count = [&](std::int32_t from, std::int32_t to, std::int64_t rows, Role role) {
+    const std::int64_t bytes = rows * role_bytes[static_cast<std::size_t>(role)];
+    report.pair_bytes[static_cast<std::size_t>(from) * num_ranks + static_cast<std::size_t>(to)] +=
+        bytes;
     report.total_bytes += bytes;
+  };
+  for (const Transfer& t : plan.transfers) {
+    if (t.src == t.dst) continue;
+    if (t.space == Space::Keys) {
+      report.remote_rows[static_cast<std::size_t>(t.dst)] += t.num_rows;
+      count(t.src, t.dst, t.num_rows, Role::KeysValues);
+    } else {
+      count(t.src, t.dst, t.num_rows, Role::Queries);
+      count(t.dst, t.src, t.num_rows, Role::Results);
+    }
   }
+  const std::int64_t row_bytes = bytes_per_row(plan.config);
   report.ring_bytes = static_cast<std::int64_t>(num_ranks - 1) * plan.mask.rows_k * row_bytes;
+}
+
+void predict(const Plan& plan, const PlanLoads& loads, PlanReport& report) {
+  std::int64_t forward_ns = 0;
+  std::int64_t backward_ns = 0;
+  std::int64_t busiest_ns = 0;
+  for (const PassTimes& times : predict_times(plan, loads, false)) {
+    forward_ns = std::max(forward_ns, times.attends_end_ns);
+    busiest_ns = std::max(busiest_ns, times.attending_ns);
+  }
+  for (const PassTimes& times : predict_times(plan, loads, true)) {
+    backward_ns = std::max(backward_ns, times.end_ns);
+  }
+  report.forward_seconds = static_cast<double>(forward_ns) * 1e-9;
+  report.backward_seconds = static_cast<double>(backward_ns) * 1e-9;
+  report.exposed_comm_seconds = static_cast<double>(forward_ns - busiest_ns) * 1e-9;
 }
 
 }  // namespace
 
-PlanReport make_report(const Plan& plan, const Work& work, const WaveShape& shape) {
+PlanReport make_report(const Plan& plan) {
   PlanReport report;
   count_bytes(plan, report);
+  const PlanLoads loads(plan);
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
-    std::int64_t pairs = 0;
-    for (std::int32_t s = 0; s < work.num_segments; ++s) {
-      pairs += work.load(static_cast<std::int32_t>(r), s).area;
-    }
-    report.rank_area.push_back(pairs);
+    report.rank_area.push_back(loads.rank_area(static_cast<std::int32_t>(r)));
     report.rank_rows.push_back(plan.ranks[r].q.segments[0].num_rows);
   }
   report.balance = max_over_mean(report.rank_area);
@@ -51,10 +82,7 @@ PlanReport make_report(const Plan& plan, const Work& work, const WaveShape& shap
       .max_area = *std::max_element(report.rank_area.begin(), report.rank_area.end()),
       .is_shared = plan.placement_q == plan.placement_k};
   report.lower_bound_bytes = lower_bound_rows(plan.mask, limits) * bytes_per_row(plan.config);
-  const PredictedTime time = predict_time(work, plan.ranks.size(), shape, plan.config);
-  report.forward_seconds = static_cast<double>(time.forward_ns) * 1e-9;
-  report.backward_seconds = static_cast<double>(time.backward_ns) * 1e-9;
-  report.exposed_comm_seconds = static_cast<double>(time.exposed_ns) * 1e-9;
+  predict(plan, loads, report);
   return report;
 }
 

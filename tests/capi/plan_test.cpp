@@ -67,8 +67,8 @@ TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
       .algorithm = PlacementAlgorithm::MinHeap, .chunk_size = 16, .min_chunks_per_rank = 2};
   expected.placement_k = expected.placement;
   expected.placement_k->uneven_shard = true;
-  expected.wave_mode = WaveMode::Rows;
-  expected.min_wave_rows = 8;
+  expected.stage_mode = StageMode::Rows;
+  expected.min_stage_rows = 8;
   expected.head_dim_qk = 64;
   expected.head_dim_v = 32;
   expected.element_bytes = 4;
@@ -116,7 +116,7 @@ TEST_F(PlanAbi, ReportsItsFigures) {
   magi_plan_report report{.struct_size = sizeof(report)};
   EXPECT_EQ(magi_plan_get_report(plan.get(), &report), MAGI_OK);
   EXPECT_EQ(report.num_ranks, 4);
-  EXPECT_EQ(report.num_waves, truth.num_waves);
+  EXPECT_EQ(report.num_waves, num_stages(truth));
   EXPECT_EQ(report.digest, truth.digest);
   EXPECT_EQ(report.num_heads_q, truth.config.num_heads_q);
   EXPECT_EQ(report.num_heads_kv, truth.config.num_heads_kv);
@@ -135,14 +135,14 @@ TEST_F(PlanAbi, ReportsItsFigures) {
 }
 
 TEST_F(PlanAbi, DrawsItsPictures) {
-  for (std::int32_t picture = MAGI_PICTURE_MASK; picture <= MAGI_PICTURE_TIMELINE; ++picture) {
+  for (std::int32_t picture = MAGI_PICTURE_MASK; picture <= MAGI_PICTURE_STEPS; ++picture) {
     const auto svg = made<magi_buffer>(
         [&](auto** b) { return magi_plan_draw(plan.get(), picture, "a title", b); });
     EXPECT_EQ(text_of(svg.get()).rfind("<svg", 0), 0u) << picture;
     EXPECT_NE(text_of(svg.get()).find("a title"), std::string::npos) << picture;
   }
   magi_buffer* none = nullptr;
-  EXPECT_EQ(magi_plan_draw(plan.get(), 4, nullptr, &none), MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(magi_plan_draw(plan.get(), 5, nullptr, &none), MAGI_INVALID_ARGUMENT);
   const auto seen = made<magi_mask>([&](auto** m) { return magi_plan_mask(plan.get(), m); });
   const auto svg =
       made<magi_buffer>([&](auto** b) { return magi_mask_draw(seen.get(), nullptr, b); });
@@ -160,7 +160,8 @@ TEST_F(PlanAbi, ShowsItsTables) {
   const Owned<magi_buffer> slices(tables.slices), segments(tables.k_segments), waves(tables.waves);
   EXPECT_EQ(array_of<std::int32_t>(slices.get()).size(), 6 * truth.ranks[1].slices.size());
   EXPECT_EQ(array_of<std::int32_t>(segments.get())[1], truth.ranks[1].k.segments[0].num_rows);
-  EXPECT_EQ(array_of<std::int32_t>(waves.get()).size(), 5 * truth.ranks[1].waves.size());
+  EXPECT_EQ(array_of<std::int32_t>(waves.get()).size(),
+            5u * static_cast<std::size_t>(num_stages(truth)));
   EXPECT_EQ(magi_plan_rank(plan.get(), 4, &tables), MAGI_INVALID_ARGUMENT);
 }
 

@@ -160,7 +160,7 @@ TEST(CommandPlan, FlagsReachTheConfiguration) {
                       .uneven_shard = true,
                       .token_tolerance = 0.25};
   config.overlap_degree = 2;
-  config.wave_mode = WaveMode::Rows;
+  config.stage_mode = StageMode::Rows;
   EXPECT_EQ(plan_from_json(outcome.out).config, config);
   const Outcome free = run_magi("plan --tokens 4096 --degree auto --json");
   EXPECT_FALSE(plan_from_json(free.out).config.overlap_degree.has_value());
@@ -200,7 +200,7 @@ TEST(CommandShow, DrawsPlansAndMasks) {
   ASSERT_EQ(run_magi("plan --documents 900,124 --causal --ranks 2 --out " + plan).code, 0);
   const Outcome outcome = run_magi("show " + plan + " --out " + folder.path("a") + " --title T");
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  for (const char* name : {"mask", "placement", "traffic", "timeline"}) {
+  for (const char* name : {"mask", "placement", "traffic", "timeline", "steps"}) {
     const std::string file = std::string("a/") + name + ".svg";
     EXPECT_TRUE(has(outcome.out, folder.path(file) + "\n"));
     EXPECT_TRUE(has(folder.read(file), std::string("<title>T: ") + name));

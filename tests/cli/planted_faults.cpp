@@ -3,7 +3,7 @@
 
 namespace magi::testing {
 
-Specimen make_specimen(WaveMode mode) {
+Specimen make_specimen(StageMode mode) {
   Specimen specimen;
   cli::VerifyCase& c = specimen.verify_case;
   c.mask = {.rows_q = 96,
@@ -21,8 +21,8 @@ Specimen make_specimen(WaveMode mode) {
               .element_bytes = 8};
   c.config.placement = {.algorithm = PlacementAlgorithm::MinHeap, .chunk_size = 8};
   c.config.overlap_degree = 2;
-  c.config.wave_mode = mode;
-  c.config.min_wave_rows = 4;
+  c.config.stage_mode = mode;
+  c.config.min_stage_rows = 4;
   c.params = {.softmax_scale = 0.5, .softcap = 3.0, .sink_layout = SinkLayout::RowSinkHead};
   c.num_sinks = 2;
   c.has_dlse = true;

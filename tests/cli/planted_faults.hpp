@@ -25,8 +25,8 @@ struct Specimen {
 };
 
 /// A case with every feature: four slice types, overlaps, empty rows, grouped heads, sinks,
-/// softcap, a gradient through lse, three ranks, two remote waves.
-Specimen make_specimen(WaveMode mode);
+/// softcap, a gradient through lse, three ranks, two remote stages.
+Specimen make_specimen(StageMode mode);
 
 /// What `checker` finds in the specimen.
 cli::Findings findings_of(Checker checker, const Specimen& specimen);
@@ -34,7 +34,7 @@ cli::Findings findings_of(Checker checker, const Specimen& specimen);
 struct PlantedFault {
   const char* name;
   Checker checker;
-  WaveMode mode = WaveMode::Rows;  ///< of the specimen that it is planted in
+  StageMode mode = StageMode::Rows;  ///< of the specimen that it is planted in
   std::function<void(Specimen&)> plant;
   bool is_digest_renewed = true;  ///< so that the digest is not what gives a plan away
 };

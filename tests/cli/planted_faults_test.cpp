@@ -8,10 +8,10 @@
 namespace magi::testing {
 namespace {
 
-const Specimen& specimen_of(WaveMode mode) {
-  static const Specimen rows = make_specimen(WaveMode::Rows);
-  static const Specimen heads = make_specimen(WaveMode::Heads);
-  return mode == WaveMode::Rows ? rows : heads;
+const Specimen& specimen_of(StageMode mode) {
+  static const Specimen rows = make_specimen(StageMode::Rows);
+  static const Specimen heads = make_specimen(StageMode::Heads);
+  return mode == StageMode::Rows ? rows : heads;
 }
 
 std::vector<PlantedFault> all_faults() {
@@ -24,7 +24,7 @@ std::vector<PlantedFault> all_faults() {
 }
 
 TEST(PlantedFaults, NothingIsFoundWhereNothingIsPlanted) {
-  for (const WaveMode mode : {WaveMode::Rows, WaveMode::Heads}) {
+  for (const StageMode mode : {StageMode::Rows, StageMode::Heads}) {
     for (const Checker checker : {Checker::Expansion, Checker::Area, Checker::Coverage,
                                   Checker::Plan, Checker::Bytes, Checker::Results}) {
       EXPECT_EQ(findings_of(checker, specimen_of(mode)), cli::Findings{});
@@ -34,9 +34,9 @@ TEST(PlantedFaults, NothingIsFoundWhereNothingIsPlanted) {
 }
 
 TEST(PlantedFaults, TheSpecimenHasWhatFaultsNeed) {
-  for (const WaveMode mode : {WaveMode::Rows, WaveMode::Heads}) {
+  for (const StageMode mode : {StageMode::Rows, StageMode::Heads}) {
     const Specimen& specimen = specimen_of(mode);
-    EXPECT_EQ(specimen.plan.num_waves, 3);
+    EXPECT_EQ(num_stages(specimen.plan), 3);
     EXPECT_GE(specimen.plan.transfers.size(), 6u);
     EXPECT_GT(specimen.coverage.overlapping_pairs, 0);
     EXPECT_GT(specimen.coverage.empty_rows, 0);
@@ -60,7 +60,7 @@ TEST(PlantedFaults, EachIsFoundByItsChecker) {
 }
 
 TEST(PlantedFaults, AStaleDigestIsNamed) {
-  Specimen specimen = specimen_of(WaveMode::Rows);
+  Specimen specimen = specimen_of(StageMode::Rows);
   specimen.plan.digest ^= 1u;
   const cli::Findings findings = findings_of(Checker::Plan, specimen);
   ASSERT_EQ(findings.size(), 1u);

@@ -7,20 +7,18 @@
 namespace magi::testing {
 namespace {
 
-constexpr WaveMode kRows = WaveMode::Rows;
-constexpr WaveMode kHeads = WaveMode::Heads;
+constexpr StageMode kRows = StageMode::Rows;
+constexpr StageMode kHeads = StageMode::Heads;
 
-/// A rank whose remote waves both have work.
+/// A rank that has work in both remote stages.
 RankPlan& busy_rank(Plan& plan) {
   for (RankPlan& rank : plan.ranks) {
-    if (rank.waves.size() > 2 && !rank.waves[1].slices.empty() && !rank.waves[2].slices.empty()) {
-      return rank;
-    }
+    if (rank.attends.size() > 2) return rank;
   }
   throw std::logic_error("the specimen has no busy rank");
 }
 
-/// A slice of a remote wave that has a diagonal bound.
+/// A slice that has a diagonal bound.
 BandSlice& banded_slice(Plan& plan) {
   for (RankPlan& rank : plan.ranks) {
     for (BandSlice& slice : rank.slices) {
@@ -49,7 +47,7 @@ void exchange_sources(Plan& plan) {
 
 std::int32_t third_rank(const Transfer& transfer) { return 3 - transfer.src - transfer.dst; }
 
-PlantedFault in_plan(const char* name, WaveMode mode, std::function<void(Plan&)> plant) {
+PlantedFault in_plan(const char* name, StageMode mode, std::function<void(Plan&)> plant) {
   return {name, Checker::Plan, mode, [plant](Specimen& specimen) { plant(specimen.plan); }};
 }
 
@@ -74,50 +72,51 @@ std::vector<PlantedFault> slice_faults() {
                 BandSlice& slice = busy_rank(p).slices.back();
                 slice = shift(slice, 0, slice.k0 > 0 ? -1 : 1);
               }),
-      in_plan("missing slice of a wave", kRows,
-              [](Plan& p) { --busy_rank(p).waves[1].slices.end; }),
-      in_plan("slice done by two waves", kHeads,
-              [](Plan& p) { --busy_rank(p).waves[1].slices.begin; }),
+      in_plan("missing slice of an attend", kRows,
+              [](Plan& p) { --busy_rank(p).attends[1].slices.end; }),
+      in_plan("slice of one head section", kHeads,
+              [](Plan& p) { --busy_rank(p).attends[1].slices.begin; }),
       in_plan("doubled local slice", kRows,
               [](Plan& p) {
                 RankPlan& rank = busy_rank(p);
                 rank.slices.push_back(rank.slices.back());
-                ++rank.waves[2].slices.end;
+                ++rank.attends[2].slices.end;
               }),
   };
 }
 
-std::vector<PlantedFault> wave_faults() {
+std::vector<PlantedFault> attend_faults() {
   return {
-      in_plan("slices of two waves swapped", kRows,
+      in_plan("slices of two attends swapped", kRows,
               [](Plan& p) {
                 RankPlan& rank = busy_rank(p);
-                std::swap(rank.waves[1].slices, rank.waves[2].slices);
+                std::swap(rank.attends[1].slices, rank.attends[2].slices);
               }),
-      in_plan("wave reads another segment", kRows,
-              [](Plan& p) { busy_rank(p).waves[1].k_segment = 0; }),
-      in_plan("wave before its rows", kRows,
+      in_plan("attend reads another segment", kRows,
+              [](Plan& p) { busy_rank(p).attends[1].k_segment = 0; }),
+      in_plan("attend before its rows", kRows,
               [](Plan& p) {
                 RankPlan& rank = busy_rank(p);
-                std::swap(rank.waves[1], rank.waves[2]);
+                std::swap(rank.attends[1], rank.attends[2]);
               }),
       in_plan("head section done twice", kHeads,
               [](Plan& p) {
                 RankPlan& rank = busy_rank(p);
-                rank.waves[1].heads = rank.waves[2].heads;
+                rank.attends[1].heads = rank.attends[2].heads;
               }),
       in_plan("head section missing", kHeads,
               [](Plan& p) {
                 RankPlan& rank = busy_rank(p);
-                rank.waves[1].heads = {0, 0};
+                rank.attends[1].heads = {0, 0};
               }),
       in_plan("head section past the heads", kHeads,
-              [](Plan& p) { ++busy_rank(p).waves[2].heads.end; }),
-      in_plan("own keys without a head", kRows, [](Plan& p) { --busy_rank(p).waves[0].heads.end; }),
+              [](Plan& p) { ++busy_rank(p).attends[2].heads.end; }),
+      in_plan("own keys without a head", kRows,
+              [](Plan& p) { --busy_rank(p).attends[0].heads.end; }),
       in_plan("segment with a row too many", kRows,
               [](Plan& p) { ++busy_rank(p).k.segments[1].num_rows; }),
-      in_plan("segment ready too late", kRows,
-              [](Plan& p) { busy_rank(p).k.segments[1].wave = 2; }),
+      in_plan("attend that waits for another segment", kRows,
+              [](Plan& p) { busy_rank(p).forward[3].after[0] = 1; }),
       in_plan("segment of the wrong owner", kRows,
               [](Plan& p) {
                 Segment& own = p.ranks[0].k.segments[0];
@@ -186,7 +185,8 @@ std::vector<PlantedFault> table_faults() {
               [](Plan& p) { p.report.pair_bytes[1] += p.config.element_bytes; }),
       in_plan("area of a rank in the report", kRows, [](Plan& p) { --p.report.rank_area[2]; }),
       in_plan("received rows in the report", kRows, [](Plan& p) { ++p.report.remote_rows[0]; }),
-      in_plan("one wave fewer than there are", kRows, [](Plan& p) { --p.num_waves; }),
+      in_plan("one exchange fewer than there are", kRows, [](Plan& p) { p.exchanges.pop_back(); }),
+      in_plan("exchange of a later stage", kRows, [](Plan& p) { ++p.exchanges[1].stage; }),
   };
   PlantedFault stale =
       in_plan("digest that does not follow the plan", kRows, [](Plan& p) { p.digest ^= 1u; });
@@ -199,7 +199,7 @@ std::vector<PlantedFault> table_faults() {
 
 std::vector<PlantedFault> plan_faults() {
   std::vector<PlantedFault> faults = slice_faults();
-  for (auto* more : {&wave_faults, &transfer_faults, &table_faults}) {
+  for (auto* more : {&attend_faults, &transfer_faults, &table_faults}) {
     const std::vector<PlantedFault> part = (*more)();
     faults.insert(faults.end(), part.begin(), part.end());
   }

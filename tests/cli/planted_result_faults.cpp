@@ -32,18 +32,18 @@ cli::CaseResults with_doubled_sinks(const Specimen& specimen) {
 }
 
 PlantedFault in_results(const char* name, std::function<void(Specimen&)> plant) {
-  return {name, Checker::Results, WaveMode::Rows, std::move(plant)};
+  return {name, Checker::Results, StageMode::Rows, std::move(plant)};
 }
 
 PlantedFault in_bytes(const char* name, std::function<void(Specimen&)> plant) {
-  return {name, Checker::Bytes, WaveMode::Heads, std::move(plant)};
+  return {name, Checker::Bytes, StageMode::Heads, std::move(plant)};
 }
 
 void drop_last_slice(cli::VerifyCase& c) { c.mask.slices.pop_back(); }
 
 std::vector<PlantedFault> forward_faults() {
   return {
-      in_results("keys of a wave never merged",
+      in_results("keys of a stage never merged",
                  [](Specimen& s) {
                    const cli::CaseResults part = as_if(s, drop_last_slice);
                    s.results.out = part.out;
@@ -89,7 +89,7 @@ std::vector<PlantedFault> forward_faults() {
 
 std::vector<PlantedFault> backward_faults() {
   return {
-      in_results("partial dK of a wave lost",
+      in_results("partial dK of a stage lost",
                  [](Specimen& s) { s.results.dk = as_if(s, drop_last_slice).dk; }),
       in_results("partial dV added twice",
                  [](Specimen& s) {

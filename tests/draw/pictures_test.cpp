@@ -6,9 +6,9 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "draw/schedule.hpp"
 #include "draw/xml.hpp"
 #include "magi/error.hpp"
+#include "plan/plan_support.hpp"
 #include "support/random_mask.hpp"
 
 namespace magi::draw {
@@ -21,7 +21,7 @@ Mask two_documents() {
                      band_slice({40, 64}, {40, 64}, MaskType::Full)}};
 }
 
-/// A plan by hand: two ranks, rank 1 fetches 16 rows of rank 0 in two waves by heads.
+/// A plan by hand: two ranks, rank 1 fetches 16 rows of rank 0 in two stages by heads.
 Plan small_plan() {
   Plan plan;
   plan.mask = two_documents();
@@ -33,20 +33,25 @@ Plan small_plan() {
                  .element_bytes = 4};
   plan.placement_q = placement_from_chunks(64, 16, 2, {0, 1, 1, 0});
   plan.placement_k = plan.placement_q;
-  plan.num_waves = 3;
+  for (const Role role : {Role::KeysValues, Role::KeyGradients}) {
+    for (std::int32_t head = 0; head < 2; ++head) {
+      plan.exchanges.push_back({.role = role, .heads = {head, head + 1}, .stage = 1 + head});
+    }
+  }
   plan.ranks.resize(2);
   for (std::int32_t r = 0; r < 2; ++r) {
     RankPlan& rank = plan.ranks[static_cast<std::size_t>(r)];
     rank.q.segments = {{.owner = r, .num_rows = 32}};
-    rank.k.segments = {{.owner = r, .num_rows = 32},
-                       {.owner = kManyOwners, .num_rows = 16 * r, .wave = 1}};
+    rank.k.segments = {{.owner = r, .num_rows = 32}, {.owner = kManyOwners, .num_rows = 16 * r}};
     rank.slices = {{.q0 = 0, .q1 = 32, .k0 = 0, .k1 = 32}};
-    rank.waves = {{.k_segment = 0, .heads = {0, 2}, .slices = {0, 1}},
-                  {.k_segment = 1, .heads = {0, 1}, .slices = {1, 1}},
-                  {.k_segment = 1, .heads = {1, 2}, .slices = {1, 1}}};
+    rank.attends = {{.heads = {0, 2}, .slices = {0, 1}}};
   }
   plan.ranks[1].slices.push_back({.q0 = 0, .q1 = 10, .k0 = 0, .k1 = 16});
-  plan.ranks[1].waves[1].slices = plan.ranks[1].waves[2].slices = {1, 2};
+  for (std::int32_t head = 0; head < 2; ++head) {
+    plan.ranks[1].attends.push_back(
+        {.k_segment = 1, .heads = {head, head + 1}, .slices = {1, 2}, .is_merging = true});
+  }
+  for (RankPlan& rank : plan.ranks) planner::make_steps(plan.exchanges, rank);
   plan.transfers = {{.src = 0, .dst = 1, .dst_segment = 1, .num_rows = 16}};
   plan.report = {.rank_area = {500, 896},
                  .rank_rows = {32, 32},
@@ -56,6 +61,17 @@ Plan small_plan() {
                  .total_bytes = 2048,
                  .lower_bound_bytes = 1024,
                  .ring_bytes = 8192};
+  return plan;
+}
+
+/// Its ranks have nothing to do.
+Plan idle_plan() {
+  Plan plan = small_plan();
+  for (RankPlan& rank : plan.ranks) {
+    rank.attends.clear();
+    rank.forward.clear();
+    rank.backward.clear();
+  }
   return plan;
 }
 
@@ -182,60 +198,49 @@ TEST(TrafficPicture, ManyRanksAndNoBytes) {
   EXPECT_EQ(testing::xml_fault(traffic_picture(plan, "quiet")), "");
 }
 
-TEST(Schedule, WavesFollowTheirRows) {
-  const Plan plan = small_plan();
-  const std::vector<RankSchedule> schedules = forward_schedule(plan);
-  ASSERT_EQ(schedules.size(), 2u);
-  // Rank 0 only sends; nothing that it computes waits.
-  ASSERT_EQ(schedules[0].transfers.size(), 2u);
-  EXPECT_EQ(schedules[0].transfers[0].amount, 0);
-  EXPECT_EQ(schedules[0].attention[0].begin, 0.0);
-  EXPECT_EQ(schedules[0].attention.size(), 1u);
-  const RankSchedule& busy = schedules[1];
-  ASSERT_EQ(busy.transfers.size(), 2u);
-  ASSERT_EQ(busy.attention.size(), 3u);
-  // 16 rows x 1 head x (8 + 8) elements x 4 bytes.
-  EXPECT_EQ(busy.transfers[0].amount, 1024);
-  EXPECT_NEAR(busy.transfers[0].end, 1024 / 275e9 + 2e-6, 1e-15);
-  EXPECT_EQ(busy.transfers[1].begin, busy.transfers[0].end);
-  EXPECT_EQ(busy.attention[0].amount, 32 * 32 * 4);
-  EXPECT_EQ(busy.attention[2].amount, 160 * 2);
-  for (std::size_t w = 1; w < 3; ++w) {
-    EXPECT_GE(busy.attention[w].begin, busy.transfers[w - 1].end);
-    EXPECT_GE(busy.attention[w].begin, busy.attention[w - 1].end);
-  }
-}
-
-TEST(Schedule, EndsWhenThePlannerPredicts) {
-  RandomStream random(9);
-  RandomMaskOptions options;
-  options.min_rows = 40;
-  for (int round = 0; round < 300; ++round) {
-    const Mask mask = random_mask(random, options);
-    PlanConfig config{.num_ranks = random.between(1, 5), .num_heads_q = 4, .num_heads_kv = 2};
-    config.overlap_degree = random.between(0, 3);
-    config.wave_mode = random.chance(50) ? WaveMode::Heads : WaveMode::Rows;
-    config.min_wave_rows = 4;
-    // Rates at which launches, transfers and work all matter.
-    config.cost = {.flops_per_second = 1e9, .bytes_per_second = 1e9};
-    const Plan plan = make_plan(mask, config);
-    double end = 0.0;
-    for (const RankSchedule& rank : forward_schedule(plan)) {
-      if (!rank.attention.empty()) end = std::max(end, rank.attention.back().end);
-    }
-    SCOPED_TRACE(testing::describe(mask));
-    EXPECT_NEAR(end, plan.report.forward_seconds, 40e-9);
-  }
-}
-
-TEST(TimelinePicture, ShowsWavesAndTimes) {
+TEST(TimelinePicture, ShowsStagesAndTimes) {
   const std::string picture = timeline_picture(small_plan(), "timeline");
   EXPECT_EQ(testing::xml_fault(picture), "");
-  EXPECT_TRUE(has(picture, "transfers of wave 2"));
-  EXPECT_TRUE(has(picture, "3 waves"));
-  Plan idle = small_plan();
-  for (RankPlan& rank : idle.ranks) rank.waves.clear();
-  EXPECT_EQ(testing::xml_fault(timeline_picture(idle, "idle")), "");
+  // 16 rows x 1 head x (8 + 8) elements x 4 bytes.
+  EXPECT_TRUE(has(picture, "exchange of stage 2: 2 us to 4.01 us, 1,024 bytes in")) << picture;
+  EXPECT_TRUE(has(picture, "attention of stage 1: "));
+  EXPECT_TRUE(has(picture, ", 320 pairs times heads"));
+  EXPECT_TRUE(has(picture, "3 stages"));
+  EXPECT_EQ(testing::xml_fault(timeline_picture(idle_plan(), "idle")), "");
+}
+
+TEST(StepsPicture, ShowsBoxesAndWhatTheyWaitFor) {
+  const std::string picture = steps_picture(small_plan(), "steps");
+  EXPECT_EQ(testing::xml_fault(picture), "");
+  for (const char* text :
+       {">rank 1<", ">forward<", ">backward<", ">k, v to segment 1, kv head 1<",
+        ">in 16 rows, 1 KiB<", ">out 16 rows, 1 KiB<", ">q own, k segment 1, kv head 0<",
+        ">1 slice, 160 pairs<", ">merges into out, lse<", ">dk, dv of segment 1, kv head 0<",
+        "exchange, stage 2: "}) {
+    EXPECT_TRUE(has(picture, text)) << text;
+  }
+  // Arrows: rank 1 has two attends that wait and two exchanges back in the backward; so has rank 0.
+  std::size_t arrows = 0;
+  for (std::size_t at = picture.find("<path"); at != std::string::npos;
+       at = picture.find("<path", at + 1)) {
+    ++arrows;
+  }
+  EXPECT_EQ(arrows, 2u + 2u + 2u + 2u);
+  EXPECT_EQ(testing::xml_fault(steps_picture(idle_plan(), "idle")), "");
+}
+
+TEST(StepsPicture, ShowsReceivedQueriesAndManyRanks) {
+  const std::string picture = steps_picture(rectangle_plan(), "rectangle");
+  EXPECT_EQ(testing::xml_fault(picture), "");
+  for (const char* text : {">q to segment 1<", ">out, lse of segment 1<", ">dq of segment 1<",
+                           ">q segment 1, k own<", ">q, dout to segment 1<"}) {
+    EXPECT_TRUE(has(picture, text)) << text;
+  }
+  PlanConfig config{.num_ranks = 16, .num_heads_q = 2, .num_heads_kv = 2, .overlap_degree = 2};
+  const Mask mask{.rows_q = 512, .rows_k = 512, .slices = {{.q1 = 512, .k1 = 512}}};
+  const std::string many = steps_picture(make_plan(mask, config), "many");
+  EXPECT_EQ(testing::xml_fault(many), "");
+  EXPECT_TRUE(has(many, "the first 8 of 16 ranks"));
 }
 
 TEST(Pictures, EqualInputsGiveEqualBytes) {
@@ -245,6 +250,7 @@ TEST(Pictures, EqualInputsGiveEqualBytes) {
   EXPECT_EQ(placement_picture(plan, "a"), placement_picture(plan, "a"));
   EXPECT_EQ(traffic_picture(plan, "a"), traffic_picture(plan, "a"));
   EXPECT_EQ(timeline_picture(plan, "a"), timeline_picture(plan, "a"));
+  EXPECT_EQ(steps_picture(plan, "a"), steps_picture(plan, "a"));
 }
 
 TEST(Xml, TheCheckerFindsFaults) {

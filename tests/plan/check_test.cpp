@@ -22,14 +22,14 @@ Mask causal(std::int32_t rows) {
   return {rows, rows, {band_slice({0, rows}, {0, rows}, MaskType::Causal)}};
 }
 
-Plan small_plan(std::int32_t rows, WaveMode mode) {
+Plan small_plan(std::int32_t rows, StageMode mode) {
   PlanConfig config;
   config.num_ranks = 4;
   config.num_heads_q = 4;
   config.num_heads_kv = 2;
   config.overlap_degree = 2;
-  config.wave_mode = mode;
-  config.min_wave_rows = 4;
+  config.stage_mode = mode;
+  config.min_stage_rows = 4;
   return make_plan(causal(rows), config);
 }
 
@@ -41,7 +41,7 @@ TEST(CheckPlan, SoundPlansHaveNoProblems) {
 }
 
 TEST(CheckPlan, LargePlansAreCheckedByFingerprint) {
-  for (const WaveMode mode : {WaveMode::Heads, WaveMode::Rows}) {
+  for (const StageMode mode : {StageMode::Heads, StageMode::Rows}) {
     Plan plan = small_plan(16384, mode);
     EXPECT_EQ(joined(check_plan(plan)), "");
     // The same number of pairs, elsewhere: only the comparison of pairs can tell.
@@ -76,9 +76,23 @@ TEST(CheckPlan, EveryPlantedFaultIsFound) {
       {"a dropped transfer", [](Plan& p) { p.transfers.pop_back(); }},
       {"a doubled transfer", [](Plan& p) { p.transfers.push_back(p.transfers.back()); }},
       {"a short transfer", [](Plan& p) { --p.transfers[1].num_rows; }},
-      {"swapped waves", [](Plan& p) { std::swap(p.ranks[2].waves[0], p.ranks[2].waves[1]); }},
-      {"a missing head", [](Plan& p) { ++p.ranks[1].waves.back().heads.begin; }},
-      {"a segment too early", [](Plan& p) { p.ranks[1].k.segments.back().wave = 0; }},
+      {"swapped attends", [](Plan& p) { std::swap(p.ranks[2].attends[0], p.ranks[2].attends[1]); }},
+      {"a missing head", [](Plan& p) { ++p.ranks[1].attends.back().heads.begin; }},
+      {"an attend before its rows", [](Plan& p) { p.ranks[1].forward.back().after[0] = -1; }},
+      {"an attend behind the wrong rows", [](Plan& p) { p.ranks[1].backward[3].after[0] = 1; }},
+      {"an attend that overwrites", [](Plan& p) { p.ranks[1].attends[1].is_merging = false; }},
+      {"a first attend that merges", [](Plan& p) { p.ranks[1].attends[0].is_merging = true; }},
+      {"gradients before their attend", [](Plan& p) { p.ranks[1].backward.back().after[0] = 2; }},
+      {"gradients never returned", [](Plan& p) { p.ranks[1].backward.pop_back(); }},
+      {"an attend left out", [](Plan& p) { p.ranks[1].forward.pop_back(); }},
+      {"an attend done twice", [](Plan& p) { p.ranks[1].forward.back().index = 1; }},
+      {"exchanges in another order",
+       [](Plan& p) { std::swap(p.ranks[1].forward[0].index, p.ranks[1].forward[1].index); }},
+      {"an exchange of another role", [](Plan& p) { p.exchanges[0].role = Role::KeyGradients; }},
+      {"an exchange of other heads", [](Plan& p) { --p.exchanges[1].heads.end; }},
+      {"an exchange of a later stage", [](Plan& p) { ++p.exchanges[0].stage; }},
+      {"an exchange by way of somebody", [](Plan& p) { p.exchanges[0].hop = 1; }},
+      {"a transfer of queries", [](Plan& p) { p.transfers[0].space = Space::Queries; }},
       {"a wrong area", [](Plan& p) { ++p.report.rank_area[1]; }},
       {"a wrong byte count", [](Plan& p) { ++p.report.pair_bytes[1]; }},
       {"a wrong total", [](Plan& p) { --p.report.total_bytes; }},
@@ -87,7 +101,7 @@ TEST(CheckPlan, EveryPlantedFaultIsFound) {
       {"a chunk at two ranks", [](Plan& p) { p.placement_q.chunk_rank[0] ^= 1; }},
       {"another mask", [](Plan& p) { --p.mask.slices[0].d_max; }},
   };
-  for (const WaveMode mode : {WaveMode::Heads, WaveMode::Rows}) {
+  for (const StageMode mode : {StageMode::Heads, StageMode::Rows}) {
     for (const auto& [name, plant] : faults) {
       Plan plan = small_plan(256, mode);
       ASSERT_EQ(joined(check_plan(plan)), "");
@@ -98,8 +112,58 @@ TEST(CheckPlan, EveryPlantedFaultIsFound) {
   }
 }
 
+TEST(CheckPlan, APlanWithASecondQuerySegmentIsSound) {
+  const Plan plan = rectangle_plan();
+  EXPECT_EQ(joined(check_plan(plan)), "");
+  for (std::int32_t head = 0; head < 2; ++head) {
+    EXPECT_EQ(attended_pairs(plan, head), expand(plan.mask));
+  }
+  // Keys and values of 32 rows, queries of 32 rows there and results back; 2 bytes an element.
+  EXPECT_EQ(plan.report.pair_bytes,
+            (std::vector<std::int64_t>{0, 32 * 2 * (2 * 256 + 4 * 128), 32 * 2 * 4 * 128, 0}));
+  EXPECT_NE(describe(plan).find("1 stage of received keys, with 1 segment of received queries"),
+            std::string::npos)
+      << describe(plan);
+}
+
+TEST(CheckPlan, FaultsOfASecondQuerySegmentAreFound) {
+  const std::vector<std::pair<const char*, std::function<void(Plan&)>>> faults = {
+      {"queries of another row", [](Plan& p) { --p.transfers[1].num_rows; }},
+      {"queries of another rank", [](Plan& p) { p.transfers[1].src = 1; }},
+      {"queries sent as keys", [](Plan& p) { p.transfers[1].space = Space::Keys; }},
+      {"queries never sent", [](Plan& p) { p.transfers.pop_back(); }},
+      {"a rectangle of the rank's own queries",
+       [](Plan& p) { p.ranks[1].attends[2].q_segment = 0; }},
+      {"a rectangle that merges", [](Plan& p) { p.ranks[1].attends[2].is_merging = true; }},
+      {"a rectangle without its last query", [](Plan& p) { --p.ranks[1].slices[2].q1; }},
+      {"a rectangle of other keys", [](Plan& p) { p.ranks[1].attends[2].k_segment = 1; }},
+      {"a rectangle for one head",
+       [](Plan& p) {
+         p.ranks[1].attends[2].heads = {0, 1};
+       }},
+      {"a rectangle before its queries", [](Plan& p) { p.ranks[1].forward[4].after[0] = 0; }},
+      {"results before the rectangle", [](Plan& p) { p.ranks[1].forward[5].after[0] = 3; }},
+      {"results at an owner without its own part",
+       [](Plan& p) { p.ranks[0].forward[3].after[0] = -1; }},
+      {"results never returned", [](Plan& p) { p.exchanges[2].role = Role::KeysValues; }},
+      {"gradients of queries never returned",
+       [](Plan& p) {
+         p.exchanges.pop_back();
+         for (RankPlan& rank : p.ranks) rank.backward.pop_back();
+       }},
+      {"a query segment of rows that nothing fills",
+       [](Plan& p) { p.ranks[1].q.segments[1].num_rows = 40; }},
+  };
+  for (const auto& [name, plant] : faults) {
+    Plan plan = rectangle_plan();
+    plant(plan);
+    plan.digest = plan_digest(plan);
+    EXPECT_FALSE(check_plan(plan).empty()) << name;
+  }
+}
+
 TEST(CheckPlan, AStaleDigestIsFound) {
-  Plan plan = small_plan(64, WaveMode::Rows);
+  Plan plan = small_plan(64, StageMode::Rows);
   plan.digest ^= 1;
   EXPECT_EQ(joined(check_plan(plan)), "the digest is not that of the tables\n");
 }
@@ -107,10 +171,10 @@ TEST(CheckPlan, AStaleDigestIsFound) {
 TEST(CheckPlan, BrokenTablesAreReportedBeforeTheyAreRead) {
   const std::vector<std::function<void(Plan&)>> faults = {
       [](Plan& p) { p.ranks.pop_back(); },
-      [](Plan& p) { p.ranks[1].waves.clear(); },
+      [](Plan& p) { p.ranks[1].attends.clear(); },
       [](Plan& p) { p.ranks[1].k.segments.clear(); },
-      [](Plan& p) { p.ranks[1].waves[0].k_segment = 99; },
-      [](Plan& p) { p.ranks[1].waves[0].slices.end = 1 << 30; },
+      [](Plan& p) { p.ranks[1].attends[0].k_segment = 99; },
+      [](Plan& p) { p.ranks[1].attends[0].slices.end = 1 << 30; },
       [](Plan& p) { p.ranks[1].slices[0].k1 = 1 << 29; },
       [](Plan& p) { p.transfers[0].dst = -1; },
       [](Plan& p) { p.transfers[0].dst_row = 1 << 30; },
@@ -119,10 +183,18 @@ TEST(CheckPlan, BrokenTablesAreReportedBeforeTheyAreRead) {
       [](Plan& p) { p.report.pair_bytes.clear(); },
       [](Plan& p) { p.config.num_heads_kv = 0; },
       [](Plan& p) { p.mask.slices[0].q1 = -5; },
-      [](Plan& p) { p.num_waves = 0; },
+      [](Plan& p) { p.exchanges.clear(); },
+      [](Plan& p) { p.exchanges[0].segment = 9; },
+      [](Plan& p) { p.exchanges[0].role = static_cast<Role>(kNumRoles); },
+      [](Plan& p) { p.ranks[1].q.segments.push_back({}); },
+      [](Plan& p) { p.ranks[1].attends[0].q_segment = 1; },
+      [](Plan& p) { p.ranks[1].forward[0].index = 99; },
+      [](Plan& p) { p.ranks[1].forward[1].after[1] = 1; },
+      [](Plan& p) { p.ranks[1].backward[0].kind = static_cast<StepKind>(7); },
+      [](Plan& p) { p.transfers[0].space = static_cast<Space>(2); },
   };
   for (std::size_t i = 0; i < faults.size(); ++i) {
-    Plan plan = small_plan(128, WaveMode::Rows);
+    Plan plan = small_plan(128, StageMode::Rows);
     faults[i](plan);
     EXPECT_FALSE(check_plan(plan).empty()) << "fault " << i;
   }

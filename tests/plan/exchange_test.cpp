@@ -45,11 +45,28 @@ TEST(RowExchanges, BothSidesListTheSameRecordsInTheSameOrder) {
   }
 }
 
-using Rows = std::vector<std::int32_t>;
-
-bool has_combined_buffer(const Plan& plan) {
-  return plan.num_waves == 1 && plan.ranks[0].k.segments.size() > 1;
+TEST(RowExchanges, QueriesHaveListsOfTheirOwn) {
+  const Plan plan = rectangle_plan();
+  const PeerRows there{.peer = 1, .row = 0, .num_rows = 32};
+  const PeerRows here{.peer = 0, .row = 0, .num_rows = 32};
+  for (const Space space : {Space::Keys, Space::Queries}) {
+    EXPECT_EQ(row_exchanges(plan, 0, space)[1], (RowExchange{.owned = {there}, .needed = {}}));
+    EXPECT_EQ(row_exchanges(plan, 1, space)[1], (RowExchange{.owned = {}, .needed = {here}}));
+  }
 }
+
+TEST(RowExchanges, OwnRowsThatAreCopiedAreOfThisRank) {
+  PlanConfig config{.num_ranks = 2, .overlap_degree = 0};
+  const Mask mask{64, 64, {band_slice({0, 64}, {0, 64}, MaskType::Causal)}};
+  const Placement placement = placement_from_chunks(64, 32, 2, {0, 1});
+  const Plan plan = make_plan_on(mask, config, placement, placement);
+  const RowExchange rows = row_exchanges(plan, 1)[1];
+  EXPECT_EQ(rows.owned, (std::vector<PeerRows>{{.peer = 1, .num_rows = 32}}));
+  EXPECT_EQ(rows.needed, (std::vector<PeerRows>{{.peer = 1, .num_rows = 32},
+                                                {.peer = 0, .row = 32, .num_rows = 32}}));
+}
+
+using Rows = std::vector<std::int32_t>;
 
 /// Global rows that `dst` gets from `src`, in the order of the input splits.
 Rows rows_sent(const Plan& plan, const GroupCollectiveArgs& args, std::int32_t src,
@@ -89,14 +106,12 @@ Rows rows_cast(const Plan& plan, const std::vector<GroupCollectiveArgs>& args, s
   return received;
 }
 
-Rows rows_planned(const Plan& plan, std::int32_t dst, std::int32_t wave) {
-  const RankPlan& rank = plan.ranks[static_cast<std::size_t>(dst)];
-  const bool is_combined = has_combined_buffer(plan);
-  const std::int32_t segment =
-      is_combined ? 1 : rank.waves[static_cast<std::size_t>(wave)].k_segment;
+/// Rows of a segment that come from other ranks.
+Rows rows_planned(const Plan& plan, std::int32_t dst, std::int32_t segment) {
   Rows rows = segment_rows(plan, dst).at(static_cast<std::size_t>(segment));
-  if (is_combined && !rows.empty()) {
-    rows.erase(rows.begin(), rows.begin() + rank.k.segments[0].num_rows);
+  for (const Transfer& t : plan.transfers) {
+    const bool is_copy = t.src == dst && t.dst == dst && t.dst_segment == segment;
+    if (is_copy) rows.erase(rows.begin(), rows.begin() + t.num_rows);
   }
   return rows;
 }
@@ -107,14 +122,15 @@ TEST(GroupCollectiveArgs, CastMovesExactlyTheReceivedRows) {
     RandomStream random(seed);
     const Plan plan = random_plan(random);
     const auto num_ranks = static_cast<std::int32_t>(plan.ranks.size());
-    for (std::int32_t wave = has_combined_buffer(plan) ? 0 : 1; wave < plan.num_waves; ++wave) {
+    for (const Exchange& exchange : plan.exchanges) {
+      if (exchange.role != Role::KeysValues) continue;
       std::vector<GroupCollectiveArgs> args;
       for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
-        args.push_back(group_collective_args(plan, rank, wave));
+        args.push_back(group_collective_args(plan, rank, exchange.stage));
       }
       for (std::int32_t dst = 0; dst < num_ranks; ++dst) {
-        EXPECT_EQ(rows_cast(plan, args, dst), rows_planned(plan, dst, wave))
-            << "rank " << dst << " wave " << wave;
+        EXPECT_EQ(rows_cast(plan, args, dst), rows_planned(plan, dst, exchange.segment))
+            << "rank " << dst << " stage " << exchange.stage;
       }
     }
   }

@@ -41,7 +41,7 @@ Plan golden_plan() {
 }
 
 const std::string kGolden = R"golden({"format": "magi plan",
-"version": 1,
+"version": 2,
 "mask": {"rows_q": 8, "rows_k": 8, "slices": [[0,8,0,8,null,0]]},
 "config": {"num_ranks": 2,
 "num_heads_q": 4,
@@ -60,8 +60,8 @@ const std::string kGolden = R"golden({"format": "magi plan",
 "seed": 42},
 "placement_k": null,
 "overlap_degree": 1,
-"wave_mode": "auto",
-"min_wave_rows": 512,
+"stage_mode": "auto",
+"min_stage_rows": 512,
 "cost": {"flops_per_second": 6e+14,
 "backward_flops_per_second": 5.2e+14,
 "bytes_per_second": 2.75e+11,
@@ -69,20 +69,24 @@ const std::string kGolden = R"golden({"format": "magi plan",
 "seconds_per_launch": 5e-06}},
 "placement_q": {"num_rows": 8, "chunk_size": 2, "num_ranks": 2, "chunk_rank": [0,1,1,0]},
 "placement_k": {"num_rows": 8, "chunk_size": 2, "num_ranks": 2, "chunk_rank": [0,1,1,0]},
-"num_waves": 2,
-"ranks": [{"q": [[0,4,0]],
-"k": [[0,4,0],[-1,4,1]],
+"exchanges": [[0,1,0,2,0,1],[3,1,0,2,0,1]],
+"ranks": [{"q": [[0,4]],
+"k": [[0,4],[-1,4]],
 "slices": [[0,2,0,2,null,0],
 [2,4,0,4,null,0],
 [2,4,0,4,null,null]],
-"waves": [[0,0,2,0,2],[1,0,2,2,3]]},
-{"q": [[1,4,0]],
-"k": [[1,4,0],[-1,2,1]],
+"attends": [[0,0,0,2,0,2,0],[0,1,0,2,2,3,1]],
+"forward": [[0,0,-1,-1],[1,0,-1,-1],[1,1,0,-1]],
+"backward": [[0,0,-1,-1],[1,0,-1,-1],[1,1,0,-1],[0,1,2,-1]]},
+{"q": [[1,4]],
+"k": [[1,4],[-1,2]],
 "slices": [[0,4,0,4,null,0],
 [0,4,0,2,null,null]],
-"waves": [[0,0,2,0,1],[1,0,2,1,2]]}],
-"transfers": [[1,0,0,1,0,4],
-[0,1,0,1,0,2]],
+"attends": [[0,0,0,2,0,1,0],[0,1,0,2,1,2,1]],
+"forward": [[0,0,-1,-1],[1,0,-1,-1],[1,1,0,-1]],
+"backward": [[0,0,-1,-1],[1,0,-1,-1],[1,1,0,-1],[0,1,2,-1]]}],
+"transfers": [[1,0,0,1,0,0,4],
+[0,1,0,1,0,0,2]],
 "report": {"rank_area": [18,18],
 "rank_rows": [4,4],
 "remote_rows": [4,2],
@@ -94,7 +98,7 @@ const std::string kGolden = R"golden({"format": "magi plan",
 "forward_seconds": 1e-05,
 "backward_seconds": 1.2001e-05,
 "exposed_comm_seconds": 0},
-"digest": "a44c25182f643117"}
+"digest": "ecee03f30aec4d06"}
 )golden";
 
 TEST(PlanJson, RandomPlansSurviveARoundTrip) {
@@ -108,7 +112,12 @@ TEST(PlanJson, RandomPlansSurviveARoundTrip) {
   }
 }
 
-TEST(PlanJson, TextOfVersionOneStays) { EXPECT_EQ(plan_to_json(golden_plan()), kGolden); }
+TEST(PlanJson, TextOfVersionTwoStays) { EXPECT_EQ(plan_to_json(golden_plan()), kGolden); }
+
+TEST(PlanJson, SeveralQuerySegmentsSurviveARoundTrip) {
+  const Plan plan = rectangle_plan();
+  EXPECT_EQ(plan_from_json(plan_to_json(plan)), plan);
+}
 
 TEST(PlanJson, EveryTruncationIsRefused) {
   const std::string text = plan_to_json(golden_plan());
@@ -150,8 +159,11 @@ TEST(PlanJson, MutationsAreRefusedOrHarmless) {
 
 TEST(PlanJson, RefusalsNamePathValueAndWhatIsAllowed) {
   const std::string text = plan_to_json(golden_plan());
-  EXPECT_EQ(refusal(replaced(text, "\"version\": 1", "\"version\": 2")),
-            "plan JSON: version is 2; allowed: an integer from 1 to 1");
+  for (const char* version : {"1", "3"}) {
+    EXPECT_EQ(refusal(replaced(text, "\"version\": 2", std::string("\"version\": ") + version)),
+              std::string("plan JSON: version is ") + version +
+                  "; allowed: 2, the version with steps; plan the mask again");
+  }
   EXPECT_EQ(refusal(replaced(text, "\"format\": \"magi plan\"", "\"format\": \"other\"")),
             "plan JSON: format is other; allowed: magi plan");
   EXPECT_EQ(refusal(replaced(text, "\"rows_k\"", "\"rows\"")),
@@ -174,14 +186,17 @@ TEST(PlanJson, RefusalsNamePathValueAndWhatIsAllowed) {
   EXPECT_EQ(refusal(std::string(100000, '[')).substr(0, 12), "plan JSON is");
 }
 
-TEST(PlanJson, WavesThatRanksCannotRunTogetherAreRefused) {
+TEST(PlanJson, PassesThatRanksCannotRunTogetherAreRefused) {
   PlanConfig config{.num_ranks = 2, .num_heads_q = 4, .num_heads_kv = 2, .overlap_degree = 2};
   const Mask mask{16, 16, {band_slice({0, 16}, {0, 16}, MaskType::Causal)}};
   const std::vector<std::function<void(Plan&)>> faults = {
-      [](Plan& p) { p.ranks[1].waves[0].heads.end = 1; },
-      [](Plan& p) { p.ranks[0].waves[0].k_segment = 1; },
-      [](Plan& p) { p.ranks[1].waves[1].k_segment = 0; },
-      [](Plan& p) { p.ranks[1].waves[2].heads.begin = 0; },
+      [](Plan& p) { p.ranks[1].attends[0].heads.end = 1; },
+      [](Plan& p) { p.ranks[0].attends[0].k_segment = 1; },
+      [](Plan& p) { p.ranks[1].attends[2].heads.begin = 0; },
+      [](Plan& p) { p.ranks[1].forward[0].index = 1; },
+      [](Plan& p) { p.ranks[1].backward.pop_back(); },
+      [](Plan& p) { p.exchanges[1].heads.end = 1; },
+      [](Plan& p) { p.transfers.clear(); },
   };
   const auto expect_refused = [](Plan plan, const std::function<void(Plan&)>& plant) {
     ASSERT_TRUE(check_plan(plan_from_json(plan_to_json(plan))).empty());
@@ -189,17 +204,18 @@ TEST(PlanJson, WavesThatRanksCannotRunTogetherAreRefused) {
     for (RankPlan& rank : plan.ranks) rank.slices.assign(rank.slices.size(), BandSlice{});
     plan.digest = plan_digest(plan);
     const std::string seen = refusal(plan_to_json(plan));
-    EXPECT_NE(seen.find(": wave "), std::string::npos) << seen;
+    EXPECT_EQ(seen.find("plan JSON: "), 0u) << seen;
+    EXPECT_NE(seen.find("allowed: the parts of one plan, which agree"), std::string::npos) << seen;
   };
-  const Plan waves = make_plan(mask, config);
-  for (const auto& plant : faults) expect_refused(waves, plant);
+  const Plan staged = make_plan(mask, config);
+  for (const auto& plant : faults) expect_refused(staged, plant);
   config.overlap_degree = 0;
   const Plan gathered = make_plan(mask, config);
   expect_refused(gathered, [](Plan& p) {
     p.ranks[1].k.segments[1].num_rows = 1;
     p.transfers.clear();
   });
-  expect_refused(gathered, [](Plan& p) { p.ranks[1].waves[0].k_segment = 0; });
+  expect_refused(gathered, [](Plan& p) { p.ranks[1].forward[1].after[0] = -1; });
 }
 
 TEST(PlanJson, TablesOfAnotherPlanAreRefused) {

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "magi/plan.hpp"
+#include "plan/report.hpp"
+#include "plan/steps.hpp"
 #include "support/random_mask.hpp"
 
 // Brute-force views of a plan and random plan inputs for the plan tests.
@@ -23,19 +25,20 @@ inline std::vector<std::int32_t> global_rows(const Placement& placement, std::in
   return rows;
 }
 
-/// Global key row behind each row of each key segment of a rank (-1: nothing arrives there).
-inline std::vector<std::vector<std::int32_t>> segment_rows(const Plan& plan, std::int32_t rank) {
+/// Global row behind each row of each segment of a rank (-1: nothing arrives there).
+inline std::vector<std::vector<std::int32_t>> segment_rows(const Plan& plan, std::int32_t rank,
+                                                           Space space = Space::Keys) {
   const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
+  const bool is_keys = space == Space::Keys;
+  const Placement& placement = is_keys ? plan.placement_k : plan.placement_q;
   std::vector<std::vector<std::int32_t>> rows;
-  for (const Segment& segment : own.k.segments) {
+  for (const Segment& segment : (is_keys ? own.k : own.q).segments) {
     rows.emplace_back(static_cast<std::size_t>(segment.num_rows), -1);
   }
-  rows[0] = global_rows(plan.placement_k, rank);
-  const bool is_combined = plan.num_waves == 1 && rows.size() > 1 && !rows[1].empty();
-  if (is_combined) std::copy(rows[0].begin(), rows[0].end(), rows[1].begin());
+  rows[0] = global_rows(placement, rank);
   for (const Transfer& t : plan.transfers) {
-    if (t.dst != rank) continue;
-    const std::vector<std::int32_t> source = global_rows(plan.placement_k, t.src);
+    if (t.dst != rank || t.space != space) continue;
+    const std::vector<std::int32_t> source = global_rows(placement, t.src);
     for (std::int32_t i = 0; i < t.num_rows; ++i) {
       auto& slot = rows.at(static_cast<std::size_t>(t.dst_segment))
                        .at(static_cast<std::size_t>(t.dst_row + i));
@@ -45,24 +48,26 @@ inline std::vector<std::vector<std::int32_t>> segment_rows(const Plan& plan, std
   return rows;
 }
 
-/// How often each (query, key) pair is attended to for kv head `head`, over all ranks and waves.
+/// How often each (query, key) pair is attended to for kv head `head`, over all ranks and attends.
 inline std::vector<std::uint16_t> attended_pairs(const Plan& plan, std::int32_t head) {
   const auto rows_k = static_cast<std::size_t>(plan.mask.rows_k);
   std::vector<std::uint16_t> pairs(static_cast<std::size_t>(plan.mask.rows_q) * rows_k, 0);
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
     const RankPlan& rank = plan.ranks[r];
-    const auto queries = global_rows(plan.placement_q, static_cast<std::int32_t>(r));
-    const auto keys = segment_rows(plan, static_cast<std::int32_t>(r));
-    for (const Wave& wave : rank.waves) {
-      if (head < wave.heads.begin || head >= wave.heads.end) continue;
-      const auto& segment = keys.at(static_cast<std::size_t>(wave.k_segment));
-      for (std::int32_t s = wave.slices.begin; s < wave.slices.end; ++s) {
+    const auto own = static_cast<std::int32_t>(r);
+    const auto q_segments = segment_rows(plan, own, Space::Queries);
+    const auto k_segments = segment_rows(plan, own, Space::Keys);
+    for (const Attend& attend : rank.attends) {
+      if (head < attend.heads.begin || head >= attend.heads.end) continue;
+      const auto& queries = q_segments.at(static_cast<std::size_t>(attend.q_segment));
+      const auto& keys = k_segments.at(static_cast<std::size_t>(attend.k_segment));
+      for (std::int32_t s = attend.slices.begin; s < attend.slices.end; ++s) {
         const BandSlice& slice = rank.slices.at(static_cast<std::size_t>(s));
         for (std::int32_t q = slice.q0; q < slice.q1; ++q) {
           const Range seen = visible_keys(slice, q);
           const auto row = static_cast<std::size_t>(queries.at(static_cast<std::size_t>(q)));
           for (std::int32_t k = seen.begin; k < seen.end; ++k) {
-            const auto key = static_cast<std::size_t>(segment.at(static_cast<std::size_t>(k)));
+            const auto key = static_cast<std::size_t>(keys.at(static_cast<std::size_t>(k)));
             ++pairs.at(row * rows_k + key);
           }
         }
@@ -70,6 +75,38 @@ inline std::vector<std::uint16_t> attended_pairs(const Plan& plan, std::int32_t 
     }
   }
   return pairs;
+}
+
+/// A plan by hand with a second query segment, full attention of 64 rows on two ranks: rank 1
+/// fetches rank 0's keys for its own queries, and computes for rank 0 what rank 0's queries attend
+/// to on rank 1's keys.
+inline Plan rectangle_plan() {
+  Plan plan;
+  plan.mask = {64, 64, {band_slice({0, 64}, {0, 64}, MaskType::Full)}};
+  plan.config = {.num_ranks = 2, .num_heads_q = 4, .num_heads_kv = 2};
+  plan.placement_q = plan.placement_k = placement_from_chunks(64, 32, 2, {0, 1});
+  for (const Role role :
+       {Role::KeysValues, Role::Queries, Role::Results, Role::KeyGradients, Role::QueryGradients}) {
+    plan.exchanges.push_back({.role = role, .segment = 1, .heads = {0, 2}, .stage = 1});
+  }
+  plan.ranks.resize(2);
+  for (std::int32_t r = 0; r < 2; ++r) {
+    RankPlan& rank = plan.ranks[static_cast<std::size_t>(r)];
+    rank.q.segments = rank.k.segments = {{r, 32}, {kManyOwners, 32 * r}};
+    rank.slices.assign(r == 0 ? 1 : 3, BandSlice{0, 32, 0, 32});
+    rank.attends = {{.heads = {0, 2}, .slices = {0, 1}}};
+  }
+  plan.ranks[1].attends.push_back(
+      {.k_segment = 1, .heads = {0, 2}, .slices = {1, 2}, .is_merging = true});
+  plan.ranks[1].attends.push_back({.q_segment = 1, .heads = {0, 2}, .slices = {2, 3}});
+  for (RankPlan& rank : plan.ranks) planner::make_steps(plan.exchanges, rank);
+  for (const Space space : {Space::Keys, Space::Queries}) {
+    plan.transfers.push_back(
+        {.src = 0, .dst = 1, .dst_segment = 1, .space = space, .num_rows = 32});
+  }
+  plan.report = planner::make_report(plan);
+  plan.digest = plan_digest(plan);
+  return plan;
 }
 
 /// A random placement of every chunk, any layout, ranks with nothing included.
@@ -95,8 +132,8 @@ inline PlanConfig random_config(RandomStream& random) {
   } else {
     config.overlap_degree = random.between(0, 5);
   }
-  config.wave_mode = static_cast<WaveMode>(random.between(0, 2));
-  config.min_wave_rows = random.between(1, 12);
+  config.stage_mode = static_cast<StageMode>(random.between(0, 2));
+  config.min_stage_rows = random.between(1, 12);
   return config;
 }
 

@@ -42,13 +42,25 @@ std::vector<std::set<std::int32_t>> needed_rows(const Plan& plan) {
   return needed;
 }
 
+std::vector<std::int32_t> exchanges_of(const std::vector<Step>& steps) {
+  std::vector<std::int32_t> exchanges;
+  for (const Step& step : steps) {
+    if (step.kind == StepKind::Exchange) exchanges.push_back(step.index);
+  }
+  return exchanges;
+}
+
 void expect_exact_transfers(const Plan& plan) {
   const auto needed = needed_rows(plan);
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
     std::vector<std::int32_t> received;
     const auto segments = segment_rows(plan, static_cast<std::int32_t>(r));
     for (std::size_t s = 1; s < segments.size(); ++s) {
-      const std::size_t own = plan.num_waves == 1 && !segments[s].empty() ? segments[0].size() : 0;
+      std::size_t own = 0;  // copies of own rows, in front
+      for (const Transfer& t : plan.transfers) {
+        const bool is_copy = t.src == t.dst && t.dst == static_cast<std::int32_t>(r);
+        if (is_copy) own += static_cast<std::size_t>(t.num_rows);
+      }
       received.insert(received.end(), segments[s].begin() + static_cast<std::ptrdiff_t>(own),
                       segments[s].end());
     }
@@ -77,19 +89,20 @@ TEST(Plan, RandomPlansAttendEachPairOnceAndMoveEachNeededRowOnce) {
   }
 }
 
-TEST(Plan, EveryRankHasTheSameWavesAndSegments) {
+TEST(Plan, EveryRankStartsTheSameExchangesAndHasTheSameSegments) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     RandomStream random(seed);
     const Plan plan = random_plan(random);
     for (const RankPlan& rank : plan.ranks) {
-      EXPECT_EQ(rank.waves.size(), static_cast<std::size_t>(plan.num_waves));
+      EXPECT_EQ(exchanges_of(rank.forward), exchanges_of(plan.ranks[0].forward));
+      EXPECT_EQ(exchanges_of(rank.backward), exchanges_of(plan.ranks[0].backward));
       EXPECT_EQ(rank.k.segments.size(), plan.ranks[0].k.segments.size());
     }
     if (plan.config.overlap_degree) {
-      EXPECT_LE(plan.num_waves, 1 + *plan.config.overlap_degree);
+      EXPECT_LE(num_stages(plan), 1 + *plan.config.overlap_degree);
     } else {
-      EXPECT_LE(plan.num_waves, 9);
+      EXPECT_LE(num_stages(plan), 9);
     }
   }
 }
@@ -148,12 +161,59 @@ TEST(Plan, DegreeZeroReadsOwnRowsThenReceivedOnes) {
   PlanConfig config = config_of(2);
   config.overlap_degree = 0;
   const Plan plan = make_plan(causal(64), config);
-  EXPECT_EQ(plan.num_waves, 1);
+  EXPECT_EQ(num_stages(plan), 1);
   for (const RankPlan& rank : plan.ranks) {
     ASSERT_EQ(rank.k.segments.size(), 2u);
-    EXPECT_EQ(rank.waves[0].k_segment, 1);
+    EXPECT_EQ(rank.attends[0].k_segment, 1);
     EXPECT_GT(rank.k.segments[1].num_rows, rank.k.segments[0].num_rows);
   }
+}
+
+TEST(Plan, DegreeZeroIsOneExchangeThatCopiesOwnRowsToo) {
+  PlanConfig config = config_of(2);
+  config.overlap_degree = 0;
+  // Rank 0 sees its own keys alone.
+  const Placement placement = placement_from_chunks(64, 32, 2, {0, 1});
+  const Plan plan = make_plan_on(causal(64), config, placement, placement);
+  ASSERT_EQ(plan.exchanges.size(), 2u);
+  EXPECT_EQ(plan.exchanges[0], (Exchange{Role::KeysValues, 1, {0, 1}, 0, 0}));
+  EXPECT_EQ(plan.exchanges[1], (Exchange{Role::KeyGradients, 1, {0, 1}, 0, 0}));
+  ASSERT_EQ(plan.transfers.size(), 2u);
+  EXPECT_EQ(plan.transfers[0], (Transfer{.src = 1, .dst = 1, .dst_segment = 1, .num_rows = 32}));
+  EXPECT_EQ(plan.transfers[1],
+            (Transfer{.src = 0, .dst = 1, .dst_segment = 1, .dst_row = 32, .num_rows = 32}));
+  EXPECT_EQ(plan.report.remote_rows, (std::vector<std::int64_t>{0, 32}));
+  const Step exchange{StepKind::Exchange, 0};
+  EXPECT_EQ(plan.ranks[0].forward, (std::vector<Step>{exchange, {StepKind::Attend, 0}}));
+  EXPECT_EQ(plan.ranks[1].forward, (std::vector<Step>{exchange, {StepKind::Attend, 0, {0, -1}}}));
+  const Step returning{StepKind::Exchange, 1, {1, -1}};
+  EXPECT_EQ(plan.ranks[1].backward,
+            (std::vector<Step>{exchange, {StepKind::Attend, 0, {0, -1}}, returning}));
+  EXPECT_EQ(plan.ranks[0].attends[0].k_segment, 0);
+}
+
+TEST(Plan, StepsSayWhatWaitsForWhat) {
+  PlanConfig config = config_of(2, 2);
+  config.overlap_degree = 2;
+  const Placement placement = placement_from_chunks(64, 32, 2, {0, 1});
+  const Plan plan = make_plan_on(causal(64), config, placement, placement);
+  ASSERT_EQ(plan.exchanges.size(), 4u);
+  const auto exchange = [](std::int32_t index, std::int32_t after = -1) {
+    return Step{StepKind::Exchange, index, {after, -1}};
+  };
+  const auto attend = [](std::int32_t index, std::int32_t after = -1) {
+    return Step{StepKind::Attend, index, {after, -1}};
+  };
+  EXPECT_EQ(plan.ranks[1].forward,
+            (std::vector<Step>{exchange(0), exchange(1), attend(0), attend(1, 0), attend(2, 1)}));
+  EXPECT_EQ(plan.ranks[1].backward,
+            (std::vector<Step>{exchange(0), exchange(1), attend(0), attend(1, 0), exchange(2, 3),
+                               attend(2, 1), exchange(3, 5)}));
+  // Rank 0 receives nothing; gradients come back to rows that its own attend has written.
+  EXPECT_EQ(plan.ranks[0].backward, (std::vector<Step>{exchange(0), exchange(1), attend(0),
+                                                       exchange(2, 2), exchange(3, 2)}));
+  EXPECT_FALSE(plan.ranks[1].attends[0].is_merging);
+  EXPECT_TRUE(plan.ranks[1].attends[2].is_merging);
 }
 
 TEST(Plan, ASliceSeesNeighbouringReceivedRowsAsOnePiece) {
@@ -165,7 +225,7 @@ TEST(Plan, ASliceSeesNeighbouringReceivedRowsAsOnePiece) {
   EXPECT_EQ(rank.slices[0], band_slice({0, 16}, {0, 16}, MaskType::Causal));
   EXPECT_EQ(rank.slices[1], (BandSlice{0, 16, 0, 48}));
   ASSERT_EQ(plan.transfers.size(), 1u);
-  EXPECT_EQ(plan.transfers[0], (Transfer{0, 1, 0, 1, 0, 48}));
+  EXPECT_EQ(plan.transfers[0], (Transfer{.src = 0, .dst = 1, .dst_segment = 1, .num_rows = 48}));
 }
 
 TEST(Plan, FullPiecesAroundForeignRowsMergeIntoOneOwnSlice) {
@@ -173,14 +233,14 @@ TEST(Plan, FullPiecesAroundForeignRowsMergeIntoOneOwnSlice) {
   const Placement placement = placement_from_chunks(48, 16, 2, {0, 1, 0});
   const Plan plan = make_plan_on(causal(48), config_of(2), placement, placement);
   const RankPlan& rank = plan.ranks[0];
-  ASSERT_EQ(rank.waves[0].slices.size(), 2);
+  ASSERT_EQ(rank.attends[0].slices.size(), 2);
   EXPECT_EQ(rank.slices[0], (BandSlice{0, 16, 0, 16, -kBandInfinity, 0}));
   EXPECT_EQ(rank.slices[1], (BandSlice{16, 32, 0, 32, -kBandInfinity, 0}));
 }
 
 TEST(Plan, OneRankNeedsNothing) {
   const Plan plan = make_plan(causal(100), config_of(1));
-  EXPECT_EQ(plan.num_waves, 1);
+  EXPECT_EQ(num_stages(plan), 1);
   EXPECT_TRUE(plan.transfers.empty());
   EXPECT_EQ(plan.report.total_bytes, 0);
   EXPECT_EQ(plan.report.ring_bytes, 0);
@@ -189,7 +249,7 @@ TEST(Plan, OneRankNeedsNothing) {
 
 TEST(Plan, EmptyMaskHasNoWork) {
   const Plan plan = make_plan({64, 64, {}}, config_of(4));
-  EXPECT_EQ(plan.num_waves, 1);
+  EXPECT_EQ(num_stages(plan), 1);
   EXPECT_TRUE(plan.transfers.empty());
   for (const RankPlan& rank : plan.ranks) EXPECT_TRUE(rank.slices.empty());
 }
@@ -205,7 +265,7 @@ TEST(Plan, ARankWithoutRowsIsIdle) {
   const Plan plan = make_plan_on(causal(32), config_of(3), placement, placement);
   EXPECT_EQ(plan.ranks[1].q.segments[0].num_rows, 0);
   EXPECT_TRUE(plan.ranks[1].slices.empty());
-  EXPECT_EQ(plan.ranks[1].waves.size(), plan.ranks[0].waves.size());
+  EXPECT_EQ(exchanges_of(plan.ranks[1].forward), exchanges_of(plan.ranks[0].forward));
 }
 
 TEST(Plan, UnseenKeysDoNotTravel) {
@@ -216,30 +276,30 @@ TEST(Plan, UnseenKeysDoNotTravel) {
   EXPECT_EQ(plan.report.remote_rows, (std::vector<std::int64_t>{0, 8, 8, 8}));
 }
 
-TEST(Plan, ManyHeadsWaveByHeadsAndShareOneSegment) {
+TEST(Plan, ManyHeadsAreStagedByHeadsAndShareOneSegment) {
   PlanConfig config = config_of(2, 3);
   config.overlap_degree = 100;
   const Plan plan = make_plan(causal(64), config);
-  EXPECT_EQ(plan.num_waves, 4);
+  EXPECT_EQ(num_stages(plan), 4);
   for (const RankPlan& rank : plan.ranks) {
     EXPECT_EQ(rank.k.segments.size(), 2u);
-    EXPECT_EQ(rank.waves[3].heads, (Range{2, 3}));
-    EXPECT_EQ(rank.waves[3].slices, rank.waves[1].slices);
+    EXPECT_EQ(rank.attends[3].heads, (Range{2, 3}));
+    EXPECT_EQ(rank.attends[3].slices, rank.attends[1].slices);
   }
 }
 
-TEST(Plan, OneHeadWavesByRowsOfAtLeastTheMinimum) {
+TEST(Plan, OneHeadIsStagedByRowsOfAtLeastTheMinimum) {
   PlanConfig config = config_of(2, 1);
   config.overlap_degree = 8;
-  config.min_wave_rows = 10;
+  config.min_stage_rows = 10;
   const Placement placement = placement_from_chunks(64, 32, 2, {0, 1});
   const Plan plan = make_plan_on(causal(64), config, placement, placement);
-  EXPECT_EQ(plan.num_waves, 4);  // 32 received rows in 3 waves
-  for (std::size_t wave = 1; wave < 4; ++wave) {
-    EXPECT_GE(plan.ranks[1].k.segments[wave].num_rows, 10);
-    EXPECT_EQ(plan.ranks[0].k.segments[wave].num_rows, 0);
-    EXPECT_TRUE(plan.ranks[0].waves[wave].slices.empty());
+  EXPECT_EQ(num_stages(plan), 4);  // 32 received rows in 3 stages
+  for (std::size_t segment = 1; segment < 4; ++segment) {
+    EXPECT_GE(plan.ranks[1].k.segments[segment].num_rows, 10);
+    EXPECT_EQ(plan.ranks[0].k.segments[segment].num_rows, 0);
   }
+  EXPECT_EQ(plan.ranks[0].attends.size(), 1u);  // its own keys alone
 }
 
 TEST(Plan, CrossAttentionPlacesKeysOnTheirOwn) {

@@ -154,8 +154,8 @@ TEST(PredictedTime, TheChosenDegreeIsTheBestOfAllByItsOwnForecast) {
 TEST(Describe, NamesWhatAPersonAsksFor) {
   const Plan plan = make_plan(causal(4096), config_of(4));
   const std::string text = describe(plan);
-  for (const char* word : {"4096 x 4096", "balance", "ring", "lower bound", "own keys, then 1 wave",
-                           "predicted", "digest", "rank"}) {
+  for (const char* word : {"4096 x 4096", "balance", "ring", "lower bound",
+                           "own keys, then 1 stage", "predicted", "digest", "rank"}) {
     EXPECT_NE(text.find(word), std::string::npos) << word << "\n" << text;
   }
   EXPECT_NE(describe(make_plan(causal(8192), config_of(32))).find("16 more"), std::string::npos);

@@ -59,13 +59,13 @@ TEST_F(DistributedGpuTest, EqualsDenseAttentionForEveryOverlapDegree) {
   const Mask mask = masks_of_all_kinds(330)[5].mask;
   for (const Sizes sizes : {Sizes{8, 8}, Sizes{8, 2}, Sizes{4, 1}}) {
     const AttentionCase test = make_case(mask, sizes, 2);
-    for (const WaveMode mode : {WaveMode::Heads, WaveMode::Rows}) {
+    for (const StageMode mode : {StageMode::Heads, StageMode::Rows}) {
       for (const std::optional<std::int32_t> degree : {std::optional(0), {1}, {2}, {4}, {}}) {
         SCOPED_TRACE(::testing::Message()
                      << "heads " << sizes.heads_q << "/" << sizes.heads_kv << ", mode "
                      << static_cast<int>(mode) << ", degree " << degree.value_or(-1));
         PlanConfig config = plan_config(test, 4);
-        config.wave_mode = mode;
+        config.stage_mode = mode;
         config.overlap_degree = degree;
         expect_gpu_run_close(test, shared_plan(mask, config));
       }
@@ -151,7 +151,7 @@ TEST_F(DistributedGpuTest, EqualsDenseAttentionOnRandomCases) {
         plan_config(test, random.between(1, std::min({8, mask.rows_q, mask.rows_k})));
     config.placement.uneven_shard = random.chance(50);
     config.placement.chunk_size = random.between(1, 40);
-    config.wave_mode = random.chance(50) ? WaveMode::Heads : WaveMode::Rows;
+    config.stage_mode = random.chance(50) ? StageMode::Heads : StageMode::Rows;
     config.overlap_degree = random.between(0, 4);
     SCOPED_TRACE(::testing::Message()
                  << "ranks " << config.num_ranks << ", degree " << *config.overlap_degree
@@ -178,7 +178,7 @@ TEST_F(DistributedGpuTest, FastGradientsKeepTheRuleAndRepeatButForDq) {
 TEST_F(DistributedGpuTest, RepeatsBitForBitInOneObjectAndInMany) {
   const AttentionCase test = make_case(masks_of_all_kinds(420)[5].mask, {8, 1}, 10);
   PlanConfig config = plan_config(test, 5);
-  config.wave_mode = WaveMode::Rows;
+  config.stage_mode = StageMode::Rows;
   config.overlap_degree = 3;
   const auto plan = shared_plan(test.mask, config);
   const PipelineRun once = run_on_gpu(test, plan);

@@ -42,13 +42,13 @@ TEST(DistributedAttention, EqualsDenseAttentionForEveryOverlapDegree) {
   const Mask mask = masks_of_all_kinds(130)[5].mask;
   for (const Heads heads : {Heads{8, 8}, Heads{8, 2}, Heads{4, 1}}) {
     const AttentionCase test = make_case(mask, DType::Float64, heads, 2);
-    for (const WaveMode mode : {WaveMode::Heads, WaveMode::Rows}) {
+    for (const StageMode mode : {StageMode::Heads, StageMode::Rows}) {
       for (const std::optional<std::int32_t> degree : {std::optional(0), {1}, {2}, {4}, {}}) {
         SCOPED_TRACE(::testing::Message()
                      << "heads " << heads.q << "/" << heads.kv << ", mode "
                      << static_cast<int>(mode) << ", degree " << degree.value_or(-1));
         PlanConfig config = plan_config(test, 4);
-        config.wave_mode = mode;
+        config.stage_mode = mode;
         config.overlap_degree = degree;
         expect_pipeline_close(test, shared_plan(mask, config));
       }
@@ -132,7 +132,7 @@ TEST(DistributedAttention, EqualsDenseAttentionOnRandomCases) {
     PlanConfig config = plan_config(test, random.between(1, largest));
     config.placement.uneven_shard = random.chance(50);
     config.placement.chunk_size = random.between(1, 16);
-    config.wave_mode = random.chance(50) ? WaveMode::Heads : WaveMode::Rows;
+    config.stage_mode = random.chance(50) ? StageMode::Heads : StageMode::Rows;
     config.overlap_degree = random.between(0, 4);
     SCOPED_TRACE(::testing::Message()
                  << "ranks " << config.num_ranks << ", degree " << *config.overlap_degree
@@ -144,7 +144,7 @@ TEST(DistributedAttention, EqualsDenseAttentionOnRandomCases) {
 TEST(DistributedAttention, WavesByHeadsChangeNoBit) {
   AttentionCase test = make_case(masks_of_all_kinds(220)[5].mask, DType::BFloat16, {8, 4}, 9);
   PlanConfig config = plan_config(test, 4);
-  config.wave_mode = WaveMode::Heads;
+  config.stage_mode = StageMode::Heads;
   const PipelineRun once = run_pipeline(test, shared_plan(test.mask, config));
   for (const std::int32_t degree : {2, 4}) {
     config.overlap_degree = degree;
@@ -155,7 +155,7 @@ TEST(DistributedAttention, WavesByHeadsChangeNoBit) {
 TEST(DistributedAttention, RepeatsBitForBit) {
   AttentionCase test = make_case(masks_of_all_kinds(220)[0].mask, DType::Float32, {4, 1}, 10);
   PlanConfig config = plan_config(test, 5);
-  config.wave_mode = WaveMode::Rows;
+  config.stage_mode = StageMode::Rows;
   config.overlap_degree = 3;
   const auto plan = shared_plan(test.mask, config);
   const PipelineRun once = run_pipeline(test, plan);

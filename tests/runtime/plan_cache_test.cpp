@@ -37,7 +37,7 @@ TEST(PlanCache, TellsEveryInputApart) {
   configs[8].overlap_degree = 0;
   configs[9].cost.bytes_per_second = 1e9;
   configs[10].placement.seed = 43;
-  configs[11].wave_mode = WaveMode::Rows;
+  configs[11].stage_mode = StageMode::Rows;
   for (const PlanConfig& config : configs) cache.find_or_make(mask, config);
   EXPECT_EQ(cache.size(), configs.size());
   Mask other = mask;

@@ -219,7 +219,7 @@ class PlanHandle(Handle):
         return take_bytes(lambda out: lib.magi_plan_check(self.address, out)).decode()
 
     def draw(self, picture: int, title: str) -> str:
-        """An SVG picture: 0 mask, 1 placement, 2 traffic, 3 timeline."""
+        """An SVG picture: 0 mask, 1 placement, 2 traffic, 3 timeline, 4 steps."""
         name = title.encode()
         return take_bytes(lambda out: lib.magi_plan_draw(self.address, picture, name, out)).decode()
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work.hpp"
+#include "plan/ranks.hpp"
 
 #include <algorithm>
 #include <span>
 #include <tuple>
 #include <utility>
+
+#include "plan/steps.hpp"
 
 namespace magi::planner {
 namespace {
@@ -25,32 +27,33 @@ struct Scratch {
   std::vector<std::size_t> cut_begin;  ///< [num_segments] first slice of the cut at hand
 };
 
-/// Received rows of `rank` in segments, cut at the bounds of waves. Returns rows per segment.
-std::vector<std::int32_t> place_received(const Needs& needs, std::int32_t rank,
-                                         std::int32_t own_rows, const WaveShape& shape,
+/// Places received rows of `rank` in segments, cut at the bounds of stages, behind the copies of
+/// own rows that segment 1 begins with. Returns rows per segment.
+std::vector<std::int32_t> place_received(const RankInputs& inputs, std::int32_t rank,
                                          Scratch& scratch) {
+  const StageShape& shape = inputs.shape;
+  const auto r = static_cast<std::size_t>(rank);
   scratch.received.clear();
-  const std::int32_t remote = needs.remote_rows[static_cast<std::size_t>(rank)];
-  const std::int32_t num_segments = 1 + shape.num_receive_segments();
-  std::vector<std::int32_t> segment_rows(static_cast<std::size_t>(num_segments), 0);
-  segment_rows[0] = own_rows;
+  const std::int32_t remote = inputs.needs.remote_rows[r];
+  std::vector<std::int32_t> segment_rows(static_cast<std::size_t>(shape.num_receive_segments()) +
+                                         1);
+  segment_rows[0] = inputs.layout_k.rank_rows[r];
   if (remote == 0) return segment_rows;
-  std::int32_t num_parts = 1;
-  if (!shape.is_combined && shape.mode == WaveMode::Rows) {
-    num_parts = std::clamp(remote / shape.min_wave_rows, 1, shape.num_remote);
-  }
-  const std::int32_t first_row = shape.is_combined ? own_rows : 0;
+  const std::int32_t num_parts =
+      shape.mode == StageMode::Rows
+          ? std::clamp(remote / shape.min_stage_rows, 1, shape.num_exchanges)
+          : 1;
+  if (shape.is_gathering) segment_rows[1] = segment_rows[0];
   std::int32_t received = 0;
   std::int32_t part = 0;
-  Range part_rows = wave_rows(remote, num_parts, part);
-  for (const Range& keys : needs.remote_of(rank)) {
+  Range part_rows = share_of(remote, num_parts, part);
+  for (const Range& keys : inputs.needs.remote_of(rank)) {
     for (std::int32_t begin = keys.begin; begin < keys.end;) {
-      if (received == part_rows.end) part_rows = wave_rows(remote, num_parts, ++part);
+      if (received == part_rows.end) part_rows = share_of(remote, num_parts, ++part);
       const std::int32_t rows = std::min(keys.end - begin, part_rows.end - received);
-      scratch.received.push_back(
-          {begin, begin + rows, part + 1, first_row + received - part_rows.begin});
-      segment_rows[static_cast<std::size_t>(part) + 1] =
-          first_row + received + rows - part_rows.begin;
+      std::int32_t& filled = segment_rows[static_cast<std::size_t>(part) + 1];
+      scratch.received.push_back({begin, begin + rows, part + 1, filled});
+      filled += rows;
       begin += rows;
       received += rows;
     }
@@ -58,8 +61,8 @@ std::vector<std::int32_t> place_received(const Needs& needs, std::int32_t rank,
   return segment_rows;
 }
 
-/// Own and received rows in one ascending list. The combined buffer starts with the own rows.
-void merge_pieces(const Layout& layout_k, std::int32_t rank, bool is_reading_buffer,
+/// Lists own and received rows in ascending order; the own ones lie in segment `own_segment`.
+void merge_pieces(const Layout& layout_k, std::int32_t rank, std::int32_t own_segment,
                   Scratch& scratch) {
   scratch.pieces.clear();
   auto received = scratch.received.begin();
@@ -68,7 +71,7 @@ void merge_pieces(const Layout& layout_k, std::int32_t rank, bool is_reading_buf
     for (; received != scratch.received.end() && received->begin < run.begin; ++received) {
       scratch.pieces.push_back(*received);
     }
-    scratch.pieces.push_back({run.begin, run.end, is_reading_buffer ? 1 : 0, run.local});
+    scratch.pieces.push_back({run.begin, run.end, own_segment, run.local});
   }
   scratch.pieces.insert(scratch.pieces.end(), received, scratch.received.end());
 }
@@ -112,21 +115,16 @@ bool is_before(const BandSlice& a, const BandSlice& b) {
 }
 
 /// Moves the slices out of the scratch: grouped by segment, sorted inside. Returns group bounds.
-std::vector<std::int32_t> collect_slices(Scratch& scratch, std::int32_t rank, RankPlan& plan,
-                                         Work& work) {
+std::vector<std::int32_t> collect_slices(Scratch& scratch, RankPlan& plan) {
   std::vector<std::int32_t> begin{0};
   begin.reserve(scratch.by_segment.size() + 1);
   std::size_t total = 0;
   for (const auto& slices : scratch.by_segment) total += slices.size();
   plan.slices.reserve(total);
-  for (std::size_t s = 0; s < scratch.by_segment.size(); ++s) {
-    std::vector<BandSlice>& slices = scratch.by_segment[s];
+  for (std::vector<BandSlice>& slices : scratch.by_segment) {
     if (!std::is_sorted(slices.begin(), slices.end(), is_before)) {
       std::sort(slices.begin(), slices.end(), is_before);
     }
-    std::int64_t pairs = 0;
-    for (const BandSlice& slice : slices) pairs += area(slice);
-    work.load(rank, static_cast<std::int32_t>(s)).area = pairs;
     plan.slices.insert(plan.slices.end(), slices.begin(), slices.end());
     begin.push_back(static_cast<std::int32_t>(plan.slices.size()));
     slices.clear();
@@ -143,89 +141,71 @@ void append_transfers(const Layout& layout_k, std::int32_t dst, const Scratch& s
     for (std::int32_t row = piece.begin; row < piece.end; ++index) {
       const RowRun& run = layout_k.runs[index];
       const std::int32_t rows = std::min(piece.end, run.end) - row;
-      const Transfer next{run.rank,
-                          dst,
-                          run.local + (row - run.begin),
-                          piece.segment,
-                          piece.row + (row - piece.begin),
-                          rows};
+      const std::int32_t src_row = run.local + (row - run.begin);
+      const std::int32_t dst_row = piece.row + (row - piece.begin);
       row += rows;
       // Runs of one owner around rows of `dst` are neighbours on both sides.
       Transfer* last = transfers.size() > first ? &transfers.back() : nullptr;
-      if (last != nullptr && last->src == next.src && last->dst_segment == next.dst_segment &&
-          last->src_row + last->num_rows == next.src_row &&
-          last->dst_row + last->num_rows == next.dst_row) {
+      if (last != nullptr && last->src == run.rank && last->dst_segment == piece.segment &&
+          last->src_row + last->num_rows == src_row && last->dst_row + last->num_rows == dst_row) {
         last->num_rows += rows;
-      } else {
-        transfers.push_back(next);
+        continue;
       }
+      // Filled where it lies: one put together beside the list takes half as long again.
+      Transfer& next = transfers.emplace_back();
+      next.src = run.rank;
+      next.dst = dst;
+      next.src_row = src_row;
+      next.dst_segment = static_cast<std::int16_t>(piece.segment);
+      next.dst_row = dst_row;
+      next.num_rows = rows;
     }
   }
 }
 
-/// Rows and peers per rank and segment, from the transfers (ordered by destination).
-void count_traffic(Work& work, std::int32_t num_ranks) {
-  std::vector<std::int64_t> seen(static_cast<std::size_t>(num_ranks), -1);
-  for (const Transfer& transfer : work.transfers) {
-    SegmentLoad& in = work.load(transfer.dst, transfer.dst_segment);
-    SegmentLoad& out = work.load(transfer.src, transfer.dst_segment);
-    in.rows_in += transfer.num_rows;
-    out.rows_out += transfer.num_rows;
-    const std::int64_t stamp =
-        std::int64_t{transfer.dst} * work.num_segments + transfer.dst_segment;
-    std::int64_t& last = seen[static_cast<std::size_t>(transfer.src)];
-    if (last != stamp) {
-      last = stamp;
-      ++in.peers_in;
-      ++out.peers_out;
-    }
-  }
-}
-
-RankPlan build_rank(const WorkInputs& inputs, std::int32_t rank, Scratch& scratch, Work& work) {
+RankPlan build_rank(const RankInputs& inputs, std::int32_t rank, Scratch& scratch, Plan& plan) {
   const auto& [needs, layout_q, layout_k, shape, config] = inputs;
-  const auto r = static_cast<std::size_t>(rank);
-  const std::int32_t own_rows = layout_k.rank_rows[r];
-  const std::vector<std::int32_t> segment_rows =
-      place_received(needs, rank, own_rows, shape, scratch);
-  append_transfers(layout_k, rank, scratch, work.transfers);
-  merge_pieces(layout_k, rank, shape.is_combined && !scratch.received.empty(), scratch);
+  const std::vector<std::int32_t> segment_rows = place_received(inputs, rank, scratch);
+  const bool is_copying = shape.is_gathering && !scratch.received.empty();
+  if (is_copying && segment_rows[0] > 0) {
+    plan.transfers.push_back(
+        {.src = rank, .dst = rank, .dst_segment = 1, .num_rows = segment_rows[0]});
+  }
+  append_transfers(layout_k, rank, scratch, plan.transfers);
+  merge_pieces(layout_k, rank, is_copying ? 1 : 0, scratch);
   for (const std::int32_t index : layout_q.runs_of(rank)) {
     const RowRun& run = layout_q.runs[static_cast<std::size_t>(index)];
     for (const BandSlice& cut : needs.cuts_of_run(index)) {
       localise(cut, run.local - run.begin, scratch);
     }
   }
-  RankPlan plan;
-  plan.q.segments = {{rank, layout_q.rank_rows[r], 0}};
-  plan.k.segments.reserve(segment_rows.size());
-  plan.k.segments.push_back({rank, own_rows, 0});
-  for (std::size_t s = 1; s < segment_rows.size(); ++s) {
-    const std::int32_t wave = shape.is_combined ? 0 : static_cast<std::int32_t>(s);
-    plan.k.segments.push_back({kManyOwners, segment_rows[s], wave});
+  RankPlan own;
+  own.q.segments = {{rank, layout_q.rank_rows[static_cast<std::size_t>(rank)]}};
+  own.k.segments.reserve(segment_rows.size());
+  for (const std::int32_t rows : segment_rows) {
+    own.k.segments.push_back({own.k.segments.empty() ? rank : kManyOwners, rows});
   }
-  plan.waves = make_waves(shape, config, collect_slices(scratch, rank, plan, work));
-  return plan;
+  own.attends = make_attends(shape, plan.exchanges, config, collect_slices(scratch, own));
+  make_steps(plan.exchanges, own);
+  return own;
 }
 
 }  // namespace
 
-Work build_work(const WorkInputs& inputs) {
-  Work work;
-  work.num_segments = 1 + inputs.shape.num_receive_segments();
-  const auto num_segments = static_cast<std::size_t>(work.num_segments);
+void build_ranks(const RankInputs& inputs, Plan& plan) {
   const std::size_t num_ranks = inputs.layout_q.rank_rows.size();
-  work.loads.resize(num_ranks * num_segments);
-  work.ranks.reserve(num_ranks);
-  work.transfers.reserve(inputs.needs.remote.size() * 2);
+  plan.exchanges = make_exchanges(inputs.shape, inputs.config);
+  plan.ranks.clear();
+  plan.ranks.reserve(num_ranks);
+  plan.transfers.clear();
+  plan.transfers.reserve(inputs.needs.remote.size() * 2);
+  const auto num_segments = static_cast<std::size_t>(inputs.shape.num_receive_segments()) + 1;
   Scratch scratch;
   scratch.by_segment.resize(num_segments);
   scratch.cut_begin.resize(num_segments);
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    work.ranks.push_back(build_rank(inputs, static_cast<std::int32_t>(rank), scratch, work));
+    plan.ranks.push_back(build_rank(inputs, static_cast<std::int32_t>(rank), scratch, plan));
   }
-  count_traffic(work, static_cast<std::int32_t>(num_ranks));
-  return work;
 }
 
 }  // namespace magi::planner

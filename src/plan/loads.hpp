@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "magi/plan.hpp"
+
+namespace magi::planner {
+
+/// What one rank moves to fill one segment, its own and its peers'. Copies of own rows do not
+/// count.
+struct SegmentTraffic {
+  std::int64_t rows_in = 0;
+  std::int64_t rows_out = 0;
+  std::int32_t peers_in = 0;
+  std::int32_t peers_out = 0;
+};
+
+/// What the steps of a plan move and compute: one sweep over its transfers and slices.
+class PlanLoads {
+ public:
+  explicit PlanLoads(const Plan& plan);
+
+  const SegmentTraffic& traffic(std::int32_t rank, Space space, std::int32_t segment) const {
+    return traffic_[traffic_index(rank, space, segment)];
+  }
+  /// Rows that an exchange brings to a rank from others.
+  std::int64_t rows_in(std::int32_t rank, const Exchange& exchange) const {
+    const SegmentTraffic& moved = traffic(rank, space_of(exchange.role), exchange.segment);
+    return is_returning(exchange.role) ? moved.rows_out : moved.rows_in;
+  }
+  /// Rows that a rank sends to others in an exchange.
+  std::int64_t rows_out(std::int32_t rank, const Exchange& exchange) const {
+    const SegmentTraffic& moved = traffic(rank, space_of(exchange.role), exchange.segment);
+    return is_returning(exchange.role) ? moved.rows_in : moved.rows_out;
+  }
+  /// Pairs of an attend's slices; its heads share them.
+  std::int64_t area(std::int32_t rank, std::int32_t attend) const {
+    return areas_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(attend)];
+  }
+  /// Pairs that a rank attends to.
+  std::int64_t rank_area(std::int32_t rank) const {
+    return rank_areas_[static_cast<std::size_t>(rank)];
+  }
+
+ private:
+  std::size_t traffic_index(std::int32_t rank, Space space, std::int32_t segment) const {
+    return (static_cast<std::size_t>(rank) * 2 + static_cast<std::size_t>(space)) * num_segments_ +
+           static_cast<std::size_t>(segment);
+  }
+
+  std::size_t num_segments_ = 1;                  ///< of the space that has more of them
+  std::vector<SegmentTraffic> traffic_;           ///< [num_ranks, 2, num_segments]
+  std::vector<std::vector<std::int64_t>> areas_;  ///< [num_ranks][attends]
+  std::vector<std::int64_t> rank_areas_;
+};
+
+/// Bytes of one row of an exchange, for its heads.
+std::int64_t bytes_per_row(const PlanConfig& config, const Exchange& exchange, bool is_backward);
+
+/// Bytes of one key and value row, all kv heads.
+std::int64_t bytes_per_row(const PlanConfig& config);
+
+}  // namespace magi::planner

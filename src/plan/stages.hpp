@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "magi/plan.hpp"
+
+namespace magi::planner {
+
+/// How received keys are divided, the same on all ranks.
+struct StageShape {
+  StageMode mode = StageMode::Heads;  ///< Heads or Rows
+  std::int32_t num_exchanges = 0;     ///< of keys and values; 0 where nobody receives anything
+  std::int32_t min_stage_rows = 1;
+  /// Overlap degree 0: a rank that receives rows copies its own to the front of the buffer and
+  /// attends to all of them at once.
+  bool is_gathering = false;
+
+  std::int32_t num_receive_segments() const {
+    return mode == StageMode::Heads ? (num_exchanges > 0 ? 1 : 0) : num_exchanges;
+  }
+};
+
+/// Remote stages that are of use to one rank.
+std::int32_t useful_stages(const PlanConfig& config, std::int32_t degree, std::int32_t remote_rows);
+
+/// The shape for an overlap degree. The only place that asks whether the degree is 0.
+StageShape shape_stages(const PlanConfig& config, std::int32_t degree,
+                        const std::vector<std::int32_t>& remote_rows);
+
+/// Part `part` of `count` things shared out to `num_parts` as equally as they can be.
+Range share_of(std::int32_t count, std::int32_t num_parts, std::int32_t part);
+
+/// The exchanges of keys and values, then those of their gradients, stage by stage.
+std::vector<Exchange> make_exchanges(const StageShape& shape, const PlanConfig& config);
+
+/// The attends of one rank: own keys (where they are gathered: all keys), then the keys of each
+/// stage that show it any. `segment_begin` holds the first slice of each key segment, and the end.
+std::vector<Attend> make_attends(const StageShape& shape, const std::vector<Exchange>& exchanges,
+                                 const PlanConfig& config,
+                                 const std::vector<std::int32_t>& segment_begin);
+
+}  // namespace magi::planner

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/timeline.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <span>
+
+#include "plan/stages.hpp"
+#include "plan/steps.hpp"
+
+namespace magi::planner {
+namespace {
+
+constexpr std::int32_t kMaxChosenDegree = 8;
+
+/// Two weeks: no step takes longer, and sums over all steps stay far inside int64.
+constexpr double kMostNs = 0x1p50;
+
+/// amount / rate in nanoseconds. No sum of products, so that fused multiply-add cannot change it.
+std::int64_t to_ns(double amount, double rate) {
+  return std::llround(std::min(amount / rate * 1e9, kMostNs));
+}
+
+/// A share `part` of `whole` of what a stage or all heads amount to.
+struct Share {
+  std::int32_t part = 1;
+  std::int32_t whole = 1;
+
+  double of(std::int64_t amount) const {
+    return static_cast<double>(amount) * part / static_cast<double>(whole);
+  }
+};
+
+/// Durations of the steps of one pass.
+struct Rates {
+  const PlanConfig& config;
+  double flops_per_pair;  ///< all query heads
+  double flops_per_second;
+
+  std::int64_t attend_ns(std::int64_t area, Share share) const {
+    if (area == 0) return 0;
+    return to_ns(share.of(area) * flops_per_pair, flops_per_second) +
+           to_ns(config.cost.seconds_per_launch, 1.0);
+  }
+
+  /// `row_bytes` is that of the whole.
+  std::int64_t exchange_ns(const SegmentTraffic& traffic, std::int64_t row_bytes,
+                           Share share) const {
+    const std::int64_t rows = std::max(traffic.rows_in, traffic.rows_out);
+    const std::int32_t peers = std::max(traffic.peers_in, traffic.peers_out);
+    return to_ns(share.of(rows * row_bytes), config.cost.bytes_per_second) +
+           to_ns(config.cost.seconds_per_transfer * peers, 1.0);
+  }
+};
+
+/// The backward has five products: S and dQ, dK over head_dim_qk; dP and dV over head_dim_v.
+Rates rates_of(const PlanConfig& config, bool is_backward) {
+  const std::int32_t dims = is_backward ? 3 * config.head_dim_qk + 2 * config.head_dim_v
+                                        : config.head_dim_qk + config.head_dim_v;
+  return {config, 2.0 * config.num_heads_q * dims,
+          is_backward ? config.cost.backward_flops_per_second : config.cost.flops_per_second};
+}
+
+/// Walks the steps of one rank; duration_ns(step) tells how long a step takes.
+template <typename Duration>
+void walk(std::span<const Step> steps, Duration&& duration_ns, PassTimes& times) {
+  times.steps.clear();
+  times.attending_ns = 0;
+  std::array<std::int64_t, 2> line_ns{0, 0};  // by StepKind: when the line is free
+  for (const Step& step : steps) {
+    std::int64_t& free_ns = line_ns[static_cast<std::size_t>(step.kind)];
+    StepTime time{.begin_ns = free_ns};
+    for (const std::int32_t before : step.after) {
+      if (before < 0) continue;
+      time.begin_ns = std::max(time.begin_ns, times.steps[static_cast<std::size_t>(before)].end_ns);
+    }
+    const std::int64_t duration = duration_ns(step);
+    time.end_ns = time.begin_ns + duration;
+    if (step.kind == StepKind::Attend) times.attending_ns += duration;
+    free_ns = time.end_ns;
+    times.steps.push_back(time);
+  }
+  times.attends_end_ns = line_ns[static_cast<std::size_t>(StepKind::Attend)];
+  times.end_ns = std::max(line_ns[0], line_ns[1]);
+}
+
+PassTimes times_of_rank(const Plan& plan, std::int32_t rank, const PlanLoads& loads,
+                        bool is_backward) {
+  const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
+  const Rates rates = rates_of(plan.config, is_backward);
+  const std::vector<Step>& steps = is_backward ? own.backward : own.forward;
+  PassTimes times;
+  times.steps.reserve(steps.size());
+  walk(
+      steps,
+      [&](const Step& step) {
+        const auto index = static_cast<std::size_t>(step.index);
+        if (step.kind == StepKind::Attend) {
+          return rates.attend_ns(loads.area(rank, step.index),
+                                 {own.attends[index].heads.size(), plan.config.num_heads_kv});
+        }
+        const Exchange& exchange = plan.exchanges[index];
+        return rates.exchange_ns(loads.traffic(rank, space_of(exchange.role), exchange.segment),
+                                 bytes_per_row(plan.config, exchange, is_backward), {});
+      },
+      times);
+  return times;
+}
+
+/// Forward steps of a rank whose remote keys come in `num_parts` exchanges.
+std::vector<Step> steps_in_parts(std::int32_t num_parts) {
+  std::vector<Exchange> exchanges;
+  RankPlan rank{.attends = {{.heads = {0, 1}}}};
+  for (std::int32_t segment = 1; segment <= num_parts; ++segment) {
+    exchanges.push_back({.segment = segment, .heads = {0, 1}});
+    rank.attends.push_back({.k_segment = segment, .heads = {0, 1}, .is_merging = true});
+  }
+  make_steps(exchanges, rank);
+  return rank.forward;
+}
+
+}  // namespace
+
+std::vector<PassTimes> predict_times(const Plan& plan, const PlanLoads& loads, bool is_backward) {
+  std::vector<PassTimes> times;
+  times.reserve(plan.ranks.size());
+  for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
+    times.push_back(times_of_rank(plan, static_cast<std::int32_t>(r), loads, is_backward));
+  }
+  return times;
+}
+
+std::int32_t choose_degree(const Plan& single, const Needs& needs) {
+  if (single.exchanges.empty()) return 1;
+  const PlanConfig& config = single.config;
+  const PlanLoads loads(single);
+  const Rates rates = rates_of(config, false);
+  std::array<std::vector<Step>, kMaxChosenDegree + 1> steps;
+  for (std::int32_t parts = 0; parts <= kMaxChosenDegree; ++parts) {
+    steps[static_cast<std::size_t>(parts)] = steps_in_parts(parts);
+  }
+  std::int32_t best = 1;
+  std::int64_t best_ns = 0;
+  PassTimes times;
+  for (std::int32_t degree = 1; degree <= kMaxChosenDegree; ++degree) {
+    std::int64_t slowest_ns = 0;
+    for (std::size_t r = 0; r < single.ranks.size(); ++r) {
+      const auto rank = static_cast<std::int32_t>(r);
+      const std::int32_t parts = useful_stages(config, degree, needs.remote_rows[r]);
+      walk(
+          steps[static_cast<std::size_t>(parts)],
+          [&](const Step& step) {
+            if (step.kind == StepKind::Exchange) {
+              return rates.exchange_ns(loads.traffic(rank, Space::Keys, 1), bytes_per_row(config),
+                                       {1, parts});
+            }
+            return step.index == 0 ? rates.attend_ns(loads.area(rank, 0), {})
+                                   : rates.attend_ns(loads.area(rank, 1), {1, parts});
+          },
+          times);
+      slowest_ns = std::max(slowest_ns, times.attends_end_ns);
+    }
+    if (degree == 1 || slowest_ns < best_ns) {
+      best = degree;
+      best_ns = slowest_ns;
+    }
+  }
+  return best;
+}
+
+}  // namespace magi::planner

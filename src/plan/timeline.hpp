@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "magi/plan.hpp"
+#include "plan/loads.hpp"
+#include "plan/needs.hpp"
+
+namespace magi::planner {
+
+/// When a step begins and ends, in whole nanoseconds from the start of its pass, so that comparing
+/// times is the same everywhere.
+struct StepTime {
+  std::int64_t begin_ns = 0;
+  std::int64_t end_ns = 0;
+};
+
+/// The steps of one rank's pass in time.
+struct PassTimes {
+  std::vector<StepTime> steps;      ///< as in RankPlan::forward or backward
+  std::int64_t end_ns = 0;          ///< of the last step
+  std::int64_t attends_end_ns = 0;  ///< of the last attend
+  std::int64_t attending_ns = 0;    ///< sum over the attends
+};
+
+/// The steps of every rank under plan.config.cost, which is the only prediction of time there is.
+/// A rank's exchanges follow one another on one line (each takes the larger of what the rank sends
+/// and receives, at bytes_per_second, and seconds_per_transfer per peer), its attends on another
+/// (at the flop rate of the pass, and seconds_per_launch); each begins once the steps that it waits
+/// for have ended. Ranks are predicted apart from each other.
+std::vector<PassTimes> predict_times(const Plan& plan, const PlanLoads& loads, bool is_backward);
+
+/// The degree of 1..8 with the least predicted forward time (the smallest such), from a plan with
+/// one remote stage, which more stages would share equally.
+std::int32_t choose_degree(const Plan& single, const Needs& needs);
+
+}  // namespace magi::planner

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/timeline.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "plan/plan_support.hpp"
+
+namespace magi::planner {
+namespace {
+
+/// Rank 1 fetches 32 rows of rank 0 in two stages by heads; rates at which all parts matter.
+Plan staged_plan() {
+  PlanConfig config{.num_ranks = 2,
+                    .num_heads_q = 4,
+                    .num_heads_kv = 2,
+                    .head_dim_qk = 8,
+                    .head_dim_v = 8,
+                    .element_bytes = 4,
+                    .overlap_degree = 2};
+  config.cost = {.flops_per_second = 1e9,
+                 .backward_flops_per_second = 1e9,
+                 .bytes_per_second = 1e9,
+                 .seconds_per_transfer = 2e-6,
+                 .seconds_per_launch = 5e-6};
+  const Mask mask{64, 64, {band_slice({0, 64}, {0, 64}, MaskType::Causal)}};
+  const Placement placement = placement_from_chunks(64, 32, 2, {0, 1});
+  return make_plan_on(mask, config, placement, placement);
+}
+
+TEST(Timeline, StepsFollowWhatTheyWaitFor) {
+  const Plan plan = staged_plan();
+  const PlanLoads loads(plan);
+  for (const bool is_backward : {false, true}) {
+    const std::vector<PassTimes> times = predict_times(plan, loads, is_backward);
+    ASSERT_EQ(times.size(), 2u);
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      const auto& steps = is_backward ? plan.ranks[rank].backward : plan.ranks[rank].forward;
+      ASSERT_EQ(times[rank].steps.size(), steps.size());
+      std::int64_t last_end[2] = {0, 0};
+      for (std::size_t i = 0; i < steps.size(); ++i) {
+        const StepTime& time = times[rank].steps[i];
+        std::int64_t& line = last_end[static_cast<std::size_t>(steps[i].kind)];
+        std::int64_t begin = line;
+        for (const std::int32_t before : steps[i].after) {
+          if (before >= 0) {
+            begin = std::max(begin, times[rank].steps[static_cast<std::size_t>(before)].end_ns);
+          }
+        }
+        EXPECT_EQ(time.begin_ns, begin);
+        EXPECT_GE(time.end_ns, begin);
+        line = time.end_ns;
+      }
+      EXPECT_EQ(times[rank].end_ns, std::max(last_end[0], last_end[1]));
+      EXPECT_EQ(times[rank].attends_end_ns, last_end[1]);
+    }
+  }
+}
+
+TEST(Timeline, DurationsAreThoseOfTheCostModel) {
+  const Plan plan = staged_plan();
+  const PlanLoads loads(plan);
+  const PassTimes idle = predict_times(plan, loads, false)[0];
+  const PassTimes busy = predict_times(plan, loads, false)[1];
+  // 32 rows x 1 head x (8 + 8) elements x 4 bytes at 1 GB/s, and 2 us for the peer.
+  const std::int64_t exchange_ns = 32 * 16 * 4 + 2000;
+  EXPECT_EQ(loads.rows_in(1, plan.exchanges[0]), 32);
+  EXPECT_EQ(loads.rows_out(1, plan.exchanges[0]), 0);
+  EXPECT_EQ(loads.rows_in(0, plan.exchanges[2]), 32);
+  EXPECT_EQ(busy.steps[0].end_ns, exchange_ns);
+  EXPECT_EQ(busy.steps[1].begin_ns, exchange_ns);
+  EXPECT_EQ(busy.steps[1].end_ns, 2 * exchange_ns);
+  // 528 pairs x 4 query heads x 2 x (8 + 8) flops at 1 Gflop/s, and 5 us for the launch.
+  EXPECT_EQ(busy.steps[2].end_ns, 528 * 4 * 32 + 5000);
+  // 1024 pairs x 2 query heads for each kv head.
+  EXPECT_EQ(busy.steps[3].end_ns - busy.steps[3].begin_ns, 1024 * 2 * 32 + 5000);
+  // A rank that only sends waits for nothing.
+  EXPECT_EQ(idle.steps[1].end_ns, 2 * exchange_ns);
+  EXPECT_EQ(idle.steps[2].begin_ns, 0);
+}
+
+TEST(Timeline, EndsWhenTheReportSays) {
+  RandomStream random(9);
+  RandomMaskOptions options;
+  options.min_rows = 40;
+  for (int round = 0; round < 300; ++round) {
+    const Mask mask = random_mask(random, options);
+    PlanConfig config{.num_ranks = random.between(1, 5), .num_heads_q = 4, .num_heads_kv = 2};
+    config.overlap_degree = random.between(0, 3);
+    config.stage_mode = random.chance(50) ? StageMode::Heads : StageMode::Rows;
+    config.min_stage_rows = 4;
+    // Rates at which launches, transfers and work all matter.
+    config.cost = {.flops_per_second = 1e9, .bytes_per_second = 1e9};
+    const Plan plan = make_plan(mask, config);
+    std::int64_t end_ns = 0;
+    for (const PassTimes& times : predict_times(plan, PlanLoads(plan), false)) {
+      end_ns = std::max(end_ns, times.attends_end_ns);
+    }
+    SCOPED_TRACE(testing::describe(mask));
+    EXPECT_EQ(static_cast<double>(end_ns) * 1e-9, plan.report.forward_seconds);
+  }
+}
+
+TEST(Timeline, ReceivedQueriesAreWaitedFor) {
+  const Plan plan = rectangle_plan();
+  const PlanLoads loads(plan);
+  EXPECT_EQ(loads.rows_in(1, plan.exchanges[1]), 32);
+  EXPECT_EQ(loads.rows_in(0, plan.exchanges[2]), 32);
+  const PassTimes times = predict_times(plan, loads, false)[1];
+  EXPECT_GE(times.steps[4].begin_ns, times.steps[1].end_ns);
+  EXPECT_GE(times.steps[5].begin_ns, times.steps[4].end_ns);
+}
+
+}  // namespace
+}  // namespace magi::planner
