@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/half.hpp"
-#include "mask/random_mask.hpp"
+#include "base/random.hpp"
 
 namespace magi::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "mask/random_mask.hpp"
+#include "base/random.hpp"
 
 namespace magi::cli {
 namespace {

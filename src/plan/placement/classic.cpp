@@ -8,7 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/math.hpp"
-#include "mask/random_mask.hpp"
+#include "base/random.hpp"
 #include "plan/placement/rank_heap.hpp"
 
 namespace magi {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "mask/random_mask.hpp"
+#include "base/random.hpp"
 #include "plan/placement/pair_search.hpp"
 
 namespace magi {

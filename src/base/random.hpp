@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace magi {
+
+/// A small counter-based generator (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom
+/// number generators", OOPSLA 2014). The stream is the same on every machine and standard library,
+/// so that a printed seed reproduces a case anywhere.
+class RandomStream {
+ public:
+  using result_type = std::uint64_t;
+
+  explicit RandomStream(std::uint64_t seed) : state_(seed) {}
+  static constexpr std::uint64_t min() { return 0; }
+  static constexpr std::uint64_t max() { return ~std::uint64_t{0}; }
+  std::uint64_t operator()();
+  /// Uniform in [low, high], both inclusive; high >= low.
+  std::int32_t between(std::int32_t low, std::int32_t high);
+  /// True `percent` times in a hundred.
+  bool chance(int percent) { return between(0, 99) < percent; }
+
+ private:
+  std::uint64_t state_;
+};
+
+}  // namespace magi
