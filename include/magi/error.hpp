@@ -33,7 +33,7 @@ enum class CommFailure : std::int32_t {
   System = 5,        ///< the operating system refused a resource
 };
 
-/// Communication failed; the message names rank, peer, wave and plan digest where they are known.
+/// Communication failed; the message names rank, peer, stage and plan digest where they are known.
 class CommError : public std::runtime_error {
  public:
   CommError(const std::string& message, CommFailure failure)

@@ -226,8 +226,8 @@ class Plan:
         return self._handle.defects()
 
     def show(self, picture: str = "mask", path: str | None = None, title: str = "") -> str:
-        """SVG text of "mask" (coloured by rank), "placement", "traffic" or "timeline"; written to
-        `path` as well where one is given.
+        """SVG text of "mask" (coloured by rank), "placement", "traffic", "timeline" or "steps"
+        (what waits for what); written to `path` as well where one is given.
         """
         if picture not in _PICTURES:
             raise ValueError(f"picture is {picture!r}; allowed: {', '.join(_PICTURES)}")

@@ -129,7 +129,9 @@ std::vector<std::string> lines_of(const Pass& pass, const planner::PlanLoads& lo
               heads_text(plan, attend.heads),
           grouped(attend.slices.size()) + (attend.slices.size() == 1 ? " slice, " : " slices, ") +
               grouped(loads.area(rank, step.index)) + " pairs",
-          attend.is_merging ? "merges into out, lse" : "writes out, lse"};
+          pass.is_backward ? std::string(attend.is_merging ? "adds to" : "writes") + " dq; dk, dv"
+          : attend.is_merging ? "merges into out, lse"
+                              : "writes out, lse"};
 }
 
 Box box_of(const Pass& pass, std::int32_t rank, std::size_t step, double top) {
@@ -203,7 +205,7 @@ std::string steps_picture(const Plan& plan, std::string_view title) {
   const auto drawn = static_cast<double>(passes[0].rows.size());
   const double backward_top = kTop + passes[0].num_rows * kRowHeight + 34;
   const double bottom = backward_top + passes[1].num_rows * kRowHeight;
-  std::string summary = "what each rank does in a step, and what waits for what";
+  std::string summary = "what each rank does in one layer, and what waits for what";
   if (plan.ranks.size() > passes[0].rows.size()) {
     summary += "; the first " + std::to_string(passes[0].rows.size()) + " of " +
                std::to_string(plan.ranks.size()) + " ranks";

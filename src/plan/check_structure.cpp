@@ -67,9 +67,9 @@ void check_space(const Plan& plan, std::size_t rank, Space space, Problems& prob
   const char* name = is_keys ? "key" : "query";
   const auto& segments = space_of(plan.ranks[rank], space).segments;
   const std::size_t num_segments = space_of(plan.ranks[0], space).segments.size();
-  if (segments.empty() || segments.size() != num_segments) {
+  if (segments.empty() || segments.size() != num_segments || num_segments > kMaxSegments) {
     problems.add("rank ", rank, " has ", segments.size(), " ", name, " segments, rank 0 has ",
-                 num_segments);
+                 num_segments, "; at most ", kMaxSegments);
     return;
   }
   const Placement& placement = is_keys ? plan.placement_k : plan.placement_q;
@@ -105,6 +105,10 @@ bool is_index(std::int32_t index, std::size_t size) {
 }
 
 void check_exchanges(const Plan& plan, Problems& problems) {
+  if (plan.exchanges.size() > std::size_t{kNumRoles} * kMaxDegree) {
+    problems.add("the plan has ", plan.exchanges.size(), " exchanges; at most ",
+                 kNumRoles * kMaxDegree);
+  }
   for (std::size_t e = 0; e < plan.exchanges.size() && !problems.is_full(); ++e) {
     const Exchange& exchange = plan.exchanges[e];
     const auto role = static_cast<std::int32_t>(exchange.role);
@@ -122,6 +126,10 @@ void check_exchanges(const Plan& plan, Problems& problems) {
 
 void check_attends(const Plan& plan, std::size_t rank, Problems& problems) {
   const RankPlan& own = plan.ranks[rank];
+  if (own.attends.size() > kMaxAttends) {
+    problems.add("rank ", rank, " has ", own.attends.size(), " attends; at most ", kMaxAttends);
+    return;
+  }
   std::vector<bool> is_read(own.slices.size(), false);
   for (std::size_t i = 0; i < own.attends.size(); ++i) {
     const Attend& attend = own.attends[i];
@@ -151,6 +159,10 @@ void check_attends(const Plan& plan, std::size_t rank, Problems& problems) {
 void check_steps(const Plan& plan, std::size_t rank, bool is_backward, Problems& problems) {
   const RankPlan& own = plan.ranks[rank];
   const std::vector<Step>& steps = is_backward ? own.backward : own.forward;
+  if (steps.size() > plan.exchanges.size() + own.attends.size()) {
+    problems.add("rank ", rank, " has ", steps.size(), " steps in the ", pass_name(is_backward));
+    return;
+  }
   for (std::size_t i = 0; i < steps.size() && !problems.is_full(); ++i) {
     const Step& step = steps[i];
     const bool is_exchange = step.kind == StepKind::Exchange;

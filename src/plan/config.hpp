@@ -9,6 +9,8 @@ inline constexpr std::int32_t kMaxRanks = 4096;
 inline constexpr std::int32_t kMaxHeads = 65536;
 inline constexpr std::int32_t kMaxHeadDim = 65536;
 inline constexpr std::int32_t kMaxDegree = 256;
+inline constexpr std::int32_t kMaxSegments = kMaxDegree + 1;  ///< of one token space
+inline constexpr std::int32_t kMaxAttends = 4096;             ///< of one rank
 
 /// Throws InvalidArgument naming the first field that is out of range.
 void validate_config(const PlanConfig& config);

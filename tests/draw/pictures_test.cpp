@@ -215,8 +215,8 @@ TEST(StepsPicture, ShowsBoxesAndWhatTheyWaitFor) {
   for (const char* text :
        {">rank 1<", ">forward<", ">backward<", ">k, v to segment 1, kv head 1<",
         ">in 16 rows, 1 KiB<", ">out 16 rows, 1 KiB<", ">q own, k segment 1, kv head 0<",
-        ">1 slice, 160 pairs<", ">merges into out, lse<", ">dk, dv of segment 1, kv head 0<",
-        "exchange, stage 2: "}) {
+        ">1 slice, 160 pairs<", ">merges into out, lse<", ">writes dq; dk, dv<",
+        ">adds to dq; dk, dv<", ">dk, dv of segment 1, kv head 0<", "exchange, stage 2: "}) {
     EXPECT_TRUE(has(picture, text)) << text;
   }
   // Arrows: rank 1 has two attends that wait and two exchanges back in the backward; so has rank 0.

@@ -19,7 +19,8 @@ void check(const magi::Plan& plan) {
   require(magi::plan_from_json(magi::plan_to_json(plan)) == plan);
   require(!magi::describe(plan).empty());
   for (std::int32_t rank = 0; rank < plan.config.num_ranks; ++rank) {
-    require(!magi::row_exchanges(plan, rank).empty());
+    require(!magi::row_exchanges(plan, rank, magi::Space::Keys).empty());
+    require(!magi::row_exchanges(plan, rank, magi::Space::Queries).empty());
   }
   // A sweep over rows: only for masks that fuzzing can afford.
   if (plan.mask.rows_q <= 4096) magi::check_plan(plan);

@@ -53,9 +53,11 @@ TEST(CheckPlan, LargePlansAreCheckedByFingerprint) {
   }
 }
 
+using Faults = std::vector<std::pair<const char*, std::function<void(Plan&)>>>;
+
 /// Faults that leave the plan well formed and its digest right.
-TEST(CheckPlan, EveryPlantedFaultIsFound) {
-  const std::vector<std::pair<const char*, std::function<void(Plan&)>>> faults = {
+Faults table_faults() {
+  return {
       {"a key bound off by one", [](Plan& p) { --p.ranks[2].slices.back().k1; }},
       {"a query bound off by one", [](Plan& p) { ++p.ranks[2].slices.back().q0; }},
       {"a diagonal off by one",
@@ -76,6 +78,20 @@ TEST(CheckPlan, EveryPlantedFaultIsFound) {
       {"a dropped transfer", [](Plan& p) { p.transfers.pop_back(); }},
       {"a doubled transfer", [](Plan& p) { p.transfers.push_back(p.transfers.back()); }},
       {"a short transfer", [](Plan& p) { --p.transfers[1].num_rows; }},
+      {"a transfer of queries", [](Plan& p) { p.transfers[0].space = Space::Queries; }},
+      {"a wrong area", [](Plan& p) { ++p.report.rank_area[1]; }},
+      {"a wrong byte count", [](Plan& p) { ++p.report.pair_bytes[1]; }},
+      {"a wrong total", [](Plan& p) { --p.report.total_bytes; }},
+      {"a bound above the total",
+       [](Plan& p) { p.report.lower_bound_bytes = p.report.total_bytes + 1; }},
+      {"a chunk at two ranks", [](Plan& p) { p.placement_q.chunk_rank[0] ^= 1; }},
+      {"another mask", [](Plan& p) { --p.mask.slices[0].d_max; }},
+  };
+}
+
+/// Faults of what ranks do, in which order, and of what waits for what.
+Faults step_faults() {
+  return {
       {"swapped attends", [](Plan& p) { std::swap(p.ranks[2].attends[0], p.ranks[2].attends[1]); }},
       {"a missing head", [](Plan& p) { ++p.ranks[1].attends.back().heads.begin; }},
       {"an attend before its rows", [](Plan& p) { p.ranks[1].forward.back().after[0] = -1; }},
@@ -92,15 +108,12 @@ TEST(CheckPlan, EveryPlantedFaultIsFound) {
       {"an exchange of other heads", [](Plan& p) { --p.exchanges[1].heads.end; }},
       {"an exchange of a later stage", [](Plan& p) { ++p.exchanges[0].stage; }},
       {"an exchange by way of somebody", [](Plan& p) { p.exchanges[0].hop = 1; }},
-      {"a transfer of queries", [](Plan& p) { p.transfers[0].space = Space::Queries; }},
-      {"a wrong area", [](Plan& p) { ++p.report.rank_area[1]; }},
-      {"a wrong byte count", [](Plan& p) { ++p.report.pair_bytes[1]; }},
-      {"a wrong total", [](Plan& p) { --p.report.total_bytes; }},
-      {"a bound above the total",
-       [](Plan& p) { p.report.lower_bound_bytes = p.report.total_bytes + 1; }},
-      {"a chunk at two ranks", [](Plan& p) { p.placement_q.chunk_rank[0] ^= 1; }},
-      {"another mask", [](Plan& p) { --p.mask.slices[0].d_max; }},
   };
+}
+
+TEST(CheckPlan, EveryPlantedFaultIsFound) {
+  Faults faults = table_faults();
+  for (auto& fault : step_faults()) faults.push_back(fault);
   for (const StageMode mode : {StageMode::Heads, StageMode::Rows}) {
     for (const auto& [name, plant] : faults) {
       Plan plan = small_plan(256, mode);
@@ -127,7 +140,7 @@ TEST(CheckPlan, APlanWithASecondQuerySegmentIsSound) {
 }
 
 TEST(CheckPlan, FaultsOfASecondQuerySegmentAreFound) {
-  const std::vector<std::pair<const char*, std::function<void(Plan&)>>> faults = {
+  const Faults faults = {
       {"queries of another row", [](Plan& p) { --p.transfers[1].num_rows; }},
       {"queries of another rank", [](Plan& p) { p.transfers[1].src = 1; }},
       {"queries sent as keys", [](Plan& p) { p.transfers[1].space = Space::Keys; }},
