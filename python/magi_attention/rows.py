@@ -9,15 +9,11 @@ import torch
 import torch.distributed as dist
 
 from magi_attention._native import structs
-from magi_attention._native.attention import (
-    DTYPE_CODES,
-    TensorStruct,
-    current_stream,
-    device_index,
-)
+from magi_attention._native.attention import TensorStruct, current_stream, device_index
 from magi_attention._native.handles import PlacementHandle
 from magi_attention._native.library import check, lib
 from magi_attention._native.vtable import Communicator
+from magi_attention.comm.moved_rows import as_given, as_moved, as_rows
 
 _PARTIAL_GRADIENT = 1
 _HOST = torch.device("cpu")
@@ -73,13 +69,13 @@ class Rows:
         """Everyone's rows in the order of the sequence, without padding."""
         if self._is_alone:
             return x[: self.total_seqlen].clone()
-        local = _as_moved(x)
+        local = as_moved(x)
         whole = local.new_empty((self.total_seqlen, local.shape[1]))
         source, target = TensorStruct(local), TensorStruct(whole)
         placement, group = self._placement.address, self.communicator.address
         stream = current_stream(device_index(local))
         check(lib.magi_undispatch(source.address, placement, group, target.address, stream))
-        return _as_given(whole, x, self.total_seqlen)
+        return as_given(whole, x, self.total_seqlen)
 
     def reduce(self, grad: torch.Tensor) -> torch.Tensor:
         """Own rows of the sum of everyone's global tensors; padding rows are 0."""
@@ -87,7 +83,7 @@ class Rows:
             return self.select(grad, 0.0)
         if grad.is_complex():
             return torch.view_as_complex(self.reduce(torch.view_as_real(grad.resolve_conj())))
-        whole = _as_rows(grad)
+        whole = as_rows(grad)
         local = whole.new_empty((self.count, whole.shape[1]))
         source, target = TensorStruct(whole), TensorStruct(local)
         args = structs.UndispatchGradient(
@@ -106,14 +102,14 @@ class Rows:
             rolled[first:end] = x[: end - first]
             rolled[end:] = x[end:]
             return rolled
-        local = _as_moved(x)
+        local = as_moved(x)
         rolled = torch.empty_like(local)
         source, target = TensorStruct(local), TensorStruct(rolled)
         args = structs.RollArgs(
             local=source.address, out=target.address, num_valid_rows=self.total_seqlen, shift=shift
         )
         self._move(lib.magi_roll, args, local)
-        return _as_given(rolled, x, self.count)
+        return as_given(rolled, x, self.count)
 
     def _move(self, function, args, x: torch.Tensor) -> None:
         """Calls function(args, placement, communicator, the current stream of x's device)."""
@@ -125,31 +121,3 @@ class HasRows(Protocol):
     """What functions of rows take: a bound plan (magi_attention.plan.Plan.bind)."""
 
     rows: Rows
-
-
-def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    """[rows, elements], contiguous."""
-    if x.device.type not in ("cpu", "cuda"):
-        raise RuntimeError(f"x is on {x.device}; allowed: cpu, cuda")
-    width = x[0].numel() if x.shape[0] else 1
-    return x.contiguous().view(x.shape[0], width)
-
-
-def _as_moved(x: torch.Tensor) -> torch.Tensor:
-    """_as_rows in a type that the library moves: of others the bytes, filled up to int64, so that
-    every value survives.
-    """
-    flat = _as_rows(x.resolve_conj())
-    if flat.dtype in DTYPE_CODES:
-        return flat
-    row_bytes = flat.view(torch.uint8)
-    return torch.nn.functional.pad(row_bytes, (0, -row_bytes.shape[1] % 8)).view(torch.int64)
-
-
-def _as_given(moved: torch.Tensor, x: torch.Tensor, rows: int) -> torch.Tensor:
-    """`rows` rows of _as_moved in the type and shape of those of x."""
-    shape = (rows, *x.shape[1:])
-    if moved.dtype == x.dtype:
-        return moved.view(shape)
-    num_bytes = x.shape[1:].numel() * x.itemsize
-    return moved.view(torch.uint8)[:, :num_bytes].contiguous().view(x.dtype).view(shape)

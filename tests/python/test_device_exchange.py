@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table's entry for device memory, as the library would call it, and what a group can move."""
+"""The table of a transport, as the library would call it, and what a group can move."""
 
 import ctypes
 
@@ -13,43 +13,66 @@ from magi_attention.errors import CommError
 
 class _Transport:
     rank, num_ranks, backend = 0, 2, b"fake"
-    bytes_to_peer, messages, casts, reduces = [0, 0], 0, 0, 0
 
     def __init__(self, moves_device_memory: bool) -> None:
         self.moves_device_memory = moves_device_memory
-        self.seen = []
+        self.seen, self.waited = [], 0
 
-    def all_to_all_v(self, exchange: vtable.DeviceExchange) -> None:
+    def start_bytes(self, exchange: vtable.ByteExchange):
         self.seen.append(exchange)
-        if exchange.kind == vtable.OTHER:
+        if exchange.send_bytes == [0, 1]:
             raise CommError("rank 1 is gone", CommError.PEER_DIED)
+        if exchange.send_bytes == [0, 2]:
+            raise ValueError("send is odd")
+        return self.wait if exchange.device < 0 else None
+
+    def wait(self) -> None:
+        self.waited += 1
 
 
-def _args(kind: int):
+def _start(supplied: vtable._Supplied, send_bytes: tuple[int, int], device: int):
     sizes = ctypes.c_int64 * 2
-    return vtable._AllToAllArgs(
-        ctypes.sizeof(vtable._AllToAllArgs), 4096, None, sizes(16, 32), sizes(0, 0), 3, kind, 7, 1
+    args = vtable._ByteExchangeArgs(
+        ctypes.sizeof(vtable._ByteExchangeArgs), 4096, None, sizes(*send_bytes), sizes(0, 0), device
     )
+    exchange = ctypes.c_void_p(77)
+    start = supplied.vtable.start_bytes
+    return start(None, ctypes.byref(args), 99, ctypes.byref(exchange)), exchange.value
 
 
 def test_arguments_reach_the_transport():
     transport = _Transport(True)
+    assert _start(vtable._Supplied(transport), (16, 32), 3) == (0, None)
+    assert transport.seen == [vtable.ByteExchange(4096, 0, [16, 32], [0, 0], 3, 99)]
+
+
+def test_exchanges_of_host_memory_are_waited_for():
+    transport = _Transport(False)
     supplied = vtable._Supplied(transport)
-    assert supplied.vtable.all_to_all_v(None, ctypes.byref(_args(vtable.CAST)), 99) == 0
-    assert transport.seen == [vtable.DeviceExchange(4096, 0, [16, 32], [0, 0], 3, 99, vtable.CAST)]
+    status, exchange = _start(supplied, (16, 32), -1)
+    assert (status, transport.waited) == (0, 0)
+    assert supplied.vtable.wait(None, exchange) == 0
+    assert transport.waited == 1
+    supplied.vtable.release(None, exchange)
+    assert not supplied.waits
 
 
 def test_errors_are_kept_for_last_error():
     supplied = vtable._Supplied(_Transport(True))
-    assert supplied.vtable.all_to_all_v(None, ctypes.byref(_args(vtable.OTHER)), None) == 3
     failure = ctypes.c_int32()
-    text = supplied.vtable.last_error(None, ctypes.byref(failure))
-    assert ctypes.string_at(text) == b"rank 1 is gone"
-    assert failure.value == CommError.PEER_DIED
+    for sizes, status, text, code in (
+        ((0, 1), 3, b"rank 1 is gone", CommError.PEER_DIED),
+        ((0, 2), 1, b"send is odd", 0),
+    ):
+        assert _start(supplied, sizes, 3)[0] == status
+        found = supplied.vtable.last_error(None, ctypes.byref(failure))
+        assert ctypes.string_at(found) == text
+        assert failure.value == code
 
 
-def test_a_transport_without_device_memory_leaves_the_entry_empty():
-    assert not vtable._Supplied(_Transport(False)).vtable.all_to_all_v
+def test_the_table_says_whether_device_memory_is_moved():
+    assert vtable._Supplied(_Transport(True)).vtable.features == 1
+    assert vtable._Supplied(_Transport(False)).vtable.features == 0
 
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="no gloo")

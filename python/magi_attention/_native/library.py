@@ -48,6 +48,8 @@ _PROTOTYPES = {
     "magi_communicator_from_vtable": "pp",
     "magi_communicator_abort": "ps",
     "magi_communicator_counters": "pp",
+    "magi_exchange_start": "ppp",
+    "magi_exchange_wait_sync": "p",
     "magi_dispatch": "ppidpp",
     "magi_undispatch": "ppppp",
     "magi_undispatch_backward": "pppp",
@@ -72,6 +74,7 @@ _VOID_PROTOTYPES = {
     "magi_plan_destroy": "p",
     "magi_comm_options_init": "p",
     "magi_communicator_destroy": "p",
+    "magi_exchange_destroy": "p",
     "magi_attention_options_init": "p",
     "magi_attention_destroy": "p",
 }

@@ -147,6 +147,27 @@ class CommCounters(Sized):
     ]
 
 
+class PeerRows(ctypes.Structure):
+    _fields_ = [("peer", c_int32), ("row", c_int32), ("num_rows", c_int32)]
+
+
+class ExchangeArgs(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("inputs", c_void_p),
+        ("outputs", c_void_p),
+        ("num_tensors", c_int32),
+        ("kind", c_int32),
+        ("owned", POINTER(PeerRows)),
+        ("num_owned", c_int64),
+        ("needed", POINTER(PeerRows)),
+        ("num_needed", c_int64),
+        ("plan_digest", c_uint64),
+        ("stage", c_int32),
+        ("stream", c_void_p),
+    ]
+
+
 class UndispatchGradient(Sized):
     _fields_ = [
         ("struct_size", c_size_t),

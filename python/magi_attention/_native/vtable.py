@@ -4,65 +4,30 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from magi_attention._native.attention import DTYPE_CODES
+from magi_attention._native.attention import TENSOR, current_stream, device_index, pack_tensor
 from magi_attention._native.library import Handle, check, lib, made
-from magi_attention._native.structs import CommCounters, CommOptions, bytes_to_int64
+from magi_attention._native.structs import (
+    CommCounters,
+    CommOptions,
+    ExchangeArgs,
+    PeerRows,
+    bytes_to_int64,
+)
 from magi_attention.errors import CommError
 
-CAST, SUM, LSE_MERGE, OTHER = 0, 1, 2, 3
-
-_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("data", c_void_p),
-        ("dtype", c_int32),
-        ("device", c_int32),
-        ("rank", c_int32),
-        ("shape", c_int64 * 4),
-        ("stride", c_int64 * 4),
-    ]
-
-    def view(self) -> torch.Tensor:
-        """The memory as a tensor, not copied."""
-        dtype = _DTYPES[self.dtype]
-        shape, stride = self.shape[: self.rank], self.stride[: self.rank]
-        if 0 in shape:
-            return torch.empty(shape, dtype=dtype, device="cpu")
-        extent = sum((n - 1) * step for n, step in zip(shape, stride)) + 1
-        memory = (ctypes.c_char * (extent * dtype.itemsize)).from_address(self.data)
-        return torch.frombuffer(memory, dtype=dtype).as_strided(shape, stride)
+CAST, SUM, LSE_MERGE = 0, 1, 2
+_MOVES_DEVICE_MEMORY = 1
+_INVALID_ARGUMENT, _COMM_ERROR = 1, 3
 
 
-class _PeerRows(ctypes.Structure):
-    _fields_ = [("peer", c_int32), ("row", c_int32), ("num_rows", c_int32)]
-
-
-class _ExchangeArgs(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("inputs", POINTER(_Tensor)),
-        ("outputs", POINTER(_Tensor)),
-        ("num_tensors", c_int32),
-        ("kind", c_int32),
-        ("owned", POINTER(_PeerRows)),
-        ("num_owned", c_int64),
-        ("needed", POINTER(_PeerRows)),
-        ("num_needed", c_int64),
-        ("plan_digest", c_uint64),
-        ("wave", c_int32),
-    ]
-
-
-class _AllToAllArgs(ctypes.Structure):
+class _ByteExchangeArgs(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_size_t),
         ("send", c_void_p),
@@ -72,31 +37,20 @@ class _AllToAllArgs(ctypes.Structure):
         ("device", c_int32),
         ("kind", c_int32),
         ("plan_digest", c_uint64),
-        ("wave", c_int32),
-    ]
-
-
-class _Counters(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("bytes_to_peer", POINTER(c_int64)),
-        ("messages", c_int64),
-        ("casts", c_int64),
-        ("reduces", c_int64),
+        ("content", c_uint64),
+        ("stage", c_int32),
     ]
 
 
 _GATHER_SINK = CFUNCTYPE(None, c_void_p, c_int32, c_char_p, c_size_t)
 _ALLGATHER = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, _GATHER_SINK, c_void_p)
-_START = CFUNCTYPE(c_int32, c_void_p, POINTER(_ExchangeArgs), POINTER(c_void_p))
+_START = CFUNCTYPE(c_int32, c_void_p, POINTER(_ByteExchangeArgs), c_void_p, POINTER(c_void_p))
 _WAIT = CFUNCTYPE(c_int32, c_void_p, c_void_p)
 _RELEASE = CFUNCTYPE(None, c_void_p, c_void_p)
 _ABORT = CFUNCTYPE(None, c_void_p, c_char_p)
-_COUNTERS = CFUNCTYPE(c_int32, c_void_p, POINTER(_Counters))
 _CLOSE = CFUNCTYPE(c_int32, c_void_p)
 _DESTROY = CFUNCTYPE(None, c_void_p)
 _LAST_ERROR = CFUNCTYPE(c_void_p, c_void_p, POINTER(c_int32))
-_ALL_TO_ALL = CFUNCTYPE(c_int32, c_void_p, POINTER(_AllToAllArgs), c_void_p)
 
 
 class _Vtable(ctypes.Structure):
@@ -106,36 +60,22 @@ class _Vtable(ctypes.Structure):
         ("rank", c_int32),
         ("num_ranks", c_int32),
         ("backend", c_char_p),
+        ("features", c_int32),
         ("allgather", _ALLGATHER),
-        ("start", _START),
+        ("start_bytes", _START),
         ("wait", _WAIT),
         ("release", _RELEASE),
         ("abort", _ABORT),
-        ("counters", _COUNTERS),
         ("close", _CLOSE),
         ("destroy", _DESTROY),
         ("last_error", _LAST_ERROR),
-        ("all_to_all_v", _ALL_TO_ALL),
     ]
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """One exchange: rows are (peer, first row, rows); see magi/comm_vtable.h."""
-
-    kind: int
-    inputs: list[torch.Tensor]
-    outputs: list[torch.Tensor]
-    owned: list[tuple[int, int, int]]
-    needed: list[tuple[int, int, int]]
-    digest: int
-    wave: int
-
-
-@dataclass(frozen=True)
-class DeviceExchange:
-    """Bytes of every rank for every rank in device memory: addresses of both buffers, bytes by
-    rank, and the stream whose later work sees the result.
+class ByteExchange:
+    """Bytes of every rank for every rank: addresses of both buffers, bytes by rank. On a GPU
+    (device: its index, else -1) later work on the stream sees the result.
     """
 
     send: int
@@ -144,7 +84,6 @@ class DeviceExchange:
     receive_bytes: list[int]
     device: int
     stream: int
-    kind: int  # CAST, SUM, or OTHER, which is not counted
 
 
 class Transport(Protocol):
@@ -153,19 +92,12 @@ class Transport(Protocol):
     rank: int
     num_ranks: int
     backend: bytes
-    bytes_to_peer: list[int]
-    messages: int
-    casts: int
-    reduces: int
     moves_device_memory: bool
 
     def allgather(self, data: bytes) -> list[bytes]: ...
 
-    def start(self, exchange: Exchange):
-        """Returns a function that waits for the exchange."""
-
-    def all_to_all_v(self, exchange: DeviceExchange) -> None:
-        """Enqueues the exchange; called where moves_device_memory."""
+    def start_bytes(self, exchange: ByteExchange) -> Callable[[], None] | None:
+        """Gives a function that waits for the exchange; None where nothing is left to wait for."""
 
     def abort(self, reason: str) -> None: ...
 
@@ -176,22 +108,36 @@ class Communicator(Handle):
     destroy = "magi_communicator_destroy"
     __slots__ = ("_supplied",)
 
-    def __init__(self, address: int, supplied: "_Supplied | None" = None) -> None:
+    def __init__(self, address: int, supplied: _Supplied | None = None) -> None:
         super().__init__(address)
         self._supplied = supplied  # outlives the address: __del__ runs first
 
     @staticmethod
-    def alone() -> "Communicator":
+    def alone() -> Communicator:
         """A group of one rank."""
         options = CommOptions()
         lib.magi_comm_options_init(options.address)
         return Communicator(made(lib.magi_thread_group_create, 1, options.address))
 
     @staticmethod
-    def over(transport: Transport) -> "Communicator":
+    def over(transport: Transport) -> Communicator:
         supplied = _Supplied(transport)
         address = made(lib.magi_communicator_from_vtable, ctypes.addressof(supplied.vtable))
         return Communicator(address, supplied)
+
+    def exchange(
+        self,
+        kind: int,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        owned: list[tuple[int, int, int]],
+        needed: list[tuple[int, int, int]],
+    ) -> Callable[[], None]:
+        """Starts an exchange of rows, which are (peer, first row, rows); see magi_exchange_args in
+        magi/magi.h. On a GPU it is enqueued on torch's current stream. Gives a function that waits.
+        """
+        started = _ExchangeOfRows(self, kind, inputs, outputs, owned, needed)
+        return started.wait
 
     def counters(self) -> dict[str, int | list[int]]:
         """Payload bytes sent to every rank so far, and calls."""
@@ -205,21 +151,59 @@ class Communicator(Handle):
         }
 
 
+class _ExchangeOfRows(Handle):
+    """One exchange of rows under way, with the tensors it moves."""
+
+    destroy = "magi_exchange_destroy"
+    __slots__ = ("_communicator", "_tensors")
+
+    def __init__(self, communicator: Communicator, kind, inputs, outputs, owned, needed) -> None:
+        self._communicator, self._tensors = communicator, (inputs, outputs)
+        sent, received = _packed_tensors(inputs), _packed_tensors(outputs)
+        args = ExchangeArgs(
+            inputs=ctypes.addressof(sent),
+            outputs=ctypes.addressof(received),
+            num_tensors=len(inputs),
+            kind=kind,
+            owned=_records(owned),
+            num_owned=len(owned),
+            needed=_records(needed),
+            num_needed=len(needed),
+            stream=current_stream(device_index(inputs[0])),
+        )
+        super().__init__(made(lib.magi_exchange_start, communicator.address, args.address))
+
+    def wait(self) -> None:
+        check(lib.magi_exchange_wait_sync(self.address))
+
+
+def _packed_tensors(tensors: list[torch.Tensor]):
+    """An array of magi_tensor."""
+    packed = ctypes.create_string_buffer(len(tensors) * TENSOR.size)
+    for i, tensor in enumerate(tensors):
+        pack_tensor(packed, i * TENSOR.size, tensor)
+    return packed
+
+
+def _records(records: list[tuple[int, int, int]]):
+    return (PeerRows * len(records))(*records)
+
+
 class _Supplied:
     """Keeps the table, its functions and the exchanges under way."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self.waits: dict[int, object] = {}
+        self.waits: dict[int, Callable[[], None]] = {}
         self.next_exchange = 1
         self.failure, self.message = 0, ctypes.create_string_buffer(b"")
         self.vtable = _Vtable(
             ctypes.sizeof(_Vtable), None, transport.rank, transport.num_ranks, transport.backend,
-            _ALLGATHER(self.allgather), _START(self.start), _WAIT(self.wait),
-            _RELEASE(self.release), _ABORT(self.abort), _COUNTERS(self.counters),
+            _MOVES_DEVICE_MEMORY if transport.moves_device_memory else 0,
+            _ALLGATHER(self.allgather), _START(self.start_bytes), _WAIT(self.wait),
+            _RELEASE(self.release), _ABORT(self.abort),
             _CLOSE(lambda context: 0), _DESTROY(lambda context: None),
             _LAST_ERROR(self.last_error),
-            _ALL_TO_ALL(self.all_to_all_v) if transport.moves_device_memory else _ALL_TO_ALL(),
         )  # fmt: skip
 
     def guarded(self, call) -> int:
@@ -227,12 +211,15 @@ class _Supplied:
         try:
             call()
             return 0
+        except ValueError as error:
+            status, self.failure, text = _INVALID_ARGUMENT, 0, str(error)
         except CommError as error:
-            self.failure, text = error.code, str(error)
+            status, self.failure, text = _COMM_ERROR, error.code, str(error)
         except Exception as error:  # nothing may unwind into C
-            self.failure, text = CommError.SYSTEM, f"{type(error).__name__}: {error}"
+            status, self.failure = _COMM_ERROR, CommError.SYSTEM
+            text = f"{type(error).__name__}: {error}"
         self.message = ctypes.create_string_buffer(" ".join(text.split()).encode())
-        return 3
+        return status
 
     def allgather(self, context, data, num_bytes, sink, sink_context) -> int:
         def call() -> None:
@@ -242,25 +229,24 @@ class _Supplied:
 
         return self.guarded(call)
 
-    def start(self, context, args, exchange) -> int:
+    def start_bytes(self, context, args, stream, exchange) -> int:
         def call() -> None:
-            given = args.contents
-            count = given.num_tensors
-            wait = self.transport.start(
-                Exchange(
-                    given.kind,
-                    [given.inputs[i].view() for i in range(count)],
-                    [given.outputs[i].view() for i in range(count)],
-                    _rows(given.owned, given.num_owned),
-                    _rows(given.needed, given.num_needed),
-                    given.plan_digest,
-                    given.wave,
+            given, count = args.contents, self.transport.num_ranks
+            wait = self.transport.start_bytes(
+                ByteExchange(
+                    given.send or 0,
+                    given.receive or 0,
+                    given.send_bytes[:count],
+                    given.receive_bytes[:count],
+                    given.device,
+                    stream or 0,
                 )
             )
-            number = self.next_exchange
-            self.next_exchange += 1
-            self.waits[number] = wait
-            exchange[0] = number
+            exchange[0] = None
+            if wait is not None:
+                exchange[0] = self.next_exchange
+                self.waits[self.next_exchange] = wait
+                self.next_exchange += 1
 
         return self.guarded(call)
 
@@ -270,38 +256,9 @@ class _Supplied:
     def release(self, context, exchange) -> None:
         self.waits.pop(exchange, None)
 
-    def all_to_all_v(self, context, args, stream) -> int:
-        def call() -> None:
-            given, count = args.contents, self.transport.num_ranks
-            self.transport.all_to_all_v(
-                DeviceExchange(
-                    given.send or 0,
-                    given.receive or 0,
-                    given.send_bytes[:count],
-                    given.receive_bytes[:count],
-                    given.device,
-                    stream or 0,
-                    given.kind,
-                )
-            )
-
-        return self.guarded(call)
-
     def abort(self, context, reason) -> None:
         self.guarded(lambda: self.transport.abort(reason.decode(errors="replace")))
-
-    def counters(self, context, counters) -> int:
-        filled = counters.contents
-        for rank, num_bytes in enumerate(self.transport.bytes_to_peer):
-            filled.bytes_to_peer[rank] = num_bytes
-        filled.messages = self.transport.messages
-        filled.casts, filled.reduces = self.transport.casts, self.transport.reduces
-        return 0
 
     def last_error(self, context, failure) -> int:
         failure[0] = self.failure
         return ctypes.addressof(self.message)
-
-
-def _rows(records, count: int) -> list[tuple[int, int, int]]:
-    return [(records[i].peer, records[i].row, records[i].num_rows) for i in range(count)]

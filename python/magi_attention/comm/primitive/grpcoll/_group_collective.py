@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 
 from magi_attention._native.tensors import as_plain
-from magi_attention._native.vtable import CAST, LSE_MERGE, SUM, Exchange
-from magi_attention.comm.process_group import ProcessGroupTransport, rank_in
+from magi_attention._native.vtable import CAST, LSE_MERGE, SUM
+from magi_attention.comm.group import communicator_of
+from magi_attention.comm.moved_rows import as_given, as_moved, as_rows
+from magi_attention.comm.process_group import rank_in
 from magi_attention.comm.work import WorkWithPostProcessFn
 from magi_attention.common._arguments import check_int, check_kind
 
@@ -57,12 +59,15 @@ def group_cast(
     if cast_lse:
         outputs.append(_given_or_new("output_lse", output_lse, tensors[1], sum(wanted)))
     owned, needed = _records(sizes, destinations), _records(wanted, sources)
-    wait = ProcessGroupTransport(group).start(
-        Exchange(CAST, tensors, outputs, owned, needed, digest=0, wave=0)
-    )
+    moved = [as_moved(tensor) for tensor in outputs]
+    sent = [as_moved(tensor) for tensor in tensors]
+    wait = communicator_of(group).exchange(CAST, sent, moved, owned, needed)
 
     def finish():
         wait()
+        for rows, output in zip(moved, outputs):
+            if rows.data_ptr() != output.data_ptr():
+                output.copy_(as_given(rows, output, output.shape[0]))
         return tuple(outputs) if cast_lse else outputs[0]
 
     return WorkWithPostProcessFn(finish, async_op)
@@ -108,25 +113,38 @@ def group_reduce(
     outputs = [_given_or_new("output", output, input, sum(wanted), is_sum=True)]
     if is_fresh:
         outputs[0].zero_()
-    tensors = [input if comm_dtype is None else input.to(comm_dtype)]
+    tensors = [(input if comm_dtype is None else input.to(comm_dtype)).contiguous()]
     if reduce_op == "lse":
-        tensors.append(_needed("input_lse", input_lse, input))
+        tensors.append(_needed("input_lse", input_lse, input).contiguous())
         outputs.append(_given_or_new("output_lse", output_lse, tensors[1], sum(wanted), True))
         if is_fresh or output_lse is None:
             outputs[1].fill_(-torch.inf)
+    totals = [_total(output, tensor) for output, tensor in zip(outputs, tensors)]
     owned, needed = _records(wanted, sources), _records(sizes, destinations)
-    kind = LSE_MERGE if reduce_op == "lse" else SUM
-    wait = ProcessGroupTransport(group).start(
-        Exchange(kind, tensors, outputs, owned, needed, digest=0, wave=0)
-    )
+    if reduce_op == "lse":
+        wait = communicator_of(group).exchange(LSE_MERGE, tensors, totals, owned, needed)
+    else:
+        parts, sums = as_rows(tensors[0]), as_rows(totals[0])
+        wait = communicator_of(group).exchange(SUM, [parts], [sums], owned, needed)
 
     def finish():
         wait()
+        for total, output in zip(totals, outputs):
+            if total is not output:
+                output.copy_(total)
         if reduce_op == "avg":
             _divide(outputs[0], wanted, sources, 0 if is_fresh else 1)
         return tuple(outputs) if reduce_op == "lse" else outputs[0]
 
     return WorkWithPostProcessFn(finish, async_op)
+
+
+def _total(output: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """Where the parts are combined: output, or a copy that holds them without a gap."""
+    wide = torch.promote_types(output.dtype, part.dtype)
+    return (
+        output if wide == output.dtype and output.is_contiguous() else output.to(wide).contiguous()
+    )
 
 
 def _divide(output: torch.Tensor, sizes: list[int], sources: list[list[int]], held: int) -> None:

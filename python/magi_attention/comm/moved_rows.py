@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors in the form that the library moves rows in, and back."""
+
+from __future__ import annotations
+
+import torch
+
+from magi_attention._native.attention import DTYPE_CODES
+
+
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """[rows, elements], contiguous."""
+    if x.device.type not in ("cpu", "cuda"):
+        raise RuntimeError(f"x is on {x.device}; allowed: cpu, cuda")
+    width = x[0].numel() if x.shape[0] else 1
+    return x.contiguous().view(x.shape[0], width)
+
+
+def as_moved(x: torch.Tensor) -> torch.Tensor:
+    """as_rows in a type that the library moves: of others the bytes, filled up to int64, so that
+    every value survives.
+    """
+    flat = as_rows(x.resolve_conj())
+    if flat.dtype in DTYPE_CODES:
+        return flat
+    row_bytes = flat.view(torch.uint8)
+    return torch.nn.functional.pad(row_bytes, (0, -row_bytes.shape[1] % 8)).view(torch.int64)
+
+
+def as_given(moved: torch.Tensor, x: torch.Tensor, rows: int) -> torch.Tensor:
+    """`rows` rows of as_moved in the type and shape of those of x."""
+    shape = (rows, *x.shape[1:])
+    if moved.dtype == x.dtype:
+        return moved.view(shape)
+    num_bytes = x.shape[1:].numel() * x.itemsize
+    return moved.view(torch.uint8)[:, :num_bytes].contiguous().view(x.dtype).view(shape)
