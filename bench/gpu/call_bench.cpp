@@ -14,6 +14,7 @@
 
 #include "cuda/check.hpp"
 #include "cuda/memory.hpp"
+#include "cuda/stream.hpp"
 #include "cuda/timing.hpp"
 #include "magi/attention_cuda.hpp"
 #include "magi/magi.h"

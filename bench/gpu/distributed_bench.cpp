@@ -10,6 +10,7 @@
 
 #include "comm/device_rows.hpp"
 #include "cuda/device.hpp"
+#include "cuda/stream.hpp"
 #include "cuda/timing.hpp"
 #include "magi/mask_builders.hpp"
 #include "magi/runtime.hpp"

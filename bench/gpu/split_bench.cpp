@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/memory.hpp"
+#include "cuda/stream.hpp"
 #include "cuda/timing.hpp"
 #include "magi/attention_cuda.hpp"
 #include "mask/random_mask.hpp"

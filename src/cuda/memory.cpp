@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "cuda/capture.hpp"
-#include "cuda/timing.hpp"
+#include "cuda/stream.hpp"
 
 namespace magi {
 

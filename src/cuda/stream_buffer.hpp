@@ -11,8 +11,8 @@
 namespace magi {
 
 /// Owns device memory in the order of one stream: work enqueued on the stream while the buffer
-/// lives may use it. The memory comes from the caller's allocator or, where that is empty, from the
-/// library's pool.
+/// lives may use it. The memory comes from the caller's allocator or, without one or where that is
+/// empty, from the library's pool.
 class StreamBuffer {
  public:
   StreamBuffer() = default;
@@ -20,6 +20,7 @@ class StreamBuffer {
   /// takes nothing.
   StreamBuffer(const DeviceAllocator& allocator, std::size_t size_bytes, std::int32_t device,
                cudaStream_t stream);
+  StreamBuffer(std::size_t size_bytes, std::int32_t device, cudaStream_t stream);
   ~StreamBuffer();
   StreamBuffer(StreamBuffer&& other) noexcept;
   StreamBuffer& operator=(StreamBuffer&& other) noexcept;
@@ -30,7 +31,7 @@ class StreamBuffer {
   std::size_t size_bytes() const { return size_bytes_; }
 
  private:
-  const DeviceAllocator* allocator_ = nullptr;
+  const DeviceAllocator* allocator_ = nullptr;  ///< null: the pool
   std::size_t size_bytes_ = 0;
   std::int32_t device_ = 0;
   cudaStream_t stream_ = nullptr;

@@ -5,17 +5,6 @@
 
 namespace magi {
 
-Stream::Stream() {
-  cuda_check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking),
-             "cudaStreamCreateWithFlags");
-}
-
-Stream::~Stream() { static_cast<void>(cudaStreamDestroy(handle_)); }
-
-void Stream::wait_sync() const {
-  cuda_check(cudaStreamSynchronize(handle_), "cudaStreamSynchronize");
-}
-
 Event::Event() { cuda_check(cudaEventCreate(&handle_), "cudaEventCreate"); }
 
 Event::~Event() { static_cast<void>(cudaEventDestroy(handle_)); }

@@ -5,22 +5,7 @@
 
 namespace magi {
 
-/// Owns a stream that does not wait for the default stream.
-class Stream {
- public:
-  Stream();
-  ~Stream();
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-
-  cudaStream_t handle() const { return handle_; }
-  void wait_sync() const;
-
- private:
-  cudaStream_t handle_ = nullptr;
-};
-
-/// A point in a stream's work.
+/// A point in a stream's work, with its time.
 class Event {
  public:
   Event();

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cuda/order_event.hpp"
-#include "cuda/timing.hpp"
+#include "cuda/stream.hpp"
 #include "magi/attention_cuda.hpp"
 #include "runtime/device_attention.hpp"
 #include "runtime/device_memory.hpp"

@@ -5,28 +5,12 @@
 #include <limits>
 
 #include "base/check.hpp"
-#include "base/math.hpp"
+#include "cuda/arena.hpp"
 
 namespace magi {
 namespace {
 
-constexpr std::size_t kAlignment = 256;
 constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
-
-/// Hands out aligned parts of the workspace one after the other.
-class Parts {
- public:
-  template <typename Element>
-  std::size_t take(std::int64_t count) {
-    const std::size_t begin = size_;
-    size_ += align_up(static_cast<std::size_t>(count) * sizeof(Element), kAlignment);
-    return begin;
-  }
-  std::size_t size() const { return size_; }
-
- private:
-  std::size_t size_ = 0;
-};
 
 void check_shape(const DeviceListShape& shape) {
   if (shape.num_slices < 0) throw invalid("number of slices", shape.num_slices, "0 or more");
@@ -78,20 +62,20 @@ DeviceListLayout device_list_layout(const DeviceListShape& shape) {
     layout.frames.push_back(frame);
   }
   layout.sum_tiles = static_cast<std::int32_t>(sum_tiles);
-  Parts parts;
-  parts.take<DeviceListHeader>(1);
-  layout.tallies = parts.take<TileTally>(sum_tiles);
-  layout.zeroed_bytes = parts.size();
-  layout.costs = parts.take<std::int32_t>(sum_tiles);
-  layout.tiles = parts.take<TileWork>(layout.max_tiles);
-  layout.works = parts.take<TileWork>(layout.max_works);
-  layout.split_tiles = parts.take<SplitTile>(layout.max_split_tiles);
-  layout.begins = parts.take<std::int32_t>(layout.max_tiles);
-  layout.sort_keys = parts.take<std::uint64_t>(std::int64_t{2} * layout.max_tiles);
-  layout.slice_ids = parts.take<std::int32_t>(shape.record_capacity);
-  layout.slices = parts.take<BandRecord>(shape.num_slices + shape.record_capacity);
+  Arena arena;
+  arena.add<DeviceListHeader>(1);
+  layout.tallies = arena.add<TileTally>(sum_tiles);
+  layout.zeroed_bytes = arena.size_bytes();
+  layout.costs = arena.add<std::int32_t>(sum_tiles);
+  layout.tiles = arena.add<TileWork>(layout.max_tiles);
+  layout.works = arena.add<TileWork>(layout.max_works);
+  layout.split_tiles = arena.add<SplitTile>(layout.max_split_tiles);
+  layout.begins = arena.add<std::int32_t>(layout.max_tiles);
+  layout.sort_keys = arena.add<std::uint64_t>(std::int64_t{2} * layout.max_tiles);
+  layout.slice_ids = arena.add<std::int32_t>(shape.record_capacity);
+  layout.slices = arena.add<BandRecord>(shape.num_slices + shape.record_capacity);
   layout.records = layout.slices + static_cast<std::size_t>(shape.num_slices) * sizeof(BandRecord);
-  layout.size_bytes = parts.size();
+  layout.size_bytes = arena.size_bytes();
   return layout;
 }
 

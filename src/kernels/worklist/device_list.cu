@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cub/warp/warp_reduce.cuh>
 
+#include "cuda/arena.hpp"
 #include "cuda/check.hpp"
 #include "kernels/worklist/device_emit.cuh"
 #include "kernels/worklist/device_order.cuh"
@@ -119,11 +120,6 @@ __global__ void __launch_bounds__(kSplitThreads)
     split_kernel(const __grid_constant__ DeviceBuild build) {
   __shared__ SplitShared shared;
   TileSplitter(shared, build).run();
-}
-
-template <typename Element>
-Element* part_at(void* workspace, std::size_t offset) {
-  return reinterpret_cast<Element*>(static_cast<std::byte*>(workspace) + offset);
 }
 
 /// Spreads the slices over enough warps: several slices to a warp where there are many, several

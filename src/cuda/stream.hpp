@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/check.hpp"
+
+namespace magi {
+
+/// Owns a stream that does not wait for the default stream.
+class Stream {
+ public:
+  Stream() {
+    cuda_check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking),
+               "cudaStreamCreateWithFlags");
+  }
+  ~Stream() { static_cast<void>(cudaStreamDestroy(handle_)); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  cudaStream_t handle() const { return handle_; }
+  void wait_sync() const { cuda_check(cudaStreamSynchronize(handle_), "cudaStreamSynchronize"); }
+
+ private:
+  cudaStream_t handle_ = nullptr;
+};
+
+}  // namespace magi
