@@ -13,9 +13,12 @@
 #include "bench/random_values.hpp"
 #include "bench/telemetry.hpp"
 #include "cuda/device.hpp"
+#include "cuda/stream.hpp"
 #include "cuda/timing.hpp"
 #include "draw/numbers.hpp"
 #include "magi/attention_cuda.hpp"
+#include "magi/attention_limits.hpp"
+#include "magi/error.hpp"
 #include "magi/mask.hpp"
 
 namespace magi::cli {
@@ -42,9 +45,11 @@ void check_machine(const KernelBenchOptions& options) {
     throw std::runtime_error("there is no GPU " + std::to_string(options.device) +
                              "; GPUs seen: " + std::to_string(count));
   }
-  if (!device_info(options.device).is_hopper()) {
-    throw std::runtime_error("GPU " + device_name(options.device) +
-                             " is not of compute capability 9.0, which the kernels need");
+  try {
+    attention_limits(options.device);
+  } catch (const InvalidArgument& error) {
+    throw std::runtime_error("no kernels for GPU " + std::to_string(options.device) + ": " +
+                             error.what());
   }
 }
 

@@ -18,6 +18,9 @@
 // dims up to 64.
 namespace magi {
 
+class PreparedForward;
+class PreparedBackward;
+
 /// Choices of a launch that do not change its result beyond rounding.
 struct ForwardTuning {
   std::int32_t sm_margin = 0;     ///< multiprocessors left to others
@@ -48,11 +51,10 @@ class ForwardWork {
   std::int32_t num_pieces() const;
   std::int64_t size_bytes() const;  ///< on the device
 
-  struct State;
-  const std::shared_ptr<const State>& state() const { return state_; }
+  const PreparedForward& prepared() const { return *prepared_; }
 
  private:
-  std::shared_ptr<const State> state_;
+  std::shared_ptr<const PreparedForward> prepared_;
 };
 
 /// Enqueues out, lse and max_logits of `args` on `stream` (a cudaStream_t; null: the default
@@ -148,11 +150,10 @@ class BackwardWork {
   std::int64_t size_bytes() const;       ///< of the list, on the device
   std::int64_t workspace_bytes() const;  ///< that a call needs
 
-  struct State;
-  const std::shared_ptr<const State>& state() const { return state_; }
+  const PreparedBackward& prepared() const { return *prepared_; }
 
  private:
-  std::shared_ptr<const State> state_;
+  std::shared_ptr<const PreparedBackward> prepared_;
 };
 
 /// Enqueues the gradients of `args` on `stream`. Tensors as for the forward, out and dout each of

@@ -22,12 +22,11 @@ struct AttentionLimits {
   std::uint32_t types = 0;         ///< of q, k and v: bit 1 << DType
   std::int32_t stride_bytes = 1;   ///< strides of rows and heads, and addresses, are multiples
   bool has_float_outputs = false;  ///< writes out and gradients as float32 beside 16-bit inputs
-  bool can_merge = false;  ///< merges into an earlier out and lse, and adds to gradients, itself
   bool has_sink = false;
   bool has_softcap = false;
   bool has_max_logits = false;
   bool has_dlse = false;            ///< takes the gradient through lse
-  bool has_negative_scale = false;  ///< softmax_scale may be negative
+  bool has_any_scale = false;  ///< softmax_scale may be negative; it and softcap may pass 1e30
 
   bool takes(DType type) const { return (types >> static_cast<unsigned>(type) & 1U) != 0; }
 };

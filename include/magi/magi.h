@@ -21,8 +21,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "magi/attention_backend.h"
 #include "magi/comm_vtable.h"
 #include "magi/device_allocator.h"
+#include "magi/magi_attention.h"
 #include "magi/magi_base.h"
 #include "magi/magi_mask.h"
 #include "magi/magi_tensor.h"
@@ -338,53 +340,8 @@ typedef struct magi_roll_args {
 MAGI_API magi_status magi_roll(const magi_roll_args* args, const magi_placement* placement,
                                magi_communicator* communicator, void* stream);
 
-/* ---- Attention ------------------------------------------------------------------------------- */
-
-enum { MAGI_SINK_HEAD = 0, MAGI_ROW_SINK_HEAD = 1 };
-
-/* q [rows_q, heads_q, dim_qk], k [rows_k, heads_kv, dim_qk], v [rows_k, heads_kv, dim_v]. */
-typedef struct magi_attention_inputs {
-  size_t struct_size;
-  const magi_tensor* q;
-  const magi_tensor* k;
-  const magi_tensor* v;
-  const magi_tensor* sink; /* optional: [sinks, heads_q] or [rows_q, sinks, heads_q], by layout */
-  double softmax_scale;    /* 0: 1 / sqrt(dim_qk); finite, on GPUs not negative */
-  double softcap;          /* 0: off */
-  int32_t sink_layout;     /* MAGI_SINK_HEAD or MAGI_ROW_SINK_HEAD */
-  int32_t sm_margin;       /* magi_flex_... on a GPU: multiprocessors left to others */
-  /* backward on a GPU: 1: dq may differ in its last bits from call to call, which is faster; 0: all
-   * results have the same bits in every call */
-  int32_t is_fast_backward;
-} magi_attention_inputs;
-
-/* Written by forward, read by backward. */
-typedef struct magi_attention_result {
-  size_t struct_size;
-  const magi_tensor* out;        /* [rows_q, heads_q, dim_v], type of q or float32 (float64) */
-  const magi_tensor* lse;        /* [rows_q, heads_q] float32 (float64) */
-  const magi_tensor* max_logits; /* optional: [heads_q] like lse; not read by backward */
-} magi_attention_result;
-
-/* Device memory of the caller, aligned to 256 bytes. What it holds need not survive between calls,
- * but calls that overlap in time must not share one. */
-typedef struct magi_workspace {
-  size_t struct_size;
-  void* data;
-  size_t size_bytes;
-} magi_workspace;
-
-typedef struct magi_attention_gradients {
-  size_t struct_size;
-  const magi_tensor* dout; /* like out */
-  const magi_tensor* dlse; /* optional: like lse */
-  const magi_tensor* dq;   /* dq, dk, dv: written, type of q or float32 (float64) */
-  const magi_tensor* dk;
-  const magi_tensor* dv;
-  const magi_tensor* dsink; /* optional: like sink, of this rank's rows */
-  /* Optional, read by magi_flex_attention_backward on a GPU; NULL: a pool of the library's. */
-  const magi_workspace* workspace;
-} magi_attention_gradients;
+/* ---- Attention: structs in magi/magi_attention.h, backends in magi/attention_backend.h --------
+ */
 
 /* Runs a plan on one rank. Collective, in the same order on all ranks of the group. On a GPU, with
  * tensors as for magi_flex_attention_forward, a call only enqueues; the caller's tensors are
@@ -396,6 +353,7 @@ typedef struct magi_attention_options {
   size_t struct_size;
   const magi_device_allocator* allocator; /* copied; NULL: a pool of the library's */
   int32_t exchange_sms; /* multiprocessors that attention leaves to exchanges under way */
+  const char* backend;  /* copied; NULL: the library's own for the tensors' device */
 } magi_attention_options;
 MAGI_API void magi_attention_options_init(magi_attention_options* options);
 MAGI_API magi_status magi_attention_create_with(const magi_plan*, magi_communicator*,
@@ -417,14 +375,14 @@ MAGI_API magi_status magi_attention_backward(magi_attention* attention,
  * last dims contiguous, other strides multiples of 16 bytes; keys and values finite inside the key
  * range of every slice and in the 255 rows before it.
  *
- * On a GPU the call only enqueues. The mask handle keeps the work lists of the last 8 combinations
- * of shapes, types, device, sm_margin and is_fast_backward; the first call with a combination makes
- * its list (which takes time and blocks), later ones wait for nothing. One handle may serve any
- * threads and streams at once, and calls may be captured in a graph, which then keeps the list;
- * executables of one captured graph must not run at the same time. Giving up a list, at the ninth
- * combination or when the mask is destroyed, waits for the device. All rows of the backward's
- * tensors are finite where they are near rows that are seen: in the same 128 of q, counted from its
- * first, within 127 of k. */
+ * On a GPU the call only enqueues. The mask handle keeps the work lists of the last 256
+ * combinations of shapes, types, device, sm_margin, is_fast_backward and backend; the first call
+ * with a combination makes its list (which takes time and blocks), later ones wait for nothing. One
+ * handle may serve any threads and streams at once, and calls may be captured in a graph, which
+ * then keeps the list; executables of one captured graph must not run at the same time. Giving up a
+ * list, at one combination more or when the mask is destroyed, waits for the device. All rows of
+ * the backward's tensors are finite where they are near rows that are seen: in the same 128 of q,
+ * counted from its first, within 127 of k. */
 MAGI_API magi_status magi_flex_attention_forward(const magi_mask* mask,
                                                  const magi_attention_inputs* inputs,
                                                  const magi_attention_result* result, void* stream);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "magi/attention.hpp"
@@ -78,12 +79,14 @@ struct InputGradients {
                      ///< wanted
 };
 
-/// Choices about device tensors.
+/// Choices about device tensors and about who computes attention.
 struct AttentionOptions {
   /// Empty: a stream-ordered pool of the library's, shared by all objects on a device.
   DeviceAllocator allocator;
   /// Multiprocessors that attention leaves to the transport while rows are on their way.
   std::int32_t exchange_sms = 8;
+  /// Name of the attention backend; empty: the library's own for the device.
+  std::string backend;
 };
 
 struct AttentionState;

@@ -63,6 +63,9 @@ inline std::string_view read_text(const char* text, std::size_t size_bytes, cons
   return {text, size_bytes};
 }
 
+/// Empty where the caller gives none.
+inline std::string read_name(const char* name) { return name != nullptr ? name : ""; }
+
 TensorView read_tensor(const magi_tensor* tensor, const char* name);
 /// The view without data where `tensor` is NULL.
 TensorView read_optional_tensor(const magi_tensor* tensor, const char* name);

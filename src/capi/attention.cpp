@@ -23,7 +23,8 @@ DeviceAllocator read_allocator(const magi_device_allocator* allocator) {
 
 AttentionOptions read_options(const magi_attention_options* options) {
   const magi_attention_options given = read_struct(options, "options");
-  AttentionOptions result{.allocator = {}, .exchange_sms = given.exchange_sms};
+  AttentionOptions result{
+      .allocator = {}, .exchange_sms = given.exchange_sms, .backend = read_name(given.backend)};
   if (given.allocator != nullptr) result.allocator = read_allocator(given.allocator);
   return result;
 }
@@ -51,7 +52,8 @@ magi_status magi_attention_create(const magi_plan* plan, magi_communicator* comm
 void magi_attention_options_init(magi_attention_options* options) {
   *options = {.struct_size = sizeof(magi_attention_options),
               .allocator = nullptr,
-              .exchange_sms = magi::AttentionOptions{}.exchange_sms};
+              .exchange_sms = magi::AttentionOptions{}.exchange_sms,
+              .backend = nullptr};
 }
 
 magi_status magi_attention_create_with(const magi_plan* plan, magi_communicator* communicator,

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/attention_arguments.hpp"
-#include "capi/device_attention.hpp"
 #include "capi/handles.hpp"
 #include "capi/status.hpp"
 
@@ -27,8 +26,42 @@ magi::BackwardArgs read_backward(const Mask& mask, const magi_attention_inputs* 
   return args;
 }
 
-BackwardTuning backward_tuning(const magi_attention_inputs& inputs) {
-  return {.sm_margin = inputs.sm_margin, .is_deterministic = inputs.is_fast_backward == 0};
+WorkKey::Shape shape_of(const TensorView& tensor) {
+  return {tensor.shape[0], tensor.shape[1], tensor.shape[2]};
+}
+
+template <typename Args>
+WorkKey key_of(const Args& args, const magi_attention_inputs& inputs) {
+  return {.q = shape_of(args.q),
+          .k = shape_of(args.k),
+          .v = shape_of(args.v),
+          .type = args.q.dtype,
+          .device = args.q.device,
+          .sm_margin = inputs.sm_margin,
+          .backend = read_name(inputs.backend)};
+}
+
+std::shared_ptr<const PreparedForward> prepared_forward(const magi_mask& mask,
+                                                        const ForwardArgs& args,
+                                                        const magi_attention_inputs& inputs) {
+  const WorkKey key = key_of(args, inputs);
+  return mask.forwards->find_or_make(key, [&] {
+    return find_backend(key.backend, args.q.device)
+        ->prepare_forward(args, {.sm_margin = inputs.sm_margin});
+  });
+}
+
+std::shared_ptr<const PreparedBackward> prepared_backward(const magi_mask& mask,
+                                                          const BackwardArgs& args,
+                                                          const magi_attention_inputs& inputs) {
+  WorkKey key = key_of(args, inputs);
+  key.dout_type = args.dout.dtype;
+  key.is_fast_backward = inputs.is_fast_backward != 0;
+  return mask.backwards->find_or_make(key, [&] {
+    return find_backend(key.backend, args.q.device)
+        ->prepare_backward(
+            args, {.sm_margin = inputs.sm_margin, .is_deterministic = !key.is_fast_backward});
+  });
 }
 
 struct Ranges {
@@ -70,11 +103,7 @@ magi_status magi_flex_attention_forward(const magi_mask* mask, const magi_attent
     magi::ForwardArgs args = forward_args(read_inputs(inputs), read_result(result));
     args.slices = given.mask.slices;
     check_rows(given.mask, args.q, args.k);
-    if (args.q.device == magi::kCpuDevice) {
-      magi::attention_forward_cpu(args);
-    } else {
-      forward_on_device(given, args, inputs->sm_margin, stream);
-    }
+    prepared_forward(given, args, *inputs)->run(args, {}, stream);
   });
 }
 
@@ -84,12 +113,8 @@ magi_status magi_flex_attention_backward(const magi_mask* mask, const magi_atten
   return guarded([&] {
     const magi_mask& given = require(mask, "mask");
     const magi::BackwardArgs args = read_backward(given.mask, inputs, result, gradients);
-    if (args.q.device == magi::kCpuDevice) {
-      magi::attention_backward_cpu(args);
-    } else {
-      backward_on_device(given, args, backward_tuning(*inputs),
-                         read_workspace(gradients->workspace), stream);
-    }
+    prepared_backward(given, args, *inputs)
+        ->run(args, read_workspace(gradients->workspace), stream);
   });
 }
 
@@ -101,11 +126,8 @@ magi_status magi_flex_attention_backward_workspace_bytes(const magi_mask* mask,
   return guarded([&] {
     const magi_mask& given = require(mask, "mask");
     const magi::BackwardArgs args = read_backward(given.mask, inputs, result, gradients);
-    const bool is_on_host = args.q.device == magi::kCpuDevice;
     require(size_bytes, "size_bytes") =
-        is_on_host
-            ? 0
-            : static_cast<size_t>(backward_workspace_bytes(given, args, backward_tuning(*inputs)));
+        static_cast<size_t>(prepared_backward(given, args, *inputs)->workspace_bytes());
   });
 }
 
@@ -114,8 +136,8 @@ magi_status magi_flex_ranges_workspace_bytes(const magi_flex_ranges* ranges,
                                              size_t* size_bytes) {
   return guarded([&] {
     const Ranges given = read_ranges(ranges, inputs);
-    const std::int64_t bytes = ranges_workspace_bytes(forward_args(read_inputs(inputs), {}),
-                                                      given.slices.q_ranges.shape[0], given.tuning);
+    const std::int64_t bytes = magi::forward_workspace_bytes(
+        forward_args(read_inputs(inputs), {}), given.slices.q_ranges.shape[0], given.tuning);
     require(size_bytes, "size_bytes") = static_cast<size_t>(bytes);
   });
 }
@@ -126,8 +148,8 @@ magi_status magi_flex_ranges_forward(const magi_flex_ranges* ranges,
                                      const magi_workspace* workspace, void* stream) {
   return guarded([&] {
     const Ranges given = read_ranges(ranges, inputs);
-    forward_ranges(forward_args(read_inputs(inputs), read_result(result)), given.slices,
-                   read_workspace(workspace), given.tuning, stream);
+    magi::attention_forward_cuda(forward_args(read_inputs(inputs), read_result(result)),
+                                 given.slices, read_workspace(workspace), given.tuning, stream);
   });
 }
 
@@ -135,7 +157,8 @@ magi_status magi_flex_ranges_report_sync(const magi_workspace* workspace,
                                          magi_flex_ranges_report* report, void* stream) {
   return guarded([&] {
     require(report, "report");
-    write_struct(report, to_struct(ranges_report_sync(read_workspace(workspace), stream)),
+    write_struct(report,
+                 to_struct(magi::read_device_list_report_sync(read_workspace(workspace), stream)),
                  "report");
   });
 }

@@ -9,7 +9,7 @@
 
 #include "capi/arguments.hpp"
 #include "capi/work_cache.hpp"
-#include "magi/attention_cuda.hpp"
+#include "kernels/attention/backend.hpp"
 #include "magi/magi.h"
 #include "magi/runtime.hpp"
 
@@ -22,10 +22,10 @@ struct magi_buffer {
 
 struct magi_mask {
   magi::Mask mask;
-  std::unique_ptr<magi::capi::WorkCache<magi::ForwardWork>> forward_works =
-      std::make_unique<magi::capi::WorkCache<magi::ForwardWork>>();
-  std::unique_ptr<magi::capi::WorkCache<magi::BackwardWork>> backward_works =
-      std::make_unique<magi::capi::WorkCache<magi::BackwardWork>>();
+  std::unique_ptr<magi::capi::WorkCache<magi::PreparedForward>> forwards =
+      std::make_unique<magi::capi::WorkCache<magi::PreparedForward>>();
+  std::unique_ptr<magi::capi::WorkCache<magi::PreparedBackward>> backwards =
+      std::make_unique<magi::capi::WorkCache<magi::PreparedBackward>>();
 };
 
 struct magi_placement {

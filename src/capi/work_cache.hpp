@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "magi/tensor.hpp"
@@ -22,23 +23,25 @@ struct WorkKey {
   std::int32_t device = 0;
   std::int32_t sm_margin = 0;
   bool is_fast_backward = false;
+  std::string backend;  ///< empty: the library's own for the device
 
   friend bool operator==(const WorkKey&, const WorkKey&) = default;
 };
 
-/// Work lists of one mask on GPUs, those used last. Safe from several threads; a list that is given
-/// up lives on where a caller still holds it.
+/// What backends prepared for one mask, that used last. Safe from several threads; what is given up
+/// lives on where a caller still holds it.
 template <typename Work>
 class WorkCache {
  public:
-  static constexpr std::size_t kCapacity = 8;
+  /// As many as the Python package keeps calls of one mask.
+  static constexpr std::size_t kCapacity = 256;
 
   /// Calls make() outside the lock where the key is new, to no avail where another thread was
   /// first.
   template <typename Make>
   std::shared_ptr<const Work> find_or_make(const WorkKey& key, const Make& make) {
     if (auto found = find(key)) return found;
-    auto made = std::make_shared<const Work>(make());
+    std::shared_ptr<const Work> made = make();
     std::shared_ptr<const Work> given_up;  // destroyed after the lock is gone
     const std::lock_guard lock(mutex_);
     if (auto found = find_locked(key)) return found;

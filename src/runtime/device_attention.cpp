@@ -7,20 +7,12 @@
 #include "cuda/capture.hpp"
 #include "cuda/device.hpp"
 #include "cuda/tensor_map.hpp"
-#include "kernels/sm90/checks.hpp"
+#include "kernels/attention/backend.hpp"
 #include "runtime/abort_group.hpp"
 #include "runtime/device_state.hpp"
 
 namespace magi {
 namespace {
-
-constexpr std::int32_t kMaxHeadDim = 128;
-
-void check_dim(const char* name, std::int32_t dim) {
-  if (dim < 8 || dim > kMaxHeadDim || dim % 8 != 0) {
-    throw invalid(std::string("plan.config.") + name, dim, "on a GPU multiples of 8 from 8 to 128");
-  }
-}
 
 void check_setup(const DeviceSetup& setup) {
   const std::int32_t num_devices = device_count();
@@ -28,8 +20,13 @@ void check_setup(const DeviceSetup& setup) {
     throw invalid("q.device", setup.device,
                   "-1 (host memory) or one of the " + std::to_string(num_devices) + " GPUs here");
   }
-  check_dim("head_dim_qk", setup.plan.config.head_dim_qk);
-  check_dim("head_dim_v", setup.plan.config.head_dim_v);
+  if (!setup.options.backend.empty() && setup.options.backend != "sm90") {
+    throw invalid("options.backend", setup.options.backend, "sm90 for tensors on a GPU");
+  }
+  const AttentionLimits limits = attention_limits(setup.device);
+  const PlanConfig& config = setup.plan.config;
+  check_head_dim(limits.dim_qk, "plan.config.head_dim_qk", config.head_dim_qk, "on a GPU ");
+  check_head_dim(limits.dim_v, "plan.config.head_dim_v", config.head_dim_v, "on a GPU ");
   const std::int32_t sms = setup.options.exchange_sms;
   const std::int32_t num_sms = device_info(setup.device).num_sms;
   if (sms < 0 || sms >= num_sms) {
@@ -84,7 +81,7 @@ class CudaAttention final : public DeviceAttention {
  private:
   /// What every rank is told alike before an exchange begins; an error after that aborts the group.
   void check_call(const AttentionParams& params, void* stream) const {
-    sm90::check_params(params);
+    check_options(attention_limits(state_.setup.device), params, {});
     if (state_.setup.communicator.num_ranks() > 1 &&
         graph_of_capture(static_cast<cudaStream_t>(stream)) != nullptr) {
       throw invalid("stream", "being captured", "one that is not, for attention over ranks");

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "kernels/attention/backend.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/abort_group.hpp"
 #include "runtime/attention_state.hpp"
@@ -39,8 +40,10 @@ void max_over_ranks_sync(const TensorView& tensor, Communicator& communicator) {
 
 /// Wave by wave in the order of arrival, each merged into what is there. The own keys come first
 /// and bring the sink in.
-void attend_waves(const AttentionSchedule& schedule, CastedKeys& keys,
-                  const AttentionInputs& inputs, const AttentionResult& result) {
+void attend_waves(const AttentionState& state, CastedKeys& keys, const AttentionInputs& inputs,
+                  const AttentionResult& result) {
+  const AttentionSchedule& schedule = state.schedule;
+  const auto backend = find_backend(state.options.backend, kCpuDevice);
   for (std::size_t w = 0; w < schedule.waves.size(); ++w) {
     const WaveWork& wave = schedule.waves[w];
     keys.wait_sync(w);
@@ -57,7 +60,7 @@ void attend_waves(const AttentionSchedule& schedule, CastedKeys& keys,
     if (!result.max_logits.empty()) {
       args.max_logits = result.max_logits.slice(0, wave.q_heads.begin, wave.q_heads.end);
     }
-    attention_forward_cpu(args);
+    backend->prepare_forward(args, {})->run(args, {}, nullptr);
   }
 }
 
@@ -134,7 +137,7 @@ void DistributedAttention::forward(const AttentionInputs& inputs, const Attentio
       fill_elements(sum.max_logits, -std::numeric_limits<double>::infinity());
     }
     keys.emplace(state, inputs);
-    attend_waves(schedule, *keys, inputs, sum);
+    attend_waves(state, *keys, inputs, sum);
     if (sum.out.data != result.out.data) convert_elements(sum.out, result.out);
     if (!sum.max_logits.empty()) max_over_ranks_sync(sum.max_logits, *state.communicator);
   });

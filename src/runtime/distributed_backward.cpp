@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <optional>
 
+#include "kernels/attention/backend.hpp"
 #include "runtime/abort_group.hpp"
 #include "runtime/attention_state.hpp"
 #include "runtime/elements.hpp"
@@ -96,7 +97,9 @@ void BackwardPass::attend(CastedKeys& keys, std::size_t w) {
     args.sink = inputs.sink;
     args.dsink = dsink;
   }
-  attention_backward_cpu(args);
+  find_backend(state.options.backend, kCpuDevice)
+      ->prepare_backward(args, {})
+      ->run(args, {}, nullptr);
 }
 
 void BackwardPass::start_reduce(std::size_t w) {

@@ -10,13 +10,15 @@ struct Made {
   int number = 0;
 };
 
+std::shared_ptr<const Made> make(int number) { return std::make_shared<const Made>(Made{number}); }
+
 WorkKey key_of(std::int64_t rows) { return {.q = {rows, 4, 128}}; }
 
 TEST(WorkCache, MakesWhatIsNewAndFindsItAgain) {
   WorkCache<Made> cache;
   int made = 0;
   const auto get = [&](const WorkKey& key) {
-    return cache.find_or_make(key, [&] { return Made{++made}; })->number;
+    return cache.find_or_make(key, [&] { return make(++made); })->number;
   };
   EXPECT_EQ(get(key_of(1)), 1);
   EXPECT_EQ(get(key_of(1)), 1);
@@ -25,6 +27,8 @@ TEST(WorkCache, MakesWhatIsNewAndFindsItAgain) {
   EXPECT_EQ(get(other), 2);
   other.device = 1;
   EXPECT_EQ(get(other), 3);
+  other.backend = "another";
+  EXPECT_EQ(get(other), 4);
   EXPECT_EQ(get(key_of(1)), 1);
 }
 
@@ -32,7 +36,7 @@ TEST(WorkCache, GivesUpWhatWasUsedLongestAgo) {
   WorkCache<Made> cache;
   int made = 0;
   const auto get = [&](std::int64_t rows) {
-    return cache.find_or_make(key_of(rows), [&] { return Made{++made}; });
+    return cache.find_or_make(key_of(rows), [&] { return make(++made); });
   };
   const auto kept = get(1);
   constexpr auto kCapacity = static_cast<std::int64_t>(WorkCache<Made>::kCapacity);
@@ -47,7 +51,7 @@ TEST(WorkCache, GivesUpWhatWasUsedLongestAgo) {
 
 TEST(WorkCache, AFailureLeavesNothing) {
   WorkCache<Made> cache;
-  EXPECT_THROW(cache.find_or_make(key_of(1), []() -> Made { throw 1; }), int);
+  EXPECT_THROW(cache.find_or_make(key_of(1), []() -> std::shared_ptr<const Made> { throw 1; }), int);
   EXPECT_EQ(cache.size(), 0u);
 }
 

@@ -14,6 +14,16 @@
 // backend is asked for its limits, prepares a problem once and runs it any number of times.
 namespace magi {
 
+/// What was chosen for a problem, where a backend has such choices; see ForwardWork, BackwardWork.
+struct ForwardTiling {
+  std::int32_t packed_heads = 0;
+  std::int32_t num_pieces = 0;
+};
+struct BackwardTiling {
+  std::int32_t packed_heads = 0;
+  std::int32_t heads_per_item = 0;
+};
+
 /// The forward of one problem: shapes, types and slices are fixed, tensors and parameters are given
 /// to every run. Runs may overlap, from any threads and on any streams, with a workspace each.
 class PreparedForward {
@@ -24,6 +34,7 @@ class PreparedForward {
   virtual std::int64_t size_bytes() const = 0;
   /// Bytes of workspace that a run needs.
   virtual std::int64_t workspace_bytes() const = 0;
+  virtual ForwardTiling tiling() const { return {}; }
   /// Computes `args`, whose slices are not read. On a GPU the work is enqueued on `stream` (a
   /// cudaStream_t; host tensors ignore it) and may be captured in a graph, which then keeps this
   /// object. A workspace without data lets the run take its own from the library's pool or from the
@@ -39,11 +50,12 @@ class PreparedBackward {
 
   virtual std::int64_t size_bytes() const = 0;
   virtual std::int64_t workspace_bytes() const = 0;
+  virtual BackwardTiling tiling() const { return {}; }
   virtual void run(const BackwardArgs& args, const DeviceWorkspace& workspace,
                    void* stream) const = 0;
 };
 
-/// One way to compute attention. Objects are immutable and outlive what they prepared.
+/// One way to compute attention. Immutable; what it prepared may outlive it.
 class AttentionBackend {
  public:
   virtual ~AttentionBackend() = default;
@@ -80,9 +92,9 @@ std::vector<std::string> backend_names();
 // value that the limits do not allow.
 
 void check_type(const AttentionLimits& limits, const char* name, DType type);
-/// `prefix` stands before the names head_dim_qk and head_dim_v.
-void check_head_dims(const AttentionLimits& limits, const std::string& prefix, std::int64_t dim_qk,
-                     std::int64_t dim_v);
+/// `where` stands before the dims that are allowed, such as "on a GPU ".
+void check_head_dim(const HeadDims& dims, const std::string& name, std::int64_t dim,
+                    const std::string& where = "");
 /// What a call asks for besides its tensors' shapes.
 struct AttentionFeatures {
   bool has_sink = false;

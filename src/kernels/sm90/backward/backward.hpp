@@ -5,26 +5,27 @@
 #include "kernels/sm90/backward/launch.hpp"
 #include "magi/attention_cuda.hpp"
 
-namespace magi {
+// The backward on Hopper behind src/kernels/attention, which has checked the arguments and made the
+// device current.
+namespace magi::sm90 {
 
 /// A host list and its device copy.
-struct BackwardWork::State {
-  const sm90::BackwardInstance* instance = nullptr;
-  const sm90::BackwardInstance* softcap_instance = nullptr;
+struct BackwardState {
+  const BackwardInstance* instance = nullptr;
+  const BackwardInstance* softcap_instance = nullptr;
   DType dout_type = DType::BFloat16;
-  std::int32_t device = 0;
   std::int32_t num_ctas = 0;
-  BackwardList
-      list;  ///< once it is on the device, without records, semaphore runs, components, left tiles
+  /// Once it is on the device, without records, semaphore runs, components and left tiles.
+  BackwardList list;
   DeviceBuffer tiles;
   DeviceBuffer records;
   DeviceBuffer semaphore_runs;
   DeviceBuffer tile_components;
   std::int32_t num_left = 0;  ///< see BackwardList::left_tiles
   DeviceBuffer left_tiles;
-};
 
-namespace sm90 {
+  std::int64_t size_bytes() const;
+};
 
 /// Where the parts of a workspace begin, in bytes.
 struct BackwardLayout {
@@ -36,15 +37,13 @@ struct BackwardLayout {
   std::size_t dout_copy = 0;
   std::size_t size_bytes = 0;
 };
-BackwardLayout backward_layout(const BackwardWork::State& work);
+BackwardLayout backward_layout(const BackwardState& state);
 
-/// The list as `instance` tiles it, on the current device.
-BackwardWork::State make_backward_work(const BackwardInstance& instance, const BackwardArgs& args,
-                                       const BackwardTuning& tuning);
+/// The list for the problem of `args`, on the current device.
+BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuning);
 
-/// attention_backward_cuda without the checks.
-void enqueue_backward(const BackwardArgs& args, const BackwardWork::State& work, void* workspace,
+/// Enqueues a run; `workspace` is as long as the layout says.
+void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void* workspace,
                       cudaStream_t stream);
 
-}  // namespace sm90
-}  // namespace magi
+}  // namespace magi::sm90

@@ -5,14 +5,13 @@
 #include <cstddef>
 
 #include "cuda/memory.hpp"
-#include "cuda/stream_counters.hpp"
 #include "kernels/sm90/forward/launch.hpp"
-#include "kernels/worklist/split_rule.hpp"
+#include "kernels/worklist/device_list.hpp"
 #include "magi/attention_cuda.hpp"
 
-namespace magi {
-
-namespace sm90 {
+// The forward on Hopper behind src/kernels/attention, which has checked the arguments and made the
+// device current.
+namespace magi::sm90 {
 
 /// The kernels for the same tensors; their q tiles are the same.
 struct InstanceSet {
@@ -23,12 +22,9 @@ struct InstanceSet {
   }
 };
 
-}  // namespace sm90
-
 /// A host list and its device copy.
-struct ForwardWork::State {
-  sm90::InstanceSet instances;
-  std::int32_t device = 0;
+struct ForwardState {
+  InstanceSet instances;
   std::int32_t num_ctas = 0;
   ForwardList list;  ///< without its vectors' contents once they are on the device
   std::int32_t num_splits = 0;
@@ -36,10 +32,13 @@ struct ForwardWork::State {
   DeviceBuffer tiles;
   DeviceBuffer records;
   DeviceBuffer splits;
-  std::unique_ptr<StreamCounters> tickets;
-};
 
-namespace sm90 {
+  std::int64_t size_bytes() const;
+  /// Pieces of cut tiles, all heads together.
+  std::int64_t num_pieces() const { return std::int64_t{num_slots} * list.head_groups; }
+  /// Bytes that a run needs for the results of pieces.
+  std::int64_t workspace_bytes() const;
+};
 
 /// The contents of a list in device memory; see ForwardParams.
 struct ListOnDevice {
@@ -52,10 +51,7 @@ struct ListOnDevice {
   PartialRows partial;  ///< room for the results of all pieces
 };
 
-/// What a list depends on; throws InvalidArgument naming the tensor.
 ForwardProblem forward_problem(const ForwardArgs& args);
-/// Throws InvalidArgument naming what a call on `device` does not allow.
-void check_forward_call(const ForwardArgs& args, std::int32_t device);
 InstanceSet find_instances(const ForwardArgs& args);
 TileShape tile_shape(const ForwardInstance& instance);
 /// The smallest feature set that serves a call.
@@ -65,9 +61,8 @@ std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::i
 /// For the device's free SMs; throws InvalidArgument naming what is not allowed.
 SplitRule split_rule(std::int32_t device, const ForwardTuning& tuning);
 /// Bytes of the partial rows of `num_partials` items, and where their parts lie.
-std::size_t partial_bytes(const TileShape& shape, const ForwardArgs& args,
-                          std::int64_t num_partials);
-PartialRows partial_rows(const TileShape& shape, const ForwardArgs& args, void* data,
+std::int64_t partial_bytes(const TileShape& shape, std::int64_t dim_v, std::int64_t num_partials);
+PartialRows partial_rows(const TileShape& shape, std::int64_t dim_v, void* data,
                          std::int64_t num_partials);
 /// Sets max_logits to -infinity where the call has them and does not merge.
 void fill_max_logits(const ForwardArgs& args, cudaStream_t stream);
@@ -81,11 +76,25 @@ void launch_combine(const ForwardArgs& args, const ForwardList& list, const List
                     std::int32_t num_splits, cudaStream_t stream);
 
 /// The list as `instances` tile it, on the current device.
-ForwardWork::State make_work(const InstanceSet& instances, const ForwardProblem& problem,
-                             std::span<const BandSlice> slices, const ForwardTuning& tuning);
+ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& problem,
+                          std::span<const BandSlice> slices, const ForwardTuning& tuning);
 
-/// attention_forward_cuda without the checks, not for a capture.
-void enqueue_forward(const ForwardArgs& args, const ForwardWork::State& work, cudaStream_t stream);
+/// Enqueues a run. `ticket` is 0 and of this run alone until it ends, `workspace` has room for
+/// workspace_bytes(); neither is read where q has no rows.
+void enqueue_forward(const ForwardArgs& args, const ForwardState& state, unsigned* ticket,
+                     void* workspace, cudaStream_t stream);
 
-}  // namespace sm90
-}  // namespace magi
+/// A call whose slices are in device memory.
+struct DeviceListCall {
+  InstanceSet instances;
+  ForwardTuning tuning;
+  DeviceListShape shape;
+  DeviceListLayout layout;
+  std::int64_t workspace_bytes = 0;
+};
+DeviceListCall device_list_call(const ForwardArgs& args, std::int64_t num_slices,
+                                const DeviceListTuning& tuning);
+void enqueue_forward(const ForwardArgs& args, const DeviceListCall& call, const SliceArrays& slices,
+                     void* workspace, cudaStream_t stream);
+
+}  // namespace magi::sm90

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "magi/attention_cuda.hpp"
+#include "magi/attention_limits.hpp"
+
+// Checks of calls, the same for every architecture. A check throws InvalidArgument naming the
+// tensor, the value seen and the values allowed.
+namespace magi {
+
+/// What a prepared object depends on besides the slices.
+struct AttentionProblem {
+  using Shape = std::array<std::int64_t, 3>;
+  Shape q{}, k{}, v{};
+  DType type = DType::BFloat16;
+  DType dout_type = DType::BFloat16;  ///< backward only
+  std::int32_t device = kCpuDevice;
+
+  friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
+};
+AttentionProblem problem_of(const ForwardArgs& args);
+AttentionProblem problem_of(const BackwardArgs& args);
+
+inline constexpr std::int64_t kMaxSinks = 8;
+
+/// The type of lse, of sinks and of sums for inputs of type `type`.
+inline DType accumulator_of(DType type) {
+  return type == DType::Float64 ? DType::Float64 : DType::Float32;
+}
+
+/// Shapes and types that a problem is prepared for.
+void check_problem(const AttentionLimits& limits, const ForwardArgs& args);
+void check_problem(const AttentionLimits& limits, const BackwardArgs& args);
+/// All of a call, for an object that was prepared for `made_for`.
+void check_call(const AttentionLimits& limits, const ForwardArgs& args,
+                const AttentionProblem& made_for);
+void check_call(const AttentionLimits& limits, const BackwardArgs& args,
+                const AttentionProblem& made_for);
+/// Memory of `size_bytes` or more, aligned to kArenaAlignment.
+void check_workspace(const DeviceWorkspace& workspace, std::int64_t size_bytes);
+
+}  // namespace magi

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "cuda/pool.hpp"
+#include "cuda/stream_counters.hpp"
+#include "kernels/attention/backend.hpp"
+#include "kernels/attention/checks.hpp"
+
+// What runs on GPUs have in common whatever the architecture: checks, the current device, memory,
+// captures. An architecture supplies enqueue.
+namespace magi {
+
+class DeviceForward : public PreparedForward, public std::enable_shared_from_this<DeviceForward> {
+ public:
+  void run(const ForwardArgs& args, const DeviceWorkspace& workspace, void* stream) const final;
+
+ protected:
+  /// On the current device, which is that of `args`. `limits` outlive the object.
+  DeviceForward(const AttentionLimits& limits, const ForwardArgs& args);
+
+  /// `ticket`: a counter that is 0 and this run's alone until it ends; `workspace`:
+  /// workspace_bytes(). Both are null where q has no elements.
+  virtual void enqueue(const ForwardArgs& args, unsigned* ticket, void* workspace,
+                       cudaStream_t stream) const = 0;
+  std::int64_t ticket_bytes() const { return static_cast<std::int64_t>(tickets_->size_bytes()); }
+
+ private:
+  struct GraphPart;
+  void capture(const ForwardArgs& args, const DeviceWorkspace& workspace, cudaGraph_t graph,
+               cudaStream_t stream) const;
+
+  PoolLease lease_;  ///< first: ends when the rest has been given back
+  const AttentionLimits& limits_;
+  AttentionProblem problem_;
+  std::unique_ptr<StreamCounters> tickets_;
+};
+
+class DeviceBackward : public PreparedBackward,
+                       public std::enable_shared_from_this<DeviceBackward> {
+ public:
+  void run(const BackwardArgs& args, const DeviceWorkspace& workspace, void* stream) const final;
+
+ protected:
+  DeviceBackward(const AttentionLimits& limits, const BackwardArgs& args);
+  virtual void enqueue(const BackwardArgs& args, void* workspace, cudaStream_t stream) const = 0;
+
+ private:
+  PoolLease lease_;
+  const AttentionLimits& limits_;
+  AttentionProblem problem_;
+};
+
+}  // namespace magi

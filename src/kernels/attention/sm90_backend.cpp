@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "cuda/device.hpp"
+#include "kernels/attention/built_in.hpp"
+#include "kernels/attention/device_runs.hpp"
+#include "kernels/sm90/backward/backward.hpp"
+#include "kernels/sm90/forward/forward.hpp"
+
+namespace magi {
+namespace {
+
+class Sm90Forward final : public DeviceForward {
+ public:
+  Sm90Forward(const AttentionLimits& limits, const ForwardArgs& args, const ForwardTuning& tuning)
+      : DeviceForward(limits, args),
+        state_(sm90::make_forward(sm90::find_instances(args), sm90::forward_problem(args),
+                                  args.slices, tuning)) {}
+
+  std::int64_t size_bytes() const override { return state_.size_bytes() + ticket_bytes(); }
+  std::int64_t workspace_bytes() const override { return state_.workspace_bytes(); }
+  ForwardTiling tiling() const override {
+    return {state_.list.packed_heads, static_cast<std::int32_t>(state_.num_pieces())};
+  }
+
+ protected:
+  void enqueue(const ForwardArgs& args, unsigned* ticket, void* workspace,
+               cudaStream_t stream) const override {
+    sm90::enqueue_forward(args, state_, ticket, workspace, stream);
+  }
+
+ private:
+  sm90::ForwardState state_;
+};
+
+class Sm90Backward final : public DeviceBackward {
+ public:
+  Sm90Backward(const AttentionLimits& limits, const BackwardArgs& args,
+               const BackwardTuning& tuning)
+      : DeviceBackward(limits, args), state_(sm90::make_backward(args, tuning)) {}
+
+  std::int64_t size_bytes() const override { return state_.size_bytes(); }
+  std::int64_t workspace_bytes() const override {
+    return static_cast<std::int64_t>(sm90::backward_layout(state_).size_bytes);
+  }
+  BackwardTiling tiling() const override {
+    const BackwardList& list = state_.list;
+    const std::int32_t groups = list.spans.empty() ? 0 : list.spans.front().groups_per_item;
+    return {list.packed_heads, list.packed_heads * groups};
+  }
+
+ protected:
+  void enqueue(const BackwardArgs& args, void* workspace, cudaStream_t stream) const override {
+    sm90::enqueue_backward(args, state_, workspace, stream);
+  }
+
+ private:
+  sm90::BackwardState state_;
+};
+
+/// The largest dims for which there are kernels of both directions.
+AttentionLimits limits_of_kernels() {
+  constexpr std::int32_t kUnit = 8;  // rows of dim are copied in 16 bytes
+  const auto largest = [](const auto& instances, auto dim) {
+    std::int32_t most = 0;
+    for (const auto& instance : instances) most = std::max(most, instance.config.*dim);
+    return most;
+  };
+  const auto most = [&](auto forward_dim, auto backward_dim) {
+    return HeadDims{.min = kUnit,
+                    .max = std::min(largest(sm90::forward_instances(), forward_dim),
+                                    largest(sm90::backward_instances(), backward_dim)),
+                    .multiple = kUnit};
+  };
+  return {.dim_qk = most(&sm90::ForwardConfig::dim_qk, &sm90::BackwardConfig::dim_qk),
+          .dim_v = most(&sm90::ForwardConfig::dim_v, &sm90::BackwardConfig::dim_v),
+          .types = types_of({DType::Float16, DType::BFloat16}),
+          .stride_bytes = 16,
+          .has_float_outputs = true,
+          .has_sink = true,
+          .has_softcap = true,
+          .has_max_logits = true,
+          .has_dlse = true};
+}
+
+class Sm90Backend final : public AttentionBackend {
+ public:
+  const std::string& name() const override { return name_; }
+  const AttentionLimits& limits() const override { return limits_; }
+  bool serves(std::int32_t device) const override {
+    return device >= 0 && device_info(device).is_hopper();
+  }
+
+  std::shared_ptr<const PreparedForward> prepare_forward(
+      const ForwardArgs& args, const ForwardTuning& tuning) const override {
+    check_problem(limits_, args);
+    const DeviceScope scope(args.q.device);
+    return std::make_shared<const Sm90Forward>(limits_, args, tuning);
+  }
+  std::shared_ptr<const PreparedBackward> prepare_backward(
+      const BackwardArgs& args, const BackwardTuning& tuning) const override {
+    check_problem(limits_, args);
+    const DeviceScope scope(args.q.device);
+    return std::make_shared<const Sm90Backward>(limits_, args, tuning);
+  }
+
+ private:
+  std::string name_ = "sm90";
+  AttentionLimits limits_ = limits_of_kernels();
+};
+
+}  // namespace
+
+const std::shared_ptr<const AttentionBackend>& sm90_backend() {
+  static const std::shared_ptr<const AttentionBackend> backend =
+      std::make_shared<const Sm90Backend>();
+  return backend;
+}
+
+void refuse_device(std::int32_t device) {
+  if (device < 0) throw invalid("q.device", device, "a CUDA ordinal");
+  throw invalid("q.device", device_name(device), "GPUs of compute capability 9.0");
+}
+
+}  // namespace magi

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/check.hpp"
+#include "kernels/attention/built_in.hpp"
+#include "kernels/attention/combine.hpp"
+
+namespace magi {
+
+const std::shared_ptr<const AttentionBackend>& sm90_backend() {
+  static const std::shared_ptr<const AttentionBackend> none;
+  return none;
+}
+
+void refuse_device(std::int32_t device) {
+  throw invalid("q.device", device, "-1 (host memory): this library is built without CUDA");
+}
+
+std::int64_t forward_workspace_bytes(const ForwardArgs& args, std::int64_t /*num_slices*/,
+                                     const DeviceListTuning& /*tuning*/) {
+  refuse_device(args.q.device);
+}
+
+void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& /*slices*/,
+                            const DeviceWorkspace& /*workspace*/,
+                            const DeviceListTuning& /*tuning*/, void* /*stream*/) {
+  refuse_device(args.q.device);
+}
+
+DeviceListReport read_device_list_report_sync(const DeviceWorkspace& /*workspace*/,
+                                              void* /*stream*/) {
+  throw InvalidArgument("this library is built without CUDA: no call has filled a workspace");
+}
+
+void combine_on_device(const TensorView& source, const TensorView& /*target*/, Combination /*how*/,
+                       void* /*stream*/) {
+  refuse_device(source.device);
+}
+
+void merge_on_device(const AttentionPart& part, const AttentionPart& /*sum*/, void* /*stream*/) {
+  refuse_device(part.out.device);
+}
+
+void keep_with_capture(std::shared_ptr<const void> /*object*/, void* /*stream*/) {}
+
+std::shared_ptr<void> take_device_memory(std::int64_t /*size_bytes*/, std::int32_t device,
+                                         void* /*stream*/) {
+  refuse_device(device);
+}
+
+}  // namespace magi
