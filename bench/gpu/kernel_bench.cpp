@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/device.hpp"
+#include "cuda/stream_counters.hpp"
 #include "gpu/variants.hpp"
 #include "kernels/sm90/forward/forward.hpp"
 #include "magi/attention_cuda.hpp"
@@ -17,7 +18,8 @@ namespace {
 thread_local std::string last_error;
 
 struct Work {
-  magi::ForwardWork::State state;
+  magi::sm90::ForwardState state;
+  magi::StreamCounters tickets;
   magi::ForwardArgs args;
 };
 
@@ -145,8 +147,8 @@ MAGI_EXPORT void* magi_bench_make(const BenchProblem* problem, int variant) {
     instances.by_features.fill(&instance);
     auto work = std::make_unique<Work>();
     // One instance serves every feature set, and not all of them know splits.
-    work->state = magi::sm90::make_work(instances, shapes, slices,
-                                        {.packed_heads = problem->packed_heads, .max_pieces = 1});
+    work->state = magi::sm90::make_forward(
+        instances, shapes, slices, {.packed_heads = problem->packed_heads, .max_pieces = 1});
     const magi::DType type = instance.config.type;
     work->args.q = tensor(nullptr, type, shapes.rows_q, shapes.heads_q, shapes.dim_qk);
     work->args.k = tensor(nullptr, type, shapes.rows_k, shapes.heads_kv, shapes.dim_qk);
@@ -172,7 +174,9 @@ MAGI_EXPORT int magi_bench_run(void* work, const BenchTensors* tensors, void* st
     bench.args.v.data = tensors->v;
     bench.args.out.data = tensors->out;
     bench.args.lse.data = tensors->lse;
-    magi::sm90::enqueue_forward(bench.args, bench.state, static_cast<cudaStream_t>(stream));
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    magi::sm90::enqueue_forward(bench.args, bench.state, bench.tickets.of_stream(cuda_stream),
+                                nullptr, cuda_stream);
   });
 }
 

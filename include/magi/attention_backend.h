@@ -69,7 +69,8 @@ typedef struct magi_attention_backend {
   void (*destroy)(void* context);
 } magi_attention_backend;
 
-/* Adds a backend to the process; options and inputs name it. The table is copied. */
+/* Adds a backend to the process; options and inputs name it. The table is copied; where the call
+ * fails, the context stays the caller's. */
 MAGI_API magi_status magi_attention_backend_register(const magi_attention_backend* backend);
 /* Takes it out; what was made with it goes on using it. */
 MAGI_API magi_status magi_attention_backend_unregister(const char* name);

@@ -184,20 +184,21 @@ static PyObject* ranges_bytes(PyObject* self, PyObject* const* args, Py_ssize_t 
 }
 
 // PreparedCall(tensors, scale, softcap, sink_layout, sm_margin, is_fast_backward, has_sink,
-// with_max_logits, forward, backward, handle); tensors: the magi_tensor structs as bytes.
+// with_max_logits, forward, backward, handle, backend); tensors: the magi_tensor structs as bytes;
+// backend: the address of a name that outlives the call, or 0.
 static PyObject* prepared_call_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   const char* tensors;
   Py_ssize_t num_bytes;
   double scale, softcap;
   int sink_layout, sm_margin, is_fast_backward, has_sink, with_max_logits;
-  unsigned long long functions[3];
+  unsigned long long functions[4];
   if (kwargs != NULL && PyDict_Size(kwargs) != 0) {
     PyErr_SetString(PyExc_TypeError, "PreparedCall takes no keyword arguments");
     return NULL;
   }
-  if (!PyArg_ParseTuple(args, "y#ddiipppKKK", &tensors, &num_bytes, &scale, &softcap, &sink_layout,
+  if (!PyArg_ParseTuple(args, "y#ddiipppKKKK", &tensors, &num_bytes, &scale, &softcap, &sink_layout,
                         &sm_margin, &is_fast_backward, &has_sink, &with_max_logits, &functions[0],
-                        &functions[1], &functions[2])) {
+                        &functions[1], &functions[2], &functions[3])) {
     return NULL;
   }
   if (num_bytes != (Py_ssize_t)(kNumTensors * sizeof(magi_tensor))) {
@@ -215,7 +216,8 @@ static PyObject* prepared_call_new(PyTypeObject* type, PyObject* args, PyObject*
                                                .softcap = softcap,
                                                .sink_layout = sink_layout,
                                                .sm_margin = sm_margin,
-                                               .is_fast_backward = is_fast_backward};
+                                               .is_fast_backward = is_fast_backward,
+                                               .backend = (const char*)address(functions[3])};
   call->block.result.struct_size = sizeof(magi_attention_result);
   call->block.gradients.struct_size = sizeof(magi_attention_gradients);
   call->block.workspace.struct_size = sizeof(magi_workspace);

@@ -238,13 +238,17 @@ class Plan:
         return svg
 
     def bind(
-        self, cp_group: dist.ProcessGroup | None = None, exchange_sms: int | None = None
+        self,
+        cp_group: dist.ProcessGroup | None = None,
+        exchange_sms: int | None = None,
+        backend: str | None = None,
     ) -> BoundPlan:
         """This plan on the ranks of a process group; None: on this process alone. exchange_sms:
         multiprocessors of a GPU that attention leaves to exchanges under way, of the environment
-        or the library's choice where it is None.
+        or the library's choice where it is None. backend: one of magi_attention.backends, or the
+        library's own for the tensors' device; ValueError at the first call where there is none.
         """
-        return BoundPlan(self, cp_group, exchange_sms=exchange_sms)
+        return BoundPlan(self, cp_group, exchange_sms=exchange_sms, backend=backend)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
@@ -280,6 +284,7 @@ class BoundPlan:
         cp_group: dist.ProcessGroup | None = None,
         communicator: Communicator | None = None,
         exchange_sms: int | None = None,
+        backend: str | None = None,
     ) -> None:
         self.rank = rank_of(cp_group)
         if size_of(cp_group) != plan.cp_size:
@@ -290,6 +295,8 @@ class BoundPlan:
             exchange_sms = comm.exchange_sms()
         else:
             check_int("exchange_sms", exchange_sms, 0, _MAX_SMS)
+        if backend is not None:
+            check_kind("backend", backend, str, "a str, or None")
         self.plan, self.cp_group = plan, cp_group
         self.communicator = communicator or make_communicator(cp_group)
         self.total_seqlen = plan.total_seqlen
@@ -302,7 +309,8 @@ class BoundPlan:
             self.rank, self.local_rows, report.num_heads_q, report.num_heads_kv, report.head_dim,
             report.head_dim_v,
         )  # fmt: skip
-        runner = partial(_runner_of, plan, self.local_rows, self.communicator, exchange_sms)
+        choices = (exchange_sms, backend)
+        runner = partial(_runner_of, plan, self.local_rows, self.communicator, *choices)
         self.attention = RankAttention(place, runner, cp_group)
 
     def calc_attn(
@@ -366,12 +374,16 @@ def _to_mask(
 
 
 def _runner_of(
-    plan: Plan, local_rows: int, communicator: Communicator, exchange_sms: int | None
+    plan: Plan,
+    local_rows: int,
+    communicator: Communicator,
+    exchange_sms: int | None,
+    backend: str | None,
 ) -> Runner:
     """What runs a plan as one rank. Collective."""
     if plan.cp_size == 1:  # rows are in the order of the sequence
-        return runner_under(plan.handle.mask().resized(local_rows, local_rows))
-    handle = AttentionHandle(plan.handle, communicator, exchange_sms)
+        return runner_under(plan.handle.mask().resized(local_rows, local_rows), backend)
+    handle = AttentionHandle(plan.handle, communicator, exchange_sms, backend)
     return Runner(dist_forward, dist_backward, handle.address, handle)
 
 

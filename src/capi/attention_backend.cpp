@@ -9,7 +9,7 @@ magi_status magi_attention_backend_register(const magi_attention_backend* backen
   return guarded([&] {
     const magi_attention_backend given = read_struct(backend, "backend");
     read_struct(&given.limits, "backend.limits");
-    magi::add_backend(magi::make_supplied_backend(given));
+    magi::add_backend(read_name(given.name), [&] { return magi::make_supplied_backend(given); });
   });
 }
 

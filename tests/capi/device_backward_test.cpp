@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/abi_tensor.hpp"
 #include "capi/owned_handles.hpp"
-#include "cuda/timing.hpp"
+#include "cuda/stream.hpp"
 #include "kernels/sm90/backward/case.hpp"
 #include "support/gpu/gpu_test.hpp"
 

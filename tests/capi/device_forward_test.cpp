@@ -6,7 +6,7 @@
 
 #include "capi/abi_tensor.hpp"
 #include "capi/owned_handles.hpp"
-#include "cuda/timing.hpp"
+#include "cuda/stream.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gpu_test.hpp"
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "cuda/memory.hpp"
-#include "cuda/timing.hpp"
+#include "cuda/stream.hpp"
 #include "runtime/pipeline.hpp"
 
 namespace magi::test {

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "cuda/memory.hpp"
-#include "cuda/timing.hpp"
+#include "cuda/stream.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/placements.hpp"
 #include "support/gpu/gpu_test.hpp"

@@ -18,7 +18,7 @@ LEVELS = (
     ("errors", "_environment"),
     ("_native",),
     ("common",),
-    ("env", "comm", "rows"),
+    ("backends", "env", "comm", "rows"),
     ("config", "functional"),
     ("compat", "plan"),
     ("meta", "bound_plan"),

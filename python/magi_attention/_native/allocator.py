@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import CFUNCTYPE, POINTER, c_int32, c_size_t, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_size_t, c_void_p
 
 import torch
 
@@ -33,6 +33,7 @@ class AttentionOptions(Sized):
         ("struct_size", c_size_t),
         ("allocator", POINTER(DeviceAllocator)),
         ("exchange_sms", c_int32),
+        ("backend", c_char_p),
     ]
 
 
@@ -56,18 +57,22 @@ TORCH_ALLOCATOR = DeviceAllocator(allocate=_ALLOCATE(_allocate), release=_RELEAS
 
 class AttentionHandle(Handle):
     """Runs a plan as one rank of a communicator. exchange_sms: multiprocessors that attention
-    leaves to exchanges under way; None: the library's choice.
+    leaves to exchanges under way; backend: who computes attention; None: the library's choice.
     """
 
     destroy = "magi_attention_destroy"
     __slots__ = ("_communicator",)
 
-    def __init__(self, plan: Handle, communicator: Handle, exchange_sms: int | None) -> None:
+    def __init__(
+        self, plan: Handle, communicator: Handle, exchange_sms: int | None, backend: str | None
+    ) -> None:
         options = AttentionOptions()
         lib.magi_attention_options_init(options.address)
         options.allocator = ctypes.pointer(TORCH_ALLOCATOR)
         if exchange_sms is not None:
             options.exchange_sms = exchange_sms
+        if backend is not None:
+            options.backend = backend.encode()
         group = communicator.address
         super().__init__(made(lib.magi_attention_create_with, plan.address, group, options.address))
         self._communicator = communicator  # outlives the attention

@@ -82,6 +82,7 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 class Runner(NamedTuple):
     """Addresses of functions of the library and of their first argument, which `owner` keeps alive.
     workspace_bytes: tells that of the backward on a GPU, or 0 where the library takes its own.
+    backend: the name of one, as a C string, for attention on one device.
     """
 
     forward: int
@@ -89,6 +90,7 @@ class Runner(NamedTuple):
     handle: int
     owner: Any
     workspace_bytes: int = 0
+    backend: ctypes.Array | None = None
 
 
 class Options(NamedTuple):
@@ -136,6 +138,7 @@ class Call:
             bytes(buffer), options.scale, options.softcap, options.sink_layout, options.sm_margin,
             options.is_fast_backward, sink is not None, options.with_max_logits,
             self._runner.forward, self._runner.backward, self._runner.handle,
+            0 if self._runner.backend is None else ctypes.addressof(self._runner.backend),
         )  # fmt: skip
 
     def _results(self, q):

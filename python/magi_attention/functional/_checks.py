@@ -8,13 +8,12 @@ import sys
 import torch
 
 from magi_attention._native.attention import accumulator_dtype
+from magi_attention._native.backend import own_limits
 from magi_attention._native.tensors import as_plain
 from magi_attention.common._arguments import check_int, check_number
 from magi_attention.env.build import has_gpu_kernels
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-GPU_DTYPES = (torch.bfloat16, torch.float16)
-MAX_GPU_HEAD_DIM = 128
 MAX_SINKS = 8
 _MAX_FLOAT = sys.float_info.max
 _MAX_SM_MARGIN = 1 << 20  # more than any GPU has
@@ -36,22 +35,24 @@ def _as_rows_of_heads(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_gpu_kind(name: str, tensor: torch.Tensor) -> None:
-    """What the kernels for GPUs take: 16-bit types, rows and heads at multiples of 16 bytes."""
-    if tensor.dtype not in GPU_DTYPES:
-        raise TypeError(
-            f"{name}.dtype is {tensor.dtype} on {tensor.device}; allowed: bfloat16, float16"
-        )
+    """What the kernels for the tensor's GPU take: types, head dims, strides of rows and heads."""
+    limits = own_limits(tensor.get_device())
+    if tensor.dtype not in limits.dtypes:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in reversed(limits.dtypes))
+        raise TypeError(f"{name}.dtype is {tensor.dtype} on {tensor.device}; allowed: {names}")
     dim = tensor.shape[2]
-    if dim % 8 != 0 or not 0 < dim <= MAX_GPU_HEAD_DIM:
+    least, most, multiple = limits.head_dim_v if name == "v" else limits.head_dim_qk
+    if dim % multiple != 0 or not least <= dim <= most:
         raise ValueError(
-            f"{name} has head_dim {dim} on {tensor.device}; allowed: multiples of 8 up to "
-            f"{MAX_GPU_HEAD_DIM}"
+            f"{name} has head_dim {dim} on {tensor.device}; allowed: multiples of {multiple} up to "
+            f"{most}"
         )
+    unit = limits.stride_bytes // tensor.element_size()
     for axis in (0, 1):
-        if tensor.stride(axis) % 8 != 0 and tensor.shape[axis] > 1:
+        if tensor.stride(axis) % unit != 0 and tensor.shape[axis] > 1:
             raise ValueError(
                 f"{name} has stride {tensor.stride(axis)} in axis {axis} on {tensor.device}; "
-                "allowed: multiples of 8"
+                f"allowed: multiples of {unit}"
             )
 
 

@@ -32,10 +32,11 @@ class KnownMask(NamedTuple):
 _masks = LruCache(_MASKS_KEPT)  # by the numbers of rows and the contents of the tensors
 
 
-def runner_under(handle: MaskHandle) -> native.Runner:
-    """Attention on one device under this mask."""
+def runner_under(handle: MaskHandle, backend: str | None = None) -> native.Runner:
+    """Attention on one device under this mask, by the library's own backend or another."""
     functions = native.flex_forward, native.flex_backward
-    return native.Runner(*functions, handle.address, handle, native.flex_backward_bytes)
+    name = None if backend is None else ctypes.create_string_buffer(backend.encode())
+    return native.Runner(*functions, handle.address, handle, native.flex_backward_bytes, name)
 
 
 def _content(name: str, tensor: torch.Tensor) -> bytes:

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -80,8 +81,10 @@ class AttentionBackend {
 /// the device.
 std::shared_ptr<const AttentionBackend> find_backend(const std::string& name, std::int32_t device);
 
-/// Adds a backend to the process. Throws InvalidArgument where its name is taken.
-void add_backend(std::shared_ptr<const AttentionBackend> backend);
+/// Adds the backend that make() gives to the process. Throws InvalidArgument, before it calls
+/// make(), for a name that is empty or taken.
+void add_backend(const std::string& name,
+                 const std::function<std::shared_ptr<const AttentionBackend>()>& make);
 /// Takes it out again; whoever found it before may use it on. Throws InvalidArgument for an unknown
 /// name and for the library's own.
 void remove_backend(const std::string& name);

@@ -34,13 +34,13 @@ class BackendTable {
     return backends_[b];
   }
 
-  void add(Backend backend) {
+  void add(const std::string& name, const std::function<Backend()>& make) {
     const std::lock_guard lock(mutex_);
-    if (backend->name().empty()) throw invalid("backend's name", "empty", "a name");
-    if (place_of(backend->name()) < backends_.size()) {
-      throw invalid("backend's name", backend->name(), "others than " + names_locked());
+    if (name.empty()) throw invalid("backend.name", "empty", "a name");
+    if (place_of(name) < backends_.size()) {
+      throw invalid("backend.name", name, "others than " + names_locked());
     }
-    backends_.push_back(std::move(backend));
+    backends_.push_back(make());
   }
 
   void remove(const std::string& name) {
@@ -91,8 +91,8 @@ std::shared_ptr<const AttentionBackend> find_backend(const std::string& name, st
   return backend;
 }
 
-void add_backend(std::shared_ptr<const AttentionBackend> backend) {
-  table().add(std::move(backend));
+void add_backend(const std::string& name, const std::function<Backend()>& make) {
+  table().add(name, make);
 }
 void remove_backend(const std::string& name) { table().remove(name); }
 std::vector<std::string> backend_names() { return table().names(); }

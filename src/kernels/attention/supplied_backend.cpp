@@ -411,6 +411,7 @@ void check_table(const magi_attention_backend& table) {
   if (table.serves_cpu == 0 && table.serves_gpu == 0) {
     throw invalid("backend.serves_cpu", 0, "1, or serves_gpu 1");
   }
+  to_limits(table.limits);
 }
 
 HeadDims to_dims(const char* name, HeadDims dims) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/memory.hpp"
-#include "cuda/timing.hpp"
+#include "cuda/stream.hpp"
 
 namespace magi::test {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "cuda/timing.hpp"
+#include "cuda/stream.hpp"
 #include "kernels/sm90/forward/large_call.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/device_tools.hpp"

@@ -3,7 +3,7 @@
 #include <tuple>
 #include <vector>
 
-#include "cuda/timing.hpp"
+#include "cuda/stream.hpp"
 #include "kernels/sm90/forward/case.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gpu_test.hpp"

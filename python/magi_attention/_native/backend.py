@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of attention backends, and a table of the C interface filled with functions of Python."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
+from typing import Any, NamedTuple
+
+import torch
+
+from magi_attention._native.attention import DTYPE_CODES
+from magi_attention._native.library import check, lib
+from magi_attention._native.structs import Sized
+
+_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
+_OK, _INVALID_ARGUMENT, _INTERNAL_ERROR = 0, 1, 4
+_MAX_RANK = 4
+
+
+class _Tensor(ctypes.Structure):
+    """magi_tensor."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("data", c_void_p),
+        ("dtype", c_int32),
+        ("device", c_int32),
+        ("rank", c_int32),
+        ("shape", c_int64 * _MAX_RANK),
+        ("stride", c_int64 * _MAX_RANK),
+    ]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(self.shape[: self.rank])
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu") if self.device < 0 else torch.device("cuda", self.device)
+
+    def view(self) -> torch.Tensor:
+        """The memory as a tensor, not copied."""
+        dtype = _DTYPES[self.dtype]
+        if 0 in self.sizes:
+            return torch.empty(self.sizes, dtype=dtype, device=self.torch_device)
+        strides = tuple(self.stride[: self.rank])
+        count = sum((n - 1) * step for n, step in zip(self.sizes, strides)) + 1
+        size_bytes = count * dtype.itemsize
+        if self.device < 0:
+            memory = (ctypes.c_char * size_bytes).from_address(self.data)
+            flat = torch.frombuffer(memory, dtype=torch.uint8)
+        else:
+            flat = torch.as_tensor(_DeviceBytes(self.data, size_bytes), device=self.torch_device)
+        return flat.view(dtype).as_strided(self.sizes, strides)
+
+
+class _DeviceBytes:
+    """Memory of a GPU as torch takes it."""
+
+    def __init__(self, data: int, size_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (data, False),
+            "version": 3,
+        }
+
+
+_TensorPointer = POINTER(_Tensor)
+
+
+class _Problem(ctypes.Structure):
+    """magi_attention_problem."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("q", _TensorPointer),
+        ("k", _TensorPointer),
+        ("v", _TensorPointer),
+        ("slices", POINTER(c_int32)),
+        ("num_slices", c_int64),
+        ("is_backward", c_int32),
+        ("is_deterministic", c_int32),
+        ("sm_margin", c_int32),
+    ]
+
+
+class _Inputs(ctypes.Structure):
+    """magi_attention_inputs."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("q", _TensorPointer),
+        ("k", _TensorPointer),
+        ("v", _TensorPointer),
+        ("sink", _TensorPointer),
+        ("softmax_scale", c_double),
+        ("softcap", c_double),
+        ("sink_layout", c_int32),
+        ("sm_margin", c_int32),
+        ("is_fast_backward", c_int32),
+        ("backend", c_char_p),
+    ]
+
+
+class _Result(ctypes.Structure):
+    """magi_attention_result."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("out", _TensorPointer),
+        ("lse", _TensorPointer),
+        ("max_logits", _TensorPointer),
+    ]
+
+
+class _Gradients(ctypes.Structure):
+    """magi_attention_gradients."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("dout", _TensorPointer),
+        ("dlse", _TensorPointer),
+        ("dq", _TensorPointer),
+        ("dk", _TensorPointer),
+        ("dv", _TensorPointer),
+        ("dsink", _TensorPointer),
+        ("workspace", c_void_p),
+    ]
+
+
+class LimitsStruct(Sized):
+    """magi_attention_limits."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("min_dim_qk", c_int32),
+        ("max_dim_qk", c_int32),
+        ("dim_qk_multiple", c_int32),
+        ("min_dim_v", c_int32),
+        ("max_dim_v", c_int32),
+        ("dim_v_multiple", c_int32),
+        ("dtypes", c_int32),
+        ("stride_bytes", c_int32),
+        ("has_float_outputs", c_int32),
+        ("has_sink", c_int32),
+        ("has_softcap", c_int32),
+        ("has_max_logits", c_int32),
+        ("has_dlse", c_int32),
+        ("has_any_scale", c_int32),
+    ]
+
+
+_PLAN = CFUNCTYPE(c_int32, c_void_p, POINTER(_Problem), POINTER(c_void_p))
+_FORWARD = CFUNCTYPE(c_int32, c_void_p, c_void_p, POINTER(_Inputs), POINTER(_Result), c_void_p)
+_BACKWARD = CFUNCTYPE(
+    c_int32, c_void_p, c_void_p, POINTER(_Inputs), POINTER(_Result), POINTER(_Gradients), c_void_p
+)
+_RELEASE = CFUNCTYPE(None, c_void_p, c_void_p)
+_LAST_ERROR = CFUNCTYPE(c_void_p, c_void_p)
+_DESTROY = CFUNCTYPE(None, c_void_p)
+
+
+class _Table(Sized):
+    """magi_attention_backend."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("context", c_void_p),
+        ("name", c_char_p),
+        ("serves_cpu", c_int32),
+        ("serves_gpu", c_int32),
+        ("limits", LimitsStruct),
+        ("plan", _PLAN),
+        ("forward", _FORWARD),
+        ("backward", _BACKWARD),
+        ("release", _RELEASE),
+        ("last_error", _LAST_ERROR),
+        ("destroy", _DESTROY),
+    ]
+
+
+class Limits(NamedTuple):
+    """What a backend takes. Head dims: least, largest, and what they are multiples of."""
+
+    head_dim_qk: tuple[int, int, int] = (1, 2**31 - 1, 1)
+    head_dim_v: tuple[int, int, int] = (1, 2**31 - 1, 1)
+    dtypes: tuple[torch.dtype, ...] = (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+    )
+    stride_bytes: int = 1
+    has_float_outputs: bool = False
+    has_sink: bool = False
+    has_softcap: bool = False
+    has_max_logits: bool = False
+    has_dlse: bool = False
+    has_any_scale: bool = False
+
+    def to_struct(self) -> LimitsStruct:
+        return LimitsStruct(
+            **dict(zip(("min_dim_qk", "max_dim_qk", "dim_qk_multiple"), self.head_dim_qk)),
+            **dict(zip(("min_dim_v", "max_dim_v", "dim_v_multiple"), self.head_dim_v)),
+            dtypes=sum(1 << DTYPE_CODES[dtype] for dtype in self.dtypes),
+            stride_bytes=self.stride_bytes,
+            **{name: getattr(self, name) for name in self._fields if name.startswith("has_")},
+        )
+
+    @staticmethod
+    def of_struct(given: LimitsStruct) -> Limits:
+        return Limits(
+            (given.min_dim_qk, given.max_dim_qk, given.dim_qk_multiple),
+            (given.min_dim_v, given.max_dim_v, given.dim_v_multiple),
+            tuple(dtype for code, dtype in _DTYPES.items() if given.dtypes >> code & 1),
+            given.stride_bytes,
+            *(bool(getattr(given, name)) for name in Limits._fields if name.startswith("has_")),
+        )
+
+
+_own_limits: dict[int, Limits] = {}
+
+
+@torch.compiler.assume_constant_result
+def own_limits(device_index: int) -> Limits:
+    """Limits of the library's own backend for a device by its number."""
+    if device_index not in _own_limits:
+        _own_limits[device_index] = limits_of(None, device_index)
+    return _own_limits[device_index]
+
+
+def limits_of(name: str | None, device_index: int) -> Limits:
+    """Limits of a backend by its name; None: of the library's own for the device."""
+    given = LimitsStruct()
+    text = None if name is None else name.encode()
+    check(lib.magi_attention_get_limits(text, device_index, given.address))
+    return Limits.of_struct(given)
+
+
+class Problem(NamedTuple):
+    """What forward or backward will be called for. slices: int32 [slices, 6] in host memory, rows
+    q begin, q end, k begin, k end, d_min, d_max: query i sees key j where d_min <= j - i <= d_max.
+    """
+
+    slices: torch.Tensor
+    q_shape: tuple[int, int, int]
+    k_shape: tuple[int, int, int]
+    v_shape: tuple[int, int, int]
+    dtype: torch.dtype
+    device: torch.device
+    is_backward: bool
+    is_deterministic: bool
+    sm_margin: int
+
+
+class Inputs(NamedTuple):
+    """What a call reads. sink_layout 0: sink [sinks, heads], 1: [rows, sinks, heads]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    sink: torch.Tensor | None
+    softmax_scale: float
+    softcap: float
+    sink_layout: int
+
+
+class Result(NamedTuple):
+    """What forward writes and backward reads."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+    max_logits: torch.Tensor | None
+
+
+class Gradients(NamedTuple):
+    """dout and dlse, which backward reads, and what it writes."""
+
+    dout: torch.Tensor
+    dlse: torch.Tensor | None
+    dq: torch.Tensor
+    dk: torch.Tensor
+    dv: torch.Tensor
+    dsink: torch.Tensor | None
+
+
+def _optional(pointer) -> torch.Tensor | None:
+    return pointer[0].view() if pointer else None
+
+
+def _problem(given: _Problem) -> Problem:
+    count = given.num_slices
+    values = given.slices[: 6 * count] if count > 0 else []
+    q, k, v = given.q[0], given.k[0], given.v[0]
+    return Problem(
+        torch.tensor(values, dtype=torch.int32, device="cpu").view(-1, 6),
+        q.sizes, k.sizes, v.sizes, _DTYPES[q.dtype], q.torch_device,
+        bool(given.is_backward), bool(given.is_deterministic), given.sm_margin,
+    )  # fmt: skip
+
+
+def _inputs(given: _Inputs) -> Inputs:
+    q = given.q[0].view()
+    return Inputs(
+        q, given.k[0].view(), given.v[0].view(), _optional(given.sink),
+        given.softmax_scale or q.shape[2] ** -0.5, given.softcap, given.sink_layout,
+    )  # fmt: skip
+
+
+def _result(given: _Result) -> Result:
+    return Result(given.out[0].view(), given.lse[0].view(), _optional(given.max_logits))
+
+
+def _gradients(given: _Gradients) -> Gradients:
+    written = (getattr(given, name)[0].view() for name in ("dq", "dk", "dv"))
+    return Gradients(given.dout[0].view(), _optional(given.dlse), *written, _optional(given.dsink))
+
+
+def _on_stream(device: torch.device, stream: int | None):
+    """torch's work goes to the stream; host memory has none."""
+    if device.type == "cpu":
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream or 0, device))
+
+
+class SuppliedBackend:
+    """A table whose entries call functions of Python; lives as long as the process, since the
+    library may call a backend after it was taken out.
+    """
+
+    def __init__(self, prepare: Callable, forward: Callable, backward: Callable) -> None:
+        self._prepare, self._forward, self._backward = prepare, forward, backward
+        self._prepared: dict[int, Any] = {}
+        self._next = 1
+        self._lock = threading.Lock()
+        self._error = threading.local()
+
+    def table(self, name: str, devices: tuple[str, ...], limits: Limits) -> _Table:
+        return _Table(
+            name=name.encode(),
+            serves_cpu="cpu" in devices,
+            serves_gpu="cuda" in devices,
+            limits=limits.to_struct(),
+            plan=_PLAN(self._plan_entry),
+            forward=_FORWARD(self._forward_entry),
+            backward=_BACKWARD(self._backward_entry),
+            release=_RELEASE(self._release_entry),
+            last_error=_LAST_ERROR(self._last_error_entry),
+        )
+
+    def _guarded(self, body: Callable[[], None]) -> int:
+        try:
+            with torch.no_grad():
+                body()
+            return _OK
+        except (ValueError, TypeError, NotImplementedError) as error:
+            return self._failed(_INVALID_ARGUMENT, str(error))
+        except Exception as error:  # nothing may unwind into the library
+            return self._failed(_INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+
+    def _failed(self, status: int, text: str) -> int:
+        self._error.text = ctypes.create_string_buffer(text.encode())
+        return status
+
+    def _plan_entry(self, _context, problem, handle) -> int:
+        def body() -> None:
+            prepared = self._prepare(_problem(problem[0]))
+            with self._lock:
+                number, self._next = self._next, self._next + 1
+                self._prepared[number] = prepared
+            handle[0] = number
+
+        return self._guarded(body)
+
+    def _forward_entry(self, _context, handle, inputs, result, stream) -> int:
+        def body() -> None:
+            with _on_stream(inputs[0].q[0].torch_device, stream):
+                self._forward(self._prepared[handle], _inputs(inputs[0]), _result(result[0]))
+
+        return self._guarded(body)
+
+    def _backward_entry(self, _context, handle, inputs, result, gradients, stream) -> int:
+        def body() -> None:
+            with _on_stream(inputs[0].q[0].torch_device, stream):
+                self._backward(
+                    self._prepared[handle],
+                    _inputs(inputs[0]),
+                    _result(result[0]),
+                    _gradients(gradients[0]),
+                )
+
+        return self._guarded(body)
+
+    def _release_entry(self, _context, handle) -> None:
+        with self._lock:
+            self._prepared.pop(handle, None)
+
+    def _last_error_entry(self, _context) -> int:
+        return ctypes.addressof(self._error.text)

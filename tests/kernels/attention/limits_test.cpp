@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "kernels/attention/backend.hpp"
+#include "magi/error.hpp"
+
+namespace magi::test {
+namespace {
+
+template <typename Check>
+std::string refusal_of(const Check& check) {
+  try {
+    check();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+TEST(AttentionLimits, TheCpuTakesAllTypesAndAnyDim) {
+  const AttentionLimits limits = attention_limits(kCpuDevice);
+  for (const DType type : {DType::Float64, DType::Float32, DType::Float16, DType::BFloat16}) {
+    EXPECT_TRUE(limits.takes(type));
+  }
+  EXPECT_FALSE(limits.takes(DType::Int32));
+  EXPECT_EQ(limits.dim_qk.min, 1);
+  EXPECT_TRUE(limits.has_sink && limits.has_softcap && limits.has_max_logits && limits.has_dlse);
+}
+
+TEST(AttentionLimits, HeadDimsAreNamedWithTheirRange) {
+  const HeadDims dims{.min = 8, .max = 128, .multiple = 8};
+  EXPECT_EQ(refusal_of([&] { check_head_dim(dims, "d", 128); }), "nothing");
+  EXPECT_EQ(refusal_of([&] { check_head_dim(dims, "d", 136, "on a GPU "); }),
+            "d is 136; allowed: on a GPU multiples of 8 from 8 to 128");
+  EXPECT_EQ(refusal_of([&] { check_head_dim(dims, "d", 12); }),
+            "d is 12; allowed: multiples of 8 from 8 to 128");
+  EXPECT_EQ(refusal_of([&] { check_head_dim({.min = 1, .max = 9}, "d", 0); }),
+            "d is 0; allowed: 1 to 9");
+}
+
+TEST(AttentionLimits, ScalesAreFiniteAndWithinTheLimits) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  AttentionLimits limits{.has_softcap = true};
+  const auto refusal = [&](AttentionParams params) {
+    return refusal_of([&] { check_options(limits, params, {}); });
+  };
+  EXPECT_EQ(refusal({.softmax_scale = 0.5, .softcap = 30.0}), "nothing");
+  for (const double bad : {kNan, kInfinity, 2e30, -0.5}) {
+    EXPECT_NE(refusal({.softmax_scale = bad}), "nothing");
+    EXPECT_NE(refusal({.softcap = bad}), "nothing");
+  }
+  limits.has_any_scale = true;
+  EXPECT_EQ(refusal({.softmax_scale = -2e30, .softcap = 2e30}), "nothing");
+  for (const double bad : {kNan, kInfinity}) {
+    EXPECT_EQ(refusal({.softmax_scale = bad}).substr(0, 17), "softmax_scale is ");
+    EXPECT_EQ(refusal({.softcap = bad}).substr(0, 11), "softcap is ");
+  }
+}
+
+TEST(AttentionLimits, LayoutsAreCheckedByTheUnitOfBytes) {
+  const AttentionLimits limits{.stride_bytes = 16};
+  alignas(16) static std::byte memory[64];
+  TensorView tensor{memory, DType::BFloat16, kCpuDevice, 3, {2, 2, 8}, {16, 8, 1}};
+  const auto refusal = [&] { return refusal_of([&] { check_layout(limits, "q", tensor); }); };
+  EXPECT_EQ(refusal(), "nothing");
+  tensor.stride[0] = 17;
+  EXPECT_EQ(refusal(),
+            "q.stride[0] is 17; allowed: multiples of 16 bytes from 0 to below 2^40 bytes");
+  tensor.shape[0] = 1;
+  EXPECT_EQ(refusal(), "nothing") << "one row has no neighbour";
+  tensor.data = memory + 2;
+  EXPECT_EQ(refusal(), "q.data mod 16 is 2; allowed: 0");
+}
+
+}  // namespace
+}  // namespace magi::test
