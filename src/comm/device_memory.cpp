@@ -10,7 +10,7 @@
 #include "cuda/memory.hpp"
 #include "cuda/order_event.hpp"
 #include "cuda/stream_buffer.hpp"
-#include "cuda/timing.hpp"
+#include "cuda/stream.hpp"
 
 // Packed exchanges in device memory: rows are packed and put into place on the caller's stream,
 // bytes are exchanged on a stream of the exchanger's beside it, and events order the two.
