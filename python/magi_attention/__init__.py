@@ -3,7 +3,7 @@
 
 __version__ = version = "0.1.0"
 
-_MODULES = ("api", "comm", "common", "config", "env", "functional")
+_MODULES = ("api", "backends", "comm", "common", "config", "env", "functional")
 _HOMES = {
     "Plan": "magi_attention.plan",
     "init_dist_attn_runtime_key": "magi_attention.dist_attn_runtime_mgr",

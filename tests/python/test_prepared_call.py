@@ -28,6 +28,7 @@ def structure(name: str, pointers: str, *others) -> type:
 Inputs = structure(
     "Inputs", "q k v sink", ("scale", ctypes.c_double), ("softcap", ctypes.c_double),
     ("sink_layout", INT32), ("sm_margin", INT32), ("is_fast_backward", INT32),
+    ("backend", ctypes.c_char_p),
 )  # fmt: skip
 Result = structure("Result", "out lse max_logits")
 Workspace = structure("Workspace", "", ("data", P), ("size_bytes", ctypes.c_size_t))
@@ -72,9 +73,12 @@ class Stand:
         self.address = ctypes.cast(self._callback, P).value
 
 
+NAME = ctypes.create_string_buffer(b"a backend")
+
+
 def prepared(forward, backward, has_sink=True, with_max_logits=True, options=Options()):
     q, k, v = torch.zeros(5, 4, 8), torch.zeros(6, 2, 8), torch.zeros(6, 2, 16)
-    runner = Runner(forward, backward, 77, None)
+    runner = Runner(forward, backward, 77, None, backend=NAME)
     options = options._replace(with_max_logits=with_max_logits)
     return Call(runner, q, k, v, torch.zeros(3, 4) if has_sink else None, options)._prepared
 
@@ -88,7 +92,7 @@ def test_forward():
     assert stand.data == [dict(zip(QKV, (1, 2, 3, 4))), {"out": 5, "lse": 6, "max_logits": 7}]
     given = (inputs.scale, inputs.softcap, inputs.sink_layout, inputs.sm_margin)
     assert given == (0.5, 3.0, 1, 6) and inputs.is_fast_backward == 1
-    assert inputs.struct_size == ctypes.sizeof(Inputs)
+    assert inputs.struct_size == ctypes.sizeof(Inputs) and inputs.backend == b"a backend"
 
 
 def test_shapes_of_tensors():
@@ -151,7 +155,7 @@ def test_sizes_and_ranges():
 
 
 def test_wrong_arguments():
-    functions = [address_of("magi_flex_attention_forward")] * 2 + [0]
+    functions = [address_of("magi_flex_attention_forward")] * 2 + [0, 0]
     with pytest.raises(ValueError, match="tensors has 5 bytes; allowed: 1248"):
         PreparedCall(bytes(5), 0.0, 0.0, 0, 0, False, False, False, *functions)
     call = PreparedCall(bytes(13 * 96), 0.0, 0.0, 0, 0, False, False, False, *functions)

@@ -203,24 +203,25 @@ class Limits(NamedTuple):
     has_dlse: bool = False
     has_any_scale: bool = False
 
-    def to_struct(self) -> LimitsStruct:
-        return LimitsStruct(
-            **dict(zip(("min_dim_qk", "max_dim_qk", "dim_qk_multiple"), self.head_dim_qk)),
-            **dict(zip(("min_dim_v", "max_dim_v", "dim_v_multiple"), self.head_dim_v)),
-            dtypes=sum(1 << DTYPE_CODES[dtype] for dtype in self.dtypes),
-            stride_bytes=self.stride_bytes,
-            **{name: getattr(self, name) for name in self._fields if name.startswith("has_")},
-        )
 
-    @staticmethod
-    def of_struct(given: LimitsStruct) -> Limits:
-        return Limits(
-            (given.min_dim_qk, given.max_dim_qk, given.dim_qk_multiple),
-            (given.min_dim_v, given.max_dim_v, given.dim_v_multiple),
-            tuple(dtype for code, dtype in _DTYPES.items() if given.dtypes >> code & 1),
-            given.stride_bytes,
-            *(bool(getattr(given, name)) for name in Limits._fields if name.startswith("has_")),
-        )
+def _to_struct(limits: Limits) -> LimitsStruct:
+    return LimitsStruct(
+        **dict(zip(("min_dim_qk", "max_dim_qk", "dim_qk_multiple"), limits.head_dim_qk)),
+        **dict(zip(("min_dim_v", "max_dim_v", "dim_v_multiple"), limits.head_dim_v)),
+        dtypes=sum(1 << DTYPE_CODES[dtype] for dtype in limits.dtypes),
+        stride_bytes=limits.stride_bytes,
+        **{name: getattr(limits, name) for name in limits._fields if name.startswith("has_")},
+    )
+
+
+def _from_struct(given: LimitsStruct) -> Limits:
+    return Limits(
+        (given.min_dim_qk, given.max_dim_qk, given.dim_qk_multiple),
+        (given.min_dim_v, given.max_dim_v, given.dim_v_multiple),
+        tuple(dtype for code, dtype in _DTYPES.items() if given.dtypes >> code & 1),
+        given.stride_bytes,
+        *(bool(getattr(given, name)) for name in Limits._fields if name.startswith("has_")),
+    )
 
 
 _own_limits: dict[int, Limits] = {}
@@ -239,7 +240,7 @@ def limits_of(name: str | None, device_index: int) -> Limits:
     given = LimitsStruct()
     text = None if name is None else name.encode()
     check(lib.magi_attention_get_limits(text, device_index, given.address))
-    return Limits.of_struct(given)
+    return _from_struct(given)
 
 
 class Problem(NamedTuple):
@@ -345,7 +346,7 @@ class SuppliedBackend:
             name=name.encode(),
             serves_cpu="cpu" in devices,
             serves_gpu="cuda" in devices,
-            limits=limits.to_struct(),
+            limits=_to_struct(limits),
             plan=_PLAN(self._plan_entry),
             forward=_FORWARD(self._forward_entry),
             backward=_BACKWARD(self._backward_entry),
