@@ -25,7 +25,7 @@ struct AttentionLimits {
   bool has_sink = false;
   bool has_softcap = false;
   bool has_max_logits = false;
-  bool has_dlse = false;            ///< takes the gradient through lse
+  bool has_dlse = false;       ///< takes the gradient through lse
   bool has_any_scale = false;  ///< softmax_scale may be negative; it and softcap may pass 1e30
 
   bool takes(DType type) const { return (types >> static_cast<unsigned>(type) & 1U) != 0; }

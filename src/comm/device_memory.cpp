@@ -9,8 +9,8 @@
 #include "cuda/device.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/order_event.hpp"
-#include "cuda/stream_buffer.hpp"
 #include "cuda/stream.hpp"
+#include "cuda/stream_buffer.hpp"
 
 // Packed exchanges in device memory: rows are packed and put into place on the caller's stream,
 // bytes are exchanged on a stream of the exchanger's beside it, and events order the two.

@@ -51,7 +51,8 @@ TEST(WorkCache, GivesUpWhatWasUsedLongestAgo) {
 
 TEST(WorkCache, AFailureLeavesNothing) {
   WorkCache<Made> cache;
-  EXPECT_THROW(cache.find_or_make(key_of(1), []() -> std::shared_ptr<const Made> { throw 1; }), int);
+  EXPECT_THROW(cache.find_or_make(key_of(1), []() -> std::shared_ptr<const Made> { throw 1; }),
+               int);
   EXPECT_EQ(cache.size(), 0u);
 }
 
