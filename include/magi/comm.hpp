@@ -100,10 +100,10 @@ class Communicator {
                                                 ExchangeTag tag, void* stream = nullptr);
 
   /// Starts an exchange of bytes; several may be under way. Collective. In device memory it is
-  /// enqueued on `stream` (a cudaStream_t): what is enqueued there later sees the received bytes and
-  /// may overwrite the sent ones; the host may wait for the other ranks' calls, not for a device;
-  /// nothing is left to wait for, and the result may be null. Throws InvalidArgument where the group
-  /// does not move such memory.
+  /// enqueued on `stream` (a cudaStream_t): what is enqueued there later sees the received bytes
+  /// and may overwrite the sent ones; the host may wait for the other ranks' calls, not for a
+  /// device; nothing is left to wait for, and the result may be null. Throws InvalidArgument where
+  /// the group does not move such memory.
   std::unique_ptr<PendingExchange> start_bytes(const ByteExchange& exchange,
                                                void* stream = nullptr);
   /// Whether the group moves device memory.

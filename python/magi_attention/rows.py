@@ -12,8 +12,8 @@ from magi_attention._native import structs
 from magi_attention._native.attention import TensorStruct, current_stream, device_index
 from magi_attention._native.handles import PlacementHandle
 from magi_attention._native.library import check, lib
+from magi_attention._native.moved_rows import as_given, as_moved, as_rows
 from magi_attention._native.vtable import Communicator
-from magi_attention.comm.moved_rows import as_given, as_moved, as_rows
 
 _PARTIAL_GRADIENT = 1
 _HOST = torch.device("cpu")

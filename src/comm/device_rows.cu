@@ -225,7 +225,8 @@ __device__ __forceinline__ Real merge_values(const RowSum& sum, const SumTask& t
 
 /// `sum.to` is {out, lse}. One block a multiprocessor is enough: aiming at more, ptxas spills.
 template <typename Target, typename Wire>
-__global__ __launch_bounds__(kThreads, 1) void merge_rows_kernel(const __grid_constant__ RowSum sum) {
+__global__ __launch_bounds__(kThreads,
+                             1) void merge_rows_kernel(const __grid_constant__ RowSum sum) {
   using Real = typename AccumulatorOf<Target>::Type;
   const SumTask task = sum.tasks[blockIdx.x];
   const int num_heads = sum.to[1].row_units;

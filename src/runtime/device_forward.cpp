@@ -80,13 +80,13 @@ void ForwardPass::maximise_over_ranks(cudaStream_t stream) {
                                         heads * std::int64_t{sizeof(float)});
   repeat_device_floats(own, heads, num_ranks, logits, stream);
   state.setup.communicator.start_bytes({.send = logits,
-                                         .receive = received,
-                                         .send_bytes = bytes,
-                                         .receive_bytes = bytes,
-                                         .device = state.setup.device,
-                                         .kind = ExchangeKind::Other,
-                                         .tag = {.plan_digest = state.setup.plan.digest}},
-                                        stream);
+                                        .receive = received,
+                                        .send_bytes = bytes,
+                                        .receive_bytes = bytes,
+                                        .device = state.setup.device,
+                                        .kind = ExchangeKind::Other,
+                                        .tag = {.plan_digest = state.setup.plan.digest}},
+                                       stream);
   max_device_floats(received, num_ranks, heads, own, stream);
 }
 

@@ -32,7 +32,8 @@ class Conformance : public ::testing::TestWithParam<Backend> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Backends, Conformance,
-                         ::testing::Values(Backend::Threads, Backend::Shm, Backend::Vtable),
+                         ::testing::Values(Backend::Threads, Backend::Shm, Backend::Vtable,
+                                           Backend::Bytes),
                          [](const auto& backend) { return testing::backend_name(backend.param); });
 
 const RowExchange& rows_of(const ExchangeCase& test, std::int32_t rank) {
@@ -287,8 +288,7 @@ TEST_P(Conformance, LseMergeWeighsRowsAndIgnoresEmptyOnes) {
         return (row + head) % 4 == 0 ? LseRow{.lse = kNone} : LseRow{.out = 1, .lse = -5};
       };
       fill_lse(out.view, lse.view, own);
-      const std::array inputs{part.view, part_lse.view};
-      const std::array outputs{out.view, lse.view};
+      const std::array inputs{part.view, part_lse.view}, outputs{out.view, lse.view};
       group.group_reduce(inputs, outputs, rows_of(test, rank), ExchangeKind::LseMerge, {})
           ->wait_sync();
       for (std::int64_t row = 0; row < 40; ++row) {

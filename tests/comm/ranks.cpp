@@ -12,6 +12,7 @@
 #include <exception>
 #include <thread>
 
+#include "comm/mailbox_group.hpp"
 #include "comm/ring_group.hpp"
 #include "magi/comm_vtable.h"
 
@@ -28,15 +29,21 @@ void run_guarded(const std::function<void()>& body) {
   }
 }
 
-void run_threads(const GroupSetup& setup, const RankBody& body, bool through_vtable) {
+using Group = std::vector<std::unique_ptr<Communicator>>;
+
+Group make_threads(const GroupSetup& setup, bool through_vtable) {
   std::vector<comm::EngineOptions> options;
   for (std::int32_t rank = 0; rank < setup.num_ranks; ++rank) {
     options.push_back(setup.engine(rank));
   }
-  auto group = comm::make_thread_group_with(options);
+  Group group = comm::make_thread_group_with(options);
   for (auto& member : group) {
     if (through_vtable) member = make_vtable_group(make_comm_vtable(std::move(member)));
   }
+  return group;
+}
+
+void run_threads(Group group, const RankBody& body) {
   std::vector<std::thread> threads;
   for (auto& member : group) {
     threads.emplace_back([&body, owned = std::move(member)]() mutable {
@@ -98,6 +105,8 @@ std::string backend_name(Backend backend) {
       return "shm";
     case Backend::Vtable:
       return "vtable";
+    case Backend::Bytes:
+      return "bytes";
   }
   return "";
 }
@@ -111,9 +120,11 @@ comm::EngineOptions GroupSetup::engine(std::int32_t rank) const {
 void run_ranks(Backend backend, const GroupSetup& setup, const RankBody& body) {
   switch (backend) {
     case Backend::Threads:
-      return run_threads(setup, body, false);
+      return run_threads(make_threads(setup, false), body);
     case Backend::Vtable:
-      return run_threads(setup, body, true);
+      return run_threads(make_threads(setup, true), body);
+    case Backend::Bytes:
+      return run_threads(make_mailbox_group(setup.num_ranks), body);
     case Backend::Shm:
       break;
   }

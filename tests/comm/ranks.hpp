@@ -11,7 +11,8 @@
 namespace magi::testing {
 
 /// How the ranks of a test run.
-enum class Backend { Threads, Shm, Vtable };
+/// Bytes: the least that a supplier's table may give.
+enum class Backend { Threads, Shm, Vtable, Bytes };
 std::string backend_name(Backend backend);
 
 /// What one rank does in a test. Failed expectations and exceptions of any rank fail the test.

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from magi_attention._native.moved_rows import as_given, as_moved, as_rows
 from magi_attention._native.tensors import as_plain
 from magi_attention._native.vtable import CAST, LSE_MERGE, SUM
 from magi_attention.comm.group import communicator_of
-from magi_attention.comm.moved_rows import as_given, as_moved, as_rows
 from magi_attention.comm.process_group import rank_in
 from magi_attention.comm.work import WorkWithPostProcessFn
 from magi_attention.common._arguments import check_int, check_kind

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "comm/ranks.hpp"
+#include "comm/row_moves.hpp"
+#include "cuda/memory.hpp"
+#include "cuda/timing.hpp"
+#include "support/gpu/gpu_test.hpp"
+
+// Moves of rows in device memory, between threads that share the GPU.
+namespace magi::test {
+namespace {
+
+class DeviceRowMoves : public GpuTest {
+ protected:
+  static void run(std::int32_t num_ranks,
+                  const std::function<void(Communicator&, const testing::TestMemory&)>& body) {
+    testing::run_ranks(testing::Backend::Threads, {.num_ranks = num_ranks},
+                       [&](Communicator& group) {
+                         const DeviceScope scope(0);
+                         const Stream stream;
+                         const testing::TestMemory memory{
+                             .device = 0,
+                             .stream = stream.handle(),
+                             .place =
+                                 [](const std::vector<std::byte>& bytes) {
+                                   const auto buffer = std::make_shared<DeviceBuffer>(
+                                       bytes_to_device_sync(bytes.data(), bytes.size()));
+                                   return std::shared_ptr<void>(buffer, buffer->data());
+                                 },
+                             .fetch_sync =
+                                 [&stream](const void* data, std::vector<std::byte>& bytes) {
+                                   stream.wait_sync();
+                                   bytes = to_host_sync<std::byte>(data, bytes.size());
+                                 }};
+                         body(group, memory);
+                         stream.wait_sync();
+                       });
+  }
+};
+
+TEST_F(DeviceRowMoves, CastsBringEveryNeededRow) {
+  for (const std::int32_t num_ranks : {1, 2, 4}) {
+    const auto test = testing::random_case({.num_ranks = num_ranks, .with_own_rows = true}, 3);
+    run(num_ranks, [&](Communicator& group, const testing::TestMemory& memory) {
+      testing::check_cast(group, test, memory);
+    });
+  }
+}
+
+TEST_F(DeviceRowMoves, SumsAddInRankOrder) {
+  const auto test = testing::random_case({.num_ranks = 4, .with_own_rows = true}, 4);
+  constexpr std::pair<DType, DType> kTypes[] = {
+      {DType::Float32, DType::Float32}, {DType::BFloat16, DType::Float32},
+      {DType::Float16, DType::Float32}, {DType::BFloat16, DType::BFloat16},
+      {DType::Float16, DType::Float16}, {DType::Float64, DType::Float64},
+      {DType::Float32, DType::Float64}};
+  run(4, [&](Communicator& group, const testing::TestMemory& memory) {
+    for (const auto& [wire, sum] : kTypes) testing::check_sum(group, test, memory, wire, sum);
+  });
+}
+
+TEST_F(DeviceRowMoves, MergesWeighRowsAndIgnoreEmptyOnes) {
+  const auto test = testing::random_case({.num_ranks = 4, .with_own_rows = true}, 11);
+  constexpr std::pair<DType, DType> kTypes[] = {{DType::Float32, DType::Float32},
+                                                {DType::BFloat16, DType::Float32},
+                                                {DType::BFloat16, DType::BFloat16},
+                                                {DType::Float16, DType::Float16},
+                                                {DType::Float64, DType::Float64}};
+  run(4, [&](Communicator& group, const testing::TestMemory& memory) {
+    for (const auto& [wire, out] : kTypes) testing::check_merge(group, test, memory, wire, out);
+  });
+}
+
+TEST_F(DeviceRowMoves, SumsApplyInStartOrderWhateverIsAwaited) { run(3, testing::check_order); }
+
+TEST_F(DeviceRowMoves, TensorsThatShareRowsAreNotStaged) { run(3, testing::check_shared_rows); }
+
+TEST_F(DeviceRowMoves, MaximumOverRanksIsNotCounted) {
+  run(3, [](Communicator& group, const testing::TestMemory& memory) {
+    testing::check_maximum(group, memory, DType::Float32);
+  });
+}
+
+TEST_F(DeviceRowMoves, GivenUpMovesLeaveTheGroupUsable) {
+  const auto test = testing::all_to_all_case(2, 1000);
+  run(2, [&](Communicator& group, const testing::TestMemory& memory) {
+    const auto rank = static_cast<std::size_t>(group.rank());
+    testing::Twin from(memory, testing::make_tensor(DType::Float32, {1000, 64}));
+    testing::Twin to(memory, testing::make_head_slice(DType::Float32, 1000, 1, 64));
+    const TensorView flat{.data = to.view().data,
+                          .dtype = DType::Float32,
+                          .device = 0,
+                          .rank = 2,
+                          .shape = {1000, 64},
+                          .stride = {to.view().stride[0], 1}};
+    const auto exchange =
+        group.group_cast({&from.view(), 1}, {&flat, 1}, test.ranks[rank], {}, memory.stream);
+    for (int i = 0; i < 20; ++i) {
+      group.group_cast({&from.view(), 1}, {&flat, 1}, test.ranks[rank], {}, memory.stream);
+    }
+    exchange->wait_sync();
+    testing::check_order(group, memory);
+  });
+}
+
+}  // namespace
+}  // namespace magi::test
