@@ -20,6 +20,7 @@ from magi_attention._native.structs import (
     PeerRows,
     bytes_to_int64,
 )
+from magi_attention._native.tensors import memory_of
 from magi_attention.errors import CommError
 
 CAST, SUM, LSE_MERGE = 0, 1, 2
@@ -181,7 +182,7 @@ def _packed_tensors(tensors: list[torch.Tensor]):
     """An array of magi_tensor."""
     packed = ctypes.create_string_buffer(len(tensors) * TENSOR.size)
     for i, tensor in enumerate(tensors):
-        pack_tensor(packed, i * TENSOR.size, tensor)
+        pack_tensor(packed, i * TENSOR.size, tensor, memory_of("a tensor", tensor))
     return packed
 
 
