@@ -255,95 +255,54 @@ __global__ __launch_bounds__(kThreads) void max_rows_kernel(const float* rows, i
   values[i] = top;
 }
 
-/// A tensor's rows as bytes: runs of `head_units` bytes, `head_stride` apart.
-DeviceRows rows_in_bytes(const TensorView& tensor) {
-  const auto element = static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
-  DeviceRows rows{.data = static_cast<std::byte*>(tensor.data)};
-  if (tensor.rank == 0) return rows;
-  std::int64_t run = 1;
-  auto axis = static_cast<std::size_t>(tensor.rank) - 1;
-  for (; axis > 0 && (tensor.shape[axis] == 1 || tensor.stride[axis] == run); --axis) {
-    run *= tensor.shape[axis];
-  }
-  std::int64_t total = run;
-  for (; axis > 0; --axis) {
-    if (tensor.shape[axis] == 1) continue;
-    if (rows.head_stride != 0) {
-      throw invalid("tensor.stride[" + std::to_string(axis) + "]", tensor.stride[axis],
-                    "at most one strided axis beyond the rows, on a GPU");
-    }
-    rows.head_stride = tensor.stride[axis] * element;
-    total *= tensor.shape[axis];
-  }
-  rows.row_stride = tensor.stride[0] * element;
-  rows.row_units = static_cast<std::int32_t>(total * element);
-  rows.head_units = static_cast<std::int32_t>(run * element);
-  return rows;
-}
-
 DeviceRows in_units(DeviceRows rows, std::int64_t unit_bytes) {
   rows.row_units = static_cast<std::int32_t>(rows.row_units / unit_bytes);
   rows.head_units = static_cast<std::int32_t>(rows.head_units / unit_bytes);
   return rows;
 }
 
-/// The largest unit up to `unit` of which everything about the rows is a multiple.
+/// The largest unit up to `unit` of which everything about the rows, in bytes, is a multiple.
 std::int64_t common_unit(const DeviceRows& rows, std::int64_t unit) {
   const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(rows.data));
   unit = std::gcd(std::gcd(unit, address), rows.row_stride);
   return std::gcd(std::gcd(unit, std::int64_t{rows.head_units}), rows.head_stride);
 }
 
-/// The rows of each tensor, or its part of the wire's rows where `wire` is given.
-struct RowsList {
-  std::vector<DeviceRows> rows;
+/// The rows of one side's tensors, or their parts of the wire's rows, with units of a byte.
+std::vector<DeviceRows> rows_of(const RowSide& side) {
+  const RowLayout layout(side.tensors);
+  std::vector<DeviceRows> list;
+  std::byte* wire = side.wire;
+  for (const TensorRows& tensor : layout.tensors()) {
+    const auto element = static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
+    const auto row_bytes = static_cast<std::int64_t>(tensor.num_elements) * element;
+    DeviceRows rows{.data = tensor.data,
+                    .row_stride = tensor.row_stride_bytes,
+                    .row_units = static_cast<std::int32_t>(row_bytes),
+                    .head_units = static_cast<std::int32_t>(tensor.run_elements) *
+                                  static_cast<std::int32_t>(element)};
+    if (side.wire != nullptr) {
+      rows.data = wire;
+      rows.row_stride = static_cast<std::int64_t>(layout.row_bytes());
+      rows.head_units = rows.row_units;
+      wire += row_bytes;
+    } else if (const auto& runs = tensor.run_offsets; runs.size() > 1) {
+      rows.head_stride = runs[1] * element;
+      for (std::size_t i = 0; i < runs.size(); ++i) {
+        if (runs[i] == static_cast<std::int64_t>(i) * runs[1]) continue;
+        throw invalid("tensor.stride", "of several axes with gaps",
+                      "one strided axis beyond the rows, on a GPU");
+      }
+    }
+    list.push_back(rows);
+  }
+  return list;
+}
 
-  RowsList(std::span<const TensorView> tensors, const std::byte* wire) {
-    std::int64_t offset = 0;
-    for (const TensorView& tensor : tensors) {
-      rows.push_back(rows_in_bytes(tensor));
-      DeviceRows& last = rows.back();
-      if (wire == nullptr) continue;
-      last.data = const_cast<std::byte*>(wire) + offset;
-      last.head_units = last.row_units;
-      last.head_stride = 0;
-      offset += last.row_units;
-    }
-    if (wire == nullptr) return;
-    for (DeviceRows& each : rows) each.row_stride = offset;
-  }
-};
-
-void copy_lists(const RowsList& from, const RowsList& to, std::span<const RowTask> tasks,
-                bool is_from_wire, cudaStream_t stream) {
-  if (tasks.empty()) return;
-  std::int64_t unit = kLargestUnit;
-  for (const RowsList* list : {&from, &to}) {
-    for (const DeviceRows& rows : list->rows) unit = common_unit(rows, unit);
-  }
-  const auto launch = [&]<typename Unit>(const RowCopy& copy, Unit) {
-    const auto num_blocks = static_cast<unsigned>(tasks.size());
-    copy_rows_kernel<Unit><<<num_blocks, kThreads, 0, stream>>>(copy);
-    cuda_check(cudaGetLastError(), "copy_rows_kernel");
-  };
-  for (std::size_t first = 0; first < from.rows.size(); first += kMaxTensorsAtOnce) {
-    RowCopy copy;
-    copy.tasks = tasks.data();
-    copy.is_from_wire = is_from_wire;
-    for (std::size_t t = first; t < std::min(first + kMaxTensorsAtOnce, from.rows.size()); ++t) {
-      copy.from[t - first] = in_units(from.rows[t], unit);
-      copy.to[t - first] = in_units(to.rows[t], unit);
-    }
-    if (unit == 16) {
-      launch(copy, uint4{});
-    } else if (unit == 8) {
-      launch(copy, uint2{});
-    } else if (unit == 4) {
-      launch(copy, std::uint32_t{});
-    } else {
-      launch(copy, std::uint16_t{});
-    }
-  }
+template <typename Unit>
+void launch_copy(const RowCopy& copy, std::size_t num_tasks, cudaStream_t stream) {
+  copy_rows_kernel<Unit><<<static_cast<unsigned>(num_tasks), kThreads, 0, stream>>>(copy);
+  cuda_check(cudaGetLastError(), "copy_rows_kernel");
 }
 
 /// Calls body(element) with an element of a floating-point type.
@@ -356,106 +315,97 @@ void with_float(DType dtype, Body body) {
   body(__nv_bfloat16{});
 }
 
-/// The same with the elements of a target and of the wire, which are as wide or narrower.
-template <typename Body>
-void with_floats(DType target_type, DType wire_type, Body body) {
-  with_float(target_type, [&]<typename Target>(Target) {
-    with_float(wire_type, [&]<typename Wire>(Wire) {
-      if constexpr (sizeof(Wire) <= sizeof(Target)) {
-        body(Target{}, Wire{});
-      } else {
-        throw InternalError("broken invariant: a wider wire type is refused at the call");
-      }
-    });
-  });
-}
-
-/// Adds the partials of tensors [first, first + count), which have the same types.
-void add_rows(RowSum sum, const Partials& partials, std::size_t first, std::size_t count,
-              cudaStream_t stream) {
-  const DType target_type = partials.to[first].dtype;
-  const DType wire_type = comm::wire_type(partials.wire_types, first);
-  const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(sum.wire));
-  std::int64_t unit = std::gcd(std::gcd(kLargestUnit, address), sum.wire_row_bytes);
+/// Combines the partials of the first `count` of sum.to, whose types are Target and Wire.
+template <typename Target, typename Wire>
+void launch_combine(RowSum sum, std::size_t count, const Partials& partials, cudaStream_t stream) {
+  const auto num_blocks = static_cast<unsigned>(partials.tasks.sums.size());
+  const bool is_merge = partials.kind == ExchangeKind::LseMerge;
+  using Lse = typename AccumulatorOf<Target>::Type;
   for (std::size_t t = 0; t < count; ++t) {
-    unit = std::gcd(common_unit(sum.to[t], unit), sum.wire_offset[t]);
+    sum.to[t] = in_units(sum.to[t], is_merge && t == 1 ? sizeof(Lse) : sizeof(Target));
   }
-  const bool is_wide =
-      unit == kLargestUnit && target_type == DType::Float32 && wire_type == DType::Float32;
-  const auto launch = [&]<typename Target, typename Wire>(Target, Wire) {
-    for (std::size_t t = 0; t < count; ++t) sum.to[t] = in_units(sum.to[t], sizeof(Target));
-    const auto num_blocks = static_cast<unsigned>(partials.tasks.sums.size());
+  if constexpr (sizeof(Wire) > sizeof(Target)) {
+    throw InternalError("broken invariant: a wider wire type is refused at the call");
+  } else if (!is_merge) {
     add_rows_kernel<Target, Wire><<<num_blocks, kThreads, 0, stream>>>(sum);
-    cuda_check(cudaGetLastError(), "add_rows_kernel");
-  };
-  if (is_wide) return launch(float4{}, float4{});
-  with_floats(target_type, wire_type, launch);
-}
-
-void merge_rows(RowSum sum, const Partials& partials, std::size_t first, cudaStream_t stream) {
-  const TensorView& out = partials.to[first];
-  const TensorView& lse = partials.to[first + 1];
-  const DType lse_type = out.dtype == DType::Float64 ? DType::Float64 : DType::Float32;
-  MAGI_CHECK(lse.dtype == lse_type && wire_type(partials.wire_types, first + 1) == lse_type);
-  with_floats(out.dtype, wire_type(partials.wire_types, first),
-              [&]<typename Target, typename Wire>(Target, Wire) {
-                using Real = typename AccumulatorOf<Target>::Type;
-                sum.to[0] = in_units(sum.to[0], sizeof(Target));
-                sum.to[1] = in_units(sum.to[1], sizeof(Real));
-                const auto num_blocks = static_cast<unsigned>(partials.tasks.sums.size());
-                merge_rows_kernel<Target, Wire><<<num_blocks, kThreads, 0, stream>>>(sum);
-                cuda_check(cudaGetLastError(), "merge_rows_kernel");
-              });
+  } else if constexpr (sizeof(Target) != kLargestUnit) {
+    merge_rows_kernel<Target, Wire><<<num_blocks, kThreads, 0, stream>>>(sum);
+  }
+  cuda_check(cudaGetLastError(), "add_rows_kernel or merge_rows_kernel");
 }
 
 }  // namespace
 
-void pack_rows(std::span<const TensorView> from, std::byte* wire, std::span<const RowTask> tasks,
+void copy_rows(const RowSide& from, const RowSide& to, std::span<const RowTask> tasks,
                cudaStream_t stream) {
-  copy_lists({from, nullptr}, {from, wire}, tasks, false, stream);
-}
-
-void unpack_rows(const std::byte* wire, std::span<const TensorView> to,
-                 std::span<const RowTask> tasks, cudaStream_t stream) {
-  copy_lists({to, wire}, {to, nullptr}, tasks, true, stream);
-}
-
-void copy_rows(std::span<const TensorView> from, std::span<const TensorView> to,
-               std::span<const RowTask> tasks, cudaStream_t stream) {
-  copy_lists({from, nullptr}, {to, nullptr}, tasks, false, stream);
+  if (tasks.empty()) return;
+  const std::vector<DeviceRows> sources = rows_of(from);
+  const std::vector<DeviceRows> targets = rows_of(to);
+  std::int64_t unit = kLargestUnit;
+  for (const auto* list : {&sources, &targets}) {
+    for (const DeviceRows& rows : *list) unit = common_unit(rows, unit);
+  }
+  for (std::size_t first = 0; first < sources.size(); first += kMaxTensorsAtOnce) {
+    RowCopy copy;
+    copy.tasks = tasks.data();
+    copy.is_from_wire = from.wire != nullptr;
+    for (std::size_t t = first; t < std::min(first + kMaxTensorsAtOnce, sources.size()); ++t) {
+      copy.from[t - first] = in_units(sources[t], unit);
+      copy.to[t - first] = in_units(targets[t], unit);
+    }
+    if (unit == 16) {
+      launch_copy<uint4>(copy, tasks.size(), stream);
+    } else if (unit == 8) {
+      launch_copy<uint2>(copy, tasks.size(), stream);
+    } else if (unit == 4) {
+      launch_copy<std::uint32_t>(copy, tasks.size(), stream);
+    } else {
+      launch_copy<std::uint16_t>(copy, tasks.size(), stream);
+    }
+  }
 }
 
 void combine_rows(const Partials& partials, cudaStream_t stream) {
   if (partials.tasks.sums.empty()) return;
+  const std::vector<DeviceRows> rows = rows_of({partials.to});
+  const auto type_of = [&](std::size_t t) { return wire_type(partials.wire_types, t); };
+  const bool is_merge = partials.kind == ExchangeKind::LseMerge;
   RowSum all;
   all.wire = partials.wire;
+  all.wire_row_bytes = static_cast<std::int64_t>(wire_row_bytes(partials.to, partials.wire_types));
   all.tasks = partials.tasks.sums.data();
   all.parts = partials.tasks.parts.data();
-  std::vector<DeviceRows> rows;
-  std::vector<std::int64_t> offsets;
-  for (std::size_t t = 0; t < partials.to.size(); ++t) {
-    rows.push_back(rows_in_bytes(partials.to[t]));
-    offsets.push_back(all.wire_row_bytes);
-    all.wire_row_bytes += static_cast<std::int64_t>(
-        static_cast<std::size_t>(rows.back().row_units) / dtype_bytes(partials.to[t].dtype) *
-        dtype_bytes(wire_type(partials.wire_types, t)));
-  }
-  const bool is_merge = partials.kind == ExchangeKind::LseMerge;
-  const auto type_of = [&](std::size_t t) {
-    return std::pair(partials.to[t].dtype, wire_type(partials.wire_types, t));
-  };
+  std::int64_t offset = 0;
   for (std::size_t first = 0, count = 0; first < rows.size(); first += count) {
+    const DType target = partials.to[first].dtype;
     const bool is_pair =
-        first + 1 < rows.size() && (is_merge || type_of(first) == type_of(first + 1));
+        first + 1 < rows.size() && (is_merge || (target == partials.to[first + 1].dtype &&
+                                                 type_of(first) == type_of(first + 1)));
     count = is_pair ? 2 : 1;
+    const DType lse = target == DType::Float64 ? DType::Float64 : DType::Float32;
+    MAGI_CHECK(!is_merge || (partials.to[first + 1].dtype == lse && type_of(first + 1) == lse));
     RowSum sum = all;
-    std::copy_n(rows.begin() + static_cast<std::ptrdiff_t>(first), count, sum.to);
-    std::copy_n(offsets.begin() + static_cast<std::ptrdiff_t>(first), count, sum.wire_offset);
-    if (is_merge) {
-      merge_rows(sum, partials, first, stream);
-    } else {
-      add_rows(sum, partials, first, count, stream);
+    std::int64_t unit =
+        std::gcd(std::gcd(kLargestUnit,
+                          static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(sum.wire))),
+                 sum.wire_row_bytes);
+    for (std::size_t t = 0; t < count; ++t) {
+      sum.to[t] = rows[first + t];
+      sum.wire_offset[t] = offset;
+      unit = std::gcd(common_unit(sum.to[t], unit), offset);
+      offset += static_cast<std::int64_t>(wire_row_bytes(partials.to.subspan(first + t, 1),
+                                                         partials.wire_types >> 4 * (first + t)));
     }
+    const bool is_float = target == DType::Float32 && type_of(first) == DType::Float32;
+    if (!is_merge && is_float && unit == kLargestUnit) {
+      launch_combine<float4, float4>(sum, count, partials, stream);
+      continue;
+    }
+    with_float(target, [&]<typename Target>(Target) {
+      with_float(type_of(first), [&]<typename Wire>(Wire) {
+        launch_combine<Target, Wire>(sum, count, partials, stream);
+      });
+    });
   }
 }
 

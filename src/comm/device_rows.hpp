@@ -9,15 +9,11 @@
 // rows. Task lists are in device memory, too. Nothing waits.
 namespace magi::comm {
 
-/// Rows of `from` -> rows of `to`: pack where `to` is the wire, unpack where `from` is. Strides and
-/// data of the tensors suit one unit of 2 to 16 bytes, the larger the faster. Throws
-/// InvalidArgument for a tensor with more than one strided axis beyond its rows.
-void pack_rows(std::span<const TensorView> from, std::byte* wire, std::span<const RowTask> tasks,
+/// Local rows -> wire rows, the other way where `from` is the wire. Strides and data of the tensors
+/// suit one unit of 2 to 16 bytes, the larger the faster. Throws InvalidArgument for a tensor with
+/// more than one strided axis beyond its rows.
+void copy_rows(const RowSide& from, const RowSide& to, std::span<const RowTask> tasks,
                cudaStream_t stream);
-void unpack_rows(const std::byte* wire, std::span<const TensorView> to,
-                 std::span<const RowTask> tasks, cudaStream_t stream);
-void copy_rows(std::span<const TensorView> from, std::span<const TensorView> to,
-               std::span<const RowTask> tasks, cudaStream_t stream);
 
 /// Combines partial rows in the order of the parts, in float64 for float64 tensors, else in
 /// float32; 16-bit tensors are rounded once. The lse of a merge is float32 (float64 beside a

@@ -21,10 +21,7 @@ class HostTransfer final : public Transfer {
 
 class HostMemory final : public RowMemory {
  public:
-  RowTasks tasks_of(const RowTable& table, void* /*stream*/) override {
-    return {table.owned.tasks,      table.needed.tasks, table.own,
-            table.needed.own_tasks, table.sums.tasks,   table.sums.parts};
-  }
+  RowTasks tasks_of(const RowTable& table, void* /*stream*/) override { return host_tasks(table); }
 
   std::shared_ptr<std::byte> allocate(std::int64_t size_bytes, void* /*stream*/) override {
     const auto memory =
@@ -32,31 +29,17 @@ class HostMemory final : public RowMemory {
     return {memory, memory.get()};
   }
 
-  void pack(std::span<const TensorView> from, std::byte* wire, std::span<const RowTask> tasks,
+  void copy(const RowSide& from, const RowSide& to, std::span<const RowTask> tasks,
             void* /*stream*/) override {
-    const RowLayout layout(from);
+    const RowLayout source(from.tensors);
+    const RowLayout target(to.tensors);
+    const std::size_t row_bytes = source.row_bytes();
+    std::vector<std::byte> rows(from.wire || to.wire ? 0 : row_bytes * kRowsPerTask);
     for (const RowTask& task : tasks) {
-      layout.pack(task.local_row, task.num_rows, wire + task.wire_row * layout.row_bytes());
-    }
-  }
-
-  void unpack(const std::byte* wire, std::span<const TensorView> to, std::span<const RowTask> tasks,
-              void* /*stream*/) override {
-    const RowLayout layout(to);
-    for (const RowTask& task : tasks) {
-      layout.unpack(task.local_row, task.num_rows, wire + task.wire_row * layout.row_bytes());
-    }
-  }
-
-  void copy(std::span<const TensorView> from, std::span<const TensorView> to,
-            std::span<const RowTask> tasks, void* /*stream*/) override {
-    if (tasks.empty()) return;
-    const RowLayout source(from);
-    const RowLayout target(to);
-    std::vector<std::byte> rows(source.row_bytes() * kRowsPerTask);
-    for (const RowTask& task : tasks) {
-      source.pack(task.local_row, task.num_rows, rows.data());
-      target.unpack(task.wire_row, task.num_rows, rows.data());
+      const auto on_wire = static_cast<std::size_t>(task.wire_row) * row_bytes;
+      std::byte* held = to.wire ? to.wire + on_wire : from.wire ? from.wire + on_wire : rows.data();
+      if (!from.wire) source.pack(task.local_row, task.num_rows, held);
+      if (!to.wire) target.unpack(from.wire ? task.local_row : task.wire_row, task.num_rows, held);
     }
   }
 

@@ -92,7 +92,8 @@ void PackedRows::start(Communicator& group, const RowMove& move) {
   buffer_ = memory().allocate(buffer_bytes_, stream_);
   if (packed == nullptr) {
     packed = buffer_.get();
-    memory().pack(move.from, packed, is_reduce() ? tasks_.needed : tasks_.owned, stream_);
+    memory().copy({move.from}, {move.from, packed}, is_reduce() ? tasks_.needed : tasks_.owned,
+                  stream_);
   }
   if (!is_placed_) wire_ = buffer_.get() + packed_bytes;
   const auto send_bytes = sent.peer_bytes(sent_row);
@@ -107,10 +108,10 @@ void PackedRows::start(Communicator& group, const RowMove& move) {
                               .content = wire_types_},
                              stream_);
   if (is_reduce()) {
-    memory().pack(move.from, wire_ + received.num_rows * received_row, tasks_.own_partials,
-                  stream_);
+    memory().copy({move.from}, {move.from, wire_ + received.num_rows * received_row},
+                  tasks_.own_partials, stream_);
   } else {
-    memory().copy(move.from, to_, tasks_.own, stream_);
+    memory().copy({move.from}, {to_}, tasks_.own, stream_);
   }
 }
 
@@ -120,7 +121,7 @@ void PackedRows::finish(void* stream) {
     memory().combine({kind_, to_, wire_types_, wire_, tasks_}, stream);
     std::erase(state_->reduces, this);
   } else if (!is_placed_) {
-    memory().unpack(wire_, to_, tasks_.needed, stream);
+    memory().copy({to_, wire_}, {to_}, tasks_.needed, stream);
   }
   transfer_.reset();
   buffer_.reset();

@@ -17,12 +17,20 @@ struct RowTasks {
   std::span<const SumTask> sums;
   std::span<const std::int32_t> parts;
 };
+RowTasks host_tasks(const RowTable& table);
 
 /// A copy of a table's lists in device memory.
 struct DeviceTables {
   RowTasks tasks;
   std::int64_t size_bytes = 0;
   std::shared_ptr<void> memory;
+};
+
+/// One end of a copy of rows: the tensors' own, or where `wire` is given those of the wire that
+/// such tensors' rows make.
+struct RowSide {
+  std::span<const TensorView> tensors;
+  std::byte* wire = nullptr;
 };
 
 /// Partials on the wire and the tensors whose rows they are combined with.
@@ -48,14 +56,9 @@ class RowMemory {
   virtual ~RowMemory() = default;
   virtual RowTasks tasks_of(const RowTable& table, void* stream) = 0;
   virtual std::shared_ptr<std::byte> allocate(std::int64_t size_bytes, void* stream) = 0;
-  /// Rows of the tensors -> wire, and back.
-  virtual void pack(std::span<const TensorView> from, std::byte* wire,
-                    std::span<const RowTask> tasks, void* stream) = 0;
-  virtual void unpack(const std::byte* wire, std::span<const TensorView> to,
-                      std::span<const RowTask> tasks, void* stream) = 0;
-  /// Rows of one list of tensors -> another's.
-  virtual void copy(std::span<const TensorView> from, std::span<const TensorView> to,
-                    std::span<const RowTask> tasks, void* stream) = 0;
+  /// Local rows -> wire rows, the other way where `from` is the wire.
+  virtual void copy(const RowSide& from, const RowSide& to, std::span<const RowTask> tasks,
+                    void* stream) = 0;
   virtual void combine(const Partials& partials, void* stream) = 0;
   virtual std::unique_ptr<Transfer> start(Communicator& group, const ByteExchange& exchange,
                                           void* stream) = 0;
@@ -65,7 +68,7 @@ std::shared_ptr<RowMemory> make_host_memory();
 /// Throws InvalidArgument where the build has no CUDA.
 std::shared_ptr<RowMemory> make_device_memory(std::int32_t device,
                                               const DeviceAllocator& allocator);
-/// values[i] = the largest of the `num_rows` values rows[r * count + i], in device memory.
+/// values[i] = the largest of rows[r, i], in device memory.
 void max_rows_on_device(const TensorView& rows, const TensorView& values, void* stream);
 
 /// Where the wire's rows begin if they lie in the tensors' own memory as they would on the wire, as

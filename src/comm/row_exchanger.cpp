@@ -56,6 +56,15 @@ RowTable::RowTable(const RowExchange& rows, std::int32_t rank, std::int32_t num_
       sums(sum_table(owned)),
       life(given_life) {}
 
+RowTasks host_tasks(const RowTable& table) {
+  return {.owned = table.owned.tasks,
+          .needed = table.needed.tasks,
+          .own = table.own,
+          .own_partials = table.needed.own_tasks,
+          .sums = table.sums.tasks,
+          .parts = table.sums.parts};
+}
+
 std::int64_t RowTable::held_bytes() const {
   std::int64_t total = 0;
   for (const auto& [device, tables] : on_device) total += tables->size_bytes;
@@ -80,7 +89,7 @@ void move_own_rows(const RowTable& table, const RowMove& move, void* stream) {
   static const DeviceAllocator pool;
   const std::int32_t device = move.from[0].device;
   const auto memory = device == kCpuDevice ? make_host_memory() : make_device_memory(device, pool);
-  memory->copy(move.from, move.to, memory->tasks_of(table, stream).own, stream);
+  memory->copy({move.from}, {move.to}, memory->tasks_of(table, stream).own, stream);
 }
 
 RankMaximum::RankMaximum(std::int32_t rank, std::int32_t num_ranks)

@@ -46,11 +46,12 @@ inline std::span<const RowTask> span_of(TaskList list) {
 }
 inline void rows_to_wire(std::span<const TensorView> tensors, void* wire, TaskList tasks,
                          cudaStream_t stream) {
-  pack_rows(tensors, static_cast<std::byte*>(wire), span_of(tasks), stream);
+  copy_rows({tensors}, {tensors, static_cast<std::byte*>(wire)}, span_of(tasks), stream);
 }
 inline void rows_from_wire(std::span<const TensorView> tensors, const void* wire, TaskList tasks,
                            cudaStream_t stream) {
-  unpack_rows(static_cast<const std::byte*>(wire), tensors, span_of(tasks), stream);
+  copy_rows({tensors, static_cast<std::byte*>(const_cast<void*>(wire))}, {tensors}, span_of(tasks),
+            stream);
 }
 inline void add_rows_from_wire(std::span<const TensorView> tensors, const void* wire, DType type,
                                SumList sums, cudaStream_t stream) {
