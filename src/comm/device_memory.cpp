@@ -7,6 +7,7 @@
 #include "cuda/device.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/order_event.hpp"
+#include "cuda/pool.hpp"
 #include "cuda/stream.hpp"
 #include "cuda/stream_buffer.hpp"
 
@@ -106,7 +107,10 @@ class DeviceMemory final : public RowMemory {
   std::unique_ptr<Transfer> start(Communicator& group, const ByteExchange& exchange,
                                   void* stream) override {
     const DeviceScope scope(device_);
-    if (transport_ == nullptr) transport_ = std::make_shared<Stream>();
+    if (transport_ == nullptr) {
+      transport_ = std::make_shared<Stream>();
+      if (!allocator_.allocate) lease_ = PoolLease(device_);
+    }
     auto transfer = std::make_unique<DeviceTransfer>(transport_, device_, queue_of(stream));
     if (group.num_ranks() > 1) transfer->run(group, exchange);
     return transfer;
@@ -115,6 +119,7 @@ class DeviceMemory final : public RowMemory {
  private:
   std::shared_ptr<const DeviceTables> make_tables(const RowTable& table, void* stream);
 
+  PoolLease lease_;  ///< from the first exchange on, where memory is the pool's
   std::int32_t device_;
   const DeviceAllocator& allocator_;
   std::shared_ptr<Stream> transport_;  ///< made for the first exchange

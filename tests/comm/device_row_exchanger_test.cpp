@@ -4,7 +4,7 @@
 #include "comm/ranks.hpp"
 #include "comm/row_moves.hpp"
 #include "cuda/memory.hpp"
-#include "cuda/timing.hpp"
+#include "cuda/stream.hpp"
 #include "support/gpu/gpu_test.hpp"
 
 // Moves of rows in device memory, between threads that share the GPU.
