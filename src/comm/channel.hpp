@@ -40,7 +40,7 @@ class Outbox {
   bool has_room() const;
   std::size_t payload_capacity() const { return ring_.payload_capacity(); }
   std::size_t capacity() const { return ring_.capacity(); }
-  /// Where the next packet's payload goes; has_room() must hold.
+  /// Gives the place of the next packet's payload; has_room() must hold.
   std::byte* payload() { return ring_.slot(written_) + sizeof(PacketHeader); }
   void publish(const PacketHeader& header);
   /// Goes on in a ring of at least `num_bytes`, in order with the packets; has_room() must hold.

@@ -19,8 +19,8 @@ class DeviceTransport {
   virtual void abort(const std::string& reason) noexcept = 0;
 };
 
-/// By copies between the ranks' buffers, for ranks that are threads of this process; no transports
-/// where the build has no CUDA.
+/// Makes transports that copy between the ranks' buffers, for ranks that are threads of this
+/// process; none where the build has no CUDA.
 std::vector<std::unique_ptr<DeviceTransport>> make_loopback_transports(std::int32_t num_ranks,
                                                                        const CommOptions& options);
 

@@ -34,7 +34,7 @@ struct RankEvents {
   OrderEvent taken;  ///< it has its parts
 };
 
-/// Where the ranks meet.
+/// A barrier of the ranks, and what they show each other there.
 class Meeting {
  public:
   Meeting(std::int32_t num_ranks, std::chrono::milliseconds deadline)

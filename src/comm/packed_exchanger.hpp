@@ -71,8 +71,8 @@ std::shared_ptr<RowMemory> make_device_memory(std::int32_t device,
 /// values[i] = the largest of rows[r, i], in device memory.
 void max_rows_on_device(const TensorView& rows, const TensorView& values, void* stream);
 
-/// Where the wire's rows begin if they lie in the tensors' own memory as they would on the wire, as
-/// those of tensors that share their rows; else null.
+/// Finds where the wire's rows begin if they lie in the tensors' own memory as they would on the
+/// wire, as those of tensors that share their rows; else null.
 std::byte* find_wire(std::span<const TensorView> tensors, const WireOrder& order);
 
 }  // namespace magi::comm

@@ -152,15 +152,4 @@ void fill_elements(const TensorView& target, double value) {
   });
 }
 
-bool is_exchangeable(const TensorView& tensor) {
-  std::int64_t expected = 1;
-  for (auto axis = static_cast<std::size_t>(tensor.rank); axis-- > 1;) {
-    if (tensor.shape[axis] != 1 && tensor.stride[axis] != expected) {
-      return axis == 1 && tensor.rank > 2;
-    }
-    expected *= tensor.shape[axis];
-  }
-  return true;
-}
-
 }  // namespace magi

@@ -19,8 +19,4 @@ void convert_elements(const TensorView& source, const TensorView& target);
 /// Every element = value, rounded to the element type.
 void fill_elements(const TensorView& target, double value);
 
-/// True if a Communicator can move the rows as they are: all axes behind the rows, or all behind
-/// the heads, are contiguous.
-bool is_exchangeable(const TensorView& tensor);
-
 }  // namespace magi

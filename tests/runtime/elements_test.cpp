@@ -83,17 +83,5 @@ TEST(FillElements, FillsIntegersAndHalves) {
   EXPECT_EQ(halves.elements()[2], 0x3f80);
 }
 
-TEST(IsExchangeable, TakesStridedRowsAndHeadsOnly) {
-  std::vector<float> storage;
-  EXPECT_FALSE(is_exchangeable(strided_view(storage)));
-  const HostTensor<float> tensor({4, 6, 8});
-  EXPECT_TRUE(is_exchangeable(tensor));
-  EXPECT_TRUE(is_exchangeable(TensorView(tensor).slice(1, 2, 4)));
-  EXPECT_TRUE(is_exchangeable(TensorView(tensor).slice(2, 0, 4)));
-  TensorView every_second = contiguous_view(storage.data(), DType::Float32, {4, 4});
-  every_second.stride = {16, 2, 0, 0};
-  EXPECT_FALSE(is_exchangeable(every_second));
-}
-
 }  // namespace
 }  // namespace magi
