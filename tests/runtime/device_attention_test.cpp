@@ -254,19 +254,20 @@ TEST_F(DistributedGpuTest, RanksThatDisagreeOnAnExchangeAreTold) {
       ranks.emplace_back([&, rank] {
         const std::vector<std::int64_t> sizes(2, 16);
         messages[rank] = message_of([&] {
-          group[rank]->all_to_all_v(
+          group[rank]->start_bytes(
               {.send = memory.data(),
                .receive = memory.data(),
                .send_bytes = sizes,
                .receive_bytes = sizes,
-               .tag = {.plan_digest = 7, .wave = static_cast<std::int32_t>(rank)}},
+               .device = 0,
+               .tag = {.plan_digest = 7, .stage = static_cast<std::int32_t>(rank)}},
               nullptr);
         });
       });
     }
   }
   for (const std::string& message : messages) {
-    EXPECT_NE(message.find("plan 0x0000000000000007, wave"), std::string::npos) << message;
+    EXPECT_NE(message.find("plan 0x0000000000000007, stage"), std::string::npos) << message;
   }
 }
 
@@ -274,7 +275,7 @@ TEST_F(DistributedGpuTest, ARankThatDoesNotComeIsNamed) {
   const auto group = make_thread_group(2, {.deadline = std::chrono::milliseconds(50)});
   const std::vector<std::int64_t> none(2, 0);
   const std::string message = message_of(
-      [&] { group[0]->all_to_all_v({.send_bytes = none, .receive_bytes = none}, nullptr); });
+      [&] { group[0]->start_bytes({.send_bytes = none, .receive_bytes = none, .device = 0}); });
   EXPECT_NE(message.find("rank 0 waited 50 ms for rank 1"), std::string::npos) << message;
 }
 
