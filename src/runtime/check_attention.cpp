@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "runtime/check_attention.hpp"
+
 #include <cmath>
 
 #include "base/check.hpp"
-#include "runtime/attention_state.hpp"
 #include "runtime/check_tensor.hpp"
 #include "runtime/elements.hpp"
 
@@ -28,15 +29,11 @@ struct Extents {
   std::int32_t device;  ///< of all tensors of the call: that of q
 };
 
-Extents extents_of(const AttentionSchedule& schedule, const PlanConfig& config,
-                   std::int32_t device) {
-  return {schedule.rows_q,
-          schedule.rows_k,
-          config.num_heads_q,
-          config.num_heads_kv,
-          config.head_dim_qk,
-          config.head_dim_v,
-          device};
+Extents extents_of(const RankSteps& steps, std::int32_t device) {
+  const PlanConfig& config = steps.plan.config;
+  return {
+      steps.rows_q,      steps.rows_k, config.num_heads_q, config.num_heads_kv, config.head_dim_qk,
+      config.head_dim_v, device};
 }
 
 void check_sink(const char* name, const TensorView& sink, const AttentionParams& params,
@@ -60,15 +57,11 @@ void check_sink(const char* name, const TensorView& sink, const AttentionParams&
 
 void check_inputs(const Extents& n, const AttentionInputs& inputs) {
   check_params(inputs.params);
-  if (n.device == kCpuDevice) {
-    check_tensor(inputs.q, {"q",
-                            {n.rows_q, n.heads_q, n.dim_qk},
-                            {DType::Float64, DType::Float32, DType::Float16, DType::BFloat16}});
-  } else {
-    check_tensor(inputs.q,
-                 {"q", {n.rows_q, n.heads_q, n.dim_qk}, {DType::Float16, DType::BFloat16}},
-                 n.device);
-  }
+  check_tensor(inputs.q,
+               {"q",
+                {n.rows_q, n.heads_q, n.dim_qk},
+                {DType::Float64, DType::Float32, DType::Float16, DType::BFloat16}},
+               n.device);
   const DType type = inputs.q.dtype;
   check_tensor(inputs.k, {"k", {n.rows_k, n.heads_kv, n.dim_qk}, {type}}, n.device);
   check_tensor(inputs.v, {"v", {n.rows_k, n.heads_kv, n.dim_v}, {type}}, n.device);
@@ -84,9 +77,9 @@ void check_out_and_lse(const Extents& n, DType type, const AttentionResult& resu
 
 }  // namespace
 
-void check_forward(const AttentionSchedule& schedule, const PlanConfig& config,
-                   const AttentionInputs& inputs, const AttentionResult& result) {
-  const Extents n = extents_of(schedule, config, inputs.q.device);
+void check_forward(const RankSteps& steps, const AttentionInputs& inputs,
+                   const AttentionResult& result) {
+  const Extents n = extents_of(steps, inputs.q.device);
   check_inputs(n, inputs);
   check_out_and_lse(n, inputs.q.dtype, result);
   if (!result.max_logits.empty()) {
@@ -95,11 +88,10 @@ void check_forward(const AttentionSchedule& schedule, const PlanConfig& config,
   }
 }
 
-void check_backward(const AttentionSchedule& schedule, const PlanConfig& config,
-                    const AttentionInputs& inputs, const AttentionResult& result,
-                    const OutputGradients& output_gradients,
+void check_backward(const RankSteps& steps, const AttentionInputs& inputs,
+                    const AttentionResult& result, const OutputGradients& output_gradients,
                     const InputGradients& input_gradients) {
-  const Extents n = extents_of(schedule, config, inputs.q.device);
+  const Extents n = extents_of(steps, inputs.q.device);
   check_inputs(n, inputs);
   const DType type = inputs.q.dtype;
   const DType wide = accumulator_type(type);
@@ -121,6 +113,28 @@ void check_backward(const AttentionSchedule& schedule, const PlanConfig& config,
     throw invalid("dsink count", input_gradients.dsink.shape[axis],
                   std::to_string(inputs.sink.shape[axis]) + " (the sink's)");
   }
+}
+
+void check_forward_on(const AttentionLimits& limits, const AttentionInputs& inputs,
+                      const AttentionResult& result) {
+  check_options(limits, inputs.params,
+                {.has_sink = !inputs.sink.empty(), .has_max_logits = !result.max_logits.empty()});
+  check_type(limits, "q", inputs.q.dtype);
+  check_layout(limits, "q", inputs.q);
+  check_layout(limits, "k", inputs.k);
+  check_layout(limits, "v", inputs.v);
+  check_layout(limits, "out", result.out);
+}
+
+void check_backward_on(const AttentionLimits& limits, const AttentionInputs& inputs,
+                       const AttentionResult& result, const OutputGradients& output_gradients,
+                       const InputGradients& input_gradients) {
+  check_forward_on(limits, inputs, {.out = result.out, .lse = result.lse, .max_logits = {}});
+  check_options(limits, inputs.params, {.has_dlse = !output_gradients.dlse.empty()});
+  check_layout(limits, "dout", output_gradients.dout);
+  check_layout(limits, "dq", input_gradients.dq);
+  check_layout(limits, "dk", input_gradients.dk);
+  check_layout(limits, "dv", input_gradients.dv);
 }
 
 }  // namespace magi

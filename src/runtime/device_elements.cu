@@ -78,21 +78,6 @@ __global__ __launch_bounds__(kThreads) void round_kernel(const float* source, st
   if (i < count) target[i] = static_cast<Element>(source[i]);
 }
 
-__global__ __launch_bounds__(kThreads) void repeat_kernel(const float* values, std::int64_t count,
-                                                          std::int64_t total, float* target) {
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < total) target[i] = values[i % count];
-}
-
-__global__ __launch_bounds__(kThreads) void max_kernel(const float* rows, int num_rows,
-                                                       std::int64_t count, float* values) {
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= count) return;
-  float top = rows[i];
-  for (int row = 1; row < num_rows; ++row) top = fmaxf(top, rows[row * count + i]);
-  values[i] = top;
-}
-
 Rows rows_of(const TensorView& tensor) {
   const auto element = static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
   return {static_cast<std::byte*>(tensor.data), tensor.stride[0] * element,
@@ -164,25 +149,30 @@ void fill_device_bits(const TensorView& target, std::uint64_t bits, cudaStream_t
   cuda_check(cudaGetLastError(), "fill_kernel");
 }
 
-void fill_device_floats(float* values, std::int64_t count, float value, cudaStream_t stream) {
+void fill_device_values(const TensorView& target, float value, cudaStream_t stream) {
+  const std::int64_t count = target.num_elements();
   if (count == 0) return;
-  fill_kernel<<<num_blocks(count), kThreads, 0, stream>>>(values, count, value);
-  cuda_check(cudaGetLastError(), "fill_kernel");
-}
-
-void repeat_device_floats(const float* values, std::int64_t count, std::int32_t copies,
-                          float* target, cudaStream_t stream) {
-  const std::int64_t total = count * copies;
-  if (total == 0) return;
-  repeat_kernel<<<num_blocks(total), kThreads, 0, stream>>>(values, count, total, target);
-  cuda_check(cudaGetLastError(), "repeat_kernel");
-}
-
-void max_device_floats(const float* rows, std::int32_t num_rows, std::int64_t count, float* values,
-                       cudaStream_t stream) {
-  if (count == 0) return;
-  max_kernel<<<num_blocks(count), kThreads, 0, stream>>>(rows, num_rows, count, values);
-  cuda_check(cudaGetLastError(), "max_kernel");
+  if (value != 0.0f) {
+    MAGI_CHECK(target.dtype == DType::Float32);
+    fill_kernel<<<num_blocks(count), kThreads, 0, stream>>>(static_cast<float*>(target.data), count,
+                                                            value);
+    return cuda_check(cudaGetLastError(), "fill_kernel");
+  }
+  // Rows of as many heads as lie side by side are cleared at once.
+  const std::int64_t width = target.rank < 3 ? target.shape[target.rank - 1]
+                             : target.stride[1] == target.shape[2]
+                                 ? target.shape[1] * target.shape[2]
+                                 : target.shape[2];
+  const std::int64_t num_rows = target.rank == 1 ? 1 : target.shape[0];
+  const std::size_t element = dtype_bytes(target.dtype);
+  for (std::int64_t i = 0; i < count / (num_rows * width); ++i) {
+    auto* data = static_cast<std::byte*>(target.data) +
+                 i * target.stride[1] * static_cast<std::int64_t>(element);
+    cuda_check(cudaMemset2DAsync(data, static_cast<std::size_t>(target.stride[0]) * element, 0,
+                                 static_cast<std::size_t>(width) * element,
+                                 static_cast<std::size_t>(num_rows), stream),
+               "cudaMemset2DAsync");
+  }
 }
 
 }  // namespace magi

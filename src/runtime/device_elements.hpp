@@ -17,13 +17,8 @@ void round_device_floats(const TensorView& source, const TensorView& target, cud
 /// Every element of a tensor without gaps = the low bits of `bits`.
 void fill_device_bits(const TensorView& target, std::uint64_t bits, cudaStream_t stream);
 
-/// values[0, count) = value.
-void fill_device_floats(float* values, std::int64_t count, float value, cudaStream_t stream);
-/// `copies` copies of values[0, count), one after the other.
-void repeat_device_floats(const float* values, std::int64_t count, std::int32_t copies,
-                          float* target, cudaStream_t stream);
-/// values[i] = the largest of rows[r * count + i].
-void max_device_floats(const float* rows, std::int32_t num_rows, std::int64_t count, float* values,
-                       cudaStream_t stream);
+/// Every element of a tensor with a contiguous last axis = 0, or of a float32 tensor without gaps =
+/// `value`.
+void fill_device_values(const TensorView& target, float value, cudaStream_t stream);
 
 }  // namespace magi

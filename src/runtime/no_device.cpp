@@ -2,8 +2,8 @@
 #include <string>
 
 #include "base/check.hpp"
-#include "runtime/device_attention.hpp"
 #include "runtime/device_shard.hpp"
+#include "runtime/step_memory.hpp"
 
 // The build without CUDA.
 namespace magi {
@@ -15,7 +15,7 @@ InvalidArgument no_device(const std::string& name, std::int32_t device) {
 
 }  // namespace
 
-std::unique_ptr<DeviceAttention> make_device_attention(const DeviceSetup& setup) {
+std::unique_ptr<StepMemory> make_device_memory(const StepMemorySetup& setup) {
   throw no_device("q", setup.device);
 }
 

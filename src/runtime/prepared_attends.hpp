@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "kernels/attention/backend.hpp"
+#include "runtime/rank_steps.hpp"
+
+namespace magi {
+
+/// What the attends of one pass run with, by attend; null where an attend has nothing to do.
+template <typename Prepared>
+using PreparedAttends = std::vector<std::shared_ptr<const Prepared>>;
+
+/// The attends of a rank as its backend prepared them on one device, by the types of the tensors.
+/// The first call of a kind prepares, which may block.
+class AttendCache {
+ public:
+  /// `exchange_sms`: multiprocessors that attends leave to exchanges under way.
+  AttendCache(const RankSteps& steps, const AttentionBackend& backend, std::int32_t device,
+              std::int32_t exchange_sms)
+      : steps_(steps), backend_(backend), device_(device), exchange_sms_(exchange_sms) {}
+
+  struct BackwardKind {
+    DType type, dout_type;
+    bool is_fast;
+    friend bool operator==(const BackwardKind&, const BackwardKind&) = default;
+  };
+  const PreparedAttends<PreparedForward>& forward(DType type);
+  const PreparedAttends<PreparedBackward>& backward(const BackwardKind& kind);
+  std::size_t size_bytes() const;
+
+ private:
+  struct Shape {
+    TensorView q, k, v;
+  };
+  Shape shape_of(const AttendCall& call, DType dtype) const;
+  TensorView without_data(DType dtype, std::array<std::int64_t, 3> shape) const;
+  template <typename Kind, typename Prepared>
+  struct Entry {
+    Kind kind;
+    PreparedAttends<Prepared> attends;
+  };
+
+  const RankSteps& steps_;
+  const AttentionBackend& backend_;
+  std::int32_t device_;
+  std::int32_t exchange_sms_;
+  std::deque<Entry<DType, PreparedForward>> forwards_;
+  std::deque<Entry<BackwardKind, PreparedBackward>> backwards_;
+};
+
+}  // namespace magi

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/rank_steps.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+
+namespace magi {
+namespace {
+
+/// The rows of an exchange without those that do not leave the rank.
+RowExchange between_ranks(RowExchange rows, std::int32_t rank) {
+  const auto is_own = [rank](const PeerRows& record) { return record.peer == rank; };
+  std::erase_if(rows.owned, is_own);
+  std::erase_if(rows.needed, is_own);
+  return rows;
+}
+
+/// Whether one exchange brings the rows of a key segment for all heads.
+bool is_brought_whole(const Plan& plan, std::int32_t segment) {
+  return std::ranges::any_of(plan.exchanges, [&](const Exchange& exchange) {
+    return exchange.role == Role::KeysValues && exchange.segment == segment &&
+           exchange.heads == Range{0, plan.config.num_heads_kv};
+  });
+}
+
+std::vector<SegmentRows> make_segments(const Plan& plan, std::int32_t rank, Space space) {
+  const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
+  const std::vector<Segment>& rows = (space == Space::Queries ? own.q : own.k).segments;
+  std::vector<SegmentRows> segments;
+  for (const RowExchange& exchange : row_exchanges(plan, rank, space)) {
+    const std::size_t s = segments.size();
+    SegmentRows segment{.num_rows = rows[s].num_rows,
+                        .filling = comm::RowTable(exchange, rank, plan.config.num_ranks)};
+    for (const PeerRows& record : exchange.needed) {
+      const bool is_copy = space == Space::Keys && record.peer == rank &&
+                           record.num_rows == rows.front().num_rows &&
+                           is_brought_whole(plan, static_cast<std::int32_t>(s));
+      if (is_copy) segment.own = {record.row, record.row + record.num_rows};
+    }
+    segment.returning =
+        comm::RowTable(segment.own.empty() ? exchange : between_ranks(exchange, rank), rank,
+                       plan.config.num_ranks);
+    segments.push_back(std::move(segment));
+  }
+  return segments;
+}
+
+Range seen_rows(std::span<const BandSlice> slices) {
+  Range rows{kMaxRows, 0};
+  for (const BandSlice& slice : slices) {
+    const BandSlice tight = shrink(slice);
+    if (tight.q0 == tight.q1) continue;
+    rows = {std::min(rows.begin, tight.q0), std::max(rows.end, tight.q1)};
+  }
+  return rows.empty() ? Range{} : rows;
+}
+
+AttendCall make_call(const RankSteps& steps, const Attend& attend) {
+  const auto slices = std::span(steps.own.slices)
+                          .subspan(static_cast<std::size_t>(attend.slices.begin),
+                                   static_cast<std::size_t>(attend.slices.size()));
+  const auto segment = static_cast<std::size_t>(attend.q_segment);
+  const Range all{0, steps.own.q.segments[segment].num_rows};
+  AttendCall call{.attend = attend,
+                  .q_heads = steps.q_heads(attend.heads),
+                  .q_rows = attend.is_merging ? seen_rows(slices) : all,
+                  .keys = steps.filling(Space::Keys, attend.k_segment, attend.heads),
+                  .queries = steps.filling(Space::Queries, attend.q_segment, attend.heads)};
+  for (const BandSlice& slice : slices) {
+    const BandSlice cut = cut_q(slice, call.q_rows);
+    if (cut.q0 < cut.q1) call.slices.push_back(shift(cut, -call.q_rows.begin, 0));
+  }
+  return call;
+}
+
+bool is_alike(const AttendCall& a, const AttendCall& b) {
+  return a.attend.slices == b.attend.slices && a.attend.q_segment == b.attend.q_segment &&
+         a.attend.k_segment == b.attend.k_segment &&
+         a.attend.heads.size() == b.attend.heads.size() &&
+         a.attend.is_merging == b.attend.is_merging && a.is_beside_exchange == b.is_beside_exchange;
+}
+
+bool awaits_exchange(std::span<const Step> steps, const Step& step) {
+  return std::ranges::any_of(step.after, [steps](std::int32_t before) {
+    return before >= 0 && steps[static_cast<std::size_t>(before)].kind == StepKind::Exchange;
+  });
+}
+
+}  // namespace
+
+RankSteps::RankSteps(const Plan& given, std::int32_t rank)
+    : plan(given),
+      own(given.ranks[static_cast<std::size_t>(rank)]),
+      rows_q(given.placement_q.rows_of(rank)),
+      rows_k(given.placement_k.rows_of(rank)),
+      q_segments(make_segments(given, rank, Space::Queries)),
+      k_segments(make_segments(given, rank, Space::Keys)) {
+  for (const Attend& attend : own.attends) attends.push_back(make_call(*this, attend));
+  bool is_awaited = false;  // by an attend behind the one in hand
+  for (auto step = own.forward.rbegin(); step != own.forward.rend(); ++step) {
+    if (step->kind != StepKind::Attend) continue;
+    attends[static_cast<std::size_t>(step->index)].is_beside_exchange = is_awaited;
+    is_awaited = is_awaited || awaits_exchange(own.forward, *step);
+  }
+  for (std::size_t a = 0; a < attends.size(); ++a) {
+    const auto is_like_this = [&](const AttendCall& call) { return is_alike(call, attends[a]); };
+    const auto first = std::ranges::find_if(attends, is_like_this);
+    attends[a].alike = static_cast<std::size_t>(first - attends.begin());
+    if (attends[a].queries < 0 && !attends[a].q_rows.empty()) ++num_results;
+  }
+  for (const Exchange& exchange : plan.exchanges) {
+    if (exchange.role == Role::Results) ++num_results;
+  }
+}
+
+const SegmentRows& RankSteps::rows_of(const Exchange& exchange) const {
+  const auto& segments = space_of(exchange.role) == Space::Queries ? q_segments : k_segments;
+  return segments[static_cast<std::size_t>(exchange.segment)];
+}
+
+bool RankSteps::is_own_keys_copied() const {
+  return std::ranges::any_of(k_segments, [](const auto& rows) { return !rows.own.empty(); });
+}
+
+std::int32_t RankSteps::filling(Space space, std::int32_t segment, Range heads) const {
+  if (segment == 0) return -1;
+  const auto fills = [&](const Exchange& exchange) {
+    return !is_returning(exchange.role) && space_of(exchange.role) == space &&
+           exchange.segment == segment && exchange.heads.begin <= heads.begin &&
+           heads.end <= exchange.heads.end;
+  };
+  const auto found = std::ranges::find_if(plan.exchanges, fills);
+  MAGI_CHECK(found != plan.exchanges.end());
+  return static_cast<std::int32_t>(found - plan.exchanges.begin());
+}
+
+Range RankSteps::heads_within(std::int32_t exchange, Range heads) const {
+  if (exchange < 0) return heads;
+  const std::int32_t first = plan.exchanges[static_cast<std::size_t>(exchange)].heads.begin;
+  return {heads.begin - first, heads.end - first};
+}
+
+Range RankSteps::q_heads(Range heads) const {
+  const std::int32_t group = plan.config.num_heads_q / plan.config.num_heads_kv;
+  return {heads.begin * group, heads.end * group};
+}
+
+}  // namespace magi

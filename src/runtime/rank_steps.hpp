@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "comm/row_exchanger.hpp"
+#include "magi/plan.hpp"
+
+namespace magi {
+
+/// The rows that fill one segment of a rank, and the way back of what the rank made of them.
+struct SegmentRows {
+  std::int32_t num_rows = 0;
+  Range own;  ///< those that are a copy of all the rank's own rows; empty: none
+  comm::RowTable filling;
+  comm::RowTable returning;  ///< without `own`, whose part of a sum is in place
+};
+
+/// One attend of a rank, cut to the query rows that it works on: all rows of its segment, or those
+/// that see keys where it is merged into an earlier result.
+struct AttendCall {
+  Attend attend;
+  Range q_heads;
+  Range q_rows;
+  std::vector<BandSlice> slices;  ///< query rows count from q_rows.begin
+  std::int32_t keys = -1;         ///< exchange that brings its keys; -1: own keys
+  std::int32_t queries = -1;      ///< exchange that brings its queries; -1: own queries
+  /// Whether exchanges that later attends wait for may be under way beside this one.
+  bool is_beside_exchange = false;
+  std::size_t alike = 0;  ///< first attend with the same slices and shapes
+};
+
+/// What one rank does in a step of a plan, with its row tables. Borrows the plan.
+struct RankSteps {
+  RankSteps(const Plan& plan, std::int32_t rank);
+
+  const SegmentRows& rows_of(const Exchange& exchange) const;
+  /// Query heads that read kv heads `heads`, counted as those are.
+  Range q_heads(Range heads) const;
+  /// Whether a segment holds a copy of all own keys: gradients of own keys are summed there.
+  bool is_own_keys_copied() const;
+  /// The exchange that fills the segment of `space` for all of kv heads `heads`; -1: own rows.
+  std::int32_t filling(Space space, std::int32_t segment, Range heads) const;
+  /// kv heads `heads` counted from the first that `exchange` brings; of own rows all are there.
+  Range heads_within(std::int32_t exchange, Range heads) const;
+
+  const Plan& plan;
+  const RankPlan& own;
+  std::int32_t rows_q = 0, rows_k = 0;
+  std::vector<SegmentRows> q_segments, k_segments;
+  std::vector<AttendCall> attends;  ///< as in the rank's plan
+  std::int32_t num_results = 0;     ///< attends and exchanges that write or merge into own rows
+};
+
+}  // namespace magi

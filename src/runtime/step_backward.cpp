@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "runtime/step_call.hpp"
+
+namespace magi {
+namespace {
+
+/// One backward call. Owners add partial gradients behind their own part, exchange by exchange in
+/// the order of the steps, and in each in the order of the ranks.
+class BackwardPass {
+ public:
+  BackwardPass(StepCall& call, const AttentionInputs& inputs, const InputGradients& gradients)
+      : call_(call), inputs_(inputs), gradients_(gradients) {
+    const std::vector<bool> none(static_cast<std::size_t>(call.steps.plan.config.num_heads_kv));
+    written_heads_.resize(1 + call.steps.plan.exchanges.size(), none);
+  }
+
+  void exchange(const Step& step);
+  BackwardArgs make_args(const AttendCall& attend);
+  void store();
+
+ private:
+  /// Clears key gradients of `heads` that no attend has written; `exchange` fills their segment.
+  void clear_rest(std::int32_t exchange, Range heads);
+  std::vector<bool>& written(std::int32_t exchange) {
+    return written_heads_[static_cast<std::size_t>(exchange + 1)];
+  }
+
+  StepCall& call_;
+  const AttentionInputs& inputs_;
+  const InputGradients& gradients_;
+  std::vector<std::vector<bool>> written_heads_;  ///< of key gradients: own, then by exchange
+  bool is_dsink_written_ = false;
+};
+
+void BackwardPass::clear_rest(std::int32_t exchange, Range heads) {
+  std::vector<bool>& is_written = written(exchange);
+  const auto at = [&](std::int32_t head) { return is_written.begin() + head; };
+  for (std::int32_t head = heads.begin; head < heads.end;) {
+    const auto end = static_cast<std::int32_t>(std::find(at(head), at(heads.end), !*at(head)) -
+                                               is_written.begin());
+    if (!*at(head)) {
+      for (const TensorView& sum : call_.tensors(Role::KeyGradients, exchange, {head, end})) {
+        call_.memory.fill(sum, 0.0);
+      }
+    }
+    std::fill(at(head), at(end), true);
+    head = end;
+  }
+}
+
+/// The first attend of some queries or keys writes their gradients, later ones add to them. The
+/// first of the own queries gives the sink's gradient, which needs no key.
+BackwardArgs BackwardPass::make_args(const AttendCall& attend) {
+  const Attend& what = attend.attend;
+  const auto part = [&](Role role) {
+    return rows_of(call_.tensors(role, attend.queries, what.heads), attend.q_rows);
+  };
+  const TensorGroup queries = part(Role::Queries);
+  const TensorView dq = part(Role::QueryGradients)[0];
+  const TensorGroup keys = call_.tensors(Role::KeysValues, attend.keys, what.heads);
+  const TensorGroup sums = call_.tensors(Role::KeyGradients, attend.keys, what.heads);
+  const auto first = written(attend.keys).begin() + what.heads.begin;
+  const bool is_adding =
+      std::find(first, first + what.heads.size(), true) != first + what.heads.size();
+  if (is_adding) clear_rest(attend.keys, what.heads);
+  std::fill_n(first, what.heads.size(), true);
+  if (is_adding && !what.is_merging) call_.memory.fill(dq, 0.0);
+  BackwardArgs args{.q = queries[0],
+                    .k = keys[0],
+                    .v = keys[1],
+                    .slices = {},
+                    .out = queries[1],
+                    .lse = queries[3],
+                    .dout = queries[2],
+                    .dlse = queries[4],
+                    .dq = dq,
+                    .dk = sums[0],
+                    .dv = sums[1],
+                    .is_accumulating = what.is_merging || is_adding,
+                    .is_writing_keys = !is_adding,
+                    .params = inputs_.params};
+  if (attend.queries < 0 && !what.is_merging && !gradients_.dsink.empty()) {
+    if (is_adding) call_.memory.fill(gradients_.dsink, 0.0);
+    args.sink = inputs_.sink;
+    args.dsink = gradients_.dsink;
+    is_dsink_written_ = true;
+  }
+  return args;
+}
+
+void BackwardPass::exchange(const Step& step) {
+  const RankSteps& steps = call_.steps;
+  const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(step.index)];
+  const Range heads = exchange.heads;
+  if (exchange.role == Role::KeyGradients) {
+    clear_rest(steps.filling(Space::Keys, exchange.segment, heads), heads);
+    clear_rest(-1, heads);
+  }
+  call_.exchange(step);
+  if (exchange.role == Role::KeysValues && !steps.rows_of(exchange).own.empty()) {
+    std::fill_n(written(-1).begin() + heads.begin, heads.size(), true);  // among the segment's
+  }
+}
+
+void BackwardPass::store() {
+  clear_rest(-1, {0, call_.steps.plan.config.num_heads_kv});
+  call_.await_all();
+  call_.store(call_.own(Role::QueryGradients)[0], gradients_.dq);
+  call_.store(call_.own(Role::KeyGradients)[0], gradients_.dk);
+  call_.store(call_.own(Role::KeyGradients)[1], gradients_.dv);
+  if (!gradients_.dsink.empty() && !is_dsink_written_) call_.memory.fill(gradients_.dsink, 0.0);
+}
+
+}  // namespace
+
+void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,
+                  const AttentionInputs& inputs, const AttentionResult& result,
+                  const OutputGradients& output_gradients, const InputGradients& input_gradients) {
+  const RankSteps& steps = call.steps;
+  // Copied own keys have their sums in the segment that holds the copy.
+  const bool is_added = !steps.is_own_keys_copied() && !steps.plan.exchanges.empty();
+  call.set_own(Role::KeysValues, {inputs.k, inputs.v});
+  call.set_own(Role::Queries,
+               {inputs.q, result.out, output_gradients.dout, result.lse, output_gradients.dlse});
+  call.set_own(Role::QueryGradients, {call.sum_for(input_gradients.dq, steps.num_results > 1)});
+  call.set_own(Role::KeyGradients, {call.sum_for(input_gradients.dk, is_added),
+                                    call.sum_for(input_gradients.dv, is_added)});
+  const DeviceWorkspace workspace = call.workspace_for(prepared);
+  BackwardPass pass(call, inputs, input_gradients);
+  for (const Step& step : call.pass()) {
+    call.await_before(step);
+    if (step.kind == StepKind::Exchange) {
+      pass.exchange(step);
+      continue;
+    }
+    const auto index = static_cast<std::size_t>(step.index);
+    if (prepared[index] == nullptr) continue;
+    prepared[index]->run(pass.make_args(steps.attends[index]), workspace, call.stream);
+  }
+  pass.store();
+}
+
+}  // namespace magi

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/step_call.hpp"
+
+#include <algorithm>
+
+#include "runtime/elements.hpp"
+
+namespace magi {
+namespace {
+
+constexpr std::size_t kMaxMovedTogether = 2;  ///< tensors of one exchange of rows
+
+TensorGroup slice_all(TensorGroup group, std::int32_t axis, Range range) {
+  for (TensorView& tensor : group) {
+    if (!tensor.empty()) tensor = tensor.slice(axis, range.begin, range.end);
+  }
+  return group;
+}
+
+/// Tensors like those of `group`, of `num_rows` rows and, where given, another type. Neighbours of
+/// one type share a buffer, whose rows hold theirs side by side, as rows travel.
+TensorGroup lend_like(StepMemory& memory, TensorGroup group, std::int64_t num_rows, bool is_sum) {
+  for (TensorView& tensor : group) {
+    if (is_sum) tensor.dtype = accumulator_type(tensor.dtype);
+    tensor.shape[0] = num_rows;
+  }
+  const auto row_elements = [](const TensorView& tensor) {
+    return tensor.shape[1] * (tensor.rank > 2 ? tensor.shape[2] : 1);
+  };
+  for (auto first = group.begin(); first != group.end();) {
+    const auto is_other = [first](const TensorView& t) { return t.dtype != first->dtype; };
+    const auto end = std::find_if(first, group.end(), is_other);
+    std::int64_t elements = 0;
+    for (auto t = first; t != end; ++t) elements += t->empty() ? 0 : row_elements(*t);
+    TensorView part = memory.lend(first->dtype, {num_rows, elements});
+    for (; first != end; ++first) {
+      if (first->empty()) continue;
+      first->data = part.data;
+      first->stride = {elements, row_elements(*first) / first->shape[1], 1};
+      part = part.slice(1, row_elements(*first), part.shape[1]);
+    }
+  }
+  return group;
+}
+
+ExchangeKind kind_of(Role role) {
+  if (role == Role::Results) return ExchangeKind::LseMerge;
+  return is_returning(role) ? ExchangeKind::Sum : ExchangeKind::Cast;
+}
+
+}  // namespace
+
+TensorGroup heads_of(TensorGroup group, Range heads) {
+  return slice_all(std::move(group), 1, heads);
+}
+TensorGroup rows_of(TensorGroup group, Range rows) { return slice_all(std::move(group), 0, rows); }
+
+StepCall::StepCall(const RankSteps& rank_steps, std::span<const Step> pass, StepMemory& step_memory,
+                   void* step_stream)
+    : steps(rank_steps),
+      memory(step_memory),
+      stream(step_stream),
+      pass_(pass),
+      pending_(pass.size()) {
+  for (auto& groups : roles_) groups.resize(1 + steps.plan.exchanges.size());
+}
+
+StepCall::~StepCall() {
+  pending_.clear();
+  if (is_begun_) memory.end();
+}
+
+void StepCall::begin() {
+  memory.begin(stream);
+  is_begun_ = true;
+}
+
+TensorGroup StepCall::tensors(Role role, std::int32_t exchange, Range heads) {
+  const Range within = steps.heads_within(exchange, heads);
+  return heads_of(groups_of(role)[static_cast<std::size_t>(exchange + 1)],
+                  space_of(role) == Space::Queries ? steps.q_heads(within) : within);
+}
+
+void StepCall::await_before(const Step& step) {
+  for (const std::int32_t before : step.after) {
+    if (before >= 0) await(static_cast<std::size_t>(before));
+  }
+}
+
+void StepCall::await_all() {
+  for (std::size_t step = 0; step < pending_.size(); ++step) await(step);
+}
+
+void StepCall::await(std::size_t step) {
+  for (const auto& pending : pending_[step]) pending->await(stream);
+  pending_[step].clear();
+}
+
+void StepCall::exchange(const Step& step) {
+  const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(step.index)];
+  const TensorGroup own = tensors(exchange.role, -1, exchange.heads);
+  if (is_returning(exchange.role)) {
+    const std::int32_t filling =
+        steps.filling(space_of(exchange.role), exchange.segment, exchange.heads);
+    start(step, tensors(exchange.role, filling, exchange.heads), own);
+    return;
+  }
+  lend_segment(exchange.role, step.index);
+  for (const Role role : {Role::Results, Role::KeyGradients, Role::QueryGradients}) {
+    if (space_of(role) == space_of(exchange.role)) lend_segment(role, step.index);
+  }
+  start(step, own, tensors(exchange.role, step.index, exchange.heads));
+}
+
+void StepCall::lend_segment(Role role, std::int32_t exchange) {
+  std::vector<TensorGroup>& groups = groups_of(role);
+  if (groups.front().empty()) return;  // no part of this pass
+  const Exchange& filling = steps.plan.exchanges[static_cast<std::size_t>(exchange)];
+  const SegmentRows& rows = steps.rows_of(filling);
+  TensorGroup& segment = groups[static_cast<std::size_t>(exchange + 1)];
+  segment = lend_like(memory, tensors(role, -1, filling.heads), rows.num_rows, is_returning(role));
+  // Own rows have their sum where their first part is.
+  if (is_returning(role) && !rows.own.empty()) groups.front() = rows_of(segment, rows.own);
+}
+
+void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
+  const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(step.index)];
+  const SegmentRows& rows = steps.rows_of(exchange);
+  const auto is_missing = [](const TensorView& tensor) { return tensor.empty(); };
+  std::erase_if(from, is_missing);
+  std::erase_if(to, is_missing);
+  auto& pending = pending_[static_cast<std::size_t>(&step - pass_.data())];
+  for (std::size_t first = 0, end = 0; first < from.size(); first = end) {
+    while (end < from.size() && end < first + kMaxMovedTogether &&
+           from[end].dtype == from[first].dtype) {
+      ++end;
+    }
+    const comm::RowMove move{.kind = kind_of(exchange.role),
+                             .from = std::span(from).subspan(first, end - first),
+                             .to = std::span(to).subspan(first, end - first),
+                             .tag = {steps.plan.digest, exchange.stage}};
+    pending.push_back(memory.rows().start(
+        is_returning(exchange.role) ? rows.returning : rows.filling, move, stream));
+  }
+}
+
+TensorView StepCall::sum_for(const TensorView& target, bool is_added) {
+  const DType wide = accumulator_type(target.dtype);
+  if (!is_added || target.dtype == wide) return target;
+  return memory.lend(wide, {target.shape[0], target.shape[1], target.shape[2]});
+}
+
+void StepCall::store(const TensorView& sum, const TensorView& target) {
+  if (sum.data != target.data) memory.convert(sum, target);
+}
+
+}  // namespace magi

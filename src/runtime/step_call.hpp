@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/prepared_attends.hpp"
+#include "runtime/rank_steps.hpp"
+#include "runtime/step_memory.hpp"
+
+namespace magi {
+
+/// Tensors [rows, heads, ...] of the same rows and heads. One that is not given has no data.
+using TensorGroup = std::vector<TensorView>;
+TensorGroup heads_of(TensorGroup group, Range heads);
+TensorGroup rows_of(TensorGroup group, Range rows);
+
+/// One call of a pass: its time in a memory, its tensors by role, and its exchanges. Whoever runs
+/// the pass sets the own tensors of each role that takes part, and walks the steps.
+/// NOTE: a call must outlive what aborts the group after an error: to drop an exchange under way
+/// would end the group without the reason.
+class StepCall {
+ public:
+  /// `pass` holds the steps. All arguments outlive the call.
+  StepCall(const RankSteps& rank_steps, std::span<const Step> pass, StepMemory& step_memory,
+           void* step_stream);
+  ~StepCall();
+  StepCall(const StepCall&) = delete;
+  StepCall& operator=(const StepCall&) = delete;
+
+  void begin();
+  void set_own(Role role, TensorGroup tensors) { groups_of(role).front() = std::move(tensors); }
+  const TensorGroup& own(Role role) { return groups_of(role).front(); }
+  /// The tensors of kv heads `heads`, or of the query heads that read them: own ones, or with the
+  /// index of an exchange those of the segment that it fills.
+  TensorGroup tensors(Role role, std::int32_t exchange, Range heads);
+
+  std::span<const Step> pass() const { return pass_; }
+  /// What follows, in the order of the stream, finds the exchanges done that `step` waits for.
+  void await_before(const Step& step);
+  /// Starts the exchange of a step. One that fills a segment lends the segment's tensors, and those
+  /// of roles that go back from there.
+  void exchange(const Step& step);
+  void await_all();
+
+  /// What is summed for `target`: the target itself, or a tensor of the accumulator's type where
+  /// parts are added and the target is narrower; store rounds it into the target.
+  TensorView sum_for(const TensorView& target, bool is_added);
+  void store(const TensorView& sum, const TensorView& target);
+  /// Memory for the largest run of a pass.
+  template <typename Prepared>
+  DeviceWorkspace workspace_for(const PreparedAttends<Prepared>& prepared) {
+    std::int64_t size_bytes = 0;
+    for (const auto& attend : prepared) {
+      if (attend != nullptr) size_bytes = std::max(size_bytes, attend->workspace_bytes());
+    }
+    if (size_bytes == 0) return {};
+    return {memory.lend(DType::Int64, {size_bytes / 8 + 1}).data, size_bytes};
+  }
+
+  const RankSteps& steps;
+  StepMemory& memory;
+  void* const stream;
+
+ private:
+  std::vector<TensorGroup>& groups_of(Role role) { return roles_[static_cast<std::size_t>(role)]; }
+  void lend_segment(Role role, std::int32_t exchange);
+  void start(const Step& step, TensorGroup from, TensorGroup to);
+  void await(std::size_t step);
+
+  std::span<const Step> pass_;
+  std::array<std::vector<TensorGroup>, kNumRoles> roles_;                 ///< own, then by exchange
+  std::vector<std::vector<std::unique_ptr<comm::PendingRows>>> pending_;  ///< by step
+  bool is_begun_ = false;
+};
+
+/// The calls of one pass. `prepared` fits the types of the tensors, which have been checked.
+void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepared,
+                 const AttentionInputs& inputs, const AttentionResult& result);
+void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,
+                  const AttentionInputs& inputs, const AttentionResult& result,
+                  const OutputGradients& output_gradients, const InputGradients& input_gradients);
+
+}  // namespace magi
