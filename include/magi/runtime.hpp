@@ -79,13 +79,14 @@ struct InputGradients {
                      ///< wanted
 };
 
-/// Choices about device tensors and about who computes attention.
+/// Choices of an attention that change no result beyond rounding.
 struct AttentionOptions {
-  /// Empty: a stream-ordered pool of the library's, shared by all objects on a device.
+  /// Where the device memory of calls comes from. Empty: a stream-ordered pool of the library's,
+  /// shared by all objects on a device.
   DeviceAllocator allocator;
   /// Multiprocessors that attention leaves to the transport while rows are on their way.
   std::int32_t exchange_sms = 8;
-  /// Name of the attention backend; empty: the library's own for the device.
+  /// Name of the attention backend; empty: the library's own for the device of a call's tensors.
   std::string backend;
 };
 

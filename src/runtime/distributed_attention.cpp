@@ -19,8 +19,10 @@ struct AttentionPlace {
       : memory(setup.device == kCpuDevice ? make_host_memory(setup) : make_device_memory(setup)),
         attends(steps, memory->attention(), setup.device, setup.options.exchange_sms) {
     const PlanConfig& config = steps.plan.config;
-    check_head_dims(memory->attention().limits(), "plan.config.", config.head_dim_qk,
-                    config.head_dim_v);
+    const AttentionLimits& limits = memory->attention().limits();
+    const std::string where = setup.device == kCpuDevice ? "" : "on a GPU ";
+    check_head_dim(limits.dim_qk, "plan.config.head_dim_qk", config.head_dim_qk, where);
+    check_head_dim(limits.dim_v, "plan.config.head_dim_v", config.head_dim_v, where);
   }
 
   std::size_t size_bytes() const { return memory->size_bytes() + attends.size_bytes(); }
@@ -44,10 +46,9 @@ struct AttentionState {
   AttentionPlace& at(std::int32_t device) {
     std::unique_ptr<AttentionPlace>& place = places[device];
     if (place == nullptr) {
-      place = std::make_unique<AttentionPlace>(
-          steps,
-          StepMemorySetup{
-              .plan = *plan, .options = options, .communicator = communicator, .device = device});
+      const StepMemorySetup setup{
+          .options = options, .communicator = communicator, .device = device};
+      place = std::make_unique<AttentionPlace>(steps, setup);
     }
     return *place;
   }
