@@ -8,6 +8,7 @@
 #include "cuda/capture.hpp"
 #include "cuda/device.hpp"
 #include "cuda/order_event.hpp"
+#include "cuda/pool.hpp"
 #include "cuda/stream_buffer.hpp"
 #include "runtime/device_elements.hpp"
 #include "runtime/step_memory.hpp"
@@ -80,6 +81,7 @@ class DeviceMemory final : public StepMemory {
       : device_(setup.device),
         num_ranks_(setup.communicator.num_ranks()),
         attention_(find_backend(setup.options.backend, setup.device)),
+        lease_(setup.options.allocator.allocate ? PoolLease() : PoolLease(setup.device)),
         blocks_(setup.options.allocator, setup.device),
         lender_{.allocate = [this](std::size_t size_bytes, std::int32_t,
                                    void*) { return blocks_.lend(size_bytes); },
@@ -131,6 +133,7 @@ class DeviceMemory final : public StepMemory {
   std::int32_t device_;
   std::int32_t num_ranks_;
   std::shared_ptr<const AttentionBackend> attention_;
+  PoolLease lease_;  ///< keeps what calls gave back for the next ones
   CallBlocks blocks_;
   DeviceAllocator lender_;  ///< gives the exchanger memory of the call
   std::unique_ptr<comm::RowExchanger> rows_;

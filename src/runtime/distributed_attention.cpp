@@ -56,7 +56,7 @@ struct AttentionState {
   void maximise_over_ranks(StepMemory& memory, const TensorView& values, void* stream) const {
     if (values.empty() || communicator.num_ranks() == 1) return;
     const TensorView gathered =
-        memory.lend(values.dtype, {communicator.num_ranks() * values.shape[0]});
+        memory.lend(values.dtype, {communicator.num_ranks(), values.shape[0]});
     maximum.apply(memory.rows(), values, gathered, {.plan_digest = plan->digest}, stream);
   }
 

@@ -67,6 +67,10 @@ AttendCall make_call(const RankSteps& steps, const Attend& attend) {
                   .q_rows = attend.is_merging ? seen_rows(slices) : all,
                   .keys = steps.filling(Space::Keys, attend.k_segment, attend.heads),
                   .queries = steps.filling(Space::Queries, attend.q_segment, attend.heads)};
+  if (!attend.is_merging) {
+    call.slices.assign(slices.begin(), slices.end());
+    return call;
+  }
   for (const BandSlice& slice : slices) {
     const BandSlice cut = cut_q(slice, call.q_rows);
     if (cut.q0 < cut.q1) call.slices.push_back(shift(cut, -call.q_rows.begin, 0));
