@@ -8,8 +8,10 @@
 #include <numeric>
 #include <vector>
 
-#include "comm/device_rows.hpp"
+#include "comm/packed_exchanger.hpp"
+#include "comm/row_layout.hpp"
 #include "cuda/device.hpp"
+#include "cuda/memory.hpp"
 #include "cuda/stream.hpp"
 #include "cuda/timing.hpp"
 #include "magi/mask_builders.hpp"
@@ -56,12 +58,12 @@ struct DeviceArray {
 };
 
 /// Rows in chunks whose order on the wire is the reverse of the tensor's.
-comm::WireOrder reversed(std::int32_t rows) {
+std::vector<PeerRows> reversed(std::int32_t rows) {
   std::vector<PeerRows> records;
   for (std::int32_t row = rows - kChunk; row >= 0; row -= kChunk) {
     records.push_back({.peer = 0, .row = row, .num_rows = kChunk});
   }
-  return comm::wire_order(records, 1);
+  return records;
 }
 
 void report(const char* name, double bytes, double seconds) {
@@ -73,17 +75,19 @@ void bench_rows(std::int32_t rows) {
   const DeviceArray k(DType::BFloat16, {rows, kHeads, kDim});
   const DeviceArray v(DType::BFloat16, {rows, kHeads, kDim});
   const TensorView pair[] = {k.view, v.view};
-  const std::int64_t row_bytes = comm::wire_row_bytes(pair);
-  const DeviceBuffer wire(static_cast<std::size_t>(rows * row_bytes));
-  const comm::DeviceTasks tasks(reversed(rows).tasks);
+  const auto row_bytes = static_cast<std::int64_t>(comm::RowLayout(pair).row_bytes());
+  const DeviceBuffer buffer(static_cast<std::size_t>(rows * row_bytes));
+  auto* wire = static_cast<std::byte*>(buffer.data());
+  const DeviceAllocator pool;
+  const auto memory = comm::make_device_memory(0, pool);
+  const comm::RowTable table({.owned = reversed(rows), .needed = reversed(rows)}, 1, 2);
+  const comm::RowTasks tasks = memory->tasks_of(table, nullptr);
   const double bytes = 2.0 * static_cast<double>(rows * row_bytes);
   std::printf("{\"rows\": %d, \"bytes_per_row\": %lld}\n", rows, static_cast<long long>(row_bytes));
-  report("pack", bytes, measure([&](cudaStream_t stream) {
-           comm::rows_to_wire(pair, wire.data(), tasks, stream);
-         }));
-  report("unpack", bytes, measure([&](cudaStream_t stream) {
-           comm::rows_from_wire(pair, wire.data(), tasks, stream);
-         }));
+  report("pack", bytes,
+         measure([&](cudaStream_t stream) { memory->pack(pair, wire, tasks.owned, stream); }));
+  report("unpack", bytes,
+         measure([&](cudaStream_t stream) { memory->unpack(wire, pair, tasks.needed, stream); }));
 }
 
 /// Partials of 7 ranks for all rows.
@@ -93,14 +97,18 @@ void bench_sums(std::int32_t rows) {
   const TensorView pair[] = {dk.view, dv.view};
   std::vector<PeerRows> records;
   for (std::int32_t peer = 0; peer < 7; ++peer) records.push_back({peer, 0, rows});
-  const comm::DeviceSums sums(comm::sum_table(comm::wire_order(records, 7)));
-  const std::int64_t row_bytes = comm::wire_row_bytes(pair);
+  const DeviceAllocator pool;
+  const auto memory = comm::make_device_memory(0, pool);
+  const comm::RowTable table({.owned = records, .needed = {}}, 7, 8);
+  const auto row_bytes = static_cast<std::int64_t>(comm::RowLayout(pair).row_bytes());
   const DeviceBuffer wire(static_cast<std::size_t>(7 * rows * row_bytes));
   wire.fill(0, nullptr);
+  const comm::Partials partials{.to = pair,
+                                .wire_types = comm::wire_types_of(pair, pair),
+                                .wire = static_cast<const std::byte*>(wire.data()),
+                                .tasks = memory->tasks_of(table, nullptr)};
   report("add 7 partials", 9.0 * static_cast<double>(rows * row_bytes),
-         measure([&](cudaStream_t stream) {
-           comm::add_rows_from_wire(pair, wire.data(), DType::Float32, sums, stream);
-         }));
+         measure([&](cudaStream_t stream) { memory->combine(partials, stream); }));
 }
 
 /// Host time of calls that one rank enqueues, without and with waiting for each.
