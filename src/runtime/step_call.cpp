@@ -10,9 +10,12 @@ namespace {
 
 constexpr std::size_t kMaxMovedTogether = 2;  ///< tensors of one exchange of rows
 
+/// NOTE: a tensor of no rows may have no data and is given all the same.
+bool is_given(const TensorView& tensor) { return tensor.rank > 0; }
+
 TensorGroup slice_all(TensorGroup group, std::int32_t axis, Range range) {
   for (TensorView& tensor : group) {
-    if (!tensor.empty()) tensor = tensor.slice(axis, range.begin, range.end);
+    if (is_given(tensor)) tensor = tensor.slice(axis, range.begin, range.end);
   }
   return group;
 }
@@ -31,10 +34,10 @@ TensorGroup lend_like(StepMemory& memory, TensorGroup group, std::int64_t num_ro
     const auto is_other = [first](const TensorView& t) { return t.dtype != first->dtype; };
     const auto end = std::find_if(first, group.end(), is_other);
     std::int64_t elements = 0;
-    for (auto t = first; t != end; ++t) elements += t->empty() ? 0 : row_elements(*t);
+    for (auto t = first; t != end; ++t) elements += is_given(*t) ? row_elements(*t) : 0;
     TensorView part = memory.lend(first->dtype, {num_rows, elements});
     for (; first != end; ++first) {
-      if (first->empty()) continue;
+      if (!is_given(*first)) continue;
       first->data = part.data;
       first->stride = {elements, row_elements(*first) / first->shape[1], 1};
       part = part.slice(1, row_elements(*first), part.shape[1]);
@@ -126,7 +129,7 @@ void StepCall::lend_segment(Role role, std::int32_t exchange) {
 void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
   const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(step.index)];
   const SegmentRows& rows = steps.rows_of(exchange);
-  const auto is_missing = [](const TensorView& tensor) { return tensor.empty(); };
+  const auto is_missing = [](const TensorView& tensor) { return !is_given(tensor); };
   std::erase_if(from, is_missing);
   std::erase_if(to, is_missing);
   auto& pending = pending_[static_cast<std::size_t>(&step - pass_.data())];

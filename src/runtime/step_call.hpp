@@ -13,7 +13,7 @@
 
 namespace magi {
 
-/// Tensors [rows, heads, ...] of the same rows and heads. One that is not given has no data.
+/// Tensors [rows, heads, ...] of the same rows and heads. One that is not given has rank 0.
 using TensorGroup = std::vector<TensorView>;
 TensorGroup heads_of(TensorGroup group, Range heads);
 TensorGroup rows_of(TensorGroup group, Range rows);
