@@ -84,10 +84,12 @@ void bench_rows(std::int32_t rows) {
   const comm::RowTasks tasks = memory->tasks_of(table, nullptr);
   const double bytes = 2.0 * static_cast<double>(rows * row_bytes);
   std::printf("{\"rows\": %d, \"bytes_per_row\": %lld}\n", rows, static_cast<long long>(row_bytes));
-  report("pack", bytes,
-         measure([&](cudaStream_t stream) { memory->pack(pair, wire, tasks.owned, stream); }));
-  report("unpack", bytes,
-         measure([&](cudaStream_t stream) { memory->unpack(wire, pair, tasks.needed, stream); }));
+  report("pack", bytes, measure([&](cudaStream_t stream) {
+           memory->copy({.tensors = pair}, {.wire = wire}, tasks.owned, stream);
+         }));
+  report("unpack", bytes, measure([&](cudaStream_t stream) {
+           memory->copy({.wire = wire}, {.tensors = pair}, tasks.needed, stream);
+         }));
 }
 
 /// Partials of 7 ranks for all rows.
