@@ -61,6 +61,7 @@ PoolLease::PoolLease(std::int32_t device) {
   const std::lock_guard lock(pools_mutex);
   DevicePool& pool = pool_of_locked(device);
   if (pool.num_leases == 0) {
+    const UncapturedScope scope;  // also while a stream is captured
     cuda_check(pool.keep(std::numeric_limits<std::uint64_t>::max()), "cudaMemPoolSetAttribute");
   }
   ++pool.num_leases;
