@@ -45,9 +45,16 @@ class Consumer {
   }
   __device__ __forceinline__ void wait_message() { shared_.message_ring.wait_full(message_); }
   __device__ __forceinline__ void next_message() {
-    arrive_warp(shared_.message_ring.empty.at(message_));
+    release(shared_.message_ring.empty.at(message_));
     message_.advance();
     wait_message();
+  }
+
+  /// This warp's arrival, after all its lanes are done with what the barrier guards. NOTE: a branch
+  /// of one lane makes this kernel 1 to 2 % faster than the predicated arrival of arrive_warp.
+  __device__ __forceinline__ void release(ptx::Mbarrier& barrier) const {
+    __syncwarp();
+    if (ptx::kArrivalsPerWarp == 32 || ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
   /// Warpgroups alternate (ping-pong) in issuing the products S = Q K^T of one tile and O += P V of
@@ -120,7 +127,7 @@ class Consumer {
   }
 
   __device__ __forceinline__ void release_tile() {
-    arrive_warp(shared_.kv_ring.empty.at(tiles_));
+    release(shared_.kv_ring.empty.at(tiles_));
     tiles_.advance();
   }
 
@@ -264,7 +271,7 @@ class Consumer {
   __device__ __forceinline__ void release_earlier_queries(std::uint32_t stage) {
     if (!has_earlier_) return;
     ptx::store_wait_read<0>();
-    arrive_warp(shared_.q_ring.empty.stages[stage]);
+    release(shared_.q_ring.empty.stages[stage]);
     has_earlier_ = false;
   }
 
