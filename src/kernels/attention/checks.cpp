@@ -66,7 +66,7 @@ void check_inputs(const AttentionLimits& limits, const TensorView& q, const Tens
 void check_device(const char* name, const TensorView& tensor, std::int32_t device) {
   if (tensor.device == device) return;
   throw invalid(std::string(name) + ".device", tensor.device,
-                std::to_string(device) + ", that of the work list");
+                "that of q, " + std::to_string(device));
 }
 
 /// A tensor [rows, heads, dim] with data, if it has elements, on `device`, laid out as allowed.
