@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "comm/ranks.hpp"
 #include "comm/row_moves.hpp"
 #include "cuda/memory.hpp"
@@ -31,7 +33,8 @@ class DeviceRowMoves : public GpuTest {
                              .fetch_sync =
                                  [&stream](const void* data, std::vector<std::byte>& bytes) {
                                    stream.wait_sync();
-                                   bytes = to_host_sync<std::byte>(data, bytes.size());
+                                   const auto seen = to_host_sync<std::byte>(data, bytes.size());
+                                   std::ranges::copy(seen, bytes.begin());  // views keep pointing
                                  }};
                          body(group, memory);
                          stream.wait_sync();
