@@ -12,6 +12,11 @@ namespace {
 
 constexpr std::int32_t kMaxSinks = 8;
 
+struct NamedTensor {
+  const char* name;
+  const TensorView& tensor;
+};
+
 void check_params(const AttentionParams& params) {
   if (!std::isfinite(params.softmax_scale)) {
     throw invalid("softmax_scale", params.softmax_scale,
@@ -55,7 +60,7 @@ void check_sink(const char* name, const TensorView& sink, const AttentionParams&
   check_tensor(sink, {name, {num_sinks, n.heads_q}, {dtype}, false}, n.device);
 }
 
-void check_inputs(const Extents& n, const AttentionInputs& inputs) {
+void check_inputs(const Extents& n, const AttentionLimits& limits, const AttentionInputs& inputs) {
   check_params(inputs.params);
   check_tensor(inputs.q,
                {"q",
@@ -63,6 +68,7 @@ void check_inputs(const Extents& n, const AttentionInputs& inputs) {
                 {DType::Float64, DType::Float32, DType::Float16, DType::BFloat16}},
                n.device);
   const DType type = inputs.q.dtype;
+  check_type(limits, "q", type);
   check_tensor(inputs.k, {"k", {n.rows_k, n.heads_kv, n.dim_qk}, {type}}, n.device);
   check_tensor(inputs.v, {"v", {n.rows_k, n.heads_kv, n.dim_v}, {type}}, n.device);
   if (inputs.sink.empty()) return;
@@ -75,24 +81,39 @@ void check_out_and_lse(const Extents& n, DType type, const AttentionResult& resu
   check_tensor(result.lse, {"lse", {n.rows_q, n.heads_q}, {wide}, false}, n.device);
 }
 
+/// Strides and options that a backend takes; equal on all ranks for options.
+void check_taken(const AttentionLimits& limits, const AttentionInputs& inputs,
+                 const AttentionFeatures& features, std::initializer_list<NamedTensor> tensors) {
+  check_options(limits, inputs.params, features);
+  for (const auto& [name, tensor] :
+       {NamedTensor{"q", inputs.q}, {"k", inputs.k}, {"v", inputs.v}}) {
+    check_layout(limits, name, tensor);
+  }
+  for (const auto& [name, tensor] : tensors) check_layout(limits, name, tensor);
+}
+
 }  // namespace
 
-void check_forward(const RankSteps& steps, const AttentionInputs& inputs,
-                   const AttentionResult& result) {
+void check_forward(const RankSteps& steps, const AttentionLimits& limits,
+                   const AttentionInputs& inputs, const AttentionResult& result) {
   const Extents n = extents_of(steps, inputs.q.device);
-  check_inputs(n, inputs);
+  check_inputs(n, limits, inputs);
   check_out_and_lse(n, inputs.q.dtype, result);
   if (!result.max_logits.empty()) {
     check_tensor(result.max_logits, {"max_logits", {n.heads_q}, {accumulator_type(inputs.q.dtype)}},
                  n.device);
   }
+  check_taken(limits, inputs,
+              {.has_sink = !inputs.sink.empty(), .has_max_logits = !result.max_logits.empty()},
+              {{"out", result.out}});
 }
 
-void check_backward(const RankSteps& steps, const AttentionInputs& inputs,
-                    const AttentionResult& result, const OutputGradients& output_gradients,
+void check_backward(const RankSteps& steps, const AttentionLimits& limits,
+                    const AttentionInputs& inputs, const AttentionResult& result,
+                    const OutputGradients& output_gradients,
                     const InputGradients& input_gradients) {
   const Extents n = extents_of(steps, inputs.q.device);
-  check_inputs(n, inputs);
+  check_inputs(n, limits, inputs);
   const DType type = inputs.q.dtype;
   const DType wide = accumulator_type(type);
   check_out_and_lse(n, type, result);
@@ -105,6 +126,13 @@ void check_backward(const RankSteps& steps, const AttentionInputs& inputs,
   check_tensor(input_gradients.dk, {"dk", {n.rows_k, n.heads_kv, n.dim_qk}, {type, wide}},
                n.device);
   check_tensor(input_gradients.dv, {"dv", {n.rows_k, n.heads_kv, n.dim_v}, {type, wide}}, n.device);
+  check_taken(limits, inputs,
+              {.has_sink = !inputs.sink.empty(), .has_dlse = !output_gradients.dlse.empty()},
+              {{"out", result.out},
+               {"dout", output_gradients.dout},
+               {"dq", input_gradients.dq},
+               {"dk", input_gradients.dk},
+               {"dv", input_gradients.dv}});
   if (input_gradients.dsink.empty()) return;
   if (inputs.sink.empty()) throw invalid("sink", "empty", "the sink whose gradient is asked for");
   check_sink("dsink", input_gradients.dsink, inputs.params, n, wide);
@@ -113,28 +141,6 @@ void check_backward(const RankSteps& steps, const AttentionInputs& inputs,
     throw invalid("dsink count", input_gradients.dsink.shape[axis],
                   std::to_string(inputs.sink.shape[axis]) + " (the sink's)");
   }
-}
-
-void check_forward_on(const AttentionLimits& limits, const AttentionInputs& inputs,
-                      const AttentionResult& result) {
-  check_options(limits, inputs.params,
-                {.has_sink = !inputs.sink.empty(), .has_max_logits = !result.max_logits.empty()});
-  check_type(limits, "q", inputs.q.dtype);
-  check_layout(limits, "q", inputs.q);
-  check_layout(limits, "k", inputs.k);
-  check_layout(limits, "v", inputs.v);
-  check_layout(limits, "out", result.out);
-}
-
-void check_backward_on(const AttentionLimits& limits, const AttentionInputs& inputs,
-                       const AttentionResult& result, const OutputGradients& output_gradients,
-                       const InputGradients& input_gradients) {
-  check_forward_on(limits, inputs, {.out = result.out, .lse = result.lse, .max_logits = {}});
-  check_options(limits, inputs.params, {.has_dlse = !output_gradients.dlse.empty()});
-  check_layout(limits, "dout", output_gradients.dout);
-  check_layout(limits, "dq", input_gradients.dq);
-  check_layout(limits, "dk", input_gradients.dk);
-  check_layout(limits, "dv", input_gradients.dv);
 }
 
 }  // namespace magi

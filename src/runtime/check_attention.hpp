@@ -9,18 +9,12 @@
 // tensor or value that does not fit.
 namespace magi {
 
-/// The tensors fit the plan on this rank and lie in one memory.
-void check_forward(const RankSteps& steps, const AttentionInputs& inputs,
-                   const AttentionResult& result);
-void check_backward(const RankSteps& steps, const AttentionInputs& inputs,
-                    const AttentionResult& result, const OutputGradients& output_gradients,
-                    const InputGradients& input_gradients);
-
-/// The backend takes them.
-void check_forward_on(const AttentionLimits& limits, const AttentionInputs& inputs,
-                      const AttentionResult& result);
-void check_backward_on(const AttentionLimits& limits, const AttentionInputs& inputs,
-                       const AttentionResult& result, const OutputGradients& output_gradients,
-                       const InputGradients& input_gradients);
+/// The tensors fit the plan on this rank, lie in one memory and are what a backend with these
+/// limits takes.
+void check_forward(const RankSteps& steps, const AttentionLimits& limits,
+                   const AttentionInputs& inputs, const AttentionResult& result);
+void check_backward(const RankSteps& steps, const AttentionLimits& limits,
+                    const AttentionInputs& inputs, const AttentionResult& result,
+                    const OutputGradients& output_gradients, const InputGradients& input_gradients);
 
 }  // namespace magi

@@ -61,7 +61,7 @@ class CallBlocks {
 
 void check_setup(const StepMemorySetup& setup) {
   const std::int32_t num_devices = device_count();
-  if (setup.device >= num_devices) {
+  if (setup.device < 0 || setup.device >= num_devices) {
     throw invalid("q.device", setup.device,
                   "-1 (host memory) or one of the " + std::to_string(num_devices) + " GPUs here");
   }

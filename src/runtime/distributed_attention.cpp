@@ -98,10 +98,9 @@ std::size_t DistributedAttention::workspace_bytes() const {
 void DistributedAttention::forward(const AttentionInputs& inputs, const AttentionResult& result,
                                    void* stream) {
   AttentionState& state = *state_;
-  check_forward(state.steps, inputs, result);
   AttentionPlace& place = state.at(inputs.q.device);
+  check_forward(state.steps, place.memory->attention().limits(), inputs, result);
   place.memory->check_call(stream);
-  check_forward_on(place.memory->attention().limits(), inputs, result);
   StepCall call(state.steps, state.steps.own.forward, *place.memory, stream);
   abort_group_on_error(state.communicator, [&] {
     const auto& prepared = place.attends.forward(inputs.q.dtype);
@@ -115,11 +114,10 @@ void DistributedAttention::backward(const AttentionInputs& inputs, const Attenti
                                     const OutputGradients& output_gradients,
                                     const InputGradients& input_gradients, void* stream) {
   AttentionState& state = *state_;
-  check_backward(state.steps, inputs, result, output_gradients, input_gradients);
   AttentionPlace& place = state.at(inputs.q.device);
+  check_backward(state.steps, place.memory->attention().limits(), inputs, result, output_gradients,
+                 input_gradients);
   place.memory->check_call(stream);
-  check_backward_on(place.memory->attention().limits(), inputs, result, output_gradients,
-                    input_gradients);
   StepCall call(state.steps, state.steps.own.backward, *place.memory, stream);
   abort_group_on_error(state.communicator, [&] {
     const auto& prepared = place.attends.backward({.type = inputs.q.dtype,
