@@ -25,15 +25,16 @@ class PreparedBackward;
 struct ForwardTuning {
   std::int32_t sm_margin = 0;     ///< multiprocessors left to others
   std::int32_t packed_heads = 0;  ///< query heads of one kv head per tile; 0: by modelled cost
-  /// Tiles of rows with very many keys are cut by keys into pieces for many multiprocessors, and
-  /// merged in order: into so many at most, all heads together. 0: two per multiprocessor; 1: none.
+  /// Tiles of rows with very many keys are cut by keys into splits, here called pieces, for many
+  /// multiprocessors, and merged in order: into so many at most, all heads together. 0: two per
+  /// multiprocessor; 1: none.
   std::int32_t max_pieces = 0;
   std::int32_t piece_cost = 0;  ///< least of a piece, in half tiles of 128 keys; 0: by the library
 };
 
-/// The work list of one mask and shape, kept on the device: made once, used by any number of calls
+/// The schedule of one mask and shape, kept on the device: made once, used by any number of calls
 /// with the same shapes and slices, from any threads and on any streams at once. Calls may be
-/// captured; their graphs keep the list, and executables of one captured graph must not run at the
+/// captured; their graphs keep it, and executables of one captured graph must not run at the
 /// same time. Destroying the last owner waits for the device.
 class ForwardWork {
  public:
@@ -132,9 +133,9 @@ struct BackwardTuning {
   HeadWalk head_walk = HeadWalk::ByCost;
 };
 
-/// The backward's work list of one mask and shape, kept on the device. Calls change nothing in it:
+/// The backward's schedule of one mask and shape, kept on the device. Calls change nothing in it:
 /// calls with different workspaces may share it, from any threads and on any streams at once.
-/// Graphs of captured calls keep the list.
+/// Graphs of captured calls keep it.
 class BackwardWork {
  public:
   /// For the shapes, types and slices of `args` (its data may be null) on the device of args.q.
@@ -147,7 +148,7 @@ class BackwardWork {
   /// Query heads per tile and per item of the first k tiles, as chosen.
   std::int32_t packed_heads() const;
   std::int32_t heads_per_item() const;
-  std::int64_t size_bytes() const;       ///< of the list, on the device
+  std::int64_t size_bytes() const;       ///< of the schedule, on the device
   std::int64_t workspace_bytes() const;  ///< that a call needs
 
   const PreparedBackward& prepared() const { return *prepared_; }

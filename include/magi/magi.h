@@ -148,7 +148,7 @@ MAGI_API magi_status magi_plan_mask(const magi_plan* plan, magi_mask** mask);
 typedef struct magi_plan_report {
   size_t struct_size;
   int32_t num_ranks;
-  int32_t num_waves; /* with the own-keys wave */
+  int32_t num_waves; /* with that of the own keys */
   uint64_t digest;
   const int64_t* rank_area;   /* [num_ranks] visible pairs */
   const int64_t* rank_rows;   /* [num_ranks] */
@@ -169,7 +169,7 @@ typedef struct magi_plan_report {
 MAGI_API magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report);
 
 /* A rank's tables: slices int32 [n, 6] with rows inside segments; k segments int32 [n, 3]: owner
- * (-1: many), rows, first wave; waves int32 [n, 5]: what the rank's own queries attend to: k
+ * (-1: many), rows, first stage; waves int32 [n, 5]: what the rank's own queries attend to: k
  * segment, heads begin, end, slices begin, end. */
 typedef struct magi_rank_plan {
   size_t struct_size;
@@ -218,7 +218,7 @@ MAGI_API magi_status magi_plan_cache_clear(magi_plan_cache* cache);
 typedef struct magi_comm_options {
   size_t struct_size;
   int64_t deadline_ms; /* of every wait */
-  size_t window_bytes; /* staging per rank at start; grows collectively */
+  size_t window_bytes; /* staging per rank at start; grows with the transfers */
 } magi_comm_options;
 MAGI_API void magi_comm_options_init(magi_comm_options* options);
 
@@ -344,8 +344,8 @@ MAGI_API magi_status magi_roll(const magi_roll_args* args, const magi_placement*
  */
 
 /* Runs a plan on one rank. Collective, in the same order on all ranks of the group. On a GPU, with
- * tensors as for magi_flex_attention_forward, a call only enqueues; the caller's tensors are
- * touched on `stream` alone. */
+ * tensors as for magi_flex_attention_forward, a call only enqueues: what `stream` is given later
+ * finds it done. */
 typedef struct magi_attention magi_attention;
 MAGI_API magi_status magi_attention_create(const magi_plan* plan, magi_communicator* communicator,
                                            magi_attention** attention);
@@ -375,12 +375,12 @@ MAGI_API magi_status magi_attention_backward(magi_attention* attention,
  * last dims contiguous, other strides multiples of 16 bytes; keys and values finite inside the key
  * range of every slice and in the 255 rows before it.
  *
- * On a GPU the call only enqueues. The mask handle keeps the work lists of the last 256
+ * On a GPU the call only enqueues. The mask handle keeps the schedules of the last 256
  * combinations of shapes, types, device, sm_margin, is_fast_backward and backend; the first call
- * with a combination makes its list (which takes time and blocks), later ones wait for nothing. One
- * handle may serve any threads and streams at once, and calls may be captured in a graph, which
- * then keeps the list; executables of one captured graph must not run at the same time. Giving up a
- * list, at one combination more or when the mask is destroyed, waits for the device. All rows of
+ * with a combination makes its schedule (which takes time and blocks), later ones wait for nothing.
+ * One handle may serve any threads and streams at once, and calls may be captured in a graph, which
+ * then keeps the schedule; executables of one captured graph must not run at the same time. Giving
+ * one up, at one combination more or when the mask is destroyed, waits for the device. All rows of
  * the backward's tensors are finite where they are near rows that are seen: in the same 128 of q,
  * counted from its first, within 127 of k. */
 MAGI_API magi_status magi_flex_attention_forward(const magi_mask* mask,
@@ -391,8 +391,8 @@ MAGI_API magi_status magi_flex_attention_backward(const magi_mask* mask,
                                                   const magi_attention_result* result,
                                                   const magi_attention_gradients* gradients,
                                                   void* stream);
-/* Bytes of workspace of such a call of the backward, 0 in host memory; makes its list. Only shapes,
- * types and devices are read: data may be NULL. */
+/* Bytes of workspace of such a call of the backward, 0 in host memory; makes its schedule. Shapes,
+ * types and devices alone are read: data may be NULL. */
 MAGI_API magi_status magi_flex_attention_backward_workspace_bytes(
     const magi_mask* mask, const magi_attention_inputs* inputs, const magi_attention_result* result,
     const magi_attention_gradients* gradients, size_t* size_bytes);

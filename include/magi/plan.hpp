@@ -15,8 +15,7 @@
 
 namespace magi {
 
-/// Rates used to predict time and to compare plans; `magi doctor --calibrate` measures one.
-/// Defaults: H200.
+/// Rates used to predict time and to compare plans. Defaults: H200.
 struct CostModel {
   double flops_per_second = 600e12;  ///< attention forward, per rank
   double backward_flops_per_second = 520e12;

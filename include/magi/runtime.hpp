@@ -92,14 +92,14 @@ struct AttentionOptions {
 
 struct AttentionState;
 
-/// Runs a plan on one rank: owns receive buffers, workspaces and the exchange tables derived from
-/// the plan. Calls are collective and come in the same order on every rank of the group. The caller
-/// owns all tensors. Same inputs give the same bits, unless `is_fast_backward`.
+/// Runs a plan on one rank: keeps the row tables and schedules derived from it, and in host memory
+/// the buffers of calls. Calls are collective and come in the same order on every rank of the
+/// group. The caller owns all tensors. Same inputs give the same bits, unless `is_fast_backward`.
 ///
 /// Tensors of a call are all in host memory or all on one GPU (bfloat16 or float16 q, k, v; head
 /// dims that are multiples of 8 up to 128; strides that are multiples of 16 bytes). On a GPU a call
 /// enqueues its work behind that of `stream` (a cudaStream_t; null: the default stream) and
-/// returns: nothing waits for the device but the first call of a kind, which makes its work lists.
+/// returns: nothing waits for the device but the first call of a kind, which makes its schedules.
 class DistributedAttention {
  public:
   /// Collective: compares the plan's digest with the other ranks' (throws CommError naming them).
@@ -112,7 +112,7 @@ class DistributedAttention {
 
   const Plan& plan() const;
   /// Bytes held for received rows, partial gradients and accumulators; grows at the first calls. On
-  /// a GPU: tables and work lists that are held, and what the largest call took from the allocator.
+  /// a GPU: schedules that are held, and what the largest call took from the allocator.
   std::size_t workspace_bytes() const;
 
   /// Fills `result`. Throws InvalidArgument naming a tensor that does not fit the plan, before
