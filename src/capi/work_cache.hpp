@@ -14,7 +14,7 @@
 
 namespace magi::capi {
 
-/// What a work list of one mask depends on besides the mask.
+/// What a schedule of one mask depends on besides the mask.
 struct WorkKey {
   using Shape = std::array<std::int64_t, 3>;
   Shape q, k, v;

@@ -16,7 +16,7 @@ from magi_attention.common._lru import LruCache
 from magi_attention.functional._calls import CallCache, calls_of
 
 # A step uses few masks, over and over: these are those of some dozens of steps. A mask holds about
-# 50 bytes a slice here, and the work lists of its calls in the library.
+# 50 bytes a slice here, and the schedules of its calls in the library.
 _MASKS_KEPT = 64
 _NAMES = ("q_ranges", "k_ranges", "attn_type_map")
 _ALL_FULL = torch.zeros(1, dtype=torch.int32, device="cpu")

@@ -31,7 +31,7 @@ class PreparedForward {
  public:
   virtual ~PreparedForward() = default;
 
-  /// Bytes held between runs on the device of the problem, such as work lists.
+  /// Bytes held between runs on the device of the problem, such as schedules.
   virtual std::int64_t size_bytes() const = 0;
   /// Bytes of workspace that a run needs.
   virtual std::int64_t workspace_bytes() const = 0;

@@ -17,7 +17,7 @@ __device__ __forceinline__ Element* row_at(const StridedRows& rows, std::int64_t
   return static_cast<Element*>(rows.data) + row * rows.row_stride + head * rows.head_stride;
 }
 
-/// The band that a record of a work list begins with.
+/// The band that a record of a schedule begins with.
 template <typename Record>
 __device__ __forceinline__ BandSlice load_band(const Record* record) {
   static_assert(sizeof(Record) == 32 && offsetof(Record, band) == 0);

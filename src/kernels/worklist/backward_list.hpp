@@ -10,7 +10,7 @@
 #include "kernels/worklist/schedule_policy.hpp"
 #include "magi/mask.hpp"
 
-// Work lists of the backward kernels. A k tile is owned: its dK and dV are summed by the CTAs that
+// Schedules of the backward kernels. A k tile is owned: its dK and dV are summed by the CTAs that
 // walk the q tiles which see it. A q tile is `tile_tokens` tokens of one head group (`packed_heads`
 // query heads of one kv head) on an aligned grid; its dQ is a sum over the k tiles it sees, taken
 // in the order of the list. One q tile of one head group against one k tile is a step, the unit of

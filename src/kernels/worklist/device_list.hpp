@@ -10,7 +10,7 @@
 #include "kernels/worklist/device_list_steps.hpp"
 #include "kernels/worklist/split_rule.hpp"
 
-// The forward's work list made on the device, from slices in device memory, without the host
+// The forward's schedule made on the device, from slices in device memory, without the host
 // seeing them: byte for byte the host's list. All kernels go to one stream and nothing waits, so
 // the build can be captured in a graph and replayed with other slices.
 //

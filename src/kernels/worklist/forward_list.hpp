@@ -9,7 +9,7 @@
 #include "kernels/worklist/item_order.hpp"
 #include "magi/mask.hpp"
 
-// Work lists of the forward kernels, tile sizes of a kernel being arguments. A q tile is
+// Schedules of the forward kernels, tile sizes of a kernel being arguments. A q tile is
 // `tile_tokens` tokens of one head group (`packed_heads` query heads of one kv head); it is owned
 // by one CTA, which walks the tile's band records in order, or cut by keys into splits, each owned
 // by one CTA (split_list.hpp). Tiles without keys are listed too.
