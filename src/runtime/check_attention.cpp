@@ -68,7 +68,7 @@ void check_inputs(const Extents& n, const AttentionLimits& limits, const Attenti
                 {DType::Float64, DType::Float32, DType::Float16, DType::BFloat16}},
                n.device);
   const DType type = inputs.q.dtype;
-  check_type(limits, "q", type);
+  check_type(limits, "q.dtype", type);
   check_tensor(inputs.k, {"k", {n.rows_k, n.heads_kv, n.dim_qk}, {type}}, n.device);
   check_tensor(inputs.v, {"v", {n.rows_k, n.heads_kv, n.dim_v}, {type}}, n.device);
   if (inputs.sink.empty()) return;
