@@ -112,14 +112,17 @@ void check_exchanges(const Plan& plan, Problems& problems) {
   for (std::size_t e = 0; e < plan.exchanges.size() && !problems.is_full(); ++e) {
     const Exchange& exchange = plan.exchanges[e];
     const auto role = static_cast<std::int32_t>(exchange.role);
-    if (role < 0 || role >= kNumRoles || exchange.hop != 0 || exchange.segment < 1 ||
+    if (exchange.hop != 0) {
+      problems.add("exchange ", e, " is of hop ", exchange.hop,
+                   "; 0, the direct way, is the only one");
+    }
+    if (role < 0 || role >= kNumRoles || exchange.segment < 1 ||
         !is_index(exchange.segment,
                   space_of(plan.ranks[0], space_of(exchange.role)).segments.size()) ||
         !is_range(exchange.heads, plan.config.num_heads_kv) || exchange.heads.empty() ||
         exchange.stage < 0 || exchange.stage > kMaxDegree) {
       problems.add("exchange ", e, " has role ", role, ", segment ", exchange.segment, ", heads ",
-                   exchange.heads.begin, " to ", exchange.heads.end, ", hop ", exchange.hop,
-                   ", stage ", exchange.stage);
+                   exchange.heads.begin, " to ", exchange.heads.end, ", stage ", exchange.stage);
     }
   }
 }

@@ -6,22 +6,20 @@
 namespace magi::planner {
 namespace {
 
-/// Pairs of each attend; adds those of all slices, each counted once, to `total`.
+/// Pairs of each attend; adds those of all slices to `total`. Attends that share slices have all
+/// heads between them, and the one that has the first head counts.
 std::vector<std::int64_t> areas_of(const RankPlan& rank, std::int64_t& total) {
   std::vector<std::int64_t> areas;
   areas.reserve(rank.attends.size());
   for (std::size_t i = 0; i < rank.attends.size(); ++i) {
     const Range slices = rank.attends[i].slices;
-    if (i > 0 && slices == rank.attends[i - 1].slices) {
-      areas.push_back(areas.back());
-      continue;
-    }
-    std::int64_t pairs = 0;
-    for (std::int32_t s = slices.begin; s < slices.end; ++s) {
+    const bool is_known = i > 0 && slices == rank.attends[i - 1].slices;
+    std::int64_t pairs = is_known ? areas.back() : 0;
+    for (std::int32_t s = slices.begin; s < slices.end && !is_known; ++s) {
       pairs += area(rank.slices[static_cast<std::size_t>(s)]);
     }
     areas.push_back(pairs);
-    total += pairs;
+    if (rank.attends[i].heads.begin == 0) total += pairs;
   }
   return areas;
 }

@@ -9,21 +9,11 @@
 #include "magi/plan.hpp"
 #include "plan/report.hpp"
 #include "plan/steps.hpp"
+#include "runtime/placements.hpp"
 #include "support/random_mask.hpp"
 
 // Brute-force views of a plan and random plan inputs for the plan tests.
 namespace magi {
-
-/// Global row of each local row of a rank.
-inline std::vector<std::int32_t> global_rows(const Placement& placement, std::int32_t rank) {
-  std::vector<std::int32_t> rows;
-  for (std::int32_t chunk = 0; chunk < placement.num_chunks(); ++chunk) {
-    if (placement.chunk_rank[static_cast<std::size_t>(chunk)] != rank) continue;
-    const Range range = placement.chunk_rows(chunk);
-    for (std::int32_t row = range.begin; row < range.end; ++row) rows.push_back(row);
-  }
-  return rows;
-}
 
 /// Global row behind each row of each segment of a rank (-1: nothing arrives there).
 inline std::vector<std::vector<std::int32_t>> segment_rows(const Plan& plan, std::int32_t rank,
