@@ -413,8 +413,9 @@ void max_rows(const TensorView& rows, const TensorView& values, cudaStream_t str
   const std::int64_t count = values.shape[0];
   if (count == 0) return;
   max_rows_kernel<<<static_cast<unsigned>(ceil_div(count, std::int64_t{kThreads})), kThreads, 0,
-                    stream>>>(static_cast<const float*>(rows.data), static_cast<int>(rows.shape[0]),
-                              count, static_cast<float*>(values.data));
+                    stream>>>(static_cast<const float*>(rows.data),
+                              static_cast<int>(rows.num_elements() / count), count,
+                              static_cast<float*>(values.data));
   cuda_check(cudaGetLastError(), "max_rows_kernel");
 }
 

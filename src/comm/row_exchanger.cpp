@@ -31,7 +31,9 @@ template <typename Value>
 void maximise(const TensorView& rows, const TensorView& values) {
   auto* top = static_cast<Value*>(values.data);
   const auto* row = static_cast<const Value*>(rows.data);
-  for (std::int64_t r = 0; r < rows.shape[0]; ++r, row += values.shape[0]) {
+  const auto* end = row + rows.num_elements();
+  std::copy_n(row, values.shape[0], top);
+  while ((row += values.shape[0]) < end) {
     std::transform(top, top + values.shape[0], row, top,
                    [](Value a, Value b) { return std::max(a, b); });
   }
@@ -92,6 +94,13 @@ void move_own_rows(const RowTable& table, const RowMove& move, void* stream) {
   memory->copy({move.from}, {move.to}, memory->tasks_of(table, stream).own, stream);
 }
 
+void maximise_rows(const TensorView& rows, const TensorView& values, void* stream) {
+  if (values.empty()) return;
+  if (values.device != kCpuDevice) return max_rows_on_device(rows, values, stream);
+  if (values.dtype == DType::Float64) return maximise<double>(rows, values);
+  maximise<float>(rows, values);
+}
+
 RankMaximum::RankMaximum(std::int32_t rank, std::int32_t num_ranks)
     : table_(everyone_to_everyone(num_ranks), rank, num_ranks) {}
 
@@ -102,9 +111,7 @@ void RankMaximum::apply(RowExchanger& exchanger, const TensorView& values,
   const RowMove move{
       .kind = ExchangeKind::Other, .from = {&own, 1}, .to = {&gathered, 1}, .tag = tag};
   exchanger.start(table_, move, stream)->await(stream);
-  if (values.device != kCpuDevice) return max_rows_on_device(gathered, values, stream);
-  if (values.dtype == DType::Float64) return maximise<double>(gathered, values);
-  maximise<float>(gathered, values);
+  maximise_rows(gathered, values, stream);
 }
 
 }  // namespace magi::comm

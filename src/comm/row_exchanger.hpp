@@ -92,6 +92,10 @@ std::unique_ptr<RowExchanger> make_row_exchanger(Communicator& communicator, std
 /// enqueued on `stream`).
 void move_own_rows(const RowTable& table, const RowMove& move, void* stream);
 
+/// values[i] = the largest of rows[r, i]: `rows` holds rows of as many elements as `values`
+/// without gaps. Both are float32 or, in host memory, float64.
+void maximise_rows(const TensorView& rows, const TensorView& values, void* stream);
+
 /// The maximum over ranks of a small vector.
 class RankMaximum {
  public:
