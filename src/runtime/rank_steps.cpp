@@ -26,6 +26,8 @@ bool is_brought_whole(const Plan& plan, std::int32_t segment) {
 
 std::vector<SegmentRows> make_segments(const Plan& plan, std::int32_t rank, Space space) {
   const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
+  const bool is_read_in_place =
+      std::ranges::any_of(own.attends, [](const Attend& attend) { return attend.k_segment == 0; });
   const std::vector<Segment>& rows = (space == Space::Queries ? own.q : own.k).segments;
   std::vector<SegmentRows> segments;
   for (const RowExchange& exchange : row_exchanges(plan, rank, space)) {
@@ -33,7 +35,7 @@ std::vector<SegmentRows> make_segments(const Plan& plan, std::int32_t rank, Spac
     SegmentRows segment{.num_rows = rows[s].num_rows,
                         .filling = comm::RowTable(exchange, rank, plan.config.num_ranks)};
     for (const PeerRows& record : exchange.needed) {
-      const bool is_copy = space == Space::Keys && record.peer == rank &&
+      const bool is_copy = space == Space::Keys && record.peer == rank && !is_read_in_place &&
                            record.num_rows == rows.front().num_rows &&
                            is_brought_whole(plan, static_cast<std::int32_t>(s));
       if (is_copy) segment.own = {record.row, record.row + record.num_rows};

@@ -12,7 +12,7 @@ namespace magi {
 /// The rows that fill one segment of a rank, and the way back of what the rank made of them.
 struct SegmentRows {
   std::int32_t num_rows = 0;
-  Range own;  ///< those that are a copy of all the rank's own rows; empty: none
+  Range own;  ///< a copy of all own keys, which every attend reads instead of them; empty: none
   comm::RowTable filling;
   comm::RowTable returning;  ///< without `own`, whose part of a sum is in place
 };

@@ -82,9 +82,9 @@ BackwardArgs BackwardPass::make_args(const AttendCall& attend) {
                     .is_writing_keys = !is_adding,
                     .params = inputs_.params};
   if (attend.queries < 0 && !what.is_merging && !gradients_.dsink.empty()) {
-    if (is_adding) call_.memory.fill(gradients_.dsink, 0.0);
-    args.sink = inputs_.sink;
-    args.dsink = gradients_.dsink;
+    args.sink = sink_of(inputs_.sink, attend.q_heads);
+    args.dsink = sink_of(gradients_.dsink, attend.q_heads);
+    if (is_adding) call_.memory.fill(args.dsink, 0.0);
     is_dsink_written_ = true;
   }
   return args;

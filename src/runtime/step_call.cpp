@@ -57,6 +57,9 @@ TensorGroup heads_of(TensorGroup group, Range heads) {
   return slice_all(std::move(group), 1, heads);
 }
 TensorGroup rows_of(TensorGroup group, Range rows) { return slice_all(std::move(group), 0, rows); }
+TensorView sink_of(const TensorView& sink, Range heads) {
+  return is_given(sink) ? sink.slice(sink.rank - 1, heads.begin, heads.end) : sink;
+}
 
 StepCall::StepCall(const RankSteps& rank_steps, std::span<const Step> pass, StepMemory& step_memory,
                    void* step_stream)

@@ -17,6 +17,8 @@ namespace magi {
 using TensorGroup = std::vector<TensorView>;
 TensorGroup heads_of(TensorGroup group, Range heads);
 TensorGroup rows_of(TensorGroup group, Range rows);
+/// Query heads `heads` of a sink or of its gradient, if it is given.
+TensorView sink_of(const TensorView& sink, Range heads);
 
 /// One call of a pass: its time in a memory, its tensors by role, and its exchanges. Whoever runs
 /// the pass sets the own tensors of each role that takes part, and walks the steps.

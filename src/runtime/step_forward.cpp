@@ -6,9 +6,22 @@
 namespace magi {
 namespace {
 
+/// Where the attends of each query segment write their maxima, which the first overwrites: heads by
+/// segment. One segment writes the result itself.
+TensorView lend_maxima(StepCall& call, const TensorView& max_logits) {
+  const auto num_segments = static_cast<std::int64_t>(call.steps.q_segments.size());
+  if (max_logits.empty() || (num_segments == 1 && call.steps.rows_q > 0)) return max_logits;
+  TensorView maxima = max_logits;
+  if (num_segments > 1) {
+    maxima = call.memory.lend(max_logits.dtype, {num_segments * max_logits.shape[0]});
+  }
+  call.memory.fill(maxima, -std::numeric_limits<double>::infinity());
+  return maxima;
+}
+
 /// Each attend is merged into what is there. The first of the own queries brings the sink in.
 ForwardArgs make_args(StepCall& call, const AttendCall& attend, const AttentionInputs& inputs,
-                      const TensorView& max_logits) {
+                      const TensorView& maxima) {
   const Attend& what = attend.attend;
   const auto part = [&](Role role) {
     return rows_of(call.tensors(role, attend.queries, what.heads), attend.q_rows);
@@ -23,10 +36,10 @@ ForwardArgs make_args(StepCall& call, const AttendCall& attend, const AttentionI
                    .lse = results[1],
                    .is_merging = what.is_merging,
                    .params = inputs.params};
-  if (attend.queries < 0 && !what.is_merging) args.sink = inputs.sink;
-  if (!max_logits.empty()) {
-    const Range heads = call.steps.q_heads(what.heads);
-    args.max_logits = max_logits.slice(0, heads.begin, heads.end);
+  if (attend.queries < 0 && !what.is_merging) args.sink = sink_of(inputs.sink, attend.q_heads);
+  if (!maxima.empty()) {
+    const std::int32_t first = what.q_segment * call.steps.plan.config.num_heads_q;
+    args.max_logits = maxima.slice(0, first + attend.q_heads.begin, first + attend.q_heads.end);
   }
   return args;
 }
@@ -40,9 +53,7 @@ void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepare
   call.set_own(Role::Queries, {inputs.q});
   call.set_own(Role::Results, {out, result.lse});
   const DeviceWorkspace workspace = call.workspace_for(prepared);
-  if (!result.max_logits.empty() && call.steps.rows_q == 0) {
-    call.memory.fill(result.max_logits, -std::numeric_limits<double>::infinity());
-  }
+  const TensorView maxima = lend_maxima(call, result.max_logits);
   for (const Step& step : call.pass()) {
     call.await_before(step);
     if (step.kind == StepKind::Exchange) {
@@ -51,11 +62,14 @@ void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepare
     }
     const auto index = static_cast<std::size_t>(step.index);
     if (prepared[index] == nullptr) continue;
-    prepared[index]->run(make_args(call, call.steps.attends[index], inputs, result.max_logits),
-                         workspace, call.stream);
+    prepared[index]->run(make_args(call, call.steps.attends[index], inputs, maxima), workspace,
+                         call.stream);
   }
   call.await_all();
   call.store(out, result.out);
+  if (call.steps.q_segments.size() > 1) {
+    comm::maximise_rows(maxima, result.max_logits, call.stream);
+  }
 }
 
 }  // namespace magi
