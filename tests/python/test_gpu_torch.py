@@ -89,10 +89,10 @@ def test_flex_operators(is_permuted, place):
 def test_plan_operators():
     _, bound = bound_plan()
     q, k, v = (bound.dispatch(t.detach()) for t in inputs())
-    arguments = (q, k, v, None, bound.number, 0.0, 0.0, 0, True)
+    arguments = (q, k, v, None, bound.attention.number, 0.0, 0.0, 0, True)
     torch.library.opcheck(_forward_op, arguments)
     out, lse, _ = _forward_op(*arguments)
-    backward = (out, lse, q, k, v, out, lse, None, bound.number, 0.0, 0.0, 0)
+    backward = (out, lse, q, k, v, out, lse, None, bound.attention.number, 0.0, 0.0, 0)
     torch.library.opcheck(_backward_op, backward)
 
 
