@@ -326,7 +326,9 @@ def _on_stream(device: torch.device, stream: int | None):
     """torch's work goes to the stream; host memory has none."""
     if device.type == "cpu":
         return contextlib.nullcontext()
-    return torch.cuda.stream(torch.cuda.ExternalStream(stream or 0, device))
+    if not stream:  # torch would take 0 for "any stream of its pool"
+        return torch.cuda.stream(torch.cuda.default_stream(device))
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream, device))
 
 
 class SuppliedBackend:
