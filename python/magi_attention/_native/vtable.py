@@ -156,10 +156,12 @@ class _ExchangeOfRows(Handle):
     """One exchange of rows under way, with the tensors it moves."""
 
     destroy = "magi_exchange_destroy"
-    __slots__ = ("_communicator", "_tensors")
+    __slots__ = ("_communicator", "_stream", "_tensors")
 
     def __init__(self, communicator: Communicator, kind, inputs, outputs, owned, needed) -> None:
         self._communicator, self._tensors = communicator, (inputs, outputs)
+        device = inputs[0].device
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         sent, received = _packed_tensors(inputs), _packed_tensors(outputs)
         args = ExchangeArgs(
             inputs=ctypes.addressof(sent),
@@ -175,7 +177,12 @@ class _ExchangeOfRows(Handle):
         super().__init__(made(lib.magi_exchange_start, communicator.address, args.address))
 
     def wait(self) -> None:
+        """Blocks, or on a GPU lets torch's current stream wait for the rows."""
         check(lib.magi_exchange_wait_sync(self.address))
+        if self._stream is not None:
+            current = torch.cuda.current_stream(self._stream.device)
+            if current != self._stream:
+                current.wait_stream(self._stream)
 
 
 def _packed_tensors(tensors: list[torch.Tensor]):
