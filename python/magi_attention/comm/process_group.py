@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from magi_attention._native.vtable import ByteExchange
 from magi_attention.common._arguments import check_kind
+from magi_attention.common._lru import LruCache
 from magi_attention.errors import CommError
 
 
@@ -42,7 +43,7 @@ class ProcessGroupTransport:
         backends = _backends(group)
         self.moves_host_memory = "cpu" in backends
         self.moves_device_memory = backends.get("cuda") == "nccl"
-        self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
+        self._streams = LruCache(64)  # by address and device
 
     def allgather(self, data: bytes) -> list[bytes]:
         def call() -> list[bytes]:
@@ -96,12 +97,10 @@ class ProcessGroupTransport:
         """torch's object for a stream; of the library's streams there are few."""
         if address == 0:
             return torch.cuda.default_stream(device)
-        key = (address, device)
-        if key not in self._streams:
-            if len(self._streams) >= 64:
-                self._streams.clear()
-            self._streams[key] = torch.cuda.ExternalStream(address, device=device)
-        return self._streams[key]
+        stream = self._streams.get((address, device))
+        if stream is None:
+            stream = self._streams[address, device] = torch.cuda.ExternalStream(address, device)
+        return stream
 
     def abort(self, reason: str) -> None:
         """Later calls of this rank fail; ranks that wait end at the group's own timeout."""

@@ -23,7 +23,7 @@ class LruCache(OrderedDict):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, value)
-        self.move_to_end(key)
+        self._note(key)
         while len(self) > self.max_size:
             self.popitem(last=False)
 
@@ -33,8 +33,11 @@ class LruCache(OrderedDict):
         if value is _MISSING:
             return default
         if 2 * len(self) > self.max_size:
-            try:
-                self.move_to_end(key)
-            except KeyError:  # another thread has made the cache forget it
-                pass
+            self._note(key)
         return value
+
+    def _note(self, key: Any) -> None:
+        try:
+            self.move_to_end(key)
+        except KeyError:  # another thread has made the cache forget it
+            pass
