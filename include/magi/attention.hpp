@@ -16,8 +16,10 @@ enum class SinkLayout : std::int32_t {
   RowSinkHead = 1,  ///< "ssh": [rows_q, num_sinks, heads_q]
 };
 
-/// What every attention call of a layer shares. num_sinks is 1..8 where a sink is given; sink
-/// logits are float32 (float64 in float64 runs).
+inline constexpr std::int32_t kMaxSinks = 8;
+
+/// What every attention call of a layer shares. num_sinks is 1..kMaxSinks where a sink is given;
+/// sink logits are float32 (float64 in float64 runs).
 struct AttentionParams {
   double softmax_scale = 0.0;  ///< 0: 1 / sqrt(head_dim_qk); finite, on GPUs not negative
   double softcap = 0.0;        ///< c > 0: s = c * tanh(scale * q.k / c); 0: off

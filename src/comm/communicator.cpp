@@ -26,12 +26,14 @@ class GroupExchange final : public PendingExchange {
   std::unique_ptr<comm::PendingRows> rows_;
 };
 
-/// The device of a call: that of the first tensor with data, where the group moves device memory.
+/// The device of a call: that of its tensors, where the group moves device memory. NOTE: those of
+/// a rank without rows may have no data and lie there all the same.
 std::int32_t device_of(const Communicator& group, std::span<const TensorView> inputs,
                        std::span<const TensorView> outputs) {
+  if (!group.has_device_exchange()) return kCpuDevice;
   for (const auto& tensors : {inputs, outputs}) {
     for (const TensorView& tensor : tensors) {
-      if (!tensor.empty() && group.has_device_exchange()) return tensor.device;
+      if (tensor.rank > 0 && tensor.device != kCpuDevice) return tensor.device;
     }
   }
   return kCpuDevice;
@@ -71,7 +73,7 @@ std::unique_ptr<PendingExchange> Communicator::start_bytes(const ByteExchange& e
     throw invalid("communicator", std::string("a ") + backend() + " group",
                   "a group that moves device memory");
   }
-  comm::check_bytes(exchange, num_ranks());
+  comm::check_bytes(exchange, rank(), num_ranks());
   auto pending = start_checked(exchange, stream);
   if (exchange.kind == ExchangeKind::Other) return pending;
   counters();  // makes room

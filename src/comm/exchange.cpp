@@ -51,7 +51,7 @@ std::shared_ptr<Exchange> make_byte_exchange(std::int32_t rank, const ByteExchan
     const auto sent = static_cast<std::uint64_t>(bytes.send_bytes[p]);
     const auto received = static_cast<std::uint64_t>(bytes.receive_bytes[p]);
     if (peer == rank) {
-      if (sent > 0) std::memcpy(receive, send, std::min(sent, received));
+      if (sent > 0) std::memcpy(receive, send, sent);
     } else {
       if (sent > 0) exchange->sends.push_back({.peer = peer, .data = send, .total_bytes = sent});
       if (received > 0) {

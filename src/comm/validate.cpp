@@ -204,9 +204,14 @@ void check_reduce(const ExchangeArgs& args, ExchangeKind kind) {
   throw invalid("kind", static_cast<std::int32_t>(kind), "1 (sum) or 2 (lse merge)");
 }
 
-void check_bytes(const ByteExchange& exchange, std::int32_t num_ranks) {
+void check_bytes(const ByteExchange& exchange, std::int32_t rank, std::int32_t num_ranks) {
   check_parts("send", exchange.send, exchange.send_bytes, num_ranks);
   check_parts("receive", exchange.receive, exchange.receive_bytes, num_ranks);
+  const auto own = static_cast<std::size_t>(rank);
+  if (exchange.receive_bytes[own] != exchange.send_bytes[own]) {
+    throw invalid("receive_bytes[" + std::to_string(rank) + "]", exchange.receive_bytes[own],
+                  std::to_string(exchange.send_bytes[own]) + ", what the rank sends to itself");
+  }
   const auto kind = static_cast<std::int32_t>(exchange.kind);
   if (kind < 0 || kind > static_cast<std::int32_t>(ExchangeKind::Other)) {
     throw invalid("kind", kind, "0 (cast), 1 (sum), 2 (lse merge) or 3 (other)");

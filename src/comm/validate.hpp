@@ -24,7 +24,7 @@ struct ExchangeArgs {
 void check_cast(const ExchangeArgs& args);
 void check_reduce(const ExchangeArgs& args, ExchangeKind kind);
 /// Throws InvalidArgument naming a table of another length, a negative size, or a null buffer.
-void check_bytes(const ByteExchange& exchange, std::int32_t num_ranks);
+void check_bytes(const ByteExchange& exchange, std::int32_t rank, std::int32_t num_ranks);
 void check_group_size(std::int32_t rank, std::int32_t num_ranks, const CommOptions& options);
 
 }  // namespace magi::comm
