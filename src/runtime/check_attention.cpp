@@ -10,8 +10,6 @@
 namespace magi {
 namespace {
 
-constexpr std::int32_t kMaxSinks = 8;
-
 struct NamedTensor {
   const char* name;
   const TensorView& tensor;
@@ -126,6 +124,11 @@ void check_backward(const RankSteps& steps, const AttentionLimits& limits,
   check_tensor(input_gradients.dk, {"dk", {n.rows_k, n.heads_kv, n.dim_qk}, {type, wide}},
                n.device);
   check_tensor(input_gradients.dv, {"dv", {n.rows_k, n.heads_kv, n.dim_v}, {type, wide}}, n.device);
+  for (const auto& [name, tensor] :
+       {NamedTensor{"out", result.out}, {"dout", output_gradients.dout}}) {
+    if (limits.has_float_outputs || tensor.dtype == type) continue;
+    throw invalid(std::string(name) + ".dtype", dtype_name(tensor.dtype), dtype_name(type));
+  }
   check_taken(limits, inputs,
               {.has_sink = !inputs.sink.empty(), .has_dlse = !output_gradients.dlse.empty()},
               {{"out", result.out},

@@ -44,11 +44,13 @@ class BackendTable {
   }
 
   void remove(const std::string& name) {
+    Backend removed;  // what it ends may ask for backends: it goes after the lock
     const std::lock_guard lock(mutex_);
     const std::size_t b = place_of(name);
     if (b < built_in_.size() || b == backends_.size()) {
       throw invalid("backend", name, "one that was added");
     }
+    removed = std::move(backends_[b]);
     backends_.erase(backends_.begin() + static_cast<std::ptrdiff_t>(b));
   }
 

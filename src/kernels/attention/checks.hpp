@@ -24,8 +24,6 @@ struct AttentionProblem {
 AttentionProblem problem_of(const ForwardArgs& args);
 AttentionProblem problem_of(const BackwardArgs& args);
 
-inline constexpr std::int64_t kMaxSinks = 8;
-
 /// The type of lse, of sinks and of sums for inputs of type `type`.
 inline DType accumulator_of(DType type) {
   return type == DType::Float64 ? DType::Float64 : DType::Float32;

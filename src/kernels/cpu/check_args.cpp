@@ -15,7 +15,6 @@ namespace {
 using Extents = std::vector<std::int64_t>;
 using DTypes = std::vector<DType>;
 
-constexpr std::int64_t kMaxSinks = 8;
 
 std::string names_of(const DTypes& dtypes) {
   std::string text;
