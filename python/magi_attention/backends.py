@@ -69,6 +69,7 @@ def register(
     backend = native.SuppliedBackend(prepare or (lambda problem: problem), forward, backward)
     table = backend.table(name, tuple(devices), limits)
     check(lib.magi_attention_backend_register(table.address))
+    native.forget_limits(name)
     _supplied.append(table)
 
 

@@ -307,7 +307,7 @@ class BoundPlan:
         report = plan.report
         place = (
             self.rank, self.local_rows, report.num_heads_q, report.num_heads_kv, report.head_dim,
-            report.head_dim_v,
+            report.head_dim_v, backend,
         )  # fmt: skip
         choices = (exchange_sms, backend)
         runner = partial(_runner_of, plan, self.local_rows, self.communicator, *choices)

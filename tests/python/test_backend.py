@@ -3,10 +3,12 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import backend_cases as cases
 import dense
 from magi_attention import backends
+from magi_attention.functional import _checks
 from pipeline_cases import Case, make_tensors
 
 
@@ -25,8 +27,13 @@ def test_types_that_the_library_converts_around_it(ranks):
     ranks.run(2, cases.is_as_good_as_the_library, Case(mask="causal", dtype="bfloat16", degree=2))
 
 
-def test_limits_hold_on_every_rank(ranks):
-    ranks.run(2, cases.refuses)
+@pytest.mark.parametrize(
+    "limits, message",
+    [(backends.Limits(dtypes=(torch.float32,)), "float32"),
+     (backends.Limits(head_dim_qk=(8, 8, 8)), "head_dim_qk is 16")],
+)  # fmt: skip
+def test_limits_hold_on_every_rank(ranks, limits, message):
+    ranks.run(2, cases.refuses, limits, message)
 
 
 def test_limits_of_the_librarys_own():
@@ -67,6 +74,37 @@ def test_what_the_limits_exclude_is_refused_by_name(options, message):
         bound, q, k, v = one_rank(cases.NAME)
         with pytest.raises(ValueError, match=message):
             bound.calc_attn(q, k, v, **options)
+    finally:
+        backends.unregister(cases.NAME)
+
+
+def on_a_gpu(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor that has no memory and names a GPU as its device."""
+    with FakeTensorMode():
+        return torch.empty(shape, dtype=dtype, device="cuda:0")
+
+
+def test_checks_on_a_gpu_ask_the_named_backend(monkeypatch):
+    """What the library's own kernels take does not limit a supplied backend, nor the reverse."""
+    monkeypatch.setattr(_checks, "_DEVICES", ("cpu", "cuda"))
+    q = on_a_gpu(4, 2, 200, dtype=torch.float32)
+
+    def check(q):
+        with FakeTensorMode():
+            _checks.check_qkv(q, q, q, cases.NAME)
+
+    cases.register(backends.Limits((1, 256, 1), (1, 256, 1), (torch.float32,)))
+    try:
+        check(q)
+        with pytest.raises(TypeError, match="float16 on cuda:0; allowed: float32"):
+            check(on_a_gpu(4, 2, 64, dtype=torch.float16))
+    finally:
+        backends.unregister(cases.NAME)
+    check(q)  # bound plans go on
+    cases.register(backends.Limits((8, 64, 8), (8, 64, 8), (torch.float32,)))
+    try:
+        with pytest.raises(ValueError, match="allowed: multiples of 8 up to 64"):
+            check(q)
     finally:
         backends.unregister(cases.NAME)
 

@@ -224,15 +224,22 @@ def _from_struct(given: LimitsStruct) -> Limits:
     )
 
 
-_own_limits: dict[int, Limits] = {}
+_known_limits: dict[tuple[str | None, int], Limits] = {}
 
 
 @torch.compiler.assume_constant_result
-def own_limits(device_index: int) -> Limits:
-    """Limits of the library's own backend for a device by its number."""
-    if device_index not in _own_limits:
-        _own_limits[device_index] = limits_of(None, device_index)
-    return _own_limits[device_index]
+def known_limits(name: str | None, device_index: int) -> Limits:
+    """limits_of, asked for once: bound plans use a backend after its name is unregistered."""
+    key = name, device_index
+    if key not in _known_limits:
+        _known_limits[key] = limits_of(*key)
+    return _known_limits[key]
+
+
+def forget_limits(name: str) -> None:
+    """To be called where a name gets a new backend."""
+    for key in [key for key in _known_limits if key[0] == name]:
+        del _known_limits[key]
 
 
 def limits_of(name: str | None, device_index: int) -> Limits:

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import torch
 
 from magi_attention._native.attention import accumulator_dtype
-from magi_attention._native.backend import own_limits
+from magi_attention._native.backend import Limits, known_limits
 from magi_attention._native.tensors import as_plain
 from magi_attention.common._arguments import check_int, check_number
 from magi_attention.env.build import has_gpu_kernels
@@ -34,9 +35,8 @@ def _as_rows_of_heads(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _check_gpu_kind(name: str, tensor: torch.Tensor) -> None:
-    """What the kernels for the tensor's GPU take: types, head dims, strides of rows and heads."""
-    limits = own_limits(tensor.get_device())
+def _check_kind(name: str, tensor: torch.Tensor, limits: Limits) -> None:
+    """What a backend takes on the tensor's GPU: types, head dims, strides of rows and heads."""
     if tensor.dtype not in limits.dtypes:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in reversed(limits.dtypes))
         raise TypeError(f"{name}.dtype is {tensor.dtype} on {tensor.device}; allowed: {names}")
@@ -47,7 +47,7 @@ def _check_gpu_kind(name: str, tensor: torch.Tensor) -> None:
             f"{name} has head_dim {dim} on {tensor.device}; allowed: multiples of {multiple} up to "
             f"{most}"
         )
-    unit = limits.stride_bytes // tensor.element_size()
+    unit = limits.stride_bytes // math.gcd(limits.stride_bytes, tensor.element_size())
     for axis in (0, 1):
         if tensor.stride(axis) % unit != 0 and tensor.shape[axis] > 1:
             raise ValueError(
@@ -57,10 +57,10 @@ def _check_gpu_kind(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_qkv(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q [rows, heads_q, dim] and k, v as plain tensors whose type, device, layout and head counts
-    fit each other.
+    fit each other and, on a GPU, the backend of this name; None: the library's own.
     """
     q, k, v = (_as_rows_of_heads(*named) for named in (("q", q), ("k", k), ("v", v)))
     if q.dtype not in DTYPES:
@@ -79,8 +79,9 @@ def check_qkv(
     if k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
         raise ValueError(f"q has {q.shape[1]} heads; allowed: a multiple of k's {k.shape[1]}")
     if q.device.type == "cuda":
+        limits = known_limits(backend, q.get_device())
         for name, tensor in (("q", q), ("k", k), ("v", v)):
-            _check_gpu_kind(name, tensor)
+            _check_kind(name, tensor, limits)
     return q, k, v
 
 

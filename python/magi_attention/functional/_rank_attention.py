@@ -23,7 +23,8 @@ _by_number: weakref.WeakValueDictionary[int, RankAttention] = weakref.WeakValueD
 
 
 class RankAttention:
-    """place: what tensors must fit: rank, its rows, heads of q and of k, head dims of q and v.
+    """place: what tensors must fit: rank, its rows, heads of q and of k, head dims of q and v, and
+    the name of the backend, or None.
     make_runner gives what runs the plan; the first call asks for it, as that compares the plans of
     the ranks. number: names it in operators for as long as it lives.
     """
@@ -32,7 +33,7 @@ class RankAttention:
 
     def __init__(
         self,
-        place: tuple[int, ...],
+        place: tuple,
         make_runner: Callable[[], Runner],
         cp_group: dist.ProcessGroup | None,
     ) -> None:
@@ -97,20 +98,20 @@ def layout_of(sink: torch.Tensor | None) -> str:
     return "ssh" if getattr(sink, "ndim", 2) == 3 else "sh"
 
 
-def check_local(q, k, v, place: tuple[int, ...], precision: MagiAttentionPrecision | None):
+def check_local(q, k, v, place: tuple, precision: MagiAttentionPrecision | None):
     """q, k, v of one rank, cast where the environment asks; place: RankAttention.place."""
     if precision is not None:
         dtype = precision.to_torch_dtype()
         named = zip("qkv", (q, k, v))
         q, k, v = (as_plain(n, t).to(dtype) if isinstance(t, torch.Tensor) else t for n, t in named)
-    q, k, v = check_qkv(q, k, v)
+    rank, rows, heads_q, heads_kv, dim, dim_v, backend = place
+    q, k, v = check_qkv(q, k, v, backend)
     for name, tensor in (("q", q), ("k", k)):
-        if tensor.shape[0] != place[1]:
+        if tensor.shape[0] != rows:
             raise ValueError(
-                f"{name} has {tensor.shape[0]} rows; allowed: {place[1]}, "
-                f"the plan's rows of rank {place[0]}"
+                f"{name} has {tensor.shape[0]} rows; allowed: {rows}, "
+                f"the plan's rows of rank {rank}"
             )
-    _, rows, heads_q, heads_kv, dim, dim_v = place
     wanted = ((rows, heads_q, dim), (rows, heads_kv, dim), (rows, heads_kv, dim_v))
     for name, tensor, shape in zip("qkv", (q, k, v), wanted):
         if tuple(tensor.shape) != shape:

@@ -105,7 +105,7 @@ class DistAttention(torch.autograd.Function):
 
 def attend(
     number: int,
-    place: tuple[int, ...],
+    place: tuple,
     precision: MagiAttentionPrecision | None,
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     options: tuple,
