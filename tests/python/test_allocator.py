@@ -40,7 +40,7 @@ def given(monkeypatch):
 
 
 def make_handle(exchange_sms):
-    return AttentionHandle(make_plan(cp_size=1).handle, Communicator.alone(), exchange_sms)
+    return AttentionHandle(make_plan(cp_size=1).handle, Communicator.alone(), exchange_sms, None)
 
 
 def test_options_that_the_library_is_given(given):
