@@ -11,6 +11,7 @@ lint = tool("lint")
 
 from house import cxx, python, text  # noqa: E402
 from house.circles import circles, grouped  # noqa: E402
+from house.step import LINES_BEFORE, SUCCESSORS, step_lines  # noqa: E402
 
 
 def findings(check, name, given):
@@ -182,9 +183,25 @@ class Circles(unittest.TestCase):
             rows = lint.figures(texts, scripts)
         self.assertEqual(
             [(row["name"], row["value"]) for row in rows],
-            [("house.import_circles", 0), ("house.longest_function", 40)],
+            [
+                ("house.import_circles", 0),
+                ("house.step_lines", 0),
+                ("house.longest_function", 40),
+            ],
         )
         self.assertIn("longest CUDA function: 20 lines, src/a.cu:2", said.getvalue())
+
+    def test_lines_of_a_step_are_those_of_its_files(self):
+        texts = {"src/comm/host_rows.cpp": "a;\n" * LINES_BEFORE, "src/comm/ring.cpp": "a;\n"}
+        self.assertEqual(step_lines(texts), 1)
+        texts["src/runtime/step_call.hpp"] = "a;\n" * (LINES_BEFORE // 2)
+        self.assertEqual(step_lines(texts), 1.5)
+        root = pathlib.Path(__file__).resolve().parents[2]
+        names = (path.relative_to(root).as_posix() for path in root.glob("src/*/*"))
+        counted = [name for name in names if SUCCESSORS.fullmatch(name)]
+        for name in ("src/comm/device_rows.cu", "src/runtime/distributed_attention.cpp"):
+            self.assertIn(name, counted)
+        self.assertNotIn("src/runtime/rank_steps.cpp", counted)
 
 
 class Words(unittest.TestCase):
