@@ -8,8 +8,8 @@
 #include <numeric>
 #include <vector>
 
-#include "comm/packed_exchanger.hpp"
 #include "comm/row_layout.hpp"
+#include "comm/row_memory.hpp"
 #include "cuda/device.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/stream.hpp"
@@ -85,10 +85,10 @@ void bench_rows(std::int32_t rows) {
   const double bytes = 2.0 * static_cast<double>(rows * row_bytes);
   std::printf("{\"rows\": %d, \"bytes_per_row\": %lld}\n", rows, static_cast<long long>(row_bytes));
   report("pack", bytes, measure([&](cudaStream_t stream) {
-           memory->copy({.tensors = pair}, {.wire = wire}, tasks.owned, stream);
+           memory->copy({.tensors = pair}, {.tensors = pair, .wire = wire}, tasks.owned, stream);
          }));
   report("unpack", bytes, measure([&](cudaStream_t stream) {
-           memory->copy({.wire = wire}, {.tensors = pair}, tasks.needed, stream);
+           memory->copy({.tensors = pair, .wire = wire}, {.tensors = pair}, tasks.needed, stream);
          }));
 }
 
@@ -107,7 +107,7 @@ void bench_sums(std::int32_t rows) {
   wire.fill(0, nullptr);
   const comm::Partials partials{.to = pair,
                                 .wire_types = comm::wire_types_of(pair, pair),
-                                .wire = static_cast<const std::byte*>(wire.data()),
+                                .wire = static_cast<std::byte*>(wire.data()),
                                 .tasks = memory->tasks_of(table, nullptr)};
   report("add 7 partials", 9.0 * static_cast<double>(rows * row_bytes),
          measure([&](cudaStream_t stream) { memory->combine(partials, stream); }));

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <new>
 #include <utility>
 #include <vector>
 
-#include "comm/packed_exchanger.hpp"
 #include "comm/row_layout.hpp"
+#include "comm/row_memory.hpp"
 #include "comm/row_sink.hpp"
 
-// Packed exchanges in host memory: everything is done when a call returns.
+// Host memory: everything is done when a call returns.
 namespace magi::comm {
 namespace {
 
-class HostTransfer final : public Transfer {
+class HostTransfer final : public PendingRows {
  public:
   explicit HostTransfer(std::unique_ptr<PendingExchange> pending) : pending_(std::move(pending)) {}
   void await(void* /*stream*/) override { pending_->wait_sync(); }
@@ -19,15 +21,28 @@ class HostTransfer final : public Transfer {
   std::unique_ptr<PendingExchange> pending_;
 };
 
+template <typename Value>
+void maximise_as(const TensorView& rows, const TensorView& values) {
+  auto* top = static_cast<Value*>(values.data);
+  const auto* row = static_cast<const Value*>(rows.data);
+  const auto* end = row + rows.num_elements();
+  std::copy_n(row, values.shape[0], top);
+  while ((row += values.shape[0]) < end) {
+    std::transform(top, top + values.shape[0], row, top,
+                   [](Value a, Value b) { return std::max(a, b); });
+  }
+}
+
 class HostMemory final : public RowMemory {
  public:
-  RowTasks tasks_of(const RowTable& table, void* /*stream*/) override { return host_tasks(table); }
-
   std::shared_ptr<std::byte> allocate(std::int64_t size_bytes, void* /*stream*/) override {
-    const auto memory =
-        std::make_shared_for_overwrite<std::byte[]>(static_cast<std::size_t>(size_bytes));
-    return {memory, memory.get()};
+    constexpr std::align_val_t kCacheLine{64};
+    auto* data = ::operator new(static_cast<std::size_t>(size_bytes), kCacheLine);
+    return {static_cast<std::byte*>(data),
+            [](std::byte* memory) { ::operator delete(memory, kCacheLine); }};
   }
+
+  RowTasks tasks_of(const RowTable& table, void* /*stream*/) override { return host_tasks(table); }
 
   void copy(const RowSide& from, const RowSide& to, std::span<const RowTask> tasks,
             void* /*stream*/) override {
@@ -48,16 +63,20 @@ class HostMemory final : public RowMemory {
     const std::size_t row_bytes = wire_row_bytes(to, wire_types);
     const auto sink = make_reduce_sink(to, tasks.sums, kind);
     for (const SumTask& task : tasks.sums) {
-      for (std::int32_t p = 0; p < task.num_parts; ++p) {
-        const auto row = static_cast<std::size_t>(tasks.parts[task.first_part + p]);
-        sink->put(wire_types, {task.row, task.num_rows}, wire + row * row_bytes);
+      for (const std::int32_t part : tasks.parts.subspan(task.first_part, task.num_parts)) {
+        sink->put(wire_types, {task.row, task.num_rows}, wire + part * row_bytes);
       }
     }
     sink->finish();
   }
 
-  std::unique_ptr<Transfer> start(Communicator& group, const ByteExchange& exchange,
-                                  void* /*stream*/) override {
+  void maximise(const TensorView& rows, const TensorView& values, void* /*stream*/) override {
+    if (values.dtype == DType::Float64) return maximise_as<double>(rows, values);
+    maximise_as<float>(rows, values);
+  }
+
+  std::unique_ptr<PendingRows> start(Communicator& group, const ByteExchange& exchange,
+                                     void* /*stream*/) override {
     return std::make_unique<HostTransfer>(group.start_bytes(exchange));
   }
 };

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/packed_exchanger.hpp"
-
 #include <algorithm>
 #include <deque>
 #include <utility>
@@ -8,6 +6,7 @@
 #include "base/check.hpp"
 #include "base/math.hpp"
 #include "comm/row_layout.hpp"
+#include "comm/row_memory.hpp"
 
 namespace magi::comm {
 namespace {
@@ -21,107 +20,100 @@ struct MoveState {
   std::int64_t bytes = 0, largest_bytes = 0;
 };
 
+bool is_reduce(ExchangeKind kind) {
+  return kind == ExchangeKind::Sum || kind == ExchangeKind::LseMerge;
+}
+
 class PackedRows final : public PendingRows {
  public:
-  PackedRows(std::shared_ptr<MoveState> state, const RowTable& table, const RowMove& move,
-             void* stream)
-      : state_(std::move(state)),
-        table_(table),
-        kind_(move.kind),
-        to_(move.to.begin(), move.to.end()),
-        wire_types_(wire_types_of(move.from, move.to)),
-        stream_(stream),
-        tasks_(memory().tasks_of(table, stream)) {
-    if (is_reduce()) state_->reduces.push_back(this);
-  }
+  PackedRows(std::shared_ptr<MoveState> state, Communicator& group, const RowTable& table,
+             const RowMove& move, void* stream);
   ~PackedRows() override {
     std::erase(state_->reduces, this);
     state_->bytes -= buffer_bytes_;
   }
 
-  void start(Communicator& group, const RowMove& move);
-
   void await(void* stream) override {
     if (transfer_ == nullptr) return;
-    while (is_reduce() && state_->reduces.front() != this) {
+    while (is_reduce(kind_) && state_->reduces.front() != this) {
       state_->reduces.front()->finish(stream);
     }
     finish(stream);
   }
 
  private:
-  bool is_reduce() const { return kind_ == ExchangeKind::Sum || kind_ == ExchangeKind::LseMerge; }
-  RowMemory& memory() { return *state_->memory; }
   void finish(void* stream);
 
   std::shared_ptr<MoveState> state_;
-  const RowTable& table_;
   ExchangeKind kind_;
   std::vector<TensorView> to_;
   std::uint64_t wire_types_;
-  void* stream_;
   RowTasks tasks_;
   std::int64_t buffer_bytes_ = 0;
-  std::shared_ptr<std::byte> buffer_;   ///< what is packed, then what is received
-  std::byte* wire_ = nullptr;           ///< received rows; of a reduce the own rank's behind them
-  bool is_placed_ = false;              ///< they are received where they belong
-  std::unique_ptr<Transfer> transfer_;  ///< null once the rows are in `to_`; ends before the buffer
+  std::shared_ptr<std::byte> buffer_;      ///< what is packed, then what is received
+  std::byte* wire_ = nullptr;              ///< received rows; of a reduce the own rank's behind
+  bool is_placed_ = false;                 ///< they are received where they belong
+  std::unique_ptr<PendingRows> transfer_;  ///< null once the rows are in `to_`; ends before buffer_
 };
 
-void PackedRows::start(Communicator& group, const RowMove& move) {
-  const WireOrder& sent = is_reduce() ? table_.needed : table_.owned;
-  const WireOrder& received = is_reduce() ? table_.owned : table_.needed;
-  const auto row_bytes = [&](std::span<const TensorView> tensors) {
-    return static_cast<std::int64_t>(wire_row_bytes(tensors, wire_types_));
-  };
-  const std::int64_t sent_row = row_bytes(move.from);
-  const std::int64_t received_row = row_bytes(to_);
+PackedRows::PackedRows(std::shared_ptr<MoveState> state, Communicator& group, const RowTable& table,
+                       const RowMove& move, void* stream)
+    : state_(std::move(state)),
+      kind_(move.kind),
+      to_(move.to.begin(), move.to.end()),
+      wire_types_(wire_types_of(move.from, move.to)),
+      tasks_(state_->memory->tasks_of(table, stream)) {
+  RowMemory& memory = *state_->memory;
+  const bool is_reducing = is_reduce(kind_);
+  const WireOrder& sent = is_reducing ? table.needed : table.owned;
+  const WireOrder& received = is_reducing ? table.owned : table.needed;
+  const auto sent_row = static_cast<std::int64_t>(wire_row_bytes(move.from, wire_types_));
+  const auto received_row = static_cast<std::int64_t>(wire_row_bytes(to_, wire_types_));
   std::byte* packed = find_wire(move.from, sent);
-  if (!is_reduce()) wire_ = find_wire(to_, received);
+  if (!is_reducing) wire_ = find_wire(to_, received);
   is_placed_ = wire_ != nullptr;
 
   constexpr std::int64_t kAlignment = 256;
   const std::int64_t packed_bytes =
       packed != nullptr ? 0 : align_up(sent.num_rows * sent_row, kAlignment);
-  const std::int64_t staged_rows = is_reduce()  ? received.num_rows + received.num_own_rows
-                                   : is_placed_ ? 0
-                                                : received.num_rows;
-  buffer_bytes_ = packed_bytes + staged_rows * received_row;
-  state_->bytes += buffer_bytes_;
-  state_->largest_bytes = std::max(state_->largest_bytes, state_->bytes);
-  buffer_ = memory().allocate(buffer_bytes_, stream_);
+  const std::int64_t staged_rows = received.num_rows + (is_reducing ? received.num_own_rows : 0);
+  const std::int64_t size_bytes = packed_bytes + (is_placed_ ? 0 : staged_rows * received_row);
+  buffer_ = memory.allocate(size_bytes, stream);
   if (packed == nullptr) {
     packed = buffer_.get();
-    memory().copy({move.from}, {move.from, packed}, is_reduce() ? tasks_.needed : tasks_.owned,
-                  stream_);
+    memory.copy({move.from}, {move.from, packed}, is_reducing ? tasks_.needed : tasks_.owned,
+                stream);
   }
   if (!is_placed_) wire_ = buffer_.get() + packed_bytes;
   const auto send_bytes = sent.peer_bytes(sent_row);
   const auto receive_bytes = received.peer_bytes(received_row);
-  transfer_ = memory().start(group,
-                             {.send = packed,
+  const ByteExchange exchange{.send = packed,
                               .receive = wire_,
                               .send_bytes = send_bytes,
                               .receive_bytes = receive_bytes,
                               .kind = kind_,
                               .tag = move.tag,
-                              .content = wire_types_},
-                             stream_);
-  if (is_reduce()) {
-    memory().copy({move.from}, {move.from, wire_ + received.num_rows * received_row},
-                  tasks_.own_partials, stream_);
+                              .content = wire_types_};
+  transfer_ = memory.start(group, exchange, stream);
+  if (is_reducing) {
+    memory.copy({move.from}, {move.from, wire_ + received.num_rows * received_row},
+                tasks_.own_partials, stream);
+    state_->reduces.push_back(this);
   } else {
-    memory().copy({move.from}, {to_}, tasks_.own, stream_);
+    memory.copy({move.from}, {to_}, tasks_.own, stream);
   }
+  state_->bytes += buffer_bytes_ = size_bytes;
+  state_->largest_bytes = std::max(state_->largest_bytes, state_->bytes);
 }
 
 void PackedRows::finish(void* stream) {
+  RowMemory& memory = *state_->memory;
   transfer_->await(stream);
-  if (is_reduce()) {
-    memory().combine({kind_, to_, wire_types_, wire_, tasks_}, stream);
+  if (is_reduce(kind_)) {
+    memory.combine({kind_, to_, wire_types_, wire_, tasks_}, stream);
     std::erase(state_->reduces, this);
   } else if (!is_placed_) {
-    memory().copy({to_, wire_}, {to_}, tasks_.needed, stream);
+    memory.copy({to_, wire_}, {to_}, tasks_.needed, stream);
   }
   transfer_.reset();
   buffer_.reset();
@@ -137,9 +129,7 @@ class PackedExchanger final : public RowExchanger {
   std::unique_ptr<PendingRows> start(const RowTable& table, const RowMove& move,
                                      void* stream) override {
     MAGI_CHECK(move.from.size() == move.to.size() && move.from.size() <= kMaxTensors);
-    auto rows = std::make_unique<PackedRows>(state_, table, move, stream);
-    rows->start(group_, move);
-    return rows;
+    return std::make_unique<PackedRows>(state_, group_, table, move, stream);
   }
   std::int64_t largest_bytes() const override { return state_->largest_bytes; }
 
@@ -152,14 +142,11 @@ class PackedExchanger final : public RowExchanger {
 
 std::unique_ptr<RowExchanger> make_row_exchanger(Communicator& communicator, std::int32_t device,
                                                  const DeviceAllocator& allocator) {
-  if (device == kCpuDevice) {
-    return std::make_unique<PackedExchanger>(communicator, make_host_memory());
-  }
-  if (communicator.num_ranks() > 1 && !communicator.has_device_exchange()) {
+  if (device != kCpuDevice && communicator.num_ranks() > 1 && !communicator.has_device_exchange()) {
     throw invalid("communicator", std::string("a ") + communicator.backend() + " group",
                   "for tensors on a GPU a group that moves device memory");
   }
-  return std::make_unique<PackedExchanger>(communicator, make_device_memory(device, allocator));
+  return std::make_unique<PackedExchanger>(communicator, make_row_memory(device, allocator));
 }
 
 }  // namespace magi::comm

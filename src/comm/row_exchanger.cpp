@@ -4,11 +4,13 @@
 #include <algorithm>
 
 #include "base/check.hpp"
-#include "comm/packed_exchanger.hpp"
 #include "comm/row_layout.hpp"
+#include "comm/row_memory.hpp"
 
 namespace magi::comm {
 namespace {
+
+const DeviceAllocator kPool;
 
 /// Rows that stay: the owned and the needed ones name each other in order.
 std::vector<RowTask> own_moves(const WireOrder& owned, const WireOrder& needed) {
@@ -25,18 +27,6 @@ std::vector<RowTask> own_moves(const WireOrder& owned, const WireOrder& needed) 
     }
   }
   return moves;
-}
-
-template <typename Value>
-void maximise(const TensorView& rows, const TensorView& values) {
-  auto* top = static_cast<Value*>(values.data);
-  const auto* row = static_cast<const Value*>(rows.data);
-  const auto* end = row + rows.num_elements();
-  std::copy_n(row, values.shape[0], top);
-  while ((row += values.shape[0]) < end) {
-    std::transform(top, top + values.shape[0], row, top,
-                   [](Value a, Value b) { return std::max(a, b); });
-  }
 }
 
 RowExchange everyone_to_everyone(std::int32_t num_ranks) {
@@ -67,12 +57,6 @@ RowTasks host_tasks(const RowTable& table) {
           .parts = table.sums.parts};
 }
 
-std::int64_t RowTable::held_bytes() const {
-  std::int64_t total = 0;
-  for (const auto& [device, tables] : on_device) total += tables->size_bytes;
-  return total;
-}
-
 std::byte* find_wire(std::span<const TensorView> tensors, const WireOrder& order) {
   if (!order.shift.has_value() || order.num_rows == 0) return nullptr;
   const RowLayout layout(tensors);
@@ -87,18 +71,17 @@ std::byte* find_wire(std::span<const TensorView> tensors, const WireOrder& order
   return data + *order.shift * offset;
 }
 
+std::shared_ptr<RowMemory> make_row_memory(std::int32_t device, const DeviceAllocator& allocator) {
+  return device == kCpuDevice ? make_host_memory() : make_device_memory(device, allocator);
+}
+
 void move_own_rows(const RowTable& table, const RowMove& move, void* stream) {
-  static const DeviceAllocator pool;
-  const std::int32_t device = move.from[0].device;
-  const auto memory = device == kCpuDevice ? make_host_memory() : make_device_memory(device, pool);
+  const auto memory = make_row_memory(move.from[0].device, kPool);
   memory->copy({move.from}, {move.to}, memory->tasks_of(table, stream).own, stream);
 }
 
 void maximise_rows(const TensorView& rows, const TensorView& values, void* stream) {
-  if (values.empty()) return;
-  if (values.device != kCpuDevice) return max_rows_on_device(rows, values, stream);
-  if (values.dtype == DType::Float64) return maximise<double>(rows, values);
-  maximise<float>(rows, values);
+  if (!values.empty()) make_row_memory(values.device, kPool)->maximise(rows, values, stream);
 }
 
 RankMaximum::RankMaximum(std::int32_t rank, std::int32_t num_ranks)

@@ -37,9 +37,6 @@ struct RowTable {
 
   TableLife life = TableLife::Kept;
 
-  /// Bytes of the kept copies in device memory.
-  std::int64_t held_bytes() const;
-
   /// The copies by device, made by exchangers.
   mutable std::map<std::int32_t, std::shared_ptr<const DeviceTables>> on_device;
 };

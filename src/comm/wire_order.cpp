@@ -9,14 +9,10 @@
 namespace magi::comm {
 namespace {
 
-void add_tasks(std::vector<RowTask>& tasks, RowTask run) {
-  while (run.num_rows > 0) {
-    RowTask task = run;
-    task.num_rows = std::min(run.num_rows, kRowsPerTask);
-    tasks.push_back(task);
-    run.local_row += task.num_rows;
-    run.wire_row += task.num_rows;
-    run.num_rows -= task.num_rows;
+void add_tasks(std::vector<RowTask>& tasks, const RowTask& run) {
+  for (std::int32_t i = 0; i < run.num_rows; i += kRowsPerTask) {
+    tasks.push_back(
+        {run.local_row + i, run.wire_row + i, std::min(run.num_rows - i, kRowsPerTask)});
   }
 }
 
@@ -33,30 +29,25 @@ WireOrder wire_order(std::span<const PeerRows> records, std::int32_t rank, std::
   order.peer_rows.resize(static_cast<std::size_t>(num_ranks));
   std::vector<PeerRows> sorted(records.begin(), records.end());
   std::ranges::stable_sort(sorted, {}, &PeerRows::peer);
+  // Rows of lower and of higher ranks are apart, as the own rank's may be added between them.
+  const auto side_of = [rank](std::int32_t peer) { return (peer > rank) - (peer < rank); };
   RowTask run;
-  std::int32_t run_peer = 0;
-  const auto end_run = [&] {
-    add_tasks(run_peer == rank ? order.own_tasks : order.tasks, run);
-    run = {};
-  };
+  int run_side = 0;
+  const auto end_run = [&] { add_tasks(run_side == 0 ? order.own_tasks : order.tasks, run); };
   for (const PeerRows& record : sorted) {
     MAGI_CHECK(record.peer >= 0 && record.peer < num_ranks);
     if (record.num_rows == 0) continue;
-    std::int64_t& count = record.peer == rank ? order.num_own_rows : order.num_rows;
-    // Rows of lower and of higher ranks are apart, as the own rank's may be added between them.
-    const bool is_on = (run_peer < rank) == (record.peer < rank) &&
-                       (run_peer == rank) == (record.peer == rank) &&
-                       run.local_row + run.num_rows == record.row;
-    if (!is_on) {
+    const int side = side_of(record.peer);
+    std::int64_t& count = side == 0 ? order.num_own_rows : order.num_rows;
+    if (side != run_side || run.local_row + run.num_rows != record.row) {
       end_run();
       run = {.local_row = record.row, .wire_row = static_cast<std::int32_t>(count)};
+      run_side = side;
     }
-    run_peer = record.peer;
     run.num_rows += record.num_rows;
     count += record.num_rows;
-    if (record.peer < rank) order.rows_before_own += record.num_rows;
-    if (record.peer == rank) continue;
-    order.peer_rows[static_cast<std::size_t>(record.peer)] += record.num_rows;
+    if (side < 0) order.rows_before_own += record.num_rows;
+    if (side != 0) order.peer_rows[static_cast<std::size_t>(record.peer)] += record.num_rows;
   }
   end_run();
   const auto shift_of = [](const RowTask& task) { return task.local_row - task.wire_row; };

@@ -149,15 +149,9 @@ void fill_device_bits(const TensorView& target, std::uint64_t bits, cudaStream_t
   cuda_check(cudaGetLastError(), "fill_kernel");
 }
 
-void fill_device_values(const TensorView& target, float value, cudaStream_t stream) {
+void clear_device_values(const TensorView& target, cudaStream_t stream) {
   const std::int64_t count = target.num_elements();
   if (count == 0) return;
-  if (value != 0.0f) {
-    MAGI_CHECK(target.dtype == DType::Float32);
-    fill_kernel<<<num_blocks(count), kThreads, 0, stream>>>(static_cast<float*>(target.data), count,
-                                                            value);
-    return cuda_check(cudaGetLastError(), "fill_kernel");
-  }
   // Rows of as many heads as lie side by side are cleared at once.
   const std::int64_t width = target.rank < 3 ? target.shape[target.rank - 1]
                              : target.stride[1] == target.shape[2]

@@ -17,8 +17,8 @@ void round_device_floats(const TensorView& source, const TensorView& target, cud
 /// Every element of a tensor without gaps = the low bits of `bits`.
 void fill_device_bits(const TensorView& target, std::uint64_t bits, cudaStream_t stream);
 
-/// Every element of a tensor with a contiguous last axis = 0, or of a float32 tensor without gaps =
-/// `value`.
-void fill_device_values(const TensorView& target, float value, cudaStream_t stream);
+/// Every element of a tensor [rows], [rows, heads] or [rows, heads, dim] with a contiguous last
+/// axis = 0.
+void clear_device_values(const TensorView& target, cudaStream_t stream);
 
 }  // namespace magi

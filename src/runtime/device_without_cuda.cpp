@@ -2,8 +2,7 @@
 #include <string>
 
 #include "base/check.hpp"
-#include "runtime/device_shard.hpp"
-#include "runtime/step_memory.hpp"
+#include "runtime/device_calls.hpp"
 
 // The build without CUDA.
 namespace magi {
@@ -15,9 +14,14 @@ InvalidArgument no_device(const std::string& name, std::int32_t device) {
 
 }  // namespace
 
-std::unique_ptr<StepMemory> make_device_memory(const StepMemorySetup& setup) {
-  throw no_device("q", setup.device);
-}
+void check_device(const char* name, std::int32_t device) { throw no_device(name, device); }
+
+// No other call gets as far as a GPU.
+void check_exchange_sms(std::int32_t /*device*/, std::int32_t /*exchange_sms*/) {}
+void check_not_captured(void* /*stream*/, const char* /*calls*/) {}
+void convert_device_elements(const TensorView& /*source*/, const TensorView& /*target*/,
+                             void* /*stream*/) {}
+void clear_device_elements(const TensorView& /*target*/, void* /*stream*/) {}
 
 void check_device_shards(const ShardPair& pair, const Communicator* /*communicator*/,
                          void* /*stream*/) {

@@ -6,33 +6,10 @@
 #include "magi/runtime.hpp"
 #include "runtime/abort_group.hpp"
 #include "runtime/check_attention.hpp"
-#include "runtime/prepared_attends.hpp"
+#include "runtime/device_calls.hpp"
 #include "runtime/step_call.hpp"
-#include "runtime/step_memory.hpp"
 
 namespace magi {
-namespace {
-
-/// What a rank keeps between calls for the tensors of one memory.
-struct AttentionPlace {
-  AttentionPlace(const RankSteps& steps, const StepMemorySetup& setup)
-      : memory(setup.device == kCpuDevice ? make_host_memory(setup) : make_device_memory(setup)),
-        attends(steps, memory->attention(), setup.device, setup.options.exchange_sms) {
-    const PlanConfig& config = steps.plan.config;
-    const AttentionLimits& limits = memory->attention().limits();
-    const std::string where = setup.device == kCpuDevice ? "" : "on a GPU ";
-    check_head_dim(limits.dim_qk, "plan.config.head_dim_qk", config.head_dim_qk, where);
-    check_head_dim(limits.dim_v, "plan.config.head_dim_v", config.head_dim_v, where);
-  }
-
-  std::size_t size_bytes() const { return memory->size_bytes() + attends.size_bytes(); }
-
-  std::unique_ptr<StepMemory> memory;
-  AttendCache attends;
-};
-
-}  // namespace
-
 /// What a rank keeps between calls.
 struct AttentionState {
   AttentionState(std::shared_ptr<const Plan> given, Communicator& group,
@@ -43,14 +20,17 @@ struct AttentionState {
         steps(*plan, group.rank()),
         maximum(group.rank(), group.num_ranks()) {}
 
-  AttentionPlace& at(std::int32_t device) {
-    std::unique_ptr<AttentionPlace>& place = places[device];
-    if (place == nullptr) {
-      const StepMemorySetup setup{
-          .options = options, .communicator = communicator, .device = device};
-      place = std::make_unique<AttentionPlace>(steps, setup);
+  StepMemory& at(std::int32_t device) {
+    std::unique_ptr<StepMemory>& memory = memories[device];
+    if (memory == nullptr) {
+      memory = std::make_unique<StepMemory>(steps, options, communicator, device);
     }
-    return *place;
+    return *memory;
+  }
+
+  void check_stream(std::int32_t device, void* stream) const {
+    if (device == kCpuDevice || communicator.num_ranks() == 1) return;
+    check_not_captured(stream, "attention over ranks");
   }
 
   void maximise_over_ranks(StepMemory& memory, const TensorView& values, void* stream) const {
@@ -65,7 +45,7 @@ struct AttentionState {
   AttentionOptions options;
   RankSteps steps;
   comm::RankMaximum maximum;
-  std::map<std::int32_t, std::unique_ptr<AttentionPlace>> places;  ///< by device, those used so far
+  std::map<std::int32_t, std::unique_ptr<StepMemory>> memories;  ///< by device, those used so far
 };
 
 DistributedAttention::DistributedAttention(std::shared_ptr<const Plan> plan,
@@ -96,22 +76,22 @@ const Plan& DistributedAttention::plan() const { return *state_->plan; }
 
 std::size_t DistributedAttention::workspace_bytes() const {
   std::size_t total = 0;
-  for (const auto& [device, place] : state_->places) total += place->size_bytes();
+  for (const auto& [device, memory] : state_->memories) total += memory->size_bytes();
   return total;
 }
 
 void DistributedAttention::forward(const AttentionInputs& inputs, const AttentionResult& result,
                                    void* stream) {
   AttentionState& state = *state_;
-  AttentionPlace& place = state.at(inputs.q.device);
-  check_forward(state.steps, place.memory->attention().limits(), inputs, result);
-  place.memory->check_call(stream);
-  StepCall call(state.steps, state.steps.own.forward, *place.memory, stream);
+  StepMemory& memory = state.at(inputs.q.device);
+  check_forward(state.steps, memory.limits(), inputs, result);
+  state.check_stream(inputs.q.device, stream);
+  StepCall call(state.steps, state.steps.own.forward, memory, stream);
   abort_group_on_error(state.communicator, [&] {
-    const auto& prepared = place.attends.forward(inputs.q.dtype);
+    const auto& prepared = memory.attends().forward(inputs.q.dtype);
     call.begin();
     run_forward(call, prepared, inputs, result);
-    state.maximise_over_ranks(*place.memory, result.max_logits, stream);
+    state.maximise_over_ranks(memory, result.max_logits, stream);
   });
 }
 
@@ -119,15 +99,14 @@ void DistributedAttention::backward(const AttentionInputs& inputs, const Attenti
                                     const OutputGradients& output_gradients,
                                     const InputGradients& input_gradients, void* stream) {
   AttentionState& state = *state_;
-  AttentionPlace& place = state.at(inputs.q.device);
-  check_backward(state.steps, place.memory->attention().limits(), inputs, result, output_gradients,
-                 input_gradients);
-  place.memory->check_call(stream);
-  StepCall call(state.steps, state.steps.own.backward, *place.memory, stream);
+  StepMemory& memory = state.at(inputs.q.device);
+  check_backward(state.steps, memory.limits(), inputs, result, output_gradients, input_gradients);
+  state.check_stream(inputs.q.device, stream);
+  StepCall call(state.steps, state.steps.own.backward, memory, stream);
   abort_group_on_error(state.communicator, [&] {
-    const auto& prepared = place.attends.backward({.type = inputs.q.dtype,
-                                                   .dout_type = output_gradients.dout.dtype,
-                                                   .is_fast = inputs.is_fast_backward});
+    const auto& prepared = memory.attends().backward({.type = inputs.q.dtype,
+                                                      .dout_type = output_gradients.dout.dtype,
+                                                      .is_fast = inputs.is_fast_backward});
     call.begin();
     run_backward(call, prepared, inputs, result, output_gradients, input_gradients);
   });

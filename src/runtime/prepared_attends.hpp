@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -28,30 +29,24 @@ class AttendCache {
   struct BackwardKind {
     DType type, dout_type;
     bool is_fast;
-    friend bool operator==(const BackwardKind&, const BackwardKind&) = default;
+    friend auto operator<=>(const BackwardKind&, const BackwardKind&) = default;
   };
   const PreparedAttends<PreparedForward>& forward(DType type);
   const PreparedAttends<PreparedBackward>& backward(const BackwardKind& kind);
   std::size_t size_bytes() const;
 
  private:
-  struct Shape {
-    TensorView q, k, v;
-  };
-  Shape shape_of(const AttendCall& call, DType dtype) const;
-  TensorView without_data(DType dtype, std::array<std::int64_t, 3> shape) const;
-  template <typename Kind, typename Prepared>
-  struct Entry {
-    Kind kind;
-    PreparedAttends<Prepared> attends;
-  };
+  TensorView without_data(DType dtype, std::int64_t rows, std::int64_t heads,
+                          std::int64_t dim) const;
+  /// The queries, keys and values of an attend.
+  std::array<TensorView, 3> shapes_of(const AttendCall& call, DType dtype) const;
 
   const RankSteps& steps_;
   const AttentionBackend& backend_;
   std::int32_t device_;
   std::int32_t exchange_sms_;
-  std::deque<Entry<DType, PreparedForward>> forwards_;
-  std::deque<Entry<BackwardKind, PreparedBackward>> backwards_;
+  std::map<DType, PreparedAttends<PreparedForward>> forwards_;
+  std::map<BackwardKind, PreparedAttends<PreparedBackward>> backwards_;
 };
 
 }  // namespace magi

@@ -7,7 +7,7 @@
 #include "magi/runtime.hpp"
 #include "runtime/abort_group.hpp"
 #include "runtime/check_tensor.hpp"
-#include "runtime/device_shard.hpp"
+#include "runtime/device_calls.hpp"
 #include "runtime/elements.hpp"
 #include "runtime/shard_map.hpp"
 

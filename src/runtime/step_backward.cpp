@@ -42,7 +42,7 @@ void BackwardPass::clear_rest(std::int32_t exchange, Range heads) {
                                                is_written.begin());
     if (!*at(head)) {
       for (const TensorView& sum : call_.tensors(Role::KeyGradients, exchange, {head, end})) {
-        call_.memory.fill(sum, 0.0);
+        call_.fill(sum, 0.0);
       }
     }
     std::fill(at(head), at(end), true);
@@ -66,7 +66,7 @@ BackwardArgs BackwardPass::make_args(const AttendCall& attend) {
       std::find(first, first + what.heads.size(), true) != first + what.heads.size();
   if (is_adding) clear_rest(attend.keys, what.heads);
   std::fill_n(first, what.heads.size(), true);
-  if (is_adding && !what.is_merging) call_.memory.fill(dq, 0.0);
+  if (is_adding && !what.is_merging) call_.fill(dq, 0.0);
   BackwardArgs args{.q = queries[0],
                     .k = keys[0],
                     .v = keys[1],
@@ -84,7 +84,7 @@ BackwardArgs BackwardPass::make_args(const AttendCall& attend) {
   if (attend.queries < 0 && !what.is_merging && !gradients_.dsink.empty()) {
     args.sink = sink_of(inputs_.sink, attend.q_heads);
     args.dsink = sink_of(gradients_.dsink, attend.q_heads);
-    if (is_adding) call_.memory.fill(args.dsink, 0.0);
+    if (is_adding) call_.fill(args.dsink, 0.0);
     is_dsink_written_ = true;
   }
   return args;
@@ -110,7 +110,7 @@ void BackwardPass::store() {
   call_.store(call_.own(Role::QueryGradients)[0], gradients_.dq);
   call_.store(call_.own(Role::KeyGradients)[0], gradients_.dk);
   call_.store(call_.own(Role::KeyGradients)[1], gradients_.dv);
-  if (!gradients_.dsink.empty() && !is_dsink_written_) call_.memory.fill(gradients_.dsink, 0.0);
+  if (!gradients_.dsink.empty() && !is_dsink_written_) call_.fill(gradients_.dsink, 0.0);
 }
 
 }  // namespace
@@ -127,18 +127,10 @@ void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepa
   call.set_own(Role::QueryGradients, {call.sum_for(input_gradients.dq, steps.num_results > 1)});
   call.set_own(Role::KeyGradients, {call.sum_for(input_gradients.dk, is_added),
                                     call.sum_for(input_gradients.dv, is_added)});
-  const DeviceWorkspace workspace = call.workspace_for(prepared);
   BackwardPass pass(call, inputs, input_gradients);
-  for (const Step& step : call.pass()) {
-    call.await_before(step);
-    if (step.kind == StepKind::Exchange) {
-      pass.exchange(step);
-      continue;
-    }
-    const auto index = static_cast<std::size_t>(step.index);
-    if (prepared[index] == nullptr) continue;
-    prepared[index]->run(pass.make_args(steps.attends[index]), workspace, call.stream);
-  }
+  call.walk(
+      prepared, [&](const AttendCall& attend) { return pass.make_args(attend); },
+      [&](const Step& step) { pass.exchange(step); });
   pass.store();
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "runtime/device_calls.hpp"
 #include "runtime/elements.hpp"
 
 namespace magi {
@@ -87,12 +88,6 @@ TensorGroup StepCall::tensors(Role role, std::int32_t exchange, Range heads) {
                   space_of(role) == Space::Queries ? steps.q_heads(within) : within);
 }
 
-void StepCall::await_before(const Step& step) {
-  for (const std::int32_t before : step.after) {
-    if (before >= 0) await(static_cast<std::size_t>(before));
-  }
-}
-
 void StepCall::await_all() {
   for (std::size_t step = 0; step < pending_.size(); ++step) await(step);
 }
@@ -157,7 +152,15 @@ TensorView StepCall::sum_for(const TensorView& target, bool is_added) {
 }
 
 void StepCall::store(const TensorView& sum, const TensorView& target) {
-  if (sum.data != target.data) memory.convert(sum, target);
+  if (sum.data == target.data) return;
+  if (target.device != kCpuDevice) return convert_device_elements(sum, target, stream);
+  convert_elements(sum, target);
+}
+
+void StepCall::fill(const TensorView& target, double value) {
+  if (target.device == kCpuDevice) return fill_elements(target, value);
+  if (value == 0) return clear_device_elements(target, stream);
+  fill_device_elements(target, value, stream);
 }
 
 }  // namespace magi

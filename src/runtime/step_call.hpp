@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -40,9 +41,11 @@ class StepCall {
   /// index of an exchange those of the segment that it fills.
   TensorGroup tensors(Role role, std::int32_t exchange, Range heads);
 
-  std::span<const Step> pass() const { return pass_; }
-  /// What follows, in the order of the stream, finds the exchanges done that `step` waits for.
-  void await_before(const Step& step);
+  /// Walks the steps, each behind the exchanges that it waits for: calls exchange(step) or runs
+  /// what is prepared for an attend with make_args(attend).
+  template <typename Prepared, typename MakeArgs, typename StartExchange>
+  void walk(const PreparedAttends<Prepared>& prepared, const MakeArgs& make_args,
+            const StartExchange& exchange);
   /// Starts the exchange of a step. One that fills a segment lends the segment's tensors, and those
   /// of roles that go back from there.
   void exchange(const Step& step);
@@ -52,17 +55,8 @@ class StepCall {
   /// parts are added and the target is narrower; store rounds it into the target.
   TensorView sum_for(const TensorView& target, bool is_added);
   void store(const TensorView& sum, const TensorView& target);
-  /// Memory for the largest run of a pass.
-  template <typename Prepared>
-  DeviceWorkspace workspace_for(const PreparedAttends<Prepared>& prepared) {
-    std::int64_t size_bytes = 0;
-    for (const auto& attend : prepared) {
-      if (attend != nullptr) size_bytes = std::max(size_bytes, attend->workspace_bytes());
-    }
-    if (size_bytes == 0) return {};
-    return {memory.lend(DType::Int64, {size_bytes / 8 + 1}).data, size_bytes};
-  }
-
+  /// Every element of `target` = value; on a GPU it has no gaps where the value is not 0.
+  void fill(const TensorView& target, double value);
   const RankSteps& steps;
   StepMemory& memory;
   void* const stream;
@@ -78,6 +72,30 @@ class StepCall {
   std::vector<std::vector<std::unique_ptr<comm::PendingRows>>> pending_;  ///< by step
   bool is_begun_ = false;
 };
+
+template <typename Prepared, typename MakeArgs, typename StartExchange>
+void StepCall::walk(const PreparedAttends<Prepared>& prepared, const MakeArgs& make_args,
+                    const StartExchange& exchange) {
+  std::int64_t size_bytes = 0;  // of the largest run
+  for (const auto& attend : prepared) {
+    if (attend != nullptr) size_bytes = std::max(size_bytes, attend->workspace_bytes());
+  }
+  DeviceWorkspace workspace;
+  if (size_bytes > 0) {
+    workspace = {memory.lend(DType::Int64, {size_bytes / 8 + 1}).data, size_bytes};
+  }
+  for (const Step& step : pass_) {
+    for (const std::int32_t before : step.after) {
+      if (before >= 0) await(static_cast<std::size_t>(before));
+    }
+    const auto index = static_cast<std::size_t>(step.index);
+    if (step.kind == StepKind::Exchange) {
+      exchange(step);
+    } else if (prepared[index] != nullptr) {
+      prepared[index]->run(make_args(steps.attends[index]), workspace, stream);
+    }
+  }
+}
 
 /// The calls of one pass. `prepared` fits the types of the tensors, which have been checked.
 void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepared,

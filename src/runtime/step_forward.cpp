@@ -15,7 +15,7 @@ TensorView lend_maxima(StepCall& call, const TensorView& max_logits) {
   if (num_segments > 1) {
     maxima = call.memory.lend(max_logits.dtype, {num_segments * max_logits.shape[0]});
   }
-  call.memory.fill(maxima, -std::numeric_limits<double>::infinity());
+  call.fill(maxima, -std::numeric_limits<double>::infinity());
   return maxima;
 }
 
@@ -52,19 +52,10 @@ void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepare
   call.set_own(Role::KeysValues, {inputs.k, inputs.v});
   call.set_own(Role::Queries, {inputs.q});
   call.set_own(Role::Results, {out, result.lse});
-  const DeviceWorkspace workspace = call.workspace_for(prepared);
   const TensorView maxima = lend_maxima(call, result.max_logits);
-  for (const Step& step : call.pass()) {
-    call.await_before(step);
-    if (step.kind == StepKind::Exchange) {
-      call.exchange(step);
-      continue;
-    }
-    const auto index = static_cast<std::size_t>(step.index);
-    if (prepared[index] == nullptr) continue;
-    prepared[index]->run(make_args(call, call.steps.attends[index], inputs, maxima), workspace,
-                         call.stream);
-  }
+  call.walk(
+      prepared, [&](const AttendCall& attend) { return make_args(call, attend, inputs, maxima); },
+      [&](const Step& step) { call.exchange(step); });
   call.await_all();
   call.store(out, result.out);
   if (call.steps.q_segments.size() > 1) {

@@ -5,51 +5,57 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <vector>
 
-#include "comm/row_exchanger.hpp"
-#include "kernels/attention/backend.hpp"
+#include "comm/row_memory.hpp"
 #include "magi/runtime.hpp"
+#include "runtime/prepared_attends.hpp"
 
 namespace magi {
 
-/// The memory that the tensors of a step lie in: the host's, or that of one GPU. It lends the
-/// tensors that a call needs for itself, does element-wise work on them, and knows who exchanges
-/// their rows and who attends. On a GPU everything is enqueued behind the work of the call's
-/// stream, and nothing waits.
+/// What a rank keeps between calls for tensors in the host's memory or in that of one GPU: who
+/// attends and what was prepared for that, who exchanges rows, and what a call needs for itself. On
+/// a GPU everything is enqueued behind the work of the call's stream, and nothing waits.
 class StepMemory {
  public:
-  virtual ~StepMemory() = default;
+  /// All arguments outlive it. Throws InvalidArgument where there is no such GPU, the group moves
+  /// no device memory, or the options or the plan's head dims do not suit.
+  StepMemory(const RankSteps& steps, const AttentionOptions& options, Communicator& communicator,
+             std::int32_t device);
+  StepMemory(const StepMemory&) = delete;
+  StepMemory& operator=(const StepMemory&) = delete;
 
-  /// Throws InvalidArgument where a call on `stream` cannot run; equal on all ranks.
-  virtual void check_call(void* stream) const = 0;
-  /// Begins a call, behind the one before; end gives back what it was lent, also after an error.
-  virtual void begin(void* stream) = 0;
-  virtual void end() noexcept = 0;
+  /// Begins a call, behind the one before; end takes back what it was lent, also after an error.
+  void begin(void* stream);
+  void end() noexcept;
   /// A row-major tensor that lives until `end`; its contents are undefined.
-  virtual TensorView lend(DType dtype, std::initializer_list<std::int64_t> shape) = 0;
+  TensorView lend(DType dtype, std::initializer_list<std::int64_t> shape);
 
-  /// target = source, rounded where the target's type is narrower. Equal shapes [rows, heads, dim].
-  virtual void convert(const TensorView& source, const TensorView& target) = 0;
-  /// Every element of `target` = value.
-  virtual void fill(const TensorView& target, double value) = 0;
+  comm::RowExchanger& rows() { return *rows_; }
+  const AttentionLimits& limits() const { return attention_->limits(); }
+  AttendCache& attends() { return attends_; }
+  /// What the largest call was lent, and what is held for attends.
+  std::size_t size_bytes() const { return largest_bytes_ + attends_.size_bytes(); }
 
-  virtual std::int32_t device() const = 0;
-  virtual comm::RowExchanger& rows() = 0;
-  virtual const AttentionBackend& attention() const = 0;
-  /// Bytes held between calls, and what the largest call was lent.
-  virtual std::size_t size_bytes() const = 0;
+ private:
+  struct Piece {
+    std::shared_ptr<std::byte> data;
+    std::size_t size_bytes = 0;
+  };
+  std::byte* lend_bytes(std::size_t size_bytes);
+
+  std::int32_t device_;
+  DeviceAllocator lender_;  ///< gives the exchanger memory of the call
+  std::unique_ptr<comm::RowExchanger> rows_;
+  std::shared_ptr<const AttentionBackend> attention_;
+  AttendCache attends_;
+  std::shared_ptr<comm::RowMemory> memory_;
+  void* stream_ = nullptr;
+  /// One as large as the largest call before, and more where that is not enough.
+  std::vector<Piece> pieces_;
+  std::size_t used_bytes_ = 0;  ///< of the last piece
+  std::size_t lent_bytes_ = 0;  ///< since begin
+  std::size_t largest_bytes_ = 0;
 };
-
-/// Who a memory's steps are run for; all outlive it.
-struct StepMemorySetup {
-  const AttentionOptions& options;
-  Communicator& communicator;
-  std::int32_t device = kCpuDevice;
-};
-
-std::unique_ptr<StepMemory> make_host_memory(const StepMemorySetup& setup);
-/// Throws InvalidArgument where there is no such GPU, the group moves no device memory, or
-/// options.exchange_sms does not suit the GPU.
-std::unique_ptr<StepMemory> make_device_memory(const StepMemorySetup& setup);
 
 }  // namespace magi

@@ -14,8 +14,9 @@ LINES_BEFORE = 1896
 
 # The files that took their place, those for host memory and for rows over any transport included.
 SUCCESSORS = re.compile(
-    r"src/(runtime/(step_\w+|host_memory|device_memory|prepared_attends|distributed_attention)"
-    r"|comm/(row_exchanger|packed_exchanger|wire_order|device_rows|host_rows|device_memory))"
+    r"src/(runtime/(step_\w+|prepared_attends|distributed_attention)"
+    r"|comm/(row_exchanger|row_memory|packed_exchanger|wire_order"
+    r"|host_rows|device_rows|device_memory))"
     r"\.(cpp|cu|hpp)"
 )
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/device_shard.hpp"
+#include "runtime/device_calls.hpp"
 
 #include <cstring>
 #include <string>
@@ -54,18 +54,30 @@ std::uint64_t bits_of(double value, DType dtype) {
 
 }  // namespace
 
-void check_device_shards(const ShardPair& pair, const Communicator* communicator, void* stream) {
+void check_device(const char* name, std::int32_t device) {
   const std::int32_t num_devices = device_count();
-  if (pair.first.device >= num_devices) {
-    throw invalid(std::string(pair.first_name) + ".device", pair.first.device,
-                  "-1 (host memory) or one of the " + std::to_string(num_devices) + " GPUs here");
-  }
+  if (device >= 0 && device < num_devices) return;
+  throw invalid(std::string(name) + ".device", device,
+                "-1 (host memory) or one of the " + std::to_string(num_devices) + " GPUs here");
+}
+
+void check_exchange_sms(std::int32_t device, std::int32_t exchange_sms) {
+  const std::int32_t num_sms = device_info(device).num_sms;
+  if (exchange_sms >= 0 && exchange_sms < num_sms) return;
+  throw invalid("options.exchange_sms", exchange_sms, "0 to " + std::to_string(num_sms - 1));
+}
+
+void check_not_captured(void* stream, const char* calls) {
+  if (graph_of_capture(static_cast<cudaStream_t>(stream)) == nullptr) return;
+  throw invalid("stream", "being captured", std::string("one that is not, for ") + calls);
+}
+
+void check_device_shards(const ShardPair& pair, const Communicator* communicator, void* stream) {
+  check_device(pair.first_name, pair.first.device);
   check_gapless(pair.first_name, pair.first);
   check_gapless(pair.second_name, pair.second);
   // A graph would read the host's tables when it runs: they are gone by then.
-  if (graph_of_capture(static_cast<cudaStream_t>(stream)) != nullptr) {
-    throw invalid("stream", "being captured", "one that is not, for dispatch, undispatch and roll");
-  }
+  check_not_captured(stream, "dispatch, undispatch and roll");
   if (communicator == nullptr || communicator->num_ranks() == 1) return;
   if (communicator->has_device_exchange()) return;
   throw invalid("communicator", std::string("a ") + communicator->backend() + " group",
@@ -75,6 +87,16 @@ void check_device_shards(const ShardPair& pair, const Communicator* communicator
 void fill_device_elements(const TensorView& target, double value, void* stream) {
   const DeviceScope scope(target.device);
   fill_device_bits(target, bits_of(value, target.dtype), static_cast<cudaStream_t>(stream));
+}
+
+void clear_device_elements(const TensorView& target, void* stream) {
+  const DeviceScope scope(target.device);
+  clear_device_values(target, static_cast<cudaStream_t>(stream));
+}
+
+void convert_device_elements(const TensorView& source, const TensorView& target, void* stream) {
+  const DeviceScope scope(target.device);
+  convert_device_rows(source, target, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace magi

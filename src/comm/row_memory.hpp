@@ -6,7 +6,6 @@
 
 #include "comm/row_exchanger.hpp"
 
-// Rows through bytes, over either memory: packed, exchanged, put into place or combined.
 namespace magi::comm {
 
 /// A table's lists, in one memory.
@@ -22,9 +21,12 @@ RowTasks host_tasks(const RowTable& table);
 /// A copy of a table's lists in device memory.
 struct DeviceTables {
   RowTasks tasks;
-  std::int64_t size_bytes = 0;
   std::shared_ptr<void> memory;
 };
+
+/// Finds where the wire's rows begin if they lie in the tensors' own memory as they would on the
+/// wire, as those of tensors that share their rows; else null.
+std::byte* find_wire(std::span<const TensorView> tensors, const WireOrder& order);
 
 /// One end of a copy of rows: the tensors' own, or where `wire` is given those of the wire that
 /// such tensors' rows make.
@@ -38,41 +40,38 @@ struct Partials {
   ExchangeKind kind = ExchangeKind::Sum;
   std::span<const TensorView> to;
   std::uint64_t wire_types = 0;
-  const std::byte* wire = nullptr;
+  std::byte* wire = nullptr;
   RowTasks tasks;
 };
 
-/// Bytes under way.
-class Transfer {
- public:
-  virtual ~Transfer() = default;
-  /// Blocks until the bytes are there, or lets `stream` wait for them.
-  virtual void await(void* stream) = 0;
-};
-
-/// What the packed exchanger asks of a kind of memory. Work on a GPU is enqueued on the stream.
+/// The host's memory or a GPU's, where work is enqueued on the given stream.
 class RowMemory {
  public:
   virtual ~RowMemory() = default;
-  virtual RowTasks tasks_of(const RowTable& table, void* stream) = 0;
+  /// Orders calls that take memory: one begins behind the end of the one before.
+  virtual void begin_call(void* /*stream*/) {}
+  virtual void end_call(void* /*stream*/) noexcept {}
   virtual std::shared_ptr<std::byte> allocate(std::int64_t size_bytes, void* stream) = 0;
+
+  virtual RowTasks tasks_of(const RowTable& table, void* stream) = 0;
   /// Local rows -> wire rows, the other way where `from` is the wire.
   virtual void copy(const RowSide& from, const RowSide& to, std::span<const RowTask> tasks,
                     void* stream) = 0;
+  /// Combines partial rows in the order of the parts, in float64 for float64 tensors, else in
+  /// float32; 16-bit tensors are rounded once.
   virtual void combine(const Partials& partials, void* stream) = 0;
-  virtual std::unique_ptr<Transfer> start(Communicator& group, const ByteExchange& exchange,
-                                          void* stream) = 0;
+  /// values[i] = the largest of rows[r, i].
+  virtual void maximise(const TensorView& rows, const TensorView& values, void* stream) = 0;
+  /// Starts an exchange of bytes behind the stream's work. It ends before the bytes' memory.
+  virtual std::unique_ptr<PendingRows> start(Communicator& group, const ByteExchange& exchange,
+                                             void* stream) = 0;
 };
 
 std::shared_ptr<RowMemory> make_host_memory();
 /// Throws InvalidArgument where the build has no CUDA.
 std::shared_ptr<RowMemory> make_device_memory(std::int32_t device,
                                               const DeviceAllocator& allocator);
-/// values[i] = the largest of rows[r, i], in device memory.
-void max_rows_on_device(const TensorView& rows, const TensorView& values, void* stream);
-
-/// Finds where the wire's rows begin if they lie in the tensors' own memory as they would on the
-/// wire, as those of tensors that share their rows; else null.
-std::byte* find_wire(std::span<const TensorView> tensors, const WireOrder& order);
+/// Either of them.
+std::shared_ptr<RowMemory> make_row_memory(std::int32_t device, const DeviceAllocator& allocator);
 
 }  // namespace magi::comm

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/step_memory.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "base/math.hpp"
+#include "runtime/check_attention.hpp"
+#include "runtime/device_calls.hpp"
+
+namespace magi {
+
+namespace {
+
+/// The device of a call's tensors.
+std::int32_t checked(std::int32_t device, const AttentionOptions& options) {
+  if (device == kCpuDevice) return device;
+  check_device("q", device);
+  check_exchange_sms(device, options.exchange_sms);
+  return device;
+}
+
+}  // namespace
+
+StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
+                       Communicator& communicator, std::int32_t device)
+    : device_(checked(device, options)),
+      lender_{.allocate = [this](std::size_t size_bytes, std::int32_t,
+                                 void*) { return lend_bytes(size_bytes); },
+              .release = [](void*, std::size_t, std::int32_t, void*) {}},
+      rows_(comm::make_row_exchanger(communicator, device, lender_)),
+      attention_(find_backend(options.backend, device)),
+      attends_(steps, *attention_, device, options.exchange_sms),
+      memory_(comm::make_row_memory(device, options.allocator)) {
+  const PlanConfig& config = steps.plan.config;
+  const std::string where = device == kCpuDevice ? "" : "on a GPU ";
+  check_head_dim(limits().dim_qk, "plan.config.head_dim_qk", config.head_dim_qk, where);
+  check_head_dim(limits().dim_v, "plan.config.head_dim_v", config.head_dim_v, where);
+}
+
+void StepMemory::begin(void* stream) {
+  memory_->begin_call(stream);
+  stream_ = stream;
+  used_bytes_ = lent_bytes_ = 0;
+}
+
+void StepMemory::end() noexcept {
+  largest_bytes_ = std::max(largest_bytes_, lent_bytes_);
+  // The host's one piece stays for the next call; on a GPU the allocator keeps it.
+  if (device_ != kCpuDevice || pieces_.size() > 1) pieces_.clear();
+  memory_->end_call(stream_);
+}
+
+TensorView StepMemory::lend(DType dtype, std::initializer_list<std::int64_t> shape) {
+  TensorView tensor = contiguous_view(nullptr, dtype, shape);
+  tensor.device = device_;
+  tensor.data = lend_bytes(static_cast<std::size_t>(tensor.num_elements()) * dtype_bytes(dtype));
+  return tensor;
+}
+
+std::byte* StepMemory::lend_bytes(std::size_t size_bytes) {
+  constexpr std::size_t kAlignment = 256;
+  // Never null, so that a tensor of no rows still counts as given.
+  const std::size_t size = align_up(std::max<std::size_t>(size_bytes, 1), kAlignment);
+  if (pieces_.empty() || used_bytes_ + size > pieces_.back().size_bytes) {
+    const std::size_t piece = std::max(size, pieces_.empty() ? largest_bytes_ : 0);
+    pieces_.push_back({memory_->allocate(static_cast<std::int64_t>(piece), stream_), piece});
+    used_bytes_ = 0;
+  }
+  std::byte* data = pieces_.back().data.get() + used_bytes_;
+  used_bytes_ += size;
+  lent_bytes_ += size;
+  return data;
+}
+
+}  // namespace magi
