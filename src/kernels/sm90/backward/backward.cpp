@@ -124,7 +124,7 @@ DqOrder dq_order(const BackwardState& state, unsigned* semaphores) {
           .num_components = static_cast<const std::int32_t*>(state.tile_components.data()),
           .semaphores = semaphores,
           .num_semaphores = state.list.num_semaphores(),
-          .is_deterministic = state.list.is_ordered,
+          .is_ordered = state.list.is_ordered,
           .is_converting = state.list.is_converting};
 }
 

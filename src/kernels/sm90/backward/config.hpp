@@ -15,7 +15,7 @@ struct BackwardConfig {
   bool has_softcap = false;
   /// Sums of dQ are taken in the order of the list: where the caller asks for equal bits from call
   /// to call, and where that costs less than clearing the sums.
-  bool is_deterministic = false;
+  bool is_ordered = false;
   /// Rows of a q tile: 64, or 128 where the head dim leaves registers for it. Then each warpgroup
   /// multiplies dQ of its half of the rows, not of the columns.
   int rows = 64;
@@ -32,10 +32,10 @@ struct BackwardConfig {
   static_assert(consumers * consumer_registers + producer_registers <=
                 (consumers + 1) * launch_registers);
 
-  /// The same config, deterministic or not.
-  constexpr BackwardConfig deterministic(bool is_so) const {
+  /// The same config with sums of dQ in order or not.
+  constexpr BackwardConfig ordered(bool is_so) const {
     BackwardConfig config = *this;
-    config.is_deterministic = is_so;
+    config.is_ordered = is_so;
     return config;
   }
   constexpr int threads() const { return 128 * (consumers + 1); }

@@ -387,7 +387,7 @@ class BackwardConsumer {
   /// Waits until the step may add its dQ. Returns whether it is the first to do so: the sum holds
   /// nothing yet.
   __device__ __forceinline__ bool wait_to_add(std::uint32_t step) const {
-    if constexpr (!kC.is_deterministic) return false;
+    if constexpr (!kC.is_ordered) return false;
     const AddPlace at(step);
     shared_.add_ring.wait_full(at);
     return ptx::uniform(shared_.adds[at.stage()].is_first) != 0;
@@ -398,21 +398,21 @@ class BackwardConsumer {
                                          const DqColumns& dq) const {
     const int thread = ptx::thread_index() & 127;
     float* target = params_.dq.sums + sum * (kC.rows * kC.dim_qk) + warpgroup_ * kC.dq_floats() +
-                    dq_place<kC.is_deterministic>(0, thread);
+                    dq_place<kC.is_ordered>(0, thread);
     if (is_first) {
 #pragma unroll
       for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
-        ptx::store_float4(target + dq_place<kC.is_deterministic>(i, 0), dq[i], dq[i + 1], dq[i + 2],
+        ptx::store_float4(target + dq_place<kC.is_ordered>(i, 0), dq[i], dq[i + 1], dq[i + 2],
                           dq[i + 3]);
       }
     } else {
 #pragma unroll
       for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
-        ptx::add_float4(target + dq_place<kC.is_deterministic>(i, 0), dq[i], dq[i + 1], dq[i + 2],
+        ptx::add_float4(target + dq_place<kC.is_ordered>(i, 0), dq[i], dq[i + 1], dq[i + 2],
                         dq[i + 3]);
       }
     }
-    if constexpr (kC.is_deterministic) arrive_warp(shared_.added.at(AddPlace(step)));
+    if constexpr (kC.is_ordered) arrive_warp(shared_.added.at(AddPlace(step)));
   }
 
   BackwardStorage<kC>& shared_;

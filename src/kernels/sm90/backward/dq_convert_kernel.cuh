@@ -23,8 +23,8 @@ struct SumRows {
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       const int thread = static_cast<int>(threadIdx.x) % 128;
-      const int place = params.dq_order.is_deterministic ? dq_place<true>(4 * i, thread)
-                                                         : dq_place<false>(4 * i, thread);
+      const int place = params.dq_order.is_ordered ? dq_place<true>(4 * i, thread)
+                                                   : dq_place<false>(4 * i, thread);
       values[i] = __ldcs(reinterpret_cast<const float4*>(source + place));
     }
     const float scale = params.softmax.score.softmax_scale;

@@ -45,7 +45,7 @@ namespace magi::sm90 {
 template <typename Instance, bool kIsDeterministic>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
-  constexpr BackwardConfig kC = Instance::kConfig.deterministic(kIsDeterministic);
+  constexpr BackwardConfig kC = Instance::kConfig.ordered(kIsDeterministic);
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<BackwardStorage<kC>*>(shared_bytes);
   const int warp = ptx::uniform(static_cast<int>(threadIdx.x) / 32);
@@ -64,10 +64,10 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     if (threadIdx.x == 0) BackwardProducer<kC>(shared, params).run();
     // NOTE: asked at run time though it is known: without this code ptxas runs out of registers in
     // the other instances and serialises their products.
-    const bool is_deterministic = params.dq_order.is_deterministic;
-    if (is_deterministic && threadIdx.x == 32) DqSemaphoreWaiter<kC>(shared, params).run();
-    if (is_deterministic && threadIdx.x == 64) DqSemaphoreSignaller<kC>(shared, params).run();
-    if constexpr (kC.is_deterministic) {
+    const bool is_ordered = params.dq_order.is_ordered;
+    if (is_ordered && threadIdx.x == 32) DqSemaphoreWaiter<kC>(shared, params).run();
+    if (is_ordered && threadIdx.x == 64) DqSemaphoreSignaller<kC>(shared, params).run();
+    if constexpr (kC.is_ordered) {
       if (warp == 3) DqConvertWarp<kC>(shared, params).run();
     }
   } else {

@@ -13,7 +13,7 @@ namespace magi::sm90 {
 
 template <typename Instance, bool kIsDeterministic>
 void launch_backward_kernel(const BackwardParams& params, int num_ctas, cudaStream_t stream) {
-  constexpr BackwardConfig kC = Instance::kConfig.deterministic(kIsDeterministic);
+  constexpr BackwardConfig kC = Instance::kConfig.ordered(kIsDeterministic);
   constexpr auto kKernel = backward_kernel<Instance, kIsDeterministic>;
   const int bytes = grant_storage<BackwardStorage<kC>, kKernel>();
   launch_ahead(kKernel, num_ctas, kC.threads(), bytes, params, stream);
@@ -21,8 +21,8 @@ void launch_backward_kernel(const BackwardParams& params, int num_ctas, cudaStre
 
 template <typename Instance>
 void launch_backward(const BackwardParams& params, int num_ctas, cudaStream_t stream) {
-  const auto launch = params.dq_order.is_deterministic ? launch_backward_kernel<Instance, true>
-                                                       : launch_backward_kernel<Instance, false>;
+  const auto launch = params.dq_order.is_ordered ? launch_backward_kernel<Instance, true>
+                                                 : launch_backward_kernel<Instance, false>;
   launch(params, num_ctas, stream);
 }
 

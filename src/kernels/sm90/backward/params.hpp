@@ -35,7 +35,7 @@ struct DqOrder {
   const std::int32_t* num_components = nullptr;  ///< [q tiles]
   unsigned* semaphores = nullptr;  ///< [head groups, num_semaphores], all zero at the start
   std::int32_t num_semaphores = 0;
-  bool is_deterministic = true;  ///< sums of dQ are taken in the order of the list
+  bool is_ordered = true;  ///< sums of dQ are taken in the order of the list
   bool is_converting = false;    ///< the main kernel makes dq of the sums that it completes
 };
 

@@ -151,7 +151,7 @@ struct BackwardStorage {
   Ring<kConvertStages> convert_ring;          ///< a sum is complete / its dq has been written
   RingBarriers<kQuarterStages> quarter_full;  ///< a quarter of a complete sum is there
   ConverterState converter;
-  alignas(128) std::uint8_t quarters[kC.is_deterministic ? kQuarterStages : 1][kQuarterBytes];
+  alignas(128) std::uint8_t quarters[kC.is_ordered ? kQuarterStages : 1][kQuarterBytes];
 
   __device__ __forceinline__ void init_barriers() {
     constexpr int kConsumerWarps = 4 * kC.consumers * ptx::kArrivalsPerWarp;
