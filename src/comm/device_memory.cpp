@@ -5,6 +5,7 @@
 
 #include "base/check.hpp"
 #include "base/math.hpp"
+#include "cuda/capture.hpp"
 #include "cuda/device.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/stream_buffer.hpp"
@@ -84,12 +85,15 @@ void DeviceMemory::keep_pool() {
 void DeviceMemory::begin_call(void* stream) {
   const DeviceScope scope(device_);
   keep_pool();
+  if (graph_of_capture(queue_of(stream)) != nullptr) return;  // a graph has an order of its own
   if (!call_end_) call_end_.emplace();
   call_end_->await(queue_of(stream));
 }
 
 void DeviceMemory::end_call(void* stream) noexcept {
-  order_or_drop(device_, [&] { call_end_->record(queue_of(stream)); });
+  order_or_drop(device_, [&] {
+    if (graph_of_capture(queue_of(stream)) == nullptr) call_end_->record(queue_of(stream));
+  });
 }
 
 std::shared_ptr<std::byte> DeviceMemory::allocate(std::int64_t size_bytes, void* stream) {

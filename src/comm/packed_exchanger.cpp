@@ -126,6 +126,7 @@ class PackedExchanger final : public RowExchanger {
       : group_(group), state_(std::make_shared<MoveState>()) {
     state_->memory = std::move(memory);
   }
+  void prepare(const RowTable& table) override { state_->memory->tasks_of(table, nullptr); }
   std::unique_ptr<PendingRows> start(const RowTable& table, const RowMove& move,
                                      void* stream) override {
     MAGI_CHECK(move.from.size() == move.to.size() && move.from.size() <= kMaxTensors);

@@ -70,6 +70,8 @@ class PendingRows {
 class RowExchanger {
  public:
   virtual ~RowExchanger() = default;
+  /// Copies a kept table to where moves read it, so that none of them waits for that. Local.
+  virtual void prepare(const RowTable& table) = 0;
   /// Collective. Device memory: reads `from` and may write `to` behind what `stream` was given so
   /// far; nothing waits for the device but the first call with a table, which copies it there.
   virtual std::unique_ptr<PendingRows> start(const RowTable& table, const RowMove& move,

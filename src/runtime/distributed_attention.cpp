@@ -86,7 +86,7 @@ void DistributedAttention::forward(const AttentionInputs& inputs, const Attentio
   StepMemory& memory = state.at(inputs.q.device);
   check_forward(state.steps, memory.limits(), inputs, result);
   state.check_stream(inputs.q.device, stream);
-  StepCall call(state.steps, state.steps.own.forward, memory, stream);
+  StepCall call(state.steps, Pass::Forward, memory, stream);
   abort_group_on_error(state.communicator, [&] {
     const auto& prepared = memory.attends().forward(inputs.q.dtype);
     call.begin();
@@ -102,7 +102,7 @@ void DistributedAttention::backward(const AttentionInputs& inputs, const Attenti
   StepMemory& memory = state.at(inputs.q.device);
   check_backward(state.steps, memory.limits(), inputs, result, output_gradients, input_gradients);
   state.check_stream(inputs.q.device, stream);
-  StepCall call(state.steps, state.steps.own.backward, memory, stream);
+  StepCall call(state.steps, Pass::Backward, memory, stream);
   abort_group_on_error(state.communicator, [&] {
     const auto& prepared = memory.attends().backward({.type = inputs.q.dtype,
                                                       .dout_type = output_gradients.dout.dtype,

@@ -9,6 +9,8 @@
 
 namespace magi {
 
+enum class Pass : std::uint8_t { Forward, Backward };
+
 /// The rows that fill one segment of a rank, and the way back of what the rank made of them.
 struct SegmentRows {
   std::int32_t num_rows = 0;

@@ -62,13 +62,14 @@ TensorView sink_of(const TensorView& sink, Range heads) {
   return is_given(sink) ? sink.slice(sink.rank - 1, heads.begin, heads.end) : sink;
 }
 
-StepCall::StepCall(const RankSteps& rank_steps, std::span<const Step> pass, StepMemory& step_memory,
+StepCall::StepCall(const RankSteps& rank_steps, Pass pass, StepMemory& step_memory,
                    void* step_stream)
     : steps(rank_steps),
       memory(step_memory),
       stream(step_stream),
       pass_(pass),
-      pending_(pass.size()) {
+      list_(pass == Pass::Forward ? steps.own.forward : steps.own.backward),
+      pending_(list_.size()) {
   for (auto& groups : roles_) groups.resize(1 + steps.plan.exchanges.size());
 }
 
@@ -78,7 +79,7 @@ StepCall::~StepCall() {
 }
 
 void StepCall::begin() {
-  memory.begin(stream);
+  memory.begin(pass_, stream);
   is_begun_ = true;
 }
 
@@ -130,7 +131,7 @@ void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
   const auto is_missing = [](const TensorView& tensor) { return !is_given(tensor); };
   std::erase_if(from, is_missing);
   std::erase_if(to, is_missing);
-  auto& pending = pending_[static_cast<std::size_t>(&step - pass_.data())];
+  auto& pending = pending_[static_cast<std::size_t>(&step - list_.data())];
   for (std::size_t first = 0, end = 0; first < from.size(); first = end) {
     while (end < from.size() && end < first + kMaxMovedTogether &&
            from[end].dtype == from[first].dtype) {

@@ -27,9 +27,8 @@ TensorView sink_of(const TensorView& sink, Range heads);
 /// would end the group without the reason.
 class StepCall {
  public:
-  /// `pass` holds the steps. All arguments outlive the call.
-  StepCall(const RankSteps& rank_steps, std::span<const Step> pass, StepMemory& step_memory,
-           void* step_stream);
+  /// All arguments outlive the call.
+  StepCall(const RankSteps& rank_steps, Pass pass, StepMemory& step_memory, void* step_stream);
   ~StepCall();
   StepCall(const StepCall&) = delete;
   StepCall& operator=(const StepCall&) = delete;
@@ -67,7 +66,8 @@ class StepCall {
   void start(const Step& step, TensorGroup from, TensorGroup to);
   void await(std::size_t step);
 
-  std::span<const Step> pass_;
+  Pass pass_;
+  std::span<const Step> list_;
   std::array<std::vector<TensorGroup>, kNumRoles> roles_;                 ///< own, then by exchange
   std::vector<std::vector<std::unique_ptr<comm::PendingRows>>> pending_;  ///< by step
   bool is_begun_ = false;
@@ -84,7 +84,7 @@ void StepCall::walk(const PreparedAttends<Prepared>& prepared, const MakeArgs& m
   if (size_bytes > 0) {
     workspace = {memory.lend(DType::Int64, {size_bytes / 8 + 1}).data, size_bytes};
   }
-  for (const Step& step : pass_) {
+  for (const Step& step : list_) {
     for (const std::int32_t before : step.after) {
       if (before >= 0) await(static_cast<std::size_t>(before));
     }

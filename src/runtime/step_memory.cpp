@@ -36,16 +36,23 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
   const std::string where = device == kCpuDevice ? "" : "on a GPU ";
   check_head_dim(limits().dim_qk, "plan.config.head_dim_qk", config.head_dim_qk, where);
   check_head_dim(limits().dim_v, "plan.config.head_dim_v", config.head_dim_v, where);
+  for (const auto* segments : {&steps.q_segments, &steps.k_segments}) {
+    for (const SegmentRows& rows : *segments) {
+      rows_->prepare(rows.filling);
+      rows_->prepare(rows.returning);
+    }
+  }
 }
 
-void StepMemory::begin(void* stream) {
+void StepMemory::begin(Pass pass, void* stream) {
+  pass_ = static_cast<std::size_t>(pass);
   memory_->begin_call(stream);
   stream_ = stream;
   used_bytes_ = lent_bytes_ = 0;
 }
 
 void StepMemory::end() noexcept {
-  largest_bytes_ = std::max(largest_bytes_, lent_bytes_);
+  largest_bytes_[pass_] = std::max(largest_bytes_[pass_], lent_bytes_);
   // The host's one piece stays for the next call; on a GPU the allocator keeps it.
   if (device_ != kCpuDevice || pieces_.size() > 1) pieces_.clear();
   memory_->end_call(stream_);
@@ -63,7 +70,7 @@ std::byte* StepMemory::lend_bytes(std::size_t size_bytes) {
   // Never null, so that a tensor of no rows still counts as given.
   const std::size_t size = align_up(std::max<std::size_t>(size_bytes, 1), kAlignment);
   if (pieces_.empty() || used_bytes_ + size > pieces_.back().size_bytes) {
-    const std::size_t piece = std::max(size, pieces_.empty() ? largest_bytes_ : 0);
+    const std::size_t piece = std::max(size, pieces_.empty() ? largest_bytes_[pass_] : 0);
     pieces_.push_back({memory_->allocate(static_cast<std::int64_t>(piece), stream_), piece});
     used_bytes_ = 0;
   }

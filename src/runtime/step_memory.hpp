@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -26,7 +28,7 @@ class StepMemory {
   StepMemory& operator=(const StepMemory&) = delete;
 
   /// Begins a call, behind the one before; end takes back what it was lent, also after an error.
-  void begin(void* stream);
+  void begin(Pass pass, void* stream);
   void end() noexcept;
   /// A row-major tensor that lives until `end`; its contents are undefined.
   TensorView lend(DType dtype, std::initializer_list<std::int64_t> shape);
@@ -35,7 +37,9 @@ class StepMemory {
   const AttentionLimits& limits() const { return attention_->limits(); }
   AttendCache& attends() { return attends_; }
   /// What the largest call was lent, and what is held for attends.
-  std::size_t size_bytes() const { return largest_bytes_ + attends_.size_bytes(); }
+  std::size_t size_bytes() const {
+    return std::max(largest_bytes_[0], largest_bytes_[1]) + attends_.size_bytes();
+  }
 
  private:
   struct Piece {
@@ -51,11 +55,12 @@ class StepMemory {
   AttendCache attends_;
   std::shared_ptr<comm::RowMemory> memory_;
   void* stream_ = nullptr;
-  /// One as large as the largest call before, and more where that is not enough.
+  /// One as large as the pass's largest call before, and more where that is not enough.
   std::vector<Piece> pieces_;
   std::size_t used_bytes_ = 0;  ///< of the last piece
   std::size_t lent_bytes_ = 0;  ///< since begin
-  std::size_t largest_bytes_ = 0;
+  std::size_t pass_ = 0;
+  std::array<std::size_t, 2> largest_bytes_{};  ///< by pass
 };
 
 }  // namespace magi
