@@ -50,8 +50,9 @@ class DeviceTransfer final : public PendingRows {
 
   void await(void* stream) override {
     const DeviceScope scope(device_);
+    const bool is_sent = last_ != start_;
     last_ = queue_of(stream);
-    event_.await(last_);
+    if (is_sent) event_.await(last_);
     if (last_ != start_) order(start_, last_);  // behind the rows that stay
   }
 
@@ -64,7 +65,7 @@ class DeviceTransfer final : public PendingRows {
   std::shared_ptr<Stream> transport_;
   std::int32_t device_;
   cudaStream_t start_;
-  cudaStream_t last_;  ///< the last one that uses the bytes
+  cudaStream_t last_;  ///< the last one that uses the bytes: the transport's, where they are sent
   OrderEvent event_;
 };
 
