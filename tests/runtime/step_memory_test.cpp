@@ -17,7 +17,7 @@ TEST(StepMemory, LendsTheHostsMemoryInOnePieceFromTheSecondCallOn) {
   StepMemory memory(steps, options, *group[0], kCpuDevice);
   EXPECT_EQ(memory.size_bytes(), 0U);
   const auto distance = [&] {
-    memory.begin(nullptr);
+    memory.begin(Pass::Forward, nullptr);
     const TensorView small = memory.lend(DType::Float32, {3, 5});
     const TensorView empty = memory.lend(DType::Float64, {0, 2});
     const TensorView large = memory.lend(DType::Float32, {100, 7});
