@@ -63,8 +63,11 @@ class HostMemory final : public RowMemory {
     const std::size_t row_bytes = wire_row_bytes(to, wire_types);
     const auto sink = make_reduce_sink(to, tasks.sums, kind);
     for (const SumTask& task : tasks.sums) {
-      for (const std::int32_t part : tasks.parts.subspan(task.first_part, task.num_parts)) {
-        sink->put(wire_types, {task.row, task.num_rows}, wire + part * row_bytes);
+      const auto first = static_cast<std::size_t>(task.first_part);
+      const auto num_parts = static_cast<std::size_t>(task.num_parts);
+      for (const std::int32_t row : tasks.parts.subspan(first, num_parts)) {
+        sink->put(wire_types, {task.row, task.num_rows},
+                  wire + static_cast<std::size_t>(row) * row_bytes);
       }
     }
     sink->finish();

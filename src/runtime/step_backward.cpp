@@ -23,9 +23,7 @@ class BackwardPass {
  private:
   /// Clears key gradients of `heads` that no attend has written; `exchange` fills their segment.
   void clear_rest(std::int32_t exchange, Range heads);
-  std::vector<bool>& written(std::int32_t exchange) {
-    return written_heads_[static_cast<std::size_t>(exchange + 1)];
-  }
+  std::vector<bool>& written(std::int32_t exchange) { return written_heads_[segment_of(exchange)]; }
 
   StepCall& call_;
   const AttentionInputs& inputs_;

@@ -85,7 +85,7 @@ void StepCall::begin() {
 
 TensorGroup StepCall::tensors(Role role, std::int32_t exchange, Range heads) {
   const Range within = steps.heads_within(exchange, heads);
-  return heads_of(groups_of(role)[static_cast<std::size_t>(exchange + 1)],
+  return heads_of(groups_of(role)[segment_of(exchange)],
                   space_of(role) == Space::Queries ? steps.q_heads(within) : within);
 }
 
@@ -119,7 +119,7 @@ void StepCall::lend_segment(Role role, std::int32_t exchange) {
   if (groups.front().empty()) return;  // no part of this pass
   const Exchange& filling = steps.plan.exchanges[static_cast<std::size_t>(exchange)];
   const SegmentRows& rows = steps.rows_of(filling);
-  TensorGroup& segment = groups[static_cast<std::size_t>(exchange + 1)];
+  TensorGroup& segment = groups[segment_of(exchange)];
   segment = lend_like(memory, tensors(role, -1, filling.heads), rows.num_rows, is_returning(role));
   // Own rows have their sum where their first part is.
   if (is_returning(role) && !rows.own.empty()) groups.front() = rows_of(segment, rows.own);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -13,6 +14,12 @@
 #include "runtime/step_memory.hpp"
 
 namespace magi {
+
+/// The place of the segment that an exchange fills; that of the own rows for -1.
+inline std::size_t segment_of(std::int32_t exchange) {
+  const std::int32_t segment = exchange + 1;
+  return static_cast<std::size_t>(segment);
+}
 
 /// Tensors [rows, heads, ...] of the same rows and heads. One that is not given has rank 0.
 using TensorGroup = std::vector<TensorView>;

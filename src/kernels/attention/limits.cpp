@@ -11,7 +11,7 @@ namespace {
 constexpr double kMostScale = 1e30;  // kernels compute in float32, in units of log2(e)
 
 std::string text_of(const HeadDims& dims) {
-  const std::string range = std::to_string(dims.min) + " to " + std::to_string(dims.max);
+  std::string range = std::to_string(dims.min) + " to " + std::to_string(dims.max);
   if (dims.multiple == 1) return range;
   return "multiples of " + std::to_string(dims.multiple) + " from " + range;
 }

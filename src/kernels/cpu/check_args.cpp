@@ -15,7 +15,6 @@ namespace {
 using Extents = std::vector<std::int64_t>;
 using DTypes = std::vector<DType>;
 
-
 std::string names_of(const DTypes& dtypes) {
   std::string text;
   for (const DType dtype : dtypes)
