@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "kernels/attention/backend.hpp"
@@ -29,7 +30,9 @@ class AttendCache {
   struct BackwardKind {
     DType type, dout_type;
     bool is_fast;
-    friend auto operator<=>(const BackwardKind&, const BackwardKind&) = default;
+    friend bool operator<(const BackwardKind& a, const BackwardKind& b) {
+      return std::tie(a.type, a.dout_type, a.is_fast) < std::tie(b.type, b.dout_type, b.is_fast);
+    }
   };
   const PreparedAttends<PreparedForward>& forward(DType type);
   const PreparedAttends<PreparedBackward>& backward(const BackwardKind& kind);
