@@ -35,8 +35,8 @@ struct DqOrder {
   const std::int32_t* num_components = nullptr;  ///< [q tiles]
   unsigned* semaphores = nullptr;  ///< [head groups, num_semaphores], all zero at the start
   std::int32_t num_semaphores = 0;
-  bool is_ordered = true;  ///< sums of dQ are taken in the order of the list
-  bool is_converting = false;    ///< the main kernel makes dq of the sums that it completes
+  bool is_ordered = true;      ///< sums of dQ are taken in the order of the list
+  bool is_converting = false;  ///< the main kernel makes dq of the sums that it completes
 };
 
 /// Sums of dQ, indexed head_group * num_q_tiles + q_tile, and dq made of them. The consumers add to
