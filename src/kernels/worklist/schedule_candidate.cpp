@@ -79,8 +79,8 @@ std::int64_t count_chains(const ScheduleInput& input, const TileSpan& span,
   if (!input.walk.is_ordered) return 1;
   const SchedulePolicy& policy = input.tiles.policy;
   std::int64_t steps = 1;
-  for (std::int32_t i = 0; i < span.num_tiles; ++i) {
-    const std::int32_t tile = order[static_cast<std::size_t>(span.tile_begin + i)];
+  const auto begin = static_cast<std::size_t>(span.tile_begin);
+  for (const std::int32_t tile : order.subspan(begin, static_cast<std::size_t>(span.num_tiles))) {
     steps += input.tiles.steps_of(tile) * span.groups_per_item;
   }
   const std::int64_t ctas = std::int64_t{span.num_tiles} * input.tiles.problem.num_ctas;
