@@ -39,6 +39,9 @@ class Rows(unittest.TestCase):
         for entry, ratio in zip(report, (1.01, 0.99)):
             entry["ours"]["a"]["over_baseline"] = ratio
         self.assertEqual(values(report)["house.speed"], 0.99)
+        again = [result("causal", 8192, {"a": 1.0})]
+        again[0]["ours"]["a"]["over_baseline"] = 1.0
+        self.assertEqual(values(report, again)["house.speed"], 0.995)
 
     def test_several_draws_give_a_mean_and_leave_the_figure_alone(self):
         draws = [
