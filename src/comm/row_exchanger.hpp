@@ -59,7 +59,8 @@ class PendingRows {
   virtual ~PendingRows() = default;
   /// Host memory: blocks until the rows are in `to`. Device memory: work that `stream` (a
   /// cudaStream_t) is given later sees them there. Moves may be awaited in any order; a sum or
-  /// merge applies those started before it first. A second call does nothing.
+  /// merge first applies those started before it, which are then there on its stream. A second call
+  /// does nothing.
   virtual void await(void* stream) = 0;
 };
 
