@@ -97,10 +97,10 @@ def make_plan(mask: dense.Mask, case: Case, size: int) -> Plan:
     )
 
 
-def attend(bound, case: Case, tensors):
+def attend(bound, case: Case, tensors, device: str = "cpu"):
     """out, lse and the gradients of q, k, v of the whole sequence."""
     q, k, v, _, dout, dlse = (
-        None if t is None else t.to(getattr(torch, case.dtype)) for t in tensors
+        None if t is None else t.to(device, getattr(torch, case.dtype)) for t in tensors
     )
     whole = [t.clone().requires_grad_() for t in (q, k, v)]
     out, meta = bound.calc_attn(*(bound.dispatch(t) for t in whole))
@@ -113,19 +113,20 @@ def attend(bound, case: Case, tensors):
     return full.detach(), bound.undispatch(meta.lse).detach(), [t.grad for t in whole]
 
 
-def runs_a_plan(group, case: Case, tolerance: float = TOLERANCE) -> None:
+def runs_a_plan(group, case: Case, tolerance: float = TOLERANCE, device: str = "cpu") -> None:
     """Forward and backward over the group on the backend, against dense float64 attention."""
     mask = dense.masks(case.rows)[case.mask]
     tensors = make_tensors(case)
     register()
     try:
         calls.clear()
-        size = group.size()
+        size = 1 if group is None else group.size()
         bound = make_plan(mask, case, size).bind(group, backend=NAME)
-        out, lse, gradients = attend(bound, case, tensors)
+        out, lse, gradients = attend(bound, case, tensors, device)
     finally:
         backends.unregister(NAME)
     assert {"forward plan", "forward", "backward plan", "backward"} <= set(calls)
+    out, lse, gradients = out.cpu(), lse.cpu(), [gradient.cpu() for gradient in gradients]
     wanted_out, wanted_lse, _, wanted = expected(mask, case, tensors)
     check_close("out", out, wanted_out, tolerance)
     check_close("lse", visible_lse(lse), visible_lse(wanted_lse), tolerance)
