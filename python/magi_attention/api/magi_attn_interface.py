@@ -207,8 +207,8 @@ def calc_attn(
     [rows, sinks, heads_q]. Options as in flex_flash_attn_func.
 
     ValueError for shapes, devices and strides that do not fit the key and for a key that left the
-    cache, TypeError for types of elements, RuntimeError for a device without kernels and for a
-    destroyed group, CommError (a RuntimeError) where communication fails or ranks hold different
+    cache. TypeError for types of elements. RuntimeError for a device without kernels and for a
+    destroyed group. CommError (a RuntimeError) where communication fails or ranks hold different
     plans.
     """
     if not isinstance(key, DistAttnRuntimeKey):
