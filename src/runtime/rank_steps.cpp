@@ -26,7 +26,9 @@ bool is_brought_whole(const Plan& plan, std::int32_t segment) {
 
 std::vector<SegmentRows> make_segments(const Plan& plan, std::int32_t rank, Space space) {
   const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
-  const bool is_read_in_place =
+  // Sums of own keys have one place: in place if an attend reads them there, else the first copy.
+  bool has_place =
+      space == Space::Queries ||
       std::ranges::any_of(own.attends, [](const Attend& attend) { return attend.k_segment == 0; });
   const std::vector<Segment>& rows = (space == Space::Queries ? own.q : own.k).segments;
   std::vector<SegmentRows> segments;
@@ -35,10 +37,12 @@ std::vector<SegmentRows> make_segments(const Plan& plan, std::int32_t rank, Spac
     SegmentRows segment{.num_rows = rows[s].num_rows,
                         .filling = comm::RowTable(exchange, rank, plan.config.num_ranks)};
     for (const PeerRows& record : exchange.needed) {
-      const bool is_copy = space == Space::Keys && record.peer == rank && !is_read_in_place &&
-                           record.num_rows == rows.front().num_rows &&
-                           is_brought_whole(plan, static_cast<std::int32_t>(s));
-      if (is_copy) segment.own = {record.row, record.row + record.num_rows};
+      const bool is_place = !has_place && record.peer == rank &&
+                            record.num_rows == rows.front().num_rows &&
+                            is_brought_whole(plan, static_cast<std::int32_t>(s));
+      if (!is_place) continue;
+      segment.own = {record.row, record.row + record.num_rows};
+      has_place = true;
     }
     segment.returning =
         comm::RowTable(segment.own.empty() ? exchange : between_ranks(exchange, rank), rank,

@@ -14,7 +14,7 @@ enum class Pass : std::uint8_t { Forward, Backward };
 /// The rows that fill one segment of a rank, and the way back of what the rank made of them.
 struct SegmentRows {
   std::int32_t num_rows = 0;
-  Range own;  ///< a copy of all own keys, which every attend reads instead of them; empty: none
+  Range own;  ///< the copy of all own keys in which their sums begin; empty: another place
   comm::RowTable filling;
   comm::RowTable returning;  ///< without `own`, whose part of a sum is in place
 };

@@ -80,7 +80,9 @@ class BlockPlanner {
     const BlockWork work = options_.work(chunk_q, chunk_k);
     RankBlocks& blocks = blocks_[static_cast<std::size_t>(work.rank)];
     const std::int32_t q = segment_of(Space::Queries, chunk_q, work.rank, work.is_q_copied);
-    const std::int32_t k = segment_of(Space::Keys, chunk_k, work.rank, work.is_k_copied);
+    const std::int32_t k = work.k_copy > 0
+                               ? work.k_copy
+                               : segment_of(Space::Keys, chunk_k, work.rank, work.is_k_copied);
     blocks.pieces[{q, k}].push_back(piece);
     add_rows(blocks.rows[1][static_cast<std::size_t>(q)], {piece.q0, piece.q1});
     add_rows(blocks.rows[0][static_cast<std::size_t>(k)], {piece.k0, piece.k1});

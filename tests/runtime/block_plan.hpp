@@ -15,6 +15,7 @@ struct BlockWork {
   std::int32_t rank = 0;
   bool is_q_copied = false;  ///< own queries are read in a segment that holds a copy
   bool is_k_copied = false;  ///< own keys too
+  std::int32_t k_copy = 0;   ///< the segment of that copy; 0: that of received rows of the chunk
 };
 
 /// Choices that plans of the planner leave no freedom in.

@@ -165,6 +165,23 @@ TEST(ReceivedQueries, OwnRowsMayBeReadInPlaceAndAsACopy) {
   }
 }
 
+/// Own keys in two segments that hold a copy of them all, for one half of the own queries each.
+TEST(ReceivedQueries, OwnRowsMayBeReadAsTwoCopies) {
+  const Placement rows = placement_from_chunks(64, 16, 2, {0, 0, 1, 1});
+  for (const DType dtype : {DType::Float32, DType::BFloat16}) {
+    const Mask mask{64, 64, {band_slice({0, 64}, {0, 64}, MaskType::Full)}};
+    const AttentionCase test = make_case(mask, dtype, 4, 2);
+    const BlockPlanOptions options{
+        .work = [](std::int32_t q, std::int32_t k) -> BlockWork {
+          const bool is_own = q / 2 == k / 2;
+          return {.rank = q / 2, .is_k_copied = is_own, .k_copy = is_own ? 1 + q % 2 : 0};
+        },
+        .num_received_segments = 2,
+        .heads = {{0, 2}}};
+    expect_close(test, make_block_plan(mask, plan_config(test, 2), rows, rows, options));
+  }
+}
+
 TEST(ReceivedQueries, EqualDenseAttentionWhereRandomBlocksMove) {
   constexpr std::uint64_t kSeed = 20261122;
   RandomStream random(kSeed);
