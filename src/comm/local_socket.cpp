@@ -52,6 +52,23 @@ Address abstract_address(const std::string& name) {
   return address;
 }
 
+/// A message of one byte with room for a file descriptor beside it.
+struct DescriptorMessage {
+  DescriptorMessage() {
+    header.msg_iov = &payload;
+    header.msg_iovlen = 1;
+    header.msg_control = control;
+    header.msg_controllen = sizeof(control);
+  }
+  DescriptorMessage(const DescriptorMessage&) = delete;
+  DescriptorMessage& operator=(const DescriptorMessage&) = delete;
+
+  char byte = 0;
+  iovec payload{.iov_base = &byte, .iov_len = 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr header{};
+};
+
 int open_socket() {
   const int fd = socket(AF_UNIX, kStream, 0);
   if (fd < 0) throw_socket("open a socket");
@@ -99,6 +116,43 @@ LocalSocket::Result LocalSocket::receive_all(std::span<std::byte> bytes, Deadlin
     } else if (errno != EINTR) {
       return Result::Ended;
     }
+  }
+  return Result::Done;
+}
+
+LocalSocket::Result LocalSocket::send_descriptor(int descriptor, Deadline deadline) {
+  DescriptorMessage message;
+  cmsghdr* header = CMSG_FIRSTHDR(&message.header);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
+  while (sendmsg(fd_, &message.header, MSG_NOSIGNAL) < 0) {
+    if (errno == EAGAIN) {
+      if (!wait_for(fd_, POLLOUT, deadline)) return Result::Timeout;
+    } else if (errno != EINTR) {
+      return Result::Ended;
+    }
+  }
+  return Result::Done;
+}
+
+LocalSocket::Result LocalSocket::receive_descriptor(int& descriptor, Deadline deadline) {
+  descriptor = -1;
+  DescriptorMessage message;
+  for (;;) {
+    const ssize_t count = recvmsg(fd_, &message.header, MSG_CMSG_CLOEXEC);
+    if (count > 0) break;
+    if (count == 0) return Result::Ended;
+    if (errno == EAGAIN) {
+      if (!wait_for(fd_, POLLIN, deadline)) return Result::Timeout;
+    } else if (errno != EINTR) {
+      return Result::Ended;
+    }
+  }
+  const cmsghdr* header = CMSG_FIRSTHDR(&message.header);
+  if (header != nullptr && header->cmsg_type == SCM_RIGHTS) {
+    std::memcpy(&descriptor, CMSG_DATA(header), sizeof(int));
   }
   return Result::Done;
 }

@@ -28,6 +28,10 @@ class LocalSocket {
   enum class Result { Done, Timeout, Ended };
   Result send_all(std::span<const std::byte> bytes, Deadline deadline);
   Result receive_all(std::span<std::byte> bytes, Deadline deadline);
+  /// Sends a copy of a file descriptor of this process; it stays the caller's.
+  Result send_descriptor(int descriptor, Deadline deadline);
+  /// Receives one into `descriptor`, which the caller then owns; -1 where none came.
+  Result receive_descriptor(int& descriptor, Deadline deadline);
   /// True when there is something to receive or accept before the deadline.
   bool wait_readable(Deadline deadline) const;
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/check.hpp"
-#include "cuda/check.hpp"
+#include "cuda/driver.hpp"
 
 namespace magi {
 namespace {
@@ -15,19 +15,9 @@ constexpr std::int64_t kCopyAlignment = 16;
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-/// The driver's entry point, looked up at run time so that nothing links libcuda.
 EncodeTiled encode_tiled() {
-  static const EncodeTiled entry = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                cudaEnableDefault, &result),
-               "cudaGetDriverEntryPointByVersion");
-    if (function == nullptr || result != cudaDriverEntryPointSuccess) {
-      throw CudaError("the driver has no cuTensorMapEncodeTiled", cudaErrorNotSupported);
-    }
-    return reinterpret_cast<EncodeTiled>(function);
-  }();
+  static const auto entry =
+      reinterpret_cast<EncodeTiled>(driver_function("cuTensorMapEncodeTiled", 12000));
   return entry;
 }
 
