@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "magi/device_allocator.hpp"
 #include "magi/error.hpp"
 #include "magi/exchange.hpp"
 #include "magi/tensor.hpp"
@@ -66,7 +67,8 @@ class PendingExchange {
 
 namespace comm {
 class RowExchanger;
-}
+struct ExchangerUse;
+}  // namespace comm
 
 /// A group of ranks that exchange rows. One object per rank; collective calls come in the same
 /// order on all ranks. A transport moves bytes; what becomes of rows is the same over each of them.
@@ -112,7 +114,7 @@ class Communicator {
   /// Wakes every rank that waits in this group with CommFailure::Aborted; the group is unusable
   /// after. May be called from any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
-  /// What start_bytes was given so far.
+  /// What was sent so far.
   const CommCounters& counters() const;
   /// Collective, orderly end: waits for the others, then releases what is shared. The destructor is
   /// local and silent.
@@ -121,8 +123,15 @@ class Communicator {
   /// The group's exchanger of rows for host memory (kCpuDevice) or a GPU; made at the first call.
   /// Its device memory comes from the library's pool.
   comm::RowExchanger& row_exchanger(std::int32_t device);
+  /// An exchanger of the group's own that moves rows itself; null where it moves bytes alone. See
+  /// comm::make_row_exchanger.
+  virtual std::unique_ptr<comm::RowExchanger> make_exchanger(std::int32_t device,
+                                                             const DeviceAllocator& allocator,
+                                                             const comm::ExchangerUse& use);
 
  protected:
+  /// Counts an exchange of kind Cast, Sum or LseMerge; bytes of the own rank do not count.
+  void count(ExchangeKind kind, std::span<const std::int64_t> bytes_to_peer);
   /// start_bytes with arguments that have been checked.
   virtual std::unique_ptr<PendingExchange> start_checked(const ByteExchange& exchange,
                                                          void* stream) = 0;
@@ -157,6 +166,15 @@ std::unique_ptr<Communicator> make_shm_group(std::int32_t rank, std::int32_t num
 /// Unix socket held by rank 0.
 Bootstrap local_bootstrap(const std::string& name, std::int32_t rank, std::int32_t num_ranks,
                           std::chrono::milliseconds deadline);
+
+/// The ranks of `base`, each with a GPU of one host, which write rows straight into each other's
+/// memory; host memory moves through `base`, which also starts the group. Ranks are processes with a
+/// GPU each, or threads of one process, which may share GPUs. Collective. Throws CommError, on all
+/// ranks alike, naming a rank that cannot take part: another host, a GPU given twice, no peer
+/// access.
+std::unique_ptr<Communicator> make_nvlink_group(std::shared_ptr<Communicator> base,
+                                                std::int32_t device,
+                                                const CommOptions& options = {});
 
 /// A group whose functions the caller supplies (magi/comm_vtable.h); takes over the context. Throws
 /// InvalidArgument when the table is incomplete.

@@ -248,6 +248,13 @@ MAGI_API magi_status magi_shm_group_create_named(const char* name, int32_t rank,
                                                  const magi_comm_options* options,
                                                  magi_communicator** communicator);
 
+/* The ranks of `base`, each with a GPU (a CUDA ordinal) of one host, which write rows straight into
+ * each other's memory; `base` may be destroyed. Collective: where a rank cannot take part all ranks
+ * get MAGI_ERROR_COMM, which names it. */
+MAGI_API magi_status magi_nvlink_group_create(const magi_communicator* base, int32_t device,
+                                              const magi_comm_options* options,
+                                              magi_communicator** communicator);
+
 /* A transport of the caller's; the communicator takes over the table's context. */
 MAGI_API magi_status magi_communicator_from_vtable(const magi_comm_vtable* vtable,
                                                    magi_communicator** communicator);

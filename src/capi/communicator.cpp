@@ -147,6 +147,17 @@ magi_status magi_shm_group_create_named(const char* name, int32_t rank, int32_t 
   });
 }
 
+magi_status magi_nvlink_group_create(const magi_communicator* base, int32_t device,
+                                     const magi_comm_options* options,
+                                     magi_communicator** communicator) {
+  return guarded([&] {
+    require(communicator, "communicator");
+    give(wrap(magi::make_nvlink_group(require(base, "base").communicator, device,
+                                      read_options(options))),
+         communicator);
+  });
+}
+
 magi_status magi_communicator_from_vtable(const magi_comm_vtable* vtable,
                                           magi_communicator** communicator) {
   return guarded([&] {

@@ -75,15 +75,18 @@ std::unique_ptr<PendingExchange> Communicator::start_bytes(const ByteExchange& e
   }
   comm::check_bytes(exchange, rank(), num_ranks());
   auto pending = start_checked(exchange, stream);
-  if (exchange.kind == ExchangeKind::Other) return pending;
+  if (exchange.kind != ExchangeKind::Other) count(exchange.kind, exchange.send_bytes);
+  return pending;
+}
+
+void Communicator::count(ExchangeKind kind, std::span<const std::int64_t> bytes_to_peer) {
   counters();  // makes room
-  ++(exchange.kind == ExchangeKind::Cast ? counters_.casts : counters_.reduces);
-  for (std::size_t peer = 0; peer < exchange.send_bytes.size(); ++peer) {
-    if (exchange.send_bytes[peer] == 0 || peer == static_cast<std::size_t>(rank())) continue;
-    counters_.bytes_to_peer[peer] += exchange.send_bytes[peer];
+  ++(kind == ExchangeKind::Cast ? counters_.casts : counters_.reduces);
+  for (std::size_t peer = 0; peer < bytes_to_peer.size(); ++peer) {
+    if (bytes_to_peer[peer] == 0 || peer == static_cast<std::size_t>(rank())) continue;
+    counters_.bytes_to_peer[peer] += bytes_to_peer[peer];
     ++counters_.messages;
   }
-  return pending;
 }
 
 const CommCounters& Communicator::counters() const {
@@ -95,6 +98,12 @@ comm::RowExchanger& Communicator::row_exchanger(std::int32_t device) {
   std::shared_ptr<comm::RowExchanger>& exchanger = exchangers_[device];
   if (exchanger == nullptr) exchanger = comm::make_row_exchanger(*this, device, kPool);
   return *exchanger;
+}
+
+std::unique_ptr<comm::RowExchanger> Communicator::make_exchanger(
+    std::int32_t /*device*/, const DeviceAllocator& /*allocator*/,
+    const comm::ExchangerUse& /*use*/) {
+  return nullptr;
 }
 
 }  // namespace magi

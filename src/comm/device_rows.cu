@@ -12,7 +12,7 @@
 #include "base/check.hpp"
 #include "base/math.hpp"
 #include "comm/device_memory.hpp"
-#include "comm/row_layout.hpp"
+#include "comm/device_row_layout.cuh"
 #include "cuda/check.hpp"
 #include "cuda/device.hpp"
 
@@ -24,27 +24,8 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kLoadsAhead = 4;
-constexpr std::int64_t kLargestUnit = 16;  // bytes
-
-/// The rows of one tensor, or its part of the wire's rows; strides in bytes.
-struct DeviceRows {
-  std::byte* data = nullptr;
-  std::int64_t row_stride = 0;
-  std::int64_t head_stride = 0;
-  std::int32_t row_units = 0;
-  std::int32_t head_units = 1;  ///< = row_units where the heads follow each other without a gap
-
-  __device__ std::byte* row(std::int64_t idx) const { return data + idx * row_stride; }
-};
 
 cudaStream_t queue_of(void* stream) { return static_cast<cudaStream_t>(stream); }
-
-template <typename Unit>
-__device__ __forceinline__ Unit* unit_of(const DeviceRows& rows, std::byte* row, int unit) {
-  const int head = rows.head_units == rows.row_units ? 0 : unit / rows.head_units;
-  const int in_head = unit - head * rows.head_units;
-  return reinterpret_cast<Unit*>(row + head * rows.head_stride) + in_head;
-}
 
 /// Calls visit(k, unit) for the next units of a lane, first + 32 * k, that are below `end`.
 template <typename Visit>
@@ -71,8 +52,8 @@ __global__ __launch_bounds__(kThreads) void copy_rows_kernel(const __grid_consta
   const int to_row = copy.is_from_wire ? task.local_row : task.wire_row;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int i = static_cast<int>(threadIdx.x) / 32; i < task.num_rows; i += kWarps) {
-    std::byte* source = from.row(from_row + i);
-    std::byte* target = to.row(to_row + i);
+    std::byte* source = row_of(from, from_row + i);
+    std::byte* target = row_of(to, to_row + i);
     for (int first = lane; first < from.row_units; first += 32 * kLoadsAhead) {
       Unit held[kLoadsAhead];
       for_ahead(first, from.row_units,
@@ -132,12 +113,12 @@ __global__ __launch_bounds__(kThreads) void add_rows_kernel(const __grid_constan
   const DeviceRows wire = sum.wire[blockIdx.y];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int i = static_cast<int>(threadIdx.x) / 32; i < task.num_rows; i += kWarps) {
-    std::byte* row = to.row(task.row + i);
+    std::byte* row = row_of(to, task.row + i);
     for (int unit = lane; unit < to.row_units; unit += 32) {
       Target* target = unit_of<Target>(to, row, unit);
       auto value = convert<SumOf<Target>>(*target);
       for (int p = task.first_part; p < task.first_part + task.num_parts; ++p) {
-        add(value, load_wire<Wire>(wire.row(sum.parts[p] + i), unit));
+        add(value, load_wire<Wire>(row_of(wire, sum.parts[p] + i), unit));
       }
       *target = convert<Target>(value);
     }
@@ -168,14 +149,14 @@ template <typename Target, typename Wire, typename Real>
 __device__ __forceinline__ Real merge_values(const RowSum& sum, const SumTask& task, int i,
                                              int head, int first, Real lse) {
   const int dim = sum.to[0].row_units / sum.to[1].row_units;
-  std::byte* row = sum.to[0].row(task.row + i);
+  std::byte* row = row_of(sum.to[0], task.row + i);
   Real held[kLoadsAhead];
   for_ahead(first, dim, [&](int k, int d) {
     held[k] = convert<Real>(*unit_of<Target>(sum.to[0], row, head * dim + d));
   });
   for (int p = task.first_part; p < task.first_part + task.num_parts; ++p) {
-    const auto weights = merge_lse(lse, load_wire<Real>(sum.wire[1].row(sum.parts[p] + i), head));
-    const std::byte* wire = sum.wire[0].row(sum.parts[p] + i);
+    const auto weights = merge_lse(lse, load_wire<Real>(row_of(sum.wire[1], sum.parts[p] + i), head));
+    const std::byte* wire = row_of(sum.wire[0], sum.parts[p] + i);
     for_ahead(first, dim, [&](int k, int d) {
       const Real value = convert<Real>(load_wire<Wire>(wire, head * dim + d));
       held[k] = (weights.own == Real{0} ? Real{0} : weights.own * held[k]) +
@@ -198,7 +179,7 @@ __global__ __launch_bounds__(kThreads,
   const int num_heads = sum.to[1].row_units;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int i = static_cast<int>(threadIdx.x) / 32; i < task.num_rows; i += kWarps) {
-    std::byte* lse_row = sum.to[1].row(task.row + i);
+    std::byte* lse_row = row_of(sum.to[1], task.row + i);
     for (int head = 0; head < num_heads; ++head) {
       Real* lse = unit_of<Real>(sum.to[1], lse_row, head);
       const Real own_lse = *lse;
@@ -221,63 +202,9 @@ __global__ __launch_bounds__(kThreads) void max_rows_kernel(const float* rows, i
   values[i] = top;
 }
 
-/// The rows of tensors, with units of a byte.
-std::vector<DeviceRows> tensor_rows(std::span<const TensorView> tensors) {
-  const RowLayout layout(tensors);
-  std::vector<DeviceRows> list;
-  for (const TensorRows& tensor : layout.tensors()) {
-    const auto element = static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
-    const auto& runs = tensor.run_offsets;
-    for (std::size_t i = 2; i < runs.size(); ++i) {
-      if (runs[i] == static_cast<std::int64_t>(i) * runs[1]) continue;
-      throw invalid("tensor.stride", "of several axes with gaps",
-                    "one strided axis beyond the rows, on a GPU");
-    }
-    list.push_back({.data = tensor.data,
-                    .row_stride = tensor.row_stride_bytes,
-                    .head_stride = runs.size() > 1 ? runs[1] * element : 0,
-                    .row_units = static_cast<std::int32_t>(tensor.num_elements * element),
-                    .head_units = static_cast<std::int32_t>(tensor.run_elements * element)});
-  }
-  return list;
-}
-
-/// The parts of the wire's rows that are those of the tensors, with units of a byte.
-std::vector<DeviceRows> wire_rows(std::span<const TensorView> tensors, std::uint64_t wire_types,
-                                  std::byte* wire) {
-  const auto row_stride = static_cast<std::int64_t>(wire_row_bytes(tensors, wire_types));
-  std::vector<DeviceRows> list;
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    const auto row_bytes =
-        static_cast<std::int32_t>(row_elements(tensors[t]) * dtype_bytes(wire_type(wire_types, t)));
-    list.push_back(
-        {.data = wire, .row_stride = row_stride, .row_units = row_bytes, .head_units = row_bytes});
-    wire += row_bytes;
-  }
-  return list;
-}
-
 std::vector<DeviceRows> rows_of(const RowSide& side) {
   if (side.wire == nullptr) return tensor_rows(side.tensors);
   return wire_rows(side.tensors, wire_types_of(side.tensors, side.tensors), side.wire);
-}
-
-/// The largest unit in bytes of which everything about the rows is a multiple.
-std::int64_t common_unit(std::span<const DeviceRows> first, std::span<const DeviceRows> second) {
-  std::int64_t unit = kLargestUnit;
-  for (const auto& list : {first, second}) {
-    for (const DeviceRows& rows : list) {
-      unit = std::gcd(unit, static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(rows.data)));
-      unit = std::gcd(std::gcd(unit, rows.row_stride), rows.head_stride);
-      unit = std::gcd(unit, std::int64_t{rows.head_units});
-    }
-  }
-  return unit;
-}
-
-void use_units(DeviceRows& rows, std::size_t unit_bytes) {
-  rows.row_units /= static_cast<std::int32_t>(unit_bytes);
-  rows.head_units /= static_cast<std::int32_t>(unit_bytes);
 }
 
 /// Calls body(element) with an element of a floating-point type.

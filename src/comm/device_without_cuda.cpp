@@ -16,3 +16,12 @@ std::shared_ptr<RowMemory> make_device_memory(std::int32_t device,
 }
 
 }  // namespace magi::comm
+
+namespace magi {
+std::unique_ptr<Communicator> make_nvlink_group(std::shared_ptr<Communicator> /*base*/,
+                                                std::int32_t device,
+                                                const CommOptions& /*options*/) {
+  throw invalid("device", device, "none, as this build holds no GPU kernels");
+}
+
+}  // namespace magi

@@ -126,7 +126,9 @@ class PackedExchanger final : public RowExchanger {
       : group_(group), state_(std::make_shared<MoveState>()) {
     state_->memory = std::move(memory);
   }
-  void prepare(const RowTable& table) override { state_->memory->tasks_of(table, nullptr); }
+  void prepare(const RowTable& table, const EveryonesRows& /*everyone*/) override {
+    state_->memory->tasks_of(table, nullptr);
+  }
   std::unique_ptr<PendingRows> start(const RowTable& table, const RowMove& move,
                                      void* stream) override {
     MAGI_CHECK(move.from.size() == move.to.size() && move.from.size() <= kMaxTensors);
@@ -142,7 +144,9 @@ class PackedExchanger final : public RowExchanger {
 }  // namespace
 
 std::unique_ptr<RowExchanger> make_row_exchanger(Communicator& communicator, std::int32_t device,
-                                                 const DeviceAllocator& allocator) {
+                                                 const DeviceAllocator& allocator,
+                                                 const ExchangerUse& use) {
+  if (auto own = communicator.make_exchanger(device, allocator, use)) return own;
   if (device != kCpuDevice && communicator.num_ranks() > 1 && !communicator.has_device_exchange()) {
     throw invalid("communicator", std::string("a ") + communicator.backend() + " group",
                   "for tensors on a GPU a group that moves device memory");

@@ -40,9 +40,10 @@ RowExchange everyone_to_everyone(std::int32_t num_ranks) {
 
 }  // namespace
 
-RowTable::RowTable(const RowExchange& rows, std::int32_t rank, std::int32_t num_ranks,
+RowTable::RowTable(const RowExchange& given, std::int32_t rank, std::int32_t num_ranks,
                    TableLife given_life)
-    : owned(wire_order(rows.owned, rank, num_ranks)),
+    : rows(given),
+      owned(wire_order(rows.owned, rank, num_ranks)),
       needed(wire_order(rows.needed, rank, num_ranks)),
       own(own_moves(owned, needed)),
       sums(sum_table(owned)),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -17,6 +18,7 @@
 namespace magi::comm {
 
 struct DeviceTables;
+struct PeerTables;
 
 /// How long a table's copy in device memory lives.
 enum class TableLife {
@@ -31,6 +33,7 @@ struct RowTable {
   RowTable(const RowExchange& rows, std::int32_t rank, std::int32_t num_ranks,
            TableLife life = TableLife::Kept);
 
+  RowExchange rows;
   WireOrder owned, needed;
   std::vector<RowTask> own;  ///< rows that stay: local_row is owned, wire_row the needed row
   SumTable sums;             ///< what a reduce adds to owned rows
@@ -39,7 +42,11 @@ struct RowTable {
 
   /// The copies by device, made by exchangers.
   mutable std::map<std::int32_t, std::shared_ptr<const DeviceTables>> on_device;
+  mutable std::shared_ptr<const PeerTables> at_peers;
 };
+
+/// Gives an exchange as each rank has it, by rank.
+using EveryonesRows = std::function<std::vector<RowExchange>()>;
 
 /// Rows of tensors on their way. Cast and Other: owned rows of from[i] -> needed rows of to[i].
 /// Sum: needed rows of from[i], the partials, are added to owned rows of to[i]. LseMerge: as Sum,
@@ -64,6 +71,12 @@ class PendingRows {
   virtual void await(void* stream) = 0;
 };
 
+/// What an exchanger is for.
+struct ExchangerUse {
+  bool has_passes = false;      ///< its moves are those of passes, with tables of plans
+  std::int32_t beside_sms = 0;  ///< multiprocessors for moves while attention runs; 0: none runs
+};
+
 /// Carries out moves between tensors of one memory: the seam for transports. One that moves bytes
 /// has the packed exchanger in front of it (make_row_exchanger); one that writes rows to their
 /// final place, or two exchangers of which one goes on where the other ends (hop by hop), are
@@ -72,7 +85,23 @@ class RowExchanger {
  public:
   virtual ~RowExchanger() = default;
   /// Copies a kept table to where moves read it, so that none of them waits for that. Local.
-  virtual void prepare(const RowTable& table) = 0;
+  /// Transports that write rows to their final place ask for `everyone`.
+  virtual void prepare(const RowTable& table, const EveryonesRows& everyone) = 0;
+
+  /// A pass: the moves of one call, between which memory from `place` lives. Arguments are equal on
+  /// all ranks; most_bytes: what the pass takes from `place` and for its moves' rows, at most.
+  /// Collective. Only transports that write rows to their final place need passes.
+  virtual void begin_pass(std::int64_t /*most_bytes*/, std::uint64_t /*digest*/,
+                          void* /*stream*/) {}
+  virtual void end_pass(void* /*stream*/) noexcept {}
+  /// Memory where peers may write rows of a cast, at the same place on all ranks; null: any memory
+  /// serves. Its size is that of the rank that needs most.
+  virtual std::byte* place(std::int64_t /*most_bytes*/) { return nullptr; }
+  /// Rows of the rank that needs most in a move of this kind; 0 where that does not matter.
+  virtual std::int64_t most_rows(const RowTable& /*table*/, ExchangeKind /*kind*/) const {
+    return 0;
+  }
+
   /// Collective. Device memory: reads `from` and may write `to` behind what `stream` was given so
   /// far; nothing waits for the device but the first call with a table, which copies it there.
   virtual std::unique_ptr<PendingRows> start(const RowTable& table, const RowMove& move,
@@ -86,7 +115,8 @@ class RowExchanger {
 /// must outlive it too. Throws InvalidArgument for a GPU where the build has no CUDA or the group
 /// moves no device memory.
 std::unique_ptr<RowExchanger> make_row_exchanger(Communicator& communicator, std::int32_t device,
-                                                 const DeviceAllocator& allocator);
+                                                 const DeviceAllocator& allocator,
+                                                 const ExchangerUse& use = {});
 
 /// Moves the rows of a table that stay on this rank, as a cast does, alone and at once (on a GPU
 /// enqueued on `stream`).

@@ -37,8 +37,7 @@ const PreparedAttends<PreparedBackward>& AttendCache::backward(const BackwardKin
   const auto known = backwards_.find(kind);
   if (known != backwards_.end()) return known->second;
   // Partial gradients are on their way as soon as an attend has ended, keys until all have come.
-  const bool is_beside_exchange = !steps_.plan.exchanges.empty() && steps_.attends.size() > 1;
-  const BackwardTuning tuning{.sm_margin = is_beside_exchange ? exchange_sms_ : 0,
+  const BackwardTuning tuning{.sm_margin = steps_.has_work_beside_exchange() ? exchange_sms_ : 0,
                               .is_deterministic = !kind.is_fast};
   const auto prepare = [&](const AttendCall& call) {
     const auto [q, k, v] = shapes_of(call, kind.type);

@@ -129,6 +129,18 @@ const SegmentRows& RankSteps::rows_of(const Exchange& exchange) const {
   return segments[static_cast<std::size_t>(exchange.segment)];
 }
 
+std::vector<RowExchange> RankSteps::everyones_rows(Space space, std::size_t segment) const {
+  std::vector<RowExchange> all;
+  for (std::int32_t rank = 0; rank < plan.config.num_ranks; ++rank) {
+    all.push_back(row_exchanges(plan, rank, space).at(segment));
+  }
+  return all;
+}
+
+bool RankSteps::has_work_beside_exchange() const {
+  return !plan.exchanges.empty() && attends.size() > 1;
+}
+
 bool RankSteps::is_own_keys_copied() const {
   return std::ranges::any_of(k_segments, [](const auto& rows) { return !rows.own.empty(); });
 }

@@ -38,6 +38,10 @@ struct RankSteps {
   RankSteps(const Plan& plan, std::int32_t rank);
 
   const SegmentRows& rows_of(const Exchange& exchange) const;
+  /// The rows that fill a segment, as each rank has them.
+  std::vector<RowExchange> everyones_rows(Space space, std::size_t segment) const;
+  /// Whether attends run while rows are under way.
+  bool has_work_beside_exchange() const;
   /// Query heads that read kv heads `heads`, counted as those are.
   Range q_heads(Range heads) const;
   /// Whether a segment holds a copy of all own keys: gradients of own keys are summed there.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/math.hpp"
 #include "runtime/device_calls.hpp"
 #include "runtime/elements.hpp"
 
@@ -10,9 +11,14 @@ namespace magi {
 namespace {
 
 constexpr std::size_t kMaxMovedTogether = 2;  ///< tensors of one exchange of rows
+constexpr std::int64_t kAlignment = 256;      ///< of their memory
 
 /// NOTE: a tensor of no rows may have no data and is given all the same.
 bool is_given(const TensorView& tensor) { return tensor.rank > 0; }
+
+std::int64_t row_elements(const TensorView& tensor) {
+  return tensor.shape[1] * (tensor.rank > 2 ? tensor.shape[2] : 1);
+}
 
 TensorGroup slice_all(TensorGroup group, std::int32_t axis, Range range) {
   for (TensorView& tensor : group) {
@@ -23,20 +29,18 @@ TensorGroup slice_all(TensorGroup group, std::int32_t axis, Range range) {
 
 /// Tensors like those of `group`, of `num_rows` rows and, where given, another type. Neighbours of
 /// one type share a buffer, whose rows hold theirs side by side, as rows travel.
-TensorGroup lend_like(StepMemory& memory, TensorGroup group, std::int64_t num_rows, bool is_sum) {
+template <typename Lend>
+TensorGroup lend_like(const Lend& lend, TensorGroup group, std::int64_t num_rows, bool is_sum) {
   for (TensorView& tensor : group) {
     if (is_sum) tensor.dtype = accumulator_type(tensor.dtype);
     tensor.shape[0] = num_rows;
   }
-  const auto row_elements = [](const TensorView& tensor) {
-    return tensor.shape[1] * (tensor.rank > 2 ? tensor.shape[2] : 1);
-  };
   for (auto first = group.begin(); first != group.end();) {
     const auto is_other = [first](const TensorView& t) { return t.dtype != first->dtype; };
     const auto end = std::find_if(first, group.end(), is_other);
     std::int64_t elements = 0;
     for (auto t = first; t != end; ++t) elements += is_given(*t) ? row_elements(*t) : 0;
-    TensorView part = memory.lend(first->dtype, {num_rows, elements});
+    TensorView part = lend(first->dtype, num_rows, elements);
     for (; first != end; ++first) {
       if (!is_given(*first)) continue;
       first->data = part.data;
@@ -83,6 +87,29 @@ void StepCall::begin() {
   is_begun_ = true;
 }
 
+void StepCall::begin_pass() {
+  std::int64_t most_bytes = 0;
+  for (const Step& step : list_) {
+    if (step.kind != StepKind::Exchange) continue;
+    const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(step.index)];
+    const SegmentRows& rows = steps.rows_of(exchange);
+    const bool is_back = is_returning(exchange.role);
+    const std::int64_t most_rows =
+        memory.rows().most_rows(is_back ? rows.returning : rows.filling, kind_of(exchange.role));
+    for (const TensorView& tensor : tensors(exchange.role, -1, exchange.heads)) {
+      if (!is_given(tensor)) continue;
+      const DType type = is_back ? accumulator_type(tensor.dtype) : tensor.dtype;
+      most_bytes += align_up(most_rows * row_elements(tensor) *
+                                 static_cast<std::int64_t>(dtype_bytes(type)),
+                             kAlignment);
+    }
+  }
+  constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
+  const std::uint64_t digest = steps.plan.digest + static_cast<std::uint64_t>(pass_) +
+                               static_cast<std::uint64_t>(most_bytes) * kOdd;
+  memory.rows().begin_pass(most_bytes, digest, stream);
+}
+
 TensorGroup StepCall::tensors(Role role, std::int32_t exchange, Range heads) {
   const Range within = steps.heads_within(exchange, heads);
   return heads_of(groups_of(role)[segment_of(exchange)],
@@ -120,7 +147,12 @@ void StepCall::lend_segment(Role role, std::int32_t exchange) {
   const Exchange& filling = steps.plan.exchanges[static_cast<std::size_t>(exchange)];
   const SegmentRows& rows = steps.rows_of(filling);
   TensorGroup& segment = groups[segment_of(exchange)];
-  segment = lend_like(memory, tensors(role, -1, filling.heads), rows.num_rows, is_returning(role));
+  const auto lend = [&](DType dtype, std::int64_t num_rows, std::int64_t elements) {
+    if (role != filling.role) return memory.lend(dtype, {num_rows, elements});
+    return memory.lend_landing(dtype, {num_rows, elements},
+                               memory.rows().most_rows(rows.filling, ExchangeKind::Cast));
+  };
+  segment = lend_like(lend, tensors(role, -1, filling.heads), rows.num_rows, is_returning(role));
   // Own rows have their sum where their first part is.
   if (is_returning(role) && !rows.own.empty()) groups.front() = rows_of(segment, rows.own);
 }

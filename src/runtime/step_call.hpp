@@ -41,6 +41,8 @@ class StepCall {
   StepCall& operator=(const StepCall&) = delete;
 
   void begin();
+  /// Readies the exchanges, whose own tensors are set.
+  void begin_pass();
   void set_own(Role role, TensorGroup tensors) { groups_of(role).front() = std::move(tensors); }
   const TensorGroup& own(Role role) { return groups_of(role).front(); }
   /// The tensors of kv heads `heads`, or of the query heads that read them: own ones, or with the
@@ -91,6 +93,7 @@ void StepCall::walk(const PreparedAttends<Prepared>& prepared, const MakeArgs& m
   if (size_bytes > 0) {
     workspace = {memory.lend(DType::Int64, {size_bytes / 8 + 1}).data, size_bytes};
   }
+  begin_pass();
   for (const Step& step : list_) {
     for (const std::int32_t before : step.after) {
       if (before >= 0) await(static_cast<std::size_t>(before));

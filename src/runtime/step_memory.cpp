@@ -28,7 +28,10 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
       lender_{.allocate = [this](std::size_t size_bytes, std::int32_t,
                                  void*) { return lend_bytes(size_bytes); },
               .release = [](void*, std::size_t, std::int32_t, void*) {}},
-      rows_(comm::make_row_exchanger(communicator, device, lender_)),
+      rows_(comm::make_row_exchanger(
+          communicator, device, lender_,
+          {.has_passes = true,
+           .beside_sms = steps.has_work_beside_exchange() ? options.exchange_sms : 0})),
       attention_(find_backend(options.backend, device)),
       attends_(steps, *attention_, device, options.exchange_sms),
       memory_(comm::make_row_memory(device, options.allocator)) {
@@ -36,10 +39,12 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
   const std::string where = device == kCpuDevice ? "" : "on a GPU ";
   check_head_dim(limits().dim_qk, "plan.config.head_dim_qk", config.head_dim_qk, where);
   check_head_dim(limits().dim_v, "plan.config.head_dim_v", config.head_dim_v, where);
-  for (const auto* segments : {&steps.q_segments, &steps.k_segments}) {
-    for (const SegmentRows& rows : *segments) {
-      rows_->prepare(rows.filling);
-      rows_->prepare(rows.returning);
+  for (const Space space : {Space::Queries, Space::Keys}) {
+    const auto& segments = space == Space::Queries ? steps.q_segments : steps.k_segments;
+    for (std::size_t s = 0; s < segments.size(); ++s) {
+      const auto everyone = [&] { return steps.everyones_rows(space, s); };
+      rows_->prepare(segments[s].filling, everyone);
+      rows_->prepare(segments[s].returning, everyone);
     }
   }
 }
@@ -52,6 +57,7 @@ void StepMemory::begin(Pass pass, void* stream) {
 }
 
 void StepMemory::end() noexcept {
+  rows_->end_pass(stream_);
   largest_bytes_[pass_] = std::max(largest_bytes_[pass_], lent_bytes_);
   // The host's one piece stays for the next call; on a GPU the allocator keeps it.
   if (device_ != kCpuDevice || pieces_.size() > 1) pieces_.clear();
@@ -62,6 +68,17 @@ TensorView StepMemory::lend(DType dtype, std::initializer_list<std::int64_t> sha
   TensorView tensor = contiguous_view(nullptr, dtype, shape);
   tensor.device = device_;
   tensor.data = lend_bytes(static_cast<std::size_t>(tensor.num_elements()) * dtype_bytes(dtype));
+  return tensor;
+}
+
+TensorView StepMemory::lend_landing(DType dtype, std::initializer_list<std::int64_t> shape,
+                                    std::int64_t most_rows) {
+  TensorView tensor = contiguous_view(nullptr, dtype, shape);
+  const std::int64_t row_bytes =
+      tensor.stride[0] * static_cast<std::int64_t>(dtype_bytes(dtype));
+  tensor.data = rows_->place(most_rows * row_bytes);
+  if (tensor.data == nullptr) return lend(dtype, shape);
+  tensor.device = device_;
   return tensor;
 }
 

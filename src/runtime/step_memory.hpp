@@ -32,6 +32,9 @@ class StepMemory {
   void end() noexcept;
   /// A row-major tensor that lives until `end`; its contents are undefined.
   TensorView lend(DType dtype, std::initializer_list<std::int64_t> shape);
+  /// As lend, for rows that an exchange brings; `most_rows`: of the rank that needs most.
+  TensorView lend_landing(DType dtype, std::initializer_list<std::int64_t> shape,
+                          std::int64_t most_rows);
 
   comm::RowExchanger& rows() { return *rows_; }
   const AttentionLimits& limits() const { return attention_->limits(); }

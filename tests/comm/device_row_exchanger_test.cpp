@@ -9,11 +9,28 @@
 #include "cuda/stream.hpp"
 #include "support/gpu/gpu_test.hpp"
 
-// Moves of rows in device memory, between threads that share the GPU.
+// Moves of rows in device memory, between threads that share the GPU: through buffers of the
+// threads' group, and straight into each other's memory.
 namespace magi::test {
 namespace {
 
-class DeviceRowMoves : public GpuTest {
+/// The group itself, or its ranks over nvlink.
+class Transport {
+ public:
+  Transport(Communicator& group, bool is_nvlink) : group_(&group) {
+    if (!is_nvlink) return;
+    nvlink_ = make_nvlink_group({std::shared_ptr<void>(), &group}, 0,
+                                {.deadline = std::chrono::seconds(10)});
+    group_ = nvlink_.get();
+  }
+  Communicator& group() { return *group_; }
+
+ private:
+  std::unique_ptr<Communicator> nvlink_;
+  Communicator* group_;
+};
+
+class DeviceRowMoves : public GpuTest, public ::testing::WithParamInterface<bool> {
  protected:
   static void run(std::int32_t num_ranks,
                   const std::function<void(Communicator&, const testing::TestMemory&)>& body) {
@@ -36,13 +53,14 @@ class DeviceRowMoves : public GpuTest {
                                    const auto seen = to_host_sync<std::byte>(data, bytes.size());
                                    std::ranges::copy(seen, bytes.begin());  // views keep pointing
                                  }};
-                         body(group, memory);
+                         Transport transport(group, GetParam());
+                         body(transport.group(), memory);
                          stream.wait_sync();
                        });
   }
 };
 
-TEST_F(DeviceRowMoves, CastsBringEveryNeededRow) {
+TEST_P(DeviceRowMoves, CastsBringEveryNeededRow) {
   for (const std::int32_t num_ranks : {1, 2, 4}) {
     const auto test = testing::random_case({.num_ranks = num_ranks, .with_own_rows = true}, 3);
     run(num_ranks, [&](Communicator& group, const testing::TestMemory& memory) {
@@ -51,7 +69,7 @@ TEST_F(DeviceRowMoves, CastsBringEveryNeededRow) {
   }
 }
 
-TEST_F(DeviceRowMoves, SumsAddInRankOrder) {
+TEST_P(DeviceRowMoves, SumsAddInRankOrder) {
   const auto test = testing::random_case({.num_ranks = 4, .with_own_rows = true}, 4);
   constexpr std::pair<DType, DType> kTypes[] = {
       {DType::Float32, DType::Float32}, {DType::BFloat16, DType::Float32},
@@ -63,7 +81,7 @@ TEST_F(DeviceRowMoves, SumsAddInRankOrder) {
   });
 }
 
-TEST_F(DeviceRowMoves, MergesWeighRowsAndIgnoreEmptyOnes) {
+TEST_P(DeviceRowMoves, MergesWeighRowsAndIgnoreEmptyOnes) {
   const auto test = testing::random_case({.num_ranks = 4, .with_own_rows = true}, 11);
   constexpr std::pair<DType, DType> kTypes[] = {{DType::Float32, DType::Float32},
                                                 {DType::BFloat16, DType::Float32},
@@ -75,17 +93,19 @@ TEST_F(DeviceRowMoves, MergesWeighRowsAndIgnoreEmptyOnes) {
   });
 }
 
-TEST_F(DeviceRowMoves, SumsApplyInStartOrderWhateverIsAwaited) { run(3, testing::check_order); }
+TEST_P(DeviceRowMoves, SumsApplyInStartOrderWhateverIsAwaited) { run(3, testing::check_order); }
 
-TEST_F(DeviceRowMoves, TensorsThatShareRowsAreNotStaged) { run(3, testing::check_shared_rows); }
+TEST_P(DeviceRowMoves, TensorsThatShareRowsAreNotStaged) {
+  if (!GetParam()) run(3, testing::check_shared_rows);  // over nvlink plans take such memory
+}
 
-TEST_F(DeviceRowMoves, MaximumOverRanksIsNotCounted) {
+TEST_P(DeviceRowMoves, MaximumOverRanksIsNotCounted) {
   run(3, [](Communicator& group, const testing::TestMemory& memory) {
     testing::check_maximum(group, memory, DType::Float32);
   });
 }
 
-TEST_F(DeviceRowMoves, GivenUpMovesLeaveTheGroupUsable) {
+TEST_P(DeviceRowMoves, GivenUpMovesLeaveTheGroupUsable) {
   const auto test = testing::all_to_all_case(2, 1000);
   run(2, [&](Communicator& group, const testing::TestMemory& memory) {
     const auto rank = static_cast<std::size_t>(group.rank());
@@ -106,6 +126,10 @@ TEST_F(DeviceRowMoves, GivenUpMovesLeaveTheGroupUsable) {
     testing::check_order(group, memory);
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(Transports, DeviceRowMoves, ::testing::Bool(), [](const auto& test) {
+  return test.param ? "nvlink" : "threads";
+});
 
 }  // namespace
 }  // namespace magi::test

@@ -121,7 +121,7 @@ LseRow expected_merge(const ExchangeCase& test, std::int32_t owner, const Indice
 }
 
 std::unique_ptr<comm::RowExchanger> exchanger_of(Communicator& group, const TestMemory& memory) {
-  return comm::make_row_exchanger(group, memory.device, kPool);
+  return comm::make_row_exchanger(group, memory.device, kPool, {.has_passes = true});
 }
 
 }  // namespace

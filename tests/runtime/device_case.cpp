@@ -35,8 +35,13 @@ PipelineRun run_on_gpu(const AttentionCase& test, const std::shared_ptr<const Pl
   run_ranks(plan->config.num_ranks,
             [&](Communicator& communicator) {
               GpuHome home;
+              std::unique_ptr<Communicator> nvlink;
+              if (how.is_over_nvlink) {
+                nvlink = make_nvlink_group({std::shared_ptr<void>(), &communicator}, 0,
+                                           {.deadline = std::chrono::seconds(10)});
+              }
               testing::run_rank(
-                  test, plan, communicator,
+                  test, plan, nvlink ? *nvlink : communicator,
                   {.home = home, .kind = how.kind, .repeats = how.repeats, .options = how.options},
                   run);
             },
@@ -47,10 +52,15 @@ PipelineRun run_on_gpu(const AttentionCase& test, const std::shared_ptr<const Pl
 void expect_gpu_run_close(const AttentionCase& test, const std::shared_ptr<const Plan>& plan,
                           const GpuRun& how) {
   SCOPED_TRACE(test.describe());
-  const PipelineRun run = run_on_gpu(test, plan, how);
-  testing::expect_forward_close(test, run.forward);
-  if (how.kind == PassKind::Forward) return;
-  testing::expect_backward_close(test, dense_forward(test.dense, test.counts()), run.gradients);
+  for (const bool is_over_nvlink : {false, true}) {
+    SCOPED_TRACE(is_over_nvlink ? "nvlink" : "threads");
+    GpuRun transport = how;
+    transport.is_over_nvlink = is_over_nvlink;
+    const PipelineRun run = run_on_gpu(test, plan, transport);
+    testing::expect_forward_close(test, run.forward);
+    if (how.kind == PassKind::Forward) continue;
+    testing::expect_backward_close(test, dense_forward(test.dense, test.counts()), run.gradients);
+  }
 }
 
 }  // namespace magi::test

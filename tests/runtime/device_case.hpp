@@ -27,11 +27,12 @@ struct GpuRun {
   testing::PassKind kind = testing::PassKind::ForwardAndBackward;
   int repeats = 1;
   AttentionOptions options = {.exchange_sms = 4};
+  bool is_over_nvlink = false;
 };
 testing::PipelineRun run_on_gpu(const testing::AttentionCase& test,
                                 const std::shared_ptr<const Plan>& plan, const GpuRun& how = {});
 
-/// Runs the case and compares with dense float64 attention.
+/// Runs the case over the threads' group and over nvlink and compares with dense float64 attention.
 void expect_gpu_run_close(const testing::AttentionCase& test,
                           const std::shared_ptr<const Plan>& plan, const GpuRun& how = {});
 

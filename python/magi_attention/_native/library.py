@@ -46,6 +46,7 @@ _PROTOTYPES = {
     "magi_plan_get_report": "pp",
     "magi_thread_group_create": "ipp",
     "magi_communicator_from_vtable": "pp",
+    "magi_nvlink_group_create": "pipp",
     "magi_communicator_abort": "ps",
     "magi_communicator_counters": "pp",
     "magi_exchange_start": "ppp",

@@ -126,6 +126,15 @@ class Communicator(Handle):
         address = made(lib.magi_communicator_from_vtable, ctypes.addressof(supplied.vtable))
         return Communicator(address, supplied)
 
+    def over_nvlink(self, device: int) -> Communicator:
+        """The same ranks, each with a GPU of one host, which write rows straight into each other's
+        memory. Collective; CommError on all ranks where one of them cannot take part.
+        """
+        options = CommOptions()
+        lib.magi_comm_options_init(options.address)
+        address = made(lib.magi_nvlink_group_create, self.address, device, options.address)
+        return Communicator(address, self._supplied)
+
     def exchange(
         self,
         kind: int,

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 
 from magi_attention._native.vtable import Communicator
 from magi_attention.comm.process_group import ProcessGroupTransport, rank_in
 from magi_attention.common._lru import LruCache
+from magi_attention.env.build import has_gpu_kernels
+from magi_attention.env.comm import transport
+from magi_attention.errors import CommError
 
 
 def rank_of(cp_group: dist.ProcessGroup | None) -> int:
@@ -26,6 +30,8 @@ def size_of(cp_group: dist.ProcessGroup | None) -> int:
 # Groups whose communicator is kept for collectives outside of plans.
 _GROUPS_KEPT = 16
 _communicators = LruCache(_GROUPS_KEPT)
+# Windows of GPU memory are shared by all plans of a group.
+_nvlinks = LruCache(_GROUPS_KEPT)
 
 
 def communicator_of(group: dist.ProcessGroup) -> Communicator:
@@ -37,7 +43,28 @@ def communicator_of(group: dist.ProcessGroup) -> Communicator:
 
 
 def make_communicator(cp_group: dist.ProcessGroup | None) -> Communicator:
-    """A communicator over the group, or over this process alone for None and groups of one."""
+    """A communicator over the group, or over this process alone for None and groups of one. Between
+    the GPUs of one host rows go over nvlink, see MAGI_ATTENTION_TRANSPORT.
+    """
     if cp_group is None or dist.get_world_size(cp_group) == 1:
         return Communicator.alone()
-    return Communicator.over(ProcessGroupTransport(cp_group))
+    supplied = ProcessGroupTransport(cp_group)
+    choice = transport()
+    wants_nvlink = choice == "nvlink" or (choice == "auto" and supplied.moves_device_memory)
+    if not (wants_nvlink and torch.cuda.is_available() and has_gpu_kernels()):
+        return Communicator.over(supplied)
+    device = torch.cuda.current_device()
+    found = _nvlinks.get((cp_group, device))
+    if found is None:
+        found = _nvlinks[cp_group, device] = _over_nvlink(Communicator.over(supplied), device, choice)
+    return found
+
+
+def _over_nvlink(base: Communicator, device: int, choice: str) -> Communicator:
+    """`base` over nvlink, or itself where the ranks cannot and nvlink was not asked for."""
+    try:
+        return base.over_nvlink(device)
+    except CommError:
+        if choice == "nvlink":
+            raise
+        return base

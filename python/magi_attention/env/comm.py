@@ -17,7 +17,7 @@ VARIABLES = (
     "is_hierarchical_comm_enable", "ffa_fwd_sm_margin_save_for_comm",
     "ffa_bwd_sm_margin_save_for_comm", "exchange_sms", "is_qo_comm_enable",
     "is_fwd_high_precision_reduce_enable", "is_bwd_high_precision_reduce_enable",
-    "is_native_grpcoll_enable", "dsink_all_reduce_op", "is_ffa_fwd_inplace_correct",
+    "is_native_grpcoll_enable", "dsink_all_reduce_op", "is_ffa_fwd_inplace_correct", "transport",
 )  # fmt: skip
 
 
@@ -90,3 +90,12 @@ def is_ffa_fwd_inplace_correct() -> bool:
     DeprecationWarning.
     """
     return read_retired_flag(PREFIX + "FFA_FORWARD_INPLACE_CORRECT")
+
+
+def transport() -> str:
+    """MAGI_ATTENTION_TRANSPORT: what carries rows between GPUs. "process_group": the collectives of
+    the caller's group. "nvlink": each GPU of one host writes straight into the others' memory; an
+    error where that is not possible. "auto", the default: nvlink where it is possible and the group
+    has nccl. Read when a group is first used; the same on all ranks.
+    """
+    return read_text(PREFIX + "TRANSPORT", "auto", ("auto", "nvlink", "process_group"))

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/peer_exchanger.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "base/check.hpp"
+#include "base/math.hpp"
+#include "comm/row_layout.hpp"
+#include "comm/row_memory.hpp"
+#include "cuda/device.hpp"
+#include "cuda/memory.hpp"
+
+namespace magi::comm {
+
+/// Places at peers with their tasks in device memory.
+struct PeerTables {
+  PeerPlaces places;
+  DeviceBuffer memory;
+  const PushTask* to_rows = nullptr;
+  const PushTask* to_wire = nullptr;
+  const PushTask* to_owners = nullptr;
+};
+
+namespace {
+
+constexpr std::int32_t kBlocksPerSm = 2;
+
+cudaStream_t queue_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+class PeerMove;
+
+/// What the moves of one exchanger share; they may outlive it.
+struct PeerState {
+  std::shared_ptr<PeerLink> link;
+  std::shared_ptr<RowMemory> memory;
+  CountMove count;
+  std::int32_t num_blocks = 1;
+  std::shared_ptr<Stream> beside;  ///< where pushes run that attends run beside; may be null
+  std::deque<PeerMove*> reduces;   ///< in start order, those that are not applied yet
+  std::int64_t largest_bytes = 0;
+};
+
+std::shared_ptr<const PeerTables> make_tables(PeerPlaces places) {
+  auto tables = std::make_shared<PeerTables>();
+  std::vector<PushTask> all;
+  for (const auto* tasks : {&places.to_rows, &places.to_wire, &places.to_owners}) {
+    all.insert(all.end(), tasks->begin(), tasks->end());
+  }
+  tables->memory = to_device_sync<PushTask>(all);
+  const auto* data = static_cast<const PushTask*>(tables->memory.data());
+  tables->to_rows = data;
+  tables->to_wire = tables->to_rows + places.to_rows.size();
+  tables->to_owners = tables->to_wire + places.to_wire.size();
+  tables->places = std::move(places);
+  return tables;
+}
+
+/// The exchange as each rank has it, asked of the ranks. Collective.
+std::vector<RowExchange> gather_rows(Communicator& base, const RowExchange& own) {
+  std::vector<PeerRows> records = own.owned;
+  records.insert(records.end(), own.needed.begin(), own.needed.end());
+  records.push_back({.num_rows = static_cast<std::int32_t>(own.owned.size())});
+  std::vector<RowExchange> all;
+  for (const auto& bytes : base.allgather_sync(std::as_bytes(std::span(records)))) {
+    std::vector<PeerRows> theirs(bytes.size() / sizeof(PeerRows));
+    MAGI_CHECK(!theirs.empty());
+    std::memcpy(theirs.data(), bytes.data(), theirs.size() * sizeof(PeerRows));
+    const auto middle = theirs.begin() + theirs.back().num_rows;
+    all.push_back({{theirs.begin(), middle}, {middle, theirs.end() - 1}});
+  }
+  return all;
+}
+
+bool is_reduce(ExchangeKind kind) {
+  return kind == ExchangeKind::Sum || kind == ExchangeKind::LseMerge;
+}
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
+  constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
+  return (hash ^ value) * kOdd + (hash >> 29);
+}
+
+/// The places of a table's rows at the peers, found at the first call: by everyone() or, where that
+/// is empty, by asking the ranks, which is collective.
+std::shared_ptr<const PeerTables> peer_tables(PeerLink& link, const RowTable& table,
+                                              const EveryonesRows& everyone) {
+  if (table.at_peers == nullptr) {
+    const DeviceScope scope(link.device());
+    const auto all = everyone ? everyone() : gather_rows(link.base(), table.rows);
+    table.at_peers = make_tables(peer_places(all, link.rank()));
+  }
+  return table.at_peers;
+}
+
+/// A push on a stream beside the caller's, which goes on behind it when it is joined.
+class SidePush {
+ public:
+  explicit SidePush(std::shared_ptr<Stream> side) : side_(std::move(side)) {}
+  cudaStream_t fork(cudaStream_t stream) {
+    event_.record(stream);
+    event_.await(side_->handle());
+    return side_->handle();
+  }
+  void end() { event_.record(side_->handle()); }
+  void join(cudaStream_t stream) const { event_.await(stream); }
+
+ private:
+  std::shared_ptr<Stream> side_;
+  OrderEvent event_;
+};
+
+class PeerMove final : public PendingRows {
+ public:
+  PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, const RowMove& move,
+           void* stream);
+  ~PeerMove() override {
+    std::erase(state_->reduces, this);
+    if (side_) join_or_drop();
+  }
+
+  void await(void* stream) override {
+    if (is_done_) return;
+    while (is_reduce(kind_) && state_->reduces.front() != this) {
+      state_->reduces.front()->finish(stream);
+    }
+    finish(stream);
+  }
+
+ private:
+  std::int64_t most_rows() const {
+    return is_reduce(kind_) ? tables_->places.most_owned : tables_->places.most_needed;
+  }
+  /// Whether the tensors lie where the peers write.
+  bool is_placed() const;
+  void push_in_place(const RowMove& move);
+  void push_to_wire(const RowTable& table, const RowMove& move);
+  void push(const RowMove& move, std::span<const PushTask> tasks, std::span<const DeviceRows> to);
+  /// The received rows go to memory of this move alone.
+  void leave_window(const RowTable& table);
+  void await_rows(void* stream);
+  void finish(void* stream);
+  void join_or_drop() noexcept;
+
+  std::shared_ptr<PeerState> state_;
+  PeerLink& link_;
+  std::shared_ptr<const PeerTables> tables_;
+  ExchangeKind kind_;
+  std::vector<TensorView> to_;
+  std::uint64_t wire_types_;
+  std::int64_t row_bytes_;
+  RowTasks tasks_;
+  void* start_;                 ///< the stream it was started on
+  std::int32_t move_ = 0;       ///< of the pass
+  std::uint64_t sources_ = 0;   ///< ranks whose rows are still awaited
+  std::byte* wire_ = nullptr;   ///< received rows that are not in place; own ones behind them
+  std::shared_ptr<std::byte> buffer_;  ///< owns the wire where that is not in the window
+  std::optional<SidePush> side_;
+  bool is_done_ = false;
+};
+
+PeerMove::PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, const RowMove& move,
+                   void* stream)
+    : state_(std::move(state)),
+      link_(*state_->link),
+      tables_(peer_tables(link_, table, {})),
+      kind_(move.kind),
+      to_(move.to.begin(), move.to.end()),
+      wire_types_(wire_types_of(move.from, move.to)),
+      row_bytes_(static_cast<std::int64_t>(wire_row_bytes(to_, wire_types_))),
+      tasks_(state_->memory->tasks_of(table, stream)),
+      start_(stream) {
+  const DeviceScope scope(link_.device());
+  const bool is_pass = !link_.is_in_pass();
+  if (is_pass) {
+    const std::int64_t most_bytes = most_rows() * row_bytes_;
+    const std::uint64_t digest =
+        mix(mix(mix(move.tag.plan_digest, static_cast<std::uint64_t>(kind_)), wire_types_),
+            static_cast<std::uint64_t>(most_bytes));
+    link_.begin_pass(most_bytes, digest, queue_of(stream));
+  }
+  if (!is_reduce(kind_) && is_placed()) {
+    push_in_place(move);
+  } else {
+    push_to_wire(table, move);
+  }
+  if (is_reduce(kind_)) state_->reduces.push_back(this);
+  state_->largest_bytes = std::max(state_->largest_bytes, link_.used_bytes());
+  if (kind_ != ExchangeKind::Other) {
+    const WireOrder& sent = is_reduce(kind_) ? table.needed : table.owned;
+    state_->count(kind_, sent.peer_bytes(row_bytes_));
+  }
+  if (!is_pass) return;
+  leave_window(table);
+  link_.end_pass(queue_of(stream));
+}
+
+bool PeerMove::is_placed() const {
+  return std::ranges::all_of(to_, [this](const TensorView& tensor) {
+    return link_.is_in_area(static_cast<const std::byte*>(tensor.data));
+  });
+}
+
+void PeerMove::push_in_place(const RowMove& move) {
+  std::vector<DeviceRows> to = tensor_rows(to_);
+  const auto begin = reinterpret_cast<std::intptr_t>(link_.area(link_.rank()));
+  for (DeviceRows& rows : to) rows.data -= begin;
+  sources_ = tables_->places.cast_sources;
+  push(move, {tables_->to_rows, tables_->places.to_rows.size()}, to);
+}
+
+void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
+  const PeerPlaces& places = tables_->places;
+  const std::int64_t offset = link_.place(most_rows() * row_bytes_);
+  wire_ = link_.area(link_.rank()) + offset;
+  const auto to = wire_rows(to_, wire_types_, reinterpret_cast<std::byte*>(offset));
+  if (is_reduce(kind_)) {
+    sources_ = places.reduce_sources;
+    push(move, {tables_->to_owners, places.to_owners.size()}, to);
+    std::byte* behind = wire_ + table.owned.num_rows * row_bytes_;
+    state_->memory->copy({move.from}, {move.from, behind}, tasks_.own_partials, start_);
+  } else {
+    sources_ = places.cast_sources & ~(std::uint64_t{1} << link_.rank());
+    push(move, {tables_->to_wire, places.to_wire.size()}, to);
+    state_->memory->copy({move.from}, {to_}, tasks_.own, start_);
+  }
+}
+
+void PeerMove::push(const RowMove& move, std::span<const PushTask> tasks,
+                    std::span<const DeviceRows> to) {
+  RowPush push{.tasks = tasks.data(),
+               .num_tasks = static_cast<std::int32_t>(tasks.size()),
+               .num_tensors = static_cast<std::int32_t>(to.size()),
+               .move = move_ = link_.next_move()};
+  std::ranges::copy(tensor_rows(move.from), push.from);
+  std::ranges::copy(to, push.to);
+  for (std::int32_t peer = 0; peer < link_.num_ranks(); ++peer) {
+    push.region[peer] = link_.area(peer);
+  }
+  cudaStream_t stream = queue_of(start_);
+  if (state_->beside != nullptr) stream = side_.emplace(state_->beside).fork(stream);
+  launch_push(link_.view(), push, state_->num_blocks, stream);
+  if (side_) side_->end();
+}
+
+void PeerMove::await_rows(void* stream) {
+  launch_await(link_.view(), move_, 1, std::exchange(sources_, 0), queue_of(stream));
+  if (!side_) return;
+  side_->join(queue_of(stream));
+  side_.reset();
+}
+
+void PeerMove::leave_window(const RowTable& table) {
+  const WireOrder& received = is_reduce(kind_) ? table.owned : table.needed;
+  await_rows(start_);
+  const std::int64_t size_bytes = (received.num_rows + received.num_own_rows) * row_bytes_;
+  if (wire_ == nullptr || size_bytes == 0) return;
+  buffer_ = state_->memory->allocate(size_bytes, start_);
+  cuda_check(cudaMemcpyAsync(buffer_.get(), wire_, static_cast<std::size_t>(size_bytes),
+                             cudaMemcpyDeviceToDevice, queue_of(start_)),
+             "cudaMemcpyAsync");
+  wire_ = buffer_.get();
+}
+
+void PeerMove::finish(void* stream) {
+  const DeviceScope scope(link_.device());
+  await_rows(stream);
+  if (is_reduce(kind_)) {
+    state_->memory->combine({kind_, to_, wire_types_, wire_, tasks_}, stream);
+    std::erase(state_->reduces, this);
+  } else if (wire_ != nullptr) {
+    state_->memory->copy({to_, wire_}, {to_}, tasks_.needed, stream);
+  }
+  buffer_.reset();
+  is_done_ = true;
+}
+
+void PeerMove::join_or_drop() noexcept {
+  try {
+    const DeviceScope scope(link_.device());
+    side_->join(queue_of(start_));
+  } catch (const std::exception&) {
+    static_cast<void>(cudaGetLastError());  // a device that has failed says so in later calls
+  }
+}
+
+class PeerExchanger final : public RowExchanger {
+ public:
+  PeerExchanger(std::shared_ptr<PeerLink> link, const DeviceAllocator& allocator,
+                std::int32_t beside_sms, CountMove count)
+      : state_(std::make_shared<PeerState>()) {
+    const DeviceScope scope(link->device());
+    const std::int32_t num_sms =
+        beside_sms > 0 ? beside_sms : device_info(link->device()).num_sms;
+    if (beside_sms > 0) state_->beside = std::make_shared<Stream>();
+    state_->num_blocks = kBlocksPerSm * num_sms;
+    state_->memory = make_device_memory(link->device(), allocator);
+    state_->link = std::move(link);
+    state_->count = std::move(count);
+  }
+
+  void prepare(const RowTable& table, const EveryonesRows& everyone) override {
+    state_->memory->tasks_of(table, nullptr);
+    peer_tables(*state_->link, table, everyone);
+  }
+  std::int64_t most_rows(const RowTable& table, ExchangeKind kind) const override {
+    const PeerPlaces& places = peer_tables(*state_->link, table, {})->places;
+    return is_reduce(kind) ? places.most_owned : std::max(places.most_rows, places.most_needed);
+  }
+  void begin_pass(std::int64_t most_bytes, std::uint64_t digest, void* stream) override {
+    state_->link->begin_pass(most_bytes, digest, queue_of(stream));
+  }
+  void end_pass(void* stream) noexcept override { state_->link->end_pass(queue_of(stream)); }
+  std::byte* place(std::int64_t most_bytes) override {
+    return state_->link->area(state_->link->rank()) + state_->link->place(most_bytes);
+  }
+
+  std::unique_ptr<PendingRows> start(const RowTable& table, const RowMove& move,
+                                     void* stream) override {
+    MAGI_CHECK(move.from.size() == move.to.size() && move.from.size() <= kMaxPushed);
+    return std::make_unique<PeerMove>(state_, table, move, stream);
+  }
+  std::int64_t largest_bytes() const override { return state_->largest_bytes; }
+
+ private:
+  std::shared_ptr<PeerState> state_;
+};
+
+}  // namespace
+
+std::unique_ptr<RowExchanger> make_peer_exchanger(std::shared_ptr<PeerLink> link,
+                                                  const DeviceAllocator& allocator,
+                                                  std::int32_t beside_sms, CountMove count) {
+  return std::make_unique<PeerExchanger>(std::move(link), allocator, beside_sms, std::move(count));
+}
+
+}  // namespace magi::comm

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "comm/device_row_layout.cuh"
+#include "comm/peer_kernels.hpp"
+#include "cuda/check.hpp"
+#include "cuda/ptx/system.cuh"
+
+namespace magi::comm {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kLoadsAhead = 8;
+
+/// What a wait is for, for the mailbox.
+struct WaitSubject {
+  PeerWait what;
+  std::int32_t peer;
+  std::int32_t move;
+};
+
+/// The first failure of this rank goes into the mailbox.
+__device__ void report(const PeerView& view, const WaitSubject& subject, PeerWait failed,
+                       std::uint64_t expected, std::uint64_t seen) {
+  PeerMailbox& box = *view.mailbox;
+  if (atomicCAS_system(&box.is_closed, 0, 1) != 0) return;
+  const std::uint64_t slot = view.state->pass % kKeptDigests;
+  box.peer = subject.peer;
+  box.move = subject.move;
+  box.expected = expected;
+  box.seen = seen;
+  box.digest = view.state->digest;
+  box.peer_digest = view.control[view.rank]->digest[slot][subject.peer];
+  ptx::fence_system();
+  ptx::store_system(reinterpret_cast<std::int32_t*>(&box.failed), static_cast<std::int32_t>(failed));
+}
+
+/// Whether a peer that has begun this pass, and no pass so far ahead that its digest is gone, is in
+/// the same one.
+__device__ bool is_same_plan(const PeerView& view, std::int32_t peer) {
+  const PeerControl& own = *view.control[view.rank];
+  const std::uint64_t pass = view.state->pass;
+  const std::uint64_t begun = ptx::load_acquire_system(&own.begun[peer]);
+  if (begun < pass) return true;  // not known yet
+  const std::uint64_t digest = ptx::load_acquire_system(&own.digest[pass % kKeptDigests][peer]);
+  return digest == view.state->digest || ptx::load_acquire_system(&own.begun[peer]) >= pass + 2;
+}
+
+/// Waits until a word reaches a value; false after a failure, which is in the mailbox then.
+__device__ bool wait_for_word(const PeerView& view, const std::uint64_t* word, std::uint64_t value,
+                              const WaitSubject& subject) {
+  constexpr int kPollsPerCheck = 32;
+  const PeerControl& own = *view.control[view.rank];
+  const std::uint64_t start = ptx::system_time_ns();
+  for (int poll = 1;; ++poll) {
+    const std::uint64_t seen = ptx::load_acquire_system(word);
+    if (seen >= value) return true;
+    if (poll % kPollsPerCheck != 0) continue;
+    if (ptx::load_acquire_system(&view.mailbox->is_closed) != 0) return false;
+    PeerWait failed = PeerWait::None;
+    if (ptx::load_acquire_system(&own.aborted[subject.peer]) != 0) failed = PeerWait::Left;
+    if (!is_same_plan(view, subject.peer)) failed = PeerWait::OtherPlan;
+    if (ptx::system_time_ns() - start > view.deadline_ns) failed = subject.what;
+    if (failed != PeerWait::None) {
+      report(view, subject, failed, value, seen);
+      return false;
+    }
+    ptx::sleep_ns(100);
+  }
+}
+
+/// One warp, a lane for each peer.
+__global__ __launch_bounds__(kMaxPeers) void begin_pass_kernel(
+    const __grid_constant__ PeerView view, std::int32_t area, std::uint64_t digest) {
+  const auto peer = static_cast<std::int32_t>(threadIdx.x);
+  PassState& state = *view.state;
+  std::uint64_t pass = 0, last_use = 0;
+  if (peer == 0) {
+    pass = ++state.pass;
+    last_use = state.last_use[area];
+    state.last_use[area] = pass;
+    state.digest = digest;
+  }
+  __syncwarp();
+  pass = __shfl_sync(~0U, pass, 0);
+  last_use = __shfl_sync(~0U, last_use, 0);
+  if (peer >= view.num_ranks) return;
+  PeerControl& theirs = *view.control[peer];
+  ptx::store_system(&theirs.digest[pass % kKeptDigests][view.rank], digest);
+  ptx::fence_system();
+  ptx::store_system(&theirs.begun[view.rank], pass);
+  if (last_use > 0) {
+    const PeerControl& own = *view.control[view.rank];
+    wait_for_word(view, &own.begun[peer], last_use + 1, {PeerWait::Credit, peer, 0});
+  }
+  ptx::fence_system();
+}
+
+/// The units of one section of a task's rows: those of both tensors, row by row.
+struct SectionUnits {
+  int begin[kMaxPushed] = {}, count[kMaxPushed] = {};
+  int per_row = 0;
+};
+
+__device__ __forceinline__ SectionUnits section_units(const RowPush& push, int section) {
+  SectionUnits units;
+#pragma unroll
+  for (int t = 0; t < static_cast<int>(kMaxPushed); ++t) {
+    if (t >= push.num_tensors) break;
+    const int row_units = push.from[t].row_units;
+    units.begin[t] = section * row_units / push.num_sections;
+    units.count[t] = (section + 1) * row_units / push.num_sections - units.begin[t];
+    units.per_row += units.count[t];
+  }
+  return units;
+}
+
+template <typename Unit>
+struct UnitMove {
+  const Unit* from;
+  Unit* to;
+};
+
+template <typename Unit>
+__device__ __forceinline__ UnitMove<Unit> find_unit(const RowPush& push, const PushTask& task,
+                                                    const SectionUnits& units, int index) {
+  const int row = index / units.per_row;
+  int unit = index - row * units.per_row;
+  const bool is_second = unit >= units.count[0];
+  unit += is_second ? units.begin[1] - units.count[0] : units.begin[0];
+  const DeviceRows& from = push.from[is_second ? 1 : 0];
+  const DeviceRows& to = push.to[is_second ? 1 : 0];
+  const auto offset = reinterpret_cast<std::int64_t>(row_of(to, task.remote_row + row));
+  return {unit_of<Unit>(from, row_of(from, task.local_row + row), unit),
+          unit_of<Unit>(to, push.region[task.peer] + offset, unit)};
+}
+
+template <typename Unit>
+__device__ __forceinline__ void push_task(const RowPush& push, const PushTask& task,
+                                          const SectionUnits& units) {
+  const int count = task.num_rows * units.per_row;
+  for (int first = static_cast<int>(threadIdx.x); first < count; first += kThreads * kLoadsAhead) {
+    Unit held[kLoadsAhead];
+    Unit* targets[kLoadsAhead];
+#pragma unroll
+    for (int k = 0; k < kLoadsAhead; ++k) {
+      if (first + k * kThreads >= count) continue;
+      const auto move = find_unit<Unit>(push, task, units, first + k * kThreads);
+      held[k] = *move.from;
+      targets[k] = move.to;
+    }
+#pragma unroll
+    for (int k = 0; k < kLoadsAhead; ++k) {
+      if (first + k * kThreads < count) *targets[k] = held[k];
+    }
+  }
+}
+
+/// Tells all ranks, behind the stores of all blocks, that a section has arrived.
+__device__ __forceinline__ void tell_arrival(const PeerView& view, int move, int section) {
+  __shared__ bool is_last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::fence_system();
+    unsigned* pushed = &view.state->pushed_blocks[move][section];
+    is_last = atomicAdd(pushed, 1U) + 1 == gridDim.x;
+    if (is_last) *pushed = 0;
+    ptx::fence_system();
+  }
+  __syncthreads();
+  if (is_last && threadIdx.x < static_cast<unsigned>(view.num_ranks)) {
+    ptx::fence_system();
+    PeerControl& theirs = *view.control[threadIdx.x];
+    ptx::store_system(&theirs.arrived[move][section][view.rank], view.state->pass);
+  }
+}
+
+template <typename Unit>
+__global__ __launch_bounds__(kThreads) void push_kernel(const __grid_constant__ PeerView view,
+                                                        const __grid_constant__ RowPush push) {
+  for (int section = 0; section < push.num_sections; ++section) {
+    const SectionUnits units = section_units(push, section);
+    for (int i = static_cast<int>(blockIdx.x); i < push.num_tasks;
+         i += static_cast<int>(gridDim.x)) {
+      push_task<Unit>(push, push.tasks[i], units);
+    }
+    tell_arrival(view, push.move, section);
+  }
+}
+
+__global__ __launch_bounds__(kMaxPeers) void await_kernel(const __grid_constant__ PeerView view,
+                                                          std::int32_t move,
+                                                          std::int32_t num_sections,
+                                                          std::uint64_t sources) {
+  const auto peer = static_cast<std::int32_t>(threadIdx.x);
+  if ((sources >> peer & 1) != 0) {
+    const PeerControl& own = *view.control[view.rank];
+    for (std::int32_t section = num_sections - 1; section >= 0; --section) {
+      const bool has_come = wait_for_word(view, &own.arrived[move][section][peer],
+                                          view.state->pass, {PeerWait::Rows, peer, move});
+      if (!has_come) break;
+    }
+    if (!is_same_plan(view, peer)) {
+      report(view, {PeerWait::Rows, peer, move}, PeerWait::OtherPlan, view.state->pass, 0);
+    }
+  }
+  ptx::fence_system();
+  ptx::fence_bulk_copies();
+}
+
+}  // namespace
+
+void launch_begin_pass(const PeerView& view, std::int32_t area, std::uint64_t digest,
+                       cudaStream_t stream) {
+  begin_pass_kernel<<<1, kMaxPeers, 0, stream>>>(view, area, digest);
+  cuda_check(cudaGetLastError(), "begin_pass_kernel");
+}
+
+void launch_push(const PeerView& view, RowPush push, std::int32_t num_blocks, cudaStream_t stream) {
+  const auto count = static_cast<std::size_t>(push.num_tensors);
+  const std::int64_t unit = common_unit({push.from, count}, {push.to, count});
+  for (std::size_t t = 0; t < count; ++t) {
+    use_units(push.from[t], static_cast<std::size_t>(unit));
+    use_units(push.to[t], static_cast<std::size_t>(unit));
+  }
+  const auto grid = static_cast<unsigned>(std::clamp(push.num_tasks, 1, num_blocks));
+  const auto launch = [&]<typename Unit>(Unit) {
+    push_kernel<Unit><<<grid, kThreads, 0, stream>>>(view, push);
+  };
+  if (unit == kLargestUnit) {
+    launch(uint4{});
+  } else if (unit == 8) {
+    launch(std::uint64_t{});
+  } else if (unit == 4) {
+    launch(std::uint32_t{});
+  } else {
+    launch(std::uint16_t{});
+  }
+  cuda_check(cudaGetLastError(), "push_kernel");
+}
+
+void launch_await(const PeerView& view, std::int32_t move, std::int32_t num_sections,
+                  std::uint64_t sources, cudaStream_t stream) {
+  if (sources == 0) return;
+  await_kernel<<<1, kMaxPeers, 0, stream>>>(view, move, num_sections, sources);
+  cuda_check(cudaGetLastError(), "await_kernel");
+}
+
+}  // namespace magi::comm

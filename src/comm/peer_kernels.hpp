@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <span>
+
+#include "comm/device_row_layout.hpp"
+#include "comm/peer_control.hpp"
+#include "comm/peer_places.hpp"
+
+// Work between ranks that write each other's memory, enqueued on streams. Nothing waits for the
+// host. A wait that fails fills the mailbox and ends, and all later ones end at once.
+namespace magi::comm {
+
+inline constexpr std::size_t kMaxPushed = 2;  ///< tensors of one push
+
+/// Rows of tensors on their way into the memory of peers.
+struct RowPush {
+  DeviceRows from[kMaxPushed];
+  DeviceRows to[kMaxPushed];     ///< data: from the start of the region
+  std::byte* region[kMaxPeers];  ///< the peers' memory that the rows go to
+  const PushTask* tasks = nullptr;
+  std::int32_t num_tasks = 0;
+  std::int32_t num_tensors = 0;
+  std::int32_t num_sections = 1;  ///< equal parts of every row, which arrive one after the other
+  std::int32_t move = 0;          ///< of the pass
+};
+
+/// Numbers a new pass, tells the peers, and waits until none of them needs what lies in `area`.
+void launch_begin_pass(const PeerView& view, std::int32_t area, std::uint64_t digest,
+                       cudaStream_t stream);
+
+/// Copies rows and tells all ranks what has arrived. `num_blocks`: at most, 1024 threads each; the
+/// rows' units are of a byte.
+void launch_push(const PeerView& view, RowPush push, std::int32_t num_blocks, cudaStream_t stream);
+
+/// Later work on the stream sees what the ranks of `sources` (bit p: rank p) pushed.
+void launch_await(const PeerView& view, std::int32_t move, std::int32_t num_sections,
+                  std::uint64_t sources, cudaStream_t stream);
+
+}  // namespace magi::comm

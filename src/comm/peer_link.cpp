@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/peer_link.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.hpp"
+#include "base/math.hpp"
+#include "comm/exchange.hpp"
+#include "cuda/capture.hpp"
+#include "cuda/device.hpp"
+
+namespace magi::comm {
+namespace {
+
+constexpr std::int64_t kAlignment = 256;
+constexpr std::int64_t kLeastArea = std::int64_t{4} << 20;
+/// Above this an area has no second one to take turns with: memory is worth more than the wait.
+constexpr std::int64_t kMostDoubled = std::int64_t{1} << 30;
+/// Small moves beside those that a pass announces.
+constexpr std::int64_t kSpareBytes = std::int64_t{1} << 20;
+constexpr std::uint64_t kMagic = 0x6d6167696c696e6b;  // "magilink"
+constexpr auto kWatchPeriod = std::chrono::milliseconds(100);
+
+std::shared_ptr<PeerMailbox> make_mailbox() {
+  void* data = nullptr;
+  cuda_check(cudaHostAlloc(&data, sizeof(PeerMailbox), cudaHostAllocPortable), "cudaHostAlloc");
+  std::memset(data, 0, sizeof(PeerMailbox));
+  const auto release = [](PeerMailbox* box) { static_cast<void>(cudaFreeHost(box)); };
+  return {static_cast<PeerMailbox*>(data), release};
+}
+
+std::string rank_name(std::int32_t rank) { return "rank " + std::to_string(rank); }
+
+}  // namespace
+
+PeerLink::PeerLink(Communicator& base, std::int32_t device, const CommOptions& options)
+    : base_(base), device_(device), deadline_(options.deadline) {
+  if (base.num_ranks() > kMaxPeers) {
+    throw invalid("num_ranks", base.num_ranks(), "up to " + std::to_string(kMaxPeers));
+  }
+  const DeviceScope scope(device);
+  cards_ = exchange_cards(base, device);
+  controls_ = share_memory(base, cards_, sizeof(PeerControl), deadline_);
+  state_ = DeviceBuffer(sizeof(PassState));
+  cuda_check(cudaMemset(state_.data(), 0, sizeof(PassState)), "cudaMemset");
+  mailbox_ = make_mailbox();
+  view_ = {.control = {},
+           .state = static_cast<PassState*>(state_.data()),
+           .mailbox = mailbox_.get(),
+           .rank = base.rank(),
+           .num_ranks = base.num_ranks(),
+           .deadline_ns = static_cast<std::uint64_t>(
+               std::chrono::nanoseconds(deadline_).count())};
+  for (std::size_t peer = 0; peer < controls_.size(); ++peer) {
+    view_.control[peer] = reinterpret_cast<PeerControl*>(controls_[peer]->data());
+  }
+  pass_end_.emplace();
+  alarm_.emplace();
+  prove_access();
+  const RankCard& own = cards_[static_cast<std::size_t>(view_.rank)];
+  const auto is_watched = [&](const RankCard& card) {
+    return card.process_space == own.process_space;
+  };
+  const bool has_others = std::ranges::any_of(
+      cards_, [&](const RankCard& card) { return card.process.pid != own.process.pid; });
+  if (!has_others || !std::ranges::all_of(cards_, is_watched)) return;
+  std::vector<ProcessId> processes;
+  for (const RankCard& card : cards_) processes.push_back(card.process);
+  processes_.emplace(processes);
+  watcher_ = std::thread([this] { watch(); });
+}
+
+PeerLink::~PeerLink() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_ending_ = true;
+  }
+  stop_.notify_all();
+  if (watcher_.joinable()) watcher_.join();
+  // What is enqueued may still use the memory.
+  const DeviceScope scope(device_);
+  if (pass_end_) static_cast<void>(cudaDeviceSynchronize());
+}
+
+/// Every rank writes a word to every other one, which finds it.
+void PeerLink::prove_access() {
+  std::string trouble;
+  for (std::int32_t peer = 0; peer < num_ranks() && trouble.empty(); ++peer) {
+    std::uint64_t* target = &view_.control[peer]->magic[rank()];
+    if (cudaMemcpy(target, &kMagic, sizeof(kMagic), cudaMemcpyHostToDevice) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      trouble = "it cannot write the memory of " + rank_name(peer);
+    }
+  }
+  agree_sync(base_, trouble);
+  const auto words = to_host_sync<std::uint64_t>(view_.control[rank()]->magic,
+                                                 static_cast<std::size_t>(num_ranks()));
+  for (std::size_t peer = 0; peer < words.size() && trouble.empty(); ++peer) {
+    if (words[peer] != kMagic) {
+      trouble = "what " + rank_name(static_cast<std::int32_t>(peer)) +
+                " writes does not arrive in its memory";
+    }
+  }
+  agree_sync(base_, trouble);
+}
+
+void PeerLink::begin_pass(std::int64_t most_bytes, std::uint64_t digest, cudaStream_t stream) {
+  MAGI_CHECK(!is_in_pass_);
+  check();
+  const DeviceScope scope(device_);
+  cudaGraph_t graph = graph_of_capture(stream);
+  const std::int64_t needed = most_bytes + kSpareBytes;
+  if (needed > area_bytes_) {
+    if (graph != nullptr) {
+      throw invalid("stream", "being captured",
+                    "one that is not, for the first call of its size over nvlink");
+    }
+    grow(needed);
+  }
+  if (graph == nullptr) {
+    pass_end_->await(stream);
+  } else {
+    for (const auto& window : windows_) keep_with_graph(graph, window);
+  }
+  area_ = (area_ + 1) % num_areas_;
+  const std::int32_t slot = (window_version_ * 2 + area_) % kMaxAreas;
+  launch_begin_pass(view_, slot, digest, stream);
+  used_bytes_ = 0;
+  num_moves_ = 0;
+  is_in_pass_ = true;
+}
+
+void PeerLink::end_pass(cudaStream_t stream) noexcept {
+  if (!std::exchange(is_in_pass_, false)) return;
+  if (graph_of_capture(stream) != nullptr) return;
+  try {
+    const DeviceScope scope(device_);
+    pass_end_->record(stream);
+  } catch (const std::exception&) {
+    static_cast<void>(cudaGetLastError());  // a device that has failed says so in every later call
+  }
+}
+
+std::int64_t PeerLink::place(std::int64_t most_bytes) {
+  const std::int64_t offset = used_bytes_;
+  used_bytes_ += align_up(std::max<std::int64_t>(most_bytes, 1), kAlignment);
+  MAGI_CHECK(is_in_pass_ && used_bytes_ <= area_bytes_);
+  return offset;
+}
+
+std::byte* PeerLink::area(std::int32_t rank) const {
+  return windows_[static_cast<std::size_t>(rank)]->data() + area_ * area_bytes_;
+}
+
+std::int32_t PeerLink::next_move() {
+  MAGI_CHECK(is_in_pass_ && num_moves_ < kMaxMoves);
+  return num_moves_++;
+}
+
+/// The old window may be in use by passes of this rank, which end first, and by those of peers,
+/// which have let it go when they come here.
+void PeerLink::grow(std::int64_t area_bytes) {
+  const std::int64_t wanted =
+      align_up(std::max({area_bytes, kLeastArea, area_bytes_ + area_bytes_ / 4}), kLeastArea);
+  std::string trouble;
+  if (cudaDeviceSynchronize() != cudaSuccess) {
+    trouble = std::string("its GPU has failed: ") + cudaGetErrorString(cudaGetLastError());
+  }
+  agree_sync(base_, trouble);
+  num_areas_ = wanted > kMostDoubled ? 1 : 2;
+  area_bytes_ = 0;
+  windows_.clear();
+  windows_ = share_memory(base_, cards_, static_cast<std::size_t>(num_areas_ * wanted), deadline_);
+  area_bytes_ = wanted;
+  area_ = 0;
+  ++window_version_;
+}
+
+std::string PeerLink::failure_text(const PeerMailbox& box) const {
+  const std::string self = rank_name(rank());
+  const std::string peer = rank_name(box.peer);
+  const std::string where = "exchange " + std::to_string(box.move) + " of pass " +
+                            std::to_string(box.expected) + ", plan " + hex(box.digest);
+  const std::string limit = std::to_string(deadline_.count()) + " ms";
+  switch (box.failed) {
+    case PeerWait::OtherPlan:
+      return peer + " is in another call (" + hex(box.peer_digest) + ") than " + self + " in " +
+             where;
+    case PeerWait::Left:
+      return peer + " left the group while " + self + " was in " + where;
+    case PeerWait::Credit:
+      return self + " waited " + limit + " for " + peer + " to begin pass " +
+             std::to_string(box.expected) + ", saw " + std::to_string(box.seen) + ", plan " +
+             hex(box.digest);
+    default:
+      return self + " waited " + limit + " for rows of " + peer + " in " + where + ", saw " +
+             std::to_string(box.seen);
+  }
+}
+
+void PeerLink::check() {
+  const std::lock_guard lock(mutex_);
+  const PeerMailbox& box = *mailbox_;
+  const auto failed = std::atomic_ref(mailbox_->failed).load(std::memory_order_acquire);
+  if (!failure_ && failed != PeerWait::None) {
+    const CommFailure kind = failed == PeerWait::OtherPlan ? CommFailure::PlanMismatch
+                             : failed == PeerWait::Left    ? CommFailure::Aborted
+                                                           : CommFailure::Timeout;
+    failure_.emplace(failure_text(box), kind);
+  }
+  if (failure_) throw CommError(failure_->what(), failure_->failure());
+}
+
+void PeerLink::fail(const std::string& text, CommFailure failure) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_.emplace(text, failure);
+  std::atomic_ref(mailbox_->is_closed).store(1, std::memory_order_release);
+}
+
+void PeerLink::abort(const std::string& reason) noexcept {
+  fail(rank_name(rank()) + " aborted: " + reason, CommFailure::Aborted);
+  try {
+    const DeviceScope scope(device_);
+    const UncapturedScope uncaptured;
+    for (std::int32_t peer = 0; peer < num_ranks(); ++peer) {
+      static_cast<void>(cudaMemsetAsync(&view_.control[peer]->aborted[rank()], 1,
+                                        sizeof(std::uint64_t), alarm_->handle()));
+    }
+  } catch (const std::exception&) {
+    static_cast<void>(cudaGetLastError());
+  }
+}
+
+/// A thread: ends all waits when the process of a peer has ended.
+void PeerLink::watch() {
+  std::unique_lock lock(mutex_);
+  while (!stop_.wait_for(lock, kWatchPeriod, [this] { return is_ending_; })) {
+    for (std::int32_t peer = 0; peer < num_ranks(); ++peer) {
+      if (peer == rank() || !processes_->has_ended(static_cast<std::size_t>(peer))) continue;
+      lock.unlock();
+      fail("the process of " + rank_name(peer) + " has ended; " + rank_name(rank()) +
+               " cannot go on without it",
+           CommFailure::PeerDied);
+      return;
+    }
+  }
+}
+
+}  // namespace magi::comm

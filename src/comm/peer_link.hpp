@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/peer_kernels.hpp"
+#include "comm/process_watch.hpp"
+#include "comm/shared_windows.hpp"
+#include "cuda/memory.hpp"
+#include "cuda/order_event.hpp"
+#include "cuda/stream.hpp"
+
+namespace magi::comm {
+
+/// One rank's end of a group of one host whose ranks write each other's device memory: the words by
+/// which they keep in step (peer_control.hpp), and a window of memory that grows with the largest
+/// pass. Passes of a link follow each other, whatever their streams.
+class PeerLink {
+ public:
+  /// Collective. `base` starts the group and must outlive it. Throws CommError on all ranks where
+  /// one of them cannot take part.
+  PeerLink(Communicator& base, std::int32_t device, const CommOptions& options);
+  ~PeerLink();
+  PeerLink(const PeerLink&) = delete;
+  PeerLink& operator=(const PeerLink&) = delete;
+
+  Communicator& base() const { return base_; }
+  std::int32_t rank() const { return view_.rank; }
+  std::int32_t num_ranks() const { return view_.num_ranks; }
+  std::int32_t device() const { return device_; }
+  const PeerView& view() const { return view_; }
+
+  /// Begins a pass that is given up to `most_bytes`; both are the same on all ranks. Collective:
+  /// where it needs a larger window than those before it waits for the device and the other ranks,
+  /// else for nothing. Throws CommError where the group has failed.
+  void begin_pass(std::int64_t most_bytes, std::uint64_t digest, cudaStream_t stream);
+  void end_pass(cudaStream_t stream) noexcept;
+  bool is_in_pass() const { return is_in_pass_; }
+  /// Bytes of the pass's memory at the same offset on all ranks, which give the same sizes in the
+  /// same order.
+  std::int64_t place(std::int64_t most_bytes);
+  /// The memory of the pass on a rank.
+  std::byte* area(std::int32_t rank) const;
+  bool is_in_area(const std::byte* data) const {
+    return is_in_pass_ && data >= area(rank()) && data < area(rank()) + area_bytes_;
+  }
+  std::int64_t used_bytes() const { return used_bytes_; }
+  /// The number of the next move of the pass.
+  std::int32_t next_move();
+
+  /// Throws CommError where a wait of this rank has failed, a peer has ended, or the group was
+  /// aborted.
+  void check();
+  /// Ends the waits of all ranks.
+  void abort(const std::string& reason) noexcept;
+
+ private:
+  void prove_access();
+  void grow(std::int64_t area_bytes);
+  void watch();
+  std::string failure_text(const PeerMailbox& box) const;
+  void fail(const std::string& text, CommFailure failure) noexcept;
+
+  Communicator& base_;
+  const std::int32_t device_;
+  const std::chrono::milliseconds deadline_;
+  std::vector<RankCard> cards_;
+  std::vector<std::shared_ptr<MappedMemory>> controls_, windows_;  ///< by rank
+  DeviceBuffer state_;
+  std::shared_ptr<PeerMailbox> mailbox_;
+  PeerView view_;
+  std::optional<OrderEvent> pass_end_;
+  std::optional<Stream> alarm_;  ///< tells peers that this rank leaves
+
+  std::int64_t area_bytes_ = 0;  ///< of one area of the window
+  std::int32_t num_areas_ = 1;
+  std::int32_t window_version_ = 0;
+  std::int32_t area_ = 0;
+  std::int64_t used_bytes_ = 0;
+  std::int32_t num_moves_ = 0;
+  bool is_in_pass_ = false;
+
+  std::mutex mutex_;
+  std::optional<CommError> failure_;
+  std::condition_variable stop_;
+  bool is_ending_ = false;
+  std::optional<ProcessWatch> processes_;
+  std::thread watcher_;
+};
+
+}  // namespace magi::comm

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "magi/exchange.hpp"
+
+// Where the rows that a rank sends lie at the ranks that take them: what a transport needs that
+// writes rows into the memory of others.
+namespace magi::comm {
+
+/// Up to kRowsPerPush rows of a local tensor and their place at a peer.
+struct alignas(16) PushTask {
+  std::int32_t local_row = 0;
+  std::int32_t remote_row = 0;
+  std::int32_t num_rows = 0;
+  std::int32_t peer = 0;
+  friend bool operator==(const PushTask&, const PushTask&) = default;
+};
+inline constexpr std::int32_t kRowsPerPush = 64;
+
+/// One rank's side of an exchange. Neighbouring tasks have different peers as far as there are such.
+struct PeerPlaces {
+  std::vector<PushTask> to_rows;    ///< owned rows, own ones too -> needed rows
+  std::vector<PushTask> to_wire;    ///< owned rows, without own ones -> wire rows of who needs them
+  std::vector<PushTask> to_owners;  ///< needed rows, without own ones -> wire rows of their owners
+  std::uint64_t cast_sources = 0;   ///< bit p: rank p sends rows to this one in a cast; own rows too
+  std::uint64_t reduce_sources = 0;  ///< bit p: rank p sends partials to this one
+  /// The most over all ranks, so that all lay out their memory alike: rows up to the last needed
+  /// one; needed and owned rows, own ones too.
+  std::int64_t most_rows = 0, most_needed = 0, most_owned = 0;
+};
+
+/// `all`: the exchange as each rank has it. Throws InvalidArgument where two ranks disagree about
+/// what one sends the other.
+PeerPlaces peer_places(std::span<const RowExchange> all, std::int32_t rank);
+
+}  // namespace magi::comm
