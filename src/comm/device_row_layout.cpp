@@ -18,14 +18,13 @@ std::vector<DeviceRows> tensor_rows(std::span<const TensorView> tensors) {
       throw invalid("tensor.stride", "of several axes with gaps",
                     "one strided axis beyond the rows, on a GPU");
     }
-    list.push_back(
-        {.data = tensor.data,
-         .row_stride = tensor.row_stride_bytes,
-         .head_stride = runs.size() > 1 ? runs[1] * element : 0,
-         .row_units = static_cast<std::int32_t>(
-             static_cast<std::int64_t>(tensor.num_elements) * element),
-         .head_units = static_cast<std::int32_t>(
-             static_cast<std::int64_t>(tensor.run_elements) * element)});
+    list.push_back({.data = tensor.data,
+                    .row_stride = tensor.row_stride_bytes,
+                    .head_stride = runs.size() > 1 ? runs[1] * element : 0,
+                    .row_units = static_cast<std::int32_t>(
+                        static_cast<std::int64_t>(tensor.num_elements) * element),
+                    .head_units = static_cast<std::int32_t>(
+                        static_cast<std::int64_t>(tensor.run_elements) * element)});
   }
   return list;
 }

@@ -21,10 +21,10 @@
 // for a peer that is two passes behind.
 namespace magi::comm {
 
-inline constexpr std::int32_t kMaxPeers = 32;     ///< ranks of a group of one host
-inline constexpr std::int32_t kMaxMoves = 128;    ///< of a pass
-inline constexpr std::int32_t kMaxSections = 8;   ///< of the kv heads of a move
-inline constexpr std::int32_t kKeptDigests = 4;   ///< a rank is at most two passes ahead
+inline constexpr std::int32_t kMaxPeers = 32;    ///< ranks of a group of one host
+inline constexpr std::int32_t kMaxMoves = 128;   ///< of a pass
+inline constexpr std::int32_t kMaxSections = 8;  ///< of the kv heads of a move
+inline constexpr std::int32_t kKeptDigests = 4;  ///< a rank is at most two passes ahead
 inline constexpr std::int32_t kMaxAreas = 64;
 
 /// One rank's words in its device memory, which the peers write; [.][p]: written by rank p.
@@ -39,8 +39,8 @@ struct PeerControl {
 /// What a rank keeps in its device memory for itself.
 struct PassState {
   std::uint64_t pass;
-  std::uint64_t last_use[kMaxAreas];  ///< pass that used an area last
-  std::uint64_t digest;               ///< of the present pass
+  std::uint64_t last_use[kMaxAreas];                ///< pass that used an area last
+  std::uint64_t digest;                             ///< of the present pass
   unsigned pushed_blocks[kMaxMoves][kMaxSections];  ///< 0 between pushes
 };
 

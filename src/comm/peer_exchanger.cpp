@@ -153,10 +153,9 @@ class PeerMove final : public PendingRows {
   std::uint64_t wire_types_;
   std::int64_t row_bytes_;
   RowTasks tasks_;
-  void* start_;                 ///< the stream it was started on
-  std::int32_t move_ = 0;       ///< of the pass
-  std::uint64_t sources_ = 0;   ///< ranks whose rows are still awaited
-  std::byte* wire_ = nullptr;   ///< received rows that are not in place; own ones behind them
+  void* start_;                ///< the stream it was started on
+  RowArrival arrival_;         ///< what is still awaited
+  std::byte* wire_ = nullptr;  ///< received rows that are not in place; own ones behind them
   std::shared_ptr<std::byte> buffer_;  ///< owns the wire where that is not in the window
   std::optional<SidePush> side_;
   bool is_done_ = false;
@@ -208,7 +207,9 @@ void PeerMove::push_in_place(const RowMove& move) {
   std::vector<DeviceRows> to = tensor_rows(to_);
   const auto begin = reinterpret_cast<std::intptr_t>(link_.area(link_.rank()));
   for (DeviceRows& rows : to) rows.data -= begin;
-  sources_ = tables_->places.cast_sources;
+  arrival_ = {.sources = tables_->places.cast_sources,
+              .data = static_cast<std::byte*>(to_[0].data),
+              .size_bytes = to_[0].shape[0] * row_bytes_};
   push(move, {tables_->to_rows, tables_->places.to_rows.size()}, to);
 }
 
@@ -217,13 +218,17 @@ void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
   const std::int64_t offset = link_.place(most_rows() * row_bytes_);
   wire_ = link_.area(link_.rank()) + offset;
   const auto to = wire_rows(to_, wire_types_, reinterpret_cast<std::byte*>(offset));
+  const WireOrder& received = is_reduce(kind_) ? table.owned : table.needed;
+  arrival_ = {.sources = is_reduce(kind_)
+                             ? places.reduce_sources
+                             : places.cast_sources & ~(std::uint64_t{1} << link_.rank()),
+              .data = wire_,
+              .size_bytes = received.num_rows * row_bytes_};
   if (is_reduce(kind_)) {
-    sources_ = places.reduce_sources;
     push(move, {tables_->to_owners, places.to_owners.size()}, to);
     std::byte* behind = wire_ + table.owned.num_rows * row_bytes_;
     state_->memory->copy({move.from}, {move.from, behind}, tasks_.own_partials, start_);
   } else {
-    sources_ = places.cast_sources & ~(std::uint64_t{1} << link_.rank());
     push(move, {tables_->to_wire, places.to_wire.size()}, to);
     state_->memory->copy({move.from}, {to_}, tasks_.own, start_);
   }
@@ -234,7 +239,7 @@ void PeerMove::push(const RowMove& move, std::span<const PushTask> tasks,
   RowPush push{.tasks = tasks.data(),
                .num_tasks = static_cast<std::int32_t>(tasks.size()),
                .num_tensors = static_cast<std::int32_t>(to.size()),
-               .move = move_ = link_.next_move()};
+               .move = arrival_.move = link_.next_move()};
   std::ranges::copy(tensor_rows(move.from), push.from);
   std::ranges::copy(to, push.to);
   for (std::int32_t peer = 0; peer < link_.num_ranks(); ++peer) {
@@ -247,7 +252,8 @@ void PeerMove::push(const RowMove& move, std::span<const PushTask> tasks,
 }
 
 void PeerMove::await_rows(void* stream) {
-  launch_await(link_.view(), move_, 1, std::exchange(sources_, 0), queue_of(stream));
+  launch_await(link_.view(), arrival_, queue_of(stream));
+  arrival_.sources = 0;
   if (!side_) return;
   side_->join(queue_of(stream));
   side_.reset();
@@ -293,8 +299,7 @@ class PeerExchanger final : public RowExchanger {
                 std::int32_t beside_sms, CountMove count)
       : state_(std::make_shared<PeerState>()) {
     const DeviceScope scope(link->device());
-    const std::int32_t num_sms =
-        beside_sms > 0 ? beside_sms : device_info(link->device()).num_sms;
+    const std::int32_t num_sms = beside_sms > 0 ? beside_sms : device_info(link->device()).num_sms;
     if (beside_sms > 0) state_->beside = std::make_shared<Stream>();
     state_->num_blocks = kBlocksPerSm * num_sms;
     state_->memory = make_device_memory(link->device(), allocator);
@@ -320,7 +325,7 @@ class PeerExchanger final : public RowExchanger {
 
   std::unique_ptr<PendingRows> start(const RowTable& table, const RowMove& move,
                                      void* stream) override {
-    MAGI_CHECK(move.from.size() == move.to.size() && move.from.size() <= kMaxPushed);
+    MAGI_CHECK(move.from.size() == move.to.size() && move.from.size() <= kMaxTensors);
     return std::make_unique<PeerMove>(state_, table, move, stream);
   }
   std::int64_t largest_bytes() const override { return state_->largest_bytes; }

@@ -33,7 +33,8 @@ __device__ void report(const PeerView& view, const WaitSubject& subject, PeerWai
   box.digest = view.state->digest;
   box.peer_digest = view.control[view.rank]->digest[slot][subject.peer];
   ptx::fence_system();
-  ptx::store_system(reinterpret_cast<std::int32_t*>(&box.failed), static_cast<std::int32_t>(failed));
+  ptx::store_system(reinterpret_cast<std::int32_t*>(&box.failed),
+                    static_cast<std::int32_t>(failed));
 }
 
 /// Whether a peer that has begun this pass, and no pass so far ahead that its digest is gone, is in
@@ -97,21 +98,21 @@ __global__ __launch_bounds__(kMaxPeers) void begin_pass_kernel(
   ptx::fence_system();
 }
 
-/// The units of one section of a task's rows: those of both tensors, row by row.
+/// The units of one section of a row: those of each tensor, one after the other.
 struct SectionUnits {
-  int begin[kMaxPushed] = {}, count[kMaxPushed] = {};
+  int begin[kMaxTensors] = {}, end[kMaxTensors] = {};  ///< end: counted over the tensors so far
   int per_row = 0;
 };
 
 __device__ __forceinline__ SectionUnits section_units(const RowPush& push, int section) {
   SectionUnits units;
 #pragma unroll
-  for (int t = 0; t < static_cast<int>(kMaxPushed); ++t) {
+  for (int t = 0; t < static_cast<int>(kMaxTensors); ++t) {
     if (t >= push.num_tensors) break;
     const int row_units = push.from[t].row_units;
     units.begin[t] = section * row_units / push.num_sections;
-    units.count[t] = (section + 1) * row_units / push.num_sections - units.begin[t];
-    units.per_row += units.count[t];
+    units.per_row += (section + 1) * row_units / push.num_sections - units.begin[t];
+    units.end[t] = units.per_row;
   }
   return units;
 }
@@ -126,11 +127,16 @@ template <typename Unit>
 __device__ __forceinline__ UnitMove<Unit> find_unit(const RowPush& push, const PushTask& task,
                                                     const SectionUnits& units, int index) {
   const int row = index / units.per_row;
-  int unit = index - row * units.per_row;
-  const bool is_second = unit >= units.count[0];
-  unit += is_second ? units.begin[1] - units.count[0] : units.begin[0];
-  const DeviceRows& from = push.from[is_second ? 1 : 0];
-  const DeviceRows& to = push.to[is_second ? 1 : 0];
+  const int within = index - row * units.per_row;
+  int tensor = 0, unit = within + units.begin[0];
+#pragma unroll
+  for (int t = 1; t < static_cast<int>(kMaxTensors); ++t) {
+    if (t >= push.num_tensors || within < units.end[t - 1]) break;
+    tensor = t;
+    unit = within - units.end[t - 1] + units.begin[t];
+  }
+  const DeviceRows& from = push.from[tensor];
+  const DeviceRows& to = push.to[tensor];
   const auto offset = reinterpret_cast<std::int64_t>(row_of(to, task.remote_row + row));
   return {unit_of<Unit>(from, row_of(from, task.local_row + row), unit),
           unit_of<Unit>(to, push.region[task.peer] + offset, unit)};
@@ -189,21 +195,27 @@ __global__ __launch_bounds__(kThreads) void push_kernel(const __grid_constant__ 
   }
 }
 
-__global__ __launch_bounds__(kMaxPeers) void await_kernel(const __grid_constant__ PeerView view,
-                                                          std::int32_t move,
-                                                          std::int32_t num_sections,
-                                                          std::uint64_t sources) {
+/// One warp, a lane for each peer.
+__global__ __launch_bounds__(kMaxPeers) void await_kernel(
+    const __grid_constant__ PeerView view, const __grid_constant__ RowArrival arrival) {
   const auto peer = static_cast<std::int32_t>(threadIdx.x);
-  if ((sources >> peer & 1) != 0) {
+  bool is_whole = true;
+  if ((arrival.sources >> peer & 1) != 0) {
     const PeerControl& own = *view.control[view.rank];
-    for (std::int32_t section = num_sections - 1; section >= 0; --section) {
-      const bool has_come = wait_for_word(view, &own.arrived[move][section][peer],
-                                          view.state->pass, {PeerWait::Rows, peer, move});
-      if (!has_come) break;
+    const WaitSubject subject{PeerWait::Rows, peer, arrival.move};
+    for (std::int32_t section = arrival.num_sections - 1; section >= 0 && is_whole; --section) {
+      is_whole =
+          wait_for_word(view, &own.arrived[arrival.move][section][peer], view.state->pass, subject);
     }
-    if (!is_same_plan(view, peer)) {
-      report(view, {PeerWait::Rows, peer, move}, PeerWait::OtherPlan, view.state->pass, 0);
+    if (is_whole && !is_same_plan(view, peer)) {
+      report(view, subject, PeerWait::OtherPlan, view.state->pass, view.state->pass);
+      is_whole = false;
     }
+  }
+  if (!__all_sync(~0U, is_whole)) {
+    constexpr std::uint16_t kNotANumber = 0xffff;  // in every floating-point type
+    auto* data = reinterpret_cast<std::uint16_t*>(arrival.data);
+    for (std::int64_t i = peer; i < arrival.size_bytes / 2; i += 32) data[i] = kNotANumber;
   }
   ptx::fence_system();
   ptx::fence_bulk_copies();
@@ -240,10 +252,9 @@ void launch_push(const PeerView& view, RowPush push, std::int32_t num_blocks, cu
   cuda_check(cudaGetLastError(), "push_kernel");
 }
 
-void launch_await(const PeerView& view, std::int32_t move, std::int32_t num_sections,
-                  std::uint64_t sources, cudaStream_t stream) {
-  if (sources == 0) return;
-  await_kernel<<<1, kMaxPeers, 0, stream>>>(view, move, num_sections, sources);
+void launch_await(const PeerView& view, const RowArrival& arrival, cudaStream_t stream) {
+  if (arrival.sources == 0) return;
+  await_kernel<<<1, kMaxPeers, 0, stream>>>(view, arrival);
   cuda_check(cudaGetLastError(), "await_kernel");
 }
 

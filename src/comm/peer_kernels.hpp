@@ -13,12 +13,10 @@
 // host. A wait that fails fills the mailbox and ends, and all later ones end at once.
 namespace magi::comm {
 
-inline constexpr std::size_t kMaxPushed = 2;  ///< tensors of one push
-
 /// Rows of tensors on their way into the memory of peers.
 struct RowPush {
-  DeviceRows from[kMaxPushed];
-  DeviceRows to[kMaxPushed];     ///< data: from the start of the region
+  DeviceRows from[kMaxTensors];
+  DeviceRows to[kMaxTensors];    ///< data: from the start of the region
   std::byte* region[kMaxPeers];  ///< the peers' memory that the rows go to
   const PushTask* tasks = nullptr;
   std::int32_t num_tasks = 0;
@@ -35,8 +33,17 @@ void launch_begin_pass(const PeerView& view, std::int32_t area, std::uint64_t di
 /// rows' units are of a byte.
 void launch_push(const PeerView& view, RowPush push, std::int32_t num_blocks, cudaStream_t stream);
 
-/// Later work on the stream sees what the ranks of `sources` (bit p: rank p) pushed.
-void launch_await(const PeerView& view, std::int32_t move, std::int32_t num_sections,
-                  std::uint64_t sources, cudaStream_t stream);
+/// What is awaited.
+struct RowArrival {
+  std::int32_t move = 0;
+  std::int32_t num_sections = 1;
+  std::uint64_t sources = 0;  ///< bit p: rank p pushes rows to this one
+  /// Where they land. A wait that fails leaves NaN there, so that no result is wrong in silence.
+  std::byte* data = nullptr;
+  std::int64_t size_bytes = 0;
+};
+
+/// Later work on the stream sees what was pushed.
+void launch_await(const PeerView& view, const RowArrival& arrival, cudaStream_t stream);
 
 }  // namespace magi::comm

@@ -51,14 +51,18 @@ PeerLink::PeerLink(Communicator& base, std::int32_t device, const CommOptions& o
            .mailbox = mailbox_.get(),
            .rank = base.rank(),
            .num_ranks = base.num_ranks(),
-           .deadline_ns = static_cast<std::uint64_t>(
-               std::chrono::nanoseconds(deadline_).count())};
+           .deadline_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(deadline_).count())};
   for (std::size_t peer = 0; peer < controls_.size(); ++peer) {
     view_.control[peer] = reinterpret_cast<PeerControl*>(controls_[peer]->data());
   }
   pass_end_.emplace();
   alarm_.emplace();
   prove_access();
+  for (std::size_t peer = 0; peer < cards_.size(); ++peer) {
+    is_sharing_gpu_ =
+        is_sharing_gpu_ || (peer != static_cast<std::size_t>(view_.rank) &&
+                            cards_[peer].gpu == cards_[static_cast<std::size_t>(view_.rank)].gpu);
+  }
   const RankCard& own = cards_[static_cast<std::size_t>(view_.rank)];
   const auto is_watched = [&](const RankCard& card) {
     return card.process_space == own.process_space;
@@ -119,6 +123,8 @@ void PeerLink::begin_pass(std::int64_t most_bytes, std::uint64_t digest, cudaStr
     }
     grow(needed);
   }
+  // A rank that frees memory waits for the GPU, and with it for waits of others who wait for it.
+  if (is_sharing_gpu_) base_.allgather_sync({});
   if (graph == nullptr) {
     pass_end_->await(stream);
   } else {

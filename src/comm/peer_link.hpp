@@ -87,6 +87,7 @@ class PeerLink {
   std::int64_t used_bytes_ = 0;
   std::int32_t num_moves_ = 0;
   bool is_in_pass_ = false;
+  bool is_sharing_gpu_ = false;  ///< with ranks of its process
 
   std::mutex mutex_;
   std::optional<CommError> failure_;

@@ -55,7 +55,8 @@ std::int64_t count_of(std::span<const PeerRows> records, std::int32_t peer) {
   return count;
 }
 
-/// Rows on the wire of `rank` in front of those of `peer`: rows lie by peer, own ones are not there.
+/// Rows on the wire of `rank` in front of those of `peer`: rows lie by peer, own ones are not
+/// there.
 std::int64_t rows_before(std::span<const PeerRows> records, std::int32_t rank, std::int32_t peer) {
   std::int64_t count = 0;
   for (const PeerRows& record : records) {

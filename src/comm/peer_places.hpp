@@ -21,12 +21,13 @@ struct alignas(16) PushTask {
 };
 inline constexpr std::int32_t kRowsPerPush = 64;
 
-/// One rank's side of an exchange. Neighbouring tasks have different peers as far as there are such.
+/// One rank's side of an exchange. Neighbouring tasks have different peers as far as there are
+/// such.
 struct PeerPlaces {
   std::vector<PushTask> to_rows;    ///< owned rows, own ones too -> needed rows
   std::vector<PushTask> to_wire;    ///< owned rows, without own ones -> wire rows of who needs them
   std::vector<PushTask> to_owners;  ///< needed rows, without own ones -> wire rows of their owners
-  std::uint64_t cast_sources = 0;   ///< bit p: rank p sends rows to this one in a cast; own rows too
+  std::uint64_t cast_sources = 0;  ///< bit p: rank p sends rows to this one in a cast; own rows too
   std::uint64_t reduce_sources = 0;  ///< bit p: rank p sends partials to this one
   /// The most over all ranks, so that all lay out their memory alike: rows up to the last needed
   /// one; needed and owned rows, own ones too.

@@ -49,7 +49,7 @@ RankCard own_card(std::int32_t device) {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   std::memcpy(card.boot_id.data(), boot.data(), std::min(boot.size(), card.boot_id.size()));
-  struct stat space{};
+  struct stat space {};
   if (stat("/proc/self/ns/pid", &space) == 0) card.process_space = space.st_ino;
   cudaDeviceProp properties{};
   cuda_check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
@@ -85,7 +85,8 @@ class DescriptorSwap {
   }
 
   /// The others' descriptors by rank. Higher ranks connect to lower ones.
-  std::vector<FileDescriptor> run(const std::vector<BlockOffer>& offers, const FileDescriptor& own) {
+  std::vector<FileDescriptor> run(const std::vector<BlockOffer>& offers,
+                                  const FileDescriptor& own) {
     std::vector<FileDescriptor> taken(cards_.size());
     std::vector<std::pair<std::int32_t, LocalSocket>> lower;
     for (std::int32_t peer = 0; peer < rank_; ++peer) {
@@ -148,11 +149,11 @@ class DescriptorSwap {
 
   static void check(LocalSocket::Result result, std::int32_t peer) {
     if (result == LocalSocket::Result::Done) return;
-    throw CommError("rank " + std::to_string(peer) +
-                        (result == LocalSocket::Result::Timeout ? " did not answer in time"
-                                                                : " ended while memory was shared"),
-                    result == LocalSocket::Result::Timeout ? CommFailure::Timeout
-                                                           : CommFailure::PeerDied);
+    throw CommError(
+        "rank " + std::to_string(peer) +
+            (result == LocalSocket::Result::Timeout ? " did not answer in time"
+                                                    : " ended while memory was shared"),
+        result == LocalSocket::Result::Timeout ? CommFailure::Timeout : CommFailure::PeerDied);
   }
 
   const std::int32_t rank_;
@@ -175,8 +176,7 @@ std::string trouble_of(const Body& body) {
 }  // namespace
 
 void agree_sync(Communicator& base, const std::string& trouble) {
-  const auto all =
-      base.allgather_sync(std::as_bytes(std::span(trouble.data(), trouble.size())));
+  const auto all = base.allgather_sync(std::as_bytes(std::span(trouble.data(), trouble.size())));
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].empty()) continue;
     const std::string text(reinterpret_cast<const char*>(all[rank].data()), all[rank].size());

@@ -17,7 +17,7 @@ namespace magi::comm {
 
 /// What ranks tell each other to find out whether they can share memory.
 struct RankCard {
-  std::array<char, 40> boot_id{};      ///< of the running kernel: the same on one host alone
+  std::array<char, 40> boot_id{};       ///< of the running kernel: the same on one host alone
   std::array<unsigned char, 16> gpu{};  ///< the driver's unique number
   ProcessId process;
   std::uint64_t process_space = 0;  ///< within which process numbers mean something

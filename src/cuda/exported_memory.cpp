@@ -82,9 +82,8 @@ std::unique_ptr<MappedMemory> MappedMemory::create(std::size_t size_bytes, std::
   begin_device();
   const CUmemAllocationProp properties = properties_of(device);
   std::size_t unit = 0;
-  driver_check(
-      driver().granularity(&unit, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-      "cuMemGetAllocationGranularity");
+  driver_check(driver().granularity(&unit, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+               "cuMemGetAllocationGranularity");
   std::unique_ptr<MappedMemory> memory(new MappedMemory());
   memory->size_bytes_ = align_up(std::max<std::size_t>(size_bytes, 1), unit);
   driver_check(driver().create(&memory->handle_, memory->size_bytes_, &properties, 0),
@@ -95,8 +94,8 @@ std::unique_ptr<MappedMemory> MappedMemory::create(std::size_t size_bytes, std::
   return memory;
 }
 
-std::unique_ptr<MappedMemory> MappedMemory::import(const FileDescriptor& fd,
-                                                   std::size_t size_bytes, std::int32_t device) {
+std::unique_ptr<MappedMemory> MappedMemory::import(const FileDescriptor& fd, std::size_t size_bytes,
+                                                   std::int32_t device) {
   const DeviceScope scope(device);
   const UncapturedScope uncaptured;
   begin_device();

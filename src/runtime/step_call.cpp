@@ -99,9 +99,9 @@ void StepCall::begin_pass() {
     for (const TensorView& tensor : tensors(exchange.role, -1, exchange.heads)) {
       if (!is_given(tensor)) continue;
       const DType type = is_back ? accumulator_type(tensor.dtype) : tensor.dtype;
-      most_bytes += align_up(most_rows * row_elements(tensor) *
-                                 static_cast<std::int64_t>(dtype_bytes(type)),
-                             kAlignment);
+      most_bytes +=
+          align_up(most_rows * row_elements(tensor) * static_cast<std::int64_t>(dtype_bytes(type)),
+                   kAlignment);
     }
   }
   constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;

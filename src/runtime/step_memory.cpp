@@ -74,8 +74,7 @@ TensorView StepMemory::lend(DType dtype, std::initializer_list<std::int64_t> sha
 TensorView StepMemory::lend_landing(DType dtype, std::initializer_list<std::int64_t> shape,
                                     std::int64_t most_rows) {
   TensorView tensor = contiguous_view(nullptr, dtype, shape);
-  const std::int64_t row_bytes =
-      tensor.stride[0] * static_cast<std::int64_t>(dtype_bytes(dtype));
+  const std::int64_t row_bytes = tensor.stride[0] * static_cast<std::int64_t>(dtype_bytes(dtype));
   tensor.data = rows_->place(most_rows * row_bytes);
   if (tensor.data == nullptr) return lend(dtype, shape);
   tensor.device = device_;

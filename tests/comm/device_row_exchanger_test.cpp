@@ -127,9 +127,8 @@ TEST_P(DeviceRowMoves, GivenUpMovesLeaveTheGroupUsable) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, DeviceRowMoves, ::testing::Bool(), [](const auto& test) {
-  return test.param ? "nvlink" : "threads";
-});
+INSTANTIATE_TEST_SUITE_P(Transports, DeviceRowMoves, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "nvlink" : "threads"; });
 
 }  // namespace
 }  // namespace magi::test

@@ -57,10 +57,12 @@ TEST(PeerPlaces, AgreeWithTheReceiversOwnTables) {
         // Final rows: what the peer needs of this rank, in the order of its records.
         std::vector<std::int32_t> wanted, owned;
         for (const PeerRows& r : theirs.needed) {
-          for (std::int32_t i = 0; r.peer == rank && i < r.num_rows; ++i) wanted.push_back(r.row + i);
+          for (std::int32_t i = 0; r.peer == rank && i < r.num_rows; ++i)
+            wanted.push_back(r.row + i);
         }
         for (const PeerRows& r : test.ranks[static_cast<std::size_t>(rank)].owned) {
-          for (std::int32_t i = 0; r.peer == peer && i < r.num_rows; ++i) owned.push_back(r.row + i);
+          for (std::int32_t i = 0; r.peer == peer && i < r.num_rows; ++i)
+            owned.push_back(r.row + i);
         }
         std::map<std::int32_t, std::int32_t> expected;
         ASSERT_EQ(wanted.size(), owned.size());
@@ -82,7 +84,8 @@ TEST(PeerPlaces, AgreeWithTheReceiversOwnTables) {
         EXPECT_EQ(cast.size(), next);
         std::vector<std::int32_t> partials;
         for (const PeerRows& r : test.ranks[static_cast<std::size_t>(rank)].needed) {
-          for (std::int32_t i = 0; r.peer == peer && i < r.num_rows; ++i) partials.push_back(r.row + i);
+          for (std::int32_t i = 0; r.peer == peer && i < r.num_rows; ++i)
+            partials.push_back(r.row + i);
         }
         const auto reduce = sent_rows(places.to_owners, peer);
         const auto slots = wire_of(theirs.owned, peer);

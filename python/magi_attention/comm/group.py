@@ -56,7 +56,9 @@ def make_communicator(cp_group: dist.ProcessGroup | None) -> Communicator:
     device = torch.cuda.current_device()
     found = _nvlinks.get((cp_group, device))
     if found is None:
-        found = _nvlinks[cp_group, device] = _over_nvlink(Communicator.over(supplied), device, choice)
+        found = _nvlinks[cp_group, device] = _over_nvlink(
+            Communicator.over(supplied), device, choice
+        )
     return found
 
 
