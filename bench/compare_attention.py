@@ -27,10 +27,8 @@ import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flex_yardstick
+from attention_masks import BLOCK, WINDOW, area, documents, mask_slices
 
-INFINITE = 1 << 30
-WINDOW = 1024
-BLOCK = 2048
 YARDSTICKS = ("cudnn", "flex")
 BASELINE = " (baseline)"  # behind the name of a kernel of the other build
 HEAD_WALKS = (0, 1, 2)  # by cost, heads of a q tile together, head after head
@@ -87,54 +85,6 @@ def load(path):
     library.magi_bench_backward_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.magi_bench_backward_free.argtypes = [ctypes.c_void_p]
     return library
-
-
-def documents(folder, length, draw):
-    draws = json.loads((folder / "document_draws.json").read_text())
-    return draws_for(draws, length, draw)
-
-
-def draws_for(draws, length, draw):
-    return draws["draws"][str(length)][draw]
-
-
-MASKS = ("full", "causal", "window", "varlen_full", "varlen_causal", "block_causal")
-
-
-def mask_slices(name, length, lengths):
-    """Band slices (q0, q1, k0, k1, d_min, d_max) of a mask by its name."""
-    if name not in MASKS:
-        raise SystemExit(f"--cases has {name}; allowed: {MASKS}")
-    if name == "full":
-        return [(0, length, 0, length, -INFINITE, INFINITE)]
-    if name == "causal":
-        return [(0, length, 0, length, -INFINITE, 0)]
-    if name == "window":
-        return [(0, length, 0, length, 1 - WINDOW, 0)]
-    slices, start = [], 0
-    for size in lengths:
-        end = start + size
-        if name == "varlen_full":
-            slices.append((start, end, start, end, -INFINITE, INFINITE))
-        elif name == "varlen_causal":
-            slices.append((start, end, start, end, -INFINITE, 0))
-        else:
-            for q0 in range(start, end, BLOCK):
-                q1 = min(q0 + BLOCK, end)
-                slices.append((q0, q1, start, q1, -INFINITE, INFINITE))
-        start = end
-    return slices
-
-
-def area(slices):
-    total = 0
-    for q0, q1, k0, k1, d_min, d_max in slices:
-        if d_min == -INFINITE and d_max == INFINITE:
-            total += (q1 - q0) * (k1 - k0)
-            continue
-        for row in range(q0, q1):
-            total += max(0, min(k1, row + d_max + 1) - max(k0, row + d_min))
-    return total
 
 
 def problem_of(slices, shape, packed_heads):

@@ -13,6 +13,8 @@ def mask_rule(name, lengths, window, block):
         return lambda b, h, q, k: q >= k
     if name == "window":
         return lambda b, h, q, k: (q >= k) & (q - k < window)
+    if lengths is None:
+        raise SystemExit(f"--flex with mask {name}; allowed: full, causal, window, documents")
     sizes = torch.tensor(lengths, device="cuda")
     document = torch.repeat_interleave(torch.arange(len(lengths), device="cuda"), sizes)
     if name == "varlen_full":
