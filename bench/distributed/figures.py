@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named figures of cells, as tools/record takes them, and a table to read."""
+
+from __future__ import annotations
+
+from distributed.cells import DIRECTIONS
+
+DEFAULT = "default"
+
+
+def size_name(tokens: int) -> str:
+    """8192 is 8k."""
+    return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
+
+
+def rows_of(cells: list[dict]) -> list[dict]:
+    """Figures of cells of one number of ranks: shares of the default, and the worst cell against
+    other settings and against baselines. What was not timed has none.
+    """
+    if not cells:
+        return []
+    prefix = f"dist{cells[0]['ranks']}"
+    found = {}
+    over_best, over_baseline = [], []
+    for cell in cells:
+        for direction in DIRECTIONS:
+            speeds = {name: side[direction]["tflops"] for name, side in cell["sides"].items()}
+            kinds = {name: side["kind"] for name, side in cell["sides"].items()}
+            if DEFAULT not in speeds:
+                continue
+            label = f"{cell['mask']}.{{}}{direction}.{size_name(cell['tokens'])}"
+            share = cell["sides"][DEFAULT][direction]["share"]
+            found[f"{prefix}.{label.format('')}"] = share
+            ours = [speeds[name] for name, kind in kinds.items() if kind == "ours"]
+            others = [speeds[name] for name, kind in kinds.items() if kind == "baseline"]
+            if len(ours) > 1:
+                over_best.append(speeds[DEFAULT] / max(ours))
+            if others:
+                over_baseline.append(speeds[DEFAULT] / max(others))
+            if "ulysses" in speeds and cell["mask"] == "varlen_causal":
+                name = f"{prefix}.{label.format('over_ulysses.')}"
+                found[name] = speeds[DEFAULT] / speeds["ulysses"]
+    if over_best:
+        found[f"{prefix}.default_over_best"] = min(over_best)
+    if over_baseline:
+        found[f"{prefix}.over_baseline"] = min(over_baseline)
+    extra = [
+        cell["sides"][DEFAULT]["memory_ratio"]
+        for cell in cells
+        if cell["tokens"] == 16384 and cell["sides"].get(DEFAULT, {}).get("memory_ratio")
+    ]
+    if extra:
+        found[f"{prefix}.extra_memory"] = max(extra)
+    return [
+        {"name": name, "value": round(value, 4), "unit": "ratio"} for name, value in found.items()
+    ]
+
+
+def table_of(cell: dict) -> str:
+    """A cell for people: TFLOP/s per GPU and share of alone, forward and backward."""
+    lines = [
+        f"{cell['mask']}, {size_name(cell['tokens'])} per rank, {cell['ranks']} ranks, "
+        f"{cell['rounds']} rounds",
+        f"  {'':28s} {'TFLOP/s':>15s} {'share of alone':>15s} {'ms':>17s} "
+        f"{'exposed ms':>15s} {'GB sent':>8s} {'extra GB':>9s}",
+    ]
+    for name, side in cell["sides"].items():
+        halves = [side[direction] for direction in DIRECTIONS]
+        exposed = [half.get("exposed_ms") for half in halves]
+        sent = side.get("forward_bytes")
+        lines.append(
+            f"  {name:28s} {_pair(halves, 'tflops', '6.1f')} {_pair(halves, 'share', '6.3f')} "
+            f"{_pair(halves, 'ms', '7.3f')} "
+            + (f"{exposed[0]:6.3f} / {exposed[1]:6.3f}" if None not in exposed else " " * 15)
+            + (f" {sent * 1e-9:8.3f}" if sent is not None else " " * 9)
+            + f" {side['extra_bytes'] * 1e-9:9.3f}"
+            + (f"  {side['waves']} waves" if "waves" in side else "")
+        )
+    return "\n".join(lines)
+
+
+def _pair(halves, key: str, form: str) -> str:
+    return " / ".join(f"{half[key]:{form}}" for half in halves)

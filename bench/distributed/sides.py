@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cell times, with its tensors: calc_attn under settings, our kernel alone on the whole
+sequence, baselines.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.distributed as dist
+
+from attention_masks import BLOCK, DATA, WINDOW, area, documents, mask_slices
+from distributed import layouts
+from distributed.baselines import AllGather, Ring, Ulysses
+from distributed.kernel import Kernel
+from distributed.links import Link
+from distributed.ours import Ours, Setting
+
+BASELINES = ("ulysses", "ring", "allgather", "usp")
+# Names of the benches' masks that are called otherwise here.
+_OTHER_NAMES = {"varlen_block_causal": "block_causal"}
+MASKS = ("full", "causal", "varlen_full", "varlen_causal", "window", "varlen_block_causal",
+         "prefix_tree")  # fmt: skip
+_ULYSSES_OF_USP = 2
+_DRAWN = 2048  # the least length that documents are drawn for
+
+
+class Problem:
+    """One mask over a sequence; shape: heads of q, of k and the head dim."""
+
+    def __init__(self, mask: str, total: int, shape: tuple[int, int, int]) -> None:
+        self.mask, self.total, self.shape = mask, total, shape
+        scale = min(total, _DRAWN) / _DRAWN  # shorter sequences are for tests
+        window, block = max(1, int(WINDOW * scale)), max(1, int(BLOCK * scale))
+        lengths = lengths_of(total) if mask.startswith("varlen") else None
+        name = _OTHER_NAMES.get(mask, mask)
+        self.slices = mask_slices(name, total, lengths, window, block)
+        self.area = area(self.slices)
+
+    @property
+    def flops(self) -> float:
+        """Of one forward pass."""
+        heads, _, dim = self.shape
+        return 4.0 * self.area * heads * dim
+
+
+def lengths_of(total: int) -> list[int]:
+    """Documents of draw 0; of a length below all that were drawn, those of the least, scaled."""
+    if total >= _DRAWN:
+        return documents(DATA, total, 0)
+    ends = [0, *itertools.accumulate(documents(DATA, _DRAWN, 0))]
+    ends = sorted({end * total // _DRAWN for end in ends})
+    return [end - begin for begin, end in itertools.pairwise(ends)]
+
+
+class Side:
+    """Something to be timed: attention and the tensors of this rank; rows: those it holds."""
+
+    def __init__(self, kind: str, attention, rows, tensors) -> None:
+        self.kind, self.attention, self.rows, self.tensors = kind, attention, rows, tensors
+        # Of the slowest or largest rank; bytes beyond inputs and results, torch's and others'.
+        self.error = self.extra_bytes = self.outside_bytes = 0.0
+
+
+def take(x: torch.Tensor, rows, padding: int = 0) -> torch.Tensor:
+    """These rows of x, and rows of zeros behind them."""
+    parts = [x[begin:end] for begin, end in rows]
+    if padding or not parts:
+        parts.append(x.new_zeros(padding, *x.shape[1:]))
+    return torch.cat(parts)
+
+
+class Makers:
+    """Makes the sides of a problem on the ranks of a group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._usp_groups = None
+        if self.size >= 2 * _ULYSSES_OF_USP and self.size % _ULYSSES_OF_USP == 0:
+            self._usp_groups = self._make_usp_groups()
+
+    def warm_up(self, device: torch.device) -> None:
+        """Connections between all ranks, whose memory would count for who comes first."""
+        sent = torch.zeros(self.size, device=device)
+        for group in (self.group, *(self._usp_groups or ())):
+            link = Link(group)
+            part = sent[: link.size].clone()
+            link.all_to_all(torch.empty_like(part), part)
+            link.all_gather(torch.empty_like(part), part[:1].clone())
+            link.reduce_scatter(torch.empty_like(part[:1]), part)
+            if link.size > 1:
+                link.shift(torch.empty_like(part), part).wait()
+
+    def _make_usp_groups(self):
+        """Of this rank: the pair of neighbours, and the ring of every second rank."""
+        ranks, mine = dist.get_process_group_ranks(self.group), []
+        pairs = [ranks[i : i + _ULYSSES_OF_USP] for i in range(0, self.size, _ULYSSES_OF_USP)]
+        rings = [ranks[i::_ULYSSES_OF_USP] for i in range(_ULYSSES_OF_USP)]
+        for members in (*pairs, *rings):
+            group = dist.new_group(members)
+            if ranks[self.rank] in members:
+                mine.append(group)
+        return mine
+
+    def allows(self, name: str, shape) -> bool:
+        """Whether a baseline runs on that many ranks and heads."""
+        if self.size == 1:
+            return False
+        if name == "usp":
+            return self._usp_groups is not None and shape[1] % _ULYSSES_OF_USP == 0
+        return name != "ulysses" or shape[1] % self.size == 0
+
+    def baseline(self, name: str, problem: Problem, tensors) -> Side:
+        """tensors: q, k, v and the gradient of out of the whole sequence."""
+        attention, rows = self._attention(name, problem)
+        return Side("baseline", attention, rows, [take(t, rows) for t in tensors])
+
+    def _attention(self, name: str, problem: Problem):
+        total, slices = problem.total, problem.slices
+        if name == "ulysses":
+            inner = Kernel(slices, total, total)
+            return Ulysses(self.group, inner), layouts.contiguous(total, self.size)[self.rank]
+        if name == "usp":
+            pair, ring = self._usp_groups
+            rows = layouts.zigzag(total, self.size // _ULYSSES_OF_USP)
+            inner = Ring(ring, slices, rows)
+            own = rows[dist.get_rank(ring)]
+            return Ulysses(pair, inner), layouts.parts_of(own, pair.size(), dist.get_rank(pair))
+        rows = layouts.zigzag(total, self.size)
+        if name == "ring":
+            return Ring(self.group, slices, rows), rows[self.rank]
+        if name == "allgather":
+            return AllGather(self.group, slices, rows, total), rows[self.rank]
+        raise SystemExit(f"--sides has {name}; allowed: {', '.join(('alone', *BASELINES))}")
+
+    def alone(self, problem: Problem, tensors) -> Side:
+        """Our kernel with the whole sequence, on every rank."""
+        kernel = Kernel(problem.slices, problem.total, problem.total)
+        return Side("alone", kernel, [(0, problem.total)], tensors)
+
+    def ours(self, setting: Setting, problem: Problem, tensors) -> Side:
+        """calc_attn under a setting."""
+        attention = Ours(setting, problem.slices, problem.total, problem.shape, self.group)
+        rows, padding = attention.rows, attention.padding
+        return Side("ours", attention, rows, [take(t, rows, padding) for t in tensors])
+
+    def kernel_of(self, rows, problem: Problem, tensors) -> Side:
+        """Our kernel for these rows over the keys they see, all at hand: what is left of calc_attn
+        without communication.
+        """
+        q, k, v, dout = tensors
+        keys = layouts.seen_keys(problem.slices, rows) or [(0, 1)]
+        counts = [sum(end - begin for begin, end in ranges) for ranges in (rows, keys)]
+        kernel = Kernel(layouts.between(problem.slices, rows, keys), *counts)
+        local = [take(q, rows), take(k, keys), take(v, keys), take(dout, rows)]
+        return Side("kernel", kernel, rows, local)

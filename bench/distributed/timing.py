@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times of forward and backward of several attentions, one after the other in random order. All
+ranks start a call together and the slowest counts.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+
+# Kernels of nothing before each call: the host enqueues the call meanwhile.
+_LEAD_CYCLES = 4_000_000  # 2 ms at 2 GHz
+_MOST_ROUNDS = 21
+
+
+class GpuClock:
+    """CUDA events; ranks meet in a small all-reduce on the device."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._flag = torch.zeros(1, device="cuda")
+
+    def start(self) -> torch.cuda.Event:
+        torch.cuda._sleep(_LEAD_CYCLES)
+        dist.all_reduce(self._flag, group=self._group)
+        return self.stop()
+
+    def stop(self) -> torch.cuda.Event:
+        mark = torch.cuda.Event(enable_timing=True)
+        mark.record()
+        return mark
+
+    def seconds(self, begin, end) -> float:
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e-3
+
+
+class CpuClock:
+    """Wall time between barriers, for machines without a GPU."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def start(self) -> float:
+        dist.barrier(self._group)
+        return time.perf_counter()
+
+    def stop(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+
+class Stopwatch:
+    """group: all ranks; slowest times are of them all."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self._clock = GpuClock(group) if device.type == "cuda" else CpuClock(group)
+
+    def once(self, side) -> tuple[float, float]:
+        """This rank's seconds of the forward and of the backward of a side."""
+        q, k, v, dout = side.tensors
+        begin = self._clock.start()
+        _, saved = side.attention.forward(q, k, v)
+        middle = self._clock.stop()
+        again = self._clock.start()
+        gradients = side.attention.backward(dout, saved)
+        end = self._clock.stop()
+        del saved, gradients
+        return self._clock.seconds(begin, middle), self._clock.seconds(again, end)
+
+    def slowest(self, values) -> list:
+        """Of each of the numbers the largest over the ranks."""
+        tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group)
+        return tensor.tolist()
+
+    def rounds(self, sides: dict, seconds: float, least: int, seed: int = 0) -> dict:
+        """By name, [(forward, backward) seconds of each round]; as many rounds, at least `least`,
+        as fit into `seconds`.
+        """
+        begin = time.perf_counter()
+        for side in sides.values():
+            self.once(side)
+        (spent,) = self.slowest([time.perf_counter() - begin])
+        count = max(least, min(_MOST_ROUNDS, int(seconds / max(spent, 1e-6)) - 1))
+        draw, found = random.Random(seed), {name: [] for name in sides}
+        for _ in range(count):
+            for name in draw.sample(list(sides), len(sides)):
+                found[name].append(self.once(sides[name]))
+        names = list(sides)
+        slowest = self.slowest([found[name] for name in names])
+        return {name: [tuple(pair) for pair in pairs] for name, pairs in zip(names, slowest)}
+
+
+def median(values) -> float:
+    return statistics.median(values)
