@@ -128,10 +128,12 @@ class Report:
             rows = rows_of(self._cells) + self._more
             self._arguments.rows.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
-    def finish(self) -> None:
+    def finish(self) -> int:
+        """Exit code: 1 where a side has failed."""
         if self._rank == 0:
             for row in rows_of(self._cells) + self._more:
                 print(f"{row['name']:52s} {row['value']:.4g} {row['unit']}", file=sys.stderr)
+        return 1 if any(cell["failed"] for cell in self._cells) else 0
 
 
 def machine_of(device: torch.device, size: int) -> str:
@@ -142,7 +144,7 @@ def machine_of(device: torch.device, size: int) -> str:
     return f"{size} x {name}, NCCL {version}, torch {torch.__version__}"
 
 
-def main() -> None:
+def main() -> int:
     arguments = parse()
     device = start(arguments.device)
     options = options_of(arguments, device)
@@ -155,9 +157,10 @@ def main() -> None:
     for tokens in map(int, listed(arguments.tokens)):
         for mask in listed(arguments.masks):
             report.add_cell(run_cell(makers, mask, tokens, options))
-    report.finish()
+    code = report.finish()
     dist.destroy_process_group()
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

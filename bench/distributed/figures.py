@@ -76,6 +76,7 @@ def table_of(cell: dict) -> str:
             + f" {side['extra_bytes'] * 1e-9:9.3f}"
             + (f"  {side['waves']} waves" if "waves" in side else "")
         )
+    lines += [f"  {name:28s} failed: {reason}" for name, reason in cell["failed"].items()]
     return "\n".join(lines)
 
 

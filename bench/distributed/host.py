@@ -28,12 +28,14 @@ def host_us(watch: Stopwatch, group: dist.ProcessGroup, shape, dtype, device, ca
     """
     rows = _ROWS_PER_RANK * group.size()
     key = _key(mask_slices("causal", rows), rows, shape, group)
-    count = _ROWS_PER_RANK
     heads_q, heads_kv, dim = shape
-    q, k, v = (
-        torch.randn(count, heads, dim, device=device, dtype=dtype, requires_grad=True)
-        for heads in (heads_q, heads_kv, heads_kv)
-    )
+
+    def leaf(heads: int) -> torch.Tensor:
+        x = torch.randn(_ROWS_PER_RANK, heads, dim, device=device, dtype=dtype)
+        return x.requires_grad_()
+
+    q, keys = leaf(heads_q), [(leaf(heads_kv), leaf(heads_kv)) for _ in range(_LAYERS)]
+    leaves = [q, *(x for pair in keys for x in pair)]
     dout = torch.randn_like(q)
     seconds = []
     for _ in range(calls + calls // 4 + 2):
@@ -41,9 +43,9 @@ def host_us(watch: Stopwatch, group: dist.ProcessGroup, shape, dtype, device, ca
         _wait(device)
         begin = time.perf_counter()
         x = q
-        for _ in range(_LAYERS):
+        for k, v in keys:
             x = api.calc_attn(x, k, v, key)[0]
-        torch.autograd.grad(x, (q, k, v), dout)
+        torch.autograd.grad(x, leaves, dout)
         seconds.append((time.perf_counter() - begin) / _LAYERS)
         _wait(device)
     return median(watch.slowest(seconds[-calls:])) * 1e6

@@ -12,8 +12,9 @@ import time
 import torch
 import torch.distributed as dist
 
-# Kernels of nothing before each call: the host enqueues the call meanwhile.
-_LEAD_CYCLES = 4_000_000  # 2 ms at 2 GHz
+# Products of square matrices before each call, about 3 ms: the host enqueues the call meanwhile,
+# and clocks are those of a device at work, after a short call as after a long one.
+_LEAD_PRODUCTS, _LEAD_SIZE = 2, 8192
 _MOST_ROUNDS = 21
 
 
@@ -23,9 +24,13 @@ class GpuClock:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._flag = torch.zeros(1, device="cuda")
+        shape = (3, _LEAD_SIZE, _LEAD_SIZE)
+        self._matrices = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
     def start(self) -> torch.cuda.Event:
-        torch.cuda._sleep(_LEAD_CYCLES)
+        first, second, product = self._matrices
+        for _ in range(_LEAD_PRODUCTS):
+            torch.mm(first, second, out=product)
         dist.all_reduce(self._flag, group=self._group)
         return self.stop()
 
