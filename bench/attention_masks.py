@@ -19,8 +19,10 @@ TREE_LEAST_ROWS = 64
 
 def documents(folder, length, draw):
     """Lengths of the packed documents of one draw."""
-    draws = json.loads((folder / "document_draws.json").read_text())
-    return draws["draws"][str(length)][draw]
+    draws = json.loads((folder / "document_draws.json").read_text())["draws"]
+    if str(length) not in draws:
+        raise SystemExit(f"documents of {length} rows; allowed: {', '.join(draws)}")
+    return draws[str(length)][draw]
 
 
 def mask_slices(name, length, lengths=None, window=WINDOW, block=BLOCK):
