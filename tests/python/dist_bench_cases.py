@@ -104,3 +104,11 @@ def bytes_sent(group, name: str) -> tuple[int, int]:
     Link.is_muted = False
     assert counts[0] == counts[1]
     return counts[0]
+
+
+def planned_bytes(group) -> tuple[int, int]:
+    """Of this rank; and rows that it receives."""
+    makers, problem = Makers(group), Problem("causal", TOTAL, SHAPE)
+    ours = makers.ours(parse_setting("default"), problem, random_tensors(TOTAL, options()))
+    received = ours.attention.bound.plan.report.remote_rows[makers.rank]
+    return ours.attention.planned_bytes(2), received

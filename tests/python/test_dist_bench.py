@@ -54,6 +54,14 @@ def test_bytes_of_baselines(ranks):
     assert counts["usp"] == (half + keys, half + 3 * keys)
 
 
+def test_planned_bytes(ranks):
+    planned, received = zip(*ranks.run(4, cases.planned_bytes))
+    heads, dim = cases.SHAPE[1:]
+    assert sum(received) > 0
+    # Keys and values in bfloat16, their float32 gradients where they are and where they go.
+    assert sum(planned) == sum(received) * 2 * heads * dim * (2 + 4 + 4)
+
+
 def test_slices_between_shuffled_rows(rng):
     total = rng.randrange(20, 60)
     slices = []
