@@ -304,14 +304,28 @@ class BoundPlan:
         num_valid = plan.ranges_of(self.rank).total_seqlen
         self.rows = Rows(plan.placement, self.total_seqlen, num_valid, self.communicator, cp_group)
         self.local_rows = self.rows.count
-        report = plan.report
+        unpadded = None
+        if plan.cp_size == 1 and num_valid < self.local_rows:
+            unpadded = self._attention_of(num_valid, num_valid, exchange_sms, backend)
+        rows = self.local_rows, num_valid
+        self.attention = self._attention_of(*rows, exchange_sms, backend, unpadded)
+
+    def _attention_of(
+        self,
+        rows: int,
+        num_valid: int,
+        exchange_sms: int | None,
+        backend: str | None,
+        unpadded: RankAttention | None = None,
+    ) -> RankAttention:
+        """Attention of this rank's rows, of which num_valid come before the padding."""
+        report = self.plan.report
         place = (
-            self.rank, self.local_rows, report.num_heads_q, report.num_heads_kv, report.head_dim,
-            report.head_dim_v, backend,
+            self.rank, rows, report.num_heads_q, report.num_heads_kv, report.head_dim,
+            report.head_dim_v, backend, num_valid,
         )  # fmt: skip
-        choices = (exchange_sms, backend)
-        runner = partial(_runner_of, plan, self.local_rows, self.communicator, *choices)
-        self.attention = RankAttention(place, runner, cp_group)
+        runner = partial(_runner_of, self.plan, rows, self.communicator, exchange_sms, backend)
+        return RankAttention(place, runner, self.cp_group, unpadded)
 
     def calc_attn(
         self,
@@ -325,7 +339,8 @@ class BoundPlan:
         sink_layout: str | None = None,
     ) -> tuple[torch.Tensor, AttnForwardMeta]:
         """As flex_flash_attn_func on this rank's rows; max_logits are those of all ranks.
-        sink_layout None: "ssh" for a sink of three axes, else "sh".
+        sink_layout None: "ssh" for a sink of three axes, else "sh". Tensors may lack the padding,
+        which ends a rank's rows: the result then lacks it too.
         """
         if sink_layout is None:
             sink_layout = layout_of(sink)
@@ -339,8 +354,8 @@ class BoundPlan:
     def undispatch(
         self, x: torch.Tensor, is_partial_grad: bool = False, seq_dim: int = 0
     ) -> torch.Tensor:
-        """This rank's rows -> total_seqlen rows on every rank. is_partial_grad: gradients of
-        ranks are parts of a sum, else every rank holds the whole.
+        """This rank's rows, with or without their padding -> total_seqlen rows on every rank.
+        is_partial_grad: gradients of ranks are parts of a sum, else every rank holds the whole.
         """
         return undispatch_func(x, self, self.cp_group, seq_dim, is_partial_grad)
 

@@ -23,10 +23,11 @@ _by_number: weakref.WeakValueDictionary[int, RankAttention] = weakref.WeakValueD
 
 
 class RankAttention:
-    """place: what tensors must fit: rank, its rows, heads of q and of k, head dims of q and v, and
-    the name of the backend, or None.
+    """place: what tensors must fit: rank, its rows, heads of q and of k, head dims of q and v, the
+    name of the backend, or None, and how many of its rows come before the padding.
     make_runner gives what runs the plan; the first call asks for it, as that compares the plans of
-    the ranks. number: names it in operators for as long as it lives.
+    the ranks. unpadded: what runs the rows before the padding, where those need no others; else
+    tensors without padding are padded. number: names it in operators for as long as it lives.
     """
 
     _last_number = 0
@@ -36,6 +37,7 @@ class RankAttention:
         place: tuple,
         make_runner: Callable[[], Runner],
         cp_group: dist.ProcessGroup | None,
+        unpadded: RankAttention | None = None,
     ) -> None:
         RankAttention._last_number += 1
         self.number = RankAttention._last_number
@@ -44,6 +46,7 @@ class RankAttention:
         self.precision = general.precision()
         self.is_fast_backward = not general.is_deterministic_mode_enable()
         self._make_runner, self._cp_group = make_runner, cp_group
+        self._unpadded = unpadded
         self._calls: CallCache | None = None
 
     @property
@@ -62,6 +65,10 @@ class RankAttention:
             call = self._calls.get((signature(q, k, v), options))
             if call is not None:
                 return run(q, k, v, None, call, None)
+        if lacks_padding(q, self.place):
+            if self._unpadded is not None:
+                return self._unpadded.attend(q, k, v, options)
+            return attend_padded((q, k, v), options, self.place, self._attend_all)
         given = q, k, v
         q, k, v = check_local(q, k, v, self.place, self.precision)
         scale = check_params(softmax_scale, softcap)
@@ -74,6 +81,9 @@ class RankAttention:
             self.calls[signature(*given), options] = call
         out, meta = run(q, k, v, sink, call, None if layout else self)
         return out.to(given[0].dtype), meta
+
+    def _attend_all(self, qkv: tuple, options: tuple) -> tuple[torch.Tensor, AttnForwardMeta]:
+        return self.attend(*qkv, options)
 
     def reduce_dsink(self, dsink: torch.Tensor) -> None:
         """Sums or averages a shared sink's gradient over ranks where the environment asks."""
@@ -98,19 +108,52 @@ def layout_of(sink: torch.Tensor | None) -> str:
     return "ssh" if getattr(sink, "ndim", 2) == 3 else "sh"
 
 
+def lacks_padding(q: torch.Tensor, place: tuple) -> bool:
+    """Whether q holds the rank's rows before the padding alone."""
+    rows, num_valid = place[1], place[-1]
+    return (
+        num_valid != rows
+        and isinstance(q, torch.Tensor)
+        and q.ndim == 3
+        and (q.shape[0] == num_valid)
+    )
+
+
+def attend_padded(qkv: tuple, options: tuple, place: tuple, attend: Callable):
+    """attend(q, k, v, options) on tensors that lack the padding: it is added, and taken off the
+    result. Keys of padding are seen by no row, and its queries see none.
+    """
+    rows, num_valid = place[1], place[-1]
+    for name, tensor in zip("qkv", qkv):
+        if not isinstance(tensor, torch.Tensor) or tensor.ndim != 3 or len(tensor) != num_valid:
+            got = len(tensor) if isinstance(tensor, torch.Tensor) and tensor.ndim else tensor
+            raise ValueError(f"{name} has {got} rows; allowed: {num_valid}, those of q")
+    sink, *others = options
+    if getattr(sink, "ndim", 2) == 3:
+        sink = _padded(sink, rows)
+    out, meta = attend(tuple(_padded(tensor, rows) for tensor in qkv), (sink, *others))
+    return out[:num_valid], AttnForwardMeta(meta.lse[:num_valid], meta.max_logits)
+
+
+def _padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    missing = rows - tensor.shape[0]
+    return torch.cat((tensor, tensor.new_zeros((missing, *tensor.shape[1:]))))
+
+
 def check_local(q, k, v, place: tuple, precision: MagiAttentionPrecision | None):
     """q, k, v of one rank, cast where the environment asks; place: RankAttention.place."""
     if precision is not None:
         dtype = precision.to_torch_dtype()
         named = zip("qkv", (q, k, v))
         q, k, v = (as_plain(n, t).to(dtype) if isinstance(t, torch.Tensor) else t for n, t in named)
-    rank, rows, heads_q, heads_kv, dim, dim_v, backend = place
+    rank, rows, heads_q, heads_kv, dim, dim_v, backend, num_valid = place
     q, k, v = check_qkv(q, k, v, backend)
     for name, tensor in (("q", q), ("k", k)):
         if tensor.shape[0] != rows:
+            or_fewer = "" if num_valid == rows else f", or {num_valid} without padding"
             raise ValueError(
                 f"{name} has {tensor.shape[0]} rows; allowed: {rows}, "
-                f"the plan's rows of rank {rank}"
+                f"the plan's rows of rank {rank}{or_fewer}"
             )
     wanted = ((rows, heads_q, dim), (rows, heads_kv, dim), (rows, heads_kv, dim_v))
     for name, tensor, shape in zip("qkv", (q, k, v), wanted):

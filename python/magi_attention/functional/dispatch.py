@@ -96,12 +96,13 @@ def undispatch_func(
     seq_dim: int = 0,
     is_partial_grad: bool = False,
 ) -> torch.Tensor:
-    """This rank's rows along seq_dim -> the whole tensor of total_seqlen rows on every rank.
-    Collective. is_partial_grad: gradients of ranks are parts of a sum, else each holds the whole.
-    ValueError for another number of rows and for a group that is not the plan's.
+    """This rank's rows along seq_dim, with or without their padding -> the whole tensor of
+    total_seqlen rows on every rank. Collective. is_partial_grad: gradients of ranks are parts of a
+    sum, else each holds the whole. ValueError for another number of rows and for a group that is
+    not the plan's.
     """
     check_group(group, meta)
-    x_local = with_rows(x_local, meta.rows.count, seq_dim)
+    x_local = with_local_rows(x_local, meta.rows, seq_dim)
     function = _UndispatchPartialGradFunc if is_partial_grad else _UndispatchFunc
     return function.apply(x_local, meta.rows.cp_group, meta, seq_dim)
 
@@ -126,6 +127,23 @@ def with_rows(x: torch.Tensor, rows: int, seq_dim: int) -> torch.Tensor:
         wanted = f"[{rows}, ...]" if seq_dim == 0 else str(rows)
         raise ValueError(f"x has shape {list(x.shape)}; allowed: {wanted}{place}")
     return x
+
+
+def with_local_rows(x: torch.Tensor, rows: Rows, seq_dim: int) -> torch.Tensor:
+    """x as a plain tensor with padding, 0 where it is added; TypeError or ValueError unless it has
+    the rank's rows along seq_dim, all of them or those before the padding.
+    """
+    is_short = (
+        isinstance(x, torch.Tensor)
+        and -x.dim() <= seq_dim < x.dim()
+        and (x.shape[seq_dim] == rows.num_valid != rows.count)
+    )
+    if not is_short:
+        return with_rows(x, rows.count, seq_dim)
+    x = as_plain("x", x)
+    shape = list(x.shape)
+    shape[seq_dim] = rows.count - rows.num_valid
+    return torch.cat((x, x.new_zeros(shape)), seq_dim)
 
 
 __all__ = ["dispatch_func", "undispatch_func"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -22,8 +23,10 @@ from magi_attention.functional._ops import (
 )
 from magi_attention.functional._rank_attention import (
     RankAttention,
+    attend_padded,
     check_local,
     find_attention,
+    lacks_padding,
     layout_of,
 )
 
@@ -111,6 +114,8 @@ def attend(
     options: tuple,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """RankAttention.attend as an operator, by its number, place and precision."""
+    if lacks_padding(qkv[0], place):
+        return attend_padded(qkv, options, place, partial(attend, number, place, precision))
     sink, sink_layout, softmax_scale, softcap, return_max_logits = options
     given_dtype = qkv[0].dtype if isinstance(qkv[0], torch.Tensor) else None
     q, k, v = check_local(*qkv, place, precision)

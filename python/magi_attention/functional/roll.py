@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from magi_attention._native.tensors import as_plain
 from magi_attention.common._arguments import check_int
-from magi_attention.functional.dispatch import along, check_group, with_rows
+from magi_attention.functional.dispatch import along, check_group, with_local_rows
 from magi_attention.rows import HasRows
 
 _INT64 = 1 << 63
@@ -49,15 +49,17 @@ def roll_p2p(
     seq_dim: int = 0,
 ) -> torch.Tensor:
     """Rolls by `shift` rows in the order of the sequence, along seq_dim of x_local, of which every
-    rank holds its rows; only rows that change rank are sent. Collective. ValueError for another
-    number of rows and for a group that is not the plan's. Exported as
-    magi_attention.functional.roll_func.
+    rank holds its rows, with or without their padding; only rows that change rank are sent.
+    Collective. ValueError for another number of rows and for a group that is not the plan's.
+    Exported as magi_attention.functional.roll_func.
     """
     check_group(group, meta)
     check_int("dim", seq_dim, -_INT64)
-    x_local = with_rows(x_local, meta.rows.count, seq_dim)
+    whole = with_local_rows(x_local, meta.rows, seq_dim)
     shift = check_int("shift", shift, -_INT64) % meta.rows.total_seqlen
-    return _RollP2P.apply(x_local, shift, meta, meta.rows.cp_group, seq_dim)
+    rolled = _RollP2P.apply(whole, shift, meta, meta.rows.cp_group, seq_dim)
+    rows = x_local.shape[seq_dim]
+    return rolled if rows == whole.shape[seq_dim] else rolled.narrow(seq_dim, 0, rows)
 
 
 def roll_simple_p2p(
