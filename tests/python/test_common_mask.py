@@ -227,6 +227,7 @@ class TestAttnRectangles:
         other = AttnRectangles()
         other.extend(rects, check=True)
         assert other == rects and hash(other) == hash(rects) and len(repr(rects)) > 1
+        assert repr(AttnRectangles()) == "[-1, -1) x [-1, -1): None"
         other[0] = AttnRectangle(AttnRange(0, 1), AttnRange(0, 1))
         other[1:2] = other[0:1]
         assert other[1] == other[0] and next(iter(other)) == other[0]
@@ -263,6 +264,16 @@ class TestAttnMask:
         assert again == mask and again.is_square()
         assert (again.q_ranges, again.k_ranges, again.attn_mask_type) == (q, k, types)
         assert [t[2] for t in again.tuples()] == types
+
+    @pytest.mark.parametrize(
+        "matrix", [[[1], [1], [0]], [[0], [0]], [[1, 0], [0, 0], [0, 0], [0, 1]], [[0, 1], [0, 0]]]
+    )
+    def test_from_mask_with_empty_rows(self, matrix):
+        mask = AttnMask.from_mask(matrix)
+        assert mask.mask_flag_array.tolist() == matrix
+        assert (mask.total_seqlen_q, mask.total_seqlen_k) == (len(matrix), len(matrix[0]))
+        rows, keys = AttnRange(len(matrix) - 1, len(matrix)), AttnRange(0, 1)
+        assert mask.make_sub_mask(rows, keys).area == matrix[-1][0]
 
     def test_sub_masks(self):
         q = AttnRanges.from_ranges([(0, 6), (6, 9), (9, 12), (12, 16)])
@@ -306,6 +317,10 @@ class TestAttnMask:
             AttnMask.from_ranges(one, one, [])
         with pytest.raises(ValueError, match="q range"):
             AttnMask.from_ranges(one, one, [AttnMaskType.FULL], 3, 4)
+        with pytest.raises(
+            ValueError, match="attn_mask_type holds 'full'; allowed: AttnMaskType.F"
+        ):
+            AttnMask.from_ranges(one, one, ["full"])
         with pytest.raises(ValueError, match="axes"):
             AttnMask.from_mask(torch.zeros(4))
 

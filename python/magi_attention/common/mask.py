@@ -73,6 +73,10 @@ class AttnMask(nn.Module):
     ) -> AttnMask:
         """From slices of any of the four types; lengths default to the ends of the ranges."""
         types = list(attn_mask_type)
+        for mask_type in types:
+            if not isinstance(mask_type, AttnMaskType):
+                names = ", ".join(f"AttnMaskType.{known.name}" for known in AttnMaskType)
+                raise ValueError(f"attn_mask_type holds {mask_type!r}; allowed: {names}")
         if not len(q_ranges) == len(k_ranges) == len(types):
             raise ValueError(
                 f"q_ranges, k_ranges, attn_mask_type have {len(q_ranges)}, {len(k_ranges)}, "
@@ -111,7 +115,7 @@ class AttnMask(nn.Module):
             raise ValueError(f"mask has {visible.dim()} axes; allowed: 2, [rows_q, rows_k]")
         runs = _key_runs(visible)
         if runs is not None:
-            slices = _slices_of_runs(runs)
+            slices = _slices_of_runs(runs, visible.shape[1])
         else:
             slices = mask_slices_of_matrix(visible)
         return cls.from_ranges(
@@ -240,9 +244,12 @@ def _key_runs(visible: torch.Tensor) -> list[tuple[int, int]] | None:
     return runs
 
 
-def _slices_of_runs(runs: list[tuple[int, int]]) -> list[tuple[int, int, int, int, int]]:
+def _slices_of_runs(
+    runs: list[tuple[int, int]], num_keys: int
+) -> list[tuple[int, int, int, int, int]]:
     """Greedy: consecutive rows that see the same keys are one FULL slice, rows that see one key
-    more each one CAUSAL slice. Empty rows join a CAUSAL slice that begins after them with one key.
+    more each one CAUSAL slice. Empty rows join a CAUSAL slice that begins after them with one key,
+    else they are one of no keys.
     """
     full, causal = AttnMaskType.FULL.to_int_type(), AttnMaskType.CAUSAL.to_int_type()
     slices, row, num_rows = [], 0, len(runs)
@@ -252,7 +259,8 @@ def _slices_of_runs(runs: list[tuple[int, int]]) -> list[tuple[int, int, int, in
             row += 1
         first = row
         if row == num_rows or (row > begin and runs[row][1] - runs[row][0] != 1):
-            slices.append((begin, row, begin, begin, causal))
+            keys = min(begin, num_keys)
+            slices.append((begin, row, keys, keys, causal))
             continue
         start, end = runs[row]
         row += 1

@@ -145,6 +145,8 @@ class AttnRectangles:
         return hash(tuple(self._rects))
 
     def __repr__(self) -> str:
+        if not self._rects:
+            return "[-1, -1) x [-1, -1): None"
         return "[" + ", ".join(map(repr, self._rects)) + "]"
 
 
