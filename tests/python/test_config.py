@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 
+from magi_attention.common import AttnRanges
 from magi_attention.common.enum import (
     AttnOverlapMode,
     DispatchAlgType,
@@ -14,6 +15,7 @@ from magi_attention.config import DispatchConfig, DistAttnConfig, GrpCollConfig,
 from magi_attention.env import build, comm, general
 from magi_attention.meta.solver import dispatch_solver as solver
 from magi_attention.meta.solver.overlap_solver import GreedyOverlapAlg, UniformOverlapAlg
+from magi_attention.plan import Plan
 
 ALGORITHMS = [
     solver.LBDispatchAlg,
@@ -59,7 +61,10 @@ def test_defaults_and_hash():
 
 
 def test_overlap_config():
-    assert OverlapConfig(degree=0).no_overlap and not OverlapConfig(degree=0).enable
+    blocking = OverlapConfig(degree=0)
+    assert blocking.no_overlap and not blocking.enable and blocking.degree == 1
+    assert blocking == OverlapConfig(degree=0) and blocking != OverlapConfig(degree=1)
+    assert len({blocking, OverlapConfig(degree=0), OverlapConfig(degree=1)}) == 2
     assert OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=1).mode is AttnOverlapMode.STATIC
     assert OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=None).degree is None
     assert not OverlapConfig(alg=UniformOverlapAlg(random_seed=3)).enable
@@ -74,7 +79,7 @@ def test_overlap_config():
         (lambda: DispatchConfig(alg="min_heap"), TypeError, "alg is a str"),
         (lambda: solver.ToppHeapDispatchAlg(top_p=2), ValueError, "top_p"),
         (lambda: solver.BatchToppHeapDispatchAlg(num_of_select_chunk=0), ValueError, "num_of"),
-        (lambda: solver.SortedSequentialSelectAlg(0), ValueError, "allocation_ratio"),
+        (lambda: solver.SortedSequentialSelectAlg(-0.1), ValueError, "allocation_ratio"),
         (lambda: OverlapConfig(degree=-1), ValueError, "degree"),
         (lambda: OverlapConfig(degree=None), ValueError, "STATIC"),
         (lambda: OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=2), ValueError, "DYNAMIC"),
@@ -194,3 +199,13 @@ class TestEnvironment:
             warnings.simplefilter("ignore", DeprecationWarning)
             with pytest.raises(ValueError, match="SDPA_BACKEND"):
                 general.kernel_backend()
+
+
+def test_an_allocation_ratio_of_nothing_places_rows():
+    ranges = AttnRanges.from_ranges([(0, 30), (30, 64)])
+    alg = solver.SortedSequentialSelectAlg(allocation_ratio=0.0)
+    plan = Plan.from_ranges(
+        ranges, ranges, "causal", 64, cp_size=2, num_heads_q=1, num_heads_kv=1, head_dim=8,
+        config=DistAttnConfig(DispatchConfig(alg=alg)),
+    )  # fmt: skip
+    assert not plan.defects() and len(set(plan.chunk_ranks)) == 2

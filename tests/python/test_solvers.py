@@ -56,7 +56,6 @@ def test_every_job_has_one_bucket(alg, count, buckets, rng):
     assert placed == list(range(count)) and len(found.bucket_partitions) == buckets
     loads = [sum(workloads[job] for job in part) for part in found.bucket_partitions]
     assert found.minimax_workload == max(loads)
-    assert all(part == sorted(part) for part in found.bucket_partitions)
     if alg.is_equal_num_workloads:
         assert max(len(part) for part in found.bucket_partitions) <= -(-count // buckets)
 
@@ -76,9 +75,21 @@ def test_exact_algorithms(rng):
         assert bound.bucket_partitions == []
 
 
+def test_sequential_gives_the_first_one_more():
+    alg = solver.SequentialDispatchAlg()
+    assert solve(alg, [1] * 5, 2).bucket_partitions == [[0, 1, 2], [3, 4]]
+    assert not alg.is_equal_num_workloads
+    assert solver.RandomSelectDispatchAlg().is_equal_num_workloads
+
+
+def test_heaviest_first():
+    found = solve(solver.MinHeapDispatchAlg(), [2, 7, 4, 6], 2)
+    assert found.bucket_partitions == [[1, 0], [3, 2]]
+
+
 def test_min_heap_takes_the_later_of_equals():
     found = solve(solver.MinHeapDispatchAlg(), [1, 1, 1, 1], 2)
-    assert found.bucket_partitions == [[1, 3], [0, 2]]
+    assert found.bucket_partitions == [[3, 1], [2, 0]]
 
 
 def test_topp_heap_takes_the_earlier_of_equals():
@@ -100,7 +111,10 @@ def test_samples_in_runs():
     affinities = [solver.SampleIDAffinity.from_list([i // 4]) for i in range(8)]
     alg = solver.SortedSequentialSelectAlg()
     found = solve(alg, [1] * 8, 2, affinities, sample_areas=[3, 9])
-    assert found.bucket_partitions == [[4, 5, 6, 7], [0, 1, 2, 3]]
+    assert found.bucket_partitions == [[7, 6, 5, 4], [3, 2, 1, 0]]
+    alg = solver.SortedSequentialSelectAlg(allocation_ratio=0.0)  # one at a time
+    found = solve(alg, [1] * 8, 2, affinities, sample_areas=[3, 9])
+    assert found.bucket_partitions == [[7, 5, 3, 1], [6, 4, 2, 0]]
     with pytest.raises(ValueError, match="sample_areas has 1 entries"):
         solve(alg, [1] * 8, 2, affinities, sample_areas=[3])
 
@@ -113,9 +127,11 @@ def test_sample_affinities():
     assert a.get_count(3) == 2 and a.get_count(4) == 0
     assert a.get_sample_id_by() == 3 and a.get_sample_id_by("min_count") == 5
     assert a.num_sample_ids() == 2 and a.num_sample_ids(distinct=False) == 3
-    assert a.distance_to(b) == -1
+    assert a.distance_to(b) == 0 and b.distance_to(a) == -1  # of the sample that self has most of
     b.update(a)
-    assert b.get_count(5) == 2 and a.get_count(5) == 1 and a.distance_to(b) == -3
+    assert b.get_count(5) == 2 and a.get_count(5) == 1 and a.distance_to(b) == -2
+    assert b.get_sample_id_by() == b.get_sample_id_by("min_count") == 5  # the one added first
+    assert solver.SampleIDAffinity.from_list([7, 2]).get_sample_id_by() == 7
     with pytest.raises(ValueError, match="mode is 'x'"):
         a.get_sample_id_by("x")
     with pytest.raises(ValueError, match="empty"):

@@ -45,7 +45,9 @@ def _index_of(choose, affinity: BaseDispatchAffinity, others: Sequence) -> int:
 
 
 class SampleIDAffinity(BaseDispatchAffinity):
-    """How many rows (or whatever is counted) of each sample a job holds. Closer: more in common."""
+    """How many rows (or whatever is counted) of each sample a job holds. Closer: more of the sample
+    that it holds most of.
+    """
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
@@ -66,15 +68,15 @@ class SampleIDAffinity(BaseDispatchAffinity):
         return self._counts[sample_id]
 
     def get_sample_id_by(self, mode: str = "max_count") -> int:
-        """The sample counted most ("max_count") or least ("min_count") often, the lowest among
-        equals. ValueError for an empty affinity and for other modes.
+        """The sample counted most ("max_count") or least ("min_count") often, the one added first
+        among equals. ValueError for an empty affinity and for other modes.
         """
         if mode not in ("max_count", "min_count"):
             raise ValueError(f'mode is {mode!r}; allowed: "max_count", "min_count"')
         if not self._counts:
             raise ValueError("the affinity is empty; allowed: at least one sample")
-        sign = -1 if mode == "max_count" else 1
-        return min(self._counts, key=lambda sample: (sign * self._counts[sample], sample))
+        choose = max if mode == "max_count" else min
+        return choose(self._counts, key=self._counts.__getitem__)
 
     def num_sample_ids(self, distinct: bool = True) -> int:
         """Number of samples, or with distinct=False the sum of their counts."""
@@ -85,8 +87,10 @@ class SampleIDAffinity(BaseDispatchAffinity):
         return not self._counts
 
     def distance_to(self, other: SampleIDAffinity) -> float:
-        """Minus the number of common entries, each as often as both count it."""
-        return -float((self._counts & other._counts).total())
+        """Minus how often other counts the sample that self counts most. ValueError for an empty
+        self.
+        """
+        return -float(other._counts[self.get_sample_id_by("max_count")])
 
     def update(self, other: SampleIDAffinity) -> None:
         """Adds the counts of other, in place."""

@@ -17,8 +17,8 @@ from magi_attention.config.dispatch import DispatchAlg
 
 @dataclass
 class DispatchSolution:
-    """The largest load of a bucket, and the ascending job ids of every bucket: empty for algorithms
-    that return no partitions.
+    """The largest load of a bucket, and the job ids of every bucket in the order in which it got
+    them: empty for algorithms that return no partitions.
     """
 
     minimax_workload: float
@@ -54,12 +54,12 @@ class DispatchSolver(nn.Module):
         if not self.alg.is_partitions_returned:
             return DispatchSolution(largest, [])
         partitions: list[list[int]] = [[] for _ in range(dispatch_data.num_buckets)]
-        for job, bucket in zip(dispatch_data.jobs, buckets):
-            partitions[bucket].append(job.job_id)
-        return DispatchSolution(largest, [sorted(part) for part in partitions])
+        for index, bucket in buckets.items():
+            partitions[bucket].append(dispatch_data.jobs[index].job_id)
+        return DispatchSolution(largest, partitions)
 
 
-# From algorithm and data to the bucket of every job; None where there is only a bound.
+# From algorithm and data to the bucket of every job, in order; None where there is only a bound.
 _RULES = {
     DispatchAlgType.LOWER_BOUND: lambda alg, data: None,
     DispatchAlgType.DYNAMIC_PROGRAMMING: lambda alg, data: rules.exact(data, len(data.jobs)),

@@ -2,8 +2,8 @@
 """The rules of DispatchSolver: the original's placement algorithms over a caller's own jobs, whose
 affinities are Python objects. Plans do not use them: the library places rows (src/plan).
 
-Every function returns the bucket of each job, by position. Loads are added in a fixed order and
-ties go to the lower bucket, so equal jobs give equal placements.
+Every function returns the bucket of each job by its position, in the order of assignment. Loads
+are added in that order and ties go to the lower bucket, so equal jobs give equal placements.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from magi_attention.compat.dispatch_job import DispatchData
 _SHUFFLE_SEED = 42
 
 
-def loads_of(data: DispatchData, buckets: list[int]) -> list[float]:
+def loads_of(data: DispatchData, buckets: dict[int, int]) -> list[float]:
     """Workload of every bucket."""
     loads = [0.0] * data.num_buckets
-    for job, bucket in zip(data.jobs, buckets):
-        loads[bucket] += job.workload
+    for index, bucket in buckets.items():
+        loads[bucket] += data.jobs[index].workload
     return loads
 
 
@@ -52,27 +52,27 @@ class _Heap:
         return [heapq.heappop(self._heap) for _ in range(min(count, len(self._heap)))]
 
 
-def sequential(data: DispatchData) -> list[int]:
+def sequential(data: DispatchData) -> dict[int, int]:
     """Runs of jobs; the first buckets take one more where numbers do not divide."""
     length, longer = divmod(len(data.jobs), data.num_buckets)
     sizes = [length + (bucket < longer) for bucket in range(data.num_buckets)]
-    return [bucket for bucket, size in enumerate(sizes) for _ in range(size)]
+    return dict(enumerate(bucket for bucket, size in enumerate(sizes) for _ in range(size)))
 
 
-def shuffled(data: DispatchData) -> list[int]:
+def shuffled(data: DispatchData) -> dict[int, int]:
     """Sequential, with the jobs in a fixed random order."""
-    buckets = sequential(data)
-    random.Random(_SHUFFLE_SEED).shuffle(buckets)
-    return buckets
+    order = list(range(len(data.jobs)))
+    random.Random(_SHUFFLE_SEED).shuffle(order)
+    return dict(zip(order, sequential(data).values()))
 
 
 def heap(
     data: DispatchData, top_p: float = 0.0, batch: int = 1, is_later_first: bool = False
-) -> list[int]:
+) -> dict[int, int]:
     """Heaviest first, as descending. The lightest max(1, ceil(top_p * buckets)) buckets are
     candidates for `batch` jobs; of those with room, the one closest to the job takes it.
     """
-    buckets = [0] * len(data.jobs)
+    buckets: dict[int, int] = {}
     room = room_of(data)
     affinities: list[Any] = [None] * data.num_buckets
     lightest = _Heap(data.num_buckets, room)
@@ -109,11 +109,11 @@ def _closest(affinity: Any, affinities: list[Any], candidates: list[list]) -> in
     return index
 
 
-def sorted_sequential(data: DispatchData, allocation_ratio: float) -> list[int]:
+def sorted_sequential(data: DispatchData, allocation_ratio: float) -> dict[int, int]:
     """Samples by area, largest first: the lightest bucket takes up to allocation_ratio of the
     sample's jobs, the last ones first. Jobs without a sample fill what is left.
     """
-    buckets = [-1] * len(data.jobs)
+    buckets: dict[int, int] = {}
     lightest = _Heap(data.num_buckets, room_of(data))
     samples: dict[int, list[int]] = {}
     for index, job in enumerate(data.jobs):
@@ -127,14 +127,14 @@ def sorted_sequential(data: DispatchData, allocation_ratio: float) -> list[int]:
             for _ in range(min(quota, room_of(data) - entry[2], len(left))):
                 _give(data, buckets, left.pop(), entry)
             lightest.push(entry)
-    for index in [index for index, bucket in enumerate(buckets) if bucket < 0]:
+    for index in [index for index in range(len(data.jobs)) if index not in buckets]:
         (entry,) = lightest.pop(1)
         _give(data, buckets, index, entry)
         lightest.push(entry)
     return buckets
 
 
-def _give(data: DispatchData, buckets: list[int], index: int, entry: list) -> None:
+def _give(data: DispatchData, buckets: dict[int, int], index: int, entry: list) -> None:
     buckets[index] = entry[1]
     entry[0] += data.jobs[index].workload
     entry[2] += 1
@@ -151,7 +151,7 @@ def _area_of(data: DispatchData, sample: int, jobs: list[int]) -> float:
     return data.sample_areas[sample]
 
 
-def exact(data: DispatchData, room: int) -> list[int]:
+def exact(data: DispatchData, room: int) -> dict[int, int]:
     """The least largest load with at most `room` jobs a bucket, by depth-first search with
     pruning: for few jobs.
     """
@@ -176,7 +176,8 @@ class _Search:
     def place(self, position: int) -> None:
         """Tries every bucket for the job at this position of the order, then the next job."""
         if position == len(self._order):
-            self._least, self.best = max(self._loads), list(self._buckets)
+            self._least = max(self._loads)
+            self.best = {index: self._buckets[index] for index in self._order}
             return
         index = self._order[position]
         workload = self._data.jobs[index].workload

@@ -113,7 +113,7 @@ class RandomSelectDispatchAlg(DispatchAlg):
     """A fixed shuffle."""
 
 
-@_algorithm(DispatchAlgType.SEQUENTIAL_SELECT)
+@_algorithm(DispatchAlgType.SEQUENTIAL_SELECT, is_equal_num_workloads=False)
 class SequentialDispatchAlg(DispatchAlg):
     """Contiguous rows: every rank holds one run of the sequence."""
 
@@ -132,16 +132,14 @@ class BatchToppHeapDispatchAlg(DispatchAlg):
 
 @_algorithm(DispatchAlgType.SORTED_SEQUENTIAL_SELECT)
 class SortedSequentialSelectAlg(DispatchAlg):
-    """Documents by size; each rank takes up to `allocation_ratio` of a document at a time."""
+    """Documents by size; each rank takes up to `allocation_ratio` of a document at a time, one
+    chunk at least.
+    """
 
     allocation_ratio: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("allocation_ratio", self.allocation_ratio)
-        if not 0.0 < self.allocation_ratio <= 1.0:
-            raise ValueError(
-                f"allocation_ratio is {self.allocation_ratio}; allowed: above 0, at most 1"
-            )
+        _check_share("allocation_ratio", self.allocation_ratio)
 
 
 @_algorithm(DispatchAlgType.AUTO, is_affinity_considered=True)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from magi_attention._native import structs
 from magi_attention._native.handles import default_placement_config, default_plan_config
 from magi_attention.common._arguments import MAX_ROWS
@@ -10,11 +12,14 @@ from magi_attention.config.dispatch import DispatchConfig
 from magi_attention.config.overlap import OverlapConfig
 from magi_attention.env import general
 
+_LEAST_SHARE = sys.float_info.min  # of a document: one chunk, as 0 asks for
+
 
 def to_plan_config(overlap: OverlapConfig) -> structs.PlanConfig:
     """The library's defaults with these overlap stages."""
     native = default_plan_config()
-    native.overlap_degree = -1 if overlap.degree is None else overlap.degree
+    degree = 0 if overlap.no_overlap else overlap.degree
+    native.overlap_degree = -1 if degree is None else degree
     native.min_wave_rows = min(overlap.min_chunk_size, MAX_ROWS)
     return native
 
@@ -29,5 +34,6 @@ def to_placement_config(dispatch: DispatchConfig) -> structs.PlacementConfig:
     native.top_p = getattr(dispatch.alg, "top_p", native.top_p)
     select = getattr(dispatch.alg, "num_of_select_chunk", native.num_select_chunks)
     native.num_select_chunks = min(select, MAX_ROWS)
-    native.allocation_ratio = getattr(dispatch.alg, "allocation_ratio", native.allocation_ratio)
+    ratio = getattr(dispatch.alg, "allocation_ratio", native.allocation_ratio)
+    native.allocation_ratio = max(ratio, _LEAST_SHARE)
     return native

@@ -6,7 +6,7 @@ a plan is made.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from magi_attention.common._arguments import check_int, check_kind, check_number
 from magi_attention.common.enum import AttnOverlapMode, OverlapAlgType
@@ -59,9 +59,10 @@ class GreedyOverlapAlg(OverlapAlg):
 
 @dataclass(frozen=True)
 class OverlapConfig:
-    """degree: remote stages; 0: wait for everything first, None: chosen by the cost model (mode
-    DYNAMIC only). min_chunk_size: rows of a stage at least. dynamic_max_degree, max_num_chunks and
-    the cost factors are accepted; the planner's cost model has units of its own.
+    """degree: remote stages; 0: one stage that is waited for first (no_overlap, with a degree of
+    1); None: chosen by the cost model (mode DYNAMIC only). min_chunk_size: rows of a stage at
+    least. dynamic_max_degree, max_num_chunks and the cost factors are accepted; the planner's cost
+    model has units of its own.
     """
 
     mode: AttnOverlapMode = AttnOverlapMode.STATIC
@@ -97,7 +98,20 @@ class OverlapConfig:
             )
         if not isinstance(self.alg, OverlapAlg):
             raise TypeError(f"alg is a {type(self.alg).__name__}; allowed: an OverlapAlg")
-        object.__setattr__(self, "_no_overlap", self.degree == 0)
+        if self.degree == 0:
+            object.__setattr__(self, "degree", 1)
+            object.__setattr__(self, "_no_overlap", True)
+
+    def _parts(self) -> tuple:
+        return tuple(getattr(self, part.name) for part in fields(self))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, OverlapConfig):
+            return NotImplemented
+        return self._parts() == other._parts()  # no_overlap counts, so that keys differ
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
 
     @property
     def no_overlap(self) -> bool:
