@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from magi_attention._at_exit import let_go_at_exit
 from magi_attention._native import structs
 from magi_attention._native.attention import TensorStruct, current_stream, device_index
 from magi_attention._native.handles import PlacementHandle
@@ -36,6 +37,7 @@ class Rows:
     ) -> None:
         self.total_seqlen, self.num_valid = total_seqlen, num_valid
         self.communicator, self.cp_group = communicator, cp_group
+        let_go_at_exit(self, "cp_group")
         rank = 0 if cp_group is None else dist.get_rank(cp_group)
         self.count = placement.rows_of(rank)
         self._placement = placement

@@ -128,12 +128,11 @@ def bad_groups(group) -> None:
 
     rank = dist.get_rank()
     pair = dist.new_group([0, 1])
-    empty = dist.new_group([0, 1])
     if rank > 1:
         refuses(lambda: key_with(pair), ValueError, "cp_group_or_mesh does not hold this process")
     else:
+        refuses(lambda: api.get_most_recent_key(pair), ValueError, "cp_group has no key")
         key = key_with(pair)
-        refuses(lambda: api.get_most_recent_key(empty), ValueError, "cp_group has no key")
         plan = api.dist_attn_runtime_dict_mgr.get(key).plan
         refuses(lambda: plan.bind(group), ValueError, "cp_group has 4 ranks; allowed: 2")
         q, kv = torch.zeros(key._place[1], 4, 8), torch.zeros(key._place[1], 2, 8)

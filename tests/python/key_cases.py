@@ -173,3 +173,34 @@ def deprecated_calls(group) -> None:
     assert flex == key and torch.equal(local, again) and key.chunk_size <= 4
     assert torch.equal(api.undispatch(local, key), x)
     api.clear_cache(group)
+
+
+def groups_of_the_same_ranks(group) -> None:
+    """Groups are told apart by their ranks, not as objects."""
+    size = dist.get_world_size(group)
+    again = dist.new_group(range(size))
+    managers = api.dist_attn_runtime_dict_mgr
+    key = make_key(dense.masks(60)["causal"], Case(rows=60), group)
+    assert api.get_most_recent_key(again) is key and managers.keys(again) == [key]
+    other = make_key(dense.masks(60)["full"], Case(rows=60), again)
+    assert api.get_most_recent_key(group) is other and len(managers.keys(group)) == 2
+    assert managers[key] is managers.get(key)
+    api.clear_cache(again)
+    assert key not in managers and managers.keys(group) == [] == managers.keys()
+    try:
+        managers[key]
+    except KeyError:
+        pass
+    else:
+        raise AssertionError("a forgotten key has a manager")
+
+
+def sizes_of_managers(group) -> None:
+    """A manager of its own keeps as many keys as it is told."""
+    managers = api.DistAttnRuntimeDictManager(max_size_per_group=2)
+    for rows in (40, 50, 60):
+        key = make_key(dense.masks(rows)["causal"], Case(rows=rows), group)
+        managers[key] = api.dist_attn_runtime_dict_mgr[key]
+    assert len(managers.keys(group)) == 2 and managers.get_most_recent_key(group) is key
+    assert managers.max_size_per_group == 2
+    api.clear_cache(group)

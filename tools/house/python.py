@@ -15,7 +15,7 @@ SOURCES = "python"  # the folder that holds the package
 
 # Parts of the package, lowest first. A part may import from the rows above its own.
 LEVELS = (
-    ("errors", "_environment"),
+    ("errors", "_environment", "_at_exit"),
     ("_native",),
     ("common",),
     ("backends", "env", "comm", "rows"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from magi_attention._at_exit import clear_at_exit
 from magi_attention._native.vtable import Communicator
 from magi_attention.comm.process_group import ProcessGroupTransport, rank_in
 from magi_attention.common._lru import LruCache
@@ -32,6 +33,8 @@ _GROUPS_KEPT = 16
 _communicators = LruCache(_GROUPS_KEPT)
 # Windows of GPU memory are shared by all plans of a group.
 _nvlinks = LruCache(_GROUPS_KEPT)
+clear_at_exit(_communicators.clear)
+clear_at_exit(_nvlinks.clear)
 
 
 def communicator_of(group: dist.ProcessGroup) -> Communicator:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from magi_attention._at_exit import let_go_at_exit
 from magi_attention._native.attention import Options, Runner
 from magi_attention._native.tensors import as_plain
 from magi_attention.common.enum import MagiAttentionPrecision
@@ -47,6 +48,7 @@ class RankAttention:
         self.is_fast_backward = not general.is_deterministic_mode_enable()
         self._make_runner, self._cp_group = make_runner, cp_group
         self._unpadded = unpadded
+        let_go_at_exit(self, "_cp_group")
         self._calls: CallCache | None = None
 
     @property

@@ -8,12 +8,14 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from magi_attention._at_exit import clear_at_exit
 from magi_attention._native.vtable import Communicator
 from magi_attention.comm.group import make_communicator
-from magi_attention.common._arguments import check_kind
+from magi_attention.common._arguments import check_int, check_kind
 from magi_attention.common._lru import LruCache
 from magi_attention.env import general
 from magi_attention.keys.key import DistAttnRuntimeKey
+from magi_attention.keys.manager import DistAttnRuntimeMgr
 from magi_attention.keys.manager_dict import DistAttnRuntimeDict
 
 # One entry for each way in which a key was asked for: those of four groups that are full, by
@@ -22,20 +24,34 @@ _SEEN_KEPT = 4096
 
 
 class DistAttnRuntimeDictManager:
-    """Keys and communicators per process group, and keys by the arguments they were made of."""
+    """Keys and communicators per process group, and keys by the arguments they were made of. Groups
+    of the same ranks share their keys. max_size_per_group: keys kept for a group, None: those of
+    MAGI_ATTENTION_DIST_ATTN_RUNTIME_DICT_SIZE.
+    """
 
-    def __init__(self) -> None:
-        self._dicts: dict[Any, DistAttnRuntimeDict] = {}
+    def __init__(self, max_size_per_group: int | None = None) -> None:
+        if max_size_per_group is not None:
+            check_int("max_size_per_group", max_size_per_group, 1)
+        self.max_size_per_group = max_size_per_group
+        self._of_ranks: dict[tuple[int, ...], DistAttnRuntimeDict] = {}
+        self._dicts: dict[Any, DistAttnRuntimeDict] = {}  # the same by group
         self._communicators: dict[Any, Communicator] = {}
         # From the arguments as given to [(mask type, key)], so that a mask seen before costs no
         # conversion. Lists of types may change after the call, so a copy is kept and compared.
         self.seen = LruCache(_SEEN_KEPT)
 
+    def _find(self, cp_group: Any) -> DistAttnRuntimeDict | None:
+        found = self._dicts.get(cp_group)
+        return self._of_ranks.get(_ranks_of(cp_group)) if found is None else found
+
     def of(self, cp_group: Any) -> DistAttnRuntimeDict:
         """Keys of one group and their managers, in the order of use."""
         found = self._dicts.get(cp_group)
         if found is None:
-            found = DistAttnRuntimeDict(general.dist_attn_runtime_dict_size())
+            found = self._find(cp_group)
+            if found is None:
+                size = self.max_size_per_group or general.dist_attn_runtime_dict_size()
+                found = self._of_ranks[_ranks_of(cp_group)] = DistAttnRuntimeDict(size)
             self._dicts[cp_group] = found
         return found
 
@@ -51,17 +67,26 @@ class DistAttnRuntimeDictManager:
         found = self._dicts.get(key.cp_group)
         return default if found is None else found.get(key, default)
 
+    def __getitem__(self, key: DistAttnRuntimeKey) -> DistAttnRuntimeMgr:
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def __setitem__(self, key: DistAttnRuntimeKey, value: DistAttnRuntimeMgr) -> None:
+        self.of(key.cp_group)[key] = value
+
     def __contains__(self, key: DistAttnRuntimeKey) -> bool:
         return key in self._dicts.get(key.cp_group, ())
 
     def keys(self, cp_group: Any = None) -> list[DistAttnRuntimeKey]:
         """The keys of one group, or of all."""
-        dicts = self._dicts.values() if cp_group is None else [self.of(cp_group)]
+        dicts = self._of_ranks.values() if cp_group is None else [self._find(cp_group) or ()]
         return [key for found in dicts for key in found]
 
     def get_most_recent_key(self, cp_group: Any) -> DistAttnRuntimeKey | None:
         """The key that was made or used last in this group, or None."""
-        found = self._dicts.get(cp_group)
+        found = self._find(cp_group)
         return None if found is None else found.get_most_recent_key()
 
     def note_use(self, key: DistAttnRuntimeKey) -> None:
@@ -71,16 +96,31 @@ class DistAttnRuntimeDictManager:
             found.recent = key
 
     def clear(self, cp_group: Any = None) -> None:
-        """Forgets one group, or all."""
-        groups = list(self._dicts) if cp_group is None else [to_group(cp_group, "cp_group")[0]]
-        for group in groups:
-            self._dicts.pop(group, None)
-            self._communicators.pop(group, None)
+        """Forgets the keys and communicators of one group, and of others of its ranks, or all."""
         self.seen.clear()
+        if cp_group is None:
+            for kept in (self._of_ranks, self._dicts, self._communicators):
+                kept.clear()
+            return
+        group, _ = to_group(cp_group, "cp_group")
+        cleared = self._find(group)
+        for other in [other for other, found in self._dicts.items() if found is cleared]:
+            del self._dicts[other]
+            self._communicators.pop(other, None)
+        for ranks in [ranks for ranks, found in self._of_ranks.items() if found is cleared]:
+            del self._of_ranks[ranks]
+
+
+def _ranks_of(cp_group: Any) -> tuple[int, ...]:
+    """The ranks of a group; those of a group that was destroyed are not known: none."""
+    try:
+        return tuple(sorted(dist.get_process_group_ranks(cp_group)))
+    except (KeyError, ValueError, RuntimeError):
+        return ()
 
 
 dist_attn_runtime_dict_mgr = DistAttnRuntimeDictManager()
-dist_attn_runtime_dict_mgr = DistAttnRuntimeDictManager()
+clear_at_exit(dist_attn_runtime_dict_mgr.clear)
 
 
 def to_group(

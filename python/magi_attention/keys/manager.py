@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from magi_attention._at_exit import let_go_at_exit
 from magi_attention.comm.group import size_of
 from magi_attention.common._arguments import check_kind
 from magi_attention.common._slices import MaskTypes, to_mask_types
@@ -66,6 +67,7 @@ class DistAttnRuntimeMgr:
         self.head_dim = head_dim
         self.cp_group = cp_group
         self.ref_q_ranges, self.ref_k_ranges = ref_q_ranges, ref_k_ranges
+        let_go_at_exit(self, "cp_group")
 
     @property
     def plan(self) -> Plan:
