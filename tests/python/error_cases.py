@@ -62,7 +62,7 @@ def bad_keys(group) -> None:
         ({"dist_attn_config": None}, TypeError, "dist_attn_config is a NoneType"),
         ({"chunk_size": 0}, ValueError, "chunk_size is 0"),
         ({"cp_group_or_mesh": "world"}, TypeError, "cp_group_or_mesh is a str"),
-        ({"cp_group_or_mesh": None}, TypeError, "cp_group_or_mesh"),
+        ({"cp_group_or_mesh": None}, ValueError, "cp_group_or_mesh is None; allowed: a Pro"),
         ({"is_same_source": False}, NotImplementedError, "is_same_source=False"),
         ({"is_q_permutable": False}, NotImplementedError, "is_q_permutable=False"),
         ({"is_k_permutable": False}, NotImplementedError, "is_k_permutable=False"),

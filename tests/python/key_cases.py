@@ -171,6 +171,7 @@ def deprecated_calls(group) -> None:
     names = {"magi_attn_varlen_dispatch", "magi_attn_flex_dispatch", "pad_size", "cp_group"}
     assert names | {"max_seqlen_k", "chunk_size"} <= said, said
     assert flex == key and torch.equal(local, again) and key.chunk_size <= 4
+    assert key.dist_attn_config == api.DistAttnConfig()  # as given
     assert torch.equal(api.undispatch(local, key), x)
     api.clear_cache(group)
 
@@ -203,4 +204,62 @@ def sizes_of_managers(group) -> None:
         managers[key] = api.dist_attn_runtime_dict_mgr[key]
     assert len(managers.keys(group)) == 2 and managers.get_most_recent_key(group) is key
     assert managers.max_size_per_group == 2
+    api.clear_cache(group)
+
+
+def missing_arguments(group) -> None:
+    """A call names itself."""
+    x, ranges = torch.zeros(64, 4), AttnRanges.from_ranges([(0, 64)])
+    bounds = torch.tensor([0, 64], dtype=torch.int32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for call, name in (
+            (lambda: api.magi_attn_flex_key(ranges, ranges, "full", 64, 64, 2, 2, 8), "flex_key"),
+            (lambda: api.magi_attn_varlen_key(bounds, bounds, 2, 2, 8), "varlen_key"),
+            (lambda: api.magi_attn_varlen_dispatch(x, bounds, bounds, 2, 2, 8), "varlen_dispatch"),
+            (lambda: api.magi_attn_flex_dispatch(x, ranges), "flex_dispatch"),
+            (lambda: api.magi_attn_varlen_dispatch(x, bounds, bounds, 2, 2, 8, 0, group, rows=1),
+             "varlen_dispatch"),
+        ):  # fmt: skip
+            try:
+                call()
+            except TypeError as error:
+                assert str(error).startswith(f"magi_attn_{name}() "), error
+            else:
+                raise AssertionError(name)
+    api.clear_cache(group)
+
+
+def same_mask_again(group) -> None:
+    """The mask of a key, asked for after dispatch, has that key."""
+    case, masks = Case(rows=67), dense.masks(67)
+    key = make_key(masks["causal"], case, group)
+    whole = AttnRanges.from_ranges([(0, 67)])
+    other = api.make_flex_key_for_new_mask_after_dispatch(whole, whole, "full", key)
+    assert other != key
+    for placed in (key, other):
+        again = api.make_flex_key_for_new_mask_after_dispatch(whole, whole, "causal", placed)
+        assert again is key and api.get_most_recent_key(group) is key
+    config = api.DistAttnConfig(overlap_config=api.OverlapConfig(degree=0))
+    blocking = api.make_flex_key_for_new_mask_after_dispatch(
+        whole, whole, "causal", key, dist_attn_config=config
+    )
+    assert blocking != key and blocking.placed_by is key
+    api.clear_cache(group)
+
+
+def positions_behind_the_mask(group) -> None:
+    """Rows behind the last one with keys have its position."""
+    make = api.magi_attn_flex_key
+    q = AttnRanges.from_ranges([(0, 30), (30, 50), (50, 60)])
+    k = AttnRanges.from_ranges([(0, 30), (0, 50), (0, 0)])
+    key = make(q, k, "full", 67, 67, 2, 2, 8, cp_group_or_mesh=group)
+    whole = api.dispatch(torch.arange(67), key, pad_value=66)
+    assert torch.equal(api.get_position_ids(key), whole.clamp(max=49))
+    all_rows = AttnRanges.from_ranges([(0, 67)])
+    other = api.make_flex_key_for_new_mask_after_dispatch(all_rows, all_rows, "full", key)
+    assert torch.equal(api.get_position_ids(other), api.get_position_ids(key))
+    empty = AttnRanges.from_ranges([(0, 0)])
+    hidden = make(all_rows, empty, "full", 67, 67, 2, 2, 8, cp_group_or_mesh=group)
+    assert int(api.get_position_ids(hidden).max()) <= 66
     api.clear_cache(group)

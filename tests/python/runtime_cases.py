@@ -83,6 +83,25 @@ def keys_by_hand(group) -> None:
     api.clear_cache(group)
 
 
+def managers_of_fields(group, rows: int) -> None:
+    """A manager made of a key's fields is that of the key, padded or not."""
+    for name in ("causal", "varlen_causal"):
+        for alg in ("AutoDispatchAlg", "MinHeapDispatchAlg"):
+            case = Case(rows=rows, alg=alg)
+            key = make_key(dense.masks(rows)[name], case, group)
+            made = init_dist_attn_runtime_mgr(
+                q_ranges=key.q_ranges, k_ranges=key.k_ranges, attn_mask_type=key.attn_mask_type,
+                total_seqlen_q=key.total_seqlen_q, total_seqlen_k=key.total_seqlen_k,
+                num_heads_q=key.num_heads_q, num_heads_kv=key.num_heads_kv, head_dim=key.head_dim,
+                chunk_size=key.chunk_size, cp_group=key.cp_group, cp_mesh=key.cp_mesh,
+                dist_attn_config=key.dist_attn_config,
+            )  # fmt: skip
+            assert made == api.dist_attn_runtime_dict_mgr[key]
+            other = make_key(dense.masks(rows)["full"], case, group)
+            assert made != api.dist_attn_runtime_dict_mgr[other]
+    api.clear_cache(group)
+
+
 def as_the_original_is_called(group) -> None:
     """A program for the original: every argument by its name there, all imports from there."""
     from magi_attention.api import (

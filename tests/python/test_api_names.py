@@ -21,6 +21,7 @@ _RENAMED = "takes the names of older releases, with a DeprecationWarning"
 _PADDING = "padding is the plan's, so the argument may be left out"
 _GROUP = "required all the same: pad_size before it got a default, and cp_group= is its older name"
 _ONLY_VALUE = "True is the only value there is"
+_POSITIONS = "rows placed for another mask have its position ids"
 _PAD_VALUE = "dispatch hands its pad_value on"
 
 # (name, parameter or field): why it is not in the original, or has another default there.
@@ -30,6 +31,7 @@ DEVIATIONS = {
     ("DistAttnRuntimeMgr.__init__", "is_same_source"): _ONLY_VALUE,
     ("DistAttnRuntimeMgr.__init__", "is_q_permutable"): _ONLY_VALUE,
     ("DistAttnRuntimeMgr.__init__", "is_k_permutable"): _ONLY_VALUE,
+    ("DistAttnRuntimeMgr.__init__", "num_positions"): _POSITIONS,
     ("DistAttnRuntimeMgr.dispatch_qo", "pad_value"): _PAD_VALUE,
     ("DistAttnRuntimeMgr.dispatch_kv", "pad_value"): _PAD_VALUE,
     ("_DispatchFunc.forward", "pad_value"): _PAD_VALUE,

@@ -36,6 +36,20 @@ def test_groups_of_the_same_ranks(ranks):
     ranks.run(4, cases.groups_of_the_same_ranks)
 
 
+def test_missing_arguments(ranks):
+    ranks.run(1, cases.missing_arguments)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_same_mask_again(ranks, size):
+    ranks.run(size, cases.same_mask_again)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_positions_behind_the_mask(ranks, size):
+    ranks.run(size, cases.positions_behind_the_mask)
+
+
 def test_sizes_of_managers(ranks):
     ranks.run(1, cases.sizes_of_managers)
 

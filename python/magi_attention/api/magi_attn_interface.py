@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -34,6 +35,16 @@ GroupOrMesh: TypeAlias = "dist.ProcessGroup | DeviceMesh"
 _DEFAULT_CONFIG = DistAttnConfig()
 
 
+class _Required:
+    """The default of an argument that stands behind one that may be left out."""
+
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Any = _Required()
+
+
 def magi_attn_flex_key(
     q_ranges: AttnRanges,
     k_ranges: AttnRanges,
@@ -44,7 +55,7 @@ def magi_attn_flex_key(
     num_heads_kv: int,
     head_dim: int,
     pad_size: int = 0,
-    cp_group_or_mesh: GroupOrMesh | None = None,
+    cp_group_or_mesh: GroupOrMesh = REQUIRED,
     dist_attn_config: DistAttnConfig = _DEFAULT_CONFIG,
     is_same_source: bool = True,
     is_q_permutable: bool = True,
@@ -72,11 +83,14 @@ def magi_attn_flex_key(
         raise ValueError(
             f"total_seqlen_k is {total_seqlen_k}; allowed: {total_seqlen_q}, as total_seqlen_q"
         )
-    config = _with_old_sizes(dist_attn_config, pad_size, chunk_size)
+    _check_old_sizes(dist_attn_config, pad_size, chunk_size)
     heads = (num_heads_q, num_heads_kv, head_dim)
     return find_or_make(
-        KeySpec(q_ranges, k_ranges, attn_mask_type, total_seqlen_q, heads, group_or_mesh, config)
-    )
+        KeySpec(
+            q_ranges, k_ranges, attn_mask_type, total_seqlen_q, heads, group_or_mesh,
+            dist_attn_config, chunk_size=chunk_size,
+        )
+    )  # fmt: skip
 
 
 def magi_attn_varlen_key(
@@ -86,7 +100,7 @@ def magi_attn_varlen_key(
     num_heads_kv: int,
     head_dim: int,
     pad_size: int = 0,
-    cp_group_or_mesh: GroupOrMesh | None = None,
+    cp_group_or_mesh: GroupOrMesh = REQUIRED,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     dist_attn_config: DistAttnConfig = _DEFAULT_CONFIG,
@@ -127,7 +141,8 @@ def magi_attn_flex_dispatch(
     key).
     """
     _warn_renamed("magi_attn_flex_dispatch", "magi_attn_flex_key and dispatch")
-    key = magi_attn_flex_key(*args, **kwargs)
+    with _called_as("magi_attn_flex_key", "magi_attn_flex_dispatch"):
+        key = magi_attn_flex_key(*args, **kwargs)
     return dispatch(x, key), key
 
 
@@ -138,7 +153,8 @@ def magi_attn_varlen_dispatch(
     key).
     """
     _warn_renamed("magi_attn_varlen_dispatch", "magi_attn_varlen_key and dispatch")
-    key = magi_attn_varlen_key(*args, **kwargs)
+    with _called_as("magi_attn_varlen_key", "magi_attn_varlen_dispatch"):
+        key = magi_attn_varlen_key(*args, **kwargs)
     return dispatch(x, key), key
 
 
@@ -229,8 +245,8 @@ def calc_attn(
 
 def get_position_ids(key: DistAttnRuntimeKey) -> torch.Tensor:
     """int64 [local rows]: row of the sequence of every local row; padding counts as the last row.
-    In host memory, on the current GPU for a group that moves nothing else (nccl). ValueError for a
-    key that left the cache.
+    In host memory, on the current GPU for a group that moves nothing else (nccl). Rows behind the
+    last one with keys count as that one. ValueError for a key that left the cache.
     """
     return runtime_of(key).get_position_ids()
 
@@ -318,24 +334,36 @@ def _old_group(group_or_mesh: Any, renamed: dict[str, Any], function: str) -> An
         group_or_mesh = renamed.pop("cp_group")
     for name in renamed:
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-    if group_or_mesh is None:
+    if group_or_mesh is REQUIRED:
         raise TypeError(f"{function}() misses cp_group_or_mesh")
+    if group_or_mesh is None:
+        raise ValueError("cp_group_or_mesh is None; allowed: a ProcessGroup or a DeviceMesh")
     return group_or_mesh
 
 
-def _with_old_sizes(config: DistAttnConfig, pad_size: int, chunk_size: int | None):
+def _check_old_sizes(config: DistAttnConfig, pad_size: int, chunk_size: int | None) -> None:
     if pad_size:
         _warn_renamed("pad_size", None)
     if chunk_size is None:
-        return config
+        return
     _warn_renamed("chunk_size", "DispatchConfig(chunk_size=...)")
     configured = config.dispatch_config.chunk_size
     if configured is not None and configured != chunk_size:
         raise ValueError(
             f"chunk_size is {chunk_size}; allowed: {configured}, that of DispatchConfig, or None"
         )
-    dispatch_config = replace(config.dispatch_config, chunk_size=chunk_size)
-    return replace(config, dispatch_config=dispatch_config)
+
+
+@contextmanager
+def _called_as(inner: str, outer: str) -> Iterator[None]:
+    """An error about a call of the function `inner` is one about `outer`."""
+    try:
+        yield
+    except TypeError as error:
+        text = str(error)
+        if not text.startswith(f"{inner}()"):
+            raise
+        raise TypeError(outer + text[len(inner) :]) from None
 
 
 def _warn_renamed(old: str, new: str | None) -> None:

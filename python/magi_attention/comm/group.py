@@ -28,6 +28,16 @@ def size_of(cp_group: dist.ProcessGroup | None) -> int:
     return 1 if cp_group is None else dist.get_world_size(cp_group)
 
 
+def rank_tuple(cp_group: dist.ProcessGroup | None) -> tuple[int, ...]:
+    """The ranks of a group in ascending order; () for None and for one that was destroyed."""
+    if cp_group is None:
+        return ()
+    try:
+        return tuple(sorted(dist.get_process_group_ranks(cp_group)))
+    except (KeyError, ValueError, RuntimeError):
+        return ()
+
+
 # Groups whose communicator is kept for collectives outside of plans.
 _GROUPS_KEPT = 16
 _communicators = LruCache(_GROUPS_KEPT)

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from magi_attention._at_exit import clear_at_exit
 from magi_attention._native.vtable import Communicator
-from magi_attention.comm.group import make_communicator
+from magi_attention.comm.group import make_communicator, rank_tuple
 from magi_attention.common._arguments import check_int, check_kind
 from magi_attention.common._lru import LruCache
 from magi_attention.env import general
@@ -42,16 +42,16 @@ class DistAttnRuntimeDictManager:
 
     def _find(self, cp_group: Any) -> DistAttnRuntimeDict | None:
         found = self._dicts.get(cp_group)
-        return self._of_ranks.get(_ranks_of(cp_group)) if found is None else found
+        return self._of_ranks.get(rank_tuple(cp_group)) if found is None else found
 
     def of(self, cp_group: Any) -> DistAttnRuntimeDict:
-        """Keys of one group and their managers, in the order of use."""
+        """Keys of one group that is alive and their managers, in the order of use."""
         found = self._dicts.get(cp_group)
         if found is None:
             found = self._find(cp_group)
             if found is None:
                 size = self.max_size_per_group or general.dist_attn_runtime_dict_size()
-                found = self._of_ranks[_ranks_of(cp_group)] = DistAttnRuntimeDict(size)
+                found = self._of_ranks[rank_tuple(cp_group)] = DistAttnRuntimeDict(size)
             self._dicts[cp_group] = found
         return found
 
@@ -109,14 +109,6 @@ class DistAttnRuntimeDictManager:
             self._communicators.pop(other, None)
         for ranks in [ranks for ranks, found in self._of_ranks.items() if found is cleared]:
             del self._of_ranks[ranks]
-
-
-def _ranks_of(cp_group: Any) -> tuple[int, ...]:
-    """The ranks of a group; those of a group that was destroyed are not known: none."""
-    try:
-        return tuple(sorted(dist.get_process_group_ranks(cp_group)))
-    except (KeyError, ValueError, RuntimeError):
-        return ()
 
 
 dist_attn_runtime_dict_mgr = DistAttnRuntimeDictManager()

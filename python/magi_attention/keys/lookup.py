@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from magi_attention._environment import key_snapshot
@@ -15,12 +16,17 @@ from magi_attention.env import general
 from magi_attention.keys.flags import check_flag_comb, check_mesh
 from magi_attention.keys.groups import dist_attn_runtime_dict_mgr, to_group
 from magi_attention.keys.key import DistAttnRuntimeKey, init_dist_attn_runtime_key
-from magi_attention.keys.manager import DistAttnRuntimeMgr, manage
+from magi_attention.keys.manager import (
+    DistAttnRuntimeMgr,
+    manage,
+    seen_rows,
+    with_chunk_size,
+)
 from magi_attention.plan import BoundPlan, Plan
 
 
 class KeySpec(NamedTuple):
-    """Arguments of a key function."""
+    """Arguments of a key function. chunk_size: the older argument, in place of the config's."""
 
     q_ranges: AttnRanges
     k_ranges: AttnRanges
@@ -30,6 +36,7 @@ class KeySpec(NamedTuple):
     group_or_mesh: Any
     config: DistAttnConfig
     placed_by: DistAttnRuntimeKey | None = None
+    chunk_size: int | None = None
 
 
 def find_or_make(spec: KeySpec) -> DistAttnRuntimeKey:
@@ -42,7 +49,7 @@ def find_or_make(spec: KeySpec) -> DistAttnRuntimeKey:
         check_kind("dist_attn_config", spec.config, DistAttnConfig, "DistAttnConfig")
     arguments = (
         _content("q_ranges", q), _content("k_ranges", k), spec.total_seqlen, spec.heads,
-        id(spec.group_or_mesh), spec.config, spec.placed_by, key_snapshot(),
+        id(spec.group_or_mesh), spec.config, spec.placed_by, spec.chunk_size, key_snapshot(),
     )  # fmt: skip
     try:
         candidates = dist_attn_runtime_dict_mgr.seen.get(arguments)
@@ -86,7 +93,7 @@ def _make(spec: KeySpec) -> DistAttnRuntimeKey:
             num_heads_q=heads_q,
             num_heads_kv=heads_kv,
             head_dim=head_dim,
-            config=spec.config,
+            config=with_chunk_size(spec.config, spec.chunk_size),
             on=None if spec.placed_by is None else runtime_of(spec.placed_by).plan,
         )
     if general.is_sanity_check_enable() and plan.defects():
@@ -100,10 +107,17 @@ def _make(spec: KeySpec) -> DistAttnRuntimeKey:
         group, mesh, spec.config, spec.placed_by,
     )  # fmt: skip
     managers = dist_attn_runtime_dict_mgr.of(group)
+    if replace(key, placed_by=None) == spec.placed_by and spec.placed_by in managers:
+        managers.touch(spec.placed_by)  # the mask that it was made for
+        return spec.placed_by
     runtime = managers.get(key)
     if runtime is None:
         bound = BoundPlan(plan, group, dist_attn_runtime_dict_mgr.communicator(group))
-        runtime = manage(plan, bound, spec.heads, spec.config, (key.q_ranges, key.k_ranges))
+        placed = spec.placed_by or key
+        runtime = manage(
+            plan, bound, spec.heads, spec.config, (key.q_ranges, key.k_ranges),
+            seen_rows(placed.q_ranges, placed.k_ranges),
+        )  # fmt: skip
         managers[key] = runtime
     managers.touch(key)
     key.name_plan(runtime.bound)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from magi_attention._at_exit import let_go_at_exit
-from magi_attention.comm.group import size_of
+from magi_attention.comm.group import rank_tuple, size_of
 from magi_attention.common._arguments import check_kind
 from magi_attention.common._slices import MaskTypes, to_mask_types
 from magi_attention.common.enum import AttnMaskType, AttnRole
@@ -50,6 +50,7 @@ class DistAttnRuntimeMgr:
         is_same_source: bool = True,
         is_q_permutable: bool = True,
         is_k_permutable: bool = True,
+        num_positions: int | None = None,
     ) -> None:
         check_self_attention(is_same_source, is_q_permutable, is_k_permutable)
         if not (dispatch_meta_q == dispatch_meta_k == attn_solver == dist_attn_runtime.plan):
@@ -67,6 +68,9 @@ class DistAttnRuntimeMgr:
         self.head_dim = head_dim
         self.cp_group = cp_group
         self.ref_q_ranges, self.ref_k_ranges = ref_q_ranges, ref_k_ranges
+        if num_positions is None:
+            num_positions = seen_rows(ref_q_ranges, ref_k_ranges)
+        self._last_position = num_positions - 1
         let_go_at_exit(self, "cp_group")
 
     @property
@@ -142,19 +146,32 @@ class DistAttnRuntimeMgr:
         return cross_slices(self.plan, only_rank, ref_xattn_q_ranges, ref_xattn_k_ranges)
 
     def get_position_ids(self, attn_role: AttnRole = AttnRole.QUERY) -> torch.Tensor:
-        """int64 [local rows]: row of the sequence, padding counts as the last row. Queries, keys
-        and values are placed alike. TypeError for what is no AttnRole.
+        """int64 [local rows]: row of the sequence. Rows behind the last one with keys, padding too,
+        count as that. Queries, keys and values are placed alike. TypeError for what is no AttnRole.
         """
         check_kind("attn_role", attn_role, AttnRole, "an AttnRole")
-        return self.bound.position_ids
+        ids = self.bound.position_ids
+        if not 0 <= self._last_position < self.plan.total_seqlen - 1:
+            return ids
+        return ids.clamp(max=self._last_position)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DistAttnRuntimeMgr):
             return NotImplemented
-        same_group = self.bound.cp_group is other.bound.cp_group
-        return same_group and self.bound.plan == other.bound.plan
+        if rank_tuple(self.bound.cp_group) != rank_tuple(other.bound.cp_group):
+            return False
+        return self.plan == other.plan or self._essence() == other._essence()
 
     __hash__ = None
+
+    def _essence(self) -> tuple:
+        """What is run, whether the mask names its padding or not."""
+        plan = self.plan
+        bands = [b for b in plan.handle.mask().bands().tolist() if b[0] < b[1] and b[2] < b[3]]
+        return (
+            plan.padded_seqlen, plan.chunk_size, plan.chunk_ranks, sorted(bands), self.num_heads_q,
+            self.num_heads_kv, self.head_dim, self.dist_attn_config.overlap_config,
+        )  # fmt: skip
 
 
 def init_grpcoll_buffer_mgr(
@@ -195,10 +212,7 @@ def init_dist_attn_runtime_mgr(
         )
     if ref_dispatch_meta_q != ref_dispatch_meta_k:
         raise ValueError("ref_dispatch_meta_k is another plan; allowed: that of queries")
-    config = dist_attn_config
-    if chunk_size is not None:
-        dispatch_config = replace(config.dispatch_config, chunk_size=chunk_size)
-        config = replace(config, dispatch_config=dispatch_config)
+    config = with_chunk_size(dist_attn_config, chunk_size)
     plan = Plan.from_ranges(
         q_ranges, k_ranges, attn_mask_type, total_seqlen_q, cp_size=size_of(cp_group),
         num_heads_q=num_heads_q, num_heads_kv=num_heads_kv, head_dim=head_dim, config=config,
@@ -218,9 +232,26 @@ def manage(
     heads: tuple[int, int, int],
     config: DistAttnConfig,
     ranges: tuple[AttnRanges, AttnRanges],
+    num_positions: int | None = None,
 ) -> DistAttnRuntimeMgr:
-    """The manager of a bound plan; heads: query heads, key-value heads, head dim."""
+    """The manager of a bound plan; heads: query heads, key-value heads, head dim. num_positions:
+    seen_rows of the mask that rows were placed for, None: of this one.
+    """
     return DistAttnRuntimeMgr(
         plan, plan, config, plan, bound, *heads, bound.cp_group, ref_q_ranges=ranges[0].clone(),
-        ref_k_ranges=ranges[1].clone(),
+        ref_k_ranges=ranges[1].clone(), num_positions=num_positions,
     )  # fmt: skip
+
+
+def seen_rows(q_ranges: AttnRanges, k_ranges: AttnRanges) -> int:
+    """Rows up to the last one that a range with keys holds, 0 for none."""
+    pairs = zip(q_ranges, k_ranges)
+    return max((q.end for q, k in pairs if q.end > q.start and k.end > k.start), default=0)
+
+
+def with_chunk_size(config: DistAttnConfig, chunk_size: int | None) -> DistAttnConfig:
+    """The configuration with another chunk size, itself for None."""
+    if chunk_size is None:
+        return config
+    dispatch_config = replace(config.dispatch_config, chunk_size=chunk_size)
+    return replace(config, dispatch_config=dispatch_config)
