@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+import logging
 import warnings
 
 import pytest
@@ -101,7 +102,7 @@ class TestEnvironment:
             if name.startswith("MAGI_ATTENTION_") or name == "CUDA_DEVICE_MAX_CONNECTIONS":
                 monkeypatch.delenv(name)
         assert general.kernel_backend() is MagiAttentionKernelBackend.FFA
-        assert general.precision() is None and general.log_level() == "WARN"
+        assert general.precision() is None and general.log_level() == logging.WARNING
         assert general.dist_attn_runtime_dict_size() == 1000
         assert general.min_chunks_per_rank() == 8
         assert comm.dsink_all_reduce_op() == "none" and build.nvcc_threads() == 4

@@ -34,9 +34,16 @@ class TestConfig:
     def test_parts(self):
         config = GrpCollConfig(num_sms=8, num_nvl_bytes=7)
         assert config.to_kernel_config()[:2] == (8, 8)
-        assert config.to_buffer_args() == {"num_nvl_bytes": 7, "num_rdma_bytes": 0}
-        assert GrpCollConfig.get_default_group_cast_config(8) == GrpCollConfig()
-        assert GrpCollConfig.get_default_group_reduce_config(8) == GrpCollConfig()
+        switches = {"low_latency_mode": False, "explicitly_destroy": True}
+        assert config.to_buffer_args() == {
+            "num_nvl_bytes": 7, "num_rdma_bytes": 0, "num_qps_per_rank": 1, **switches
+        }  # fmt: skip
+        assert GrpCollConfig(num_sms=8, num_rdma_bytes=1).to_buffer_args()["num_qps_per_rank"] == 8
+        cast = GrpCollConfig.get_default_group_cast_config
+        assert cast(8).to_kernel_config() == (24, 6, 256, 6, 128)
+        assert cast(16) != cast(8) == cast(4)
+        reduce = GrpCollConfig.get_default_group_reduce_config
+        assert reduce(144).to_kernel_config() == (24, 2, 720, 8, 128)
         with pytest.raises(ValueError, match="num_ranks is 0"):
             GrpCollConfig.get_default_group_cast_config(0)
 

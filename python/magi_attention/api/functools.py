@@ -18,6 +18,7 @@ from magi_attention.common._arguments import (
     naming,
 )
 from magi_attention.common._slices import apply_padding as apply_padding
+from magi_attention.common.device import default_device
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.range import AttnRange
 from magi_attention.common.ranges import AttnRanges
@@ -58,11 +59,13 @@ def infer_varlen_mask_from_batch(
     batch_size: int, seq_len: int, device: torch.device | str | int = "cuda"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(cu_seqlens_q, cu_seqlens_k) of batch_size documents of seq_len rows: int32 [batch_size + 1]
-    on `device`. ValueError for negative sizes and for more than 2^30 - 1 rows.
+    on `device`, "cuda" being host memory where torch has no CUDA. ValueError for negative sizes and
+    for more than 2^30 - 1 rows.
     """
     check_int("batch_size", batch_size, 0, MAX_ROWS)
     check_int("seq_len", seq_len, 0, MAX_ROWS // max(batch_size, 1))
-    bounds = torch.arange(batch_size + 1, dtype=torch.int32, device=device) * seq_len
+    bounds = torch.arange(batch_size + 1, dtype=torch.int32, device=default_device(device))
+    bounds *= seq_len
     return bounds, bounds.clone()
 
 

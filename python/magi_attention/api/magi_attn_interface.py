@@ -24,13 +24,15 @@ from magi_attention.functional._eager import is_eager
 from magi_attention.functional._rank_attention import layout_of
 from magi_attention.functional.dist_attn import attend
 from magi_attention.keys.flags import check_self_attention
-from magi_attention.keys.groups import dist_attn_runtime_dict_mgr as _managers
-from magi_attention.keys.groups import to_group
+from magi_attention.keys.groups import (
+    dist_attn_runtime_dict_mgr,
+    to_group,
+)
 from magi_attention.keys.key import DistAttnRuntimeKey
 from magi_attention.keys.lookup import KeySpec, find_or_make, runtime_of
 
-GeneralAttnMaskType: TypeAlias = "str | AttnMaskType | Sequence[str | AttnMaskType]"
-GroupOrMesh: TypeAlias = "dist.ProcessGroup | DeviceMesh"
+GeneralAttnMaskType: TypeAlias = str | AttnMaskType | Sequence[str | AttnMaskType]
+GroupOrMesh: TypeAlias = dist.ProcessGroup | DeviceMesh
 
 _DEFAULT_CONFIG = DistAttnConfig()
 
@@ -42,7 +44,7 @@ class _Required:
         return "REQUIRED"
 
 
-REQUIRED: Any = _Required()
+_REQUIRED: Any = _Required()
 
 
 def magi_attn_flex_key(
@@ -55,7 +57,7 @@ def magi_attn_flex_key(
     num_heads_kv: int,
     head_dim: int,
     pad_size: int = 0,
-    cp_group_or_mesh: GroupOrMesh = REQUIRED,
+    cp_group_or_mesh: GroupOrMesh = _REQUIRED,
     dist_attn_config: DistAttnConfig = _DEFAULT_CONFIG,
     is_same_source: bool = True,
     is_q_permutable: bool = True,
@@ -100,7 +102,7 @@ def magi_attn_varlen_key(
     num_heads_kv: int,
     head_dim: int,
     pad_size: int = 0,
-    cp_group_or_mesh: GroupOrMesh = REQUIRED,
+    cp_group_or_mesh: GroupOrMesh = _REQUIRED,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     dist_attn_config: DistAttnConfig = _DEFAULT_CONFIG,
@@ -238,7 +240,7 @@ def calc_attn(
             bound = runtime_of(key).bound
             key.name_plan(bound)
             attention = bound.attention
-        _managers.note_use(key)
+        dist_attn_runtime_dict_mgr.note_use(key)
         return attention.attend(q, k, v, options)
     return attend(key._number, key._place, key.precision, (q, k, v), options)
 
@@ -255,7 +257,7 @@ def get_most_recent_key(cp_group: dist.ProcessGroup) -> DistAttnRuntimeKey:
     """The key of this group that was made last, or used since by dispatch, calc_attn or another
     function here. ValueError where there is none.
     """
-    key = _managers.get_most_recent_key(to_group(cp_group, "cp_group")[0])
+    key = dist_attn_runtime_dict_mgr.get_most_recent_key(to_group(cp_group, "cp_group")[0])
     if key is None:
         raise ValueError("cp_group has no key; allowed: a group that a key was made for")
     return key
@@ -263,7 +265,7 @@ def get_most_recent_key(cp_group: dist.ProcessGroup) -> DistAttnRuntimeKey:
 
 def clear_cache(cp_group: dist.ProcessGroup | None = None) -> None:
     """Forgets the keys of one group, or of all; calls with them raise ValueError from then on."""
-    _managers.clear(cp_group)
+    dist_attn_runtime_dict_mgr.clear(cp_group)
 
 
 def make_flex_key_for_new_mask_after_dispatch(
@@ -334,7 +336,7 @@ def _old_group(group_or_mesh: Any, renamed: dict[str, Any], function: str) -> An
         group_or_mesh = renamed.pop("cp_group")
     for name in renamed:
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-    if group_or_mesh is REQUIRED:
+    if group_or_mesh is _REQUIRED:
         raise TypeError(f"{function}() misses cp_group_or_mesh")
     if group_or_mesh is None:
         raise ValueError("cp_group_or_mesh is None; allowed: a ProcessGroup or a DeviceMesh")

@@ -1,1 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Communication between the ranks of a process group."""
+
+from importlib import import_module
+
+
+def __getattr__(name: str):
+    # Both import torch.distributed, which importing the package should not.
+    if name in ("functional", "primitive"):
+        return import_module(f"{__name__}.{name}")
+    if name in ("GeneralWork", "WorkWithPostProcessFn"):
+        return getattr(import_module(f"{__name__}.work"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,21 +7,47 @@ from collections.abc import Callable
 from typing import Any
 
 
+class GeneralWork:
+    """What there is to wait for: anything with a method wait(), such as a Work of
+    torch.distributed, a list of these, or None.
+    """
+
+    def __init__(self, work: Any = None) -> None:
+        self.work = work
+
+    def wait(self) -> None:
+        """Waits, the first time. CommError or the work's own error where communication failed."""
+        work, self.work = self.work, None
+        for part in work if isinstance(work, (list, tuple)) else (work,):
+            if part is not None:
+                part.wait()
+
+
 class WorkWithPostProcessFn:
     """One call under way: wait_post_process ends it and gives its result."""
 
-    def __init__(self, finish: Callable[[], Any], async_op: bool) -> None:
-        """finish waits and returns the result; without async_op it is called here."""
-        self._finish: Callable[[], Any] | None = finish
+    def __init__(
+        self,
+        work: Any = None,
+        post_process_fn: Callable[..., Any] | None = None,
+        async_op: bool = False,
+    ) -> None:
+        """work: what GeneralWork takes; without async_op it is waited for here. post_process_fn
+        gives the result after the wait, from the arguments of wait_post_process.
+        """
+        self.work = work if isinstance(work, GeneralWork) else GeneralWork(work)
+        self.async_op = async_op
+        self._post_process: Callable[..., Any] | None = post_process_fn
         self._result: Any = None
         if not async_op:
-            self.wait_post_process()
+            self.work.wait()
 
-    def wait_post_process(self, *outputs: Any) -> Any:
-        """The result, after a wait the first time; outputs, the original's arguments, are not
-        read. CommError where communication failed.
+    def wait_post_process(self, *args: Any, **kwargs: Any) -> Any:
+        """The result: that of post_process_fn, called with these arguments after a wait the first
+        time, None where there is none. CommError where communication failed.
         """
-        if self._finish is not None:
-            finish, self._finish = self._finish, None
-            self._result = finish()
+        self.work.wait()
+        if self._post_process is not None:
+            post_process, self._post_process = self._post_process, None
+            self._result = post_process(*args, **kwargs)
         return self._result

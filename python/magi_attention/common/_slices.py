@@ -11,7 +11,7 @@ from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.range import AttnRange
 from magi_attention.common.ranges import AttnRanges
 
-MaskTypes: TypeAlias = "str | AttnMaskType | Sequence[str | AttnMaskType]"
+MaskTypes: TypeAlias = str | AttnMaskType | Sequence[str | AttnMaskType]
 
 
 def to_mask_types(types: MaskTypes, count: int) -> tuple[AttnMaskType, ...]:

@@ -4,10 +4,21 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import torch
+
+AttnSinkLayout: TypeAlias = Literal["sh", "shd", "ssh"]  # "shd" is not available
+GroupReduceOp: TypeAlias = Literal["sum", "avg", "lse"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "OutMaybeWithLSE":  # a type of torch, which this module does without
+        import torch
+
+        return torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class AttnType(Enum):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-NaiveRange: TypeAlias = "tuple[int, int]"
+NaiveRange: TypeAlias = tuple[int, int]
 
 # Grows with every change of any range in place, so that containers know when what they derived
 # from their ranges may be stale.

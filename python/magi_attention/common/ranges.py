@@ -9,12 +9,12 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from magi_attention.common.range import AttnRange, RangeError, num_edits
+from magi_attention.common.range import AttnRange, NaiveRange, RangeError, num_edits
 
 if TYPE_CHECKING:
     import torch
 
-NaiveRanges: TypeAlias = "Sequence[tuple[int, int]]"
+NaiveRanges: TypeAlias = Sequence[NaiveRange]
 
 
 def is_valid_cu_seqlens(cu_seqlens: list[int], seq_len: int) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 
 from magi_attention._environment import PREFIX, is_set, read_flag, read_int, read_text
@@ -18,10 +19,21 @@ VARIABLES = (
 )  # fmt: skip
 
 
-def log_level() -> str:
-    """MAGI_ATTENTION_LOG_LEVEL, default WARN; no effect: the package logs nothing."""
-    levels = ("debug", "info", "warn", "warning", "error", "critical")
-    return read_text(PREFIX + "LOG_LEVEL", "warn", levels).upper()
+_LOG_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+
+
+def log_level() -> int:
+    """MAGI_ATTENTION_LOG_LEVEL, default WARN, as a number of Python's logging: what the logger
+    "magi_attention" lets through. Read when a key is made.
+    """
+    return _LOG_LEVELS[read_text(PREFIX + "LOG_LEVEL", "warn", tuple(_LOG_LEVELS))]
 
 
 def is_sanity_check_enable() -> bool:

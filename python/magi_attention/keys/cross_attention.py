@@ -18,7 +18,7 @@ def cross_slices(
             raise ValueError(
                 f"ref_xattn_q_ranges holds {attn_range}; allowed: 0 to {plan.total_seqlen}"
             )
-    result = AttnArg(AttnRanges(), AttnRanges(), [])
+    slices = AttnRanges(), AttnRanges(), []
     for rank in range(plan.cp_size) if only_rank is None else [only_rank]:
         own = plan.ranges_of(rank)
         for q_range, k_range in zip(q_ranges, k_ranges):
@@ -27,7 +27,7 @@ def cross_slices(
             if only_rank is not None:
                 rows = own.make_ranges_local(rows, is_self_merged=True)
             for q_rows in rows:
-                result.q_ranges.append(q_rows)
-                result.k_ranges.append(k_range.clone())
-                result.attn_type_map.append(AttnMaskType.FULL.to_int_type())
-    return result
+                slices[0].append(q_rows)
+                slices[1].append(k_range.clone())
+                slices[2].append(AttnMaskType.FULL.to_int_type())
+    return AttnArg(*slices)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from magi_attention.common.ranges import AttnRanges
+from magi_attention.common.rectangles import AttnRectangles
 
 if TYPE_CHECKING:
     import torch
@@ -15,16 +16,36 @@ if TYPE_CHECKING:
 @dataclass
 class AttnArg:
     """Slices of one call: queries q_ranges[i] see keys k_ranges[i] under the type of number
-    attn_type_map[i] (0 full, 1 causal, 2 inverse causal, 3 both).
+    attn_type_map[i] (0 full, 1 causal, 2 inverse causal, 3 both). total_area: visible pairs, of all
+    slices together; counted where it is negative.
     """
 
     q_ranges: AttnRanges
     k_ranges: AttnRanges
     attn_type_map: list[int]
+    total_area: int = -1
 
-    def to_ffa_args(self, device: torch.device | str | int = "cpu") -> dict[str, torch.Tensor]:
+    def __post_init__(self) -> None:
+        if not len(self.q_ranges) == len(self.k_ranges) == len(self.attn_type_map):
+            raise ValueError(
+                f"q_ranges, k_ranges, attn_type_map have {len(self.q_ranges)}, "
+                f"{len(self.k_ranges)}, {len(self.attn_type_map)} entries; allowed: equal numbers"
+            )
+        if self.total_area < 0:
+            self.total_area = self._rectangles().area()
+
+    def _rectangles(self) -> AttnRectangles:
+        return AttnRectangles.from_ranges(self.q_ranges, self.k_ranges, self.attn_type_map)
+
+    def can_skip(self, is_bwd: bool = False) -> bool:
+        """Whether no slice is left to compute; the same in forward and backward."""
+        return len(self.q_ranges) == 0
+
+    def to_ffa_args(
+        self, is_bwd: bool = False, device: torch.device | str | int = "cpu"
+    ) -> dict[str, torch.Tensor]:
         """q_ranges and k_ranges int32 [n, 2] and attn_type_map int32 [n], by these names: what
-        flex_flash_attn_func takes.
+        flex_flash_attn_func takes, the same in forward and backward.
         """
         import torch
 

@@ -63,14 +63,14 @@ def group_cast(
     sent = [as_moved(tensor) for tensor in tensors]
     wait = communicator_of(group).exchange(CAST, sent, moved, owned, needed)
 
-    def finish():
+    def finish(*_outputs):
         wait()
         for rows, output in zip(moved, outputs):
             if rows.data_ptr() != output.data_ptr():
                 output.copy_(as_given(rows, output, output.shape[0]))
         return tuple(outputs) if cast_lse else outputs[0]
 
-    return WorkWithPostProcessFn(finish, async_op)
+    return _started(finish, async_op)
 
 
 def group_reduce(
@@ -127,7 +127,7 @@ def group_reduce(
         parts, sums = as_rows(tensors[0]), as_rows(totals[0])
         wait = communicator_of(group).exchange(SUM, [parts], [sums], owned, needed)
 
-    def finish():
+    def finish(*_outputs):
         wait()
         for total, output in zip(totals, outputs):
             if total is not output:
@@ -136,7 +136,15 @@ def group_reduce(
             _divide(outputs[0], wanted, sources, 0 if is_fresh else 1)
         return tuple(outputs) if reduce_op == "lse" else outputs[0]
 
-    return WorkWithPostProcessFn(finish, async_op)
+    return _started(finish, async_op)
+
+
+def _started(finish, async_op: bool) -> WorkWithPostProcessFn:
+    """A call whose finish waits and gives the result; without async_op it is over already."""
+    work = WorkWithPostProcessFn(post_process_fn=finish, async_op=async_op)
+    if not async_op:
+        work.wait_post_process()
+    return work
 
 
 def _total(output: torch.Tensor, part: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The original's helpers that programs import: processes of torchrun, lists, dense masks, types,
+seeds, ranges for profilers.
+"""
+
+from magi_attention.utils import nvtx
+from magi_attention.utils.distributed import (
+    clearup_dist_env,
+    get_a2a_corr_factor,
+    get_calc_cost_factor,
+    get_comm_cost_factor,
+    is_same_device_mesh,
+    is_same_process_group,
+    rprint_rank,
+    setup_dist_env,
+    write_rank,
+)
+from magi_attention.utils.lists import (
+    argmax,
+    argmin,
+    argsort,
+    ceil_div,
+    cu_seqlens2seqlens,
+    flatten_nested_list,
+    is_list_type_all,
+    is_list_value_all,
+    is_list_value_any,
+    perm_idxs2unperm_idxs,
+    seqlens2cu_seqlens,
+    transpose_matrix,
+    wrap_to_list,
+)
+from magi_attention.utils.masks import (
+    get_attn_mask_from_ffa_args,
+    make_attn_mask_from_ffa_args,
+    make_ffa_causal_mask,
+)
+from magi_attention.utils.numbers import (
+    is_fp_dtype_at_least,
+    max_fp_dtype,
+    set_random_seed,
+    str2seed,
+    sync_rng,
+    to_higher_fp_dtype,
+)
