@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "base/check.hpp"
+#include "base/math.hpp"
 #include "comm/device_row_layout.cuh"
 #include "comm/peer_kernels.hpp"
 #include "cuda/check.hpp"
@@ -10,8 +10,10 @@
 namespace magi::comm {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kLoadsAhead = 8;
+constexpr int kWarps = 16;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kLoadsAhead = 4;
+constexpr int kUnitsPerPiece = 32 * 4 * kLoadsAhead;  ///< of a task that one warp copies at a time
 
 /// What a wait is for, for the mailbox.
 struct WaitSubject {
@@ -100,22 +102,34 @@ __global__ __launch_bounds__(kMaxPeers) void begin_pass_kernel(
 
 /// The units of one section of a row: those of each tensor, one after the other.
 struct SectionUnits {
-  int begin[kMaxTensors] = {}, end[kMaxTensors] = {};  ///< end: counted over the tensors so far
-  int per_row = 0;
+  int begin[kMaxTensors];  ///< first unit of a tensor's row
+  int end[kMaxTensors];    ///< counted over the tensors so far
 };
 
-__device__ __forceinline__ SectionUnits section_units(const RowPush& push, int section) {
-  SectionUnits units;
-#pragma unroll
-  for (int t = 0; t < static_cast<int>(kMaxTensors); ++t) {
-    if (t >= push.num_tensors) break;
+/// By one thread. Returns the units of a row.
+__device__ __forceinline__ int find_section(const RowPush& push, int section, SectionUnits& units) {
+  int per_row = 0;
+  for (int t = 0; t < push.num_tensors; ++t) {
     const int row_units = push.from[t].row_units;
     units.begin[t] = section * row_units / push.num_sections;
-    units.per_row += (section + 1) * row_units / push.num_sections - units.begin[t];
-    units.end[t] = units.per_row;
+    per_row += (section + 1) * row_units / push.num_sections - units.begin[t];
+    units.end[t] = per_row;
   }
-  return units;
+  return per_row;
 }
+
+/// A lane's place in the units of a task.
+struct UnitPlace {
+  int row, within;
+
+  __device__ __forceinline__ void advance(int per_row) {
+    within += 32;
+    while (within >= per_row) {
+      within -= per_row;
+      ++row;
+    }
+  }
+};
 
 template <typename Unit>
 struct UnitMove {
@@ -125,40 +139,40 @@ struct UnitMove {
 
 template <typename Unit>
 __device__ __forceinline__ UnitMove<Unit> find_unit(const RowPush& push, const PushTask& task,
-                                                    const SectionUnits& units, int index) {
-  const int row = index / units.per_row;
-  const int within = index - row * units.per_row;
-  int tensor = 0, unit = within + units.begin[0];
-#pragma unroll
-  for (int t = 1; t < static_cast<int>(kMaxTensors); ++t) {
-    if (t >= push.num_tensors || within < units.end[t - 1]) break;
-    tensor = t;
-    unit = within - units.end[t - 1] + units.begin[t];
-  }
+                                                    const SectionUnits& units, UnitPlace place) {
+  int tensor = 0;
+  while (tensor + 1 < push.num_tensors && place.within >= units.end[tensor]) ++tensor;
+  const int before = tensor == 0 ? 0 : units.end[tensor - 1];
+  const int unit = place.within - before + units.begin[tensor];
   const DeviceRows& from = push.from[tensor];
   const DeviceRows& to = push.to[tensor];
-  const auto offset = reinterpret_cast<std::int64_t>(row_of(to, task.remote_row + row));
-  return {unit_of<Unit>(from, row_of(from, task.local_row + row), unit),
+  const auto offset = reinterpret_cast<std::int64_t>(row_of(to, task.remote_row + place.row));
+  return {unit_of<Unit>(from, row_of(from, task.local_row + place.row), unit),
           unit_of<Unit>(to, push.region[task.peer] + offset, unit)};
 }
 
+/// One warp copies a piece of a section of a task's rows.
 template <typename Unit>
-__device__ __forceinline__ void push_task(const RowPush& push, const PushTask& task,
-                                          const SectionUnits& units) {
-  const int count = task.num_rows * units.per_row;
-  for (int first = static_cast<int>(threadIdx.x); first < count; first += kThreads * kLoadsAhead) {
+__device__ __forceinline__ void push_piece(const RowPush& push, const PushTask& task,
+                                           const SectionUnits& units, int per_row, int piece) {
+  const int count = task.num_rows * per_row;
+  const int first = piece * kUnitsPerPiece + static_cast<int>(threadIdx.x) % 32;
+  const int end = min(count, (piece + 1) * kUnitsPerPiece);
+  UnitPlace place{first / per_row, first % per_row};
+  for (int i = first; i < end; i += 32 * kLoadsAhead) {
     Unit held[kLoadsAhead];
     Unit* targets[kLoadsAhead];
 #pragma unroll
     for (int k = 0; k < kLoadsAhead; ++k) {
-      if (first + k * kThreads >= count) continue;
-      const auto move = find_unit<Unit>(push, task, units, first + k * kThreads);
+      if (i + 32 * k >= end) continue;
+      const auto move = find_unit<Unit>(push, task, units, place);
       held[k] = *move.from;
       targets[k] = move.to;
+      place.advance(per_row);
     }
 #pragma unroll
     for (int k = 0; k < kLoadsAhead; ++k) {
-      if (first + k * kThreads < count) *targets[k] = held[k];
+      if (i + 32 * k < end) *targets[k] = held[k];
     }
   }
 }
@@ -185,11 +199,15 @@ __device__ __forceinline__ void tell_arrival(const PeerView& view, int move, int
 template <typename Unit>
 __global__ __launch_bounds__(kThreads) void push_kernel(const __grid_constant__ PeerView view,
                                                         const __grid_constant__ RowPush push) {
+  __shared__ SectionUnits units;
+  __shared__ int per_row;
+  const int warp = static_cast<int>(blockIdx.x + gridDim.x * (threadIdx.x / 32));
   for (int section = 0; section < push.num_sections; ++section) {
-    const SectionUnits units = section_units(push, section);
-    for (int i = static_cast<int>(blockIdx.x); i < push.num_tasks;
-         i += static_cast<int>(gridDim.x)) {
-      push_task<Unit>(push, push.tasks[i], units);
+    if (threadIdx.x == 0) per_row = find_section(push, section, units);
+    __syncthreads();
+    const int pieces = (kRowsPerPush * per_row + kUnitsPerPiece - 1) / kUnitsPerPiece;
+    for (int i = warp; i < push.num_tasks * pieces; i += static_cast<int>(gridDim.x) * kWarps) {
+      push_piece<Unit>(push, push.tasks[i / pieces], units, per_row, i % pieces);
     }
     tell_arrival(view, push.move, section);
   }
@@ -236,7 +254,12 @@ void launch_push(const PeerView& view, RowPush push, std::int32_t num_blocks, cu
     use_units(push.from[t], static_cast<std::size_t>(unit));
     use_units(push.to[t], static_cast<std::size_t>(unit));
   }
-  const auto grid = static_cast<unsigned>(std::clamp(push.num_tasks, 1, num_blocks));
+  std::int64_t per_row = 0;
+  for (std::size_t t = 0; t < count; ++t) per_row += push.from[t].row_units;
+  const std::int64_t num_pieces =
+      push.num_tasks * ceil_div(kRowsPerPush * per_row, std::int64_t{kUnitsPerPiece});
+  const auto grid = static_cast<unsigned>(
+      std::clamp<std::int64_t>(ceil_div(num_pieces, std::int64_t{kWarps}), 1, num_blocks));
   const auto launch = [&]<typename Unit>(Unit) {
     push_kernel<Unit><<<grid, kThreads, 0, stream>>>(view, push);
   };

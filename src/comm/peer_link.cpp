@@ -123,8 +123,7 @@ void PeerLink::begin_pass(std::int64_t most_bytes, std::uint64_t digest, cudaStr
     }
     grow(needed);
   }
-  // A rank that frees memory waits for the GPU, and with it for waits of others who wait for it.
-  if (is_sharing_gpu_) base_.allgather_sync({});
+  meet_on_shared_gpu_sync();
   if (graph == nullptr) {
     pass_end_->await(stream);
   } else {
@@ -138,8 +137,17 @@ void PeerLink::begin_pass(std::int64_t most_bytes, std::uint64_t digest, cudaStr
   is_in_pass_ = true;
 }
 
+void PeerLink::meet_on_shared_gpu_sync() {
+  if (is_sharing_gpu_) base_.allgather_sync({});
+}
+
 void PeerLink::end_pass(cudaStream_t stream) noexcept {
   if (!std::exchange(is_in_pass_, false)) return;
+  try {
+    meet_on_shared_gpu_sync();
+  } catch (const std::exception&) {
+    return;  // the group has failed, as the next call says
+  }
   if (graph_of_capture(stream) != nullptr) return;
   try {
     const DeviceScope scope(device_);

@@ -64,6 +64,9 @@ class PeerLink {
 
  private:
   void prove_access();
+  /// Threads that share a GPU: one that frees memory or waits for the GPU holds up what others
+  /// enqueue, and waits for waits of theirs. So all enqueue a pass together.
+  void meet_on_shared_gpu_sync();
   void grow(std::int64_t area_bytes);
   void watch();
   std::string failure_text(const PeerMailbox& box) const;

@@ -19,7 +19,7 @@ struct alignas(16) PushTask {
   std::int32_t peer = 0;
   friend bool operator==(const PushTask&, const PushTask&) = default;
 };
-inline constexpr std::int32_t kRowsPerPush = 64;
+inline constexpr std::int32_t kRowsPerPush = 16;
 
 /// One rank's side of an exchange. Neighbouring tasks have different peers as far as there are
 /// such.

@@ -114,8 +114,8 @@ TEST(PeerPlaces, NameTheRanksThatSend) {
 TEST(PeerPlaces, NeighbouringTasksGoToDifferentPeers) {
   std::vector<RowExchange> all(3);
   for (const std::int32_t peer : {1, 2}) {
-    all[0].owned.push_back({peer, 0, 640});
-    all[static_cast<std::size_t>(peer)].needed.push_back({0, 0, 640});
+    all[0].owned.push_back({peer, 0, 160});
+    all[static_cast<std::size_t>(peer)].needed.push_back({0, 0, 160});
   }
   const auto tasks = peer_places(all, 0).to_rows;
   ASSERT_EQ(tasks.size(), 20U);

@@ -45,6 +45,9 @@ void for_each_random_mask(const std::function<void(int)>& check) {
 }  // namespace magi::test
 
 int main(int argc, char** argv) {
+  // Ranks that share the GPU wait for each other on it: no launch may wait for those waits.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   ::testing::InitGoogleTest(&argc, argv);
   // Owned by the library.
   ::testing::UnitTest::GetInstance()->listeners().Append(new magi::test::FailureCount);
