@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/worklist/coming_keys.hpp"
 #include "magi/attention_cuda.hpp"
 #include "magi/attention_limits.hpp"
 
@@ -42,6 +43,11 @@ class PreparedForward {
   /// heap. Throws InvalidArgument naming the tensor that does not fit.
   virtual void run(const ForwardArgs& args, const DeviceWorkspace& workspace,
                    void* stream) const = 0;
+  /// The same while keys come, on a GPU, for what prepare_coming_forward gave: K and V may be
+  /// written until `arrivals` tell that they are there. Nothing waits for them without bound but
+  /// arrivals.await. (run() wants all keys to be there.)
+  virtual void run_coming(const ForwardArgs& args, const DeviceWorkspace& workspace,
+                          const KeyArrivals& arrivals, void* stream) const;
 };
 
 /// The backward of one problem; all as for the forward. The type of dout is fixed as well.
@@ -54,6 +60,8 @@ class PreparedBackward {
   virtual BackwardTiling tiling() const { return {}; }
   virtual void run(const BackwardArgs& args, const DeviceWorkspace& workspace,
                    void* stream) const = 0;
+  virtual void run_coming(const BackwardArgs& args, const DeviceWorkspace& workspace,
+                          const KeyArrivals& arrivals, void* stream) const;
 };
 
 /// One way to compute attention. Immutable; what it prepared may outlive it.
@@ -74,6 +82,15 @@ class AttentionBackend {
   /// Likewise; of the gradients only dout is read, for its type.
   virtual std::shared_ptr<const PreparedBackward> prepare_backward(
       const BackwardArgs& args, const BackwardTuning& tuning) const = 0;
+
+  /// Whether the next two may be called. Where not, all keys are awaited before a run.
+  virtual bool takes_coming_keys() const { return false; }
+  /// As above, with a schedule for keys that come in the course of a run. Throws InvalidArgument
+  /// naming what is not allowed of `coming`.
+  virtual std::shared_ptr<const PreparedForward> prepare_coming_forward(
+      const ForwardArgs& args, const ForwardTuning& tuning, const ComingKeys& coming) const;
+  virtual std::shared_ptr<const PreparedBackward> prepare_coming_backward(
+      const BackwardArgs& args, const BackwardTuning& tuning, const ComingKeys& coming) const;
 };
 
 /// The backend of this name, or with an empty name the library's own for `device`. Throws

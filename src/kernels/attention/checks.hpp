@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 
+#include "kernels/worklist/coming_keys.hpp"
 #include "magi/attention_cuda.hpp"
 #include "magi/attention_limits.hpp"
 
@@ -37,6 +38,8 @@ void check_call(const AttentionLimits& limits, const ForwardArgs& args,
                 const AttentionProblem& made_for);
 void check_call(const AttentionLimits& limits, const BackwardArgs& args,
                 const AttentionProblem& made_for);
+/// That nothing is missing.
+void check_arrivals(const KeyArrivals& arrivals);
 /// Memory of `size_bytes` or more, aligned to kArenaAlignment.
 void check_workspace(const DeviceWorkspace& workspace, std::int64_t size_bytes);
 

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "magi/band.hpp"
+
+// Keys that other GPUs write to their place while attention over them runs: what a schedule must
+// know of them, and where a run finds out what has come.
+namespace magi {
+
+/// Rows of K and V that one source writes.
+struct KeyPart {
+  Range rows;
+  std::int32_t source = 0;
+
+  friend bool operator==(const KeyPart&, const KeyPart&) = default;
+};
+
+inline constexpr std::int32_t kMaxKeySources = 31;
+
+/// Which rows of K and V come while a kernel runs. Rows of no part are there from the start. The kv
+/// heads come in `num_sections` equal arrival sections, one after the other.
+struct ComingKeys {
+  std::vector<KeyPart> parts;     ///< ascending and disjoint, none empty
+  std::int32_t num_sources = 0;   ///< up to kMaxKeySources
+  std::int32_t num_sections = 1;  ///< divides the kv heads
+
+  bool empty() const { return parts.empty(); }
+  std::int32_t heads_per_section(std::int32_t heads_kv) const { return heads_kv / num_sections; }
+
+  friend bool operator==(const ComingKeys&, const ComingKeys&) = default;
+};
+
+/// Bit s: rows of source s are among `rows`.
+std::uint32_t sources_of(const ComingKeys& coming, Range rows);
+
+/// Throws InvalidArgument naming what is not allowed for K and V of these rows and heads.
+void check_coming_keys(const ComingKeys& coming, std::int64_t rows_k, std::int64_t heads_kv);
+
+/// Where a run finds out what has come. The memory outlives the run; a graph reads it at every
+/// replay.
+struct KeyArrivals {
+  /// Device memory [num_sections, num_sources]. Other GPUs raise a flag at system scope after the
+  /// rows that it stands for.
+  const std::uint64_t* flags = nullptr;
+  /// Device memory: rows whose flag is *expected or more are there. Fixed while the run lasts.
+  const std::uint64_t* expected = nullptr;
+  /// How long a multiprocessor waits in all before it leaves items over. [ns]
+  std::int64_t patience_ns = 0;
+  /// Enqueues a bounded wait for all flags on a cudaStream_t. What was left over runs behind it.
+  std::function<void(void* stream)> await;
+};
+
+}  // namespace magi

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/worklist/coming_keys.hpp"
+
+#include <gtest/gtest.h>
+
+#include "magi/error.hpp"
+#include "mask/random_mask.hpp"
+
+namespace magi::test {
+namespace {
+
+TEST(ComingKeysTest, SourcesAreThoseOfTheRows) {
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    ComingKeys coming{.num_sources = random.between(1, kMaxKeySources)};
+    std::vector<std::uint32_t> source_of(64, 0);
+    for (std::int32_t row = random.between(0, 9); row < 60;) {
+      const KeyPart part{{row, row + random.between(1, 4)},
+                         random.between(0, coming.num_sources - 1)};
+      for (std::int32_t r = part.rows.begin; r < part.rows.end; ++r) {
+        source_of[static_cast<std::size_t>(r)] = std::uint32_t{1} << part.source;
+      }
+      coming.parts.push_back(part);
+      row = part.rows.end + random.between(0, 5);
+    }
+    check_coming_keys(coming, 64, 4);
+    for (std::int32_t begin = 0; begin < 64; ++begin) {
+      std::uint32_t sources = 0;
+      for (std::int32_t end = begin; end <= 64; ++end) {
+        ASSERT_EQ(sources_of(coming, {begin, end}), sources) << begin << " to " << end;
+        if (end < 64) sources |= source_of[static_cast<std::size_t>(end)];
+      }
+    }
+  }
+}
+
+TEST(ComingKeysTest, RefusesWhatNoRunCouldWaitFor) {
+  const ComingKeys good{.parts = {{{3, 5}, 0}, {{5, 9}, 1}}, .num_sources = 2, .num_sections = 2};
+  check_coming_keys(good, 9, 4);
+  EXPECT_THROW(check_coming_keys(good, 8, 4), InvalidArgument);
+  EXPECT_THROW(check_coming_keys(good, 9, 3), InvalidArgument);
+  const auto refuses = [&](auto spoil) {
+    ComingKeys bad = good;
+    spoil(bad);
+    EXPECT_THROW(check_coming_keys(bad, 9, 4), InvalidArgument);
+  };
+  refuses([](ComingKeys& bad) { bad.num_sources = 1; });
+  refuses([](ComingKeys& bad) { bad.num_sources = 32; });
+  refuses([](ComingKeys& bad) { bad.num_sections = 0; });
+  refuses([](ComingKeys& bad) { bad.parts[0].source = -1; });
+  refuses([](ComingKeys& bad) { bad.parts[0].rows.end = 6; });
+  refuses([](ComingKeys& bad) { bad.parts[0].rows.begin = -1; });
+  refuses([](ComingKeys& bad) { bad.parts[0].rows.end = 3; });
+}
+
+}  // namespace
+}  // namespace magi::test
