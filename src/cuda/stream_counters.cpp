@@ -10,7 +10,6 @@ namespace magi {
 namespace {
 
 constexpr std::size_t kCountersPerChunk = 64;
-constexpr std::size_t kSpacing = 8;  // unsigneds: a memory sector each
 
 }  // namespace
 
@@ -42,15 +41,15 @@ void StreamCounters::put_back(unsigned* counter) {
 
 std::size_t StreamCounters::size_bytes() const {
   const std::lock_guard lock(mutex_);
-  return chunks_.size() * kCountersPerChunk * kSpacing * sizeof(unsigned);
+  return chunks_.size() * kCountersPerChunk * kWords * sizeof(unsigned);
 }
 
 unsigned* StreamCounters::take_locked() {
   if (free_.empty()) {
-    const std::vector<unsigned> zeros(kCountersPerChunk * kSpacing, 0);
+    const std::vector<unsigned> zeros(kCountersPerChunk * kWords, 0);
     chunks_.push_back(to_device_sync(std::span<const unsigned>(zeros)));
     auto* first = static_cast<unsigned*>(chunks_.back().data());
-    for (std::size_t i = kCountersPerChunk; i-- > 0;) free_.push_back(first + i * kSpacing);
+    for (std::size_t i = kCountersPerChunk; i-- > 0;) free_.push_back(first + i * kWords);
   }
   unsigned* counter = free_.back();
   free_.pop_back();

@@ -11,11 +11,14 @@
 
 namespace magi {
 
-/// Counters in device memory for kernels that find them at 0 and leave them at 0. The kernels of
+/// Counters in device memory, of kWords words each, for kernels that find them at 0 and leave them
+/// at 0. The kernels of
 /// one stream follow each other, so they share one; a captured kernel, whose graph may run on any
 /// stream, takes one for itself. Safe from several threads.
 class StreamCounters {
  public:
+  static constexpr std::size_t kWords = 8;  ///< a memory sector
+
   /// On the current device, as is every later call.
   StreamCounters();
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <source_location>
 
 #include "cuda/ptx/wait.cuh"
 
-// Semaphores: counters in device memory by which CTAs of one GPU order what they write.
+// Semaphores: counters in device memory by which CTAs of one GPU order what they write. Flags:
+// words in device memory that other GPUs write.
 namespace magi::ptx {
 
 /// A read that what comes after it in the thread is ordered behind, for the whole GPU.
@@ -30,6 +32,22 @@ __device__ __forceinline__ void wait_semaphore(
 
 /// Orders all that the thread has done or seen before what it does after, for the whole GPU.
 __device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+/// A read of a flag that another GPU writes. Nothing is ordered behind it before fence_system.
+__device__ __forceinline__ std::uint64_t load_relaxed_system(const std::uint64_t* address) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+/// Orders all that the thread has done or seen before what it does after, for all GPUs and the
+/// host.
+__device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+/// Lets the thread pause for up to twice `duration` nanoseconds.
+__device__ __forceinline__ void sleep_ns(unsigned duration) {
+  asm volatile("nanosleep.u32 %0;" ::"r"(duration) : "memory");
+}
 
 /// Lets the next kernel of the stream be launched, if it asks for that, as soon as this grid leaves
 /// room for it.

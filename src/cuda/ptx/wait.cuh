@@ -19,7 +19,6 @@ struct WaitTarget {
   unsigned expected;
 };
 
-#ifdef MAGI_WAIT_LIMIT_MS
 /// Nanoseconds of a clock that all multiprocessors share.
 __device__ __forceinline__ std::uint64_t global_time_ns() {
   std::uint64_t time;
@@ -27,6 +26,7 @@ __device__ __forceinline__ std::uint64_t global_time_ns() {
   return time;
 }
 
+#ifdef MAGI_WAIT_LIMIT_MS
 /// Prints what the warp waits for and ends the launch. The first of the lanes that wait together
 /// does so, the others go on waiting until that happens.
 static __device__ __noinline__ void report_wait(const WaitTarget& target, std::uint64_t seen,

@@ -9,69 +9,98 @@
 
 namespace magi {
 
-/// A ticket, and memory where the caller gives none, that a graph holds, and with them the object.
+/// Counters, and memory where the caller gives none, that a graph holds, and with them the object.
 struct DeviceForward::GraphPart {
   GraphPart(std::shared_ptr<const DeviceForward> prepared, std::int64_t size_bytes)
       : owner(std::move(prepared)),
         memory(static_cast<std::size_t>(size_bytes)),
-        ticket(owner->tickets_->take()) {}
-  ~GraphPart() { owner->tickets_->put_back(ticket); }
+        counters(owner->counters_->take()) {}
+  ~GraphPart() { owner->counters_->put_back(counters); }
   GraphPart(const GraphPart&) = delete;
   GraphPart& operator=(const GraphPart&) = delete;
 
   std::shared_ptr<const DeviceForward> owner;
   DeviceBuffer memory;
-  unsigned* ticket;
+  unsigned* counters;
 };
 
-DeviceForward::DeviceForward(const AttentionLimits& limits, const ForwardArgs& args)
+DeviceForward::DeviceForward(const AttentionLimits& limits, const ForwardArgs& args,
+                             const ComingKeys* coming)
     : lease_(args.q.device),
       limits_(limits),
       problem_(problem_of(args)),
-      tickets_(std::make_unique<StreamCounters>()) {}
+      takes_arrivals_(coming != nullptr),
+      counters_(std::make_unique<StreamCounters>()) {}
 
 void DeviceForward::run(const ForwardArgs& args, const DeviceWorkspace& workspace,
                         void* stream) const {
+  start(args, workspace, nullptr, static_cast<cudaStream_t>(stream));
+}
+
+void DeviceForward::run_coming(const ForwardArgs& args, const DeviceWorkspace& workspace,
+                               const KeyArrivals& arrivals, void* stream) const {
+  if (!takes_arrivals_) PreparedForward::run_coming(args, workspace, arrivals, stream);
+  check_arrivals(arrivals);
+  start(args, workspace, &arrivals, static_cast<cudaStream_t>(stream));
+}
+
+void DeviceForward::start(const ForwardArgs& args, const DeviceWorkspace& workspace,
+                          const KeyArrivals* arrivals, cudaStream_t stream) const {
   check_call(limits_, args, problem_);
   const std::int64_t needed = workspace_bytes();
   if (workspace.data != nullptr && needed > 0) check_workspace(workspace, needed);
   const DeviceScope scope(problem_.device);
-  const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  if (args.q.num_elements() == 0) return enqueue(args, nullptr, nullptr, cuda_stream);
-  if (cudaGraph_t graph = graph_of_capture(cuda_stream); graph != nullptr) {
-    return capture(args, workspace, graph, cuda_stream);
+  if (args.q.num_elements() == 0) return enqueue(args, nullptr, nullptr, arrivals, stream);
+  if (cudaGraph_t graph = graph_of_capture(stream); graph != nullptr) {
+    return capture(args, workspace, arrivals, graph, stream);
   }
-  unsigned* ticket = tickets_->of_stream(cuda_stream);
-  if (workspace.data != nullptr) return enqueue(args, ticket, workspace.data, cuda_stream);
-  const StreamBuffer own(static_cast<std::size_t>(needed), problem_.device, cuda_stream);
-  enqueue(args, ticket, own.data(), cuda_stream);
+  unsigned* counters = counters_->of_stream(stream);
+  if (workspace.data != nullptr) return enqueue(args, counters, workspace.data, arrivals, stream);
+  const StreamBuffer own(static_cast<std::size_t>(needed), problem_.device, stream);
+  enqueue(args, counters, own.data(), arrivals, stream);
 }
 
 void DeviceForward::capture(const ForwardArgs& args, const DeviceWorkspace& workspace,
-                            cudaGraph_t graph, cudaStream_t stream) const {
+                            const KeyArrivals* arrivals, cudaGraph_t graph,
+                            cudaStream_t stream) const {
   const bool is_given = workspace.data != nullptr;
   const auto part =
       std::make_shared<const GraphPart>(shared_from_this(), is_given ? 0 : workspace_bytes());
   keep_with_graph(graph, part);
-  enqueue(args, part->ticket, is_given ? workspace.data : part->memory.data(), stream);
+  enqueue(args, part->counters, is_given ? workspace.data : part->memory.data(), arrivals, stream);
 }
 
-DeviceBackward::DeviceBackward(const AttentionLimits& limits, const BackwardArgs& args)
-    : lease_(args.q.device), limits_(limits), problem_(problem_of(args)) {}
+DeviceBackward::DeviceBackward(const AttentionLimits& limits, const BackwardArgs& args,
+                               const ComingKeys* coming)
+    : lease_(args.q.device),
+      limits_(limits),
+      problem_(problem_of(args)),
+      takes_arrivals_(coming != nullptr) {}
 
 void DeviceBackward::run(const BackwardArgs& args, const DeviceWorkspace& workspace,
                          void* stream) const {
+  start(args, workspace, nullptr, static_cast<cudaStream_t>(stream));
+}
+
+void DeviceBackward::run_coming(const BackwardArgs& args, const DeviceWorkspace& workspace,
+                                const KeyArrivals& arrivals, void* stream) const {
+  if (!takes_arrivals_) PreparedBackward::run_coming(args, workspace, arrivals, stream);
+  check_arrivals(arrivals);
+  start(args, workspace, &arrivals, static_cast<cudaStream_t>(stream));
+}
+
+void DeviceBackward::start(const BackwardArgs& args, const DeviceWorkspace& workspace,
+                           const KeyArrivals* arrivals, cudaStream_t stream) const {
   check_call(limits_, args, problem_);
   const std::int64_t needed = workspace_bytes();
   if (workspace.data != nullptr) check_workspace(workspace, needed);
   const DeviceScope scope(problem_.device);
-  const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  if (cudaGraph_t graph = graph_of_capture(cuda_stream); graph != nullptr) {
+  if (cudaGraph_t graph = graph_of_capture(stream); graph != nullptr) {
     keep_with_graph(graph, shared_from_this());
   }
-  if (workspace.data != nullptr) return enqueue(args, workspace.data, cuda_stream);
-  const StreamBuffer own(static_cast<std::size_t>(needed), problem_.device, cuda_stream);
-  enqueue(args, own.data(), cuda_stream);
+  if (workspace.data != nullptr) return enqueue(args, workspace.data, arrivals, stream);
+  const StreamBuffer own(static_cast<std::size_t>(needed), problem_.device, stream);
+  enqueue(args, own.data(), arrivals, stream);
 }
 
 void keep_with_capture(std::shared_ptr<const void> object, void* stream) {

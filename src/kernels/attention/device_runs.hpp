@@ -17,41 +17,55 @@ namespace magi {
 class DeviceForward : public PreparedForward, public std::enable_shared_from_this<DeviceForward> {
  public:
   void run(const ForwardArgs& args, const DeviceWorkspace& workspace, void* stream) const final;
+  void run_coming(const ForwardArgs& args, const DeviceWorkspace& workspace,
+                  const KeyArrivals& arrivals, void* stream) const final;
 
  protected:
-  /// On the current device, which is that of `args`. `limits` outlive the object.
-  DeviceForward(const AttentionLimits& limits, const ForwardArgs& args);
+  /// On the current device, which is that of `args`. `limits` outlive the object. `coming`: what it
+  /// is prepared for, or null.
+  DeviceForward(const AttentionLimits& limits, const ForwardArgs& args, const ComingKeys* coming);
 
-  /// `ticket`: a counter that is 0 and this run's alone until it ends; `workspace`:
-  /// workspace_bytes(). Both are null where q has no elements.
-  virtual void enqueue(const ForwardArgs& args, unsigned* ticket, void* workspace,
-                       cudaStream_t stream) const = 0;
-  std::int64_t ticket_bytes() const { return static_cast<std::int64_t>(tickets_->size_bytes()); }
+  /// `counters`: StreamCounters::kWords words that are 0 and this run's alone until it ends;
+  /// `workspace`: workspace_bytes(). Both are null where q has no elements. `arrivals`: null where
+  /// all keys are there.
+  virtual void enqueue(const ForwardArgs& args, unsigned* counters, void* workspace,
+                       const KeyArrivals* arrivals, cudaStream_t stream) const = 0;
+  std::int64_t counter_bytes() const { return static_cast<std::int64_t>(counters_->size_bytes()); }
 
  private:
   struct GraphPart;
-  void capture(const ForwardArgs& args, const DeviceWorkspace& workspace, cudaGraph_t graph,
-               cudaStream_t stream) const;
+  void start(const ForwardArgs& args, const DeviceWorkspace& workspace, const KeyArrivals* arrivals,
+             cudaStream_t stream) const;
+  void capture(const ForwardArgs& args, const DeviceWorkspace& workspace,
+               const KeyArrivals* arrivals, cudaGraph_t graph, cudaStream_t stream) const;
 
   PoolLease lease_;  ///< first: ends when the rest has been given back
   const AttentionLimits& limits_;
   AttentionProblem problem_;
-  std::unique_ptr<StreamCounters> tickets_;
+  bool takes_arrivals_;
+  std::unique_ptr<StreamCounters> counters_;
 };
 
 class DeviceBackward : public PreparedBackward,
                        public std::enable_shared_from_this<DeviceBackward> {
  public:
   void run(const BackwardArgs& args, const DeviceWorkspace& workspace, void* stream) const final;
+  void run_coming(const BackwardArgs& args, const DeviceWorkspace& workspace,
+                  const KeyArrivals& arrivals, void* stream) const final;
 
  protected:
-  DeviceBackward(const AttentionLimits& limits, const BackwardArgs& args);
-  virtual void enqueue(const BackwardArgs& args, void* workspace, cudaStream_t stream) const = 0;
+  DeviceBackward(const AttentionLimits& limits, const BackwardArgs& args, const ComingKeys* coming);
+  virtual void enqueue(const BackwardArgs& args, void* workspace, const KeyArrivals* arrivals,
+                       cudaStream_t stream) const = 0;
 
  private:
+  void start(const BackwardArgs& args, const DeviceWorkspace& workspace,
+             const KeyArrivals* arrivals, cudaStream_t stream) const;
+
   PoolLease lease_;
   const AttentionLimits& limits_;
   AttentionProblem problem_;
+  bool takes_arrivals_;
 };
 
 }  // namespace magi

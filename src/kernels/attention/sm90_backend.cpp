@@ -13,21 +13,23 @@ namespace {
 
 class Sm90Forward final : public DeviceForward {
  public:
-  Sm90Forward(const AttentionLimits& limits, const ForwardArgs& args, const ForwardTuning& tuning)
-      : DeviceForward(limits, args),
+  Sm90Forward(const AttentionLimits& limits, const ForwardArgs& args, const ForwardTuning& tuning,
+              const ComingKeys* coming)
+      : DeviceForward(limits, args, coming),
         state_(sm90::make_forward(sm90::find_instances(args), sm90::forward_problem(args),
-                                  args.slices, tuning)) {}
+                                  args.slices, tuning,
+                                  coming == nullptr ? ComingKeys{} : *coming)) {}
 
-  std::int64_t size_bytes() const override { return state_.size_bytes() + ticket_bytes(); }
+  std::int64_t size_bytes() const override { return state_.size_bytes() + counter_bytes(); }
   std::int64_t workspace_bytes() const override { return state_.workspace_bytes(); }
   ForwardTiling tiling() const override {
     return {state_.list.packed_heads, static_cast<std::int32_t>(state_.num_pieces())};
   }
 
  protected:
-  void enqueue(const ForwardArgs& args, unsigned* ticket, void* workspace,
-               cudaStream_t stream) const override {
-    sm90::enqueue_forward(args, state_, ticket, workspace, stream);
+  void enqueue(const ForwardArgs& args, unsigned* counters, void* workspace,
+               const KeyArrivals* arrivals, cudaStream_t stream) const override {
+    sm90::enqueue_forward(args, state_, {counters, workspace}, arrivals, stream);
   }
 
  private:
@@ -38,7 +40,7 @@ class Sm90Backward final : public DeviceBackward {
  public:
   Sm90Backward(const AttentionLimits& limits, const BackwardArgs& args,
                const BackwardTuning& tuning)
-      : DeviceBackward(limits, args), state_(sm90::make_backward(args, tuning)) {}
+      : DeviceBackward(limits, args, nullptr), state_(sm90::make_backward(args, tuning)) {}
 
   std::int64_t size_bytes() const override { return state_.size_bytes(); }
   std::int64_t workspace_bytes() const override {
@@ -51,7 +53,8 @@ class Sm90Backward final : public DeviceBackward {
   }
 
  protected:
-  void enqueue(const BackwardArgs& args, void* workspace, cudaStream_t stream) const override {
+  void enqueue(const BackwardArgs& args, void* workspace, const KeyArrivals* /*arrivals*/,
+               cudaStream_t stream) const override {
     sm90::enqueue_backward(args, state_, workspace, stream);
   }
 
@@ -96,7 +99,15 @@ class Sm90Backend final : public AttentionBackend {
       const ForwardArgs& args, const ForwardTuning& tuning) const override {
     check_problem(limits_, args);
     const DeviceScope scope(args.q.device);
-    return std::make_shared<const Sm90Forward>(limits_, args, tuning);
+    return std::make_shared<const Sm90Forward>(limits_, args, tuning, nullptr);
+  }
+  std::shared_ptr<const PreparedForward> prepare_coming_forward(
+      const ForwardArgs& args, const ForwardTuning& tuning,
+      const ComingKeys& coming) const override {
+    check_problem(limits_, args);
+    check_coming_keys(coming, args.k.shape[0], args.k.shape[1]);
+    const DeviceScope scope(args.q.device);
+    return std::make_shared<const Sm90Forward>(limits_, args, tuning, &coming);
   }
   std::shared_ptr<const PreparedBackward> prepare_backward(
       const BackwardArgs& args, const BackwardTuning& tuning) const override {

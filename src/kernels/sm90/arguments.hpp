@@ -30,6 +30,14 @@ struct SinkRows {
   std::int32_t count = 0;
 };
 
+/// Where a launch finds out which keys have come; see KeyArrivals.
+struct ArrivalFlags {
+  const std::uint64_t* flags = nullptr;  ///< [arrival sections, sources]; null: all keys are there
+  const std::uint64_t* expected = nullptr;
+  std::int64_t patience_ns = 0;
+  std::int32_t num_sources = 0;
+};
+
 /// The score arithmetic: p = exp2(exponent_scale * (f(s) - f(max))), f(s) = s, or tanh(cap_scale *
 /// s) with a softcap.
 struct ScoreScale {

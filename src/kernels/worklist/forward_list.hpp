@@ -36,8 +36,8 @@ struct alignas(16) TileWork {
   std::int32_t cost = 0;  ///< in half k tiles of the kernel, prologue and epilogue included
   std::int32_t k_end = std::numeric_limits<std::int32_t>::max();  ///< keys of the first record
   std::int32_t k_begin = 0;                                       ///< keys of the last record
-  std::int32_t slot = -1;  ///< where a split leaves its result; -1: the whole tile
-  std::int32_t reserved = 0;
+  std::int32_t slot = -1;     ///< where a split leaves its result; -1: the whole tile
+  std::uint32_t sources = 0;  ///< bit s: waits for keys of source s; see forward_arrivals.hpp
 
   friend bool operator==(const TileWork&, const TileWork&) = default;
 };
@@ -84,6 +84,7 @@ struct ForwardProblem {
 };
 
 /// The items of one launch, in the order of ForwardOrder: in each section the longest works first.
+/// Works that wait for coming keys lie behind the others.
 struct ForwardList {
   ForwardProblem problem;
   TileShape shape;
@@ -92,6 +93,8 @@ struct ForwardList {
   std::int32_t head_groups = 0;         ///< heads_q / packed_heads
   std::int32_t groups_per_section = 0;  ///< the last section may have fewer
   std::int32_t num_works = 0;           ///< elements of `tiles`
+  std::int32_t num_coming_works = 0;    ///< the last of them, which wait for coming keys
+  std::int32_t coming_groups_per_section = 0;
   std::vector<TileWork> tiles;  ///< every q tile, whole or in splits, longest first, ties by index
   std::vector<BandRecord> records;     ///< of a tile in order of the slices
   std::vector<SplitTile> split_tiles;  ///< by falling cost of the tile, ties by index
@@ -102,7 +105,11 @@ struct ForwardList {
   }
   std::int64_t num_items() const { return std::int64_t{head_groups} * num_works; }
   std::int32_t num_split_tiles() const { return static_cast<std::int32_t>(split_tiles.size()); }
-  ForwardOrder order() const { return {num_works, head_groups, groups_per_section}; }
+  std::int64_t num_coming_items() const { return std::int64_t{head_groups} * num_coming_works; }
+  ForwardOrder order() const {
+    return {num_works, head_groups, groups_per_section, num_coming_works,
+            coming_groups_per_section};
+  }
   /// Splits of one head group.
   std::int32_t num_slots() const {
     return split_tiles.empty() ? 0 : split_tiles.back().first_slot + split_tiles.back().num_slots;

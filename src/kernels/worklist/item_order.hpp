@@ -15,11 +15,14 @@ inline constexpr std::int64_t kMaxItems = (std::int64_t{1} << 31) - 1025;
 
 /// The items of a forward launch, in sections of head groups whose keys and values share the cache.
 /// In a section each work (a q tile, or a split of one) is handed out for all its head groups
-/// before the next work.
+/// before the next work. Works that wait for coming keys follow all others, in sections of their
+/// own, whose heads come together.
 struct ForwardOrder {
   std::int32_t num_works = 0;
   std::int32_t head_groups = 0;
   std::int32_t groups_per_section = 0;  ///< the last section may have fewer
+  std::int32_t num_coming_works = 0;    ///< the last of num_works
+  std::int32_t coming_groups_per_section = 0;
 };
 
 struct ForwardItem {
@@ -29,14 +32,23 @@ struct ForwardItem {
 
 /// The item at place `index`, which is below num_works * head_groups.
 MAGI_HOST_DEVICE ForwardItem forward_item(const ForwardOrder& order, std::uint32_t index) {
-  const auto width = static_cast<std::uint32_t>(order.groups_per_section);
-  const auto section_items = static_cast<std::uint32_t>(order.groups_per_section * order.num_works);
+  std::int32_t num_works = order.num_works - order.num_coming_works;
+  std::int32_t first_work = 0;
+  auto width = static_cast<std::uint32_t>(order.groups_per_section);
+  const auto early_items = static_cast<std::uint32_t>(num_works * order.head_groups);
+  if (index >= early_items) {
+    index -= early_items;
+    first_work = num_works;
+    num_works = order.num_coming_works;
+    width = static_cast<std::uint32_t>(order.coming_groups_per_section);
+  }
+  const std::uint32_t section_items = width * static_cast<std::uint32_t>(num_works);
   const std::uint32_t section = index / section_items;
   const std::uint32_t first_group = section * width;
   const std::uint32_t rest = static_cast<std::uint32_t>(order.head_groups) - first_group;
   const std::uint32_t groups = width < rest ? width : rest;
   const std::uint32_t inside = index - section * section_items;
-  return {static_cast<std::int32_t>(inside / groups),
+  return {first_work + static_cast<std::int32_t>(inside / groups),
           static_cast<std::int32_t>(first_group + inside % groups)};
 }
 

@@ -5,10 +5,12 @@
 #include <bit>
 
 #include "base/check.hpp"
+#include "cuda/arena.hpp"
 #include "cuda/device.hpp"
 #include "cuda/tensor_map.hpp"
 #include "kernels/sm90/conversions.hpp"
 #include "kernels/sm90/forward/combine.hpp"
+#include "kernels/worklist/forward_arrivals.hpp"
 #include "kernels/worklist/split_list.hpp"
 
 namespace magi::sm90 {
@@ -43,6 +45,8 @@ void set_list(ForwardParams& params, const ForwardList& list, const ListOnDevice
   params.num_works = list.num_works;
   params.head_groups = list.head_groups;
   params.groups_per_section = list.groups_per_section;
+  params.num_coming_works = list.num_coming_works;
+  params.coming_groups_per_section = list.coming_groups_per_section;
   params.tile_tokens = list.tile_tokens;
   params.packed_heads = list.packed_heads;
   params.packed_shift = std::countr_zero(static_cast<unsigned>(list.packed_heads));
@@ -50,6 +54,49 @@ void set_list(ForwardParams& params, const ForwardList& list, const ListOnDevice
   params.rows_q = list.problem.rows_q;
   params.dim_v = list.problem.dim_v;
   params.partial = parts.partial;
+  params.arrivals = parts.arrivals;
+  params.heads_per_arrival_section = list.problem.heads_q / parts.num_arrival_sections;
+  params.is_for_left_over = parts.is_for_left_over;
+  params.left_over = parts.left_over;
+}
+
+/// Where the parts of a run's list lie.
+ListOnDevice parts_of(const ForwardState& state, const ForwardMemory& memory) {
+  ListOnDevice parts{.tiles = static_cast<const TileWork*>(state.tiles.data()),
+                     .records = static_cast<const BandRecord*>(state.records.data()),
+                     .ticket = memory.counters + kTicket,
+                     .splits = static_cast<const SplitTile*>(state.splits.data())};
+  const std::int64_t dim_v = state.list.problem.dim_v;
+  auto* items = part_at<std::int32_t>(
+      memory.workspace,
+      static_cast<std::size_t>(partial_bytes(state.list.shape, dim_v, state.num_pieces())));
+  if (state.num_splits > 0) {
+    parts.partial = partial_rows(state.list.shape, dim_v, memory.workspace, state.num_pieces());
+  }
+  parts.num_arrival_sections = state.num_arrival_sections;
+  parts.left_over = {.items = items,
+                     .count = memory.counters + kNumLeftOver,
+                     .num_ended = memory.counters + kNumEnded};
+  return parts;
+}
+
+/// Enqueues the wait for all keys, and behind it a launch for the items that the one before left
+/// over, which normally are none.
+void enqueue_left_over(const ForwardArgs& args, const ForwardState& state, ListOnDevice parts,
+                       const ForwardInstance& instance, const KeyArrivals& arrivals,
+                       cudaStream_t stream) {
+  try {
+    arrivals.await(stream);
+  } catch (...) {
+    // Nobody works at them: the next run on the stream is to find the count at 0 all the same.
+    cudaMemsetAsync(parts.left_over.count, 0, sizeof(unsigned), stream);
+    throw;
+  }
+  if (state.list.num_coming_works == 0) return;
+  parts.arrivals = {};
+  parts.is_for_left_over = true;
+  const auto num_ctas = std::min<std::int64_t>(state.num_ctas, state.list.num_coming_items());
+  launch_list(args, state.list, parts, instance, to_int(num_ctas), stream);
 }
 
 }  // namespace
@@ -121,7 +168,8 @@ std::int64_t ForwardState::size_bytes() const {
 }
 
 std::int64_t ForwardState::workspace_bytes() const {
-  return partial_bytes(list.shape, list.problem.dim_v, num_pieces());
+  return partial_bytes(list.shape, list.problem.dim_v, num_pieces()) +
+         list.num_coming_items() * std::int64_t{sizeof(std::int32_t)};
 }
 
 void fill_max_logits(const ForwardArgs& args, cudaStream_t stream) {
@@ -160,7 +208,8 @@ void launch_combine(const ForwardArgs& args, const ForwardList& list, const List
 }
 
 ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& problem,
-                          std::span<const BandSlice> slices, const ForwardTuning& tuning) {
+                          std::span<const BandSlice> slices, const ForwardTuning& tuning,
+                          const ComingKeys& coming) {
   ForwardState state;
   const std::int32_t device = current_device();
   const TileShape shape = tile_shape(*instances.of(FeatureSet::Plain));
@@ -170,8 +219,11 @@ ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& pr
                    : build_forward_list(problem, slices, shape);
   ForwardList& list = state.list;
   split_long_tiles(list, split_rule(device, tuning));
+  if (!coming.empty()) order_by_arrival(list, coming);
   state.num_splits = list.num_split_tiles();
   state.num_slots = list.num_slots();
+  state.num_sources = coming.num_sources;
+  state.num_arrival_sections = coming.num_sections;
   state.num_ctas = count_ctas(device, tuning, list.num_items());
   state.tiles = to_device_sync<TileWork>(list.tiles);
   state.records = to_device_sync<BandRecord>(list.records);
@@ -182,21 +234,26 @@ ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& pr
   return state;
 }
 
-void enqueue_forward(const ForwardArgs& args, const ForwardState& state, unsigned* ticket,
-                     void* workspace, cudaStream_t stream) {
+void enqueue_forward(const ForwardArgs& args, const ForwardState& state,
+                     const ForwardMemory& memory, const KeyArrivals* arrivals,
+                     cudaStream_t stream) {
   fill_max_logits(args, stream);
-  if (state.num_ctas == 0) return;
-  FeatureSet features = feature_set_of(args);
-  ListOnDevice parts{.tiles = static_cast<const TileWork*>(state.tiles.data()),
-                     .records = static_cast<const BandRecord*>(state.records.data()),
-                     .ticket = ticket,
-                     .splits = static_cast<const SplitTile*>(state.splits.data())};
-  if (state.num_splits > 0) {
-    features = std::max(features, FeatureSet::AnyOut);
-    parts.partial =
-        partial_rows(state.list.shape, state.list.problem.dim_v, workspace, state.num_pieces());
+  if (state.num_ctas == 0) {
+    if (arrivals != nullptr) arrivals->await(stream);
+    return;
   }
-  launch_list(args, state.list, parts, *state.instances.of(features), state.num_ctas, stream);
+  FeatureSet features = feature_set_of(args);
+  if (state.num_splits > 0) features = std::max(features, FeatureSet::AnyOut);
+  const ForwardInstance& instance = *state.instances.of(features);
+  ListOnDevice parts = parts_of(state, memory);
+  if (arrivals != nullptr) {
+    parts.arrivals = {.flags = arrivals->flags,
+                      .expected = arrivals->expected,
+                      .patience_ns = arrivals->patience_ns,
+                      .num_sources = state.num_sources};
+  }
+  launch_list(args, state.list, parts, instance, state.num_ctas, stream);
+  if (arrivals != nullptr) enqueue_left_over(args, state, parts, instance, *arrivals, stream);
   if (state.num_splits > 0) launch_combine(args, state.list, parts, state.num_splits, stream);
 }
 

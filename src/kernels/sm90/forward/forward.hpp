@@ -6,6 +6,7 @@
 
 #include "cuda/memory.hpp"
 #include "kernels/sm90/forward/launch.hpp"
+#include "kernels/worklist/coming_keys.hpp"
 #include "kernels/worklist/device_list.hpp"
 #include "magi/attention_cuda.hpp"
 
@@ -29,6 +30,8 @@ struct ForwardState {
   ForwardList list;  ///< without its vectors' contents once they are on the device
   std::int32_t num_splits = 0;
   std::int32_t num_slots = 0;
+  std::int32_t num_sources = 0;  ///< of coming keys
+  std::int32_t num_arrival_sections = 1;
   DeviceBuffer tiles;
   DeviceBuffer records;
   DeviceBuffer splits;
@@ -36,7 +39,7 @@ struct ForwardState {
   std::int64_t size_bytes() const;
   /// Pieces of cut tiles, all heads together.
   std::int64_t num_pieces() const { return std::int64_t{num_slots} * list.head_groups; }
-  /// Bytes that a run needs for the results of pieces.
+  /// Bytes that a run needs for the results of pieces and for the items that it leaves over.
   std::int64_t workspace_bytes() const;
 };
 
@@ -49,6 +52,10 @@ struct ListOnDevice {
   const SplitTile* splits = nullptr;
   WantedList wanted = WantedList::Any;
   PartialRows partial;  ///< room for the results of all pieces
+  ArrivalFlags arrivals;
+  std::int32_t num_arrival_sections = 1;
+  bool is_for_left_over = false;
+  LeftOver left_over;
 };
 
 ForwardProblem forward_problem(const ForwardArgs& args);
@@ -75,14 +82,24 @@ void launch_list(const ForwardArgs& args, const ForwardList& list, const ListOnD
 void launch_combine(const ForwardArgs& args, const ForwardList& list, const ListOnDevice& parts,
                     std::int32_t num_splits, cudaStream_t stream);
 
-/// The list as `instances` tile it, on the current device.
+/// The list as `instances` tile it, on the current device. `coming`: keys that come in the course
+/// of a run.
 ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& problem,
-                          std::span<const BandSlice> slices, const ForwardTuning& tuning);
+                          std::span<const BandSlice> slices, const ForwardTuning& tuning,
+                          const ComingKeys& coming);
 
-/// Enqueues a run. `ticket` is 0 and of this run alone until it ends, `workspace` has room for
-/// workspace_bytes(); neither is read where q has no rows.
-void enqueue_forward(const ForwardArgs& args, const ForwardState& state, unsigned* ticket,
-                     void* workspace, cudaStream_t stream);
+/// The words of a run's counters.
+enum CounterWord : std::int32_t { kTicket, kNumLeftOver, kNumEnded };
+
+/// What a run uses until it ends; not read where q has no rows.
+struct ForwardMemory {
+  unsigned* counters = nullptr;  ///< all 0
+  void* workspace = nullptr;     ///< workspace_bytes()
+};
+
+/// Enqueues a run. `arrivals`: null where all keys are there.
+void enqueue_forward(const ForwardArgs& args, const ForwardState& state,
+                     const ForwardMemory& memory, const KeyArrivals* arrivals, cudaStream_t stream);
 
 /// A call whose slices are in device memory.
 struct DeviceListCall {

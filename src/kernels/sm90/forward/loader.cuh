@@ -30,6 +30,7 @@ class Loader {
 
  private:
   __device__ __forceinline__ void load_run(const RunMessage& message) {
+    if ((message.flags & kNewKeys) != 0) ptx::fence_async_global();
     // Without keys no K load flushes, and the consumers may wait for V before they free Q.
     if (message.num_tiles == 0 && (message.flags & kShortTile) == 0) flush_values();
     if ((message.flags & kFirstRun) != 0) {

@@ -16,6 +16,13 @@ struct PartialRows {
   float* lse = nullptr;  ///< [items, rows of a tile]
 };
 
+/// Items whose keys had not come while a launch ran, for a launch behind it.
+struct LeftOver {
+  std::int32_t* items = nullptr;  ///< their places in the list's order, by the time they were left
+  unsigned* count = nullptr;      ///< 0 between runs
+  unsigned* num_ended = nullptr;  ///< CTAs of the launch that works at them; 0 between runs
+};
+
 /// Which lists made on the device a launch is for.
 enum class WantedList : std::int32_t { Any, WithSplits, WithoutSplits };
 
@@ -36,12 +43,19 @@ struct ForwardParams {
   std::int32_t num_works = 0;
   std::int32_t head_groups = 0;
   std::int32_t groups_per_section = 0;
+  std::int32_t num_coming_works = 0;
+  std::int32_t coming_groups_per_section = 0;
   std::int32_t tile_tokens = 0;
   std::int32_t packed_heads = 1;
   std::int32_t packed_shift = 0;  ///< log2(packed_heads)
   std::int32_t heads_per_kv = 1;
   std::int32_t rows_q = 0;
   std::int32_t dim_v = 0;
+
+  ArrivalFlags arrivals;
+  std::int32_t heads_per_arrival_section = 1;  ///< query heads whose keys come together
+  bool is_for_left_over = false;               ///< the launch works at `left_over` alone
+  LeftOver left_over;
 
   ScoreScale score;
   StridedRows lse;        ///< float32 [rows, heads]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kernels/sm90/arrivals.cuh"
 #include "kernels/sm90/forward/params.hpp"
 #include "kernels/sm90/forward/shared.cuh"
 #include "kernels/sm90/global_memory.cuh"
@@ -9,8 +10,8 @@
 
 namespace magi::sm90 {
 
-/// An item: a work's tile and records, and the first of its heads. What a split has beside them
-/// waits in shared memory.
+/// An item: a work's tile and records, and the first of its heads. What else is known of it waits
+/// in shared memory.
 struct Item {
   std::int32_t tile;
   std::int32_t record_begin;
@@ -21,21 +22,30 @@ struct Item {
 template <ForwardConfig kC>
 __device__ __forceinline__ Item load_item(const ForwardParams& params, std::int32_t num_works,
                                           std::int32_t index, ItemPart& part) {
-  const ForwardItem item = forward_item({num_works, params.head_groups, params.groups_per_section},
+  const ForwardItem item = forward_item({num_works, params.head_groups, params.groups_per_section,
+                                         params.num_coming_works, params.coming_groups_per_section},
                                         static_cast<std::uint32_t>(index));
   const std::int32_t group = item.head_group;
   const auto* source = reinterpret_cast<const int4*>(params.tiles + item.work);
   const int4 work = __ldg(source);
   if constexpr (kC.has_any_out()) {
     const int4 ends = __ldg(source + 1);
-    part = {ends.x, ends.y, ends.z < 0 ? -1 : ends.z * params.head_groups + group};
+    part.k_end = ends.x;
+    part.k_begin = ends.y;
+    part.partial = ends.z < 0 ? -1 : ends.z * params.head_groups + group;
+  }
+  part.first_flags = kFirstRun;
+  if (params.arrivals.flags != nullptr) {
+    part.sources = __ldg(&params.tiles[item.work].sources);
+    part.index = index;
   }
   return {work.x, work.y, work.z, group * params.packed_heads};
 }
 
 /// The one thread that takes items and walks their records. It tells the loader and the consumers
 /// of each run and is ahead of them by the depth of the message ring, so that nobody waits for the
-/// latency of tickets, items and records.
+/// latency of tickets, items and records, nor, where own keys are enough for a while, for keys that
+/// come.
 template <ForwardConfig kC>
 class Scheduler {
  public:
@@ -43,13 +53,17 @@ class Scheduler {
       : shared_(shared), params_(params) {}
 
   __device__ __forceinline__ void run() {
-    auto index = static_cast<std::int32_t>(blockIdx.x);
-    while (index < num_works() * params_.head_groups) {
+    init_arrivals(shared_.arrivals, params_.arrivals);
+    auto ticket = static_cast<std::int32_t>(blockIdx.x);
+    while (ticket < num_items()) {
+      const std::int32_t index =
+          params_.is_for_left_over ? params_.left_over.items[ticket] : ticket;
       const Item item = load_item<kC>(params_, num_works(), index, shared_.part);
-      index = take_ticket();
-      run_item(item);
+      ticket = take_ticket();
+      if (params_.arrivals.flags == nullptr || await_item(item)) run_item(item);
     }
     send({.flags = kEndOfItems});
+    if (params_.is_for_left_over) end_left_over();
   }
 
  private:
@@ -57,11 +71,41 @@ class Scheduler {
   __device__ __forceinline__ std::int32_t num_works() const {
     return params_.outcome == nullptr ? params_.num_works : params_.outcome->num_works;
   }
+  __device__ __forceinline__ std::int32_t num_items() const {
+    return params_.is_for_left_over ? static_cast<std::int32_t>(*params_.left_over.count)
+                                    : num_works() * params_.head_groups;
+  }
 
   /// The counter wraps to 0 by itself: each item draws one ticket.
   __device__ __forceinline__ std::int32_t take_ticket() const {
-    const auto limit = static_cast<unsigned>(num_works() * params_.head_groups - 1);
+    const auto limit = static_cast<unsigned>(num_items() - 1);
     return static_cast<std::int32_t>(gridDim.x + atomicInc(params_.ticket, limit));
+  }
+
+  /// Waits for the item's keys; false where it is left over.
+  __device__ __forceinline__ bool await_item(const Item& item) {
+    const std::uint32_t sources = shared_.part.sources;
+    if (sources == 0) return true;
+    const std::int32_t section = item.head_begin / params_.heads_per_arrival_section;
+    switch (await_sources(params_.arrivals, shared_.arrivals, section, sources)) {
+      case Arrival::Known:
+        return true;
+      case Arrival::New:
+        shared_.part.first_flags = kFirstRun | kNewKeys;
+        return true;
+      case Arrival::Late:
+        break;
+    }
+    params_.left_over.items[atomicAdd(params_.left_over.count, 1u)] = shared_.part.index;
+    return false;
+  }
+
+  /// The last CTA to come here leaves the counts at 0.
+  __device__ __forceinline__ void end_left_over() const {
+    ptx::fence_gpu();  // the count has been read
+    if (atomicInc(params_.left_over.num_ended, gridDim.x - 1) == gridDim.x - 1) {
+      *params_.left_over.count = 0;
+    }
   }
 
   __device__ __forceinline__ void run_item(const Item& item) {
@@ -92,8 +136,8 @@ class Scheduler {
     send({.token_begin = token,
           .head_begin = item.head_begin,
           .num_tiles = run.num_tiles - (is_short ? 1 : 0),
-          .flags =
-              (is_first ? kFirstRun : 0) | (is_last ? kLastRun : 0) | (is_short ? kShortTile : 0),
+          .flags = (is_first ? shared_.part.first_flags : 0) | (is_last ? kLastRun : 0) |
+                   (is_short ? kShortTile : 0),
           .k_end = run.k_end,
           .full_begin = run.full_begin,
           .full_end = run.full_end,

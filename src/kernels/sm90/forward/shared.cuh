@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/arrivals.cuh"
 #include "kernels/sm90/forward/config.hpp"
 #include "kernels/sm90/ring.cuh"
 
@@ -34,6 +35,7 @@ enum RunFlag : std::int32_t {
   kFirstRun = 8,    ///< the item begins with this run
   kShortTile = 2,   ///< a tile of kTrimmedKeys follows the full-width ones
   kEndOfItems = 4,  ///< there is no item any more
+  kNewKeys = 16,    ///< the item's keys came only now
 };
 
 /// Where the rows of a Q tile lie and go; stays with the tile, to be read again when out is
@@ -44,12 +46,15 @@ struct ItemPlace {
   std::int32_t partial;  ///< see ItemPart
 };
 
-/// The keys that the scheduler's item takes of its tile; here because that thread has few
+/// What the scheduler knows of its item besides tile and records; here because that thread has few
 /// registers.
 struct ItemPart {
-  std::int32_t k_end;    ///< the first record gives the item only keys below it
-  std::int32_t k_begin;  ///< the last record gives the item only keys from it on
-  std::int32_t partial;  ///< a split's place among PartialRows; -1: the item is a whole tile
+  std::int32_t k_end;        ///< the first record gives the item only keys below it
+  std::int32_t k_begin;      ///< the last record gives the item only keys from it on
+  std::int32_t partial;      ///< a split's place among PartialRows; -1: the item is a whole tile
+  std::int32_t first_flags;  ///< of the item's first run
+  std::uint32_t sources;     ///< of coming keys; this and the next are set where a launch waits
+  std::int32_t index;        ///< the item's place in the list's order
 };
 
 /// The weights by which a row of accumulators becomes out: out = weight * O + earlier_weight *
@@ -76,6 +81,7 @@ struct SharedStorage {
   RowWeights weights[kC.rows()];  ///< those of the item whose out is written next
   ItemPlace places[kC.q_stages];
   ItemPart part;
+  ArrivalState arrivals;
   // Readers: the consumer warps and, of messages, the loader too.
   Ring<kC.q_stages> q_ring;
   Ring<kC.kv_stages> kv_ring;
