@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "cuda/order_event.hpp"
+#include "cuda/stream.hpp"
+#include "kernels/attention/backend.hpp"
+#include "magi/error.hpp"
+#include "support/gpu/gpu_test.hpp"
+#include "support/gpu/guarded_tensor.hpp"
+#include "support/gpu/key_sender.hpp"
+#include "support/gpu/random_tensors.hpp"
+
+// Keys that come before, while and after the launch that needs them: the same bits as where they
+// had always been there. Schedules: ForwardArrivalsTest.
+namespace magi::test {
+namespace {
+
+constexpr std::int64_t kSecond = 1'000'000'000;
+constexpr std::int32_t kRowsQ = 900;
+constexpr std::int32_t kRowsK = 2600;
+constexpr std::int32_t kHeadsQ = 8;
+constexpr std::int32_t kHeadsKv = 4;
+
+/// Own keys in the middle, those of three sources around them, gaps that nobody writes.
+ComingKeys three_sources() {
+  ComingKeys coming{.num_sources = 3, .num_sections = 2};
+  coming.parts = {{{0, 300}, 0}, {{310, 700}, 2}};
+  for (std::int32_t row = 1500; row < kRowsK; row += 140) {
+    coming.parts.push_back({{row, std::min(row + 137, kRowsK)}, (row / 140) % 3});
+  }
+  return coming;
+}
+
+/// Rows with own keys alone, with those of one source and of all; some have very many.
+std::vector<BandSlice> slices_of_test() {
+  return {band_slice({0, 250}, {720, 1490}, MaskType::Causal),
+          band_slice({250, 400}, {20, 290}, MaskType::Full),
+          band_slice({250, 400}, {1600, 1640}, MaskType::Full),
+          band_slice({400, 640}, {600, 1700}, MaskType::BidirectionalCausal),
+          band_slice({640, 700}, {0, kRowsK}, MaskType::Causal),
+          band_slice({700, 900}, {900, 1100}, MaskType::Full)};
+}
+
+/// What a call asks for besides out and lse in the input type.
+struct Features {
+  bool is_merging = false;  ///< into float32 out
+  std::int32_t num_sinks = 0;
+  bool has_max_logits = false;
+  double softcap = 0.0;
+  std::int32_t max_pieces = 1;
+};
+
+struct Outputs {
+  Outputs(DType type, std::int32_t dim, const Features& features)
+      : out(features.is_merging ? DType::Float32 : type, kRowsQ, kHeadsQ, dim),
+        lse(DType::Float32, kRowsQ, kHeadsQ, 1),
+        max_logits(DType::Float32, kHeadsQ, 1, 1) {
+    RandomStream random(11);
+    GuardedTensor* tensors[] = {&out, &lse, &max_logits};
+    for (GuardedTensor* tensor : tensors) {
+      if (features.is_merging) fill_random(*tensor, random, 1.0);
+      tensor->upload_sync();
+    }
+  }
+  void download_sync() {
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    for (GuardedTensor* tensor : {&out, &lse, &max_logits}) tensor->download_sync();
+  }
+
+  GuardedTensor out, lse, max_logits;
+};
+
+/// A call, prepared for keys that come, and what it gives where they are there from the start.
+class ArrivalCall {
+ public:
+  ArrivalCall(DType type, std::int32_t dim, const Features& features)
+      : type_(type),
+        dim_(dim),
+        features_(features),
+        q_(type, kRowsQ, kHeadsQ, dim),
+        k_(type, kRowsK, kHeadsKv, dim),
+        v_(type, kRowsK, kHeadsKv, dim),
+        sink_(DType::Float32, 1, std::max(features.num_sinks, 1), kHeadsQ),
+        expected_(outputs()) {
+    RandomStream random(3);
+    for (GuardedTensor* tensor : {&q_, &k_, &v_, &sink_}) fill_random(*tensor, random, 1.0);
+    const ForwardTuning tuning{.max_pieces = features.max_pieces, .piece_cost = 4};
+    const ForwardArgs args = args_of(expected_);
+    const auto backend = find_backend("", 0);
+    backend->prepare_forward(args, tuning)->run(args, {}, nullptr);
+    expected_.download_sync();
+    prepared_ = backend->prepare_coming_forward(args, tuning, three_sources());
+    sender_ = std::make_unique<KeySender>(args.k, args.v, three_sources());
+  }
+
+  Outputs outputs() const { return {type_, dim_, features_}; }
+  KeySender& sender() { return *sender_; }
+  const PreparedForward& prepared() const { return *prepared_; }
+
+  ForwardArgs args_of(const Outputs& outputs) const {
+    ForwardArgs args{.q = q_.view(), .k = k_.view(), .v = v_.view(), .slices = slices_};
+    args.out = outputs.out.view();
+    args.lse = outputs.lse.view(2);
+    args.is_merging = features_.is_merging;
+    args.params.softcap = features_.softcap;
+    if (features_.has_max_logits) args.max_logits = outputs.max_logits.view(1);
+    if (features_.num_sinks > 0) args.sink = sink_view(sink_, SinkLayout::SinkHead);
+    return args;
+  }
+
+  /// Runs into fresh outputs on `stream`.
+  void expect_right(const KeyArrivals& arrivals, cudaStream_t stream,
+                    const DeviceWorkspace& workspace = {}) {
+    Outputs seen = outputs();
+    prepared_->run_coming(args_of(seen), workspace, arrivals, stream);
+    expect_right(seen);
+  }
+  void expect_right(Outputs& seen) const {
+    seen.download_sync();
+    expect_same_bits(seen.out, expected_.out);
+    expect_same_bits(seen.lse, expected_.lse);
+    if (features_.has_max_logits) expect_same_bits(seen.max_logits, expected_.max_logits);
+    EXPECT_TRUE(seen.out.has_whole_guards() && seen.lse.has_whole_guards());
+  }
+
+  /// Arrivals whose await first lets the steps be sent, when what is before it on the stream is
+  /// over.
+  KeyArrivals sent_behind(const std::vector<SendStep>& steps, const Stream& sending) {
+    KeyArrivals arrivals = sender_->arrivals(0);
+    arrivals.await = [this, &steps, &sending](void* stream) {
+      OrderEvent event;
+      event.record(static_cast<cudaStream_t>(stream));
+      event.await(sending.handle());
+      sender_->send(steps, sending.handle());
+      sender_->await(static_cast<cudaStream_t>(stream));
+    };
+    return arrivals;
+  }
+
+ private:
+  DType type_;
+  std::int32_t dim_;
+  Features features_;
+  std::vector<BandSlice> slices_ = slices_of_test();
+  GuardedTensor q_, k_, v_, sink_;
+  Outputs expected_;
+  std::shared_ptr<const PreparedForward> prepared_;
+  std::unique_ptr<KeySender> sender_;
+};
+
+/// Items that a run left over, in the workspace of a call without pieces, which held 0xff.
+std::int64_t count_left_over(const DeviceBuffer& workspace) {
+  const auto items =
+      to_host_sync<std::int32_t>(workspace.data(), workspace.size_bytes() / sizeof(std::int32_t));
+  return std::count_if(items.begin(), items.end(), [](std::int32_t item) { return item >= 0; });
+}
+
+class ForwardArrivalTest : public GpuTest,
+                           public ::testing::WithParamInterface<std::tuple<DType, std::int32_t>> {
+ protected:
+  ArrivalCall call_with(const Features& features) const {
+    return {std::get<0>(GetParam()), std::get<1>(GetParam()), features};
+  }
+  /// All ways to come, with a call of these features.
+  void check_all(const Features& features) {
+    ArrivalCall call = call_with(features);
+    const Stream sending;
+    const Stream stream;
+    for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+      SCOPED_TRACE(::testing::Message() << "seed " << seed);
+      RandomStream random(seed);
+      const std::vector<SendStep> steps = call.sender().shuffled_steps(random, 100'000);
+      const auto middle =
+          steps.begin() + random.between(0, static_cast<std::int32_t>(steps.size()));
+      call.sender().take_away_sync();
+      call.sender().send(steps, sending.handle());
+      call.expect_right(call.sender().arrivals(kSecond), stream.handle());
+      call.sender().take_away_sync();
+      call.expect_right(call.sent_behind(steps, sending), stream.handle());
+      call.sender().take_away_sync();
+      call.sender().send({steps.begin(), middle}, sending.handle());
+      const std::vector<SendStep> late(middle, steps.end());
+      call.expect_right(call.sent_behind(late, sending), stream.handle());
+    }
+  }
+};
+
+TEST_P(ForwardArrivalTest, ItemsAreLeftOverOnlyWhereKeysAreLate) {
+  ArrivalCall call = call_with({});
+  const Stream sending;
+  RandomStream random(1);
+  const std::vector<SendStep> steps = call.sender().shuffled_steps(random, 0);
+  const DeviceBuffer workspace(static_cast<std::size_t>(call.prepared().workspace_bytes()));
+  const DeviceWorkspace given{workspace.data(), call.prepared().workspace_bytes()};
+  const auto num_items = given.size_bytes / std::int64_t{sizeof(std::int32_t)};
+  ASSERT_GT(num_items, 10);
+  for (int round = 0; round < 3; ++round) {
+    workspace.fill(0xff, nullptr);
+    call.sender().take_away_sync();
+    call.sender().send(steps, nullptr);
+    call.expect_right(call.sender().arrivals(0), nullptr, given);
+    EXPECT_EQ(count_left_over(workspace), 0);
+    call.sender().take_away_sync();
+    call.expect_right(call.sent_behind(steps, sending), nullptr, given);
+    EXPECT_EQ(count_left_over(workspace), num_items);
+  }
+}
+
+TEST_P(ForwardArrivalTest, PlainCalls) { check_all({}); }
+
+TEST_P(ForwardArrivalTest, FloatOutMergingAndSinks) {
+  check_all({.is_merging = true, .num_sinks = 2});
+}
+
+TEST_P(ForwardArrivalTest, MaxLogitsAndSoftcap) {
+  check_all({.has_max_logits = true, .softcap = 15.0});
+}
+
+TEST_P(ForwardArrivalTest, PiecesOfLongRows) {
+  check_all({.max_pieces = 200});
+  check_all({.num_sinks = 1, .has_max_logits = true, .max_pieces = 200});
+}
+
+TEST_P(ForwardArrivalTest, KeysThatAreThereNeedNoArrivals) {
+  ArrivalCall call = call_with({});
+  RandomStream random(1);
+  call.sender().send(call.sender().shuffled_steps(random, 0), nullptr);
+  Outputs seen = call.outputs();
+  call.prepared().run(call.args_of(seen), {}, nullptr);
+  call.expect_right(seen);
+}
+
+TEST_P(ForwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
+  ArrivalCall call = call_with({});
+  const Stream sending;
+  const Stream captured;
+  Outputs seen = call.outputs();
+  const ForwardArgs args = call.args_of(seen);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t graph_exec = nullptr;
+  cuda_check(cudaStreamBeginCapture(captured.handle(), cudaStreamCaptureModeGlobal), "begin");
+  call.prepared().run_coming(args, {}, call.sender().arrivals(50'000), captured.handle());
+  cuda_check(cudaStreamEndCapture(captured.handle(), &graph), "end capture");
+  cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
+  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    call.sender().take_away_sync();
+    cuda_check(cudaMemset(args.out.data, 0xff, static_cast<std::size_t>(args.out.num_elements())),
+               "cudaMemset");
+    call.sender().send(call.sender().shuffled_steps(random, 60'000), sending.handle());
+    cuda_check(cudaGraphLaunch(graph_exec, captured.handle()), "cudaGraphLaunch");
+    call.expect_right(seen);
+  }
+  cuda_check(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
+  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+}
+
+TEST_P(ForwardArrivalTest, RunsAfterAFailedAwaitAreRight) {
+  ArrivalCall call = call_with({});
+  const Stream sending;
+  RandomStream random(1);
+  const std::vector<SendStep> steps = call.sender().shuffled_steps(random, 0);
+  KeyArrivals arrivals = call.sender().arrivals(0);
+  arrivals.await = [](void*) { throw CudaError("await failed", 1); };
+  Outputs seen = call.outputs();
+  EXPECT_THROW(call.prepared().run_coming(call.args_of(seen), {}, arrivals, nullptr), CudaError);
+  for (int round = 0; round < 2; ++round) {
+    call.sender().take_away_sync();
+    call.expect_right(call.sent_behind(steps, sending), nullptr);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Instances, ForwardArrivalTest,
+                         ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
+                                            ::testing::Values(64, 128)));
+
+using ForwardArrivalRefusalTest = GpuTest;
+
+TEST_F(ForwardArrivalRefusalTest, SaysWhatIsMissing) {
+  ArrivalCall call(DType::BFloat16, 64, {});
+  const Outputs outputs = call.outputs();
+  const ForwardArgs args = call.args_of(outputs);
+  const auto backend = find_backend("", 0);
+  const KeyArrivals good = call.sender().arrivals(0);
+  const auto plain = backend->prepare_forward(args, {});
+  EXPECT_THROW(plain->run_coming(args, {}, good, nullptr), InvalidArgument);
+  ComingKeys coming = three_sources();
+  coming.num_sections = 3;
+  EXPECT_THROW(backend->prepare_coming_forward(args, {}, coming), InvalidArgument);
+  KeyArrivals bad = good;
+  bad.flags = nullptr;
+  EXPECT_THROW(call.prepared().run_coming(args, {}, bad, nullptr), InvalidArgument);
+  bad = good;
+  bad.patience_ns = -1;
+  EXPECT_THROW(call.prepared().run_coming(args, {}, bad, nullptr), InvalidArgument);
+  bad = good;
+  bad.await = nullptr;
+  EXPECT_THROW(call.prepared().run_coming(args, {}, bad, nullptr), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace magi::test
