@@ -89,7 +89,7 @@ void enqueue_left_over(const ForwardArgs& args, const ForwardState& state, ListO
     arrivals.await(stream);
   } catch (...) {
     // Nobody works at them: the next run on the stream is to find the count at 0 all the same.
-    cudaMemsetAsync(parts.left_over.count, 0, sizeof(unsigned), stream);
+    static_cast<void>(cudaMemsetAsync(parts.left_over.count, 0, sizeof(unsigned), stream));
     throw;
   }
   if (state.list.num_coming_works == 0) return;

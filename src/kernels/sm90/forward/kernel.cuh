@@ -24,11 +24,8 @@
 // Named barriers: shared.cuh.
 namespace magi::sm90 {
 
-/// Whether a launch has something to do: over a list made on the device, whether it is the one that
-/// the list turned out to need.
+/// Whether a launch over a list made on the device is the one that the list turned out to need.
 __device__ __forceinline__ bool is_wanted(const ForwardParams& params) {
-  if (params.is_for_left_over) return *params.left_over.count > 0;
-  if (params.outcome == nullptr) return true;
   if (params.outcome->packed_heads != params.packed_heads) return false;
   if (params.wanted == WantedList::Any) return true;
   return (params.outcome->num_slots > 0) == (params.wanted == WantedList::WithSplits);
@@ -40,7 +37,7 @@ template <typename Instance>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     forward_kernel(const __grid_constant__ ForwardParams params) {
   constexpr ForwardConfig kC = Instance::kConfig;
-  if (!is_wanted(params)) return;
+  if (params.outcome != nullptr && !is_wanted(params)) return;
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<kC>*>(shared_bytes);
   const int warp = ptx::uniform(static_cast<int>(threadIdx.x) / 32);

@@ -43,19 +43,12 @@ struct ForwardParams {
   std::int32_t num_works = 0;
   std::int32_t head_groups = 0;
   std::int32_t groups_per_section = 0;
-  std::int32_t num_coming_works = 0;
-  std::int32_t coming_groups_per_section = 0;
   std::int32_t tile_tokens = 0;
   std::int32_t packed_heads = 1;
   std::int32_t packed_shift = 0;  ///< log2(packed_heads)
   std::int32_t heads_per_kv = 1;
   std::int32_t rows_q = 0;
   std::int32_t dim_v = 0;
-
-  ArrivalFlags arrivals;
-  std::int32_t heads_per_arrival_section = 1;  ///< query heads whose keys come together
-  bool is_for_left_over = false;               ///< the launch works at `left_over` alone
-  LeftOver left_over;
 
   ScoreScale score;
   StridedRows lse;        ///< float32 [rows, heads]
@@ -64,6 +57,13 @@ struct ForwardParams {
   SinkRows sink;
   float* max_logits = nullptr;  ///< [heads_q], holds -inf or an earlier result
   PartialRows partial;          ///< has data where the list has splits
+
+  std::int32_t num_coming_works = 0;
+  std::int32_t coming_groups_per_section = 0;
+  ArrivalFlags arrivals;
+  std::int32_t heads_per_arrival_section = 1;  ///< query heads whose keys come together
+  bool is_for_left_over = false;               ///< the launch works at `left_over` alone
+  LeftOver left_over;
 };
 
 }  // namespace magi::sm90

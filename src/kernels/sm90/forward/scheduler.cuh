@@ -21,7 +21,7 @@ struct Item {
 
 template <ForwardConfig kC>
 __device__ __forceinline__ Item load_item(const ForwardParams& params, std::int32_t num_works,
-                                          std::int32_t index, ItemPart& part) {
+                                          std::int32_t index, ItemPart& part, ItemWait& wait) {
   const ForwardItem item = forward_item({num_works, params.head_groups, params.groups_per_section,
                                          params.num_coming_works, params.coming_groups_per_section},
                                         static_cast<std::uint32_t>(index));
@@ -34,10 +34,10 @@ __device__ __forceinline__ Item load_item(const ForwardParams& params, std::int3
     part.k_begin = ends.y;
     part.partial = ends.z < 0 ? -1 : ends.z * params.head_groups + group;
   }
-  part.first_flags = kFirstRun;
+  wait.first_flags = kFirstRun;
   if (params.arrivals.flags != nullptr) {
-    part.sources = __ldg(&params.tiles[item.work].sources);
-    part.index = index;
+    wait.sources = __ldg(&params.tiles[item.work].sources);
+    wait.index = index;
   }
   return {work.x, work.y, work.z, group * params.packed_heads};
 }
@@ -53,12 +53,12 @@ class Scheduler {
       : shared_(shared), params_(params) {}
 
   __device__ __forceinline__ void run() {
-    init_arrivals(shared_.arrivals, params_.arrivals);
+    init_arrivals(shared_.wait.arrivals, params_.arrivals);
     auto ticket = static_cast<std::int32_t>(blockIdx.x);
     while (ticket < num_items()) {
       const std::int32_t index =
           params_.is_for_left_over ? params_.left_over.items[ticket] : ticket;
-      const Item item = load_item<kC>(params_, num_works(), index, shared_.part);
+      const Item item = load_item<kC>(params_, num_works(), index, shared_.part, shared_.wait);
       ticket = take_ticket();
       if (params_.arrivals.flags == nullptr || await_item(item)) run_item(item);
     }
@@ -84,23 +84,24 @@ class Scheduler {
 
   /// Waits for the item's keys; false where it is left over.
   __device__ __forceinline__ bool await_item(const Item& item) {
-    const std::uint32_t sources = shared_.part.sources;
+    const std::uint32_t sources = shared_.wait.sources;
     if (sources == 0) return true;
     const std::int32_t section = item.head_begin / params_.heads_per_arrival_section;
-    switch (await_sources(params_.arrivals, shared_.arrivals, section, sources)) {
+    switch (await_sources(params_.arrivals, shared_.wait.arrivals, section, sources)) {
       case Arrival::Known:
         return true;
       case Arrival::New:
-        shared_.part.first_flags = kFirstRun | kNewKeys;
+        shared_.wait.first_flags = kFirstRun | kNewKeys;
         return true;
       case Arrival::Late:
         break;
     }
-    params_.left_over.items[atomicAdd(params_.left_over.count, 1u)] = shared_.part.index;
+    params_.left_over.items[atomicAdd(params_.left_over.count, 1u)] = shared_.wait.index;
     return false;
   }
 
-  /// The last CTA to come here leaves the counts at 0.
+  /// The last CTA to come here leaves the counts at 0. (Normally there are no items; a CTA that
+  /// asked for them at the kernel's begin would change the code of the consumers.)
   __device__ __forceinline__ void end_left_over() const {
     ptx::fence_gpu();  // the count has been read
     if (atomicInc(params_.left_over.num_ended, gridDim.x - 1) == gridDim.x - 1) {
@@ -136,7 +137,7 @@ class Scheduler {
     send({.token_begin = token,
           .head_begin = item.head_begin,
           .num_tiles = run.num_tiles - (is_short ? 1 : 0),
-          .flags = (is_first ? shared_.part.first_flags : 0) | (is_last ? kLastRun : 0) |
+          .flags = (is_first ? shared_.wait.first_flags : 0) | (is_last ? kLastRun : 0) |
                    (is_short ? kShortTile : 0),
           .k_end = run.k_end,
           .full_begin = run.full_begin,

@@ -46,15 +46,20 @@ struct ItemPlace {
   std::int32_t partial;  ///< see ItemPart
 };
 
-/// What the scheduler knows of its item besides tile and records; here because that thread has few
+/// The keys that the scheduler's item takes of its tile; here because that thread has few
 /// registers.
 struct ItemPart {
-  std::int32_t k_end;        ///< the first record gives the item only keys below it
-  std::int32_t k_begin;      ///< the last record gives the item only keys from it on
-  std::int32_t partial;      ///< a split's place among PartialRows; -1: the item is a whole tile
+  std::int32_t k_end;    ///< the first record gives the item only keys below it
+  std::int32_t k_begin;  ///< the last record gives the item only keys from it on
+  std::int32_t partial;  ///< a split's place among PartialRows; -1: the item is a whole tile
+};
+
+/// What the scheduler's item waits for. Sources and index are set where a launch waits.
+struct ItemWait {
   std::int32_t first_flags;  ///< of the item's first run
-  std::uint32_t sources;     ///< of coming keys; this and the next are set where a launch waits
+  std::uint32_t sources;     ///< of coming keys
   std::int32_t index;        ///< the item's place in the list's order
+  ArrivalState arrivals;
 };
 
 /// The weights by which a row of accumulators becomes out: out = weight * O + earlier_weight *
@@ -81,11 +86,11 @@ struct SharedStorage {
   RowWeights weights[kC.rows()];  ///< those of the item whose out is written next
   ItemPlace places[kC.q_stages];
   ItemPart part;
-  ArrivalState arrivals;
   // Readers: the consumer warps and, of messages, the loader too.
   Ring<kC.q_stages> q_ring;
   Ring<kC.kv_stages> kv_ring;
   Ring<kMessageStages> message_ring;
+  ItemWait wait;
 };
 
 }  // namespace magi::sm90
