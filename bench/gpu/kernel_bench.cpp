@@ -19,7 +19,7 @@ thread_local std::string last_error;
 
 struct Work {
   magi::sm90::ForwardState state;
-  magi::StreamCounters tickets;
+  magi::StreamCounters counters;
   magi::ForwardArgs args;
 };
 
@@ -148,7 +148,7 @@ MAGI_EXPORT void* magi_bench_make(const BenchProblem* problem, int variant) {
     auto work = std::make_unique<Work>();
     // One instance serves every feature set, and not all of them know splits.
     work->state = magi::sm90::make_forward(
-        instances, shapes, slices, {.packed_heads = problem->packed_heads, .max_pieces = 1});
+        instances, shapes, slices, {.packed_heads = problem->packed_heads, .max_pieces = 1}, {});
     const magi::DType type = instance.config.type;
     work->args.q = tensor(nullptr, type, shapes.rows_q, shapes.heads_q, shapes.dim_qk);
     work->args.k = tensor(nullptr, type, shapes.rows_k, shapes.heads_kv, shapes.dim_qk);
@@ -175,8 +175,9 @@ MAGI_EXPORT int magi_bench_run(void* work, const BenchTensors* tensors, void* st
     bench.args.out.data = tensors->out;
     bench.args.lse.data = tensors->lse;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    magi::sm90::enqueue_forward(bench.args, bench.state, bench.tickets.of_stream(cuda_stream),
-                                nullptr, cuda_stream);
+    magi::sm90::enqueue_forward(bench.args, bench.state,
+                                {.counters = bench.counters.of_stream(cuda_stream)}, nullptr,
+                                cuda_stream);
   });
 }
 
