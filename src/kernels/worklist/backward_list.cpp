@@ -21,6 +21,7 @@ void check_problem(const BackwardProblem& problem, std::span<const BandSlice> sl
   }
   if (problem.num_ctas < 1) throw invalid("num_ctas", problem.num_ctas, "1 or more");
   validate(Mask{problem.rows_q, problem.rows_k, {slices.begin(), slices.end()}});
+  check_coming_keys(problem.coming, problem.rows_k, problem.heads_kv);
 }
 
 void check_choice(std::int32_t heads_per_kv, const BackwardChoice& choice) {
@@ -164,7 +165,9 @@ BackwardList build_backward_list(const BackwardProblem& problem, std::span<const
                                  const SchedulePolicy& policy) {
   check_problem(problem, slices);
   check_choice(problem.heads_q / problem.heads_kv, choice);
-  auto [tiling, costs] = choose_tiling(problem, shape, slices, choice, policy);
+  BackwardProblem awaited = problem;
+  if (choice.is_deterministic) awaited.coming = {};
+  auto [tiling, costs] = choose_tiling(awaited, shape, slices, choice, policy);
   const Walk walk = choose_walk(costs, choice);
   Schedule schedule = choose_schedule(costs, walk, choice);
   BackwardList list;
@@ -182,6 +185,11 @@ BackwardList build_backward_list(const BackwardProblem& problem, std::span<const
     list.tiles.push_back(tiling.tiles[static_cast<std::size_t>(tile)]);
   }
   order_dq(list, tiling.component_of, walk.may_convert, policy);
+  if (!problem.coming.empty()) {
+    list.segments = key_segments(problem.coming, problem.rows_k);
+    list.arrivals =
+        tile_arrivals(problem.coming, list.tiles, list.segments, shape.keys, list.awaits_keys());
+  }
   return list;
 }
 

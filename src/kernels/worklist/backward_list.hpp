@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/worklist/backward_arrivals.hpp"
 #include "kernels/worklist/item_order.hpp"
 #include "kernels/worklist/schedule_policy.hpp"
 #include "magi/mask.hpp"
@@ -67,6 +68,7 @@ struct BackwardProblem {
   std::int32_t dim_v = 128;
   std::int32_t num_ctas = 132;                        ///< that walk the list at once
   std::int64_t cache_bytes = std::int64_t{32} << 20;  ///< q, dout and dQ of a section fit here
+  ComingKeys coming;                                  ///< empty: all keys are there from the start
 
   friend bool operator==(const BackwardProblem&, const BackwardProblem&) = default;
 };
@@ -77,12 +79,14 @@ struct BackwardChoice {
   std::int32_t heads_per_item = 0;  ///< a multiple of packed_heads that divides them
   std::int32_t section_heads = 0;   ///< kv heads
   std::optional<bool> is_group_first;
-  bool is_deterministic = true;  ///< dQ repeats bitwise: every list is ordered
+  /// dQ repeats bitwise: every list is ordered, and keys that come are awaited before it begins.
+  bool is_deterministic = true;
 };
 
 /// The items of one launch, span after span. Long k tiles have many splits, and those of a
 /// component lie together; the tail, the shortest k tiles of all kv heads, comes last and evens out
-/// when the CTAs are done.
+/// when the CTAs are done. Where items wait for coming keys, these are one span between k tiles
+/// that wait for nothing: some are worked at before anything has come, the tail at the end.
 ///
 /// Components are runs of rows that records join: rows of two components have no record in common.
 /// If two meet inside a q tile, each adds zeros to the other's rows, which needs no order.
@@ -104,6 +108,8 @@ struct BackwardList {
   std::vector<SemaphoreRun> semaphore_runs;
   std::vector<std::int32_t> tile_components;  ///< [q tiles]: how many components have rows in it
   std::vector<std::int32_t> left_tiles;       ///< q tiles left to the dQ convert kernel, ascending
+  std::vector<KeySegment> segments;           ///< of all rows; empty unless keys come
+  std::vector<TileArrival> arrivals;          ///< [k tiles], empty unless keys come
 
   std::int32_t num_q_tiles() const {
     return problem.rows_q == 0 ? 0 : (problem.rows_q - 1) / tile_tokens + 1;
@@ -123,6 +129,16 @@ struct BackwardList {
   }
   /// Semaphores of dQ of a head group, numbered q tile + component.
   std::int32_t num_semaphores() const { return num_q_tiles() + num_components; }
+  /// Whether items wait for the keys they read. Where they add to dQ in order they cannot: one that
+  /// waits would hold up all after it.
+  bool awaits_keys() const { return !problem.coming.empty() && !is_ordered; }
+  /// Words that say which items are left over.
+  std::int64_t num_late_words() const { return awaits_keys() ? (num_items() + 31) / 32 : 0; }
+  /// Verdicts of each k tile and kv head, items left over, those of them handed out, their words.
+  std::int64_t num_late_counters() const {
+    if (!awaits_keys()) return 0;
+    return std::int64_t(tiles.size()) * problem.heads_kv + 2 + num_late_words();
+  }
   /// Semaphores, splits done of each k tile and kv head by each warpgroup, items handed out.
   std::int64_t num_counters() const {
     return std::int64_t{head_groups} * num_semaphores() +

@@ -84,7 +84,9 @@ Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice) {
       std::accumulate(tiles.steps.begin(), tiles.steps.end(), std::int64_t{0});
   const bool is_narrow = policy.narrow_tile.is_undercut(longest, tiles.num_q_tiles);
   const bool is_alike = !policy.alike_tiles.is_exceeded(longest * std::ssize(tiles.steps), total);
-  const bool has_few = is_narrow && total < policy.few_additions * tiles.num_q_tiles;
+  // An item that waits for keys would hold up all that add to its sums after it.
+  const bool has_few =
+      is_narrow && total < policy.few_additions * tiles.num_q_tiles && tiles.is_coming.empty();
   Walk walk;
   walk.is_ordered = choice.is_deterministic || has_few;
   walk.may_convert = has_few && is_alike;

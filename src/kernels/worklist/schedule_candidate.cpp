@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
+#include <tuple>
 #include <utility>
 
 #include "base/check.hpp"
@@ -47,6 +49,19 @@ class CandidateSplits {
         by_.is_tail_alike ? input_.tiles.longest() : input_.tiles.steps_of(tile);
     return count_splits(input_, steps, by_.tail_steps, least_heads_);
   }
+  /// k tiles that wait for keys are split alike, as one in whose like most steps are: one span of
+  /// them goes through the kv heads once, as the keys come.
+  std::int32_t of_coming() const {
+    const TileCosts& tiles = input_.tiles;
+    std::int64_t sum = 0;
+    std::int64_t weighted = 0;
+    for (const std::int32_t tile : tiles.by_cost) {
+      if (!tiles.awaits_keys(tile)) continue;
+      sum += tiles.steps_of(tile);
+      weighted += tiles.steps_of(tile) * tiles.steps_of(tile);
+    }
+    return of_steps(sum == 0 ? 0 : weighted / sum);
+  }
 
  private:
   const ScheduleInput& input_;
@@ -54,21 +69,43 @@ class CandidateSplits {
   const std::int64_t least_heads_;
 };
 
-/// Finds the first place of the tail in TileCosts::by_cost. A whole tail is made of the shortest
-/// k tiles that keep every CTA busy while one still walks the longest.
-std::int32_t find_tail(const TileCosts& tiles, const Candidate& by, const CandidateSplits& splits) {
+/// What all items of a k tile cost.
+std::int64_t tile_cost(const TileCosts& tiles, std::int32_t tile, std::int32_t num_splits) {
+  return item_cost(tiles, tiles.steps_of(tile), num_splits) * num_splits * tiles.problem.heads_kv;
+}
+
+/// Finds the first place of the tail in `order`, k tiles that wait for nothing, longest first. A
+/// whole tail is made of the shortest k tiles that keep every CTA busy while one still walks the
+/// longest of all. Where others wait for keys, half of the work at least is left for the beginning.
+std::int32_t find_tail(const TileCosts& tiles, const Candidate& by, const CandidateSplits& splits,
+                       std::span<const std::int32_t> order) {
   const std::int64_t longest = tiles.longest();
-  const std::int64_t wanted = tiles.problem.num_ctas *
-                              item_cost(tiles, longest, splits.of_steps(longest)) * by.tail_share /
-                              kWholeTail;
-  auto place = static_cast<std::int32_t>(tiles.by_cost.size());
+  std::int64_t wanted = tiles.problem.num_ctas *
+                        item_cost(tiles, longest, splits.of_steps(longest)) * by.tail_share /
+                        kWholeTail;
+  if (order.size() < tiles.by_cost.size()) {
+    std::int64_t whole = 0;
+    for (const std::int32_t tile : order) whole += tile_cost(tiles, tile, splits.in_tail(tile));
+    wanted = std::min(wanted, whole / 2);
+  }
+  auto place = static_cast<std::int32_t>(order.size());
   for (std::int64_t cost = 0; place > 0 && cost < wanted; --place) {
-    const std::int32_t tile = tiles.by_cost[static_cast<std::size_t>(place) - 1];
-    const std::int32_t num_splits = splits.in_tail(tile);
-    cost +=
-        item_cost(tiles, tiles.steps_of(tile), num_splits) * num_splits * tiles.problem.heads_kv;
+    const std::int32_t tile = order[static_cast<std::size_t>(place) - 1];
+    cost += tile_cost(tiles, tile, splits.in_tail(tile));
   }
   return place;
+}
+
+/// Puts the k tiles that wait for keys between the tail and what comes before it.
+void set_order(Schedule& schedule, const TileCosts& tiles, const Candidate& by,
+               const CandidateSplits& splits) {
+  std::vector<std::int32_t>& order = schedule.order;
+  order = tiles.by_cost;
+  const auto coming = std::stable_partition(
+      order.begin(), order.end(), [&](std::int32_t tile) { return !tiles.awaits_keys(tile); });
+  const std::int32_t place = find_tail(tiles, by, splits, {order.begin(), coming});
+  std::rotate(order.begin() + place, coming, order.end());
+  schedule.tail_begin = place + static_cast<std::int32_t>(order.end() - coming);
 }
 
 /// Counts the kv heads of a section of an uneven list: one, as what CTAs walk at one time should be
@@ -119,6 +156,14 @@ std::int32_t count_section_heads(const ScheduleInput& input, const Candidate& by
   return even;
 }
 
+/// The most kv heads, up to `heads`, that lie side by side and never in two arrival sections.
+std::int32_t within_arrival_section(const BackwardProblem& problem, std::int32_t heads) {
+  const std::int32_t arriving = problem.coming.heads_per_section(problem.heads_kv);
+  heads = std::min(heads, arriving);
+  while (arriving % heads != 0) --heads;
+  return heads;
+}
+
 /// Counts the k tiles of a tile block: all of the span where items are whole, else blocks are
 /// equal.
 std::int32_t count_block_tiles(const TileCosts& tiles, const TileSpan& span) {
@@ -159,6 +204,9 @@ void add_span(Schedule& schedule, const ScheduleInput& input, const Candidate& b
   span.groups_per_item = tiles.groups / num_splits;
   const bool is_tail = places.begin >= schedule.tail_begin;
   span.section_heads = is_tail ? heads_kv : count_section_heads(input, by, span, schedule.order);
+  if (tiles.awaits_keys(schedule.order[static_cast<std::size_t>(places.begin)])) {
+    span.section_heads = within_arrival_section(tiles.problem, span.section_heads);
+  }
   span.block_tiles = count_block_tiles(tiles, span);
   if (num_splits > 1) span.slot_heads = count_slot_heads(tiles.problem, span);
   const std::int64_t begin = schedule.num_items();
@@ -174,12 +222,13 @@ void add_span(Schedule& schedule, const ScheduleInput& input, const Candidate& b
 }
 
 /// Sorts the places before the tail: k tiles of as many splits and of as long components lie
-/// together, those of a component side by side.
+/// together, those of a component side by side. Those that wait for keys stay behind the others.
 void sort_before_tail(Schedule& schedule, const TileCosts& tiles,
                       const std::vector<std::int32_t>& splits) {
   const auto comes_before = [&](std::int32_t left, std::int32_t right) {
     const auto a = static_cast<std::size_t>(left);
     const auto b = static_cast<std::size_t>(right);
+    if (tiles.awaits_keys(left) != tiles.awaits_keys(right)) return tiles.awaits_keys(right);
     if (splits[a] != splits[b]) return splits[a] > splits[b];
     if ((tiles.steps[a] == 0) != (tiles.steps[b] == 0)) return tiles.steps[b] == 0;
     if (!tiles.is_uneven) return false;
@@ -192,6 +241,26 @@ void sort_before_tail(Schedule& schedule, const TileCosts& tiles,
                    comes_before);
 }
 
+/// Returns into how many items each k tile is split.
+std::vector<std::int32_t> split_tiles(const Schedule& schedule, const TileCosts& tiles,
+                                      const CandidateSplits& candidate_splits) {
+  std::vector<std::int32_t> splits(tiles.steps.size(), 1);
+  const std::int32_t of_coming = tiles.is_coming.empty() ? 1 : candidate_splits.of_coming();
+  for (std::size_t place = 0; place < schedule.order.size(); ++place) {
+    const std::int32_t tile = schedule.order[place];
+    if (tiles.steps_of(tile) == 0) continue;
+    std::int32_t& count = splits[static_cast<std::size_t>(tile)];
+    if (tiles.awaits_keys(tile)) {
+      count = of_coming;
+    } else {
+      count = static_cast<std::int32_t>(place) < schedule.tail_begin
+                  ? candidate_splits.before_tail(tile)
+                  : candidate_splits.in_tail(tile);
+    }
+  }
+  return splits;
+}
+
 }  // namespace
 
 std::vector<std::int32_t> allowed_splits(const TileCosts& tiles, const BackwardChoice& choice) {
@@ -199,8 +268,10 @@ std::vector<std::int32_t> allowed_splits(const TileCosts& tiles, const BackwardC
     return {tiles.groups * tiles.packed_heads / choice.heads_per_item};
   }
   std::vector<std::int32_t> counts = {1};
-  // A count makes two spans, before the tail and in it; k tiles without records make two more.
-  while (counts.back() < tiles.groups && counts.size() + 1 < kMaxSpans / 2) {
+  // A count makes two spans, before the tail and in it; k tiles without records make two more, and
+  // those that wait for keys one.
+  const std::size_t num_coming = tiles.is_coming.empty() ? 0 : 1;
+  while (counts.back() < tiles.groups && counts.size() + 1 < (kMaxSpans - num_coming) / 2) {
     const std::int32_t rest = tiles.groups / counts.back();
     std::int32_t factor = 2;
     while (rest % factor != 0) ++factor;
@@ -222,27 +293,20 @@ Schedule make_schedule(const ScheduleInput& input, const Candidate& by) {
   const TileCosts& tiles = input.tiles;
   const CandidateSplits candidate_splits(input, by);
   Schedule schedule;
-  schedule.order = tiles.by_cost;
-  schedule.tail_begin = find_tail(tiles, by, candidate_splits);
+  set_order(schedule, tiles, by, candidate_splits);
   schedule.has_wide_sections = by.section_factor > 1;
   const auto num_tiles = static_cast<std::int32_t>(tiles.steps.size());
-  std::vector<std::int32_t> splits(tiles.steps.size(), 1);
-  for (std::int32_t place = 0; place < num_tiles; ++place) {
-    const std::int32_t tile = tiles.by_cost[static_cast<std::size_t>(place)];
-    if (tiles.steps_of(tile) == 0) continue;
-    splits[static_cast<std::size_t>(tile)] = place < schedule.tail_begin
-                                                 ? candidate_splits.before_tail(tile)
-                                                 : candidate_splits.in_tail(tile);
-  }
+  const std::vector<std::int32_t> splits = split_tiles(schedule, tiles, candidate_splits);
   sort_before_tail(schedule, tiles, splits);
   const auto kind_at = [&](std::int32_t place) {
     const std::int32_t tile = schedule.order[static_cast<std::size_t>(place)];
-    return std::pair{splits[static_cast<std::size_t>(tile)], tiles.steps_of(tile) == 0};
+    return std::tuple{splits[static_cast<std::size_t>(tile)], tiles.steps_of(tile) == 0,
+                      tiles.awaits_keys(tile)};
   };
   for (std::int32_t begin = 0, end = 0; begin < num_tiles; begin = end) {
     const std::int32_t most = begin < schedule.tail_begin ? schedule.tail_begin : num_tiles;
     while (end < most && kind_at(end) == kind_at(begin)) ++end;
-    add_span(schedule, input, by, kind_at(begin).first, {begin, end});
+    add_span(schedule, input, by, std::get<0>(kind_at(begin)), {begin, end});
   }
   return schedule;
 }

@@ -131,6 +131,11 @@ TileCosts cost_tiles(const BackwardProblem& problem, const BackwardTileShape& sh
   std::stable_sort(costs.by_cost.begin(), costs.by_cost.end(), [&](std::int32_t a, std::int32_t b) {
     return costs.steps_of(a) > costs.steps_of(b);
   });
+  if (!problem.coming.empty()) {
+    for (const KeyTile& tile : tiling.tiles) {
+      costs.is_coming.push_back(awaited_sources(problem.coming, tile, shape.keys) != 0 ? 1 : 0);
+    }
+  }
   compare_components(costs);
   const std::int64_t whole_items = std::ssize(tiling.tiles) * problem.heads_kv;
   costs.is_short = whole_items < policy.short_list * problem.num_ctas;

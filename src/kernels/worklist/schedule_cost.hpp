@@ -32,12 +32,16 @@ struct TileCosts {
   std::vector<std::int32_t> component_of;  ///< [k tiles], of the first record; -1: no records
   std::vector<std::int64_t> longest_of;    ///< [k tiles], most steps of a k tile of its component
   std::vector<std::int32_t> by_cost;       ///< k tiles, longest first, ties by index
+  std::vector<char> is_coming;             ///< [k tiles]: items wait for keys; empty: none do
   std::int32_t num_components = 0;
   bool is_uneven = false;  ///< see SchedulePolicy::uneven_cost
   bool is_short = false;   ///< see SchedulePolicy::short_list
   bool is_long = false;    ///< see SchedulePolicy::long_list
 
   std::int64_t steps_of(std::int32_t tile) const { return steps[static_cast<std::size_t>(tile)]; }
+  bool awaits_keys(std::int32_t tile) const {
+    return !is_coming.empty() && is_coming[static_cast<std::size_t>(tile)] != 0;
+  }
   /// Steps of the longest k tile.
   std::int64_t longest() const { return by_cost.empty() ? 0 : steps_of(by_cost.front()); }
 };
