@@ -17,6 +17,11 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* address) {
   return value;
 }
 
+/// A write after all that the thread has done or seen, for the whole GPU.
+__device__ __forceinline__ void store_release(unsigned* address, unsigned value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
 /// Adds 1 to a semaphore after all that the thread has done or seen, for the whole GPU.
 __device__ __forceinline__ void signal_semaphore(unsigned* semaphore) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(semaphore), "r"(1u) : "memory");

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+#include <string>
+
 #include "base/check.hpp"
 #include "kernels/attention/backend.hpp"
 #include "kernels/attention/checks.hpp"
@@ -13,6 +16,27 @@ namespace {
 
 [[noreturn]] void refuse_arrivals() {
   throw invalid("arrivals", "given", "none where nothing was prepared for coming keys");
+}
+
+void check_part_gradient(const std::string& name, const PartGradients& gradient, DType type) {
+  if ((gradient.dk == nullptr) != (gradient.dv == nullptr)) {
+    throw invalid(name, "one of dk and dv", "both or none");
+  }
+  if (gradient.dk == nullptr) return;
+  if (gradient.dtype != DType::Float32 && gradient.dtype != type) {
+    throw invalid(name + ".dtype", dtype_name(gradient.dtype),
+                  std::string("float32, ") + dtype_name(type));
+  }
+  constexpr std::uintptr_t kUnit = 16;  // rows are written in chunks of 16 bytes
+  const auto check = [&](const char* field, auto value) {
+    if (value % kUnit != 0) throw invalid(name + field, value, "multiples of 16");
+  };
+  check(".dk", reinterpret_cast<std::uintptr_t>(gradient.dk));
+  check(".dv", reinterpret_cast<std::uintptr_t>(gradient.dv));
+  check(".dk_row_bytes", static_cast<std::uintptr_t>(gradient.dk_row_bytes));
+  check(".dk_head_bytes", static_cast<std::uintptr_t>(gradient.dk_head_bytes));
+  check(".dv_row_bytes", static_cast<std::uintptr_t>(gradient.dv_row_bytes));
+  check(".dv_head_bytes", static_cast<std::uintptr_t>(gradient.dv_head_bytes));
 }
 
 }  // namespace
@@ -36,7 +60,7 @@ void PreparedForward::run_coming(const ForwardArgs& /*args*/, const DeviceWorksp
 
 void PreparedBackward::run_coming(const BackwardArgs& /*args*/,
                                   const DeviceWorkspace& /*workspace*/,
-                                  const KeyArrivals& /*arrivals*/, void* /*stream*/) const {
+                                  const BackwardArrivals& /*arrivals*/, void* /*stream*/) const {
   refuse_arrivals();
 }
 
@@ -47,6 +71,22 @@ void check_arrivals(const KeyArrivals& arrivals) {
     throw invalid("arrivals.patience_ns", arrivals.patience_ns, "0 or more");
   }
   if (!arrivals.await) throw invalid("arrivals.await", "empty", "a function");
+}
+
+void check_part_gradients(std::span<const PartGradients> gradients, const BackwardArgs& args,
+                          std::size_t num_parts) {
+  if (gradients.empty()) return;
+  if (gradients.size() != num_parts) {
+    throw invalid("number of gradients", gradients.size(),
+                  "0 or that of parts, " + std::to_string(num_parts));
+  }
+  if (args.is_accumulating && !args.is_writing_keys) {
+    throw invalid("gradients of parts", "given",
+                  "none where is_accumulating without is_writing_keys");
+  }
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    check_part_gradient("gradients[" + std::to_string(i) + "]", gradients[i], args.k.dtype);
+  }
 }
 
 }  // namespace magi

@@ -60,8 +60,10 @@ class PreparedBackward {
   virtual BackwardTiling tiling() const { return {}; }
   virtual void run(const BackwardArgs& args, const DeviceWorkspace& workspace,
                    void* stream) const = 0;
+  /// Gradients of parts may have places of their own, unless keys' gradients are added to what is
+  /// there.
   virtual void run_coming(const BackwardArgs& args, const DeviceWorkspace& workspace,
-                          const KeyArrivals& arrivals, void* stream) const;
+                          const BackwardArrivals& arrivals, void* stream) const;
 };
 
 /// One way to compute attention. Immutable; what it prepared may outlive it.

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/worklist/coming_keys.hpp"
 #include "magi/attention_cuda.hpp"
@@ -40,6 +42,9 @@ void check_call(const AttentionLimits& limits, const BackwardArgs& args,
                 const AttentionProblem& made_for);
 /// That nothing is missing.
 void check_arrivals(const KeyArrivals& arrivals);
+/// Places of a call's gradients for so many parts.
+void check_part_gradients(std::span<const PartGradients> gradients, const BackwardArgs& args,
+                          std::size_t num_parts);
 /// Memory of `size_bytes` or more, aligned to kArenaAlignment.
 void check_workspace(const DeviceWorkspace& workspace, std::int64_t size_bytes);
 

@@ -72,10 +72,9 @@ void DeviceForward::capture(const ForwardArgs& args, const DeviceWorkspace& work
 
 DeviceBackward::DeviceBackward(const AttentionLimits& limits, const BackwardArgs& args,
                                const ComingKeys* coming)
-    : lease_(args.q.device),
-      limits_(limits),
-      problem_(problem_of(args)),
-      takes_arrivals_(coming != nullptr) {}
+    : lease_(args.q.device), limits_(limits), problem_(problem_of(args)) {
+  if (coming != nullptr) num_parts_ = coming->parts.size();
+}
 
 void DeviceBackward::run(const BackwardArgs& args, const DeviceWorkspace& workspace,
                          void* stream) const {
@@ -83,14 +82,15 @@ void DeviceBackward::run(const BackwardArgs& args, const DeviceWorkspace& worksp
 }
 
 void DeviceBackward::run_coming(const BackwardArgs& args, const DeviceWorkspace& workspace,
-                                const KeyArrivals& arrivals, void* stream) const {
-  if (!takes_arrivals_) PreparedBackward::run_coming(args, workspace, arrivals, stream);
-  check_arrivals(arrivals);
+                                const BackwardArrivals& arrivals, void* stream) const {
+  if (!num_parts_) PreparedBackward::run_coming(args, workspace, arrivals, stream);
+  check_arrivals(arrivals.keys);
+  check_part_gradients(arrivals.gradients, args, *num_parts_);
   start(args, workspace, &arrivals, static_cast<cudaStream_t>(stream));
 }
 
 void DeviceBackward::start(const BackwardArgs& args, const DeviceWorkspace& workspace,
-                           const KeyArrivals* arrivals, cudaStream_t stream) const {
+                           const BackwardArrivals* arrivals, cudaStream_t stream) const {
   check_call(limits_, args, problem_);
   const std::int64_t needed = workspace_bytes();
   if (workspace.data != nullptr) check_workspace(workspace, needed);

@@ -3,7 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <memory>
+#include <optional>
 
 #include "cuda/pool.hpp"
 #include "cuda/stream_counters.hpp"
@@ -51,21 +53,21 @@ class DeviceBackward : public PreparedBackward,
  public:
   void run(const BackwardArgs& args, const DeviceWorkspace& workspace, void* stream) const final;
   void run_coming(const BackwardArgs& args, const DeviceWorkspace& workspace,
-                  const KeyArrivals& arrivals, void* stream) const final;
+                  const BackwardArrivals& arrivals, void* stream) const final;
 
  protected:
   DeviceBackward(const AttentionLimits& limits, const BackwardArgs& args, const ComingKeys* coming);
-  virtual void enqueue(const BackwardArgs& args, void* workspace, const KeyArrivals* arrivals,
+  virtual void enqueue(const BackwardArgs& args, void* workspace, const BackwardArrivals* arrivals,
                        cudaStream_t stream) const = 0;
 
  private:
   void start(const BackwardArgs& args, const DeviceWorkspace& workspace,
-             const KeyArrivals* arrivals, cudaStream_t stream) const;
+             const BackwardArrivals* arrivals, cudaStream_t stream) const;
 
   PoolLease lease_;
   const AttentionLimits& limits_;
   AttentionProblem problem_;
-  bool takes_arrivals_;
+  std::optional<std::size_t> num_parts_;  ///< of the coming keys that it is prepared for
 };
 
 }  // namespace magi

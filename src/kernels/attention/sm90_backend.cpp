@@ -39,8 +39,9 @@ class Sm90Forward final : public DeviceForward {
 class Sm90Backward final : public DeviceBackward {
  public:
   Sm90Backward(const AttentionLimits& limits, const BackwardArgs& args,
-               const BackwardTuning& tuning)
-      : DeviceBackward(limits, args, nullptr), state_(sm90::make_backward(args, tuning)) {}
+               const BackwardTuning& tuning, const ComingKeys* coming)
+      : DeviceBackward(limits, args, coming),
+        state_(sm90::make_backward(args, tuning, coming == nullptr ? ComingKeys{} : *coming)) {}
 
   std::int64_t size_bytes() const override { return state_.size_bytes(); }
   std::int64_t workspace_bytes() const override {
@@ -53,9 +54,9 @@ class Sm90Backward final : public DeviceBackward {
   }
 
  protected:
-  void enqueue(const BackwardArgs& args, void* workspace, const KeyArrivals* /*arrivals*/,
+  void enqueue(const BackwardArgs& args, void* workspace, const BackwardArrivals* arrivals,
                cudaStream_t stream) const override {
-    sm90::enqueue_backward(args, state_, workspace, stream);
+    sm90::enqueue_backward(args, state_, workspace, arrivals, stream);
   }
 
  private:
@@ -95,6 +96,7 @@ class Sm90Backend final : public AttentionBackend {
     return device >= 0 && device_info(device).is_hopper();
   }
 
+  bool takes_coming_keys() const override { return true; }
   std::shared_ptr<const PreparedForward> prepare_forward(
       const ForwardArgs& args, const ForwardTuning& tuning) const override {
     check_problem(limits_, args);
@@ -113,7 +115,15 @@ class Sm90Backend final : public AttentionBackend {
       const BackwardArgs& args, const BackwardTuning& tuning) const override {
     check_problem(limits_, args);
     const DeviceScope scope(args.q.device);
-    return std::make_shared<const Sm90Backward>(limits_, args, tuning);
+    return std::make_shared<const Sm90Backward>(limits_, args, tuning, nullptr);
+  }
+  std::shared_ptr<const PreparedBackward> prepare_coming_backward(
+      const BackwardArgs& args, const BackwardTuning& tuning,
+      const ComingKeys& coming) const override {
+    check_problem(limits_, args);
+    check_coming_keys(coming, args.k.shape[0], args.k.shape[1]);
+    const DeviceScope scope(args.q.device);
+    return std::make_shared<const Sm90Backward>(limits_, args, tuning, &coming);
   }
 
  private:

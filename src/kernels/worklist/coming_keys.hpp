@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "magi/band.hpp"
+#include "magi/tensor.hpp"
 
 // Keys that other GPUs write to their place while attention over them runs: what a schedule must
 // know of them, and where a run finds out what has come.
@@ -52,6 +54,27 @@ struct KeyArrivals {
   std::int64_t patience_ns = 0;
   /// Enqueues a bounded wait for all flags on a cudaStream_t. What was left over runs behind it.
   std::function<void(void* stream)> await;
+};
+
+/// Where the gradients of a part's keys are written instead of dk and dv of the call, such as
+/// memory of another GPU: sums over the queries of this call alone. Addresses and strides are
+/// multiples of 16 bytes; the last dimension is contiguous.
+struct PartGradients {
+  void* dk = nullptr;  ///< of the part's first row, head 0; null, like dv: to those of the call
+  void* dv = nullptr;
+  std::int64_t dk_row_bytes = 0;
+  std::int64_t dk_head_bytes = 0;
+  std::int64_t dv_row_bytes = 0;
+  std::int64_t dv_head_bytes = 0;
+  DType dtype = DType::Float32;  ///< or that of k
+};
+
+/// What a run of the backward is told of keys that come.
+struct BackwardArrivals {
+  KeyArrivals keys;
+  /// One for each part, or none. They are read while the run is enqueued; what they point to is
+  /// written when the run has ended.
+  std::span<const PartGradients> gradients;
 };
 
 }  // namespace magi

@@ -9,20 +9,23 @@
 #include "cuda/arena.hpp"
 #include "cuda/device.hpp"
 #include "cuda/tensor_map.hpp"
+#include "kernels/sm90/backward/destinations.hpp"
 #include "kernels/sm90/backward/prepare.hpp"
 #include "kernels/sm90/conversions.hpp"
 
 namespace magi::sm90 {
 namespace {
 
-BackwardProblem backward_problem(const BackwardArgs& args, std::int32_t num_ctas) {
+BackwardProblem backward_problem(const BackwardArgs& args, std::int32_t num_ctas,
+                                 const ComingKeys& coming) {
   return {.rows_q = to_int(args.q.shape[0]),
           .rows_k = to_int(args.k.shape[0]),
           .heads_q = to_int(args.q.shape[1]),
           .heads_kv = to_int(args.k.shape[1]),
           .dim_qk = to_int(args.q.shape[2]),
           .dim_v = to_int(args.v.shape[2]),
-          .num_ctas = num_ctas};
+          .num_ctas = num_ctas,
+          .coming = coming};
 }
 
 /// Tiles of 64 rows, as prepare and the converting kernel see them, in a q tile of the main kernel.
@@ -58,7 +61,7 @@ void prepare(const BackwardArgs& args, const BackwardState& state, void* workspa
     params.num_components = static_cast<const std::int32_t*>(state.tile_components.data());
   }
   params.semaphores = part_at<std::uint32_t>(workspace, layout.semaphores);
-  params.num_semaphores = state.list.num_counters();
+  params.num_semaphores = state.list.num_counters() + state.list.num_late_counters();
   prepare_backward(params, args.q.dtype, stream);
 }
 
@@ -166,6 +169,20 @@ BackwardItems backward_items(const BackwardState& state, unsigned* ticket) {
   return items;
 }
 
+/// `counters`: those of BackwardList::num_late_counters.
+ComingItems coming_items(const BackwardState& state, unsigned* counters) {
+  const BackwardList& list = state.list;
+  const ComingKeys& coming = list.problem.coming;
+  unsigned* num_left_over = counters + std::int64_t{list.problem.heads_kv} * std::ssize(list.tiles);
+  return {.flags = {.num_sources = coming.num_sources},
+          .heads_per_section = coming.heads_per_section(list.problem.heads_kv),
+          .tiles = static_cast<const TileArrival*>(state.arrivals.data()),
+          .verdicts = counters,
+          .num_left_over = num_left_over,
+          .left_over_ticket = num_left_over + 1,
+          .left_over_words = num_left_over + 2};
+}
+
 BackwardParams backward_params(const BackwardArgs& args, const BackwardState& state,
                                void* workspace) {
   const BackwardLayout layout = backward_layout(state);
@@ -182,7 +199,39 @@ BackwardParams backward_params(const BackwardArgs& args, const BackwardState& st
   params.keys = key_gradients(args, list.problem, part_at<float>(workspace, layout.split_sums),
                               semaphores + std::int64_t{list.head_groups} * list.num_semaphores());
   params.items = backward_items(state, semaphores + (list.num_counters() - 1));
+  params.coming = coming_items(state, semaphores + list.num_counters());
   return params;
+}
+
+/// Tells a launch where the gradients of keys go.
+void set_destinations(BackwardParams& params, const BackwardArgs& args, const BackwardState& state,
+                      std::span<const PartGradients> gradients, void* workspace,
+                      cudaStream_t stream) {
+  auto* target = part_at<KeyDestination>(workspace, backward_layout(state).destinations);
+  store_destinations(key_destinations(args, state.list.segments, gradients), target, stream);
+  params.keys.destinations = target;
+}
+
+/// Launches the main kernel, where keys come in front of or behind the wait for them.
+void launch(BackwardParams params, const BackwardState& state, const BackwardInstance& instance,
+            const KeyArrivals* arrivals, cudaStream_t stream) {
+  const auto launch_items = [&](LaunchStart start) {
+    if (state.num_ctas > 0) instance.launch(params, state.num_ctas, start, stream);
+  };
+  if (arrivals == nullptr) return launch_items(LaunchStart::Ahead);
+  if (!state.list.awaits_keys()) {
+    arrivals->await(stream);
+    return launch_items(LaunchStart::Behind);
+  }
+  params.coming.flags.flags = arrivals->flags;
+  params.coming.flags.expected = arrivals->expected;
+  params.coming.flags.patience_ns = arrivals->patience_ns;
+  launch_items(LaunchStart::Ahead);
+  arrivals->await(stream);
+  params.coming.flags.flags = nullptr;
+  params.coming.is_for_left_over = true;
+  params.items.ticket = params.coming.left_over_ticket;
+  launch_items(LaunchStart::Behind);
 }
 
 const BackwardInstance* find_instance(const BackwardArgs& args, bool has_softcap) {
@@ -211,13 +260,14 @@ BackwardLayout backward_layout(const BackwardState& state) {
   const std::int64_t dout_elements = std::int64_t{problem.rows_q} * problem.heads_q * problem.dim_v;
   Arena arena;
   BackwardLayout layout;
-  layout.semaphores = arena.add<std::uint32_t>(list.num_counters());
+  layout.semaphores = arena.add<std::uint32_t>(list.num_counters() + list.num_late_counters());
   layout.lse_log2 = arena.add<float>(list.num_sums() * list.shape.rows);
   layout.delta = arena.add<float>(list.num_sums() * list.shape.rows);
   layout.dq_sums = arena.add<float>(list.sum_floats(config.dim_qk));
   layout.split_sums = arena.add<float>(list.slot_floats(config.dim_qk, config.dim_v));
   layout.dout_copy =
       arena.add<std::uint16_t>(state.dout_type == DType::Float32 ? dout_elements : 0);
+  layout.destinations = arena.add<KeyDestination>(std::ssize(list.segments));
   layout.size_bytes = arena.size_bytes();
   return layout;
 }
@@ -225,10 +275,11 @@ BackwardLayout backward_layout(const BackwardState& state) {
 std::int64_t BackwardState::size_bytes() const {
   return static_cast<std::int64_t>(tiles.size_bytes() + records.size_bytes() +
                                    semaphore_runs.size_bytes() + tile_components.size_bytes() +
-                                   left_tiles.size_bytes());
+                                   left_tiles.size_bytes() + arrivals.size_bytes());
 }
 
-BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuning) {
+BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuning,
+                            const ComingKeys& coming) {
   if (tuning.head_walk > HeadWalk::InTurn) {
     throw invalid("head_walk", static_cast<int>(tuning.head_walk), "ByCost, Together or InTurn");
   }
@@ -238,7 +289,7 @@ BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuni
   state.dout_type = args.dout.dtype;
   const std::int32_t num_sms = count_free_sms(current_device(), tuning.sm_margin);
   state.list = build_backward_list(
-      backward_problem(args, num_sms), args.slices, tile_shape(state.instance->config),
+      backward_problem(args, num_sms, coming), args.slices, tile_shape(state.instance->config),
       {.packed_heads = tuning.packed_heads,
        .heads_per_item = tuning.heads_per_item,
        .section_heads = tuning.section_heads,
@@ -254,21 +305,26 @@ BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuni
   state.tile_components = to_device_sync<std::int32_t>(list.tile_components);
   state.num_left = to_int(std::ssize(list.left_tiles));
   state.left_tiles = to_device_sync<std::int32_t>(list.left_tiles);
+  state.arrivals = to_device_sync<TileArrival>(list.arrivals);
   list.records = {};
   list.semaphore_runs = {};
   list.tile_components = {};
   list.left_tiles = {};
+  list.arrivals = {};
   return state;
 }
 
 void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void* workspace,
-                      cudaStream_t stream) {
+                      const BackwardArrivals* arrivals, cudaStream_t stream) {
   const BackwardInstance* instance =
       args.params.softcap > 0.0 ? state.softcap_instance : state.instance;
+  BackwardParams params = backward_params(args, state, workspace);
+  if (arrivals != nullptr && !arrivals->gradients.empty()) {
+    set_destinations(params, args, state, arrivals->gradients, workspace, stream);
+  }
   prepare(args, state, workspace, stream);
   add_sink_gradient(args, state, workspace, stream);
-  const BackwardParams params = backward_params(args, state, workspace);
-  if (state.num_ctas > 0) instance->launch(params, state.num_ctas, stream);
+  launch(params, state, *instance, arrivals == nullptr ? nullptr : &arrivals->keys, stream);
   if (params.query.rows_q > 0) instance->convert_dq(params, stream);
 }
 

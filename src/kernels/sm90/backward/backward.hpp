@@ -23,6 +23,7 @@ struct BackwardState {
   DeviceBuffer tile_components;
   std::int32_t num_left = 0;  ///< see BackwardList::left_tiles
   DeviceBuffer left_tiles;
+  DeviceBuffer arrivals;  ///< [k tiles], where keys come
 
   std::int64_t size_bytes() const;
 };
@@ -35,15 +36,18 @@ struct BackwardLayout {
   std::size_t dq_sums = 0;
   std::size_t split_sums = 0;
   std::size_t dout_copy = 0;
+  std::size_t destinations = 0;
   std::size_t size_bytes = 0;
 };
 BackwardLayout backward_layout(const BackwardState& state);
 
 /// The list for the problem of `args`, on the current device.
-BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuning);
+BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuning,
+                            const ComingKeys& coming);
 
-/// Enqueues a run; `workspace` is as long as the layout says.
+/// Enqueues a run; `workspace` is as long as the layout says. `arrivals`: null where all keys are
+/// there.
 void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void* workspace,
-                      cudaStream_t stream);
+                      const BackwardArrivals* arrivals, cudaStream_t stream);
 
 }  // namespace magi::sm90

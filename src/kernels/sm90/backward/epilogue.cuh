@@ -22,8 +22,7 @@ class BackwardEpilogue {
       : shared_(shared),
         params_(params),
         warpgroup_(warpgroup),
-        thread_(ptx::thread_index() & 127),
-        place_(thread_) {}
+        thread_(ptx::thread_index() & 127) {}
 
   __device__ __forceinline__ void write(Keys& dk, Values& dv, const ItemInfo& item) const {
     constexpr std::int32_t kWhole = kFirstSplit | kLastSplit;
@@ -36,11 +35,17 @@ class BackwardEpilogue {
     }
 #pragma unroll
     for (int i = 0; i < kC.dim_qk / 2; ++i) dk[i] *= params_.softmax.score.softmax_scale;
-    write_rows(dv, params_.keys.dv, params_.keys.dim_v, item);
-    write_rows(dk, params_.keys.dk, params_.keys.dim_qk, item);
+    ptx::named_barrier_sync(kDkvEpilogue + warpgroup_, 128);
+    const KeyGradients& keys = params_.keys;
+    write_rows(dv, row_of(keys.dv, &KeyDestination::dv, item), keys.dim_v);
+    write_rows(dk, row_of(keys.dk, &KeyDestination::dk, item), keys.dim_qk);
   }
 
  private:
+  static constexpr int kWarpRows = 16;
+  static constexpr int kChunkBytes = 16;
+  static constexpr int kPanelChunks = tile::kPanelRowBytes / kChunkBytes;
+  static constexpr int kPanelBytes = kC.keys * tile::kPanelRowBytes;
   static constexpr int kKeyFloats = kC.keys * kC.dim_qk;   ///< floats of dK in a slot
   static constexpr int kValueFloats = kC.keys * kC.dim_v;  ///< floats of dV after them
 
@@ -107,65 +112,131 @@ class BackwardEpilogue {
     }
   }
 
+  /// Where the gradient of a key goes; without data: nowhere.
+  struct Row {
+    std::uint8_t* data = nullptr;
+    bool is_float = false;
+  };
+
+  __device__ __forceinline__ static int lane() { return ptx::thread_index() & 31; }
+  /// The first of the warp's 16 rows, in V's buffer too.
+  __device__ __forceinline__ int first_row() const {
+    return 64 * warpgroup_ + (ptx::thread_index() & 127) / 32 * kWarpRows;
+  }
+
+  /// The lane's row, one of 16, in `local` or where its destination says.
+  __device__ __forceinline__ Row row_of(const StridedRows& local,
+                                        GradientRows KeyDestination::*gradient,
+                                        const ItemInfo& item) const {
+    const int row = first_row() + lane() % kWarpRows;
+    if (row >= item.num_keys) return {};
+    const std::int32_t key = item.key_begin + row;
+    if (params_.keys.destinations == nullptr) {
+      auto* data =
+          local.is_float()
+              ? reinterpret_cast<std::uint8_t*>(row_at<float>(local, key, item.kv_head))
+              : reinterpret_cast<std::uint8_t*>(row_at<std::uint16_t>(local, key, item.kv_head));
+      return {data, local.is_float()};
+    }
+    const KeyDestination* at = params_.keys.destinations + item.first_segment;
+    while (at->row_end <= key) ++at;
+    const GradientRows& rows = at->*gradient;
+    return {rows.data + (key - at->row_begin) * rows.row_bytes + item.kv_head * rows.head_bytes,
+            rows.is_float};
+  }
+
+  /// Writes the warp's rows, in both types where a tile has destinations of both.
   template <int kElements>
-  __device__ __forceinline__ void write_rows(const float (&values)[kElements],
-                                             const StridedRows& target, int dim,
-                                             const ItemInfo& item) const {
-    if (target.is_float()) {
-      write_floats(values, row_at<float>(target, item.key_begin, item.kv_head), target, dim,
-                   item.num_keys);
-    } else {
-      write_halves(values, row_at<std::uint16_t>(target, item.key_begin, item.kv_head), target, dim,
-                   item.num_keys);
+  __device__ __forceinline__ void write_rows(const float (&values)[kElements], const Row& row,
+                                             int dim) const {
+    const bool is_there = row.data != nullptr;
+    if (__any_sync(0xffffffffu, is_there && row.is_float)) {
+      write_floats(values, row.is_float ? row.data : nullptr, dim);
+    }
+    if (__any_sync(0xffffffffu, is_there && !row.is_float)) {
+      write_halves(values, row.is_float ? nullptr : row.data, dim);
     }
   }
 
-  template <int kElements>
-  __device__ __forceinline__ void write_floats(const float (&values)[kElements], float* data,
-                                               const StridedRows& target, int dim,
-                                               int num_keys) const {
-#pragma unroll
-    for (int row = 0; row < tile::kRowsPerThread; ++row) {
-      const int key = 64 * warpgroup_ + place_.row + 8 * row;
-      const int num_columns = key < num_keys ? dim - place_.column : 0;
-      float* place = data + key * target.row_stride + place_.column;
-#pragma unroll
-      for (int c = 0; c < kElements / 4; ++c) {
-        if (8 * c >= num_columns) continue;
-        auto* pair = reinterpret_cast<float2*>(place + 8 * c);
-        float2 value = make_float2(values[4 * c + 2 * row], values[4 * c + 2 * row + 1]);
-        if (params_.keys.is_adding) {
-          const float2 before = *pair;
-          value = make_float2(value.x + before.x, value.y + before.y);
-        }
-        *pair = value;
+  // Rows pass through the warp's rows of V's buffer and leave in chunks of 16 bytes, neighbouring
+  // lanes side by side: memory of another GPU takes a row in few and whole packets.
+
+  /// Where a chunk of a row lies in V's buffer.
+  __device__ __forceinline__ static std::uint32_t chunk_place(int row, int chunk) {
+    return static_cast<std::uint32_t>(chunk / kPanelChunks * kPanelBytes) +
+           tile::swizzled_offset(row, chunk % kPanelChunks);
+  }
+
+  /// Writes a row's next kChunks chunks, which lie in V's buffer; lane r % 16 has the address of
+  /// row r, or null.
+  template <int kChunks, typename Write>
+  __device__ __forceinline__ void write_chunks(std::uint8_t* address, int num_chunks,
+                                               const Write& write) const {
+    const auto low = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(address));
+    const auto high = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(address) >> 32);
+#pragma unroll 4
+    for (int round = 0; round < kWarpRows * kChunks / 32; ++round) {
+      const int i = 32 * round + lane();
+      const int row = i / kChunks;
+      const int chunk = i % kChunks;
+      const std::uintptr_t first = __shfl_sync(0xffffffffu, low, row) |
+                                   std::uintptr_t{__shfl_sync(0xffffffffu, high, row)} << 32;
+      const auto* source =
+          reinterpret_cast<const float4*>(shared_.v + chunk_place(first_row() + row, chunk));
+      if (first != 0 && chunk < num_chunks) {
+        write(reinterpret_cast<float4*>(first + kChunkBytes * chunk), *source);
       }
     }
   }
 
-  /// Writes through this warp's rows of V's buffer, so that a row leaves in chunks of 16 bytes.
+  template <int kElements>
+  __device__ __forceinline__ void write_floats(const float (&values)[kElements],
+                                               std::uint8_t* address, int dim) const {
+    // Columns for which the warp's rows have room: 32 in each panel.
+    constexpr int kColumns = kC.v_stage_bytes() / kPanelBytes * 32;
+    constexpr int kChunks = kColumns / 4;
+    const bool is_adding = params_.keys.is_adding;
+#pragma unroll
+    for (int begin = 0; begin < 2 * kElements; begin += kColumns) {
+      stage_floats<kColumns>(values, begin);
+      __syncwarp();
+      std::uint8_t* target = address == nullptr ? nullptr : address + 4 * begin;
+      write_chunks<kChunks>(target, (dim - begin) / 4, [&](float4* place, float4 value) {
+        if (is_adding) {
+          const float4 before = *place;
+          value = make_float4(value.x + before.x, value.y + before.y, value.z + before.z,
+                              value.w + before.w);
+        }
+        *place = value;
+      });
+      __syncwarp();
+    }
+  }
+
+  /// Stores columns [begin, begin + kColumns) of the warp's rows in V's buffer.
+  template <int kColumns, int kElements>
+  __device__ __forceinline__ void stage_floats(const float (&values)[kElements], int begin) const {
+    const std::uint32_t base =
+        ptx::shared_address(shared_.v) + static_cast<std::uint32_t>(lane() % 2 * 8);
+#pragma unroll
+    for (int c = 0; c < kColumns / 8; ++c) {
+#pragma unroll
+      for (int row = 0; row < tile::kRowsPerThread; ++row) {
+        const float* pair = values + begin / 2 + 4 * c + 2 * row;
+        ptx::store_shared_float2(
+            base + chunk_place(first_row() + lane() / 4 + 8 * row, 2 * c + lane() % 4 / 2), pair[0],
+            pair[1]);
+      }
+    }
+  }
+
   template <int kElements>
   __device__ __forceinline__ void write_halves(const float (&values)[kElements],
-                                               std::uint16_t* data, const StridedRows& target,
-                                               int dim, int num_keys) const {
-    constexpr int kPanelBytes = kC.keys * tile::kPanelRowBytes;
-    const int thread = ptx::thread_index() & 127;
-    const int lane = thread % 32;
-    const int first_row = 64 * warpgroup_ + thread / 32 * 16;
-    ptx::named_barrier_sync(kDkvEpilogue + warpgroup_, 128);
-    tile::stage_rows<kC.type, kC.keys>(shared_.v, first_row, lane, values);
+                                               std::uint8_t* address, int dim) const {
+    tile::stage_rows<kC.type, kC.keys>(shared_.v, first_row(), lane(), values);
     __syncwarp();
-    constexpr int kChunks = kElements / 4;
-#pragma unroll 4
-    for (int i = lane; i < 16 * kChunks; i += 32) {
-      const int row = first_row + i / kChunks;
-      const int chunk = i % kChunks;
-      const auto* source = reinterpret_cast<const int4*>(shared_.v + chunk / 8 * kPanelBytes +
-                                                         tile::swizzled_offset(row, chunk % 8));
-      if (row < num_keys && 8 * chunk < dim) {
-        *reinterpret_cast<int4*>(data + row * target.row_stride + 8 * chunk) = *source;
-      }
-    }
+    write_chunks<kElements / 4>(address, dim / 8,
+                                [](float4* place, const float4& value) { *place = value; });
     __syncwarp();
   }
 
@@ -173,7 +244,6 @@ class BackwardEpilogue {
   const BackwardParams& params_;
   const int warpgroup_;
   const int thread_;
-  const tile::FragmentPlace place_;
 };
 
 }  // namespace magi::sm90

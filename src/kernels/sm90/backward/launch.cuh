@@ -12,18 +12,26 @@
 namespace magi::sm90 {
 
 template <typename Instance, bool kIsDeterministic>
-void launch_backward_kernel(const BackwardParams& params, int num_ctas, cudaStream_t stream) {
+void launch_backward_kernel(const BackwardParams& params, int num_ctas, LaunchStart start,
+                            cudaStream_t stream) {
   constexpr BackwardConfig kC = Instance::kConfig.ordered(kIsDeterministic);
   constexpr auto kKernel = backward_kernel<Instance, kIsDeterministic>;
   const int bytes = grant_storage<BackwardStorage<kC>, kKernel>();
-  launch_ahead(kKernel, num_ctas, kC.threads(), bytes, params, stream);
+  switch (start) {
+    case LaunchStart::Ahead:
+      return launch_ahead(kKernel, num_ctas, kC.threads(), bytes, params, stream);
+    case LaunchStart::Behind:
+      kKernel<<<num_ctas, kC.threads(), bytes, stream>>>(params);
+      cuda_check(cudaGetLastError(), "backward_kernel");
+  }
 }
 
 template <typename Instance>
-void launch_backward(const BackwardParams& params, int num_ctas, cudaStream_t stream) {
+void launch_backward(const BackwardParams& params, int num_ctas, LaunchStart start,
+                     cudaStream_t stream) {
   const auto launch = params.dq_order.is_ordered ? launch_backward_kernel<Instance, true>
                                                  : launch_backward_kernel<Instance, false>;
-  launch(params, num_ctas, stream);
+  launch(params, num_ctas, start, stream);
 }
 
 template <typename Instance>

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <span>
 
 #include "kernels/sm90/backward/config.hpp"
@@ -10,10 +11,17 @@
 
 namespace magi::sm90 {
 
+/// When a launch begins.
+enum class LaunchStart : std::uint8_t {
+  Ahead,   ///< with its start ahead of the end of the kernel before it
+  Behind,  ///< behind all that the stream does before it, whatever that is
+};
+
 /// One compiled kernel.
 struct BackwardInstance {
   BackwardConfig config;
-  void (*launch)(const BackwardParams& params, int num_ctas, cudaStream_t stream) = nullptr;
+  void (*launch)(const BackwardParams& params, int num_ctas, LaunchStart start,
+                 cudaStream_t stream) = nullptr;
   /// Converts the dQ sums that `launch` leaves into dq; enqueued after it.
   void (*convert_dq)(const BackwardParams& params, cudaStream_t stream) = nullptr;
 };

@@ -56,6 +56,22 @@ struct DqOutput {
   std::int32_t num_left = 0;
 };
 
+/// Rows of a gradient that lie apart, of one kv head after the other; 16-byte multiples.
+struct GradientRows {
+  std::uint8_t* data = nullptr;
+  std::int64_t row_bytes = 0;
+  std::int64_t head_bytes = 0;
+  bool is_float = false;  ///< else of the input's 16-bit type
+};
+
+/// Where dK and dV of keys [row_begin, row_end) go, such as memory of another GPU.
+struct KeyDestination {
+  std::int32_t row_begin = 0;
+  std::int32_t row_end = 0;
+  GradientRows dk;
+  GradientRows dv;
+};
+
 /// Where dK and dV go. The epilogue reads it.
 struct KeyGradients {
   StridedRows dk;
@@ -65,6 +81,8 @@ struct KeyGradients {
   bool is_adding = false;                ///< both are added to what is there
   float* split_sums = nullptr;           ///< [slots]: dK [128, dim_qk], then dV [128, dim_v]
   unsigned* split_semaphores = nullptr;  ///< [kv heads, tiles, 2], all zero at the start
+  /// Of all keys, ascending; null: all go to dk and dv. None is added to.
+  const KeyDestination* destinations = nullptr;
 };
 
 /// The items; mirrors BackwardList. The producer reads it, records also the semaphore waiter.
@@ -82,6 +100,19 @@ struct BackwardItems {
   TileSpan spans[kMaxSpans];
 };
 
+/// The keys that items wait for, and the items that were left over because they did not come. The
+/// producer reads it.
+struct ComingItems {
+  ArrivalFlags flags;  ///< without flags: nothing is waited for
+  std::int32_t heads_per_section = 1;
+  bool is_for_left_over = false;         ///< the launch works at the items left over, at no others
+  const TileArrival* tiles = nullptr;    ///< [k tiles]; null: no keys come
+  unsigned* verdicts = nullptr;          ///< [kv heads, tiles] of split k tiles, zero at the start
+  unsigned* num_left_over = nullptr;     ///< zero at the start
+  unsigned* left_over_ticket = nullptr;  ///< that of a launch for them; zero at the start
+  unsigned* left_over_words = nullptr;   ///< a bit for each item, zero at the start
+};
+
 /// Arguments of a launch, passed by value. NOTE: what every step reads lies in front of the
 /// spans: behind them the same lists ran up to 5 % slower where an item has one head group.
 struct BackwardParams {
@@ -95,6 +126,7 @@ struct BackwardParams {
   DqOutput dq;
   KeyGradients keys;
   BackwardItems items;
+  ComingItems coming;
 };
 
 }  // namespace magi::sm90

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/ptx/copy.cuh"
+#include "kernels/sm90/backward/item_arrival.cuh"
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/sm90/backward/shared.cuh"
 #include "kernels/sm90/global_memory.cuh"
@@ -23,9 +24,8 @@ class BackwardProducer {
 
   __device__ __forceinline__ void run() {
     shared_.producer.span = 0;
-    for (std::int32_t item = take_ticket(); item < params_.items.num_items; item = take_ticket()) {
-      run_item(item);
-    }
+    init_arrivals(shared_.arrivals, params_.coming.flags);
+    if (arrival().has_items()) run_items();
     step_info().flags = kEndOfSteps;
     send_step();
     present_item().flags = kEndOfItems;
@@ -34,6 +34,16 @@ class BackwardProducer {
 
  private:
   static constexpr int kVectorBytes = kC.rows * 4;
+
+  __device__ __forceinline__ ItemArrival<kC> arrival() const {
+    return ItemArrival<kC>(shared_, params_.coming);
+  }
+
+  __device__ __forceinline__ void run_items() {
+    for (std::int32_t item = take_ticket(); item < params_.items.num_items; item = take_ticket()) {
+      if (arrival().has(item)) run_item(item);
+    }
+  }
 
   /// Takes the next item. NOTE: an item is taken only when the one before has been walked, and the
   /// first like any other: a semaphore waits for a lower item, so the lowest unfinished item must
@@ -60,6 +70,7 @@ class BackwardProducer {
     ProducerState& at = shared_.producer;
     const BackwardItem item =
         backward_item(params_.items.spans, params_.items.heads_kv, index, at.span);
+    at.item = static_cast<std::int32_t>(index);
     at.span = item.span;
     at.k_tile = item.tile;
     present_item().kv_head = item.kv_head;
@@ -90,6 +101,7 @@ class BackwardProducer {
 
   __device__ __forceinline__ void run_item(std::int32_t index) {
     find_place(static_cast<std::uint32_t>(index));
+    if (params_.coming.tiles != nullptr && !arrival().await(present_item())) return;
     ProducerState& at = shared_.producer;
     const int4 work = __ldg(reinterpret_cast<const int4*>(params_.items.tiles + at.k_tile));
     ItemInfo& item = present_item();

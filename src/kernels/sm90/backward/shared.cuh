@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/arrivals.cuh"
 #include "kernels/sm90/backward/config.hpp"
 #include "kernels/sm90/ring.cuh"
 
@@ -43,8 +44,10 @@ struct alignas(16) ItemInfo {
   std::int32_t semaphore = 0;          ///< index of split_semaphores for the first warpgroup
   std::int32_t awaited_semaphore = 0;  ///< likewise, or -1: the slot may be touched when it has
   std::int32_t awaited_value = 0;      ///< this value
+  std::int32_t first_segment = 0;      ///< of KeyGradients::destinations: the first key's
+  std::int32_t padding[7] = {};
 };
-static_assert(sizeof(ItemInfo) == 32);
+static_assert(sizeof(ItemInfo) == 64);
 
 enum ItemFlag : std::int32_t {
   kHasSteps = 1,
@@ -56,7 +59,8 @@ enum ItemFlag : std::int32_t {
 /// Where the producer is; here because its thread has few registers.
 struct ProducerState {
   StepInfo mask;          ///< the record's mask as if the q tile began at token 0
-  std::int32_t span = 0;  ///< the item's span
+  std::int32_t item = 0;  ///< the item's number
+  std::int32_t span = 0;  ///< its span
   std::int32_t groups_per_item = 0;
   std::int32_t k_tile = 0;       ///< the item's k tile
   std::int32_t group_begin = 0;  ///< the item's first head group
@@ -137,6 +141,7 @@ struct BackwardStorage {
   alignas(128) float delta[kC.dout_stages][kC.rows];
   StepInfo steps[kStepStages];
   ProducerState producer;
+  ArrivalState arrivals;
   ItemInfo items[2];
   AddInfo adds[kAddStages];
   RingBarriers<kStepStages> step_full;     ///< for the semaphore waiter

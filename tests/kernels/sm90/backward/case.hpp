@@ -81,6 +81,9 @@ void run_backward_sync(const BackwardCase& test, const BackwardInputs& inputs,
                        BackwardOutputs& outputs);
 
 void expect_same_gradients(const BackwardOutputs& first, const BackwardOutputs& second);
+/// Checks the gradients of a case by the error rule; `has_keys`: dk and dv too.
+void expect_right_gradients(const BackwardCase& test, const BackwardInputs& inputs,
+                            const BackwardOutputs& outputs, bool has_keys = true);
 /// What the fast mode repeats.
 void expect_same_but_dq(const BackwardOutputs& first, const BackwardOutputs& second);
 

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "cuda/order_event.hpp"
+#include "cuda/stream.hpp"
+#include "kernels/attention/backend.hpp"
+#include "kernels/sm90/backward/case.hpp"
+#include "magi/error.hpp"
+#include "support/gpu/gpu_test.hpp"
+#include "support/gpu/key_sender.hpp"
+
+// Keys that come before, while and after the launch that needs them, and gradients with places of
+// their own. Schedules: BackwardArrivalsTest.
+namespace magi::test {
+namespace {
+
+constexpr std::int64_t kSecond = 1'000'000'000;
+constexpr std::int32_t kRowsQ = 500;
+constexpr std::int32_t kRowsK = 1500;
+
+/// Own keys in the middle, those of three sources around them, gaps that nobody writes.
+ComingKeys three_sources() {
+  ComingKeys coming{.num_sources = 3, .num_sections = 2};
+  coming.parts = {{{0, 200}, 0}, {{210, 400}, 2}};
+  for (std::int32_t row = 1000; row < kRowsK; row += 90) {
+    coming.parts.push_back({{row, std::min(row + 87, kRowsK)}, (row / 90) % 3});
+  }
+  return coming;
+}
+
+BackwardCase case_of(DType type, std::int32_t dim, bool is_deterministic) {
+  BackwardCase test;
+  test.type = type;
+  test.dim_qk = test.dim_v = dim;
+  test.heads_q = 16;
+  test.heads_kv = 4;
+  // Multiprocessors are left to what sends the keys.
+  test.tuning = {.sm_margin = 16, .packed_heads = 1, .is_deterministic = is_deterministic};
+  test.mask = {kRowsQ,
+               kRowsK,
+               {band_slice({0, 250}, {410, 990}, MaskType::Causal),
+                band_slice({250, 300}, {20, 190}, MaskType::Full),
+                band_slice({250, 400}, {1040, 1330}, MaskType::Full),
+                band_slice({300, 470}, {0, kRowsK}, MaskType::Causal)}};
+  return test;
+}
+
+/// A call, prepared for keys that come, and what it gives where they are there from the start.
+class ArrivalCall {
+ public:
+  explicit ArrivalCall(const BackwardCase& test) : test_(test), inputs_(test), expected_(test) {
+    const BackwardArgs args = args_of(expected_);
+    prepared_ = find_backend("", 0)->prepare_coming_backward(args, test.tuning, three_sources());
+    prepared_->run(args, {}, nullptr);
+    download_sync(expected_);
+    sender_ = std::make_unique<KeySender>(args.k, args.v, three_sources());
+  }
+
+  const BackwardCase& test() const { return test_; }
+  const BackwardInputs& inputs() const { return inputs_; }
+  const BackwardOutputs& expected() const { return expected_; }
+  KeySender& sender() { return *sender_; }
+  const PreparedBackward& prepared() const { return *prepared_; }
+
+  BackwardArgs args_of(const BackwardOutputs& outputs) const {
+    BackwardArgs args = inputs_.args(test_);
+    outputs.put_into(test_, args);
+    return args;
+  }
+  static void download_sync(BackwardOutputs& outputs) {
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    outputs.download_sync();
+  }
+
+  /// Runs into fresh outputs on `stream`.
+  void expect_right(const KeyArrivals& arrivals, cudaStream_t stream) const {
+    BackwardOutputs seen(test_);
+    prepared_->run_coming(args_of(seen), {}, {.keys = arrivals}, stream);
+    download_sync(seen);
+    expect_alike(seen);
+  }
+  void expect_alike(const BackwardOutputs& seen) const {
+    expect_same_but_dq(seen, expected_);
+    if (test_.tuning.is_deterministic) {
+      expect_same_gradients(seen, expected_);
+    } else {
+      expect_right_gradients(test_, inputs_, seen, false);
+    }
+  }
+
+  /// Arrivals whose await first lets the steps be sent, when what is before it on the stream is
+  /// over.
+  KeyArrivals sent_behind(const std::vector<SendStep>& steps, const Stream& sending) {
+    KeyArrivals arrivals = sender_->arrivals(0);
+    arrivals.await = [this, &steps, &sending](void* stream) {
+      OrderEvent event;
+      event.record(static_cast<cudaStream_t>(stream));
+      event.await(sending.handle());
+      sender_->send(steps, sending.handle());
+      sender_->await(static_cast<cudaStream_t>(stream));
+    };
+    return arrivals;
+  }
+
+ private:
+  BackwardCase test_;
+  BackwardInputs inputs_;
+  BackwardOutputs expected_;
+  std::shared_ptr<const PreparedBackward> prepared_;
+  std::unique_ptr<KeySender> sender_;
+};
+
+class BackwardArrivalTest
+    : public GpuTest,
+      public ::testing::WithParamInterface<std::tuple<DType, std::int32_t, bool>> {
+ protected:
+  static BackwardCase base() {
+    return case_of(std::get<0>(GetParam()), std::get<1>(GetParam()), std::get<2>(GetParam()));
+  }
+  /// All ways to come.
+  static void check_all(const BackwardCase& test) {
+    SCOPED_TRACE(::testing::Message() << test);
+    ArrivalCall call(test);
+    expect_right_gradients(test, call.inputs(), call.expected());
+    const Stream sending;
+    const Stream stream;
+    for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+      SCOPED_TRACE(::testing::Message() << "arrivals of seed " << seed);
+      RandomStream random(seed);
+      const std::vector<SendStep> steps = call.sender().shuffled_steps(random, 100'000);
+      const auto middle =
+          steps.begin() + random.between(0, static_cast<std::int32_t>(steps.size()));
+      // While it runs.
+      call.sender().take_away_sync();
+      call.sender().send(steps, sending.handle());
+      call.expect_right(call.sender().arrivals(kSecond), stream.handle());
+      // When patience has ended: all items are left over.
+      call.sender().take_away_sync();
+      call.expect_right(call.sent_behind(steps, sending), stream.handle());
+      // Some before, the others when patience has ended.
+      call.sender().take_away_sync();
+      call.sender().send({steps.begin(), middle}, sending.handle());
+      const std::vector<SendStep> late(middle, steps.end());
+      call.expect_right(call.sent_behind(late, sending), stream.handle());
+      // Patience ends while they come.
+      call.sender().take_away_sync();
+      call.sender().send(steps, sending.handle());
+      call.expect_right(call.sender().arrivals(100'000), stream.handle());
+      if (HasFailure()) return;
+    }
+  }
+};
+
+TEST_P(BackwardArrivalTest, WholeItems) {
+  BackwardCase test = base();
+  test.tuning.heads_per_item = 4;
+  check_all(test);
+}
+
+/// Splits wait for each other and for slots.
+TEST_P(BackwardArrivalTest, Splits) {
+  BackwardCase test = base();
+  test.tuning.heads_per_item = 1;
+  test.num_sinks = 1;
+  test.has_float_gradients = true;
+  check_all(test);
+  // Few CTAs have few slots, and items wait for them.
+  test.tuning.sm_margin = device_info(0).num_sms - 3;
+  test.tuning.section_heads = 1;
+  check_all(test);
+}
+
+TEST_P(BackwardArrivalTest, Softcap) {
+  BackwardCase test = base();
+  test.params.softcap = 15.0;
+  check_all(test);
+}
+
+/// Without determinism lists of windows are ordered too, unless keys come.
+TEST_P(BackwardArrivalTest, Windows) {
+  BackwardCase test = base();
+  test.mask.slices = {{.q0 = 0, .q1 = kRowsQ, .k0 = 0, .k1 = kRowsK, .d_min = 900, .d_max = 1000},
+                      {.q0 = 0, .q1 = kRowsQ, .k0 = 0, .k1 = 600, .d_min = -30, .d_max = 60}};
+  check_all(test);
+}
+
+TEST_P(BackwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
+  ArrivalCall call(base());
+  const Stream sending;
+  const Stream captured;
+  BackwardOutputs seen(call.test());
+  const BackwardArgs args = call.args_of(seen);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t graph_exec = nullptr;
+  const DeviceBuffer workspace(static_cast<std::size_t>(call.prepared().workspace_bytes()));
+  const DeviceWorkspace given{workspace.data(), call.prepared().workspace_bytes()};
+  cuda_check(cudaStreamBeginCapture(captured.handle(), cudaStreamCaptureModeGlobal), "begin");
+  call.prepared().run_coming(args, given, {.keys = call.sender().arrivals(50'000)},
+                             captured.handle());
+  cuda_check(cudaStreamEndCapture(captured.handle(), &graph), "end capture");
+  cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    call.sender().take_away_sync();
+    call.sender().send(call.sender().shuffled_steps(random, 60'000), sending.handle());
+    cuda_check(cudaGraphLaunch(graph_exec, captured.handle()), "cudaGraphLaunch");
+    ArrivalCall::download_sync(seen);
+    call.expect_alike(seen);
+  }
+  cuda_check(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
+  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+}
+
+/// Places of the gradients of a part: some in float32, some in the input's type, some none.
+struct PartPlaces {
+  PartPlaces(const BackwardCase& test, const ComingKeys& coming) {
+    constexpr Layout kLayouts[] = {Layout::PaddedRows, Layout::HeadMajor, Layout::Contiguous};
+    for (std::size_t i = 0; i < coming.parts.size(); ++i) {
+      const DType type = i % 2 == 0 ? DType::Float32 : test.type;
+      const std::int32_t rows = coming.parts[i].rows.size();
+      dk.emplace_back(type, rows, test.heads_kv, test.dim_qk, kLayouts[i % 3]);
+      dv.emplace_back(type, rows, test.heads_kv, test.dim_v, kLayouts[i % 3]);
+      dk.back().upload_sync();
+      dv.back().upload_sync();
+      gradients.push_back(i == 1 ? PartGradients{} : gradient_of(dk.back(), dv.back()));
+    }
+  }
+  static PartGradients gradient_of(const GuardedTensor& dk, const GuardedTensor& dv) {
+    const TensorView k = dk.view();
+    const TensorView v = dv.view();
+    const auto bytes = static_cast<std::int64_t>(dtype_bytes(k.dtype));
+    return {.dk = k.data,
+            .dv = v.data,
+            .dk_row_bytes = k.stride[0] * bytes,
+            .dk_head_bytes = k.stride[1] * bytes,
+            .dv_row_bytes = v.stride[0] * bytes,
+            .dv_head_bytes = v.stride[1] * bytes,
+            .dtype = k.dtype};
+  }
+
+  std::deque<GuardedTensor> dk;
+  std::deque<GuardedTensor> dv;
+  std::vector<PartGradients> gradients;
+};
+
+/// `place` has the rows of `all` from `row_begin` on, rounded to its type.
+void expect_rows_of(const GuardedTensor& place, const GuardedTensor& all, std::int32_t row_begin) {
+  GuardedTensor rounded(place.view().dtype, 1, 1, 1);
+  EXPECT_TRUE(place.has_whole_guards());
+  for (std::int64_t row = 0; row < place.rows(); ++row) {
+    for (std::int64_t head = 0; head < place.heads(); ++head) {
+      for (std::int64_t d = 0; d < place.dim(); ++d) {
+        rounded.set(0, 0, 0, all.get(row_begin + row, head, d));
+        ASSERT_EQ(place.bits(row, head, d), rounded.bits(0, 0, 0))
+            << "row " << row_begin + row << " head " << head << " dim " << d;
+      }
+    }
+  }
+}
+
+/// Rows with places of their own are not touched in `local`, the others are those of `all`.
+void expect_rest_of(const GuardedTensor& local, const GuardedTensor& all,
+                    const ComingKeys& coming) {
+  const GuardedTensor untouched(local.view().dtype, 1, 1, 1);
+  for (std::int32_t row = 0; row < kRowsK; ++row) {
+    bool is_elsewhere = false;
+    for (std::size_t i = 0; i < coming.parts.size(); ++i) {
+      const Range& rows = coming.parts[i].rows;
+      is_elsewhere |= i != 1 && row >= rows.begin && row < rows.end;
+    }
+    for (std::int64_t head = 0; head < local.heads(); ++head) {
+      for (std::int64_t d = 0; d < local.dim(); ++d) {
+        ASSERT_EQ(local.bits(row, head, d),
+                  is_elsewhere ? untouched.bits(0, 0, 0) : all.bits(row, head, d))
+            << "row " << row << " head " << head << " dim " << d;
+      }
+    }
+  }
+}
+
+TEST_P(BackwardArrivalTest, PartsHavePlacesOfTheirOwn) {
+  const ComingKeys coming = three_sources();
+  for (const std::int32_t heads_per_item : {4, 1}) {
+    BackwardCase test = base();
+    test.tuning.heads_per_item = heads_per_item;
+    test.has_float_gradients = true;
+    ArrivalCall call(test);
+    const Stream sending;
+    RandomStream random(1);
+    const std::vector<SendStep> steps = call.sender().shuffled_steps(random, 100'000);
+    for (const bool is_late : {false, true}) {
+      BackwardOutputs seen(test);
+      PartPlaces places(test, coming);
+      call.sender().take_away_sync();
+      if (!is_late) call.sender().send(steps, sending.handle());
+      const KeyArrivals arrivals =
+          is_late ? call.sent_behind(steps, sending) : call.sender().arrivals(kSecond);
+      call.prepared().run_coming(call.args_of(seen), {},
+                                 {.keys = arrivals, .gradients = places.gradients}, nullptr);
+      ArrivalCall::download_sync(seen);
+      expect_right_gradients(test, call.inputs(), seen, false);
+      for (std::size_t i = 0; i < coming.parts.size(); ++i) {
+        if (i == 1) continue;
+        places.dk[i].download_sync();
+        places.dv[i].download_sync();
+        expect_rows_of(places.dk[i], call.expected().dk, coming.parts[i].rows.begin);
+        expect_rows_of(places.dv[i], call.expected().dv, coming.parts[i].rows.begin);
+        if (HasFailure()) return;
+      }
+      expect_rest_of(seen.dk, call.expected().dk, coming);
+      expect_rest_of(seen.dv, call.expected().dv, coming);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Instances, BackwardArrivalTest,
+                         ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
+                                            ::testing::Values(64, 128), ::testing::Bool()));
+
+using BackwardArrivalRefusalTest = GpuTest;
+
+TEST_F(BackwardArrivalRefusalTest, OrderedCallsGiveTheBitsOfPlainOnes) {
+  const BackwardCase test = case_of(DType::BFloat16, 128, true);
+  ArrivalCall call(test);
+  RandomStream random(1);
+  call.sender().send(call.sender().shuffled_steps(random, 0), nullptr);
+  BackwardOutputs plain(test);
+  run_backward_sync(test, call.inputs(), plain);
+  expect_same_gradients(plain, call.expected());
+}
+
+TEST_F(BackwardArrivalRefusalTest, SaysWhichPlaceIsWrong) {
+  const BackwardCase test = case_of(DType::BFloat16, 64, false);
+  ArrivalCall call(test);
+  const BackwardOutputs outputs(test);
+  const BackwardArgs args = call.args_of(outputs);
+  const PartPlaces places(test, three_sources());
+  const auto refuses = [&](const BackwardArgs& with, auto spoil) {
+    std::vector<PartGradients> gradients = places.gradients;
+    spoil(gradients);
+    EXPECT_THROW(
+        call.prepared().run_coming(
+            with, {}, {.keys = call.sender().arrivals(0), .gradients = gradients}, nullptr),
+        InvalidArgument);
+  };
+  refuses(args, [](auto& gradients) { gradients.pop_back(); });
+  refuses(args, [](auto& gradients) { gradients[0].dv = nullptr; });
+  refuses(args, [](auto& gradients) { gradients[0].dtype = DType::Float16; });
+  refuses(args, [](auto& gradients) { gradients[0].dk_row_bytes += 8; });
+  const auto plain = find_backend("", 0)->prepare_backward(args, {});
+  EXPECT_THROW(plain->run_coming(args, {}, {.keys = call.sender().arrivals(0)}, nullptr),
+               InvalidArgument);
+  BackwardCase adding = test;
+  adding.is_accumulating = true;
+  const BackwardOutputs sums(adding);
+  BackwardArgs with = args;
+  sums.put_into(adding, with);
+  with.is_accumulating = true;
+  refuses(with, [](auto&) {});
+}
+
+}  // namespace
+}  // namespace magi::test
