@@ -21,9 +21,9 @@
 // for a peer that is two passes behind.
 namespace magi::comm {
 
-inline constexpr std::int32_t kMaxPeers = 32;    ///< ranks of a group of one host
+inline constexpr std::int32_t kMaxPeers = 16;    ///< ranks of a group of one host
 inline constexpr std::int32_t kMaxMoves = 128;   ///< of a pass
-inline constexpr std::int32_t kMaxSections = 8;  ///< of the kv heads of a move
+inline constexpr std::int32_t kMaxSections = 8;  ///< in which the heads of a move arrive
 inline constexpr std::int32_t kKeptDigests = 4;  ///< a rank is at most two passes ahead
 inline constexpr std::int32_t kMaxAreas = 64;
 

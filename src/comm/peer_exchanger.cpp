@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -28,6 +29,7 @@ struct PeerTables {
 namespace {
 
 constexpr std::int32_t kBlocksPerSm = 2;
+constexpr std::int32_t kBlocksBeside = 24;  ///< each takes a multiprocessor from attention
 
 cudaStream_t queue_of(void* stream) { return static_cast<cudaStream_t>(stream); }
 
@@ -40,6 +42,7 @@ struct PeerState {
   CountMove count;
   std::int32_t num_blocks = 1;
   std::shared_ptr<Stream> beside;  ///< where pushes run that attends run beside; may be null
+  std::optional<std::int64_t> partials;  ///< what place_partials took, for the next reduce
   std::deque<PeerMove*> reduces;   ///< in start order, those that are not applied yet
   std::int64_t largest_bytes = 0;
 };
@@ -129,6 +132,10 @@ class PeerMove final : public PendingRows {
     }
     finish(stream);
   }
+  void send(void* stream) override {
+    if (!is_sent_) launch(stream);
+  }
+  ArrivalWords arrival_words() const override { return link_.arrival_words(arrival_.move); }
 
  private:
   std::int64_t most_rows() const {
@@ -139,6 +146,7 @@ class PeerMove final : public PendingRows {
   void push_in_place(const RowMove& move);
   void push_to_wire(const RowTable& table, const RowMove& move);
   void push(const RowMove& move, std::span<const PushTask> tasks, std::span<const DeviceRows> to);
+  void launch(void* stream);
   /// The received rows go to memory of this move alone.
   void leave_window(const RowTable& table);
   void await_rows(void* stream);
@@ -154,6 +162,8 @@ class PeerMove final : public PendingRows {
   std::int64_t row_bytes_;
   RowTasks tasks_;
   void* start_;                ///< the stream it was started on
+  RowPush push_;
+  bool is_sent_ = false;
   RowArrival arrival_;         ///< what is still awaited
   std::byte* wire_ = nullptr;  ///< received rows that are not in place; own ones behind them
   std::shared_ptr<std::byte> buffer_;  ///< owns the wire where that is not in the window
@@ -215,7 +225,9 @@ void PeerMove::push_in_place(const RowMove& move) {
 
 void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
   const PeerPlaces& places = tables_->places;
-  const std::int64_t offset = link_.place(most_rows() * row_bytes_);
+  const std::optional<std::int64_t> taken =
+      is_reduce(kind_) ? std::exchange(state_->partials, std::nullopt) : std::nullopt;
+  const std::int64_t offset = taken ? *taken : link_.place(most_rows() * row_bytes_);
   wire_ = link_.area(link_.rank()) + offset;
   const auto to = wire_rows(to_, wire_types_, reinterpret_cast<std::byte*>(offset));
   const WireOrder& received = is_reduce(kind_) ? table.owned : table.needed;
@@ -225,7 +237,7 @@ void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
               .data = wire_,
               .size_bytes = received.num_rows * row_bytes_};
   if (is_reduce(kind_)) {
-    push(move, {tables_->to_owners, places.to_owners.size()}, to);
+    push(move, {tables_->to_owners, move.is_written ? 0 : places.to_owners.size()}, to);
     std::byte* behind = wire_ + table.owned.num_rows * row_bytes_;
     state_->memory->copy({move.from}, {move.from, behind}, tasks_.own_partials, start_);
   } else {
@@ -236,22 +248,30 @@ void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
 
 void PeerMove::push(const RowMove& move, std::span<const PushTask> tasks,
                     std::span<const DeviceRows> to) {
-  RowPush push{.tasks = tasks.data(),
-               .num_tasks = static_cast<std::int32_t>(tasks.size()),
-               .num_tensors = static_cast<std::int32_t>(to.size()),
-               .move = arrival_.move = link_.next_move()};
-  std::ranges::copy(tensor_rows(move.from), push.from);
-  std::ranges::copy(to, push.to);
+  push_ = {.tasks = tasks.data(),
+           .num_tasks = static_cast<std::int32_t>(tasks.size()),
+           .num_tensors = static_cast<std::int32_t>(to.size()),
+           .num_sections = arrival_.num_sections = move.num_sections,
+           .move = arrival_.move = link_.next_move(),
+           .is_beside = move.is_deferred};
+  std::ranges::copy(tensor_rows(move.from), push_.from);
+  std::ranges::copy(to, push_.to);
   for (std::int32_t peer = 0; peer < link_.num_ranks(); ++peer) {
-    push.region[peer] = link_.area(peer);
+    push_.region[peer] = link_.area(peer);
   }
-  cudaStream_t stream = queue_of(start_);
-  if (state_->beside != nullptr) stream = side_.emplace(state_->beside).fork(stream);
-  launch_push(link_.view(), push, state_->num_blocks, stream);
+  if (!move.is_deferred) launch(start_);
+}
+
+void PeerMove::launch(void* stream) {
+  is_sent_ = true;
+  cudaStream_t queue = queue_of(stream);
+  if (state_->beside != nullptr) queue = side_.emplace(state_->beside).fork(queue);
+  launch_push(link_.view(), push_, push_.is_beside ? kBlocksBeside : state_->num_blocks, queue);
   if (side_) side_->end();
 }
 
 void PeerMove::await_rows(void* stream) {
+  send(stream);
   launch_await(link_.view(), arrival_, queue_of(stream));
   arrival_.sources = 0;
   if (!side_) return;
@@ -321,6 +341,29 @@ class PeerExchanger final : public RowExchanger {
   void end_pass(void* stream) noexcept override { state_->link->end_pass(queue_of(stream)); }
   std::byte* place(std::int64_t most_bytes) override {
     return state_->link->area(state_->link->rank()) + state_->link->place(most_bytes);
+  }
+
+  ArrivalShape arrival_shape(std::int32_t num_heads) const override {
+    return {.num_sources = kMaxPeers, .num_sections = std::gcd(num_heads, kMaxSections)};
+  }
+  std::vector<NeededPart> needed_parts(const RowTable& table) const override {
+    std::vector<NeededPart> parts;
+    for (const PushTask& run : peer_tables(*state_->link, table, {})->places.needed_runs) {
+      parts.push_back({run.local_row, run.num_rows, run.peer, run.remote_row});
+    }
+    return parts;
+  }
+  std::vector<std::byte*> place_partials(const RowTable& table,
+                                         std::span<const TensorView> partials) override {
+    const auto row_bytes =
+        static_cast<std::int64_t>(wire_row_bytes(partials, wire_types_of(partials, partials)));
+    const PeerPlaces& places = peer_tables(*state_->link, table, {})->places;
+    state_->partials = state_->link->place(places.most_owned * row_bytes);
+    std::vector<std::byte*> regions;
+    for (std::int32_t rank = 0; rank < state_->link->num_ranks(); ++rank) {
+      regions.push_back(state_->link->area(rank) + *state_->partials);
+    }
+    return regions;
   }
 
   std::unique_ptr<PendingRows> start(const RowTable& table, const RowMove& move,

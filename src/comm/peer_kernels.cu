@@ -5,10 +5,13 @@
 #include "comm/device_row_layout.cuh"
 #include "comm/peer_kernels.hpp"
 #include "cuda/check.hpp"
+#include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/system.cuh"
 
 namespace magi::comm {
 namespace {
+
+static_assert(kMaxPeers <= 32, "a lane for each peer");
 
 constexpr int kWarps = 16;
 constexpr int kThreads = 32 * kWarps;
@@ -55,7 +58,7 @@ __device__ bool wait_for_word(const PeerView& view, const std::uint64_t* word, s
                               const WaitSubject& subject) {
   constexpr int kPollsPerCheck = 32;
   const PeerControl& own = *view.control[view.rank];
-  const std::uint64_t start = ptx::system_time_ns();
+  const std::uint64_t start = ptx::global_time_ns();
   for (int poll = 1;; ++poll) {
     const std::uint64_t seen = ptx::load_acquire_system(word);
     if (seen >= value) return true;
@@ -64,7 +67,7 @@ __device__ bool wait_for_word(const PeerView& view, const std::uint64_t* word, s
     PeerWait failed = PeerWait::None;
     if (ptx::load_acquire_system(&own.aborted[subject.peer]) != 0) failed = PeerWait::Left;
     if (!is_same_plan(view, subject.peer)) failed = PeerWait::OtherPlan;
-    if (ptx::system_time_ns() - start > view.deadline_ns) failed = subject.what;
+    if (ptx::global_time_ns() - start > view.deadline_ns) failed = subject.what;
     if (failed != PeerWait::None) {
       report(view, subject, failed, value, seen);
       return false;
@@ -74,7 +77,7 @@ __device__ bool wait_for_word(const PeerView& view, const std::uint64_t* word, s
 }
 
 /// One warp, a lane for each peer.
-__global__ __launch_bounds__(kMaxPeers) void begin_pass_kernel(
+__global__ __launch_bounds__(32) void begin_pass_kernel(
     const __grid_constant__ PeerView view, std::int32_t area, std::uint64_t digest) {
   const auto peer = static_cast<std::int32_t>(threadIdx.x);
   PassState& state = *view.state;
@@ -201,6 +204,7 @@ __global__ __launch_bounds__(kThreads) void push_kernel(const __grid_constant__ 
                                                         const __grid_constant__ RowPush push) {
   __shared__ SectionUnits units;
   __shared__ int per_row;
+  if (push.is_beside) ptx::launch_dependents();
   const int warp = static_cast<int>(blockIdx.x + gridDim.x * (threadIdx.x / 32));
   for (int section = 0; section < push.num_sections; ++section) {
     if (threadIdx.x == 0) per_row = find_section(push, section, units);
@@ -214,11 +218,11 @@ __global__ __launch_bounds__(kThreads) void push_kernel(const __grid_constant__ 
 }
 
 /// One warp, a lane for each peer.
-__global__ __launch_bounds__(kMaxPeers) void await_kernel(
+__global__ __launch_bounds__(32) void await_kernel(
     const __grid_constant__ PeerView view, const __grid_constant__ RowArrival arrival) {
   const auto peer = static_cast<std::int32_t>(threadIdx.x);
   bool is_whole = true;
-  if ((arrival.sources >> peer & 1) != 0) {
+  if (peer < view.num_ranks && (arrival.sources >> peer & 1) != 0) {
     const PeerControl& own = *view.control[view.rank];
     const WaitSubject subject{PeerWait::Rows, peer, arrival.move};
     for (std::int32_t section = arrival.num_sections - 1; section >= 0 && is_whole; --section) {
@@ -236,14 +240,14 @@ __global__ __launch_bounds__(kMaxPeers) void await_kernel(
     for (std::int64_t i = peer; i < arrival.size_bytes / 2; i += 32) data[i] = kNotANumber;
   }
   ptx::fence_system();
-  ptx::fence_bulk_copies();
+  ptx::fence_async_global();
 }
 
 }  // namespace
 
 void launch_begin_pass(const PeerView& view, std::int32_t area, std::uint64_t digest,
                        cudaStream_t stream) {
-  begin_pass_kernel<<<1, kMaxPeers, 0, stream>>>(view, area, digest);
+  begin_pass_kernel<<<1, 32, 0, stream>>>(view, area, digest);
   cuda_check(cudaGetLastError(), "begin_pass_kernel");
 }
 
@@ -277,7 +281,7 @@ void launch_push(const PeerView& view, RowPush push, std::int32_t num_blocks, cu
 
 void launch_await(const PeerView& view, const RowArrival& arrival, cudaStream_t stream) {
   if (arrival.sources == 0) return;
-  await_kernel<<<1, kMaxPeers, 0, stream>>>(view, arrival);
+  await_kernel<<<1, 32, 0, stream>>>(view, arrival);
   cuda_check(cudaGetLastError(), "await_kernel");
 }
 

@@ -23,6 +23,7 @@ struct RowPush {
   std::int32_t num_tensors = 0;
   std::int32_t num_sections = 1;  ///< equal parts of every row, which arrive one after the other
   std::int32_t move = 0;          ///< of the pass
+  bool is_beside = false;         ///< the kernel after it may run beside it
 };
 
 /// Numbers a new pass, tells the peers, and waits until none of them needs what lies in `area`.

@@ -13,6 +13,7 @@
 
 #include "comm/peer_kernels.hpp"
 #include "comm/process_watch.hpp"
+#include "comm/row_exchanger.hpp"
 #include "comm/shared_windows.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/order_event.hpp"
@@ -55,6 +56,12 @@ class PeerLink {
   std::int64_t used_bytes() const { return used_bytes_; }
   /// The number of the next move of the pass.
   std::int32_t next_move();
+
+  /// See ArrivalWords, of a move of the pass.
+  ArrivalWords arrival_words(std::int32_t move) const {
+    return {.flags = view_.control[rank()]->arrived[move][0],
+            .expected = &view_.state->pass};
+  }
 
   /// Throws CommError where a wait of this rank has failed, a peer has ended, or the group was
   /// aborted.

@@ -122,14 +122,21 @@ PeerPlaces peer_places(std::span<const RowExchange> all, std::int32_t rank) {
       wire_row += rows.num_rows;
     }
     if (count_of(own.needed, peer) > 0) places.cast_sources |= std::uint64_t{1} << peer;
-    if (peer == rank) continue;
+    if (peer == rank) {
+      for (const RowPair& rows : pair_rows(all, rank, rank)) {
+        places.needed_runs.push_back({rows.to, -1, rows.num_rows, rank});
+      }
+      continue;
+    }
     wire_row = static_cast<std::int32_t>(rows_before(other.owned, peer, rank));
     for (const RowPair& rows : pair_rows(all, peer, rank)) {
+      places.needed_runs.push_back({rows.to, wire_row, rows.num_rows, peer});
       add_tasks(places.to_owners, {rows.to, wire_row, rows.num_rows}, peer);
       wire_row += rows.num_rows;
     }
     if (count_of(own.owned, peer) > 0) places.reduce_sources |= std::uint64_t{1} << peer;
   }
+  std::ranges::sort(places.needed_runs, {}, &PushTask::local_row);
   for (auto* tasks : {&places.to_rows, &places.to_wire, &places.to_owners}) {
     spread(*tasks, rank, num_ranks);
   }

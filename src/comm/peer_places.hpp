@@ -26,6 +26,8 @@ inline constexpr std::int32_t kRowsPerPush = 16;
 struct PeerPlaces {
   std::vector<PushTask> to_rows;    ///< owned rows, own ones too -> needed rows
   std::vector<PushTask> to_wire;    ///< owned rows, without own ones -> wire rows of who needs them
+  /// All needed rows and the wire rows of their owners (own rows: -1), ascending by local row.
+  std::vector<PushTask> needed_runs;
   std::vector<PushTask> to_owners;  ///< needed rows, without own ones -> wire rows of their owners
   std::uint64_t cast_sources = 0;  ///< bit p: rank p sends rows to this one in a cast; own rows too
   std::uint64_t reduce_sources = 0;  ///< bit p: rank p sends partials to this one

@@ -56,6 +56,34 @@ struct RowMove {
   ExchangeKind kind = ExchangeKind::Cast;
   std::span<const TensorView> from, to;
   ExchangeTag tag;
+  /// Equal parts of each row, heads by heads, that arrive one after the other; only exchangers that
+  /// tell arrivals make more of it than one. The same on all ranks.
+  std::int32_t num_sections = 1;
+  /// The rows leave when PendingRows::send is called, and a kernel that waits for them itself may
+  /// run beside what moves them. Only exchangers that tell arrivals do this.
+  bool is_deferred = false;
+  /// The partials are at their owners already, see RowExchanger::place_partials.
+  bool is_written = false;
+};
+
+/// How rows arrive where an exchanger tells that; no sources: it does not.
+struct ArrivalShape {
+  std::int32_t num_sources = 0;   ///< ranks, and places without one
+  std::int32_t num_sections = 1;  ///< of the heads
+};
+
+/// Rows of one rank among the needed ones.
+struct NeededPart {
+  std::int32_t row = 0;
+  std::int32_t num_rows = 0;
+  std::int32_t source = 0;
+  std::int32_t wire_row = 0;  ///< of the owner, in a reduce; own rows have none
+};
+
+/// Device memory in which an exchanger tells which rows of a move have come.
+struct ArrivalWords {
+  const std::uint64_t* flags = nullptr;     ///< [sections, num_sources]
+  const std::uint64_t* expected = nullptr;  ///< rows have come when their flag is *expected or more
 };
 
 /// A move under way. The table and the tensors' data must live until it is awaited or destroyed. To
@@ -69,6 +97,10 @@ class PendingRows {
   /// merge first applies those started before it, which are then there on its stream. A second call
   /// does nothing.
   virtual void await(void* stream) = 0;
+  /// Lets the rows of a deferred move leave, behind what `stream` was given so far.
+  virtual void send(void* /*stream*/) {}
+  /// Where kernels may see what has come, if the exchanger tells that.
+  virtual ArrivalWords arrival_words() const { return {}; }
 };
 
 /// What an exchanger is for.
@@ -97,6 +129,18 @@ class RowExchanger {
   /// Memory where peers may write rows of a cast, at the same place on all ranks; null: any memory
   /// serves. Its size is that of the rank that needs most.
   virtual std::byte* place(std::int64_t /*most_bytes*/) { return nullptr; }
+  /// How rows of `num_heads` heads arrive.
+  virtual ArrivalShape arrival_shape(std::int32_t /*num_heads*/) const { return {}; }
+  /// Where needed rows come from and their partials go to, ascending by row.
+  virtual std::vector<NeededPart> needed_parts(const RowTable& /*table*/) const { return {}; }
+  /// For a reduce of a pass whose partials the caller writes to their owners by itself: takes the
+  /// memory of tensors [rows, ...] like `partials` at all owners, as the move would. Returns the
+  /// first byte of wire row 0 by rank; a wire row is the concatenation of the tensors' rows. The
+  /// move is started with `is_written` on the ranks that did so.
+  virtual std::vector<std::byte*> place_partials(const RowTable& /*table*/,
+                                                 std::span<const TensorView> /*partials*/) {
+    return {};
+  }
   /// Rows of the rank that needs most in a move of this kind; 0 where that does not matter.
   virtual std::int64_t most_rows(const RowTable& /*table*/, ExchangeKind /*kind*/) const {
     return 0;

@@ -22,13 +22,44 @@ PreparedAttends<Prepared> prepare_all(const RankSteps& steps, const Prepare& pre
 
 }  // namespace
 
+AttendCache::AttendCache(const RankSteps& steps, const AttentionBackend& backend,
+                         std::int32_t device, std::int32_t exchange_sms,
+                         const comm::RowExchanger& rows)
+    : steps_(steps),
+      backend_(backend),
+      device_(device),
+      exchange_sms_(exchange_sms),
+      rows_(rows),
+      takes_coming_(backend.takes_coming_keys() && steps.is_single_attend() &&
+                    rows.arrival_shape(steps.plan.config.num_heads_kv).num_sources > 0) {}
+
+std::vector<comm::NeededPart> AttendCache::parts_of(const AttendCall& call) const {
+  if (!takes_coming_ || call.keys < 0) return {};
+  return rows_.needed_parts(
+      steps_.rows_of(steps_.plan.exchanges[static_cast<std::size_t>(call.keys)]).filling);
+}
+
+ComingKeys AttendCache::coming_keys(const AttendCall& call) const {
+  ComingKeys coming;
+  const comm::ArrivalShape shape = rows_.arrival_shape(call.attend.heads.size());
+  coming.num_sources = shape.num_sources;
+  coming.num_sections = shape.num_sections;
+  for (const comm::NeededPart& part : parts_of(call)) {
+    coming.parts.push_back({{part.row, part.row + part.num_rows}, part.source});
+  }
+  return coming;
+}
+
 const PreparedAttends<PreparedForward>& AttendCache::forward(DType type) {
   const auto known = forwards_.find(type);
   if (known != forwards_.end()) return known->second;
   const auto prepare = [&](const AttendCall& call) {
     const auto [q, k, v] = shapes_of(call, type);
-    return backend_.prepare_forward({.q = q, .k = k, .v = v, .slices = call.slices},
-                                    {.sm_margin = call.is_beside_exchange ? exchange_sms_ : 0});
+    const ForwardArgs args{.q = q, .k = k, .v = v, .slices = call.slices};
+    const ForwardTuning tuning{.sm_margin = call.is_beside_exchange ? exchange_sms_ : 0};
+    const ComingKeys coming = coming_keys(call);
+    return coming.empty() ? backend_.prepare_forward(args, tuning)
+                          : backend_.prepare_coming_forward(args, tuning, coming);
   };
   return forwards_[type] = prepare_all<PreparedForward>(steps_, prepare);
 }
@@ -44,7 +75,9 @@ const PreparedAttends<PreparedBackward>& AttendCache::backward(const BackwardKin
     BackwardArgs args{.q = q, .k = k, .v = v, .slices = call.slices};
     args.dout = without_data(kind.dout_type, call.q_rows.size(), call.q_heads.size(),
                              steps_.plan.config.head_dim_v);
-    return backend_.prepare_backward(args, tuning);
+    const ComingKeys coming = coming_keys(call);
+    return coming.empty() ? backend_.prepare_backward(args, tuning)
+                          : backend_.prepare_coming_backward(args, tuning, coming);
   };
   return backwards_[kind] = prepare_all<PreparedBackward>(steps_, prepare);
 }

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "comm/row_exchanger.hpp"
 #include "kernels/attention/backend.hpp"
 #include "runtime/rank_steps.hpp"
 
@@ -22,10 +23,15 @@ using PreparedAttends = std::vector<std::shared_ptr<const Prepared>>;
 /// The first call of a kind prepares, which may block.
 class AttendCache {
  public:
-  /// `exchange_sms`: multiprocessors that attends leave to exchanges under way.
+  /// `exchange_sms`: multiprocessors that attends leave to exchanges under way; `rows` tells how
+  /// keys arrive, whose tables were prepared.
   AttendCache(const RankSteps& steps, const AttentionBackend& backend, std::int32_t device,
-              std::int32_t exchange_sms)
-      : steps_(steps), backend_(backend), device_(device), exchange_sms_(exchange_sms) {}
+              std::int32_t exchange_sms, const comm::RowExchanger& rows);
+
+  /// Whether the one attend of each rank begins while its keys come; the same on all ranks.
+  bool takes_coming_keys() const { return takes_coming_; }
+  /// The parts in which the keys of an attend come, where takes_coming_keys().
+  std::vector<comm::NeededPart> parts_of(const AttendCall& call) const;
 
   struct BackwardKind {
     DType type, dout_type;
@@ -44,10 +50,14 @@ class AttendCache {
   /// The queries, keys and values of an attend.
   std::array<TensorView, 3> shapes_of(const AttendCall& call, DType dtype) const;
 
+  ComingKeys coming_keys(const AttendCall& call) const;
+
   const RankSteps& steps_;
   const AttentionBackend& backend_;
   std::int32_t device_;
   std::int32_t exchange_sms_;
+  const comm::RowExchanger& rows_;
+  bool takes_coming_ = false;
   std::map<DType, PreparedAttends<PreparedForward>> forwards_;
   std::map<BackwardKind, PreparedAttends<PreparedBackward>> backwards_;
 };

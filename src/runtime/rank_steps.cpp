@@ -137,6 +137,11 @@ std::vector<RowExchange> RankSteps::everyones_rows(Space space, std::size_t segm
   return all;
 }
 
+bool RankSteps::is_single_attend() const {
+  return std::ranges::all_of(plan.ranks,
+                             [](const RankPlan& rank) { return rank.attends.size() <= 1; });
+}
+
 bool RankSteps::has_work_beside_exchange() const {
   return !plan.exchanges.empty() && attends.size() > 1;
 }

@@ -40,6 +40,8 @@ struct RankSteps {
   const SegmentRows& rows_of(const Exchange& exchange) const;
   /// The rows that fill a segment, as each rank has them.
   std::vector<RowExchange> everyones_rows(Space space, std::size_t segment) const;
+  /// Whether no rank has more than one attend, as with overlap degree 0.
+  bool is_single_attend() const;
   /// Whether attends run while rows are under way.
   bool has_work_beside_exchange() const;
   /// Query heads that read kv heads `heads`, counted as those are.

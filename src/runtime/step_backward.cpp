@@ -18,6 +18,8 @@ class BackwardPass {
 
   void exchange(const Step& step);
   BackwardArgs make_args(const AttendCall& attend);
+  /// Where the key gradients of an attend's parts go: other ranks' straight to them.
+  std::vector<PartGradients> place_gradients(const AttendCall& attend);
   void store();
 
  private:
@@ -88,6 +90,38 @@ BackwardArgs BackwardPass::make_args(const AttendCall& attend) {
   return args;
 }
 
+std::vector<PartGradients> BackwardPass::place_gradients(const AttendCall& attend) {
+  const RankSteps& steps = call_.steps;
+  const TensorGroup sums = call_.tensors(Role::KeyGradients, attend.keys, attend.attend.heads);
+  const auto row_bytes_of = [](const TensorView& sum) {
+    return sum.shape[1] * sum.shape[2] * static_cast<std::int64_t>(dtype_bytes(sum.dtype));
+  };
+  const auto head_bytes_of = [](const TensorView& sum) {
+    return sum.shape[2] * static_cast<std::int64_t>(dtype_bytes(sum.dtype));
+  };
+  const SegmentRows& rows =
+      steps.rows_of(steps.plan.exchanges[static_cast<std::size_t>(attend.keys)]);
+  const auto regions = call_.memory.rows().place_partials(rows.returning, sums);
+  const std::int64_t row_bytes = row_bytes_of(sums[0]) + row_bytes_of(sums[1]);
+  std::vector<PartGradients> gradients;
+  for (const comm::NeededPart& part : call_.memory.attends().parts_of(attend)) {
+    PartGradients place;
+    if (part.wire_row >= 0) {
+      std::byte* row = regions[static_cast<std::size_t>(part.source)] + part.wire_row * row_bytes;
+      place = {.dk = row,
+               .dv = row + row_bytes_of(sums[0]),
+               .dk_row_bytes = row_bytes,
+               .dk_head_bytes = head_bytes_of(sums[0]),
+               .dv_row_bytes = row_bytes,
+               .dv_head_bytes = head_bytes_of(sums[1]),
+               .dtype = sums[0].dtype};
+    }
+    gradients.push_back(place);
+  }
+  call_.set_partials_written();
+  return gradients;
+}
+
 void BackwardPass::exchange(const Step& step) {
   const RankSteps& steps = call_.steps;
   const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(step.index)];
@@ -126,9 +160,15 @@ void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepa
   call.set_own(Role::KeyGradients, {call.sum_for(input_gradients.dk, is_added),
                                     call.sum_for(input_gradients.dv, is_added)});
   BackwardPass pass(call, inputs, input_gradients);
-  call.walk(
-      prepared, [&](const AttendCall& attend) { return pass.make_args(attend); },
-      [&](const Step& step) { pass.exchange(step); });
+  const auto run = [&](const PreparedBackward& attention, const AttendCall& attend,
+                       const DeviceWorkspace& workspace) {
+    const BackwardArgs args = pass.make_args(attend);
+    const auto keys = call.key_arrivals();
+    if (!keys) return attention.run(args, workspace, call.stream);
+    const std::vector<PartGradients> gradients = pass.place_gradients(attend);
+    attention.run_coming(args, workspace, {.keys = *keys, .gradients = gradients}, call.stream);
+  };
+  call.walk(prepared, run, [&](const Step& step) { pass.exchange(step); });
   pass.store();
 }
 

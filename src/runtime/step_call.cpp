@@ -116,6 +116,39 @@ TensorGroup StepCall::tensors(Role role, std::int32_t exchange, Range heads) {
                   space_of(role) == Space::Queries ? steps.q_heads(within) : within);
 }
 
+void StepCall::find_coming_keys(bool is_prepared) {
+  if (!is_prepared || !memory.attends().takes_coming_keys()) return;
+  for (const Step& step : list_) {
+    if (step.kind != StepKind::Attend) continue;
+    const std::int32_t keys = steps.attends[static_cast<std::size_t>(step.index)].keys;
+    for (const std::int32_t before : step.after) {
+      if (before < 0 || keys < 0) continue;
+      const Step& exchange = list_[static_cast<std::size_t>(before)];
+      if (exchange.kind == StepKind::Exchange && exchange.index == keys) coming_step_ = before;
+    }
+  }
+}
+
+std::optional<KeyArrivals> StepCall::key_arrivals() {
+  if (coming_step_ < 0) return std::nullopt;
+  constexpr std::int64_t kLeastPatience = 300'000;  // ns
+  constexpr std::int64_t kBytesPerNs = 100;         // half of what links bring
+  const auto step = static_cast<std::size_t>(coming_step_);
+  comm::PendingRows& rows = *pending_[step].front();
+  const comm::ArrivalWords words = rows.arrival_words();
+  const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(list_[step].index)];
+  std::int64_t row_bytes = 0;
+  for (const TensorView& tensor : tensors(exchange.role, -1, exchange.heads)) {
+    row_bytes += row_elements(tensor) * static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
+  }
+  const std::int64_t bytes = steps.rows_of(exchange).num_rows * row_bytes;
+  return KeyArrivals{.flags = words.flags,
+                     .expected = words.expected,
+                     .patience_ns = kLeastPatience + bytes / kBytesPerNs,
+                     .start = [&rows](void* queue) { rows.send(queue); },
+                     .await = [this, step](void* /*queue*/) { await(step); }};
+}
+
 void StepCall::await_all() {
   for (std::size_t step = 0; step < pending_.size(); ++step) await(step);
 }
@@ -169,10 +202,16 @@ void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
            from[end].dtype == from[first].dtype) {
       ++end;
     }
-    const comm::RowMove move{.kind = kind_of(exchange.role),
-                             .from = std::span(from).subspan(first, end - first),
-                             .to = std::span(to).subspan(first, end - first),
-                             .tag = {steps.plan.digest, exchange.stage}};
+    const bool is_cast = exchange.role == Role::KeysValues;
+    const comm::RowMove move{
+        .kind = kind_of(exchange.role),
+        .from = std::span(from).subspan(first, end - first),
+        .to = std::span(to).subspan(first, end - first),
+        .tag = {steps.plan.digest, exchange.stage},
+        .num_sections =
+            is_cast ? memory.rows().arrival_shape(exchange.heads.size()).num_sections : 1,
+        .is_deferred = coming_step_ >= 0 && &step == &list_[static_cast<std::size_t>(coming_step_)],
+        .is_written = is_returning(exchange.role) && are_partials_written_};
     pending.push_back(memory.rows().start(
         is_returning(exchange.role) ? rows.returning : rows.filling, move, stream));
   }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -49,14 +50,19 @@ class StepCall {
   /// index of an exchange those of the segment that it fills.
   TensorGroup tensors(Role role, std::int32_t exchange, Range heads);
 
-  /// Walks the steps, each behind the exchanges that it waits for: calls exchange(step) or runs
-  /// what is prepared for an attend with make_args(attend).
-  template <typename Prepared, typename MakeArgs, typename StartExchange>
-  void walk(const PreparedAttends<Prepared>& prepared, const MakeArgs& make_args,
+  /// Walks the steps, each behind the exchanges that it waits for: calls exchange(step) or
+  /// run(what is prepared for an attend, the attend, workspace). An attend that takes coming keys is
+  /// behind nothing: it asks for key_arrivals().
+  template <typename Prepared, typename RunAttend, typename StartExchange>
+  void walk(const PreparedAttends<Prepared>& prepared, const RunAttend& run,
             const StartExchange& exchange);
+  /// Where an attend finds out which keys have come, if it begins while they do.
+  std::optional<KeyArrivals> key_arrivals();
   /// Starts the exchange of a step. One that fills a segment lends the segment's tensors, and those
   /// of roles that go back from there.
   void exchange(const Step& step);
+  /// The partials of the next exchange that returns are at their owners.
+  void set_partials_written() { are_partials_written_ = true; }
   void await_all();
 
   /// What is summed for `target`: the target itself, or a tensor of the accumulator's type where
@@ -73,6 +79,8 @@ class StepCall {
   std::vector<TensorGroup>& groups_of(Role role) { return roles_[static_cast<std::size_t>(role)]; }
   void lend_segment(Role role, std::int32_t exchange);
   void start(const Step& step, TensorGroup from, TensorGroup to);
+  /// Finds the exchange that brings the keys of the one attend while it runs.
+  void find_coming_keys(bool is_prepared);
   void await(std::size_t step);
 
   Pass pass_;
@@ -80,10 +88,12 @@ class StepCall {
   std::array<std::vector<TensorGroup>, kNumRoles> roles_;                 ///< own, then by exchange
   std::vector<std::vector<std::unique_ptr<comm::PendingRows>>> pending_;  ///< by step
   bool is_begun_ = false;
+  bool are_partials_written_ = false;
+  std::int32_t coming_step_ = -1;  ///< exchange whose rows come while the attend runs
 };
 
-template <typename Prepared, typename MakeArgs, typename StartExchange>
-void StepCall::walk(const PreparedAttends<Prepared>& prepared, const MakeArgs& make_args,
+template <typename Prepared, typename RunAttend, typename StartExchange>
+void StepCall::walk(const PreparedAttends<Prepared>& prepared, const RunAttend& run,
                     const StartExchange& exchange) {
   std::int64_t size_bytes = 0;  // of the largest run
   for (const auto& attend : prepared) {
@@ -94,15 +104,16 @@ void StepCall::walk(const PreparedAttends<Prepared>& prepared, const MakeArgs& m
     workspace = {memory.lend(DType::Int64, {size_bytes / 8 + 1}).data, size_bytes};
   }
   begin_pass();
+  find_coming_keys(!prepared.empty() && prepared.front() != nullptr);
   for (const Step& step : list_) {
     for (const std::int32_t before : step.after) {
-      if (before >= 0) await(static_cast<std::size_t>(before));
+      if (before >= 0 && before != coming_step_) await(static_cast<std::size_t>(before));
     }
     const auto index = static_cast<std::size_t>(step.index);
     if (step.kind == StepKind::Exchange) {
       exchange(step);
     } else if (prepared[index] != nullptr) {
-      prepared[index]->run(make_args(steps.attends[index]), workspace, stream);
+      run(*prepared[index], steps.attends[index], workspace);
     }
   }
 }

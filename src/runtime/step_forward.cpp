@@ -53,9 +53,14 @@ void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepare
   call.set_own(Role::Queries, {inputs.q});
   call.set_own(Role::Results, {out, result.lse});
   const TensorView maxima = lend_maxima(call, result.max_logits);
-  call.walk(
-      prepared, [&](const AttendCall& attend) { return make_args(call, attend, inputs, maxima); },
-      [&](const Step& step) { call.exchange(step); });
+  const auto run = [&](const PreparedForward& attention, const AttendCall& attend,
+                       const DeviceWorkspace& workspace) {
+    const ForwardArgs args = make_args(call, attend, inputs, maxima);
+    const auto arrivals = call.key_arrivals();
+    if (arrivals) return attention.run_coming(args, workspace, *arrivals, call.stream);
+    attention.run(args, workspace, call.stream);
+  };
+  call.walk(prepared, run, [&](const Step& step) { call.exchange(step); });
   call.await_all();
   call.store(out, result.out);
   if (call.steps.q_segments.size() > 1) {

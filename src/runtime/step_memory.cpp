@@ -33,7 +33,7 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
           {.has_passes = true,
            .beside_sms = steps.has_work_beside_exchange() ? options.exchange_sms : 0})),
       attention_(find_backend(options.backend, device)),
-      attends_(steps, *attention_, device, options.exchange_sms),
+      attends_(steps, *attention_, device, options.exchange_sms, *rows_),
       memory_(comm::make_row_memory(device, options.allocator)) {
   const PlanConfig& config = steps.plan.config;
   const std::string where = device == kCpuDevice ? "" : "on a GPU ";

@@ -52,6 +52,9 @@ struct KeyArrivals {
   const std::uint64_t* expected = nullptr;
   /// How long a multiprocessor waits in all before it leaves items over. [ns]
   std::int64_t patience_ns = 0;
+  /// Enqueues what makes the peers' keys come, such as a push of this rank's: right in front of the
+  /// first kernel that may run beside it. May be empty.
+  std::function<void(void* stream)> start;
   /// Enqueues a bounded wait for all flags on a cudaStream_t. What was left over runs behind it.
   std::function<void(void* stream)> await;
 };

@@ -38,7 +38,7 @@ PackedRows packed_rows(const BackwardList& list) {
           .tiles_per_group = list.num_q_tiles() * tiles_per_q_tile(list)};
 }
 
-void prepare(const BackwardArgs& args, const BackwardState& state, void* workspace,
+void prepare(const BackwardArgs& args, const BackwardState& state, void* workspace, bool is_beside,
              cudaStream_t stream) {
   const BackwardLayout layout = backward_layout(state);
   PrepareParams params;
@@ -62,7 +62,7 @@ void prepare(const BackwardArgs& args, const BackwardState& state, void* workspa
   }
   params.semaphores = part_at<std::uint32_t>(workspace, layout.semaphores);
   params.num_semaphores = state.list.num_counters() + state.list.num_late_counters();
-  prepare_backward(params, args.q.dtype, stream);
+  prepare_backward(params, args.q.dtype, is_beside, stream);
 }
 
 void add_sink_gradient(const BackwardArgs& args, const BackwardState& state, void* workspace,
@@ -322,7 +322,9 @@ void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void
   if (arrivals != nullptr && !arrivals->gradients.empty()) {
     set_destinations(params, args, state, arrivals->gradients, workspace, stream);
   }
-  prepare(args, state, workspace, stream);
+  const bool is_beside = arrivals != nullptr && arrivals->keys.start;
+  if (is_beside) arrivals->keys.start(stream);
+  prepare(args, state, workspace, is_beside, stream);
   add_sink_gradient(args, state, workspace, stream);
   launch(params, state, *instance, arrivals == nullptr ? nullptr : &arrivals->keys, stream);
   if (params.query.rows_q > 0) instance->convert_dq(params, stream);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "cuda/check.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/order.cuh"
 #include "kernels/sm90/backward/packed_rows.cuh"
@@ -204,30 +205,32 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const PrepareParams p
 }
 
 template <DType kType, bool kMayBeFloat>
-void launch(const PrepareParams& params, cudaStream_t stream) {
+void launch(const PrepareParams& params, bool is_beside, cudaStream_t stream) {
   const auto kernel = params.dim_v <= 64 ? prepare_kernel<kType, 8, kMayBeFloat>
                                          : prepare_kernel<kType, 16, kMayBeFloat>;
   const auto num_ctas = static_cast<unsigned>(std::max<std::int64_t>(params.packed.num_tiles(), 1));
+  if (is_beside) return launch_ahead(kernel, num_ctas, kThreads, 0, params, stream);
   kernel<<<num_ctas, kThreads, 0, stream>>>(params);
   cuda_check(cudaGetLastError(), "prepare_kernel");
 }
 
 template <DType kType>
-void launch_of_type(const PrepareParams& params, cudaStream_t stream) {
+void launch_of_type(const PrepareParams& params, bool is_beside, cudaStream_t stream) {
   if (params.out.is_float() || params.dout.is_float()) {
-    launch<kType, true>(params, stream);
+    launch<kType, true>(params, is_beside, stream);
   } else {
-    launch<kType, false>(params, stream);
+    launch<kType, false>(params, is_beside, stream);
   }
 }
 
 }  // namespace
 
-void prepare_backward(const PrepareParams& params, DType type, cudaStream_t stream) {
+void prepare_backward(const PrepareParams& params, DType type, bool is_beside,
+                      cudaStream_t stream) {
   if (type == DType::BFloat16) {
-    launch_of_type<DType::BFloat16>(params, stream);
+    launch_of_type<DType::BFloat16>(params, is_beside, stream);
   } else {
-    launch_of_type<DType::Float16>(params, stream);
+    launch_of_type<DType::Float16>(params, is_beside, stream);
   }
 }
 

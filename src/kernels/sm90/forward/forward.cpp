@@ -238,6 +238,7 @@ void enqueue_forward(const ForwardArgs& args, const ForwardState& state,
                      const ForwardMemory& memory, const KeyArrivals* arrivals,
                      cudaStream_t stream) {
   fill_max_logits(args, stream);
+  if (arrivals != nullptr && arrivals->start) arrivals->start(stream);
   if (state.num_ctas == 0) {
     if (arrivals != nullptr) arrivals->await(stream);
     return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/check.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/ptx/wgmma_n128.cuh"
 #include "cuda/ptx/wgmma_n64.cuh"
 #include "kernels/sm90/forward/kernel.cuh"
@@ -14,6 +14,10 @@ template <typename Instance>
 void launch_forward(const ForwardParams& params, int num_ctas, cudaStream_t stream) {
   constexpr ForwardConfig kC = Instance::kConfig;
   const int bytes = grant_storage<SharedStorage<kC>, forward_kernel<Instance>>();
+  if (params.arrivals.flags != nullptr) {
+    // Beside the kernel before it, which brings keys and whose end is told by their flags.
+    return launch_ahead(forward_kernel<Instance>, num_ctas, kC.threads(), bytes, params, stream);
+  }
   forward_kernel<Instance><<<num_ctas, kC.threads(), bytes, stream>>>(params);
   cuda_check(cudaGetLastError(), "forward_kernel");
 }
