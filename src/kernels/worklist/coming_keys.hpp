@@ -42,6 +42,8 @@ std::uint32_t sources_of(const ComingKeys& coming, Range rows);
 /// Throws InvalidArgument naming what is not allowed for K and V of these rows and heads.
 void check_coming_keys(const ComingKeys& coming, std::int64_t rows_k, std::int64_t heads_kv);
 
+inline constexpr std::int64_t kMaxPatienceNs = 10'000'000'000;
+
 /// Where a run finds out what has come. The memory outlives the run; a graph reads it at every
 /// replay.
 struct KeyArrivals {
@@ -50,7 +52,8 @@ struct KeyArrivals {
   const std::uint64_t* flags = nullptr;
   /// Device memory: rows whose flag is *expected or more are there. Fixed while the run lasts.
   const std::uint64_t* expected = nullptr;
-  /// How long a multiprocessor waits in all before it leaves items over. [ns]
+  /// How long a multiprocessor waits in all before it leaves items over, up to
+  /// kMaxPatienceNs. [ns]
   std::int64_t patience_ns = 0;
   /// Enqueues what makes the peers' keys come, such as a push of this rank's: right in front of the
   /// first kernel that may run beside it. May be empty.

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "kernels/attention/backend.hpp"
+#include "kernels/attention/checks.hpp"
+#include "magi/error.hpp"
+
+namespace magi::test {
+namespace {
+
+std::string refusal_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+TEST(ArrivalsTest, BackendsThatTakeNoComingKeysSaySo) {
+  const auto backend = find_backend("cpu", kCpuDevice);
+  EXPECT_FALSE(backend->takes_coming_keys());
+  const std::string refusal = "backend is cpu; allowed: backends that take coming keys";
+  EXPECT_EQ(refusal_of([&] { backend->prepare_coming_forward({}, {}, {}); }), refusal);
+  EXPECT_EQ(refusal_of([&] { backend->prepare_coming_backward({}, {}, {}); }), refusal);
+  const std::string not_prepared =
+      "arrivals is given; allowed: none where nothing was prepared for coming keys";
+  const auto forward = backend->prepare_forward({}, {});
+  EXPECT_EQ(refusal_of([&] { forward->run_coming({}, {}, {}, nullptr); }), not_prepared);
+  const auto backward = backend->prepare_backward({}, {});
+  EXPECT_EQ(refusal_of([&] { backward->run_coming({}, {}, {}, nullptr); }), not_prepared);
+}
+
+TEST(ArrivalsTest, WhatIsMissingIsNamed) {
+  const std::uint64_t word = 0;
+  const KeyArrivals good{
+      .flags = &word, .expected = &word, .patience_ns = 5, .await = [](void*) {}};
+  check_arrivals(good);
+  const auto refusal_without = [&](auto spoil) {
+    KeyArrivals bad = good;
+    spoil(bad);
+    return refusal_of([&] { check_arrivals(bad); });
+  };
+  EXPECT_EQ(refusal_without([](KeyArrivals& bad) { bad.flags = nullptr; }),
+            "arrivals.flags is null; allowed: device memory");
+  EXPECT_EQ(refusal_without([](KeyArrivals& bad) { bad.expected = nullptr; }),
+            "arrivals.expected is null; allowed: device memory");
+  EXPECT_EQ(refusal_without([](KeyArrivals& bad) { bad.patience_ns = -1; }),
+            "arrivals.patience_ns is -1; allowed: 0 to 10000000000");
+  EXPECT_EQ(refusal_without([](KeyArrivals& bad) { bad.patience_ns = kMaxPatienceNs + 1; }),
+            "arrivals.patience_ns is 10000000001; allowed: 0 to 10000000000");
+  EXPECT_EQ(refusal_without([](KeyArrivals& bad) { bad.await = nullptr; }),
+            "arrivals.await is empty; allowed: a function");
+}
+
+}  // namespace
+}  // namespace magi::test
