@@ -57,7 +57,7 @@ struct KeyArrivals {
   std::int64_t patience_ns = 0;
   /// Enqueues what makes the peers' keys come, such as a push of this rank's: right in front of the
   /// first kernel that may run beside it. May be empty.
-  std::function<void(void* stream)> start;
+  std::function<void(void* stream)> start = {};
   /// Enqueues a bounded wait for all flags on a cudaStream_t. What was left over runs behind it.
   std::function<void(void* stream)> await;
 };

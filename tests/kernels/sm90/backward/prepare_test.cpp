@@ -91,7 +91,7 @@ class Prepared {
     params.tiles_per_q_tile = test_.tiles_per_q_tile;
     params.semaphores = static_cast<std::uint32_t*>(semaphores_.data());
     params.num_semaphores = kNumSemaphores;
-    sm90::prepare_backward(params, test_.type, nullptr);
+    sm90::prepare_backward(params, test_.type, false, nullptr);
     cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     dout_copy.download_sync();
   }
