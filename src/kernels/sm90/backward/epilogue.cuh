@@ -119,9 +119,10 @@ class BackwardEpilogue {
   };
 
   __device__ __forceinline__ static int lane() { return ptx::thread_index() & 31; }
-  /// The first of the warp's 16 rows, in V's buffer too.
-  __device__ __forceinline__ int first_row() const {
-    return 64 * warpgroup_ + (ptx::thread_index() & 127) / 32 * kWarpRows;
+  /// The first of the warp's 16 rows, in V's buffer too. NOTE: made of the warpgroup's number it
+  /// costs the consumers' step uniform registers.
+  __device__ __forceinline__ static int first_row() {
+    return (ptx::thread_index() - 128) / 32 * kWarpRows;
   }
 
   /// The lane's row, one of 16, in `local` or where its destination says.
