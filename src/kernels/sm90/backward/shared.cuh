@@ -45,7 +45,7 @@ struct alignas(16) ItemInfo {
   std::int32_t awaited_semaphore = 0;  ///< likewise, or -1: the slot may be touched when it has
   std::int32_t awaited_value = 0;      ///< this value
   std::int32_t first_segment = 0;      ///< of KeyGradients::destinations: the first key's
-  std::int32_t padding[7] = {};
+  std::int32_t padding[7] = {};        ///< NOTE: with 48 bytes ptxas spills in the consumers' step
 };
 static_assert(sizeof(ItemInfo) == 64);
 

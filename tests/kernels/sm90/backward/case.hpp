@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <ostream>
 
@@ -81,9 +82,11 @@ void run_backward_sync(const BackwardCase& test, const BackwardInputs& inputs,
                        BackwardOutputs& outputs);
 
 void expect_same_gradients(const BackwardOutputs& first, const BackwardOutputs& second);
-/// Checks the gradients of a case by the error rule; `has_keys`: dk and dv too.
-void expect_right_gradients(const BackwardCase& test, const BackwardInputs& inputs,
-                            const BackwardOutputs& outputs, bool has_keys = true);
+/// Which gradients are checked.
+enum class Gradients : std::uint8_t { All, Queries };
+/// What checks the gradients of a case, which outlives it, by the error rule.
+std::function<void(const BackwardOutputs& seen, Gradients which)> make_judge(
+    const BackwardCase& test, const BackwardInputs& inputs);
 /// What the fast mode repeats.
 void expect_same_but_dq(const BackwardOutputs& first, const BackwardOutputs& second);
 
