@@ -42,6 +42,7 @@ struct PassState {
   std::uint64_t last_use[kMaxAreas];                ///< pass that used an area last
   std::uint64_t digest;                             ///< of the present pass
   unsigned pushed_blocks[kMaxMoves][kMaxSections];  ///< 0 between pushes
+  unsigned copied_blocks[kMaxMoves];                ///< of rows that stay; likewise
 };
 
 /// What a wait on the device was for, when it ended without success.

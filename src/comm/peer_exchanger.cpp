@@ -41,9 +41,9 @@ struct PeerState {
   std::shared_ptr<RowMemory> memory;
   CountMove count;
   std::int32_t num_blocks = 1;
-  std::shared_ptr<Stream> beside;  ///< where pushes run that attends run beside; may be null
+  std::shared_ptr<Stream> beside;        ///< where pushes run that attends run beside; may be null
   std::optional<std::int64_t> partials;  ///< what place_partials took, for the next reduce
-  std::deque<PeerMove*> reduces;   ///< in start order, those that are not applied yet
+  std::deque<PeerMove*> reduces;         ///< in start order, those that are not applied yet
   std::int64_t largest_bytes = 0;
 };
 
@@ -145,7 +145,9 @@ class PeerMove final : public PendingRows {
   bool is_placed() const;
   void push_in_place(const RowMove& move);
   void push_to_wire(const RowTable& table, const RowMove& move);
-  void push(const RowMove& move, std::span<const PushTask> tasks, std::span<const DeviceRows> to);
+  /// `num_own`: of the tasks, the last ones.
+  void push(const RowMove& move, std::span<const PushTask> tasks, std::int32_t num_own,
+            std::span<const DeviceRows> to);
   void launch(void* stream);
   /// The received rows go to memory of this move alone.
   void leave_window(const RowTable& table);
@@ -161,7 +163,7 @@ class PeerMove final : public PendingRows {
   std::uint64_t wire_types_;
   std::int64_t row_bytes_;
   RowTasks tasks_;
-  void* start_;                ///< the stream it was started on
+  void* start_;  ///< the stream it was started on
   RowPush push_;
   bool is_sent_ = false;
   RowArrival arrival_;         ///< what is still awaited
@@ -220,7 +222,7 @@ void PeerMove::push_in_place(const RowMove& move) {
   arrival_ = {.sources = tables_->places.cast_sources,
               .data = static_cast<std::byte*>(to_[0].data),
               .size_bytes = to_[0].shape[0] * row_bytes_};
-  push(move, {tables_->to_rows, tables_->places.to_rows.size()}, to);
+  push(move, {tables_->to_rows, tables_->places.to_rows.size()}, tables_->places.num_own_tasks, to);
 }
 
 void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
@@ -237,19 +239,20 @@ void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
               .data = wire_,
               .size_bytes = received.num_rows * row_bytes_};
   if (is_reduce(kind_)) {
-    push(move, {tables_->to_owners, move.is_written ? 0 : places.to_owners.size()}, to);
+    push(move, {tables_->to_owners, move.is_written ? 0 : places.to_owners.size()}, 0, to);
     std::byte* behind = wire_ + table.owned.num_rows * row_bytes_;
     state_->memory->copy({move.from}, {move.from, behind}, tasks_.own_partials, start_);
   } else {
-    push(move, {tables_->to_wire, places.to_wire.size()}, to);
+    push(move, {tables_->to_wire, places.to_wire.size()}, 0, to);
     state_->memory->copy({move.from}, {to_}, tasks_.own, start_);
   }
 }
 
-void PeerMove::push(const RowMove& move, std::span<const PushTask> tasks,
+void PeerMove::push(const RowMove& move, std::span<const PushTask> tasks, std::int32_t num_own,
                     std::span<const DeviceRows> to) {
   push_ = {.tasks = tasks.data(),
-           .num_tasks = static_cast<std::int32_t>(tasks.size()),
+           .num_remote = static_cast<std::int32_t>(tasks.size()) - num_own,
+           .num_own = num_own,
            .num_tensors = static_cast<std::int32_t>(to.size()),
            .num_sections = arrival_.num_sections = move.num_sections,
            .move = arrival_.move = link_.next_move(),
@@ -266,7 +269,9 @@ void PeerMove::launch(void* stream) {
   is_sent_ = true;
   cudaStream_t queue = queue_of(stream);
   if (state_->beside != nullptr) queue = side_.emplace(state_->beside).fork(queue);
-  launch_push(link_.view(), push_, push_.is_beside ? kBlocksBeside : state_->num_blocks, queue);
+  const std::int32_t most = state_->num_blocks;
+  const std::int32_t remote = push_.is_beside ? std::min(most, kBlocksBeside) : ceil_div(most, 2);
+  launch_push(link_.view(), push_, {.remote = remote, .own = std::max(most - remote, 1)}, queue);
   if (side_) side_->end();
 }
 

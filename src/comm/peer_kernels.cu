@@ -77,8 +77,8 @@ __device__ bool wait_for_word(const PeerView& view, const std::uint64_t* word, s
 }
 
 /// One warp, a lane for each peer.
-__global__ __launch_bounds__(32) void begin_pass_kernel(
-    const __grid_constant__ PeerView view, std::int32_t area, std::uint64_t digest) {
+__global__ __launch_bounds__(32) void begin_pass_kernel(const __grid_constant__ PeerView view,
+                                                        std::int32_t area, std::uint64_t digest) {
   const auto peer = static_cast<std::int32_t>(threadIdx.x);
   PassState& state = *view.state;
   std::uint64_t pass = 0, last_use = 0;
@@ -109,13 +109,18 @@ struct SectionUnits {
   int end[kMaxTensors];    ///< counted over the tensors so far
 };
 
+struct Section {
+  int index, count;
+};
+
 /// By one thread. Returns the units of a row.
-__device__ __forceinline__ int find_section(const RowPush& push, int section, SectionUnits& units) {
+__device__ __forceinline__ int find_section(const RowPush& push, Section section,
+                                            SectionUnits& units) {
   int per_row = 0;
   for (int t = 0; t < push.num_tensors; ++t) {
     const int row_units = push.from[t].row_units;
-    units.begin[t] = section * row_units / push.num_sections;
-    per_row += (section + 1) * row_units / push.num_sections - units.begin[t];
+    units.begin[t] = section.index * row_units / section.count;
+    per_row += (section.index + 1) * row_units / section.count - units.begin[t];
     units.end[t] = per_row;
   }
   return per_row;
@@ -180,22 +185,48 @@ __device__ __forceinline__ void push_piece(const RowPush& push, const PushTask& 
   }
 }
 
-/// Tells all ranks, behind the stores of all blocks, that a section has arrived.
-__device__ __forceinline__ void tell_arrival(const PeerView& view, int move, int section) {
+/// The blocks that share some tasks of a push: those that stay on this rank or all others.
+struct PushRole {
+  bool is_own;
+  int block, num_blocks;
+
+  __device__ __forceinline__ explicit PushRole(const RowPush& push)
+      : is_own(static_cast<int>(blockIdx.x) >= push.num_remote_blocks),
+        block(static_cast<int>(blockIdx.x) - (is_own ? push.num_remote_blocks : 0)),
+        num_blocks(is_own ? static_cast<int>(gridDim.x) - push.num_remote_blocks
+                          : push.num_remote_blocks) {}
+};
+
+/// Whether this is the last block of its role to come here, behind the stores of all of them.
+__device__ __forceinline__ bool is_last_block(unsigned* num_blocks_here, int num_blocks) {
   __shared__ bool is_last;
   __syncthreads();
   if (threadIdx.x == 0) {
     ptx::fence_system();
-    unsigned* pushed = &view.state->pushed_blocks[move][section];
-    is_last = atomicAdd(pushed, 1U) + 1 == gridDim.x;
-    if (is_last) *pushed = 0;
+    is_last = atomicAdd(num_blocks_here, 1U) + 1 == static_cast<unsigned>(num_blocks);
+    if (is_last) *num_blocks_here = 0;
     ptx::fence_system();
   }
   __syncthreads();
-  if (is_last && threadIdx.x < static_cast<unsigned>(view.num_ranks)) {
-    ptx::fence_system();
-    PeerControl& theirs = *view.control[threadIdx.x];
-    ptx::store_system(&theirs.arrived[move][section][view.rank], view.state->pass);
+  return is_last;
+}
+
+/// Tells all other ranks that a section has arrived, or this one that its own rows are there.
+__device__ __forceinline__ void tell_arrival(const PeerView& view, const RowPush& push,
+                                             const PushRole& role, int section) {
+  PassState& state = *view.state;
+  unsigned* here =
+      role.is_own ? &state.copied_blocks[push.move] : &state.pushed_blocks[push.move][section];
+  if (!is_last_block(here, role.num_blocks)) return;
+  const auto thread = static_cast<int>(threadIdx.x);
+  ptx::fence_system();
+  if (role.is_own) {
+    if (thread >= push.num_sections) return;
+    PeerControl& own = *view.control[view.rank];
+    ptx::store_system(&own.arrived[push.move][thread][view.rank], state.pass);
+  } else if (thread < view.num_ranks && thread != view.rank) {
+    PeerControl& theirs = *view.control[thread];
+    ptx::store_system(&theirs.arrived[push.move][section][view.rank], state.pass);
   }
 }
 
@@ -205,21 +236,25 @@ __global__ __launch_bounds__(kThreads) void push_kernel(const __grid_constant__ 
   __shared__ SectionUnits units;
   __shared__ int per_row;
   if (push.is_beside) ptx::launch_dependents();
-  const int warp = static_cast<int>(blockIdx.x + gridDim.x * (threadIdx.x / 32));
-  for (int section = 0; section < push.num_sections; ++section) {
-    if (threadIdx.x == 0) per_row = find_section(push, section, units);
+  const PushRole role(push);
+  const PushTask* tasks = push.tasks + (role.is_own ? push.num_remote : 0);
+  const int num_tasks = role.is_own ? push.num_own : push.num_remote;
+  const int num_sections = role.is_own ? 1 : push.num_sections;
+  const int warp = role.block + role.num_blocks * static_cast<int>(threadIdx.x / 32);
+  for (int section = 0; section < num_sections; ++section) {
+    if (threadIdx.x == 0) per_row = find_section(push, {section, num_sections}, units);
     __syncthreads();
     const int pieces = (kRowsPerPush * per_row + kUnitsPerPiece - 1) / kUnitsPerPiece;
-    for (int i = warp; i < push.num_tasks * pieces; i += static_cast<int>(gridDim.x) * kWarps) {
-      push_piece<Unit>(push, push.tasks[i / pieces], units, per_row, i % pieces);
+    for (int i = warp; i < num_tasks * pieces; i += role.num_blocks * kWarps) {
+      push_piece<Unit>(push, tasks[i / pieces], units, per_row, i % pieces);
     }
-    tell_arrival(view, push.move, section);
+    tell_arrival(view, push, role, section);
   }
 }
 
 /// One warp, a lane for each peer.
-__global__ __launch_bounds__(32) void await_kernel(
-    const __grid_constant__ PeerView view, const __grid_constant__ RowArrival arrival) {
+__global__ __launch_bounds__(32) void await_kernel(const __grid_constant__ PeerView view,
+                                                   const __grid_constant__ RowArrival arrival) {
   const auto peer = static_cast<std::int32_t>(threadIdx.x);
   bool is_whole = true;
   if (peer < view.num_ranks && (arrival.sources >> peer & 1) != 0) {
@@ -251,7 +286,7 @@ void launch_begin_pass(const PeerView& view, std::int32_t area, std::uint64_t di
   cuda_check(cudaGetLastError(), "begin_pass_kernel");
 }
 
-void launch_push(const PeerView& view, RowPush push, std::int32_t num_blocks, cudaStream_t stream) {
+void launch_push(const PeerView& view, RowPush push, PushBlocks blocks, cudaStream_t stream) {
   const auto count = static_cast<std::size_t>(push.num_tensors);
   const std::int64_t unit = common_unit({push.from, count}, {push.to, count});
   for (std::size_t t = 0; t < count; ++t) {
@@ -260,10 +295,16 @@ void launch_push(const PeerView& view, RowPush push, std::int32_t num_blocks, cu
   }
   std::int64_t per_row = 0;
   for (std::size_t t = 0; t < count; ++t) per_row += push.from[t].row_units;
-  const std::int64_t num_pieces =
-      push.num_tasks * ceil_div(kRowsPerPush * per_row, std::int64_t{kUnitsPerPiece});
-  const auto grid = static_cast<unsigned>(
-      std::clamp<std::int64_t>(ceil_div(num_pieces, std::int64_t{kWarps}), 1, num_blocks));
+  const std::int64_t pieces_of_task =
+      ceil_div(kRowsPerPush * per_row, std::int64_t{kUnitsPerPiece});
+  const auto blocks_of = [&](std::int32_t num_tasks, std::int32_t most) {
+    const std::int64_t wanted = ceil_div(num_tasks * pieces_of_task, std::int64_t{kWarps});
+    return static_cast<std::int32_t>(std::min<std::int64_t>(wanted, most));
+  };
+  // All ranks are told of every move, whether rows went to them or not.
+  push.num_remote_blocks = std::max(blocks_of(push.num_remote, blocks.remote), 1);
+  const auto grid =
+      static_cast<unsigned>(push.num_remote_blocks + blocks_of(push.num_own, blocks.own));
   const auto launch = [&]<typename Unit>(Unit) {
     push_kernel<Unit><<<grid, kThreads, 0, stream>>>(view, push);
   };

@@ -16,10 +16,12 @@ namespace magi::comm {
 /// Rows of tensors on their way into the memory of peers.
 struct RowPush {
   DeviceRows from[kMaxTensors];
-  DeviceRows to[kMaxTensors];    ///< data: from the start of the region
-  std::byte* region[kMaxPeers];  ///< the peers' memory that the rows go to
-  const PushTask* tasks = nullptr;
-  std::int32_t num_tasks = 0;
+  DeviceRows to[kMaxTensors];       ///< data: from the start of the region
+  std::byte* region[kMaxPeers];     ///< the peers' memory that the rows go to
+  const PushTask* tasks = nullptr;  ///< those of rows that leave, then those of rows that stay
+  std::int32_t num_remote = 0;
+  std::int32_t num_own = 0;
+  std::int32_t num_remote_blocks = 0;  ///< set by the launch: blocks of rows that leave
   std::int32_t num_tensors = 0;
   std::int32_t num_sections = 1;  ///< equal parts of every row, which arrive one after the other
   std::int32_t move = 0;          ///< of the pass
@@ -30,9 +32,14 @@ struct RowPush {
 void launch_begin_pass(const PeerView& view, std::int32_t area, std::uint64_t digest,
                        cudaStream_t stream);
 
-/// Copies rows and tells all ranks what has arrived. `num_blocks`: at most, 1024 threads each; the
-/// rows' units are of a byte.
-void launch_push(const PeerView& view, RowPush push, std::int32_t num_blocks, cudaStream_t stream);
+/// Blocks of a push, at most: half a multiprocessor each.
+struct PushBlocks {
+  std::int32_t remote = 1;
+  std::int32_t own = 1;
+};
+
+/// Copies rows and tells all ranks what has arrived. The rows' units are of a byte.
+void launch_push(const PeerView& view, RowPush push, PushBlocks blocks, cudaStream_t stream);
 
 /// What is awaited.
 struct RowArrival {

@@ -59,8 +59,7 @@ class PeerLink {
 
   /// See ArrivalWords, of a move of the pass.
   ArrivalWords arrival_words(std::int32_t move) const {
-    return {.flags = view_.control[rank()]->arrived[move][0],
-            .expected = &view_.state->pass};
+    return {.flags = view_.control[rank()]->arrived[move][0], .expected = &view_.state->pass};
   }
 
   /// Throws CommError where a wait of this rank has failed, a peer has ended, or the group was

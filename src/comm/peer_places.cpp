@@ -104,6 +104,8 @@ void spread(std::vector<PushTask>& tasks, std::int32_t rank, std::int32_t num_ra
     return a.position != b.position ? a.position < b.position : a.turn < b.turn;
   });
   std::ranges::transform(places, tasks.begin(), &Place::task);
+  std::stable_partition(tasks.begin(), tasks.end(),
+                        [rank](const PushTask& task) { return task.peer != rank; });
 }
 
 }  // namespace
@@ -140,6 +142,8 @@ PeerPlaces peer_places(std::span<const RowExchange> all, std::int32_t rank) {
   for (auto* tasks : {&places.to_rows, &places.to_wire, &places.to_owners}) {
     spread(*tasks, rank, num_ranks);
   }
+  places.num_own_tasks =
+      static_cast<std::int32_t>(std::ranges::count(places.to_rows, rank, &PushTask::peer));
   for (const RowExchange& each : all) {
     std::int64_t needed = 0, owned = 0;
     for (const PeerRows& record : each.needed) {

@@ -24,8 +24,10 @@ inline constexpr std::int32_t kRowsPerPush = 16;
 /// One rank's side of an exchange. Neighbouring tasks have different peers as far as there are
 /// such.
 struct PeerPlaces {
-  std::vector<PushTask> to_rows;    ///< owned rows, own ones too -> needed rows
-  std::vector<PushTask> to_wire;    ///< owned rows, without own ones -> wire rows of who needs them
+  /// Own rows last.
+  std::vector<PushTask> to_rows;   ///< owned rows, own ones too -> needed rows
+  std::int32_t num_own_tasks = 0;  ///< of to_rows
+  std::vector<PushTask> to_wire;   ///< owned rows, without own ones -> wire rows of who needs them
   /// All needed rows and the wire rows of their owners (own rows: -1), ascending by local row.
   std::vector<PushTask> needed_runs;
   std::vector<PushTask> to_owners;  ///< needed rows, without own ones -> wire rows of their owners

@@ -75,7 +75,9 @@ const PreparedAttends<PreparedBackward>& AttendCache::backward(const BackwardKin
     BackwardArgs args{.q = q, .k = k, .v = v, .slices = call.slices};
     args.dout = without_data(kind.dout_type, call.q_rows.size(), call.q_heads.size(),
                              steps_.plan.config.head_dim_v);
-    const ComingKeys coming = coming_keys(call);
+    // What prepares the backward takes longer than the keys do: waiting in its items costs more.
+    ComingKeys coming = coming_keys(call);
+    coming.is_awaited = true;
     return coming.empty() ? backend_.prepare_backward(args, tuning)
                           : backend_.prepare_coming_backward(args, tuning, coming);
   };

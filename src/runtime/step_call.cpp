@@ -145,7 +145,8 @@ std::optional<KeyArrivals> StepCall::key_arrivals() {
   return KeyArrivals{.flags = words.flags,
                      .expected = words.expected,
                      .patience_ns = kLeastPatience + bytes / kBytesPerNs,
-                     .start = [&rows](void* queue) { rows.send(queue); },
+                     .start = is_deferred(step) ? [&rows](void* queue) { rows.send(queue); }
+                                                : std::function<void(void*)>{},
                      .await = [this, step](void* /*queue*/) { await(step); }};
 }
 
@@ -210,7 +211,7 @@ void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
         .tag = {steps.plan.digest, exchange.stage},
         .num_sections =
             is_cast ? memory.rows().arrival_shape(exchange.heads.size()).num_sections : 1,
-        .is_deferred = coming_step_ >= 0 && &step == &list_[static_cast<std::size_t>(coming_step_)],
+        .is_deferred = is_deferred(static_cast<std::size_t>(&step - list_.data())),
         .is_written = is_returning(exchange.role) && are_partials_written_};
     pending.push_back(memory.rows().start(
         is_returning(exchange.role) ? rows.returning : rows.filling, move, stream));

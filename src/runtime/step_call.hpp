@@ -51,8 +51,8 @@ class StepCall {
   TensorGroup tensors(Role role, std::int32_t exchange, Range heads);
 
   /// Walks the steps, each behind the exchanges that it waits for: calls exchange(step) or
-  /// run(what is prepared for an attend, the attend, workspace). An attend that takes coming keys is
-  /// behind nothing: it asks for key_arrivals().
+  /// run(what is prepared for an attend, the attend, workspace). An attend that takes coming keys
+  /// is behind nothing: it asks for key_arrivals().
   template <typename Prepared, typename RunAttend, typename StartExchange>
   void walk(const PreparedAttends<Prepared>& prepared, const RunAttend& run,
             const StartExchange& exchange);
@@ -79,6 +79,10 @@ class StepCall {
   std::vector<TensorGroup>& groups_of(Role role) { return roles_[static_cast<std::size_t>(role)]; }
   void lend_segment(Role role, std::int32_t exchange);
   void start(const Step& step, TensorGroup from, TensorGroup to);
+  /// Whether the rows of an exchange leave when the attend asks for them, which runs beside.
+  bool is_deferred(std::size_t step) const {
+    return pass_ == Pass::Forward && static_cast<std::int64_t>(step) == coming_step_;
+  }
   /// Finds the exchange that brings the keys of the one attend while it runs.
   void find_coming_keys(bool is_prepared);
   void await(std::size_t step);

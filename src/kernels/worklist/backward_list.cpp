@@ -166,7 +166,7 @@ BackwardList build_backward_list(const BackwardProblem& problem, std::span<const
   check_problem(problem, slices);
   check_choice(problem.heads_q / problem.heads_kv, choice);
   BackwardProblem awaited = problem;
-  if (choice.is_deterministic) awaited.coming = {};
+  if (choice.is_deterministic || problem.coming.is_awaited) awaited.coming = {};
   auto [tiling, costs] = choose_tiling(awaited, shape, slices, choice, policy);
   const Walk walk = choose_walk(costs, choice);
   Schedule schedule = choose_schedule(costs, walk, choice);

@@ -131,7 +131,9 @@ struct BackwardList {
   std::int32_t num_semaphores() const { return num_q_tiles() + num_components; }
   /// Whether items wait for the keys they read. Where they add to dQ in order they cannot: one that
   /// waits would hold up all after it.
-  bool awaits_keys() const { return !problem.coming.empty() && !is_ordered; }
+  bool awaits_keys() const {
+    return !problem.coming.empty() && !problem.coming.is_awaited && !is_ordered;
+  }
   /// Words that say which items are left over.
   std::int64_t num_late_words() const { return awaits_keys() ? (num_items() + 31) / 32 : 0; }
   /// Verdicts of each k tile and kv head, items left over, those of them handed out, their words.

@@ -29,6 +29,8 @@ struct ComingKeys {
   std::vector<KeyPart> parts;     ///< ascending and disjoint, none empty
   std::int32_t num_sources = 0;   ///< up to kMaxKeySources
   std::int32_t num_sections = 1;  ///< divides the kv heads
+  /// The keys are awaited before the kernel: parts only name the places of their gradients.
+  bool is_awaited = false;
 
   bool empty() const { return parts.empty(); }
   std::int32_t heads_per_section(std::int32_t heads_kv) const { return heads_kv / num_sections; }
