@@ -45,7 +45,7 @@ struct PlanConfig {
   /// with the queries of the same row where rows_q == rows_k, else they are placed by `placement`.
   std::optional<PlacementConfig> placement_k;
   /// 0: fetch everything, then one attention call; 1: own keys, then all remote ones; N: at most N
-  /// remote stages (fewer where heads or rows do not suffice); absent: the cost model chooses 1..8.
+  /// remote stages (fewer where heads or rows do not suffice); absent: the cost model chooses 0..8.
   std::optional<std::int32_t> overlap_degree = 1;
   StageMode stage_mode = StageMode::Auto;
   std::int32_t min_stage_rows = 512;  ///< by rows, a stage brings a rank at least so many

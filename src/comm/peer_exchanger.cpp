@@ -30,6 +30,9 @@ namespace {
 
 constexpr std::int32_t kBlocksPerSm = 2;
 constexpr std::int32_t kBlocksBeside = 24;  ///< each takes a multiprocessor from attention
+/// Sections let attention begin early, and cost it some balance: few, unless much is on its way.
+constexpr std::int32_t kFewSections = 2;
+constexpr std::int64_t kLongRows = 12288;
 
 cudaStream_t queue_of(void* stream) { return static_cast<cudaStream_t>(stream); }
 
@@ -165,7 +168,7 @@ class PeerMove final : public PendingRows {
   RowTasks tasks_;
   void* start_;  ///< the stream it was started on
   RowPush push_;
-  bool is_sent_ = false;
+  bool is_sent_ = false, is_beside_attention_ = false;
   RowArrival arrival_;         ///< what is still awaited
   std::byte* wire_ = nullptr;  ///< received rows that are not in place; own ones behind them
   std::shared_ptr<std::byte> buffer_;  ///< owns the wire where that is not in the window
@@ -262,6 +265,7 @@ void PeerMove::push(const RowMove& move, std::span<const PushTask> tasks, std::i
   for (std::int32_t peer = 0; peer < link_.num_ranks(); ++peer) {
     push_.region[peer] = link_.area(peer);
   }
+  is_beside_attention_ = move.is_beside_attention;
   if (!move.is_deferred) launch(start_);
 }
 
@@ -270,7 +274,8 @@ void PeerMove::launch(void* stream) {
   cudaStream_t queue = queue_of(stream);
   if (state_->beside != nullptr) queue = side_.emplace(state_->beside).fork(queue);
   const std::int32_t most = state_->num_blocks;
-  const std::int32_t remote = push_.is_beside ? std::min(most, kBlocksBeside) : ceil_div(most, 2);
+  const std::int32_t remote =
+      is_beside_attention_ ? std::min(most, kBlocksBeside) : ceil_div(most, 2);
   launch_push(link_.view(), push_, {.remote = remote, .own = std::max(most - remote, 1)}, queue);
   if (side_) side_->end();
 }
@@ -348,8 +353,13 @@ class PeerExchanger final : public RowExchanger {
     return state_->link->area(state_->link->rank()) + state_->link->place(most_bytes);
   }
 
-  ArrivalShape arrival_shape(std::int32_t num_heads) const override {
-    return {.num_sources = kMaxPeers, .num_sections = std::gcd(num_heads, kMaxSections)};
+  bool tells_arrivals() const override { return true; }
+  ArrivalShape arrival_shape(const RowTable& table, std::int32_t num_heads) const override {
+    const bool is_long = peer_tables(*state_->link, table, {})->places.most_remote >= kLongRows;
+    const std::int32_t most = is_long ? kMaxSections : kFewSections;
+    return {.num_sources = kMaxPeers,
+            .num_sections = std::gcd(num_heads, most),
+            .early_source = state_->link->rank()};
   }
   std::vector<NeededPart> needed_parts(const RowTable& table) const override {
     std::vector<NeededPart> parts;

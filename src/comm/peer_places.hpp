@@ -36,6 +36,7 @@ struct PeerPlaces {
   /// The most over all ranks, so that all lay out their memory alike: rows up to the last needed
   /// one; needed and owned rows, own ones too.
   std::int64_t most_rows = 0, most_needed = 0, most_owned = 0;
+  std::int64_t most_remote = 0;  ///< needed rows of other ranks
 };
 
 /// `all`: the exchange as each rank has it. Throws InvalidArgument where two ranks disagree about

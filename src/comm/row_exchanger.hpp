@@ -62,6 +62,7 @@ struct RowMove {
   /// The rows leave when PendingRows::send is called, and a kernel that waits for them itself may
   /// run beside what moves them. Only exchangers that tell arrivals do this.
   bool is_deferred = false;
+  bool is_beside_attention = false;  ///< a deferred move leaves attention most multiprocessors
   /// The partials are at their owners already, see RowExchanger::place_partials.
   bool is_written = false;
 };
@@ -70,6 +71,7 @@ struct RowMove {
 struct ArrivalShape {
   std::int32_t num_sources = 0;   ///< ranks, and places without one
   std::int32_t num_sections = 1;  ///< of the heads
+  std::int32_t early_source = 0;  ///< the own rank: its rows are there at once
 };
 
 /// Rows of one rank among the needed ones.
@@ -129,8 +131,12 @@ class RowExchanger {
   /// Memory where peers may write rows of a cast, at the same place on all ranks; null: any memory
   /// serves. Its size is that of the rank that needs most.
   virtual std::byte* place(std::int64_t /*most_bytes*/) { return nullptr; }
-  /// How rows of `num_heads` heads arrive.
-  virtual ArrivalShape arrival_shape(std::int32_t /*num_heads*/) const { return {}; }
+  /// How the needed rows of a table arrive, of `num_heads` heads; equal on all ranks.
+  virtual ArrivalShape arrival_shape(const RowTable& /*table*/, std::int32_t /*num_heads*/) const {
+    return {};
+  }
+  /// Whether there are such shapes.
+  virtual bool tells_arrivals() const { return false; }
   /// Where needed rows come from and their partials go to, ascending by row.
   virtual std::vector<NeededPart> needed_parts(const RowTable& /*table*/) const { return {}; }
   /// For a reduce of a pass whose partials the caller writes to their owners by itself: takes the

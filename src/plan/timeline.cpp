@@ -14,6 +14,11 @@ namespace {
 
 constexpr std::int32_t kMaxChosenDegree = 8;
 
+/// Memory of an H200, read and written. [bytes/s]
+constexpr double kMemoryRate = 3.6e12;
+/// What merging costs per element of out: it is float32, written, read, written and rounded.
+constexpr std::int64_t kMergeBytes = 16;
+
 /// Two weeks: no step takes longer, and sums over all steps stay far inside int64.
 constexpr double kMostNs = 0x1p50;
 
@@ -42,6 +47,16 @@ struct Rates {
     if (area == 0) return 0;
     return to_ns(share.of(area) * flops_per_pair, flops_per_second) +
            to_ns(config.cost.seconds_per_launch, 1.0);
+  }
+
+  /// A merge into `rows` rows of earlier results, of all heads.
+  std::int64_t merge_ns(std::int64_t rows) const {
+    const std::int64_t row = std::int64_t{config.num_heads_q} * config.head_dim_v;
+    return to_ns(static_cast<double>(rows * row * kMergeBytes), kMemoryRate);
+  }
+  /// A copy of `rows` rows of K and V.
+  std::int64_t copy_ns(std::int64_t rows) const {
+    return to_ns(static_cast<double>(2 * rows * bytes_per_row(config)), kMemoryRate);
   }
 
   /// `row_bytes` is that of the whole.
@@ -108,6 +123,23 @@ PassTimes times_of_rank(const Plan& plan, std::int32_t rank, const PlanLoads& lo
   return times;
 }
 
+/// The forward of the slowest rank with overlap degree 0: all keys are gathered, then attended to.
+std::int64_t gathered_ns(const Plan& single, const PlanLoads& loads, const Rates& rates) {
+  std::int64_t slowest_ns = 0;
+  for (std::size_t r = 0; r < single.ranks.size(); ++r) {
+    const auto rank = static_cast<std::int32_t>(r);
+    const std::int64_t exchange =
+        rates.exchange_ns(loads.traffic(rank, Space::Keys, 1), bytes_per_row(single.config), {});
+    const std::int64_t copy = rates.copy_ns(single.placement_k.rows_of(rank));
+    std::int64_t area = 0;
+    for (std::size_t a = 0; a < single.ranks[r].attends.size(); ++a) {
+      area += loads.area(rank, static_cast<std::int32_t>(a));
+    }
+    slowest_ns = std::max(slowest_ns, exchange + copy + rates.attend_ns(area, {}));
+  }
+  return slowest_ns;
+}
+
 /// Forward steps of a rank whose remote keys come in `num_parts` exchanges.
 std::vector<Step> steps_in_parts(std::int32_t num_parts) {
   std::vector<Exchange> exchanges;
@@ -140,8 +172,8 @@ std::int32_t choose_degree(const Plan& single, const Needs& needs) {
   for (std::int32_t parts = 0; parts <= kMaxChosenDegree; ++parts) {
     steps[static_cast<std::size_t>(parts)] = steps_in_parts(parts);
   }
-  std::int32_t best = 1;
-  std::int64_t best_ns = 0;
+  std::int32_t best = 0;
+  std::int64_t best_ns = gathered_ns(single, loads, rates);
   PassTimes times;
   for (std::int32_t degree = 1; degree <= kMaxChosenDegree; ++degree) {
     std::int64_t slowest_ns = 0;
@@ -159,9 +191,11 @@ std::int32_t choose_degree(const Plan& single, const Needs& needs) {
                                    : rates.attend_ns(loads.area(rank, 1), {1, parts});
           },
           times);
-      slowest_ns = std::max(slowest_ns, times.attends_end_ns);
+      const std::int64_t merge =
+          loads.area(rank, 1) > 0 ? rates.merge_ns(single.placement_q.rows_of(rank)) : 0;
+      slowest_ns = std::max(slowest_ns, times.attends_end_ns + merge);
     }
-    if (degree == 1 || slowest_ns < best_ns) {
+    if (slowest_ns < best_ns) {
       best = degree;
       best_ns = slowest_ns;
     }

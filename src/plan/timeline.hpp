@@ -32,8 +32,9 @@ struct PassTimes {
 /// for have ended. Ranks are predicted apart from each other.
 std::vector<PassTimes> predict_times(const Plan& plan, const PlanLoads& loads, bool is_backward);
 
-/// The degree of 1..8 with the least predicted forward time (the smallest such), from a plan with
-/// one remote stage, which more stages would share equally.
+/// The degree of 0..8 with the least predicted forward time (the smallest such), from a plan with
+/// one remote stage, which more stages would share equally. Beside the steps' times it counts what
+/// gathering copies and what merging reads and writes.
 std::int32_t choose_degree(const Plan& single, const Needs& needs);
 
 }  // namespace magi::planner

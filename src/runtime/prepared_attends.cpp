@@ -31,7 +31,7 @@ AttendCache::AttendCache(const RankSteps& steps, const AttentionBackend& backend
       exchange_sms_(exchange_sms),
       rows_(rows),
       takes_coming_(backend.takes_coming_keys() && steps.is_single_attend() &&
-                    rows.arrival_shape(steps.plan.config.num_heads_kv).num_sources > 0) {}
+                    rows.tells_arrivals()) {}
 
 std::vector<comm::NeededPart> AttendCache::parts_of(const AttendCall& call) const {
   if (!takes_coming_ || call.keys < 0) return {};
@@ -41,10 +41,15 @@ std::vector<comm::NeededPart> AttendCache::parts_of(const AttendCall& call) cons
 
 ComingKeys AttendCache::coming_keys(const AttendCall& call) const {
   ComingKeys coming;
-  const comm::ArrivalShape shape = rows_.arrival_shape(call.attend.heads.size());
+  const auto parts = parts_of(call);
+  if (parts.empty()) return coming;
+  const Exchange& keys = steps_.plan.exchanges[static_cast<std::size_t>(call.keys)];
+  const comm::ArrivalShape shape =
+      rows_.arrival_shape(steps_.rows_of(keys).filling, call.attend.heads.size());
   coming.num_sources = shape.num_sources;
   coming.num_sections = shape.num_sections;
-  for (const comm::NeededPart& part : parts_of(call)) {
+  coming.early_sources = 1U << shape.early_source;
+  for (const comm::NeededPart& part : parts) {
     coming.parts.push_back({{part.row, part.row + part.num_rows}, part.source});
   }
   return coming;

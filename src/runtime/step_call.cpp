@@ -210,8 +210,10 @@ void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
         .to = std::span(to).subspan(first, end - first),
         .tag = {steps.plan.digest, exchange.stage},
         .num_sections =
-            is_cast ? memory.rows().arrival_shape(exchange.heads.size()).num_sections : 1,
+            is_cast ? memory.rows().arrival_shape(rows.filling, exchange.heads.size()).num_sections
+                    : 1,
         .is_deferred = is_deferred(static_cast<std::size_t>(&step - list_.data())),
+        .is_beside_attention = pass_ == Pass::Forward,
         .is_written = is_returning(exchange.role) && are_partials_written_};
     pending.push_back(memory.rows().start(
         is_returning(exchange.role) ? rows.returning : rows.filling, move, stream));

@@ -81,7 +81,7 @@ class StepCall {
   void start(const Step& step, TensorGroup from, TensorGroup to);
   /// Whether the rows of an exchange leave when the attend asks for them, which runs beside.
   bool is_deferred(std::size_t step) const {
-    return pass_ == Pass::Forward && static_cast<std::int64_t>(step) == coming_step_;
+    return static_cast<std::int64_t>(step) == coming_step_;
   }
   /// Finds the exchange that brings the keys of the one attend while it runs.
   void find_coming_keys(bool is_prepared);

@@ -29,6 +29,8 @@ struct ComingKeys {
   std::vector<KeyPart> parts;     ///< ascending and disjoint, none empty
   std::int32_t num_sources = 0;   ///< up to kMaxKeySources
   std::int32_t num_sections = 1;  ///< divides the kv heads
+  /// Bit s: keys of source s come right at the start. Items that wait for such alone go first.
+  std::uint32_t early_sources = 0;
   /// The keys are awaited before the kernel: parts only name the places of their gradients.
   bool is_awaited = false;
 

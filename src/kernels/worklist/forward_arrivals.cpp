@@ -56,8 +56,12 @@ std::uint32_t sources_of(const ForwardList& list, const TileWork& work, const Co
 
 void order_by_arrival(ForwardList& list, const ComingKeys& coming) {
   for (TileWork& work : list.tiles) work.sources = sources_of(list, work, coming);
-  const auto first_coming = std::stable_partition(
-      list.tiles.begin(), list.tiles.end(), [](const TileWork& work) { return work.sources == 0; });
+  const auto is_early = [&](const TileWork& work) {
+    return (work.sources & ~coming.early_sources) == 0;
+  };
+  const auto first_coming = std::stable_partition(list.tiles.begin(), list.tiles.end(), is_early);
+  list.num_waiting_works = static_cast<std::int32_t>(
+      std::ranges::count_if(list.tiles, [](const TileWork& work) { return work.sources != 0; }));
   list.num_coming_works = static_cast<std::int32_t>(list.tiles.end() - first_coming);
   list.coming_groups_per_section = groups_of_coming_section(list, coming);
 }

@@ -93,7 +93,8 @@ struct ForwardList {
   std::int32_t head_groups = 0;         ///< heads_q / packed_heads
   std::int32_t groups_per_section = 0;  ///< the last section may have fewer
   std::int32_t num_works = 0;           ///< elements of `tiles`
-  std::int32_t num_coming_works = 0;    ///< the last of them, which wait for coming keys
+  std::int32_t num_coming_works = 0;    ///< the last of them, which wait for keys that come late
+  std::int32_t num_waiting_works = 0;   ///< all that wait for coming keys
   std::int32_t coming_groups_per_section = 0;
   std::vector<TileWork> tiles;  ///< every q tile, whole or in splits, longest first, ties by index
   std::vector<BandRecord> records;     ///< of a tile in order of the slices
@@ -105,7 +106,7 @@ struct ForwardList {
   }
   std::int64_t num_items() const { return std::int64_t{head_groups} * num_works; }
   std::int32_t num_split_tiles() const { return static_cast<std::int32_t>(split_tiles.size()); }
-  std::int64_t num_coming_items() const { return std::int64_t{head_groups} * num_coming_works; }
+  std::int64_t num_waiting_items() const { return std::int64_t{head_groups} * num_waiting_works; }
   ForwardOrder order() const {
     return {num_works, head_groups, groups_per_section, num_coming_works,
             coming_groups_per_section};

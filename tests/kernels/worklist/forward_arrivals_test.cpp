@@ -130,7 +130,7 @@ TEST(ForwardArrivalsTest, ReadyItemsComeFirstThenSectionAfterSectionLongestFirst
     const ForwardList& list = test.list;
     const std::int32_t groups_per_arrival = list.head_groups / test.coming.num_sections;
     const auto first_coming =
-        static_cast<std::uint32_t>(list.num_items() - list.num_coming_items());
+        static_cast<std::uint32_t>(list.num_items() - std::int64_t{list.head_groups} * list.num_coming_works);
     for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(list.num_items()); ++i) {
       const ForwardItem item = forward_item(list.order(), i);
       const TileWork& work = list.tiles[static_cast<std::size_t>(item.work)];

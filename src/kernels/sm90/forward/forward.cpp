@@ -92,10 +92,10 @@ void enqueue_left_over(const ForwardArgs& args, const ForwardState& state, ListO
     static_cast<void>(cudaMemsetAsync(parts.left_over.count, 0, sizeof(unsigned), stream));
     throw;
   }
-  if (state.list.num_coming_works == 0) return;
+  if (state.list.num_waiting_works == 0) return;
   parts.arrivals = {};
   parts.is_for_left_over = true;
-  const auto num_ctas = std::min<std::int64_t>(state.num_ctas, state.list.num_coming_items());
+  const auto num_ctas = std::min<std::int64_t>(state.num_ctas, state.list.num_waiting_items());
   launch_list(args, state.list, parts, instance, to_int(num_ctas), stream);
 }
 
@@ -169,7 +169,7 @@ std::int64_t ForwardState::size_bytes() const {
 
 std::int64_t ForwardState::workspace_bytes() const {
   return partial_bytes(list.shape, list.problem.dim_v, num_pieces()) +
-         list.num_coming_items() * std::int64_t{sizeof(std::int32_t)};
+         list.num_waiting_items() * std::int64_t{sizeof(std::int32_t)};
 }
 
 void fill_max_logits(const ForwardArgs& args, cudaStream_t stream) {
