@@ -27,6 +27,12 @@ def test_first_example(name, capsys):
     assert all(shown[leaf].grad.isfinite().all() for leaf in "qkv")
 
 
+@pytest.mark.parametrize("index", range(len(blocks("docs/integrations.md"))))
+def test_examples_of_adapters(index):
+    """Each runs as it stands, on one process."""
+    exec(blocks("docs/integrations.md")[index], {})
+
+
 def run_shown(group) -> None:
     """The examples over ranks, one after the other, as if torchrun had started this process."""
     _, over_ranks, as_a_plan, *_ = blocks("docs/python.md")

@@ -22,17 +22,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.import_utils import is_tracing
 
-from magi_attention.api import calc_attn
 from magi_attention.common._arguments import check_kind
-from magi_attention.keys.key import DistAttnRuntimeKey
-from magi_attention.keys.lookup import runtime_of
-from magi_attention.plan import BoundPlan
+from magi_attention.integrations._bound import PLANS, PLANS_IN_WORDS, AnyPlan, attend, bound_of
 
 NAME = "magi"
 PLAN_KEYWORD = "magi_plan"
@@ -128,9 +126,14 @@ def attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function of "magi": query [batch, heads, rows, dim], key and value with their
-    own head count -> [batch, rows, heads, dim], and no weights.
+    own head count -> [batch, rows, heads, dim of value], and no weights.
     """
     plan = kwargs.pop(PLAN_KEYWORD, None)
+    is_causal = kwargs.get("is_causal")
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if callable(plan):  # made of the rows that a causal layer gets; others are a vision tower's
+        heads = query.shape[1], key.shape[1], max(query.shape[3], value.shape[3])
+        plan = plan(query.shape[2], heads) if is_causal else None
     if plan is None:
         _refuse_lost_plan(module, query)
         for name in ("s_aux", "softcap"):  # "sdpa" would drop them
@@ -142,19 +145,33 @@ def attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
     plan, is_named = _plan_of_layer(plan, module)
-    is_causal = kwargs.get("is_causal")
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     _check_mask(attention_mask, plan, kwargs.get("sliding_window"), is_causal, is_named)
     _check_options(dropout, kwargs)
-    batch, heads, rows, _ = query.shape
-    q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     sink = kwargs.get("s_aux")
-    options = (None if sink is None else sink.unsqueeze(0), scaling, kwargs.get("softcap") or 0.0)
-    if isinstance(plan, BoundPlan):
-        out, _ = plan.calc_attn(q, k, v, *options)
-    else:
-        out, _ = calc_attn(q, k, v, plan, *options)
-    return out.view(batch, rows, heads, -1), None
+    sink = None if sink is None else sink.unsqueeze(0)
+    out = _attend(plan, (query, key, value), sink, scaling, kwargs.get("softcap") or 0.0)
+    return out, None
+
+
+def _attend(plan: AnyPlan, qkv: tuple, sink, scaling: float | None, softcap: float) -> torch.Tensor:
+    """attention's result; heads of values that are narrower or wider than those of keys (latent
+    attention) get zeros, which change nothing.
+    """
+    query, key, value = qkv
+    batch, heads, rows, dim = query.shape
+    dim_v = value.shape[3]
+    if dim != dim_v:
+        scaling = dim**-0.5 if scaling is None else scaling
+        widest = max(dim, dim_v)
+        query, key, value = (pad(tensor, (0, widest - tensor.shape[3])) for tensor in qkv)
+    q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    if batch != 1 and q.shape[0] != bound_of(plan).local_rows:
+        raise ValueError(
+            f"the batch is {batch} sequences of {rows} rows; allowed: 1 with {PLAN_KEYWORD}, "
+            "sequences packed one after the other"
+        )
+    out = attend(plan, (q, k, v), sink, scaling, softcap)
+    return out.view(batch, rows, heads, -1)[..., :dim_v]
 
 
 def _refuse_lost_plan(module: torch.nn.Module, query: torch.Tensor) -> None:
@@ -179,17 +196,13 @@ def _plan_of_callers() -> tuple[str, int] | None:
         if frame.f_code is _CALL_OF_MODULE:
             plan = frame.f_locals["kwargs"].get(PLAN_KEYWORD)
             plan = next(iter(plan.values()), None) if isinstance(plan, Mapping) else plan
-            if isinstance(plan, (BoundPlan, DistAttnRuntimeKey)):
+            if isinstance(plan, PLANS):
                 model = frame.f_locals["self"]
                 model = getattr(model, "_orig_mod", model)  # of torch.compile
                 if found is None or isinstance(model, PreTrainedModel):
-                    found = type(model).__name__, _bound(plan).local_rows
+                    found = type(model).__name__, bound_of(plan).local_rows
         frame = frame.f_back
     return found
-
-
-def _bound(plan: BoundPlan | DistAttnRuntimeKey) -> BoundPlan:
-    return plan if isinstance(plan, BoundPlan) else runtime_of(plan).bound
 
 
 def _plan_of_layer(plan: Any, module: torch.nn.Module) -> tuple[Any, bool]:
@@ -200,10 +213,10 @@ def _plan_of_layer(plan: Any, module: torch.nn.Module) -> tuple[Any, bool]:
         if layer_type not in plan:
             raise ValueError(f"{PLAN_KEYWORD} has no plan for layers of type {layer_type!r}")
         plan = plan[layer_type]
-    if not isinstance(plan, (BoundPlan, DistAttnRuntimeKey)):
+    if not isinstance(plan, PLANS):
         raise TypeError(
-            f"{PLAN_KEYWORD} is a {type(plan).__name__}; allowed: a bound plan (Plan.bind), a key "
-            "of magi_attention.api, or a dict of these by type of layer"
+            f"{PLAN_KEYWORD} is a {type(plan).__name__}; allowed: {PLANS_IN_WORDS}, or a dict of "
+            "these by type of layer"
         )
     return plan, is_named
 
@@ -244,7 +257,7 @@ def _check_options(dropout: float, kwargs: dict[str, Any]) -> None:
 
 
 def shard(
-    plan: BoundPlan | DistAttnRuntimeKey,
+    plan: AnyPlan,
     input_ids: torch.Tensor,
     labels: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,
@@ -257,7 +270,7 @@ def shard(
     -100 is ignored. Give the model num_items_in_batch, the tokens that count on all ranks: losses
     of ranks then add up to that of the sequence.
     """
-    bound = _bound(plan)
+    bound = bound_of(plan)
     arguments: dict[str, Any] = {PLAN_KEYWORD: plan, "use_cache": False}
     arguments["input_ids"] = bound.dispatch(input_ids.view(-1)).unsqueeze(0)
     if position_ids is None:

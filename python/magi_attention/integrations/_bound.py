@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What adapters take as a plan: a bound plan, or a key of magi_attention.api."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+
+from magi_attention.api import calc_attn
+from magi_attention.keys.key import DistAttnRuntimeKey
+from magi_attention.keys.lookup import runtime_of
+from magi_attention.plan import BoundPlan
+
+AnyPlan: TypeAlias = "BoundPlan | DistAttnRuntimeKey"
+PLANS = (BoundPlan, DistAttnRuntimeKey)
+PLANS_IN_WORDS = "a bound plan (Plan.bind), a key of magi_attention.api"
+
+
+def bound_of(plan: AnyPlan) -> BoundPlan:
+    """The bound plan itself, or that of a key; ValueError for a key that left the cache."""
+    return plan if isinstance(plan, BoundPlan) else runtime_of(plan).bound
+
+
+def attend(
+    plan: AnyPlan,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    sink: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """out of q, k, v [rows, heads, dim] under the plan; a key counts as used by this call."""
+    options: tuple[Any, ...] = (sink, softmax_scale, softcap)
+    if isinstance(plan, BoundPlan):
+        return plan.calc_attn(*qkv, *options)[0]
+    return calc_attn(*qkv, plan, *options)[0]
+
+
+def check_window_of(plan: AnyPlan, name: str, window: tuple[int, int], plan_name: str) -> None:
+    """ValueError where the plan shows keys farther away than window (left, right) rows, -1: any."""
+    for farthest, allowed, side in zip(plan.reach, window, ("before", "after")):
+        if 0 <= allowed < farthest:
+            raise ValueError(
+                f"{name} is {window}, but {plan_name} shows keys {farthest} rows {side} a query; "
+                f"allowed: a plan that shows keys at most {allowed} rows {side} it"
+            )

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans for a model, from its configuration and a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from magi_attention.api import magi_attn_flex_key, make_flex_key_for_new_mask_after_dispatch
+from magi_attention.comm.group import size_of
+from magi_attention.common._arguments import check_int
+from magi_attention.common._lru import LruCache
+from magi_attention.config import DispatchConfig, DistAttnConfig
+from magi_attention.integrations._bound import AnyPlan
+from magi_attention.integrations._mask_spec import AttnMaskSpec
+from magi_attention.plan import Plan
+
+Heads = tuple[int, int, int]  # of queries, of keys and values, head dim
+_MASKS_KEPT = 16
+_alone = LruCache(_MASKS_KEPT)  # plans of processes without a group
+
+
+def heads_of(model: Any) -> Heads:
+    """(num_heads_q, num_heads_kv, head_dim) of a model with a config, of a config, or given so.
+    ValueError for a config that does not say them.
+    """
+    if isinstance(model, tuple):
+        names = ("num_heads_q", "num_heads_kv", "head_dim")
+        return tuple(check_int(name, value, 1) for name, value in zip(names, model, strict=True))
+    config = config_of(model)
+    num_heads_q = getattr(config, "num_attention_heads", None)
+    if not isinstance(num_heads_q, int):
+        raise ValueError(
+            f"{type(config).__name__} has no num_attention_heads; allowed: a model or config that "
+            "has it, or (num_heads_q, num_heads_kv, head_dim)"
+        )
+    num_heads_kv = getattr(config, "num_key_value_heads", None) or num_heads_q
+    return num_heads_q, num_heads_kv, _head_dim_of(config, num_heads_q)
+
+
+def config_of(model: Any) -> Any:
+    """The config of the text model behind a model, its wrappers or its config."""
+    while hasattr(model, "module"):  # DistributedDataParallel and others
+        model = model.module
+    config = getattr(model, "config", model)
+    if not hasattr(config, "num_attention_heads") and hasattr(config, "text_config"):
+        config = config.text_config
+    return config
+
+
+def _head_dim_of(config: Any, num_heads_q: int) -> int:
+    """That of queries and keys. Latent attention has two parts; values may be narrower."""
+    parts = [getattr(config, name, None) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    if all(parts):
+        return sum(parts)
+    return getattr(config, "head_dim", None) or config.hidden_size // num_heads_q
+
+
+def make_plan(
+    spec: AttnMaskSpec,
+    heads: Heads,
+    cp_group: dist.ProcessGroup | None,
+    config: DistAttnConfig = DistAttnConfig(),
+    on: AnyPlan | None = None,
+) -> AnyPlan:
+    """A key of the group, or a bound plan of this process alone for None; of equal arguments the
+    same one. One rank keeps the sequence as it is, several get equal numbers of rows. on: whose
+    placement it keeps.
+    """
+    size = size_of(cp_group)
+    if spec.total_seqlen < size:  # rows that nobody sees, so that every rank has one
+        spec = replace(spec, total_seqlen=size)
+    if size == 1:
+        config = replace(config, dispatch_config=replace(config.dispatch_config, uneven_shard=True))
+    if cp_group is None:
+        return _plan_alone(spec, heads, config)
+    q_ranges, k_ranges, types = spec.ranges()
+    if on is not None:
+        return make_flex_key_for_new_mask_after_dispatch(q_ranges, k_ranges, types, on, *heads)
+    sizes = (spec.total_seqlen, spec.total_seqlen, *heads)
+    return magi_attn_flex_key(
+        q_ranges, k_ranges, types, *sizes, cp_group_or_mesh=cp_group, dist_attn_config=config
+    )
+
+
+def _plan_alone(spec: AttnMaskSpec, heads: Heads, config: DistAttnConfig) -> AnyPlan:
+    """All placements of one rank are equal."""
+    seen = spec.fingerprint(), heads, config
+    bound = _alone.get(seen)
+    if bound is None:
+        num_heads_q, num_heads_kv, head_dim = heads
+        bound = _alone[seen] = Plan.from_ranges(
+            *spec.ranges(), spec.total_seqlen, cp_size=1, num_heads_q=num_heads_q,
+            num_heads_kv=num_heads_kv, head_dim=head_dim, config=config,
+        ).bind()  # fmt: skip
+    return bound
+
+
+def plans_of_documents(
+    model: Any,
+    seqlens: Sequence[int],
+    cp_group: dist.ProcessGroup | None,
+    config: DistAttnConfig = DistAttnConfig(),
+) -> AnyPlan | dict[str, AnyPlan]:
+    """The plan of packed causal documents for a model of transformers: of its sliding window where
+    all layers have one, and a dict by type of layer where they differ, on one placement.
+    """
+    text, heads = config_of(model), heads_of(model)
+    types = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
+    window = getattr(text, "sliding_window", None)
+    if not types:
+        types = ["sliding_attention" if _has_window_everywhere(text) else "full_attention"]
+    plans: dict[str, AnyPlan] = {}
+    for layer_type in sorted(types):  # full_attention, which sees most, places the rows
+        size = _window_of(text, layer_type, window)
+        spec = AttnMaskSpec.varlen(seqlens, window_size=(-1 if size is None else size - 1, 0))
+        first = next(iter(plans.values()), None)
+        plans[layer_type] = make_plan(spec, heads, cp_group, config, first)
+    return plans if len(plans) > 1 else next(iter(plans.values()))
+
+
+def _has_window_everywhere(config: Any) -> bool:
+    window = getattr(config, "sliding_window", None)
+    return window is not None and getattr(config, "use_sliding_window", True)
+
+
+def _window_of(config: Any, layer_type: str, window: int | None) -> int | None:
+    """Rows that a layer of this type sees, the query's own among them; None: all before it."""
+    if layer_type in ("full_attention", "attention"):
+        return None
+    if layer_type == "sliding_attention":
+        return window
+    raise ValueError(
+        f"{type(config).__name__}.layer_types holds {layer_type!r}; allowed here: "
+        "'full_attention', 'sliding_attention'; give magi_plan a dict of plans of your own"
+    )
+
+
+def chunked(chunk_size: int | None) -> DistAttnConfig:
+    """The default configuration with rows placed by at most chunk_size at a time."""
+    return DistAttnConfig(dispatch_config=DispatchConfig(chunk_size=chunk_size))

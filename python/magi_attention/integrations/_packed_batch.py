@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of one packed sequence: their rows, their documents, and a rank's share of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from magi_attention.integrations._prefix_tree import IGNORED_LABEL
+from magi_attention.plan import BoundPlan
+
+# What has a value for every row, and the value of padding rows; None: the token of padding.
+_ROWS = {
+    "input_ids": None,
+    "labels": IGNORED_LABEL,
+    "shift_labels": IGNORED_LABEL,
+    "position_ids": 0,
+    "loss_mask": 0,
+    "loss_weights": 0,
+}
+# What describes documents of the whole sequence.
+_DOCUMENTS = (
+    "cu_seqlens_padded", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_kv", "seq_lens_padded",
+    "seq_lens", "max_seqlen", "max_seqlen_q", "max_seqlen_kv",
+)  # fmt: skip
+
+
+def refuse_hidden_rows(batch: Mapping[str, Any]) -> None:
+    """ValueError for an attention_mask that hides rows, or that is more than rows."""
+    mask = batch.get("attention_mask")
+    if mask is None:
+        return
+    if mask.dim() > 2:
+        raise ValueError(
+            f"attention_mask has shape {list(mask.shape)}; allowed: None, as the plan is the mask"
+        )
+    hidden = mask.numel() - int(mask.bool().sum())
+    if hidden:
+        raise ValueError(
+            f"attention_mask hides {hidden} rows; allowed: sequences without padding, packed one "
+            "after the other"
+        )
+
+
+def flat_batch(batch: Mapping[str, Any], is_packed: bool = False) -> dict[str, Any]:
+    """The batch with what has a value for every row as [rows]. is_packed: of several sequences
+    too. ValueError for several sequences else, and for sizes that differ from input_ids.
+    """
+    ids = batch["input_ids"]
+    if not is_packed and (ids.dim() > 2 or (ids.dim() == 2 and ids.shape[0] != 1)):
+        raise ValueError(
+            f"input_ids has shape {list(ids.shape)}; allowed: [1, rows], packed sequences"
+        )
+    flat = dict(batch)
+    for name in _ROWS:
+        value = batch.get(name)
+        if value is None:
+            flat.pop(name, None)
+            continue
+        if value.numel() != ids.numel():
+            raise ValueError(
+                f"{name} has shape {list(value.shape)}; allowed: {list(ids.shape)}, that of "
+                "input_ids"
+            )
+        flat[name] = value.reshape(-1)
+    return flat
+
+
+def document_lengths(batch: Mapping[str, Any], rows: int) -> list[int]:
+    """Rows of every document, padding of documents included. Of cu_seqlens_padded, cu_seqlens,
+    seq_lens_padded and seq_lens the first that is there; entries below 0 are no documents.
+    ValueError where they do not add up to rows, or none is there.
+    """
+    for name in ("cu_seqlens_padded", "cu_seqlens", "seq_lens_padded", "seq_lens"):
+        given = batch.get(name)
+        if given is None:
+            continue
+        values = torch.as_tensor(given).reshape(-1)
+        values = values[values >= 0]
+        lengths = values.diff() if name.startswith("cu_") else values
+        if name.startswith("cu_") and (len(values) == 0 or values[0] != 0 or (lengths < 0).any()):
+            raise ValueError(f"{name} is {values.tolist()}; allowed: bounds that grow from 0")
+        if int(lengths.sum()) != rows:
+            raise ValueError(
+                f"{name} has documents of {int(lengths.sum())} rows; allowed: {rows}, those of "
+                "input_ids"
+            )
+        return lengths.tolist()
+    raise ValueError("the batch has no cu_seqlens; allowed: bounds of documents, or seq_lens")
+
+
+def share_out(flat: Mapping[str, Any], bound: BoundPlan, pad_id: int) -> dict[str, Any]:
+    """This rank's rows of a flat batch, with position ids. Several ranks lose what describes the
+    documents of the whole sequence. ValueError for another number of rows than the plan's.
+    """
+    rows = flat["input_ids"].shape[0]
+    local = {
+        name: value
+        for name, value in flat.items()
+        if name != "attention_mask" and (bound.plan.cp_size == 1 or name not in _DOCUMENTS)
+    }
+    missing = bound.total_seqlen - rows
+    # Fewer rows than ranks are padded, so that every rank has one.
+    if missing and not 0 < missing < bound.plan.cp_size == bound.total_seqlen:
+        raise ValueError(f"input_ids has {rows} rows; allowed: {bound.total_seqlen}, the plan's")
+    for name, pad in _ROWS.items():
+        value = flat.get(name)
+        if value is None:
+            continue
+        pad = pad_id if pad is None else pad
+        if missing:
+            value = torch.cat((value, value.new_full((missing, *value.shape[1:]), pad)))
+        local[name] = bound.dispatch(value, pad)
+    if "position_ids" not in local:
+        local["position_ids"] = bound.position_ids_on(local["input_ids"].device)
+    return local
+
+
+def as_one_sequence(local: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch of share_out with a batch axis before its rows."""
+    return {name: value.unsqueeze(0) if name in _ROWS else value for name, value in local.items()}
