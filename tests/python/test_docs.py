@@ -27,9 +27,9 @@ def test_first_example(name, capsys):
     assert all(shown[leaf].grad.isfinite().all() for leaf in "qkv")
 
 
-@pytest.mark.parametrize("index", range(len(blocks("docs/integrations.md"))))
+@pytest.mark.parametrize("index", [0, 1])
 def test_examples_of_adapters(index):
-    """Each runs as it stands, on one process."""
+    """Each runs as it stands, on one process; test_megatron.py has the one of Megatron."""
     exec(blocks("docs/integrations.md")[index], {})
 
 

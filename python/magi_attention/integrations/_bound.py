@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from magi_attention.api import calc_attn
+from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.keys.key import DistAttnRuntimeKey
 from magi_attention.keys.lookup import runtime_of
 from magi_attention.plan import BoundPlan
@@ -22,6 +23,23 @@ def bound_of(plan: AnyPlan) -> BoundPlan:
     return plan if isinstance(plan, BoundPlan) else runtime_of(plan).bound
 
 
+def calc(
+    plan: AnyPlan,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    sink: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    return_max_logits: bool = False,
+) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """out and meta of q, k, v [rows, heads, dim] under the plan; a key counts as used by this
+    call.
+    """
+    options = (sink, softmax_scale, softcap, return_max_logits)
+    if isinstance(plan, BoundPlan):
+        return plan.calc_attn(*qkv, *options)
+    return calc_attn(*qkv, plan, *options)
+
+
 def attend(
     plan: AnyPlan,
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -29,11 +47,8 @@ def attend(
     softmax_scale: float | None = None,
     softcap: float = 0.0,
 ) -> torch.Tensor:
-    """out of q, k, v [rows, heads, dim] under the plan; a key counts as used by this call."""
-    options: tuple[Any, ...] = (sink, softmax_scale, softcap)
-    if isinstance(plan, BoundPlan):
-        return plan.calc_attn(*qkv, *options)[0]
-    return calc_attn(*qkv, plan, *options)[0]
+    """out of calc."""
+    return calc(plan, qkv, sink, softmax_scale, softcap)[0]
 
 
 def check_window_of(plan: AnyPlan, name: str, window: tuple[int, int], plan_name: str) -> None:

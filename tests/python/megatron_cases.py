@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small GPT of megatron-core on CPUs, with its own attention on one rank and with ours over
+context parallel ranks. What Megatron does on the current GPU is done on the CPU here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it has no Transformer Engine, and says so
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_layer_local_spec,
+        get_gpt_mtp_block_spec,
+    )
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.enums import AttnMaskType
+
+    from magi_attention.integrations import megatron as ours
+
+VOCABULARY = 64
+ROWS = 62
+DOCUMENTS = (17, 30, 1, 14)
+
+
+@contextlib.contextmanager
+def on_cpu():
+    """Megatron asks for the current GPU and its random numbers, without dropout too."""
+    tracker = mock.Mock()
+    tracker.fork = lambda *_: contextlib.nullcontext()
+    place = "megatron.core.tensor_parallel"
+    with (
+        mock.patch("torch.cuda.current_device", return_value="cpu"),
+        mock.patch(f"{place}.get_cuda_rng_tracker", return_value=tracker),
+    ):
+        yield
+
+
+def start(cp_size: int) -> dist.ProcessGroup:
+    """Megatron's groups over all processes, and this one's context parallel group."""
+    if parallel_state.model_parallel_is_initialized():
+        if parallel_state.get_context_parallel_world_size() != cp_size:
+            parallel_state.destroy_model_parallel()
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(context_parallel_size=cp_size)
+    return parallel_state.get_context_parallel_group()
+
+
+def config(cp_size: int = 1, **changes) -> TransformerConfig:
+    given = dict(
+        num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=2, ffn_hidden_size=48,
+        attention_dropout=0.0, hidden_dropout=0.0, use_cpu_initialization=True,
+        params_dtype=torch.float64, pipeline_dtype=torch.float64, context_parallel_size=cp_size,
+        masked_softmax_fusion=False, bias_dropout_fusion=False, attention_softmax_in_fp32=False,
+    )  # fmt: skip
+    made = TransformerConfig(**{**given, **changes})
+    yarn = dict(
+        rotary_scaling_factor=4.0, original_max_position_embeddings=32, beta_fast=32.0,
+        beta_slow=1.0, mscale=1.0, mscale_all_dim=0.0, correction_range_round_to_int=True,
+    )  # fmt: skip
+    for name, value in yarn.items():  # which Megatron reads off, but has no fields for
+        setattr(made, f"yarn_{name}", value)
+    return made
+
+
+def gpt(settings: TransformerConfig, is_ours: bool, embedding: str = "rope") -> GPTModel:
+    """Equal settings give equal weights."""
+    torch.manual_seed(5)
+    spec = get_gpt_layer_local_spec()
+    if is_ours:
+        spec = ours.with_magi_attention(spec)
+    mtp = None
+    if settings.mtp_num_layers:
+        mtp = get_gpt_mtp_block_spec(settings, spec, use_transformer_engine=False)
+    model = GPTModel(
+        settings, spec, VOCABULARY, 128, position_embedding_type=embedding, mtp_block_spec=mtp
+    ).double()
+    if is_ours:
+        return ours.adapt_model(model)
+    if hasattr(model, "rotary_pos_emb"):
+        model.rotary_pos_emb.cp_group = None  # whole sequences on every rank
+    return model
+
+
+def packed_batch(step: int = 0) -> dict:
+    """Packed documents; labels are those of rows."""
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(VOCABULARY, (1, ROWS), generator=generator)
+    ends = list(itertools.accumulate(DOCUMENTS))
+    mask = torch.ones(1, ROWS, dtype=torch.float64)
+    mask[0, [end - 1 for end in ends]] = 0
+    return {
+        "tokens": tokens, "labels": tokens.roll(-1, 1), "loss_mask": mask,
+        "position_ids": torch.cat([torch.arange(n) for n in DOCUMENTS])[None],
+        "cu_seqlens": torch.tensor([[0, *ends]], dtype=torch.int32),
+    }  # fmt: skip
+
+
+def hidden(documents=DOCUMENTS, window: int | None = None) -> torch.Tensor:
+    """bool [1, 1, rows, rows] of packed causal documents, True: hidden."""
+    of = torch.repeat_interleave(torch.arange(len(documents)), torch.tensor(documents))
+    row = torch.arange(len(of))
+    visible = (of[:, None] == of) & (row <= row[:, None])
+    if window is not None:
+        visible &= row >= row[:, None] - window
+    return ~visible[None, None]
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def sum_over(group, *tensors) -> None:
+    for tensor in tensors:
+        dist.all_reduce(tensor, group=group)
+
+
+def close(found: dict, wanted: dict, allowed: float = 1e-5) -> None:
+    """Rotary tables and the loss of Megatron are float32."""
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        error = (found[name] - gradient).abs().max().item()
+        assert error <= allowed * max(1.0, gradient.abs().max().item()), f"{name}: {error:.3g}"
+
+
+def reference(settings, batch, mask, embedding="rope", rows=slice(None)):
+    """Loss and gradients of Megatron's own attention under a dense mask."""
+    model = gpt(settings, False, embedding)
+    losses = model(batch["tokens"], batch["position_ids"], mask, labels=batch["labels"])
+    loss = (losses * batch["loss_mask"])[:, rows].sum()
+    loss.backward()
+    return loss.detach(), gradients(model)
+
+
+def shared_out(group, settings, batch, embedding="rope"):
+    """The same over the ranks of a group, with our attention."""
+    model = gpt(settings, True, embedding)
+    local = ours.prepare_batch(batch, model, group)
+    assert local["attention_mask"] is None
+    losses = model(
+        local["tokens"], local["position_ids"], None, labels=local["labels"],
+        packed_seq_params=local["packed_seq_params"],
+    )  # fmt: skip
+    loss = (losses * local["loss_mask"]).sum()
+    loss.backward()
+    total, found = loss.detach().clone(), gradients(model)
+    if group is not None:
+        sum_over(group, total, *found.values())
+    return total, found, local
+
+
+def agrees(world, cp_size: int, embedding: str = "rope", **changes) -> None:
+    """Packed documents: the gradients of Megatron's own attention."""
+    with on_cpu():
+        group = start(cp_size)
+        batch = packed_batch()
+        window = changes.get("window_size")
+        mask = hidden(window=None if window is None else window[0])
+        wanted = reference(config(), batch, mask, embedding)
+        loss, found, local = shared_out(group, config(cp_size, **changes), batch, embedding)
+        assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
+        close(found, wanted[1])
+        # Equal shards, padded once.
+        plan = ours.bound_of(local["packed_seq_params"].plan).plan
+        assert plan.pad_size == 0 and plan.total_seqlen == -(-ROWS // cp_size) * cp_size
+        assert local["tokens"].shape == (1, plan.total_seqlen // cp_size)
+
+
+def with_windows(world, cp_size: int) -> None:
+    """Every layer with window_size: one mask on the rows of another."""
+    agrees(world, cp_size, window_size=(5, 0))
+
+
+def training(world) -> None:
+    """Two replicas of two context parallel ranks train beside Megatron's attention."""
+    with on_cpu():
+        cp_group = start(2)
+        alone, model = gpt(config(), False), gpt(config(2), True)
+        optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (alone, model)]
+        curves = [], []
+        for step in range(6):
+            batch = packed_batch(step % 2)
+            tokens = batch["loss_mask"].sum()
+            losses = alone(batch["tokens"], batch["position_ids"], hidden(), labels=batch["labels"])
+            wanted = (losses * batch["loss_mask"]).sum() / tokens
+            local = ours.prepare_batch(batch, model, cp_group)
+            losses = model(
+                local["tokens"], local["position_ids"], None, labels=local["labels"],
+                packed_seq_params=local["packed_seq_params"],
+            )  # fmt: skip
+            found = (losses * local["loss_mask"]).sum() / tokens
+            for optimizer, loss in zip(optimizers, (wanted, found)):
+                optimizer.zero_grad()
+                loss.backward()
+            total = found.detach().clone()
+            sum_over(cp_group, total, *gradients(model).values())
+            for optimizer in optimizers:
+                optimizer.step()
+            curves[0].append(wanted.item())
+            curves[1].append(total.item())
+        for one, other in zip(*curves):
+            assert abs(one - other) < 1e-5, curves
+        assert curves[1][-1] < 0.9 * curves[1][0], curves
+
+
+def several_tokens(world, size: int) -> None:
+    """Multi-token prediction: tokens and labels are rolled in the order of the sequence, within
+    documents, over ranks.
+    """
+    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
+
+    with on_cpu():
+        group = start(size)
+        batch = packed_batch()
+        # Megatron's roll knows documents of packed parameters; its own attention does not.
+        settings = dict(
+            mtp_num_layers=2, mtp_loss_scaling_factor=0.3, calculate_per_token_loss=True
+        )
+        model = gpt(config(size, **settings), True)
+        local = ours.prepare_batch(batch, model, group)
+        params = local["packed_seq_params"]
+        ends = list(itertools.accumulate(DOCUMENTS))
+        wanted = batch["labels"][0]
+        found = local["labels"]
+        for _ in range(2):
+            wanted = wanted.roll(-1)
+            wanted[[end - 1 for end in ends]] = 0
+            found, total = ours.roll_tensor(found, -1, -1, group, params)
+            whole = ours.bound_of(params.plan).undispatch(found[0])[:ROWS]
+            assert torch.equal(whole, wanted) and abs(total * size - wanted.sum()) < 1e-9
+        MTPLossAutoScaler.set_loss_scale(torch.ones(1))
+        results = []
+        for place, given in ((None, batch), (group, batch)):
+            model = gpt(config(size if place is group else 1, **settings), True)
+            model.train()
+            local = ours.prepare_batch(given, model, place)
+            losses = model(
+                local["tokens"], local["position_ids"], None, labels=local["labels"],
+                loss_mask=local["loss_mask"], packed_seq_params=local["packed_seq_params"],
+            )  # fmt: skip
+            loss = (losses * local["loss_mask"]).sum()
+            loss.backward()
+            found = gradients(model)
+            if place is group:
+                sum_over(group, *found.values())
+            results.append(found)
+        close(results[1], results[0])
+
+
+def padded_and_batches(world, size: int) -> None:
+    """Sequences of a batch are documents; those that a mask pads lose their padding."""
+    with on_cpu():
+        group = start(size)
+        generator = torch.Generator().manual_seed(9)
+        tokens = torch.randint(VOCABULARY, (3, 20), generator=generator)
+        loss_mask = torch.ones(3, 20, dtype=torch.float64)
+        shown = torch.ones(3, 20, dtype=torch.bool)
+        shown[0, 11:] = shown[2, 4:] = False
+        for padding in (None, shown, hidden((20,)), hidden((20,)).expand(3, -1, -1, -1)):
+            batch = {"tokens": tokens, "labels": tokens.roll(-1, 1), "loss_mask": loss_mask}
+            if padding is shown:
+                batch["loss_mask"] = loss_mask * shown
+            positions = torch.arange(20).expand(3, -1)
+            wanted = reference(config(), {**batch, "position_ids": positions}, hidden((20,)))
+            batch["attention_mask"] = padding
+            loss, found, local = shared_out(group, config(size), batch)
+            assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
+            close(found, wanted[1])
+            if padding is shown:
+                assert local["tokens"].numel() == -(-35 // size)
+
+
+def documents_padded_in_place(world, size: int) -> None:
+    """cu_seqlens_padded: rows between documents are seen by nobody."""
+    with on_cpu():
+        group = start(size)
+        batch = packed_batch()
+        wanted = reference(config(), batch, hidden())
+        places, bounds = [], [0]
+        for begin, length in zip(itertools.accumulate((0, *DOCUMENTS[:-1])), DOCUMENTS):
+            padded = -(-length // 8) * 8
+            places += [*range(begin, begin + length), *[-1] * (padded - length)]
+            bounds.append(bounds[-1] + padded)
+        places = torch.tensor(places + [-1] * 8)  # and behind the last one
+        real = {name: batch[name][:, places] for name in ("tokens", "labels", "loss_mask")}
+        real["loss_mask"] *= places >= 0
+        real["cu_seqlens"], real["cu_seqlens_padded"] = batch["cu_seqlens"], torch.tensor(bounds)
+        loss, found, local = shared_out(group, config(size), real)
+        assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
+        close(found, wanted[1])
+        assert local["tokens"].numel() == len(places) // size
+
+
+def without_preparation(world) -> None:
+    """On one rank: batches of Megatron as they are, and its packed parameters."""
+    with on_cpu():
+        start(1)
+        generator = torch.Generator().manual_seed(9)
+        tokens = torch.randint(VOCABULARY, (3, 20), generator=generator)
+        mask = torch.ones(3, 20, dtype=torch.float64)
+        positions = torch.arange(20).expand(3, -1)
+        batch = {"tokens": tokens, "labels": tokens, "loss_mask": mask, "position_ids": positions}
+        wanted = reference(config(), batch, hidden((20,)))
+        for given in (None, hidden((20,))):
+            model = gpt(config(), True)
+            model(tokens, positions, given, labels=tokens).sum().backward()
+            close(gradients(model), wanted[1])
+        batch = packed_batch()
+        wanted = reference(config(), batch, hidden())
+        bounds = batch["cu_seqlens"][0]
+        params = PackedSeqParams(
+            qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=30,
+            max_seqlen_kv=30,
+        )  # fmt: skip
+        model = gpt(config(), True)
+        losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"],
+                       packed_seq_params=params)  # fmt: skip
+        (losses * batch["loss_mask"]).sum().backward()
+        close(gradients(model), wanted[1])
+
+
+def without_a_group(world) -> None:
+    """prepare_batch of this process alone."""
+    with on_cpu():
+        start(1)
+        batch = packed_batch()
+        wanted = reference(config(), batch, hidden())
+        loss, found, _ = shared_out(None, config(), batch)
+        assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
+        close(found, wanted[1])
+
+
+def example_of_the_docs(world, code: str) -> None:
+    """It runs as it stands, of a config, a batch and a group."""
+    with on_cpu():
+        group = start(2)
+        single = dict(params_dtype=torch.float32, pipeline_dtype=torch.float32)
+        shown = {"config": config(2, **single), "batch": packed_batch(), "cp_group": group}
+        exec(code, shown)
+        assert shown["loss"].isfinite() and shown["local"]["tokens"].shape == (1, ROWS // 2)
+
+
+def several_ranks_without_a_plan(world) -> None:
+    """Ranks without a plan would attend to their own rows alone."""
+    with on_cpu():
+        start(2)
+        model, batch = gpt(config(2), True, "learned_absolute"), packed_batch()
+        with pytest.raises(ValueError, match="packed_seq_params holds no plan, over 2 ranks"):
+            model(batch["tokens"], batch["position_ids"], None)
+
+
+def core(**changes):
+    """A core attention by itself, and its arguments."""
+    with on_cpu():
+        settings = config(**changes)
+        return ours.MagiCoreAttention(settings, 1, AttnMaskType.causal, "self").double()
