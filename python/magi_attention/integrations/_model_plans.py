@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,6 +40,8 @@ def heads_of(model: Any) -> Heads:
             "has it, or (num_heads_q, num_heads_kv, head_dim)"
         )
     num_heads_kv = getattr(config, "num_key_value_heads", None) or num_heads_q
+    if getattr(config, "multi_query", False) is True:
+        num_heads_kv = 1
     return num_heads_q, num_heads_kv, _head_dim_of(config, num_heads_q)
 
 
@@ -124,7 +128,23 @@ def plans_of_documents(
 
 def _has_window_everywhere(config: Any) -> bool:
     window = getattr(config, "sliding_window", None)
-    return window is not None and getattr(config, "use_sliding_window", True)
+    return (
+        window is not None
+        and getattr(config, "use_sliding_window", True)
+        and _masks_windows(config)
+    )
+
+
+def _masks_windows(config: Any) -> bool:
+    """Whether the models of a config ask for masks of windows; some have sliding_window and no use
+    of it. Their sources say it, as transformers itself reads them for what models can do.
+    """
+    name = type(config).__module__.replace(".configuration_", ".modeling_")
+    try:
+        source = inspect.getsource(importlib.import_module(name))
+    except (ImportError, OSError, TypeError):  # a config without a module of models
+        return True
+    return "sliding_window_causal_mask" in source
 
 
 def _window_of(config: Any, layer_type: str, window: int | None) -> int | None:
@@ -134,8 +154,8 @@ def _window_of(config: Any, layer_type: str, window: int | None) -> int | None:
     if layer_type == "sliding_attention":
         return window
     raise ValueError(
-        f"{type(config).__name__}.layer_types holds {layer_type!r}; allowed here: "
-        "'full_attention', 'sliding_attention'; give magi_plan a dict of plans of your own"
+        f"{type(config).__name__}.layer_types holds {layer_type!r}; allowed: 'full_attention', "
+        "'sliding_attention', or a dict of plans of one's own as magi_plan"
     )
 
 

@@ -18,6 +18,7 @@ ValueError that names it. Neither is a plan: models whose layers drop keywords a
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,10 +32,13 @@ from transformers.utils.import_utils import is_tracing
 
 from magi_attention.common._arguments import check_kind
 from magi_attention.integrations._bound import PLANS, PLANS_IN_WORDS, AnyPlan, attend, bound_of
+from magi_attention.integrations._model_checks import first_position, misfit, model_behind
 
 NAME = "magi"
 PLAN_KEYWORD = "magi_plan"
 _IGNORED_LABEL = -100
+# Attention modules whose model has been seen to fit.
+_checked: weakref.WeakSet = weakref.WeakSet()
 _CALL_OF_MODULE = torch.nn.Module.__call__.__code__
 
 
@@ -54,6 +58,46 @@ class PendingMask:
         if self._mask is None:
             self._mask = sdpa_mask(**self.arguments)
         return self._mask
+
+    def used_by_model(self) -> torch.Tensor:
+        """The mask as a tensor for a model that computes with it by itself; ValueError that names
+        it where it was given a plan, which knows nothing of that.
+        """
+        given = _plan_of_callers()
+        if given is not None:
+            raise ValueError(
+                f"{given[0]} computes with its attention mask by itself, which no {PLAN_KEYWORD} "
+                "follows; allowed: models that hand masks to their attention"
+            )
+        if self._mask is None:
+            self._mask = sdpa_mask(**{**self.arguments, "allow_is_causal_skip": False})
+        return self._mask
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.used_by_model(), name)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        def real(value):
+            if isinstance(value, (list, tuple)):
+                return type(value)(map(real, value))
+            return value.used_by_model() if isinstance(value, cls) else value
+
+        return function(*map(real, args), **{k: real(v) for k, v in (kwargs or {}).items()})
+
+
+def _forward_operator(name: str) -> None:
+    def operate(self: PendingMask, *others: Any) -> Any:
+        return getattr(self.used_by_model(), name)(*others)
+
+    setattr(PendingMask, name, operate)
+
+
+for _operator in ("add", "radd", "sub", "rsub", "mul", "rmul", "and", "rand", "or", "ror", "invert",
+                  "neg", "getitem", "lt", "le", "gt", "ge", "len"):  # fmt: skip
+    _forward_operator(f"__{_operator}__")
 
 
 def register(name: str = NAME) -> None:
@@ -144,6 +188,11 @@ def attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
+    if torch.compiler.is_compiling():
+        _refuse_misfit(_misfit_of_callers())
+    elif module not in _checked:
+        _refuse_misfit(_misfit_of_callers())
+        _checked.add(module)
     plan, is_named = _plan_of_layer(plan, module)
     _check_mask(attention_mask, plan, kwargs.get("sliding_window"), is_causal, is_named)
     _check_options(dropout, kwargs)
@@ -191,18 +240,61 @@ def _plan_of_callers() -> tuple[str, int] | None:
     """The outermost model, by the name of its class, among the modules whose calls are under way
     with a plan, and the local rows of that plan. A compiler looks at the calls it compiles in.
     """
+    found = _calling_model()
+    return None if found is None else (type(found[0]).__name__, bound_of(found[1]).local_rows)
+
+
+def _calling_model() -> tuple[torch.nn.Module, AnyPlan, dict[str, Any]] | None:
+    """That model, its plan (of several the first) and the keywords of its call."""
     found, frame = None, sys._getframe(1)
     while frame is not None:
         if frame.f_code is _CALL_OF_MODULE:
-            plan = frame.f_locals["kwargs"].get(PLAN_KEYWORD)
+            keywords = frame.f_locals["kwargs"]
+            plan = keywords.get(PLAN_KEYWORD)
             plan = next(iter(plan.values()), None) if isinstance(plan, Mapping) else plan
             if isinstance(plan, PLANS):
                 model = frame.f_locals["self"]
                 model = getattr(model, "_orig_mod", model)  # of torch.compile
                 if found is None or isinstance(model, PreTrainedModel):
-                    found = type(model).__name__, bound_of(plan).local_rows
+                    found = model, plan, keywords
         frame = frame.f_back
     return found
+
+
+@torch.compiler.assume_constant_result
+def _misfit_of_callers() -> str | None:
+    """What of the model that is called a plan does not reach."""
+    found = _calling_model()
+    if found is None or not isinstance(found[0], PreTrainedModel):
+        return None
+    model, _, keywords = found
+    return misfit(model, attention) or _wrong_positions(model, keywords.get("position_ids"))
+
+
+def _wrong_positions(model: torch.nn.Module, position_ids: torch.Tensor | None) -> str | None:
+    first = first_position(model)
+    if first == 0 or position_ids is None or is_tracing(position_ids):
+        return None
+    lowest = int(position_ids.min()) if position_ids.numel() else first
+    if lowest >= first:
+        return None
+    return (
+        f"position_ids begin at {lowest}; allowed: those of {type(model).__name__}, which begin at "
+        f"{first}: shard(..., model=model) gives them"
+    )
+
+
+def _refuse_misfit(sentence: str | None) -> None:
+    if sentence is not None:
+        raise ValueError(sentence)
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """ValueError, by the name of its class, for a model that plans do not reach whole: one whose
+    attention is not ours, whose layers mix rows otherwise (state spaces, convolutions, linear
+    attention), or that takes no position ids. TypeError for what is no model of transformers.
+    """
+    _refuse_misfit(misfit(model_behind(model), attention))
 
 
 def _plan_of_layer(plan: Any, module: torch.nn.Module) -> tuple[Any, bool]:
@@ -261,6 +353,7 @@ def shard(
     input_ids: torch.Tensor,
     labels: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,
+    model: torch.nn.Module | None = None,
 ) -> dict[str, Any]:
     """Arguments of a causal language model for this rank, magi_plan among them, from those of the
     whole sequence, [total_seqlen] or [1, total_seqlen] and the same on every rank.
@@ -269,12 +362,21 @@ def shard(
     packed of several. labels: shifted here, before rows part, so that row i predicts labels[i + 1];
     -100 is ignored. Give the model num_items_in_batch, the tokens that count on all ranks: losses
     of ranks then add up to that of the sequence.
+
+    model: the one that gets them, which check_model sees then; without it a model whose attention
+    never asks for a plan goes unnoticed.
     """
     bound = bound_of(plan)
+    first = 0
+    if model is not None:
+        check_model(model)
+        first = first_position(model_behind(model))
+        if position_ids is not None:
+            _refuse_misfit(_wrong_positions(model_behind(model), position_ids))
     arguments: dict[str, Any] = {PLAN_KEYWORD: plan, "use_cache": False}
     arguments["input_ids"] = bound.dispatch(input_ids.view(-1)).unsqueeze(0)
     if position_ids is None:
-        arguments["position_ids"] = bound.position_ids.to(input_ids.device).unsqueeze(0)
+        arguments["position_ids"] = bound.position_ids_on(input_ids.device).unsqueeze(0) + first
     else:
         arguments["position_ids"] = bound.dispatch(position_ids.view(-1)).unsqueeze(0)
     if labels is not None:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every causal language model of transformers in a tiny configuration: right under plans, alone and
+over two ranks, or refused in words.
+"""
+
+import pytest
+
+pytest.importorskip("transformers", minversion="5")
+
+import model_zoo
+
+PART = 12
+PARTS = [model_zoo.MODEL_TYPES[i : i + PART] for i in range(0, len(model_zoo.MODEL_TYPES), PART)]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part[0]}-{part[-1]}")
+def test_over_two_ranks(ranks, part):
+    for outcomes in ranks.run(2, model_zoo.walk, part):
+        for model_type, (kind, text) in outcomes.items():
+            assert kind in ("right", "refused", "not built"), f"{model_type}: {kind}, {text}"
+
+
+def test_alone():
+    models = ("llama", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gpt_oss", "opt",
+              "deepseek_v3", "mixtral", "phi3", "olmo2", "glm4", "roberta", "gpt2")  # fmt: skip
+    found = model_zoo.walk(None, models)
+    assert all(kind == "right" for kind, _ in found.values()), found
+
+
+@pytest.mark.parametrize(
+    "model_type, pattern",
+    [
+        ("qwen3_next", "Qwen3NextForCausalLM has layers of type 'linear_attention'"),
+        ("mamba", "MambaForCausalLM takes no position_ids"),
+        ("bloom", "BloomForCausalLM attends through 'eager'"),
+        ("bart", "BartForCausalLM takes no position_ids"),
+        ("doge", "DogeForCausalLM computes with its attention mask by itself"),
+        ("stablelm", "StableLmForCausalLM was given magi_plan, but its StableLmAttention was not"),
+    ],
+)
+def test_words(model_type, pattern):
+    kind, text = model_zoo.walk(None, [model_type])[model_type]
+    assert kind == "refused" and pattern in text
+
+
+@pytest.mark.parametrize("model_type", ["doge", "llama", "mistral"])
+def test_masks_that_models_use(model_type):
+    model_zoo.used_masks(model_type)
+
+
+def test_positions_behind_padding():
+    """A table of positions with a row for padding: ids begin behind it, or are refused."""
+    import torch
+
+    from magi_attention.integrations import transformers as ours
+
+    ours.register()
+    model = model_zoo.make("roberta")
+    model.set_attn_implementation("magi")
+    plan = model_zoo.plans_of_documents(model, model_zoo.DOCUMENTS, None)
+    ids, positions = model_zoo.batch()
+    assert ours.shard(plan, ids, model=model)["position_ids"].min() == 1
+    pattern = "position_ids begin at 0; allowed: those of RobertaForCausalLM, which begin at 1"
+    with pytest.raises(ValueError, match=pattern):
+        ours.shard(plan, ids, None, positions, model)
+    with pytest.raises(ValueError, match=pattern):
+        model(**ours.shard(plan, ids, None, positions))
+    with pytest.raises(TypeError, match="model is a Linear; allowed: models of transformers"):
+        ours.check_model(torch.nn.Linear(2, 2))
