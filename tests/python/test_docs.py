@@ -27,10 +27,12 @@ def test_first_example(name, capsys):
     assert all(shown[leaf].grad.isfinite().all() for leaf in "qkv")
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, 1, 2])
 def test_examples_of_adapters(index):
     """Each runs as it stands, on one process; test_megatron.py has the one of Megatron."""
-    exec(blocks("docs/integrations.md")[index], {})
+    if index == 0:
+        pytest.importorskip("transformers", minversion="5")
+    exec(blocks("docs/integrations.md")[index], {"cp_group": None})
 
 
 def run_shown(group) -> None:
@@ -60,6 +62,25 @@ def run_shown(group) -> None:
 
 def test_examples_over_ranks(ranks):
     ranks.run(4, run_shown)
+
+
+def run_transformers(group) -> None:
+    """The model of the documents: losses of ranks add up to that of one process."""
+    (code,) = (code for code in blocks("docs/python.md") if "LlamaForCausalLM" in code)
+    shown = {}
+    with mock.patch("torch.distributed.init_process_group"):
+        exec(code, shown)
+    model = shown["model"]
+    model.set_attn_implementation("sdpa")
+    alone = model(
+        **{name: shown[name] for name in ("input_ids", "labels", "position_ids")}, use_cache=False
+    ).loss
+    assert abs(shown["loss"] - alone) < 1e-5
+
+
+def test_transformers(ranks):
+    pytest.importorskip("transformers", minversion="5")
+    ranks.run(4, run_transformers)
 
 
 def test_every_variable_is_documented():

@@ -12,10 +12,12 @@ import torch.distributed as dist
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
     NemotronConfig,
+    Qwen3Config,
     StableLmConfig,
 )
 
@@ -45,6 +47,11 @@ def model(name: str, implementation: str) -> torch.nn.Module:
         "mistral": lambda: MistralConfig(**_SIZES, sliding_window=WINDOW),
         "gemma2": lambda: Gemma2Config(
             **_SIZES, sliding_window=WINDOW, attn_logit_softcapping=3.0, final_logit_softcapping=9.0
+        ),
+        "qwen3": lambda: Qwen3Config(**_SIZES),
+        "gemma3": lambda: Gemma3TextConfig(
+            **_SIZES, sliding_window=WINDOW, query_pre_attn_scalar=5,
+            layer_types=["sliding_attention", "full_attention"],
         ),
         "gpt_oss": lambda: GptOssConfig(
             **_SIZES, sliding_window=WINDOW, num_local_experts=2, num_experts_per_tok=2,

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training with Trainer, accelerate, peft and plain loops by MagiCollator."""
+
+import pytest
+
+pytest.importorskip("transformers", minversion="5")
+
+import torch
+
+import trainer_cases as cases
+import transformers_cases as models
+from magi_attention.integrations.trainer import MagiCallback, MagiCollator, unpad, use
+
+
+@pytest.mark.parametrize(
+    "size, name, options",
+    [
+        (2, "llama", {}),
+        (4, "gemma2", {}),
+        (2, "llama", {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}),
+    ],
+    ids=str,
+)
+def test_trainer(ranks, size, name, options):
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    ranks.run(4, cases.trainer, size, name, options)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt_oss"])
+def test_loops(ranks, name):
+    cases.loop(None, name)
+    ranks.run(4, cases.loop, name)
+
+
+@pytest.mark.parametrize("change", ["lora", "checkpointed", "compiled"])
+def test_changed_models(ranks, change):
+    if change == "lora":
+        pytest.importorskip("peft", reason="peft is not installed")
+    cases.loop(None, "llama", change)
+    ranks.run(2, cases.loop, "llama", change)
+
+
+def test_samples(ranks):
+    ranks.run(4, cases.own_samples)
+    cases.padded(None)
+
+
+class TestRefusals:
+    def test_samples(self):
+        collator = MagiCollator(use(models.model("llama", "sdpa")), max_rows=5)
+        ids = torch.arange(6)
+        for sample, pattern in (
+            ({"input_ids": ids}, "the samples have 6 rows; allowed: up to 5, max_rows"),
+            ({"input_ids": ids, "labels": ids[1:]}, r"labels has shape \[5\], input_ids \[6\]"),
+            ({"input_ids": ids, "attention_mask": ids[1:]}, r"attention_mask has shape \[5\]"),
+            ({"input_ids": ids, "attention_mask": [1, 0, 1, 1, 0, 0]}, "hides rows between others"),
+        ):
+            with pytest.raises(ValueError, match=pattern):
+                collator([sample])
+        with pytest.raises(ValueError, match=r"attention_mask has shape \[6\]; allowed: \[batch"):
+            unpad({"input_ids": ids[None], "attention_mask": ids})
+        assert len(collator([{"input_ids": [1, 2]}, {"input_ids": []}])["input_ids"][0]) == 2
+
+    def test_models_and_arguments(self):
+        with pytest.raises(ValueError, match="LlamaForCausalLM attends through 'sdpa'"):
+            MagiCollator(models.model("llama", "sdpa"))
+        pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+        class Arguments:
+            world_size, average_tokens_across_devices, label_smoothing_factor = 2, False, 0.1
+
+        with pytest.raises(ValueError, match="average_tokens_across_devices is False"):
+            MagiCallback().on_train_begin(Arguments, None, None, None)
+        Arguments.average_tokens_across_devices = True
+        with pytest.raises(ValueError, match=r"label_smoothing_factor is 0\.1; allowed: 0"):
+            MagiCallback().on_train_begin(Arguments, None, None, None)
+        Arguments.label_smoothing_factor = 0.0
+        model = models.model("llama", "sdpa")
+        MagiCallback().on_train_begin(Arguments, None, None, model)
+        assert model.config._attn_implementation == "magi"

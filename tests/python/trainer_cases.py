@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainer, accelerate, adapters and recomputation with MagiCollator, over ranks and alone, against
+the same samples with "sdpa".
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+
+import torch
+import torch.distributed as dist
+from transformers import Trainer, TrainingArguments
+
+import transformers_cases as models
+from magi_attention.integrations.trainer import MagiCallback, MagiCollator, unpad, use
+
+STEPS = 4
+
+
+def samples(count: int = 32) -> list[dict]:
+    """Sequences of 3 to 19 tokens; the first ones are a prompt without labels."""
+    generator = torch.Generator().manual_seed(8)
+    found = []
+    for _ in range(count):
+        rows = int(torch.randint(3, 20, (1,), generator=generator))
+        ids = torch.randint(1, models.VOCABULARY, (rows,), generator=generator)
+        labels = ids.clone()
+        labels[: rows // 3] = -100
+        found.append({"input_ids": ids, "labels": labels})
+    return found
+
+
+def as_torchrun() -> None:
+    """What Trainer reads off where it has been started."""
+    rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29591", ACCELERATE_USE_CPU="true")
+
+
+def groups_of(size: int) -> dist.ProcessGroup:
+    """This process's group of `size` neighbours; all ranks call it."""
+    world, mine = dist.get_world_size(), None
+    for begin in range(0, world, size):
+        group = dist.new_group(range(begin, begin + size))
+        if begin <= dist.get_rank() < begin + size:
+            mine = group
+    return mine
+
+
+def sum_of_losses(model, sample) -> torch.Tensor:
+    ids, labels = sample["input_ids"][None], sample["labels"][None]
+    logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
+    return torch.nn.functional.cross_entropy(
+        logits, labels[0, 1:], ignore_index=-100, reduction="sum"
+    )
+
+
+def reference(name: str, batches, implementation: str = "eager") -> tuple[list[float], dict]:
+    """Losses, and weights in the end, of plain gradient descent on batches of samples."""
+    model = models.model(name, implementation)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for of_step in batches:
+        tokens = sum(int((sample["labels"][1:] != -100).sum()) for sample in of_step)
+        loss = sum(sum_of_losses(model, sample) for sample in of_step) / tokens
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {key: value.detach() for key, value in model.named_parameters()}
+
+
+def trainer(world, cp_size: int, name: str, options: dict) -> None:
+    """Replicas of cp_size ranks: the losses and weights of one process that has all samples."""
+    as_torchrun()
+    group = groups_of(cp_size)
+    size, accumulated = dist.get_world_size(), options.get("gradient_accumulation_steps", 1)
+    dataset = samples(2 * size * accumulated * STEPS)
+    # Trainer deals batches of two samples out to ranks in turns.
+    per_step = 2 * size * accumulated
+    batches = [dataset[i : i + per_step] for i in range(0, len(dataset), per_step)]
+    wanted, weights = reference(name, batches)
+    model = use(models.model(name, "eager"))
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        arguments = TrainingArguments(
+            folder, use_cpu=True, per_device_train_batch_size=2, max_steps=STEPS, optim="sgd",
+            learning_rate=0.1, lr_scheduler_type="constant", max_grad_norm=0.0, logging_steps=1,
+            report_to=[], save_strategy="no", disable_tqdm=True, ddp_backend="gloo",
+            train_sampling_strategy="sequential", **options,
+        )  # fmt: skip
+        run = Trainer(
+            model, arguments, train_dataset=dataset, data_collator=MagiCollator(model, group),
+            callbacks=[MagiCallback()],
+        )  # fmt: skip
+        run.train()
+    losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+    assert len(losses) == STEPS
+    for found, other in zip(losses, wanted):
+        assert abs(found - other) < 1e-3 * other, (losses, wanted)
+    for key, parameter in model.named_parameters():
+        assert (parameter - weights[key]).abs().max() < 1e-5, key
+
+
+def loop(group, name: str, change: str = "") -> None:
+    """A plain loop: gradients of one step."""
+    dataset = samples(5)
+    size = 1 if group is None else dist.get_world_size(group)
+    model = use(models.model(name, "eager"))
+    alone = models.model(name, "eager")
+    call = model
+    if change == "lora":
+        import peft
+
+        lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+        made = []
+        for of in (model, alone):
+            torch.manual_seed(1)
+            made.append(peft.get_peft_model(of, lora).double())
+        call = model = made[0]
+        alone = made[1]
+    elif change == "checkpointed":
+        model.gradient_checkpointing_enable()
+        model.train()
+    elif change == "compiled":
+        call = torch.compile(model, fullgraph=True, backend="aot_eager")
+    arguments = MagiCollator(model, group, is_same_on_ranks=True)(dataset)
+    shifted = arguments.pop("shift_labels")
+    del arguments["labels"]
+    loss = models.loss_of(call(**arguments).logits, shifted)
+    loss.backward()
+    found = models.gradients(model)
+    total = loss.detach().clone()
+    if size > 1:
+        for tensor in (total, *found.values()):
+            dist.all_reduce(tensor, group=group)
+    wanted = sum(sum_of_losses(alone, sample) for sample in dataset)
+    wanted.backward()
+    assert abs(total - wanted) < 1e-4 * wanted
+    expected = models.gradients(alone)
+    assert found.keys() == expected.keys()
+    if change == "lora":
+        assert all("lora" in key for key in found)
+    for key, gradient in expected.items():
+        error = (found[key] - gradient).abs().max()
+        assert error <= 1e-4 * max(1.0, gradient.abs().max()), f"{key}: {error:.3g}"
+
+
+def own_samples(group) -> None:
+    """Each rank brings its samples; all of them are in the sequence, in the order of ranks."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    dataset = samples(3 * size)
+    model = use(models.model("llama", "sdpa"))
+    batch = MagiCollator(model, group)(dataset[3 * rank : 3 * rank + 3])
+    whole = batch["magi_plan"]
+    from magi_attention import api
+
+    ids = api.undispatch(batch["input_ids"][0], whole)
+    assert torch.equal(ids, torch.cat([sample["input_ids"] for sample in dataset]))
+    positions = api.undispatch(batch["position_ids"][0], whole)
+    assert torch.equal(positions, torch.cat([torch.arange(len(s["input_ids"])) for s in dataset]))
+
+
+def padded(group) -> None:
+    """A padded batch becomes its samples."""
+    dataset = samples(4)
+    rows = max(len(sample["input_ids"]) for sample in dataset)
+    ids, labels = torch.zeros(4, rows).long(), torch.full((4, rows), -100)
+    mask = torch.zeros(4, rows).long()
+    for i, sample in enumerate(dataset):
+        count = len(sample["input_ids"])
+        place = slice(0, count) if i % 2 else slice(rows - count, rows)
+        ids[i, place], labels[i, place], mask[i, place] = sample["input_ids"], sample["labels"], 1
+    found = unpad({"input_ids": ids, "labels": labels, "attention_mask": mask})
+    for one, other in zip(found, dataset):
+        assert all(torch.equal(one[name], other[name]) for name in ("input_ids", "labels"))
