@@ -8,6 +8,7 @@ import torch
 
 import group_cases
 import nccl_cases as cases
+import packed_cases
 import pipeline_cases
 from magi_attention.env.build import has_gpu_kernels
 from pipeline_cases import Case
@@ -38,6 +39,10 @@ def test_one_kv_head_in_waves_by_rows(two_ranks):
 
 def test_bytes_are_the_plans(two_ranks):
     two_ranks.run(SIZE, cases.bytes_are_the_plans, 512)
+
+
+def test_packed(two_ranks):
+    two_ranks.run(SIZE, packed_cases.on_default_device)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -18,6 +18,7 @@ from magi_attention.integrations._bound import AnyPlan, bound_of
 from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.integrations._model_plans import Heads, make_plan
 
+_HOST = torch.device("cpu")  # whatever torch's default device is
 FORMAT = "magi"  # not "thd": rows keep a batch axis of 1 and rotary tables go by rows
 # What a batch holds for every row, and the value of padding rows; None: the token of padding.
 _ROWS = {"tokens": None, "labels": 0, "loss_mask": 0, "position_ids": 0}
@@ -46,14 +47,14 @@ class Documents:
 
     def position_ids(self) -> torch.Tensor:
         """int64 [total]: places within documents, 0 in padding."""
-        ids = torch.zeros(self.total, dtype=torch.int64)
+        ids = torch.zeros(self.total, dtype=torch.int64, device=_HOST)
         for start, length in zip(self.starts, self.lengths):
-            ids[start : start + length] = torch.arange(length)
+            ids[start : start + length] = torch.arange(length, device=_HOST)
         return ids
 
     def has_next(self) -> torch.Tensor:
         """bool [total]: rows that another row of their document follows."""
-        found = torch.zeros(self.total, dtype=torch.bool)
+        found = torch.zeros(self.total, dtype=torch.bool, device=_HOST)
         for start, length in zip(self.starts, self.lengths):
             found[start : start + max(0, length - 1)] = True
         return found

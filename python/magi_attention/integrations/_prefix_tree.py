@@ -11,6 +11,7 @@ import torch
 from magi_attention.common._arguments import MAX_ROWS, check_int
 
 IGNORED_LABEL = -100
+_HOST = torch.device("cpu")  # whatever torch's default device is
 
 
 class PrefixTree:
@@ -68,8 +69,8 @@ class PrefixTree:
         """int64 [total_seqlen] each: of every token the row that predicts it, -1 for none, and
         which of that row's next tokens it is.
         """
-        predictor = torch.arange(-1, self.total_seqlen - 1)
-        branch = torch.zeros(self.total_seqlen, dtype=torch.int64)
+        predictor = torch.arange(-1, self.total_seqlen - 1, device=_HOST)
+        branch = torch.zeros(self.total_seqlen, dtype=torch.int64, device=_HOST)
         followers: dict[int, int] = {}
         for (begin, end), before in zip(self.node_ranges, self.ancestors):
             if begin == end:
@@ -98,10 +99,10 @@ class PrefixTree:
         """int64 [total_seqlen]: the place of every row in the samples that hold it; rows of no
         sample count from 0.
         """
-        ids = torch.empty(self.total_seqlen, dtype=torch.int64)
+        ids = torch.empty(self.total_seqlen, dtype=torch.int64, device=_HOST)
         for (begin, end), before in zip(self.node_ranges, self.ancestors):
             start = sum(self._rows_in(node) for node in before or ())
-            ids[begin:end] = torch.arange(start, start + end - begin)
+            ids[begin:end] = torch.arange(start, start + end - begin, device=_HOST)
         return ids
 
     def labels(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -130,7 +131,7 @@ class PrefixTree:
             sample_weights = [1.0] * count
         if len(sample_weights) != count:
             raise ValueError(f"sample_weights has {len(sample_weights)} entries; allowed: {count}")
-        of_token = torch.zeros(self.total_seqlen, dtype=torch.float64)
+        of_token = torch.zeros(self.total_seqlen, dtype=torch.float64, device=_HOST)
         for i, weights in enumerate(sample_weights):
             rows = self._rows_of_sample(i)
             if isinstance(weights, torch.Tensor) and weights.dim():
@@ -139,10 +140,10 @@ class PrefixTree:
                         f"sample_weights[{i}] has shape {list(weights.shape)}; allowed: "
                         f"[{len(rows)}], a weight for each token of the sample"
                     )
-                of_token[rows] += weights.detach().to("cpu", torch.float64)
+                of_token[rows] += weights.detach().to(_HOST, torch.float64)
             else:
                 of_token[rows] += float(weights)
-        weights = torch.zeros(self.total_seqlen, self.branches, dtype=torch.float64)
+        weights = of_token.new_zeros(self.total_seqlen, self.branches)
         rows, branches, tokens = self._predicted(weights.device)
         weights[rows, branches] = of_token[tokens]
         return weights.to(dtype)
@@ -162,8 +163,10 @@ class PrefixTree:
         return found
 
     def _rows_of_sample(self, sample: int) -> torch.Tensor:
-        pieces = [torch.arange(*self.node_ranges[node]) for node in self.sample_paths[sample]]
-        return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
+        pieces = [torch.empty(0, dtype=torch.int64, device=_HOST)]
+        for node in self.sample_paths[sample]:
+            pieces.append(torch.arange(*self.node_ranges[node], device=_HOST))
+        return torch.cat(pieces)
 
     def _predicted(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Rows, branches and tokens of everything that is predicted."""

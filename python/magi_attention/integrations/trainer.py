@@ -132,10 +132,11 @@ class MagiCollator:
         labels = [sample["labels"].clone() for sample in samples]
         for of_sample in labels:
             of_sample[0] = _IGNORED_LABEL  # which the document before would predict
-        ids.append(torch.full((missing,), self.pad_id))
-        labels.append(torch.full((missing,), _IGNORED_LABEL))
+        device = ids[0].device if ids else torch.device("cpu")
+        ids.append(torch.full((missing,), self.pad_id, device=device))
+        labels.append(torch.full((missing,), _IGNORED_LABEL, device=device))
         lengths = [*lengths, *[1] * missing]
-        positions = [torch.arange(n) for n in lengths]
+        positions = [torch.arange(n, device=device) for n in lengths]
         return *map(torch.cat, (ids, labels)), torch.cat(positions) + self._first_position, lengths
 
     def _of_group(self, samples: list[dict]) -> list[dict]:
