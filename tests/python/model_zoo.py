@@ -93,10 +93,17 @@ _REFUSED = {
 }  # fmt: skip
 
 
+def _has(config, name: str) -> bool:
+    try:
+        return hasattr(config, name)
+    except Exception:  # a size that differs between layers
+        return False
+
+
 def _sizes_of(kind: type) -> dict:
     """Sizes by the names that a kind of configuration has, those of its parts too."""
     default = kind()
-    given = {name: size for name, size in _SIZES.items() if hasattr(default, name)}
+    given = {name: size for name, size in _SIZES.items() if _has(default, name)}
     if isinstance(getattr(default, "sliding_window", None), int):
         given["sliding_window"] = _WINDOW
     if hasattr(default, "kv_lora_rank"):  # latent attention

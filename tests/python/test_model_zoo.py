@@ -21,8 +21,10 @@ def test_over_two_ranks(ranks, part):
 
 
 def test_alone():
-    models = ("llama", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gpt_oss", "opt",
-              "deepseek_v3", "mixtral", "phi3", "olmo2", "glm4", "roberta", "gpt2")  # fmt: skip
+    models = (
+        "llama", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss",
+        "deepseek_v3", "mixtral", "phi3", "olmo2", "glm4", "roberta", "gpt2", "opt",
+    )  # fmt: skip
     found = model_zoo.walk(None, models)
     assert all(kind == "right" for kind, _ in found.values()), found
 

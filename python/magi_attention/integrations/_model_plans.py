@@ -112,7 +112,7 @@ def plans_of_documents(
     """The plan of packed causal documents for a model of transformers: of its sliding window where
     all layers have one, and a dict by type of layer where they differ, on one placement.
     """
-    text, heads = config_of(model), heads_of(model)
+    text = config_of(model)
     types = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
     window = getattr(text, "sliding_window", None)
     if not types:
@@ -122,8 +122,20 @@ def plans_of_documents(
         size = _window_of(text, layer_type, window)
         spec = AttnMaskSpec.varlen(seqlens, window_size=(-1 if size is None else size - 1, 0))
         first = next(iter(plans.values()), None)
+        heads = heads_of(_config_of_layers(text, layer_type))
         plans[layer_type] = make_plan(spec, heads, cp_group, config, first)
     return plans if len(plans) > 1 else next(iter(plans.values()))
+
+
+def _config_of_layers(config: Any, layer_type: str) -> Any:
+    """The config of the layers of a type, where configs say that layers differ in their heads."""
+    of_layers, types = (
+        getattr(config, "per_layer_config", None),
+        getattr(config, "layer_types", None),
+    )
+    if of_layers is None or not types or layer_type not in types:
+        return config
+    return of_layers[list(types).index(layer_type)]
 
 
 def _has_window_everywhere(config: Any) -> bool:
