@@ -16,7 +16,7 @@ static_assert(kMaxPeers <= 32, "a lane for each peer");
 constexpr int kWarps = 16;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kLoadsAhead = 4;
-constexpr int kUnitsPerPiece = 32 * 4 * kLoadsAhead;  ///< of a task that one warp copies at a time
+constexpr int kUnitsPerPiece = 32 * 2 * kLoadsAhead;  ///< of a task that one warp copies at a time
 
 /// What a wait is for, for the mailbox.
 struct WaitSubject {
@@ -231,7 +231,7 @@ __device__ __forceinline__ void tell_arrival(const PeerView& view, const RowPush
 }
 
 template <typename Unit>
-__global__ __launch_bounds__(kThreads) void push_kernel(const __grid_constant__ PeerView view,
+__global__ __launch_bounds__(kThreads, 2) void push_kernel(const __grid_constant__ PeerView view,
                                                         const __grid_constant__ RowPush push) {
   __shared__ SectionUnits units;
   __shared__ int per_row;

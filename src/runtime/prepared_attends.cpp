@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/prepared_attends.hpp"
 
+#include <cmath>
+
 namespace magi {
 namespace {
 
@@ -49,6 +51,14 @@ ComingKeys AttendCache::coming_keys(const AttendCall& call) const {
   coming.num_sources = shape.num_sources;
   coming.num_sections = shape.num_sections;
   coming.early_sources = 1U << shape.early_source;
+  const PlanConfig& config = steps_.plan.config;
+  std::int64_t remote_rows = 0;
+  for (const comm::NeededPart& part : parts) remote_rows += part.wire_row < 0 ? 0 : part.num_rows;
+  const double bytes = static_cast<double>(remote_rows) * call.attend.heads.size() *
+                       (config.head_dim_qk + config.head_dim_v) * config.element_bytes;
+  const double seconds =
+      config.cost.seconds_per_launch + bytes / shape.num_sections / config.cost.bytes_per_second;
+  coming.expected_ns = std::llround(seconds * 1e9);
   for (const comm::NeededPart& part : parts) {
     coming.parts.push_back({{part.row, part.row + part.num_rows}, part.source});
   }

@@ -31,6 +31,8 @@ struct ComingKeys {
   std::int32_t num_sections = 1;  ///< divides the kv heads
   /// Bit s: keys of source s come right at the start. Items that wait for such alone go first.
   std::uint32_t early_sources = 0;
+  /// When the first section of the others is expected, from the kernel's start. [ns]
+  std::int64_t expected_ns = 0;
   /// The keys are awaited before the kernel: parts only name the places of their gradients.
   bool is_awaited = false;
 

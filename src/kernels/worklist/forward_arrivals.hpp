@@ -9,7 +9,7 @@ namespace magi {
 /// Tells each work of a finished list which sources it waits for, and brings the list into the
 /// order of their arrival: first the works that wait for none, over all heads, then the others,
 /// arrival section by arrival section. Inside, the longest come first as before.
-void order_by_arrival(ForwardList& list, const ComingKeys& coming);
+void order_by_arrival(ForwardList& list, const ComingKeys& coming, std::int32_t num_ctas);
 
 /// Bit s: source s writes rows of K and V that the work's owner loads. Those are whole k tiles:
 /// also rows that nobody sees weigh in, with the weight 0, and must be finite by then.

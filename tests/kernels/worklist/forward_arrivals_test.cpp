@@ -35,7 +35,7 @@ struct ArrivalCase {
     }
     before = list;
     set_coming(random, heads_kv);
-    order_by_arrival(list, coming);
+    order_by_arrival(list, coming, 132);
   }
 
   void set_coming(RandomStream& random, std::int32_t heads_kv) {
@@ -129,8 +129,8 @@ TEST(ForwardArrivalsTest, ReadyItemsComeFirstThenSectionAfterSectionLongestFirst
     const ArrivalCase test(seed);
     const ForwardList& list = test.list;
     const std::int32_t groups_per_arrival = list.head_groups / test.coming.num_sections;
-    const auto first_coming =
-        static_cast<std::uint32_t>(list.num_items() - std::int64_t{list.head_groups} * list.num_coming_works);
+    const auto first_coming = static_cast<std::uint32_t>(
+        list.num_items() - std::int64_t{list.head_groups} * list.num_coming_works);
     for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(list.num_items()); ++i) {
       const ForwardItem item = forward_item(list.order(), i);
       const TileWork& work = list.tiles[static_cast<std::size_t>(item.work)];
@@ -153,7 +153,7 @@ TEST(ForwardArrivalsTest, SplitsOfOneTileWaitEachForItsOwnKeys) {
   ForwardList list = build_forward_list(problem, mask.slices, {}, 1);
   split_long_tiles(list, {.max_splits = 8});
   ASSERT_EQ(list.num_slots(), 8);
-  order_by_arrival(list, {.parts = {{{1024, 2048}, 2}, {{3072, 4096}, 0}}, .num_sources = 3});
+  order_by_arrival(list, {.parts = {{{1024, 2048}, 2}, {{3072, 4096}, 0}}, .num_sources = 3}, 132);
   EXPECT_EQ(list.num_coming_works, 4);
   for (const TileWork& work : list.tiles) {
     const std::int32_t keys = 512;
@@ -166,7 +166,7 @@ TEST(ForwardArrivalsTest, SplitsOfOneTileWaitEachForItsOwnKeys) {
 TEST(ForwardArrivalsTest, WithoutPartsNothingChanges) {
   ArrivalCase test(5);
   ForwardList list = test.before;
-  order_by_arrival(list, {});
+  order_by_arrival(list, {}, 132);
   EXPECT_EQ(list.num_coming_works, 0);
   EXPECT_EQ(list.tiles, test.before.tiles);
 }

@@ -219,7 +219,7 @@ ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& pr
                    : build_forward_list(problem, slices, shape);
   ForwardList& list = state.list;
   split_long_tiles(list, split_rule(device, tuning));
-  if (!coming.empty()) order_by_arrival(list, coming);
+  if (!coming.empty()) order_by_arrival(list, coming, count_free_sms(device, tuning.sm_margin));
   state.num_splits = list.num_split_tiles();
   state.num_slots = list.num_slots();
   state.num_sources = coming.num_sources;
