@@ -76,6 +76,7 @@ KEY_VARIABLES = tuple(
         "FA4_BACKEND",
         "PRECISION",
         "AUTO_RANGE_MERGE",
+        "RANGE_MERGE",
         "MIN_CHUNKS_PER_RANK",
     )
 )

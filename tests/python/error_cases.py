@@ -200,7 +200,6 @@ def destroyed_groups(group) -> None:
 def bad_environment(group) -> None:
     for variables, error, pattern in (
         ({"QO_COMM": "1"}, NotImplementedError, "MAGI_ATTENTION_QO_COMM"),
-        ({"KERNEL_BACKEND": "fa4"}, NotImplementedError, "MAGI_ATTENTION_KERNEL_BACKEND=fa4"),
         ({"HIERARCHICAL_COMM": "1"}, ValueError, "MAGI_ATTENTION_HIERARCHICAL_COMM"),
         ({"HIERARCHICAL_COMM": "1", "NATIVE_GRPCOLL": "1"}, ValueError, "NATIVE_GRPCOLL"),
         ({"PRECISION": "fp8"}, ValueError, "MAGI_ATTENTION_PRECISION is 'fp8'"),

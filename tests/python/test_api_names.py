@@ -18,6 +18,7 @@ NO_DEFAULT = inspect.Parameter.empty
 ROWS = [([*line.split("\t"), ""])[:4] for line in LINES if not line.startswith("#")]
 
 _RENAMED = "takes the names of older releases, with a DeprecationWarning"
+_NEWER = "an argument of newer releases"
 _PADDING = "padding is the plan's, so the argument may be left out"
 _GROUP = "required all the same: pad_size before it got a default, and cp_group= is its older name"
 _ONLY_VALUE = "True is the only value there is"
@@ -41,6 +42,13 @@ DEVIATIONS = {
     ("compute_pad_size", "head_dim"): _RENAMED,
     ("correct_out_lse_kernel", "reduce_dtype"): "float32 unless asked for",
     ("flex_flash_attn_func", "**retired"): _RENAMED,
+    ("flex_flash_attn_func", "swap_bwd_qk_loop"): "newer releases have a third value, None",
+    ("flex_flash_attn_func", "index_sparse_indices"): _NEWER,
+    ("flex_flash_attn_func", "index_sparse"): _NEWER,
+    ("flex_flash_attn_func", "sparse_k_block_size"): _NEWER,
+    ("flex_flash_attn_func", "block_sparse"): _NEWER,
+    ("flex_flash_attn_func", "range_merge"): _NEWER,
+    ("flex_flash_attn_func", "disable_bwd_dq_atomic_reduction"): _NEWER,
     ("magi_attn_flex_key", "pad_size"): _PADDING,
     ("magi_attn_flex_key", "cp_group_or_mesh"): _GROUP,
     ("magi_attn_flex_key", "**renamed"): _RENAMED,
@@ -116,7 +124,10 @@ def check_signature(module: str, name: str, function, text: str) -> None:
         stars = "**" if kind == "star" else ""
         assert (name, stars + parameter) in DEVIATIONS, f"{name}: {parameter} is added"
         assert kind == "star" or default is not NO_DEFAULT, f"{name}: {parameter} is required"
-    assert list(found) == list(wanted), f"{name}: order"
+    for kind in ("positional", "keyword", "star"):  # the order of keywords is no matter
+        names = [[p for p in ps if ps[p][0] == kind] for ps in (found, wanted)]
+        same = sorted(names[0]) == sorted(names[1]) if kind == "keyword" else names[0] == names[1]
+        assert same, f"{name}: order"
     for parameter, (kind, default) in wanted.items():
         if (name, parameter) not in DEVIATIONS:
             assert found[parameter] == (kind, default), f"{name}: {parameter}"

@@ -13,7 +13,7 @@ from magi_attention.common.enum import (
     MagiAttentionPrecision,
 )
 from magi_attention.config import DispatchConfig, DistAttnConfig, GrpCollConfig, OverlapConfig
-from magi_attention.env import build, comm, general
+from magi_attention.env import apply_log_level, build, comm, ffa, general
 from magi_attention.meta.solver import dispatch_solver as solver
 from magi_attention.meta.solver.overlap_solver import GreedyOverlapAlg, UniformOverlapAlg
 from magi_attention.plan import Plan
@@ -112,6 +112,7 @@ class TestEnvironment:
             general.is_sanity_check_enable, general.is_flatten_head_groups_enable,
             general.is_cuda_device_max_connections_one, general.is_deterministic_mode_enable,
             general.is_profile_mode_enable, general.is_auto_range_merge_enable,
+            general.is_range_merge_enable,
             general.is_cat_gqa_enable, general.dist_attn_backward_hide_tail_reduce,
             general.is_cpp_backend_enable, comm.is_hierarchical_comm_enable,
             comm.is_qo_comm_enable, comm.is_fwd_high_precision_reduce_enable,
@@ -121,6 +122,31 @@ class TestEnvironment:
         ]  # fmt: skip
         assert not any(flag() for flag in flags)
         assert build.workspace_base_dir()
+
+    def test_newest_names(self, monkeypatch):
+        monkeypatch.delenv("MAGI_ATTENTION_KERNEL_BACKEND", raising=False)
+        for name in ("fa4", "cutedsl", "cudnn"):
+            monkeypatch.setenv("MAGI_ATTENTION_KERNEL_BACKEND", name)
+            assert general.kernel_backend() is MagiAttentionKernelBackend(name)
+        monkeypatch.setenv("MAGI_ATTENTION_RANGE_MERGE", "1")
+        assert general.is_range_merge_enable() and general.is_auto_range_merge_enable()
+        monkeypatch.delenv("MAGI_ATTENTION_RANGE_MERGE")
+        monkeypatch.setenv("MAGI_ATTENTION_AUTO_RANGE_MERGE", "1")
+        with pytest.warns(DeprecationWarning, match="use MAGI_ATTENTION_RANGE_MERGE"):
+            assert general.is_range_merge_enable()
+        assert ffa.BWD_TILE_M == "MAGI_ATTENTION_FFA_BWD_TILE_M"
+
+    def test_log_level(self, monkeypatch, capsys):
+        logger = logging.getLogger("magi_attention")
+        monkeypatch.setenv("MAGI_ATTENTION_LOG_LEVEL", "INFO")
+        assert general.log_level() == logging.INFO
+        handlers = list(logger.handlers)
+        try:
+            apply_log_level()
+            assert logger.level == logging.INFO and logger.hasHandlers()
+        finally:
+            logger.handlers[:] = handlers
+            logger.setLevel(logging.NOTSET)
 
     def test_values(self, monkeypatch):
         monkeypatch.setenv("MAGI_ATTENTION_PRECISION", "FP64")

@@ -8,6 +8,7 @@ import torch
 
 import dense
 from magi_attention.api import flex_flash_attn_func
+from magi_attention.functional import ffa_fa4_func
 from magi_attention.functional._ops import flex_backward_op, flex_forward_op
 
 ROWS = 60
@@ -162,9 +163,17 @@ def test_same_bits_and_options_without_effect():
         q, k, v, *tensors(mask), deterministic=True, sm_margin=4, auto_range_merge=True,
         ref_block_size=(64, 64), max_seqlen_q=30, swap_ab=True, pack_gqa=True, cat_gqa=True,
         swap_bwd_qk_loop=True, disable_fwd_atomic_reduction=True,
-        disable_bwd_dkv_atomic_reduction=True,
+        disable_bwd_dkv_atomic_reduction=True, sparse_load=True,
     )  # fmt: skip
     assert torch.equal(plain, steered)
+    newest, _ = flex_flash_attn_func(
+        q, k, v, *tensors(mask), range_merge=True, block_sparse=True, swap_bwd_qk_loop=None,
+        sparse_k_block_size=1, disable_bwd_dq_atomic_reduction=True,
+    )  # fmt: skip
+    assert torch.equal(plain, newest)
+    fa4, meta = ffa_fa4_func(q, k, v, *tensors(mask), softcap=2.0, reuse_attn_arg=True)
+    capped, wanted = flex_flash_attn_func(q, k, v, *tensors(mask), softcap=2.0)
+    assert torch.equal(fa4, capped) and torch.equal(meta.lse, wanted.lse)
     with pytest.warns(DeprecationWarning, match="max_seqlen_k"):
         old, _ = flex_flash_attn_func(q, k, v, *tensors(mask), max_seqlen_k=30)
     assert torch.equal(plain, old)
@@ -299,7 +308,10 @@ BAD = [
     ({"softcap": -1.0}, ValueError, "softcap is -1.0"),
     ({"index_attn": True}, NotImplementedError, "index_attn"),
     ({"index_attn_indices": torch.zeros(1)}, NotImplementedError, "index_attn_indices"),
-    ({"sparse_load": True}, NotImplementedError, "sparse_load"),
+    ({"index_sparse": True}, NotImplementedError, "index_sparse is"),
+    ({"index_sparse_indices": torch.zeros(1)}, NotImplementedError, "index_sparse_indices"),
+    ({"sparse_k_block_size": 2}, NotImplementedError, "sparse_k_block_size"),
+    ({"k_block_size": 2}, NotImplementedError, "^k_block_size"),
     ({"q_block_size": 2}, NotImplementedError, "q_block_size"),
     ({"unknown": 1}, TypeError, "unknown"),
 ]  # fmt: skip

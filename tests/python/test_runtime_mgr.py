@@ -3,7 +3,6 @@ import pytest
 import torch
 
 import runtime_cases as cases
-from magi_attention.functional import ffa_fa4_func
 from magi_attention.functional.utils import correct_attn_out_lse, correct_out_lse_kernel
 
 SIZES = pytest.mark.parametrize("size", [1, 3])
@@ -28,11 +27,6 @@ def test_managers_of_fields(ranks, size, rows):
 @SIZES
 def test_cross_attention(ranks, size):
     ranks.run(size, cases.cross_attention, 47)
-
-
-def test_options_that_are_not_available():
-    with pytest.raises(NotImplementedError, match="ffa_fa4_func"):
-        ffa_fa4_func(*[torch.zeros(1, 1, 8)] * 3, None, None)
 
 
 def test_merging_in_place():

@@ -117,14 +117,16 @@ class DynamicAttnAlgType(Enum):
 
 
 class MagiAttentionKernelBackend(Enum):
-    """The original's kernels. FFA, SDPA and SDPA_OL all mean the kernel of the tensors' device; FA4
-    is not available.
+    """The original's kernels. All mean the kernels of the tensors' device, whose results are the
+    same.
     """
 
     FFA = "ffa"
     SDPA = "sdpa"
     SDPA_OL = "sdpa_ol"
     FA4 = "fa4"
+    CUTEDSL = "cutedsl"
+    CUDNN = "cudnn"
 
 
 class MagiAttentionPrecision(Enum):

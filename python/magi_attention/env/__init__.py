@@ -1,9 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The original's environment variables; docs/environment.md says which have an effect."""
 
-from magi_attention.env import build, comm, general
+import logging
 
-__all__ = ["build", "comm", "general"]
+from magi_attention._environment import PREFIX, is_set
+from magi_attention.env import build, comm, ffa, general
+
+__all__ = ["build", "comm", "ffa", "general"]
+
+
+def apply_log_level() -> None:
+    """Gives the logger "magi_attention" the level of MAGI_ATTENTION_LOG_LEVEL and, where that is
+    set and the program has no handlers, one that writes to stderr.
+    """
+    logger = logging.getLogger("magi_attention")
+    logger.setLevel(general.log_level())
+    if is_set(PREFIX + "LOG_LEVEL") and not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
 
 
 def check_all() -> None:

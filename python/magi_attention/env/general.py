@@ -6,16 +6,23 @@ from __future__ import annotations
 import logging
 import warnings
 
-from magi_attention._environment import PREFIX, is_set, read_flag, read_int, read_text
+from magi_attention._environment import (
+    PREFIX,
+    is_set,
+    read_flag,
+    read_int,
+    read_renamed_flag,
+    read_text,
+)
 from magi_attention.common.enum import MagiAttentionKernelBackend, MagiAttentionPrecision
 
 # Functions that read a variable, in this order.
 VARIABLES = (
     "log_level", "is_sanity_check_enable", "is_flatten_head_groups_enable", "kernel_backend",
     "precision", "is_cuda_device_max_connections_one", "is_deterministic_mode_enable",
-    "is_profile_mode_enable", "is_auto_range_merge_enable", "is_cat_gqa_enable",
-    "dist_attn_backward_hide_tail_reduce", "dist_attn_runtime_dict_size", "min_chunks_per_rank",
-    "is_cpp_backend_enable",
+    "is_profile_mode_enable", "is_auto_range_merge_enable", "is_range_merge_enable",
+    "is_cat_gqa_enable", "dist_attn_backward_hide_tail_reduce", "dist_attn_runtime_dict_size",
+    "min_chunks_per_rank", "is_cpp_backend_enable",
 )  # fmt: skip
 
 
@@ -47,7 +54,7 @@ def is_flatten_head_groups_enable() -> bool:
 
 
 def kernel_backend() -> MagiAttentionKernelBackend:
-    """MAGI_ATTENTION_KERNEL_BACKEND: ffa (default), sdpa, sdpa_ol or fa4. The older
+    """MAGI_ATTENTION_KERNEL_BACKEND: ffa (default), sdpa, sdpa_ol, fa4, cutedsl or cudnn. The older
     MAGI_ATTENTION_SDPA_BACKEND and MAGI_ATTENTION_FA4_BACKEND are read where it is not set.
     """
     names = tuple(backend.value for backend in MagiAttentionKernelBackend)
@@ -87,13 +94,22 @@ def is_deterministic_mode_enable() -> bool:
 
 
 def is_profile_mode_enable() -> bool:
-    """MAGI_ATTENTION_PROFILE_MODE; no effect."""
+    """MAGI_ATTENTION_PROFILE_MODE: forward and backward of calc_attn are ranges for profilers, NVTX
+    where torch has CUDA. Read when a plan is bound.
+    """
     return read_flag(PREFIX + "PROFILE_MODE")
 
 
+def is_range_merge_enable() -> bool:
+    """MAGI_ATTENTION_RANGE_MERGE, or the older MAGI_ATTENTION_AUTO_RANGE_MERGE; no effect: slices
+    of one query tile are always joined.
+    """
+    return read_renamed_flag(PREFIX + "AUTO_RANGE_MERGE", PREFIX + "RANGE_MERGE")
+
+
 def is_auto_range_merge_enable() -> bool:
-    """MAGI_ATTENTION_AUTO_RANGE_MERGE; no effect: slices of one query tile are always joined."""
-    return read_flag(PREFIX + "AUTO_RANGE_MERGE")
+    """is_range_merge_enable under its name of release 1.1.1."""
+    return is_range_merge_enable()
 
 
 def is_cat_gqa_enable() -> bool:

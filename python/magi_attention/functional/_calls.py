@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from magi_attention._native.attention import Call, Options, Runner
+from magi_attention._native.profile import named_range
 from magi_attention.common._lru import LruCache
 
 # A call holds about 2 KB. A model has a few kinds (layers, types, forward and recomputation) times
@@ -38,6 +39,26 @@ class CallCache(LruCache):
         return call
 
 
-def calls_of(runner: Runner) -> CallCache:
-    """Calls of these functions."""
-    return CallCache(partial(Call, runner))
+class NamedCall:
+    """A call whose forward and backward are ranges of their names for profilers."""
+
+    def __init__(self, call: Call, name: str) -> None:
+        self._call, self._name = call, name
+        self.with_max_logits = call.with_max_logits
+
+    def forward(self, *tensors):
+        """As Call.forward."""
+        with named_range(f"{self._name}.forward"):
+            return self._call.forward(*tensors)
+
+    def backward(self, *tensors):
+        """As Call.backward."""
+        with named_range(f"{self._name}.backward"):
+            return self._call.backward(*tensors)
+
+
+def calls_of(runner: Runner, name: str | None = None) -> CallCache:
+    """Calls of these functions; name: of their ranges for profilers, None: without ranges."""
+    if name is None:
+        return CallCache(partial(Call, runner))
+    return CallCache(lambda *kind: NamedCall(Call(runner, *kind), name))

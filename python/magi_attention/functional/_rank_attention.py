@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable
 
@@ -18,6 +19,8 @@ from magi_attention.env import comm, general
 from magi_attention.functional._calls import CallCache, calls_of, signature
 from magi_attention.functional._checks import check_params, check_qkv, check_sink
 from magi_attention.functional._eager import run
+
+_log = logging.getLogger(__name__)
 
 # Operators name what they run by a number.
 _by_number: weakref.WeakValueDictionary[int, RankAttention] = weakref.WeakValueDictionary()
@@ -48,6 +51,7 @@ class RankAttention:
         self.is_fast_backward = not general.is_deterministic_mode_enable()
         self._make_runner, self._cp_group = make_runner, cp_group
         self._unpadded = unpadded
+        self._range_name = "magi_attention.calc_attn" if general.is_profile_mode_enable() else None
         let_go_at_exit(self, "_cp_group")
         self._calls: CallCache | None = None
 
@@ -55,7 +59,8 @@ class RankAttention:
     def calls(self) -> CallCache:
         """The prepared calls."""
         if self._calls is None:
-            self._calls = calls_of(self._make_runner())
+            self._calls = calls_of(self._make_runner(), self._range_name)
+            _log.debug("calc_attn: rank %d of %d rows is ready", *self.place[:2])
         return self._calls
 
     def attend(self, q, k, v, options: tuple) -> tuple[torch.Tensor, AttnForwardMeta]:
@@ -78,7 +83,10 @@ class RankAttention:
         params = Options(
             scale, softcap, layout, return_max_logits, is_fast_backward=self.is_fast_backward
         )
+        num_known = len(self.calls)
         call = self.calls.find(q, k, v, sink, params)
+        if len(self.calls) > num_known:
+            _log.debug("calc_attn: q %s, k %s, %s on %s", [*q.shape], [*k.shape], q.dtype, q.device)
         if is_plain:
             self.calls[signature(*given), options] = call
         out, meta = run(q, k, v, sink, call, None if layout else self)

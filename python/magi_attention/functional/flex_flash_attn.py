@@ -52,9 +52,9 @@ def flex_flash_attn_func(
     k_ranges: torch.Tensor | None = None,
     attn_type_map: torch.Tensor | None = None,
     *,
-    index_attn_indices: torch.Tensor | None = None,
+    index_sparse_indices: torch.Tensor | None = None,
     q_block_size: int = 1,
-    k_block_size: int = 1,
+    sparse_k_block_size: int = 1,
     sink: torch.Tensor | None = None,
     sink_layout: str = "sh",
     softmax_scale: float | None = None,
@@ -63,16 +63,22 @@ def flex_flash_attn_func(
     sm_margin: int = 0,
     disable_fwd_atomic_reduction: bool = False,
     disable_bwd_dkv_atomic_reduction: bool = False,
+    disable_bwd_dq_atomic_reduction: bool = False,
     ref_block_size: tuple[int, int] | None = None,
     max_seqlen_q: int | None = None,
-    auto_range_merge: bool = False,
+    range_merge: bool = False,
     swap_ab: bool = False,
     pack_gqa: bool = False,
     cat_gqa: bool = False,
+    block_sparse: bool = False,
+    index_sparse: bool = False,
+    swap_bwd_qk_loop: bool | None = None,
+    return_max_logits: bool = False,
+    index_attn_indices: torch.Tensor | None = None,
+    k_block_size: int = 1,
+    auto_range_merge: bool = False,
     sparse_load: bool = False,
     index_attn: bool = False,
-    swap_bwd_qk_loop: bool = False,
-    return_max_logits: bool = False,
     **retired,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """Attention of q [rows_q, heads_q, dim] over k, v [rows_k, heads_kv, dim] (v may have another
@@ -100,13 +106,25 @@ def flex_flash_attn_func(
     gradient of q has the same bits in every call, as all other results have; False is faster and
     has an effect in backward on a GPU alone.
 
-    disable_fwd_atomic_reduction, disable_bwd_dkv_atomic_reduction, ref_block_size, max_seqlen_q,
-    auto_range_merge, swap_ab, pack_gqa, cat_gqa and swap_bwd_qk_loop are accepted and have no
-    effect: tiles are chosen from the mask.
-    index_attn_indices, q_block_size, k_block_size, sparse_load and index_attn raise
-    NotImplementedError. Wrong tensors raise ValueError or TypeError naming the argument.
+    disable_fwd_atomic_reduction, disable_bwd_dkv_atomic_reduction, disable_bwd_dq_atomic_reduction,
+    ref_block_size, max_seqlen_q, range_merge, swap_ab, pack_gqa, cat_gqa, block_sparse and
+    swap_bwd_qk_loop change no result and have no effect: tiles are chosen from the mask.
+    index_sparse_indices, index_sparse, q_block_size and sparse_k_block_size raise
+    NotImplementedError. index_attn_indices, index_attn, k_block_size, sparse_load and
+    auto_range_merge are the names of release 1.1.1 for index_sparse_indices, index_sparse,
+    sparse_k_block_size, block_sparse and range_merge. Wrong tensors raise ValueError or TypeError
+    naming the argument.
     """
-    _check_options(index_attn_indices, q_block_size, k_block_size, sparse_load, index_attn, retired)
+    _refuse_sparse(
+        index_sparse_indices=index_sparse_indices is not None,
+        index_attn_indices=index_attn_indices is not None,
+        index_sparse=index_sparse,
+        index_attn=index_attn,
+        q_block_size=q_block_size != 1,
+        sparse_k_block_size=sparse_k_block_size != 1,
+        k_block_size=k_block_size != 1,
+    )
+    _warn_retired(retired)
     q, k, v = check_qkv(q, k, v)
     check_sm_margin(sm_margin)
     scale = check_params(softmax_scale, softcap)
@@ -135,23 +153,23 @@ def ffa_fa4_func(
     deterministic: bool = False,
     reuse_attn_arg: bool = False,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """The original's attention by its FA4 backend, which is not available here:
-    NotImplementedError. flex_flash_attn_func takes the same tensors.
+    """flex_flash_attn_func under the name of the original's attention by its FA4 backend.
+    reuse_attn_arg has no effect: what was made for a mask is always kept and found by its ranges.
     """
-    raise NotImplementedError("ffa_fa4_func is not available; use flex_flash_attn_func")
+    return flex_flash_attn_func(
+        q, k, v, q_ranges, k_ranges, attn_type_map, softmax_scale=softmax_scale, softcap=softcap,
+        deterministic=deterministic,
+    )  # fmt: skip
 
 
-def _check_options(indices, q_block_size, k_block_size, sparse_load, index_attn, retired) -> None:
-    asked = {
-        "index_attn": index_attn,
-        "index_attn_indices": indices is not None,
-        "q_block_size": q_block_size != 1,
-        "k_block_size": k_block_size != 1,
-        "sparse_load": sparse_load,
-    }
+def _refuse_sparse(**asked: bool) -> None:
+    """NotImplementedError for the first option that is asked for."""
     for name, is_asked in asked.items():
         if is_asked:
             raise NotImplementedError(f"{name} is not available; give q_ranges and k_ranges")
+
+
+def _warn_retired(retired: dict) -> None:
     for name in retired:
         if name not in _RETIRED:
             raise TypeError(f"flex_flash_attn_func() got an unexpected keyword argument {name!r}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from magi_attention.common.enum import MagiAttentionKernelBackend
-from magi_attention.env import check_all, comm, general
+from magi_attention.env import apply_log_level, check_all, comm
 
 
 def check_self_attention(
@@ -22,15 +21,12 @@ def check_self_attention(
 
 def check_flag_comb() -> None:
     """Raises for environment variables with values that are not allowed, that exclude each other or
-    that ask for what is not available; warns for older names.
+    that ask for what is not available; warns for older names. Sets the level of the logger.
     """
     check_all()
+    apply_log_level()
     if comm.is_qo_comm_enable():
         raise NotImplementedError("MAGI_ATTENTION_QO_COMM=1 is not available; unset it")
-    if general.kernel_backend() is MagiAttentionKernelBackend.FA4:
-        raise NotImplementedError(
-            "MAGI_ATTENTION_KERNEL_BACKEND=fa4 is not available; use ffa or sdpa"
-        )
     if comm.is_hierarchical_comm_enable() and comm.is_native_grpcoll_enable():
         raise ValueError(
             "MAGI_ATTENTION_HIERARCHICAL_COMM and MAGI_ATTENTION_NATIVE_GRPCOLL are both 1; "

@@ -61,6 +61,11 @@ class DistAttnRuntimeKey:
     _place = (0, 0)
     reach = (0, 0)
 
+    @property
+    def is_range_merge_enable(self) -> bool:
+        """is_auto_range_merge_enable under its present name."""
+        return self.is_auto_range_merge_enable
+
     def __post_init__(self) -> None:
         parts = [getattr(self, f.name) for f in fields(self) if f.name != "cp_mesh"]
         object.__setattr__(self, "_hash", hash(tuple(parts)))
@@ -119,6 +124,6 @@ def init_dist_attn_runtime_key(
         is_flatten_head_groups_enable=general.is_flatten_head_groups_enable(),
         kernel_backend=general.kernel_backend(),
         precision=general.precision(),
-        is_auto_range_merge_enable=general.is_auto_range_merge_enable(),
+        is_auto_range_merge_enable=general.is_range_merge_enable(),
         placed_by=placed_by,
     )

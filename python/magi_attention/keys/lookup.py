@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from magi_attention.keys.manager import (
     with_chunk_size,
 )
 from magi_attention.plan import BoundPlan, Plan
+
+_log = logging.getLogger(__name__)
 
 
 class KeySpec(NamedTuple):
@@ -102,6 +105,10 @@ def _make(spec: KeySpec) -> DistAttnRuntimeKey:
     mask = (spec.q_ranges, spec.k_ranges, types)
     if plan.pad_size:
         mask = apply_padding(*mask, spec.total_seqlen, plan.pad_size)
+    _log.info(
+        "a plan of %d rows on %d ranks: chunks of %d rows, balance %.3f",
+        plan.total_seqlen, plan.cp_size, plan.chunk_size, plan.report.balance,
+    )  # fmt: skip
     key = init_dist_attn_runtime_key(
         *mask, plan.padded_seqlen, plan.padded_seqlen, *spec.heads, plan.pad_size, plan.chunk_size,
         group, mesh, spec.config, spec.placed_by,

@@ -3,25 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
 
-import torch
+from magi_attention._native.profile import named_range
 
 
-@contextmanager
-def add_nvtx_event(event_name: str) -> Iterator[None]:
+def add_nvtx_event(event_name: str) -> AbstractContextManager[None]:
     """A range of this name around what runs inside."""
-    has_nvtx = torch.cuda.is_available()
-    if has_nvtx:
-        torch.cuda.nvtx.range_push(event_name)
-    try:
-        with torch.profiler.record_function(event_name):
-            yield
-    finally:
-        if has_nvtx:
-            torch.cuda.nvtx.range_pop()
+    return named_range(event_name)
 
 
 def instrument_nvtx(func: Callable) -> Callable:
@@ -29,7 +20,7 @@ def instrument_nvtx(func: Callable) -> Callable:
 
     @wraps(func)
     def wrapped(*args, **kwargs):
-        with add_nvtx_event(func.__qualname__):
+        with named_range(func.__qualname__):
             return func(*args, **kwargs)
 
     return wrapped
