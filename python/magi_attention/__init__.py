@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact context-parallel attention for any mask, with the names of MagiAttention."""
 
-__version__ = version = "0.1.0"
+# The release of MagiAttention whose interface this is, which programs compare. The distribution's
+# version (importlib.metadata) has the library's own behind a plus: 1.1.1+magi0.1.0.
+__version__ = version = "1.1.1"
 
-_MODULES = ("api", "backends", "comm", "common", "config", "env", "functional")
+_MODULES = ("api", "backends", "comm", "common", "config", "env", "functional", "testing", "utils")
 _HOMES = {
     "Plan": "magi_attention.plan",
     "init_dist_attn_runtime_key": "magi_attention.dist_attn_runtime_mgr",

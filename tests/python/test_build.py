@@ -4,6 +4,7 @@
 import importlib.metadata
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -14,9 +15,26 @@ import magi_attention
 from magi_attention._native.library import version
 from magi_attention.env import build
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-def test_versions_are_equal():
-    assert magi_attention.__version__ == version()
+
+def test_versions():
+    """That of the original's interface, and that of the library in the distribution's."""
+    assert magi_attention.__version__ == magi_attention.version == "1.1.1"
+    told = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    assert told == f"1.1.1+magi{version()}"
+    try:
+        installed = importlib.metadata.version("magi_attention")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    assert installed == told
+
+
+def test_the_extension_imports():
+    import magi_attention.magi_attn_ext as extension
+    from magi_attention.common import AttnRange
+
+    assert extension.AttnRange is AttnRange and set(extension.__all__) <= set(vars(extension))
 
 
 def test_gpu_kernels():
@@ -29,7 +47,7 @@ def test_line_for_a_person():
     command = [sys.executable, "-m", "magi_attention"]
     line = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     kernels = ", ".join(build.gpu_architectures()) or "none"
-    assert line.startswith(f"magi_attention {version()}, libmagi")
+    assert line.startswith(f"magi_attention 1.1.1, libmagi {version()}")
     assert line.endswith(f"GPU kernels: {kernels}\n")
 
 

@@ -88,6 +88,18 @@ def test_dense_masks():
     assert bottom.int().tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
+def test_helpers_are_in_host_memory_without_cuda():
+    """The original's default, "cuda", where torch has none."""
+    from magi_attention import api
+
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    assert api.infer_varlen_mask_from_batch(2, 3)[0].device.type == kind
+    with pytest.warns(DeprecationWarning):
+        assert api.full_attention_to_varlen_attention(2, 3)[0].tolist() == [0, 3, 6]
+    assert utils.make_ffa_causal_mask(2, 2).device.type == kind
+    assert api.infer_varlen_mask_from_batch(2, 3, device="meta")[0].is_meta
+
+
 def test_ranges_of_profilers():
     @utils.nvtx.instrument_nvtx
     def twice(x):

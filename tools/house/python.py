@@ -21,7 +21,7 @@ LEVELS = (
     ("backends", "env", "comm", "rows"),
     ("config", "functional", "utils"),
     ("compat", "plan", "testing"),
-    ("meta", "bound_plan"),
+    ("meta", "bound_plan", "magi_attn_ext"),
     ("keys",),
     ("api", "dist_attn_runtime_mgr"),
     ("integrations", PACKAGE),
