@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention with sinks by the arguments of FlashAttention 2, 3 and 4: the original's functions.
+
+sink: logits that add to the denominator of a row's softmax only, float32 [sinks, heads_q]
+(sink_layout "sh") or one for each row ("ssh"), with a gradient. Attention is that of
+magi_attention.api.flex_flash_attn_func, on the CPU and on GPUs; what it cannot do is
+NotImplementedError by the argument's name.
+"""
+
+from magi_attention import __version__
+from magi_attn_extensions.fa2_interface_with_sink import (
+    fa2_func_with_sink,
+    fa2_kvpacked_func_with_sink,
+    fa2_qkvpacked_func_with_sink,
+    fa2_varlen_func_with_sink,
+    fa2_varlen_kvpacked_func_with_sink,
+    fa2_varlen_qkvpacked_func_with_sink,
+)
+from magi_attn_extensions.fa3_interface_with_sink import (
+    fa3_func_with_sink,
+    fa3_qkvpacked_func_with_sink,
+    fa3_varlen_func_with_sink,
+)
+from magi_attn_extensions.fa4_interface_with_sink import (
+    fa4_func_with_sink,
+    fa4_varlen_func_with_sink,
+)
+
+__all__ = [
+    "fa2_func_with_sink",
+    "fa2_kvpacked_func_with_sink",
+    "fa2_qkvpacked_func_with_sink",
+    "fa2_varlen_func_with_sink",
+    "fa2_varlen_kvpacked_func_with_sink",
+    "fa2_varlen_qkvpacked_func_with_sink",
+    "fa3_func_with_sink",
+    "fa3_qkvpacked_func_with_sink",
+    "fa3_varlen_func_with_sink",
+    "fa4_func_with_sink",
+    "fa4_varlen_func_with_sink",
+]

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of batches and of packed documents with a sink, by FlashAttention's masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from magi_attention.api import flex_flash_attn_func, infer_attn_mask_from_cu_seqlens
+
+
+class Options(NamedTuple):
+    """What every function here takes. window_size: keys (left, right) of the diagonal, aligned
+    bottom right, that are seen, -1: all; causal: none right of it.
+    """
+
+    sink: torch.Tensor | None
+    sink_layout: str
+    softmax_scale: float | None
+    causal: bool
+    window_size: Sequence[int] = (-1, -1)
+    softcap: float = 0.0
+    deterministic: bool = False
+    sm_margin: int = 0
+    return_attn_probs: bool = False
+
+
+def refuse(**asked: Any) -> None:
+    """NotImplementedError for the first argument that is neither None nor 0."""
+    for name, value in asked.items():
+        if isinstance(value, torch.Tensor) or value:
+            raise NotImplementedError(f"{name} is not available; leave it out")
+
+
+def attend_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, options: Options):
+    """q [rows_q, heads_q, dim], k, v [rows_k, heads_kv, dim] of documents between bounds -> out,
+    and lse [heads_q, rows_q] where it is asked for.
+    """
+    left, right = options.window_size
+    is_windowed = left >= 0 or (right >= 0 and not options.causal)
+    window = (left, 0 if options.causal else right) if is_windowed else (-1, -1)
+    q_ranges, k_ranges, types, *_ = infer_attn_mask_from_cu_seqlens(
+        cu_seqlens_q, cu_seqlens_k, options.causal and not is_windowed, window
+    )
+    numbers = torch.tensor([kind.to_int_type() for kind in types], dtype=torch.int32, device="cpu")
+    out, meta = flex_flash_attn_func(
+        q, k, v, q_ranges.to_tensor(), k_ranges.to_tensor(), numbers, sink=options.sink,
+        sink_layout=options.sink_layout, softmax_scale=options.softmax_scale,
+        softcap=options.softcap, deterministic=options.deterministic, sm_margin=options.sm_margin,
+    )  # fmt: skip
+    return (out, meta.lse.transpose(0, 1)) if options.return_attn_probs else out
+
+
+def attend_batch(q, k, v, options: Options):
+    """q [batch, rows_q, heads_q, dim], k, v [batch, rows_k, heads_kv, dim] -> out, and lse [batch,
+    heads_q, rows_q] where it is asked for. A sink of every row is [batch, rows_q, sinks, heads_q].
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"{name} has {tensor.dim()} axes; allowed: 4, [batch, rows, heads, head_dim]"
+            )
+    batch, rows_q, rows_k = q.shape[0], q.shape[1], k.shape[1]
+    if k.shape[0] != batch:
+        raise ValueError(f"k has a batch of {k.shape[0]}; allowed: {batch}, that of q")
+    if options.sink is not None and options.sink_layout == "ssh":
+        options = options._replace(sink=options.sink.flatten(0, 1))
+    bounds = ([rows * index for index in range(batch + 1)] for rows in (rows_q, rows_k))
+    found = attend_packed(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), *bounds, options)
+    if not options.return_attn_probs:
+        return found.unflatten(0, (batch, rows_q))
+    out, lse = found
+    return out.unflatten(0, (batch, rows_q)), lse.unflatten(1, (batch, rows_q)).transpose(0, 1)
+
+
+def split_heads(qkv: torch.Tensor, num_heads_q: int | None):
+    """q, k, v of [..., 3, heads, dim], or with num_heads_q of [..., heads_q + 2 * heads_kv,
+    dim].
+    """
+    if num_heads_q is None:
+        return qkv.unbind(-3)
+    heads_kv = (qkv.shape[-2] - num_heads_q) // 2
+    return qkv.split((num_heads_q, heads_kv, heads_kv), -2)

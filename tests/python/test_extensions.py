@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""magi_attn_extensions against dense attention with a sink."""
+
+import pytest
+import torch
+
+import magi_attn_extensions as extensions
+from magi_attention.testing import assert_close, ref_attn_func
+
+HEADS, KV_HEADS, DIM = 4, 2, 8
+
+
+def random(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def visible(rows_q, rows_k, causal, window=(-1, -1)):
+    diagonal = torch.arange(rows_k)[None] - torch.arange(rows_q)[:, None] - (rows_k - rows_q)
+    left, right = window[0], 0 if causal else window[1]
+    seen = torch.ones(rows_q, rows_k, dtype=torch.bool)
+    if left >= 0:
+        seen &= diagonal >= -left
+    if right >= 0:
+        seen &= diagonal <= right
+    return seen
+
+
+def make_sink(layout, rows, lead=()):
+    if layout is None:
+        return None
+    return random(2, HEADS, seed=9) if layout == "sh" else random(*lead, *rows, 2, HEADS, seed=9)
+
+
+def agrees(call, leaves, wanted_call):
+    """out, lse and all gradients."""
+    results = []
+    for run in (call, wanted_call):
+        for leaf in leaves:
+            leaf.grad = None
+        out, lse = run()
+        (out.square().sum() + lse[lse.isfinite()].sum()).backward()
+        results.append([out.detach(), lse.detach(), *(leaf.grad for leaf in leaves)])
+    for one, other in zip(*results):
+        assert_close(one, other)
+
+
+def wanted_batch(q, k, v, sink, layout, seen, **options):
+    found = [
+        ref_attn_func(
+            q[b], k[b], v[b], seen, sink=sink[b] if layout == "ssh" else sink,
+            sink_layout=layout or "sh", return_lse=True, **options,
+        )
+        for b in range(len(q))
+    ]  # fmt: skip
+    out = torch.stack([out for out, _ in found])
+    return out, torch.stack([meta.lse.transpose(0, 1) for _, meta in found])
+
+
+@pytest.mark.parametrize("layout", [None, "sh", "ssh"])
+@pytest.mark.parametrize("causal, window", [(False, (-1, -1)), (True, (-1, -1)), (True, (3, -1)),
+                                            (False, (3, 2)), (True, (3, 4))])  # fmt: skip
+def test_batches(layout, causal, window):
+    rows_q, rows_k = 7, 11
+    q, k, v = (random(2, rows, heads, DIM, seed=seed) for seed, (rows, heads) in enumerate(
+        ((rows_q, HEADS), (rows_k, KV_HEADS), (rows_k, KV_HEADS))))  # fmt: skip
+    sink = make_sink(layout, (rows_q,), (2,))
+    given = {"sink": sink, "sink_layout": layout or "sh", "causal": causal, "softcap": 4.0,
+             "return_attn_probs": True}  # fmt: skip
+    leaves = [q, k, v] + ([] if sink is None else [sink])
+    seen = visible(rows_q, rows_k, causal, window)
+
+    def wanted():
+        return wanted_batch(q, k, v, sink, layout, seen, softcap=4.0)
+
+    fa2, fa3 = extensions.fa2_func_with_sink, extensions.fa3_func_with_sink
+    agrees(lambda: fa2(q, k, v, window_size=window, **given), leaves, wanted)
+    agrees(lambda: fa3(q, k, v, window_size=window, pack_gqa=True, **given), leaves, wanted)
+    packed = extensions.fa2_kvpacked_func_with_sink
+    kv = torch.stack((k, v), 2)
+    out, _ = packed(q, kv, window_size=window, **given)
+    assert_close(out, wanted()[0])
+    if window == (-1, -1):
+        agrees(lambda: extensions.fa4_func_with_sink(q, k, v, **given), leaves, wanted)
+
+
+@pytest.mark.parametrize("layout", ["sh", "ssh"])
+def test_packed_heads(layout):
+    qkv = random(2, 9, 3, HEADS, DIM)
+    sink = make_sink(layout, (9,), (2,))
+    q, k, v = qkv.unbind(2)
+    wanted, _ = wanted_batch(q, k, v, sink, layout, visible(9, 9, True))
+    for function in (
+        extensions.fa2_qkvpacked_func_with_sink, extensions.fa3_qkvpacked_func_with_sink
+    ):  # fmt: skip
+        assert_close(function(qkv, sink, layout, causal=True), wanted)
+    grouped = torch.cat((q, k[:, :, :2], v[:, :, :2]), 2)
+    out = extensions.fa3_qkvpacked_func_with_sink(
+        grouped, sink, layout, causal=True, num_heads_q=HEADS
+    )
+    assert_close(out, wanted_batch(q, k[:, :, :2], v[:, :, :2], sink, layout,
+                                   visible(9, 9, True))[0])  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", [None, "sh", "ssh"])
+@pytest.mark.parametrize("on_tensors", [False, True])
+def test_documents(layout, on_tensors):
+    bounds_q, bounds_k = [0, 4, 9, 9, 16], [0, 6, 9, 12, 20]
+    q, k, v = random(16, HEADS, DIM), random(20, KV_HEADS, DIM), random(20, KV_HEADS, DIM, seed=3)
+    sink = make_sink(layout, (16,))
+    seen = torch.zeros(16, 20, dtype=torch.bool)
+    for q0, q1, k0, k1 in zip(bounds_q, bounds_q[1:], bounds_k, bounds_k[1:]):
+        seen[q0:q1, k0:k1] = visible(q1 - q0, k1 - k0, True)
+    cu = (bounds_q, bounds_k)
+    if on_tensors:
+        cu = tuple(torch.tensor(bounds, dtype=torch.int32) for bounds in cu)
+    given = {"sink": sink, "sink_layout": layout or "sh", "causal": True,
+             "return_attn_probs": True}  # fmt: skip
+    leaves = [q, k, v] + ([] if sink is None else [sink])
+
+    def wanted():
+        out, meta = ref_attn_func(
+            q, k, v, seen, sink=sink, sink_layout=layout or "sh", return_lse=True
+        )
+        return out, meta.lse.transpose(0, 1)
+
+    for name in ("fa2", "fa3", "fa4"):
+        function = getattr(extensions, f"{name}_varlen_func_with_sink")
+        agrees(lambda: function(q, k, v, *cu, 7, 8, **given), leaves, wanted)
+    kv = torch.stack((k, v), 1)
+    out, _ = extensions.fa2_varlen_kvpacked_func_with_sink(q, kv, *cu, 7, 8, **given)
+    assert_close(out, wanted()[0])
+    qkv = torch.stack((q, q, q), 1)
+    out = extensions.fa2_varlen_qkvpacked_func_with_sink(qkv, cu[0], 7, causal=True)
+    alone = extensions.fa2_varlen_func_with_sink(q, q, q, cu[0], cu[0], 7, 7, causal=True)
+    assert_close(out, alone)
+
+
+def test_refusals():
+    q = torch.zeros(1, 4, 2, 8)
+    for call, name in (
+        (lambda: extensions.fa2_func_with_sink(q, q, q, dropout_p=0.1), "dropout_p"),
+        (lambda: extensions.fa2_func_with_sink(q, q, q, alibi_slopes=q), "alibi_slopes"),
+        (lambda: extensions.fa3_func_with_sink(q, q, q, qv=q), "qv"),
+        (lambda: extensions.fa3_func_with_sink(q, q, q, attention_chunk=4), "attention_chunk"),
+    ):
+        with pytest.raises(NotImplementedError, match=f"^{name} is not available"):
+            call()
+    with pytest.raises(ValueError, match="q has 3 axes; allowed: 4"):
+        extensions.fa2_func_with_sink(q[0], q, q)
+    with pytest.raises(ValueError, match="k has a batch of 2; allowed: 1"):
+        extensions.fa4_func_with_sink(q, q.repeat(2, 1, 1, 1), q)
