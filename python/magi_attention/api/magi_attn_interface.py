@@ -24,6 +24,7 @@ from magi_attention.functional._eager import is_eager
 from magi_attention.functional._rank_attention import layout_of
 from magi_attention.functional.dist_attn import attend
 from magi_attention.keys.flags import check_self_attention
+from magi_attention.keys.groups import DistAttnRuntimeDictManager as DistAttnRuntimeDictManager
 from magi_attention.keys.groups import (
     dist_attn_runtime_dict_mgr,
     to_group,

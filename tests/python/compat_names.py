@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts the public names, arguments and environment variables of MagiAttention 1.1.1 and of later
+releases that work here (bench/musts.json: compat.names).
+
+A name works where it imports and has the signature or value that is listed; each of its parameters
+is an argument that works where it has its place, its kind and its default. An argument that is
+listed with a value works where a call with it gives a result. A variable works where it is in the
+docs and a key can be made with the value that is listed.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+import test_api_names as listed
+from magi_attention.api import flex_flash_attn_func
+from magi_attention.dist_attn_runtime_mgr import check_flag_comb
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(__file__).parent / "data"
+PREFIX = "MAGI_ATTENTION_"
+
+# What signatures of later releases have not: the names of 1.1.1 beside the present ones.
+BESIDE = {
+    ("flex_flash_attn_func", name): "the name of 1.1.1"
+    for name in (
+        "index_attn_indices", "k_block_size", "auto_range_merge", "sparse_load", "index_attn",
+    )
+} | {("AttnArg.to_ffa_args", "device"): "host memory unless asked for"}  # fmt: skip
+
+
+def rows_of(name: str) -> list[list[str]]:
+    lines = (DATA / name).read_text(encoding="utf-8").splitlines()
+    return [line.split("\t") for line in lines if not line.startswith("#")]
+
+
+def broken(call, *arguments) -> str:
+    """What goes wrong in a call, in one line; empty where nothing does."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            call(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+@mock.patch.dict(listed.DEVIATIONS, BESIDE)
+def named() -> list[tuple[str, str]]:
+    return list(names())
+
+
+def names() -> Iterator[tuple[str, str]]:
+    for file in ("api_names.tsv", "compat_names.tsv"):
+        for row in rows_of(file):
+            module, name, kind, text = (*row, "")[:4]
+            found = broken(listed.test_name, module, name, kind, text)
+            yield f"{module}.{name} ({kind})", found
+            if text.startswith("("):
+                for parameter in listed.wanted_signature(module, text):
+                    yield f"{module}.{name}({parameter}=)", found
+
+
+def arguments() -> Iterator[tuple[str, str]]:
+    q = torch.zeros(8, 2, 8)
+    values = {"sink": torch.zeros(1, 2), "index": torch.zeros(8, 2, 128, dtype=torch.int32)}
+    ranges = torch.tensor([[0, 8]], dtype=torch.int32)
+    for _, name, value in rows_of("compat_arguments.tsv"):
+        given = {name: eval(value, values)}
+        yield (
+            f"flex_flash_attn_func({name}={value})",
+            broken(lambda given: flex_flash_attn_func(q, q, q, ranges, ranges, **given), given),
+        )
+
+
+def variables() -> Iterator[tuple[str, str]]:
+    told = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    cleared = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
+    cleared |= {PREFIX + "LIBRARY": os.environ.get(PREFIX + "LIBRARY", "")}
+    for _, name, value in rows_of("compat_variables.tsv"):
+        with mock.patch.dict(os.environ, {**cleared, name: value}, clear=True):
+            found = broken(check_flag_comb)
+        if f"`{name.removeprefix(PREFIX)}`" not in told:
+            found = "not in docs/environment.md"
+        yield f"{name}={value}", found
+
+
+def count() -> tuple[int, dict[str, str]]:
+    """How many there are, and what is wrong with those that do not work."""
+    found = [*named(), *arguments(), *variables()]
+    return len(found), {what: wrong for what, wrong in found if wrong}

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every public name, argument and variable of MagiAttention 1.1.1 and of later releases works but
+for those below, which are refused by name or are not there.
+"""
+
+import compat_names
+
+# Sparse attention by indices, and plans whose queries travel.
+MISSING = {
+    "flex_flash_attn_func(index_attn_indices=index)",
+    "flex_flash_attn_func(index_attn=True)",
+    "flex_flash_attn_func(index_sparse_indices=index)",
+    "flex_flash_attn_func(index_sparse=True)",
+    "flex_flash_attn_func(sparse_k_block_size=2)",
+    "magi_attn_extensions.dsa_attn_func (export)",
+    "MAGI_ATTENTION_QO_COMM=1",
+}
+
+
+def test_all_but_these_work():
+    total, broken = compat_names.count()
+    assert broken.keys() - MISSING == set(), broken
+    assert MISSING - broken.keys() == set(), "these work now"
+    assert total > 1700
+
+
+def test_wrong_names_count(monkeypatch):
+    """A name that is not there, a wrong signature and a refused variable do not work."""
+    rows = {
+        "api_names.tsv": [["magi_attention.api", "dispach", "export"]],
+        "compat_names.tsv": [["magi_attention.api", "dispatch", "function", "(x, key, value)"]],
+        "compat_arguments.tsv": [["later", "unknown", "1"]],
+        "compat_variables.tsv": [["later", "MAGI_ATTENTION_KERNEL_BACKEND", "fa9"],
+                                 ["later", "MAGI_ATTENTION_UNHEARD_OF", "1"]],
+    }  # fmt: skip
+    monkeypatch.setattr(compat_names, "rows_of", rows.__getitem__)
+    total, broken = compat_names.count()
+    assert total == len(broken) == 8
+    assert broken["MAGI_ATTENTION_UNHEARD_OF=1"] == "not in docs/environment.md"
