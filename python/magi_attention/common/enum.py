@@ -117,8 +117,8 @@ class DynamicAttnAlgType(Enum):
 
 
 class MagiAttentionKernelBackend(Enum):
-    """The original's kernels. All mean the kernels of the tensors' device, whose results are the
-    same.
+    """The original's kernels. SDPA and SDPA_OL mean torch's matrix products, for any type of
+    elements; all others the kernels of the tensors' device, whose results are the same.
     """
 
     FFA = "ffa"

@@ -14,7 +14,7 @@ from magi_attention.common._slices import apply_padding, check_inside, to_mask_t
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.env import general
-from magi_attention.keys.flags import check_flag_comb, check_mesh
+from magi_attention.keys.flags import backend_of_environment, check_flag_comb, check_mesh
 from magi_attention.keys.groups import dist_attn_runtime_dict_mgr, to_group
 from magi_attention.keys.key import DistAttnRuntimeKey, init_dist_attn_runtime_key
 from magi_attention.keys.manager import (
@@ -119,7 +119,8 @@ def _make(spec: KeySpec) -> DistAttnRuntimeKey:
         return spec.placed_by
     runtime = managers.get(key)
     if runtime is None:
-        bound = BoundPlan(plan, group, dist_attn_runtime_dict_mgr.communicator(group))
+        communicator = dist_attn_runtime_dict_mgr.communicator(group)
+        bound = BoundPlan(plan, group, communicator, backend=backend_of_environment())
         placed = spec.placed_by or key
         runtime = manage(
             plan, bound, spec.heads, spec.config, (key.q_ranges, key.k_ranges),

@@ -20,7 +20,12 @@ from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.env import general
 from magi_attention.keys.cross_attention import cross_slices
-from magi_attention.keys.flags import check_flag_comb, check_mesh, check_self_attention
+from magi_attention.keys.flags import (
+    backend_of_environment,
+    check_flag_comb,
+    check_mesh,
+    check_self_attention,
+)
 from magi_attention.meta.collection.calc_meta import AttnArg
 from magi_attention.plan import BoundPlan, Plan
 
@@ -220,10 +225,8 @@ def init_dist_attn_runtime_mgr(
     )  # fmt: skip
     if general.is_sanity_check_enable() and plan.defects():
         raise RuntimeError(f"the plan has defects: {plan.defects()}")
-    return manage(
-        plan, BoundPlan(plan, cp_group), (num_heads_q, num_heads_kv, head_dim), config,
-        (q_ranges, k_ranges),
-    )  # fmt: skip
+    bound = BoundPlan(plan, cp_group, backend=backend_of_environment())
+    return manage(plan, bound, (num_heads_q, num_heads_kv, head_dim), config, (q_ranges, k_ranges))
 
 
 def manage(
