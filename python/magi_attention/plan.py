@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,7 @@ from magi_attention.rows import Rows
 
 _MAX_SIZE = 1 << 16  # of numbers of heads and head dims
 _MAX_SMS = 1 << 20  # more than any GPU has
+_Margins: TypeAlias = tuple[int | None, int | None]
 _PICTURES = ("mask", "placement", "traffic", "timeline", "steps")
 
 
@@ -292,10 +294,9 @@ class BoundPlan:
             raise ValueError(
                 f"cp_group has {size_of(cp_group)} ranks; allowed: {plan.cp_size}, the plan's"
             )
-        if exchange_sms is None:
-            exchange_sms = comm.exchange_sms()
-        else:
+        if exchange_sms is not None:
             check_int("exchange_sms", exchange_sms, 0, _MAX_SMS)
+        margins = comm.exchange_sms() if exchange_sms is None else (exchange_sms, exchange_sms)
         if backend is not None:
             check_kind("backend", backend, str, "a str, or None")
         self.plan, self.cp_group = plan, cp_group
@@ -308,15 +309,15 @@ class BoundPlan:
         self.local_rows = self.rows.count
         unpadded = None
         if plan.cp_size == 1 and num_valid < self.local_rows:
-            unpadded = self._attention_of(num_valid, num_valid, exchange_sms, backend)
+            unpadded = self._attention_of(num_valid, num_valid, margins, backend)
         rows = self.local_rows, num_valid
-        self.attention = self._attention_of(*rows, exchange_sms, backend, unpadded)
+        self.attention = self._attention_of(*rows, margins, backend, unpadded)
 
     def _attention_of(
         self,
         rows: int,
         num_valid: int,
-        exchange_sms: int | None,
+        exchange_sms: _Margins,
         backend: str | None,
         unpadded: RankAttention | None = None,
     ) -> RankAttention:
@@ -394,14 +395,20 @@ def _runner_of(
     plan: Plan,
     local_rows: int,
     communicator: Communicator,
-    exchange_sms: int | None,
+    exchange_sms: _Margins,
     backend: str | None,
 ) -> Runner:
-    """What runs a plan as one rank. Collective."""
+    """What runs a plan as one rank; exchange_sms: of forward and of backward. Collective."""
     if plan.cp_size == 1:  # rows are in the order of the sequence
         return runner_under(plan.handle.mask().resized(local_rows, local_rows), backend)
-    handle = AttentionHandle(plan.handle, communicator, exchange_sms, backend)
-    return Runner(dist_forward, dist_backward, handle.address, handle)
+    forward_sms, backward_sms = exchange_sms
+    handle = AttentionHandle(plan.handle, communicator, forward_sms, backend)
+    if backward_sms == forward_sms:
+        return Runner(dist_forward, dist_backward, handle.address, handle)
+    other = AttentionHandle(plan.handle, communicator, backward_sms, backend)
+    return Runner(
+        dist_forward, dist_backward, handle.address, (handle, other), backward_handle=other.address
+    )
 
 
 def _read_report(report: structs.PlanReport) -> PlanReport:

@@ -9,6 +9,7 @@ import gc
 import pytest
 import torch
 
+import margin_cases
 from magi_attention._native import allocator
 from magi_attention._native.allocator import TORCH_ALLOCATOR, AttentionHandle, AttentionOptions
 from magi_attention._native.library import lib
@@ -88,11 +89,19 @@ def test_exchange_sms_of_no_gpu(sms, error):
 def test_exchange_sms_of_the_environment(monkeypatch):
     from magi_attention.env import comm
 
-    assert comm.exchange_sms() is None
+    assert comm.exchange_sms() == (None, None)
     monkeypatch.setenv("MAGI_ATTENTION_FFA_FORWARD_SM_MARGIN", "2")
-    assert comm.exchange_sms() == 2
+    assert comm.exchange_sms() == (2, None)
     monkeypatch.setenv("MAGI_ATTENTION_FFA_BACKWARD_SM_MARGIN", "5")
-    assert comm.exchange_sms() == 5
+    assert comm.exchange_sms() == (2, 5)
     monkeypatch.setenv("MAGI_ATTENTION_FFA_BACKWARD_SM_MARGIN", "no")
     with pytest.raises(ValueError, match="FFA_BACKWARD_SM_MARGIN is 'no'"):
         make_plan(cp_size=1).bind()
+
+
+@pytest.mark.parametrize(
+    "forward, backward, wanted",
+    [("", "", [None]), ("3", "3", [3]), ("3", "5", [3, 5]), ("", "5", [None, 5])],
+)
+def test_margins_by_pass(ranks, forward, backward, wanted):
+    ranks.run(2, margin_cases.by_pass, forward, backward, wanted)

@@ -82,7 +82,8 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 class Runner(NamedTuple):
     """Addresses of functions of the library and of their first argument, which `owner` keeps alive.
     workspace_bytes: tells that of the backward on a GPU, or 0 where the library takes its own.
-    backend: the name of one, as a C string, for attention on one device.
+    backend: the name of one, as a C string, for attention on one device. backward_handle: the first
+    argument of backward, where it is another.
     """
 
     forward: int
@@ -91,6 +92,7 @@ class Runner(NamedTuple):
     owner: Any
     workspace_bytes: int = 0
     backend: ctypes.Array | None = None
+    backward_handle: int = 0
 
 
 class Options(NamedTuple):
@@ -124,9 +126,11 @@ class Call:
         self._wide = accumulator_dtype(q.dtype)
         self._is_dense = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
         self._is_like_q = self._is_dense and q.shape == self._out_shape
-        self._prepared = self._prepare(q, k, v, sink, options)
+        self._prepared = self._backward = self._prepare(q, k, v, sink, options, runner.handle)
+        if runner.backward_handle:
+            self._backward = self._prepare(q, k, v, sink, options, runner.backward_handle)
 
-    def _prepare(self, q, k, v, sink, options: Options) -> PreparedCall:
+    def _prepare(self, q, k, v, sink, options: Options, handle: int) -> PreparedCall:
         buffer = bytearray(_NUM_TENSORS * TENSOR.size)
         out, lse, max_logits = self._results(q)
         dq, dk, dv, dsink = self._gradients(q, k, v, sink)
@@ -137,7 +141,7 @@ class Call:
         return PreparedCall(
             bytes(buffer), options.scale, options.softcap, options.sink_layout, options.sm_margin,
             options.is_fast_backward, sink is not None, options.with_max_logits,
-            self._runner.forward, self._runner.backward, self._runner.handle,
+            self._runner.forward, self._runner.backward, handle,
             0 if self._runner.backend is None else ctypes.addressof(self._runner.backend),
         )  # fmt: skip
 
@@ -186,7 +190,7 @@ class Call:
             if num_bytes:  # given back to torch as this returns: the stream's order protects it
                 workspace = q.new_empty(num_bytes, dtype=torch.uint8)
                 memory = workspace.data_ptr()
-        status = self._prepared.backward(
+        status = self._backward.backward(
             memory_of("q", q), memory_of("k", k), memory_of("v", v), _optional("sink", sink),
             memory_of("out", out), memory_of("lse", lse), memory_of("the gradient of out", dout),
             _optional("the gradient of lse", dlse),
@@ -203,7 +207,7 @@ class Call:
             size = ctypes.c_size_t()
             if self._runner.workspace_bytes:
                 function, target = self._runner.workspace_bytes, ctypes.addressof(size)
-                check(self._prepared.backward_bytes(function, target))
+                check(self._backward.backward_bytes(function, target))
             self._num_bytes = size.value
         return self._num_bytes
 

@@ -45,14 +45,14 @@ def ffa_bwd_sm_margin_save_for_comm() -> int:
     return _sm_margin("FFA_BACKWARD_SM_MARGIN")
 
 
-def exchange_sms() -> int | None:
-    """Multiprocessors of a GPU that attention leaves to exchanges under way, forward and backward:
-    the larger of MAGI_ATTENTION_FFA_FORWARD_SM_MARGIN and MAGI_ATTENTION_FFA_BACKWARD_SM_MARGIN.
-    None, the library's choice, where neither is set. Read when a plan is bound to its group.
+def exchange_sms() -> tuple[int | None, int | None]:
+    """Multiprocessors of a GPU that attention leaves to exchanges under way, in forward and in
+    backward: MAGI_ATTENTION_FFA_FORWARD_SM_MARGIN and MAGI_ATTENTION_FFA_BACKWARD_SM_MARGIN, None,
+    the library's choice, for one that is not set. Read when a plan is bound to its group.
     """
     names = ("FFA_FORWARD_SM_MARGIN", "FFA_BACKWARD_SM_MARGIN")
-    margin = max(read_int(PREFIX + name, -1, 0) for name in names)
-    return None if margin < 0 else margin
+    margins = (read_int(PREFIX + name, -1, 0) for name in names)
+    return tuple(None if margin < 0 else margin for margin in margins)
 
 
 def is_qo_comm_enable() -> bool:
