@@ -1,42 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/local_socket.hpp"
 
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
-
-#include "comm/shared_region.hpp"
-#include "magi/error.hpp"
 
 namespace magi::comm {
 namespace {
 
 constexpr int kStream = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
-
-[[noreturn]] void throw_socket(const std::string& what) {
-  throw CommError("cannot " + what + ": " + system_text(errno), CommFailure::System);
-}
-
-/// False when the deadline passed first.
-bool wait_for(int fd, short events, Deadline deadline) {
-  for (;;) {
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (left.count() < 0) return false;
-    pollfd query{.fd = fd, .events = events, .revents = 0};
-    const int limit = static_cast<int>(std::min<std::int64_t>(left.count(), 1000));
-    const int ready = poll(&query, 1, limit);
-    if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) throw_socket("wait for a socket");
-    if (left.count() == 0) return false;
-  }
-}
 
 struct Address {
   sockaddr_un data{};
@@ -77,49 +53,6 @@ int open_socket() {
 
 }  // namespace
 
-LocalSocket::LocalSocket(LocalSocket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-
-LocalSocket& LocalSocket::operator=(LocalSocket&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-LocalSocket::~LocalSocket() { close(); }
-
-void LocalSocket::close() noexcept {
-  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-}
-
-LocalSocket::Result LocalSocket::send_all(std::span<const std::byte> bytes, Deadline deadline) {
-  while (!bytes.empty()) {
-    const ssize_t count = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (count >= 0) {
-      bytes = bytes.subspan(static_cast<std::size_t>(count));
-    } else if (errno == EAGAIN) {
-      if (!wait_for(fd_, POLLOUT, deadline)) return Result::Timeout;
-    } else if (errno != EINTR) {
-      return Result::Ended;
-    }
-  }
-  return Result::Done;
-}
-
-LocalSocket::Result LocalSocket::receive_all(std::span<std::byte> bytes, Deadline deadline) {
-  while (!bytes.empty()) {
-    const ssize_t count = recv(fd_, bytes.data(), bytes.size(), 0);
-    if (count > 0) {
-      bytes = bytes.subspan(static_cast<std::size_t>(count));
-    } else if (count == 0) {
-      return Result::Ended;
-    } else if (errno == EAGAIN) {
-      if (!wait_for(fd_, POLLIN, deadline)) return Result::Timeout;
-    } else if (errno != EINTR) {
-      return Result::Ended;
-    }
-  }
-  return Result::Done;
-}
-
 LocalSocket::Result LocalSocket::send_descriptor(int descriptor, Deadline deadline) {
   DescriptorMessage message;
   cmsghdr* header = CMSG_FIRSTHDR(&message.header);
@@ -127,9 +60,9 @@ LocalSocket::Result LocalSocket::send_descriptor(int descriptor, Deadline deadli
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
-  while (sendmsg(fd_, &message.header, MSG_NOSIGNAL) < 0) {
+  while (sendmsg(fd(), &message.header, MSG_NOSIGNAL) < 0) {
     if (errno == EAGAIN) {
-      if (!wait_for(fd_, POLLOUT, deadline)) return Result::Timeout;
+      if (!wait_writable(deadline)) return Result::Timeout;
     } else if (errno != EINTR) {
       return Result::Ended;
     }
@@ -141,11 +74,11 @@ LocalSocket::Result LocalSocket::receive_descriptor(int& descriptor, Deadline de
   descriptor = -1;
   DescriptorMessage message;
   for (;;) {
-    const ssize_t count = recvmsg(fd_, &message.header, MSG_CMSG_CLOEXEC);
+    const ssize_t count = recvmsg(fd(), &message.header, MSG_CMSG_CLOEXEC);
     if (count > 0) break;
     if (count == 0) return Result::Ended;
     if (errno == EAGAIN) {
-      if (!wait_for(fd_, POLLIN, deadline)) return Result::Timeout;
+      if (!wait_readable(deadline)) return Result::Timeout;
     } else if (errno != EINTR) {
       return Result::Ended;
     }
@@ -157,23 +90,21 @@ LocalSocket::Result LocalSocket::receive_descriptor(int& descriptor, Deadline de
   return Result::Done;
 }
 
-bool LocalSocket::wait_readable(Deadline deadline) const { return wait_for(fd_, POLLIN, deadline); }
-
 std::optional<LocalSocket> LocalSocket::listen_at(const std::string& name, int backlog) {
   LocalSocket socket(open_socket());
   const Address address = abstract_address(name);
-  if (bind(socket.fd_, reinterpret_cast<const sockaddr*>(&address.data), address.size) != 0) {
+  if (bind(socket.fd(), reinterpret_cast<const sockaddr*>(&address.data), address.size) != 0) {
     if (errno == EADDRINUSE) return std::nullopt;
     throw_socket("bind a socket");
   }
-  if (listen(socket.fd_, backlog) != 0) throw_socket("listen at a socket");
+  if (listen(socket.fd(), backlog) != 0) throw_socket("listen at a socket");
   return socket;
 }
 
 std::optional<LocalSocket> LocalSocket::connect_to(const std::string& name) {
   LocalSocket socket(open_socket());
   const Address address = abstract_address(name);
-  if (connect(socket.fd_, reinterpret_cast<const sockaddr*>(&address.data), address.size) == 0) {
+  if (connect(socket.fd(), reinterpret_cast<const sockaddr*>(&address.data), address.size) == 0) {
     return socket;
   }
   // EAGAIN: the backlog is full.
@@ -181,17 +112,16 @@ std::optional<LocalSocket> LocalSocket::connect_to(const std::string& name) {
   throw_socket("connect to a socket");
 }
 
-std::optional<LocalSocket> LocalSocket::accept() {
-  const int fd = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (fd >= 0) return LocalSocket(fd);
-  if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return std::nullopt;
-  throw_socket("accept a connection");
+std::optional<LocalSocket> LocalSocket::accept() const {
+  auto socket = StreamSocket::accept();
+  if (!socket) return std::nullopt;
+  return LocalSocket(std::move(*socket));
 }
 
 LocalSocket::Peer LocalSocket::peer() const {
   ucred credentials{};
   socklen_t size = sizeof(credentials);
-  if (getsockopt(fd_, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return {};
+  if (getsockopt(fd(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return {};
   return {.pid = credentials.pid, .is_same_user = credentials.uid == geteuid()};
 }
 

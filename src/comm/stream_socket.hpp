@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace magi::comm {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+/// Owner of a stream socket that does not block. Calls that wait end at their deadline.
+class StreamSocket {
+ public:
+  StreamSocket() = default;
+  explicit StreamSocket(int fd) : fd_(fd) {}
+  StreamSocket(StreamSocket&& other) noexcept;
+  StreamSocket& operator=(StreamSocket&& other) noexcept;
+  ~StreamSocket();
+
+  int fd() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+  void close() noexcept;
+
+  enum class Result { Done, Timeout, Ended };
+  Result send_all(std::span<const std::byte> bytes, Deadline deadline);
+  Result receive_all(std::span<std::byte> bytes, Deadline deadline);
+  /// True when there is something to receive or accept before the deadline.
+  bool wait_readable(Deadline deadline) const;
+  /// True when a connection has been made, or refused, before the deadline.
+  bool wait_writable(Deadline deadline) const;
+  /// Of a socket that listens: who came; nothing where no one did.
+  std::optional<StreamSocket> accept() const;
+
+ private:
+  int fd_ = -1;
+};
+
+/// Throws CommError(System) with the system's text for errno.
+[[noreturn]] void throw_socket(const std::string& what);
+
+}  // namespace magi::comm
