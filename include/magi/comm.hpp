@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -175,6 +176,32 @@ Bootstrap local_bootstrap(const std::string& name, std::int32_t rank, std::int32
 std::unique_ptr<Communicator> make_nvlink_group(std::shared_ptr<Communicator> base,
                                                 std::int32_t device,
                                                 const CommOptions& options = {});
+
+/// Where ranks on any machines meet over TCP: rank 0 listens at the first free one of the eight
+/// ports from `port` on; the others know its host by `address`. No secret is asked for: the ports
+/// must be out of reach for strangers.
+struct TcpPlace {
+  std::string address;  ///< name or number of rank 0's host
+  std::int32_t port = 0;
+  std::string name = "magi";  ///< groups of other names pass by each other
+};
+
+/// A bootstrap among processes of any machines. Collective.
+Bootstrap tcp_bootstrap(const TcpPlace& place, std::int32_t rank, std::int32_t num_ranks,
+                        std::chrono::milliseconds deadline);
+
+/// This process's place among those that torchrun or mpirun started, and a bootstrap among them.
+struct Launch {
+  std::int32_t rank = 0;
+  std::int32_t num_ranks = 1;
+  std::int32_t local_rank = 0;  ///< on this machine: its GPU, where each rank has one
+  Bootstrap bootstrap;
+};
+
+/// Meets the other ranks of the launch: over TCP at MASTER_ADDR and MASTER_PORT, or without these
+/// on one machine through local_bootstrap. Nothing where no launcher started the process.
+/// Collective. Throws InvalidArgument naming a variable that is missing or does not parse.
+std::optional<Launch> join_launch(std::chrono::milliseconds deadline);
 
 /// A group whose functions the caller supplies (magi/comm_vtable.h); takes over the context. Throws
 /// InvalidArgument when the table is incomplete.

@@ -19,27 +19,63 @@ std::int32_t parse_env_int(const char* name, std::string_view text) {
   return value;
 }
 
-std::optional<LaunchEnv> launch_env_from(const char* rank_name, const char* size_name,
-                                         const char* id_name) {
-  const char* rank = std::getenv(rank_name);
-  const char* size = std::getenv(size_name);
-  if (rank == nullptr || size == nullptr) return std::nullopt;
-  LaunchEnv env{.rank = parse_env_int(rank_name, rank),
-                .num_ranks = parse_env_int(size_name, size)};
-  if (env.num_ranks < 1) throw invalid(size_name, env.num_ranks, "1 or more");
-  if (env.rank < 0 || env.rank >= env.num_ranks) {
-    throw invalid(rank_name, env.rank, "0 to " + std::to_string(env.num_ranks - 1));
+/// The names of a launcher's variables.
+struct LaunchNames {
+  const char* rank;
+  const char* size;
+  const char* id;
+  const char* local_rank;
+  const char* local_size;
+};
+constexpr LaunchNames kTorchrun{"RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK",
+                                "LOCAL_WORLD_SIZE"};
+constexpr LaunchNames kMpirun{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                              "OMPI_MCA_ess_base_jobid", "OMPI_COMM_WORLD_LOCAL_RANK",
+                              "OMPI_COMM_WORLD_LOCAL_SIZE"};
+
+std::string env_text(const char* name, const char* otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? text : otherwise;
+}
+
+std::int32_t env_int(const char* name, std::int32_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? parse_env_int(name, text) : otherwise;
+}
+
+void read_master(LaunchEnv& env) {
+  env.master_address = env_text("MASTER_ADDR", "");
+  env.master_port = env_int("MASTER_PORT", 0);
+  if (env.master_port < 0 || env.master_port > 65535) {
+    throw invalid("MASTER_PORT", env.master_port, "1 to 65535");
   }
-  const char* id = std::getenv(id_name);
-  env.rendezvous = id != nullptr ? id : "default";
+  // torchrun's own store listens at the port; the next one is as good.
+  const bool is_taken = env_text("TORCHELASTIC_USE_AGENT_STORE", "") == "True";
+  if (is_taken && env.master_port > 0 && env.master_port < 65535) ++env.master_port;
+}
+
+std::optional<LaunchEnv> launch_env_from(const LaunchNames& names) {
+  const char* rank = std::getenv(names.rank);
+  const char* size = std::getenv(names.size);
+  if (rank == nullptr || size == nullptr) return std::nullopt;
+  LaunchEnv env{.rank = parse_env_int(names.rank, rank),
+                .num_ranks = parse_env_int(names.size, size)};
+  if (env.num_ranks < 1) throw invalid(names.size, env.num_ranks, "1 or more");
+  if (env.rank < 0 || env.rank >= env.num_ranks) {
+    throw invalid(names.rank, env.rank, "0 to " + std::to_string(env.num_ranks - 1));
+  }
+  env.rendezvous = env_text(names.id, "default");
+  env.local_rank = env_int(names.local_rank, 0);
+  env.num_local_ranks = env_int(names.local_size, 0);
+  read_master(env);
   return env;
 }
 
 }  // namespace
 
 std::optional<LaunchEnv> launch_env() {
-  if (auto env = launch_env_from("RANK", "WORLD_SIZE", "MASTER_PORT")) return env;
-  return launch_env_from("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_MCA_ess_base_jobid");
+  if (auto env = launch_env_from(kTorchrun)) return env;
+  return launch_env_from(kMpirun);
 }
 
 std::string log_level_env() {

@@ -7,13 +7,18 @@
 
 namespace magi {
 
-/// Rank and world size as torchrun or mpirun set them.
+/// Rank and world size as torchrun or mpirun set them, and where their ranks can meet.
 struct LaunchEnv {
   std::int32_t rank = 0;
   std::int32_t num_ranks = 1;
-  std::string rendezvous;  ///< equal on all ranks of one launch
+  std::string rendezvous;            ///< equal on all ranks of one launch
+  std::int32_t local_rank = 0;       ///< among the launch's ranks on this machine
+  std::int32_t num_local_ranks = 0;  ///< those ranks; 0 where the launcher does not tell
+  std::string master_address = {};   ///< the host of rank 0; empty where it is not told
+  std::int32_t master_port = 0;      ///< a port there that rank 0 may try first; 0 likewise
 };
-/// RANK / WORLD_SIZE / MASTER_PORT, or OMPI_COMM_WORLD_RANK / _SIZE; nothing when absent. Throws
+/// RANK / WORLD_SIZE / MASTER_PORT, or OMPI_COMM_WORLD_RANK / _SIZE; nothing when absent. With both
+/// come LOCAL_RANK or OMPI_COMM_WORLD_LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Throws
 /// InvalidArgument when they do not parse.
 std::optional<LaunchEnv> launch_env();
 
