@@ -203,6 +203,23 @@ struct Launch {
 /// Collective. Throws InvalidArgument naming a variable that is missing or does not parse.
 std::optional<Launch> join_launch(std::chrono::milliseconds deadline);
 
+struct NcclOptions {
+  /// A wait ends this long after this rank's GPU has come to an exchange that does not end.
+  std::chrono::milliseconds deadline = std::chrono::seconds(100);
+  /// At most so many multiprocessors carry an exchange; 0: as NCCL chooses.
+  std::int32_t max_ctas = 0;
+  /// Path of the library; empty: the one that the process has loaded already, else libnccl.so.2.
+  std::string library = {};
+};
+
+/// Ranks with a GPU each, on any machines, over NCCL's sends and receives; NCCL is opened when the
+/// group is made, not linked. Moves device memory alone. The bootstrap is called while the group is
+/// made, in allgather_sync and in close_sync. Collective. Throws CommError naming the rank that
+/// cannot join, InvalidArgument where the build has no CUDA.
+std::unique_ptr<Communicator> make_nccl_group(std::int32_t rank, std::int32_t num_ranks,
+                                              std::int32_t device, const Bootstrap& bootstrap,
+                                              const NcclOptions& options = {});
+
 /// A group whose functions the caller supplies (magi/comm_vtable.h); takes over the context. Throws
 /// InvalidArgument when the table is incomplete.
 std::unique_ptr<Communicator> make_vtable_group(const ::magi_comm_vtable& vtable);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/check.hpp"
+#include "comm/comm_device.hpp"
 #include "comm/device_transport.hpp"
 #include "comm/row_memory.hpp"
 
@@ -13,6 +14,10 @@ std::vector<std::unique_ptr<DeviceTransport>> make_loopback_transports(
 std::shared_ptr<RowMemory> make_device_memory(std::int32_t device,
                                               const DeviceAllocator& /*allocator*/) {
   throw invalid("device", device, "-1 (host memory), as this build holds no GPU kernels");
+}
+
+std::shared_ptr<const CommDevice> make_comm_device(std::int32_t device) {
+  throw invalid("device", device, "none, as this build has no CUDA");
 }
 
 }  // namespace magi::comm

@@ -32,6 +32,19 @@ std::string device_name(std::int32_t device) {
   return properties.name;
 }
 
+std::string device_uuid(std::int32_t device) {
+  cudaDeviceProp properties{};
+  cuda_check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string text;
+  for (const char byte : properties.uuid.bytes) {
+    const auto value = static_cast<unsigned char>(byte);
+    text += kDigits[value >> 4];
+    text += kDigits[value & 15];
+  }
+  return text;
+}
+
 std::int32_t current_device() {
   int device = 0;
   cuda_check(cudaGetDevice(&device), "cudaGetDevice");

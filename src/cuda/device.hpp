@@ -21,6 +21,8 @@ std::int32_t device_count();
 /// Throws CudaError when there is no such device. Quick: fit for every call.
 DeviceInfo device_info(std::int32_t device);
 std::string device_name(std::int32_t device);
+/// 32 hexadecimal digits, the same in every process.
+std::string device_uuid(std::int32_t device);
 /// The calling thread's current device.
 std::int32_t current_device();
 

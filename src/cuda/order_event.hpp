@@ -26,6 +26,13 @@ class OrderEvent {
   void await(cudaStream_t stream) const {
     cuda_check(cudaStreamWaitEvent(stream, handle_, 0), "cudaStreamWaitEvent");
   }
+  /// Whether the point last recorded has been reached.
+  bool is_reached() const {
+    const cudaError_t status = cudaEventQuery(handle_);
+    if (status == cudaErrorNotReady) return false;
+    cuda_check(status, "cudaEventQuery");
+    return true;
+  }
 
  private:
   cudaEvent_t handle_ = nullptr;

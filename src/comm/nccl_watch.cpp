@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nccl_watch.hpp"
+
+#include <string>
+#include <utility>
+
+#include "comm/exchange.hpp"
+
+namespace magi::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// How often exchanges and NCCL are looked at.
+constexpr std::chrono::milliseconds kTick{50};
+/// A rank that ended in order may have sent all that this one waits for: its exchanges get so long
+/// to end by themselves.
+constexpr std::chrono::milliseconds kGrace{1000};
+
+std::string rank_list(const std::vector<std::int32_t>& ranks) {
+  std::string names;
+  for (const std::int32_t rank : ranks) {
+    names += (names.empty() ? "rank " : ", rank ") + std::to_string(rank);
+  }
+  return names.empty() ? "no rank" : names;
+}
+
+}  // namespace
+
+std::string describe(const NcclFlight& flight) {
+  return rank_list(flight.peers) + " in stage " + std::to_string(flight.tag.stage) + " of " +
+         kind_name(call_kind(flight.kind)) + " " + std::to_string(flight.sequence) + ", plan " +
+         hex(flight.tag.plan_digest);
+}
+
+NcclWatch::NcclWatch(std::shared_ptr<NcclComm> comm, std::shared_ptr<const CommDevice> device,
+                     std::unique_ptr<AlarmLine> alarms, std::int32_t rank,
+                     std::chrono::milliseconds deadline)
+    : comm_(std::move(comm)),
+      device_(std::move(device)),
+      alarms_(std::move(alarms)),
+      rank_(rank),
+      deadline_(deadline),
+      thread_([this] { run(); }) {}
+
+NcclWatch::~NcclWatch() { stop(); }
+
+void NcclWatch::throw_failure() const {
+  if (!has_failed_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(mutex_);
+  throw CommError(failure_->what(), failure_->failure());
+}
+
+void NcclWatch::fail(const CommError& error) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_.emplace(error);
+    has_failed_.store(true, std::memory_order_release);
+  }
+  changed_.notify_all();
+  alarms_->wake();
+}
+
+void NcclWatch::add(NcclFlight flight) {
+  if (flight.end == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  flights_.push_back(std::move(flight));
+}
+
+void NcclWatch::drain_sync() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return flights_.empty() || failure_.has_value(); });
+}
+
+void NcclWatch::leave() noexcept {
+  stop();
+  if (!has_failed_.load(std::memory_order_acquire)) alarms_->leave();
+}
+
+void NcclWatch::stop() noexcept {
+  if (!thread_.joinable()) return;
+  is_stopping_.store(true, std::memory_order_release);
+  alarms_->wake();
+  thread_.join();
+}
+
+void NcclWatch::run() {
+  try {
+    device_->run_watch([this] {
+      while (!is_stopping_.load(std::memory_order_acquire)) {
+        if (const auto told = alarms_->listen(kTick)) fail(*told);
+        inspect();
+      }
+      inspect();
+    });
+  } catch (const std::exception& error) {
+    fail({"rank " + std::to_string(rank_) + " cannot watch its exchanges: " + error.what(),
+          CommFailure::System});
+    end_group();
+  }
+}
+
+void NcclWatch::inspect() {
+  if (!has_failed_.load(std::memory_order_acquire)) {
+    std::optional<CommError> found = comm_->async_error();
+    if (!found) found = inspect_flights();
+    if (found) fail(*found);
+  }
+  if (has_failed_.load(std::memory_order_acquire)) end_group();
+}
+
+std::optional<CommError> NcclWatch::inspect_flights() {
+  const std::lock_guard lock(mutex_);
+  while (!flights_.empty()) {
+    NcclFlight& flight = flights_.front();
+    if (!flight.end->is_reached()) break;
+    flights_.pop_front();
+  }
+  if (flights_.empty()) {
+    changed_.notify_all();
+    return {};
+  }
+  NcclFlight& first = flights_.front();
+  const auto now = Clock::now();
+  if (!first.deadline && first.begin->is_reached()) first.deadline = now + deadline_;
+  if (!first.deadline || now < *first.deadline) return {};
+  return CommError("rank " + std::to_string(rank_) + " waited " +
+                       std::to_string(deadline_.count()) + " ms for " + describe(first),
+                   CommFailure::Timeout);
+}
+
+void NcclWatch::end_group() {
+  if (std::exchange(has_ended_, true)) return;
+  std::optional<CommError> failure;
+  {
+    const std::lock_guard lock(mutex_);
+    failure = failure_;
+  }
+  alarms_->tell(*failure);
+  try {
+    if (failure->failure() == CommFailure::PeerDied) wait_for_last_flights();
+  } catch (const CudaError&) {
+    // A device that failed ends no flight.
+  }
+  comm_->abort();
+  const std::lock_guard lock(mutex_);
+  flights_.clear();
+}
+
+void NcclWatch::wait_for_last_flights() {
+  const auto end = Clock::now() + kGrace;
+  const auto has_flights = [this] {
+    const std::lock_guard lock(mutex_);
+    while (!flights_.empty() && flights_.front().end->is_reached()) flights_.pop_front();
+    return !flights_.empty();
+  };
+  while (has_flights() && Clock::now() < end) std::this_thread::sleep_for(kTick / 10);
+}
+
+}  // namespace magi::comm

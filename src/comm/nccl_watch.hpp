@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "comm/alarm_line.hpp"
+#include "comm/comm_device.hpp"
+#include "comm/nccl_comm.hpp"
+
+namespace magi::comm {
+
+/// An exchange that a stream has been given.
+struct NcclFlight {
+  std::int64_t sequence = 0;
+  ExchangeKind kind = ExchangeKind::Other;
+  ExchangeTag tag;
+  std::vector<std::int32_t> peers;         ///< those that send or receive
+  std::unique_ptr<StreamMark> begin, end;  ///< null during a capture
+  std::optional<Deadline> deadline = {};   ///< known once `begin` has been seen
+};
+/// "rank 0, rank 2 in stage 1 of group_cast 5, plan 0x..."
+std::string describe(const NcclFlight& flight);
+
+/// A thread that watches one rank's communicator: exchanges that outlast their deadline, what NCCL
+/// reports beside the calls, ranks that end, ranks that abort. The first failure is the group's: it
+/// is told to the other ranks, the communicator is aborted, and every later call throws it.
+class NcclWatch {
+ public:
+  NcclWatch(std::shared_ptr<NcclComm> comm, std::shared_ptr<const CommDevice> device,
+            std::unique_ptr<AlarmLine> alarms, std::int32_t rank,
+            std::chrono::milliseconds deadline);
+  /// Stops, and aborts the communicator where the group has failed.
+  ~NcclWatch();
+
+  /// Throws the group's failure.
+  void throw_failure() const;
+  /// The first failure counts. From any thread.
+  void fail(const CommError& error) noexcept;
+  void add(NcclFlight flight);
+  /// Waits until no exchange is under way on the GPU, or the group fails.
+  void drain_sync();
+  /// Tells the other ranks that this one goes in order, and stops.
+  void leave() noexcept;
+
+ private:
+  void run();
+  void inspect();
+  /// Drops flights that have ended; the error of one that outlasted its deadline.
+  std::optional<CommError> inspect_flights();
+  void end_group();
+  void wait_for_last_flights();
+  void stop() noexcept;
+
+  std::shared_ptr<NcclComm> comm_;
+  std::shared_ptr<const CommDevice> device_;
+  std::unique_ptr<AlarmLine> alarms_;
+  const std::int32_t rank_;
+  const std::chrono::milliseconds deadline_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<CommError> failure_;
+  std::list<NcclFlight> flights_;
+  std::atomic<bool> has_failed_ = false;  ///< failure_ is there
+  std::atomic<bool> is_stopping_ = false;
+  bool has_ended_ = false;  ///< of the thread: the communicator was aborted
+  std::thread thread_;
+};
+
+}  // namespace magi::comm
