@@ -115,6 +115,8 @@ class Communicator {
   /// Wakes every rank that waits in this group with CommFailure::Aborted; the group is unusable
   /// after. May be called from any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
+  /// Throws the group's failure where this rank knows of one; local.
+  virtual void check() const {}
   /// What was sent so far.
   const CommCounters& counters() const;
   /// Collective, orderly end: waits for the others, then releases what is shared. The destructor is

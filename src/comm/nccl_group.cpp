@@ -220,7 +220,7 @@ class NcclGroup final : public Communicator {
   std::vector<Bytes> allgather_sync(std::span<const std::byte> bytes) override {
     std::vector<Bytes> all;
     guarded([&] {
-      check_open();
+      check();
       all =
           start_together(bootstrap_, num_ranks_, [&] { return Bytes(bytes.begin(), bytes.end()); });
     });
@@ -229,6 +229,13 @@ class NcclGroup final : public Communicator {
 
   void abort(const std::string& reason) noexcept override {
     watch_->fail({"rank " + std::to_string(rank_) + " aborted: " + reason, CommFailure::Aborted});
+  }
+
+  void check() const override {
+    watch_->throw_failure();
+    if (!is_closed_) return;
+    throw CommError("rank " + std::to_string(rank_) + " uses an nccl group after its close",
+                    CommFailure::Aborted);
   }
 
   void close_sync() override {
@@ -250,7 +257,7 @@ class NcclGroup final : public Communicator {
       throw invalid("exchange.device", exchange.device,
                     std::to_string(device_->ordinal()) + ", the GPU of this rank's nccl group");
     }
-    check_open();
+    check();
     NcclFlight flight{.sequence = num_exchanges_++, .kind = exchange.kind, .tag = exchange.tag};
     for (std::size_t peer = 0; peer < exchange.send_bytes.size(); ++peer) {
       if (exchange.send_bytes[peer] + exchange.receive_bytes[peer] == 0) continue;
@@ -280,13 +287,6 @@ class NcclGroup final : public Communicator {
       abort(error.what());
       throw;
     }
-  }
-
-  void check_open() const {
-    watch_->throw_failure();
-    if (!is_closed_) return;
-    throw CommError("rank " + std::to_string(rank_) + " uses an nccl group after its close",
-                    CommFailure::Aborted);
   }
 
   /// Ends a wait of the host when the group fails, or at the deadline from now.

@@ -68,6 +68,7 @@ void NcclWatch::add(NcclFlight flight) {
 }
 
 void NcclWatch::drain_sync() {
+  alarms_->wake();  // a look at the exchanges now
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return flights_.empty() || failure_.has_value(); });
 }

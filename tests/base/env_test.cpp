@@ -11,9 +11,18 @@
 namespace magi {
 namespace {
 
-constexpr const char* kNames[] = {
-    "RANK",          "WORLD_SIZE", "MASTER_PORT", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-    "MAGI_LOG_LEVEL"};
+constexpr const char* kNames[] = {"RANK",
+                                  "WORLD_SIZE",
+                                  "LOCAL_RANK",
+                                  "LOCAL_WORLD_SIZE",
+                                  "MASTER_ADDR",
+                                  "MASTER_PORT",
+                                  "TORCHELASTIC_USE_AGENT_STORE",
+                                  "OMPI_COMM_WORLD_RANK",
+                                  "OMPI_COMM_WORLD_SIZE",
+                                  "OMPI_COMM_WORLD_LOCAL_RANK",
+                                  "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                  "MAGI_LOG_LEVEL"};
 
 /// Starts and ends without any of the variables.
 class Env : public testing::Test {
@@ -52,6 +61,26 @@ TEST_F(Env, TorchrunComesBeforeMpirun) {
   EXPECT_EQ(launch_env()->rank, 0);
   EXPECT_EQ(launch_env()->num_ranks, 8);
   EXPECT_EQ(launch_env()->rendezvous, "29500");
+}
+
+TEST_F(Env, PlaceOfTheMeetingIsRead) {
+  set("RANK", "3");
+  set("WORLD_SIZE", "4");
+  EXPECT_EQ(launch_env()->master_address, "");
+  EXPECT_EQ(launch_env()->master_port, 0);
+  EXPECT_EQ(launch_env()->num_local_ranks, 0);
+  set("LOCAL_RANK", "1");
+  set("LOCAL_WORLD_SIZE", "2");
+  set("MASTER_ADDR", "node-0");
+  set("MASTER_PORT", "29500");
+  EXPECT_EQ(launch_env()->local_rank, 1);
+  EXPECT_EQ(launch_env()->num_local_ranks, 2);
+  EXPECT_EQ(launch_env()->master_address, "node-0");
+  EXPECT_EQ(launch_env()->master_port, 29500);
+  set("TORCHELASTIC_USE_AGENT_STORE", "True");
+  EXPECT_EQ(launch_env()->master_port, 29501);
+  set("MASTER_PORT", "65536");
+  EXPECT_EQ(refusal(), "MASTER_PORT is 65536; allowed: 1 to 65535");
 }
 
 TEST_F(Env, BadNumbersAreNamed) {

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "comm/mailbox_group.hpp"
+#include "comm/nccl_ranks.hpp"
 #include "comm/ring_group.hpp"
 #include "magi/comm_vtable.h"
 
@@ -107,6 +108,8 @@ std::string backend_name(Backend backend) {
       return "vtable";
     case Backend::Bytes:
       return "bytes";
+    case Backend::Nccl:
+      return "nccl";
   }
   return "";
 }
@@ -125,6 +128,10 @@ void run_ranks(Backend backend, const GroupSetup& setup, const RankBody& body) {
       return run_threads(make_threads(setup, true), body);
     case Backend::Bytes:
       return run_threads(make_mailbox_group(setup.num_ranks), body);
+    case Backend::Nccl:
+      return run_threads(make_threads(setup, false), [&](Communicator& boot) {
+        body(*make_fake_nccl_group(boot, {.deadline = setup.options.deadline}));
+      });
     case Backend::Shm:
       break;
   }

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <thread>
+
+#include "comm/ranks.hpp"
+#include "comm/row_moves.hpp"
+#include "cuda/device.hpp"
+#include "cuda/memory.hpp"
+#include "cuda/stream.hpp"
+
+// Moves of rows over NCCL itself: one process and one GPU for each rank. NOTE: processes are
+// forked, and CUDA does not outlive a fork, so that this one never calls it.
+namespace magi::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// GPUs by their device files, without a call of CUDA.
+std::int32_t num_gpus() {
+  std::int32_t count = 0;
+  while (std::filesystem::exists("/dev/nvidia" + std::to_string(count))) ++count;
+  return count;
+}
+
+using DeviceBody = std::function<void(Communicator&, const TestMemory&)>;
+
+class DeviceNccl : public ::testing::TestWithParam<std::int32_t> {
+ protected:
+  void SetUp() override {
+    if (num_gpus() < GetParam()) {
+      GTEST_SKIP() << GetParam() << " GPUs are not here: device test not run";
+    }
+  }
+
+  static void run_rank(const std::string& name, std::int32_t rank, const NcclOptions& options,
+                       const DeviceBody& body) {
+    const auto bootstrap = local_bootstrap(name, rank, GetParam(), std::chrono::seconds(30));
+    const auto group = make_nccl_group(rank, GetParam(), rank, bootstrap, options);
+    const DeviceScope scope(rank);
+    const Stream stream;
+    const TestMemory memory{.device = rank,
+                            .stream = stream.handle(),
+                            .place =
+                                [](const std::vector<std::byte>& bytes) {
+                                  const auto buffer = std::make_shared<DeviceBuffer>(
+                                      bytes_to_device_sync(bytes.data(), bytes.size()));
+                                  return std::shared_ptr<void>(buffer, buffer->data());
+                                },
+                            .fetch_sync =
+                                [&stream](const void* data, std::vector<std::byte>& bytes) {
+                                  stream.wait_sync();
+                                  const auto seen = to_host_sync<std::byte>(data, bytes.size());
+                                  std::ranges::copy(seen, bytes.begin());  // views keep pointing
+                                }};
+    body(*group, memory);
+    stream.wait_sync();
+  }
+
+  static void run(const DeviceBody& body, const NcclOptions& options = {},
+                  const std::vector<std::int32_t>& killed = {}) {
+    const std::string name = unique_name();
+    run_processes(
+        GetParam(), [&](std::int32_t rank) { run_rank(name, rank, options, body); }, killed);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, DeviceNccl, ::testing::Values(1, 2, 4),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(DeviceNccl, CastsBringEveryNeededRow) {
+  const auto test = random_case({.num_ranks = GetParam(), .with_own_rows = true}, 3);
+  run([&](Communicator& group, const TestMemory& memory) {
+    check_cast(group, test, memory);
+    group.close_sync();
+  });
+}
+
+TEST_P(DeviceNccl, FewMultiprocessorsCarryTheSame) {
+  const auto test = random_case({.num_ranks = GetParam(), .with_own_rows = true}, 5);
+  run([&](Communicator& group, const TestMemory& memory) { check_cast(group, test, memory); },
+      {.max_ctas = 4});
+}
+
+TEST_P(DeviceNccl, SumsAddInRankOrder) {
+  const auto test = random_case({.num_ranks = GetParam(), .with_own_rows = true}, 4);
+  run([&](Communicator& group, const TestMemory& memory) {
+    check_sum(group, test, memory, DType::Float32, DType::Float32);
+    check_sum(group, test, memory, DType::BFloat16, DType::Float32);
+    check_sum(group, test, memory, DType::Float64, DType::Float64);
+    group.close_sync();
+  });
+}
+
+TEST_P(DeviceNccl, MergesOrderSharedRowsAndMaximum) {
+  const auto test = random_case({.num_ranks = GetParam(), .with_own_rows = true}, 11);
+  run([&](Communicator& group, const TestMemory& memory) {
+    check_merge(group, test, memory, DType::BFloat16, DType::Float32);
+    check_order(group, memory);
+    check_shared_rows(group, memory);
+    check_maximum(group, memory, DType::Float32);
+    group.close_sync();
+  });
+}
+
+CommError failure_of(Communicator& group) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  try {
+    while (std::chrono::steady_clock::now() < end) {
+      group.check();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  } catch (const CommError& error) {
+    return error;
+  }
+  return {"the group did not fail", CommFailure::System};
+}
+
+TEST_P(DeviceNccl, KilledRankIsNamed) {
+  if (GetParam() == 1) GTEST_SKIP() << "one rank has no peers";
+  const std::int32_t dead = GetParam() - 1;
+  run(
+      [&](Communicator& group, const TestMemory& memory) {
+        const auto test = all_to_all_case(group.num_ranks(), 100);
+        check_cast(group, test, memory);
+        if (group.rank() == dead) raise(SIGKILL);
+        const auto begin = std::chrono::steady_clock::now();
+        const CommError error = failure_of(group);
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+        EXPECT_EQ(error.failure(), CommFailure::PeerDied);
+        EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(dead) + " ended"));
+      },
+      {}, {dead});
+}
+
+TEST_P(DeviceNccl, AbortEndsAllRanks) {
+  run([&](Communicator& group, const TestMemory& /*memory*/) {
+    std::optional<std::jthread> other;
+    if (group.rank() == 0) {
+      other.emplace([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        group.abort("a reason");
+      });
+    }
+    EXPECT_STREQ(failure_of(group).what(), "rank 0 aborted: a reason");
+  });
+}
+
+TEST_P(DeviceNccl, SameGpuTwiceIsRefused) {
+  if (GetParam() == 1) GTEST_SKIP() << "one rank has no peers";
+  const std::string name = unique_name();
+  run_processes(GetParam(), [&](std::int32_t rank) {
+    const auto bootstrap = local_bootstrap(name, rank, GetParam(), std::chrono::seconds(30));
+    const CommError error =
+        catch_comm_error([&] { make_nccl_group(rank, GetParam(), 0, bootstrap); });
+    EXPECT_STREQ(error.what(),
+                 "rank 0 and rank 1 have the same GPU; allowed: one rank for each GPU");
+  });
+}
+
+}  // namespace
+}  // namespace magi::testing
