@@ -255,6 +255,24 @@ MAGI_API magi_status magi_nvlink_group_create(const magi_communicator* base, int
                                               const magi_comm_options* options,
                                               magi_communicator** communicator);
 
+/* Ranks with a GPU each, on any machines, over NCCL, which is opened when a group is made. */
+typedef struct magi_nccl_options {
+  size_t struct_size;
+  int64_t deadline_ms; /* of every wait, on the host and on the GPU */
+  int32_t max_ctas;    /* multiprocessors that carry an exchange, at most; 0: as NCCL chooses */
+  const char* library; /* its path; null: the one that is loaded already, else libnccl.so.2 */
+} magi_nccl_options;
+MAGI_API void magi_nccl_options_init(magi_nccl_options* options);
+/* `bootstrap` must live as long as the communicator. Collective. */
+MAGI_API magi_status magi_nccl_group_create(const magi_bootstrap* bootstrap, int32_t device,
+                                            const magi_nccl_options* options,
+                                            magi_communicator** communicator);
+/* The same among the processes that torchrun or mpirun started, over TCP at MASTER_ADDR and
+ * MASTER_PORT; device -1: each rank's number on its machine. */
+MAGI_API magi_status magi_nccl_group_create_launched(int32_t device,
+                                                     const magi_nccl_options* options,
+                                                     magi_communicator** communicator);
+
 /* A transport of the caller's; the communicator takes over the table's context. */
 MAGI_API magi_status magi_communicator_from_vtable(const magi_comm_vtable* vtable,
                                                    magi_communicator** communicator);
@@ -276,6 +294,8 @@ typedef struct magi_comm_counters {
 } magi_comm_counters;
 MAGI_API magi_status magi_communicator_counters(const magi_communicator* communicator,
                                                 magi_comm_counters* counters);
+/* The group's failure where this rank knows of one; local. */
+MAGI_API magi_status magi_communicator_check(const magi_communicator* communicator);
 /* Wakes every rank that waits in this group with MAGI_COMM_ABORTED; the group is unusable after. */
 MAGI_API magi_status magi_communicator_abort(magi_communicator* communicator, const char* reason);
 /* Collective, orderly end. */

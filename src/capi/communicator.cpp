@@ -17,6 +17,21 @@ CommOptions read_options(const magi_comm_options* options) {
           .window_bytes = given.window_bytes};
 }
 
+NcclOptions read_nccl_options(const magi_nccl_options* options) {
+  const magi_nccl_options given = read_struct(options, "options");
+  if (given.deadline_ms < 1) throw invalid("deadline_ms", given.deadline_ms, "1 or more");
+  return {.deadline = std::chrono::milliseconds(given.deadline_ms),
+          .max_ctas = given.max_ctas,
+          .library = given.library != nullptr ? given.library : ""};
+}
+
+magi_bootstrap read_bootstrap(const magi_bootstrap* bootstrap) {
+  const magi_bootstrap given = read_struct(bootstrap, "bootstrap");
+  if (given.num_ranks < 1) throw invalid("bootstrap.num_ranks", given.num_ranks, "1 or more");
+  if (given.allgather == nullptr) throw invalid("bootstrap.allgather", "null", "a function");
+  return given;
+}
+
 /// A bootstrap of any sizes over the caller's all-gather of equal sizes: the sizes go first.
 class CallbackBootstrap {
  public:
@@ -122,13 +137,7 @@ magi_status magi_shm_group_create(const magi_bootstrap* bootstrap, const magi_co
                                   magi_communicator** communicator) {
   return guarded([&] {
     require(communicator, "communicator");
-    const magi_bootstrap given = read_struct(bootstrap, "bootstrap");
-    if (given.num_ranks < 1) {
-      throw magi::invalid("bootstrap.num_ranks", given.num_ranks, "1 or more");
-    }
-    if (given.allgather == nullptr) {
-      throw magi::invalid("bootstrap.allgather", "null", "a function");
-    }
+    const magi_bootstrap given = read_bootstrap(bootstrap);
     give(wrap(magi::make_shm_group(given.rank, given.num_ranks, CallbackBootstrap(given),
                                    read_options(options))),
          communicator);
@@ -154,6 +163,42 @@ magi_status magi_nvlink_group_create(const magi_communicator* base, int32_t devi
     require(communicator, "communicator");
     give(wrap(magi::make_nvlink_group(require(base, "base").communicator, device,
                                       read_options(options))),
+         communicator);
+  });
+}
+
+void magi_nccl_options_init(magi_nccl_options* options) {
+  const magi::NcclOptions defaults;
+  *options = {.struct_size = sizeof(magi_nccl_options),
+              .deadline_ms = defaults.deadline.count(),
+              .max_ctas = defaults.max_ctas,
+              .library = nullptr};
+}
+
+magi_status magi_nccl_group_create(const magi_bootstrap* bootstrap, int32_t device,
+                                   const magi_nccl_options* options,
+                                   magi_communicator** communicator) {
+  return guarded([&] {
+    require(communicator, "communicator");
+    const magi_bootstrap given = read_bootstrap(bootstrap);
+    give(wrap(magi::make_nccl_group(given.rank, given.num_ranks, device, CallbackBootstrap(given),
+                                    read_nccl_options(options))),
+         communicator);
+  });
+}
+
+magi_status magi_nccl_group_create_launched(int32_t device, const magi_nccl_options* options,
+                                            magi_communicator** communicator) {
+  return guarded([&] {
+    require(communicator, "communicator");
+    const magi::NcclOptions given = read_nccl_options(options);
+    const auto launch = magi::join_launch(given.deadline);
+    if (!launch) {
+      throw magi::invalid("RANK", "not set", "a process that torchrun or mpirun started");
+    }
+    const int32_t own_device = device == magi::kCpuDevice ? launch->local_rank : device;
+    give(wrap(magi::make_nccl_group(launch->rank, launch->num_ranks, own_device, launch->bootstrap,
+                                    given)),
          communicator);
   });
 }
@@ -211,6 +256,10 @@ magi_status magi_communicator_counters(const magi_communicator* communicator,
                  "counters");
     static_cast<void>(bytes.release());
   });
+}
+
+magi_status magi_communicator_check(const magi_communicator* communicator) {
+  return guarded([&] { require(communicator, "communicator").communicator->check(); });
 }
 
 magi_status magi_communicator_abort(magi_communicator* communicator, const char* reason) {

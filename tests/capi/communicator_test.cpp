@@ -187,6 +187,11 @@ std::int32_t gather_by_pipe(void* context, const void* bytes, std::size_t size, 
   return 0;
 }
 
+std::int32_t gather_alone(void* /*context*/, const void* bytes, std::size_t size, void* gathered) {
+  std::memcpy(gathered, bytes, size);
+  return 0;
+}
+
 TEST(CommunicatorAbi, ProcessesMeetThroughTheCallersBootstrap) {
   int forth[2], back[2];
   ASSERT_EQ(pipe(forth), 0);
@@ -209,6 +214,32 @@ TEST(CommunicatorAbi, ProcessesMeetThroughTheCallersBootstrap) {
     return exchange_with_peer(communicator);
   });
   for (const int end : {forth[0], forth[1], back[0], back[1]}) close(end);
+}
+
+TEST(CommunicatorAbi, NcclGroupsRefuseBadArguments) {
+  magi_nccl_options options;
+  magi_nccl_options_init(&options);
+  EXPECT_EQ(options.deadline_ms, 100'000);
+  magi_bootstrap bootstrap{
+      .struct_size = sizeof(bootstrap), .num_ranks = 1, .allgather = gather_alone};
+  magi_communicator* communicator = nullptr;
+  EXPECT_EQ(magi_nccl_group_create(&bootstrap, 4711, &options, &communicator),
+            MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(magi_last_error_message()).substr(0, 15), "device is 4711;");
+  options.max_ctas = -2;
+  EXPECT_EQ(magi_nccl_group_create(&bootstrap, 0, &options, &communicator), MAGI_INVALID_ARGUMENT);
+  EXPECT_STREQ(magi_last_error_message(), "max_ctas is -2; allowed: 0 or more");
+  options.deadline_ms = 0;
+  EXPECT_EQ(magi_nccl_group_create(&bootstrap, 0, &options, &communicator), MAGI_INVALID_ARGUMENT);
+  bootstrap.allgather = nullptr;
+  EXPECT_EQ(magi_nccl_group_create(&bootstrap, 0, &options, &communicator), MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(communicator, nullptr);
+}
+
+TEST(CommunicatorAbi, GroupsThatCanBeUsedHaveNoFailure) {
+  const auto group = thread_group(1);
+  EXPECT_EQ(magi_communicator_check(group[0].get()), MAGI_OK);
+  EXPECT_EQ(magi_communicator_check(nullptr), MAGI_INVALID_ARGUMENT);
 }
 
 TEST(CommunicatorAbi, ProcessesMeetByName) {
