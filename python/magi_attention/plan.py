@@ -245,13 +245,16 @@ class Plan:
         cp_group: dist.ProcessGroup | None = None,
         exchange_sms: int | None = None,
         backend: str | None = None,
+        transport: str | None = None,
     ) -> BoundPlan:
         """This plan on the ranks of a process group; None: on this process alone. exchange_sms:
         multiprocessors of a GPU that attention leaves to exchanges under way, of the environment
         or the library's choice where it is None. backend: one of magi_attention.backends, or the
         library's own for the tensors' device; ValueError at the first call where there is none.
+        transport: "auto", "nvlink", "nccl" or "process_group", that of the environment where it is
+        None; see docs/python.md.
         """
-        return BoundPlan(self, cp_group, exchange_sms=exchange_sms, backend=backend)
+        return BoundPlan(self, cp_group, None, exchange_sms, backend, transport)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
@@ -288,6 +291,7 @@ class BoundPlan:
         communicator: Communicator | None = None,
         exchange_sms: int | None = None,
         backend: str | None = None,
+        transport: str | None = None,
     ) -> None:
         self.rank = rank_of(cp_group)
         if size_of(cp_group) != plan.cp_size:
@@ -301,7 +305,7 @@ class BoundPlan:
             check_kind("backend", backend, str, "a str, or None")
         self.plan, self.cp_group = plan, cp_group
         let_go_at_exit(self, "cp_group")
-        self.communicator = communicator or make_communicator(cp_group)
+        self.communicator = communicator or make_communicator(cp_group, transport)
         self.total_seqlen = plan.total_seqlen
         self.reach = plan.reach
         num_valid = plan.ranges_of(self.rank).total_seqlen

@@ -3,11 +3,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
+import pytest
 import torch
 import torch.distributed as dist
 
 from magi_attention import api
+from magi_attention._native.library import check, lib
 from magi_attention.common import AttnRanges
+from magi_attention.errors import CommError
 
 
 def causal_plan(group, rows: int) -> api.Plan:
@@ -78,3 +85,87 @@ def memory_is_torchs(group, rows: int) -> None:
         torch.cuda.caching_allocator_alloc = allocate
     other = plan.bind(group, exchange_sms=0)
     assert torch.equal(other.calc_attn(*qkv)[0], bound.calc_attn(*qkv)[0])
+
+
+def is_carried_by(group, transport: str, backend: str) -> None:
+    """What the group's communicator is, asked for by argument; plans share that of NCCL."""
+    plan = causal_plan(group, 256)
+    one, two = (plan.bind(group, transport=transport) for _ in range(2))
+    assert one.communicator.backend == two.communicator.backend == backend
+    assert (one.communicator is two.communicator) == (backend == "nccl")
+
+
+def captured_attention_is_replayed(group, rows: int) -> None:
+    """A captured forward moves and attends to what its inputs hold when it is replayed."""
+    plan = causal_plan(group, rows)
+    bound = plan.bind(group, transport="nccl")
+    with torch.no_grad():
+        q, k, v = leaves(bound)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            bound.calc_attn(q, k, v)  # connections and tables are there from now on
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        dist.barrier(group)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            out, _ = bound.calc_attn(q, k, v)
+        for _ in range(3):
+            for tensor in (q, k, v):
+                tensor.normal_()
+            wanted, _ = bound.calc_attn(q, k, v)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(out, wanted)
+        del graph
+
+
+def aborted_group_is_made_anew(group, rows: int) -> None:
+    """After an abort every rank gets an error, and a plan that is bound anew runs."""
+    plan, rank = causal_plan(group, rows), dist.get_rank(group)
+    bound = plan.bind(group, transport="nccl")
+    bound.calc_attn(*leaves(bound))
+    torch.cuda.synchronize()
+    dist.barrier(group)
+    if rank == 0:
+        check(lib.magi_communicator_abort(bound.communicator.address, b"a reason"))
+    deadline = time.monotonic() + 10
+    message = ""
+    while not message and time.monotonic() < deadline:
+        try:
+            bound.communicator.check()
+            time.sleep(0.01)
+        except CommError as error:
+            message = str(error)
+    assert message == "rank 0 aborted: a reason"
+    with pytest.raises(CommError, match="rank 0 aborted: a reason"):
+        bound.calc_attn(*leaves(bound))
+    dist.barrier(group)
+    again = plan.bind(group, transport="nccl")
+    assert again.communicator is not bound.communicator
+    again.calc_attn(*leaves(again))
+    torch.cuda.synchronize()
+
+
+def killed_rank_is_named(group, rows: int) -> None:
+    """The last rank dies; every other one is told within 2 s and says who it was."""
+    plan, rank, size = causal_plan(group, rows), dist.get_rank(group), dist.get_world_size(group)
+    bound = plan.bind(group, transport="nccl")
+    bound.calc_attn(*leaves(bound))
+    torch.cuda.synchronize()
+    dist.barrier(group)
+    if rank == size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        bound.calc_attn(*leaves(bound))  # waits on the GPU for rows that never come
+        torch.cuda.synchronize()
+        while time.monotonic() < begin + 10:
+            bound.communicator.check()
+            time.sleep(0.01)
+    except CommError as error:
+        assert f"rank {size - 1} ended" in str(error), error
+        assert time.monotonic() - begin < 2.5
+        return
+    raise AssertionError("no error within 10 s")

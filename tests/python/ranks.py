@@ -71,7 +71,11 @@ class Ranks:
             if not pipe.poll(max(0.0, deadline - time.monotonic())):
                 errors.append(f"rank {rank} gave no answer within {CASE_SECONDS} s")
                 continue
-            error, result = pipe.recv()
+            try:
+                error, result = pipe.recv()
+            except EOFError:
+                errors.append(f"rank {rank} ended")
+                continue
             results.append(result)
             if error is not None:
                 errors.append(f"rank {rank}:\n{error}")

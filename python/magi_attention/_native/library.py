@@ -47,7 +47,9 @@ _PROTOTYPES = {
     "magi_thread_group_create": "ipp",
     "magi_communicator_from_vtable": "pp",
     "magi_nvlink_group_create": "pipp",
+    "magi_nccl_group_create": "pipp",
     "magi_communicator_abort": "ps",
+    "magi_communicator_check": "p",
     "magi_communicator_counters": "pp",
     "magi_exchange_start": "ppp",
     "magi_exchange_wait_sync": "p",
@@ -77,6 +79,7 @@ _VOID_PROTOTYPES = {
     "magi_plan_config_init": "p",
     "magi_plan_destroy": "p",
     "magi_comm_options_init": "p",
+    "magi_nccl_options_init": "p",
     "magi_communicator_destroy": "p",
     "magi_exchange_destroy": "p",
     "magi_attention_options_init": "p",
@@ -111,6 +114,8 @@ def _load() -> ctypes.CDLL:
             function.restype = result
     for name in ("magi_last_error_message", "magi_version", "magi_gpu_architectures"):
         getattr(library, name).restype = ctypes.c_char_p
+    library.magi_communicator_backend.argtypes = [ctypes.c_void_p]
+    library.magi_communicator_backend.restype = ctypes.c_char_p
     library.magi_buffer_data.argtypes = [ctypes.c_void_p]
     library.magi_buffer_data.restype = ctypes.c_void_p
     library.magi_buffer_size_bytes.argtypes = [ctypes.c_void_p]

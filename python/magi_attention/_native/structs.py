@@ -137,6 +137,25 @@ class CommOptions(Sized):
     ]
 
 
+class Bootstrap(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("rank", c_int32),
+        ("num_ranks", c_int32),
+        ("allgather", c_void_p),
+        ("context", c_void_p),
+    ]
+
+
+class NcclOptions(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("deadline_ms", c_int64),
+        ("max_ctas", c_int32),
+        ("library", ctypes.c_char_p),
+    ]
+
+
 class CommCounters(Sized):
     _fields_ = [
         ("struct_size", c_size_t),

@@ -109,7 +109,8 @@ class Communicator(Handle):
     destroy = "magi_communicator_destroy"
     __slots__ = ("_supplied",)
 
-    def __init__(self, address: int, supplied: _Supplied | None = None) -> None:
+    def __init__(self, address: int, supplied: object = None) -> None:
+        """supplied: what the library calls as long as the communicator lives."""
         super().__init__(address)
         self._supplied = supplied  # outlives the address: __del__ runs first
 
@@ -134,6 +135,15 @@ class Communicator(Handle):
         lib.magi_comm_options_init(options.address)
         address = made(lib.magi_nvlink_group_create, self.address, device, options.address)
         return Communicator(address, self._supplied)
+
+    @property
+    def backend(self) -> str:
+        """What carries its bytes: "threads", "process_group", "nvlink", "nccl"."""
+        return lib.magi_communicator_backend(self.address).decode()
+
+    def check(self) -> None:
+        """CommError where this rank knows that the group has failed."""
+        check(lib.magi_communicator_check(self.address))
 
     def exchange(
         self,

@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
 from magi_attention._at_exit import clear_at_exit
+from magi_attention._native.nccl import nccl_communicator
 from magi_attention._native.vtable import Communicator
 from magi_attention.comm.process_group import ProcessGroupTransport, rank_in
+from magi_attention.comm.store import store_allgather
 from magi_attention.common._lru import LruCache
 from magi_attention.env.build import has_gpu_kernels
-from magi_attention.env.comm import transport
+from magi_attention.env.comm import TRANSPORTS
+from magi_attention.env.comm import transport as transport_of_environment
 from magi_attention.errors import CommError
 
 
@@ -41,38 +47,78 @@ def rank_tuple(cp_group: dist.ProcessGroup | None) -> tuple[int, ...]:
 # Groups whose communicator is kept for collectives outside of plans.
 _GROUPS_KEPT = 16
 _communicators = LruCache(_GROUPS_KEPT)
-# Windows of GPU memory are shared by all plans of a group.
-_nvlinks = LruCache(_GROUPS_KEPT)
+# Windows of GPU memory and communicators of NCCL are shared by all plans of a group.
+_shared = LruCache(_GROUPS_KEPT)
 clear_at_exit(_communicators.clear)
-clear_at_exit(_nvlinks.clear)
+clear_at_exit(_shared.clear)
+_START_TIMEOUT = datetime.timedelta(seconds=100)
 
 
 def communicator_of(group: dist.ProcessGroup) -> Communicator:
     """The communicator of group_cast and group_reduce, kept for the next call."""
+    if transport_of_environment() == "nccl":
+        return _over_nccl(group)
     found = _communicators.get(group)
     if found is None:
         found = _communicators[group] = Communicator.over(ProcessGroupTransport(group))
     return found
 
 
-def make_communicator(cp_group: dist.ProcessGroup | None) -> Communicator:
+def make_communicator(
+    cp_group: dist.ProcessGroup | None, transport: str | None = None
+) -> Communicator:
     """A communicator over the group, or over this process alone for None and groups of one. Between
-    the GPUs of one host rows go over nvlink, see MAGI_ATTENTION_TRANSPORT.
+    the GPUs of one host rows go over nvlink, see MAGI_ATTENTION_TRANSPORT, which `transport` goes
+    before. ValueError for another one.
     """
+    if transport is not None and transport not in TRANSPORTS:
+        allowed = ", ".join(TRANSPORTS)
+        raise ValueError(f"transport is {transport!r}; allowed: {allowed}, or None")
+    choice = transport_of_environment() if transport is None else transport
     if cp_group is None or dist.get_world_size(cp_group) == 1:
         return Communicator.alone()
+    if choice == "nccl":
+        return _over_nccl(cp_group)
     supplied = ProcessGroupTransport(cp_group)
-    choice = transport()
     wants_nvlink = choice == "nvlink" or (choice == "auto" and supplied.moves_device_memory)
     if not (wants_nvlink and torch.cuda.is_available() and has_gpu_kernels()):
         return Communicator.over(supplied)
-    device = torch.cuda.current_device()
-    found = _nvlinks.get((cp_group, device))
-    if found is None:
-        found = _nvlinks[cp_group, device] = _over_nvlink(
-            Communicator.over(supplied), device, choice
-        )
+    return _shared_one(
+        "nvlink",
+        cp_group,
+        lambda device: _over_nvlink(Communicator.over(supplied), device, choice),
+    )
+
+
+def _shared_one(
+    transport: str, group: dist.ProcessGroup, make: Callable[[int], Communicator]
+) -> Communicator:
+    """The group's communicator on torch's current GPU; a new one where it has failed."""
+    device = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    key = (transport, group, device)
+    found = _shared.get(key)
+    if found is None or _has_failed(found):
+        found = _shared[key] = make(device)
     return found
+
+
+def _has_failed(communicator: Communicator) -> bool:
+    try:
+        communicator.check()
+    except CommError:
+        return True
+    return False
+
+
+def _over_nccl(group: dist.ProcessGroup) -> Communicator:
+    """NCCL as the library calls it; of the group only its store is used."""
+    rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
+
+    def make(device: int) -> Communicator:
+        allgather = store_allgather(group, _START_TIMEOUT)
+        return nccl_communicator(rank, num_ranks, device, allgather)
+
+    return _shared_one("nccl", group, make)
 
 
 def _over_nvlink(base: Communicator, device: int, choice: str) -> Communicator:

@@ -92,10 +92,15 @@ def is_ffa_fwd_inplace_correct() -> bool:
     return read_retired_flag(PREFIX + "FFA_FORWARD_INPLACE_CORRECT")
 
 
+# What carries rows between GPUs.
+TRANSPORTS = ("auto", "nvlink", "nccl", "process_group")
+
+
 def transport() -> str:
     """MAGI_ATTENTION_TRANSPORT: what carries rows between GPUs. "process_group": the collectives of
     the caller's group. "nvlink": each GPU of one host writes straight into the others' memory; an
-    error where that is not possible. "auto", the default: nvlink where it is possible and the group
-    has nccl. Read when a group is first used; the same on all ranks.
+    error where that is not possible. "nccl": NCCL, called by the library, on any number of hosts,
+    for tensors on GPUs alone. "auto", the default: nvlink where it is possible and the group has
+    nccl, else the group. Read when a group is first used; the same on all ranks.
     """
-    return read_text(PREFIX + "TRANSPORT", "auto", ("auto", "nvlink", "process_group"))
+    return read_text(PREFIX + "TRANSPORT", "auto", TRANSPORTS)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transport that calls NCCL itself, on GPUs: one process and one GPU for each rank."""
+
+import contextlib
+import os
+
+import pytest
+import torch
+
+import group_cases
+import nccl_cases as cases
+import pipeline_cases
+from magi_attention.env.build import has_gpu_kernels
+from pipeline_cases import Case
+from ranks import Ranks
+
+VARIABLE = "MAGI_ATTENTION_TRANSPORT"
+
+
+@contextlib.contextmanager
+def started_ranks(size: int, backend: str):
+    """Ranks whose processes are told the transport by the environment."""
+    if torch.cuda.device_count() < size or not has_gpu_kernels():
+        pytest.skip(f"not run: it needs {size} GPUs and a build with kernels for them")
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "nccl"
+    started = Ranks(size, backend)
+    try:
+        yield started
+    finally:
+        started.stop()
+        os.environ.pop(VARIABLE)
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+@pytest.fixture(scope="module", params=[(2, "nccl"), (2, "cpu:gloo,cuda:nccl"), (4, "nccl")])
+def some_ranks(request):
+    with started_ranks(*request.param) as started:
+        yield started, request.param[0]
+
+
+@pytest.mark.parametrize("degree", [0, 1, 4, None])
+def test_attention(some_ranks, degree):
+    ranks, size = some_ranks
+    case = Case(mask="four_types", rows=300, head_dim=64, degree=degree, dtype="bfloat16")
+    ranks.run(size, pipeline_cases.pipeline, case)
+
+
+def test_one_kv_head_in_waves_by_rows(some_ranks):
+    ranks, size = some_ranks
+    case = Case(mask="full", rows=300, heads=(4, 1), head_dim=128, degree=4, dtype="float16")
+    ranks.run(size, pipeline_cases.pipeline, case)
+
+
+def test_bytes_are_the_plans(some_ranks):
+    ranks, size = some_ranks
+    ranks.run(size, cases.bytes_are_the_plans, 512)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "case", [group_cases.casts, group_cases.reduces, group_cases.reduces_softmax_results]
+)
+def test_group_collectives(some_ranks, case, seed):
+    ranks, size = some_ranks
+    ranks.run(size, case, seed)
+
+
+def test_choice_by_argument(some_ranks):
+    ranks, size = some_ranks
+    ranks.run(size, cases.is_carried_by, "nccl", "nccl")
+    ranks.run(size, cases.is_carried_by, "process_group", "process_group")
+
+
+def test_captured_attention_is_replayed(some_ranks):
+    ranks, size = some_ranks
+    ranks.run(size, cases.captured_attention_is_replayed, 512)
+
+
+def test_aborted_group_is_made_anew(some_ranks):
+    ranks, size = some_ranks
+    ranks.run(size, cases.aborted_group_is_made_anew, 512)
+
+
+def test_killed_rank_is_named():
+    with started_ranks(2, "cpu:gloo,cuda:nccl") as ranks:
+        with pytest.raises(AssertionError) as caught:
+            ranks.run(2, cases.killed_rank_is_named, 512)
+        assert str(caught.value) == "rank 1 ended"

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which transport carries the rows of a group, and how ranks meet at its store. No GPU."""
+
+import datetime
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import nccl_cases
+from magi_attention.comm.group import make_communicator
+from magi_attention.comm.store import StoreAllgather
+from magi_attention.env import comm as env
+from magi_attention.errors import CommError
+
+VARIABLE = "MAGI_ATTENTION_TRANSPORT"
+
+
+def test_variable_is_read_and_checked(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert env.transport() == "auto"
+    monkeypatch.setenv(VARIABLE, "NCCL")
+    assert env.transport() == "nccl"
+    monkeypatch.setenv(VARIABLE, "carrier pigeon")
+    with pytest.raises(ValueError, match="is 'carrier pigeon'; allowed: auto, nvlink, nccl, p"):
+        env.transport()
+
+
+def test_other_argument_is_refused():
+    with pytest.raises(ValueError, match="transport is 'gloo'; allowed: auto, nvlink, nccl, p"):
+        make_communicator(None, "gloo")
+
+
+def test_one_rank_needs_none():
+    assert make_communicator(None, "nccl").backend == "threads"
+
+
+@pytest.mark.parametrize("transport", ["process_group", "auto"])
+def test_gloo_groups_carry_their_rows_themselves(ranks, transport):
+    ranks.run(2, nccl_cases.is_carried_by, transport, "process_group")
+
+
+def nccl_is_refused(group) -> None:
+    with pytest.raises(ValueError, match="device is 0; allowed: "):
+        make_communicator(group, "nccl")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="not run: it needs a machine without GPUs")
+def test_nccl_without_gpus_is_refused_on_every_rank(ranks):
+    ranks.run(2, nccl_is_refused)
+
+
+def on_threads(size: int, body) -> list:
+    """body(rank) on a thread per rank; results or errors in rank order."""
+    results = [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = body(rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_ranks_meet_at_the_store():
+    store, timeout = dist.HashStore(), datetime.timedelta(seconds=20)
+
+    def body(rank: int) -> list:
+        groups = [StoreAllgather(store, rank, 3, timeout) for _ in range(2)]
+        return [groups[call % 2](bytes([rank, call]) * call) for call in range(8)]
+
+    for result in on_threads(3, body):
+        assert result == [[bytes([rank, call]) * call for rank in range(3)] for call in range(8)]
+    # the counts of the groups, and what was said in the last two calls of each
+    assert store.num_keys() <= 3 + 3 * 2 * 2
+
+
+def test_rank_that_does_not_come_is_named():
+    store, timeout = dist.HashStore(), datetime.timedelta(milliseconds=300)
+    found = on_threads(2, lambda rank: StoreAllgather(store, rank, 3, timeout)(b"x"))
+    for rank, error in enumerate(found):
+        assert isinstance(error, CommError)
+        assert error.failure == "timeout"
+        assert f"rank {rank} waited for rank 2 at the group's store" in str(error)
