@@ -263,7 +263,7 @@ typedef struct magi_nccl_options {
   const char* library; /* its path; null: the one that is loaded already, else libnccl.so.2 */
 } magi_nccl_options;
 MAGI_API void magi_nccl_options_init(magi_nccl_options* options);
-/* `bootstrap` must live as long as the communicator. Collective. */
+/* The bootstrap's function and context must live as long as the communicator. Collective. */
 MAGI_API magi_status magi_nccl_group_create(const magi_bootstrap* bootstrap, int32_t device,
                                             const magi_nccl_options* options,
                                             magi_communicator** communicator);
