@@ -26,6 +26,10 @@ class NvlinkGroup final : public Communicator {
     base_->abort(reason);
   }
   void close_sync() override { base_->close_sync(); }
+  void check() override {
+    link_->check();
+    base_->check();
+  }
 
   std::unique_ptr<RowExchanger> make_exchanger(std::int32_t device,
                                                const DeviceAllocator& allocator,
