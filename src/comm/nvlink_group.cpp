@@ -26,7 +26,7 @@ class NvlinkGroup final : public Communicator {
     base_->abort(reason);
   }
   void close_sync() override { base_->close_sync(); }
-  void check() override {
+  void check() const override {
     link_->check();
     base_->check();
   }
