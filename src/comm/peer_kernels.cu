@@ -16,6 +16,7 @@ static_assert(kMaxPeers <= 32, "a lane for each peer");
 constexpr int kWarps = 16;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kLoadsAhead = 4;
+constexpr int kLinesPerPiece = 2 * kLoadsAhead;
 constexpr int kUnitsPerPiece = 32 * 2 * kLoadsAhead;  ///< of a task that one warp copies at a time
 
 /// What a wait is for, for the mailbox.
@@ -107,6 +108,7 @@ __global__ __launch_bounds__(32) void begin_pass_kernel(const __grid_constant__ 
 struct SectionUnits {
   int begin[kMaxTensors];  ///< first unit of a tensor's row
   int end[kMaxTensors];    ///< counted over the tensors so far
+  int line_shift;          ///< log2(lines of a row of each tensor), where rows are lines
 };
 
 struct Section {
@@ -230,11 +232,54 @@ __device__ __forceinline__ void tell_arrival(const PeerView& view, const RowPush
   }
 }
 
+/// One warp copies a piece of a section of a task's rows where every row is lines of 32 units, as
+/// many of each tensor: kLinesPerPiece lines, of which neighbours are parts of one row.
+template <typename Unit>
+__device__ __forceinline__ void push_lines(const RowPush& push, const PushTask& task,
+                                           const SectionUnits& units, int piece) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int tensor_shift = push.num_tensors - 1;  // one tensor or two
+  const int count = (task.num_rows << tensor_shift) << units.line_shift;
+  const int end = min(count, (piece + 1) * kLinesPerPiece);
+  for (int first = piece * kLinesPerPiece; first < end; first += kLoadsAhead) {
+    Unit held[kLoadsAhead];
+    Unit* targets[kLoadsAhead];
+#pragma unroll
+    for (int k = 0; k < kLoadsAhead; ++k) {
+      const int line = min(first + k, end - 1);  // the last one twice rather than a branch
+      const int tensor = (line >> units.line_shift) & tensor_shift;
+      const int row = (line >> units.line_shift) >> tensor_shift;
+      const int unit = units.begin[tensor] + 32 * (line & ((1 << units.line_shift) - 1)) + lane;
+      held[k] =
+          reinterpret_cast<const Unit*>(row_of(push.from[tensor], task.local_row + row))[unit];
+      const auto offset =
+          reinterpret_cast<std::int64_t>(row_of(push.to[tensor], task.remote_row + row));
+      targets[k] = reinterpret_cast<Unit*>(push.region[task.peer] + offset) + unit;
+    }
+#pragma unroll
+    for (int k = 0; k < kLoadsAhead; ++k) *targets[k] = held[k];
+  }
+}
+
+/// Whether rows are such lines. By one thread.
+__device__ __forceinline__ bool find_lines(const RowPush& push, SectionUnits& units) {
+  const int width = units.end[0];
+  units.line_shift = 31 - __clz(max(width / 32, 1));
+  bool is_plain = push.num_tensors <= 2 && width == 32 << units.line_shift;
+  for (int t = 0; t < push.num_tensors; ++t) {
+    is_plain = is_plain && units.end[t] == width * (t + 1) &&
+               push.from[t].head_units == push.from[t].row_units &&
+               push.to[t].head_units == push.to[t].row_units;
+  }
+  return is_plain;
+}
+
 template <typename Unit>
 __global__ __launch_bounds__(kThreads, 2) void push_kernel(const __grid_constant__ PeerView view,
-                                                        const __grid_constant__ RowPush push) {
+                                                           const __grid_constant__ RowPush push) {
   __shared__ SectionUnits units;
   __shared__ int per_row;
+  __shared__ bool are_lines;
   if (push.is_beside) ptx::launch_dependents();
   const PushRole role(push);
   const PushTask* tasks = push.tasks + (role.is_own ? push.num_remote : 0);
@@ -242,11 +287,18 @@ __global__ __launch_bounds__(kThreads, 2) void push_kernel(const __grid_constant
   const int num_sections = role.is_own ? 1 : push.num_sections;
   const int warp = role.block + role.num_blocks * static_cast<int>(threadIdx.x / 32);
   for (int section = 0; section < num_sections; ++section) {
-    if (threadIdx.x == 0) per_row = find_section(push, {section, num_sections}, units);
+    if (threadIdx.x == 0) {
+      per_row = find_section(push, {section, num_sections}, units);
+      are_lines = find_lines(push, units);
+    }
     __syncthreads();
     const int pieces = (kRowsPerPush * per_row + kUnitsPerPiece - 1) / kUnitsPerPiece;
     for (int i = warp; i < num_tasks * pieces; i += role.num_blocks * kWarps) {
-      push_piece<Unit>(push, tasks[i / pieces], units, per_row, i % pieces);
+      if (are_lines) {
+        push_lines<Unit>(push, tasks[i / pieces], units, i % pieces);
+      } else {
+        push_piece<Unit>(push, tasks[i / pieces], units, per_row, i % pieces);
+      }
     }
     tell_arrival(view, push, role, section);
   }

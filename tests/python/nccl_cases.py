@@ -22,6 +22,7 @@ def causal_plan(group, rows: int) -> api.Plan:
     return api.Plan.from_ranges(
         ranges, ranges, "causal", rows, cp_size=dist.get_world_size(group), num_heads_q=4,
         num_heads_kv=2, head_dim=64,
+        config=api.DistAttnConfig(overlap_config=api.OverlapConfig(degree=1)),
     )  # fmt: skip
 
 
