@@ -171,9 +171,9 @@ Bootstrap local_bootstrap(const std::string& name, std::int32_t rank, std::int32
                           std::chrono::milliseconds deadline);
 
 /// The ranks of `base`, each with a GPU of one host, which write rows straight into each other's
-/// memory; host memory moves through `base`, which also starts the group. Ranks are processes with a
-/// GPU each, or threads of one process, which may share GPUs. Collective. Throws CommError, on all
-/// ranks alike, naming a rank that cannot take part: another host, a GPU given twice, no peer
+/// memory; host memory moves through `base`, which also starts the group. Ranks are processes with
+/// a GPU each, or threads of one process, which may share GPUs. Collective. Throws CommError, on
+/// all ranks alike, naming a rank that cannot take part: another host, a GPU given twice, no peer
 /// access.
 std::unique_ptr<Communicator> make_nvlink_group(std::shared_ptr<Communicator> base,
                                                 std::int32_t device,

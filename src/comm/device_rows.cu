@@ -155,7 +155,8 @@ __device__ __forceinline__ Real merge_values(const RowSum& sum, const SumTask& t
     held[k] = convert<Real>(*unit_of<Target>(sum.to[0], row, head * dim + d));
   });
   for (int p = task.first_part; p < task.first_part + task.num_parts; ++p) {
-    const auto weights = merge_lse(lse, load_wire<Real>(row_of(sum.wire[1], sum.parts[p] + i), head));
+    const auto weights =
+        merge_lse(lse, load_wire<Real>(row_of(sum.wire[1], sum.parts[p] + i), head));
     const std::byte* wire = row_of(sum.wire[0], sum.parts[p] + i);
     for_ahead(first, dim, [&](int k, int d) {
       const Real value = convert<Real>(load_wire<Wire>(wire, head * dim + d));

@@ -353,6 +353,7 @@ class PeerExchanger final : public RowExchanger {
     return state_->link->area(state_->link->rank()) + state_->link->place(most_bytes);
   }
 
+  bool is_capturable() const override { return true; }
   bool tells_arrivals() const override { return true; }
   ArrivalShape arrival_shape(const RowTable& table, std::int32_t num_heads) const override {
     const bool is_long = peer_tables(*state_->link, table, {})->places.most_remote >= kLongRows;

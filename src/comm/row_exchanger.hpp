@@ -125,8 +125,8 @@ class RowExchanger {
   /// A pass: the moves of one call, between which memory from `place` lives. Arguments are equal on
   /// all ranks; most_bytes: what the pass takes from `place` and for its moves' rows, at most.
   /// Collective. Only transports that write rows to their final place need passes.
-  virtual void begin_pass(std::int64_t /*most_bytes*/, std::uint64_t /*digest*/,
-                          void* /*stream*/) {}
+  virtual void begin_pass(std::int64_t /*most_bytes*/, std::uint64_t /*digest*/, void* /*stream*/) {
+  }
   virtual void end_pass(void* /*stream*/) noexcept {}
   /// Memory where peers may write rows of a cast, at the same place on all ranks; null: any memory
   /// serves. Its size is that of the rank that needs most.
@@ -156,6 +156,8 @@ class RowExchanger {
   /// far; nothing waits for the device but the first call with a table, which copies it there.
   virtual std::unique_ptr<PendingRows> start(const RowTable& table, const RowMove& move,
                                              void* stream) = 0;
+  /// Whether moves may be captured in a graph, which all ranks then replay equally often.
+  virtual bool is_capturable() const { return false; }
   /// The most bytes that moves under way took at a time.
   virtual std::int64_t largest_bytes() const = 0;
 };

@@ -28,9 +28,11 @@ struct AttentionState {
     return *memory;
   }
 
-  void check_stream(std::int32_t device, void* stream) const {
-    if (device == kCpuDevice || communicator.num_ranks() == 1) return;
-    check_not_captured(stream, "attention over ranks");
+  void check_stream(StepMemory& memory, std::int32_t device, void* stream) const {
+    if (device == kCpuDevice || communicator.num_ranks() == 1 || memory.rows().is_capturable()) {
+      return;
+    }
+    check_not_captured(stream, "attention over ranks, but for those of nvlink");
   }
 
   void maximise_over_ranks(StepMemory& memory, const TensorView& values, void* stream) const {
@@ -85,7 +87,7 @@ void DistributedAttention::forward(const AttentionInputs& inputs, const Attentio
   AttentionState& state = *state_;
   StepMemory& memory = state.at(inputs.q.device);
   check_forward(state.steps, memory.limits(), inputs, result);
-  state.check_stream(inputs.q.device, stream);
+  state.check_stream(memory, inputs.q.device, stream);
   StepCall call(state.steps, Pass::Forward, memory, stream);
   abort_group_on_error(state.communicator, [&] {
     const auto& prepared = memory.attends().forward(inputs.q.dtype);
@@ -101,7 +103,7 @@ void DistributedAttention::backward(const AttentionInputs& inputs, const Attenti
   AttentionState& state = *state_;
   StepMemory& memory = state.at(inputs.q.device);
   check_backward(state.steps, memory.limits(), inputs, result, output_gradients, input_gradients);
-  state.check_stream(inputs.q.device, stream);
+  state.check_stream(memory, inputs.q.device, stream);
   StepCall call(state.steps, Pass::Backward, memory, stream);
   abort_group_on_error(state.communicator, [&] {
     const auto& prepared = memory.attends().backward({.type = inputs.q.dtype,

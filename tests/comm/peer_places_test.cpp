@@ -46,56 +46,78 @@ std::vector<std::pair<std::int32_t, std::int32_t>> wire_of(const std::vector<Pee
   return rows;
 }
 
+/// Rows of the records that name `peer`, in their order.
+std::vector<std::int32_t> rows_with(const std::vector<PeerRows>& records, std::int32_t peer) {
+  std::vector<std::int32_t> rows;
+  for (const PeerRows& record : records) {
+    for (std::int32_t i = 0; record.peer == peer && i < record.num_rows; ++i) {
+      rows.push_back(record.row + i);
+    }
+  }
+  return rows;
+}
+
+/// The rows of `rank` on the wire of a peer, and which of `rows` each is, in order.
+std::map<std::int32_t, std::int32_t> on_wire(
+    const std::vector<std::pair<std::int32_t, std::int32_t>>& wire, std::int32_t rank,
+    const std::vector<std::int32_t>& rows) {
+  std::map<std::int32_t, std::int32_t> found;
+  std::size_t next = 0;
+  for (std::size_t row = 0; row < wire.size(); ++row) {
+    if (wire[row].first == rank) found.emplace(static_cast<std::int32_t>(row), rows.at(next++));
+  }
+  EXPECT_EQ(next, rows.size());
+  return found;
+}
+
+void expect_places(const ExchangeCase& test, std::int32_t rank, std::int32_t peer) {
+  const RowExchange& own = test.ranks[static_cast<std::size_t>(rank)];
+  const RowExchange& theirs = test.ranks[static_cast<std::size_t>(peer)];
+  const auto places = peer_places(test.ranks, rank);
+  const auto owned = rows_with(own.owned, peer);
+  const auto wanted = rows_with(theirs.needed, rank);
+  ASSERT_EQ(wanted.size(), owned.size());
+  std::map<std::int32_t, std::int32_t> final_rows;
+  for (std::size_t i = 0; i < wanted.size(); ++i) final_rows.emplace(wanted[i], owned[i]);
+  EXPECT_EQ(sent_rows(places.to_rows, peer), final_rows);
+  if (peer == rank) {
+    EXPECT_TRUE(sent_rows(places.to_wire, peer).empty());
+    EXPECT_TRUE(sent_rows(places.to_owners, peer).empty());
+    return;
+  }
+  EXPECT_EQ(sent_rows(places.to_wire, peer), on_wire(wire_of(theirs.needed, peer), rank, owned));
+  EXPECT_EQ(sent_rows(places.to_owners, peer),
+            on_wire(wire_of(theirs.owned, peer), rank, rows_with(own.needed, peer)));
+}
+
 TEST(PeerPlaces, AgreeWithTheReceiversOwnTables) {
   for (std::uint64_t seed = 0; seed < 30; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const ExchangeCase test = random_case({.num_ranks = 4, .with_own_rows = true}, seed);
     for (std::int32_t rank = 0; rank < 4; ++rank) {
-      const auto places = peer_places(test.ranks, rank);
-      for (std::int32_t peer = 0; peer < 4; ++peer) {
-        const RowExchange& theirs = test.ranks[static_cast<std::size_t>(peer)];
-        // Final rows: what the peer needs of this rank, in the order of its records.
-        std::vector<std::int32_t> wanted, owned;
-        for (const PeerRows& r : theirs.needed) {
-          for (std::int32_t i = 0; r.peer == rank && i < r.num_rows; ++i)
-            wanted.push_back(r.row + i);
-        }
-        for (const PeerRows& r : test.ranks[static_cast<std::size_t>(rank)].owned) {
-          for (std::int32_t i = 0; r.peer == peer && i < r.num_rows; ++i)
-            owned.push_back(r.row + i);
-        }
-        std::map<std::int32_t, std::int32_t> expected;
-        ASSERT_EQ(wanted.size(), owned.size());
-        for (std::size_t i = 0; i < wanted.size(); ++i) expected.emplace(wanted[i], owned[i]);
-        EXPECT_EQ(sent_rows(places.to_rows, peer), expected);
-        if (peer == rank) {
-          EXPECT_TRUE(sent_rows(places.to_wire, peer).empty());
-          EXPECT_TRUE(sent_rows(places.to_owners, peer).empty());
-          continue;
-        }
-        // The peer's wire of a cast, and of a reduce.
-        const auto cast = sent_rows(places.to_wire, peer);
-        std::size_t next = 0;
-        const auto wire = wire_of(theirs.needed, peer);
-        for (std::size_t row = 0; row < wire.size(); ++row) {
-          if (wire[row].first != rank) continue;
-          EXPECT_EQ(cast.at(static_cast<std::int32_t>(row)), owned[next++]);
-        }
-        EXPECT_EQ(cast.size(), next);
-        std::vector<std::int32_t> partials;
-        for (const PeerRows& r : test.ranks[static_cast<std::size_t>(rank)].needed) {
-          for (std::int32_t i = 0; r.peer == peer && i < r.num_rows; ++i)
-            partials.push_back(r.row + i);
-        }
-        const auto reduce = sent_rows(places.to_owners, peer);
-        const auto slots = wire_of(theirs.owned, peer);
-        next = 0;
-        for (std::size_t row = 0; row < slots.size(); ++row) {
-          if (slots[row].first != rank) continue;
-          EXPECT_EQ(reduce.at(static_cast<std::int32_t>(row)), partials[next++]);
-        }
-        EXPECT_EQ(reduce.size(), next);
-      }
+      for (std::int32_t peer = 0; peer < 4; ++peer) expect_places(test, rank, peer);
+    }
+  }
+}
+
+TEST(PeerPlaces, NeededRunsNameWhereTheirPartialsGo) {
+  const ExchangeCase test = random_case({.num_ranks = 4, .with_own_rows = true}, 5);
+  const auto places = peer_places(test.ranks, 2);
+  std::map<std::int32_t, std::int32_t> wire_rows;  // by local row
+  for (const PushTask& task : places.to_owners) {
+    for (std::int32_t i = 0; i < task.num_rows; ++i) {
+      wire_rows.emplace(task.local_row + i, task.remote_row + i);
+    }
+  }
+  std::int32_t row = 0;
+  for (const PushTask& run : places.needed_runs) {
+    EXPECT_GE(run.local_row, row);
+    row = run.local_row + run.num_rows;
+    for (std::int32_t i = 0; i < run.num_rows; ++i) {
+      const auto found = wire_rows.find(run.local_row + i);
+      EXPECT_EQ(found == wire_rows.end(), run.peer == 2);
+      if (found == wire_rows.end()) continue;
+      EXPECT_EQ(found->second, run.remote_row + i);
     }
   }
 }

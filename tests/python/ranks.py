@@ -46,6 +46,10 @@ class Ranks:
         self._world_size, self._backend = world_size, backend
         self._workers = []
 
+    @property
+    def has_gpus(self) -> bool:
+        return "nccl" in self._backend
+
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         handle, store = tempfile.mkstemp()

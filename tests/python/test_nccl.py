@@ -51,3 +51,10 @@ def test_packed(two_ranks):
 )
 def test_group_collectives(two_ranks, case, seed):
     two_ranks.run(SIZE, case, seed)
+
+
+@pytest.mark.parametrize("rows", [512, 5000])
+def test_a_captured_call_follows_new_data(two_ranks, rows):
+    if not two_ranks.has_gpus:
+        pytest.skip("not run: it needs GPUs")
+    two_ranks.run(SIZE, cases.a_captured_call_follows_new_data, rows)

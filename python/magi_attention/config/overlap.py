@@ -60,9 +60,9 @@ class GreedyOverlapAlg(OverlapAlg):
 @dataclass(frozen=True)
 class OverlapConfig:
     """degree: remote stages; 0: all keys are gathered for one attention call (no_overlap, with a
-    degree of 1); None, the default: chosen by the cost model (mode STATIC: 1). min_chunk_size: rows of a stage at
-    least. dynamic_max_degree, max_num_chunks and the cost factors are accepted; the planner's cost
-    model has units of its own.
+    degree of 1); None, the default: chosen by the cost model (mode STATIC: 1). min_chunk_size: rows
+    of a stage at least. dynamic_max_degree, max_num_chunks and the cost factors are accepted; the
+    planner's cost model has units of its own.
     """
 
     mode: AttnOverlapMode = AttnOverlapMode.DYNAMIC

@@ -59,8 +59,7 @@ struct PrepareParams {
 
 /// Enqueues the one kernel that comes before the main one. `type` is that of 16-bit tensors.
 /// `is_beside`: it may run beside the kernel before it on the stream, which pushes rows to peers.
-void prepare_backward(const PrepareParams& params, DType type, bool is_beside,
-                      cudaStream_t stream);
+void prepare_backward(const PrepareParams& params, DType type, bool is_beside, cudaStream_t stream);
 
 /// Gradients of sink logits from what prepare_backward left; laid out like the logits.
 struct SinkGradientParams {
