@@ -111,6 +111,8 @@ class Communicator {
                                                void* stream = nullptr);
   /// Whether the group moves device memory.
   virtual bool has_device_exchange() const { return false; }
+  /// Whether exchanges of device memory may be captured in graphs, which all ranks replay alike.
+  virtual bool is_capturable() const { return false; }
 
   /// Wakes every rank that waits in this group with CommFailure::Aborted; the group is unusable
   /// after. May be called from any thread.

@@ -216,6 +216,7 @@ class NcclGroup final : public Communicator {
   std::int32_t num_ranks() const override { return num_ranks_; }
   const char* backend() const override { return "nccl"; }
   bool has_device_exchange() const override { return device_->ordinal() != kCpuDevice; }
+  bool is_capturable() const override { return true; }
 
   std::vector<Bytes> allgather_sync(std::span<const std::byte> bytes) override {
     std::vector<Bytes> all;

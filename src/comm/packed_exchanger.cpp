@@ -134,6 +134,7 @@ class PackedExchanger final : public RowExchanger {
     MAGI_CHECK(move.from.size() == move.to.size() && move.from.size() <= kMaxTensors);
     return std::make_unique<PackedRows>(state_, group_, table, move, stream);
   }
+  bool is_capturable() const override { return group_.is_capturable(); }
   std::int64_t largest_bytes() const override { return state_->largest_bytes; }
 
  private:

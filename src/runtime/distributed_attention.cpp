@@ -32,7 +32,7 @@ struct AttentionState {
     if (device == kCpuDevice || communicator.num_ranks() == 1 || memory.rows().is_capturable()) {
       return;
     }
-    check_not_captured(stream, "attention over ranks, but for those of nvlink");
+    check_not_captured(stream, "attention over ranks, but over nvlink and nccl");
   }
 
   void maximise_over_ranks(StepMemory& memory, const TensorView& values, void* stream) const {

@@ -259,7 +259,7 @@ void check_order(Communicator& group, const TestMemory& memory) {
         return mark(origin.owner, origin.row, 0);
       },
       0, "cast");
-  EXPECT_GT(exchanger->largest_bytes(), 0);
+  if (group.num_ranks() > 1) EXPECT_GT(exchanger->largest_bytes(), 0);
 }
 
 void check_shared_rows(Communicator& group, const TestMemory& memory) {
@@ -305,6 +305,7 @@ void check_maximum(Communicator& group, const TestMemory& memory, DType dtype) {
               }));
   Twin gathered(memory, make_tensor(dtype, {group.num_ranks(), 5}));
   const comm::RankMaximum maximum(rank, group.num_ranks());
+  const std::int64_t casts_before = group.counters().casts;
   const auto exchanger = exchanger_of(group, memory);
   maximum.apply(*exchanger, values.view(), gathered.view(), {}, memory.stream);
   expect_all(
@@ -314,7 +315,7 @@ void check_maximum(Communicator& group, const TestMemory& memory, DType dtype) {
         return at[0] < group.num_ranks() ? 100.0 + i : -i;
       },
       0, "maximum");
-  EXPECT_EQ(group.counters().casts, 0);
+  EXPECT_EQ(group.counters().casts, casts_before);
 }
 
 }  // namespace magi::testing
