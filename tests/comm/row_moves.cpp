@@ -259,7 +259,7 @@ void check_order(Communicator& group, const TestMemory& memory) {
         return mark(origin.owner, origin.row, 0);
       },
       0, "cast");
-  if (group.num_ranks() > 1) EXPECT_GT(exchanger->largest_bytes(), 0);
+  EXPECT_TRUE(exchanger->largest_bytes() > 0 || group.num_ranks() == 1);
 }
 
 void check_shared_rows(Communicator& group, const TestMemory& memory) {
