@@ -254,7 +254,7 @@ void PeerLink::watch() {
     for (std::int32_t peer = 0; peer < num_ranks(); ++peer) {
       if (peer == rank() || !processes_->has_ended(static_cast<std::size_t>(peer))) continue;
       lock.unlock();
-      fail("the process of " + rank_name(peer) + " has ended; " + rank_name(rank()) +
+      fail(rank_name(peer) + " ended: its process is gone; " + rank_name(rank()) +
                " cannot go on without it",
            CommFailure::PeerDied);
       return;

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transport that calls NCCL itself, on GPUs: one process and one GPU for each rank."""
+"""The transports that call NCCL themselves, or write into the memory of other GPUs: one process and
+one GPU for each rank.
+"""
 
 import contextlib
 import os
@@ -18,12 +20,12 @@ VARIABLE = "MAGI_ATTENTION_TRANSPORT"
 
 
 @contextlib.contextmanager
-def started_ranks(size: int, backend: str):
+def started_ranks(size: int, backend: str, transport: str):
     """Ranks whose processes are told the transport by the environment."""
     if torch.cuda.device_count() < size or not has_gpu_kernels():
         pytest.skip(f"not run: it needs {size} GPUs and a build with kernels for them")
     before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = "nccl"
+    os.environ[VARIABLE] = transport
     started = Ranks(size, backend)
     try:
         yield started
@@ -34,10 +36,24 @@ def started_ranks(size: int, backend: str):
             os.environ[VARIABLE] = before
 
 
-@pytest.fixture(scope="module", params=[(2, "nccl"), (2, "cpu:gloo,cuda:nccl"), (4, "nccl")])
-def some_ranks(request):
-    with started_ranks(*request.param) as started:
-        yield started, request.param[0]
+KINDS = [
+    (2, "nccl", "nccl"),
+    (2, "cpu:gloo,cuda:nccl", "nccl"),
+    (4, "nccl", "nccl"),
+    (2, "nccl", "nvlink"),
+    (4, "nccl", "nvlink"),
+]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: "-".join(map(str, kind)))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def some_ranks(kind):
+    with started_ranks(*kind) as started:
+        yield started, kind[0]
 
 
 @pytest.mark.parametrize("degree", [0, 1, 4, None])
@@ -78,13 +94,14 @@ def test_captured_attention_is_replayed(some_ranks):
     ranks.run(size, cases.captured_attention_is_replayed, 512)
 
 
-def test_aborted_group_is_made_anew(some_ranks):
+def test_aborted_group_is_made_anew(some_ranks, kind):
     ranks, size = some_ranks
-    ranks.run(size, cases.aborted_group_is_made_anew, 512)
+    ranks.run(size, cases.aborted_group_is_made_anew, 512, kind[2])
 
 
-def test_killed_rank_is_named():
-    with started_ranks(2, "cpu:gloo,cuda:nccl") as ranks:
+@pytest.mark.parametrize("transport", ["nccl", "nvlink"])
+def test_killed_rank_is_named(transport):
+    with started_ranks(2, "cpu:gloo,cuda:nccl", transport) as ranks:
         with pytest.raises(AssertionError) as caught:
-            ranks.run(2, cases.killed_rank_is_named, 512)
+            ranks.run(2, cases.killed_rank_is_named, 512, transport)
         assert str(caught.value) == "rank 1 ended"
