@@ -39,8 +39,9 @@ struct PeerControl {
 /// What a rank keeps in its device memory for itself.
 struct PassState {
   std::uint64_t pass;
-  std::uint64_t last_use[kMaxAreas];                ///< pass that used an area last
-  std::uint64_t digest;                             ///< of the present pass
+  std::uint64_t last_use[kMaxAreas];  ///< pass that used an area last
+  std::uint64_t digest;               ///< of the present pass
+  std::uint64_t is_failed;            ///< not 0: a wait has failed, nothing is sent any more
   unsigned pushed_blocks[kMaxMoves][kMaxSections];  ///< 0 between pushes
   unsigned copied_blocks[kMaxMoves];                ///< of rows that stay; likewise
 };

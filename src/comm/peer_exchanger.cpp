@@ -12,6 +12,7 @@
 #include "base/math.hpp"
 #include "comm/row_layout.hpp"
 #include "comm/row_memory.hpp"
+#include "cuda/capture.hpp"
 #include "cuda/device.hpp"
 #include "cuda/memory.hpp"
 
@@ -102,6 +103,14 @@ std::shared_ptr<const PeerTables> peer_tables(PeerLink& link, const RowTable& ta
   return table.at_peers;
 }
 
+/// Bytes from the first row of tensors that lie side by side, of `row_bytes` in all, to the end of
+/// the last one; what lies between them is counted.
+std::int64_t rows_extent(const TensorView& first, std::int64_t row_bytes) {
+  if (first.shape[0] == 0) return 0;
+  const auto element = static_cast<std::int64_t>(dtype_bytes(first.dtype));
+  return (first.shape[0] - 1) * first.stride[0] * element + row_bytes;
+}
+
 /// A push on a stream beside the caller's, which goes on behind it when it is joined.
 class SidePush {
  public:
@@ -138,12 +147,19 @@ class PeerMove final : public PendingRows {
   void send(void* stream) override {
     if (!is_sent_) launch(stream);
   }
+  void guard(std::byte* results, std::int64_t size_bytes) override {
+    arrival_.results = results;
+    arrival_.results_bytes = size_bytes;
+  }
   ArrivalWords arrival_words() const override { return link_.arrival_words(arrival_.move); }
 
  private:
   std::int64_t most_rows() const {
     return is_reduce(kind_) ? tables_->places.most_owned : tables_->places.most_needed;
   }
+  /// A move outside of passes is one by itself.
+  void begin_own_pass(const RowMove& move);
+  void enqueue(const RowTable& table, const RowMove& move);
   /// Whether the tensors lie where the peers write.
   bool is_placed() const;
   void push_in_place(const RowMove& move);
@@ -152,6 +168,8 @@ class PeerMove final : public PendingRows {
   void push(const RowMove& move, std::span<const PushTask> tasks, std::int32_t num_own,
             std::span<const DeviceRows> to);
   void launch(void* stream);
+  /// A graph that `stream` is captured into keeps what its nodes read.
+  void keep_with_capture(void* stream) const;
   /// The received rows go to memory of this move alone.
   void leave_window(const RowTable& table);
   void await_rows(void* stream);
@@ -161,6 +179,7 @@ class PeerMove final : public PendingRows {
   std::shared_ptr<PeerState> state_;
   PeerLink& link_;
   std::shared_ptr<const PeerTables> tables_;
+  std::shared_ptr<const void> on_device_;  ///< owns what tasks_ refer to
   ExchangeKind kind_;
   std::vector<TensorView> to_;
   std::uint64_t wire_types_;
@@ -188,14 +207,30 @@ PeerMove::PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, cons
       tasks_(state_->memory->tasks_of(table, stream)),
       start_(stream) {
   const DeviceScope scope(link_.device());
+  on_device_ = table.on_device[link_.device()];
   const bool is_pass = !link_.is_in_pass();
-  if (is_pass) {
-    const std::int64_t most_bytes = most_rows() * row_bytes_;
-    const std::uint64_t digest =
-        mix(mix(mix(move.tag.plan_digest, static_cast<std::uint64_t>(kind_)), wire_types_),
-            static_cast<std::uint64_t>(most_bytes));
-    link_.begin_pass(most_bytes, digest, queue_of(stream));
+  try {
+    if (is_pass) begin_own_pass(move);
+    enqueue(table, move);
+    if (is_pass) leave_window(table);
+  } catch (const std::exception& error) {
+    std::erase(state_->reduces, this);
+    if (is_pass) link_.abort(error.what());
+    if (is_pass) link_.end_pass(queue_of(start_));
+    throw;
   }
+  if (is_pass) link_.end_pass(queue_of(start_));
+}
+
+void PeerMove::begin_own_pass(const RowMove& move) {
+  const std::int64_t most_bytes = most_rows() * row_bytes_;
+  const std::uint64_t digest =
+      mix(mix(mix(move.tag.plan_digest, static_cast<std::uint64_t>(kind_)), wire_types_),
+          static_cast<std::uint64_t>(most_bytes));
+  link_.begin_pass(most_bytes, digest, queue_of(start_));
+}
+
+void PeerMove::enqueue(const RowTable& table, const RowMove& move) {
   if (!is_reduce(kind_) && is_placed()) {
     push_in_place(move);
   } else {
@@ -203,13 +238,9 @@ PeerMove::PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, cons
   }
   if (is_reduce(kind_)) state_->reduces.push_back(this);
   state_->largest_bytes = std::max(state_->largest_bytes, link_.used_bytes());
-  if (kind_ != ExchangeKind::Other) {
-    const WireOrder& sent = is_reduce(kind_) ? table.needed : table.owned;
-    state_->count(kind_, sent.peer_bytes(row_bytes_));
-  }
-  if (!is_pass) return;
-  leave_window(table);
-  link_.end_pass(queue_of(stream));
+  if (kind_ == ExchangeKind::Other) return;
+  const WireOrder& sent = is_reduce(kind_) ? table.needed : table.owned;
+  state_->count(kind_, sent.peer_bytes(row_bytes_));
 }
 
 bool PeerMove::is_placed() const {
@@ -224,7 +255,7 @@ void PeerMove::push_in_place(const RowMove& move) {
   for (DeviceRows& rows : to) rows.data -= begin;
   arrival_ = {.sources = tables_->places.cast_sources,
               .data = static_cast<std::byte*>(to_[0].data),
-              .size_bytes = to_[0].shape[0] * row_bytes_};
+              .size_bytes = rows_extent(to_[0], row_bytes_)};
   push(move, {tables_->to_rows, tables_->places.to_rows.size()}, tables_->places.num_own_tasks, to);
 }
 
@@ -271,6 +302,7 @@ void PeerMove::push(const RowMove& move, std::span<const PushTask> tasks, std::i
 
 void PeerMove::launch(void* stream) {
   is_sent_ = true;
+  keep_with_capture(stream);
   cudaStream_t queue = queue_of(stream);
   if (state_->beside != nullptr) queue = side_.emplace(state_->beside).fork(queue);
   const std::int32_t most = state_->num_blocks;
@@ -278,6 +310,14 @@ void PeerMove::launch(void* stream) {
       is_beside_attention_ ? std::min(most, kBlocksBeside) : ceil_div(most, 2);
   launch_push(link_.view(), push_, {.remote = remote, .own = std::max(most - remote, 1)}, queue);
   if (side_) side_->end();
+}
+
+void PeerMove::keep_with_capture(void* stream) const {
+  cudaGraph_t graph = graph_of_capture(queue_of(stream));
+  if (graph == nullptr) return;
+  keep_with_graph(graph, tables_);
+  keep_with_graph(graph, on_device_);
+  keep_with_graph(graph, state_->link);
 }
 
 void PeerMove::await_rows(void* stream) {

@@ -51,7 +51,16 @@ __device__ bool is_same_plan(const PeerView& view, std::int32_t peer) {
   const std::uint64_t begun = ptx::load_acquire_system(&own.begun[peer]);
   if (begun < pass) return true;  // not known yet
   const std::uint64_t digest = ptx::load_acquire_system(&own.digest[pass % kKeptDigests][peer]);
-  return digest == view.state->digest || ptx::load_acquire_system(&own.begun[peer]) >= pass + 2;
+  return digest == view.state->digest ||
+         ptx::load_acquire_system(&own.begun[peer]) >= pass + kKeptDigests - 1;
+}
+
+/// From now on this rank writes nothing into the memory of peers: they may still read what lies
+/// there. Returns false.
+__device__ bool end_group(const PeerView& view) {
+  view.state->is_failed = 1;
+  __threadfence();
+  return false;
 }
 
 /// Waits until a word reaches a value; false after a failure, which is in the mailbox then.
@@ -64,14 +73,14 @@ __device__ bool wait_for_word(const PeerView& view, const std::uint64_t* word, s
     const std::uint64_t seen = ptx::load_acquire_system(word);
     if (seen >= value) return true;
     if (poll % kPollsPerCheck != 0) continue;
-    if (ptx::load_acquire_system(&view.mailbox->is_closed) != 0) return false;
+    if (ptx::load_acquire_system(&view.mailbox->is_closed) != 0) return end_group(view);
     PeerWait failed = PeerWait::None;
     if (ptx::load_acquire_system(&own.aborted[subject.peer]) != 0) failed = PeerWait::Left;
     if (!is_same_plan(view, subject.peer)) failed = PeerWait::OtherPlan;
     if (ptx::global_time_ns() - start > view.deadline_ns) failed = subject.what;
     if (failed != PeerWait::None) {
       report(view, subject, failed, value, seen);
-      return false;
+      return end_group(view);
     }
     ptx::sleep_ns(100);
   }
@@ -215,7 +224,8 @@ __device__ __forceinline__ bool is_last_block(unsigned* num_blocks_here, int num
 
 /// Tells all other ranks that a section has arrived, or this one that its own rows are there.
 __device__ __forceinline__ void tell_arrival(const PeerView& view, const RowPush& push,
-                                             const PushRole& role, int section) {
+                                             const PushRole& role, int section,
+                                             std::uint64_t pass) {
   PassState& state = *view.state;
   unsigned* here =
       role.is_own ? &state.copied_blocks[push.move] : &state.pushed_blocks[push.move][section];
@@ -225,10 +235,10 @@ __device__ __forceinline__ void tell_arrival(const PeerView& view, const RowPush
   if (role.is_own) {
     if (thread >= push.num_sections) return;
     PeerControl& own = *view.control[view.rank];
-    ptx::store_system(&own.arrived[push.move][thread][view.rank], state.pass);
+    ptx::store_system(&own.arrived[push.move][thread][view.rank], pass);
   } else if (thread < view.num_ranks && thread != view.rank) {
     PeerControl& theirs = *view.control[thread];
-    ptx::store_system(&theirs.arrived[push.move][section][view.rank], state.pass);
+    ptx::store_system(&theirs.arrived[push.move][section][view.rank], pass);
   }
 }
 
@@ -281,6 +291,8 @@ __global__ __launch_bounds__(kThreads, 2) void push_kernel(const __grid_constant
   __shared__ int per_row;
   __shared__ bool are_lines;
   if (push.is_beside) ptx::launch_dependents();
+  const std::uint64_t pass = view.state->pass;
+  if (view.state->is_failed != 0) return;
   const PushRole role(push);
   const PushTask* tasks = push.tasks + (role.is_own ? push.num_remote : 0);
   const int num_tasks = role.is_own ? push.num_own : push.num_remote;
@@ -300,8 +312,15 @@ __global__ __launch_bounds__(kThreads, 2) void push_kernel(const __grid_constant
         push_piece<Unit>(push, tasks[i / pieces], units, per_row, i % pieces);
       }
     }
-    tell_arrival(view, push, role, section);
+    tell_arrival(view, push, role, section, pass);
   }
+}
+
+/// By one warp.
+__device__ void fill_with_nan(std::byte* data, std::int64_t size_bytes) {
+  constexpr std::uint16_t kNotANumber = 0xffff;  // in every floating-point type
+  auto* halves = reinterpret_cast<std::uint16_t*>(data);
+  for (std::int64_t i = threadIdx.x; i < size_bytes / 2; i += 32) halves[i] = kNotANumber;
 }
 
 /// One warp, a lane for each peer.
@@ -318,13 +337,12 @@ __global__ __launch_bounds__(32) void await_kernel(const __grid_constant__ PeerV
     }
     if (is_whole && !is_same_plan(view, peer)) {
       report(view, subject, PeerWait::OtherPlan, view.state->pass, view.state->pass);
-      is_whole = false;
+      is_whole = end_group(view);
     }
   }
   if (!__all_sync(~0U, is_whole)) {
-    constexpr std::uint16_t kNotANumber = 0xffff;  // in every floating-point type
-    auto* data = reinterpret_cast<std::uint16_t*>(arrival.data);
-    for (std::int64_t i = peer; i < arrival.size_bytes / 2; i += 32) data[i] = kNotANumber;
+    fill_with_nan(arrival.data, arrival.size_bytes);
+    fill_with_nan(arrival.results, arrival.results_bytes);
   }
   ptx::fence_system();
   ptx::fence_async_global();

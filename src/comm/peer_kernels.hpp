@@ -49,6 +49,9 @@ struct RowArrival {
   /// Where they land. A wait that fails leaves NaN there, so that no result is wrong in silence.
   std::byte* data = nullptr;
   std::int64_t size_bytes = 0;
+  /// Results that may have been made of rows of another plan by then; likewise.
+  std::byte* results = nullptr;
+  std::int64_t results_bytes = 0;
 };
 
 /// Later work on the stream sees what was pushed.

@@ -23,7 +23,8 @@ namespace magi::comm {
 
 /// One rank's end of a group of one host whose ranks write each other's device memory: the words by
 /// which they keep in step (peer_control.hpp), and a window of memory that grows with the largest
-/// pass. Passes of a link follow each other, whatever their streams.
+/// pass. Passes of a link follow each other, whatever their streams; replays of graphs that hold
+/// passes are put in order with the others by the caller, as all ranks have to.
 class PeerLink {
  public:
   /// Collective. `base` starts the group and must outlive it. Throws CommError on all ranks where

@@ -114,6 +114,10 @@ PeerPlaces peer_places(std::span<const RowExchange> all, std::int32_t rank) {
   const auto num_ranks = static_cast<std::int32_t>(all.size());
   const RowExchange& own = all[static_cast<std::size_t>(rank)];
   PeerPlaces places;
+  // Every pair, so that all ranks refuse alike.
+  for (std::int32_t src = 0; src < num_ranks; ++src) {
+    for (std::int32_t dst = 0; dst < num_ranks; ++dst) pair_rows(all, src, dst);
+  }
   for (std::int32_t peer = 0; peer < num_ranks; ++peer) {
     const RowExchange& other = all[static_cast<std::size_t>(peer)];
     auto wire_row = static_cast<std::int32_t>(rows_before(other.needed, peer, rank));

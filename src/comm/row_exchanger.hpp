@@ -101,6 +101,8 @@ class PendingRows {
   virtual void await(void* stream) = 0;
   /// Lets the rows of a deferred move leave, behind what `stream` was given so far.
   virtual void send(void* /*stream*/) {}
+  /// Memory without gaps of floating-point results that become NaN where the rows do not come.
+  virtual void guard(std::byte* /*results*/, std::int64_t /*size_bytes*/) {}
   /// Where kernels may see what has come, if the exchanger tells that.
   virtual ArrivalWords arrival_words() const { return {}; }
 };

@@ -12,7 +12,8 @@ namespace magi {
 /// Launches a kernel that may begin before the one before it on the stream has ended, so that its
 /// start is not waited for. All its threads call ptx::await_kernels_before() before they touch
 /// memory that others read or write, and in every case: the kernel after it waits for it alone.
-/// (The kernel after one that pushes rows to peers does neither: flags tell what it may read.)
+/// (The kernel after one that pushes rows to peers calls it at its end alone: it touches nothing of
+/// the push, and flags tell what it may read.)
 template <typename Params>
 void launch_ahead(void (*kernel)(Params), unsigned num_ctas, unsigned num_threads,
                   std::size_t shared_bytes, const Params& params, cudaStream_t stream) {

@@ -150,6 +150,14 @@ std::optional<KeyArrivals> StepCall::key_arrivals() {
                      .await = [this, step](void* /*queue*/) { await(step); }};
 }
 
+void StepCall::guard_result(const TensorView& result) {
+  const std::int64_t row = row_elements(result);
+  if (coming_step_ < 0 || result.empty() || result.stride[0] != row) return;
+  pending_[static_cast<std::size_t>(coming_step_)].front()->guard(
+      static_cast<std::byte*>(result.data),
+      result.shape[0] * row * static_cast<std::int64_t>(dtype_bytes(result.dtype)));
+}
+
 void StepCall::await_all() {
   for (std::size_t step = 0; step < pending_.size(); ++step) await(step);
 }

@@ -58,6 +58,8 @@ class StepCall {
             const StartExchange& exchange);
   /// Where an attend finds out which keys have come, if it begins while they do.
   std::optional<KeyArrivals> key_arrivals();
+  /// A result of that attend becomes NaN where the keys do not come.
+  void guard_result(const TensorView& result);
   /// Starts the exchange of a step. One that fills a segment lends the segment's tensors, and those
   /// of roles that go back from there.
   void exchange(const Step& step);

@@ -57,7 +57,10 @@ void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepare
                        const DeviceWorkspace& workspace) {
     const ForwardArgs args = make_args(call, attend, inputs, maxima);
     const auto arrivals = call.key_arrivals();
-    if (arrivals) return attention.run_coming(args, workspace, *arrivals, call.stream);
+    if (arrivals) {
+      call.guard_result(args.out);
+      return attention.run_coming(args, workspace, *arrivals, call.stream);
+    }
     attention.run(args, workspace, call.stream);
   };
   call.walk(prepared, run, [&](const Step& step) { call.exchange(step); });

@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const PrepareParams p
   ptx::launch_dependents();
   clear_semaphores(params);
   const std::int64_t tile = blockIdx.x;
-  if (params.packed.tiles_per_group == 0) return;
+  if (params.packed.tiles_per_group == 0) return ptx::await_kernels_before();
   const FirstRow first(params.packed.heads_q);
   const unsigned r = threadIdx.x / kLanes;
   const int d = static_cast<int>(threadIdx.x) % kLanes * kElements;
@@ -202,6 +202,8 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const PrepareParams p
   }
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) finish_row<kType, kLanes>(params, rows[pass], d);
+  // Launched beside a push of rows: what comes next is to be behind that one too.
+  ptx::await_kernels_before();
 }
 
 template <DType kType, bool kMayBeFloat>

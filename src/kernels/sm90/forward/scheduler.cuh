@@ -64,6 +64,8 @@ class Scheduler {
     }
     send({.flags = kEndOfItems});
     if (params_.is_for_left_over) end_left_over();
+    // Launched beside the kernel that brings keys: what comes next is to be behind that one too.
+    if (params_.arrivals.flags != nullptr) ptx::await_kernels_before();
   }
 
  private:
