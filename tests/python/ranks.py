@@ -12,7 +12,7 @@ import traceback
 
 WORLD_SIZE = 4
 COMM_SECONDS = 20
-CASE_SECONDS = 60
+CASE_SECONDS = 150
 
 
 def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:

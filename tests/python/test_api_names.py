@@ -28,6 +28,7 @@ _PAD_VALUE = "dispatch hands its pad_value on"
 # (name, parameter or field): why it is not in the original, or has another default there.
 DEVIATIONS = {
     ("DispatchConfig", "alg"): "the plan's own placement is the default",
+    ("DistAttnConfig", "overlap_config"): "the cost model chooses the stages by default",
     ("DistAttnRuntimeKey", "placed_by"): "keys of one mask on different placements differ",
     ("DistAttnRuntimeMgr.__init__", "is_same_source"): _ONLY_VALUE,
     ("DistAttnRuntimeMgr.__init__", "is_q_permutable"): _ONLY_VALUE,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from magi_attention.comm.primitive.grpcoll._config import GrpCollConfig
 from magi_attention.config.dispatch import DispatchConfig
-from magi_attention.config.overlap import OverlapConfig
+from magi_attention.config.overlap import OverlapConfig, chosen_overlap
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class DistAttnConfig:
     """
 
     dispatch_config: DispatchConfig = field(default_factory=DispatchConfig)
-    overlap_config: OverlapConfig = field(default_factory=OverlapConfig)
+    overlap_config: OverlapConfig = field(default_factory=chosen_overlap)
     grpcoll_config: GrpCollConfig = field(default_factory=GrpCollConfig)
 
     def __post_init__(self) -> None:

@@ -60,13 +60,13 @@ class GreedyOverlapAlg(OverlapAlg):
 @dataclass(frozen=True)
 class OverlapConfig:
     """degree: remote stages; 0: all keys are gathered for one attention call (no_overlap, with a
-    degree of 1); None, the default: chosen by the cost model (mode STATIC: 1). min_chunk_size: rows
-    of a stage at least. dynamic_max_degree, max_num_chunks and the cost factors are accepted; the
-    planner's cost model has units of its own.
+    degree of 1); None: chosen by the cost model (mode DYNAMIC only), as where a DistAttnConfig is
+    given no OverlapConfig. min_chunk_size: rows of a stage at least. dynamic_max_degree,
+    max_num_chunks and the cost factors are accepted; the planner's cost model has units of its own.
     """
 
-    mode: AttnOverlapMode = AttnOverlapMode.DYNAMIC
-    degree: int | None = None
+    mode: AttnOverlapMode = AttnOverlapMode.STATIC
+    degree: int | None = 1
     dynamic_max_degree: int | None = 8
     min_chunk_size: int = 512
     max_num_chunks: int = 64
@@ -77,9 +77,9 @@ class OverlapConfig:
 
     def __post_init__(self) -> None:
         check_kind("mode", self.mode, AttnOverlapMode, "an AttnOverlapMode")
-        if self.degree is None and self.mode is AttnOverlapMode.STATIC:
-            object.__setattr__(self, "degree", 1)
         if self.degree is None:
+            if self.mode is not AttnOverlapMode.DYNAMIC:
+                raise ValueError("degree is None with mode STATIC; allowed: 0 or more")
             if self.dynamic_max_degree is not None:
                 check_int("dynamic_max_degree", self.dynamic_max_degree, 1)
         elif check_int("degree", self.degree, 0) <= 1:
@@ -122,3 +122,8 @@ class OverlapConfig:
     def enable(self) -> bool:
         """Whether there are several remote stages: a degree of 2 or more, or a chosen one."""
         return not self._no_overlap and (self.degree is None or self.degree >= 2)
+
+
+def chosen_overlap() -> OverlapConfig:
+    """The default of plans: remote stages as the cost model chooses them, or none."""
+    return OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=None)
