@@ -108,6 +108,23 @@ void spread(std::vector<PushTask>& tasks, std::int32_t rank, std::int32_t num_ra
                         [rank](const PushTask& task) { return task.peer != rank; });
 }
 
+/// What all ranks lay out their memory by.
+void find_most(std::span<const RowExchange> all, PeerPlaces& places) {
+  const auto num_ranks = static_cast<std::int32_t>(all.size());
+  for (std::int32_t other = 0; other < num_ranks; ++other) {
+    const RowExchange& each = all[static_cast<std::size_t>(other)];
+    std::int64_t needed = 0, owned = 0;
+    for (const PeerRows& record : each.needed) {
+      places.most_rows = std::max<std::int64_t>(places.most_rows, record.row + record.num_rows);
+      needed += record.num_rows;
+    }
+    for (const PeerRows& record : each.owned) owned += record.num_rows;
+    places.most_needed = std::max(places.most_needed, needed);
+    places.most_remote = std::max(places.most_remote, needed - count_of(each.needed, other));
+    places.most_owned = std::max(places.most_owned, owned);
+  }
+}
+
 }  // namespace
 
 PeerPlaces peer_places(std::span<const RowExchange> all, std::int32_t rank) {
@@ -148,18 +165,7 @@ PeerPlaces peer_places(std::span<const RowExchange> all, std::int32_t rank) {
   }
   places.num_own_tasks =
       static_cast<std::int32_t>(std::ranges::count(places.to_rows, rank, &PushTask::peer));
-  for (std::int32_t other = 0; other < num_ranks; ++other) {
-    const RowExchange& each = all[static_cast<std::size_t>(other)];
-    std::int64_t needed = 0, owned = 0;
-    for (const PeerRows& record : each.needed) {
-      places.most_rows = std::max<std::int64_t>(places.most_rows, record.row + record.num_rows);
-      needed += record.num_rows;
-    }
-    for (const PeerRows& record : each.owned) owned += record.num_rows;
-    places.most_needed = std::max(places.most_needed, needed);
-    places.most_remote = std::max(places.most_remote, needed - count_of(each.needed, other));
-    places.most_owned = std::max(places.most_owned, owned);
-  }
+  find_most(all, places);
   return places;
 }
 

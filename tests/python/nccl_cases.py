@@ -17,7 +17,7 @@ from magi_attention.common import AttnRanges
 from magi_attention.errors import CommError
 
 
-def causal_plan(group, rows: int, degree: int | None = 1) -> api.Plan:
+def causal_plan(group, rows: int, degree: int = 1) -> api.Plan:
     ranges = AttnRanges.from_ranges([(0, rows)])
     return api.Plan.from_ranges(
         ranges, ranges, "causal", rows, cp_size=dist.get_world_size(group), num_heads_q=4,
@@ -180,7 +180,7 @@ def killed_rank_is_named(group, rows: int, transport: str) -> None:
 
 def a_captured_call_follows_new_data(group, rows: int) -> None:
     """Forward and backward over nvlink in one graph, which is replayed between eager calls."""
-    bound = causal_plan(group, rows, None).bind(group, transport="nvlink")
+    bound = causal_plan(group, rows, 0).bind(group, transport="nvlink")
     qkv = leaves(bound)
     dout = torch.randn_like(qkv[0])
 
