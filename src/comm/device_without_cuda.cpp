@@ -23,9 +23,10 @@ std::shared_ptr<const CommDevice> make_comm_device(std::int32_t device) {
 }  // namespace magi::comm
 
 namespace magi {
-std::unique_ptr<Communicator> make_nvlink_group(std::shared_ptr<Communicator> /*base*/,
+std::unique_ptr<Communicator> make_nvlink_group(std::shared_ptr<Communicator> base,
                                                 std::int32_t device,
                                                 const CommOptions& /*options*/) {
+  base.reset();
   throw invalid("device", device, "none, as this build holds no GPU kernels");
 }
 

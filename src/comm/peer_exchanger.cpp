@@ -265,7 +265,8 @@ void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
       is_reduce(kind_) ? std::exchange(state_->partials, std::nullopt) : std::nullopt;
   const std::int64_t offset = taken ? *taken : link_.place(most_rows() * row_bytes_);
   wire_ = link_.area(link_.rank()) + offset;
-  const auto to = wire_rows(to_, wire_types_, reinterpret_cast<std::byte*>(offset));
+  auto to = wire_rows(to_, wire_types_, nullptr);
+  for (DeviceRows& rows : to) rows.data += offset;  // from the start of the region
   const WireOrder& received = is_reduce(kind_) ? table.owned : table.needed;
   arrival_ = {.sources = is_reduce(kind_)
                              ? places.reduce_sources

@@ -188,7 +188,7 @@ void agree_sync(Communicator& base, const std::string& trouble) {
 std::vector<RankCard> exchange_cards(Communicator& base, std::int32_t device) {
   RankCard card;
   std::string trouble = trouble_of([&] { card = own_card(device); });
-  const std::vector<RankCard> cards = gather_values(base, card);
+  std::vector<RankCard> cards = gather_values(base, card);
   const auto rank = static_cast<std::size_t>(base.rank());
   for (std::size_t peer = 0; peer < cards.size() && trouble.empty(); ++peer) {
     if (peer == rank) continue;

@@ -102,7 +102,7 @@ std::unique_ptr<MappedMemory> MappedMemory::import(const FileDescriptor& fd, std
   std::unique_ptr<MappedMemory> memory(new MappedMemory());
   memory->size_bytes_ = size_bytes;
   driver_check(
-      driver().import_handle(&memory->handle_, reinterpret_cast<void*>(std::intptr_t{fd.get()}),
+      driver().import_handle(&memory->handle_, std::bit_cast<void*>(std::intptr_t{fd.get()}),
                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
       "cuMemImportFromShareableHandle");
   memory->has_handle_ = true;

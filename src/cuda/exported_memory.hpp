@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -43,7 +44,7 @@ class MappedMemory {
 
   /// For another process to import.
   FileDescriptor export_fd() const;
-  std::byte* data() const { return reinterpret_cast<std::byte*>(address_); }
+  std::byte* data() const { return std::bit_cast<std::byte*>(address_); }
   /// A multiple of the granularity.
   std::size_t size_bytes() const { return size_bytes_; }
 

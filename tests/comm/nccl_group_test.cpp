@@ -20,7 +20,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using ::testing::AllOf;
 using testing::Backend;
 using testing::FakeDevice;
 using ::testing::HasSubstr;
@@ -33,7 +32,7 @@ Function* control(Function*, const char* name) {
   void* library = dlopen(testing::fake_nccl().c_str(), RTLD_NOW | RTLD_LOCAL);
   return reinterpret_cast<Function*>(dlsym(library, name));
 }
-#define CONTROL(name) control(&name, #name)
+#define CONTROL(name) control(&(name), #name)
 
 /// Each rank in a thread with a bootstrap over a group of threads.
 void run_booted(std::int32_t num_ranks, const testing::RankBody& body) {

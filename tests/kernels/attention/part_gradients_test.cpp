@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <vector>
 
 #include "kernels/attention/checks.hpp"
@@ -17,7 +18,7 @@ BackwardArgs args_of_bfloat16() {
 }
 
 /// An address that nobody reads.
-void* address(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
+void* address(std::uintptr_t value) { return std::bit_cast<void*>(value); }
 
 std::vector<PartGradients> good_places() {
   const PartGradients place{.dk = address(4096),
