@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <span>
-#include <tuple>
 #include <utility>
 
+#include "mask/join.hpp"
 #include "plan/steps.hpp"
 
 namespace magi::planner {
@@ -76,14 +76,6 @@ void merge_pieces(const Layout& layout_k, std::int32_t rank, std::int32_t own_se
   scratch.pieces.insert(scratch.pieces.end(), received, scratch.received.end());
 }
 
-/// True if `next` continues `slice` to the right with the same queries: both then are one band,
-/// because a bound that is infinite on the shared side never binds there (slices are shrunk).
-bool is_continued_by(const BandSlice& slice, const BandSlice& next) {
-  if (slice.k1 != next.k0 || slice.q0 != next.q0 || slice.q1 != next.q1) return false;
-  if (slice.d_min == next.d_min && slice.d_max == next.d_max) return true;
-  return slice.d_max == kBandInfinity && next.d_min == -kBandInfinity;
-}
-
 /// Splits one cut over the pieces that hold its keys and appends local slices by segment.
 void localise(const BandSlice& cut, std::int32_t dq, Scratch& scratch) {
   for (std::size_t s = 0; s < scratch.by_segment.size(); ++s) {
@@ -109,22 +101,18 @@ void localise(const BandSlice& cut, std::int32_t dq, Scratch& scratch) {
   }
 }
 
-bool is_before(const BandSlice& a, const BandSlice& b) {
-  return std::tie(a.q0, a.k0, a.q1, a.k1, a.d_min, a.d_max) <
-         std::tie(b.q0, b.k0, b.q1, b.k1, b.d_min, b.d_max);
-}
-
-/// Moves the slices out of the scratch: grouped by segment, sorted inside. Returns group bounds.
+/// Moves the slices out of the scratch: grouped by segment, joined and sorted inside. Returns group
+/// bounds.
 std::vector<std::int32_t> collect_slices(Scratch& scratch, RankPlan& plan) {
   std::vector<std::int32_t> begin{0};
   begin.reserve(scratch.by_segment.size() + 1);
   std::size_t total = 0;
-  for (const auto& slices : scratch.by_segment) total += slices.size();
+  for (std::vector<BandSlice>& slices : scratch.by_segment) {
+    join_neighbours(slices);
+    total += slices.size();
+  }
   plan.slices.reserve(total);
   for (std::vector<BandSlice>& slices : scratch.by_segment) {
-    if (!std::is_sorted(slices.begin(), slices.end(), is_before)) {
-      std::sort(slices.begin(), slices.end(), is_before);
-    }
     plan.slices.insert(plan.slices.end(), slices.begin(), slices.end());
     begin.push_back(static_cast<std::int32_t>(plan.slices.size()));
     slices.clear();

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "magi/band.hpp"
+
+namespace magi {
+
+/// Whether `next` goes on where `slice` ends in keys, with the same queries, and both are one band.
+/// Slices are shrunk: a bound that is infinite on the side they share never binds there.
+bool is_continued_by(const BandSlice& slice, const BandSlice& next);
+
+/// Joins slices that are one band together: neighbours in keys that share their queries, then
+/// neighbours in queries that share their keys and have no bounds. Every pair is covered as often
+/// as before. In and out the slices are shrunk; they come back in order of q0, k0, q1, k1 and
+/// bounds. A tile of a kernel that meets two such slices would walk their keys twice.
+void join_neighbours(std::vector<BandSlice>& slices);
+
+}  // namespace magi
