@@ -27,6 +27,7 @@ class DeviceMemory final : public RowMemory {
             void* stream) override;
   /// The lse of a merge is float32 (float64 beside a float64 out), also on the wire.
   void combine(const Partials& partials, void* stream) override;
+  bool can_round(const Partials& partials) const override;
   /// float32 without gaps.
   void maximise(const TensorView& rows, const TensorView& values, void* stream) override;
   std::unique_ptr<PendingRows> start(Communicator& group, const ByteExchange& exchange,

@@ -12,6 +12,7 @@
 #include "base/check.hpp"
 #include "base/math.hpp"
 #include "comm/device_memory.hpp"
+#include "comm/device_rounding.hpp"
 #include "comm/device_row_layout.cuh"
 #include "cuda/check.hpp"
 #include "cuda/device.hpp"
@@ -268,8 +269,9 @@ void DeviceMemory::copy(const RowSide& from, const RowSide& to, std::span<const 
 }
 
 void DeviceMemory::combine(const Partials& partials, void* stream) {
-  if (partials.tasks.sums.empty()) return;
   const DeviceScope scope(device_);
+  if (!partials.rounded.empty()) return launch_round_sums(partials, queue_of(stream));
+  if (partials.tasks.sums.empty()) return;
   const bool is_merge = partials.kind == ExchangeKind::LseMerge;
   const std::vector<DeviceRows> to = tensor_rows(partials.to);
   const std::vector<DeviceRows> wire = wire_rows(partials.to, partials.wire_types, partials.wire);
@@ -300,6 +302,8 @@ void DeviceMemory::combine(const Partials& partials, void* stream) {
     });
   }
 }
+
+bool DeviceMemory::can_round(const Partials& partials) const { return can_round_sums(partials); }
 
 void DeviceMemory::maximise(const TensorView& rows, const TensorView& values, void* stream) {
   const std::int64_t count = values.shape[0];

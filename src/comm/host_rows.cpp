@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.hpp"
 #include "comm/row_layout.hpp"
 #include "comm/row_memory.hpp"
 #include "comm/row_sink.hpp"
@@ -59,7 +60,8 @@ class HostMemory final : public RowMemory {
   }
 
   void combine(const Partials& partials, void* /*stream*/) override {
-    const auto& [kind, to, wire_types, wire, tasks] = partials;
+    const auto& [kind, to, wire_types, wire, tasks, rounded] = partials;
+    MAGI_CHECK(rounded.empty());
     const std::size_t row_bytes = wire_row_bytes(to, wire_types);
     const auto sink = make_reduce_sink(to, tasks.sums, kind);
     for (const SumTask& task : tasks.sums) {

@@ -33,6 +33,11 @@ class PackedRows final : public PendingRows {
     state_->bytes -= buffer_bytes_;
   }
 
+  bool round_into(std::span<const TensorView> targets) override {
+    if (!state_->memory->can_round({kind_, to_, wire_types_, wire_, tasks_, targets})) return false;
+    rounded_.assign(targets.begin(), targets.end());
+    return true;
+  }
   void await(void* stream) override {
     if (transfer_ == nullptr) return;
     while (is_reduce(kind_) && state_->reduces.front() != this) {
@@ -46,7 +51,7 @@ class PackedRows final : public PendingRows {
 
   std::shared_ptr<MoveState> state_;
   ExchangeKind kind_;
-  std::vector<TensorView> to_;
+  std::vector<TensorView> to_, rounded_;
   std::uint64_t wire_types_;
   RowTasks tasks_;
   std::int64_t buffer_bytes_ = 0;
@@ -110,7 +115,7 @@ void PackedRows::finish(void* stream) {
   RowMemory& memory = *state_->memory;
   transfer_->await(stream);
   if (is_reduce(kind_)) {
-    memory.combine({kind_, to_, wire_types_, wire_, tasks_}, stream);
+    memory.combine({kind_, to_, wire_types_, wire_, tasks_, rounded_}, stream);
     std::erase(state_->reduces, this);
   } else if (!is_placed_) {
     memory.copy({to_, wire_}, {to_}, tasks_.needed, stream);

@@ -33,7 +33,7 @@ constexpr std::int32_t kBlocksPerSm = 2;
 constexpr std::int32_t kBlocksBeside = 24;  ///< each takes a multiprocessor from attention
 /// Sections let attention begin early, and cost it some balance: few, unless much is on its way.
 constexpr std::int32_t kFewSections = 2;
-constexpr std::int64_t kLongRows = 12288;
+constexpr std::int64_t kLongRows = 8192;
 
 cudaStream_t queue_of(void* stream) { return static_cast<cudaStream_t>(stream); }
 
@@ -144,6 +144,11 @@ class PeerMove final : public PendingRows {
     }
     finish(stream);
   }
+  bool round_into(std::span<const TensorView> targets) override {
+    if (!state_->memory->can_round({kind_, to_, wire_types_, wire_, tasks_, targets})) return false;
+    rounded_.assign(targets.begin(), targets.end());
+    return true;
+  }
   void send(void* stream) override {
     if (!is_sent_) launch(stream);
   }
@@ -181,7 +186,7 @@ class PeerMove final : public PendingRows {
   std::shared_ptr<const PeerTables> tables_;
   std::shared_ptr<const void> on_device_;  ///< owns what tasks_ refer to
   ExchangeKind kind_;
-  std::vector<TensorView> to_;
+  std::vector<TensorView> to_, rounded_;
   std::uint64_t wire_types_;
   std::int64_t row_bytes_;
   RowTasks tasks_;
@@ -253,10 +258,14 @@ void PeerMove::push_in_place(const RowMove& move) {
   std::vector<DeviceRows> to = tensor_rows(to_);
   const auto begin = reinterpret_cast<std::intptr_t>(link_.area(link_.rank()));
   for (DeviceRows& rows : to) rows.data -= begin;
-  arrival_ = {.sources = tables_->places.cast_sources,
+  const PeerPlaces& places = tables_->places;
+  const std::uint64_t own_source = std::uint64_t{1} << link_.rank();
+  arrival_ = {.sources = places.cast_sources & ~(move.is_without_own ? own_source : 0),
               .data = static_cast<std::byte*>(to_[0].data),
               .size_bytes = rows_extent(to_[0], row_bytes_)};
-  push(move, {tables_->to_rows, tables_->places.to_rows.size()}, tables_->places.num_own_tasks, to);
+  const std::int32_t num_left_out = move.is_without_own ? places.num_own_tasks : 0;
+  push(move, {tables_->to_rows, places.to_rows.size() - static_cast<std::size_t>(num_left_out)},
+       places.num_own_tasks - num_left_out, to);
 }
 
 void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
@@ -279,7 +288,7 @@ void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
     state_->memory->copy({move.from}, {move.from, behind}, tasks_.own_partials, start_);
   } else {
     push(move, {tables_->to_wire, places.to_wire.size()}, 0, to);
-    state_->memory->copy({move.from}, {to_}, tasks_.own, start_);
+    if (!move.is_without_own) state_->memory->copy({move.from}, {to_}, tasks_.own, start_);
   }
 }
 
@@ -346,7 +355,7 @@ void PeerMove::finish(void* stream) {
   const DeviceScope scope(link_.device());
   await_rows(stream);
   if (is_reduce(kind_)) {
-    state_->memory->combine({kind_, to_, wire_types_, wire_, tasks_}, stream);
+    state_->memory->combine({kind_, to_, wire_types_, wire_, tasks_, rounded_}, stream);
     std::erase(state_->reduces, this);
   } else if (wire_ != nullptr) {
     state_->memory->copy({to_, wire_}, {to_}, tasks_.needed, stream);

@@ -62,6 +62,9 @@ struct RowMove {
   /// The rows leave when PendingRows::send is called, and a kernel that waits for them itself may
   /// run beside what moves them. Only exchangers that tell arrivals do this.
   bool is_deferred = false;
+  /// Rows that stay on this rank are not copied: who reads `to` has them elsewhere. Only exchangers
+  /// that tell arrivals do this, in a cast.
+  bool is_without_own = false;
   bool is_beside_attention = false;  ///< a deferred move leaves attention most multiprocessors
   /// The partials are at their owners already, see RowExchanger::place_partials.
   bool is_written = false;
@@ -101,6 +104,10 @@ class PendingRows {
   virtual void await(void* stream) = 0;
   /// Lets the rows of a deferred move leave, behind what `stream` was given so far.
   virtual void send(void* /*stream*/) {}
+  /// For a sum that is the last of its tensors: all rows of `to`, with what is added to them, go
+  /// into `targets` and are rounded once, and `to` keeps what it holds. Called before the move is
+  /// awaited. False where the exchanger does not do this.
+  virtual bool round_into(std::span<const TensorView> /*targets*/) { return false; }
   /// Memory without gaps of floating-point results that become NaN where the rows do not come.
   virtual void guard(std::byte* /*results*/, std::int64_t /*size_bytes*/) {}
   /// Where kernels may see what has come, if the exchanger tells that.

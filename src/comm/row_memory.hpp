@@ -42,6 +42,8 @@ struct Partials {
   std::uint64_t wire_types = 0;
   std::byte* wire = nullptr;
   RowTasks tasks;
+  /// Where given, all rows of the sums go there, and `to` keeps its own.
+  std::span<const TensorView> rounded = {};
 };
 
 /// The host's memory or a GPU's, where work is enqueued on the given stream.
@@ -60,6 +62,8 @@ class RowMemory {
   /// Combines partial rows in the order of the parts, in float64 for float64 tensors, else in
   /// float32; 16-bit tensors are rounded once.
   virtual void combine(const Partials& partials, void* stream) = 0;
+  /// Whether combine takes these `rounded`.
+  virtual bool can_round(const Partials& /*partials*/) const { return false; }
   /// values[i] = the largest of rows[r, i].
   virtual void maximise(const TensorView& rows, const TensorView& values, void* stream) = 0;
   /// Starts an exchange of bytes behind the stream's work. It ends before the bytes' memory.

@@ -35,16 +35,26 @@ AttendCache::AttendCache(const RankSteps& steps, const AttentionBackend& backend
       takes_coming_(backend.takes_coming_keys() && steps.is_single_attend() &&
                     rows.tells_arrivals()) {}
 
+std::int32_t AttendCache::own_rows_of(const AttendCall& call) const {
+  if (!takes_coming_ || call.keys < 0) return 0;
+  const Range own = steps_.rows_of(steps_.plan.exchanges[static_cast<std::size_t>(call.keys)]).own;
+  return own.begin == 0 ? own.end : 0;
+}
+
 std::vector<comm::NeededPart> AttendCache::parts_of(const AttendCall& call) const {
   if (!takes_coming_ || call.keys < 0) return {};
-  return rows_.needed_parts(
+  auto parts = rows_.needed_parts(
       steps_.rows_of(steps_.plan.exchanges[static_cast<std::size_t>(call.keys)]).filling);
+  const std::int32_t own_rows = own_rows_of(call);
+  std::erase_if(parts, [=](const comm::NeededPart& part) { return part.row < own_rows; });
+  return parts;
 }
 
 ComingKeys AttendCache::coming_keys(const AttendCall& call) const {
   ComingKeys coming;
+  if (!takes_coming_ || call.keys < 0) return coming;
   const auto parts = parts_of(call);
-  if (parts.empty()) return coming;
+  coming.own_rows = own_rows_of(call);
   const Exchange& keys = steps_.plan.exchanges[static_cast<std::size_t>(call.keys)];
   const comm::ArrivalShape shape =
       rows_.arrival_shape(steps_.rows_of(keys).filling, call.attend.heads.size());

@@ -138,10 +138,13 @@ void BackwardPass::exchange(const Step& step) {
 
 void BackwardPass::store() {
   clear_rest(-1, {0, call_.steps.plan.config.num_heads_kv});
+  const bool is_stored = call_.round_sums(Role::KeyGradients, {gradients_.dk, gradients_.dv});
   call_.await_all();
   call_.store(call_.own(Role::QueryGradients)[0], gradients_.dq);
-  call_.store(call_.own(Role::KeyGradients)[0], gradients_.dk);
-  call_.store(call_.own(Role::KeyGradients)[1], gradients_.dv);
+  if (!is_stored) {
+    call_.store(call_.own(Role::KeyGradients)[0], gradients_.dk);
+    call_.store(call_.own(Role::KeyGradients)[1], gradients_.dv);
+  }
   if (!gradients_.dsink.empty() && !is_dsink_written_) call_.fill(gradients_.dsink, 0.0);
 }
 
@@ -163,7 +166,7 @@ void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepa
   const auto run = [&](const PreparedBackward& attention, const AttendCall& attend,
                        const DeviceWorkspace& workspace) {
     const BackwardArgs args = pass.make_args(attend);
-    const auto keys = call.key_arrivals();
+    const auto keys = call.key_arrivals(attend);
     if (!keys) return attention.run(args, workspace, call.stream);
     const std::vector<PartGradients> gradients = pass.place_gradients(attend);
     attention.run_coming(args, workspace, {.keys = *keys, .gradients = gradients}, call.stream);

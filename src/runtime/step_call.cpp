@@ -120,7 +120,9 @@ void StepCall::find_coming_keys(bool is_prepared) {
   if (!is_prepared || !memory.attends().takes_coming_keys()) return;
   for (const Step& step : list_) {
     if (step.kind != StepKind::Attend) continue;
-    const std::int32_t keys = steps.attends[static_cast<std::size_t>(step.index)].keys;
+    const AttendCall& attend = steps.attends[static_cast<std::size_t>(step.index)];
+    const std::int32_t keys = attend.keys;
+    are_own_keys_read_ = memory.attends().own_rows_of(attend) > 0;
     for (const std::int32_t before : step.after) {
       if (before < 0 || keys < 0) continue;
       const Step& exchange = list_[static_cast<std::size_t>(before)];
@@ -129,7 +131,7 @@ void StepCall::find_coming_keys(bool is_prepared) {
   }
 }
 
-std::optional<KeyArrivals> StepCall::key_arrivals() {
+std::optional<KeyArrivals> StepCall::key_arrivals(const AttendCall& attend) {
   if (coming_step_ < 0) return std::nullopt;
   constexpr std::int64_t kLeastPatience = 300'000;  // ns
   constexpr std::int64_t kBytesPerNs = 100;         // half of what links bring
@@ -138,12 +140,16 @@ std::optional<KeyArrivals> StepCall::key_arrivals() {
   const comm::ArrivalWords words = rows.arrival_words();
   const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(list_[step].index)];
   std::int64_t row_bytes = 0;
-  for (const TensorView& tensor : tensors(exchange.role, -1, exchange.heads)) {
+  const TensorGroup own = tensors(exchange.role, -1, exchange.heads);
+  for (const TensorView& tensor : own) {
     row_bytes += row_elements(tensor) * static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
   }
+  const bool is_own_read = memory.attends().own_rows_of(attend) > 0;
   const std::int64_t bytes = steps.rows_of(exchange).num_rows * row_bytes;
   return KeyArrivals{.flags = words.flags,
                      .expected = words.expected,
+                     .own_k = is_own_read ? own[0] : TensorView{},
+                     .own_v = is_own_read ? own[1] : TensorView{},
                      .patience_ns = kLeastPatience + bytes / kBytesPerNs,
                      .start = is_deferred(step) ? [&rows](void* queue) { rows.send(queue); }
                                                 : std::function<void(void*)>{},
@@ -160,6 +166,18 @@ void StepCall::guard_result(const TensorView& result) {
 
 void StepCall::await_all() {
   for (std::size_t step = 0; step < pending_.size(); ++step) await(step);
+}
+
+bool StepCall::round_sums(Role role, const TensorGroup& targets) {
+  comm::PendingRows* last = nullptr;
+  for (std::size_t step = 0; step < list_.size(); ++step) {
+    if (list_[step].kind != StepKind::Exchange) continue;
+    const auto index = static_cast<std::size_t>(list_[step].index);
+    if (steps.plan.exchanges[index].role != role) continue;
+    if (last != nullptr || pending_[step].size() != 1) return false;
+    last = pending_[step].front().get();
+  }
+  return last != nullptr && last->round_into(targets);
 }
 
 void StepCall::await(std::size_t step) {
@@ -221,6 +239,8 @@ void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
             is_cast ? memory.rows().arrival_shape(rows.filling, exchange.heads.size()).num_sections
                     : 1,
         .is_deferred = is_deferred(static_cast<std::size_t>(&step - list_.data())),
+        .is_without_own = is_cast && are_own_keys_read_ &&
+                          is_deferred(static_cast<std::size_t>(&step - list_.data())),
         .is_beside_attention = pass_ == Pass::Forward,
         .is_written = is_returning(exchange.role) && are_partials_written_};
     pending.push_back(memory.rows().start(

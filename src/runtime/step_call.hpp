@@ -57,7 +57,7 @@ class StepCall {
   void walk(const PreparedAttends<Prepared>& prepared, const RunAttend& run,
             const StartExchange& exchange);
   /// Where an attend finds out which keys have come, if it begins while they do.
-  std::optional<KeyArrivals> key_arrivals();
+  std::optional<KeyArrivals> key_arrivals(const AttendCall& attend);
   /// A result of that attend becomes NaN where the keys do not come.
   void guard_result(const TensorView& result);
   /// Starts the exchange of a step. One that fills a segment lends the segment's tensors, and those
@@ -66,6 +66,9 @@ class StepCall {
   /// The partials of the next exchange that returns are at their owners.
   void set_partials_written() { are_partials_written_ = true; }
   void await_all();
+  /// What is to go into `targets` is summed by one exchange at last, which rounds it into them;
+  /// else false. Before await_all.
+  bool round_sums(Role role, const TensorGroup& targets);
 
   /// What is summed for `target`: the target itself, or a tensor of the accumulator's type where
   /// parts are added and the target is narrower; store rounds it into the target.
@@ -95,7 +98,8 @@ class StepCall {
   std::vector<std::vector<std::unique_ptr<comm::PendingRows>>> pending_;  ///< by step
   bool is_begun_ = false;
   bool are_partials_written_ = false;
-  std::int32_t coming_step_ = -1;  ///< exchange whose rows come while the attend runs
+  std::int32_t coming_step_ = -1;   ///< exchange whose rows come while the attend runs
+  bool are_own_keys_read_ = false;  ///< by that attend in the own tensors
 };
 
 template <typename Prepared, typename RunAttend, typename StartExchange>

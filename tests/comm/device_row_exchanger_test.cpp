@@ -81,6 +81,15 @@ TEST_P(DeviceRowMoves, SumsAddInRankOrder) {
   });
 }
 
+TEST_P(DeviceRowMoves, LastSumsAreRoundedOnceIntoOtherTensors) {
+  const auto test = testing::random_case({.num_ranks = 4, .with_own_rows = true}, 19);
+  run(4, [&](Communicator& group, const testing::TestMemory& memory) {
+    for (const DType type : {DType::BFloat16, DType::Float16}) {
+      testing::check_rounded_sum(group, test, memory, type);
+    }
+  });
+}
+
 TEST_P(DeviceRowMoves, MergesWeighRowsAndIgnoreEmptyOnes) {
   const auto test = testing::random_case({.num_ranks = 4, .with_own_rows = true}, 11);
   constexpr std::pair<DType, DType> kTypes[] = {{DType::Float32, DType::Float32},

@@ -74,6 +74,26 @@ void check_arrivals(const KeyArrivals& arrivals) {
   if (!arrivals.await) throw invalid("arrivals.await", "empty", "a function");
 }
 
+void check_own_keys(const AttentionLimits& limits, const KeyArrivals& arrivals,
+                    std::int32_t own_rows, const TensorView& k, const TensorView& v) {
+  const auto check = [&](const char* name, const TensorView& own, TensorView like) {
+    if (own_rows == 0) {
+      if (own.data != nullptr) throw invalid(name, "given", "none where no own rows were prepared");
+      return;
+    }
+    if (own.data == nullptr) throw invalid(std::string(name) + ".data", "null", "device memory");
+    like.shape[0] = own_rows;
+    if (own.rank != 3 || own.shape != like.shape || own.dtype != like.dtype ||
+        own.device != like.device) {
+      throw invalid(name, "of another shape, type or device",
+                    std::to_string(own_rows) + " rows, otherwise like all keys");
+    }
+    check_layout(limits, name, own);
+  };
+  check("arrivals.own_k", arrivals.own_k, k);
+  check("arrivals.own_v", arrivals.own_v, v);
+}
+
 void check_part_gradients(std::span<const PartGradients> gradients, const BackwardArgs& args,
                           std::size_t num_parts) {
   if (gradients.empty()) return;

@@ -42,6 +42,9 @@ void check_call(const AttentionLimits& limits, const BackwardArgs& args,
                 const AttentionProblem& made_for);
 /// That nothing is missing.
 void check_arrivals(const KeyArrivals& arrivals);
+/// The own keys of a call with `k` and `v`, prepared for `own_rows` of them.
+void check_own_keys(const AttentionLimits& limits, const KeyArrivals& arrivals,
+                    std::int32_t own_rows, const TensorView& k, const TensorView& v);
 /// Places of a call's gradients for so many parts.
 void check_part_gradients(std::span<const PartGradients> gradients, const BackwardArgs& args,
                           std::size_t num_parts);

@@ -29,8 +29,9 @@ DeviceForward::DeviceForward(const AttentionLimits& limits, const ForwardArgs& a
     : lease_(args.q.device),
       limits_(limits),
       problem_(problem_of(args)),
-      takes_arrivals_(coming != nullptr),
-      counters_(std::make_unique<StreamCounters>()) {}
+      counters_(std::make_unique<StreamCounters>()) {
+  if (coming != nullptr) own_rows_ = coming->own_rows;
+}
 
 void DeviceForward::run(const ForwardArgs& args, const DeviceWorkspace& workspace,
                         void* stream) const {
@@ -39,8 +40,9 @@ void DeviceForward::run(const ForwardArgs& args, const DeviceWorkspace& workspac
 
 void DeviceForward::run_coming(const ForwardArgs& args, const DeviceWorkspace& workspace,
                                const KeyArrivals& arrivals, void* stream) const {
-  if (!takes_arrivals_) PreparedForward::run_coming(args, workspace, arrivals, stream);
+  if (!own_rows_) PreparedForward::run_coming(args, workspace, arrivals, stream);
   check_arrivals(arrivals);
+  check_own_keys(limits_, arrivals, *own_rows_, args.k, args.v);
   start(args, workspace, &arrivals, static_cast<cudaStream_t>(stream));
 }
 
@@ -73,7 +75,9 @@ void DeviceForward::capture(const ForwardArgs& args, const DeviceWorkspace& work
 DeviceBackward::DeviceBackward(const AttentionLimits& limits, const BackwardArgs& args,
                                const ComingKeys* coming)
     : lease_(args.q.device), limits_(limits), problem_(problem_of(args)) {
-  if (coming != nullptr) num_parts_ = coming->parts.size();
+  if (coming == nullptr) return;
+  num_parts_ = coming->parts.size();
+  own_rows_ = coming->own_rows;
 }
 
 void DeviceBackward::run(const BackwardArgs& args, const DeviceWorkspace& workspace,
@@ -85,6 +89,7 @@ void DeviceBackward::run_coming(const BackwardArgs& args, const DeviceWorkspace&
                                 const BackwardArrivals& arrivals, void* stream) const {
   if (!num_parts_) PreparedBackward::run_coming(args, workspace, arrivals, stream);
   check_arrivals(arrivals.keys);
+  check_own_keys(limits_, arrivals.keys, own_rows_, args.k, args.v);
   check_part_gradients(arrivals.gradients, args, *num_parts_);
   start(args, workspace, &arrivals, static_cast<cudaStream_t>(stream));
 }

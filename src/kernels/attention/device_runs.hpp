@@ -44,7 +44,7 @@ class DeviceForward : public PreparedForward, public std::enable_shared_from_thi
   PoolLease lease_;  ///< first: ends when the rest has been given back
   const AttentionLimits& limits_;
   AttentionProblem problem_;
-  bool takes_arrivals_;
+  std::optional<std::int32_t> own_rows_;  ///< of the coming keys that it is prepared for
   std::unique_ptr<StreamCounters> counters_;
 };
 
@@ -68,6 +68,7 @@ class DeviceBackward : public PreparedBackward,
   const AttentionLimits& limits_;
   AttentionProblem problem_;
   std::optional<std::size_t> num_parts_;  ///< of the coming keys that it is prepared for
+  std::int32_t own_rows_ = 0;             ///< likewise
 };
 
 }  // namespace magi

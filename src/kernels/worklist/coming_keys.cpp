@@ -20,6 +20,22 @@ std::uint32_t sources_of(const ComingKeys& coming, Range rows) {
   return sources;
 }
 
+std::vector<BandSlice> cut_at_own_rows(const ComingKeys& coming,
+                                       std::span<const BandSlice> slices) {
+  std::vector<BandSlice> cut;
+  for (const BandSlice& slice : slices) {
+    if (coming.own_rows <= slice.k0 || coming.own_rows >= slice.k1) {
+      cut.push_back(slice);
+      continue;
+    }
+    for (const Range keys : {Range{slice.k0, coming.own_rows}, Range{coming.own_rows, slice.k1}}) {
+      const BandSlice part = shrink(cut_k(slice, keys));
+      if (part.q0 < part.q1) cut.push_back(part);
+    }
+  }
+  return cut;
+}
+
 void check_coming_keys(const ComingKeys& coming, std::int64_t rows_k, std::int64_t heads_kv) {
   if (coming.num_sources < 0 || coming.num_sources > kMaxKeySources) {
     throw invalid("coming.num_sources", coming.num_sources,
@@ -29,7 +45,10 @@ void check_coming_keys(const ComingKeys& coming, std::int64_t rows_k, std::int64
     throw invalid("coming.num_sections", coming.num_sections,
                   "divisors of heads_kv, " + std::to_string(heads_kv));
   }
-  std::int32_t earlier_end = 0;
+  if (coming.own_rows < 0 || coming.own_rows > rows_k) {
+    throw invalid("coming.own_rows", coming.own_rows, "0 to " + std::to_string(rows_k));
+  }
+  std::int32_t earlier_end = coming.own_rows;
   for (std::size_t i = 0; i < coming.parts.size(); ++i) {
     const KeyPart& part = coming.parts[i];
     const std::string name = "coming.parts[" + std::to_string(i) + "]";

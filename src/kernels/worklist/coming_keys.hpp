@@ -33,6 +33,9 @@ struct ComingKeys {
   std::uint32_t early_sources = 0;
   /// When the first section of the others is expected, from the kernel's start. [ns]
   std::int64_t expected_ns = 0;
+  /// The first rows of K and V lie in tensors of their own, which each run is given (KeyArrivals);
+  /// none of them is in a part. 0: all rows are in K and V.
+  std::int32_t own_rows = 0;
   /// The keys are awaited before the kernel: parts only name the places of their gradients.
   bool is_awaited = false;
 
@@ -44,6 +47,9 @@ struct ComingKeys {
 
 /// Bit s: rows of source s are among `rows`.
 std::uint32_t sources_of(const ComingKeys& coming, Range rows);
+
+/// Cuts slices where the own rows end.
+std::vector<BandSlice> cut_at_own_rows(const ComingKeys& coming, std::span<const BandSlice> slices);
 
 /// Throws InvalidArgument naming what is not allowed for K and V of these rows and heads.
 void check_coming_keys(const ComingKeys& coming, std::int64_t rows_k, std::int64_t heads_kv);
@@ -58,6 +64,8 @@ struct KeyArrivals {
   const std::uint64_t* flags = nullptr;
   /// Device memory: rows whose flag is *expected or more are there. Fixed while the run lasts.
   const std::uint64_t* expected = nullptr;
+  /// K and V of the first ComingKeys::own_rows rows; without data where there are none.
+  TensorView own_k = {}, own_v = {};
   /// How long a multiprocessor waits in all before it leaves items over, up to
   /// kMaxPatienceNs. [ns]
   std::int64_t patience_ns = 0;

@@ -35,6 +35,20 @@ TEST(ComingKeysTest, SourcesAreThoseOfTheRows) {
   }
 }
 
+TEST(ComingKeysTest, SlicesAreCutWhereOwnRowsEnd) {
+  const ComingKeys coming{.own_rows = 128};
+  const std::vector<BandSlice> slices{
+      {0, 9, 100, 150}, {0, 300, 0, 300, -kBandInfinity, 0}, {0, 5, 128, 140}, {2, 5, 0, 128}};
+  const std::vector<BandSlice> expected{{0, 9, 100, 128},
+                                        {0, 9, 128, 150},
+                                        {0, 300, 0, 128, -kBandInfinity, 0},
+                                        {128, 300, 128, 300, -kBandInfinity, 0},
+                                        {0, 5, 128, 140},
+                                        {2, 5, 0, 128}};
+  EXPECT_EQ(cut_at_own_rows(coming, slices), expected);
+  EXPECT_EQ(cut_at_own_rows({}, slices), slices);
+}
+
 TEST(ComingKeysTest, RefusesWhatNoRunCouldWaitFor) {
   const ComingKeys good{.parts = {{{3, 5}, 0}, {{5, 9}, 1}}, .num_sources = 2, .num_sections = 2};
   check_coming_keys(good, 9, 4);
@@ -46,6 +60,9 @@ TEST(ComingKeysTest, RefusesWhatNoRunCouldWaitFor) {
     EXPECT_THROW(check_coming_keys(bad, 9, 4), InvalidArgument);
   };
   refuses([](ComingKeys& bad) { bad.num_sources = 1; });
+  refuses([](ComingKeys& bad) { bad.own_rows = -1; });
+  refuses([](ComingKeys& bad) { bad.own_rows = 4; });
+  refuses([](ComingKeys& bad) { bad = {.own_rows = 10}; });
   refuses([](ComingKeys& bad) { bad.num_sources = 32; });
   refuses([](ComingKeys& bad) { bad.num_sections = 0; });
   refuses([](ComingKeys& bad) { bad.parts[0].source = -1; });

@@ -2,6 +2,7 @@
 #include "support/gpu/guarded_tensor.hpp"
 
 #include <cstring>
+#include <limits>
 
 #include "base/half.hpp"
 #include "base/math.hpp"
@@ -103,6 +104,21 @@ TensorView GuardedTensor::view(std::int32_t rank) const {
     tensor.stride[axis] = stride_[axis];
   }
   return tensor;
+}
+
+GuardedTensor take_first_rows_sync(GuardedTensor& all, std::int64_t num_rows, Layout layout) {
+  GuardedTensor first(all.view().dtype, num_rows, all.heads(), all.dim(), layout);
+  for (std::int64_t row = 0; row < num_rows; ++row) {
+    for (std::int64_t head = 0; head < all.heads(); ++head) {
+      for (std::int64_t d = 0; d < all.dim(); ++d) {
+        first.set(row, head, d, all.get(row, head, d));
+        all.set(row, head, d, std::numeric_limits<double>::quiet_NaN());
+      }
+    }
+  }
+  first.upload_sync();
+  all.upload_sync();
+  return first;
 }
 
 }  // namespace magi::test

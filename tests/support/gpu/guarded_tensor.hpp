@@ -51,4 +51,7 @@ class GuardedTensor {
   StreamBuffer device_;
 };
 
+/// The first rows of a tensor in one of their own; where they were they become NaN.
+GuardedTensor take_first_rows_sync(GuardedTensor& all, std::int64_t num_rows, Layout layout);
+
 }  // namespace magi::test

@@ -18,14 +18,29 @@ namespace {
 
 constexpr int kRowsPerStore = 16;  // a warp stores its own rows
 
-void set_tensors(ForwardParams& params, const ForwardArgs& args, const ForwardList& list,
-                 std::int32_t keys) {
-  params.q = make_tensor_map(args.q, {list.packed_heads, list.tile_tokens});
+/// Descriptors of K and V from row `own_rows` on, and of the rows before it.
+void set_keys(ForwardParams& params, const ForwardArgs& args, const ListOnDevice& parts,
+              TensorBox box) {
   // Without keys no tile is loaded; a descriptor needs some address all the same.
-  const bool has_keys = args.k.shape[0] > 0;
-  const TensorBox key_box{1, keys};
-  params.k = make_tensor_map(has_keys ? args.k : args.q, key_box);
-  params.v = make_tensor_map(has_keys ? args.v : args.q, key_box);
+  const auto map_of = [&](const TensorView& keys) {
+    return make_tensor_map(keys.shape[0] > 0 ? keys : args.q, box);
+  };
+  if (parts.own_k.data == nullptr) {
+    params.k = map_of(args.k);
+    params.v = map_of(args.v);
+    return;
+  }
+  params.own_rows = to_int(parts.own_k.shape[0]);
+  params.own_k = map_of(parts.own_k);
+  params.own_v = map_of(parts.own_v);
+  params.k = map_of(args.k.slice(0, params.own_rows, args.k.shape[0]));
+  params.v = map_of(args.v.slice(0, params.own_rows, args.v.shape[0]));
+}
+
+void set_tensors(ForwardParams& params, const ForwardArgs& args, const ForwardList& list,
+                 const ListOnDevice& parts, std::int32_t keys) {
+  params.q = make_tensor_map(args.q, {list.packed_heads, list.tile_tokens});
+  set_keys(params, args, parts, {1, keys});
   if (args.out.dtype == DType::Float32) {
     params.out_float = strided_rows(args.out);
   } else {
@@ -181,7 +196,7 @@ void launch_list(const ForwardArgs& args, const ForwardList& list, const ListOnD
                  const ForwardInstance& instance, std::int32_t num_ctas, cudaStream_t stream) {
   ForwardParams params;
   set_list(params, list, parts);
-  set_tensors(params, args, list, instance.config.keys);
+  set_tensors(params, args, list, parts, instance.config.keys);
   params.score = score_scale(args.params, args.q.shape[2]);
   params.is_merging = args.is_merging;
   instance.launch(params, num_ctas, stream);
@@ -214,9 +229,10 @@ ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& pr
   const std::int32_t device = current_device();
   const TileShape shape = tile_shape(*instances.of(FeatureSet::Plain));
   state.instances = instances;
+  const std::vector<BandSlice> cut = cut_at_own_rows(coming, slices);
   state.list = tuning.packed_heads > 0
-                   ? build_forward_list(problem, slices, shape, tuning.packed_heads)
-                   : build_forward_list(problem, slices, shape);
+                   ? build_forward_list(problem, cut, shape, tuning.packed_heads)
+                   : build_forward_list(problem, cut, shape);
   ForwardList& list = state.list;
   split_long_tiles(list, split_rule(device, tuning));
   if (!coming.empty()) order_by_arrival(list, coming, count_free_sms(device, tuning.sm_margin));
@@ -252,6 +268,8 @@ void enqueue_forward(const ForwardArgs& args, const ForwardState& state,
                       .expected = arrivals->expected,
                       .patience_ns = arrivals->patience_ns,
                       .num_sources = state.num_sources};
+    parts.own_k = arrivals->own_k;
+    parts.own_v = arrivals->own_v;
   }
   launch_list(args, state.list, parts, instance, state.num_ctas, stream);
   if (arrivals != nullptr) enqueue_left_over(args, state, parts, instance, *arrivals, stream);

@@ -32,6 +32,7 @@ struct ForwardState {
   std::int32_t num_slots = 0;
   std::int32_t num_sources = 0;  ///< of coming keys
   std::int32_t num_arrival_sections = 1;
+  std::int32_t own_rows = 0;  ///< of keys, in tensors of their own
   DeviceBuffer tiles;
   DeviceBuffer records;
   DeviceBuffer splits;
@@ -54,6 +55,7 @@ struct ListOnDevice {
   PartialRows partial;  ///< room for the results of all pieces
   ArrivalFlags arrivals;
   std::int32_t num_arrival_sections = 1;
+  TensorView own_k, own_v;  ///< without data: all keys are in K and V
   bool is_for_left_over = false;
   LeftOver left_over;
 };

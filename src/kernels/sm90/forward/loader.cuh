@@ -37,7 +37,9 @@ class Loader {
       load_queries({message.token_begin, message.head_begin, message.partial});
     }
     const int kv_head = message.head_begin / params_.heads_per_kv;
-    std::int32_t key = message.k_end;
+    // A run has own keys or others. Rows in front of the first one of either are loaded as zeros.
+    is_own_ = message.k_end <= params_.own_rows;
+    std::int32_t key = message.k_end - (is_own_ ? 0 : params_.own_rows);
     for (std::int32_t i = message.num_tiles; i > 0; --i) {
       key -= kC.keys;
       load_keys(key, kv_head);
@@ -61,16 +63,17 @@ class Loader {
   }
 
   __device__ __forceinline__ void load_keys(std::int32_t key, int kv_head) {
-    load_tile<kC.dim_qk>(params_.k, key, kv_head);
+    load_tile<kC.dim_qk>(is_own_ ? params_.own_k : params_.k, key, kv_head);
     flush_values();
     value_key_ = key;
+    is_value_own_ = is_own_;
     value_head_ = kv_head;
     has_value_ = true;
   }
 
   __device__ __forceinline__ void flush_values() {
     if (!has_value_) return;
-    load_tile<kC.dim_v>(params_.v, value_key_, value_head_);
+    load_tile<kC.dim_v>(is_value_own_ ? params_.own_v : params_.v, value_key_, value_head_);
     has_value_ = false;
   }
 
@@ -93,6 +96,8 @@ class Loader {
   RingPlace<kMessageStages> message_;
   RingPlace<kC.q_stages> queries_;
   RingPlace<kC.kv_stages> tiles_;
+  bool is_own_ = false;  ///< the keys of the run under way
+  bool is_value_own_ = false;
   std::int32_t value_key_ = 0;  ///< first key of the tile whose V is still to be loaded
   std::int32_t value_head_ = 0;
   bool has_value_ = false;

@@ -64,6 +64,11 @@ struct ForwardParams {
   std::int32_t heads_per_arrival_section = 1;  ///< query heads whose keys come together
   bool is_for_left_over = false;               ///< the launch works at `left_over` alone
   LeftOver left_over;
+
+  /// Keys [0, own_rows) are loaded from these, key own_rows is row 0 of k and v.
+  CUtensorMap own_k;
+  CUtensorMap own_v;
+  std::int32_t own_rows = 0;
 };
 
 }  // namespace magi::sm90

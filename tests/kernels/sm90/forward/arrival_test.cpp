@@ -259,6 +259,47 @@ TEST_P(ForwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
   cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
+/// The keys' tensors hold NaN where the own rows would be.
+TEST_P(ForwardArrivalTest, OwnKeysLieInTensorsOfTheirOwn) {
+  const auto [type, dim] = GetParam();
+  const ComingKeys coming{
+      .parts = {{{1500, 2000}, 0}, {{2010, kRowsK}, 1}}, .num_sources = 2, .own_rows = 777};
+  RandomStream random(5);
+  GuardedTensor q(type, kRowsQ, kHeadsQ, dim);
+  GuardedTensor k(type, kRowsK, kHeadsKv, dim);
+  GuardedTensor v(type, kRowsK, kHeadsKv, dim);
+  for (GuardedTensor* tensor : {&q, &k, &v}) fill_random(*tensor, random, 1.0);
+  const std::vector<BandSlice> cut = cut_at_own_rows(coming, slices_of_test());
+  Outputs expected(type, dim, {}), seen(type, dim, {});
+  ForwardArgs args{.q = q.view(), .k = k.view(), .v = v.view(), .slices = cut};
+  args.out = expected.out.view();
+  args.lse = expected.lse.view(2);
+  const auto backend = find_backend("", 0);
+  backend->prepare_forward(args, {})->run(args, {}, nullptr);
+  expected.download_sync();
+  const std::vector<BandSlice> slices = slices_of_test();
+  args.slices = slices;
+  const auto prepared = backend->prepare_coming_forward(args, {}, coming);
+  args.out = seen.out.view();
+  args.lse = seen.lse.view(2);
+  const GuardedTensor own_k = take_first_rows_sync(k, coming.own_rows, Layout::PaddedRows);
+  const GuardedTensor own_v = take_first_rows_sync(v, coming.own_rows, Layout::HeadMajor);
+  KeySender sender(args.k, args.v, coming);
+  const Stream sending;
+  for (int round = 0; round < 3; ++round) {
+    sender.take_away_sync();
+    sender.send(sender.shuffled_steps(random, 100'000), sending.handle());
+    KeyArrivals arrivals = sender.arrivals(round == 0 ? 0 : kSecond);
+    EXPECT_THROW(prepared->run_coming(args, {}, arrivals, nullptr), InvalidArgument);
+    arrivals.own_k = own_k.view();
+    arrivals.own_v = own_v.view();
+    prepared->run_coming(args, {}, arrivals, nullptr);
+    seen.download_sync();
+    expect_same_bits(seen.out, expected.out);
+    expect_same_bits(seen.lse, expected.lse);
+  }
+}
+
 TEST_P(ForwardArrivalTest, RunsAfterAFailedAwaitAreRight) {
   ArrivalCall call = call_with({});
   const Stream sending;

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "comm/row_memory.hpp"
+
+namespace magi::comm {
+
+/// Whether sums of float32 rows can go into `partials.rounded`: 16-bit tensors whose rows, like
+/// those of the sums and of the wire, consist of whole groups of four elements that lie side by
+/// side.
+bool can_round_sums(const Partials& partials);
+
+/// rounded[t][row] = to[t][row] + the row's partials, for all rows, rounded once. Enqueued.
+void launch_round_sums(const Partials& partials, cudaStream_t stream);
+
+}  // namespace magi::comm
