@@ -16,8 +16,9 @@ struct BackwardCall {
   const MicroKernels<Real>& kernels;
   ScoreFactors<Real> factors;
   std::int64_t padded_rows = 0;  ///< rows_q up to a whole block
-  Buffer<Real> lse;    ///< [heads_q, padded_rows], base 2; +inf for rows without keys, so p = 0
-  Buffer<Real> delta;  ///< [heads_q, padded_rows], sum of dout * out, less dlse
+  Buffer<Real> lse;       ///< [heads_q, padded_rows], base 2; +inf for rows without keys, so p = 0
+  Buffer<Real> lse_rest;  ///< what rounding took off a large lse, else 0
+  Buffer<Real> delta;     ///< [heads_q, padded_rows], sum of dout * out, less dlse
 
   StoreMode query_mode() const { return args.is_accumulating ? StoreMode::Add : StoreMode::Write; }
   StoreMode key_mode() const { return args.is_writing_keys ? StoreMode::Write : query_mode(); }

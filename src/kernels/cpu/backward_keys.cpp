@@ -10,9 +10,9 @@ constexpr auto kTileKeys = static_cast<std::int32_t>(kTileRows);
 /// Rows are keys, columns are queries of one head at a time.
 template <typename Real>
 struct Workspace {
-  PackedBlock<Real> queries;
+  PackedBlock<Real> queries;  ///< panels times query_factor
   PackedBlock<Real> douts;
-  Buffer<Real> keys;     ///< [kTileKeys, dim_qk], times query_factor
+  Buffer<Real> keys;     ///< [kTileKeys, dim_qk]
   Buffer<Real> values;   ///< [kTileKeys, dim_v]
   Buffer<Real> dk;       ///< [kTileKeys, padded dim_qk]
   Buffer<Real> dv;       ///< [kTileKeys, padded dim_v]
@@ -45,17 +45,15 @@ void start_rows(const BackwardCall<Real>& call, const KeyItem& item, Workspace<R
   std::fill(w.dv.begin(), w.dv.end(), Real{0});
   for (std::int64_t row = 0; row < item.tokens.size(); ++row) {
     const std::int64_t token = item.tokens.begin + row;
-    Real* key = w.keys.data() + row * dim_qk;
-    load_row(call.args.k, token, item.kv_head, dim_qk, key);
-    for (std::int64_t d = 0; d < dim_qk; ++d) key[d] *= call.factors.query_factor;
+    load_row(call.args.k, token, item.kv_head, dim_qk, w.keys.data() + row * dim_qk);
     load_row(call.args.v, token, item.kv_head, dim_v, w.values.data() + row * dim_v);
   }
 }
 
-/// `lse` and `delta` start at the block's first query.
+/// `query` is the place of the block's first query in lse and delta.
 template <typename Real>
-void run_strip(const BackwardCall<Real>& call, const Strip& strip, const Real* lse,
-               const Real* delta, Workspace<Real>& w) {
+void run_strip(const BackwardCall<Real>& call, const Strip& strip, std::int64_t query,
+               Workspace<Real>& w) {
   multiply_pair<Real>(call.kernels, strip,
                       {.score_rows = w.keys.data(),
                        .score_panels = w.queries.panels.data(),
@@ -68,8 +66,9 @@ void run_strip(const BackwardCall<Real>& call, const Strip& strip, const Real* l
   call.kernels.gradient_by_column({.scores = w.scores.data(),
                                    .dscores = w.dscores.data(),
                                    .visible = strip.visible.data(),
-                                   .lse = lse,
-                                   .delta = delta,
+                                   .lse = call.lse.data() + query,
+                                   .lse_rest = call.lse_rest.data() + query,
+                                   .delta = call.delta.data() + query,
                                    .softcap = call.factors.softcap,
                                    .num_rows = strip.num_rows,
                                    .col_begin = strip.panels.begin,
@@ -98,12 +97,14 @@ void run_item(const BackwardCall<Real>& call, const KeyItem& item,
     const std::int32_t begin = block.cols.begin;
     const std::int64_t first_head = item.kv_head * call.sizes.group;
     for (std::int64_t head = first_head; head < first_head + call.sizes.group; ++head) {
-      pack_rows_and_panels(call.kernels, {call.args.q, head, begin, block.used}, w.queries);
+      // The factor goes to the queries, as in the forward: so scores are the same to the bit, and
+      // large ones differ from lse by no more than the rounding of lse.
+      pack_rows_and_panels(call.kernels, {call.args.q, head, begin, block.used}, w.queries,
+                           call.factors.query_factor);
       pack_rows_and_panels(call.kernels, {call.args.dout, head, begin, block.used}, w.douts);
       const std::int64_t at = head * call.padded_rows + begin;
-      for_each_strip(slices, block, rows, call.kernels.panel_cols, [&](const Strip& strip) {
-        run_strip(call, strip, call.lse.data() + at, call.delta.data() + at, w);
-      });
+      for_each_strip(slices, block, rows, call.kernels.panel_cols,
+                     [&](const Strip& strip) { run_strip(call, strip, at, w); });
     }
   });
   for (std::int64_t row = 0; row < item.tokens.size(); ++row) {

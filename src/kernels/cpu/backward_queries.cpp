@@ -12,6 +12,7 @@ struct Workspace {
   Buffer<Real> douts;    ///< [tile_rows, dim_v]
   Buffer<Real> sums;     ///< [tile_rows, padded dim_qk]
   Buffer<Real> lse;      ///< [tile_rows]
+  Buffer<Real> lse_rest;
   Buffer<Real> delta;
   Buffer<Real> scores;  ///< [kStripRows, kBlockCols]
   Buffer<Real> dscores;
@@ -24,6 +25,7 @@ struct Workspace {
         douts(make_buffer<Real>(tile_rows * call.sizes.dim_v)),
         sums(make_buffer<Real>(tile_rows * keys.padded_dim)),
         lse(make_buffer<Real>(tile_rows)),
+        lse_rest(lse),
         delta(lse),
         scores(make_buffer<Real>(kStripRows * kBlockCols)),
         dscores(scores),
@@ -41,6 +43,7 @@ void start_rows(const BackwardCall<Real>& call, const QueryItem& item, Workspace
     load_row(call.args.dout, token, head, dim_v, w.douts.data() + row * dim_v);
     const auto from = static_cast<std::size_t>(head * call.padded_rows + token);
     w.lse[static_cast<std::size_t>(row)] = call.lse[from];
+    w.lse_rest[static_cast<std::size_t>(row)] = call.lse_rest[from];
     w.delta[static_cast<std::size_t>(row)] = call.delta[from];
   });
 }
@@ -60,6 +63,7 @@ void run_strip(const BackwardCall<Real>& call, const Strip& strip, Workspace<Rea
                                 .dscores = w.dscores.data(),
                                 .visible = strip.visible.data(),
                                 .lse = w.lse.data() + strip.row,
+                                .lse_rest = w.lse_rest.data() + strip.row,
                                 .delta = w.delta.data() + strip.row,
                                 .softcap = call.factors.softcap,
                                 .num_rows = strip.num_rows,

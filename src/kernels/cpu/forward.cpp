@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/attention.hpp"
 #include "kernels/cpu/pack.hpp"
+#include "kernels/cpu/row_sums.hpp"
 #include "kernels/cpu/strips.hpp"
 
 // Flash attention on the CPU: for every tile of queries, one pass over the blocks of keys that its
@@ -21,6 +22,7 @@ struct ForwardCall {
   const ScoreFactors<Real> factors;
   const QueryTiling tiling;
   const TileRecords records;
+  RowSums<Real>* sums = nullptr;  ///< what is wanted in place of out and lse
 };
 
 template <typename Real>
@@ -146,6 +148,12 @@ void finish_rows(const ForwardCall<Real>& call, const QueryItem& item, ForwardWo
     if (call.args.is_merging && !has_sink && !w.is_touched[r]) return;
     Real out_factor = 1;
     if (has_sink) add_sinks(call, token, head, w.row_max[r], w.row_sum[r], out_factor);
+    if (call.sums != nullptr) {
+      const auto at = static_cast<std::size_t>(head * call.sizes.rows_q + token);
+      call.sums->largest[at] = w.row_max[r];
+      call.sums->sum[at] = w.row_sum[r];
+      return;
+    }
     const bool is_empty = w.row_sum[r] == 0;
     out_factor = is_empty ? 0 : out_factor / w.row_sum[r];
     store_row(call.args.out, token, head, w.sums.data() + row * w.values.padded_dim, out_factor,
@@ -203,7 +211,7 @@ void store_max_logits(const ForwardCall<Real>& call, const Buffer<Real>& item_ma
 }
 
 template <typename Real>
-void forward(const ForwardArgs& args, const Sizes& sizes, Isa isa) {
+void forward(const ForwardArgs& args, const Sizes& sizes, Isa isa, RowSums<Real>* sums = nullptr) {
   const QueryTiling tiling = tile_queries(sizes);
   const ForwardCall<Real> call{
       .args = args,
@@ -211,7 +219,8 @@ void forward(const ForwardArgs& args, const Sizes& sizes, Isa isa) {
       .kernels = micro_kernels<Real>(isa),
       .factors = score_factors<Real>(args.params, sizes.dim_qk),
       .tiling = tiling,
-      .records = build_tile_records(args.slices, sizes.rows_q, tiling.tile_tokens)};
+      .records = build_tile_records(args.slices, sizes.rows_q, tiling.tile_tokens),
+      .sums = sums};
   Buffer<Real> item_max(static_cast<std::size_t>(tiling.num_items * tiling.item_heads),
                         -std::numeric_limits<Real>::infinity());
   const Work work{tiling.num_items, sizes.product_flops(sizes.dim_qk + sizes.dim_v)};
@@ -223,6 +232,18 @@ void forward(const ForwardArgs& args, const Sizes& sizes, Isa isa) {
 }
 
 }  // namespace
+
+template <typename Real>
+RowSums<Real> row_sums(const ForwardArgs& args, const Sizes& sizes, Isa isa) {
+  RowSums<Real> sums;
+  sums.largest = make_buffer<Real>(sizes.heads_q * sizes.rows_q);
+  sums.sum = sums.largest;
+  forward<Real>(args, sizes, isa, &sums);
+  return sums;
+}
+
+template RowSums<float> row_sums(const ForwardArgs&, const Sizes&, Isa);
+template RowSums<double> row_sums(const ForwardArgs&, const Sizes&, Isa);
 
 void attention_forward(const ForwardArgs& args, Isa isa) {
   const Sizes sizes = check_args(args);

@@ -62,8 +62,9 @@ struct GradientArgs {
   Real* scores;   ///< [num_rows, kBlockCols]
   Real* dscores;  ///< [num_rows, kBlockCols]
   const Range* visible;
-  const Real* lse;    ///< per row, or per column where queries are on columns
-  const Real* delta;  ///< like lse
+  const Real* lse;       ///< per row, or per column where queries are on columns
+  const Real* lse_rest;  ///< like lse, which it is added to
+  const Real* delta;     ///< like lse
   Real softcap;
   std::int32_t num_rows;
   std::int32_t col_begin;

@@ -207,6 +207,7 @@ struct MicroKernelText {
       Real* drow = args.dscores + r * kBlockCols;
       for (std::int64_t c = cols.begin; c < cols.end; c += kLanes) {
         const Vec lse = kByColumn ? S::load(args.lse + c) : S::broadcast(args.lse[r]);
+        const Vec rest = kByColumn ? S::load(args.lse_rest + c) : S::broadcast(args.lse_rest[r]);
         const Vec delta = kByColumn ? S::load(args.delta + c) : S::broadcast(args.delta[r]);
         Vec score = S::load(row + c);
         Vec slope = S::broadcast(1);
@@ -215,7 +216,8 @@ struct MicroKernelText {
           slope -= bounded * bounded;
           score = bounded * args.softcap;
         }
-        const Vec weight = S::exp2(score - lse);
+        // No weight is above 1, whatever rounding leaves of two large numbers' difference.
+        const Vec weight = S::exp2_up_to(score - lse - rest, 0);
         S::store(row + c, weight);
         S::store(drow + c, weight * (S::load(drow + c) - delta) * slope);
       }

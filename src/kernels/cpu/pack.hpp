@@ -55,11 +55,16 @@ Range pack_rows(const MicroKernels<Real>& kernels, const PackSource& source,
   return cols;
 }
 
+/// The panels, and not the rows, are multiplied with `panel_factor`.
 template <typename Real>
 void pack_rows_and_panels(const MicroKernels<Real>& kernels, const PackSource& source,
-                          PackedBlock<Real>& block) {
+                          PackedBlock<Real>& block, Real panel_factor = 1) {
   const Range cols = pack_rows(kernels, source, block);
   kernels.pack_panels(block.rows.data(), block.padded_dim, block.dim, cols, block.panels.data());
+  if (panel_factor == 1) return;
+  for (std::int64_t i = cols.begin * block.dim; i < cols.end * block.dim; ++i) {
+    block.panels[static_cast<std::size_t>(i)] *= panel_factor;
+  }
 }
 
 }  // namespace magi::cpu

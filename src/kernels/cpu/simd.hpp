@@ -75,9 +75,10 @@ struct Simd {
     }
   }
 
-  /// 2^x to 1 ulp; 0 where the result would be subnormal, +inf above the range, NaN from NaN.
-  static Vec exp2(Vec x) {
-    const Vec clamped = x > broadcast(kMaxExponent) ? broadcast(kMaxExponent) : x;
+  /// 2^x to 1 ulp, of `most` where x is above it; 0 where the result would be subnormal, NaN from
+  /// NaN.
+  static Vec exp2_up_to(Vec x, Real most) {
+    const Vec clamped = x > broadcast(most) ? broadcast(most) : x;
     const Vec shifted = clamped + kRounder;
     const Vec r = clamped - (shifted - kRounder);
     const IntVec n = (IntVec)shifted - (IntVec)broadcast(kRounder);
@@ -85,6 +86,9 @@ struct Simd {
     const Vec value = exp_series<0>(r) * scale;
     return x < broadcast(kMinExponent) ? Vec{} : value;
   }
+
+  /// The same for any x: +inf above the range.
+  static Vec exp2(Vec x) { return exp2_up_to(x, kMaxExponent); }
 
   /// tanh(x) to 2 ulp: Lambert's continued fraction near 0, 1 - 2 / (e^2|x| + 1) elsewhere.
   static Vec tanh(Vec x) {

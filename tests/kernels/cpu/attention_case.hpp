@@ -25,6 +25,7 @@ struct AttentionCase {
   bool is_fast_backward = false;
   bool is_writing_keys = false;  ///< where run_backward adds to what is there
   bool is_on_gpu = false;        ///< lse and max_logits come from approximate exponentials
+  bool has_huge_logits = false;  ///< differences of products of dout and v leave a rest that counts
 
   DType real() const { return dtype == DType::Float64 ? DType::Float64 : DType::Float32; }
   reference::RowCounts counts() const { return reference::counts_of(mask); }
