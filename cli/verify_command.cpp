@@ -25,6 +25,7 @@ constexpr int kMostShrinkTries = 400;
 struct VerifyFlags {
   std::int32_t cases = 200;
   std::int32_t first = 0;
+  std::optional<std::int32_t> threads;
   std::optional<std::uint64_t> seed;
   std::string replay;
   bool is_json = false;
@@ -84,8 +85,9 @@ std::optional<Failure> run_cases(const VerifyFlags& flags, std::uint64_t seed) {
     }
   };
   std::vector<std::jthread> workers;
-  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-  for (unsigned worker = 0; worker < cores; ++worker) workers.emplace_back(work);
+  const auto cores = static_cast<std::int32_t>(std::thread::hardware_concurrency());
+  const std::int32_t num_workers = flags.threads.value_or(std::max(1, cores));
+  for (std::int32_t worker = 0; worker < num_workers; ++worker) workers.emplace_back(work);
   workers.clear();
   return failure;
 }
@@ -135,6 +137,7 @@ Command add_verify_command(CLI::App& parent) {
   const auto flags = std::make_shared<VerifyFlags>();
   add_int(*app, "--cases", flags->cases, {1, 100'000'000}, "random cases");
   add_int(*app, "--first", flags->first, {0, 1'000'000'000}, "number of the first case");
+  add_int(*app, "--threads", flags->threads, {1, 1024}, "cases at a time (default: the cores)");
   app->add_option_function<std::string>(
          "--seed",
          [flags](const std::string& text) {

@@ -14,6 +14,8 @@ TEST(CommandVerify, PrintsItsSeedAndHolds) {
   const Outcome outcome = run_magi("verify --cases 20 --seed 5");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.out.find("20 cases hold (seed 5"), 0u) << outcome.out;
+  const Outcome one = run_magi("verify --cases 20 --seed 5 --threads 1");
+  EXPECT_EQ(one.out.find("20 cases hold (seed 5"), 0u) << one.out << one.err;
   const Outcome drawn = run_magi("verify --cases 1 --json");
   EXPECT_EQ(drawn.code, 0) << drawn.err;
   const auto json = nlohmann::json::parse(drawn.out);
@@ -38,9 +40,9 @@ TEST(CommandVerify, ReplaysOneCase) {
 }
 
 TEST(CommandVerify, BadCalls) {
-  for (const char* arguments :
-       {"verify --cases 0", "verify --cases many", "verify --seed -1", "verify --seed x",
-        "verify --replay /no/such/file", "verify --first -1", "verify more"}) {
+  for (const char* arguments : {"verify --cases 0", "verify --cases many", "verify --seed -1",
+                                "verify --seed x", "verify --replay /no/such/file",
+                                "verify --first -1", "verify --threads 0", "verify more"}) {
     const Outcome outcome = run_magi(arguments);
     EXPECT_EQ(outcome.code, 2) << arguments << ": " << outcome.err;
     EXPECT_EQ(outcome.out, "");
