@@ -12,6 +12,7 @@
 #include "commands.hpp"
 #include "demo/ranks.hpp"
 #include "demo/report.hpp"
+#include "demo/spawn.hpp"
 #include "draw/pictures.hpp"
 #include "files.hpp"
 #include "flags.hpp"
@@ -69,7 +70,7 @@ void run_ranks_of(const DemoInput& input, const std::optional<LaunchEnv>& launch
   }
   const std::int32_t num_ranks = flags.ranks;
   const std::string rendezvous = "magi-demo-" + std::to_string(::getpid());
-  spawn_ranks(num_ranks, results, [&](std::int32_t rank) {
+  spawn_ranks(num_ranks, deadline, results, [&](std::int32_t rank) {
     run_as_rank(input, {.rank = rank, .num_ranks = num_ranks, .rendezvous = rendezvous}, deadline,
                 results);
   });

@@ -2,8 +2,8 @@
 """Counts of long seeded runs: in parts, with progress, and resumed where they stopped.
 
 Cases of a run are numbered; a run is a seed and the numbers [0, cases). The tally of a run is a
-file with its seed and how many cases have held, written after each part. A case that does not hold ends
-the run with what its program says, and is no part of any count.
+file with its seed and how many cases have held, written after each part. A case that does not
+hold ends the run with what its program says, and is no part of any count.
 """
 
 import argparse

@@ -1,23 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "demo/ranks.hpp"
 
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstring>
 #include <iostream>
 #include <thread>
 
-#include "commands.hpp"
 #include "draw/numbers.hpp"
-#include "files.hpp"
 #include "kernels/cpu/attention.hpp"
-#include "magi/error.hpp"
 #include "magi/runtime.hpp"
 
 namespace magi::cli {
@@ -110,59 +101,6 @@ void gather_results(const Shard& shard, const Placement& placement, Communicator
   gather(shard.dv, results.dv);
 }
 
-/// Runs `body` and leaves with its outcome; never returns into the caller's stack.
-[[noreturn]] void live_as_rank(std::int32_t rank, SharedResults& results,
-                               const std::function<void(std::int32_t)>& body) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  RankFault& fault = results.fault(rank);
-  const auto note = [&](Exit kind, const char* message) {
-    std::strncpy(fault.message.data(), message, fault.message.size() - 1);
-    fault.kind = static_cast<std::int32_t>(kind);
-  };
-  try {
-    body(rank);
-  } catch (const InternalError& error) {
-    note(Exit::CheckFailed, error.what());
-  } catch (const InvalidArgument& error) {
-    note(Exit::Usage, error.what());
-  } catch (const std::exception& error) {
-    note(Exit::Unfit, error.what());
-  }
-  std::cerr.flush();
-  ::_exit(fault.kind);
-}
-
-/// Waits for all children; the status of each.
-std::vector<int> wait_for(const std::vector<pid_t>& children) {
-  std::vector<int> statuses;
-  for (const pid_t child : children) {
-    int status = 0;
-    while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
-    }
-    statuses.push_back(status);
-  }
-  return statuses;
-}
-
-/// A rank that stopped because another did says so; the cause is the better message.
-void throw_first_fault(const std::vector<int>& statuses, SharedResults& results) {
-  for (std::size_t r = 0; r < statuses.size(); ++r) {
-    const std::string name = "rank " + std::to_string(r);
-    if (WIFSIGNALED(statuses[r])) {
-      throw InternalError(name + " was ended by signal " + std::to_string(WTERMSIG(statuses[r])));
-    }
-  }
-  for (const Exit kind : {Exit::CheckFailed, Exit::Usage, Exit::Unfit}) {
-    for (std::size_t r = 0; r < statuses.size(); ++r) {
-      const RankFault& fault = results.fault(static_cast<std::int32_t>(r));
-      if (fault.kind != static_cast<std::int32_t>(kind)) continue;
-      const std::string text = "rank " + std::to_string(r) + ": " + fault.message.data();
-      if (kind == Exit::Unfit) throw EnvironmentUnfit(text);
-      throw InternalError(text);
-    }
-  }
-}
-
 }  // namespace
 
 void run_demo_rank(const DemoInput& input, Communicator& communicator, SharedResults& results) {
@@ -182,25 +120,6 @@ void run_demo_rank(const DemoInput& input, Communicator& communicator, SharedRes
                 << draw::seconds_text(figures.backward_seconds) << std::endl;
     }
   }
-}
-
-void spawn_ranks(std::int32_t num_ranks, SharedResults& results,
-                 const std::function<void(std::int32_t rank)>& body) {
-  std::cout.flush();
-  std::cerr.flush();
-  std::vector<pid_t> children;
-  for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
-    const pid_t child = ::fork();
-    if (child == 0) live_as_rank(rank, results, body);
-    if (child < 0) {
-      const std::string reason = std::strerror(errno);
-      for (const pid_t started : children) ::kill(started, SIGKILL);
-      wait_for(children);
-      throw EnvironmentUnfit("rank " + std::to_string(rank) + " cannot start: " + reason);
-    }
-    children.push_back(child);
-  }
-  throw_first_fault(wait_for(children), results);
 }
 
 }  // namespace magi::cli

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "demo/embedding.hpp"
@@ -22,11 +21,5 @@ struct DemoInput {
 /// results, which rank 0 writes to `results`. Collective. Rank 0 reports progress on standard
 /// error.
 void run_demo_rank(const DemoInput& input, Communicator& communicator, SharedResults& results);
-
-/// Forks `num_ranks` processes that each run `body` with their rank, and waits for all. When one
-/// fails, throws InternalError (a defect, a crash) or EnvironmentUnfit with the message of the
-/// lowest such rank. Must be called before the process has started threads.
-void spawn_ranks(std::int32_t num_ranks, SharedResults& results,
-                 const std::function<void(std::int32_t rank)>& body);
 
 }  // namespace magi::cli
