@@ -24,6 +24,24 @@ struct BadCall {
 
 void PrintTo(const BadCall& call, std::ostream* stream) { *stream << call.arguments; }
 
+TEST(CommandPlan, AMaskTooLargeForTheMemoryIsRefused) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need more addresses than the limit";
+#endif
+  std::string slices = "[0,1,0,1,0,0]";
+  slices.reserve(60'000'000);
+  while (slices.size() < 56'000'000) slices += ",[0,1,0,1,0,0]";
+  const std::string limit = "ulimit -v 160000;";
+  const Outcome valid =
+      run_magi("plan --mask -", limit, R"({"rows_q": 1, "rows_k": 1, "slices": [)" + slices + "]}");
+  EXPECT_EQ(valid.code, 3);
+  EXPECT_EQ(valid.err, "magi: out of memory\n");
+  // What is refused anyway takes none.
+  const Outcome array = run_magi("plan --mask -", limit, "[" + slices + "]");
+  EXPECT_EQ(array.code, 2);
+  EXPECT_TRUE(has(array.err, "mask JSON is an array of 4000001")) << array.err;
+}
+
 class BadCalls : public ::testing::TestWithParam<BadCall> {};
 
 TEST_P(BadCalls, GiveOneSentenceAndACode) {
