@@ -10,8 +10,10 @@
  *   object made from it lives. Destroying NULL does nothing. Immutable handles (mask, placement,
  *   plan) may be used from several threads at once, communicators and attention objects from one.
  * - Structs start with struct_size = sizeof(the struct), set by the caller or a magi_..._init
- *   function. A struct may be longer than the library knows as long as the rest is zero; in structs
- *   that the library fills, only what fits is written.
+ *   function. A struct may be up to 256 bytes longer than the library knows as long as the rest is
+ *   zero; in structs that the library fills, only what fits is written. Init functions leave NULL.
+ * - Outputs lie apart from each other and from inputs, and so do the elements of each; shapes and
+ *   strides reach at most 2^40 elements. What does not is refused before anything is written.
  * - Arrays [n, k] are row-major. Optional pointers are marked; all others must not be NULL, except
  *   for arrays of length 0.
  * - `stream` is the CUDA stream that work is enqueued on; tensors in host memory ignore it.

@@ -1,7 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/arguments.hpp"
 
+#include <cstdlib>
+
 namespace magi::capi {
+
+namespace {
+
+/// Above what any machine addresses; offsets and numbers of elements within it fit in 64 bits.
+constexpr std::int64_t kMostElements = std::int64_t{1} << 40;
+
+/// An extent and stride of one axis, and the elements of the axes so far.
+void check_axis(const std::string& argument, const magi_tensor& given, std::size_t axis,
+                std::int64_t& num_elements) {
+  const std::string place = "[" + std::to_string(axis) + "]";
+  const std::int64_t extent = given.shape[axis], stride = given.stride[axis];
+  if (extent < 0 || extent > kMostElements) {
+    throw invalid(argument + ".shape" + place, extent, "0 to 2^40");
+  }
+  if (stride < -kMostElements || stride > kMostElements) {
+    throw invalid(argument + ".stride" + place, stride, "-2^40 to 2^40");
+  }
+  if (extent > 1 && std::abs(stride) > kMostElements / (extent - 1)) {
+    throw invalid(argument + ".stride" + place, stride,
+                  "so large that the last of " + std::to_string(extent) +
+                      " elements is within 2^40 of the first");
+  }
+  if (extent > 0 && num_elements > kMostElements / extent) {
+    throw invalid(argument + ".shape" + place, extent, "a shape of at most 2^40 elements");
+  }
+  num_elements *= extent;
+}
+
+}  // namespace
 
 TensorView read_tensor(const magi_tensor* tensor, const char* name) {
   const magi_tensor given = read_struct(tensor, name);
@@ -19,7 +50,9 @@ TensorView read_tensor(const magi_tensor* tensor, const char* name) {
                   .dtype = static_cast<DType>(given.dtype),
                   .device = given.device,
                   .rank = given.rank};
+  std::int64_t num_elements = 1;
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(given.rank); ++axis) {
+    check_axis(argument, given, axis, num_elements);
     view.shape[axis] = given.shape[axis];
     view.stride[axis] = given.stride[axis];
   }

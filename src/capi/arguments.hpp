@@ -23,14 +23,29 @@ Value& require(Value* pointer, const char* name) {
   return *pointer;
 }
 
-/// A caller's struct: this library's fields of it. Fields that it does not know must be zero.
+/// By how much a later version may lengthen a struct that this one knows.
+inline constexpr std::size_t kMostGrowth = 256;
+
+/// Refuses a size that no version has had or will have, which nobody has set.
 template <typename Struct>
-Struct read_struct(const Struct* given, const char* name) {
-  const std::size_t size = require(given, name).struct_size;
+std::size_t check_struct_size(std::size_t size, const char* name) {
   if (size < sizeof(Struct)) {
     throw invalid(std::string(name) + ".struct_size", size,
                   std::to_string(sizeof(Struct)) + " or more");
   }
+  if (size > sizeof(Struct) + kMostGrowth || size % alignof(Struct) != 0) {
+    throw invalid(std::string(name) + ".struct_size", size,
+                  std::to_string(sizeof(Struct)) + " to " +
+                      std::to_string(sizeof(Struct) + kMostGrowth) + " in steps of " +
+                      std::to_string(alignof(Struct)));
+  }
+  return size;
+}
+
+/// A caller's struct: this library's fields of it. Fields that it does not know must be zero.
+template <typename Struct>
+Struct read_struct(const Struct* given, const char* name) {
+  const std::size_t size = check_struct_size<Struct>(require(given, name).struct_size, name);
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   if (std::any_of(bytes + sizeof(Struct), bytes + size, [](unsigned char b) { return b != 0; })) {
     throw invalid(std::string(name) + ".struct_size", size,
@@ -42,13 +57,14 @@ Struct read_struct(const Struct* given, const char* name) {
 /// Fills a struct of the caller's as far as it reaches.
 template <typename Struct>
 void write_struct(Struct* target, Struct value, const char* name) {
-  const std::size_t size = require(target, name).struct_size;
-  if (size < sizeof(Struct)) {
-    throw invalid(std::string(name) + ".struct_size", size,
-                  std::to_string(sizeof(Struct)) + " or more");
-  }
-  value.struct_size = size;
+  value.struct_size = check_struct_size<Struct>(require(target, name).struct_size, name);
   std::memcpy(target, &value, sizeof(Struct));
+}
+
+/// Sets the caller's struct to `defaults`; NULL stays what it is, as in the destroy functions.
+template <typename Struct>
+void init_struct(Struct* target, const Struct& defaults) {
+  if (target != nullptr) *target = defaults;
 }
 
 template <typename Value>

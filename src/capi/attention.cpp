@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/attention_arguments.hpp"
 #include "capi/handles.hpp"
+#include "capi/outputs.hpp"
 #include "capi/status.hpp"
 
 namespace magi::capi {
@@ -50,10 +51,10 @@ magi_status magi_attention_create(const magi_plan* plan, magi_communicator* comm
 }
 
 void magi_attention_options_init(magi_attention_options* options) {
-  *options = {.struct_size = sizeof(magi_attention_options),
-              .allocator = nullptr,
-              .exchange_sms = magi::AttentionOptions{}.exchange_sms,
-              .backend = nullptr};
+  init_struct(options, magi_attention_options{.struct_size = sizeof(magi_attention_options),
+                                              .allocator = nullptr,
+                                              .exchange_sms = magi::AttentionOptions{}.exchange_sms,
+                                              .backend = nullptr});
 }
 
 magi_status magi_attention_create_with(const magi_plan* plan, magi_communicator* communicator,
@@ -73,8 +74,11 @@ magi_status magi_attention_workspace_bytes(const magi_attention* attention, size
 magi_status magi_attention_forward(magi_attention* attention, const magi_attention_inputs* inputs,
                                    const magi_attention_result* result, void* stream) {
   return guarded([&] {
-    require(attention, "attention")
-        .attention.forward(read_inputs(inputs), read_result(result), stream);
+    magi_attention& given = require(attention, "attention");
+    const magi::AttentionInputs in = read_inputs(inputs);
+    const magi::AttentionResult out = read_result(result);
+    check_outputs(in, out);
+    given.attention.forward(in, out, stream);
   });
 }
 
@@ -82,9 +86,11 @@ magi_status magi_attention_backward(magi_attention* attention, const magi_attent
                                     const magi_attention_result* result,
                                     const magi_attention_gradients* gradients, void* stream) {
   return guarded([&] {
-    const Gradients given = read_gradients(gradients);
-    require(attention, "attention")
-        .attention.backward(read_inputs(inputs), read_result(result), given.output, given.input,
-                            stream);
+    magi_attention& given = require(attention, "attention");
+    const magi::AttentionInputs in = read_inputs(inputs);
+    const magi::AttentionResult out = read_result(result);
+    const Gradients grads = read_gradients(gradients);
+    check_outputs(in, out, grads.output, grads.input);
+    given.attention.backward(in, out, grads.output, grads.input, stream);
   });
 }

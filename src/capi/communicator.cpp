@@ -112,9 +112,9 @@ using namespace magi::capi;
 
 void magi_comm_options_init(magi_comm_options* options) {
   const magi::CommOptions defaults;
-  *options = {.struct_size = sizeof(magi_comm_options),
-              .deadline_ms = defaults.deadline.count(),
-              .window_bytes = defaults.window_bytes};
+  init_struct(options, magi_comm_options{.struct_size = sizeof(magi_comm_options),
+                                         .deadline_ms = defaults.deadline.count(),
+                                         .window_bytes = defaults.window_bytes});
 }
 
 void magi_communicator_destroy(magi_communicator* communicator) { delete communicator; }
@@ -169,10 +169,10 @@ magi_status magi_nvlink_group_create(const magi_communicator* base, int32_t devi
 
 void magi_nccl_options_init(magi_nccl_options* options) {
   const magi::NcclOptions defaults;
-  *options = {.struct_size = sizeof(magi_nccl_options),
-              .deadline_ms = defaults.deadline.count(),
-              .max_ctas = defaults.max_ctas,
-              .library = nullptr};
+  init_struct(options, magi_nccl_options{.struct_size = sizeof(magi_nccl_options),
+                                         .deadline_ms = defaults.deadline.count(),
+                                         .max_ctas = defaults.max_ctas,
+                                         .library = nullptr});
 }
 
 magi_status magi_nccl_group_create(const magi_bootstrap* bootstrap, int32_t device,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/attention_arguments.hpp"
 #include "capi/handles.hpp"
+#include "capi/outputs.hpp"
 #include "capi/status.hpp"
 
 namespace magi::capi {
@@ -19,11 +20,22 @@ void check_rows(const Mask& mask, const TensorView& q, const TensorView& k) {
 magi::BackwardArgs read_backward(const Mask& mask, const magi_attention_inputs* inputs,
                                  const magi_attention_result* result,
                                  const magi_attention_gradients* gradients) {
-  magi::BackwardArgs args =
-      backward_args(read_inputs(inputs), read_result(result), read_gradients(gradients));
+  const AttentionInputs in = read_inputs(inputs);
+  const AttentionResult out = read_result(result);
+  const Gradients given = read_gradients(gradients);
+  check_outputs(in, out, given.output, given.input);
+  magi::BackwardArgs args = backward_args(in, out, given);
   args.slices = mask.slices;
   check_rows(mask, args.q, args.k);
   return args;
+}
+
+magi::ForwardArgs read_forward(const magi_attention_inputs* inputs,
+                               const magi_attention_result* result) {
+  const AttentionInputs in = read_inputs(inputs);
+  const AttentionResult out = read_result(result);
+  check_outputs(in, out);
+  return forward_args(in, out);
 }
 
 WorkKey::Shape shape_of(const TensorView& tensor) {
@@ -100,7 +112,7 @@ magi_status magi_flex_attention_forward(const magi_mask* mask, const magi_attent
                                         const magi_attention_result* result, void* stream) {
   return guarded([&] {
     const magi_mask& given = require(mask, "mask");
-    magi::ForwardArgs args = forward_args(read_inputs(inputs), read_result(result));
+    magi::ForwardArgs args = read_forward(inputs, result);
     args.slices = given.mask.slices;
     check_rows(given.mask, args.q, args.k);
     prepared_forward(given, args, *inputs)->run(args, {}, stream);
@@ -148,8 +160,8 @@ magi_status magi_flex_ranges_forward(const magi_flex_ranges* ranges,
                                      const magi_workspace* workspace, void* stream) {
   return guarded([&] {
     const Ranges given = read_ranges(ranges, inputs);
-    magi::attention_forward_cuda(forward_args(read_inputs(inputs), read_result(result)),
-                                 given.slices, read_workspace(workspace), given.tuning, stream);
+    magi::attention_forward_cuda(read_forward(inputs, result), given.slices,
+                                 read_workspace(workspace), given.tuning, stream);
   });
 }
 

@@ -26,16 +26,16 @@ using namespace magi::capi;
 
 void magi_placement_config_init(magi_placement_config* config) {
   const magi::PlacementConfig defaults;
-  *config = {.struct_size = sizeof(magi_placement_config),
-             .algorithm = nullptr,
-             .chunk_size = defaults.chunk_size.value_or(0),
-             .min_chunks_per_rank = defaults.min_chunks_per_rank,
-             .uneven_shard = defaults.uneven_shard ? 1 : 0,
-             .num_select_chunks = defaults.num_select_chunks,
-             .token_tolerance = defaults.token_tolerance,
-             .top_p = defaults.top_p,
-             .allocation_ratio = defaults.allocation_ratio,
-             .seed = defaults.seed};
+  init_struct(config, magi_placement_config{.struct_size = sizeof(magi_placement_config),
+                                            .algorithm = nullptr,
+                                            .chunk_size = defaults.chunk_size.value_or(0),
+                                            .min_chunks_per_rank = defaults.min_chunks_per_rank,
+                                            .uneven_shard = defaults.uneven_shard ? 1 : 0,
+                                            .num_select_chunks = defaults.num_select_chunks,
+                                            .token_tolerance = defaults.token_tolerance,
+                                            .top_p = defaults.top_p,
+                                            .allocation_ratio = defaults.allocation_ratio,
+                                            .seed = defaults.seed});
 }
 
 void magi_placement_destroy(magi_placement* placement) { delete placement; }

@@ -121,23 +121,24 @@ using namespace magi::capi;
 
 void magi_plan_config_init(magi_plan_config* config) {
   const magi::PlanConfig defaults;
-  *config = {.struct_size = sizeof(magi_plan_config),
-             .num_ranks = defaults.num_ranks,
-             .num_heads_q = defaults.num_heads_q,
-             .num_heads_kv = defaults.num_heads_kv,
-             .head_dim_qk = defaults.head_dim_qk,
-             .head_dim_v = defaults.head_dim_v,
-             .element_bytes = defaults.element_bytes,
-             .overlap_degree = defaults.overlap_degree.value_or(MAGI_OVERLAP_AUTO),
-             .wave_mode = static_cast<int32_t>(defaults.stage_mode),
-             .min_wave_rows = defaults.min_stage_rows,
-             .flops_per_second = defaults.cost.flops_per_second,
-             .backward_flops_per_second = defaults.cost.backward_flops_per_second,
-             .bytes_per_second = defaults.cost.bytes_per_second,
-             .seconds_per_transfer = defaults.cost.seconds_per_transfer,
-             .seconds_per_launch = defaults.cost.seconds_per_launch,
-             .placement = nullptr,
-             .placement_k = nullptr};
+  init_struct(config, magi_plan_config{
+                          .struct_size = sizeof(magi_plan_config),
+                          .num_ranks = defaults.num_ranks,
+                          .num_heads_q = defaults.num_heads_q,
+                          .num_heads_kv = defaults.num_heads_kv,
+                          .head_dim_qk = defaults.head_dim_qk,
+                          .head_dim_v = defaults.head_dim_v,
+                          .element_bytes = defaults.element_bytes,
+                          .overlap_degree = defaults.overlap_degree.value_or(MAGI_OVERLAP_AUTO),
+                          .wave_mode = static_cast<int32_t>(defaults.stage_mode),
+                          .min_wave_rows = defaults.min_stage_rows,
+                          .flops_per_second = defaults.cost.flops_per_second,
+                          .backward_flops_per_second = defaults.cost.backward_flops_per_second,
+                          .bytes_per_second = defaults.cost.bytes_per_second,
+                          .seconds_per_transfer = defaults.cost.seconds_per_transfer,
+                          .seconds_per_launch = defaults.cost.seconds_per_launch,
+                          .placement = nullptr,
+                          .placement_k = nullptr});
 }
 
 void magi_plan_destroy(magi_plan* plan) { delete plan; }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "capi/owned_handles.hpp"
+#include "capi/problem.hpp"
 #include "magi/attention.hpp"
 
 namespace magi::capi_test {
@@ -75,26 +76,20 @@ magi_attention_backend table_of(Log& log, const char* name) {
 
 /// A call of one device; its tensors hold zeros.
 struct Call {
-  HostTensor<float> values{kRows, kHeads, kDim}, lses{kRows, kHeads};
-  magi_tensor rows{.struct_size = sizeof(rows),
-                   .data = values.elements().data(),
-                   .dtype = MAGI_FLOAT32,
-                   .device = MAGI_CPU_DEVICE,
-                   .rank = 3,
-                   .shape = {kRows, kHeads, kDim},
-                   .stride = {kHeads * kDim, kDim, 1}};
-  magi_tensor lse{.struct_size = sizeof(lse),
-                  .data = lses.elements().data(),
-                  .dtype = MAGI_FLOAT32,
-                  .device = MAGI_CPU_DEVICE,
-                  .rank = 2,
-                  .shape = {kRows, kHeads},
-                  .stride = {kHeads, 1}};
-  magi_attention_inputs inputs{
-      .struct_size = sizeof(inputs), .q = &rows, .k = &rows, .v = &rows, .softmax_scale = 0.25};
-  magi_attention_result result{.struct_size = sizeof(result), .out = &rows, .lse = &lse};
-  magi_attention_gradients gradients{
-      .struct_size = sizeof(gradients), .dout = &rows, .dq = &rows, .dk = &rows, .dv = &rows};
+  Array rows{{kRows, kHeads, kDim}}, out{{kRows, kHeads, kDim}}, lse{{kRows, kHeads}};
+  Array dq{{kRows, kHeads, kDim}}, dk{{kRows, kHeads, kDim}}, dv{{kRows, kHeads, kDim}};
+  magi_attention_inputs inputs{.struct_size = sizeof(inputs),
+                               .q = &rows.tensor,
+                               .k = &rows.tensor,
+                               .v = &rows.tensor,
+                               .softmax_scale = 0.25};
+  magi_attention_result result{
+      .struct_size = sizeof(result), .out = &out.tensor, .lse = &lse.tensor};
+  magi_attention_gradients gradients{.struct_size = sizeof(gradients),
+                                     .dout = &rows.tensor,
+                                     .dq = &dq.tensor,
+                                     .dk = &dk.tensor,
+                                     .dv = &dv.tensor};
 };
 
 TEST(AttentionBackendAbi, AFlexCallRunsOnTheBackendItNames) {
@@ -119,7 +114,7 @@ TEST(AttentionBackendAbi, AFlexCallRunsOnTheBackendItNames) {
   EXPECT_EQ(log.num_forwards, 2);
   EXPECT_EQ(log.scale, 0.25);
   EXPECT_EQ(log.slices, (std::vector<std::int32_t>{0, 3, 0, 3, -1, 0}));
-  EXPECT_EQ(call.values.elements()[0], 7.0f);
+  EXPECT_EQ(call.out.values[0], 7.0f);
   EXPECT_EQ(log.num_destroys, 1);
 }
 
