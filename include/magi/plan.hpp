@@ -203,7 +203,7 @@ std::int32_t num_stages(const Plan& plan);
 std::int32_t stage_of(const Plan& plan, std::span<const Step> steps, const Step& step);
 
 /// Versioned JSON; reading refuses unknown keys, other versions and values that no plan can hold,
-/// and recomputes the digest.
+/// and makes the digest and the report anew: a text with other counts is refused.
 std::string plan_to_json(const Plan& plan);
 Plan plan_from_json(std::string_view text);
 

@@ -3,12 +3,14 @@
 #include <charconv>
 #include <limits>
 #include <string>
+#include <tuple>
 
 #include "base/check.hpp"
 #include "magi/plan.hpp"
 #include "plan/check_structure.hpp"
 #include "plan/config.hpp"
 #include "plan/json_value.hpp"
+#include "plan/report.hpp"
 
 // The schema of a plan file: keys in the order in which they are written, records as rows of
 // integers.
@@ -311,6 +313,21 @@ Value schema(Plan& p) {
   });
 }
 
+/// The digest covers what ranks do, not the figures about it, which are made anew. Counts must be
+/// those of the text; predicted times depend on the processor in their last bits.
+void take_report(Plan& plan) {
+  const PlanReport made = planner::make_report(plan);
+  const PlanReport& read = plan.report;
+  const auto counts = [](const PlanReport& r) {
+    return std::tie(r.rank_area, r.rank_rows, r.remote_rows, r.pair_bytes, r.total_bytes,
+                    r.lower_bound_bytes, r.ring_bytes);
+  };
+  if (counts(read) != counts(made)) {
+    throw invalid("plan JSON: report", "that of another plan", "the figures of its own tables");
+  }
+  plan.report = made;
+}
+
 }  // namespace
 
 std::string plan_to_json(const Plan& plan) {
@@ -330,6 +347,7 @@ Plan plan_from_json(std::string_view text) {
     throw invalid("plan JSON", "carrying the digest of another plan",
                   "the digest of its own tables");
   }
+  take_report(plan);
   return plan;
 }
 

@@ -119,6 +119,25 @@ TEST(PlanJson, SeveralQuerySegmentsSurviveARoundTrip) {
   EXPECT_EQ(plan_from_json(plan_to_json(plan)), plan);
 }
 
+TEST(PlanJson, TheReportIsThatOfTheTables) {
+  const std::string text = plan_to_json(golden_plan());
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string changed = text;
+    return changed.replace(changed.find(from), from.size(), to);
+  };
+  for (const auto& [from, to] :
+       {std::pair{"\"total_bytes\": 384", "\"total_bytes\": 1"},
+        std::pair{"\"pair_bytes\": [0,128,256,0]", "\"pair_bytes\": [0,256,128,0]"},
+        std::pair{"\"rank_area\": [18,18]", "\"rank_area\": [17,19]"},
+        std::pair{"\"lower_bound_bytes\": 256", "\"lower_bound_bytes\": 0"}}) {
+    EXPECT_EQ(refusal(with(from, to)),
+              "plan JSON: report is that of another plan; allowed: the figures of its own tables");
+  }
+  EXPECT_EQ(plan_from_json(with("\"forward_seconds\": 1e-05", "\"forward_seconds\": 7")),
+            golden_plan());
+  EXPECT_EQ(plan_from_json(with("\"balance\": 1,", "\"balance\": 9,")), golden_plan());
+}
+
 TEST(PlanJson, EveryTruncationIsRefused) {
   const std::string text = plan_to_json(golden_plan());
   for (std::size_t size = 0; size + 2 < text.size(); ++size) {
