@@ -20,6 +20,10 @@ using comm::StreamSocket;
 
 constexpr std::size_t kMaxNameBytes = 80;
 
+/// Abstract names belong to whom takes them first, of whatever user. Rank 0 takes the first of
+/// these that is free, the others look at all.
+constexpr int kNumAddresses = 8;
+
 /// An abstract Unix socket, for processes of one machine and one user.
 class LocalPlace final : public comm::MeetingPlace {
  public:
@@ -28,7 +32,15 @@ class LocalPlace final : public comm::MeetingPlace {
   std::string name() const override { return name_; }
 
   std::optional<StreamSocket> listen_as_host(std::int32_t num_ranks) override {
-    return LocalSocket::listen_at(address(), num_ranks);
+    for (int choice = 0; choice < kNumAddresses; ++choice) {
+      if (auto listener = LocalSocket::listen_at(address(choice), num_ranks)) return listener;
+      const auto holder = LocalSocket::connect_to(address(choice));
+      if (holder && holder->peer().is_same_user) return std::nullopt;
+      if (holder) stranger_ = holder->peer();
+    }
+    throw CommError("other processes hold the addresses of group '" + name_ + "'" + obstacle() +
+                        "; another name is needed",
+                    CommFailure::System);
   }
 
   std::optional<Arrival> accept(const StreamSocket& listener) override {
@@ -41,15 +53,28 @@ class LocalPlace final : public comm::MeetingPlace {
   }
 
   std::optional<StreamSocket> connect(Deadline /*deadline*/) override {
-    auto socket = LocalSocket::connect_to(address());
-    if (!socket || !socket->peer().is_same_user) return std::nullopt;
-    return socket;
+    for (int choice = 0; choice < kNumAddresses; ++choice) {
+      auto socket = LocalSocket::connect_to(address(choice));
+      if (!socket) continue;
+      if (socket->peer().is_same_user) return socket;
+      stranger_ = socket->peer();
+    }
+    return std::nullopt;
+  }
+
+  std::string obstacle() const override {
+    if (!stranger_) return {};
+    return "; process " + std::to_string(stranger_->pid) + " of user " +
+           std::to_string(stranger_->user) + " listens at an address of the group";
   }
 
  private:
-  std::string address() const { return "magi/" + std::to_string(geteuid()) + "/" + name_; }
+  std::string address(int choice) const {
+    return "magi/" + std::to_string(geteuid()) + "." + std::to_string(choice) + "/" + name_;
+  }
 
   std::string name_;
+  std::optional<LocalSocket::Peer> stranger_;  ///< of another user, the last that was met
 };
 
 }  // namespace

@@ -122,7 +122,9 @@ LocalSocket::Peer LocalSocket::peer() const {
   ucred credentials{};
   socklen_t size = sizeof(credentials);
   if (getsockopt(fd(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return {};
-  return {.pid = credentials.pid, .is_same_user = credentials.uid == geteuid()};
+  return {.pid = credentials.pid,
+          .user = credentials.uid,
+          .is_same_user = credentials.uid == geteuid()};
 }
 
 }  // namespace magi::comm

@@ -30,6 +30,7 @@ class LocalSocket : public StreamSocket {
 
   struct Peer {
     std::int64_t pid = 0;
+    std::int64_t user = 0;
     bool is_same_user = false;
   };
   Peer peer() const;

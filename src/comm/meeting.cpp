@@ -118,7 +118,7 @@ class Meeting {
       }
       if (Clock::now() >= end) {
         throw CommError("rank 0" + group() + " did not arrive within " + limit_text() + "; rank " +
-                            std::to_string(rank_) + " was waiting",
+                            std::to_string(rank_) + " was waiting" + place_->obstacle(),
                         CommFailure::Timeout);
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(5));

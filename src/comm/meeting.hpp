@@ -25,6 +25,8 @@ class MeetingPlace {
   virtual std::optional<Arrival> accept(const StreamSocket& listener) = 0;
   /// Nothing when no one listens there (yet).
   virtual std::optional<StreamSocket> connect(Deadline deadline) = 0;
+  /// What connect() met instead of the host, for messages; empty: nothing.
+  virtual std::string obstacle() const { return {}; }
 };
 
 /// Meets the other ranks there and gives the bootstrap among them. Throws InvalidArgument to all
