@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "base/check.hpp"
 #include "values.hpp"
@@ -36,8 +37,24 @@ class Descriptor {
   int fd_;
 };
 
-std::string read_all(std::string_view flag, const std::string& path, int fd) {
-  std::string content;
+void make_blocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK); }
+
+/// Waits until someone writes to a pipe that is open for reading, but not for long: a writer that
+/// has the pipe open may take its time, one that never comes is not waited for.
+bool has_writer(int fd, std::string& content) {
+  char buffer[1 << 12];
+  for (int tries = 0; tries < 100; ++tries) {
+    const ssize_t count = ::read(fd, buffer, sizeof buffer);
+    if (count > 0) content.assign(buffer, static_cast<std::size_t>(count));
+    if (count > 0 || (count < 0 && errno == EAGAIN)) return true;
+    ::usleep(10'000);
+  }
+  return false;
+}
+
+/// `content` is what has been read already.
+std::string read_all(std::string_view flag, const std::string& path, int fd,
+                     std::string content = {}) {
   char buffer[1 << 16];
   for (;;) {
     const ssize_t count = ::read(fd, buffer, sizeof buffer);
@@ -60,12 +77,24 @@ void write_all(const std::string& path, int fd, std::string_view content) {
   }
 }
 
+/// Who might read a file may read the one in its place, and nobody else.
+void keep_owner_and_mode(int fd, const struct stat& status) {
+  // Only a privileged process may give files away; the owner of others' files is then its own.
+  const bool is_owner = ::fchown(fd, status.st_uid, status.st_gid) == 0;
+  ::fchmod(fd, status.st_mode & (is_owner ? 07777 : 0700));
+}
+
 /// A device or pipe is written as it is: renaming a file onto it would replace it.
 void write_in_place(std::string_view flag, const std::string& path, std::string_view content) {
-  const Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  // A pipe without a reader would block in open() without O_NONBLOCK.
+  const Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.get() < 0 && errno == ENXIO) {
+    throw invalid(flag, shown(path) + " (a pipe that nobody reads)", "a path that a file can take");
+  }
   if (file.get() < 0) {
     throw invalid(flag, shown(path) + " (" + reason(errno) + ")", "a path that a file can take");
   }
+  make_blocking(file.get());
   write_all(path, file.get(), content);
 }
 
@@ -79,20 +108,29 @@ std::string read_file(std::string_view flag, const std::string& path) {
     throw invalid(flag, shown(path) + " (" + reason(errno) + ")", "a file that can be read");
   }
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
-    throw invalid(flag, shown(path) + " (not a regular file)", "a file that can be read");
+  const bool is_known = ::fstat(file.get(), &status) == 0;
+  std::string begin;
+  if (is_known && S_ISFIFO(status.st_mode)) {
+    if (!has_writer(file.get(), begin)) {
+      throw invalid(flag, shown(path) + " (a pipe that nobody writes)", "a file that can be read");
+    }
+    make_blocking(file.get());
+  } else if (!is_known || !S_ISREG(status.st_mode)) {
+    throw invalid(flag, shown(path) + " (not a file or pipe)", "a file that can be read");
   }
-  return read_all(flag, path, file.get());
+  return read_all(flag, path, file.get(), std::move(begin));
 }
 
 void write_file(std::string_view flag, const std::string& path, std::string_view content) {
   struct stat status {};
-  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+  const bool is_there = ::stat(path.c_str(), &status) == 0;
+  if (is_there && !S_ISREG(status.st_mode)) {
     write_in_place(flag, path, content);
     return;
   }
   const std::string partial = path + ".partial-" + std::to_string(::getpid());
-  const int fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  const int fd =
+      ::open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, is_there ? 0600 : 0666);
   if (fd < 0) {
     const int error = errno;
     if (error == ENOSPC || error == EROFS || error == EMFILE) {
@@ -103,6 +141,7 @@ void write_file(std::string_view flag, const std::string& path, std::string_view
   }
   const Descriptor file(fd);
   try {
+    if (is_there) keep_owner_and_mode(fd, status);
     write_all(path, fd, content);
     if (std::rename(partial.c_str(), path.c_str()) != 0) {
       throw invalid(flag, shown(path) + " (" + reason(errno) + ")", "a path that a file can take");

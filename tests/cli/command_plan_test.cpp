@@ -90,7 +90,7 @@ const BadCall kBadCalls[] = {
     {"plan --tokens 64 --degree many", 2, "--degree (or auto) is 'many'"},
     {"plan --tokens 64 --waves tall", 2, "--waves is 'tall'; allowed: auto, heads or rows"},
     {"plan --mask /no/such/file", 2, "--mask is '/no/such/file' (No such file or directory)"},
-    {"plan --mask /", 2, "not a regular file"},
+    {"plan --mask /", 2, "not a file or pipe"},
     {"show /no/such/file", 2, "FILE is '/no/such/file'"},
     {"show /dev/null --tokens 4", 2, "FILE is given with a mask flag"},
     {"show --tokens 64 --out /dev/null", 2, "--out is '/dev/null'"},
