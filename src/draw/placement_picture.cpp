@@ -17,6 +17,10 @@ constexpr double kWorkColumn = 184.0;
 constexpr double kFetchedColumn = 290.0;
 constexpr double kWidth = kLeft + kStripWidth + kFetchedColumn + 24;
 constexpr double kTop = 96.0;
+/// More are not drawn, so that a picture stays below 2 MB.
+constexpr std::int32_t kMostLanes = 512;
+constexpr std::int32_t kMostStripBoxes = 2048;
+constexpr std::int32_t kMostLaneBoxes = 8192;
 
 /// Gap between neighbouring chunks, where they are wide enough to bear one.
 double gap_of(const Placement& placement) {
@@ -34,11 +38,15 @@ Box chunk_box(const Placement& placement, std::int32_t chunk, double y, double h
 }
 
 void draw_strip(Svg& svg, const Placement& placement, double y) {
-  for (std::int32_t chunk = 0; chunk < placement.num_chunks(); ++chunk) {
+  // Of many chunks one in so many is drawn, as wide as those up to the next.
+  const std::int32_t num_chunks = placement.num_chunks();
+  const std::int32_t step = (num_chunks + kMostStripBoxes - 1) / kMostStripBoxes;
+  for (std::int32_t chunk = 0; chunk < num_chunks; chunk += std::max(step, 1)) {
     const std::int32_t rank = placement.chunk_rank[static_cast<std::size_t>(chunk)];
     const Range rows = placement.chunk_rows(chunk);
-    svg.rect_with_tooltip(chunk_box(placement, chunk, y, 30),
-                          rank_colour(rank, placement.num_ranks),
+    Box box = chunk_box(placement, chunk, y, 30);
+    if (step > 1) box.width *= std::min(step, num_chunks - chunk);
+    svg.rect_with_tooltip(box, rank_colour(rank, placement.num_ranks),
                           "chunk " + std::to_string(chunk) + ", rows " + grouped(rows.begin) +
                               " to " + grouped(rows.end) + ", rank " + std::to_string(rank));
   }
@@ -53,6 +61,27 @@ void draw_strip(Svg& svg, const Placement& placement, double y) {
   svg.text(kLeft + kStripWidth, y - 9, grouped(placement.num_rows), number);
 }
 
+std::int32_t num_lanes(const Placement& placement) {
+  return std::min(placement.num_ranks, kMostLanes);
+}
+
+/// The chunks of a rank. Where there are many, those that lie close are one box.
+std::vector<Box> lane_boxes(const Placement& placement, std::int32_t rank, double y,
+                            double height) {
+  const bool is_joining = placement.num_chunks() > kMostLaneBoxes;
+  const double close = kStripWidth * num_lanes(placement) / kMostLaneBoxes;
+  std::vector<Box> boxes;
+  for (const std::int32_t chunk : placement.chunks_of(rank)) {
+    const Box box = chunk_box(placement, chunk, y, height);
+    if (is_joining && !boxes.empty() && box.x - boxes.back().x - boxes.back().width < close) {
+      boxes.back().width = box.x + box.width - boxes.back().x;
+    } else {
+      boxes.push_back(box);
+    }
+  }
+  return boxes;
+}
+
 double lane_height(std::int32_t num_ranks) { return num_ranks <= 16 ? 24.0 : 16.0; }
 
 void draw_rank_lines(Svg& svg, const Plan& plan, double y) {
@@ -65,14 +94,13 @@ void draw_rank_lines(Svg& svg, const Plan& plan, double y) {
   svg.text(columns + kWorkColumn, y - 8, "share of work", head);
   svg.text(columns + kFetchedColumn, y - 8, "fetched rows", head);
   const double pairs = static_cast<double>(area(plan.mask));
-  for (std::int32_t rank = 0; rank < placement.num_ranks; ++rank) {
+  for (std::int32_t rank = 0; rank < num_lanes(placement); ++rank) {
     const auto r = static_cast<std::size_t>(rank);
     const double top = y + lane * rank;
     const double base = top + lane / 2 + 4;
     svg.rect({.x = kLeft, .y = top + 2, .width = kStripWidth, .height = lane - 4}, kPaper);
-    for (const std::int32_t chunk : placement.chunks_of(rank)) {
-      svg.rect(chunk_box(placement, chunk, top + 2, lane - 4),
-               rank_colour(rank, placement.num_ranks));
+    for (const Box& box : lane_boxes(placement, rank, top + 2, lane - 4)) {
+      svg.rect(box, rank_colour(rank, placement.num_ranks));
     }
     svg.text(kLeft - 10, base, "rank " + std::to_string(rank), cell);
     svg.text(columns + kRowsColumn, base, grouped(plan.report.rank_rows[r]), cell);
@@ -88,12 +116,15 @@ std::string placement_picture(const Plan& plan, std::string_view title) {
   const Placement& placement = plan.placement_q;
   const bool has_own_keys = plan.config.placement_k.has_value();
   const double lines_top = kTop + (has_own_keys ? 150.0 : 76.0);
-  const double height = lines_top + lane_height(placement.num_ranks) * placement.num_ranks + 24;
-  const std::string summary =
-      std::to_string(placement.num_chunks()) + " chunks of " + grouped(placement.chunk_size) +
-      " rows on " + std::to_string(placement.num_ranks) + " ranks, by " +
-      placement_name(plan.config.placement.algorithm) + "; most work on a rank " +
-      decimal(plan.report.balance, 3) + " x the mean";
+  const double height = lines_top + lane_height(placement.num_ranks) * num_lanes(placement) + 24;
+  std::string summary = std::to_string(placement.num_chunks()) + " chunks of " +
+                        grouped(placement.chunk_size) + " rows on " +
+                        std::to_string(placement.num_ranks) + " ranks, by " +
+                        placement_name(plan.config.placement.algorithm) + "; most work on a rank " +
+                        decimal(plan.report.balance, 3) + " x the mean";
+  if (num_lanes(placement) < placement.num_ranks) {
+    summary += "; the first " + std::to_string(kMostLanes) + " ranks";
+  }
   Svg svg(kWidth, height, title, summary);
   svg.text(24, 28, title, {.size = 16, .is_bold = true});
   svg.text(24, 47, summary, {.size = 12, .colour = kMutedInk});

@@ -13,6 +13,7 @@ namespace {
 
 constexpr double kLeft = 84.0;
 constexpr double kTop = 96.0;
+constexpr std::size_t kMostRanks = 512;  // more are not drawn: a picture stays below 5 MB
 constexpr double kPlotWidth = 700.0;
 constexpr double kBarHeight = 14.0;
 constexpr double kLane = 2 * kBarHeight + 12;
@@ -100,16 +101,20 @@ std::string timeline_picture(const Plan& plan, std::string_view title) {
   const Timeline timeline{plan};
   const double end = timeline.end_seconds();
   const double scale = end > 0.0 ? kPlotWidth / end : 0.0;
-  const double bottom = kTop + kLane * static_cast<double>(plan.ranks.size());
+  const std::size_t num_drawn = std::min(plan.ranks.size(), kMostRanks);
+  const double bottom = kTop + kLane * static_cast<double>(num_drawn);
   const std::int32_t stages = num_stages(plan);
-  const std::string summary =
-      "one forward pass as the cost model predicts it: " + seconds_text(end) + ", " +
-      std::to_string(stages) + (stages == 1 ? " stage" : " stages");
+  std::string summary = "one forward pass as the cost model predicts it: " + seconds_text(end) +
+                        ", " + std::to_string(stages) + (stages == 1 ? " stage" : " stages");
+  if (num_drawn < plan.ranks.size()) {
+    summary += "; the first " + std::to_string(num_drawn) + " of " +
+               std::to_string(plan.ranks.size()) + " ranks";
+  }
   Svg svg(kLeft + kPlotWidth + 48, bottom + 48, title, summary);
   svg.text(24, 28, title, {.size = 16, .is_bold = true});
   svg.text(24, 47, summary, {.size = 12, .colour = kMutedInk});
   draw_axis(svg, end, bottom);
-  for (std::int32_t rank = 0; rank < static_cast<std::int32_t>(plan.ranks.size()); ++rank) {
+  for (std::int32_t rank = 0; rank < static_cast<std::int32_t>(num_drawn); ++rank) {
     const double y = kTop + kLane * rank + 5;
     svg.text(kLeft - 10, y + kBarHeight + 5, "rank " + std::to_string(rank),
              {.size = 12, .anchor = Anchor::End});

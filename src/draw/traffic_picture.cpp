@@ -12,73 +12,101 @@ namespace {
 constexpr double kLeft = 96.0;
 constexpr double kTop = 124.0;
 constexpr std::int32_t kMostNumberedRanks = 12;
+/// Cells a side: more ranks share cells, so that a picture stays below 3 MB.
+constexpr std::int32_t kMostCells = 128;
 
-double cell_side(std::int32_t num_ranks) {
-  return num_ranks <= kMostNumberedRanks ? 62.0 : std::max(640.0 / num_ranks, 3.0);
+double cell_side(std::int32_t num_cells) {
+  return num_cells <= kMostNumberedRanks ? 62.0 : std::max(640.0 / num_cells, 3.0);
 }
 
-std::int64_t bytes_between(const Plan& plan, std::int32_t src, std::int32_t dst) {
-  const std::int64_t ranks = plan.config.num_ranks;
-  return plan.report.pair_bytes[static_cast<std::size_t>(src * ranks + dst)];
-}
+/// Bytes between ranks, or between groups of neighbouring ranks where there are many.
+struct Cells {
+  std::int32_t num_ranks = 0;
+  std::int32_t group = 1;  ///< ranks of a cell's side
+  std::int32_t count = 0;  ///< cells a side
+  std::vector<std::int64_t> bytes;
 
-/// Every how many ranks a label fits.
-std::int32_t label_step(std::int32_t num_ranks) {
+  explicit Cells(const Plan& plan) : num_ranks(plan.config.num_ranks) {
+    group = (num_ranks + kMostCells - 1) / kMostCells;
+    count = (num_ranks + group - 1) / group;
+    bytes.assign(static_cast<std::size_t>(count) * static_cast<std::size_t>(count), 0);
+    auto from = plan.report.pair_bytes.begin();
+    for (std::int32_t src = 0; src < num_ranks; ++src) {
+      for (std::int32_t dst = 0; dst < num_ranks; ++dst) at(src / group, dst / group) += *from++;
+    }
+  }
+
+  std::int64_t& at(std::int32_t src, std::int32_t dst) {
+    return bytes[static_cast<std::size_t>(src) * static_cast<std::size_t>(count) +
+                 static_cast<std::size_t>(dst)];
+  }
+  std::int64_t between(std::int32_t src, std::int32_t dst) const {
+    return const_cast<Cells*>(this)->at(src, dst);
+  }
+  std::string name(std::int32_t cell) const {
+    const std::int32_t first = cell * group, last = std::min(first + group, num_ranks) - 1;
+    if (first == last) return "rank " + std::to_string(first);
+    return "ranks " + std::to_string(first) + " to " + std::to_string(last);
+  }
+};
+
+/// Every how many cells a label fits.
+std::int32_t label_step(std::int32_t num_cells) {
   std::int32_t step = 1;
-  while (step * cell_side(num_ranks) < 18.0) step *= 2;
+  while (step * cell_side(num_cells) < 18.0) step *= 2;
   return step;
 }
 
-void draw_cells(Svg& svg, const Plan& plan) {
-  const std::int32_t ranks = plan.config.num_ranks;
-  const double side = cell_side(ranks);
+void draw_cells(Svg& svg, const Cells& cells) {
+  const double side = cell_side(cells.count);
   const double gap = side > 8 ? 2.0 : 0.0;
-  const std::int64_t most = std::max<std::int64_t>(
-      1, *std::max_element(plan.report.pair_bytes.begin(), plan.report.pair_bytes.end()));
-  for (std::int32_t src = 0; src < ranks; ++src) {
-    for (std::int32_t dst = 0; dst < ranks; ++dst) {
-      const std::int64_t bytes = bytes_between(plan, src, dst);
+  const std::int64_t most =
+      std::max<std::int64_t>(1, *std::max_element(cells.bytes.begin(), cells.bytes.end()));
+  for (std::int32_t src = 0; src < cells.count; ++src) {
+    for (std::int32_t dst = 0; dst < cells.count; ++dst) {
+      const std::int64_t bytes = cells.between(src, dst);
+      const bool is_own = src == dst && cells.group == 1;
       const std::string fill =
-          src == dst ? std::string("#e4e7eb")
-                     : scale_colour(static_cast<double>(bytes) / static_cast<double>(most));
+          is_own ? std::string("#e4e7eb")
+                 : scale_colour(static_cast<double>(bytes) / static_cast<double>(most));
       const Box box{.x = kLeft + dst * side,
                     .y = kTop + src * side,
                     .width = side - gap,
                     .height = side - gap};
-      svg.rect_with_tooltip(box, fill,
-                            "rank " + std::to_string(src) + " to rank " + std::to_string(dst) +
-                                ": " + grouped(bytes) + " bytes");
-      if (ranks > kMostNumberedRanks || src == dst) continue;
+      svg.rect_with_tooltip(
+          box, fill, cells.name(src) + " to " + cells.name(dst) + ": " + grouped(bytes) + " bytes");
+      if (cells.count > kMostNumberedRanks || is_own) continue;
       svg.text(box.x + box.width / 2, box.y + box.height / 2 + 4, bytes_text(bytes),
                {.size = 12, .anchor = Anchor::Middle, .colour = text_colour_on(fill)});
     }
   }
 }
 
-void draw_totals(Svg& svg, const Plan& plan) {
-  const std::int32_t ranks = plan.config.num_ranks;
-  const double side = cell_side(ranks);
+void draw_totals(Svg& svg, const Cells& cells) {
+  const std::int32_t count = cells.count;
+  const double side = cell_side(count);
   const TextStyle end{.size = 12, .anchor = Anchor::End};
   const TextStyle middle{.size = 12, .anchor = Anchor::Middle};
-  const double right = kLeft + ranks * side;
-  const double bottom = kTop + ranks * side;
+  const double right = kLeft + count * side;
+  const double bottom = kTop + count * side;
   svg.text(right + 84, kTop - 12, "sent", {.size = 12, .anchor = Anchor::End, .is_bold = true});
-  for (std::int32_t rank = 0; rank < ranks; rank += label_step(ranks)) {
+  for (std::int32_t cell = 0; cell < count; cell += label_step(count)) {
     std::int64_t sent = 0;
     std::int64_t received = 0;
-    for (std::int32_t peer = 0; peer < ranks; ++peer) {
-      sent += bytes_between(plan, rank, peer);
-      received += bytes_between(plan, peer, rank);
+    for (std::int32_t peer = 0; peer < count; ++peer) {
+      sent += cells.between(cell, peer);
+      received += cells.between(peer, cell);
     }
-    const double centre = side * (rank + 0.5);
-    svg.text(kLeft - 12, kTop + centre + 4, std::to_string(rank), end);
-    svg.text(kLeft + centre - 1, kTop - 12, std::to_string(rank), middle);
+    const double centre = side * (cell + 0.5);
+    const std::string first = std::to_string(cell * cells.group);
+    svg.text(kLeft - 12, kTop + centre + 4, first, end);
+    svg.text(kLeft + centre - 1, kTop - 12, first, middle);
     svg.text(right + 84, kTop + centre + 4, bytes_text(sent), end);
-    if (ranks <= kMostNumberedRanks) {
+    if (count <= kMostNumberedRanks) {
       svg.text(kLeft + centre - 1, bottom + 20, bytes_text(received), middle);
     }
   }
-  if (ranks <= kMostNumberedRanks) {
+  if (count <= kMostNumberedRanks) {
     svg.text(kLeft - 12, bottom + 20, "received",
              {.size = 12, .anchor = Anchor::End, .is_bold = true});
   }
@@ -112,19 +140,20 @@ void draw_comparison(Svg& svg, const Plan& plan, double y) {
 }  // namespace
 
 std::string traffic_picture(const Plan& plan, std::string_view title) {
-  const std::int32_t ranks = plan.config.num_ranks;
-  const double side = cell_side(ranks) * ranks;
+  const Cells cells(plan);
+  const double side = cell_side(cells.count) * cells.count;
   const double bars_top = kTop + side + 40;
   const std::string summary =
       "bytes of keys and values in one forward call: " + grouped(plan.report.total_bytes) + " (" +
       percent_text(static_cast<double>(plan.report.total_bytes),
                    static_cast<double>(plan.report.ring_bytes)) +
-      " of a ring)";
+      " of a ring)" +
+      (cells.group > 1 ? "; a cell is of " + std::to_string(cells.group) + " ranks" : "");
   Svg svg(std::max(kLeft + side + 108, 500.0), bars_top + 78, title, summary);
   svg.text(24, 28, title, {.size = 16, .is_bold = true});
   svg.text(24, 47, summary, {.size = 12, .colour = kMutedInk});
-  draw_cells(svg, plan);
-  draw_totals(svg, plan);
+  draw_cells(svg, cells);
+  draw_totals(svg, cells);
   draw_comparison(svg, plan, bars_top);
   return std::move(svg).finish();
 }

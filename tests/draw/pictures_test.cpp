@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "draw/numbers.hpp"
 #include "draw/xml.hpp"
 #include "magi/error.hpp"
 #include "plan/plan_support.hpp"
@@ -259,6 +260,27 @@ TEST(Xml, TheCheckerFindsFaults) {
                           "<a>&nbsp;</a>", "<a", "x<a/>", "<a b=\"1/>"}) {
     EXPECT_NE(testing::xml_fault(bad), "") << bad;
   }
+}
+
+TEST(Pictures, OfManyRanksStaySmallAndKeepTheSums) {
+  const Mask mask{1 << 17, 1 << 17, {band_slice({0, 1 << 17}, {0, 1 << 17}, MaskType::Causal)}};
+  const Plan plan = make_plan(mask, {.num_ranks = 4096, .overlap_degree = 2});
+  for (const std::string& picture :
+       {mask_picture(plan.mask, &plan.placement_q, "t"), placement_picture(plan, "t"),
+        traffic_picture(plan, "t"), timeline_picture(plan, "t"), steps_picture(plan, "t")}) {
+    EXPECT_EQ(testing::xml_fault(picture), "");
+    EXPECT_LT(picture.size(), 5'000'000u);
+  }
+  std::int64_t bytes = 0;  // of a cell: what 32 ranks send to the next 32
+  for (std::int64_t src = 0; src < 32; ++src) {
+    for (std::int64_t dst = 32; dst < 64; ++dst) {
+      bytes += plan.report.pair_bytes[static_cast<std::size_t>(src * 4096 + dst)];
+    }
+  }
+  EXPECT_GT(bytes, 0);
+  EXPECT_NE(traffic_picture(plan, "t").find("ranks 0 to 31 to ranks 32 to 63: " + grouped(bytes) +
+                                            " bytes<"),
+            std::string::npos);
 }
 
 }  // namespace
