@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/words.hpp"
 #include "draw/numbers.hpp"
 #include "draw/pictures.hpp"
 #include "draw/svg.hpp"
@@ -117,9 +118,10 @@ std::string placement_picture(const Plan& plan, std::string_view title) {
   const bool has_own_keys = plan.config.placement_k.has_value();
   const double lines_top = kTop + (has_own_keys ? 150.0 : 76.0);
   const double height = lines_top + lane_height(placement.num_ranks) * num_lanes(placement) + 24;
-  std::string summary = std::to_string(placement.num_chunks()) + " chunks of " +
-                        grouped(placement.chunk_size) + " rows on " +
-                        std::to_string(placement.num_ranks) + " ranks, by " +
+  std::string summary = counted(placement.num_chunks(), "chunk") + " of " +
+                        grouped(placement.chunk_size) +
+                        (placement.chunk_size == 1 ? " row on " : " rows on ") +
+                        counted(placement.num_ranks, "rank") + ", by " +
                         placement_name(plan.config.placement.algorithm) + "; most work on a rank " +
                         decimal(plan.report.balance, 3) + " x the mean";
   if (num_lanes(placement) < placement.num_ranks) {

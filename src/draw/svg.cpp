@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <span>
 #include <utility>
 
@@ -52,6 +53,45 @@ std::string ramp(std::span<const Rgb> stops, double fraction) {
     colour[c] = static_cast<int>(std::lround(mixed));
   }
   return hex(colour);
+}
+
+/// Bytes of the UTF-8 character that `text` begins with; 0 where it begins with none that XML
+/// knows: a document with another could not be read at all.
+std::size_t character_size(std::string_view text) {
+  const auto byte = [text](std::size_t i) -> std::uint32_t {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
+  };
+  if (byte(0) < 0x80) return 1;
+  const std::size_t size = byte(0) >= 0xf0 ? 4 : byte(0) >= 0xe0 ? 3 : 2;
+  if (byte(0) < 0xc2 || byte(0) > 0xf4) return 0;
+  std::uint32_t code = byte(0) & (0xffu >> (size + 1));
+  for (std::size_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+    code = code << 6 | (byte(i) & 0x3f);
+  }
+  constexpr std::uint32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
+  const bool is_surrogate = code >= 0xd800 && code <= 0xdfff;
+  const bool is_none = code < kSmallest[size] || code > 0x10ffff || (code & 0xfffe) == 0xfffe;
+  return is_surrogate || is_none ? 0 : size;
+}
+
+void append_ascii(std::string& escaped, char c) {
+  switch (c) {
+    case '&':
+      escaped += "&amp;";
+      break;
+    case '<':
+      escaped += "&lt;";
+      break;
+    case '>':
+      escaped += "&gt;";
+      break;
+    case '"':
+      escaped += "&quot;";
+      break;
+    default:
+      if (c >= ' ') escaped += c;
+  }
 }
 
 int hex_digit(char digit) { return digit <= '9' ? digit - '0' : digit - 'a' + 10; }
@@ -104,23 +144,16 @@ std::string Svg::finish() && { return std::move(body_) + "</svg>\n"; }
 std::string escape_xml(std::string_view text) {
   std::string escaped;
   escaped.reserve(text.size());
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      case '"':
-        escaped += "&quot;";
-        break;
-      default:
-        if (static_cast<unsigned char>(c) >= 0x20) escaped += c;
+  while (!text.empty()) {
+    const std::size_t size = character_size(text);
+    if (size == 0) {
+      escaped += "\xef\xbf\xbd";  // U+FFFD
+    } else if (size > 1) {
+      escaped += text.substr(0, size);
+    } else {
+      append_ascii(escaped, text[0]);
     }
+    text.remove_prefix(std::max<std::size_t>(size, 1));
   }
   return escaped;
 }

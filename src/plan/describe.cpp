@@ -5,6 +5,7 @@
 #include <sstream>
 #include <string>
 
+#include "base/words.hpp"
 #include "magi/plan.hpp"
 
 namespace magi {
@@ -42,22 +43,24 @@ void describe_mask(std::ostringstream& out, const Plan& plan) {
   const std::int64_t pairs = area(plan.mask);
   const std::int64_t all = std::int64_t{plan.mask.rows_q} * plan.mask.rows_k;
   out << "mask       " << plan.mask.rows_q << " x " << plan.mask.rows_k << " rows, "
-      << plan.mask.slices.size() << " slices, " << pairs << " pairs (" << share_text(pairs, all)
-      << " of all)\n";
+      << counted(static_cast<std::int64_t>(plan.mask.slices.size()), "slice") << ", "
+      << counted(pairs, "pair") << " (" << share_text(pairs, all) << " of all)\n";
   out << "heads      " << plan.config.num_heads_q << " query, " << plan.config.num_heads_kv
       << " key-value, dim " << plan.config.head_dim_qk << " / " << plan.config.head_dim_v << ", "
-      << plan.config.element_bytes << " bytes an element\n";
+      << counted(plan.config.element_bytes, "byte") << " an element\n";
 }
 
 void describe_placement(std::ostringstream& out, const Plan& plan) {
   const Placement& q = plan.placement_q;
-  out << "placement  " << placement_name(plan.config.placement.algorithm) << ", " << q.num_chunks()
-      << " chunks of " << q.chunk_size << " rows on " << q.num_ranks << " ranks, "
-      << q.num_rows - plan.mask.rows_q << " rows of padding\n";
+  out << "placement  " << placement_name(plan.config.placement.algorithm) << ", "
+      << counted(q.num_chunks(), "chunk") << " of " << counted(q.chunk_size, "row") << " on "
+      << counted(q.num_ranks, "rank") << ", " << counted(q.num_rows - plan.mask.rows_q, "row")
+      << " of padding\n";
   if (plan.placement_k != q) {
     const Placement& k = plan.placement_k;
-    out << "keys       " << k.num_chunks() << " chunks of " << k.chunk_size << " rows, "
-        << k.num_rows - plan.mask.rows_k << " rows of padding\n";
+    out << "keys       " << counted(k.num_chunks(), "chunk") << " of "
+        << counted(k.chunk_size, "row") << ", " << counted(k.num_rows - plan.mask.rows_k, "row")
+        << " of padding\n";
   }
   out << "balance    " << fixed(plan.report.balance, 4) << " (largest area / mean)\n";
 }
@@ -67,8 +70,7 @@ std::string stages_text(const Plan& plan) {
   const std::int32_t num_remote = num_stages(plan) - 1;
   if (plan.exchanges.empty()) return "own keys only, nothing is received";
   if (num_remote == 0) return "one: everything is fetched first";
-  std::string text = "own keys, then " + std::to_string(num_remote) +
-                     (num_remote == 1 ? " stage" : " stages") + " of received keys";
+  std::string text = "own keys, then " + counted(num_remote, "stage") + " of received keys";
   const bool is_by_heads = plan.exchanges.front().heads.size() < plan.config.num_heads_kv;
   if (num_remote > 1) text += is_by_heads ? " by heads" : " by rows";
   const std::size_t num_q = plan.ranks.front().q.segments.size();
@@ -85,8 +87,8 @@ void describe_traffic(std::ostringstream& out, const Plan& plan) {
       std::ranges::count_if(plan.transfers, [](const Transfer& t) { return t.src != t.dst; });
   out << "traffic    " << bytes_text(report.total_bytes) << " forward; ring or all-gather "
       << bytes_text(report.ring_bytes) << " (" << share_text(report.total_bytes, report.ring_bytes)
-      << " of it), lower bound " << bytes_text(report.lower_bound_bytes) << "; " << num_transfers
-      << " transfers\n";
+      << " of it), lower bound " << bytes_text(report.lower_bound_bytes) << "; "
+      << counted(num_transfers, "transfer") << "\n";
   out << "stages     " << stages_text(plan) << "\n";
   out << "predicted  forward " << seconds_text(report.forward_seconds) << ", backward "
       << seconds_text(report.backward_seconds) << ", of the forward "
@@ -97,15 +99,29 @@ void describe_ranks(std::ostringstream& out, const Plan& plan) {
   const PlanReport& report = plan.report;
   const std::size_t num_ranks = plan.ranks.size();
   const std::size_t listed = std::min(num_ranks, kMaxListedRanks);
-  out << "\n  rank      rows    slices            pairs  received rows          sent\n";
+  // Columns of plans of usual size stay where they are; longer numbers widen theirs.
+  const auto width = [](int usual, std::int64_t most) {
+    return std::max(usual, static_cast<int>(std::to_string(most).size()) + 2);
+  };
+  const auto most = [](const std::vector<std::int64_t>& values) {
+    return *std::ranges::max_element(values);
+  };
+  const int rows_width = width(10, most(report.rank_rows));
+  const int pairs_width = width(17, most(report.rank_area));
+  const int received_width = width(15, most(report.remote_rows));
+  out << "\n  rank" << std::setw(rows_width) << "rows" << std::setw(10) << "slices"
+      << std::setw(pairs_width) << "pairs" << std::setw(received_width) << "received rows"
+      << std::setw(14) << "sent"
+      << "\n";
   for (std::size_t r = 0; r < listed; ++r) {
     std::int64_t sent = 0;
     for (std::size_t dst = 0; dst < num_ranks; ++dst) {
       sent += report.pair_bytes[r * num_ranks + dst];
     }
-    out << std::setw(6) << r << std::setw(10) << report.rank_rows[r] << std::setw(10)
-        << plan.ranks[r].slices.size() << std::setw(17) << report.rank_area[r] << std::setw(15)
-        << report.remote_rows[r] << std::setw(14) << bytes_text(sent) << "\n";
+    out << std::setw(6) << r << std::setw(rows_width) << report.rank_rows[r] << std::setw(10)
+        << plan.ranks[r].slices.size() << std::setw(pairs_width) << report.rank_area[r]
+        << std::setw(received_width) << report.remote_rows[r] << std::setw(14) << bytes_text(sent)
+        << "\n";
   }
   if (listed == num_ranks) return;
   const auto [low, high] =

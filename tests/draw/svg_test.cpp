@@ -10,6 +10,17 @@ namespace {
 
 TEST(Svg, TextIsEscaped) {
   EXPECT_EQ(escape_xml("a < b & \"c\" > d\x01"), "a &lt; b &amp; &quot;c&quot; &gt; d");
+  // Valid characters stay; cut, overlong, surrogate and stray bytes become U+FFFD.
+  EXPECT_EQ(escape_xml("\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80"),
+            "\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80");
+  for (const char* bad : {"\xff", "\xc3", "\x80", "\xc0", "\xed"}) {
+    EXPECT_EQ(escape_xml(std::string("a") + bad + "b"),
+              "a\xef\xbf\xbd"
+              "b");
+  }
+  for (const char* bad : {"\xed\xa0\x80", "\xe0\x80\xaf", "\xef\xbf\xbe", "\xf4\x90\x80\x80"}) {
+    EXPECT_EQ(escape_xml(bad).substr(0, 3), "\xef\xbf\xbd") << bad;
+  }
   Svg svg(10, 10, "<&>", "");
   svg.text(1, 2, "</svg>");
   const std::string picture = std::move(svg).finish();
