@@ -9,6 +9,7 @@
 
 #include "base/check.hpp"
 #include "base/env.hpp"
+#include "base/words.hpp"
 #include "commands.hpp"
 #include "demo/ranks.hpp"
 #include "demo/report.hpp"
@@ -104,9 +105,9 @@ Exit run_demo(const DemoFlags& flags) {
   const std::vector<Scene> scenes = make_scenes(corpus, num_ranks);
   if (is_reporting) {
     make_folder("--out", flags.out);
-    std::cerr << "  packed " << corpus.num_documents() << " documents into " << corpus.num_tokens()
-              << " tokens, planned " << scenes.size() << " masks on " << num_ranks << " ranks"
-              << std::endl;
+    std::cerr << "  packed " << counted(corpus.num_documents(), "document") << " into "
+              << counted(corpus.num_tokens(), "token") << ", planned " << scenes.size()
+              << " masks on " << counted(num_ranks, "rank") << std::endl;
   }
   const Embedding embedding = embed(corpus);
   SharedResults results(scenes, num_ranks);
@@ -126,13 +127,11 @@ Command add_demo_command(CLI::App& parent) {
       "demo", "Distributed attention on real text, checked against dense float64 attention");
   const auto flags = std::make_shared<DemoFlags>();
   app->add_option("FILES", flags->files, "texts (default: those of --docs and the licence texts)");
-  app->add_option("--docs", flags->docs, "a folder whose README.md and docs/*.md are used")
-      ->type_name("DIR");
+  add_path(*app, "--docs", "DIR", flags->docs, "a folder whose README.md and docs/*.md are used");
   add_int(*app, "--ranks", flags->ranks, {1, kMostDemoRanks}, "rank processes");
   add_int(*app, "--tokens", flags->tokens, {64, 65536}, "tokens of the sequence, at most");
   add_int(*app, "--deadline", flags->deadline_seconds, {1, 86400}, "seconds to wait for a rank");
-  app->add_option("--out", flags->out, "folder of the pictures (default demo_out)")
-      ->type_name("DIR");
+  add_path(*app, "--out", "DIR", flags->out, "folder of the pictures (default demo_out)");
   app->add_flag("--json", flags->is_json, "print the report as JSON");
   return {.app = app, .run = [flags] { return run_demo(*flags); }};
 }

@@ -20,7 +20,32 @@ namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;
 
+/// Whether the machine refuses, and not the call is wrong: whatever is opened, made or written.
+bool is_machines(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+    case EROFS:
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM:
+    case EIO:
+      return true;
+    default:
+      return false;
+  }
+}
+
 std::string reason(int error) { return std::generic_category().message(error); }
+
+/// What cannot be opened, made or written for `error`.
+[[noreturn]] void refuse(std::string_view flag, const std::string& path, int error,
+                         const char* allowed) {
+  if (is_machines(error)) {
+    throw EnvironmentUnfit(std::string(flag) + ": " + shown(path) + " failed: " + reason(error));
+  }
+  throw invalid(flag, shown(path) + " (" + reason(error) + ")", allowed);
+}
 
 /// Closes the descriptor it owns.
 class Descriptor {
@@ -91,9 +116,7 @@ void write_in_place(std::string_view flag, const std::string& path, std::string_
   if (file.get() < 0 && errno == ENXIO) {
     throw invalid(flag, shown(path) + " (a pipe that nobody reads)", "a path that a file can take");
   }
-  if (file.get() < 0) {
-    throw invalid(flag, shown(path) + " (" + reason(errno) + ")", "a path that a file can take");
-  }
+  if (file.get() < 0) refuse(flag, path, errno, "a path that a file can take");
   make_blocking(file.get());
   write_all(path, file.get(), content);
 }
@@ -104,9 +127,7 @@ std::string read_file(std::string_view flag, const std::string& path) {
   if (path == "-") return read_all(flag, "standard input", STDIN_FILENO);
   // A pipe without a writer would block in open() without O_NONBLOCK.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.get() < 0) {
-    throw invalid(flag, shown(path) + " (" + reason(errno) + ")", "a file that can be read");
-  }
+  if (file.get() < 0) refuse(flag, path, errno, "a file that can be read");
   struct stat status {};
   const bool is_known = ::fstat(file.get(), &status) == 0;
   std::string begin;
@@ -131,20 +152,13 @@ void write_file(std::string_view flag, const std::string& path, std::string_view
   const std::string partial = path + ".partial-" + std::to_string(::getpid());
   const int fd =
       ::open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, is_there ? 0600 : 0666);
-  if (fd < 0) {
-    const int error = errno;
-    if (error == ENOSPC || error == EROFS || error == EMFILE) {
-      throw EnvironmentUnfit("writing " + shown(path) + " failed: " + reason(error));
-    }
-    throw invalid(flag, shown(path) + " (" + reason(error) + ")",
-                  "a path in a folder that can be written");
-  }
+  if (fd < 0) refuse(flag, path, errno, "a path in a folder that can be written");
   const Descriptor file(fd);
   try {
     if (is_there) keep_owner_and_mode(fd, status);
     write_all(path, fd, content);
     if (std::rename(partial.c_str(), path.c_str()) != 0) {
-      throw invalid(flag, shown(path) + " (" + reason(errno) + ")", "a path that a file can take");
+      refuse(flag, path, errno, "a path that a file can take");
     }
   } catch (...) {
     ::unlink(partial.c_str());
@@ -155,9 +169,10 @@ void write_file(std::string_view flag, const std::string& path, std::string_view
 void make_folder(std::string_view flag, const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
-  if (error || !std::filesystem::is_directory(path, error)) {
-    throw invalid(flag, shown(path) + " (" + (error ? error.message() : "not a folder") + ")",
-                  "a folder that exists or can be made");
+  constexpr const char* kAllowed = "a folder that exists or can be made";
+  if (error) refuse(flag, path, error.value(), kAllowed);
+  if (!std::filesystem::is_directory(path, error)) {
+    throw invalid(flag, shown(path) + " (not a folder)", kAllowed);
   }
 }
 

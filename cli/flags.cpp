@@ -31,6 +31,11 @@ std::vector<PrefixTreeNode> parse_tree(const std::string& text) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
     const auto [parent, rows] = parse_pair("--tree[" + std::to_string(nodes.size()) + "]",
                                            text.substr(begin, end - begin), ':', {-1, kMaxRows});
+    if (parent >= static_cast<std::int32_t>(nodes.size())) {
+      throw invalid(
+          "the parent of --tree[" + std::to_string(nodes.size()) + "]", parent,
+          nodes.empty() ? "-1, as no node is before it" : "-1, or the index of a node before it");
+    }
     nodes.push_back({.parent = parent, .rows = rows});
     begin = end + 1;
   }
@@ -164,10 +169,18 @@ void add_int(CLI::App& app, const std::string& name, std::optional<std::int32_t>
   });
 }
 
+void add_path(CLI::App& app, const std::string& name, const char* type, std::string& target,
+              const std::string& help) {
+  add(app, name, type, help, [name, &target](const std::string& text) {
+    if (text.empty()) throw invalid(name, "''", "a path");
+    target = text;
+  });
+}
+
 bool MaskFlags::has_source() const { return !sources(*this).empty(); }
 
 void add_mask_flags(CLI::App& app, MaskFlags& flags) {
-  app.add_option("--mask", flags.file, "a mask as JSON (- for standard input)")->type_name("FILE");
+  add_path(app, "--mask", "FILE", flags.file, "a mask as JSON (- for standard input)");
   add(app, "--cu-seqlens", "0,N,...", "packed documents by prefix sums",
       [&flags](const std::string& text) {
         flags.cu_seqlens = parse_ints("--cu-seqlens", text, kRows);

@@ -23,6 +23,10 @@ void add_int(CLI::App& app, const std::string& name, std::int32_t& target, Bound
 void add_int(CLI::App& app, const std::string& name, std::optional<std::int32_t>& target,
              Bounds bounds, const std::string& help);
 
+/// Registers a flag or positional argument that takes a path, which is not empty.
+void add_path(CLI::App& app, const std::string& name, const char* type, std::string& target,
+              const std::string& help);
+
 /// What the mask flags hold: one source, and for packed documents one rule.
 struct MaskFlags {
   std::string file;

@@ -41,7 +41,7 @@ Command add_plan_command(CLI::App& parent) {
   const auto flags = std::make_shared<PlanFlags>();
   add_mask_flags(*app, flags->mask);
   add_plan_flags(*app, flags->config);
-  app->add_option("--out", flags->out, "write the plan as JSON")->type_name("FILE");
+  add_path(*app, "--out", "FILE", flags->out, "write the plan as JSON");
   app->add_flag("--json", flags->is_json, "print the plan as JSON instead of the report");
   return {.app = app, .run = [flags] { return run_plan(*flags); }};
 }

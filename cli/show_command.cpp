@@ -24,10 +24,37 @@ struct ShowFlags {
   bool is_mask_only = false;
 };
 
-/// Masks and plans are told apart by a key that every mask has at its top and no plan has.
+/// Masks and plans are told apart by the first key: reading all of a long text as a tree would take
+/// many times its memory.
+class FirstKey final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  std::string name;
+
+  bool key(std::string& key) override {
+    name = key;
+    return false;
+  }
+  bool start_object(std::size_t) override { return true; }
+  // Anything else before a key is neither.
+  bool null() override { return false; }
+  bool boolean(bool) override { return false; }
+  bool number_integer(std::int64_t) override { return false; }
+  bool number_unsigned(std::uint64_t) override { return false; }
+  bool number_float(double, const std::string&) override { return false; }
+  bool string(std::string&) override { return false; }
+  bool binary(nlohmann::json::binary_t&) override { return false; }
+  bool end_object() override { return false; }
+  bool start_array(std::size_t) override { return false; }
+  bool end_array() override { return false; }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception&) override {
+    return false;
+  }
+};
+
 bool is_mask_text(const std::string& text) {
-  const auto json = nlohmann::json::parse(text, nullptr, false);
-  return json.is_object() && json.contains("slices");
+  FirstKey first;
+  nlohmann::json::sax_parse(text, &first);
+  return first.name == "slices" || first.name == "rows_q" || first.name == "rows_k";
 }
 
 void write_picture(const ShowFlags& flags, const char* name, const std::string& picture) {
@@ -81,10 +108,10 @@ Command add_show_command(CLI::App& parent) {
       "show",
       "Draw mask, placement, traffic, timeline and steps as SVG and print the files' paths");
   const auto flags = std::make_shared<ShowFlags>();
-  app->add_option("FILE", flags->file, "a mask or a plan as JSON (- for standard input)");
+  add_path(*app, "FILE", "", flags->file, "a mask or a plan as JSON (- for standard input)");
   add_mask_flags(*app, flags->mask);
   add_plan_flags(*app, flags->config);
-  app->add_option("--out", flags->folder, "folder of the pictures (default .)")->type_name("DIR");
+  add_path(*app, "--out", "DIR", flags->folder, "folder of the pictures (default .)");
   app->add_option("--title", flags->title, "title of the pictures")->type_name("TEXT");
   app->add_flag("--mask-only", flags->is_mask_only, "draw the mask, without ranks");
   return {.app = app, .run = [flags] { return run_show(*flags); }};

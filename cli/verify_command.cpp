@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <iostream>
 #include <memory>
 #include <mutex>
@@ -70,18 +71,25 @@ std::optional<Failure> run_cases(const VerifyFlags& flags, std::uint64_t seed) {
   std::atomic<bool> is_stopping = false;
   std::mutex mutex;
   std::optional<Failure> failure;
+  std::exception_ptr unfit;  // out of memory, not a case that fails
   Progress progress(flags.cases);
   const std::int32_t end = flags.first + flags.cases;
   const auto work = [&] {
     cpu::set_num_threads(1);
     for (std::int32_t index = next++; index < end && !is_stopping; index = next++) {
-      const VerifyCase drawn = case_of(seed, index);
-      if (!verify(drawn).empty()) {
+      try {
+        const VerifyCase drawn = case_of(seed, index);
+        if (!verify(drawn).empty()) {
+          is_stopping = true;
+          const std::lock_guard lock(mutex);
+          if (!failure || index < failure->index) failure = Failure{index, drawn};
+        }
+        progress.add_one();
+      } catch (...) {
         is_stopping = true;
         const std::lock_guard lock(mutex);
-        if (!failure || index < failure->index) failure = Failure{index, drawn};
+        unfit = std::current_exception();
       }
-      progress.add_one();
     }
   };
   std::vector<std::jthread> workers;
@@ -89,6 +97,7 @@ std::optional<Failure> run_cases(const VerifyFlags& flags, std::uint64_t seed) {
   const std::int32_t num_workers = flags.threads.value_or(std::max(1, cores));
   for (std::int32_t worker = 0; worker < num_workers; ++worker) workers.emplace_back(work);
   workers.clear();
+  if (unfit) std::rethrow_exception(unfit);
   return failure;
 }
 
@@ -146,7 +155,7 @@ Command add_verify_command(CLI::App& parent) {
          },
          "seed of the run (default: drawn and printed)")
       ->type_name("S");
-  app->add_option("--replay", flags->replay, "run one failing case again")->type_name("FILE");
+  add_path(*app, "--replay", "FILE", flags->replay, "run one failing case again");
   app->add_flag("--json", flags->is_json, "print the outcome as JSON");
   return {.app = app, .run = [flags] { return run_verify(*flags); }};
 }

@@ -141,6 +141,7 @@ void throw_first_fault(const RankProcesses& processes, SharedResults& results) {
       if (!ranks[r].status || fault.kind != static_cast<std::int32_t>(kind)) continue;
       const std::string text = name_of(r) + ": " + fault.message.data();
       if (kind == Exit::Unfit) throw EnvironmentUnfit(text);
+      if (kind == Exit::Usage) throw InvalidArgument(text);
       throw InternalError(text);
     }
   }

@@ -112,6 +112,8 @@ Findings check_bytes(const Plan& plan, const CaseResults& results) {
 Findings verify(const VerifyCase& verify_case) {
   try {
     return verify_throwing(verify_case);
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& error) {
     return {std::string("exception: ") + error.what()};
   }

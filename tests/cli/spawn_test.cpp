@@ -57,20 +57,20 @@ TEST(Spawn, AStoppedRankIsEndedOnceTheOthersHaveFailed) {
 }
 
 TEST(Spawn, AStoppedRankIsEndedAtTheDeadlineThoughTheOthersEndWell) {
-  EXPECT_EQ(fault_of(milliseconds(300),
+  EXPECT_EQ(fault_of(milliseconds(2000),
                      [](std::int32_t rank) {
                        if (rank == 1) raise(SIGSTOP);
                      }),
-            "unfit: rank 1 was stopped for 300 ms and was ended");
+            "unfit: rank 1 was stopped for 2000 ms and was ended");
 }
 
 TEST(Spawn, AllRanksStoppedAreEndedAtTheDeadline) {
-  EXPECT_EQ(fault_of(milliseconds(300), [](std::int32_t) { raise(SIGSTOP); }),
-            "unfit: rank 0 was stopped for 300 ms and was ended");
+  EXPECT_EQ(fault_of(milliseconds(2000), [](std::int32_t) { raise(SIGSTOP); }),
+            "unfit: rank 0 was stopped for 2000 ms and was ended");
 }
 
 TEST(Spawn, ARankThatGoesOnAfterAStopIsNotEnded) {
-  EXPECT_EQ(fault_of(milliseconds(1000),
+  EXPECT_EQ(fault_of(milliseconds(10000),
                      [](std::int32_t rank) {
                        if (rank > 0) {
                          std::this_thread::sleep_for(milliseconds(500));
