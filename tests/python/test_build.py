@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -71,6 +72,23 @@ def test_wheel_serves_every_version_of_python():
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("the package is not installed")
     assert "Tag: cp310-abi3-linux" in described
+
+
+@pytest.mark.parametrize("source", ["", "int magi_abi_version(void) { return 2; }"])
+def test_another_library(tmp_path, source):
+    """One without the functions of libmagi, all or some of them."""
+    library = tmp_path / "libother.so"
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=source, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "import magi_attention.api"], capture_output=True, text=True,
+        env={**os.environ, "MAGI_ATTENTION_LIBRARY": str(library)}, check=False,
+    )  # fmt: skip
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {library} is not this package's libmagi: "), done.stderr
 
 
 def test_a_library_without_its_module(tmp_path):

@@ -104,9 +104,18 @@ def _load() -> ctypes.CDLL:
         library = ctypes.CDLL(path)
     except OSError as error:
         raise ImportError(f"libmagi cannot be loaded from {path}: {error}") from None
-    found = library.magi_abi_version()
-    if found != ABI_VERSION:
-        raise ImportError(f"{path} has ABI {found}; allowed: {ABI_VERSION}")
+    try:
+        found = library.magi_abi_version()
+        if found != ABI_VERSION:
+            raise ImportError(f"{path} has ABI {found}; allowed: {ABI_VERSION}")
+        _describe(library)
+    except AttributeError as error:  # dlsym's words
+        raise ImportError(f"{path} is not this package's libmagi: {error}") from None
+    return library
+
+
+def _describe(library: ctypes.CDLL) -> None:
+    """Tells ctypes the types of all functions; AttributeError for one that is missing."""
     for table, result in ((_PROTOTYPES, ctypes.c_int32), (_VOID_PROTOTYPES, None)):
         for name, letters in table.items():
             function = getattr(library, name)
@@ -120,7 +129,6 @@ def _load() -> ctypes.CDLL:
     library.magi_buffer_data.restype = ctypes.c_void_p
     library.magi_buffer_size_bytes.argtypes = [ctypes.c_void_p]
     library.magi_buffer_size_bytes.restype = ctypes.c_size_t
-    return library
 
 
 def _load_calls():
