@@ -20,6 +20,10 @@ def tensors(mask):
     return q_ranges, k_ranges, torch.tensor(mask.types, dtype=torch.int32)
 
 
+def ranges_of(mask):
+    return dict(zip(("q_ranges", "k_ranges", "attn_type_map"), tensors(mask)))
+
+
 def inputs(rows_q, rows_k, heads=(4, 2), dim=16, dim_v=None, dtype=torch.float64, seed=0):
     generator = torch.Generator().manual_seed(seed)
     shapes = ((rows_q, heads[0], dim), (rows_k, heads[1], dim), (rows_k, heads[1], dim_v or dim))
@@ -334,3 +338,23 @@ def test_masks_are_kept_apart():
         ranges = torch.tensor([[0, end]], dtype=torch.int32)
         _, meta = flex_flash_attn_func(q, k, v, ranges, ranges)
         assert meta.lse[:end].isfinite().all() and meta.lse[end:].isinf().all()
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "sink"])
+@pytest.mark.parametrize("is_differentiable", [False, True])
+def test_forward_mode_is_refused(is_differentiable, name):
+    """A tangent would be lost without a word; outside of its level a dual tensor is a plain one."""
+    from torch.autograd import forward_ad
+
+    mask = dense.masks(ROWS)["causal"]
+    given = dict(zip("qkv", inputs(ROWS, ROWS)), sink=torch.zeros(1, 4, dtype=torch.float64))
+    given = {n: t.detach() for n, t in given.items()}
+    given |= ranges_of(mask)
+    wanted = flex_flash_attn_func(**given)[0]
+    with torch.set_grad_enabled(is_differentiable):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(given[name], torch.ones_like(given[name]))
+            assert torch.equal(flex_flash_attn_func(**given)[0], wanted)
+            with pytest.raises(NotImplementedError, match=r"tangent|jvp"):
+                flex_flash_attn_func(**{**given, name: dual})
+        assert torch.equal(flex_flash_attn_func(**{**given, name: dual})[0], wanted)

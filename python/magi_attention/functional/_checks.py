@@ -7,6 +7,7 @@ import math
 import sys
 
 import torch
+from torch.autograd import forward_ad
 
 from magi_attention._native.attention import accumulator_dtype
 from magi_attention._native.backend import Limits, known_limits
@@ -89,6 +90,19 @@ def check_sm_margin(sm_margin: int) -> None:
     """ValueError for a number of multiprocessors that no GPU has."""
     if type(sm_margin) is not int or not 0 <= sm_margin <= _MAX_SM_MARGIN:
         check_int("sm_margin", sm_margin, 0, _MAX_SM_MARGIN)
+
+
+def refuse_tangents(**tensors: torch.Tensor | None) -> None:
+    """NotImplementedError for a tensor that carries a derivative of forward-mode AD, which would be
+    lost. torch itself refuses where gradients are enabled.
+    """
+    if forward_ad._current_level < 0:
+        return
+    for name, tensor in tensors.items():
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(
+                f"{name} carries a tangent; forward-mode AD is not available, use backward"
+            )
 
 
 def check_params(softmax_scale: float | None, softcap: float) -> float:

@@ -9,6 +9,7 @@ import torch
 
 from magi_attention._native.tensors import PLAIN_TYPES, as_plain, is_intercepted
 from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.functional._checks import refuse_tangents
 
 
 def is_eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -24,6 +25,7 @@ def run(q, k, v, sink, call, bound) -> tuple[torch.Tensor, AttnForwardMeta]:
     shared sink, or None.
     """
     if not torch.is_grad_enabled():
+        refuse_tangents(q=q, k=k, v=v, sink=sink)
         out, lse, max_logits = call.forward(q, k, v, sink)
     elif sink is None and not call.with_max_logits:
         out, lse = _attend(q, k, v, call)
