@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
-from magi_attention._at_exit import let_go_at_exit
+from magi_attention._group_holders import holds_groups
 from magi_attention._native import structs
 from magi_attention._native.allocator import AttentionHandle
 from magi_attention._native.attention import Runner, dist_backward, dist_forward
@@ -304,7 +304,7 @@ class BoundPlan:
         if backend is not None:
             check_kind("backend", backend, str, "a str, or None")
         self.plan, self.cp_group = plan, cp_group
-        let_go_at_exit(self, "cp_group")
+        holds_groups(self, "cp_group")
         self.communicator = communicator or make_communicator(cp_group, transport)
         self.total_seqlen = plan.total_seqlen
         self.reach = plan.reach

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from magi_attention._at_exit import let_go_at_exit
+from magi_attention._group_holders import holds_groups
 from magi_attention._native import structs
 from magi_attention._native.attention import TensorStruct, current_stream, device_index
 from magi_attention._native.handles import PlacementHandle
@@ -37,8 +37,9 @@ class Rows:
     ) -> None:
         self.total_seqlen, self.num_valid = total_seqlen, num_valid
         self.communicator, self.cp_group = communicator, cp_group
-        let_go_at_exit(self, "cp_group")
+        holds_groups(self, "cp_group")
         rank = 0 if cp_group is None else dist.get_rank(cp_group)
+        self._is_of_gpus = cp_group is not None and dist.get_backend(cp_group) == "nccl"
         self.count = placement.rows_of(rank)
         self._placement = placement
         self._is_alone = placement.info().num_ranks == 1  # rows are in the order of the sequence
@@ -56,7 +57,7 @@ class Rows:
 
     def position_ids(self) -> torch.Tensor:
         """position_ids_on the host, or the current GPU for a group that moves nothing else."""
-        if self.cp_group is not None and dist.get_backend(self.cp_group) == "nccl":
+        if self._is_of_gpus:
             return self.position_ids_on(torch.device("cuda", torch.cuda.current_device()))
         return self._ids_on[_HOST]
 

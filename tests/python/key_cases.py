@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import dense
+from error_cases import refuses
 from magi_attention import api
 from magi_attention.common import AttnMaskType, AttnRanges
 from pipeline_cases import Case, make_key, make_tensors, run_attention
@@ -60,6 +61,25 @@ def key_cache(group) -> None:
     assert make_key(masks["causal"], case, group) == first
     assert api.calc_attn(q, kv, kv, first)[0].shape == q.shape  # an equal key is in the cache again
     api.clear_cache(group)
+
+
+def evicted_keys(group) -> None:
+    """A key that left a full cache is told from a forgotten one by the variable of its size."""
+    api.clear_cache()
+    os.environ["MAGI_ATTENTION_DIST_ATTN_RUNTIME_DICT_SIZE"] = "2"
+    try:
+        masks = dense.masks(60)
+        names = ("causal", "full", "varlen_causal")
+        first, *_ = (make_key(masks[name], Case(rows=60), group) for name in names)
+        for call in (
+            lambda: api.dispatch(torch.zeros(60), first),
+            lambda: api.calc_attn(*(torch.zeros(60, heads, 16) for heads in (8, 2, 2)), first),
+        ):
+            refuses(call, ValueError, "key is not in the cache of its group; allowed: keys .* "
+                    "last 2 .MAGI_ATTENTION_DIST_ATTN_RUNTIME_DICT_SIZE.")  # fmt: skip
+    finally:
+        del os.environ["MAGI_ATTENTION_DIST_ATTN_RUNTIME_DICT_SIZE"]
+        api.clear_cache()
 
 
 def hierarchical_meshes(group) -> None:

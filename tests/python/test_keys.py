@@ -24,6 +24,10 @@ def test_forgotten_arguments(ranks):
     ranks.run(1, cases.forgotten_arguments)
 
 
+def test_evicted_keys(ranks):
+    ranks.run(1, cases.evicted_keys)
+
+
 def test_deprecated_calls(ranks):
     ranks.run(2, cases.deprecated_calls)
 

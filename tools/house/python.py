@@ -15,7 +15,7 @@ SOURCES = "python"  # the folder that holds the package
 
 # Parts of the package, lowest first. A part may import from the rows above its own.
 LEVELS = (
-    ("errors", "_environment", "_at_exit"),
+    ("errors", "_environment", "_group_holders"),
     ("_native",),
     ("common",),
     ("backends", "env"),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from magi_attention._at_exit import clear_at_exit
+from magi_attention._group_holders import caches_groups, note_group
 from magi_attention._native.nccl import nccl_communicator
 from magi_attention._native.vtable import Communicator
 from magi_attention.comm.process_group import ProcessGroupTransport, rank_in
@@ -49,9 +49,21 @@ _GROUPS_KEPT = 16
 _communicators = LruCache(_GROUPS_KEPT)
 # Windows of GPU memory and communicators of NCCL are shared by all plans of a group.
 _shared = LruCache(_GROUPS_KEPT)
-clear_at_exit(_communicators.clear)
-clear_at_exit(_shared.clear)
 _START_TIMEOUT = datetime.timedelta(seconds=100)
+
+
+def _clear() -> None:
+    _communicators.clear()
+    _shared.clear()
+
+
+def _forget(group: dist.ProcessGroup) -> None:
+    _communicators.pop(group, None)
+    for key in [key for key in _shared if key[1] is group]:
+        del _shared[key]
+
+
+caches_groups(_clear, _forget)
 
 
 def communicator_of(group: dist.ProcessGroup) -> Communicator:
@@ -60,6 +72,7 @@ def communicator_of(group: dist.ProcessGroup) -> Communicator:
         return _over_nccl(group)
     found = _communicators.get(group)
     if found is None:
+        note_group(group)
         found = _communicators[group] = Communicator.over(ProcessGroupTransport(group))
     return found
 
@@ -75,6 +88,8 @@ def make_communicator(
         allowed = ", ".join(TRANSPORTS)
         raise ValueError(f"transport is {transport!r}; allowed: {allowed}, or None")
     choice = transport_of_environment() if transport is None else transport
+    if cp_group is not None:
+        note_group(cp_group)
     if cp_group is None or dist.get_world_size(cp_group) == 1:
         return Communicator.alone()
     if choice == "nccl":

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from magi_attention._at_exit import let_go_at_exit
+from magi_attention._group_holders import holds_groups
 from magi_attention._native.vtable import ByteExchange
 from magi_attention.common._arguments import check_kind
 from magi_attention.common._lru import LruCache
@@ -45,7 +45,7 @@ class ProcessGroupTransport:
         self.moves_host_memory = "cpu" in backends
         self.moves_device_memory = backends.get("cuda") == "nccl"
         self._streams = LruCache(64)  # by address and device
-        let_go_at_exit(self, "group")
+        holds_groups(self, "group")
 
     def allgather(self, data: bytes) -> list[bytes]:
         def call() -> list[bytes]:

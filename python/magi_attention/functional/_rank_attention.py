@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from magi_attention._at_exit import let_go_at_exit
+from magi_attention._group_holders import holds_groups
 from magi_attention._native.attention import Options, Runner
 from magi_attention._native.tensors import as_plain
 from magi_attention.common.enum import MagiAttentionPrecision
@@ -52,7 +52,7 @@ class RankAttention:
         self._make_runner, self._cp_group = make_runner, cp_group
         self._unpadded = unpadded
         self._range_name = "magi_attention.calc_attn" if general.is_profile_mode_enable() else None
-        let_go_at_exit(self, "_cp_group")
+        holds_groups(self, "_cp_group")
         self._calls: CallCache | None = None
 
     @property
@@ -109,7 +109,10 @@ def find_attention(number: int) -> RankAttention:
     """The one of this number; ValueError where it is gone."""
     found = _by_number.get(number)
     if found is None:
-        raise ValueError(f"the plan numbered {number} is gone: its key left the cache")
+        raise ValueError(
+            f"the plan numbered {number} is gone: its key left the cache, of which "
+            "MAGI_ATTENTION_DIST_ATTN_RUNTIME_DICT_SIZE is the size"
+        )
     return found
 
 

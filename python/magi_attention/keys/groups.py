@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from magi_attention._at_exit import clear_at_exit
+from magi_attention._group_holders import caches_groups
 from magi_attention._native.vtable import Communicator
 from magi_attention.comm.group import make_communicator, rank_tuple
 from magi_attention.common._arguments import check_int, check_kind
@@ -40,6 +40,11 @@ class DistAttnRuntimeDictManager:
         # conversion. Lists of types may change after the call, so a copy is kept and compared.
         self.seen = LruCache(_SEEN_KEPT)
 
+    @property
+    def max_size(self) -> int:
+        """Keys that are kept for a group that is new."""
+        return self.max_size_per_group or general.dist_attn_runtime_dict_size()
+
     def _find(self, cp_group: Any) -> DistAttnRuntimeDict | None:
         found = self._dicts.get(cp_group)
         return self._of_ranks.get(rank_tuple(cp_group)) if found is None else found
@@ -50,8 +55,8 @@ class DistAttnRuntimeDictManager:
         if found is None:
             found = self._find(cp_group)
             if found is None:
-                size = self.max_size_per_group or general.dist_attn_runtime_dict_size()
-                found = self._of_ranks[rank_tuple(cp_group)] = DistAttnRuntimeDict(size)
+                found = DistAttnRuntimeDict(self.max_size)
+                self._of_ranks[rank_tuple(cp_group)] = found
             self._dicts[cp_group] = found
         return found
 
@@ -95,6 +100,22 @@ class DistAttnRuntimeDictManager:
         if found is not None:
             found.recent = key
 
+    def forget(self, cp_group: Any) -> None:
+        """Forgets a destroyed group with its keys; those of other groups of its ranks stay."""
+        if self._dicts.pop(cp_group, None) is None and cp_group not in self._communicators:
+            return
+        self._communicators.pop(cp_group, None)
+        for arguments, candidates in list(self.seen.items()):
+            living = [entry for entry in candidates if entry[1].cp_group is not cp_group]
+            if len(living) < len(candidates):  # the group's id, which stands in them, is free now
+                del self.seen[arguments]
+        alive = list(self._dicts.values())
+        for ranks, found in list(self._of_ranks.items()):
+            for key in [key for key in found if key.cp_group is cp_group]:
+                del found[key]
+            if not any(found is other for other in alive):
+                del self._of_ranks[ranks]
+
     def clear(self, cp_group: Any = None) -> None:
         """Forgets the keys and communicators of one group, and of others of its ranks, or all."""
         self.seen.clear()
@@ -112,7 +133,7 @@ class DistAttnRuntimeDictManager:
 
 
 dist_attn_runtime_dict_mgr = DistAttnRuntimeDictManager()
-clear_at_exit(dist_attn_runtime_dict_mgr.clear)
+caches_groups(dist_attn_runtime_dict_mgr.clear, dist_attn_runtime_dict_mgr.forget)
 
 
 def to_group(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from magi_attention._at_exit import let_go_at_exit
+from magi_attention._group_holders import holds_groups
 from magi_attention.common._slices import MaskTypes, to_mask_types
 from magi_attention.common.enum import (
     AttnMaskType,
@@ -69,7 +69,7 @@ class DistAttnRuntimeKey:
     def __post_init__(self) -> None:
         parts = [getattr(self, f.name) for f in fields(self) if f.name != "cp_mesh"]
         object.__setattr__(self, "_hash", hash(tuple(parts)))
-        let_go_at_exit(self, "cp_group", "cp_mesh")
+        holds_groups(self, "cp_group", "cp_mesh")
 
     def __hash__(self) -> int:
         return self._hash

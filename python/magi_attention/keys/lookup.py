@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from magi_attention._environment import key_snapshot
+from magi_attention._group_holders import is_destroyed
 from magi_attention.comm.group import rank_of, size_of
 from magi_attention.common._arguments import MAX_ROWS, check_kind, naming
 from magi_attention.common._slices import apply_padding, check_inside, to_mask_types
@@ -133,12 +134,18 @@ def _make(spec: KeySpec) -> DistAttnRuntimeKey:
 
 
 def runtime_of(key: DistAttnRuntimeKey, name: str = "key") -> DistAttnRuntimeMgr:
-    """TypeError for anything but a key, ValueError for one that is not in the cache."""
+    """TypeError for anything but a key, ValueError for one that is not in the cache, RuntimeError
+    for one of a destroyed group that the cache has let go of.
+    """
     if not isinstance(key, DistAttnRuntimeKey):
         raise TypeError(f"{name} is a {type(key).__name__}; allowed: a DistAttnRuntimeKey")
     runtime = dist_attn_runtime_dict_mgr.get(key)
     if runtime is None:
+        if is_destroyed(key.cp_group):
+            raise RuntimeError(f"cp_group of {name} was destroyed; allowed: a live group")
         raise ValueError(
-            f"{name} is not in the cache of its group; allowed: keys since clear_cache()"
+            f"{name} is not in the cache of its group; allowed: keys made or used since "
+            f"clear_cache(), of a group the last {dist_attn_runtime_dict_mgr.max_size} "
+            "(MAGI_ATTENTION_DIST_ATTN_RUNTIME_DICT_SIZE)"
         )
     return runtime

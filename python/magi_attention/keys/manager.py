@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from magi_attention._at_exit import let_go_at_exit
+from magi_attention._group_holders import holds_groups
 from magi_attention.comm.group import rank_tuple, size_of
 from magi_attention.common._arguments import check_kind
 from magi_attention.common._slices import MaskTypes, to_mask_types
@@ -76,7 +76,7 @@ class DistAttnRuntimeMgr:
         if num_positions is None:
             num_positions = seen_rows(ref_q_ranges, ref_k_ranges)
         self._last_position = num_positions - 1
-        let_go_at_exit(self, "cp_group")
+        holds_groups(self, "cp_group")
 
     @property
     def plan(self) -> Plan:

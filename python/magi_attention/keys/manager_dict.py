@@ -21,6 +21,11 @@ class DistAttnRuntimeDict(LruCache):
         super().__setitem__(key, value)
         self.recent = key
 
+    def __delitem__(self, key: DistAttnRuntimeKey) -> None:
+        super().__delitem__(key)
+        if self.recent is key:
+            self.recent = None
+
     def get(self, key: DistAttnRuntimeKey, default: Any = None) -> Any:
         """The manager of a key, which counts as asked for, or default."""
         if key not in self:

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups that torch.distributed has destroyed are let go of, with their threads and descriptors."""
+
+import pytest
+
+import destroyed_cases as cases
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["keys_dropped", "keys_kept"])
+def test_many_groups(ranks, keeps):
+    ranks.run(2, cases.many_groups, keeps)
+
+
+def test_held_in_other_ways(ranks):
+    ranks.run(2, cases.held_in_other_ways)
+
+
+def test_keys_of_living_groups_stay(ranks):
+    ranks.run(2, cases.keys_of_living_groups_stay)
