@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import os
+import pickle
 import warnings
 
 import torch
@@ -80,6 +83,22 @@ def evicted_keys(group) -> None:
     finally:
         del os.environ["MAGI_ATTENTION_DIST_ATTN_RUNTIME_DICT_SIZE"]
         api.clear_cache()
+
+
+def copies_of_keys(group) -> None:
+    """A copy is the key; pickling says why not, and what to pickle."""
+    case = Case(rows=60)
+    key = make_key(dense.masks(60)["causal"], case, group)
+    assert copy.copy(key) is key and copy.deepcopy([key])[0] is key
+    for name in ("pickle", "torch"):
+        save = pickle.dumps if name == "pickle" else lambda value: torch.save(value, io.BytesIO())
+        refuses(lambda: save({"key": key}), TypeError, "^key cannot be pickled, .* process group "
+                ".*allowed: its plan, dist_attn_runtime_dict_mgr.key..plan")  # fmt: skip
+    plan = pickle.loads(pickle.dumps(api.dist_attn_runtime_dict_mgr[key].plan))
+    tensors = make_tensors(case)[:3]
+    given = [api.dispatch(tensor, key) for tensor in tensors]
+    assert torch.equal(plan.bind(group).calc_attn(*given)[0], api.calc_attn(*given, key)[0])
+    api.clear_cache(group)
 
 
 def hierarchical_meshes(group) -> None:

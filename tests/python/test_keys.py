@@ -28,6 +28,11 @@ def test_evicted_keys(ranks):
     ranks.run(1, cases.evicted_keys)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_copies_of_keys(ranks, size):
+    ranks.run(size, cases.copies_of_keys)
+
+
 def test_deprecated_calls(ranks):
     ranks.run(2, cases.deprecated_calls)
 

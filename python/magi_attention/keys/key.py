@@ -26,7 +26,7 @@ from magi_attention.plan import BoundPlan
 class DistAttnRuntimeKey:
     """What a plan on a group depends on. Made by the functions of magi_attention.api; equal keys
     stand for the same plan. The mask and total_seqlen_q, total_seqlen_k hold the padding, pad_size
-    rows at the end; sizes are in rows.
+    rows at the end; sizes are in rows. A copy is the key itself; pickling raises TypeError.
     """
 
     q_ranges: AttnRanges
@@ -73,6 +73,19 @@ class DistAttnRuntimeKey:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __copy__(self) -> DistAttnRuntimeKey:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> DistAttnRuntimeKey:
+        return self
+
+    def __reduce__(self):
+        raise TypeError(
+            "key cannot be pickled, as it stands for a plan on a process group of this process; "
+            "allowed: its plan, dist_attn_runtime_dict_mgr[key].plan, and Plan.bind(group) of that "
+            "in the other process"
+        )
 
     def name_plan(self, bound: BoundPlan) -> None:
         """Lets calls with this key find their plan without a search."""
