@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
+import time
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,7 @@ from magi_attention import api, functional
 from magi_attention.comm.primitive.grpcoll import group_cast
 from magi_attention.common import AttnRanges
 from magi_attention.dist_attn_runtime_mgr import init_dist_attn_runtime_key
+from magi_attention.errors import CommError
 from pipeline_cases import Case, make_key, make_tensors
 
 
@@ -213,3 +216,19 @@ def bad_environment(group) -> None:
                 del os.environ[name]
     key_with(group)
     api.clear_cache(group)
+
+
+def late_ranks(group) -> None:
+    """A rank that does not come is named, with the exchange that waits for it."""
+    pair = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=5))
+    key = key_with(pair)
+    x = torch.zeros(key._place[1], 4, 8)
+    api.calc_attn(x, x[:, :2], x[:, :2], key)
+    if dist.get_rank(pair) == 0:
+        refuses(
+            lambda: api.calc_attn(x, x[:, :2], x[:, :2], key), CommError,
+            "cp_group of rank 0 failed in stage . of .* with rank 1: .*time",
+        )  # fmt: skip
+    else:
+        time.sleep(7)
+    api.clear_cache()

@@ -33,8 +33,9 @@ class _Transport:
 def _start(supplied: vtable._Supplied, send_bytes: tuple[int, int], device: int):
     sizes = ctypes.c_int64 * 2
     args = vtable._ByteExchangeArgs(
-        ctypes.sizeof(vtable._ByteExchangeArgs), 4096, None, sizes(*send_bytes), sizes(0, 0), device
-    )
+        ctypes.sizeof(vtable._ByteExchangeArgs), 4096, None, sizes(*send_bytes), sizes(0, 0),
+        device, kind=vtable.SUM, stage=2,
+    )  # fmt: skip
     exchange = ctypes.c_void_p(77)
     start = supplied.vtable.start_bytes
     return start(None, ctypes.byref(args), 99, ctypes.byref(exchange)), exchange.value
@@ -43,7 +44,7 @@ def _start(supplied: vtable._Supplied, send_bytes: tuple[int, int], device: int)
 def test_arguments_reach_the_transport():
     transport = _Transport(True)
     assert _start(vtable._Supplied(transport), (16, 32), 3) == (0, None)
-    assert transport.seen == [vtable.ByteExchange(4096, 0, [16, 32], [0, 0], 3, 99)]
+    assert transport.seen == [vtable.ByteExchange(4096, 0, [16, 32], [0, 0], 3, 99, vtable.SUM, 2)]
 
 
 def test_exchanges_of_host_memory_are_waited_for():

@@ -22,3 +22,7 @@ def test_keys_of_other_groups(ranks):
 
 def test_destroyed_groups(ranks):
     ranks.run(4, cases.destroyed_groups)
+
+
+def test_late_ranks(ranks):
+    ranks.run(2, cases.late_ranks)

@@ -23,7 +23,8 @@ from magi_attention._native.structs import (
 from magi_attention._native.tensors import memory_of
 from magi_attention.errors import CommError
 
-CAST, SUM, LSE_MERGE = 0, 1, 2
+CAST, SUM, LSE_MERGE, OTHER = 0, 1, 2, 3
+_KIND_NAMES = ("group_cast", "group_reduce(sum)", "group_reduce(lse_merge)", "another exchange")
 _MOVES_DEVICE_MEMORY = 1
 _INVALID_ARGUMENT, _COMM_ERROR = 1, 3
 
@@ -76,7 +77,8 @@ class _Vtable(ctypes.Structure):
 @dataclass(frozen=True)
 class ByteExchange:
     """Bytes of every rank for every rank: addresses of both buffers, bytes by rank. On a GPU
-    (device: its index, else -1) later work on the stream sees the result.
+    (device: its index, else -1) later work on the stream sees the result. kind and stage
+    say what the bytes are: CAST, SUM, LSE_MERGE or OTHER.
     """
 
     send: int
@@ -85,6 +87,15 @@ class ByteExchange:
     receive_bytes: list[int]
     device: int
     stream: int
+    kind: int = CAST
+    stage: int = 0
+
+    def describe(self, rank: int) -> str:
+        """What it is, and the other ranks that it exchanges with."""
+        sizes = enumerate(zip(self.send_bytes, self.receive_bytes))
+        peers = [str(peer) for peer, pair in sizes if any(pair) and peer != rank]
+        where = f"stage {self.stage} of {_KIND_NAMES[self.kind]}"
+        return f"{where} with rank{'s' * (len(peers) != 1)} {', '.join(peers) or 'none'}"
 
 
 class Transport(Protocol):
@@ -267,6 +278,8 @@ class _Supplied:
                     given.receive_bytes[:count],
                     given.device,
                     stream or 0,
+                    given.kind,
+                    given.stage,
                 )
             )
             exchange[0] = None

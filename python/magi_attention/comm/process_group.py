@@ -83,16 +83,16 @@ class ProcessGroupTransport:
             )  # fmt: skip
 
         if is_host:
-            work = self._translated(call)
+            work = self._translated(call, exchange)
 
             def wait() -> None:
-                self._translated(work.wait)
+                self._translated(work.wait, exchange)
                 wanted.copy_(received)
                 sent.resize_(0)  # kept until here
 
             return wait
         with torch.cuda.stream(self._stream(exchange.stream, exchange.device)):
-            self._translated(call)
+            self._translated(call, exchange)
         return None
 
     def _stream(self, address: int, device: int) -> torch.cuda.Stream:
@@ -108,8 +108,10 @@ class ProcessGroupTransport:
         """Later calls of this rank fail; ranks that wait end at the group's own timeout."""
         self._aborted = reason
 
-    def _translated(self, call):
-        """The result of a call of torch.distributed; its errors become CommError."""
+    def _translated(self, call, exchange: ByteExchange | None = None):
+        """The result of a call of torch.distributed; its errors become CommError, which names the
+        exchange.
+        """
         if self._aborted is not None:
             raise CommError(f"rank {self.rank} aborted: {self._aborted}", CommError.ABORTED)
         try:
@@ -126,7 +128,8 @@ class ProcessGroupTransport:
                 code = CommError.TIMEOUT
             elif "closed by peer" in text or "reset by peer" in text or "Broken pipe" in text:
                 code = CommError.PEER_DIED
-            raise CommError(f"cp_group of rank {self.rank} failed: {text}", code) from error
+            where = "" if exchange is None else f" in {exchange.describe(self.rank)}"
+            raise CommError(f"cp_group of rank {self.rank} failed{where}: {text}", code) from error
 
 
 class _DeviceMemory:
