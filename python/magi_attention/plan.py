@@ -30,7 +30,7 @@ from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.config.library import to_placement_config, to_plan_config
-from magi_attention.env import comm
+from magi_attention.env import comm, general
 from magi_attention.functional._masks import runner_under
 from magi_attention.functional._rank_attention import RankAttention, layout_of
 from magi_attention.functional.dispatch import dispatch_padded, undispatch_func
@@ -332,7 +332,13 @@ class BoundPlan:
             report.head_dim_v, backend, num_valid,
         )  # fmt: skip
         runner = partial(_runner_of, self.plan, rows, self.communicator, exchange_sms, backend)
-        return RankAttention(place, runner, self.cp_group, unpadded)
+        named = {
+            "plan": f"{report.digest:016x}",
+            "transport": self.communicator.backend,
+            "MAGI_ATTENTION_PRECISION": str(general.precision()),
+            "backend": backend or "the library's own",
+        }
+        return RankAttention(place, runner, self.cp_group, unpadded, named)
 
     def calc_attn(
         self,

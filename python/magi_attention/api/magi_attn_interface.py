@@ -227,8 +227,9 @@ def calc_attn(
 
     ValueError for shapes, devices and strides that do not fit the key and for a key that left the
     cache. TypeError for types of elements. RuntimeError for a device without kernels and for a
-    destroyed group. CommError (a RuntimeError) where communication fails or ranks hold different
-    plans.
+    destroyed group. CommError (a RuntimeError) where communication fails, and on all ranks where
+    they hold different plans. At the first call with a key also where they differ in type, scale,
+    softcap, sink, return_max_logits or environment, or where one rank refuses its arguments.
     """
     if not isinstance(key, DistAttnRuntimeKey):
         raise TypeError(f"key is a {type(key).__name__}; allowed: a DistAttnRuntimeKey")

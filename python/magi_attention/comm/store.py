@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_process_group_store
@@ -11,6 +12,35 @@ from torch.distributed.distributed_c10d import _get_process_group_store
 from magi_attention.errors import CommError
 
 _PREFIX = "magi_attention/nccl"
+_POLL_SECONDS = 0.002
+
+
+def wait_for_key(store: dist.Store, key: str, timeout: datetime.timedelta, who: str) -> bytes:
+    """The value of a key once it has one. CommError that begins with `who` where it gets none."""
+    try:
+        if isinstance(_root(store), dist.FileStore):  # its wait looks once a second
+            _poll(store, key, timeout)
+        else:
+            store.wait([key], timeout)
+        return store.get(key)
+    except Exception as error:
+        late = "imeout" in str(error) or "imed out" in str(error)
+        code = CommError.TIMEOUT if late else CommError.SYSTEM
+        raise CommError(f"{who}: {error}", code) from error
+
+
+def _root(store: dist.Store) -> dist.Store:
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def _poll(store: dist.Store, key: str, timeout: datetime.timedelta) -> None:
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"wait timeout after {timeout.total_seconds():g} s")
+        time.sleep(_POLL_SECONDS)
 
 
 class StoreAllgather:
@@ -40,14 +70,8 @@ class StoreAllgather:
         return f"{_PREFIX}/{self._group}/{call}/{rank}"
 
     def _wait_for(self, call: int, rank: int) -> bytes:
-        key = self._key(call, rank)
-        try:
-            self._store.wait([key], self._timeout)
-            return self._store.get(key)
-        except Exception as error:
-            text = f"rank {self._rank} waited for rank {rank} at the group's store: {error}"
-            late = "imeout" in str(error) or "imed out" in str(error)
-            raise CommError(text, CommError.TIMEOUT if late else CommError.SYSTEM) from error
+        who = f"rank {self._rank} waited for rank {rank} at the group's store"
+        return wait_for_key(self._store, self._key(call, rank), self._timeout, who)
 
 
 def store_allgather(group: dist.ProcessGroup, timeout: datetime.timedelta) -> StoreAllgather:

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from magi_attention._group_holders import holds_groups
-from magi_attention._native.attention import Options, Runner
+from magi_attention._native.attention import Call, Options, Runner
 from magi_attention._native.tensors import as_plain
+from magi_attention.comm.first_call import first_calls_of
 from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env import comm, general
@@ -31,7 +32,8 @@ class RankAttention:
     name of the backend, or None, and how many of its rows come before the padding.
     make_runner gives what runs the plan; the first call asks for it, as that compares the plans of
     the ranks. unpadded: what runs the rows before the padding, where those need no others; else
-    tensors without padding are padded. number: names it in operators for as long as it lives.
+    tensors without padding are padded. named: what else ranks compare at the first call. number:
+    names it in operators for as long as it lives.
     """
 
     _last_number = 0
@@ -42,6 +44,7 @@ class RankAttention:
         make_runner: Callable[[], Runner],
         cp_group: dist.ProcessGroup | None,
         unpadded: RankAttention | None = None,
+        named: dict[str, str] | None = None,
     ) -> None:
         RankAttention._last_number += 1
         self.number = RankAttention._last_number
@@ -50,7 +53,7 @@ class RankAttention:
         self.precision = general.precision()
         self.is_fast_backward = not general.is_deterministic_mode_enable()
         self._make_runner, self._cp_group = make_runner, cp_group
-        self._unpadded = unpadded
+        self._unpadded, self._named = unpadded, named or {}
         self._range_name = "magi_attention.calc_attn" if general.is_profile_mode_enable() else None
         holds_groups(self, "_cp_group")
         self._calls: CallCache | None = None
@@ -62,6 +65,26 @@ class RankAttention:
             self._calls = calls_of(self._make_runner(), self._range_name)
             _log.debug("calc_attn: rank %d of %d rows is ready", *self.place[:2])
         return self._calls
+
+    def find_call(self, q, k, v, sink, params: Options) -> Call:
+        """The prepared call of tensors that were checked. The first one is collective: CommError on
+        all ranks where they differ in what the plan does not hold.
+        """
+        if self._calls is None:
+            first_calls = first_calls_of(self._cp_group)
+            if first_calls is not None:
+                first_calls.compare(self._named | _description(q, v, sink, params))
+        num_known = len(self.calls)
+        call = self.calls.find(q, k, v, sink, params)
+        if len(self.calls) > num_known:
+            _log.debug("calc_attn: q %s, k %s, %s on %s", [*q.shape], [*k.shape], q.dtype, q.device)
+        return call
+
+    def refuse(self, error: Exception) -> None:
+        """Tells the other ranks, which may wait in the first call, that this one raises error."""
+        first_calls = first_calls_of(self._cp_group) if self._calls is None else None
+        if first_calls is not None:
+            first_calls.refuse(error)
 
     def attend(self, q, k, v, options: tuple) -> tuple[torch.Tensor, AttnForwardMeta]:
         """out and meta; options: sink, its layout, softmax_scale, softcap, return_max_logits."""
@@ -77,16 +100,17 @@ class RankAttention:
                 return self._unpadded.attend(q, k, v, options)
             return attend_padded((q, k, v), options, self.place, self._attend_all)
         given = q, k, v
-        q, k, v = check_local(q, k, v, self.place, self.precision)
-        scale = check_params(softmax_scale, softcap)
-        sink, layout = check_sink(sink, sink_layout, q)
+        try:
+            q, k, v = check_local(q, k, v, self.place, self.precision)
+            scale = check_params(softmax_scale, softcap)
+            sink, layout = check_sink(sink, sink_layout, q)
+        except Exception as error:
+            self.refuse(error)
+            raise
         params = Options(
             scale, softcap, layout, return_max_logits, is_fast_backward=self.is_fast_backward
         )
-        num_known = len(self.calls)
-        call = self.calls.find(q, k, v, sink, params)
-        if len(self.calls) > num_known:
-            _log.debug("calc_attn: q %s, k %s, %s on %s", [*q.shape], [*k.shape], q.dtype, q.device)
+        call = self.find_call(q, k, v, sink, params)
         if is_plain:
             self.calls[signature(*given), options] = call
         out, meta = run(q, k, v, sink, call, None if layout else self)
@@ -103,6 +127,23 @@ class RankAttention:
         dist.all_reduce(dsink, group=self._cp_group)
         if operation == "avg":
             dsink /= dist.get_world_size(self._cp_group)
+
+
+def _description(q, v, sink: torch.Tensor | None, params: Options) -> dict[str, str]:
+    """What ranks must have in common besides the plan, as texts."""
+    scale = params.scale or q.shape[2] ** -0.5
+    layout = ("sh", "ssh")[params.sink_layout]
+    return {
+        "dtype": str(q.dtype).removeprefix("torch."),
+        "device": q.device.type,
+        "heads of q, k": f"{q.shape[1]}, {v.shape[1]}",
+        "head_dim of q, v": f"{q.shape[2]}, {v.shape[2]}",
+        "softmax_scale": f"{scale:.7g}",
+        "softcap": f"{params.softcap:.7g}",
+        "sink": "none" if sink is None else f"{sink.shape[-2]} in layout {layout}",
+        "return_max_logits": str(bool(params.with_max_logits)),
+        "MAGI_ATTENTION_DSINK_ALL_REDUCE_OP": comm.dsink_all_reduce_op(),
+    }
 
 
 def find_attention(number: int) -> RankAttention:

@@ -44,7 +44,7 @@ def _forward_fake(q, k, v, sink, plan, scale, softcap, sink_layout, with_max_log
 def _forward(q, k, v, sink, plan, scale, softcap, sink_layout, with_max_logits):
     options = Options(scale, softcap, sink_layout, with_max_logits)
     attention = find_attention(plan)
-    out, lse, max_logits = forward(attention.calls.find(q, k, v, sink, options), q, k, v, sink)
+    out, lse, max_logits = forward(attention.find_call(q, k, v, sink, options), q, k, v, sink)
     lse.attention = attention  # a compiled backward is given this tensor and a number
     return out, lse, max_logits
 

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks compare before a plan's first call moves anything: what the plan does not hold.
+
+Rounds go over the group's store: every rank writes what it was given, rank 0 writes a verdict, and
+all read that. A rank that refuses its arguments writes so and goes on without waiting; the others
+then end with its words instead of at their deadline. Nothing of it touches a device.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_process_group_store
+
+from magi_attention._group_holders import caches_groups, is_destroyed
+from magi_attention.comm.store import wait_for_key
+from magi_attention.errors import CommError
+
+_PREFIX = "magi_attention/first_call"
+_TOLD, _WITHDRAWN = b"told", b"withdrawn"  # what becomes of a refusal of rank 0, whichever is first
+_POLL_SECONDS = 0.002
+_MAX_TEXT = 2000  # of a refusal, in characters
+# What others wait beyond rank 0, which names the rank that it waited for in vain.
+_GRACE = datetime.timedelta(seconds=1)
+
+
+class FirstCalls:
+    """One rank's side of the rounds of a group. Ranks go through them in the same order; a round in
+    which a rank refused is not counted by that rank until the others have been told.
+    """
+
+    def __init__(
+        self, store: dist.Store, rank: int, num_ranks: int, timeout: datetime.timedelta
+    ) -> None:
+        self._store, self._rank, self._num_ranks = store, rank, num_ranks
+        self._timeout = timeout
+        self._round = 0
+        self._has_refused = False  # in this round
+        self._num_calls = 0  # of this plan, until all ranks came to one
+        self._num_refusals, self._first_refusal = 0, 1  # of rank 0, in all and in this round
+        self._old_keys: list[str] = []  # of this rank, of the round before
+
+    def compare(self, given: dict[str, str]) -> None:
+        """Collective: CommError on all ranks where they were not given the same, or where one has
+        refused; it names the ranks and what differs.
+        """
+        self._num_calls += 1
+        while True:
+            self._leave_told_round()
+            self._store.set(self._key(self._rank), json.dumps({"given": given}))
+            if self._rank == 0:
+                verdict = self._judge()
+                self._store.set(self._key("verdict"), json.dumps(verdict))
+            else:
+                verdict = self._read_verdict()
+            self._end_round(have_all_come=verdict.get("code") in (None, CommError.PLAN_MISMATCH))
+            if verdict.get("by") != self._rank:  # else of a refusal before this call
+                break
+        if verdict:
+            raise CommError(verdict["text"], verdict["code"])
+
+    def refuse(self, error: Exception) -> None:
+        """Tells the other ranks, now or when they come, that this one raises error."""
+        self._num_calls += 1
+        self._leave_told_round()
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_TEXT]
+        self._has_refused = True
+        if self._rank == 0:
+            self._num_refusals += 1
+            verdict = _refusal(0, text) | {"call": self._num_calls, "serial": self._num_refusals}
+            self._store.set(self._key("verdict"), json.dumps(verdict))
+        else:
+            self._store.set(
+                self._key(self._rank), json.dumps({"refused": text, "call": self._num_calls})
+            )
+
+    def _read_verdict(self) -> dict:
+        """That of rank 0. One that rank 0 withdrew before anybody was told of it does not count."""
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while True:
+            verdict = json.loads(self._wait_for("verdict", 0, self._timeout + _GRACE))
+            if verdict.get("by") != 0:
+                return verdict
+            if self._is_history(verdict) and time.monotonic() < deadline:
+                continue
+            told = self._key(f"told/{verdict['serial']}")
+            if self._settled(told, _TOLD) == _TOLD:
+                return verdict
+
+    def _leave_told_round(self) -> None:
+        """Goes on to the next round where the others know of this rank's refusal in this one."""
+        if not self._has_refused:
+            return
+        self._has_refused = False
+        verdict = self._key("verdict")
+        if self._rank == 0:
+            told = self._key(f"told/{self._num_refusals}")
+            if self._settled(told, _WITHDRAWN) == _TOLD:
+                self._end_round()
+            else:
+                self._store.delete_key(verdict)
+        elif self._store.check([verdict]):
+            found = json.loads(self._store.get(verdict))
+            told = self._key(f"told/{found.get('serial')}")
+            if found.get("by") != 0 or (
+                self._store.check([told]) and self._store.get(told) == _TOLD
+            ):
+                self._end_round()
+
+    def _end_round(self, have_all_come: bool = False) -> None:
+        """have_all_come: every rank has come to this round, so nobody reads those before it."""
+        if have_all_come:
+            self._num_calls = 0
+            for key in self._old_keys:
+                self._store.delete_key(key)
+            self._old_keys.clear()
+        self._old_keys.append(self._key(self._rank))
+        if self._rank == 0:
+            told = range(self._first_refusal, self._num_refusals + 1)
+            self._old_keys += [self._key("verdict"), *(self._key(f"told/{n}") for n in told)]
+            self._first_refusal = self._num_refusals + 1
+        self._round += 1
+
+    def _judge(self) -> dict:
+        """Nothing where all were given the same; else a code and a text."""
+        given = []
+        for rank in range(self._num_ranks):
+            try:
+                entry = self._entry_of(rank)
+            except CommError as error:
+                return {"code": error.code, "text": str(error)}
+            if "refused" in entry:
+                return _refusal(rank, entry["refused"])
+            given.append(entry["given"])
+        differing = _differences(given)
+        if not differing:
+            return {}
+        return {
+            "code": CommError.PLAN_MISMATCH,
+            "text": "ranks differ in " + "; in ".join(differing),
+        }
+
+    def _entry_of(self, rank: int) -> dict:
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while True:
+            entry = json.loads(self._wait_for(rank, rank, self._timeout))
+            if not self._is_history(entry) or time.monotonic() > deadline:
+                return entry
+
+    def _is_history(self, refusal: dict) -> bool:
+        """Whether a refusal was of an earlier call, one in which this rank refused as well: the
+        other rank will come to this one.
+        """
+        is_history = refusal.get("call", self._num_calls) < self._num_calls
+        if is_history:
+            time.sleep(_POLL_SECONDS)
+        return is_history
+
+    def _wait_for(self, name: int | str, rank: int, timeout: datetime.timedelta) -> bytes:
+        who = f"rank {self._rank} waited for rank {rank} to make the first call with this plan"
+        return wait_for_key(self._store, self._key(name), timeout, who)
+
+    def _settled(self, key: str, value: bytes) -> bytes:
+        """The value of a key, which becomes `value` where it has none yet."""
+        return self._store.compare_set(key, "", value.decode())
+
+    def _key(self, name: int | str) -> str:
+        return f"{_PREFIX}/{self._round}/{name}"
+
+
+def _refusal(rank: int, text: str) -> dict:
+    text = f"rank {rank} refused its arguments before anything was sent: {text}"
+    return {"code": CommError.ABORTED, "text": text, "by": rank}
+
+
+def _differences(given: list[dict[str, str]]) -> list[str]:
+    """One text for each name whose values differ; ranks of one value are named together."""
+    found = []
+    for name in dict.fromkeys(name for each in given for name in each):
+        ranks: dict[str, list[str]] = {}
+        for rank, each in enumerate(given):
+            ranks.setdefault(each.get(name, "none"), []).append(str(rank))
+        if len(ranks) > 1:
+            parts = (
+                f"rank{'s' * (len(who) > 1)} {', '.join(who)} {'have' if len(who) > 1 else 'has'} "
+                f"{value}"
+                for value, who in ranks.items()
+            )
+            found.append(f"{name}: {', '.join(parts)}")
+    return found
+
+
+_of_groups: dict[dist.ProcessGroup, FirstCalls] = {}
+caches_groups(_of_groups.clear, lambda group: _of_groups.pop(group, None))
+
+
+def first_calls_of(group: dist.ProcessGroup | None) -> FirstCalls | None:
+    """Those of a group of several ranks that is alive, else None."""
+    if group is None or is_destroyed(group) or dist.get_world_size(group) == 1:
+        return None
+    found = _of_groups.get(group)
+    if found is None:
+        store, size = _get_process_group_store(group), dist.get_world_size(group)
+        found = FirstCalls(store, dist.get_rank(group), size, _timeout_of(group))
+        _of_groups[group] = found
+    return found
+
+
+def _timeout_of(group: dist.ProcessGroup) -> datetime.timedelta:
+    """The time after which the group's own collectives fail."""
+    for device in ("cpu", "cuda"):
+        try:
+            return group._get_backend(torch.device(device)).options._timeout
+        except (RuntimeError, AttributeError):  # the group has none for this device
+            continue
+    return dist.distributed_c10d.default_pg_timeout

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases in which ranks call one plan with different arguments, or one of them with wrong ones."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+import dense
+from error_cases import refuses
+from magi_attention import api
+from magi_attention.errors import CommError
+from pipeline_cases import Case, make_key, make_tensors
+
+CASE = Case(rows=64, heads=(4, 2), head_dim=8)
+SOON = 10.0  # seconds, of the 20 after which the group's own collectives fail
+
+
+def _call(group, odd: dict):
+    """calc_attn of the key; the last rank changes its arguments by `odd`."""
+    key = make_key(dense.masks(64)["causal"], CASE, group)
+    q, k, v = (api.dispatch(t, key).float() for t in make_tensors(CASE)[:3])
+    given = {"q": q, "k": k, "v": v, "key": key}
+    if dist.get_rank(group) == dist.get_world_size(group) - 1:
+        odd = dict(odd)
+        dtype = odd.pop("dtype", torch.float32)
+        given |= {name: given[name].to(dtype) for name in "qkv"} | odd
+    return lambda: api.calc_attn(**given)
+
+
+DIFFERENCES = {
+    "dtype": ({"dtype": torch.bfloat16}, "dtype: .* float32, rank 1 has bfloat16"),
+    "scale": ({"softmax_scale": 0.5}, r"softmax_scale: .* 0\.3535534, rank 1 has 0\.5"),
+    "softcap": ({"softcap": 3.0}, "softcap: .* 0, rank 1 has 3"),
+    "sink": ({"sink": torch.zeros(1, 4)}, "sink: .* none, rank 1 has 1 in layout sh"),
+    "max_logits": ({"return_max_logits": True}, "return_max_logits: .* False, rank 1 has True"),
+    "both": ({"softcap": 3.0, "return_max_logits": True}, "softcap: .*; in return_max_logits"),
+}
+
+
+def difference(group, name: str) -> None:
+    """A CommError on all ranks, at once; equal arguments run afterwards."""
+    odd, text = DIFFERENCES[name]
+    begin = time.monotonic()
+    refuses(_call(group, odd), CommError, "^ranks differ in .*" + text)
+    assert time.monotonic() - begin < SOON
+    assert _call(group, {})()[0].isfinite().all()
+    api.clear_cache(group)
+
+
+def sinks_of_other_layouts(group) -> None:
+    key = make_key(dense.masks(64)["causal"], CASE, group)
+    q, k, v = (api.dispatch(t, key).float() for t in make_tensors(CASE)[:3])
+    is_per_row = dist.get_rank(group) == 0
+    sink = torch.zeros(q.shape[0], 2, 4) if is_per_row else torch.zeros(2, 4)
+    text = "sink: rank 0 has 2 in layout ssh, rank.* 2 in layout sh"
+    refuses(lambda: api.calc_attn(q, k, v, key, sink=sink), CommError, text)
+    sink = torch.zeros(1 + dist.get_rank(group), 4)
+    text = "sink: rank 0 has 1 in layout sh, rank 1 has 2 in layout sh"
+    refuses(lambda: api.calc_attn(q, k, v, key, sink=sink), CommError, text)
+    api.clear_cache(group)
+
+
+def variables(group) -> None:
+    """Of the environment, as the ranks of a launcher may have them."""
+    rank = dist.get_rank(group)
+    for variable, value, other in (
+        ("MAGI_ATTENTION_PRECISION", "bf16", "None"),
+        ("MAGI_ATTENTION_DSINK_ALL_REDUCE_OP", "avg", "none"),
+    ):
+        if rank == 0:
+            os.environ[variable] = value
+        try:
+            text = f"{variable}: rank 0 has .*, rank.* {other}"
+            refuses(_call(group, {}), CommError, text)
+        finally:
+            os.environ.pop(variable, None)
+    api.clear_cache(group)
+
+
+def widths_and_plans(group) -> None:
+    """Ranks whose keys differ; both the plan and what differs in it are named."""
+    rank = dist.get_rank(group)
+    case = Case(rows=64, heads=(4, 2), head_dim=8 + 8 * (rank == 0))
+    key = make_key(dense.masks(64)["causal"], case, group)
+    q, k, v = (api.dispatch(t, key) for t in make_tensors(case)[:3])
+    refuses(lambda: api.calc_attn(q, k, v, key), CommError,
+            "plan: rank 0 has .*; in head_dim of q, v: rank 0 has 16, 16, rank.* 8, 8")  # fmt: skip
+    api.clear_cache(group)
+
+
+def refusal(group, who: int) -> None:
+    """A rank that refuses its arguments tells the others, and the plan runs when all try again;
+    so it does where the refusing rank tries again alone.
+    """
+    rank = dist.get_rank(group)
+    key = make_key(dense.masks(64)["causal"], CASE, group)
+    q, k, v = (api.dispatch(t, key) for t in make_tensors(CASE)[:3])
+    for _ in range(3):
+        begin = time.monotonic()
+        if rank == who:
+            refuses(lambda: api.calc_attn(q[1:], k, v, key), ValueError, "q has .* rows; allowed")
+        else:
+            text = f"rank {who} refused its arguments before anything was sent: ValueError: q has"
+            refuses(lambda: api.calc_attn(q, k, v, key), CommError, text)
+        assert time.monotonic() - begin < SOON
+        dist.barrier(group)
+    wanted = api.calc_attn(q, k, v, key)[0]
+    for _ in range(3):
+        api.clear_cache(group)
+        again = make_key(dense.masks(64)["causal"], CASE, group)
+        dist.barrier(group)
+        if rank == who:
+            for _ in range(2):
+                refuses(lambda: api.calc_attn(q[1:], k, v, again), ValueError, "q has .* rows")
+        dist.barrier(group)  # the others come when the refusal is history
+        if rank == who:
+            refuses(lambda: api.calc_attn(q, k, v[1:], again), ValueError, "v has")
+            time.sleep(0.1)
+            found = api.calc_attn(q, k, v, again)[0]
+        else:
+            time.sleep(0.5)
+            found = api.calc_attn(q, k, v, again)[0]
+        assert torch.equal(found, wanted)
+    api.clear_cache(group)
+
+
+def refusal_once_it_runs(group) -> None:
+    """Ranks whose plan has run refuse by themselves: nothing is compared any more."""
+    key = make_key(dense.masks(64)["causal"], CASE, group)
+    q, k, v = (api.dispatch(t, key) for t in make_tensors(CASE)[:3])
+    api.calc_attn(q, k, v, key)
+    store_calls = []
+    from magi_attention.comm import first_call
+
+    first_calls = first_call.first_calls_of(group)
+    first_calls.compare, kept = store_calls.append, first_calls.compare
+    try:
+        api.calc_attn(q, k, v, key, softcap=2.0)
+        refuses(lambda: api.calc_attn(q, k[1:], v, key), ValueError, "v has")
+        api.calc_attn(q, k, v, key)
+    finally:
+        first_calls.compare = kept
+    assert store_calls == []
+    api.clear_cache(group)
+
+
+def compiled(group) -> None:
+    """Operators compare as well."""
+    odd = {"softmax_scale": 0.5} if dist.get_rank(group) == 0 else {}
+    key = make_key(dense.masks(64)["causal"], CASE, group)
+    q, k, v = (api.dispatch(t, key) for t in make_tensors(CASE)[:3])
+    call = torch.compile(api.calc_attn, backend="aot_eager", fullgraph=True)
+    refuses(lambda: call(q, k, v, key, **odd), CommError, "^ranks differ in softmax_scale")
+    assert torch.equal(call(q, k, v, key)[0], api.calc_attn(q, k, v, key)[0])
+    api.clear_cache(group)
