@@ -187,3 +187,54 @@ def distributed_tensors(group) -> None:
         negated = torch._neg_view(-q.detach())
         assert negated.is_neg() and torch.equal(call(negated, key), call(q.detach(), key))
     api.clear_cache(group)
+
+
+def lazy_values(group) -> None:
+    """Views that torch conjugates or negates when they are read: rows of them are what torch says,
+    results and gradients.
+    """
+    key = make_key(dense.masks(64)["causal"], Case(rows=64), group)
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randn(64, 3, generator=generator, dtype=torch.complex64)
+    for lazy in (whole.conj(), whole.conj().imag, torch._neg_view(whole.conj())):
+        plain = lazy.resolve_neg().resolve_conj().clone()
+        assert lazy.is_conj() or lazy.is_neg()
+        local = api.dispatch(lazy, key)
+        assert torch.equal(local, api.dispatch(plain, key))
+        own = local.conj() if local.is_complex() else torch._neg_view(-local)
+        wanted = plain.conj() if local.is_complex() else plain
+        assert torch.equal(api.undispatch(own, key), wanted)
+        assert torch.equal(api.undispatch(api.roll(own, 5, 0, key), key), wanted.roll(5, 0))
+        for is_partial in (False, True):
+            leaf = plain[: local.shape[0]].clone().requires_grad_()
+            out = api.undispatch(leaf, key, is_partial)
+            out.backward(lazy)
+            found, leaf.grad = leaf.grad, None
+            api.undispatch(leaf, key, is_partial).backward(plain)
+            assert torch.equal(found, leaf.grad)
+    for lazy in (whole[:4].conj().imag, whole[:4].conj()):
+        _exchange_lazily(group, lazy)
+    api.clear_cache(group)
+
+
+def _exchange_lazily(group, lazy: torch.Tensor) -> None:
+    """group_cast of lazy rows, into lazy rows; group_reduce likewise, of real ones."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    plain, other, one = lazy.clone(), [(rank + 1) % size], [(rank - 1) % size]
+    cast, back = ([4], [4], [other], one), ([4], [4], one, [other])
+    assert not plain.is_neg() and not plain.is_conj()
+
+    def result(function, x, into, splits, **options):
+        function(x, into, *splits, group, **options).wait_post_process()
+        return into.clone()
+
+    output = torch._neg_view(torch.zeros_like(plain))
+    wanted = result(group_cast, plain, torch.zeros_like(plain), cast)
+    assert torch.equal(result(group_cast, lazy, torch.zeros_like(plain), cast), wanted)
+    assert torch.equal(result(group_cast, lazy, output, cast), wanted)
+    for op in ("sum", "avg") if not lazy.is_complex() else ():
+        outputs = torch.ones_like(plain), torch._neg_view(-torch.ones_like(plain))
+        found = [
+            result(group_reduce, x, y, back, reduce_op=op) for x, y in zip((plain, lazy), outputs)
+        ]
+        assert torch.equal(*found)

@@ -100,7 +100,7 @@ def test_operators(name):
 @pytest.mark.parametrize(
     "case",
     [cases.calls_with_keys, cases.gradients_with_keys, cases.group_collectives,
-     cases.distributed_tensors],
+     cases.distributed_tensors, cases.lazy_values],
 )  # fmt: skip
 def test_over_ranks(ranks, size, case):
     ranks.run(size, case)

@@ -20,7 +20,7 @@ def as_moved(x: torch.Tensor) -> torch.Tensor:
     """as_rows in a type that the library moves: of others the bytes, filled up to int64, so that
     every value survives.
     """
-    flat = as_rows(x.resolve_conj())
+    flat = as_rows(x.resolve_neg().resolve_conj())
     if flat.dtype in DTYPE_CODES:
         return flat
     row_bytes = flat.view(torch.uint8)

@@ -49,7 +49,7 @@ def group_cast(
     wait_post_process() of the result gives output, or (output, output_lse). ValueError for splits
     that do not add up to the rows and for ranks outside the group, CommError where it fails.
     """
-    _check_input(input, group)
+    input = _plain_input(input, group)
     sizes = _ints("input_split_sizes", input_split_sizes, input.shape[0])
     wanted = _ints("output_split_sizes", output_split_sizes, _rows_of(output))
     destinations = _rank_sets("dst_indices", dst_indices, len(sizes), group)
@@ -100,7 +100,7 @@ def group_reduce(
     wait_post_process() of the result gives output, or (output, output_lse) for "lse". Errors as
     group_cast; ValueError for another reduce_op.
     """
-    _check_input(input, group)
+    input = _plain_input(input, group)
     if comm_dtype is not None:
         check_kind("comm_dtype", comm_dtype, torch.dtype, "a torch.dtype, or None")
     if reduce_op not in _REDUCE_OPS:
@@ -148,11 +148,12 @@ def _started(finish, async_op: bool) -> WorkWithPostProcessFn:
 
 
 def _total(output: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """Where the parts are combined: output, or a copy that holds them without a gap."""
+    """Where the parts are combined: output, or a copy that holds its values without a gap."""
     wide = torch.promote_types(output.dtype, part.dtype)
-    return (
-        output if wide == output.dtype and output.is_contiguous() else output.to(wide).contiguous()
-    )
+    values = output.resolve_neg() if output.is_neg() else output
+    if wide == values.dtype and values.is_contiguous():
+        return values
+    return values.to(wide).contiguous()
 
 
 def _divide(output: torch.Tensor, sizes: list[int], sources: list[list[int]], held: int) -> None:
@@ -173,23 +174,22 @@ def _records(sizes: list[int], peers: list[list[int]]) -> _Rows:
     return records
 
 
-def _check_input(input: torch.Tensor, group: dist.ProcessGroup) -> None:
+def _plain_input(input: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     rank_in("group", group)
-    _check_tensor("input", input)
+    return _plain("input", input)
 
 
-def _check_tensor(name: str, tensor: torch.Tensor) -> None:
+def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
     check_kind(name, tensor, torch.Tensor, "a torch.Tensor")
     if tensor.dim() == 0:
         raise ValueError(f"{name} has 0 axes; allowed: [rows, ...]")
-    as_plain(name, tensor)
+    return as_plain(name, tensor)
 
 
 def _rows_of(tensor: torch.Tensor | None) -> int | None:
     if tensor is None:
         return None
-    _check_tensor("output", tensor)
-    return tensor.shape[0]
+    return _plain("output", tensor).shape[0]
 
 
 def _given_or_new(
@@ -198,7 +198,7 @@ def _given_or_new(
     """`given`, which must be as `like` but for its rows and, where it takes a sum, its type."""
     if given is None:
         return like.new_empty((rows, *like.shape[1:]))
-    _check_tensor(name, given)
+    _plain(name, given)
     wanted = (rows, *like.shape[1:])
     if tuple(given.shape) != wanted:
         raise ValueError(f"{name} has shape {list(given.shape)}; allowed: {list(wanted)}")
@@ -212,7 +212,7 @@ def _given_or_new(
 def _needed(name: str, tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     if tensor is None:
         raise ValueError(f"{name} is None; allowed: a tensor [rows, heads]")
-    _check_tensor(name, tensor)
+    tensor = _plain(name, tensor)
     if tensor.shape[0] != like.shape[0]:
         raise ValueError(f"{name} has {tensor.shape[0]} rows; allowed: {like.shape[0]}, as input")
     return tensor
