@@ -11,13 +11,17 @@ from torch.autograd import forward_ad
 
 from magi_attention._native.attention import accumulator_dtype
 from magi_attention._native.backend import Limits, known_limits
-from magi_attention._native.tensors import as_plain
+from magi_attention._native.tensors import as_plain, is_intercepted
 from magi_attention.common._arguments import check_int, check_number
 from magi_attention.env.build import has_gpu_kernels
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 MAX_SINKS = 8
-_MAX_FLOAT = sys.float_info.max
+# The least and the greatest magnitude of scale and softcap: their quotients and those of scores
+# are numbers of the type that scores are computed in.
+_EXTREMES_FLOAT64 = sys.float_info.min, sys.float_info.max
+_EXTREMES_FLOAT32 = 1e-30, 1e30
+_MAX_SINK = 1e30 * (1 + 2.0**-20)  # 1e30 in every type
 _MAX_SM_MARGIN = 1 << 20  # more than any GPU has
 _DEVICES = ("cpu", "cuda") if has_gpu_kernels() else ("cpu",)
 
@@ -105,17 +109,61 @@ def refuse_tangents(**tensors: torch.Tensor | None) -> None:
             )
 
 
-def check_params(softmax_scale: float | None, softcap: float) -> float:
-    """The scale to pass on, 0 for the default 1 / sqrt(head_dim)."""
+def check_params(softmax_scale: float | None, softcap: float, dtype: torch.dtype) -> float:
+    """The scale to pass on, 0 for the default 1 / sqrt(head_dim); dtype: that of q."""
     # Comparisons, which a compiler can trace for symbolic floats; NaN fails them.
     if softmax_scale is not None:
         check_number("softmax_scale", softmax_scale)
     check_number("softcap", softcap)
-    if softmax_scale is not None and not 0.0 < abs(softmax_scale) <= _MAX_FLOAT:
-        raise ValueError(f"softmax_scale is {softmax_scale}; allowed: finite and not 0, or None")
-    if not 0.0 <= softcap <= _MAX_FLOAT:
-        raise ValueError(f"softcap is {softcap}; allowed: 0 (off) or a positive number")
+    least, most = _EXTREMES_FLOAT64 if dtype == torch.float64 else _EXTREMES_FLOAT32
+    if softmax_scale is not None and not least <= abs(softmax_scale) <= most:
+        raise ValueError(
+            f"softmax_scale is {softmax_scale}; allowed: finite and not 0, of a magnitude from "
+            f"{least:g} to {most:g} for {dtype}, or None"
+        )
+    if softcap != 0.0 and not least <= softcap <= most:
+        raise ValueError(
+            f"softcap is {softcap}; allowed: 0 (off) or a positive number from {least:g} to "
+            f"{most:g} for {dtype}"
+        )
     return 0.0 if softmax_scale is None else softmax_scale
+
+
+def check_results(
+    q: torch.Tensor, v: torch.Tensor, **tensors: torch.Tensor | None
+) -> list[torch.Tensor | None]:
+    """out, lse and their gradients, by the names dout, dlse, out and lse, as plain tensors without
+    gaps of the shapes, types and device that attention of q and v gives; None stays.
+    """
+    rows, heads = q.shape[:2]
+    found = []
+    for name, tensor in tensors.items():
+        if tensor is None:
+            found.append(None)
+            continue
+        is_lse = name.endswith("lse")
+        shape = [rows, heads] if is_lse else [rows, heads, v.shape[2]]
+        dtype = accumulator_dtype(q.dtype) if is_lse else q.dtype
+        if list(tensor.shape) != shape:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}; allowed: {shape}")
+        if tensor.dtype != dtype:
+            raise TypeError(f"{name}.dtype is {tensor.dtype}; allowed: {dtype}")
+        if tensor.device != q.device:
+            raise ValueError(f"{name} is on {tensor.device}; allowed: {q.device}, that of q")
+        found.append(as_plain(name, tensor).contiguous())
+    return found
+
+
+def check_computed_sink(
+    sink: torch.Tensor | None, sink_layout: int, q: torch.Tensor
+) -> torch.Tensor | None:
+    """check_sink by the number of the layout, of a sink in the type that it is computed in."""
+    if sink_layout not in (0, 1):
+        raise ValueError(f"sink_layout is {sink_layout}; allowed: 0 (sh), 1 (ssh)")
+    wide = accumulator_dtype(q.dtype)
+    if sink is not None and sink.dtype != wide:
+        raise TypeError(f"sink.dtype is {sink.dtype}; allowed: {wide}")
+    return check_sink(sink, ("sh", "ssh")[sink_layout], q)[0]
 
 
 def check_sink(
@@ -145,7 +193,17 @@ def check_sink(
     ):
         wanted = ", ".join(map(str, (*lead, f"1 to {MAX_SINKS}", q.shape[1])))
         raise ValueError(f"sink has shape {list(sink.shape)}; allowed: [{wanted}]")
-    return sink.to(accumulator_dtype(q.dtype)).contiguous(), layout
+    sink = sink.to(accumulator_dtype(q.dtype)).contiguous()
+    if not sink.is_cuda and not is_intercepted():
+        _check_sink_values(sink)
+    return sink, layout
+
+
+def _check_sink_values(sink: torch.Tensor) -> None:
+    """In host memory, where reading them waits for nothing. NaN is let through to the results."""
+    greatest = sink.detach().amax().item()
+    if greatest > _MAX_SINK:
+        raise ValueError(f"sink holds {greatest}; allowed: -inf to {_MAX_SINK:g}")
 
 
 def check_ranges(

@@ -3,9 +3,21 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from magi_attention._native.attention import Call, Options, accumulator_dtype
+from magi_attention.functional._checks import (
+    check_computed_sink,
+    check_params,
+    check_qkv,
+    check_ranges,
+    check_results,
+    check_sm_margin,
+    refuse_tangents,
+)
 from magi_attention.functional._device_ranges import RangesInvocation
 from magi_attention.functional._masks import mask_of
 
@@ -70,43 +82,91 @@ def flex_call(q, k, v, sink, mask: tuple, options: Options) -> Call | RangesInvo
     return mask_of(q.shape[0], k.shape[0], *mask).calls.find(q, k, v, sink, options)
 
 
+class FlexArguments(NamedTuple):
+    """Arguments of an operator on one device, checked."""
+
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    sink: torch.Tensor | None
+    mask: tuple
+    scale: float
+    softcap: float
+
+
+def symbolic(number: float) -> torch.Tensor | None:
+    """A number that a compiler keeps symbolic as a tensor in host memory, which a graph takes as an
+    input where an operator's float would be a part of it; None for other numbers.
+    """
+    if not torch.compiler.is_dynamo_compiling() or has_static_value(number):
+        return None
+    return torch.ones((), dtype=torch.float64, device="cpu") * number
+
+
+def with_symbols(scale: float, softcap: float) -> tuple[float, float, list[torch.Tensor | None]]:
+    """scale, softcap and their symbolic forms: a number that has one is 0."""
+    symbols = [symbolic(scale), symbolic(softcap)]
+    numbers = (0.0 if s is not None else n for s, n in zip(symbols, (scale, softcap)))
+    return *numbers, symbols
+
+
+def number_of(number: float, symbol: torch.Tensor | None) -> float:
+    """The number, or that of its symbolic form."""
+    return number if symbol is None else symbol.item()
+
+
+def _checked(q, k, v, sink, mask, scale, softcap, symbols, sink_layout, sm_margin) -> FlexArguments:
+    """What flex_flash_attn_func checks, for callers of the operator and of graphs."""
+    scale, softcap = map(number_of, (scale, softcap), symbols)
+    q, k, v = check_qkv(q, k, v)
+    check_sm_margin(sm_margin)
+    check_params(scale or None, softcap, q.dtype)
+    sink = check_computed_sink(sink, sink_layout, q)
+    refuse_tangents(q=q, k=k, v=v, sink=sink)
+    return FlexArguments((q, k, v), sink, check_ranges(q, *mask), scale, softcap)
+
+
 def _flex_forward_fake(
     q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout, with_max_logits,
-    sm_margin,
+    sm_margin, scale_symbol=None, softcap_symbol=None,
 ):  # fmt: skip
     return fake_forward(q, k, v, with_max_logits)
 
 
 def _flex_forward(
     q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout, with_max_logits,
-    sm_margin,
+    sm_margin, scale_symbol=None, softcap_symbol=None,
 ):  # fmt: skip
-    options = Options(scale, softcap, sink_layout, with_max_logits, sm_margin)
-    call = flex_call(q, k, v, sink, (q_ranges, k_ranges, types), options)
-    return forward(call, q, k, v, sink)
+    symbols, mask = (scale_symbol, softcap_symbol), (q_ranges, k_ranges, types)
+    given = _checked(q, k, v, sink, mask, scale, softcap, symbols, sink_layout, sm_margin)
+    options = Options(given.scale, given.softcap, sink_layout, with_max_logits, sm_margin)
+    call = flex_call(*given.qkv, given.sink, given.mask, options)
+    return forward(call, *given.qkv, given.sink)
 
 
 def _flex_backward_fake(
     dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout,
-    sm_margin, deterministic,
+    sm_margin, deterministic, scale_symbol=None, softcap_symbol=None,
 ):  # fmt: skip
     return fake_backward(q, k, v, sink)
 
 
 def _flex_backward(
     dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout,
-    sm_margin, deterministic,
+    sm_margin, deterministic, scale_symbol=None, softcap_symbol=None,
 ):  # fmt: skip
-    options = Options(scale, softcap, sink_layout, False, sm_margin, not deterministic)
-    call = flex_call(q, k, v, sink, (q_ranges, k_ranges, types), options)
-    return backward(call, dout, dlse, q, k, v, out, lse, sink)
+    symbols, mask = (scale_symbol, softcap_symbol), (q_ranges, k_ranges, types)
+    given = _checked(q, k, v, sink, mask, scale, softcap, symbols, sink_layout, sm_margin)
+    q, k, v = given.qkv
+    dout, dlse, out, lse = check_results(q, v, dout=dout, dlse=dlse, out=out, lse=lse)
+    options = Options(given.scale, given.softcap, sink_layout, False, sm_margin, not deterministic)
+    call = flex_call(q, k, v, given.sink, given.mask, options)
+    return backward(call, dout, dlse, q, k, v, out, lse, given.sink)
 
 
 define(
     "flex_forward",
     "(Tensor q, Tensor k, Tensor v, Tensor q_ranges, Tensor k_ranges, Tensor? types, Tensor? sink,"
-    " float scale, float softcap, int sink_layout, bool with_max_logits, int sm_margin)"
-    " -> (Tensor, Tensor, Tensor)",
+    " float scale, float softcap, int sink_layout, bool with_max_logits, int sm_margin,"
+    " Tensor? scale_symbol=None, Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor)",
     _flex_forward_fake,
     _flex_forward,
 )
@@ -114,7 +174,8 @@ define(
     "flex_backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
     " Tensor q_ranges, Tensor k_ranges, Tensor? types, Tensor? sink, float scale, float softcap,"
-    " int sink_layout, int sm_margin, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)",
+    " int sink_layout, int sm_margin, bool deterministic, Tensor? scale_symbol=None,"
+    " Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor, Tensor)",
     _flex_backward_fake,
     _flex_backward,
     tags=(torch.Tag.cudagraph_unsafe,),  # it copies ranges in device memory

@@ -102,7 +102,7 @@ class RankAttention:
         given = q, k, v
         try:
             q, k, v = check_local(q, k, v, self.place, self.precision)
-            scale = check_params(softmax_scale, softcap)
+            scale = check_params(softmax_scale, softcap, q.dtype)
             sink, layout = check_sink(sink, sink_layout, q)
         except Exception as error:
             self.refuse(error)

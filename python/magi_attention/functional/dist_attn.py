@@ -11,7 +11,13 @@ import torch
 from magi_attention._native.attention import Options
 from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
-from magi_attention.functional._checks import check_params, check_sink
+from magi_attention.functional._checks import (
+    check_computed_sink,
+    check_params,
+    check_results,
+    check_sink,
+    refuse_tangents,
+)
 from magi_attention.functional._eager import is_eager
 from magi_attention.functional._ops import (
     backward,
@@ -20,6 +26,8 @@ from magi_attention.functional._ops import (
     fake_backward,
     fake_forward,
     forward,
+    number_of,
+    with_symbols,
 )
 from magi_attention.functional._rank_attention import (
     RankAttention,
@@ -37,24 +45,54 @@ class HasAttention(Protocol):
     attention: RankAttention
 
 
-def _forward_fake(q, k, v, sink, plan, scale, softcap, sink_layout, with_max_logits):
+def _forward_fake(
+    q, k, v, sink, plan, scale, softcap, sink_layout, with_max_logits, scale_symbol=None,
+    softcap_symbol=None,
+):  # fmt: skip
     return fake_forward(q, k, v, with_max_logits)
 
 
-def _forward(q, k, v, sink, plan, scale, softcap, sink_layout, with_max_logits):
-    options = Options(scale, softcap, sink_layout, with_max_logits)
+def _checked(attention: RankAttention, q, k, v, sink, scale, softcap, sink_layout: int):
+    """What calc_attn checks, for callers of the operators and of graphs: q, k, v and sink."""
+    q, k, v = check_local(q, k, v, attention.place, None)
+    check_params(scale or None, softcap, q.dtype)
+    sink = check_computed_sink(sink, sink_layout, q)
+    refuse_tangents(q=q, k=k, v=v, sink=sink)
+    return q, k, v, sink
+
+
+def _forward(
+    q, k, v, sink, plan, scale, softcap, sink_layout, with_max_logits, scale_symbol=None,
+    softcap_symbol=None,
+):  # fmt: skip
     attention = find_attention(plan)
+    scale, softcap = number_of(scale, scale_symbol), number_of(softcap, softcap_symbol)
+    try:
+        q, k, v, sink = _checked(attention, q, k, v, sink, scale, softcap, sink_layout)
+    except Exception as error:
+        attention.refuse(error)
+        raise
+    options = Options(scale, softcap, sink_layout, with_max_logits)
     out, lse, max_logits = forward(attention.find_call(q, k, v, sink, options), q, k, v, sink)
     lse.attention = attention  # a compiled backward is given this tensor and a number
     return out, lse, max_logits
 
 
-def _backward_fake(dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, sink_layout):
+def _backward_fake(
+    dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, sink_layout, scale_symbol=None,
+    softcap_symbol=None,
+):  # fmt: skip
     return fake_backward(q, k, v, sink)
 
 
-def _backward(dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, sink_layout):
+def _backward(
+    dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, sink_layout, scale_symbol=None,
+    softcap_symbol=None,
+):  # fmt: skip
     attention = find_attention(plan)
+    scale, softcap = number_of(scale, scale_symbol), number_of(softcap, softcap_symbol)
+    q, k, v, sink = _checked(attention, q, k, v, sink, scale, softcap, sink_layout)
+    dout, dlse, out, lse = check_results(q, v, dout=dout, dlse=dlse, out=out, lse=lse)
     options = Options(scale, softcap, sink_layout, is_fast_backward=attention.is_fast_backward)
     call = attention.calls.find(q, k, v, sink, options)
     gradients = backward(call, dout, dlse, q, k, v, out, lse, sink)
@@ -66,7 +104,8 @@ def _backward(dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, sink_la
 define(
     "dist_forward",
     "(Tensor q, Tensor k, Tensor v, Tensor? sink, SymInt plan, float scale, float softcap,"
-    " int sink_layout, bool with_max_logits) -> (Tensor, Tensor, Tensor)",
+    " int sink_layout, bool with_max_logits, Tensor? scale_symbol=None,"
+    " Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor)",
     _forward_fake,
     _forward,
     tags=(torch.Tag.cudagraph_unsafe,),
@@ -74,8 +113,8 @@ define(
 define(
     "dist_backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
-    " Tensor? sink, SymInt plan, float scale, float softcap, int sink_layout)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
+    " Tensor? sink, SymInt plan, float scale, float softcap, int sink_layout,"
+    " Tensor? scale_symbol=None, Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward_fake,
     _backward,
     tags=(torch.Tag.cudagraph_unsafe,),
@@ -85,25 +124,27 @@ _backward_op = torch.ops.magi_attention.dist_backward.default
 
 
 class DistAttention(torch.autograd.Function):
-    """out, lse and max_logits of this rank's rows; gradients come through out and lse."""
+    """out, lse and max_logits of this rank's rows; gradients come through out and lse. options:
+    the plan's number, scale, softcap, layout and whether max_logits are wanted.
+    """
 
     @staticmethod
-    def forward(ctx, q, k, v, sink, plan, scale, softcap, layout, with_max_logits):
-        out, lse, max_logits = _forward_op(
-            q, k, v, sink, plan, scale, softcap, layout, with_max_logits
-        )
-        ctx.save_for_backward(q, k, v, out, lse, sink)
-        ctx.params = (plan, scale, softcap, layout)
+    def forward(ctx, q, k, v, sink, scale_symbol, softcap_symbol, options):
+        out, lse, max_logits = _forward_op(q, k, v, sink, *options, scale_symbol, softcap_symbol)
+        ctx.save_for_backward(q, k, v, out, lse, sink, scale_symbol, softcap_symbol)
+        ctx.params = options[:-1]
         if not torch.compiler.is_compiling():
-            ctx.attention = find_attention(plan)  # lives until backward
+            ctx.attention = find_attention(options[0])  # lives until backward
         ctx.mark_non_differentiable(max_logits)
         return out, lse, max_logits
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits):
-        q, k, v, out, lse, sink = ctx.saved_tensors
-        dq, dk, dv, dsink = _backward_op(dout, dlse, q, k, v, out, lse, sink, *ctx.params)
-        return dq, dk, dv, None if sink is None else dsink, None, None, None, None, None
+        *tensors, sink, scale_symbol, softcap_symbol = ctx.saved_tensors
+        dq, dk, dv, dsink = _backward_op(
+            dout, dlse, *tensors, sink, *ctx.params, scale_symbol, softcap_symbol
+        )
+        return dq, dk, dv, None if sink is None else dsink, None, None, None
 
 
 def attend(
@@ -119,11 +160,11 @@ def attend(
     sink, sink_layout, softmax_scale, softcap, return_max_logits = options
     given_dtype = qkv[0].dtype if isinstance(qkv[0], torch.Tensor) else None
     q, k, v = check_local(*qkv, place, precision)
-    scale = check_params(softmax_scale, softcap)
+    scale = check_params(softmax_scale, softcap, q.dtype)
     sink, layout = check_sink(sink, sink_layout, q)
-    out, lse, max_logits = DistAttention.apply(
-        *distinct(q, k, v, sink), number, scale, softcap, layout, return_max_logits
-    )
+    scale, softcap, symbols = with_symbols(scale, softcap)
+    numbers = (number, scale, softcap, layout, return_max_logits)
+    out, lse, max_logits = DistAttention.apply(*distinct(q, k, v, sink), *symbols, numbers)
     meta = AttnForwardMeta(lse=lse, max_logits=max_logits if return_max_logits else None)
     return out.to(given_dtype), meta
 

@@ -17,7 +17,13 @@ from magi_attention.functional._checks import (
     check_sm_margin,
 )
 from magi_attention.functional._eager import is_eager, run
-from magi_attention.functional._ops import distinct, flex_backward_op, flex_call, flex_forward_op
+from magi_attention.functional._ops import (
+    distinct,
+    flex_backward_op,
+    flex_call,
+    flex_forward_op,
+    with_symbols,
+)
 
 # Arguments of older releases, without effect.
 _RETIRED = ("max_seqlen_k",)
@@ -27,21 +33,24 @@ class _FlexAttention(torch.autograd.Function):
     """out, lse and max_logits; gradients come through out and lse."""
 
     @staticmethod
-    def forward(ctx, q, k, v, q_ranges, k_ranges, types, sink, options, deterministic):
-        out, lse, max_logits = flex_forward_op(q, k, v, q_ranges, k_ranges, types, sink, *options)
-        ctx.save_for_backward(q, k, v, out, lse, q_ranges, k_ranges, types, sink)
+    def forward(ctx, q, k, v, q_ranges, k_ranges, types, sink, symbol, cap_symbol, options, fixed):
+        symbols = symbol, cap_symbol
+        tensors = q, k, v, q_ranges, k_ranges, types, sink
+        out, lse, max_logits = flex_forward_op(*tensors, *options, *symbols)
+        ctx.save_for_backward(q, k, v, out, lse, q_ranges, k_ranges, types, sink, *symbols)
         scale, softcap, layout, _, sm_margin = options
-        ctx.params = (scale, softcap, layout, sm_margin, deterministic)
+        ctx.params = (scale, softcap, layout, sm_margin, fixed)
         ctx.mark_non_differentiable(max_logits)
         return out, lse, max_logits
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits):
-        q, k, v, out, lse, q_ranges, k_ranges, types, sink = ctx.saved_tensors
+        *tensors, sink, symbol, cap_symbol = ctx.saved_tensors
         dq, dk, dv, dsink = flex_backward_op(
-            dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, *ctx.params
+            dout, dlse, *tensors, sink, *ctx.params, symbol, cap_symbol
         )
-        return dq, dk, dv, None, None, None, None if sink is None else dsink, None, None
+        dsink = None if sink is None else dsink
+        return dq, dk, dv, None, None, None, dsink, None, None, None, None
 
 
 def flex_flash_attn_func(
@@ -127,17 +136,26 @@ def flex_flash_attn_func(
     _warn_retired(retired)
     q, k, v = check_qkv(q, k, v)
     check_sm_margin(sm_margin)
-    scale = check_params(softmax_scale, softcap)
+    scale = check_params(softmax_scale, softcap, q.dtype)
     sink, layout = check_sink(sink, sink_layout, q)
     mask = check_ranges(q, q_ranges, k_ranges, attn_type_map)
-    options = (scale, softcap, layout, return_max_logits, sm_margin)
+    options = (layout, return_max_logits, sm_margin)
     if is_eager(q, k, v):
-        call = flex_call(q, k, v, sink, mask, Options(*options, not deterministic))
+        call = flex_call(q, k, v, sink, mask, Options(scale, softcap, *options, not deterministic))
         return run(q, k, v, sink, call, None)
+    tensors = (q, k, v, *mask, sink)
+    return _by_operators(tensors, with_symbols(scale, softcap), options, bool(deterministic))
+
+
+def _by_operators(
+    tensors: tuple, numbers: tuple, options: tuple, deterministic: bool
+) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """options: layout, return_max_logits, sm_margin; numbers: with_symbols."""
+    scale, softcap, symbols = numbers
     out, lse, max_logits = _FlexAttention.apply(
-        *distinct(q, k, v, *mask, sink), options, bool(deterministic)
+        *distinct(*tensors), *symbols, (scale, softcap, *options), deterministic
     )
-    return out, AttnForwardMeta(lse=lse, max_logits=max_logits if return_max_logits else None)
+    return out, AttnForwardMeta(lse=lse, max_logits=max_logits if options[1] else None)
 
 
 def ffa_fa4_func(

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.ops.magi_attention checks what the functions check, as graphs and callers of it run them
+with whatever they have.
+"""
+
+import pytest
+import torch
+
+import dense
+import operator_cases
+from magi_attention.functional._ops import flex_backward_op, flex_forward_op
+
+ROWS = 6
+
+
+def arguments() -> dict:
+    """Of both operators; a backward takes all but with_max_logits, a forward up to that."""
+    random = torch.Generator().manual_seed(0)
+    q = torch.randn(ROWS, 4, 8, generator=random)
+    k, v = torch.randn(ROWS, 2, 8, generator=random), torch.randn(ROWS, 2, 16, generator=random)
+    ranges = torch.tensor([[0, ROWS]], dtype=torch.int32)
+    return {
+        "q": q, "k": k, "v": v, "q_ranges": ranges, "k_ranges": ranges.clone(),
+        "types": torch.ones(1, dtype=torch.int32), "sink": torch.zeros(1, 4), "scale": 0.5,
+        "softcap": 0.0, "sink_layout": 0, "sm_margin": 0,
+    }  # fmt: skip
+
+
+def forward(**given):
+    return flex_forward_op(**given, with_max_logits=False)
+
+
+OUT, LSE, _ = forward(**arguments())
+GRADIENTS = {"dout": torch.ones_like(OUT), "dlse": torch.ones_like(LSE), "out": OUT, "lse": LSE}
+
+
+def backward(**given):
+    return flex_backward_op(**{**GRADIENTS, **given}, deterministic=True)
+
+
+ranges = torch.tensor([[0, ROWS]], dtype=torch.int32)
+BAD = [
+    ({"q": torch.zeros(ROWS, 4, 8).int()}, TypeError, "q.dtype is torch.int32"),
+    ({"q": torch.zeros(ROWS, 32)}, ValueError, "q has 2 axes"),
+    ({"q": torch.zeros(ROWS, 3, 8)}, ValueError, "q has 3 heads; allowed: a multiple of k's 2"),
+    ({"k": torch.zeros(ROWS, 2, 8).double()}, TypeError, "k.dtype is torch.float64"),
+    ({"k": torch.zeros(ROWS, 2, 4)}, ValueError, "k has head_dim 4; allowed: 8"),
+    ({"v": torch.zeros(ROWS - 1, 2, 16)}, ValueError, "v has 5 rows; allowed: 6"),
+    ({"v": torch.zeros(ROWS, 2, 32)[..., ::2]}, ValueError, "v has stride 2 in its last axis"),
+    ({"q_ranges": ranges.long()}, TypeError, "q_ranges.dtype is torch.int64"),
+    ({"q_ranges": ranges[0]}, ValueError, "q_ranges has shape"),
+    ({"q_ranges": ranges + 1}, ValueError, "q_ranges"),
+    ({"k_ranges": ranges.repeat(2, 1)}, ValueError, "k_ranges has 2 rows; allowed: 1"),
+    ({"types": torch.ones(3, dtype=torch.int32)}, ValueError, "attn_type_map has shape"),
+    ({"types": torch.full((1,), 9, dtype=torch.int32)}, ValueError, "attn_type_map"),
+    ({"sink": torch.zeros(1, 3)}, ValueError, "sink has shape"),
+    ({"sink": torch.zeros(9, 4)}, ValueError, "sink has shape"),
+    (
+        {"sink": torch.zeros(1, 4).half()},
+        TypeError,
+        "sink.dtype is torch.float16; allowed: torch.f",
+    ),
+    ({"sink_layout": 1}, ValueError, "sink has shape"),
+    ({"sink_layout": 2}, ValueError, "sink_layout is 2; allowed: 0"),
+    ({"scale": float("nan")}, ValueError, "softmax_scale is nan"),
+    ({"scale": 1e39}, ValueError, r"softmax_scale is 1e\+39"),
+    ({"softcap": -1.0}, ValueError, "softcap is -1"),
+    ({"sm_margin": -1}, ValueError, "sm_margin is -1"),
+]
+
+
+@pytest.mark.parametrize("operator", [forward, backward], ids=lambda call: call.__name__)
+@pytest.mark.parametrize("change, error, text", BAD, ids=lambda value: getattr(value, "args", ""))
+def test_bad_arguments(operator, change, error, text):
+    operator(**arguments())
+    with pytest.raises(error, match=text):
+        operator(**{**arguments(), **change})
+
+
+@pytest.mark.parametrize(
+    "change, error, text",
+    [
+        ({"dout": OUT[1:]}, ValueError, r"dout has shape \[5, 4, 16\]; allowed: \[6, 4, 16\]"),
+        ({"dout": OUT.double()}, TypeError, "dout.dtype is torch.float64; allowed: torch.float32"),
+        ({"dlse": OUT}, ValueError, r"dlse has shape .*; allowed: \[6, 4\]"),
+        ({"dlse": LSE.half()}, TypeError, "dlse.dtype is torch.float16"),
+        ({"out": OUT[..., :8]}, ValueError, "out has shape"),
+        ({"lse": LSE.double()}, TypeError, "lse.dtype is torch.float64"),
+    ],
+)
+def test_bad_results(change, error, text):
+    with pytest.raises(error, match=text):
+        backward(**arguments(), **change)
+
+
+def test_layouts_of_results():
+    """Gaps in what a graph has saved are no part of the memory that is read."""
+    wanted = backward(**arguments())
+    gaps = {
+        name: torch.cat((tensor, tensor + 7), 1)[:, : tensor.shape[1]]
+        for name, tensor in GRADIENTS.items()
+    }
+    assert not any(tensor.is_contiguous() for tensor in gaps.values())
+    for found, expected in zip(backward(**arguments(), **gaps), wanted):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "sink"])
+def test_negated_and_dual_tensors(name):
+    from torch.autograd import forward_ad
+
+    given = arguments() | {"sink": torch.ones(1, 4)}
+    wanted = forward(**given)[0]
+    negated = torch._neg_view(-given[name])
+    assert torch.equal(forward(**{**given, name: negated})[0], wanted)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(given[name], torch.ones_like(given[name]))
+        with pytest.raises(NotImplementedError, match=f"{name} carries a tangent"):
+            forward(**{**given, name: dual})
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_over_ranks(ranks, size):
+    ranks.run(size, operator_cases.bad_arguments)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_numbers_of_graphs_over_ranks(ranks, size):
+    ranks.run(size, operator_cases.numbers_of_graphs)
+
+
+@pytest.mark.parametrize("option", ["softmax_scale", "softcap", "both"])
+def test_numbers_of_graphs(option):
+    """A new scale or softcap is an input of a graph: the second one makes it one, the third finds
+    it.
+    """
+    from magi_attention.api import flex_flash_attn_func
+
+    def attend(q, k, v, ranges, **numbers):
+        return flex_flash_attn_func(q, k, v, ranges, ranges, **numbers)[0]
+
+    given = [arguments()[name].requires_grad_() for name in "qkv"]
+    names = ("softmax_scale", "softcap") if option == "both" else (option,)
+    operator_cases.graphs_serve_numbers(attend, (*given, ranges), names)
+
+
+def test_dense_reference():
+    """What the operators give is attention."""
+    mask = dense.Mask([(0, ROWS)], [(0, ROWS)], [1], ROWS, ROWS)
+    given = arguments()
+    tensors = (given[name].double() for name in "qkv")
+    out, lse, _ = dense.attention(*tensors, mask, given["sink"].double(), 0.5)
+    assert torch.allclose(OUT.double(), out, atol=1e-6)
+    assert torch.allclose(LSE.double(), lse, atol=1e-6)
