@@ -107,7 +107,8 @@ typedef struct magi_plan_config {
   int32_t min_wave_rows;
   double flops_per_second; /* cost model: attention forward, per rank */
   double backward_flops_per_second;
-  double bytes_per_second; /* out of one rank */
+  double bytes_per_second;        /* out of one rank */
+  double memory_bytes_per_second; /* read and written where rows are merged or copied */
   double seconds_per_transfer;
   double seconds_per_launch;
   const magi_placement_config* placement;   /* optional */
@@ -115,6 +116,9 @@ typedef struct magi_plan_config {
 } magi_plan_config;
 /* Sets struct_size and the defaults: one rank, one head of 128, 2-byte elements, degree 1. */
 MAGI_API void magi_plan_config_init(magi_plan_config* config);
+/* Sets the constants of the cost model to those of a cost file's text. */
+MAGI_API magi_status magi_plan_config_read_cost(magi_plan_config* config, const char* text,
+                                                size_t size_bytes);
 
 typedef struct magi_plan magi_plan;
 MAGI_API void magi_plan_destroy(magi_plan* plan);

@@ -9,21 +9,12 @@
 #include <string_view>
 #include <vector>
 
+#include "magi/cost.hpp"
 #include "magi/exchange.hpp"
 #include "magi/mask.hpp"
 #include "magi/placement.hpp"
 
 namespace magi {
-
-/// Rates used to predict time and to compare plans. Defaults: H200.
-struct CostModel {
-  double flops_per_second = 600e12;  ///< attention forward, per rank
-  double backward_flops_per_second = 520e12;
-  double bytes_per_second = 275e9;     ///< out of one rank
-  double seconds_per_transfer = 2e-6;  ///< per peer and exchange
-  double seconds_per_launch = 5e-6;
-  friend bool operator==(const CostModel&, const CostModel&) = default;
-};
 
 /// How received keys are divided into stages. A stage is the work that becomes ready together.
 enum class StageMode : std::int32_t {
@@ -180,8 +171,9 @@ struct Plan {
   std::vector<RankPlan> ranks;
   std::vector<Transfer> transfers;  ///< ordered by (space, dst, dst_segment, dst_row)
   PlanReport report;
-  std::uint64_t digest =
-      0;  ///< over all integers above but the report; ranks compare it before the first transfer
+  /// Over all above but the report and how rows are placed; ranks compare it before the first
+  /// transfer.
+  std::uint64_t digest = 0;
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 

@@ -26,6 +26,7 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
                     .cost = {.flops_per_second = given.flops_per_second,
                              .backward_flops_per_second = given.backward_flops_per_second,
                              .bytes_per_second = given.bytes_per_second,
+                             .memory_bytes_per_second = given.memory_bytes_per_second,
                              .seconds_per_transfer = given.seconds_per_transfer,
                              .seconds_per_launch = given.seconds_per_launch}};
   if (given.overlap_degree != MAGI_OVERLAP_AUTO) result.overlap_degree = given.overlap_degree;
@@ -39,6 +40,15 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
 }
 
 namespace {
+
+void write_cost(const CostModel& cost, magi_plan_config& config) {
+  config.flops_per_second = cost.flops_per_second;
+  config.backward_flops_per_second = cost.backward_flops_per_second;
+  config.bytes_per_second = cost.bytes_per_second;
+  config.memory_bytes_per_second = cost.memory_bytes_per_second;
+  config.seconds_per_transfer = cost.seconds_per_transfer;
+  config.seconds_per_launch = cost.seconds_per_launch;
+}
 
 void give_plan(std::shared_ptr<const Plan> made, magi_plan** result) {
   give(std::make_unique<magi_plan>(magi_plan{std::move(made)}), result);
@@ -131,14 +141,16 @@ void magi_plan_config_init(magi_plan_config* config) {
                           .element_bytes = defaults.element_bytes,
                           .overlap_degree = defaults.overlap_degree.value_or(MAGI_OVERLAP_AUTO),
                           .wave_mode = static_cast<int32_t>(defaults.stage_mode),
-                          .min_wave_rows = defaults.min_stage_rows,
-                          .flops_per_second = defaults.cost.flops_per_second,
-                          .backward_flops_per_second = defaults.cost.backward_flops_per_second,
-                          .bytes_per_second = defaults.cost.bytes_per_second,
-                          .seconds_per_transfer = defaults.cost.seconds_per_transfer,
-                          .seconds_per_launch = defaults.cost.seconds_per_launch,
-                          .placement = nullptr,
-                          .placement_k = nullptr});
+                          .min_wave_rows = defaults.min_stage_rows});
+  if (config != nullptr) write_cost(defaults.cost, *config);
+}
+
+magi_status magi_plan_config_read_cost(magi_plan_config* config, const char* text,
+                                       size_t size_bytes) {
+  return guarded([&] {
+    static_cast<void>(read_struct(config, "config"));
+    write_cost(magi::cost_file_from_json(read_text(text, size_bytes, "text")).cost, *config);
+  });
 }
 
 void magi_plan_destroy(magi_plan* plan) { delete plan; }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/config.hpp"
 
-#include <cmath>
 #include <string>
 
 #include "base/check.hpp"
@@ -13,15 +12,6 @@ void require_between(const char* name, std::int32_t value, std::int32_t low, std
   if (value < low || value > high) {
     throw invalid(name, value, std::to_string(low) + " to " + std::to_string(high));
   }
-}
-
-void require_positive(const char* name, double value) {
-  if (!std::isfinite(value) || value <= 0.0) throw invalid(name, value, "finite and above 0");
-}
-
-/// Delays may be zero; one longer than a second is no machine's.
-void require_delay(const char* name, double value) {
-  if (!(value >= 0.0 && value <= 1.0)) throw invalid(name, value, "0 to 1 second");
 }
 
 /// Far above any machine, and still exact: sums over all ranks of all key rows fit in int64.
@@ -58,11 +48,7 @@ void validate_config(const PlanConfig& config) {
   }
   require_between("stage_mode", static_cast<std::int32_t>(config.stage_mode), 0, 2);
   require_between("min_stage_rows", config.min_stage_rows, 1, kMaxRows);
-  require_positive("cost.flops_per_second", config.cost.flops_per_second);
-  require_positive("cost.backward_flops_per_second", config.cost.backward_flops_per_second);
-  require_positive("cost.bytes_per_second", config.cost.bytes_per_second);
-  require_delay("cost.seconds_per_transfer", config.cost.seconds_per_transfer);
-  require_delay("cost.seconds_per_launch", config.cost.seconds_per_launch);
+  validate(config.cost);
 }
 
 }  // namespace magi::planner

@@ -26,7 +26,7 @@ class Digest {
   }
 
  private:
-  std::uint64_t state_ = 0x6d61676900000002u;  // "magi", version 2
+  std::uint64_t state_ = 0x6d61676900000003u;  // "magi", version 3
 };
 
 void add_slices(Digest& digest, const std::vector<BandSlice>& slices) {
@@ -38,14 +38,20 @@ void add_slices(Digest& digest, const std::vector<BandSlice>& slices) {
   }
 }
 
-/// The integers that shape work and bytes; rates and placement options only lead to the tables
-/// that follow.
+/// The integers that shape work and bytes, and the cost model: it chooses stages here and patience
+/// in the kernels. Placement options only lead to the tables that follow.
 void add_config(Digest& digest, const PlanConfig& config) {
   digest.add(config.num_ranks, config.element_bytes);
   digest.add(config.num_heads_q, config.num_heads_kv);
   digest.add(config.head_dim_qk, config.head_dim_v);
   digest.add(config.overlap_degree.value_or(-1), static_cast<std::int32_t>(config.stage_mode));
   digest.add(config.min_stage_rows, config.placement_k ? 1 : 0);
+  const CostModel& cost = config.cost;
+  for (const double constant :
+       {cost.flops_per_second, cost.backward_flops_per_second, cost.bytes_per_second,
+        cost.memory_bytes_per_second, cost.seconds_per_transfer, cost.seconds_per_launch}) {
+    digest.add(std::bit_cast<std::uint64_t>(constant + 0.0));  // equal zeros have equal bits
+  }
 }
 
 void add_placement(Digest& digest, const Placement& placement) {

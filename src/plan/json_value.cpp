@@ -168,6 +168,21 @@ Value text(std::string allowed, std::function<bool(std::string_view)> take,
   return value;
 }
 
+Value constant(std::string_view name) {
+  return text(
+      std::string(name), [name](std::string_view seen) { return seen == name; },
+      [name] { return std::string(name); });
+}
+
+Value version(std::int64_t number, std::string allowed) {
+  Value value{.allowed = std::move(allowed)};
+  value.take = [number](const Scalar& seen) {
+    return seen.kind == Scalar::Kind::Integer && seen.integer == number;
+  };
+  value.write_scalar = [number](std::string& out) { return append(out, number); };
+  return value;
+}
+
 Value object(std::function<std::vector<Field>()> open, std::string_view separator) {
   Value value{.allowed = "an object"};
   value.open = std::move(open);

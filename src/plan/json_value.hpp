@@ -75,6 +75,10 @@ Value boolean(bool& target);
 /// A string that `take` accepts.
 Value text(std::string allowed, std::function<bool(std::string_view)> take,
            std::function<std::string()> write);
+/// A string that is always the same; `name` outlives the value.
+Value constant(std::string_view name);
+/// The one integer that a reader takes; `allowed` tells more of it.
+Value version(std::int64_t number, std::string allowed);
 Value object(std::function<std::vector<Field>()> open, std::string_view separator = ",\n");
 /// Arrays of plain integers.
 Value integers(std::vector<std::int32_t>& target, std::int32_t low, std::int32_t high);

@@ -9,6 +9,7 @@
 #include "magi/plan.hpp"
 #include "plan/check_structure.hpp"
 #include "plan/config.hpp"
+#include "plan/cost_fields.hpp"
 #include "plan/json_value.hpp"
 #include "plan/report.hpp"
 
@@ -24,29 +25,11 @@ using json::Value;
 using Fields = std::vector<Field>;
 using Row = std::span<const std::int32_t>;
 
-constexpr std::int32_t kPlanVersion = 2;
+constexpr std::int32_t kPlanVersion = 3;
 constexpr std::int32_t kMaxInt = std::numeric_limits<std::int32_t>::max();
 constexpr Column kRows{0, kMaxRows, {}};
 constexpr Column kCount{0, kMaxInt, {}};
 constexpr Column kStep{-1, kMaxInt, {}};
-
-/// A string that is always the same.
-Value constant(std::string_view name) {
-  return json::text(
-      std::string(name), [name](std::string_view seen) { return seen == name; },
-      [name] { return std::string(name); });
-}
-
-Value version() {
-  Value value{.allowed = "2, the version with steps; plan the mask again"};
-  value.take = [](const json::Scalar& seen) {
-    return seen.kind == json::Scalar::Kind::Integer && seen.integer == kPlanVersion;
-  };
-  value.write_scalar = [](std::string& out) {
-    return !(out += std::to_string(kPlanVersion)).empty();
-  };
-  return value;
-}
 
 /// A name that stands for an enumerator.
 Value stage_mode(StageMode& mode) {
@@ -143,13 +126,7 @@ Value optional_placement_config(std::optional<PlacementConfig>& target) {
 }
 
 Value cost(CostModel& c) {
-  return json::object([&c] {
-    return Fields{{"flops_per_second", json::number(c.flops_per_second)},
-                  {"backward_flops_per_second", json::number(c.backward_flops_per_second)},
-                  {"bytes_per_second", json::number(c.bytes_per_second)},
-                  {"seconds_per_transfer", json::number(c.seconds_per_transfer)},
-                  {"seconds_per_launch", json::number(c.seconds_per_launch)}};
-  });
+  return json::object([&c] { return cost_fields(c); });
 }
 
 Value config(PlanConfig& c) {
@@ -299,8 +276,8 @@ Value report(PlanReport& r) {
 
 Value schema(Plan& p) {
   return json::object([&p] {
-    return Fields{{"format", constant("magi plan")},
-                  {"version", version()},
+    return Fields{{"format", json::constant("magi plan")},
+                  {"version", json::version(kPlanVersion, "3; plan the mask again")},
                   {"mask", mask(p.mask)},
                   {"config", config(p.config)},
                   {"placement_q", placement(p.placement_q)},

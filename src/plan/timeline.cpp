@@ -14,8 +14,6 @@ namespace {
 
 constexpr std::int32_t kMaxChosenDegree = 8;
 
-/// Memory of an H200, read and written. [bytes/s]
-constexpr double kMemoryRate = 3.6e12;
 /// What merging costs per element of out: it is float32, written, read, written and rounded.
 constexpr std::int64_t kMergeBytes = 16;
 
@@ -52,11 +50,13 @@ struct Rates {
   /// A merge into `rows` rows of earlier results, of all heads.
   std::int64_t merge_ns(std::int64_t rows) const {
     const std::int64_t row = std::int64_t{config.num_heads_q} * config.head_dim_v;
-    return to_ns(static_cast<double>(rows * row * kMergeBytes), kMemoryRate);
+    return to_ns(static_cast<double>(rows * row * kMergeBytes),
+                 config.cost.memory_bytes_per_second);
   }
   /// A copy of `rows` rows of K and V.
   std::int64_t copy_ns(std::int64_t rows) const {
-    return to_ns(static_cast<double>(2 * rows * bytes_per_row(config)), kMemoryRate);
+    return to_ns(static_cast<double>(2 * rows * bytes_per_row(config)),
+                 config.cost.memory_bytes_per_second);
   }
 
   /// `row_bytes` is that of the whole.

@@ -90,8 +90,8 @@ void add(Hasher& hasher, const PlanConfig& config) {
   add(hasher, std::int64_t{config.placement_k.has_value()});
   if (config.placement_k) add(hasher, *config.placement_k);
   for (const double value : {config.cost.flops_per_second, config.cost.backward_flops_per_second,
-                             config.cost.bytes_per_second, config.cost.seconds_per_transfer,
-                             config.cost.seconds_per_launch}) {
+                             config.cost.bytes_per_second, config.cost.memory_bytes_per_second,
+                             config.cost.seconds_per_transfer, config.cost.seconds_per_launch}) {
     add(hasher, value);
   }
 }

@@ -76,6 +76,25 @@ TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
   EXPECT_EQ(json_of(other.get()), plan_to_json(make_plan(test_mask(), expected)));
 }
 
+TEST_F(PlanAbi, ACostFileSetsTheConstants) {
+  const CostFile file{.machine = "a machine",
+                      .cost = {.flops_per_second = 1e14,
+                               .backward_flops_per_second = 9e13,
+                               .bytes_per_second = 1e11,
+                               .memory_bytes_per_second = 2e12,
+                               .seconds_per_transfer = 1e-6,
+                               .seconds_per_launch = 3e-6}};
+  const std::string text = cost_file_to_json(file);
+  ASSERT_EQ(magi_plan_config_read_cost(&config, text.data(), text.size()), MAGI_OK);
+  const auto other =
+      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  PlanConfig expected = cpp_config();
+  expected.cost = file.cost;
+  EXPECT_EQ(json_of(other.get()), plan_to_json(make_plan(test_mask(), expected)));
+  EXPECT_EQ(magi_plan_config_read_cost(&config, "{}", 2), MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(config.flops_per_second, 1e14);
+}
+
 TEST_F(PlanAbi, RefusesWhatNoPlanCanBe) {
   magi_plan* refused = nullptr;
   config.num_heads_kv = 3;

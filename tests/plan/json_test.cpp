@@ -41,7 +41,7 @@ Plan golden_plan() {
 }
 
 const std::string kGolden = R"golden({"format": "magi plan",
-"version": 2,
+"version": 3,
 "mask": {"rows_q": 8, "rows_k": 8, "slices": [[0,8,0,8,null,0]]},
 "config": {"num_ranks": 2,
 "num_heads_q": 4,
@@ -65,6 +65,7 @@ const std::string kGolden = R"golden({"format": "magi plan",
 "cost": {"flops_per_second": 6e+14,
 "backward_flops_per_second": 5.2e+14,
 "bytes_per_second": 2.75e+11,
+"memory_bytes_per_second": 3.6e+12,
 "seconds_per_transfer": 2e-06,
 "seconds_per_launch": 5e-06}},
 "placement_q": {"num_rows": 8, "chunk_size": 2, "num_ranks": 2, "chunk_rank": [0,1,1,0]},
@@ -98,7 +99,7 @@ const std::string kGolden = R"golden({"format": "magi plan",
 "forward_seconds": 1e-05,
 "backward_seconds": 1.2001e-05,
 "exposed_comm_seconds": 0},
-"digest": "ecee03f30aec4d06"}
+"digest": "c1a6ecb8782ca193"}
 )golden";
 
 TEST(PlanJson, RandomPlansSurviveARoundTrip) {
@@ -112,7 +113,7 @@ TEST(PlanJson, RandomPlansSurviveARoundTrip) {
   }
 }
 
-TEST(PlanJson, TextOfVersionTwoStays) { EXPECT_EQ(plan_to_json(golden_plan()), kGolden); }
+TEST(PlanJson, TextOfVersionThreeStays) { EXPECT_EQ(plan_to_json(golden_plan()), kGolden); }
 
 TEST(PlanJson, SeveralQuerySegmentsSurviveARoundTrip) {
   const Plan plan = rectangle_plan();
@@ -178,10 +179,10 @@ TEST(PlanJson, MutationsAreRefusedOrHarmless) {
 
 TEST(PlanJson, RefusalsNamePathValueAndWhatIsAllowed) {
   const std::string text = plan_to_json(golden_plan());
-  for (const char* version : {"1", "3"}) {
-    EXPECT_EQ(refusal(replaced(text, "\"version\": 2", std::string("\"version\": ") + version)),
-              std::string("plan JSON: version is ") + version +
-                  "; allowed: 2, the version with steps; plan the mask again");
+  for (const char* version : {"2", "4"}) {
+    EXPECT_EQ(
+        refusal(replaced(text, "\"version\": 3", std::string("\"version\": ") + version)),
+        "plan JSON: version is " + std::string(version) + "; allowed: 3; plan the mask again");
   }
   EXPECT_EQ(refusal(replaced(text, "\"format\": \"magi plan\"", "\"format\": \"other\"")),
             "plan JSON: format is other; allowed: magi plan");

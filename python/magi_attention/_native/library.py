@@ -11,7 +11,7 @@ import os
 from magi_attention._environment import library_path
 from magi_attention.errors import CommError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 # One letter per argument: p address, i int32, q int64, z size_t, s text.
 _PROTOTYPES = {
@@ -37,6 +37,7 @@ _PROTOTYPES = {
     "magi_plan_create_on": "ppppp",
     "magi_plan_from_json": "szp",
     "magi_plan_to_json": "pp",
+    "magi_plan_config_read_cost": "psz",
     "magi_plan_describe": "pp",
     "magi_plan_draw": "pisp",
     "magi_plan_check": "pp",

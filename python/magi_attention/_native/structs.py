@@ -98,6 +98,7 @@ class PlanConfig(Sized):
         ("flops_per_second", c_double),
         ("backward_flops_per_second", c_double),
         ("bytes_per_second", c_double),
+        ("memory_bytes_per_second", c_double),
         ("seconds_per_transfer", c_double),
         ("seconds_per_launch", c_double),
         ("placement", c_void_p),

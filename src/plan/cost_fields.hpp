@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "magi/cost.hpp"
+#include "plan/json_value.hpp"
+
+namespace magi::planner {
+
+/// The members of a cost model in JSON, alike in plans and in cost files.
+inline std::vector<json::Field> cost_fields(CostModel& cost) {
+  return {{"flops_per_second", json::number(cost.flops_per_second)},
+          {"backward_flops_per_second", json::number(cost.backward_flops_per_second)},
+          {"bytes_per_second", json::number(cost.bytes_per_second)},
+          {"memory_bytes_per_second", json::number(cost.memory_bytes_per_second)},
+          {"seconds_per_transfer", json::number(cost.seconds_per_transfer)},
+          {"seconds_per_launch", json::number(cost.seconds_per_launch)}};
+}
+
+}  // namespace magi::planner

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.hpp"
+#include "magi/cost.hpp"
+#include "plan/cost_fields.hpp"
+
+namespace magi {
+namespace {
+
+using planner::json::Value;
+using Fields = std::vector<planner::json::Field>;
+
+constexpr std::size_t kLongestMachine = 200;
+constexpr std::string_view kMachines =
+    "1 to 200 printable characters of ASCII without quotes and backslashes";
+
+bool is_machine(std::string_view text) {
+  const auto is_plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
+  return !text.empty() && text.size() <= kLongestMachine && std::ranges::all_of(text, is_plain);
+}
+
+Value machine(std::string& target) {
+  return planner::json::text(
+      std::string(kMachines),
+      [&target](std::string_view seen) {
+        target = seen;
+        return is_machine(seen);
+      },
+      [&target] { return target; });
+}
+
+Value schema(CostFile& file) {
+  return planner::json::object([&file] {
+    Fields fields{{"format", planner::json::constant("magi cost")},
+                  {"version", planner::json::version(1, "1")},
+                  {"machine", machine(file.machine)}};
+    for (auto& field : planner::cost_fields(file.cost)) fields.push_back(std::move(field));
+    return fields;
+  });
+}
+
+void require_rate(const char* name, double value) {
+  if (!std::isfinite(value) || value <= 0.0) throw invalid(name, value, "finite and above 0");
+}
+
+/// Delays may be zero; one longer than a second is no machine's.
+void require_delay(const char* name, double value) {
+  if (!(value >= 0.0 && value <= 1.0)) throw invalid(name, value, "0 to 1 second");
+}
+
+}  // namespace
+
+void validate(const CostModel& cost) {
+  require_rate("cost.flops_per_second", cost.flops_per_second);
+  require_rate("cost.backward_flops_per_second", cost.backward_flops_per_second);
+  require_rate("cost.bytes_per_second", cost.bytes_per_second);
+  require_rate("cost.memory_bytes_per_second", cost.memory_bytes_per_second);
+  require_delay("cost.seconds_per_transfer", cost.seconds_per_transfer);
+  require_delay("cost.seconds_per_launch", cost.seconds_per_launch);
+}
+
+std::string cost_file_to_json(const CostFile& file) {
+  if (!is_machine(file.machine)) throw invalid("machine", '"' + file.machine + '"', kMachines);
+  validate(file.cost);
+  CostFile copy = file;
+  return planner::json::write(schema(copy)) + "\n";
+}
+
+CostFile cost_file_from_json(std::string_view text) {
+  CostFile file;
+  planner::json::read(text, "cost file", schema(file));
+  validate(file.cost);
+  return file;
+}
+
+}  // namespace magi
