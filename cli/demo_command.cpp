@@ -11,6 +11,7 @@
 #include "base/env.hpp"
 #include "base/words.hpp"
 #include "commands.hpp"
+#include "cost.hpp"
 #include "demo/ranks.hpp"
 #include "demo/report.hpp"
 #include "demo/spawn.hpp"
@@ -102,7 +103,7 @@ Exit run_demo(const DemoFlags& flags) {
   const bool is_reporting = !launched || launched->rank == 0;
   const Corpus corpus =
       pack_files(flags.files.empty() ? default_files(flags.docs) : flags.files, flags.tokens);
-  const std::vector<Scene> scenes = make_scenes(corpus, num_ranks);
+  const std::vector<Scene> scenes = make_scenes(corpus, num_ranks, cost_of_environment().cost);
   if (is_reporting) {
     make_folder("--out", flags.out);
     std::cerr << "  packed " << counted(corpus.num_documents(), "document") << " into "

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "commands.hpp"
+#include "cost.hpp"
 #include "draw/numbers.hpp"
 #include "files.hpp"
 #include "flags.hpp"
@@ -21,8 +22,10 @@ struct PlanFlags {
 
 Exit run_plan(const PlanFlags& flags) {
   const Mask mask = make_mask(flags.mask);
+  PlanConfig config = flags.config;
+  config.cost = cost_of_environment().cost;
   const auto start = std::chrono::steady_clock::now();
-  const Plan plan = make_plan(mask, flags.config);
+  const Plan plan = make_plan(mask, config);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   std::cerr << "planned in " << draw::seconds_text(elapsed.count()) << '\n';
   if (!flags.out.empty()) {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "commands.hpp"
+#include "cost.hpp"
 #include "draw/pictures.hpp"
 #include "files.hpp"
 #include "flags.hpp"
@@ -90,7 +91,11 @@ Exit run_show(const ShowFlags& flags) {
       plan = plan_from_json(text);
     }
   }
-  if (!plan && !flags.is_mask_only) plan = make_plan(mask, flags.config);
+  if (!plan && !flags.is_mask_only) {
+    PlanConfig config = flags.config;
+    config.cost = cost_of_environment().cost;
+    plan = make_plan(mask, config);
+  }
   make_folder("--out", flags.folder);
   if (flags.is_mask_only) {
     const std::string title = flags.title.empty() ? "mask" : flags.title;

@@ -55,7 +55,8 @@ Mask mixed_mask(const std::vector<std::int32_t>& cu_seqlens) {
   return mask;
 }
 
-std::vector<Scene> make_scenes(const Corpus& corpus, std::int32_t num_ranks) {
+std::vector<Scene> make_scenes(const Corpus& corpus, std::int32_t num_ranks,
+                               const CostModel& cost) {
   const std::vector<std::int32_t>& cu = corpus.cu_seqlens;
   const std::int32_t rows = corpus.num_tokens();
   const PlanConfig config{.num_ranks = num_ranks,
@@ -63,7 +64,8 @@ std::vector<Scene> make_scenes(const Corpus& corpus, std::int32_t num_ranks) {
                           .num_heads_kv = kDemoHeadsKv,
                           .head_dim_qk = kDemoHeadDim,
                           .head_dim_v = kDemoHeadDim,
-                          .element_bytes = sizeof(float)};
+                          .element_bytes = sizeof(float),
+                          .cost = cost};
   const auto scene = [&](const char* name, const char* slug, const Mask& mask) {
     return Scene{
         .name = name, .slug = slug, .plan = std::make_shared<const Plan>(make_plan(mask, config))};

@@ -18,8 +18,9 @@ struct Scene {
 };
 
 /// Packed causal documents; a sliding window over the whole sequence; prefix-LM documents; all four
-/// slice types mixed.
-std::vector<Scene> make_scenes(const Corpus& corpus, std::int32_t num_ranks);
+/// slice types mixed. Plans are made under `cost`.
+std::vector<Scene> make_scenes(const Corpus& corpus, std::int32_t num_ranks,
+                               const CostModel& cost = {});
 
 /// Sections of the sequence attend in turn fully, causally, inverse causally, and inside a
 /// bidirectional band over themselves and the section before; all later sections see the leading

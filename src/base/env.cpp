@@ -83,4 +83,6 @@ std::string log_level_env() {
   return level != nullptr ? level : "warn";
 }
 
+std::string cost_file_env() { return env_text(kCostFileVariable, ""); }
+
 }  // namespace magi

@@ -25,4 +25,8 @@ std::optional<LaunchEnv> launch_env();
 /// MAGI_LOG_LEVEL: "error", "warn" (default), "info", "debug".
 std::string log_level_env();
 
+/// MAGI_ATTENTION_COST_FILE: the path of a cost file; empty where it is not set.
+inline constexpr const char* kCostFileVariable = "MAGI_ATTENTION_COST_FILE";
+std::string cost_file_env();
+
 }  // namespace magi

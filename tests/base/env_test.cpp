@@ -22,7 +22,8 @@ constexpr const char* kNames[] = {"RANK",
                                   "OMPI_COMM_WORLD_SIZE",
                                   "OMPI_COMM_WORLD_LOCAL_RANK",
                                   "OMPI_COMM_WORLD_LOCAL_SIZE",
-                                  "MAGI_LOG_LEVEL"};
+                                  "MAGI_LOG_LEVEL",
+                                  kCostFileVariable};
 
 /// Starts and ends without any of the variables.
 class Env : public testing::Test {
@@ -101,6 +102,12 @@ TEST_F(Env, WarningsAreLoggedUnlessAskedOtherwise) {
   EXPECT_EQ(log_level_env(), "warn");
   set("MAGI_LOG_LEVEL", "debug");
   EXPECT_EQ(log_level_env(), "debug");
+}
+
+TEST_F(Env, ACostFileIsNamedOrNot) {
+  EXPECT_EQ(cost_file_env(), "");
+  set("MAGI_ATTENTION_COST_FILE", "/a/path");
+  EXPECT_EQ(cost_file_env(), "/a/path");
 }
 
 }  // namespace

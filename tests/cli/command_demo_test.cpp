@@ -7,6 +7,7 @@
 #include "cli/run_magi.hpp"
 #include "cli/temporary_folder.hpp"
 #include "draw/xml.hpp"
+#include "magi/cost.hpp"
 
 namespace magi::testing {
 namespace {
@@ -69,10 +70,12 @@ struct PairOutcome {
 
 /// Runs `magi demo` as two ranks of a launch, each with its own arguments.
 PairOutcome run_pair(const TemporaryFolder& folder, const std::string& first,
-                     const std::string& second) {
+                     const std::string& second, const std::string& variables_of_second = "") {
   const std::string launch = "WORLD_SIZE=2 MASTER_PORT=" + own_port(folder);
   PairOutcome outcome;
-  std::thread peer([&] { outcome.second = run_magi("demo " + second, launch + " RANK=1"); });
+  std::thread peer([&] {
+    outcome.second = run_magi("demo " + second, launch + " RANK=1 " + variables_of_second);
+  });
   outcome.first = run_magi("demo " + first, launch + " RANK=0");
   peer.join();
   return outcome;
@@ -98,6 +101,22 @@ TEST(CommandDemo, RanksWithDifferentPlansAreNamed) {
       run_pair(folder, text + " --tokens 300" + out, text + " --tokens 301" + out);
   for (const Outcome& rank : {outcome.first, outcome.second}) {
     EXPECT_EQ(rank.code, 3) << rank.err;
+    EXPECT_NE(rank.err.find("rank 1"), std::string::npos) << rank.err;
+    EXPECT_NE(rank.err.find("plan"), std::string::npos) << rank.err;
+    EXPECT_EQ(rank.out, "");
+  }
+}
+
+TEST(CommandDemo, RanksWithDifferentCostFilesAreNamed) {
+  const TemporaryFolder folder;
+  const std::string text = folder.write("text", some_text());
+  const std::string costs = folder.write(
+      "costs", cost_file_to_json({.machine = "another", .cost = {.bytes_per_second = 1e9}}));
+  const std::string call = text + " --tokens 300 --deadline 20 --out " + folder.path("pictures");
+  const PairOutcome outcome = run_pair(folder, call, call, "MAGI_ATTENTION_COST_FILE=" + costs);
+  for (const Outcome& rank : {outcome.first, outcome.second}) {
+    EXPECT_EQ(rank.code, 3) << rank.err;
+    EXPECT_NE(rank.err.find("rank 0"), std::string::npos) << rank.err;
     EXPECT_NE(rank.err.find("rank 1"), std::string::npos) << rank.err;
     EXPECT_NE(rank.err.find("plan"), std::string::npos) << rank.err;
     EXPECT_EQ(rank.out, "");

@@ -256,5 +256,29 @@ TEST(CommandShow, BrokenPlansAreRefused) {
   }
 }
 
+TEST(CommandPlan, TakesTheConstantsOfTheEnvironmentsFile) {
+  const TemporaryFolder folder;
+  const CostFile file{.machine = "slow links", .cost = {.bytes_per_second = 1e9}};
+  const std::string variable =
+      "MAGI_ATTENTION_COST_FILE=" + folder.write("costs", cost_file_to_json(file));
+  const std::string call = "plan --tokens 4096 --causal --degree auto --json";
+  const Outcome outcome = run_magi(call, variable);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Plan plan = plan_from_json(outcome.out);
+  EXPECT_EQ(plan.config.cost, file.cost);
+  EXPECT_NE(plan.digest, plan_from_json(run_magi(call).out).digest);
+}
+
+TEST(CommandPlan, NamesTheVariableOfABadCostFile) {
+  const TemporaryFolder folder;
+  const std::string call = "plan --tokens 4096 --causal";
+  const Outcome missing = run_magi(call, "MAGI_ATTENTION_COST_FILE=" + folder.path("none"));
+  EXPECT_EQ(missing.code, 2);
+  EXPECT_TRUE(has(missing.err, "MAGI_ATTENTION_COST_FILE is")) << missing.err;
+  const Outcome bad = run_magi(call, "MAGI_ATTENTION_COST_FILE=" + folder.write("bad", "{}"));
+  EXPECT_EQ(bad.code, 2);
+  EXPECT_TRUE(has(bad.err, "MAGI_ATTENTION_COST_FILE: cost file is")) << bad.err;
+}
+
 }  // namespace
 }  // namespace magi::testing
