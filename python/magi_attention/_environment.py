@@ -78,6 +78,7 @@ KEY_VARIABLES = tuple(
         "AUTO_RANGE_MERGE",
         "RANGE_MERGE",
         "MIN_CHUNKS_PER_RANK",
+        "COST_FILE",
     )
 )
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import re
 import time
@@ -232,3 +233,36 @@ def late_ranks(group) -> None:
     else:
         time.sleep(7)
     api.clear_cache()
+
+
+def cost_file(**constants: float) -> str:
+    """The text of a cost file; constants: those that are not the defaults."""
+    values = {
+        "flops_per_second": 600e12, "backward_flops_per_second": 520e12,
+        "bytes_per_second": 275e9, "memory_bytes_per_second": 3.6e12,
+        "seconds_per_transfer": 2e-6, "seconds_per_launch": 5e-6,
+    }  # fmt: skip
+    head = {"format": "magi cost", "version": 1, "machine": "a test"}
+    return json.dumps({**head, **values, **constants})
+
+
+def different_cost_files(group, folder: str) -> None:
+    """Ranks with constants of their own find out at the first call, and are named; with one file
+    for all they go on, under another key than without.
+    """
+    rank, case = dist.get_rank(group), Case(rows=64, heads=(2, 2), head_dim=8)
+    mask = dense.masks(64)["causal"]
+    variable, plain = "MAGI_ATTENTION_COST_FILE", make_key(mask, case, group)
+    try:
+        os.environ[variable] = f"{folder}/{rank}.json"
+        key = make_key(mask, case, group)
+        local = [api.dispatch(tensor, key) for tensor in make_tensors(case)[:3]]
+        refuses(lambda: api.calc_attn(*local, key), CommError, "rank 0.*rank 1|rank 1.*rank 0")
+        api.clear_cache(group)
+        os.environ[variable] = f"{folder}/1.json"
+        agreed = make_key(mask, case, group)
+        assert agreed != plain and agreed.cost_file == f"{folder}/1.json"
+        api.calc_attn(*local, agreed)
+    finally:
+        del os.environ[variable]
+        api.clear_cache(group)

@@ -30,6 +30,7 @@ DEVIATIONS = {
     ("DispatchConfig", "alg"): "the plan's own placement is the default",
     ("DistAttnConfig", "overlap_config"): "the cost model chooses the stages by default",
     ("DistAttnRuntimeKey", "placed_by"): "keys of one mask on different placements differ",
+    ("DistAttnRuntimeKey", "cost_file"): "plans depend on the constants of the cost model",
     ("DistAttnRuntimeMgr.__init__", "is_same_source"): _ONLY_VALUE,
     ("DistAttnRuntimeMgr.__init__", "is_q_permutable"): _ONLY_VALUE,
     ("DistAttnRuntimeMgr.__init__", "is_k_permutable"): _ONLY_VALUE,

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+import json
 import logging
 import warnings
 
 import pytest
 
+from error_cases import cost_file
 from magi_attention.common import AttnRanges
 from magi_attention.common.enum import (
     AttnOverlapMode,
@@ -13,6 +15,7 @@ from magi_attention.common.enum import (
     MagiAttentionPrecision,
 )
 from magi_attention.config import DispatchConfig, DistAttnConfig, GrpCollConfig, OverlapConfig
+from magi_attention.config.library import COST_VARIABLE
 from magi_attention.env import apply_log_level, build, comm, ffa, general
 from magi_attention.meta.solver import dispatch_solver as solver
 from magi_attention.meta.solver.overlap_solver import GreedyOverlapAlg, UniformOverlapAlg
@@ -236,3 +239,36 @@ def test_an_allocation_ratio_of_nothing_places_rows():
         config=DistAttnConfig(DispatchConfig(alg=alg)),
     )  # fmt: skip
     assert not plan.defects() and len(set(plan.chunk_ranks)) == 2
+
+
+class TestCostFile:
+    @staticmethod
+    def plan() -> dict:
+        """The JSON of a plan under the environment."""
+        ranges = AttnRanges.from_ranges([(0, 64)])
+        plan = Plan.from_ranges(
+            ranges, ranges, "causal", 64, cp_size=2, num_heads_q=1, num_heads_kv=1, head_dim=8
+        )
+        return json.loads(plan.to_json())
+
+    def test_constants_are_those_of_the_file(self, monkeypatch, tmp_path):
+        monkeypatch.delenv(COST_VARIABLE, raising=False)
+        default = self.plan()
+        path = tmp_path / "costs.json"
+        path.write_text(cost_file(bytes_per_second=1e9, seconds_per_launch=0.0))
+        monkeypatch.setenv(COST_VARIABLE, str(path))
+        plan = self.plan()
+        constants = {"bytes_per_second": 1e9, "seconds_per_launch": 0}
+        assert plan["config"]["cost"] == {**default["config"]["cost"], **constants}
+        assert plan["digest"] != default["digest"]
+        monkeypatch.delenv(COST_VARIABLE)
+        assert self.plan() == default
+
+    def test_bad_files_are_named(self, monkeypatch, tmp_path):
+        monkeypatch.setenv(COST_VARIABLE, str(tmp_path / "none"))
+        with pytest.raises(ValueError, match=f"{COST_VARIABLE} is '.*none', which cannot be read"):
+            self.plan()
+        (tmp_path / "bad").write_text(cost_file(bytes_per_second=0))
+        monkeypatch.setenv(COST_VARIABLE, str(tmp_path / "bad"))
+        with pytest.raises(ValueError, match=f"{COST_VARIABLE} is .*bytes_per_second is 0"):
+            self.plan()

@@ -12,6 +12,12 @@ def test_bad_arguments(ranks, size, case):
     ranks.run(size, case)
 
 
+def test_ranks_with_different_cost_files(ranks, tmp_path):
+    for rank, rate in enumerate((275e9, 1e9)):
+        (tmp_path / f"{rank}.json").write_text(cases.cost_file(bytes_per_second=rate))
+    ranks.run(2, cases.different_cost_files, str(tmp_path))
+
+
 def test_bad_groups(ranks):
     ranks.run(4, cases.bad_groups)
 

@@ -253,6 +253,11 @@ def default_plan_config() -> structs.PlanConfig:
     return config
 
 
+def read_cost(config: structs.PlanConfig, text: bytes) -> None:
+    """Sets the constants of the cost model to those of a cost file's text."""
+    check(lib.magi_plan_config_read_cost(config.address, text, len(text)))
+
+
 def resolve_chunk_size(rows: int, num_ranks: int, config: structs.PlacementConfig) -> int:
     """Rows per chunk: enough chunks for every rank, at most what the configuration allows."""
     chunk = ctypes.c_int32()

@@ -3,25 +3,54 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 from magi_attention._native import structs
-from magi_attention._native.handles import default_placement_config, default_plan_config
+from magi_attention._native.handles import (
+    default_placement_config,
+    default_plan_config,
+    read_cost,
+)
 from magi_attention.common._arguments import MAX_ROWS
 from magi_attention.config.dispatch import DispatchConfig
 from magi_attention.config.overlap import OverlapConfig
 from magi_attention.env import general
 
+COST_VARIABLE = "MAGI_ATTENTION_COST_FILE"
 _LEAST_SHARE = sys.float_info.min  # of a document: one chunk, as 0 asks for
 
 
 def to_plan_config(overlap: OverlapConfig) -> structs.PlanConfig:
-    """The library's defaults with these overlap stages."""
+    """The library's defaults with these overlap stages, and the constants of the environment's
+    cost file. ValueError for a file that cannot be read or that is none.
+    """
     native = default_plan_config()
+    path = general.cost_file()
+    if path:
+        _read_cost_file(native, path)
     degree = 0 if overlap.no_overlap else overlap.degree
     native.overlap_degree = -1 if degree is None else degree
     native.min_wave_rows = min(overlap.min_chunk_size, MAX_ROWS)
     return native
+
+
+@functools.cache
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _read_cost_file(native: structs.PlanConfig, path: str) -> None:
+    try:
+        read_cost(native, _content(path))
+    except OSError as error:
+        raise ValueError(
+            f"{COST_VARIABLE} is {path!r}, which cannot be read ({error.strerror}); "
+            "allowed: a cost file"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{COST_VARIABLE} is {path!r}: {error}") from None
 
 
 def to_placement_config(dispatch: DispatchConfig) -> structs.PlacementConfig:

@@ -22,7 +22,7 @@ VARIABLES = (
     "precision", "is_cuda_device_max_connections_one", "is_deterministic_mode_enable",
     "is_profile_mode_enable", "is_auto_range_merge_enable", "is_range_merge_enable",
     "is_cat_gqa_enable", "dist_attn_backward_hide_tail_reduce", "dist_attn_runtime_dict_size",
-    "min_chunks_per_rank", "is_cpp_backend_enable",
+    "min_chunks_per_rank", "is_cpp_backend_enable", "cost_file",
 )  # fmt: skip
 
 
@@ -131,6 +131,13 @@ def dist_attn_runtime_dict_size() -> int:
 def min_chunks_per_rank() -> int:
     """MAGI_ATTENTION_MIN_CHUNKS_PER_RANK, default 8: bounds the chunk size from above."""
     return read_int(PREFIX + "MIN_CHUNKS_PER_RANK", 8, 1)
+
+
+def cost_file() -> str:
+    """MAGI_ATTENTION_COST_FILE: the path of a cost file (docs/calibration.md), with whose constants
+    plans are made; empty: the library's own. A process reads a file once.
+    """
+    return read_text(PREFIX + "COST_FILE", "")
 
 
 def is_cpp_backend_enable() -> bool:
