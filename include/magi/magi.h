@@ -132,6 +132,10 @@ MAGI_API magi_status magi_plan_from_json(const char* text, size_t size_bytes, ma
 MAGI_API magi_status magi_plan_to_json(const magi_plan* plan, magi_buffer** text);
 /* A page for a person. */
 MAGI_API magi_status magi_plan_describe(const magi_plan* plan, magi_buffer** text);
+/* int64 [steps, 2]: when each step of a rank's forward (is_backward 0) or backward begins and ends
+ * in ns from the start of the pass, as the cost model predicts. */
+MAGI_API magi_status magi_plan_predict_steps(const magi_plan* plan, int32_t rank,
+                                             int32_t is_backward, magi_buffer** times);
 /* Text, one line per defect; empty for a sound plan. */
 MAGI_API magi_status magi_plan_check(const magi_plan* plan, magi_buffer** text);
 /* SVG text; title may be NULL. */
@@ -402,6 +406,14 @@ MAGI_API magi_status magi_attention_backward(magi_attention* attention,
                                              const magi_attention_result* result,
                                              const magi_attention_gradients* gradients,
                                              void* stream);
+
+/* From here on calls note what the host does when; earlier notes are dropped. */
+MAGI_API magi_status magi_attention_start_trace(magi_attention* attention);
+enum { MAGI_SPAN_PASS = 0, MAGI_SPAN_STEP = 1, MAGI_SPAN_AWAIT = 2 };
+/* int64 [spans, 6] in the order in which spans ended: MAGI_SPAN_..., 0 forward or 1 backward,
+ * number of the pass since the trace was started, position of the step in its list (-1: all of the
+ * pass), begin and end in ns of the monotonic clock. Ends the trace. */
+MAGI_API magi_status magi_attention_stop_trace(magi_attention* attention, magi_buffer** spans);
 
 /* One device, no plan: the mask's rows are those of q and k. Tensors in host memory, or all on one
  * GPU of compute capability 9.0: bfloat16 or float16 q, k, v, head dims multiples of 8 up to 128,

@@ -90,6 +90,21 @@ struct AttentionOptions {
   std::string backend;
 };
 
+/// What a span of a trace is of: a whole pass, a step of its list, or a wait for the end of one.
+enum class SpanKind : std::int32_t { Pass, Step, Await };
+
+/// Something that a rank's host did in a call, by std::chrono::steady_clock. On a GPU that is to
+/// enqueue: when the work ran, a profiler knows. An exchange is started in its step and ends in a
+/// wait, which combines the rows that came back.
+struct StepSpan {
+  SpanKind kind = SpanKind::Step;
+  bool is_backward = false;
+  std::int32_t call = 0;  ///< number of the pass since the trace was started
+  std::int32_t step = 0;  ///< position in RankPlan::forward or backward; -1: all of the pass
+  std::int64_t begin_ns = 0;
+  std::int64_t end_ns = 0;
+};
+
 struct AttentionState;
 
 /// Runs a plan on one rank: keeps the row tables and schedules derived from it, and in host memory
@@ -123,6 +138,12 @@ class DistributedAttention {
   void backward(const AttentionInputs& inputs, const AttentionResult& result,
                 const OutputGradients& output_gradients, const InputGradients& input_gradients,
                 void* stream = nullptr);
+
+  /// From here on calls note what the host does when; earlier notes are dropped.
+  void start_trace();
+  /// The notes in the order in which spans ended, and no more from here on. Empty where no trace
+  /// was started.
+  std::vector<StepSpan> stop_trace();
 
  private:
   std::unique_ptr<AttentionState> state_;

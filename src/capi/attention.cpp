@@ -94,3 +94,19 @@ magi_status magi_attention_backward(magi_attention* attention, const magi_attent
     given.attention.backward(in, out, grads.output, grads.input, stream);
   });
 }
+
+magi_status magi_attention_start_trace(magi_attention* attention) {
+  return guarded([&] { require(attention, "attention").attention.start_trace(); });
+}
+
+magi_status magi_attention_stop_trace(magi_attention* attention, magi_buffer** spans) {
+  return guarded([&] {
+    require(spans, "spans");
+    std::vector<std::int64_t> table;
+    for (const magi::StepSpan& span : require(attention, "attention").attention.stop_trace()) {
+      table.insert(table.end(), {static_cast<std::int64_t>(span.kind), span.is_backward ? 1 : 0,
+                                 span.call, span.step, span.begin_ns, span.end_ns});
+    }
+    give(make_buffer(std::span<const std::int64_t>(table)), spans);
+  });
+}

@@ -8,6 +8,7 @@
 #include "runtime/check_attention.hpp"
 #include "runtime/device_calls.hpp"
 #include "runtime/step_call.hpp"
+#include "runtime/step_trace.hpp"
 
 namespace magi {
 /// What a rank keeps between calls.
@@ -48,6 +49,7 @@ struct AttentionState {
   RankSteps steps;
   comm::RankMaximum maximum;
   std::map<std::int32_t, std::unique_ptr<StepMemory>> memories;  ///< by device, those used so far
+  StepTrace trace;
 };
 
 DistributedAttention::DistributedAttention(std::shared_ptr<const Plan> plan,
@@ -88,12 +90,15 @@ void DistributedAttention::forward(const AttentionInputs& inputs, const Attentio
   StepMemory& memory = state.at(inputs.q.device);
   check_forward(state.steps, memory.limits(), inputs, result);
   state.check_stream(memory, inputs.q.device, stream);
-  StepCall call(state.steps, Pass::Forward, memory, stream);
+  const CallTrace trace(state.trace, Pass::Forward);
+  StepCall call(state.steps, Pass::Forward, memory, stream, trace);
   abort_group_on_error(state.communicator, [&] {
     const auto& prepared = memory.attends().forward(inputs.q.dtype);
     call.begin();
-    run_forward(call, prepared, inputs, result);
-    state.maximise_over_ranks(memory, result.max_logits, stream);
+    trace.span(SpanKind::Pass, -1, [&] {
+      run_forward(call, prepared, inputs, result);
+      state.maximise_over_ranks(memory, result.max_logits, stream);
+    });
   });
 }
 
@@ -104,14 +109,21 @@ void DistributedAttention::backward(const AttentionInputs& inputs, const Attenti
   StepMemory& memory = state.at(inputs.q.device);
   check_backward(state.steps, memory.limits(), inputs, result, output_gradients, input_gradients);
   state.check_stream(memory, inputs.q.device, stream);
-  StepCall call(state.steps, Pass::Backward, memory, stream);
+  const CallTrace trace(state.trace, Pass::Backward);
+  StepCall call(state.steps, Pass::Backward, memory, stream, trace);
   abort_group_on_error(state.communicator, [&] {
     const auto& prepared = memory.attends().backward({.type = inputs.q.dtype,
                                                       .dout_type = output_gradients.dout.dtype,
                                                       .is_fast = inputs.is_fast_backward});
     call.begin();
-    run_backward(call, prepared, inputs, result, output_gradients, input_gradients);
+    trace.span(SpanKind::Pass, -1, [&] {
+      run_backward(call, prepared, inputs, result, output_gradients, input_gradients);
+    });
   });
 }
+
+void DistributedAttention::start_trace() { state_->trace.start(); }
+
+std::vector<StepSpan> DistributedAttention::stop_trace() { return state_->trace.stop(); }
 
 }  // namespace magi

@@ -67,11 +67,12 @@ TensorView sink_of(const TensorView& sink, Range heads) {
 }
 
 StepCall::StepCall(const RankSteps& rank_steps, Pass pass, StepMemory& step_memory,
-                   void* step_stream)
+                   void* step_stream, const CallTrace& trace)
     : steps(rank_steps),
       memory(step_memory),
       stream(step_stream),
       pass_(pass),
+      trace_(trace),
       list_(pass == Pass::Forward ? steps.own.forward : steps.own.backward),
       pending_(list_.size()) {
   for (auto& groups : roles_) groups.resize(1 + steps.plan.exchanges.size());
@@ -181,8 +182,11 @@ bool StepCall::round_sums(Role role, const TensorGroup& targets) {
 }
 
 void StepCall::await(std::size_t step) {
-  for (const auto& pending : pending_[step]) pending->await(stream);
-  pending_[step].clear();
+  if (pending_[step].empty()) return;
+  trace_.span(SpanKind::Await, static_cast<std::int64_t>(step), [&] {
+    for (const auto& pending : pending_[step]) pending->await(stream);
+    pending_[step].clear();
+  });
 }
 
 void StepCall::exchange(const Step& step) {

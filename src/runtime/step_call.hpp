@@ -13,6 +13,7 @@
 #include "runtime/prepared_attends.hpp"
 #include "runtime/rank_steps.hpp"
 #include "runtime/step_memory.hpp"
+#include "runtime/step_trace.hpp"
 
 namespace magi {
 
@@ -36,7 +37,8 @@ TensorView sink_of(const TensorView& sink, Range heads);
 class StepCall {
  public:
   /// All arguments outlive the call.
-  StepCall(const RankSteps& rank_steps, Pass pass, StepMemory& step_memory, void* step_stream);
+  StepCall(const RankSteps& rank_steps, Pass pass, StepMemory& step_memory, void* step_stream,
+           const CallTrace& trace);
   ~StepCall();
   StepCall(const StepCall&) = delete;
   StepCall& operator=(const StepCall&) = delete;
@@ -93,6 +95,7 @@ class StepCall {
   void await(std::size_t step);
 
   Pass pass_;
+  const CallTrace& trace_;
   std::span<const Step> list_;
   std::array<std::vector<TensorGroup>, kNumRoles> roles_;                 ///< own, then by exchange
   std::vector<std::vector<std::unique_ptr<comm::PendingRows>>> pending_;  ///< by step
@@ -120,11 +123,13 @@ void StepCall::walk(const PreparedAttends<Prepared>& prepared, const RunAttend& 
       if (before >= 0 && before != coming_step_) await(static_cast<std::size_t>(before));
     }
     const auto index = static_cast<std::size_t>(step.index);
-    if (step.kind == StepKind::Exchange) {
-      exchange(step);
-    } else if (prepared[index] != nullptr) {
-      run(*prepared[index], steps.attends[index], workspace);
-    }
+    trace_.span(SpanKind::Step, &step - list_.data(), [&] {
+      if (step.kind == StepKind::Exchange) {
+        exchange(step);
+      } else if (prepared[index] != nullptr) {
+        run(*prepared[index], steps.attends[index], workspace);
+      }
+    });
   }
 }
 

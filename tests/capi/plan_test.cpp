@@ -153,6 +153,28 @@ TEST_F(PlanAbi, ReportsItsFigures) {
   EXPECT_EQ(text_of(defects.get()), "");
 }
 
+TEST_F(PlanAbi, PredictsItsSteps) {
+  for (std::int32_t rank = 0; rank < 4; ++rank) {
+    const RankPlan& own = truth.ranks[static_cast<std::size_t>(rank)];
+    for (const std::int32_t is_backward : {0, 1}) {
+      const auto times = made<magi_buffer>(
+          [&](auto** b) { return magi_plan_predict_steps(plan.get(), rank, is_backward, b); });
+      const std::vector<Step>& steps = is_backward != 0 ? own.backward : own.forward;
+      ASSERT_EQ(magi_buffer_size_bytes(times.get()), steps.size() * 2 * sizeof(std::int64_t));
+      const auto* ns = static_cast<const std::int64_t*>(magi_buffer_data(times.get()));
+      for (std::size_t s = 0; s < steps.size(); ++s) {
+        EXPECT_LE(ns[2 * s], ns[2 * s + 1]);
+        for (const std::int32_t before : steps[s].after) {
+          if (before < 0) continue;
+          EXPECT_GE(ns[2 * s], ns[2 * before + 1]);
+        }
+      }
+    }
+  }
+  magi_buffer* refused = nullptr;
+  EXPECT_EQ(magi_plan_predict_steps(plan.get(), 4, 0, &refused), MAGI_INVALID_ARGUMENT);
+}
+
 TEST_F(PlanAbi, DrawsItsPictures) {
   for (std::int32_t picture = MAGI_PICTURE_MASK; picture <= MAGI_PICTURE_STEPS; ++picture) {
     const auto svg = made<magi_buffer>(

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "magi/runtime.hpp"
+#include "runtime/rank_steps.hpp"
+
+namespace magi {
+
+/// What a rank's host did of its calls' steps, while a trace is on.
+class StepTrace {
+ public:
+  void start() {
+    spans_.clear();
+    num_calls_ = 0;
+    is_on_ = true;
+  }
+  std::vector<StepSpan> stop() {
+    is_on_ = false;
+    return std::exchange(spans_, {});
+  }
+  bool is_on() const { return is_on_; }
+  std::int32_t next_call() { return num_calls_++; }
+  void add(const StepSpan& span) { spans_.push_back(span); }
+
+ private:
+  std::vector<StepSpan> spans_;
+  std::int32_t num_calls_ = 0;
+  bool is_on_ = false;
+};
+
+/// Where the spans of one call go; nowhere where the trace is off as the call begins.
+class CallTrace {
+ public:
+  CallTrace() = default;
+  CallTrace(StepTrace& trace, Pass pass)
+      : trace_(trace.is_on() ? &trace : nullptr),
+        is_backward_(pass == Pass::Backward),
+        call_(trace_ != nullptr ? trace.next_call() : 0) {}
+
+  /// Runs `body` as a span: of the pass (step -1), of a step of its list, or of a wait for one.
+  template <typename Body>
+  void span(SpanKind kind, std::int64_t step, const Body& body) const {
+    if (trace_ == nullptr) return body();
+    const std::int64_t begin_ns = now_ns();
+    body();
+    trace_->add({.kind = kind,
+                 .is_backward = is_backward_,
+                 .call = call_,
+                 .step = static_cast<std::int32_t>(step),
+                 .begin_ns = begin_ns,
+                 .end_ns = now_ns()});
+  }
+
+ private:
+  static std::int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+
+  StepTrace* trace_ = nullptr;
+  bool is_backward_ = false;
+  std::int32_t call_ = 0;
+};
+
+}  // namespace magi
