@@ -8,6 +8,7 @@ __version__ = version = "1.1.1"
 _MODULES = ("api", "backends", "comm", "common", "config", "env", "functional", "testing", "utils")
 _HOMES = {
     "Plan": "magi_attention.plan",
+    "trace": "magi_attention.tracing",
     "init_dist_attn_runtime_key": "magi_attention.dist_attn_runtime_mgr",
     "init_dist_attn_runtime_mgr": "magi_attention.dist_attn_runtime_mgr",
 }

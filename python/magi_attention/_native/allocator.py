@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_size_t, c_void_p
 
 import torch
 
-from magi_attention._native.library import Handle, lib, made
+from magi_attention._native.handles import PlanHandle
+from magi_attention._native.library import Handle, check, lib, made
 from magi_attention._native.structs import Sized
 
 _ALLOCATE = CFUNCTYPE(c_void_p, c_void_p, c_size_t, c_int32, c_void_p)
@@ -61,10 +63,13 @@ class AttentionHandle(Handle):
     """
 
     destroy = "magi_attention_destroy"
-    __slots__ = ("_communicator",)
+    __slots__ = ("_communicator", "plan", "rank")
+    alive: weakref.WeakSet[AttentionHandle] = weakref.WeakSet()
+    # While traces are on (_native.step_trace): those that take notes.
+    traced: list[AttentionHandle] | None = None
 
     def __init__(
-        self, plan: Handle, communicator: Handle, exchange_sms: int | None, backend: str | None
+        self, plan: PlanHandle, communicator: Handle, exchange_sms: int | None, backend: str | None
     ) -> None:
         options = AttentionOptions()
         lib.magi_attention_options_init(options.address)
@@ -76,3 +81,11 @@ class AttentionHandle(Handle):
         group = communicator.address
         super().__init__(made(lib.magi_attention_create_with, plan.address, group, options.address))
         self._communicator = communicator  # outlives the attention
+        rank, num_ranks = c_int32(), c_int32()
+        counts = ctypes.addressof(rank), ctypes.addressof(num_ranks)
+        check(lib.magi_communicator_rank(group, *counts))
+        self.plan, self.rank = plan, rank.value
+        AttentionHandle.alive.add(self)
+        if AttentionHandle.traced is not None:
+            AttentionHandle.traced.append(self)
+            check(lib.magi_attention_start_trace(self.address))

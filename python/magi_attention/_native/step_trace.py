@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What attention over ranks does when: notes of its host, and what the cost model predicts."""
+
+from __future__ import annotations
+
+from array import array
+from functools import partial
+from typing import NamedTuple
+
+from magi_attention._native.allocator import AttentionHandle
+from magi_attention._native.handles import PlanHandle
+from magi_attention._native.library import check, lib, take_bytes
+
+PASS, STEP, AWAIT = 0, 1, 2
+
+
+class Span(NamedTuple):
+    """kind: PASS, STEP or AWAIT; call: number of the pass since the trace was started; step: place
+    in the pass's list, -1 for all of it; ns of time.monotonic_ns.
+    """
+
+    kind: int
+    is_backward: bool
+    call: int
+    step: int
+    begin_ns: int
+    end_ns: int
+
+
+def _rows(data: bytes, width: int) -> list[tuple[int, ...]]:
+    values = array("q", data)
+    return [tuple(values[i : i + width]) for i in range(0, len(values), width)]
+
+
+def start_traces() -> None:
+    """All attention over ranks of this process takes notes, that of plans bound later too."""
+    AttentionHandle.traced = list(AttentionHandle.alive)
+    for handle in AttentionHandle.traced:
+        check(lib.magi_attention_start_trace(handle.address))
+
+
+def is_tracing() -> bool:
+    """Between start_traces and stop_traces."""
+    return AttentionHandle.traced is not None
+
+
+def stop_traces() -> list[tuple[PlanHandle, int, list[Span]]]:
+    """Plan, rank and notes of all attention that was called meanwhile."""
+    handles, AttentionHandle.traced = AttentionHandle.traced or [], None
+    found = []
+    for handle in handles:
+        data = take_bytes(partial(lib.magi_attention_stop_trace, handle.address))
+        spans = [Span(kind, bool(back), *rest) for kind, back, *rest in _rows(data, 6)]
+        if spans:
+            found.append((handle.plan, handle.rank, spans))
+    return found
+
+
+def predicted_steps(plan: PlanHandle, rank: int, is_backward: bool) -> list[tuple[int, ...]]:
+    """(begin, end) of each step of a pass in ns from its start, as the cost model has it."""
+    fill = lib.magi_plan_predict_steps
+    return _rows(take_bytes(lambda out: fill(plan.address, rank, is_backward, out)), 2)
