@@ -11,7 +11,8 @@ medians of the slowest rank count. TFLOP/s are 4 * area * heads_q * head_dim for
 that backward, per GPU; a share is that over the kernel alone of the same round.
 
 --out gets one JSON line per cell, --rows the named figures for tools/record, standard error a
-table. bench/dist_plots.py draws the cells. --device cpu runs small sizes over gloo.
+table. bench/dist_plots.py draws the cells, bench/dist_timeline.py what --trace wrote.
+--device cpu runs small sizes over gloo.
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="at least")
     parser.add_argument("--no-exposed", action="store_true", help="no runs without communication")
     parser.add_argument("--no-host", action="store_true", help="no host times")
+    parser.add_argument(
+        "--trace", type=pathlib.Path,
+        help="folder for a timeline of one step of each cell under the first setting",
+    )  # fmt: skip
     parser.add_argument("--heads", default="64,8", help="of q and of k")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--dtype", choices=TYPES, help="default bfloat16; float32 on a CPU")
@@ -96,6 +101,7 @@ def options_of(arguments: argparse.Namespace, device: torch.device) -> Options:
         seconds=arguments.seconds,
         rounds=arguments.rounds,
         exposed=not arguments.no_exposed,
+        traces=arguments.trace,
     )
 
 
@@ -150,6 +156,8 @@ def main() -> int:
     options = options_of(arguments, device)
     makers = Makers(dist.group.WORLD)
     makers.warm_up(device)
+    if arguments.trace and makers.rank == 0:
+        arguments.trace.mkdir(parents=True, exist_ok=True)
     report = Report(arguments, machine_of(device, makers.size))
     if not arguments.no_host:
         watch = Stopwatch(makers.group, device)

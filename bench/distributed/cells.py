@@ -6,12 +6,14 @@ then timed.
 from __future__ import annotations
 
 import gc
+import pathlib
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
+import magi_attention
 from distributed.links import Link
 from distributed.ours import Setting
 from distributed.sides import Makers, Problem, Side, take
@@ -26,7 +28,8 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.02}
 @dataclass
 class Options:
     """settings: of calc_attn; baselines: names; seconds: of a cell's rounds, which are `rounds` at
-    least; exposed: whether to time sides without their communication too.
+    least; exposed: whether to time sides without their communication too; traces: folder for a
+    trace of the first setting.
     """
 
     settings: list[Setting]
@@ -37,6 +40,7 @@ class Options:
     seconds: float
     rounds: int
     exposed: bool
+    traces: pathlib.Path | None = None
 
 
 def random_tensors(total: int, options: Options):
@@ -60,6 +64,8 @@ def run_cell(makers: Makers, mask: str, tokens: int, options: Options) -> dict:
     sides, sent, failed = checked_sides(makers, problem, tensors, watch, options)
     times = watch.rounds(sides, options.seconds, options.rounds)
     silent = times_without_communication(makers, sides, problem, tensors, watch, options)
+    if options.traces is not None:
+        trace_side(sides, mask, tokens, watch, options)
     result = {
         "mask": mask,
         "tokens": tokens,
@@ -81,6 +87,15 @@ def run_cell(makers: Makers, mask: str, tokens: int, options: Options) -> dict:
     del sides
     free(makers.group, options.device)
     return result
+
+
+def trace_side(sides, mask: str, tokens: int, watch: Stopwatch, options: Options) -> None:
+    """One step of the first setting that runs, by all ranks, as a timeline."""
+    ours = [name for name, side in sides.items() if side.kind == "ours"]
+    if ours:
+        path = options.traces / f"{mask}-{tokens}-{ours[0]}.json"
+        with magi_attention.trace(str(path), watch.group):
+            watch.once(sides[ours[0]])
 
 
 def free(group: dist.ProcessGroup, device: torch.device) -> None:

@@ -65,7 +65,7 @@ class Stopwatch:
     """group: all ranks; slowest times are of them all."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self._group, self._device = group, device
+        self.group, self._device = group, device
         self._clock = GpuClock(group) if device.type == "cuda" else CpuClock(group)
 
     def once(self, side) -> tuple[float, float]:
@@ -83,7 +83,7 @@ class Stopwatch:
     def slowest(self, values) -> list:
         """Of each of the numbers the largest over the ranks."""
         tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
         return tensor.tolist()
 
     def rounds(self, sides: dict, seconds: float, least: int, seed: int = 0) -> dict:

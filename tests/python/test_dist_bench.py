@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
@@ -14,6 +15,7 @@ if not cases.BENCH.exists():
     pytest.skip("the benches are not here", allow_module_level=True)
 
 import dist_plots
+import dist_timeline
 from attention_masks import INFINITE, area, prefix_tree, tree_slices
 from distributed import layouts
 from distributed.figures import rows_of
@@ -176,7 +178,7 @@ def test_the_script_on_a_cpu(tmp_path):
         str(cases.BENCH / "dist_attention.py"), "--device", "cpu",
         "--masks", "causal,varlen_causal", "--tokens", "64", "--heads", "4,2", "--head-dim", "16",
         "--settings", "default,degree0+sms4", "--seconds", "0.1", "--rounds", "2", "--no-host",
-        "--out", str(out), "--rows", str(rows),
+        "--out", str(out), "--rows", str(rows), "--trace", str(tmp_path / "traces"),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
@@ -193,3 +195,46 @@ def test_the_script_on_a_cpu(tmp_path):
     pictures = dist_plots.draw(cells, tmp_path)
     assert [p.name for p in pictures] == ["dist2-64-forward.svg", "dist2-64-backward.svg"]
     assert "varlen_causal" in pictures[0].read_text()
+    traces = sorted((tmp_path / "traces").iterdir())
+    assert [path.name for path in traces] == [
+        "causal-64-default.json", "varlen_causal-64-default.json"
+    ]  # fmt: skip
+    svg = dist_timeline.picture(dist_timeline.read(traces[0]), "a & b")
+    words = {element.text for element in ElementTree.fromstring(svg).iter() if element.text}
+    assert {"a & b", "rank 0", "rank 1", "rows move", "attention", "predicted"} <= words
+    with pytest.raises(SystemExit, match="is no trace"):
+        dist_timeline.read(rows)
+
+
+def span(cat: str, name: str, ts: float, dur: float, **arguments) -> dict:
+    whose = {"plan": "00", "pass": "forward", "call": 0}
+    return {
+        "ph": "X", "cat": cat, "name": name, "pid": 0, "tid": 0, "ts": ts, "dur": dur,
+        "args": {**whose, **arguments},
+    }  # fmt: skip
+
+
+def test_a_timeline_of_kernels():
+    spans = [
+        span("pass", "forward", 0, 5),
+        span("exchange", "k, v to segment 1", 1, 1, step=0),
+        span("kernel", "void magi::push_kernel<2>(Push)", 3, 4),
+        span("kernel", "void magi::sm90::forward_kernel<Config>(Params)", 5, 5),
+        span("kernel", "void magi::sm90::forward_kernel<Config>(Params)", 8, 4),
+        span("kernel", "void at::native::vectorized_elementwise_kernel<4>()", 12, 1),
+        span("kernel", "void magi::sm90::forward_kernel<Config>(Params)", 90, 4, call=1),
+        span("predicted", "k, v to segment 1", 3, 2, step=0, kind="exchange"),
+    ]
+    lanes = dist_timeline.lanes_of(spans, 0, "forward")
+    assert {kind: len(lane) for kind, lane in lanes.items()} == {
+        "exchange": 1, "attention": 2, "other": 1, "predicted": 1
+    }  # fmt: skip
+    assert dist_timeline.busy(lanes["attention"]) == 7
+    assert not any(dist_timeline.lanes_of(spans, 0, "backward").values())
+    for name, kind in (("ncclDevKernel_SendRecv(ncclDevKernelArgs)", "exchange"),
+                       ("void magi::sm90::backward_kernel<C>(P)", "attention"),
+                       ("void magi::sm90::dq_convert_kernel<T>()", "other"),
+                       ("void magi::await_kernel()", "exchange"),
+                       ("Memcpy DtoD (Device -> Device)", "other")):  # fmt: skip
+        assert dist_timeline.kind_of(name) == kind, name
+    ElementTree.fromstring(dist_timeline.picture(spans, "kernels"))
