@@ -25,6 +25,7 @@ struct Command {
 
 Command add_bench_command(CLI::App& parent);
 Command add_demo_command(CLI::App& parent);
+Command add_doctor_command(CLI::App& parent);
 Command add_plan_command(CLI::App& parent);
 Command add_show_command(CLI::App& parent);
 Command add_verify_command(CLI::App& parent);

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nccl_library.hpp"
+#include "doctor/gpus.hpp"
+
+namespace magi::cli {
+
+NcclFacts find_nccl() {
+  try {
+    const comm::NcclLibrary library("");
+    return {.version = comm::nccl_version_text(library.version()), .refusal = {}};
+  } catch (const CommError& error) {
+    return {.version = {}, .refusal = error.what()};
+  }
+}
+
+}  // namespace magi::cli
