@@ -114,6 +114,10 @@ class Communicator {
   /// Whether exchanges of device memory may be captured in graphs, which all ranks replay alike.
   virtual bool is_capturable() const { return false; }
 
+  /// Whether the first call of a plan on a GPU compares the plan with the other ranks', so that
+  /// nobody has to before.
+  virtual bool compares_plans() const { return false; }
+
   /// Wakes every rank that waits in this group with CommFailure::Aborted; the group is unusable
   /// after. May be called from any thread.
   virtual void abort(const std::string& reason) noexcept = 0;

@@ -117,7 +117,9 @@ struct AttentionState;
 /// returns: nothing waits for the device but the first call of a kind, which makes its schedules.
 class DistributedAttention {
  public:
-  /// Collective: compares the plan's digest with the other ranks' (throws CommError naming them).
+  /// Collective: compares the plan's digest with the other ranks' (throws CommError naming them),
+  /// but for groups whose first call on a GPU does so (Communicator::compares_plans): these leave
+  /// NaN in that call's results, and throw from the next one or from Communicator::check.
   /// `communicator` must outlive the object.
   DistributedAttention(std::shared_ptr<const Plan> plan, Communicator& communicator,
                        const AttentionOptions& options = {});

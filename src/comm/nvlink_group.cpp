@@ -17,6 +17,7 @@ class NvlinkGroup final : public Communicator {
   std::int32_t num_ranks() const override { return base_->num_ranks(); }
   const char* backend() const override { return "nvlink"; }
   bool has_device_exchange() const override { return true; }
+  bool compares_plans() const override { return true; }
 
   std::vector<std::vector<std::byte>> allgather_sync(std::span<const std::byte> bytes) override {
     return base_->allgather_sync(bytes);

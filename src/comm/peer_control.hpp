@@ -11,7 +11,8 @@
 // a pass: words grow and are never reset, and the number of the present pass is in device memory,
 // so that a captured graph that begins passes may be replayed.
 //
-//   begin pass g   own digest, then g -> `digest`, `begun` of every peer
+//   begin pass g   own digest, then g -> `digest`, `begun` of every peer;
+//                  of a new plan: await own `begun` of every peer >= g and compare digests
 //   push of move m rows -> their places at the peers; then g -> `arrived`[m][section] there
 //   await of m     own `arrived`[m][section] of every peer that sends >= g
 //
@@ -19,6 +20,11 @@
 // follow each other in stream order. Rows are written to an area of the window that pass g used
 // last only when every peer's `begun` is above g. With two areas in turn nobody waits for that, but
 // for a peer that is two passes behind.
+//
+// A digest stands for the plan, the call, and the number of passes that the host had begun before,
+// so that ranks which call or replay in another order have other digests. Who awaits rows compares
+// its digest with those of all peers that have begun the pass; what was not known by then is
+// compared two passes later, with the credit.
 namespace magi::comm {
 
 inline constexpr std::int32_t kMaxPeers = 16;    ///< ranks of a group of one host
@@ -39,9 +45,9 @@ struct PeerControl {
 /// What a rank keeps in its device memory for itself.
 struct PassState {
   std::uint64_t pass;
-  std::uint64_t last_use[kMaxAreas];  ///< pass that used an area last
-  std::uint64_t digest;               ///< of the present pass
-  std::uint64_t is_failed;            ///< not 0: a wait has failed, nothing is sent any more
+  std::uint64_t last_use[kMaxAreas];   ///< pass that used an area last
+  std::uint64_t digest[kKeptDigests];  ///< by pass mod kKeptDigests
+  std::uint64_t is_failed;             ///< not 0: a wait has failed, nothing is sent any more
   unsigned pushed_blocks[kMaxMoves][kMaxSections];  ///< 0 between pushes
   unsigned copied_blocks[kMaxMoves];                ///< of rows that stay; likewise
 };

@@ -156,6 +156,7 @@ class PeerMove final : public PendingRows {
     arrival_.results = results;
     arrival_.results_bytes = size_bytes;
   }
+  void guard(const AddressTable& places) override { arrival_.addresses = places; }
   ArrivalWords arrival_words() const override { return link_.arrival_words(arrival_.move); }
 
  private:
@@ -163,7 +164,7 @@ class PeerMove final : public PendingRows {
     return is_reduce(kind_) ? tables_->places.most_owned : tables_->places.most_needed;
   }
   /// A move outside of passes is one by itself.
-  void begin_own_pass(const RowMove& move);
+  PassStart own_pass(const RowMove& move) const;
   void enqueue(const RowTable& table, const RowMove& move);
   /// Whether the tensors lie where the peers write.
   bool is_placed() const;
@@ -214,8 +215,10 @@ PeerMove::PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, cons
   const DeviceScope scope(link_.device());
   on_device_ = table.on_device[link_.device()];
   const bool is_pass = !link_.is_in_pass();
+  const PassStart start = own_pass(move);
+  if (is_pass) link_.check_pass(start, queue_of(start_));
   try {
-    if (is_pass) begin_own_pass(move);
+    if (is_pass) link_.begin_pass(start, queue_of(start_));
     enqueue(table, move);
     if (is_pass) leave_window(table);
   } catch (const std::exception& error) {
@@ -227,12 +230,12 @@ PeerMove::PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, cons
   if (is_pass) link_.end_pass(queue_of(start_));
 }
 
-void PeerMove::begin_own_pass(const RowMove& move) {
+PassStart PeerMove::own_pass(const RowMove& move) const {
   const std::int64_t most_bytes = most_rows() * row_bytes_;
   const std::uint64_t digest =
       mix(mix(mix(move.tag.plan_digest, static_cast<std::uint64_t>(kind_)), wire_types_),
           static_cast<std::uint64_t>(most_bytes));
-  link_.begin_pass(most_bytes, digest, queue_of(start_));
+  return {.most_bytes = most_bytes, .digest = digest};
 }
 
 void PeerMove::enqueue(const RowTable& table, const RowMove& move) {
@@ -304,8 +307,9 @@ void PeerMove::push(const RowMove& move, std::span<const PushTask> tasks, std::i
   std::ranges::copy(tensor_rows(move.from), push_.from);
   std::ranges::copy(to, push_.to);
   for (std::int32_t peer = 0; peer < link_.num_ranks(); ++peer) {
-    push_.region[peer] = link_.area(peer);
+    push_.region[peer] = arrival_.areas[peer] = link_.area(peer);
   }
+  arrival_.area_bytes = link_.area_bytes();
   is_beside_attention_ = move.is_beside_attention;
   if (!move.is_deferred) launch(start_);
 }
@@ -395,8 +399,11 @@ class PeerExchanger final : public RowExchanger {
     const PeerPlaces& places = peer_tables(*state_->link, table, {})->places;
     return is_reduce(kind) ? places.most_owned : std::max(places.most_rows, places.most_needed);
   }
-  void begin_pass(std::int64_t most_bytes, std::uint64_t digest, void* stream) override {
-    state_->link->begin_pass(most_bytes, digest, queue_of(stream));
+  void begin_pass(const PassStart& start, void* stream) override {
+    state_->link->begin_pass(start, queue_of(stream));
+  }
+  void check_pass(const PassStart& start, void* stream) const override {
+    state_->link->check_pass(start, queue_of(stream));
   }
   void end_pass(void* stream) noexcept override { state_->link->end_pass(queue_of(stream)); }
   std::byte* place(std::int64_t most_bytes) override {

@@ -24,6 +24,7 @@ struct WaitSubject {
   PeerWait what;
   std::int32_t peer;
   std::int32_t move;
+  std::uint64_t pass;  ///< whose digest is compared
 };
 
 /// The first failure of this rank goes into the mailbox.
@@ -31,27 +32,27 @@ __device__ void report(const PeerView& view, const WaitSubject& subject, PeerWai
                        std::uint64_t expected, std::uint64_t seen) {
   PeerMailbox& box = *view.mailbox;
   if (atomicCAS_system(&box.is_closed, 0, 1) != 0) return;
-  const std::uint64_t slot = view.state->pass % kKeptDigests;
+  const std::uint64_t slot = subject.pass % kKeptDigests;
   box.peer = subject.peer;
   box.move = subject.move;
   box.expected = expected;
   box.seen = seen;
-  box.digest = view.state->digest;
+  box.digest = view.state->digest[slot];
   box.peer_digest = view.control[view.rank]->digest[slot][subject.peer];
   ptx::fence_system();
   ptx::store_system(reinterpret_cast<std::int32_t*>(&box.failed),
                     static_cast<std::int32_t>(failed));
 }
 
-/// Whether a peer that has begun this pass, and no pass so far ahead that its digest is gone, is in
-/// the same one.
-__device__ bool is_same_plan(const PeerView& view, std::int32_t peer) {
+/// Whether a peer that has begun a pass, and no pass so far ahead that its digest is gone, began it
+/// for the same call.
+__device__ bool is_same_call(const PeerView& view, std::int32_t peer, std::uint64_t pass) {
   const PeerControl& own = *view.control[view.rank];
-  const std::uint64_t pass = view.state->pass;
   const std::uint64_t begun = ptx::load_acquire_system(&own.begun[peer]);
   if (begun < pass) return true;  // not known yet
-  const std::uint64_t digest = ptx::load_acquire_system(&own.digest[pass % kKeptDigests][peer]);
-  return digest == view.state->digest ||
+  const std::uint64_t slot = pass % kKeptDigests;
+  const std::uint64_t digest = ptx::load_acquire_system(&own.digest[slot][peer]);
+  return digest == view.state->digest[slot] ||
          ptx::load_acquire_system(&own.begun[peer]) >= pass + kKeptDigests - 1;
 }
 
@@ -76,7 +77,7 @@ __device__ bool wait_for_word(const PeerView& view, const std::uint64_t* word, s
     if (ptx::load_acquire_system(&view.mailbox->is_closed) != 0) return end_group(view);
     PeerWait failed = PeerWait::None;
     if (ptx::load_acquire_system(&own.aborted[subject.peer]) != 0) failed = PeerWait::Left;
-    if (!is_same_plan(view, subject.peer)) failed = PeerWait::OtherPlan;
+    if (!is_same_call(view, subject.peer, subject.pass)) failed = PeerWait::OtherPlan;
     if (ptx::global_time_ns() - start > view.deadline_ns) failed = subject.what;
     if (failed != PeerWait::None) {
       report(view, subject, failed, value, seen);
@@ -86,29 +87,41 @@ __device__ bool wait_for_word(const PeerView& view, const std::uint64_t* word, s
   }
 }
 
+/// Reports a peer that began a pass for another call.
+__device__ bool compare_call(const PeerView& view, const WaitSubject& subject) {
+  if (is_same_call(view, subject.peer, subject.pass)) return true;
+  report(view, subject, PeerWait::OtherPlan, subject.pass, subject.pass);
+  return end_group(view);
+}
+
 /// One warp, a lane for each peer.
 __global__ __launch_bounds__(32) void begin_pass_kernel(const __grid_constant__ PeerView view,
-                                                        std::int32_t area, std::uint64_t digest) {
+                                                        const __grid_constant__ PassBegin begin) {
   const auto peer = static_cast<std::int32_t>(threadIdx.x);
   PassState& state = *view.state;
   std::uint64_t pass = 0, last_use = 0;
   if (peer == 0) {
     pass = ++state.pass;
-    last_use = state.last_use[area];
-    state.last_use[area] = pass;
-    state.digest = digest;
+    last_use = state.last_use[begin.area];
+    state.last_use[begin.area] = pass;
+    state.digest[pass % kKeptDigests] = begin.digest;
   }
   __syncwarp();
   pass = __shfl_sync(~0U, pass, 0);
   last_use = __shfl_sync(~0U, last_use, 0);
   if (peer >= view.num_ranks) return;
   PeerControl& theirs = *view.control[peer];
-  ptx::store_system(&theirs.digest[pass % kKeptDigests][view.rank], digest);
+  ptx::store_system(&theirs.digest[pass % kKeptDigests][view.rank], begin.digest);
   ptx::fence_system();
   ptx::store_system(&theirs.begun[view.rank], pass);
+  const PeerControl& own = *view.control[view.rank];
   if (last_use > 0) {
-    const PeerControl& own = *view.control[view.rank];
-    wait_for_word(view, &own.begun[peer], last_use + 1, {PeerWait::Credit, peer, 0});
+    const WaitSubject subject{PeerWait::Credit, peer, 0, last_use};
+    if (wait_for_word(view, &own.begun[peer], last_use + 1, subject)) compare_call(view, subject);
+  }
+  if (begin.is_compared) {
+    const WaitSubject subject{PeerWait::Credit, peer, 0, pass};
+    if (wait_for_word(view, &own.begun[peer], pass, subject)) compare_call(view, subject);
   }
   ptx::fence_system();
 }
@@ -323,26 +336,42 @@ __device__ void fill_with_nan(std::byte* data, std::int64_t size_bytes) {
   for (std::int64_t i = threadIdx.x; i < size_bytes / 2; i += 32) halves[i] = kNotANumber;
 }
 
+/// By one warp: addresses of a peer's area become those of the same place in the own one.
+__device__ void bring_home(const PeerView& view, const RowArrival& arrival) {
+  const AddressTable& table = arrival.addresses;
+  for (std::int32_t i = threadIdx.x; i < 2 * table.num_records; i += 32) {
+    auto* address = reinterpret_cast<std::uint64_t*>(
+        table.records + static_cast<std::int64_t>(i / 2) * table.record_bytes +
+        table.offsets[i % 2]);
+    for (std::int32_t peer = 0; peer < view.num_ranks; ++peer) {
+      const auto begin = reinterpret_cast<std::uint64_t>(arrival.areas[peer]);
+      if (*address < begin || *address >= begin + arrival.area_bytes) continue;
+      *address += reinterpret_cast<std::uint64_t>(arrival.areas[view.rank]) - begin;
+      break;
+    }
+  }
+}
+
 /// One warp, a lane for each peer.
 __global__ __launch_bounds__(32) void await_kernel(const __grid_constant__ PeerView view,
                                                    const __grid_constant__ RowArrival arrival) {
   const auto peer = static_cast<std::int32_t>(threadIdx.x);
-  bool is_whole = true;
-  if (peer < view.num_ranks && (arrival.sources >> peer & 1) != 0) {
+  const std::uint64_t pass = view.state->pass;
+  bool is_whole = view.state->is_failed == 0;
+  if (peer < view.num_ranks) {
     const PeerControl& own = *view.control[view.rank];
-    const WaitSubject subject{PeerWait::Rows, peer, arrival.move};
-    for (std::int32_t section = arrival.num_sections - 1; section >= 0 && is_whole; --section) {
-      is_whole =
-          wait_for_word(view, &own.arrived[arrival.move][section][peer], view.state->pass, subject);
+    const WaitSubject subject{PeerWait::Rows, peer, arrival.move, pass};
+    const bool is_source = (arrival.sources >> peer & 1) != 0;
+    for (std::int32_t section = arrival.num_sections - 1; is_source && section >= 0 && is_whole;
+         --section) {
+      is_whole = wait_for_word(view, &own.arrived[arrival.move][section][peer], pass, subject);
     }
-    if (is_whole && !is_same_plan(view, peer)) {
-      report(view, subject, PeerWait::OtherPlan, view.state->pass, view.state->pass);
-      is_whole = end_group(view);
-    }
+    is_whole = is_whole && compare_call(view, subject);
   }
   if (!__all_sync(~0U, is_whole)) {
     fill_with_nan(arrival.data, arrival.size_bytes);
     fill_with_nan(arrival.results, arrival.results_bytes);
+    bring_home(view, arrival);
   }
   ptx::fence_system();
   ptx::fence_async_global();
@@ -350,9 +379,8 @@ __global__ __launch_bounds__(32) void await_kernel(const __grid_constant__ PeerV
 
 }  // namespace
 
-void launch_begin_pass(const PeerView& view, std::int32_t area, std::uint64_t digest,
-                       cudaStream_t stream) {
-  begin_pass_kernel<<<1, 32, 0, stream>>>(view, area, digest);
+void launch_begin_pass(const PeerView& view, const PassBegin& begin, cudaStream_t stream) {
+  begin_pass_kernel<<<1, 32, 0, stream>>>(view, begin);
   cuda_check(cudaGetLastError(), "begin_pass_kernel");
 }
 

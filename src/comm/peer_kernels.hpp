@@ -5,6 +5,7 @@
 
 #include <span>
 
+#include "base/address_table.hpp"
 #include "comm/device_row_layout.hpp"
 #include "comm/peer_control.hpp"
 #include "comm/peer_places.hpp"
@@ -28,9 +29,14 @@ struct RowPush {
   bool is_beside = false;         ///< the kernel after it may run beside it
 };
 
-/// Numbers a new pass, tells the peers, and waits until none of them needs what lies in `area`.
-void launch_begin_pass(const PeerView& view, std::int32_t area, std::uint64_t digest,
-                       cudaStream_t stream);
+struct PassBegin {
+  std::int32_t area = 0;
+  std::uint64_t digest = 0;
+  bool is_compared = false;  ///< waits until all peers are known to be in the same pass
+};
+
+/// Numbers a new pass, tells the peers, and waits until none of them needs what lies in its area.
+void launch_begin_pass(const PeerView& view, const PassBegin& begin, cudaStream_t stream);
 
 /// Blocks of a push, at most: half a multiprocessor each.
 struct PushBlocks {
@@ -52,6 +58,11 @@ struct RowArrival {
   /// Results that may have been made of rows of another plan by then; likewise.
   std::byte* results = nullptr;
   std::int64_t results_bytes = 0;
+  /// Addresses in the areas that the pass has at the peers, which become those of the same place
+  /// here: what a later kernel would have stored there stays.
+  AddressTable addresses;
+  std::byte* areas[kMaxPeers] = {};  ///< by rank
+  std::int64_t area_bytes = 0;
 };
 
 /// Later work on the stream sees what was pushed.

@@ -21,6 +21,7 @@ constexpr std::int64_t kMostDoubled = std::int64_t{1} << 30;
 /// Small moves beside those that a pass announces.
 constexpr std::int64_t kSpareBytes = std::int64_t{1} << 20;
 constexpr std::uint64_t kMagic = 0x6d6167696c696e6b;  // "magilink"
+constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
 constexpr auto kWatchPeriod = std::chrono::milliseconds(100);
 
 std::shared_ptr<PeerMailbox> make_mailbox() {
@@ -110,19 +111,19 @@ void PeerLink::prove_access() {
   agree_sync(base_, trouble);
 }
 
-void PeerLink::begin_pass(std::int64_t most_bytes, std::uint64_t digest, cudaStream_t stream) {
+void PeerLink::check_pass(const PassStart& start, cudaStream_t stream) const {
+  if (start.most_bytes + kSpareBytes <= area_bytes_ || graph_of_capture(stream) == nullptr) return;
+  throw invalid("stream", "being captured",
+                "one that is not, for the first call of its size over nvlink");
+}
+
+void PeerLink::begin_pass(const PassStart& start, cudaStream_t stream) {
   MAGI_CHECK(!is_in_pass_);
   check();
   const DeviceScope scope(device_);
+  check_pass(start, stream);
+  if (start.most_bytes + kSpareBytes > area_bytes_) grow(start.most_bytes + kSpareBytes);
   cudaGraph_t graph = graph_of_capture(stream);
-  const std::int64_t needed = most_bytes + kSpareBytes;
-  if (needed > area_bytes_) {
-    if (graph != nullptr) {
-      throw invalid("stream", "being captured",
-                    "one that is not, for the first call of its size over nvlink");
-    }
-    grow(needed);
-  }
   meet_on_shared_gpu_sync();
   if (graph == nullptr) {
     pass_end_->await(stream);
@@ -131,7 +132,8 @@ void PeerLink::begin_pass(std::int64_t most_bytes, std::uint64_t digest, cudaStr
   }
   area_ = (area_ + 1) % num_areas_;
   const std::int32_t slot = (window_version_ * 2 + area_) % kMaxAreas;
-  launch_begin_pass(view_, slot, digest, stream);
+  const std::uint64_t digest = start.digest + ++num_passes_ * kOdd;
+  launch_begin_pass(view_, {.area = slot, .digest = digest, .is_compared = start.is_first}, stream);
   used_bytes_ = 0;
   num_moves_ = 0;
   is_in_pass_ = true;
@@ -196,7 +198,7 @@ std::string PeerLink::failure_text(const PeerMailbox& box) const {
   const std::string self = rank_name(rank());
   const std::string peer = rank_name(box.peer);
   const std::string where = "exchange " + std::to_string(box.move) + " of pass " +
-                            std::to_string(box.expected) + ", plan " + hex(box.digest);
+                            std::to_string(box.expected) + ", call " + hex(box.digest);
   const std::string limit = std::to_string(deadline_.count()) + " ms";
   switch (box.failed) {
     case PeerWait::OtherPlan:
@@ -206,7 +208,7 @@ std::string PeerLink::failure_text(const PeerMailbox& box) const {
       return peer + " left the group while " + self + " was in " + where;
     case PeerWait::Credit:
       return self + " waited " + limit + " for " + peer + " to begin pass " +
-             std::to_string(box.expected) + ", saw " + std::to_string(box.seen) + ", plan " +
+             std::to_string(box.expected) + ", saw " + std::to_string(box.seen) + ", call " +
              hex(box.digest);
     default:
       return self + " waited " + limit + " for rows of " + peer + " in " + where + ", saw " +

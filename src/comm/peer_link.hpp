@@ -40,10 +40,11 @@ class PeerLink {
   std::int32_t device() const { return device_; }
   const PeerView& view() const { return view_; }
 
-  /// Begins a pass that is given up to `most_bytes`; both are the same on all ranks. Collective:
-  /// where it needs a larger window than those before it waits for the device and the other ranks,
-  /// else for nothing. Throws CommError where the group has failed.
-  void begin_pass(std::int64_t most_bytes, std::uint64_t digest, cudaStream_t stream);
+  /// Begins a pass. Collective: where it needs a larger window than those before it waits for the
+  /// device and the other ranks, else for nothing. Throws CommError where the group has failed.
+  void begin_pass(const PassStart& start, cudaStream_t stream);
+  /// Throws InvalidArgument where the stream is being captured and the window would have to grow.
+  void check_pass(const PassStart& start, cudaStream_t stream) const;
   void end_pass(cudaStream_t stream) noexcept;
   bool is_in_pass() const { return is_in_pass_; }
   /// Bytes of the pass's memory at the same offset on all ranks, which give the same sizes in the
@@ -55,6 +56,7 @@ class PeerLink {
     return is_in_pass_ && data >= area(rank()) && data < area(rank()) + area_bytes_;
   }
   std::int64_t used_bytes() const { return used_bytes_; }
+  std::int64_t area_bytes() const { return area_bytes_; }
   /// The number of the next move of the pass.
   std::int32_t next_move();
 
@@ -96,6 +98,7 @@ class PeerLink {
   std::int32_t area_ = 0;
   std::int64_t used_bytes_ = 0;
   std::int32_t num_moves_ = 0;
+  std::uint64_t num_passes_ = 0;  ///< begun by the host
   bool is_in_pass_ = false;
   bool is_sharing_gpu_ = false;  ///< with ranks of its process
 

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "base/address_table.hpp"
 #include "comm/wire_order.hpp"
 #include "magi/comm.hpp"
 #include "magi/device_allocator.hpp"
@@ -110,6 +111,9 @@ class PendingRows {
   virtual bool round_into(std::span<const TensorView> /*targets*/) { return false; }
   /// Memory without gaps of floating-point results that become NaN where the rows do not come.
   virtual void guard(std::byte* /*results*/, std::int64_t /*size_bytes*/) {}
+  /// Where a kernel behind the wait for the rows stores others at peers (place_partials). If they
+  /// do not come it stores them on this rank: nobody knows what lies at the peers then.
+  virtual void guard(const AddressTable& /*places*/) {}
   /// Where kernels may see what has come, if the exchanger tells that.
   virtual ArrivalWords arrival_words() const { return {}; }
 };
@@ -118,6 +122,13 @@ class PendingRows {
 struct ExchangerUse {
   bool has_passes = false;      ///< its moves are those of passes, with tables of plans
   std::int32_t beside_sms = 0;  ///< multiprocessors for moves while attention runs; 0: none runs
+};
+
+/// A pass to begin; equal on all ranks.
+struct PassStart {
+  std::int64_t most_bytes = 0;  ///< what it takes from `place` and for its moves' rows, at most
+  std::uint64_t digest = 0;     ///< of the plan and the call
+  bool is_first = false;  ///< of its plan: no row moves before all ranks have shown this digest
 };
 
 /// Carries out moves between tensors of one memory: the seam for transports. One that moves bytes
@@ -131,11 +142,12 @@ class RowExchanger {
   /// Transports that write rows to their final place ask for `everyone`.
   virtual void prepare(const RowTable& table, const EveryonesRows& everyone) = 0;
 
-  /// A pass: the moves of one call, between which memory from `place` lives. Arguments are equal on
-  /// all ranks; most_bytes: what the pass takes from `place` and for its moves' rows, at most.
-  /// Collective. Only transports that write rows to their final place need passes.
-  virtual void begin_pass(std::int64_t /*most_bytes*/, std::uint64_t /*digest*/, void* /*stream*/) {
-  }
+  /// A pass: the moves of one call, between which memory from `place` lives. Collective. Only
+  /// transports that write rows to their final place need passes.
+  virtual void begin_pass(const PassStart& /*start*/, void* /*stream*/) {}
+  /// Throws InvalidArgument, before anything is done, where `stream` cannot begin such a pass. All
+  /// ranks do so if they call alike.
+  virtual void check_pass(const PassStart& /*start*/, void* /*stream*/) const {}
   virtual void end_pass(void* /*stream*/) noexcept {}
   /// Memory where peers may write rows of a cast, at the same place on all ranks; null: any memory
   /// serves. Its size is that of the rank that needs most.

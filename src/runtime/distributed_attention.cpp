@@ -68,7 +68,7 @@ DistributedAttention::DistributedAttention(std::shared_ptr<const Plan> plan,
   if ((options.allocator.allocate == nullptr) != (options.allocator.release == nullptr)) {
     throw invalid("options.allocator", "one function", "allocate and release, or neither");
   }
-  check_plan_digest_sync(communicator, plan->digest);
+  if (!communicator.compares_plans()) check_plan_digest_sync(communicator, plan->digest);
   state_ = std::make_unique<AttentionState>(std::move(plan), communicator, options);
 }
 
@@ -92,6 +92,8 @@ void DistributedAttention::forward(const AttentionInputs& inputs, const Attentio
   state.check_stream(memory, inputs.q.device, stream);
   const CallTrace trace(state.trace, Pass::Forward);
   StepCall call(state.steps, Pass::Forward, memory, stream, trace);
+  set_tensors(call, inputs, result);
+  call.check_pass();
   abort_group_on_error(state.communicator, [&] {
     const auto& prepared = memory.attends().forward(inputs.q.dtype);
     call.begin();
@@ -111,14 +113,14 @@ void DistributedAttention::backward(const AttentionInputs& inputs, const Attenti
   state.check_stream(memory, inputs.q.device, stream);
   const CallTrace trace(state.trace, Pass::Backward);
   StepCall call(state.steps, Pass::Backward, memory, stream, trace);
+  set_tensors(call, inputs, result, output_gradients, input_gradients);
+  call.check_pass();
   abort_group_on_error(state.communicator, [&] {
     const auto& prepared = memory.attends().backward({.type = inputs.q.dtype,
                                                       .dout_type = output_gradients.dout.dtype,
                                                       .is_fast = inputs.is_fast_backward});
     call.begin();
-    trace.span(SpanKind::Pass, -1, [&] {
-      run_backward(call, prepared, inputs, result, output_gradients, input_gradients);
-    });
+    trace.span(SpanKind::Pass, -1, [&] { run_backward(call, prepared, inputs, input_gradients); });
   });
 }
 

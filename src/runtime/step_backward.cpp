@@ -150,15 +150,20 @@ void BackwardPass::store() {
 
 }  // namespace
 
-void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,
-                  const AttentionInputs& inputs, const AttentionResult& result,
-                  const OutputGradients& output_gradients, const InputGradients& input_gradients) {
-  const RankSteps& steps = call.steps;
-  // Copied own keys have their sums in the segment that holds the copy.
-  const bool is_added = !steps.is_own_keys_copied() && !steps.plan.exchanges.empty();
+void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionResult& result,
+                 const OutputGradients& output_gradients, const InputGradients& input_gradients) {
   call.set_own(Role::KeysValues, {inputs.k, inputs.v});
   call.set_own(Role::Queries,
                {inputs.q, result.out, output_gradients.dout, result.lse, output_gradients.dlse});
+  call.set_own(Role::QueryGradients, {input_gradients.dq});
+  call.set_own(Role::KeyGradients, {input_gradients.dk, input_gradients.dv});
+}
+
+void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,
+                  const AttentionInputs& inputs, const InputGradients& input_gradients) {
+  const RankSteps& steps = call.steps;
+  // Copied own keys have their sums in the segment that holds the copy.
+  const bool is_added = !steps.is_own_keys_copied() && !steps.plan.exchanges.empty();
   call.set_own(Role::QueryGradients, {call.sum_for(input_gradients.dq, steps.num_results > 1)});
   call.set_own(Role::KeyGradients, {call.sum_for(input_gradients.dk, is_added),
                                     call.sum_for(input_gradients.dv, is_added)});

@@ -88,7 +88,7 @@ void StepCall::begin() {
   is_begun_ = true;
 }
 
-void StepCall::begin_pass() {
+comm::PassStart StepCall::make_pass_start() const {
   std::int64_t most_bytes = 0;
   for (const Step& step : list_) {
     if (step.kind != StepKind::Exchange) continue;
@@ -108,12 +108,22 @@ void StepCall::begin_pass() {
   constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
   const std::uint64_t digest = steps.plan.digest + static_cast<std::uint64_t>(pass_) +
                                static_cast<std::uint64_t>(most_bytes) * kOdd;
-  memory.rows().begin_pass(most_bytes, digest, stream);
+  return {.most_bytes = most_bytes, .digest = digest, .is_first = memory.is_first_pass()};
 }
 
-TensorGroup StepCall::tensors(Role role, std::int32_t exchange, Range heads) {
+void StepCall::check_pass() {
+  pass_start_ = make_pass_start();
+  memory.rows().check_pass(pass_start_, stream);
+}
+
+void StepCall::begin_pass() {
+  memory.rows().begin_pass(pass_start_, stream);
+  memory.set_passed();
+}
+
+TensorGroup StepCall::tensors(Role role, std::int32_t exchange, Range heads) const {
   const Range within = steps.heads_within(exchange, heads);
-  return heads_of(groups_of(role)[segment_of(exchange)],
+  return heads_of(roles_[static_cast<std::size_t>(role)][segment_of(exchange)],
                   space_of(role) == Space::Queries ? steps.q_heads(within) : within);
 }
 
@@ -154,6 +164,7 @@ std::optional<KeyArrivals> StepCall::key_arrivals(const AttendCall& attend) {
                      .patience_ns = kLeastPatience + bytes / kBytesPerNs,
                      .start = is_deferred(step) ? [&rows](void* queue) { rows.send(queue); }
                                                 : std::function<void(void*)>{},
+                     .guard = [&rows](const AddressTable& places) { rows.guard(places); },
                      .await = [this, step](void* /*queue*/) { await(step); }};
 }
 

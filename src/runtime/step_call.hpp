@@ -43,14 +43,17 @@ class StepCall {
   StepCall(const StepCall&) = delete;
   StepCall& operator=(const StepCall&) = delete;
 
+  /// Throws InvalidArgument, on all ranks alike and before anything is done, where the stream
+  /// cannot begin the pass. The own tensors of the roles that travel are set.
+  void check_pass();
   void begin();
-  /// Readies the exchanges, whose own tensors are set.
+  /// Readies the exchanges.
   void begin_pass();
   void set_own(Role role, TensorGroup tensors) { groups_of(role).front() = std::move(tensors); }
   const TensorGroup& own(Role role) { return groups_of(role).front(); }
   /// The tensors of kv heads `heads`, or of the query heads that read them: own ones, or with the
   /// index of an exchange those of the segment that it fills.
-  TensorGroup tensors(Role role, std::int32_t exchange, Range heads);
+  TensorGroup tensors(Role role, std::int32_t exchange, Range heads) const;
 
   /// Walks the steps, each behind the exchanges that it waits for: calls exchange(step) or
   /// run(what is prepared for an attend, the attend, workspace). An attend that takes coming keys
@@ -84,6 +87,7 @@ class StepCall {
 
  private:
   std::vector<TensorGroup>& groups_of(Role role) { return roles_[static_cast<std::size_t>(role)]; }
+  comm::PassStart make_pass_start() const;
   void lend_segment(Role role, std::int32_t exchange);
   void start(const Step& step, TensorGroup from, TensorGroup to);
   /// Whether the rows of an exchange leave when the attend asks for them, which runs beside.
@@ -96,6 +100,7 @@ class StepCall {
 
   Pass pass_;
   const CallTrace& trace_;
+  comm::PassStart pass_start_;
   std::span<const Step> list_;
   std::array<std::vector<TensorGroup>, kNumRoles> roles_;                 ///< own, then by exchange
   std::vector<std::vector<std::unique_ptr<comm::PendingRows>>> pending_;  ///< by step
@@ -133,11 +138,16 @@ void StepCall::walk(const PreparedAttends<Prepared>& prepared, const RunAttend& 
   }
 }
 
-/// The calls of one pass. `prepared` fits the types of the tensors, which have been checked.
+/// Sets the caller's tensors, before a call begins.
+void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionResult& result);
+void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionResult& result,
+                 const OutputGradients& output_gradients, const InputGradients& input_gradients);
+
+/// The calls of one pass, whose tensors are set. `prepared` fits the types of the tensors, which
+/// have been checked.
 void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepared,
                  const AttentionInputs& inputs, const AttentionResult& result);
 void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,
-                  const AttentionInputs& inputs, const AttentionResult& result,
-                  const OutputGradients& output_gradients, const InputGradients& input_gradients);
+                  const AttentionInputs& inputs, const InputGradients& input_gradients);
 
 }  // namespace magi

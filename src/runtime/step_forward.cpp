@@ -46,11 +46,15 @@ ForwardArgs make_args(StepCall& call, const AttendCall& attend, const AttentionI
 
 }  // namespace
 
+void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionResult& result) {
+  call.set_own(Role::KeysValues, {inputs.k, inputs.v});
+  call.set_own(Role::Queries, {inputs.q});
+  call.set_own(Role::Results, {result.out, result.lse});
+}
+
 void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepared,
                  const AttentionInputs& inputs, const AttentionResult& result) {
   const TensorView out = call.sum_for(result.out, call.steps.num_results > 1);
-  call.set_own(Role::KeysValues, {inputs.k, inputs.v});
-  call.set_own(Role::Queries, {inputs.q});
   call.set_own(Role::Results, {out, result.lse});
   const TensorView maxima = lend_maxima(call, result.max_logits);
   const auto run = [&](const PreparedForward& attention, const AttendCall& attend,

@@ -37,6 +37,9 @@ class StepMemory {
                           std::int64_t most_rows);
 
   comm::RowExchanger& rows() { return *rows_; }
+  /// Whether no pass of the plan has begun here yet.
+  bool is_first_pass() const { return is_first_pass_; }
+  void set_passed() { is_first_pass_ = false; }
   const AttentionLimits& limits() const { return attention_->limits(); }
   AttendCache& attends() { return attends_; }
   /// What the largest call was lent, and what is held for attends.
@@ -57,6 +60,7 @@ class StepMemory {
   std::shared_ptr<const AttentionBackend> attention_;
   AttendCache attends_;
   std::shared_ptr<comm::RowMemory> memory_;
+  bool is_first_pass_ = true;
   void* stream_ = nullptr;
   /// One as large as the pass's largest call before, and more where that is not enough.
   std::vector<Piece> pieces_;

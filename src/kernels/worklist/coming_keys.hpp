@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "base/address_table.hpp"
 #include "magi/band.hpp"
 #include "magi/tensor.hpp"
 
@@ -72,6 +73,10 @@ struct KeyArrivals {
   /// Enqueues what makes the peers' keys come, such as a push of this rank's: right in front of the
   /// first kernel that may run beside it. May be empty.
   std::function<void(void* stream)> start = {};
+  /// Tells of a table with the places of part gradients, in device memory, in front of `await`: if
+  /// the keys do not come, what is enqueued there turns places at other GPUs into local ones. May
+  /// be empty.
+  std::function<void(const AddressTable& places)> guard = {};
   /// Enqueues a bounded wait for all flags on a cudaStream_t. What was left over runs behind it.
   std::function<void(void* stream)> await;
 };

@@ -221,11 +221,18 @@ BackwardParams backward_params(const BackwardArgs& args, const BackwardState& st
 
 /// Tells a launch where the gradients of keys go.
 void set_destinations(BackwardParams& params, const BackwardArgs& args, const BackwardState& state,
-                      std::span<const PartGradients> gradients, void* workspace,
-                      cudaStream_t stream) {
+                      const BackwardArrivals& arrivals, void* workspace, cudaStream_t stream) {
+  const auto& segments = state.list.segments;
   auto* target = part_at<KeyDestination>(workspace, backward_layout(state).destinations);
-  store_destinations(key_destinations(args, state.list.segments, gradients), target, stream);
+  store_destinations(key_destinations(args, segments, arrivals.gradients), target, stream);
   params.keys.destinations = target;
+  if (!arrivals.keys.guard) return;
+  constexpr std::size_t kData = offsetof(GradientRows, data);
+  arrivals.keys.guard(
+      {.records = reinterpret_cast<std::byte*>(target),
+       .num_records = to_int(std::ssize(segments)),
+       .record_bytes = sizeof(KeyDestination),
+       .offsets = {offsetof(KeyDestination, dk) + kData, offsetof(KeyDestination, dv) + kData}});
 }
 
 /// Launches the main kernel, where keys come in front of or behind the wait for them.
@@ -336,7 +343,7 @@ void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void
       args.params.softcap > 0.0 ? state.softcap_instance : state.instance;
   BackwardParams params = backward_params(args, state, workspace);
   if (arrivals != nullptr && !arrivals->gradients.empty()) {
-    set_destinations(params, args, state, arrivals->gradients, workspace, stream);
+    set_destinations(params, args, state, *arrivals, workspace, stream);
   }
   if (arrivals != nullptr) set_own_keys(params, args, state, arrivals->keys);
   const bool is_beside = arrivals != nullptr && arrivals->keys.start;

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include "comm/peer_kernels.hpp"
+#include "cuda/memory.hpp"
+#include "cuda/stream.hpp"
+#include "support/gpu/gpu_test.hpp"
+
+// Waits of passes that fail, kernel by kernel: two ranks, of which the test enqueues what it likes.
+namespace magi::test {
+namespace {
+
+using comm::PeerControl;
+using comm::PeerMailbox;
+using comm::PeerView;
+using comm::PeerWait;
+
+constexpr std::int64_t kAreaBytes = 4096;
+constexpr std::uint64_t kDeadlineNs = 50'000'000;
+
+struct HostMailbox {
+  HostMailbox() {
+    void* data = nullptr;
+    cuda_check(cudaHostAlloc(&data, sizeof(PeerMailbox), cudaHostAllocPortable), "cudaHostAlloc");
+    box = static_cast<PeerMailbox*>(data);
+    std::memset(static_cast<void*>(box), 0, sizeof(PeerMailbox));
+  }
+  ~HostMailbox() { static_cast<void>(cudaFreeHost(box)); }
+  HostMailbox(const HostMailbox&) = delete;
+  HostMailbox& operator=(const HostMailbox&) = delete;
+  PeerMailbox* box = nullptr;
+};
+
+DeviceBuffer zeroed(std::size_t size_bytes) {
+  DeviceBuffer buffer(size_bytes);
+  cuda_check(cudaMemset(buffer.data(), 0, size_bytes), "cudaMemset");
+  return buffer;
+}
+
+/// Two ranks on one GPU, each with a stream, an area for the pass, and words.
+class PeerPair {
+ public:
+  PeerView view(std::size_t rank) const {
+    PeerView view{.control = {},
+                  .state = static_cast<comm::PassState*>(state_[rank].data()),
+                  .mailbox = mailbox_[rank].box,
+                  .rank = static_cast<std::int32_t>(rank),
+                  .num_ranks = 2,
+                  .deadline_ns = kDeadlineNs};
+    for (std::size_t r = 0; r < 2; ++r) {
+      view.control[r] = static_cast<PeerControl*>(control_[r].data());
+    }
+    return view;
+  }
+  cudaStream_t stream(std::size_t rank) const { return stream_[rank].handle(); }
+  std::byte* area(std::size_t rank) const { return static_cast<std::byte*>(area_[rank].data()); }
+
+  void begin(std::size_t rank, comm::PassBegin begin) const {
+    comm::launch_begin_pass(view(rank), begin, stream(rank));
+  }
+  /// A wait for rows of the other rank, or for none.
+  comm::RowArrival arrival(std::size_t rank, bool is_awaited) const {
+    comm::RowArrival arrival{.sources = is_awaited ? std::uint64_t{2} >> rank : 0,
+                             .data = area(rank),
+                             .size_bytes = kAreaBytes,
+                             .area_bytes = kAreaBytes};
+    for (std::size_t r = 0; r < 2; ++r) arrival.areas[r] = area(r);
+    return arrival;
+  }
+  void wait_sync() const {
+    for (const Stream& stream : stream_) stream.wait_sync();
+  }
+  const PeerMailbox& mailbox(std::size_t rank) const { return *mailbox_[rank].box; }
+  std::vector<std::uint16_t> rows(std::size_t rank) const {
+    return to_host_sync<std::uint16_t>(area(rank), kAreaBytes / 2);
+  }
+
+ private:
+  std::array<DeviceBuffer, 2> control_{zeroed(sizeof(PeerControl)), zeroed(sizeof(PeerControl))};
+  std::array<DeviceBuffer, 2> state_{zeroed(sizeof(comm::PassState)),
+                                     zeroed(sizeof(comm::PassState))};
+  std::array<DeviceBuffer, 2> area_{zeroed(kAreaBytes), zeroed(kAreaBytes)};
+  std::array<HostMailbox, 2> mailbox_;
+  std::array<Stream, 2> stream_;
+};
+
+/// A row that goes to the first place of another rank's area.
+struct Row {
+  static constexpr int kElements = 64;
+  static constexpr std::uint16_t kValue = 5;
+
+  comm::RowPush push_to(const PeerPair& pair, std::int32_t peer) const {
+    constexpr std::int32_t kBytes = 2 * kElements;
+    comm::RowPush push{.tasks = static_cast<const comm::PushTask*>(tasks.data()) + peer,
+                       .num_remote = 1,
+                       .num_tensors = 1};
+    push.to[0] = {.row_stride = kBytes, .row_units = kBytes, .head_units = kBytes};
+    push.from[0] = push.to[0];
+    push.from[0].data = static_cast<std::byte*>(values.data());
+    for (std::size_t r = 0; r < 2; ++r) push.region[r] = pair.area(r);
+    return push;
+  }
+
+  DeviceBuffer values =
+      to_device_sync<std::uint16_t>(std::vector<std::uint16_t>(kElements, kValue));
+  DeviceBuffer tasks = to_device_sync<comm::PushTask>(
+      std::vector<comm::PushTask>{{.num_rows = 1, .peer = 0}, {.num_rows = 1, .peer = 1}});
+};
+
+using PeerKernels = GpuTest;
+
+TEST_F(PeerKernels, FirstPassOfAPlanComparesDigests) {
+  for (const std::uint64_t other : {7, 8}) {
+    const PeerPair pair;
+    pair.begin(0, {.digest = 7, .is_compared = true});
+    pair.begin(1, {.digest = other, .is_compared = true});
+    pair.wait_sync();
+    for (const std::size_t rank : {0, 1}) {
+      const PeerMailbox& box = pair.mailbox(rank);
+      EXPECT_EQ(box.failed, other == 7 ? PeerWait::None : PeerWait::OtherPlan);
+      if (other == 7) continue;
+      EXPECT_EQ(box.peer, rank == 0 ? 1 : 0);
+      EXPECT_EQ(box.digest, rank == 0 ? 7u : other);
+      EXPECT_EQ(box.peer_digest, rank == 0 ? other : 7u);
+    }
+  }
+}
+
+TEST_F(PeerKernels, RowsOfNoOneAreNotAwaitedButDigestsOfAllAreCompared) {
+  const PeerPair pair;
+  pair.begin(1, {.digest = 8});
+  pair.wait_sync();
+  pair.begin(0, {.digest = 7});
+  comm::RowArrival arrival = pair.arrival(0, false);
+  arrival.sources = 1;  // rows of its own, which are there
+  const std::uint64_t there = 1;
+  cuda_check(cudaMemcpy(&pair.view(0).control[0]->arrived[0][0][0], &there, sizeof(there),
+                        cudaMemcpyHostToDevice),
+             "cudaMemcpy");
+  comm::launch_await(pair.view(0), arrival, pair.stream(0));
+  pair.wait_sync();
+  EXPECT_EQ(pair.mailbox(0).failed, PeerWait::OtherPlan);
+  EXPECT_EQ(pair.rows(0), std::vector<std::uint16_t>(kAreaBytes / 2, 0xffff));
+}
+
+TEST_F(PeerKernels, OrderOfPassesIsComparedWithTheCredit) {
+  const PeerPair pair;
+  // Rank 1 replays the second call first. Nobody sends anything.
+  for (const std::uint64_t digest : {11, 12}) {
+    pair.begin(0, {.area = static_cast<std::int32_t>(digest % 2), .digest = digest});
+  }
+  for (const std::uint64_t digest : {12, 11}) {
+    pair.begin(1, {.area = static_cast<std::int32_t>(digest % 2), .digest = digest});
+  }
+  pair.wait_sync();
+  EXPECT_EQ(pair.mailbox(0).failed, PeerWait::None);
+  pair.begin(0, {.area = 1, .digest = 13});
+  pair.wait_sync();
+  EXPECT_EQ(pair.mailbox(0).failed, PeerWait::OtherPlan);
+  EXPECT_EQ(pair.mailbox(0).digest, 11u);
+  EXPECT_EQ(pair.mailbox(0).peer_digest, 12u);
+}
+
+/// As tables that tell a kernel where to store rows.
+struct Record {
+  std::int64_t row = 0;
+  std::byte* first = nullptr;
+  std::byte* second = nullptr;
+};
+
+TEST_F(PeerKernels, WithoutCreditNothingIsStoredAtPeers) {
+  const PeerPair pair;
+  // Rank 1 begins one pass and no more, so that its area may be in use still.
+  pair.begin(1, {.digest = 7});
+  pair.begin(0, {.digest = 7});
+  pair.begin(0, {.digest = 7});  // to the same area
+  const std::vector<Record> records{{0, pair.area(1), pair.area(1) + 256},
+                                    {1, pair.area(0) + 512, nullptr}};
+  const DeviceBuffer table = to_device_sync<Record>(records);
+  const Row row;
+  comm::launch_push(pair.view(0), row.push_to(pair, 1), {}, pair.stream(0));
+  comm::RowArrival arrival = pair.arrival(0, true);
+  arrival.addresses = {.records = static_cast<std::byte*>(table.data()),
+                       .num_records = 2,
+                       .record_bytes = sizeof(Record),
+                       .offsets = {offsetof(Record, first), offsetof(Record, second)}};
+  comm::launch_await(pair.view(0), arrival, pair.stream(0));
+  pair.wait_sync();
+  EXPECT_EQ(pair.mailbox(0).failed, PeerWait::Credit);
+  EXPECT_EQ(pair.mailbox(0).peer, 1);
+  EXPECT_EQ(pair.rows(0), std::vector<std::uint16_t>(kAreaBytes / 2, 0xffff));
+  EXPECT_EQ(pair.rows(1), std::vector<std::uint16_t>(kAreaBytes / 2, 0));
+  const auto places = to_host_sync<Record>(table.data(), 2);
+  EXPECT_EQ(places[0].first, pair.area(0));
+  EXPECT_EQ(places[0].second, pair.area(0) + 256);
+  EXPECT_EQ(places[1].first, pair.area(0) + 512);
+  EXPECT_EQ(places[1].second, nullptr);
+}
+
+TEST_F(PeerKernels, RowsThatComeLeaveAddressesAsTheyAre) {
+  const PeerPair pair;
+  for (const std::size_t rank : {0, 1}) pair.begin(rank, {.digest = 7, .is_compared = true});
+  const Row row;
+  comm::launch_push(pair.view(1), row.push_to(pair, 0), {}, pair.stream(1));
+  const std::vector<Record> records{{0, pair.area(1), pair.area(1) + 256}};
+  const DeviceBuffer table = to_device_sync<Record>(records);
+  comm::RowArrival arrival = pair.arrival(0, true);
+  arrival.addresses = {.records = static_cast<std::byte*>(table.data()),
+                       .num_records = 1,
+                       .record_bytes = sizeof(Record),
+                       .offsets = {offsetof(Record, first), offsetof(Record, second)}};
+  comm::launch_await(pair.view(0), arrival, pair.stream(0));
+  pair.wait_sync();
+  EXPECT_EQ(pair.mailbox(0).failed, PeerWait::None);
+  EXPECT_EQ(to_host_sync<Record>(table.data(), 1)[0].first, pair.area(1));
+  std::vector<std::uint16_t> expected(kAreaBytes / 2, 0);
+  std::fill_n(expected.begin(), Row::kElements, Row::kValue);
+  EXPECT_EQ(pair.rows(0), expected);
+}
+
+}  // namespace
+}  // namespace magi::test
