@@ -63,6 +63,13 @@ struct PeerMailbox {
   std::int32_t move;
   std::uint64_t expected, seen;
   std::uint64_t digest, peer_digest;
+
+  // Where the first wait stood that ended because the host closed the box.
+  std::int32_t is_noted;
+  PeerWait stopped;  ///< set behind the rest
+  std::int32_t stopped_peer;
+  std::int32_t stopped_move;
+  std::uint64_t stopped_pass;
 };
 
 /// A group as one rank's kernels see it, passed by value.

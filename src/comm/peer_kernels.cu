@@ -44,6 +44,18 @@ __device__ void report(const PeerView& view, const WaitSubject& subject, PeerWai
                     static_cast<std::int32_t>(failed));
 }
 
+/// Where a wait stands that the host ends goes there too.
+__device__ void note_stop(const PeerView& view, const WaitSubject& subject) {
+  PeerMailbox& box = *view.mailbox;
+  if (atomicCAS_system(&box.is_noted, 0, 1) != 0) return;
+  box.stopped_peer = subject.peer;
+  box.stopped_move = subject.move;
+  box.stopped_pass = subject.pass;
+  ptx::fence_system();
+  ptx::store_system(reinterpret_cast<std::int32_t*>(&box.stopped),
+                    static_cast<std::int32_t>(subject.what));
+}
+
 /// Whether a peer that has begun a pass, and no pass so far ahead that its digest is gone, began it
 /// for the same call.
 __device__ bool is_same_call(const PeerView& view, std::int32_t peer, std::uint64_t pass) {
@@ -74,7 +86,10 @@ __device__ bool wait_for_word(const PeerView& view, const std::uint64_t* word, s
     const std::uint64_t seen = ptx::load_acquire_system(word);
     if (seen >= value) return true;
     if (poll % kPollsPerCheck != 0) continue;
-    if (ptx::load_acquire_system(&view.mailbox->is_closed) != 0) return end_group(view);
+    if (ptx::load_acquire_system(&view.mailbox->is_closed) != 0) {
+      note_stop(view, subject);
+      return end_group(view);
+    }
     PeerWait failed = PeerWait::None;
     if (ptx::load_acquire_system(&own.aborted[subject.peer]) != 0) failed = PeerWait::Left;
     if (!is_same_call(view, subject.peer, subject.pass)) failed = PeerWait::OtherPlan;

@@ -216,6 +216,18 @@ std::string PeerLink::failure_text(const PeerMailbox& box) const {
   }
 }
 
+std::string PeerLink::place_text(const PeerMailbox& box) const {
+  const std::string begun = "; " + rank_name(rank()) + " had begun pass " +
+                            std::to_string(num_passes_.load(std::memory_order_relaxed));
+  const auto stopped = std::atomic_ref(mailbox_->stopped).load(std::memory_order_acquire);
+  if (stopped == PeerWait::None) return begun;
+  const std::string peer = rank_name(box.stopped_peer);
+  const std::string pass = "pass " + std::to_string(box.stopped_pass);
+  if (stopped == PeerWait::Credit) return begun + " and waited for " + peer + " in " + pass;
+  return begun + " and waited for rows of " + peer + " in exchange " +
+         std::to_string(box.stopped_move) + " of " + pass;
+}
+
 void PeerLink::check() {
   const std::lock_guard lock(mutex_);
   const PeerMailbox& box = *mailbox_;
@@ -226,7 +238,9 @@ void PeerLink::check() {
                                                            : CommFailure::Timeout;
     failure_.emplace(failure_text(box), kind);
   }
-  if (failure_) throw CommError(failure_->what(), failure_->failure());
+  if (!failure_) return;
+  if (failure_->failure() != CommFailure::PeerDied) throw CommError(*failure_);
+  throw CommError(failure_->what() + place_text(box), failure_->failure());
 }
 
 void PeerLink::fail(const std::string& text, CommFailure failure) noexcept {
@@ -256,9 +270,7 @@ void PeerLink::watch() {
     for (std::int32_t peer = 0; peer < num_ranks(); ++peer) {
       if (peer == rank() || !processes_->has_ended(static_cast<std::size_t>(peer))) continue;
       lock.unlock();
-      fail(rank_name(peer) + " ended: its process is gone; " + rank_name(rank()) +
-               " cannot go on without it",
-           CommFailure::PeerDied);
+      fail(rank_name(peer) + " ended: its process is gone", CommFailure::PeerDied);
       return;
     }
   }

@@ -79,6 +79,8 @@ class PeerLink {
   void grow(std::int64_t area_bytes);
   void watch();
   std::string failure_text(const PeerMailbox& box) const;
+  /// Where this rank was when the host learned of a failure.
+  std::string place_text(const PeerMailbox& box) const;
   void fail(const std::string& text, CommFailure failure) noexcept;
 
   Communicator& base_;
@@ -98,7 +100,7 @@ class PeerLink {
   std::int32_t area_ = 0;
   std::int64_t used_bytes_ = 0;
   std::int32_t num_moves_ = 0;
-  std::uint64_t num_passes_ = 0;  ///< begun by the host
+  std::atomic<std::uint64_t> num_passes_ = 0;  ///< begun by the host
   bool is_in_pass_ = false;
   bool is_sharing_gpu_ = false;  ///< with ranks of its process
 
