@@ -91,9 +91,11 @@ void Engine::wait_sync(Exchange& exchange) {
     if (moved) continue;
     const auto left = options_.comm.deadline - (now - wait.last_progress);
     if (left <= Clock::duration::zero()) time_out(exchange);
+    own.awaited.store(1 + blocking_peer(exchange), std::memory_order_relaxed);
     wait_ring(own.bell, seen,
               std::min(kCheckEvery, std::chrono::ceil<std::chrono::milliseconds>(left)));
   }
+  own.awaited.store(0, std::memory_order_relaxed);
   retire_finished();
 }
 

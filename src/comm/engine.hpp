@@ -96,6 +96,8 @@ class Engine {
   void check_peers(const Exchange& exchange);
   [[noreturn]] void time_out(const Exchange& exchange);
   std::int32_t blocking_peer(const Exchange& exchange) const;
+  /// Whom a rank waits for itself, and so on: the last one is to blame.
+  std::string awaited_by(std::int32_t other) const;
 
   [[noreturn]] void fail(CommFailure kind, const std::string& text);
   [[noreturn]] void throw_recorded(const std::string& context);

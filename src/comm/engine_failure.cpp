@@ -41,11 +41,21 @@ void Engine::check_peers(const Exchange& exchange) {
   }
 }
 
+std::string Engine::awaited_by(std::int32_t other) const {
+  std::string text;
+  for (std::int32_t i = 1; i < num_ranks_ && other != rank_; ++i) {
+    other = layout_.rank(base_, other).awaited.load(std::memory_order_relaxed) - 1;
+    if (other < 0) break;
+    text += ", which waited for rank " + std::to_string(other);
+  }
+  return text.empty() ? text : text + ',';
+}
+
 void Engine::time_out(const Exchange& exchange) {
   const std::int32_t other = blocking_peer(exchange);
   std::string text = "rank " + std::to_string(rank_) + " waited " +
                      std::to_string(options_.comm.deadline.count()) + " ms for rank " +
-                     std::to_string(other) + " in " + describe(exchange);
+                     std::to_string(other) + awaited_by(other) + " in " + describe(exchange);
   for (const ReceiveStream& stream : exchange.receives) {
     if (stream.peer != other || stream.done()) continue;
     const std::string expected = exchange.is_gather() && !stream.is_started

@@ -54,6 +54,7 @@ struct Announcement {
 struct alignas(64) RankBlock {
   Doorbell bell;
   std::atomic<RankState> state;
+  std::atomic<std::int32_t> awaited;  ///< 1 + the rank that it waits for; 0: none
   alignas(64) std::array<Announcement, kAnnouncements> announcements;
 };
 

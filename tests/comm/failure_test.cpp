@@ -87,6 +87,32 @@ TEST_P(Failure, LateRankIsNamedAtTheDeadline) {
   });
 }
 
+TEST_P(Failure, WhoIsWaitedForByOthersThatWaitIsNamed) {
+  // Rank 0 waits for rows of rank 1, which waits for rows of rank 2, which is not there.
+  run({.num_ranks = 3, .options = {.deadline = std::chrono::milliseconds(600)}}, [](Communicator&
+                                                                                        group) {
+    if (group.rank() == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      return;
+    }
+    if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    const HostTensor rows = testing::make_tensor(DType::Float32, {1, 2});
+    const HostTensor received = testing::make_tensor(DType::Float32, {1, 2});
+    const std::vector<PeerRows> none, from_1{{.peer = 1, .num_rows = 1}},
+        from_2{{.peer = 2, .num_rows = 1}}, to_0{{.peer = 0, .num_rows = 1}};
+    const RowExchange first{none, group.rank() == 1 ? from_2 : none};
+    const RowExchange second{group.rank() == 1 ? to_0 : none, group.rank() == 0 ? from_1 : none};
+    const auto error = testing::catch_comm_error([&] {
+      for (const RowExchange& exchange : {first, second}) {
+        group.group_cast({&rows.view, 1}, {&received.view, 1}, exchange, {})->wait_sync();
+      }
+    });
+    EXPECT_EQ(error.failure(), CommFailure::Timeout) << error.what();
+    EXPECT_THAT(error.what(),
+                HasSubstr("rank 0 waited 600 ms for rank 1, which waited for rank 2, in "));
+  });
+}
+
 TEST_P(Failure, SlowRankWithinTheDeadlineIsNoError) {
   const AllCast cast(3);
   run({.num_ranks = 3, .options = {.deadline = std::chrono::seconds(10)}},
