@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/random.hpp"
+#include "cuda/memory.hpp"
+#include "cuda/stream.hpp"
+#include "magi/mask_builders.hpp"
+#include "magi/runtime.hpp"
+#include "support/gpu/gpu_test.hpp"
+
+// Attention over nvlink by ranks that are threads on one GPU: graphs, and plans that differ.
+namespace magi::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Bits = std::vector<std::uint16_t>;
+
+constexpr std::int32_t kRows = 640;
+constexpr std::int32_t kDim = 64;
+
+std::shared_ptr<const Plan> make_test_plan(std::int32_t num_ranks, bool is_causal) {
+  const std::vector<std::int32_t> documents{0, 400, kRows};
+  PlanConfig config{.num_ranks = num_ranks,
+                    .num_heads_q = 4,
+                    .num_heads_kv = 2,
+                    .head_dim_qk = kDim,
+                    .head_dim_v = kDim,
+                    .overlap_degree = 0};
+  config.placement.chunk_size = 40;
+  return std::make_shared<const Plan>(
+      make_plan(mask_from_cu_seqlens(documents, documents, {.is_causal = is_causal}), config));
+}
+
+/// One layer of a rank: its tensors, in bfloat16, and its calls.
+class Layer {
+ public:
+  Layer(std::shared_ptr<const Plan> plan, Communicator& group)
+      : rank_(group.rank()), attention_(plan, group) {
+    const std::int64_t rows = plan->placement_q.rows_of(rank_);
+    inputs_ = {.q = tensor(rows, 4), .k = tensor(rows, 2), .v = tensor(rows, 2)};
+    result_ = {.out = tensor(rows, 4), .lse = contiguous_view(nullptr, DType::Float32, {rows, 4})};
+    result_.lse.device = 0;
+    result_.lse.data = buffers_.emplace_back(static_cast<std::size_t>(rows) * 16).data();
+    dout_ = tensor(rows, 4);
+    gradients_ = {.dq = tensor(rows, 4), .dk = tensor(rows, 2), .dv = tensor(rows, 2)};
+  }
+
+  /// Other values for everything that the layer reads.
+  void draw(std::uint64_t seed, cudaStream_t stream) {
+    for (const TensorView& tensor : {inputs_.q, inputs_.k, inputs_.v, dout_}) {
+      RandomStream random(seed++ * 64 + static_cast<std::uint64_t>(rank_));
+      Bits bits(static_cast<std::size_t>(tensor.num_elements()));
+      // From 1/2 to 2, of either sign.
+      for (auto& value : bits) {
+        value = static_cast<std::uint16_t>(random.between(0x3f00, 0x3fff) |
+                                           (random.chance(50) ? 0x8000 : 0));
+      }
+      cuda_check(cudaMemcpyAsync(tensor.data, bits.data(), bits.size() * sizeof(bits[0]),
+                                 cudaMemcpyHostToDevice, stream),
+                 "cudaMemcpyAsync");
+    }
+  }
+  void forward(cudaStream_t stream) { attention_.forward(inputs_, result_, stream); }
+  void backward(cudaStream_t stream) {
+    attention_.backward(inputs_, result_, {.dout = dout_}, gradients_, stream);
+  }
+  /// All results that repeat bit for bit, behind what the stream was given.
+  Bits results_sync(cudaStream_t stream) const {
+    cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    Bits all;
+    for (const TensorView& tensor : {result_.out, gradients_.dk, gradients_.dv}) {
+      const auto part =
+          to_host_sync<std::uint16_t>(tensor.data, static_cast<std::size_t>(tensor.num_elements()));
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+  }
+  Bits out_sync(cudaStream_t stream) const {
+    Bits all = results_sync(stream);
+    all.resize(static_cast<std::size_t>(result_.out.num_elements()));
+    return all;
+  }
+
+ private:
+  TensorView tensor(std::int64_t rows, std::int64_t heads) {
+    TensorView view = contiguous_view(nullptr, DType::BFloat16, {rows, heads, kDim});
+    view.device = 0;
+    const auto size_bytes =
+        static_cast<std::size_t>(std::max<std::int64_t>(view.num_elements() * 2, 16));
+    view.data = bytes_.emplace_back(size_bytes).data();
+    cuda_check(cudaMemset(view.data, 0, size_bytes), "cudaMemset");
+    return view;
+  }
+
+  std::int32_t rank_;
+  std::deque<DeviceBuffer> bytes_, buffers_;
+  DistributedAttention attention_;
+  AttentionInputs inputs_;
+  AttentionResult result_;
+  TensorView dout_;
+  InputGradients gradients_;
+};
+
+/// A graph of what `enqueue` gives a stream.
+class Graph {
+ public:
+  Graph(cudaStream_t stream, const std::function<void()>& enqueue) {
+    cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+               "cudaStreamBeginCapture");
+    try {
+      enqueue();
+    } catch (...) {
+      end(stream);
+      cudaGraphDestroy(graph_);
+      throw;
+    }
+    end(stream);
+    cuda_check(cudaGraphInstantiate(&runnable_, graph_, 0), "cudaGraphInstantiate");
+  }
+  ~Graph() {
+    if (runnable_ != nullptr) cudaGraphExecDestroy(runnable_);
+    if (graph_ != nullptr) cudaGraphDestroy(graph_);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  void launch(cudaStream_t stream) const {
+    cuda_check(cudaGraphLaunch(runnable_, stream), "cudaGraphLaunch");
+  }
+
+ private:
+  void end(cudaStream_t stream) {
+    cuda_check(cudaStreamEndCapture(stream, &graph_), "cudaStreamEndCapture");
+  }
+
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t runnable_ = nullptr;
+};
+
+class NvlinkGraphs : public GpuTest, public ::testing::WithParamInterface<std::int32_t> {
+ protected:
+  static void run(const std::function<void(Communicator&, cudaStream_t)>& body) {
+    run_ranks(GetParam(),
+              [&](Communicator& base) {
+                const DeviceScope scope(0);
+                const Stream stream;
+                const auto group = make_nvlink_group({std::shared_ptr<void>(), &base}, 0,
+                                                     {.deadline = std::chrono::seconds(10)});
+                body(*group, stream.handle());
+                stream.wait_sync();
+                base.allgather_sync({});  // nobody frees memory while others run
+              },
+              {.deadline = std::chrono::seconds(20)});
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, NvlinkGraphs, ::testing::Values(2, 4),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(NvlinkGraphs, TwoLayersInOneGraphFollowTheirKeys) {
+  run([](Communicator& group, cudaStream_t stream) {
+    constexpr std::uint64_t kDraws = 4;
+    const auto plan = make_test_plan(GetParam(), true);
+    Layer first(plan, group), second(plan, group);
+    const auto step = [&] {
+      first.forward(stream);
+      second.forward(stream);
+      second.backward(stream);
+      first.backward(stream);
+    };
+    const auto draw = [&](std::uint64_t seed) {
+      first.draw(100 * seed, stream);
+      second.draw(100 * seed + 50, stream);
+    };
+    std::vector<Bits> expected[2];
+    for (std::uint64_t seed = 0; seed < kDraws; ++seed) {
+      draw(seed);
+      step();
+      expected[0].push_back(first.results_sync(stream));
+      expected[1].push_back(second.results_sync(stream));
+    }
+    ASSERT_NE(expected[0][0], expected[0][1]);
+    const Graph graph(stream, step);
+    RandomStream random(5);
+    for (int replay = 0; replay < 40; ++replay) {
+      const auto seed = static_cast<std::size_t>(random.between(0, kDraws - 1));
+      draw(seed);
+      graph.launch(stream);
+      if (replay % 8 == 7) step();  // eager calls go between
+      EXPECT_TRUE(first.results_sync(stream) == expected[0][seed]) << "replay " << replay;
+      EXPECT_TRUE(second.results_sync(stream) == expected[1][seed]) << "replay " << replay;
+    }
+  });
+}
+
+TEST_P(NvlinkGraphs, ARefusedCaptureLeavesTheGroupUsable) {
+  run([](Communicator& group, cudaStream_t stream) {
+    Layer layer(make_test_plan(GetParam(), true), group);
+    layer.draw(1, stream);
+    cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    std::string message;
+    try {
+      const Graph graph(stream, [&] { layer.forward(stream); });
+    } catch (const InvalidArgument& error) {
+      message = error.what();
+    }
+    EXPECT_EQ(message,
+              "stream is being captured; allowed: one that is not, for the first call of its size "
+              "over nvlink");
+    group.check();
+    layer.forward(stream);
+    const Bits expected = layer.out_sync(stream);
+    const Graph graph(stream, [&] { layer.forward(stream); });
+    for (int replay = 0; replay < 3; ++replay) {
+      graph.launch(stream);
+      EXPECT_TRUE(layer.out_sync(stream) == expected);
+    }
+  });
+}
+
+TEST_P(NvlinkGraphs, AnotherPlanIsFoundInTheFirstPass) {
+  run([](Communicator& group, cudaStream_t stream) {
+    const bool is_causal = group.rank() + 1 < group.num_ranks();
+    Layer layer(make_test_plan(GetParam(), is_causal), group);
+    layer.draw(1, stream);
+    layer.forward(stream);
+    for (const std::uint16_t bits : layer.out_sync(stream)) {
+      ASSERT_GT(bits & 0x7fff, 0x7f80) << "a result that is a number";
+    }
+    try {
+      group.check();
+      ADD_FAILURE() << "the group has not failed";
+    } catch (const CommError& error) {
+      EXPECT_EQ(error.failure(), CommFailure::PlanMismatch);
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("is in another call"),
+                                      HasSubstr("rank " + std::to_string(group.rank()))));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace magi::test
