@@ -78,7 +78,7 @@ class Casts {
     TensorView to = to_.view;
     const std::int64_t size_bytes =
         to.num_elements() * static_cast<std::int64_t>(dtype_bytes(to.dtype));
-    exchanger_->begin_pass(size_bytes, kDigest, place_.stream);
+    exchanger_->begin_pass({.most_bytes = size_bytes, .digest = kDigest}, place_.stream);
     if (std::byte* landing = exchanger_->place(size_bytes)) to.data = landing;
     exchanger_
         ->start(table_,
