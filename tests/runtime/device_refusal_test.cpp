@@ -91,11 +91,11 @@ TEST_F(DistributedRefusalTest, GradientsAreAlignedOnTheSameGpuAndOfTheirTypes) {
 
 TEST_F(DistributedRefusalTest, HeadDimsAreThoseOfTheKernels) {
   PlanConfig config = plan->config;
-  config.head_dim_v = 136;
+  config.head_dim_v = 264;
   plan = std::make_shared<const Plan>(make_plan(plan->mask, config));
-  inputs.v.shape[2] = result.out.shape[2] = 136;
+  inputs.v.shape[2] = result.out.shape[2] = 264;
   EXPECT_EQ(refusal(),
-            "plan.config.head_dim_v is 136; allowed: on a GPU multiples of 8 from 8 to 128");
+            "plan.config.head_dim_v is 264; allowed: on a GPU multiples of 8 from 8 to 256");
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 import pathlib
 import sys
 
-SHAPES = {64: ("ss", "mn", "rs"), 128: ("ss", "rs")}
+SHAPES = {64: ("ss", "mn", "rs"), 80: ("ss",), 128: ("ss", "rs"), 256: ("rs",)}
 TYPES = {"BFloat16": "bf16", "Float16": "f16"}
 PER_LINE = 16
 

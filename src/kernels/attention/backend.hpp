@@ -73,6 +73,7 @@ class AttentionBackend {
 
   /// Unique among the backends of the process, such as "cpu" or "sm90".
   virtual const std::string& name() const = 0;
+  /// What the forward takes. A backward that takes less names what it refuses.
   virtual const AttentionLimits& limits() const = 0;
   /// Whether the backend computes on tensors of `device` (a CUDA ordinal or kCpuDevice).
   virtual bool serves(std::int32_t device) const = 0;

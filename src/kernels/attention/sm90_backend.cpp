@@ -63,22 +63,18 @@ class Sm90Backward final : public DeviceBackward {
   sm90::BackwardState state_;
 };
 
-/// The largest dims for which there are kernels of both directions.
-AttentionLimits limits_of_kernels() {
+/// For calls of one direction, up to the largest dims for which there are kernels of it.
+template <typename Instances>
+AttentionLimits limits_of(const Instances& instances) {
   constexpr std::int32_t kUnit = 8;  // rows of dim are copied in 16 bytes
-  const auto largest = [](const auto& instances, auto dim) {
-    std::int32_t most = 0;
-    for (const auto& instance : instances) most = std::max(most, instance.config.*dim);
-    return most;
-  };
-  const auto most = [&](auto forward_dim, auto backward_dim) {
-    return HeadDims{.min = kUnit,
-                    .max = std::min(largest(sm90::forward_instances(), forward_dim),
-                                    largest(sm90::backward_instances(), backward_dim)),
-                    .multiple = kUnit};
-  };
-  return {.dim_qk = most(&sm90::ForwardConfig::dim_qk, &sm90::BackwardConfig::dim_qk),
-          .dim_v = most(&sm90::ForwardConfig::dim_v, &sm90::BackwardConfig::dim_v),
+  HeadDims dim_qk{.min = kUnit, .max = 0, .multiple = kUnit};
+  HeadDims dim_v = dim_qk;
+  for (const auto& instance : instances) {
+    dim_qk.max = std::max(dim_qk.max, instance.config.dim_qk);
+    dim_v.max = std::max(dim_v.max, instance.config.dim_v);
+  }
+  return {.dim_qk = dim_qk,
+          .dim_v = dim_v,
           .types = types_of({DType::Float16, DType::BFloat16}),
           .stride_bytes = 16,
           .has_float_outputs = true,
@@ -113,22 +109,23 @@ class Sm90Backend final : public AttentionBackend {
   }
   std::shared_ptr<const PreparedBackward> prepare_backward(
       const BackwardArgs& args, const BackwardTuning& tuning) const override {
-    check_problem(limits_, args);
+    check_problem(backward_limits_, args);
     const DeviceScope scope(args.q.device);
-    return std::make_shared<const Sm90Backward>(limits_, args, tuning, nullptr);
+    return std::make_shared<const Sm90Backward>(backward_limits_, args, tuning, nullptr);
   }
   std::shared_ptr<const PreparedBackward> prepare_coming_backward(
       const BackwardArgs& args, const BackwardTuning& tuning,
       const ComingKeys& coming) const override {
-    check_problem(limits_, args);
+    check_problem(backward_limits_, args);
     check_coming_keys(coming, args.k.shape[0], args.k.shape[1]);
     const DeviceScope scope(args.q.device);
-    return std::make_shared<const Sm90Backward>(limits_, args, tuning, &coming);
+    return std::make_shared<const Sm90Backward>(backward_limits_, args, tuning, &coming);
   }
 
  private:
   std::string name_ = "sm90";
-  AttentionLimits limits_ = limits_of_kernels();
+  AttentionLimits limits_ = limits_of(sm90::forward_instances());
+  AttentionLimits backward_limits_ = limits_of(sm90::backward_instances());
 };
 
 }  // namespace

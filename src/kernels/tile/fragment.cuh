@@ -32,14 +32,14 @@ __device__ __forceinline__ std::uint32_t low_bits(int n) {
   return n >= 32 ? 0xffffffffu : (1u << max(n, 0)) - 1u;
 }
 
-/// Elements [begin + bit, begin + bit + 8) of both rows: those whose bit of `keep` is not set
-/// become -infinity.
+/// Elements [begin + bit, begin + bit + 8) of both rows, as far as there are so many: those whose
+/// bit of `keep` is not set become -infinity.
 template <int kCount>
 __device__ __forceinline__ void mask_byte(float (&values)[kCount],
                                           const std::uint32_t (&keep)[kRowsPerThread], int begin,
                                           int bit) {
 #pragma unroll
-  for (int i = bit; i < bit + 8; ++i) {
+  for (int i = bit; i < bit + 8 && begin + i < kCount / kRowsPerThread; ++i) {
 #pragma unroll
     for (int row = 0; row < kRowsPerThread; ++row) {
       const int element = begin + i;
@@ -56,7 +56,7 @@ template <int kColumns, int kCount>
 __device__ __forceinline__ void mask_rows(float (&values)[kCount], const int (&low)[kRowsPerThread],
                                           const int (&high)[kRowsPerThread]) {
   constexpr int kElements = kColumns / 4;
-  static_assert(kElements % 8 == 0);
+  static_assert(kElements == kCount / kRowsPerThread);
 #pragma unroll
   for (int begin = 0; begin < kElements; begin += 32) {
     std::uint32_t keep[kRowsPerThread];
@@ -68,7 +68,8 @@ __device__ __forceinline__ void mask_rows(float (&values)[kCount], const int (&l
     const std::uint32_t seen = __reduce_and_sync(0xffffffffu, keep[0] & keep[1]);
 #pragma unroll
     for (int bit = 0; bit < 32 && begin + bit < kElements; bit += 8) {
-      if ((seen >> bit & 0xffu) != 0xffu) mask_byte(values, keep, begin, bit);
+      const std::uint32_t all = low_bits(min(kElements - begin - bit, 8));
+      if ((seen >> bit & all) != all) mask_byte(values, keep, begin, bit);
     }
   }
 }

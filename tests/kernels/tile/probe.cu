@@ -2,7 +2,9 @@
 #include "cuda/check.hpp"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/wgmma_n128.cuh"
+#include "cuda/ptx/wgmma_n256.cuh"
 #include "cuda/ptx/wgmma_n64.cuh"
+#include "cuda/ptx/wgmma_n80.cuh"
 #include "cuda/tensor_map.hpp"
 #include "kernels/tile/fragment.cuh"
 #include "kernels/tile/gemm.cuh"
@@ -175,6 +177,7 @@ void run_pv(const float* p, const TensorView& v, float* d, cudaStream_t stream) 
 
 template <DType kType>
 void run_pv_shape(const float* p, const TensorView& v, float* d, cudaStream_t stream) {
+  if (v.shape[0] == 80) return run_pv<kType, 80, 256>(p, v, d, stream);
   const bool is_wide = v.shape[2] == 128;
   if (v.shape[0] == 64) {
     is_wide ? run_pv<kType, 64, 128>(p, v, d, stream) : run_pv<kType, 64, 64>(p, v, d, stream);
@@ -193,6 +196,10 @@ void run_store(const float* in, const TensorView& out, cudaStream_t stream) {
 }  // namespace
 
 void multiply_abt(const TensorView& a, const TensorView& b, float* d, cudaStream_t stream) {
+  if (b.shape[0] == 80) {
+    return a.dtype == DType::BFloat16 ? run_abt<DType::BFloat16, 80, 256>(a, b, d, stream)
+                                      : run_abt<DType::Float16, 80, 256>(a, b, d, stream);
+  }
   const bool is_wide = a.shape[2] == 128;
   if (a.dtype == DType::BFloat16) {
     is_wide ? run_abt_columns<DType::BFloat16, 128>(a, b, d, stream)
@@ -209,6 +216,10 @@ void multiply_pv(const float* p, const TensorView& v, float* d, cudaStream_t str
 }
 
 void store_through_shared(const float* in, const TensorView& out, cudaStream_t stream) {
+  if (out.shape[2] == 256) {
+    return out.dtype == DType::BFloat16 ? run_store<DType::BFloat16, 256>(in, out, stream)
+                                        : run_store<DType::Float16, 256>(in, out, stream);
+  }
   const bool is_wide = out.shape[2] == 128;
   if (out.dtype == DType::BFloat16) {
     is_wide ? run_store<DType::BFloat16, 128>(in, out, stream)
@@ -223,6 +234,9 @@ void mask_tile(const int* low, const int* high, int columns, int* keep, cudaStre
   switch (columns) {
     case 64:
       mask_kernel<64><<<1, kThreads, 0, stream>>>(low, high, keep);
+      break;
+    case 80:
+      mask_kernel<80><<<1, kThreads, 0, stream>>>(low, high, keep);
       break;
     case 128:
       mask_kernel<128><<<1, kThreads, 0, stream>>>(low, high, keep);

@@ -117,6 +117,9 @@ INSTANTIATE_TEST_SUITE_P(Shapes, TileTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
                                             ::testing::Values(64, 128),
                                             ::testing::Values(64, 128)));
+INSTANTIATE_TEST_SUITE_P(WideShape, TileTest,
+                         ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
+                                            ::testing::Values(80), ::testing::Values(256)));
 
 }  // namespace
 }  // namespace magi::test

@@ -15,7 +15,7 @@ constexpr int kLanes = 32;
 constexpr int kColumns = 32;  // per warp, four to a lane
 constexpr int kRunLanes = kColumns / 4;
 constexpr int kRuns = kLanes / kRunLanes;
-constexpr int kThreads = 128;  // all columns of a row
+constexpr int kMaxThreads = 256;  // all columns of a row
 constexpr std::int64_t kMaxBlocks = 2048;
 
 /// A row of a split tile: its splits' rows begin at `first` and lie `stride` apart.
@@ -165,7 +165,7 @@ class Combiner {
   std::int32_t packed_heads_;
 };
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kMaxThreads)
     combine_kernel(const __grid_constant__ CombineParams params) {
   Combiner(params).run();
 }
@@ -175,7 +175,8 @@ __global__ void __launch_bounds__(kThreads)
 void launch_combine_kernel(const CombineParams& params, std::int64_t max_rows,
                            cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(std::clamp<std::int64_t>(max_rows, 1, kMaxBlocks));
-  combine_kernel<<<blocks, kThreads, 0, stream>>>(params);
+  const int threads = params.dim_v > kMaxThreads / 2 ? kMaxThreads : kMaxThreads / 2;
+  combine_kernel<<<blocks, threads, 0, stream>>>(params);
   cuda_check(cudaGetLastError(), "combine_kernel");
 }
 

@@ -23,8 +23,11 @@ struct ForwardConfig {
   int dim_v = 128;    ///< likewise of v and out
   int keys = 128;     ///< keys per k tile
   int consumers = 2;  ///< warpgroups of 64 rows
-  int kv_stages = 4;  ///< K and V tiles, alternating
-  int q_stages = 3;   ///< Q of this item, of the one before (its out is staged there), of the next
+  int kv_stages = 4;  ///< K and V tiles, alternating: even, K first
+  /// Q of this item, of the one before (its out is staged there), of the next. With one, out goes
+  /// to memory from registers.
+  int q_stages = 3;
+  int trimmed_keys = 64;  ///< keys of the short last tile of an item; 0: none is short
   FeatureSet features = FeatureSet::Plain;
 
   constexpr bool is_general() const { return features == FeatureSet::General; }
@@ -36,14 +39,18 @@ struct ForwardConfig {
   constexpr int v_bytes() const { return keys * dim_v * 2; }
   constexpr int out_bytes() const { return rows() * dim_v * 2; }
   /// Room for a Q tile and, later, its out.
-  constexpr int q_stage_bytes() const { return std::max(q_bytes(), out_bytes()); }
-  /// Room for a K or a V tile.
-  constexpr int kv_stage_bytes() const { return std::max(k_bytes(), v_bytes()); }
+  constexpr int q_stage_bytes() const {
+    return stages_out() ? std::max(q_bytes(), out_bytes()) : q_bytes();
+  }
+  constexpr int kv_bytes() const { return kv_stages / 2 * (k_bytes() + v_bytes()); }
+  /// Where the K tile of an even stage and the V tile of an odd one begin.
+  constexpr int k_offset(int stage) const { return stage * ((k_bytes() + v_bytes()) / 2); }
+  constexpr int v_offset(int stage) const { return k_offset(stage) + (k_bytes() - v_bytes()) / 2; }
+  constexpr bool stages_out() const { return q_stages > 1; }
+  /// Of this item and of the one before, which is written later.
+  constexpr int place_stages() const { return std::max(q_stages, 2); }
   constexpr int producer_registers() const { return consumers == 2 ? 40 : 32; }
   constexpr int consumer_registers() const { return consumers == 2 ? 232 : 160; }
 };
-
-/// Keys of the short last tile of an item.
-inline constexpr int kTrimmedKeys = 64;
 
 }  // namespace magi::sm90

@@ -93,12 +93,20 @@ class Consumer {
       next_message();
       tile_idx = 0;
     }
-    if ((ptx::uniform(message().flags) & kShortTile) != 0) {
-      step<kTrimmedKeys>(tile_key(message().num_tiles - 1) - kTrimmedKeys, true);
+    if constexpr (kC.trimmed_keys > 0) {
+      if ((ptx::uniform(message().flags) & kShortTile) != 0) {
+        step<kC.trimmed_keys>(tile_key(message().num_tiles - 1) - kC.trimmed_keys, true);
+      }
     }
-    epilogue(queries_.stage()).finish_rows(state_);
+    finish_queries();
     // With two stages the next Q is waiting for this one.
-    if constexpr (kC.q_stages == 2) release_earlier_queries(earlier_stage(1));
+    if constexpr (kC.q_stages == 2) release_earlier_queries(earlier_stage(2));
+  }
+
+  /// Ends what needs Q of the item under way: its softmax.
+  __device__ __forceinline__ void finish_queries() {
+    if constexpr (!kC.stages_out()) release(shared_.q_ring.empty.at(queries_));
+    epilogue(place_stage<kC>(queries_)).finish_rows(state_);
     queries_.advance();
   }
 
@@ -107,7 +115,7 @@ class Consumer {
   __device__ __forceinline__ void issue_scores(Scores<kKeys>& scores) {
     const std::uint8_t* rows = shared_.q[queries_.stage()];
     const tile::KMajor<kC.rows()> q(rows + warpgroup_ * 64 * tile::kPanelRowBytes);
-    const tile::KMajor<kC.keys> k(shared_.kv[tiles_.stage()]);
+    const tile::KMajor<kC.keys> k(shared_.kv + kC.k_offset(tiles_.stage()));
     ptx::wgmma_fence();
     tile::issue_abt<kC.type, kKeys, kC.dim_qk>(scores, q, k);
   }
@@ -119,7 +127,7 @@ class Consumer {
 
   /// Issues O += P V of the tile whose P is packed.
   __device__ __forceinline__ void issue_values(RingPlace<kC.kv_stages> place) {
-    const tile::MnMajor<kC.keys> v(shared_.kv[place.stage()]);
+    const tile::MnMajor<kC.keys> v(shared_.kv + kC.v_offset(place.stage()));
     ptx::pin(packed_);
     ptx::pin(out_);
     ptx::wgmma_fence();
@@ -202,17 +210,14 @@ class Consumer {
     wait_tile(tiles_);
     wait_pingpong();
     issue_scores<kC.keys>(scores);
-    const bool has_values = ptx::uniform(has_item_ ? 1 : 0) != 0;
-    if (has_values) wait_tile(tiles_.next());
+    wait_tile(tiles_.next());
     issue_values(tiles_.next());
     signal_pingpong();
     const bool is_masked = message().full_begin > 0 || message().full_end <= 0;
     finish_scores<kC.keys>(scores, tile_key(0), ptx::uniform(is_masked ? 1 : 0) != 0);
+    release_tile();
     pack<kC.keys>(scores);
-    if (has_values) {
-      release_tile();
-      write_item();
-    }
+    if (ptx::uniform(has_item_ ? 1 : 0) != 0) write_item();
     clear_out();
     has_item_ = true;
   }
@@ -231,6 +236,8 @@ class Consumer {
   /// Brings the item under way to its end where no next one's tile does it on the way.
   __device__ __forceinline__ void settle() {
     if (!has_item_) return;
+    wait_tile(tiles_);  // a stage without K
+    release_tile();
     wait_tile(tiles_);
     issue_values(tiles_);
     ptx::wgmma_wait<0>();
@@ -244,8 +251,7 @@ class Consumer {
     wait_queries();
     state_ = {};
     clear_out();
-    epilogue(queries_.stage()).finish_rows(state_);
-    queries_.advance();
+    finish_queries();
     write_item();
   }
 
@@ -256,19 +262,20 @@ class Consumer {
   /// Writes out of the item before that of `queries_`.
   __device__ __forceinline__ void write_item() {
     release_earlier_queries(earlier_stage(2));
-    ptx::named_barrier_sync(kEpilogue + warpgroup_, 128);
+    if constexpr (kC.stages_out()) ptx::named_barrier_sync(kEpilogue + warpgroup_, 128);
     epilogue(earlier_stage(1)).write(out_);
     has_earlier_ = true;
   }
 
-  /// The Q buffer of the item `distance` before that of `queries_`.
+  /// The Q buffer and place of the item `distance` before that of `queries_`.
   __device__ __forceinline__ std::uint32_t earlier_stage(std::uint32_t distance) const {
-    const std::uint32_t stage = queries_.stage();
-    return stage >= distance ? stage - distance : stage + kC.q_stages - distance;
+    const std::uint32_t stage = place_stage<kC>(queries_);
+    return stage >= distance ? stage - distance : stage + kC.place_stages() - distance;
   }
 
   /// The last written item's out has left its Q buffer by now: hand the buffer back.
   __device__ __forceinline__ void release_earlier_queries(std::uint32_t stage) {
+    if constexpr (!kC.stages_out()) return;
     if (!has_earlier_) return;
     ptx::store_wait_read<0>();
     release(shared_.q_ring.empty.stages[stage]);

@@ -25,7 +25,7 @@ __device__ __forceinline__ void atomic_max(float* address, float value) {
 template <ForwardConfig kC>
 class Epilogue {
  public:
-  /// The epilogue of the item whose Q tile is in stage `stage`.
+  /// The epilogue of the item whose place, and where out is staged whose Q tile, is `stage`.
   __device__ __forceinline__ Epilogue(SharedStorage<kC>& shared, const ForwardParams& params,
                                       int warpgroup, int stage)
       : shared_(shared),
@@ -60,7 +60,11 @@ class Epilogue {
         return;
       }
     }
-    write_half(out);
+    if constexpr (kC.stages_out()) {
+      write_staged(out);
+    } else {
+      write_half(out);
+    }
   }
 
  private:
@@ -146,8 +150,32 @@ class Epilogue {
     }
   }
 
-  /// Each warp stages its 16 rows and stores them by itself; no other warp is waited for.
+  /// Writes 16-bit rows from registers. Of two neighbouring chunks of 8 columns, which four lanes
+  /// hold in pairs, even lanes take the first and odd ones the second: all store 8 bytes.
   __device__ __forceinline__ void write_half(const float (&out)[kC.dim_v / 2]) const {
+    const bool is_odd = place_.column % 4 != 0;
+    const int first_column = place_.column + (is_odd ? 6 : 0);
+#pragma unroll
+    for (int row = 0; row < tile::kRowsPerThread; ++row) {
+      const std::int64_t token = token_of(row);
+      const int num_columns = token < params_.rows_q ? params_.dim_v - first_column : 0;
+      auto* target = row_at<std::uint16_t>(params_.out_half, token, head_of(row)) + first_column;
+#pragma unroll
+      for (int c = 0; c < kC.dim_v / 8; c += 2) {
+        const int i = 4 * c + 2 * row;
+        const std::uint32_t first = ptx::pack_half2<kC.type>(out[i], out[i + 1]);
+        const std::uint32_t second = ptx::pack_half2<kC.type>(out[i + 4], out[i + 5]);
+        const std::uint32_t other = __shfl_xor_sync(0xffffffffu, is_odd ? first : second, 1);
+        if (8 * c >= num_columns) continue;
+        *reinterpret_cast<uint2*>(target + 8 * c) =
+            is_odd ? make_uint2(other, second) : make_uint2(first, other);
+      }
+    }
+    __syncwarp();  // the weights have been read before finish_rows writes the next item's
+  }
+
+  /// Each warp stages its 16 rows and stores them by itself; no other warp is waited for.
+  __device__ __forceinline__ void write_staged(const float (&out)[kC.dim_v / 2]) const {
     const int thread = ptx::thread_index();
     const int lane = thread % 32;
     const int first_row = 64 * warpgroup_ + thread % 128 / 32 * 16;

@@ -45,6 +45,7 @@ void set_tensors(ForwardParams& params, const ForwardArgs& args, const ForwardLi
     params.out_float = strided_rows(args.out);
   } else {
     params.out = make_tensor_map(args.out, {list.packed_heads, kRowsPerStore / list.packed_heads});
+    params.out_half = strided_rows(args.out);
   }
   params.lse = strided_rows(args.lse);
   params.sink = sink_rows(args.sink, args.params.sink_layout);
@@ -144,8 +145,8 @@ FeatureSet feature_set_of(const ForwardArgs& args) {
 }
 
 TileShape tile_shape(const ForwardInstance& instance) {
-  return {
-      .rows = instance.config.rows(), .keys = instance.config.keys, .trimmed_keys = kTrimmedKeys};
+  const ForwardConfig& config = instance.config;
+  return {.rows = config.rows(), .keys = config.keys, .trimmed_keys = config.trimmed_keys};
 }
 
 std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::int64_t num_items) {

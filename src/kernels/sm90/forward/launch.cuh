@@ -3,7 +3,9 @@
 
 #include "cuda/launch.cuh"
 #include "cuda/ptx/wgmma_n128.cuh"
+#include "cuda/ptx/wgmma_n256.cuh"
 #include "cuda/ptx/wgmma_n64.cuh"
+#include "cuda/ptx/wgmma_n80.cuh"
 #include "kernels/sm90/forward/kernel.cuh"
 #include "kernels/sm90/forward/launch.hpp"
 #include "kernels/sm90/launch.cuh"

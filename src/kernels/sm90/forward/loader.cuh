@@ -44,14 +44,14 @@ class Loader {
       key -= kC.keys;
       load_keys(key, kv_head);
     }
-    if ((message.flags & kShortTile) != 0) load_keys(key - kTrimmedKeys, kv_head);
+    if ((message.flags & kShortTile) != 0) load_keys(key - kC.trimmed_keys, kv_head);
   }
 
   __device__ __forceinline__ void load_queries(ItemPlace place) {
     const std::uint32_t stage = queries_.stage();
     ptx::Mbarrier& full = shared_.q_ring.full.at(queries_);
     shared_.q_ring.wait_empty(queries_);
-    shared_.places[stage] = place;
+    shared_.places[place_stage<kC>(queries_)] = place;
     ptx::mbarrier_arrive_expect(full, kC.q_bytes());
 #pragma unroll
     for (int panel = 0; panel < kC.dim_qk / tile::kPanelElements; ++panel) {
@@ -62,30 +62,47 @@ class Loader {
     queries_.advance();
   }
 
+  /// Fills a pair of stages: K of a tile, and V of the one before or nothing.
   __device__ __forceinline__ void load_keys(std::int32_t key, int kv_head) {
-    load_tile<kC.dim_qk>(is_own_ ? params_.own_k : params_.k, key, kv_head);
-    flush_values();
+    load_tile<kC.dim_qk>(is_own_ ? params_.own_k : params_.k, kC.k_offset(tiles_.stage()), key,
+                         kv_head);
+    load_values();
     value_key_ = key;
     is_value_own_ = is_own_;
     value_head_ = kv_head;
     has_value_ = true;
   }
 
+  /// Fills a pair of stages with V of the last tile alone.
   __device__ __forceinline__ void flush_values() {
     if (!has_value_) return;
-    load_tile<kC.dim_v>(is_value_own_ ? params_.own_v : params_.v, value_key_, value_head_);
+    skip_tile();
+    load_values();
+  }
+
+  __device__ __forceinline__ void load_values() {
+    if (!has_value_) return skip_tile();
+    load_tile<kC.dim_v>(is_value_own_ ? params_.own_v : params_.v, kC.v_offset(tiles_.stage()),
+                        value_key_, value_head_);
     has_value_ = false;
   }
 
+  /// Hands on a stage as it is.
+  __device__ __forceinline__ void skip_tile() {
+    shared_.kv_ring.wait_empty(tiles_);
+    ptx::mbarrier_arrive(shared_.kv_ring.full.at(tiles_));
+    tiles_.advance();
+  }
+
   template <int kDim>
-  __device__ __forceinline__ void load_tile(const CUtensorMap& map, std::int32_t key, int kv_head) {
-    const std::uint32_t stage = tiles_.stage();
+  __device__ __forceinline__ void load_tile(const CUtensorMap& map, int offset, std::int32_t key,
+                                            int kv_head) {
     ptx::Mbarrier& full = shared_.kv_ring.full.at(tiles_);
     shared_.kv_ring.wait_empty(tiles_);
     ptx::mbarrier_arrive_expect(full, kC.keys * kDim * 2);
 #pragma unroll
     for (int panel = 0; panel < kDim / tile::kPanelElements; ++panel) {
-      ptx::load_box(shared_.kv[stage] + panel * kC.keys * tile::kPanelRowBytes, map,
+      ptx::load_box(shared_.kv + offset + panel * kC.keys * tile::kPanelRowBytes, map,
                     {panel * tile::kPanelElements, kv_head, key}, full, ptx::cache_evict_last());
     }
     tiles_.advance();

@@ -53,6 +53,7 @@ struct ForwardParams {
   ScoreScale score;
   StridedRows lse;        ///< float32 [rows, heads]
   StridedRows out_float;  ///< has data where out is float32
+  StridedRows out_half;   ///< has data where it is not
   bool is_merging = false;
   SinkRows sink;
   float* max_logits = nullptr;  ///< [heads_q], holds -inf or an earlier result

@@ -135,7 +135,7 @@ class Scheduler {
     const std::int32_t row_end = min(token + params_.tile_tokens, params_.rows_q);
     const TileRun run = tile_run(band, token, row_end, kC.keys);
     const bool has_wide = run.num_tiles >= 2 || !is_first;
-    const bool is_short = is_last && has_wide && ends_short(band, run, kC.keys, kTrimmedKeys);
+    const bool is_short = is_last && has_wide && ends_short(band, run, kC.keys, kC.trimmed_keys);
     send({.token_begin = token,
           .head_begin = item.head_begin,
           .num_tiles = run.num_tiles - (is_short ? 1 : 0),

@@ -33,7 +33,7 @@ static_assert(sizeof(RunMessage) == 64);
 enum RunFlag : std::int32_t {
   kLastRun = 1,     ///< the item ends with this run
   kFirstRun = 8,    ///< the item begins with this run
-  kShortTile = 2,   ///< a tile of kTrimmedKeys follows the full-width ones
+  kShortTile = 2,   ///< a tile of trimmed_keys follows the full-width ones
   kEndOfItems = 4,  ///< there is no item any more
   kNewKeys = 16,    ///< the item's keys came only now
 };
@@ -78,13 +78,22 @@ enum NamedBarrier : int { kPingpong = 1, kEpilogue = 5 };
 
 inline constexpr int kMessageStages = 3;  ///< runs ahead cost balance at the end of a launch
 
+/// Which of `places` belongs to the item whose Q tile is at `queries`.
+template <ForwardConfig kC>
+__device__ __forceinline__ std::uint32_t place_stage(RingPlace<kC.q_stages> queries) {
+  return kC.q_stages == 1 ? queries.parity() : queries.stage();
+}
+
 template <ForwardConfig kC>
 struct SharedStorage {
+  static_assert(kC.kv_stages % 2 == 0);
+  static_assert(kC.k_offset(1) % 1024 == 0 && kC.v_offset(1) % 1024 == 0);
+
   alignas(1024) std::uint8_t q[kC.q_stages][kC.q_stage_bytes()];  ///< later the item's out
-  alignas(1024) std::uint8_t kv[kC.kv_stages][kC.kv_stage_bytes()];
+  alignas(1024) std::uint8_t kv[kC.kv_bytes()];
   RunMessage messages[kMessageStages];
   RowWeights weights[kC.rows()];  ///< those of the item whose out is written next
-  ItemPlace places[kC.q_stages];
+  ItemPlace places[kC.place_stages()];
   ItemPart part;
   // Readers: the consumer warps and, of messages, the loader too.
   Ring<kC.q_stages> q_ring;

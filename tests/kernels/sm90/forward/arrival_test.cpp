@@ -10,6 +10,7 @@
 #include "magi/error.hpp"
 #include "support/gpu/gpu_test.hpp"
 #include "support/gpu/guarded_tensor.hpp"
+#include "support/gpu/instance_dims.hpp"
 #include "support/gpu/key_sender.hpp"
 #include "support/gpu/random_tensors.hpp"
 
@@ -54,8 +55,8 @@ struct Features {
 };
 
 struct Outputs {
-  Outputs(DType type, std::int32_t dim, const Features& features)
-      : out(features.is_merging ? DType::Float32 : type, kRowsQ, kHeadsQ, dim),
+  Outputs(DType type, std::int32_t dim_v, const Features& features)
+      : out(features.is_merging ? DType::Float32 : type, kRowsQ, kHeadsQ, dim_v),
         lse(DType::Float32, kRowsQ, kHeadsQ, 1),
         max_logits(DType::Float32, kHeadsQ, 1, 1) {
     RandomStream random(11);
@@ -76,13 +77,13 @@ struct Outputs {
 /// A call, prepared for keys that come, and what it gives where they are there from the start.
 class ArrivalCall {
  public:
-  ArrivalCall(DType type, std::int32_t dim, const Features& features)
+  ArrivalCall(DType type, const InstanceDims& dims, const Features& features)
       : type_(type),
-        dim_(dim),
+        dim_v_(dims.v),
         features_(features),
-        q_(type, kRowsQ, kHeadsQ, dim),
-        k_(type, kRowsK, kHeadsKv, dim),
-        v_(type, kRowsK, kHeadsKv, dim),
+        q_(type, kRowsQ, kHeadsQ, dims.qk),
+        k_(type, kRowsK, kHeadsKv, dims.qk),
+        v_(type, kRowsK, kHeadsKv, dims.v),
         sink_(DType::Float32, 1, std::max(features.num_sinks, 1), kHeadsQ),
         expected_(outputs()) {
     RandomStream random(3);
@@ -96,7 +97,7 @@ class ArrivalCall {
     sender_ = std::make_unique<KeySender>(args.k, args.v, three_sources());
   }
 
-  Outputs outputs() const { return {type_, dim_, features_}; }
+  Outputs outputs() const { return {type_, dim_v_, features_}; }
   KeySender& sender() { return *sender_; }
   const PreparedForward& prepared() const { return *prepared_; }
 
@@ -142,7 +143,7 @@ class ArrivalCall {
 
  private:
   DType type_;
-  std::int32_t dim_;
+  std::int32_t dim_v_;
   Features features_;
   std::vector<BandSlice> slices_ = slices_of_test();
   GuardedTensor q_, k_, v_, sink_;
@@ -159,7 +160,7 @@ std::int64_t count_left_over(const DeviceBuffer& workspace) {
 }
 
 class ForwardArrivalTest : public GpuTest,
-                           public ::testing::WithParamInterface<std::tuple<DType, std::int32_t>> {
+                           public ::testing::WithParamInterface<std::tuple<DType, InstanceDims>> {
  protected:
   ArrivalCall call_with(const Features& features) const {
     return {std::get<0>(GetParam()), std::get<1>(GetParam()), features};
@@ -317,12 +318,12 @@ TEST_P(ForwardArrivalTest, RunsAfterAFailedAwaitAreRight) {
 
 INSTANTIATE_TEST_SUITE_P(Instances, ForwardArrivalTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
-                                            ::testing::Values(64, 128)));
+                                            forward_dims()));
 
 using ForwardArrivalRefusalTest = GpuTest;
 
 TEST_F(ForwardArrivalRefusalTest, SaysWhatIsMissing) {
-  ArrivalCall call(DType::BFloat16, 64, {});
+  ArrivalCall call(DType::BFloat16, {64, 64}, {});
   const Outputs outputs = call.outputs();
   const ForwardArgs args = call.args_of(outputs);
   const auto backend = find_backend("", 0);

@@ -75,7 +75,7 @@ TEST_F(ForwardDeviceListTest, GivesTheBitsOfTheHostsList) {
     RandomStream random(seed);
     CallShape shape{.rows_q = random.between(1, 700), .rows_k = random.between(1, 900)};
     shape.heads_q = 2 << random.between(0, 3);
-    shape.dim = random.chance(50) ? 64 : 128;
+    shape.dim = 64 << random.between(0, 2);
     const TypedRanges ranges = ranges_of(random, shape, random.between(0, 30));
     const Caller caller(shape, ranges.count(), {});
     ASSERT_EQ(caller.with_device_list(ranges), caller.with_host_list(ranges));
@@ -105,7 +105,7 @@ TEST_F(ForwardDeviceListTest, GivesTheSameBitsInSplits) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     RandomStream random(seed);
     CallShape shape{.rows_q = random.between(1, 300), .rows_k = random.between(400, 2000)};
-    shape.dim = random.chance(50) ? 64 : 128;
+    shape.dim = 64 << random.between(0, 2);
     const TypedRanges ranges = ranges_of(random, shape, random.between(1, 30));
     DeviceListTuning tuning;
     tuning.forward.max_pieces = random.chance(50) ? 0 : 1000;

@@ -5,6 +5,7 @@
 
 #include "kernels/sm90/forward/case.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/gpu/instance_dims.hpp"
 
 namespace magi::test {
 namespace {
@@ -14,12 +15,13 @@ Mask one_slice(std::int32_t rows_q, std::int32_t rows_k, MaskType type) {
 }
 
 class ForwardTest : public GpuTest,
-                    public ::testing::WithParamInterface<std::tuple<DType, std::int32_t>> {
+                    public ::testing::WithParamInterface<std::tuple<DType, InstanceDims>> {
  protected:
   ForwardCase base() const {
     ForwardCase test;
     test.type = std::get<0>(GetParam());
-    test.dim_qk = test.dim_v = std::get<1>(GetParam());
+    test.dim_qk = std::get<1>(GetParam()).qk;
+    test.dim_v = std::get<1>(GetParam()).v;
     return test;
   }
 };
@@ -152,7 +154,15 @@ TEST_P(ForwardTest, FloatOutAndMergingIntoIt) {
 
 TEST_P(ForwardTest, DimsBelowTheInstanceAndUnequalOnes) {
   for (const auto& [dim_qk, dim_v] :
-       std::vector<std::pair<std::int32_t, std::int32_t>>{{8, 8}, {40, 56}, {120, 64}, {72, 128}}) {
+       std::vector<std::pair<std::int32_t, std::int32_t>>{{8, 8},
+                                                          {40, 56},
+                                                          {120, 64},
+                                                          {72, 128},
+                                                          {136, 8},
+                                                          {184, 120},
+                                                          {24, 136},
+                                                          {200, 248},
+                                                          {256, 64}}) {
     ForwardCase test = base();
     test.dim_qk = dim_qk;
     test.dim_v = dim_v;
@@ -236,7 +246,7 @@ TEST_P(ForwardTest, OneHotAttentionIsExact) {
 
 INSTANTIATE_TEST_SUITE_P(Instances, ForwardTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
-                                            ::testing::Values(64, 128)));
+                                            forward_dims()));
 
 }  // namespace
 }  // namespace magi::test

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <functional>
 #include <vector>
 
 #include "kernels/sm90/forward/case.hpp"
@@ -9,13 +10,17 @@ namespace magi::test {
 namespace {
 
 using ForwardMaskTest = GpuTest;
+using ForwardWideMaskTest = GpuTest;
 
 std::int32_t pick(RandomStream& random, const std::vector<std::int32_t>& values) {
   return values[static_cast<std::size_t>(
       random.between(0, static_cast<std::int32_t>(values.size()) - 1))];
 }
 
-ForwardCase random_case(std::uint64_t seed) {
+/// Draws dims of q, k and of v.
+using DrawDims = std::function<void(RandomStream&, ForwardCase&)>;
+
+ForwardCase random_case(std::uint64_t seed, const DrawDims& draw_dims) {
   RandomStream random(seed);
   ForwardCase test;
   test.seed = seed;
@@ -28,8 +33,7 @@ ForwardCase random_case(std::uint64_t seed) {
   test.heads_kv = pick(random, {1, 2});
   const std::int32_t group = pick(random, {1, 2, 3, 4, 8});
   test.heads_q = test.heads_kv * group;
-  test.dim_qk = pick(random, {64, 128, 128, 80});
-  test.dim_v = random.chance(80) ? test.dim_qk : pick(random, {32, 64, 128});
+  draw_dims(random, test);
   test.layout = static_cast<Layout>(random.between(0, 2));
   test.has_float_out = random.chance(25);
   test.is_merging = random.chance(20);
@@ -53,9 +57,31 @@ ForwardCase random_case(std::uint64_t seed) {
   return test;
 }
 
+void check_random_masks(const DrawDims& draw_dims) {
+  for_each_random_mask([&](int number) {
+    check_forward(random_case(1000 + static_cast<std::uint64_t>(number), draw_dims));
+  });
+}
+
 TEST_F(ForwardMaskTest, RandomMasksAgreeWithFloat64) {
-  for_each_random_mask(
-      [](int number) { check_forward(random_case(1000 + static_cast<std::uint64_t>(number))); });
+  check_random_masks([](RandomStream& random, ForwardCase& test) {
+    test.dim_qk = pick(random, {64, 128, 128, 80});
+    test.dim_v = random.chance(80) ? test.dim_qk : pick(random, {32, 64, 128});
+  });
+}
+
+TEST_F(ForwardWideMaskTest, Dim192MasksAgreeWithFloat64) {
+  check_random_masks([](RandomStream& random, ForwardCase& test) {
+    test.dim_qk = pick(random, {192, 192, 192, 136, 184});
+    test.dim_v = pick(random, {128, 128, 128, 72, 8});
+  });
+}
+
+TEST_F(ForwardWideMaskTest, Dim256MasksAgreeWithFloat64) {
+  check_random_masks([](RandomStream& random, ForwardCase& test) {
+    test.dim_qk = pick(random, {256, 256, 256, 200, 64});
+    test.dim_v = random.chance(80) ? 256 : pick(random, {136, 192, 248});
+  });
 }
 
 }  // namespace

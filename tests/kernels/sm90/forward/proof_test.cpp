@@ -62,6 +62,9 @@ std::vector<ProofCase> repeat_cases() {
   LargeShape narrow = shape;
   narrow.dim = 64;
   cases.push_back({narrow, overlapping, {}});
+  LargeShape wide = shape;
+  wide.dim = 256;
+  cases.push_back({wide, overlapping, {}});
   LargeShape few_rows = shape;
   few_rows.rows_q = 40;
   few_rows.rows_k = 30000;
@@ -139,6 +142,9 @@ TEST_F(ForwardProofTest, MoreThanTwoTo31ElementsInEachTensor) {
               window_mask(kRows, 300));
   check_large({.rows_q = kRows, .rows_k = kRows, .heads_q = 64, .heads_kv = 8},
               window_mask(kRows, 300));
+  constexpr std::int64_t kWideRows = (1 << 17) + 3001;
+  check_large({.rows_q = kWideRows, .rows_k = kWideRows, .heads_q = 64, .heads_kv = 8, .dim = 256},
+              window_mask(kWideRows, 300));
 }
 
 TEST_F(ForwardProofTest, AsManyRowsAsThereMayBe) {

@@ -7,6 +7,7 @@
 #include "kernels/sm90/forward/case.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gpu_test.hpp"
+#include "support/gpu/instance_dims.hpp"
 
 // Rows with so many keys that their tiles are split. Random masks in splits:
 // ForwardMaskTest; lists: DeviceListTest, SplitListTest.
@@ -14,13 +15,14 @@ namespace magi::test {
 namespace {
 
 class ForwardSplitTest : public GpuTest,
-                         public ::testing::WithParamInterface<std::tuple<DType, std::int32_t>> {
+                         public ::testing::WithParamInterface<std::tuple<DType, InstanceDims>> {
  protected:
   /// 70 rows over 3,500 keys, 30 of them with a tail of their own.
   ForwardCase base() const {
     ForwardCase test;
     test.type = std::get<0>(GetParam());
-    test.dim_qk = test.dim_v = std::get<1>(GetParam());
+    test.dim_qk = std::get<1>(GetParam()).qk;
+    test.dim_v = std::get<1>(GetParam()).v;
     test.heads_q = 4;
     test.heads_kv = 2;
     test.mask = {70,
@@ -75,7 +77,7 @@ TEST_P(ForwardSplitTest, WholeTilesBesideSplits) {
 
 INSTANTIATE_TEST_SUITE_P(Instances, ForwardSplitTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
-                                            ::testing::Values(64, 128)));
+                                            forward_dims()));
 
 using ForwardSplitCallTest = GpuTest;
 

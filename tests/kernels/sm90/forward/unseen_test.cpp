@@ -7,6 +7,7 @@
 #include "mask/random_mask.hpp"
 #include "support/gpu/gpu_test.hpp"
 #include "support/gpu/guarded_tensor.hpp"
+#include "support/gpu/instance_dims.hpp"
 
 // What keys and values that a row does not see may hold (attention_cuda.hpp): anything finite, and
 // anything at all far from those that are seen.
@@ -17,16 +18,18 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr std::int32_t kReach = 256;  // rows before a slice's keys that a kernel may load
 
 class ForwardUnseenTest : public GpuTest,
-                          public ::testing::WithParamInterface<std::tuple<DType, std::int32_t>> {
+                          public ::testing::WithParamInterface<std::tuple<DType, InstanceDims>> {
  protected:
   DType type() const { return std::get<0>(GetParam()); }
-  std::int32_t dim() const { return std::get<1>(GetParam()); }
+  InstanceDims dims() const { return std::get<1>(GetParam()); }
   double largest() const { return type() == DType::BFloat16 ? 3.38e38 : 65504.0; }
 };
 
 struct Inputs {
-  Inputs(DType type, const Mask& mask, std::int32_t dim)
-      : q(type, mask.rows_q, 8, dim), k(type, mask.rows_k, 2, dim), v(type, mask.rows_k, 2, dim) {
+  Inputs(DType type, const Mask& mask, const InstanceDims& dims)
+      : q(type, mask.rows_q, 8, dims.qk),
+        k(type, mask.rows_k, 2, dims.qk),
+        v(type, mask.rows_k, 2, dims.v) {
     RandomStream random(7);
     for (GuardedTensor* tensor : {&q, &k, &v}) {
       for (std::int64_t row = 0; row < tensor->rows(); ++row) set_row(*tensor, row, random);
@@ -57,7 +60,7 @@ struct Result {
 };
 
 Result attend(Inputs& inputs, const Mask& mask, std::int32_t packed_heads) {
-  Result result{{inputs.q.view().dtype, mask.rows_q, inputs.q.heads(), inputs.q.dim()},
+  Result result{{inputs.q.view().dtype, mask.rows_q, inputs.q.heads(), inputs.v.dim()},
                 {DType::Float32, mask.rows_q, inputs.q.heads(), 1}};
   for (GuardedTensor* tensor : {&inputs.q, &inputs.k, &inputs.v, &result.out, &result.lse}) {
     tensor->upload_sync();
@@ -114,7 +117,7 @@ TEST_P(ForwardUnseenTest, UnseenKeysMayBeAnythingFinite) {
   const Mask mask = mask_with_gaps();
   const std::vector<bool> seen = seen_keys(mask);
   for (const std::int32_t packed_heads : {1, 4}) {
-    Inputs inputs(type(), mask, dim());
+    Inputs inputs(type(), mask, dims());
     const Result expected = attend(inputs, mask, packed_heads);
     for (std::size_t key = 0; key < seen.size(); ++key) {
       if (seen[key]) continue;
@@ -129,7 +132,7 @@ TEST_P(ForwardUnseenTest, KeysFarFromSeenOnesMayBeNan) {
   const Mask mask = mask_with_gaps();
   const std::vector<bool> seen = seen_keys(mask);
   for (const std::int32_t packed_heads : {1, 4}) {
-    Inputs inputs(type(), mask, dim());
+    Inputs inputs(type(), mask, dims());
     const Result expected = attend(inputs, mask, packed_heads);
     int num_nan = 0;
     for (std::size_t key = 0; key < seen.size(); ++key) {
@@ -149,7 +152,7 @@ TEST_P(ForwardUnseenTest, KeysFarFromSeenOnesMayBeNan) {
 TEST_P(ForwardUnseenTest, ARowIsNotTouchedByKeysThatOnlyOthersSee) {
   const Mask mask{400, 400, {band_slice({0, 400}, {0, 400}, MaskType::Causal)}};
   for (const std::int32_t packed_heads : {1, 4}) {
-    Inputs inputs(type(), mask, dim());
+    Inputs inputs(type(), mask, dims());
     const Result expected = attend(inputs, mask, packed_heads);
     // Keys 250 and above are seen by the rows from 250 on.
     for (std::int64_t key = 250; key < 400; ++key) {
@@ -162,7 +165,7 @@ TEST_P(ForwardUnseenTest, ARowIsNotTouchedByKeysThatOnlyOthersSee) {
 
 INSTANTIATE_TEST_SUITE_P(Instances, ForwardUnseenTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
-                                            ::testing::Values(64, 128)));
+                                            forward_dims()));
 
 }  // namespace
 }  // namespace magi::test
