@@ -9,8 +9,8 @@ theirs: torch's autograd).
 Each case is timed in rounds; a round times every kernel once (a burst between two CUDA events), in
 an order drawn anew so that none always follows the same other: after a cooler kernel clocks are
 higher. Ratios are medians over rounds of our rate over cuDNN's rate in the same round. Rates are
-4 (backward: 10) * area * heads * dim per second; cuDNN runs full or causal of the same length,
-FlexAttention the mask itself.
+4 (backward: 10) * area * heads * dim per second, of two dims their mean; cuDNN runs full or causal
+of the same length, FlexAttention the mask itself.
 """
 
 import argparse
@@ -37,8 +37,9 @@ HEAD_WALKS = (0, 1, 2)  # by cost, heads of a q tile together, head after head
 class Problem(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int32)
-        for name in ("rows_q", "rows_k", "heads_q", "heads_kv", "dim", "packed_heads", "num_slices")
+        for name in ("rows_q", "rows_k", "heads_q", "heads_kv", "dim_qk", "dim_v")
     ]
+    _fields_ += [("packed_heads", ctypes.c_int32), ("num_slices", ctypes.c_int32)]
     _fields_.append(("slices", ctypes.POINTER(ctypes.c_int32)))
 
 
@@ -87,10 +88,19 @@ def load(path):
     return library
 
 
+def dims_text(dim_qk, dim_v):
+    return str(dim_qk) if dim_qk == dim_v else f"{dim_qk}x{dim_v}"
+
+
+def dims_of_variant(label):
+    first = label.split()[0]
+    return first.removeprefix("dim") if first.startswith("dim") else "128"
+
+
 def problem_of(slices, shape, packed_heads):
-    rows, heads, kv_heads, dim = shape
+    rows, heads, kv_heads, dim_qk, dim_v = shape
     flat = (ctypes.c_int32 * (6 * len(slices)))(*[x for s in slices for x in s])
-    return Problem(rows, rows, heads, kv_heads, dim, packed_heads, len(slices), flat)
+    return Problem(rows, rows, heads, kv_heads, dim_qk, dim_v, packed_heads, len(slices), flat)
 
 
 class Ours:
@@ -103,8 +113,8 @@ class Ours:
         self.packed_heads = library.magi_bench_packed_heads(self.work)
 
     def bind(self, q, k, v):
-        self.out = torch.empty_like(q)
-        self.lse = torch.empty(q.shape[0], q.shape[1], dtype=torch.float32, device=q.device)
+        self.out = q.new_empty(*q.shape[:2], v.shape[2])
+        self.lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         self.tensors = Tensors(*[t.data_ptr() for t in (q, k, v, self.out, self.lse)])
 
     def __call__(self):
@@ -129,7 +139,8 @@ class OursBackward:
         self.packed_heads, self.heads_per_item = chosen.packed_heads, chosen.heads_per_item
 
     def bind(self, q, k, v, dout):
-        out, lse = torch.empty_like(q), torch.empty(q.shape[:2], dtype=torch.float32, device="cuda")
+        out = torch.empty_like(dout)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device="cuda")
         self.gradients = [torch.empty_like(t) for t in (q, k, v)]
         self.kept = (q, k, v, out, lse, dout)
         forward = Tensors(*[t.data_ptr() for t in self.kept[:5]])
@@ -212,13 +223,13 @@ def builds(library, options):
 
 
 def forward_calls(library, slices, shape, is_causal, options, rule):
-    rows, heads, kv_heads, dim = shape
-    q, k, v = random_tensors(rows, (heads, kv_heads, kv_heads), dim)
+    rows, heads, kv_heads, dim_qk, dim_v = shape
+    q, k, v = random_tensors(rows, ((heads, dim_qk), (kv_heads, dim_qk), (kv_heads, dim_v)))
     calls = {"cudnn": cudnn_call(q, k, v, is_causal)}
     if options.flex:
         calls["flex"] = flex_yardstick.Flex(q, k, v, rule)
     for variant, label, packed_heads in options.variants:
-        if label.startswith("dim64") != (dim == 64):
+        if dims_of_variant(label) != dims_text(dim_qk, dim_v):
             continue
         for build, suffix in builds(library, options):
             ours = Ours(build, variant, slices, shape, packed_heads)
@@ -226,13 +237,14 @@ def forward_calls(library, slices, shape, is_causal, options, rule):
             name = f"{label} hp{ours.packed_heads}" if packed_heads else label
             calls[name + suffix] = ours
     if not any(is_ours(key) for key in calls):
-        raise SystemExit(f"--variants has none for head dim {dim}")
+        raise SystemExit(f"--variants has none for head dim {dims_text(dim_qk, dim_v)}")
     return calls
 
 
 def backward_calls(library, slices, shape, is_causal, options, rule):
-    rows, heads, kv_heads, dim = shape
-    q, k, v, dout = random_tensors(rows, (heads, kv_heads, kv_heads, heads), dim)
+    rows, heads, kv_heads, dim_qk, dim_v = shape
+    dims = ((heads, dim_qk), (kv_heads, dim_qk), (kv_heads, dim_v), (heads, dim_v))
+    q, k, v, dout = random_tensors(rows, dims)
     calls = {"cudnn": cudnn_backward_call(q, k, v, dout, is_causal)}
     if options.flex:
         calls["flex"] = flex_yardstick.backward_call(q, k, v, dout, rule)
@@ -244,11 +256,12 @@ def backward_calls(library, slices, shape, is_causal, options, rule):
     return calls
 
 
-def random_tensors(rows, heads, dim):
+def random_tensors(rows, shapes):
+    """One of [rows, heads, dim] for each (heads, dim)."""
     generator = torch.Generator(device="cuda").manual_seed(time.time_ns() % (1 << 31))
     return [
-        torch.randn(rows, count, dim, dtype=torch.bfloat16, device="cuda", generator=generator)
-        for count in heads
+        torch.randn(rows, heads, dim, dtype=torch.bfloat16, device="cuda", generator=generator)
+        for heads, dim in shapes
     ]
 
 
@@ -262,17 +275,19 @@ def max_error(calls, is_backward):
 
 
 def run_case(library, case, options):
-    name, length, dim, draw = case
-    shape = (length, 64, 8, dim)
+    name, length, (dim_qk, dim_v), draw = case
+    heads, kv_heads = options.heads
+    shape = (length, heads, kv_heads, dim_qk, dim_v)
     lengths = None
     if name.startswith(("varlen", "block")):
         lengths = documents(options.data, length, draw)
     slices = mask_slices(name, length, lengths)
     unit = 10 if options.backward else 4
-    flops = unit * area(slices) * 64 * dim
+    pair_flops = unit * heads * (dim_qk + dim_v) / 2
+    flops = pair_flops * area(slices)
     is_causal = name not in ("full", "varlen_full")
     causal_area = length * (length + 1) // 2
-    cudnn_flops = unit * (causal_area if is_causal else length * length) * 64 * dim
+    cudnn_flops = pair_flops * (causal_area if is_causal else length * length)
     make_calls = backward_calls if options.backward else forward_calls
     rule = flex_yardstick.mask_rule(name, lengths, WINDOW, BLOCK) if options.flex else None
     calls = make_calls(library, slices, shape, is_causal, options, rule)
@@ -284,7 +299,9 @@ def run_case(library, case, options):
     result = {
         "mask": name,
         "rows": length,
-        "dim": dim,
+        "heads": f"{heads}:{kv_heads}",
+        "dim": dim_qk,
+        "dim_v": dim_v,
         "draw": draw,
         "slices": len(slices),
         "cudnn_tflops": statistics.median(base) * 1e-12,
@@ -342,8 +359,9 @@ def add_slowdown(result, seconds):
 
 def print_result(result):
     error = result["max_error_vs_cudnn"]
+    dims = dims_text(result["dim"], result["dim_v"])
     print(
-        f"{result['mask']:14s} {result['rows']:6d} d{result['dim']:<3d} cudnn "
+        f"{result['mask']:14s} {result['rows']:6d} d{dims:<3s} cudnn "
         f"{result['cudnn_tflops']:6.1f}" + (f" err {error:.1e}" if error is not None else "")
     )
     for key, ours in result["ours"].items():
@@ -369,20 +387,21 @@ def mean_over_draws(results):
     ratios = {}
     for result in results:
         for key, ours in result["ours"].items():
-            name = (result["mask"], result["rows"], result["dim"], key)
+            name = (result["mask"], result["rows"], result["dim"], result["dim_v"], key)
             ratios.setdefault(name, []).append(ours["ratio"])
     return [
         {
             "mask": mask,
             "rows": rows,
-            "dim": dim,
+            "dim": dim_qk,
+            "dim_v": dim_v,
             "kernel": key,
             "draws": len(values),
             "mean_ratio": statistics.mean(values),
             "ratio_low": min(values),
             "ratio_high": max(values),
         }
-        for (mask, rows, dim, key), values in ratios.items()
+        for (mask, rows, dim_qk, dim_v, key), values in ratios.items()
         if len(values) > 1
     ]
 
@@ -408,11 +427,13 @@ def parse():
     parser.add_argument(
         "--cases",
         required=True,
-        help="mask:rows[:dim[:draw]],... e.g. full:8192,varlen_causal:8192:128:0",
+        help="mask:rows[:dim[:draw]],... e.g. full:8192,varlen_causal:8192:128:0; dim of q and k x "
+        "dim of v where they differ, e.g. full:16384:192x128",
     )
+    parser.add_argument("--heads", default="64:8", help="of q : of k and v")
     parser.add_argument(
         "--variants",
-        default="0,2",
+        default="0,2,4,5",
         help="forward: index[/heads per tile],... of bench/gpu/variants.cu, each for one "
         "head dim; heads per tile 0: by the cost model",
     )
@@ -429,6 +450,11 @@ def parse():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--burst", type=float, default=0.02, help="seconds per kernel and round")
     return parser.parse_args()
+
+
+def parse_dims(text):
+    dim_qk, _, dim_v = text.partition("x")
+    return int(dim_qk), int(dim_v or dim_qk)
 
 
 def parse_tuning(text):
@@ -455,6 +481,7 @@ def main():
         label = library.magi_bench_variant(int(index)).decode()
         variants.append((int(index), label, int(heads or 0)))
     options.variants = variants
+    options.heads = tuple(int(count) for count in options.heads.split(":"))
     options.tunings = [parse_tuning(text) for text in options.tunings.split(",")]
     results = []
     for text in options.cases.split(","):
@@ -462,7 +489,7 @@ def main():
         case = (
             parts[0],
             int(parts[1]),
-            int(parts[2]) if len(parts) > 2 else 128,
+            parse_dims(parts[2]) if len(parts) > 2 else (128, 128),
             int(parts[3]) if len(parts) > 3 else 0,
         )
         results.append(run_case(library, case, options))

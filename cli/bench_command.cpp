@@ -83,8 +83,9 @@ void check(const KernelBenchOptions& options) {
                   std::to_string(options.heads_q) + ":" + std::to_string(options.heads_kv),
                   "query heads that are a multiple of the kv heads");
   }
-  if (options.head_dim % 8 != 0) {
-    throw invalid("--head-dim", options.head_dim, "multiples of 8 from 8 to 128");
+  for (const auto& [name, dim] :
+       {std::pair{"--head-dim", options.head_dim}, {"--head-dim-v", options.head_dim_v}}) {
+    if (dim % 8 != 0) throw invalid(name, dim, "multiples of 8 up to 256, backward up to 128");
   }
 }
 
@@ -112,7 +113,8 @@ void add_kernel_flags(CLI::App& app, BenchFlags& flags) {
         options.heads_q = q;
         options.heads_kv = kv;
       });
-  add_int(app, "--head-dim", options.head_dim, {8, 128}, "multiple of 8");
+  add_int(app, "--head-dim", options.head_dim, {8, 256}, "multiple of 8");
+  add_int(app, "--head-dim-v", options.head_dim_v, {8, 256}, "of v where it differs");
   add_int(app, "--device", options.device, {0, 1023}, "CUDA ordinal");
   add_int(app, "--sm-margin", options.sm_margin, {0, 1023}, "multiprocessors left to others");
   app.add_flag("--backward", options.has_backward,

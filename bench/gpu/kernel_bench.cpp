@@ -44,7 +44,8 @@ struct BenchProblem {
   std::int32_t rows_k;
   std::int32_t heads_q;
   std::int32_t heads_kv;
-  std::int32_t dim;
+  std::int32_t dim_qk;
+  std::int32_t dim_v;
   std::int32_t packed_heads;
   std::int32_t num_slices;
   const std::int32_t* slices;
@@ -88,10 +89,10 @@ std::vector<magi::BandSlice> slices_of(const BenchProblem& problem) {
 magi::BackwardArgs backward_args(const BenchProblem& problem) {
   constexpr auto kType = magi::DType::BFloat16;
   magi::BackwardArgs args;
-  args.q = tensor(nullptr, kType, problem.rows_q, problem.heads_q, problem.dim);
-  args.k = tensor(nullptr, kType, problem.rows_k, problem.heads_kv, problem.dim);
-  args.v = args.dk = args.dv = args.k;
-  args.out = args.dout = args.dq = args.q;
+  args.q = args.dq = tensor(nullptr, kType, problem.rows_q, problem.heads_q, problem.dim_qk);
+  args.k = args.dk = tensor(nullptr, kType, problem.rows_k, problem.heads_kv, problem.dim_qk);
+  args.v = args.dv = tensor(nullptr, kType, problem.rows_k, problem.heads_kv, problem.dim_v);
+  args.out = args.dout = tensor(nullptr, kType, problem.rows_q, problem.heads_q, problem.dim_v);
   args.lse = {
       nullptr, magi::DType::Float32, 0, 2, {problem.rows_q, problem.heads_q}, {problem.heads_q, 1}};
   return args;
@@ -139,8 +140,8 @@ MAGI_EXPORT void* magi_bench_make(const BenchProblem* problem, int variant) {
                                       .rows_k = problem->rows_k,
                                       .heads_q = problem->heads_q,
                                       .heads_kv = problem->heads_kv,
-                                      .dim_qk = problem->dim,
-                                      .dim_v = problem->dim};
+                                      .dim_qk = problem->dim_qk,
+                                      .dim_v = problem->dim_v};
     const auto& instance =
         magi::bench::forward_variants()[static_cast<std::size_t>(variant)].instance;
     magi::sm90::InstanceSet instances;
@@ -152,8 +153,8 @@ MAGI_EXPORT void* magi_bench_make(const BenchProblem* problem, int variant) {
     const magi::DType type = instance.config.type;
     work->args.q = tensor(nullptr, type, shapes.rows_q, shapes.heads_q, shapes.dim_qk);
     work->args.k = tensor(nullptr, type, shapes.rows_k, shapes.heads_kv, shapes.dim_qk);
-    work->args.v = work->args.k;
-    work->args.out = work->args.q;
+    work->args.v = tensor(nullptr, type, shapes.rows_k, shapes.heads_kv, shapes.dim_v);
+    work->args.out = tensor(nullptr, type, shapes.rows_q, shapes.heads_q, shapes.dim_v);
     work->args.lse = tensor(nullptr, magi::DType::Float32, shapes.rows_q, shapes.heads_q, 1);
     return work.release();
   } catch (const std::exception& error) {

@@ -16,6 +16,16 @@ struct Candidate {
                                          .q_stages = kQueries};
 };
 
+struct LongQuery {
+  static constexpr ForwardConfig kConfig{.dim_qk = 192, .dim_v = 128, .q_stages = 1};
+};
+
+template <int kKeys>
+struct Wide {
+  static constexpr ForwardConfig kConfig{
+      .dim_qk = 256, .dim_v = 256, .keys = kKeys, .q_stages = 1, .trimmed_keys = 0};
+};
+
 namespace {
 
 template <int kDim, int kKeys, int kConsumers, int kStages, int kQueries = 3>
@@ -25,10 +35,15 @@ constexpr sm90::ForwardInstance candidate() {
 
 constexpr Variant kVariants[] = {
     {"128x128", candidate<128, 128, 2, 4>()},
-    {"128x128 2 of Q", candidate<128, 128, 2, 5, 2>()},
+    {"128x128 2 of Q", candidate<128, 128, 2, 4, 2>()},
 
     {"dim64 192x128", candidate<64, 128, 3, 8>()},
     {"dim64 192x128 2 of Q", candidate<64, 128, 3, 8, 2>()},
+
+    {"dim192x128 128x128", sm90::forward_instance<LongQuery>()},
+
+    {"dim256 128x80", sm90::forward_instance<Wide<80>>()},
+    {"dim256 128x64", sm90::forward_instance<Wide<64>>()},
 };
 
 }  // namespace

@@ -58,8 +58,9 @@ struct BenchTensors {
   BenchTensors(const KernelBenchOptions& options, std::int64_t rows)
       : q(random_bfloat16(rows * options.heads_q * options.head_dim, 1)),
         k(random_bfloat16(rows * options.heads_kv * options.head_dim, 2)),
-        v(random_bfloat16(rows * options.heads_kv * options.head_dim, 3)),
-        out(q.size_bytes()),
+        v(random_bfloat16(rows * options.heads_kv * options.dim_v(), 3)),
+        out(static_cast<std::size_t>(rows * options.heads_q * options.dim_v()) *
+            sizeof(std::uint16_t)),
         lse(static_cast<std::size_t>(rows * options.heads_q) * sizeof(float)) {
     const auto view = [&](const DeviceBuffer& buffer, DType type,
                           std::initializer_list<std::int64_t> shape) {
@@ -69,11 +70,11 @@ struct BenchTensors {
     };
     args.q = view(q, DType::BFloat16, {rows, options.heads_q, options.head_dim});
     args.k = view(k, DType::BFloat16, {rows, options.heads_kv, options.head_dim});
-    args.v = view(v, DType::BFloat16, {rows, options.heads_kv, options.head_dim});
-    args.out = view(out, DType::BFloat16, {rows, options.heads_q, options.head_dim});
+    args.v = view(v, DType::BFloat16, {rows, options.heads_kv, options.dim_v()});
+    args.out = view(out, DType::BFloat16, {rows, options.heads_q, options.dim_v()});
     args.lse = view(lse, DType::Float32, {rows, options.heads_q});
     if (!options.has_backward) return;
-    dout = random_bfloat16(rows * options.heads_q * options.head_dim, 4);
+    dout = random_bfloat16(rows * options.heads_q * options.dim_v(), 4);
     dq = DeviceBuffer(q.size_bytes());
     dk = DeviceBuffer(k.size_bytes());
     dv = DeviceBuffer(v.size_bytes());
@@ -147,9 +148,10 @@ class Bench {
             .area = area(mask)};
   }
 
-  /// Visible pairs of all heads, times the head dim.
+  /// Visible pairs of all heads, times the head dim, of two dims their mean.
   double pairs(const KernelBenchRow& row) const {
-    return static_cast<double>(row.area) * options_.heads_q * options_.head_dim;
+    const int dims = options_.head_dim + options_.dim_v();
+    return static_cast<double>(row.area) * options_.heads_q * dims / 2.0;
   }
 
   void warm_up() const {

@@ -14,13 +14,16 @@ struct KernelBenchOptions {
   std::vector<std::int32_t> lengths;
   std::int32_t heads_q = 64;
   std::int32_t heads_kv = 8;
-  std::int32_t head_dim = 128;
+  std::int32_t head_dim = 128;  ///< of q and k
+  std::int32_t head_dim_v = 0;  ///< 0: the same
   std::int32_t device = 0;
   std::int32_t sm_margin = 0;
   bool has_backward = false;  ///< time the backward too
   std::int32_t rounds = 9;
   double burst_seconds = 0.02;  ///< of a kernel in a round
   std::string cublas;           ///< path; empty: the system's
+
+  std::int32_t dim_v() const { return head_dim_v == 0 ? head_dim : head_dim_v; }
 };
 
 enum class KernelPass : std::int32_t { Forward, Backward };

@@ -55,6 +55,11 @@ nlohmann::ordered_json optional_json(const std::optional<Value>& value) {
   return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
 }
 
+std::string dims_of(const KernelBenchOptions& options) {
+  const std::string dim = std::to_string(options.head_dim);
+  return options.dim_v() == options.head_dim ? dim : dim + ":" + std::to_string(options.dim_v());
+}
+
 }  // namespace
 
 const char* pass_name(KernelPass pass) {
@@ -66,8 +71,8 @@ std::string to_table(const KernelBenchOptions& options, const KernelBenchReport&
                                "GEMM TFLOP/s", "heads/tile", "SM MHz", "watts"}};
   for (const KernelBenchRow& row : report.rows) lines.push_back(cells_of(row));
   return "bfloat16, heads " + std::to_string(options.heads_q) + ":" +
-         std::to_string(options.heads_kv) + ", head dim " + std::to_string(options.head_dim) +
-         ", " + report.gpu + "\n" + joined(lines);
+         std::to_string(options.heads_kv) + ", head dim " + dims_of(options) + ", " + report.gpu +
+         "\n" + joined(lines);
 }
 
 std::string to_json(const KernelBenchOptions& options, const KernelBenchReport& report) {
@@ -91,6 +96,7 @@ std::string to_json(const KernelBenchOptions& options, const KernelBenchReport& 
                                        {"heads_q", options.heads_q},
                                        {"heads_kv", options.heads_kv},
                                        {"head_dim", options.head_dim},
+                                       {"head_dim_v", options.dim_v()},
                                        {"rounds", options.rounds},
                                        {"rows", rows}};
   return json.dump(1) + "\n";

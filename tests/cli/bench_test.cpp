@@ -80,6 +80,13 @@ TEST(KernelBenchReport, TableShowsWhatIsMissingAsADash) {
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 4);
 }
 
+TEST(KernelBenchReport, NamesBothHeadDimsWhereTheyDiffer) {
+  const KernelBenchOptions options{.head_dim = 192, .head_dim_v = 128};
+  const std::string table = to_table(options, small_report());
+  EXPECT_NE(table.find("head dim 192:128, a GPU"), std::string::npos) << table;
+  EXPECT_EQ(nlohmann::json::parse(to_json(options, small_report()))["head_dim_v"], 128);
+}
+
 TEST(KernelBenchReport, JsonHoldsNullForWhatIsMissing) {
   const auto json = nlohmann::json::parse(to_json({}, small_report()));
   EXPECT_EQ(json["gpu"], "a GPU");
@@ -106,6 +113,7 @@ TEST(BenchCommand, WrongCallsGiveOneSentence) {
   expect_one_line("bench kernel --lengths=", 2, "--lengths");
   expect_one_line("bench kernel --heads 8:3", 2, "--heads is 8:3");
   expect_one_line("bench kernel --head-dim 12", 2, "--head-dim is 12");
+  expect_one_line("bench kernel --head-dim-v 260", 2, "--head-dim-v");
 }
 
 TEST(BenchCommand, WithoutAFitDeviceTheCodeIsThree) {

@@ -33,6 +33,8 @@ class Rows(unittest.TestCase):
         self.assertEqual(
             values([result("causal", 16384, {"a": 1}, dim=64)]), {"forward.hd64.causal.16k": 1}
         )
+        report = [result("full", 16384, {"fast": 1}, dim=192, dim_v=128)]
+        self.assertEqual(values(report), {"backward.mla.full.16k": 1})
 
     def test_the_other_build_is_compared_by_its_worst_case(self):
         report = [result("full", 8192, {"a": 1.0}), result("causal", 8192, {"a": 1.0})]
