@@ -433,7 +433,7 @@ def parse():
     parser.add_argument("--heads", default="64:8", help="of q : of k and v")
     parser.add_argument(
         "--variants",
-        default="0,2,4,5",
+        default="0,2,4,6",
         help="forward: index[/heads per tile],... of bench/gpu/variants.cu, each for one "
         "head dim; heads per tile 0: by the cost model",
     )

@@ -16,14 +16,20 @@ struct Candidate {
                                          .q_stages = kQueries};
 };
 
+template <bool kHasPingpong>
 struct LongQuery {
-  static constexpr ForwardConfig kConfig{.dim_qk = 192, .dim_v = 128, .q_stages = 1};
+  static constexpr ForwardConfig kConfig{
+      .dim_qk = 192, .dim_v = 128, .q_stages = 1, .has_pingpong = kHasPingpong};
 };
 
-template <int kKeys>
+template <int kKeys, bool kHasPingpong>
 struct Wide {
-  static constexpr ForwardConfig kConfig{
-      .dim_qk = 256, .dim_v = 256, .keys = kKeys, .q_stages = 1, .trimmed_keys = 0};
+  static constexpr ForwardConfig kConfig{.dim_qk = 256,
+                                         .dim_v = 256,
+                                         .keys = kKeys,
+                                         .q_stages = 1,
+                                         .has_pingpong = kHasPingpong,
+                                         .trimmed_keys = 0};
 };
 
 namespace {
@@ -40,10 +46,12 @@ constexpr Variant kVariants[] = {
     {"dim64 192x128", candidate<64, 128, 3, 8>()},
     {"dim64 192x128 2 of Q", candidate<64, 128, 3, 8, 2>()},
 
-    {"dim192x128 128x128", sm90::forward_instance<LongQuery>()},
+    {"dim192x128 128x128", sm90::forward_instance<LongQuery<true>>()},
+    {"dim192x128 128x128 free", sm90::forward_instance<LongQuery<false>>()},
 
-    {"dim256 128x80", sm90::forward_instance<Wide<80>>()},
-    {"dim256 128x64", sm90::forward_instance<Wide<64>>()},
+    {"dim256 128x80", sm90::forward_instance<Wide<80, true>>()},
+    {"dim256 128x80 free", sm90::forward_instance<Wide<80, false>>()},
+    {"dim256 128x64", sm90::forward_instance<Wide<64, true>>()},
 };
 
 }  // namespace

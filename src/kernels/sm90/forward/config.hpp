@@ -27,7 +27,8 @@ struct ForwardConfig {
   /// Q of this item, of the one before (its out is staged there), of the next. With one, out goes
   /// to memory from registers.
   int q_stages = 3;
-  int trimmed_keys = 64;  ///< keys of the short last tile of an item; 0: none is short
+  bool has_pingpong = true;  ///< warpgroups take turns in issuing products
+  int trimmed_keys = 64;     ///< keys of the short last tile of an item; 0: none is short
   FeatureSet features = FeatureSet::Plain;
 
   constexpr bool is_general() const { return features == FeatureSet::General; }
@@ -47,6 +48,8 @@ struct ForwardConfig {
   constexpr int k_offset(int stage) const { return stage * ((k_bytes() + v_bytes()) / 2); }
   constexpr int v_offset(int stage) const { return k_offset(stage) + (k_bytes() - v_bytes()) / 2; }
   constexpr bool stages_out() const { return q_stages > 1; }
+  /// Q is loaded and handed back as a whole, or where the next Q waits for it, by warpgroup.
+  constexpr int q_parts() const { return stages_out() ? 1 : consumers; }
   /// Of this item and of the one before, which is written later.
   constexpr int place_stages() const { return std::max(q_stages, 2); }
   constexpr int producer_registers() const { return consumers == 2 ? 40 : 32; }

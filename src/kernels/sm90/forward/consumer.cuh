@@ -60,14 +60,18 @@ class Consumer {
   /// Warpgroups alternate (ping-pong) in issuing the products S = Q K^T of one tile and O += P V of
   /// the tile before it, so that one multiplies while the others exponentiate.
   __device__ __forceinline__ void wait_pingpong() const {
-    ptx::named_barrier_sync(kPingpong + warpgroup_, 256);
+    if constexpr (kC.has_pingpong) ptx::named_barrier_sync(kPingpong + warpgroup_, 256);
   }
   __device__ __forceinline__ void signal_pingpong() const {
+    if constexpr (!kC.has_pingpong) return;
     const int next = warpgroup_ + 1 == kC.consumers ? 0 : warpgroup_ + 1;
     ptx::named_barrier_arrive(kPingpong + next, 256);
   }
 
-  __device__ __forceinline__ void wait_queries() { shared_.q_ring.wait_full(queries_); }
+  __device__ __forceinline__ Ring<kC.q_stages>& q_ring() {
+    return shared_.q_rings[kC.q_parts() == 1 ? 0 : warpgroup_];
+  }
+  __device__ __forceinline__ void wait_queries() { q_ring().wait_full(queries_); }
 
   __device__ __forceinline__ void clear_out() {
 #pragma unroll
@@ -105,7 +109,7 @@ class Consumer {
 
   /// Ends what needs Q of the item under way: its softmax.
   __device__ __forceinline__ void finish_queries() {
-    if constexpr (!kC.stages_out()) release(shared_.q_ring.empty.at(queries_));
+    if constexpr (!kC.stages_out()) release(q_ring().empty.at(queries_));
     epilogue(place_stage<kC>(queries_)).finish_rows(state_);
     queries_.advance();
   }
@@ -278,7 +282,7 @@ class Consumer {
     if constexpr (!kC.stages_out()) return;
     if (!has_earlier_) return;
     ptx::store_wait_read<0>();
-    release(shared_.q_ring.empty.stages[stage]);
+    release(q_ring().empty.stages[stage]);
     has_earlier_ = false;
   }
 

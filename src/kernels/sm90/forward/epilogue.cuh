@@ -82,16 +82,19 @@ class Epilogue {
     __syncwarp();  // the weights have been read before finish_rows writes the next item's
   }
 
+  __device__ __forceinline__ const ItemPlace& item_place() const {
+    return shared_.places[kC.q_parts() == 1 ? 0 : warpgroup_][stage_];
+  }
   /// The place of the item's partial rows, -1 where it is no split.
-  __device__ __forceinline__ int partial() const { return shared_.places[stage_].partial; }
+  __device__ __forceinline__ int partial() const { return item_place().partial; }
   __device__ __forceinline__ int row_in_tile(int row) const {
     return 64 * warpgroup_ + place_.row + 8 * row;
   }
   __device__ __forceinline__ std::int64_t token_of(int row) const {
-    return shared_.places[stage_].token_begin + (row_in_tile(row) >> params_.packed_shift);
+    return item_place().token_begin + (row_in_tile(row) >> params_.packed_shift);
   }
   __device__ __forceinline__ int head_of(int row) const {
-    return shared_.places[stage_].head_begin + (row_in_tile(row) & (params_.packed_heads - 1));
+    return item_place().head_begin + (row_in_tile(row) & (params_.packed_heads - 1));
   }
 
   __device__ __forceinline__ RowWeights finish_row(const RowState<kC>& state, int row) const {
@@ -185,7 +188,7 @@ class Epilogue {
     ptx::fence_async_shared();
     __syncwarp();
     if (lane != 0) return;
-    const ItemPlace item = shared_.places[stage_];
+    const ItemPlace item = item_place();
     const int token = item.token_begin + (first_row >> params_.packed_shift);
     for (int panel = 0; panel < kC.dim_v / tile::kPanelElements; ++panel) {
       ptx::store_box(params_.out, {panel * tile::kPanelElements, item.head_begin, token},

@@ -38,9 +38,9 @@ void set_keys(ForwardParams& params, const ForwardArgs& args, const ListOnDevice
 }
 
 void set_tensors(ForwardParams& params, const ForwardArgs& args, const ForwardList& list,
-                 const ListOnDevice& parts, std::int32_t keys) {
-  params.q = make_tensor_map(args.q, {list.packed_heads, list.tile_tokens});
-  set_keys(params, args, parts, {1, keys});
+                 const ListOnDevice& parts, const ForwardConfig& config) {
+  params.q = make_tensor_map(args.q, {list.packed_heads, list.tile_tokens / config.q_parts()});
+  set_keys(params, args, parts, {1, config.keys});
   if (args.out.dtype == DType::Float32) {
     params.out_float = strided_rows(args.out);
   } else {
@@ -197,7 +197,7 @@ void launch_list(const ForwardArgs& args, const ForwardList& list, const ListOnD
                  const ForwardInstance& instance, std::int32_t num_ctas, cudaStream_t stream) {
   ForwardParams params;
   set_list(params, list, parts);
-  set_tensors(params, args, list, parts, instance.config.keys);
+  set_tensors(params, args, list, parts, instance.config);
   params.score = score_scale(args.params, args.q.shape[2]);
   params.is_merging = args.is_merging;
   instance.launch(params, num_ctas, stream);

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     ptx::prefetch_tensor_map(params.k);
     ptx::prefetch_tensor_map(params.v);
     constexpr int kArrivals = 4 * kC.consumers * ptx::kArrivalsPerWarp;
-    shared.q_ring.init(kArrivals);
+    for (auto& ring : shared.q_rings) ring.init(kArrivals / kC.q_parts());
     shared.kv_ring.init(kArrivals);
     shared.message_ring.init(kArrivals + 1);
     ptx::fence_mbarrier_init();

@@ -33,9 +33,10 @@ class Loader {
     if ((message.flags & kNewKeys) != 0) ptx::fence_async_global();
     // Without keys no K load flushes, and the consumers may wait for V before they free Q.
     if (message.num_tiles == 0 && (message.flags & kShortTile) == 0) flush_values();
-    if ((message.flags & kFirstRun) != 0) {
-      load_queries({message.token_begin, message.head_begin, message.partial});
-    }
+    const bool is_first = (message.flags & kFirstRun) != 0;
+    // With one stage Q waits for the item before to end: what can come earlier goes ahead of it.
+    const bool is_q_later = !kC.stages_out() && message.num_tiles > 0;
+    if (is_first && !is_q_later) load_queries(message);
     const int kv_head = message.head_begin / params_.heads_per_kv;
     // A run has own keys or others. Rows in front of the first one of either are loaded as zeros.
     is_own_ = message.k_end <= params_.own_rows;
@@ -43,23 +44,33 @@ class Loader {
     for (std::int32_t i = message.num_tiles; i > 0; --i) {
       key -= kC.keys;
       load_keys(key, kv_head);
+      if (is_first && is_q_later && i == message.num_tiles) load_queries(message);
     }
     if ((message.flags & kShortTile) != 0) load_keys(key - kC.trimmed_keys, kv_head);
   }
 
-  __device__ __forceinline__ void load_queries(ItemPlace place) {
-    const std::uint32_t stage = queries_.stage();
-    ptx::Mbarrier& full = shared_.q_ring.full.at(queries_);
-    shared_.q_ring.wait_empty(queries_);
-    shared_.places[place_stage<kC>(queries_)] = place;
-    ptx::mbarrier_arrive_expect(full, kC.q_bytes());
+  __device__ __forceinline__ void load_queries(const RunMessage& message) {
+    const ItemPlace place{message.token_begin, message.head_begin, message.partial};
+#pragma unroll
+    for (int part = 0; part < kC.q_parts(); ++part) load_query_part(place, part);
+    queries_.advance();
+  }
+
+  __device__ __forceinline__ void load_query_part(const ItemPlace& place, int part) {
+    constexpr int kRows = kC.rows() / kC.q_parts();
+    auto& ring = shared_.q_rings[part];
+    ptx::Mbarrier& full = ring.full.at(queries_);
+    ring.wait_empty(queries_);
+    shared_.places[part][place_stage<kC>(queries_)] = place;
+    ptx::mbarrier_arrive_expect(full, kC.q_bytes() / kC.q_parts());
+    std::uint8_t* rows = shared_.q[queries_.stage()] + part * kRows * tile::kPanelRowBytes;
+    const int token = place.token_begin + part * (kRows >> params_.packed_shift);
 #pragma unroll
     for (int panel = 0; panel < kC.dim_qk / tile::kPanelElements; ++panel) {
-      ptx::load_box(shared_.q[stage] + panel * kC.rows() * tile::kPanelRowBytes, params_.q,
-                    {panel * tile::kPanelElements, place.head_begin, place.token_begin}, full,
+      ptx::load_box(rows + panel * kC.rows() * tile::kPanelRowBytes, params_.q,
+                    {panel * tile::kPanelElements, place.head_begin, token}, full,
                     ptx::cache_evict_first());
     }
-    queries_.advance();
   }
 
   /// Fills a pair of stages: K of a tile, and V of the one before or nothing.

@@ -93,10 +93,10 @@ struct SharedStorage {
   alignas(1024) std::uint8_t kv[kC.kv_bytes()];
   RunMessage messages[kMessageStages];
   RowWeights weights[kC.rows()];  ///< those of the item whose out is written next
-  ItemPlace places[kC.place_stages()];
+  ItemPlace places[kC.q_parts()][kC.place_stages()];
   ItemPart part;
   // Readers: the consumer warps and, of messages, the loader too.
-  Ring<kC.q_stages> q_ring;
+  Ring<kC.q_stages> q_rings[kC.q_parts()];
   Ring<kC.kv_stages> kv_ring;
   Ring<kMessageStages> message_ring;
   ItemWait wait;
