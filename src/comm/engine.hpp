@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/channel.hpp"
@@ -55,7 +56,7 @@ class Engine {
   void drop(const Exchange& exchange) noexcept;
   bool is_idle() const { return active_.empty(); }
 
-  void abort(const std::string& reason) noexcept;
+  void abort(std::string_view reason) noexcept;
   /// Ends this rank's part; the others see `state`. Local.
   void leave(RankState state) noexcept;
   /// After leave: gives up the mappings and descriptors.
@@ -101,7 +102,7 @@ class Engine {
 
   [[noreturn]] void fail(CommFailure kind, const std::string& text);
   [[noreturn]] void throw_recorded(const std::string& context);
-  bool record_failure(CommFailure kind, const std::string& text) noexcept;
+  bool record_failure(CommFailure kind, std::string_view text) noexcept;
   void ring_all() noexcept;
 
   std::int32_t rank_;

@@ -75,12 +75,16 @@ void Engine::time_out(const Exchange& exchange) {
 
 void Engine::drop(const Exchange& exchange) noexcept {
   if (exchange.done() || is_over_) return;
-  abort("rank " + std::to_string(rank_) + " dropped " + describe(exchange) +
-        " before it was complete");
+  try {
+    abort("rank " + std::to_string(rank_) + " dropped " + describe(exchange) +
+          " before it was complete");
+  } catch (const std::bad_alloc&) {
+    abort("an exchange was dropped before it was complete");
+  }
   leave(RankState::Gone);
 }
 
-void Engine::abort(const std::string& reason) noexcept {
+void Engine::abort(std::string_view reason) noexcept {
   if (!region_) return;
   record_failure(CommFailure::Aborted, reason);
 }
@@ -96,7 +100,7 @@ void Engine::ring_all() noexcept {
   for (std::int32_t other = 0; other < num_ranks_; ++other) ring(block(other).bell);
 }
 
-bool Engine::record_failure(CommFailure kind, const std::string& text) noexcept {
+bool Engine::record_failure(CommFailure kind, std::string_view text) noexcept {
   FailureBlock& failure = group().failure;
   FailureState none = FailureState::None;
   if (!failure.state.compare_exchange_strong(none, FailureState::Writing)) return false;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -56,7 +57,7 @@ class Meeting {
       changed_.notify_all();
       return;
     }
-    const auto is_over = [&] { return round_ != round || failure_.has_value(); };
+    const auto is_over = [&] { return round_ != round || has_failed(); };
     if (!changed_.wait_for(lock, deadline_, is_over)) {
       set_failure("rank " + std::to_string(rank) + " waited " + std::to_string(deadline_.count()) +
                       " ms for " + missing_ranks() + " in an exchange of device memory, " +
@@ -74,19 +75,29 @@ class Meeting {
   [[noreturn]] void fail_and_throw(const std::string& text, CommFailure failure) {
     fail(text, failure);
     const std::lock_guard lock(mutex_);
-    throw CommError(failure_->what(), failure_->failure());
+    throw_failure();
+    throw CommError(text, failure);
   }
 
   std::vector<Offer> offers;  ///< [num_ranks], each written by its rank between meetings
   std::vector<std::optional<RankEvents>> events;  ///< likewise
 
  private:
-  void set_failure(const std::string& text, CommFailure failure) {
-    if (!failure_) failure_.emplace(text, failure);
+  void set_failure(const std::string& text, CommFailure failure) noexcept {
+    if (failure_ || failure_without_text_) return;
+    try {
+      failure_.emplace(text, failure);
+    } catch (const std::bad_alloc&) {
+      failure_without_text_ = failure;
+    }
     changed_.notify_all();
   }
+  bool has_failed() const { return failure_ || failure_without_text_; }
   void throw_failure() const {
     if (failure_) throw CommError(failure_->what(), failure_->failure());
+    if (failure_without_text_) {
+      throw CommError("the group has failed, and memory was out", *failure_without_text_);
+    }
   }
   std::string missing_ranks() const {
     std::string text;
@@ -103,6 +114,7 @@ class Meeting {
   std::size_t num_here_ = 0;
   std::uint64_t round_ = 0;
   std::optional<CommError> failure_;
+  std::optional<CommFailure> failure_without_text_;  ///< where there was no memory for it
 };
 
 class Loopback final : public DeviceTransport {
@@ -122,7 +134,11 @@ class Loopback final : public DeviceTransport {
   }
 
   void abort(const std::string& reason) noexcept override {
-    meeting_->fail("rank " + std::to_string(rank_) + " aborted: " + reason, CommFailure::Aborted);
+    try {
+      meeting_->fail("rank " + std::to_string(rank_) + " aborted: " + reason, CommFailure::Aborted);
+    } catch (const std::bad_alloc&) {
+      meeting_->fail(reason, CommFailure::Aborted);
+    }
   }
 
  private:

@@ -310,6 +310,7 @@ Mask mask_from_json(std::string_view text) {
 
 std::string mask_to_json(const Mask& mask) {
   std::ostringstream text;
+  text.exceptions(std::ios::badbit);  // a stream without memory would cut the text
   const auto diagonal = [](std::int32_t d, std::int32_t unbounded) {
     return d == unbounded ? std::string("null") : std::to_string(d);
   };

@@ -21,6 +21,7 @@ class Problems {
   void add(const Parts&... parts) {
     if (is_full()) return;
     std::ostringstream text;
+    text.exceptions(std::ios::badbit);  // a stream without memory would cut the text
     (text << ... << parts);
     sentences_.push_back(text.str());
   }

@@ -16,6 +16,7 @@ constexpr std::size_t kMaxListedRanks = 16;
 
 std::string fixed(double value, int digits) {
   std::ostringstream text;
+  text.exceptions(std::ios::badbit);  // a stream without memory would cut the text
   text << std::fixed << std::setprecision(digits) << value;
   return text.str();
 }
@@ -134,6 +135,7 @@ void describe_ranks(std::ostringstream& out, const Plan& plan) {
 
 std::string describe(const Plan& plan) {
   std::ostringstream out;
+  out.exceptions(std::ios::badbit);
   describe_mask(out, plan);
   describe_placement(out, plan);
   describe_traffic(out, plan);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <bit>
+#include <condition_variable>
 #include <cstring>
-#include <future>
+#include <exception>
 #include <iterator>
 #include <list>
 #include <mutex>
@@ -126,12 +127,20 @@ std::uint64_t hash_of(const Query& query) {
 
 using SharedPlan = std::shared_ptr<const Plan>;
 
+/// A plan that one caller makes and others may wait for; read and written under the cache's lock,
+/// but for what its maker writes before `is_done`. NOTE: a promise would take memory to be dropped.
+struct Making {
+  bool is_done = false;
+  SharedPlan plan;
+  std::exception_ptr error;
+};
+
 struct Entry {
   Mask mask;
   PlanConfig config;
   std::optional<std::pair<Placement, Placement>> placements;
   std::uint64_t hash = 0;
-  std::shared_future<SharedPlan> plan;
+  std::shared_ptr<Making> making;
 
   bool equals(const Query& query) const {
     static_assert(std::has_unique_object_representations_v<BandSlice>);
@@ -157,6 +166,7 @@ struct PlanCache::State {
 
   std::size_t capacity = 0;
   mutable std::mutex mutex;
+  std::condition_variable made;
   Entries entries;  ///< most recently used first
   std::unordered_multimap<std::uint64_t, Entries::iterator> index;
 
@@ -181,46 +191,56 @@ struct PlanCache::State {
     entries.erase(entry);
   }
 
-  void insert(const Query& query, std::uint64_t hash, std::shared_future<SharedPlan> plan) {
-    Entry entry{.mask = query.mask, .config = query.config, .hash = hash, .plan = std::move(plan)};
+  void insert(const Query& query, std::uint64_t hash, std::shared_ptr<Making> making) {
+    Entry entry{
+        .mask = query.mask, .config = query.config, .hash = hash, .making = std::move(making)};
     if (query.placement_q != nullptr) {
       entry.placements.emplace(*query.placement_q, *query.placement_k);
     }
     entries.push_front(std::move(entry));
-    index.emplace(hash, entries.begin());
+    try {
+      index.emplace(hash, entries.begin());
+    } catch (...) {
+      entries.pop_front();
+      throw;
+    }
     if (entries.size() > capacity) erase(std::prev(entries.end()));
   }
 
-  /// The entry of a plan that could not be made leaves, so that a later call tries again.
-  void forget(const Query& query, std::uint64_t hash) {
+  /// Tells those who wait. The entry of a plan that could not be made leaves, so that a later call
+  /// tries again.
+  void end(Making& making, const Query& query, std::uint64_t hash) {
     const std::lock_guard lock(mutex);
+    making.is_done = true;
+    made.notify_all();
+    if (!making.error) return;
     const auto entry = find(query, hash);
-    if (entry != entries.end()) erase(entry);
+    if (entry != entries.end() && entry->making.get() == &making) erase(entry);
   }
 
   template <typename Make>
   SharedPlan find_or_make(const Query& query, const Make& make) {
     const std::uint64_t hash = hash_of(query);
-    std::promise<SharedPlan> promise;
+    const auto making = std::make_shared<Making>();
     {
       std::unique_lock lock(mutex);
       const auto entry = find(query, hash);
       if (entry != entries.end()) {
-        const std::shared_future<SharedPlan> plan = entry->plan;
-        lock.unlock();
-        return plan.get();
+        const std::shared_ptr<Making> others = entry->making;
+        made.wait(lock, [&] { return others->is_done; });
+        if (others->error) std::rethrow_exception(others->error);
+        return others->plan;
       }
-      insert(query, hash, promise.get_future().share());
+      insert(query, hash, making);
     }
     try {
-      auto plan = std::make_shared<const Plan>(make());
-      promise.set_value(plan);
-      return plan;
+      making->plan = std::make_shared<const Plan>(make());
     } catch (...) {
-      forget(query, hash);
-      promise.set_exception(std::current_exception());
-      throw;
+      making->error = std::current_exception();
     }
+    end(*making, query, hash);
+    if (making->error) std::rethrow_exception(making->error);
+    return making->plan;
   }
 };
 
