@@ -9,6 +9,7 @@ hold ends the run with what its program says, and is no part of any count.
 import argparse
 import json
 import pathlib
+import subprocess
 import sys
 import time
 
@@ -73,3 +74,17 @@ def count(name, unit, arguments, part, run_part):
             file=sys.stderr,
             flush=True,
         )
+
+
+def run_program(program):
+    """A run_part for count() by a program of tests/reliability, which tells what does not hold."""
+    if not program.exists():
+        raise SystemExit(f"{program} is missing: build it first")
+
+    def run_part(seed, first, cases):
+        flags = ["--seed", str(seed), "--first", str(first), "--cases", str(cases)]
+        done = subprocess.run([program, *flags], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise SystemExit(f"{program.name} {' '.join(flags)}\n{done.stdout}{done.stderr}")
+
+    return run_part
