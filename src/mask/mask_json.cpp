@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/text_stream.hpp"
 #include "magi/mask_builders.hpp"
 
 // What is refused is named by a path such as slices[3].k[1], so that a message says where it
@@ -309,8 +310,7 @@ Mask mask_from_json(std::string_view text) {
 }
 
 std::string mask_to_json(const Mask& mask) {
-  std::ostringstream text;
-  text.exceptions(std::ios::badbit);  // a stream without memory would cut the text
+  std::ostringstream text = text_stream();
   const auto diagonal = [](std::int32_t d, std::int32_t unbounded) {
     return d == unbounded ? std::string("null") : std::to_string(d);
   };

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text_stream.hpp"
 #include "magi/plan.hpp"
 
 namespace magi::planner {
@@ -20,8 +21,7 @@ class Problems {
   template <typename... Parts>
   void add(const Parts&... parts) {
     if (is_full()) return;
-    std::ostringstream text;
-    text.exceptions(std::ios::badbit);  // a stream without memory would cut the text
+    std::ostringstream text = text_stream();
     (text << ... << parts);
     sentences_.push_back(text.str());
   }

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <string>
 
+#include "base/text_stream.hpp"
 #include "base/words.hpp"
 #include "magi/plan.hpp"
 
@@ -15,8 +16,7 @@ namespace {
 constexpr std::size_t kMaxListedRanks = 16;
 
 std::string fixed(double value, int digits) {
-  std::ostringstream text;
-  text.exceptions(std::ios::badbit);  // a stream without memory would cut the text
+  std::ostringstream text = text_stream();
   text << std::fixed << std::setprecision(digits) << value;
   return text.str();
 }
@@ -134,8 +134,7 @@ void describe_ranks(std::ostringstream& out, const Plan& plan) {
 }  // namespace
 
 std::string describe(const Plan& plan) {
-  std::ostringstream out;
-  out.exceptions(std::ios::badbit);
+  std::ostringstream out = text_stream();
   describe_mask(out, plan);
   describe_placement(out, plan);
   describe_traffic(out, plan);
