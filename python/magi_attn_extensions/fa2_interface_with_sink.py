@@ -56,12 +56,10 @@ def fa2_qkvpacked_func_with_sink(
     return_attn_probs (out, lse [batch, heads_q, rows_q]). NotImplementedError for dropout_p and
     alibi_slopes.
     """
-    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
-    options = Options(
-        sink, sink_layout, softmax_scale, causal, window_size, softcap, deterministic,
-        return_attn_probs=return_attn_probs,
+    return fa2_func_with_sink(
+        *qkv.unbind(2), sink, sink_layout, dropout_p, softmax_scale,
+        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
-    return attend_batch(*qkv.unbind(2), options)
 
 
 def fa2_kvpacked_func_with_sink(
@@ -82,12 +80,10 @@ def fa2_kvpacked_func_with_sink(
     dim]. Returns out like q, or with return_attn_probs (out, lse [batch, heads_q, rows_q]).
     NotImplementedError for dropout_p and alibi_slopes.
     """
-    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
-    options = Options(
-        sink, sink_layout, softmax_scale, causal, window_size, softcap, deterministic,
-        return_attn_probs=return_attn_probs,
+    return fa2_func_with_sink(
+        q, *kv.unbind(2), sink, sink_layout, dropout_p, softmax_scale,
+        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
-    return attend_batch(q, *kv.unbind(2), options)
 
 
 def fa2_varlen_func_with_sink(
@@ -142,12 +138,11 @@ def fa2_varlen_qkvpacked_func_with_sink(
     cu_seqlens. max_seqlen is not needed. Returns out like q, or with return_attn_probs (out, lse
     [heads_q, rows_q]). NotImplementedError for dropout_p and alibi_slopes.
     """
-    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
-    options = Options(
-        sink, sink_layout, softmax_scale, causal, window_size, softcap, deterministic,
-        return_attn_probs=return_attn_probs,
+    return fa2_varlen_func_with_sink(
+        *qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, sink,
+        sink_layout, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs,
     )  # fmt: skip
-    return attend_packed(*qkv.unbind(1), cu_seqlens, cu_seqlens, options)
 
 
 def fa2_varlen_kvpacked_func_with_sink(
@@ -173,9 +168,8 @@ def fa2_varlen_kvpacked_func_with_sink(
     or with return_attn_probs (out, lse [heads_q, rows_q]). NotImplementedError for dropout_p and
     alibi_slopes.
     """
-    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
-    options = Options(
-        sink, sink_layout, softmax_scale, causal, window_size, softcap, deterministic,
-        return_attn_probs=return_attn_probs,
+    return fa2_varlen_func_with_sink(
+        q, *kv.unbind(1), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sink,
+        sink_layout, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs,
     )  # fmt: skip
-    return attend_packed(q, *kv.unbind(1), cu_seqlens_q, cu_seqlens_k, options)

@@ -119,12 +119,8 @@ def fa3_qkvpacked_func_with_sink(
     rows, heads_q + 2 * heads_kv, dim]. Returns out like q, or with return_attn_probs (out, lse
     [batch, heads_q, rows]). NotImplementedError for descaling and attention_chunk.
     """
-    refuse(
-        q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-        attention_chunk=attention_chunk,
+    return fa3_func_with_sink(
+        *split_heads(qkv, num_heads_q), sink, sink_layout, softmax_scale, causal, None, q_descale,
+        k_descale, v_descale, window_size, attention_chunk, softcap, deterministic=deterministic,
+        sm_margin=sm_margin, return_attn_probs=return_attn_probs,
     )  # fmt: skip
-    options = Options(
-        sink, sink_layout, softmax_scale, causal, window_size, softcap, deterministic, sm_margin,
-        return_attn_probs,
-    )  # fmt: skip
-    return attend_batch(*split_heads(qkv, num_heads_q), options)
