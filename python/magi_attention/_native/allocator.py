@@ -63,7 +63,7 @@ class AttentionHandle(Handle):
     """
 
     destroy = "magi_attention_destroy"
-    __slots__ = ("_communicator", "plan", "rank")
+    __slots__ = ("communicator", "plan")
     alive: weakref.WeakSet[AttentionHandle] = weakref.WeakSet()
     # While traces are on (_native.step_trace): those that take notes.
     traced: list[AttentionHandle] | None = None
@@ -80,11 +80,8 @@ class AttentionHandle(Handle):
             options.backend = backend.encode()
         group = communicator.address
         super().__init__(made(lib.magi_attention_create_with, plan.address, group, options.address))
-        self._communicator = communicator  # outlives the attention
-        rank, num_ranks = c_int32(), c_int32()
-        counts = ctypes.addressof(rank), ctypes.addressof(num_ranks)
-        check(lib.magi_communicator_rank(group, *counts))
-        self.plan, self.rank = plan, rank.value
+        self.communicator = communicator  # outlives the attention
+        self.plan = plan
         AttentionHandle.alive.add(self)
         if AttentionHandle.traced is not None:
             AttentionHandle.traced.append(self)

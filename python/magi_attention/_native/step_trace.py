@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from functools import partial
 from typing import NamedTuple
@@ -52,8 +53,15 @@ def stop_traces() -> list[tuple[PlanHandle, int, list[Span]]]:
         data = take_bytes(partial(lib.magi_attention_stop_trace, handle.address))
         spans = [Span(kind, bool(back), *rest) for kind, back, *rest in _rows(data, 6)]
         if spans:
-            found.append((handle.plan, handle.rank, spans))
+            found.append((handle.plan, _rank_of(handle), spans))
     return found
+
+
+def _rank_of(handle: AttentionHandle) -> int:
+    rank, num_ranks = ctypes.c_int32(), ctypes.c_int32()
+    counts = ctypes.addressof(rank), ctypes.addressof(num_ranks)
+    check(lib.magi_communicator_rank(handle.communicator.address, *counts))
+    return rank.value
 
 
 def predicted_steps(plan: PlanHandle, rank: int, is_backward: bool) -> list[tuple[int, ...]]:
