@@ -41,9 +41,10 @@ GpuFacts facts_of(std::int32_t device) {
 /// Times work on a stream that is busy while the host enqueues it.
 class StreamClock {
  public:
-  explicit StreamClock(const Stream& stream) : stream_(stream), lead_(kLeadBytes) {}
+  explicit StreamClock(const Stream& stream) : stream_(stream) {}
 
-  double seconds_sync(const std::function<void()>& work) const {
+  double seconds_sync(const std::function<void()>& work) {
+    if (lead_.size_bytes() == 0) lead_ = DeviceBuffer(kLeadBytes);
     for (int i = 0; i < kLeads; ++i) lead_.fill(0, stream_.handle());
     const Event begin, end;
     begin.record(stream_.handle());
@@ -103,7 +104,7 @@ GpuMachine find_gpus() {
 void on_gpu(std::int32_t device, const std::function<void(const RankPlace&)>& body) {
   const DeviceScope scope(device);
   const Stream stream;
-  const StreamClock clock(stream);
+  StreamClock clock(stream);
   body({.device = device,
         .stream = stream.handle(),
         .allocate =
