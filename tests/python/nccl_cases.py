@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from magi_attention import api
+from magi_attention._native import allocator
 from magi_attention._native.library import check, lib
 from magi_attention.common import AttnRanges
 from magi_attention.errors import CommError
@@ -61,13 +62,13 @@ def memory_is_torchs(group, rows: int) -> None:
     bound = plan.bind(group)
     qkv = leaves(bound)
     received = plan.report.remote_rows[rank] * 2 * (64 + 64) * 2  # heads, k and v, bytes
-    allocate, sizes = torch.cuda.caching_allocator_alloc, []
+    allocate, sizes = allocator._raw_allocate, []
 
-    def recorded(size, device=None, stream=None):
+    def recorded(size, stream):
         sizes.append(size)
-        return allocate(size, device, stream)
+        return allocate(size, stream)
 
-    torch.cuda.caching_allocator_alloc = recorded
+    allocator._raw_allocate = recorded
     try:
         out, _ = bound.calc_attn(*qkv)
         torch.autograd.grad(out.sum(), qkv)  # what is kept for later calls is there from now on
@@ -83,7 +84,7 @@ def memory_is_torchs(group, rows: int) -> None:
         torch.cuda.synchronize()
         assert torch.cuda.memory_allocated() <= before
     finally:
-        torch.cuda.caching_allocator_alloc = allocate
+        allocator._raw_allocate = allocate
     other = plan.bind(group, exchange_sms=0)
     assert torch.equal(other.calc_attn(*qkv)[0], bound.calc_attn(*qkv)[0])
 
