@@ -130,9 +130,11 @@ const SegmentRows& RankSteps::rows_of(const Exchange& exchange) const {
 }
 
 std::vector<RowExchange> RankSteps::everyones_rows(Space space, std::size_t segment) const {
-  std::vector<RowExchange> all;
-  for (std::int32_t rank = 0; rank < plan.config.num_ranks; ++rank) {
-    all.push_back(row_exchanges(plan, rank, space).at(segment));
+  std::vector<RowExchange> all(static_cast<std::size_t>(plan.config.num_ranks));
+  for (const Transfer& t : plan.transfers) {
+    if (t.space != space || static_cast<std::size_t>(t.dst_segment) != segment) continue;
+    all[static_cast<std::size_t>(t.src)].owned.push_back({t.dst, t.src_row, t.num_rows});
+    all[static_cast<std::size_t>(t.dst)].needed.push_back({t.src, t.dst_row, t.num_rows});
   }
   return all;
 }

@@ -322,13 +322,18 @@ BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuni
        .is_deterministic = tuning.is_deterministic});
   BackwardList& list = state.list;
   state.num_ctas = to_int(std::min<std::int64_t>(list.num_items(), num_sms));
-  state.tiles = to_device_sync<KeyTile>(list.tiles);
-  state.records = to_device_sync<KeyRecord>(list.records);
-  state.semaphore_runs = to_device_sync<SemaphoreRun>(list.semaphore_runs);
-  state.tile_components = to_device_sync<std::int32_t>(list.tile_components);
+  const auto lists = lists_to_device_sync(
+      {std::as_bytes(std::span(list.tiles)), std::as_bytes(std::span(list.records)),
+       std::as_bytes(std::span(list.semaphore_runs)),
+       std::as_bytes(std::span(list.tile_components)), std::as_bytes(std::span(list.left_tiles)),
+       std::as_bytes(std::span(list.arrivals))});
+  state.tiles = lists[0];
+  state.records = lists[1];
+  state.semaphore_runs = lists[2];
+  state.tile_components = lists[3];
   state.num_left = to_int(std::ssize(list.left_tiles));
-  state.left_tiles = to_device_sync<std::int32_t>(list.left_tiles);
-  state.arrivals = to_device_sync<TileArrival>(list.arrivals);
+  state.left_tiles = lists[4];
+  state.arrivals = lists[5];
   list.records = {};
   list.semaphore_runs = {};
   list.tile_components = {};

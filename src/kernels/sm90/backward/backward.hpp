@@ -17,13 +17,13 @@ struct BackwardState {
   std::int32_t num_ctas = 0;
   /// Once it is on the device, without records, semaphore runs, components and left tiles.
   BackwardList list;
-  DeviceBuffer tiles;
-  DeviceBuffer records;
-  DeviceBuffer semaphore_runs;
-  DeviceBuffer tile_components;
+  DeviceList tiles;
+  DeviceList records;
+  DeviceList semaphore_runs;
+  DeviceList tile_components;
   std::int32_t num_left = 0;  ///< see BackwardList::left_tiles
-  DeviceBuffer left_tiles;
-  DeviceBuffer arrivals;  ///< [k tiles], where keys come
+  DeviceList left_tiles;
+  DeviceList arrivals;  ///< [k tiles], where keys come
 
   std::int64_t size_bytes() const;
 };

@@ -242,9 +242,12 @@ ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& pr
   state.num_sources = coming.num_sources;
   state.num_arrival_sections = coming.num_sections;
   state.num_ctas = count_ctas(device, tuning, list.num_items());
-  state.tiles = to_device_sync<TileWork>(list.tiles);
-  state.records = to_device_sync<BandRecord>(list.records);
-  state.splits = to_device_sync<SplitTile>(list.split_tiles);
+  const auto lists = lists_to_device_sync({std::as_bytes(std::span(list.tiles)),
+                                           std::as_bytes(std::span(list.records)),
+                                           std::as_bytes(std::span(list.split_tiles))});
+  state.tiles = lists[0];
+  state.records = lists[1];
+  state.splits = lists[2];
   list.tiles = {};
   list.records = {};
   list.split_tiles = {};

@@ -33,9 +33,9 @@ struct ForwardState {
   std::int32_t num_sources = 0;  ///< of coming keys
   std::int32_t num_arrival_sections = 1;
   std::int32_t own_rows = 0;  ///< of keys, in tensors of their own
-  DeviceBuffer tiles;
-  DeviceBuffer records;
-  DeviceBuffer splits;
+  DeviceList tiles;
+  DeviceList records;
+  DeviceList splits;
 
   std::int64_t size_bytes() const;
   /// Pieces of cut tiles, all heads together.
