@@ -157,6 +157,7 @@ void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionR
                {inputs.q, result.out, output_gradients.dout, result.lse, output_gradients.dlse});
   call.set_own(Role::QueryGradients, {input_gradients.dq});
   call.set_own(Role::KeyGradients, {input_gradients.dk, input_gradients.dv});
+  call.set_kind(inputs, false);
 }
 
 void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,

@@ -2,6 +2,7 @@
 #include "runtime/step_call.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/math.hpp"
 #include "runtime/device_calls.hpp"
@@ -51,6 +52,11 @@ TensorGroup lend_like(const Lend& lend, TensorGroup group, std::int64_t num_rows
   return group;
 }
 
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
+  constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
+  return (hash ^ value) * kOdd + (hash >> 29);
+}
+
 ExchangeKind kind_of(Role role) {
   if (role == Role::Results) return ExchangeKind::LseMerge;
   return is_returning(role) ? ExchangeKind::Sum : ExchangeKind::Cast;
@@ -88,6 +94,19 @@ void StepCall::begin() {
   is_begun_ = true;
 }
 
+void StepCall::set_kind(const AttentionInputs& inputs, bool has_max_logits) {
+  const TensorView& sink = inputs.sink;
+  const std::int64_t num_sinks = sink.rank > 1 ? sink.shape[sink.rank - 2] : 0;
+  kind_ = mix(static_cast<std::uint64_t>(inputs.q.dtype), static_cast<std::uint64_t>(sink.rank));
+  for (const std::uint64_t part :
+       {static_cast<std::uint64_t>(num_sinks), std::uint64_t{has_max_logits},
+        static_cast<std::uint64_t>(inputs.params.sink_layout),
+        std::bit_cast<std::uint64_t>(inputs.params.softmax_scale),
+        std::bit_cast<std::uint64_t>(inputs.params.softcap)}) {
+    kind_ = mix(kind_, part);
+  }
+}
+
 comm::PassStart StepCall::make_pass_start() const {
   std::int64_t most_bytes = 0;
   for (const Step& step : list_) {
@@ -105,9 +124,9 @@ comm::PassStart StepCall::make_pass_start() const {
                    kAlignment);
     }
   }
-  constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
-  const std::uint64_t digest = steps.plan.digest + static_cast<std::uint64_t>(pass_) +
-                               static_cast<std::uint64_t>(most_bytes) * kOdd;
+  const std::uint64_t digest =
+      mix(mix(steps.plan.digest + static_cast<std::uint64_t>(pass_), kind_),
+          static_cast<std::uint64_t>(most_bytes));
   return {.most_bytes = most_bytes, .digest = digest, .is_first = memory.is_first_pass()};
 }
 

@@ -50,6 +50,8 @@ class StepCall {
   /// Readies the exchanges.
   void begin_pass();
   void set_own(Role role, TensorGroup tensors) { groups_of(role).front() = std::move(tensors); }
+  /// What ranks have to call alike besides the plan; transports that compare calls find the others.
+  void set_kind(const AttentionInputs& inputs, bool has_max_logits);
   const TensorGroup& own(Role role) { return groups_of(role).front(); }
   /// The tensors of kv heads `heads`, or of the query heads that read them: own ones, or with the
   /// index of an exchange those of the segment that it fills.
@@ -100,6 +102,7 @@ class StepCall {
 
   Pass pass_;
   const CallTrace& trace_;
+  std::uint64_t kind_ = 0;  ///< stands for what set_kind was given
   comm::PassStart pass_start_;
   std::span<const Step> list_;
   std::array<std::vector<TensorGroup>, kNumRoles> roles_;                 ///< own, then by exchange
