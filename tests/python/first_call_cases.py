@@ -12,6 +12,8 @@ import torch.distributed as dist
 import dense
 from error_cases import refuses
 from magi_attention import api
+from magi_attention.comm.first_call import first_calls_of
+from magi_attention.common import AttnRanges
 from magi_attention.errors import CommError
 from pipeline_cases import Case, make_key, make_tensors
 
@@ -49,6 +51,23 @@ def difference(group, name: str) -> None:
     assert time.monotonic() - begin < SOON
     assert _call(group, {})()[0].isfinite().all()
     api.clear_cache(group)
+
+
+def nvlink_compares_a_groups_first_plan(group) -> None:
+    """Those behind it are compared by the GPUs."""
+    first_calls = first_calls_of(group)
+    first_calls.have_agreed, before = False, first_calls._round
+    for rows in (64, 96, 128):
+        ranges = AttnRanges.from_ranges([(0, rows)])
+        plan = api.Plan.from_ranges(
+            ranges, ranges, "causal", rows, cp_size=dist.get_world_size(group), num_heads_q=4,
+            num_heads_kv=2, head_dim=8,
+        )  # fmt: skip
+        bound = plan.bind(group)
+        bound.attention._named["transport"] = "nvlink"
+        q, k, v = (torch.ones(bound.local_rows, heads, 8) for heads in (4, 2, 2))
+        assert bound.calc_attn(q, k, v)[0].isfinite().all()
+        assert first_calls._round == before + 1
 
 
 def sinks_of_other_layouts(group) -> None:

@@ -20,6 +20,10 @@ def test_difference(ranks, name):
     ranks.run(2, cases.difference, name)
 
 
+def test_nvlink_compares_a_groups_first_plan(ranks):
+    ranks.run(2, cases.nvlink_compares_a_groups_first_plan)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_sinks_and_variables(ranks, size):
     if size == 2:

@@ -38,6 +38,7 @@ class FirstCalls:
     ) -> None:
         self._store, self._rank, self._num_ranks = store, rank, num_ranks
         self._timeout = timeout
+        self.have_agreed = False  # in any round
         self._round = 0
         self._has_refused = False  # in this round
         self._num_calls = 0  # of this plan, until all ranks came to one
@@ -62,6 +63,7 @@ class FirstCalls:
                 break
         if verdict:
             raise CommError(verdict["text"], verdict["code"])
+        self.have_agreed = True
 
     def refuse(self, error: Exception) -> None:
         """Tells the other ranks, now or when they come, that this one raises error."""

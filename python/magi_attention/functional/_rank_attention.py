@@ -13,7 +13,7 @@ import torch.distributed as dist
 from magi_attention._group_holders import holds_groups
 from magi_attention._native.attention import Call, Options, Runner
 from magi_attention._native.tensors import as_plain
-from magi_attention.comm.first_call import first_calls_of
+from magi_attention.comm.first_call import FirstCalls, first_calls_of
 from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env import comm, general
@@ -70,10 +70,9 @@ class RankAttention:
         """The prepared call of tensors that were checked. The first one is collective: CommError on
         all ranks where they differ in what the plan does not hold.
         """
-        if self._calls is None:
-            first_calls = first_calls_of(self._cp_group)
-            if first_calls is not None:
-                first_calls.compare(self._named | _description(q, v, sink, params))
+        first_calls = self._first_calls()
+        if first_calls is not None:
+            first_calls.compare(self._named | _description(q, v, sink, params))
         num_known = len(self.calls)
         call = self.calls.find(q, k, v, sink, params)
         if len(self.calls) > num_known:
@@ -82,9 +81,22 @@ class RankAttention:
 
     def refuse(self, error: Exception) -> None:
         """Tells the other ranks, which may wait in the first call, that this one raises error."""
-        first_calls = first_calls_of(self._cp_group) if self._calls is None else None
+        first_calls = self._first_calls()
         if first_calls is not None:
             first_calls.refuse(error)
+
+    def _first_calls(self) -> FirstCalls | None:
+        """What compares this plan's first call. Over nvlink that is asked for by a group's first
+        plan alone: the GPUs compare every call there, and a round over the store takes longer than
+        all else that a new mask does.
+        """
+        if self._calls is not None:
+            return None
+        first_calls = first_calls_of(self._cp_group)
+        is_compared = self._named.get("transport") == "nvlink"
+        if is_compared and first_calls is not None and first_calls.have_agreed:
+            return None
+        return first_calls
 
     def attend(self, q, k, v, options: tuple) -> tuple[torch.Tensor, AttnForwardMeta]:
         """out and meta; options: sink, its layout, softmax_scale, softcap, return_max_logits."""
