@@ -92,6 +92,10 @@ class FirstCalls:
             told = self._key(f"told/{verdict['serial']}")
             if self._settled(told, _TOLD) == _TOLD:
                 return verdict
+            if time.monotonic() > deadline:
+                text = f"rank {self._rank} waited for rank 0 to call again what it had refused"
+                raise CommError(text, CommError.TIMEOUT)
+            time.sleep(_POLL_SECONDS)
 
     def _leave_told_round(self) -> None:
         """Goes on to the next round where the others know of this rank's refusal in this one."""
@@ -103,8 +107,6 @@ class FirstCalls:
             told = self._key(f"told/{self._num_refusals}")
             if self._settled(told, _WITHDRAWN) == _TOLD:
                 self._end_round()
-            else:
-                self._store.delete_key(verdict)
         elif self._store.check([verdict]):
             found = json.loads(self._store.get(verdict))
             told = self._key(f"told/{found.get('serial')}")
