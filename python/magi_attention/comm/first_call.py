@@ -87,9 +87,10 @@ class FirstCalls:
             verdict = json.loads(self._wait_for("verdict", 0, self._timeout + _GRACE))
             if verdict.get("by") != 0:
                 return verdict
-            if self._is_history(verdict) and time.monotonic() < deadline:
-                continue
             told = self._key(f"told/{verdict['serial']}")
+            is_over = self._store.check([told]) and self._store.get(told) == _TOLD
+            if not is_over and self._is_history(verdict) and time.monotonic() < deadline:
+                continue
             if self._settled(told, _TOLD) == _TOLD:
                 return verdict
             if time.monotonic() > deadline:
