@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <iostream>
@@ -8,16 +6,15 @@
 #include <optional>
 
 #include "base/check.hpp"
-#include "base/env.hpp"
 #include "base/words.hpp"
 #include "commands.hpp"
 #include "cost.hpp"
 #include "demo/ranks.hpp"
 #include "demo/report.hpp"
-#include "demo/spawn.hpp"
 #include "draw/pictures.hpp"
 #include "files.hpp"
 #include "flags.hpp"
+#include "rank_processes.hpp"
 
 namespace magi::cli {
 namespace {
@@ -49,33 +46,6 @@ std::vector<std::vector<std::string>> write_pictures(const std::vector<Scene>& s
     write("timeline", draw::timeline_picture(plan, scene.name + ": predicted timeline"));
   }
   return all;
-}
-
-/// One rank over shared memory, under a rendezvous name that all ranks of the launch know.
-void run_as_rank(const DemoInput& input, const LaunchEnv& launch, std::chrono::seconds deadline,
-                 SharedResults& results) {
-  const Bootstrap bootstrap =
-      local_bootstrap(launch.rendezvous, launch.rank, launch.num_ranks, deadline);
-  const auto communicator =
-      make_shm_group(launch.rank, launch.num_ranks, bootstrap, {.deadline = deadline});
-  run_demo_rank(input, *communicator, results);
-  communicator->close_sync();
-}
-
-/// Runs all ranks, or this process's one if a launcher started it.
-void run_ranks_of(const DemoInput& input, const std::optional<LaunchEnv>& launched,
-                  const DemoFlags& flags, SharedResults& results) {
-  const std::chrono::seconds deadline(flags.deadline_seconds);
-  if (launched) {
-    run_as_rank(input, *launched, deadline, results);
-    return;
-  }
-  const std::int32_t num_ranks = flags.ranks;
-  const std::string rendezvous = "magi-demo-" + std::to_string(::getpid());
-  spawn_ranks(num_ranks, deadline, results, [&](std::int32_t rank) {
-    run_as_rank(input, {.rank = rank, .num_ranks = num_ranks, .rendezvous = rendezvous}, deadline,
-                results);
-  });
 }
 
 Exit report_results(const DemoFlags& flags, const DemoInput& input, const SharedResults& results,
@@ -113,7 +83,11 @@ Exit run_demo(const DemoFlags& flags) {
   const Embedding embedding = embed(corpus);
   SharedResults results(scenes, num_ranks);
   const DemoInput input{.corpus = corpus, .embedding = embedding, .scenes = scenes};
-  run_ranks_of(input, launched, flags, results);
+  run_rank_processes({.launched = launched,
+                      .num_ranks = num_ranks,
+                      .name = "demo",
+                      .deadline = std::chrono::seconds(flags.deadline_seconds)},
+                     [&](const auto& group) { run_demo_rank(input, *group, results); });
   if (!is_reporting) return Exit::Ok;
   const std::string launch =
       std::to_string(num_ranks) + (launched ? " rank processes of a launcher, over shared memory"

@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "demo/results.hpp"
 
-#include <sys/mman.h>
-
-#include <new>
-
 #include "base/math.hpp"
 #include "demo/embedding.hpp"
-#include "files.hpp"
 
 namespace magi::cli {
 namespace {
@@ -50,27 +45,19 @@ std::vector<SceneResults> carve_scenes(const std::vector<Scene>& scenes, std::in
   return results;
 }
 
-}  // namespace
-
-SharedResults::SharedResults(const std::vector<Scene>& scenes, std::int32_t num_ranks) {
-  const auto ranks = static_cast<std::size_t>(num_ranks);
+std::size_t size_of(const std::vector<Scene>& scenes, std::int32_t num_ranks) {
   Carver measure(nullptr);
   carve_scenes(scenes, num_ranks, measure);
-  measure.take<RankFault>(ranks);
-  size_bytes_ = measure.used();
-  memory_ = ::mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory_ == MAP_FAILED) {
-    memory_ = nullptr;
-    throw EnvironmentUnfit("no " + std::to_string(size_bytes_) + " bytes of shared memory");
-  }
-  // Anonymous memory is zero: figures and faults start as their default values.
-  Carver carver(static_cast<std::byte*>(memory_));
-  scenes_ = carve_scenes(scenes, num_ranks, carver);
-  faults_ = carver.take<RankFault>(ranks);
+  return measure.used();
 }
 
-SharedResults::~SharedResults() {
-  if (memory_ != nullptr) ::munmap(memory_, size_bytes_);
+}  // namespace
+
+// The memory is zero: figures start as their default values.
+SharedResults::SharedResults(const std::vector<Scene>& scenes, std::int32_t num_ranks)
+    : memory_(size_of(scenes, num_ranks)) {
+  Carver carver(memory_.data());
+  scenes_ = carve_scenes(scenes, num_ranks, carver);
 }
 
 }  // namespace magi::cli

@@ -8,6 +8,7 @@
 
 #include "demo/scenes.hpp"
 #include "magi/tensor.hpp"
+#include "shared_memory.hpp"
 
 namespace magi::cli {
 
@@ -27,28 +28,16 @@ struct SceneResults {
   RankFigures* figures = nullptr;   ///< [num_ranks]
 };
 
-/// Why a rank stopped early; kind 0 while it runs well.
-struct RankFault {
-  std::int32_t kind = 0;  ///< the exit code it means
-  std::array<char, 500> message{};
-};
-
 /// Results of all masks in memory that rank processes share with the process that started them.
 class SharedResults {
  public:
   SharedResults(const std::vector<Scene>& scenes, std::int32_t num_ranks);
-  ~SharedResults();
-  SharedResults(const SharedResults&) = delete;
-  SharedResults& operator=(const SharedResults&) = delete;
 
   const SceneResults& scene(std::size_t index) const { return scenes_[index]; }
-  RankFault& fault(std::int32_t rank) { return faults_[rank]; }
 
  private:
-  void* memory_ = nullptr;
-  std::size_t size_bytes_ = 0;
+  SharedMemory memory_;
   std::vector<SceneResults> scenes_;
-  RankFault* faults_ = nullptr;
 };
 
 }  // namespace magi::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "demo/spawn.hpp"
+#include "spawn.hpp"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -18,9 +18,8 @@ using Body = std::function<void(std::int32_t rank)>;
 
 /// What is thrown when three ranks run `body`, and which kind it is.
 std::string fault_of(milliseconds deadline, const Body& body) {
-  SharedResults results({}, 3);
   try {
-    spawn_ranks(3, deadline, results, body);
+    spawn_ranks(3, deadline, body);
   } catch (const InternalError& error) {
     return std::string("defect: ") + error.what();
   } catch (const EnvironmentUnfit& error) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "demo/spawn.hpp"
+#include "spawn.hpp"
 
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include "commands.hpp"
 #include "files.hpp"
 #include "magi/error.hpp"
+#include "shared_memory.hpp"
 
 namespace magi::cli {
 namespace {
@@ -27,11 +29,16 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kGrace(1000);
 constexpr std::chrono::milliseconds kPause(10);
 
+/// Why a rank stopped early; kind 0 while it runs well.
+struct RankFault {
+  std::int32_t kind = 0;  ///< the exit code it means
+  std::array<char, 500> message{};
+};
+
 /// Runs `body` and leaves with its outcome; never returns into the caller's stack.
-[[noreturn]] void live_as_rank(std::int32_t rank, SharedResults& results,
+[[noreturn]] void live_as_rank(std::int32_t rank, RankFault& fault,
                                const std::function<void(std::int32_t)>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  RankFault& fault = results.fault(rank);
   const auto note = [&](Exit kind, const char* message) {
     std::strncpy(fault.message.data(), message, fault.message.size() - 1);
     fault.kind = static_cast<std::int32_t>(kind);
@@ -52,11 +59,11 @@ constexpr std::chrono::milliseconds kPause(10);
 /// The processes of all ranks. Those that have not ended when it goes are ended.
 class RankProcesses {
  public:
-  RankProcesses(std::int32_t num_ranks, SharedResults& results,
+  RankProcesses(std::int32_t num_ranks, RankFault* faults,
                 const std::function<void(std::int32_t)>& body) {
     for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
       const pid_t child = ::fork();
-      if (child == 0) live_as_rank(rank, results, body);
+      if (child == 0) live_as_rank(rank, faults[rank], body);
       if (child < 0) {
         const std::string reason = std::strerror(errno);
         end_all();
@@ -127,7 +134,7 @@ class RankProcesses {
 std::string name_of(std::size_t rank) { return "rank " + std::to_string(rank); }
 
 /// A rank that stopped because another did says so; the cause is the better message.
-void throw_first_fault(const RankProcesses& processes, SharedResults& results) {
+void throw_first_fault(const RankProcesses& processes, const RankFault* faults) {
   const auto& ranks = processes.ranks();
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     if (ranks[r].status && WIFSIGNALED(*ranks[r].status)) {
@@ -137,7 +144,7 @@ void throw_first_fault(const RankProcesses& processes, SharedResults& results) {
   }
   for (const Exit kind : {Exit::CheckFailed, Exit::Usage, Exit::Unfit}) {
     for (std::size_t r = 0; r < ranks.size(); ++r) {
-      const RankFault& fault = results.fault(static_cast<std::int32_t>(r));
+      const RankFault& fault = faults[r];
       if (!ranks[r].status || fault.kind != static_cast<std::int32_t>(kind)) continue;
       const std::string text = name_of(r) + ": " + fault.message.data();
       if (kind == Exit::Unfit) throw EnvironmentUnfit(text);
@@ -149,14 +156,16 @@ void throw_first_fault(const RankProcesses& processes, SharedResults& results) {
 
 }  // namespace
 
-void spawn_ranks(std::int32_t num_ranks, std::chrono::milliseconds deadline, SharedResults& results,
+void spawn_ranks(std::int32_t num_ranks, std::chrono::milliseconds deadline,
                  const std::function<void(std::int32_t rank)>& body) {
+  const SharedMemory memory(static_cast<std::size_t>(num_ranks) * sizeof(RankFault));
+  auto* faults = reinterpret_cast<RankFault*>(memory.data());
   std::cout.flush();
   std::cerr.flush();
-  RankProcesses processes(num_ranks, results, body);
+  RankProcesses processes(num_ranks, faults, body);
   const bool have_ended = processes.wait(deadline);
   processes.end_all();
-  throw_first_fault(processes, results);
+  throw_first_fault(processes, faults);
   if (have_ended) return;
   const auto late = std::ranges::find_if(processes.ranks(), &RankProcesses::Rank::is_ended_by_us);
   throw EnvironmentUnfit(name_of(static_cast<std::size_t>(late - processes.ranks().begin())) +

@@ -5,8 +5,6 @@
 #include <cstdint>
 #include <functional>
 
-#include "demo/results.hpp"
-
 namespace magi::cli {
 
 /// Forks `num_ranks` processes that each run `body` with their rank, and waits for all. When one
@@ -15,7 +13,7 @@ namespace magi::cli {
 /// are left a second after one has failed, and all of them where one does not end within `deadline`
 /// after another, or is stopped for so long: a stopped rank never ends by itself. Must be called
 /// before the process has started threads.
-void spawn_ranks(std::int32_t num_ranks, std::chrono::milliseconds deadline, SharedResults& results,
+void spawn_ranks(std::int32_t num_ranks, std::chrono::milliseconds deadline,
                  const std::function<void(std::int32_t rank)>& body);
 
 }  // namespace magi::cli
