@@ -17,30 +17,6 @@ namespace {
 constexpr std::int32_t kKilo = 1024;
 constexpr std::int32_t kLongestByDefault = 128 * kKilo;
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts;
-  std::size_t begin = 0;
-  while (begin <= text.size()) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
-
-std::vector<std::string> parse_masks(const std::string& text) {
-  std::vector<std::string> names = split(text);
-  const auto& known = bench_mask_names();
-  std::string allowed;
-  for (const std::string& name : known) allowed += (allowed.empty() ? "" : ", ") + name;
-  for (const std::string& name : names) {
-    if (std::find(known.begin(), known.end(), name) == known.end()) {
-      throw invalid("--masks", shown(name), allowed);
-    }
-  }
-  return names;
-}
-
 /// "2k" or "2048".
 std::int32_t parse_length(const std::string& text) {
   const bool has_kilo = !text.empty() && text.back() == 'k';
@@ -62,7 +38,7 @@ std::int32_t parse_length(const std::string& text) {
 
 std::vector<std::int32_t> parse_lengths(const std::string& text) {
   std::vector<std::int32_t> lengths;
-  for (const std::string& part : split(text)) lengths.push_back(parse_length(part));
+  for (const std::string& part : split_list(text)) lengths.push_back(parse_length(part));
   return lengths;
 }
 
@@ -104,7 +80,9 @@ void add_kernel_flags(CLI::App& app, BenchFlags& flags) {
   };
   add("--masks", "NAME,...",
       "full, causal, varlen_full, varlen_causal, window, block_causal (default all)",
-      [&options](const std::string& text) { options.masks = parse_masks(text); });
+      [&options](const std::string& text) {
+        options.masks = parse_names("--masks", text, bench_mask_names());
+      });
   add("--lengths", "N,...", "rows, powers of two such as 8k (default 1k to 128k)",
       [&options](const std::string& text) { options.lengths = parse_lengths(text); });
   add("--heads", "Q:KV", "heads of q and of k and v (default 64:8)",
@@ -134,7 +112,9 @@ Command add_bench_command(CLI::App& parent) {
       "kernel", "Time the attention kernels on a GPU, beside a cuBLAS matrix product");
   const auto flags = std::make_shared<BenchFlags>();
   add_kernel_flags(*kernel, *flags);
-  return {.app = app, .run = [flags] { return run_kernel(*flags); }};
+  const Command dist = add_dist_bench_command(*app);
+  return {.app = app,
+          .run = [flags, dist] { return dist.app->parsed() ? dist.run() : run_kernel(*flags); }};
 }
 
 }  // namespace magi::cli

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "values.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -57,6 +58,24 @@ double parse_number(std::string_view flag, std::string_view text, double low, do
     throw invalid(flag, shown(text), allowed.str());
   }
   return value;
+}
+
+std::vector<std::string> split_list(std::string_view text) {
+  const std::vector<std::string_view> parts = split(text, ',');
+  return {parts.begin(), parts.end()};
+}
+
+std::vector<std::string> parse_names(std::string_view flag, std::string_view text,
+                                     const std::vector<std::string>& known) {
+  std::vector<std::string> names = split_list(text);
+  std::string allowed;
+  for (const std::string& name : known) allowed += (allowed.empty() ? "" : ", ") + name;
+  for (const std::string& name : names) {
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      throw invalid(flag, shown(name), allowed);
+    }
+  }
+  return names;
 }
 
 std::vector<std::int32_t> parse_ints(std::string_view flag, std::string_view text, Bounds bounds) {

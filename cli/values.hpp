@@ -19,6 +19,12 @@ struct Bounds {
 std::int64_t parse_int(std::string_view flag, std::string_view text, Bounds bounds);
 double parse_number(std::string_view flag, std::string_view text, double low, double high);
 
+/// The parts of "a,b,c", one at least.
+std::vector<std::string> split_list(std::string_view text);
+/// Such parts, each of them one of `known`.
+std::vector<std::string> parse_names(std::string_view flag, std::string_view text,
+                                     const std::vector<std::string>& known);
+
 /// "a,b,c", at least one.
 std::vector<std::int32_t> parse_ints(std::string_view flag, std::string_view text, Bounds bounds);
 

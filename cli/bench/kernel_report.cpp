@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "bench/kernel_bench.hpp"
+#include "bench/text_table.hpp"
 #include "draw/numbers.hpp"
 
 namespace magi::cli {
@@ -13,14 +13,7 @@ using draw::grouped;
 
 constexpr double kTera = 1e12;
 
-using Cells = std::vector<std::string>;
-
-std::string padded(const std::string& text, std::size_t width, bool is_left) {
-  const std::string space(width - std::min(width, text.size()), ' ');
-  return is_left ? text + space : space + text;
-}
-
-Cells cells_of(const KernelBenchRow& row) {
+TableLine cells_of(const KernelBenchRow& row) {
   const auto shown = [](const auto& value, double scale, int decimals) {
     return value ? decimal(static_cast<double>(*value) * scale, decimals) : std::string("-");
   };
@@ -35,19 +28,6 @@ Cells cells_of(const KernelBenchRow& row) {
           std::to_string(row.packed_heads),
           shown(row.sm_clock_mhz, 1.0, 0),
           shown(row.power_watts, 1.0, 0)};
-}
-
-std::string joined(const std::vector<Cells>& lines) {
-  std::string text;
-  for (const Cells& line : lines) {
-    for (std::size_t column = 0; column < line.size(); ++column) {
-      std::size_t width = 0;
-      for (const Cells& other : lines) width = std::max(width, other[column].size());
-      text += (column == 0 ? "" : "  ") + padded(line[column], width, column < 2);
-    }
-    text += '\n';
-  }
-  return text;
 }
 
 template <typename Value>
@@ -67,12 +47,12 @@ const char* pass_name(KernelPass pass) {
 }
 
 std::string to_table(const KernelBenchOptions& options, const KernelBenchReport& report) {
-  std::vector<Cells> lines = {{"mask", "pass", "rows", "slices", "time", "TFLOP/s", "of GEMM",
-                               "GEMM TFLOP/s", "heads/tile", "SM MHz", "watts"}};
+  std::vector<TableLine> lines = {{"mask", "pass", "rows", "slices", "time", "TFLOP/s", "of GEMM",
+                                   "GEMM TFLOP/s", "heads/tile", "SM MHz", "watts"}};
   for (const KernelBenchRow& row : report.rows) lines.push_back(cells_of(row));
   return "bfloat16, heads " + std::to_string(options.heads_q) + ":" +
          std::to_string(options.heads_kv) + ", head dim " + dims_of(options) + ", " + report.gpu +
-         "\n" + joined(lines);
+         "\n" + text_table(lines, 2);
 }
 
 std::string to_json(const KernelBenchOptions& options, const KernelBenchReport& report) {
