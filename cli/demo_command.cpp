@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -22,7 +23,9 @@ namespace {
 struct DemoFlags {
   std::vector<std::string> files;
   std::string docs;
-  std::int32_t ranks = 4;
+  std::optional<std::int32_t> ranks;
+  bool is_cpu = false;
+  bool is_bfloat16 = false;
   std::int32_t tokens = 8192;
   std::int32_t deadline_seconds = 100;
   std::string out = "demo_out";
@@ -48,15 +51,48 @@ std::vector<std::vector<std::string>> write_pictures(const std::vector<Scene>& s
   return all;
 }
 
+/// What runs the ranks.
+struct DemoRanks {
+  std::optional<LaunchEnv> launched;
+  std::int32_t count = 4;
+  bool is_on_gpus = false;
+};
+
+/// On the machine's GPUs where it has several, as many as there are ranks.
+DemoRanks choose_ranks(const DemoFlags& flags) {
+  constexpr std::int32_t kMostByDefault = 8;
+  DemoRanks ranks{.launched = launch_env()};
+  const std::int32_t num_gpus = flags.is_cpu ? 0 : std::min(count_gpus(), kMostByDefault);
+  if (num_gpus > 1) ranks.count = num_gpus;
+  if (flags.ranks) ranks.count = *flags.ranks;
+  if (ranks.launched) ranks.count = ranks.launched->num_ranks;
+  if (ranks.count > kMostDemoRanks) {
+    throw invalid("the number of ranks", ranks.count, "1 to " + std::to_string(kMostDemoRanks));
+  }
+  ranks.is_on_gpus = ranks.count > 1 && ranks.count <= num_gpus;
+  return ranks;
+}
+
+std::string launch_text(const DemoRanks& ranks, const SharedResults& results) {
+  std::string text = std::to_string(ranks.count) + " rank processes";
+  if (ranks.launched) text += " of a launcher";
+  if (!ranks.is_on_gpus) return text + (ranks.launched ? "," : "") + " over shared memory";
+  return text + " with a GPU each (" + results.device() + ") over " + results.transport();
+}
+
 Exit report_results(const DemoFlags& flags, const DemoInput& input, const SharedResults& results,
                     const std::string& launch) {
   DemoReport report{.corpus = input.corpus,
                     .scenes = input.scenes,
                     .checks = {},
                     .pictures = write_pictures(input.scenes, flags.out),
-                    .launch = launch};
+                    .launch = launch,
+                    .type = input.type,
+                    .device = results.device(),
+                    .transport = results.transport()};
   for (std::size_t s = 0; s < input.scenes.size(); ++s) {
-    report.checks.push_back(check_scene(input.scenes[s], results.scene(s), input.embedding));
+    report.checks.push_back(
+        check_scene(input.scenes[s], results.scene(s), input.embedding, input.type));
     std::cerr << "  checked: " << input.scenes[s].name
               << (report.checks.back().holds() ? "" : " FAILED") << std::endl;
   }
@@ -65,34 +101,35 @@ Exit report_results(const DemoFlags& flags, const DemoInput& input, const Shared
 }
 
 Exit run_demo(const DemoFlags& flags) {
-  const std::optional<LaunchEnv> launched = launch_env();
-  const std::int32_t num_ranks = launched ? launched->num_ranks : flags.ranks;
-  if (num_ranks > kMostDemoRanks) {
-    throw invalid("the number of ranks", num_ranks, "1 to " + std::to_string(kMostDemoRanks));
-  }
-  const bool is_reporting = !launched || launched->rank == 0;
+  const DemoRanks ranks = choose_ranks(flags);
+  const bool is_reporting = !ranks.launched || ranks.launched->rank == 0;
+  const DType type = ranks.is_on_gpus || flags.is_bfloat16 ? DType::BFloat16 : DType::Float32;
   const Corpus corpus =
       pack_files(flags.files.empty() ? default_files(flags.docs) : flags.files, flags.tokens);
-  const std::vector<Scene> scenes = make_scenes(corpus, num_ranks, cost_of_environment().cost);
+  const std::vector<Scene> scenes =
+      make_scenes(corpus, ranks.count, type, cost_of_environment().cost);
   if (is_reporting) {
     make_folder("--out", flags.out);
     std::cerr << "  packed " << counted(corpus.num_documents(), "document") << " into "
               << counted(corpus.num_tokens(), "token") << ", planned " << scenes.size()
-              << " masks on " << counted(num_ranks, "rank") << std::endl;
+              << " masks on " << counted(ranks.count, "rank") << std::endl;
   }
-  const Embedding embedding = embed(corpus);
-  SharedResults results(scenes, num_ranks);
-  const DemoInput input{.corpus = corpus, .embedding = embedding, .scenes = scenes};
-  run_rank_processes({.launched = launched,
-                      .num_ranks = num_ranks,
+  Embedding embedding = embed(corpus);
+  if (type == DType::BFloat16) round_to_bfloat16(embedding);
+  SharedResults results(scenes, ranks.count);
+  const DemoInput input{.corpus = corpus,
+                        .embedding = embedding,
+                        .scenes = scenes,
+                        .type = type,
+                        .is_on_gpus = ranks.is_on_gpus,
+                        .deadline = std::chrono::seconds(flags.deadline_seconds)};
+  run_rank_processes({.launched = ranks.launched,
+                      .num_ranks = ranks.count,
                       .name = "demo",
-                      .deadline = std::chrono::seconds(flags.deadline_seconds)},
-                     [&](const auto& group) { run_demo_rank(input, *group, results); });
+                      .deadline = input.deadline},
+                     [&](const auto& base) { run_demo_rank(input, base, results); });
   if (!is_reporting) return Exit::Ok;
-  const std::string launch =
-      std::to_string(num_ranks) + (launched ? " rank processes of a launcher, over shared memory"
-                                            : " rank processes over shared memory");
-  return report_results(flags, input, results, launch);
+  return report_results(flags, input, results, launch_text(ranks, results));
 }
 
 }  // namespace
@@ -103,7 +140,10 @@ Command add_demo_command(CLI::App& parent) {
   const auto flags = std::make_shared<DemoFlags>();
   app->add_option("FILES", flags->files, "texts (default: those of --docs and the licence texts)");
   add_path(*app, "--docs", "DIR", flags->docs, "a folder whose README.md and docs/*.md are used");
-  add_int(*app, "--ranks", flags->ranks, {1, kMostDemoRanks}, "rank processes");
+  add_int(*app, "--ranks", flags->ranks, {1, kMostDemoRanks},
+          "rank processes, on GPUs where there are two and as many (default the GPUs, else 4)");
+  app->add_flag("--cpu", flags->is_cpu, "compute on the CPU also where there are GPUs");
+  app->add_flag("--bfloat16", flags->is_bfloat16, "read bfloat16, as on GPUs, instead of float32");
   add_int(*app, "--tokens", flags->tokens, {64, 65536}, "tokens of the sequence, at most");
   add_int(*app, "--deadline", flags->deadline_seconds, {1, 86400}, "seconds to wait for a rank");
   add_path(*app, "--out", "DIR", flags->out, "folder of the pictures (default demo_out)");

@@ -106,6 +106,12 @@ class GpuDevice final : public RankDevice {
   void convert(const TensorView& source, const TensorView& target) override {
     convert_device_rows(source, target, stream_->handle());
   }
+  void put_sync(const void* source, void* target, std::size_t size_bytes) override {
+    cuda_check(
+        cudaMemcpyAsync(target, source, size_bytes, cudaMemcpyHostToDevice, stream_->handle()),
+        "cudaMemcpyAsync");
+    wait_sync();
+  }
   void fetch_sync(const void* source, void* target, std::size_t size_bytes) override {
     cuda_check(
         cudaMemcpyAsync(target, source, size_bytes, cudaMemcpyDeviceToHost, stream_->handle()),

@@ -12,10 +12,12 @@ namespace {
 
 class HostDevice final : public RankDevice {
  public:
+  explicit HostDevice(DType type) : type_(type) {}
+
   std::int32_t ordinal() const override { return kCpuDevice; }
   std::string name() const override { return "CPU"; }
   void* stream() const override { return nullptr; }
-  DType type() const override { return DType::Float32; }
+  DType type() const override { return type_; }
   const DeviceAllocator& allocator() const override { return allocator_; }
 
   Array make(DType type, std::initializer_list<std::int64_t> shape) override {
@@ -27,14 +29,16 @@ class HostDevice final : public RankDevice {
   }
   Array make_random(std::initializer_list<std::int64_t> shape, std::uint64_t seed) override {
     constexpr std::int32_t kSteps = 1 << 20;
-    Array array = make(DType::Float32, shape);
+    const Array drawn = make(DType::Float32, shape);
     RandomStream random(seed);
-    auto* values = static_cast<float*>(array.view.data);
-    for (std::int64_t i = 0; i < array.view.num_elements(); ++i) {
+    auto* values = static_cast<float*>(drawn.view.data);
+    for (std::int64_t i = 0; i < drawn.view.num_elements(); ++i) {
       std::int64_t sum = 0;
       for (int part = 0; part < 3; ++part) sum += random.between(-kSteps, kSteps);
       values[i] = static_cast<float>(sum) / kSteps;
     }
+    Array array = make(type_, shape);
+    convert(drawn, array);
     return array;
   }
   void copy(const void* source, void* target, std::size_t size_bytes) override {
@@ -43,6 +47,9 @@ class HostDevice final : public RankDevice {
   void clear(const TensorView& target) override { fill_elements(target, 0.0); }
   void convert(const TensorView& source, const TensorView& target) override {
     convert_elements(source, target);
+  }
+  void put_sync(const void* source, void* target, std::size_t size_bytes) override {
+    copy(source, target, size_bytes);
   }
   void fetch_sync(const void* source, void* target, std::size_t size_bytes) override {
     copy(source, target, size_bytes);
@@ -61,11 +68,14 @@ class HostDevice final : public RankDevice {
   std::optional<std::int64_t> outside_bytes_sync() const override { return std::nullopt; }
 
  private:
+  DType type_;
   DeviceAllocator allocator_;
 };
 
 }  // namespace
 
-std::unique_ptr<RankDevice> make_host_device() { return std::make_unique<HostDevice>(); }
+std::unique_ptr<RankDevice> make_host_device(DType type) {
+  return std::make_unique<HostDevice>(type);
+}
 
 }  // namespace magi::cli

@@ -33,7 +33,7 @@ class RankDevice {
   virtual std::int32_t ordinal() const = 0;
   virtual std::string name() const = 0;
   virtual void* stream() const = 0;
-  /// Of q, k, v and all results but lse: bfloat16 on a GPU, float32 on the host.
+  /// Of q, k and v, and of results but lse that nobody asks for in float32: float32 or bfloat16.
   virtual DType type() const = 0;
   /// Where the library and the baselines take their memory, which is counted. Empty: the library's.
   virtual const DeviceAllocator& allocator() const = 0;
@@ -45,7 +45,8 @@ class RankDevice {
   virtual void clear(const TensorView& target) = 0;
   /// target [rows, heads, dim] = source of the same shape; source is float32.
   virtual void convert(const TensorView& source, const TensorView& target) = 0;
-  /// Waits for the stream.
+  /// These wait for the stream. To and from the host's memory.
+  virtual void put_sync(const void* source, void* target, std::size_t size_bytes) = 0;
   virtual void fetch_sync(const void* source, void* target, std::size_t size_bytes) = 0;
   virtual void wait_sync() = 0;
 
@@ -61,8 +62,9 @@ class RankDevice {
   virtual std::optional<std::int64_t> outside_bytes_sync() const = 0;
 };
 
-std::unique_ptr<RankDevice> make_host_device();
-/// Throws InvalidArgument where the build has no CUDA.
+/// type: float32 or bfloat16.
+std::unique_ptr<RankDevice> make_host_device(DType type = DType::Float32);
+/// Its type is bfloat16. Throws InvalidArgument where the build has no CUDA.
 std::unique_ptr<RankDevice> make_gpu_device(std::int32_t ordinal);
 
 }  // namespace magi::cli

@@ -29,31 +29,83 @@ reference::DenseInput dense_input(const Embedding& embedding, std::int32_t rows)
           .v = to_doubles(embedding.v)};
 }
 
-std::vector<TensorCheck> check_tensors(const Scene& scene, const SceneResults& results,
-                                       const Embedding& embedding) {
-  const Mask& mask = scene.plan->mask;
-  const reference::DenseInput input = dense_input(embedding, mask.rows_q);
+struct DenseResults {
+  reference::DenseOutput output;
+  reference::DenseGradients gradients;
+};
+
+DenseResults dense_results(const reference::DenseInput& input, const Mask& mask,
+                           const std::vector<double>& dout) {
   const reference::RowCounts counts = reference::counts_of(mask);
-  const reference::DenseOutput output = reference::dense_forward(input, counts);
-  const reference::DenseGradients gradients =
-      reference::dense_backward(input, counts, output, to_doubles(embedding.dout), {});
+  DenseResults results{.output = reference::dense_forward(input, counts), .gradients = {}};
+  results.gradients = reference::dense_backward(input, counts, results.output, dout, {});
+  return results;
+}
+
+/// The verdicts on float32 results by the rule of the tests.
+class Judge {
+ public:
+  Judge(const Embedding& embedding, const Mask& mask, DType type)
+      : type_(type),
+        input_(dense_input(embedding, mask.rows_q)),
+        dout_(to_doubles(embedding.dout)) {
+    truth = dense_results(input_, mask, dout_);
+    if (type == DType::Float32) return;
+    reference::DenseInput rounded = input_;
+    rounded.rounding = reference::rounding_of(type);
+    plain = dense_results(rounded, mask, dout_);
+  }
+
+  void judge(const char* name, const TensorView& got, const std::vector<double>& wanted,
+             const std::vector<double>& rounded, double noise = 0.0) {
+    const std::vector<double> values = to_doubles(got);
+    reference::Verdict verdict = type_ == DType::Float32
+                                     ? reference::judge_exact(values, wanted, type_)
+                                     : reference::judge_rounded(values, wanted, rounded, type_);
+    verdict.allowed += noise;
+    add(name, verdict);
+  }
+  void judge_lse(const TensorView& got) {
+    const std::vector<double> values = to_doubles(got);
+    add("lse", type_ == DType::Float32 ? reference::judge_exact(values, truth.output.lse, type_)
+                                       : reference::judge_approximate(values, truth.output.lse));
+  }
+  /// Of a gradient that sums over `factors`.
+  double noise(const std::vector<double>& factors) const {
+    return type_ == DType::Float32 ? 0.0 : reference::cancelled_noise(input_, dout_, factors);
+  }
+  const reference::DenseInput& input() const { return input_; }
+
+  DenseResults truth, plain;
   std::vector<TensorCheck> checks;
-  const auto judge = [&](const char* name, const TensorView& got,
-                         const std::vector<double>& truth) {
-    const reference::Verdict verdict =
-        reference::judge_exact(to_doubles(got), truth, DType::Float32);
+
+ private:
+  void add(const char* name, const reference::Verdict& verdict) {
     checks.push_back({.name = name,
                       .error = verdict.error,
                       .allowed = verdict.allowed,
                       .holds = verdict.holds()});
-  };
-  judge("out", results.out, output.out);
-  judge("lse", results.lse, output.lse);
-  judge("dQ", results.dq, gradients.dq);
-  judge("dK", results.dk, gradients.dk);
-  judge("dV", results.dv, gradients.dv);
-  return checks;
+  }
+
+  DType type_;
+  reference::DenseInput input_;
+  std::vector<double> dout_;
+};
+
+std::vector<TensorCheck> check_tensors(const Scene& scene, const SceneResults& results,
+                                       const Embedding& embedding, DType type) {
+  Judge judge(embedding, scene.plan->mask, type);
+  const auto& [output, gradients] = judge.truth;
+  const auto& [plain_output, plain_gradients] = judge.plain;
+  judge.judge("out", results.out, output.out, plain_output.out);
+  judge.judge_lse(results.lse);
+  judge.judge("dQ", results.dq, gradients.dq, plain_gradients.dq, judge.noise(judge.input().k));
+  judge.judge("dK", results.dk, gradients.dk, plain_gradients.dk, judge.noise(judge.input().q));
+  judge.judge("dV", results.dv, gradients.dv, plain_gradients.dv);
+  return judge.checks;
 }
+
+constexpr std::int64_t kGradientBytes = sizeof(float);
 
 /// Backward casts the keys again and returns float32 partial gradients of the same rows.
 void check_bytes(const Plan& plan, const RankFigures* figures, SceneCheck& check) {
@@ -61,7 +113,8 @@ void check_bytes(const Plan& plan, const RankFigures* figures, SceneCheck& check
   for (std::size_t src = 0; src < ranks; ++src) {
     for (std::size_t dst = 0; dst < ranks; ++dst) {
       const std::int64_t cast = plan.report.pair_bytes[src * ranks + dst];
-      const std::int64_t reduced = plan.report.pair_bytes[dst * ranks + src];
+      const std::int64_t reduced =
+          plan.report.pair_bytes[dst * ranks + src] / plan.config.element_bytes * kGradientBytes;
       const std::int64_t forward = figures[src].forward_bytes[dst];
       const std::int64_t backward = figures[src].backward_bytes[dst];
       check.forward_bytes += forward;
@@ -82,11 +135,11 @@ bool SceneCheck::holds() const {
                                            [](const TensorCheck& tensor) { return tensor.holds; });
 }
 
-SceneCheck check_scene(const Scene& scene, const SceneResults& results,
-                       const Embedding& embedding) {
+SceneCheck check_scene(const Scene& scene, const SceneResults& results, const Embedding& embedding,
+                       DType type) {
   SceneCheck check;
   const auto start = std::chrono::steady_clock::now();
-  check.tensors = check_tensors(scene, results, embedding);
+  check.tensors = check_tensors(scene, results, embedding, type);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   check.reference_seconds = elapsed.count();
   check_bytes(*scene.plan, results.figures, check);

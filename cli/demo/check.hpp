@@ -34,7 +34,10 @@ struct SceneCheck {
 };
 
 /// Compares the gathered results with attention computed densely in float64 from the mask alone,
-/// and the counted bytes with the plan's, pair by pair. Uses OpenMP.
-SceneCheck check_scene(const Scene& scene, const SceneResults& results, const Embedding& embedding);
+/// and the counted bytes with the plan's, pair by pair. type: of what attention read, which
+/// `embedding` holds; with bfloat16 the plain 16-bit computation says what error is allowed. Uses
+/// OpenMP.
+SceneCheck check_scene(const Scene& scene, const SceneResults& results, const Embedding& embedding,
+                       DType type);
 
 }  // namespace magi::cli

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "base/half.hpp"
 #include "base/random.hpp"
 
 namespace magi::cli {
@@ -145,6 +146,12 @@ Embedding embed(const Corpus& corpus) {
     }
   }
   return made;
+}
+
+void round_to_bfloat16(Embedding& embedding) {
+  for (HostTensor<float>* tensor : {&embedding.q, &embedding.k, &embedding.v, &embedding.dout}) {
+    for (float& value : tensor->elements()) value = bfloat16_to_float(float_to_bfloat16(value));
+  }
 }
 
 }  // namespace magi::cli

@@ -29,4 +29,7 @@ struct Embedding {
 /// embedding, Su et al. 2021). dout projects the context of the next token. Deterministic.
 Embedding embed(const Corpus& corpus);
 
+/// Rounds every value to the nearest bfloat16, which attention on a GPU reads.
+void round_to_bfloat16(Embedding& embedding);
+
 }  // namespace magi::cli

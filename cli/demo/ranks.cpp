@@ -4,12 +4,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <iostream>
 #include <thread>
+#include <utility>
 
+#include "base/half.hpp"
 #include "draw/numbers.hpp"
+#include "gpu_group.hpp"
 #include "kernels/cpu/attention.hpp"
 #include "magi/runtime.hpp"
+#include "rank_device.hpp"
 
 namespace magi::cli {
 namespace {
@@ -36,6 +41,13 @@ struct Shard {
         dv({rows, kDemoHeadsKv, kDemoHeadDim}) {}
 };
 
+/// Where a rank computes, and with whom.
+struct Rank {
+  Communicator& base;  ///< over host memory
+  std::unique_ptr<RankDevice> device;
+  std::shared_ptr<Communicator> group;  ///< over the device's; ends before it
+};
+
 Shard take_shard(const DemoInput& input, const Placement& placement, std::int32_t rank) {
   Shard shard(placement.rows_of(rank));
   dispatch(input.embedding.q, placement, rank, shard.q);
@@ -52,25 +64,79 @@ void add_sent(const CommCounters& before, const CommCounters& after,
   }
 }
 
-RankFigures attend(const Scene& scene, Communicator& communicator, Shard& shard) {
-  DistributedAttention attention(scene.plan, communicator);
-  const AttentionInputs inputs{.q = shard.q, .k = shard.k, .v = shard.v};
-  const AttentionResult result{.out = shard.out, .lse = shard.lse};
-  const InputGradients gradients{.dq = shard.dq, .dk = shard.dk, .dv = shard.dv};
-  RankFigures figures;
-  communicator.allgather_sync({});  // all start together, so that times do not hold others' delays
-  const CommCounters at_start = communicator.counters();
+/// Host values as a tensor of the device's type.
+Array put(RankDevice& device, const HostTensor<float>& values) {
+  const TensorView shape = values;
+  Array array = device.make(device.type(), {shape.shape[0], shape.shape[1], shape.shape[2]});
+  const std::span<const float> floats = values.elements();
+  if (device.type() == DType::Float32) {
+    device.put_sync(floats.data(), array.view.data, floats.size_bytes());
+    return array;
+  }
+  std::vector<std::uint16_t> bits(floats.size());
+  std::ranges::transform(floats, bits.begin(), float_to_bfloat16);
+  device.put_sync(bits.data(), array.view.data, bits.size() * sizeof(std::uint16_t));
+  return array;
+}
+
+/// A rank's tensors where it computes: inputs of the device's type, results in float32.
+struct DeviceShard {
+  Array q, k, v, dout, out, lse, dq, dk, dv;
+
+  DeviceShard(RankDevice& device, const Shard& shard)
+      : q(put(device, shard.q)),
+        k(put(device, shard.k)),
+        v(put(device, shard.v)),
+        dout(put(device, shard.dout)) {
+    const std::int64_t rows = q.view.shape[0];
+    const auto make = [&](std::int32_t heads) {
+      return device.make(DType::Float32, {rows, heads, kDemoHeadDim});
+    };
+    out = make(kDemoHeadsQ);
+    lse = device.make(DType::Float32, {rows, kDemoHeadsQ});
+    dq = make(kDemoHeadsQ);
+    dk = make(kDemoHeadsKv);
+    dv = make(kDemoHeadsKv);
+  }
+
+  void fetch_sync(RankDevice& device, Shard& shard) const {
+    for (const auto& [from, to] :
+         {std::pair{&out, &shard.out}, std::pair{&lse, &shard.lse}, std::pair{&dq, &shard.dq},
+          std::pair{&dk, &shard.dk}, std::pair{&dv, &shard.dv}}) {
+      device.fetch_sync(from->view.data, to->elements().data(), to->elements().size_bytes());
+    }
+  }
+};
+
+/// Seconds of `work` that all ranks start together, so that times do not hold others' delays, and
+/// the bytes that this rank sends in it.
+double run_together(Rank& rank, const std::function<void()>& work,
+                    std::array<std::int64_t, kMostDemoRanks>& bytes) {
+  rank.device->wait_sync();
+  rank.base.allgather_sync({});
+  const CommCounters before = rank.group->counters();
   const auto start = Clock::now();
-  attention.forward(inputs, result);
-  figures.forward_seconds = seconds_since(start);
-  const CommCounters at_middle = communicator.counters();
-  communicator.allgather_sync({});
-  const CommCounters at_backward = communicator.counters();
-  const auto middle = Clock::now();
-  attention.backward(inputs, result, {.dout = shard.dout}, gradients);
-  figures.backward_seconds = seconds_since(middle);
-  add_sent(at_start, at_middle, figures.forward_bytes);
-  add_sent(at_backward, communicator.counters(), figures.backward_bytes);
+  work();
+  rank.device->wait_sync();
+  const double seconds = seconds_since(start);
+  add_sent(before, rank.group->counters(), bytes);
+  return seconds;
+}
+
+RankFigures attend(const Scene& scene, Rank& rank, Shard& shard) {
+  const DeviceShard tensors(*rank.device, shard);
+  DistributedAttention attention(scene.plan, *rank.group);
+  const AttentionInputs inputs{.q = tensors.q, .k = tensors.k, .v = tensors.v};
+  const AttentionResult result{.out = tensors.out, .lse = tensors.lse};
+  const InputGradients gradients{.dq = tensors.dq, .dk = tensors.dk, .dv = tensors.dv};
+  void* stream = rank.device->stream();
+  RankFigures figures;
+  figures.forward_seconds = run_together(
+      rank, [&] { attention.forward(inputs, result, stream); }, figures.forward_bytes);
+  figures.backward_seconds = run_together(
+      rank, [&] { attention.backward(inputs, result, {.dout = tensors.dout}, gradients, stream); },
+      figures.backward_bytes);
+  tensors.fetch_sync(*rank.device, shard);
   return figures;
 }
 
@@ -103,23 +169,32 @@ void gather_results(const Shard& shard, const Placement& placement, Communicator
 
 }  // namespace
 
-void run_demo_rank(const DemoInput& input, Communicator& communicator, SharedResults& results) {
-  const std::int32_t rank = communicator.rank();
+void run_demo_rank(const DemoInput& input, const std::shared_ptr<Communicator>& base,
+                   SharedResults& results) {
+  Rank rank{*base, input.is_on_gpus ? make_gpu_device(base->rank()) : make_host_device(input.type),
+            base};
+  if (input.is_on_gpus) rank.group = make_gpu_group(base, {.deadline = input.deadline});
   const auto cores = static_cast<std::int32_t>(std::thread::hardware_concurrency());
-  cpu::set_num_threads(std::max(1, cores / communicator.num_ranks()));
+  cpu::set_num_threads(std::max(1, cores / base->num_ranks()));
+  if (base->rank() == 0) results.set_place(rank.device->name(), rank.group->backend());
   for (std::size_t s = 0; s < input.scenes.size(); ++s) {
     const Scene& scene = input.scenes[s];
     const Placement& placement = scene.plan->placement_q;
-    Shard shard = take_shard(input, placement, rank);
-    const RankFigures figures = attend(scene, communicator, shard);
-    gather_figures(figures, communicator, results.scene(s).figures);
-    gather_results(shard, placement, communicator, results.scene(s));
-    if (rank == 0) {
+    Shard shard = take_shard(input, placement, base->rank());
+    const RankFigures figures = attend(scene, rank, shard);
+    gather_figures(figures, *base, results.scene(s).figures);
+    gather_results(shard, placement, *base, results.scene(s));
+    if (base->rank() == 0) {
       std::cerr << "  ranks: " << scene.name << ", forward "
                 << draw::seconds_text(figures.forward_seconds) << ", backward "
                 << draw::seconds_text(figures.backward_seconds) << std::endl;
     }
   }
+  if (rank.group == base) return;
+  if (rank.group->backend() == std::string_view(transport_name(Transport::Nccl))) {
+    rank.group->close_sync();
+  }
+  base->allgather_sync({});  // nobody writes into windows that end now
 }
 
 }  // namespace magi::cli

@@ -134,7 +134,7 @@ std::string report_text(const DemoReport& report) {
   text << "Attention over " << grouped(corpus.num_tokens()) << " tokens of real text in "
        << grouped(corpus.num_documents()) << " documents (" << sources_text(corpus) << ")\n"
        << kDemoHeadsQ << " query heads on " << kDemoHeadsKv << " kv heads of " << kDemoHeadDim
-       << ", float32, on " << report.launch << '\n'
+       << ", " << dtype_name(report.type) << ", on " << report.launch << '\n'
        << "Each result is compared with dense float64 attention, largest error <= allowed error\n";
   for (std::size_t s = 0; s < report.scenes.size(); ++s) write_scene(text, report, s);
   text << '\n' << (report.holds() ? "All checks hold.\n" : "SOME CHECKS FAILED.\n");
@@ -150,6 +150,9 @@ std::string report_json(const DemoReport& report) {
   json["heads_kv"] = kDemoHeadsKv;
   json["head_dim"] = kDemoHeadDim;
   json["launch"] = report.launch;
+  json["dtype"] = dtype_name(report.type);
+  json["device"] = report.device;
+  json["transport"] = report.transport;
   json["masks"] = nlohmann::ordered_json::array();
   for (std::size_t s = 0; s < report.scenes.size(); ++s) {
     json["masks"].push_back(scene_json(report, s));

@@ -17,6 +17,9 @@ struct DemoReport {
   std::vector<SceneCheck> checks;                  ///< of each scene
   std::vector<std::vector<std::string>> pictures;  ///< paths, of each scene
   std::string launch;                              ///< how the ranks ran
+  DType type = DType::Float32;                     ///< of what attention read
+  std::string device;                              ///< that each rank computed on
+  std::string transport;                           ///< name of the group
 
   bool holds() const;
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "demo/results.hpp"
 
+#include <cstring>
+
 #include "base/math.hpp"
 #include "demo/embedding.hpp"
 
@@ -45,19 +47,26 @@ std::vector<SceneResults> carve_scenes(const std::vector<Scene>& scenes, std::in
   return results;
 }
 
-std::size_t size_of(const std::vector<Scene>& scenes, std::int32_t num_ranks) {
+std::size_t size_of(const std::vector<Scene>& scenes, std::int32_t num_ranks,
+                    std::size_t place_bytes) {
   Carver measure(nullptr);
   carve_scenes(scenes, num_ranks, measure);
-  return measure.used();
+  return measure.used() + place_bytes;
 }
 
 }  // namespace
 
 // The memory is zero: figures start as their default values.
 SharedResults::SharedResults(const std::vector<Scene>& scenes, std::int32_t num_ranks)
-    : memory_(size_of(scenes, num_ranks)) {
+    : memory_(size_of(scenes, num_ranks, sizeof(Place))) {
   Carver carver(memory_.data());
   scenes_ = carve_scenes(scenes, num_ranks, carver);
+  place_ = carver.take<Place>(1);
+}
+
+void SharedResults::set_place(const std::string& device, const std::string& transport) {
+  std::strncpy(place_->device.data(), device.c_str(), place_->device.size() - 1);
+  std::strncpy(place_->transport.data(), transport.c_str(), place_->transport.size() - 1);
 }
 
 }  // namespace magi::cli

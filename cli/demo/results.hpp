@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "demo/scenes.hpp"
@@ -34,10 +35,19 @@ class SharedResults {
   SharedResults(const std::vector<Scene>& scenes, std::int32_t num_ranks);
 
   const SceneResults& scene(std::size_t index) const { return scenes_[index]; }
+  /// What the ranks ran on and over; called on rank 0.
+  void set_place(const std::string& device, const std::string& transport);
+  std::string device() const { return place_->device.data(); }
+  std::string transport() const { return place_->transport.data(); }
 
  private:
+  struct Place {
+    std::array<char, 128> device{};
+    std::array<char, 32> transport{};
+  };
   SharedMemory memory_;
   std::vector<SceneResults> scenes_;
+  Place* place_ = nullptr;
 };
 
 }  // namespace magi::cli

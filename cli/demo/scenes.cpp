@@ -55,7 +55,7 @@ Mask mixed_mask(const std::vector<std::int32_t>& cu_seqlens) {
   return mask;
 }
 
-std::vector<Scene> make_scenes(const Corpus& corpus, std::int32_t num_ranks,
+std::vector<Scene> make_scenes(const Corpus& corpus, std::int32_t num_ranks, DType type,
                                const CostModel& cost) {
   const std::vector<std::int32_t>& cu = corpus.cu_seqlens;
   const std::int32_t rows = corpus.num_tokens();
@@ -64,7 +64,7 @@ std::vector<Scene> make_scenes(const Corpus& corpus, std::int32_t num_ranks,
                           .num_heads_kv = kDemoHeadsKv,
                           .head_dim_qk = kDemoHeadDim,
                           .head_dim_v = kDemoHeadDim,
-                          .element_bytes = sizeof(float),
+                          .element_bytes = static_cast<std::int32_t>(dtype_bytes(type)),
                           .cost = cost};
   const auto scene = [&](const char* name, const char* slug, const Mask& mask) {
     return Scene{

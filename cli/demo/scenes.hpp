@@ -7,6 +7,7 @@
 
 #include "demo/corpus.hpp"
 #include "magi/plan.hpp"
+#include "magi/tensor.hpp"
 
 namespace magi::cli {
 
@@ -18,8 +19,8 @@ struct Scene {
 };
 
 /// Packed causal documents; a sliding window over the whole sequence; prefix-LM documents; all four
-/// slice types mixed. Plans are made under `cost`.
-std::vector<Scene> make_scenes(const Corpus& corpus, std::int32_t num_ranks,
+/// slice types mixed. type: of what attention reads; plans are made under `cost`.
+std::vector<Scene> make_scenes(const Corpus& corpus, std::int32_t num_ranks, DType type,
                                const CostModel& cost = {});
 
 /// Sections of the sequence attend in turn fully, causally, inverse causally, and inside a

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -8,6 +9,7 @@
 #include "cli/temporary_folder.hpp"
 #include "draw/xml.hpp"
 #include "magi/cost.hpp"
+#include "rank_processes.hpp"
 
 namespace magi::testing {
 namespace {
@@ -21,13 +23,16 @@ std::string some_text() {
 TEST(CommandDemo, EveryCheckHoldsAndPicturesAreWritten) {
   const TemporaryFolder folder;
   const std::string text = folder.write("text", some_text());
-  const Outcome outcome =
-      run_magi("demo " + text + " --tokens 1500 --ranks 3 --json --out " + folder.path("pictures"));
+  const Outcome outcome = run_magi("demo --cpu " + text + " --tokens 1500 --ranks 3 --json --out " +
+                                   folder.path("pictures"));
   ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
   const auto report = nlohmann::json::parse(outcome.out);
   EXPECT_TRUE(report["holds"].get<bool>());
   EXPECT_EQ(report["tokens"], 1500);
   EXPECT_EQ(report["sources"], nlohmann::json({"text"}));
+  EXPECT_EQ(report["dtype"], "float32");
+  EXPECT_EQ(report["device"], "CPU");
+  EXPECT_EQ(report["transport"], "shm");
   ASSERT_EQ(report["masks"].size(), 4u);
   for (const auto& mask : report["masks"]) {
     SCOPED_TRACE(mask.dump());
@@ -44,6 +49,46 @@ TEST(CommandDemo, EveryCheckHoldsAndPicturesAreWritten) {
       EXPECT_EQ(xml_fault(folder.read(name)), "") << name;
     }
   }
+}
+
+/// Float32 sums of bfloat16 inputs are far inside of what a plain 16-bit computation may be off.
+TEST(CommandDemo, BFloat16IsJudgedByTheRuleOf16Bits) {
+  const TemporaryFolder folder;
+  const std::string text = folder.write("text", some_text());
+  const Outcome outcome = run_magi("demo --cpu --bfloat16 " + text +
+                                   " --tokens 600 --ranks 2 --json --out " + folder.path("out"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  const auto report = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(report["dtype"], "bfloat16");
+  for (const auto& mask : report["masks"]) {
+    SCOPED_TRACE(mask.dump());
+    EXPECT_TRUE(mask["bytes_as_planned"].get<bool>());
+    EXPECT_EQ(mask["backward_bytes"], 3 * mask["forward_bytes"].get<std::int64_t>());
+    for (const char* name : {"out", "dQ", "dK", "dV"}) {
+      const auto& error = mask["error"][name];
+      EXPECT_LT(error["error"].get<double>(), 0.01 * error["allowed"].get<double>()) << name;
+    }
+  }
+}
+
+TEST(CommandDemo, RunsOnTheGpusOfTheMachine) {
+  const std::int32_t num_gpus = cli::count_gpus();
+  if (num_gpus < 2) GTEST_SKIP() << "two GPUs are not here: device test not run";
+  const TemporaryFolder folder;
+  const std::string text = folder.write("text", some_text());
+  const std::string call = "demo " + text + " --tokens 1500 --json --out " + folder.path("out");
+  const Outcome outcome = run_magi(call);
+  ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  const auto report = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(report["dtype"], "bfloat16");
+  EXPECT_NE(report["device"], "CPU");
+  EXPECT_TRUE(report["transport"] == "nvlink" || report["transport"] == "nccl") << report;
+  EXPECT_EQ(report["launch"].get<std::string>().find(std::to_string(std::min(num_gpus, 8))), 0u);
+  for (const auto& mask : report["masks"]) {
+    EXPECT_TRUE(mask["bytes_as_planned"].get<bool>());
+    EXPECT_EQ(mask["forward_bytes"], mask["planned_bytes"]);
+  }
+  EXPECT_EQ(nlohmann::json::parse(run_magi(call + " --cpu").out)["device"], "CPU");
 }
 
 TEST(CommandDemo, OneRankAndAReportForPeople) {
@@ -84,7 +129,7 @@ PairOutcome run_pair(const TemporaryFolder& folder, const std::string& first,
 TEST(CommandDemo, RanksOfALauncherMeet) {
   const TemporaryFolder folder;
   const std::string text = folder.write("text", some_text());
-  const std::string call = text + " --tokens 300 --out " + folder.path("pictures");
+  const std::string call = "--cpu " + text + " --tokens 300 --out " + folder.path("pictures");
   const PairOutcome outcome = run_pair(folder, call, call);
   EXPECT_EQ(outcome.first.code, 0) << outcome.first.err;
   EXPECT_EQ(outcome.second.code, 0) << outcome.second.err;

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/half.hpp"
+
 namespace magi::cli {
 namespace {
 
@@ -60,6 +62,21 @@ TEST(Embedding, DocumentsDoNotLeakIntoEachOther) {
   EXPECT_TRUE(
       std::equal(second(before.k).begin(), second(before.k).end(), second(after.k).begin()));
   EXPECT_FALSE(is_equal(before.k, after.k));
+}
+
+TEST(Embedding, RoundedValuesAreTheNearestBfloat16) {
+  const Embedding before = embed(repeated_text());
+  Embedding after = embed(repeated_text());
+  round_to_bfloat16(after);
+  EXPECT_FALSE(is_equal(before.q, after.q));
+  for (const auto tensor : {&Embedding::q, &Embedding::k, &Embedding::v, &Embedding::dout}) {
+    const auto exact = (before.*tensor).elements();
+    const auto rounded = (after.*tensor).elements();
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      EXPECT_LE(std::abs(rounded[i] - exact[i]), std::abs(exact[i]) * 0x1p-8f) << i;
+      EXPECT_EQ(bfloat16_to_float(float_to_bfloat16(rounded[i])), rounded[i]) << i;
+    }
+  }
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ TEST(Scenes, FourMasksOfTheWholeSequence) {
   Corpus corpus;
   corpus.tokens.assign(1000, 'x');
   corpus.cu_seqlens = {0, 10, 400, 401, 700, 1000};
-  const std::vector<Scene> scenes = make_scenes(corpus, 3);
+  const std::vector<Scene> scenes = make_scenes(corpus, 3, DType::Float32);
   ASSERT_EQ(scenes.size(), 4u);
   std::set<std::string> slugs;
   for (const Scene& scene : scenes) {
