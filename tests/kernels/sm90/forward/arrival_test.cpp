@@ -262,16 +262,16 @@ TEST_P(ForwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
 
 /// The keys' tensors hold NaN where the own rows would be.
 TEST_P(ForwardArrivalTest, OwnKeysLieInTensorsOfTheirOwn) {
-  const auto [type, dim] = GetParam();
+  const auto [type, dims] = GetParam();
   const ComingKeys coming{
       .parts = {{{1500, 2000}, 0}, {{2010, kRowsK}, 1}}, .num_sources = 2, .own_rows = 777};
   RandomStream random(5);
-  GuardedTensor q(type, kRowsQ, kHeadsQ, dim);
-  GuardedTensor k(type, kRowsK, kHeadsKv, dim);
-  GuardedTensor v(type, kRowsK, kHeadsKv, dim);
+  GuardedTensor q(type, kRowsQ, kHeadsQ, dims.qk);
+  GuardedTensor k(type, kRowsK, kHeadsKv, dims.qk);
+  GuardedTensor v(type, kRowsK, kHeadsKv, dims.v);
   for (GuardedTensor* tensor : {&q, &k, &v}) fill_random(*tensor, random, 1.0);
   const std::vector<BandSlice> cut = cut_at_own_rows(coming, slices_of_test());
-  Outputs expected(type, dim, {}), seen(type, dim, {});
+  Outputs expected(type, dims.v, {}), seen(type, dims.v, {});
   ForwardArgs args{.q = q.view(), .k = k.view(), .v = v.view(), .slices = cut};
   args.out = expected.out.view();
   args.lse = expected.lse.view(2);
