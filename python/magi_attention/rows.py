@@ -43,8 +43,8 @@ class Rows:
         self.count = placement.rows_of(rank)
         self._placement = placement
         self._is_alone = placement.info().num_ranks == 1  # rows are in the order of the sequence
-        ids = placement.position_ids(rank, total_seqlen)
-        self._ids_on = {_HOST: torch.tensor(ids, dtype=torch.int64, device=_HOST)}
+        self._rank = rank
+        self._ids_on: dict[torch.device, torch.Tensor] = {}
 
     def position_ids_on(self, device: torch.device) -> torch.Tensor:
         """int64 [count]: row of the sequence of every own row, on a device; copied there once.
@@ -52,14 +52,24 @@ class Rows:
         """
         ids = self._ids_on.get(device)
         if ids is None:
-            ids = self._ids_on[device] = self._ids_on[_HOST].to(device)
+            host = self._ids_on.get(_HOST)
+            if host is None:
+                host = self._ids_on[_HOST] = self._ids_on_host()
+            ids = self._ids_on[device] = host.to(device)
         return ids
+
+    def _ids_on_host(self) -> torch.Tensor:
+        ids = self._placement.position_ids(self._rank, self.total_seqlen)
+        # A view of the array's memory: torch.tensor would read it element by element.
+        return (
+            torch.frombuffer(ids, dtype=torch.int64) if ids else torch.empty(0, dtype=torch.int64)
+        )
 
     def position_ids(self) -> torch.Tensor:
         """position_ids_on the host, or the current GPU for a group that moves nothing else."""
         if self._is_of_gpus:
             return self.position_ids_on(torch.device("cuda", torch.cuda.current_device()))
-        return self._ids_on[_HOST]
+        return self.position_ids_on(_HOST)
 
     def select(self, x: torch.Tensor, pad_value: float) -> torch.Tensor:
         """Own rows of a global tensor; padding rows hold pad_value."""

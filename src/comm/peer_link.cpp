@@ -99,6 +99,8 @@ void PeerLink::prove_access() {
       trouble = "it cannot write the memory of " + rank_name(peer);
     }
   }
+  // A copy from the host's memory may return before it has arrived.
+  cuda_check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   agree_sync(base_, trouble);
   const auto words = to_host_sync<std::uint64_t>(view_.control[rank()]->magic,
                                                  static_cast<std::size_t>(num_ranks()));

@@ -14,7 +14,9 @@ def apply_log_level() -> None:
     set and the program has no handlers, one that writes to stderr.
     """
     logger = logging.getLogger("magi_attention")
-    logger.setLevel(general.log_level())
+    level = general.log_level()
+    if logger.level != level:  # to set it clears what every logger has cached
+        logger.setLevel(level)
     if is_set(PREFIX + "LOG_LEVEL") and not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
