@@ -43,18 +43,15 @@ std::int32_t AttendCache::own_rows_of(const AttendCall& call) const {
 
 std::vector<comm::NeededPart> AttendCache::parts_of(const AttendCall& call) const {
   if (!takes_coming_ || call.keys < 0) return {};
-  auto parts = rows_.needed_parts(
+  return rows_.needed_parts(
       steps_.rows_of(steps_.plan.exchanges[static_cast<std::size_t>(call.keys)]).filling);
-  const std::int32_t own_rows = own_rows_of(call);
-  std::erase_if(parts, [=](const comm::NeededPart& part) { return part.row < own_rows; });
-  return parts;
 }
 
-ComingKeys AttendCache::coming_keys(const AttendCall& call) const {
+ComingKeys AttendCache::coming_keys(const AttendCall& call, std::int32_t own_rows) const {
   ComingKeys coming;
   if (!takes_coming_ || call.keys < 0) return coming;
   const auto parts = parts_of(call);
-  coming.own_rows = own_rows_of(call);
+  coming.own_rows = own_rows;
   const Exchange& keys = steps_.plan.exchanges[static_cast<std::size_t>(call.keys)];
   const comm::ArrivalShape shape =
       rows_.arrival_shape(steps_.rows_of(keys).filling, call.attend.heads.size());
@@ -70,6 +67,7 @@ ComingKeys AttendCache::coming_keys(const AttendCall& call) const {
       config.cost.seconds_per_launch + bytes / shape.num_sections / config.cost.bytes_per_second;
   coming.expected_ns = std::llround(seconds * 1e9);
   for (const comm::NeededPart& part : parts) {
+    if (part.row < own_rows) continue;
     coming.parts.push_back({{part.row, part.row + part.num_rows}, part.source});
   }
   return coming;
@@ -82,7 +80,7 @@ const PreparedAttends<PreparedForward>& AttendCache::forward(DType type) {
     const auto [q, k, v] = shapes_of(call, type);
     const ForwardArgs args{.q = q, .k = k, .v = v, .slices = call.slices};
     const ForwardTuning tuning{.sm_margin = call.is_beside_exchange ? exchange_sms_ : 0};
-    const ComingKeys coming = coming_keys(call);
+    const ComingKeys coming = coming_keys(call, own_rows_of(call));
     return coming.empty() ? backend_.prepare_forward(args, tuning)
                           : backend_.prepare_coming_forward(args, tuning, coming);
   };
@@ -101,7 +99,7 @@ const PreparedAttends<PreparedBackward>& AttendCache::backward(const BackwardKin
     args.dout = without_data(kind.dout_type, call.q_rows.size(), call.q_heads.size(),
                              steps_.plan.config.head_dim_v);
     // What prepares the backward takes longer than the keys do: waiting in its items costs more.
-    ComingKeys coming = coming_keys(call);
+    ComingKeys coming = coming_keys(call, 0);
     coming.is_awaited = true;
     return coming.empty() ? backend_.prepare_backward(args, tuning)
                           : backend_.prepare_coming_backward(args, tuning, coming);

@@ -30,8 +30,8 @@ class AttendCache {
 
   /// Whether the one attend of each rank begins while its keys come; the same on all ranks.
   bool takes_coming_keys() const { return takes_coming_; }
-  /// The first rows of an attend's keys that it reads in the own tensors rather than in a copy, on
-  /// this rank: all own rows or none.
+  /// The first rows of an attend's keys that the forward reads in the own tensors rather than in a
+  /// copy, on this rank: all own rows or none.
   std::int32_t own_rows_of(const AttendCall& call) const;
   /// The parts in which the keys of an attend come, where takes_coming_keys().
   std::vector<comm::NeededPart> parts_of(const AttendCall& call) const;
@@ -53,7 +53,7 @@ class AttendCache {
   /// The queries, keys and values of an attend.
   std::array<TensorView, 3> shapes_of(const AttendCall& call, DType dtype) const;
 
-  ComingKeys coming_keys(const AttendCall& call) const;
+  ComingKeys coming_keys(const AttendCall& call, std::int32_t own_rows) const;
 
   const RankSteps& steps_;
   const AttentionBackend& backend_;

@@ -172,7 +172,7 @@ void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepa
   const auto run = [&](const PreparedBackward& attention, const AttendCall& attend,
                        const DeviceWorkspace& workspace) {
     const BackwardArgs args = pass.make_args(attend);
-    const auto keys = call.key_arrivals(attend);
+    const auto keys = call.key_arrivals();
     if (!keys) return attention.run(args, workspace, call.stream);
     const std::vector<PartGradients> gradients = pass.place_gradients(attend);
     attention.run_coming(args, workspace, {.keys = *keys, .gradients = gradients}, call.stream);

@@ -152,7 +152,7 @@ void StepCall::find_coming_keys(bool is_prepared) {
     if (step.kind != StepKind::Attend) continue;
     const AttendCall& attend = steps.attends[static_cast<std::size_t>(step.index)];
     const std::int32_t keys = attend.keys;
-    are_own_keys_read_ = memory.attends().own_rows_of(attend) > 0;
+    are_own_keys_read_ = pass_ == Pass::Forward && memory.attends().own_rows_of(attend) > 0;
     for (const std::int32_t before : step.after) {
       if (before < 0 || keys < 0) continue;
       const Step& exchange = list_[static_cast<std::size_t>(before)];
@@ -161,7 +161,7 @@ void StepCall::find_coming_keys(bool is_prepared) {
   }
 }
 
-std::optional<KeyArrivals> StepCall::key_arrivals(const AttendCall& attend) {
+std::optional<KeyArrivals> StepCall::key_arrivals() {
   if (coming_step_ < 0) return std::nullopt;
   constexpr std::int64_t kLeastPatience = 300'000;  // ns
   constexpr std::int64_t kBytesPerNs = 100;         // half of what links bring
@@ -174,12 +174,11 @@ std::optional<KeyArrivals> StepCall::key_arrivals(const AttendCall& attend) {
   for (const TensorView& tensor : own) {
     row_bytes += row_elements(tensor) * static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
   }
-  const bool is_own_read = memory.attends().own_rows_of(attend) > 0;
   const std::int64_t bytes = steps.rows_of(exchange).num_rows * row_bytes;
   return KeyArrivals{.flags = words.flags,
                      .expected = words.expected,
-                     .own_k = is_own_read ? own[0] : TensorView{},
-                     .own_v = is_own_read ? own[1] : TensorView{},
+                     .own_k = are_own_keys_read_ ? own[0] : TensorView{},
+                     .own_v = are_own_keys_read_ ? own[1] : TensorView{},
                      .patience_ns = kLeastPatience + bytes / kBytesPerNs,
                      .start = is_deferred(step) ? [&rows](void* queue) { rows.send(queue); }
                                                 : std::function<void(void*)>{},

@@ -64,7 +64,7 @@ class StepCall {
   void walk(const PreparedAttends<Prepared>& prepared, const RunAttend& run,
             const StartExchange& exchange);
   /// Where an attend finds out which keys have come, if it begins while they do.
-  std::optional<KeyArrivals> key_arrivals(const AttendCall& attend);
+  std::optional<KeyArrivals> key_arrivals();
   /// A result of that attend becomes NaN where the keys do not come.
   void guard_result(const TensorView& result);
   /// Starts the exchange of a step. One that fills a segment lends the segment's tensors, and those

@@ -61,7 +61,7 @@ void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepare
   const auto run = [&](const PreparedForward& attention, const AttendCall& attend,
                        const DeviceWorkspace& workspace) {
     const ForwardArgs args = make_args(call, attend, inputs, maxima);
-    const auto arrivals = call.key_arrivals(attend);
+    const auto arrivals = call.key_arrivals();
     if (arrivals) {
       call.guard_result(args.out);
       return attention.run_coming(args, workspace, *arrivals, call.stream);

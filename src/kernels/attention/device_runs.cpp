@@ -75,9 +75,7 @@ void DeviceForward::capture(const ForwardArgs& args, const DeviceWorkspace& work
 DeviceBackward::DeviceBackward(const AttentionLimits& limits, const BackwardArgs& args,
                                const ComingKeys* coming)
     : lease_(args.q.device), limits_(limits), problem_(problem_of(args)) {
-  if (coming == nullptr) return;
-  num_parts_ = coming->parts.size();
-  own_rows_ = coming->own_rows;
+  if (coming != nullptr) num_parts_ = coming->parts.size();
 }
 
 void DeviceBackward::run(const BackwardArgs& args, const DeviceWorkspace& workspace,
@@ -89,7 +87,7 @@ void DeviceBackward::run_coming(const BackwardArgs& args, const DeviceWorkspace&
                                 const BackwardArrivals& arrivals, void* stream) const {
   if (!num_parts_) PreparedBackward::run_coming(args, workspace, arrivals, stream);
   check_arrivals(arrivals.keys);
-  check_own_keys(limits_, arrivals.keys, own_rows_, args.k, args.v);
+  check_own_keys(limits_, arrivals.keys, 0, args.k, args.v);
   check_part_gradients(arrivals.gradients, args, *num_parts_);
   start(args, workspace, &arrivals, static_cast<cudaStream_t>(stream));
 }

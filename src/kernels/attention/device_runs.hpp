@@ -68,7 +68,6 @@ class DeviceBackward : public PreparedBackward,
   const AttentionLimits& limits_;
   AttentionProblem problem_;
   std::optional<std::size_t> num_parts_;  ///< of the coming keys that it is prepared for
-  std::int32_t own_rows_ = 0;             ///< likewise
 };
 
 }  // namespace magi

@@ -118,6 +118,9 @@ class Sm90Backend final : public AttentionBackend {
       const ComingKeys& coming) const override {
     check_problem(backward_limits_, args);
     check_coming_keys(coming, args.k.shape[0], args.k.shape[1]);
+    if (coming.own_rows != 0) {
+      throw invalid("coming.own_rows", coming.own_rows, "0 in the backward");
+    }
     const DeviceScope scope(args.q.device);
     return std::make_shared<const Sm90Backward>(backward_limits_, args, tuning, &coming);
   }

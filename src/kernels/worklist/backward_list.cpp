@@ -104,19 +104,17 @@ Tiling fill_tiling(std::vector<KeyTile> tiles, std::span<const BandSlice> slices
   return {std::move(tiles), std::move(records), std::move(component_of)};
 }
 
-/// The ways to cut the keys: on a plain grid, and where slices begin, if that differs. No tile
-/// holds own keys and others.
+/// The ways to cut the keys: on a plain grid, and where slices begin, if that differs.
 std::vector<Tiling> make_tilings(const BackwardProblem& problem, std::int32_t keys,
                                  std::span<const BandSlice> slices) {
-  const std::vector<std::int32_t> own_end{problem.coming.own_rows};
-  std::vector<std::int32_t> cuts = own_end;
+  std::vector<std::int32_t> cuts;
   for (const BandSlice& slice : slices) {
     const BandSlice band = shrink(slice);
     if (band.q0 < band.q1) cuts.push_back(band.k0);
   }
   std::sort(cuts.begin(), cuts.end());
   cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-  std::vector<KeyTile> plain = cut_tiles(problem.rows_k, keys, own_end);
+  std::vector<KeyTile> plain = cut_tiles(problem.rows_k, keys, {});
   std::vector<KeyTile> cut = cut_tiles(problem.rows_k, keys, cuts);
   const bool has_cuts = cut != plain;
   std::vector<Tiling> tilings;
@@ -168,7 +166,7 @@ BackwardList build_backward_list(const BackwardProblem& problem, std::span<const
   check_problem(problem, slices);
   check_choice(problem.heads_q / problem.heads_kv, choice);
   BackwardProblem awaited = problem;
-  if (choice.is_deterministic || problem.coming.is_awaited) awaited.coming.parts = {};
+  if (choice.is_deterministic || problem.coming.is_awaited) awaited.coming = {};
   auto [tiling, costs] = choose_tiling(awaited, shape, slices, choice, policy);
   const Walk walk = choose_walk(costs, choice);
   Schedule schedule = choose_schedule(costs, walk, choice);

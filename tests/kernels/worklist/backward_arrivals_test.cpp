@@ -20,7 +20,6 @@ ComingKeys random_coming(RandomStream& random, std::int32_t rows_k, std::int32_t
   ComingKeys coming{.num_sources = random.between(1, 7),
                     .num_sections = random.chance(50) ? 1 : heads_kv};
   std::int32_t row = random.between(0, rows_k);
-  if (random.chance(50)) coming.own_rows = random.between(0, row);
   while (row < rows_k) {
     const std::int32_t end = random.between(row + 1, rows_k);
     coming.parts.push_back({{row, end}, random.between(0, coming.num_sources - 1)});
@@ -43,8 +42,6 @@ void expect_arrivals(const BackwardList& list) {
   for (std::size_t i = 0; i < list.tiles.size(); ++i) {
     const KeyTile& tile = list.tiles[i];
     const TileArrival& arrival = list.arrivals[i];
-    const std::int32_t own_rows = problem.coming.own_rows;
-    EXPECT_TRUE(tile.key_end <= own_rows || tile.key_begin >= own_rows) << tile.key_begin;
     std::uint32_t sources = 0;
     if (list.awaits_keys() && tile.record_begin < tile.record_end) {
       for (std::int32_t row = tile.key_begin; row < tile.key_begin + list.shape.keys; ++row) {
@@ -113,23 +110,6 @@ TEST(BackwardArrivalsTest, ItemsWaitForAllThatTheyLoadInTheOrderOfArrival) {
   EXPECT_GT(num_waiting, 500);
 }
 
-TEST(BackwardArrivalsTest, NoTileHoldsOwnKeysAndOthersWhereKeysAreAwaited) {
-  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RandomStream random(seed);
-    const Mask mask = random_mask(random);
-    BackwardProblem problem = problem_of(mask, 4, 2);
-    problem.coming = random_coming(random, mask.rows_k, problem.heads_kv);
-    problem.coming.is_awaited = random.chance(50);
-    const BackwardChoice choice{.is_deterministic = !problem.coming.is_awaited};
-    const BackwardList list =
-        build_backward_list(problem, mask.slices, random_shape(random), choice);
-    ASSERT_TRUE(is_list_of(list, mask));
-    if (!problem.coming.empty()) expect_arrivals(list);
-    if (HasFailure()) return;
-  }
-}
-
 TEST(BackwardArrivalsTest, OrderedListsAreThoseWithoutArrivals) {
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
@@ -139,7 +119,6 @@ TEST(BackwardArrivalsTest, OrderedListsAreThoseWithoutArrivals) {
     const BackwardTileShape shape = random_shape(random);
     const BackwardList plain = build_backward_list(problem, mask.slices, shape);
     problem.coming = random_coming(random, mask.rows_k, problem.heads_kv);
-    problem.coming.own_rows = 0;  // they would cut the tiles
     const BackwardList list = build_backward_list(problem, mask.slices, shape);
     ASSERT_FALSE(list.awaits_keys());
     EXPECT_EQ(list.num_late_counters(), 0);

@@ -109,24 +109,8 @@ void set_tensors(BackwardParams& params, const BackwardArgs& args, const Backwar
   params.q = make_tensor_map(has_rows ? args.q : args.k, query_box);
   params.dout = make_tensor_map(has_rows ? half_dout(args, state, workspace) : args.v, query_box);
   const TensorBox key_box{1, list.shape.keys};
-  params.k[kOtherKeys] = make_tensor_map(args.k, key_box);
-  params.v[kOtherKeys] = make_tensor_map(args.v, key_box);
-}
-
-/// Tells a launch where the own keys of a run lie.
-void set_own_keys(BackwardParams& params, const BackwardArgs& args, const BackwardState& state,
-                  const KeyArrivals& arrivals) {
-  params.own_rows = state.list.problem.coming.own_rows;
-  if (params.own_rows == 0) return;
-  const TensorBox key_box{1, state.list.shape.keys};
-  const auto set = [&](CUtensorMap(&maps)[kNumKeyPlaces], const TensorView& own,
-                       const TensorView& all) {
-    maps[kOwnKeys] = make_tensor_map(own, key_box);
-    if (all.shape[0] == params.own_rows) return;
-    maps[kOtherKeys] = make_tensor_map(all.slice(0, params.own_rows, all.shape[0]), key_box);
-  };
-  set(params.k, arrivals.own_k, args.k);
-  set(params.v, arrivals.own_v, args.v);
+  params.k = make_tensor_map(args.k, key_box);
+  params.v = make_tensor_map(args.v, key_box);
 }
 
 QueryTiles query_tiles(const BackwardList& list) {
@@ -350,7 +334,6 @@ void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void
   if (arrivals != nullptr && !arrivals->gradients.empty()) {
     set_destinations(params, args, state, *arrivals, workspace, stream);
   }
-  if (arrivals != nullptr) set_own_keys(params, args, state, arrivals->keys);
   const bool is_beside = arrivals != nullptr && arrivals->keys.start;
   if (is_beside) arrivals->keys.start(stream);
   prepare(args, state, workspace, is_beside, stream);

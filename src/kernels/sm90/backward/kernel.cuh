@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(params.q);
     ptx::prefetch_tensor_map(params.dout);
-    ptx::prefetch_tensor_map(params.k[kOtherKeys]);
-    ptx::prefetch_tensor_map(params.v[kOtherKeys]);
+    ptx::prefetch_tensor_map(params.k);
+    ptx::prefetch_tensor_map(params.v);
     shared.init_barriers();
     ptx::fence_mbarrier_init();
   }

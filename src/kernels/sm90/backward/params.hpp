@@ -113,16 +113,13 @@ struct ComingItems {
   unsigned* left_over_words = nullptr;   ///< a bit for each item, zero at the start
 };
 
-/// Where keys lie: the first own_rows in tensors of their own.
-enum KeyPlace : std::int32_t { kOtherKeys, kOwnKeys, kNumKeyPlaces };
-
 /// Arguments of a launch, passed by value. NOTE: what every step reads lies in front of the
 /// spans: behind them the same lists ran up to 5 % slower where an item has one head group.
 struct BackwardParams {
-  CUtensorMap q;                 ///< box of packed_heads x tokens of a q tile
-  CUtensorMap dout;              ///< likewise
-  CUtensorMap k[kNumKeyPlaces];  ///< box of 1 x keys of a k tile
-  CUtensorMap v[kNumKeyPlaces];  ///< likewise
+  CUtensorMap q;     ///< box of packed_heads x tokens of a q tile
+  CUtensorMap dout;  ///< likewise
+  CUtensorMap k;     ///< box of 1 x keys of a k tile
+  CUtensorMap v;     ///< likewise
   QueryTiles query;
   BackwardSoftmax softmax;
   DqOrder dq_order;
@@ -130,7 +127,6 @@ struct BackwardParams {
   KeyGradients keys;
   BackwardItems items;
   ComingItems coming;
-  std::int32_t own_rows = 0;  ///< key own_rows is row 0 of the others
 };
 
 }  // namespace magi::sm90

@@ -106,7 +106,6 @@ class BackwardProducer {
     const int4 work = __ldg(reinterpret_cast<const int4*>(params_.items.tiles + at.k_tile));
     ItemInfo& item = present_item();
     item.key_begin = work.x;
-    find_keys(work.x);
     item.num_keys = work.y - work.x;
     at.record_end = work.w;
     if (work.z >= work.w) {
@@ -120,15 +119,6 @@ class BackwardProducer {
         run_record(start_record(item));
       }
     } while (params_.items.is_group_first && ++at.index < at.groups_per_item);
-  }
-
-  /// Finds where a tile's keys lie.
-  __device__ __forceinline__ void find_keys(std::int32_t key) const {
-    ProducerState& at = shared_.producer;
-    const bool is_own = key < params_.own_rows;
-    at.k = params_.k + is_own;
-    at.v = params_.v + is_own;
-    at.key_row = is_own ? key : key - params_.own_rows;
   }
 
   /// Begins a record. Returns the end of its q tiles.
@@ -234,15 +224,15 @@ class BackwardProducer {
   __device__ __forceinline__ void send_item(bool has_tiles) {
     const RingPlace<1> place(num_items_);
     const ItemInfo& item = present_item();
-    const ptx::BoxOrigin box{0, item.kv_head, shared_.producer.key_row};
+    const ptx::BoxOrigin box{0, item.kv_head, item.key_begin};
     shared_.k_ring.wait_empty(place);
     ptx::Mbarrier& k_full = shared_.k_ring.full.at(place);
     ptx::mbarrier_arrive_expect(k_full, has_tiles ? kC.k_bytes() : 0);
-    if (has_tiles) load_rows<kC.keys, kC.dim_qk>(shared_.k, *shared_.producer.k, box, k_full);
+    if (has_tiles) load_rows<kC.keys, kC.dim_qk>(shared_.k, params_.k, box, k_full);
     shared_.v_ring.wait_empty(place);
     ptx::Mbarrier& v_full = shared_.v_ring.full.at(place);
     ptx::mbarrier_arrive_expect(v_full, has_tiles ? kC.v_bytes() : 0);
-    if (has_tiles) load_rows<kC.keys, kC.dim_v>(shared_.v, *shared_.producer.v, box, v_full);
+    if (has_tiles) load_rows<kC.keys, kC.dim_v>(shared_.v, params_.v, box, v_full);
     ++num_items_;
   }
 

@@ -62,10 +62,7 @@ struct ProducerState {
   std::int32_t item = 0;  ///< the item's number
   std::int32_t span = 0;  ///< its span
   std::int32_t groups_per_item = 0;
-  std::int32_t k_tile = 0;         ///< the item's k tile
-  const CUtensorMap* k = nullptr;  ///< where its keys lie, and their first row there
-  const CUtensorMap* v = nullptr;
-  std::int32_t key_row = 0;
+  std::int32_t k_tile = 0;       ///< the item's k tile
   std::int32_t group_begin = 0;  ///< the item's first head group
   std::int32_t record_end = 0;   ///< end of the item's records
   std::int32_t record = 0;

@@ -220,42 +220,6 @@ TEST_P(BackwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
   cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
-/// The keys' tensors hold NaN where the own rows would be.
-TEST_P(BackwardArrivalTest, OwnKeysLieInTensorsOfTheirOwn) {
-  for (const bool is_awaited : {false, true}) {
-    const BackwardCase test = base();
-    BackwardInputs inputs(test);
-    const ComingKeys coming{.parts = {{{1000, 1200}, 0}, {{1210, kRowsK}, 1}},
-                            .num_sources = 2,
-                            .own_rows = 391,
-                            .is_awaited = is_awaited};
-    BackwardOutputs expected(test), seen(test);
-    BackwardArgs args = inputs.args(test);
-    expected.put_into(test, args);
-    const auto prepared = find_backend("", 0)->prepare_coming_backward(args, test.tuning, coming);
-    prepared->run(args, {}, nullptr);  // all keys are in K and V
-    ArrivalCall::download_sync(expected);
-    const auto judge = make_judge(test, inputs);
-    judge(expected, Gradients::All);
-    seen.put_into(test, args);
-    const auto own_k = take_first_rows_sync(inputs.k, coming.own_rows, Layout::HeadMajor);
-    const auto own_v = take_first_rows_sync(inputs.v, coming.own_rows, Layout::PaddedRows);
-    KeySender sender(args.k, args.v, coming);
-    const Stream sending;
-    RandomStream random(2);
-    sender.take_away_sync();
-    sender.send(sender.shuffled_steps(random, 100'000), sending.handle());
-    KeyArrivals arrivals = sender.arrivals(kSecond);
-    EXPECT_THROW(prepared->run_coming(args, {}, {.keys = arrivals}, nullptr), InvalidArgument);
-    arrivals.own_k = own_k.view();
-    arrivals.own_v = own_v.view();
-    prepared->run_coming(args, {}, {.keys = arrivals}, nullptr);
-    ArrivalCall::download_sync(seen);
-    expect_same_but_dq(seen, expected);
-    judge(seen, Gradients::Queries);
-  }
-}
-
 /// Places of the gradients of a part: some in float32, some in the input's type, some none.
 struct PartPlaces {
   PartPlaces(const BackwardCase& test, const ComingKeys& coming) {
