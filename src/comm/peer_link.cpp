@@ -135,7 +135,9 @@ void PeerLink::begin_pass(const PassStart& start, cudaStream_t stream) {
   area_ = (area_ + 1) % num_areas_;
   const std::int32_t slot = (window_version_ * 2 + area_) % kMaxAreas;
   const std::uint64_t digest = start.digest + ++num_passes_ * kOdd;
-  launch_begin_pass(view_, {.area = slot, .digest = digest, .is_compared = start.is_first}, stream);
+  // Ranks that share a GPU may share one of its queues: the kernel would wait for one behind it.
+  const bool is_compared = start.is_first && !is_sharing_gpu_;
+  launch_begin_pass(view_, {.area = slot, .digest = digest, .is_compared = is_compared}, stream);
   used_bytes_ = 0;
   num_moves_ = 0;
   is_in_pass_ = true;

@@ -207,19 +207,21 @@ TEST_P(NvlinkGraphs, ARefusedCaptureLeavesTheGroupUsable) {
     Layer layer(make_test_plan(GetParam(), true), group);
     layer.draw(1, stream);
     cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    group.allgather_sync({});  // what other threads of the process do may end a capture
     std::string message;
     try {
       const Graph graph(stream, [&] { layer.forward(stream); });
     } catch (const InvalidArgument& error) {
       message = error.what();
     }
+    group.allgather_sync({});
     EXPECT_EQ(message,
               "stream is being captured; allowed: one that is not, for the first call of its size "
               "over nvlink");
     group.check();
     layer.forward(stream);
     const Bits expected = layer.out_sync(stream);
-    group.allgather_sync({});  // what other threads of the process do may end a capture
+    group.allgather_sync({});
     const Graph graph(stream, [&] { layer.forward(stream); });
     group.allgather_sync({});
     for (int replay = 0; replay < 3; ++replay) {
