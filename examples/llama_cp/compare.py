@@ -24,10 +24,12 @@ def distance(a: list[float], b: list[float]) -> float:
 
 
 def noise(curves: Curves) -> float:
-    """The largest distance between two runs of SDPA; at least a rounding of the float32 losses."""
+    """The largest distance between two runs of SDPA; at least what rounding makes of the float32
+    losses of two runs.
+    """
     references = [curve for run, curve in curves.items() if run.is_sdpa]
     zeros = [0.0] * len(references[0])
-    rounding = torch.finfo(torch.float32).eps / 2 * distance(references[0], zeros)
+    rounding = torch.finfo(torch.float32).eps * distance(references[0], zeros)
     pairs = itertools.combinations(references, 2)
     return max(rounding, *(distance(a, b) for a, b in pairs))
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import magi_attention
-from magi_attention._native.library import version
+from magi_attention._native.library import ABI_VERSION, version
 from magi_attention.env import build
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -74,7 +74,11 @@ def test_wheel_serves_every_version_of_python():
     assert "Tag: cp310-abi3-linux" in described
 
 
-@pytest.mark.parametrize("source", ["", "int magi_abi_version(void) { return 2; }"])
+@pytest.mark.parametrize(
+    "source",
+    ["", f"int magi_abi_version(void) {{ return {ABI_VERSION}; }}"],
+    ids=["nothing", "version alone"],
+)
 def test_another_library(tmp_path, source):
     """One without the functions of libmagi, all or some of them."""
     library = tmp_path / "libother.so"
