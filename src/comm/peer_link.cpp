@@ -221,8 +221,8 @@ std::string PeerLink::failure_text(const PeerMailbox& box) const {
 }
 
 std::string PeerLink::place_text(const PeerMailbox& box) const {
-  const std::string begun = "; " + rank_name(rank()) + " had begun pass " +
-                            std::to_string(num_passes_.load(std::memory_order_relaxed));
+  std::string begun = "; " + rank_name(rank()) + " had begun pass " +
+                      std::to_string(num_passes_.load(std::memory_order_relaxed));
   const auto stopped = std::atomic_ref(mailbox_->stopped).load(std::memory_order_acquire);
   if (stopped == PeerWait::None) return begun;
   const std::string peer = rank_name(box.stopped_peer);

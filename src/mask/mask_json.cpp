@@ -163,7 +163,7 @@ class MaskReader final : public nlohmann::json_sax<Json> {
 std::string MaskReader::where() const {
   if (place_ == Place::Text) return "mask JSON";
   if (place_ == Place::Mask) return std::string(names()[key_]);
-  const std::string slice = "slices[" + std::to_string(mask_.slices.size()) + "]";
+  std::string slice = "slices[" + std::to_string(mask_.slices.size()) + "]";
   if (place_ == Place::Slices) return slice;
   const std::string cell = "[" + std::to_string(num_cells_) + "]";
   if (place_ == Place::Band) return slice + cell;

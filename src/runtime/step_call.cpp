@@ -96,7 +96,8 @@ void StepCall::begin() {
 
 void StepCall::set_kind(const AttentionInputs& inputs, bool has_max_logits) {
   const TensorView& sink = inputs.sink;
-  const std::int64_t num_sinks = sink.rank > 1 ? sink.shape[sink.rank - 2] : 0;
+  const std::int64_t num_sinks =
+      sink.rank > 1 ? sink.shape[static_cast<std::size_t>(sink.rank) - 2] : 0;
   kind_ = mix(static_cast<std::uint64_t>(inputs.q.dtype), static_cast<std::uint64_t>(sink.rank));
   for (const std::uint64_t part :
        {static_cast<std::uint64_t>(num_sinks), std::uint64_t{has_max_logits},
