@@ -221,7 +221,10 @@ def bad_environment(group) -> None:
 
 def late_ranks(group) -> None:
     """A rank that does not come is named, with the exchange that waits for it."""
+    # All ranks name new groups by count, so all of them make this one.
     pair = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=5))
+    if dist.get_rank() > 1:
+        return
     key = key_with(pair)
     x = torch.zeros(key._place[1], 4, 8)
     api.calc_attn(x, x[:, :2], x[:, :2], key)

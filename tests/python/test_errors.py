@@ -31,4 +31,4 @@ def test_destroyed_groups(ranks):
 
 
 def test_late_ranks(ranks):
-    ranks.run(2, cases.late_ranks)
+    ranks.run(4, cases.late_ranks)
