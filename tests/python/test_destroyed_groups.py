@@ -4,6 +4,15 @@
 import pytest
 
 import destroyed_cases as cases
+from ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Of their own: who makes groups names later ones by count, unlike ranks that did not."""
+    started = Ranks(2)
+    yield started
+    started.stop()
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["keys_dropped", "keys_kept"])
