@@ -139,7 +139,7 @@ TilingChoice choose_tiling(const BackwardProblem& problem, const BackwardTileSha
   std::int64_t least = 0;
   for (Tiling& tiling : tilings) {
     for (const std::int32_t heads : allowed_packings(problem.heads_q / problem.heads_kv, choice)) {
-      TileCosts costs = cost_tiles(problem, shape, tiling, heads, policy);
+      TileCosts costs = cost_tiles(problem, shape, tiling, heads, choice, policy);
       const std::int64_t time = predicted_time(costs, choice);
       if (best != nullptr && time >= least) continue;
       best = &tiling;
@@ -168,23 +168,22 @@ BackwardList build_backward_list(const BackwardProblem& problem, std::span<const
   BackwardProblem awaited = problem;
   if (choice.is_deterministic || problem.coming.is_awaited) awaited.coming = {};
   auto [tiling, costs] = choose_tiling(awaited, shape, slices, choice, policy);
-  const Walk walk = choose_walk(costs, choice);
-  Schedule schedule = choose_schedule(costs, walk, choice);
+  Schedule schedule = choose_schedule(costs, choice);
   BackwardList list;
   list.problem = problem;
   list.shape = shape;
   list.packed_heads = costs.packed_heads;
   list.tile_tokens = shape.rows / costs.packed_heads;
   list.head_groups = problem.heads_q / costs.packed_heads;
-  list.is_group_first = walk.is_group_first;
-  list.is_ordered = walk.is_ordered;
+  list.is_group_first = costs.walk.is_group_first;
+  list.is_ordered = costs.walk.is_ordered;
   list.spans = std::move(schedule.spans);
   list.records = std::move(tiling.records);
   list.tiles.reserve(schedule.order.size());
   for (const std::int32_t tile : schedule.order) {
     list.tiles.push_back(tiling.tiles[static_cast<std::size_t>(tile)]);
   }
-  order_dq(list, tiling.component_of, walk.may_convert, policy);
+  order_dq(list, tiling.component_of, costs.walk.may_convert, policy);
   if (!problem.coming.empty()) {
     list.segments = key_segments(problem.coming, problem.rows_k);
     list.arrivals =

@@ -77,27 +77,8 @@ class CandidateSearch {
 
 }  // namespace
 
-Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice) {
-  const SchedulePolicy& policy = tiles.policy;
-  const std::int64_t longest = tiles.longest();
-  const std::int64_t total =
-      std::accumulate(tiles.steps.begin(), tiles.steps.end(), std::int64_t{0});
-  const bool is_narrow = policy.narrow_tile.is_undercut(longest, tiles.num_q_tiles);
-  const bool is_alike = !policy.alike_tiles.is_exceeded(longest * std::ssize(tiles.steps), total);
-  // An item that waits for keys would hold up all that add to its sums after it.
-  const bool has_few =
-      is_narrow && total < policy.few_additions * tiles.num_q_tiles && tiles.is_coming.empty();
-  Walk walk;
-  walk.is_ordered = choice.is_deterministic || has_few;
-  walk.may_convert = has_few && is_alike;
-  // Windows come back to a q tile soon if a head is walked alone; elsewhere all heads of a q tile
-  // side by side keep the CTAs that add to it in step.
-  walk.is_group_first = choice.is_group_first.value_or(walk.is_ordered && is_narrow && is_alike);
-  return walk;
-}
-
-Schedule choose_schedule(const TileCosts& tiles, const Walk& walk, const BackwardChoice& choice) {
-  const ScheduleInput input{tiles, walk, choice, allowed_splits(tiles, choice)};
+Schedule choose_schedule(const TileCosts& tiles, const BackwardChoice& choice) {
+  const ScheduleInput input{tiles, choice, allowed_splits(tiles, choice)};
   if (tiles.is_uneven ? !tiles.is_short : tiles.is_long) {
     return make_schedule(input, first_candidate(tiles));
   }
@@ -110,8 +91,7 @@ Schedule choose_schedule(const TileCosts& tiles, const Walk& walk, const Backwar
 }
 
 std::int64_t predicted_time(const TileCosts& tiles, const BackwardChoice& choice) {
-  const Walk walk = choose_walk(tiles, choice);
-  const ScheduleInput input{tiles, walk, choice, allowed_splits(tiles, choice)};
+  const ScheduleInput input{tiles, choice, allowed_splits(tiles, choice)};
   Candidate by = first_candidate(tiles);
   if (!tiles.is_short) {
     const std::int64_t time = mean_time(tiles, make_schedule(input, by));

@@ -10,12 +10,9 @@
 // taken.
 namespace magi {
 
-/// Decides how items walk their q tiles and add to dQ.
-Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice);
-
 /// Returns the schedule of the candidate that is done first. Throws InvalidArgument if a list of it
 /// would have too many items.
-Schedule choose_schedule(const TileCosts& tiles, const Walk& walk, const BackwardChoice& choice);
+Schedule choose_schedule(const TileCosts& tiles, const BackwardChoice& choice);
 
 /// Predicts when a list with these k tiles is done, in steps, from few candidates. That is exact
 /// enough to choose how keys are cut into k tiles and heads are packed.

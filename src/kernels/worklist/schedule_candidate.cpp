@@ -113,7 +113,7 @@ void set_order(Schedule& schedule, const TileCosts& tiles, const Candidate& by,
 /// so as many chains of them lie side by side as give every CTA an item.
 std::int64_t count_chains(const ScheduleInput& input, const TileSpan& span,
                           std::span<const std::int32_t> order) {
-  if (!input.walk.is_ordered) return 1;
+  if (!input.tiles.walk.is_ordered) return 1;
   const SchedulePolicy& policy = input.tiles.policy;
   std::int64_t steps = 1;
   const auto begin = static_cast<std::size_t>(span.tile_begin);
@@ -135,7 +135,7 @@ std::int64_t count_chains(const ScheduleInput& input, const TileSpan& span,
 std::int64_t count_fitting_heads(const ScheduleInput& input, const TileSpan& span) {
   const TileCosts& tiles = input.tiles;
   const bool is_whole = span.num_splits == 1;
-  if (input.choice.is_deterministic && is_whole && !input.walk.is_group_first) {
+  if (input.choice.is_deterministic && is_whole && !input.tiles.walk.is_group_first) {
     return tiles.problem.heads_kv;
   }
   const std::int64_t column_steps = std::int64_t{tiles.num_q_tiles} * span.groups_per_item + 1;

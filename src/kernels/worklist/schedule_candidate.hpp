@@ -23,13 +23,6 @@ struct Candidate {
   bool is_tail_alike = false;  ///< all k tiles of the tail are split as the longest of the list
 };
 
-/// How the items of a list walk and add.
-struct Walk {
-  bool is_group_first = false;  ///< see BackwardList
-  bool is_ordered = true;       ///< see BackwardList
-  bool may_convert = false;     ///< k tiles alike, few additions: see BackwardList::is_converting
-};
-
 /// Lists into how many items the head groups of a k tile and kv head may be split, ascending, each
 /// number a multiple of the one before.
 std::vector<std::int32_t> allowed_splits(const TileCosts& tiles, const BackwardChoice& choice);
@@ -37,7 +30,6 @@ std::vector<std::int32_t> allowed_splits(const TileCosts& tiles, const BackwardC
 /// What all candidates of a list share.
 struct ScheduleInput {
   const TileCosts& tiles;
-  const Walk& walk;
   const BackwardChoice& choice;
   std::vector<std::int32_t> split_counts;  ///< see allowed_splits
 };

@@ -31,8 +31,29 @@ void compare_components(TileCosts& tiles) {
   const auto sum = [](const std::vector<std::int64_t>& steps) {
     return std::accumulate(steps.begin(), steps.end(), std::int64_t{0});
   };
+  const bool is_apart = tiles.num_components > 1 && !tiles.walk.is_ordered;
+  const Ratio& bound = is_apart ? tiles.policy.uneven_apart_cost : tiles.policy.uneven_cost;
   tiles.is_uneven = tiles.problem.dim_qk + tiles.problem.dim_v > tiles.policy.even_head_dims &&
-                    tiles.policy.uneven_cost.is_exceeded(sum(tiles.longest_of), sum(tiles.steps));
+                    bound.is_exceeded(sum(tiles.longest_of), sum(tiles.steps));
+}
+
+Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice) {
+  const SchedulePolicy& policy = tiles.policy;
+  const std::int64_t longest = tiles.longest();
+  const std::int64_t total =
+      std::accumulate(tiles.steps.begin(), tiles.steps.end(), std::int64_t{0});
+  const bool is_narrow = policy.narrow_tile.is_undercut(longest, tiles.num_q_tiles);
+  const bool is_alike = !policy.alike_tiles.is_exceeded(longest * std::ssize(tiles.steps), total);
+  // An item that waits for keys would hold up all that add to its sums after it.
+  const bool has_few =
+      is_narrow && total < policy.few_additions * tiles.num_q_tiles && tiles.is_coming.empty();
+  Walk walk;
+  walk.is_ordered = choice.is_deterministic || has_few;
+  walk.may_convert = has_few && is_alike;
+  // Windows come back to a q tile soon if a head is walked alone; elsewhere all heads of a q tile
+  // side by side keep the CTAs that add to it in step.
+  walk.is_group_first = choice.is_group_first.value_or(walk.is_ordered && is_narrow && is_alike);
+  return walk;
 }
 
 /// How many CTAs are free at each time.
@@ -109,7 +130,7 @@ std::vector<std::int64_t> count_steps(std::span<const KeyTile> tiles,
 }
 
 TileCosts cost_tiles(const BackwardProblem& problem, const BackwardTileShape& shape,
-                     const Tiling& tiling, std::int32_t packed_heads,
+                     const Tiling& tiling, std::int32_t packed_heads, const BackwardChoice& choice,
                      const SchedulePolicy& policy) {
   const std::int32_t tile_tokens = shape.rows / packed_heads;
   TileCosts costs;
@@ -136,6 +157,7 @@ TileCosts cost_tiles(const BackwardProblem& problem, const BackwardTileShape& sh
       costs.is_coming.push_back(awaited_sources(problem.coming, tile, shape.keys) != 0 ? 1 : 0);
     }
   }
+  costs.walk = choose_walk(costs, choice);
   compare_components(costs);
   const std::int64_t whole_items = std::ssize(tiling.tiles) * problem.heads_kv;
   costs.is_short = whole_items < policy.short_list * problem.num_ctas;

@@ -19,6 +19,13 @@ struct Tiling {
   std::vector<std::int32_t> component_of;
 };
 
+/// How the items of a list walk and add.
+struct Walk {
+  bool is_group_first = false;  ///< see BackwardList
+  bool is_ordered = true;       ///< see BackwardList
+  bool may_convert = false;     ///< k tiles alike, few additions: see BackwardList::is_converting
+};
+
 /// The k tiles of a list for a number of packed heads, as schedules see them.
 struct TileCosts {
   BackwardProblem problem;
@@ -34,6 +41,7 @@ struct TileCosts {
   std::vector<std::int32_t> by_cost;       ///< k tiles, longest first, ties by index
   std::vector<char> is_coming;             ///< [k tiles]: items wait for keys; empty: none do
   std::int32_t num_components = 0;
+  Walk walk;
   bool is_uneven = false;  ///< see SchedulePolicy::uneven_cost
   bool is_short = false;   ///< see SchedulePolicy::short_list
   bool is_long = false;    ///< see SchedulePolicy::long_list
@@ -51,9 +59,11 @@ std::vector<std::int64_t> count_steps(std::span<const KeyTile> tiles,
                                       std::span<const KeyRecord> records, std::int32_t keys,
                                       std::int32_t tile_tokens);
 
-/// Describes the k tiles of a tiling for a number of packed heads.
+/// Describes the k tiles of a tiling for a number of packed heads, and decides how items walk their
+/// q tiles and add to dQ.
 TileCosts cost_tiles(const BackwardProblem& problem, const BackwardTileShape& shape,
-                     const Tiling& tiling, std::int32_t packed_heads, const SchedulePolicy& policy);
+                     const Tiling& tiling, std::int32_t packed_heads, const BackwardChoice& choice,
+                     const SchedulePolicy& policy);
 
 /// An order of the k tiles and how their items are split and handed out.
 struct Schedule {

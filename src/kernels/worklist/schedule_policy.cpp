@@ -18,6 +18,7 @@ std::string describe(const SchedulePolicy& policy) {
     out << name << " = " << value << ' ' << unit << '\n';
   };
   line("uneven_cost", policy.uneven_cost, "of the list's cost");
+  line("uneven_apart_cost", policy.uneven_apart_cost, "of the list's cost");
   line("even_head_dims", policy.even_head_dims, "elements");
   line("short_list", policy.short_list, "k tiles x kv heads per CTA");
   line("long_list", policy.long_list, "k tiles x kv heads per CTA");

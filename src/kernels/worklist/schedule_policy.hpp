@@ -30,6 +30,9 @@ struct SchedulePolicy {
   /// more than so many times the true cost: a causal mask gives 2, a full one 1. Then the CTAs are
   /// all over the rows, and what an item walks should be little enough to stay in the cache.
   Ratio uneven_cost{3, 2};
+  /// The same bound where there are several components and additions have no order: their CTAs are
+  /// apart from the start.
+  Ratio uneven_apart_cost{5, 4};
   /// Up to so many dim_qk + dim_v no list is uneven: steps are short beside an item's own costs.
   std::int64_t even_head_dims = 128;
   /// A list is short if it has fewer k tiles x kv heads per CTA: whole items do not balance by

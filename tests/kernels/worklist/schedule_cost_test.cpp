@@ -18,9 +18,9 @@ struct ThreeTiles {
     tiling.records = {{.band = {.q0 = 0, .q1 = 128, .k0 = 0, .k1 = 128}},
                       {.band = {.q0 = 128, .q1 = 512, .k0 = 128, .k1 = 256}}};
   }
-  TileCosts costs(const SchedulePolicy& policy = {}) {
+  TileCosts costs(const SchedulePolicy& policy = {}, const BackwardChoice& choice = {}) {
     tiling.component_of = find_components(tiling.records);
-    return cost_tiles(problem, {}, tiling, 1, policy);
+    return cost_tiles(problem, {}, tiling, 1, choice, policy);
   }
 
   BackwardProblem problem{.rows_q = 512, .rows_k = 300, .heads_q = 4, .heads_kv = 2};
@@ -102,10 +102,26 @@ TEST(ScheduleCostTest, UnevenListsPayForTheTailAndForWideSections) {
 TEST(ScheduleCostTest, ThePolicyDecides) {
   ThreeTiles three;
   const BackwardChoice choice{.is_deterministic = false};
-  EXPECT_FALSE(choose_walk(three.costs(), choice).is_ordered);
-  EXPECT_TRUE(choose_walk(three.costs({.narrow_tile = {1, 1}}), choice).is_ordered);
-  EXPECT_FALSE(
-      choose_walk(three.costs({.narrow_tile = {1, 1}, .few_additions = 0}), choice).is_ordered);
+  EXPECT_FALSE(three.costs({}, choice).walk.is_ordered);
+  EXPECT_TRUE(three.costs({.narrow_tile = {1, 1}}, choice).walk.is_ordered);
+  EXPECT_FALSE(three.costs({.narrow_tile = {1, 1}, .few_additions = 0}, choice).walk.is_ordered);
+}
+
+TEST(ScheduleCostTest, ComponentsWithoutAnOrderAreUnevenSooner) {
+  ThreeTiles three;
+  three.tiling.tiles[2].record_end = 3;
+  three.tiling.records[1].band.q0 = 256;
+  three.tiling.records.push_back({.band = {.q0 = 0, .q1 = 192, .k0 = 256, .k1 = 300}});
+  // k tiles of 2 and 3 steps in one component and of 4 in the other: 10 / 9 of the cost.
+  const BackwardChoice fast{.is_deterministic = false};
+  const SchedulePolicy policy{.uneven_cost = {10, 9}, .uneven_apart_cost = {11, 10}};
+  ASSERT_EQ(three.costs(policy, fast).num_components, 2);
+  EXPECT_TRUE(three.costs(policy, fast).is_uneven);
+  EXPECT_FALSE(three.costs(policy).is_uneven);
+  three.tiling.records[2].band.q1 = 257;  // one component of 2, 4 and 5 steps: 15 / 11
+  const SchedulePolicy steep{.uneven_cost = {15, 11}, .uneven_apart_cost = {11, 10}};
+  ASSERT_EQ(three.costs(steep, fast).num_components, 1);
+  EXPECT_FALSE(three.costs(steep, fast).is_uneven);
 }
 
 }  // namespace
