@@ -85,20 +85,20 @@ void DeviceMemory::keep_pool() {
 
 void DeviceMemory::begin_call(void* stream) {
   const DeviceScope scope(device_);
-  keep_pool();
   if (graph_of_capture(queue_of(stream)) != nullptr) return;  // a graph has an order of its own
-  if (!call_end_) call_end_.emplace();
-  call_end_->await(queue_of(stream));
+  if (!calls_) calls_.emplace();
+  calls_->begin(queue_of(stream));
 }
 
 void DeviceMemory::end_call(void* stream) noexcept {
   order_or_drop(device_, [&] {
-    if (graph_of_capture(queue_of(stream)) == nullptr) call_end_->record(queue_of(stream));
+    if (graph_of_capture(queue_of(stream)) == nullptr && calls_) calls_->end(queue_of(stream));
   });
 }
 
 std::shared_ptr<std::byte> DeviceMemory::allocate(std::int64_t size_bytes, void* stream) {
   const DeviceScope scope(device_);
+  keep_pool();
   const auto memory = std::make_shared<StreamBuffer>(
       allocator_, static_cast<std::size_t>(size_bytes), device_, queue_of(stream));
   return {memory, static_cast<std::byte*>(memory->data())};

@@ -40,7 +40,7 @@ class DeviceMemory final : public RowMemory {
   std::optional<PoolLease> lease_;  ///< while calls or exchanges take memory of the pool
   std::int32_t device_;
   const DeviceAllocator& allocator_;
-  std::optional<OrderEvent> call_end_;
+  std::optional<CallOrder> calls_;
   std::shared_ptr<Stream> transport_;  ///< made for the first exchange
 };
 

@@ -11,10 +11,12 @@
 // a pass: words grow and are never reset, and the number of the present pass is in device memory,
 // so that a captured graph that begins passes may be replayed.
 //
-//   begin pass g   own digest, then g -> `digest`, `begun` of every peer;
+//   begin pass g   own digest, then g -> `digest`, `begun` of every peer: by the first push of the
+//                  pass, if all its blocks are few enough to wait for credit, else before it;
 //                  of a new plan: await own `begun` of every peer >= g and compare digests
 //   push of move m rows -> their places at the peers; then g -> `arrived`[m][section] there
-//   await of m     own `arrived`[m][section] of every peer that sends >= g
+//   await of m     own `arrived`[m][section] of every peer that sends >= g; where a kernel has
+//                  written what m brings to the peers, first g -> `arrived`[m] there
 //
 // Credit: `begun` of a peer above g shows that the peer has done with pass g, as passes of a rank
 // follow each other in stream order. Rows are written to an area of the window that pass g used
@@ -50,6 +52,7 @@ struct PassState {
   std::uint64_t is_failed;             ///< not 0: a wait has failed, nothing is sent any more
   unsigned pushed_blocks[kMaxMoves][kMaxSections];  ///< 0 between pushes
   unsigned copied_blocks[kMaxMoves];                ///< of rows that stay; likewise
+  unsigned begun_blocks;  ///< of a push that begins the pass; 0 between pushes
 };
 
 /// What a wait on the device was for, when it ended without success.

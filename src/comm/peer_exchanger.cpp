@@ -31,6 +31,7 @@ namespace {
 
 constexpr std::int32_t kBlocksPerSm = 2;
 constexpr std::int32_t kBlocksBeside = 24;  ///< each takes a multiprocessor from attention
+static_assert(kBlocksBeside <= kMostWaitingBlocks);
 /// Sections let attention begin early, and cost it some balance: few, unless much is on its way.
 constexpr std::int32_t kFewSections = 2;
 constexpr std::int64_t kLongRows = 8192;
@@ -311,18 +312,26 @@ void PeerMove::push(const RowMove& move, std::span<const PushTask> tasks, std::i
   }
   arrival_.area_bytes = link_.area_bytes();
   is_beside_attention_ = move.is_beside_attention;
-  if (!move.is_deferred) launch(start_);
+  // Partials that a kernel has written: who awaits those of others tells them of these as well.
+  is_sent_ = arrival_.is_telling = move.is_written;
+  if (!move.is_deferred && !move.is_written) launch(start_);
 }
 
 void PeerMove::launch(void* stream) {
   is_sent_ = true;
   keep_with_capture(stream);
   cudaStream_t queue = queue_of(stream);
-  if (state_->beside != nullptr) queue = side_.emplace(state_->beside).fork(queue);
+  std::optional<PassBegin> begin = link_.take_begin();
+  if (state_->beside != nullptr) {
+    // Attention finds the number of the pass on the caller's stream.
+    if (begin) launch_begin_pass(link_.view(), *std::exchange(begin, std::nullopt), queue);
+    queue = side_.emplace(state_->beside).fork(queue);
+  }
   const std::int32_t most = state_->num_blocks;
   const std::int32_t remote =
       is_beside_attention_ ? std::min(most, kBlocksBeside) : ceil_div(most, 2);
-  launch_push(link_.view(), push_, {.remote = remote, .own = std::max(most - remote, 1)}, queue);
+  launch_push(link_.view(), push_, {.remote = remote, .own = std::max(most - remote, 1)}, begin,
+              queue);
   if (side_) side_->end();
 }
 
@@ -338,6 +347,7 @@ void PeerMove::await_rows(void* stream) {
   send(stream);
   launch_await(link_.view(), arrival_, queue_of(stream));
   arrival_.sources = 0;
+  arrival_.is_telling = false;
   if (!side_) return;
   side_->join(queue_of(stream));
   side_.reset();
@@ -410,6 +420,7 @@ class PeerExchanger final : public RowExchanger {
     return state_->link->area(state_->link->rank()) + state_->link->place(most_bytes);
   }
 
+  bool orders_passes() const override { return true; }
   bool is_capturable() const override { return true; }
   bool tells_arrivals() const override { return true; }
   ArrivalShape arrival_shape(const RowTable& table, std::int32_t num_heads) const override {

@@ -109,6 +109,30 @@ __device__ bool compare_call(const PeerView& view, const WaitSubject& subject) {
   return end_group(view);
 }
 
+/// What a rank writes down of a pass, before its peers are told. By one thread.
+__device__ void note_pass(PassState& state, const PassBegin& begin, std::uint64_t pass) {
+  state.last_use[begin.area] = pass;
+  state.digest[pass % kKeptDigests] = begin.digest;
+  state.pass = pass;
+}
+
+/// Tells a peer of the pass.
+__device__ void tell_pass(const PeerView& view, const PassBegin& begin, std::uint64_t pass,
+                          std::int32_t peer) {
+  PeerControl& theirs = *view.control[peer];
+  ptx::store_system(&theirs.digest[pass % kKeptDigests][view.rank], begin.digest);
+  ptx::fence_system();
+  ptx::store_system(&theirs.begun[view.rank], pass);
+}
+
+/// Waits until a peer has done with pass `last_use`, which it began for the same call.
+__device__ bool await_credit(const PeerView& view, std::uint64_t last_use, std::int32_t peer) {
+  if (last_use == 0) return true;
+  const WaitSubject subject{PeerWait::Credit, peer, 0, last_use};
+  return wait_for_word(view, &view.control[view.rank]->begun[peer], last_use + 1, subject) &&
+         compare_call(view, subject);
+}
+
 /// One warp, a lane for each peer.
 __global__ __launch_bounds__(32) void begin_pass_kernel(const __grid_constant__ PeerView view,
                                                         const __grid_constant__ PassBegin begin) {
@@ -116,29 +140,45 @@ __global__ __launch_bounds__(32) void begin_pass_kernel(const __grid_constant__ 
   PassState& state = *view.state;
   std::uint64_t pass = 0, last_use = 0;
   if (peer == 0) {
-    pass = ++state.pass;
+    pass = state.pass + 1;
     last_use = state.last_use[begin.area];
-    state.last_use[begin.area] = pass;
-    state.digest[pass % kKeptDigests] = begin.digest;
+    note_pass(state, begin, pass);
   }
   __syncwarp();
   pass = __shfl_sync(~0U, pass, 0);
   last_use = __shfl_sync(~0U, last_use, 0);
   if (peer >= view.num_ranks) return;
-  PeerControl& theirs = *view.control[peer];
-  ptx::store_system(&theirs.digest[pass % kKeptDigests][view.rank], begin.digest);
-  ptx::fence_system();
-  ptx::store_system(&theirs.begun[view.rank], pass);
-  const PeerControl& own = *view.control[view.rank];
-  if (last_use > 0) {
-    const WaitSubject subject{PeerWait::Credit, peer, 0, last_use};
-    if (wait_for_word(view, &own.begun[peer], last_use + 1, subject)) compare_call(view, subject);
-  }
+  tell_pass(view, begin, pass, peer);
+  await_credit(view, last_use, peer);
   if (begin.is_compared) {
     const WaitSubject subject{PeerWait::Credit, peer, 0, pass};
-    if (wait_for_word(view, &own.begun[peer], pass, subject)) compare_call(view, subject);
+    if (wait_for_word(view, &view.control[view.rank]->begun[peer], pass, subject)) {
+      compare_call(view, subject);
+    }
   }
   ptx::fence_system();
+}
+
+/// A pass as a block of the push that begins it has found it.
+struct BegunPass {
+  std::uint64_t pass, last_use;
+};
+
+/// By one thread of each block. All blocks read what was before any of them changes it, as the last
+/// one to come does: that is how each knows the pass's number without a word from the others.
+__device__ BegunPass begin_in_push(const PeerView& view, const PassBegin& begin) {
+  PassState& state = *view.state;
+  // Not through the first cache: a kernel beside this one reads the number on the same
+  // multiprocessor.
+  const BegunPass found{ptx::load_acquire_system(&state.pass) + 1,
+                        ptx::load_acquire_system(&state.last_use[begin.area])};
+  __threadfence();
+  if (atomicAdd(&state.begun_blocks, 1U) + 1 == gridDim.x) {
+    state.begun_blocks = 0;
+    note_pass(state, begin, found.pass);
+    __threadfence();
+  }
+  return found;
 }
 
 /// The units of one section of a row: those of each tensor, one after the other.
@@ -312,15 +352,13 @@ __device__ __forceinline__ bool find_lines(const RowPush& push, SectionUnits& un
   return is_plain;
 }
 
+/// Copies the sections of a push and tells of each. By all threads of a block.
 template <typename Unit>
-__global__ __launch_bounds__(kThreads, 2) void push_kernel(const __grid_constant__ PeerView view,
-                                                           const __grid_constant__ RowPush push) {
+__device__ __forceinline__ void push_sections(const PeerView& view, const RowPush& push,
+                                              std::uint64_t pass) {
   __shared__ SectionUnits units;
   __shared__ int per_row;
   __shared__ bool are_lines;
-  if (push.is_beside) ptx::launch_dependents();
-  const std::uint64_t pass = view.state->pass;
-  if (view.state->is_failed != 0) return;
   const PushRole role(push);
   const PushTask* tasks = push.tasks + (role.is_own ? push.num_remote : 0);
   const int num_tasks = role.is_own ? push.num_own : push.num_remote;
@@ -342,6 +380,37 @@ __global__ __launch_bounds__(kThreads, 2) void push_kernel(const __grid_constant
     }
     tell_arrival(view, push, role, section, pass);
   }
+}
+
+template <typename Unit>
+__global__ __launch_bounds__(kThreads, 2) void push_kernel(const __grid_constant__ PeerView view,
+                                                           const __grid_constant__ RowPush push) {
+  if (push.is_beside) ptx::launch_dependents();
+  const std::uint64_t pass = view.state->pass;
+  if (view.state->is_failed != 0) return;
+  push_sections<Unit>(view, push, pass);
+}
+
+/// A push that begins its pass. Its blocks are few: each waits by itself.
+template <typename Unit>
+__global__ __launch_bounds__(kThreads,
+                             2) void first_push_kernel(const __grid_constant__ PeerView view,
+                                                       const __grid_constant__ RowPush push,
+                                                       const __grid_constant__ PassBegin begin) {
+  __shared__ BegunPass begun;
+  if (threadIdx.x == 0) begun = begin_in_push(view, begin);
+  __syncthreads();
+  // The kernel beside this one starts when all blocks have come here: it finds the pass's number.
+  if (push.is_beside) ptx::launch_dependents();
+  const auto peer = static_cast<std::int32_t>(threadIdx.x);
+  bool has_credit = true;
+  if (peer < view.num_ranks) {
+    if (blockIdx.x == 0) tell_pass(view, begin, begun.pass, peer);
+    has_credit = await_credit(view, begun.last_use, peer) && view.state->is_failed == 0;
+    ptx::fence_system();
+  }
+  if (!__syncthreads_and(has_credit)) return;
+  push_sections<Unit>(view, push, begun.pass);
 }
 
 /// By one warp.
@@ -374,6 +443,11 @@ __global__ __launch_bounds__(32) void await_kernel(const __grid_constant__ PeerV
   const std::uint64_t pass = view.state->pass;
   bool is_whole = view.state->is_failed == 0;
   if (peer < view.num_ranks) {
+    if (arrival.is_telling && is_whole && peer != view.rank) {
+      ptx::fence_system();
+      PeerControl& theirs = *view.control[peer];
+      ptx::store_system(&theirs.arrived[arrival.move][0][view.rank], pass);
+    }
     const PeerControl& own = *view.control[view.rank];
     const WaitSubject subject{PeerWait::Rows, peer, arrival.move, pass};
     const bool is_source = (arrival.sources >> peer & 1) != 0;
@@ -399,7 +473,8 @@ void launch_begin_pass(const PeerView& view, const PassBegin& begin, cudaStream_
   cuda_check(cudaGetLastError(), "begin_pass_kernel");
 }
 
-void launch_push(const PeerView& view, RowPush push, PushBlocks blocks, cudaStream_t stream) {
+void launch_push(const PeerView& view, RowPush push, PushBlocks blocks,
+                 const std::optional<PassBegin>& begin, cudaStream_t stream) {
   const auto count = static_cast<std::size_t>(push.num_tensors);
   const std::int64_t unit = common_unit({push.from, count}, {push.to, count});
   for (std::size_t t = 0; t < count; ++t) {
@@ -416,10 +491,16 @@ void launch_push(const PeerView& view, RowPush push, PushBlocks blocks, cudaStre
   };
   // All ranks are told of every move, whether rows went to them or not.
   push.num_remote_blocks = std::max(blocks_of(push.num_remote, blocks.remote), 1);
-  const auto grid =
-      static_cast<unsigned>(push.num_remote_blocks + blocks_of(push.num_own, blocks.own));
+  const std::int32_t grid = push.num_remote_blocks + blocks_of(push.num_own, blocks.own);
+  const bool is_first = begin && !begin->is_compared && grid <= kMostWaitingBlocks;
+  if (begin && !is_first) launch_begin_pass(view, *begin, stream);
+  const auto num_blocks = static_cast<unsigned>(grid);
   const auto launch = [&]<typename Unit>(Unit) {
-    push_kernel<Unit><<<grid, kThreads, 0, stream>>>(view, push);
+    if (is_first) {
+      first_push_kernel<Unit><<<num_blocks, kThreads, 0, stream>>>(view, push, *begin);
+    } else {
+      push_kernel<Unit><<<num_blocks, kThreads, 0, stream>>>(view, push);
+    }
   };
   if (unit == kLargestUnit) {
     launch(uint4{});
@@ -434,7 +515,7 @@ void launch_push(const PeerView& view, RowPush push, PushBlocks blocks, cudaStre
 }
 
 void launch_await(const PeerView& view, const RowArrival& arrival, cudaStream_t stream) {
-  if (arrival.sources == 0) return;
+  if (arrival.sources == 0 && !arrival.is_telling) return;
   await_kernel<<<1, 32, 0, stream>>>(view, arrival);
   cuda_check(cudaGetLastError(), "await_kernel");
 }

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <optional>
 #include <span>
 
 #include "base/address_table.hpp"
@@ -43,15 +44,23 @@ struct PushBlocks {
   std::int32_t remote = 1;
   std::int32_t own = 1;
 };
+/// Blocks of a push that may wait for peers: the multiprocessors left are enough for whatever else
+/// the peers may be waiting for.
+inline constexpr std::int32_t kMostWaitingBlocks = 24;
 
-/// Copies rows and tells all ranks what has arrived. The rows' units are of a byte.
-void launch_push(const PeerView& view, RowPush push, PushBlocks blocks, cudaStream_t stream);
+/// Copies rows and tells all ranks what has arrived. The rows' units are of a byte. `begin`: of a
+/// pass whose first move this is; the push begins it where it has few blocks and compares no calls,
+/// else a kernel in front of it does.
+void launch_push(const PeerView& view, RowPush push, PushBlocks blocks,
+                 const std::optional<PassBegin>& begin, cudaStream_t stream);
 
 /// What is awaited.
 struct RowArrival {
   std::int32_t move = 0;
   std::int32_t num_sections = 1;
   std::uint64_t sources = 0;  ///< bit p: rank p pushes rows to this one
+  /// What this rank sends in the move was written by kernels before: all ranks are told first.
+  bool is_telling = false;
   /// Where they land. A wait that fails leaves NaN there, so that no result is wrong in silence.
   std::byte* data = nullptr;
   std::int64_t size_bytes = 0;

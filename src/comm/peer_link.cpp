@@ -56,7 +56,7 @@ PeerLink::PeerLink(Communicator& base, std::int32_t device, const CommOptions& o
   for (std::size_t peer = 0; peer < controls_.size(); ++peer) {
     view_.control[peer] = reinterpret_cast<PeerControl*>(controls_[peer]->data());
   }
-  pass_end_.emplace();
+  passes_.emplace();
   alarm_.emplace();
   prove_access();
   for (std::size_t peer = 0; peer < cards_.size(); ++peer) {
@@ -86,7 +86,7 @@ PeerLink::~PeerLink() {
   if (watcher_.joinable()) watcher_.join();
   // What is enqueued may still use the memory.
   const DeviceScope scope(device_);
-  if (pass_end_) static_cast<void>(cudaDeviceSynchronize());
+  if (passes_) static_cast<void>(cudaDeviceSynchronize());
 }
 
 /// Every rank writes a word to every other one, which finds it.
@@ -128,7 +128,7 @@ void PeerLink::begin_pass(const PassStart& start, cudaStream_t stream) {
   cudaGraph_t graph = graph_of_capture(stream);
   meet_on_shared_gpu_sync();
   if (graph == nullptr) {
-    pass_end_->await(stream);
+    passes_->begin(stream);
   } else {
     for (const auto& window : windows_) keep_with_graph(graph, window);
   }
@@ -137,7 +137,7 @@ void PeerLink::begin_pass(const PassStart& start, cudaStream_t stream) {
   const std::uint64_t digest = start.digest + ++num_passes_ * kOdd;
   // Ranks that share a GPU may share one of its queues: the kernel would wait for one behind it.
   const bool is_compared = start.is_first && !is_sharing_gpu_;
-  launch_begin_pass(view_, {.area = slot, .digest = digest, .is_compared = is_compared}, stream);
+  unbegun_ = {.area = slot, .digest = digest, .is_compared = is_compared};
   used_bytes_ = 0;
   num_moves_ = 0;
   is_in_pass_ = true;
@@ -149,17 +149,24 @@ void PeerLink::meet_on_shared_gpu_sync() {
 
 void PeerLink::end_pass(cudaStream_t stream) noexcept {
   if (!std::exchange(is_in_pass_, false)) return;
+  const std::optional<PassBegin> begin = take_begin();
+  try {
+    const DeviceScope scope(device_);
+    if (begin) launch_begin_pass(view_, *begin, stream);  // of a pass without moves
+  } catch (const std::exception&) {
+    static_cast<void>(cudaGetLastError());  // a device that has failed says so in every later call
+  }
   try {
     meet_on_shared_gpu_sync();
   } catch (const std::exception&) {
     return;  // the group has failed, as the next call says
   }
-  if (graph_of_capture(stream) != nullptr) return;
   try {
+    if (graph_of_capture(stream) != nullptr) return;
     const DeviceScope scope(device_);
-    pass_end_->record(stream);
+    passes_->end(stream);
   } catch (const std::exception&) {
-    static_cast<void>(cudaGetLastError());  // a device that has failed says so in every later call
+    static_cast<void>(cudaGetLastError());  // likewise
   }
 }
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/peer_kernels.hpp"
@@ -46,6 +47,8 @@ class PeerLink {
   /// Throws InvalidArgument where the stream is being captured and the window would have to grow.
   void check_pass(const PassStart& start, cudaStream_t stream) const;
   void end_pass(cudaStream_t stream) noexcept;
+  /// What the first work of a pass is to begin it with, once: nothing is enqueued for that before.
+  std::optional<PassBegin> take_begin() { return std::exchange(unbegun_, std::nullopt); }
   bool is_in_pass() const { return is_in_pass_; }
   /// Bytes of the pass's memory at the same offset on all ranks, which give the same sizes in the
   /// same order.
@@ -91,8 +94,9 @@ class PeerLink {
   DeviceBuffer state_;
   std::shared_ptr<PeerMailbox> mailbox_;
   PeerView view_;
-  std::optional<OrderEvent> pass_end_;
-  std::optional<Stream> alarm_;  ///< tells peers that this rank leaves
+  std::optional<CallOrder> passes_;
+  std::optional<PassBegin> unbegun_;  ///< of the pass, until its first work is enqueued
+  std::optional<Stream> alarm_;       ///< tells peers that this rank leaves
 
   std::int64_t area_bytes_ = 0;  ///< of one area of the window
   std::int32_t num_areas_ = 1;

@@ -149,6 +149,8 @@ class RowExchanger {
   /// ranks do so if they call alike.
   virtual void check_pass(const PassStart& /*start*/, void* /*stream*/) const {}
   virtual void end_pass(void* /*stream*/) noexcept {}
+  /// Whether passes follow each other, whatever their streams.
+  virtual bool orders_passes() const { return false; }
   /// Memory where peers may write rows of a cast, at the same place on all ranks; null: any memory
   /// serves. Its size is that of the rank that needs most.
   virtual std::byte* place(std::int64_t /*most_bytes*/) { return nullptr; }

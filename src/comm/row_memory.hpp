@@ -50,7 +50,7 @@ struct Partials {
 class RowMemory {
  public:
   virtual ~RowMemory() = default;
-  /// Orders calls that take memory: one begins behind the end of the one before.
+  /// Orders calls, where nothing else does: one begins behind the end of the one before.
   virtual void begin_call(void* /*stream*/) {}
   virtual void end_call(void* /*stream*/) noexcept {}
   virtual std::shared_ptr<std::byte> allocate(std::int64_t size_bytes, void* stream) = 0;

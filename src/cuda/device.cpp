@@ -51,10 +51,13 @@ std::int32_t current_device() {
   return device;
 }
 
-DeviceScope::DeviceScope(std::int32_t device) : earlier_(current_device()) {
-  if (device != earlier_) cuda_check(cudaSetDevice(device), "cudaSetDevice");
+DeviceScope::DeviceScope(std::int32_t device)
+    : earlier_(current_device()), is_other_(device != earlier_) {
+  if (is_other_) cuda_check(cudaSetDevice(device), "cudaSetDevice");
 }
 
-DeviceScope::~DeviceScope() { static_cast<void>(cudaSetDevice(earlier_)); }
+DeviceScope::~DeviceScope() {
+  if (is_other_) static_cast<void>(cudaSetDevice(earlier_));
+}
 
 }  // namespace magi

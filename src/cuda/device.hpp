@@ -36,6 +36,7 @@ class DeviceScope {
 
  private:
   std::int32_t earlier_;
+  bool is_other_;
 };
 
 }  // namespace magi

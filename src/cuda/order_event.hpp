@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <optional>
+
 #include "cuda/check.hpp"
 
 namespace magi {
@@ -36,6 +38,30 @@ class OrderEvent {
 
  private:
   cudaEvent_t handle_ = nullptr;
+};
+
+/// Puts calls of any streams one behind the other. Those of one stream are in order anyway: its
+/// number, which no later stream is given, tells.
+class CallOrder {
+ public:
+  /// Work that `stream` is given later comes behind the call that ended last.
+  void begin(cudaStream_t stream) const {
+    if (last_stream_ && *last_stream_ != number_of(stream)) end_.await(stream);
+  }
+  void end(cudaStream_t stream) {
+    end_.record(stream);
+    last_stream_ = number_of(stream);
+  }
+
+ private:
+  static unsigned long long number_of(cudaStream_t stream) {
+    unsigned long long number = 0;
+    cuda_check(cudaStreamGetId(stream, &number), "cudaStreamGetId");
+    return number;
+  }
+
+  OrderEvent end_;
+  std::optional<unsigned long long> last_stream_;  ///< of the call that ended last
 };
 
 }  // namespace magi

@@ -52,7 +52,7 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
 
 void StepMemory::begin(Pass pass, void* stream) {
   pass_ = static_cast<std::size_t>(pass);
-  memory_->begin_call(stream);
+  if (!rows_->orders_passes()) memory_->begin_call(stream);
   stream_ = stream;
   used_bytes_ = lent_bytes_ = 0;
 }
@@ -62,7 +62,7 @@ void StepMemory::end() noexcept {
   largest_bytes_[pass_] = std::max(largest_bytes_[pass_], lent_bytes_);
   // The host's one piece stays for the next call; on a GPU the allocator keeps it.
   if (device_ != kCpuDevice || pieces_.size() > 1) pieces_.clear();
-  memory_->end_call(stream_);
+  if (!rows_->orders_passes()) memory_->end_call(stream_);
 }
 
 TensorView StepMemory::lend(DType dtype, std::initializer_list<std::int64_t> shape) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "comm/peer_kernels.hpp"
@@ -61,6 +62,10 @@ class PeerPair {
   cudaStream_t stream(std::size_t rank) const { return stream_[rank].handle(); }
   std::byte* area(std::size_t rank) const { return static_cast<std::byte*>(area_[rank].data()); }
 
+  void push(std::size_t rank, const comm::RowPush& push,
+            const std::optional<comm::PassBegin>& begin = {}) const {
+    comm::launch_push(view(rank), push, {.own = 64}, begin, stream(rank));
+  }
   void begin(std::size_t rank, comm::PassBegin begin) const {
     comm::launch_begin_pass(view(rank), begin, stream(rank));
   }
@@ -107,10 +112,34 @@ struct Row {
     return push;
   }
 
+  /// The same from one rank to itself, so often that many blocks do it.
+  comm::RowPush push_home(const PeerPair& pair) const {
+    comm::RowPush push = push_to(pair, 1);
+    push.tasks = static_cast<const comm::PushTask*>(home.data());
+    push.num_own = kManyTasks;
+    return push;
+  }
+  /// An area that the row lies in.
+  static std::vector<std::uint16_t> alone() {
+    std::vector<std::uint16_t> area(kAreaBytes / 2, 0);
+    std::fill_n(area.begin(), kElements, kValue);
+    return area;
+  }
+
+  static constexpr int kManyTasks = 1024;
   DeviceBuffer values =
       to_device_sync<std::uint16_t>(std::vector<std::uint16_t>(kElements, kValue));
   DeviceBuffer tasks = to_device_sync<comm::PushTask>(
       std::vector<comm::PushTask>{{.num_rows = 1, .peer = 0}, {.num_rows = 1, .peer = 1}});
+  DeviceBuffer home = to_device_sync<comm::PushTask>(many_tasks());
+
+ private:
+  /// To rank 1, then all to rank 0.
+  static std::vector<comm::PushTask> many_tasks() {
+    std::vector<comm::PushTask> tasks(1 + kManyTasks, {.num_rows = 1, .peer = 0});
+    tasks.front().peer = 1;
+    return tasks;
+  }
 };
 
 using PeerKernels = GpuTest;
@@ -184,7 +213,7 @@ TEST_F(PeerKernels, WithoutCreditNothingIsStoredAtPeers) {
                                     {1, pair.area(0) + 512, nullptr}};
   const DeviceBuffer table = to_device_sync<Record>(records);
   const Row row;
-  comm::launch_push(pair.view(0), row.push_to(pair, 1), {}, pair.stream(0));
+  pair.push(0, row.push_to(pair, 1));
   comm::RowArrival arrival = pair.arrival(0, true);
   arrival.addresses = {.records = static_cast<std::byte*>(table.data()),
                        .num_records = 2,
@@ -207,7 +236,7 @@ TEST_F(PeerKernels, RowsThatComeLeaveAddressesAsTheyAre) {
   const PeerPair pair;
   for (const std::size_t rank : {0, 1}) pair.begin(rank, {.digest = 7, .is_compared = true});
   const Row row;
-  comm::launch_push(pair.view(1), row.push_to(pair, 0), {}, pair.stream(1));
+  pair.push(1, row.push_to(pair, 0));
   const std::vector<Record> records{{0, pair.area(1), pair.area(1) + 256}};
   const DeviceBuffer table = to_device_sync<Record>(records);
   comm::RowArrival arrival = pair.arrival(0, true);
@@ -219,9 +248,99 @@ TEST_F(PeerKernels, RowsThatComeLeaveAddressesAsTheyAre) {
   pair.wait_sync();
   EXPECT_EQ(pair.mailbox(0).failed, PeerWait::None);
   EXPECT_EQ(to_host_sync<Record>(table.data(), 1)[0].first, pair.area(1));
-  std::vector<std::uint16_t> expected(kAreaBytes / 2, 0);
-  std::fill_n(expected.begin(), Row::kElements, Row::kValue);
-  EXPECT_EQ(pair.rows(0), expected);
+  EXPECT_EQ(pair.rows(0), Row::alone());
+}
+
+TEST_F(PeerKernels, PushesBeginTheirPasses) {
+  for (const bool is_compared : {false, true}) {
+    for (const bool has_many_blocks : {false, true}) {
+      const PeerPair pair;
+      const Row row;
+      for (std::uint64_t pass = 1; pass <= 6; ++pass) {
+        const comm::PassBegin begin{.area = static_cast<std::int32_t>(pass % 2),
+                                    .digest = 7 + pass,
+                                    .is_compared = is_compared};
+        pair.push(0, has_many_blocks ? row.push_home(pair) : row.push_to(pair, 1), begin);
+        pair.push(1, row.push_to(pair, 0), begin);
+        for (const std::size_t rank : {0, 1}) {
+          comm::launch_await(pair.view(rank), pair.arrival(rank, true), pair.stream(rank));
+        }
+      }
+      pair.wait_sync();
+      for (const std::size_t rank : {0, 1}) {
+        EXPECT_EQ(pair.mailbox(rank).failed, PeerWait::None);
+        EXPECT_EQ(pair.rows(rank), Row::alone());
+        const auto state = to_host_sync<comm::PassState>(pair.view(rank).state, 1).front();
+        EXPECT_EQ(state.pass, 6u);
+        EXPECT_EQ(state.last_use[0], 6u);
+        EXPECT_EQ(state.last_use[1], 5u);
+        EXPECT_EQ(state.begun_blocks, 0u);
+      }
+    }
+  }
+}
+
+TEST_F(PeerKernels, APushThatBeginsItsPassWaitsForCredit) {
+  const PeerPair pair;
+  const Row row;
+  pair.begin(1, {.digest = 7});
+  pair.begin(0, {.digest = 7});
+  pair.push(0, row.push_to(pair, 1), comm::PassBegin{.digest = 7});  // to the same area
+  pair.wait_sync();
+  EXPECT_EQ(pair.mailbox(0).failed, PeerWait::Credit);
+  EXPECT_EQ(pair.mailbox(0).expected, 2u);
+  EXPECT_EQ(pair.rows(1), std::vector<std::uint16_t>(kAreaBytes / 2, 0));
+  const auto words = to_host_sync<PeerControl>(pair.view(0).control[1], 1).front();
+  EXPECT_EQ(words.begun[0], 2u);
+  EXPECT_EQ(words.arrived[0][0][0], 0u);
+}
+
+TEST_F(PeerKernels, APushThatBeginsItsPassComparesCallsWithTheCredit) {
+  const PeerPair pair;
+  const Row row;
+  for (const std::uint64_t digest : {11, 12}) {
+    pair.begin(0, {.area = static_cast<std::int32_t>(digest % 2), .digest = digest});
+  }
+  for (const std::uint64_t digest : {12, 11}) {
+    pair.begin(1, {.area = static_cast<std::int32_t>(digest % 2), .digest = digest});
+  }
+  pair.wait_sync();
+  pair.push(0, row.push_to(pair, 1), comm::PassBegin{.area = 1, .digest = 13});
+  pair.wait_sync();
+  EXPECT_EQ(pair.mailbox(0).failed, PeerWait::OtherPlan);
+  EXPECT_EQ(pair.rows(1), std::vector<std::uint16_t>(kAreaBytes / 2, 0));
+}
+
+TEST_F(PeerKernels, WhoAwaitsTellsOfPartialsThatAreWritten) {
+  const PeerPair pair;
+  for (const std::size_t rank : {0, 1}) pair.begin(rank, {.digest = 7});
+  comm::RowArrival none = pair.arrival(1, false);  // rank 0 has no partials for rank 1
+  none.is_telling = true;
+  comm::launch_await(pair.view(1), none, pair.stream(1));
+  comm::RowArrival arrival = pair.arrival(0, true);
+  arrival.is_telling = true;
+  comm::launch_await(pair.view(0), arrival, pair.stream(0));
+  pair.wait_sync();
+  for (const std::size_t rank : {0, 1}) {
+    EXPECT_EQ(pair.mailbox(rank).failed, PeerWait::None);
+    const auto words = to_host_sync<PeerControl>(pair.view(0).control[rank], 1).front();
+    EXPECT_EQ(words.arrived[0][0][1 - rank], 1u);
+  }
+  EXPECT_EQ(pair.rows(0), std::vector<std::uint16_t>(kAreaBytes / 2, 0));
+}
+
+TEST_F(PeerKernels, WhoHasFailedTellsOfNoPartials) {
+  const PeerPair pair;
+  pair.begin(0, {.digest = 7});
+  comm::launch_await(pair.view(0), pair.arrival(0, true), pair.stream(0));  // nothing comes
+  comm::RowArrival arrival = pair.arrival(0, true);
+  arrival.move = 1;
+  arrival.is_telling = true;
+  comm::launch_await(pair.view(0), arrival, pair.stream(0));
+  pair.wait_sync();
+  EXPECT_EQ(pair.mailbox(0).failed, PeerWait::Rows);
+  const auto words = to_host_sync<PeerControl>(pair.view(0).control[1], 1).front();
+  EXPECT_EQ(words.arrived[1][0][0], 0u);
 }
 
 }  // namespace
