@@ -38,8 +38,9 @@ PackedRows packed_rows(const BackwardList& list) {
           .tiles_per_group = list.num_q_tiles() * tiles_per_q_tile(list)};
 }
 
-void prepare(const BackwardArgs& args, const BackwardState& state, void* workspace, bool is_beside,
-             cudaStream_t stream) {
+/// Of the kernel in front of the main one.
+PrepareParams prepare_params(const BackwardArgs& args, const BackwardState& state,
+                             void* workspace) {
   const BackwardLayout layout = backward_layout(state);
   PrepareParams params;
   params.packed = packed_rows(state.list);
@@ -62,7 +63,7 @@ void prepare(const BackwardArgs& args, const BackwardState& state, void* workspa
   }
   params.semaphores = part_at<std::uint32_t>(workspace, layout.semaphores);
   params.num_semaphores = state.list.num_counters() + state.list.num_late_counters();
-  prepare_backward(params, args.q.dtype, is_beside, stream);
+  return params;
 }
 
 void add_sink_gradient(const BackwardArgs& args, const BackwardState& state, void* workspace,
@@ -203,18 +204,26 @@ BackwardParams backward_params(const BackwardArgs& args, const BackwardState& st
   return params;
 }
 
-/// Tells a launch where the gradients of keys go.
-void set_destinations(BackwardParams& params, const BackwardArgs& args, const BackwardState& state,
-                      const BackwardArrivals& arrivals, void* workspace, cudaStream_t stream) {
-  const auto& segments = state.list.segments;
-  auto* target = part_at<KeyDestination>(workspace, backward_layout(state).destinations);
-  store_destinations(key_destinations(args, segments, arrivals.gradients), target, stream);
-  params.keys.destinations = target;
-  if (!arrivals.keys.guard) return;
+/// Brings where the gradients of keys go to `target`: with the kernel in front of the main one, or
+/// where they are too many for its arguments by kernels of their own.
+void keep_destinations(const std::vector<KeyDestination>& destinations, KeyDestination* target,
+                       PrepareParams& params, cudaStream_t stream) {
+  if (destinations.size() > StoredDestinations::kMost) {
+    return store_destinations(destinations, target, stream);
+  }
+  std::ranges::copy(destinations, params.destinations.values);
+  params.destinations.count = to_int(std::ssize(destinations));
+  params.destinations.target = target;
+}
+
+/// Tells who waits for the keys where the destinations lie.
+void guard_destinations(const BackwardState& state, KeyDestination* target,
+                        const KeyArrivals& arrivals) {
+  if (!arrivals.guard) return;
   constexpr std::size_t kData = offsetof(GradientRows, data);
-  arrivals.keys.guard(
+  arrivals.guard(
       {.records = reinterpret_cast<std::byte*>(target),
-       .num_records = to_int(std::ssize(segments)),
+       .num_records = to_int(std::ssize(state.list.segments)),
        .record_bytes = sizeof(KeyDestination),
        .offsets = {offsetof(KeyDestination, dk) + kData, offsetof(KeyDestination, dv) + kData}});
 }
@@ -331,12 +340,17 @@ void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void
   const BackwardInstance* instance =
       args.params.softcap > 0.0 ? state.softcap_instance : state.instance;
   BackwardParams params = backward_params(args, state, workspace);
+  PrepareParams prepared = prepare_params(args, state, workspace);
   if (arrivals != nullptr && !arrivals->gradients.empty()) {
-    set_destinations(params, args, state, *arrivals, workspace, stream);
+    auto* target = part_at<KeyDestination>(workspace, backward_layout(state).destinations);
+    keep_destinations(key_destinations(args, state.list.segments, arrivals->gradients), target,
+                      prepared, stream);
+    params.keys.destinations = target;
+    guard_destinations(state, target, arrivals->keys);
   }
   const bool is_beside = arrivals != nullptr && arrivals->keys.start;
   if (is_beside) arrivals->keys.start(stream);
-  prepare(args, state, workspace, is_beside, stream);
+  prepare_backward(prepared, args.q.dtype, is_beside, stream);
   add_sink_gradient(args, state, workspace, stream);
   launch(params, state, *instance, arrivals == nullptr ? nullptr : &arrivals->keys, stream);
   if (params.query.rows_q > 0) instance->convert_dq(params, stream);

@@ -12,12 +12,13 @@
 // lse_log2 = -lse * log2(e) / exponent_scale and delta = dlse - sum(dout * out), both negated, in
 // the packed order of tiles: a CTA takes as many rows as a tile has, side by side in memory (the
 // heads of a token, then the next token), kLanes threads per row, 8 elements of dim per thread. It
-// also clears a tile's sums, all CTAs together the semaphores.
+// also clears a tile's sums, all CTAs together the semaphores. The first one stores destinations.
 namespace magi::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kElements = 8;  // elements of dim per thread
+static_assert(StoredDestinations::kMost <= kThreads && sizeof(PrepareParams) <= 4096);
 
 /// Eight neighbouring elements of a row, as they lie in memory; `kMayBeFloat`: in float32 or in 16
 /// bits, else in 16 bits.
@@ -179,12 +180,20 @@ __device__ __forceinline__ void clear_semaphores(const PrepareParams& params) {
   for (; i < params.num_semaphores; i += step) params.semaphores[i] = 0;
 }
 
+/// By the first CTA.
+__device__ __forceinline__ void keep_destinations(const StoredDestinations& stored) {
+  const auto i = static_cast<int>(threadIdx.x);
+  if (blockIdx.x == 0 && i < stored.count) stored.target[i] = stored.values[i];
+}
+
 template <DType kType, int kLanes, bool kMayBeFloat>
-__global__ void __launch_bounds__(kThreads) prepare_kernel(const PrepareParams params) {
+__global__ void __launch_bounds__(kThreads)
+    prepare_kernel(const __grid_constant__ PrepareParams params) {
   constexpr int kRowsPerPass = kThreads / kLanes;
   constexpr int kPasses = kTileRows / kRowsPerPass;
   ptx::launch_dependents();
   clear_semaphores(params);
+  keep_destinations(params.destinations);
   const std::int64_t tile = blockIdx.x;
   if (params.packed.tiles_per_group == 0) return ptx::await_kernels_before();
   const FirstRow first(params.packed.heads_q);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/sm90/arguments.hpp"
+#include "kernels/sm90/backward/params.hpp"
 #include "magi/tensor.hpp"
 
 // What runs around the backward's main kernel, in a tile's order: row r of tile t of head group g
@@ -35,6 +36,15 @@ struct PackedRows {
   }
 };
 
+/// Where the gradients of keys go, for the main kernel: as arguments of the kernel in front of it,
+/// which copies them to `target`. A graph holds them.
+struct StoredDestinations {
+  static constexpr std::int32_t kMost = 24;
+  KeyDestination values[kMost];
+  std::int32_t count = 0;
+  KeyDestination* target = nullptr;
+};
+
 struct PrepareParams {
   PackedRows packed;
   std::int32_t dim_v = 0;
@@ -55,6 +65,7 @@ struct PrepareParams {
   std::int32_t tiles_per_q_tile = 1;    ///< tiles in a q tile of the main kernel
   std::uint32_t* semaphores = nullptr;  ///< [num_semaphores], cleared, the item ticket with them
   std::int64_t num_semaphores = 0;
+  StoredDestinations destinations;
 };
 
 /// Enqueues the one kernel that comes before the main one. `type` is that of 16-bit tensors.

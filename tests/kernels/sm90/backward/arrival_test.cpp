@@ -24,11 +24,11 @@ constexpr std::int32_t kRowsQ = 500;
 constexpr std::int32_t kRowsK = 1500;
 
 /// Own keys in the middle, those of three sources around them, gaps that nobody writes.
-ComingKeys three_sources() {
+ComingKeys three_sources(std::int32_t step = 90) {
   ComingKeys coming{.num_sources = 3, .num_sections = 2};
   coming.parts = {{{0, 200}, 0}, {{210, 400}, 2}};
-  for (std::int32_t row = 1000; row < kRowsK; row += 90) {
-    coming.parts.push_back({{row, std::min(row + 87, kRowsK)}, (row / 90) % 3});
+  for (std::int32_t row = 1000; row < kRowsK; row += step) {
+    coming.parts.push_back({{row, std::min(row + step - 3, kRowsK)}, (row / step) % 3});
   }
   return coming;
 }
@@ -53,14 +53,14 @@ BackwardCase case_of(DType type, std::int32_t dim, bool is_deterministic) {
 /// A call, prepared for keys that come, and what it gives where they are there from the start.
 class ArrivalCall {
  public:
-  explicit ArrivalCall(const BackwardCase& test)
+  explicit ArrivalCall(const BackwardCase& test, const ComingKeys& coming = three_sources())
       : test_(test), inputs_(test), expected_(test), judge_(make_judge(test_, inputs_)) {
     const BackwardArgs args = args_of(expected_);
-    prepared_ = find_backend("", 0)->prepare_coming_backward(args, test.tuning, three_sources());
+    prepared_ = find_backend("", 0)->prepare_coming_backward(args, test.tuning, coming);
     prepared_->run(args, {}, nullptr);
     download_sync(expected_);
     judge_(expected_, Gradients::All);
-    sender_ = std::make_unique<KeySender>(args.k, args.v, three_sources());
+    sender_ = std::make_unique<KeySender>(args.k, args.v, coming);
   }
 
   const BackwardCase& test() const { return test_; }
@@ -288,12 +288,13 @@ void expect_rest_of(const GuardedTensor& local, const GuardedTensor& all,
 }
 
 TEST_P(BackwardArrivalTest, PartsHavePlacesOfTheirOwn) {
-  const ComingKeys coming = three_sources();
   for (const std::int32_t heads_per_item : {2, 1}) {
+    // More parts than the kernel in front of the main one has room for among its arguments, or few.
+    const ComingKeys coming = three_sources(heads_per_item == 2 ? 90 : 9);
     BackwardCase test = base();
     test.tuning.heads_per_item = heads_per_item;
     test.has_float_gradients = true;
-    ArrivalCall call(test);
+    ArrivalCall call(test, coming);
     const Stream sending;
     RandomStream random(1);
     const std::vector<SendStep> steps = call.sender().shuffled_steps(random, 100'000);
