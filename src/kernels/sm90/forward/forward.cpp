@@ -98,21 +98,31 @@ ListOnDevice parts_of(const ForwardState& state, const ForwardMemory& memory) {
 
 /// Enqueues the wait for all keys, and behind it a launch for the items that the one before left
 /// over, which normally are none.
-void enqueue_left_over(const ForwardArgs& args, const ForwardState& state, ListOnDevice parts,
+void enqueue_left_over(ForwardParams params, const ForwardState& state,
                        const ForwardInstance& instance, const KeyArrivals& arrivals,
                        cudaStream_t stream) {
   try {
     arrivals.await(stream);
   } catch (...) {
     // Nobody works at them: the next run on the stream is to find the count at 0 all the same.
-    static_cast<void>(cudaMemsetAsync(parts.left_over.count, 0, sizeof(unsigned), stream));
+    static_cast<void>(cudaMemsetAsync(params.left_over.count, 0, sizeof(unsigned), stream));
     throw;
   }
   if (state.list.num_waiting_works == 0) return;
-  parts.arrivals = {};
-  parts.is_for_left_over = true;
+  params.arrivals = {};
+  params.is_for_left_over = true;
   const auto num_ctas = std::min<std::int64_t>(state.num_ctas, state.list.num_waiting_items());
-  launch_list(args, state.list, parts, instance, to_int(num_ctas), stream);
+  instance.launch(params, to_int(num_ctas), stream);
+}
+
+ForwardParams list_params(const ForwardArgs& args, const ForwardList& list,
+                          const ListOnDevice& parts, const ForwardInstance& instance) {
+  ForwardParams params;
+  set_list(params, list, parts);
+  set_tensors(params, args, list, parts, instance.config);
+  params.score = score_scale(args.params, args.q.shape[2]);
+  params.is_merging = args.is_merging;
+  return params;
 }
 
 }  // namespace
@@ -195,12 +205,7 @@ void fill_max_logits(const ForwardArgs& args, cudaStream_t stream) {
 
 void launch_list(const ForwardArgs& args, const ForwardList& list, const ListOnDevice& parts,
                  const ForwardInstance& instance, std::int32_t num_ctas, cudaStream_t stream) {
-  ForwardParams params;
-  set_list(params, list, parts);
-  set_tensors(params, args, list, parts, instance.config);
-  params.score = score_scale(args.params, args.q.shape[2]);
-  params.is_merging = args.is_merging;
-  instance.launch(params, num_ctas, stream);
+  instance.launch(list_params(args, list, parts, instance), num_ctas, stream);
 }
 
 void launch_combine(const ForwardArgs& args, const ForwardList& list, const ListOnDevice& parts,
@@ -275,8 +280,9 @@ void enqueue_forward(const ForwardArgs& args, const ForwardState& state,
     parts.own_k = arrivals->own_k;
     parts.own_v = arrivals->own_v;
   }
-  launch_list(args, state.list, parts, instance, state.num_ctas, stream);
-  if (arrivals != nullptr) enqueue_left_over(args, state, parts, instance, *arrivals, stream);
+  const ForwardParams params = list_params(args, state.list, parts, instance);
+  instance.launch(params, state.num_ctas, stream);
+  if (arrivals != nullptr) enqueue_left_over(params, state, instance, *arrivals, stream);
   if (state.num_splits > 0) launch_combine(args, state.list, parts, state.num_splits, stream);
 }
 
