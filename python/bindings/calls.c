@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention calls of the Python package, in Python's limited API: one module for Python 3.10 and
 // later. Everything crosses as integers, addresses of the library's functions too, so the module
-// knows no torch and links nothing.
+// knows no torch and links nothing. It hands device memory of Python functions to the library.
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
@@ -56,9 +56,124 @@ typedef struct PreparedCall {
   void* handle;
   int has_sink;
   int with_max_logits;
+  size_t forward_bytes;   // memory that the last forward asked for first
+  size_t backward_bytes;  // likewise
 } PreparedCall;
 
+// Where device memory of calls comes from: functions of Python. allocate(bytes, stream) gives the
+// address of memory of the current GPU, which current_device() tells; release(address).
+static PyObject* allocate_function;
+static PyObject* release_function;
+static PyObject* device_function;
+
+enum { kMostReleased = 8 };
+
+// Memory of the call that a thread is in. To enter the interpreter from within the library costs
+// more than all else here, so that memory is taken before the call and given back behind it.
+typedef struct CallMemory {
+  struct CallMemory* outer;
+  void* stream;
+  void* lent;  // null: none, or it was taken
+  size_t lent_bytes;
+  size_t first_bytes;  // of the first request; 0: none came
+  void* released[kMostReleased];
+  int num_released;
+} CallMemory;
+static _Thread_local CallMemory* current_call;
+
 static void* address(unsigned long long value) { return (void*)(uintptr_t)value; }
+
+// Null where there is no memory: the library tells of it.
+static void* python_allocate(size_t size_bytes, void* stream) {
+  if (allocate_function == NULL) return NULL;
+  PyObject* const found =
+      PyObject_CallFunction(allocate_function, "KK", (unsigned long long)size_bytes,
+                            (unsigned long long)(uintptr_t)stream);
+  const unsigned long long data = found == NULL ? 0 : PyLong_AsUnsignedLongLong(found);
+  Py_XDECREF(found);
+  if (PyErr_Occurred() == NULL) return address(data);
+  if (PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+    PyErr_Clear();  // torch.OutOfMemoryError is one
+  } else {
+    PyErr_WriteUnraisable(allocate_function);
+  }
+  return NULL;
+}
+
+static void python_release(void* data) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyObject* const none =
+      PyObject_CallFunction(release_function, "K", (unsigned long long)(uintptr_t)data);
+  if (none == NULL) PyErr_WriteUnraisable(release_function);
+  Py_XDECREF(none);
+  PyErr_Restore(type, value, traceback);
+}
+
+// magi_device_allocator.allocate
+static void* allocate(void* context, size_t size_bytes, int32_t device, void* stream) {
+  (void)context;
+  (void)device;
+  CallMemory* const call = current_call;
+  if (call != NULL) {
+    if (call->first_bytes == 0) call->first_bytes = size_bytes;
+    if (call->lent != NULL && size_bytes <= call->lent_bytes && stream == call->stream) {
+      void* const data = call->lent;
+      call->lent = NULL;
+      return data;
+    }
+  }
+  const PyGILState_STATE state = PyGILState_Ensure();
+  void* const data = python_allocate(size_bytes, stream);
+  PyGILState_Release(state);
+  return data;
+}
+
+// magi_device_allocator.release
+static void release(void* context, void* data, size_t size_bytes, int32_t device, void* stream) {
+  (void)context;
+  (void)size_bytes;
+  (void)device;
+  (void)stream;
+  CallMemory* const call = current_call;
+  if (call != NULL && call->num_released < kMostReleased) {
+    call->released[call->num_released++] = data;
+    return;
+  }
+  if (!Py_IsInitialized()) return;  // the process ends, which gives all memory back
+  const PyGILState_STATE state = PyGILState_Ensure();
+  python_release(data);
+  PyGILState_Release(state);
+}
+
+// Whether a GPU is the current one, of which the allocator gives memory.
+static int is_current(int32_t device) {
+  PyObject* const found = PyObject_CallFunctionObjArgs(device_function, NULL);
+  const long number = found == NULL ? -1 : PyLong_AsLong(found);
+  Py_XDECREF(found);
+  PyErr_Clear();
+  return number == device;
+}
+
+// Takes what a call like the one before asks for. The interpreter is held.
+static void begin_memory(CallMemory* memory, size_t size_bytes, int32_t device, void* stream) {
+  memory->outer = current_call;
+  memory->stream = stream;
+  memory->lent = NULL;
+  memory->lent_bytes = size_bytes;
+  memory->first_bytes = 0;
+  memory->num_released = 0;
+  if (size_bytes > 0 && is_current(device)) memory->lent = python_allocate(size_bytes, stream);
+  current_call = memory;
+}
+
+// Gives back what the call released. Returns what it asked for first.
+static size_t end_memory(CallMemory* memory) {
+  current_call = memory->outer;
+  if (memory->lent != NULL) python_release(memory->lent);
+  for (int i = 0; i < memory->num_released; ++i) python_release(memory->released[i]);
+  return memory->first_bytes;
+}
 
 // `wanted` integers of a call's arguments; 0 with an exception set where they are others.
 static int read_integers(PyObject* const* args, Py_ssize_t count, Py_ssize_t wanted,
@@ -109,21 +224,24 @@ static void fill_gradients(Block* block, const PreparedCall* call, int has_dlse)
 }
 
 static PyObject* forward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  const PreparedCall* call = (const PreparedCall*)self;
+  PreparedCall* call = (PreparedCall*)self;
   unsigned long long values[8];
   if (!read_integers(args, count, 8, values)) return NULL;
   Block block = make_block(call);
   fill(&block, call, values);
   fill_max_logits(&block, call, values[6]);
+  void* const stream = address(values[7]);
+  CallMemory memory;
+  begin_memory(&memory, call->forward_bytes, block.tensors[kQ].device, stream);
   PyThreadState* const thread = PyEval_SaveThread();
-  const magi_status status =
-      call->forward(call->handle, &block.inputs, &block.result, address(values[7]));
+  const magi_status status = call->forward(call->handle, &block.inputs, &block.result, stream);
   PyEval_RestoreThread(thread);
+  call->forward_bytes = end_memory(&memory);
   return PyLong_FromLong(status);
 }
 
 static PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  const PreparedCall* call = (const PreparedCall*)self;
+  PreparedCall* call = (PreparedCall*)self;
   unsigned long long values[15];
   if (!read_integers(args, count, 15, values)) return NULL;
   Block block = make_block(call);
@@ -133,10 +251,14 @@ static PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t coun
   block.workspace.data = address(values[12]);
   block.workspace.size_bytes = (size_t)values[13];
   block.gradients.workspace = values[12] != 0 ? &block.workspace : NULL;
+  void* const stream = address(values[14]);
+  CallMemory memory;
+  begin_memory(&memory, call->backward_bytes, block.tensors[kQ].device, stream);
   PyThreadState* const thread = PyEval_SaveThread();
-  const magi_status status = call->backward(call->handle, &block.inputs, &block.result,
-                                            &block.gradients, address(values[14]));
+  const magi_status status =
+      call->backward(call->handle, &block.inputs, &block.result, &block.gradients, stream);
   PyEval_RestoreThread(thread);
+  call->backward_bytes = end_memory(&memory);
   return PyLong_FromLong(status);
 }
 
@@ -226,6 +348,7 @@ static PyObject* prepared_call_new(PyTypeObject* type, PyObject* args, PyObject*
   call->handle = address(functions[2]);
   call->has_sink = has_sink;
   call->with_max_logits = with_max_logits;
+  call->forward_bytes = call->backward_bytes = 0;
   return (PyObject*)call;
 }
 
@@ -262,10 +385,31 @@ static PyType_Spec kSpec = {.name = "magi_attention._native._calls.PreparedCall"
                             .flags = Py_TPFLAGS_DEFAULT,
                             .slots = kSlots};
 
+// use_allocator(allocate, release, current_device)
+static PyObject* use_allocator(PyObject* self, PyObject* args) {
+  (void)self;
+  PyObject* functions[3];
+  if (!PyArg_ParseTuple(args, "OOO", &functions[0], &functions[1], &functions[2])) return NULL;
+  PyObject** const places[] = {&allocate_function, &release_function, &device_function};
+  for (int i = 0; i < 3; ++i) {
+    PyObject* const earlier = *places[i];
+    Py_INCREF(functions[i]);
+    *places[i] = functions[i];
+    Py_XDECREF(earlier);
+  }
+  Py_RETURN_NONE;
+}
+static PyMethodDef kFunctions[] = {
+    {"use_allocator", use_allocator, METH_VARARGS,
+     "use_allocator(allocate, release, current_device): allocate(bytes, stream) -> address of "
+     "memory of the GPU current_device(), RuntimeError where there is none; release(address)"},
+    {NULL, NULL, 0, NULL}};
+
 static struct PyModuleDef kModule = {.m_base = PyModuleDef_HEAD_INIT,
                                      .m_name = "magi_attention._native._calls",
                                      .m_doc = "Attention calls over the C ABI of libmagi.",
-                                     .m_size = -1};
+                                     .m_size = -1,
+                                     .m_methods = kFunctions};
 
 // Adds `value`, which may be NULL, and takes its reference; 0 with an exception set on failure.
 static int add(PyObject* module, const char* name, PyObject* value) {
@@ -288,7 +432,9 @@ PyMODINIT_FUNC PyInit__calls(void) {
   PyObject* module = PyModule_Create(&kModule);
   if (module == NULL) return NULL;
   if (add(module, "PreparedCall", PyType_FromSpec(&kSpec)) &&
-      add(module, "TENSOR_LAYOUT", tensor_layout())) {
+      add(module, "TENSOR_LAYOUT", tensor_layout()) &&
+      add(module, "ALLOCATE", PyLong_FromVoidPtr((void*)(uintptr_t)allocate)) &&
+      add(module, "RELEASE", PyLong_FromVoidPtr((void*)(uintptr_t)release))) {
     return module;
   }
   Py_DECREF(module);

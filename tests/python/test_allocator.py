@@ -12,7 +12,8 @@ import torch
 import margin_cases
 from magi_attention._native import allocator
 from magi_attention._native.allocator import TORCH_ALLOCATOR, AttentionHandle, AttentionOptions
-from magi_attention._native.library import lib
+from magi_attention._native.attention import TENSOR
+from magi_attention._native.library import PreparedCall, lib, use_allocator
 from magi_attention._native.vtable import Communicator
 from test_api_helpers import make_plan
 
@@ -57,27 +58,122 @@ def test_options_that_the_library_is_given(given):
     assert given["exchange_sms"] == 3
 
 
-def test_functions_outlive_every_attention(given, monkeypatch):
-    """The addresses that the library keeps stay those of live functions."""
-    taken, given_back = [], []
+class FakeTorch:
+    """Memory of the GPU `device`, up to 100 bytes at a time; addresses are multiples of 4096."""
 
-    def allocate(size, stream):
+    def __init__(self) -> None:
+        self.device = 0
+        self.taken, self.given_back = [], []
+
+    def allocate(self, size: int, stream: int) -> int:
         if size > 100:
             raise torch.OutOfMemoryError("no memory")
-        taken.append((size, stream))
-        return 4096
+        self.taken.append((size, stream))
+        return 4096 * len(self.taken)
 
-    monkeypatch.setattr(allocator, "_raw_allocate", allocate)
-    monkeypatch.setattr(allocator, "_raw_release", given_back.append)
+
+@pytest.fixture
+def fake_torch():
+    fake = FakeTorch()
+    use_allocator(fake.allocate, fake.given_back.append, lambda: fake.device)
+    yield fake
+    use_allocator(allocator._raw_allocate, allocator._raw_release, allocator._current_device)
+
+
+def test_functions_outlive_every_attention(given, fake_torch):
+    """The addresses that the library keeps stay those of live functions."""
     make_handle(None)
     gc.collect()
     allocate_again = allocator._ALLOCATE(given["allocate"])
     assert allocate_again(None, 64, 1, 77) == 4096
-    assert allocate_again(None, 32, 0, None) == 4096
+    assert allocate_again(None, 32, 0, None) == 8192
     assert allocate_again(None, 101, 0, None) is None
     allocator._RELEASE(given["release"])(None, 4096, 64, 1, 77)
-    assert taken == [(64, 77), (32, 0)] and given_back == [4096]
+    assert fake_torch.taken == [(64, 77), (32, 0)] and fake_torch.given_back == [4096]
     assert given["allocate"] == ctypes.cast(TORCH_ALLOCATOR.allocate, ctypes.c_void_p).value
+
+
+class Caller:
+    """A prepared call on GPU 0 whose library takes memory of `sizes` on stream 5 in turn, and gives
+    it back; `got`: the addresses.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.got: list[int | None] = []
+        pointers = [ctypes.c_void_p] * 4
+        self._forward = ctypes.CFUNCTYPE(ctypes.c_int32, *pointers)(self._run)
+        self._backward = ctypes.CFUNCTYPE(ctypes.c_int32, *pointers, ctypes.c_void_p)(self._run)
+        functions = [ctypes.cast(f, ctypes.c_void_p).value for f in (self._forward, self._backward)]
+        buffer = bytearray(13 * TENSOR.size)
+        TENSOR.pack_into(buffer, 0, TENSOR.size, 0, 3, 0, 1, *[1] * 8)
+        self.prepared = PreparedCall(
+            bytes(buffer), 0.0, 0.0, 0, 0, False, False, False, *functions, 0, 0
+        )
+
+    def _run(self, *_arguments) -> int:
+        self.got = [TORCH_ALLOCATOR.allocate(None, size, 0, 5) for size in self.sizes]
+        for address, size in zip(self.got, self.sizes):
+            if address:
+                TORCH_ALLOCATOR.release(None, address, size, 0, 5)
+        return 0
+
+    def forward(self, *sizes: int, stream: int = 5) -> None:
+        self.sizes = list(sizes)
+        self.prepared.forward(*[0] * 7, stream)
+
+    def backward(self, *sizes: int) -> None:
+        self.sizes = list(sizes)
+        self.prepared.backward(*[0] * 14, 5)
+
+
+def test_a_call_is_lent_what_the_one_before_asked_for(fake_torch):
+    caller = Caller()
+    caller.forward(64, 32)
+    assert caller.got == [4096, 8192] and fake_torch.taken == [(64, 5), (32, 5)]
+    assert fake_torch.given_back == [4096, 8192]
+    caller.forward(48, 32)  # as much as is asked for first, or less, was taken before
+    assert caller.got == [3 * 4096, 4 * 4096] and fake_torch.taken[2:] == [(64, 5), (32, 5)]
+    caller.backward(80)  # has a size of its own
+    assert caller.got == [5 * 4096] and fake_torch.taken[4:] == [(80, 5)]
+    assert sorted(fake_torch.given_back) == [4096 * i for i in range(1, 6)]
+
+
+def test_what_is_lent_and_not_taken_goes_back(fake_torch):
+    caller = Caller()
+    caller.forward(64)
+    caller.forward(80)  # more than is lent
+    assert caller.got == [3 * 4096] and sorted(fake_torch.given_back) == [4096, 8192, 3 * 4096]
+    caller.forward()
+    assert fake_torch.taken[3:] == [(80, 5)] and fake_torch.given_back[3:] == [4 * 4096]
+    caller.forward()  # the call before asked for none
+    assert len(fake_torch.taken) == len(fake_torch.given_back) == 4
+
+
+def test_nothing_is_lent_to_calls_on_another_gpu_or_stream(fake_torch):
+    caller = Caller()
+    caller.forward(64)
+    caller.forward(64, stream=6)
+    assert fake_torch.taken[1:] == [(64, 6), (64, 5)] and len(fake_torch.given_back) == 3
+    fake_torch.device = 1  # the library makes GPU 0 the current one before it asks
+    caller.forward(64)
+    assert fake_torch.taken[3:] == [(64, 5)] and caller.got == [4 * 4096]
+    assert len(fake_torch.given_back) == 4
+
+
+def test_memory_that_is_not_there(fake_torch):
+    caller = Caller()
+    for _ in range(2):
+        caller.forward(101, 1)
+        assert caller.got[0] is None and caller.got[1] is not None
+    assert len(fake_torch.taken) == len(fake_torch.given_back) == 2
+
+
+def test_more_blocks_than_a_call_keeps(fake_torch):
+    caller = Caller()
+    for _ in range(2):
+        caller.forward(*range(1, 21))
+    assert sorted(fake_torch.given_back) == [4096 * i for i in range(1, 41)]
 
 
 @pytest.mark.parametrize("sms, error", [(-1, ValueError), ("3", TypeError), (1 << 21, ValueError)])

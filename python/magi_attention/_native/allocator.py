@@ -10,12 +10,21 @@ from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_size_t, c_void_p
 import torch
 
 from magi_attention._native.handles import PlanHandle
-from magi_attention._native.library import Handle, check, lib, made
+from magi_attention._native.library import (
+    ALLOCATE,
+    RELEASE,
+    Handle,
+    check,
+    lib,
+    made,
+    use_allocator,
+)
 from magi_attention._native.structs import Sized
 
 try:  # what torch.cuda.caching_allocator_alloc and _delete call, at a third of their time
     from torch._C import _cuda_cudaCachingAllocator_raw_alloc as _raw_allocate
     from torch._C import _cuda_cudaCachingAllocator_raw_delete as _raw_release
+    from torch._C import _cuda_getDevice as _current_device
 except ImportError:  # a torch without CUDA, or another one
 
     def _raw_allocate(size_bytes: int, stream: int) -> int:
@@ -23,6 +32,8 @@ except ImportError:  # a torch without CUDA, or another one
 
     def _raw_release(data: int) -> None:
         torch.cuda.caching_allocator_delete(data)
+
+    _current_device = torch.cuda.current_device
 
 
 _ALLOCATE = CFUNCTYPE(c_void_p, c_void_p, c_size_t, c_int32, c_void_p)
@@ -51,24 +62,9 @@ class AttentionOptions(Sized):
     ]
 
 
-def _allocate(_context, size_bytes: int, _device: int, stream: int | None) -> int | None:
-    """Memory of the current GPU, which the library has made its own, that work enqueued later on
-    the stream may use; None where torch has none left.
-    """
-    try:
-        return _raw_allocate(size_bytes, stream or 0)
-    except RuntimeError:  # torch.OutOfMemoryError is one; the library raises its own
-        return None
-
-
-def _release(_context, data: int, _size_bytes: int, _device: int, _stream: int | None) -> None:
-    """torch gives the memory to work enqueued later on the stream that it was allocated for."""
-    if _raw_release is not None:  # else the interpreter is closing, which gives all memory back
-        _raw_release(data)
-
-
-# The library keeps the addresses of both functions, so these objects live as long as the process.
-TORCH_ALLOCATOR = DeviceAllocator(allocate=_ALLOCATE(_allocate), release=_RELEASE(_release))
+# Within a call the library is given what the call before took from torch, see calls.c.
+use_allocator(_raw_allocate, _raw_release, _current_device)
+TORCH_ALLOCATOR = DeviceAllocator(allocate=_ALLOCATE(ALLOCATE), release=_RELEASE(RELEASE))
 
 
 class AttentionHandle(Handle):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from magi_attention._native.library import PreparedCall, address_of, check
-from magi_attention._native.tensors import memory_of
+from magi_attention._native.tensors import LOWEST_USUAL_ADDRESS, memory_of
 
 DTYPE_CODES = {
     torch.float64: 0,
@@ -126,6 +126,9 @@ class Call:
         self._wide = accumulator_dtype(q.dtype)
         self._is_dense = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
         self._is_like_q = self._is_dense and q.shape == self._out_shape
+        # To make a tensor like another takes half as long as to make one of a shape and type.
+        self._like_lse = q.new_empty((1, 1), dtype=self._wide).expand(self._lse_shape)
+        self._has_like_lse = _empty_like(self._like_lse).stride() == (heads, 1)
         self._prepared = self._backward = self._prepare(q, k, v, sink, options, runner.handle)
         if runner.backward_handle:
             self._backward = self._prepare(q, k, v, sink, options, runner.backward_handle)
@@ -147,7 +150,10 @@ class Call:
 
     def _results(self, q):
         out = _empty_like(q) if self._is_like_q else q.new_empty(self._out_shape)
-        lse = q.new_empty(self._lse_shape, dtype=self._wide)
+        if self._has_like_lse:
+            lse = _empty_like(self._like_lse)
+        else:
+            lse = q.new_empty(self._lse_shape, dtype=self._wide)
         if self.with_max_logits:
             return out, lse, q.new_empty(self._max_shape, dtype=self._wide)
         return out, lse, None
@@ -164,7 +170,7 @@ class Call:
         """
         results = out, lse, max_logits = self._results(q)
         status = self._prepared.forward(
-            memory_of("q", q), memory_of("k", k), memory_of("v", v), _optional("sink", sink),
+            *_addresses(q, k, v), 0 if sink is None else memory_of("sink", sink),
             out.data_ptr(), lse.data_ptr(), 0 if max_logits is None else max_logits.data_ptr(),
             0 if self._device < 0 else _raw_stream(self._device),
         )  # fmt: skip
@@ -191,9 +197,9 @@ class Call:
                 workspace = q.new_empty(num_bytes, dtype=torch.uint8)
                 memory = workspace.data_ptr()
         status = self._backward.backward(
-            memory_of("q", q), memory_of("k", k), memory_of("v", v), _optional("sink", sink),
-            memory_of("out", out), memory_of("lse", lse), memory_of("the gradient of out", dout),
-            _optional("the gradient of lse", dlse),
+            *_addresses(q, k, v), 0 if sink is None else memory_of("sink", sink),
+            *_addresses(out, lse, dout, _RESULTS),
+            0 if dlse is None else memory_of("the gradient of lse", dlse),
             dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), 0 if dsink is None else dsink.data_ptr(),
             memory, num_bytes, stream,
         )  # fmt: skip
@@ -212,8 +218,19 @@ class Call:
         return self._num_bytes
 
 
-def _optional(name: str, tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else memory_of(name, tensor)
+_INPUTS = ("q", "k", "v")
+_RESULTS = ("out", "lse", "the gradient of out")
+
+
+def _addresses(a, b, c, names: tuple[str, str, str] = _INPUTS) -> tuple[int, int, int]:
+    """memory_of three tensors, whose addresses are usual ones in nearly every call."""
+    try:
+        found = x, y, z = a.data_ptr(), b.data_ptr(), c.data_ptr()
+        if x >= LOWEST_USUAL_ADDRESS and y >= LOWEST_USUAL_ADDRESS and z >= LOWEST_USUAL_ADDRESS:
+            return found
+    except RuntimeError:  # a wrapper of torch's
+        pass
+    return memory_of(names[0], a), memory_of(names[1], b), memory_of(names[2], c)
 
 
 flex_forward = address_of("magi_flex_attention_forward")

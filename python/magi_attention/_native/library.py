@@ -152,6 +152,8 @@ def _load_calls():
 lib = _load()
 _calls = _load_calls()
 PreparedCall, TENSOR_LAYOUT = _calls.PreparedCall, _calls.TENSOR_LAYOUT
+# Device memory of calls: whom the library asks, and who gives that what it has.
+ALLOCATE, RELEASE, use_allocator = _calls.ALLOCATE, _calls.RELEASE, _calls.use_allocator
 
 _INVALID_ARGUMENT, _CUDA_ERROR, _COMM_ERROR, _INTERNAL_ERROR, _OUT_OF_MEMORY = 1, 2, 3, 4, 5
 

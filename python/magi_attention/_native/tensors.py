@@ -12,7 +12,7 @@ _is_traced = torch.compiler.is_dynamo_compiling
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 _PLAIN = "a plain torch.Tensor"
 # Addresses below are looked at closely: a view into freed memory has its offset for one.
-_LOWEST_USUAL_ADDRESS = 1 << 40
+LOWEST_USUAL_ADDRESS = 1 << 40
 
 
 def is_intercepted() -> bool:
@@ -48,7 +48,7 @@ def memory_of(name: str, tensor: torch.Tensor) -> int:
         address = tensor.data_ptr()
     except RuntimeError:  # a wrapper of torch's
         address = 0
-    if address < _LOWEST_USUAL_ADDRESS and tensor.numel():
+    if address < LOWEST_USUAL_ADDRESS and tensor.numel():
         if address == 0 or address == tensor.storage_offset() * tensor.itemsize:
             raise ValueError(
                 f"{name} has shape {list(tensor.shape)} and no memory; allowed: a tensor with "

@@ -235,7 +235,8 @@ def calc_attn(
         raise TypeError(f"key is a {type(key).__name__}; allowed: a DistAttnRuntimeKey")
     if not key._number:
         key.name_plan(runtime_of(key).bound)
-    options = (sink, layout_of(sink), softmax_scale, softcap, return_max_logits)
+    layout = "sh" if sink is None else layout_of(sink)
+    options = (sink, layout, softmax_scale, softcap, return_max_logits)
     if is_eager(q, k, v):
         attention = key._attention()
         if attention is None:  # it left the cache; an equal key may have been made since

@@ -48,8 +48,7 @@ class EagerAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        dq, dk, dv, _ = _gradients(ctx, dout, dlse, *ctx.saved_tensors, None)
-        return dq, dk, dv, None
+        return _gradients(ctx, dout, dlse, *ctx.saved_tensors, None)  # the last one is no gradient
 
 
 class EagerSinkAttention(torch.autograd.Function):
