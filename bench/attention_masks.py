@@ -1,18 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masks that the benches time, as band slices (q0, q1, k0, k1, d_min, d_max): query q of [q0, q1)
 sees key k of [k0, k1) where d_min <= k - q <= d_max.
+
+As a program it writes masks for list_bench: attention_masks.py OUT NAME:ROWS...
 """
 
 import json
 import pathlib
 import random
+import sys
 
 INFINITE = 1 << 30
 WINDOW = 1024
 BLOCK = 2048
 DATA = pathlib.Path(__file__).parent / "data"
-MASKS = ("full", "causal", "window", "varlen_full", "varlen_causal", "block_causal", "prefix_tree")
-TREE_SEED = 15
+MASKS = (
+    "full",
+    "causal",
+    "window",
+    "varlen_full",
+    "varlen_causal",
+    "block_causal",
+    "prefix_tree",
+    "share_question",
+    "global_window",
+)
+OF_DOCUMENTS = ("varlen_full", "varlen_causal", "block_causal", "share_question")
+SEED = 15  # of prefix trees, and of the answers to questions
+GLOBAL_ROWS = 128
 TREE_DEPTH = 6
 TREE_LEAST_ROWS = 64
 
@@ -37,6 +52,10 @@ def mask_slices(name, length, lengths=None, window=WINDOW, block=BLOCK):
         return [(0, length, 0, length, 1 - window, 0)]
     if name == "prefix_tree":
         return tree_slices(prefix_tree(length))
+    if name == "share_question":
+        return share_question(lengths)
+    if name == "global_window":
+        return global_window(length, window)
     slices, start = [], 0
     for size in lengths:
         end = start + size
@@ -52,7 +71,7 @@ def mask_slices(name, length, lengths=None, window=WINDOW, block=BLOCK):
     return slices
 
 
-def prefix_tree(length, seed=TREE_SEED):
+def prefix_tree(length, seed=SEED):
     """Nodes (parent or -1, rows) of packed trees, a parent before its children: up to six nodes
     deep, 2 to 4 children, 64 to length / 8 rows, half as many at most with each step down.
     """
@@ -94,6 +113,34 @@ def tree_slices(nodes):
     return slices
 
 
+def share_question(lengths, seed=SEED):
+    """A third of each document is a question, the rest 2 to 6 answers of about equal length: each
+    sees the question in full and itself causally, so its rows are in two slices.
+    """
+    draw = random.Random(seed)
+    slices, start = [], 0
+    for length in lengths:
+        question = (start, start + max(1, length // 3))
+        slices.append((*question, *question, -INFINITE, 0))
+        rest, answers = start + length - question[1], draw.randint(2, 6)
+        for i in range(answers):
+            rows = [question[1] + rest * part // answers for part in (i, i + 1)]
+            if rows[0] < rows[1]:
+                slices.append((*rows, *question, -INFINITE, INFINITE))
+                slices.append((*rows, *rows, -INFINITE, 0))
+        start += length
+    return slices
+
+
+def global_window(length, window=WINDOW, rows=GLOBAL_ROWS):
+    """The first rows see all keys and all rows see their keys, the others a causal window too."""
+    return [
+        (0, rows, 0, length, -INFINITE, INFINITE),
+        (rows, length, 0, rows, -INFINITE, INFINITE),
+        (rows, length, rows, length, 1 - window, 0),
+    ]
+
+
 def area(slices):
     """Visible pairs; one in several slices counts several times."""
     total = 0
@@ -104,3 +151,19 @@ def area(slices):
         for row in range(q0, q1):
             total += max(0, min(k1, row + d_max + 1) - max(k0, row + d_min))
     return total
+
+
+def main():
+    if len(sys.argv) < 3:
+        raise SystemExit("arguments: OUT NAME:ROWS...")
+    masks = {}
+    for text in sys.argv[2:]:
+        name, rows = text.split(":")
+        lengths = documents(DATA, int(rows), 0) if name in OF_DOCUMENTS else None
+        slices = mask_slices(name, int(rows), lengths)
+        masks[f"{name}.{int(rows) // 1024}k"] = {"rows": int(rows), "slices": slices}
+    pathlib.Path(sys.argv[1]).write_text(json.dumps(masks))
+
+
+if __name__ == "__main__":
+    main()

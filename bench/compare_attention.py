@@ -27,7 +27,7 @@ import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flex_yardstick
-from attention_masks import BLOCK, WINDOW, area, documents, mask_slices
+from attention_masks import BLOCK, OF_DOCUMENTS, WINDOW, area, documents, mask_slices
 
 YARDSTICKS = ("cudnn", "flex")
 BASELINE = " (baseline)"  # behind the name of a kernel of the other build
@@ -279,7 +279,7 @@ def run_case(library, case, options):
     heads, kv_heads = options.heads
     shape = (length, heads, kv_heads, dim_qk, dim_v)
     lengths = None
-    if name.startswith(("varlen", "block")):
+    if name in OF_DOCUMENTS:
         lengths = documents(options.data, length, draw)
     slices = mask_slices(name, length, lengths)
     unit = 10 if options.backward else 4
