@@ -146,7 +146,7 @@ std::vector<std::uint64_t> sort_keys_sync(const DeviceListLayout& layout, const 
                              static_cast<std::size_t>(layout.grids[packing].num_tiles));
   std::vector<std::uint64_t> keys(static_cast<std::size_t>(layout.max_tiles), ~std::uint64_t{0});
   for (const TileWork& work : tiles) {
-    const auto below = static_cast<std::uint64_t>(header.max_cost[packing] - work.cost);
+    const auto below = static_cast<std::uint64_t>(header.max_cost - work.cost);
     const auto tile = static_cast<std::uint64_t>(work.tile);
     keys[static_cast<std::size_t>(work.tile)] = below << 32 | tile;
   }
@@ -158,12 +158,12 @@ std::vector<std::uint64_t> sort_keys_sync(const DeviceListLayout& layout, const 
 std::string time_sort(const DeviceListShape& shape, const DeviceListLayout& layout,
                       const SliceArrays& slices, void* workspace) {
   const CubTileSort cub(sort_keys_sync(layout, workspace));
-  const double cub_time = time_graph([&](cudaStream_t stream) { cub.enqueue(stream); });
-  const double order_time = time_graph(
-      [&](cudaStream_t stream) { order_tiles_again(shape, layout, slices, workspace, stream); });
-  const std::vector<std::uint64_t> sorted = cub.sorted_sync();
   const auto* tiles = static_cast<const std::byte*>(workspace) + layout.tiles;
   const auto first = to_host_sync<TileWork>(tiles, 1).front();
+  const double cub_time = time_graph([&](cudaStream_t stream) { cub.enqueue(stream); });
+  const double order_time = time_graph(
+      [&](cudaStream_t stream) { sort_tiles_again(shape, layout, slices, workspace, stream); });
+  const std::vector<std::uint64_t> sorted = cub.sorted_sync();
   char text[160];
   std::snprintf(text, sizeof text,
                 "{\"tiles\": %zu, \"order_us\": %.1f, \"cub_sort_us\": %.1f, "

@@ -23,9 +23,9 @@ std::size_t scratch_bytes(std::int32_t count) {
 
 }  // namespace
 
-void order_tiles_again(const DeviceListShape& shape, const DeviceListLayout& layout,
-                       const SliceArrays& slices, void* workspace, cudaStream_t stream) {
-  order_tiles(make_device_build(shape, layout, slices, workspace), stream);
+void sort_tiles_again(const DeviceListShape& shape, const DeviceListLayout& layout,
+                      const SliceArrays& slices, void* workspace, cudaStream_t stream) {
+  sort_tiles(make_device_build(shape, layout, slices, workspace), stream);
 }
 
 CubTileSort::CubTileSort(std::span<const std::uint64_t> keys)

@@ -14,9 +14,9 @@
 // the same keys.
 namespace magi::bench {
 
-/// Enqueues the step `order` on a workspace in which a list has been built.
-void order_tiles_again(const DeviceListShape& shape, const DeviceListLayout& layout,
-                       const SliceArrays& slices, void* workspace, cudaStream_t stream);
+/// Enqueues the step `sort` on a workspace in which a list has been built: it takes as long.
+void sort_tiles_again(const DeviceListShape& shape, const DeviceListLayout& layout,
+                      const SliceArrays& slices, void* workspace, cudaStream_t stream);
 
 /// Sorts keys of (cost below the largest) << 32 | tile, of which the host knows no more than the
 /// largest number and that costs have 30 bits.

@@ -10,6 +10,7 @@
 #include "base/check.hpp"
 #include "kernels/worklist/backward_schedule.hpp"
 #include "kernels/worklist/dq_order.hpp"
+#include "kernels/worklist/tile_join.hpp"
 
 namespace magi {
 namespace {
@@ -83,7 +84,22 @@ void for_each_part(const std::vector<KeyTile>& tiles, const BandSlice& slice, Vi
   }
 }
 
-/// Records are grouped by tile, in order of the slices inside each.
+/// Joins the records of each tile, and closes the gaps that this leaves.
+void join_records(std::vector<KeyTile>& tiles, std::vector<KeyRecord>& records) {
+  std::int32_t next = 0;
+  for (KeyTile& tile : tiles) {
+    const auto begin = static_cast<std::size_t>(tile.record_begin);
+    const auto count = static_cast<std::size_t>(tile.record_end - tile.record_begin);
+    const std::span<KeyRecord> own = std::span(records).subspan(begin, count);
+    const std::int32_t num_left = join_parts(own, JoinAlong::Keys);
+    std::move(own.begin(), own.begin() + num_left, records.begin() + next);
+    tile.record_begin = next;
+    tile.record_end = next += num_left;
+  }
+  records.resize(static_cast<std::size_t>(next));
+}
+
+/// Records are grouped by tile.
 Tiling fill_tiling(std::vector<KeyTile> tiles, std::span<const BandSlice> slices) {
   std::vector<std::int32_t> begin(tiles.size() + 1, 0);
   for (const BandSlice& slice : slices) {
@@ -100,6 +116,7 @@ Tiling fill_tiling(std::vector<KeyTile> tiles, std::span<const BandSlice> slices
       records[static_cast<std::size_t>(begin[tile]++)] = {.band = part};
     });
   }
+  join_records(tiles, records);
   std::vector<std::int32_t> component_of = find_components(records);
   return {std::move(tiles), std::move(records), std::move(component_of)};
 }

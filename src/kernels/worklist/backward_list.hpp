@@ -18,7 +18,8 @@
 // all modelled costs.
 namespace magi {
 
-/// A slice cut to the keys of one k tile and shrunk, and where its semaphore values are.
+/// A slice cut to the keys of one k tile and shrunk, or several that are one band there
+/// (tile_join.hpp), and where its semaphore values are.
 struct alignas(16) KeyRecord {
   BandSlice band;
   std::int32_t run_begin = 0;  ///< in BackwardList::semaphore_runs; the last run holds to the end
@@ -104,7 +105,7 @@ struct BackwardList {
   std::int32_t num_components = 0;
   std::vector<TileSpan> spans;     ///< at most kMaxSpans
   std::vector<KeyTile> tiles;      ///< in the order of the list
-  std::vector<KeyRecord> records;  ///< of a tile in order of the slices
+  std::vector<KeyRecord> records;  ///< by tile
   std::vector<SemaphoreRun> semaphore_runs;
   std::vector<std::int32_t> tile_components;  ///< [q tiles]: how many components have rows in it
   std::vector<std::int32_t> left_tiles;       ///< q tiles left to the dQ convert kernel, ascending

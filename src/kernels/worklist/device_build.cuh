@@ -37,8 +37,8 @@ struct DeviceBuild {
 DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayout& layout,
                               const SliceArrays& slices, void* workspace);
 
-/// Enqueues the step `order` of a build.
-void order_tiles(const DeviceBuild& build, cudaStream_t stream);
+/// Enqueues the step `sort` of a build.
+void sort_tiles(const DeviceBuild& build, cudaStream_t stream);
 
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) % kWarpLanes; }
 __device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x) / kWarpLanes; }

@@ -60,8 +60,6 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads) cost_kernel(const __grid_constant__ DeviceBuild build) {
   const TileGrid& grid = build.grids[blockIdx.y];
   std::uint64_t sum = 0;
-  std::int32_t largest = 0;
-  std::int32_t largest_inverse = 0;
   const auto stride = static_cast<std::int32_t>(gridDim.x * blockDim.x);
   for (auto tile = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
        tile < grid.num_tiles; tile += stride) {
@@ -73,24 +71,24 @@ __global__ void __launch_bounds__(kThreads) cost_kernel(const __grid_constant__ 
     const std::int32_t cost = cost_of_tally(grid, build.tile, tile, tally, last);
     build.costs[grid.first_tally + tile] = cost;
     sum += static_cast<std::uint64_t>(cost);
-    largest = max(largest, cost);
-    largest_inverse = max(largest_inverse, kMaxTileCost - cost);
   }
-  largest = __reduce_max_sync(kFullWarp, largest);
-  largest_inverse = __reduce_max_sync(kFullWarp, largest_inverse);
   using SumOfWarp = cub::WarpReduce<std::uint64_t>;
   __shared__ typename SumOfWarp::TempStorage storage[kThreads / kWarpLanes];
   sum = SumOfWarp(storage[warp_index()]).Sum(sum);
   if (lane_index() != 0) return;
   atomicAdd(reinterpret_cast<unsigned long long*>(&build.header->tile_costs[blockIdx.y]),
             static_cast<unsigned long long>(sum));
-  atomicMax(&build.header->max_cost[blockIdx.y], largest);
-  atomicMax(&build.header->max_cost_inverse[blockIdx.y], largest_inverse);
 }
 
 __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
-    order_kernel(const __grid_constant__ DeviceBuild build) {
-  __shared__ OrderShared shared;
+    place_kernel(const __grid_constant__ DeviceBuild build) {
+  __shared__ PlaceShared shared;
+  RecordPlacer(shared, build).run();
+}
+
+__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+    sort_kernel(const __grid_constant__ DeviceBuild build) {
+  __shared__ SortShared shared;
   TileSorter(shared, build).run();
 }
 
@@ -170,9 +168,9 @@ DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayo
   return build;
 }
 
-void order_tiles(const DeviceBuild& build, cudaStream_t stream) {
-  order_kernel<<<kOrderCtas, kOrderThreads, 0, stream>>>(build);
-  cuda_check(cudaGetLastError(), "order_kernel");
+void sort_tiles(const DeviceBuild& build, cudaStream_t stream) {
+  sort_kernel<<<kOrderCtas, kOrderThreads, 0, stream>>>(build);
+  cuda_check(cudaGetLastError(), "sort_kernel");
 }
 
 void build_device_list(const DeviceListShape& shape, const DeviceListLayout& layout,
@@ -189,13 +187,15 @@ void build_device_list(const DeviceListShape& shape, const DeviceListLayout& lay
   const unsigned tile_blocks = num_blocks(layout.max_tiles, kThreads);
   cost_kernel<<<dim3(tile_blocks, candidates), kThreads, 0, stream>>>(build);
   cuda_check(cudaGetLastError(), "cost_kernel");
-  order_tiles(build, stream);
+  place_kernel<<<kOrderCtas, kOrderThreads, 0, stream>>>(build);
+  cuda_check(cudaGetLastError(), "place_kernel");
   if (num_tasks > 0) {
     fill_kernel<<<walk_blocks, kThreads, 0, stream>>>(build);
     cuda_check(cudaGetLastError(), "fill_kernel");
-    emit_kernel<<<num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, stream>>>(build);
-    cuda_check(cudaGetLastError(), "emit_kernel");
   }
+  emit_kernel<<<num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, stream>>>(build);
+  cuda_check(cudaGetLastError(), "emit_kernel");
+  sort_tiles(build, stream);
   // A block for each tile that may be cut: its records are walked by one.
   const unsigned split_blocks =
       std::max(num_blocks(layout.max_tiles, kSplitThreads), num_blocks(layout.max_split_tiles, 1));

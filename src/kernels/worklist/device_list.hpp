@@ -15,23 +15,24 @@
 // the build can be captured in a graph and replayed with other slices.
 //
 //   count   slices x candidates  a tally per q tile; the slices clamped, shrunk and kept
-//   cost    tiles x candidates   the cost of each tile and candidate
-//   order   one cluster          the cheapest candidate; where each tile's records begin (scan);
-//                                tiles by falling cost (radix sort)
+//   cost    tiles x candidates   the cost of each tile and candidate, as long as nothing is joined
+//   place   one cluster          the cheapest candidate; where each tile's records begin (scan)
 //   fill    slices               each tile's slices, in any order
-//   emit    tiles                each tile's slices sorted by index, and its records
+//   emit    tiles                each tile's records, joined, and its cost
+//   sort    one cluster          tiles by falling cost (radix sort)
 //   split   tiles                the works: tiles, the longest of them in splits
 namespace magi {
 
 /// Starts the workspace. All zero before a build.
 struct DeviceListHeader {
-  std::uint64_t bad_slice = 0;    ///< bad_slice_word of the first bad slice
-  std::uint64_t num_records = 0;  ///< that the list needs
-  std::uint64_t tile_costs[kMaxPackings] = {};
-  std::int32_t max_cost[kMaxPackings] = {};
-  std::int32_t max_cost_inverse[kMaxPackings] = {};  ///< 2^30 - the least cost
-  std::int32_t is_overflowing = 0;                   ///< num_records exceeds the capacity
-  std::int32_t packing = 0;                          ///< chosen candidate
+  std::uint64_t bad_slice = 0;                  ///< bad_slice_word of the first bad slice
+  std::uint64_t num_records = 0;                ///< that the list needs
+  std::uint64_t tile_costs[kMaxPackings] = {};  ///< sums, as long as nothing is joined
+  std::uint64_t list_cost = 0;                  ///< sum of the list's tiles
+  std::int32_t max_cost = 0;                    ///< of the list's tiles
+  std::int32_t max_cost_inverse = 0;            ///< 2^30 - the least cost
+  std::int32_t is_overflowing = 0;              ///< num_records exceeds the capacity
+  std::int32_t packing = 0;                     ///< chosen candidate
   ListOutcome outcome;
   unsigned ticket = 0;  ///< of the forward kernel
 };
@@ -62,7 +63,7 @@ struct DeviceListLayout {
   std::size_t costs = 0;             ///< int32[sum_tiles]
   std::size_t slices = 0;            ///< BandRecord[num_slices]
   std::size_t tiles = 0;             ///< TileWork[max_tiles]: whole, in order
-  std::size_t works = 0;             ///< TileWork[max_works]: the list
+  std::size_t works = 0;             ///< TileWork[max_works]: tiles by index, then the list
   std::size_t split_tiles = 0;       ///< SplitTile[max_split_tiles]: the list
   std::size_t begins = 0;     ///< int32[max_tiles], first record of a tile; negative: not stored
   std::size_t sort_keys = 0;  ///< uint64[2][max_tiles]

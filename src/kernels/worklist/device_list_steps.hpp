@@ -141,7 +141,7 @@ MAGI_HOST_DEVICE TileTally tally_of_part(const TileGrid& grid, const BandSlice& 
   return tally;
 }
 
-/// Returns the tile's cost as the host's list has it. `last` is the tile's part of its last slice.
+/// Returns the tile's cost as the host's list has it. `last` is the tile's last record.
 MAGI_HOST_DEVICE std::int32_t cost_of_tally(const TileGrid& grid, const TileShape& shape,
                                             std::int32_t tile, const TileTally& tally,
                                             const BandSlice& last) {

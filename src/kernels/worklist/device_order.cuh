@@ -5,7 +5,7 @@
 
 #include "kernels/worklist/device_build.cuh"
 
-// One cluster of CTAs scans the tiles' record counts and sorts the tiles. The sort is least
+// One cluster of CTAs scans the tiles' record counts, and later sorts the tiles. The sort is least
 // significant digit first and stable: each warp owns a run of neighbours and ranks their digits in
 // order, so ties stay in index order whatever the threads' timing. Why it is not CUB's:
 // docs/design.md, section 9.
@@ -17,18 +17,16 @@ inline constexpr int kOrderWarps = kOrderThreads / kWarpLanes;
 inline constexpr int kDigitBits = 8;
 inline constexpr int kDigits = 1 << kDigitBits;
 
-struct OrderShared {
-  std::uint32_t positions[kOrderWarps][kDigits];  ///< counts, then ranks of the next of a digit
-  std::uint32_t totals[kDigits];                  ///< of this CTA, read by the others
-  std::uint32_t bases[kDigits];
+struct PlaceShared {
   std::uint64_t num_records;  ///< of this CTA's tiles, read by the others
   ScanStorage<std::uint64_t, kOrderThreads> record_scan;
-  ScanStorage<std::uint32_t, kOrderThreads> digit_scan;
 };
 
-class TileSorter {
+/// Chooses the packing and makes the works of its tiles, in index order: their records follow each
+/// other.
+class RecordPlacer {
  public:
-  __device__ TileSorter(OrderShared& shared, const DeviceBuild& build)
+  __device__ RecordPlacer(PlaceShared& shared, const DeviceBuild& build)
       : shared_(shared),
         build_(build),
         cluster_(cooperative_groups::this_cluster()),
@@ -36,22 +34,9 @@ class TileSorter {
     packing_ = cheapest_packing(build.grids, build.header->tile_costs, build.num_grids);
     num_tiles_ = build.grids[packing_].num_tiles;
     tallies_ = build.tallies + build.grids[packing_].first_tally;
-    max_cost_ = build.header->max_cost[packing_];
   }
 
   __device__ void run() {
-    place_records();
-    cluster_.sync();
-    const int num_passes = count_passes();
-    for (int pass = 0; pass < num_passes; ++pass) {
-      sort_pass(build_.sort_keys[pass % 2], build_.sort_keys[1 - pass % 2], pass * kDigitBits);
-    }
-    write_tiles(build_.sort_keys[num_passes % 2]);
-  }
-
- private:
-  /// Writes where each tile's records begin, in index order, and the keys to sort by.
-  __device__ void place_records() {
     const std::int32_t chunk = (num_tiles_ + kOrderCtas - 1) / kOrderCtas;
     const std::int32_t begin = min(rank_ * chunk, num_tiles_);
     const std::int32_t end = min(begin + chunk, num_tiles_);
@@ -70,20 +55,22 @@ class TileSorter {
     for (std::int32_t first = begin; first < end; first += kOrderThreads) {
       next += place_block(first + thread(), end, next);
     }
+    cluster_.sync();  // nobody leaves before its count has been read
   }
 
+ private:
   /// Returns the number of records of the block's tiles.
   __device__ std::uint64_t place_block(std::int32_t tile, std::int32_t end, std::uint64_t next) {
     std::uint64_t count = 0;
     if (tile < end) count = static_cast<std::uint64_t>(tallies_[tile].num_records);
     const auto scan = scan_block<kOrderThreads>(count, shared_.record_scan);
     if (tile < end) {
-      const auto last = static_cast<std::int64_t>(next + scan.before + count);
-      const bool is_stored = last <= build_.record_capacity;
-      build_.begins[tile] = is_stored ? static_cast<std::int32_t>(next + scan.before) : kNotStored;
-      const std::int32_t cost = build_.costs[build_.grids[packing_].first_tally + tile];
-      const auto key = static_cast<std::uint64_t>(max_cost_ - cost);
-      build_.sort_keys[0][tile] = key << 32 | static_cast<std::uint64_t>(tile);
+      const auto begin = static_cast<std::int64_t>(next + scan.before);
+      const TileWork work =
+          work_of_tile(tile, build_.costs[build_.grids[packing_].first_tally + tile],
+                       tallies_[tile], begin, build_.record_capacity, build_.source.count);
+      build_.works[tile] = work;
+      build_.begins[tile] = work.record_begin < 0 ? kNotStored : work.record_begin;
     }
     return scan.total;
   }
@@ -97,8 +84,47 @@ class TileSorter {
     header.outcome.head_groups = build_.grids[packing_].head_groups;
   }
 
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+
+  PlaceShared& shared_;
+  const DeviceBuild& build_;
+  cooperative_groups::cluster_group cluster_;
+  int rank_;
+  std::int32_t packing_;
+  std::int32_t num_tiles_;
+  const TileTally* tallies_;
+};
+
+struct SortShared {
+  std::uint32_t positions[kOrderWarps][kDigits];  ///< counts, then ranks of the next of a digit
+  std::uint32_t totals[kDigits];                  ///< of this CTA, read by the others
+  std::uint32_t bases[kDigits];
+  ScanStorage<std::uint32_t, kOrderThreads> digit_scan;
+};
+
+/// Sorts the works of the tiles by falling cost. Keys hold the cost below kMaxTileCost and the
+/// tile.
+class TileSorter {
+ public:
+  __device__ TileSorter(SortShared& shared, const DeviceBuild& build)
+      : shared_(shared),
+        build_(build),
+        cluster_(cooperative_groups::this_cluster()),
+        rank_(static_cast<int>(cluster_.block_rank())),
+        num_tiles_(build.grids[build.header->packing].num_tiles),
+        max_cost_(build.header->max_cost) {}
+
+  __device__ void run() {
+    const int num_passes = count_passes();
+    for (int pass = 0; pass < num_passes; ++pass) {
+      sort_pass(build_.sort_keys[pass % 2], build_.sort_keys[1 - pass % 2], pass * kDigitBits);
+    }
+    write_tiles(build_.sort_keys[num_passes % 2]);
+  }
+
+ private:
   __device__ int count_passes() const {
-    const std::int32_t min_cost = kMaxTileCost - build_.header->max_cost_inverse[packing_];
+    const std::int32_t min_cost = kMaxTileCost - build_.header->max_cost_inverse;
     const int bits = 32 - __clz(max_cost_ - min_cost);
     return (bits + kDigitBits - 1) / kDigitBits;
   }
@@ -117,7 +143,9 @@ class TileSorter {
       const unsigned active = __ballot_sync(kFullWarp, i < end);
       if (i < end) {
         const std::uint64_t key = keys[i];
-        const auto digit = static_cast<std::uint32_t>(key >> (32 + shift)) % kDigits;
+        const auto below = static_cast<std::uint32_t>(key >> 32) -
+                           static_cast<std::uint32_t>(kMaxTileCost - max_cost_);
+        const std::uint32_t digit = (below >> shift) % kDigits;
         visit(key, digit, __match_any_sync(active, digit));
       }
       __syncwarp();
@@ -181,26 +209,18 @@ class TileSorter {
   __device__ void write_tiles(const std::uint64_t* keys) const {
     const std::int32_t stride = kOrderCtas * kOrderThreads;
     for (std::int32_t i = rank_ * kOrderThreads + thread(); i < num_tiles_; i += stride) {
-      const std::uint64_t key = keys[i];
-      const auto tile = static_cast<std::int32_t>(key & 0xffffffffu);
-      const std::int32_t cost = max_cost_ - static_cast<std::int32_t>(key >> 32);
-      const std::int32_t stored = build_.begins[tile];
-      const std::int64_t begin = stored == kNotStored ? build_.record_capacity + 1 : stored;
-      build_.tiles[i] = work_of_tile(tile, cost, tallies_[tile], begin, build_.record_capacity,
-                                     build_.source.count);
+      build_.tiles[i] = build_.works[keys[i] & 0xffffffffu];
     }
   }
 
   __device__ static unsigned lanes_below() { return (1u << lane_index()) - 1; }
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
 
-  OrderShared& shared_;
+  SortShared& shared_;
   const DeviceBuild& build_;
   cooperative_groups::cluster_group cluster_;
   int rank_;
-  std::int32_t packing_;
   std::int32_t num_tiles_;
-  const TileTally* tallies_;
   std::int32_t max_cost_;
 };
 

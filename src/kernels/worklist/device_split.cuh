@@ -21,8 +21,7 @@ class TileSplitter {
  public:
   __device__ TileSplitter(SplitShared& shared, const DeviceBuild& build)
       : shared_(shared), build_(build), grid_(build.grids[build.header->packing]) {
-    const auto tile_costs =
-        static_cast<std::int64_t>(build.header->tile_costs[build.header->packing]);
+    const auto tile_costs = static_cast<std::int64_t>(build.header->list_cost);
     shares_ = split_shares(build.split, tile_costs, grid_.head_groups, build.tile);
   }
 

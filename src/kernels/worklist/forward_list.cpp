@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/check.hpp"
+#include "kernels/worklist/tile_join.hpp"
 #include "kernels/worklist/tile_run.hpp"
 
 namespace magi {
@@ -93,6 +94,34 @@ std::int32_t tile_cost(const ForwardList& list, const TileWork& work) {
       std::min<std::int64_t>(2 * num_tiles - trimmed + list.shape.overhead, 1 << 30));
 }
 
+/// Joins the records of each tile and prices the tiles that have fewer then.
+void join_records(ForwardList& list) {
+  for (TileWork& work : list.tiles) {
+    const auto begin = static_cast<std::size_t>(work.record_begin);
+    const auto count = static_cast<std::size_t>(work.record_end - work.record_begin);
+    if (count < 2 || count > kMostJoinedParts) continue;
+    const std::span<BandRecord> records = std::span(list.records).subspan(begin, count);
+    const std::int32_t num_left = join_parts(records, JoinAlong::Queries, list.problem.key_cut);
+    work.record_end = work.record_begin + num_left;
+    work.cost = tile_cost(list, work);
+  }
+}
+
+void sort_tiles(ForwardList& list) {
+  std::stable_sort(list.tiles.begin(), list.tiles.end(),
+                   [](const TileWork& a, const TileWork& b) { return a.cost > b.cost; });
+}
+
+/// The list with a record for every slice and tile, tiles in index order.
+ForwardList list_of_slices(const ForwardProblem& problem, std::span<const BandSlice> slices,
+                           const TileShape& shape, std::int32_t packed_heads) {
+  ForwardList list = forward_list_frame(problem, shape, packed_heads);
+  list.tiles.resize(static_cast<std::size_t>(list.num_tiles()));
+  fill_records(list, slices);
+  for (TileWork& work : list.tiles) work.cost = tile_cost(list, work);
+  return list;
+}
+
 std::int32_t groups_per_section(const ForwardList& list) {
   const ForwardProblem& problem = list.problem;
   const std::int64_t head_bytes = std::int64_t{std::max(problem.rows_k, 1)} *
@@ -141,12 +170,9 @@ ForwardList forward_list_frame(const ForwardProblem& problem, const TileShape& s
 ForwardList build_forward_list(const ForwardProblem& problem, std::span<const BandSlice> slices,
                                const TileShape& shape, std::int32_t packed_heads) {
   check_problem(problem, slices);
-  ForwardList list = forward_list_frame(problem, shape, packed_heads);
-  list.tiles.resize(static_cast<std::size_t>(list.num_tiles()));
-  fill_records(list, slices);
-  for (TileWork& work : list.tiles) work.cost = tile_cost(list, work);
-  std::stable_sort(list.tiles.begin(), list.tiles.end(),
-                   [](const TileWork& a, const TileWork& b) { return a.cost > b.cost; });
+  ForwardList list = list_of_slices(problem, slices, shape, packed_heads);
+  join_records(list);
+  sort_tiles(list);
   return list;
 }
 
@@ -155,9 +181,11 @@ ForwardList build_forward_list(const ForwardProblem& problem, std::span<const Ba
   check_problem(problem, slices);
   std::optional<ForwardList> best;
   for (const std::int32_t heads : allowed_packed_heads(problem, shape)) {
-    ForwardList list = build_forward_list(problem, slices, shape, heads);
+    ForwardList list = list_of_slices(problem, slices, shape, heads);
     if (!best || list.total_cost() < best->total_cost()) best = std::move(list);
   }
+  join_records(*best);
+  sort_tiles(*best);
   return *std::move(best);
 }
 

@@ -15,8 +15,8 @@
 // by one CTA (split_list.hpp). Tiles without keys are listed too.
 namespace magi {
 
-/// A slice cut to the rows of one q tile and shrunk: every row of [q0, q1) sees a key, every key of
-/// [k0, k1) is seen.
+/// A slice cut to the rows of one q tile and shrunk, or several that are one band there
+/// (tile_join.hpp): every row of [q0, q1) sees a key, every key of [k0, k1) is seen.
 struct alignas(16) BandRecord {
   BandSlice band;
   std::int32_t reserved[2] = {0, 0};
@@ -79,6 +79,8 @@ struct ForwardProblem {
   std::int32_t dim_qk = 128;
   std::int32_t dim_v = 128;
   std::int64_t cache_bytes = std::int64_t{32} << 20;  ///< K and V of one section of heads fit here
+  /// No record has keys on both sides: the slices have not either. 0: records go where they like.
+  std::int32_t key_cut = 0;
 
   friend bool operator==(const ForwardProblem&, const ForwardProblem&) = default;
 };
@@ -97,7 +99,7 @@ struct ForwardList {
   std::int32_t num_waiting_works = 0;   ///< all that wait for coming keys
   std::int32_t coming_groups_per_section = 0;
   std::vector<TileWork> tiles;  ///< every q tile, whole or in splits, longest first, ties by index
-  std::vector<BandRecord> records;     ///< of a tile in order of the slices
+  std::vector<BandRecord> records;     ///< by tile; empty ones lie where slices were joined
   std::vector<SplitTile> split_tiles;  ///< by falling cost of the tile, ties by index
 
   /// ceil(rows_q / tile_tokens)
@@ -133,7 +135,8 @@ ForwardList forward_list_frame(const ForwardProblem& problem, const TileShape& s
 ForwardList build_forward_list(const ForwardProblem& problem, std::span<const BandSlice> slices,
                                const TileShape& shape, std::int32_t packed_heads);
 
-/// The cheapest list by modelled cost over the allowed heads per tile; ties go to fewer heads.
+/// The list with the heads per tile that are cheapest by modelled cost, as long as nothing is
+/// joined; ties go to fewer heads.
 ForwardList build_forward_list(const ForwardProblem& problem, std::span<const BandSlice> slices,
                                const TileShape& shape);
 

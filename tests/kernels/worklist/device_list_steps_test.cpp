@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/worklist/expand_list.hpp"
+#include "kernels/worklist/tile_join.hpp"
 #include "mask/random_mask.hpp"
 
 namespace magi::test {
@@ -90,9 +91,10 @@ class StepByStep {
       count(grids.back());
       costs.push_back(place(grids.back(), capacity, lists.back()));
     }
-    const std::int32_t best =
-        cheapest_packing(grids.data(), costs.data(), static_cast<std::int32_t>(grids.size()));
-    return lists[static_cast<std::size_t>(best)];
+    const auto best = static_cast<std::size_t>(
+        cheapest_packing(grids.data(), costs.data(), static_cast<std::int32_t>(grids.size())));
+    join(grids[best], lists[best]);
+    return lists[best];
   }
 
  private:
@@ -135,9 +137,27 @@ class StepByStep {
       if (work.record_begin >= 0) append_records(grid, tile, list);
       next += tally.num_records;
     }
+    return sum;
+  }
+
+  void join(const TileGrid& grid, ForwardList& list) {
+    for (TileWork& work : list.tiles) {
+      const std::int32_t count = work.record_end - work.record_begin;
+      if (work.record_begin < 0 || count < 2 || count > kMostJoinedParts) continue;
+      const auto records = std::span(list.records).subspan(std::size_t(work.record_begin));
+      const std::int32_t left = join_parts(records.first(std::size_t(count)), JoinAlong::Queries);
+      TileTally tally;
+      const Range rows = rows_of_tile(grid, work.tile);
+      for (const BandRecord& record : records.first(std::size_t(left))) {
+        tally.num_k_tiles += static_cast<std::uint64_t>(
+            tile_run(record.band, rows.begin, rows.end, shape_.keys).num_tiles);
+      }
+      work.record_end = work.record_begin + left;
+      work.cost =
+          cost_of_tally(grid, shape_, work.tile, tally, records[std::size_t(left) - 1].band);
+    }
     std::stable_sort(list.tiles.begin(), list.tiles.end(),
                      [](const TileWork& a, const TileWork& b) { return a.cost > b.cost; });
-    return sum;
   }
 
   void append_records(const TileGrid& grid, std::int32_t tile, ForwardList& list) {

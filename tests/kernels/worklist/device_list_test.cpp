@@ -101,6 +101,38 @@ TEST_F(DeviceListTest, EqualsTheHostsListByteForByte) {
   });
 }
 
+/// Slices cut at common rows and keys, which tiles join again: up to as many as are joined at all,
+/// and more.
+TEST_F(DeviceListTest, JoinsWhatTheHostJoins) {
+  std::size_t num_gaps = 0;
+  for_each_random_mask([&](int number) {
+    const auto seed = static_cast<std::uint64_t>(number + 1);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    const ForwardProblem problem = random_problem(random);
+    const std::int32_t rows = random.between(1, 5);
+    const std::int32_t keys = random.between(1, random.chance(80) ? 12 : 160);
+    const auto cut = [](std::int32_t all, std::int32_t parts, std::int32_t i) {
+      return static_cast<std::int32_t>(std::int64_t{all} * i / parts);
+    };
+    TypedRanges ranges;
+    for (std::int32_t i = 0; i < rows * keys; ++i) {
+      if (random.chance(10)) continue;
+      const std::int32_t q = i % rows, k = i / rows;
+      ranges.append({cut(problem.rows_q, rows, q), cut(problem.rows_q, rows, q + 1)},
+                    {cut(problem.rows_k, keys, k), cut(problem.rows_k, keys, k + 1)},
+                    random.chance(80) ? 0 : random.between(0, 3));
+    }
+    const DeviceListShape shape = shape_of(problem, ranges);
+    expect_hosts_list(shape, ranges);
+    const auto bands = ranges.bands(problem.rows_q, problem.rows_k);
+    const ForwardList host = build_forward_list(problem, bands, shape.tile);
+    num_gaps += static_cast<std::size_t>(
+        std::count(host.records.begin(), host.records.end(), BandRecord{}));
+  });
+  EXPECT_GT(num_gaps, 0u);
+}
+
 TEST_F(DeviceListTest, HoldsForHundredsOfThousandsOfSlices) {
   constexpr std::int32_t kRows = 1 << 20;
   RandomStream random(7);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "kernels/worklist/expand_list.hpp"
+#include "kernels/worklist/tile_join.hpp"
 #include "magi/error.hpp"
 #include "mask/random_mask.hpp"
 
@@ -132,6 +133,40 @@ TEST(ForwardListTest, HoldsAtTheLargestRowCounts) {
   EXPECT_EQ(list.tiles.size(), 1024u);
   EXPECT_EQ(list.tiles.front().tile, 1023);
   EXPECT_EQ(list.records.size(), 2u);
+}
+
+TEST(ForwardListTest, TilesWalkKeysOfJoinedSlicesOnce) {
+  // Siblings of 50 rows that see 64 keys of their parent, which lies before the first of them.
+  Mask mask{164, 164, {band_slice({0, 64}, {0, 64}, MaskType::Causal)}};
+  for (const std::int32_t begin : {64, 114}) {
+    const Range rows{begin, begin + 50};
+    mask.slices.push_back(band_slice(rows, {0, 64}, MaskType::Full));
+    mask.slices.push_back(band_slice(rows, rows, MaskType::Causal));
+  }
+  const ForwardProblem problem = problem_of(mask, 1, 1);
+  const ForwardList list = build_forward_list(problem, mask.slices, {}, 1);
+  ASSERT_TRUE(is_list_of(list, mask));
+  ASSERT_EQ(list.tiles.size(), 2u);
+  // Rows 0 to 128: all see the parent. Rows 128 to 164: parent and own node do not touch.
+  EXPECT_EQ(list.tiles[0].tile, 0);
+  EXPECT_EQ(list.tiles[0].record_end - list.tiles[0].record_begin, 3);
+  EXPECT_EQ(list.tiles[1].record_end - list.tiles[1].record_begin, 2);
+  ForwardProblem cut = problem;
+  cut.key_cut = 64;
+  const std::vector<BandSlice> halves{{0, 164, 0, 64}, {0, 164, 64, 164}};
+  EXPECT_EQ(build_forward_list(cut, halves, {}, 1).tiles[0].record_end, 2);
+  EXPECT_EQ(build_forward_list(problem, halves, {}, 1).tiles[0].record_end, 1);
+}
+
+TEST(ForwardListTest, TilesOfManySlicesKeepTheirRecords) {
+  std::vector<BandSlice> slices;
+  for (std::int32_t i = kMostJoinedParts; i >= 0; --i) slices.push_back({0, 8, 4 * i, 4 * i + 4});
+  const ForwardProblem problem{.rows_q = 8, .rows_k = 4 * kMostJoinedParts + 4};
+  const ForwardList many = build_forward_list(problem, slices, {}, 1);
+  EXPECT_EQ(many.tiles[0].record_end, kMostJoinedParts + 1);
+  EXPECT_EQ(many.records.front().band, slices.front());
+  slices.pop_back();
+  EXPECT_EQ(build_forward_list(problem, slices, {}, 1).tiles[0].record_end, 1);
 }
 
 TEST(ForwardListTest, RefusesWhatItCannotPack) {

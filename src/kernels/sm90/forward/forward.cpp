@@ -236,9 +236,11 @@ ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& pr
   const TileShape shape = tile_shape(*instances.of(FeatureSet::Plain));
   state.instances = instances;
   const std::vector<BandSlice> cut = cut_at_own_rows(coming, slices);
+  ForwardProblem cut_problem = problem;
+  cut_problem.key_cut = coming.own_rows;
   state.list = tuning.packed_heads > 0
-                   ? build_forward_list(problem, cut, shape, tuning.packed_heads)
-                   : build_forward_list(problem, cut, shape);
+                   ? build_forward_list(cut_problem, cut, shape, tuning.packed_heads)
+                   : build_forward_list(cut_problem, cut, shape);
   ForwardList& list = state.list;
   split_long_tiles(list, split_rule(device, tuning));
   if (!coming.empty()) order_by_arrival(list, coming, count_free_sms(device, tuning.sm_margin));

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 
+#include "kernels/worklist/forward_list.hpp"
 #include "magi/error.hpp"
 #include "support/gpu/device_slices.hpp"
 #include "support/gpu/gpu_test.hpp"
@@ -69,6 +71,32 @@ TypedRanges ranges_of(RandomStream& random, const CallShape& shape, std::int32_t
   return random_ranges(random, shape.rows_q, shape.rows_k, count);
 }
 
+/// Whether slices are joined in some tile, however heads are packed. A tile whose records do not
+/// fit walks them one by one, which rounds otherwise.
+bool has_joined_slices(const CallShape& shape, const TypedRanges& ranges) {
+  const std::vector<BandSlice> bands = ranges.bands(shape.rows_q, shape.rows_k);
+  const ForwardProblem problem{.rows_q = shape.rows_q,
+                               .rows_k = shape.rows_k,
+                               .heads_q = shape.heads_q,
+                               .heads_kv = shape.heads_kv};
+  for (const std::int32_t rows : {128, 192}) {
+    const TileShape tile{.rows = rows};
+    for (const std::int32_t heads : allowed_packed_heads(problem, tile)) {
+      const ForwardList list = build_forward_list(problem, bands, tile, heads);
+      const auto is_gap = [](const BandRecord& record) { return record == BandRecord{}; };
+      if (std::any_of(list.records.begin(), list.records.end(), is_gap)) return true;
+    }
+  }
+  return false;
+}
+
+/// Ranges that no tile joins.
+TypedRanges separate_ranges(RandomStream& random, const CallShape& shape, std::int32_t count) {
+  TypedRanges ranges = ranges_of(random, shape, count);
+  while (has_joined_slices(shape, ranges)) ranges = ranges_of(random, shape, count);
+  return ranges;
+}
+
 TEST_F(ForwardDeviceListTest, GivesTheBitsOfTheHostsList) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
@@ -89,7 +117,7 @@ TEST_F(ForwardDeviceListTest, GivesTheSameBitsBeyondTheCapacity) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     RandomStream random(seed);
     const CallShape shape;
-    const TypedRanges ranges = ranges_of(random, shape, 60);
+    const TypedRanges ranges = separate_ranges(random, shape, 60);
     DeviceListTuning tuning;
     tuning.record_capacity = random.between(1, 40);
     const Caller caller(shape, ranges.count(), tuning);
@@ -106,7 +134,7 @@ TEST_F(ForwardDeviceListTest, GivesTheSameBitsInSplits) {
     RandomStream random(seed);
     CallShape shape{.rows_q = random.between(1, 300), .rows_k = random.between(400, 2000)};
     shape.dim = 64 << random.between(0, 2);
-    const TypedRanges ranges = ranges_of(random, shape, random.between(1, 30));
+    const TypedRanges ranges = separate_ranges(random, shape, random.between(1, 30));
     DeviceListTuning tuning;
     tuning.forward.max_pieces = random.chance(50) ? 0 : 1000;
     tuning.forward.piece_cost = random.between(1, 8);
@@ -116,6 +144,31 @@ TEST_F(ForwardDeviceListTest, GivesTheSameBitsInSplits) {
     num_cut += caller.report().num_pieces > 0 ? 1 : 0;
   }
   EXPECT_GT(num_cut, 20);
+}
+
+/// Rows of a prefix tree's nodes see their ancestors, slice by slice, which tiles join.
+TEST_F(ForwardDeviceListTest, GivesTheBitsOfTheHostsListWhereSlicesAreJoined) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    CallShape shape{.rows_q = random.between(300, 1500)};
+    shape.rows_k = shape.rows_q;
+    shape.heads_q = 2 << random.between(0, 3);
+    shape.dim = 64 << random.between(0, 2);
+    TypedRanges ranges;
+    std::vector<Range> path;
+    for (std::int32_t begin = 0; begin < shape.rows_q;) {
+      const Range node{begin, std::min(begin + random.between(1, 150), shape.rows_q)};
+      path.resize(static_cast<std::size_t>(random.between(0, static_cast<int>(path.size()))));
+      for (const Range& ancestor : path) ranges.append(node, ancestor, 0);
+      ranges.append(node, node, 1);
+      path.push_back(node);
+      begin = node.end;
+    }
+    ASSERT_TRUE(has_joined_slices(shape, ranges));
+    const Caller caller(shape, ranges.count(), {});
+    ASSERT_EQ(caller.with_device_list(ranges), caller.with_host_list(ranges));
+  }
 }
 
 TEST_F(ForwardDeviceListTest, ReplaysAGraphWithOtherSlices) {
@@ -163,12 +216,15 @@ TEST_F(ForwardDeviceListTest, BadRangesAreClampedAndReported) {
   RandomStream random(4);
   const CallShape shape;
   for (const std::int64_t capacity : {0, 7}) {
-    TypedRanges ranges = ranges_of(random, shape, 50);
-    ranges.q_ranges[2 * 20] = std::numeric_limits<std::int32_t>::min();
-    ranges.q_ranges[2 * 20 + 1] = std::numeric_limits<std::int32_t>::max();
-    ranges.k_ranges[2 * 21 + 1] = 1 << 30;
-    ranges.k_ranges[2 * 22] = std::numeric_limits<std::int32_t>::max();
-    ranges.types[23] = 77;
+    TypedRanges ranges;
+    do {
+      ranges = ranges_of(random, shape, 50);
+      ranges.q_ranges[2 * 20] = std::numeric_limits<std::int32_t>::min();
+      ranges.q_ranges[2 * 20 + 1] = std::numeric_limits<std::int32_t>::max();
+      ranges.k_ranges[2 * 21 + 1] = 1 << 30;
+      ranges.k_ranges[2 * 22] = std::numeric_limits<std::int32_t>::max();
+      ranges.types[23] = 77;
+    } while (has_joined_slices(shape, ranges));
     DeviceListTuning tuning;
     tuning.record_capacity = capacity;
     const Caller caller(shape, ranges.count(), tuning);

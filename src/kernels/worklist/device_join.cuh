@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/worklist/device_build.cuh"
+#include "kernels/worklist/tile_join.hpp"
+
+// join_parts by one warp: parts are ranked by counting the smaller ones, and as each part can tell
+// from its neighbours whether it begins or ends a run, all runs are joined at once.
+namespace magi {
+
+class PartJoiner {
+ public:
+  /// Parts [0, count) lie in shared memory, count at most kMostJoinedParts. All lanes call.
+  __device__ explicit PartJoiner(BandSlice* parts) : parts_(parts) {}
+
+  /// Returns how many parts are left; they are the first ones.
+  __device__ std::int32_t join(std::int32_t count) const {
+    if (count < 2) return count;
+    count = join_along(count, JoinAlong::Queries);
+    return join_along(count, JoinAlong::Keys);
+  }
+
+ private:
+  static constexpr int kRounds = kMostJoinedParts / kWarpLanes;
+
+  __device__ std::int32_t join_along(std::int32_t count, JoinAlong along) const {
+    sort(count, along);
+    unsigned ends[kRounds];  // a bit for each part that ends a run
+    BandSlice runs[kRounds];
+    std::int32_t places[kRounds];
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const std::int32_t i = round * kWarpLanes + lane_index();
+      const bool is_end = i < count && (i + 1 == count ||
+                                        !is_continued(parts_[i], parts_[i + 1], along, kNoKeyCut));
+      ends[round] = __ballot_sync(kFullWarp, is_end);
+    }
+    std::int32_t num_before = 0;  // runs of the rounds before
+    std::int32_t last_end = -1;   // of them
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const unsigned below = ends[round] & ((1u << lane_index()) - 1);
+      const std::int32_t i = round * kWarpLanes + lane_index();
+      places[round] = -1;
+      if ((ends[round] >> lane_index() & 1) != 0) {
+        const std::int32_t before =
+            below == 0 ? last_end : round * kWarpLanes + kWarpLanes - 1 - __clz(below);
+        places[round] = num_before + __popc(below);
+        runs[round] = joined_run(parts_[before + 1], parts_[i], along);
+      }
+      if (ends[round] != 0) last_end = round * kWarpLanes + kWarpLanes - 1 - __clz(ends[round]);
+      num_before += __popc(ends[round]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      if (places[round] >= 0) parts_[places[round]] = runs[round];
+    }
+    __syncwarp();
+    return num_before;
+  }
+
+  __device__ void sort(std::int32_t count, JoinAlong along) const {
+    BandSlice own[kRounds];
+    std::int32_t ranks[kRounds];
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const std::int32_t i = round * kWarpLanes + lane_index();
+      ranks[round] = -1;
+      if (i >= count) continue;
+      own[round] = parts_[i];
+      ranks[round] = 0;
+      for (std::int32_t j = 0; j < count; ++j) {
+        const BandSlice other = parts_[j];
+        const bool is_tie = j < i && !comes_before(own[round], other, along);
+        ranks[round] += is_tie || comes_before(other, own[round], along) ? 1 : 0;
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      if (ranks[round] >= 0) parts_[ranks[round]] = own[round];
+    }
+    __syncwarp();
+  }
+
+  BandSlice* parts_;
+};
+
+}  // namespace magi
