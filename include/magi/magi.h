@@ -391,6 +391,9 @@ typedef struct magi_attention_options {
   const magi_device_allocator* allocator; /* copied; NULL: a pool of the library's */
   int32_t exchange_sms; /* multiprocessors that attention leaves to exchanges under way */
   const char* backend;  /* copied; NULL: the library's own for the tensors' device */
+  /* 1: partial gradients of keys travel in the type of k, each rounded once, instead of float32;
+   * the same on all ranks */
+  int32_t are_partials_rounded;
 } magi_attention_options;
 MAGI_API void magi_attention_options_init(magi_attention_options* options);
 MAGI_API magi_status magi_attention_create_with(const magi_plan*, magi_communicator*,

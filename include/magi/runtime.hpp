@@ -86,6 +86,9 @@ struct AttentionOptions {
   DeviceAllocator allocator;
   /// Multiprocessors that attention leaves to the transport while rows are on their way.
   std::int32_t exchange_sms = 8;
+  /// Partial gradients of keys travel in the type of k instead of the accumulator's: half of the
+  /// bytes, and each is rounded once before owners add them. The same on all ranks.
+  bool are_partials_rounded = false;
   /// Name of the attention backend; empty: the library's own for the device of a call's tensors.
   std::string backend;
 };

@@ -246,15 +246,18 @@ class Plan:
         exchange_sms: int | None = None,
         backend: str | None = None,
         transport: str | None = None,
+        rounded_partials: bool | None = None,
     ) -> BoundPlan:
         """This plan on the ranks of a process group; None: on this process alone. exchange_sms:
         multiprocessors of a GPU that attention leaves to exchanges under way, of the environment
         or the library's choice where it is None. backend: one of magi_attention.backends, or the
         library's own for the tensors' device; ValueError at the first call where there is none.
         transport: "auto", "nvlink", "nccl" or "process_group", that of the environment where it is
-        None; see docs/python.md.
+        None; see docs/python.md. rounded_partials: partial gradients of keys travel in the type of
+        k, each rounded once, instead of float32; None: where the environment asks for it
+        (MAGI_ATTENTION_BACKWARD_HIGH_PRECISION_REDUCE=0). The same on all ranks.
         """
-        return BoundPlan(self, cp_group, None, exchange_sms, backend, transport)
+        return BoundPlan(self, cp_group, None, exchange_sms, backend, transport, rounded_partials)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
@@ -292,6 +295,7 @@ class BoundPlan:
         exchange_sms: int | None = None,
         backend: str | None = None,
         transport: str | None = None,
+        rounded_partials: bool | None = None,
     ) -> None:
         self.rank = rank_of(cp_group)
         if size_of(cp_group) != plan.cp_size:
@@ -303,6 +307,10 @@ class BoundPlan:
         margins = comm.exchange_sms() if exchange_sms is None else (exchange_sms, exchange_sms)
         if backend is not None:
             check_kind("backend", backend, str, "a str, or None")
+        if rounded_partials is None:
+            rounded_partials = comm.rounds_partial_gradients()
+        check_kind("rounded_partials", rounded_partials, bool, "a bool, or None")
+        self._rounds_partials = rounded_partials
         self.plan, self.cp_group = plan, cp_group
         holds_groups(self, "cp_group")
         self.communicator = communicator or make_communicator(cp_group, transport)
@@ -331,12 +339,16 @@ class BoundPlan:
             self.rank, rows, report.num_heads_q, report.num_heads_kv, report.head_dim,
             report.head_dim_v, backend, num_valid,
         )  # fmt: skip
-        runner = partial(_runner_of, self.plan, rows, self.communicator, exchange_sms, backend)
+        runner = partial(
+            _runner_of, self.plan, rows, self.communicator, exchange_sms, backend,
+            self._rounds_partials,
+        )  # fmt: skip
         named = {
             "plan": f"{report.digest:016x}",
             "transport": self.communicator.backend,
             "MAGI_ATTENTION_PRECISION": str(general.precision()),
             "backend": backend or "the library's own",
+            "rounded_partials": str(self._rounds_partials),
         }
         return RankAttention(place, runner, self.cp_group, unpadded, named)
 
@@ -407,15 +419,16 @@ def _runner_of(
     communicator: Communicator,
     exchange_sms: _Margins,
     backend: str | None,
+    rounds_partials: bool,
 ) -> Runner:
     """What runs a plan as one rank; exchange_sms: of forward and of backward. Collective."""
     if plan.cp_size == 1:  # rows are in the order of the sequence
         return runner_under(plan.handle.mask().resized(local_rows, local_rows), backend)
     forward_sms, backward_sms = exchange_sms
-    handle = AttentionHandle(plan.handle, communicator, forward_sms, backend)
+    handle = AttentionHandle(plan.handle, communicator, forward_sms, backend, rounds_partials)
     if backward_sms == forward_sms:
         return Runner(dist_forward, dist_backward, handle.address, handle)
-    other = AttentionHandle(plan.handle, communicator, backward_sms, backend)
+    other = AttentionHandle(plan.handle, communicator, backward_sms, backend, rounds_partials)
     return Runner(
         dist_forward, dist_backward, handle.address, (handle, other), backward_handle=other.address
     )

@@ -24,8 +24,12 @@ DeviceAllocator read_allocator(const magi_device_allocator* allocator) {
 
 AttentionOptions read_options(const magi_attention_options* options) {
   const magi_attention_options given = read_struct(options, "options");
-  AttentionOptions result{
-      .allocator = {}, .exchange_sms = given.exchange_sms, .backend = read_name(given.backend)};
+  const std::int32_t rounds = given.are_partials_rounded;
+  if (rounds != 0 && rounds != 1) throw invalid("options.are_partials_rounded", rounds, "0 or 1");
+  AttentionOptions result{.allocator = {},
+                          .exchange_sms = given.exchange_sms,
+                          .are_partials_rounded = rounds == 1,
+                          .backend = read_name(given.backend)};
   if (given.allocator != nullptr) result.allocator = read_allocator(given.allocator);
   return result;
 }
@@ -54,7 +58,8 @@ void magi_attention_options_init(magi_attention_options* options) {
   init_struct(options, magi_attention_options{.struct_size = sizeof(magi_attention_options),
                                               .allocator = nullptr,
                                               .exchange_sms = magi::AttentionOptions{}.exchange_sms,
-                                              .backend = nullptr});
+                                              .backend = nullptr,
+                                              .are_partials_rounded = 0});
 }
 
 magi_status magi_attention_create_with(const magi_plan* plan, magi_communicator* communicator,

@@ -60,8 +60,29 @@ __device__ __forceinline__ uint2 rounded(float4 value, __nv_bfloat16) {
   return {reinterpret_cast<const unsigned&>(low), reinterpret_cast<const unsigned&>(high)};
 }
 
+__device__ __forceinline__ float4 widened(uint2 value, __half) {
+  const float2 low = __half22float2(reinterpret_cast<const __half2&>(value.x));
+  const float2 high = __half22float2(reinterpret_cast<const __half2&>(value.y));
+  return {low.x, low.y, high.x, high.y};
+}
+__device__ __forceinline__ float4 widened(uint2 value, __nv_bfloat16) {
+  const float2 low = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(value.x));
+  const float2 high = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(value.y));
+  return {low.x, low.y, high.x, high.y};
+}
+
+/// Four elements of a partial, which are float32 or of the result's type.
+template <typename Element, bool kIsWide>
+__device__ __forceinline__ float4 load_part(const DeviceRows& wire, std::byte* row, int unit) {
+  if constexpr (kIsWide) {
+    return *unit_of<float4>(wire, row, unit);
+  } else {
+    return widened(*unit_of<uint2>(wire, row, unit), Element{});
+  }
+}
+
 /// A warp per row, a block row per tensor.
-template <typename Element>
+template <typename Element, bool kIsWide>
 __global__ __launch_bounds__(kThreads) void round_sums_kernel(
     const __grid_constant__ RoundedSum sum) {
   const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
@@ -88,7 +109,7 @@ __global__ __launch_bounds__(kThreads) void round_sums_kernel(
 #pragma unroll
       for (int k = 0; k < kLoadsAhead; ++k) {
         if (first + 32 * k < own.row_units) {
-          add(held[k], *unit_of<float4>(wire, part, first + 32 * k));
+          add(held[k], load_part<Element, kIsWide>(wire, part, first + 32 * k));
         }
       }
     }
@@ -101,22 +122,36 @@ __global__ __launch_bounds__(kThreads) void round_sums_kernel(
   }
 }
 
+template <typename Element>
+void launch(const RoundedSum& sum, dim3 grid, bool is_wide, cudaStream_t stream) {
+  if (is_wide) {
+    round_sums_kernel<Element, true><<<grid, kThreads, 0, stream>>>(sum);
+  } else {
+    round_sums_kernel<Element, false><<<grid, kThreads, 0, stream>>>(sum);
+  }
+}
+
 }  // namespace
 
 bool can_round_sums(const Partials& partials) {
   const std::span<const TensorView> targets = partials.rounded;
   if (partials.kind != ExchangeKind::Sum || targets.size() != partials.to.size()) return false;
+  if (targets.empty()) return false;
+  const DType sent = wire_type(partials.wire_types, 0);
+  if (sent != DType::Float32 && sent != targets[0].dtype) return false;
   for (std::size_t t = 0; t < targets.size(); ++t) {
     const bool is_suited =
-        partials.to[t].dtype == DType::Float32 &&
-        wire_type(partials.wire_types, t) == DType::Float32 && dtype_bytes(targets[t].dtype) == 2 &&
-        targets[t].dtype == targets[0].dtype && targets[t].shape == partials.to[t].shape;
+        partials.to[t].dtype == DType::Float32 && wire_type(partials.wire_types, t) == sent &&
+        dtype_bytes(targets[t].dtype) == 2 && targets[t].dtype == targets[0].dtype &&
+        targets[t].shape == partials.to[t].shape;
     if (!is_suited) return false;
   }
   const auto own = tensor_rows(partials.to);
   const auto wire = wire_rows(partials.to, partials.wire_types, partials.wire);
   const auto target = tensor_rows(targets);
-  return common_unit(own, wire) == kLargestUnit && common_unit(target, target) >= kHalfUnit;
+  const auto wire_unit = sent == DType::Float32 ? kLargestUnit : kHalfUnit;
+  return common_unit(own, own) == kLargestUnit && common_unit(wire, wire) >= wire_unit &&
+         common_unit(target, target) >= kHalfUnit;
 }
 
 void launch_round_sums(const Partials& partials, cudaStream_t stream) {
@@ -128,19 +163,20 @@ void launch_round_sums(const Partials& partials, cudaStream_t stream) {
   std::ranges::copy(wire_rows(partials.to, partials.wire_types, partials.wire), sum.wire);
   std::ranges::copy(tensor_rows(partials.rounded), sum.rounded);
   const std::size_t count = partials.to.size();
+  const bool is_wide = wire_type(partials.wire_types, 0) == DType::Float32;
   for (std::size_t t = 0; t < count; ++t) {
     use_units(sum.own[t], kLargestUnit);
-    use_units(sum.wire[t], kLargestUnit);
+    use_units(sum.wire[t], is_wide ? kLargestUnit : kHalfUnit);
     use_units(sum.rounded[t], kHalfUnit);
   }
   if (sum.num_rows == 0) return;
   const dim3 grid(static_cast<unsigned>(ceil_div(sum.num_rows, kWarps)),
                   static_cast<unsigned>(count));
   if (partials.rounded[0].dtype == DType::Float16) {
-    round_sums_kernel<__half><<<grid, kThreads, 0, stream>>>(sum);
+    launch<__half>(sum, grid, is_wide, stream);
   } else {
     MAGI_CHECK(partials.rounded[0].dtype == DType::BFloat16);
-    round_sums_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(sum);
+    launch<__nv_bfloat16>(sum, grid, is_wide, stream);
   }
   cuda_check(cudaGetLastError(), "round_sums_kernel");
 }

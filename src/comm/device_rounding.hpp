@@ -9,7 +9,7 @@ namespace magi::comm {
 
 /// Whether sums of float32 rows can go into `partials.rounded`: 16-bit tensors whose rows, like
 /// those of the sums and of the wire, consist of whole groups of four elements that lie side by
-/// side.
+/// side. Partials are float32 or of the results' type.
 bool can_round_sums(const Partials& partials);
 
 /// rounded[t][row] = to[t][row] + the row's partials, for all rows, rounded once. Enqueued.

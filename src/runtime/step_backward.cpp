@@ -92,7 +92,8 @@ BackwardArgs BackwardPass::make_args(const AttendCall& attend) {
 
 std::vector<PartGradients> BackwardPass::place_gradients(const AttendCall& attend) {
   const RankSteps& steps = call_.steps;
-  const TensorGroup sums = call_.tensors(Role::KeyGradients, attend.keys, attend.attend.heads);
+  TensorGroup sums = call_.tensors(Role::KeyGradients, attend.keys, attend.attend.heads);
+  for (TensorView& sum : sums) sum.dtype = call_.partial_type(Role::KeyGradients, sum.dtype);
   const auto row_bytes_of = [](const TensorView& sum) {
     return sum.shape[1] * sum.shape[2] * static_cast<std::int64_t>(dtype_bytes(sum.dtype));
   };

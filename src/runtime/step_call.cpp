@@ -102,6 +102,7 @@ void StepCall::set_kind(const AttentionInputs& inputs, bool has_max_logits) {
   for (const std::uint64_t part :
        {static_cast<std::uint64_t>(num_sinks), std::uint64_t{has_max_logits},
         static_cast<std::uint64_t>(inputs.params.sink_layout),
+        std::uint64_t{memory.are_partials_rounded()},
         std::bit_cast<std::uint64_t>(inputs.params.softmax_scale),
         std::bit_cast<std::uint64_t>(inputs.params.softcap)}) {
     kind_ = mix(kind_, part);
@@ -119,7 +120,8 @@ comm::PassStart StepCall::make_pass_start() const {
         memory.rows().most_rows(is_back ? rows.returning : rows.filling, kind_of(exchange.role));
     for (const TensorView& tensor : tensors(exchange.role, -1, exchange.heads)) {
       if (!is_given(tensor)) continue;
-      const DType type = is_back ? accumulator_type(tensor.dtype) : tensor.dtype;
+      const DType type =
+          is_back ? partial_type(exchange.role, accumulator_type(tensor.dtype)) : tensor.dtype;
       most_bytes +=
           align_up(most_rows * row_elements(tensor) * static_cast<std::int64_t>(dtype_bytes(type)),
                    kAlignment);
@@ -251,12 +253,34 @@ void StepCall::lend_segment(Role role, std::int32_t exchange) {
   if (is_returning(role) && !rows.own.empty()) groups.front() = rows_of(segment, rows.own);
 }
 
+DType StepCall::partial_type(Role role, DType sum) const {
+  if (role != Role::KeyGradients || !memory.are_partials_rounded()) return sum;
+  return roles_[static_cast<std::size_t>(Role::KeysValues)].front().front().dtype;
+}
+
+void StepCall::round_partials(Role role, TensorGroup& partials) {
+  const TensorGroup sums = partials;
+  bool is_rounding = false;
+  for (TensorView& partial : partials) {
+    const DType type = partial_type(role, partial.dtype);
+    is_rounding = is_rounding || (type != partial.dtype && !are_partials_written_);
+    partial.dtype = type;
+  }
+  if (!is_rounding) return;
+  const auto lend = [&](DType dtype, std::int64_t num_rows, std::int64_t elements) {
+    return memory.lend(dtype, {num_rows, elements});
+  };
+  partials = lend_like(lend, partials, partials.front().shape[0], false);
+  for (std::size_t i = 0; i < partials.size(); ++i) store(sums[i], partials[i]);
+}
+
 void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
   const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(step.index)];
   const SegmentRows& rows = steps.rows_of(exchange);
   const auto is_missing = [](const TensorView& tensor) { return !is_given(tensor); };
   std::erase_if(from, is_missing);
   std::erase_if(to, is_missing);
+  if (is_returning(exchange.role)) round_partials(exchange.role, from);
   auto& pending = pending_[static_cast<std::size_t>(&step - list_.data())];
   for (std::size_t first = 0, end = 0; first < from.size(); first = end) {
     while (end < from.size() && end < first + kMaxMovedTogether &&

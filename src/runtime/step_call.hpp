@@ -67,6 +67,8 @@ class StepCall {
   std::optional<KeyArrivals> key_arrivals();
   /// A result of that attend becomes NaN where the keys do not come.
   void guard_result(const TensorView& result);
+  /// The type in which parts of a role's sums travel, which are of the accumulator's.
+  DType partial_type(Role role, DType sum) const;
   /// Starts the exchange of a step. One that fills a segment lends the segment's tensors, and those
   /// of roles that go back from there.
   void exchange(const Step& step);
@@ -91,6 +93,8 @@ class StepCall {
   std::vector<TensorGroup>& groups_of(Role role) { return roles_[static_cast<std::size_t>(role)]; }
   comm::PassStart make_pass_start() const;
   void lend_segment(Role role, std::int32_t exchange);
+  /// Gives partials the type in which they travel; their values too, unless they are written.
+  void round_partials(Role role, TensorGroup& partials);
   void start(const Step& step, TensorGroup from, TensorGroup to);
   /// Whether the rows of an exchange leave when the attend asks for them, which runs beside.
   bool is_deferred(std::size_t step) const {

@@ -34,7 +34,8 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
            .beside_sms = steps.has_work_beside_exchange() ? options.exchange_sms : 0})),
       attention_(find_backend(options.backend, device)),
       attends_(steps, *attention_, device, options.exchange_sms, *rows_),
-      memory_(comm::make_row_memory(device, options.allocator)) {
+      memory_(comm::make_row_memory(device, options.allocator)),
+      are_partials_rounded_(options.are_partials_rounded) {
   const PlanConfig& config = steps.plan.config;
   const std::string where = device == kCpuDevice ? "" : "on a GPU ";
   check_head_dim(limits().dim_qk, "plan.config.head_dim_qk", config.head_dim_qk, where);

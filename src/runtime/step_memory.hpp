@@ -40,6 +40,7 @@ class StepMemory {
   /// Whether no pass of the plan has begun here yet.
   bool is_first_pass() const { return is_first_pass_; }
   void set_passed() { is_first_pass_ = false; }
+  bool are_partials_rounded() const { return are_partials_rounded_; }
   const AttentionLimits& limits() const { return attention_->limits(); }
   AttendCache& attends() { return attends_; }
   /// What the largest call was lent, and what is held for attends.
@@ -61,6 +62,7 @@ class StepMemory {
   AttendCache attends_;
   std::shared_ptr<comm::RowMemory> memory_;
   bool is_first_pass_ = true;
+  bool are_partials_rounded_;  ///< see AttentionOptions
   void* stream_ = nullptr;
   /// One as large as the pass's largest call before, and more where that is not enough.
   std::vector<Piece> pieces_;

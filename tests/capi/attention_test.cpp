@@ -79,6 +79,7 @@ TEST(AttentionAbi, OptionsAreCheckedWhenTheObjectIsMade) {
   magi_attention_options_init(&options);
   EXPECT_EQ(options.allocator, nullptr);
   EXPECT_EQ(options.exchange_sms, 8);
+  EXPECT_EQ(options.are_partials_rounded, 0);
   magi_comm_options comm;
   magi_comm_options_init(&comm);
   const auto alone =
@@ -97,6 +98,11 @@ TEST(AttentionAbi, OptionsAreCheckedWhenTheObjectIsMade) {
             MAGI_INVALID_ARGUMENT);
   EXPECT_STREQ(magi_last_error_message(),
                "options.allocator is a table with a null entry; allowed: allocate and release");
+  options.allocator = nullptr;
+  options.are_partials_rounded = 2;
+  EXPECT_EQ(magi_attention_create_with(plan.get(), alone.get(), &options, &refused),
+            MAGI_INVALID_ARGUMENT);
+  EXPECT_STREQ(magi_last_error_message(), "options.are_partials_rounded is 2; allowed: 0 or 1");
 }
 
 TEST(AttentionAbi, FlexCallPassesEveryParameterOn) {

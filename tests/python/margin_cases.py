@@ -18,9 +18,9 @@ def by_pass(group, forward: str, backward: str, wanted: list) -> None:
     kept = plan.AttentionHandle
 
     class Seen(kept):
-        def __init__(self, handle, communicator, exchange_sms, backend):
+        def __init__(self, handle, communicator, exchange_sms, *others):
             made.append(exchange_sms)
-            super().__init__(handle, communicator, exchange_sms, backend)
+            super().__init__(handle, communicator, exchange_sms, *others)
 
     for name, value in zip(MARGINS, (forward, backward)):
         if value:

@@ -15,6 +15,7 @@ from magi_attention._native.allocator import TORCH_ALLOCATOR, AttentionHandle, A
 from magi_attention._native.attention import TENSOR
 from magi_attention._native.library import PreparedCall, lib, use_allocator
 from magi_attention._native.vtable import Communicator
+from magi_attention.env import comm
 from test_api_helpers import make_plan
 
 
@@ -28,6 +29,7 @@ def given(monkeypatch):
         table = read.allocator.contents
         seen["sizes"] = read.struct_size, table.struct_size
         seen["exchange_sms"] = read.exchange_sms
+        seen["are_partials_rounded"] = read.are_partials_rounded
         seen["allocate"] = ctypes.cast(table.allocate, ctypes.c_void_p).value
         seen["release"] = ctypes.cast(table.release, ctypes.c_void_p).value
         return lib.magi_attention_create(plan, communicator, attention)
@@ -41,8 +43,9 @@ def given(monkeypatch):
     return seen
 
 
-def make_handle(exchange_sms):
-    return AttentionHandle(make_plan(cp_size=1).handle, Communicator.alone(), exchange_sms, None)
+def make_handle(exchange_sms, *rounding):
+    plan = make_plan(cp_size=1).handle
+    return AttentionHandle(plan, Communicator.alone(), exchange_sms, None, *rounding)
 
 
 def test_options_that_the_library_is_given(given):
@@ -56,6 +59,29 @@ def test_options_that_the_library_is_given(given):
     assert given["exchange_sms"] == default.exchange_sms > 0
     make_handle(3)
     assert given["exchange_sms"] == 3
+    assert given["are_partials_rounded"] == 0
+    make_handle(3, True)
+    assert given["are_partials_rounded"] == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_rounding"),
+    [
+        ({}, False),
+        ({"BACKWARD_HIGH_PRECISION_REDUCE": "1"}, False),
+        ({"BACKWARD_HIGH_PRECISION_REDUCE": "0"}, True),
+        ({"FORWARD_HIGH_PRECISION_REDUCE": "0"}, False),
+    ],
+)
+def test_the_environment_asks_for_rounded_partials(monkeypatch, variables, is_rounding):
+    for name, value in variables.items():
+        monkeypatch.setenv("MAGI_ATTENTION_" + name, value)
+    assert comm.rounds_partial_gradients() is is_rounding
+
+
+def test_rounded_partials_are_asked_for_by_a_bool():
+    with pytest.raises(TypeError, match="rounded_partials"):
+        make_plan(cp_size=1).bind(rounded_partials=1)
 
 
 class FakeTorch:

@@ -175,6 +175,31 @@ TEST_F(DistributedGpuTest, FastGradientsKeepTheRuleAndRepeatButForDq) {
   }
 }
 
+TEST_F(DistributedGpuTest, PartialGradientsMayTravelInTheTypeOfKeys) {
+  const GpuRun how{.options = {.exchange_sms = 4, .are_partials_rounded = true}};
+  for (const DType type : {DType::BFloat16, DType::Float16}) {
+    const AttentionCase test = make_case(masks_of_all_kinds(420)[5].mask, {8, 2}, 14, type);
+    for (const std::int32_t degree : {0, 1, 3}) {
+      SCOPED_TRACE(::testing::Message() << dtype_name(type) << ", degree " << degree);
+      PlanConfig config = plan_config(test, 4);
+      config.overlap_degree = degree;
+      const auto plan = shared_plan(test.mask, config);
+      expect_gpu_run_close(test, plan, how);
+      for (const bool is_over_nvlink : {false, true}) {
+        GpuRun transport = how;
+        transport.is_over_nvlink = is_over_nvlink;
+        const PipelineRun run = run_on_gpu(test, plan, transport);
+        EXPECT_TRUE(run_on_gpu(test, plan, transport) == run);
+        for (std::size_t pair = 0; pair < 16; ++pair) {
+          const std::int64_t cast = plan->report.pair_bytes[pair];
+          const std::int64_t reduce = plan->report.pair_bytes[pair % 4 * 4 + pair / 4];
+          EXPECT_EQ(run.after_backward[pair / 4].bytes_to_peer[pair % 4], 2 * cast + reduce);
+        }
+      }
+    }
+  }
+}
+
 TEST_F(DistributedGpuTest, RepeatsBitForBitInOneObjectAndInMany) {
   const AttentionCase test = make_case(masks_of_all_kinds(420)[5].mask, {8, 1}, 10);
   PlanConfig config = plan_config(test, 5);

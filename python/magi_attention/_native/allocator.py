@@ -59,6 +59,7 @@ class AttentionOptions(Sized):
         ("allocator", POINTER(DeviceAllocator)),
         ("exchange_sms", c_int32),
         ("backend", c_char_p),
+        ("are_partials_rounded", c_int32),
     ]
 
 
@@ -70,6 +71,7 @@ TORCH_ALLOCATOR = DeviceAllocator(allocate=_ALLOCATE(ALLOCATE), release=_RELEASE
 class AttentionHandle(Handle):
     """Runs a plan as one rank of a communicator. exchange_sms: multiprocessors that attention
     leaves to exchanges under way; backend: who computes attention; None: the library's choice.
+    are_partials_rounded: partial gradients of keys travel in the type of k.
     """
 
     destroy = "magi_attention_destroy"
@@ -79,7 +81,12 @@ class AttentionHandle(Handle):
     traced: list[AttentionHandle] | None = None
 
     def __init__(
-        self, plan: PlanHandle, communicator: Handle, exchange_sms: int | None, backend: str | None
+        self,
+        plan: PlanHandle,
+        communicator: Handle,
+        exchange_sms: int | None,
+        backend: str | None,
+        are_partials_rounded: bool = False,
     ) -> None:
         options = AttentionOptions()
         lib.magi_attention_options_init(options.address)
@@ -88,6 +95,7 @@ class AttentionHandle(Handle):
             options.exchange_sms = exchange_sms
         if backend is not None:
             options.backend = backend.encode()
+        options.are_partials_rounded = are_partials_rounded
         group = communicator.address
         super().__init__(made(lib.magi_attention_create_with, plan.address, group, options.address))
         self.communicator = communicator  # outlives the attention

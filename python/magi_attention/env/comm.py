@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from magi_attention._environment import (
     PREFIX,
+    is_set,
     read_flag,
     read_int,
     read_renamed_flag,
@@ -17,7 +18,8 @@ VARIABLES = (
     "is_hierarchical_comm_enable", "ffa_fwd_sm_margin_save_for_comm",
     "ffa_bwd_sm_margin_save_for_comm", "exchange_sms", "is_qo_comm_enable",
     "is_fwd_high_precision_reduce_enable", "is_bwd_high_precision_reduce_enable",
-    "is_native_grpcoll_enable", "dsink_all_reduce_op", "is_ffa_fwd_inplace_correct", "transport",
+    "rounds_partial_gradients", "is_native_grpcoll_enable", "dsink_all_reduce_op",
+    "is_ffa_fwd_inplace_correct", "transport",
 )  # fmt: skip
 
 
@@ -67,12 +69,21 @@ def is_fwd_high_precision_reduce_enable() -> bool:
 
 def is_bwd_high_precision_reduce_enable() -> bool:
     """MAGI_ATTENTION_BACKWARD_HIGH_PRECISION_REDUCE, or the older
-    MAGI_ATTENTION_FFA_BACKWARD_HIGH_PRECISION_REDUCE; no effect: partial gradients of keys always
-    travel in float32.
+    MAGI_ATTENTION_FFA_BACKWARD_HIGH_PRECISION_REDUCE: partial gradients of keys travel in float32.
+    They do so too where the variable is not set; see rounds_partial_gradients.
     """
     return read_renamed_flag(
         PREFIX + "FFA_BACKWARD_HIGH_PRECISION_REDUCE", PREFIX + "BACKWARD_HIGH_PRECISION_REDUCE"
     )
+
+
+def rounds_partial_gradients() -> bool:
+    """Whether MAGI_ATTENTION_BACKWARD_HIGH_PRECISION_REDUCE, or its older name, is set to 0:
+    partial gradients of keys then travel in the type of k. Read when a plan is bound.
+    """
+    names = ("FFA_BACKWARD_HIGH_PRECISION_REDUCE", "BACKWARD_HIGH_PRECISION_REDUCE")
+    is_asked = any(is_set(PREFIX + name) for name in names)
+    return is_asked and not is_bwd_high_precision_reduce_enable()
 
 
 def is_native_grpcoll_enable() -> bool:
