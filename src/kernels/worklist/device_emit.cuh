@@ -14,6 +14,7 @@ inline constexpr int kWordsPerThread = 8;
 inline constexpr std::int32_t kWindow = kEmitThreads * kWordsPerThread * kWordBits;
 
 struct EmitShared {
+  std::int32_t ids[kEmitWarps][kFewRecords];
   BandSlice parts[kEmitWarps][kFewRecords];
   unsigned words[kEmitThreads * kWordsPerThread];  ///< a bit per slice of the window
   std::uint64_t cost;                              ///< sum over the block's tiles
@@ -22,9 +23,10 @@ struct EmitShared {
   ScanStorage<std::int32_t, kEmitThreads> scan;
 };
 
-/// Writes the records of each tile, and by what it is sorted. Few records are joined by a warp;
-/// many stay as they are, in the order of the slices: these are marked in a bit map, window by
-/// window, and read back in order.
+/// Writes the records of each tile, and by what it is sorted. Few records are joined by a warp.
+/// Those that cannot be joined, and many, stay as they are in the order of the slices: few are
+/// ranked by counting the smaller ones; many are marked in a bit map, window by window, and read
+/// back in order.
 class RecordWriter {
  public:
   __device__ RecordWriter(EmitShared& shared, const DeviceBuild& build)
@@ -84,21 +86,40 @@ class RecordWriter {
   __device__ TileWork write_few(TileWork work) const {
     const std::int32_t count = num_stored(work);
     if (count == 0) return work;
+    std::int32_t* ids = shared_.ids[warp_index()];
     BandSlice* parts = shared_.parts[warp_index()];
     for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
-      const std::int32_t slice = build_.slice_ids[work.record_begin + i];
-      parts[i] = part_of_tile(grid_, build_.slices[slice].band, work.tile);
+      ids[i] = build_.slice_ids[work.record_begin + i];
+      parts[i] = part_of_tile(grid_, build_.slices[ids[i]].band, work.tile);
     }
     __syncwarp();
     const std::int32_t num_left = PartJoiner(parts).join(count);
-    for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
-      BandRecord record;
-      if (i < num_left) record.band = parts[i];
-      build_.records[work.record_begin + i] = record;
+    if (num_left == count) {
+      write_in_order(work, ids);
+    } else {
+      write_joined(work, num_left);
+      price(work, num_left);
     }
-    if (count > 1) price(work, num_left);
     __syncwarp();
     return work;
+  }
+
+  __device__ void write_in_order(const TileWork& work, const std::int32_t* ids) const {
+    const std::int32_t count = num_stored(work);
+    for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
+      std::int32_t rank = 0;
+      for (std::int32_t j = 0; j < count; ++j) rank += ids[j] < ids[i] ? 1 : 0;
+      write(work, work.record_begin + rank, ids[i]);
+    }
+  }
+
+  __device__ void write_joined(const TileWork& work, std::int32_t num_left) const {
+    const std::int32_t count = num_stored(work);
+    for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
+      BandRecord record;
+      if (i < num_left) record.band = shared_.parts[warp_index()][i];
+      build_.records[work.record_begin + i] = record;
+    }
   }
 
   /// Prices a tile anew, whose `count` records have been joined.

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/host_device.hpp"
 #include "magi/mask.hpp"
@@ -95,15 +96,20 @@ std::int32_t join_along(std::span<Record> parts, JoinAlong along, std::int32_t k
 }
 
 /// Joins the parts of a tile, along both sides. Returns how many are left; those behind them become
-/// empty records.
+/// empty records. Where nothing is joined nothing moves: the tile is walked like one whose slices
+/// are not joined at all.
 template <typename Record>
 std::int32_t join_parts(std::span<Record> parts, JoinAlong first,
                         std::int32_t key_cut = kNoKeyCut) {
   if (parts.size() < 2) return static_cast<std::int32_t>(parts.size());
+  const std::vector<Record> before(parts.begin(), parts.end());
   const JoinAlong second = first == JoinAlong::Keys ? JoinAlong::Queries : JoinAlong::Keys;
   const std::int32_t num_first = join_along(parts, first, key_cut);
   const std::int32_t num_left =
       join_along(parts.first(static_cast<std::size_t>(num_first)), second, key_cut);
+  if (static_cast<std::size_t>(num_left) == parts.size()) {
+    std::copy(before.begin(), before.end(), parts.begin());
+  }
   std::fill(parts.begin() + num_left, parts.end(), Record{});
   return num_left;
 }
