@@ -140,6 +140,36 @@ std::vector<Tiling> make_tilings(const BackwardProblem& problem, std::int32_t ke
   return tilings;
 }
 
+/// Cuts the records of global k tiles into runs of q tiles, ascending: other k tiles add
+/// to the same sums after them, in ascending order too.
+void cut_global(Tiling& tiling, const TileCosts& costs) {
+  if (costs.num_global == 0) return;
+  const auto run =
+      static_cast<std::int32_t>(costs.policy.global_run) * costs.shape.rows / costs.packed_heads;
+  std::vector<KeyRecord> records;
+  std::vector<std::int32_t> component_of;
+  for (std::size_t i = 0; i < tiling.tiles.size(); ++i) {
+    KeyTile& tile = tiling.tiles[i];
+    const std::size_t begin = records.size();
+    for (std::int32_t j = tile.record_begin; j < tile.record_end; ++j) {
+      const auto record = static_cast<std::size_t>(j);
+      const BandSlice& band = tiling.records[record].band;
+      const bool is_cut = costs.is_global(static_cast<std::int32_t>(i));
+      const std::int32_t width = is_cut ? run : costs.problem.rows_q;
+      for (std::int64_t q = band.q0 / width * width; q < band.q1; q += width) {
+        const std::int64_t end = std::min<std::int64_t>(q + width, band.q1);
+        const Range rows{static_cast<std::int32_t>(q), static_cast<std::int32_t>(end)};
+        records.push_back({.band = shrink(cut_q(band, rows))});
+        component_of.push_back(tiling.component_of[record]);
+      }
+    }
+    tile.record_begin = static_cast<std::int32_t>(begin);
+    tile.record_end = static_cast<std::int32_t>(records.size());
+  }
+  tiling.records = std::move(records);
+  tiling.component_of = std::move(component_of);
+}
+
 /// How the keys are cut and heads are packed.
 struct TilingChoice {
   Tiling tiling;
@@ -185,6 +215,7 @@ BackwardList build_backward_list(const BackwardProblem& problem, std::span<const
   BackwardProblem awaited = problem;
   if (choice.is_deterministic || problem.coming.is_awaited) awaited.coming = {};
   auto [tiling, costs] = choose_tiling(awaited, shape, slices, choice, policy);
+  if (costs.walk.is_ordered) cut_global(tiling, costs);
   Schedule schedule = choose_schedule(costs, choice);
   BackwardList list;
   list.problem = problem;

@@ -93,7 +93,7 @@ Schedule choose_schedule(const TileCosts& tiles, const BackwardChoice& choice) {
 std::int64_t predicted_time(const TileCosts& tiles, const BackwardChoice& choice) {
   const ScheduleInput input{tiles, choice, allowed_splits(tiles, choice)};
   Candidate by = first_candidate(tiles);
-  if (!tiles.is_short) {
+  if (!tiles.is_short && tiles.num_global == 0) {
     const std::int64_t time = mean_time(tiles, make_schedule(input, by));
     const int doublings = std::countr_zero(static_cast<std::uint32_t>(tiles.packed_heads));
     return tiles.is_uneven ? time + tiles.policy.packing_doubling.of(time * doublings) : time;
@@ -103,7 +103,10 @@ std::int64_t predicted_time(const TileCosts& tiles, const BackwardChoice& choice
     by.tail_share = kWholeTail / 8;
     search.consider_sections(by);
   }
-  return search.least();
+  if (tiles.num_global == 0) return search.least();
+  // A global k tile is walked before all else that adds to its sums.
+  const std::int64_t global_steps = tiles.steps_of(tiles.by_cost.front()) * tiles.groups;
+  return search.least() + global_steps / input.split_counts.back();
 }
 
 }  // namespace magi

@@ -37,6 +37,8 @@ class CandidateSplits {
   /// k tiles of a single component are split alike, so that its rows are walked once for each head.
   std::int32_t before_tail(std::int32_t tile) const {
     const TileCosts& tiles = input_.tiles;
+    // All heads are walked at once: others wait for what these add first.
+    if (tiles.is_global(tile)) return input_.split_counts.back();
     const bool is_one = tiles.num_components == 1;
     return of_steps(is_one ? tiles.longest_of[static_cast<std::size_t>(tile)]
                            : tiles.steps_of(tile));
@@ -148,8 +150,10 @@ std::int32_t count_section_heads(const ScheduleInput& input, const Candidate& by
   const bool is_uneven = input.tiles.is_uneven;
   const std::int32_t heads_kv = input.tiles.problem.heads_kv;
   if (input.choice.section_heads > 0) return std::min(input.choice.section_heads, heads_kv);
-  const std::int64_t heads = is_uneven ? count_chains(input, span, order) * by.section_factor
-                                       : count_fitting_heads(input, span);
+  std::int64_t heads = is_uneven ? count_chains(input, span, order) * by.section_factor
+                                 : count_fitting_heads(input, span);
+  // Queries that see all keys have chains as long as those of uneven lists.
+  if (input.tiles.num_global > 0) heads = std::max(heads, count_chains(input, span, order));
   if (heads >= heads_kv) return heads_kv;
   auto even = static_cast<std::int32_t>(heads);
   while (is_uneven && heads_kv % even != 0) ++even;

@@ -16,11 +16,34 @@ std::int64_t cached_steps(const BackwardProblem& problem, std::int32_t rows) {
   return std::max<std::int64_t>(problem.cache_bytes / (rows * row_bytes), 1);
 }
 
+/// Counts the global k tiles.
+std::int32_t count_global(const TileCosts& tiles) {
+  const auto all = std::ssize(tiles.by_cost);
+  std::int32_t count = 0;
+  std::int64_t shortest = 0;
+  for (const std::int32_t tile : tiles.by_cost) {
+    const std::int64_t steps = tiles.steps_of(tile);
+    if (tiles.policy.narrow_tile.is_undercut(steps, tiles.num_q_tiles)) {
+      const bool are_few = !tiles.policy.global_tiles.is_exceeded(count, all);
+      const bool is_much_shorter = !tiles.policy.global_length.is_exceeded(steps, shortest);
+      return are_few && is_much_shorter ? count : 0;
+    }
+    shortest = steps;
+    ++count;
+  }
+  return 0;
+}
+
 /// Fills what components say of the k tiles.
 void compare_components(TileCosts& tiles) {
   std::map<std::int32_t, std::int64_t> longest;
+  std::int64_t global_steps = 0;
   for (std::size_t tile = 0; tile < tiles.steps.size(); ++tile) {
     if (tiles.component_of[tile] < 0) continue;
+    if (tiles.is_global(static_cast<std::int32_t>(tile))) {
+      global_steps += tiles.steps[tile];
+      continue;
+    }
     std::int64_t& steps = longest[tiles.component_of[tile]];
     steps = std::max(steps, tiles.steps[tile]);
   }
@@ -34,16 +57,21 @@ void compare_components(TileCosts& tiles) {
   const bool is_apart = tiles.num_components > 1 && !tiles.walk.is_ordered;
   const Ratio& bound = is_apart ? tiles.policy.uneven_apart_cost : tiles.policy.uneven_cost;
   tiles.is_uneven = tiles.problem.dim_qk + tiles.problem.dim_v > tiles.policy.even_head_dims &&
-                    bound.is_exceeded(sum(tiles.longest_of), sum(tiles.steps));
+                    bound.is_exceeded(sum(tiles.longest_of), sum(tiles.steps) - global_steps);
 }
 
 Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice) {
   const SchedulePolicy& policy = tiles.policy;
   const std::int64_t longest = tiles.longest();
-  const std::int64_t total =
-      std::accumulate(tiles.steps.begin(), tiles.steps.end(), std::int64_t{0});
+  std::int64_t total = 0;
+  std::int64_t num_alike = 0;
+  for (std::int32_t tile = 0; tile < std::ssize(tiles.steps); ++tile) {
+    if (tiles.is_global(tile)) continue;
+    total += tiles.steps_of(tile);
+    ++num_alike;
+  }
   const bool is_narrow = policy.narrow_tile.is_undercut(longest, tiles.num_q_tiles);
-  const bool is_alike = !policy.alike_tiles.is_exceeded(longest * std::ssize(tiles.steps), total);
+  const bool is_alike = !policy.alike_tiles.is_exceeded(longest * num_alike, total);
   // An item that waits for keys would hold up all that add to its sums after it.
   const bool has_few =
       is_narrow && total < policy.few_additions * tiles.num_q_tiles && tiles.is_coming.empty();
@@ -157,6 +185,7 @@ TileCosts cost_tiles(const BackwardProblem& problem, const BackwardTileShape& sh
       costs.is_coming.push_back(awaited_sources(problem.coming, tile, shape.keys) != 0 ? 1 : 0);
     }
   }
+  costs.num_global = count_global(costs);
   costs.walk = choose_walk(costs, choice);
   compare_components(costs);
   const std::int64_t whole_items = std::ssize(tiling.tiles) * problem.heads_kv;

@@ -37,10 +37,11 @@ struct TileCosts {
   std::int64_t cached_steps = 1;           ///< steps whose q, dout and dQ fill the cache
   std::vector<std::int64_t> steps;         ///< [k tiles], of one head group
   std::vector<std::int32_t> component_of;  ///< [k tiles], of the first record; -1: no records
-  std::vector<std::int64_t> longest_of;    ///< [k tiles], most steps of a k tile of its component
+  std::vector<std::int64_t> longest_of;    ///< [k tiles], longest() of its component
   std::vector<std::int32_t> by_cost;       ///< k tiles, longest first, ties by index
   std::vector<char> is_coming;             ///< [k tiles]: items wait for keys; empty: none do
   std::int32_t num_components = 0;
+  std::int32_t num_global = 0;  ///< the first of by_cost, see SchedulePolicy::global_tiles
   Walk walk;
   bool is_uneven = false;  ///< see SchedulePolicy::uneven_cost
   bool is_short = false;   ///< see SchedulePolicy::short_list
@@ -50,8 +51,12 @@ struct TileCosts {
   bool awaits_keys(std::int32_t tile) const {
     return !is_coming.empty() && is_coming[static_cast<std::size_t>(tile)] != 0;
   }
-  /// Steps of the longest k tile.
-  std::int64_t longest() const { return by_cost.empty() ? 0 : steps_of(by_cost.front()); }
+  /// Steps of the longest k tile that is not global.
+  std::int64_t longest() const {
+    const auto first = static_cast<std::size_t>(num_global);
+    return first < by_cost.size() ? steps_of(by_cost[first]) : 0;
+  }
+  bool is_global(std::int32_t tile) const { return num_global > 0 && steps_of(tile) > longest(); }
 };
 
 /// Counts the steps of each k tile, for one head group.

@@ -24,6 +24,8 @@ std::string describe(const SchedulePolicy& policy) {
   line("long_list", policy.long_list, "k tiles x kv heads per CTA");
   line("alike_tiles", policy.alike_tiles, "of the mean cost of k tiles");
   line("narrow_tile", policy.narrow_tile, "of the q tiles");
+  line("global_tiles", policy.global_tiles, "of the k tiles");
+  line("global_length", policy.global_length, "of the shortest global k tile");
   line("few_additions", policy.few_additions, "additions per dQ sum");
   line("uneven_item", policy.uneven_item, "of the steps in the cache");
   line("uneven_tail", policy.uneven_tail, "steps per item");
@@ -37,6 +39,7 @@ std::string describe(const SchedulePolicy& policy) {
   line("split_chains", policy.split_chains, "kv heads");
   line("block_rounds", policy.block_rounds, "items per CTA");
   line("least_gain", policy.least_gain, "of the list's time");
+  line("global_run", policy.global_run, "q tiles");
   line("conversion_distance", policy.conversion_distance, "steps per conversion");
   return out.str();
 }

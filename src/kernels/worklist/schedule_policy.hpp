@@ -45,6 +45,11 @@ struct SchedulePolicy {
   Ratio alike_tiles{5, 4};
   /// A mask is narrow if its longest k tile is seen by less than this share of the q tiles.
   Ratio narrow_tile{1, 2};
+  /// k tiles that are not narrow are global if they are at most this share of the k tiles and all
+  /// others are at most `global_length` times as long. The others are treated as a mask of their
+  /// own.
+  Ratio global_tiles{1, 16};
+  Ratio global_length{1, 4};
   /// A narrow list with fewer additions to a dQ sum, on average, is ordered even where nobody asks
   /// for it: clearing the sums would cost more than waiting for semaphores.
   std::int64_t few_additions = 10;
@@ -80,6 +85,9 @@ struct SchedulePolicy {
 
   /// A candidate replaces the best so far if it is done earlier by more than this share.
   Ratio least_gain{1, 100};
+
+  /// The queries of a global k tile are walked in runs of so many q tiles, ascending.
+  std::int64_t global_run = 16;
 
   /// A k tile leaves its conversions to the dQ convert kernel if it has fewer steps for each of
   /// them: one conversion takes one to one and a half steps.

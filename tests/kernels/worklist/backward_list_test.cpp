@@ -44,6 +44,36 @@ TEST(BackwardListTest, HoldsForTheKernelsOwnTiles) {
   }
 }
 
+/// Windows beside a few keys that all queries see, and rows that see all keys.
+TEST(BackwardListTest, HoldsWhereKeysStandApart) {
+  int num_cut = 0;
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    const std::int32_t rows = random.between(200, 700);
+    const std::int32_t first = random.between(1, 20);
+    const Mask mask{rows,
+                    rows,
+                    {{.q0 = random.between(0, 9), .q1 = rows, .k0 = 0, .k1 = first},
+                     {.q0 = 0, .q1 = random.between(0, 9), .k0 = 0, .k1 = rows},
+                     {.q0 = 0,
+                      .q1 = rows,
+                      .k0 = random.between(0, first),
+                      .k1 = rows,
+                      .d_min = -random.between(0, 40),
+                      .d_max = random.between(0, 9)}}};
+    const BackwardTileShape shape{.rows = 16, .keys = 8 * random.between(1, 3)};
+    const BackwardChoice choice{.packed_heads = 1 << random.between(0, 2),
+                                .is_deterministic = random.chance(50)};
+    const BackwardList list =
+        build_backward_list(problem_of(mask, 8, 2), mask.slices, shape, choice);
+    ASSERT_TRUE(is_list_of(list, mask));
+    const KeyTile& tile = list.tiles.front();
+    num_cut += tile.key_begin == 0 && tile.record_end - tile.record_begin > 3 ? 1 : 0;
+  }
+  EXPECT_GT(num_cut, 100);
+}
+
 TEST(BackwardListTest, PlantedFaultsAreSeen) {
   const Mask mask{300, 300, {band_slice({0, 300}, {0, 300}, MaskType::Causal)}};
   const BackwardList good = build_backward_list(problem_of(mask, 2, 1), mask.slices, {});

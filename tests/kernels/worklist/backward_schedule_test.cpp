@@ -156,6 +156,37 @@ TEST(BackwardScheduleTest, WindowsWalkHeadByHeadInTurn) {
   }
 }
 
+TEST(BackwardScheduleTest, KeysThatAllQueriesSeeStandApartFromAWindow) {
+  for (const std::int32_t rows : {8192, 32768}) {
+    const Mask mask{rows,
+                    rows,
+                    {{.q0 = 0, .q1 = 128, .k0 = 0, .k1 = rows},
+                     {.q0 = 128, .q1 = rows, .k0 = 0, .k1 = 128},
+                     {.q0 = 128, .q1 = rows, .k0 = 128, .k1 = rows, .d_min = -1023, .d_max = 0}}};
+    for (const bool is_deterministic : {false, true}) {
+      const BackwardList list = list_of(mask, is_deterministic);
+      EXPECT_TRUE(list.is_group_first);
+      EXPECT_TRUE(list.is_ordered);
+      EXPECT_TRUE(list.is_converting);
+      EXPECT_TRUE(walks_everything_once(list));
+      ASSERT_GE(list.spans.size(), 2u);
+      // All heads of the first k tile are walked at once, by ascending runs of q tiles.
+      EXPECT_EQ(list.spans[0].num_tiles, 1);
+      EXPECT_EQ(list.spans[0].groups_per_item, 1);
+      EXPECT_EQ(list.packed_heads, 1);
+      EXPECT_EQ(list.tiles.front().key_begin, 0);
+      EXPECT_EQ(list.tiles.front().record_end, rows / 64 / 16);
+      for (std::int32_t i = 1; i < list.tiles.front().record_end; ++i) {
+        const auto record = static_cast<std::size_t>(list.tiles.front().record_begin + i);
+        EXPECT_EQ(list.records[record].band.q0, list.records[record - 1].band.q1);
+      }
+      // The others are walked whole, in several kv heads side by side: each adds to the first rows.
+      EXPECT_EQ(list.spans[1].num_splits, 1);
+      EXPECT_GT(list.spans[1].section_heads, 1);
+    }
+  }
+}
+
 TEST(BackwardScheduleTest, DenseMasksWalkHeadsTogether) {
   const Mask causal{8192, 8192, {band_slice({0, 8192}, {0, 8192}, MaskType::Causal)}};
   for (const bool is_deterministic : {false, true}) {
