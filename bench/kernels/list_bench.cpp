@@ -4,10 +4,15 @@
 #include <chrono>
 #include <exception>
 #include <fstream>
+#include <functional>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <queue>
 #include <set>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/worklist/backward_list.hpp"
@@ -19,7 +24,8 @@
 
 // What schedules make of masks, for 64:8 heads of 128 on one GPU: how many tiles each query head
 // walks, how many of them are masked, how many there would be with a record for every slice, and
-// how many hold a visible pair; and how long the host takes to make a schedule.
+// how many hold a visible pair; and how long the host takes to make a schedule. Of the backward
+// also the share of time in which multiprocessors step, by a model that walks the schedule.
 // list_bench [--out FILE] --masks FILE, which bench/attention_masks.py writes
 namespace {
 
@@ -119,6 +125,78 @@ TileCount count_backward(const magi::BackwardList& list, const Mask& mask) {
   return count;
 }
 
+/// Walks a schedule of the backward step by step. A step takes 1; an item and the handing on of a
+/// split take what the cost model says; an ordered addition to a sum waits for the one before it,
+/// which holds it for half a step more. Items are handed out in order and wait for earlier ones
+/// only, so one walk in that order finds all times.
+class BackwardWalk {
+ public:
+  explicit BackwardWalk(const magi::BackwardList& list)
+      : list_(list), added_(std::size_t(list.head_groups) * std::size_t(list.num_semaphores())) {}
+
+  /// The share of time in which CTAs step.
+  double busy_share() {
+    for (std::int32_t i = 0; i < list_.problem.num_ctas; ++i) free_.push(0);
+    for (std::int64_t i = 0; i < list_.num_items(); ++i) {
+      time_ = free_.top() + list_.shape.overhead;
+      free_.pop();
+      walk(list_.item(i));
+      free_.push(time_);
+      end_ = std::max(end_, time_);
+    }
+    return num_steps_ / (end_ * list_.problem.num_ctas);
+  }
+
+ private:
+  void walk(const magi::BackwardItem& item) {
+    const magi::TileSpan& span = list_.spans[static_cast<std::size_t>(item.span)];
+    const std::int32_t groups = span.groups_per_item;
+    const std::int32_t first = (item.kv_head * span.num_splits + item.split) * groups;
+    const std::int32_t rounds = list_.is_group_first ? groups : 1;
+    for (std::int32_t round = 0; round < rounds; ++round) {
+      walk_tile(list_.tiles[static_cast<std::size_t>(item.tile)],
+                list_.is_group_first ? Range{first + round, first + round + 1}
+                                     : Range{first, first + groups});
+    }
+    if (span.num_splits == 1) return;
+    double& before = split_ended_[{item.tile, item.kv_head}];
+    before = time_ = std::max(time_, before) + list_.shape.split_cost;
+  }
+
+  void walk_tile(const magi::KeyTile& tile, Range groups) {
+    const int shift = std::countr_zero(static_cast<unsigned>(list_.tile_tokens));
+    for (std::int32_t i = tile.record_begin; i < tile.record_end; ++i) {
+      const magi::KeyRecord& record = list_.records[static_cast<std::size_t>(i)];
+      const magi::QueryRun run =
+          magi::query_run(record.band, tile.key_begin, list_.shape.keys, shift);
+      const std::int32_t component =
+          list_.semaphore_runs[static_cast<std::size_t>(record.run_begin)].component;
+      for (std::int32_t q = run.tile_end; q-- > run.tile_begin;) {
+        for (std::int32_t group = groups.begin; group < groups.end; ++group)
+          step(group, q + component);
+      }
+    }
+  }
+
+  void step(std::int32_t group, std::int32_t semaphore) {
+    const auto sum =
+        std::size_t(group) * std::size_t(list_.num_semaphores()) + std::size_t(semaphore);
+    ++num_steps_;
+    ++time_;
+    if (!list_.is_ordered) return;
+    time_ = std::max(time_, added_[sum]);
+    added_[sum] = time_ + 0.5;
+  }
+
+  const magi::BackwardList& list_;
+  std::priority_queue<double, std::vector<double>, std::greater<>> free_;  ///< of each CTA
+  std::vector<double> added_;  ///< when a semaphore is passed on
+  std::map<std::pair<std::int32_t, std::int32_t>, double> split_ended_;  ///< by k tile and kv head
+  double time_ = 0;
+  double end_ = 0;
+  double num_steps_ = 0;
+};
+
 /// Least time of a call. [ms]
 template <typename Body>
 double least_ms(const Body& body) {
@@ -159,6 +237,7 @@ nlohmann::json backward_row(const Mask& mask, bool is_deterministic) {
   const double ms =
       least_ms([&] { list = magi::build_backward_list(problem, mask.slices, {}, choice); });
   nlohmann::json row = row_of(count, list.packed_heads, ms);
+  row["busy_share"] = BackwardWalk(list).busy_share();
   row["is_ordered"] = list.is_ordered;
   row["is_converting"] = list.is_converting;
   row["items"] = list.num_items();
