@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times of ours, of torch SDPA with cuDNN forced and (--flex) of FlexAttention, alternating in one
-process; forward, or the whole backward with --backward (ours: preparation, main kernel and all;
-theirs: torch's autograd).
+"""Times of ours, of torch SDPA with cuDNN forced and, where asked for, of FlexAttention (--flex),
+FlashAttention-4 (--fa4) and cuDNN's flex attention (--cudnn-flex), alternating in one process;
+forward, or the whole backward with --backward (ours: preparation, main kernel and all; theirs:
+torch's autograd).
 
 --baseline LIBRARY times another build of ours beside it, kernel by kernel.
 
@@ -10,7 +11,7 @@ Each case is timed in rounds; a round times every kernel once (a burst between t
 an order drawn anew so that none always follows the same other: after a cooler kernel clocks are
 higher. Ratios are medians over rounds of our rate over cuDNN's rate in the same round. Rates are
 4 (backward: 10) * area * heads * dim per second, of two dims their mean; cuDNN runs full or causal
-of the same length, FlexAttention the mask itself.
+of the same length, the others the mask itself.
 """
 
 import argparse
@@ -21,15 +22,18 @@ import random
 import statistics
 import subprocess
 import time
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flex_yardstick
+import peer_yardsticks
 from attention_masks import BLOCK, OF_DOCUMENTS, WINDOW, area, documents, mask_slices
 
-YARDSTICKS = ("cudnn", "flex")
+YARDSTICKS = ("cudnn", "flex", *peer_yardsticks.PEERS)
+PEER_LABELS = {"flex": "FlexAttention", "fa4": "FlashAttention-4", "cudnn_flex": "cuDNN flex"}
 BASELINE = " (baseline)"  # behind the name of a kernel of the other build
 HEAD_WALKS = (0, 1, 2)  # by cost, heads of a q tile together, head after head
 
@@ -222,10 +226,12 @@ def builds(library, options):
     return [(library, ""), *([(options.baseline, BASELINE)] if options.baseline else [])]
 
 
-def forward_calls(library, slices, shape, is_causal, options, rule):
+def forward_calls(library, case, options):
+    slices, shape, rule = case.slices, case.shape, case.rule
     rows, heads, kv_heads, dim_qk, dim_v = shape
     q, k, v = random_tensors(rows, ((heads, dim_qk), (kv_heads, dim_qk), (kv_heads, dim_v)))
-    calls = {"cudnn": cudnn_call(q, k, v, is_causal)}
+    calls = {"cudnn": cudnn_call(q, k, v, case.is_causal)}
+    calls |= peer_yardsticks.forward_calls(options.peers, (q, k, v), *case.of_peers)
     if options.flex:
         calls["flex"] = flex_yardstick.Flex(q, k, v, rule)
     for variant, label, packed_heads in options.variants:
@@ -241,11 +247,13 @@ def forward_calls(library, slices, shape, is_causal, options, rule):
     return calls
 
 
-def backward_calls(library, slices, shape, is_causal, options, rule):
+def backward_calls(library, case, options):
+    slices, shape, rule = case.slices, case.shape, case.rule
     rows, heads, kv_heads, dim_qk, dim_v = shape
     dims = ((heads, dim_qk), (kv_heads, dim_qk), (kv_heads, dim_v), (heads, dim_v))
     q, k, v, dout = random_tensors(rows, dims)
-    calls = {"cudnn": cudnn_backward_call(q, k, v, dout, is_causal)}
+    calls = {"cudnn": cudnn_backward_call(q, k, v, dout, case.is_causal)}
+    calls |= peer_yardsticks.backward_calls(options.peers, (q, k, v), dout, *case.of_peers)
     if options.flex:
         calls["flex"] = flex_yardstick.backward_call(q, k, v, dout, rule)
     for label, tuning in options.tunings:
@@ -274,23 +282,40 @@ def max_error(calls, is_backward):
     return max((a.float() - b.float()).abs().max().item() for a, b in zip(ours.gradients, expected))
 
 
+class MaskCase(NamedTuple):
+    """What all calls of a case share."""
+
+    slices: list
+    shape: tuple
+    is_causal: bool  # cuDNN's mask
+    rule: object  # FlexAttention's
+    of_peers: tuple  # name of the mask, slices, lengths of documents, window
+
+
+def mask_case(case, options):
+    name, length, (dim_qk, dim_v), draw = case
+    lengths = documents(options.data, length, draw) if name in OF_DOCUMENTS else None
+    slices = mask_slices(name, length, lengths)
+    return MaskCase(
+        slices,
+        (length, *options.heads, dim_qk, dim_v),
+        name not in ("full", "varlen_full"),
+        flex_yardstick.mask_rule(name, lengths, WINDOW, BLOCK) if options.flex else None,
+        (name, slices, lengths, WINDOW),
+    )
+
+
 def run_case(library, case, options):
     name, length, (dim_qk, dim_v), draw = case
     heads, kv_heads = options.heads
-    shape = (length, heads, kv_heads, dim_qk, dim_v)
-    lengths = None
-    if name in OF_DOCUMENTS:
-        lengths = documents(options.data, length, draw)
-    slices = mask_slices(name, length, lengths)
+    of_mask = mask_case(case, options)
     unit = 10 if options.backward else 4
     pair_flops = unit * heads * (dim_qk + dim_v) / 2
-    flops = pair_flops * area(slices)
-    is_causal = name not in ("full", "varlen_full")
+    flops = pair_flops * area(of_mask.slices)
     causal_area = length * (length + 1) // 2
-    cudnn_flops = pair_flops * (causal_area if is_causal else length * length)
+    cudnn_flops = pair_flops * (causal_area if of_mask.is_causal else length * length)
     make_calls = backward_calls if options.backward else forward_calls
-    rule = flex_yardstick.mask_rule(name, lengths, WINDOW, BLOCK) if options.flex else None
-    calls = make_calls(library, slices, shape, is_causal, options, rule)
+    calls = make_calls(library, of_mask, options)
     seconds = time_alternating(calls, options.rounds, options.burst)
     error = None
     if name in ("full", "causal") and length <= 8192:
@@ -303,7 +328,7 @@ def run_case(library, case, options):
         "dim": dim_qk,
         "dim_v": dim_v,
         "draw": draw,
-        "slices": len(slices),
+        "slices": len(of_mask.slices),
         "cudnn_tflops": statistics.median(base) * 1e-12,
         "max_error_vs_cudnn": error,
         "clock_power_temperature": clocks(),
@@ -331,20 +356,21 @@ def run_case(library, case, options):
         if key not in YARDSTICKS:
             call.close()
     add_slowdown(result, seconds)
-    add_flex(result, seconds, flops)
+    for peer in ("flex", *options.peers):
+        add_peer(result, seconds, flops, peer)
     print_result(result)
     return result
 
 
-def add_flex(result, seconds, flops):
-    """FlexAttention's rate and, of the first of ours, how many times as fast it is, by round."""
-    if "flex" not in seconds:
+def add_peer(result, seconds, flops, peer):
+    """A peer's rate and, of the first of ours, how many times as fast it is, by round."""
+    if peer not in seconds:
         return
     key = next(iter(result["ours"]))
-    ratios = [flex / ours for flex, ours in zip(seconds["flex"], seconds[key])]
-    result["flex"] = {
-        "tflops": flops / statistics.median(seconds["flex"]) * 1e-12,
-        "ours_over_flex": statistics.median(ratios),
+    ratios = [theirs / ours for theirs, ours in zip(seconds[peer], seconds[key])]
+    result[peer] = {
+        "tflops": flops / statistics.median(seconds[peer]) * 1e-12,
+        f"ours_over_{peer}": statistics.median(ratios),
     }
 
 
@@ -372,12 +398,13 @@ def print_result(result):
             + (f" over baseline {ours['over_baseline']:.3f}" if "over_baseline" in ours else ""),
             flush=True,
         )
-    if "flex" in result:
-        print(
-            f"    FlexAttention                {result['flex']['tflops']:6.1f} TFLOP/s, ours / it "
-            f"{result['flex']['ours_over_flex']:.2f}",
-            flush=True,
-        )
+    for peer, label in PEER_LABELS.items():
+        if peer in result:
+            print(
+                f"    {label:28s} {result[peer]['tflops']:6.1f} TFLOP/s, ours / it "
+                f"{result[peer][f'ours_over_{peer}']:.3f}",
+                flush=True,
+            )
     if "deterministic_slowdown" in result:
         print(f"    deterministic / fast {result['deterministic_slowdown']:.3f}", flush=True)
 
@@ -411,6 +438,7 @@ def write_report(options, results):
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
+        **{peer: peer_yardsticks.version(peer) for peer in options.peers},
         "rounds": options.rounds,
         "results": results,
         "means": mean_over_draws(results),
@@ -440,6 +468,14 @@ def parse():
     parser.add_argument("--backward", action="store_true")
     parser.add_argument(
         "--flex", action="store_true", help="FlexAttention too; compiling it takes seconds per case"
+    )
+    parser.add_argument(
+        "--fa4", action="store_true", help="FlashAttention-4 too, where it has the mask"
+    )
+    parser.add_argument(
+        "--cudnn-flex",
+        action="store_true",
+        help="cuDNN's flex attention too, where it has the mask",
     )
     parser.add_argument(
         "--tunings",
@@ -473,6 +509,9 @@ def main():
     options = parse()
     if options.rounds < 1:
         raise SystemExit(f"--rounds is {options.rounds}; allowed: 1 or more")
+    options.peers = [peer for peer in peer_yardsticks.PEERS if getattr(options, peer)]
+    for peer in options.peers:
+        peer_yardsticks.load(peer)
     library = load(options.library)
     options.baseline = load(options.baseline) if options.baseline else None
     variants = []
