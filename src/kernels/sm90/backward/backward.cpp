@@ -10,6 +10,7 @@
 #include "cuda/device.hpp"
 #include "cuda/tensor_map.hpp"
 #include "kernels/sm90/backward/destinations.hpp"
+#include "kernels/sm90/backward/large_rows.hpp"
 #include "kernels/sm90/backward/prepare.hpp"
 #include "kernels/sm90/conversions.hpp"
 
@@ -38,6 +39,11 @@ PackedRows packed_rows(const BackwardList& list) {
           .tiles_per_group = list.num_q_tiles() * tiles_per_q_tile(list)};
 }
 
+/// Words that the prepare kernel clears: those of the main kernel, then those for large rows.
+std::int64_t num_words(const BackwardList& list) {
+  return list.num_counters() + list.num_late_counters() + kLargeRowCounters;
+}
+
 /// Of the kernel in front of the main one.
 PrepareParams prepare_params(const BackwardArgs& args, const BackwardState& state,
                              void* workspace) {
@@ -52,6 +58,7 @@ PrepareParams prepare_params(const BackwardArgs& args, const BackwardState& stat
   params.exponent_scale = score_scale(args.params, args.q.shape[2]).exponent_scale;
   params.lse_log2 = part_at<float>(workspace, layout.lse_log2);
   params.delta = part_at<float>(workspace, layout.delta);
+  params.tile_flags = part_at<std::uint8_t>(workspace, layout.tile_flags);
   if (state.dout_type == DType::Float32) {
     params.dout_copy = part_at<void>(workspace, layout.dout_copy);
   }
@@ -62,7 +69,7 @@ PrepareParams prepare_params(const BackwardArgs& args, const BackwardState& stat
     params.num_components = static_cast<const std::int32_t*>(state.tile_components.data());
   }
   params.semaphores = part_at<std::uint32_t>(workspace, layout.semaphores);
-  params.num_semaphores = state.list.num_counters() + state.list.num_late_counters();
+  params.num_semaphores = num_words(state.list);
   return params;
 }
 
@@ -228,6 +235,44 @@ void guard_destinations(const BackwardState& state, KeyDestination* target,
        .offsets = {offsetof(KeyDestination, dk) + kData, offsetof(KeyDestination, dv) + kData}});
 }
 
+/// Adds the gradients through large rows, behind all others.
+void add_large_rows(const BackwardArgs& args, const BackwardState& state,
+                    const BackwardParams& params, void* workspace, cudaStream_t stream) {
+  const BackwardLayout layout = backward_layout(state);
+  const BackwardList& list = state.list;
+  LargeRowParams large{
+      .packed = packed_rows(list),
+      .heads_kv = list.problem.heads_kv,
+      .dim_qk = list.problem.dim_qk,
+      .dim_v = list.problem.dim_v,
+      .q = strided_rows(args.q),
+      .k = strided_rows(args.k),
+      .v = strided_rows(args.v),
+      .dout = strided_rows(half_dout(args, state, workspace)),
+      .lse = strided_rows(args.lse),
+      .tile_flags = part_at<std::uint8_t>(workspace, layout.tile_flags),
+      .lse_log2 = part_at<float>(workspace, layout.lse_log2),
+      .delta = part_at<float>(workspace, layout.delta),
+      .score = params.softmax.score,
+      .tiles = params.items.tiles,
+      .records = params.items.records,
+      .num_records = static_cast<std::int64_t>(state.records.size_bytes() / sizeof(KeyRecord)),
+      .num_tiles = params.items.num_tiles,
+      .is_adding_queries = args.is_accumulating,
+      .dq = strided_rows(args.dq),
+      .keys = params.keys};
+  if (!args.sink.empty()) {
+    const SinkRows dsink = sink_rows(args.dsink, args.params.sink_layout);
+    large.sink = sink_rows(args.sink, args.params.sink_layout);
+    large.dsink = static_cast<float*>(args.dsink.data);
+    large.dsink_row_stride = dsink.row_stride;
+    large.dsink_sink_stride = dsink.sink_stride;
+  }
+  large.counters =
+      part_at<unsigned>(workspace, layout.semaphores) + (num_words(list) - kLargeRowCounters);
+  enqueue_large_rows(large, args.q.dtype, std::max(state.num_ctas, 1), stream);
+}
+
 /// Launches the main kernel, where keys come in front of or behind the wait for them.
 void launch(BackwardParams params, const BackwardState& state, const BackwardInstance& instance,
             const KeyArrivals* arrivals, cudaStream_t stream) {
@@ -276,9 +321,10 @@ BackwardLayout backward_layout(const BackwardState& state) {
   const std::int64_t dout_elements = std::int64_t{problem.rows_q} * problem.heads_q * problem.dim_v;
   Arena arena;
   BackwardLayout layout;
-  layout.semaphores = arena.add<std::uint32_t>(list.num_counters() + list.num_late_counters());
+  layout.semaphores = arena.add<std::uint32_t>(num_words(list));
   layout.lse_log2 = arena.add<float>(list.num_sums() * list.shape.rows);
   layout.delta = arena.add<float>(list.num_sums() * list.shape.rows);
+  layout.tile_flags = arena.add<std::uint8_t>(packed_rows(list).num_tiles());
   layout.dq_sums = arena.add<float>(list.sum_floats(config.dim_qk));
   layout.split_sums = arena.add<float>(list.slot_floats(config.dim_qk, config.dim_v));
   layout.dout_copy =
@@ -353,7 +399,9 @@ void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void
   prepare_backward(prepared, args.q.dtype, is_beside, stream);
   add_sink_gradient(args, state, workspace, stream);
   launch(params, state, *instance, arrivals == nullptr ? nullptr : &arrivals->keys, stream);
-  if (params.query.rows_q > 0) instance->convert_dq(params, stream);
+  if (params.query.rows_q == 0) return;
+  instance->convert_dq(params, stream);
+  add_large_rows(args, state, params, workspace, stream);
 }
 
 }  // namespace magi::sm90

@@ -33,6 +33,7 @@ struct BackwardLayout {
   std::size_t semaphores = 0;
   std::size_t lse_log2 = 0;
   std::size_t delta = 0;
+  std::size_t tile_flags = 0;
   std::size_t dq_sums = 0;
   std::size_t split_sums = 0;
   std::size_t dout_copy = 0;

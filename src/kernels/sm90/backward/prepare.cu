@@ -12,7 +12,8 @@
 // lse_log2 = -lse * log2(e) / exponent_scale and delta = dlse - sum(dout * out), both negated, in
 // the packed order of tiles: a CTA takes as many rows as a tile has, side by side in memory (the
 // heads of a token, then the next token), kLanes threads per row, 8 elements of dim per thread. It
-// also clears a tile's sums, all CTAs together the semaphores. The first one stores destinations.
+// also clears a tile's sums, all CTAs together the semaphores, and says whether its rows are large.
+// The first one stores destinations.
 namespace magi::sm90 {
 namespace {
 
@@ -145,8 +146,9 @@ __device__ __forceinline__ void round_dout(const PrepareParams& params, const Ro
   *reinterpret_cast<uint4*>(target) = {packed[0], packed[1], packed[2], packed[3]};
 }
 
+/// Returns whether the row is large.
 template <DType kType, int kLanes, bool kMayBeFloat>
-__device__ __forceinline__ void finish_row(const PrepareParams& params, const Row<kMayBeFloat>& row,
+__device__ __forceinline__ bool finish_row(const PrepareParams& params, const Row<kMayBeFloat>& row,
                                            int d) {
   float out[kElements];
   float dout[kElements];
@@ -160,11 +162,15 @@ __device__ __forceinline__ void finish_row(const PrepareParams& params, const Ro
   for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
     sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
   }
-  if (d != 0) return;
+  if (d != 0) return false;
   const std::int64_t at = place_of(params.packed, row.token, row.head);
-  const bool has_keys = row.lse != -INFINITY;
-  params.lse_log2[at] = -(has_keys ? row.lse * kLog2E : kNoKeys) / params.exponent_scale;
-  params.delta[at] = has_keys ? row.dlse - sum : 0.0f;
+  const bool is_left_over = is_large(row.lse);
+  // -inf: the row has no keys. +inf: a sink has taken all of its weight.
+  const bool is_infinite = fabsf(row.lse) * kLog2E == INFINITY;
+  const bool has_weights = !is_infinite && !is_left_over;
+  params.lse_log2[at] = -(has_weights ? row.lse * kLog2E : kNoKeys) / params.exponent_scale;
+  params.delta[at] = is_infinite ? 0.0f : row.dlse - sum;
+  return is_left_over;
 }
 
 __device__ __forceinline__ void clear_sums(const PrepareParams& params, std::int64_t tile) {
@@ -209,8 +215,13 @@ __global__ void __launch_bounds__(kThreads)
       __ldg(params.num_components + in_group / params.tiles_per_q_tile) > 1) {
     clear_sums(params, tile);
   }
+  bool has_large = false;
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) finish_row<kType, kLanes>(params, rows[pass], d);
+  for (int pass = 0; pass < kPasses; ++pass) {
+    has_large |= finish_row<kType, kLanes>(params, rows[pass], d);
+  }
+  const int any_large = __syncthreads_or(static_cast<int>(has_large));
+  if (threadIdx.x == 0) params.tile_flags[tile] = static_cast<std::uint8_t>(any_large != 0);
   // Launched beside a push of rows: what comes next is to be behind that one too.
   ptx::await_kernels_before();
 }

@@ -22,6 +22,11 @@ inline constexpr int kTileRows = 64;
 /// 0.
 inline constexpr float kNoKeys = 1e30f;
 
+/// Rows whose lse in base 2 is at least so large are left to large_rows.cu; the other kernels see
+/// rows without keys in their place. Below it the rounding of an lse changes weights by less than
+/// that to 16 bits does.
+inline constexpr float kLargeLse = 16384.0f;
+
 /// How packed rows map to tokens and heads.
 struct PackedRows {
   std::int32_t rows_q = 0;
@@ -53,10 +58,13 @@ struct PrepareParams {
   StridedRows lse;
   StridedRows dlse;  ///< without data where there is none
   float exponent_scale = 1.0f;
-  /// [tiles, kTileRows], negated: -lse * log2(e) / exponent_scale, with kNoKeys for some.
+  /// [tiles, kTileRows], negated: -lse * log2(e) / exponent_scale, with kNoKeys for rows without
+  /// keys, for large rows and where the lse is infinite.
   float* lse_log2 = nullptr;
-  /// [tiles, kTileRows], negated: dlse - sum of dout * out; 0 with kNoKeys.
+  /// [tiles, kTileRows], negated: dlse - sum of dout * out; 0 with an infinite lse.
   float* delta = nullptr;
+  /// [tiles]: 1 where one of a CTA's rows, side by side in memory, is large, else 0.
+  std::uint8_t* tile_flags = nullptr;
   void* dout_copy = nullptr;  ///< null, or 16-bit [rows_q, heads_q, dim_v]: dout rounded
   float* sums = nullptr;      ///< [tiles, sums_per_tile], cleared
   std::int32_t sums_per_tile = 0;

@@ -12,6 +12,12 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSinks = 8;
 
+/// A sink's share in a row, both in base 2 and that of the row negated; none in rows that see no
+/// key, whose lse is infinite, or that are left to large_rows.cu.
+__device__ __forceinline__ float sink_weight(float sink, float lse) {
+  return lse < -2.0f * kLargeLse ? 0.0f : ptx::exp2_approx(sink + lse);
+}
+
 __device__ __forceinline__ void put(float& target, float gradient, bool is_adding) {
   target = is_adding ? target + gradient : gradient;
 }
@@ -36,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) shared_sink_kernel(const SinkGradien
     const float lse2 = params.lse_log2[at] * params.exponent_scale;
     const float delta = params.delta[at];
 #pragma unroll
-    for (int s = 0; s < kMaxSinks; ++s) sums[s] += ptx::exp2_approx(sinks2[s] + lse2) * delta;
+    for (int s = 0; s < kMaxSinks; ++s) sums[s] += sink_weight(sinks2[s], lse2) * delta;
   }
 #pragma unroll
   for (int s = 0; s < kMaxSinks; ++s) {
@@ -64,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) row_sink_kernel(const SinkGradientPa
     const float sink =
         params.sink.data[token * params.sink.row_stride + s * params.sink.sink_stride + head];
     put(params.dsink[token * params.row_stride + s * params.sink_stride + head],
-        ptx::exp2_approx(sink * kLog2E + lse2) * delta, params.is_adding);
+        sink_weight(sink * kLog2E, lse2) * delta, params.is_adding);
   }
 }
 

@@ -54,8 +54,10 @@ class Prepared {
         dout_copy(test.type, test.rows, test.heads, test.dim) {
     RandomStream random(7);
     for (GuardedTensor* tensor : {&out, &dout, &lse, &dlse}) fill_random(*tensor, random, 1.0);
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    constexpr double kUnusual[] = {-kInfinity, kInfinity, 2e4, -3e38, -1e9, 3e38};
     for (std::int64_t row = 0; row < test.rows; row += 7) {
-      lse.set(row, row % test.heads, 0, -std::numeric_limits<double>::infinity());
+      lse.set(row, row % test.heads, 0, kUnusual[row / 7 % 6]);
     }
     lse.upload_sync();
     dout_copy.upload_sync();
@@ -66,6 +68,7 @@ class Prepared {
     const auto tiles = static_cast<std::size_t>(packed.num_tiles());
     lse_log2_ = poisoned(tiles * kTile);
     delta_ = poisoned(tiles * kTile);
+    tile_flags_ = poisoned(tiles);
     sums_ = poisoned(tiles * kSumsPerTile);
     const std::int32_t num_q_tiles = packed.tiles_per_group / test.tiles_per_q_tile;
     for (std::int32_t tile = 0; tile < num_q_tiles; ++tile) num_components.push_back(tile % 3);
@@ -84,6 +87,7 @@ class Prepared {
     params.exponent_scale = kExponentScale;
     params.lse_log2 = lse_log2();
     params.delta = delta();
+    params.tile_flags = static_cast<std::uint8_t*>(tile_flags_.data());
     if (test_.has_float_rows) params.dout_copy = dout_copy.view().data;
     params.sums = static_cast<float*>(sums_.data());
     params.sums_per_tile = kSumsPerTile;
@@ -94,6 +98,26 @@ class Prepared {
     sm90::prepare_backward(params, test_.type, false, nullptr);
     cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     dout_copy.download_sync();
+  }
+
+  /// Rows whose lse is infinite in base 2.
+  bool has_no_weights(std::int64_t row, std::int64_t head) const {
+    return std::abs(lse.get(row, head, 0)) * std::numbers::log2e > 3.4e38;
+  }
+  /// Whether the row is left to the kernel for large ones.
+  bool is_large(std::int64_t row, std::int64_t head) const {
+    const double size = std::abs(lse.get(row, head, 0)) * std::numbers::log2e;
+    return size >= double{sm90::kLargeLse} && !has_no_weights(row, head);
+  }
+  /// A flag for each 64 rows as they lie in memory.
+  void expect_flags() const {
+    const auto count = static_cast<std::size_t>(packed.num_tiles());
+    std::vector<std::uint8_t> expected(count);
+    for (std::int64_t i = 0; i < std::int64_t{test_.rows} * test_.heads; ++i) {
+      if (!is_large(i / test_.heads, i % test_.heads)) continue;
+      expected[static_cast<std::size_t>(i / sm90::kTileRows)] = 1;
+    }
+    EXPECT_EQ(to_host_sync<std::uint8_t>(tile_flags_.data(), count), expected);
   }
 
   float* lse_log2() const { return static_cast<float*>(lse_log2_.data()); }
@@ -131,7 +155,7 @@ class Prepared {
   }
 
   PrepareCase test_;
-  DeviceBuffer lse_log2_, delta_, sums_, semaphores_, num_components_;
+  DeviceBuffer lse_log2_, delta_, tile_flags_, sums_, semaphores_, num_components_;
 
  public:
   GuardedTensor out, dout, lse, dlse, dout_copy;
@@ -154,7 +178,12 @@ void check_prepare(const PrepareCase& test) {
         tile % prepared.packed.tiles_per_group * prepared.packed.tile_tokens() +
         r / test.packed_heads;
     const std::int64_t head = group * test.packed_heads + r % test.packed_heads;
-    const bool has_keys = row < test.rows && std::isfinite(prepared.lse.get(row, head, 0));
+    const bool has_keys = row < test.rows && !prepared.has_no_weights(row, head);
+    if (has_keys && prepared.is_large(row, head)) {
+      ASSERT_EQ(lse_log2[i], -sm90::kNoKeys / kExponentScale) << "tile " << tile << " row " << r;
+      ASSERT_NEAR(delta[i], prepared.expected_delta(row, head), 1e-4);
+      continue;
+    }
     if (!has_keys) {
       ASSERT_EQ(lse_log2[i], -sm90::kNoKeys / kExponentScale) << "tile " << tile << " row " << r;
       ASSERT_EQ(delta[i], 0.0f) << "tile " << tile << " row " << r;
@@ -164,6 +193,7 @@ void check_prepare(const PrepareCase& test) {
     ASSERT_NEAR(lse_log2[i], -lse2 / kExponentScale, 1e-4);
     ASSERT_NEAR(delta[i], prepared.expected_delta(row, head), 1e-4);
   }
+  prepared.expect_flags();
   prepared.expect_cleared();
   if (!test.has_float_rows) return;
   GuardedTensor rounded(test.type, test.rows, test.heads, test.dim);
@@ -233,7 +263,7 @@ void add_expected_sinks(const Prepared& prepared, const GuardedTensor& sink,
     const std::int64_t s = i / kSinkCase.heads % kSinks;
     const std::int64_t row = i / kSinkCase.heads / kSinks;
     const double lse = prepared.lse.get(row, head, 0);
-    if (!std::isfinite(lse)) continue;
+    if (prepared.has_no_weights(row, head) || prepared.is_large(row, head)) continue;
     const std::int64_t sink_row = sink.rows() == 1 ? 0 : row;
     expected[static_cast<std::size_t>((sink_row * kSinks + s) * kSinkCase.heads + head)] +=
         std::exp(sink.get(sink_row, s, head) - lse) * prepared.expected_delta(row, head);
