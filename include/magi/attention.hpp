@@ -19,7 +19,9 @@ enum class SinkLayout : std::int32_t {
 inline constexpr std::int32_t kMaxSinks = 8;
 
 /// What every attention call of a layer shares. num_sinks is 1..kMaxSinks where a sink is given;
-/// sink logits are float32 (float64 in float64 runs).
+/// sink logits are float32 (float64 in float64 runs). One of +inf (or more than the type's range
+/// over log2(e)) takes all weight of its rows: out is 0, lse +inf, and all gradients through them
+/// are 0, that of the sink too.
 struct AttentionParams {
   double softmax_scale = 0.0;  ///< 0: 1 / sqrt(head_dim_qk); finite, on GPUs not negative
   double softcap = 0.0;        ///< c > 0: s = c * tanh(scale * q.k / c); 0: off

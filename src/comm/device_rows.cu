@@ -136,8 +136,8 @@ struct LseWeights {
 template <typename Real>
 __device__ __forceinline__ LseWeights<Real> merge_lse(Real own, Real partial) {
   constexpr Real kNone = -std::numeric_limits<Real>::infinity();
-  if (partial == kNone) return {own, own == kNone ? Real{0} : Real{1}, Real{0}};
-  if (own == kNone) return {partial, Real{0}, Real{1}};
+  if (partial == kNone || own == -kNone) return {own, own == kNone ? Real{0} : Real{1}, Real{0}};
+  if (own == kNone || partial == -kNone) return {partial, Real{0}, Real{1}};
   const Real high = own > partial ? own : partial;
   const Real low = own > partial ? partial : own;
   const Real lse = high + log1p(exp(low - high));

@@ -84,12 +84,12 @@ struct LseWeights {
 };
 
 /// lse = log(exp(own) + exp(partial)) and what (out) values weigh in it. -inf stands for a row
-/// without keys: it weighs 0, also against another -inf.
+/// without keys: it weighs 0, also against another -inf. +inf is that of a sink that takes all.
 LseWeights merge_lse(double own, double partial) {
   constexpr double kNone = -std::numeric_limits<double>::infinity();
   if (own == kNone && partial == kNone) return {.lse = kNone, .own = 0, .partial = 0};
-  if (partial == kNone) return {.lse = own, .own = 1, .partial = 0};
-  if (own == kNone) return {.lse = partial, .own = 0, .partial = 1};
+  if (partial == kNone || own == -kNone) return {.lse = own, .own = 1, .partial = 0};
+  if (own == kNone || partial == -kNone) return {.lse = partial, .own = 0, .partial = 1};
   // Not fmax and fmin, which would drop a NaN.
   const double high = own > partial ? own : partial;
   const double low = own > partial ? partial : own;

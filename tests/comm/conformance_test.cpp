@@ -339,6 +339,39 @@ TEST_P(Conformance, LseMergeKeepsNaN) {
   });
 }
 
+/// An lse of +inf is that of a row whose sink takes all weight.
+TEST_P(Conformance, LseMergeKeepsRowsOfInfiniteSinks) {
+  const ExchangeCase test = testing::all_to_all_case(2, 2);
+  run({.num_ranks = 2}, [&](Communicator& group) {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    const HostTensor out = testing::make_tensor(DType::Float32, {2, 1, 4});
+    const HostTensor lse = testing::make_tensor(DType::Float32, {2, 1});
+    const HostTensor partial_out = testing::make_tensor(DType::Float32, {2, 1, 4});
+    const HostTensor partial_lse = testing::make_tensor(DType::Float32, {2, 1});
+    const bool is_first = group.rank() == 0;
+    testing::fill(out.view, [&](const auto&) { return is_first ? 0.0 : 3.0; });
+    testing::fill(lse.view, [&](const auto&) { return is_first ? kInfinity : 1.0; });
+    // Partials go to both ranks: finite ones from the first, infinite ones from the other.
+    testing::fill(partial_out.view, [&](const auto&) { return is_first ? 5.0 : 0.0; });
+    testing::fill(partial_lse.view, [&](const auto&) { return is_first ? 2.0 : kInfinity; });
+    const std::array inputs{partial_out.view, partial_lse.view};
+    const std::array outputs{out.view, lse.view};
+    group.group_reduce(inputs, outputs, rows_of(test, group.rank()), ExchangeKind::LseMerge, {})
+        ->wait_sync();
+    for (std::int64_t row = 0; row < 2; ++row) {
+      const double seen = testing::read_element(lse.view, {row, 0});
+      const double value = testing::read_element(out.view, {row, 0, 3});
+      if (is_first || seen == kInfinity) {
+        EXPECT_EQ(seen, kInfinity);
+        EXPECT_EQ(value, 0.0);
+      } else {
+        EXPECT_TRUE(std::isfinite(seen) && std::isfinite(value));
+      }
+    }
+    group.close_sync();
+  });
+}
+
 TEST_P(Conformance, TransfersLargerThanTheWindowGoThroughInPieces) {
   const ExchangeCase test = testing::all_to_all_case(3, 5000);
   // Many rows of 600 bytes, and few rows that are larger than a slot.

@@ -59,15 +59,16 @@ MAGI_HOST_DEVICE double combined(double source, double target, Combination how) 
   return how == Combination::Add ? target + source : (source > target ? source : target);
 }
 
-/// How two partial rows of attention make one.
+/// How two partial rows of attention make one. An lse of -inf says that there are no keys, one of
+/// +inf that a sink takes all weight.
 struct MergedRow {
   double part_weight = 0.0;
   double sum_weight = 1.0;
   double lse = -INFINITY;
 };
 MAGI_HOST_DEVICE MergedRow merged_row(double part_lse, double sum_lse) {
-  if (part_lse == -INFINITY) return {0.0, 1.0, sum_lse};
-  if (sum_lse == -INFINITY) return {1.0, 0.0, part_lse};
+  if (part_lse == -INFINITY || sum_lse == INFINITY) return {0.0, 1.0, sum_lse};
+  if (sum_lse == -INFINITY || part_lse == INFINITY) return {1.0, 0.0, part_lse};
   const double top = part_lse > sum_lse ? part_lse : sum_lse;
   const double part = exp(part_lse - top);
   const double sum = exp(sum_lse - top);

@@ -121,7 +121,8 @@ void run_strip(const ForwardCall<Real>& call, const Strip& strip, ForwardWorkspa
                    w.values.is_finite);
 }
 
-/// The sink adds exp(sink) to the row's denominator (row_sum, relative to row_max).
+/// The sink adds exp(sink) to the row's denominator (row_sum, relative to row_max). One that is
+/// infinite in base 2 takes all of the row's weight.
 template <typename Real>
 void add_sinks(const ForwardCall<Real>& call, std::int32_t token, std::int64_t head, Real& row_max,
                Real& row_sum, Real& out_factor) {
@@ -132,6 +133,14 @@ void add_sinks(const ForwardCall<Real>& call, std::int32_t token, std::int64_t h
         is_per_row ? token * sink.stride[0] + s * sink.stride[1] + head * sink.stride[2]
                    : s * sink.stride[0] + head * sink.stride[1];
     const Real score = static_cast<const Real*>(sink.data)[at] * std::numbers::log2e_v<Real>;
+    constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+    if (row_max == kInfinity) return;
+    if (score == kInfinity) {
+      row_max = kInfinity;
+      row_sum = 1;
+      out_factor = 0;
+      return;
+    }
     const Real before = row_max;
     row_max = std::max(row_max, score);
     row_sum = row_sum * std::exp2(before - row_max) + std::exp2(score - row_max);

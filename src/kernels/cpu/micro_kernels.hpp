@@ -188,7 +188,7 @@ struct MicroKernelText {
       }
       const Real before = args.row_max[r];
       const Real after = best > before ? best : before;
-      shift[r] = before - after;
+      shift[r] = best > before ? before - best : 0;  // `before` may be infinite
       args.row_max[r] = after;
       sum[r] = weights_of_row(row, cols, after);
     }

@@ -34,6 +34,19 @@ TEST(Combine, RowsWithoutKeysChangeNothing) {
   EXPECT_EQ(merged_row(-INFINITY, -INFINITY).lse, -INFINITY);
 }
 
+TEST(Combine, ASinkThatTakesAllWeightKeepsIt) {
+  const MergedRow late = merged_row(INFINITY, 2.0);
+  EXPECT_EQ(late.part_weight, 1.0);
+  EXPECT_EQ(late.sum_weight, 0.0);
+  EXPECT_EQ(late.lse, INFINITY);
+  const MergedRow early = merged_row(2.0, INFINITY);
+  EXPECT_EQ(early.part_weight, 0.0);
+  EXPECT_EQ(early.sum_weight, 1.0);
+  EXPECT_EQ(early.lse, INFINITY);
+  EXPECT_EQ(merged_row(INFINITY, INFINITY).lse, INFINITY);
+  EXPECT_EQ(merged_row(INFINITY, -INFINITY).lse, INFINITY);
+}
+
 TEST(Combine, WritesAddsAndTakesTheLargerAcrossTypesAndStrides) {
   HostTensor<float> source{2, 3, 4};
   for (std::size_t i = 0; i < 24; ++i) source.elements()[i] = static_cast<float>(i) - 12.0f;

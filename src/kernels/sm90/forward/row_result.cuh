@@ -7,16 +7,22 @@
 
 namespace magi::sm90 {
 
-/// log2(2^a + 2^b); -infinity stands for nothing.
+/// log2(2^a + 2^b); -infinity stands for nothing, +infinity for more than all else.
 __device__ __forceinline__ float log2_add(float a, float b) {
   const float top = fmaxf(a, b);
-  if (top == -INFINITY) return top;
+  if (fabsf(top) == INFINITY) return top;
   return top + ptx::log2_approx(ptx::exp2_approx(a - top) + ptx::exp2_approx(b - top));
 }
 
 /// The share of `part` in `total`, both log2; nothing has no share.
 __device__ __forceinline__ float share(float part, float total) {
   return part == -INFINITY ? 0.0f : ptx::exp2_approx(part - total);
+}
+
+/// The same where a sink may have made both infinite: then the share is all.
+__device__ __forceinline__ float share_beside_sink(float part, float total) {
+  const float difference = part == total ? 0.0f : part - total;
+  return part == -INFINITY ? 0.0f : ptx::exp2_approx(difference);
 }
 
 /// One row on its way to lse and out.
@@ -31,7 +37,7 @@ __device__ __forceinline__ void add_sinks(RowResult& result, const SinkRows& sin
   const float* sinks = sink.data + token * sink.row_stride + head;
   for (int i = 0; i < sink.count; ++i) {
     const float total = log2_add(result.log_sum, sinks[i * sink.sink_stride] * kLog2E);
-    result.weights.weight *= share(result.log_sum, total);
+    result.weights.weight *= share_beside_sink(result.log_sum, total);
     result.log_sum = total;
   }
 }
@@ -39,8 +45,8 @@ __device__ __forceinline__ void add_sinks(RowResult& result, const SinkRows& sin
 /// Merges an earlier result; `earlier` is the log2 of its denominator.
 __device__ __forceinline__ void merge_earlier(RowResult& result, float earlier) {
   const float total = log2_add(result.log_sum, earlier);
-  result.weights.weight *= share(result.log_sum, total);
-  result.weights.earlier_weight = share(earlier, total);
+  result.weights.weight *= share_beside_sink(result.log_sum, total);
+  result.weights.earlier_weight = share_beside_sink(earlier, total);
   result.log_sum = total;
 }
 

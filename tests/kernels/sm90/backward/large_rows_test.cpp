@@ -102,6 +102,35 @@ TEST_F(BackwardLargeRowTest, SoftcapsAndFloat16) {
   check_gradients(test, Forward::Float64);
 }
 
+/// Sinks of 1e30 and of +inf leave keys no weight.
+TEST_F(BackwardLargeRowTest, SinksTakeAllWeight) {
+  for (const SinkLayout layout : {SinkLayout::SinkHead, SinkLayout::RowSinkHead}) {
+    BackwardCase test;
+    test.mask = {200, 260, {band_slice({0, 200}, {0, 260}, MaskType::Causal)}};
+    test.num_sinks = 2;
+    test.has_dlse = true;
+    test.params.sink_layout = layout;
+    test.sink_factor = 1e30;
+    check_gradients(test, Forward::OnGpu);
+    test.sink_factor = 1.0;
+    BackwardInputs inputs(test);
+    for (std::int64_t row = 0; row < inputs.sink->rows(); ++row) {
+      for (std::int64_t head = 0; head < test.heads_q; ++head) {
+        inputs.sink->set(row, head % 2, head, head % 2 == 0 ? INFINITY : 3e38);
+      }
+    }
+    inputs.sink->upload_sync();
+    take_forward_sync(test, inputs);
+    BackwardOutputs outputs(test);
+    run_backward_sync(test, inputs, outputs);
+    for (const double lse : values_of(inputs.lse)) ASSERT_EQ(lse, INFINITY);
+    for (const GuardedTensor* zeros :
+         {&inputs.out, &outputs.dq, &outputs.dk, &outputs.dv, outputs.dsink.get()}) {
+      for (const double value : values_of(*zeros)) ASSERT_EQ(value, 0.0);
+    }
+  }
+}
+
 /// Parts of a row's keys in calls of their own, as over ranks: each takes its share by the lse.
 TEST_F(BackwardLargeRowTest, PartsOfTheKeysShareARow) {
   BackwardCase whole;
