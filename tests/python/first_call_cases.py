@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import time
 
@@ -148,22 +149,64 @@ def refusal(group, who: int) -> None:
 
 
 def refusal_once_it_runs(group) -> None:
-    """Ranks whose plan has run refuse by themselves: nothing is compared any more."""
+    """Ranks whose plan has run refuse by themselves; other options are compared, once."""
     key = make_key(dense.masks(64)["causal"], CASE, group)
-    q, k, v = (api.dispatch(t, key) for t in make_tensors(CASE)[:3])
+    q, k, v = (api.dispatch(t, key).float() for t in make_tensors(CASE)[:3])
     api.calc_attn(q, k, v, key)
-    store_calls = []
-    from magi_attention.comm import first_call
-
-    first_calls = first_call.first_calls_of(group)
-    first_calls.compare, kept = store_calls.append, first_calls.compare
+    compared = []
+    first_calls = first_calls_of(group)
+    first_calls.compare, kept = compared.append, first_calls.compare
     try:
-        api.calc_attn(q, k, v, key, softcap=2.0)
-        refuses(lambda: api.calc_attn(q, k[1:], v, key), ValueError, "v has")
+        for softcap in (2.0, 0.0, 2.0):
+            api.calc_attn(q, k, v, key, softcap=softcap)
+            refuses(lambda: api.calc_attn(q, k[1:], v, key), ValueError, "v has")
+        api.calc_attn(q.bfloat16(), k.bfloat16(), v.bfloat16(), key)
         api.calc_attn(q, k, v, key)
     finally:
         first_calls.compare = kept
-    assert store_calls == []
+    assert [(given["softcap"], given["dtype"]) for given in compared] == [
+        ("2", "float32"), ("0", "bfloat16"),
+    ]  # fmt: skip
+    api.clear_cache(group)
+
+
+def _new_group(group):
+    timeout = datetime.timedelta(seconds=20)
+    return dist.new_group(dist.get_process_group_ranks(group), timeout=timeout)
+
+
+def later_difference(group, name: str, who_changes: str) -> None:
+    """A CommError on all ranks, at once, where one changes what all had agreed on, or all do."""
+    group = _new_group(group)
+    odd, text = DIFFERENCES[name]
+    for _ in range(2):
+        _call(group, {})()
+    rank = dist.get_rank(group)
+    begin = time.monotonic()
+    if who_changes == "all":
+        given = {"softmax_scale": 0.25 + rank}
+        wanted = "softmax_scale: rank 0 has 0.25, rank 1 has 1.25"
+        refuses(lambda: _call(group, {})() and _changed(group, given), CommError, wanted)
+    else:
+        refuses(_call(group, odd), CommError, "ranks differ in .*" + text)
+    assert time.monotonic() - begin < SOON
+    api.clear_cache(group)
+
+
+def _changed(group, given: dict):
+    key = make_key(dense.masks(64)["causal"], CASE, group)
+    q, k, v = (api.dispatch(t, key).float() for t in make_tensors(CASE)[:3])
+    return api.calc_attn(q, k, v, key, **given)
+
+
+def later_agreement(group) -> None:
+    """All ranks change their options, one of them late: no rank takes that for a difference."""
+    group = _new_group(group)
+    rank = dist.get_rank(group)
+    for number in range(6):
+        if rank == number % 2:
+            time.sleep(0.6)
+        assert _changed(group, {"softcap": 1.0 + number // 2})[0].isfinite().all()
     api.clear_cache(group)
 
 

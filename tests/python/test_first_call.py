@@ -12,6 +12,7 @@ import torch.distributed as dist
 import first_call_cases as cases
 from magi_attention.comm.first_call import FirstCalls
 from magi_attention.errors import CommError
+from ranks import Ranks
 from test_transport import on_threads
 
 
@@ -39,6 +40,24 @@ def test_refusal(ranks, who):
 
 def test_refusal_once_it_runs(ranks):
     ranks.run(2, cases.refusal_once_it_runs)
+
+
+@pytest.fixture(scope="module")
+def own_ranks():
+    """Ranks whose groups end with a failure."""
+    started = Ranks(2)
+    yield started
+    started.stop()
+
+
+@pytest.mark.parametrize("name", cases.DIFFERENCES)
+def test_later_difference(own_ranks, name):
+    own_ranks.run(2, cases.later_difference, name, "one")
+
+
+def test_later_changes_of_all_ranks(own_ranks):
+    own_ranks.run(2, cases.later_difference, "scale", "all")
+    own_ranks.run(2, cases.later_agreement)
 
 
 def test_compiled(ranks):

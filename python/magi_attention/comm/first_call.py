@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks compare before a plan's first call moves anything: what the plan does not hold.
+"""What ranks compare before a plan's first call moves anything, and before a later one with other
+options does: what the plan does not hold.
 
 Rounds go over the group's store: every rank writes what it was given, rank 0 writes a verdict, and
 all read that. A rank that refuses its arguments writes so and goes on without waiting; the others
@@ -44,6 +45,13 @@ class FirstCalls:
         self._num_calls = 0  # of this plan, until all ranks came to one
         self._num_refusals, self._first_refusal = 0, 1  # of rank 0, in all and in this round
         self._old_keys: list[str] = []  # of this rank, of the round before
+        self._given: dict[str, str] = {}  # of the attention under way
+        self._num_begun = 0  # attentions of the group's plans
+
+    def begin(self, given: dict[str, str]) -> None:
+        """Notes what an attention is given that begins now. Ranks begin the same ones in turn."""
+        self._given = given
+        self._num_begun += 1
 
     def compare(self, given: dict[str, str]) -> None:
         """Collective: CommError on all ranks where they were not given the same, or where one has
@@ -52,7 +60,8 @@ class FirstCalls:
         self._num_calls += 1
         while True:
             self._leave_told_round()
-            self._store.set(self._key(self._rank), json.dumps({"given": given}))
+            entry = {"given": given, "begun": self._num_begun}
+            self._store.set(self._key(self._rank), json.dumps(entry))
             if self._rank == 0:
                 verdict = self._judge()
                 self._store.set(self._key("verdict"), json.dumps(verdict))
@@ -64,6 +73,20 @@ class FirstCalls:
         if verdict:
             raise CommError(verdict["text"], verdict["code"])
         self.have_agreed = True
+
+    def join_those_who_compare(self) -> None:
+        """Where this rank has waited long for rows: takes part in a round that another rank has
+        begun instead of sending them, as its options are not those that ranks have agreed on.
+        CommError on all ranks then. A rank that is about to begin a later attention is no reason.
+        """
+        for rank in range(self._num_ranks):
+            key = self._key(rank)
+            if rank == self._rank or not self._store.check([key]):
+                continue
+            entry = json.loads(self._store.get(key))
+            if "given" in entry and entry["begun"] < self._num_begun:
+                self.compare(self._given)
+                return
 
     def refuse(self, error: Exception) -> None:
         """Tells the other ranks, now or when they come, that this one raises error."""
@@ -166,7 +189,8 @@ class FirstCalls:
         return is_history
 
     def _wait_for(self, name: int | str, rank: int, timeout: datetime.timedelta) -> bytes:
-        who = f"rank {self._rank} waited for rank {rank} to make the first call with this plan"
+        what = "to make the first call with this plan or these options"
+        who = f"rank {self._rank} waited for rank {rank} {what}"
         return wait_for_key(self._store, self._key(name), timeout, who)
 
     def _settled(self, key: str, value: bytes) -> bytes:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import datetime
 from collections.abc import Callable
 
 import torch
@@ -11,9 +12,12 @@ import torch.distributed as dist
 
 from magi_attention._group_holders import holds_groups
 from magi_attention._native.vtable import ByteExchange
+from magi_attention.comm.first_call import first_calls_of
 from magi_attention.common._arguments import check_kind
 from magi_attention.common._lru import LruCache
 from magi_attention.errors import CommError
+
+_LATE = datetime.timedelta(milliseconds=250)  # rows that take longer may not come at all
 
 
 def rank_in(name: str, group: dist.ProcessGroup) -> int:
@@ -86,7 +90,7 @@ class ProcessGroupTransport:
             work = self._translated(call, exchange)
 
             def wait() -> None:
-                self._translated(work.wait, exchange)
+                self._translated(lambda: self._wait_for(work), exchange)
                 wanted.copy_(received)
                 sent.resize_(0)  # kept until here
 
@@ -94,6 +98,23 @@ class ProcessGroupTransport:
         with torch.cuda.stream(self._stream(exchange.stream, exchange.device)):
             self._translated(call, exchange)
         return None
+
+    def _wait_for(self, work: dist.Work) -> None:
+        """Waits; looks now and then whether another rank compares options instead of sending."""
+        while True:
+            try:
+                work.wait(_LATE)
+                return
+            except RuntimeError:
+                if work.is_completed():  # else it is late, no more
+                    raise
+            first_calls = first_calls_of(self.group)
+            if first_calls is not None:
+                try:
+                    first_calls.join_those_who_compare()
+                except CommError as error:
+                    self.abort(str(error))
+                    raise
 
     def _stream(self, address: int, device: int) -> torch.cuda.Stream:
         """torch's object for a stream; of the library's streams there are few."""
@@ -121,6 +142,8 @@ class ProcessGroupTransport:
             raise CommError(text, CommError.SYSTEM) from error
         try:
             return call()
+        except CommError:
+            raise
         except Exception as error:
             text = str(error)
             code = CommError.SYSTEM

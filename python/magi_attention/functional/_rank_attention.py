@@ -14,6 +14,7 @@ from magi_attention._group_holders import holds_groups
 from magi_attention._native.attention import Call, Options, Runner
 from magi_attention._native.tensors import as_plain
 from magi_attention.comm.first_call import FirstCalls, first_calls_of
+from magi_attention.common._lru import LruCache
 from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env import comm, general
@@ -22,6 +23,8 @@ from magi_attention.functional._checks import check_params, check_qkv, check_sin
 from magi_attention.functional._eager import run
 
 _log = logging.getLogger(__name__)
+
+_OPTIONS_KEPT = 256  # ranks forget them alike, as all go through the same calls
 
 # Operators name what they run by a number.
 _by_number: weakref.WeakValueDictionary[int, RankAttention] = weakref.WeakValueDictionary()
@@ -57,6 +60,8 @@ class RankAttention:
         self._range_name = "magi_attention.calc_attn" if general.is_profile_mode_enable() else None
         holds_groups(self, "_cp_group")
         self._calls: CallCache | None = None
+        # What ranks have agreed on, by what may change from call to call.
+        self._agreed: LruCache = LruCache(_OPTIONS_KEPT)
 
     @property
     def calls(self) -> CallCache:
@@ -67,12 +72,10 @@ class RankAttention:
         return self._calls
 
     def find_call(self, q, k, v, sink, params: Options) -> Call:
-        """The prepared call of tensors that were checked. The first one is collective: CommError on
-        all ranks where they differ in what the plan does not hold.
+        """The prepared call of tensors that were checked. The first one with these options is
+        collective: CommError on all ranks where they differ in what the plan does not hold.
         """
-        first_calls = self._first_calls()
-        if first_calls is not None:
-            first_calls.compare(self._named | _description(q, v, sink, params))
+        self._agree(q, v, sink, params)
         num_known = len(self.calls)
         call = self.calls.find(q, k, v, sink, params)
         if len(self.calls) > num_known:
@@ -85,16 +88,34 @@ class RankAttention:
         if first_calls is not None:
             first_calls.refuse(error)
 
-    def _first_calls(self) -> FirstCalls | None:
-        """What compares this plan's first call. Over nvlink that is asked for by a group's first
-        plan alone: the GPUs compare every call there, and a round over the store takes longer than
-        all else that a new mask does.
+    def _agree(self, q, v, sink, params: Options) -> None:
+        """Tells what compares the options of calls which ones the next call has; compares those
+        that are new.
         """
-        if self._calls is not None:
-            return None
         first_calls = first_calls_of(self._cp_group)
-        is_compared = self._named.get("transport") == "nvlink"
-        if is_compared and first_calls is not None and first_calls.have_agreed:
+        if first_calls is None:
+            return
+        operation = None if sink is None else comm.dsink_all_reduce_op()
+        num_sinks = None if sink is None else sink.shape[-2]
+        kind = (q.dtype, q.device.type, params, num_sinks, operation)
+        given = self._agreed.get(kind)
+        if given is None:
+            given = self._named | _description(q, v, sink, params)
+            if self._compares(first_calls):
+                first_calls.compare(given)
+            self._agreed[kind] = given
+        first_calls.begin(given)
+
+    def _compares(self, first_calls: FirstCalls) -> bool:
+        """Over nvlink a group's first plan alone is compared here: the GPUs compare every call
+        there, and a round over the store takes longer than all else that a new mask does.
+        """
+        return self._named.get("transport") != "nvlink" or not first_calls.have_agreed
+
+    def _first_calls(self) -> FirstCalls | None:
+        """What compares this plan's first call, while there was none."""
+        first_calls = None if self._calls is not None else first_calls_of(self._cp_group)
+        if first_calls is None or not self._compares(first_calls):
             return None
         return first_calls
 
@@ -104,8 +125,10 @@ class RankAttention:
         is_plain = sink is None and self.precision is None
         if is_plain and self._calls is not None:
             # A call stands under what was given as well, so that arguments are checked once.
-            call = self._calls.get((signature(q, k, v), options))
-            if call is not None:
+            known = self._calls.get((signature(q, k, v), options))
+            if known is not None:
+                call, params = known
+                self._agree(q, v, None, params)
                 return run(q, k, v, None, call, None)
         if lacks_padding(q, self.place):
             if self._unpadded is not None:
@@ -124,7 +147,7 @@ class RankAttention:
         )
         call = self.find_call(q, k, v, sink, params)
         if is_plain:
-            self.calls[signature(*given), options] = call
+            self.calls[signature(*given), options] = call, params
         out, meta = run(q, k, v, sink, call, None if layout else self)
         return out.to(given[0].dtype), meta
 
