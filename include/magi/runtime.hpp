@@ -115,10 +115,9 @@ struct AttentionState;
 /// group. The caller owns all tensors. Same inputs give the same bits, unless `is_fast_backward`.
 ///
 /// Tensors of a call are all in host memory or all on one GPU (bfloat16 or float16 q, k, v; head
-/// dims that are multiples of 8 up to 256, backward up to 128; strides that are multiples of 16
-/// bytes). On a GPU a call enqueues its work behind that of `stream` (a cudaStream_t; null: the
-/// default stream) and returns: nothing waits for the device but the first call of a kind, which
-/// makes its schedules.
+/// dims that are multiples of 8 up to 256; strides that are multiples of 16 bytes). On a GPU a call
+/// enqueues its work behind that of `stream` (a cudaStream_t; null: the default stream) and
+/// returns: nothing waits for the device but the first call of a kind, which makes its schedules.
 class DistributedAttention {
  public:
   /// Collective: compares the plan's digest with the other ranks' (throws CommError naming them),

@@ -106,9 +106,9 @@ def flex_flash_attn_func(
     float32, natural log (float64 for float64 inputs), which gradients come through as well. Rows
     without keys give out 0 and lse -inf, with a sink the sink's lse.
 
-    On a GPU q, k, v are bfloat16 or float16 of head dims that are multiples of 8 up to 256 (128
-    where the backward is wanted too), and the call is only enqueued, on the current stream. Ranges
-    in host memory are checked, and their work list is made at the first call and kept. Ranges on
+    On a GPU q, k, v are bfloat16 or float16 of head dims that are multiples of 8 up to 256, and the
+    call is only enqueued, on the current stream. Ranges in host memory are checked, and their work
+    list is made at the first call and kept. Ranges on
     the GPU are not read by the host: ends outside are clamped and reversed ranges are empty, unless
     MAGI_ATTENTION_SANITY_CHECK is 1. The first backward with new range tensors there waits for a
     copy of them, and none can be captured

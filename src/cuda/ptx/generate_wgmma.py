@@ -5,8 +5,10 @@
 import pathlib
 import sys
 
-SHAPES = {64: ("ss", "mn", "rs"), 80: ("ss",), 128: ("ss", "rs"), 256: ("rs",)}
+SHAPES = {64: ("ss", "mn", "rs"), 80: ("ss",), 128: ("ss", "mn", "kn", "rs"), 256: ("rs",)}
 TYPES = {"BFloat16": "bf16", "Float16": "f16"}
+# Whether A and B are MN-major in shared memory.
+TRANSPOSED = {"ss": "0, 0", "kn": "0, 1", "mn": "1, 1"}
 PER_LINE = 16
 
 
@@ -23,7 +25,7 @@ def function(n, form, element):
     if form != "rs":
         head = "std::uint64_t a, std::uint64_t b"
         a_text, b_reg, inputs = f"%{count}", count + 1, '"l"(a), "l"(b), "r"(accumulate)'
-        tail = "p, 1, 1, 0, 0" if form == "ss" else "p, 1, 1, 1, 1"
+        tail = f"p, 1, 1, {TRANSPOSED[form]}"
     else:
         head = "const std::uint32_t (&a)[kA], std::uint64_t b"
         a_text = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"

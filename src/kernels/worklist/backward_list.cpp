@@ -231,7 +231,7 @@ BackwardList build_backward_list(const BackwardProblem& problem, std::span<const
   for (const std::int32_t tile : schedule.order) {
     list.tiles.push_back(tiling.tiles[static_cast<std::size_t>(tile)]);
   }
-  order_dq(list, tiling.component_of, costs.walk.may_convert, policy);
+  order_dq(list, tiling.component_of, costs.walk.may_convert && shape.has_converter, policy);
   if (!problem.coming.empty()) {
     list.segments = key_segments(problem.coming, problem.rows_k);
     list.arrivals =

@@ -57,6 +57,7 @@ struct BackwardTileShape {
   std::int32_t keys = 128;      ///< keys of a k tile
   std::int32_t overhead = 3;    ///< cost of an item besides its steps, in steps
   std::int32_t split_cost = 2;  ///< cost of handing dK and dV to the next split, in steps
+  bool has_converter = true;    ///< the main kernel can make dq of sums that it completes
 };
 
 /// What a list is made for.

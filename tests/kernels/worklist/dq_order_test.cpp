@@ -61,6 +61,16 @@ TEST(DqOrderTest, TheMainKernelConvertsSumsWhereItHasTime) {
   EXPECT_TRUE(list.left_tiles.empty());
 }
 
+TEST(DqOrderTest, AKernelWithoutConverterLeavesAllSums) {
+  const Mask mask = converted_window();
+  const BackwardTileShape shape{.keys = 64, .has_converter = false};
+  const BackwardList list = build_backward_list(problem_of(mask, 16, 1), mask.slices, shape);
+  ASSERT_TRUE(is_list_of(list, mask));
+  EXPECT_TRUE(list.is_ordered);
+  EXPECT_FALSE(list.is_converting);
+  EXPECT_TRUE(list.left_tiles.empty());
+}
+
 /// Random masks hardly ever have lists that end sums.
 TEST(DqOrderTest, RandomWindowsEndEachSumOnce) {
   int num_converting = 0;

@@ -304,7 +304,9 @@ const BackwardInstance* find_instance(const BackwardArgs& args, bool has_softcap
 
 /// With costs in q tiles, which were measured in tiles of 64 rows.
 BackwardTileShape tile_shape(const BackwardConfig& config) {
-  BackwardTileShape shape{.rows = config.rows, .keys = config.keys};
+  BackwardTileShape shape{.rows = config.rows,
+                          .keys = config.keys,
+                          .has_converter = config.ordered(true).has_converter()};
   if (config.has_wide_tiles()) {
     shape.overhead = 2;
     shape.split_cost = 1;

@@ -12,6 +12,7 @@ struct BackwardConfig {
   DType type = DType::BFloat16;
   int dim_qk = 128;  ///< head dim of q and k as held on chip: the tensors' dim is at most this
   int dim_v = 128;   ///< likewise of v, out and dout
+  /// Scores have a softcap; where warpgroups share keys, if the call says so.
   bool has_softcap = false;
   /// Sums of dQ are taken in the order of the list: where the caller asks for equal bits from call
   /// to call, and where that costs less than clearing the sums.
@@ -19,18 +20,26 @@ struct BackwardConfig {
   /// Rows of a q tile: 64, or 128 where the head dim leaves registers for it. Then each warpgroup
   /// multiplies dQ of its half of the rows, not of the columns.
   int rows = 64;
+  /// Keys of a k tile: 128, 64 for each warpgroup; or 64 that both share, where one warpgroup has
+  /// no room for dK and dV of 64 keys. Then each sums half of the columns.
+  int keys = 128;
+  int q_stages = 4;
 
-  static constexpr int consumers = 2;  ///< warpgroups of 64 keys
-  static constexpr int keys = 64 * consumers;
-  static constexpr int q_stages = 4;
+  static constexpr int consumers = 2;  ///< warpgroups
   static constexpr int dout_stages = 2;
-  static constexpr int consumer_registers = 240;
-  static constexpr int producer_registers = 24;
+  /// Registers of a thread of the producer's and of each consumer warpgroup. A producer that loads
+  /// more needs more.
+  constexpr int producer_registers() const { return has_shared_keys() ? 32 : 24; }
+  constexpr int consumer_registers(int warpgroup) const {
+    return has_shared_keys() && warpgroup == 1 ? 232 : 240;
+  }
 
   /// Registers that a launch gives each thread. NOTE: raising more than that in sum waits for ever.
   static constexpr int launch_registers = 65536 / (128 * (consumers + 1)) / 8 * 8;
-  static_assert(consumers * consumer_registers + producer_registers <=
-                (consumers + 1) * launch_registers);
+  constexpr bool has_registers() const {
+    return consumer_registers(0) + consumer_registers(1) + producer_registers() <=
+           (consumers + 1) * launch_registers;
+  }
 
   /// The same config with sums of dQ in order or not.
   constexpr BackwardConfig ordered(bool is_so) const {
@@ -47,6 +56,17 @@ struct BackwardConfig {
   constexpr int dout_bytes() const { return rows * dim_v * 2; }
   constexpr int score_bytes() const { return rows * keys * 2; }
   constexpr bool has_wide_tiles() const { return rows == 128; }
+  constexpr bool has_shared_keys() const { return keys == 64; }
+  /// Columns of dK and of dV that one warpgroup sums.
+  constexpr int dk_columns() const { return has_shared_keys() ? dim_qk / consumers : dim_qk; }
+  constexpr int dv_columns() const { return has_shared_keys() ? dim_v / consumers : dim_v; }
+  /// Buffers of dS: a warpgroup writes one while dQ is made of the other.
+  static constexpr int score_stages = 2;
+  /// Those and, where warpgroups share keys, two of P behind them.
+  constexpr int score_buffers() const { return has_shared_keys() ? 4 : score_stages; }
+  /// Whether a warp of the kernel makes dq of complete sums, where these are ordered: its buffers
+  /// take shared memory.
+  constexpr bool has_converter() const { return is_ordered && !has_shared_keys(); }
   /// Columns of dQ that one warpgroup multiplies, of 64 rows.
   constexpr int dq_columns() const { return has_wide_tiles() ? dim_qk : dim_qk / consumers; }
   /// Floats of one warpgroup's part of a dQ sum.

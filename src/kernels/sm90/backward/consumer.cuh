@@ -107,14 +107,14 @@ class BackwardConsumer {
     ptx::pin(dk_);
     ptx::pin(dq_of(dq));
     const std::uint32_t step = num_steps_ - 1;
-    add_dq(step, step_info(step).sum, wait_to_add(step), dq_of(dq));
+    const bool is_first = wait_to_add(shared_, step);
+    add_dq(shared_, params_, warpgroup_, step, step_info(step).sum, is_first, dq_of(dq));
   }
 
   // Where a step is in the rings.
   using QPlace = RingPlace<kC.q_stages>;
   using DoutPlace = RingPlace<kC.dout_stages>;
-  using ScorePlace = RingPlace<kScoreStages>;
-  using AddPlace = RingPlace<kAddStages>;
+  using ScorePlace = RingPlace<kC.score_stages>;
 
   __device__ __forceinline__ void wait_queries(std::uint32_t step) const {
     shared_.q_ring.wait_full(QPlace(step));
@@ -282,13 +282,15 @@ class BackwardConsumer {
     issue_dq(num_steps_ - 1, p);
     issue_dk();
     const std::int32_t sum = step_info(num_steps_ - 1).sum;
-    const bool is_first_add = !is_first && wait_to_add(num_steps_ - 1);
+    const bool is_first_add = !is_first && wait_to_add(shared_, num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(other);
     ptx::pin(dq_of(p));
     arrive_scores();
     // dK runs while dQ leaves and S of the next step becomes P.
-    if (!is_first) add_dq(num_steps_ - 1, sum, is_first_add, dq_of(p));
+    if (!is_first) {
+      add_dq(shared_, params_, warpgroup_, num_steps_ - 1, sum, is_first_add, dq_of(p));
+    }
     if (!is_last) take_probabilities(num_steps_ + 1, other);
 #pragma unroll
     for (int i = 0; i < kScoreElements; ++i) p[i] = other[i];
@@ -343,7 +345,7 @@ class BackwardConsumer {
     issue_dk();
     store_scores();
     const std::int32_t sum = step_info(num_steps_ - 1).sum;
-    const bool is_first_add = !is_first && wait_to_add(num_steps_ - 1);
+    const bool is_first_add = !is_first && wait_to_add(shared_, num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(probabilities_);
     ptx::pin(dv_);
@@ -351,7 +353,9 @@ class BackwardConsumer {
     release_dout();
     arrive_scores();
     // dK runs while dQ leaves.
-    if (!is_first) add_dq(num_steps_ - 1, sum, is_first_add, dq);
+    if (!is_first) {
+      add_dq(shared_, params_, warpgroup_, num_steps_ - 1, sum, is_first_add, dq);
+    }
     ++num_steps_;
     return (next_flags_ & kLastStep) != 0;
   }
@@ -366,53 +370,14 @@ class BackwardConsumer {
     mask_step(x, step_info(step), 64 * warpgroup_ + at.row, at.column, params_.query.packed_shift);
   }
 
-  /// Stores dS^T in shared memory: panels of 64 rows of q, in them 128-byte rows, one per key.
+  /// Stores dS^T in shared memory, the rows of all keys.
   __device__ __forceinline__ void store_scores() {
     const tile::FragmentPlace at = place();
-    std::uint8_t* first = shared_.scores[ScorePlace(num_steps_).stage()] +
-                          tile::swizzled_offset(64 * warpgroup_ + at.row, 0) + 2 * at.column;
-    const std::uint32_t base = ptx::shared_address(first);
-    constexpr int kPanel = kC.keys * tile::kPanelRowBytes;
-#pragma unroll
-    for (int c = 0; c < kC.rows / 8; ++c) {
-      // The swizzle is an exclusive or.
-      const std::uint32_t address = (base ^ static_cast<std::uint32_t>(c % 8 << 4)) +
-                                    static_cast<std::uint32_t>(c / 8 * kPanel);
-      ptx::store_shared(address, packed_[2 * c]);
-      ptx::store_shared(address + 8 * tile::kPanelRowBytes, packed_[2 * c + 1]);
-    }
+    const std::uint32_t first = first_word(shared_.scores[ScorePlace(num_steps_).stage()],
+                                           64 * warpgroup_ + at.row, at.column);
+    for_each_word<kC.keys, kScoreElements / 2>(
+        first, [&](int i, std::uint32_t address) { ptx::store_shared(address, packed_[i]); });
     ptx::fence_async_shared();
-  }
-
-  /// Waits until the step may add its dQ. Returns whether it is the first to do so: the sum holds
-  /// nothing yet.
-  __device__ __forceinline__ bool wait_to_add(std::uint32_t step) const {
-    if constexpr (!kC.is_ordered) return false;
-    const AddPlace at(step);
-    shared_.add_ring.wait_full(at);
-    return ptx::uniform(shared_.adds[at.stage()].is_first) != 0;
-  }
-
-  /// Adds dQ of a step to its sum.
-  __device__ __forceinline__ void add_dq(std::uint32_t step, std::int64_t sum, bool is_first,
-                                         const DqColumns& dq) const {
-    const int thread = ptx::thread_index() & 127;
-    float* target = params_.dq.sums + sum * (kC.rows * kC.dim_qk) + warpgroup_ * kC.dq_floats() +
-                    dq_place<kC.is_ordered>(0, thread);
-    if (is_first) {
-#pragma unroll
-      for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
-        ptx::store_float4(target + dq_place<kC.is_ordered>(i, 0), dq[i], dq[i + 1], dq[i + 2],
-                          dq[i + 3]);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
-        ptx::add_float4(target + dq_place<kC.is_ordered>(i, 0), dq[i], dq[i + 1], dq[i + 2],
-                        dq[i + 3]);
-      }
-    }
-    if constexpr (kC.is_ordered) arrive_warp(shared_.added.at(AddPlace(step)));
   }
 
   BackwardStorage<kC>& shared_;

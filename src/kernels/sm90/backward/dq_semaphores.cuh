@@ -107,7 +107,7 @@ class DqSemaphoreSignaller {
   __device__ __forceinline__ void run() {
     std::uint32_t step = 0;
     while (signal(step)) ++step;
-    if constexpr (kC.is_ordered) send({.group = kEndOfConverts});
+    if constexpr (kC.has_converter()) send({.group = kEndOfConverts});
   }
 
  private:
@@ -120,7 +120,7 @@ class DqSemaphoreSignaller {
     if (semaphore == kEndOfAdds) return false;
     shared_.added.wait(place);
     const bool is_last = add.is_last != 0;
-    if constexpr (kC.is_ordered) {
+    if constexpr (kC.has_converter()) {
       if (is_last) {
         // The converter's copies go past what this multiprocessor still has on the way.
         ptx::fence_gpu();

@@ -10,12 +10,13 @@
 
 namespace magi::sm90 {
 
-/// Turns an item's dK and dV into output rows, or into a split's part of their sum.
+/// Turns a warpgroup's dK and dV of an item into output rows, or into a split's part of their sum:
+/// all columns of its keys or, where warpgroups share keys, its half of the columns of them all.
 template <BackwardConfig kC>
 class BackwardEpilogue {
  public:
-  using Keys = float[kC.dim_qk / 2];   ///< a thread's elements of dK
-  using Values = float[kC.dim_v / 2];  ///< a thread's elements of dV
+  using Keys = float[kC.dk_columns() / 2];    ///< a thread's elements of dK
+  using Values = float[kC.dv_columns() / 2];  ///< a thread's elements of dV
 
   __device__ __forceinline__ BackwardEpilogue(BackwardStorage<kC>& shared,
                                               const BackwardParams& params, int warpgroup)
@@ -34,11 +35,11 @@ class BackwardEpilogue {
       if (!add_splits(dk, dv, item, flags)) return;
     }
 #pragma unroll
-    for (int i = 0; i < kC.dim_qk / 2; ++i) dk[i] *= params_.softmax.score.softmax_scale;
+    for (int i = 0; i < kC.dk_columns() / 2; ++i) dk[i] *= params_.softmax.score.softmax_scale;
     ptx::named_barrier_sync(kDkvEpilogue + warpgroup_, 128);
     const KeyGradients& keys = params_.keys;
-    write_rows(dv, row_of(keys.dv, &KeyDestination::dv, item), keys.dim_v);
-    write_rows(dk, row_of(keys.dk, &KeyDestination::dk, item), keys.dim_qk);
+    write_columns(dv, row_of(keys.dv, &KeyDestination::dv, item), keys.dim_v);
+    write_columns(dk, row_of(keys.dk, &KeyDestination::dk, item), keys.dim_qk);
   }
 
  private:
@@ -46,6 +47,9 @@ class BackwardEpilogue {
   static constexpr int kChunkBytes = 16;
   static constexpr int kPanelChunks = tile::kPanelRowBytes / kChunkBytes;
   static constexpr int kPanelBytes = kC.keys * tile::kPanelRowBytes;
+  /// Panels of V's buffer that the warpgroup may use.
+  static constexpr int kStagePanels =
+      kC.v_stage_bytes() / kPanelBytes / (kC.has_shared_keys() ? kC.consumers : 1);
   static constexpr int kKeyFloats = kC.keys * kC.dim_qk;   ///< floats of dK in a slot
   static constexpr int kValueFloats = kC.keys * kC.dim_v;  ///< floats of dV after them
 
@@ -53,11 +57,11 @@ class BackwardEpilogue {
   __device__ __forceinline__ float4* key_place(int slot) const {
     const std::int64_t begin = std::int64_t{slot} * (kKeyFloats + kValueFloats);
     return reinterpret_cast<float4*>(params_.keys.split_sums + begin) +
-           warpgroup_ * (kC.dim_qk / 8) * 128 + thread_;
+           warpgroup_ * (kC.dk_columns() / 8) * 128 + thread_;
   }
   /// Its first float4 of dV in the slot where that of dK is at `keys`.
   __device__ __forceinline__ float4* value_place(float4* keys) const {
-    return keys + kKeyFloats / 4 + warpgroup_ * ((kC.dim_v - kC.dim_qk) / 8) * 128;
+    return keys + kKeyFloats / 4 + warpgroup_ * ((kC.dv_columns() - kC.dk_columns()) / 8) * 128;
   }
 
   /// Adds the sum of the splits before this one and, unless this is the last, stores it for the
@@ -122,7 +126,9 @@ class BackwardEpilogue {
   /// The first of the warp's 16 rows, in V's buffer too. NOTE: made of the warpgroup's number it
   /// costs the consumers' step uniform registers.
   __device__ __forceinline__ static int first_row() {
-    return (ptx::thread_index() - 128) / 32 * kWarpRows;
+    const int warp = (ptx::thread_index() - 128) / 32;
+    if constexpr (kC.has_shared_keys()) return warp % 4 * kWarpRows;
+    return warp * kWarpRows;
   }
 
   /// The lane's row, one of 16, in `local` or where its destination says.
@@ -146,6 +152,18 @@ class BackwardEpilogue {
             rows.is_float};
   }
 
+  /// Writes the warpgroup's columns of a gradient of `dim` columns; `row` is the lane's whole row.
+  template <int kElements>
+  __device__ __forceinline__ void write_columns(const float (&values)[kElements], Row row,
+                                                int dim) const {
+    if constexpr (kC.has_shared_keys()) {
+      const int first = warpgroup_ * (2 * kElements);
+      if (row.data != nullptr) row.data += first * (row.is_float ? 4 : 2);
+      dim -= first;
+    }
+    write_rows(values, row, dim);
+  }
+
   /// Writes the warp's rows, in both types where a tile has destinations of both.
   template <int kElements>
   __device__ __forceinline__ void write_rows(const float (&values)[kElements], const Row& row,
@@ -162,7 +180,13 @@ class BackwardEpilogue {
   // Rows pass through the warp's rows of V's buffer and leave in chunks of 16 bytes, neighbouring
   // lanes side by side: memory of another GPU takes a row in few and whole packets.
 
-  /// Where a chunk of a row lies in V's buffer.
+  /// The warpgroup's part of V's buffer.
+  __device__ __forceinline__ std::uint8_t* staging() const {
+    if constexpr (!kC.has_shared_keys()) return shared_.v;
+    return shared_.v + warpgroup_ * kStagePanels * kPanelBytes;
+  }
+
+  /// Where a chunk of a row lies in it.
   __device__ __forceinline__ static std::uint32_t chunk_place(int row, int chunk) {
     return static_cast<std::uint32_t>(chunk / kPanelChunks * kPanelBytes) +
            tile::swizzled_offset(row, chunk % kPanelChunks);
@@ -183,7 +207,7 @@ class BackwardEpilogue {
       const std::uintptr_t first = __shfl_sync(0xffffffffu, low, row) |
                                    std::uintptr_t{__shfl_sync(0xffffffffu, high, row)} << 32;
       const auto* source =
-          reinterpret_cast<const float4*>(shared_.v + chunk_place(first_row() + row, chunk));
+          reinterpret_cast<const float4*>(staging() + chunk_place(first_row() + row, chunk));
       if (first != 0 && chunk < num_chunks) {
         write(reinterpret_cast<float4*>(first + kChunkBytes * chunk), *source);
       }
@@ -194,7 +218,7 @@ class BackwardEpilogue {
   __device__ __forceinline__ void write_floats(const float (&values)[kElements],
                                                std::uint8_t* address, int dim) const {
     // Columns for which the warp's rows have room: 32 in each panel.
-    constexpr int kColumns = kC.v_stage_bytes() / kPanelBytes * 32;
+    constexpr int kColumns = kStagePanels * 32;
     constexpr int kChunks = kColumns / 4;
     const bool is_adding = params_.keys.is_adding;
 #pragma unroll
@@ -218,7 +242,7 @@ class BackwardEpilogue {
   template <int kColumns, int kElements>
   __device__ __forceinline__ void stage_floats(const float (&values)[kElements], int begin) const {
     const std::uint32_t base =
-        ptx::shared_address(shared_.v) + static_cast<std::uint32_t>(lane() % 2 * 8);
+        ptx::shared_address(staging()) + static_cast<std::uint32_t>(lane() % 2 * 8);
 #pragma unroll
     for (int c = 0; c < kColumns / 8; ++c) {
 #pragma unroll
@@ -234,7 +258,7 @@ class BackwardEpilogue {
   template <int kElements>
   __device__ __forceinline__ void write_halves(const float (&values)[kElements],
                                                std::uint8_t* address, int dim) const {
-    tile::stage_rows<kC.type, kC.keys>(shared_.v, first_row(), lane(), values);
+    tile::stage_rows<kC.type, kC.keys>(staging(), first_row(), lane(), values);
     __syncwarp();
     write_chunks<kElements / 4>(address, dim / 8,
                                 [](float4* place, const float4& value) { *place = value; });

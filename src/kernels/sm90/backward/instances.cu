@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
+
 #include "kernels/sm90/backward/launch.cuh"
 
 namespace magi::sm90 {
@@ -12,29 +14,29 @@ struct BackwardInstanceOf {
                                           .rows = kDim == 64 ? 128 : 64};
 };
 
-namespace {
-
-constexpr BackwardInstance kInstances[] = {
-    backward_instance<BackwardInstanceOf<DType::BFloat16, 64, false>>(),
-    backward_instance<BackwardInstanceOf<DType::BFloat16, 64, true>>(),
-    backward_instance<BackwardInstanceOf<DType::BFloat16, 128, false>>(),
-    backward_instance<BackwardInstanceOf<DType::BFloat16, 128, true>>(),
-    backward_instance<BackwardInstanceOf<DType::Float16, 64, false>>(),
-    backward_instance<BackwardInstanceOf<DType::Float16, 64, true>>(),
-    backward_instance<BackwardInstanceOf<DType::Float16, 128, false>>(),
-    backward_instance<BackwardInstanceOf<DType::Float16, 128, true>>(),
-};
-
-}  // namespace
-
-std::span<const BackwardInstance> backward_instances() { return kInstances; }
+std::span<const BackwardInstance> backward_instances() {
+  // By type, ascending dims.
+  static const std::array kInstances{
+      backward_instance<BackwardInstanceOf<DType::BFloat16, 64, false>>(),
+      backward_instance<BackwardInstanceOf<DType::BFloat16, 64, true>>(),
+      backward_instance<BackwardInstanceOf<DType::BFloat16, 128, false>>(),
+      backward_instance<BackwardInstanceOf<DType::BFloat16, 128, true>>(),
+      shared_keys_instance(DType::BFloat16),
+      backward_instance<BackwardInstanceOf<DType::Float16, 64, false>>(),
+      backward_instance<BackwardInstanceOf<DType::Float16, 64, true>>(),
+      backward_instance<BackwardInstanceOf<DType::Float16, 128, false>>(),
+      backward_instance<BackwardInstanceOf<DType::Float16, 128, true>>(),
+      shared_keys_instance(DType::Float16),
+  };
+  return kInstances;
+}
 
 const BackwardInstance* find_backward_instance(DType type, int dim_qk, int dim_v,
                                                bool has_softcap) {
-  for (const BackwardInstance& instance : kInstances) {
+  for (const BackwardInstance& instance : backward_instances()) {
     const BackwardConfig& config = instance.config;
     if (config.type == type && config.dim_qk >= dim_qk && config.dim_v >= dim_v &&
-        config.has_softcap == has_softcap) {
+        (config.has_softcap || !has_softcap)) {
       return &instance;
     }
   }

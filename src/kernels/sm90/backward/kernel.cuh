@@ -5,6 +5,7 @@
 #include "kernels/sm90/backward/dq_convert_warp.cuh"
 #include "kernels/sm90/backward/dq_semaphores.cuh"
 #include "kernels/sm90/backward/producer.cuh"
+#include "kernels/sm90/backward/shared_keys_consumer.cuh"
 
 // Gradients of out = softmax(scale * Q K^T + mask) V for one k tile and kv head per item, its query
 // heads (or a split of them) and the rows that see it:
@@ -20,6 +21,8 @@
 //     64 keys    |                |  warpgroup 1    are A operands as they lie. dS^T of both also
 //                +----------------+                 goes to shared memory, and each warpgroup
 //                                                   multiplies half of dQ with it.
+//
+// At head dim 256 a k tile has 64 keys that both warpgroups share (shared_keys_consumer.cuh).
 //
 // Roles: of warpgroup 0, one thread of warp 0 takes items, walks records and loads; where dQ's sums
 // are taken in order, one of warp 1 waits for semaphores, one of warp 2 signals them and warp 3
@@ -46,6 +49,7 @@ template <typename Instance, bool kIsDeterministic>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
   constexpr BackwardConfig kC = Instance::kConfig.ordered(kIsDeterministic);
+  static_assert(kC.has_registers());
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<BackwardStorage<kC>*>(shared_bytes);
   const int warp = ptx::uniform(static_cast<int>(threadIdx.x) / 32);
@@ -60,19 +64,27 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   __syncthreads();
   ptx::await_kernels_before();
   if (warp < 4) {
-    ptx::lower_registers<kC.producer_registers>();
+    ptx::lower_registers<kC.producer_registers()>();
     if (threadIdx.x == 0) BackwardProducer<kC>(shared, params).run();
     // NOTE: asked at run time though it is known: without this code ptxas runs out of registers in
     // the other instances and serialises their products.
     const bool is_ordered = params.dq_order.is_ordered;
     if (is_ordered && threadIdx.x == 32) DqSemaphoreWaiter<kC>(shared, params).run();
     if (is_ordered && threadIdx.x == 64) DqSemaphoreSignaller<kC>(shared, params).run();
-    if constexpr (kC.is_ordered) {
+    if constexpr (kC.has_converter()) {
       if (warp == 3) DqConvertWarp<kC>(shared, params).run();
     }
   } else {
-    ptx::raise_registers<kC.consumer_registers>();
-    BackwardConsumer<kC>(shared, params, warp / 4 - 1).run();
+    if constexpr (!kC.has_shared_keys()) {
+      ptx::raise_registers<kC.consumer_registers(0)>();
+      BackwardConsumer<kC>(shared, params, warp / 4 - 1).run();
+    } else if (warp < 8) {
+      ptx::raise_registers<kC.consumer_registers(0)>();
+      SharedKeysConsumer<kC, ScoreRole::Probabilities>(shared, params).run();
+    } else {
+      ptx::raise_registers<kC.consumer_registers(1)>();
+      SharedKeysConsumer<kC, ScoreRole::Gradients>(shared, params).run();
+    }
   }
 }
 

@@ -26,6 +26,10 @@ struct BackwardInstance {
   void (*convert_dq)(const BackwardParams& params, cudaStream_t stream) = nullptr;
 };
 
+/// The one for head dims up to 256, whose warpgroups share the keys of a k tile: with a softcap or
+/// without, as a call says.
+BackwardInstance shared_keys_instance(DType type);
+
 /// The kernels of the library.
 std::span<const BackwardInstance> backward_instances();
 

@@ -79,7 +79,7 @@ struct KeyGradients {
   std::int32_t dim_qk = 0;               ///< columns of dk
   std::int32_t dim_v = 0;                ///< columns of dv
   bool is_adding = false;                ///< both are added to what is there
-  float* split_sums = nullptr;           ///< [slots]: dK [128, dim_qk], then dV [128, dim_v]
+  float* split_sums = nullptr;           ///< [slots]: dK [keys, dim_qk], then dV [keys, dim_v]
   unsigned* split_semaphores = nullptr;  ///< [kv heads, tiles, 2], all zero at the start
   /// Of all keys, ascending; null: all go to dk and dv. None is added to.
   const KeyDestination* destinations = nullptr;

@@ -228,8 +228,9 @@ __global__ void __launch_bounds__(kThreads)
 
 template <DType kType, bool kMayBeFloat>
 void launch(const PrepareParams& params, bool is_beside, cudaStream_t stream) {
-  const auto kernel = params.dim_v <= 64 ? prepare_kernel<kType, 8, kMayBeFloat>
-                                         : prepare_kernel<kType, 16, kMayBeFloat>;
+  const auto kernel = params.dim_v <= 64    ? prepare_kernel<kType, 8, kMayBeFloat>
+                      : params.dim_v <= 128 ? prepare_kernel<kType, 16, kMayBeFloat>
+                                            : prepare_kernel<kType, 32, kMayBeFloat>;
   const auto num_ctas = static_cast<unsigned>(std::max<std::int64_t>(params.packed.num_tiles(), 1));
   if (is_beside) return launch_ahead(kernel, num_ctas, kThreads, 0, params, stream);
   kernel<<<num_ctas, kThreads, 0, stream>>>(params);

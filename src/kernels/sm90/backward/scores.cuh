@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/ptx/copy.cuh"
 #include "kernels/sm90/arguments.hpp"
 #include "kernels/sm90/backward/shared.cuh"
 #include "kernels/sm90/forward/softmax.cuh"
+#include "kernels/tile/descriptor.cuh"
 #include "kernels/tile/fragment.cuh"
 
 // Arithmetic on a warpgroup's transposed scores: 64 keys x the rows of the q tile. A thread holds
@@ -130,6 +132,28 @@ __device__ __forceinline__ void differentiate_wide(const float (&p)[kCount],
       }
     }
     if constexpr (kHasSoftcap) ptx::pin(dp);
+  }
+}
+
+/// Where a thread's first word of packed scores is in shared memory: they lie in panels of 64 rows
+/// of q, in them 128-byte rows, one per key; `key_row` is that of the thread's first key.
+__device__ __forceinline__ std::uint32_t first_word(const std::uint8_t* panels, int key_row,
+                                                    int first_column) {
+  return ptx::shared_address(panels + tile::swizzled_offset(key_row, 0) + 2 * first_column);
+}
+
+/// Calls visit(i, address) for each of kPacked words from the thread's first one on, in panels of
+/// kKeys keys.
+template <int kKeys, int kPacked, typename Visit>
+__device__ __forceinline__ void for_each_word(std::uint32_t first, Visit visit) {
+  constexpr int kPanel = kKeys * tile::kPanelRowBytes;
+#pragma unroll
+  for (int c = 0; c < kPacked / 2; ++c) {
+    // The swizzle is an exclusive or.
+    const std::uint32_t address = (first ^ static_cast<std::uint32_t>(c % 8 << 4)) +
+                                  static_cast<std::uint32_t>(c / 8 * kPanel);
+    visit(2 * c, address);
+    visit(2 * c + 1, address + 8 * tile::kPanelRowBytes);
   }
 }
 

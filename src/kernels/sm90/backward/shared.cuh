@@ -125,9 +125,6 @@ inline constexpr int kQuarterStages = 3;
 inline constexpr int kChunkBytes = 2048;
 inline constexpr int kQuarterBytes = 4 * kChunkBytes;
 
-/// Buffers of dS: a warpgroup writes one while dQ is made of the other.
-inline constexpr int kScoreStages = 2;
-
 template <BackwardConfig kC>
 struct BackwardStorage {
   alignas(1024) std::uint8_t k[kC.k_bytes()];
@@ -135,8 +132,8 @@ struct BackwardStorage {
   alignas(1024) std::uint8_t v[kC.v_stage_bytes()];
   alignas(1024) std::uint8_t q[kC.q_stages][kC.q_bytes()];
   alignas(1024) std::uint8_t dout[kC.dout_stages][kC.dout_bytes()];
-  /// dS^T: 128-byte rows, one per key.
-  alignas(1024) std::uint8_t scores[kScoreStages][kC.score_bytes()];
+  /// dS^T: 128-byte rows, one per key. Where warpgroups share keys, two of P^T follow.
+  alignas(1024) std::uint8_t scores[kC.score_buffers()][kC.score_bytes()];
   alignas(128) float lse_log2[kC.q_stages][kC.rows];
   alignas(128) float delta[kC.dout_stages][kC.rows];
   StepInfo steps[kStepStages];
@@ -144,10 +141,11 @@ struct BackwardStorage {
   ArrivalState arrivals;
   ItemInfo items[2];
   AddInfo adds[kAddStages];
-  RingBarriers<kStepStages> step_full;     ///< for the semaphore waiter
-  Ring<kAddStages> add_ring;               ///< the step's dQ may be added / has been
-  RingBarriers<kAddStages> added;          ///< both halves of the step's dQ
-  RingBarriers<kScoreStages> scores_full;  ///< dS of both warpgroups is there, dQ before it done
+  RingBarriers<kStepStages> step_full;  ///< for the semaphore waiter
+  Ring<kAddStages> add_ring;            ///< the step's dQ may be added / has been
+  RingBarriers<kAddStages> added;       ///< both halves of the step's dQ
+  /// dS of both warpgroups is there, dQ before it done; where they share keys: dS is there.
+  RingBarriers<kC.score_stages> scores_full;
   Ring<kC.q_stages> q_ring;
   Ring<kC.dout_stages> dout_ring;
   Ring<1> k_ring;
@@ -156,7 +154,9 @@ struct BackwardStorage {
   Ring<kConvertStages> convert_ring;          ///< a sum is complete / its dq has been written
   RingBarriers<kQuarterStages> quarter_full;  ///< a quarter of a complete sum is there
   ConverterState converter;
-  alignas(128) std::uint8_t quarters[kC.is_ordered ? kQuarterStages : 1][kQuarterBytes];
+  RingBarriers<kC.score_stages> probabilities_full;  ///< P is there, where warpgroups share keys
+  alignas(128) std::uint8_t
+      quarters[kC.has_converter() ? kQuarterStages : 1][kC.has_converter() ? kQuarterBytes : 16];
 
   __device__ __forceinline__ void init_barriers() {
     constexpr int kConsumerWarps = 4 * kC.consumers * ptx::kArrivalsPerWarp;
@@ -165,7 +165,11 @@ struct BackwardStorage {
     added.init(kConsumerWarps);
     convert_ring.init(ptx::kArrivalsPerWarp);
     quarter_full.init(1);
-    scores_full.init(kConsumerWarps);
+    // Where they share keys, one warpgroup makes P and the other one dS.
+    constexpr int kScoreWarps =
+        kC.has_shared_keys() ? kConsumerWarps / kC.consumers : kConsumerWarps;
+    scores_full.init(kScoreWarps);
+    if constexpr (kC.has_shared_keys()) probabilities_full.init(kScoreWarps);
     q_ring.init(kConsumerWarps);
     dout_ring.init(kConsumerWarps);
     k_ring.init(kConsumerWarps);

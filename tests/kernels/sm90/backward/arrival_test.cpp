@@ -337,7 +337,7 @@ TEST_P(BackwardArrivalTest, PartsHavePlacesOfTheirOwn) {
 
 INSTANTIATE_TEST_SUITE_P(Instances, BackwardArrivalTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
-                                            ::testing::Values(64, 128), ::testing::Bool()));
+                                            ::testing::Values(64, 128, 256), ::testing::Bool()));
 
 using BackwardArrivalRefusalTest = GpuTest;
 

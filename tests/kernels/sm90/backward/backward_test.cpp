@@ -243,8 +243,8 @@ TEST_P(BackwardTest, StridedTensors) {
 }
 
 TEST_P(BackwardTest, DimsBelowTheInstanceAndUnequalOnes) {
-  for (const auto& [dim_qk, dim_v] :
-       std::vector<std::pair<std::int32_t, std::int32_t>>{{8, 8}, {40, 56}, {120, 64}, {72, 128}}) {
+  for (const auto& [dim_qk, dim_v] : std::vector<std::pair<std::int32_t, std::int32_t>>{
+           {8, 8}, {40, 56}, {120, 64}, {72, 128}, {136, 128}, {192, 128}, {64, 248}, {200, 256}}) {
     BackwardCase test = base();
     test.dim_qk = dim_qk;
     test.dim_v = dim_v;
@@ -393,7 +393,7 @@ TEST_P(BackwardTest, OneHotAttentionIsExact) {
 
 INSTANTIATE_TEST_SUITE_P(Instances, BackwardTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
-                                            ::testing::Values(64, 128)));
+                                            ::testing::Values(64, 128, 256)));
 
 }  // namespace
 }  // namespace magi::test

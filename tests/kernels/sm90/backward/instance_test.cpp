@@ -171,7 +171,7 @@ TEST_P(BackwardInstanceTest, OneCtaConvertsManySums) {
 
 INSTANTIATE_TEST_SUITE_P(Instances, BackwardInstanceTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
-                                            ::testing::Values(64, 128), ::testing::Bool(),
+                                            ::testing::Values(64, 128, 256), ::testing::Bool(),
                                             ::testing::Bool()),
                          name_of);
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int32_t kWindow = 64;
 constexpr std::int32_t kEndRows = 512;
-constexpr std::int32_t kRows = 263'168;  // of 64 heads of 128 elements: 2^31 and a bit
+constexpr std::int32_t kHeads = 64;
 constexpr std::int64_t kNeededBytes = std::int64_t{40} << 30;
 
 Mask window_mask(std::int32_t rows) {
@@ -21,25 +21,30 @@ Mask window_mask(std::int32_t rows) {
       rows, rows, {{.q0 = 0, .q1 = rows, .k0 = 0, .k1 = rows, .d_min = 1 - kWindow, .d_max = 0}}};
 }
 
-BackwardCase end_case() {
+/// Rows of all heads: 2^31 elements and a bit.
+constexpr std::int32_t rows_of(std::int32_t dim) { return (1 << 30) / (kHeads / 2 * dim) + 1024; }
+
+BackwardCase end_case(std::int32_t dim) {
   BackwardCase test;
-  test.heads_q = 64;
+  test.dim_qk = test.dim_v = dim;
+  test.heads_q = kHeads;
   test.heads_kv = 1;
   test.tuning.packed_heads = 8;
   test.mask = window_mask(kEndRows);
   return test;
 }
 
-/// A tensor of kRows rows: zeros, and at the end the rows of `end`.
+/// A tensor of many rows: zeros, and at the end the rows of `end`.
 class LongTensor {
  public:
-  explicit LongTensor(const TensorView& end)
+  LongTensor(const TensorView& end, std::int32_t rows)
       : row_bytes_(static_cast<std::size_t>(end.stride[0]) * dtype_bytes(end.dtype)),
-        buffer_(row_bytes_ * kRows),
+        num_rows_(static_cast<std::size_t>(rows)),
+        buffer_(row_bytes_ * num_rows_),
         view_(end) {
     buffer_.fill(0, nullptr);
     view_.data = buffer_.data();
-    view_.shape[0] = kRows;
+    view_.shape[0] = rows;
     cuda_check(cudaMemcpy(tail(), end.data, kEndRows * row_bytes_, cudaMemcpyDeviceToDevice),
                "cudaMemcpy");
   }
@@ -52,10 +57,11 @@ class LongTensor {
 
  private:
   void* tail() const {
-    return static_cast<std::uint8_t*>(buffer_.data()) + (kRows - kEndRows) * row_bytes_;
+    return static_cast<std::uint8_t*>(buffer_.data()) + (num_rows_ - kEndRows) * row_bytes_;
   }
 
   std::size_t row_bytes_;
+  std::size_t num_rows_;
   DeviceBuffer buffer_;
   TensorView view_;
 };
@@ -73,15 +79,17 @@ void expect_near(const GuardedTensor& seen, const GuardedTensor& expected, std::
   }
 }
 
-using BackwardLargeTest = GpuTest;
+class BackwardLargeTest : public GpuTest, public ::testing::WithParamInterface<std::int32_t> {};
 
-TEST_F(BackwardLargeTest, BeyondTwoToThe31Elements) {
+TEST_P(BackwardLargeTest, BeyondTwoToThe31Elements) {
   std::size_t free_bytes = 0, total_bytes = 0;
   cuda_check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
   if (static_cast<std::int64_t>(free_bytes) < kNeededBytes) {
     GTEST_SKIP() << "less than 40 GiB free: device test not run";
   }
-  BackwardCase test = end_case();
+  const std::int32_t dim = GetParam();
+  const std::int32_t rows = rows_of(dim);
+  BackwardCase test = end_case(dim);
   check_backward(test);
   const BackwardInputs inputs(test);
   BackwardOutputs expected(test);
@@ -92,9 +100,10 @@ TEST_F(BackwardLargeTest, BeyondTwoToThe31Elements) {
     const GuardedWorkspace workspace(work.workspace_bytes());
     attention_backward_cuda(args, work, workspace.view(), nullptr);
   }
-  const LongTensor q(args.q), k(args.k), v(args.v), out(args.out), lse(args.lse), dout(args.dout);
-  const LongTensor dq(args.dq), dk(args.dk), dv(args.dv);
-  const Mask mask = window_mask(kRows);
+  const LongTensor q(args.q, rows), k(args.k, rows), v(args.v, rows), out(args.out, rows);
+  const LongTensor lse(args.lse, rows), dout(args.dout, rows);
+  const LongTensor dq(args.dq, rows), dk(args.dk, rows), dv(args.dv, rows);
+  const Mask mask = window_mask(rows);
   BackwardArgs long_args{.q = q.view(), .k = k.view(), .v = v.view(), .slices = mask.slices};
   long_args.out = out.view();
   long_args.lse = lse.view();
@@ -117,6 +126,8 @@ TEST_F(BackwardLargeTest, BeyondTwoToThe31Elements) {
   expect_near(seen.dk, expected.dk, 0);
   expect_near(seen.dv, expected.dv, 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(Dims, BackwardLargeTest, ::testing::Values(128, 256));
 
 }  // namespace
 }  // namespace magi::test

@@ -12,12 +12,12 @@ namespace magi::test {
 namespace {
 
 /// Without sinks the main kernel is launched before prepare has ended. Head dim 64 has q tiles of
-/// 128 rows, 128 has 64.
+/// 128 rows, 128 has 64; 256 has k tiles of 64 keys.
 struct Variant {
   std::int32_t dim = 128;
   std::int32_t num_sinks = 1;
 };
-constexpr Variant kVariants[] = {{64, 0}, {64, 1}, {128, 0}, {128, 1}};
+constexpr Variant kVariants[] = {{64, 0}, {64, 1}, {128, 0}, {128, 1}, {256, 0}, {256, 1}};
 
 BackwardCase documents_case(const Variant& variant) {
   BackwardCase test;
@@ -212,7 +212,7 @@ void check_two_streams(const BackwardCase& test) {
 }
 
 TEST_F(BackwardLaunchTest, TwoStreamsShareAList) {
-  for (const Variant& variant : {Variant{64, 0}, Variant{128, 1}}) {
+  for (const Variant& variant : {Variant{64, 0}, Variant{128, 1}, Variant{256, 0}}) {
     check_two_streams(documents_case(variant));
   }
 }

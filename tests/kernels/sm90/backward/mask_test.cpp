@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <functional>
 #include <vector>
 
 #include "kernels/sm90/backward/case.hpp"
@@ -8,6 +9,7 @@ namespace magi::test {
 namespace {
 
 using BackwardMaskTest = GpuTest;
+using BackwardWideMaskTest = GpuTest;
 
 std::int32_t pick(RandomStream& random, const std::vector<std::int32_t>& values) {
   return values[static_cast<std::size_t>(
@@ -36,7 +38,10 @@ BackwardTuning random_tuning(RandomStream& random, std::int32_t group) {
   return tuning;
 }
 
-BackwardCase random_case(std::uint64_t seed) {
+/// Draws dims of q, k and of v.
+using DrawDims = std::function<void(RandomStream&, BackwardCase&)>;
+
+BackwardCase random_case(std::uint64_t seed, const DrawDims& draw_dims) {
   RandomStream random(seed);
   BackwardCase test;
   test.seed = seed;
@@ -48,8 +53,7 @@ BackwardCase random_case(std::uint64_t seed) {
   test.heads_kv = pick(random, {1, 1, 2, 2, 5});
   const std::int32_t group = pick(random, {1, 2, 3, 4, 8});
   test.heads_q = test.heads_kv * group;
-  test.dim_qk = pick(random, {64, 64, 128, 80});
-  test.dim_v = random.chance(80) ? test.dim_qk : pick(random, {32, 64, 128});
+  draw_dims(random, test);
   test.layout = static_cast<Layout>(random.between(0, 2));
   test.has_float_out = random.chance(15);
   test.has_float_gradients = random.chance(25);
@@ -64,9 +68,24 @@ BackwardCase random_case(std::uint64_t seed) {
   return test;
 }
 
+void check_random_masks(const DrawDims& draw_dims) {
+  for_each_random_mask([&](int number) {
+    check_backward(random_case(1000 + static_cast<std::uint64_t>(number), draw_dims));
+  });
+}
+
 TEST_F(BackwardMaskTest, RandomMasksAgreeWithFloat64) {
-  for_each_random_mask(
-      [](int number) { check_backward(random_case(1000 + static_cast<std::uint64_t>(number))); });
+  check_random_masks([](RandomStream& random, BackwardCase& test) {
+    test.dim_qk = pick(random, {64, 64, 128, 80});
+    test.dim_v = random.chance(80) ? test.dim_qk : pick(random, {32, 64, 128});
+  });
+}
+
+TEST_F(BackwardWideMaskTest, Dim256MasksAgreeWithFloat64) {
+  check_random_masks([](RandomStream& random, BackwardCase& test) {
+    test.dim_qk = pick(random, {256, 256, 256, 200, 64});
+    test.dim_v = random.chance(80) ? 256 : pick(random, {136, 192, 248});
+  });
 }
 
 }  // namespace

@@ -220,7 +220,7 @@ TEST_F(BackwardPrepareTest, EveryPacking) {
 
 TEST_F(BackwardPrepareTest, EveryTypeDimAndLayout) {
   for (const DType type : {DType::BFloat16, DType::Float16}) {
-    for (const std::int32_t dim : {8, 40, 64, 72, 128}) {
+    for (const std::int32_t dim : {8, 40, 64, 72, 128, 136, 256}) {
       for (const Layout layout : {Layout::Contiguous, Layout::PaddedRows, Layout::HeadMajor}) {
         check_prepare({.type = type, .dim = dim, .layout = layout, .has_dlse = true});
         check_prepare({.type = type, .dim = dim, .layout = layout, .has_float_rows = true});

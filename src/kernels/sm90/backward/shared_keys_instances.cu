@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/check.hpp"
+#include "kernels/sm90/backward/launch.cuh"
+
+namespace magi::sm90 {
+
+/// Compiled apart from the others: instances of head dim 256 take as long as those of two dims.
+template <DType kType>
+struct SharedKeysInstance {
+  static constexpr BackwardConfig kConfig{
+      .type = kType, .dim_qk = 256, .dim_v = 256, .has_softcap = true, .keys = 64, .q_stages = 2};
+};
+
+BackwardInstance shared_keys_instance(DType type) {
+  MAGI_CHECK(type == DType::BFloat16 || type == DType::Float16);
+  return type == DType::BFloat16 ? backward_instance<SharedKeysInstance<DType::BFloat16>>()
+                                 : backward_instance<SharedKeysInstance<DType::Float16>>();
+}
+
+}  // namespace magi::sm90
