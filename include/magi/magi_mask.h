@@ -89,6 +89,8 @@ MAGI_API magi_status magi_mask_typed_slices(const magi_mask* mask, magi_buffer**
 MAGI_API magi_status magi_mask_draw(const magi_mask* mask, const char* title, magi_buffer** svg);
 /* Visible pairs; a pair in n slices counts n times. */
 MAGI_API magi_status magi_mask_area(const magi_mask* mask, int64_t* area);
+/* How many rows the farthest keys lie before and after a query that sees them; 0: none. */
+MAGI_API magi_status magi_mask_reach(const magi_mask* mask, int32_t* before, int32_t* after);
 /* uint16 [rows_q, rows_k]: how many slices hold a pair. */
 MAGI_API magi_status magi_mask_expand(const magi_mask* mask, magi_buffer** multiplicity);
 

@@ -48,6 +48,14 @@ void validate(const Mask& mask);
 /// Pairs with multiplicity; InvalidArgument if they exceed int64.
 std::int64_t area(const Mask& mask);
 
+/// How many rows the farthest keys lie before and after a query that sees them; 0: none.
+struct Reach {
+  std::int32_t before = 0;
+  std::int32_t after = 0;
+  friend bool operator==(const Reach&, const Reach&) = default;
+};
+Reach reach(const Mask& mask);
+
 /// Dense multiplicity map, row-major [rows_q, rows_k], counts capped at 65535: for tests, checkers
 /// and pictures of small masks. InvalidArgument above 2^28 pairs.
 std::vector<std::uint16_t> expand(const Mask& mask);

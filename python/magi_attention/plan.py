@@ -200,11 +200,7 @@ class Plan:
     @property
     def reach(self) -> tuple[int, int]:
         """How many rows the farthest keys lie before and after a query that sees them."""
-        q0, q1, k0, k1, d_min, d_max = self._handle.mask().bands().unbind(1)
-        first, last = torch.maximum(d_min, k0 - q1 + 1), torch.minimum(d_max, k1 - 1 - q0)
-        ends = torch.stack((-first, last), 1)[first <= last]
-        back, ahead = ends.amax(0).clamp(min=0).tolist() if ends.numel() else (0, 0)
-        return back, ahead
+        return self._handle.mask().reach()
 
     def rows_of(self, rank: int) -> int:
         """Local rows of a rank, padding included."""
@@ -316,7 +312,7 @@ class BoundPlan:
         self.communicator = communicator or make_communicator(cp_group, transport)
         self.total_seqlen = plan.total_seqlen
         self.reach = plan.reach
-        num_valid = plan.ranges_of(self.rank).total_seqlen
+        num_valid = _num_valid_rows(plan, self.rank)
         self.rows = Rows(plan.placement, self.total_seqlen, num_valid, self.communicator, cp_group)
         self.local_rows = self.rows.count
         unpadded = None
@@ -411,6 +407,15 @@ def _to_mask(
         check_inside("q_ranges", q_ranges, rows)
         check_inside("k_ranges", k_ranges, rows)
         raise
+
+
+def _num_valid_rows(plan: Plan, rank: int) -> int:
+    """Local rows of a rank without padding, which comes behind them."""
+    info = plan.placement.info()
+    chunk, last = info.chunk_size, plan.total_seqlen
+    owners = info.chunk_rank[: info.num_chunks]
+    firsts = [i * chunk for i, owner in enumerate(owners) if owner == rank]
+    return sum(min(row + chunk, last) - row for row in firsts if row < last)
 
 
 def _runner_of(

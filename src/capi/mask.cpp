@@ -207,6 +207,16 @@ magi_status magi_mask_area(const magi_mask* mask, int64_t* area) {
   return guarded([&] { require(area, "area") = magi::area(mask_of(mask)); });
 }
 
+magi_status magi_mask_reach(const magi_mask* mask, int32_t* before, int32_t* after) {
+  return guarded([&] {
+    require(before, "before");
+    require(after, "after");
+    const magi::Reach reach = magi::reach(mask_of(mask));
+    *before = reach.before;
+    *after = reach.after;
+  });
+}
+
 magi_status magi_mask_expand(const magi_mask* mask, magi_buffer** multiplicity) {
   return guarded([&] { give_table(magi::expand(mask_of(mask)), multiplicity, "multiplicity"); });
 }

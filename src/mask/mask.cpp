@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "magi/mask.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -53,6 +54,19 @@ std::int64_t area(const Mask& mask) {
     }
   }
   return total;
+}
+
+Reach reach(const Mask& mask) {
+  Reach farthest;
+  for (const BandSlice& slice : mask.slices) {
+    if (slice.q0 == slice.q1 || slice.k0 == slice.k1) continue;
+    const std::int32_t first = std::max(slice.d_min, slice.k0 - slice.q1 + 1);
+    const std::int32_t last = std::min(slice.d_max, slice.k1 - 1 - slice.q0);
+    if (first > last) continue;
+    farthest.before = std::max(farthest.before, -first);
+    farthest.after = std::max(farthest.after, last);
+  }
+  return farthest;
 }
 
 std::vector<std::uint16_t> expand(const Mask& mask) {

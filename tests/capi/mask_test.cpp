@@ -97,6 +97,10 @@ TEST(MaskAbi, AnswersQueries) {
   std::int64_t pairs = 0;
   EXPECT_EQ(magi_mask_area(mask.get(), &pairs), MAGI_OK);
   EXPECT_EQ(pairs, area(truth));
+  Reach farthest;
+  EXPECT_EQ(magi_mask_reach(mask.get(), &farthest.before, &farthest.after), MAGI_OK);
+  EXPECT_EQ(farthest, reach(truth));
+  EXPECT_EQ(magi_mask_reach(mask.get(), nullptr, &farthest.after), MAGI_INVALID_ARGUMENT);
   const auto dense = made<magi_buffer>([&](auto** b) { return magi_mask_expand(mask.get(), b); });
   EXPECT_EQ(array_of<std::uint16_t>(dense.get()), expand(truth));
   magi_coverage coverage{.struct_size = sizeof(coverage)};

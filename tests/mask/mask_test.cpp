@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -98,6 +99,23 @@ TEST(RandomMasks, WithoutOverlapsHoldEachPairOnce) {
     for (const int count : dense_counts(mask)) most = std::max(most, count);
   }
   EXPECT_EQ(most, 1);
+}
+
+TEST(MaskReach, IsThatOfTheFarthestPair) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    RandomStream random(seed);
+    const Mask mask = random_mask(random);
+    const auto counts = expand(mask);
+    Reach farthest;
+    for (std::int32_t q = 0; q < mask.rows_q; ++q) {
+      for (std::int32_t k = 0; k < mask.rows_k; ++k) {
+        if (counts[static_cast<std::size_t>(q * mask.rows_k + k)] == 0) continue;
+        farthest.before = std::max(farthest.before, q - k);
+        farthest.after = std::max(farthest.after, k - q);
+      }
+    }
+    EXPECT_EQ(reach(mask), farthest) << "seed " << seed << " " << describe(mask);
+  }
 }
 
 }  // namespace

@@ -143,6 +143,13 @@ class MaskHandle(Handle):
         count = len(slices) // 24  # bytes of six int32
         return MaskHandle(made(lib.magi_mask_from_slices, slices, count, rows_q, rows_k))
 
+    def reach(self) -> tuple[int, int]:
+        """Rows that the farthest keys lie before and after a query that sees them."""
+        before, after = ctypes.c_int32(), ctypes.c_int32()
+        addresses = ctypes.addressof(before), ctypes.addressof(after)
+        check(lib.magi_mask_reach(self.address, *addresses))
+        return before.value, after.value
+
     def area(self) -> int:
         """Visible pairs; a pair in n slices counts n times."""
         area = ctypes.c_int64()

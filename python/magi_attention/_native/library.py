@@ -26,6 +26,7 @@ _PROTOTYPES = {
     "magi_mask_slices": "pp",
     "magi_mask_typed_slices": "pp",
     "magi_mask_area": "pp",
+    "magi_mask_reach": "ppp",
     "magi_mask_draw": "psp",
     "magi_placement_from_chunks": "iiipqp",
     "magi_placement_get_info": "pp",
