@@ -2,9 +2,12 @@
 #include "cuda/stream_counters.hpp"
 
 #include <algorithm>
+#include <cstdint>
+#include <map>
 #include <span>
 
 #include "cuda/check.hpp"
+#include "cuda/device.hpp"
 
 namespace magi {
 namespace {
@@ -16,6 +19,17 @@ constexpr std::size_t kCountersPerChunk = 64;
 StreamCounters::StreamCounters() {
   const std::lock_guard lock(mutex_);
   free_.push_back(take_locked());
+}
+
+std::shared_ptr<StreamCounters> StreamCounters::shared() {
+  // Never destroyed: the last owner may end after them.
+  static auto& mutex = *new std::mutex;
+  static auto& by_device = *new std::map<std::int32_t, std::weak_ptr<StreamCounters>>;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<StreamCounters>& known = by_device[current_device()];
+  std::shared_ptr<StreamCounters> counters = known.lock();
+  if (counters == nullptr) known = counters = std::make_shared<StreamCounters>();
+  return counters;
 }
 
 unsigned* StreamCounters::of_stream(cudaStream_t stream) {
@@ -37,11 +51,6 @@ unsigned* StreamCounters::take() {
 void StreamCounters::put_back(unsigned* counter) {
   const std::lock_guard lock(mutex_);
   free_.push_back(counter);
-}
-
-std::size_t StreamCounters::size_bytes() const {
-  const std::lock_guard lock(mutex_);
-  return chunks_.size() * kCountersPerChunk * kWords * sizeof(unsigned);
 }
 
 unsigned* StreamCounters::take_locked() {

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -21,6 +22,9 @@ class StreamCounters {
 
   /// On the current device, as is every later call.
   StreamCounters();
+  /// Those of the current device for all whose kernels follow each other on a stream, made for the
+  /// first of them.
+  static std::shared_ptr<StreamCounters> shared();
 
   /// The counter of `stream`; allocates only where a stream is new.
   unsigned* of_stream(cudaStream_t stream);
@@ -28,12 +32,10 @@ class StreamCounters {
   unsigned* take();
   void put_back(unsigned* counter);
 
-  std::size_t size_bytes() const;
-
  private:
   unsigned* take_locked();
 
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::vector<DeviceBuffer> chunks_;
   std::vector<unsigned*> free_;
   /// By the stream's number, which no later stream is given. Kept for good: a few bytes each.

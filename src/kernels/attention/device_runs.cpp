@@ -29,7 +29,7 @@ DeviceForward::DeviceForward(const AttentionLimits& limits, const ForwardArgs& a
     : lease_(args.q.device),
       limits_(limits),
       problem_(problem_of(args)),
-      counters_(std::make_unique<StreamCounters>()) {
+      counters_(StreamCounters::shared()) {
   if (coming != nullptr) own_rows_ = coming->own_rows;
 }
 

@@ -32,7 +32,6 @@ class DeviceForward : public PreparedForward, public std::enable_shared_from_thi
   /// all keys are there.
   virtual void enqueue(const ForwardArgs& args, unsigned* counters, void* workspace,
                        const KeyArrivals* arrivals, cudaStream_t stream) const = 0;
-  std::int64_t counter_bytes() const { return static_cast<std::int64_t>(counters_->size_bytes()); }
 
  private:
   struct GraphPart;
@@ -44,8 +43,8 @@ class DeviceForward : public PreparedForward, public std::enable_shared_from_thi
   PoolLease lease_;  ///< first: ends when the rest has been given back
   const AttentionLimits& limits_;
   AttentionProblem problem_;
-  std::optional<std::int32_t> own_rows_;  ///< of the coming keys that it is prepared for
-  std::unique_ptr<StreamCounters> counters_;
+  std::optional<std::int32_t> own_rows_;      ///< of the coming keys that it is prepared for
+  std::shared_ptr<StreamCounters> counters_;  ///< of all work on the device
 };
 
 class DeviceBackward : public PreparedBackward,
