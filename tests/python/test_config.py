@@ -211,6 +211,23 @@ class TestEnvironment:
                 check_flag_comb()
             monkeypatch.delenv("MAGI_ATTENTION_" + name)
 
+    def test_an_environment_that_is_known_is_not_read_again(self, monkeypatch):
+        from magi_attention import env
+
+        env.check_all()
+        reads = []
+        monkeypatch.setattr(env.comm, "transport", lambda: reads.append("transport"))
+        env.check_all()
+        assert not reads
+        monkeypatch.setenv("MAGI_ATTENTION_CATGQA", "1")
+        env.check_all()
+        env.check_all()
+        assert len(reads) == 1
+        monkeypatch.setenv("MAGI_ATTENTION_SDPA_BACKEND", "0")
+        for _ in range(2):  # an older name is warned of every time
+            with pytest.warns(DeprecationWarning, match="SDPA_BACKEND"):
+                env.check_all()
+
     def test_every_function_of_a_variable_is_listed(self):
         from magi_attention import env
 

@@ -29,6 +29,8 @@ TENSOR = struct.Struct("@NPiii4q4q")
 _NUM_TENSORS = 13  # of a prepared call
 
 _empty_like = torch.empty_like
+# Whether a tensor like one without strides is row-major.
+_IS_LIKE_ROW_MAJOR = _empty_like(torch.empty((1, 1), device="cpu").expand(2, 3)).stride() == (3, 1)
 
 try:
     from torch._C import _cuda_getCurrentRawStream as _raw_stream
@@ -50,18 +52,30 @@ def current_stream(index: int) -> int | None:
 
 def pack_tensor(buffer, offset: int, tensor: torch.Tensor, data: int) -> None:
     """Writes a magi_tensor of this address; ValueError for a type the library does not know."""
-    code = DTYPE_CODES.get(tensor.dtype)
+    device = device_index(tensor)
+    _pack(buffer, offset, data, tensor.dtype, device, tensor.shape, tensor.stride())
+
+
+def _pack(buffer, offset: int, data: int, dtype, device: int, shape, stride) -> None:
+    code = DTYPE_CODES.get(dtype)
     if code is None:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_CODES)
-        raise ValueError(f"dtype is {tensor.dtype}; allowed: {names}")
-    rank = tensor.dim()
+        raise ValueError(f"dtype is {dtype}; allowed: {names}")
+    rank = len(shape)
     if not 1 <= rank <= 4:
         raise ValueError(f"tensor has {rank} axes; allowed: 1 to 4")
     pad = (0,) * (4 - rank)
     TENSOR.pack_into(
-        buffer, offset, TENSOR.size, data, code, device_index(tensor), rank,
-        *tensor.shape, *pad, *tensor.stride(), *pad,
-    )  # fmt: skip
+        buffer, offset, TENSOR.size, data, code, device, rank, *shape, *pad, *stride, *pad
+    )
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor that torch makes, in elements."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(reversed(strides))
 
 
 class TensorStruct:
@@ -128,19 +142,26 @@ class Call:
         self._is_like_q = self._is_dense and q.shape == self._out_shape
         # To make a tensor like another takes half as long as to make one of a shape and type.
         self._like_lse = q.new_empty((1, 1), dtype=self._wide).expand(self._lse_shape)
-        self._has_like_lse = _empty_like(self._like_lse).stride() == (heads, 1)
+        self._has_like_lse = _IS_LIKE_ROW_MAJOR and rows > 0 and heads > 0
         self._prepared = self._backward = self._prepare(q, k, v, sink, options, runner.handle)
         if runner.backward_handle:
             self._backward = self._prepare(q, k, v, sink, options, runner.backward_handle)
 
     def _prepare(self, q, k, v, sink, options: Options, handle: int) -> PreparedCall:
         buffer = bytearray(_NUM_TENSORS * TENSOR.size)
-        out, lse, max_logits = self._results(q)
-        dq, dk, dv, dsink = self._gradients(q, k, v, sink)
-        tensors = (q, k, v, sink, out, lse, max_logits, out, lse, dq, dk, dv, dsink)
-        for slot, tensor in enumerate(tensors):
+        for slot, tensor in enumerate((q, k, v, sink)):
             if tensor is not None:
                 pack_tensor(buffer, slot * TENSOR.size, tensor, 0)
+        # Results are row-major, as torch makes them: nothing is allocated to learn that.
+        out, lse = (self._out_shape, q.dtype), (self._lse_shape, self._wide)
+        max_logits = (self._max_shape, self._wide) if self.with_max_logits else None
+        gradients = [None if t is None else (tuple(t.shape), t.dtype) for t in (q, k, v, sink)]
+        made = (out, lse, max_logits, out, lse, *gradients)
+        for slot, kind in enumerate(made, start=4):
+            if kind is not None:
+                shape, dtype = kind
+                strides = _row_major(shape)
+                _pack(buffer, slot * TENSOR.size, 0, dtype, self._device, shape, strides)
         return PreparedCall(
             bytes(buffer), options.scale, options.softcap, options.sink_layout, options.sm_margin,
             options.is_fast_backward, sink is not None, options.with_max_logits,

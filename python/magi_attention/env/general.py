@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 
 from magi_attention._environment import (
     PREFIX,
@@ -13,6 +12,7 @@ from magi_attention._environment import (
     read_int,
     read_renamed_flag,
     read_text,
+    warn_of_old,
 )
 from magi_attention.common.enum import MagiAttentionKernelBackend, MagiAttentionPrecision
 
@@ -64,7 +64,7 @@ def kernel_backend() -> MagiAttentionKernelBackend:
     for old, value in ((PREFIX + "SDPA_BACKEND", "sdpa"), (PREFIX + "FA4_BACKEND", "fa4")):
         if not is_set(old):
             continue
-        warnings.warn(f"{old} is deprecated; use {new}={value}", DeprecationWarning, stacklevel=2)
+        warn_of_old(f"{old} is deprecated; use {new}={value}", stacklevel=2)
         if not read_flag(old):
             continue
         if name not in ("ffa", value) or (is_set(new) and name != value):

@@ -115,9 +115,10 @@ def _make(spec: KeySpec) -> DistAttnRuntimeKey:
         group, mesh, spec.config, spec.placed_by,
     )  # fmt: skip
     managers = dist_attn_runtime_dict_mgr.of(group)
-    if replace(key, placed_by=None) == spec.placed_by and spec.placed_by in managers:
-        managers.touch(spec.placed_by)  # the mask that it was made for
-        return spec.placed_by
+    placed_by = spec.placed_by
+    if placed_by in managers and replace(key, placed_by=None) == placed_by:
+        managers.touch(placed_by)  # the mask that it was made for
+        return placed_by
     runtime = managers.get(key)
     if runtime is None:
         communicator = dist_attn_runtime_dict_mgr.communicator(group)
