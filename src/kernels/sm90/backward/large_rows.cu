@@ -10,12 +10,12 @@
 #include "kernels/sm90/global_memory.cuh"
 
 // Rows with logits of about 2^14 and more, in plain loops: they are rare, and right is all that
-// they need to be. A warp works at a row, or at 8 keys; each lane has four or eight elements of
-// dim. Products of 16-bit numbers are exact in float64, and sums of them as good as exact: so
+// they need to be. A warp works at a row, or at 4 or 8 keys; each lane has four or eight elements
+// of dim. Products of 16-bit numbers are exact in float64, and sums of them as good as exact: so
 // scores do not depend on who computes them, and each row's largest score and sum are made anew.
 //
 //   1. Rows: the log of the row's sum over this call's keys and sinks; dq; dsink of its own sinks.
-//   2. When all CTAs are done with 1: dk and dv of 8 keys a warp; dsink of a head's sinks.
+//   2. When all CTAs are done with 1: dk and dv of a few keys a warp; dsink of a head's sinks.
 //
 // CTAs draw what they do from tickets, so that nobody waits for a CTA that has not begun. Every sum
 // has a fixed order: equal bits from call to call.
@@ -25,9 +25,7 @@ namespace {
 constexpr unsigned kFullWarp = 0xffffffffu;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kWarpKeys = 8;
-constexpr int kItemKeys = kWarps * kWarpKeys;
-constexpr int kItemsPerTile = 2;
+constexpr int kMostTileKeys = 128;
 constexpr int kTilesPerTicket = 16;
 enum Counter : int { kRowTicket, kRowsDone, kKeyTicket };
 static_assert(kKeyTicket + 1 == kLargeRowCounters);
@@ -118,6 +116,9 @@ struct RowPlace {
 template <DType kType, int kRuns>
 class LargeRows {
   using Row = Elements<kRuns>;
+  static constexpr int kWarpKeys = 8 / kRuns;  ///< as many as registers hold
+  static constexpr int kItemKeys = kWarps * kWarpKeys;
+  static constexpr int kItemsPerTile = kMostTileKeys / kItemKeys;
 
  public:
   __device__ explicit LargeRows(const LargeRowParams& params)
