@@ -94,7 +94,7 @@ class RecordWriter {
     }
     __syncwarp();
     const std::int32_t num_left = PartJoiner(parts).join(count);
-    if (num_left == count) {
+    if (num_left == 0) {
       write_in_order(work, ids);
     } else {
       write_joined(work, num_left);

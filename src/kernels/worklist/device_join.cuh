@@ -13,15 +13,49 @@ class PartJoiner {
   /// Parts [0, count) lie in shared memory, count at most kMostJoinedParts. All lanes call.
   __device__ explicit PartJoiner(BandSlice* parts) : parts_(parts) {}
 
-  /// Returns how many parts are left; they are the first ones.
+  /// Returns how many parts are left, the first ones; 0: nothing has been joined, and the parts are
+  /// in any order.
   __device__ std::int32_t join(std::int32_t count) const {
-    if (count < 2) return count;
-    count = join_along(count, JoinAlong::Queries);
-    return join_along(count, JoinAlong::Keys);
+    if (count < 2) return 0;
+    const std::int32_t num_pieces = count <= kMostCutParts ? cut(count) : count;
+    const std::int32_t num_first = join_along(num_pieces, JoinAlong::Queries);
+    const std::int32_t num_left = join_along(num_first, JoinAlong::Keys);
+    return is_worth_joining(count, num_pieces, num_left) ? num_left : 0;
   }
 
  private:
   static constexpr int kRounds = kMostJoinedParts / kWarpLanes;
+
+  /// Cuts parts as cut_parts does; pieces come behind them. Returns how many there are then.
+  __device__ std::int32_t cut(std::int32_t count) const {
+    constexpr int kCutRounds = kMostCutParts / kWarpLanes;
+    BandSlice own[kCutRounds];
+    std::int32_t ends[kCutRounds];
+#pragma unroll
+    for (int round = 0; round < kCutRounds; ++round) {
+      const std::int32_t i = round * kWarpLanes + lane_index();
+      if (i < count) own[round] = parts_[i];
+      ends[round] = own[round].k0;
+      for (std::int32_t j = 0; i < count && j < count; ++j) {
+        ends[round] = max(ends[round], common_keys_end(own[round], parts_[j]));
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int round = 0; round < kCutRounds; ++round) {
+      const bool is_cut = ends[round] > own[round].k0;
+      const unsigned cuts = __ballot_sync(kFullWarp, is_cut);
+      if (is_cut) {
+        const std::int32_t place = count + __popc(cuts & ((1u << lane_index()) - 1));
+        parts_[round * kWarpLanes + lane_index()] =
+            shrink(cut_k(own[round], {own[round].k0, ends[round]}));
+        parts_[place] = shrink(cut_k(own[round], {ends[round], own[round].k1}));
+      }
+      count += __popc(cuts);
+    }
+    __syncwarp();
+    return count;
+  }
 
   __device__ std::int32_t join_along(std::int32_t count, JoinAlong along) const {
     sort(count, along);

@@ -77,6 +77,44 @@ MAGI_HOST_DEVICE BandSlice joined_run(const BandSlice& first, const BandSlice& l
   return run;
 }
 
+/// Parts are cut only where there are at most so many, so that the pieces are not too many either.
+inline constexpr std::int32_t kMostCutParts = kMostJoinedParts / 2;
+
+/// Where to cut the keys of `part` so that those before it are joined with `other`, rows right
+/// above or below that see just these keys; part.k0: nowhere. A tile of keys at least is saved for
+/// one more at most, that of the keys behind.
+MAGI_HOST_DEVICE std::int32_t common_keys_end(const BandSlice& part, const BandSlice& other) {
+  const std::int32_t seen_by_all = part.d_max == kBandInfinity ? part.k1 : part.q0 + part.d_max + 1;
+  if (other.k0 != part.k0 || other.k1 >= part.k1 || other.k1 > seen_by_all) return part.k0;
+  const bool is_above =
+      part.q1 == other.q0 && part.d_min == -kBandInfinity && other.d_max == kBandInfinity;
+  const bool is_below = other.q1 == part.q0 && other.d_min == -kBandInfinity;
+  return is_above || is_below ? other.k1 : part.k0;
+}
+
+/// Whether a tile of `count` parts, cut into pieces, is better joined: it has fewer parts, or some
+/// of them end where others go on.
+MAGI_HOST_DEVICE bool is_worth_joining(std::int32_t count, std::int32_t num_pieces,
+                                       std::int32_t num_left) {
+  return num_left < count || (num_left == count && num_pieces > count);
+}
+
+/// The parts, some of them in two pieces: see common_keys_end.
+template <typename Record>
+std::vector<Record> cut_parts(std::span<const Record> parts) {
+  std::vector<Record> pieces(parts.begin(), parts.end());
+  if (parts.size() > static_cast<std::size_t>(kMostCutParts)) return pieces;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const BandSlice& part = parts[i].band;
+    std::int32_t end = part.k0;
+    for (const Record& other : parts) end = std::max(end, common_keys_end(part, other.band));
+    if (end == part.k0) continue;
+    pieces[i].band = shrink(cut_k(part, {part.k0, end}));
+    pieces.push_back({.band = shrink(cut_k(part, {end, part.k1}))});
+  }
+  return pieces;
+}
+
 /// Joins neighbours along one side. Returns how many parts are left; they are the first ones, in
 /// the order of comes_before.
 template <typename Record>
@@ -101,15 +139,18 @@ std::int32_t join_along(std::span<Record> parts, JoinAlong along, std::int32_t k
 template <typename Record>
 std::int32_t join_parts(std::span<Record> parts, JoinAlong first,
                         std::int32_t key_cut = kNoKeyCut) {
-  if (parts.size() < 2) return static_cast<std::int32_t>(parts.size());
-  const std::vector<Record> before(parts.begin(), parts.end());
-  const JoinAlong second = first == JoinAlong::Keys ? JoinAlong::Queries : JoinAlong::Keys;
-  const std::int32_t num_first = join_along(parts, first, key_cut);
+  const auto count = static_cast<std::int32_t>(parts.size());
+  if (count < 2) return count;
+  const bool is_by_queries = first == JoinAlong::Queries;
+  std::vector<Record> pieces = is_by_queries ? cut_parts(std::span<const Record>(parts))
+                                             : std::vector<Record>(parts.begin(), parts.end());
+  const auto num_pieces = static_cast<std::int32_t>(pieces.size());
+  const std::int32_t num_first = join_along(std::span(pieces), first, key_cut);
   const std::int32_t num_left =
-      join_along(parts.first(static_cast<std::size_t>(num_first)), second, key_cut);
-  if (static_cast<std::size_t>(num_left) == parts.size()) {
-    std::copy(before.begin(), before.end(), parts.begin());
-  }
+      join_along(std::span(pieces).first(static_cast<std::size_t>(num_first)),
+                 is_by_queries ? JoinAlong::Keys : JoinAlong::Queries, key_cut);
+  if (!is_worth_joining(count, num_pieces, num_left)) return count;
+  std::copy(pieces.begin(), pieces.begin() + num_left, parts.begin());
   std::fill(parts.begin() + num_left, parts.end(), Record{});
   return num_left;
 }

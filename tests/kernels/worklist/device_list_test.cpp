@@ -119,8 +119,9 @@ TEST_F(DeviceListTest, JoinsWhatTheHostJoins) {
     for (std::int32_t i = 0; i < rows * keys; ++i) {
       if (random.chance(10)) continue;
       const std::int32_t q = i % rows, k = i / rows;
+      const std::int32_t end = std::min(k + (random.chance(80) ? 1 : random.between(1, 4)), keys);
       ranges.append({cut(problem.rows_q, rows, q), cut(problem.rows_q, rows, q + 1)},
-                    {cut(problem.rows_k, keys, k), cut(problem.rows_k, keys, k + 1)},
+                    {cut(problem.rows_k, keys, k), cut(problem.rows_k, keys, end)},
                     random.chance(80) ? 0 : random.between(0, 3));
     }
     const DeviceListShape shape = shape_of(problem, ranges);

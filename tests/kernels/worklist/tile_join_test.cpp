@@ -58,6 +58,23 @@ TEST(TileJoinTest, TheFirstSideDecidesWhereBothAreWanted) {
             (std::vector<BandSlice>{{0, 8, 8, 16}, {0, 16, 0, 8}}));
 }
 
+TEST(TileJoinTest, KeysThatOtherRowsSeeTooAreCutOff) {
+  // The last rows of a node that lies right behind its parent, and the first ones of a sibling.
+  const std::vector<BandSlice> parts{
+      {100, 110, 0, 110, -kInfinity, 0}, {110, 128, 0, 64}, {110, 128, 110, 128, -kInfinity, 0}};
+  EXPECT_EQ(joined(parts, JoinAlong::Queries),
+            (std::vector<BandSlice>{{100, 110, 64, 110, -kInfinity, 0},
+                                    {100, 128, 0, 64},
+                                    {110, 128, 110, 128, -kInfinity, 0}}));
+  // Not all of the upper rows see all keys of the others.
+  const std::vector<BandSlice> others{{100, 110, 0, 110, -kInfinity, 0}, {110, 128, 0, 102}};
+  EXPECT_EQ(joined(others, JoinAlong::Queries), others);
+  // Twice the same rows: only one can be joined.
+  const std::vector<BandSlice> twice{{0, 8, 0, 20}, {0, 8, 0, 20}, {8, 16, 0, 9}};
+  EXPECT_EQ(joined(twice, JoinAlong::Queries),
+            (std::vector<BandSlice>{{0, 8, 0, 20}, {0, 8, 9, 20}, {0, 16, 0, 9}}));
+}
+
 TEST(TileJoinTest, OthersStayApart) {
   const std::vector<BandSlice> parts{
       {0, 8, 0, 8, -kInfinity, 2},  // a triangle left of a rectangle
