@@ -76,7 +76,8 @@ std::int64_t tile_cost(const TileCosts& tiles, std::int32_t tile, std::int32_t n
   return item_cost(tiles, tiles.steps_of(tile), num_splits) * num_splits * tiles.problem.heads_kv;
 }
 
-/// Finds the first place of the tail in `order`, k tiles that wait for nothing, longest first. A
+/// Finds the first place of the tail in `order`, k tiles that wait for nothing, longest first
+/// (nested ones shortest first). A
 /// whole tail is made of the shortest k tiles that keep every CTA busy while one still walks the
 /// longest of all. Where others wait for keys, half of the work at least is left for the beginning.
 std::int32_t find_tail(const TileCosts& tiles, const Candidate& by, const CandidateSplits& splits,
@@ -103,6 +104,8 @@ void set_order(Schedule& schedule, const TileCosts& tiles, const Candidate& by,
                const CandidateSplits& splits) {
   std::vector<std::int32_t>& order = schedule.order;
   order = tiles.by_cost;
+  // Nobody waits for one that goes on beyond its own rows if the shortest come first.
+  if (tiles.is_nested) std::reverse(order.begin(), order.end());
   const auto coming = std::stable_partition(
       order.begin(), order.end(), [&](std::int32_t tile) { return !tiles.awaits_keys(tile); });
   const std::int32_t place = find_tail(tiles, by, splits, {order.begin(), coming});
@@ -229,6 +232,7 @@ void add_span(Schedule& schedule, const ScheduleInput& input, const Candidate& b
 /// together, those of a component side by side. Those that wait for keys stay behind the others.
 void sort_before_tail(Schedule& schedule, const TileCosts& tiles,
                       const std::vector<std::int32_t>& splits) {
+  if (tiles.is_nested) return;
   const auto comes_before = [&](std::int32_t left, std::int32_t right) {
     const auto a = static_cast<std::size_t>(left);
     const auto b = static_cast<std::size_t>(right);

@@ -84,6 +84,32 @@ Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice) {
   return walk;
 }
 
+/// Whether k tiles end long before the last row of their component, see
+/// SchedulePolicy::nested_rows.
+bool is_nested(const TileCosts& costs, const Tiling& tiling) {
+  std::vector<Range> rows(tiling.tiles.size());
+  std::map<std::int32_t, std::int32_t> last_end;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const KeyTile& tile = tiling.tiles[i];
+    for (std::int32_t j = tile.record_begin; j < tile.record_end; ++j) {
+      const BandSlice& band = tiling.records[static_cast<std::size_t>(j)].band;
+      const bool is_first = j == tile.record_begin;
+      rows[i].begin = is_first ? band.q0 : std::min(rows[i].begin, band.q0);
+      rows[i].end = std::max(rows[i].end, band.q1);
+    }
+    std::int32_t& end = last_end[costs.component_of[i]];
+    end = std::max(end, rows[i].end);
+  }
+  std::int64_t spanned = 0;
+  std::int64_t behind = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i].empty()) continue;
+    spanned += rows[i].size();
+    behind += last_end[costs.component_of[i]] - rows[i].end;
+  }
+  return costs.policy.nested_rows.is_exceeded(behind, spanned);
+}
+
 /// How many CTAs are free at each time.
 class FreeTimes {
  public:
@@ -188,6 +214,7 @@ TileCosts cost_tiles(const BackwardProblem& problem, const BackwardTileShape& sh
   costs.num_global = count_global(costs);
   costs.walk = choose_walk(costs, choice);
   compare_components(costs);
+  costs.is_nested = costs.walk.is_ordered && costs.is_uneven && is_nested(costs, tiling);
   const std::int64_t whole_items = std::ssize(tiling.tiles) * problem.heads_kv;
   costs.is_short = whole_items < policy.short_list * problem.num_ctas;
   costs.is_long = whole_items >= policy.long_list * problem.num_ctas;

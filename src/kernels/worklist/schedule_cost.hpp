@@ -44,6 +44,7 @@ struct TileCosts {
   std::int32_t num_global = 0;  ///< the first of by_cost, see SchedulePolicy::global_tiles
   Walk walk;
   bool is_uneven = false;  ///< see SchedulePolicy::uneven_cost
+  bool is_nested = false;  ///< see SchedulePolicy::nested_rows
   bool is_short = false;   ///< see SchedulePolicy::short_list
   bool is_long = false;    ///< see SchedulePolicy::long_list
 

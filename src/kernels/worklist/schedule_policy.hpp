@@ -77,6 +77,10 @@ struct SchedulePolicy {
 
   /// CTAs that meet at an ordered dQ sum can begin only so many steps apart.
   Ratio chain_distance{3, 2};
+  /// An ordered uneven list is nested if its k tiles end so many rows before the last row of their
+  /// component, of the rows that they span: a k tile that comes after a longer one waits until that
+  /// one, which begins at the end, has come to its rows.
+  Ratio nested_rows{1, 1};
   /// Splits of an ordered uneven list are spread over so many kv heads at least.
   std::int64_t split_chains = 4;
   /// A block of k tiles with splits keeps all CTAs busy for so many rounds of items, so that they

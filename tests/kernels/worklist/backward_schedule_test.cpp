@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "kernels/worklist/backward_problem.hpp"
@@ -185,6 +186,34 @@ TEST(BackwardScheduleTest, KeysThatAllQueriesSeeStandApartFromAWindow) {
       EXPECT_GT(list.spans[1].section_heads, 1);
     }
   }
+}
+
+TEST(BackwardScheduleTest, NestedTilesComeShortestFirst) {
+  // Each node of a binary tree, 64 rows, sees its ancestors: one component, k tiles of all lengths.
+  Mask mask{64 * 63, 64 * 63, {}};
+  const std::function<std::int32_t(std::int32_t, int)> add_tree = [&](std::int32_t begin,
+                                                                      int depth) {
+    std::int32_t end = begin + 64;
+    for (int child = 0; depth > 1 && child < 2; ++child) end = add_tree(end, depth - 1);
+    mask.slices.push_back({.q0 = begin,
+                           .q1 = end,
+                           .k0 = begin,
+                           .k1 = begin + 64,
+                           .d_min = -kBandInfinity,
+                           .d_max = 0});
+    return end;
+  };
+  ASSERT_EQ(add_tree(0, 6), 64 * 63);
+  const auto key_of_first_item = [](const BackwardList& list) {
+    return list.tiles[static_cast<std::size_t>(list.item(0).tile)].key_begin;
+  };
+  const BackwardList fast = list_of(mask, false);
+  EXPECT_FALSE(fast.is_ordered);
+  EXPECT_EQ(key_of_first_item(fast), 0);
+  const BackwardList list = list_of(mask, true);
+  EXPECT_NE(key_of_first_item(list), 0);
+  EXPECT_EQ(list.tiles.back().key_begin, 0);
+  EXPECT_TRUE(walks_everything_once(list));
 }
 
 TEST(BackwardScheduleTest, DenseMasksWalkHeadsTogether) {
