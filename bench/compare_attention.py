@@ -363,10 +363,12 @@ def run_case(library, case, options):
 
 
 def add_peer(result, seconds, flops, peer):
-    """A peer's rate and, of the first of ours, how many times as fast it is, by round."""
+    """A peer's rate and how many times as fast ours is, by round: the backward's fast mode, or the
+    first of ours.
+    """
     if peer not in seconds:
         return
-    key = next(iter(result["ours"]))
+    key = "fast" if "fast" in result["ours"] else next(iter(result["ours"]))
     ratios = [theirs / ours for theirs, ours in zip(seconds[peer], seconds[key])]
     result[peer] = {
         "tflops": flops / statistics.median(seconds[peer]) * 1e-12,

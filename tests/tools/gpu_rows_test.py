@@ -36,6 +36,22 @@ class Rows(unittest.TestCase):
         report = [result("full", 16384, {"fast": 1}, dim=192, dim_v=128)]
         self.assertEqual(values(report), {"backward.mla.full.16k": 1})
 
+    def test_other_libraries_have_rows_of_their_own(self):
+        peers = {
+            "flex": {"ours_over_flex": 2.0},
+            "fa4": {"ours_over_fa4": 1.02},
+            "cudnn_flex": {"ours_over_cudnn_flex": 1.1},
+        }
+        self.assertEqual(
+            values([result("prefix_tree", 8192, {"fast": 0.8}, **peers)]),
+            {
+                "backward.prefix_tree.8k": 0.8,
+                "backward.prefix_tree.8k.over_flex": 2.0,
+                "backward.prefix_tree.8k.over_fa4": 1.02,
+                "backward.prefix_tree.8k.over_cudnn_flex": 1.1,
+            },
+        )
+
     def test_the_other_build_is_compared_by_its_worst_case(self):
         report = [result("full", 8192, {"a": 1.0}), result("causal", 8192, {"a": 1.0})]
         for entry, ratio in zip(report, (1.01, 0.99)):
