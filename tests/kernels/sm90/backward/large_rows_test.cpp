@@ -74,7 +74,7 @@ TEST_F(BackwardLargeRowTest, TheForwardsResultsLeadToThem) {
 
 /// Of keys that are equal or counted several times each gets its share.
 TEST_F(BackwardLargeRowTest, EqualKeysShareARow) {
-  for (const std::int32_t dim : {64, 128}) {
+  for (const std::int32_t dim : {64, 128, 200, 256}) {
     BackwardCase test;
     test.dim_qk = test.dim_v = dim;
     test.heads_q = 4;
