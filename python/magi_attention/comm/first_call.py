@@ -239,6 +239,13 @@ def first_calls_of(group: dist.ProcessGroup | None) -> FirstCalls | None:
     return found
 
 
+def begin(group: dist.ProcessGroup | None, given: dict[str, str]) -> None:
+    """FirstCalls.begin of a group that has compared something, else nothing."""
+    found = _of_groups.get(group)
+    if found is not None:
+        found.begin(given)
+
+
 def _timeout_of(group: dist.ProcessGroup) -> datetime.timedelta:
     """The time after which the group's own collectives fail."""
     for device in ("cpu", "cuda"):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from magi_attention._group_holders import holds_groups
 from magi_attention._native.attention import Call, Options, Runner
 from magi_attention._native.tensors import as_plain
-from magi_attention.comm.first_call import FirstCalls, first_calls_of
+from magi_attention.comm.first_call import FirstCalls, begin, first_calls_of
 from magi_attention.common._lru import LruCache
 from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
@@ -75,7 +75,7 @@ class RankAttention:
         """The prepared call of tensors that were checked. The first one with these options is
         collective: CommError on all ranks where they differ in what the plan does not hold.
         """
-        self._agree(q, v, sink, params)
+        begin(self._cp_group, self._agree(q, v, sink, params))
         num_known = len(self.calls)
         call = self.calls.find(q, k, v, sink, params)
         if len(self.calls) > num_known:
@@ -88,23 +88,19 @@ class RankAttention:
         if first_calls is not None:
             first_calls.refuse(error)
 
-    def _agree(self, q, v, sink, params: Options) -> None:
-        """Tells what compares the options of calls which ones the next call has; compares those
-        that are new.
-        """
-        first_calls = first_calls_of(self._cp_group)
-        if first_calls is None:
-            return
+    def _agree(self, q, v, sink, params: Options) -> dict[str, str]:
+        """What ranks compare of a call; they do where it is new."""
         operation = None if sink is None else comm.dsink_all_reduce_op()
         num_sinks = None if sink is None else sink.shape[-2]
         kind = (q.dtype, q.device.type, params, num_sinks, operation)
         given = self._agreed.get(kind)
         if given is None:
             given = self._named | _description(q, v, sink, params)
-            if self._compares(first_calls):
+            first_calls = first_calls_of(self._cp_group)
+            if first_calls is not None and self._compares(first_calls):
                 first_calls.compare(given)
             self._agreed[kind] = given
-        first_calls.begin(given)
+        return given
 
     def _compares(self, first_calls: FirstCalls) -> bool:
         """Over nvlink a group's first plan alone is compared here: the GPUs compare every call
@@ -127,8 +123,8 @@ class RankAttention:
             # A call stands under what was given as well, so that arguments are checked once.
             known = self._calls.get((signature(q, k, v), options))
             if known is not None:
-                call, params = known
-                self._agree(q, v, None, params)
+                call, agreed = known
+                begin(self._cp_group, agreed)
                 return run(q, k, v, None, call, None)
         if lacks_padding(q, self.place):
             if self._unpadded is not None:
@@ -147,7 +143,7 @@ class RankAttention:
         )
         call = self.find_call(q, k, v, sink, params)
         if is_plain:
-            self.calls[signature(*given), options] = call, params
+            self.calls[signature(*given), options] = call, self._agree(q, v, None, params)
         out, meta = run(q, k, v, sink, call, None if layout else self)
         return out.to(given[0].dtype), meta
 
