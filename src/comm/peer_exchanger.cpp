@@ -313,8 +313,9 @@ void PeerMove::push(const RowMove& move, std::span<const PushTask> tasks, std::i
   arrival_.area_bytes = link_.area_bytes();
   is_beside_attention_ = move.is_beside_attention;
   // Partials that a kernel has written: who awaits those of others tells them of these as well.
-  is_sent_ = arrival_.is_telling = move.is_written;
-  if (!move.is_deferred && !move.is_written) launch(start_);
+  // Where they share a queue, who waits may be in front of who tells: a push tells then.
+  is_sent_ = arrival_.is_telling = move.is_written && !link_.is_sharing_gpu();
+  if (!move.is_deferred && !is_sent_) launch(start_);
 }
 
 void PeerMove::launch(void* stream) {

@@ -138,6 +138,8 @@ void PeerLink::begin_pass(const PassStart& start, cudaStream_t stream) {
   // Ranks that share a GPU may share one of its queues: the kernel would wait for one behind it.
   const bool is_compared = start.is_first && !is_sharing_gpu_;
   unbegun_ = {.area = slot, .digest = digest, .is_compared = is_compared};
+  // Nor may their pushes wait for each other's, which may be behind them in that queue.
+  if (is_sharing_gpu_) launch_begin_pass(view_, *take_begin(), stream);
   used_bytes_ = 0;
   num_moves_ = 0;
   is_in_pass_ = true;

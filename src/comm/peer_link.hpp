@@ -50,6 +50,8 @@ class PeerLink {
   /// What the first work of a pass is to begin it with, once: nothing is enqueued for that before.
   std::optional<PassBegin> take_begin() { return std::exchange(unbegun_, std::nullopt); }
   bool is_in_pass() const { return is_in_pass_; }
+  /// Whether ranks of this process are on the same GPU, and may share one of its queues.
+  bool is_sharing_gpu() const { return is_sharing_gpu_; }
   /// Bytes of the pass's memory at the same offset on all ranks, which give the same sizes in the
   /// same order.
   std::int64_t place(std::int64_t most_bytes);

@@ -71,6 +71,21 @@ TypedRanges ranges_of(RandomStream& random, const CallShape& shape, std::int32_t
   return random_ranges(random, shape.rows_q, shape.rows_k, count);
 }
 
+/// Whether a tile has a record that is no slice cut to its rows: several were joined, or cut apart.
+bool has_other_bands(const ForwardList& list, const std::vector<BandSlice>& bands) {
+  for (const TileWork& work : list.tiles) {
+    const Range rows{work.tile * list.tile_tokens, (work.tile + 1) * list.tile_tokens};
+    for (std::int32_t i = work.record_begin; i < work.record_end; ++i) {
+      const BandSlice& band = list.records[static_cast<std::size_t>(i)].band;
+      const auto leaves_it = [&](const BandSlice& slice) {
+        return shrink(cut_q(shrink(slice), rows)) == band;
+      };
+      if (std::none_of(bands.begin(), bands.end(), leaves_it)) return true;
+    }
+  }
+  return false;
+}
+
 /// Whether slices are joined in some tile, however heads are packed. A tile whose records do not
 /// fit walks them one by one, which rounds otherwise.
 bool has_joined_slices(const CallShape& shape, const TypedRanges& ranges) {
@@ -82,9 +97,7 @@ bool has_joined_slices(const CallShape& shape, const TypedRanges& ranges) {
   for (const std::int32_t rows : {128, 192}) {
     const TileShape tile{.rows = rows};
     for (const std::int32_t heads : allowed_packed_heads(problem, tile)) {
-      const ForwardList list = build_forward_list(problem, bands, tile, heads);
-      const auto is_gap = [](const BandRecord& record) { return record == BandRecord{}; };
-      if (std::any_of(list.records.begin(), list.records.end(), is_gap)) return true;
+      if (has_other_bands(build_forward_list(problem, bands, tile, heads), bands)) return true;
     }
   }
   return false;
