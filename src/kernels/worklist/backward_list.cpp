@@ -116,9 +116,11 @@ Tiling fill_tiling(std::vector<KeyTile> tiles, std::span<const BandSlice> slices
       records[static_cast<std::size_t>(begin[tile]++)] = {.band = part};
     });
   }
+  std::vector<std::int32_t> slice_components = first_components(tiles, find_components(records));
   join_records(tiles, records);
   std::vector<std::int32_t> component_of = find_components(records);
-  return {std::move(tiles), std::move(records), std::move(component_of)};
+  return {std::move(tiles), std::move(records), std::move(component_of),
+          std::move(slice_components)};
 }
 
 /// The ways to cut the keys: on a plain grid, and where slices begin, if that differs.

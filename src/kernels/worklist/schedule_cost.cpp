@@ -165,6 +165,17 @@ std::int64_t mean_time(const TileCosts& tiles, const Schedule& schedule,
 
 }  // namespace
 
+std::vector<std::int32_t> first_components(std::span<const KeyTile> tiles,
+                                           std::span<const std::int32_t> component_of) {
+  std::vector<std::int32_t> components;
+  components.reserve(tiles.size());
+  for (const KeyTile& tile : tiles) {
+    const bool is_empty = tile.record_begin == tile.record_end;
+    components.push_back(is_empty ? -1 : component_of[static_cast<std::size_t>(tile.record_begin)]);
+  }
+  return components;
+}
+
 std::vector<std::int64_t> count_steps(std::span<const KeyTile> tiles,
                                       std::span<const KeyRecord> records, std::int32_t keys,
                                       std::int32_t tile_tokens) {
@@ -196,11 +207,7 @@ TileCosts cost_tiles(const BackwardProblem& problem, const BackwardTileShape& sh
   costs.groups = problem.heads_q / problem.heads_kv / packed_heads;
   costs.cached_steps = cached_steps(problem, shape.rows);
   costs.steps = count_steps(tiling.tiles, tiling.records, shape.keys, tile_tokens);
-  for (const KeyTile& tile : tiling.tiles) {
-    const auto first = static_cast<std::size_t>(tile.record_begin);
-    const bool is_empty = tile.record_begin == tile.record_end;
-    costs.component_of.push_back(is_empty ? -1 : tiling.component_of[first]);
-  }
+  costs.component_of = tiling.slice_components;
   costs.by_cost.resize(tiling.tiles.size());
   std::iota(costs.by_cost.begin(), costs.by_cost.end(), 0);
   std::stable_sort(costs.by_cost.begin(), costs.by_cost.end(), [&](std::int32_t a, std::int32_t b) {

@@ -20,6 +20,7 @@ struct ThreeTiles {
   }
   TileCosts costs(const SchedulePolicy& policy = {}, const BackwardChoice& choice = {}) {
     tiling.component_of = find_components(tiling.records);
+    tiling.slice_components = first_components(tiling.tiles, tiling.component_of);
     return cost_tiles(problem, {}, tiling, 1, choice, policy);
   }
 
