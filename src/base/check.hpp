@@ -1,19 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "magi/error.hpp"
 
 namespace magi {
 
-/// The one form of message for bad arguments: "<argument> is <value>; allowed: <allowed>".
+/// `text` as a part of one line of a message: printable ASCII stays, each other byte is shown as
+/// \xNN. What would be longer than `longest` characters is cut, and "..." follows.
+std::string printable(std::string_view text, std::size_t longest);
+
+/// Longest text that invalid() shows of a value.
+inline constexpr std::size_t kLongestValue = 300;
+
+/// The one form of message for bad arguments: "<argument> is <value>; allowed: <allowed>". A value
+/// that is text may come from anywhere, so that it is shown by printable().
 template <typename Value>
 InvalidArgument invalid(std::string_view argument, const Value& value, std::string_view allowed) {
   std::ostringstream text;
-  text << argument << " is " << value << "; allowed: " << allowed;
+  text << argument << " is ";
+  if constexpr (std::is_convertible_v<const Value&, std::string_view>) {
+    text << printable(value, kLongestValue);
+  } else {
+    text << value;
+  }
+  text << "; allowed: " << allowed;
   return InvalidArgument(text.str());
 }
 

@@ -21,14 +21,6 @@ using Json = nlohmann::json;
 /// A mask nests three deep; more is refused while reading.
 constexpr int kMaxDepth = 4;
 
-/// Text for a message: one short line of ASCII, whatever the input held.
-std::string printable(std::string text, std::size_t longest) {
-  for (char& c : text) {
-    if (c < ' ' || c > '~') c = '?';
-  }
-  return text.size() > longest ? text.substr(0, longest) + "..." : text;
-}
-
 /// A string as JSON writes it.
 std::string quoted_text(const std::string& text) {
   constexpr std::size_t kShown = 40;

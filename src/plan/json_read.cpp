@@ -12,15 +12,8 @@ namespace {
 
 using Kind = Scalar::Kind;
 
-/// Text for a message: short and printable, whatever the input held.
-std::string printable(std::string_view text) {
-  constexpr std::size_t kLongest = 40;
-  std::string shown(text.substr(0, kLongest));
-  for (char& c : shown) {
-    if (c < ' ' || c > '~') c = '?';
-  }
-  return text.size() > kLongest ? shown + "..." : shown;
-}
+/// Longest piece of the input in a message.
+constexpr std::size_t kShown = 40;
 
 /// Takes the events of nlohmann's parser, which recurses into nothing and keeps one token, and
 /// hands them to the values of a schema.
@@ -75,7 +68,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   std::string path() const;
   [[noreturn]] void refuse(std::string_view seen, std::string_view allowed) const;
   [[noreturn]] void refuse(const Scalar& seen, const Value& value) const {
-    refuse(printable(seen.shown), value.allowed);
+    refuse(printable(seen.shown, kShown), value.allowed);
   }
 
   std::string_view text_;
@@ -162,7 +155,7 @@ bool Reader::cell(Frame& table, const Scalar& seen) {
              seen.integer <= column.high) {
     target = static_cast<std::int32_t>(seen.integer);
   } else {
-    refuse(printable(seen.shown), integer_between_text(column.low, column.high));
+    refuse(printable(seen.shown, kShown), integer_between_text(column.low, column.high));
   }
   ++table.num_cells;
   return true;
@@ -182,10 +175,11 @@ bool Reader::key(std::string& name) {
   Frame& frame = frames_.back();
   const auto found = std::ranges::find(frame.fields, name, &Field::key);
   if (found == frame.fields.end()) {
-    refuse("holding key " + printable(name), keys_of(frame.fields));
+    refuse("holding key " + printable(name, kShown), keys_of(frame.fields));
   }
   const auto index = static_cast<std::size_t>(found - frame.fields.begin());
-  if (frame.seen[index]) refuse("holding key " + printable(name) + " twice", "each key once");
+  if (frame.seen[index])
+    refuse("holding key " + printable(name, kShown) + " twice", "each key once");
   frame.seen[index] = true;
   frame.index = index;
   return true;
@@ -238,7 +232,7 @@ bool Reader::parse_error(std::size_t position, const std::string&,
   const std::size_t begin = std::min(std::max<std::size_t>(position, 1) - 1, text_.size());
   const std::size_t end = text_.find_first_of(", \t\n]}", begin + 1);
   const std::string seen =
-      begin == text_.size() ? "cut off" : printable(text_.substr(begin, end - begin));
+      begin == text_.size() ? "cut off" : printable(text_.substr(begin, end - begin), kShown);
   if (is_done_) refuse("followed by " + seen, "one JSON object");
   refuse(seen, frames_.empty() ? root_.allowed : "valid JSON");
 }

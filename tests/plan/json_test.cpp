@@ -172,7 +172,9 @@ TEST(PlanJson, MutationsAreRefusedOrHarmless) {
       const Plan plan = plan_from_json(mutated);
       EXPECT_EQ(plan_digest(plan), golden_plan().digest) << mutated;
     } catch (const InvalidArgument& error) {
-      EXPECT_LT(std::string(error.what()).size(), 400u);
+      const std::string message = error.what();
+      EXPECT_LT(message.size(), 400u);
+      EXPECT_NE(message.find("; allowed: "), std::string::npos) << message;
     }
   }
 }
@@ -204,6 +206,20 @@ TEST(PlanJson, RefusalsNamePathValueAndWhatIsAllowed) {
   EXPECT_EQ(refusal(text + "x"), "plan JSON is followed by x; allowed: one JSON object");
   EXPECT_EQ(refusal(""), "plan JSON is cut off; allowed: an object");
   EXPECT_EQ(refusal(std::string(100000, '[')).substr(0, 12), "plan JSON is");
+}
+
+TEST(PlanJson, RefusalsShowAnyTextAsOneLineOfAscii) {
+  const std::string text = plan_to_json(golden_plan());
+  const auto with_algorithm = [&text](const std::string& name) {
+    return refusal(replaced(text, "\"algorithm\": \"auto\"", "\"algorithm\": \"" + name + "\""));
+  };
+  const std::string seen = with_algorithm(R"(aut\u0000\n\u00e4)");
+  EXPECT_EQ(seen.substr(0, seen.find("; allowed: auto, ")),
+            R"(placement algorithm is "aut\x00\x0a\xc3\xa4")");
+  EXPECT_NE(seen.find("; allowed: auto, "), std::string::npos) << seen;
+  EXPECT_LT(with_algorithm(std::string(100000, 'x')).size(), 400u);
+  EXPECT_EQ(refusal(replaced(text, "\"magi plan\"", R"("magi\u0000\nplan")")),
+            R"(plan JSON: format is magi\x00\x0aplan; allowed: magi plan)");
 }
 
 TEST(PlanJson, PassesThatRanksCannotRunTogetherAreRefused) {

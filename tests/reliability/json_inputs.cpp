@@ -200,7 +200,8 @@ cli::Findings run_input(std::uint64_t seed, std::int64_t index) {
   } catch (const InvalidArgument& error) {
     const std::string message = error.what();
     const bool is_sentence = message.find("; allowed: ") != std::string::npos;
-    if (is_sentence && message.size() < 600) return {};
+    const bool is_line = std::ranges::all_of(message, [](char c) { return c >= ' ' && c <= '~'; });
+    if (is_sentence && is_line && message.size() < 600) return {};
     return {"a refusal that is no sentence: " + message};
   } catch (const std::exception& error) {
     return {std::string("exception: ") + error.what()};

@@ -50,7 +50,7 @@ PlacementAlgorithm placement_from_name(std::string_view name) {
   for (const Entry& entry : kNames) {
     if (name == entry.second) return entry.first;
   }
-  throw invalid("placement algorithm", '"' + std::string(name) + '"', all_names());
+  throw invalid("placement algorithm", '"' + printable(name, 40) + '"', all_names());
 }
 
 }  // namespace magi
