@@ -14,7 +14,9 @@
 // of dim. Products of 16-bit numbers are exact in float64, and sums of them as good as exact: so
 // scores do not depend on who computes them, and each row's largest score and sum are made anew.
 //
-//   1. Rows: the log of the row's sum over this call's keys and sinks; dq; dsink of its own sinks.
+//   1. Rows: the log of the row's sum over this call's keys and sinks; where no other keys share in
+//      the row its delta, because that of a rounded out is wrong by more than queries so large
+//      leave small; dq; dsink of its own sinks.
 //   2. When all CTAs are done with 1: dk and dv of a few keys a warp; dsink of a head's sinks.
 //
 // CTAs draw what they do from tickets, so that nobody waits for a CTA that has not begun. Every sum
@@ -48,6 +50,14 @@ __device__ __forceinline__ double max_of_warp(double value) {
     value = fmax(value, __shfl_xor_sync(kFullWarp, value, lanes));
   }
   return value;
+}
+
+/// A float64 product that the compiler may not fuse with a sum: a score or sink of 1e30 is to have
+/// the same bits wherever it is met, or its rounding alone makes or breaks its weight.
+__device__ __forceinline__ double product_of(double a, double b) { return __dmul_rn(a, b); }
+
+__device__ __forceinline__ double in_base_2(float logarithm) {
+  return product_of(double{logarithm}, std::numbers::log2e);
 }
 
 /// 2^x for x up to 0, 1 above; NaN of NaN.
@@ -105,6 +115,12 @@ struct LaneSum {
     }
     sum += double{weight_of(exponent - top)};
   }
+};
+
+/// What the weights of a row are divided by.
+struct RowSum {
+  double log;     ///< in base 2
+  bool is_whole;  ///< the weights of this call's keys and sinks sum up to 1
 };
 
 struct RowPlace {
@@ -189,7 +205,7 @@ class LargeRows {
   /// The log of a large row's sum in base 2, once step 1 has been there.
   __device__ double log_sum_of(RowPlace row, std::int64_t at) const {
     const float lse = *row_at<float>(params_.lse, row.token, row.head);
-    return lse * std::numbers::log2e + double{__ldcg(params_.lse_log2 + at)};
+    return in_base_2(lse) + double{__ldcg(params_.lse_log2 + at)};
   }
 
   __device__ std::int64_t place(RowPlace row) const {
@@ -221,16 +237,17 @@ class LargeRows {
 
   __device__ Score score_of(double product) const {
     const ScoreScale& scale = params_.score;
-    if (scale.cap_scale == 0.0f) return {product * scale.exponent_scale};
+    if (scale.cap_scale == 0.0f) return {product_of(product, scale.exponent_scale)};
     const double capped = tanh(product * scale.cap_scale);
-    return {capped * scale.exponent_scale, static_cast<float>(fma(-capped, capped, 1.0))};
+    return {product_of(capped, scale.exponent_scale),
+            static_cast<float>(fma(-capped, capped, 1.0))};
   }
 
   __device__ double sink_exponent(RowPlace row, int sink) const {
     const SinkRows& sinks = params_.sink;
     const float logit =
         sinks.data[row.token * sinks.row_stride + sink * sinks.sink_stride + row.head];
-    return logit * std::numbers::log2e;
+    return in_base_2(logit);
   }
 
   /// Works at the large rows of some tiles.
@@ -250,12 +267,16 @@ class LargeRows {
   __device__ void run_row(RowPlace row) const {
     const std::int64_t at = place(row);
     const Row q = load(params_.q, row.token, row.head, params_.dim_qk);
-    const double lse = *row_at<float>(params_.lse, row.token, row.head) * std::numbers::log2e;
+    const double lse = in_base_2(*row_at<float>(params_.lse, row.token, row.head));
+    const RowSum sum = sum_of(row, q, lse);
     // Rounded down: where that counts, at 2^40 and more, the largest weight stays 1.
-    const float correction = __double2float_rd(log_sum(row, q, lse) - lse);
-    if (lane_ == 0) __stcg(params_.lse_log2 + at, correction);
+    const float correction = __double2float_rd(sum.log - lse);
     const double log_sum = lse + double{correction};
-    const float delta = params_.delta[at];
+    const float delta = sum.is_whole ? delta_of(row, q, log_sum) : params_.delta[at];
+    if (lane_ == 0) {
+      __stcg(params_.lse_log2 + at, correction);
+      __stcg(params_.delta + at, delta);
+    }
     add_queries(row, q, log_sum, delta);
     if (params_.dsink == nullptr || params_.dsink_row_stride == 0 || lane_ >= params_.sink.count) {
       return;
@@ -287,9 +308,9 @@ class LargeRows {
     }
   }
 
-  /// The log, in base 2, of what the weights of a row are divided by: that of the sum over this
-  /// call's keys and sinks. Where `lse` says that other keys have a share in the row, lse itself.
-  __device__ double log_sum(RowPlace row, const Row& q, double lse) const {
+  /// The sum over this call's keys and sinks. Where `lse` says that other keys have a share in the
+  /// row, lse itself.
+  __device__ RowSum sum_of(RowPlace row, const Row& q, double lse) const {
     const std::int32_t kv_head = row.head / group_;
     LaneSum own;
     for_each_run(row.token, [&](std::int32_t begin, std::int32_t end) {
@@ -306,13 +327,14 @@ class LargeRows {
     });
     if (lane_ < params_.sink.count) own.add(sink_exponent(row, lane_), -1);
     const double top = max_of_warp(own.top);
-    if (top == -INFINITY) return lse;
+    if (top == -INFINITY) return {lse, false};
     const double sum = sum_of_warp(own.sum * double{weight_of(own.top - top)});
     const int lane = __ffs(static_cast<int>(__ballot_sync(kFullWarp, own.top == top))) - 1;
     const double size = size_of(row, q, __shfl_sync(kFullWarp, own.top_key, lane), top);
     const double rounding = kScoreRounding * size + kLseRounding * fabs(lse);
     const double log_sum = top + log2(sum);
-    return log_sum - lse >= -rounding ? log_sum : lse;
+    const bool is_whole = log_sum - lse >= -rounding;
+    return {is_whole ? log_sum : lse, is_whole};
   }
 
   /// What the rounding of a row's largest score is measured by: the sum of its products' sizes.
@@ -323,6 +345,24 @@ class LargeRows {
 #pragma unroll
     for (int i = 0; i < 4 * kRuns; ++i) size += fabsf(q.at[i] * k.at[i]);
     return double{sum_of_warp(size)} * params_.score.exponent_scale;
+  }
+
+  /// The row's delta, made of its weights.
+  __device__ float delta_of(RowPlace row, const Row& q, double log_sum) const {
+    const std::int32_t kv_head = row.head / group_;
+    const Row dout = load(params_.dout, row.token, row.head, params_.dim_v);
+    float sum = 0.0f;
+    for_each_run(row.token, [&](std::int32_t begin, std::int32_t end) {
+#pragma unroll 2
+      for (std::int32_t key = begin; key < end; ++key) {
+        const Row k = load(params_.k, key, kv_head, params_.dim_qk);
+        const Row v = load(params_.v, key, kv_head, params_.dim_v);
+        const float weight = weight_of(score_of(exact_dot(q, k)).exponent - log_sum);
+        sum = fmaf(weight, dot(dout, v), sum);
+      }
+    });
+    if (params_.dlse.data == nullptr) return -sum;
+    return *row_at<float>(params_.dlse, row.token, row.head) - sum;
   }
 
   __device__ void add_queries(RowPlace row, const Row& q, double log_sum, float delta) const {
@@ -444,7 +484,7 @@ class LargeRows {
     const Row dout = load(params_.dout, row.token, row.head, params_.dim_v);
     const std::int64_t at = place(row);
     const double log_sum = log_sum_of(row, at);
-    const float delta = params_.delta[at];
+    const float delta = __ldcg(params_.delta + at);
 #pragma unroll
     for (int i = 0; i < kWarpKeys; ++i) {
       const Score score = score_of(exact_dot(q, keys.k[i]));
@@ -496,7 +536,8 @@ class LargeRows {
         const RowPlace row{token, head};
         if (!is_large_row(row)) continue;
         const std::int64_t at = place(row);
-        sum += weight_of(sink_exponent(row, sink) - log_sum_of(row, at)) * params_.delta[at];
+        sum +=
+            weight_of(sink_exponent(row, sink) - log_sum_of(row, at)) * __ldcg(params_.delta + at);
       }
       sum = sum_of_warp(sum);
       if (lane_ == 0) params_.dsink[sink * params_.dsink_sink_stride + head] += sum;

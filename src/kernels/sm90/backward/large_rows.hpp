@@ -25,11 +25,14 @@ struct LargeRowParams {
   StridedRows v;
   StridedRows dout;
   StridedRows lse;
+  StridedRows dlse;                          ///< without data where there is none
   const std::uint8_t* tile_flags = nullptr;  ///< see PrepareParams
   /// [tiles, kTileRows]: of large rows the kernel leaves here what is to be added to their lse in
   /// base 2.
   float* lse_log2 = nullptr;
-  const float* delta = nullptr;  ///< as prepare_backward leaves it
+  /// As prepare_backward leaves it. Of large rows whose weight lies in this call as a whole the
+  /// kernel leaves the exact one here.
+  float* delta = nullptr;
   ScoreScale score;
   const KeyTile* tiles = nullptr;  ///< of at most 128 keys
   const KeyRecord* records = nullptr;
