@@ -35,9 +35,11 @@ class PlanLoads {
     const SegmentTraffic& moved = traffic(rank, space_of(exchange.role), exchange.segment);
     return is_returning(exchange.role) ? moved.rows_in : moved.rows_out;
   }
-  /// Pairs of an attend's slices; its heads share them.
+  /// Pairs of an attend's slices; its heads share them. 0 where the rank has no such attend.
   std::int64_t area(std::int32_t rank, std::int32_t attend) const {
-    return areas_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(attend)];
+    const std::vector<std::int64_t>& areas = areas_[static_cast<std::size_t>(rank)];
+    const auto index = static_cast<std::size_t>(attend);
+    return index < areas.size() ? areas[index] : 0;
   }
   /// Pairs that a rank attends to.
   std::int64_t rank_area(std::int32_t rank) const {

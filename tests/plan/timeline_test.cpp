@@ -58,6 +58,15 @@ TEST(Timeline, StepsFollowWhatTheyWaitFor) {
   }
 }
 
+TEST(Timeline, RanksWithoutRemoteKeysHaveNoAreaThere) {
+  const Plan plan = staged_plan();
+  const PlanLoads loads(plan);
+  ASSERT_EQ(plan.ranks[0].attends.size(), 1u);
+  EXPECT_EQ(loads.area(0, 0), 32 * 33 / 2);
+  EXPECT_EQ(loads.area(0, 1), 0);
+  EXPECT_EQ(loads.area(1, 1), 32 * 32);
+}
+
 TEST(Timeline, DurationsAreThoseOfTheCostModel) {
   const Plan plan = staged_plan();
   const PlanLoads loads(plan);
