@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/sm90/backward/epilogue.cuh"
+#include "kernels/sm90/backward/params.hpp"
+#include "kernels/sm90/backward/scores.cuh"
+#include "kernels/sm90/backward/shared.cuh"
+#include "kernels/tile/gemm.cuh"
+
+namespace magi::sm90 {
+
+/// What a consumer warpgroup sees of steps, and the arithmetic on its scores, in kernels that ask
+/// at run time whether scores have a softcap.
+template <BackwardConfig kC>
+class StepView {
+ public:
+  using Scores = float[kC.rows / 2];                ///< a thread's
+  using PackedScores = std::uint32_t[kC.rows / 4];  ///< likewise, as A operand
+  using QPlace = RingPlace<kC.q_stages>;
+  using DoutPlace = RingPlace<kC.dout_stages>;
+
+  __device__ __forceinline__ StepView(BackwardStorage<kC>& shared, const BackwardParams& params)
+      : shared_(shared), params_(params) {}
+
+  __device__ __forceinline__ const StepInfo& info(std::uint32_t step) const {
+    return shared_.steps[RingPlace<kStepStages>(step).stage()];
+  }
+  __device__ __forceinline__ int flags(std::uint32_t step) const {
+    return ptx::uniform(info(step).flags);
+  }
+
+  __device__ __forceinline__ void wait_queries(std::uint32_t step) const {
+    shared_.q_ring.wait_full(QPlace(step));
+  }
+  __device__ __forceinline__ void release_queries(std::uint32_t step) const {
+    arrive_warp(shared_.q_ring.empty.at(QPlace(step)));
+  }
+  __device__ __forceinline__ void wait_dout(std::uint32_t step) const {
+    shared_.dout_ring.wait_full(DoutPlace(step));
+  }
+  __device__ __forceinline__ void release_dout(std::uint32_t step) const {
+    arrive_warp(shared_.dout_ring.empty.at(DoutPlace(step)));
+  }
+
+  __device__ __forceinline__ std::uint8_t* queries(std::uint32_t step) const {
+    return shared_.q[QPlace(step).stage()];
+  }
+  __device__ __forceinline__ std::uint8_t* dout(std::uint32_t step) const {
+    return shared_.dout[DoutPlace(step).stage()];
+  }
+
+  /// The thread's place in a fragment, made anew at each use: it costs no registers in between.
+  __device__ __forceinline__ static tile::FragmentPlace place() {
+    return tile::FragmentPlace(ptx::thread_index() & 127);
+  }
+  __device__ __forceinline__ bool has_softcap() const {
+    return params_.softmax.score.cap_scale > 0.0f;
+  }
+
+  /// Issues S^T = K Q^T of a step, `k` the warpgroup's keys. Without a softcap S begins with
+  /// lse_log2 of its rows.
+  __device__ __forceinline__ void issue_scores(std::uint32_t step, const std::uint8_t* k,
+                                               Scores& x) const {
+    begin_product(lse_log2(step), has_softcap(), x);
+    tile::issue_abt<kC.type, kC.rows, kC.dim_qk, true>(x, tile::KMajor<kC.keys>(k),
+                                                       tile::KMajor<kC.rows>(queries(step)));
+  }
+  /// Issues dP^T - delta = V dO^T - delta of a step, `v` the warpgroup's keys.
+  __device__ __forceinline__ void issue_dp(std::uint32_t step, const std::uint8_t* v,
+                                           Scores& x) const {
+    begin_product(shared_.delta[DoutPlace(step).stage()], false, x);
+    tile::issue_abt<kC.type, kC.rows, kC.dim_v, true>(x, tile::KMajor<kC.keys>(v),
+                                                      tile::KMajor<kC.rows>(dout(step)));
+  }
+
+  /// Turns S of a step into P; `key_row` is the row of the warpgroup's first key in the k tile.
+  __device__ __forceinline__ void exponentiate(std::uint32_t step, int flags, int key_row,
+                                               Scores& x) const {
+    const tile::FragmentPlace at = place();
+    const ScoreScale& scale = params_.softmax.score;
+    if (has_softcap()) {
+      take_exponents<true>(x, lse_log2(step), at.column, scale);
+    } else {
+      take_exponents<false>(x, lse_log2(step), at.column, scale);
+    }
+    if ((flags & kMasked) != 0) {
+      mask_step(x, info(step), key_row + at.row, at.column, params_.query.packed_shift);
+    }
+    sm90::exponentiate(x);
+  }
+  /// Turns P of a step, made with a softcap, into the weights of dS, P * f'(S) / softmax_scale.
+  __device__ __forceinline__ void weigh(std::uint32_t step, Scores& x) const {
+    Scores ones;
+#pragma unroll
+    for (float& one : ones) one = 1.0f;
+    differentiate<true>(x, ones, lse_log2(step), place().column, params_.softmax.score);
+  }
+  /// Multiplies two scores by two packed weights.
+  __device__ __forceinline__ static void multiply(Scores& x, int i, std::uint32_t weights) {
+    const float2 pair = ptx::unpack_half2<kC.type>(weights);
+    x[2 * i] *= pair.x;
+    x[2 * i + 1] *= pair.y;
+  }
+  /// Turns dP - delta into dS / softmax_scale, packed. Without a softcap the weights are P.
+  __device__ __forceinline__ static void differentiate_packed(Scores& x,
+                                                              const PackedScores& weights,
+                                                              PackedScores& packed) {
+#pragma unroll
+    for (int i = 0; i < kC.rows / 4; ++i) multiply(x, i, weights[i]);
+    tile::pack_fragments<kC.type, kC.rows>(x, packed);
+  }
+
+  /// The thread's first word in a buffer of scores, that of a key `key_row` rows further.
+  __device__ __forceinline__ static std::uint32_t own_word(const std::uint8_t* buffer,
+                                                           int key_row) {
+    const tile::FragmentPlace at = place();
+    return first_word(buffer, key_row + at.row, at.column);
+  }
+  __device__ __forceinline__ static void store(std::uint8_t* buffer, int key_row,
+                                               const PackedScores& packed) {
+    for_each_word<kC.keys, kC.rows / 4>(
+        own_word(buffer, key_row),
+        [&](int i, std::uint32_t address) { ptx::store_shared(address, packed[i]); });
+    ptx::fence_async_shared();
+  }
+  __device__ __forceinline__ static void load(const std::uint8_t* buffer, int key_row,
+                                              PackedScores& packed) {
+    for_each_word<kC.keys, kC.rows / 4>(
+        own_word(buffer, key_row),
+        [&](int i, std::uint32_t address) { packed[i] = ptx::load_shared(address); });
+  }
+
+ private:
+  __device__ __forceinline__ const float* lse_log2(std::uint32_t step) const {
+    return shared_.lse_log2[QPlace(step).stage()];
+  }
+  /// Sets what a product is added to: one value per row of q, or zeros.
+  __device__ __forceinline__ static void begin_product(const float* values, bool is_zero,
+                                                       Scores& x) {
+    RowValues<kC.rows / 2> rows;
+    rows.load(values, place().column);
+    rows.spread(x);
+    if (is_zero) {
+#pragma unroll
+      for (float& value : x) value = 0.0f;
+    }
+    ptx::pin(x);
+    ptx::wgmma_fence();
+  }
+
+  BackwardStorage<kC>& shared_;
+  const BackwardParams& params_;
+};
+
+/// A warpgroup's sums of an item.
+template <BackwardConfig kC>
+struct KeySums {
+  float dk[kC.dk_columns() / 2];
+  float dv[kC.dv_columns() / 2];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (float& x : dk) x = 0.0f;
+#pragma unroll
+    for (float& x : dv) x = 0.0f;
+  }
+};
+
+/// Takes item after item: walk(place of the item, sums) adds all its steps to the sums.
+template <BackwardConfig kC, typename Walk>
+__device__ __forceinline__ void run_items(BackwardStorage<kC>& shared, const BackwardParams& params,
+                                          int warpgroup, KeySums<kC>& sums, Walk walk) {
+  RingPlace<1> place;
+  while (true) {
+    shared.k_ring.wait_full(place);
+    const ItemInfo& item = shared.items[place.parity()];
+    const int flags = ptx::uniform(item.flags);
+    if ((flags & kEndOfItems) != 0) break;
+    sums.clear();
+    if ((flags & kHasSteps) != 0) walk(place);
+    arrive_warp(shared.k_ring.empty.at(place));
+    shared.v_ring.wait_full(place);
+    BackwardEpilogue<kC>(shared, params, warpgroup).write(sums.dk, sums.dv, item);
+    ptx::fence_async_shared();
+    arrive_warp(shared.v_ring.empty.at(place));
+    place.advance();
+  }
+}
+
+}  // namespace magi::sm90
