@@ -58,9 +58,13 @@ TEST_F(Outputs, OutputsThatShareMemoryAreRefused) {
   EXPECT_EQ(forward(), "");
   problem.dk.tensor.data = problem.dv.tensor.data;
   EXPECT_THAT(backward(), HasSubstr("dk is overlapping dv in memory; allowed: outputs that lie"));
-  problem.dk.tensor.data = problem.dv.values.data() + kRows * 2 * 8 - 1;
+  // In memory of their own, where no third tensor lies behind dv.
+  std::vector<float> both(std::size_t{2} * kRows * 2 * 8);
+  problem.dv.tensor.data = both.data();
+  problem.dk.tensor.data = both.data() + kRows * 2 * 8 - 1;
   EXPECT_THAT(backward(), HasSubstr("dk is overlapping dv"));
   problem.dk.tensor.data = problem.dk.values.data();
+  problem.dv.tensor.data = problem.dv.values.data();
   problem.dq.tensor.data = problem.q.values.data();
   EXPECT_THAT(backward(), HasSubstr("dq is overlapping q"));
   problem.dq.tensor.data = problem.dout.values.data();
