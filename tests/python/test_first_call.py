@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import first_call_cases as cases
 from magi_attention.comm.first_call import FirstCalls
+from magi_attention.comm.process_group import ProcessGroupTransport
 from magi_attention.errors import CommError
 from ranks import Ranks
 from test_transport import on_threads
@@ -134,3 +135,29 @@ def test_calls_that_all_refuse():
 
     *results, _ = rounds(3, body)
     assert results == [None] * 3, results
+
+
+class EndsAsTheWaitGivesUp:
+    """Work of a process group that is done between the end of a short wait and the next look."""
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def wait(self, *limits):
+        if limits:
+            raise RuntimeError("Operation timed out!")
+        if self.error is not None:
+            raise self.error
+
+    def is_completed(self):
+        return True
+
+
+def test_rows_that_come_as_the_wait_gives_up_are_no_failure():
+    ProcessGroupTransport._wait_for(None, EndsAsTheWaitGivesUp())
+
+
+def test_work_that_failed_meanwhile_says_why():
+    with pytest.raises(RuntimeError, match="connection closed"):
+        work = EndsAsTheWaitGivesUp(RuntimeError("connection closed"))
+        ProcessGroupTransport._wait_for(None, work)

@@ -106,8 +106,10 @@ class ProcessGroupTransport:
                 work.wait(_LATE)
                 return
             except RuntimeError:
-                if work.is_completed():  # else it is late, no more
-                    raise
+                # It may have ended since that wait gave up: well, or with an error of its own.
+                if work.is_completed():
+                    work.wait()
+                    return
             first_calls = first_calls_of(self.group)
             if first_calls is not None:
                 try:
