@@ -111,16 +111,21 @@ Tiling fill_tiling(std::vector<KeyTile> tiles, std::span<const BandSlice> slices
     tiles[tile].record_begin = begin[tile];
     tiles[tile].record_end = begin[tile + 1];
   }
-  for (const BandSlice& slice : slices) {
-    for_each_part(tiles, slice, [&](std::size_t tile, const BandSlice& part) {
+  const SliceComponents components = connect_slices(slices);
+  SliceComponents first{std::vector<std::int32_t>(tiles.size(), -1),
+                        std::vector<std::int32_t>(tiles.size(), -1)};
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    for_each_part(tiles, slices[i], [&](std::size_t tile, const BandSlice& part) {
+      if (begin[tile] == tiles[tile].record_begin) {
+        first.by_rows[tile] = components.by_rows[i];
+        first.by_rows_and_keys[tile] = components.by_rows_and_keys[i];
+      }
       records[static_cast<std::size_t>(begin[tile]++)] = {.band = part};
     });
   }
-  std::vector<std::int32_t> slice_components = first_components(tiles, find_components(records));
   join_records(tiles, records);
   std::vector<std::int32_t> component_of = find_components(records);
-  return {std::move(tiles), std::move(records), std::move(component_of),
-          std::move(slice_components)};
+  return {std::move(tiles), std::move(records), std::move(component_of), std::move(first)};
 }
 
 /// The ways to cut the keys: on a plain grid, and where slices begin, if that differs.

@@ -110,6 +110,16 @@ bool is_nested(const TileCosts& costs, const Tiling& tiling) {
   return costs.policy.nested_rows.is_exceeded(behind, spanned);
 }
 
+/// Chooses components. Where additions have an order, CTAs wait for those of the same rows, and
+/// tiles with other rows may lie apart; k tiles of a tree are nested whoever sees them.
+void set_components(TileCosts& costs, const Tiling& tiling) {
+  costs.component_of = tiling.slice_components.by_rows_and_keys;
+  const bool may_nest = costs.walk.is_ordered && is_nested(costs, tiling);
+  if (costs.walk.is_ordered && !may_nest) costs.component_of = tiling.slice_components.by_rows;
+  compare_components(costs);
+  costs.is_nested = may_nest && costs.is_uneven;
+}
+
 /// How many CTAs are free at each time.
 class FreeTimes {
  public:
@@ -165,17 +175,6 @@ std::int64_t mean_time(const TileCosts& tiles, const Schedule& schedule,
 
 }  // namespace
 
-std::vector<std::int32_t> first_components(std::span<const KeyTile> tiles,
-                                           std::span<const std::int32_t> component_of) {
-  std::vector<std::int32_t> components;
-  components.reserve(tiles.size());
-  for (const KeyTile& tile : tiles) {
-    const bool is_empty = tile.record_begin == tile.record_end;
-    components.push_back(is_empty ? -1 : component_of[static_cast<std::size_t>(tile.record_begin)]);
-  }
-  return components;
-}
-
 std::vector<std::int64_t> count_steps(std::span<const KeyTile> tiles,
                                       std::span<const KeyRecord> records, std::int32_t keys,
                                       std::int32_t tile_tokens) {
@@ -207,7 +206,6 @@ TileCosts cost_tiles(const BackwardProblem& problem, const BackwardTileShape& sh
   costs.groups = problem.heads_q / problem.heads_kv / packed_heads;
   costs.cached_steps = cached_steps(problem, shape.rows);
   costs.steps = count_steps(tiling.tiles, tiling.records, shape.keys, tile_tokens);
-  costs.component_of = tiling.slice_components;
   costs.by_cost.resize(tiling.tiles.size());
   std::iota(costs.by_cost.begin(), costs.by_cost.end(), 0);
   std::stable_sort(costs.by_cost.begin(), costs.by_cost.end(), [&](std::int32_t a, std::int32_t b) {
@@ -220,8 +218,7 @@ TileCosts cost_tiles(const BackwardProblem& problem, const BackwardTileShape& sh
   }
   costs.num_global = count_global(costs);
   costs.walk = choose_walk(costs, choice);
-  compare_components(costs);
-  costs.is_nested = costs.walk.is_ordered && costs.is_uneven && is_nested(costs, tiling);
+  set_components(costs, tiling);
   const std::int64_t whole_items = std::ssize(tiling.tiles) * problem.heads_kv;
   costs.is_short = whole_items < policy.short_list * problem.num_ctas;
   costs.is_long = whole_items >= policy.long_list * problem.num_ctas;

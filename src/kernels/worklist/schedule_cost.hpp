@@ -8,6 +8,7 @@
 
 #include "kernels/worklist/backward_list.hpp"
 #include "kernels/worklist/schedule_policy.hpp"
+#include "kernels/worklist/slice_components.hpp"
 
 // What a schedule of a backward list costs, in steps. Nothing here changes what it is given.
 namespace magi {
@@ -17,9 +18,9 @@ struct Tiling {
   std::vector<KeyTile> tiles;
   std::vector<KeyRecord> records;
   std::vector<std::int32_t> component_of;
-  /// [k tiles], of the first slice that the tile has a part of, before parts were joined: which
-  /// documents lie apart no longer shows in joined records; -1: none.
-  std::vector<std::int32_t> slice_components;
+  /// [k tiles] each, of the first slice that the tile has a part of: records do not show which
+  /// documents lie apart, or which nodes belong to one tree; -1: none.
+  SliceComponents slice_components;
 };
 
 /// How the items of a list walk and add.
@@ -39,7 +40,7 @@ struct TileCosts {
   std::int32_t groups = 1;                 ///< head groups of a kv head
   std::int64_t cached_steps = 1;           ///< steps whose q, dout and dQ fill the cache
   std::vector<std::int64_t> steps;         ///< [k tiles], of one head group
-  std::vector<std::int32_t> component_of;  ///< [k tiles], see Tiling::slice_components
+  std::vector<std::int32_t> component_of;  ///< [k tiles], one of Tiling::slice_components
   std::vector<std::int64_t> longest_of;    ///< [k tiles], longest() of its component
   std::vector<std::int32_t> by_cost;       ///< k tiles, longest first, ties by index
   std::vector<char> is_coming;             ///< [k tiles]: items wait for keys; empty: none do
@@ -62,10 +63,6 @@ struct TileCosts {
   }
   bool is_global(std::int32_t tile) const { return num_global > 0 && steps_of(tile) > longest(); }
 };
-
-/// The components of the first records of k tiles; -1 of a tile without records.
-std::vector<std::int32_t> first_components(std::span<const KeyTile> tiles,
-                                           std::span<const std::int32_t> component_of);
 
 /// Counts the steps of each k tile, for one head group.
 std::vector<std::int64_t> count_steps(std::span<const KeyTile> tiles,

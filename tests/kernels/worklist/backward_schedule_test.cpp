@@ -188,32 +188,49 @@ TEST(BackwardScheduleTest, KeysThatAllQueriesSeeStandApartFromAWindow) {
   }
 }
 
-TEST(BackwardScheduleTest, NestedTilesComeShortestFirst) {
-  // Each node of a binary tree, 64 rows, sees its ancestors: one component, k tiles of all lengths.
-  Mask mask{64 * 63, 64 * 63, {}};
+/// A binary tree of nodes of 64 rows, each of which sees its ancestors and, causally, itself:
+/// written by the rows that see each node, or by the nodes that each one sees.
+Mask binary_tree(int depth, bool is_by_query) {
+  Mask mask;
+  std::vector<Range> path;
   const std::function<std::int32_t(std::int32_t, int)> add_tree = [&](std::int32_t begin,
-                                                                      int depth) {
+                                                                      int left) {
+    for (const Range& node : path) {
+      if (is_by_query) {
+        mask.slices.push_back(band_slice({begin, begin + 64}, node, MaskType::Full));
+      }
+    }
+    path.push_back({begin, begin + 64});
     std::int32_t end = begin + 64;
-    for (int child = 0; depth > 1 && child < 2; ++child) end = add_tree(end, depth - 1);
+    for (int child = 0; left > 1 && child < 2; ++child) end = add_tree(end, left - 1);
+    path.pop_back();
     mask.slices.push_back({.q0 = begin,
-                           .q1 = end,
+                           .q1 = is_by_query ? begin + 64 : end,
                            .k0 = begin,
                            .k1 = begin + 64,
                            .d_min = -kBandInfinity,
                            .d_max = 0});
     return end;
   };
-  ASSERT_EQ(add_tree(0, 6), 64 * 63);
+  mask.rows_q = mask.rows_k = add_tree(0, depth);
+  return mask;
+}
+
+TEST(BackwardScheduleTest, NestedTilesComeShortestFirst) {
   const auto key_of_first_item = [](const BackwardList& list) {
     return list.tiles[static_cast<std::size_t>(list.item(0).tile)].key_begin;
   };
-  const BackwardList fast = list_of(mask, false);
-  EXPECT_FALSE(fast.is_ordered);
-  EXPECT_EQ(key_of_first_item(fast), 0);
-  const BackwardList list = list_of(mask, true);
-  EXPECT_NE(key_of_first_item(list), 0);
-  EXPECT_EQ(list.tiles.back().key_begin, 0);
-  EXPECT_TRUE(walks_everything_once(list));
+  for (const bool is_by_query : {false, true}) {
+    const Mask mask = binary_tree(6, is_by_query);
+    ASSERT_EQ(mask.rows_q, 64 * 63);
+    const BackwardList fast = list_of(mask, false);
+    EXPECT_FALSE(fast.is_ordered);
+    EXPECT_EQ(key_of_first_item(fast), 0);
+    const BackwardList list = list_of(mask, true);
+    EXPECT_NE(key_of_first_item(list), 0);
+    EXPECT_EQ(list.tiles.back().key_begin, 0);
+    EXPECT_TRUE(walks_everything_once(list));
+  }
 }
 
 TEST(BackwardScheduleTest, DenseMasksWalkHeadsTogether) {

@@ -6,6 +6,7 @@
 #include "kernels/worklist/backward_problem.hpp"
 #include "kernels/worklist/backward_schedule.hpp"
 #include "kernels/worklist/dq_order.hpp"
+#include "kernels/worklist/slice_components.hpp"
 
 namespace magi::test {
 namespace {
@@ -20,7 +21,11 @@ struct ThreeTiles {
   }
   TileCosts costs(const SchedulePolicy& policy = {}, const BackwardChoice& choice = {}) {
     tiling.component_of = find_components(tiling.records);
-    tiling.slice_components = first_components(tiling.tiles, tiling.component_of);
+    std::vector<BandSlice> bands;
+    for (const KeyRecord& record : tiling.records) bands.push_back(record.band);
+    tiling.slice_components = connect_slices(bands);
+    tiling.slice_components.by_rows.resize(tiling.tiles.size(), -1);
+    tiling.slice_components.by_rows_and_keys.resize(tiling.tiles.size(), -1);
     return cost_tiles(problem, {}, tiling, 1, choice, policy);
   }
 
