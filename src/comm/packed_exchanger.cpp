@@ -131,7 +131,8 @@ class PackedExchanger final : public RowExchanger {
       : group_(group), state_(std::make_shared<MoveState>()) {
     state_->memory = std::move(memory);
   }
-  void prepare(const RowTable& table, const EveryonesRows& /*everyone*/) override {
+  void prepare(const RowTable& table, ExchangeKind /*kind*/,
+               const EveryonesRows& /*everyone*/) override {
     state_->memory->tasks_of(table, nullptr);
   }
   std::unique_ptr<PendingRows> start(const RowTable& table, const RowMove& move,

@@ -18,13 +18,27 @@
 
 namespace magi::comm {
 
-/// Places at peers with their tasks in device memory.
+/// Tasks in device memory.
+class DeviceTasks {
+ public:
+  DeviceTasks() = default;
+  explicit DeviceTasks(std::span<const PushTask> tasks)
+      : memory_(to_device_sync(tasks)), count_(tasks.size()) {}
+  std::span<const PushTask> get() const {
+    return {static_cast<const PushTask*>(memory_.data()), count_};
+  }
+
+ private:
+  DeviceBuffer memory_;
+  std::size_t count_ = 0;
+};
+
+/// Places at peers, with their tasks in device memory: of moves that most passes do not make they
+/// are made when one is prepared for.
 struct PeerTables {
   PeerPlaces places;
-  DeviceBuffer memory;
-  const PushTask* to_rows = nullptr;
-  const PushTask* to_wire = nullptr;
-  const PushTask* to_owners = nullptr;
+  DeviceTasks to_rows;
+  mutable std::optional<DeviceTasks> to_wire, to_owners;
 };
 
 namespace {
@@ -54,17 +68,16 @@ struct PeerState {
 
 std::shared_ptr<const PeerTables> make_tables(PeerPlaces places) {
   auto tables = std::make_shared<PeerTables>();
-  std::vector<PushTask> all;
-  for (const auto* tasks : {&places.to_rows, &places.to_wire, &places.to_owners}) {
-    all.insert(all.end(), tasks->begin(), tasks->end());
-  }
-  tables->memory = to_device_sync<PushTask>(all);
-  const auto* data = static_cast<const PushTask*>(tables->memory.data());
-  tables->to_rows = data;
-  tables->to_wire = tables->to_rows + places.to_rows.size();
-  tables->to_owners = tables->to_wire + places.to_wire.size();
+  tables->to_rows = DeviceTasks(places.to_rows);
   tables->places = std::move(places);
   return tables;
+}
+
+/// What a reduce, or a cast to other memory than the window's, reads besides.
+std::span<const PushTask> tasks_on_wire(const PeerTables& tables, bool is_reducing) {
+  std::optional<DeviceTasks>& tasks = is_reducing ? tables.to_owners : tables.to_wire;
+  if (!tasks) tasks.emplace(is_reducing ? owner_tasks(tables.places) : wire_tasks(tables.places));
+  return tasks->get();
 }
 
 /// The exchange as each rank has it, asked of the ranks. Collective.
@@ -187,6 +200,7 @@ class PeerMove final : public PendingRows {
   PeerLink& link_;
   std::shared_ptr<const PeerTables> tables_;
   std::shared_ptr<const void> on_device_;  ///< owns what tasks_ refer to
+  std::span<const PushTask> on_wire_;      ///< of rows that do not land in place
   ExchangeKind kind_;
   std::vector<TensorView> to_, rounded_;
   std::uint64_t wire_types_;
@@ -211,10 +225,13 @@ PeerMove::PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, cons
       to_(move.to.begin(), move.to.end()),
       wire_types_(wire_types_of(move.from, move.to)),
       row_bytes_(static_cast<std::int64_t>(wire_row_bytes(to_, wire_types_))),
-      tasks_(state_->memory->tasks_of(table, stream)),
       start_(stream) {
   const DeviceScope scope(link_.device());
-  on_device_ = table.on_device[link_.device()];
+  if (is_reduce(kind_) || !is_placed()) {
+    tasks_ = state_->memory->tasks_of(table, stream);
+    on_device_ = table.on_device[link_.device()];
+    on_wire_ = tasks_on_wire(*tables_, is_reduce(kind_));
+  }
   const bool is_pass = !link_.is_in_pass();
   const PassStart start = own_pass(move);
   if (is_pass) link_.check_pass(start, queue_of(start_));
@@ -268,7 +285,8 @@ void PeerMove::push_in_place(const RowMove& move) {
               .data = static_cast<std::byte*>(to_[0].data),
               .size_bytes = rows_extent(to_[0], row_bytes_)};
   const std::int32_t num_left_out = move.is_without_own ? places.num_own_tasks : 0;
-  push(move, {tables_->to_rows, places.to_rows.size() - static_cast<std::size_t>(num_left_out)},
+  const std::span<const PushTask> tasks = tables_->to_rows.get();
+  push(move, tasks.first(tasks.size() - static_cast<std::size_t>(num_left_out)),
        places.num_own_tasks - num_left_out, to);
 }
 
@@ -287,11 +305,11 @@ void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
               .data = wire_,
               .size_bytes = received.num_rows * row_bytes_};
   if (is_reduce(kind_)) {
-    push(move, {tables_->to_owners, move.is_written ? 0 : places.to_owners.size()}, 0, to);
+    push(move, move.is_written ? std::span<const PushTask>() : on_wire_, 0, to);
     std::byte* behind = wire_ + table.owned.num_rows * row_bytes_;
     state_->memory->copy({move.from}, {move.from, behind}, tasks_.own_partials, start_);
   } else {
-    push(move, {tables_->to_wire, places.to_wire.size()}, 0, to);
+    push(move, on_wire_, 0, to);
     if (!move.is_without_own) state_->memory->copy({move.from}, {to_}, tasks_.own, start_);
   }
 }
@@ -340,7 +358,7 @@ void PeerMove::keep_with_capture(void* stream) const {
   cudaGraph_t graph = graph_of_capture(queue_of(stream));
   if (graph == nullptr) return;
   keep_with_graph(graph, tables_);
-  keep_with_graph(graph, on_device_);
+  if (on_device_ != nullptr) keep_with_graph(graph, on_device_);
   keep_with_graph(graph, state_->link);
 }
 
@@ -402,9 +420,12 @@ class PeerExchanger final : public RowExchanger {
     state_->count = std::move(count);
   }
 
-  void prepare(const RowTable& table, const EveryonesRows& everyone) override {
+  void prepare(const RowTable& table, ExchangeKind kind, const EveryonesRows& everyone) override {
+    const auto tables = peer_tables(*state_->link, table, everyone);
+    if (!is_reduce(kind)) return;  // rows of a cast land in place
+    const DeviceScope scope(state_->link->device());
     state_->memory->tasks_of(table, nullptr);
-    peer_tables(*state_->link, table, everyone);
+    tasks_on_wire(*tables, true);
   }
   std::int64_t most_rows(const RowTable& table, ExchangeKind kind) const override {
     const PeerPlaces& places = peer_tables(*state_->link, table, {})->places;

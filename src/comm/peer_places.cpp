@@ -2,6 +2,7 @@
 #include "comm/peer_places.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.hpp"
 
@@ -15,38 +16,54 @@ struct RowPair {
   std::int32_t num_rows = 0;
 };
 
-/// The rows that rank `src` owns and rank `dst` needs, in the order of their records.
+/// The rows that rank `src` owns and rank `dst` needs, in the order of their records: as many of
+/// either.
 std::vector<RowPair> pair_rows(std::span<const RowExchange> all, std::int32_t src,
                                std::int32_t dst) {
   const auto owned = std::span(all[static_cast<std::size_t>(src)].owned);
   std::vector<RowPair> pairs;
   auto next = owned.begin();
   std::int32_t passed = 0;  // of the record at `next`
-  const auto skip = [&] {
-    while (next != owned.end() && (next->peer != dst || next->num_rows == passed)) {
-      ++next;
-      passed = 0;
-    }
-  };
-  const auto disagree = [&] {
-    return InvalidArgument("rows.needed of rank " + std::to_string(dst) +
-                           " are other rows of rank " + std::to_string(src) +
-                           " than that owns; allowed: as many");
-  };
   for (const PeerRows& needed : all[static_cast<std::size_t>(dst)].needed) {
     if (needed.peer != src) continue;
     for (std::int32_t done = 0; done < needed.num_rows;) {
-      skip();
-      if (next == owned.end()) throw disagree();
+      while (next->peer != dst || next->num_rows == passed) {
+        ++next;
+        passed = 0;
+      }
       const std::int32_t count = std::min(needed.num_rows - done, next->num_rows - passed);
       pairs.push_back({next->row + passed, needed.row + done, count});
       passed += count;
       done += count;
     }
   }
-  skip();
-  if (next != owned.end()) throw disagree();
   return pairs;
+}
+
+/// Throws where a rank needs more or fewer rows of another than that owns for it: on all ranks
+/// alike, so every pair is looked at.
+void check_pairs(std::span<const RowExchange> all) {
+  const std::size_t num_ranks = all.size();
+  std::vector<std::int64_t> missing(num_ranks * num_ranks);  // by owner, then by who needs them
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+    const auto is_rank = [num_ranks](const PeerRows& record) {
+      return record.peer >= 0 && static_cast<std::size_t>(record.peer) < num_ranks;
+    };
+    MAGI_CHECK(std::ranges::all_of(all[rank].owned, is_rank) &&
+               std::ranges::all_of(all[rank].needed, is_rank));
+    for (const PeerRows& record : all[rank].owned) {
+      missing[rank * num_ranks + static_cast<std::size_t>(record.peer)] -= record.num_rows;
+    }
+    for (const PeerRows& record : all[rank].needed) {
+      missing[static_cast<std::size_t>(record.peer) * num_ranks + rank] += record.num_rows;
+    }
+  }
+  for (std::size_t pair = 0; pair < missing.size(); ++pair) {
+    if (missing[pair] == 0) continue;
+    throw InvalidArgument("rows.needed of rank " + std::to_string(pair % num_ranks) +
+                          " are other rows of rank " + std::to_string(pair / num_ranks) +
+                          " than that owns; allowed: as many");
+  }
 }
 
 std::int64_t count_of(std::span<const PeerRows> records, std::int32_t peer) {
@@ -85,27 +102,34 @@ void add_tasks(std::vector<PushTask>& tasks, RowPair rows, std::int32_t peer) {
 }
 
 /// Orders tasks, which are sorted by peer, so that all peers are sent to at once: each peer's are
-/// spread evenly over the list, those of the next rank first.
+/// spread evenly over the list, those of the next rank first. Own ones come last.
 void spread(std::vector<PushTask>& tasks, std::int32_t rank, std::int32_t num_ranks) {
-  struct Place {
-    double position;
-    std::int32_t turn;
-    PushTask task;
+  struct Queue {
+    std::span<const PushTask> tasks;
+    std::size_t next = 0;
+    bool is_left() const { return next < tasks.size(); }
+    // Task i of n belongs at (i + 1) / n of the list.
+    bool is_before(const Queue& other) const {
+      return (next + 1) * other.tasks.size() < (other.next + 1) * tasks.size();
+    }
   };
-  std::vector<double> counts(static_cast<std::size_t>(num_ranks)), seen(counts.size());
-  for (const PushTask& task : tasks) ++counts[static_cast<std::size_t>(task.peer)];
-  std::vector<Place> places;
-  for (const PushTask& task : tasks) {
-    const auto peer = static_cast<std::size_t>(task.peer);
-    const std::int32_t turn = (task.peer - rank - 1 + num_ranks) % num_ranks;
-    places.push_back({++seen[peer] / counts[peer], turn, task});
+  const std::vector<PushTask> sorted = std::exchange(tasks, {});
+  tasks.reserve(sorted.size());
+  std::vector<Queue> queues;
+  for (std::int32_t turn = 1; turn <= num_ranks; ++turn) {
+    queues.push_back(
+        {std::ranges::equal_range(sorted, (rank + turn) % num_ranks, {}, &PushTask::peer)});
   }
-  std::ranges::stable_sort(places, [](const Place& a, const Place& b) {
-    return a.position != b.position ? a.position < b.position : a.turn < b.turn;
-  });
-  std::ranges::transform(places, tasks.begin(), &Place::task);
-  std::stable_partition(tasks.begin(), tasks.end(),
-                        [rank](const PushTask& task) { return task.peer != rank; });
+  const std::span<const PushTask> own = queues.back().tasks;
+  queues.pop_back();
+  while (tasks.size() + own.size() < sorted.size()) {
+    Queue* first = nullptr;
+    for (Queue& queue : queues) {
+      if (queue.is_left() && (first == nullptr || queue.is_before(*first))) first = &queue;
+    }
+    tasks.push_back(first->tasks[first->next++]);
+  }
+  tasks.insert(tasks.end(), own.begin(), own.end());
 }
 
 /// What all ranks lay out their memory by.
@@ -128,45 +152,54 @@ void find_most(std::span<const RowExchange> all, PeerPlaces& places) {
 }  // namespace
 
 PeerPlaces peer_places(std::span<const RowExchange> all, std::int32_t rank) {
+  check_pairs(all);
   const auto num_ranks = static_cast<std::int32_t>(all.size());
   const RowExchange& own = all[static_cast<std::size_t>(rank)];
-  PeerPlaces places;
-  // Every pair, so that all ranks refuse alike.
-  for (std::int32_t src = 0; src < num_ranks; ++src) {
-    for (std::int32_t dst = 0; dst < num_ranks; ++dst) pair_rows(all, src, dst);
-  }
+  PeerPlaces places{.rank = rank};
   for (std::int32_t peer = 0; peer < num_ranks; ++peer) {
     const RowExchange& other = all[static_cast<std::size_t>(peer)];
-    auto wire_row = static_cast<std::int32_t>(rows_before(other.needed, peer, rank));
-    for (const RowPair& rows : pair_rows(all, rank, peer)) {
-      add_tasks(places.to_rows, rows, peer);
-      if (peer == rank) continue;
-      add_tasks(places.to_wire, {rows.from, wire_row, rows.num_rows}, peer);
-      wire_row += rows.num_rows;
-    }
+    places.wire_begin.push_back(static_cast<std::int32_t>(rows_before(other.needed, peer, rank)));
+    for (const RowPair& rows : pair_rows(all, rank, peer)) add_tasks(places.to_rows, rows, peer);
     if (count_of(own.needed, peer) > 0) places.cast_sources |= std::uint64_t{1} << peer;
-    if (peer == rank) {
-      for (const RowPair& rows : pair_rows(all, rank, rank)) {
-        places.needed_runs.push_back({rows.to, -1, rows.num_rows, rank});
-      }
-      continue;
-    }
-    wire_row = static_cast<std::int32_t>(rows_before(other.owned, peer, rank));
+    auto wire_row = static_cast<std::int32_t>(rows_before(other.owned, peer, rank));
     for (const RowPair& rows : pair_rows(all, peer, rank)) {
-      places.needed_runs.push_back({rows.to, wire_row, rows.num_rows, peer});
-      add_tasks(places.to_owners, {rows.to, wire_row, rows.num_rows}, peer);
+      places.needed_runs.push_back({rows.to, peer == rank ? -1 : wire_row, rows.num_rows, peer});
       wire_row += rows.num_rows;
     }
-    if (count_of(own.owned, peer) > 0) places.reduce_sources |= std::uint64_t{1} << peer;
+    if (peer != rank && count_of(own.owned, peer) > 0) {
+      places.reduce_sources |= std::uint64_t{1} << peer;
+    }
   }
   std::ranges::sort(places.needed_runs, {}, &PushTask::local_row);
-  for (auto* tasks : {&places.to_rows, &places.to_wire, &places.to_owners}) {
-    spread(*tasks, rank, num_ranks);
-  }
+  spread(places.to_rows, rank, num_ranks);
   places.num_own_tasks =
       static_cast<std::int32_t>(std::ranges::count(places.to_rows, rank, &PushTask::peer));
   find_most(all, places);
   return places;
+}
+
+std::vector<PushTask> wire_tasks(const PeerPlaces& places) {
+  std::vector<PushTask> tasks = places.to_rows;
+  tasks.resize(tasks.size() - static_cast<std::size_t>(places.num_own_tasks));
+  // Those of a peer are in the order of its records, and so are its wire rows.
+  std::vector<std::int32_t> next = places.wire_begin;
+  for (PushTask& task : tasks) {
+    task.remote_row = std::exchange(next[static_cast<std::size_t>(task.peer)],
+                                    next[static_cast<std::size_t>(task.peer)] + task.num_rows);
+  }
+  return tasks;
+}
+
+std::vector<PushTask> owner_tasks(const PeerPlaces& places) {
+  std::vector<PushTask> runs = places.needed_runs;
+  std::erase_if(runs, [&](const PushTask& run) { return run.peer == places.rank; });
+  std::ranges::stable_sort(runs, {}, &PushTask::peer);
+  std::vector<PushTask> tasks;
+  for (const PushTask& run : runs) {
+    add_tasks(tasks, {run.local_row, run.remote_row, run.num_rows}, run.peer);
+  }
+  spread(tasks, places.rank, static_cast<std::int32_t>(places.wire_begin.size()));
+  return tasks;
 }
 
 }  // namespace magi::comm

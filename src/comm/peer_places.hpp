@@ -24,13 +24,14 @@ inline constexpr std::int32_t kRowsPerPush = 16;
 /// One rank's side of an exchange. Neighbouring tasks have different peers as far as there are
 /// such.
 struct PeerPlaces {
+  std::int32_t rank = 0;
   /// Own rows last.
   std::vector<PushTask> to_rows;   ///< owned rows, own ones too -> needed rows
   std::int32_t num_own_tasks = 0;  ///< of to_rows
-  std::vector<PushTask> to_wire;   ///< owned rows, without own ones -> wire rows of who needs them
   /// All needed rows and the wire rows of their owners (own rows: -1), ascending by local row.
   std::vector<PushTask> needed_runs;
-  std::vector<PushTask> to_owners;  ///< needed rows, without own ones -> wire rows of their owners
+  /// By rank: where this rank's rows begin on the wire of one that needs them.
+  std::vector<std::int32_t> wire_begin;
   std::uint64_t cast_sources = 0;  ///< bit p: rank p sends rows to this one in a cast; own rows too
   std::uint64_t reduce_sources = 0;  ///< bit p: rank p sends partials to this one
   /// The most over all ranks, so that all lay out their memory alike: rows up to the last needed
@@ -42,5 +43,11 @@ struct PeerPlaces {
 /// `all`: the exchange as each rank has it. Throws InvalidArgument where two ranks disagree about
 /// what one sends the other.
 PeerPlaces peer_places(std::span<const RowExchange> all, std::int32_t rank);
+
+/// What moves need that do not bring rows to their final place, in the order of PeerPlaces: owned
+/// rows, without own ones -> wire rows of who needs them.
+std::vector<PushTask> wire_tasks(const PeerPlaces& places);
+/// Needed rows, without own ones -> wire rows of their owners.
+std::vector<PushTask> owner_tasks(const PeerPlaces& places);
 
 }  // namespace magi::comm

@@ -46,16 +46,20 @@ RowTable::RowTable(const RowExchange& given, std::int32_t rank, std::int32_t num
       owned(wire_order(rows.owned, rank, num_ranks)),
       needed(wire_order(rows.needed, rank, num_ranks)),
       own(own_moves(owned, needed)),
-      sums(sum_table(owned)),
       life(given_life) {}
+
+const SumTable& RowTable::sums() const {
+  if (!sums_) sums_ = sum_table(owned);
+  return *sums_;
+}
 
 RowTasks host_tasks(const RowTable& table) {
   return {.owned = table.owned.tasks,
           .needed = table.needed.tasks,
           .own = table.own,
           .own_partials = table.needed.own_tasks,
-          .sums = table.sums.tasks,
-          .parts = table.sums.parts};
+          .sums = table.sums().tasks,
+          .parts = table.sums().parts};
 }
 
 std::byte* find_wire(std::span<const TensorView> tensors, const WireOrder& order) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -37,13 +38,17 @@ struct RowTable {
   RowExchange rows;
   WireOrder owned, needed;
   std::vector<RowTask> own;  ///< rows that stay: local_row is owned, wire_row the needed row
-  SumTable sums;             ///< what a reduce adds to owned rows
+  /// What a reduce adds to owned rows. Made when it is first asked for: a cast never does.
+  const SumTable& sums() const;
 
   TableLife life = TableLife::Kept;
 
   /// The copies by device, made by exchangers.
   mutable std::map<std::int32_t, std::shared_ptr<const DeviceTables>> on_device;
   mutable std::shared_ptr<const PeerTables> at_peers;
+
+ private:
+  mutable std::optional<SumTable> sums_;
 };
 
 /// Gives an exchange as each rank has it, by rank.
@@ -138,9 +143,9 @@ struct PassStart {
 class RowExchanger {
  public:
   virtual ~RowExchanger() = default;
-  /// Copies a kept table to where moves read it, so that none of them waits for that. Local.
-  /// Transports that write rows to their final place ask for `everyone`.
-  virtual void prepare(const RowTable& table, const EveryonesRows& everyone) = 0;
+  /// Copies a kept table to where moves of this kind read it, so that none of them waits for that.
+  /// Local. Transports that write rows to their final place ask for `everyone`.
+  virtual void prepare(const RowTable& table, ExchangeKind kind, const EveryonesRows& everyone) = 0;
 
   /// A pass: the moves of one call, between which memory from `place` lives. Collective. Only
   /// transports that write rows to their final place need passes.

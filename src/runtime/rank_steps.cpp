@@ -34,20 +34,16 @@ std::vector<SegmentRows> make_segments(const Plan& plan, std::int32_t rank, Spac
   std::vector<SegmentRows> segments;
   for (const RowExchange& exchange : row_exchanges(plan, rank, space)) {
     const std::size_t s = segments.size();
-    SegmentRows segment{.num_rows = rows[s].num_rows,
-                        .filling = comm::RowTable(exchange, rank, plan.config.num_ranks)};
+    Range own_rows;
     for (const PeerRows& record : exchange.needed) {
       const bool is_place = !has_place && record.peer == rank &&
                             record.num_rows == rows.front().num_rows &&
                             is_brought_whole(plan, static_cast<std::int32_t>(s));
       if (!is_place) continue;
-      segment.own = {record.row, record.row + record.num_rows};
+      own_rows = {record.row, record.row + record.num_rows};
       has_place = true;
     }
-    segment.returning =
-        comm::RowTable(segment.own.empty() ? exchange : between_ranks(exchange, rank), rank,
-                       plan.config.num_ranks);
-    segments.push_back(std::move(segment));
+    segments.emplace_back(exchange, rows[s].num_rows, own_rows, rank, plan.config.num_ranks);
   }
   return segments;
 }
@@ -98,6 +94,23 @@ bool awaits_exchange(std::span<const Step> steps, const Step& step) {
 }
 
 }  // namespace
+
+SegmentRows::SegmentRows(const RowExchange& exchange, std::int32_t rows, Range own_rows,
+                         std::int32_t rank, std::int32_t num_ranks)
+    : num_rows(rows),
+      own(own_rows),
+      filling(exchange, rank, num_ranks),
+      rank_(rank),
+      num_ranks_(num_ranks) {}
+
+const comm::RowTable& SegmentRows::returning() const {
+  if (!returning_) {
+    returning_.emplace(own.empty() ? filling.rows : between_ranks(filling.rows, rank_), rank_,
+                       num_ranks_);
+    returning_->at_peers = filling.at_peers;  // of the same rows
+  }
+  return *returning_;
+}
 
 RankSteps::RankSteps(const Plan& given, std::int32_t rank)
     : plan(given),

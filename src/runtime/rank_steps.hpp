@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "comm/row_exchanger.hpp"
@@ -12,11 +13,21 @@ namespace magi {
 enum class Pass : std::uint8_t { Forward, Backward };
 
 /// The rows that fill one segment of a rank, and the way back of what the rank made of them.
-struct SegmentRows {
-  std::int32_t num_rows = 0;
+class SegmentRows {
+ public:
+  SegmentRows(const RowExchange& exchange, std::int32_t rows, Range own_rows, std::int32_t rank,
+              std::int32_t num_ranks);
+  /// Without `own`, whose part of a sum is in place. Made when it is first asked for: a forward
+  /// seldom does.
+  const comm::RowTable& returning() const;
+
+  std::int32_t num_rows;
   Range own;  ///< the copy of all own keys in which their sums begin; empty: another place
   comm::RowTable filling;
-  comm::RowTable returning;  ///< without `own`, whose part of a sum is in place
+
+ private:
+  std::int32_t rank_, num_ranks_;
+  mutable std::optional<comm::RowTable> returning_;
 };
 
 /// One attend of a rank, cut to the query rows that it works on: all rows of its segment, or those

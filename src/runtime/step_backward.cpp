@@ -102,7 +102,7 @@ std::vector<PartGradients> BackwardPass::place_gradients(const AttendCall& atten
   };
   const SegmentRows& rows =
       steps.rows_of(steps.plan.exchanges[static_cast<std::size_t>(attend.keys)]);
-  const auto regions = call_.memory.rows().place_partials(rows.returning, sums);
+  const auto regions = call_.memory.rows().place_partials(rows.returning(), sums);
   const std::int64_t row_bytes = row_bytes_of(sums[0]) + row_bytes_of(sums[1]);
   std::vector<PartGradients> gradients;
   for (const comm::NeededPart& part : call_.memory.attends().parts_of(attend)) {

@@ -116,8 +116,9 @@ comm::PassStart StepCall::make_pass_start() const {
     const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(step.index)];
     const SegmentRows& rows = steps.rows_of(exchange);
     const bool is_back = is_returning(exchange.role);
+    if (is_back) memory.rows().prepare(rows.returning(), kind_of(exchange.role), {});
     const std::int64_t most_rows =
-        memory.rows().most_rows(is_back ? rows.returning : rows.filling, kind_of(exchange.role));
+        memory.rows().most_rows(is_back ? rows.returning() : rows.filling, kind_of(exchange.role));
     for (const TensorView& tensor : tensors(exchange.role, -1, exchange.heads)) {
       if (!is_given(tensor)) continue;
       const DType type =
@@ -302,7 +303,7 @@ void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
         .is_beside_attention = pass_ == Pass::Forward,
         .is_written = is_returning(exchange.role) && are_partials_written_};
     pending.push_back(memory.rows().start(
-        is_returning(exchange.role) ? rows.returning : rows.filling, move, stream));
+        is_returning(exchange.role) ? rows.returning() : rows.filling, move, stream));
   }
 }
 

@@ -44,9 +44,7 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
     const auto& segments = space == Space::Queries ? steps.q_segments : steps.k_segments;
     for (std::size_t s = 0; s < segments.size(); ++s) {
       const auto everyone = [&] { return steps.everyones_rows(space, s); };
-      rows_->prepare(segments[s].filling, everyone);
-      segments[s].returning.at_peers = segments[s].filling.at_peers;  // of the same rows
-      rows_->prepare(segments[s].returning, everyone);
+      rows_->prepare(segments[s].filling, ExchangeKind::Cast, everyone);
     }
   }
 }

@@ -81,12 +81,13 @@ void expect_places(const ExchangeCase& test, std::int32_t rank, std::int32_t pee
   for (std::size_t i = 0; i < wanted.size(); ++i) final_rows.emplace(wanted[i], owned[i]);
   EXPECT_EQ(sent_rows(places.to_rows, peer), final_rows);
   if (peer == rank) {
-    EXPECT_TRUE(sent_rows(places.to_wire, peer).empty());
-    EXPECT_TRUE(sent_rows(places.to_owners, peer).empty());
+    EXPECT_TRUE(sent_rows(wire_tasks(places), peer).empty());
+    EXPECT_TRUE(sent_rows(owner_tasks(places), peer).empty());
     return;
   }
-  EXPECT_EQ(sent_rows(places.to_wire, peer), on_wire(wire_of(theirs.needed, peer), rank, owned));
-  EXPECT_EQ(sent_rows(places.to_owners, peer),
+  EXPECT_EQ(sent_rows(wire_tasks(places), peer),
+            on_wire(wire_of(theirs.needed, peer), rank, owned));
+  EXPECT_EQ(sent_rows(owner_tasks(places), peer),
             on_wire(wire_of(theirs.owned, peer), rank, rows_with(own.needed, peer)));
 }
 
@@ -104,7 +105,7 @@ TEST(PeerPlaces, NeededRunsNameWhereTheirPartialsGo) {
   const ExchangeCase test = random_case({.num_ranks = 4, .with_own_rows = true}, 5);
   const auto places = peer_places(test.ranks, 2);
   std::map<std::int32_t, std::int32_t> wire_rows;  // by local row
-  for (const PushTask& task : places.to_owners) {
+  for (const PushTask& task : owner_tasks(places)) {
     for (std::int32_t i = 0; i < task.num_rows; ++i) {
       wire_rows.emplace(task.local_row + i, task.remote_row + i);
     }
