@@ -28,7 +28,13 @@ def to_mask_types(types: MaskTypes, count: int) -> tuple[AttnMaskType, ...]:
     return result
 
 
+_BY_VALUE = {mask_type.value: mask_type for mask_type in AttnMaskType}
+
+
 def _to_mask_type(value: str | AttnMaskType) -> AttnMaskType:
+    known = _BY_VALUE.get(value) if type(value) is str else None
+    if known is not None:
+        return known
     try:
         return AttnMaskType(value)
     except ValueError:

@@ -272,7 +272,9 @@ class AttnRanges:
 
     def clone(self) -> AttnRanges:
         """An equal list with ranges of its own."""
-        return _make(r.clone() for r in self._ranges)
+        made = _make([r.clone() for r in self._ranges])
+        made._content, made._content_edits = self._content, self._content_edits
+        return made
 
     @staticmethod
     def from_ranges(
