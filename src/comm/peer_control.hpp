@@ -53,6 +53,8 @@ struct PassState {
   unsigned pushed_blocks[kMaxMoves][kMaxSections];  ///< 0 between pushes
   unsigned copied_blocks[kMaxMoves];                ///< of rows that stay; likewise
   unsigned begun_blocks;  ///< of a push that begins the pass; 0 between pushes
+  unsigned is_reported;   ///< not 0: a wait has taken the mailbox for its failure
+  unsigned is_noted;      ///< not 0: a wait has taken it for where it was stopped
 };
 
 /// What a wait on the device was for, when it ended without success.
@@ -60,15 +62,14 @@ enum class PeerWait : std::int32_t { None, Credit, Rows, OtherPlan, Left };
 
 /// The first failure of a rank's waits, in host memory that the device sees.
 struct PeerMailbox {
-  std::int32_t is_closed;  ///< set by host or device: waits end at once
+  std::int32_t is_closed;  ///< set by the host, or by the device behind `failed`: waits end at once
   PeerWait failed;         ///< set by the device, behind the rest
   std::int32_t peer;
   std::int32_t move;
   std::uint64_t expected, seen;
   std::uint64_t digest, peer_digest;
 
-  // Where the first wait stood that ended because the host closed the box.
-  std::int32_t is_noted;
+  // Where the first wait stood that ended because the box was closed.
   PeerWait stopped;  ///< set behind the rest
   std::int32_t stopped_peer;
   std::int32_t stopped_move;

@@ -27,11 +27,13 @@ struct WaitSubject {
   std::uint64_t pass;  ///< whose digest is compared
 };
 
-/// The first failure of this rank goes into the mailbox.
+/// The first failure of this rank goes into the mailbox. Device memory decides which is first: not
+/// every link carries atomic operations to the host's.
 __device__ void report(const PeerView& view, const WaitSubject& subject, PeerWait failed,
                        std::uint64_t expected, std::uint64_t seen) {
   PeerMailbox& box = *view.mailbox;
-  if (atomicCAS_system(&box.is_closed, 0, 1) != 0) return;
+  if (ptx::load_acquire_system(&box.is_closed) != 0) return;
+  if (atomicExch(&view.state->is_reported, 1U) != 0) return;
   const std::uint64_t slot = subject.pass % kKeptDigests;
   box.peer = subject.peer;
   box.move = subject.move;
@@ -42,12 +44,13 @@ __device__ void report(const PeerView& view, const WaitSubject& subject, PeerWai
   ptx::fence_system();
   ptx::store_system(reinterpret_cast<std::int32_t*>(&box.failed),
                     static_cast<std::int32_t>(failed));
+  ptx::store_system(&box.is_closed, 1);
 }
 
 /// Where a wait stands that the host ends goes there too.
 __device__ void note_stop(const PeerView& view, const WaitSubject& subject) {
   PeerMailbox& box = *view.mailbox;
-  if (atomicCAS_system(&box.is_noted, 0, 1) != 0) return;
+  if (atomicExch(&view.state->is_noted, 1U) != 0) return;
   box.stopped_peer = subject.peer;
   box.stopped_move = subject.move;
   box.stopped_pass = subject.pass;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -230,6 +231,27 @@ TEST_F(PeerKernels, WithoutCreditNothingIsStoredAtPeers) {
   EXPECT_EQ(places[0].second, pair.area(0) + 256);
   EXPECT_EQ(places[1].first, pair.area(0) + 512);
   EXPECT_EQ(places[1].second, nullptr);
+}
+
+TEST_F(PeerKernels, OfWaitsThatFailTogetherOneIsReported) {
+  const PeerPair pair;
+  pair.begin(0, {.digest = 7});
+  pair.wait_sync();
+  for (const std::size_t stream : {0, 1}) {
+    comm::RowArrival arrival = pair.arrival(0, true);
+    arrival.move = 3 + static_cast<std::int32_t>(stream);
+    comm::launch_await(pair.view(0), arrival, pair.stream(stream));
+  }
+  pair.wait_sync();
+  const PeerMailbox& box = pair.mailbox(0);
+  EXPECT_EQ(box.failed, PeerWait::Rows);
+  EXPECT_EQ(box.peer, 1);
+  EXPECT_THAT(box.move, ::testing::AnyOf(3, 4));
+  EXPECT_EQ(box.expected, 1u);
+  EXPECT_EQ(box.is_closed, 1);
+  const auto state = to_host_sync<comm::PassState>(pair.view(0).state, 1).front();
+  EXPECT_EQ(state.is_reported, 1u);
+  EXPECT_EQ(state.is_noted != 0, box.stopped != PeerWait::None);
 }
 
 TEST_F(PeerKernels, RowsThatComeLeaveAddressesAsTheyAre) {
