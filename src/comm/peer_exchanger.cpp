@@ -352,6 +352,7 @@ void PeerMove::launch(void* stream) {
   launch_push(link_.view(), push_, {.remote = remote, .own = std::max(most - remote, 1)}, begin,
               queue);
   if (side_) side_->end();
+  link_.meet_on_shared_gpu_sync();
 }
 
 void PeerMove::keep_with_capture(void* stream) const {

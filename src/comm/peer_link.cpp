@@ -126,6 +126,8 @@ void PeerLink::begin_pass(const PassStart& start, cudaStream_t stream) {
   check_pass(start, stream);
   if (start.most_bytes + kSpareBytes > area_bytes_) grow(start.most_bytes + kSpareBytes);
   cudaGraph_t graph = graph_of_capture(stream);
+  // A thread that frees memory or waits for the GPU holds up what others enqueue on it, and waits
+  // for waits of theirs: all that share one enqueue a pass together.
   meet_on_shared_gpu_sync();
   if (graph == nullptr) {
     passes_->begin(stream);

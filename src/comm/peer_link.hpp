@@ -73,14 +73,16 @@ class PeerLink {
   /// Throws CommError where a wait of this rank has failed, a peer has ended, or the group was
   /// aborted.
   void check();
+  /// Ranks that share a GPU may share one of its queues too, in which a wait of one holds up what
+  /// another enqueues behind it: whoever has enqueued what others are to wait for comes here before
+  /// it enqueues a wait. Does nothing for other ranks. Collective.
+  void meet_on_shared_gpu_sync();
+
   /// Ends the waits of all ranks.
   void abort(const std::string& reason) noexcept;
 
  private:
   void prove_access();
-  /// Threads that share a GPU: one that frees memory or waits for the GPU holds up what others
-  /// enqueue, and waits for waits of theirs. So all enqueue a pass together.
-  void meet_on_shared_gpu_sync();
   void grow(std::int64_t area_bytes);
   void watch();
   std::string failure_text(const PeerMailbox& box) const;

@@ -202,6 +202,30 @@ TEST_P(NvlinkGraphs, TwoLayersInOneGraphFollowTheirKeys) {
   });
 }
 
+/// More streams than a process has queues to the GPU: one of them shares that of any other.
+constexpr std::size_t kMoreThanQueues = 33;
+
+TEST_P(NvlinkGraphs, StreamsOfRanksMayShareAQueue) {
+  run([](Communicator& group, cudaStream_t stream) {
+    const std::vector<Stream> streams(group.rank() == 0 ? 0 : kMoreThanQueues);
+    for (const bool is_causal : {true, false}) {
+      Layer layer(make_test_plan(GetParam(), is_causal), group);
+      layer.draw(1, stream);
+      cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+      Bits expected;
+      for (std::size_t call = 0; call < kMoreThanQueues; ++call) {
+        cudaStream_t queue = streams.empty() ? stream : streams[call].handle();
+        layer.forward(queue);
+        layer.backward(queue);
+        const Bits results = layer.results_sync(queue);
+        ASSERT_NO_THROW(group.check()) << "call " << call;
+        if (call == 0) expected = results;
+        ASSERT_TRUE(results == expected) << "call " << call;
+      }
+    }
+  });
+}
+
 TEST_P(NvlinkGraphs, ARefusedCaptureLeavesTheGroupUsable) {
   run([](Communicator& group, cudaStream_t stream) {
     Layer layer(make_test_plan(GetParam(), true), group);
