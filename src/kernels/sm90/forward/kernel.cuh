@@ -31,13 +31,9 @@ __device__ __forceinline__ bool is_wanted(const ForwardParams& params) {
   return (params.outcome->num_slots > 0) == (params.wanted == WantedList::WithSplits);
 }
 
-/// `Instance` is a type with a `static constexpr ForwardConfig kConfig`: nvcc's host stubs cannot
-/// name a kernel whose template argument is a config value.
-template <typename Instance>
-__global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
-    forward_kernel(const __grid_constant__ ForwardParams params) {
-  constexpr ForwardConfig kC = Instance::kConfig;
-  if (params.outcome != nullptr && !is_wanted(params)) return;
+/// All roles of a launch. `spare`: what warps 2 and 3 do, which have no role; called with the warp.
+template <ForwardConfig kC, typename Spare>
+__device__ __forceinline__ void run_roles(const ForwardParams& params, const Spare& spare) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<kC>*>(shared_bytes);
   const int warp = ptx::uniform(static_cast<int>(threadIdx.x) / 32);
@@ -56,10 +52,20 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     ptx::lower_registers<kC.producer_registers()>();
     if (threadIdx.x == 0) Loader<kC>(shared, params).run();
     if (threadIdx.x == 32) Scheduler<kC>(shared, params).run();
+    if (warp >= 2) spare(warp);
   } else {
     ptx::raise_registers<kC.consumer_registers()>();
     Consumer<kC>(shared, params, warp / 4 - 1).run();
   }
+}
+
+/// `Instance` is a type with a `static constexpr ForwardConfig kConfig`: nvcc's host stubs cannot
+/// name a kernel whose template argument is a config value.
+template <typename Instance>
+__global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
+    forward_kernel(const __grid_constant__ ForwardParams params) {
+  if (params.outcome != nullptr && !is_wanted(params)) return;
+  run_roles<Instance::kConfig>(params, [](int /*warp*/) {});
 }
 
 }  // namespace magi::sm90
