@@ -108,10 +108,8 @@ def documents_of_a_state(group) -> None:
     compare(group, "llama", run, reference)
 
 
-def images() -> None:
-    """A model with images on one rank: its language model runs under a causal plan, its vision
-    tower as with "sdpa".
-    """
+def model_with_images():
+    """A model with images in float64, and a batch of it; equal calls give equal weights."""
     from transformers import (
         CLIPVisionConfig,
         LlamaConfig,
@@ -126,18 +124,24 @@ def images() -> None:
     config = LlavaConfig(
         vision_config=vision, text_config=LlamaConfig(**models._SIZES), image_token_id=60
     )
-    found = []
     pixels = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double()
     ids = causal_batch()["input_ids"] % 60
     ids[0, 7:11] = 60
-    batch = {"input_ids": ids, "pixel_values": pixels}
+    torch.manual_seed(3)
+    model = LlavaForConditionalGeneration(config).double().eval()
+    return model, {"input_ids": ids, "pixel_values": pixels}
+
+
+def images() -> None:
+    """A model with images on one rank: its language model runs under a causal plan, its vision
+    tower as with "sdpa".
+    """
+    found = []
     for implementation in ("sdpa", "magi"):
-        torch.manual_seed(3)
-        model = LlavaForConditionalGeneration(config).double().eval()
+        model, given = model_with_images()
         model.set_attn_implementation(implementation)
-        given = dict(batch)
         if implementation == "magi":
-            _, given = packed.MagiState(True).prepare_vlm_batch(model, batch)
+            _, given = packed.MagiState(True).prepare_vlm_batch(model, given)
             causal, seen = given["magi_plan"], []
             given["magi_plan"] = lambda *shape: seen.append(shape) or causal(*shape)
         logits = model(**given).logits
