@@ -5,8 +5,8 @@ One rank, cached plan, one token. `host_us`: the wall time of forward and backwa
 until the device is done, less the time of the kernels; median of 1,000; torch as it comes.
 `floor_us`: the wall time of a function that does nothing but allocate its results. A backward as it
 comes runs on a thread of torch's, one per GPU: waking that up and waiting for it costs a lone call
-as much as many steps of a model, which does it once for all its layers. `one_thread_host_us` and
-`one_thread_floor_us` are the same in the calling thread
+as much as many steps of a model, which does it once for all its layers. `host_own_thread_us` and
+`floor_own_thread_us` are the same in the calling thread
 (torch.autograd.set_multithreading_enabled(False)). `layer_us`: host time of one more layer on
 torch's thread: seventeen chained calls less one, over sixteen, less the kernels of one.
 """
@@ -103,13 +103,13 @@ def main():
         run(Nothing.apply)
 
     rows = {"forward_us": wall_us(lambda: api.calc_attn(*leaves, key))}
-    for prefix, is_threaded in (("", True), ("one_thread_", False)):
+    for where, is_threaded in (("", True), ("_own_thread", False)):
         with torch.autograd.set_multithreading_enabled(is_threaded):
-            rows[prefix + "host_us"] = wall_us(attend)
-            rows[prefix + "floor_us"] = wall_us(nothing)
+            rows[f"host{where}_us"] = wall_us(attend)
+            rows[f"floor{where}_us"] = wall_us(nothing)
     rows["layer_us"] = (wall_us(lambda: run(layers)) - wall_us(attend)) / LAYERS
     rows["kernels_us"] = kernel_us(attend)  # last: the profiler stays in the way of later calls
-    for name in ("host_us", "one_thread_host_us", "layer_us"):
+    for name in ("host_us", "host_own_thread_us", "layer_us"):
         rows[name] -= rows["kernels_us"]
     named = [
         {"name": f"python.calc_attn.{name}", "value": round(value, 2), "unit": "us"}
