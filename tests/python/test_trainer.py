@@ -26,6 +26,53 @@ def test_trainer(ranks, size, name, options):
     ranks.run(4, cases.trainer, size, name, options)
 
 
+COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+
+
+@pytest.mark.parametrize(
+    "change, options", [("lora", {}), ("lora", {"gradient_checkpointing": True}), ("", COMPILED)],
+    ids=str,
+)  # fmt: skip
+def test_trainer_of_changed_models(ranks, change, options):
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    if change == "lora":
+        pytest.importorskip("peft", reason="peft is not installed")
+    ranks.run(4, cases.trainer, 2, "llama", options, change)
+
+
+class TestSharded:
+    """Parameters, gradients and optimizer states are sharded over all ranks (FSDP2), sequences over
+    those of their group.
+    """
+
+    @pytest.fixture(autouse=True)
+    def installed(self):
+        pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+    @pytest.mark.parametrize(
+        "size, name, options, settings",
+        [
+            (1, "llama", {}, {}),
+            (2, "llama", {}, {}),
+            (4, "gemma2", {}, {"reshard_after_forward": False}),
+            (4, "llama", {"gradient_accumulation_steps": 2}, {"activation_checkpointing": True}),
+        ],
+        ids=str,
+    )
+    def test_trainer(self, ranks, size, name, options, settings):
+        settings = {"version": 2, **settings}
+        ranks.run(4, cases.trainer, size, name, {**options, "fsdp": True, "fsdp_config": settings})
+
+    def test_trainer_with_adapters(self, ranks):
+        pytest.importorskip("peft", reason="peft is not installed")
+        options = {"fsdp": True, "fsdp_config": {"version": 2}}
+        ranks.run(4, cases.trainer, 2, "llama", options, "lora")
+
+    @pytest.mark.parametrize("size, name", [(1, "llama"), (2, "gemma2"), (4, "llama")])
+    def test_loop_of_accelerate(self, ranks, size, name):
+        ranks.run(4, cases.accelerated, size, name)
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt_oss"])
 def test_loops(ranks, name):
     cases.loop(None, name)
@@ -68,6 +115,7 @@ class TestRefusals:
 
         class Arguments:
             world_size, average_tokens_across_devices, label_smoothing_factor = 2, False, 0.1
+            parallelism_config = None
 
         with pytest.raises(ValueError, match="average_tokens_across_devices is False"):
             MagiCallback().on_train_begin(Arguments, None, None, None)
@@ -75,6 +123,13 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"label_smoothing_factor is 0\.1; allowed: 0"):
             MagiCallback().on_train_begin(Arguments, None, None, None)
         Arguments.label_smoothing_factor = 0.0
+        from accelerate import ParallelismConfig
+
+        for name in ("cp_size", "sp_size"):
+            Arguments.parallelism_config = ParallelismConfig(**{name: 2})
+            with pytest.raises(ValueError, match=f"parallelism_config has {name} 2; allowed: 1"):
+                MagiCallback().on_train_begin(Arguments, None, None, None)
+        Arguments.parallelism_config = None
         model = models.model("llama", "sdpa")
         MagiCallback().on_train_begin(Arguments, None, None, model)
         assert model.config._attn_implementation == "magi"

@@ -5,9 +5,11 @@ the same samples with "sdpa".
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import warnings
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -32,11 +34,43 @@ def samples(count: int = 32) -> list[dict]:
     return found
 
 
-def as_torchrun() -> None:
-    """What Trainer reads off where it has been started."""
+@contextlib.contextmanager
+def as_torchrun():
+    """What Trainer and accelerate read off where they have been started; what they keep for the
+    process is forgotten before and afterwards.
+    """
+    from accelerate.state import AcceleratorState
+
     rank, size = str(dist.get_rank()), str(dist.get_world_size())
-    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29591", ACCELERATE_USE_CPU="true")
+    told = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    told |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="29591")
+    if not torch.cuda.is_available():
+        told["ACCELERATE_USE_CPU"] = "true"
+    AcceleratorState._reset_state(reset_partial_state=True)
+    with mock.patch.dict(os.environ, told):
+        try:
+            yield
+        finally:
+            AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@contextlib.contextmanager
+def sharded_on_cpus():
+    """accelerate takes FSDP on GPUs alone, though torch's runs over gloo, too: here it takes it on
+    CPUs as it does there.
+    """
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType
+
+    init = AcceleratorState.__init__
+
+    def init_with_fsdp(self, *arguments, fsdp_plugin=None, **options):
+        init(self, *arguments, fsdp_plugin=fsdp_plugin, **options)
+        if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+
+    with mock.patch.object(AcceleratorState, "__init__", init_with_fsdp):
+        yield
 
 
 def groups_of(size: int) -> dist.ProcessGroup:
@@ -57,9 +91,20 @@ def sum_of_losses(model, sample) -> torch.Tensor:
     )
 
 
-def reference(name: str, batches, implementation: str = "eager") -> tuple[list[float], dict]:
+def with_adapters(model):
+    """The model under LoRA; equal models get equal adapters."""
+    import peft
+
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    torch.manual_seed(1)
+    return peft.get_peft_model(model, lora).double()
+
+
+def reference(name: str, batches, change: str = "") -> tuple[list[float], dict]:
     """Losses, and weights in the end, of plain gradient descent on batches of samples."""
-    model = models.model(name, implementation)
+    model = models.model(name, "eager")
+    if change == "lora":
+        model = with_adapters(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for of_step in batches:
@@ -72,36 +117,84 @@ def reference(name: str, batches, implementation: str = "eager") -> tuple[list[f
     return losses, {key: value.detach() for key, value in model.named_parameters()}
 
 
-def trainer(world, cp_size: int, name: str, options: dict) -> None:
+def batches_of(dataset, per_rank: int) -> list[list[dict]]:
+    """Samples of the steps: batches of per_rank samples are dealt out to ranks in turns."""
+    per_step = per_rank * dist.get_world_size()
+    return [dataset[i : i + per_step] for i in range(0, len(dataset), per_step)]
+
+
+def check_training(losses, model, wanted, weights) -> None:
+    assert len(losses) == STEPS
+    for found, other in zip(losses, wanted):
+        assert abs(found - other) < 1e-3 * other, (losses, wanted)
+    for key, parameter in model.named_parameters():
+        for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
+            key = key.replace(wrapper, "")
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        assert (whole - weights[key]).abs().max() < 1e-5, key
+
+
+def trainer(world, cp_size: int, name: str, options: dict, change: str = "") -> None:
     """Replicas of cp_size ranks: the losses and weights of one process that has all samples."""
-    as_torchrun()
     group = groups_of(cp_size)
     size, accumulated = dist.get_world_size(), options.get("gradient_accumulation_steps", 1)
     dataset = samples(2 * size * accumulated * STEPS)
-    # Trainer deals batches of two samples out to ranks in turns.
-    per_step = 2 * size * accumulated
-    batches = [dataset[i : i + per_step] for i in range(0, len(dataset), per_step)]
-    wanted, weights = reference(name, batches)
+    wanted, weights = reference(name, batches_of(dataset, 2 * accumulated), change)
     model = use(models.model(name, "eager"))
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+    if change == "lora":
+        model = with_adapters(model)
+    sharded = sharded_on_cpus() if "fsdp" in options else contextlib.nullcontext()
+    with (
+        as_torchrun(), sharded, tempfile.TemporaryDirectory() as folder, warnings.catch_warnings()
+    ):  # fmt: skip
         warnings.simplefilter("ignore")
         arguments = TrainingArguments(
-            folder, use_cpu=True, per_device_train_batch_size=2, max_steps=STEPS, optim="sgd",
-            learning_rate=0.1, lr_scheduler_type="constant", max_grad_norm=0.0, logging_steps=1,
-            report_to=[], save_strategy="no", disable_tqdm=True, ddp_backend="gloo",
-            train_sampling_strategy="sequential", **options,
+            folder, use_cpu=not torch.cuda.is_available(), per_device_train_batch_size=2,
+            max_steps=STEPS, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant",
+            max_grad_norm=0.0, logging_steps=1, report_to=[], save_strategy="no",
+            disable_tqdm=True, ddp_backend="gloo", train_sampling_strategy="sequential", **options,
         )  # fmt: skip
         run = Trainer(
             model, arguments, train_dataset=dataset, data_collator=MagiCollator(model, group),
             callbacks=[MagiCallback()],
         )  # fmt: skip
         run.train()
+        assert is_sharded(model) == ("fsdp" in options)
     losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
-    assert len(losses) == STEPS
-    for found, other in zip(losses, wanted):
-        assert abs(found - other) < 1e-3 * other, (losses, wanted)
-    for key, parameter in model.named_parameters():
-        assert (parameter - weights[key]).abs().max() < 1e-5, key
+    check_training(losses, model, wanted, weights)
+
+
+def is_sharded(model) -> bool:
+    return all(isinstance(p, torch.distributed.tensor.DTensor) for p in model.parameters())
+
+
+def accelerated(world, cp_size: int, name: str) -> None:
+    """A loop of accelerate's under FSDP2: its ranks average, so that losses are multiplied."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    group, size = groups_of(cp_size), dist.get_world_size()
+    dataset = samples(2 * size * STEPS)
+    wanted, weights = reference(name, batches_of(dataset, 2))
+    with as_torchrun(), sharded_on_cpus():
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", reshard_after_forward=True
+        )
+        accelerator = Accelerator(fsdp_plugin=plugin, cpu=not torch.cuda.is_available())
+        model = use(models.model(name, "eager"))
+        collator = MagiCollator(model, group)
+        loader = torch.utils.data.DataLoader(dataset, batch_size=2, collate_fn=collator)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        losses = []
+        for batch in loader:
+            tokens = accelerator.reduce((batch["shift_labels"] != -100).sum())
+            loss = model(**batch, num_items_in_batch=tokens).loss
+            accelerator.backward(loss * size)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(accelerator.reduce(loss.detach()).item())
+        assert is_sharded(model)
+    check_training(losses, model, wanted, weights)
 
 
 def loop(group, name: str, change: str = "") -> None:
@@ -112,15 +205,8 @@ def loop(group, name: str, change: str = "") -> None:
     alone = models.model(name, "eager")
     call = model
     if change == "lora":
-        import peft
-
-        lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-        made = []
-        for of in (model, alone):
-            torch.manual_seed(1)
-            made.append(peft.get_peft_model(of, lora).double())
-        call = model = made[0]
-        alone = made[1]
+        call = model = with_adapters(model)
+        alone = with_adapters(alone)
     elif change == "checkpointed":
         model.gradient_checkpointing_enable()
         model.train()

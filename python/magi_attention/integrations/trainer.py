@@ -33,6 +33,8 @@ from magi_attention.integrations.transformers import (
 
 _IGNORED_LABEL = -100
 _ROWS = ("input_ids", "labels")
+# Sizes of accelerate's ParallelismConfig whose ranks share sequences.
+_OTHER_SHARDS = ("cp_size", "sp_size")
 
 
 def unpad(batch: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
@@ -170,6 +172,13 @@ class MagiCallback(TrainerCallback):
                 f"label_smoothing_factor is {args.label_smoothing_factor}; allowed: 0, as Trainer "
                 "shifts labels itself for it"
             )
+        for name in _OTHER_SHARDS:
+            size = getattr(args.parallelism_config, name, 1)
+            if size != 1:
+                raise ValueError(
+                    f"parallelism_config has {name} {size}; allowed: 1, as MagiCollator gives each "
+                    "rank its rows"
+                )
         check_model(use(model))
 
 
