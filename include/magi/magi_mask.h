@@ -77,6 +77,12 @@ MAGI_API magi_status magi_mask_chunk_causal(const int32_t* cu_seqlens, int64_t n
 /* matrix [rows_q, rows_k], non-zero: visible. */
 MAGI_API magi_status magi_mask_from_matrix(const uint8_t* matrix, int32_t rows_q, int32_t rows_k,
                                            magi_mask** mask);
+/* The keys of each row as intervals [num_intervals, 2] (begin, end), in any order, of which the
+ * union counts; offsets [rows_q + 1]: those of row i are offsets[i] to offsets[i + 1] - 1. Each
+ * pair is in one slice of the mask. */
+MAGI_API magi_status magi_mask_from_runs(const int64_t* offsets, int32_t rows_q,
+                                         const int32_t* intervals, int64_t num_intervals,
+                                         int32_t rows_k, magi_mask** mask);
 MAGI_API magi_status magi_mask_from_json(const char* text, size_t size_bytes, magi_mask** mask);
 MAGI_API magi_status magi_mask_to_json(const magi_mask* mask, magi_buffer** text);
 
@@ -85,6 +91,12 @@ MAGI_API magi_status magi_mask_rows(const magi_mask* mask, int32_t* rows_q, int3
 MAGI_API magi_status magi_mask_slices(const magi_mask* mask, magi_buffer** slices);
 /* int32 [n, 5]: q begin, q end, k begin, k end, MAGI_MASK_...: the same pairs as typed slices. */
 MAGI_API magi_status magi_mask_typed_slices(const magi_mask* mask, magi_buffer** slices);
+/* The inverse of magi_mask_from_runs: int64 [rows_q + 1] and int32 [n, 2], ascending, a hidden key
+ * between two runs of a row. MAGI_INVALID_ARGUMENT where a row sees a key in two slices. */
+MAGI_API magi_status magi_mask_runs(const magi_mask* mask, magi_buffer** offsets,
+                                    magi_buffer** runs);
+/* Queries and keys in each other's place. */
+MAGI_API magi_status magi_mask_transpose(const magi_mask* mask, magi_mask** transposed);
 /* SVG text; title may be NULL. */
 MAGI_API magi_status magi_mask_draw(const magi_mask* mask, const char* title, magi_buffer** svg);
 /* Visible pairs; a pair in n slices counts n times. */

@@ -4,6 +4,7 @@
 #include "capi/handles.hpp"
 #include "capi/status.hpp"
 #include "magi/mask_builders.hpp"
+#include "magi/mask_runs.hpp"
 
 namespace magi::capi {
 namespace {
@@ -165,6 +166,18 @@ magi_status magi_mask_from_matrix(const uint8_t* matrix, int32_t rows_q, int32_t
   });
 }
 
+magi_status magi_mask_from_runs(const int64_t* offsets, int32_t rows_q, const int32_t* intervals,
+                                int64_t num_intervals, int32_t rows_k, magi_mask** mask) {
+  return guarded([&] {
+    if (rows_q < 0 || rows_q > magi::kMaxRows) {
+      throw magi::invalid("rows_q", rows_q, "0 to 2^30 - 1");
+    }
+    give_mask(magi::mask_from_runs(read_array(offsets, int64_t{rows_q} + 1, "offsets"),
+                                   read_ranges(intervals, num_intervals, "intervals"), rows_k),
+              mask);
+  });
+}
+
 magi_status magi_mask_from_json(const char* text, size_t size_bytes, magi_mask** mask) {
   return guarded(
       [&] { give_mask(magi::mask_from_json(read_text(text, size_bytes, "text")), mask); });
@@ -201,6 +214,24 @@ magi_status magi_mask_typed_slices(const magi_mask* mask, magi_buffer** slices) 
     }
     give_table(table, slices, "slices");
   });
+}
+
+magi_status magi_mask_runs(const magi_mask* mask, magi_buffer** offsets, magi_buffer** runs) {
+  return guarded([&] {
+    require(runs, "runs");
+    require(offsets, "offsets");
+    const magi::RowRuns found = magi::runs_of(mask_of(mask));
+    std::vector<int32_t> table;
+    table.reserve(2 * found.runs.size());
+    for (const magi::Range run : found.runs) table.insert(table.end(), {run.begin, run.end});
+    auto made = make_buffer(std::span<const int64_t>(found.offsets));
+    give_table(table, runs, "runs");
+    give(std::move(made), offsets);
+  });
+}
+
+magi_status magi_mask_transpose(const magi_mask* mask, magi_mask** transposed) {
+  return guarded([&] { give_mask(magi::transposed(mask_of(mask)), transposed); });
 }
 
 magi_status magi_mask_area(const magi_mask* mask, int64_t* area) {

@@ -3,6 +3,7 @@
 
 #include "capi/owned_handles.hpp"
 #include "magi/mask_builders.hpp"
+#include "magi/mask_runs.hpp"
 
 namespace magi::capi_test {
 namespace {
@@ -89,6 +90,32 @@ TEST(MaskAbi, OtherFrontEndsGiveTheMasksOfTheCppCalls) {
   EXPECT_TRUE(mask_of(boolean.get()) == mask_from_matrix(matrix, 2, 3));
   magi_mask* refused = nullptr;
   EXPECT_EQ(magi_mask_from_matrix(matrix.data(), -1, 3, &refused), MAGI_INVALID_ARGUMENT);
+}
+
+TEST(MaskAbi, RunsOfRowsGiveTheMaskOfTheCppCall) {
+  const Mask truth = mask_prefix_lm(kDocuments, std::vector<std::int32_t>{2, 1, 4, 9});
+  const RowRuns runs = runs_of(truth);
+  const auto mask = mask_from(truth);
+  magi_buffer* offsets = nullptr;
+  magi_buffer* table = nullptr;
+  ASSERT_EQ(magi_mask_runs(mask.get(), &offsets, &table), MAGI_OK);
+  EXPECT_EQ(array_of<std::int64_t>(offsets), runs.offsets);
+  const auto pairs = array_of<std::int32_t>(table);
+  ASSERT_EQ(pairs.size(), 2 * runs.runs.size());
+  EXPECT_EQ(pairs[2], runs.runs[1].begin);
+  const auto again = made<magi_mask>([&](auto** m) {
+    return magi_mask_from_runs(runs.offsets.data(), truth.rows_q, pairs.data(),
+                               static_cast<std::int64_t>(runs.runs.size()), truth.rows_k, m);
+  });
+  EXPECT_TRUE(mask_of(again.get()) == mask_from_runs(runs.offsets, runs.runs, truth.rows_k));
+  const auto turned = made<magi_mask>([&](auto** m) { return magi_mask_transpose(mask.get(), m); });
+  EXPECT_TRUE(mask_of(turned.get()) == transposed(truth));
+  magi_buffer_destroy(offsets);
+  magi_buffer_destroy(table);
+  EXPECT_EQ(magi_mask_runs(mask.get(), &offsets, nullptr), MAGI_INVALID_ARGUMENT);
+  magi_mask* refused = nullptr;
+  EXPECT_EQ(magi_mask_from_runs(runs.offsets.data(), -1, nullptr, 0, 3, &refused),
+            MAGI_INVALID_ARGUMENT);
 }
 
 TEST(MaskAbi, AnswersQueries) {
