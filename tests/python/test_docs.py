@@ -35,6 +35,11 @@ def test_examples_of_adapters(index):
     exec(blocks("docs/integrations.md")[index], {"cp_group": None})
 
 
+def test_example_of_masks(capsys):
+    exec(blocks("docs/masks.md")[0], {})
+    assert "row 6 sees keys [0, 4), [6, 7), which cu_seqlens cannot tell" in capsys.readouterr().out
+
+
 def run_shown(group) -> None:
     """The examples over ranks, one after the other, as if torchrun had started this process."""
     _, over_ranks, as_a_plan, *_ = blocks("docs/python.md")

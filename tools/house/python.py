@@ -20,7 +20,7 @@ LEVELS = (
     ("common",),
     ("backends", "env"),
     ("comm", "rows"),
-    ("config", "functional", "tracing", "utils"),
+    ("config", "functional", "masks", "tracing", "utils"),
     ("compat", "plan", "testing"),
     ("meta", "bound_plan", "magi_attn_ext"),
     ("keys",),

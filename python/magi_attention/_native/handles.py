@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from magi_attention._native import structs
-from magi_attention._native.library import Handle, check, lib, made, take_bytes
+from magi_attention._native.library import Handle, bytes_of, check, lib, made, take_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -108,11 +108,61 @@ class MaskHandle(Handle):
         return MaskHandle(made(lib.magi_mask_from_window, given.address))
 
     @staticmethod
+    def from_documents(
+        cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, window: tuple[int, int]
+    ) -> MaskHandle:
+        """From int32 bounds in host memory, under a window of -1 for no bound; (-1, 0): causal."""
+        is_causal = window == (-1, 0)
+        left, right = (-1, -1) if is_causal else window
+        rule = structs.DocumentRule(is_causal=is_causal, window_left=left, window_right=right)
+        sides = (x for side in (cu_seqlens_q, cu_seqlens_k) for x in (side.data_ptr(), len(side)))
+        return MaskHandle(made(lib.magi_mask_from_cu_seqlens, *sides, rule.address))
+
+    @staticmethod
+    def from_prefix_lm(cu_seqlens: torch.Tensor, prefix_lengths: torch.Tensor) -> MaskHandle:
+        """From int32 [documents + 1] and [documents] in host memory."""
+        addresses = cu_seqlens.data_ptr(), len(cu_seqlens), prefix_lengths.data_ptr()
+        return MaskHandle(made(lib.magi_mask_prefix_lm, *addresses))
+
+    @staticmethod
+    def from_tree(nodes: torch.Tensor) -> MaskHandle:
+        """From int32 [nodes, 2] in host memory: parent (-1: root) and rows."""
+        return MaskHandle(made(lib.magi_mask_prefix_tree, nodes.data_ptr(), len(nodes)))
+
+    @staticmethod
+    def from_bands(bands: torch.Tensor, rows_q: int, rows_k: int) -> MaskHandle:
+        """The inverse of bands: int32 [slices, 6] in host memory."""
+        arguments = bands.data_ptr(), len(bands), rows_q, rows_k
+        return MaskHandle(made(lib.magi_mask_from_slices, *arguments))
+
+    @staticmethod
+    def from_runs(offsets: torch.Tensor, intervals: torch.Tensor, rows_k: int) -> MaskHandle:
+        """From the keys of each row: int64 [rows_q + 1] and int32 [intervals, 2] in host memory."""
+        return MaskHandle(
+            made(
+                lib.magi_mask_from_runs, offsets.data_ptr(), len(offsets) - 1,
+                intervals.data_ptr(), len(intervals), rows_k,
+            )
+        )  # fmt: skip
+
+    def runs(self) -> tuple[bytes, bytes]:
+        """The inverse of from_runs; ValueError where a row sees a key in two slices."""
+        offsets = ctypes.c_void_p()
+        runs = take_bytes(
+            lambda out: lib.magi_mask_runs(self.address, ctypes.addressof(offsets), out)
+        )
+        return bytes_of(offsets.value), runs
+
+    def transposed(self) -> MaskHandle:
+        """Queries and keys in each other's place."""
+        return MaskHandle(made(lib.magi_mask_transpose, self.address))
+
+    @staticmethod
     def from_matrix(visible: torch.Tensor) -> MaskHandle:
         """From a bool matrix [rows_q, rows_k] in host memory."""
         import torch
 
-        matrix = visible.to(torch.uint8).contiguous()
+        matrix = visible.contiguous().view(torch.uint8)
         rows_q, rows_k = matrix.shape
         return MaskHandle(made(lib.magi_mask_from_matrix, matrix.data_ptr(), rows_q, rows_k))
 

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks as matrices of any program, and as FlexAttention's BlockMask and mask_mod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from magi_attention._native.handles import MaskHandle
+from magi_attention._native.tensors import as_plain
+from magi_attention.common._arguments import MAX_ROWS, check_int
+from magi_attention.masks._mask import Mask, from_intervals, padded_runs
+
+MaskMod = Callable[[Any, Any, Any, Any], Any]
+_STRIP_PAIRS = 1 << 24  # that a mask_mod is asked for at once
+
+
+def from_matrix(visible: torch.Tensor) -> Mask:
+    """A matrix [rows_q, rows_k]: bool or integers, not 0 where a key is seen, or floats that are
+    added to scores, 0 where it is seen and -inf or the least finite value where it is not. With
+    axes before them, [batch, heads, rows_q, rows_k]: sequences of a batch are packed one after the
+    other; heads must agree. ValueError that names the first row with another value.
+    """
+    visible = as_plain("visible", visible).to("cpu")
+    if visible.dim() == 4:
+        if visible.shape[1] != 1 and not bool((visible == visible[:, :1]).all()):
+            raise ValueError(
+                f"visible has {visible.shape[1]} heads whose masks differ; allowed: one mask for "
+                "all heads"
+            )
+        visible = visible[:, 0]
+    if visible.dim() == 3:
+        parts = [from_matrix(one) for one in visible]
+        return _packed(parts, *visible.shape[1:])
+    if visible.dim() != 2:
+        raise ValueError(
+            f"visible has {visible.dim()} axes; allowed: 2 to 4, rows_q and rows_k last"
+        )
+    if visible.is_floating_point():
+        visible = _of_scores(visible)
+    elif visible.dtype != torch.bool:
+        visible = visible != 0
+    return Mask(MaskHandle.from_matrix(visible))
+
+
+def _of_scores(added: torch.Tensor) -> torch.Tensor:
+    seen, hidden = added == 0, added <= torch.finfo(added.dtype).min
+    other = (~(seen | hidden)).any(1).nonzero()
+    if len(other):
+        row = int(other[0])
+        key = int((~(seen | hidden))[row].nonzero()[0])
+        raise ValueError(
+            f"row {row} adds {added[row, key]:g} to the score of key {key}; allowed: 0 where it is "
+            "seen, -inf or the least finite value where it is not"
+        )
+    return seen
+
+
+def _packed(parts: list[Mask], rows_q: int, rows_k: int) -> Mask:
+    """Masks of equal sizes one after the other, which do not see each other."""
+    bands = []
+    for index, part in enumerate(parts):
+        dq, dk = index * rows_q, index * rows_k
+        moved = part.slices.long() + torch.tensor([dq, dq, dk, dk, 0, 0], device="cpu")
+        diagonals = moved[:, 4:]
+        diagonals += torch.where(diagonals.abs() < 1 << 30, dk - dq, 0)
+        bands.append(moved)
+    whole = torch.cat(bands).int() if bands else torch.empty(0, 6, dtype=torch.int32, device="cpu")
+    return Mask(MaskHandle.from_bands(whole.contiguous(), rows_q * len(parts), rows_k * len(parts)))
+
+
+def to_matrix(mask: Mask) -> torch.Tensor:
+    """bool [rows_q, rows_k]."""
+    offsets, runs = mask.runs
+    rows = torch.repeat_interleave(torch.arange(mask.rows_q, device="cpu"), offsets.diff())
+    edges = torch.zeros(mask.rows_q, mask.rows_k + 1, dtype=torch.int8, device="cpu")
+    edges[rows, runs[:, 0].long()] = 1
+    edges[rows, runs[:, 1].long()] -= 1
+    return edges[:, :-1].cumsum(1, dtype=torch.int8).bool()
+
+
+def from_mask_mod(
+    mask_mod: MaskMod, rows_q: int, rows_k: int, batch: int = 0, head: int = 0
+) -> Mask:
+    """FlexAttention's function of batch, head, query and key, asked for every pair; on torch's
+    default device.
+    """
+    rows_q = check_int("rows_q", rows_q, 0, MAX_ROWS)
+    rows_k = check_int("rows_k", rows_k, 0, MAX_ROWS)
+    strip = max(1, _STRIP_PAIRS // max(rows_k, 1))
+    keys = torch.arange(rows_k)
+    parts = []
+    for begin in range(0, rows_q, strip):
+        rows = torch.arange(begin, min(begin + strip, rows_q))
+        parts.append(from_matrix(_ask(mask_mod, (batch, head), rows, keys)))
+    return _stacked([part.runs for part in parts], rows_k)
+
+
+def _ask(mask_mod: MaskMod, of: tuple[int, int], rows: torch.Tensor, keys: torch.Tensor):
+    """mask_mod of every pair of rows and keys, which it is given as scalars."""
+    by_key = torch.vmap(mask_mod, (None, None, None, 0))
+    by_row = torch.vmap(by_key, (None, None, 0, None))
+    batch, head = (torch.tensor(index, device=rows.device) for index in of)
+    found = by_row(batch, head, rows, keys)
+    return found.to("cpu").bool().expand(len(rows), len(keys))
+
+
+def _stacked(parts: list[tuple[torch.Tensor, torch.Tensor]], rows_k: int) -> Mask:
+    """Runs of strips of rows, one below the other."""
+    offsets, runs, count = [torch.zeros(1, dtype=torch.int64, device="cpu")], [], 0
+    for of_part, runs_of_part in parts:
+        offsets.append(of_part[1:] + count)
+        runs.append(runs_of_part)
+        count += len(runs_of_part)
+    empty = torch.empty(0, 2, dtype=torch.int32, device="cpu")
+    return from_intervals(torch.cat(offsets), torch.cat(runs) if runs else empty, rows_k)
+
+
+def to_mask_mod(mask: Mask, device: Any = None) -> MaskMod:
+    """The mask as FlexAttention's mask_mod: it looks up the intervals of the query's row, in two
+    tables [rows_q, most runs of a row] on `device`, torch's default if None.
+    """
+    device = torch.get_default_device() if device is None else device
+    runs = padded_runs(mask, mask.rows_k)
+    if runs.shape[1] == 0:
+        runs = torch.full((mask.rows_q, 1, 2), mask.rows_k, device="cpu")
+    begins, ends = (side.int().contiguous().to(device) for side in runs.unbind(-1))
+
+    def mask_mod(batch, head, q_idx, kv_idx):
+        seen = (begins[q_idx, 0] <= kv_idx) & (kv_idx < ends[q_idx, 0])
+        for run in range(1, begins.shape[1]):
+            seen = seen | ((begins[q_idx, run] <= kv_idx) & (kv_idx < ends[q_idx, run]))
+        return seen
+
+    return mask_mod
+
+
+def from_block_mask(block_mask: Any) -> Mask:
+    """FlexAttention's BlockMask: whole blocks are taken as they are, its mask_mod is asked for the
+    pairs of the others. ValueError where it has several batches or heads that differ.
+    """
+    tables = {
+        name: _only(name, getattr(block_mask, name))
+        for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    }
+    rows_q, rows_k = block_mask.seq_lengths
+    size_q, size_k = block_mask.BLOCK_SIZE
+    parts = []
+    for block, begin in enumerate(range(0, rows_q, size_q)):
+        rows = torch.arange(begin, min(begin + size_q, rows_q))
+        parts.append(_rows_of_blocks(block_mask.mask_mod, tables, block, rows, (rows_k, size_k)))
+    return _stacked(parts, rows_k)
+
+
+def _only(name: str, table: torch.Tensor | None) -> torch.Tensor | None:
+    if table is None:
+        return None
+    flat = table.flatten(0, 1)
+    if len(flat) != 1 and not bool((flat == flat[:1]).all()):
+        raise ValueError(
+            f"{name} has {list(table.shape[:2])} batches and heads that differ; allowed: one mask"
+        )
+    return flat[0].to("cpu")
+
+
+def _rows_of_blocks(mask_mod, tables, block: int, rows, keys: tuple[int, int]):
+    """Runs of a row of blocks."""
+    rows_k, size = keys
+    whole, partial = [], []
+    for found, prefix in ((partial, ""), (whole, "full_")):
+        counts, indices = tables[f"{prefix}kv_num_blocks"], tables[f"{prefix}kv_indices"]
+        if counts is not None:
+            found.extend(indices[block, : int(counts[block])].tolist())
+    pairs = [(b * size, min((b + 1) * size, rows_k)) for b in whole]
+    every = torch.tensor(pairs, dtype=torch.int32, device="cpu").view(1, -1, 2)
+    every = every.expand(len(rows), -1, 2)
+    if partial:
+        columns = torch.cat([torch.arange(b * size, min((b + 1) * size, rows_k)) for b in partial])
+        seen = _ask(mask_mod, (0, 0), rows, columns).nonzero()
+        single = columns.to("cpu")[seen[:, 1]].int()
+        single = torch.stack((single, single + 1), 1)
+        counts = torch.bincount(seen[:, 0], minlength=len(rows)) + every.shape[1]
+        offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        intervals = torch.empty(int(offsets[-1]), 2, dtype=torch.int32, device="cpu")
+        is_single = torch.ones(len(intervals), dtype=torch.bool, device="cpu")
+        places = offsets[:-1, None] + torch.arange(every.shape[1], device="cpu")
+        is_single[places.flatten()] = False
+        intervals[is_single], intervals[~is_single] = single, every.reshape(-1, 2)
+        return from_intervals(offsets, intervals, rows_k).runs
+    offsets = torch.arange(len(rows) + 1, device="cpu") * every.shape[1]
+    return from_intervals(offsets, every.reshape(-1, 2), rows_k).runs
+
+
+def to_block_mask(mask: Mask, block_size: int = 128, device: Any = None) -> Any:
+    """The mask as FlexAttention's BlockMask for any batch and heads, without looking at pairs."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    size = check_int("block_size", block_size, 1)
+    device = torch.get_default_device() if device is None else device
+    pairs = _pairs_of_blocks(mask, size)
+    is_whole = pairs == size * size  # blocks that end with the sequence are not, as torch has it
+    tables = []
+    for chosen in ((pairs > 0) & ~is_whole, is_whole):
+        order = torch.argsort(chosen.int(), dim=1, descending=True, stable=True)
+        tables.append(chosen.sum(1).int()[None, None].to(device))
+        tables.append(order.int()[None, None].contiguous().to(device))
+    return BlockMask.from_kv_blocks(
+        *tables, BLOCK_SIZE=size, mask_mod=to_mask_mod(mask, device),
+        seq_lengths=(mask.rows_q, mask.rows_k),
+    )  # fmt: skip
+
+
+def _pairs_of_blocks(mask: Mask, size: int) -> torch.Tensor:
+    """int64 [blocks of queries, blocks of keys]: pairs that are seen."""
+    blocks_q, blocks_k = -(-mask.rows_q // size), -(-mask.rows_k // size)
+    offsets, runs = mask.runs
+    rows = torch.repeat_interleave(torch.arange(mask.rows_q, device="cpu"), offsets.diff()) // size
+    begins, ends = runs.long().unbind(1)
+    first, last = begins // size, (ends - 1) // size
+    found = torch.zeros(blocks_q * (blocks_k + 1), dtype=torch.int64, device="cpu")
+    steps = torch.zeros_like(found)
+    line = rows * (blocks_k + 1)
+    is_one = first == last
+    found.index_add_(
+        0, line + first, torch.where(is_one, ends - begins, (first + 1) * size - begins)
+    )
+    found.index_add_(0, line + last, torch.where(is_one, 0, ends - last * size))
+    between = torch.where(is_one, 0, size)  # in each block from first + 1 to last - 1
+    steps.index_add_(0, line + first + 1, between)
+    steps.index_add_(0, line + last, -between)
+    found = found.view(blocks_q, -1) + steps.view(blocks_q, -1).cumsum(1)
+    return found[:, :blocks_k]

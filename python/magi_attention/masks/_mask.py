@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mask as a set of pairs of queries and keys, for sequences of any length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from magi_attention._native.handles import MaskHandle
+from magi_attention._native.tensors import as_plain
+from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind
+from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types
+from magi_attention.common.enum import AttnMaskType
+from magi_attention.common.ranges import AttnRanges
+
+
+class Mask:
+    """Which of rows_k keys each of rows_q queries sees. Immutable; equal where the pairs are,
+    whatever slices hold them. Made by the functions of magi_attention.masks.
+    """
+
+    def __init__(self, handle: MaskHandle) -> None:
+        self._handle = handle
+        self._runs: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def rows_q(self) -> int:
+        """Number of queries."""
+        return self._handle.rows()[0]
+
+    @property
+    def rows_k(self) -> int:
+        """Number of keys."""
+        return self._handle.rows()[1]
+
+    @property
+    def slices(self) -> torch.Tensor:
+        """int32 [slices, 6]: query i of [q0, q1) sees key j of [k0, k1) where d_min <= j - i <=
+        d_max; bounds of +-2^30 are none. No pair is in two of them.
+        """
+        return self._handle.bands()
+
+    @property
+    def area(self) -> int:
+        """Number of pairs."""
+        return self._handle.area()
+
+    @property
+    def runs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """offsets int64 [rows_q + 1] and runs int32 [n, 2]: row i sees the keys [begin, end) of
+        runs[offsets[i]:offsets[i + 1]], in ascending order, with hidden keys between them.
+        """
+        if self._runs is None:
+            offsets, runs = self._handle.runs()
+            self._runs = _tensor(offsets, torch.int64), _tensor(runs, torch.int32).view(-1, 2)
+        return self._runs
+
+    def transposed(self) -> Mask:
+        """Queries and keys in each other's place."""
+        return Mask(self._handle.transposed())
+
+    def ranges(self) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType]]:
+        """q_ranges, k_ranges and types as keys, plans and flex_flash_attn_func take them: a slice
+        with two bounds becomes up to three.
+        """
+        slices = self._handle.typed_slices()
+        return (
+            AttnRanges.from_ranges([s[0:2] for s in slices]),
+            AttnRanges.from_ranges([s[2:4] for s in slices]),
+            [AttnMaskType.from_int_type(s[4]) for s in slices],
+        )
+
+    def draw(self, title: str = "") -> str:
+        """An SVG picture."""
+        return self._handle.draw(title)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mask):
+            return NotImplemented
+        return self.rows_k == other.rows_k and first_difference(self, other) is None
+
+    def __hash__(self) -> int:
+        return hash((*self._handle.rows(), self.area))
+
+    def __repr__(self) -> str:
+        rows_q, rows_k = self._handle.rows()
+        return f"Mask(rows_q={rows_q}, rows_k={rows_k}, slices={len(self.slices)})"
+
+
+def _tensor(data: bytes, dtype: torch.dtype) -> torch.Tensor:
+    if not data:
+        return torch.empty(0, dtype=dtype, device="cpu")
+    return torch.frombuffer(bytearray(data), dtype=dtype)
+
+
+def from_ranges(
+    q_ranges: AttnRanges,
+    k_ranges: AttnRanges,
+    attn_mask_type: MaskTypes,
+    total_seqlen_q: int,
+    total_seqlen_k: int,
+) -> Mask:
+    """From the slices of keys and plans. ValueError for ranges outside the rows, and, by row and
+    key, where two slices show the same pair.
+    """
+    for name, ranges, rows in (
+        ("q_ranges", q_ranges, check_int("total_seqlen_q", total_seqlen_q, 0, MAX_ROWS)),
+        ("k_ranges", k_ranges, check_int("total_seqlen_k", total_seqlen_k, 0, MAX_ROWS)),
+    ):
+        check_kind(name, ranges, AttnRanges, "AttnRanges")
+        check_inside(name, ranges, rows)
+    if len(q_ranges) != len(k_ranges):
+        raise ValueError(
+            f"k_ranges has {len(k_ranges)} entries; allowed: {len(q_ranges)}, as q_ranges"
+        )
+    types = [t.to_int_type() for t in to_mask_types(attn_mask_type, len(q_ranges))]
+    sides = q_ranges.to_naive_ranges(), k_ranges.to_naive_ranges()
+    return compact(Mask(MaskHandle.from_ranges(*sides, types, total_seqlen_q, total_seqlen_k)))
+
+
+def compact(mask: Mask) -> Mask:
+    """The same pairs in the slices to which they come row by row."""
+    offsets, runs = mask.runs
+    return Mask(MaskHandle.from_runs(offsets, runs, mask.rows_k))
+
+
+def from_intervals(offsets: torch.Tensor, intervals: torch.Tensor, rows_k: int) -> Mask:
+    """From the keys of each row: row i sees the union of intervals[offsets[i]:offsets[i + 1]],
+    pairs [begin, end) of keys in any order; offsets [rows_q + 1], intervals [n, 2]. Mask.runs is
+    the inverse. ValueError, by row, for intervals that are reversed or leave the keys.
+    """
+    offsets = to_ints("offsets", offsets, 1).long()
+    intervals = to_ints("intervals", intervals, 2).contiguous()
+    if intervals.shape[1] != 2:
+        raise ValueError(f"intervals has shape {list(intervals.shape)}; allowed: [n, 2]")
+    rows_k = check_int("rows_k", rows_k, 0, MAX_ROWS)
+    return Mask(MaskHandle.from_runs(offsets.contiguous(), intervals, rows_k))
+
+
+def from_rows(intervals: torch.Tensor, rows_k: int) -> Mask:
+    """From int [rows_q, n, 2], n intervals for each row; reversed ones are empty."""
+    count = intervals.shape[1]
+    begins = intervals[..., 0]
+    ordered = torch.stack((begins, torch.maximum(begins, intervals[..., 1])), -1).int()
+    offsets = torch.arange(0, (len(intervals) + 1) * count, max(count, 1), device="cpu")
+    if count == 0:
+        offsets = torch.zeros(len(intervals) + 1, dtype=torch.int64, device="cpu")
+    return from_intervals(offsets, ordered.view(-1, 2), rows_k)
+
+
+def to_ints(name: str, value: Any, num_axes: int) -> torch.Tensor:
+    """value as an int32 tensor in host memory with that many axes; TypeError and ValueError else,
+    also for values beyond int32.
+    """
+    tensor = as_plain(name, torch.as_tensor(value)).to("cpu")
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        if tensor.numel():
+            raise TypeError(f"{name} holds {tensor.dtype}; allowed: integers")
+    if tensor.dim() != num_axes:
+        raise ValueError(f"{name} has {tensor.dim()} axes; allowed: {num_axes}")
+    found = tensor.to(torch.int32)
+    if tensor.dtype == torch.int64 and not torch.equal(found.long(), tensor):
+        raise ValueError(f"{name} holds values beyond int32; allowed: at most 2^30 - 1")
+    return found.contiguous()
+
+
+def first_difference(one: Mask, other: Mask) -> int | None:
+    """The first row whose keys differ; None where both show the same."""
+    if one.rows_q != other.rows_q:
+        return min(one.rows_q, other.rows_q)
+    (offsets, runs), (offsets_, runs_) = one.runs, other.runs
+    if torch.equal(offsets, offsets_) and torch.equal(runs, runs_):
+        return None
+    common = min(len(runs), len(runs_))
+    differs = (runs[:common] != runs_[:common]).any(1).nonzero()
+    run = int(differs[0]) if len(differs) else common
+    rows = [int(torch.searchsorted(o, run, right=True)) - 1 for o in (offsets, offsets_)]
+    by_count = (offsets != offsets_).nonzero()
+    if len(by_count):
+        rows.append(int(by_count[0]) - 1)
+    return min(rows)
+
+
+def keys_in_words(mask: Mask, row: int) -> str:
+    """What a row sees, for messages."""
+    offsets, runs = mask.runs
+    shown = runs[int(offsets[row]) : int(offsets[row + 1])].tolist()
+    if not shown:
+        return "no key"
+    text = ", ".join(f"[{begin}, {end})" for begin, end in shown[:3])
+    return f"keys {text}" + (f" and {len(shown) - 3} more runs" if len(shown) > 3 else "")
+
+
+def check_told(mask: Mask, told: Mask, form: str) -> None:
+    """ValueError that names the first row where `told`, what a form would say, is another mask."""
+    row = first_difference(mask, told)
+    if row is not None:
+        raise ValueError(
+            f"row {row} sees {keys_in_words(mask, row)}, which {form} cannot tell beside the rows "
+            f"before it; allowed: masks of that form"
+        )
+
+
+def padded_runs(mask: Mask, fill: int) -> torch.Tensor:
+    """int64 [rows_q, most runs of a row, 2]: the runs of each row, and then empty ones at fill."""
+    offsets, runs = mask.runs
+    counts = offsets.diff()
+    most = int(counts.max()) if len(counts) else 0
+    found = torch.full((len(counts), most, 2), fill, dtype=torch.int64, device="cpu")
+    rows = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
+    places = torch.arange(len(runs), device="cpu") - offsets[:-1][rows]
+    found[rows, places] = runs.long()
+    return found
+
+
+def check_square(mask: Mask, form: str) -> int:
+    """The rows of a mask of self-attention; ValueError for others."""
+    if mask.rows_q != mask.rows_k:
+        raise ValueError(
+            f"mask has {mask.rows_q} queries and {mask.rows_k} keys; allowed with {form}: as many"
+        )
+    return mask.rows_q
