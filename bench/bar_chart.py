@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bar charts as SVG text."""
+
+from __future__ import annotations
+
+import html
+from typing import NamedTuple
+
+COLOURS = ("#1b6ca8", "#5aa9e6", "#94c9a9", "#f2b134", "#e4572e", "#a23b72", "#6b705c", "#c9ada7",
+           "#3d405b", "#81b29a")  # fmt: skip
+BAR, GAP, HEIGHT, LEFT, TOP = 12, 26, 240, 44, 58
+
+
+class Scale(NamedTuple):
+    """The axis of values. Higher bars end at `most`."""
+
+    ticks: tuple[float, ...]
+    most: float
+    decimals: int
+
+    def height_of(self, value: float) -> float:
+        """The y of a value."""
+        return round(TOP + HEIGHT * (1 - min(value, self.most) / self.most), 1)
+
+
+def picture(title: str, groups: dict[str, dict[str, float]], scale: Scale) -> str:
+    """SVG text: a group of bars per key of `groups`, a bar per name; a name may lack in a group."""
+    names = list(dict.fromkeys(name for values in groups.values() for name in values))
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+    group = max(BAR * len(names) + GAP, 12 + 6 * max(map(len, groups)))
+    width = max(LEFT + group * len(groups) + 10, 640)
+    parts = [f'<text x="{LEFT}" y="20" font-size="14">{html.escape(title)}</text>']
+    parts += legend(colours)
+    for tick in scale.ticks:
+        y = scale.height_of(tick)
+        parts.append(
+            f'<path d="M{LEFT} {y}H{width - 10}" stroke="#ddd"/>'
+            f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{tick:.{scale.decimals}f}</text>'
+        )
+    for index, (label, values) in enumerate(groups.items()):
+        middle = LEFT + group * index + group / 2
+        x = middle - BAR * len(names) / 2
+        for place, name in enumerate(names):
+            if name in values:
+                parts.append(bar(x + BAR * place, values[name], colours[name], name, scale))
+        parts.append(
+            f'<text x="{middle:g}" y="{TOP + HEIGHT + 16}" text-anchor="middle">'
+            f"{html.escape(label)}</text>"
+        )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{TOP + HEIGHT + 28}" '
+        f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="#fff"/>'
+        + "".join(parts)
+        + "</svg>\n"
+    )
+
+
+def bar(x: float, value: float, colour: str, name: str, scale: Scale) -> str:
+    y = scale.height_of(value)
+    return (
+        f'<rect x="{x:g}" y="{y}" width="{BAR - 1}" height="{round(TOP + HEIGHT - y, 1)}" '
+        f'fill="{colour}"><title>{html.escape(name)} {value:.3f}</title></rect>'
+    )
+
+
+def legend(colours: dict[str, str]) -> list[str]:
+    parts, x = [], LEFT
+    for name, colour in colours.items():
+        parts.append(
+            f'<rect x="{x}" y="32" width="10" height="10" fill="{colour}"/>'
+            f'<text x="{x + 14}" y="41">{html.escape(name)}</text>'
+        )
+        x += 26 + 7 * len(name)
+    return parts
