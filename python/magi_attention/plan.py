@@ -83,6 +83,7 @@ class Plan:
         self._handle = handle
         self._placement: PlacementHandle | None = None
         self._report: PlanReport | None = None
+        self._rows: int | None = None
 
     @staticmethod
     def from_ranges(
@@ -162,7 +163,9 @@ class Plan:
     @property
     def total_seqlen(self) -> int:
         """Rows of the sequence, without padding."""
-        return self._handle.mask().rows()[0]
+        if self._rows is None:
+            self._rows = self._handle.mask().rows()[0]
+        return self._rows
 
     @property
     def padded_seqlen(self) -> int:

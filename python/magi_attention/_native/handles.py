@@ -219,13 +219,16 @@ class PlacementHandle(Handle):
     """Which rank holds which chunk of rows."""
 
     destroy = "magi_placement_destroy"
-    __slots__ = ()
+    __slots__ = ("_info",)
+
+    def __init__(self, address: int) -> None:
+        super().__init__(address)
+        self._info = structs.PlacementInfo()
+        check(lib.magi_placement_get_info(address, self._info.address))
 
     def info(self) -> structs.PlacementInfo:
         """chunk_rank in it lives as long as this handle."""
-        info = structs.PlacementInfo()
-        check(lib.magi_placement_get_info(self.address, info.address))
-        return info
+        return self._info
 
     def rows_of(self, rank: int) -> int:
         rows = ctypes.c_int32()
