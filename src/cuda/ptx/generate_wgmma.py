@@ -5,7 +5,14 @@
 import pathlib
 import sys
 
-SHAPES = {64: ("ss", "mn", "rs"), 80: ("ss",), 128: ("ss", "mn", "kn", "rs"), 256: ("rs",)}
+SHAPES = {
+    32: ("mn",),
+    64: ("ss", "mn", "rs"),
+    80: ("ss",),
+    128: ("ss", "mn", "kn", "rs"),
+    192: ("kn",),
+    256: ("rs",),
+}
 TYPES = {"BFloat16": "bf16", "Float16": "f16"}
 # Whether A and B are MN-major in shared memory.
 TRANSPOSED = {"ss": "0, 0", "kn": "0, 1", "mn": "1, 1"}

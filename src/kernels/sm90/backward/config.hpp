@@ -29,9 +29,9 @@ struct BackwardConfig {
   static constexpr int dout_stages = 2;
   /// Registers of a thread of the producer's and of each consumer warpgroup. A producer that loads
   /// more needs more.
-  constexpr int producer_registers() const { return has_shared_keys() ? 32 : 24; }
+  constexpr int producer_registers() const { return dim_qk > 128 ? 32 : 24; }
   constexpr int consumer_registers(int warpgroup) const {
-    return has_shared_keys() && warpgroup == 1 ? 232 : 240;
+    return dim_qk > 128 && warpgroup == 1 ? 232 : 240;
   }
 
   /// Registers that a launch gives each thread. NOTE: raising more than that in sum waits for ever.
@@ -57,16 +57,20 @@ struct BackwardConfig {
   constexpr int score_bytes() const { return rows * keys * 2; }
   constexpr bool has_wide_tiles() const { return rows == 128; }
   constexpr bool has_shared_keys() const { return keys == 64; }
+  /// Head dims at which dK and dV of 64 keys leave room for one array of scores.
+  constexpr bool has_long_queries() const { return !has_shared_keys() && dim_qk > 128; }
   /// Columns of dK and of dV that one warpgroup sums.
   constexpr int dk_columns() const { return has_shared_keys() ? dim_qk / consumers : dim_qk; }
   constexpr int dv_columns() const { return has_shared_keys() ? dim_v / consumers : dim_v; }
   /// Buffers of dS: a warpgroup writes one while dQ is made of the other.
   static constexpr int score_stages = 2;
-  /// Those and, where warpgroups share keys, two of P behind them.
-  constexpr int score_buffers() const { return has_shared_keys() ? 4 : score_stages; }
+  /// Those and behind them two of P, where warpgroups share keys, or one where head dims are long.
+  constexpr int score_buffers() const {
+    return score_stages + (has_shared_keys() ? 2 : has_long_queries() ? 1 : 0);
+  }
   /// Whether a warp of the kernel makes dq of complete sums, where these are ordered: its buffers
   /// take shared memory.
-  constexpr bool has_converter() const { return is_ordered && !has_shared_keys(); }
+  constexpr bool has_converter() const { return is_ordered && dim_qk <= 128; }
   /// Columns of dQ that one warpgroup multiplies, of 64 rows.
   constexpr int dq_columns() const { return has_wide_tiles() ? dim_qk : dim_qk / consumers; }
   /// Floats of one warpgroup's part of a dQ sum.

@@ -43,11 +43,16 @@ struct SumRows {
   template <typename Visit>
   __device__ __forceinline__ void for_each_pair(Visit visit) const {
     const tile::FragmentPlace place(static_cast<int>(threadIdx.x) % 128);
-    const int first = static_cast<int>(threadIdx.x) / 128 * (kDim / 2) + place.column;
+    const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+    const int first = warpgroup * (kDim / 2) + place.column;
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
-      visit(place.row, first + 8 * i, values[i].x, values[i].y);
-      visit(place.row + 8, first + 8 * i, values[i].z, values[i].w);
+      int column = first + 8 * i;
+      if constexpr (kDim == 192) {
+        column = dq_column_of_three_panels(warpgroup, 8 * i) + place.column;
+      }
+      visit(place.row, column, values[i].x, values[i].y);
+      visit(place.row + 8, column, values[i].z, values[i].w);
     }
   }
 };

@@ -17,6 +17,12 @@ __device__ __forceinline__ int dq_place(int i, int thread) {
   return (i / 4) * 512 + place * 4 + i % 4;
 }
 
+/// The column of dQ that is number `index` of a warpgroup's, at head dim 192: of three panels of 64
+/// each warpgroup has one and then half of the one between. At others each has half of the columns.
+__device__ __forceinline__ int dq_column_of_three_panels(int warpgroup, int index) {
+  return index < 64 ? 128 * warpgroup + index : 32 * warpgroup + index;
+}
+
 /// Waits until the step may add its dQ. Returns whether it is the first to do so: the sum holds
 /// nothing yet.
 template <BackwardConfig kC>
@@ -27,28 +33,51 @@ __device__ __forceinline__ bool wait_to_add(BackwardStorage<kC>& shared, std::ui
   return ptx::uniform(shared.adds[at.stage()].is_first) != 0;
 }
 
+/// Where a warpgroup's dQ of a step goes, in sum number `sum`.
+template <BackwardConfig kC>
+class DqTarget {
+ public:
+  __device__ __forceinline__ DqTarget(const BackwardParams& params, int warpgroup, std::int64_t sum)
+      : data_(params.dq.sums + sum * (kC.rows * kC.dim_qk) + warpgroup * kC.dq_floats() +
+              dq_place<kC.is_ordered>(0, ptx::thread_index() & 127)) {}
+
+  /// Adds the thread's accumulators from number `first` on, or stores them where the sum begins.
+  template <int kCount>
+  __device__ __forceinline__ void put(int first, const float (&dq)[kCount], bool is_first) const {
+    if (is_first) {
+#pragma unroll
+      for (int i = 0; i < kCount; i += 4) {
+        ptx::store_float4(place(first + i), dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; i += 4) {
+        ptx::add_float4(place(first + i), dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ float* place(int i) const {
+    return data_ + dq_place<kC.is_ordered>(i, 0);
+  }
+
+  float* data_;
+};
+
+/// Says that this warp has added dQ of a step.
+template <BackwardConfig kC>
+__device__ __forceinline__ void say_added(BackwardStorage<kC>& shared, std::uint32_t step) {
+  if constexpr (kC.is_ordered) arrive_warp(shared.added.at(RingPlace<kAddStages>(step)));
+}
+
 /// Adds a warpgroup's dQ of a step to sum number `sum`, or stores it there if it is the first.
 template <BackwardConfig kC>
 __device__ __forceinline__ void add_dq(BackwardStorage<kC>& shared, const BackwardParams& params,
                                        int warpgroup, std::uint32_t step, std::int64_t sum,
                                        bool is_first, const float (&dq)[kC.dq_columns() / 2]) {
-  const int thread = ptx::thread_index() & 127;
-  float* target = params.dq.sums + sum * (kC.rows * kC.dim_qk) + warpgroup * kC.dq_floats() +
-                  dq_place<kC.is_ordered>(0, thread);
-  if (is_first) {
-#pragma unroll
-    for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
-      ptx::store_float4(target + dq_place<kC.is_ordered>(i, 0), dq[i], dq[i + 1], dq[i + 2],
-                        dq[i + 3]);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kC.dq_columns() / 2; i += 4) {
-      ptx::add_float4(target + dq_place<kC.is_ordered>(i, 0), dq[i], dq[i + 1], dq[i + 2],
-                      dq[i + 3]);
-    }
-  }
-  if constexpr (kC.is_ordered) arrive_warp(shared.added.at(RingPlace<kAddStages>(step)));
+  DqTarget<kC>(params, warpgroup, sum).put(0, dq, is_first);
+  say_added(shared, step);
 }
 
 }  // namespace magi::sm90

@@ -218,7 +218,7 @@ class BackwardEpilogue {
   __device__ __forceinline__ void write_floats(const float (&values)[kElements],
                                                std::uint8_t* address, int dim) const {
     // Columns for which the warp's rows have room: 32 in each panel.
-    constexpr int kColumns = kStagePanels * 32;
+    constexpr int kColumns = 2 * kElements % (32 * kStagePanels) == 0 ? 32 * kStagePanels : 64;
     constexpr int kChunks = kColumns / 4;
     const bool is_adding = params_.keys.is_adding;
 #pragma unroll

@@ -21,11 +21,13 @@ std::span<const BackwardInstance> backward_instances() {
       backward_instance<BackwardInstanceOf<DType::BFloat16, 64, true>>(),
       backward_instance<BackwardInstanceOf<DType::BFloat16, 128, false>>(),
       backward_instance<BackwardInstanceOf<DType::BFloat16, 128, true>>(),
+      long_query_instance(DType::BFloat16),
       shared_keys_instance(DType::BFloat16),
       backward_instance<BackwardInstanceOf<DType::Float16, 64, false>>(),
       backward_instance<BackwardInstanceOf<DType::Float16, 64, true>>(),
       backward_instance<BackwardInstanceOf<DType::Float16, 128, false>>(),
       backward_instance<BackwardInstanceOf<DType::Float16, 128, true>>(),
+      long_query_instance(DType::Float16),
       shared_keys_instance(DType::Float16),
   };
   return kInstances;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/sm90/backward/consumer.cuh"
 #include "kernels/sm90/backward/dq_convert_warp.cuh"
 #include "kernels/sm90/backward/dq_semaphores.cuh"
+#include "kernels/sm90/backward/long_query_consumer.cuh"
 #include "kernels/sm90/backward/producer.cuh"
 #include "kernels/sm90/backward/shared_keys_consumer.cuh"
 
@@ -22,7 +25,8 @@
 //                +----------------+                 goes to shared memory, and each warpgroup
 //                                                   multiplies half of dQ with it.
 //
-// At head dim 256 a k tile has 64 keys that both warpgroups share (shared_keys_consumer.cuh).
+// At head dim 256 a k tile has 64 keys that both warpgroups share (shared_keys_consumer.cuh), at
+// 192 P and dS are operands in shared memory (long_query_consumer.cuh).
 //
 // Roles: of warpgroup 0, one thread of warp 0 takes items, walks records and loads; where dQ's sums
 // are taken in order, one of warp 1 waits for semaphores, one of warp 2 signals them and warp 3
@@ -42,6 +46,12 @@
 // Named barriers: shared.cuh. Sums that the main kernel does not convert become dq in
 // dq_convert_kernel.cuh; lse and delta of the rows come from prepare.cu.
 namespace magi::sm90 {
+
+/// The consumer that is compiled for a warpgroup by itself.
+template <BackwardConfig kC, int kWarpgroup>
+using ConsumerOf = std::conditional_t<
+    kC.has_long_queries(), LongQueryConsumer<kC, kWarpgroup>,
+    SharedKeysConsumer<kC, kWarpgroup == 0 ? ScoreRole::Probabilities : ScoreRole::Gradients>>;
 
 /// `Instance` is a type with a `static constexpr BackwardConfig kConfig`: nvcc's host stubs cannot
 /// name a kernel whose template argument is a config value.
@@ -75,15 +85,17 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
       if (warp == 3) DqConvertWarp<kC>(shared, params).run();
     }
   } else {
-    if constexpr (!kC.has_shared_keys()) {
+    if constexpr (kC.has_shared_keys() || kC.has_long_queries()) {
+      if (warp < 8) {
+        ptx::raise_registers<kC.consumer_registers(0)>();
+        ConsumerOf<kC, 0>(shared, params).run();
+      } else {
+        ptx::raise_registers<kC.consumer_registers(1)>();
+        ConsumerOf<kC, 1>(shared, params).run();
+      }
+    } else {
       ptx::raise_registers<kC.consumer_registers(0)>();
       BackwardConsumer<kC>(shared, params, warp / 4 - 1).run();
-    } else if (warp < 8) {
-      ptx::raise_registers<kC.consumer_registers(0)>();
-      SharedKeysConsumer<kC, ScoreRole::Probabilities>(shared, params).run();
-    } else {
-      ptx::raise_registers<kC.consumer_registers(1)>();
-      SharedKeysConsumer<kC, ScoreRole::Gradients>(shared, params).run();
     }
   }
 }

@@ -3,6 +3,8 @@
 
 #include "cuda/launch.cuh"
 #include "cuda/ptx/wgmma_n128.cuh"
+#include "cuda/ptx/wgmma_n192.cuh"
+#include "cuda/ptx/wgmma_n32.cuh"
 #include "cuda/ptx/wgmma_n64.cuh"
 #include "kernels/sm90/backward/dq_convert_kernel.cuh"
 #include "kernels/sm90/backward/kernel.cuh"

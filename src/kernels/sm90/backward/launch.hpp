@@ -29,6 +29,8 @@ struct BackwardInstance {
 /// The one for head dims up to 256, whose warpgroups share the keys of a k tile: with a softcap or
 /// without, as a call says.
 BackwardInstance shared_keys_instance(DType type);
+/// The one for head dims of q and k up to 192 and of v up to 128, likewise.
+BackwardInstance long_query_instance(DType type);
 
 /// The kernels of the library.
 std::span<const BackwardInstance> backward_instances();

@@ -106,7 +106,8 @@ struct ConverterState {
 /// |------------------|-----------------------------------|--------------------------------------|
 /// | kDkvEpilogue + w | warpgroup w                       | w's V rows may be overwritten        |
 /// | kSplits + w      | warpgroup w                       | a split's sum may be, or was, stored |
-enum BackwardBarrier : int { kDkvEpilogue = 2, kSplits = 4 };
+/// | kOwnScores + w   | warpgroup w                       | its dS is there                      |
+enum BackwardBarrier : int { kDkvEpilogue = 2, kSplits = 4, kOwnScores = 6 };
 
 /// A step's info is overwritten kStepStages steps later: by then its Q buffer has been handed back
 /// and the dQ of the steps before has been added, so that neither consumers nor the semaphore

@@ -36,7 +36,9 @@ class SharedKeysConsumer {
       : shared_(shared), params_(params), view_(shared, params) {}
 
   __device__ __forceinline__ void run() {
-    run_items(shared_, params_, kWarpgroup, sums_, [&](RingPlace<1> item) { walk_item(item); });
+    run_items(
+        shared_, params_, [] { return kWarpgroup; }, sums_,
+        [&](RingPlace<1> item) { walk_item(item); });
   }
 
  private:

@@ -73,6 +73,35 @@ class StepView {
                                                       tile::KMajor<kC.rows>(dout(step)));
   }
 
+  /// The same two products by themselves: nothing has been added.
+  __device__ __forceinline__ void issue_plain_scores(std::uint32_t step, const std::uint8_t* k,
+                                                     Scores& x) const {
+    ptx::forget(x);
+    ptx::wgmma_fence();
+    tile::issue_abt<kC.type, kC.rows, kC.dim_qk>(x, tile::KMajor<kC.keys>(k),
+                                                 tile::KMajor<kC.rows>(queries(step)));
+  }
+  __device__ __forceinline__ void issue_plain_dp(std::uint32_t step, const std::uint8_t* v,
+                                                 Scores& x) const {
+    ptx::forget(x);
+    ptx::wgmma_fence();
+    tile::issue_abt<kC.type, kC.rows, kC.dim_v>(x, tile::KMajor<kC.keys>(v),
+                                                tile::KMajor<kC.rows>(dout(step)));
+  }
+  /// Adds lse_log2 to S, -delta to dP.
+  __device__ __forceinline__ void add_lse(std::uint32_t step, Scores& x) const {
+    add_rows(lse_log2(step), x);
+  }
+  __device__ __forceinline__ void add_delta(std::uint32_t step, Scores& x) const {
+    add_rows(shared_.delta[DoutPlace(step).stage()], x);
+  }
+  /// Turns S of a plain product into P.
+  __device__ __forceinline__ void exponentiate_plain(std::uint32_t step, int flags, int key_row,
+                                                     Scores& x) const {
+    if (!has_softcap()) add_lse(step, x);
+    exponentiate(step, flags, key_row, x);
+  }
+
   /// Turns S of a step into P; `key_row` is the row of the warpgroup's first key in the k tile.
   __device__ __forceinline__ void exponentiate(std::uint32_t step, int flags, int key_row,
                                                Scores& x) const {
@@ -134,6 +163,17 @@ class StepView {
   __device__ __forceinline__ const float* lse_log2(std::uint32_t step) const {
     return shared_.lse_log2[QPlace(step).stage()];
   }
+  __device__ __forceinline__ static void add_rows(const float* values, Scores& x) {
+    values += place().column;
+#pragma unroll
+    for (int i = 0; i < kC.rows / 2; i += 4) {
+      const float2 pair = *reinterpret_cast<const float2*>(values + 2 * i);
+      x[i] += pair.x;
+      x[i + 1] += pair.y;
+      x[i + 2] += pair.x;
+      x[i + 3] += pair.y;
+    }
+  }
   /// Sets what a product is added to: one value per row of q, or zeros.
   __device__ __forceinline__ static void begin_product(const float* values, bool is_zero,
                                                        Scores& x) {
@@ -166,10 +206,11 @@ struct KeySums {
   }
 };
 
-/// Takes item after item: walk(place of the item, sums) adds all its steps to the sums.
-template <BackwardConfig kC, typename Walk>
+/// Takes item after item: walk(place of the item) adds all its steps to the sums. `warpgroup` is a
+/// function that gives the number of the warpgroup.
+template <BackwardConfig kC, typename Warpgroup, typename Walk>
 __device__ __forceinline__ void run_items(BackwardStorage<kC>& shared, const BackwardParams& params,
-                                          int warpgroup, KeySums<kC>& sums, Walk walk) {
+                                          Warpgroup warpgroup, KeySums<kC>& sums, Walk walk) {
   RingPlace<1> place;
   while (true) {
     shared.k_ring.wait_full(place);
@@ -180,7 +221,7 @@ __device__ __forceinline__ void run_items(BackwardStorage<kC>& shared, const Bac
     if ((flags & kHasSteps) != 0) walk(place);
     arrive_warp(shared.k_ring.empty.at(place));
     shared.v_ring.wait_full(place);
-    BackwardEpilogue<kC>(shared, params, warpgroup).write(sums.dk, sums.dv, item);
+    BackwardEpilogue<kC>(shared, params, warpgroup()).write(sums.dk, sums.dv, item);
     ptx::fence_async_shared();
     arrive_warp(shared.v_ring.empty.at(place));
     place.advance();

@@ -36,7 +36,7 @@ ComingKeys three_sources(std::int32_t step = 90) {
 BackwardCase case_of(DType type, std::int32_t dim, bool is_deterministic) {
   BackwardCase test;
   test.type = type;
-  test.dim_qk = test.dim_v = dim;
+  set_instance_dims(test, dim);
   test.heads_q = 8;
   test.heads_kv = 4;
   // Multiprocessors are left to what sends the keys.
@@ -337,7 +337,8 @@ TEST_P(BackwardArrivalTest, PartsHavePlacesOfTheirOwn) {
 
 INSTANTIATE_TEST_SUITE_P(Instances, BackwardArrivalTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
-                                            ::testing::Values(64, 128, 256), ::testing::Bool()));
+                                            ::testing::Values(64, 128, 192, 256),
+                                            ::testing::Bool()));
 
 using BackwardArrivalRefusalTest = GpuTest;
 

@@ -18,7 +18,7 @@ class BackwardTest : public GpuTest,
   BackwardCase base() const {
     BackwardCase test;
     test.type = std::get<0>(GetParam());
-    test.dim_qk = test.dim_v = std::get<1>(GetParam());
+    set_instance_dims(test, std::get<1>(GetParam()));
     return test;
   }
 };
@@ -244,7 +244,7 @@ TEST_P(BackwardTest, StridedTensors) {
 
 TEST_P(BackwardTest, DimsBelowTheInstanceAndUnequalOnes) {
   for (const auto& [dim_qk, dim_v] : std::vector<std::pair<std::int32_t, std::int32_t>>{
-           {8, 8}, {40, 56}, {120, 64}, {72, 128}, {136, 128}, {192, 128}, {64, 248}, {200, 256}}) {
+           {8, 8}, {40, 56}, {120, 64}, {72, 128}, {136, 128}, {184, 40}, {64, 248}, {200, 256}}) {
     BackwardCase test = base();
     test.dim_qk = dim_qk;
     test.dim_v = dim_v;
@@ -393,7 +393,7 @@ TEST_P(BackwardTest, OneHotAttentionIsExact) {
 
 INSTANTIATE_TEST_SUITE_P(Instances, BackwardTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
-                                            ::testing::Values(64, 128, 256)));
+                                            ::testing::Values(64, 128, 192, 256)));
 
 }  // namespace
 }  // namespace magi::test

@@ -44,6 +44,13 @@ struct BackwardCase {
   }
 };
 
+/// Sets the head dims of the instance for dims of q and k up to `dim`: those up to 192 go with dims
+/// of v up to 128, others with equal ones.
+inline void set_instance_dims(BackwardCase& test, std::int32_t dim) {
+  test.dim_qk = dim;
+  test.dim_v = dim == 192 ? 128 : dim;
+}
+
 std::ostream& operator<<(std::ostream& stream, const BackwardCase& test);
 
 /// Inputs on host and device; out and lse are those of float64, rounded to their types.

@@ -19,7 +19,7 @@ class BackwardInstanceTest
   BackwardCase base() const {
     BackwardCase test;
     test.type = std::get<0>(GetParam());
-    test.dim_qk = test.dim_v = std::get<1>(GetParam());
+    set_instance_dims(test, std::get<1>(GetParam()));
     if (std::get<2>(GetParam())) test.params.softcap = 15.0;
     test.tuning = {.packed_heads = 1, .is_deterministic = std::get<3>(GetParam())};
     return test;
@@ -118,19 +118,21 @@ class UniformAttention {
   }
 
   void add_pair(std::int64_t row, std::int64_t head, std::int64_t key) {
-    const std::int64_t dim = test_.dim_qk;
+    const auto dim_qk = static_cast<std::size_t>(test_.dim_qk);
+    const auto dim_v = static_cast<std::size_t>(test_.dim_v);
     const std::int64_t kv_head = head / (test_.heads_q / test_.heads_kv);
-    const auto at_row = static_cast<std::size_t>((row * test_.heads_q + head) * dim);
-    const auto at_key = static_cast<std::size_t>((key * test_.heads_kv + kv_head) * dim);
+    const auto at_row = static_cast<std::size_t>(row * test_.heads_q + head);
+    const auto at_key = static_cast<std::size_t>(key * test_.heads_kv + kv_head);
     double slope = inputs_.dlse.get(row, head, 0);
-    for (std::size_t d = 0; d < static_cast<std::size_t>(dim); ++d) {
-      slope += dout_[at_row + d] * (v_[at_key + d] - out_[at_row + d]);
+    for (std::size_t d = 0; d < dim_v; ++d) {
+      const double dout = dout_[at_row * dim_v + d];
+      slope += dout * (v_[at_key * dim_v + d] - out_[at_row * dim_v + d]);
+      dv_[at_key * dim_v + d] += dout / kKeys;
     }
     slope *= kScale / kKeys;
-    for (std::size_t d = 0; d < static_cast<std::size_t>(dim); ++d) {
-      dq_[at_row + d] += slope * k_[at_key + d];
-      dk_[at_key + d] += slope * q_[at_row + d];
-      dv_[at_key + d] += dout_[at_row + d] / kKeys;
+    for (std::size_t d = 0; d < dim_qk; ++d) {
+      dq_[at_row * dim_qk + d] += slope * k_[at_key * dim_qk + d];
+      dk_[at_key * dim_qk + d] += slope * q_[at_row * dim_qk + d];
     }
   }
 
@@ -171,7 +173,7 @@ TEST_P(BackwardInstanceTest, OneCtaConvertsManySums) {
 
 INSTANTIATE_TEST_SUITE_P(Instances, BackwardInstanceTest,
                          ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
-                                            ::testing::Values(64, 128, 256), ::testing::Bool(),
+                                            ::testing::Values(64, 128, 192, 256), ::testing::Bool(),
                                             ::testing::Bool()),
                          name_of);
 

@@ -12,18 +12,19 @@ namespace magi::test {
 namespace {
 
 /// Without sinks the main kernel is launched before prepare has ended. Head dim 64 has q tiles of
-/// 128 rows, 128 has 64; 256 has k tiles of 64 keys.
+/// 128 rows, 128 has 64; 192 goes with 128 for v; 256 has k tiles of 64 keys.
 struct Variant {
   std::int32_t dim = 128;
   std::int32_t num_sinks = 1;
 };
-constexpr Variant kVariants[] = {{64, 0}, {64, 1}, {128, 0}, {128, 1}, {256, 0}, {256, 1}};
+constexpr Variant kVariants[] = {{64, 0},  {64, 1},  {128, 0}, {128, 1},
+                                 {192, 0}, {192, 1}, {256, 0}, {256, 1}};
 
 BackwardCase documents_case(const Variant& variant) {
   BackwardCase test;
   test.heads_q = 16;
   test.heads_kv = 2;
-  test.dim_qk = test.dim_v = variant.dim;
+  set_instance_dims(test, variant.dim);
   test.num_sinks = variant.num_sinks;
   test.mask = {910, 910, {}};
   std::int32_t begin = 0;
@@ -212,7 +213,8 @@ void check_two_streams(const BackwardCase& test) {
 }
 
 TEST_F(BackwardLaunchTest, TwoStreamsShareAList) {
-  for (const Variant& variant : {Variant{64, 0}, Variant{128, 1}, Variant{256, 0}}) {
+  for (const Variant& variant :
+       {Variant{64, 0}, Variant{128, 1}, Variant{192, 0}, Variant{256, 0}}) {
     check_two_streams(documents_case(variant));
   }
 }

@@ -81,6 +81,13 @@ TEST_F(BackwardMaskTest, RandomMasksAgreeWithFloat64) {
   });
 }
 
+TEST_F(BackwardWideMaskTest, Dim192MasksAgreeWithFloat64) {
+  check_random_masks([](RandomStream& random, BackwardCase& test) {
+    test.dim_qk = pick(random, {192, 192, 192, 136, 160});
+    test.dim_v = pick(random, {128, 128, 128, 64, 8});
+  });
+}
+
 TEST_F(BackwardWideMaskTest, Dim256MasksAgreeWithFloat64) {
   check_random_masks([](RandomStream& random, BackwardCase& test) {
     test.dim_qk = pick(random, {256, 256, 256, 200, 64});
