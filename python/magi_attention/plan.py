@@ -36,6 +36,7 @@ from magi_attention.functional._rank_attention import RankAttention, layout_of
 from magi_attention.functional.dispatch import dispatch_padded, undispatch_func
 from magi_attention.functional.dist_attn import attend_by
 from magi_attention.functional.roll import roll_p2p
+from magi_attention.masks import Mask
 from magi_attention.rows import Rows
 
 _MAX_SIZE = 1 << 16  # of numbers of heads and head dims
@@ -112,31 +113,35 @@ class Plan:
             ("config", config, DistAttnConfig),
         ):
             check_kind(name, value, kind, kind.__name__)
-        if on is not None:
-            check_kind("on", on, Plan, "a Plan, or None")
         check_int("total_seqlen", total_seqlen, 1, MAX_ROWS)
-        for name, size in (
-            ("cp_size", cp_size),
-            ("num_heads_q", num_heads_q),
-            ("num_heads_kv", num_heads_kv),
-            ("head_dim", head_dim),
-        ):
-            check_int(name, size, 1, _MAX_SIZE)
+        sizes = _sizes(cp_size, num_heads_q, num_heads_kv, head_dim)
         if len(q_ranges) != len(k_ranges):
             raise ValueError(
                 f"k_ranges has {len(k_ranges)} entries; allowed: {len(q_ranges)}, as q_ranges"
             )
         types = to_mask_types(attn_mask_type, len(q_ranges))
         mask = _to_mask(q_ranges, k_ranges, types, total_seqlen)
-        native = to_plan_config(config.overlap_config)
-        native.num_ranks = cp_size
-        native.num_heads_q, native.num_heads_kv = num_heads_q, num_heads_kv
-        native.head_dim_qk = native.head_dim_v = head_dim
-        placement_config = to_placement_config(config.dispatch_config)
-        native.placement = placement_config.address
-        with naming(num_ranks="cp_size", head_dim_qk="head_dim", overlap_degree="degree",
-                    placement_q__num_ranks="on.cp_size"):  # fmt: skip
-            return Plan(PlanHandle.create(mask, native, None if on is None else on.placement))
+        return _make(mask, sizes, config, on)
+
+    @staticmethod
+    def from_mask(
+        mask: Mask,
+        *,
+        cp_size: int,
+        num_heads_q: int,
+        num_heads_kv: int,
+        head_dim: int,
+        config: DistAttnConfig = DistAttnConfig(),
+        on: Plan | None = None,
+    ) -> Plan:
+        """As from_ranges for a mask of magi_attention.masks with as many keys as queries."""
+        check_kind("mask", mask, Mask, "a Mask of magi_attention.masks")
+        check_kind("config", config, DistAttnConfig, "DistAttnConfig")
+        if mask.rows_q != mask.rows_k or mask.rows_q == 0:
+            raise ValueError(
+                f"mask has {mask.rows_q} queries and {mask.rows_k} keys; allowed: as many, not 0"
+            )
+        return _make(mask.handle, _sizes(cp_size, num_heads_q, num_heads_kv, head_dim), config, on)
 
     @staticmethod
     def from_json(text: str) -> Plan:
@@ -397,6 +402,31 @@ class BoundPlan:
     def position_ids_on(self, device: torch.device) -> torch.Tensor:
         """position_ids on a device; copied there once."""
         return self.rows.position_ids_on(device)
+
+
+def _sizes(cp_size: int, num_heads_q: int, num_heads_kv: int, head_dim: int) -> tuple[int, ...]:
+    named = (
+        ("cp_size", cp_size),
+        ("num_heads_q", num_heads_q),
+        ("num_heads_kv", num_heads_kv),
+        ("head_dim", head_dim),
+    )
+    return tuple(check_int(name, size, 1, _MAX_SIZE) for name, size in named)
+
+
+def _make(
+    mask: MaskHandle, sizes: tuple[int, ...], config: DistAttnConfig, on: Plan | None
+) -> Plan:
+    if on is not None:
+        check_kind("on", on, Plan, "a Plan, or None")
+    native = to_plan_config(config.overlap_config)
+    native.num_ranks, native.num_heads_q, native.num_heads_kv, head_dim = sizes
+    native.head_dim_qk = native.head_dim_v = head_dim
+    placement_config = to_placement_config(config.dispatch_config)
+    native.placement = placement_config.address
+    with naming(num_ranks="cp_size", head_dim_qk="head_dim", overlap_degree="degree",
+                placement_q__num_ranks="on.cp_size"):  # fmt: skip
+        return Plan(PlanHandle.create(mask, native, None if on is None else on.placement))
 
 
 def _to_mask(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
-from magi_attention import masks
+from magi_attention import Plan, masks
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.common import AttnRanges
 
@@ -314,15 +314,32 @@ def test_attention_under_a_mask():
     mask = masks.from_flashmask(columns, causal=False)
     visible = masks.to_matrix(mask)
     q, k, v = (torch.randn(9, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
-    q_ranges, k_ranges, types = mask.ranges()
-    kinds = torch.tensor([kind.to_int_type() for kind in types], dtype=torch.int32)
-    out, _ = flex_flash_attn_func(
-        q, k, v, q_ranges.to_tensor("cpu"), k_ranges.to_tensor("cpu"), kinds
-    )
+    out, _ = flex_flash_attn_func(q, k, v, *mask.tensors())
     by_head = (x.transpose(0, 1)[None] for x in (q, k, v))
     wanted = torch.nn.functional.scaled_dot_product_attention(*by_head, visible, enable_gqa=True)
     rows = visible.any(1)
     assert (out[rows] - wanted[0].transpose(0, 1)[rows]).abs().max() < 1e-12
+
+
+def test_plans():
+    """A mask and its ranges give the same plan."""
+    mask = masks.from_prefix_lm([0, 40, 100], [13, 0])
+    sizes = dict(cp_size=2, num_heads_q=4, num_heads_kv=2, head_dim=8)
+    plan = Plan.from_mask(mask, **sizes)
+    assert plan == Plan.from_ranges(*mask.ranges(), 100, **sizes) and plan.defects() == ""
+    windowed = masks.from_cu_seqlens([0, 40, 100], window_size=(5, 0))
+    assert Plan.from_mask(windowed, **sizes, on=plan).chunk_ranks == plan.chunk_ranks
+    for other, error, pattern in (
+        (masks.from_matrix(torch.ones(3, 2).bool()), ValueError, "mask has 3 queries and 2 keys"),
+        (masks.from_cu_seqlens([0]), ValueError, "mask has 0 queries"),
+        (mask.slices, TypeError, "mask is a Tensor; allowed: a Mask of magi_attention.masks"),
+    ):
+        with pytest.raises(error, match=pattern):
+            Plan.from_mask(other, **sizes)
+    with pytest.raises(ValueError, match="cp_size is 0; allowed: 1"):
+        Plan.from_mask(mask, **{**sizes, "cp_size": 0})
+    with pytest.raises(TypeError, match="on is a Mask; allowed: a Plan, or None"):
+        Plan.from_mask(mask, **sizes, on=mask)
 
 
 class TestRefusals:

@@ -2,7 +2,7 @@
 """Masks from the descriptions that programs have, and back, exactly.
 
     mask = masks.from_flashmask(startend_row_indices)
-    plan = Plan.from_ranges(*mask.ranges(), mask.rows_q, ...)
+    plan = Plan.from_mask(mask, cp_size=4, ...)
 
 from_X makes a Mask of a description, as few slices as rows that follow each other come to; to_X is
 its inverse. A description that cannot tell the mask is a ValueError that names the first row which

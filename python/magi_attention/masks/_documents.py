@@ -133,7 +133,7 @@ def to_window(mask: Mask) -> tuple[int, int]:
     tells.
     """
     rows = check_square(mask, "a window")
-    left, right = mask._handle.reach()
+    left, right = mask.handle.reach()
     check_told(mask, from_window(rows, left, right), "a window")
     return left, right
 

@@ -25,6 +25,11 @@ class Mask:
         self._runs: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
+    def handle(self) -> MaskHandle:
+        """The library's mask."""
+        return self._handle
+
+    @property
     def rows_q(self) -> int:
         """Number of queries."""
         return self._handle.rows()[0]
@@ -60,9 +65,18 @@ class Mask:
         """Queries and keys in each other's place."""
         return Mask(self._handle.transposed())
 
+    def tensors(self, device: Any = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q_ranges and k_ranges [n, 2] and attn_type_map [n], int32, as flex_flash_attn_func takes
+        them, on `device`, torch's default if None.
+        """
+        device = torch.get_default_device() if device is None else device
+        slices = torch.tensor(self._handle.typed_slices(), dtype=torch.int32, device="cpu")
+        q, k, types = slices.view(-1, 5).split((2, 2, 1), 1)
+        return q.contiguous().to(device), k.contiguous().to(device), types.reshape(-1).to(device)
+
     def ranges(self) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType]]:
-        """q_ranges, k_ranges and types as keys, plans and flex_flash_attn_func take them: a slice
-        with two bounds becomes up to three.
+        """q_ranges, k_ranges and types as keys and plans take them: a slice with two bounds becomes
+        up to three.
         """
         slices = self._handle.typed_slices()
         return (
