@@ -38,6 +38,20 @@ def test_the_extension_imports():
     assert extension.AttnRange is AttnRange and set(extension.__all__) <= set(vars(extension))
 
 
+def test_imports_leave_compilers_alone():
+    """Programs that compile nothing do not wait for torch to load its compiler."""
+    code = """
+import sys, torch
+before = set(sys.modules)
+import magi_attention.api, magi_attention.masks, magi_attn_extensions
+loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+compilers = ["torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes", "sympy"]
+print(loaded & {"numpy", "transformers"}, [c for c in compilers if c in set(sys.modules) - before])
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "set() []\n"
+
+
 def test_gpu_kernels():
     architectures = build.gpu_architectures()
     assert all(name.startswith("sm_") for name in architectures)

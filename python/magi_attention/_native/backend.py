@@ -227,13 +227,17 @@ def _from_struct(given: LimitsStruct) -> Limits:
 _known_limits: dict[tuple[str | None, int], Limits] = {}
 
 
-@torch.compiler.assume_constant_result
 def known_limits(name: str | None, device_index: int) -> Limits:
     """limits_of, asked for once: bound plans use a backend after its name is unregistered."""
     key = name, device_index
     if key not in _known_limits:
         _known_limits[key] = limits_of(*key)
     return _known_limits[key]
+
+
+# NOTE: torch.compiler.assume_constant_result sets this, after loading torch's compiler, for which
+# programs that compile nothing would wait for seconds.
+known_limits._dynamo_marked_constant = True
 
 
 def forget_limits(name: str) -> None:

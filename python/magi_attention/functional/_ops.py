@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from magi_attention._native.attention import Call, Options, accumulator_dtype
 from magi_attention.functional._checks import (
@@ -96,7 +95,12 @@ def symbolic(number: float) -> torch.Tensor | None:
     """A number that a compiler keeps symbolic as a tensor in host memory, which a graph takes as an
     input where an operator's float would be a part of it; None for other numbers.
     """
-    if not torch.compiler.is_dynamo_compiling() or has_static_value(number):
+    if not torch.compiler.is_dynamo_compiling():
+        return None
+    # A compiler has loaded this; a program that compiles nothing would wait for it.
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    if has_static_value(number):
         return None
     return torch.ones((), dtype=torch.float64, device="cpu") * number
 
