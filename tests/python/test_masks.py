@@ -2,6 +2,7 @@
 """Masks from the descriptions of other programs and back, against every pair by its definition."""
 
 import itertools
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -403,6 +404,7 @@ class TestRefusals:
                 lambda: masks.from_intervals([0, 1], [[2, 9]], 4), ValueError,
                 r"interval of row 0 is \[2, 9\); allowed: 0 <= begin <= end <= 4",
             ),
+            (lambda: masks.from_flashmask([[2], [3]]), ValueError, r"of key 1 are \[3\]"),
             (lambda: masks.from_intervals([0, 1], [[2]], 4), ValueError, r"shape \[1, 1\]"),
             (lambda: masks.from_matrix(torch.ones(3)), ValueError, "visible has 1 axes"),
             (
@@ -441,4 +443,6 @@ class TestRefusals:
         assert masks.from_window(5, 0, 0) != masks.from_window(6, 0, 0) and self.causal != 3
         assert hash(masks.from_tree([-1, 0], [2, 3])) == hash(masks.from_cu_seqlens([0, 5]))
         assert repr(self.causal) == "Mask(rows_q=9, rows_k=9, slices=2)"
+        again = pickle.loads(pickle.dumps(self.causal))
+        assert again == self.causal and torch.equal(again.slices, self.causal.slices)
         assert "<svg" in self.causal.draw("two documents")

@@ -90,6 +90,13 @@ def from_flashmask(
             f"causal={causal}"
         )
     rows = rows_k if rows_q is None else check_int("rows_q", rows_q, 0, MAX_ROWS)
+    outside = ((indices < 0) | (indices > rows)).any(1).nonzero()
+    if len(outside):
+        key = int(outside[0])
+        raise ValueError(
+            f"startend_row_indices of key {key} are {indices[key].tolist()}; allowed: 0 to {rows}, "
+            "the rows"
+        )
     column = indices.T
     last = torch.full((rows_k,), rows, dtype=torch.int32, device="cpu")
     first = torch.zeros_like(last)

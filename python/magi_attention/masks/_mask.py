@@ -97,9 +97,16 @@ class Mask:
     def __hash__(self) -> int:
         return hash((*self._handle.rows(), self.area))
 
+    def __reduce__(self):
+        return (_of_bands, (self.slices, *self._handle.rows()))
+
     def __repr__(self) -> str:
         rows_q, rows_k = self._handle.rows()
         return f"Mask(rows_q={rows_q}, rows_k={rows_k}, slices={len(self.slices)})"
+
+
+def _of_bands(bands: torch.Tensor, rows_q: int, rows_k: int) -> Mask:
+    return Mask(MaskHandle.from_bands(bands, rows_q, rows_k))
 
 
 def _tensor(data: bytes, dtype: torch.dtype) -> torch.Tensor:
