@@ -208,11 +208,11 @@ std::string describe(const Plan& plan);
 std::vector<RowExchange> row_exchanges(const Plan& plan, std::int32_t rank,
                                        Space space = Space::Keys);
 
-/// Everything that is wrong with a plan, one sentence each; empty for a sound one. Works from
-/// plan.mask and the placements, shares no code with the planner, and checks: index bounds, steps
-/// and what they wait for, heads, transfers (each needed row once, none needless), each visible
-/// pair exactly once, areas, bytes, digest. Pairs are compared exactly up to 2^24 of them, beyond
-/// by a polynomial fingerprint.
+/// What is wrong with a plan, one sentence each, which names rank, step and rows; empty for a sound
+/// one, at most 32. Works from plan.mask and the placements, shares no code with the planner, and
+/// checks: index bounds, steps and what they wait for (no wait can be circular), heads, transfers
+/// (each needed row once, none needless), each visible pair as often as the mask has it, areas,
+/// bytes, digest. All of it is exact, in time about linear in slices and transfers.
 std::vector<std::string> check_plan(const Plan& plan);
 
 /// The original's argument lists for rank `rank` and a stage that receives keys: what its

@@ -12,11 +12,14 @@ namespace {
 
 using namespace planner;
 
-/// Sums and products modulo 2^64: a broken plan may hold any numbers.
+/// Arithmetic modulo 2^64: a broken plan may hold any numbers.
+std::int64_t sum(std::int64_t a, std::int64_t b) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+}
 std::int64_t sum(const std::vector<std::int64_t>& values) {
-  std::uint64_t total = 0;
-  for (const std::int64_t value : values) total += static_cast<std::uint64_t>(value);
-  return static_cast<std::int64_t>(total);
+  std::int64_t total = 0;
+  for (const std::int64_t value : values) total = sum(total, value);
+  return total;
 }
 std::int64_t product(std::int64_t a, std::int64_t b) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
@@ -49,7 +52,7 @@ std::vector<std::int64_t> bytes_of_pairs(const Plan& plan) {
   const auto add = [&](std::int32_t from, std::int32_t to, std::int64_t count) {
     std::int64_t& total =
         bytes[static_cast<std::size_t>(from) * num_ranks + static_cast<std::size_t>(to)];
-    total = sum({total, product(count, config.element_bytes)});
+    total = sum(total, product(count, config.element_bytes));
   };
   for (const Transfer& t : plan.transfers) {
     if (t.src == t.dst) continue;
@@ -99,11 +102,12 @@ std::vector<std::string> check_plan(const Plan& plan) {
   std::vector<std::string> broken = check_structure(plan);
   if (!broken.empty()) return broken;
   Problems problems;
-  if (plan_digest(plan) != plan.digest) problems.add("the digest is not that of the tables");
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) check_attend_slices(plan, r, problems);
+  const RowMaps rows(plan);
+  check_received(plan, rows, problems);
+  check_pairs(plan, rows, problems);
   check_figures(plan, problems);
-  check_received(plan, problems);
-  check_pairs(plan, problems);
+  if (plan_digest(plan) != plan.digest) problems.add("the digest is not that of the tables");
   return problems.take();
 }
 

@@ -2,8 +2,8 @@
 #include "plan/check_steps.hpp"
 
 #include <algorithm>
+#include <array>
 #include <map>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -81,6 +81,10 @@ class PassCheck {
   void add(const Parts&... parts) {
     problems_.add("rank ", rank_, ", ", pass_name(is_backward_), ": ", parts...);
   }
+  template <typename... Parts>
+  void add_at(std::size_t step, const Parts&... parts) {
+    problems_.add("rank ", rank_, ", ", pass_name(is_backward_), " step ", step, ": ", parts...);
+  }
   const Attend& attend_of(const Step& step) const {
     return own_.attends[static_cast<std::size_t>(step.index)];
   }
@@ -131,8 +135,8 @@ class PassCheck {
                exchange.segment == segment && is_containing(exchange.heads, attend.heads);
       });
       if (!is_awaited) {
-        add("attend ", steps_[i].index, " does not wait for ",
-            space == Space::Keys ? "key" : "query", " segment ", segment);
+        add_at(i, "attend ", steps_[i].index, " does not wait for ",
+               space == Space::Keys ? "key" : "query", " segment ", segment);
       }
     }
   }
@@ -155,7 +159,7 @@ class PassCheck {
       if (segment != 0 && segment != exchange.segment) continue;
       if (!is_meeting(attend.heads, exchange.heads)) continue;
       if (static_cast<std::int32_t>(j) > last_awaited) {
-        add("exchange ", steps_[i].index, " does not wait for attend ", steps_[j].index);
+        add_at(i, "exchange ", steps_[i].index, " does not wait for attend ", steps_[j].index);
         return;
       }
     }
@@ -165,8 +169,8 @@ class PassCheck {
     const Attend& attend = attend_of(steps_[i]);
     for (std::int32_t head = attend.heads.begin; head < attend.heads.end; ++head) {
       if (is_written[static_cast<std::size_t>(head)] != attend.is_merging) {
-        add("attend ", steps_[i].index, attend.is_merging ? " merges into" : " overwrites",
-            " head ", head, " of query segment ", attend.q_segment);
+        add_at(i, "attend ", steps_[i].index, attend.is_merging ? " merges into" : " overwrites",
+               " head ", head, " of query segment ", attend.q_segment);
         return;
       }
       is_written[static_cast<std::size_t>(head)] = true;
@@ -184,21 +188,28 @@ class PassCheck {
 }  // namespace
 
 void check_exchange_heads(const Plan& plan, Problems& problems) {
-  std::set<std::pair<Space, std::int32_t>> filled;
-  for (const Transfer& t : plan.transfers) filled.insert({t.space, t.dst_segment});
+  std::array<std::vector<bool>, 2> is_filled;
+  for (const Space space : {Space::Keys, Space::Queries}) {
+    is_filled[static_cast<std::size_t>(space)].resize(
+        space_of(plan.ranks[0], space).segments.size());
+  }
+  for (const Transfer& t : plan.transfers) {
+    is_filled[static_cast<std::size_t>(t.space)][static_cast<std::size_t>(t.dst_segment)] = true;
+  }
   std::map<std::pair<Role, std::int32_t>, std::vector<Range>> heads;
-  for (const auto& [space, segment] : filled) {
-    const auto roles = space == Space::Keys
-                           ? std::vector<Role>{Role::KeysValues, Role::KeyGradients}
-                           : std::vector<Role>{Role::Queries, Role::Results, Role::QueryGradients};
-    for (const Role role : roles) heads[{role, segment}];
+  for (std::int32_t i = 0; i < kNumRoles; ++i) {
+    const auto role = static_cast<Role>(i);
+    const auto& segments = is_filled[static_cast<std::size_t>(space_of(role))];
+    for (std::size_t s = 0; s < segments.size(); ++s) {
+      if (segments[s]) heads[{role, static_cast<std::int32_t>(s)}];
+    }
   }
   for (const Exchange& exchange : plan.exchanges) {
     heads[{exchange.role, exchange.segment}].push_back(exchange.heads);
   }
   for (auto& [key, ranges] : heads) {
     const auto [role, segment] = key;
-    if (filled.count({space_of(role), segment}) > 0) {
+    if (is_filled[static_cast<std::size_t>(space_of(role))][static_cast<std::size_t>(segment)]) {
       if (is_tiling(ranges, plan.config.num_heads_kv)) continue;
       problems.add("the exchanges of role ", static_cast<std::int32_t>(role), " of segment ",
                    segment, " do not carry each head once");

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "magi/plan.hpp"
-#include "plan/fingerprint.hpp"
 #include "plan/plan_support.hpp"
 
 namespace magi {
@@ -40,7 +39,7 @@ TEST(CheckPlan, SoundPlansHaveNoProblems) {
   }
 }
 
-TEST(CheckPlan, LargePlansAreCheckedByFingerprint) {
+TEST(CheckPlan, PairsElsewhereInALargePlanAreFound) {
   for (const StageMode mode : {StageMode::Heads, StageMode::Rows}) {
     Plan plan = small_plan(16384, mode);
     EXPECT_EQ(joined(check_plan(plan)), "");
@@ -210,25 +209,6 @@ TEST(CheckPlan, BrokenTablesAreReportedBeforeTheyAreRead) {
     Plan plan = small_plan(128, StageMode::Rows);
     faults[i](plan);
     EXPECT_FALSE(check_plan(plan).empty()) << "fault " << i;
-  }
-}
-
-/// The fingerprint by its definition, pair by pair, in the same field.
-TEST(PairFingerprint, IsAdditiveOverAnyPartition) {
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    RandomStream random(seed);
-    const BandSlice slice = random_slice(random, 40, 40, {});
-    std::uint64_t rows = 0;
-    std::uint64_t pairs = 0;
-    for (std::int32_t q = slice.q0; q < slice.q1; ++q) {
-      rows = planner::add_fingerprints(rows, planner::pair_fingerprint(cut_q(slice, {q, q + 1})));
-      const Range keys = visible_keys(slice, q);
-      for (std::int32_t k = keys.begin; k < keys.end; ++k) {
-        pairs = planner::add_fingerprints(pairs, planner::pair_fingerprint({q, q + 1, k, k + 1}));
-      }
-    }
-    EXPECT_EQ(planner::pair_fingerprint(slice), rows) << "seed " << seed;
-    EXPECT_EQ(planner::pair_fingerprint(slice), pairs) << "seed " << seed;
   }
 }
 
