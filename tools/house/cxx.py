@@ -18,13 +18,14 @@ LAYERS = {
     "cuda": {"base"},
     "mask": {"base"},
     "plan": {"base", "mask"},
+    "simulate": {"base", "mask", "plan"},
     "draw": {"base", "mask", "plan"},
     "comm": {"base", "cuda"},
     "kernels": {"base", "mask", "cuda"},
     "runtime": {"base", "mask", "plan", "comm", "cuda", "kernels"},
     "capi": {"base", "mask", "plan", "comm", "cuda", "kernels", "draw", "runtime"},
 }
-NO_CUDA = {"base", "mask", "plan", "draw"}
+NO_CUDA = {"base", "mask", "plan", "simulate", "draw"}
 
 
 _TEXT = re.compile(

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simulate/cluster.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "base/check.hpp"
+#include "plan/json_value.hpp"
+
+namespace magi::simulate {
+namespace {
+
+using planner::json::Value;
+using Fields = std::vector<planner::json::Field>;
+
+constexpr std::int32_t kMostDevices = 1024;
+constexpr std::size_t kLongestMachine = 200;
+constexpr const char* kMachines =
+    "1 to 200 printable characters of ASCII without quotes and backslashes";
+constexpr std::int64_t kMergeBytes = 8;  ///< a float32 sum is read and written
+
+bool is_machine(std::string_view text) {
+  const auto is_plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
+  return !text.empty() && text.size() <= kLongestMachine && std::ranges::all_of(text, is_plain);
+}
+
+Value machine(std::string& target) {
+  return planner::json::text(
+      kMachines,
+      [&target](std::string_view seen) {
+        target = seen;
+        return is_machine(seen);
+      },
+      [&target] { return target; });
+}
+
+Value schema(Cluster& cluster) {
+  using planner::json::number;
+  return planner::json::object([&cluster]() -> Fields {
+    return {{"format", planner::json::constant("magi cluster")},
+            {"version", planner::json::version(1, "1")},
+            {"machine", machine(cluster.machine)},
+            {"devices_per_node", planner::json::integer(cluster.devices_per_node, 1, kMostDevices)},
+            {"node_bytes_per_second", number(cluster.node.bytes_per_second)},
+            {"node_seconds_per_message", number(cluster.node.seconds_per_message)},
+            {"network_bytes_per_second", number(cluster.network.bytes_per_second)},
+            {"network_seconds_per_message", number(cluster.network.seconds_per_message)},
+            {"memory_bytes_per_second", number(cluster.memory_bytes_per_second)},
+            {"forward_flops_per_second", number(cluster.forward.flops_per_second)},
+            {"forward_pairs_per_row", number(cluster.forward.pairs_per_row)},
+            {"forward_pairs_per_edge", number(cluster.forward.pairs_per_edge)},
+            {"forward_seconds_per_launch", number(cluster.forward.seconds_per_launch)},
+            {"backward_flops_per_second", number(cluster.backward.flops_per_second)},
+            {"backward_pairs_per_row", number(cluster.backward.pairs_per_row)},
+            {"backward_pairs_per_edge", number(cluster.backward.pairs_per_edge)},
+            {"backward_seconds_per_launch", number(cluster.backward.seconds_per_launch)}};
+  });
+}
+
+void require_rate(const char* name, double value) {
+  if (!std::isfinite(value) || value <= 0.0) throw invalid(name, value, "finite and above 0");
+}
+
+void require_between(const char* name, double value, double high, const char* allowed) {
+  if (!(value >= 0.0 && value <= high)) throw invalid(name, value, allowed);
+}
+
+void validate(const Cluster& cluster) {
+  if (!is_machine(cluster.machine)) throw invalid("machine", cluster.machine, kMachines);
+  if (cluster.devices_per_node < 1 || cluster.devices_per_node > kMostDevices) {
+    throw invalid("devices_per_node", cluster.devices_per_node, "1 to 1024");
+  }
+  require_rate("node_bytes_per_second", cluster.node.bytes_per_second);
+  require_rate("network_bytes_per_second", cluster.network.bytes_per_second);
+  require_rate("memory_bytes_per_second", cluster.memory_bytes_per_second);
+  require_rate("forward_flops_per_second", cluster.forward.flops_per_second);
+  require_rate("backward_flops_per_second", cluster.backward.flops_per_second);
+  constexpr const char* kDelays = "0 to 1 second";
+  require_between("node_seconds_per_message", cluster.node.seconds_per_message, 1.0, kDelays);
+  require_between("network_seconds_per_message", cluster.network.seconds_per_message, 1.0, kDelays);
+  require_between("forward_seconds_per_launch", cluster.forward.seconds_per_launch, 1.0, kDelays);
+  require_between("backward_seconds_per_launch", cluster.backward.seconds_per_launch, 1.0, kDelays);
+  constexpr const char* kPairs = "0 to 1e6 pairs";
+  require_between("forward_pairs_per_row", cluster.forward.pairs_per_row, 1e6, kPairs);
+  require_between("forward_pairs_per_edge", cluster.forward.pairs_per_edge, 1e6, kPairs);
+  require_between("backward_pairs_per_row", cluster.backward.pairs_per_row, 1e6, kPairs);
+  require_between("backward_pairs_per_edge", cluster.backward.pairs_per_edge, 1e6, kPairs);
+}
+
+}  // namespace
+
+std::string cluster_to_json(const Cluster& cluster) {
+  validate(cluster);
+  Cluster copy = cluster;
+  return planner::json::write(schema(copy)) + "\n";
+}
+
+Cluster cluster_from_json(std::string_view text) {
+  Cluster cluster;
+  planner::json::read(text, "cluster", schema(cluster));
+  validate(cluster);
+  return cluster;
+}
+
+double exchange_seconds(const Cluster& cluster, const Traffic& traffic) {
+  double moving = 0.0;
+  double starting = 0.0;
+  for (const LinkClass link : {LinkClass::Node, LinkClass::Network}) {
+    const auto index = static_cast<std::size_t>(link);
+    const LinkRates& rates = cluster.link(link);
+    moving = std::max(moving, static_cast<double>(traffic.bytes[index]) / rates.bytes_per_second);
+    starting += traffic.messages[index] * rates.seconds_per_message;
+  }
+  return moving + starting;
+}
+
+double attend_seconds(const Cluster& cluster, const PlanConfig& config, const Work& work, Pass pass,
+                      double num_heads_q) {
+  if (work.area == 0) return 0.0;
+  const KernelRates& kernel = cluster.kernel(pass);
+  // The backward has five products: S and dQ, dK over head_dim_qk; dP and dV over head_dim_v.
+  const double dims = pass == Pass::Backward ? 3.0 * config.head_dim_qk + 2.0 * config.head_dim_v
+                                             : 1.0 * config.head_dim_qk + config.head_dim_v;
+  const double pairs = static_cast<double>(work.area) +
+                       kernel.pairs_per_row * static_cast<double>(work.rows) +
+                       kernel.pairs_per_edge * static_cast<double>(work.edges);
+  return kernel.seconds_per_launch + pairs * 2.0 * dims * num_heads_q / kernel.flops_per_second;
+}
+
+double merge_seconds(const Cluster& cluster, const PlanConfig& config, std::int64_t rows,
+                     double num_heads_q) {
+  const double bytes = static_cast<double>(rows) * num_heads_q * config.head_dim_v *
+                       static_cast<double>(kMergeBytes);
+  return bytes / cluster.memory_bytes_per_second;
+}
+
+}  // namespace magi::simulate

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "plan/loads.hpp"
+#include "simulate/strategies.hpp"
+
+namespace magi::simulate {
+namespace {
+
+/// Rows and peers of one rank and segment, by link class.
+struct SegmentRows {
+  std::array<std::int64_t, kNumLinkClasses> in{}, out{};
+  std::array<std::int32_t, kNumLinkClasses> peers_in{}, peers_out{};
+};
+
+/// What the steps of a plan take on a cluster.
+class PlanTimes {
+ public:
+  PlanTimes(const Plan& plan, const Cluster& cluster) : plan_(plan), cluster_(cluster) {
+    for (const RankPlan& rank : plan.ranks) {
+      num_segments_ = std::max({num_segments_, rank.q.segments.size(), rank.k.segments.size()});
+    }
+    count_rows();
+  }
+
+  /// Adds the pass of one rank.
+  void add_rank(std::int32_t rank, Pass pass, PassFigures& figures) const {
+    const RankPlan& own = plan_.ranks[static_cast<std::size_t>(rank)];
+    const std::vector<Step>& steps = pass == Pass::Backward ? own.backward : own.forward;
+    std::vector<double> ends;
+    ends.reserve(steps.size());
+    std::array<double, 2> line{0.0, 0.0};  // by StepKind: when the line is free
+    double attending = 0.0;
+    for (const Step& step : steps) {
+      double& free = line[static_cast<std::size_t>(step.kind)];
+      for (const std::int32_t before : step.after) {
+        if (before >= 0) free = std::max(free, ends[static_cast<std::size_t>(before)]);
+      }
+      if (step.kind == StepKind::Attend) {
+        const double seconds = attend_time(own, step.index, pass);
+        attending += seconds;
+        free += seconds;
+      } else {
+        free += exchange_time(rank, plan_.exchanges[static_cast<std::size_t>(step.index)], pass);
+      }
+      ends.push_back(free);
+    }
+    figures.seconds = std::max(figures.seconds, std::max(line[0], line[1]));
+    figures.attending_seconds = std::max(figures.attending_seconds, attending);
+  }
+
+  /// What all ranks send in a pass.
+  void add_bytes(Pass pass, PassFigures& figures) const {
+    const std::vector<Step>& steps =
+        pass == Pass::Backward ? plan_.ranks[0].backward : plan_.ranks[0].forward;
+    for (const Step& step : steps) {
+      if (step.kind != StepKind::Exchange) continue;
+      const Exchange& exchange = plan_.exchanges[static_cast<std::size_t>(step.index)];
+      for (std::int32_t rank = 0; rank < plan_.config.num_ranks; ++rank) {
+        const SegmentRows& moved = rows_of(rank, space_of(exchange.role), exchange.segment);
+        for (std::size_t link = 0; link < kNumLinkClasses; ++link) {
+          figures.bytes[link] += moved.in[link] * row_bytes(exchange, pass);
+        }
+      }
+    }
+  }
+
+  std::int64_t memory(std::int32_t rank) const {
+    std::int64_t received = 0;
+    std::int64_t sent = 0;
+    for (std::size_t segment = 1; segment < num_segments_; ++segment) {
+      const SegmentRows& moved = rows_of(rank, Space::Keys, static_cast<std::int32_t>(segment));
+      for (std::size_t link = 0; link < kNumLinkClasses; ++link) {
+        received += moved.in[link];
+        sent += moved.out[link];
+      }
+    }
+    const std::int64_t own = plan_.placement_k.rows_of(rank);
+    // Received keys, float32 sums for these and for own ones, and partials of own ones from others.
+    const std::int64_t elements =
+        received * plan_.config.element_bytes + (received + own + sent) * kSumBytes;
+    return plan_.placement_q.rows_of(rank) * row_memory(plan_.config) +
+           elements * key_elements(plan_.config);
+  }
+
+ private:
+  std::size_t index_of(std::int32_t rank, Space space, std::int32_t segment) const {
+    return (static_cast<std::size_t>(rank) * 2 + static_cast<std::size_t>(space)) * num_segments_ +
+           static_cast<std::size_t>(segment);
+  }
+  const SegmentRows& rows_of(std::int32_t rank, Space space, std::int32_t segment) const {
+    return rows_[index_of(rank, space, segment)];
+  }
+
+  void count_rows() {
+    rows_.resize(plan_.ranks.size() * 2 * num_segments_);
+    // Transfers are ordered by what they fill, so a new peer shows as a change of its last segment.
+    std::vector<std::size_t> last_filled(plan_.ranks.size(), rows_.size());
+    for (const Transfer& t : plan_.transfers) {
+      if (t.src == t.dst) continue;
+      const auto link = static_cast<std::size_t>(cluster_.link_between(t.src, t.dst));
+      const std::size_t filled = index_of(t.dst, t.space, t.dst_segment);
+      SegmentRows& in = rows_[filled];
+      SegmentRows& out = rows_[index_of(t.src, t.space, t.dst_segment)];
+      in.in[link] += t.num_rows;
+      out.out[link] += t.num_rows;
+      std::size_t& last = last_filled[static_cast<std::size_t>(t.src)];
+      if (last == filled) continue;
+      last = filled;
+      ++in.peers_in[link];
+      ++out.peers_out[link];
+    }
+  }
+
+  /// Gradients travel as float32 partials.
+  std::int64_t row_bytes(const Exchange& exchange, Pass pass) const {
+    const std::int64_t bytes =
+        planner::bytes_per_row(plan_.config, exchange, pass == Pass::Backward);
+    const bool is_sum =
+        exchange.role == Role::KeyGradients || exchange.role == Role::QueryGradients;
+    return is_sum ? bytes / plan_.config.element_bytes * kSumBytes : bytes;
+  }
+
+  double exchange_time(std::int32_t rank, const Exchange& exchange, Pass pass) const {
+    const SegmentRows& moved = rows_of(rank, space_of(exchange.role), exchange.segment);
+    const std::int64_t bytes = row_bytes(exchange, pass);
+    Traffic traffic;
+    for (const LinkClass link : {LinkClass::Node, LinkClass::Network}) {
+      const auto i = static_cast<std::size_t>(link);
+      traffic.add(link, std::max(moved.in[i], moved.out[i]) * bytes,
+                  std::max(moved.peers_in[i], moved.peers_out[i]));
+    }
+    return exchange_seconds(cluster_, traffic);
+  }
+
+  double attend_time(const RankPlan& own, std::int32_t index, Pass pass) const {
+    const Attend& attend = own.attends[static_cast<std::size_t>(index)];
+    Work work;
+    for (std::int32_t s = attend.slices.begin; s < attend.slices.end; ++s) {
+      work.add(shrink(own.slices[static_cast<std::size_t>(s)]));
+    }
+    const double heads = static_cast<double>(plan_.config.num_heads_q) * attend.heads.size() /
+                         plan_.config.num_heads_kv;
+    const double seconds = attend_seconds(cluster_, plan_.config, work, pass, heads);
+    if (!attend.is_merging || pass == Pass::Backward) return seconds;
+    const std::int64_t rows = own.q.segments[static_cast<std::size_t>(attend.q_segment)].num_rows;
+    return seconds + merge_seconds(cluster_, plan_.config, std::min(rows, work.rows), heads);
+  }
+
+  const Plan& plan_;
+  const Cluster& cluster_;
+  std::size_t num_segments_ = 1;
+  std::vector<SegmentRows> rows_;  // [num_ranks, 2, num_segments]
+};
+
+/// The constants of the cluster's nodes, by which a plan chooses its overlap degree.
+CostModel cost_of(const Cluster& cluster) {
+  return {.flops_per_second = cluster.forward.flops_per_second,
+          .backward_flops_per_second = cluster.backward.flops_per_second,
+          .bytes_per_second = cluster.node.bytes_per_second,
+          .memory_bytes_per_second = cluster.memory_bytes_per_second,
+          .seconds_per_transfer = cluster.node.seconds_per_message,
+          .seconds_per_launch = cluster.forward.seconds_per_launch};
+}
+
+}  // namespace
+
+Figures simulate_plan(const Problem& problem, PlacementAlgorithm algorithm) {
+  PlanConfig config = problem.config;
+  config.placement.algorithm = algorithm;
+  config.cost = cost_of(problem.cluster);
+  const Plan plan = make_plan(problem.mask, config);
+  const PlanTimes times(plan, problem.cluster);
+  Figures figures;
+  for (const Pass pass : {Pass::Forward, Pass::Backward}) {
+    PassFigures& target = figures.passes[static_cast<std::size_t>(pass)];
+    for (std::int32_t rank = 0; rank < config.num_ranks; ++rank) {
+      times.add_rank(rank, pass, target);
+    }
+    times.add_bytes(pass, target);
+  }
+  for (std::int32_t rank = 0; rank < config.num_ranks; ++rank) {
+    figures.rank_work.push_back(plan.report.rank_area[static_cast<std::size_t>(rank)] *
+                                config.num_heads_q);
+    figures.memory_bytes = std::max(figures.memory_bytes, times.memory(rank));
+  }
+  return figures;
+}
+
+}  // namespace magi::simulate

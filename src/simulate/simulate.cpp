@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simulate/simulate.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "base/check.hpp"
+#include "plan/config.hpp"
+#include "simulate/strategies.hpp"
+
+namespace magi::simulate {
+namespace {
+
+using Baseline = std::pair<std::string, std::function<Figures(const Problem&)>>;
+
+const std::vector<Baseline>& baselines() {
+  static const std::vector<Baseline> table = {
+      {"ring", [](const Problem& p) { return simulate_ring(p, RowOrder::Contiguous); }},
+      {"zigzag_ring", [](const Problem& p) { return simulate_ring(p, RowOrder::Zigzag); }},
+      {"all_gather", simulate_all_gather},
+      {"ulysses", simulate_ulysses},
+      {"usp", simulate_usp}};
+  return table;
+}
+
+constexpr auto kLastAlgorithm = PlacementAlgorithm::SortedSequentialSelect;
+
+}  // namespace
+
+double Figures::balance() const {
+  double total = 0.0;
+  std::int64_t most = 0;
+  for (const std::int64_t work : rank_work) {
+    total += static_cast<double>(work);
+    most = std::max(most, work);
+  }
+  return total == 0.0 ? 1.0
+                      : static_cast<double>(most) * static_cast<double>(rank_work.size()) / total;
+}
+
+std::vector<std::string> placement_strategies() {
+  std::vector<std::string> names;
+  for (std::int32_t i = 0; i <= static_cast<std::int32_t>(kLastAlgorithm); ++i) {
+    names.emplace_back(placement_name(static_cast<PlacementAlgorithm>(i)));
+  }
+  return names;
+}
+
+std::vector<std::string> baseline_strategies() {
+  std::vector<std::string> names;
+  for (const auto& [name, run] : baselines()) names.push_back(name);
+  return names;
+}
+
+Figures simulate(const Problem& problem, const std::string& strategy) {
+  planner::validate_config(problem.config);
+  planner::validate_sizes(problem.mask, problem.config);
+  validate(problem.mask);
+  if (problem.mask.rows_q != problem.mask.rows_k || problem.mask.rows_q == 0) {
+    throw invalid("the mask",
+                  std::to_string(problem.mask.rows_q) + " queries and " +
+                      std::to_string(problem.mask.rows_k) + " keys",
+                  "as many queries as keys, at least one");
+  }
+  const auto found = std::ranges::find(baselines(), strategy, &Baseline::first);
+  Figures figures = found != baselines().end()
+                        ? found->second(problem)
+                        : simulate_plan(problem, placement_from_name(strategy));
+  figures.strategy = strategy;
+  return figures;
+}
+
+}  // namespace magi::simulate

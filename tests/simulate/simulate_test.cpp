@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simulate/simulate.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/random.hpp"
+#include "magi/error.hpp"
+#include "support/random_mask.hpp"
+
+namespace magi::simulate {
+namespace {
+
+std::vector<std::string> all_strategies() {
+  std::vector<std::string> names = placement_strategies();
+  for (const std::string& name : baseline_strategies()) names.push_back(name);
+  return names;
+}
+
+Mask one_document(std::int32_t rows, MaskType type) {
+  return {rows, rows, {band_slice({0, rows}, {0, rows}, type)}};
+}
+
+/// Kernels that pay for visible pairs alone, and no time for merging.
+Cluster plain_cluster() {
+  Cluster cluster{.machine = "plain", .devices_per_node = 2};
+  cluster.node = {.bytes_per_second = 1e8};
+  cluster.network = {.bytes_per_second = 1e8};
+  cluster.memory_bytes_per_second = 1e30;
+  cluster.forward = {.flops_per_second = 1e9};
+  cluster.backward = {.flops_per_second = 1e9};
+  return cluster;
+}
+
+/// 64 rows on 4 ranks; one head of 8 elements of 2 bytes: 512 bytes of keys a rank.
+struct SmallCase {
+  Mask mask = one_document(64, MaskType::Full);
+  PlanConfig config{
+      .num_ranks = 4, .num_heads_q = 1, .num_heads_kv = 1, .head_dim_qk = 8, .head_dim_v = 8};
+  Cluster cluster = plain_cluster();
+
+  Figures run(const std::string& strategy) const {
+    return simulate({.mask = mask, .config = config, .cluster = cluster}, strategy);
+  }
+};
+
+constexpr double kStepSeconds = 16 * 16 * 2.0 * 16 / 1e9;  // forward, keys of one rank
+constexpr std::int64_t kKeyBytes = 16 * 16 * 2;
+
+TEST(Simulate, ARingOfFourByHand) {
+  SmallCase small;
+  const Figures hidden = small.run("ring");
+  EXPECT_NEAR(hidden.passes[0].seconds, 4 * kStepSeconds, 1e-12);
+  EXPECT_NEAR(hidden.passes[0].exposed_seconds(), 0.0, 1e-12);
+  // Two of four hops leave their node. Sums are float32 and make one hop more than keys.
+  EXPECT_EQ(hidden.passes[0].bytes, (std::array<std::int64_t, 2>{6 * kKeyBytes, 6 * kKeyBytes}));
+  const std::int64_t backward = 2 * (3 * kKeyBytes + 4 * 2 * kKeyBytes);
+  EXPECT_EQ(hidden.passes[1].bytes, (std::array<std::int64_t, 2>{backward, backward}));
+  EXPECT_EQ(hidden.rank_work, std::vector<std::int64_t>(4, 16 * 64));
+  EXPECT_EQ(hidden.balance(), 1.0);
+  // Links ten times as slow: three hops follow one another, then the last keys are attended to.
+  small.cluster.node.bytes_per_second = small.cluster.network.bytes_per_second = 1e7;
+  const double hop = static_cast<double>(kKeyBytes) / 1e7;
+  ASSERT_GT(hop, kStepSeconds);
+  EXPECT_NEAR(small.run("ring").passes[0].seconds, 3 * hop + kStepSeconds, 1e-12);
+  // One slow hop between nodes holds all of them up in the end.
+  small.cluster.node.bytes_per_second = 1e12;
+  EXPECT_GT(small.run("ring").passes[0].seconds, 2 * hop);
+}
+
+TEST(Simulate, ACausalRingWaitsForItsLastRankAndAZigzagOneIsBalanced) {
+  SmallCase small;
+  small.mask = one_document(64, MaskType::Causal);
+  const Figures ring = small.run("ring");
+  EXPECT_EQ(ring.rank_work, (std::vector<std::int64_t>{136, 392, 648, 904}));
+  EXPECT_NEAR(ring.passes[0].attending_seconds, 904 * 2.0 * 16 / 1e9, 1e-12);
+  const Figures zigzag = small.run("zigzag_ring");
+  EXPECT_EQ(zigzag.balance(), 1.0);
+  EXPECT_EQ(zigzag.passes[0].bytes, ring.passes[0].bytes);
+}
+
+TEST(Simulate, AnAllGatherCrossesToEachNodeOnce) {
+  const SmallCase small;
+  const Figures figures = small.run("all_gather");
+  // Each of the two nodes takes in two ranks' keys, and each rank gets those of three.
+  EXPECT_EQ(figures.passes[0].bytes, (std::array<std::int64_t, 2>{8 * kKeyBytes, 4 * kKeyBytes}));
+  EXPECT_EQ(figures.passes[1].bytes, (std::array<std::int64_t, 2>{24 * kKeyBytes, 12 * kKeyBytes}));
+  // In a node: one neighbour's keys and half of what crossed; between nodes: the other half.
+  EXPECT_NEAR(figures.passes[0].seconds, 4 * kStepSeconds + 2 * kKeyBytes / 1e8, 1e-12);
+}
+
+TEST(Simulate, UlyssesSharesHeads) {
+  SmallCase small;
+  EXPECT_EQ(small.run("ulysses").refusal, "1:1 heads cannot be shared by 4 ranks");
+  small.config.num_heads_q = 8;
+  small.config.num_heads_kv = 2;
+  const Figures figures = small.run("ulysses");
+  ASSERT_EQ(figures.refusal, "");
+  EXPECT_EQ(figures.rank_work, std::vector<std::int64_t>(4, 64 * 64 * 2));
+  // To each of three others: 16 rows of two heads of q, one of k, of v (two ranks have the same),
+  // and two of out back.
+  const std::int64_t bytes = 16 * (2 + 1 + 1 + 2) * 8 * 2;
+  EXPECT_EQ(figures.passes[0].bytes, (std::array<std::int64_t, 2>{4 * bytes, 8 * bytes}));
+  EXPECT_EQ(figures.passes[1].bytes, figures.passes[0].bytes);
+}
+
+TEST(Simulate, UspIsARingOfNodesThatShareHeads) {
+  SmallCase small;
+  small.config.num_heads_q = 8;
+  small.config.num_heads_kv = 2;
+  const Figures figures = small.run("usp");
+  ASSERT_EQ(figures.refusal, "");
+  EXPECT_EQ(figures.rank_work, std::vector<std::int64_t>(4, 64 * 32 * 4));
+  // Between the two nodes each rank sends 32 rows of a head of k and v once.
+  EXPECT_EQ(figures.passes[0].bytes[1], 4 * 32 * 16 * 2);
+  const Problem bad{
+      .mask = small.mask, .config = small.config, .cluster = small.cluster, .ulysses_degree = 3};
+  EXPECT_EQ(simulate(bad, "usp").refusal, "4 ranks are no multiple of the 3 that share heads");
+}
+
+TEST(Simulate, WorkOfAllRanksIsTheMasks) {
+  constexpr std::uint64_t kSeed = 22;
+  SCOPED_TRACE(kSeed);
+  RandomStream random(kSeed);
+  int num_run = 0;
+  for (int i = 0; i < 40; ++i) {
+    RandomMaskOptions options;
+    options.is_square = true;
+    const Mask mask = random_mask(random, options);
+    const std::int32_t ranks = random.between(1, 8);
+    if (mask.rows_q < ranks) continue;
+    const PlanConfig config{.num_ranks = ranks, .num_heads_q = 8, .num_heads_kv = 4};
+    const Cluster cluster{.devices_per_node = random.between(1, 4)};
+    for (const std::string& strategy : all_strategies()) {
+      SCOPED_TRACE(strategy);
+      const Figures figures =
+          simulate({.mask = mask, .config = config, .cluster = cluster}, strategy);
+      if (!figures.refusal.empty()) continue;
+      ++num_run;
+      ASSERT_EQ(figures.rank_work.size(), static_cast<std::size_t>(ranks));
+      EXPECT_EQ(
+          std::accumulate(figures.rank_work.begin(), figures.rank_work.end(), std::int64_t{0}),
+          area(mask) * config.num_heads_q);
+      for (const PassFigures& pass : figures.passes) {
+        EXPECT_GE(pass.exposed_seconds(), -1e-12);
+        if (ranks > 1) continue;
+        EXPECT_EQ(pass.bytes, (std::array<std::int64_t, 2>{0, 0}));
+      }
+    }
+  }
+  EXPECT_GT(num_run, 300);
+}
+
+TEST(Simulate, BytesOfAPlanAreThoseOfItsReport) {
+  const Mask mask = one_document(4096, MaskType::Causal);
+  for (const std::int32_t degree : {0, 1, 3}) {
+    const PlanConfig config{.num_ranks = 8,
+                            .num_heads_q = 8,
+                            .num_heads_kv = 4,
+                            .placement = {.algorithm = PlacementAlgorithm::MinHeap},
+                            .overlap_degree = degree};
+    const Cluster cluster{.devices_per_node = 4};
+    const Figures figures =
+        simulate({.mask = mask, .config = config, .cluster = cluster}, "min_heap");
+    const Plan plan = make_plan(mask, config);
+    std::array<std::int64_t, kNumLinkClasses> bytes{};
+    for (std::int32_t from = 0; from < 8; ++from) {
+      for (std::int32_t to = 0; to < 8; ++to) {
+        bytes[from / 4 == to / 4 ? 0 : 1] +=
+            plan.report.pair_bytes[static_cast<std::size_t>(from * 8 + to)];
+      }
+    }
+    EXPECT_EQ(figures.passes[0].bytes, bytes);
+    // Keys travel again, and their gradients back in twice as many bytes.
+    EXPECT_EQ(figures.passes[1].bytes[0], 3 * bytes[0]);
+    EXPECT_EQ(figures.passes[1].bytes[1], 3 * bytes[1]);
+  }
+}
+
+TEST(Simulate, FasterMachinesAreNeverSlower) {
+  const Mask mask = one_document(8192, MaskType::Causal);
+  const PlanConfig config{
+      .num_ranks = 16, .num_heads_q = 64, .num_heads_kv = 16, .overlap_degree = 0};
+  const Cluster base;
+  std::vector<Cluster> faster(4, base);
+  faster[0].node.bytes_per_second *= 2;
+  faster[1].network.bytes_per_second *= 2;
+  faster[2].forward.flops_per_second *= 2;
+  faster[3].network.seconds_per_message = 0.0;
+  Cluster single = base;
+  single.devices_per_node = 16;
+  for (const std::string& strategy : all_strategies()) {
+    SCOPED_TRACE(strategy);
+    const Figures slow = simulate({.mask = mask, .config = config, .cluster = base}, strategy);
+    ASSERT_EQ(slow.refusal, "");
+    for (const Cluster& cluster : faster) {
+      const Figures fast = simulate({.mask = mask, .config = config, .cluster = cluster}, strategy);
+      EXPECT_LE(fast.step_seconds(), slow.step_seconds() * (1 + 1e-12));
+    }
+    const Figures one_node =
+        simulate({.mask = mask, .config = config, .cluster = single}, strategy);
+    EXPECT_EQ(one_node.bytes(LinkClass::Network), 0);
+    EXPECT_GT(slow.bytes(LinkClass::Network), 0);
+  }
+}
+
+TEST(Simulate, RefusesWhatItCannotMean) {
+  const Mask mask = one_document(64, MaskType::Full);
+  const Mask cross{64, 32, {band_slice({0, 64}, {0, 32}, MaskType::Full)}};
+  const PlanConfig config{.num_ranks = 2, .num_heads_q = 4, .num_heads_kv = 2};
+  EXPECT_THROW(simulate({.mask = mask, .config = config, .cluster = {}}, "carrier"),
+               InvalidArgument);
+  for (const char* strategy : {"auto", "ring"}) {
+    EXPECT_THROW(simulate({.mask = cross, .config = config, .cluster = {}}, strategy),
+                 InvalidArgument);
+    PlanConfig uneven = config;
+    uneven.num_heads_q = 3;
+    EXPECT_THROW(simulate({.mask = mask, .config = uneven, .cluster = {}}, strategy),
+                 InvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace magi::simulate
