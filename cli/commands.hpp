@@ -30,6 +30,7 @@ Command add_demo_command(CLI::App& parent);
 Command add_doctor_command(CLI::App& parent);
 Command add_plan_command(CLI::App& parent);
 Command add_show_command(CLI::App& parent);
+Command add_simulate_command(CLI::App& parent);
 Command add_verify_command(CLI::App& parent);
 
 /// The whole command: parses, runs and turns every exception into one line on standard error and an

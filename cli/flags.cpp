@@ -217,8 +217,7 @@ Mask make_mask(const MaskFlags& flags) {
 
 PlanConfig default_plan_config() { return {.num_ranks = 4, .num_heads_q = 32, .num_heads_kv = 8}; }
 
-void add_plan_flags(CLI::App& app, PlanConfig& config) {
-  add_int(app, "--ranks", config.num_ranks, {1, 4096}, "ranks that share the sequence");
+void add_shape_flags(CLI::App& app, PlanConfig& config) {
   add_int(app, "--heads-q", config.num_heads_q, {1, 65536}, "query heads");
   add_int(app, "--heads-kv", config.num_heads_kv, {1, 65536}, "key and value heads");
   add(app, "--head-dim", "N", "elements of a head (default 128)",
@@ -227,6 +226,11 @@ void add_plan_flags(CLI::App& app, PlanConfig& config) {
             static_cast<std::int32_t>(parse_int("--head-dim", text, {1, 65536}));
       });
   add_int(app, "--element-bytes", config.element_bytes, {1, 8}, "bytes of an element on the wire");
+}
+
+void add_plan_flags(CLI::App& app, PlanConfig& config) {
+  add_int(app, "--ranks", config.num_ranks, {1, 4096}, "ranks that share the sequence");
+  add_shape_flags(app, config);
   add_int(app, "--chunk", config.placement.chunk_size, {1, kMaxRows}, "rows of a chunk, at most");
   add(app, "--placement", "NAME", "how chunks go to ranks (default auto)",
       [&config](const std::string& text) {

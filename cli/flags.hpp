@@ -48,7 +48,9 @@ void add_mask_flags(CLI::App& app, MaskFlags& flags);
 /// Throws InvalidArgument unless exactly one source and at most one rule are given.
 Mask make_mask(const MaskFlags& flags);
 
-/// Flags of every field of a plan's configuration that a user chooses.
+/// Flags of heads, head dim and element size.
+void add_shape_flags(CLI::App& app, PlanConfig& config);
+/// Those, and flags of every other field of a plan's configuration that a user chooses.
 void add_plan_flags(CLI::App& app, PlanConfig& config);
 /// The configuration that flags change: four ranks, 32:8 heads of 128.
 PlanConfig default_plan_config();

@@ -62,7 +62,8 @@ int run_command(int argc, const char* const* argv) {
   app.require_subcommand(0, 1);
   const std::vector<Command> commands = {add_bench_command(app),  add_demo_command(app),
                                          add_doctor_command(app), add_plan_command(app),
-                                         add_show_command(app),   add_verify_command(app)};
+                                         add_show_command(app),   add_simulate_command(app),
+                                         add_verify_command(app)};
   return static_cast<int>(parse_and_run(app, commands, argc, argv));
 }
 

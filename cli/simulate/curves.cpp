@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "draw/numbers.hpp"
+#include "draw/svg.hpp"
+#include "simulate/sweep.hpp"
+
+namespace magi::cli {
+namespace {
+
+constexpr double kLeft = 84.0;
+constexpr double kTop = 96.0;
+constexpr double kWidth = 620.0;
+constexpr double kHeight = 320.0;
+
+/// Number of ranks and value of one strategy, ascending.
+using Points = std::map<std::int32_t, double>;
+/// In the order of the sweep.
+using Curves = std::vector<std::pair<std::string, Points>>;
+
+double value_of(const SweepRow& row, Curve curve) {
+  const auto mean = [&](simulate::LinkClass link) {
+    return static_cast<double>(row.figures.bytes(link)) / row.ranks;
+  };
+  switch (curve) {
+    case Curve::StepTime:
+      return row.figures.step_seconds();
+    case Curve::NetworkBytes:
+      return mean(simulate::LinkClass::Network);
+    case Curve::NodeBytes:
+      return mean(simulate::LinkClass::Node);
+  }
+  return 0.0;
+}
+
+/// Logarithms have no zero: points without time or bytes are left out.
+Curves curves_of(const std::vector<SweepRow>& rows, Curve curve) {
+  Curves curves;
+  for (const SweepRow& row : rows) {
+    const double value = row.figures.refusal.empty() ? value_of(row, curve) : 0.0;
+    if (value <= 0.0) continue;
+    auto found =
+        std::ranges::find(curves, row.figures.strategy, &std::pair<std::string, Points>::first);
+    if (found == curves.end()) {
+      curves.push_back({row.figures.strategy, {}});
+      found = curves.end() - 1;
+    }
+    found->second.try_emplace(row.ranks, value);  // the first chunk size and degree
+  }
+  return curves;
+}
+
+/// Both axes are logarithmic.
+class Axes {
+ public:
+  explicit Axes(const Curves& curves) {
+    for (const auto& [name, points] : curves) {
+      for (const auto& [ranks, value] : points) {
+        low_x_ = std::min(low_x_, std::log2(ranks));
+        high_x_ = std::max(high_x_, std::log2(ranks));
+        low_y_ = std::min(low_y_, std::floor(std::log10(value)));
+        high_y_ = std::max(high_y_, std::ceil(std::log10(value)));
+      }
+    }
+    if (high_x_ <= low_x_) high_x_ = low_x_ + 1.0;
+    if (high_y_ <= low_y_) high_y_ = low_y_ + 1.0;
+  }
+
+  double x(double ranks) const {
+    return kLeft + kWidth * (std::log2(ranks) - low_x_) / (high_x_ - low_x_);
+  }
+  double y(double value) const {
+    return kTop + kHeight * (high_y_ - std::log10(value)) / (high_y_ - low_y_);
+  }
+  int first_power() const { return static_cast<int>(low_y_); }
+  int last_power() const { return static_cast<int>(high_y_); }
+
+ private:
+  double low_x_ = 1e9, high_x_ = -1e9, low_y_ = 1e9, high_y_ = -1e9;
+};
+
+std::string value_text(double value, Curve curve) {
+  if (curve == Curve::StepTime) return draw::seconds_text(value);
+  constexpr const char* kUnits[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+  std::size_t unit = 0;
+  while (value >= 1e3 && unit + 1 < std::size(kUnits)) {
+    value /= 1e3;
+    ++unit;
+  }
+  return draw::decimal(value, 3) + " " + kUnits[unit];
+}
+
+void draw_axes(draw::Svg& svg, const Axes& axes, const Curves& curves, Curve curve) {
+  for (int power = axes.first_power(); power <= axes.last_power(); ++power) {
+    const double value = std::pow(10.0, power);
+    svg.line({kLeft, axes.y(value), kLeft + kWidth, axes.y(value)}, draw::kRule);
+    svg.text(kLeft - 8, axes.y(value) + 4, value_text(value, curve),
+             {.size = 12, .anchor = draw::Anchor::End, .colour = draw::kMutedInk});
+  }
+  Points all;
+  for (const auto& [name, points] : curves) all.insert(points.begin(), points.end());
+  for (const auto& [ranks, value] : all) {
+    svg.text(axes.x(ranks), kTop + kHeight + 20, std::to_string(ranks),
+             {.size = 12, .anchor = draw::Anchor::Middle});
+  }
+  svg.text(kLeft + kWidth / 2, kTop + kHeight + 40, "ranks",
+           {.size = 12, .anchor = draw::Anchor::Middle, .colour = draw::kMutedInk});
+}
+
+void draw_curve(draw::Svg& svg, const Axes& axes, const Points& points, std::string_view colour) {
+  std::string path;
+  for (const auto& [ranks, value] : points) {
+    path += (path.empty() ? "M" : "L") + draw::decimal(axes.x(ranks), 1) + " " +
+            draw::decimal(axes.y(value), 1);
+    svg.rect({.x = axes.x(ranks) - 3, .y = axes.y(value) - 3, .width = 6, .height = 6}, colour);
+  }
+  svg.path(path, "none", "stroke=\"" + std::string(colour) + "\" stroke-width=\"2\"");
+}
+
+const char* what_of(Curve curve) {
+  switch (curve) {
+    case Curve::StepTime:
+      return "predicted forward and backward of one layer";
+    case Curve::NetworkBytes:
+      return "bytes that a rank sends to other nodes, forward and backward";
+    case Curve::NodeBytes:
+      return "bytes that a rank sends inside its node, forward and backward";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string curve_picture(const std::vector<SweepRow>& rows, Curve curve,
+                          const std::string& title) {
+  const Curves curves = curves_of(rows, curve);
+  const Axes axes(curves);
+  draw::Svg svg(kLeft + kWidth + 24, kTop + kHeight + 54, title, what_of(curve));
+  svg.text(24, 24, title, {.size = 16, .is_bold = true});
+  svg.text(24, 42, what_of(curve), {.size = 12, .colour = draw::kMutedInk});
+  double x = 24.0;
+  double y = 62.0;
+  for (std::size_t i = 0; i < curves.size(); ++i) {
+    const std::string colour =
+        draw::rank_colour(static_cast<std::int32_t>(i), static_cast<std::int32_t>(curves.size()));
+    const double width = 34.0 + 7.5 * static_cast<double>(curves[i].first.size());
+    if (x + width > kLeft + kWidth) {
+      x = 24.0;
+      y += 16.0;
+    }
+    svg.rect({.x = x, .y = y - 10, .width = 11, .height = 11}, colour);
+    svg.text(x + 16, y, curves[i].first, {.size = 12});
+    x += width;
+  }
+  if (curves.empty()) {
+    svg.text(24, kTop + 20, "nothing is sent", {.size = 12});
+  } else {
+    draw_axes(svg, axes, curves, curve);
+  }
+  for (std::size_t i = 0; i < curves.size(); ++i) {
+    draw_curve(
+        svg, axes, curves[i].second,
+        draw::rank_colour(static_cast<std::int32_t>(i), static_cast<std::int32_t>(curves.size())));
+  }
+  return std::move(svg).finish();
+}
+
+}  // namespace magi::cli

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+
+#include "base/check.hpp"
+#include "bench/masks.hpp"
+#include "commands.hpp"
+#include "files.hpp"
+#include "flags.hpp"
+#include "simulate/sweep.hpp"
+#include "values.hpp"
+
+namespace magi::cli {
+namespace {
+
+constexpr Bounds kRanks{1, 1024};
+
+struct SimulateFlags {
+  MaskFlags mask;
+  std::string growing;
+  std::int32_t rows_per_rank = 8192;
+  SweepOptions options;
+  std::string cluster;
+  std::string curves;
+  std::string title = "Growth";
+  bool is_json = false;
+};
+
+std::vector<std::string> all_strategies() {
+  std::vector<std::string> names = simulate::placement_strategies();
+  for (std::string& name : simulate::baseline_strategies()) names.push_back(std::move(name));
+  return names;
+}
+
+/// "auto" or numbers.
+std::vector<std::optional<std::int32_t>> parse_choices(const std::string& flag,
+                                                       const std::string& text, Bounds bounds) {
+  std::vector<std::optional<std::int32_t>> choices;
+  for (const std::string& part : split_list(text)) {
+    if (part == "auto") {
+      choices.emplace_back();
+    } else {
+      choices.emplace_back(static_cast<std::int32_t>(parse_int(flag + " (or auto)", part, bounds)));
+    }
+  }
+  return choices;
+}
+
+/// The mask of each number of ranks: always the one of the mask flags, or one that grows.
+std::function<Mask(std::int32_t)> mask_source(const SimulateFlags& flags) {
+  if (flags.growing.empty()) {
+    return [mask = make_mask(flags.mask)](std::int32_t) { return mask; };
+  }
+  if (flags.mask.has_source()) {
+    throw InvalidArgument("--growing is given with a mask flag; allowed: one of the two");
+  }
+  return [&flags](std::int32_t ranks) {
+    return growing_mask(flags.growing, std::int64_t{ranks} * flags.rows_per_rank);
+  };
+}
+
+void write_curves(const SimulateFlags& flags, const std::vector<SweepRow>& rows) {
+  make_folder("--curves", flags.curves);
+  const std::pair<const char*, Curve> pictures[] = {{"time.svg", Curve::StepTime},
+                                                    {"network.svg", Curve::NetworkBytes},
+                                                    {"node.svg", Curve::NodeBytes}};
+  for (const auto& [name, curve] : pictures) {
+    const std::string path = (std::filesystem::path(flags.curves) / name).string();
+    write_file("--curves", path, curve_picture(rows, curve, flags.title));
+    std::cerr << "wrote " << path << '\n';
+  }
+}
+
+Exit run_simulate(const SimulateFlags& flags) {
+  SweepOptions options = flags.options;
+  if (options.strategies.empty()) options.strategies = all_strategies();
+  if (!flags.cluster.empty()) {
+    options.cluster = simulate::cluster_from_json(read_file("--cluster", flags.cluster));
+  }
+  const std::vector<SweepRow> rows = run_sweep(options, mask_source(flags));
+  if (!flags.curves.empty()) write_curves(flags, rows);
+  std::cout << (flags.is_json ? to_json(options, rows) : to_table(options, rows));
+  return Exit::Ok;
+}
+
+void add_sweep_flags(CLI::App& app, SweepOptions& options) {
+  const auto add = [&app](const char* name, const char* type, const char* help, auto parse) {
+    app.add_option_function<std::string>(name, parse, help)->type_name(type);
+  };
+  add("--ranks", "N,...", "ranks that share the sequence (default 8)",
+      [&options](const std::string& text) { options.ranks = parse_ints("--ranks", text, kRanks); });
+  add("--chunk", "N|auto,...", "rows of a chunk, at most (default auto)",
+      [&options](const std::string& text) {
+        options.chunks = parse_choices("--chunk", text, {1, kMaxRows});
+      });
+  add("--degree", "N|auto,...", "remote stages; 0: fetch everything first (default auto)",
+      [&options](const std::string& text) {
+        options.degrees = parse_choices("--degree", text, {0, 64});
+      });
+  add("--strategies", "NAME,...",
+      "the library's placements by name; ring, zigzag_ring, all_gather, ulysses, usp (default all)",
+      [&options](const std::string& text) {
+        options.strategies = parse_names("--strategies", text, all_strategies());
+      });
+  add_int(app, "--ulysses", options.ulysses_degree, {0, 1024},
+          "ranks of usp that share heads; 0: as many as fit a node");
+}
+
+}  // namespace
+
+Command add_simulate_command(CLI::App& parent) {
+  CLI::App* app = parent.add_subcommand(
+      "simulate", "Predict time, bytes and memory of a step on a cluster, beside ring and others");
+  const auto flags = std::make_shared<SimulateFlags>();
+  flags->options.config = default_plan_config();
+  add_mask_flags(*app, flags->mask);
+  app->add_option_function<std::string>(
+         "--growing",
+         [target = &flags->growing](const std::string& text) {
+           *target = parse_names("--growing", text, dist_mask_names()).front();
+         },
+         "a mask that grows with the ranks: full, causal, varlen_full, varlen_causal, window, "
+         "varlen_block_causal, prefix_tree")
+      ->type_name("NAME");
+  add_int(*app, "--rows-per-rank", flags->rows_per_rank, {1, kMaxRows}, "rows of --growing");
+  add_sweep_flags(*app, flags->options);
+  add_shape_flags(*app, flags->options.config);
+  add_path(*app, "--cluster", "FILE", flags->cluster,
+           "a cluster as JSON (default hosts of 8 H200)");
+  add_path(*app, "--curves", "DIR", flags->curves, "folder for pictures of the growth");
+  app->add_option("--title", flags->title, "title of the pictures")->type_name("TEXT");
+  app->add_flag("--json", flags->is_json, "print JSON instead of a table");
+  return {.app = app, .run = [flags] { return run_simulate(*flags); }};
+}
+
+}  // namespace magi::cli

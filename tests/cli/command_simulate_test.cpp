@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "bench/masks.hpp"
+#include "cli/run_magi.hpp"
+#include "cli/temporary_folder.hpp"
+#include "simulate/sweep.hpp"
+
+namespace magi::testing {
+namespace {
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+nlohmann::json rows_of(const std::string& flags) {
+  const Outcome outcome = run_magi("simulate --json " + flags);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  return nlohmann::json::parse(outcome.out).at("rows");
+}
+
+TEST(CommandSimulate, SweepsRanksChunksAndDegrees) {
+  const auto rows = rows_of(
+      "--tokens 16384 --causal --ranks 4,8 --chunk auto,256 --degree 0,1 "
+      "--strategies auto,zigzag_ring --heads-q 16 --heads-kv 4");
+  // A baseline has neither chunks nor degrees.
+  ASSERT_EQ(rows.size(), 2u * (2 * 2 + 1));
+  EXPECT_EQ(rows[0]["strategy"], "auto");
+  EXPECT_TRUE(rows[0]["chunk"].is_null());
+  EXPECT_EQ(rows[0]["degree"], 0);
+  EXPECT_EQ(rows[3]["chunk"], 256);
+  EXPECT_EQ(rows[3]["degree"], 1);
+  EXPECT_EQ(rows[4]["strategy"], "zigzag_ring");
+  EXPECT_FALSE(rows[4].contains("degree"));
+  EXPECT_EQ(rows[5]["ranks"], 8);
+  for (const auto& row : rows) {
+    EXPECT_GT(row["forward"]["seconds"], 0.0);
+    EXPECT_GT(row["backward"]["node_bytes"], 0);
+    EXPECT_EQ(row["backward"]["network_bytes"], 0);
+    EXPECT_GT(row["memory_bytes"], 0);
+  }
+}
+
+TEST(CommandSimulate, TellsWhatAStrategyCannotDo) {
+  const Outcome outcome = run_magi("simulate --tokens 4096 --ranks 3 --strategies auto,ulysses");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, "ulysses on 3 ranks: 32:8 heads cannot be shared by 3 ranks"));
+  const auto rows = rows_of("--tokens 4096 --ranks 3 --strategies ulysses");
+  EXPECT_EQ(rows[0]["refusal"], "32:8 heads cannot be shared by 3 ranks");
+  EXPECT_FALSE(rows[0].contains("forward"));
+}
+
+TEST(CommandSimulate, MasksGrowWithTheRanks) {
+  const auto rows =
+      rows_of("--growing varlen_causal --rows-per-rank 1024 --ranks 4,8 --strategies all_gather");
+  EXPECT_EQ(rows[0]["rows"], 4096);
+  EXPECT_EQ(rows[1]["rows"], 8192);
+  const std::int32_t longest = cli::bench_lengths().back();
+  for (const std::string& name : {std::string("varlen_causal"), std::string("varlen_full")}) {
+    const Mask mask = cli::growing_mask(name, std::int64_t{longest} * 2);
+    const Mask once = cli::dist_mask(name, longest);
+    EXPECT_EQ(mask.slices.size(), 2 * once.slices.size());
+    EXPECT_EQ(area(mask), 2 * area(once));
+    EXPECT_NO_THROW(validate(mask));
+  }
+}
+
+TEST(CommandSimulate, TakesAClusterAndDrawsCurves) {
+  const TemporaryFolder folder;
+  simulate::Cluster cluster{.machine = "pairs", .devices_per_node = 2};
+  const std::string file = folder.write("cluster.json", simulate::cluster_to_json(cluster));
+  const Outcome outcome =
+      run_magi("simulate --tokens 8192 --ranks 2,4,8 --strategies auto,ring --cluster " + file +
+               " --title Pairs --curves " + folder.path("curves"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, "pairs, 2 devices in a node"));
+  for (const char* name : {"time.svg", "network.svg", "node.svg"}) {
+    const std::string picture = folder.read(std::string("curves/") + name);
+    EXPECT_TRUE(has(picture, "<title>Pairs")) << name;
+    EXPECT_TRUE(has(picture, "ring")) << name;
+    EXPECT_FALSE(has(picture, "zigzag")) << name;
+  }
+}
+
+struct BadCall {
+  const char* arguments;
+  const char* message;
+};
+
+TEST(CommandSimulate, RefusesInOneSentence) {
+  const BadCall calls[] = {{"", "given by nothing"},
+                           {"--tokens 64 --growing causal", "--growing is given with a mask flag"},
+                           {"--growing round", "--growing"},
+                           {"--tokens 64 --ranks 2048", "--ranks[0] is '2048'"},
+                           {"--tokens 64 --ranks x", "--ranks"},
+                           {"--tokens 64 --strategies carrier", "--strategies"},
+                           {"--tokens 64 --chunk 0", "--chunk (or auto) is '0'"},
+                           {"--tokens 64 --degree many", "--degree (or auto) is 'many'"},
+                           {"--tokens 64 --heads-q 6 --heads-kv 4", "num_heads_q is 6"},
+                           {"--cu-seqlens 0,64 --cu-seqlens-k 0,32", "64 queries and 32 keys"},
+                           {"--tokens 64 --cluster /no/such/file", "--cluster is '/no/such/file'"},
+                           {"--tokens 64 --cluster ''", "--cluster is ''"},
+                           {"--growing varlen_causal --rows-per-rank 3000", "rows is 24000"}};
+  for (const BadCall& call : calls) {
+    SCOPED_TRACE(call.arguments);
+    const Outcome outcome = run_magi(std::string("simulate ") + call.arguments);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_TRUE(has(outcome.err, call.message)) << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+  }
+  const TemporaryFolder folder;
+  const Outcome bad = run_magi("simulate --tokens 64 --cluster " + folder.write("bad.json", "{}"));
+  EXPECT_EQ(bad.code, 2);
+  EXPECT_TRUE(has(bad.err, "cluster")) << bad.err;
+}
+
+}  // namespace
+}  // namespace magi::testing
