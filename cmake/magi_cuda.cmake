@@ -25,8 +25,10 @@ function(magi_kernels name)
     set(ARG_WAIT_LIMIT_MS 10000)
   endif()
   add_library(${name} STATIC ${ARG_SOURCES})
-  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-  target_link_libraries(${name} PUBLIC ${ARG_USES} CUDA::cudart_static PRIVATE magi_flags)
+  target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                            $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
+  target_link_libraries(${name} PUBLIC ${ARG_USES} CUDA::cudart_static
+                        PRIVATE $<BUILD_INTERFACE:magi_flags>)
   if(MAGI_RACECHECK)
     target_compile_definitions(${name} PRIVATE MAGI_RACECHECK)
     target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>)

@@ -19,13 +19,19 @@ if(MAGI_FUZZ)
   target_compile_options(magi_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-fsanitize=fuzzer-no-link>)
 endif()
 
-# magi_layer(NAME SOURCES a.cpp b.cpp USES lower_layer ... PRIVATE_USES library ...)
+# magi_layer(NAME SOURCES a.cpp b.cpp USES lower_layer ... PRIVATE_USES library ... HEADERS library ...)
+# HEADERS are libraries of headers that the sources alone include: programs that link need none of them.
 # A layer sees include/ and, of src/, whatever it includes by path from src/; tools/lint checks that path against the layer table.
 function(magi_layer name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;USES;PRIVATE_USES" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;USES;PRIVATE_USES;HEADERS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
-  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-  target_link_libraries(${name} PUBLIC ${ARG_USES} PRIVATE magi_flags ${ARG_PRIVATE_USES})
+  target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                            $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
+  target_link_libraries(${name} PUBLIC ${ARG_USES}
+                        PRIVATE $<BUILD_INTERFACE:magi_flags> ${ARG_PRIVATE_USES})
+  foreach(library ${ARG_HEADERS})
+    target_link_libraries(${name} PRIVATE $<BUILD_INTERFACE:${library}>)
+  endforeach()
 endfunction()
 
 # magi_test(NAME SOURCES a_test.cpp ... USES layer ... LABELS cpu)
