@@ -6,7 +6,7 @@ rows.json].
 One GPU: times of the kernel alone (bench/results/raw/forward-h200.json, backward-h200.json), mean
 of the runs of a mask. Two GPUs: the share of the kernel alone that each GPU of a step reaches
 (bench/results/dist-h200x2.json). The kernels' constants of the default cluster were fitted to the
-former; nothing was fitted to the latter.
+former by bench/simulate_fit.py; nothing was fitted to the latter.
 """
 
 import argparse
@@ -20,6 +20,10 @@ import attention_masks
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 HEADS_Q, HEADS_KV, HEAD_DIM = 64, 8, 128
+KERNEL_RUNS = {
+    "forward": ("forward-h200.json", "bench"),
+    "backward": ("backward-h200.json", "fast"),
+}
 FLOPS_PER_PAIR = {"forward": 4 * HEADS_Q * HEAD_DIM, "backward": 10 * HEADS_Q * HEAD_DIM}
 SHARE = re.compile(r"dist2\.(\w+)\.(forward|backward)\.8k")
 ROWS_PER_RANK = 8192
@@ -51,26 +55,29 @@ def write_mask(path, rows, slices):
     path.write_text(json.dumps({"rows_q": rows, "rows_k": rows, "slices": lines}))
 
 
-def alone_cells(magi, name, key, which):
-    """(label, predicted over measured) of the masks that one GPU's kernel was timed on."""
-    raw = json.loads((RESULTS / "raw" / name).read_text())
-    runs = {}
-    for run in raw[key]:
+def recorded(which):
+    """(mask, rows, slices, seconds) of the masks that one GPU's kernel was timed on."""
+    name, key = KERNEL_RUNS[which]
+    cells_of = {}
+    for run in json.loads((RESULTS / "raw" / name).read_text())[key]:
         for cell in run:
             if cell["dim"] == HEAD_DIM:
-                runs.setdefault((cell["mask"], cell["rows"]), []).append(cell)
+                cells_of.setdefault((cell["mask"], cell["rows"]), []).append(cell)
+    for (mask, rows), cells in cells_of.items():
+        slices = slices_of(cells[0])
+        flops = attention_masks.area(slices) * FLOPS_PER_PAIR[which]
+        times = [flops / next(iter(c["ours"].values()))["tflops"] / 1e12 for c in cells]
+        yield mask, rows, slices, sum(times) / len(times)
+
+
+def alone_cells(magi, which):
+    """(label, predicted over measured) of the masks that one GPU's kernel was timed on."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "mask.json"
-        for (mask, rows), cells in runs.items():
-            slices = slices_of(cells[0])
+        for mask, rows, slices, seconds in recorded(which):
             write_mask(path, rows, slices)
-            flops = attention_masks.area(slices) * FLOPS_PER_PAIR[which]
-            times = [flops / next(iter(c["ours"].values()))["tflops"] / 1e12 for c in cells]
             row = simulate(magi, "--mask", path, "--ranks", 1)
-            yield (
-                f"1 GPU   {mask} {rows} {which}",
-                row[which]["seconds"] * len(times) / sum(times),
-            )
+            yield f"1 GPU   {mask} {rows} {which}", row[which]["seconds"] / seconds
 
 
 def share_cells(magi):
@@ -93,8 +100,8 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, help="file for the row of bench/results")
     options = parser.parse_args()
     cells = [
-        *alone_cells(options.magi, "forward-h200.json", "bench", "forward"),
-        *alone_cells(options.magi, "backward-h200.json", "fast", "backward"),
+        *alone_cells(options.magi, "forward"),
+        *alone_cells(options.magi, "backward"),
         *share_cells(options.magi),
     ]
     for label, ratio in cells:
