@@ -26,12 +26,13 @@ KERNEL_RUNS = {
 }
 FLOPS_PER_PAIR = {"forward": 4 * HEADS_Q * HEAD_DIM, "backward": 10 * HEADS_Q * HEAD_DIM}
 SHARE = re.compile(r"dist2\.(\w+)\.(forward|backward)\.8k")
+OVER_ULYSSES = re.compile(r"dist2\.(\w+)\.over_ulysses\.(forward|backward)\.8k")
 ROWS_PER_RANK = 8192
 
 
-def simulate(magi, *flags):
+def simulate(magi, *flags, strategy="auto"):
     """The first row that the command prints as JSON."""
-    command = [magi, "simulate", "--json", "--strategies", "auto", "--heads-q", str(HEADS_Q)]
+    command = [magi, "simulate", "--json", "--strategies", strategy, "--heads-q", str(HEADS_Q)]
     command += ["--heads-kv", str(HEADS_KV), *map(str, flags)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return json.loads(text)["rows"][0]
@@ -94,6 +95,19 @@ def share_cells(magi):
         yield f"2 GPUs  {mask} {2 * ROWS_PER_RANK} {which}", record["value"] / share
 
 
+def ulysses_cells(magi):
+    """(label, predicted over measured) of Ulysses' time over that of our step on two GPUs."""
+    for record in json.loads((RESULTS / "dist-h200x2.json").read_text()):
+        match = OVER_ULYSSES.fullmatch(record["name"])
+        if match is None:
+            continue
+        mask, which = match.groups()
+        flags = ("--growing", mask, "--rows-per-rank", ROWS_PER_RANK, "--ranks", 2)
+        ours = simulate(magi, *flags)[which]["seconds"]
+        theirs = simulate(magi, *flags, strategy="ulysses")[which]["seconds"]
+        yield f"Ulysses over ours, {mask} {which}", theirs / ours / record["value"]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--magi", default="build/release/bin/magi", help="the command")
@@ -108,6 +122,8 @@ def main():
         print(f"{label:44} predicted / measured {ratio:.3f}")
     worst = max(max(ratio, 1 / ratio) for _, ratio in cells)
     print(f"worst {worst:.3f}")
+    for label, ratio in ulysses_cells(options.magi):
+        print(f"{label:44} predicted / measured {ratio:.3f}")
     if options.out:
         row = {"name": "simulate.error", "value": round(worst, 4), "unit": "ratio"}
         options.out.write_text(json.dumps([row], indent=1) + "\n")

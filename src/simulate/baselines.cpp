@@ -119,7 +119,10 @@ void add_all_to_alls(const Problem& problem, std::int32_t degree, std::int64_t r
         }
         slowest = std::max(slowest, exchange_seconds(problem.cluster, traffic));
       }
-      pass.seconds += slowest;
+      // Rows are put into order by head before they are sent, or after they came: read and written.
+      const std::int64_t packed = 2 * rows * elements * degree * config.element_bytes;
+      pass.seconds +=
+          slowest + static_cast<double>(packed) / problem.cluster.memory_bytes_per_second;
     }
   }
   const std::int64_t elements = query + out + keys;

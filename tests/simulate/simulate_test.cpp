@@ -104,6 +104,11 @@ TEST(Simulate, UlyssesSharesHeads) {
   const std::int64_t bytes = 16 * (2 + 1 + 1 + 2) * 8 * 2;
   EXPECT_EQ(figures.passes[0].bytes, (std::array<std::int64_t, 2>{4 * bytes, 8 * bytes}));
   EXPECT_EQ(figures.passes[1].bytes, figures.passes[0].bytes);
+  // Packing reads and writes all heads of 16 rows: eight of q and of out, four (two twice) of k, v.
+  Cluster& cluster = small.cluster;
+  cluster.memory_bytes_per_second = 1e6;
+  const double packing = 2 * 16 * (8 + 4 + 4 + 8) * 8 * 2 / 1e6;
+  EXPECT_NEAR(small.run("ulysses").passes[0].seconds, figures.passes[0].seconds + packing, 1e-9);
 }
 
 TEST(Simulate, UspIsARingOfNodesThatShareHeads) {
