@@ -9,3 +9,13 @@ from magi_attention.keys.manager import (
     init_grpcoll_buffer_mgr,
 )
 from magi_attention.keys.manager_dict import DistAttnRuntimeDict
+
+__all__ = [
+    "DistAttnRuntimeDict",
+    "DistAttnRuntimeKey",
+    "DistAttnRuntimeMgr",
+    "check_flag_comb",
+    "init_dist_attn_runtime_key",
+    "init_dist_attn_runtime_mgr",
+    "init_grpcoll_buffer_mgr",
+]

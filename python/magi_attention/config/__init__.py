@@ -27,3 +27,28 @@ from magi_attention.config.overlap import (
     OverlapConfig,
     UniformOverlapAlg,
 )
+
+__all__ = [
+    "AffinityDispatchAlg",
+    "AutoDispatchAlg",
+    "BSDispatchAlg",
+    "BTPDispatchAlg",
+    "BatchToppHeapDispatchAlg",
+    "DPDispatchAlg",
+    "DispatchAlg",
+    "DispatchConfig",
+    "DistAttnConfig",
+    "GreedyOverlapAlg",
+    "GrpCollConfig",
+    "LBDispatchAlg",
+    "MinHeapDispatchAlg",
+    "OverlapAlg",
+    "OverlapConfig",
+    "RandomSelectDispatchAlg",
+    "SequentialDispatchAlg",
+    "SortedSequentialSelectAlg",
+    "ThoroughDispatchAlg",
+    "ToppHeapDispatchAlg",
+    "UniformOverlapAlg",
+    "ZigzagDispatchAlg",
+]

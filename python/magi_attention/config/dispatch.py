@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from magi_attention.common._arguments import check_int, check_kind, check_number
 from magi_attention.common.enum import DispatchAlgType
@@ -41,6 +42,32 @@ class DispatchAlg(ABC):
         """Whether chunks that read the same keys are kept together."""
 
 
+class _Algorithm(DispatchAlg):
+    """One whose properties are constants of its class."""
+
+    _constants: ClassVar[dict[str, Any]]
+
+    @property
+    def type(self) -> DispatchAlgType:
+        return self._constants["type"]
+
+    @property
+    def is_optimal(self) -> bool:
+        return self._constants["is_optimal"]
+
+    @property
+    def is_partitions_returned(self) -> bool:
+        return self._constants["is_partitions_returned"]
+
+    @property
+    def is_equal_num_workloads(self) -> bool:
+        return self._constants["is_equal_num_workloads"]
+
+    @property
+    def is_affinity_considered(self) -> bool:
+        return self._constants["is_affinity_considered"]
+
+
 def _algorithm(
     kind: DispatchAlgType,
     is_optimal: bool = False,
@@ -48,7 +75,7 @@ def _algorithm(
     is_equal_num_workloads: bool = True,
     is_affinity_considered: bool = False,
 ):
-    """Gives a class its constant properties and makes it a frozen dataclass."""
+    """Gives a class the values of its constant properties."""
     constants = {
         "type": kind,
         "is_optimal": is_optimal,
@@ -58,16 +85,15 @@ def _algorithm(
     }
 
     def decorate(cls):
-        for name, value in constants.items():
-            setattr(cls, name, property(lambda self, value=value: value))
-        cls.__abstractmethods__ = frozenset()
-        return dataclass(frozen=True)(cls)
+        cls._constants = constants
+        return cls
 
     return decorate
 
 
 @_algorithm(DispatchAlgType.LOWER_BOUND, is_partitions_returned=False, is_equal_num_workloads=False)
-class LBDispatchAlg(DispatchAlg):
+@dataclass(frozen=True)
+class LBDispatchAlg(_Algorithm):
     """Mean load: a bound, not a placement."""
 
 
@@ -77,27 +103,32 @@ class LBDispatchAlg(DispatchAlg):
     is_partitions_returned=False,
     is_equal_num_workloads=False,
 )
-class DPDispatchAlg(DispatchAlg):
+@dataclass(frozen=True)
+class DPDispatchAlg(_Algorithm):
     """Subset dynamic programming, for few chunks: the least largest load, not a placement."""
 
 
 @_algorithm(DispatchAlgType.BINARY_SEARCH, is_optimal=True, is_equal_num_workloads=False)
-class BSDispatchAlg(DispatchAlg):
+@dataclass(frozen=True)
+class BSDispatchAlg(_Algorithm):
     """Binary search on the largest load with backtracking, for few chunks."""
 
 
 @_algorithm(DispatchAlgType.MIN_HEAP, is_equal_num_workloads=False)
-class MinHeapDispatchAlg(DispatchAlg):
+@dataclass(frozen=True)
+class MinHeapDispatchAlg(_Algorithm):
     """Longest chunk first to the least loaded rank; blind to communication."""
 
 
 @_algorithm(DispatchAlgType.BACKTRACKING_PRUNING, is_optimal=True)
-class BTPDispatchAlg(DispatchAlg):
+@dataclass(frozen=True)
+class BTPDispatchAlg(_Algorithm):
     """Exhaustive search with pruning, for few chunks."""
 
 
 @_algorithm(DispatchAlgType.TOPP_HEAP, is_affinity_considered=True)
-class ToppHeapDispatchAlg(DispatchAlg):
+@dataclass(frozen=True)
+class ToppHeapDispatchAlg(_Algorithm):
     """As MinHeapDispatchAlg, but among the `top_p` share of least loaded ranks the one that reads
     most of the same keys.
     """
@@ -109,17 +140,20 @@ class ToppHeapDispatchAlg(DispatchAlg):
 
 
 @_algorithm(DispatchAlgType.RANDOM_SELECT)
-class RandomSelectDispatchAlg(DispatchAlg):
+@dataclass(frozen=True)
+class RandomSelectDispatchAlg(_Algorithm):
     """A fixed shuffle."""
 
 
 @_algorithm(DispatchAlgType.SEQUENTIAL_SELECT, is_equal_num_workloads=False)
-class SequentialDispatchAlg(DispatchAlg):
+@dataclass(frozen=True)
+class SequentialDispatchAlg(_Algorithm):
     """Contiguous rows: every rank holds one run of the sequence."""
 
 
 @_algorithm(DispatchAlgType.BATCH_TOPP_HEAP, is_affinity_considered=True)
-class BatchToppHeapDispatchAlg(DispatchAlg):
+@dataclass(frozen=True)
+class BatchToppHeapDispatchAlg(_Algorithm):
     """As ToppHeapDispatchAlg, `num_of_select_chunk` chunks at a time."""
 
     top_p: float = 0.0
@@ -131,7 +165,8 @@ class BatchToppHeapDispatchAlg(DispatchAlg):
 
 
 @_algorithm(DispatchAlgType.SORTED_SEQUENTIAL_SELECT)
-class SortedSequentialSelectAlg(DispatchAlg):
+@dataclass(frozen=True)
+class SortedSequentialSelectAlg(_Algorithm):
     """Documents by size; each rank takes up to `allocation_ratio` of a document at a time, one
     chunk at least.
     """
@@ -143,24 +178,28 @@ class SortedSequentialSelectAlg(DispatchAlg):
 
 
 @_algorithm(DispatchAlgType.AUTO, is_affinity_considered=True)
-class AutoDispatchAlg(DispatchAlg):
+@dataclass(frozen=True)
+class AutoDispatchAlg(_Algorithm):
     """The default: zigzag for one causal document, contiguous for windows, else balanced loads with
     the least communication that a search finds.
     """
 
 
 @_algorithm(DispatchAlgType.THOROUGH, is_affinity_considered=True)
-class ThoroughDispatchAlg(DispatchAlg):
+@dataclass(frozen=True)
+class ThoroughDispatchAlg(_Algorithm):
     """As AutoDispatchAlg with a longer search, for masks that are used many times."""
 
 
 @_algorithm(DispatchAlgType.ZIGZAG)
-class ZigzagDispatchAlg(DispatchAlg):
+@dataclass(frozen=True)
+class ZigzagDispatchAlg(_Algorithm):
     """Chunks i and 2 P - 1 - i to rank i."""
 
 
 @_algorithm(DispatchAlgType.AFFINITY, is_affinity_considered=True)
-class AffinityDispatchAlg(DispatchAlg):
+@dataclass(frozen=True)
+class AffinityDispatchAlg(_Algorithm):
     """The search of AutoDispatchAlg, for every mask."""
 
 

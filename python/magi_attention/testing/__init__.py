@@ -11,3 +11,12 @@ from magi_attention.testing.precision import (
 )
 from magi_attention.testing.ref_attn import ref_attn_func
 from magi_attention.testing.template import parameterize
+
+__all__ = [
+    "EPSILON",
+    "assert_close",
+    "calc_inf_norm",
+    "extract_mismatch_info",
+    "parameterize",
+    "ref_attn_func",
+]

@@ -6,3 +6,9 @@ from magi_attention.compat.dispatch_affinity import (
     IOUAffinity,
     SampleIDAffinity,
 )
+
+__all__ = [
+    "BaseDispatchAffinity",
+    "IOUAffinity",
+    "SampleIDAffinity",
+]

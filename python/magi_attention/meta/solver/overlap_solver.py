@@ -11,3 +11,13 @@ from magi_attention.config.overlap import (
     OverlapConfig,
     UniformOverlapAlg,
 )
+
+__all__ = [
+    "GreedyOverlapAlg",
+    "OverlapAlg",
+    "OverlapConfig",
+    "OverlapSolution",
+    "OverlapSolver",
+    "OverlapStageCost",
+    "UniformOverlapAlg",
+]
