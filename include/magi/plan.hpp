@@ -199,6 +199,10 @@ std::int32_t stage_of(const Plan& plan, std::span<const Step> steps, const Step&
 std::string plan_to_json(const Plan& plan);
 Plan plan_from_json(std::string_view text);
 
+/// The tables of a plan's JSON as they are written, figures and digest too, sound or not: for
+/// check_plan alone. Throws InvalidArgument for what is no plan's JSON.
+Plan plan_tables_from_json(std::string_view text);
+
 /// A page of text for a person: balance, bytes against ring and bound, stages, predicted time.
 std::string describe(const Plan& plan);
 

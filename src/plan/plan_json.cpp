@@ -312,9 +312,14 @@ std::string plan_to_json(const Plan& plan) {
   return json::write(schema(const_cast<Plan&>(plan))) + "\n";
 }
 
-Plan plan_from_json(std::string_view text) {
+Plan plan_tables_from_json(std::string_view text) {
   Plan plan;
   json::read(text, "plan JSON", schema(plan));
+  return plan;
+}
+
+Plan plan_from_json(std::string_view text) {
+  Plan plan = plan_tables_from_json(text);
   const std::vector<std::string> problems = check_structure(plan);
   if (!problems.empty()) {
     throw InvalidArgument("plan JSON: " + problems.front() +
