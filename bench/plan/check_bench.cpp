@@ -14,6 +14,7 @@
 
 #include "magi/mask_builders.hpp"
 #include "magi/plan.hpp"
+#include "plan/plan_mutants.hpp"
 
 namespace {
 
@@ -54,7 +55,22 @@ double worst_check_ms(const nlohmann::json& draws, std::int32_t num_ranks, int r
 struct Options {
   std::string draws = "bench/data/document_draws.json";
   std::string out;
+  std::int64_t num_mutants = 100'000;
+  std::uint64_t seed = 1;
 };
+
+magi::testing::MutantCounts judge(const Options& options) {
+  const auto counts = magi::testing::judge_mutants(options.seed, options.num_mutants);
+  std::cout << "seed " << options.seed << ": " << counts.num_refused << " of " << counts.num_wrong
+            << " wrong mutants are refused, " << counts.num_accepted << " of " << counts.num_right
+            << " right ones accepted\n";
+  if (!counts.first_disagreement.empty()) std::cout << counts.first_disagreement << '\n';
+  return counts;
+}
+
+double share(std::int64_t part, std::int64_t all) {
+  return static_cast<double>(part) / static_cast<double>(all);
+}
 
 void run(const Options& options) {
   std::ifstream file(options.draws);
@@ -70,6 +86,9 @@ void run(const Options& options) {
   add("check.ms_per_1000_slices", std::max(small, large), "ms");
   add("check.docs64k.p8.ms_per_1000_slices", small, "ms");
   add("check.docs1m.p64.ms_per_1000_slices", large, "ms");
+  const auto counts = judge(options);
+  add("check.mutants_refused", share(counts.num_refused, counts.num_wrong), "share");
+  add("check.mutants_accepted", share(counts.num_accepted, counts.num_right), "share");
   if (options.out.empty()) return;
   std::ofstream out(options.out);
   out << rows.dump(2) << '\n';
@@ -80,9 +99,12 @@ void run(const Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app{"Time of checking plans."};
+  CLI::App app{"Time and verdicts of checking plans."};
   app.add_option("--draws", options.draws, "document_draws.json")->capture_default_str();
   app.add_option("--out", options.out, "JSON rows {name, value, unit} go here");
+  app.add_option("--mutants", options.num_mutants, "mutants to judge")
+      ->check(CLI::Range(100, 100'000'000));
+  app.add_option("--seed", options.seed, "of the first mutant");
   try {
     app.parse(argc, argv);
     run(options);

@@ -2,6 +2,7 @@
 #include "plan/check_structure.hpp"
 
 #include <algorithm>
+#include <tuple>
 
 #include "magi/error.hpp"
 #include "plan/check_steps.hpp"
@@ -138,7 +139,7 @@ void check_attends(const Plan& plan, std::size_t rank, Problems& problems) {
     const Attend& attend = own.attends[i];
     if (!is_index(attend.q_segment, own.q.segments.size()) ||
         !is_index(attend.k_segment, own.k.segments.size()) ||
-        !is_range(attend.heads, plan.config.num_heads_kv) ||
+        !is_range(attend.heads, plan.config.num_heads_kv) || attend.heads.empty() ||
         !is_range(attend.slices, static_cast<std::int64_t>(own.slices.size()))) {
       problems.add("rank ", rank, ": attend ", i, " points outside its tables");
       continue;
@@ -204,6 +205,14 @@ void check_transfers(const Plan& plan, Problems& problems) {
               dst.segments[static_cast<std::size_t>(t.dst_segment)].num_rows)) {
       problems.add("transfer ", i, ": ", t.num_rows, " rows from ", t.src_row, " to ", t.dst_row,
                    " leave rank ", t.src, "'s or rank ", t.dst, "'s rows");
+    }
+    if (i == 0) continue;
+    const auto order = [](const Transfer& a) {
+      return std::tuple(a.space, a.dst, a.dst_segment, a.dst_row);
+    };
+    if (order(t) <= order(plan.transfers[i - 1])) {
+      problems.add("transfer ", i, " to row ", t.dst_row, " of segment ", t.dst_segment,
+                   " of rank ", t.dst, " stands behind one that goes further");
     }
   }
 }
