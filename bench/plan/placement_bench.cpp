@@ -13,6 +13,7 @@
 
 #include "magi/mask_builders.hpp"
 #include "magi/placement.hpp"
+#include "magi/plan.hpp"
 
 namespace {
 
@@ -69,6 +70,18 @@ Figures measure(const std::vector<Mask>& masks, int num_ranks, const PlacementCo
   return figures;
 }
 
+/// Bytes of a plan over its lower bound, mean over masks.
+double mean_gap(const std::vector<Mask>& masks, int num_ranks, const PlacementConfig& placement) {
+  double total = 0.0;
+  for (const Mask& mask : masks) {
+    const magi::PlanConfig config{.num_ranks = num_ranks, .placement = placement};
+    const magi::PlanReport report = magi::make_plan(mask, config).report;
+    total +=
+        static_cast<double>(report.total_bytes) / static_cast<double>(report.lower_bound_bytes);
+  }
+  return total / static_cast<double>(masks.size());
+}
+
 class Report {
  public:
   void add(const std::string& name, double value, const std::string& unit) {
@@ -110,6 +123,8 @@ void run_all(const Options& options, Report& report) {
   report.add_all(
       "place.docs64k.p8.thorough",
       measure(docs64k, 8, config_of(PlacementAlgorithm::Thorough), std::min(options.repeats, 3)));
+  report.add("place.docs64k.p8.gap", mean_gap(docs64k, 8, config_of(PlacementAlgorithm::Thorough)),
+             "ratio");
   report.add_all("place.docs64k.p8.tolerant", measure(docs64k, 8, tolerant, options.repeats));
   report.add_all("place.docs64k.p8.min_heap",
                  measure(docs64k, 8, config_of(PlacementAlgorithm::MinHeap), options.repeats));
