@@ -15,6 +15,7 @@
 #include "draw/pictures.hpp"
 #include "files.hpp"
 #include "flags.hpp"
+#include "mpi_group.hpp"
 #include "rank_processes.hpp"
 
 namespace magi::cli {
@@ -25,6 +26,7 @@ struct DemoFlags {
   std::string docs;
   std::optional<std::int32_t> ranks;
   bool is_cpu = false;
+  std::string transport;
   bool is_bfloat16 = false;
   std::int32_t tokens = 8192;
   std::int32_t deadline_seconds = 100;
@@ -56,7 +58,18 @@ struct DemoRanks {
   std::optional<LaunchEnv> launched;
   std::int32_t count = 4;
   bool is_on_gpus = false;
+  bool is_over_mpi = false;
 };
+
+/// Whether ranks talk over MPI: where mpirun started them and the plugin is there, or as told.
+bool chooses_mpi(const DemoFlags& flags, const DemoRanks& ranks) {
+  const bool is_mpirun = ranks.launched && ranks.launched->is_mpirun;
+  if (flags.transport.empty()) return is_mpirun && !ranks.is_on_gpus && has_mpi_library();
+  if (flags.transport == "shm") return false;
+  if (flags.transport != "mpi") throw invalid("--transport", shown(flags.transport), "mpi, shm");
+  if (!is_mpirun) throw invalid("--transport", "mpi", "shm without mpirun");
+  return true;
+}
 
 /// On the machine's GPUs where it has several, as many as there are ranks.
 DemoRanks choose_ranks(const DemoFlags& flags) {
@@ -70,13 +83,17 @@ DemoRanks choose_ranks(const DemoFlags& flags) {
     throw invalid("the number of ranks", ranks.count, "1 to " + std::to_string(kMostDemoRanks));
   }
   ranks.is_on_gpus = ranks.count > 1 && ranks.count <= num_gpus;
+  ranks.is_over_mpi = chooses_mpi(flags, ranks);
   return ranks;
 }
 
 std::string launch_text(const DemoRanks& ranks, const SharedResults& results) {
   std::string text = std::to_string(ranks.count) + " rank processes";
   if (ranks.launched) text += " of a launcher";
-  if (!ranks.is_on_gpus) return text + (ranks.launched ? "," : "") + " over shared memory";
+  if (!ranks.is_on_gpus) {
+    return text + (ranks.launched ? "," : "") +
+           (ranks.is_over_mpi ? " over mpi" : " over shared memory");
+  }
   return text + " with a GPU each (" + results.device() + ") over " + results.transport();
 }
 
@@ -126,7 +143,8 @@ Exit run_demo(const DemoFlags& flags) {
   run_rank_processes({.launched = ranks.launched,
                       .num_ranks = ranks.count,
                       .name = "demo",
-                      .deadline = input.deadline},
+                      .deadline = input.deadline,
+                      .is_over_mpi = ranks.is_over_mpi},
                      [&](const auto& base) { run_demo_rank(input, base, results); });
   if (!is_reporting) return Exit::Ok;
   return report_results(flags, input, results, launch_text(ranks, results));
@@ -143,6 +161,9 @@ Command add_demo_command(CLI::App& parent) {
   add_int(*app, "--ranks", flags->ranks, {1, kMostDemoRanks},
           "rank processes, on GPUs where there are two and as many (default the GPUs, else 4)");
   app->add_flag("--cpu", flags->is_cpu, "compute on the CPU also where there are GPUs");
+  app->add_option("--transport", flags->transport,
+                  "what carries rows in host memory: shm, or mpi, the default under mpirun where "
+                  "libmagi_mpi is");
   app->add_flag("--bfloat16", flags->is_bfloat16, "read bfloat16, as on GPUs, instead of float32");
   add_int(*app, "--tokens", flags->tokens, {64, 65536}, "tokens of the sequence, at most");
   add_int(*app, "--deadline", flags->deadline_seconds, {1, 86400}, "seconds to wait for a rank");

@@ -10,6 +10,7 @@
 
 #include "files.hpp"
 #include "magi/attention_limits.hpp"
+#include "mpi_group.hpp"
 #include "spawn.hpp"
 
 namespace magi::cli {
@@ -26,15 +27,19 @@ bool has_kernels(std::int32_t device) {
   }
 }
 
+std::shared_ptr<Communicator> make_group(const RankProcesses& ranks, const LaunchEnv& launch) {
+  if (ranks.is_over_mpi) return make_mpi_group(ranks.deadline);
+  const Bootstrap bootstrap =
+      local_bootstrap(launch.rendezvous, launch.rank, launch.num_ranks, ranks.deadline);
+  return make_shm_group(launch.rank, launch.num_ranks, bootstrap, {.deadline = ranks.deadline});
+}
+
 }  // namespace
 
 void run_rank_processes(const RankProcesses& ranks,
                         const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
   const auto run = [&](const LaunchEnv& launch) {
-    const Bootstrap bootstrap =
-        local_bootstrap(launch.rendezvous, launch.rank, launch.num_ranks, ranks.deadline);
-    const std::shared_ptr<Communicator> group =
-        make_shm_group(launch.rank, launch.num_ranks, bootstrap, {.deadline = ranks.deadline});
+    const std::shared_ptr<Communicator> group = make_group(ranks, launch);
     body(group);
     group->close_sync();
   };

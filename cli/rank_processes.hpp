@@ -20,9 +20,10 @@ struct RankProcesses {
   std::int32_t num_ranks = 1;         ///< to fork where none did
   std::string name;                   ///< of the command, for the place where forked ranks meet
   std::chrono::seconds deadline{100};
+  bool is_over_mpi = false;  ///< launched ranks meet and talk over MPI, else over shared memory
 };
 
-/// Runs `body` in every rank with a group over shared memory, which it closes behind it; in a
+/// Runs `body` in every rank with a group over host memory, which it closes behind it; in a
 /// launched process as its one rank, else in forked processes, with what spawn_ranks throws for
 /// them. A process that forks must not have started threads or used a GPU before.
 void run_rank_processes(const RankProcesses& ranks,

@@ -47,6 +47,13 @@ foreach(language c cxx)
   install(EXPORT magi_${language}_targets NAMESPACE magi:: DESTINATION ${config_folder}
           COMPONENT development)
 endforeach()
+if(TARGET magi_mpi)
+  set_target_properties(magi_mpi PROPERTIES EXPORT_NAME mpi)
+  install(TARGETS magi_mpi EXPORT magi_mpi_targets
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT mpi NAMELINK_COMPONENT mpi
+          INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(EXPORT magi_mpi_targets NAMESPACE magi:: DESTINATION ${config_folder} COMPONENT mpi)
+endif()
 if(MAGI_BUILD_COMMAND)
   set_target_properties(magi PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
   install(TARGETS magi RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT command)

@@ -29,4 +29,8 @@ magi_package(development libmagi-dev libdevel
 if(MAGI_BUILD_COMMAND)
   magi_package(command magi science "Exact attention over ranks for any mask: the magi command")
 endif()
+if(TARGET magi_mpi)
+  magi_package(mpi libmagi-mpi1 libs "Exact attention over ranks for any mask: ranks of MPI programs"
+               "libmagi1 (= ${PROJECT_VERSION})")
+endif()
 include(CPack)

@@ -75,7 +75,9 @@ std::optional<LaunchEnv> launch_env_from(const LaunchNames& names) {
 
 std::optional<LaunchEnv> launch_env() {
   if (auto env = launch_env_from(kTorchrun)) return env;
-  return launch_env_from(kMpirun);
+  auto env = launch_env_from(kMpirun);
+  if (env) env->is_mpirun = true;
+  return env;
 }
 
 std::string log_level_env() {

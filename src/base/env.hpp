@@ -15,6 +15,7 @@ struct LaunchEnv {
   std::int32_t local_rank = 0;       ///< among the launch's ranks on this machine
   std::int32_t num_local_ranks = 0;  ///< those ranks; 0 where the launcher does not tell
   std::string master_address = {};   ///< the host of rank 0; empty where it is not told
+  bool is_mpirun = false;            ///< started by mpirun, not by torchrun
   std::int32_t master_port = 0;      ///< a port there that rank 0 may try first; 0 likewise
 };
 /// RANK / WORLD_SIZE / MASTER_PORT, or OMPI_COMM_WORLD_RANK / _SIZE; nothing when absent. With both
