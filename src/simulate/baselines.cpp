@@ -89,7 +89,8 @@ Figures simulate_all_gather(const Problem& problem) {
     add_gather(problem, keys * config.element_bytes, target);
     if (pass == Pass::Backward) add_gather(problem, keys * kSumBytes, target);
   }
-  for (const Work& own : work) figures.rank_work.push_back(own.area * config.num_heads_q);
+  for (const Work& own : work)
+    figures.rank_work.push_back(pairs_of_heads(own.area, config.num_heads_q));
   figures.memory_bytes =
       rows * row_memory(config) + keys * config.num_ranks * (config.element_bytes + kSumBytes);
   return figures;
@@ -144,7 +145,8 @@ Figures simulate_ulysses(const Problem& problem) {
     target.attending_seconds = attend_seconds(problem.cluster, config, work, pass, heads);
     target.seconds += target.attending_seconds;
   }
-  figures.rank_work.assign(static_cast<std::size_t>(config.num_ranks), work.area * heads);
+  figures.rank_work.assign(static_cast<std::size_t>(config.num_ranks),
+                           pairs_of_heads(work.area, heads));
   return figures;
 }
 

@@ -180,8 +180,8 @@ Figures simulate_plan(const Problem& problem, PlacementAlgorithm algorithm) {
     times.add_bytes(pass, target);
   }
   for (std::int32_t rank = 0; rank < config.num_ranks; ++rank) {
-    figures.rank_work.push_back(plan.report.rank_area[static_cast<std::size_t>(rank)] *
-                                config.num_heads_q);
+    figures.rank_work.push_back(
+        pairs_of_heads(plan.report.rank_area[static_cast<std::size_t>(rank)], config.num_heads_q));
     figures.memory_bytes = std::max(figures.memory_bytes, times.memory(rank));
   }
   return figures;

@@ -115,7 +115,7 @@ void add_ring(const Problem& problem, const RingShape& shape, Figures& figures) 
     std::int64_t area = 0;
     for (std::size_t k = 0; k < size; ++k) area += ring.work()[r * size + k].area;
     figures.rank_work.insert(figures.rank_work.end(), static_cast<std::size_t>(shape.heads_shared),
-                             area * heads);
+                             pairs_of_heads(area, heads));
   }
   // Two sets of keys and two of their sums; a float32 out is as large as the sums of dq.
   const std::int64_t row = 2 * key_elements(problem.config) / shape.heads_shared *

@@ -30,13 +30,12 @@ constexpr auto kLastAlgorithm = PlacementAlgorithm::SortedSequentialSelect;
 
 double Figures::balance() const {
   double total = 0.0;
-  std::int64_t most = 0;
-  for (const std::int64_t work : rank_work) {
-    total += static_cast<double>(work);
+  double most = 0.0;
+  for (const double work : rank_work) {
+    total += work;
     most = std::max(most, work);
   }
-  return total == 0.0 ? 1.0
-                      : static_cast<double>(most) * static_cast<double>(rank_work.size()) / total;
+  return total == 0.0 ? 1.0 : most * static_cast<double>(rank_work.size()) / total;
 }
 
 std::vector<std::string> placement_strategies() {

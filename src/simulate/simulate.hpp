@@ -28,8 +28,8 @@ struct Figures {
   /// Why the strategy cannot run, in one sentence; then all else is empty.
   std::string refusal;
   std::array<PassFigures, kNumPasses> passes;
-  std::vector<std::int64_t> rank_work;  ///< visible pairs times query heads
-  std::int64_t memory_bytes = 0;        ///< of the rank that holds most, in the backward
+  std::vector<double> rank_work;  ///< visible pairs times query heads
+  std::int64_t memory_bytes = 0;  ///< of the rank that holds most, in the backward
 
   double step_seconds() const { return passes[0].seconds + passes[1].seconds; }
   std::int64_t bytes(LinkClass link) const {

@@ -20,6 +20,11 @@ struct Work {
   friend bool operator==(const Work&, const Work&) = default;
 };
 
+/// Visible pairs of all heads: beyond 2^63 for masks of a billion rows.
+inline double pairs_of_heads(std::int64_t area, std::int64_t num_heads) {
+  return static_cast<double>(area) * static_cast<double>(num_heads);
+}
+
 /// Which member of a group holds a chunk of rows.
 enum class RowOrder : std::int32_t {
   Contiguous,  ///< member i holds the i-th equal part

@@ -58,7 +58,7 @@ TEST(Simulate, ARingOfFourByHand) {
   EXPECT_EQ(hidden.passes[0].bytes, (std::array<std::int64_t, 2>{6 * kKeyBytes, 6 * kKeyBytes}));
   const std::int64_t backward = 2 * (3 * kKeyBytes + 4 * 2 * kKeyBytes);
   EXPECT_EQ(hidden.passes[1].bytes, (std::array<std::int64_t, 2>{backward, backward}));
-  EXPECT_EQ(hidden.rank_work, std::vector<std::int64_t>(4, 16 * 64));
+  EXPECT_EQ(hidden.rank_work, std::vector<double>(4, 16 * 64));
   EXPECT_EQ(hidden.balance(), 1.0);
   // Links ten times as slow: three hops follow one another, then the last keys are attended to.
   small.cluster.node.bytes_per_second = small.cluster.network.bytes_per_second = 1e7;
@@ -74,7 +74,7 @@ TEST(Simulate, ACausalRingWaitsForItsLastRankAndAZigzagOneIsBalanced) {
   SmallCase small;
   small.mask = one_document(64, MaskType::Causal);
   const Figures ring = small.run("ring");
-  EXPECT_EQ(ring.rank_work, (std::vector<std::int64_t>{136, 392, 648, 904}));
+  EXPECT_EQ(ring.rank_work, (std::vector<double>{136, 392, 648, 904}));
   EXPECT_NEAR(ring.passes[0].attending_seconds, 904 * 2.0 * 16 / 1e9, 1e-12);
   const Figures zigzag = small.run("zigzag_ring");
   EXPECT_EQ(zigzag.balance(), 1.0);
@@ -98,7 +98,7 @@ TEST(Simulate, UlyssesSharesHeads) {
   small.config.num_heads_kv = 2;
   const Figures figures = small.run("ulysses");
   ASSERT_EQ(figures.refusal, "");
-  EXPECT_EQ(figures.rank_work, std::vector<std::int64_t>(4, 64 * 64 * 2));
+  EXPECT_EQ(figures.rank_work, std::vector<double>(4, 64 * 64 * 2));
   // To each of three others: 16 rows of two heads of q, one of k, of v (two ranks have the same),
   // and two of out back.
   const std::int64_t bytes = 16 * (2 + 1 + 1 + 2) * 8 * 2;
@@ -117,7 +117,7 @@ TEST(Simulate, UspIsARingOfNodesThatShareHeads) {
   small.config.num_heads_kv = 2;
   const Figures figures = small.run("usp");
   ASSERT_EQ(figures.refusal, "");
-  EXPECT_EQ(figures.rank_work, std::vector<std::int64_t>(4, 64 * 32 * 4));
+  EXPECT_EQ(figures.rank_work, std::vector<double>(4, 64 * 32 * 4));
   // Between the two nodes each rank sends 32 rows of a head of k and v once.
   EXPECT_EQ(figures.passes[0].bytes[1], 4 * 32 * 16 * 2);
   const Problem bad{
@@ -145,9 +145,8 @@ TEST(Simulate, WorkOfAllRanksIsTheMasks) {
       if (!figures.refusal.empty()) continue;
       ++num_run;
       ASSERT_EQ(figures.rank_work.size(), static_cast<std::size_t>(ranks));
-      EXPECT_EQ(
-          std::accumulate(figures.rank_work.begin(), figures.rank_work.end(), std::int64_t{0}),
-          area(mask) * config.num_heads_q);
+      EXPECT_EQ(std::accumulate(figures.rank_work.begin(), figures.rank_work.end(), 0.0),
+                static_cast<double>(area(mask) * config.num_heads_q));
       for (const PassFigures& pass : figures.passes) {
         EXPECT_GE(pass.exposed_seconds(), -1e-12);
         if (ranks > 1) continue;
@@ -224,6 +223,18 @@ TEST(Simulate, RefusesWhatItCannotMean) {
     uneven.num_heads_q = 3;
     EXPECT_THROW(simulate({.mask = mask, .config = uneven, .cluster = {}}, strategy),
                  InvalidArgument);
+  }
+}
+
+TEST(Simulate, WorkBeyond63BitsIsBalanced) {
+  const std::int32_t rows = 1'000'000'000;
+  const Mask mask{rows, rows, {band_slice({0, rows}, {0, rows}, MaskType::Full)}};
+  const PlanConfig config{.num_ranks = 1, .num_heads_q = 64, .num_heads_kv = 8};
+  for (const char* strategy : {"ring", "ulysses", "auto"}) {
+    const Figures figures = simulate({.mask = mask, .config = config}, strategy);
+    ASSERT_EQ(figures.refusal, "") << strategy;
+    EXPECT_DOUBLE_EQ(figures.rank_work[0], 64e18) << strategy;
+    EXPECT_DOUBLE_EQ(figures.balance(), 1.0) << strategy;
   }
 }
 
