@@ -93,6 +93,7 @@ void DistributedAttention::forward(const AttentionInputs& inputs, const Attentio
   const CallTrace trace(state.trace, Pass::Forward);
   StepCall call(state.steps, Pass::Forward, memory, stream, trace);
   set_tensors(call, inputs, result);
+  abort_group_on_error(state.communicator, [&] { call.prepare_pass(); });
   call.check_pass();
   abort_group_on_error(state.communicator, [&] {
     const auto& prepared = memory.attends().forward(inputs.q.dtype);
@@ -114,6 +115,7 @@ void DistributedAttention::backward(const AttentionInputs& inputs, const Attenti
   const CallTrace trace(state.trace, Pass::Backward);
   StepCall call(state.steps, Pass::Backward, memory, stream, trace);
   set_tensors(call, inputs, result, output_gradients, input_gradients);
+  abort_group_on_error(state.communicator, [&] { call.prepare_pass(); });
   call.check_pass();
   abort_group_on_error(state.communicator, [&] {
     const auto& prepared = memory.attends().backward({.type = inputs.q.dtype,

@@ -134,10 +134,9 @@ comm::PassStart StepCall::make_pass_start() const {
   return {.most_bytes = most_bytes, .digest = digest, .is_first = memory.is_first_pass()};
 }
 
-void StepCall::check_pass() {
-  pass_start_ = make_pass_start();
-  memory.rows().check_pass(pass_start_, stream);
-}
+void StepCall::prepare_pass() { pass_start_ = make_pass_start(); }
+
+void StepCall::check_pass() { memory.rows().check_pass(pass_start_, stream); }
 
 void StepCall::begin_pass() {
   memory.rows().begin_pass(pass_start_, stream);

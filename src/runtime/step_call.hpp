@@ -43,8 +43,11 @@ class StepCall {
   StepCall(const StepCall&) = delete;
   StepCall& operator=(const StepCall&) = delete;
 
-  /// Throws InvalidArgument, on all ranks alike and before anything is done, where the stream
-  /// cannot begin the pass. The own tensors of the roles that travel are set.
+  /// Makes the tables that the pass's exchanges need. The own tensors of the roles that travel are
+  /// set. It may run out of memory on one rank alone.
+  void prepare_pass();
+  /// Behind prepare_pass. Throws InvalidArgument, on all ranks alike and before anything is done,
+  /// where the stream cannot begin the pass.
   void check_pass();
   void begin();
   /// Readies the exchanges.
