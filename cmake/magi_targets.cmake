@@ -3,7 +3,7 @@
 
 add_library(magi_flags INTERFACE)
 target_compile_options(magi_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -Wno-missing-field-initializers>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion $<$<BOOL:${MAGI_WERROR}>:-Werror> -Wno-missing-field-initializers>)
 # GCC 12 reports overlapping copies in plain `literal + string` (GCC bug 105651).
 target_compile_options(magi_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
 # Clang's -Wconversion takes in signs, GCC's does not; both compilers judge by the same rule.
