@@ -429,6 +429,24 @@ class TestRefusals:
         with pytest.raises(error, match=pattern):
             call()
 
+    @pytest.mark.parametrize(
+        "fields, pattern",
+        [
+            (dict(kv=[0, 8, 4, 12]), r"cu_seqlens_kv\[2\] is 4; allowed: 8 to"),
+            (dict(q=[0, 8, 4, 12], kv=[0, 4, 8, 12]), r"cu_seqlens_q\[2\] is 4; allowed: 8 to"),
+            (dict(q=[4, 8], kv=[0, 4]), r"cu_seqlens_q\[0\] is 4; allowed: 0"),
+            (dict(q_padded=[2, 6, 8, 12]), r"cu_seqlens_q_padded\[0\] is 2; allowed: 0"),
+            (dict(kv_padded=[0, 9, 8, 16]), r"cu_seqlens_kv_padded\[2\] is 8; allowed: 9 to"),
+            (dict(q=[]), "cu_seqlens_q is empty"),
+            (dict(kv=[0, 12]), "cu_seqlens_kv has 2 entries; allowed: 4, as cu_seqlens_q"),
+        ],
+    )
+    def test_parameters_of_megatron(self, fields, pattern):
+        given = {"q": [0, 4, 8, 12], "kv": [0, 4, 8, 12], **fields}
+        params = SimpleNamespace(**{f"cu_seqlens_{side}": x for side, x in given.items()})
+        with pytest.raises(ValueError, match=pattern):
+            masks.from_packed_seq_params(params)
+
     def test_pairs_that_are_shown_twice(self):
         ranges = AttnRanges.from_ranges([(0, 4), (2, 6)])
         pattern = r"row 2 is in slices \[0, 4\) x \[0, 4\) and \[2, 6\) .* that both show key 2"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from magi_attention._native.handles import MaskHandle
-from magi_attention.common._arguments import MAX_ROWS, check_int, check_window
+from magi_attention.common._arguments import MAX_ROWS, check_int, check_window, naming
 from magi_attention.masks._mask import (
     Mask,
     check_square,
@@ -171,13 +171,14 @@ def to_prefix_lm(mask: Mask) -> tuple[torch.Tensor, torch.Tensor]:
 def from_packed_seq_params(params: Any, *, causal: bool = True) -> Mask:
     """From an object with the fields of Megatron's PackedSeqParams: cu_seqlens_q, cu_seqlens_kv,
     and cu_seqlens_q_padded, cu_seqlens_kv_padded where documents are padded in place, whose padding
-    sees nothing and is seen by none. ValueError where a document is longer than its place.
+    sees nothing and is seen by none. ValueError for bounds that fall or do not begin at 0, for more
+    documents on one side than on the other, and where a document is longer than its place.
     """
     sides = []
     for name in ("cu_seqlens_q", "cu_seqlens_kv"):
-        bounds = to_ints(name, getattr(params, name), 1)
+        bounds = _checked_bounds(name, getattr(params, name))
         padded = getattr(params, name + "_padded", None)
-        padded = bounds if padded is None else to_ints(name + "_padded", padded, 1)
+        padded = bounds if padded is None else _checked_bounds(name + "_padded", padded)
         if len(padded) != len(bounds):
             raise ValueError(
                 f"{name}_padded has {len(padded)} entries; allowed: {len(bounds)}, as {name}"
@@ -189,12 +190,24 @@ def from_packed_seq_params(params: Any, *, causal: bool = True) -> Mask:
                 f"{name} gives document {int(too_long[0])} more rows than {name}_padded; allowed: "
                 "at most as many"
             )
-        sides.append((begins, ends, int(padded[-1]) if len(padded) else 0))
+        sides.append((begins, ends, int(padded[-1])))
     (q0, q1, rows_q), (k0, k1, rows_k) = sides
+    if len(k0) != len(q0):
+        raise ValueError(
+            f"cu_seqlens_kv has {len(k0) + 1} entries; allowed: {len(q0) + 1}, as cu_seqlens_q"
+        )
     low = torch.full_like(q0, -_INFINITY)
     high = k1 - q1 if causal else torch.full_like(q0, _INFINITY)
     bands = torch.stack((q0, q1, k0, k1, low, high), 1)[(q0 < q1) & (k0 < k1)].contiguous()
     return Mask(MaskHandle.from_bands(bands, rows_q, rows_k))
+
+
+def _checked_bounds(name: str, value: Bounds) -> torch.Tensor:
+    """int32 [documents + 1]; ValueError, by name, for what from_cu_seqlens refuses."""
+    bounds = to_ints(name, value, 1)
+    with naming(cu_seqlens_q=name):
+        MaskHandle.from_documents(bounds, bounds, (-1, -1))
+    return bounds
 
 
 def to_packed_seq_params(mask: Mask, *, causal: bool = True) -> dict[str, Any]:
