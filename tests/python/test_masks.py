@@ -5,6 +5,7 @@ import itertools
 import pickle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
@@ -428,6 +429,41 @@ class TestRefusals:
     def test_descriptions(self, call, error, pattern):
         with pytest.raises(error, match=pattern):
             call()
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            (1 << 31),
+            (1 << 32) - 4,
+            (1 << 32) + 4,
+            (1 << 63) + 4,
+            (1 << 64) - 4,
+            1 << 70,
+            -(1 << 40),
+        ],
+    )
+    def test_integers_beyond_int32(self, value):
+        """Of every kind that holds them, none wraps."""
+        pattern = (
+            f"cu_seqlens_q holds {value}, which is beyond int32; allowed: -2\\^31 to 2\\^31 - 1"
+        )
+        given = [[0, value]]
+        for kind in ("uint32", "int64", "uint64"):
+            limits = torch.iinfo(getattr(torch, kind))
+            if limits.min <= value <= limits.max:
+                given.append(np.array([0, value], dtype=kind))
+                given.append(torch.tensor([0, value], dtype=getattr(torch, kind)))
+        for bounds in given:
+            with pytest.raises(ValueError, match=pattern):
+                masks.from_cu_seqlens(bounds)
+
+    def test_lists_of_lists(self):
+        with pytest.raises(ValueError, match=f"ends holds {1 << 70}, which is beyond int32"):
+            masks.from_interval_ends([[1, 2], [3, 1 << 70]], 4)
+
+    def test_unsigned_integers(self):
+        for kind in ("uint8", "uint16", "uint32", "uint64"):
+            assert masks.from_cu_seqlens(np.array([0, 4, 9], dtype=kind)) == self.causal, kind
 
     @pytest.mark.parametrize(
         "fields, pattern",

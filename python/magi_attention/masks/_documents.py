@@ -142,7 +142,8 @@ def from_prefix_lm(cu_seqlens: Bounds, prefix_lengths: Bounds) -> Mask:
     """Packed documents, of which all rows see the first prefix_lengths[i] rows of document i, and
     the rows up to themselves. ValueError for bounds that fall and lengths below 0.
     """
-    bounds, prefixes = to_ints("cu_seqlens", cu_seqlens, 1), to_ints("prefix", prefix_lengths, 1)
+    bounds = to_ints("cu_seqlens", cu_seqlens, 1)
+    prefixes = to_ints("prefix_lengths", prefix_lengths, 1)
     if len(prefixes) != len(bounds) - 1:
         raise ValueError(
             f"prefix_lengths has {len(prefixes)} entries; allowed: {len(bounds) - 1}, one for each "

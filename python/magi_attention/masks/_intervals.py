@@ -10,6 +10,7 @@ import torch
 from magi_attention.common._arguments import MAX_ROWS, check_int
 from magi_attention.masks._mask import (
     Mask,
+    as_integers,
     check_told,
     compact,
     from_rows,
@@ -173,7 +174,7 @@ def _bounds_of(
 
 def _one_of_axes(name: str, value: Any, num_axes: int) -> torch.Tensor:
     """The numbers of one mask; leading axes (batch, heads) must hold one, or equal ones."""
-    tensor = torch.as_tensor(value)
+    tensor = as_integers(name, value)
     for _ in range(tensor.dim() - num_axes):
         if tensor.shape[0] == 0 or not bool((tensor == tensor[:1]).all()):
             raise ValueError(

@@ -174,16 +174,39 @@ def to_ints(name: str, value: Any, num_axes: int) -> torch.Tensor:
     """value as an int32 tensor in host memory with that many axes; TypeError and ValueError else,
     also for values beyond int32.
     """
-    tensor = as_plain(name, torch.as_tensor(value)).to("cpu")
+    tensor = as_plain(name, as_integers(name, value)).to("cpu")
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         if tensor.numel():
             raise TypeError(f"{name} holds {tensor.dtype}; allowed: integers")
     if tensor.dim() != num_axes:
         raise ValueError(f"{name} has {tensor.dim()} axes; allowed: {num_axes}")
     found = tensor.to(torch.int32)
-    if tensor.dtype == torch.int64 and not torch.equal(found.long(), tensor):
-        raise ValueError(f"{name} holds values beyond int32; allowed: at most 2^30 - 1")
+    # Of uint64 what is near 2^64 is a small negative int64, which int32 holds.
+    wide = tensor.to(torch.int64)
+    wrapped = wide != found
+    if tensor.dtype == torch.uint64:
+        wrapped |= wide < 0
+    if bool(wrapped.any()):
+        first = tensor[tuple(wrapped.nonzero()[0].tolist())].item()
+        raise ValueError(_beyond_int32(name, first))
     return found.contiguous()
+
+
+def as_integers(name: str, value: Any) -> torch.Tensor:
+    """torch.as_tensor; ValueError with the value for an int that no tensor holds."""
+    try:
+        return torch.as_tensor(value)
+    except (OverflowError, RuntimeError, ValueError):
+        for entry in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(entry, (list, tuple)):
+                as_integers(name, entry)
+            elif isinstance(entry, int) and not -(1 << 63) <= entry < 1 << 63:
+                raise ValueError(_beyond_int32(name, entry)) from None
+        raise
+
+
+def _beyond_int32(name: str, value: int) -> str:
+    return f"{name} holds {value}, which is beyond int32; allowed: -2^31 to 2^31 - 1"
 
 
 def first_difference(one: Mask, other: Mask) -> int | None:
