@@ -75,11 +75,18 @@ class TestDocuments:
             options = dict(causal=is_causal, window_size=(left, right))
             mask = masks.from_cu_seqlens(bounds_of(lengths), bounds_of(more), **options)
             check(mask, wanted, case)
-            if lengths == more and not (left >= 0 and not is_causal):
+            if lengths == more:
                 found = masks.to_cu_seqlens(mask, **options)
                 assert masks.from_cu_seqlens(found, **options) == mask, case
-                if left != 0:
+                if left != 0 or not (is_causal or right == 0):
                     assert found.tolist() == sorted({0, *bounds_of(lengths).tolist()}), case
+
+    @pytest.mark.parametrize("window", [(0, 2), (0, -1), (0, 1), (1, 0), (2, 3), (-1, 2)])
+    def test_bounds_under_windows(self, window):
+        options = dict(causal=False, window_size=window)
+        for bounds in ([0, 4, 8], [0, 1, 2, 7], [0, 5, 6], [0, 3], [0]):
+            mask = masks.from_cu_seqlens(bounds, **options)
+            assert masks.to_cu_seqlens(mask, **options).tolist() == bounds
 
     def test_ids(self, rng):
         for case in range(CASES):

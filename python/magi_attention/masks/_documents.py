@@ -50,19 +50,29 @@ def to_cu_seqlens(
     ValueError that names the first row which is in no such document.
     """
     rows = check_square(mask, "cu_seqlens")
-    begins = _first_keys(mask, "cu_seqlens")
-    # The first row of a document sees none before it; of documents without a window all rows say.
-    left = check_window(window_size)[0]
-    starts = begins == torch.arange(rows, device="cpu") if causal or left >= 0 else None
-    if starts is None:
-        starts = torch.nn.functional.pad(begins.diff() != 0, (1, 0), value=True)
-    if rows:
-        starts[0] = True
-    found = torch.nn.functional.pad(starts.nonzero().view(-1), (0, 1), value=rows).int()
-    if not rows:
-        found = torch.zeros(1, dtype=torch.int32, device="cpu")
+    left, right = check_window(window_size)
+    starts = _document_starts(mask, (left, 0 if causal else right)).nonzero().view(-1)
+    found = torch.nn.functional.pad(starts, (0, 1), value=rows).int()
     check_told(mask, from_cu_seqlens(found, causal=causal, window_size=window_size), "cu_seqlens")
     return found
+
+
+def _document_starts(mask: Mask, window: tuple[int, int]) -> torch.Tensor:
+    """bool [rows]: the first rows of documents under that window, if the mask holds such."""
+    rows, (left, right) = mask.rows_q, window
+    begins = _first_keys(mask, "cu_seqlens")
+    if not rows:
+        return begins.bool()
+    row = torch.arange(rows, device="cpu")
+    if left == 0 and right != 0:
+        # Every row begins with itself; the last of a document also ends there.
+        starts = (padded_runs(mask, rows)[:, 0, 1] == row + 1).roll(1)
+    elif left >= 0 or right == 0:
+        starts = begins == row  # the first row of a document sees none before it
+    else:
+        starts = torch.nn.functional.pad(begins.diff() != 0, (1, 0))  # all rows see the first
+    starts[0] = True
+    return starts
 
 
 def _first_keys(mask: Mask, form: str) -> torch.Tensor:
