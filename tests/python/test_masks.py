@@ -101,6 +101,22 @@ class TestDocuments:
             again = masks.to_document_ids(mask, causal=is_causal)
             assert masks.from_document_ids(again, causal=is_causal, padding_id=-1) == mask, case
 
+    def test_ids_of_many_parts(self):
+        """Parts of one row are joined along diagonals, causal or not; long ones are not gone
+        through row by row.
+        """
+        ids = torch.arange(600) % 2
+        for causal, slices in ((True, 300), (False, 599)):
+            mask = masks.from_document_ids(ids, causal=causal)
+            wanted = ids[:, None] == ids
+            assert torch.equal(masks.to_matrix(mask), wanted.tril() if causal else wanted)
+            assert len(mask.slices) == slices
+        long = (torch.arange(80) % 2).repeat_interleave(8192)
+        for causal, slices in ((True, 2 * 820), (False, 2 * 1600)):
+            mask, rows = masks.from_document_ids(long, causal=causal), 40 * 8192
+            assert mask.area == 2 * (rows * (rows + 1) // 2 if causal else rows * rows)
+            assert len(mask.slices) == slices
+
     def test_windows(self, rng):
         for case in range(CASES):
             rows, left, right = rng.randint(0, 12), rng.randint(-1, 13), rng.randint(-1, 13)
@@ -397,6 +413,15 @@ class TestRefusals:
             (lambda: masks.from_cu_seqlens([0, 5, 3]), ValueError, "cu_seqlens"),
             (lambda: masks.from_cu_seqlens([0.5, 3]), TypeError, "cu_seqlens_q holds torch.float"),
             (lambda: masks.from_cu_seqlens([0, 1 << 40]), ValueError, "beyond int32"),
+            (
+                lambda: masks.from_document_ids(torch.arange(6000) % 2, causal=False), ValueError,
+                "document_ids has ids in so many parts that they take 18000000 slices; allowed: at "
+                "most 16777216",
+            ),
+            (
+                lambda: masks.from_document_ids(torch.arange(20000) % 2, padding_id=0), ValueError,
+                "take 50005000 slices",
+            ),
             (lambda: masks.from_prefix_lm([0, 5], [1, 2]), ValueError, "prefix_lengths has 2"),
             (lambda: masks.from_tree([-1, 1], [2, 2]), ValueError, "parent"),
             (lambda: masks.from_tree([-1], [2, 2]), ValueError, "lengths has 2 entries"),

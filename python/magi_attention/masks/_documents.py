@@ -94,7 +94,9 @@ def from_document_ids(
     document_ids: Bounds, *, causal: bool = True, padding_id: int | None = None
 ) -> Mask:
     """Rows see the rows of the same id, causal: up to themselves. Rows of one id need not lie
-    together. Rows with padding_id see nothing and are seen by none.
+    together; an id in p parts takes p * p slices, causal: p * (p + 1) / 2, before those of parts of
+    one row are joined along diagonals. ValueError where these are more than 2^24 in all. Rows with
+    padding_id see nothing and are seen by none.
     """
     ids = to_ints("document_ids", document_ids, 1)
     kinds, counts = torch.unique_consecutive(ids, return_counts=True)
@@ -102,23 +104,45 @@ def from_document_ids(
     has_padding = padding_id is not None and bool((kinds == padding_id).any())
     if not has_padding and len(kinds) == len(torch.unique(kinds)):
         return from_cu_seqlens(bounds, causal=causal)
-    parts: dict[int, list[tuple[int, int]]] = {}
-    slices = []
-    for kind, begin, end in zip(kinds.tolist(), bounds.tolist(), bounds[1:].tolist()):
-        if kind == padding_id:
-            continue
-        seen = parts.setdefault(kind, [])
-        for other in seen:
-            slices.append((begin, end, *other, -_INFINITY, _INFINITY))
-            if not causal:
-                slices.append((*other, begin, end, -_INFINITY, _INFINITY))
-        seen.append((begin, end))
-        slices.append((begin, end, begin, end, -_INFINITY, 0 if causal else _INFINITY))
-    bands = torch.tensor(slices, dtype=torch.int32, device="cpu").view(-1, 6)
-    return compact(Mask(MaskHandle.from_bands(bands, len(ids), len(ids))))
+    lie_in = torch.stack((bounds[:-1], bounds[1:]), 1)
+    if has_padding:
+        lie_in, kinds = lie_in[kinds != padding_id], kinds[kinds != padding_id]
+    seen_by, seen = _pairs_of_parts(kinds, causal)
+    queries, keys = lie_in[seen_by], lie_in[seen]
+    low = torch.full_like(queries[:, :1], -_INFINITY)
+    high = torch.full_like(low, _INFINITY)
+    if causal:
+        high[seen_by == seen] = 0
+    mask = Mask(MaskHandle.from_bands(torch.cat((queries, keys, low, high), 1), len(ids), len(ids)))
+    # Only parts of one row are joined: not worth going through all runs of long ones.
+    num_runs = int((queries[:, 1] - queries[:, 0]).sum())
+    return compact(mask) if num_runs <= _MAX_SLICES else mask
+
+
+def _pairs_of_parts(kinds: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 [pairs] each: the parts, by their places in kinds, that see one another; causal: the
+    ones before themselves and themselves. ValueError for more than _MAX_SLICES.
+    """
+    order = torch.argsort(kinds, stable=True)
+    part = torch.arange(len(kinds), device="cpu")
+    place = torch.empty_like(order)
+    place[order] = part
+    numbers = torch.unique_consecutive(kinds[order], return_counts=True)[1]
+    first = torch.repeat_interleave(numbers.cumsum(0) - numbers, numbers)[place]
+    counts = place - first + 1 if causal else torch.repeat_interleave(numbers, numbers)[place]
+    total = int(counts.sum())
+    if total > _MAX_SLICES:
+        raise ValueError(
+            f"document_ids has ids in so many parts that they take {total} slices; allowed: at "
+            f"most {_MAX_SLICES}"
+        )
+    seen_by = torch.repeat_interleave(part, counts)
+    skipped = first - (counts.cumsum(0) - counts)
+    return seen_by, order[torch.arange(total, device="cpu") + skipped[seen_by]]
 
 
 _INFINITY = 1 << 30
+_MAX_SLICES = 1 << 24  # 400 MB of them
 
 
 def to_document_ids(mask: Mask, *, causal: bool = True) -> torch.Tensor:
