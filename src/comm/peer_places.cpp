@@ -117,8 +117,10 @@ void spread(std::vector<PushTask>& tasks, std::int32_t rank, std::int32_t num_ra
   tasks.reserve(sorted.size());
   std::vector<Queue> queues;
   for (std::int32_t turn = 1; turn <= num_ranks; ++turn) {
-    queues.push_back(
-        {std::ranges::equal_range(sorted, (rank + turn) % num_ranks, {}, &PushTask::peer)});
+    const std::int32_t peer = (rank + turn) % num_ranks;
+    const auto begin = std::ranges::lower_bound(sorted, peer, {}, &PushTask::peer);
+    const auto end = std::ranges::upper_bound(sorted, peer, {}, &PushTask::peer);
+    queues.push_back({std::span(begin, end)});
   }
   const std::span<const PushTask> own = queues.back().tasks;
   queues.pop_back();
