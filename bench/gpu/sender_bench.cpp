@@ -167,11 +167,14 @@ std::string run(int rounds) {
 int main(int argc, char** argv) {
   std::string out;
   int rounds = 15;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::string_view(argv[i]) == "--out") out = argv[i + 1];
-    if (std::string_view(argv[i]) == "--rounds") rounds = std::max(1, std::atoi(argv[i + 1]));
+  bool is_understood = argc % 2 == 1;
+  for (int i = 1; is_understood && i < argc; i += 2) {
+    const std::string_view name = argv[i];
+    if (name == "--out") out = argv[i + 1];
+    if (name == "--rounds") rounds = std::atoi(argv[i + 1]);
+    is_understood = name == "--out" || name == "--rounds";
   }
-  if (out.empty()) {
+  if (!is_understood || out.empty() || rounds < 1) {
     std::fprintf(stderr, "usage: sender_bench --out FILE [--rounds N]\n");
     return 2;
   }
