@@ -10,6 +10,7 @@ import torch
 import trainer_cases as cases
 import transformers_cases as models
 from magi_attention.integrations.trainer import MagiCallback, MagiCollator, unpad, use
+from ranks import Ranks
 
 
 @pytest.mark.parametrize(
@@ -29,15 +30,21 @@ def test_trainer(ranks, size, name, options):
 COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
 
 
-@pytest.mark.parametrize(
-    "change, options", [("lora", {}), ("lora", {"gradient_checkpointing": True}), ("", COMPILED)],
-    ids=str,
-)  # fmt: skip
-def test_trainer_of_changed_models(ranks, change, options):
+@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}], ids=str)
+def test_trainer_with_adapters(ranks, options):
     pytest.importorskip("accelerate", reason="accelerate is not installed")
-    if change == "lora":
-        pytest.importorskip("peft", reason="peft is not installed")
-    ranks.run(4, cases.trainer, 2, "llama", options, change)
+    pytest.importorskip("peft", reason="peft is not installed")
+    ranks.run(4, cases.trainer, 2, "llama", options, "lora")
+
+
+def test_trainer_compiled():
+    """Two ranks alone: each of them compiles for itself, for minutes on a busy machine."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    ranks = Ranks(2, seconds=600)
+    try:
+        ranks.run(2, cases.trainer, 2, "llama", COMPILED)
+    finally:
+        ranks.stop()
 
 
 class TestSharded:
