@@ -180,7 +180,8 @@ void add_path(CLI::App& app, const std::string& name, const char* type, std::str
 bool MaskFlags::has_source() const { return !sources(*this).empty(); }
 
 void add_mask_flags(CLI::App& app, MaskFlags& flags) {
-  add_path(app, "--mask", "FILE", flags.file, "a mask as JSON (- for standard input)");
+  add_path(app, "--mask", "FILE", flags.file,
+           "a mask as JSON, see examples/masks (- for standard input)");
   add(app, "--cu-seqlens", "0,N,...", "packed documents by prefix sums",
       [&flags](const std::string& text) {
         flags.cu_seqlens = parse_ints("--cu-seqlens", text, kRows);

@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "commands.hpp"
@@ -12,6 +11,7 @@
 #include "files.hpp"
 #include "flags.hpp"
 #include "magi/error.hpp"
+#include "magi/mask_builders.hpp"
 
 namespace magi::cli {
 namespace {
@@ -24,39 +24,6 @@ struct ShowFlags {
   std::string title;
   bool is_mask_only = false;
 };
-
-/// Masks and plans are told apart by the first key: reading all of a long text as a tree would take
-/// many times its memory.
-class FirstKey final : public nlohmann::json_sax<nlohmann::json> {
- public:
-  std::string name;
-
-  bool key(std::string& key) override {
-    name = key;
-    return false;
-  }
-  bool start_object(std::size_t) override { return true; }
-  // Anything else before a key is neither.
-  bool null() override { return false; }
-  bool boolean(bool) override { return false; }
-  bool number_integer(std::int64_t) override { return false; }
-  bool number_unsigned(std::uint64_t) override { return false; }
-  bool number_float(double, const std::string&) override { return false; }
-  bool string(std::string&) override { return false; }
-  bool binary(nlohmann::json::binary_t&) override { return false; }
-  bool end_object() override { return false; }
-  bool start_array(std::size_t) override { return false; }
-  bool end_array() override { return false; }
-  bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception&) override {
-    return false;
-  }
-};
-
-bool is_mask_text(const std::string& text) {
-  FirstKey first;
-  nlohmann::json::sax_parse(text, &first);
-  return first.name == "slices" || first.name == "rows_q" || first.name == "rows_k";
-}
 
 void write_picture(const ShowFlags& flags, const char* name, const std::string& picture) {
   const std::string path = (std::filesystem::path(flags.folder) / name).string();
@@ -85,7 +52,7 @@ Exit run_show(const ShowFlags& flags) {
     throw InvalidArgument("FILE is given with a mask flag; allowed: one of the two");
   } else {
     const std::string text = read_file("FILE", flags.file);
-    if (is_mask_text(text)) {
+    if (is_mask_json(text)) {
       mask = mask_from_json(text);
     } else {
       plan = plan_from_json(text);

@@ -85,8 +85,12 @@ Mask mask_from_matrix(std::span<const std::uint8_t> matrix, std::int32_t rows_q,
 
 /// Reads {"rows_q": n, "rows_k": n, "slices": [...]}, a slice being [q0, q1, k0, k1, d_min, d_max]
 /// (null for no bound) or {"q": [begin, end], "k": [begin, end], "type": "causal"}; unknown and
-/// repeated keys are refused. Whatever the text, the only exception is InvalidArgument.
+/// repeated keys are refused. Or, with "form" as the first key, the description of another
+/// program: {"form": "tree", "parents": [...], "lengths": [...]}; docs/masks.md lists all. Whatever
+/// the text, the only exception is InvalidArgument.
 Mask mask_from_json(std::string_view text);
+/// Whether the first key of a JSON text is that of a mask, not of a plan.
+bool is_mask_json(std::string_view text);
 /// The mask as JSON, one slice per line; mask_from_json gives the same mask back.
 std::string mask_to_json(const Mask& mask);
 

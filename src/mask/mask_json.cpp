@@ -10,6 +10,8 @@
 #include "base/check.hpp"
 #include "base/text_stream.hpp"
 #include "magi/mask_builders.hpp"
+#include "mask/form_reader.hpp"
+#include "mask/json_text.hpp"
 
 // What is refused is named by a path such as slices[3].k[1], so that a message says where it
 // stands.
@@ -20,24 +22,6 @@ using Json = nlohmann::json;
 
 /// A mask nests three deep; more is refused while reading.
 constexpr int kMaxDepth = 4;
-
-/// A string as JSON writes it.
-std::string quoted_text(const std::string& text) {
-  constexpr std::size_t kShown = 40;
-  return printable(
-      Json(text.substr(0, kShown + 1)).dump(-1, ' ', true, Json::error_handler_t::replace), kShown);
-}
-
-/// The library's account of a syntax error, without its own prefix "[json.exception...] ".
-std::string reason(const Json::exception& error) {
-  const std::string text = error.what();
-  const std::size_t prefix = text.find("] ");
-  return printable(prefix == std::string::npos ? text : text.substr(prefix + 2), 200);
-}
-
-std::string integer_text(std::int32_t low, std::int32_t high) {
-  return "an integer from " + std::to_string(low) + " to " + std::to_string(high);
-}
 
 /// A number, word or string. What is no integer of 64 bits has none.
 struct Scalar {
@@ -86,7 +70,7 @@ class MaskReader final : public nlohmann::json_sax<Json> {
   bool start_array(std::size_t) override;
   bool end_array() override;
   bool parse_error(std::size_t, const std::string&, const Json::exception& error) override {
-    throw invalid("mask JSON", "not well formed (" + reason(error) + ")", "one JSON object");
+    throw not_well_formed(error);
   }
 
  private:
@@ -229,6 +213,9 @@ bool MaskReader::key(std::string& name) {
   if (found == names().end()) {
     const std::string object =
         place_ == Place::Mask ? "mask JSON" : "slices[" + std::to_string(mask_.slices.size()) + "]";
+    if (place_ == Place::Mask && name == "form") {
+      throw invalid("key \"form\" of the mask JSON", "behind others", "the first key");
+    }
     throw invalid("key of " + object, quoted_text(name), allowed_names());
   }
   key_ = static_cast<std::size_t>(found - names().begin());
@@ -291,9 +278,52 @@ bool MaskReader::end_array() {
   return true;
 }
 
+/// Reads as far as the first key of a text: all of a long one as a tree would take many times its
+/// memory.
+class FirstKey final : public nlohmann::json_sax<Json> {
+ public:
+  std::string name;
+
+  bool key(std::string& key) override {
+    name = key;
+    return false;
+  }
+  bool start_object(std::size_t) override { return true; }
+  // Anything else before a key is no mask.
+  bool null() override { return false; }
+  bool boolean(bool) override { return false; }
+  bool number_integer(std::int64_t) override { return false; }
+  bool number_unsigned(std::uint64_t) override { return false; }
+  bool number_float(double, const std::string&) override { return false; }
+  bool string(std::string&) override { return false; }
+  bool binary(Json::binary_t&) override { return false; }
+  bool end_object() override { return false; }
+  bool start_array(std::size_t) override { return false; }
+  bool end_array() override { return false; }
+  bool parse_error(std::size_t, const std::string&, const Json::exception&) override {
+    return false;
+  }
+};
+
+std::string first_key(std::string_view text) {
+  FirstKey first;
+  Json::sax_parse(text.begin(), text.end(), &first);
+  return first.name;
+}
+
 }  // namespace
 
+bool is_mask_json(std::string_view text) {
+  const std::string key = first_key(text);
+  return key == "form" || key == "slices" || key == "rows_q" || key == "rows_k";
+}
+
 Mask mask_from_json(std::string_view text) {
+  if (first_key(text) == "form") {
+    Mask mask = forms::mask_from_form(text);
+    validate(mask);
+    return mask;
+  }
   MaskReader reader;
   Json::sax_parse(text.begin(), text.end(), &reader);
   Mask mask = reader.take();

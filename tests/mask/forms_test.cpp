@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "base/random.hpp"
+#include "magi/error.hpp"
+#include "magi/mask_builders.hpp"
+#include "magi/mask_runs.hpp"
+#include "support/random_mask.hpp"
+
+namespace magi {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::describe;
+using Numbers = std::vector<std::int32_t>;
+
+std::string read(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string message_of(const std::string& text) {
+  try {
+    mask_from_json(text);
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+std::string json_of(const Numbers& numbers) {
+  std::ostringstream text;
+  const char* separator = "[";
+  for (const std::int32_t number : numbers) {
+    text << separator << number;
+    separator = ", ";
+  }
+  return (numbers.empty() ? "[" : text.str()) + "]";
+}
+
+std::string json_of(const std::vector<Numbers>& rows) {
+  std::string text = "[";
+  for (const Numbers& row : rows) text += (text == "[" ? "" : ", ") + json_of(row);
+  return text + "]";
+}
+
+/// Whether the mask holds exactly the pairs for which `is_seen` is true, each once.
+void expect_pairs(const Mask& mask, const std::function<bool(std::int32_t, std::int32_t)>& is_seen,
+                  const std::string& seed_and_text) {
+  const auto counts = expand(mask);
+  std::size_t cell = 0;
+  for (std::int32_t row = 0; row < mask.rows_q; ++row) {
+    for (std::int32_t key = 0; key < mask.rows_k; ++key) {
+      ASSERT_EQ(counts[cell++], is_seen(row, key) ? 1 : 0)
+          << "row " << row << " key " << key << " of " << seed_and_text << describe(mask);
+    }
+  }
+}
+
+/// Files that users start from, and what the Python package's own builders make of them.
+TEST(MaskForms, ExamplesHoldTheRecordedSlices) {
+  int num_files = 0;
+  for (const auto& entry : fs::directory_iterator(MAGI_EXAMPLE_MASKS)) {
+    if (entry.path().extension() != ".json") continue;
+    SCOPED_TRACE(entry.path().filename());
+    const Mask mask = mask_from_json(read(entry.path()));
+    const Mask wanted = mask_from_json(read(fs::path(MAGI_MASK_DATA) / entry.path().filename()));
+    EXPECT_EQ(runs_of(mask), runs_of(wanted));
+    EXPECT_EQ(mask.slices.size(), wanted.slices.size());
+    EXPECT_TRUE(is_mask_json(read(entry.path())));
+    ++num_files;
+  }
+  EXPECT_GE(num_files, 12);
+}
+
+TEST(MaskForms, DocumentIdsByTheirDefinition) {
+  RandomStream random(31);
+  for (int n = 0; n < 500; ++n) {
+    Numbers ids;
+    for (std::int32_t rows = random.between(0, 14); rows > 0; --rows) {
+      ids.push_back(random.between(0, 3));
+    }
+    const bool is_causal = random.between(0, 1) == 1;
+    const std::string text = R"({"form": "document_ids", "document_ids": )" + json_of(ids) +
+                             R"(, "padding_id": 0, "causal": )" + (is_causal ? "true}" : "false}");
+    expect_pairs(
+        mask_from_json(text),
+        [&](std::int32_t row, std::int32_t key) {
+          const std::int32_t id = ids[static_cast<std::size_t>(row)];
+          return id != 0 && id == ids[static_cast<std::size_t>(key)] && (key <= row || !is_causal);
+        },
+        "seed 31 case " + std::to_string(n) + " " + text);
+  }
+}
+
+TEST(MaskForms, FlashMaskByItsDefinition) {
+  RandomStream random(32);
+  for (int n = 0; n < 500; ++n) {
+    const bool is_causal = random.between(0, 1) == 1;
+    const std::int32_t width = (is_causal ? 1 : 2) * random.between(1, 2);
+    const std::int32_t rows = random.between(0, 9);
+    std::vector<Numbers> columns(static_cast<std::size_t>(random.between(1, 9)));
+    for (Numbers& column : columns) {
+      for (std::int32_t i = 0; i < width; ++i) column.push_back(random.between(0, rows));
+    }
+    const std::string text = R"({"form": "flashmask", "startend_row_indices": )" +
+                             json_of(columns) + R"(, "rows_q": )" + std::to_string(rows) +
+                             R"(, "causal": )" + (is_causal ? "true}" : "false}");
+    expect_pairs(
+        mask_from_json(text),
+        [&](std::int32_t row, std::int32_t key) {
+          const Numbers& b = columns[static_cast<std::size_t>(key)];
+          const auto is_in = [&](std::size_t begin, std::int32_t end) {
+            return b[begin] <= row && row < end;
+          };
+          if (is_causal) return key <= row && !is_in(0, width == 1 ? rows : b[1]);
+          if (width == 2) return !is_in(0, rows) && row >= b[1];
+          return !is_in(0, b[1]) && !is_in(2, b[3]);
+        },
+        "seed 32 case " + std::to_string(n) + " " + text);
+  }
+}
+
+TEST(MaskForms, IntervalEndsByTheirDefinition) {
+  RandomStream random(33);
+  for (int n = 0; n < 500; ++n) {
+    const std::int32_t rows = random.between(0, 9), keys = random.between(0, 9);
+    std::vector<Numbers> ends(static_cast<std::size_t>(1 + 2 * random.between(0, 2)));
+    for (Numbers& row : ends) {
+      for (std::int32_t i = 0; i < rows; ++i) row.push_back(random.between(0, keys));
+    }
+    const std::string text = R"({"form": "interval_ends", "ends": )" + json_of(ends) +
+                             R"(, "rows_k": )" + std::to_string(keys) + "}";
+    expect_pairs(
+        mask_from_json(text),
+        [&](std::int32_t row, std::int32_t key) {
+          const auto i = static_cast<std::size_t>(row);
+          bool is_seen = key < ends[0][i];
+          for (std::size_t pair = 1; pair < ends.size(); pair += 2) {
+            is_seen |= ends[pair][i] <= key && key < ends[pair + 1][i];
+          }
+          return is_seen;
+        },
+        "seed 33 case " + std::to_string(n) + " " + text);
+  }
+}
+
+TEST(MaskForms, SamplesShareTheirBeginnings) {
+  // Tokens in the order of nodes: 1 2, then 3 and 4 5 below them, and 9.
+  const Mask mask =
+      mask_from_json(R"({"form": "token_ids", "samples": [[1, 2, 3], [9], [1, 2, 4, 5], [1, 2]]})");
+  const std::vector<PrefixTreeNode> tree{{-1, 2}, {0, 1}, {0, 2}, {-1, 1}};
+  EXPECT_EQ(runs_of(mask), runs_of(mask_prefix_tree(tree)));
+}
+
+TEST(MaskForms, BooleansAreCellsOfMatricesAlone) {
+  EXPECT_EQ(mask_from_json(R"({"form": "matrix", "visible": [[true, false], [1, 1]]})"),
+            (Mask{2, 2, {{0, 2, 0, 2, -kBandInfinity, 0}}}));
+  EXPECT_EQ(message_of(R"({"form": "tree", "parents": [true], "lengths": [1]})"),
+            "parents[0] is true; allowed: an integer from -1 to 1073741823");
+}
+
+TEST(MaskForms, WrongFormsAreNamed) {
+  EXPECT_EQ(message_of(R"({"form": "trees"})"),
+            "form is \"trees\"; allowed: block_mask, cu_seqlens, document_ids, flashmask, "
+            "interval_ends, intervals, matrix, packed_seq_params, prefix_lm, token_ids, tree, "
+            "window");
+  EXPECT_EQ(message_of(R"({"form": 3})").substr(0, 20), "form is 3; allowed: ");
+  EXPECT_EQ(message_of(R"({"form": ["tree"]})").substr(0, 17), "form is an array;");
+  EXPECT_EQ(message_of(R"({"form": {}})").substr(0, 18), "form is an object;");
+  EXPECT_EQ(message_of(R"({"rows_q": 3, "form": "tree"})"),
+            "key \"form\" of the mask JSON is behind others; allowed: the first key");
+  EXPECT_EQ(message_of(R"({"form": "tree", "parents": [-1], "rows": 3})"),
+            "key of mask JSON is \"rows\"; allowed: form, parents, lengths");
+  EXPECT_EQ(message_of(R"({"form": "tree", "parents": [-1]})"),
+            "mask JSON is without lengths; allowed: all of form, parents, lengths");
+  EXPECT_EQ(message_of(R"({"form": "tree", "parents": [-1], "parents": [-1]})"),
+            "key \"parents\" of the mask JSON is repeated; allowed: each key once");
+  EXPECT_EQ(message_of(R"({"form": "tree", "form": "tree"})"),
+            "key \"form\" of the mask JSON is repeated; allowed: each key once");
+}
+
+TEST(MaskForms, WrongValuesAreNamed) {
+  EXPECT_EQ(message_of(R"({"form": "tree", "parents": -1})"),
+            "parents is -1; allowed: an array of integers");
+  EXPECT_EQ(message_of(R"({"form": "tree", "parents": {"a": 1}})"),
+            "parents is an object; allowed: an array of integers");
+  EXPECT_EQ(message_of(R"({"form": "tree", "parents": [-1, [0]]})"),
+            "parents[1] is an array; allowed: an integer from -1 to 1073741823");
+  EXPECT_EQ(message_of(R"({"form": "token_ids", "samples": [[1, 2], 3]})"),
+            "samples[1] is 3; allowed: an array of integers");
+  EXPECT_EQ(message_of(R"({"form": "token_ids", "samples": [[1, 2], [3, "x"]]})"),
+            "samples[1][1] is \"x\"; allowed: an integer from -2147483648 to 2147483647");
+  EXPECT_EQ(message_of(R"({"form": "window", "rows": [8], "left": 1, "right": 0})"),
+            "rows is an array; allowed: an integer from 0 to 1073741823");
+  EXPECT_EQ(message_of(R"({"form": "cu_seqlens", "cu_seqlens_q": [0, 4], "causal": 1})"),
+            "causal is 1; allowed: true, false");
+  EXPECT_NE(message_of(R"({"form": "tree", "parents": [-1)").find("not well formed"),
+            std::string::npos);
+  EXPECT_EQ(message_of(R"({"form": "tree", "parents": )" + std::string(5'000'000, '[')),
+            "parents[0] is an array; allowed: an integer from -1 to 1073741823");
+}
+
+const std::pair<const char*, const char*> kWrongNumbers[] = {
+    {R"({"form": "tree", "parents": [-1, 1], "lengths": [4, 2]})",
+     "parents[1] is 1; allowed: -1, or the index of a node before it"},
+    {R"({"form": "tree", "parents": [-1, 0], "lengths": [4]})",
+     "number of lengths is 1; allowed: 2, as parents"},
+    {R"({"form": "tree", "parents": [-1], "lengths": [-4]})",
+     "lengths[0] is -4; allowed: an integer from 0 to 1073741823"},
+    {R"({"form": "tree", "parents": [-1, 0], "lengths": [1073741823, 1]})",
+     "sum of lengths is 1073741824; allowed: at most 1073741823"},
+    {R"({"form": "token_ids", "samples": [[1], []]})",
+     "samples[1] is empty; allowed: one token or more"},
+    {R"({"form": "cu_seqlens", "cu_seqlens_q": [0, 4, 3]})",
+     "cu_seqlens_q[2] is 3; allowed: 4 to 1073741823"},
+    {R"({"form": "cu_seqlens", "cu_seqlens_q": [0, 4], "window_size": [1]})",
+     "number of entries of window_size is 1; allowed: 2, left and right"},
+    {R"({"form": "prefix_lm", "cu_seqlens": [0, 4], "prefix_lengths": []})",
+     "number of prefix_lengths is 0; allowed: 1, one for each document of cu_seqlens"},
+    {R"({"form": "prefix_lm", "cu_seqlens": [], "prefix_lengths": []})",
+     "cu_seqlens is empty; allowed: bounds that begin with 0"},
+    {R"({"form": "packed_seq_params", "cu_seqlens_q": [0, 4], "cu_seqlens_kv": [0, 4],
+           "cu_seqlens_q_padded": [0, 3]})",
+     "length of document 0 in cu_seqlens_q is 4; allowed: at most 3, its room in "
+     "cu_seqlens_q_padded"},
+    {R"({"form": "packed_seq_params", "cu_seqlens_q": [0, 4], "cu_seqlens_kv": [0, 2, 4]})",
+     "number of entries of cu_seqlens_kv is 3; allowed: 2, as cu_seqlens_q"},
+    {R"({"form": "flashmask", "startend_row_indices": [[1, 1, 1]]})",
+     "number of integers of startend_row_indices[0] is 3; allowed: 1, 2 where causal is true"},
+    {R"({"form": "flashmask", "startend_row_indices": [[1], [1, 1]]})",
+     "startend_row_indices[1] is an array of 2; allowed: 1 integers, as startend_row_indices[0]"},
+    {R"({"form": "flashmask", "startend_row_indices": [[1], [3]]})",
+     "startend_row_indices[1][0] is 3; allowed: at most 2, the rows"},
+    {R"({"form": "interval_ends", "ends": [[1], [1]], "rows_k": 2})",
+     "ends is an array of 2; allowed: an odd number of rows"},
+    {R"({"form": "interval_ends", "ends": [[3]], "rows_k": 2})",
+     "ends[0][0] is 3; allowed: at most 2, the keys"},
+    {R"({"form": "intervals", "offsets": [0, 2], "intervals": [[0, 1]], "rows_k": 2})",
+     "number of intervals is 1; allowed: 2, the last of offsets"},
+    {R"({"form": "intervals", "offsets": [0, 1], "intervals": [[1, 0]], "rows_k": 2})",
+     "intervals[0] is [1, 0]; allowed: begin <= end <= 2, the keys"},
+    {R"({"form": "block_mask", "rows_q": 4, "rows_k": 4, "block_size": [2, 2],
+           "kv_indices": [[], [2]], "full_kv_indices": [[], []], "offsets": [0],
+           "intervals": []})",
+     "kv_indices[1][0] is 2; allowed: at most 1, the last block of keys"},
+    {R"({"form": "block_mask", "rows_q": 4, "rows_k": 4, "block_size": [2, 2],
+           "kv_indices": [[]], "full_kv_indices": [[], []], "offsets": [0], "intervals": []})",
+     "number of rows of kv_indices is 1; allowed: 2, the rows of blocks"},
+    {R"({"form": "matrix", "visible": [[0, 2]]})",
+     "visible[0][1] is 2; allowed: an integer from 0 to 1"},
+    {R"({"form": "matrix", "visible": [[0, 1], [1]]})",
+     "visible[1] is an array of 1; allowed: 2 integers, as visible[0]"},
+    {R"({"form": "window", "rows": 1e3, "left": 0, "right": 0})",
+     "rows is 1e3; allowed: an integer from 0 to 1073741823"},
+    {R"({"form": "window", "rows": 18446744073709551615, "left": 0, "right": 0})",
+     "rows is 18446744073709551615; allowed: an integer from 0 to 1073741823"},
+};
+
+TEST(MaskForms, WrongNumbersAreNamed) {
+  for (const auto& [text, message] : kWrongNumbers) EXPECT_EQ(message_of(text), message) << text;
+}
+
+TEST(MaskForms, ShortTextsDoNotFillTheMemory) {
+  EXPECT_EQ(mask_from_json(R"({"form": "window", "rows": 1073741823, "left": 5, "right": 0})")
+                .slices.size(),
+            1u);
+  EXPECT_EQ(
+      mask_from_json(R"({"form": "tree", "parents": [-1], "lengths": [1073741823]})").slices.size(),
+      1u);
+  Numbers ids;
+  for (int i = 0; i < 12000; ++i) ids.push_back(i % 2);
+  const std::string text = json_of(ids);
+  EXPECT_EQ(message_of(R"({"form": "document_ids", "document_ids": )" + text + "}"),
+            "number of slices of document_ids is 36006000; allowed: at most 16777216");
+}
+
+}  // namespace
+}  // namespace magi
