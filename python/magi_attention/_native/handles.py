@@ -136,6 +136,11 @@ class MaskHandle(Handle):
         return MaskHandle(made(lib.magi_mask_from_slices, *arguments))
 
     @staticmethod
+    def from_json(text: bytes) -> MaskHandle:
+        """From slices or another form as JSON; ValueError with the key that is wrong."""
+        return MaskHandle(made(lib.magi_mask_from_json, text, len(text)))
+
+    @staticmethod
     def from_runs(offsets: torch.Tensor, intervals: torch.Tensor, rows_k: int) -> MaskHandle:
         """From the keys of each row: int64 [rows_q + 1] and int32 [intervals, 2] in host memory."""
         return MaskHandle(

@@ -30,6 +30,7 @@ from magi_attention.masks._documents import (
     to_prefix_lm,
     to_window,
 )
+from magi_attention.masks._files import load, save
 from magi_attention.masks._intervals import (
     from_flashmask,
     from_interval_ends,
@@ -56,6 +57,8 @@ __all__ = [
     "from_token_ids",
     "from_tree",
     "from_window",
+    "load",
+    "save",
     "to_block_mask",
     "to_cu_seqlens",
     "to_document_ids",
