@@ -445,6 +445,31 @@ MAGI_API magi_status magi_flex_attention_backward_workspace_bytes(
     const magi_mask* mask, const magi_attention_inputs* inputs, const magi_attention_result* result,
     const magi_attention_gradients* gradients, size_t* size_bytes);
 
+/* Keys of every query as lists, in place of a mask: entry e of list [i, h] lets query i see, in all
+ * query heads of kv head h, keys [e * block_keys, (e + 1) * block_keys) up to rows_k. Entries come
+ * in any order; -1 is none; a block that stands n times counts n times; entries that are no block
+ * of the keys count as none, and the report tells of them. */
+typedef struct magi_key_lists {
+  size_t struct_size;
+  const magi_tensor* indices; /* int32 [rows_q, heads_kv, entries] */
+  int32_t block_keys;
+  /* Optional: int64 [2], written by forward: how many entries are no block, and where the first is
+   * in row-major indices (-1: none). */
+  const magi_tensor* report;
+} magi_key_lists;
+
+/* Attention on one device under lists. Tensors in host memory; sm_margin, is_fast_backward and
+ * backend of the inputs are not read. */
+MAGI_API magi_status magi_listed_attention_forward(const magi_key_lists* lists,
+                                                   const magi_attention_inputs* inputs,
+                                                   const magi_attention_result* result,
+                                                   void* stream);
+MAGI_API magi_status magi_listed_attention_backward(const magi_key_lists* lists,
+                                                    const magi_attention_inputs* inputs,
+                                                    const magi_attention_result* result,
+                                                    const magi_attention_gradients* gradients,
+                                                    void* stream);
+
 /* A mask as range tensors in device memory, int32 without gaps. */
 typedef struct magi_flex_ranges {
   size_t struct_size;

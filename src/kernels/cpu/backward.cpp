@@ -74,7 +74,7 @@ void split_large_lse(BackwardCall<Real>& call, Isa isa) {
                                              .slices = args.slices,
                                              .sink = args.sink,
                                              .params = args.params},
-                                            call.sizes, isa);
+                                            call.lists, call.sizes, isa);
   for (std::int64_t head = 0; head < call.sizes.heads_q; ++head) {
     for (std::int64_t token = 0; token < call.sizes.rows_q; ++token) {
       const auto at = static_cast<std::size_t>(head * call.padded_rows + token);
@@ -147,8 +147,9 @@ void backward_row_sink(const BackwardCall<Real>& call) {
 }
 
 template <typename Real>
-void backward(const BackwardArgs& args, const Sizes& sizes, Isa isa) {
+void backward(const BackwardArgs& args, const KeyLists* lists, const Sizes& sizes, Isa isa) {
   BackwardCall<Real> call{.args = args,
+                          .lists = lists,
                           .sizes = sizes,
                           .kernels = micro_kernels<Real>(isa),
                           .factors = score_factors<Real>(args.params, sizes.dim_qk),
@@ -162,7 +163,11 @@ void backward(const BackwardArgs& args, const Sizes& sizes, Isa isa) {
   prepare_rows(call);
   split_large_lse(call, isa);
   backward_queries(call);
-  backward_keys(call);
+  if (lists != nullptr) {
+    backward_listed_keys(call);
+  } else {
+    backward_keys(call);
+  }
   if (sizes.num_sinks == 0) return;
   if (args.params.sink_layout == SinkLayout::RowSinkHead) {
     backward_row_sink(call);
@@ -171,19 +176,33 @@ void backward(const BackwardArgs& args, const Sizes& sizes, Isa isa) {
   }
 }
 
+void backward(const BackwardArgs& args, const KeyLists* lists, const Sizes& sizes, Isa isa) {
+  if (sizes.real == DType::Float64) {
+    backward<double>(args, lists, sizes, isa);
+  } else {
+    backward<float>(args, lists, sizes, isa);
+  }
+}
+
 }  // namespace
 
 void attention_backward(const BackwardArgs& args, Isa isa) {
-  const Sizes sizes = check_args(args);
-  if (sizes.real == DType::Float64) {
-    backward<double>(args, sizes, isa);
-  } else {
-    backward<float>(args, sizes, isa);
-  }
+  backward(args, nullptr, check_args(args), isa);
+}
+
+void attention_backward(const BackwardArgs& args, const KeyLists& lists, Isa isa) {
+  Sizes sizes = check_args(args);
+  check_lists(lists, sizes);
+  sizes.area = count_lists(lists, sizes.rows_k).pairs / sizes.heads_kv;
+  backward(args, &lists, sizes, isa);
 }
 
 }  // namespace magi::cpu
 
 void magi::attention_backward_cpu(const BackwardArgs& args) {
   cpu::attention_backward(args, cpu::Isa::Best);
+}
+
+void magi::attention_backward_cpu(const BackwardArgs& args, const KeyLists& lists) {
+  cpu::attention_backward(args, lists, cpu::Isa::Best);
 }

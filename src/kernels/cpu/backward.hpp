@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kernels/cpu/listed_keys.hpp"
 #include "kernels/cpu/pack.hpp"
-#include "kernels/cpu/strips.hpp"
-#include "magi/attention.hpp"
 
 // Backward in two passes, each of which owns what it writes, so that no sum depends on threads:
 // tiles of queries write dq, tiles of keys write dk and dv. Both compute p = exp(s - lse) anew.
@@ -12,6 +11,7 @@ namespace magi::cpu {
 template <typename Real>
 struct BackwardCall {
   const BackwardArgs& args;
+  const KeyLists* lists;  ///< in place of slices, or null
   Sizes sizes;
   const MicroKernels<Real>& kernels;
   ScoreFactors<Real> factors;
@@ -28,6 +28,9 @@ template <typename Real>
 void backward_queries(const BackwardCall<Real>& call);
 template <typename Real>
 void backward_keys(const BackwardCall<Real>& call);
+/// backward_keys under lists.
+template <typename Real>
+void backward_listed_keys(const BackwardCall<Real>& call);
 
 /// The two products of a strip before the softmax's gradient: scores from a, dscores from b.
 template <typename Real>

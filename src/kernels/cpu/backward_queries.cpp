@@ -78,9 +78,8 @@ void run_strip(const BackwardCall<Real>& call, const Strip& strip, Workspace<Rea
 }
 
 template <typename Real>
-void run_item(const BackwardCall<Real>& call, const QueryItem& item,
-              std::span<const TileRecord> records, Workspace<Real>& w) {
-  start_rows(call, item, w);
+void add_slices(const BackwardCall<Real>& call, const QueryItem& item,
+                std::span<const TileRecord> records, Workspace<Real>& w) {
   const TileRows rows{item.tokens.begin, item.num_heads};
   for_each_column_block(records, kBlockCols, w.active, [&](const ColumnBlock& block) {
     const std::int32_t begin = block.cols.begin;
@@ -89,6 +88,35 @@ void run_item(const BackwardCall<Real>& call, const QueryItem& item,
     for_each_strip(call.args.slices, block, rows, call.kernels.panel_cols,
                    [&](const Strip& strip) { run_strip(call, strip, w); });
   });
+}
+
+/// The item's rows are heads of one query.
+template <typename Real>
+void add_list(const BackwardCall<Real>& call, const QueryItem& item, Workspace<Real>& w) {
+  const MicroKernels<Real>& kernels = call.kernels;
+  const Range all{0, call.sizes.rows_k};
+  for_each_listed_block(
+      *call.lists, call.sizes.rows_k, {item.tokens.begin, item.kv_head, all},
+      [&](std::span<const std::int32_t> keys) {
+        const Range cols = pack_listed_rows(kernels, call.args.k, item.kv_head, keys, w.keys);
+        make_panels(kernels, cols, w.keys);
+        pack_listed_rows(kernels, call.args.v, item.kv_head, keys, w.values);
+        make_panels(kernels, cols, w.values);
+        for_each_full_strip(item.num_rows(), static_cast<std::int32_t>(keys.size()),
+                            kernels.panel_cols,
+                            [&](const Strip& strip) { run_strip(call, strip, w); });
+      });
+}
+
+template <typename Real>
+void run_item(const BackwardCall<Real>& call, const QueryItem& item,
+              std::span<const TileRecord> records, Workspace<Real>& w) {
+  start_rows(call, item, w);
+  if (call.lists != nullptr) {
+    add_list(call, item, w);
+  } else {
+    add_slices(call, item, records, w);
+  }
   for_each_row(item, [&](std::int64_t row, std::int32_t token, std::int64_t head) {
     store_row(call.args.dq, token, head, w.sums.data() + row * w.keys.padded_dim,
               call.factors.scale, call.query_mode());
@@ -99,7 +127,8 @@ void run_item(const BackwardCall<Real>& call, const QueryItem& item,
 
 template <typename Real>
 void backward_queries(const BackwardCall<Real>& call) {
-  const QueryTiling tiling = tile_queries(call.sizes);
+  const bool has_lists = call.lists != nullptr;
+  const QueryTiling tiling = has_lists ? tile_queries(call.sizes, 1) : tile_queries(call.sizes);
   const TileRecords records =
       build_tile_records(call.args.slices, call.sizes.rows_q, tiling.tile_tokens);
   const Work work{tiling.num_items,

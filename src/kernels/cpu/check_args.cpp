@@ -206,4 +206,18 @@ Sizes check_args(const BackwardArgs& args) {
   return sizes;
 }
 
+void check_lists(const KeyLists& lists, const Sizes& sizes) {
+  if (sizes.area != 0) throw invalid("slices", "given", "none beside lists");
+  check_rank("indices", lists.indices, 3);
+  check_shape("indices", lists.indices, {sizes.rows_q, sizes.heads_kv, lists.indices.shape[2]});
+  check_dtype("indices", lists.indices, {DType::Int32});
+  check_data("indices", lists.indices);
+  if (lists.block_keys < 1 || lists.block_keys > kMaxRows) {
+    throw invalid("block_keys", lists.block_keys, "1 to " + std::to_string(kMaxRows));
+  }
+  if (lists.report.empty()) return;
+  check_shape("report", lists.report, {2});
+  check_dtype("report", lists.report, {DType::Int64});
+}
+
 }  // namespace magi::cpu

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "magi/attention.hpp"
+#include "magi/key_lists.hpp"
 
 namespace magi::cpu {
 
@@ -30,5 +30,8 @@ struct Sizes {
 /// the call as it stands.
 Sizes check_args(const ForwardArgs& args);
 Sizes check_args(const BackwardArgs& args);
+
+/// The same of lists, whose report is not written here.
+void check_lists(const KeyLists& lists, const Sizes& sizes);
 
 }  // namespace magi::cpu

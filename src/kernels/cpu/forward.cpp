@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include "kernels/cpu/attention.hpp"
+#include "kernels/cpu/listed_keys.hpp"
 #include "kernels/cpu/pack.hpp"
 #include "kernels/cpu/row_sums.hpp"
 #include "kernels/cpu/strips.hpp"
@@ -17,6 +18,7 @@ namespace {
 template <typename Real>
 struct ForwardCall {
   const ForwardArgs& args;
+  const KeyLists* lists;  ///< in place of slices, or null
   const Sizes sizes;
   const MicroKernels<Real>& kernels;
   const ScoreFactors<Real> factors;
@@ -176,10 +178,8 @@ void finish_rows(const ForwardCall<Real>& call, const QueryItem& item, ForwardWo
 }
 
 template <typename Real>
-void run_item(const ForwardCall<Real>& call, std::int64_t index, ForwardWorkspace<Real>& w,
-              Real* item_max) {
-  const QueryItem item = query_item(call.tiling, call.sizes, index);
-  start_rows(call, item, w);
+void attend_to_slices(const ForwardCall<Real>& call, const QueryItem& item,
+                      ForwardWorkspace<Real>& w) {
   const TileRows rows{item.tokens.begin, item.num_heads};
   for_each_column_block(
       call.records.of_tile(item.tile), kBlockCols, w.active, [&](const ColumnBlock& block) {
@@ -190,6 +190,35 @@ void run_item(const ForwardCall<Real>& call, std::int64_t index, ForwardWorkspac
         for_each_strip(call.args.slices, block, rows, call.kernels.panel_cols,
                        [&](const Strip& strip) { run_strip(call, strip, w); });
       });
+}
+
+/// The item's rows are heads of one query.
+template <typename Real>
+void attend_to_list(const ForwardCall<Real>& call, const QueryItem& item,
+                    ForwardWorkspace<Real>& w) {
+  const Range all{0, call.sizes.rows_k};
+  for_each_listed_block(
+      *call.lists, call.sizes.rows_k, {item.tokens.begin, item.kv_head, all},
+      [&](std::span<const std::int32_t> keys) {
+        const Range cols = pack_listed_rows(call.kernels, call.args.k, item.kv_head, keys, w.keys);
+        make_panels(call.kernels, cols, w.keys);
+        pack_listed_rows(call.kernels, call.args.v, item.kv_head, keys, w.values);
+        for_each_full_strip(item.num_rows(), static_cast<std::int32_t>(keys.size()),
+                            call.kernels.panel_cols,
+                            [&](const Strip& strip) { run_strip(call, strip, w); });
+      });
+}
+
+template <typename Real>
+void run_item(const ForwardCall<Real>& call, std::int64_t index, ForwardWorkspace<Real>& w,
+              Real* item_max) {
+  const QueryItem item = query_item(call.tiling, call.sizes, index);
+  start_rows(call, item, w);
+  if (call.lists != nullptr) {
+    attend_to_list(call, item, w);
+  } else {
+    attend_to_slices(call, item, w);
+  }
   finish_rows(call, item, w);
   for_each_row(item, [&](std::int64_t row, std::int32_t, std::int64_t head) {
     Real& best = item_max[head - item.head_begin];
@@ -220,10 +249,12 @@ void store_max_logits(const ForwardCall<Real>& call, const Buffer<Real>& item_ma
 }
 
 template <typename Real>
-void forward(const ForwardArgs& args, const Sizes& sizes, Isa isa, RowSums<Real>* sums = nullptr) {
-  const QueryTiling tiling = tile_queries(sizes);
+void forward(const ForwardArgs& args, const KeyLists* lists, const Sizes& sizes, Isa isa,
+             RowSums<Real>* sums = nullptr) {
+  const QueryTiling tiling = lists != nullptr ? tile_queries(sizes, 1) : tile_queries(sizes);
   const ForwardCall<Real> call{
       .args = args,
+      .lists = lists,
       .sizes = sizes,
       .kernels = micro_kernels<Real>(isa),
       .factors = score_factors<Real>(args.params, sizes.dim_qk),
@@ -243,28 +274,53 @@ void forward(const ForwardArgs& args, const Sizes& sizes, Isa isa, RowSums<Real>
 }  // namespace
 
 template <typename Real>
-RowSums<Real> row_sums(const ForwardArgs& args, const Sizes& sizes, Isa isa) {
+RowSums<Real> row_sums(const ForwardArgs& args, const KeyLists* lists, const Sizes& sizes,
+                       Isa isa) {
   RowSums<Real> sums;
   sums.largest = make_buffer<Real>(sizes.heads_q * sizes.rows_q);
   sums.sum = sums.largest;
-  forward<Real>(args, sizes, isa, &sums);
+  forward<Real>(args, lists, sizes, isa, &sums);
   return sums;
 }
 
-template RowSums<float> row_sums(const ForwardArgs&, const Sizes&, Isa);
-template RowSums<double> row_sums(const ForwardArgs&, const Sizes&, Isa);
+template RowSums<float> row_sums(const ForwardArgs&, const KeyLists*, const Sizes&, Isa);
+template RowSums<double> row_sums(const ForwardArgs&, const KeyLists*, const Sizes&, Isa);
+
+namespace {
+
+void forward(const ForwardArgs& args, const KeyLists* lists, const Sizes& sizes, Isa isa) {
+  if (sizes.real == DType::Float64) {
+    forward<double>(args, lists, sizes, isa);
+  } else {
+    forward<float>(args, lists, sizes, isa);
+  }
+}
+
+}  // namespace
 
 void attention_forward(const ForwardArgs& args, Isa isa) {
-  const Sizes sizes = check_args(args);
-  if (sizes.real == DType::Float64) {
-    forward<double>(args, sizes, isa);
-  } else {
-    forward<float>(args, sizes, isa);
+  forward(args, nullptr, check_args(args), isa);
+}
+
+void attention_forward(const ForwardArgs& args, const KeyLists& lists, Isa isa) {
+  Sizes sizes = check_args(args);
+  check_lists(lists, sizes);
+  const ListTotals totals = count_lists(lists, sizes.rows_k);
+  sizes.area = totals.pairs / sizes.heads_kv;
+  if (!lists.report.empty()) {
+    auto* report = static_cast<std::int64_t*>(lists.report.data);
+    report[0] = totals.num_bad;
+    report[lists.report.stride[0]] = totals.first_bad;
   }
+  forward(args, &lists, sizes, isa);
 }
 
 }  // namespace magi::cpu
 
 void magi::attention_forward_cpu(const ForwardArgs& args) {
   cpu::attention_forward(args, cpu::Isa::Best);
+}
+
+void magi::attention_forward_cpu(const ForwardArgs& args, const KeyLists& lists) {
+  cpu::attention_forward(args, lists, cpu::Isa::Best);
 }

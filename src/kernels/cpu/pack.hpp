@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "base/math.hpp"
 #include "kernels/cpu/rows.hpp"
@@ -35,6 +36,31 @@ struct PackSource {
   Range used;
 };
 
+/// Fills columns [0, num_cols) of block.rows by load(column, row), and the rest of their last panel
+/// with zeros. Returns the whole panels.
+template <typename Real, typename Load>
+Range pack_columns(const MicroKernels<Real>& kernels, std::int32_t num_cols,
+                   PackedBlock<Real>& block, const Load& load) {
+  const Range cols{0, align_up(num_cols, kernels.panel_cols)};
+  for (std::int32_t c = 0; c < num_cols; ++c) load(c, block.rows.data() + c * block.padded_dim);
+  std::fill(block.rows.data() + num_cols * block.padded_dim,
+            block.rows.data() + cols.end * block.padded_dim, Real{0});
+  block.is_finite = kernels.all_finite(block.rows.data(), num_cols * block.padded_dim);
+  return cols;
+}
+
+/// Rows keys[c] of one head of a tensor as columns c. Returns the whole panels.
+template <typename Real>
+Range pack_listed_rows(const MicroKernels<Real>& kernels, const TensorView& tensor,
+                       std::int64_t head, std::span<const std::int32_t> keys,
+                       PackedBlock<Real>& block) {
+  return pack_columns(kernels, static_cast<std::int32_t>(keys.size()), block,
+                      [&](std::int32_t c, Real* row) {
+                        const std::int32_t key = keys[static_cast<std::size_t>(c)];
+                        load_row(tensor, key, head, block.padded_dim, row);
+                      });
+}
+
 /// Fills block.rows for whole panels around source.used; rows outside it are zero.
 template <typename Real>
 Range pack_rows(const MicroKernels<Real>& kernels, const PackSource& source,
@@ -55,16 +81,21 @@ Range pack_rows(const MicroKernels<Real>& kernels, const PackSource& source,
   return cols;
 }
 
-/// The panels, and not the rows, are multiplied with `panel_factor`.
+/// block.panels from block.rows. The panels, and not the rows, are multiplied with `panel_factor`.
 template <typename Real>
-void pack_rows_and_panels(const MicroKernels<Real>& kernels, const PackSource& source,
-                          PackedBlock<Real>& block, Real panel_factor = 1) {
-  const Range cols = pack_rows(kernels, source, block);
+void make_panels(const MicroKernels<Real>& kernels, Range cols, PackedBlock<Real>& block,
+                 Real panel_factor = 1) {
   kernels.pack_panels(block.rows.data(), block.padded_dim, block.dim, cols, block.panels.data());
   if (panel_factor == 1) return;
   for (std::int64_t i = cols.begin * block.dim; i < cols.end * block.dim; ++i) {
     block.panels[static_cast<std::size_t>(i)] *= panel_factor;
   }
+}
+
+template <typename Real>
+void pack_rows_and_panels(const MicroKernels<Real>& kernels, const PackSource& source,
+                          PackedBlock<Real>& block, Real panel_factor = 1) {
+  make_panels(kernels, pack_rows(kernels, source, block), block, panel_factor);
 }
 
 }  // namespace magi::cpu

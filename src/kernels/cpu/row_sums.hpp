@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/run_items.hpp"
-#include "magi/attention.hpp"
+#include "magi/key_lists.hpp"
 
 namespace magi::cpu {
 
@@ -14,8 +14,9 @@ struct RowSums {
   Buffer<Real> sum;
 };
 
-/// `args` needs no results. Real: float or double, as `sizes` say.
+/// `args` needs no results. lists: in place of args.slices, or null. Real: float or double, as
+/// `sizes` say.
 template <typename Real>
-RowSums<Real> row_sums(const ForwardArgs& args, const Sizes& sizes, Isa isa);
+RowSums<Real> row_sums(const ForwardArgs& args, const KeyLists* lists, const Sizes& sizes, Isa isa);
 
 }  // namespace magi::cpu

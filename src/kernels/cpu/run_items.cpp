@@ -8,13 +8,13 @@
 
 namespace magi::cpu {
 
-QueryTiling tile_queries(const Sizes& sizes) {
+QueryTiling tile_queries(const Sizes& sizes, std::int64_t most_tokens) {
   QueryTiling tiling;
   tiling.pieces = ceil_div(sizes.group, kTileRows);
   tiling.item_heads = ceil_div(sizes.group, tiling.pieces);
   tiling.pieces = ceil_div(sizes.group, tiling.item_heads);
-  tiling.tile_tokens =
-      static_cast<std::int32_t>(std::max<std::int64_t>(1, kTileRows / tiling.item_heads));
+  tiling.tile_tokens = static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(kTileRows / tiling.item_heads, 1, most_tokens));
   tiling.num_tiles = ceil_div(sizes.rows_q, tiling.tile_tokens);
   tiling.num_items = tiling.num_tiles * sizes.heads_kv * tiling.pieces;
   return tiling;

@@ -75,7 +75,8 @@ struct QueryTiling {
   std::int64_t tile_rows() const { return tile_tokens * item_heads; }
 };
 
-QueryTiling tile_queries(const Sizes& sizes);
+/// Tiles hold at most `most_tokens` tokens.
+QueryTiling tile_queries(const Sizes& sizes, std::int64_t most_tokens = kTileRows);
 
 /// One item: tokens x heads [head_begin, head_begin + num_heads), all reading kv head kv_head.
 struct QueryItem {
