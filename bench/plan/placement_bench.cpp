@@ -82,6 +82,59 @@ double mean_gap(const std::vector<Mask>& masks, int num_ranks, const PlacementCo
   return total / static_cast<double>(masks.size());
 }
 
+std::int64_t sum(const std::vector<std::int64_t>& values) {
+  return std::accumulate(values.begin(), values.end(), std::int64_t{0});
+}
+
+struct Crossing {
+  double cross = 0.0;     // rows sent between nodes over those of `auto` without nodes
+  double straight = 0.0;  // the same where each reader gets its own copy of a row
+  double once = 0.0;      // and where a row enters a node once, with and without
+  double rows = 0.0;      // remote rows over those of `auto` without nodes
+  double balance = 0.0;   // worst mask
+};
+
+/// Rows that go straight from rank to rank between nodes.
+std::int64_t sent_between_nodes(const Mask& mask, const Placement& placement,
+                                int devices_per_node) {
+  const magi::PlanConfig config{.num_ranks = placement.num_ranks};
+  std::int64_t rows = 0;
+  for (const magi::Transfer& t : magi::make_plan_on(mask, config, placement, placement).transfers) {
+    if (t.src / devices_per_node != t.dst / devices_per_node) rows += t.num_rows;
+  }
+  return rows;
+}
+
+/// Rows that enter nodes once the plan knows them, means of ratios over masks.
+Crossing measure_crossing(const std::vector<Mask>& masks, int num_ranks, int devices_per_node,
+                          const PlacementConfig& config) {
+  // Rows between nodes are dearer by as much as the network of the cost model is slower.
+  const magi::NodeShape nodes{devices_per_node, magi::crossing_price(magi::CostModel{})};
+  Crossing figures;
+  for (const Mask& mask : masks) {
+    const Placement flat = magi::place(mask, num_ranks, config);
+    const Placement by_node = magi::place(mask, num_ranks, config, nodes);
+    const std::int64_t flat_rows = sent_between_nodes(mask, flat, devices_per_node);
+    const PlacementCost flat_cost = magi::placement_cost(mask, flat);
+    const PlacementCost cost = magi::placement_cost(mask, by_node);
+    const auto entering =
+        static_cast<double>(sum(magi::crossing_rows(mask, by_node, devices_per_node)));
+    const auto ratio = [](double a, std::int64_t b) { return a / static_cast<double>(b); };
+    figures.cross += ratio(entering, flat_rows);
+    figures.straight +=
+        ratio(static_cast<double>(sent_between_nodes(mask, by_node, devices_per_node)), flat_rows);
+    figures.once += ratio(entering, sum(magi::crossing_rows(mask, flat, devices_per_node)));
+    figures.rows += ratio(static_cast<double>(sum(cost.remote_rows)), sum(flat_cost.remote_rows));
+    figures.balance = std::max(figures.balance, cost.balance);
+  }
+  const auto count = static_cast<double>(masks.size());
+  figures.cross /= count;
+  figures.straight /= count;
+  figures.once /= count;
+  figures.rows /= count;
+  return figures;
+}
+
 class Report {
  public:
   void add(const std::string& name, double value, const std::string& unit) {
@@ -131,6 +184,13 @@ void run_all(const Options& options, Report& report) {
   report.add_all("place.docs1m.p64", measure(docs1m, 64, automatic, std::min(options.repeats, 5)));
   report.add_all("place.docs1m.p64.min_heap",
                  measure(docs1m, 64, config_of(PlacementAlgorithm::MinHeap), 3));
+  const std::vector<Mask> docs512k = document_masks(draws, "524288");
+  const Crossing crossing = measure_crossing(docs512k, 64, 8, automatic);
+  report.add("place.nodes.docs512k.p64.cross", crossing.cross, "ratio");
+  report.add("place.nodes.docs512k.p64.cross_straight", crossing.straight, "ratio");
+  report.add("place.nodes.docs512k.p64.cross_once", crossing.once, "ratio");
+  report.add("place.nodes.docs512k.p64.rows", crossing.rows, "ratio");
+  report.add("place.nodes.docs512k.p64.balance", crossing.balance, "ratio");
   constexpr std::int32_t kRows = 65536;
   const std::vector<Mask> window = {
       magi::mask_from_window({0, kRows}, {0, kRows}, {1023, 0}, kRows, kRows)};

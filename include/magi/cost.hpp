@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -10,16 +11,23 @@ namespace magi {
 struct CostModel {
   double flops_per_second = 600e12;  ///< attention forward, per rank
   double backward_flops_per_second = 520e12;
-  double bytes_per_second = 275e9;          ///< out of one rank
+  double bytes_per_second = 275e9;          ///< out of one rank, inside a node
   double memory_bytes_per_second = 3.6e12;  ///< read and written where rows are merged or copied
   double seconds_per_transfer = 2e-6;       ///< per peer and exchange
   double seconds_per_launch = 5e-6;
+  // Between nodes, where a plan knows of several. Not measured: 90 % of a card of 400 Gbit/s each.
+  double network_bytes_per_second = 45e9;  ///< out of one rank
+  double network_seconds_per_transfer = 5e-6;
   friend bool operator==(const CostModel&, const CostModel&) = default;
 };
 
 /// Throws InvalidArgument naming the first constant that is out of range: rates are finite and
 /// above 0, delays 0 to 1 second.
 void validate(const CostModel& cost);
+
+/// How many rows may move inside a node in the time of one between nodes: a whole number from 1 to
+/// 1024.
+std::int32_t crossing_price(const CostModel& cost);
 
 /// The constants of one machine, and what it is.
 struct CostFile {

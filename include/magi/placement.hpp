@@ -82,10 +82,17 @@ std::int32_t resolve_chunk_size(std::int32_t rows, std::int32_t num_ranks,
 /// Rows to add so that rows is a multiple of chunk * num_ranks.
 std::int32_t padding_rows(std::int32_t rows, std::int32_t num_ranks, std::int32_t chunk);
 
+/// Which ranks share a node, and what it costs to leave it.
+struct NodeShape {
+  std::int32_t devices_per_node = 0;  ///< ranks fill one node after the other; 0: one holds all
+  std::int32_t crossing_price = 1;    ///< of a row that enters a node, in rows that stay inside one
+};
+
 /// Places the query chunks of a mask (its keys travel with the queries of the same row). Pure: same
-/// inputs, same result. Throws InvalidArgument when there are fewer chunks than ranks or a config
-/// value is out of range.
-Placement place(const Mask& mask, std::int32_t num_ranks, const PlacementConfig& config);
+/// inputs, same result. Of nodes Auto, Affinity and Thorough take notice. Throws InvalidArgument
+/// when there are fewer chunks than ranks or a value is out of range.
+Placement place(const Mask& mask, std::int32_t num_ranks, const PlacementConfig& config,
+                const NodeShape& nodes = {});
 
 /// What a placement costs: exact, for one mask over self-attention rows.
 struct PlacementCost {
@@ -96,5 +103,10 @@ struct PlacementCost {
 };
 /// Throws InvalidArgument for a bad mask, or one with more query rows than the placement.
 PlacementCost placement_cost(const Mask& mask, const Placement& placement);
+
+/// Key rows that enter each node, [nodes]: distinct rows that its ranks need and none of them
+/// holds. Throws InvalidArgument as placement_cost, and for devices_per_node below 1.
+std::vector<std::int64_t> crossing_rows(const Mask& mask, const Placement& placement,
+                                        std::int32_t devices_per_node);
 
 }  // namespace magi

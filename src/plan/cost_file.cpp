@@ -59,6 +59,14 @@ void validate(const CostModel& cost) {
   require_rate("cost.memory_bytes_per_second", cost.memory_bytes_per_second);
   require_delay("cost.seconds_per_transfer", cost.seconds_per_transfer);
   require_delay("cost.seconds_per_launch", cost.seconds_per_launch);
+  require_rate("cost.network_bytes_per_second", cost.network_bytes_per_second);
+  require_delay("cost.network_seconds_per_transfer", cost.network_seconds_per_transfer);
+}
+
+std::int32_t crossing_price(const CostModel& cost) {
+  constexpr double kMost = 1024.0;
+  const double price = std::round(cost.bytes_per_second / cost.network_bytes_per_second);
+  return static_cast<std::int32_t>(std::clamp(price, 1.0, kMost));
 }
 
 std::string cost_file_to_json(const CostFile& file) {

@@ -187,9 +187,8 @@ bool Reader::key(std::string& name) {
 
 bool Reader::end_object() {
   const Frame& frame = frames_.back();
-  const auto missing = std::ranges::find(frame.seen, false);
-  if (missing != frame.seen.end()) {
-    const auto index = static_cast<std::size_t>(missing - frame.seen.begin());
+  for (std::size_t index = 0; index < frame.seen.size(); ++index) {
+    if (frame.seen[index] || frame.fields[index].is_default) continue;
     refuse("without key " + std::string(frame.fields[index].key),
            "all of " + keys_of(frame.fields));
   }

@@ -69,6 +69,7 @@ void write_object(const Value& value, std::string& out) {
   out += '{';
   bool is_first = true;
   for (const Field& field : value.open()) {
+    if (field.is_default.value_or(false)) continue;
     if (!std::exchange(is_first, false)) out += value.separator;
     out += '"';
     out += field.key;

@@ -62,6 +62,9 @@ struct Value {
 struct Field {
   std::string_view key;
   Value value;
+  /// Given: the key may be missing, and is not written while its variable has the value that it has
+  /// without it.
+  std::optional<bool> is_default = std::nullopt;
 };
 
 std::string integer_between_text(std::int64_t low, std::int64_t high);

@@ -103,5 +103,21 @@ TEST(CostFile, ZerosOfEitherSignGiveOneDigest) {
   EXPECT_EQ(make_plan(mask, config).digest, plan.digest);
 }
 
+TEST(CostFile, NamesTheNetworkWhereItIsNotTheUsualOne) {
+  CostFile file = kFile;
+  file.cost.network_bytes_per_second = 2e10;
+  const std::string text = cost_file_to_json(file);
+  EXPECT_THAT(text, HasSubstr("\"network_bytes_per_second\": 2e+10"));
+  EXPECT_EQ(cost_file_from_json(text), file);
+  file.cost.network_seconds_per_transfer = 2;
+  EXPECT_THROW(static_cast<void>(cost_file_to_json(file)), InvalidArgument);
+  file.cost = {.bytes_per_second = 275e9, .network_bytes_per_second = 45e9};
+  EXPECT_EQ(crossing_price(file.cost), 6);
+  file.cost.network_bytes_per_second = 1e12;
+  EXPECT_EQ(crossing_price(file.cost), 1);
+  file.cost.network_bytes_per_second = 1;
+  EXPECT_EQ(crossing_price(file.cost), 1024);
+}
+
 }  // namespace
 }  // namespace magi

@@ -17,6 +17,8 @@ using Assignment = std::vector<std::int32_t>;
 struct PlacementLimits {
   std::int32_t num_ranks = 1;
   std::int32_t max_chunks = 1;  ///< per rank
+  /// Where above 0, searches exchange chunks between ranks of one node only.
+  std::int32_t devices_per_node = 0;
 };
 
 /// A rank may hold (1 + tolerance) x the mean count, and never less than an even share.

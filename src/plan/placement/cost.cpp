@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "base/check.hpp"
+#include "base/math.hpp"
 #include "magi/placement.hpp"
 #include "plan/placement/chunk_table.hpp"
 
@@ -56,6 +58,19 @@ PlacementCost placement_cost(const Mask& mask, const Placement& placement) {
                    static_cast<double>(total);
   }
   return cost;
+}
+
+std::vector<std::int64_t> crossing_rows(const Mask& mask, const Placement& placement,
+                                        std::int32_t devices_per_node) {
+  if (devices_per_node < 1) throw invalid("devices_per_node", devices_per_node, "1 or more");
+  std::vector<std::int32_t> chunk_node;
+  chunk_node.reserve(placement.chunk_rank.size());
+  for (const std::int32_t rank : placement.chunk_rank)
+    chunk_node.push_back(rank / devices_per_node);
+  const std::int32_t num_nodes = ceil_div(placement.num_ranks, devices_per_node);
+  return placement_cost(mask, placement_from_chunks(placement.num_rows, placement.chunk_size,
+                                                    num_nodes, std::move(chunk_node)))
+      .remote_rows;
 }
 
 }  // namespace magi

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "plan/placement/classic.hpp"
@@ -18,12 +19,15 @@ struct AreaCaps {
 /// least among those that stay within caps.soft; when none does, within caps.hard; when none does,
 /// to the lightest with room. The soft cap fills ranks evenly while chunks are heavy.
 /// Candidates are the ranks of the nearest chunks placed so far and the lightest one, so that the
-/// cost does not grow with the number of ranks.
+/// cost does not grow with the number of ranks. Where chunks belong to nodes already, only ranks of
+/// a chunk's node are.
 template <typename Keys>
 class AffinityGreedy {
  public:
-  AffinityGreedy(const Keys& keys, const ChunkTable& table, const PlacementLimits& limits)
-      : keys_(keys), area_(table.area), limits_(limits) {}
+  /// `node_of`: the node of each chunk, of limits.devices_per_node ranks; empty: any rank will do.
+  AffinityGreedy(const Keys& keys, const ChunkTable& table, const PlacementLimits& limits,
+                 std::span<const std::int32_t> node_of = {})
+      : keys_(keys), area_(table.area), limits_(limits), node_of_(node_of) {}
 
   Assignment run(const std::vector<std::int32_t>& order, const AreaCaps& caps) {
     const auto ranks = static_cast<std::size_t>(limits_.num_ranks);
@@ -44,9 +48,17 @@ class AffinityGreedy {
     return static_cast<std::int32_t>(chunks_[rank].size()) < limits_.max_chunks;
   }
 
-  std::size_t lightest() const {
+  /// Ranks that may hold a chunk.
+  Range ranks_for(std::int32_t chunk) const {
+    if (node_of_.empty()) return {0, limits_.num_ranks};
+    const std::int32_t node = node_of_[static_cast<std::size_t>(chunk)];
+    return {node * limits_.devices_per_node, (node + 1) * limits_.devices_per_node};
+  }
+
+  std::size_t lightest(Range ranks) const {
     std::size_t best = load_.size();
-    for (std::size_t r = 0; r < load_.size(); ++r) {
+    for (std::int32_t rank = ranks.begin; rank < ranks.end; ++rank) {
+      const auto r = static_cast<std::size_t>(rank);
       if (has_room(r) && (best == load_.size() || load_[r] < load_[best])) best = r;
     }
     return best;
@@ -54,7 +66,8 @@ class AffinityGreedy {
 
   std::size_t choose(std::int32_t chunk, const AreaCaps& caps) {
     const std::int64_t area = area_[static_cast<std::size_t>(chunk)];
-    std::size_t best = lightest();
+    const Range ranks = ranks_for(chunk);
+    std::size_t best = lightest(ranks);
     const std::int64_t cap = load_[best] + area > caps.soft ? caps.hard : caps.soft;
     if (load_[best] + area > cap) return best;
     std::int32_t best_cost = keys_.cost_of_adding(chunk, chunks_[best]);
@@ -66,14 +79,15 @@ class AffinityGreedy {
         best = r;
       }
     };
-    if (limits_.num_ranks <= kAllRanks) {
-      for (std::size_t r = 0; r < load_.size(); ++r) consider(r);
+    if (ranks.size() <= kAllRanks) {
+      for (std::int32_t r = ranks.begin; r < ranks.end; ++r) consider(static_cast<std::size_t>(r));
       return best;
     }
     const std::int32_t n = static_cast<std::int32_t>(area_.size());
     const auto visit = [&](std::int32_t other) {
       const std::int32_t rank = rank_of_[static_cast<std::size_t>(other)];
-      if (rank == kFree || stamp_[static_cast<std::size_t>(rank)] == chunk) return;
+      if (rank < ranks.begin || rank >= ranks.end) return;
+      if (stamp_[static_cast<std::size_t>(rank)] == chunk) return;
       stamp_[static_cast<std::size_t>(rank)] = chunk;
       consider(static_cast<std::size_t>(rank));
     };
@@ -92,6 +106,7 @@ class AffinityGreedy {
   const Keys& keys_;
   const std::vector<std::int64_t>& area_;
   PlacementLimits limits_;
+  std::span<const std::int32_t> node_of_;
   Assignment rank_of_;
   std::vector<std::vector<std::int32_t>> chunks_;
   std::vector<std::int64_t> load_;

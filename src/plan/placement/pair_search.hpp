@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -122,9 +121,12 @@ class PairSearch {
       return state_.load[a] != state_.load[b] ? state_.load[a] > state_.load[b] : a < b;
     };
     std::sort(heavy.begin(), heavy.end(), heavier);
-    std::vector<std::size_t> light(state_.load.size());
+    std::vector<std::size_t> light;
     for (const std::size_t rank : heavy) {
-      std::iota(light.begin(), light.end(), std::size_t{0});
+      light.clear();
+      for (std::size_t r = 0; r < state_.load.size(); ++r) {
+        if (may_pair(r, rank)) light.push_back(r);
+      }
       const std::size_t most = std::min(kPartners, light.size());
       std::partial_sort(light.begin(), light.begin() + static_cast<std::ptrdiff_t>(most),
                         light.end(), [&](std::size_t a, std::size_t b) { return heavier(b, a); });
@@ -162,20 +164,28 @@ class PairSearch {
     std::size_t b = kNone;
   };
 
-  /// All pairs of few ranks; of many, those that hold neighbouring chunks: linear in chunks.
+  bool may_pair(std::size_t i, std::size_t j) const {
+    const auto node = static_cast<std::size_t>(limits_.devices_per_node);
+    return node == 0 || i / node == j / node;
+  }
+
+  /// All pairs of few ranks (of a node of few); of many, those that hold neighbouring chunks:
+  /// linear in chunks.
   void list_pairs(const Assignment& rank_of) {
     pairs_.clear();
     const auto ranks = static_cast<std::size_t>(limits_.num_ranks);
-    if (ranks <= kFewRanks) {
+    const std::size_t node =
+        limits_.devices_per_node > 0 ? static_cast<std::size_t>(limits_.devices_per_node) : ranks;
+    if (node <= kFewRanks) {
       for (std::size_t i = 0; i < ranks; ++i) {
-        for (std::size_t j = i + 1; j < ranks; ++j) pairs_.push_back({i, j, 0});
+        for (std::size_t j = i + 1; j < ranks && may_pair(i, j); ++j) pairs_.push_back({i, j, 0});
       }
       return;
     }
     for (std::size_t c = 1; c < rank_of.size(); ++c) {
       const auto i = static_cast<std::size_t>(std::min(rank_of[c - 1], rank_of[c]));
       const auto j = static_cast<std::size_t>(std::max(rank_of[c - 1], rank_of[c]));
-      if (i != j) pairs_.push_back({i, j, 0});
+      if (i != j && may_pair(i, j)) pairs_.push_back({i, j, 0});
     }
     const auto key = [](const RankPair& pair) { return std::pair(pair.i, pair.j); };
     std::sort(pairs_.begin(), pairs_.end(),

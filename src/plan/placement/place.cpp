@@ -36,17 +36,27 @@ ToppHeapConfig topp_config(const PlacementConfig& config, std::int32_t num_ranks
   return {std::max(1, candidates), batch};
 }
 
+void check_nodes(const NodeShape& nodes) {
+  if (nodes.devices_per_node < 0) {
+    throw invalid("devices_per_node", nodes.devices_per_node, "0 (one node) or more");
+  }
+  constexpr std::int32_t kMostPrice = 1024;
+  if (nodes.crossing_price < 1 || nodes.crossing_price > kMostPrice) {
+    throw invalid("crossing_price", nodes.crossing_price, "1 to 1024");
+  }
+}
+
 Assignment run_algorithm(const Mask& mask, const ChunkTable& table, const PlacementLimits& limits,
-                         const PlacementConfig& config) {
+                         const PlacementConfig& config, const NodeShape& nodes) {
   switch (config.algorithm) {
     case PlacementAlgorithm::Auto:
-      return place_automatic(table, limits);
+      return place_automatic(table, limits, nodes);
     case PlacementAlgorithm::Thorough:
-      return place_thorough(table, limits);
+      return place_thorough(table, limits, nodes);
     case PlacementAlgorithm::Zigzag:
       return place_zigzag(table, limits);
     case PlacementAlgorithm::Affinity:
-      return place_affinity(table, limits);
+      return place_affinity(table, limits, nodes);
     case PlacementAlgorithm::LowerBound:
     case PlacementAlgorithm::MinHeap:
       return place_min_heap(table, limits);
@@ -73,10 +83,12 @@ Assignment run_algorithm(const Mask& mask, const ChunkTable& table, const Placem
 
 }  // namespace
 
-Placement place(const Mask& mask, std::int32_t num_ranks, const PlacementConfig& config) {
+Placement place(const Mask& mask, std::int32_t num_ranks, const PlacementConfig& config,
+                const NodeShape& nodes) {
   validate(mask);
   static_cast<void>(area(mask));  // sums over chunks and ranks then fit int64
   check_config(config);
+  check_nodes(nodes);
   const std::int32_t chunk = resolve_chunk_size(mask.rows_q, num_ranks, config);
   const std::int32_t padding =
       config.uneven_shard ? 0 : padding_rows(mask.rows_q, num_ranks, chunk);
@@ -93,7 +105,8 @@ Placement place(const Mask& mask, std::int32_t num_ranks, const PlacementConfig&
   }
   const ChunkTable table = make_chunk_table(mask, rows, chunk);
   const PlacementLimits limits = placement_limits(num_chunks, num_ranks, config.token_tolerance);
-  return placement_from_chunks(rows, chunk, num_ranks, run_algorithm(mask, table, limits, config));
+  return placement_from_chunks(rows, chunk, num_ranks,
+                               run_algorithm(mask, table, limits, config, nodes));
 }
 
 }  // namespace magi

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "magi/error.hpp"
 #include "plan/placement/placement_cases.hpp"
 
 namespace magi {
@@ -100,6 +101,48 @@ TEST(AutoPlacement, ServesManyRanks) {
   const Quality fast = quality(mask, 96, PlacementAlgorithm::Auto);
   EXPECT_LT(fast.rows, heap.rows);
   EXPECT_LE(fast.balance, 1.03);
+}
+
+TEST(AutoPlacement, PrefersTheNodeByThePriceOfCrossing) {
+  PlacementConfig config;
+  config.chunk_size = 64;
+  for (const auto algorithm : {PlacementAlgorithm::Auto, PlacementAlgorithm::Thorough}) {
+    config.algorithm = algorithm;
+    std::int64_t flat_rows = 0;
+    std::int64_t node_rows = 0;
+    for (std::uint64_t seed = 0; seed < 5; ++seed) {
+      SCOPED_TRACE(seed);
+      const Mask mask = long_documents(seed, MaskType::Causal);
+      const Placement flat = place(mask, 8, config);
+      EXPECT_EQ(place(mask, 8, config, {.devices_per_node = 0, .crossing_price = 6}), flat);
+      EXPECT_EQ(place(mask, 8, config, {.devices_per_node = 8, .crossing_price = 6}), flat);
+      EXPECT_EQ(place(mask, 8, config, {.devices_per_node = 1, .crossing_price = 6}), flat);
+      EXPECT_EQ(place(mask, 8, config, {.devices_per_node = 3, .crossing_price = 6}), flat);
+      const Placement by_node =
+          place(mask, 8, config, {.devices_per_node = 4, .crossing_price = 6});
+      const auto price = [&](const Placement& placement) {
+        const auto remote = placement_cost(mask, placement).remote_rows;
+        const auto crossing = crossing_rows(mask, placement, 4);
+        return std::accumulate(remote.begin(), remote.end(), std::int64_t{0}) +
+               5 * std::accumulate(crossing.begin(), crossing.end(), std::int64_t{0});
+      };
+      EXPECT_LE(price(by_node), price(flat));
+      EXPECT_LE(placement_cost(mask, by_node).balance,
+                std::max(1.02, placement_cost(mask, flat).balance));
+      flat_rows += price(flat);
+      node_rows += price(by_node);
+    }
+    EXPECT_LT(10 * node_rows, 9 * flat_rows) << placement_name(algorithm);
+  }
+}
+
+TEST(AutoPlacement, RefusesNodesThatCannotBe) {
+  const Mask mask = long_documents(0, MaskType::Causal);
+  EXPECT_THROW(place(mask, 4, {}, {.devices_per_node = -1}), InvalidArgument);
+  for (const std::int32_t price : {0, 1025}) {
+    EXPECT_THROW(place(mask, 4, {}, {.devices_per_node = 2, .crossing_price = price}),
+                 InvalidArgument);
+  }
 }
 
 }  // namespace

@@ -80,5 +80,21 @@ TEST(ChunkTable, MergesWhatAChunkSees) {
   EXPECT_EQ(table.keys, (std::vector<Range>{{0, 4}, {0, 8}, {0, 2}, {5, 12}}));
 }
 
+TEST(CrossingRows, AreThoseOfNodesInPlaceOfRanks) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomStream random(seed);
+    const Mask mask = testing::random_square_mask(random, 1, 70);
+    const Placement placement = random_layout(random, mask.rows_q);
+    const std::int32_t node = random.between(1, 3);
+    Placement nodes = placement;
+    nodes.num_ranks = (placement.num_ranks + node - 1) / node;
+    for (std::int32_t& rank : nodes.chunk_rank) rank /= node;
+    EXPECT_EQ(crossing_rows(mask, placement, node), brute_cost(mask, nodes).remote_rows);
+    EXPECT_EQ(crossing_rows(mask, placement, 1), placement_cost(mask, placement).remote_rows);
+  }
+  EXPECT_THROW(crossing_rows({}, {}, 0), InvalidArgument);
+}
+
 }  // namespace
 }  // namespace magi
