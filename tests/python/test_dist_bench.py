@@ -206,6 +206,24 @@ def test_the_script_on_a_cpu(tmp_path):
         dist_timeline.read(rows)
 
 
+def test_pictures_of_recorded_rows(tmp_path):
+    rows = {
+        "dist2.causal.forward.8k": 0.9, "dist2.varlen_causal.backward.8k": 0.8,
+        "dist2.varlen_causal.over_ulysses.backward.8k": 1.6, "dist2.over_baseline": 1.1,
+    }  # fmt: skip
+    given = [{"name": n, "value": v, "machine": "2 x a GPU"} for n, v in rows.items()]
+    assert dist_plots.recorded(given) == {
+        2: {
+            "causal 8k": {"magi, forward": 0.9},
+            "varlen_causal 8k": {"magi, backward": 0.8, "Ulysses, backward": 0.5},
+        }
+    }
+    (path,) = dist_plots.draw_recorded(given, tmp_path)
+    bars = {element.text for element in ElementTree.parse(path).iter() if element.text}
+    assert path.name == "dist2-shares.svg"
+    assert {"magi, forward 0.900", "Ulysses, backward 0.500", "causal 8k"} <= bars
+
+
 def span(cat: str, name: str, ts: float, dur: float, **arguments) -> dict:
     whose = {"plan": "00", "pass": "forward", "call": 0}
     return {
