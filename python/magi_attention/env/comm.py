@@ -41,8 +41,8 @@ def ffa_fwd_sm_margin_save_for_comm() -> int:
 
 
 def ffa_bwd_sm_margin_save_for_comm() -> int:
-    """MAGI_ATTENTION_FFA_BACKWARD_SM_MARGIN, default 4, or 0 where CUDA_DEVICE_MAX_CONNECTIONS is
-    1. Only a value that is set has an effect: see exchange_sms.
+    """MAGI_ATTENTION_FFA_BACKWARD_SM_MARGIN, default 4, or 0 where CUDA_DEVICE_MAX_CONNECTIONS=1.
+    Only a value that is set has an effect: see exchange_sms.
     """
     return _sm_margin("FFA_BACKWARD_SM_MARGIN")
 

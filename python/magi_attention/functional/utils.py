@@ -135,8 +135,8 @@ class _CorrectOutLseKernel:
     """Merges partial results in place: (output, output_lse) becomes that of both key sets. Takes
     the arguments of the original's device kernel, of which pointers are tensors [rows, heads, dim]
     and [rows, heads]; rows from M on stay as they are. Strides must be the tensors'; M_BLOCK,
-    N_BLOCK and a launch grid, kernel[grid](...), are accepted without effect. Sums are computed in
-    reduce_dtype, a torch.dtype, or float32 where it is none.
+    N_BLOCK and a launch grid, `kernel[grid](...)`, are accepted without effect. Sums are computed
+    in reduce_dtype, a torch.dtype, or float32 where it is none.
     """
 
     def __getitem__(self, grid) -> _CorrectOutLseKernel:

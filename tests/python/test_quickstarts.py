@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each quickstart runs as it stands, on ranks in place of those that torchrun would start. That of
+C++ is examples/quickstart.cpp, which is built and run beside the tests of the C interface.
+"""
+
+import os
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from test_docs import ROOT, blocks
+
+
+def run(code: str, **names) -> dict:
+    """The names that a program leaves; the process group is there already."""
+    with mock.patch("torch.distributed.init_process_group"):
+        exec(code, names)
+    return names
+
+
+def page(name: str) -> str:
+    (code,) = blocks(f"docs/quickstart/{name}.md")
+    return code
+
+
+def test_home():
+    shown = run(blocks("docs/index.md")[0])
+    assert shown["out"].shape == (1000, 8, 64) and shown["q"].grad.isfinite().all()
+
+
+def run_pytorch(group, code: str):
+    shown = run(code)
+    return shown["whole"].detach(), shown["weights"].grad, shown["plan"].position_ids[:2]
+
+
+def test_pytorch(ranks):
+    """Out and gradient are those of one process."""
+    whole, gradient, _ = ranks.run(4, run_pytorch, page("pytorch"))[0]
+    alone, wanted, _ = ranks.run(1, run_pytorch, alone_of(page("pytorch")))[0]
+    assert torch.allclose(whole, alone, atol=1e-5)
+    assert torch.allclose(gradient, wanted, atol=1e-4)
+
+
+def alone_of(code: str) -> str:
+    """The program on one rank of a world of four."""
+    code = code.replace("dist.get_world_size()", "1").replace("bind(dist.group.WORLD)", "bind()")
+    return code.replace("dist.all_reduce(weights.grad)", "pass")
+
+
+def run_transformers(group, code: str):
+    shown = run(code)
+    return shown["losses"], next(shown["model"].parameters()).detach()
+
+
+def test_transformers(ranks):
+    """The loss falls, and all ranks have the same weights."""
+    pytest.importorskip("transformers", minversion="5")
+    (losses, weights), *others = ranks.run(4, run_transformers, page("transformers"))
+    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.1
+    assert all(torch.equal(weights, other) for _, other in others)
+
+
+def run_megatron(group, code: str) -> float:
+    """On the CPU: Megatron asks for the current GPU and its random numbers."""
+    import megatron_cases as cases
+
+    if cases.parallel_state.model_parallel_is_initialized():
+        cases.parallel_state.destroy_model_parallel()
+    with (
+        cases.on_cpu(),
+        mock.patch("torch.cuda.set_device"),
+        mock.patch("megatron.core.tensor_parallel.model_parallel_cuda_manual_seed"),
+        mock.patch.dict(os.environ, LOCAL_RANK="0"),
+    ):
+        torch.manual_seed(0)
+        shown = run(code.replace('"cuda"', '"cpu"'))
+    cases.parallel_state.destroy_model_parallel()
+    assert all(weight.grad is not None for weight in shown["model"].parameters())
+    dist.all_reduce(loss := shown["loss"].detach())
+    return loss.item()
+
+
+def test_megatron(ranks):
+    """A model that knows nothing yet: the loss is about that of 128 equal chances."""
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    for loss in ranks.run(4, run_megatron, page("megatron")):
+        assert 4 < loss < 7
+
+
+def run_automodel(group, code: str) -> float:
+    import automodel_cases as cases
+
+    with cases.name_of_automodel():
+        shown = run(code)
+    dist.all_reduce(loss := shown["loss"].detach())
+    return loss.item() / 383
+
+
+def test_automodel(ranks):
+    for package in ("transformers", "einops", "nemo_automodel"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    for loss in ranks.run(4, run_automodel, page("automodel")):
+        assert 4 < loss < 5.5
+
+
+def test_cpp():
+    text = (ROOT / "docs/quickstart/cpp.md").read_text(encoding="utf-8")
+    assert (ROOT / "examples/quickstart.cpp").read_text(encoding="utf-8") in text
+
+
+def test_tuning(capsys):
+    """Prints what the page says it prints."""
+    run(blocks("docs/tuning.md")[0])
+    text = (ROOT / "docs/tuning.md").read_text(encoding="utf-8")
+    assert f"```text\n{capsys.readouterr().out}```" in text
+
+
+@pytest.mark.parametrize("name", ["api/README", "migration", "models"])
+def test_examples_of_other_pages(name, capsys):
+    if name == "models":
+        pytest.importorskip("transformers", minversion="5")
+    (code,) = blocks(f"docs/{name}.md")
+    run(code)
