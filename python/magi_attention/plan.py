@@ -22,6 +22,7 @@ from magi_attention._native.handles import (
     PlanHandle,
 )
 from magi_attention._native.vtable import Communicator
+from magi_attention.backends._table import ensure
 from magi_attention.comm.group import make_communicator, rank_of, size_of
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming
 from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types
@@ -254,8 +255,9 @@ class Plan:
     ) -> BoundPlan:
         """This plan on the ranks of a process group; None: on this process alone. exchange_sms:
         multiprocessors of a GPU that attention leaves to exchanges under way, of the environment
-        or the library's choice where it is None. backend: one of magi_attention.backends, or the
-        library's own for the tensors' device; ValueError at the first call where there is none.
+        or the library's choice where it is None. backend: one of docs/backends.md, such as
+        "fa4", RuntimeError where it does not serve this machine; or a supplied one, ValueError at
+        the first call where there is none of this name; None: the library's own.
         transport: "auto", "nvlink", "nccl" or "process_group", that of the environment where it is
         None; see docs/python.md. rounded_partials: partial gradients of keys travel in the type of
         k, each rounded once, instead of float32; None: where the environment asks for it
@@ -311,6 +313,7 @@ class BoundPlan:
         margins = comm.exchange_sms() if exchange_sms is None else (exchange_sms, exchange_sms)
         if backend is not None:
             check_kind("backend", backend, str, "a str, or None")
+            ensure(backend)
         if rounded_partials is None:
             rounded_partials = comm.rounds_partial_gradients()
         check_kind("rounded_partials", rounded_partials, bool, "a bool, or None")

@@ -40,6 +40,13 @@ def test_example_of_masks(capsys):
     assert "row 6 sees keys [0, 4), [6, 7), which cu_seqlens cannot tell" in capsys.readouterr().out
 
 
+def test_example_of_backends(capsys):
+    with mock.patch.dict(os.environ):
+        exec(blocks("docs/backends.md")[0], {})
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 5 and shown[0].startswith("ffa|cutedsl") and ": cpu" in shown[0]
+
+
 def run_shown(group) -> None:
     """The examples over ranks, one after the other, as if torchrun had started this process."""
     _, over_ranks, as_a_plan, *_ = blocks("docs/python.md")

@@ -9,7 +9,7 @@ import torch
 
 import dense
 from magi_attention import api
-from magi_attention.functional import torch_attention
+from magi_attention.backends import torch_attention
 from pipeline_cases import Case, check_attention, make_key, make_tensors
 
 PREFIX = "MAGI_ATTENTION_"

@@ -117,8 +117,8 @@ class DynamicAttnAlgType(Enum):
 
 
 class MagiAttentionKernelBackend(Enum):
-    """The original's kernels. SDPA and SDPA_OL mean torch's matrix products, for any type of
-    elements; all others the kernels of the tensors' device, whose results are the same.
+    """Whose kernels compute attention: docs/backends.md. FLEX, torch's FlexAttention, is this
+    package's own addition. CUTEDSL means what FFA does, the library's own.
     """
 
     FFA = "ffa"
@@ -127,6 +127,7 @@ class MagiAttentionKernelBackend(Enum):
     FA4 = "fa4"
     CUTEDSL = "cutedsl"
     CUDNN = "cudnn"
+    FLEX = "flex"
 
 
 class MagiAttentionPrecision(Enum):

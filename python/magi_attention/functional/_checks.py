@@ -90,10 +90,14 @@ def check_qkv(
     return q, k, v
 
 
-def check_sm_margin(sm_margin: int) -> None:
-    """ValueError for a number of multiprocessors that no GPU has."""
+def check_sm_margin(sm_margin: int, backend: str | None = None) -> None:
+    """ValueError for a number of multiprocessors that no GPU has, NotImplementedError for one that
+    a backend which is not the library's own (None) cannot leave to others.
+    """
     if type(sm_margin) is not int or not 0 <= sm_margin <= _MAX_SM_MARGIN:
         check_int("sm_margin", sm_margin, 0, _MAX_SM_MARGIN)
+    if sm_margin and backend is not None:
+        raise NotImplementedError(f"sm_margin is {sm_margin} with backend {backend}; allowed: 0")
 
 
 def refuse_tangents(**tensors: torch.Tensor | None) -> None:

@@ -40,28 +40,29 @@ class RangesInvocation:
                 "q_ranges, k_ranges or attn_type_map was changed between forward and backward; "
                 "allowed: unchanged tensors"
             )
-        call = backward_call(q, k, v, sink, self._given, self._options)
+        call = host_call(q, k, v, sink, self._given, self._options)
         return call.backward(dout, dlse, q, k, v, out, lse, sink)
 
 
-def backward_call(q, k, v, sink, mask: tuple, options: Options) -> Call:
-    """The call that runs backward, whose list is made on the host: range tensors that were not seen
-    before are copied there, which waits for them. RuntimeError while a graph is captured, as a
-    replay would not follow their values.
+def host_call(q, k, v, sink, mask: tuple, options: Options, backend: str | None = None) -> Call:
+    """A call whose list is made on the host: range tensors that were not seen before are copied
+    there, which waits for them. backend: None for the library's own, whose backward needs that.
+    RuntimeError while a graph is captured, as a replay would not follow their values.
     """
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        where = "in backward" if backend is None else f"with backend {backend}"
         raise RuntimeError(
-            "q_ranges is on the device while a graph is captured; allowed in backward: ranges in "
+            f"q_ranges is on the device while a graph is captured; allowed {where}: ranges in "
             "host memory"
         )
-    key = (q.shape[0], k.shape[0], *map(id, mask))
+    key = (backend, q.shape[0], k.shape[0], *map(id, mask))
     references, known = _copies.get(key, ([], None))
     alive = [reference() for reference in references]
     if known is None or any(a is not b for a, b in zip(alive, mask)) or _versions(mask) != known[0]:
         known = None
     if known is None:
         copies = [None if tensor is None else tensor.cpu() for tensor in mask]
-        known = (_versions(mask), mask_of(q.shape[0], k.shape[0], *copies))
+        known = (_versions(mask), mask_of(q.shape[0], k.shape[0], *copies, backend))
         _copies[key] = [_reference(tensor) for tensor in mask], known
     return known[1].calls.find(q, k, v, sink, options)
 

@@ -49,16 +49,19 @@ def mask_of(
     q_ranges: torch.Tensor,
     k_ranges: torch.Tensor,
     types: torch.Tensor | None,
+    backend: str | None = None,
 ) -> KnownMask:
-    """The mask of these ranges; found by their contents, so they may change in place."""
+    """The mask of these ranges for a backend, None: the library's own; found by their contents, so
+    they may change in place.
+    """
     if types is None:
         types = _ALL_FULL
     tensors = (q_ranges.contiguous(), k_ranges.contiguous(), types.contiguous())
-    key = (rows_q, rows_k, *map(_content, _NAMES, tensors))
+    key = (backend, rows_q, rows_k, *map(_content, _NAMES, tensors))
     known = _masks.get(key)
     if known is None:
         addresses = ((tensor.data_ptr(), tensor.shape[0]) for tensor in tensors)
         with naming(types="attn_type_map"):
             handle = MaskHandle.from_addresses(*addresses, rows_q, rows_k)
-        known = _masks[key] = KnownMask(handle, calls_of(runner_under(handle)))
+        known = _masks[key] = KnownMask(handle, calls_of(runner_under(handle, backend)))
     return known

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from magi_attention._native.attention import Call, Options, accumulator_dtype
+from magi_attention.backends._table import ensure
 from magi_attention.functional._checks import (
     check_computed_sink,
     check_params,
@@ -17,7 +18,7 @@ from magi_attention.functional._checks import (
     check_sm_margin,
     refuse_tangents,
 )
-from magi_attention.functional._device_ranges import RangesInvocation
+from magi_attention.functional._device_ranges import RangesInvocation, host_call
 from magi_attention.functional._masks import mask_of
 
 NAMESPACE = "magi_attention"
@@ -74,11 +75,15 @@ def backward(call, dout, dlse, q, k, v, out, lse, sink):
     return dq, dk, dv, q.new_empty((0,)) if dsink is None else dsink
 
 
-def flex_call(q, k, v, sink, mask: tuple, options: Options) -> Call | RangesInvocation:
+def flex_call(
+    q, k, v, sink, mask: tuple, options: Options, backend: str | None
+) -> Call | RangesInvocation:
     """What runs forward and backward under q_ranges, k_ranges and types (or None)."""
-    if mask[0].is_cuda:
-        return RangesInvocation(q, k, v, sink, mask, options)
-    return mask_of(q.shape[0], k.shape[0], *mask).calls.find(q, k, v, sink, options)
+    if not mask[0].is_cuda:
+        return mask_of(q.shape[0], k.shape[0], *mask, backend).calls.find(q, k, v, sink, options)
+    if backend is not None:
+        return host_call(q, k, v, sink, mask, options, backend)
+    return RangesInvocation(q, k, v, sink, mask, options)
 
 
 class FlexArguments(NamedTuple):
@@ -117,11 +122,13 @@ def number_of(number: float, symbol: torch.Tensor | None) -> float:
     return number if symbol is None else symbol.item()
 
 
-def _checked(q, k, v, sink, mask, scale, softcap, symbols, sink_layout, sm_margin) -> FlexArguments:
+def _checked(q, k, v, sink, mask, numbers: tuple, backend: str | None) -> FlexArguments:
     """What flex_flash_attn_func checks, for callers of the operator and of graphs."""
+    scale, softcap, symbols, sink_layout, sm_margin = numbers
     scale, softcap = map(number_of, (scale, softcap), symbols)
-    q, k, v = check_qkv(q, k, v)
-    check_sm_margin(sm_margin)
+    ensure(backend)
+    q, k, v = check_qkv(q, k, v, backend)
+    check_sm_margin(sm_margin, backend)
     check_params(scale or None, softcap, q.dtype)
     sink = check_computed_sink(sink, sink_layout, q)
     refuse_tangents(q=q, k=k, v=v, sink=sink)
@@ -130,39 +137,41 @@ def _checked(q, k, v, sink, mask, scale, softcap, symbols, sink_layout, sm_margi
 
 def _flex_forward_fake(
     q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout, with_max_logits,
-    sm_margin, scale_symbol=None, softcap_symbol=None,
+    sm_margin, scale_symbol=None, softcap_symbol=None, backend=None,
 ):  # fmt: skip
     return fake_forward(q, k, v, with_max_logits)
 
 
 def _flex_forward(
     q, k, v, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout, with_max_logits,
-    sm_margin, scale_symbol=None, softcap_symbol=None,
+    sm_margin, scale_symbol=None, softcap_symbol=None, backend=None,
 ):  # fmt: skip
     symbols, mask = (scale_symbol, softcap_symbol), (q_ranges, k_ranges, types)
-    given = _checked(q, k, v, sink, mask, scale, softcap, symbols, sink_layout, sm_margin)
+    numbers = scale, softcap, symbols, sink_layout, sm_margin
+    given = _checked(q, k, v, sink, mask, numbers, backend)
     options = Options(given.scale, given.softcap, sink_layout, with_max_logits, sm_margin)
-    call = flex_call(*given.qkv, given.sink, given.mask, options)
+    call = flex_call(*given.qkv, given.sink, given.mask, options, backend)
     return forward(call, *given.qkv, given.sink)
 
 
 def _flex_backward_fake(
     dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout,
-    sm_margin, deterministic, scale_symbol=None, softcap_symbol=None,
+    sm_margin, deterministic, scale_symbol=None, softcap_symbol=None, backend=None,
 ):  # fmt: skip
     return fake_backward(q, k, v, sink)
 
 
 def _flex_backward(
     dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout,
-    sm_margin, deterministic, scale_symbol=None, softcap_symbol=None,
+    sm_margin, deterministic, scale_symbol=None, softcap_symbol=None, backend=None,
 ):  # fmt: skip
     symbols, mask = (scale_symbol, softcap_symbol), (q_ranges, k_ranges, types)
-    given = _checked(q, k, v, sink, mask, scale, softcap, symbols, sink_layout, sm_margin)
+    numbers = scale, softcap, symbols, sink_layout, sm_margin
+    given = _checked(q, k, v, sink, mask, numbers, backend)
     q, k, v = given.qkv
     dout, dlse, out, lse = check_results(q, v, dout=dout, dlse=dlse, out=out, lse=lse)
     options = Options(given.scale, given.softcap, sink_layout, False, sm_margin, not deterministic)
-    call = flex_call(q, k, v, given.sink, given.mask, options)
+    call = flex_call(q, k, v, given.sink, given.mask, options, backend)
     return backward(call, dout, dlse, q, k, v, out, lse, given.sink)
 
 
@@ -170,7 +179,8 @@ define(
     "flex_forward",
     "(Tensor q, Tensor k, Tensor v, Tensor q_ranges, Tensor k_ranges, Tensor? types, Tensor? sink,"
     " float scale, float softcap, int sink_layout, bool with_max_logits, int sm_margin,"
-    " Tensor? scale_symbol=None, Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor)",
+    " Tensor? scale_symbol=None, Tensor? softcap_symbol=None, str? backend=None)"
+    " -> (Tensor, Tensor, Tensor)",
     _flex_forward_fake,
     _flex_forward,
 )
@@ -179,7 +189,7 @@ define(
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
     " Tensor q_ranges, Tensor k_ranges, Tensor? types, Tensor? sink, float scale, float softcap,"
     " int sink_layout, int sm_margin, bool deterministic, Tensor? scale_symbol=None,"
-    " Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor, Tensor)",
+    " Tensor? softcap_symbol=None, str? backend=None) -> (Tensor, Tensor, Tensor, Tensor)",
     _flex_backward_fake,
     _flex_backward,
     tags=(torch.Tag.cudagraph_unsafe,),  # it copies ranges in device memory

@@ -24,6 +24,12 @@ from magi_attention.functional._ops import (
     flex_forward_op,
     with_symbols,
 )
+from magi_attention.functional.kernel_backend import (
+    FA4,
+    backend_of_environment,
+    check_repeatable,
+    fa4_takes,
+)
 
 # Arguments of older releases, without effect.
 _RETIRED = ("max_seqlen_k",)
@@ -33,10 +39,11 @@ class _FlexAttention(torch.autograd.Function):
     """out, lse and max_logits; gradients come through out and lse."""
 
     @staticmethod
-    def forward(ctx, q, k, v, q_ranges, k_ranges, types, sink, symbol, cap_symbol, options, fixed):
+    def forward(ctx, q, k, v, q_ranges, k_ranges, types, sink, symbol, cap_symbol, options, other):
         symbols = symbol, cap_symbol
         tensors = q, k, v, q_ranges, k_ranges, types, sink
-        out, lse, max_logits = flex_forward_op(*tensors, *options, *symbols)
+        fixed, ctx.backend = other
+        out, lse, max_logits = flex_forward_op(*tensors, *options, *symbols, ctx.backend)
         ctx.save_for_backward(q, k, v, out, lse, q_ranges, k_ranges, types, sink, *symbols)
         scale, softcap, layout, _, sm_margin = options
         ctx.params = (scale, softcap, layout, sm_margin, fixed)
@@ -47,7 +54,7 @@ class _FlexAttention(torch.autograd.Function):
     def backward(ctx, dout, dlse, _dmax_logits):
         *tensors, sink, symbol, cap_symbol = ctx.saved_tensors
         dq, dk, dv, dsink = flex_backward_op(
-            dout, dlse, *tensors, sink, *ctx.params, symbol, cap_symbol
+            dout, dlse, *tensors, sink, *ctx.params, symbol, cap_symbol, ctx.backend
         )
         dsink = None if sink is None else dsink
         return dq, dk, dv, None, None, None, dsink, None, None, None, None
@@ -106,6 +113,9 @@ def flex_flash_attn_func(
     float32, natural log (float64 for float64 inputs), which gradients come through as well. Rows
     without keys give out 0 and lse -inf, with a sink the sink's lse.
 
+    MAGI_ATTENTION_KERNEL_BACKEND chooses the kernels (docs/backends.md). What another than the
+    library's own cannot do is refused by name; with it ranges on the GPU are read by the host.
+
     On a GPU q, k, v are bfloat16 or float16 of head dims that are multiples of 8 up to 256, and the
     call is only enqueued, on the current stream. Ranges in host memory are checked, and their work
     list is made at the first call and kept. Ranges on
@@ -135,26 +145,44 @@ def flex_flash_attn_func(
         k_block_size=k_block_size != 1,
     )
     _warn_retired(retired)
-    q, k, v = check_qkv(q, k, v)
-    check_sm_margin(sm_margin)
+    options = sink, sink_layout, softmax_scale, softcap, return_max_logits
+    mask = q_ranges, k_ranges, attn_type_map
+    tuning = sm_margin, bool(deterministic), backend_of_environment()
+    return _attend((q, k, v), mask, options, tuning)
+
+
+def _attend(
+    qkv: tuple, mask: tuple, options: tuple, tuning: tuple
+) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """options: sink, its layout, softmax_scale, softcap, return_max_logits; tuning: sm_margin,
+    deterministic, the backend.
+    """
+    sink, sink_layout, softmax_scale, softcap, return_max_logits = options
+    sm_margin, deterministic, backend = tuning
+    q, k, v = check_qkv(*qkv, backend)
+    check_sm_margin(sm_margin, backend)
+    if deterministic:
+        check_repeatable(backend, "deterministic is True")
     scale = check_params(softmax_scale, softcap, q.dtype)
     sink, layout = check_sink(sink, sink_layout, q)
-    mask = check_ranges(q, q_ranges, k_ranges, attn_type_map)
-    options = (layout, return_max_logits, sm_margin)
+    mask = check_ranges(q, *mask)
+    numbers = (layout, return_max_logits, sm_margin)
     if is_eager(q, k, v):
-        call = flex_call(q, k, v, sink, mask, Options(scale, softcap, *options, not deterministic))
-        return run(q, k, v, sink, call, None)
+        native = Options(scale, softcap, *numbers, not deterministic)
+        return run(q, k, v, sink, flex_call(q, k, v, sink, mask, native, backend), None)
     tensors = (q, k, v, *mask, sink)
-    return _by_operators(tensors, with_symbols(scale, softcap), options, bool(deterministic))
+    return _by_operators(tensors, with_symbols(scale, softcap), numbers, (deterministic, backend))
 
 
 def _by_operators(
-    tensors: tuple, numbers: tuple, options: tuple, deterministic: bool
+    tensors: tuple, numbers: tuple, options: tuple, other: tuple
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """options: layout, return_max_logits, sm_margin; numbers: with_symbols."""
+    """options: layout, return_max_logits, sm_margin; numbers: with_symbols; other: deterministic
+    and the backend.
+    """
     scale, softcap, symbols = numbers
     out, lse, max_logits = _FlexAttention.apply(
-        *distinct(*tensors), *symbols, (scale, softcap, *options), deterministic
+        *distinct(*tensors), *symbols, (scale, softcap, *options), other
     )
     return out, AttnForwardMeta(lse=lse, max_logits=max_logits if options[1] else None)
 
@@ -172,13 +200,17 @@ def ffa_fa4_func(
     deterministic: bool = False,
     reuse_attn_arg: bool = False,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """flex_flash_attn_func under the name of the original's attention by its FA4 backend.
-    reuse_attn_arg has no effect: what was made for a mask is always kept and found by its ranges.
+    """flex_flash_attn_func by FlashAttention-4 (backend fa4) for float16 and bfloat16 tensors on a
+    GPU that it serves, where it is installed; all else, softcap and deterministic too, by the
+    backend of flex_flash_attn_func, whose results are the same. reuse_attn_arg has no effect: what
+    was made for a mask is always kept and found by its ranges.
     """
-    return flex_flash_attn_func(
-        q, k, v, q_ranges, k_ranges, attn_type_map, softmax_scale=softmax_scale, softcap=softcap,
-        deterministic=deterministic,
-    )  # fmt: skip
+    kind = getattr(q, "dtype", None), getattr(q, "device", None)
+    takes = softcap == 0.0 and not deterministic and fa4_takes(*kind)
+    backend = FA4 if takes else backend_of_environment()
+    options = None, "sh", softmax_scale, softcap, False
+    mask = q_ranges, k_ranges, attn_type_map
+    return _attend((q, k, v), mask, options, (0, bool(deterministic), backend))
 
 
 def _refuse_sparse(**asked: bool) -> None:

@@ -5,11 +5,7 @@ from __future__ import annotations
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from magi_attention.common.enum import MagiAttentionKernelBackend
-from magi_attention.env import apply_log_level, check_all, comm, general
-from magi_attention.functional import torch_attention
-
-_BY_TORCH = (MagiAttentionKernelBackend.SDPA, MagiAttentionKernelBackend.SDPA_OL)
+from magi_attention.env import apply_log_level, check_all, comm
 
 
 def check_self_attention(
@@ -36,13 +32,6 @@ def check_flag_comb() -> None:
             "MAGI_ATTENTION_HIERARCHICAL_COMM and MAGI_ATTENTION_NATIVE_GRPCOLL are both 1; "
             "allowed: one of them"
         )
-
-
-def backend_of_environment() -> str | None:
-    """The backend that MAGI_ATTENTION_KERNEL_BACKEND asks for; None: the library's own."""
-    if general.kernel_backend() in _BY_TORCH:
-        return torch_attention.backend_name()
-    return None
 
 
 def check_mesh(cp_mesh: DeviceMesh | None) -> None:

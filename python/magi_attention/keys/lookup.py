@@ -15,7 +15,8 @@ from magi_attention.common._slices import apply_padding, check_inside, to_mask_t
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.env import general
-from magi_attention.keys.flags import backend_of_environment, check_flag_comb, check_mesh
+from magi_attention.functional.kernel_backend import backend_of_environment
+from magi_attention.keys.flags import check_flag_comb, check_mesh
 from magi_attention.keys.groups import dist_attn_runtime_dict_mgr, to_group
 from magi_attention.keys.key import DistAttnRuntimeKey, init_dist_attn_runtime_key
 from magi_attention.keys.manager import (

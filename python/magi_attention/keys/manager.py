@@ -19,9 +19,9 @@ from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.env import general
+from magi_attention.functional.kernel_backend import backend_of_environment
 from magi_attention.keys.cross_attention import cross_slices
 from magi_attention.keys.flags import (
-    backend_of_environment,
     check_flag_comb,
     check_mesh,
     check_self_attention,

@@ -6,13 +6,12 @@ kernels with; memory grows with the number of keys and time with all pairs, hidd
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 import torch
 
-from magi_attention import backends
 from magi_attention._native.attention import accumulator_dtype
+from magi_attention.backends import _registry as backends
 
 NAME = "torch"
 _BLOCK_ELEMENTS = 1 << 24  # of the scores of one block of rows
@@ -145,12 +144,10 @@ def backward(
         gradients.dsink.copy_(dsink)
 
 
-@functools.cache
-def backend_name() -> str:
-    """The name of this backend, which is registered the first time."""
+def register() -> None:
+    """Adds the backend to the process."""
     limits = backends.Limits(
         has_float_outputs=True, has_sink=True, has_softcap=True, has_max_logits=True,
         has_dlse=True, has_any_scale=True,
     )  # fmt: skip
     backends.register(NAME, forward, backward, limits, DenseBlocks)
-    return NAME

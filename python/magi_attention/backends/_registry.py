@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention backends: limits of the library's own, and others supplied as functions of Python.
-
-A backend computes plain attention over band slices on one device. The library plans, moves rows,
-merges results over several sets of keys and adds gradients; so a supplied backend runs any plan.
-"""
+"""Limits of backends, and those that are supplied as functions of Python."""
 
 from __future__ import annotations
 
@@ -18,18 +14,8 @@ from magi_attention._native.backend import Gradients, Inputs, Limits, Problem, R
 from magi_attention._native.library import check, lib
 from magi_attention.common._arguments import check_kind
 
-__all__ = [
-    "Gradients",
-    "Inputs",
-    "Limits",
-    "Problem",
-    "Result",
-    "limits",
-    "register",
-    "unregister",
-]
-
 _DEVICES = ("cpu", "cuda")
+_registered: set[str] = set()
 _supplied: list[Any] = []  # tables, which the library calls as long as the process lives
 
 
@@ -70,6 +56,7 @@ def register(
     table = backend.table(name, tuple(devices), limits)
     check(lib.magi_attention_backend_register(table.address))
     native.forget_limits(name)
+    _registered.add(name)
     _supplied.append(table)
 
 
@@ -77,6 +64,12 @@ def unregister(name: str) -> None:
     """Takes a supplied backend out; bound plans that use it go on. ValueError for another name."""
     check_kind("name", name, str, "a str")
     check(lib.magi_attention_backend_unregister(name.encode()))
+    _registered.discard(name)
+
+
+def is_registered(name: str) -> bool:
+    """Whether a backend was supplied under this name."""
+    return name in _registered
 
 
 def limits(backend: str | None = None, device: torch.device | str = "cpu") -> Limits:

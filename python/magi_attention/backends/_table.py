@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backends there are, which GPUs they serve, and what stands in their way on this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from magi_attention._native.library import gpu_architectures, version
+from magi_attention.backends import _cudnn, _fa4, _flex, _registry, torch_attention
+
+
+class _Offer(NamedTuple):
+    """A backend that the package can register: what chooses it, distribution and module of the
+    kernels, the GPUs that these serve in words and as a condition on (major, minor), what registers
+    it.
+    """
+
+    values: tuple[str, ...]
+    distribution: str
+    module: str
+    gpus: str
+    serves: Callable[[tuple[int, int]], bool]
+    register: Callable[[], None]
+    serves_cpu: bool = False
+    is_repeatable: bool = True  # gradients can have the same bits in every call
+
+
+_OFFERS = {
+    _fa4.NAME: _Offer(
+        ("fa4",), _fa4.PACKAGE, _fa4.MODULE, "9.x, 10.x, 11.x",
+        lambda found: found[0] in _fa4.MAJORS, _fa4.register, is_repeatable=False,
+    ),
+    _cudnn.NAME: _Offer(
+        ("cudnn",), _cudnn.PACKAGE, _cudnn.MODULE, "9.0, 10.0, 10.3",
+        lambda found: found in _cudnn.CAPABILITIES, _cudnn.register,
+    ),
+    _flex.NAME: _Offer(
+        ("flex",), "triton", "triton", "7.5 or later",
+        lambda found: found >= _flex.LEAST_CAPABILITY, _flex.register, is_repeatable=False,
+    ),
+    torch_attention.NAME: _Offer(
+        ("sdpa", "sdpa_ol"), "torch", "torch", "any", lambda found: True, torch_attention.register,
+        serves_cpu=True,
+    ),
+}  # fmt: skip
+_BY_VARIABLE = {value: name for name, offer in _OFFERS.items() for value in offer.values}
+
+
+class Row(NamedTuple):
+    """A backend. name: what Plan.bind calls it, None for the library's own. values: those of
+    MAGI_ATTENTION_KERNEL_BACKEND that choose it. package: the distribution that holds its kernels,
+    version: of the installed one, or "". gpus: compute capabilities that it serves. devices: those
+    of this machine that it serves, such as ("cpu", "cuda:0"). reason: why no GPU is among them, in
+    a sentence, or "".
+    """
+
+    name: str | None
+    values: tuple[str, ...]
+    package: str
+    version: str
+    gpus: str
+    devices: tuple[str, ...]
+    reason: str
+
+
+def table() -> list[Row]:
+    """The backends that MAGI_ATTENTION_KERNEL_BACKEND can choose, the library's own first. Nothing
+    is loaded or compiled.
+    """
+    found = _capabilities()
+    own = tuple(f"cuda:{i}" for i, one in enumerate(found) if _own_serves(one))
+    reason = "" if own else _missing_gpu(found, "9.0") or "this library holds no kernels for GPUs"
+    rows = [Row(None, ("ffa", "cutedsl"), "magi", version(), "9.0", ("cpu", *own), reason)]
+    for name, offer in _OFFERS.items():
+        reason = _reason(offer)
+        served = [f"cuda:{i}" for i, one in enumerate(found) if not reason and offer.serves(one)]
+        devices = ("cpu", *served) if offer.serves_cpu else tuple(served)
+        package = offer.distribution, _version(offer.distribution)
+        rows.append(Row(name, offer.values, *package, offer.gpus, devices, reason))
+    return rows
+
+
+def chosen_by(value: str) -> str | None:
+    """The backend that a value of MAGI_ATTENTION_KERNEL_BACKEND names, ready for use; None: the
+    library's own. RuntimeError as ensure.
+    """
+    name = _BY_VARIABLE.get(value)
+    if name is not None:
+        ensure(name)
+    return name
+
+
+def ensure(name: str | None) -> None:
+    """Registers a backend of the table at its first use; other names stay as they are. RuntimeError
+    that says why, where it serves nothing here.
+    """
+    offer = _OFFERS.get(name)
+    if offer is None or _registry.is_registered(name):
+        return
+    reason = "" if offer.serves_cpu else _reason(offer)
+    if reason:
+        usable = [row.values[0] for row in table() if row.devices]
+        raise RuntimeError(f"backend is {name}, but {reason}; allowed: {', '.join(usable)}")
+    offer.register()
+
+
+def is_usable(name: str) -> bool:
+    """Whether ensure(name) would raise nothing, for a name of the table."""
+    offer = _OFFERS[name]
+    return _registry.is_registered(name) or offer.serves_cpu or not _reason(offer)
+
+
+def is_repeatable(name: str | None) -> bool:
+    """Whether gradients by a backend can have the same bits in every call."""
+    return name not in _OFFERS or _OFFERS[name].is_repeatable
+
+
+def _own_serves(capability: tuple[int, int]) -> bool:
+    return f"sm_{capability[0]}{capability[1]}a" in gpu_architectures().split()
+
+
+def _reason(offer: _Offer) -> str:
+    """Why a backend serves no GPU of this process, or ""."""
+    if not _is_installed(offer.module):
+        return f"{offer.distribution} is not installed"
+    found = _capabilities()
+    return "" if any(map(offer.serves, found)) else _missing_gpu(found, offer.gpus)
+
+
+def _missing_gpu(found: list[tuple[int, int]], gpus: str) -> str:
+    if not found:
+        return "this process sees no GPU"
+    seen = ", ".join(sorted({f"{major}.{minor}" for major, minor in found}))
+    return f"it serves GPUs of compute capability {gpus}, of which there are {seen} here"
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # without its parent, or put there by hand
+        return module in sys.modules
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _capabilities() -> list[tuple[int, int]]:
+    """Of the GPUs that this process sees."""
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
