@@ -120,7 +120,14 @@ class Pages(unittest.TestCase):
 class Menu(unittest.TestCase):
     def test_pages_that_the_menu_does_not_name_follow_the_guides(self):
         given = [{"Home": "index.md"}, {"Guides": [{"A": "a.md"}, {"Deeper": ["x/b.md"]}]}]
-        pages_of_docs = ["x/c.md", "index.md", "source/d.md", "a.md", "x/b.md", "pictures/README.md"]
+        pages_of_docs = [
+            "x/c.md",
+            "index.md",
+            "source/d.md",
+            "a.md",
+            "x/b.md",
+            "pictures/README.md",
+        ]
         found = menu.completed(given, pages_of_docs)
         self.assertEqual(menu.named(found), ["index.md", "a.md", "x/b.md", "x/c.md"])
         self.assertEqual(found[1]["Guides"][-1], "x/c.md")
