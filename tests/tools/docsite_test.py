@@ -120,18 +120,11 @@ class Pages(unittest.TestCase):
 class Menu(unittest.TestCase):
     def test_pages_that_the_menu_does_not_name_follow_the_guides(self):
         given = [{"Home": "index.md"}, {"Guides": [{"A": "a.md"}, {"Deeper": ["x/b.md"]}]}]
-        pages_of_docs = [
-            "x/c.md",
-            "index.md",
-            "source/d.md",
-            "a.md",
-            "x/b.md",
-            "pictures/README.md",
-        ]
-        found = menu.completed(given, pages_of_docs)
+        known = ["x/c.md", "index.md", "source/d.md", "a.md", "x/b.md", "pictures/README.md"]
+        found = menu.completed(given, known)
         self.assertEqual(menu.named(found), ["index.md", "a.md", "x/b.md", "x/c.md"])
         self.assertEqual(found[1]["Guides"][-1], "x/c.md")
-        self.assertEqual(menu.completed(found, pages_of_docs), found)
+        self.assertEqual(menu.completed(found, known), found)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 
 In a wide and in a narrow window. Prints a line for each error of the console, failed request,
 request to another host, picture that is not drawn, and page that is wider than its window; exit
-code 1 where there is one. Needs playwright and a Chromium, the system's or one that playwright has
-installed.
+code 1 where there is one, or where one of each kind, planted in a page, is not seen. Needs
+playwright and a Chromium, the system's or one that playwright has installed.
 """
 
 import contextlib
@@ -13,11 +13,17 @@ import http.server
 import pathlib
 import shutil
 import sys
+import tempfile
 import threading
 
 from playwright.sync_api import sync_playwright
 
 WINDOWS = {"wide": {"width": 1280, "height": 900}, "narrow": {"width": 390, "height": 844}}
+# A page with a fault of each kind, and a word of what is said of it.
+PLANTED = """<!doctype html><body><img src="missing.svg"><img src="http://127.0.0.2:9/x.svg">
+<div style="width: 2000px">wide</div><script>console.error("said"); undefined_name()</script>"""
+KINDS = ("console: said", "script: ", "missing.svg gave 404", "missing.svg is not drawn",
+         "is another host's", "wider than the wide", "wider than the narrow")  # fmt: skip
 # Pictures without pixels, and how much wider than the window the page is.
 LOOK = """() => ({
   missing: [...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src),
@@ -81,6 +87,14 @@ def faults_of(name, screenshots, address, browser):
     return list(dict.fromkeys(faults))
 
 
+def unseen(browser):
+    """Kinds of faults that are not seen in a page which has them."""
+    with tempfile.TemporaryDirectory() as folder, served(folder) as address:
+        (pathlib.Path(folder) / "page.html").write_text(PLANTED, encoding="utf-8")
+        found = "\n".join(faults_of("page.html", None, address, browser))
+    return [kind for kind in KINDS if kind not in found]
+
+
 def main():
     site = pathlib.Path(sys.argv[1]).resolve()
     screenshots = pathlib.Path(sys.argv[2]).resolve() if len(sys.argv) > 2 else None
@@ -88,6 +102,7 @@ def main():
     with sync_playwright() as playwright, served(site) as address:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         names, faults = browse(site, screenshots, address, browser)
+        faults += [f"planted and not seen: {kind}" for kind in unseen(browser)]
         version = browser.version
         browser.close()
     print("".join(f"{fault}\n" for fault in faults), file=sys.stderr, end="")
