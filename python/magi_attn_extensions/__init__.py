@@ -2,8 +2,10 @@
 """Attention with sinks by the arguments of FlashAttention 2, 3 and 4: the original's functions.
 
 sink: logits that add to the denominator of a row's softmax only, float32 [sinks, heads_q]
-(sink_layout "sh") or one for each row ("ssh"), with a gradient. Attention is that of
-magi_attention.api.flex_flash_attn_func, on the CPU and on GPUs; what it cannot do is
+(sink_layout "sh") or one for each row ("ssh"), with a gradient. Where FlashAttention of the
+function's release is installed and serves the GPU, out and lse are its own, corrected with the
+sink; lse has a gradient with release 4 alone. Else attention is that of
+magi_attention.api.flex_flash_attn_func, on the CPU and on GPUs. What neither can do is
 NotImplementedError by the argument's name.
 """
 

@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 import torch
 
 from magi_attention.api import flex_flash_attn_func, infer_attn_mask_from_cu_seqlens
+from magi_attn_extensions import _installed
 
 
 class Options(NamedTuple):
-    """What every function here takes. window_size: keys (left, right) of the diagonal, aligned
+    """What every function here takes. release: of FlashAttention, whose kernels are used where it
+    is installed and serves the tensors. window_size: keys (left, right) of the diagonal, aligned
     bottom right, that are seen, -1: all; causal: none right of it.
     """
 
+    release: int
     sink: torch.Tensor | None
     sink_layout: str
     softmax_scale: float | None
@@ -34,10 +37,29 @@ def refuse(**asked: Any) -> None:
             raise NotImplementedError(f"{name} is not available; leave it out")
 
 
-def attend_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, options: Options):
-    """q [rows_q, heads_q, dim], k, v [rows_k, heads_kv, dim] of documents between bounds -> out,
-    and lse [heads_q, rows_q] where it is asked for.
+def attend_packed(q, k, v, bounds: tuple, longest: tuple, options: Options):
+    """q [rows_q, heads_q, dim], k, v [rows_k, heads_kv, dim] of documents between bounds of queries
+    and of keys, and the lengths of the longest -> out, and lse [heads_q, rows_q] where it is asked
+    for.
     """
+    if _installed.serves(options.release, q, v):
+        on_device = (torch.as_tensor(b, dtype=torch.int32, device=q.device) for b in bounds)
+        return _by_installed(q, k, v, (*on_device, *longest), options)
+    return _packed(q, k, v, *bounds, options)
+
+
+def _by_installed(q, k, v, bounds: tuple | None, options: Options):
+    """attend_packed and attend_batch (bounds None) by FlashAttention."""
+    call = _installed.Call(
+        options.release, bounds, options.softmax_scale, options.causal, tuple(options.window_size),
+        options.softcap, options.deterministic, options.sm_margin,
+    )  # fmt: skip
+    out, lse = _installed.attend(q, k, v, options.sink, options.sink_layout, call)
+    return (out, lse) if options.return_attn_probs else out
+
+
+def _packed(q, k, v, cu_seqlens_q, cu_seqlens_k, options: Options):
+    """attend_packed by the library's own kernels."""
     left, right = options.window_size
     is_windowed = left >= 0 or (right >= 0 and not options.causal)
     window = (left, 0 if options.causal else right) if is_windowed else (-1, -1)
@@ -67,8 +89,10 @@ def attend_batch(q, k, v, options: Options):
         raise ValueError(f"k has a batch of {k.shape[0]}; allowed: {batch}, that of q")
     if options.sink is not None and options.sink_layout == "ssh":
         options = options._replace(sink=options.sink.flatten(0, 1))
+    if _installed.serves(options.release, q, v):
+        return _by_installed(q, k, v, None, options)
     bounds = ([rows * index for index in range(batch + 1)] for rows in (rows_q, rows_k))
-    found = attend_packed(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), *bounds, options)
+    found = _packed(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), *bounds, options)
     if not options.return_attn_probs:
         return found.unflatten(0, (batch, rows_q))
     out, lse = found

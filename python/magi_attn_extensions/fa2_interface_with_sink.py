@@ -33,7 +33,7 @@ def fa2_func_with_sink(
     """
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     options = Options(
-        sink, sink_layout, softmax_scale, causal, window_size, softcap, deterministic,
+        2, sink, sink_layout, softmax_scale, causal, window_size, softcap, deterministic,
         return_attn_probs=return_attn_probs,
     )  # fmt: skip
     return attend_batch(q, k, v, options)
@@ -107,16 +107,17 @@ def fa2_varlen_func_with_sink(
     block_table: Tensor | None = None,
 ):
     """flash_attn_varlen_func: q [rows_q, heads_q, dim], k, v [rows_k, heads_kv, dim], documents
-    between the bounds cu_seqlens_q and cu_seqlens_k. max_seqlen_q and max_seqlen_k are not needed.
+    between the bounds cu_seqlens_q and cu_seqlens_k. max_seqlen_q, max_seqlen_k: of the longest.
     Returns out like q, or with return_attn_probs (out, lse [heads_q, rows_q]). NotImplementedError
     for dropout_p, alibi_slopes and block_table.
     """
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
     options = Options(
-        sink, sink_layout, softmax_scale, causal, window_size, softcap, deterministic,
+        2, sink, sink_layout, softmax_scale, causal, window_size, softcap, deterministic,
         return_attn_probs=return_attn_probs,
     )  # fmt: skip
-    return attend_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, options)
+    bounds, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    return attend_packed(q, k, v, bounds, longest, options)
 
 
 def fa2_varlen_qkvpacked_func_with_sink(
@@ -135,7 +136,7 @@ def fa2_varlen_qkvpacked_func_with_sink(
     return_attn_probs: bool = False,
 ):
     """flash_attn_varlen_qkvpacked_func: qkv [rows, 3, heads, dim], documents between the bounds
-    cu_seqlens. max_seqlen is not needed. Returns out like q, or with return_attn_probs (out, lse
+    cu_seqlens. max_seqlen: of the longest. Returns out like q, or with return_attn_probs (out, lse
     [heads_q, rows_q]). NotImplementedError for dropout_p and alibi_slopes.
     """
     return fa2_varlen_func_with_sink(
@@ -164,7 +165,7 @@ def fa2_varlen_kvpacked_func_with_sink(
     return_attn_probs: bool = False,
 ):
     """flash_attn_varlen_kvpacked_func: q [rows_q, heads_q, dim], kv [rows_k, 2, heads_kv, dim],
-    documents between the bounds. max_seqlen_q and max_seqlen_k are not needed. Returns out like q,
+    documents between the bounds. max_seqlen_q, max_seqlen_k: of the longest. Returns out like q,
     or with return_attn_probs (out, lse [heads_q, rows_q]). NotImplementedError for dropout_p and
     alibi_slopes.
     """

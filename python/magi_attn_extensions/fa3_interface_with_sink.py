@@ -49,7 +49,7 @@ def fa3_func_with_sink(
         attention_chunk=attention_chunk,
     )  # fmt: skip
     options = Options(
-        sink, sink_layout, softmax_scale, causal, window_size, softcap, deterministic, sm_margin,
+        3, sink, sink_layout, softmax_scale, causal, window_size, softcap, deterministic, sm_margin,
         return_attn_probs,
     )  # fmt: skip
     return attend_batch(q, k, v, options)
@@ -84,7 +84,7 @@ def fa3_varlen_func_with_sink(
 ):
     """flash_attn_varlen_func: q [rows_q, heads_q, dim], k, v [rows_k, heads_kv, dim], documents
     between the bounds. Returns out like q, or with return_attn_probs (out, lse [heads_q, rows_q]).
-    max_seqlen_q and max_seqlen_k are not needed. num_splits and pack_gqa have no effect on results.
+    max_seqlen_q, max_seqlen_k: of the longest. num_splits and pack_gqa have no effect on results.
     NotImplementedError for qv, descaling and attention_chunk, seqused_q and seqused_k.
     """
     refuse(
@@ -92,10 +92,11 @@ def fa3_varlen_func_with_sink(
         v_descale=v_descale, attention_chunk=attention_chunk,
     )  # fmt: skip
     options = Options(
-        sink, sink_layout, softmax_scale, causal, window_size, softcap, deterministic, sm_margin,
+        3, sink, sink_layout, softmax_scale, causal, window_size, softcap, deterministic, sm_margin,
         return_attn_probs,
     )  # fmt: skip
-    return attend_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, options)
+    bounds, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    return attend_packed(q, k, v, bounds, longest, options)
 
 
 def fa3_qkvpacked_func_with_sink(

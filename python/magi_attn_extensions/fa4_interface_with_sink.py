@@ -29,7 +29,7 @@ def fa4_func_with_sink(
     and pack_gqa have no effect on results.
     """
     options = Options(
-        sink, sink_layout, softmax_scale, causal, softcap=softcap, deterministic=deterministic,
+        4, sink, sink_layout, softmax_scale, causal, softcap=softcap, deterministic=deterministic,
         return_attn_probs=return_attn_probs,
     )  # fmt: skip
     return attend_batch(q, k, v, options)
@@ -55,10 +55,11 @@ def fa4_varlen_func_with_sink(
 ):
     """flash_attn_varlen_func: q [rows_q, heads_q, dim], k, v [rows_k, heads_kv, dim], documents
     between the bounds. Returns out like q, or with return_attn_probs (out, lse [heads_q, rows_q]).
-    max_seqlen_q and max_seqlen_k are not needed; num_splits and pack_gqa have no effect on results.
+    max_seqlen_q, max_seqlen_k: of the longest; num_splits and pack_gqa have no effect on results.
     """
     options = Options(
-        sink, sink_layout, softmax_scale, causal, softcap=softcap, deterministic=deterministic,
+        4, sink, sink_layout, softmax_scale, causal, softcap=softcap, deterministic=deterministic,
         return_attn_probs=return_attn_probs,
     )  # fmt: skip
-    return attend_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, options)
+    bounds, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    return attend_packed(q, k, v, bounds, longest, options)

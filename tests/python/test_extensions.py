@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """magi_attn_extensions against dense attention with a sink."""
 
+import contextlib
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+import flash_reference
 import magi_attn_extensions as extensions
 from magi_attention.testing import assert_close, ref_attn_func
+from magi_attn_extensions import _installed
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 
@@ -32,14 +37,17 @@ def make_sink(layout, rows, lead=()):
     return random(2, HEADS, seed=9) if layout == "sh" else random(*lead, *rows, 2, HEADS, seed=9)
 
 
-def agrees(call, leaves, wanted_call):
+def agrees(call, leaves, wanted_call, through_lse=True):
     """out, lse and all gradients."""
     results = []
     for run in (call, wanted_call):
         for leaf in leaves:
             leaf.grad = None
         out, lse = run()
-        (out.square().sum() + lse[lse.isfinite()].sum()).backward()
+        loss = out.square().sum()
+        if through_lse:
+            loss = loss + lse[lse.isfinite()].sum()
+        loss.backward()
         results.append([out.detach(), lse.detach(), *(leaf.grad for leaf in leaves)])
     for one, other in zip(*results):
         assert_close(one, other)
@@ -57,10 +65,28 @@ def wanted_batch(q, k, v, sink, layout, seen, **options):
     return out, torch.stack([meta.lse.transpose(0, 1) for _, meta in found])
 
 
+# By the library's kernels, or by FlashAttention of the functions' releases.
+KERNELS = pytest.mark.parametrize("is_installed", [False, True], ids=["own", "installed"])
+
+
+def kernels(is_installed):
+    return flash_reference.installed(2, 3, 4) if is_installed else contextlib.nullcontext()
+
+
+@KERNELS
 @pytest.mark.parametrize("layout", [None, "sh", "ssh"])
 @pytest.mark.parametrize("causal, window", [(False, (-1, -1)), (True, (-1, -1)), (True, (3, -1)),
                                             (False, (3, 2)), (True, (3, 4))])  # fmt: skip
-def test_batches(layout, causal, window):
+def test_batches(layout, causal, window, is_installed):
+    with kernels(is_installed):
+        check_batches(layout, causal, window, is_installed)
+    releases = ["2", "3"] + ["4"] * (window == (-1, -1))
+    told = {f"{which} {n}" for n in releases for which in ("forward", "backward")}
+    assert set(flash_reference.calls) == (told if is_installed else set())
+    flash_reference.calls.clear()
+
+
+def check_batches(layout, causal, window, is_installed):
     rows_q, rows_k = 7, 11
     q, k, v = (random(2, rows, heads, DIM, seed=seed) for seed, (rows, heads) in enumerate(
         ((rows_q, HEADS), (rows_k, KV_HEADS), (rows_k, KV_HEADS))))  # fmt: skip
@@ -74,8 +100,9 @@ def test_batches(layout, causal, window):
         return wanted_batch(q, k, v, sink, layout, seen, softcap=4.0)
 
     fa2, fa3 = extensions.fa2_func_with_sink, extensions.fa3_func_with_sink
-    agrees(lambda: fa2(q, k, v, window_size=window, **given), leaves, wanted)
-    agrees(lambda: fa3(q, k, v, window_size=window, pack_gqa=True, **given), leaves, wanted)
+    own = not is_installed
+    agrees(lambda: fa2(q, k, v, window_size=window, **given), leaves, wanted, own)
+    agrees(lambda: fa3(q, k, v, window_size=window, pack_gqa=True, **given), leaves, wanted, own)
     packed = extensions.fa2_kvpacked_func_with_sink
     kv = torch.stack((k, v), 2)
     out, _ = packed(q, kv, window_size=window, **given)
@@ -102,9 +129,17 @@ def test_packed_heads(layout):
                                    visible(9, 9, True))[0])  # fmt: skip
 
 
+@KERNELS
 @pytest.mark.parametrize("layout", [None, "sh", "ssh"])
 @pytest.mark.parametrize("on_tensors", [False, True])
-def test_documents(layout, on_tensors):
+def test_documents(layout, on_tensors, is_installed):
+    with kernels(is_installed):
+        check_documents(layout, on_tensors, is_installed)
+    assert bool(flash_reference.calls) == is_installed
+    flash_reference.calls.clear()
+
+
+def check_documents(layout, on_tensors, is_installed):
     bounds_q, bounds_k = [0, 4, 9, 9, 16], [0, 6, 9, 12, 20]
     q, k, v = random(16, HEADS, DIM), random(20, KV_HEADS, DIM), random(20, KV_HEADS, DIM, seed=3)
     sink = make_sink(layout, (16,))
@@ -126,7 +161,8 @@ def test_documents(layout, on_tensors):
 
     for name in ("fa2", "fa3", "fa4"):
         function = getattr(extensions, f"{name}_varlen_func_with_sink")
-        agrees(lambda: function(q, k, v, *cu, 7, 8, **given), leaves, wanted)
+        through_lse = not is_installed or name == "fa4"
+        agrees(lambda: function(q, k, v, *cu, 7, 8, **given), leaves, wanted, through_lse)
     kv = torch.stack((k, v), 1)
     out, _ = extensions.fa2_varlen_kvpacked_func_with_sink(q, kv, *cu, 7, 8, **given)
     assert_close(out, wanted()[0])
@@ -134,6 +170,57 @@ def test_documents(layout, on_tensors):
     out = extensions.fa2_varlen_qkvpacked_func_with_sink(qkv, cu[0], 7, causal=True)
     alone = extensions.fa2_varlen_func_with_sink(q, q, q, cu[0], cu[0], 7, 7, causal=True)
     assert_close(out, alone)
+
+
+def test_gradient_of_lse_that_a_release_does_not_have():
+    q = random(1, 4, 2, 8)
+    with flash_reference.installed(2):
+        out, lse = extensions.fa2_func_with_sink(q, q, q, return_attn_probs=True)
+        with pytest.raises(NotImplementedError, match=r"^lse has no gradient"):
+            (out.sum() + lse.sum()).backward()
+        extensions.fa3_func_with_sink(q, q, q)
+    assert flash_reference.calls == ["forward 2"]
+    flash_reference.calls.clear()
+
+
+@pytest.mark.parametrize("layout", ["sh", "ssh"])
+def test_rows_without_keys(layout):
+    """FlashAttention 2 says lse inf of them; with a sink the sink's lse is right."""
+    q, k = random(2, 7, HEADS, DIM), random(2, 3, HEADS, DIM, seed=1)
+    sink = make_sink(layout, (7,), (2,))
+
+    def call():
+        return extensions.fa2_func_with_sink(
+            q, k, k, sink, layout, causal=True, return_attn_probs=True
+        )
+
+    def wanted():
+        return wanted_batch(q, k, k, sink, layout, visible(7, 3, True))
+
+    with flash_reference.installed(2):
+        agrees(call, [q, k, sink], wanted, False)
+        _, lse = extensions.fa2_func_with_sink(q, k, k, causal=True, return_attn_probs=True)
+        assert lse[:, :, :4].isneginf().all() and lse[:, :, 4:].isfinite().all()
+    flash_reference.calls.clear()
+
+
+@pytest.mark.parametrize(
+    "release, major, dim, dtype, wanted",
+    [(2, 8, 64, torch.bfloat16, True), (2, 7, 64, torch.bfloat16, False),
+     (3, 9, 256, torch.float16, True), (3, 10, 64, torch.float16, False),
+     (3, 9, 64, torch.float32, False), (3, 9, 60, torch.float16, False),
+     (4, 10, 128, torch.bfloat16, True), (4, 10, 192, torch.bfloat16, False),
+     (4, 9, 192, torch.bfloat16, True), (4, 12, 64, torch.bfloat16, False)],
+)  # fmt: skip
+def test_what_an_installed_release_serves(monkeypatch, release, major, dim, dtype, wanted):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    monkeypatch.setattr(_installed, "_is_installed", lambda module: True)
+    with FakeTensorMode():
+        q = torch.empty(4, 2, dim, dtype=dtype, device="cuda:0")
+        assert _installed.serves(release, q, q) == wanted
+        assert not _installed.serves(release, q.cpu(), q.cpu())
+        monkeypatch.setattr(_installed, "_is_installed", lambda module: False)
+        assert not _installed.serves(release, q, q)
 
 
 def test_refusals():

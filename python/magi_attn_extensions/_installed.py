@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""out and lse of the FlashAttention that is installed, corrected with a sink.
+
+A sink adds to the denominator of a row alone, so FlashAttention's forward stays as it is; its
+backward is given out and lse with the sink in them, which makes its weights those of the whole row.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from magi_attention.functional._checks import check_sink
+from magi_attention.functional.utils import correct_attn_out_lse_with_sink, sink_bwd
+
+_TYPES = (torch.float16, torch.bfloat16)
+_MAX_DIM = 256
+
+
+class _Release(NamedTuple):
+    """A release of FlashAttention: the module of its functions, the GPUs that it serves by the
+    major number of their compute capability, the argument that asks for lse, the name of its
+    backward for batches and for packed documents, and whether that takes a gradient of lse.
+    """
+
+    module: str
+    majors: tuple[int, ...]
+    asking_for_lse: str
+    backwards: tuple[str, str]
+    has_dlse: bool
+
+
+_OF_2 = "_flash_attn_backward", "_flash_attn_varlen_backward"
+_RELEASES = {
+    2: _Release(
+        "flash_attn.flash_attn_interface", (8, 9, 10, 11, 12), "return_attn_probs", _OF_2, False
+    ),
+    3: _Release("flash_attn_interface", (9,), "return_attn_probs", (_OF_2[0],) * 2, False),
+    4: _Release(
+        "flash_attn.cute.interface", (9, 10, 11), "return_lse", ("_flash_attn_bwd",) * 2, True
+    ),
+}
+
+
+class Call(NamedTuple):
+    """release: 2, 3 or 4. bounds: cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, or None
+    for batches. window: keys left and right of the diagonal, -1: all.
+    """
+
+    release: int
+    bounds: tuple | None
+    softmax_scale: float | None
+    causal: bool
+    window: tuple[int, int]
+    softcap: float
+    deterministic: bool
+    sm_margin: int
+
+
+def serves(release: int, q: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether this release is installed and its kernels take such tensors."""
+    dims = q.shape[-1], v.shape[-1]
+    fits = q.is_cuda and q.dtype in _TYPES and dims[0] == dims[1]
+    if not fits or dims[0] % 8 or dims[0] > _MAX_DIM or not q.numel() or not v.numel():
+        return False
+    major = torch.cuda.get_device_capability(q.device)[0]
+    if release == 4 and major != 9 and 128 < dims[0] < _MAX_DIM:
+        return False
+    return major in _RELEASES[release].majors and _is_installed(_RELEASES[release].module)
+
+
+@functools.cache
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+def attend(q, k, v, sink: torch.Tensor | None, sink_layout: str, call: Call):
+    """out like q and lse [heads, rows] or [batch, heads, rows], with gradients. Tensors are [rows,
+    heads, dim], or [batch, rows, heads, dim]; a sink of every row is [rows of all, sinks, heads].
+    """
+    if sink is not None:
+        sink, _ = check_sink(sink, sink_layout, q.flatten(0, -3))
+    return _WithSink.apply(q, k, v, sink, sink_layout, call)
+
+
+class _WithSink(torch.autograd.Function):
+    """out and lse."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, sink, sink_layout, call):
+        release = _RELEASES[call.release]
+        name = "flash_attn_func" if call.bounds is None else "flash_attn_varlen_func"
+        function = getattr(importlib.import_module(release.module), name)
+        out, lse, *_ = function(q, k, v, **_forward_arguments(function, call))
+        _check_lse(lse, q, call)
+        lse = lse.masked_fill(lse.isinf(), -torch.inf)  # release 2 says inf of rows without keys
+        if sink is not None:
+            corrected, rows_lse = correct_attn_out_lse_with_sink(
+                out.flatten(0, -3), _by_rows(lse), sink, sink_layout
+            )
+            out, lse = corrected.view_as(out), _by_heads(rows_lse, lse)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, out, lse, sink)
+        ctx.sink_layout, ctx.call = sink_layout, call
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        q, k, v, out, lse, sink = ctx.saved_tensors
+        if dlse is not None and not _RELEASES[ctx.call.release].has_dlse:
+            raise NotImplementedError(
+                f"lse has no gradient with FlashAttention {ctx.call.release}; use out alone"
+            )
+        dout = torch.zeros_like(out) if dout is None else dout.contiguous()
+        gradients = _gradients(ctx.call, q, k, v, out, lse, dout, dlse)
+        dsink = None
+        if sink is not None:
+            of_rows = (t.flatten(0, -3) for t in (out, dout))
+            dsink = sink_bwd(sink, _by_rows(lse), *of_rows, ctx.sink_layout)
+            if dlse is not None:
+                dsink += _through_lse(sink, _by_rows(lse), _by_rows(dlse), ctx.sink_layout)
+        return *gradients, dsink, None, None
+
+
+def _through_lse(sink, lse, dlse, sink_layout: str) -> torch.Tensor:
+    """The gradient of the sink through lse; all [rows, heads]."""
+    rows = sink.unsqueeze(0) if sink_layout == "sh" else sink
+    known = lse.masked_fill(lse.isneginf(), 0.0)
+    found = torch.exp(rows - known.unsqueeze(1)) * dlse.unsqueeze(1)
+    return found.sum(0) if sink_layout == "sh" else found
+
+
+def _check_lse(lse: torch.Tensor, q: torch.Tensor, call: Call) -> None:
+    """NotImplementedError for an old release, which pads documents."""
+    wanted = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    if tuple(lse.shape) != wanted:
+        raise NotImplementedError(
+            f"lse of FlashAttention {call.release} has shape {list(lse.shape)}; allowed: "
+            f"{list(wanted)}, that of a later one"
+        )
+
+
+def _forward_arguments(function: Callable, call: Call) -> dict[str, Any]:
+    """Only what is not the default: releases differ in what they know."""
+    release = _RELEASES[call.release]
+    asked = {
+        "causal": call.causal,
+        "softcap": call.softcap,
+        "deterministic": call.deterministic,
+        "sm_margin": call.sm_margin,
+        "window_size": call.window if call.window != (-1, -1) else None,
+    }
+    found = {name: value for name, value in asked.items() if value}
+    if call.softmax_scale is not None:
+        found["softmax_scale"] = call.softmax_scale
+    if release.asking_for_lse in _parameters(function):  # some always give it
+        found[release.asking_for_lse] = True
+    return found | _bounds_by_name(call)
+
+
+def _gradients(call: Call, q, k, v, out, lse, dout, dlse) -> list[torch.Tensor]:
+    release = _RELEASES[call.release]
+    function = getattr(
+        importlib.import_module(release.module), release.backwards[call.bounds is not None]
+    )
+    made = {f"d{name}": torch.empty_like(t) for name, t in zip("qkv", (q, k, v))}
+    lse = lse.masked_fill(lse.isneginf(), 0.0).contiguous()  # of rows that see nothing
+    scale = q.shape[-1] ** -0.5 if call.softmax_scale is None else call.softmax_scale
+    left, right = call.window
+    if call.release == 4:
+        left = right = None  # its functions here have no window
+    given = {
+        **made, **_bounds_by_name(call), "q": q, "k": k, "v": v, "out": out, "dout": dout,
+        "softmax_lse": lse, "lse": lse, "dlse": None if dlse is None else dlse.contiguous(),
+        "softmax_scale": scale, "causal": call.causal, "is_causal": call.causal,
+        "window_size": call.window, "window_size_left": left, "window_size_right": right,
+        "softcap": call.softcap, "deterministic": call.deterministic, "sm_margin": call.sm_margin,
+        "dropout_p": 0.0, "alibi_slopes": None,
+    }  # fmt: skip
+    known = _parameters(function)
+    function(**{name: value for name, value in given.items() if name in known})
+    return list(made.values())
+
+
+def _bounds_by_name(call: Call) -> dict[str, Any]:
+    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    return {} if call.bounds is None else dict(zip(names, call.bounds))
+
+
+def _parameters(function: Callable) -> dict[str, inspect.Parameter]:
+    """Of a function, or of what torch.library.custom_op made of it."""
+    return dict(inspect.signature(getattr(function, "_init_fn", function)).parameters)
+
+
+def _by_rows(lse: torch.Tensor) -> torch.Tensor:
+    """[(batch,) heads, rows] -> [rows of all, heads]"""
+    return lse.transpose(-1, -2).flatten(0, -2)
+
+
+def _by_heads(lse: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The inverse."""
+    return lse.unflatten(0, (*like.shape[:-2], like.shape[-1])).transpose(-1, -2).contiguous()

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stand-ins for the functions of FlashAttention 2, 3 and 4, by their signatures: dense attention in
+float64 without sinks. Backward takes what it is given for out and lse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from unittest import mock
+
+import torch
+
+from magi_attn_extensions import _installed
+
+calls: list[str] = []
+
+
+def _seen(rows_q, rows_k, causal, window) -> torch.Tensor:
+    distance = torch.arange(rows_k)[None] - torch.arange(rows_q)[:, None] - (rows_k - rows_q)
+    left, right = (-1 if side is None else side for side in window)
+    right = 0 if causal else right
+    seen = torch.ones(rows_q, rows_k, dtype=torch.bool)
+    if left >= 0:
+        seen &= distance >= -left
+    return seen & (distance <= right) if right >= 0 else seen
+
+
+def _parts(q, k, bounds):
+    """Rows and keys of each document, and the place of its lse."""
+    if bounds[0] is None:
+        for b in range(len(q)):
+            yield (b,), (b,), (b, slice(None), slice(None))
+        return
+    cu_q, cu_k, longest_q, longest_k = bounds
+    assert cu_q.dtype == cu_k.dtype == torch.int32
+    assert longest_q >= cu_q.diff().max() and longest_k >= cu_k.diff().max()
+    for q0, q1, k0, k1 in zip(cu_q, cu_q[1:], cu_k, cu_k[1:]):
+        yield (slice(q0, q1),), (slice(k0, k1),), (slice(None), slice(q0, q1))
+
+
+def _scores(q, k, options):
+    """[heads, rows, keys], and their slope through the softcap."""
+    scale, causal, window, softcap = options
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    slope = torch.full_like(scores, scale)
+    if softcap:
+        capped = torch.tanh(scores / softcap)
+        scores, slope = softcap * capped, scale * (1 - capped.square())
+    seen = _seen(q.shape[0], k.shape[0], causal, window)
+    return scores.masked_fill(~seen, -torch.inf), slope
+
+
+def _forward(q, k, v, bounds, options, without_keys):
+    lse_shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    out, lse = torch.zeros_like(q), q.new_full(lse_shape, torch.nan)
+    with torch.no_grad():
+        for rows, keys, place in _parts(q, k, bounds):
+            scores, _ = _scores(q[rows], k[keys], options)
+            values = v[keys].repeat_interleave(q.shape[-2] // v.shape[-2], 1)
+            of_rows = scores.logsumexp(-1) if scores.shape[2] else scores.new_full(
+                scores.shape[:2], -torch.inf)  # fmt: skip
+            weights = scores.softmax(-1).nan_to_num()
+            out[rows] = torch.einsum("hqk,khd->qhd", weights, values)
+            lse[place] = of_rows.masked_fill(of_rows.isneginf(), without_keys)
+    return out, lse
+
+
+def _backward(q, k, v, out, dout, lse, dlse, bounds, options, written) -> None:
+    for tensor in written:
+        tensor.zero_()
+    group = q.shape[-2] // k.shape[-2]
+    for rows, keys, place in _parts(q, k, bounds):
+        scores, slope = _scores(q[rows], k[keys], options)
+        weights = torch.exp(scores - lse[place].unsqueeze(-1))
+        drop = (dout[rows] * out[rows]).sum(-1).T - (0.0 if dlse is None else dlse[place])
+        values = v[keys].repeat_interleave(group, 1)
+        dweights = torch.einsum("qhd,khd->hqk", dout[rows], values)
+        dscores = weights * (dweights - drop.unsqueeze(-1)) * slope
+        wide = k[keys].repeat_interleave(group, 1)
+        found = (
+            torch.einsum("hqk,khd->qhd", dscores, wide),
+            torch.einsum("hqk,qhd->khd", dscores, q[rows]),
+            torch.einsum("hqk,qhd->khd", weights, dout[rows]),
+        )
+        for tensor, gradient, index in zip(written, found, (rows, keys, keys)):
+            tensor[index] = gradient.unflatten(1, (tensor.shape[-2], -1)).sum(2)
+
+
+NO_BOUNDS = (None,) * 4
+
+
+def _of_2() -> dict:
+    def flash_attn_func(
+        q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
+        softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
+    ):  # fmt: skip
+        calls.append("forward 2")
+        options = softmax_scale, causal, window_size, softcap
+        assert return_attn_probs and dropout_p == 0.0 and alibi_slopes is None
+        return *_forward(q, k, v, NO_BOUNDS, options, torch.inf), None
+
+    def flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+        softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+        deterministic=False, return_attn_probs=False, block_table=None,
+    ):  # fmt: skip
+        calls.append("forward 2")
+        bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        options = softmax_scale, causal, window_size, softcap
+        return *_forward(q, k, v, bounds, options, torch.inf), None
+
+    def _flash_attn_backward(
+        dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal,
+        window_size_left, window_size_right, softcap, alibi_slopes, deterministic, rng_state=None,
+    ):  # fmt: skip
+        calls.append("backward 2")
+        options = softmax_scale, causal, (window_size_left, window_size_right), softcap
+        _backward(q, k, v, out, dout, softmax_lse, None, NO_BOUNDS, options, (dq, dk, dv))
+
+    def _flash_attn_varlen_backward(
+        dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+        max_seqlen_k, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
+        softcap, alibi_slopes, deterministic, rng_state=None, zero_tensors=False,
+    ):  # fmt: skip
+        calls.append("backward 2")
+        bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        options = softmax_scale, causal, (window_size_left, window_size_right), softcap
+        _backward(q, k, v, out, dout, softmax_lse, None, bounds, options, (dq, dk, dv))
+
+    return locals()
+
+
+def _of_3() -> dict:
+    def flash_attn_func(
+        q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None,
+        v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1,
+        pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False,
+    ):  # fmt: skip
+        calls.append("forward 3")
+        options = softmax_scale, causal, window_size, softcap
+        assert return_attn_probs
+        return _forward(q, k, v, NO_BOUNDS, options, -torch.inf)
+
+    def flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None,
+        seqused_k=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+        deterministic=False, sm_margin=0,
+    ):  # fmt: skip
+        """As of releases that always give lse."""
+        calls.append("forward 3")
+        bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        options = softmax_scale, causal, window_size, softcap
+        return _forward(q, k, v, bounds, options, -torch.inf)
+
+    def backward(
+        dout, q, k, v, out, softmax_lse, cu_seqlens_q=None, cu_seqlens_k=None, sequed_q=None,
+        sequed_k=None, max_seqlen_q=None, max_seqlen_k=None, dq=None, dk=None, dv=None,
+        softmax_scale=None, is_causal=False, window_size_left=-1, window_size_right=-1,
+        softcap=0.0, deterministic=False, sm_margin=0,
+    ):  # fmt: skip
+        calls.append("backward 3")
+        bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        options = softmax_scale, is_causal, (window_size_left, window_size_right), softcap
+        _backward(q, k, v, out, dout, softmax_lse, None, bounds, options, (dq, dk, dv))
+
+    class Operator:
+        """What torch.library.custom_op makes of a function."""
+
+        _init_fn = staticmethod(backward)
+
+        def __call__(self, *arguments, **named):
+            return self._init_fn(*arguments, **named)
+
+    return {
+        "flash_attn_func": flash_attn_func,
+        "flash_attn_varlen_func": flash_attn_varlen_func,
+        "_flash_attn_backward": Operator(),
+    }
+
+
+def _of_4() -> dict:
+    def flash_attn_func(
+        q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False,
+        window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None,
+        deterministic=False, return_lse=False,
+    ):  # fmt: skip
+        calls.append("forward 4")
+        assert return_lse
+        options = softmax_scale, causal, window_size, softcap
+        return _forward(q, k, v, NO_BOUNDS, options, -torch.inf)
+
+    def flash_attn_varlen_func(
+        q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+        max_seqlen_k=None, softmax_scale=None, causal=False, window_size=(None, None),
+        softcap=0.0, deterministic=False, return_lse=False,
+    ):  # fmt: skip
+        calls.append("forward 4")
+        bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        options = softmax_scale, causal, window_size, softcap
+        return _forward(q, k, v, bounds, options, -torch.inf)
+
+    def _flash_attn_bwd(
+        q, k, v, out, dout, lse, softmax_scale=None, causal=False, softcap=0.0,
+        window_size_left=None, window_size_right=None, cu_seqlens_q=None, cu_seqlens_k=None,
+        max_seqlen_q=None, max_seqlen_k=None, deterministic=False, dq=None, dk=None, dv=None,
+        dlse=None,
+    ):  # fmt: skip
+        calls.append("backward 4")
+        bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        options = softmax_scale, causal, (window_size_left, window_size_right), softcap
+        _backward(q, k, v, out, dout, lse, dlse, bounds, options, (dq, dk, dv))
+
+    return locals()
+
+
+@contextlib.contextmanager
+def installed(*releases: int):
+    """These releases, for tensors of any type in host memory."""
+    found = {2: _of_2, 3: _of_3, 4: _of_4}
+    made = {}
+    for release in releases:
+        name = _installed._RELEASES[release].module
+        made[name] = types.ModuleType(name)
+        vars(made[name]).update(found[release]())
+        for parent in ("flash_attn", "flash_attn.cute"):
+            made.setdefault(parent, types.ModuleType(parent))
+    calls.clear()
+    with (
+        mock.patch.dict(sys.modules, made),
+        mock.patch.object(_installed, "serves", lambda release, q, v: release in releases),
+    ):
+        yield
