@@ -1,28 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/utsname.h>
-
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <thread>
 
 #include "base/env.hpp"
 #include "commands.hpp"
 #include "cost.hpp"
 #include "doctor/calibrate.hpp"
-#include "doctor/gpus.hpp"
+#include "doctor/report.hpp"
 #include "doctor/small_attention.hpp"
-#include "draw/numbers.hpp"
 #include "files.hpp"
-#include "kernels/attention/backend.hpp"
 #include "magi/error.hpp"
+#include "magi/runtime.hpp"
 
 namespace magi::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
+constexpr std::int32_t kRanks = 2;
 
 struct DoctorFlags {
   bool is_calibrating = false;
@@ -30,114 +24,86 @@ struct DoctorFlags {
   bool is_json = false;
 };
 
-/// What ran a small attention, and what was wrong.
-struct Checked {
-  std::string where;
-  std::string backend;
-  std::vector<std::string> findings;
-};
+using Findings = std::vector<std::string>;
 
-Checked check_on(const std::string& where, const std::string& backend, const RankPlace& place) {
+Checked check_on(const std::string& where, const std::string& backend,
+                 const std::function<Findings()>& check) {
   Checked checked{.where = where, .backend = backend, .findings = {}};
   try {
-    checked.findings = check_small_attention(place);
+    checked.findings = check();
   } catch (const std::exception& error) {
     checked.findings.emplace_back(error.what());
   }
   return checked;
 }
 
-std::vector<Checked> check_devices(const GpuMachine& machine) {
-  std::vector<Checked> all{check_on("the CPU", find_backend("", kCpuDevice)->name(), host_place())};
-  for (std::size_t i = 0; i < machine.gpus.size(); ++i) {
-    const GpuFacts& gpu = machine.gpus[i];
-    if (gpu.backend.empty()) continue;
-    const auto device = static_cast<std::int32_t>(i);
-    on_gpu(device, [&](const RankPlace& place) {
-      all.push_back(check_on("GPU " + std::to_string(i), gpu.backend, place));
+/// One rank and two ranks on the CPU.
+void check_cpu(const std::string& backend, std::vector<Checked>& all) {
+  all.push_back(
+      check_on("the CPU", backend, [&] { return check_small_attention(host_place(), backend); }));
+  all.push_back(check_on("two ranks on the CPU", backend, [&] {
+    return check_over_two_ranks(backend, [](const RankBody& body) {
+      run_ranks(kRanks, [&](Communicator& group) { body(group, host_place()); });
     });
+  }));
+}
+
+/// One rank and two ranks on a GPU; the two exchange rows through the host's memory.
+void check_gpu(std::int32_t device, const std::string& backend, std::vector<Checked>& all) {
+  const std::string where = "GPU " + std::to_string(device);
+  all.push_back(check_on(where, backend, [&] {
+    Findings findings;
+    on_gpu(device,
+           [&](const RankPlace& place) { findings = check_small_attention(place, backend); });
+    return findings;
+  }));
+  all.push_back(check_on("two ranks on " + where, backend, [&] {
+    return check_over_two_ranks(backend, [device](const RankBody& body) {
+      run_ranks(kRanks, [&](Communicator& group) {
+        on_gpu(device, [&](const RankPlace& place) { body(group, place); });
+      });
+    });
+  }));
+}
+
+/// Two ranks with a GPU each, over what is fastest between them.
+Checked check_pair(const std::string& backend) {
+  std::string transport;
+  Checked checked = check_on("two ranks on GPUs 0 and 1", backend, [&] {
+    return check_over_two_ranks(
+        backend, [&transport](const RankBody& body) { transport = run_gpu_ranks(kRanks, body); });
+  });
+  if (!transport.empty()) checked.where += " over " + transport;
+  return checked;
+}
+
+/// Every backend on every device that it serves.
+std::vector<Checked> check_devices(const std::vector<BackendFacts>& backends) {
+  std::vector<Checked> all;
+  for (const BackendFacts& backend : backends) {
+    std::int32_t num_gpus = 0;
+    for (const ServedDevice& device : backend.served) {
+      if (device.ordinal == kCpuDevice) {
+        check_cpu(backend.name, all);
+      } else {
+        check_gpu(device.ordinal, backend.name, all);
+        if (device.ordinal < kRanks) ++num_gpus;
+      }
+    }
+    if (num_gpus == kRanks) all.push_back(check_pair(backend.name));
   }
   return all;
 }
 
-/// Its processor and system.
-std::string machine_text() {
-  utsname system{};
-  ::uname(&system);
-  return std::string(system.machine) + ", " + std::to_string(std::thread::hardware_concurrency()) +
-         " cores, " + system.sysname + " " + system.release;
-}
-
-/// GPUs by number that do not all reach each other's memory, or "all".
-std::string peer_text(const GpuMachine& machine) {
-  const std::size_t count = machine.gpus.size();
-  std::string missing;
-  for (std::size_t i = 0; i < count * count; ++i) {
-    if (machine.has_peer_access[i]) continue;
-    missing += (missing.empty() ? "not " : ", ") + std::to_string(i / count) + " to " +
-               std::to_string(i % count);
-  }
-  return missing.empty() ? "each GPU to every other" : missing;
-}
-
-std::string cost_text(const CostFile& file) {
-  const std::string path = cost_file_env();
-  return path.empty()
-             ? "the library's own, of an H200 (" + std::string(kCostFileVariable) + " is not set)"
-             : path + ", of " + file.machine;
-}
-
-void print_text(const GpuMachine& machine, const NcclFacts& nccl, const CostFile& cost,
-                const std::vector<Checked>& checks) {
-  std::cout << "machine       " << machine_text() << '\n'
-            << "driver        " << (machine.driver.empty() ? "none" : machine.driver) << '\n';
-  for (std::size_t i = 0; i < machine.gpus.size(); ++i) {
-    const GpuFacts& gpu = machine.gpus[i];
-    std::cout << "GPU " << i << "         " << gpu.name << ", compute capability " << gpu.major
-              << '.' << gpu.minor << ", " << draw::bytes_text(gpu.memory_bytes) << ", "
-              << (gpu.backend.empty() ? "no attention: " + gpu.refusal
-                                      : "attention by " + gpu.backend)
-              << '\n';
-  }
-  if (machine.gpus.size() > 1) std::cout << "peer access   " << peer_text(machine) << '\n';
-  std::cout << "NCCL          " << (nccl.version.empty() ? nccl.refusal : nccl.version) << '\n'
-            << "backends     ";
-  for (const std::string& name : backend_names()) std::cout << ' ' << name;
-  std::cout << "\ncosts         " << cost_text(cost) << '\n';
-  for (const Checked& check : checks) {
-    std::cout << "attention     " << check.where << ", " << check.backend << ": "
-              << (check.findings.empty() ? "right" : "WRONG") << '\n';
-    for (const std::string& finding : check.findings) std::cout << "  " << finding << '\n';
-  }
-}
-
-void print_json(const GpuMachine& machine, const NcclFacts& nccl, const CostFile& cost,
-                const std::vector<Checked>& checks) {
-  Json gpus = Json::array(), attention = Json::array(), peers = Json::array();
-  for (const GpuFacts& gpu : machine.gpus) {
-    gpus.push_back({{"name", gpu.name},
-                    {"compute_capability", {gpu.major, gpu.minor}},
-                    {"memory_bytes", gpu.memory_bytes},
-                    {"backend", gpu.backend},
-                    {"refusal", gpu.refusal}});
-  }
-  for (const bool can_access : machine.has_peer_access) peers.push_back(can_access);
-  for (const Checked& check : checks) {
-    attention.push_back({{"where", check.where},
-                         {"backend", check.backend},
-                         {"holds", check.findings.empty()},
-                         {"findings", check.findings}});
-  }
-  const Json report{{"machine", machine_text()},
-                    {"driver", machine.driver},
-                    {"gpus", gpus},
-                    {"peer_access", peers},
-                    {"nccl", {{"version", nccl.version}, {"refusal", nccl.refusal}}},
-                    {"backends", backend_names()},
-                    {"cost_file", cost_file_env()},
-                    {"cost", Json::parse(cost_file_to_json(cost))},
-                    {"attention", attention}};
-  std::cout << report.dump(1) << '\n';
+DoctorReport examine(const GpuMachine& machine) {
+  DoctorReport report{.host = find_host(), .machine = machine, .nccl = find_nccl(), .ranks = {}};
+  report.ranks = read_ranks_environment(
+      env_variable, static_cast<std::int32_t>(machine.gpus.size()), report.host.num_cores);
+  report.backends = find_backends(machine);
+  report.cost_path = cost_file_env();
+  report.cost = cost_of_environment();
+  report.checks = check_devices(report.backends);
+  return report;
 }
 
 Exit run_doctor(const DoctorFlags& flags) {
@@ -157,19 +123,19 @@ Exit run_doctor(const DoctorFlags& flags) {
   if (!flags.out.empty()) {
     throw InvalidArgument("--out is given without --calibrate; allowed: both");
   }
-  const CostFile cost = cost_of_environment();
-  const std::vector<Checked> checks = check_devices(machine);
-  (flags.is_json ? print_json : print_text)(machine, find_nccl(), cost, checks);
-  const bool holds =
-      std::ranges::all_of(checks, [](const Checked& check) { return check.findings.empty(); });
-  return holds ? Exit::Ok : Exit::CheckFailed;
+  const DoctorReport report = examine(machine);
+  std::cout << (flags.is_json ? doctor_json(report) : doctor_text(report));
+  return report.exit();
 }
 
 }  // namespace
 
 Command add_doctor_command(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
-      "doctor", "Tell what this machine has for attention, and run a little of it");
+      "doctor",
+      "Tell what this machine can run and why not, and run a little attention; exit code 0: it was "
+      "right, 1: it was wrong, 3: a GPU has no attention or the ranks' environment contradicts "
+      "itself");
   const auto flags = std::make_shared<DoctorFlags>();
   app->add_flag("--calibrate", flags->is_calibrating,
                 "measure the constants of the cost model and print them as a cost file");

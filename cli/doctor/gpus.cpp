@@ -26,10 +26,16 @@ std::string cuda_version_text(int version) {
 GpuFacts facts_of(std::int32_t device) {
   const DeviceInfo info = device_info(device);
   GpuFacts facts{.name = device_name(device), .major = info.major, .minor = info.minor};
+  facts.num_sms = info.num_sms;
   const DeviceScope scope(device);
+  int shared_bytes = 0;
+  cuda_check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "cudaDeviceGetAttribute");
+  facts.block_shared_bytes = shared_bytes;
   std::size_t free_bytes = 0, total_bytes = 0;
   cuda_check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
   facts.memory_bytes = static_cast<std::int64_t>(total_bytes);
+  facts.free_bytes = static_cast<std::int64_t>(free_bytes);
   try {
     facts.backend = find_backend("", device)->name();
   } catch (const InvalidArgument& error) {
@@ -83,9 +89,19 @@ std::unique_ptr<Communicator> fastest_group(Communicator& base) {
 GpuMachine find_gpus() {
   GpuMachine machine;
   int version = 0;
-  if (cudaDriverGetVersion(&version) != cudaSuccess || version == 0) return machine;
+  if (cudaRuntimeGetVersion(&version) == cudaSuccess) machine.runtime = cuda_version_text(version);
+  if (cudaDriverGetVersion(&version) != cudaSuccess || version == 0) {
+    machine.refusal = "there is no NVIDIA driver";
+    return machine;
+  }
   machine.driver = "CUDA " + cuda_version_text(version);
-  const std::int32_t count = device_count();
+  int count = 0;
+  const cudaError_t found = cudaGetDeviceCount(&count);
+  if (found != cudaSuccess || count == 0) {
+    machine.refusal = found != cudaSuccess ? cudaGetErrorString(found) : "the driver shows no GPU";
+    static_cast<void>(cudaGetLastError());  // or a later call would report it
+    return machine;
+  }
   for (std::int32_t device = 0; device < count; ++device) {
     machine.gpus.push_back(facts_of(device));
   }

@@ -16,12 +16,17 @@ struct GpuFacts {
   std::string name;
   std::int32_t major = 0, minor = 0;  ///< compute capability
   std::int64_t memory_bytes = 0;
-  std::string backend;  ///< of attention that serves it; empty: none
-  std::string refusal;  ///< why none does
+  std::int64_t free_bytes = 0;          ///< of them
+  std::int32_t num_sms = 0;             ///< multiprocessors
+  std::int64_t block_shared_bytes = 0;  ///< shared memory that a thread block may have
+  std::string backend;                  ///< of attention that serves it; empty: none
+  std::string refusal;                  ///< why none does
 };
 
 struct GpuMachine {
-  std::string driver;  ///< what CUDA it is for; empty without one
+  std::string driver;   ///< what CUDA it is for; empty without one
+  std::string runtime;  ///< the CUDA that this magi is built with; empty without
+  std::string refusal;  ///< why there are no GPUs; empty where there are
   std::vector<GpuFacts> gpus;
   /// [gpus * gpus], row = reader: whether one reaches the other's memory.
   std::vector<bool> has_peer_access;
@@ -37,9 +42,10 @@ std::string run_gpu_ranks(
     std::int32_t num_ranks,
     const std::function<void(Communicator& group, const RankPlace& place)>& body);
 
-/// "NCCL 2.27.3", or why there is none.
+/// "2.27.3" and where the library lies, or why there is none.
 struct NcclFacts {
   std::string version;
+  std::string path;
   std::string refusal;
 };
 NcclFacts find_nccl();

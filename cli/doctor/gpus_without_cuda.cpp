@@ -5,7 +5,11 @@
 
 namespace magi::cli {
 
-GpuMachine find_gpus() { return {}; }
+GpuMachine find_gpus() {
+  GpuMachine machine;
+  machine.refusal = "this magi is built without CUDA";
+  return machine;
+}
 
 void on_gpu(std::int32_t /*device*/, const std::function<void(const RankPlace&)>& /*body*/) {
   throw std::runtime_error("this magi is built without CUDA, so there is no GPU to work on");

@@ -7,9 +7,11 @@ namespace magi::cli {
 NcclFacts find_nccl() {
   try {
     const comm::NcclLibrary library("");
-    return {.version = comm::nccl_version_text(library.version()), .refusal = {}};
+    return {.version = comm::nccl_version_text(library.version()),
+            .path = library.path(),
+            .refusal = {}};
   } catch (const CommError& error) {
-    return {.version = {}, .refusal = error.what()};
+    return {.version = {}, .path = {}, .refusal = error.what()};
   }
 }
 

@@ -80,6 +80,11 @@ std::optional<LaunchEnv> launch_env() {
   return env;
 }
 
+std::optional<std::string> env_variable(const char* name) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::optional<std::string>(text) : std::nullopt;
+}
+
 std::string log_level_env() {
   const char* level = std::getenv("MAGI_LOG_LEVEL");
   return level != nullptr ? level : "warn";

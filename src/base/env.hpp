@@ -23,6 +23,9 @@ struct LaunchEnv {
 /// InvalidArgument when they do not parse.
 std::optional<LaunchEnv> launch_env();
 
+/// The value of any variable; absent where it is not set.
+std::optional<std::string> env_variable(const char* name);
+
 /// MAGI_LOG_LEVEL: "error", "warn" (default), "info", "debug".
 std::string log_level_env();
 

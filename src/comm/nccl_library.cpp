@@ -52,10 +52,10 @@ NcclLibrary::NcclLibrary(const std::string& path) {
   void* library = open_library(path);
   NcclResult (*get_version)(int*) = nullptr;
   resolve(library, "ncclGetVersion", get_version);
+  path_ = path_of(reinterpret_cast<void*>(get_version));
   if (get_version(&version_) != NcclResult::Success || version_ < kOldestNccl) {
-    refuse("NCCL in " + path_of(reinterpret_cast<void*>(get_version)) + " has version " +
-           nccl_version_text(version_) + "; allowed: " + nccl_version_text(kOldestNccl) +
-           " and later");
+    refuse("NCCL in " + path_ + " has version " + nccl_version_text(version_) +
+           "; allowed: " + nccl_version_text(kOldestNccl) + " and later");
   }
   resolve(library, "ncclGetUniqueId", get_unique_id);
   resolve(library, "ncclCommInitRankConfig", comm_init_rank_config);

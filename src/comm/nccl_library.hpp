@@ -59,6 +59,8 @@ class NcclLibrary {
   explicit NcclLibrary(const std::string& path);
 
   std::int32_t version() const { return version_; }
+  /// Where the library lies.
+  const std::string& path() const { return path_; }
 
   /// NCCL's functions without their prefix; their arguments are NCCL's. Streams are cudaStream_t.
   NcclResult (*get_unique_id)(NcclUniqueId*) = nullptr;
@@ -81,6 +83,7 @@ class NcclLibrary {
 
  private:
   std::int32_t version_ = 0;
+  std::string path_;
 };
 
 }  // namespace magi::comm

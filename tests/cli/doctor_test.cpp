@@ -69,6 +69,36 @@ TEST(Doctor, ASmallAttentionIsRightAndPlantedErrorsAreFound) {
   EXPECT_EQ(check_small_attention(place).size(), 5u);
 }
 
+/// Of two ranks, each a thread; `place_of` may spoil what a rank reads back.
+std::vector<std::string> over_two_ranks(const std::function<RankPlace(Communicator&)>& place_of) {
+  return check_over_two_ranks("cpu", [&](const RankBody& body) {
+    run_ranks(2, [&](Communicator& group) { body(group, place_of(group)); });
+  });
+}
+
+TEST(Doctor, TwoRanksAreRightAndErrorsPlantedInOneAreFound) {
+  EXPECT_TRUE(over_two_ranks([](Communicator&) { return host_place(); }).empty());
+  const auto spoil = [](Communicator& group) {
+    RankPlace place = host_place();
+    if (group.rank() == 0) return place;
+    const auto copy = place.copy_sync;
+    constexpr int kInputs = 4;
+    place.copy_sync = [copy, num_copies = std::make_shared<int>(0)](void* to, const void* from,
+                                                                    std::int64_t size_bytes) {
+      copy(to, from, size_bytes);
+      if ((*num_copies)++ >= kInputs) *static_cast<float*>(to) += 0.01f;
+    };
+    return place;
+  };
+  EXPECT_EQ(over_two_ranks(spoil).size(), 5u);
+  EXPECT_THROW(
+      check_over_two_ranks("no such",
+                           [](const RankBody& body) {
+                             run_ranks(2, [&](Communicator& group) { body(group, host_place()); });
+                           }),
+      InvalidArgument);
+}
+
 TEST(Doctor, CalibratesTheCpuWhereNoGpusAre) {
   std::string told;
   const CostFile file = calibrate({}, [&](const std::string& line) { told += line; });
@@ -80,16 +110,31 @@ TEST(Doctor, CalibratesTheCpuWhereNoGpusAre) {
 
 TEST(CommandDoctor, TellsOfTheMachineAndChecksAttention) {
   const Outcome text = run_magi("doctor");
-  EXPECT_EQ(text.code, 0) << text.err;
-  EXPECT_NE(text.out.find("the CPU, cpu: right"), std::string::npos) << text.out;
+  EXPECT_EQ(text.code, 0) << text.err << text.out;
+  EXPECT_NE(text.out.find("attention     the CPU, cpu: right"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("two ranks on the CPU, cpu: right"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("cpu serves the CPU: head dims 1 and more; "), std::string::npos);
   EXPECT_NE(text.out.find("MAGI_ATTENTION_COST_FILE is not set"), std::string::npos);
   const Outcome outcome = run_magi("doctor --json");
   const auto report = nlohmann::json::parse(outcome.out);
   EXPECT_EQ(report["attention"][0]["holds"], true);
+  EXPECT_EQ(report["exit_code"], 0);
+  EXPECT_EQ(report["backends"][0]["name"], "cpu");
+  EXPECT_GT(report["memory"]["bytes"], 0);
+  EXPECT_NE(report["gpus"].empty(), report["no_gpus"] == "");
   EXPECT_NE(report["machine"].get<std::string>().find(" cores, "), std::string::npos);
   EXPECT_EQ(report["peer_access"].size(), report["gpus"].size() * report["gpus"].size());
   EXPECT_NE(report["nccl"]["version"] == "", report["nccl"]["refusal"] == "");
   EXPECT_EQ(report["cost"]["bytes_per_second"], CostModel{}.bytes_per_second);
+}
+
+TEST(CommandDoctor, AnEnvironmentThatContradictsItselfIsUnfit) {
+  const Outcome outcome = run_magi("doctor", "RANK=4 WORLD_SIZE=4");
+  EXPECT_EQ(outcome.code, 3);
+  EXPECT_NE(outcome.out.find("unfit: RANK is 4; allowed: 0 to 3, as WORLD_SIZE is 4"),
+            std::string::npos)
+      << outcome.out;
+  EXPECT_NE(outcome.out.find("the CPU, cpu: right"), std::string::npos);
 }
 
 TEST(CommandDoctor, WritesAFileThatPlansTake) {

@@ -26,6 +26,10 @@ TEST_F(GpuDoctor, ListsEveryGpuAndWhoServesIt) {
   EXPECT_EQ(machine.gpus[0].backend, "sm90");
   EXPECT_EQ(machine.gpus[0].name, device_name(0));
   EXPECT_EQ(machine.driver.substr(0, 5), "CUDA ");
+  EXPECT_EQ(machine.refusal, "");
+  EXPECT_GT(machine.gpus[0].num_sms, 0);
+  EXPECT_GT(machine.gpus[0].block_shared_bytes, 48 << 10);
+  EXPECT_LE(machine.gpus[0].free_bytes, machine.gpus[0].memory_bytes);
 }
 
 TEST_F(GpuDoctor, ASmallAttentionIsRightAndPlantedErrorsAreFound) {
@@ -40,6 +44,19 @@ TEST_F(GpuDoctor, ASmallAttentionIsRightAndPlantedErrorsAreFound) {
     };
     EXPECT_EQ(check_small_attention(wrong).size(), 5U);
   });
+}
+
+TEST_F(GpuDoctor, TwoRanksAreRightOnOneGpuAndOnTwo) {
+  const auto on_one = check_over_two_ranks("sm90", [](const RankBody& body) {
+    run_ranks(2, [&](Communicator& group) {
+      on_gpu(0, [&](const RankPlace& place) { body(group, place); });
+    });
+  });
+  for (const std::string& finding : on_one) ADD_FAILURE() << finding;
+  if (device_count() < 2) GTEST_SKIP() << "one GPU alone: the part over two was not run";
+  const auto on_two = check_over_two_ranks(
+      "sm90", [](const RankBody& body) { EXPECT_NE(run_gpu_ranks(2, body), ""); });
+  for (const std::string& finding : on_two) ADD_FAILURE() << finding;
 }
 
 TEST_F(GpuDoctor, MeasuresAttentionAndMemory) {

@@ -15,8 +15,8 @@ Outcome run_magi(const std::string& arguments, const std::string& variables,
   folder.write("in", input);
   // A launcher's variables around the test run must not reach the command.
   const std::string clean =
-      "unset RANK WORLD_SIZE MASTER_PORT OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE "
-      "MAGI_ATTENTION_COST_FILE; ";
+      "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_PORT OMPI_COMM_WORLD_RANK "
+      "OMPI_COMM_WORLD_SIZE PMI_RANK PMI_SIZE SLURM_STEP_ID MAGI_ATTENTION_COST_FILE; ";
   // Redirections in `arguments` come later and win.
   const std::string line = clean + variables + " timeout 120 " MAGI_COMMAND " < " +
                            folder.path("in") + " > " + folder.path("out") + " 2> " +
