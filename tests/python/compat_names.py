@@ -34,6 +34,9 @@ BESIDE = {
     )
 } | {("AttnArg.to_ffa_args", "device"): "host memory unless asked for"}  # fmt: skip
 
+# Arguments that go with lists of keys in place of ranges.
+BY_LISTS = ("index_sparse", "index_attn", "sparse_k_block_size", "k_block_size", "q_block_size")
+
 
 def rows_of(name: str) -> list[list[str]]:
     lines = (DATA / name).read_text(encoding="utf-8").splitlines()
@@ -69,14 +72,18 @@ def names() -> Iterator[tuple[str, str]]:
 
 def arguments() -> Iterator[tuple[str, str]]:
     q = torch.zeros(8, 2, 8)
-    values = {"sink": torch.zeros(1, 2), "index": torch.zeros(8, 2, 128, dtype=torch.int32)}
+    index = torch.zeros(8, 2, 128, dtype=torch.int32)
+    values = {"sink": torch.zeros(1, 2), "index": index}
     ranges = torch.tensor([[0, 8]], dtype=torch.int32)
     for _, name, value in rows_of("compat_arguments.tsv"):
-        given = {name: eval(value, values)}
-        yield (
-            f"flex_flash_attn_func({name}={value})",
-            broken(lambda given: flex_flash_attn_func(q, q, q, ranges, ranges, **given), given),
-        )
+        mask = {"index_sparse_indices": index} if name in BY_LISTS else {}
+        if name.endswith("_indices"):
+            mask = {}
+        elif not mask:
+            mask = {"q_ranges": ranges, "k_ranges": ranges}
+        given = mask | {name: eval(value, values)}
+        found = broken(lambda given: flex_flash_attn_func(q, q, q, **given), given)
+        yield f"flex_flash_attn_func({name}={value})", found
 
 
 def variables() -> Iterator[tuple[str, str]]:

@@ -5,13 +5,8 @@ for those below, which are refused by name or are not there.
 
 import compat_names
 
-# Sparse attention by indices, and plans whose queries travel.
+# Keys that an indexer chose, and plans whose queries travel.
 MISSING = {
-    "flex_flash_attn_func(index_attn_indices=index)",
-    "flex_flash_attn_func(index_attn=True)",
-    "flex_flash_attn_func(index_sparse_indices=index)",
-    "flex_flash_attn_func(index_sparse=True)",
-    "flex_flash_attn_func(sparse_k_block_size=2)",
     "magi_attn_extensions.dsa_attn_func (export)",
     "MAGI_ATTENTION_QO_COMM=1",
 }

@@ -35,6 +35,12 @@ def test_examples_of_adapters(index):
     exec(blocks("docs/integrations.md")[index], {"cp_group": None})
 
 
+def test_example_of_sparse_attention():
+    shown = {}
+    exec(blocks("docs/sparse.md")[0], shown)
+    assert shown["out"].shape == (512, 8, 64) and shown["k"].grad.isfinite().all()
+
+
 def test_example_of_masks(capsys):
     exec(blocks("docs/masks.md")[0], {})
     assert "row 6 sees keys [0, 4), [6, 7), which cu_seqlens cannot tell" in capsys.readouterr().out

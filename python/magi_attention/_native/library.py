@@ -81,6 +81,8 @@ _PROTOTYPES = {
     "magi_flex_ranges_workspace_bytes": "ppp",
     "magi_flex_ranges_forward": "ppppp",
     "magi_flex_ranges_report_sync": "ppp",
+    "magi_listed_attention_forward": "pppp",
+    "magi_listed_attention_backward": "ppppp",
 }
 _VOID_PROTOTYPES = {
     "magi_buffer_destroy": "p",

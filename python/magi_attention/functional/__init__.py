@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention and its parts as functions of tensors."""
 
+from magi_attention.functional._sparse import SparseForwardMeta
+from magi_attention.functional.block_sparse import block_sparse_attn_func
 from magi_attention.functional.dispatch import dispatch_func, undispatch_func
 from magi_attention.functional.dist_attn import dist_attn_func
 from magi_attention.functional.flex_flash_attn import ffa_fa4_func, flex_flash_attn_func
@@ -16,6 +18,8 @@ from magi_attention.functional.utils import (
 )
 
 __all__ = [
+    "SparseForwardMeta",
+    "block_sparse_attn_func",
     "correct_attn_lse",
     "correct_attn_lse_with_sink",
     "correct_attn_out",

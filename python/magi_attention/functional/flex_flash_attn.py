@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
+from typing import Any
 
 import torch
 
 from magi_attention._native.attention import Options
+from magi_attention.common._arguments import check_int
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional._checks import (
     check_params,
@@ -24,6 +27,11 @@ from magi_attention.functional._ops import (
     flex_forward_op,
     with_symbols,
 )
+from magi_attention.functional._sparse import (
+    BlockLists,
+    attend_to_block_lists,
+    attend_to_lists,
+)
 from magi_attention.functional.kernel_backend import (
     FA4,
     backend_of_environment,
@@ -33,6 +41,7 @@ from magi_attention.functional.kernel_backend import (
 
 # Arguments of older releases, without effect.
 _RETIRED = ("max_seqlen_k",)
+MAX_Q_BLOCK_SIZE = 256
 
 
 class _FlexAttention(torch.autograd.Function):
@@ -129,26 +138,33 @@ def flex_flash_attn_func(
     disable_fwd_atomic_reduction, disable_bwd_dkv_atomic_reduction, disable_bwd_dq_atomic_reduction,
     ref_block_size, max_seqlen_q, range_merge, swap_ab, pack_gqa, cat_gqa, block_sparse and
     swap_bwd_qk_loop change no result and have no effect: tiles are chosen from the mask.
-    index_sparse_indices, index_sparse, q_block_size and sparse_k_block_size raise
-    NotImplementedError. index_attn_indices, index_attn, k_block_size, sparse_load and
-    auto_range_merge are the names of release 1.1.1 for index_sparse_indices, index_sparse,
-    sparse_k_block_size, block_sparse and range_merge. Wrong tensors raise ValueError or TypeError
-    naming the argument.
+
+    index_sparse_indices, in place of ranges: int32 [rows_q, heads_kv, n], the keys that each query
+    sees in the heads of each kv head, or the blocks of sparse_k_block_size keys (the last may be
+    shorter). Entries come in any order; -1 is none; one that stands n times counts n times; others
+    that are no block count as none, and meta.error_word tells of them (ValueError where
+    MAGI_ATTENTION_SANITY_CHECK is 1). q_block_size 2 to 256: the lists are those of blocks of
+    queries, [blocks, heads_kv, n], and are turned into ranges. Lists of single
+    queries are NotImplementedError on a GPU. index_sparse has no further effect.
+
+    index_attn_indices, index_attn, k_block_size, sparse_load and auto_range_merge are the names of
+    release 1.1.1 for index_sparse_indices, index_sparse, sparse_k_block_size, block_sparse and
+    range_merge. Wrong tensors raise ValueError or TypeError naming the argument.
     """
-    _refuse_sparse(
-        index_sparse_indices=index_sparse_indices is not None,
-        index_attn_indices=index_attn_indices is not None,
-        index_sparse=index_sparse,
-        index_attn=index_attn,
-        q_block_size=q_block_size != 1,
-        sparse_k_block_size=sparse_k_block_size != 1,
-        k_block_size=k_block_size != 1,
-    )
     _warn_retired(retired)
     options = sink, sink_layout, softmax_scale, softcap, return_max_logits
-    mask = q_ranges, k_ranges, attn_type_map
     tuning = sm_margin, bool(deterministic), backend_of_environment()
-    return _attend((q, k, v), mask, options, tuning)
+    indices = _one_of(index_sparse_indices, index_attn_indices)
+    sizes = q_block_size, _one_size(sparse_k_block_size, k_block_size)
+    if indices is None:
+        if index_sparse or index_attn or sizes != (1, 1):
+            _refuse_without_lists(sizes, index_sparse=index_sparse, index_attn=index_attn)
+        return _attend((q, k, v), (q_ranges, k_ranges, attn_type_map), options, tuning)
+    _refuse_beside_lists(
+        q_ranges=q_ranges, k_ranges=k_ranges, attn_type_map=attn_type_map, swap_ab=swap_ab,
+        block_sparse=block_sparse, sparse_load=sparse_load,
+    )  # fmt: skip
+    return _attend_to_lists((q, k, v), indices, sizes, options, tuning)
 
 
 def _attend(
@@ -213,11 +229,54 @@ def ffa_fa4_func(
     return _attend((q, k, v), mask, options, (0, bool(deterministic), backend))
 
 
-def _refuse_sparse(**asked: bool) -> None:
-    """NotImplementedError for the first option that is asked for."""
-    for name, is_asked in asked.items():
-        if is_asked:
-            raise NotImplementedError(f"{name} is not available; give q_ranges and k_ranges")
+def _one_of(indices: torch.Tensor | None, older: torch.Tensor | None) -> torch.Tensor | None:
+    """index_sparse_indices by either of its names."""
+    if indices is not None and older is not None:
+        raise ValueError(
+            "index_attn_indices is given beside index_sparse_indices; allowed: one of them"
+        )
+    return older if indices is None else indices
+
+
+def _one_size(size: int, older: int) -> int:
+    """sparse_k_block_size by either of its names."""
+    if older != 1 and size not in (1, older):
+        raise ValueError(f"k_block_size is {older} beside sparse_k_block_size {size}; allowed: one")
+    return older if size == 1 else size
+
+
+def _refuse_without_lists(sizes: tuple[int, int], **flags: bool) -> None:
+    """ValueError for arguments that have no meaning without lists."""
+    asked: dict[str, Any] = {name: True for name, is_on in flags.items() if is_on}
+    names = "q_block_size", "sparse_k_block_size"
+    asked |= {name: size for name, size in zip(names, sizes) if size != 1}
+    for name, value in asked.items():
+        raise ValueError(f"{name} is {value} without index_sparse_indices; allowed: with them")
+
+
+def _refuse_beside_lists(**others: torch.Tensor | bool | None) -> None:
+    """ValueError for arguments that have no meaning with lists."""
+    for name, value in others.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name} is given beside index_sparse_indices; allowed: one of them")
+
+
+def _attend_to_lists(
+    qkv: tuple, indices: torch.Tensor, sizes: tuple[int, int], options: tuple, tuning: tuple
+) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """sizes: queries and keys of a block; options, tuning: those of _attend."""
+    sink, sink_layout, softmax_scale, softcap, return_max_logits = options
+    sm_margin, deterministic, backend = tuning
+    check_int("q_block_size", sizes[0], 1, MAX_Q_BLOCK_SIZE)
+    check_sm_margin(sm_margin, backend)
+    if sizes[0] > 1:
+        attend = partial(
+            flex_flash_attn_func, softmax_scale=softmax_scale, softcap=softcap,
+            deterministic=deterministic, sm_margin=sm_margin, return_max_logits=return_max_logits,
+        )  # fmt: skip
+        return attend_to_block_lists(attend, qkv, BlockLists(indices, *sizes), sink, sink_layout)
+    numbers = softmax_scale, softcap, return_max_logits
+    return attend_to_lists(qkv, indices, sizes[1], (sink, sink_layout), numbers)
 
 
 def _warn_retired(retired: dict) -> None:

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse attention with checked arguments: lists of keys of every query, and folded ranges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from magi_attention._native.tensors import is_intercepted
+from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.env.general import is_sanity_check_enable
+from magi_attention.functional._block_ranges import (
+    Blocks,
+    FoldedRanges,
+    folded_ranges,
+    runs_of_lists,
+)
+from magi_attention.functional._checks import check_params, check_qkv, check_sink
+from magi_attention.functional._folded import fold_keys, fold_queries, fold_sink, unfold_queries
+from magi_attention.functional._listed_ops import ListedAttention, check_lists, refuse_gpu
+from magi_attention.functional._ops import distinct, with_symbols
+from magi_attention.functional.kernel_backend import backend_of_environment
+
+
+@dataclass
+class SparseForwardMeta(AttnForwardMeta):
+    """error_word: int64 [2] on the device of the lists or the mask. Its first number tells how much
+    was not computed as given, 0: nothing. Of lists that is entries that are no block of the keys,
+    which count as none, and the second number is the place of the first in row-major order (-1:
+    none). Of a mask it is runs beyond max_runs, and then all results are NaN.
+    """
+
+    error_word: torch.Tensor | None = None
+
+
+def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple):
+    """sink: the tensor or None, and its layout; numbers: softmax_scale, softcap,
+    return_max_logits.
+    """
+    q, k, v = check_qkv(*qkv)
+    refuse_gpu(q)
+    backend = backend_of_environment()
+    if backend is not None:
+        raise NotImplementedError(
+            f"backend {backend} takes no lists of single queries; allowed: the library's own"
+        )
+    softmax_scale, softcap, with_max_logits = numbers
+    scale = check_params(softmax_scale, softcap, q.dtype)
+    sink, layout = check_sink(*sink, q)
+    indices = check_lists(indices, block, (q.shape[0], k.shape[1]), q.device)
+    scale, softcap, symbols = with_symbols(scale, softcap)
+    options = (scale, softcap, layout, with_max_logits)
+    out, lse, max_logits, word = ListedAttention.apply(
+        *distinct(q, k, v, indices, sink), *symbols, block, options
+    )
+    _check_word(word)
+    return out, SparseForwardMeta(lse, max_logits if with_max_logits else None, word)
+
+
+class BlockLists(NamedTuple):
+    """Lists of blocks of keys, int32 [q_blocks, heads_kv, n], and queries and keys of a block."""
+
+    indices: torch.Tensor
+    q_size: int
+    k_size: int
+    is_causal: bool = False
+
+
+def attend_to_block_lists(
+    attend: partial, qkv: tuple, lists: BlockLists, sink: torch.Tensor | None, sink_layout: str
+):
+    """attend: flex_flash_attn_func with its options."""
+    q, k, _ = qkv = check_qkv(*qkv, backend_of_environment())
+    blocks = Blocks(q.shape[0], k.shape[0], lists.q_size, lists.k_size, lists.is_causal)
+    indices = check_lists(lists.indices, lists.k_size, (blocks.num_q, k.shape[1]), q.device)
+    runs, word = runs_of_lists(indices, blocks.num_k)
+    _check_word(word)
+    ranges = folded_ranges(runs, blocks, word)
+    return attend_folded(attend, qkv, ranges, k.shape[1], (sink, sink_layout))
+
+
+def attend_folded(
+    attend: partial, qkv: tuple, ranges: FoldedRanges, heads: int, sink: tuple
+) -> tuple[torch.Tensor, SparseForwardMeta]:
+    """Attention under ranges of so many heads folded into rows: the kv heads, or one mask for all.
+    sink: the tensor or None, and its layout.
+    """
+    q, k, v = qkv
+    mask = ranges.q_ranges, ranges.k_ranges, ranges.types
+    if heads == 1:
+        out, meta = attend(q, k, v, *mask, sink=sink[0], sink_layout=sink[1])
+        return out, SparseForwardMeta(meta.lse, meta.max_logits, ranges.error_word)
+    if attend.keywords.get("return_max_logits"):
+        raise NotImplementedError(
+            f"return_max_logits is True with {heads} kv heads; allowed under blocks of each: 1"
+        )
+    given, _ = check_sink(*sink, q)
+    folded_sink, layout = fold_sink(given, sink[1], q.shape[0], heads)
+    folded = fold_queries(q, heads), fold_keys(k), fold_keys(v)
+    out, meta = attend(*folded, *mask, sink=folded_sink, sink_layout=layout)
+    out, lse = unfold_queries(out, heads), unfold_queries(meta.lse, heads)
+    return out, SparseForwardMeta(lse, None, ranges.error_word)
+
+
+def _check_word(word: torch.Tensor) -> None:
+    """ValueError for entries that are no block, where MAGI_ATTENTION_SANITY_CHECK is 1."""
+    if is_intercepted() or not is_sanity_check_enable():
+        return
+    count, first = word.tolist()
+    if count:
+        raise ValueError(
+            f"index_sparse_indices has {count} entries that are no block of the keys, the first at "
+            f"{first} in row-major order; allowed: 0 to the number of blocks - 1, -1 for none"
+        )
