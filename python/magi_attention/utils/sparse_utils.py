@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The original's helpers around block-sparse and index-sparse attention: random patterns, ranges
+from block masks and from lists of blocks, dense masks to compare with.
+
+Heads are folded into rows where ranges are made: kv head h has rows [h * rows, (h + 1) * rows), so
+q is given as [heads_kv * rows_q, heads_q / heads_kv, dim] and k as [heads_kv * rows_k, 1, dim].
+Everything is an operator of torch on the tensors' device. What has a result of a fixed shape reads
+nothing back to the host; functions whose result is as long as the pattern has blocks do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_MODES = ("per_q_head", "per_kv_head", "shared")
+
+
+def _check_heads(num_q_heads: int, num_kv_heads: int) -> None:
+    if num_kv_heads < 1 or num_q_heads % num_kv_heads != 0:
+        raise ValueError(f"num_q_heads is {num_q_heads}; allowed: a multiple of {num_kv_heads}")
+
+
+def _check_axes(name: str, tensor: torch.Tensor, axes: int) -> None:
+    if tensor.dim() != axes:
+        raise ValueError(f"{name} has {tensor.dim()} axes; allowed: {axes}")
+
+
+def _check_batch(name: str, mask: torch.Tensor) -> None:
+    _check_axes(name, mask, 4)
+    if mask.shape[0] != 1:
+        raise ValueError(f"{name}.shape[0] is {mask.shape[0]}; allowed: 1, the batch")
+
+
+def _mask_heads(mode: str, num_q_heads: int, num_kv_heads: int) -> int:
+    _check_heads(num_q_heads, num_kv_heads)
+    if mode not in _MODES:
+        raise ValueError(f"mode is {mode!r}; allowed: {', '.join(_MODES)}")
+    return {"per_q_head": num_q_heads, "per_kv_head": num_kv_heads, "shared": 1}[mode]
+
+
+def _num_kept(sparsity: float, num_blocks: int) -> int:
+    return min(max(1, int(sparsity * num_blocks)), num_blocks)
+
+
+def _as_ranges(begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+    return torch.stack((begin, end), dim=-1).reshape(-1, 2).to(torch.int32)
+
+
+def generate_block_sparse_pattern(
+    num_q_heads: int,
+    num_kv_heads: int,
+    num_q_blocks: int,
+    num_kv_blocks: int,
+    sparsity: float,
+    mode: str = "per_kv_head",
+    sparse_format: str = "block_mask",
+    device: str | torch.device = "cuda",
+    scores: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A pattern in which every q block keeps its sparsity * num_kv_blocks best blocks of keys by
+    scores [heads, num_q_blocks, num_kv_blocks], random ones unless given; and the scores.
+
+    mode: heads are those of q ("per_q_head"), of k ("per_kv_head") or one ("shared").
+    sparse_format "block_mask": bool [1, heads, num_q_blocks, num_kv_blocks]; "topk": int32 [heads,
+    num_q_blocks, kept]. ValueError for other modes, formats and shapes.
+    """
+    heads = _mask_heads(mode, num_q_heads, num_kv_heads)
+    shape = (heads, num_q_blocks, num_kv_blocks)
+    if scores is None:
+        scores = torch.rand(shape, device=device)
+    elif tuple(scores.shape) != shape:
+        raise ValueError(f"scores has shape {list(scores.shape)}; allowed: {list(shape)}")
+    best = scores.topk(_num_kept(sparsity, num_kv_blocks), dim=-1).indices
+    if sparse_format == "topk":
+        return best.to(torch.int32), scores
+    if sparse_format != "block_mask":
+        raise ValueError(f'sparse_format is {sparse_format!r}; allowed: "block_mask", "topk"')
+    mask = torch.zeros(shape, dtype=torch.bool, device=scores.device).scatter_(2, best, True)
+    return mask.unsqueeze(0), scores
+
+
+def flatten_block_mask_to_kv_shape(mask_kv_4d: torch.Tensor) -> torch.Tensor:
+    """bool [1, heads_kv, q_blocks, k_blocks] with heads folded into rows on both sides:
+    [heads_kv * q_blocks, heads_kv * k_blocks], False between heads.
+    """
+    return flatten_block_mask(mask_kv_4d, mask_kv_4d.shape[1], mask_kv_4d.shape[1])
+
+
+def flatten_block_mask(mask_4d: torch.Tensor, num_q_heads: int, num_kv_heads: int) -> torch.Tensor:
+    """bool [1, num_q_heads, q_blocks, k_blocks] with heads folded into rows: [num_q_heads *
+    q_blocks, num_kv_heads * k_blocks], where a head sees blocks of its kv head alone.
+    """
+    _check_batch("mask_4d", mask_4d)
+    _check_heads(num_q_heads, num_kv_heads)
+    _, heads, num_q, num_k = mask_4d.shape
+    if heads != num_q_heads:
+        raise ValueError(f"mask_4d has {heads} heads; allowed: {num_q_heads}")
+    head = torch.arange(heads, device=mask_4d.device)
+    flat = mask_4d.new_zeros((heads, num_q, num_kv_heads, num_k))
+    flat[head, :, head // (num_q_heads // num_kv_heads)] = mask_4d[0]
+    return flat.view(heads * num_q, num_kv_heads * num_k)
+
+
+def generate_ranges_from_topk_indices(
+    topk_indices: torch.Tensor, block_m: int, block_n: int, num_k_blocks: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q_ranges and k_ranges int32 [heads_kv * q_blocks * topk, 2] of lists of blocks of keys, int
+    [heads_kv, q_blocks, topk], heads folded into rows. block_m: queries, block_n: keys of a block;
+    num_k_blocks: blocks of keys per head. An entry that is no block has an empty range.
+    """
+    _check_axes("topk_indices", topk_indices, 3)
+    heads, num_q, _ = topk_indices.shape
+    device = topk_indices.device
+    is_block = (topk_indices >= 0) & (topk_indices < num_k_blocks)
+    head = torch.arange(heads, device=device).view(-1, 1, 1)
+    q_block = torch.arange(heads * num_q, device=device).view(heads, num_q, 1)
+    q_block = q_block.expand_as(topk_indices)
+    k_block = (head * num_k_blocks + topk_indices).masked_fill(~is_block, 0)
+    length = is_block.to(torch.int64)
+    return (
+        _as_ranges(q_block * block_m, (q_block + 1) * block_m),
+        _as_ranges(k_block * block_n, (k_block + length) * block_n),
+    )
+
+
+def generate_ranges_from_topk_indices_triton(
+    topk_indices: torch.Tensor, block_m: int, block_n: int, num_k_blocks: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """generate_ranges_from_topk_indices, under the name of the original's Triton kernel."""
+    return generate_ranges_from_topk_indices(topk_indices, block_m, block_n, num_k_blocks)
+
+
+def generate_ranges_from_block_mask(
+    block_mask: torch.Tensor, block_m: int, block_n: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q_ranges and k_ranges int32 [True blocks, 2] of a mask bool [q_blocks, k_blocks] (of several
+    heads: flatten_block_mask), in row-major order of the blocks. Waits for a GPU, which alone knows
+    their number.
+    """
+    _check_axes("block_mask", block_mask, 2)
+    q_block, k_block = block_mask.nonzero(as_tuple=True)
+    return (
+        _as_ranges(q_block * block_m, (q_block + 1) * block_m),
+        _as_ranges(k_block * block_n, (k_block + 1) * block_n),
+    )
+
+
+def generate_ranges_from_block_mask_triton(
+    block_mask: torch.Tensor, block_m: int, block_n: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q_ranges and k_ranges int32 [heads_kv * q_blocks * k_blocks, 2] of a mask bool [1, heads_kv,
+    q_blocks, k_blocks], heads folded into rows; those of False blocks are empty, [0, 0). Nothing
+    is read back to the host. Under the name of the original's Triton kernel.
+    """
+    _check_batch("block_mask", block_mask)
+    _, heads, num_q, num_k = block_mask.shape
+    device = block_mask.device
+    q_block = torch.arange(heads * num_q, device=device).view(heads, num_q, 1)
+    k_block = torch.arange(heads * num_k, device=device).view(heads, 1, num_k)
+    seen = block_mask[0].to(torch.int64)
+    return (
+        _as_ranges(q_block * block_m * seen, (q_block + 1) * block_m * seen),
+        _as_ranges(k_block * block_n * seen, (k_block + 1) * block_n * seen),
+    )
+
+
+def _upsampled(block_mask: torch.Tensor, block_q: int, block_k: int) -> torch.Tensor:
+    return block_mask.repeat_interleave(block_q, dim=-2).repeat_interleave(block_k, dim=-1)
+
+
+def get_sdpa_mask_from_block_sparse_mask(
+    block_mask: torch.Tensor,
+    seqlen_q: int,
+    seqlen_k: int,
+    block_size_q: int,
+    block_size_k: int,
+    num_q_heads: int,
+    batch_size: int = 1,
+) -> torch.Tensor:
+    """bool [batch_size, num_q_heads, seqlen_q, seqlen_k] of a mask of blocks [1, heads_kv,
+    q_blocks, k_blocks].
+    """
+    _check_batch("block_mask", block_mask)
+    _check_heads(num_q_heads, block_mask.shape[1])
+    mask = _upsampled(block_mask[0], block_size_q, block_size_k)[:, :seqlen_q, :seqlen_k]
+    mask = mask.repeat_interleave(num_q_heads // block_mask.shape[1], dim=0)
+    return mask.unsqueeze(0).expand(batch_size, -1, -1, -1)
+
+
+def get_sdpa_mask_from_topk_indices(
+    topk_indices: torch.Tensor,
+    seqlen_q: int,
+    seqlen_k: int,
+    block_size_q: int,
+    block_size_k: int,
+    num_q_heads: int,
+    batch_size: int = 1,
+) -> torch.Tensor:
+    """bool [batch_size, num_q_heads, seqlen_q, seqlen_k] of lists of blocks of keys, int [heads_kv,
+    q_blocks, topk]. Entries that are no block count as none.
+    """
+    _check_axes("topk_indices", topk_indices, 3)
+    mask = _listed(topk_indices, -(-seqlen_k // block_size_k))
+    return get_sdpa_mask_from_block_sparse_mask(
+        mask.unsqueeze(0), seqlen_q, seqlen_k, block_size_q, block_size_k, num_q_heads, batch_size
+    )
+
+
+def _listed(lists: torch.Tensor, num_blocks: int) -> torch.Tensor:
+    """bool [..., num_blocks]: which blocks stand in lists [..., n]."""
+    is_block = (lists >= 0) & (lists < num_blocks)
+    places = torch.where(is_block, lists, num_blocks).to(torch.int64)
+    mask = lists.new_zeros((*lists.shape[:-1], num_blocks + 1), dtype=torch.bool)
+    return mask.scatter_(-1, places, True)[..., :num_blocks]
+
+
+def _random_sizes(total: int, parts: int, least: int, rows: int, device) -> torch.Tensor:
+    """int32 [rows, parts] of sizes of at least `least` that sum up to total."""
+    if total < parts * least:
+        raise ValueError(f"{total} rows have {parts} blocks of {least} or more; allowed: fewer")
+    spare = total - parts * least
+    cuts = torch.randint(0, spare + 1, (rows, parts - 1), device=device).sort(dim=-1).values
+    ends = torch.nn.functional.pad(cuts, (1, 0)), torch.nn.functional.pad(cuts, (0, 1), value=spare)
+    return (ends[1] - ends[0] + least).to(torch.int32)
+
+
+def generate_variable_block_sparse_pattern(
+    num_q_heads: int,
+    num_kv_heads: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    num_q_blocks: int,
+    num_kv_blocks: int,
+    sparsity: float,
+    mode: str = "per_kv_head",
+    min_q_block_size: int = 64,
+    min_kv_block_size: int = 64,
+    device: str | torch.device = "cuda",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A random pattern of blocks of random sizes: a mask as that of generate_block_sparse_pattern,
+    the queries of each block int32 [heads of the mask, num_q_blocks], and the keys int32
+    [num_kv_heads, num_kv_blocks].
+    """
+    heads = _mask_heads(mode, num_q_heads, num_kv_heads)
+    mask, _ = generate_block_sparse_pattern(
+        num_q_heads, num_kv_heads, num_q_blocks, num_kv_blocks, sparsity, mode, device=device
+    )
+    rows = _random_sizes(seqlen_q, num_q_blocks, min_q_block_size, heads, device)
+    cols = _random_sizes(seqlen_k, num_kv_blocks, min_kv_block_size, num_kv_heads, device)
+    return mask, rows, cols
+
+
+def _bounds(sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where blocks of sizes [heads, blocks] begin and end when all lie one behind the other."""
+    ends = sizes.to(torch.int64).flatten().cumsum(0).view(sizes.shape)
+    return ends - sizes, ends
+
+
+def generate_ranges_from_var_block_mask(
+    block_mask: torch.Tensor,
+    block_row_sz: torch.Tensor,
+    block_col_sz: torch.Tensor,
+    num_q_heads: int,
+    num_kv_heads: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q_ranges and k_ranges int32 [True blocks, 2] of a flattened mask bool [heads * q_blocks,
+    num_kv_heads * k_blocks] with blocks of block_row_sz [heads, q_blocks] queries and block_col_sz
+    [num_kv_heads, k_blocks] keys. heads: num_kv_heads, or num_q_heads for a mask of each query
+    head. Blocks between heads that do not belong together count as False. Waits for a GPU.
+    """
+    _check_axes("block_mask", block_mask, 2)
+    _check_heads(num_q_heads, num_kv_heads)
+    heads, num_q = block_row_sz.shape
+    if block_col_sz.shape[0] != num_kv_heads or heads not in (num_kv_heads, num_q_heads):
+        raise ValueError(
+            f"block_row_sz has {heads} and block_col_sz {block_col_sz.shape[0]} heads; allowed: "
+            f"{num_kv_heads} or {num_q_heads}, and {num_kv_heads}"
+        )
+    num_k = block_col_sz.shape[1]
+    q_block, k_block = block_mask.nonzero(as_tuple=True)
+    is_own = q_block // num_q // (heads // num_kv_heads) == k_block // num_k
+    q_block, k_block = q_block[is_own], k_block[is_own]
+    (q_begin, q_end), (k_begin, k_end) = _bounds(block_row_sz), _bounds(block_col_sz)
+    return (
+        _as_ranges(q_begin.flatten()[q_block], q_end.flatten()[q_block]),
+        _as_ranges(k_begin.flatten()[k_block], k_end.flatten()[k_block]),
+    )
+
+
+def get_sdpa_mask_from_var_block_mask(
+    block_mask: torch.Tensor,
+    seqlen_q: int,
+    seqlen_k: int,
+    block_row_sz: torch.Tensor,
+    block_col_sz: torch.Tensor,
+    num_q_heads: int,
+    bsz: int = 1,
+) -> torch.Tensor:
+    """bool [bsz, num_q_heads, seqlen_q, seqlen_k] of a mask of blocks bool [1, heads, q_blocks,
+    k_blocks] with sizes as in generate_ranges_from_var_block_mask.
+    """
+    _check_batch("block_mask", block_mask)
+    heads, num_kv_heads = block_mask.shape[1], block_col_sz.shape[0]
+    _check_heads(num_q_heads, heads)
+    whole = block_mask.new_zeros((num_q_heads, seqlen_q, seqlen_k))
+    for head in range(num_q_heads):
+        of_mask, of_kv = head * heads // num_q_heads, head * num_kv_heads // num_q_heads
+        rows = block_mask[0, of_mask].repeat_interleave(block_row_sz[of_mask], dim=0)
+        whole[head] = rows.repeat_interleave(block_col_sz[of_kv], dim=1)
+    return whole.unsqueeze(0).expand(bsz, -1, -1, -1)
+
+
+def choose_ref_block(block_size: tuple[int, int], qhead_per_khead: int) -> dict[str, Any]:
+    """ref_block_size, swap_ab, pack_gqa and sparse_load for flex_flash_attn_func, as the original
+    takes them for blocks of (queries, keys). They change no result here: tiles are chosen from the
+    mask. qhead_per_khead: query heads per kv head.
+    """
+    q_size, k_size = block_size
+    rows = min(q_size * qhead_per_khead, 128)
+    loads_sparsely = k_size <= 64
+    swaps = q_size < 128 and rows <= 16 and not loads_sparsely
+    if q_size < 128 and rows <= 16:
+        ref_q = 8 if rows <= 8 else 16
+    else:
+        ref_q = min(128, -(-(rows if q_size < 128 else q_size) // 64) * 64)
+    ref_k = 64 if swaps else 128 if loads_sparsely else min(128, -(-k_size // 16) * 16)
+    return {
+        "ref_block_size": (ref_q, ref_k),
+        "swap_ab": swaps,
+        "pack_gqa": q_size < 128 and qhead_per_khead > 1,
+        "sparse_load": loads_sparsely,
+    }
+
+
+def build_index_sparse_indices(
+    batch: int,
+    num_kv_heads: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    topk: int,
+    max_topk: int,
+    device: str | torch.device = "cuda",
+    sparse_k_block_size: int = 1,
+) -> torch.Tensor:
+    """Random index_sparse_indices int32 [batch * seqlen_q, num_kv_heads, max_topk] of sequences one
+    behind the other: topk different blocks of sparse_k_block_size keys of the query's own sequence
+    in rising order, then -1. seqlen_k is a multiple of the block size.
+    """
+    if seqlen_k % sparse_k_block_size != 0:
+        raise ValueError(f"seqlen_k is {seqlen_k}; allowed: a multiple of {sparse_k_block_size}")
+    num_blocks = seqlen_k // sparse_k_block_size
+    if not 0 <= topk <= min(max_topk, num_blocks):
+        raise ValueError(f"topk is {topk}; allowed: 0 to {min(max_topk, num_blocks)}")
+    scores = torch.rand(batch, seqlen_q, num_kv_heads, num_blocks, device=device)
+    chosen = scores.topk(topk, dim=-1).indices.sort(dim=-1).values
+    chosen += torch.arange(batch, device=device).view(-1, 1, 1, 1) * num_blocks
+    indices = chosen.reshape(batch * seqlen_q, num_kv_heads, topk).to(torch.int32)
+    return torch.nn.functional.pad(indices, (0, max_topk - topk), value=-1)
+
+
+def get_sdpa_mask_from_index_sparse_indices(
+    index_sparse_indices: torch.Tensor,
+    batch: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    device: str | torch.device | None = None,
+    sparse_k_block_size: int = 1,
+) -> torch.Tensor:
+    """bool [batch, num_q_heads, seqlen_q, seqlen_k] of index_sparse_indices as
+    build_index_sparse_indices makes them: which keys of its own sequence a query sees. A dense mask
+    does not tell how often. device: None: that of the indices.
+    """
+    _check_axes("index_sparse_indices", index_sparse_indices, 3)
+    _check_heads(num_q_heads, num_kv_heads)
+    num_blocks = -(-seqlen_k // sparse_k_block_size)
+    lists = index_sparse_indices.view(batch, seqlen_q, num_kv_heads, -1)
+    first = torch.arange(batch, device=lists.device).view(-1, 1, 1, 1) * num_blocks
+    mask = _listed(lists - first, num_blocks).permute(0, 2, 1, 3)
+    mask = mask.repeat_interleave(sparse_k_block_size, dim=-1)[..., :seqlen_k]
+    mask = mask.repeat_interleave(num_q_heads // num_kv_heads, dim=1)
+    return mask if device is None else mask.to(device)
