@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention with sinks by the arguments of FlashAttention 2, 3 and 4: the original's functions.
+"""Attention with sinks by the arguments of FlashAttention 2, 3 and 4, and attention to keys that an
+indexer chose: the original's functions.
 
 sink: logits that add to the denominator of a row's softmax only, float32 [sinks, heads_q]
 (sink_layout "sh") or one for each row ("ssh"), with a gradient. Where FlashAttention of the
@@ -10,6 +11,7 @@ NotImplementedError by the argument's name.
 """
 
 from magi_attention import __version__
+from magi_attn_extensions.dsa_interface import dsa_attn_func
 from magi_attn_extensions.fa2_interface_with_sink import (
     fa2_func_with_sink,
     fa2_kvpacked_func_with_sink,
@@ -29,6 +31,7 @@ from magi_attn_extensions.fa4_interface_with_sink import (
 )
 
 __all__ = [
+    "dsa_attn_func",
     "fa2_func_with_sink",
     "fa2_kvpacked_func_with_sink",
     "fa2_qkvpacked_func_with_sink",

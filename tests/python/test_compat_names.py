@@ -5,9 +5,8 @@ for those below, which are refused by name or are not there.
 
 import compat_names
 
-# Keys that an indexer chose, and plans whose queries travel.
+# Plans whose queries travel.
 MISSING = {
-    "magi_attn_extensions.dsa_attn_func (export)",
     "MAGI_ATTENTION_QO_COMM=1",
 }
 

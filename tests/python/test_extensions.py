@@ -237,3 +237,80 @@ def test_refusals():
         extensions.fa2_func_with_sink(q[0], q, q)
     with pytest.raises(ValueError, match="k has a batch of 2; allowed: 1"):
         extensions.fa4_func_with_sink(q, q.repeat(2, 1, 1, 1), q)
+
+
+def chosen_keys(rows_q, rows_k, topk, seed=0):
+    """Different keys of each list, in any order, and lists without any."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(rows_q, KV_HEADS, rows_k, generator=generator)
+    lists = scores.topk(topk, dim=-1, sorted=False).indices.int()
+    lists[rows_q // 2, 0] = -1
+    return lists
+
+
+def seen_by_lists(lists, rows_k):
+    marks = torch.zeros(*lists.shape[:2], rows_k + 1, dtype=torch.bool)
+    marks.scatter_(2, torch.where(lists < 0, rows_k, lists).long(), True)
+    return marks[..., :rows_k].permute(1, 0, 2).repeat_interleave(HEADS // KV_HEADS, 0)
+
+
+class TestDsa:
+    """Chosen keys against dense attention of each head under its mask."""
+
+    rows_q, rows_k = 20, 33
+
+    def leaves(self):
+        rows = (self.rows_q, HEADS), (self.rows_k, KV_HEADS), (self.rows_k, KV_HEADS)
+        return [random(*shape, DIM, seed=seed) for seed, shape in enumerate(rows)]
+
+    def wanted(self, leaves, seen, scale):
+        q, k, v = leaves
+        k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        blind = ~seen.any(-1, keepdim=True)
+        scores = scores.masked_fill(~seen & ~blind, float("-inf"))
+        lse = scores.logsumexp(-1)
+        out = torch.einsum("hqk,khd->qhd", (scores - lse[..., None]).exp() * seen, v)
+        return out, lse.masked_fill(blind[..., 0], float("-inf")).T
+
+    @pytest.mark.parametrize(
+        "backend, block",
+        [("ffa_index_sparse", 1), ("ffa_block_sparse", 1), ("ffa_block_sparse", 4), ("sdpa", 1),
+         ("ffa_index_attn", 1), ("ffa_sparse_load", 1)],
+    )  # fmt: skip
+    def test_backends(self, backend, block):
+        lists = chosen_keys(self.rows_q, -(-self.rows_k // block), 5)
+        seen = seen_by_lists(lists, -(-self.rows_k // block))
+        seen = seen.repeat_interleave(block, -1)[..., : self.rows_k]
+        leaves = self.leaves()
+        options = {"softmax_scale": 0.4, "backend": backend, "sparse_k_block_size": block}
+        agrees(
+            lambda: extensions.dsa_attn_func(*leaves, lists, **options),
+            leaves,
+            lambda: self.wanted(leaves, seen, 0.4),
+        )
+
+    def test_index_map_of_1_1_1(self):
+        """Without gradients, which torch's flex_attention has not on the CPU."""
+        lists = chosen_keys(self.rows_q, self.rows_k, 5)
+        leaves = [leaf.detach() for leaf in self.leaves()]
+        out, lse = extensions.dsa_attn_func(*leaves, lists)
+        for backend in ("ffa_index_attn", "ffa_sparse_load", "sdpa", "flex"):
+            older, older_lse = extensions.dsa_attn_func(
+                *leaves, index_map=lists.transpose(0, 1), backend=backend
+            )
+            assert_close(older, out)
+            assert_close(older_lse, lse)
+
+    def test_bad_arguments(self):
+        leaves, lists = self.leaves(), chosen_keys(self.rows_q, self.rows_k, 5)
+        with pytest.raises(ValueError, match="backend is 'fa9'; allowed: ffa_index_sparse"):
+            extensions.dsa_attn_func(*leaves, lists, backend="fa9")
+        with pytest.raises(ValueError, match="index_sparse_indices is missing"):
+            extensions.dsa_attn_func(*leaves)
+        with pytest.raises(ValueError, match="index_sparse_indices is given beside index_map"):
+            extensions.dsa_attn_func(*leaves, lists, index_map=lists)
+        with pytest.raises(ValueError, match="k_block_size is 512"):
+            extensions.dsa_attn_func(
+                *leaves, lists, backend="ffa_block_sparse", sparse_k_block_size=512
+            )
