@@ -6,7 +6,7 @@ process group. No globals.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import torch
@@ -32,11 +32,14 @@ from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.config.library import to_placement_config, to_plan_config
 from magi_attention.env import comm, general
+from magi_attention.functional import SparseForwardMeta
 from magi_attention.functional._masks import runner_under
+from magi_attention.functional._needed_keys import NeededKeys
 from magi_attention.functional._rank_attention import RankAttention, layout_of
 from magi_attention.functional.dispatch import dispatch_padded, undispatch_func
 from magi_attention.functional.dist_attn import attend_by
 from magi_attention.functional.roll import roll_p2p
+from magi_attention.functional.sparse_dist_attn import attend_to_chosen_keys
 from magi_attention.masks import Mask
 from magi_attention.rows import Rows
 
@@ -378,6 +381,43 @@ class BoundPlan:
             sink_layout = layout_of(sink)
         options = (sink, sink_layout, softmax_scale, softcap, return_max_logits)
         return attend_by(self.attention, (q, k, v), options)
+
+    @cached_property
+    def needed_keys(self) -> NeededKeys:
+        """The keys that the plan brings to this rank in each calc_sparse_attn."""
+
+        def position_ids_of(rank: int) -> list[int]:
+            return self.plan.position_ids(rank)[: _num_valid_rows(self.plan, rank)]
+
+        text, total = self.plan.to_json(), self.total_seqlen
+        return NeededKeys(text, self.rank, position_ids_of, total, self.cp_group)
+
+    def calc_sparse_attn(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        index_sparse_indices: torch.Tensor,
+        sparse_k_block_size: int = 1,
+        softmax_scale: float | None = None,
+        softcap: float = 0.0,
+    ) -> tuple[torch.Tensor, SparseForwardMeta]:
+        """Attention of this rank's rows q [rows, heads_q, dim] to keys that are chosen anew in
+        every call, inside of what the plan's mask allows for; k, v [rows, heads_kv, dim] are this
+        rank's rows. Collective, on CPU ranks.
+
+        index_sparse_indices: int32 [rows, heads_kv, n], rows of the sequence, or blocks of
+        sparse_k_block_size of them, in any order; -1: none; one that stands n times counts n times.
+        The plan's mask says which keys come to a rank: all that one of its queries could see, once,
+        whatever is chosen. Of these a list may name any. Results of a query whose list names keys
+        that did not come are NaN. Entries outside the sequence count as none; meta.error_word tells
+        of both kinds, and with MAGI_ATTENTION_SANITY_CHECK=1 they are ValueError.
+
+        Returns out and a meta with lse, which gradients come through. NotImplementedError on GPUs.
+        """
+        numbers = softmax_scale, softcap
+        lists = index_sparse_indices, sparse_k_block_size
+        return attend_to_chosen_keys((q, k, v), *lists, self.needed_keys, numbers)
 
     def dispatch(self, x: torch.Tensor, pad_value: float = 0.0, seq_dim: int = 0) -> torch.Tensor:
         """x, the same on every rank, with total_seqlen rows along seq_dim -> this rank's rows."""

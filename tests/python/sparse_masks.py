@@ -4,7 +4,8 @@
 Each case is attention under lists of keys, lists of blocks or a mask of blocks, forward and
 backward, judged by float64 results. 16-bit results may be twice as far off as a plain computation
 that rounds inputs, weights, gradients of scores and results to 16 bits, and one unit in the last
-place more.
+place more. Where there are few rows its errors may be small by chance: so dq and dk may also be off
+by what rounding of out, which the backward reads, can add to them.
 """
 
 from __future__ import annotations
@@ -70,6 +71,22 @@ def plain(q, k, v, counts, upstream):
     dk = torch.einsum("hqk,qhd->khd", dscores, q.double()).unflatten(1, (heads_kv, group)).sum(2)
     dv = torch.einsum("hqk,qhd->khd", rounded, dout).unflatten(1, (heads_kv, group)).sum(2)
     return [t.to(dtype) for t in (out, dq, dk, dv)]
+
+
+def noise_of_out(q, k, v, counts, upstream):
+    """By how much dq and dk may be off as out was rounded to q's type; out and dv: nothing."""
+    heads_kv, scale = k.shape[1], q.shape[2] ** -0.5
+    group = q.shape[1] // heads_kv
+    half_ulp = torch.finfo(q.dtype).eps / 2
+    q, upstream = q.double(), upstream.double()
+    k, v = (t.double().repeat_interleave(group, 1) for t in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale + counts.log()
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    out = torch.einsum("hqk,khd->qhd", weights, v)
+    delta = (upstream * out).abs().sum(-1).T.unsqueeze(-1) * half_ulp * scale
+    dq = (delta * torch.einsum("hqk,khd->hqd", weights, k).abs()).amax() if q.numel() else 0.0
+    dk = torch.einsum("hqk,qhd->khd", weights * delta, q.abs()).unflatten(1, (heads_kv, group))
+    return [0.0, float(dq), largest(dk.sum(2)), 0.0]
 
 
 @dataclass
@@ -176,9 +193,9 @@ def check(case: Case, generator: random.Random, device: str = "cpu") -> None:
     assert near_lse, f"{case.name}: lse is off"
     allowed = [1e-9 if case.dtype == torch.float64 else 2e-4] * 4
     if not case.is_wide:
-        given = (t.detach().cpu() for t in leaves)
-        simple = plain(*given, case.counts, upstream.cpu())
-        allowed = [2 * error(s, t) for s, t in zip(simple, truth)]
+        given = [*(t.detach().cpu() for t in leaves), case.counts, upstream.cpu()]
+        noise = noise_of_out(*given)
+        allowed = [2 * error(s, t) + n for s, t, n in zip(plain(*given), truth, noise)]
     for name, f, t, limit in zip(("out", "dq", "dk", "dv"), found, truth, allowed):
         ulp = 0.0 if case.is_wide else torch.finfo(case.dtype).eps * max(1.0, largest(t))
         off = error(f, t)

@@ -15,6 +15,7 @@ from magi_attention.api.functools import (
 from magi_attention.api.magi_attn_interface import (
     GeneralAttnMaskType,
     calc_attn,
+    calc_sparse_attn,
     clear_cache,
     dispatch,
     get_most_recent_key,
@@ -94,6 +95,7 @@ __all__ = [
     "ZigzagDispatchAlg",
     "apply_padding",
     "calc_attn",
+    "calc_sparse_attn",
     "clear_cache",
     "compute_pad_size",
     "dispatch",

@@ -248,6 +248,23 @@ def calc_attn(
     return attend(key._number, key._place, key.precision, (q, k, v), options)
 
 
+def calc_sparse_attn(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    key: DistAttnRuntimeKey,
+    index_sparse_indices: torch.Tensor,
+    sparse_k_block_size: int = 1,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """BoundPlan.calc_sparse_attn by a key: attention of this rank's rows to keys that are chosen in
+    every call, inside of what the key's mask allows for. Not there in the original.
+    """
+    lists = index_sparse_indices, sparse_k_block_size
+    return runtime_of(key).bound.calc_sparse_attn(q, k, v, *lists, softmax_scale, softcap)
+
+
 def get_position_ids(key: DistAttnRuntimeKey) -> torch.Tensor:
     """int64 [local rows]: row of the sequence of every local row; padding counts as the last row.
     In host memory, on the current GPU for a group that moves nothing else (nccl). Rows behind the

@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 
 from magi_attention._native.tensors import is_intercepted
-from magi_attention.common.forward_meta import AttnForwardMeta
-from magi_attention.env.general import is_sanity_check_enable
-from magi_attention.functional._block_ranges import (
+from magi_attention.common._block_ranges import (
     Blocks,
     FoldedRanges,
     folded_ranges,
     runs_of_lists,
 )
+from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.env.general import is_sanity_check_enable
 from magi_attention.functional._checks import check_params, check_qkv, check_sink
 from magi_attention.functional._folded import fold_keys, fold_queries, fold_sink, unfold_queries
 from magi_attention.functional._listed_ops import ListedAttention, check_lists, refuse_gpu
@@ -56,7 +56,7 @@ def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple
     out, lse, max_logits, word = ListedAttention.apply(
         *distinct(q, k, v, indices, sink), *symbols, block, options
     )
-    _check_word(word)
+    check_word(word)
     return out, SparseForwardMeta(lse, max_logits if with_max_logits else None, word)
 
 
@@ -77,7 +77,7 @@ def attend_to_block_lists(
     blocks = Blocks(q.shape[0], k.shape[0], lists.q_size, lists.k_size, lists.is_causal)
     indices = check_lists(lists.indices, lists.k_size, (blocks.num_q, k.shape[1]), q.device)
     runs, word = runs_of_lists(indices, blocks.num_k)
-    _check_word(word)
+    check_word(word)
     ranges = folded_ranges(runs, blocks, word)
     return attend_folded(attend, qkv, ranges, k.shape[1], (sink, sink_layout))
 
@@ -105,7 +105,7 @@ def attend_folded(
     return out, SparseForwardMeta(lse, None, ranges.error_word)
 
 
-def _check_word(word: torch.Tensor) -> None:
+def check_word(word: torch.Tensor) -> None:
     """ValueError for entries that are no block, where MAGI_ATTENTION_SANITY_CHECK is 1."""
     if is_intercepted() or not is_sanity_check_enable():
         return

@@ -10,6 +10,7 @@ it cannot. Masks by bounds, ids, trees, columns or intervals are compared by int
 length; matrices and functions of pairs are asked for every pair.
 """
 
+from magi_attention.masks._blocks import from_blocks
 from magi_attention.masks._dense import (
     from_block_mask,
     from_mask_mod,
@@ -44,6 +45,7 @@ __all__ = [
     "Mask",
     "TokenTree",
     "from_block_mask",
+    "from_blocks",
     "from_cu_seqlens",
     "from_document_ids",
     "from_flashmask",

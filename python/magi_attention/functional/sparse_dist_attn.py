@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over the ranks of a plan to keys that are chosen when it is called."""
+
+from __future__ import annotations
+
+import torch
+
+from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.functional._checks import check_qkv
+from magi_attention.functional._listed_ops import check_lists, refuse_gpu
+from magi_attention.functional._needed_keys import NeededKeys
+from magi_attention.functional._sparse import SparseForwardMeta, attend_to_lists, check_word
+
+
+def attend_to_chosen_keys(
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    indices: torch.Tensor,
+    block: int,
+    needed: NeededKeys,
+    numbers: tuple[float | None, float],
+) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """indices int32 [rows of q, heads_kv, n]: rows of the sequence, or blocks of it; numbers:
+    softmax_scale and softcap. See BoundPlan.calc_sparse_attn.
+    """
+    q, k, v = check_qkv(*qkv)
+    refuse_gpu(q)
+    indices = check_lists(indices, block, (q.shape[0], k.shape[1]), q.device)
+    places = needed.places(k.shape[0], k.device)
+    local, is_missing, word = _local_lists(indices, block, places)
+    lists = (q, *needed.fetch(k, v)), local, 1
+    check_word(word)
+    out, meta = attend_to_lists(*lists, (None, "sh"), (*numbers, False))
+    group = q.shape[1] // k.shape[1]
+    is_missing = is_missing.repeat_interleave(group, 1)
+    out = out.masked_fill(is_missing.unsqueeze(-1), float("nan"))
+    return out, SparseForwardMeta(meta.lse.masked_fill(is_missing, float("nan")), None, word)
+
+
+def _local_lists(
+    indices: torch.Tensor, block: int, places: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Lists of rows of the fetched keys; [rows, heads_kv]: whether a list asks for keys that are
+    not there; the error word of these entries and of those outside the sequence.
+    """
+    total = places.shape[0] - 1
+    first = indices.to(torch.int64) * block
+    is_block = (indices >= 0) & (first < total)
+    keys = first.unsqueeze(-1) + torch.arange(block, device=indices.device)
+    keys = torch.where(is_block.unsqueeze(-1) & (keys < total), keys, total)
+    local = places[keys]  # the last place is -1
+    is_missing = ((local < 0) & (keys < total)).any(-1)
+    is_bad = (is_missing | (~is_block & (indices != -1))).flatten()
+    found = torch.arange(is_bad.shape[0], device=indices.device)[is_bad]
+    first_bad = found[:1] if found.shape[0] else found.new_full((1,), -1)
+    word = torch.cat((found.new_full((1,), found.shape[0]), first_bad))
+    return local.flatten(2).to(torch.int32), is_missing.any(-1), word
