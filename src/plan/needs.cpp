@@ -45,32 +45,31 @@ void cut_slices(const Mask& mask, const Layout& layout, Needs& needs) {
   }
 }
 
-/// Appends `keys` minus the rank's own rows; `own` moves along as keys ascend. Returns rows added.
-std::int32_t append_remote(Range keys, std::span<const std::int32_t> own_runs, const Layout& layout,
-                           std::size_t& own, std::vector<Range>& remote) {
+}  // namespace
+
+std::int32_t append_missing(Range rows, std::span<const std::int32_t> own_runs,
+                            const Layout& layout, std::size_t& own, std::vector<Range>& missing) {
   std::int32_t added = 0;
   const auto append = [&](std::int32_t begin, std::int32_t end) {
-    remote.push_back({begin, end});
+    missing.push_back({begin, end});
     added += end - begin;
   };
-  std::int32_t row = keys.begin;
-  while (row < keys.end) {
+  std::int32_t row = rows.begin;
+  while (row < rows.end) {
     while (own < own_runs.size() &&
            layout.runs[static_cast<std::size_t>(own_runs[own])].end <= row) {
       ++own;
     }
     if (own == own_runs.size()) {
-      append(row, keys.end);
+      append(row, rows.end);
       break;
     }
     const RowRun& run = layout.runs[static_cast<std::size_t>(own_runs[own])];
-    if (run.begin > row) append(row, std::min(run.begin, keys.end));
+    if (run.begin > row) append(row, std::min(run.begin, rows.end));
     row = run.end;
   }
   return added;
 }
-
-}  // namespace
 
 Needs find_needs(const Mask& mask, const Layout& layout_q, const Layout& layout_k) {
   Needs needs;
@@ -97,7 +96,7 @@ Needs find_needs(const Mask& mask, const Layout& layout_q, const Layout& layout_
       for (++i; i < seen.size() && seen[i].begin <= keys.end; ++i) {
         keys.end = std::max(keys.end, seen[i].end);
       }
-      rows += append_remote(keys, own_runs, layout_k, own, needs.remote);
+      rows += append_missing(keys, own_runs, layout_k, own, needs.remote);
     }
     needs.remote_rows.push_back(rows);
     needs.rank_begin.push_back(needs.remote.size());

@@ -31,4 +31,9 @@ struct Needs {
 /// One sweep over the query runs with the slices sorted once: O(sort + cuts log cuts + runs).
 Needs find_needs(const Mask& mask, const Layout& layout_q, const Layout& layout_k);
 
+/// Appends `rows` less the rank's own ones to `missing`. `own` is a position in `own_runs` (those
+/// of the rank in `layout`) that moves along as rows ascend from call to call. Returns rows added.
+std::int32_t append_missing(Range rows, std::span<const std::int32_t> own_runs,
+                            const Layout& layout, std::size_t& own, std::vector<Range>& missing);
+
 }  // namespace magi::planner
