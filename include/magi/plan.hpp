@@ -23,6 +23,19 @@ enum class StageMode : std::int32_t {
   Rows,   ///< all kv heads, one run of remote rows after the other
 };
 
+/// What travels so that each visible pair is computed once.
+enum class WorkMode : std::int32_t {
+  Keys,     ///< a rank computes its own queries' rows; keys travel
+  Queries,  ///< a rank may compute any pairs; queries travel too where that moves fewer bytes, and
+            ///< areas are even whatever the placement. `auto` then places rows in order.
+  Auto,     ///< the faster of both by the predicted time of both passes
+};
+
+/// "keys", "queries", "auto".
+const char* work_name(WorkMode work);
+/// Throws InvalidArgument listing the names.
+WorkMode work_from_name(std::string_view name);
+
 /// Everything a plan depends on besides the mask.
 struct PlanConfig {
   std::int32_t num_ranks = 1;
@@ -38,6 +51,7 @@ struct PlanConfig {
   /// 0: fetch everything, then one attention call; 1: own keys, then all remote ones; N: at most N
   /// remote stages (fewer where heads or rows do not suffice); absent: the cost model chooses 0..8.
   std::optional<std::int32_t> overlap_degree = 1;
+  WorkMode work = WorkMode::Keys;
   StageMode stage_mode = StageMode::Auto;
   std::int32_t min_stage_rows = 512;  ///< by rows, a stage brings a rank at least so many
   CostModel cost;
@@ -153,8 +167,8 @@ struct PlanReport {
   /// No placement with keys at their queries' ranks (cross-attention: with these row counts) whose
   /// largest rank is not above this plan's in rows and area moves less.
   std::int64_t lower_bound_bytes = 0;
-  std::int64_t ring_bytes = 0;  ///< what a ring / all-gather of the valid K and V rows moves
-  double forward_seconds = 0.0;
+  std::int64_t ring_bytes = 0;   ///< what a ring / all-gather of the valid K and V rows moves
+  double forward_seconds = 0.0;  ///< until all results are at their owners
   double backward_seconds = 0.0;
   double exposed_comm_seconds = 0.0;  ///< forward communication not hidden
   friend bool operator==(const PlanReport&, const PlanReport&) = default;

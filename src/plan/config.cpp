@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/config.hpp"
 
+#include <algorithm>
+#include <array>
 #include <string>
 
 #include "base/check.hpp"
@@ -47,8 +49,30 @@ void validate_config(const PlanConfig& config) {
     require_between("overlap_degree", *config.overlap_degree, 0, kMaxDegree);
   }
   require_between("stage_mode", static_cast<std::int32_t>(config.stage_mode), 0, 2);
+  require_between("work", static_cast<std::int32_t>(config.work), 0, 2);
   require_between("min_stage_rows", config.min_stage_rows, 1, kMaxRows);
   validate(config.cost);
 }
 
 }  // namespace magi::planner
+
+namespace magi {
+namespace {
+
+constexpr std::array<const char*, 3> kWorkNames = {"keys", "queries", "auto"};
+
+}  // namespace
+
+const char* work_name(WorkMode work) {
+  const auto index = static_cast<std::size_t>(work);
+  if (index >= kWorkNames.size()) throw invalid("work", static_cast<std::int32_t>(work), "0 to 2");
+  return kWorkNames[index];
+}
+
+WorkMode work_from_name(std::string_view name) {
+  const auto found = std::ranges::find(kWorkNames, name);
+  if (found == kWorkNames.end()) throw invalid("work", name, "keys, queries or auto");
+  return static_cast<WorkMode>(found - kWorkNames.begin());
+}
+
+}  // namespace magi

@@ -45,7 +45,8 @@ void add_config(Digest& digest, const PlanConfig& config) {
   digest.add(config.num_heads_q, config.num_heads_kv);
   digest.add(config.head_dim_qk, config.head_dim_v);
   digest.add(config.overlap_degree.value_or(-1), static_cast<std::int32_t>(config.stage_mode));
-  digest.add(config.min_stage_rows, config.placement_k ? 1 : 0);
+  digest.add(config.min_stage_rows,
+             (config.placement_k ? 1 : 0) + 2 * static_cast<std::int32_t>(config.work));
   const CostModel& cost = config.cost;
   for (const double constant :
        {cost.flops_per_second, cost.backward_flops_per_second, cost.bytes_per_second,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "magi/plan.hpp"
 
+#include <utility>
+
 #include "plan/config.hpp"
 #include "plan/layout.hpp"
 #include "plan/needs.hpp"
@@ -8,6 +10,7 @@
 #include "plan/ranks.hpp"
 #include "plan/report.hpp"
 #include "plan/timeline.hpp"
+#include "plan/work_moves.hpp"
 
 namespace magi {
 namespace {
@@ -26,20 +29,57 @@ void build_best(const planner::Needs& needs, const planner::Layout& layout_q,
   build(plan.config.overlap_degree.value_or(1));
   if (plan.config.overlap_degree) return;
   const std::int32_t degree = planner::choose_degree(plan, needs);
-  if (degree != 1) build(degree);
+  if (plan.config.work == WorkMode::Auto) {
+    // What it is compared with has the degree that is best for both passes; so has this.
+    planner::build_fastest(plan, build, {degree, 1, 2, 4, 8});
+  } else if (degree != 1) {
+    build(degree);
+  }
 }
 
 /// Everything after the placements, which must be in the plan.
-void finish_plan(Plan& plan) {
+void finish_plan(Plan& plan, bool is_moving_queries) {
   const bool is_shared = plan.placement_q == plan.placement_k;
   const planner::Layout layout_q = planner::make_layout(plan.placement_q);
   const planner::Layout layout_own_k =
       is_shared ? planner::Layout{} : planner::make_layout(plan.placement_k);
   const planner::Layout& layout_k = is_shared ? layout_q : layout_own_k;
-  const planner::Needs needs = planner::find_needs(plan.mask, layout_q, layout_k);
-  build_best(needs, layout_q, layout_k, plan);
+  if (is_moving_queries) {
+    planner::plan_moves(layout_q, layout_k, plan);
+  } else {
+    build_best(planner::find_needs(plan.mask, layout_q, layout_k), layout_q, layout_k, plan);
+  }
   plan.report = planner::make_report(plan);
-  plan.digest = plan_digest(plan);
+}
+
+Placement place_of_keys(const Mask& mask, const PlanConfig& config, const Placement& placement_q) {
+  if (is_sharing_placement(mask, config)) return placement_q;
+  return planner::place_keys(mask, placement_q, config.placement_k.value_or(config.placement));
+}
+
+Plan plan_placed(const Mask& mask, const PlanConfig& config, const PlacementConfig& placement,
+                 bool is_moving_queries) {
+  Plan plan{.mask = mask, .config = config};
+  plan.placement_q = place(mask, config.num_ranks, placement);
+  plan.placement_k = place_of_keys(mask, config, plan.placement_q);
+  finish_plan(plan, is_moving_queries);
+  return plan;
+}
+
+double step_seconds(const Plan& plan) {
+  return plan.report.forward_seconds + plan.report.backward_seconds;
+}
+
+/// Keeps the faster plan, the first of equals.
+void keep_faster(Plan other, Plan& plan) {
+  if (step_seconds(other) < step_seconds(plan)) plan = std::move(other);
+}
+
+/// Where queries travel, areas are even in any placement, and rows in order have the most
+/// neighbours at home.
+PlacementConfig in_order(PlacementConfig placement) {
+  placement.algorithm = PlacementAlgorithm::SequentialSelect;
+  return placement;
 }
 
 }  // namespace
@@ -47,15 +87,15 @@ void finish_plan(Plan& plan) {
 Plan make_plan(const Mask& mask, const PlanConfig& config) {
   planner::validate_config(config);
   planner::validate_sizes(mask, config);
-  Plan plan{.mask = mask, .config = config};
-  plan.placement_q = place(mask, config.num_ranks, config.placement);
-  if (is_sharing_placement(mask, config)) {
-    plan.placement_k = plan.placement_q;
-  } else {
-    plan.placement_k =
-        planner::place_keys(mask, plan.placement_q, config.placement_k.value_or(config.placement));
+  const bool is_free = config.placement.algorithm == PlacementAlgorithm::Auto;
+  const PlacementConfig ordered = is_free ? in_order(config.placement) : config.placement;
+  Plan plan = config.work == WorkMode::Queries ? plan_placed(mask, config, ordered, true)
+                                               : plan_placed(mask, config, config.placement, false);
+  if (config.work == WorkMode::Auto) {
+    keep_faster(plan_placed(mask, config, ordered, true), plan);
+    if (is_free) keep_faster(plan_placed(mask, config, config.placement, true), plan);
   }
-  finish_plan(plan);
+  plan.digest = plan_digest(plan);
   return plan;
 }
 
@@ -66,7 +106,13 @@ Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& p
   planner::validate_placement(placement_q, "placement_q", mask.rows_q, config.num_ranks);
   planner::validate_placement(placement_k, "placement_k", mask.rows_k, config.num_ranks);
   Plan plan{.mask = mask, .config = config, .placement_q = placement_q, .placement_k = placement_k};
-  finish_plan(plan);
+  finish_plan(plan, config.work == WorkMode::Queries);
+  if (config.work == WorkMode::Auto) {
+    Plan other = plan;
+    finish_plan(other, true);
+    keep_faster(std::move(other), plan);
+  }
+  plan.digest = plan_digest(plan);
   return plan;
 }
 

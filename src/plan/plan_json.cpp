@@ -25,7 +25,7 @@ using json::Value;
 using Fields = std::vector<Field>;
 using Row = std::span<const std::int32_t>;
 
-constexpr std::int32_t kPlanVersion = 3;
+constexpr std::int32_t kPlanVersion = 4;
 constexpr std::int32_t kMaxInt = std::numeric_limits<std::int32_t>::max();
 constexpr Column kRows{0, kMaxRows, {}};
 constexpr Column kCount{0, kMaxInt, {}};
@@ -42,6 +42,16 @@ Value stage_mode(StageMode& mode) {
         return found != kNames.end();
       },
       [&mode] { return std::string(kNames.at(static_cast<std::size_t>(mode))); });
+}
+
+Value work(WorkMode& target) {
+  return json::text(
+      "names of what travels",
+      [&target](std::string_view seen) {
+        target = work_from_name(seen);
+        return true;
+      },
+      [&target] { return std::string(work_name(target)); });
 }
 
 Value algorithm(PlacementAlgorithm& target) {
@@ -140,6 +150,7 @@ Value config(PlanConfig& c) {
                   {"placement", placement_config(c.placement)},
                   {"placement_k", optional_placement_config(c.placement_k)},
                   {"overlap_degree", json::optional_integer(c.overlap_degree, 0, kMaxDegree)},
+                  {"work", work(c.work)},
                   {"stage_mode", stage_mode(c.stage_mode)},
                   {"min_stage_rows", json::integer(c.min_stage_rows, 1, kMaxRows)},
                   {"cost", cost(c.cost)}};
@@ -277,7 +288,7 @@ Value report(PlanReport& r) {
 Value schema(Plan& p) {
   return json::object([&p] {
     return Fields{{"format", json::constant("magi plan")},
-                  {"version", json::version(kPlanVersion, "3; plan the mask again")},
+                  {"version", json::version(kPlanVersion, "4; plan the mask again")},
                   {"mask", mask(p.mask)},
                   {"config", config(p.config)},
                   {"placement_q", placement(p.placement_q)},

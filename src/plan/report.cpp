@@ -50,19 +50,10 @@ void count_bytes(const Plan& plan, PlanReport& report) {
 }
 
 void predict(const Plan& plan, const PlanLoads& loads, PlanReport& report) {
-  std::int64_t forward_ns = 0;
-  std::int64_t backward_ns = 0;
-  std::int64_t busiest_ns = 0;
-  for (const PassTimes& times : predict_times(plan, loads, false)) {
-    forward_ns = std::max(forward_ns, times.attends_end_ns);
-    busiest_ns = std::max(busiest_ns, times.attending_ns);
-  }
-  for (const PassTimes& times : predict_times(plan, loads, true)) {
-    backward_ns = std::max(backward_ns, times.end_ns);
-  }
-  report.forward_seconds = static_cast<double>(forward_ns) * 1e-9;
-  report.backward_seconds = static_cast<double>(backward_ns) * 1e-9;
-  report.exposed_comm_seconds = static_cast<double>(forward_ns - busiest_ns) * 1e-9;
+  const PlanTimes times = predict_plan(plan, loads);
+  report.forward_seconds = static_cast<double>(times.forward_ns) * 1e-9;
+  report.backward_seconds = static_cast<double>(times.backward_ns) * 1e-9;
+  report.exposed_comm_seconds = static_cast<double>(times.forward_ns - times.busiest_ns) * 1e-9;
 }
 
 }  // namespace

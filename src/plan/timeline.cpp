@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <span>
 
 #include "plan/stages.hpp"
@@ -120,6 +121,12 @@ PassTimes times_of_rank(const Plan& plan, std::int32_t rank, const PlanLoads& lo
                                  bytes_per_row(plan.config, exchange, is_backward), {});
       },
       times);
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const bool is_return =
+        steps[i].kind == StepKind::Exchange &&
+        is_returning(plan.exchanges[static_cast<std::size_t>(steps[i].index)].role);
+    if (is_return) times.returns_end_ns = std::max(times.returns_end_ns, times.steps[i].end_ns);
+  }
   return times;
 }
 
@@ -161,6 +168,35 @@ std::vector<PassTimes> predict_times(const Plan& plan, const PlanLoads& loads, b
     times.push_back(times_of_rank(plan, static_cast<std::int32_t>(r), loads, is_backward));
   }
   return times;
+}
+
+PlanTimes predict_plan(const Plan& plan, const PlanLoads& loads) {
+  PlanTimes slowest;
+  for (const PassTimes& times : predict_times(plan, loads, false)) {
+    slowest.forward_ns = std::max({slowest.forward_ns, times.attends_end_ns, times.returns_end_ns});
+    slowest.busiest_ns = std::max(slowest.busiest_ns, times.attending_ns);
+  }
+  for (const PassTimes& times : predict_times(plan, loads, true)) {
+    slowest.backward_ns = std::max(slowest.backward_ns, times.end_ns);
+  }
+  return slowest;
+}
+
+void build_fastest(const Plan& plan, const std::function<void(std::int32_t)>& build,
+                   std::initializer_list<std::int32_t> degrees) {
+  std::optional<std::int64_t> best_ns;
+  std::int32_t best = 0;
+  std::int32_t built = 0;
+  for (const std::int32_t degree : degrees) {
+    build(degree);
+    built = degree;
+    const PlanTimes times = predict_plan(plan, PlanLoads(plan));
+    const std::int64_t ns = times.forward_ns + times.backward_ns;
+    if (best_ns && ns >= *best_ns) continue;
+    best_ns = ns;
+    best = degree;
+  }
+  if (built != best) build(best);
 }
 
 std::int32_t choose_degree(const Plan& single, const Needs& needs) {

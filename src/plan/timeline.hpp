@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <initializer_list>
 #include <vector>
 
 #include "magi/plan.hpp"
@@ -22,6 +24,7 @@ struct PassTimes {
   std::vector<StepTime> steps;      ///< as in RankPlan::forward or backward
   std::int64_t end_ns = 0;          ///< of the last step
   std::int64_t attends_end_ns = 0;  ///< of the last attend
+  std::int64_t returns_end_ns = 0;  ///< of the last exchange that returns; 0: there is none
   std::int64_t attending_ns = 0;    ///< sum over the attends
 };
 
@@ -31,6 +34,19 @@ struct PassTimes {
 /// (at the flop rate of the pass, and seconds_per_launch); each begins once the steps that it waits
 /// for have ended. Ranks are predicted apart from each other.
 std::vector<PassTimes> predict_times(const Plan& plan, const PlanLoads& loads, bool is_backward);
+
+/// Both passes of the slowest rank.
+struct PlanTimes {
+  std::int64_t forward_ns = 0;  ///< up to the last attend or the last result that came back
+  std::int64_t backward_ns = 0;
+  std::int64_t busiest_ns = 0;  ///< attends of a forward of the rank that attends longest
+};
+PlanTimes predict_plan(const Plan& plan, const PlanLoads& loads);
+
+/// Leaves a plan as build(degree) makes it for the degree of the least predicted time of both
+/// passes, the first of equals.
+void build_fastest(const Plan& plan, const std::function<void(std::int32_t)>& build,
+                   std::initializer_list<std::int32_t> degrees);
 
 /// The degree of 0..8 with the least predicted forward time (the smallest such), from a plan with
 /// one remote stage, which more stages would share equally. Beside the steps' times it counts what

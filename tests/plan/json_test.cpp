@@ -41,7 +41,7 @@ Plan golden_plan() {
 }
 
 const std::string kGolden = R"golden({"format": "magi plan",
-"version": 3,
+"version": 4,
 "mask": {"rows_q": 8, "rows_k": 8, "slices": [[0,8,0,8,null,0]]},
 "config": {"num_ranks": 2,
 "num_heads_q": 4,
@@ -60,6 +60,7 @@ const std::string kGolden = R"golden({"format": "magi plan",
 "seed": 42},
 "placement_k": null,
 "overlap_degree": 1,
+"work": "keys",
 "stage_mode": "auto",
 "min_stage_rows": 512,
 "cost": {"flops_per_second": 6e+14,
@@ -113,7 +114,7 @@ TEST(PlanJson, RandomPlansSurviveARoundTrip) {
   }
 }
 
-TEST(PlanJson, TextOfVersionThreeStays) { EXPECT_EQ(plan_to_json(golden_plan()), kGolden); }
+TEST(PlanJson, TextOfVersionFourStays) { EXPECT_EQ(plan_to_json(golden_plan()), kGolden); }
 
 TEST(PlanJson, SeveralQuerySegmentsSurviveARoundTrip) {
   const Plan plan = rectangle_plan();
@@ -181,10 +182,10 @@ TEST(PlanJson, MutationsAreRefusedOrHarmless) {
 
 TEST(PlanJson, RefusalsNamePathValueAndWhatIsAllowed) {
   const std::string text = plan_to_json(golden_plan());
-  for (const char* version : {"2", "4"}) {
+  for (const char* version : {"3", "5"}) {
     EXPECT_EQ(
-        refusal(replaced(text, "\"version\": 3", std::string("\"version\": ") + version)),
-        "plan JSON: version is " + std::string(version) + "; allowed: 3; plan the mask again");
+        refusal(replaced(text, "\"version\": 4", std::string("\"version\": ") + version)),
+        "plan JSON: version is " + std::string(version) + "; allowed: 4; plan the mask again");
   }
   EXPECT_EQ(refusal(replaced(text, "\"format\": \"magi plan\"", "\"format\": \"other\"")),
             "plan JSON: format is other; allowed: magi plan");

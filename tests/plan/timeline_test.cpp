@@ -121,5 +121,34 @@ TEST(Timeline, ReceivedQueriesAreWaitedFor) {
   EXPECT_GE(times.steps[5].begin_ns, times.steps[4].end_ns);
 }
 
+TEST(Timeline, AForwardEndsWhenResultsAreBack) {
+  const Plan plan = rectangle_plan();
+  const PlanLoads loads(plan);
+  std::int64_t attends_ns = 0;
+  for (const PassTimes& times : predict_times(plan, loads, false)) {
+    EXPECT_EQ(times.returns_end_ns, times.steps.back().end_ns);
+    attends_ns = std::max(attends_ns, times.attends_end_ns);
+  }
+  const PlanTimes times = predict_plan(plan, loads);
+  EXPECT_GT(times.forward_ns, attends_ns);
+  EXPECT_EQ(static_cast<double>(times.forward_ns) * 1e-9, plan.report.forward_seconds);
+  EXPECT_EQ(static_cast<double>(times.backward_ns) * 1e-9, plan.report.backward_seconds);
+}
+
+TEST(Timeline, TheFastestBuildStaysTheFirstOfEquals) {
+  const Plan slow = rectangle_plan();
+  Plan fast = slow;
+  fast.config.cost.flops_per_second *= 100;
+  Plan plan;
+  std::vector<std::int32_t> built;
+  const auto build = [&](std::int32_t degree) {
+    built.push_back(degree);
+    plan = degree == 2 || degree == 4 ? fast : slow;
+  };
+  build_fastest(plan, build, {1, 2, 4, 8});
+  EXPECT_EQ(built, (std::vector<std::int32_t>{1, 2, 4, 8, 2}));
+  EXPECT_EQ(plan, fast);
+}
+
 }  // namespace
 }  // namespace magi::planner

@@ -12,7 +12,7 @@
 #include "runtime/masks.hpp"
 #include "runtime/pipeline.hpp"
 
-// Plans in which ranks attend for the queries of others, which the planner does not make.
+// Plans by hand in which ranks attend for queries of others: choices that the planner never makes.
 namespace magi::testing {
 namespace {
 

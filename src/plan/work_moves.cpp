@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/work_moves.hpp"
+
+#include <algorithm>
+
+#include "plan/loads.hpp"
+#include "plan/timeline.hpp"
+#include "plan/work_build.hpp"
+#include "plan/work_even.hpp"
+#include "plan/work_grid.hpp"
+
+namespace magi::planner {
+namespace {
+
+/// Parts of a rank's run of rows, about: finer ones save few bytes and take longer.
+constexpr std::int64_t kPartsPerRank = 4;
+
+std::vector<WorkPiece> find_pieces(const Layout& layout_q, const Layout& layout_k,
+                                   const Plan& plan) {
+  const std::int32_t num_ranks = plan.config.num_ranks;
+  const std::int64_t rows = std::max(plan.placement_q.num_rows, plan.placement_k.num_rows);
+  const auto part_rows =
+      static_cast<std::int32_t>(std::max<std::int64_t>(1, rows / (kPartsPerRank * num_ranks)));
+  const WorkGrid grid = make_work_grid(plan.mask, layout_q, layout_k, part_rows);
+  const RowCosts costs = row_costs(plan.config);
+  return even_out(grid, share_work(grid, num_ranks, costs, {}), num_ranks, costs);
+}
+
+}  // namespace
+
+RowCosts row_costs(const PlanConfig& config) {
+  const auto bytes = [&config](Role role, bool is_backward) {
+    return bytes_per_row(config, {.role = role, .heads = {0, config.num_heads_kv}}, is_backward);
+  };
+  // lse goes back with a result; lse and delta go out with a query of the backward.
+  constexpr std::int64_t kStatisticsBytes = 3 * 4;
+  return {.q = bytes(Role::Queries, false) + bytes(Role::Results, false) +
+               bytes(Role::Queries, true) + bytes(Role::QueryGradients, true) +
+               kStatisticsBytes * config.num_heads_q,
+          .k = bytes(Role::KeysValues, false) + bytes(Role::KeysValues, true) +
+               bytes(Role::KeyGradients, true)};
+}
+
+void plan_moves(const Layout& layout_q, const Layout& layout_k, Plan& plan) {
+  const std::vector<WorkPiece> pieces = find_pieces(layout_q, layout_k, plan);
+  if (plan.config.overlap_degree) {
+    build_work({layout_q, layout_k, pieces, *plan.config.overlap_degree}, plan);
+    return;
+  }
+  const auto build = [&](std::int32_t degree) {
+    build_work({layout_q, layout_k, pieces, degree}, plan);
+  };
+  build_fastest(plan, build, {1, 2, 4, 8});
+}
+
+}  // namespace magi::planner

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "magi/plan.hpp"
+#include "plan/layout.hpp"
+#include "plan/work_share.hpp"
+
+namespace magi::planner {
+
+/// Bytes over a forward and a backward of one query row and one key row that a rank does not own.
+RowCosts row_costs(const PlanConfig& config);
+
+/// Fills exchanges, ranks and transfers of a plan whose mask, config and placements are set:
+/// queries travel as well as keys, whichever moves fewer bytes for even areas. Where the config
+/// leaves the overlap degree open, that of the least predicted time of both passes is taken.
+void plan_moves(const Layout& layout_q, const Layout& layout_k, Plan& plan);
+
+}  // namespace magi::planner
