@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans in which queries travel, and plans that keep rows in order, beside plans of keys alone:
+// bytes, balance, predicted time and time to plan. work_bench [--out FILE] [--draws FILE]
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <iostream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "magi/mask_builders.hpp"
+#include "magi/plan.hpp"
+#include "plan/work_moves.hpp"
+
+namespace {
+
+using magi::Mask;
+using magi::PlacementAlgorithm;
+using magi::Plan;
+using magi::PlanConfig;
+using magi::WorkMode;
+
+constexpr double kMost = std::numeric_limits<double>::max();
+
+Mask packed_causal(const std::vector<std::int32_t>& lengths) {
+  std::vector<std::int32_t> ends = {0};
+  for (const std::int32_t length : lengths) ends.push_back(ends.back() + length);
+  return magi::mask_from_cu_seqlens(ends, ends, {.is_causal = true});
+}
+
+std::vector<Mask> masks_of(const nlohmann::json& draws) {
+  std::vector<Mask> masks;
+  for (const auto& draw : draws) masks.push_back(packed_causal(draw));
+  return masks;
+}
+
+struct Heads {
+  std::int32_t q = 32;
+  std::int32_t kv = 32;
+};
+
+PlanConfig config_of(std::int32_t num_ranks, Heads heads, WorkMode work) {
+  PlanConfig config{.num_ranks = num_ranks, .num_heads_q = heads.q, .num_heads_kv = heads.kv};
+  config.placement.chunk_size = 512;
+  config.overlap_degree.reset();
+  config.work = work;
+  return config;
+}
+
+PlanConfig in_order(PlanConfig config) {
+  config.placement.algorithm = PlacementAlgorithm::SequentialSelect;
+  return config;
+}
+
+/// What a forward and a backward move between ranks.
+double bytes_of(const Plan& plan) {
+  const magi::planner::RowCosts costs = magi::planner::row_costs(plan.config);
+  double bytes = 0.0;
+  for (const magi::Transfer& t : plan.transfers) {
+    if (t.src == t.dst) continue;
+    const std::int64_t row = t.space == magi::Space::Keys ? costs.k : costs.q;
+    bytes += static_cast<double>(row * t.num_rows);
+  }
+  return bytes;
+}
+
+double seconds_of(const Plan& plan) {
+  return plan.report.forward_seconds + plan.report.backward_seconds;
+}
+
+/// A plan that the checker finds sound.
+Plan sound_plan(const Mask& mask, const PlanConfig& config) {
+  Plan plan = magi::make_plan(mask, config);
+  const auto problems = magi::check_plan(plan);
+  if (!problems.empty()) throw std::runtime_error("a plan is refused: " + problems.front());
+  return plan;
+}
+
+/// The least bytes and the least predicted time of plans that move keys alone, over the placements
+/// `auto` and `thorough` and the overlap degrees 0 to 8.
+struct BestOfKeys {
+  double bytes = kMost;
+  double seconds = kMost;
+};
+
+BestOfKeys best_of_keys(const Mask& mask, PlanConfig config) {
+  BestOfKeys best;
+  config.work = WorkMode::Keys;
+  for (const auto algorithm : {PlacementAlgorithm::Auto, PlacementAlgorithm::Thorough}) {
+    config.placement.algorithm = algorithm;
+    for (std::int32_t degree = 0; degree <= 8; ++degree) {
+      config.overlap_degree = degree;
+      const Plan plan = magi::make_plan(mask, config);
+      best.bytes = std::min(best.bytes, bytes_of(plan));
+      best.seconds = std::min(best.seconds, seconds_of(plan));
+    }
+  }
+  return best;
+}
+
+/// Least wall time of several plans. [ms]
+double least_ms(const Mask& mask, const PlanConfig& config, int repeats) {
+  using Clock = std::chrono::steady_clock;
+  double least = kMost;
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = Clock::now();
+    const Plan plan = magi::make_plan(mask, config);
+    const std::chrono::duration<double, std::milli> took = Clock::now() - start;
+    if (plan.digest != 0) least = std::min(least, took.count());
+  }
+  return least;
+}
+
+class Report {
+ public:
+  void add(const std::string& name, double value, const char* unit) {
+    rows_.push_back({{"name", name}, {"value", value}, {"unit", unit}});
+    std::cout << name << ' ' << value << ' ' << unit << std::endl;
+  }
+  void write(const std::string& path) const {
+    std::ofstream file(path);
+    file << rows_.dump(2) << '\n';
+    if (!file.good()) throw std::runtime_error("cannot write " + path);
+  }
+
+ private:
+  nlohmann::json rows_ = nlohmann::json::array();
+};
+
+template <typename Value>
+double mean_over(const std::vector<Mask>& masks, Value&& value) {
+  double total = 0.0;
+  for (const Mask& mask : masks) total += value(mask);
+  return total / static_cast<double>(masks.size());
+}
+
+double worst_balance(const std::vector<Mask>& masks, const PlanConfig& config) {
+  double worst = 1.0;
+  for (const Mask& mask : masks) {
+    worst = std::max(worst, sound_plan(mask, config).report.balance);
+  }
+  return worst;
+}
+
+void measure_one_document(Report& report) {
+  const Mask causal = packed_causal({65536});
+  const Heads mha;
+  const Heads gqa{64, 8};
+  const Plan queries = sound_plan(causal, config_of(8, mha, WorkMode::Queries));
+  const BestOfKeys keys = best_of_keys(causal, config_of(8, mha, WorkMode::Keys));
+  report.add("place.qo.causal_mha.p8.bytes", bytes_of(queries) / keys.bytes, "ratio");
+  report.add("place.qo.causal_mha.p8.balance", queries.report.balance, "ratio");
+  report.add("plan.qo.causal_mha.p8.ms", least_ms(causal, config_of(8, mha, WorkMode::Queries), 5),
+             "ms");
+  const double seconds = seconds_of(sound_plan(causal, config_of(8, gqa, WorkMode::Auto)));
+  const double alone = seconds_of(sound_plan(causal, config_of(8, gqa, WorkMode::Keys)));
+  report.add("place.qo.causal_gqa.p8.time", seconds / alone, "ratio");
+}
+
+void measure_documents(const std::vector<Mask>& masks, Report& report) {
+  for (const auto& [heads, suffix] : {std::pair(Heads{}, ""), std::pair(Heads{64, 8}, ".gqa")}) {
+    const PlanConfig config = config_of(8, heads, WorkMode::Auto);
+    report.add(std::string("place.qo.docs64k.p8.time") + suffix,
+               mean_over(masks,
+                         [&](const Mask& mask) {
+                           return seconds_of(sound_plan(mask, config)) /
+                                  best_of_keys(mask, config).seconds;
+                         }),
+               "ratio");
+    PlanConfig queries = config_of(8, heads, WorkMode::Queries);
+    queries.overlap_degree = 1;
+    report.add(std::string("plan.qo.docs64k.p8.ms") + suffix,
+               mean_over(masks, [&](const Mask& mask) { return least_ms(mask, queries, 20); }),
+               "ms");
+    report.add(std::string("plan.qo.docs64k.p8.auto.ms") + suffix,
+               mean_over(masks, [&](const Mask& mask) { return least_ms(mask, config, 5); }), "ms");
+    const PlanConfig ordered = in_order(config_of(8, heads, WorkMode::Queries));
+    report.add(std::string("place.contiguous.docs64k.p8.balance") + suffix,
+               worst_balance(masks, ordered), "ratio");
+    const PlanConfig permuted = config_of(8, heads, WorkMode::Keys);
+    report.add(std::string("place.contiguous.docs64k.p8.bytes") + suffix,
+               mean_over(masks,
+                         [&](const Mask& mask) {
+                           return bytes_of(sound_plan(mask, ordered)) /
+                                  bytes_of(sound_plan(mask, permuted));
+                         }),
+               "ratio");
+  }
+}
+
+void measure_long(const std::vector<Mask>& masks, Report& report) {
+  PlanConfig ordered = in_order(config_of(64, Heads{}, WorkMode::Queries));
+  ordered.overlap_degree = 1;
+  report.add("place.contiguous.docs1m.p64.balance", worst_balance(masks, ordered), "ratio");
+  report.add("plan.contiguous.docs1m.p64.ms",
+             mean_over(masks, [&](const Mask& mask) { return least_ms(mask, ordered, 2); }), "ms");
+}
+
+struct Options {
+  std::string draws = "bench/data/document_draws.json";
+  std::string out;
+};
+
+void run(const Options& options) {
+  std::ifstream file(options.draws);
+  if (!file) throw std::runtime_error("cannot read " + options.draws);
+  const nlohmann::json draws = nlohmann::json::parse(file).at("draws");
+  Report report;
+  measure_one_document(report);
+  measure_documents(masks_of(draws.at("65536")), report);
+  measure_long(masks_of(draws.at("1048576")), report);
+  if (!options.out.empty()) report.write(options.out);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app{"Plans in which queries travel or rows stay in order."};
+  app.add_option("--draws", options.draws, "document_draws.json")->capture_default_str();
+  app.add_option("--out", options.out, "JSON rows {name, value, unit} go here");
+  try {
+    app.parse(argc, argv);
+    run(options);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  } catch (const std::exception& error) {
+    std::cerr << "work_bench: " << error.what() << '\n';
+    return 3;
+  }
+  return 0;
+}
