@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <iomanip>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "commands.hpp"
 #include "draw/numbers.hpp"
 #include "files.hpp"
 #include "flags.hpp"
+#include "magi/bounds.hpp"
 #include "magi/plan.hpp"
 
 namespace magi::cli {
@@ -16,20 +22,71 @@ namespace {
 
 struct CheckFlags {
   std::string file;
+  std::string proof;
+  std::string proof_out;
+  bool is_finding_bounds = false;
   bool is_json = false;
 };
+
+std::string ratio_text(double value, double bound) {
+  if (bound == 0.0) return value == 0.0 ? "reached" : "nothing is proven";
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(3) << value / bound << " times the bound";
+  return text.str();
+}
+
+void write_bounds(std::ostream& out, const Plan& plan, const PlanBounds& bounds) {
+  const PlanReport& report = plan.report;
+  const auto bytes = [&](const char* name, std::int64_t bound) {
+    out << std::left << std::setw(12) << name << draw::bytes_text(report.total_bytes) << " moved, "
+        << draw::bytes_text(bound) << " at least: "
+        << ratio_text(static_cast<double>(report.total_bytes), static_cast<double>(bound)) << '\n';
+  };
+  const auto seconds = [&](const char* name, double value, double bound) {
+    out << std::left << std::setw(12) << name << draw::seconds_text(value) << " predicted, "
+        << draw::seconds_text(bound) << " at least: " << ratio_text(value, bound) << '\n';
+  };
+  out << "bounds of plans that move keys alone, with these chunks and no larger rank\n";
+  bytes("placed", bounds.bytes);
+  bytes("in order", bounds.contiguous_bytes);
+  bytes("as here", bounds.layout_bytes);
+  out << std::setw(12) << "balance" << report.balance << ", " << bounds.balance
+      << " at least: " << ratio_text(report.balance, bounds.balance) << '\n';
+  seconds("forward", report.forward_seconds, bounds.forward_seconds);
+  seconds("backward", report.backward_seconds, bounds.backward_seconds);
+}
+
+/// Bounds that are asked for; what is wrong with given ones goes to `problems`.
+std::optional<PlanBounds> bounds_of(const CheckFlags& flags, const Plan& plan,
+                                    std::vector<std::string>& problems) {
+  if (!problems.empty()) return std::nullopt;
+  if (!flags.proof.empty()) {
+    PlanBounds bounds = bounds_from_json(read_file("--proof", flags.proof));
+    problems = check_bounds(plan, bounds);
+    return bounds;
+  }
+  if (!flags.is_finding_bounds && flags.proof_out.empty()) return std::nullopt;
+  const PlanBounds bounds = find_bounds(plan);
+  if (!flags.proof_out.empty()) {
+    write_file("--proof-out", flags.proof_out, bounds_to_json(bounds));
+  }
+  return bounds;
+}
 
 Exit run_check(const CheckFlags& flags) {
   const Plan plan = plan_tables_from_json(read_file("FILE", flags.file));
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<std::string> problems = check_plan(plan);
+  std::vector<std::string> problems = check_plan(plan);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   std::cerr << "checked in " << draw::seconds_text(elapsed.count()) << '\n';
+  const std::optional<PlanBounds> bounds = bounds_of(flags, plan, problems);
   if (flags.is_json) {
-    const nlohmann::json result = {{"is_sound", problems.empty()}, {"problems", problems}};
+    nlohmann::json result = {{"is_sound", problems.empty()}, {"problems", problems}};
+    if (bounds) result["bounds"] = nlohmann::json::parse(bounds_to_json(*bounds));
     std::cout << result.dump(1) << '\n';
   } else if (problems.empty()) {
     std::cout << "sound\n";
+    if (bounds) write_bounds(std::cout, plan, *bounds);
   } else {
     for (const std::string& problem : problems) std::cout << problem << '\n';
   }
@@ -44,6 +101,11 @@ Command add_check_command(CLI::App& parent) {
   const auto flags = std::make_shared<CheckFlags>();
   add_path(*app, "FILE", "", flags->file, "a plan as JSON; - for standard input");
   app->get_option("FILE")->required();
+  app->add_flag("--bounds", flags->is_finding_bounds,
+                "tell how far the plan is from what none can be below (some seconds)");
+  add_path(*app, "--proof-out", "FILE", flags->proof_out, "the same, and write the proof as JSON");
+  add_path(*app, "--proof", "FILE", flags->proof, "check the bounds of such a file instead");
+  app->get_option("--proof")->excludes("--bounds")->excludes("--proof-out");
   app->add_flag("--json", flags->is_json, "print what is wrong as JSON instead of one line each");
   return {.app = app, .run = [flags] { return run_check(*flags); }};
 }

@@ -6,11 +6,15 @@
 #include <span>
 
 #include "draw/numbers.hpp"
+#include "magi/bounds.hpp"
 #include "reference/dense_attention.hpp"
 #include "reference/error_rule.hpp"
 
 namespace magi::cli {
 namespace {
+
+/// Work of the search for a mask's bound: some tenths of a second.
+constexpr std::int64_t kBoundWork = std::int64_t{1} << 28;
 
 std::vector<double> to_doubles(const TensorView& tensor) {
   const auto* data = static_cast<const float*>(tensor.data);
@@ -143,6 +147,7 @@ SceneCheck check_scene(const Scene& scene, const SceneResults& results, const Em
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   check.reference_seconds = elapsed.count();
   check_bytes(*scene.plan, results.figures, check);
+  check.bound_bytes = find_bounds(*scene.plan, {.work = kBoundWork}).bytes;
   for (std::int32_t rank = 0; rank < scene.plan->config.num_ranks; ++rank) {
     check.forward_seconds = std::max(check.forward_seconds, results.figures[rank].forward_seconds);
     check.backward_seconds =

@@ -26,6 +26,7 @@ struct SceneCheck {
   std::int64_t forward_bytes = 0;    ///< sent by all ranks, as counted while running
   std::int64_t backward_bytes = 0;
   std::string byte_fault;  ///< the first pair whose counted bytes are not the plan's; "" for none
+  std::int64_t bound_bytes = 0;  ///< that no placement within the plan's limits is below, forward
   double forward_seconds = 0.0;  ///< of the slowest rank
   double backward_seconds = 0.0;
   double reference_seconds = 0.0;

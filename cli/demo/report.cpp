@@ -64,7 +64,7 @@ void write_bytes(std::ostream& text, const Plan& plan, const SceneCheck& check) 
   }
   text << "            a ring or all-gather moves " << grouped(plan.report.ring_bytes)
        << " forward: this is " << percent_text(static_cast<double>(check.forward_bytes), ring)
-       << " of it; proven lower bound " << grouped(plan.report.lower_bound_bytes) << '\n';
+       << " of it; proven lower bound " << grouped(check.bound_bytes) << '\n';
 }
 
 void write_scene(std::ostream& text, const DemoReport& report, std::size_t index) {
@@ -103,7 +103,7 @@ nlohmann::ordered_json scene_json(const DemoReport& report, std::size_t index) {
   json["rank_pairs"] = planned.rank_area;
   json["planned_bytes"] = planned.total_bytes;
   json["ring_bytes"] = planned.ring_bytes;
-  json["lower_bound_bytes"] = planned.lower_bound_bytes;
+  json["lower_bound_bytes"] = check.bound_bytes;
   json["forward_bytes"] = check.forward_bytes;
   json["backward_bytes"] = check.backward_bytes;
   json["bytes_as_planned"] = check.byte_fault.empty();
