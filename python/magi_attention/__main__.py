@@ -1,16 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m magi_attention`: versions, and the GPUs that the package holds kernels for."""
+"""`python -m magi_attention`: versions, the GPUs that the package holds kernels for, and which
+backends serve this machine.
+"""
 
-from magi_attention import __version__
+import sys
+
+from magi_attention import __version__, backends
 from magi_attention._native.library import version
-from magi_attention.env import build
+from magi_attention.env import build, general
+from magi_attention.functional.kernel_backend import backend_of_environment
 
 
-def main() -> None:
-    """Prints one line for a person."""
+def _line(row: backends.Row, is_chosen: bool) -> str:
+    """A backend: what chooses it, what it is, what it serves here or why no GPU."""
+    package = f"{row.package} {row.version}".strip()
+    served = ", ".join(row.devices) or "nothing here"
+    why = f" ({row.reason})" if row.reason else ""
+    return f"{'*' if is_chosen else ' '} {', '.join(row.values):13s} {package}: {served}{why}"
+
+
+def main() -> int:
+    """Prints for a person; 1 where the backend that the environment chooses cannot be used."""
     kernels = ", ".join(build.gpu_architectures()) or "none"
     print(f"magi_attention {__version__}, libmagi {version()}, GPU kernels: {kernels}")
+    chosen = general.kernel_backend().value
+    print(f"attention by MAGI_ATTENTION_KERNEL_BACKEND, here {chosen}:")
+    for row in backends.table():
+        print(_line(row, chosen in row.values))
+    try:
+        backend_of_environment()
+    except (RuntimeError, ValueError) as error:
+        print(error)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

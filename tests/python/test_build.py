@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import magi_attention
+from magi_attention import backends
 from magi_attention._native.library import ABI_VERSION, version
 from magi_attention.env import build
 
@@ -58,12 +59,29 @@ def test_gpu_kernels():
     assert build.has_gpu_kernels() == bool(architectures)
 
 
-def test_line_for_a_person():
+def told_to_a_person(backend: str) -> tuple[int, list[str]]:
     command = [sys.executable, "-m", "magi_attention"]
-    line = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    environment = os.environ | {"MAGI_ATTENTION_KERNEL_BACKEND": backend}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_lines_for_a_person():
+    status, lines = told_to_a_person("sdpa")
     kernels = ", ".join(build.gpu_architectures()) or "none"
-    assert line.startswith(f"magi_attention 1.1.1, libmagi {version()}")
-    assert line.endswith(f"GPU kernels: {kernels}\n")
+    assert status == 0
+    assert lines[0].startswith(f"magi_attention 1.1.1, libmagi {version()}")
+    assert lines[0].endswith(f"GPU kernels: {kernels}")
+    chosen = [line for line in lines if line.startswith("* ")]
+    assert len(chosen) == 1 and "sdpa, sdpa_ol torch" in chosen[0] and ": cpu" in chosen[0]
+
+
+def test_a_backend_that_does_not_serve_this_machine_is_told():
+    rows = {row.values[0]: row for row in backends.table()}
+    missing = [value for value, row in rows.items() if not row.devices]
+    for value in missing[:1]:
+        status, lines = told_to_a_person(value)
+        assert status == 1 and lines[-1].startswith(f"backend is {value}, but {rows[value].reason}")
 
 
 def test_attention_on_a_gpu_without_kernels(monkeypatch):
