@@ -15,12 +15,13 @@ if(CMAKE_CUDA_COMPILER)
   set(MAGI_HAS_CUDA ON)
 endif()
 
-# magi_kernels(NAME SOURCES a.cu ... USES layer ... [WAIT_LIMIT_MS 200])
+# magi_kernels(NAME SOURCES a.cu ... USES layer ... [WAIT_LIMIT_MS 200] [ALSO_FROM 80])
 # Device code: the build fails where ptxas spills registers or serialises matrix products. With a
 # limit, waits of device code that last longer print what they wait for and end the launch
 # (src/cuda/ptx/wait.cuh): the print needs a stack, so such code is not refused for it.
+# ALSO_FROM: PTX for this compute capability is kept too, which drivers compile for later GPUs.
 function(magi_kernels name)
-  cmake_parse_arguments(ARG "" "WAIT_LIMIT_MS" "SOURCES;USES" ${ARGN})
+  cmake_parse_arguments(ARG "" "WAIT_LIMIT_MS;ALSO_FROM" "SOURCES;USES" ${ARGN})
   if(MAGI_DEBUG_WAITS AND NOT ARG_WAIT_LIMIT_MS)
     set(ARG_WAIT_LIMIT_MS 10000)
   endif()
@@ -29,6 +30,10 @@ function(magi_kernels name)
                                             $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
   target_link_libraries(${name} PUBLIC ${ARG_USES} CUDA::cudart_static
                         PRIVATE $<BUILD_INTERFACE:magi_flags>)
+  if(ARG_ALSO_FROM)
+    set_target_properties(${name} PROPERTIES
+                          CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}-real;${ARG_ALSO_FROM}-virtual")
+  endif()
   if(MAGI_RACECHECK)
     target_compile_definitions(${name} PRIVATE MAGI_RACECHECK)
     target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>)
