@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 
+#include "base/check.hpp"
+#include "base/env.hpp"
 #include "commands.hpp"
 #include "cost.hpp"
 #include "draw/pictures.hpp"
@@ -12,6 +14,8 @@
 #include "flags.hpp"
 #include "magi/error.hpp"
 #include "magi/mask_builders.hpp"
+#include "terminal.hpp"
+#include "values.hpp"
 
 namespace magi::cli {
 namespace {
@@ -20,21 +24,28 @@ struct ShowFlags {
   std::string file;
   MaskFlags mask;
   PlanConfig config = default_plan_config();
-  std::string folder = ".";
+  std::string folder;
   std::string title;
   bool is_mask_only = false;
+  bool is_text = false;
+  std::optional<std::int32_t> width;
+  std::string charset;
 };
 
+std::string folder_of(const ShowFlags& flags) { return flags.folder.empty() ? "." : flags.folder; }
+
 void write_picture(const ShowFlags& flags, const char* name, const std::string& picture) {
-  const std::string path = (std::filesystem::path(flags.folder) / name).string();
+  const std::string path = (std::filesystem::path(folder_of(flags)) / name).string();
   write_file("--out", path, picture);
   std::cout << path << '\n';
 }
 
+std::string title_of(const ShowFlags& flags, const char* kind) {
+  return flags.title.empty() ? std::string(kind) : flags.title + ": " + kind;
+}
+
 void show_plan(const ShowFlags& flags, const Plan& plan) {
-  const auto titled = [&](const char* kind) {
-    return flags.title.empty() ? std::string(kind) : flags.title + ": " + kind;
-  };
+  const auto titled = [&](const char* kind) { return title_of(flags, kind); };
   write_picture(flags, "mask.svg",
                 draw::mask_picture(plan.mask, &plan.placement_q, titled("mask")));
   write_picture(flags, "placement.svg", draw::placement_picture(plan, titled("placement")));
@@ -43,7 +54,39 @@ void show_plan(const ShowFlags& flags, const Plan& plan) {
   write_picture(flags, "steps.svg", draw::steps_picture(plan, titled("steps")));
 }
 
+/// The terminal's style, or as told.
+draw::TerminalStyle style_of(const ShowFlags& flags) {
+  draw::TerminalStyle style = terminal_style(standard_output(), env_variable);
+  if (flags.width) style.width = *flags.width;
+  if (flags.charset == "ascii" || flags.charset == "blocks") {
+    style.is_ascii = flags.charset == "ascii";
+  } else if (!flags.charset.empty()) {
+    throw invalid("--charset", shown(flags.charset), "blocks, ascii");
+  }
+  return style;
+}
+
+void check_text_flags(const ShowFlags& flags) {
+  if (flags.is_text && !flags.folder.empty()) {
+    throw invalid("--text", "given with --out", "one of the two");
+  }
+  if (!flags.is_text && (flags.width || !flags.charset.empty())) {
+    throw invalid(flags.width ? "--width" : "--charset", "given without --text", "both");
+  }
+}
+
+void print_text(const ShowFlags& flags, const Mask& mask, const Plan* plan) {
+  const draw::TerminalStyle style = style_of(flags);
+  const bool is_of_ranks = plan != nullptr && !flags.is_mask_only;
+  std::cout << draw::mask_text(mask, is_of_ranks ? &plan->placement_q : nullptr,
+                               title_of(flags, "mask"), style);
+  if (is_of_ranks) {
+    std::cout << '\n' << draw::timeline_text(*plan, title_of(flags, "timeline"), style);
+  }
+}
+
 Exit run_show(const ShowFlags& flags) {
+  check_text_flags(flags);
   std::optional<Plan> plan;
   Mask mask;
   if (flags.file.empty()) {
@@ -63,7 +106,11 @@ Exit run_show(const ShowFlags& flags) {
     config.cost = cost_of_environment().cost;
     plan = make_plan(mask, config);
   }
-  make_folder("--out", flags.folder);
+  if (flags.is_text) {
+    print_text(flags, plan ? plan->mask : mask, plan ? &*plan : nullptr);
+    return Exit::Ok;
+  }
+  make_folder("--out", folder_of(flags));
   if (flags.is_mask_only) {
     const std::string title = flags.title.empty() ? "mask" : flags.title;
     write_picture(flags, "mask.svg", draw::mask_picture(plan ? plan->mask : mask, nullptr, title));
@@ -76,9 +123,10 @@ Exit run_show(const ShowFlags& flags) {
 }  // namespace
 
 Command add_show_command(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand(
-      "show",
-      "Draw mask, placement, traffic, timeline and steps as SVG and print the files' paths");
+  CLI::App* app = parent.add_subcommand("show",
+                                        "Draw mask, placement, traffic, timeline and steps as SVG "
+                                        "and print the files' paths, or mask "
+                                        "and timeline as text");
   const auto flags = std::make_shared<ShowFlags>();
   add_path(*app, "FILE", "", flags->file, "a mask or a plan as JSON (- for standard input)");
   add_mask_flags(*app, flags->mask);
@@ -86,6 +134,12 @@ Command add_show_command(CLI::App& parent) {
   add_path(*app, "--out", "DIR", flags->folder, "folder of the pictures (default .)");
   app->add_option("--title", flags->title, "title of the pictures")->type_name("TEXT");
   app->add_flag("--mask-only", flags->is_mask_only, "draw the mask, without ranks");
+  app->add_flag("--text", flags->is_text,
+                "print mask and timeline in characters instead of writing files");
+  add_int(*app, "--width", flags->width, {40, 400},
+          "with --text: columns (default those of the terminal)");
+  app->add_option("--charset", flags->charset,
+                  "with --text: blocks or ascii (default as the locale allows)");
   return {.app = app, .run = [flags] { return run_show(*flags); }};
 }
 

@@ -179,16 +179,19 @@ void draw_legend(Svg& svg, const std::vector<Group>& groups, double x, std::stri
 
 }  // namespace
 
+std::string mask_summary(const Mask& mask) {
+  const std::int64_t pairs = area(mask);
+  const double dense = static_cast<double>(mask.rows_q) * mask.rows_k;
+  return grouped(mask.rows_q) + " queries, " + grouped(mask.rows_k) + " keys, " +
+         grouped(static_cast<std::int64_t>(mask.slices.size())) +
+         (mask.slices.size() == 1 ? " slice, " : " slices, ") + grouped(pairs) + " pairs (" +
+         percent_text(static_cast<double>(pairs), dense) + " of dense)";
+}
+
 std::string mask_picture(const Mask& mask, const Placement* placement, std::string_view title) {
   const Frame frame = frame_of(mask);
   const std::vector<Group> groups = groups_of(mask, placement, frame);
-  const std::int64_t pairs = area(mask);
-  const double dense = static_cast<double>(mask.rows_q) * mask.rows_k;
-  const std::string summary = grouped(mask.rows_q) + " queries, " + grouped(mask.rows_k) +
-                              " keys, " + grouped(static_cast<std::int64_t>(mask.slices.size())) +
-                              (mask.slices.size() == 1 ? " slice, " : " slices, ") +
-                              grouped(pairs) + " pairs (" +
-                              percent_text(static_cast<double>(pairs), dense) + " of dense)";
+  const std::string summary = mask_summary(mask);
 
   const double legend_height =
       24 + kLegendLine * static_cast<double>(std::min(groups.size(), kMostLegendLines));

@@ -102,6 +102,10 @@ const BadCall kBadCalls[] = {
     {"show /dev/null --tokens 4", 2, "FILE is given with a mask flag"},
     {"show --tokens 64 --out /dev/null", 2, "--out is '/dev/null'"},
     {"show", 2, "given by nothing"},
+    {"show --tokens 4 --text --out x", 2, "--text is given with --out; allowed: one of the two"},
+    {"show --tokens 4 --width 80", 2, "--width is given without --text; allowed: both"},
+    {"show --tokens 4 --text --width 8", 2, "--width is '8'; allowed: an integer from 40 to 400"},
+    {"show --tokens 4 --text --charset x", 2, "--charset is 'x'; allowed: blocks, ascii"},
 };
 
 INSTANTIATE_TEST_SUITE_P(Command, BadCalls, ::testing::ValuesIn(kBadCalls));
@@ -240,6 +244,22 @@ TEST(CommandShow, DrawsPlansAndMasks) {
   EXPECT_EQ(folder.read("a/mask.svg"), folder.read("b/mask.svg"));
   ASSERT_EQ(run_magi("show --tokens 100 --mask-only --out " + folder.path("c")).code, 0);
   EXPECT_TRUE(has(folder.read("c/mask.svg"), "10,000 pairs (100 % of dense)"));
+}
+
+TEST(CommandShow, PrintsMaskAndTimelineAsText) {
+  const TemporaryFolder folder;
+  const std::string call = "show --documents 900,124 --causal --ranks 2 --text";
+  const Outcome ascii = run_magi(call + " --width 60", "LC_ALL=C");
+  ASSERT_EQ(ascii.code, 0) << ascii.err;
+  EXPECT_TRUE(has(ascii.out, "mask\n1,024 queries, 1,024 keys, 2 slices, ")) << ascii.out;
+  EXPECT_TRUE(has(ascii.out, "rank: share of work\n   0: "));
+  EXPECT_TRUE(has(ascii.out, "\ntimeline\none forward pass "));
+  EXPECT_FALSE(has(ascii.out, "\x1b"));
+  const Outcome blocks = run_magi(call + " --charset blocks", "LC_ALL=C COLUMNS=60");
+  EXPECT_TRUE(has(blocks.out, "│")) << blocks.out;
+  const Outcome mask = run_magi("show --tokens 100 --mask-only --text --title T", "LC_ALL=C");
+  EXPECT_TRUE(has(mask.out, "T: mask\n100 queries")) << mask.out;
+  EXPECT_FALSE(has(mask.out, "timeline"));
 }
 
 TEST(CommandShow, BrokenPlansAreRefused) {
