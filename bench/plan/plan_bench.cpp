@@ -85,6 +85,7 @@ void run(const Options& options) {
   };
   add("plan.docs64k.p8.ms", mean_over_draws(draws.at("65536"), config_of(8, 512), 400));
   add("plan.docs1m.p64.ms", mean_over_draws(draws.at("1048576"), config_of(64, 512), 40));
+  add("plan.docs1m.p1024.ms", mean_over_draws(draws.at("1048576"), config_of(1024, 512), 10));
   add("plan.causal4m.p256.ms", least_ms(packed_causal({4194304}), config_of(256, 0), 30));
   const std::string text = rows.dump(1) + "\n";
   if (options.out.empty()) {

@@ -108,6 +108,19 @@ RankPlan build_rank(const RankInputs& inputs, std::int32_t rank, Scratch& scratc
   return own;
 }
 
+/// As many transfers as there are runs behind the rows that ranks lack, and two cuts and a copy for
+/// each rank: a little more than there will be, counted because growing a long list copies it.
+std::size_t count_transfers(const RankInputs& inputs) {
+  const Layout& layout = inputs.layout_k;
+  const auto num_parts = static_cast<std::size_t>(inputs.shape.num_receive_segments());
+  std::size_t count = (num_parts + 2) * inputs.layout_q.rank_rows.size();
+  for (const Range& keys : inputs.needs.remote) {
+    count += static_cast<std::size_t>(layout.run_of_row(keys.end - 1) -
+                                      layout.run_of_row(keys.begin) + 1);
+  }
+  return count;
+}
+
 }  // namespace
 
 void build_ranks(const RankInputs& inputs, Plan& plan) {
@@ -116,7 +129,7 @@ void build_ranks(const RankInputs& inputs, Plan& plan) {
   plan.ranks.clear();
   plan.ranks.reserve(num_ranks);
   plan.transfers.clear();
-  plan.transfers.reserve(inputs.needs.remote.size() * 2);
+  plan.transfers.reserve(count_transfers(inputs));
   const auto num_segments = static_cast<std::size_t>(inputs.shape.num_receive_segments()) + 1;
   Scratch scratch;
   scratch.by_segment.resize(num_segments);

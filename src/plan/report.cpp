@@ -19,31 +19,63 @@ double max_over_mean(const std::vector<std::int64_t>& values) {
   return most * static_cast<double>(values.size()) / static_cast<double>(total);
 }
 
+using RoleBytes = std::array<std::int64_t, kNumRoles>;
+
+/// Destinations counted side by side: their bytes from one rank share a cache line, and a table of
+/// all pairs of many ranks does not fit in a cache.
+constexpr std::size_t kSideBySide = 8;
+using RowCounts = std::vector<std::array<std::int64_t, kSideBySide>>;
+
+/// Counts `rows_from` [num_ranks], the rows that come to the ranks from `first` on.
+void add_bytes_of_ranks(const RowCounts& rows_from, std::size_t first, Space space,
+                        const RoleBytes& role_bytes, PlanReport& report) {
+  const std::size_t num_ranks = rows_from.size();
+  const std::size_t count = std::min(kSideBySide, num_ranks - first);
+  const auto bytes_of = [&](Role role) { return role_bytes[static_cast<std::size_t>(role)]; };
+  const bool is_keys = space == Space::Keys;
+  const std::int64_t there = bytes_of(is_keys ? Role::KeysValues : Role::Queries);
+  const std::int64_t back = is_keys ? 0 : bytes_of(Role::Results);
+  RowCounts::value_type rows_to{};
+  for (std::size_t src = 0; src < num_ranks; ++src) {
+    // No branch: which ranks send nothing is as good as random where there are many.
+    std::int64_t* bytes = report.pair_bytes.data() + src * num_ranks + first;
+    for (std::size_t i = 0; i < count; ++i) {
+      bytes[i] += rows_from[src][i] * there;
+      rows_to[i] += rows_from[src][i];
+    }
+    for (std::size_t i = 0; i < count && !is_keys; ++i) {
+      report.pair_bytes[(first + i) * num_ranks + src] += rows_from[src][i] * back;
+    }
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    report.total_bytes += rows_to[i] * (there + back);
+    if (is_keys) report.remote_rows[first + i] += rows_to[i];
+  }
+}
+
 void count_bytes(const Plan& plan, PlanReport& report) {
   const std::size_t num_ranks = plan.ranks.size();
   const Range all_heads{0, plan.config.num_heads_kv};
-  std::array<std::int64_t, kNumRoles> role_bytes{};
+  RoleBytes role_bytes{};
   for (std::size_t role = 0; role < role_bytes.size(); ++role) {
     role_bytes[role] =
         bytes_per_row(plan.config, {.role = static_cast<Role>(role), .heads = all_heads}, false);
   }
   report.pair_bytes.assign(num_ranks * num_ranks, 0);
   report.remote_rows.assign(num_ranks, 0);
-  const auto count = [&](std::int32_t from, std::int32_t to, std::int64_t rows, Role role) {
-    const std::int64_t bytes = rows * role_bytes[static_cast<std::size_t>(role)];
-    report.pair_bytes[static_cast<std::size_t>(from) * num_ranks + static_cast<std::size_t>(to)] +=
-        bytes;
-    report.total_bytes += bytes;
-  };
-  for (const Transfer& t : plan.transfers) {
-    if (t.src == t.dst) continue;
-    if (t.space == Space::Keys) {
-      report.remote_rows[static_cast<std::size_t>(t.dst)] += t.num_rows;
-      count(t.src, t.dst, t.num_rows, Role::KeysValues);
-    } else {
-      count(t.src, t.dst, t.num_rows, Role::Queries);
-      count(t.dst, t.src, t.num_rows, Role::Results);
+  RowCounts rows_from(num_ranks);
+  // Transfers are ordered by (space, dst).
+  for (auto next = plan.transfers.begin(); next != plan.transfers.end();) {
+    const Space space = next->space;
+    const std::size_t first = static_cast<std::size_t>(next->dst) / kSideBySide * kSideBySide;
+    std::ranges::fill(rows_from, RowCounts::value_type{});
+    for (; next != plan.transfers.end() && next->space == space; ++next) {
+      const std::size_t lane = static_cast<std::size_t>(next->dst) - first;
+      if (lane >= kSideBySide) break;
+      if (next->src == next->dst) continue;  // a copy of own rows
+      rows_from[static_cast<std::size_t>(next->src)][lane] += next->num_rows;
     }
+    add_bytes_of_ranks(rows_from, first, space, role_bytes, report);
   }
   const std::int64_t row_bytes = bytes_per_row(plan.config);
   report.ring_bytes = static_cast<std::int64_t>(num_ranks - 1) * plan.mask.rows_k * row_bytes;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/placement/classic.hpp"
+#include "plan/placement/lightest_rank.hpp"
 
 namespace magi {
 
@@ -27,7 +28,11 @@ class AffinityGreedy {
   /// `node_of`: the node of each chunk, of limits.devices_per_node ranks; empty: any rank will do.
   AffinityGreedy(const Keys& keys, const ChunkTable& table, const PlacementLimits& limits,
                  std::span<const std::int32_t> node_of = {})
-      : keys_(keys), area_(table.area), limits_(limits), node_of_(node_of) {}
+      : keys_(keys),
+        area_(table.area),
+        limits_(limits),
+        node_of_(node_of),
+        lightest_(static_cast<std::size_t>(limits.num_ranks)) {}
 
   Assignment run(const std::vector<std::int32_t>& order, const AreaCaps& caps) {
     const auto ranks = static_cast<std::size_t>(limits_.num_ranks);
@@ -35,6 +40,7 @@ class AffinityGreedy {
     chunks_.assign(ranks, {});
     load_.assign(ranks, 0);
     stamp_.assign(ranks, kFree);
+    lightest_ = LightestRank(ranks);
     for (const std::int32_t chunk : order) give(chunk, choose(chunk, caps));
     return std::move(rank_of_);
   }
@@ -55,7 +61,9 @@ class AffinityGreedy {
     return {node * limits_.devices_per_node, (node + 1) * limits_.devices_per_node};
   }
 
+  /// Of all ranks, or of the few of a node.
   std::size_t lightest(Range ranks) const {
+    if (node_of_.empty()) return lightest_.rank();
     std::size_t best = load_.size();
     for (std::int32_t rank = ranks.begin; rank < ranks.end; ++rank) {
       const auto r = static_cast<std::size_t>(rank);
@@ -101,12 +109,18 @@ class AffinityGreedy {
     load_[rank] += area_[static_cast<std::size_t>(chunk)];
     std::vector<std::int32_t>& held = chunks_[rank];
     held.insert(std::lower_bound(held.begin(), held.end(), chunk), chunk);
+    if (has_room(rank)) {
+      lightest_.set_load(rank, load_[rank]);
+    } else {
+      lightest_.set_full(rank);
+    }
   }
 
   const Keys& keys_;
   const std::vector<std::int64_t>& area_;
   PlacementLimits limits_;
   std::span<const std::int32_t> node_of_;
+  LightestRank lightest_;  ///< one run's
   Assignment rank_of_;
   std::vector<std::vector<std::int32_t>> chunks_;
   std::vector<std::int64_t> load_;
