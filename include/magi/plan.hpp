@@ -81,7 +81,7 @@ enum class Space : std::int16_t { Keys, Queries };
 /// need them; the other three go back from those segments and are added or merged at the owners.
 enum class Role : std::int32_t {
   KeysValues,      ///< k and v
-  Queries,         ///< forward: q; backward: q, the gradient of out, and what belongs to each row
+  Queries,         ///< forward: q; backward: q, out, its gradient, and numbers of each row
   Results,         ///< partial out and lse of received queries, merged by lse
   KeyGradients,    ///< partial dk and dv of received keys, summed
   QueryGradients,  ///< partial dq of received queries, summed

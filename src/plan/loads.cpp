@@ -29,7 +29,7 @@ std::int64_t elements_per_head(const PlanConfig& config, Role role, bool is_back
   const std::int64_t group = config.num_heads_q / config.num_heads_kv;
   switch (role) {
     case Role::Queries:
-      return group * (config.head_dim_qk + (is_backward ? config.head_dim_v : 0));
+      return group * (config.head_dim_qk + (is_backward ? 2 * config.head_dim_v : 0));
     case Role::Results:
       return group * config.head_dim_v;
     case Role::QueryGradients:

@@ -149,7 +149,9 @@ class Evener {
   /// The cheapest area that `from` can give to a rank with less than the mean.
   std::optional<Change> best_change(std::int32_t from) const {
     const std::int64_t excess = loads_[static_cast<std::size_t>(from)] - mean_;
-    const std::int64_t least = std::max<std::int64_t>(1, mean_ / (2 * kFreeShare));
+    // What all ranks lack by less than this adds up to less than a free share.
+    const auto num_ranks = static_cast<std::int64_t>(loads_.size());
+    const std::int64_t least = std::max<std::int64_t>(1, mean_ / (kFreeShare * num_ranks));
     std::optional<Change> best;
     const auto& blocks = blocks_[static_cast<std::size_t>(from)];
     for (std::size_t b = 0; b < blocks.size(); ++b) {

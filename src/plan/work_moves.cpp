@@ -14,6 +14,7 @@ namespace {
 
 /// Parts of a rank's run of rows, about: finer ones save few bytes and take longer.
 constexpr std::int64_t kPartsPerRank = 4;
+constexpr std::int32_t kSumBytes = 4;
 
 std::vector<WorkPiece> find_pieces(const Layout& layout_q, const Layout& layout_k,
                                    const Plan& plan) {
@@ -29,11 +30,15 @@ std::vector<WorkPiece> find_pieces(const Layout& layout_q, const Layout& layout_
 }  // namespace
 
 RowCosts row_costs(const PlanConfig& config) {
-  const auto bytes = [&config](Role role, bool is_backward) {
-    return bytes_per_row(config, {.role = role, .heads = {0, config.num_heads_kv}}, is_backward);
+  const Range heads{0, config.num_heads_kv};
+  const auto bytes = [&](Role role, bool is_backward) {
+    const std::int64_t row = bytes_per_row(config, {.role = role, .heads = heads}, is_backward);
+    // Partial results and gradients travel as they are summed, in float32 or float64.
+    if (!is_returning(role)) return row;
+    return row / config.element_bytes * std::max(config.element_bytes, kSumBytes);
   };
-  // lse goes back with a result; lse and delta go out with a query of the backward.
-  constexpr std::int64_t kStatisticsBytes = 3 * 4;
+  // lse goes back with a result, and out again with a query of the backward.
+  constexpr std::int64_t kStatisticsBytes = 2 * sizeof(float);
   return {.q = bytes(Role::Queries, false) + bytes(Role::Results, false) +
                bytes(Role::Queries, true) + bytes(Role::QueryGradients, true) +
                kStatisticsBytes * config.num_heads_q,

@@ -417,6 +417,7 @@ Plan small_random_plan(RandomStream& random) {
   const Mask mask = random_mask(random, options);
   PlanConfig config = random_config(random);
   config.num_ranks = random.between(1, 4);
+  if (random.chance(40)) config.work = random.chance(70) ? WorkMode::Queries : WorkMode::Auto;
   const Placement q = random_placement(random, mask.rows_q, config.num_ranks);
   const Placement k =
       options.is_square ? q : random_placement(random, mask.rows_k, config.num_ranks);

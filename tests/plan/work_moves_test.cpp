@@ -104,8 +104,8 @@ TEST(MovingQueries, AWindowInOrderExchangesHalosAlone) {
 TEST(MovingQueries, CostsCountBothPasses) {
   const PlanConfig config{.num_heads_q = 4, .num_heads_kv = 2, .head_dim_qk = 8, .head_dim_v = 16};
   const planner::RowCosts costs = planner::row_costs(config);
-  EXPECT_EQ(costs.k, 2 * (8 + 16) * 2 * 3);
-  EXPECT_EQ(costs.q, 4 * 2 * (8 + 16 + 8 + 16 + 8) + 12 * 4);
+  EXPECT_EQ(costs.k, 2 * (8 + 16) * (2 + 2 + 4));
+  EXPECT_EQ(costs.q, 4 * (2 * 8 + 4 * 16 + 2 * (8 + 16 + 16) + 4 * 8) + 8 * 4);
 }
 
 TEST(MovingQueries, ModesHaveNames) {
