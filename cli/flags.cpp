@@ -231,6 +231,8 @@ void add_shape_flags(CLI::App& app, PlanConfig& config) {
 
 void add_plan_flags(CLI::App& app, PlanConfig& config) {
   add_int(app, "--ranks", config.num_ranks, {1, 4096}, "ranks that share the sequence");
+  add_int(app, "--devices-per-node", config.devices_per_node, {0, 4096},
+          "ranks that share a node; 0: all of them");
   add_shape_flags(app, config);
   add_int(app, "--chunk", config.placement.chunk_size, {1, kMaxRows}, "rows of a chunk, at most");
   add(app, "--placement", "NAME", "how chunks go to ranks (default auto)",

@@ -125,6 +125,7 @@ Json config_json(const PlanConfig& config) {
   json["overlap_degree"] = config.overlap_degree ? Json(*config.overlap_degree) : Json();
   json["wave_mode"] = static_cast<std::int32_t>(config.stage_mode);
   json["min_wave_rows"] = config.min_stage_rows;
+  json["devices_per_node"] = config.devices_per_node;
   return json;
 }
 
@@ -142,6 +143,7 @@ PlanConfig config_from(const Json& json) {
   reader.read_optional("overlap_degree", config.overlap_degree);
   reader.read_enum("wave_mode", config.stage_mode, 3);
   reader.read_int("min_wave_rows", config.min_stage_rows);
+  reader.read_int("devices_per_node", config.devices_per_node);
   reader.finish();
   return config;
 }

@@ -62,6 +62,7 @@ PlanConfig random_config(RandomStream& random, std::int32_t num_ranks) {
   config.stage_mode =
       pick<StageMode, 3>(random, {StageMode::Auto, StageMode::Heads, StageMode::Rows});
   config.min_stage_rows = random.between(1, 40);
+  if (random.chance(40)) config.devices_per_node = random.between(1, num_ranks);
   return config;
 }
 

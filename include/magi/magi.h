@@ -113,6 +113,9 @@ typedef struct magi_plan_config {
   double seconds_per_launch;
   const magi_placement_config* placement;   /* optional */
   const magi_placement_config* placement_k; /* optional: cross-attention */
+  int32_t devices_per_node;        /* ranks fill one node after the other; 0: one node holds all */
+  double network_bytes_per_second; /* cost model between nodes: out of one rank */
+  double network_seconds_per_transfer;
 } magi_plan_config;
 /* Sets struct_size and the defaults: one rank, one head of 128, 2-byte elements, degree 1. */
 MAGI_API void magi_plan_config_init(magi_plan_config* config);

@@ -54,6 +54,10 @@ struct PlanConfig {
   WorkMode work = WorkMode::Keys;
   StageMode stage_mode = StageMode::Auto;
   std::int32_t min_stage_rows = 512;  ///< by rows, a stage brings a rank at least so many
+  /// Ranks fill one node after the other, the last one may be short; 0: one node holds all. Between
+  /// nodes the cost model's network counts: placements prefer the node (see NodeShape), and rows go
+  /// by node where that saves crossings (see Exchange::hop).
+  std::int32_t devices_per_node = 0;
   CostModel cost;
   friend bool operator==(const PlanConfig&, const PlanConfig&) = default;
 };
@@ -99,9 +103,26 @@ struct Exchange {
   Role role = Role::KeysValues;
   std::int32_t segment = 1;  ///< of the role's space; from 1 on
   Range heads;
-  std::int32_t hop = 0;    ///< 0, the only one today: straight between owners and readers
+  /// 0: rows go straight between owners and readers. 1: by node, see Hop; only where there are
+  /// several nodes, and alike for all exchanges of a segment.
+  std::int32_t hop = 0;
   std::int32_t stage = 0;  ///< the stage whose attends read or have written the rows
   friend bool operator==(const Exchange&, const Exchange&) = default;
+};
+
+/// A run of rows on its way to a segment. By node a row crosses once to each node that needs it: to
+/// the reader whose place in its node follows the owner's first, in a circle, which hands it on to
+/// the others there. What returns takes the same way back, and is combined where it was handed on.
+struct Hop {
+  Space space = Space::Keys;
+  std::int16_t segment = 0;
+  bool is_onward = false;     ///< `from` hands on rows of its segment; else they are its own rows
+  std::int32_t from = 0;      ///< rank
+  std::int32_t to = 0;        ///< rank
+  std::int32_t from_row = 0;  ///< of the own rows, or inside the segment
+  std::int32_t to_row = 0;    ///< inside the segment
+  std::int32_t num_rows = 0;
+  friend bool operator==(const Hop&, const Hop&) = default;
 };
 
 /// One attention call of a rank: `slices` (indices into RankPlan::slices, rows counted inside the
@@ -160,7 +181,8 @@ struct PlanReport {
   std::vector<std::int64_t> rank_area;
   std::vector<std::int64_t> rank_rows;
   std::vector<std::int64_t> remote_rows;  ///< key rows received by each rank from others
-  /// Bytes that a forward pass moves between ranks, [num_ranks * num_ranks], row = source.
+  /// Bytes that a forward pass moves between ranks, [num_ranks * num_ranks], row = sender (by node,
+  /// who hands a row on sends it).
   std::vector<std::int64_t> pair_bytes;
   double balance = 1.0;          ///< max area / mean area
   std::int64_t total_bytes = 0;  ///< sum of pair_bytes
@@ -225,6 +247,25 @@ std::string describe(const Plan& plan);
 /// `owned` rows among the rank's own rows; own rows that are copied have peer == rank in both.
 std::vector<RowExchange> row_exchanges(const Plan& plan, std::int32_t rank,
                                        Space space = Space::Keys);
+
+/// Whether there are several nodes.
+bool has_nodes(const PlanConfig& config);
+/// Whether the rows of a segment go by node.
+bool is_by_node(const Plan& plan, Space space, std::int32_t segment);
+/// The way of the rows of every segment that is filled by node, copies of own rows included,
+/// ordered by (space, segment, is_onward, to, to_row).
+std::vector<Hop> find_hops(const Plan& plan);
+
+/// What a rank sends and receives to fill a segment by node. `onward` counts both sides inside the
+/// segment, and follows `first`; what returns goes through `onward` before.
+struct NodeExchange {
+  RowExchange first;
+  RowExchange onward;
+  friend bool operator==(const NodeExchange&, const NodeExchange&) = default;
+};
+/// As row_exchanges, of segments that are filled by node; the others are empty.
+std::vector<NodeExchange> node_exchanges(const Plan& plan, std::int32_t rank,
+                                         Space space = Space::Keys);
 
 /// What is wrong with a plan, one sentence each, which names rank, step and rows; empty for a sound
 /// one, at most 32. Works from plan.mask and the placements, shares no code with the planner, and

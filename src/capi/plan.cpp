@@ -23,12 +23,15 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
                     .overlap_degree = std::nullopt,
                     .stage_mode = static_cast<StageMode>(given.wave_mode),
                     .min_stage_rows = given.min_wave_rows,
+                    .devices_per_node = given.devices_per_node,
                     .cost = {.flops_per_second = given.flops_per_second,
                              .backward_flops_per_second = given.backward_flops_per_second,
                              .bytes_per_second = given.bytes_per_second,
                              .memory_bytes_per_second = given.memory_bytes_per_second,
                              .seconds_per_transfer = given.seconds_per_transfer,
-                             .seconds_per_launch = given.seconds_per_launch}};
+                             .seconds_per_launch = given.seconds_per_launch,
+                             .network_bytes_per_second = given.network_bytes_per_second,
+                             .network_seconds_per_transfer = given.network_seconds_per_transfer}};
   if (given.overlap_degree != MAGI_OVERLAP_AUTO) result.overlap_degree = given.overlap_degree;
   if (given.placement != nullptr) {
     result.placement = read_placement_config(given.placement, "config.placement");
@@ -48,6 +51,8 @@ void write_cost(const CostModel& cost, magi_plan_config& config) {
   config.memory_bytes_per_second = cost.memory_bytes_per_second;
   config.seconds_per_transfer = cost.seconds_per_transfer;
   config.seconds_per_launch = cost.seconds_per_launch;
+  config.network_bytes_per_second = cost.network_bytes_per_second;
+  config.network_seconds_per_transfer = cost.network_seconds_per_transfer;
 }
 
 void give_plan(std::shared_ptr<const Plan> made, magi_plan** result) {
@@ -141,7 +146,8 @@ void magi_plan_config_init(magi_plan_config* config) {
                           .element_bytes = defaults.element_bytes,
                           .overlap_degree = defaults.overlap_degree.value_or(MAGI_OVERLAP_AUTO),
                           .wave_mode = static_cast<int32_t>(defaults.stage_mode),
-                          .min_wave_rows = defaults.min_stage_rows});
+                          .min_wave_rows = defaults.min_stage_rows,
+                          .devices_per_node = defaults.devices_per_node});
   if (config != nullptr) write_cost(defaults.cost, *config);
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/check.hpp"
 #include "base/math.hpp"
+#include "comm/hop_exchanger.hpp"
 #include "comm/row_layout.hpp"
 #include "comm/row_memory.hpp"
 
@@ -158,7 +159,9 @@ std::unique_ptr<RowExchanger> make_row_exchanger(Communicator& communicator, std
     throw invalid("communicator", std::string("a ") + communicator.backend() + " group",
                   "for tensors on a GPU a group that moves device memory");
   }
-  return std::make_unique<PackedExchanger>(communicator, make_row_memory(device, allocator));
+  auto packed = std::make_unique<PackedExchanger>(communicator, make_row_memory(device, allocator));
+  if (use.has_ways_by_node) return make_hop_exchanger(communicator, std::move(packed));
+  return packed;
 }
 
 }  // namespace magi::comm

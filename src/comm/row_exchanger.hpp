@@ -20,6 +20,7 @@
 namespace magi::comm {
 
 struct DeviceTables;
+struct NodeTables;
 struct PeerTables;
 
 /// How long a table's copy in device memory lives.
@@ -41,6 +42,10 @@ struct RowTable {
   /// What a reduce adds to owned rows. Made when it is first asked for: a cast never does.
   const SumTable& sums() const;
 
+  /// The way of the same rows by node; null: none. Exchangers to which all ranks are equally near
+  /// take no notice.
+  std::shared_ptr<const NodeTables> by_node;
+
   TableLife life = TableLife::Kept;
 
   /// The copies by device, made by exchangers.
@@ -49,6 +54,13 @@ struct RowTable {
 
  private:
   mutable std::optional<SumTable> sums_;
+};
+
+/// Two legs that fill what one table would: rows go to the first reader of each node (and straight
+/// to those of the owner's node), then on inside it. Both sides of `onward` are needed rows.
+struct NodeTables {
+  RowTable first;
+  RowTable onward;
 };
 
 /// Gives an exchange as each rank has it, by rank.
@@ -125,8 +137,9 @@ class PendingRows {
 
 /// What an exchanger is for.
 struct ExchangerUse {
-  bool has_passes = false;      ///< its moves are those of passes, with tables of plans
-  std::int32_t beside_sms = 0;  ///< multiprocessors for moves while attention runs; 0: none runs
+  bool has_ways_by_node = false;  ///< some tables have RowTable::by_node
+  bool has_passes = false;        ///< its moves are those of passes, with tables of plans
+  std::int32_t beside_sms = 0;    ///< multiprocessors for moves while attention runs; 0: none runs
 };
 
 /// A pass to begin; equal on all ranks.
@@ -138,8 +151,8 @@ struct PassStart {
 
 /// Carries out moves between tensors of one memory: the seam for transports. One that moves bytes
 /// has the packed exchanger in front of it (make_row_exchanger); one that writes rows to their
-/// final place, or two exchangers of which one goes on where the other ends (hop by hop), are
-/// further implementations of this class.
+/// final place, or goes by node over another one (make_hop_exchanger), are further implementations
+/// of this class.
 class RowExchanger {
  public:
   virtual ~RowExchanger() = default;

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "plan/check_hops.hpp"
+
 namespace magi::planner {
 namespace {
 
@@ -51,15 +53,16 @@ std::vector<std::int64_t> bytes_of_pairs(const Plan& plan) {
         bytes[static_cast<std::size_t>(from) * num_ranks + static_cast<std::size_t>(to)];
     total = sum(total, product(count, config.element_bytes));
   };
-  for (const Transfer& t : plan.transfers) {
-    if (t.src == t.dst) continue;
-    if (t.space == Space::Keys) {
-      add(t.src, t.dst,
-          product(t.num_rows,
+  for (const SentRows& sent : sent_rows(plan)) {
+    if (sent.space == Space::Keys) {
+      add(sent.from, sent.to,
+          product(sent.num_rows,
                   std::int64_t{config.num_heads_kv} * (config.head_dim_qk + config.head_dim_v)));
     } else {
-      add(t.src, t.dst, product(t.num_rows, std::int64_t{config.num_heads_q} * config.head_dim_qk));
-      add(t.dst, t.src, product(t.num_rows, std::int64_t{config.num_heads_q} * config.head_dim_v));
+      add(sent.from, sent.to,
+          product(sent.num_rows, std::int64_t{config.num_heads_q} * config.head_dim_qk));
+      add(sent.to, sent.from,
+          product(sent.num_rows, std::int64_t{config.num_heads_q} * config.head_dim_v));
     }
   }
   return bytes;

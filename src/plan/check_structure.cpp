@@ -105,6 +105,26 @@ bool is_index(std::int32_t index, std::size_t size) {
   return index >= 0 && static_cast<std::size_t>(index) < size;
 }
 
+/// Straight, or by node where there are several; alike for all exchanges of the same rows.
+void check_hop(const Plan& plan, std::size_t index, Problems& problems) {
+  const Exchange& exchange = plan.exchanges[index];
+  const std::int32_t node = plan.config.devices_per_node;
+  const bool are_nodes = node > 0 && node < plan.config.num_ranks;
+  if (exchange.hop != 0 && (exchange.hop != 1 || !are_nodes)) {
+    problems.add("exchange ", index, " is of hop ", exchange.hop,
+                 "; 0, the direct way, and between several nodes 1 are the only ones");
+    return;
+  }
+  for (std::size_t e = 0; e < index; ++e) {
+    const Exchange& other = plan.exchanges[e];
+    if (other.segment != exchange.segment || other.hop == exchange.hop) continue;
+    if (space_of(other.role) != space_of(exchange.role)) continue;
+    problems.add("exchange ", index, " is of hop ", exchange.hop, ", exchange ", e,
+                 " of the same rows of hop ", other.hop);
+    return;
+  }
+}
+
 void check_exchanges(const Plan& plan, Problems& problems) {
   if (plan.exchanges.size() > std::size_t{kNumRoles} * kMaxDegree) {
     problems.add("the plan has ", plan.exchanges.size(), " exchanges; at most ",
@@ -113,10 +133,7 @@ void check_exchanges(const Plan& plan, Problems& problems) {
   for (std::size_t e = 0; e < plan.exchanges.size() && !problems.is_full(); ++e) {
     const Exchange& exchange = plan.exchanges[e];
     const auto role = static_cast<std::int32_t>(exchange.role);
-    if (exchange.hop != 0) {
-      problems.add("exchange ", e, " is of hop ", exchange.hop,
-                   "; 0, the direct way, is the only one");
-    }
+    check_hop(plan, e, problems);
     if (role < 0 || role >= kNumRoles || exchange.segment < 1 ||
         !is_index(exchange.segment,
                   space_of(plan.ranks[0], space_of(exchange.role)).segments.size()) ||

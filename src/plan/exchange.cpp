@@ -80,6 +80,20 @@ std::vector<RowExchange> row_exchanges(const Plan& plan, std::int32_t rank, Spac
   return exchanges;
 }
 
+std::vector<NodeExchange> node_exchanges(const Plan& plan, std::int32_t rank, Space space) {
+  require_rank(plan, rank);
+  const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
+  std::vector<NodeExchange> exchanges((space == Space::Keys ? own.k : own.q).segments.size());
+  for (const Hop& hop : find_hops(plan)) {
+    if (hop.space != space) continue;
+    NodeExchange& exchange = exchanges.at(static_cast<std::size_t>(hop.segment));
+    RowExchange& rows = hop.is_onward ? exchange.onward : exchange.first;
+    if (hop.from == rank) rows.owned.push_back({hop.to, hop.from_row, hop.num_rows});
+    if (hop.to == rank) rows.needed.push_back({hop.from, hop.to_row, hop.num_rows});
+  }
+  return exchanges;
+}
+
 GroupCollectiveArgs group_collective_args(const Plan& plan, std::int32_t rank, std::int32_t stage) {
   require_rank(plan, rank);
   const std::int32_t segment = received_segment(plan, stage);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "plan/hops.hpp"
+
 namespace magi::planner {
 namespace {
 
@@ -47,21 +49,27 @@ PlanLoads::PlanLoads(const Plan& plan) {
     areas_.push_back(areas_of(rank, rank_areas_.emplace_back(0)));
   }
   traffic_.resize(plan.ranks.size() * 2 * num_segments_);
-  // Transfers are ordered by what they fill, so a new peer shows as a change of its last segment.
-  std::vector<std::size_t> last_filled(plan.ranks.size(), traffic_.size());
-  for (const Transfer& t : plan.transfers) {
-    if (t.src == t.dst) continue;
-    const std::size_t filled = traffic_index(t.dst, t.space, t.dst_segment);
-    SegmentTraffic& in = traffic_[filled];
-    SegmentTraffic& out = traffic_[traffic_index(t.src, t.space, t.dst_segment)];
-    in.rows_in += t.num_rows;
-    out.rows_out += t.num_rows;
-    std::size_t& last = last_filled[static_cast<std::size_t>(t.src)];
-    if (last == filled) continue;
-    last = filled;
+  const std::int32_t node =
+      has_nodes(plan.config) ? plan.config.devices_per_node : plan.config.num_ranks;
+  const auto links_of = [node](SegmentTraffic& traffic, const Hop& move) -> LinkTraffic& {
+    if (move.is_onward) return traffic.onward;
+    return move.from / node == move.to / node ? traffic.inside : traffic.network;
+  };
+  // Moves are ordered by what they fill, so a new peer shows as a change of its last segment.
+  std::vector<std::size_t> last_filled(plan.ranks.size(), 2 * traffic_.size());
+  visit_moves(plan, [&](const Hop& move) {
+    const std::size_t filled = traffic_index(move.to, move.space, move.segment);
+    LinkTraffic& in = links_of(traffic_[filled], move);
+    LinkTraffic& out = links_of(traffic_[traffic_index(move.from, move.space, move.segment)], move);
+    in.rows_in += move.num_rows;
+    out.rows_out += move.num_rows;
+    std::size_t& last = last_filled[static_cast<std::size_t>(move.from)];
+    const std::size_t filled_by = 2 * filled + (move.is_onward ? 1 : 0);
+    if (last == filled_by) return;
+    last = filled_by;
     ++in.peers_in;
     ++out.peers_out;
-  }
+  });
 }
 
 std::int64_t bytes_per_row(const PlanConfig& config, const Exchange& exchange, bool is_backward) {

@@ -8,13 +8,23 @@
 
 namespace magi::planner {
 
-/// What one rank moves to fill one segment, its own and its peers'. Copies of own rows do not
-/// count.
-struct SegmentTraffic {
+/// What one rank moves over some links.
+struct LinkTraffic {
   std::int64_t rows_in = 0;
   std::int64_t rows_out = 0;
   std::int32_t peers_in = 0;
   std::int32_t peers_out = 0;
+};
+
+/// What one rank moves to fill one segment, its own and its peers'. Copies of own rows do not
+/// count.
+struct SegmentTraffic {
+  LinkTraffic inside;   ///< straight from owners, in the node
+  LinkTraffic network;  ///< between nodes, beside that
+  LinkTraffic onward;   ///< handed on in the node, behind both
+
+  std::int64_t rows_in() const { return inside.rows_in + network.rows_in + onward.rows_in; }
+  std::int64_t rows_out() const { return inside.rows_out + network.rows_out + onward.rows_out; }
 };
 
 /// What the steps of a plan move and compute: one sweep over its transfers and slices.
@@ -28,12 +38,12 @@ class PlanLoads {
   /// Rows that an exchange brings to a rank from others.
   std::int64_t rows_in(std::int32_t rank, const Exchange& exchange) const {
     const SegmentTraffic& moved = traffic(rank, space_of(exchange.role), exchange.segment);
-    return is_returning(exchange.role) ? moved.rows_out : moved.rows_in;
+    return is_returning(exchange.role) ? moved.rows_out() : moved.rows_in();
   }
   /// Rows that a rank sends to others in an exchange.
   std::int64_t rows_out(std::int32_t rank, const Exchange& exchange) const {
     const SegmentTraffic& moved = traffic(rank, space_of(exchange.role), exchange.segment);
-    return is_returning(exchange.role) ? moved.rows_in : moved.rows_out;
+    return is_returning(exchange.role) ? moved.rows_in() : moved.rows_out();
   }
   /// Pairs of an attend's slices; its heads share them. 0 where the rank has no such attend.
   std::int64_t area(std::int32_t rank, std::int32_t attend) const {

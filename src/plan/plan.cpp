@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "plan/config.hpp"
+#include "plan/hops.hpp"
 #include "plan/layout.hpp"
 #include "plan/needs.hpp"
 #include "plan/place_keys.hpp"
@@ -25,6 +26,7 @@ void build_best(const planner::Needs& needs, const planner::Layout& layout_q,
   const auto build = [&](std::int32_t degree) {
     const planner::StageShape shape = planner::shape_stages(plan.config, degree, needs.remote_rows);
     planner::build_ranks({needs, layout_q, layout_k, shape, plan.config}, plan);
+    planner::choose_hops(plan);
   };
   build(plan.config.overlap_degree.value_or(1));
   if (plan.config.overlap_degree) return;
@@ -60,7 +62,8 @@ Placement place_of_keys(const Mask& mask, const PlanConfig& config, const Placem
 Plan plan_placed(const Mask& mask, const PlanConfig& config, const PlacementConfig& placement,
                  bool is_moving_queries) {
   Plan plan{.mask = mask, .config = config};
-  plan.placement_q = place(mask, config.num_ranks, placement);
+  plan.placement_q = place(mask, config.num_ranks, placement,
+                           {config.devices_per_node, crossing_price(config.cost)});
   plan.placement_k = place_of_keys(mask, config, plan.placement_q);
   finish_plan(plan, is_moving_queries);
   return plan;

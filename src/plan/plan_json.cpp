@@ -153,6 +153,8 @@ Value config(PlanConfig& c) {
                   {"work", work(c.work)},
                   {"stage_mode", stage_mode(c.stage_mode)},
                   {"min_stage_rows", json::integer(c.min_stage_rows, 1, kMaxRows)},
+                  {"devices_per_node", json::integer(c.devices_per_node, 0, kMaxRanks),
+                   c.devices_per_node == 0},
                   {"cost", cost(c.cost)}};
   });
 }
@@ -186,7 +188,7 @@ Value space(TokenSpace& target) {
 Value exchanges(std::vector<Exchange>& target) {
   return json::table<Exchange, 6>(
       target, "[role, segment, first head, end head, hop, stage]",
-      {Column{0, kNumRoles - 1, {}}, kCount, kCount, kCount, Column{0, 0, {}},
+      {Column{0, kNumRoles - 1, {}}, kCount, kCount, kCount, Column{0, 1, {}},
        Column{0, kMaxDegree, {}}},
       [](const Exchange& e) {
         return std::array{static_cast<std::int32_t>(e.role),

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "plan/bound.hpp"
+#include "plan/hops.hpp"
 #include "plan/loads.hpp"
 #include "plan/timeline.hpp"
 
@@ -53,17 +54,9 @@ void add_bytes_of_ranks(const RowCounts& rows_from, std::size_t first, Space spa
   }
 }
 
-void count_bytes(const Plan& plan, PlanReport& report) {
-  const std::size_t num_ranks = plan.ranks.size();
-  const Range all_heads{0, plan.config.num_heads_kv};
-  RoleBytes role_bytes{};
-  for (std::size_t role = 0; role < role_bytes.size(); ++role) {
-    role_bytes[role] =
-        bytes_per_row(plan.config, {.role = static_cast<Role>(role), .heads = all_heads}, false);
-  }
-  report.pair_bytes.assign(num_ranks * num_ranks, 0);
-  report.remote_rows.assign(num_ranks, 0);
-  RowCounts rows_from(num_ranks);
+/// Counts a plan in which rows go straight to the ranks that need them.
+void count_transfers(const Plan& plan, const RoleBytes& role_bytes, PlanReport& report) {
+  RowCounts rows_from(plan.ranks.size());
   // Transfers are ordered by (space, dst).
   for (auto next = plan.transfers.begin(); next != plan.transfers.end();) {
     const Space space = next->space;
@@ -76,6 +69,43 @@ void count_bytes(const Plan& plan, PlanReport& report) {
       rows_from[static_cast<std::size_t>(next->src)][lane] += next->num_rows;
     }
     add_bytes_of_ranks(rows_from, first, space, role_bytes, report);
+  }
+}
+
+/// Counts any plan, one move after the other.
+void count_moves(const Plan& plan, const RoleBytes& role_bytes, PlanReport& report) {
+  const std::size_t num_ranks = plan.ranks.size();
+  const auto count = [&](std::int32_t from, std::int32_t to, std::int64_t rows, Role role) {
+    const std::int64_t bytes = rows * role_bytes[static_cast<std::size_t>(role)];
+    report.pair_bytes[static_cast<std::size_t>(from) * num_ranks + static_cast<std::size_t>(to)] +=
+        bytes;
+    report.total_bytes += bytes;
+  };
+  visit_moves(plan, [&](const Hop& move) {
+    if (move.space == Space::Keys) {
+      report.remote_rows[static_cast<std::size_t>(move.to)] += move.num_rows;
+      count(move.from, move.to, move.num_rows, Role::KeysValues);
+    } else {
+      count(move.from, move.to, move.num_rows, Role::Queries);
+      count(move.to, move.from, move.num_rows, Role::Results);
+    }
+  });
+}
+
+void count_bytes(const Plan& plan, PlanReport& report) {
+  const std::size_t num_ranks = plan.ranks.size();
+  const Range all_heads{0, plan.config.num_heads_kv};
+  RoleBytes role_bytes{};
+  for (std::size_t role = 0; role < role_bytes.size(); ++role) {
+    role_bytes[role] =
+        bytes_per_row(plan.config, {.role = static_cast<Role>(role), .heads = all_heads}, false);
+  }
+  report.pair_bytes.assign(num_ranks * num_ranks, 0);
+  report.remote_rows.assign(num_ranks, 0);
+  if (is_going_by_node(plan)) {
+    count_moves(plan, role_bytes, report);
+  } else {
+    count_transfers(plan, role_bytes, report);
   }
   const std::int64_t row_bytes = bytes_per_row(plan.config);
   report.ring_bytes = static_cast<std::int64_t>(num_ranks - 1) * plan.mask.rows_k * row_bytes;

@@ -63,10 +63,17 @@ struct Rates {
   /// `row_bytes` is that of the whole.
   std::int64_t exchange_ns(const SegmentTraffic& traffic, std::int64_t row_bytes,
                            Share share) const {
-    const std::int64_t rows = std::max(traffic.rows_in, traffic.rows_out);
-    const std::int32_t peers = std::max(traffic.peers_in, traffic.peers_out);
-    return to_ns(share.of(rows * row_bytes), config.cost.bytes_per_second) +
-           to_ns(config.cost.seconds_per_transfer * peers, 1.0);
+    const auto leg_ns = [&](const LinkTraffic& links, double rate, double delay) {
+      const std::int64_t rows = std::max(links.rows_in, links.rows_out);
+      const std::int32_t peers = std::max(links.peers_in, links.peers_out);
+      return to_ns(share.of(rows * row_bytes), rate) + to_ns(delay * peers, 1.0);
+    };
+    const CostModel& cost = config.cost;
+    const auto inside = leg_ns(traffic.inside, cost.bytes_per_second, cost.seconds_per_transfer);
+    const auto network =
+        leg_ns(traffic.network, cost.network_bytes_per_second, cost.network_seconds_per_transfer);
+    return std::max(inside, network) +
+           leg_ns(traffic.onward, cost.bytes_per_second, cost.seconds_per_transfer);
   }
 };
 

@@ -30,9 +30,10 @@ struct PassTimes {
 
 /// The steps of every rank under plan.config.cost, which is the only prediction of time there is.
 /// A rank's exchanges follow one another on one line (each takes the larger of what the rank sends
-/// and receives, at bytes_per_second, and seconds_per_transfer per peer), its attends on another
-/// (at the flop rate of the pass, and seconds_per_launch); each begins once the steps that it waits
-/// for have ended. Ranks are predicted apart from each other.
+/// and receives, at bytes_per_second, and seconds_per_transfer per peer; between nodes at the
+/// network's rates beside that, and what is handed on in the node behind both), its attends on
+/// another (at the flop rate of the pass, and seconds_per_launch); each begins once the steps that
+/// it waits for have ended. Ranks are predicted apart from each other.
 std::vector<PassTimes> predict_times(const Plan& plan, const PlanLoads& loads, bool is_backward);
 
 /// Both passes of the slowest rank.

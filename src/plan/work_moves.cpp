@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "plan/hops.hpp"
 #include "plan/loads.hpp"
 #include "plan/timeline.hpp"
 #include "plan/work_build.hpp"
@@ -48,13 +49,11 @@ RowCosts row_costs(const PlanConfig& config) {
 
 void plan_moves(const Layout& layout_q, const Layout& layout_k, Plan& plan) {
   const std::vector<WorkPiece> pieces = find_pieces(layout_q, layout_k, plan);
-  if (plan.config.overlap_degree) {
-    build_work({layout_q, layout_k, pieces, *plan.config.overlap_degree}, plan);
-    return;
-  }
   const auto build = [&](std::int32_t degree) {
     build_work({layout_q, layout_k, pieces, degree}, plan);
+    choose_hops(plan);
   };
+  if (plan.config.overlap_degree) return build(*plan.config.overlap_degree);
   build_fastest(plan, build, {1, 2, 4, 8});
 }
 

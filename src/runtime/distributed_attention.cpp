@@ -58,8 +58,9 @@ DistributedAttention::DistributedAttention(std::shared_ptr<const Plan> plan,
   if (plan == nullptr) throw invalid("plan", "null", "a plan");
   for (std::size_t e = 0; e < plan->exchanges.size(); ++e) {
     const std::int32_t hop = plan->exchanges[e].hop;
-    if (hop == 0) continue;
-    throw invalid("plan.exchanges[" + std::to_string(e) + "].hop", hop, "0 (the direct way)");
+    if (hop == 0 || (hop == 1 && has_nodes(plan->config))) continue;
+    throw invalid("plan.exchanges[" + std::to_string(e) + "].hop", hop,
+                  "0 (the direct way), or 1 (by node) between several nodes");
   }
   if (communicator.num_ranks() != plan->config.num_ranks) {
     throw invalid("communicator.num_ranks", communicator.num_ranks(),

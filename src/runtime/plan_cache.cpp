@@ -84,15 +84,18 @@ void add(Hasher& hasher, const PlanConfig& config) {
   for (const std::int32_t value :
        {config.num_ranks, config.num_heads_q, config.num_heads_kv, config.head_dim_qk,
         config.head_dim_v, config.element_bytes, config.overlap_degree.value_or(-1),
-        static_cast<std::int32_t>(config.stage_mode), config.min_stage_rows}) {
+        static_cast<std::int32_t>(config.stage_mode), config.min_stage_rows,
+        config.devices_per_node}) {
     add(hasher, std::int64_t{value});
   }
   add(hasher, config.placement);
   add(hasher, std::int64_t{config.placement_k.has_value()});
   if (config.placement_k) add(hasher, *config.placement_k);
-  for (const double value : {config.cost.flops_per_second, config.cost.backward_flops_per_second,
-                             config.cost.bytes_per_second, config.cost.memory_bytes_per_second,
-                             config.cost.seconds_per_transfer, config.cost.seconds_per_launch}) {
+  for (const double value :
+       {config.cost.flops_per_second, config.cost.backward_flops_per_second,
+        config.cost.bytes_per_second, config.cost.memory_bytes_per_second,
+        config.cost.seconds_per_transfer, config.cost.seconds_per_launch,
+        config.cost.network_bytes_per_second, config.cost.network_seconds_per_transfer}) {
     add(hasher, value);
   }
 }

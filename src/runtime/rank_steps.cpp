@@ -31,6 +31,7 @@ std::vector<SegmentRows> make_segments(const Plan& plan, std::int32_t rank, Spac
       space == Space::Queries ||
       std::ranges::any_of(own.attends, [](const Attend& attend) { return attend.k_segment == 0; });
   const std::vector<Segment>& rows = (space == Space::Queries ? own.q : own.k).segments;
+  const std::vector<NodeExchange> by_node = node_exchanges(plan, rank, space);
   std::vector<SegmentRows> segments;
   for (const RowExchange& exchange : row_exchanges(plan, rank, space)) {
     const std::size_t s = segments.size();
@@ -43,7 +44,9 @@ std::vector<SegmentRows> make_segments(const Plan& plan, std::int32_t rank, Spac
       own_rows = {record.row, record.row + record.num_rows};
       has_place = true;
     }
-    segments.emplace_back(exchange, rows[s].num_rows, own_rows, rank, plan.config.num_ranks);
+    const bool goes_by_node = is_by_node(plan, space, static_cast<std::int32_t>(s));
+    segments.emplace_back(exchange, goes_by_node ? &by_node[s] : nullptr, rows[s].num_rows,
+                          own_rows, rank, plan.config.num_ranks);
   }
   return segments;
 }
@@ -95,19 +98,34 @@ bool awaits_exchange(std::span<const Step> steps, const Step& step) {
 
 }  // namespace
 
-SegmentRows::SegmentRows(const RowExchange& exchange, std::int32_t rows, Range own_rows,
-                         std::int32_t rank, std::int32_t num_ranks)
+SegmentRows::SegmentRows(const RowExchange& exchange, const NodeExchange* by_node,
+                         std::int32_t rows, Range own_rows, std::int32_t rank,
+                         std::int32_t num_ranks)
     : num_rows(rows),
       own(own_rows),
       filling(exchange, rank, num_ranks),
       rank_(rank),
-      num_ranks_(num_ranks) {}
+      num_ranks_(num_ranks) {
+  if (by_node != nullptr) filling.by_node = node_tables(by_node->first, by_node->onward);
+}
+
+std::shared_ptr<const comm::NodeTables> SegmentRows::node_tables(const RowExchange& first,
+                                                                 const RowExchange& onward) const {
+  return std::make_shared<comm::NodeTables>(
+      comm::NodeTables{.first = comm::RowTable(first, rank_, num_ranks_),
+                       .onward = comm::RowTable(onward, rank_, num_ranks_)});
+}
 
 const comm::RowTable& SegmentRows::returning() const {
   if (!returning_) {
     returning_.emplace(own.empty() ? filling.rows : between_ranks(filling.rows, rank_), rank_,
                        num_ranks_);
     returning_->at_peers = filling.at_peers;  // of the same rows
+    if (filling.by_node != nullptr) {
+      const RowExchange& first = filling.by_node->first.rows;
+      returning_->by_node = node_tables(own.empty() ? first : between_ranks(first, rank_),
+                                        filling.by_node->onward.rows);
+    }
   }
   return *returning_;
 }
@@ -155,6 +173,10 @@ std::vector<RowExchange> RankSteps::everyones_rows(Space space, std::size_t segm
 bool RankSteps::is_single_attend() const {
   return std::ranges::all_of(plan.ranks,
                              [](const RankPlan& rank) { return rank.attends.size() <= 1; });
+}
+
+bool RankSteps::has_ways_by_node() const {
+  return std::ranges::any_of(plan.exchanges, [](const Exchange& e) { return e.hop != 0; });
 }
 
 bool RankSteps::has_work_beside_exchange() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -15,8 +16,9 @@ enum class Pass : std::uint8_t { Forward, Backward };
 /// The rows that fill one segment of a rank, and the way back of what the rank made of them.
 class SegmentRows {
  public:
-  SegmentRows(const RowExchange& exchange, std::int32_t rows, Range own_rows, std::int32_t rank,
-              std::int32_t num_ranks);
+  /// `by_node`: the way of the same rows by node; null where they go straight.
+  SegmentRows(const RowExchange& exchange, const NodeExchange* by_node, std::int32_t rows,
+              Range own_rows, std::int32_t rank, std::int32_t num_ranks);
   /// Without `own`, whose part of a sum is in place. Made when it is first asked for: a forward
   /// seldom does.
   const comm::RowTable& returning() const;
@@ -26,6 +28,9 @@ class SegmentRows {
   comm::RowTable filling;
 
  private:
+  std::shared_ptr<const comm::NodeTables> node_tables(const RowExchange& first,
+                                                      const RowExchange& onward) const;
+
   std::int32_t rank_, num_ranks_;
   mutable std::optional<comm::RowTable> returning_;
 };
@@ -55,6 +60,8 @@ struct RankSteps {
   bool is_single_attend() const;
   /// Whether attends run while rows are under way.
   bool has_work_beside_exchange() const;
+  /// Whether some rows go by node.
+  bool has_ways_by_node() const;
   /// Query heads that read kv heads `heads`, counted as those are.
   Range q_heads(Range heads) const;
   /// Whether a segment holds a copy of all own keys: gradients of own keys are summed there.

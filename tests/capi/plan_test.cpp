@@ -60,6 +60,9 @@ TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
   config.head_dim_v = 32;
   config.element_bytes = 4;
   config.bytes_per_second = 1e9;
+  config.devices_per_node = 1;
+  config.network_bytes_per_second = 1e8;
+  config.network_seconds_per_transfer = 1e-4;
   const auto other =
       made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
   PlanConfig expected = cpp_config();
@@ -73,6 +76,9 @@ TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
   expected.head_dim_v = 32;
   expected.element_bytes = 4;
   expected.cost.bytes_per_second = 1e9;
+  expected.devices_per_node = 1;
+  expected.cost.network_bytes_per_second = 1e8;
+  expected.cost.network_seconds_per_transfer = 1e-4;
   EXPECT_EQ(json_of(other.get()), plan_to_json(make_plan(test_mask(), expected)));
 }
 

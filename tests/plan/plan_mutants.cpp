@@ -352,7 +352,9 @@ bool change_a_figure(RandomStream& random, Plan& plan) {
 }
 
 bool change_the_config(RandomStream& random, Plan& plan) {
-  if (random.chance(50)) {
+  if (random.chance(30)) {
+    plan.config.devices_per_node = random.between(-1, 4);
+  } else if (random.chance(50)) {
     plan.config.head_dim_v += 1;
   } else {
     plan.config.num_heads_kv *= 2;

@@ -222,12 +222,24 @@ class Oracle {
     }
   }
 
+  /// By node only between nodes, and alike wherever the same rows move.
+  void judge_hop(const Exchange& exchange) const {
+    const std::int32_t node = plan_.config.devices_per_node;
+    require(exchange.hop == 0 || (exchange.hop == 1 && node >= 1 && plan_.config.num_ranks > node),
+            "hop");
+    for (const Exchange& other : plan_.exchanges) {
+      const bool is_of_same_rows = space_moved(other.role) == space_moved(exchange.role) &&
+                                   other.segment == exchange.segment;
+      require(!is_of_same_rows || other.hop == exchange.hop, "hops of the same rows");
+    }
+  }
+
   /// Each head of each filled segment moves once for each role, and stages count up.
   void judge_exchanges() const {
     std::int32_t last_stage = 0;
     std::map<std::pair<int, std::int32_t>, std::vector<int>> moved;
     for (const Exchange& exchange : plan_.exchanges) {
-      require(exchange.hop == 0, "hop");
+      judge_hop(exchange);
       const int role = static_cast<int>(exchange.role);
       require(role >= 0 && role < kNumRoles, "role");
       const Space space = space_moved(exchange.role);
@@ -361,6 +373,30 @@ class Oracle {
   std::map<Space, std::vector<std::vector<std::vector<Held>>>> held_;
 };
 
+/// Who sends a row of a transfer: its owner, or by node the first rank behind the owner's place in
+/// the reader's node that gets it too.
+std::int32_t sender_of(const Plan& plan, const Transfer& transfer, std::int32_t row) {
+  const bool goes_by_node = std::ranges::any_of(plan.exchanges, [&](const Exchange& exchange) {
+    return exchange.hop == 1 && space_moved(exchange.role) == transfer.space &&
+           exchange.segment == transfer.dst_segment;
+  });
+  const std::int32_t size = plan.config.devices_per_node;
+  if (!goes_by_node || size < 1 || transfer.src / size == transfer.dst / size) {
+    return transfer.src;
+  }
+  const std::int32_t first = transfer.dst / size * size;
+  for (std::int32_t i = 0; i < size; ++i) {
+    const std::int32_t place = first + (transfer.src % size + i) % size;
+    const bool is_reader = std::ranges::any_of(plan.transfers, [&](const Transfer& t) {
+      return t.space == transfer.space && t.dst_segment == transfer.dst_segment &&
+             t.src == transfer.src && t.dst == place && t.src_row <= row &&
+             row < t.src_row + t.num_rows;
+    });
+    if (is_reader) return place == transfer.dst ? transfer.src : place;
+  }
+  return transfer.src;
+}
+
 PlanReport figures_of(const Plan& plan) {
   PlanReport figures = plan.report;
   const PlanConfig& config = plan.config;
@@ -384,14 +420,16 @@ PlanReport figures_of(const Plan& plan) {
   };
   for (const Transfer& t : plan.transfers) {
     if (t.src == t.dst) continue;
-    if (t.space == Space::Keys) {
-      figures.remote_rows.at(at(t.dst)) += t.num_rows;
-      send(t.src, t.dst,
-           std::int64_t{t.num_rows} * config.num_heads_kv *
-               (config.head_dim_qk + config.head_dim_v));
-    } else {
-      send(t.src, t.dst, std::int64_t{t.num_rows} * config.num_heads_q * config.head_dim_qk);
-      send(t.dst, t.src, std::int64_t{t.num_rows} * config.num_heads_q * config.head_dim_v);
+    for (std::int32_t row = t.src_row; row < t.src_row + t.num_rows; ++row) {
+      const std::int32_t from = sender_of(plan, t, row);
+      if (t.space == Space::Keys) {
+        ++figures.remote_rows.at(at(t.dst));
+        send(from, t.dst,
+             std::int64_t{config.num_heads_kv} * (config.head_dim_qk + config.head_dim_v));
+      } else {
+        send(from, t.dst, std::int64_t{config.num_heads_q} * config.head_dim_qk);
+        send(t.dst, from, std::int64_t{config.num_heads_q} * config.head_dim_v);
+      }
     }
   }
   figures.total_bytes = 0;
@@ -418,6 +456,7 @@ void judge_figures(const Plan& plan) {
           "counts of bytes");
   require(std::abs(figures.balance - report.balance) < 1e-9, "balance");
   require(report.lower_bound_bytes >= 0, "a negative bound");
+  require(plan.config.devices_per_node >= 0, "devices of a node");
   if (plan.ranks.at(0).q.segments.size() == 1) {
     require(report.lower_bound_bytes <= report.total_bytes, "a bound above what suffices");
   }

@@ -124,6 +124,7 @@ inline PlanConfig random_config(RandomStream& random) {
   }
   config.stage_mode = static_cast<StageMode>(random.between(0, 2));
   config.min_stage_rows = random.between(1, 12);
+  if (random.chance(40)) config.devices_per_node = random.between(1, 5);
   return config;
 }
 

@@ -150,5 +150,35 @@ TEST(Timeline, TheFastestBuildStaysTheFirstOfEquals) {
   EXPECT_EQ(plan, fast);
 }
 
+/// Four ranks with 16 rows each, of which all see all.
+Plan node_plan(std::int32_t devices_per_node) {
+  PlanConfig config{.num_ranks = 4,
+                    .num_heads_q = 1,
+                    .num_heads_kv = 1,
+                    .head_dim_qk = 8,
+                    .head_dim_v = 8,
+                    .element_bytes = 4,
+                    .devices_per_node = devices_per_node};
+  config.cost = {.bytes_per_second = 1e9,
+                 .seconds_per_transfer = 1e-6,
+                 .network_bytes_per_second = 1e8,
+                 .network_seconds_per_transfer = 3e-6};
+  const Mask mask{64, 64, {band_slice({0, 64}, {0, 64}, MaskType::Full)}};
+  const Placement placement = placement_from_chunks(64, 16, 4, {0, 1, 2, 3});
+  return make_plan_on(mask, config, placement, placement);
+}
+
+TEST(Timeline, RowsBetweenNodesTakeTheNetworkAndAreHandedOnBehindIt) {
+  constexpr std::int64_t kRun = 16 * 16 * 4;  // bytes of one rank's rows
+  const auto exchange_ns = [](const Plan& plan) {
+    return predict_times(plan, PlanLoads(plan), false)[0].steps[0].end_ns;
+  };
+  EXPECT_EQ(exchange_ns(node_plan(0)), 3 * kRun + 3'000);
+  // One run crosses, beside one of the node; then the other rank's run is handed on.
+  EXPECT_EQ(exchange_ns(node_plan(2)), 10 * kRun + 3'000 + kRun + 1'000);
+  // Straight, two runs cross.
+  EXPECT_EQ(exchange_ns(node_plan(1)), 30 * kRun + 9'000);
+}
+
 }  // namespace
 }  // namespace magi::planner

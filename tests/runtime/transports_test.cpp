@@ -5,6 +5,9 @@
 
 #include <cmath>
 #include <cstring>
+#include <numeric>
+#include <span>
+#include <stdexcept>
 
 #include "magi/comm_vtable.h"
 #include "runtime/masks.hpp"
@@ -29,6 +32,20 @@ std::shared_ptr<const Plan> transport_plan(const AttentionCase& test) {
   return shared_plan(test.mask, config);
 }
 
+/// Eight ranks in two nodes, whose rows go by node.
+std::shared_ptr<const Plan> node_plan(const AttentionCase& test) {
+  PlanConfig config = plan_config(test, 8);
+  config.devices_per_node = 4;
+  return shared_plan(test.mask, config);
+}
+
+/// The same rows, straight between their owners and readers.
+Plan without_nodes(const Plan& plan) {
+  PlanConfig config = plan.config;
+  config.devices_per_node = 0;
+  return make_plan_on(plan.mask, config, plan.placement_q, plan.placement_k);
+}
+
 /// Fills what this rank does not hold (NaN) with what another rank does.
 void merge_over_ranks(std::vector<double>& values, Communicator& communicator) {
   for (const auto& bytes : communicator.allgather_sync(std::as_bytes(std::span(values)))) {
@@ -42,9 +59,10 @@ void merge_over_ranks(std::vector<double>& values, Communicator& communicator) {
 }
 
 /// A run in which every rank has a memory of its own.
-PipelineRun run_apart(const AttentionCase& test, Communicator& communicator) {
+PipelineRun run_apart(const AttentionCase& test, const std::shared_ptr<const Plan>& plan,
+                      Communicator& communicator) {
   PipelineRun run = empty_run(test, communicator.num_ranks());
-  run_rank(test, transport_plan(test), communicator, run);
+  run_rank(test, plan, communicator, run);
   for (auto* values : {&run.forward.out, &run.forward.lse, &run.gradients.dq, &run.gradients.dk,
                        &run.gradients.dv}) {
     merge_over_ranks(*values, communicator);
@@ -53,20 +71,21 @@ PipelineRun run_apart(const AttentionCase& test, Communicator& communicator) {
   return run;
 }
 
-// NOTE: first, before this process starts threads: a forked child has none of them.
-TEST(Transports, ProcessesGiveTheBitsOfThreads) {
-  const AttentionCase test = transport_case();
-  const std::string name = "magi-transports-test-" + std::to_string(getpid());
+/// Runs rank 0 in this process and the others in children of it, over shared memory. The counters
+/// are those of rank 0.
+PipelineRun run_processes(const AttentionCase& test, const std::shared_ptr<const Plan>& plan,
+                          const std::string& name) {
+  const std::int32_t num_ranks = plan->config.num_ranks;
   const auto run_as = [&](std::int32_t rank) {
     const auto deadline = std::chrono::seconds(20);
-    const auto communicator =
-        make_shm_group(rank, 3, local_bootstrap(name, rank, 3, deadline), {.deadline = deadline});
-    return run_apart(test, *communicator);
+    const auto communicator = make_shm_group(
+        rank, num_ranks, local_bootstrap(name, rank, num_ranks, deadline), {.deadline = deadline});
+    return run_apart(test, plan, *communicator);
   };
   std::vector<pid_t> children;
-  for (const std::int32_t rank : {1, 2}) {
+  for (std::int32_t rank = 1; rank < num_ranks; ++rank) {
     const pid_t child = fork();
-    ASSERT_GE(child, 0);
+    if (child < 0) throw std::runtime_error("no process for another rank");
     if (child == 0) {
       try {
         run_as(rank);
@@ -77,14 +96,42 @@ TEST(Transports, ProcessesGiveTheBitsOfThreads) {
     }
     children.push_back(child);
   }
-  const PipelineRun apart = run_as(0);
+  PipelineRun apart = run_as(0);
   for (const pid_t child : children) {
     int status = -1;
     EXPECT_EQ(waitpid(child, &status, 0), child);
     EXPECT_EQ(status, 0);
   }
-  EXPECT_TRUE(apart == run_pipeline(test, transport_plan(test)));
+  return apart;
+}
+
+/// NOTE: first, before this process starts threads: a forked child has none of them. So all runs of
+/// processes are of one test.
+TEST(Transports, ProcessesGiveTheBitsOfThreads) {
+  const AttentionCase test = transport_case();
+  const auto plan = transport_plan(test);
+  const auto by_node = node_plan(test);
+  const std::string name = "magi-transports-test-" + std::to_string(getpid());
+  const PipelineRun apart = run_processes(test, plan, name);
+  const PipelineRun node_apart = run_processes(test, by_node, name + "-nodes");
+  EXPECT_TRUE(apart == run_pipeline(test, plan));
   expect_forward_close(test, apart.forward);
+  const PipelineRun node_threads = run_pipeline(test, by_node);
+  EXPECT_TRUE(node_apart == node_threads);
+  expect_forward_close(test, node_apart.forward);
+  // Eight ranks in two nodes: rank 0 sends what the report says, over either class of links.
+  const std::vector<std::int64_t>& sent = node_apart.after_forward[0].bytes_to_peer;
+  ASSERT_EQ(sent.size(), 8u);
+  const auto& report = by_node->report.pair_bytes;
+  EXPECT_EQ(sent, std::vector<std::int64_t>(report.begin(), report.begin() + 8));
+  const auto straight = without_nodes(*by_node);
+  const auto across = [](std::span<const std::int64_t> bytes) {
+    return std::accumulate(bytes.begin() + 4, bytes.begin() + 8, std::int64_t{0});
+  };
+  EXPECT_GT(across(sent), 0);
+  EXPECT_LE(2 * across(sent), across(straight.report.pair_bytes));
+  EXPECT_EQ(node_apart.after_backward[0].bytes_to_peer,
+            node_threads.after_backward[0].bytes_to_peer);
 }
 
 TEST(Transports, ATableOfFunctionsGivesTheBitsOfThreads) {
@@ -96,7 +143,7 @@ TEST(Transports, ATableOfFunctionsGivesTheBitsOfThreads) {
   PipelineRun runs[3];
   run_ranks(3, [&](Communicator& communicator) {
     const auto rank = static_cast<std::size_t>(communicator.rank());
-    runs[rank] = run_apart(test, *tables[rank]);
+    runs[rank] = run_apart(test, transport_plan(test), *tables[rank]);
   });
   const PipelineRun threads = run_pipeline(test, transport_plan(test));
   for (const PipelineRun& run : runs) EXPECT_TRUE(run == threads);

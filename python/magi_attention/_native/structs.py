@@ -103,6 +103,9 @@ class PlanConfig(Sized):
         ("seconds_per_launch", c_double),
         ("placement", c_void_p),
         ("placement_k", c_void_p),
+        ("devices_per_node", c_int32),
+        ("network_bytes_per_second", c_double),
+        ("network_seconds_per_transfer", c_double),
     ]
 
 

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/hop_exchanger.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "comm/exchange_case.hpp"
+#include "comm/ranks.hpp"
+
+// Rows of four ranks in two nodes of two, all of which need all rows of the others.
+namespace magi {
+namespace {
+
+using testing::Backend;
+
+constexpr std::int32_t kRanks = 4;
+constexpr std::int32_t kNode = 2;
+constexpr std::int32_t kRows = 3;  ///< own rows of a rank
+constexpr std::int64_t kDim = 2;
+
+std::int32_t mate_of(std::int32_t rank) { return rank ^ 1; }
+std::int32_t counterpart_of(std::int32_t rank) { return rank ^ 2; }
+
+/// Rows of rank r lie from kRows * r on among the needed ones; a rank's own stay out.
+comm::RowTable all_to_all(std::int32_t rank) {
+  RowExchange rows;
+  for (std::int32_t peer = 0; peer < kRanks; ++peer) {
+    if (peer == rank) continue;
+    rows.owned.push_back({peer, 0, kRows});
+    rows.needed.push_back({peer, kRows * peer, kRows});
+  }
+  return comm::RowTable(rows, rank, kRanks);
+}
+
+comm::RowTable by_node(std::int32_t rank) {
+  const std::int32_t mate = mate_of(rank);
+  const std::int32_t across = counterpart_of(rank);
+  comm::RowTable table = all_to_all(rank);
+  const RowExchange first{.owned = {{mate, 0, kRows}, {across, 0, kRows}},
+                          .needed = {{mate, kRows * mate, kRows}, {across, kRows * across, kRows}}};
+  const RowExchange onward{.owned = {{mate, kRows * across, kRows}},
+                           .needed = {{mate, kRows * counterpart_of(mate), kRows}}};
+  table.by_node = std::make_shared<comm::NodeTables>(
+      comm::NodeTables{.first = comm::RowTable(first, rank, kRanks),
+                       .onward = comm::RowTable(onward, rank, kRanks)});
+  return table;
+}
+
+class HopExchanger : public ::testing::TestWithParam<Backend> {
+ protected:
+  using Body = std::function<void(Communicator&, comm::RowExchanger&)>;
+  void run(const Body& body) {
+    testing::run_ranks(GetParam(), {.num_ranks = kRanks}, [&](Communicator& group) {
+      const auto exchanger =
+          comm::make_row_exchanger(group, kCpuDevice, {}, {.has_ways_by_node = true});
+      body(group, *exchanger);
+      group.close_sync();
+    });
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Backends, HopExchanger,
+                         ::testing::Values(Backend::Threads, Backend::Shm, Backend::Vtable,
+                                           Backend::Bytes, Backend::Nccl),
+                         [](const auto& backend) { return testing::backend_name(backend.param); });
+
+testing::HostTensor make_rows(std::int64_t rows, const std::function<double(std::int32_t)>& value) {
+  auto tensor = testing::make_tensor(DType::Float64, {rows, 1, kDim});
+  testing::fill(tensor.view,
+                [&](const auto& index) { return value(static_cast<std::int32_t>(index[0])); });
+  return tensor;
+}
+
+double element(const testing::HostTensor& tensor, std::int64_t row) {
+  return testing::read_element(tensor.view, {row, 0, 0});
+}
+
+TEST_P(HopExchanger, ACastCrossesOnceToEachNode) {
+  run([](Communicator& group, comm::RowExchanger& exchanger) {
+    const std::int32_t rank = group.rank();
+    const auto own = make_rows(kRows, [&](std::int32_t row) { return 10.0 * rank + row; });
+    const auto received = make_rows(kRows * kRanks, [](std::int32_t) { return -1.0; });
+    const comm::RowTable table = by_node(rank);
+    exchanger.prepare(table, ExchangeKind::Cast, {});
+    exchanger
+        .start(table,
+               {.kind = ExchangeKind::Cast, .from = {&own.view, 1}, .to = {&received.view, 1}},
+               nullptr)
+        ->await(nullptr);
+    for (std::int32_t peer = 0; peer < kRanks; ++peer) {
+      for (std::int32_t row = 0; row < kRows; ++row) {
+        EXPECT_EQ(element(received, kRows * peer + row), peer == rank ? -1.0 : 10.0 * peer + row);
+      }
+    }
+    const std::int64_t rows_bytes = kRows * kDim * 8;
+    const auto& sent = group.counters().bytes_to_peer;
+    for (std::int32_t peer = 0; peer < kRanks; ++peer) {
+      const bool is_mate = peer == mate_of(rank);
+      EXPECT_EQ(sent[static_cast<std::size_t>(peer)], is_mate ? 2 * rows_bytes
+                                                      : peer == counterpart_of(rank) ? rows_bytes
+                                                                                     : 0);
+    }
+  });
+}
+
+TEST_P(HopExchanger, ASumComesTogetherInsideTheNodes) {
+  run([](Communicator& group, comm::RowExchanger& exchanger) {
+    const std::int32_t rank = group.rank();
+    const comm::RowTable table = by_node(rank);
+    // Powers of two, so that each partial shows in the sum.
+    const auto partials =
+        make_rows(kRows * kRanks, [&](std::int32_t row) { return std::ldexp(row + 1, 8 * rank); });
+    const auto sums = make_rows(kRows, [](std::int32_t) { return 0.5; });
+    exchanger
+        .start(table,
+               {.kind = ExchangeKind::Sum, .from = {&partials.view, 1}, .to = {&sums.view, 1}},
+               nullptr)
+        ->await(nullptr);
+    for (std::int32_t row = 0; row < kRows; ++row) {
+      double expected = 0.5;
+      for (std::int32_t peer = 0; peer < kRanks; ++peer) {
+        if (peer != rank) expected += std::ldexp(kRows * rank + row + 1, 8 * peer);
+      }
+      EXPECT_EQ(element(sums, row), expected);
+    }
+    EXPECT_EQ(
+        group.counters().bytes_to_peer[static_cast<std::size_t>(mate_of(counterpart_of(rank)))], 0);
+  });
+}
+
+TEST_P(HopExchanger, AMergeWeighsRowsInsideTheNodesToo) {
+  run([](Communicator& group, comm::RowExchanger& exchanger) {
+    const std::int32_t rank = group.rank();
+    const comm::RowTable table = by_node(rank);
+    constexpr double kNone = -std::numeric_limits<double>::infinity();
+    // Row 2 of each rank is seen by its owner alone, row 1 by nobody.
+    const auto lse_of = [&](std::int32_t row) { return row % kRows > 0 ? kNone : 0.25 * rank; };
+    const auto out = make_rows(kRows * kRanks, [&](std::int32_t) { return 1.0 + rank; });
+    auto lse = testing::make_tensor(DType::Float64, {kRows * kRanks, 1});
+    testing::fill(lse.view,
+                  [&](const auto& index) { return lse_of(static_cast<std::int32_t>(index[0])); });
+    const auto merged =
+        make_rows(kRows, [&](std::int32_t row) { return row == 1 ? 0.0 : 1.0 + rank; });
+    auto merged_lse = testing::make_tensor(DType::Float64, {kRows, 1});
+    testing::fill(merged_lse.view,
+                  [&](const auto& index) { return index[0] == 1 ? kNone : 0.25 * rank; });
+    const TensorView from[] = {out.view, lse.view};
+    const TensorView to[] = {merged.view, merged_lse.view};
+    exchanger.start(table, {.kind = ExchangeKind::LseMerge, .from = from, .to = to}, nullptr)
+        ->await(nullptr);
+    double weight = 0.0, value = 0.0;
+    for (std::int32_t peer = 0; peer < kRanks; ++peer) {
+      weight += std::exp(0.25 * peer);
+      value += std::exp(0.25 * peer) * (1.0 + peer);
+    }
+    EXPECT_NEAR(element(merged, 0), value / weight, 1e-14);
+    EXPECT_NEAR(testing::read_element(merged_lse.view, {0, 0}), std::log(weight), 1e-14);
+    EXPECT_EQ(element(merged, 1), 0.0);
+    EXPECT_EQ(testing::read_element(merged_lse.view, {1, 0}), kNone);
+    EXPECT_EQ(element(merged, 2), 1.0 + rank);
+    EXPECT_EQ(testing::read_element(merged_lse.view, {2, 0}), 0.25 * rank);
+  });
+}
+
+/// Ranks await in orders of their own; straight moves lie between those by node.
+TEST_P(HopExchanger, MovesMayBeAwaitedInAnyOrder) {
+  run([](Communicator& group, comm::RowExchanger& exchanger) {
+    constexpr std::size_t kMoves = 5;
+    const std::int32_t rank = group.rank();
+    const comm::RowTable straight = all_to_all(rank);
+    const comm::RowTable hopping = by_node(rank);
+    std::vector<testing::HostTensor> own, received;
+    for (std::size_t m = 0; m < kMoves; ++m) {
+      const double base = 100.0 * static_cast<double>(m) + 10.0 * rank;
+      own.push_back(make_rows(kRows, [&](std::int32_t row) { return base + row; }));
+      received.push_back(make_rows(kRows * kRanks, [](std::int32_t) { return -1.0; }));
+    }
+    std::vector<std::unique_ptr<comm::PendingRows>> moves;
+    for (std::size_t m = 0; m < kMoves; ++m) {
+      moves.push_back(exchanger.start(
+          m % 3 == 1 ? straight : hopping,
+          {.kind = ExchangeKind::Cast, .from = {&own[m].view, 1}, .to = {&received[m].view, 1}},
+          nullptr));
+      if (rank == 2) moves[m]->await(nullptr);
+    }
+    for (std::size_t i = 0; i < kMoves; ++i) {
+      const std::size_t m = rank % 2 == 0 ? i : kMoves - 1 - i;
+      moves[m]->await(nullptr);
+      moves[m]->await(nullptr);
+      for (std::int32_t peer = 0; peer < kRanks; ++peer) {
+        if (peer == rank) continue;
+        EXPECT_EQ(element(received[m], kRows * peer + 1),
+                  100.0 * static_cast<double>(m) + 10.0 * peer + 1.0);
+      }
+    }
+  });
+}
+
+TEST(HopExchangerFailure, RowsGivenUpHalfWayEndTheGroup) {
+  testing::run_ranks(Backend::Threads, {.num_ranks = kRanks}, [](Communicator& group) {
+    const auto exchanger =
+        comm::make_row_exchanger(group, kCpuDevice, {}, {.has_ways_by_node = true});
+    const comm::RowTable table = by_node(group.rank());
+    const auto own = make_rows(kRows, [](std::int32_t) { return 1.0; });
+    const auto received = make_rows(kRows * kRanks, [](std::int32_t) { return 0.0; });
+    const auto start = [&] {
+      return exchanger->start(
+          table, {.kind = ExchangeKind::Cast, .from = {&own.view, 1}, .to = {&received.view, 1}},
+          nullptr);
+    };
+    if (group.rank() == 1) return start().reset();
+    const auto error = testing::catch_comm_error([&] { start()->await(nullptr); });
+    EXPECT_EQ(error.failure(), CommFailure::Aborted) << error.what();
+  });
+}
+
+}  // namespace
+}  // namespace magi
