@@ -44,6 +44,7 @@ from magi_attention.masks import Mask
 from magi_attention.rows import Rows
 
 _MAX_SIZE = 1 << 16  # of numbers of heads and head dims
+_MAX_NODE = 1 << 12  # ranks
 _MAX_SMS = 1 << 20  # more than any GPU has
 _Margins: TypeAlias = tuple[int | None, int | None]
 _PICTURES = ("mask", "placement", "traffic", "timeline", "steps")
@@ -103,10 +104,13 @@ class Plan:
         head_dim: int,
         config: DistAttnConfig = DistAttnConfig(),
         on: Plan | None = None,
+        devices_per_node: int = 0,
     ) -> Plan:
         """Self-attention over total_seqlen rows where q_ranges[i] sees k_ranges[i] under
         attn_mask_type, one type or one per range: "full", "causal", "inv_causal", "bi_causal" or
-        AttnMaskType. With `on`, rows stay where that plan has placed them.
+        AttnMaskType. With `on`, rows stay where that plan has placed them. devices_per_node: ranks
+        that share a node, one node after the other; 0: all of them. A row that several ranks of
+        another node need moves there once (docs/nodes.md).
 
         ValueError for ranges outside the sequence, for numbers of heads that do not divide and for
         sizes out of bounds; TypeError for arguments of other types.
@@ -125,7 +129,7 @@ class Plan:
             )
         types = to_mask_types(attn_mask_type, len(q_ranges))
         mask = _to_mask(q_ranges, k_ranges, types, total_seqlen)
-        return _make(mask, sizes, config, on)
+        return _make(mask, sizes, config, on, devices_per_node)
 
     @staticmethod
     def from_mask(
@@ -137,6 +141,7 @@ class Plan:
         head_dim: int,
         config: DistAttnConfig = DistAttnConfig(),
         on: Plan | None = None,
+        devices_per_node: int = 0,
     ) -> Plan:
         """As from_ranges for a mask of magi_attention.masks with as many keys as queries."""
         check_kind("mask", mask, Mask, "a Mask of magi_attention.masks")
@@ -145,7 +150,8 @@ class Plan:
             raise ValueError(
                 f"mask has {mask.rows_q} queries and {mask.rows_k} keys; allowed: as many, not 0"
             )
-        return _make(mask.handle, _sizes(cp_size, num_heads_q, num_heads_kv, head_dim), config, on)
+        sizes = _sizes(cp_size, num_heads_q, num_heads_kv, head_dim)
+        return _make(mask.handle, sizes, config, on, devices_per_node)
 
     @staticmethod
     def from_json(text: str) -> Plan:
@@ -458,13 +464,18 @@ def _sizes(cp_size: int, num_heads_q: int, num_heads_kv: int, head_dim: int) -> 
 
 
 def _make(
-    mask: MaskHandle, sizes: tuple[int, ...], config: DistAttnConfig, on: Plan | None
+    mask: MaskHandle,
+    sizes: tuple[int, ...],
+    config: DistAttnConfig,
+    on: Plan | None,
+    devices_per_node: int,
 ) -> Plan:
     if on is not None:
         check_kind("on", on, Plan, "a Plan, or None")
     native = to_plan_config(config.overlap_config)
     native.num_ranks, native.num_heads_q, native.num_heads_kv, head_dim = sizes
     native.head_dim_qk = native.head_dim_v = head_dim
+    native.devices_per_node = check_int("devices_per_node", devices_per_node, 0, _MAX_NODE)
     placement_config = to_placement_config(config.dispatch_config)
     native.placement = placement_config.address
     with naming(num_ranks="cp_size", head_dim_qk="head_dim", overlap_degree="degree",

@@ -205,7 +205,6 @@ def bad_environment(group) -> None:
     for variables, error, pattern in (
         ({"QO_COMM": "1"}, NotImplementedError, "MAGI_ATTENTION_QO_COMM"),
         ({"HIERARCHICAL_COMM": "1"}, ValueError, "MAGI_ATTENTION_HIERARCHICAL_COMM"),
-        ({"HIERARCHICAL_COMM": "1", "NATIVE_GRPCOLL": "1"}, ValueError, "NATIVE_GRPCOLL"),
         ({"PRECISION": "fp8"}, ValueError, "MAGI_ATTENTION_PRECISION is 'fp8'"),
     ):
         named = {"MAGI_ATTENTION_" + name: value for name, value in variables.items()}

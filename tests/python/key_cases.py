@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import os
 import pickle
 import warnings
@@ -101,29 +102,35 @@ def copies_of_keys(group) -> None:
     api.clear_cache(group)
 
 
-def hierarchical_meshes(group) -> None:
-    """Runs on all four ranks: the variable asks for a 2-D mesh and changes no result."""
-    from torch.distributed.device_mesh import init_device_mesh
+def hierarchical_meshes(group, shape: tuple[int, int]) -> None:
+    """Runs on all ranks: the variable asks for a 2-D mesh, whose rows become the plan's nodes."""
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
-    case, mask = Case(rows=60), dense.masks(60)["varlen_causal"]
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("inter", "intra"))
+    case, mask = Case(rows=320), dense.masks(320)["full"]
     plain = make_key(mask, case, mesh)
-    os.environ["MAGI_ATTENTION_HIERARCHICAL_COMM"] = "1"
-    try:
-        key = make_key(mask, case, mesh)
-        assert key.is_hierarchical_comm_enable and key != plain and key.cp_mesh is mesh
-        tensors = make_tensors(case)
-        for one, other in zip(run_attention(key, case, tensors)[:3],
-                              run_attention(plain, case, tensors)[:3]):  # fmt: skip
-            assert torch.equal(one, other)
+    for native in ("0", "1"):  # the original refuses both together
+        os.environ["MAGI_ATTENTION_HIERARCHICAL_COMM"] = "1"
+        os.environ["MAGI_ATTENTION_NATIVE_GRPCOLL"] = native
         try:
-            make_key(mask, case, mesh["intra"])
-        except ValueError as error:
-            assert "cp_group_or_mesh is not a 2-D mesh" in str(error)
-        else:
-            raise AssertionError("a 1-D mesh was accepted")
-    finally:
-        del os.environ["MAGI_ATTENTION_HIERARCHICAL_COMM"]
+            key = make_key(mask, case, mesh)
+            assert key.is_hierarchical_comm_enable and key != plain and key.cp_mesh is mesh
+            tensors = make_tensors(case)
+            for one, other in zip(run_attention(key, case, tensors)[:3],
+                                  run_attention(plain, case, tensors)[:3]):  # fmt: skip
+                torch.testing.assert_close(one, other)
+            plan = json.loads(api.dist_attn_runtime_dict_mgr[key].plan.to_json())
+            assert plan["config"]["devices_per_node"] == shape[1]
+            assert any(hop == 1 for *_, hop, _ in plan["exchanges"])
+            across = mesh.mesh.T.contiguous()  # nodes of ranks that are not neighbours
+            for other_mesh, part in (
+                (mesh["intra"], "is not a 2-D mesh"),
+                (DeviceMesh("cpu", across, mesh_dim_names=("inter", "intra")), "run of the group"),
+            ):
+                refuses(lambda: make_key(mask, case, other_mesh), ValueError, part)
+        finally:
+            del os.environ["MAGI_ATTENTION_HIERARCHICAL_COMM"]
+            del os.environ["MAGI_ATTENTION_NATIVE_GRPCOLL"]
     api.clear_cache()
 
 

@@ -38,7 +38,11 @@ def test_deprecated_calls(ranks):
 
 
 def test_hierarchical_meshes(ranks):
-    ranks.run(4, cases.hierarchical_meshes)
+    ranks.run(4, cases.hierarchical_meshes, (2, 2))
+
+
+def test_hierarchical_meshes_of_eight(eight_ranks):
+    eight_ranks.run(8, cases.hierarchical_meshes, (2, 4))
 
 
 def test_groups_of_the_same_ranks(ranks):

@@ -24,7 +24,7 @@ VARIABLES = (
 
 
 def is_hierarchical_comm_enable() -> bool:
-    """MAGI_ATTENTION_HIERARCHICAL_COMM: keys want a 2-D mesh; the exchange is the same."""
+    """MAGI_ATTENTION_HIERARCHICAL_COMM: a 2-D mesh says which ranks share a node."""
     return read_flag(PREFIX + "HIERARCHICAL_COMM")
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from magi_attention.env import apply_log_level, check_all, comm
@@ -27,17 +28,28 @@ def check_flag_comb() -> None:
     apply_log_level()
     if comm.is_qo_comm_enable():
         raise NotImplementedError("MAGI_ATTENTION_QO_COMM=1 is not available; unset it")
-    if comm.is_hierarchical_comm_enable() and comm.is_native_grpcoll_enable():
-        raise ValueError(
-            "MAGI_ATTENTION_HIERARCHICAL_COMM and MAGI_ATTENTION_NATIVE_GRPCOLL are both 1; "
-            "allowed: one of them"
-        )
 
 
-def check_mesh(cp_mesh: DeviceMesh | None) -> None:
-    """ValueError where hierarchical communication is asked for without a 2-D mesh."""
-    if comm.is_hierarchical_comm_enable() and (cp_mesh is None or cp_mesh.ndim != 2):
+def devices_per_node(cp_mesh: DeviceMesh | None, cp_group: dist.ProcessGroup) -> int:
+    """Ranks of a row of the mesh, which is a node, where hierarchical communication is asked for;
+    else 0. cp_group: the mesh's. ValueError without a 2-D mesh, and for one whose rows are not runs
+    of the group's ranks.
+    """
+    if not comm.is_hierarchical_comm_enable():
+        return 0
+    if cp_mesh is None or cp_mesh.ndim != 2:
         raise ValueError(
             "cp_group_or_mesh is not a 2-D mesh while MAGI_ATTENTION_HIERARCHICAL_COMM is 1; "
             "allowed: a 2-D DeviceMesh"
         )
+    ranks = dist.get_process_group_ranks(cp_group)
+    size = cp_mesh.size(1)
+    nodes = [sorted(row) for row in cp_mesh.mesh.tolist()]
+    for first in range(0, len(ranks), size):
+        if sorted(ranks[first : first + size]) not in nodes:
+            raise ValueError(
+                f"cp_group_or_mesh has rows {nodes}, which its group of ranks {ranks} does "
+                "not hold one behind the other; allowed: a 2-D DeviceMesh of which each row, a "
+                "node, is a run of the group's ranks"
+            )
+    return size

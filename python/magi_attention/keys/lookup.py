@@ -16,7 +16,7 @@ from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.env import general
 from magi_attention.functional.kernel_backend import backend_of_environment
-from magi_attention.keys.flags import check_flag_comb, check_mesh
+from magi_attention.keys.flags import check_flag_comb, devices_per_node
 from magi_attention.keys.groups import dist_attn_runtime_dict_mgr, to_group
 from magi_attention.keys.key import DistAttnRuntimeKey, init_dist_attn_runtime_key
 from magi_attention.keys.manager import (
@@ -85,7 +85,6 @@ def _content(name: str, ranges: AttnRanges) -> bytes:
 def _make(spec: KeySpec) -> DistAttnRuntimeKey:
     check_flag_comb()
     group, mesh = to_group(spec.group_or_mesh)
-    check_mesh(mesh)
     rank_of(group)
     heads_q, heads_kv, head_dim = spec.heads
     with naming(total_seqlen="total_seqlen_q"):
@@ -100,6 +99,7 @@ def _make(spec: KeySpec) -> DistAttnRuntimeKey:
             head_dim=head_dim,
             config=with_chunk_size(spec.config, spec.chunk_size),
             on=None if spec.placed_by is None else runtime_of(spec.placed_by).plan,
+            devices_per_node=devices_per_node(mesh, group),
         )
     if general.is_sanity_check_enable() and plan.defects():
         raise RuntimeError(f"the plan has defects: {plan.defects()}")

@@ -23,8 +23,8 @@ from magi_attention.functional.kernel_backend import backend_of_environment
 from magi_attention.keys.cross_attention import cross_slices
 from magi_attention.keys.flags import (
     check_flag_comb,
-    check_mesh,
     check_self_attention,
+    devices_per_node,
 )
 from magi_attention.meta.collection.calc_meta import AttnArg
 from magi_attention.plan import BoundPlan, Plan
@@ -209,7 +209,7 @@ def init_dist_attn_runtime_mgr(
     ref_dispatch_meta_k: a plan whose placement is kept, the same for both.
     """
     check_flag_comb()
-    check_mesh(cp_mesh)
+    node = devices_per_node(cp_mesh, cp_group)
     check_self_attention(is_same_source, is_q_permutable, is_k_permutable)
     if total_seqlen_q != total_seqlen_k:
         raise ValueError(
@@ -221,7 +221,7 @@ def init_dist_attn_runtime_mgr(
     plan = Plan.from_ranges(
         q_ranges, k_ranges, attn_mask_type, total_seqlen_q, cp_size=size_of(cp_group),
         num_heads_q=num_heads_q, num_heads_kv=num_heads_kv, head_dim=head_dim, config=config,
-        on=ref_dispatch_meta_q,
+        on=ref_dispatch_meta_q, devices_per_node=node,
     )  # fmt: skip
     if general.is_sanity_check_enable() and plan.defects():
         raise RuntimeError(f"the plan has defects: {plan.defects()}")
