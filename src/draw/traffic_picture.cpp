@@ -82,6 +82,33 @@ void draw_cells(Svg& svg, const Cells& cells) {
   }
 }
 
+/// A frame around the cells of each node; none where a cell holds ranks of two nodes.
+void draw_nodes(Svg& svg, const Cells& cells, const PlanConfig& config) {
+  if (!has_nodes(config) || config.devices_per_node % cells.group != 0) return;
+  const std::int32_t node = config.devices_per_node / cells.group;
+  const double side = cell_side(cells.count);
+  for (std::int32_t first = 0; first < cells.count; first += node) {
+    const std::int32_t size = std::min(node, cells.count - first);
+    svg.rect({.x = kLeft + first * side - 1,
+              .y = kTop + first * side - 1,
+              .width = size * side,
+              .height = size * side},
+             "none", "stroke=\"#e8590c\" stroke-width=\"2\"");
+  }
+}
+
+std::int64_t bytes_between_nodes(const Plan& plan) {
+  const std::int32_t node = plan.config.devices_per_node;
+  std::int64_t bytes = 0;
+  auto from = plan.report.pair_bytes.begin();
+  for (std::int32_t src = 0; src < plan.config.num_ranks; ++src) {
+    for (std::int32_t dst = 0; dst < plan.config.num_ranks; ++dst, ++from) {
+      if (src / node != dst / node) bytes += *from;
+    }
+  }
+  return bytes;
+}
+
 void draw_totals(Svg& svg, const Cells& cells) {
   const std::int32_t count = cells.count;
   const double side = cell_side(count);
@@ -148,11 +175,16 @@ std::string traffic_picture(const Plan& plan, std::string_view title) {
       percent_text(static_cast<double>(plan.report.total_bytes),
                    static_cast<double>(plan.report.ring_bytes)) +
       " of a ring)" +
+      (has_nodes(plan.config)
+           ? "; between nodes of " + std::to_string(plan.config.devices_per_node) + ": " +
+                 grouped(bytes_between_nodes(plan))
+           : "") +
       (cells.group > 1 ? "; a cell is of " + std::to_string(cells.group) + " ranks" : "");
   Svg svg(std::max(kLeft + side + 108, 500.0), bars_top + 78, title, summary);
   svg.text(24, 28, title, {.size = 16, .is_bold = true});
   svg.text(24, 47, summary, {.size = 12, .colour = kMutedInk});
   draw_cells(svg, cells);
+  draw_nodes(svg, cells, plan.config);
   draw_totals(svg, cells);
   draw_comparison(svg, plan, bars_top);
   return std::move(svg).finish();

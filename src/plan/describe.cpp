@@ -5,6 +5,7 @@
 #include <sstream>
 #include <string>
 
+#include "base/math.hpp"
 #include "base/text_stream.hpp"
 #include "base/words.hpp"
 #include "magi/plan.hpp"
@@ -82,6 +83,25 @@ std::string stages_text(const Plan& plan) {
   return text;
 }
 
+/// What crosses between nodes in a forward.
+void describe_nodes(std::ostringstream& out, const Plan& plan) {
+  if (!has_nodes(plan.config)) return;
+  const std::int32_t size = plan.config.devices_per_node;
+  const std::int32_t num_ranks = plan.config.num_ranks;
+  std::int64_t crossing = 0;
+  auto bytes = plan.report.pair_bytes.begin();
+  for (std::int32_t from = 0; from < num_ranks; ++from) {
+    for (std::int32_t to = 0; to < num_ranks; ++to, ++bytes) {
+      if (from / size != to / size) crossing += *bytes;
+    }
+  }
+  const bool is_by_node = std::ranges::any_of(
+      plan.exchanges, [](const Exchange& exchange) { return exchange.hop != 0; });
+  out << "nodes      " << counted(ceil_div(num_ranks, size), "node") << " of "
+      << counted(size, "rank") << ", " << bytes_text(crossing) << " between them, "
+      << (is_by_node ? "handed on inside" : "straight to each reader") << "\n";
+}
+
 void describe_traffic(std::ostringstream& out, const Plan& plan) {
   const PlanReport& report = plan.report;
   const auto num_transfers =
@@ -138,6 +158,7 @@ std::string describe(const Plan& plan) {
   describe_mask(out, plan);
   describe_placement(out, plan);
   describe_traffic(out, plan);
+  describe_nodes(out, plan);
   out << "digest     " << std::hex << std::setw(16) << std::setfill('0') << plan.digest << std::dec
       << std::setfill(' ') << "\n";
   describe_ranks(out, plan);

@@ -199,6 +199,16 @@ TEST(TrafficPicture, ManyRanksAndNoBytes) {
   EXPECT_EQ(testing::xml_fault(traffic_picture(plan, "quiet")), "");
 }
 
+TEST(TrafficPicture, FramesNodesAndTellsWhatCrosses) {
+  Plan plan = small_plan();
+  EXPECT_FALSE(has(traffic_picture(plan, "one node"), "between nodes"));
+  plan.config.devices_per_node = 1;
+  const std::string picture = traffic_picture(plan, "two nodes");
+  EXPECT_EQ(testing::xml_fault(picture), "");
+  EXPECT_TRUE(has(picture, "; between nodes of 1: 2,048"));
+  EXPECT_TRUE(has(picture, "stroke=\"#e8590c\""));
+}
+
 TEST(TimelinePicture, ShowsStagesAndTimes) {
   const std::string picture = timeline_picture(small_plan(), "timeline");
   EXPECT_EQ(testing::xml_fault(picture), "");

@@ -132,6 +132,9 @@ TEST(Hops, ArePlannedWhereTheySaveCrossingsAndCountInTheReport) {
   EXPECT_EQ(check_plan(by_node), std::vector<std::string>{});
   EXPECT_NE(by_node.digest, flat.digest);
   EXPECT_EQ(plan_from_json(plan_to_json(by_node)), by_node);
+  EXPECT_NE(describe(by_node).find("\nnodes      2 nodes of 2 ranks, "), std::string::npos);
+  EXPECT_NE(describe(by_node).find(" between them, handed on inside\n"), std::string::npos);
+  EXPECT_EQ(describe(flat).find("\nnodes "), std::string::npos);
   // Nodes of one rank, and one node of all: nothing to share.
   for (const std::int32_t node : {1, 4, 7}) {
     const Plan plan = causal_plan(node);
