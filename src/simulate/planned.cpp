@@ -7,21 +7,11 @@
 namespace magi::simulate {
 namespace {
 
-/// Rows and peers of one rank and segment, by link class.
-struct SegmentRows {
-  std::array<std::int64_t, kNumLinkClasses> in{}, out{};
-  std::array<std::int32_t, kNumLinkClasses> peers_in{}, peers_out{};
-};
-
 /// What the steps of a plan take on a cluster.
 class PlanTimes {
  public:
-  PlanTimes(const Plan& plan, const Cluster& cluster) : plan_(plan), cluster_(cluster) {
-    for (const RankPlan& rank : plan.ranks) {
-      num_segments_ = std::max({num_segments_, rank.q.segments.size(), rank.k.segments.size()});
-    }
-    count_rows();
-  }
+  PlanTimes(const Plan& plan, const Cluster& cluster)
+      : plan_(plan), cluster_(cluster), loads_(plan) {}
 
   /// Adds the pass of one rank.
   void add_rank(std::int32_t rank, Pass pass, PassFigures& figures) const {
@@ -57,10 +47,12 @@ class PlanTimes {
       if (step.kind != StepKind::Exchange) continue;
       const Exchange& exchange = plan_.exchanges[static_cast<std::size_t>(step.index)];
       for (std::int32_t rank = 0; rank < plan_.config.num_ranks; ++rank) {
-        const SegmentRows& moved = rows_of(rank, space_of(exchange.role), exchange.segment);
-        for (std::size_t link = 0; link < kNumLinkClasses; ++link) {
-          figures.bytes[link] += moved.in[link] * row_bytes(exchange, pass);
-        }
+        const planner::SegmentTraffic& moved = traffic(rank, exchange);
+        const std::int64_t bytes = row_bytes(exchange, pass);
+        figures.bytes[static_cast<std::size_t>(LinkClass::Node)] +=
+            (moved.inside.rows_in + moved.onward.rows_in) * bytes;
+        figures.bytes[static_cast<std::size_t>(LinkClass::Network)] +=
+            moved.network.rows_in * bytes;
       }
     }
   }
@@ -68,12 +60,11 @@ class PlanTimes {
   std::int64_t memory(std::int32_t rank) const {
     std::int64_t received = 0;
     std::int64_t sent = 0;
-    for (std::size_t segment = 1; segment < num_segments_; ++segment) {
-      const SegmentRows& moved = rows_of(rank, Space::Keys, static_cast<std::int32_t>(segment));
-      for (std::size_t link = 0; link < kNumLinkClasses; ++link) {
-        received += moved.in[link];
-        sent += moved.out[link];
-      }
+    const auto num_segments = static_cast<std::int32_t>(plan_.ranks[0].k.segments.size());
+    for (std::int32_t segment = 1; segment < num_segments; ++segment) {
+      const planner::SegmentTraffic& moved = loads_.traffic(rank, Space::Keys, segment);
+      received += moved.rows_in();
+      sent += moved.rows_out();
     }
     const std::int64_t own = plan_.placement_k.rows_of(rank);
     // Received keys, float32 sums for these and for own ones, and partials of own ones from others.
@@ -84,32 +75,8 @@ class PlanTimes {
   }
 
  private:
-  std::size_t index_of(std::int32_t rank, Space space, std::int32_t segment) const {
-    return (static_cast<std::size_t>(rank) * 2 + static_cast<std::size_t>(space)) * num_segments_ +
-           static_cast<std::size_t>(segment);
-  }
-  const SegmentRows& rows_of(std::int32_t rank, Space space, std::int32_t segment) const {
-    return rows_[index_of(rank, space, segment)];
-  }
-
-  void count_rows() {
-    rows_.resize(plan_.ranks.size() * 2 * num_segments_);
-    // Transfers are ordered by what they fill, so a new peer shows as a change of its last segment.
-    std::vector<std::size_t> last_filled(plan_.ranks.size(), rows_.size());
-    for (const Transfer& t : plan_.transfers) {
-      if (t.src == t.dst) continue;
-      const auto link = static_cast<std::size_t>(cluster_.link_between(t.src, t.dst));
-      const std::size_t filled = index_of(t.dst, t.space, t.dst_segment);
-      SegmentRows& in = rows_[filled];
-      SegmentRows& out = rows_[index_of(t.src, t.space, t.dst_segment)];
-      in.in[link] += t.num_rows;
-      out.out[link] += t.num_rows;
-      std::size_t& last = last_filled[static_cast<std::size_t>(t.src)];
-      if (last == filled) continue;
-      last = filled;
-      ++in.peers_in[link];
-      ++out.peers_out[link];
-    }
+  const planner::SegmentTraffic& traffic(std::int32_t rank, const Exchange& exchange) const {
+    return loads_.traffic(rank, space_of(exchange.role), exchange.segment);
   }
 
   /// Gradients travel as float32 partials.
@@ -122,15 +89,18 @@ class PlanTimes {
   }
 
   double exchange_time(std::int32_t rank, const Exchange& exchange, Pass pass) const {
-    const SegmentRows& moved = rows_of(rank, space_of(exchange.role), exchange.segment);
+    const planner::SegmentTraffic& moved = traffic(rank, exchange);
     const std::int64_t bytes = row_bytes(exchange, pass);
-    Traffic traffic;
-    for (const LinkClass link : {LinkClass::Node, LinkClass::Network}) {
-      const auto i = static_cast<std::size_t>(link);
-      traffic.add(link, std::max(moved.in[i], moved.out[i]) * bytes,
-                  std::max(moved.peers_in[i], moved.peers_out[i]));
-    }
-    return exchange_seconds(cluster_, traffic);
+    const auto add = [bytes](LinkClass link, const planner::LinkTraffic& rows, Traffic& leg) {
+      leg.add(link, std::max(rows.rows_in, rows.rows_out) * bytes,
+              std::max(rows.peers_in, rows.peers_out));
+    };
+    Traffic first;
+    add(LinkClass::Node, moved.inside, first);
+    add(LinkClass::Network, moved.network, first);
+    Traffic onward;
+    add(LinkClass::Node, moved.onward, onward);
+    return exchange_seconds(cluster_, first) + exchange_seconds(cluster_, onward);
   }
 
   double attend_time(const RankPlan& own, std::int32_t index, Pass pass) const {
@@ -149,18 +119,19 @@ class PlanTimes {
 
   const Plan& plan_;
   const Cluster& cluster_;
-  std::size_t num_segments_ = 1;
-  std::vector<SegmentRows> rows_;  // [num_ranks, 2, num_segments]
+  planner::PlanLoads loads_;
 };
 
-/// The constants of the cluster's nodes, by which a plan chooses its overlap degree.
+/// The constants of the cluster, by which a plan chooses its overlap degree and counts crossings.
 CostModel cost_of(const Cluster& cluster) {
   return {.flops_per_second = cluster.forward.flops_per_second,
           .backward_flops_per_second = cluster.backward.flops_per_second,
           .bytes_per_second = cluster.node.bytes_per_second,
           .memory_bytes_per_second = cluster.memory_bytes_per_second,
           .seconds_per_transfer = cluster.node.seconds_per_message,
-          .seconds_per_launch = cluster.forward.seconds_per_launch};
+          .seconds_per_launch = cluster.forward.seconds_per_launch,
+          .network_bytes_per_second = cluster.network.bytes_per_second,
+          .network_seconds_per_transfer = cluster.network.seconds_per_message};
 }
 
 }  // namespace
@@ -169,6 +140,7 @@ Figures simulate_plan(const Problem& problem, PlacementAlgorithm algorithm) {
   PlanConfig config = problem.config;
   config.placement.algorithm = algorithm;
   config.cost = cost_of(problem.cluster);
+  config.devices_per_node = problem.cluster.devices_per_node;
   const Plan plan = make_plan(problem.mask, config);
   const PlanTimes times(plan, problem.cluster);
   Figures figures;

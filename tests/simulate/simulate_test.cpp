@@ -164,7 +164,8 @@ TEST(Simulate, BytesOfAPlanAreThoseOfItsReport) {
                             .num_heads_q = 8,
                             .num_heads_kv = 4,
                             .placement = {.algorithm = PlacementAlgorithm::MinHeap},
-                            .overlap_degree = degree};
+                            .overlap_degree = degree,
+                            .devices_per_node = 4};
     const Cluster cluster{.devices_per_node = 4};
     const Figures figures =
         simulate({.mask = mask, .config = config, .cluster = cluster}, "min_heap");
