@@ -106,17 +106,19 @@ def random_slices(generator: torch.Generator, rows: int, keys: int) -> torch.Ten
 
 
 def random_documents(generator: torch.Generator, rows: int, keys: int) -> torch.Tensor:
-    """Slices one behind the other, with gaps, all full or all causal."""
+    """Slices one behind the other, with gaps: all full, all causal or with one window."""
 
     def cuts(most: int, count: int) -> list[int]:
         return torch.randint(0, most + 1, (count,), generator=generator).sort().values.tolist()
 
     count = 2 * int(torch.randint(1, 5, (), generator=generator))
-    is_causal = bool(torch.randint(0, 2, (), generator=generator))
+    kind = int(torch.randint(0, 4, (), generator=generator))
+    left, right = torch.randint(0, 20, (2,), generator=generator).tolist()
+    left = left if kind > 1 else 1 << 29
+    right = (1 << 29, 0, 0, right)[kind]
     q, k = cuts(rows, count), cuts(keys, count)
-    low, high = -(1 << 30), 1 << 30
     slices = [
-        (q0, q1, k0, k1, low, k1 - q1 if is_causal else high)
+        (q0, q1, k0, k1, k1 - q1 - left, k1 - q1 + right)
         for q0, q1, k0, k1 in zip(q[::2], q[1::2], k[::2], k[1::2])
     ]
     order = torch.randperm(len(slices), generator=generator)

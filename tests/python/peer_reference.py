@@ -179,14 +179,19 @@ def _block_visible(rows, keys, sparse, mask_mod, aux_tensors, is_backward) -> to
     return (part & seen | whole)[:rows, :keys]
 
 
-def _packed_visible(rows, keys, cu_q, cu_k, causal) -> torch.Tensor:
+def _packed_visible(rows, keys, cu_q, cu_k, causal, window) -> torch.Tensor:
+    left, right = window
+    assert not causal or window == (None, None)
     visible = torch.zeros(rows, keys, dtype=torch.bool)
     bounds_q = [0, rows] if cu_q is None else cu_q.tolist()
     bounds_k = [0, keys] if cu_k is None else cu_k.tolist()
     assert (bounds_q[0], bounds_q[-1], bounds_k[0], bounds_k[-1]) == (0, rows, 0, keys)
     for q0, q1, k0, k1 in zip(bounds_q, bounds_q[1:], bounds_k, bounds_k[1:]):
         inside = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool)
-        visible[q0:q1, k0:k1] = inside.tril(k1 - k0 - (q1 - q0)) if causal else inside
+        diagonal = k1 - k0 - (q1 - q0)
+        if causal or right is not None:
+            inside = inside.tril(diagonal + (0 if causal else right))
+        visible[q0:q1, k0:k1] = inside if left is None else inside.triu(diagonal - left)
     return visible
 
 
@@ -205,7 +210,11 @@ def _fa4_visible(q, k, options: dict, is_backward: bool) -> torch.Tensor:
             longest = options.pop(name, count)
             assert cut is None or (cut.dtype == torch.int32 and longest == cut.diff().max())
         assert (q.dim() == 3) == (cuts[0] is not None)
-        return _packed_visible(rows, keys, *cuts, causal)
+        sides = (f"window_size_{side}" for side in ("left", "right"))
+        window = tuple(options.pop(side, None) for side in sides)
+        if window != (None, None):
+            fa4_forms.add("window")
+        return _packed_visible(rows, keys, *cuts, causal, window)
     fa4_forms.add("blocks")
     assert not causal and q.dim() == 4
     mask = options.pop("mask_mod"), options.pop("aux_tensors")

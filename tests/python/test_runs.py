@@ -87,7 +87,7 @@ def test_blocks(random, height, width):
             assert columns[line, :number].tolist() == chosen
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(50))
 def test_documents(seed):
     generator = torch.Generator().manual_seed(seed)
     rows, keys = SIZES[seed % len(SIZES)]
@@ -102,7 +102,10 @@ def test_documents(seed):
     row = key = 0
     for height, width in found.lengths.tolist():
         block = torch.ones(height, width)
-        block = block.tril(width - height) if found.is_causal else block
+        if found.right is not None:
+            block = block.tril(width - height + found.right)
+        if found.left is not None:
+            block = block.triu(width - height - found.left)
         told[row : row + height, key : key + width] = block
         row, key = row + height, key + width
     assert torch.equal(told.double(), counts)
@@ -113,7 +116,8 @@ def test_documents(seed):
     [[(0, 4, 0, 4, -100, 100), (4, 8, 2, 8, -100, 100)],  # keys of two documents
      [(0, 4, 4, 8, -100, 100), (4, 8, 0, 4, -100, 100)],  # keys in another order
      [(0, 4, 0, 4, -100, 0), (4, 8, 4, 8, -100, 100)],  # one causal, one full
-     [(0, 8, 0, 8, -2, 0)], [(0, 8, 0, 8, -100, 1)]],
+     [(0, 8, 0, 8, -100, -1)],  # below the diagonal
+     [(0, 4, 0, 4, -2, 0), (4, 8, 4, 8, -1, 0)]],  # two windows
 )  # fmt: skip
 def test_other_masks_are_no_documents(slices):
     assert _runs.documents_of(torch.tensor(slices, dtype=torch.int32), 8, 8) is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention-4 (`flash_attn.cute`) as a backend: packed documents by its own call for those,
+"""FlashAttention-4 (`flash_attn.cute`) as a backend: packed documents by its own calls for those,
 any other mask by lists of blocks and a function of pairs that reads runs of keys.
 """
 
@@ -45,7 +45,10 @@ class _Packed:
 
     def __init__(self, documents: Documents, device: torch.device) -> None:
         lengths = documents.lengths
-        self._options: dict[str, Any] = {"causal": documents.is_causal}
+        window = documents.left, documents.right
+        self._options: dict[str, Any] = {"causal": window == (None, 0)}
+        if documents.left is not None or documents.right:
+            self._options |= {"window_size_left": window[0], "window_size_right": window[1]}
         self._is_batch = len(lengths) == 1
         if not self._is_batch:
             ends = torch.nn.functional.pad(lengths.cumsum(0), (0, 0, 1, 0)).int().to(device)

@@ -166,28 +166,29 @@ def unseen(runs: Runs) -> tuple[torch.Tensor, torch.Tensor]:
 
 class Documents(NamedTuple):
     """Sequences of rows and keys that lie behind each other: lengths [sequences, 2]. Each row sees
-    all keys of its own or, causal, those up to the diagonal that ends in the last row and key.
+    keys of its own sequence, at most `left` before and `right` behind the diagonal that ends in the
+    last row and key; None: all.
     """
 
     lengths: torch.Tensor
-    is_causal: bool
+    left: int | None
+    right: int | None
 
 
 def documents_of(slices: torch.Tensor, num_rows: int, num_keys: int) -> Documents | None:
     """The slices as such sequences, some without rows or without keys; None where they are not."""
-    q0, q1, k0, k1, d_min, d_max = slices.long().unbind(1)
-    shown = (q0 < q1) & (k0 < k1)
-    q0, q1, k0, k1, d_min, d_max = (t[shown] for t in (q0, q1, k0, k1, d_min, d_max))
-    order = torch.argsort(q0)
-    q0, q1, k0, k1, d_min, d_max = (t[order] for t in (q0, q1, k0, k1, d_min, d_max))
+    q0, q1, k0, k1 = slices.long()[:, :4].unbind(1)
+    shown = slices[(q0 < q1) & (k0 < k1)].long()
+    q0, q1, k0, k1, d_min, d_max = shown[torch.argsort(shown[:, 0])].unbind(1)
     if bool((q0[1:] < q1[:-1]).any() or (k0[1:] < k1[:-1]).any()):
         return None
-    has_lower = d_min > k0 - q1 + 1  # the last row's first key is hidden
-    is_full = d_max >= k1 - 1 - q0  # the first row's last key is not
-    is_diagonal = d_max == k1 - q1
-    if bool(has_lower.any()) or not bool(is_full.all() or is_diagonal.all()):
+    # How far the first key lies before the diagonal in the last row, the last key behind it in the
+    # first row: bounds from there on hide nothing.
+    left = _one_bound(k1 - q1 - d_min, k1 - 1 - k0)
+    right = _one_bound(d_max - (k1 - q1), q1 - 1 - q0)
+    if left == _DIFFERS or right == _DIFFERS:
         return None
-    if not bool(is_full.all()) and bool((k1 - k0 < q1 - q0).any()):
+    if right is not None and bool((k1 - k0 < q1 - q0).any()):
         return None  # rows at the head of a sequence would see nothing, which kernels differ in
     cuts_q = torch.stack((q0, q1), 1).flatten()
     cuts_k = torch.stack((k0, k1), 1).flatten()
@@ -195,7 +196,22 @@ def documents_of(slices: torch.Tensor, num_rows: int, num_keys: int) -> Document
     cuts = torch.cat((torch.stack((cuts_q, cuts_k), 1), ends[None]))
     steps = cuts.diff(dim=0, prepend=torch.zeros(1, 2, dtype=torch.int64, device="cpu"))
     lengths = _without_mixed_gaps(steps)
-    return Documents(lengths[lengths.any(1)], not bool(is_full.all()))
+    return Documents(lengths[lengths.any(1)], left, right)
+
+
+_DIFFERS = -1
+
+
+def _one_bound(bounds: torch.Tensor, farthest: torch.Tensor) -> int | None:
+    """The bound that does what each sequence's own does: None where none hides anything, _DIFFERS
+    where there is no such one that is 0 or more.
+    """
+    hides = bounds < farthest
+    if not bool(hides.any()):
+        return None
+    bound = int(bounds[hides][0])
+    fits = torch.where(hides, bounds == bound, farthest <= bound)
+    return bound if bound >= 0 and bool(fits.all()) else _DIFFERS
 
 
 def _without_mixed_gaps(steps: torch.Tensor) -> torch.Tensor:
