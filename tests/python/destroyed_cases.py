@@ -75,6 +75,8 @@ def held_in_other_ways(group) -> None:
     bound = plan.bind(pair)
     q = torch.zeros(bound.local_rows, 4, 8, requires_grad=True)
     out, _ = bound.calc_attn(q, q[:, :2], q[:, 2:])
+    lists = torch.zeros(bound.local_rows, 2, 1, dtype=torch.int32)
+    chosen, _ = bound.calc_sparse_attn(q, q[:, :2], q[:, 2:], lists)
     end(pair)
     gone = weakref.ref(pair)
     del pair
@@ -90,6 +92,11 @@ def held_in_other_ways(group) -> None:
         lambda: out.sum().backward(),
     ):
         refuses(call, CommError, "cp_group of rank . was destroyed; allowed: a live group")
+    for call in (
+        lambda: bound.calc_sparse_attn(q, q[:, :2], q[:, 2:], lists),
+        lambda: chosen.sum().backward(),
+    ):
+        refuses(call, RuntimeError, "cp_group of the plan was destroyed; allowed: a live group")
     assert bound.position_ids.shape == (bound.local_rows,)
     assert repr(key) and key != key_with(other)
     end(other)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from magi_attention._group_holders import holds_groups, is_destroyed
 from magi_attention.comm.primitive import group_cast, group_reduce
 from magi_attention.common._lru import LruCache
 
@@ -52,7 +54,6 @@ class _Moves(NamedTuple):
     receivers: list[list[int]]
     wanted: list[int]
     sources: list[int]
-    group: dist.ProcessGroup | None
 
 
 class NeededKeys:
@@ -62,23 +63,39 @@ class NeededKeys:
     position_ids_of(rank): int64 rows of the sequence of a rank's own rows, without padding.
     """
 
-    def __init__(self, plan_json: str, rank: int, position_ids_of, total: int, group) -> None:
+    def __init__(
+        self,
+        plan_json: str,
+        rank: int,
+        position_ids_of: Callable[[int], list[int]],
+        total: int,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self._group = group
+        holds_groups(self, "_group")
         plan = json.loads(plan_json)
-        self._own = torch.tensor(position_ids_of(rank), dtype=torch.int64)
+        self._is_alone = plan["config"]["num_ranks"] == 1
+        self._own = _host_ids(position_ids_of(rank))
         self._total = total
         mine = runs_to_send(plan["transfers"], rank)
-        (sizes, receivers), self._num_own_sent = _split(mine)
+        (sizes, receivers), self.num_sent = _split(mine)
         wanted, sources, rows = [], [], []
         for source in range(plan["config"]["num_ranks"]):
-            of_source = torch.tensor(position_ids_of(source), dtype=torch.int64)
+            of_source = _host_ids(position_ids_of(source))
             for run in runs_to_send(plan["transfers"], source):
                 if rank in run.receivers:
                     wanted.append(run.count)
                     sources.append(source)
                     rows.append(of_source[run.first : run.first + run.count])
-        self._received = torch.cat(rows) if rows else torch.zeros(0, dtype=torch.int64)
-        self._moves = _Moves(sizes, receivers, wanted, sources, group)
+        self._received = torch.cat([_host_ids([]), *rows])
+        self.moves = _Moves(sizes, receivers, wanted, sources)
         self._places = LruCache(_TABLES_KEPT)
+
+    def live_group(self) -> dist.ProcessGroup:
+        """RuntimeError where the group was destroyed."""
+        if is_destroyed(self._group):
+            raise RuntimeError("cp_group of the plan was destroyed; allowed: a live group")
+        return self._group
 
     @property
     def num_received(self) -> int:
@@ -89,9 +106,9 @@ class NeededKeys:
         """k and v, own rows, with the received ones behind them; gradients of these go back to
         their owners and are added in the order of the ranks. Collective.
         """
-        if self._moves.group is None or self._moves.group.size() == 1:
+        if self._is_alone:
             return k, v
-        others = _Cast.apply(k, v, self._moves, self._num_own_sent)
+        others = _Cast.apply(k, v, self)
         return torch.cat((k, others[0])), torch.cat((v, others[1]))
 
     def places(self, num_rows: int, device: torch.device) -> torch.Tensor:
@@ -100,12 +117,17 @@ class NeededKeys:
         """
         table = self._places.get((num_rows, device))
         if table is None:
-            table = torch.full((self._total + 1,), -1, dtype=torch.int64)
+            table = torch.full((self._total + 1,), -1, dtype=torch.int64, device="cpu")
             own = self._own[:num_rows]
-            table[own] = torch.arange(own.shape[0])
-            table[self._received] = num_rows + torch.arange(self.num_received)
+            table[own] = torch.arange(own.shape[0], device="cpu")
+            others = torch.arange(self.num_received, device="cpu")
+            table[self._received] = num_rows + others
             table = self._places[num_rows, device] = table.to(device)
         return table
+
+
+def _host_ids(ids: list[int]) -> torch.Tensor:
+    return torch.tensor(ids, dtype=torch.int64, device="cpu")
 
 
 def _split(runs: list[Run]) -> tuple[tuple[list[int], list[list[int]]], int]:
@@ -127,29 +149,31 @@ class _Cast(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, k, v, moves: _Moves, num_rows: int):
-        ctx.moves, ctx.num_rows, ctx.shapes = moves, num_rows, (k.shape, v.shape)
-        return tuple(_cast(x[:num_rows], moves) for x in (k, v))
+    def forward(ctx, k, v, needed: NeededKeys):
+        ctx.needed, ctx.shapes = needed, (k.shape, v.shape)  # holds no group that was destroyed
+        return tuple(_cast(x[: needed.num_sent], needed) for x in (k, v))
 
     @staticmethod
     def backward(ctx, dk, dv):
         gradients = []
         for gradient, shape in zip((dk, dv), ctx.shapes):
             whole = gradient.new_zeros(shape)
-            whole[: ctx.num_rows] = _reduced(gradient, ctx.num_rows, ctx.moves)
+            whole[: ctx.needed.num_sent] = _reduced(gradient, ctx.needed)
             gradients.append(whole)
-        return *gradients, None, None
+        return *gradients, None
 
 
-def _cast(x: torch.Tensor, moves: _Moves) -> torch.Tensor:
-    received = x.new_empty((sum(moves.wanted), *x.shape[1:]))
-    arguments = moves.sizes, moves.wanted, moves.receivers, moves.sources, moves.group
+def _cast(x: torch.Tensor, needed: NeededKeys) -> torch.Tensor:
+    sizes, receivers, wanted, sources = needed.moves
+    received = x.new_empty((sum(wanted), *x.shape[1:]))
+    arguments = sizes, wanted, receivers, sources, needed.live_group()
     return group_cast(x.contiguous(), received, *arguments).wait_post_process()
 
 
-def _reduced(gradient: torch.Tensor, num_rows: int, moves: _Moves) -> torch.Tensor:
+def _reduced(gradient: torch.Tensor, needed: NeededKeys) -> torch.Tensor:
     """The transpose of _cast; sums are float32 or wider."""
+    sizes, receivers, wanted, sources = needed.moves
     wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32)).contiguous()
-    sums = wide.new_zeros((num_rows, *gradient.shape[1:]))
-    arguments = moves.wanted, moves.sizes, moves.sources, moves.receivers, moves.group
+    sums = wide.new_zeros((needed.num_sent, *gradient.shape[1:]))
+    arguments = wanted, sizes, sources, receivers, needed.live_group()
     return group_reduce(wide, sums, *arguments).wait_post_process()
