@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse attention on 1 to 4 ranks over gloo, against dense float64 attention."""
 
+import json
+
 import pytest
 import torch
 
 import sparse_cases as cases
 from magi_attention import masks
-from magi_attention.functional._needed_keys import Run, runs_to_send
+from magi_attention.functional._needed_keys import NeededKeys, Run, runs_to_send
 from sparse_masks import below_diagonal, counts_of_blocks
 
 
@@ -48,6 +50,12 @@ def test_runs_to_send():
     ]  # fmt: skip
     assert runs_to_send(transfers, 1) == [Run(0, 7, (0,))]
     assert runs_to_send(transfers, 2) == []
+
+
+def test_plans_that_move_queries_are_refused():
+    plan = {"config": {"num_ranks": 2}, "transfers": [[0, 1, 0, 1, 1, 0, 4]]}
+    with pytest.raises(NotImplementedError, match="the plan moves queries"):
+        NeededKeys(json.dumps(plan), 0, lambda _: [], 8, None)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -60,7 +60,8 @@ class NeededKeys:
     """The keys of a plan on one rank: its own rows, and behind them the rows of others that the
     plan's mask lets its queries see, in the order of ranks and of their rows.
 
-    position_ids_of(rank): int64 rows of the sequence of a rank's own rows, without padding.
+    position_ids_of(rank): rows of the sequence of a rank's own rows, without padding.
+    NotImplementedError for a plan that moves queries: its keys are not those of own queries.
     """
 
     def __init__(
@@ -74,6 +75,11 @@ class NeededKeys:
         self._group = group
         holds_groups(self, "_group")
         plan = json.loads(plan_json)
+        if any(transfer[4] != _KEYS_SPACE for transfer in plan["transfers"]):
+            raise NotImplementedError(
+                "the plan moves queries; allowed for keys that are chosen in a call: plans whose "
+                "keys alone travel"
+            )
         self._is_alone = plan["config"]["num_ranks"] == 1
         self._own = _host_ids(position_ids_of(rank))
         self._total = total
