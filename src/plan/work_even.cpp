@@ -9,8 +9,8 @@ namespace {
 
 /// Areas may be above the mean by this share of it.
 constexpr std::int64_t kFreeShare = 1000;
-/// Changes for each rank; a few suffice, as each gives a rank what it lacks or takes what is over.
-constexpr std::int64_t kMostChanges = 16;
+/// Changes for each rank; fewer suffice, as each moves a good part of what can be moved.
+constexpr std::int64_t kMostChanges = 64;
 
 /// A tile or a part of one.
 struct Block {
@@ -149,11 +149,13 @@ class Evener {
   /// The cheapest area that `from` can give to a rank with less than the mean.
   std::optional<Change> best_change(std::int32_t from) const {
     const std::int64_t excess = loads_[static_cast<std::size_t>(from)] - mean_;
-    // What all ranks lack by less than this adds up to less than a free share.
-    const auto num_ranks = static_cast<std::int64_t>(loads_.size());
-    const std::int64_t least = std::max<std::int64_t>(1, mean_ / (kFreeShare * num_ranks));
-    std::optional<Change> best;
     const auto& blocks = blocks_[static_cast<std::size_t>(from)];
+    if (blocks.empty()) return std::nullopt;
+    // The cheapest change that is not small beside what is possible: many small ones never end.
+    const std::int64_t largest = std::ranges::max(blocks, {}, &Block::area).area;
+    const std::int64_t lacking = mean_ - *std::ranges::min_element(loads_);
+    const std::int64_t least = std::max<std::int64_t>(1, std::min({largest, excess, lacking}) / 4);
+    std::optional<Change> best;
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       for (std::size_t to = 0; to < loads_.size(); ++to) {
         const std::int64_t area = std::min({blocks[b].area, excess, mean_ - loads_[to]});

@@ -45,6 +45,18 @@ TEST(EvenOut, AreasEndWithinAThousandthOfTheMean) {
   }
 }
 
+TEST(EvenOut, ManyRanksShareWhatOneHas) {
+  // Nearly all ranks lack little, one has all the rest: as after a search on many ranks.
+  const GridCase test = ordered_causal(6400, 32, 50);
+  std::vector<std::int32_t> rank_of = at_owners(test.grid);
+  for (std::size_t t = 0; t < rank_of.size(); ++t) {
+    rank_of[t] = t % 37 == 0 ? 0 : static_cast<std::int32_t>(t % 32);
+  }
+  const auto loads = loads_of(even_out(test.grid, rank_of, 32, {5, 6}), 32);
+  const std::int64_t mean = area(test.mask) / 32;
+  EXPECT_LE(*std::ranges::max_element(loads), mean + mean / 500);
+}
+
 TEST(EvenOut, EvenWorkStaysWhereItIs) {
   GridCase test = ordered_causal(64, 4, 16);
   test.mask.slices = {band_slice({0, 64}, {0, 64}, MaskType::Full)};
