@@ -93,6 +93,8 @@ MAGI_API magi_status magi_padding_rows(int32_t rows, int32_t num_ranks, int32_t 
 /* What becomes ready together, called a wave here and a stage in C++. */
 enum { MAGI_WAVES_AUTO = 0, MAGI_WAVES_BY_HEADS = 1, MAGI_WAVES_BY_ROWS = 2 };
 #define MAGI_OVERLAP_AUTO (-1)
+/* What travels: keys alone; queries too, where that moves fewer bytes; the faster as predicted. */
+enum { MAGI_WORK_KEYS = 0, MAGI_WORK_QUERIES = 1, MAGI_WORK_AUTO = 2 };
 
 typedef struct magi_plan_config {
   size_t struct_size;
@@ -105,6 +107,7 @@ typedef struct magi_plan_config {
   int32_t overlap_degree; /* 0, 1, ..., or MAGI_OVERLAP_AUTO */
   int32_t wave_mode;      /* MAGI_WAVES_... */
   int32_t min_wave_rows;
+  int32_t work;            /* MAGI_WORK_... */
   double flops_per_second; /* cost model: attention forward, per rank */
   double backward_flops_per_second;
   double bytes_per_second;        /* out of one rank */

@@ -472,7 +472,7 @@ def _make(
 ) -> Plan:
     if on is not None:
         check_kind("on", on, Plan, "a Plan, or None")
-    native = to_plan_config(config.overlap_config)
+    native = to_plan_config(config)
     native.num_ranks, native.num_heads_q, native.num_heads_kv, head_dim = sizes
     native.head_dim_qk = native.head_dim_v = head_dim
     native.devices_per_node = check_int("devices_per_node", devices_per_node, 0, _MAX_NODE)

@@ -14,6 +14,9 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
   if (given.wave_mode < MAGI_WAVES_AUTO || given.wave_mode > MAGI_WAVES_BY_ROWS) {
     throw invalid("wave_mode", given.wave_mode, "0 (automatic), 1 (heads) or 2 (rows)");
   }
+  if (given.work < MAGI_WORK_KEYS || given.work > MAGI_WORK_AUTO) {
+    throw invalid("work", given.work, "0 (keys), 1 (queries) or 2 (automatic)");
+  }
   PlanConfig result{.num_ranks = given.num_ranks,
                     .num_heads_q = given.num_heads_q,
                     .num_heads_kv = given.num_heads_kv,
@@ -21,6 +24,7 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
                     .head_dim_v = given.head_dim_v,
                     .element_bytes = given.element_bytes,
                     .overlap_degree = std::nullopt,
+                    .work = static_cast<WorkMode>(given.work),
                     .stage_mode = static_cast<StageMode>(given.wave_mode),
                     .min_stage_rows = given.min_wave_rows,
                     .devices_per_node = given.devices_per_node,
@@ -147,6 +151,7 @@ void magi_plan_config_init(magi_plan_config* config) {
                           .overlap_degree = defaults.overlap_degree.value_or(MAGI_OVERLAP_AUTO),
                           .wave_mode = static_cast<int32_t>(defaults.stage_mode),
                           .min_wave_rows = defaults.min_stage_rows,
+                          .work = static_cast<int32_t>(defaults.work),
                           .devices_per_node = defaults.devices_per_node});
   if (config != nullptr) write_cost(defaults.cost, *config);
 }

@@ -56,6 +56,7 @@ TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
   config.placement_k = &placement_k;
   config.wave_mode = MAGI_WAVES_BY_ROWS;
   config.min_wave_rows = 8;
+  config.work = MAGI_WORK_QUERIES;
   config.head_dim_qk = 64;
   config.head_dim_v = 32;
   config.element_bytes = 4;
@@ -72,6 +73,7 @@ TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
   expected.placement_k->uneven_shard = true;
   expected.stage_mode = StageMode::Rows;
   expected.min_stage_rows = 8;
+  expected.work = WorkMode::Queries;
   expected.head_dim_qk = 64;
   expected.head_dim_v = 32;
   expected.element_bytes = 4;
@@ -110,6 +112,9 @@ TEST_F(PlanAbi, RefusesWhatNoPlanCanBe) {
   EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
   config = test_config();
   config.wave_mode = 3;
+  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
+  config = test_config();
+  config.work = 3;
   EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
   config = test_config();
   magi_placement_config placement;

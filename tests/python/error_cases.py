@@ -203,7 +203,7 @@ def destroyed_groups(group) -> None:
 
 def bad_environment(group) -> None:
     for variables, error, pattern in (
-        ({"QO_COMM": "1"}, NotImplementedError, "MAGI_ATTENTION_QO_COMM"),
+        ({"QO_COMM": "2"}, ValueError, "MAGI_ATTENTION_QO_COMM"),
         ({"HIERARCHICAL_COMM": "1"}, ValueError, "MAGI_ATTENTION_HIERARCHICAL_COMM"),
         ({"PRECISION": "fp8"}, ValueError, "MAGI_ATTENTION_PRECISION is 'fp8'"),
     ):

@@ -30,6 +30,8 @@ class Case:
     alg: str = "AutoDispatchAlg"
     chunk_size: int | None = None
     uneven: bool = False
+    work: str | None = None
+    layout: str = "permuted"
     sinks: int = 0
     sink_per_row: bool = False
     softcap: float = 0.0
@@ -44,8 +46,10 @@ class Case:
                 chunk_size=self.chunk_size,
                 uneven_shard=self.uneven,
                 alg=getattr(api, self.alg)(),
+                layout=self.layout,
             ),
             overlap_config=api.OverlapConfig(mode=mode, degree=self.degree, min_chunk_size=8),
+            work=self.work,
         )
 
 

@@ -28,6 +28,8 @@ _PAD_VALUE = "dispatch hands its pad_value on"
 # (name, parameter or field): why it is not in the original, or has another default there.
 DEVIATIONS = {
     ("DispatchConfig", "alg"): "the plan's own placement is the default",
+    ("DispatchConfig", "layout"): "rows in order are this package's own",
+    ("DistAttnConfig", "work"): "what travels, for one plan and not for a process",
     ("DistAttnConfig", "overlap_config"): "the cost model chooses the stages by default",
     ("DistAttnRuntimeKey", "placed_by"): "keys of one mask on different placements differ",
     ("DistAttnRuntimeKey", "cost_file"): "plans depend on the constants of the cost model",

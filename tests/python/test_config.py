@@ -61,6 +61,7 @@ def test_defaults_and_hash():
     assert DistAttnConfig() == DistAttnConfig() and hash(DistAttnConfig()) == hash(DistAttnConfig())
     other = DistAttnConfig(dispatch_config=DispatchConfig(chunk_size=64))
     assert other != DistAttnConfig()
+    assert DistAttnConfig(work="keys") != DistAttnConfig(work="auto") != DistAttnConfig()
     assert GrpCollConfig().num_nvl_bytes == 2_000_000_000
 
 
@@ -81,6 +82,14 @@ def test_overlap_config():
     [
         (lambda: DispatchConfig(chunk_size=0), ValueError, "chunk_size"),
         (lambda: DispatchConfig(alg="min_heap"), TypeError, "alg is a str"),
+        (lambda: DispatchConfig(layout="round"), ValueError, "layout is 'round'; allowed: permu"),
+        (lambda: DispatchConfig(layout=1), TypeError, "layout is a int; allowed: a str"),
+        (
+            lambda: DispatchConfig(alg=solver.MinHeapDispatchAlg(), layout="contiguous"),
+            ValueError,
+            "alg is MinHeapDispatchAlg while layout is 'contiguous'",
+        ),
+        (lambda: DistAttnConfig(work="rows"), ValueError, "work is 'rows'; allowed: keys, que"),
         (lambda: solver.ToppHeapDispatchAlg(top_p=2), ValueError, "top_p"),
         (lambda: solver.BatchToppHeapDispatchAlg(num_of_select_chunk=0), ValueError, "num_of"),
         (lambda: solver.SortedSequentialSelectAlg(-0.1), ValueError, "allocation_ratio"),

@@ -131,6 +131,12 @@ def test_every_option_is_documented():
     assert not missing
 
 
+def test_example_of_moving_queries(capsys):
+    exec(blocks("docs/moving_queries.md")[0], {})
+    balances = [float(word) for word in capsys.readouterr().out.split()]
+    assert len(balances) == 2 and max(balances) < 1.01
+
+
 def test_links_lead_somewhere():
     documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     documents += (ROOT / "examples").rglob("*.md")

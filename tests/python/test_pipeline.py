@@ -57,6 +57,19 @@ def test_placements(ranks, alg):
     ranks.run(4, cases.pipeline, Case(alg=alg, mask="varlen_causal"))
 
 
+@pytest.mark.parametrize("work, layout", [("queries", "permuted"), ("auto", "contiguous")])
+@pytest.mark.parametrize("mask", MASKS)
+def test_moving_queries(ranks, mask, work, layout):
+    ranks.run(4, cases.pipeline, Case(mask=mask, heads=(8, 8), work=work, layout=layout, sinks=1))
+
+
+@pytest.mark.parametrize("degree", [0, 2, None])
+def test_moving_queries_in_stages(ranks, degree):
+    case = Case(mask="varlen_causal", heads=(8, 8), work="queries", degree=degree,
+                with_lse_gradient=True)  # fmt: skip
+    ranks.run(3, cases.pipeline, case)
+
+
 @pytest.mark.parametrize("rows", [100, 101, 110])
 def test_uneven_shards(ranks, rows):
     ranks.run(3, cases.pipeline, Case(rows=rows, uneven=True, alg="SequentialDispatchAlg"))
@@ -75,6 +88,10 @@ def test_same_bits(ranks):
 
 def test_hybrid_masks(ranks):
     ranks.run(3, cases.hybrid, Case(rows=90))
+
+
+def test_hybrid_masks_in_order(ranks):
+    ranks.run(3, cases.hybrid, Case(rows=90, layout="contiguous"))
 
 
 @pytest.mark.parametrize("rows, uneven", [(64, False), (65, False), (67, True)])

@@ -95,6 +95,7 @@ class PlanConfig(Sized):
         ("overlap_degree", c_int32),
         ("wave_mode", c_int32),
         ("min_wave_rows", c_int32),
+        ("work", c_int32),
         ("flops_per_second", c_double),
         ("backward_flops_per_second", c_double),
         ("bytes_per_second", c_double),

@@ -29,6 +29,14 @@ def check_int(name: str, value: Any, lowest: int, highest: int | None = None) ->
     return number
 
 
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """TypeError for what is no str, ValueError for one that is none of the choices."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a {type(value).__name__}; allowed: a str")
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; allowed: {', '.join(choices)}")
+
+
 def check_number(name: str, value: Any) -> None:
     """TypeError for what is no number. Compilers can trace it for symbolic floats."""
     if not isinstance(value, (int, float)) and not hasattr(value, "__float__"):

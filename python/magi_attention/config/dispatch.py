@@ -9,7 +9,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from magi_attention.common._arguments import check_int, check_kind, check_number
+from magi_attention.common._arguments import (
+    check_choice,
+    check_int,
+    check_kind,
+    check_number,
+)
 from magi_attention.common.enum import DispatchAlgType
 
 
@@ -212,14 +217,25 @@ def _check_share(name: str, value: float) -> None:
 @dataclass(frozen=True)
 class DispatchConfig:
     """chunk_size: rows per chunk at most, None: chosen; uneven_shard: no padding, the last chunk
-    may be short; alg: the placement.
+    may be short; alg: the placement; layout: "permuted", or "contiguous": each rank keeps a run of
+    the sequence, in order, and attention is balanced by what travels (`DistAttnConfig.work`).
+
+    ValueError for another layout, and for a contiguous one with a placement that permutes.
     """
 
     chunk_size: int | None = None
     uneven_shard: bool = False
     alg: DispatchAlg = field(default_factory=AutoDispatchAlg)
+    layout: str = "permuted"
 
     def __post_init__(self) -> None:
         if self.chunk_size is not None:
             check_int("chunk_size", self.chunk_size, 1)
         check_kind("alg", self.alg, DispatchAlg, "a DispatchAlg")
+        check_choice("layout", self.layout, ("permuted", "contiguous"))
+        in_order = (DispatchAlgType.AUTO, DispatchAlgType.SEQUENTIAL_SELECT)
+        if self.layout == "contiguous" and self.alg.type not in in_order:
+            raise ValueError(
+                f"alg is {type(self.alg).__name__} while layout is 'contiguous'; "
+                "allowed: SequentialDispatchAlg, or the default"
+            )

@@ -6,19 +6,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from magi_attention.comm.primitive.grpcoll._config import GrpCollConfig
+from magi_attention.common._arguments import check_choice
 from magi_attention.config.dispatch import DispatchConfig
 from magi_attention.config.overlap import OverlapConfig, chosen_overlap
+
+WORK_MODES = ("keys", "queries", "auto")  # in the library's order
 
 
 @dataclass(frozen=True)
 class DistAttnConfig:
     """How rows are placed, communication overlapped and collectives run. Hashable; equal
     configurations make equal keys.
+
+    work: what travels: "keys"; "queries", these too where that moves fewer bytes; "auto", the
+    faster as predicted. None: "queries" where MAGI_ATTENTION_QO_COMM is 1, else "auto" for a
+    contiguous layout and "keys" for a permuted one. ValueError for another.
     """
 
     dispatch_config: DispatchConfig = field(default_factory=DispatchConfig)
     overlap_config: OverlapConfig = field(default_factory=chosen_overlap)
     grpcoll_config: GrpCollConfig = field(default_factory=GrpCollConfig)
+    work: str | None = None
 
     def __post_init__(self) -> None:
         expected = (
@@ -31,7 +39,9 @@ class DistAttnConfig:
                 raise TypeError(
                     f"{name} is a {type(getattr(self, name)).__name__}; allowed: {kind.__name__}"
                 )
-        parts = (self.dispatch_config, self.overlap_config, self.grpcoll_config)
+        if self.work is not None:
+            check_choice("work", self.work, WORK_MODES)
+        parts = (self.dispatch_config, self.overlap_config, self.grpcoll_config, self.work)
         object.__setattr__(self, "_hash", hash(parts))
 
     def __hash__(self) -> int:

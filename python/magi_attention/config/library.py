@@ -13,19 +13,22 @@ from magi_attention._native.handles import (
     read_cost,
 )
 from magi_attention.common._arguments import MAX_ROWS
+from magi_attention.common.enum import DispatchAlgType
 from magi_attention.config.dispatch import DispatchConfig
-from magi_attention.config.overlap import OverlapConfig
-from magi_attention.env import general
+from magi_attention.config.dist_attn import WORK_MODES, DistAttnConfig
+from magi_attention.env import comm, general
 
 COST_VARIABLE = "MAGI_ATTENTION_COST_FILE"
 _LEAST_SHARE = sys.float_info.min  # of a document: one chunk, as 0 asks for
 
 
-def to_plan_config(overlap: OverlapConfig) -> structs.PlanConfig:
-    """The library's defaults with these overlap stages, and the constants of the environment's
-    cost file. ValueError for a file that cannot be read or that is none.
+def to_plan_config(config: DistAttnConfig) -> structs.PlanConfig:
+    """The library's defaults with these overlap stages and what travels, and the constants of the
+    environment's cost file. ValueError for a file that cannot be read or that is none.
     """
+    overlap = config.overlap_config
     native = default_plan_config()
+    native.work = WORK_MODES.index(_work_of(config))
     path = general.cost_file()
     if path:
         _read_cost_file(native, path)
@@ -33,6 +36,14 @@ def to_plan_config(overlap: OverlapConfig) -> structs.PlanConfig:
     native.overlap_degree = -1 if degree is None else degree
     native.min_wave_rows = min(overlap.min_chunk_size, MAX_ROWS)
     return native
+
+
+def _work_of(config: DistAttnConfig) -> str:
+    if config.work is not None:
+        return config.work
+    if comm.is_qo_comm_enable():
+        return "queries"
+    return "auto" if config.dispatch_config.layout == "contiguous" else "keys"
 
 
 @functools.cache
@@ -56,7 +67,9 @@ def _read_cost_file(native: structs.PlanConfig, path: str) -> None:
 def to_placement_config(dispatch: DispatchConfig) -> structs.PlacementConfig:
     """The library's defaults with this placement."""
     native = default_placement_config()
-    native.algorithm = dispatch.alg.type.value.encode()
+    is_in_order = dispatch.layout == "contiguous"
+    alg = DispatchAlgType.SEQUENTIAL_SELECT if is_in_order else dispatch.alg.type
+    native.algorithm = alg.value.encode()
     native.chunk_size = min(dispatch.chunk_size or 0, MAX_ROWS)
     native.uneven_shard = dispatch.uneven_shard
     native.min_chunks_per_rank = min(general.min_chunks_per_rank(), MAX_ROWS)

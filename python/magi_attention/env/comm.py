@@ -58,12 +58,14 @@ def exchange_sms() -> tuple[int | None, int | None]:
 
 
 def is_qo_comm_enable() -> bool:
-    """MAGI_ATTENTION_QO_COMM; not available: keys raise NotImplementedError where it is 1."""
+    """MAGI_ATTENTION_QO_COMM: plans whose `DistAttnConfig.work` is None move queries too."""
     return read_flag(PREFIX + "QO_COMM")
 
 
 def is_fwd_high_precision_reduce_enable() -> bool:
-    """MAGI_ATTENTION_FORWARD_HIGH_PRECISION_REDUCE; no effect: out is never sent in parts."""
+    """MAGI_ATTENTION_FORWARD_HIGH_PRECISION_REDUCE; no effect: parts of out that travel are
+    float32 always.
+    """
     return read_flag(PREFIX + "FORWARD_HIGH_PRECISION_REDUCE")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of flags: what excludes each other, and what is not available."""
+"""Checks of flags, and what they mean for a group."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ def check_self_attention(
 
 
 def check_flag_comb() -> None:
-    """Raises for environment variables with values that are not allowed, that exclude each other or
-    that ask for what is not available; warns for older names. Sets the level of the logger.
+    """Raises for environment variables with values that are not allowed; warns for older names. Sets
+    the level of the logger.
     """
     check_all()
     apply_log_level()
-    if comm.is_qo_comm_enable():
-        raise NotImplementedError("MAGI_ATTENTION_QO_COMM=1 is not available; unset it")
 
 
 def devices_per_node(cp_mesh: DeviceMesh | None, cp_group: dist.ProcessGroup) -> int:
