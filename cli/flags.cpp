@@ -131,6 +131,19 @@ void add_rule_flags(CLI::App& app, MaskFlags& flags) {
       });
 }
 
+/// Rows in order, and attention balanced by what travels unless --work says otherwise.
+void set_layout(const CLI::App& app, const std::string& name, PlanConfig& config) {
+  if (name != "permuted" && name != "contiguous") {
+    throw invalid("--layout", shown(name), "permuted or contiguous");
+  }
+  if (name == "permuted") return;
+  if (app.count("--placement") > 0) {
+    throw InvalidArgument("--placement is given beside --layout contiguous; allowed: one of them");
+  }
+  config.placement.algorithm = PlacementAlgorithm::SequentialSelect;
+  if (app.count("--work") == 0) config.work = WorkMode::Auto;
+}
+
 void add_stage_flags(CLI::App& app, PlanConfig& config) {
   add(app, "--degree", "N|auto", "remote stages; 0: fetch everything first (default 1)",
       [&config](const std::string& text) {
@@ -239,6 +252,11 @@ void add_plan_flags(CLI::App& app, PlanConfig& config) {
       [&config](const std::string& text) {
         config.placement.algorithm = placement_from_name(text);
       });
+  add(app, "--work", "MODE", "what travels: keys, queries (these too), or the faster: auto",
+      [&config](const std::string& text) { config.work = work_from_name(text); });
+  add(app, "--layout", "NAME",
+      "contiguous: each rank keeps a run of the rows, work is moved instead (default permuted)",
+      [&app, &config](const std::string& text) { set_layout(app, text, config); });
   add(app, "--tolerance", "X", "a rank may hold up to (1 + X) times the mean chunk count",
       [&config](const std::string& text) {
         config.placement.token_tolerance = parse_number("--tolerance", text, 0.0, 1000.0);

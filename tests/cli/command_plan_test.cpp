@@ -96,6 +96,9 @@ const BadCall kBadCalls[] = {
     {"plan --tokens 64 --tolerance nan", 2, "--tolerance is 'nan'; allowed: a number from 0"},
     {"plan --tokens 64 --degree many", 2, "--degree (or auto) is 'many'"},
     {"plan --tokens 64 --waves tall", 2, "--waves is 'tall'; allowed: auto, heads or rows"},
+    {"plan --tokens 64 --work much", 2, "work is much; allowed: keys, queries or auto"},
+    {"plan --tokens 64 --layout round", 2, "--layout is 'round'; allowed: permuted or contiguous"},
+    {"plan --tokens 64 --layout contiguous --placement zigzag", 2, "--placement is given beside"},
     {"plan --mask /no/such/file", 2, "--mask is '/no/such/file' (No such file or directory)"},
     {"plan --mask /", 2, "not a file or pipe"},
     {"show /no/such/file", 2, "FILE is '/no/such/file'"},
@@ -170,6 +173,24 @@ TEST(CommandPlan, EveryFrontEndPlansItsMask) {
     EXPECT_EQ(plan.config.num_ranks, 3);
     EXPECT_TRUE(check_plan(plan).empty());
   }
+}
+
+TEST(CommandPlan, WorkAndLayoutReachTheConfiguration) {
+  const auto planned = [](const std::string& flags) {
+    const Outcome outcome = run_magi("plan --documents 3000,1096 --causal --json " + flags);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return plan_from_json(outcome.out);
+  };
+  EXPECT_EQ(planned("").config.work, WorkMode::Keys);
+  EXPECT_EQ(planned("--layout permuted").config.placement.algorithm, PlacementAlgorithm::Auto);
+  const Plan queries = planned("--work queries --heads-q 8 --heads-kv 8");
+  EXPECT_EQ(queries.config.work, WorkMode::Queries);
+  EXPECT_GT(queries.ranks[0].q.segments.size(), 1u);
+  EXPECT_TRUE(check_plan(queries).empty());
+  const Plan ordered = planned("--layout contiguous");
+  EXPECT_EQ(ordered.config.work, WorkMode::Auto);
+  EXPECT_EQ(ordered.config.placement.algorithm, PlacementAlgorithm::SequentialSelect);
+  EXPECT_EQ(planned("--work keys --layout contiguous").config.work, WorkMode::Keys);
 }
 
 TEST(CommandPlan, FlagsReachTheConfiguration) {
