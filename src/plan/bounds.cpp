@@ -20,9 +20,6 @@ namespace {
 
 using planner::PricedChunks;
 
-/// A table of this many steps fits in memory for any plan that has one.
-constexpr std::int32_t kMostAreaSteps = 4096;
-
 /// Chunks of a plan's queries, with a copy of what its bounds are counted from.
 struct Setting {
   explicit Setting(const Plan& of)
@@ -143,8 +140,9 @@ void check_proof(const Setting& setting, const PriceProof& proof, planner::Probl
   if (!setting.is_shared) {
     problems.add("the proof has prices, but keys are not placed with their queries");
   }
-  if (proof.area_steps < 1 || proof.area_steps > kMostAreaSteps) {
-    problems.add("the proof has ", proof.area_steps, " area steps; allowed: 1 to ", kMostAreaSteps);
+  const std::int32_t most_steps = setting.chunks.max_area_steps();
+  if (proof.area_steps < 1 || proof.area_steps > most_steps) {
+    problems.add("the proof has ", proof.area_steps, " area steps; allowed: 1 to ", most_steps);
   }
   if (proof.prices.size() != setting.chunks.area.size()) {
     problems.add("the proof has ", proof.prices.size(), " prices, the plan ",

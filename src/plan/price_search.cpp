@@ -27,9 +27,8 @@ constexpr double kShrink = 0.7;
 constexpr double kNewDirection = 0.3;
 /// Progress is a rise of the bound by this share of the known rows.
 constexpr double kProgress = 1.0 / 2000.0;
-/// Finest tables have so many area steps; coarser ones where the work does not suffice for about
-/// kUsualCalls calls. Below kFewestSteps rounding leaves little to prove.
-constexpr std::int64_t kMostSteps = 4096;
+/// Tables are coarser where the work does not suffice for about kUsualCalls calls. Below
+/// kFewestSteps rounding leaves little to prove.
 constexpr std::int64_t kFewestSteps = 64;
 constexpr std::int64_t kUsualCalls = 150;
 
@@ -124,9 +123,10 @@ PriceProof search_prices(const PricedChunks& chunks, const Placement& placement,
                          std::int64_t work) {
   const std::int64_t row_cells = std::int64_t{chunks.num_chunks()} * chunks.max_chunks;
   const bool is_idle = chunks.max_price() == 0 || chunks.max_area == 0 || known == 0;
-  if (is_idle || work / kUsualCalls / row_cells < kFewestSteps) return {};
-  const auto steps =
-      static_cast<std::int32_t>(std::min(kMostSteps, work / kUsualCalls / row_cells));
+  if (is_idle) return {};
+  const auto steps = static_cast<std::int32_t>(
+      std::min<std::int64_t>(chunks.max_area_steps(), work / kUsualCalls / row_cells));
+  if (steps < kFewestSteps) return {};
   Walk walk(chunks, placement, known);
   std::int64_t left = work;
   for (const Phase& phase : kPhases) {

@@ -11,6 +11,8 @@ namespace {
 /// them.
 constexpr std::int32_t kNoSet = 1 << 29;
 constexpr std::int64_t kMostValue = 1 << 27;
+constexpr std::int64_t kMostAreaSteps = 4096;
+constexpr std::int64_t kMostCells = std::int64_t{1} << 30;  // a second of work, 1 GiB of choices
 
 // What a cell remembers: its best set with this chunk as the last one goes on from `open`, and
 // whether that set became the best of `closed`, of `open`.
@@ -45,6 +47,12 @@ std::int32_t PricedChunks::max_price() const {
   if (max_chunks == 0 || num_keys > kMostValue / 2) return 0;
   const std::int64_t room = kMostValue / max_chunks - largest;
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(room, 0, num_keys));
+}
+
+std::int32_t PricedChunks::max_area_steps() const {
+  const std::int64_t cells = std::int64_t{num_chunks()} * max_chunks;
+  if (cells == 0) return 0;
+  return static_cast<std::int32_t>(std::min(kMostAreaSteps, kMostCells / cells));
 }
 
 PricedChunks make_priced_chunks(const ChunkTable& table, const Placement& placement) {

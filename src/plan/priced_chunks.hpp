@@ -30,6 +30,8 @@ struct PricedChunks {
   /// Prices between -max_price() and max_price() keep all sums inside int32; 0 where rows or chunks
   /// are too many for any price.
   std::int32_t max_price() const;
+  /// Steps of area in a table of moderate size; 0 where chunks are too many for any table.
+  std::int32_t max_area_steps() const;
 };
 
 /// Chunks and limits of a plan's placement of queries.

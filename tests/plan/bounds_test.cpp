@@ -225,6 +225,7 @@ TEST(CheckBounds, RefusesWhatIsNotProven) {
   EXPECT_TRUE(refused([](PlanBounds& b) { b.proof = {}; }));
   EXPECT_TRUE(refused([](PlanBounds& b) { b.proof.prices.pop_back(); }));
   EXPECT_TRUE(refused([](PlanBounds& b) { b.proof.area_steps = -1; }));
+  EXPECT_TRUE(refused([](PlanBounds& b) { b.proof.area_steps = 1 << 20; }));
   EXPECT_TRUE(refused([](PlanBounds& b) { b.proof.prices[0] = 1 << 30; }));
   EXPECT_FALSE(refused([](PlanBounds& b) { --b.rows; }));
 }
@@ -244,6 +245,20 @@ TEST(FindBounds, MoreWorkIsUsedAndNegativeWorkRefused) {
   EXPECT_EQ(find_bounds(plan, {.work = 0}).proof, PriceProof{});
   EXPECT_GE(find_bounds(plan, {.work = 1 << 26}).rows, find_bounds(plan, {.work = 1 << 22}).rows);
   EXPECT_THROW(find_bounds(plan, {.work = -1}), InvalidArgument);
+}
+
+TEST(FindBounds, SoManyChunksThatNoTableHoldsThemHaveNoPrices) {
+  const std::int32_t rows = 1 << 16;
+  std::vector<std::int32_t> chunk_rank(rows, 0);
+  std::fill(chunk_rank.begin() + rows / 2, chunk_rank.end(), 1);
+  const Placement placement = placement_from_chunks(rows, 1, 2, chunk_rank);
+  const Plan plan = make_plan_on(documents({rows}), config_of(2), placement, placement);
+  const PlanBounds bounds = find_bounds(plan);
+  EXPECT_EQ(bounds.proof, PriceProof{});
+  EXPECT_EQ(bounds.bytes, plan.report.lower_bound_bytes);
+  PlanBounds priced = bounds;
+  priced.proof = {.area_steps = 1, .prices = std::vector<std::int32_t>(rows, 0)};
+  EXPECT_NE(check_bounds(plan, priced), std::vector<std::string>{});
 }
 
 TEST(BoundsJson, ReadsWhatItWrites) {
