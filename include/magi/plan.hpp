@@ -181,6 +181,10 @@ struct PlanReport {
   std::vector<std::int64_t> rank_area;
   std::vector<std::int64_t> rank_rows;
   std::vector<std::int64_t> remote_rows;  ///< key rows received by each rank from others
+  /// Bytes of each rank's receive segments in a backward pass: received and copied rows as they
+  /// travel, and their float32 gradients (of queries also lse and delta). What a rank holds beyond
+  /// its own rows' tensors, but for buffers of transports.
+  std::vector<std::int64_t> rank_memory;
   /// Bytes that a forward pass moves between ranks, [num_ranks * num_ranks], row = sender (by node,
   /// who hands a row on sends it).
   std::vector<std::int64_t> pair_bytes;

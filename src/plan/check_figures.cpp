@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "plan/check_hops.hpp"
@@ -41,6 +42,23 @@ std::vector<std::int64_t> rows_received(const Plan& plan) {
     if (is_received) rows[static_cast<std::size_t>(t.dst)] += t.num_rows;
   }
   return rows;
+}
+
+/// Received rows with their float32 gradients; of queries also the gradient of out, lse and delta.
+std::int64_t memory_of(const PlanConfig& config, const RankPlan& rank) {
+  const std::int64_t key_elements =
+      product(config.num_heads_kv, std::int64_t{config.head_dim_qk} + config.head_dim_v);
+  const std::int64_t query_head = std::int64_t{config.element_bytes} * config.head_dim_qk +
+                                  std::int64_t{config.element_bytes} * config.head_dim_v +
+                                  4 * std::int64_t{config.head_dim_qk} + 8;
+  std::int64_t bytes = 0;
+  for (const Segment& segment : std::span(rank.k.segments).subspan(1)) {
+    bytes = sum(bytes, product(product(segment.num_rows, key_elements), config.element_bytes + 4));
+  }
+  for (const Segment& segment : std::span(rank.q.segments).subspan(1)) {
+    bytes = sum(bytes, product(product(segment.num_rows, config.num_heads_q), query_head));
+  }
+  return bytes;
 }
 
 /// Bytes of a forward pass from rank to rank: keys and values there; queries there, results back.
@@ -92,6 +110,7 @@ void check_rank_figures(const Plan& plan, const std::vector<std::int64_t>& areas
     compare(r, areas[r], report.rank_area[r], "pairs");
     compare(r, plan.ranks[r].q.segments[0].num_rows, report.rank_rows[r], "own query rows");
     compare(r, received[r], report.remote_rows[r], "received key rows");
+    compare(r, memory_of(plan.config, plan.ranks[r]), report.rank_memory[r], "bytes of memory");
   }
 }
 

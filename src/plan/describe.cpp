@@ -110,6 +110,8 @@ void describe_traffic(std::ostringstream& out, const Plan& plan) {
       << bytes_text(report.ring_bytes) << " (" << share_text(report.total_bytes, report.ring_bytes)
       << " of it), lower bound " << bytes_text(report.lower_bound_bytes) << "; "
       << counted(num_transfers, "transfer") << "\n";
+  out << "memory     " << bytes_text(*std::ranges::max_element(report.rank_memory))
+      << " at most on a rank, for rows of others and their gradients\n";
   out << "stages     " << stages_text(plan) << "\n";
   out << "predicted  forward " << seconds_text(report.forward_seconds) << ", backward "
       << seconds_text(report.backward_seconds) << ", of the forward "

@@ -276,6 +276,7 @@ Value report(PlanReport& r) {
     return Fields{{"rank_area", json::integers64(r.rank_area)},
                   {"rank_rows", json::integers64(r.rank_rows)},
                   {"remote_rows", json::integers64(r.remote_rows)},
+                  {"rank_memory", json::integers64(r.rank_memory)},
                   {"pair_bytes", json::integers64(r.pair_bytes)},
                   {"balance", json::number(r.balance)},
                   {"total_bytes", json::integer64(r.total_bytes)},
@@ -309,8 +310,8 @@ void take_report(Plan& plan) {
   const PlanReport made = planner::make_report(plan);
   const PlanReport& read = plan.report;
   const auto counts = [](const PlanReport& r) {
-    return std::tie(r.rank_area, r.rank_rows, r.remote_rows, r.pair_bytes, r.total_bytes,
-                    r.lower_bound_bytes, r.ring_bytes);
+    return std::tie(r.rank_area, r.rank_rows, r.remote_rows, r.rank_memory, r.pair_bytes,
+                    r.total_bytes, r.lower_bound_bytes, r.ring_bytes);
   };
   if (counts(read) != counts(made)) {
     throw invalid("plan JSON: report", "that of another plan", "the figures of its own tables");

@@ -111,6 +111,28 @@ void count_bytes(const Plan& plan, PlanReport& report) {
   report.ring_bytes = static_cast<std::int64_t>(num_ranks - 1) * plan.mask.rows_k * row_bytes;
 }
 
+/// Bytes of a rank's receive segments in the backward.
+std::int64_t memory_of(const PlanConfig& config, const RankPlan& rank) {
+  const Range heads{0, config.num_heads_kv};
+  const auto elements = [&](Role role) {
+    return bytes_per_row(config, {.role = role, .heads = heads}, true) / config.element_bytes;
+  };
+  constexpr std::int64_t kSumBytes = 4;
+  const std::int64_t key_bytes =
+      elements(Role::KeysValues) * config.element_bytes + elements(Role::KeyGradients) * kSumBytes;
+  const std::int64_t query_bytes = elements(Role::Queries) * config.element_bytes +
+                                   elements(Role::QueryGradients) * kSumBytes +
+                                   2 * config.num_heads_q * kSumBytes;  // lse and delta
+  std::int64_t bytes = 0;
+  for (std::size_t s = 1; s < rank.k.segments.size(); ++s) {
+    bytes += rank.k.segments[s].num_rows * key_bytes;
+  }
+  for (std::size_t s = 1; s < rank.q.segments.size(); ++s) {
+    bytes += rank.q.segments[s].num_rows * query_bytes;
+  }
+  return bytes;
+}
+
 void predict(const Plan& plan, const PlanLoads& loads, PlanReport& report) {
   const PlanTimes times = predict_plan(plan, loads);
   report.forward_seconds = static_cast<double>(times.forward_ns) * 1e-9;
@@ -127,6 +149,7 @@ PlanReport make_report(const Plan& plan) {
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
     report.rank_area.push_back(loads.rank_area(static_cast<std::int32_t>(r)));
     report.rank_rows.push_back(plan.ranks[r].q.segments[0].num_rows);
+    report.rank_memory.push_back(memory_of(plan.config, plan.ranks[r]));
   }
   report.balance = max_over_mean(report.rank_area);
   const BoundLimits limits{

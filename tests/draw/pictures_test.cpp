@@ -57,6 +57,7 @@ Plan small_plan() {
   plan.report = {.rank_area = {500, 896},
                  .rank_rows = {32, 32},
                  .remote_rows = {0, 16},
+                 .rank_memory = {0, 6144},
                  .pair_bytes = {0, 2048, 0, 0},
                  .balance = 1.284,
                  .total_bytes = 2048,

@@ -81,6 +81,7 @@ Faults table_faults() {
       {"a wrong area", [](Plan& p) { ++p.report.rank_area[1]; }},
       {"a wrong count of rows", [](Plan& p) { ++p.report.rank_rows[0]; }},
       {"a wrong count of received rows", [](Plan& p) { --p.report.remote_rows[3]; }},
+      {"a wrong memory", [](Plan& p) { ++p.report.rank_memory[2]; }},
       {"a wrong balance", [](Plan& p) { p.report.balance *= 1.0 + 1e-9; }},
       {"a wrong ring", [](Plan& p) { ++p.report.ring_bytes; }},
       {"a wrong byte count", [](Plan& p) { ++p.report.pair_bytes[1]; }},

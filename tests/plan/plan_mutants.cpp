@@ -147,7 +147,7 @@ bool split_a_slice(RandomStream& random, Plan& plan) {
 bool change_a_transfer(RandomStream& random, Plan& plan) {
   if (plan.transfers.empty()) return false;
   Transfer& t = any_of(random, plan.transfers);
-  switch (random.between(0, 6)) {
+  switch (random.between(0, 7)) {
     case 0:
       t.src = random.between(0, plan.config.num_ranks - 1);
       break;
@@ -344,6 +344,9 @@ bool change_a_figure(RandomStream& random, Plan& plan) {
       break;
     case 5:
       nudge(random, report.ring_bytes);
+      break;
+    case 6:
+      nudge(random, any_of(random, report.rank_memory));
       break;
     default:
       report.balance *= 1.001;

@@ -397,6 +397,28 @@ std::int32_t sender_of(const Plan& plan, const Transfer& transfer, std::int32_t 
   return transfer.src;
 }
 
+/// Received rows and their float32 gradients; of queries also the gradient of out, lse and delta.
+std::int64_t memory_of(const Plan& plan, std::size_t rank) {
+  const PlanConfig& config = plan.config;
+  const TokenSpace& keys = plan.ranks.at(rank).k;
+  const TokenSpace& queries = plan.ranks.at(rank).q;
+  std::int64_t bytes = 0;
+  for (std::size_t s = 1; s < keys.segments.size(); ++s) {
+    const std::int64_t elements = std::int64_t{keys.segments[s].num_rows} * config.num_heads_kv *
+                                  (config.head_dim_qk + config.head_dim_v);
+    bytes += elements * config.element_bytes;  // k, v
+    bytes += elements * 4;                     // dk, dv
+  }
+  for (std::size_t s = 1; s < queries.segments.size(); ++s) {
+    const std::int64_t rows = std::int64_t{queries.segments[s].num_rows} * config.num_heads_q;
+    bytes += rows * config.head_dim_qk * config.element_bytes;  // q
+    bytes += rows * config.head_dim_v * config.element_bytes;   // gradient of out
+    bytes += rows * config.head_dim_qk * 4;                     // dq
+    bytes += rows * (4 + 4);                                    // lse, delta
+  }
+  return bytes;
+}
+
 PlanReport figures_of(const Plan& plan) {
   PlanReport figures = plan.report;
   const PlanConfig& config = plan.config;
@@ -404,9 +426,11 @@ PlanReport figures_of(const Plan& plan) {
   figures.rank_area.assign(num_ranks, 0);
   figures.rank_rows.assign(num_ranks, 0);
   figures.remote_rows.assign(num_ranks, 0);
+  figures.rank_memory.assign(num_ranks, 0);
   figures.pair_bytes.assign(num_ranks * num_ranks, 0);
   for (std::size_t r = 0; r < num_ranks; ++r) {
     figures.rank_rows[r] = plan.ranks[r].q.segments.at(0).num_rows;
+    figures.rank_memory[r] = memory_of(plan, r);
     for (const BandSlice& slice : plan.ranks[r].slices) {
       for (std::int32_t q = slice.q0; q < slice.q1; ++q) {
         for (std::int32_t k = slice.k0; k < slice.k1; ++k) {
@@ -449,7 +473,8 @@ void judge_figures(const Plan& plan) {
   const PlanReport figures = figures_of(plan);
   const PlanReport& report = plan.report;
   require(figures.rank_area == report.rank_area && figures.rank_rows == report.rank_rows &&
-              figures.remote_rows == report.remote_rows,
+              figures.remote_rows == report.remote_rows &&
+              figures.rank_memory == report.rank_memory,
           "counts of rows or pairs");
   require(figures.pair_bytes == report.pair_bytes && figures.total_bytes == report.total_bytes &&
               figures.ring_bytes == report.ring_bytes,

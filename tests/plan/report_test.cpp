@@ -101,6 +101,21 @@ TEST(LowerBound, HoldsForEverySmallPlacementWithinTheLimits) {
   }
 }
 
+TEST(Memory, CountsReceivedRowsAndTheirGradients) {
+  const Plan plan = make_plan(causal(256), config_of(4));
+  for (std::size_t r = 0; r < 4; ++r) {
+    // 2 kv heads of k and v, 128 elements each, in bf16 and as float32 sums.
+    EXPECT_EQ(plan.report.rank_memory[r], plan.report.remote_rows[r] * 2 * 256 * (2 + 4));
+  }
+  PlanConfig gathering = config_of(4);
+  gathering.overlap_degree = 0;
+  const PlanReport gathered = make_plan(causal(256), gathering).report;
+  for (std::size_t r = 0; r < 4; ++r) {
+    const std::int64_t copied = gathered.remote_rows[r] > 0 ? gathered.rank_rows[r] : 0;
+    EXPECT_EQ(gathered.rank_memory[r], (gathered.remote_rows[r] + copied) * 2 * 256 * (2 + 4));
+  }
+}
+
 TEST(PredictedTime, MoreBandwidthIsNeverSlower) {
   PlanConfig config = config_of(4);
   config.cost.bytes_per_second = 1e9;
@@ -155,7 +170,7 @@ TEST(Describe, NamesWhatAPersonAsksFor) {
   const Plan plan = make_plan(causal(4096), config_of(4));
   const std::string text = describe(plan);
   for (const char* word : {"4096 x 4096", "balance", "ring", "lower bound",
-                           "own keys, then 1 stage", "predicted", "digest", "rank"}) {
+                           "own keys, then 1 stage", "memory", "predicted", "digest", "rank"}) {
     EXPECT_NE(text.find(word), std::string::npos) << word << "\n" << text;
   }
   EXPECT_NE(describe(make_plan(causal(8192), config_of(32))).find("16 more"), std::string::npos);
