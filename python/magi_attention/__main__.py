@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m magi_attention`: versions, the GPUs that the package holds kernels for, and which
-backends serve this machine.
+backends serve this machine. `python -m magi_attention doctor` says more and runs them.
 """
 
 import sys
 
-from magi_attention import __version__, backends
+from magi_attention import __version__, _doctor, backends
 from magi_attention._native.library import version
 from magi_attention.env import build, general
 from magi_attention.functional.kernel_backend import backend_of_environment
@@ -19,8 +19,15 @@ def _line(row: backends.Row, is_chosen: bool) -> str:
     return f"{'*' if is_chosen else ' '} {', '.join(row.values):13s} {package}: {served}{why}"
 
 
-def main() -> int:
-    """Prints for a person; 1 where the backend that the environment chooses cannot be used."""
+def main(arguments: list[str]) -> int:
+    """The exit code: the doctor's, or 1 where the backend that the environment chooses cannot be
+    used, or 2 for other arguments.
+    """
+    if arguments[:1] == ["doctor"]:
+        return _doctor.main(arguments[1:], __version__)
+    if arguments:
+        print(f"usage: python -m magi_attention [doctor [--json]]; seen: {' '.join(arguments)}")
+        return 2
     kernels = ", ".join(build.gpu_architectures()) or "none"
     print(f"magi_attention {__version__}, libmagi {version()}, GPU kernels: {kernels}")
     chosen = general.kernel_backend().value
@@ -36,4 +43,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

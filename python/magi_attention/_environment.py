@@ -99,6 +99,11 @@ def read_retired_flag(name: str) -> bool:
     return read_flag(name)
 
 
+def read_variables(prefix: str, names: tuple[str, ...]) -> dict[str, str]:
+    """All variables that begin with a prefix, and those of the names, which are set."""
+    return {n: v for n, v in sorted(os.environ.items()) if n.startswith(prefix) or n in names}
+
+
 def is_set(name: str) -> bool:
     return name in os.environ
 

@@ -111,8 +111,13 @@ _LETTERS = {
 _CALLS = "magi_attention._native._calls"
 
 
+def library_file() -> str:
+    """The file that is loaded: the package's own, or that of MAGI_ATTENTION_LIBRARY."""
+    return library_path() or os.path.join(os.path.dirname(os.path.dirname(__file__)), "libmagi.so")
+
+
 def _load() -> ctypes.CDLL:
-    path = library_path() or os.path.join(os.path.dirname(os.path.dirname(__file__)), "libmagi.so")
+    path = library_file()
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
