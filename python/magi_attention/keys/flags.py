@@ -21,8 +21,8 @@ def check_self_attention(
 
 
 def check_flag_comb() -> None:
-    """Raises for environment variables with values that are not allowed; warns for older names. Sets
-    the level of the logger.
+    """Raises for environment variables with values that are not allowed; warns for older names.
+    Sets the level of the logger.
     """
     check_all()
     apply_log_level()
