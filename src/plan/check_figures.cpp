@@ -44,12 +44,12 @@ std::vector<std::int64_t> rows_received(const Plan& plan) {
   return rows;
 }
 
-/// Received rows with their float32 gradients; of queries also the gradient of out, lse and delta.
+/// Received rows with their float32 gradients; of queries also out, its gradient, lse and delta.
 std::int64_t memory_of(const PlanConfig& config, const RankPlan& rank) {
   const std::int64_t key_elements =
       product(config.num_heads_kv, std::int64_t{config.head_dim_qk} + config.head_dim_v);
   const std::int64_t query_head = std::int64_t{config.element_bytes} * config.head_dim_qk +
-                                  std::int64_t{config.element_bytes} * config.head_dim_v +
+                                  2 * std::int64_t{config.element_bytes} * config.head_dim_v +
                                   4 * std::int64_t{config.head_dim_qk} + 8;
   std::int64_t bytes = 0;
   for (const Segment& segment : std::span(rank.k.segments).subspan(1)) {

@@ -397,7 +397,7 @@ std::int32_t sender_of(const Plan& plan, const Transfer& transfer, std::int32_t 
   return transfer.src;
 }
 
-/// Received rows and their float32 gradients; of queries also the gradient of out, lse and delta.
+/// Received rows and their float32 gradients; of queries also out, its gradient, lse and delta.
 std::int64_t memory_of(const Plan& plan, std::size_t rank) {
   const PlanConfig& config = plan.config;
   const TokenSpace& keys = plan.ranks.at(rank).k;
@@ -411,10 +411,10 @@ std::int64_t memory_of(const Plan& plan, std::size_t rank) {
   }
   for (std::size_t s = 1; s < queries.segments.size(); ++s) {
     const std::int64_t rows = std::int64_t{queries.segments[s].num_rows} * config.num_heads_q;
-    bytes += rows * config.head_dim_qk * config.element_bytes;  // q
-    bytes += rows * config.head_dim_v * config.element_bytes;   // gradient of out
-    bytes += rows * config.head_dim_qk * 4;                     // dq
-    bytes += rows * (4 + 4);                                    // lse, delta
+    bytes += rows * config.head_dim_qk * config.element_bytes;     // q
+    bytes += 2 * rows * config.head_dim_v * config.element_bytes;  // out and its gradient
+    bytes += rows * config.head_dim_qk * 4;                        // dq
+    bytes += rows * (4 + 4);                                       // lse, delta
   }
   return bytes;
 }
