@@ -6,13 +6,13 @@ import torch
 from magi_attention._native.attention import Options
 from magi_attention._native.ranges import RangesCall
 from magi_attention.api import flex_flash_attn_func
-from magi_attention.functional._device_ranges import RangesInvocation, backward_call
+from magi_attention.functional._device_ranges import RangesInvocation, host_call
 from magi_attention.functional._eager import run
 
 
 def call_of(q_ranges, k_ranges, types=None):
     q, kv = torch.zeros(8, 4, 8), torch.zeros(8, 2, 8)
-    return backward_call(q, kv, kv, None, (q_ranges, k_ranges, types), Options())
+    return host_call(q, kv, kv, None, (q_ranges, k_ranges, types), Options())
 
 
 def test_unchanged_tensors_are_copied_once():
@@ -47,7 +47,7 @@ def test_other_tensors_in_the_place_of_dead_ones():
 
 def test_a_call_under_ranges_has_gradients(monkeypatch):
     def forward_under(call, q, k, v, sink, mask, is_checked):
-        return backward_call(q, k, v, sink, mask, Options()).forward(q, k, v, sink)
+        return host_call(q, k, v, sink, mask, Options()).forward(q, k, v, sink)
 
     monkeypatch.setattr(RangesCall, "forward_under", forward_under)
     leaves = [torch.randn(8, heads, 8, requires_grad=True) for heads in (4, 2, 2)]
