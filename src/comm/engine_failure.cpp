@@ -34,6 +34,7 @@ void Engine::check_peers(const Exchange& exchange) {
     const bool is_needed = other == blocking;
     if (state == RankState::Running ? !has_ended : !is_needed) continue;
     if (state != RankState::Running && progress()) return;
+    check_group(exchange);  // it may have ended because the group had failed
     const char* what = state == RankState::Running ? " died" : " left the group without close_sync";
     fail(CommFailure::PeerDied, "rank " + std::to_string(other) + what + "; rank " +
                                     std::to_string(rank_) + " was waiting in " +
