@@ -18,6 +18,7 @@ CASE_SECONDS = 300
 def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
     import torch
     import torch.distributed as dist
+    from torch.distributed import distributed_c10d
 
     torch.set_num_threads(1)
     if "nccl" in backend:
@@ -28,6 +29,7 @@ def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
         backend, init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timeout
     )
     groups = {n: dist.new_group(range(n), timeout=timeout) for n in range(1, world_size + 1)}
+    kept = set(distributed_c10d._world.pg_map)
     while (task := pipe.recv()) is not None:
         size, case, arguments = task
         try:
@@ -35,6 +37,9 @@ def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
             pipe.send((None, result))
         except BaseException:  # the parent shows it
             pipe.send((traceback.format_exc(), None))
+        # Threads of a gloo group poll as long as it lives.
+        for group in set(distributed_c10d._world.pg_map) - kept:
+            dist.destroy_process_group(group)
 
 
 class Ranks:
