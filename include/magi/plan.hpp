@@ -27,8 +27,9 @@ enum class StageMode : std::int32_t {
 enum class WorkMode : std::int32_t {
   Keys,     ///< a rank computes its own queries' rows; keys travel
   Queries,  ///< a rank may compute any pairs; queries travel too where that moves fewer bytes, and
-            ///< areas are even whatever the placement. `auto` then places rows in order.
-  Auto,     ///< the faster of both by the predicted time of both passes
+            ///< areas are even whatever the placement. `auto` then places rows in order. At most 64
+            ///< ranks
+  Auto,     ///< the faster of both by the predicted time of both passes; above 64 ranks Keys
 };
 
 /// "keys", "queries", "auto".

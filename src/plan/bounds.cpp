@@ -98,7 +98,8 @@ double least_balance(const PricedChunks& chunks) {
   return std::max(1.0, static_cast<double>(most) / mean);
 }
 
-/// Some rank attends to the mean area and receives the mean of the rows, at the plan's rates.
+/// Some rank attends to the mean area and receives the mean of the rows, at the plan's rates. With
+/// nodes rows come over both kinds of links at once, at most at the sum of the rates.
 double least_seconds(const Setting& setting, std::int64_t rows, bool is_backward) {
   const PlanConfig& config = setting.plan.config;
   const auto num_ranks = static_cast<double>(setting.chunks.num_ranks);
@@ -114,8 +115,9 @@ double least_seconds(const Setting& setting, std::int64_t rows, bool is_backward
       is_backward ? config.cost.backward_flops_per_second : config.cost.flops_per_second;
   const double attending = static_cast<double>(setting.table.total_area()) / num_ranks * 2.0 *
                            config.num_heads_q * dims / rate;
+  const double network = has_nodes(config) ? config.cost.network_bytes_per_second : 0.0;
   const double moving = static_cast<double>(rows) / num_ranks * static_cast<double>(row_bytes) /
-                        config.cost.bytes_per_second;
+                        (config.cost.bytes_per_second + network);
   return std::max(attending, moving);
 }
 

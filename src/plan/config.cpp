@@ -50,6 +50,10 @@ void validate_config(const PlanConfig& config) {
   }
   require_between("stage_mode", static_cast<std::int32_t>(config.stage_mode), 0, 2);
   require_between("work", static_cast<std::int32_t>(config.work), 0, 2);
+  if (config.work == WorkMode::Queries && config.num_ranks > kMostRanksOfMoves) {
+    throw invalid("num_ranks", config.num_ranks,
+                  "up to " + std::to_string(kMostRanksOfMoves) + " with work queries");
+  }
   require_between("min_stage_rows", config.min_stage_rows, 1, kMaxRows);
   require_between("devices_per_node", config.devices_per_node, 0, kMaxRanks);
   validate(config.cost);

@@ -78,6 +78,10 @@ void keep_faster(Plan other, Plan& plan) {
   if (step_seconds(other) < step_seconds(plan)) plan = std::move(other);
 }
 
+bool may_move_queries(const PlanConfig& config) {
+  return config.work == WorkMode::Auto && config.num_ranks <= planner::kMostRanksOfMoves;
+}
+
 /// Where queries travel, areas are even in any placement, and rows in order have the most
 /// neighbours at home.
 PlacementConfig in_order(PlacementConfig placement) {
@@ -94,7 +98,7 @@ Plan make_plan(const Mask& mask, const PlanConfig& config) {
   const PlacementConfig ordered = is_free ? in_order(config.placement) : config.placement;
   Plan plan = config.work == WorkMode::Queries ? plan_placed(mask, config, ordered, true)
                                                : plan_placed(mask, config, config.placement, false);
-  if (config.work == WorkMode::Auto) {
+  if (may_move_queries(config)) {
     keep_faster(plan_placed(mask, config, ordered, true), plan);
     if (is_free) keep_faster(plan_placed(mask, config, config.placement, true), plan);
   }
@@ -110,7 +114,7 @@ Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& p
   planner::validate_placement(placement_k, "placement_k", mask.rows_k, config.num_ranks);
   Plan plan{.mask = mask, .config = config, .placement_q = placement_q, .placement_k = placement_k};
   finish_plan(plan, config.work == WorkMode::Queries);
-  if (config.work == WorkMode::Auto) {
+  if (may_move_queries(config)) {
     Plan other = plan;
     finish_plan(other, true);
     keep_faster(std::move(other), plan);

@@ -101,6 +101,19 @@ TEST(MovingQueries, AWindowInOrderExchangesHalosAlone) {
   EXPECT_EQ(plan.ranks[0].q.segments.size(), 1u);
 }
 
+TEST(MovingQueries, ManyRanksMoveKeysAlone) {
+  const Mask mask = documents({0, 6500});
+  PlanConfig config{.num_ranks = 65, .work = WorkMode::Queries};
+  EXPECT_THROW(make_plan(mask, config), InvalidArgument);
+  config.work = WorkMode::Auto;
+  for (const RankPlan& rank : make_plan(mask, config).ranks) {
+    EXPECT_EQ(rank.q.segments.size(), 1u);
+  }
+  config.num_ranks = 64;
+  config.work = WorkMode::Queries;
+  EXPECT_GT(make_plan(mask, config).ranks[0].q.segments.size(), 1u);
+}
+
 TEST(MovingQueries, CostsCountBothPasses) {
   const PlanConfig config{.num_heads_q = 4, .num_heads_kv = 2, .head_dim_qk = 8, .head_dim_v = 16};
   const planner::RowCosts costs = planner::row_costs(config);
