@@ -30,7 +30,11 @@ def main(arguments: list[str]) -> int:
         return 2
     kernels = ", ".join(build.gpu_architectures()) or "none"
     print(f"magi_attention {__version__}, libmagi {version()}, GPU kernels: {kernels}")
-    chosen = general.kernel_backend().value
+    try:
+        chosen = general.kernel_backend().value
+    except ValueError as error:
+        print(error)
+        return 1
     print(f"attention by MAGI_ATTENTION_KERNEL_BACKEND, here {chosen}:")
     for row in backends.table():
         print(_line(row, chosen in row.values))

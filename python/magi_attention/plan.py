@@ -417,13 +417,15 @@ class BoundPlan:
         The plan's mask says which keys come to a rank: all that one of its queries could see, once,
         whatever is chosen. Of these a list may name any. Results of a query whose list names keys
         that did not come are NaN. Entries outside the sequence count as none; meta.error_word tells
-        of both kinds, and with MAGI_ATTENTION_SANITY_CHECK=1 they are ValueError.
+        of both kinds, and with MAGI_ATTENTION_SANITY_CHECK=1 they are ValueError. So are tensors of
+        other shapes than the plan's for this rank (its rows with or without the padding).
 
         Returns out and a meta with lse, which gradients come through. NotImplementedError on GPUs.
         """
         numbers = softmax_scale, softcap
         lists = index_sparse_indices, sparse_k_block_size
-        return attend_to_chosen_keys((q, k, v), *lists, self.needed_keys, numbers)
+        place = self.attention.place
+        return attend_to_chosen_keys((q, k, v), *lists, self.needed_keys, place, numbers)
 
     def dispatch(self, x: torch.Tensor, pad_value: float = 0.0, seq_dim: int = 0) -> torch.Tensor:
         """x, the same on every rank, with total_seqlen rows along seq_dim -> this rank's rows."""

@@ -8,6 +8,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import block_sparse_attn_func
+from magi_attention.functional._checks import check_params, check_qkv
+from magi_attention.functional._listed_ops import check_lists
 
 # Names of backends of release 1.1.1.
 _OLDER = {"ffa_index_attn": "ffa_index_sparse", "ffa_sparse_load": "ffa_block_sparse"}
@@ -46,7 +48,13 @@ def dsa_attn_func(
         what = "is missing" if indices is None else "is given beside index_map"
         raise ValueError(f"index_sparse_indices {what}; allowed: one of index_map and it")
     if index_map is not None:
-        indices, block = index_map.transpose(0, 1).to(torch.int32), 1
+        if not isinstance(index_map, torch.Tensor) or index_map.dtype != torch.int32:
+            seen = getattr(index_map, "dtype", type(index_map).__name__)
+            raise TypeError(f"index_map is {seen}; allowed: an int32 tensor")
+        if index_map.dim() != 3:
+            shape = list(index_map.shape)
+            raise ValueError(f"index_map.shape is {shape}; allowed: [heads_kv, rows_q, topk]")
+        indices, block = index_map.transpose(0, 1), 1
     block = 1 if backend == "ffa_sparse_load" else block
     backend = _OLDER.get(backend, backend)
     options = {"softmax_scale": softmax_scale, "deterministic": deterministic}
@@ -56,6 +64,9 @@ def dsa_attn_func(
         sizes = {"q_block_size": 1, "k_block_size": block}
         out, meta = block_sparse_attn_func(q, k, v, block_lists=indices, **sizes, **options)
     elif backend in _BACKENDS:
+        q, k, v = check_qkv(q, k, v)
+        indices = check_lists(indices, 1, (q.shape[0], k.shape[1]), q.device)
+        check_params(softmax_scale, 0.0, q.dtype)
         return _attend_densely(q, k, v, _log_counts(indices, k.shape[0]), softmax_scale, backend)
     else:
         raise ValueError(f"backend is {backend!r}; allowed: {', '.join((*_BACKENDS, *_OLDER))}")

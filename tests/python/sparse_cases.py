@@ -115,6 +115,31 @@ def keys_that_did_not_come(group, rows: int = 150) -> None:
         del os.environ["MAGI_ATTENTION_SANITY_CHECK"]
 
 
+def tensors_of_other_shapes(group, rows: int = 150) -> None:
+    """The whole sequence in place of a rank's rows, keys of other rows, heads that are not the
+    plan's; a block beyond the sequence is all of it.
+    """
+    bound = bound_under(window_of(rows, rows), group)
+    whole = [x.detach() for x in tensors(rows)]
+    local = [bound.dispatch(x) for x in whole]
+    lists = torch.zeros(bound.local_rows, HEADS[1], 1, dtype=torch.int32)
+    q, k, v = local
+    wrong = [(q, k[:-1], v[:-1]), (q, k, v[:, :1]), (q[:, : HEADS[1]], k, v)]
+    if group.size() > 1:
+        wrong.append(whole)
+    for given in wrong:
+        try:
+            bound.calc_sparse_attn(*given, lists[: len(given[0])])
+        except ValueError as error:
+            assert "allowed: " in str(error), error
+        else:
+            raise AssertionError("not refused")
+    out, _ = bound.calc_sparse_attn(*local, lists, 1 << 29)
+    wanted, _ = bound.calc_sparse_attn(*local, lists, rows)
+    assert torch.equal(out.nan_to_num(), wanted.nan_to_num())
+    assert torch.equal(out.isnan(), wanted.isnan())
+
+
 def known_blocks(group, is_causal: bool, rows: int = 150) -> None:
     """A mask of blocks that every rank knows plans like any other; for kv heads that differ the
     union is planned, with lists inside.

@@ -310,6 +310,10 @@ class TestDsa:
             extensions.dsa_attn_func(*leaves)
         with pytest.raises(ValueError, match="index_sparse_indices is given beside index_map"):
             extensions.dsa_attn_func(*leaves, lists, index_map=lists)
+        with pytest.raises(TypeError, match=r"index_map is torch.int64; allowed: an int32 tensor"):
+            extensions.dsa_attn_func(*leaves, index_map=lists.transpose(0, 1).long())
+        with pytest.raises(TypeError, match=r"indices.dtype is torch.int64; allowed: int32"):
+            extensions.dsa_attn_func(*leaves, lists.long(), backend="sdpa")
         with pytest.raises(ValueError, match="k_block_size is 512"):
             extensions.dsa_attn_func(
                 *leaves, lists, backend="ffa_block_sparse", sparse_k_block_size=512

@@ -10,7 +10,7 @@ import peer_cases as cases
 import peer_reference
 from magi_attention import backends
 from magi_attention.api import flex_flash_attn_func
-from magi_attention.backends import _fa4, torch_attention
+from magi_attention.backends import _fa4, _flex, torch_attention
 from magi_attention.functional import ffa_fa4_func
 from magi_attention.functional.kernel_backend import backend_of_environment
 from pipeline_cases import Case, check_close, expected, make_tensors, visible_lse
@@ -73,6 +73,7 @@ def test_under_its_own_name_where_it_can():
     with cases.registered("fa4"):
         ffa_fa4_func(q, q, q, RANGE, RANGE, softcap=2.0)
         ffa_fa4_func(q, q, q, RANGE, RANGE, deterministic=True)
+        ffa_fa4_func(q, q, q, RANGE, RANGE, softmax_scale=-0.1)
         assert not peer_reference.fa4_forms
         agrees(ffa_fa4_func, Case(mask="varlen_causal", rows=ROWS))
         assert peer_reference.fa4_forms == {"packed"}
@@ -152,5 +153,6 @@ def test_head_dims_that_kernels_do_not_have(monkeypatch):
     _fa4.prepare(problem(dim=192, dim_v=128))
     with pytest.raises(ValueError, match="is 256 and 256 with backend fa4"):
         _fa4.prepare(problem(dim=256, dim_v=256))
-    with pytest.raises(ValueError, match="deterministic is True with backend fa4"):
-        _fa4.prepare(problem(is_deterministic=True))
+    for peer in (_fa4, _flex):
+        with pytest.raises(ValueError, match=f"deterministic is True with backend {peer.NAME}"):
+            peer.prepare(problem(is_deterministic=True))

@@ -34,6 +34,11 @@ def test_blocks_that_all_ranks_know(ranks, size, is_causal):
     ranks.run(size, cases.known_blocks, is_causal)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_tensors_of_other_shapes(ranks, size):
+    ranks.run(size, cases.tensors_of_other_shapes)
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_by_a_key(ranks, size):
     ranks.run(size, cases.by_a_key)

@@ -130,6 +130,8 @@ def _kernels(problem: Problem, layers: list[Runs]) -> list[tuple[Kernel, Runs]]:
 
 def prepare(problem: Problem) -> PeerAttention:
     """As the prepare of magi_attention.backends.register."""
+    if problem.is_backward and problem.is_deterministic:
+        raise ValueError(f"deterministic is True with backend {NAME}; allowed: False")
     return PeerAttention(problem, _kernels)
 
 

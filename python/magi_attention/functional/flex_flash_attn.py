@@ -12,6 +12,7 @@ import torch
 from magi_attention._native.attention import Options
 from magi_attention.common._arguments import check_int
 from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.env import general
 from magi_attention.functional._checks import (
     check_params,
     check_qkv,
@@ -217,12 +218,15 @@ def ffa_fa4_func(
     reuse_attn_arg: bool = False,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """flex_flash_attn_func by FlashAttention-4 (backend fa4) for float16 and bfloat16 tensors on a
-    GPU that it serves, where it is installed; all else, softcap and deterministic too, by the
-    backend of flex_flash_attn_func, whose results are the same. reuse_attn_arg has no effect: what
-    was made for a mask is always kept and found by its ranges.
+    GPU that it serves, where it is installed; other types and devices, softcap, a negative
+    softmax_scale and deterministic (MAGI_ATTENTION_DETERMINISTIC_MODE=1 too) by the backend of
+    flex_flash_attn_func. Head dims that FlashAttention-4 lacks are ValueError. reuse_attn_arg has
+    no effect: what was made for a mask is always kept and found by its ranges.
     """
     kind = getattr(q, "dtype", None), getattr(q, "device", None)
-    takes = softcap == 0.0 and not deterministic and fa4_takes(*kind)
+    is_plain = softcap == 0.0 and (softmax_scale is None or softmax_scale >= 0.0)
+    repeats = deterministic or general.is_deterministic_mode_enable()
+    takes = is_plain and not repeats and fa4_takes(*kind)
     backend = FA4 if takes else backend_of_environment()
     options = None, "sh", softmax_scale, softcap, False
     mask = q_ranges, k_ranges, attn_type_map

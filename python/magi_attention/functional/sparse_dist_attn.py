@@ -17,12 +17,14 @@ def attend_to_chosen_keys(
     indices: torch.Tensor,
     block: int,
     needed: NeededKeys,
+    place: tuple,
     numbers: tuple[float | None, float],
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """indices int32 [rows of q, heads_kv, n]: rows of the sequence, or blocks of it; numbers:
-    softmax_scale and softcap. See BoundPlan.calc_sparse_attn.
+    """indices int32 [rows of q, heads_kv, n]: rows of the sequence, or blocks of it; place:
+    RankAttention.place; numbers: softmax_scale and softcap. See BoundPlan.calc_sparse_attn.
     """
     q, k, v = check_qkv(*qkv)
+    _check_shapes((q, k, v), place)
     refuse_gpu(q)
     indices = check_lists(indices, block, (q.shape[0], k.shape[1]), q.device)
     places = needed.places(k.shape[0], k.device)
@@ -36,6 +38,19 @@ def attend_to_chosen_keys(
     return out, SparseForwardMeta(meta.lse.masked_fill(is_missing, float("nan")), None, word)
 
 
+def _check_shapes(qkv: tuple[torch.Tensor, ...], place: tuple) -> None:
+    """ValueError unless the tensors are those of the plan's rank, with or without its padding."""
+    _, rows, heads_q, heads_kv, dim, dim_v, _, num_valid = place
+    found = qkv[0].shape[0]
+    if found not in (rows, num_valid):
+        allowed = f"{rows}" if rows == num_valid else f"{rows}, or {num_valid} without padding"
+        raise ValueError(f"q has {found} rows; allowed: {allowed}, the plan's of this rank")
+    wanted = (found, heads_q, dim), (found, heads_kv, dim), (found, heads_kv, dim_v)
+    for name, tensor, shape in zip("qkv", qkv, wanted):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}.shape is {list(tensor.shape)}; allowed: {list(shape)}")
+
+
 def _local_lists(
     indices: torch.Tensor, block: int, places: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -45,7 +60,7 @@ def _local_lists(
     total = places.shape[0] - 1
     first = indices.to(torch.int64) * block
     is_block = (indices >= 0) & (first < total)
-    keys = first.unsqueeze(-1) + torch.arange(block, device=indices.device)
+    keys = first.unsqueeze(-1) + torch.arange(min(block, total), device=indices.device)
     keys = torch.where(is_block.unsqueeze(-1) & (keys < total), keys, total)
     local = places[keys]  # the last place is -1
     is_missing = ((local < 0) & (keys < total)).any(-1)
