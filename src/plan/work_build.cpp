@@ -132,7 +132,9 @@ class AttendList {
  private:
   Range slices_of(std::int32_t q, std::int32_t k) const {
     if (q >= stages_.num_query_segments()) return {};
-    const auto group = static_cast<std::size_t>(q * stages_.num_key_segments() + k);
+    const auto group =
+        static_cast<std::size_t>(q) * static_cast<std::size_t>(stages_.num_key_segments()) +
+        static_cast<std::size_t>(k);
     return {group_begin_[group], group_begin_[group + 1]};
   }
   void add(std::int32_t q, std::int32_t k, Range heads) {
@@ -174,8 +176,8 @@ class WorkBuilder {
     std::vector<Missing> queries(num_ranks);
     for (std::size_t r = 0; r < num_ranks; ++r) {
       const auto rank = static_cast<std::int32_t>(r);
-      const auto pieces = std::ranges::equal_range(inputs_.pieces, rank, {}, &WorkPiece::rank);
-      work[r] = {pieces.begin(), pieces.end()};
+      const auto first = std::ranges::lower_bound(inputs_.pieces, rank, {}, &WorkPiece::rank);
+      work[r] = {first, std::ranges::upper_bound(inputs_.pieces, rank, {}, &WorkPiece::rank)};
       keys[r] = find_missing(work[r], Space::Keys, inputs_.layout_k, rank);
       queries[r] = find_missing(work[r], Space::Queries, inputs_.layout_q, rank);
     }
