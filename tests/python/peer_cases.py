@@ -77,10 +77,11 @@ def through_a_key(
     api.clear_cache(group)
     rounded = tuple(None if t is None else t.to(dtype).double() for t in tensors)
     wanted_out, wanted_lse, _, wanted = expected(mask, case, rounded)
-    check_close("out", out.cpu(), wanted_out, tolerance)
-    check_close("lse", visible_lse(lse.cpu()), visible_lse(wanted_lse), tolerance)
+    place = wanted_out.device  # ranks on GPUs make tensors there by default
+    check_close("out", out.to(place), wanted_out, tolerance)
+    check_close("lse", visible_lse(lse.to(place)), visible_lse(wanted_lse), tolerance)
     for what, found, gradient in zip(("dq", "dk", "dv"), gradients, wanted):
-        check_close(what, found.cpu(), gradient, tolerance)
+        check_close(what, found.to(place), gradient, tolerance)
 
 
 def random_slices(generator: torch.Generator, rows: int, keys: int) -> torch.Tensor:
