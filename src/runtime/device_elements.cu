@@ -64,6 +64,30 @@ __global__ __launch_bounds__(kThreads) void convert_kernel(const __grid_constant
   }
 }
 
+/// Of any types and sizes, an element at a time.
+struct AnyConversion {
+  Rows source, target;
+  std::int64_t num_elements;
+  std::int64_t heads, dim;
+};
+
+template <typename Source, typename Target>
+__global__ __launch_bounds__(kThreads) void convert_any_kernel(
+    const __grid_constant__ AnyConversion job) {
+  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < job.num_elements;
+       i += step) {
+    const std::int64_t place = i % job.dim;
+    const std::int64_t head = i / job.dim % job.heads;
+    const std::int64_t row = i / job.dim / job.heads;
+    const auto* source = reinterpret_cast<const Source*>(
+        job.source.data + row * job.source.row_stride + head * job.source.head_stride);
+    auto* target = reinterpret_cast<Target*>(job.target.data + row * job.target.row_stride +
+                                             head * job.target.head_stride);
+    target[place] = static_cast<Target>(source[place]);
+  }
+}
+
 template <typename Element>
 __global__ __launch_bounds__(kThreads) void fill_kernel(Element* values, std::int64_t count,
                                                         Element value) {
@@ -88,11 +112,52 @@ unsigned num_blocks(std::int64_t count) {
   return static_cast<unsigned>(ceil_div(count, std::int64_t{kThreads}));
 }
 
+/// Whether rows of heads can be read, or written, in units of kUnit elements.
+bool has_units(const TensorView& tensor) {
+  const auto unit_bytes = kUnit * static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
+  const Rows rows = rows_of(tensor);
+  return tensor.shape[2] % kUnit == 0 && rows.row_stride % unit_bytes == 0 &&
+         rows.head_stride % unit_bytes == 0 &&
+         reinterpret_cast<std::uintptr_t>(rows.data) % static_cast<std::uintptr_t>(unit_bytes) == 0;
+}
+
+template <typename Source>
+void convert_any(const TensorView& source, const TensorView& target, cudaStream_t stream) {
+  const AnyConversion job{.source = rows_of(source),
+                          .target = rows_of(target),
+                          .num_elements = source.num_elements(),
+                          .heads = source.shape[1],
+                          .dim = source.shape[2]};
+  const unsigned blocks = std::min(num_blocks(job.num_elements), unsigned{kMaxBlocks});
+  const auto run = [&]<typename Target>(Target /*of the type that is stored*/) {
+    convert_any_kernel<Source, Target><<<blocks, kThreads, 0, stream>>>(job);
+  };
+  switch (target.dtype) {
+    case DType::Float64:
+      run(double{});
+      break;
+    case DType::Float32:
+      run(float{});
+      break;
+    case DType::Float16:
+      run(__half{});
+      break;
+    default:
+      MAGI_CHECK(target.dtype == DType::BFloat16);
+      run(__nv_bfloat16{});
+  }
+  cuda_check(cudaGetLastError(), "convert_any_kernel");
+}
+
 }  // namespace
 
 void convert_device_rows(const TensorView& source, const TensorView& target, cudaStream_t stream) {
   if (source.num_elements() == 0) return;
-  MAGI_CHECK(source.dtype == DType::Float32 && source.shape[2] % kUnit == 0);
+  if (source.dtype == DType::Float64) return convert_any<double>(source, target, stream);
+  MAGI_CHECK(source.dtype == DType::Float32);
+  if (target.dtype == DType::Float64 || !has_units(source) || !has_units(target)) {
+    return convert_any<float>(source, target, stream);
+  }
   const auto head_units = static_cast<int>(source.shape[2] / kUnit);
   const Conversion job{.source = rows_of(source),
                        .target = rows_of(target),

@@ -8,8 +8,9 @@
 // Element-wise work on device tensors, enqueued on a stream.
 namespace magi {
 
-/// target = source (float32), rounded to float16 or bfloat16 where the target is one; both [rows,
-/// heads, dim], dim contiguous and a multiple of 4, rows and heads aligned to 16 bytes.
+/// target = source (float32 or float64), rounded to the type of the target; both [rows, heads,
+/// dim], dim contiguous. Four elements of float32 go at once where dim is a multiple of 4 and rows
+/// and heads are aligned to as many.
 void convert_device_rows(const TensorView& source, const TensorView& target, cudaStream_t stream);
 
 /// target (float16, bfloat16) = source (float32), both without gaps and of the same size.
