@@ -35,6 +35,14 @@ __device__ __forceinline__ void wait_semaphore(
   wait_until([&] { return load() == value; }, {"semaphore", semaphore, value}, load, where);
 }
 
+/// Waits until a semaphore has the value or a larger one.
+__device__ __forceinline__ void wait_semaphore_at_least(
+    const unsigned* semaphore, unsigned value,
+    const std::source_location& where = std::source_location::current()) {
+  const auto load = [&] { return load_acquire(semaphore); };
+  wait_until([&] { return load() >= value; }, {"semaphore", semaphore, value}, load, where);
+}
+
 /// Orders all that the thread has done or seen before what it does after, for the whole GPU.
 __device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 

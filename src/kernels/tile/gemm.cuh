@@ -27,6 +27,16 @@ __device__ __forceinline__ void issue_atb(float (&d)[kD], const A& a, const B& b
   ptx::wgmma_commit();
 }
 
+/// d[64, kColumns] += A[kDepth, 64]^T B[kDepth, kColumns], both in shared memory.
+template <DType kType, int kColumns, int kDepth, typename A, typename B, int kD>
+__device__ __forceinline__ void issue_add_atb(float (&d)[kD], const A& a, const B& b) {
+#pragma unroll
+  for (int step = 0; step < kDepth / kStepElements; ++step) {
+    ptx::Wgmma<kType, kColumns>::mn(d, a.step(step), b.step(step), 1);
+  }
+  ptx::wgmma_commit();
+}
+
 /// d[64, kColumns] += A[64, kDepth] B[kDepth, kColumns], both in shared memory.
 template <DType kType, int kColumns, int kDepth, typename A, typename B, int kD>
 __device__ __forceinline__ void issue_add_ab(float (&d)[kD], const A& a, const B& b) {

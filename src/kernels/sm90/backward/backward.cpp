@@ -116,7 +116,7 @@ void set_tensors(BackwardParams& params, const BackwardArgs& args, const Backwar
   const TensorBox query_box{list.packed_heads, list.tile_tokens};
   params.q = make_tensor_map(has_rows ? args.q : args.k, query_box);
   params.dout = make_tensor_map(has_rows ? half_dout(args, state, workspace) : args.v, query_box);
-  const TensorBox key_box{1, list.shape.keys};
+  const TensorBox key_box{1, state.instance->config.keys};
   params.k = make_tensor_map(args.k, key_box);
   params.v = make_tensor_map(args.v, key_box);
 }
@@ -306,7 +306,7 @@ const BackwardInstance* find_instance(const BackwardArgs& args, bool has_softcap
 /// With costs in q tiles, which were measured in tiles of 64 rows.
 BackwardTileShape tile_shape(const BackwardConfig& config) {
   BackwardTileShape shape{.rows = config.rows,
-                          .keys = config.keys,
+                          .keys = config.tile_keys(),
                           .has_converter = config.ordered(true).has_converter()};
   if (config.has_wide_tiles()) {
     shape.overhead = 2;
@@ -352,9 +352,11 @@ BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuni
   state.instance = find_instance(args, false);
   state.softcap_instance = find_instance(args, true);
   state.dout_type = args.dout.dtype;
-  const std::int32_t num_sms = count_free_sms(current_device(), tuning.sm_margin);
+  const std::int32_t ctas = state.instance->config.ctas();
+  const std::int32_t num_walkers =
+      std::max(count_free_sms(current_device(), tuning.sm_margin) / ctas, 1);
   state.list = build_backward_list(
-      backward_problem(args, num_sms, coming), args.slices, tile_shape(state.instance->config),
+      backward_problem(args, num_walkers, coming), args.slices, tile_shape(state.instance->config),
       {.packed_heads = tuning.packed_heads,
        .heads_per_item = tuning.heads_per_item,
        .section_heads = tuning.section_heads,
@@ -363,7 +365,7 @@ BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuni
                              : std::optional(tuning.head_walk == HeadWalk::InTurn),
        .is_deterministic = tuning.is_deterministic});
   BackwardList& list = state.list;
-  state.num_ctas = to_int(std::min<std::int64_t>(list.num_items(), num_sms));
+  state.num_ctas = to_int(std::min<std::int64_t>(list.num_items(), num_walkers)) * ctas;
   const auto lists = lists_to_device_sync(
       {std::as_bytes(std::span(list.tiles)), std::as_bytes(std::span(list.records)),
        std::as_bytes(std::span(list.semaphore_runs)),

@@ -20,13 +20,14 @@ struct BackwardConfig {
   /// Rows of a q tile: 64, or 128 where the head dim leaves registers for it. Then each warpgroup
   /// multiplies dQ of its half of the rows, not of the columns.
   int rows = 64;
-  /// Keys of a k tile: 128, 64 for each warpgroup; or 64 that both share, where one warpgroup has
-  /// no room for dK and dV of 64 keys. Then each sums half of the columns.
+  /// Keys of a k tile that a CTA holds: 128, 64 for each warpgroup; or 64 that both share, where
+  /// one warpgroup has no room for dK and dV of 64 keys. Then each sums half of the columns, and
+  /// two CTAs, a cluster, have a k tile.
   int keys = 128;
   int q_stages = 4;
+  int dout_stages = 2;
 
   static constexpr int consumers = 2;  ///< warpgroups
-  static constexpr int dout_stages = 2;
   /// Registers of a thread of the producer's and of each consumer warpgroup. A producer that loads
   /// more needs more.
   constexpr int producer_registers() const { return dim_qk > 128 ? 32 : 24; }
@@ -57,6 +58,11 @@ struct BackwardConfig {
   constexpr int score_bytes() const { return rows * keys * 2; }
   constexpr bool has_wide_tiles() const { return rows == 128; }
   constexpr bool has_shared_keys() const { return keys == 64; }
+  /// CTAs that have a k tile together, and the keys of all of them.
+  constexpr int ctas() const { return has_shared_keys() ? 2 : 1; }
+  constexpr int tile_keys() const { return keys * ctas(); }
+  /// Bytes of the columns of K by which a CTA multiplies the other one's dS.
+  constexpr int peer_k_bytes() const { return has_shared_keys() ? k_bytes() / ctas() : 0; }
   /// Head dims at which dK and dV of 64 keys leave room for one array of scores.
   constexpr bool has_long_queries() const { return !has_shared_keys() && dim_qk > 128; }
   /// Columns of dK and of dV that one warpgroup sums.
@@ -64,9 +70,10 @@ struct BackwardConfig {
   constexpr int dv_columns() const { return has_shared_keys() ? dim_v / consumers : dim_v; }
   /// Buffers of dS: a warpgroup writes one while dQ is made of the other.
   static constexpr int score_stages = 2;
-  /// Those and behind them two of P, where warpgroups share keys, or one where head dims are long.
+  /// Those and behind them one of P where head dims are long or, where warpgroups share keys, two
+  /// of P and two of the other CTA's dS.
   constexpr int score_buffers() const {
-    return score_stages + (has_shared_keys() ? 2 : has_long_queries() ? 1 : 0);
+    return score_stages + (has_shared_keys() ? 4 : has_long_queries() ? 1 : 0);
   }
   /// Whether a warp of the kernel makes dq of complete sums, where these are ordered: its buffers
   /// take shared memory.

@@ -39,7 +39,13 @@ class DqSemaphoreWaiter {
     const std::int64_t semaphore =
         std::int64_t{info.group} * order.num_semaphores + info.q_tile + component_;
     if (value_ != 0) {
-      ptx::wait_semaphore(order.semaphores + semaphore, static_cast<unsigned>(value_));
+      // Each CTA of a k tile adds its columns, and signals that.
+      const unsigned value = static_cast<unsigned>(value_) * kC.ctas();
+      if constexpr (kC.ctas() == 1) {
+        ptx::wait_semaphore(order.semaphores + semaphore, value);
+      } else {
+        ptx::wait_semaphore_at_least(order.semaphores + semaphore, value);
+      }
     }
     send(step, {.semaphore = semaphore,
                 .is_first = num_components_ == 1 && value_ == 0 ? 1 : 0,

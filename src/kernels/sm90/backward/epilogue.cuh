@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/order.cuh"
 #include "kernels/sm90/backward/params.hpp"
@@ -55,7 +56,8 @@ class BackwardEpilogue {
 
   /// The thread's first float4 of dK in a slot.
   __device__ __forceinline__ float4* key_place(int slot) const {
-    const std::int64_t begin = std::int64_t{slot} * (kKeyFloats + kValueFloats);
+    const std::int64_t place = kC.ctas() == 1 ? slot : kC.ctas() * slot + ptx::cluster_rank();
+    const std::int64_t begin = place * (kKeyFloats + kValueFloats);
     return reinterpret_cast<float4*>(params_.keys.split_sums + begin) +
            warpgroup_ * (kC.dk_columns() / 8) * 128 + thread_;
   }
@@ -91,7 +93,12 @@ class BackwardEpilogue {
 
   /// Waits for splits of lower items, so that the lowest unfinished item never waits.
   __device__ __forceinline__ void wait_semaphore(std::int32_t index, std::int32_t value) const {
-    if (thread_ == 0) ptx::wait_semaphore(semaphore(index), static_cast<unsigned>(value));
+    if constexpr (kC.ctas() == 1) {
+      if (thread_ == 0) ptx::wait_semaphore(semaphore(index), static_cast<unsigned>(value));
+    } else if (thread_ == 0) {
+      // Both CTAs of the k tile signal there.
+      ptx::wait_semaphore_at_least(semaphore(index), static_cast<unsigned>(value) * kC.ctas());
+    }
     ptx::named_barrier_sync(kSplits + warpgroup_, 128);
   }
 
@@ -135,7 +142,8 @@ class BackwardEpilogue {
   __device__ __forceinline__ Row row_of(const StridedRows& local,
                                         GradientRows KeyDestination::*gradient,
                                         const ItemInfo& item) const {
-    const int row = first_row() + lane() % kWarpRows;
+    int row = first_row() + lane() % kWarpRows;
+    if constexpr (kC.ctas() > 1) row += ptx::cluster_rank() * kC.keys;
     if (row >= item.num_keys) return {};
     const std::int32_t key = item.key_begin + row;
     if (params_.keys.destinations == nullptr) {

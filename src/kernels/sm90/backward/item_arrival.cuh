@@ -47,11 +47,17 @@ class ItemArrival {
            (coming_.left_over_words[index >> 5] >> (index & 31) & 1) != 0;
   }
 
+  /// Fills in the item where the gradients of its first key go. Returns its k tile's TileArrival.
+  __device__ __forceinline__ int2 find_segment(ItemInfo& item) const {
+    const int2 tile = __ldg(reinterpret_cast<const int2*>(coming_.tiles + shared_.producer.k_tile));
+    item.first_segment = tile.y;
+    return tile;
+  }
+
   /// Fills what the item says of arrivals. Returns whether its keys may be loaded; else it has been
   /// left over.
   __device__ __forceinline__ bool await(ItemInfo& item) const {
-    const int2 tile = __ldg(reinterpret_cast<const int2*>(coming_.tiles + shared_.producer.k_tile));
-    item.first_segment = tile.y;
+    const int2 tile = find_segment(item);
     if (coming_.flags.flags == nullptr || tile.x == 0) return true;
     const bool goes = find_verdict(item, static_cast<std::uint32_t>(tile.x)) == Verdict::Goes;
     // Bulk copies are asynchronous.

@@ -25,8 +25,9 @@
 //                +----------------+                 goes to shared memory, and each warpgroup
 //                                                   multiplies half of dQ with it.
 //
-// At head dim 256 a k tile has 64 keys that both warpgroups share (shared_keys_consumer.cuh), at
-// 192 P and dS are operands in shared memory (long_query_consumer.cuh).
+// At head dim 256 two CTAs have the k tile, 64 keys each that both warpgroups share
+// (shared_keys_consumer.cuh); at 192 P and dS are operands in shared memory
+// (long_query_consumer.cuh).
 //
 // Roles: of warpgroup 0, one thread of warp 0 takes items, walks records and loads; where dQ's sums
 // are taken in order, one of warp 1 waits for semaphores, one of warp 2 signals them and warp 3
@@ -43,6 +44,8 @@
 // | added         | every consumer warp            | the semaphore is signalled              |
 // | add empty     | semaphore signaller            | the waiter overwrites                   |
 // | scores full   | every consumer warp            | dQ is multiplied                        |
+// | peer scores   | the other CTA's bytes          | dQ is multiplied with them              |
+// | ticket        | producer of the first CTA      | that of the second takes the item       |
 // Named barriers: shared.cuh. Sums that the main kernel does not convert become dq in
 // dq_convert_kernel.cuh; lse and delta of the rows come from prepare.cu.
 namespace magi::sm90 {
@@ -53,12 +56,9 @@ using ConsumerOf = std::conditional_t<
     kC.has_long_queries(), LongQueryConsumer<kC, kWarpgroup>,
     SharedKeysConsumer<kC, kWarpgroup == 0 ? ScoreRole::Probabilities : ScoreRole::Gradients>>;
 
-/// `Instance` is a type with a `static constexpr BackwardConfig kConfig`: nvcc's host stubs cannot
-/// name a kernel whose template argument is a config value.
-template <typename Instance, bool kIsDeterministic>
-__global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
-    backward_kernel(const __grid_constant__ BackwardParams params) {
-  constexpr BackwardConfig kC = Instance::kConfig.ordered(kIsDeterministic);
+/// What a CTA does.
+template <BackwardConfig kC>
+__device__ __forceinline__ void run_backward(const BackwardParams& params) {
   static_assert(kC.has_registers());
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<BackwardStorage<kC>*>(shared_bytes);
@@ -71,7 +71,11 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     shared.init_barriers();
     ptx::fence_mbarrier_init();
   }
-  __syncthreads();
+  if constexpr (kC.ctas() == 1) {
+    __syncthreads();
+  } else {
+    ptx::cluster_sync();
+  }
   ptx::await_kernels_before();
   if (warp < 4) {
     ptx::lower_registers<kC.producer_registers()>();
@@ -98,6 +102,23 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
       BackwardConsumer<kC>(shared, params, warp / 4 - 1).run();
     }
   }
+  // The other CTA may still read this one's shared memory or write there.
+  if constexpr (kC.ctas() > 1) ptx::cluster_sync();
+}
+
+/// `Instance` is a type with a `static constexpr BackwardConfig kConfig`: nvcc's host stubs cannot
+/// name a kernel whose template argument is a config value.
+template <typename Instance, bool kIsDeterministic>
+__global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
+    backward_kernel(const __grid_constant__ BackwardParams params) {
+  run_backward<Instance::kConfig.ordered(kIsDeterministic)>(params);
+}
+
+/// Likewise, where two CTAs have a k tile.
+template <typename Instance, bool kIsDeterministic>
+__global__ void __launch_bounds__(Instance::kConfig.threads(), 1) __cluster_dims__(2, 1, 1)
+    backward_pair_kernel(const __grid_constant__ BackwardParams params) {
+  run_backward<Instance::kConfig.ordered(kIsDeterministic)>(params);
 }
 
 }  // namespace magi::sm90

@@ -14,10 +14,19 @@
 namespace magi::sm90 {
 
 template <typename Instance, bool kIsDeterministic>
+constexpr auto main_kernel() {
+  if constexpr (Instance::kConfig.ctas() == 1) {
+    return backward_kernel<Instance, kIsDeterministic>;
+  } else {
+    return backward_pair_kernel<Instance, kIsDeterministic>;
+  }
+}
+
+template <typename Instance, bool kIsDeterministic>
 void launch_backward_kernel(const BackwardParams& params, int num_ctas, LaunchStart start,
                             cudaStream_t stream) {
   constexpr BackwardConfig kC = Instance::kConfig.ordered(kIsDeterministic);
-  constexpr auto kKernel = backward_kernel<Instance, kIsDeterministic>;
+  constexpr auto kKernel = main_kernel<Instance, kIsDeterministic>();
   const int bytes = grant_storage<BackwardStorage<kC>, kKernel>();
   switch (start) {
     case LaunchStart::Ahead:

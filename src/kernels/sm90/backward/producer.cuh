@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "kernels/sm90/backward/item_arrival.cuh"
 #include "kernels/sm90/backward/params.hpp"
@@ -25,7 +26,14 @@ class BackwardProducer {
   __device__ __forceinline__ void run() {
     shared_.producer.span = 0;
     init_arrivals(shared_.arrivals, params_.coming.flags);
-    if (arrival().has_items()) run_items();
+    if constexpr (kC.ctas() == 1) {
+      if (arrival().has_items()) run_items();
+    } else if (ptx::cluster_rank() == 0) {
+      if (arrival().has_items()) run_items();
+      send_ticket(kNoItem);
+    } else {
+      run_sent_items();
+    }
     step_info().flags = kEndOfSteps;
     send_step();
     present_item().flags = kEndOfItems;
@@ -42,6 +50,35 @@ class BackwardProducer {
   __device__ __forceinline__ void run_items() {
     for (std::int32_t item = take_ticket(); item < params_.items.num_items; item = take_ticket()) {
       if (arrival().has(item)) run_item(item);
+    }
+  }
+
+  // The first CTA of a k tile takes items and waits for their keys; it sends the second those that
+  // both go through.
+  static constexpr std::int32_t kNoItem = -1;
+
+  __device__ __forceinline__ void send_ticket(std::int32_t item) {
+    const RingPlace<kTicketStages> place(num_tickets_++);
+    ptx::mbarrier_wait_peer(shared_.ticket_ring.empty.at(place), place.parity() ^ 1);
+    ptx::store_peer(ptx::peer_address(&shared_.tickets[place.stage()], 1), item);
+    ptx::mbarrier_arrive_peer(ptx::peer_address(&shared_.ticket_ring.full.at(place), 1));
+  }
+  __device__ __forceinline__ std::int32_t receive_ticket() {
+    const RingPlace<kTicketStages> place(num_tickets_++);
+    ptx::mbarrier_wait_peer(shared_.ticket_ring.full.at(place), place.parity());
+    const std::int32_t item = shared_.tickets[place.stage()];
+    ptx::mbarrier_arrive_peer(ptx::peer_address(&shared_.ticket_ring.empty.at(place), 0));
+    return item;
+  }
+  __device__ __forceinline__ void run_sent_items() {
+    for (std::int32_t item = receive_ticket(); item != kNoItem; item = receive_ticket()) {
+      find_place(static_cast<std::uint32_t>(item));
+      if (params_.coming.tiles != nullptr) {
+        arrival().find_segment(present_item());
+        // Bulk copies are asynchronous; the keys' arrival came with the ticket.
+        ptx::fence_async_global();
+      }
+      walk_item();
     }
   }
 
@@ -102,6 +139,11 @@ class BackwardProducer {
   __device__ __forceinline__ void run_item(std::int32_t index) {
     find_place(static_cast<std::uint32_t>(index));
     if (params_.coming.tiles != nullptr && !arrival().await(present_item())) return;
+    if constexpr (kC.ctas() > 1) send_ticket(index);
+    walk_item();
+  }
+
+  __device__ __forceinline__ void walk_item() {
     ProducerState& at = shared_.producer;
     const int4 work = __ldg(reinterpret_cast<const int4*>(params_.items.tiles + at.k_tile));
     ItemInfo& item = present_item();
@@ -131,7 +173,7 @@ class BackwardProducer {
                .q_high = band.q1,
                .low = item.key_begin - band.d_max,
                .high = item.key_begin - band.d_min + 1};
-    const QueryRun run = query_run(band, item.key_begin, kC.keys, params_.query.token_shift);
+    const QueryRun run = query_run(band, item.key_begin, kC.tile_keys(), params_.query.token_shift);
     at.tile_begin = run.tile_begin;
     at.full_begin = run.full_begin;
     at.full_end = run.full_end;
@@ -224,11 +266,15 @@ class BackwardProducer {
   __device__ __forceinline__ void send_item(bool has_tiles) {
     const RingPlace<1> place(num_items_);
     const ItemInfo& item = present_item();
-    const ptx::BoxOrigin box{0, item.kv_head, item.key_begin};
+    ptx::BoxOrigin box{0, item.kv_head, item.key_begin};
+    if constexpr (kC.ctas() > 1) box.token += ptx::cluster_rank() * kC.keys;
     shared_.k_ring.wait_empty(place);
     ptx::Mbarrier& k_full = shared_.k_ring.full.at(place);
-    ptx::mbarrier_arrive_expect(k_full, has_tiles ? kC.k_bytes() : 0);
+    ptx::mbarrier_arrive_expect(k_full, has_tiles ? kC.k_bytes() + kC.peer_k_bytes() : 0);
     if (has_tiles) load_rows<kC.keys, kC.dim_qk>(shared_.k, params_.k, box, k_full);
+    if constexpr (kC.ctas() > 1) {
+      if (has_tiles) load_peer_keys(item, k_full);
+    }
     shared_.v_ring.wait_empty(place);
     ptx::Mbarrier& v_full = shared_.v_ring.full.at(place);
     ptx::mbarrier_arrive_expect(v_full, has_tiles ? kC.v_bytes() : 0);
@@ -236,12 +282,21 @@ class BackwardProducer {
     ++num_items_;
   }
 
+  /// Loads the CTA's columns of the other one's keys.
+  __device__ __forceinline__ void load_peer_keys(const ItemInfo& item, ptx::Mbarrier& full) const {
+    constexpr int kColumns = kC.dim_qk / kC.ctas();
+    const int rank = ptx::cluster_rank();
+    const ptx::BoxOrigin box{rank * kColumns, item.kv_head, item.key_begin + (1 - rank) * kC.keys};
+    load_rows<kC.keys, kColumns>(shared_.peer_k, params_.k, box, full);
+  }
+
   template <int kRows, int kDim>
   __device__ __forceinline__ static void load_rows(std::uint8_t* tile, const CUtensorMap& map,
                                                    ptx::BoxOrigin box, ptx::Mbarrier& barrier) {
+    const int first_dim = box.dim;
 #pragma unroll
     for (int panel = 0; panel < kDim / tile::kPanelElements; ++panel) {
-      box.dim = panel * tile::kPanelElements;
+      box.dim = first_dim + panel * tile::kPanelElements;
       ptx::load_box(tile + panel * kRows * tile::kPanelRowBytes, map, box, barrier);
     }
   }
@@ -250,6 +305,7 @@ class BackwardProducer {
   const BackwardParams& params_;
   std::uint32_t num_steps_ = 0;
   std::uint32_t num_items_ = 0;
+  std::uint32_t num_tickets_ = 0;
 };
 
 }  // namespace magi::sm90

@@ -117,6 +117,9 @@ inline constexpr int kStepStages = 8;
 /// Steps whose dQ may be added and is not, at most.
 inline constexpr int kAddStages = 4;
 
+/// Items that the first CTA of a k tile has taken and the second has not, at most.
+inline constexpr int kTicketStages = 2;
+
 /// Complete sums that the dQ converter has not written, at most: an item may end many in a row.
 inline constexpr int kConvertStages = 16;
 
@@ -133,8 +136,11 @@ struct BackwardStorage {
   alignas(1024) std::uint8_t v[kC.v_stage_bytes()];
   alignas(1024) std::uint8_t q[kC.q_stages][kC.q_bytes()];
   alignas(1024) std::uint8_t dout[kC.dout_stages][kC.dout_bytes()];
-  /// dS^T: 128-byte rows, one per key. Where warpgroups share keys, two of P^T follow.
+  /// dS^T: 128-byte rows, one per key. Two of P^T and two of the other CTA's dS^T follow where
+  /// warpgroups share keys.
   alignas(1024) std::uint8_t scores[kC.score_buffers()][kC.score_bytes()];
+  /// Of the other CTA's keys, the columns of K by which this CTA multiplies dS.
+  alignas(kC.ctas() == 1 ? 16 : 1024) std::uint8_t peer_k[kC.ctas() == 1 ? 16 : kC.peer_k_bytes()];
   alignas(128) float lse_log2[kC.q_stages][kC.rows];
   alignas(128) float delta[kC.dout_stages][kC.rows];
   StepInfo steps[kStepStages];
@@ -156,6 +162,10 @@ struct BackwardStorage {
   RingBarriers<kQuarterStages> quarter_full;  ///< a quarter of a complete sum is there
   ConverterState converter;
   RingBarriers<kC.score_stages> probabilities_full;  ///< P is there, where warpgroups share keys
+  RingBarriers<kC.score_stages> peer_scores_full;    ///< the other CTA's dS is there
+  /// In the second CTA of a k tile: items that the first has taken. `empty` is that of the first.
+  Ring<kTicketStages> ticket_ring;
+  std::int32_t tickets[kTicketStages];
   alignas(128) std::uint8_t
       quarters[kC.has_converter() ? kQuarterStages : 1][kC.has_converter() ? kQuarterBytes : 16];
 
@@ -170,7 +180,11 @@ struct BackwardStorage {
     constexpr int kScoreWarps =
         kC.has_shared_keys() ? kConsumerWarps / kC.consumers : kConsumerWarps;
     scores_full.init(kScoreWarps);
-    if constexpr (kC.has_shared_keys()) probabilities_full.init(kScoreWarps);
+    if constexpr (kC.has_shared_keys()) {
+      probabilities_full.init(kScoreWarps);
+      peer_scores_full.init(1);
+      ticket_ring.init(1);
+    }
     q_ring.init(kConsumerWarps);
     dout_ring.init(kConsumerWarps);
     k_ring.init(kConsumerWarps);

@@ -1,26 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/ptx/cluster.cuh"
 #include "kernels/sm90/backward/dq_sum.cuh"
 #include "kernels/sm90/backward/step_view.cuh"
 #include "kernels/tile/gemm.cuh"
 
-// A step where a k tile has 64 keys that both warpgroups share: dK and dV of 64 keys are all that
-// the registers of both hold. Each has half of the columns of dK, dV and dQ. One makes P for both,
-// the other dS; they pass them on in shared memory, in 16 bits:
+// A step where a warpgroup has no room for dK and dV of 64 keys: both warpgroups of a CTA share 64
+// keys, and two CTAs, a cluster, share a k tile of 128 and its steps.
+//
+// In a CTA each warpgroup has half of the columns of dK and dV. One makes P for both, the other dS;
+// they pass them on in shared memory, in 16 bits:
 //
 //   warpgroup          makes   sums, half of the columns of each
-//   0, Probabilities   P^T     dV += P^T dO (P^T from registers), dK += dS^T Q, dQ = dS K
-//   1, Gradients       dS^T    dV += P^T dO, dK += dS^T Q, dQ = dS K
+//   0, Probabilities   P^T     dV += P^T dO (P^T from registers), dK += dS^T Q
+//   1, Gradients       dS^T    dV += P^T dO, dK += dS^T Q
 //
-// A step of each ends with S, or dP, of the next one; dK runs while that becomes P. With a softcap
-// dS is made of the weights P * f'(S). These lie in the second buffer of P, which then has one of
-// each.
+// Each CTA copies its dS to the other one, and multiplies dQ of half of the columns by the keys of
+// both: a sum of dQ gets one addition for 128 keys, not two. Each warpgroup has a panel of 64
+// columns.
+//
+// A step of each ends with S, or dP, of the next one. With a softcap dS is made of the weights
+// P * f'(S). These lie in the second buffer of P, which then has one of each.
 //
 // Why buffers are free when they are written again:
 // - P(n + 2) comes after dS(n + 1) has been awaited, and that after all of P(n) has been read.
 // - dS(n + 2) comes after P(n + 2) has been awaited, and that after dK(n) and dQ(n) of the
 //   warpgroup that makes P; the other one has ended its own.
+// - The other CTA's dS(n + 2) is sent when its dS(n + 2) is there. That comes after our dS(n + 1)
+//   has been awaited there, so after both warpgroups here have ended dQ(n): the one that makes P
+//   says that P(n + 1) is there only then. Likewise the copy of dS(n) has been read.
 // - V's buffer takes dK and dV when dS of the last step has been awaited; what is still made of it
 //   then is dropped.
 namespace magi::sm90 {
@@ -45,8 +54,9 @@ class SharedKeysConsumer {
   static constexpr bool kMakesP = kRole == ScoreRole::Probabilities;
   static constexpr int kWarpgroup = kMakesP ? 0 : 1;
   static constexpr int kPanel = 64 * tile::kPanelRowBytes;  ///< bytes of 64 columns of 64 rows
-  static_assert(kC.rows == 64 && kC.keys == 64 && kC.dim_qk == kC.dim_v);
-  /// Bytes to the warpgroup's columns in a tile of K, Q or dO.
+  static_assert(kC.rows == 64 && kC.keys == 64 && kC.dim_qk == kC.dim_v && kC.ctas() == 2);
+  static_assert(kC.dq_columns() == kC.consumers * tile::kPanelElements && kC.dout_stages == 1);
+  /// Bytes to the warpgroup's columns in a tile of Q or dO.
   static constexpr int kColumnBytes =
       kWarpgroup * (kC.dk_columns() / tile::kPanelElements) * kPanel;
   using ScorePlace = RingPlace<kC.score_stages>;
@@ -61,18 +71,22 @@ class SharedKeysConsumer {
   __device__ __forceinline__ std::uint8_t* score_gradients(std::uint32_t step) const {
     return shared_.scores[ScorePlace(step).stage()];
   }
+  /// The buffer of the other CTA's dS of a step.
+  __device__ __forceinline__ std::uint8_t* peer_score_gradients(std::uint32_t step) const {
+    return shared_.scores[2 * kC.score_stages + ScorePlace(step).stage()];
+  }
 
   __device__ __forceinline__ void walk_item(RingPlace<1> item) {
     if constexpr (!kMakesP) shared_.v_ring.wait_full(item);
     issue_product(num_steps_, true);
     ptx::wgmma_wait<0>();
     ptx::pin(x_);
-    if constexpr (kMakesP) make_probabilities(num_steps_);
-    bool is_first = true;
-    while (!run_step(is_first)) is_first = false;
-    ptx::wgmma_wait<0>();
-    ptx::pin(sums_.dk);
-    view_.release_queries(num_steps_ - 1);
+    if constexpr (kMakesP) {
+      make_probabilities(num_steps_);
+      say_probabilities(num_steps_);
+    }
+    while (!run_step()) {
+    }
   }
 
   /// Issues the product that the warpgroup makes scores of, S or dP, of a step.
@@ -95,42 +109,63 @@ class SharedKeysConsumer {
 
   /// One step n. True after the last step of the item.
   ///
-  /// | issue           | awaits            | in flight   | then                                  |
-  /// |-----------------|-------------------|-------------|---------------------------------------|
-  /// | dV(n)           | dout or P full, n | dK, dV      | wait dK(n-1); hand Q(n-1) back; dS(n) |
-  /// | dQ(n)           | scores full, n    | dV, dQ      | wait both; hand dO(n) back; dQ leaves |
-  /// | S(n+1), dP(n+1) | q, dout full      | S, dP       |                                       |
-  /// | dK(n)           |                   | S or dP, dK | wait S or dP; P(n+1)                  |
-  __device__ __forceinline__ bool run_step(bool is_first) {
+  /// | issue             | awaits              | then                                          |
+  /// |-------------------|---------------------|-----------------------------------------------|
+  /// | dV(n)             | dout or P full, n   | dS(n), which goes to the other CTA too        |
+  /// |                   | scores full, n      | wait dV; hand dO(n) back                      |
+  /// | dK(n), own dQ(n)  |                     |                                               |
+  /// | S(n+1)            | q full, n + 1       | wait dK; hand Q(n) back                       |
+  /// | the other's dQ(n) | peer scores full, n | wait S; P(n+1); wait dQ, which leaves         |
+  /// | dP(n+1)           | dout full, n + 1    | wait dQ, which leaves; wait dP                |
+  __device__ __forceinline__ bool run_step() {
     const std::uint32_t step = num_steps_;
     const bool is_last = (flags_ & kLastStep) != 0;
+    const std::uint32_t next = next_step(is_last);
     if constexpr (kMakesP) {
       add_own_dv(step);
     } else {
       add_dv(step);
+      make_score_gradients(step);
     }
-    ptx::wgmma_wait<1>();
-    ptx::pin(sums_.dk);
-    if (!is_first) view_.release_queries(step - 1);
-    if constexpr (!kMakesP) make_score_gradients(step);
     shared_.scores_full.wait(ScorePlace(step));
-    issue_dq(step);
-    const std::int32_t sum = view_.info(step).sum;
-    const bool is_first_add = wait_to_add(shared_, step);
+    if constexpr (!kMakesP) send_score_gradients(step);
     ptx::wgmma_wait<0>();
-    ptx::pin(dq_);
     ptx::pin(sums_.dv);
     if constexpr (kMakesP) ptx::pin(packed_);
     if (ptx::kArrivalsPerWarp == 1 || !is_last) view_.release_dout(step);
-    add_dq(shared_, params_, kWarpgroup, step, sum, is_first_add, dq_);
-    const std::uint32_t next = next_step(is_last);
-    issue_product(next, !is_last);
     issue_dk(step);
-    ptx::wgmma_wait<1>();
-    ptx::pin(x_);
-    if (ptx::kArrivalsPerWarp != 1 && is_last) view_.release_dout(step);
+    issue_own_dq(step);
+    const std::int32_t sum = view_.info(step).sum;
     if constexpr (kMakesP) {
+      issue_product(next, !is_last);
+      ptx::wgmma_wait<2>();
+    } else {
+      ptx::wgmma_wait<1>();
+    }
+    ptx::pin(sums_.dk);
+    if (ptx::kArrivalsPerWarp == 1 || !is_last) view_.release_queries(step);
+    shared_.peer_scores_full.wait(ScorePlace(step));
+    issue_peer_dq(step);
+    const bool is_first_add = wait_to_add(shared_, step);
+    if constexpr (kMakesP) {
+      ptx::wgmma_wait<1>();
+      ptx::pin(x_);
       if (!is_last) make_probabilities(next);
+      ptx::wgmma_wait<0>();
+      ptx::pin(dq_);
+      if (!is_last) say_probabilities(next);
+      add_dq_of(step, sum, is_first_add);
+    } else {
+      issue_product(next, !is_last);
+      ptx::wgmma_wait<1>();
+      ptx::pin(dq_);
+      add_dq_of(step, sum, is_first_add);
+      ptx::wgmma_wait<0>();
+      ptx::pin(x_);
+    }
+    if (ptx::kArrivalsPerWarp != 1 && is_last) {
+      view_.release_dout(step);
+      view_.release_queries(step);
     }
     ++num_steps_;
     return is_last;
@@ -156,7 +191,7 @@ class SharedKeysConsumer {
 
   /// Turns S of a step into P, packed and in shared memory, and with a softcap into weights.
   __device__ __forceinline__ void make_probabilities(std::uint32_t step) {
-    view_.exponentiate(step, flags_, 0, x_);
+    view_.exponentiate(step, flags_, ptx::cluster_rank() * kC.keys, x_);
     tile::pack_fragments<kC.type, kC.rows>(x_, packed_);
     ptx::pin(packed_);
     view_.store(probabilities(step), 0, packed_);
@@ -166,6 +201,8 @@ class SharedKeysConsumer {
       tile::pack_fragments<kC.type, kC.rows>(x_, packed);
       view_.store(weights(step), 0, packed);
     }
+  }
+  __device__ __forceinline__ void say_probabilities(std::uint32_t step) const {
     arrive_warp(shared_.probabilities_full.at(ScorePlace(step)));
   }
 
@@ -185,14 +222,36 @@ class SharedKeysConsumer {
     return tile::MnMajor<kC.rows>(rows + kColumnBytes);
   }
 
-  /// Issues dQ = dS K of a step.
-  __device__ __forceinline__ void issue_dq(std::uint32_t step) {
+  /// Copies dS of a step, which is there, to the other CTA.
+  __device__ __forceinline__ void send_score_gradients(std::uint32_t step) const {
+    const int peer = 1 - ptx::cluster_rank();
+    ptx::Mbarrier& full = shared_.peer_scores_full.at(ScorePlace(step));
+    ptx::exchange_bytes_if(ptx::thread_index() == 128 * (1 + kWarpgroup), full,
+                           ptx::peer_address(peer_score_gradients(step), peer),
+                           score_gradients(step), kC.score_bytes(), ptx::peer_address(&full, peer));
+  }
+
+  /// Issues dQ = dS K of a step with the keys of this CTA.
+  __device__ __forceinline__ void issue_own_dq(std::uint32_t step) {
     ptx::forget(dq_);
     ptx::wgmma_fence();
-    tile::issue_atb<kC.type, kC.dq_columns(), kC.keys>(
+    tile::issue_atb<kC.type, tile::kPanelElements, kC.keys>(
         dq_, tile::MnMajor<kC.keys>(score_gradients(step)),
-        tile::MnMajor<kC.keys>(shared_.k + kColumnBytes));
+        tile::MnMajor<kC.keys>(shared_.k + (2 * ptx::cluster_rank() + kWarpgroup) * kPanel));
   }
+  /// Adds that with those of the other one.
+  __device__ __forceinline__ void issue_peer_dq(std::uint32_t step) {
+    ptx::pin(dq_);
+    ptx::wgmma_fence();
+    tile::issue_add_atb<kC.type, tile::kPanelElements, kC.keys>(
+        dq_, tile::MnMajor<kC.keys>(peer_score_gradients(step)),
+        tile::MnMajor<kC.keys>(shared_.peer_k + kWarpgroup * kPanel));
+  }
+  __device__ __forceinline__ void add_dq_of(std::uint32_t step, std::int32_t sum, bool is_first) {
+    DqTarget<kC>(params_, ptx::cluster_rank(), sum).put(32 * kWarpgroup, dq_, is_first);
+    say_added(shared_, step);
+  }
+
   /// Issues dK += dS^T Q of a step.
   __device__ __forceinline__ void issue_dk(std::uint32_t step) {
     ptx::pin(sums_.dk);
@@ -207,7 +266,7 @@ class SharedKeysConsumer {
   std::uint32_t num_steps_ = 0;
   int flags_ = 0;  ///< of the step whose scores are being made
   KeySums<kC> sums_;
-  float dq_[kC.dq_columns() / 2];
+  float dq_[tile::kPanelElements / 2];
   typename StepView<kC>::Scores x_;             ///< S^T and P^T, or dP^T and dS^T
   typename StepView<kC>::PackedScores packed_;  ///< P^T or dS^T as A operand
 };

@@ -7,8 +7,13 @@ namespace magi::sm90 {
 /// Compiled apart from the others: instances of head dim 256 take as long as those of two dims.
 template <DType kType>
 struct SharedKeysInstance {
-  static constexpr BackwardConfig kConfig{
-      .type = kType, .dim_qk = 256, .dim_v = 256, .has_softcap = true, .keys = 64, .q_stages = 2};
+  static constexpr BackwardConfig kConfig{.type = kType,
+                                          .dim_qk = 256,
+                                          .dim_v = 256,
+                                          .has_softcap = true,
+                                          .keys = 64,
+                                          .q_stages = 2,
+                                          .dout_stages = 1};
 };
 
 BackwardInstance shared_keys_instance(DType type) {
