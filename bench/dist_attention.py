@@ -31,7 +31,7 @@ import torch.distributed as dist
 from distributed import host
 from distributed.cells import Options, run_cell
 from distributed.figures import rows_of, table_of
-from distributed.ours import parse_setting
+from distributed.ours import parse_setting, with_work
 from distributed.sides import BASELINES, MASKS, Makers
 from distributed.timing import Stopwatch
 
@@ -53,6 +53,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--settings", default="default,degree0,degree1,degree2",
         help="of calc_attn: default, auto, degreeN, smsN, NAME=VALUE, joined by +",
+    )  # fmt: skip
+    parser.add_argument(
+        "--work", default="keys",
+        help="what travels, under each setting: keys, queries (these too), auto (the faster as "
+        "predicted); with default also the speed of the other two over keys",
     )  # fmt: skip
     parser.add_argument("--sides", default=",".join(BASELINES), help="baselines; empty: none")
     parser.add_argument("--seconds", type=float, default=4.0, help="of the rounds of a cell")
@@ -93,7 +98,10 @@ def options_of(arguments: argparse.Namespace, device: torch.device) -> Options:
     heads = [int(part) for part in listed(arguments.heads)]
     dtype = arguments.dtype or ("float32" if device.type == "cpu" else "bfloat16")
     return Options(
-        settings=[parse_setting(text) for text in listed(arguments.settings)],
+        settings=[
+            parse_setting(text)
+            for text in with_work(listed(arguments.settings), listed(arguments.work))
+        ],
         baselines=listed(arguments.sides),
         shape=(*heads, arguments.head_dim),
         dtype=TYPES[dtype],

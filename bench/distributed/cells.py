@@ -81,7 +81,8 @@ def run_cell(makers: Makers, mask: str, tokens: int, options: Options) -> dict:
     }
     for name, side in sides.items():
         result["sides"][name].update(sent[name])
-        if side.kind == "ours" and options.device.type == "cuda":
+        is_counted = side.kind == "ours" and not side.attention.is_moving_queries
+        if is_counted and options.device.type == "cuda":
             ratio = memory_ratio(side, sides["alone"], watch, makers.size)
             result["sides"][name]["memory_ratio"] = ratio
     del sides
@@ -203,14 +204,15 @@ def distance(mine: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def times_without_communication(makers, sides, problem, tensors, watch, options) -> dict:
     """By name, median seconds of forward and backward of baselines whose links are muted, and of
-    our kernel on the rows and keys of calc_attn's placement.
+    our kernel on the rows and keys of calc_attn's placement; of plans whose ranks compute other
+    rows than their own nothing.
     """
     if not options.exposed or makers.size == 1:
         return {}
     baselines = {name: side for name, side in sides.items() if side.kind == "baseline"}
     kernels, places = {}, {}
     for name, side in sides.items():
-        if side.kind == "ours":
+        if side.kind == "ours" and not side.attention.is_moving_queries:
             place = side.attention.placement  # of all ranks, which thus agree
             if place not in places:
                 places[place] = name
@@ -230,7 +232,7 @@ def times_without_communication(makers, sides, problem, tensors, watch, options)
     return {
         name: medians[places.get(name, name)]
         for name, side in sides.items()
-        if side.kind in ("ours", "baseline")
+        if name in places or side.kind == "baseline"
     }
 
 

@@ -31,7 +31,11 @@ def rows_of(cells: list[dict]) -> list[dict]:
             label = f"{cell['mask']}.{{}}{direction}.{size_name(cell['tokens'])}"
             share = cell["sides"][DEFAULT][direction]["share"]
             found[f"{prefix}.{label.format('')}"] = share
-            ours = [speeds[name] for name, kind in kinds.items() if kind == "ours"]
+            ours = [
+                speeds[name]
+                for name, kind in kinds.items()
+                if kind == "ours" and "work=" not in name
+            ]
             others = [speeds[name] for name, kind in kinds.items() if kind == "baseline"]
             if len(ours) > 1:
                 over_best.append(speeds[DEFAULT] / max(ours))
@@ -40,6 +44,7 @@ def rows_of(cells: list[dict]) -> list[dict]:
             if "ulysses" in speeds and cell["mask"] == "varlen_causal":
                 name = f"{prefix}.{label.format('over_ulysses.')}"
                 found[name] = speeds[DEFAULT] / speeds["ulysses"]
+        found.update(_over_keys(prefix, cell))
     if over_best:
         found[f"{prefix}.default_over_best"] = min(over_best)
     if over_baseline:
@@ -54,6 +59,20 @@ def rows_of(cells: list[dict]) -> list[dict]:
     return [
         {"name": name, "value": round(value, 4), "unit": "ratio"} for name, value in found.items()
     ]
+
+
+def _over_keys(prefix: str, cell: dict) -> dict[str, float]:
+    """Speed of forward and backward with moving queries over that of keys alone: qo where the cost
+    model chose to move some, qo_always where it was told to.
+    """
+    found = {}
+    for name, mode in (("qo", "auto"), ("qo_always", "queries")):
+        side = cell["sides"].get(f"{DEFAULT}+work={mode}")
+        if DEFAULT in cell["sides"] and side and side["is_moving_queries"]:
+            keys = cell["sides"][DEFAULT]
+            ms = [sum(of[direction]["ms"] for direction in DIRECTIONS) for of in (keys, side)]
+            found[f"{prefix}.{name}.{cell['mask']}.{size_name(cell['tokens'])}"] = ms[0] / ms[1]
+    return found
 
 
 def table_of(cell: dict) -> str:
@@ -75,6 +94,7 @@ def table_of(cell: dict) -> str:
             + (f" {sent * 1e-9:8.3f}" if sent is not None else " " * 9)
             + f" {side['extra_bytes'] * 1e-9:9.3f}"
             + (f"  {side['waves']} waves" if "waves" in side else "")
+            + ("  queries move" if side.get("is_moving_queries") else "")
         )
     lines += [f"  {name:28s} failed: {reason}" for name, reason in cell["failed"].items()]
     return "\n".join(lines)

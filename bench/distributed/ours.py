@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""calc_attn under settings. A setting is a name of SETTINGS or parts joined by +: degreeN (stages
-of remote keys), auto (the cost model's degree), smsN (multiprocessors left to exchanges) and
-NAME=VALUE (a variable of the environment while the plan is made, bound and first run).
+"""calc_attn under settings. A setting is names of SETTINGS or parts joined by +: degreeN (stages of
+remote keys), auto (the cost model's degree), work=MODE (what travels: keys, queries too, or auto),
+smsN (multiprocessors left to exchanges) and NAME=VALUE (a variable of the environment while the
+plan is made, bound and first run).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import os
 import re
 from dataclasses import dataclass, field
@@ -16,6 +19,7 @@ import torch
 from attention_masks import INFINITE
 from magi_attention import api
 from magi_attention.common import AttnRange, AttnRanges
+from magi_attention.config.dist_attn import WORK_MODES
 from magi_attention.keys.lookup import runtime_of
 from magi_attention.plan import BoundPlan, Plan
 
@@ -36,6 +40,7 @@ class Setting:
 
     name: str
     overlap: api.OverlapConfig | None = None
+    work: str | None = None
     exchange_sms: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -46,8 +51,8 @@ class Setting:
 
     def config(self) -> api.DistAttnConfig:
         if self.overlap is None:
-            return api.DistAttnConfig()
-        return api.DistAttnConfig(overlap_config=self.overlap)
+            return api.DistAttnConfig(work=self.work)
+        return api.DistAttnConfig(overlap_config=self.overlap, work=self.work)
 
     @contextlib.contextmanager
     def environment_set(self):
@@ -66,20 +71,35 @@ class Setting:
 
 def parse_setting(text: str) -> Setting:
     """SystemExit for parts that are none."""
-    overlap, exchange_sms, environment = None, None, {}
-    for part in SETTINGS.get(text, tuple(text.split("+"))):
+    overlap, work, exchange_sms, environment = None, None, None, {}
+    for part in (part for name in text.split("+") for part in SETTINGS.get(name, (name,))):
         if part == "auto":
             overlap = api.OverlapConfig(mode=api.AttnOverlapMode.DYNAMIC, degree=None)
         elif match := re.fullmatch(r"degree(\d+)", part):
             overlap = api.OverlapConfig(degree=int(match[1]))
+        elif match := re.fullmatch(r"work=(keys|queries|auto)", part):
+            work = match[1]
         elif match := re.fullmatch(r"sms(\d+)", part):
             exchange_sms = int(match[1])
         elif match := re.fullmatch(r"([A-Z_0-9]+)=(.*)", part):
             environment[match[1]] = match[2]
         else:
-            allowed = ", ".join([*SETTINGS, "or degreeN, auto, smsN, NAME=VALUE joined by +"])
+            parts = "degreeN, auto, work=MODE, smsN, NAME=VALUE"
+            allowed = ", ".join([*SETTINGS, f"or {parts} joined by +"])
             raise SystemExit(f"--settings has {text}; allowed: {allowed}")
-    return Setting(text, overlap, exchange_sms, environment)
+    return Setting(text, overlap, work, exchange_sms, environment)
+
+
+def with_work(settings: list[str], modes: list[str]) -> list[str]:
+    """Every setting under every mode of work; that of keys keeps its name. SystemExit for a mode
+    that is none.
+    """
+    for mode in modes:
+        if mode not in WORK_MODES:
+            raise SystemExit(f"--work has {mode}; allowed: {', '.join(WORK_MODES)}")
+    return [
+        name if mode == "keys" else f"{name}+work={mode}" for name in settings for mode in modes
+    ]
 
 
 def typed(slices, length: int):
@@ -125,6 +145,12 @@ class Ours:
         self.padding = self.bound.local_rows - sum(end - begin for begin, end in self.rows)
         self._is_first = True
 
+    @functools.cached_property
+    def is_moving_queries(self) -> bool:
+        """Whether some rank receives queries."""
+        ranks = json.loads(self.bound.plan.to_json())["ranks"]
+        return any(len(rank["q"]) > 1 for rank in ranks)
+
     def forward(self, q, k, v):
         if self._is_first:
             self._is_first = False
@@ -158,6 +184,7 @@ class Ours:
         return {
             "waves": report.num_waves,
             "balance": report.balance,
+            "is_moving_queries": self.is_moving_queries,
             "forward_bytes": report.total_bytes / self.bound.plan.cp_size,
             "predicted_forward_ms": report.forward_seconds * 1e3,
             "predicted_backward_ms": report.backward_seconds * 1e3,

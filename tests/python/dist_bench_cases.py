@@ -62,7 +62,7 @@ def side(group, name: str, mask: str) -> None:
     tensors = random_tensors(TOTAL, options())
     if name == "alone":
         made = makers.alone(problem, tensors)
-    elif name in ("default", "degree0", "auto"):
+    elif name.split("+")[0] in ("default", "degree0", "auto"):
         made = makers.ours(parse_setting(name), problem, tensors)
     else:
         made = makers.baseline(name, problem, tensors)

@@ -19,14 +19,17 @@ import dist_timeline
 from attention_masks import INFINITE, area, prefix_tree, tree_slices
 from distributed import layouts
 from distributed.figures import rows_of
-from distributed.ours import parse_setting
+from distributed.ours import parse_setting, with_work
 from distributed.sides import BASELINES, MASKS, lengths_of
 
 ROW = cases.SHAPE[2] * 8  # bytes of a head of a row
 SHARE = cases.TOTAL // 4
 
 
-@pytest.mark.parametrize("name", ["alone", "default", "degree0", "auto", *BASELINES])
+OURS = ("default", "degree0", "auto", "default+work=queries", "degree0+work=auto")
+
+
+@pytest.mark.parametrize("name", ["alone", *OURS, *BASELINES])
 def test_sides_agree_with_dense_attention(ranks, name):
     for mask in MASKS:
         ranks.run(4, cases.side, name, mask)
@@ -135,6 +138,13 @@ def test_settings():
         assert os.environ["MAGI_X"] == "1"
     assert "MAGI_X" not in os.environ
     assert parse_setting("default").is_plain
+    moving = parse_setting("default+degree1+work=queries")
+    assert moving.is_plain and moving.config().work == "queries"
+    assert with_work(["default", "degree0"], ["keys", "auto"]) == [
+        "default", "default+work=auto", "degree0", "degree0+work=auto"
+    ]  # fmt: skip
+    with pytest.raises(SystemExit, match="--work has rows; allowed: keys, queries, auto"):
+        with_work(["default"], ["rows"])
     with pytest.raises(SystemExit, match="allowed: default, auto"):
         parse_setting("degree")
 
@@ -171,25 +181,44 @@ def test_figures_are_the_musts():
                          "dist4.varlen_causal.over_ulysses.backward.16k"} <= set(musts)  # fmt: skip
 
 
+def test_figures_of_moving_queries():
+    speeds = {"alone": 100, "default": 80, "default+work=queries": 60, "default+work=auto": 88}
+    made = cell("varlen_causal", 8192, speeds)
+    for side, ms in zip(made["sides"].values(), (0, 8, 10, 7)):
+        side["forward"]["ms"], side["backward"]["ms"] = ms / 4, ms * 3 / 4
+        side["is_moving_queries"] = ms in (10, 7)
+    found = {row["name"]: row["value"] for row in rows_of([made])}
+    assert found["dist4.qo.varlen_causal.8k"] == round(8 / 7, 4)
+    assert found["dist4.qo_always.varlen_causal.8k"] == 0.8
+    assert "dist4.default_over_best" not in found  # another work is no better setting of this one
+    made["sides"]["default+work=auto"]["is_moving_queries"] = False  # keys alone were chosen
+    assert "dist4.qo.varlen_causal.8k" not in {row["name"] for row in rows_of([made])}
+
+
 def test_the_script_on_a_cpu(tmp_path):
     out, rows = tmp_path / "cells.jsonl", tmp_path / "rows.json"
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
         str(cases.BENCH / "dist_attention.py"), "--device", "cpu",
         "--masks", "causal,varlen_causal", "--tokens", "64", "--heads", "4,2", "--head-dim", "16",
-        "--settings", "default,degree0+sms4", "--seconds", "0.1", "--rounds", "2", "--no-host",
+        "--settings", "default,degree0+sms4", "--work", "keys,queries",
+        "--seconds", "0.1", "--rounds", "2", "--no-host",
         "--out", str(out), "--rows", str(rows), "--trace", str(tmp_path / "traces"),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     cells = [json.loads(line) for line in out.read_text().splitlines()]
     assert [c["mask"] for c in cells] == ["causal", "varlen_causal"]
-    names = ["alone", "default", "degree0+sms4", "ulysses", "ring", "allgather"]
+    ours = ["default", "default+work=queries", "degree0+sms4", "degree0+sms4+work=queries"]
+    names = ["alone", *ours, "ulysses", "ring", "allgather"]
     assert list(cells[0]["sides"]) == names  # Ulysses around a ring needs four ranks
     default = cells[0]["sides"]["default"]
     assert default["forward_bytes"] > 0 and default["error"] < 1e-4
     assert default["forward"]["ms"] > 0 and "exposed_ms" in default["backward"]
+    assert cells[0]["sides"]["default+work=queries"]["is_moving_queries"]
+    assert "exposed_ms" not in cells[0]["sides"]["default+work=queries"]["forward"]
     found = {row["name"]: row for row in json.loads(rows.read_text())}
+    assert found["dist2.qo_always.causal.64"]["value"] > 0
     assert found["dist2.causal.forward.64"]["unit"] == "ratio"
     assert "causal, 64 per rank, 2 ranks" in done.stderr
     pictures = dist_plots.draw(cells, tmp_path)

@@ -4,6 +4,7 @@ one GPU for each rank.
 """
 
 import contextlib
+import dataclasses
 import os
 
 import pytest
@@ -61,6 +62,18 @@ def test_attention(some_ranks, degree):
     ranks, size = some_ranks
     case = Case(mask="four_types", rows=300, head_dim=64, degree=degree, dtype="bfloat16")
     ranks.run(size, pipeline_cases.pipeline, case)
+
+
+@pytest.mark.parametrize("mask", ["varlen_causal", "four_types"])
+@pytest.mark.parametrize("change", [
+    {}, {"degree": 0}, {"degree": 4}, {"work": "auto", "degree": None},
+    {"layout": "contiguous", "degree": 2}, {"sinks": 2, "softcap": 4.0, "with_lse_gradient": True},
+    {"heads": (8, 2), "head_dim": 128},
+], ids=str)  # fmt: skip
+def test_moving_queries(some_ranks, mask, change):
+    ranks, size = some_ranks
+    case = Case(mask=mask, rows=600, heads=(8, 8), head_dim=64, work="queries", dtype="bfloat16")
+    ranks.run(size, pipeline_cases.pipeline, dataclasses.replace(case, **change))
 
 
 def test_one_kv_head_in_waves_by_rows(some_ranks):
