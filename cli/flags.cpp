@@ -254,6 +254,9 @@ void add_plan_flags(CLI::App& app, PlanConfig& config) {
       });
   add(app, "--work", "MODE", "what travels: keys, queries (these too), or the faster: auto",
       [&config](const std::string& text) { config.work = work_from_name(text); });
+  add(app, "--work-search", "NAME",
+      "how it is searched which rank computes what, where queries travel (docs/moving_queries.md)",
+      [&config](const std::string& text) { config.work_search = work_search_from_name(text); });
   add(app, "--layout", "NAME",
       "contiguous: each rank keeps a run of the rows, work is moved instead (default permuted)",
       [&app, &config](const std::string& text) { set_layout(app, text, config); });

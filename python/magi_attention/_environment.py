@@ -115,6 +115,7 @@ KEY_VARIABLES = tuple(
         "DETERMINISTIC_MODE",
         "HIERARCHICAL_COMM",
         "QO_COMM",
+        "WORK_SEARCH",
         "NATIVE_GRPCOLL",
         "FLATTEN_HEAD_GROUPS",
         "KERNEL_BACKEND",

@@ -17,6 +17,10 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
   if (given.work < MAGI_WORK_KEYS || given.work > MAGI_WORK_AUTO) {
     throw invalid("work", given.work, "0 (keys), 1 (queries) or 2 (automatic)");
   }
+  if (given.work_search < MAGI_SEARCH_THRESHOLD_ACCEPTING ||
+      given.work_search > MAGI_SEARCH_BINARY_GREEDY_PARALLEL) {
+    throw invalid("work_search", given.work_search, "0 to 6");
+  }
   PlanConfig result{.num_ranks = given.num_ranks,
                     .num_heads_q = given.num_heads_q,
                     .num_heads_kv = given.num_heads_kv,
@@ -25,6 +29,7 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
                     .element_bytes = given.element_bytes,
                     .overlap_degree = std::nullopt,
                     .work = static_cast<WorkMode>(given.work),
+                    .work_search = static_cast<WorkSearch>(given.work_search),
                     .stage_mode = static_cast<StageMode>(given.wave_mode),
                     .min_stage_rows = given.min_wave_rows,
                     .devices_per_node = given.devices_per_node,

@@ -50,6 +50,11 @@ void validate_config(const PlanConfig& config) {
   }
   require_between("stage_mode", static_cast<std::int32_t>(config.stage_mode), 0, 2);
   require_between("work", static_cast<std::int32_t>(config.work), 0, 2);
+  static_cast<void>(work_search_name(config.work_search));
+  if (config.work == WorkMode::Keys && config.work_search != WorkSearch::ThresholdAccepting) {
+    throw invalid("work_search", work_search_name(config.work_search),
+                  "threshold_accepting, the default, with work keys");
+  }
   if (config.work == WorkMode::Queries && config.num_ranks > kMostRanksOfMoves) {
     throw invalid("num_ranks", config.num_ranks,
                   "up to " + std::to_string(kMostRanksOfMoves) + " with work queries");

@@ -7,25 +7,22 @@
 #include "plan/loads.hpp"
 #include "plan/timeline.hpp"
 #include "plan/work_build.hpp"
-#include "plan/work_even.hpp"
 #include "plan/work_grid.hpp"
+#include "plan/work_search.hpp"
 
 namespace magi::planner {
 namespace {
 
-/// Parts of a rank's run of rows, about: finer ones save few bytes and take longer.
-constexpr std::int64_t kPartsPerRank = 4;
 constexpr std::int32_t kSumBytes = 4;
 
 std::vector<WorkPiece> find_pieces(const Layout& layout_q, const Layout& layout_k,
                                    const Plan& plan) {
   const std::int32_t num_ranks = plan.config.num_ranks;
   const std::int64_t rows = std::max(plan.placement_q.num_rows, plan.placement_k.num_rows);
-  const auto part_rows =
-      static_cast<std::int32_t>(std::max<std::int64_t>(1, rows / (kPartsPerRank * num_ranks)));
+  const auto part_rows = static_cast<std::int32_t>(
+      std::max<std::int64_t>(1, rows / (parts_per_rank(plan.config.work_search) * num_ranks)));
   const WorkGrid grid = make_work_grid(plan.mask, layout_q, layout_k, part_rows);
-  const RowCosts costs = row_costs(plan.config);
-  return even_out(grid, share_work(grid, num_ranks, costs, {}), num_ranks, costs);
+  return search_work(plan.config.work_search, grid, num_ranks, row_costs(plan.config));
 }
 
 }  // namespace

@@ -85,7 +85,8 @@ void add(Hasher& hasher, const PlanConfig& config) {
        {config.num_ranks, config.num_heads_q, config.num_heads_kv, config.head_dim_qk,
         config.head_dim_v, config.element_bytes, config.overlap_degree.value_or(-1),
         static_cast<std::int32_t>(config.stage_mode), config.min_stage_rows,
-        config.devices_per_node, static_cast<std::int32_t>(config.work)}) {
+        config.devices_per_node, static_cast<std::int32_t>(config.work),
+        static_cast<std::int32_t>(config.work_search)}) {
     add(hasher, std::int64_t{value});
   }
   add(hasher, config.placement);

@@ -106,7 +106,7 @@ class OverlapAlgType(Enum):
 
 
 class DynamicAttnAlgType(Enum):
-    """How tiles are shared out when queries travel too."""
+    """How tiles are shared out when queries travel too: `DistAttnConfig.work_search`."""
 
     NON_COMMUNICATION_QO = "non_communication_qo"
     GREEDY_RANDOM_GRID = "greedy_random_grid"

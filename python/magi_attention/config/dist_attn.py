@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from magi_attention.comm.primitive.grpcoll._config import GrpCollConfig
 from magi_attention.common._arguments import check_choice
+from magi_attention.common.enum import DynamicAttnAlgType
 from magi_attention.config.dispatch import DispatchConfig
 from magi_attention.config.overlap import OverlapConfig, chosen_overlap
+from magi_attention.env import comm
 
 WORK_MODES = ("keys", "queries", "auto")  # in the library's order
 
@@ -21,12 +23,18 @@ class DistAttnConfig:
     work: what travels: "keys"; "queries", these too where that moves fewer bytes; "auto", the
     faster as predicted. None: "queries" where MAGI_ATTENTION_QO_COMM is 1, else "auto" for a
     contiguous layout and "keys" for a permuted one. ValueError for another.
+
+    work_search: how it is searched which rank computes what, where queries travel: a
+    DynamicAttnAlgType or its value, or "threshold_accepting", the library's own search
+    (docs/moving_queries.md). None: that of MAGI_ATTENTION_WORK_SEARCH, else the library's own.
+    ValueError for another, and for one beside work "keys".
     """
 
     dispatch_config: DispatchConfig = field(default_factory=DispatchConfig)
     overlap_config: OverlapConfig = field(default_factory=chosen_overlap)
     grpcoll_config: GrpCollConfig = field(default_factory=GrpCollConfig)
     work: str | None = None
+    work_search: str | DynamicAttnAlgType | None = None
 
     def __post_init__(self) -> None:
         expected = (
@@ -41,7 +49,19 @@ class DistAttnConfig:
                 )
         if self.work is not None:
             check_choice("work", self.work, WORK_MODES)
-        parts = (self.dispatch_config, self.overlap_config, self.grpcoll_config, self.work)
+        if isinstance(self.work_search, DynamicAttnAlgType):
+            object.__setattr__(self, "work_search", self.work_search.value)
+        if self.work_search is not None:
+            check_choice("work_search", self.work_search, comm.WORK_SEARCHES)
+            if self.work == "keys":
+                raise ValueError(
+                    f"work_search is {self.work_search!r} while work is 'keys'; "
+                    "allowed: None, or another work"
+                )
+        parts = (
+            self.dispatch_config, self.overlap_config, self.grpcoll_config, self.work,
+            self.work_search,
+        )  # fmt: skip
         object.__setattr__(self, "_hash", hash(parts))
 
     def __hash__(self) -> int:
