@@ -28,8 +28,18 @@ TensorGroup slice_all(TensorGroup group, std::int32_t axis, Range range) {
   return group;
 }
 
+/// Rows of a tensor that kernels load whole begin at multiples of so many bytes.
+constexpr std::size_t kRowAlignment = 16;
+
+std::int64_t row_elements(std::span<const TensorView> tensors) {
+  std::int64_t elements = 0;
+  for (const TensorView& t : tensors) elements += is_given(t) ? row_elements(t) : 0;
+  return elements;
+}
+
 /// Tensors like those of `group`, of `num_rows` rows and, where given, another type. Neighbours of
-/// one type share a buffer, whose rows hold theirs side by side, as rows travel.
+/// one type share a buffer, whose rows hold theirs side by side, as rows travel, unless that would
+/// break the alignment of rows: out and lse of one head, say.
 template <typename Lend>
 TensorGroup lend_like(const Lend& lend, TensorGroup group, std::int64_t num_rows, bool is_sum) {
   for (TensorView& tensor : group) {
@@ -38,9 +48,12 @@ TensorGroup lend_like(const Lend& lend, TensorGroup group, std::int64_t num_rows
   }
   for (auto first = group.begin(); first != group.end();) {
     const auto is_other = [first](const TensorView& t) { return t.dtype != first->dtype; };
-    const auto end = std::find_if(first, group.end(), is_other);
-    std::int64_t elements = 0;
-    for (auto t = first; t != end; ++t) elements += is_given(*t) ? row_elements(*t) : 0;
+    auto end = std::find_if(first, group.end(), is_other);
+    std::int64_t elements = row_elements(std::span<const TensorView>(first, end));
+    if (static_cast<std::size_t>(elements) * dtype_bytes(first->dtype) % kRowAlignment != 0) {
+      end = std::next(first);
+      elements = is_given(*first) ? row_elements(*first) : 0;
+    }
     TensorView part = lend(first->dtype, num_rows, elements);
     for (; first != end; ++first) {
       if (!is_given(*first)) continue;
