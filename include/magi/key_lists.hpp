@@ -25,4 +25,27 @@ struct KeyLists {
 void attention_forward_cpu(const ForwardArgs& args, const KeyLists& lists);
 void attention_backward_cpu(const BackwardArgs& args, const KeyLists& lists);
 
+/// The forward on a GPU of compute capability 9.0: all tensors in device memory, float16 or
+/// bfloat16, head dims up to 128, any number of query heads of a kv head (of 64 or 128 at a time;
+/// fewer take as long as 64). Enqueued on `stream` (a cudaStream_t; null: the default stream): the
+/// host reads no entry and nothing waits, so the call can be captured and replayed with other
+/// entries in the same tensor. Bitwise equal results from call to call. sm_margin: multiprocessors
+/// left to others. Throws InvalidArgument naming the tensor, CudaError when the launch fails.
+void attention_forward_cuda(const ForwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
+                            void* stream);
+
+/// Choices of a backward call under lists on a GPU.
+struct ListedBackwardTuning {
+  std::int32_t sm_margin = 0;  ///< multiprocessors left to others
+  /// Must be true: dk and dv are sums in float32 that have no order, and may differ in their last
+  /// bits from call to call. (dq and dsink repeat.)
+  bool is_fast = false;
+};
+
+/// The backward, as the forward. out and dout have the type of q, and nothing is added to what is
+/// there. Memory for float32 sums, 4 * (heads_q * rows_q + heads_kv * rows_k * (dim_qk + dim_v))
+/// bytes, comes from the library's pool in stream order; a graph holds its own.
+void attention_backward_cuda(const BackwardArgs& args, const KeyLists& lists,
+                             const ListedBackwardTuning& tuning, void* stream);
+
 }  // namespace magi

@@ -72,6 +72,22 @@ __device__ __forceinline__ void load_bytes(void* destination, const void* source
       : "memory");
 }
 
+/// Copies 16 bytes, or writes as many zeros and reads nothing where `bytes` is 0. An ordinary
+/// write, which products see behind fence_async_shared.
+__device__ __forceinline__ void copy_async(std::uint32_t destination, const void* source,
+                                           int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+               "r"(bytes)
+               : "memory");
+}
+
+/// One arrival when all copies that this thread has begun by copy_async are done.
+__device__ __forceinline__ void copy_async_arrive(Mbarrier& barrier) {
+  asm volatile(
+      "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier))
+      : "memory");
+}
+
 /// Adds four floats from registers to those in device memory, in no order with anything.
 __device__ __forceinline__ void add_float4(float* destination, float x, float y, float z, float w) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(destination),

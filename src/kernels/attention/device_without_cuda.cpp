@@ -2,6 +2,7 @@
 #include "base/check.hpp"
 #include "kernels/attention/built_in.hpp"
 #include "kernels/attention/combine.hpp"
+#include "magi/key_lists.hpp"
 
 namespace magi {
 
@@ -22,6 +23,16 @@ std::int64_t forward_workspace_bytes(const ForwardArgs& args, std::int64_t /*num
 void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& /*slices*/,
                             const DeviceWorkspace& /*workspace*/,
                             const DeviceListTuning& /*tuning*/, void* /*stream*/) {
+  refuse_device(args.q.device);
+}
+
+void attention_forward_cuda(const ForwardArgs& args, const KeyLists& /*lists*/,
+                            std::int32_t /*sm_margin*/, void* /*stream*/) {
+  refuse_device(args.q.device);
+}
+
+void attention_backward_cuda(const BackwardArgs& args, const KeyLists& /*lists*/,
+                             const ListedBackwardTuning& /*tuning*/, void* /*stream*/) {
   refuse_device(args.q.device);
 }
 

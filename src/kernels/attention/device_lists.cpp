@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <string>
+
+#include "base/check.hpp"
+#include "cuda/arena.hpp"
+#include "cuda/capture.hpp"
+#include "cuda/device.hpp"
+#include "cuda/memory.hpp"
+#include "cuda/stream_buffer.hpp"
+#include "kernels/attention/built_in.hpp"
+#include "kernels/attention/checks.hpp"
+#include "kernels/attention/combine.hpp"
+#include "kernels/sm90/listed/listed_backward.hpp"
+#include "kernels/sm90/listed/listed_forward.hpp"
+#include "magi/key_lists.hpp"
+
+// Calls under lists of keys in device memory. One architecture gathers keys so far.
+namespace magi {
+namespace {
+
+void check_device_tensor(const std::string& name, const TensorView& tensor, DType type,
+                         std::int32_t device) {
+  if (tensor.dtype != type) {
+    throw invalid(name + ".dtype", dtype_name(tensor.dtype), dtype_name(type));
+  }
+  if (tensor.num_elements() == 0) return;
+  if (tensor.empty()) throw invalid(name + ".data", "null", "device memory");
+  if (tensor.device != device) {
+    throw invalid(name + ".device", tensor.device, "that of q, " + std::to_string(device));
+  }
+}
+
+void check_lists(const KeyLists& lists, const TensorView& q, const TensorView& k) {
+  const TensorView& indices = lists.indices;
+  if (indices.rank != 3) throw invalid("indices.rank", indices.rank, "3");
+  if (indices.shape[0] != q.shape[0]) {
+    throw invalid("indices.shape[0]", indices.shape[0], std::to_string(q.shape[0]));
+  }
+  if (indices.shape[1] != k.shape[1]) {
+    throw invalid("indices.shape[1]", indices.shape[1], std::to_string(k.shape[1]));
+  }
+  check_device_tensor("indices", indices, DType::Int32, q.device);
+  if (lists.block_keys < 1 || lists.block_keys > kMaxRows) {
+    throw invalid("block_keys", lists.block_keys, "1 to " + std::to_string(kMaxRows));
+  }
+  if (lists.report.empty()) return;
+  check_device_tensor("report", lists.report, DType::Int64, q.device);
+  if (lists.report.rank != 1 || lists.report.shape[0] != 2 || lists.report.stride[0] != 1) {
+    throw invalid("report.shape[0]", lists.report.shape[0], "[2], contiguous");
+  }
+}
+
+/// What the kernels that gather keys do not take, beyond those of slices.
+void check_listed_shapes(const TensorView& q, const TensorView& k, const TensorView& v) {
+  for (const auto& [name, dim] :
+       {std::pair{"q.shape[2]", q.shape[2]}, {"v.shape[2]", v.shape[2]}}) {
+    if (dim > sm90::kMaxListedDim) {
+      throw invalid(name, dim, "multiples of 8 from 8 to 128 under lists on a GPU");
+    }
+  }
+  if (k.shape[1] < 1 || q.shape[1] % k.shape[1] != 0) {
+    throw invalid("q.shape[1]", q.shape[1],
+                  "multiples of the kv heads " + std::to_string(k.shape[1]));
+  }
+}
+
+void check_gradients(const BackwardArgs& args, const ListedBackwardTuning& tuning) {
+  for (const auto& [name, tensor] : {std::pair{"out", &args.out}, {"dout", &args.dout}}) {
+    if (tensor->dtype != args.q.dtype) {
+      throw invalid(std::string(name) + ".dtype", dtype_name(tensor->dtype),
+                    "that of q under lists on a GPU");
+    }
+  }
+  if (!args.slices.empty()) throw invalid("slices", "given", "none beside lists");
+  if (args.is_accumulating) {
+    throw invalid("is_accumulating", "true", "false under lists on a GPU");
+  }
+  if (!tuning.is_fast) {
+    throw invalid("is_fast", "false",
+                  "true under lists on a GPU, where dk and dv are summed in no order");
+  }
+}
+
+/// A row-major float32 tensor of the shape of a gradient of keys.
+TensorView sums_like(const TensorView& gradient, float* data) {
+  TensorView sums = contiguous_view(data, DType::Float32,
+                                    {gradient.shape[0], gradient.shape[1], gradient.shape[2]});
+  sums.device = gradient.device;
+  return sums;
+}
+
+struct BackwardPlaces {
+  explicit BackwardPlaces(const BackwardArgs& args) {
+    Arena arena;
+    delta = arena.add<float>(args.q.shape[0] * args.q.shape[1]);
+    dk_sums = arena.add<float>(args.dk.num_elements());
+    dv_sums = arena.add<float>(args.dv.num_elements());
+    size_bytes = arena.size_bytes();
+  }
+  std::size_t delta = 0, dk_sums = 0, dv_sums = 0, size_bytes = 0;
+};
+
+void run_backward(const BackwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
+                  void* workspace, cudaStream_t stream) {
+  const BackwardPlaces places(args);
+  const sm90::ListedBackwardMemory memory{.delta = part_at<float>(workspace, places.delta),
+                                          .dk_sums = part_at<float>(workspace, places.dk_sums),
+                                          .dv_sums = part_at<float>(workspace, places.dv_sums)};
+  sm90::enqueue_listed_backward(args, lists, sm_margin, memory, stream);
+  combine(sums_like(args.dk, memory.dk_sums), args.dk, Combination::Write, stream);
+  combine(sums_like(args.dv, memory.dv_sums), args.dv, Combination::Write, stream);
+}
+
+}  // namespace
+
+void attention_forward_cuda(const ForwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
+                            void* stream) {
+  if (!sm90_backend()->serves(args.q.device)) refuse_device(args.q.device);
+  check_call(sm90_backend()->limits(), args, problem_of(args));
+  check_listed_shapes(args.q, args.k, args.v);
+  check_lists(lists, args.q, args.k);
+  if (!args.slices.empty()) throw invalid("slices", "given", "none beside lists");
+  if (args.is_merging) throw invalid("is_merging", "true", "false under lists on a GPU");
+  const DeviceScope scope(args.q.device);
+  sm90::enqueue_listed_forward(args, lists, sm_margin, static_cast<cudaStream_t>(stream));
+}
+
+void attention_backward_cuda(const BackwardArgs& args, const KeyLists& lists,
+                             const ListedBackwardTuning& tuning, void* stream) {
+  if (!sm90_backend()->serves(args.q.device)) refuse_device(args.q.device);
+  check_call(sm90_backend()->limits(), args, problem_of(args));
+  check_listed_shapes(args.q, args.k, args.v);
+  check_lists(lists, args.q, args.k);
+  check_gradients(args, tuning);
+  const DeviceScope scope(args.q.device);
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  const std::size_t size_bytes = BackwardPlaces(args).size_bytes;
+  if (cudaGraph_t graph = graph_of_capture(cuda_stream); graph != nullptr) {
+    const auto held = std::make_shared<const DeviceBuffer>(size_bytes);
+    keep_with_graph(graph, held);
+    return run_backward(args, lists, tuning.sm_margin, held->data(), cuda_stream);
+  }
+  const StreamBuffer own(size_bytes, args.q.device, cuda_stream);
+  run_backward(args, lists, tuning.sm_margin, own.data(), cuda_stream);
+}
+
+}  // namespace magi

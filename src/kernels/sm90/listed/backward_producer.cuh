@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/sm90/listed/backward_shared.cuh"
+#include "kernels/sm90/listed/gather.cuh"
+
+namespace magi::sm90 {
+
+/// One of four warps that load what an item reads: Q and dO, then K and V of each tile.
+template <ListedConfig kC>
+class ListedBackwardProducer {
+ public:
+  __device__ __forceinline__ ListedBackwardProducer(ListedBackwardStorage<kC>& shared,
+                                                    const ListedBackwardParams& params)
+      : shared_(shared), params_(params), reader_(params.lists) {}
+
+  __device__ __forceinline__ void run() {
+    for (auto i = static_cast<std::int32_t>(blockIdx.x); i < params_.shape.num_items;
+         i += static_cast<std::int32_t>(gridDim.x)) {
+      load_item(ListedItem(params_.shape, i));
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load_item(const ListedItem& item) {
+    reader_.open(item.row, item.kv_head, params_.shape.heads_kv, false);
+    const int num_tiles = count_tiles<kC.keys>(reader_, rows_.lane(), false);
+    load_queries(item, num_tiles);
+    const StridedRows k = rows_of_head(params_.k, item.kv_head);
+    const StridedRows v = rows_of_head(params_.v, item.kv_head);
+    const bool is_loading = rows_.lane() < kC.keys_per_warp();
+    std::int32_t position = rows_.warp() * kC.keys_per_warp() + rows_.lane();
+    std::int32_t entry = reader_.entry_at(position);
+    for (int i = 0; i < num_tiles; ++i) {
+      const std::int32_t key = is_loading ? reader_.key_of(entry, position) : kNoKey;
+      position += kC.keys;
+      entry = reader_.entry_at(position);
+      load_tile(k, v, key);
+    }
+  }
+
+  __device__ __forceinline__ void load_queries(const ListedItem& item, int num_tiles) {
+    shared_.q_ring.wait_empty(queries_);
+    if (threadIdx.x == 0) shared_.num_tiles = num_tiles;
+    const ListedShape& shape = params_.shape;
+    rows_.template copy_heads<kC.rows()>(shared_.q, params_.q, item, shape, shape.dim_qk);
+    rows_.template copy_heads<kC.rows()>(shared_.dout, params_.dout, item, shape, shape.dim_v);
+    rows_.hand_over(shared_.q_ring.full.at(queries_));
+    queries_.advance();
+  }
+
+  __device__ __forceinline__ void load_tile(const StridedRows& k, const StridedRows& v,
+                                            std::int32_t key) {
+    const std::uint32_t stage = tiles_.stage();
+    shared_.k_ring.wait_empty(tiles_);
+    const std::uint32_t is_key = __ballot_sync(0xffffffffu, key != kNoKey);
+    if (rows_.lane() == 0) shared_.is_key[stage][rows_.warp()] = is_key;
+    if (rows_.lane() < kC.keys_per_warp()) {
+      shared_.keys[stage][rows_.warp() * kC.keys_per_warp() + rows_.lane()] = key;
+    }
+    rows_.template copy_rows<kC.keys>(shared_.k[stage], k, key, params_.shape.dim_qk);
+    rows_.hand_over(shared_.k_ring.full.at(tiles_));
+    shared_.v_ring.wait_empty(tiles_);
+    rows_.template copy_rows<kC.keys>(shared_.v[stage], v, key, params_.shape.dim_v);
+    rows_.hand_over(shared_.v_ring.full.at(tiles_));
+    tiles_.advance();
+  }
+
+  ListedBackwardStorage<kC>& shared_;
+  const ListedBackwardParams& params_;
+  ListReader reader_;
+  const RowGatherer<kC.dim> rows_;
+  RingPlace<1> queries_;
+  RingPlace<kC.stages> tiles_;
+};
+
+}  // namespace magi::sm90

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/sm90/global_memory.cuh"
+#include "kernels/sm90/listed/shared.cuh"
+#include "kernels/tile/fragment.cuh"
+
+namespace magi::sm90 {
+
+/// Where the two rows of a thread's fragment lie: query heads of an item's query. Rows of the tile
+/// that are no head of the kv head are not stored.
+class HeadRows {
+ public:
+  /// Of the warpgroup whose rows begin with `first` of the item's heads.
+  __device__ __forceinline__ HeadRows(const ListedShape& shape, const ListedItem& item, int first)
+      : shape_(shape),
+        place_(ptx::thread_index() % 128),
+        token_(item.row),
+        first_row_(first + place_.row),
+        first_head_(item.kv_head * shape.heads_per_kv) {}
+
+  __device__ __forceinline__ int column() const { return place_.column; }
+  __device__ __forceinline__ std::int32_t token() const { return token_; }
+  __device__ __forceinline__ bool is_head(int row) const {
+    return first_row_ + 8 * row < shape_.heads_per_kv;
+  }
+  __device__ __forceinline__ int head_of(int row) const {
+    return first_head_ + first_row_ + 8 * row;
+  }
+
+  /// Stores the first `dim` columns of a fragment, rounded to kType where the target is not
+  /// float32.
+  template <DType kType, int kCount>
+  __device__ __forceinline__ void store(const StridedRows& target, int dim,
+                                        const float (&values)[kCount]) const {
+    if (target.is_float()) {
+      store_float(target, dim, values);
+    } else {
+      store_half<kType>(target, dim, values);
+    }
+  }
+
+ private:
+  template <int kCount>
+  __device__ __forceinline__ void store_float(const StridedRows& target, int dim,
+                                              const float (&values)[kCount]) const {
+#pragma unroll
+    for (int row = 0; row < tile::kRowsPerThread; ++row) {
+      const int num_columns = is_head(row) ? dim - place_.column : 0;
+      float* elements = row_at<float>(target, token_, head_of(row)) + place_.column;
+#pragma unroll
+      for (int c = 0; c < kCount / 4; ++c) {
+        const int i = 4 * c + 2 * row;
+        if (8 * c < num_columns) {
+          *reinterpret_cast<float2*>(elements + 8 * c) = make_float2(values[i], values[i + 1]);
+        }
+      }
+    }
+  }
+
+  /// Of two neighbouring chunks of 8 columns, which four lanes hold in pairs, even lanes take the
+  /// first and odd ones the second: all store 8 bytes.
+  template <DType kType, int kCount>
+  __device__ __forceinline__ void store_half(const StridedRows& target, int dim,
+                                             const float (&values)[kCount]) const {
+    const bool is_odd = place_.column % 4 != 0;
+    const int first_column = place_.column + (is_odd ? 6 : 0);
+#pragma unroll
+    for (int row = 0; row < tile::kRowsPerThread; ++row) {
+      const int num_columns = is_head(row) ? dim - first_column : 0;
+      auto* elements = row_at<std::uint16_t>(target, token_, head_of(row)) + first_column;
+#pragma unroll
+      for (int c = 0; c < kCount / 4; c += 2) {
+        const int i = 4 * c + 2 * row;
+        const std::uint32_t first = ptx::pack_half2<kType>(values[i], values[i + 1]);
+        const std::uint32_t second = ptx::pack_half2<kType>(values[i + 4], values[i + 5]);
+        const std::uint32_t other = __shfl_xor_sync(0xffffffffu, is_odd ? first : second, 1);
+        if (8 * c >= num_columns) continue;
+        *reinterpret_cast<uint2*>(elements + 8 * c) =
+            is_odd ? make_uint2(other, second) : make_uint2(first, other);
+      }
+    }
+  }
+
+  const ListedShape& shape_;
+  const tile::FragmentPlace place_;
+  const std::int32_t token_;
+  const int first_row_;   ///< of the thread's two, among the heads of the kv head
+  const int first_head_;  ///< of the kv head
+};
+
+}  // namespace magi::sm90

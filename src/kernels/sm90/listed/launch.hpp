@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/sm90/listed/config.hpp"
+#include "kernels/sm90/listed/params.hpp"
+
+namespace magi::sm90 {
+
+/// One compiled kernel.
+struct ListedInstance {
+  ListedConfig config;
+  void (*launch)(const ListedForwardParams& params, int num_ctas, cudaStream_t stream) = nullptr;
+};
+
+/// What a call asks of a kernel.
+struct ListedWish {
+  DType type = DType::BFloat16;
+  int dim = 0;    ///< the larger of both head dims
+  int heads = 0;  ///< query heads of a kv head
+  bool is_general = false;
+};
+
+/// The kernel for a call; null when there is none that holds its head dims.
+const ListedInstance* find_listed_instance(const ListedWish& wish);
+
+/// One compiled kernel of the backward.
+struct ListedBackwardInstance {
+  ListedConfig config;
+  void (*launch)(const ListedBackwardParams& params, int num_ctas, cudaStream_t stream) = nullptr;
+};
+
+/// For the larger of both head dims and the query heads of a kv head; null when there is none.
+const ListedBackwardInstance* find_listed_backward_instance(DType type, int dim, int heads);
+
+}  // namespace magi::sm90

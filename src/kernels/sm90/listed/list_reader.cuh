@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/sm90/listed/params.hpp"
+
+namespace magi::sm90 {
+
+inline constexpr std::int32_t kNoKey = -1;
+
+/// Reads the list of one query and kv head, and counts entries that are no block of the keys.
+class ListReader {
+ public:
+  __device__ __forceinline__ explicit ListReader(const ListedIndices& lists) : lists_(lists) {}
+
+  /// `is_counting`: whether this reader is the one that tells of the list's bad entries.
+  __device__ __forceinline__ void open(std::int32_t row, std::int32_t kv_head,
+                                       std::int32_t heads_kv, bool is_counting) {
+    list_ = lists_.data + row * lists_.row_stride + kv_head * lists_.head_stride;
+    first_place_ = (std::int64_t{row} * heads_kv + kv_head) * lists_.entries;
+    is_counting_ = is_counting && lists_.report != nullptr;
+  }
+
+  __device__ __forceinline__ std::int32_t num_positions() const { return lists_.num_positions; }
+
+  /// What stands at a position; -1 behind the end.
+  __device__ __forceinline__ std::int32_t entry_at(std::int32_t position) const {
+    if (position >= lists_.num_positions) return -1;
+    return __ldg(list_ + place_of(position) * lists_.entry_stride);
+  }
+
+  /// The key of a position whose entry is known, or kNoKey.
+  __device__ __forceinline__ std::int32_t key_of(std::int32_t entry, std::int32_t position) const {
+    if (entry < 0 || entry >= lists_.num_blocks) return kNoKey;
+    const std::int32_t key = entry * lists_.block_keys + offset_of(position);
+    return key < lists_.rows_k ? key : kNoKey;
+  }
+
+  /// Notes an entry if it is bad; every position of the list is to be shown once.
+  __device__ __forceinline__ void note(std::int32_t entry, std::int32_t position) {
+    const bool is_bad = entry != -1 && (entry < 0 || entry >= lists_.num_blocks);
+    if (!is_bad || !is_counting_ || offset_of(position) != 0) return;
+    const auto place = static_cast<unsigned long long>(first_place_ + place_of(position));
+    first_bad_ = place < first_bad_ ? place : first_bad_;
+    ++num_bad_;
+  }
+
+  /// Adds what was noted to the report.
+  __device__ __forceinline__ void tell() const {
+    if (num_bad_ == 0) return;
+    atomicAdd(lists_.report, num_bad_);
+    atomicMin(lists_.report + 1, first_bad_);
+  }
+
+ private:
+  __device__ __forceinline__ std::int32_t place_of(std::int32_t position) const {
+    return lists_.block_keys == 1 ? position : position / lists_.block_keys;
+  }
+  __device__ __forceinline__ std::int32_t offset_of(std::int32_t position) const {
+    return lists_.block_keys == 1 ? 0 : position % lists_.block_keys;
+  }
+
+  const ListedIndices& lists_;
+  const std::int32_t* list_ = nullptr;
+  std::int64_t first_place_ = 0;
+  bool is_counting_ = false;
+  unsigned long long num_bad_ = 0;
+  unsigned long long first_bad_ = ~0ull;
+};
+
+/// Tiles of kKeys positions up to the last key of the list: what is -1 at its end costs a look.
+/// Where `is_noting`, entries of the tiles behind are noted. By a whole warp.
+template <int kKeys>
+__device__ __forceinline__ int count_tiles(ListReader& reader, int lane, bool is_noting) {
+  int num_tiles = (reader.num_positions() + kKeys - 1) / kKeys;
+  for (; num_tiles > 0; --num_tiles) {
+    std::int32_t entries[kKeys / 32];
+    const std::int32_t begin = (num_tiles - 1) * kKeys + lane;
+    bool has_key = false;
+#pragma unroll
+    for (int i = 0; i < kKeys / 32; ++i) entries[i] = reader.entry_at(begin + 32 * i);
+#pragma unroll
+    for (int i = 0; i < kKeys / 32; ++i) {
+      has_key |= reader.key_of(entries[i], begin + 32 * i) != kNoKey;
+    }
+    if (__any_sync(0xffffffffu, has_key)) break;
+    if (!is_noting) continue;
+#pragma unroll
+    for (int i = 0; i < kKeys / 32; ++i) reader.note(entries[i], begin + 32 * i);
+  }
+  return num_tiles;
+}
+
+}  // namespace magi::sm90

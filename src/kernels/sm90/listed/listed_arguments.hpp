@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/sm90/listed/params.hpp"
+#include "magi/key_lists.hpp"
+
+// From the arguments of a call under lists, which have been checked, to those of its kernels.
+namespace magi::sm90 {
+
+/// Throws InvalidArgument where the lists have too many keys.
+ListedIndices listed_indices(const KeyLists& lists, std::int64_t rows_k);
+
+/// For tiles of `tile_rows` query heads; throws InvalidArgument where there are too many.
+ListedShape listed_shape(const TensorView& q, const TensorView& k, const TensorView& v,
+                         std::int32_t tile_rows);
+
+}  // namespace magi::sm90

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "magi/key_lists.hpp"
+
+// The forward under lists on Hopper behind src/kernels/attention, which has checked the arguments
+// and made the device current.
+namespace magi::sm90 {
+
+/// The largest head dim of q, k and v under lists.
+inline constexpr std::int32_t kMaxListedDim = 128;
+
+/// Enqueues out, lse, max_logits and the lists' report.
+void enqueue_listed_forward(const ForwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
+                            cudaStream_t stream);
+
+}  // namespace magi::sm90

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/sm90/arguments.hpp"
+
+// What runs before the backward under lists and beside it.
+namespace magi::sm90 {
+
+struct ListedRowParams {
+  std::int32_t rows_q = 0;
+  std::int32_t heads_q = 0;
+  std::int32_t dim_v = 0;  ///< at most 128
+  StridedRows out;         ///< of 16-bit type, like dout
+  StridedRows dout;
+  StridedRows lse;
+  StridedRows dlse;  ///< without data where there is none
+  /// [rows_q, heads_q]: sum of dout * out, less dlse; 0 where lse is infinite.
+  float* delta = nullptr;
+};
+
+/// Enqueues the delta of every row.
+void enqueue_listed_delta(const ListedRowParams& params, DType type, cudaStream_t stream);
+
+/// Enqueues dsink, laid out like the sinks, from what enqueue_listed_delta left. Sums over rows
+/// have a fixed order.
+void enqueue_listed_sink_gradient(const ListedRowParams& params, const SinkRows& sink,
+                                  const SinkRows& dsink, cudaStream_t stream);
+
+}  // namespace magi::sm90

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/sm90/listed/config.hpp"
+#include "kernels/sm90/listed/params.hpp"
+#include "kernels/sm90/ring.cuh"
+
+namespace magi::sm90 {
+
+inline constexpr int kLoadingWarps = 4;
+
+/// One tile of query heads of one query. Items of a kv head follow each other, so that its keys
+/// stay in L2.
+struct ListedItem {
+  std::int32_t row;
+  std::int32_t kv_head;
+  std::int32_t group;
+
+  __device__ __forceinline__ ListedItem(const ListedShape& shape, std::int32_t index) {
+    const std::int32_t per_head = shape.rows_q * shape.head_groups;
+    kv_head = index / per_head;
+    const std::int32_t rest = index - kv_head * per_head;
+    row = rest / shape.head_groups;
+    group = rest - row * shape.head_groups;
+  }
+};
+
+/// Buffers that all loading warps fill by copies of 16 bytes, and consumer warps hand back.
+template <int kStages>
+struct GatherRing : Ring<kStages> {
+  __device__ __forceinline__ void init(int consumers) {
+    // Of each loading thread for its copies, of each loading warp for what it stored itself.
+    this->full.init(128 + kLoadingWarps * ptx::kArrivalsPerWarp);
+    this->empty.init(4 * consumers * ptx::kArrivalsPerWarp);
+  }
+};
+
+/// Named barriers and who arrives: kListedTurn + w: warpgroup w waits, the other arrives, when w
+/// may issue its products.
+enum ListedBarrier : int { kListedTurn = 1 };
+
+template <ListedConfig kC>
+struct ListedStorage {
+  alignas(1024) std::uint8_t q[kC.q_stages][kC.q_bytes()];
+  alignas(1024) std::uint8_t k[kC.stages][kC.tile_bytes()];
+  alignas(1024) std::uint8_t v[kC.stages][kC.tile_bytes()];
+  /// Which keys of a K tile there are: a bit for each that the warp copied.
+  alignas(16) std::uint32_t is_key[kC.stages][kLoadingWarps];
+  std::int32_t num_tiles[kC.q_stages];  ///< of the item whose Q it is
+  GatherRing<kC.q_stages> q_ring;
+  GatherRing<kC.stages> k_ring;
+  GatherRing<kC.stages> v_ring;
+};
+
+}  // namespace magi::sm90

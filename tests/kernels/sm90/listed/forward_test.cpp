@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <tuple>
+
+#include "base/random.hpp"
+#include "kernels/sm90/listed/case.hpp"
+#include "magi/error.hpp"
+#include "support/gpu/gpu_test.hpp"
+
+namespace magi::test {
+namespace {
+
+class ListedForwardTest : public GpuTest,
+                          public ::testing::WithParamInterface<std::tuple<DType, int>> {
+ protected:
+  ListedCase base(std::int32_t heads) const {
+    ListedCase test;
+    test.type = std::get<0>(GetParam());
+    test.dim_qk = test.dim_v = std::get<1>(GetParam());
+    test.heads_q = heads;
+    return test;
+  }
+};
+
+TEST_P(ListedForwardTest, HeadsOfAKvHead) {
+  for (const std::int32_t heads : {1, 8, 16, 63, 64, 65, 127, 128, 129, 200}) {
+    check_listed_forward(base(heads));
+  }
+}
+
+TEST_P(ListedForwardTest, LengthsAroundTiles) {
+  for (const std::int32_t entries : {1, 63, 64, 65, 127, 128, 129, 256, 700}) {
+    for (const std::int32_t heads : {4, 128}) {
+      ListedCase test = base(heads);
+      test.entries = entries;
+      check_listed_forward(test);
+      test.has_full_lists = true;
+      check_listed_forward(test);
+    }
+  }
+}
+
+TEST_P(ListedForwardTest, NothingToSee) {
+  for (const std::int32_t heads : {4, 128}) {
+    ListedCase test = base(heads);
+    test.entries = 0;
+    check_listed_forward(test);
+    test.num_sinks = 2;
+    check_listed_forward(test);
+    test.entries = 30;
+    test.rows_k = 0;
+    check_listed_forward(test);
+    test.rows_q = 0;
+    check_listed_forward(test);
+  }
+}
+
+TEST_P(ListedForwardTest, BlocksOfKeys) {
+  for (const std::int32_t block : {2, 16, 33, 64, 400}) {
+    ListedCase test = base(24);
+    test.heads_kv = 3;
+    test.block_keys = block;
+    test.entries = 12;
+    check_listed_forward(test);
+  }
+}
+
+/// Items follow each other through the rings of one CTA or two.
+TEST_P(ListedForwardTest, OneMultiprocessorWalksAllItems) {
+  for (const std::int32_t heads : {12, 140}) {
+    ListedCase test = base(heads);
+    test.heads_kv = 2;
+    test.rows_q = 23;
+    test.sm_margin = device_info(0).num_sms - 1;
+    check_listed_forward(test);
+    test.entries = 20;
+    check_listed_forward(test);
+  }
+}
+
+TEST_P(ListedForwardTest, SoftcapSinksAndMaxLogits) {
+  for (const std::int32_t heads : {8, 128}) {
+    ListedCase test = base(heads);
+    test.num_sinks = 3;
+    check_listed_forward(test);
+    test.params.sink_layout = SinkLayout::RowSinkHead;
+    test.has_max_logits = true;
+    check_listed_forward(test);
+    test.magnitude = 2.0;
+    test.params.softcap = 15.0;
+    test.params.softmax_scale = 0.2;
+    check_listed_forward(test);
+  }
+}
+
+TEST_P(ListedForwardTest, LayoutsDimsAndFloatOut) {
+  for (const Layout layout : {Layout::PaddedRows, Layout::HeadMajor}) {
+    for (const std::int32_t heads : {10, 130}) {
+      ListedCase test = base(heads);
+      test.heads_kv = 2;
+      test.layout = layout;
+      test.has_float_out = true;
+      check_listed_forward(test);
+      test.has_float_out = false;
+      test.dim_qk -= 24;
+      test.dim_v -= 40;
+      check_listed_forward(test);
+    }
+  }
+}
+
+TEST_P(ListedForwardTest, RandomCases) {
+  for (int i = 0; i < num_random_masks() / 4; ++i) {
+    const auto seed = static_cast<std::uint64_t>(first_random_mask() + i);
+    RandomStream random(seed);
+    ListedCase test = base(random.between(1, random.chance(50) ? 16 : 160));
+    test.seed = seed;
+    test.heads_kv = random.between(1, 3);
+    test.heads_q *= test.heads_kv;
+    test.rows_q = random.between(1, 40);
+    test.rows_k = random.between(1, 500);
+    test.block_keys = random.chance(70) ? 1 : random.between(2, 40);
+    test.entries = random.between(0, 400) / test.block_keys;
+    test.sm_margin = random.chance(50) ? 0 : device_info(0).num_sms - random.between(1, 4);
+    test.layout = static_cast<Layout>(random.between(0, 2));
+    test.num_sinks = random.chance(70) ? 0 : 1;
+    test.has_max_logits = random.chance(30);
+    check_listed_forward(test);
+    if (HasFailure()) break;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Instances, ListedForwardTest,
+                         ::testing::Combine(::testing::Values(DType::BFloat16, DType::Float16),
+                                            ::testing::Values(64, 128)));
+
+class ListedRefusalTest : public GpuTest {
+ protected:
+  static std::string refusal(const ForwardArgs& args, const KeyLists& lists, int sm_margin = 0) {
+    try {
+      attention_forward_cuda(args, lists, sm_margin, nullptr);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "";
+  }
+};
+
+TEST_F(ListedRefusalTest, NamesWhatIsNotTaken) {
+  ListedCase test;
+  test.rows_q = 4;
+  const ListedIndices indices(test);
+  const GuardedTensor q(DType::BFloat16, 4, 2, 128), k(DType::BFloat16, 300, 1, 128);
+  const GuardedTensor lse(DType::Float32, 4, 2, 1);
+  ForwardArgs args;
+  args.q = args.out = q.view();
+  args.k = args.v = k.view();
+  args.lse = lse.view(2);
+  KeyLists lists = indices.view();
+  lists.indices.shape[0] = 3;
+  EXPECT_EQ(refusal(args, lists), "indices.shape[0] is 3; allowed: 4");
+  lists = indices.view();
+  lists.indices.dtype = DType::Int64;
+  EXPECT_EQ(refusal(args, lists), "indices.dtype is int64; allowed: int32");
+  lists = indices.view();
+  lists.indices.device = kCpuDevice;
+  EXPECT_EQ(refusal(args, lists), "indices.device is -1; allowed: that of q, 0");
+  lists = indices.view();
+  lists.block_keys = 0;
+  EXPECT_EQ(refusal(args, lists), "block_keys is 0; allowed: 1 to 1073741823");
+  lists = indices.view();
+  EXPECT_EQ(refusal(args, lists, -1),
+            "sm_margin is -1; allowed: 0 to one less than the device's SMs");
+  args.is_merging = true;
+  args.out.dtype = DType::Float32;
+  EXPECT_EQ(refusal(args, lists), "is_merging is true; allowed: false under lists on a GPU");
+}
+
+}  // namespace
+}  // namespace magi::test
