@@ -33,8 +33,8 @@ def dsa_attn_func(
     heads_kv, topk]. Gradients come through both. Entries come in any order; -1 is none; one that
     stands n times counts n times.
 
-    backend: "ffa_index_sparse": keys are gathered, in host memory. "ffa_block_sparse": entries are
-    blocks of sparse_k_block_size keys (1 to 256), which become ranges; on GPUs too. "flex" and
+    backend: "ffa_index_sparse": single keys are gathered. "ffa_block_sparse": entries are
+    blocks of sparse_k_block_size keys (1 to 256), which become ranges. "flex" and
     "sdpa": torch's flex_attention and scaled_dot_product_attention under a dense mask of rows_q x
     rows_k numbers for each kv head, to compare with; torch gives "flex" no gradients on the CPU.
     deterministic: as in flex_flash_attn_func.

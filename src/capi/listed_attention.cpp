@@ -21,24 +21,38 @@ using namespace magi::capi;
 
 magi_status magi_listed_attention_forward(const magi_key_lists* lists,
                                           const magi_attention_inputs* inputs,
-                                          const magi_attention_result* result, void*) {
+                                          const magi_attention_result* result, void* stream) {
   return guarded([&] {
     const magi::AttentionInputs in = read_inputs(inputs);
     const magi::AttentionResult out = read_result(result);
     check_outputs(in, out);
-    magi::attention_forward_cpu(forward_args(in, out), read_lists(lists));
+    const magi::KeyLists given = read_lists(lists);
+    if (in.q.device == magi::kCpuDevice) {
+      magi::attention_forward_cpu(forward_args(in, out), given);
+    } else {
+      const std::int32_t sm_margin = read_struct(inputs, "inputs").sm_margin;
+      magi::attention_forward_cuda(forward_args(in, out), given, sm_margin, stream);
+    }
   });
 }
 
 magi_status magi_listed_attention_backward(const magi_key_lists* lists,
                                            const magi_attention_inputs* inputs,
                                            const magi_attention_result* result,
-                                           const magi_attention_gradients* gradients, void*) {
+                                           const magi_attention_gradients* gradients,
+                                           void* stream) {
   return guarded([&] {
     const magi::AttentionInputs in = read_inputs(inputs);
     const magi::AttentionResult out = read_result(result);
     const Gradients given = read_gradients(gradients);
     check_outputs(in, out, given.output, given.input);
-    magi::attention_backward_cpu(backward_args(in, out, given), read_lists(lists));
+    const magi::KeyLists keys = read_lists(lists);
+    if (in.q.device == magi::kCpuDevice) {
+      magi::attention_backward_cpu(backward_args(in, out, given), keys);
+    } else {
+      const magi::ListedBackwardTuning tuning{.sm_margin = read_struct(inputs, "inputs").sm_margin,
+                                              .is_fast = in.is_fast_backward};
+      magi::attention_backward_cuda(backward_args(in, out, given), keys, tuning, stream);
+    }
   });
 }

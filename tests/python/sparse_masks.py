@@ -118,8 +118,7 @@ def random_case(generator: random.Random, on_gpu: bool = False) -> Case:
     sizes = generator.choice((1, 2, 16, 17, 32)), generator.choice((1, 3, 16, 20, 64))
     num_q, num_k = -(-rows_q // sizes[0]), -(-rows_k // sizes[1])
     is_causal = generator.random() < 0.4
-    kinds = ("lists", "mask", "shared") if on_gpu else ("keys", "blocks", "lists", "mask", "shared")
-    kind = generator.choice(kinds)
+    kind = generator.choice(("keys", "blocks", "lists", "mask", "shared"))
     entries = generator.choice((0, 1, 4, 30))
     if kind in ("keys", "blocks"):
         sizes = (1, 1 if kind == "keys" else sizes[1])
@@ -127,8 +126,9 @@ def random_case(generator: random.Random, on_gpu: bool = False) -> Case:
         counts = counts_of_lists(lists, group, rows_k, sizes, rows_q)
 
         def call(q, k, v, **options):
+            placed = lists.to(q.device)
             return flex_flash_attn_func(
-                q, k, v, index_sparse_indices=lists, sparse_k_block_size=sizes[1], **options
+                q, k, v, index_sparse_indices=placed, sparse_k_block_size=sizes[1], **options
             )
 
     else:

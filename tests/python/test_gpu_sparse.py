@@ -6,10 +6,13 @@ import random
 import pytest
 import torch
 
+import dense
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import block_sparse_attn_func
-from on_gpu import NEEDS_GPU, ROWS, inputs, no_waits
-from sparse_masks import check, random_case
+from magi_attention.functional._listed_ops import listed_backward_op, listed_forward_op
+from magi_attn_extensions.dsa_interface import dsa_attn_func
+from on_gpu import NEEDS_GPU, ROWS, as_float64, check_close, inputs, no_waits
+from sparse_masks import Counts, check, counts_of_lists, random_case
 
 pytestmark = NEEDS_GPU
 SIZES = {"q_block_size": 32, "k_block_size": 64}
@@ -69,10 +72,129 @@ def test_room_for_too_few_runs_is_never_a_wrong_result():
     assert meta.error_word.tolist() == [3, -1]
 
 
-def test_lists_of_single_queries_are_refused():
+def key_lists(seed=0, entries=150, rows_k=ROWS):
+    """Of single keys, with none, several times the same and entries outside."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (ROWS, 2, entries)
+    lists = torch.randint(-2, rows_k + 1, shape, dtype=torch.int32, generator=generator)
+    return lists.masked_fill(torch.rand(shape[:2], generator=generator)[..., None] < 0.1, -1).cuda()
+
+
+@pytest.mark.parametrize("heads", [(8, 2), (128, 1), (130, 2)])
+@pytest.mark.parametrize("block", [1, 16])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_lists_of_keys(heads, block, dim):
+    q, k, v = (t.detach() for t in inputs(heads=heads, dim=dim))
+    lists = key_lists(rows_k=-(-ROWS // block))[:, : heads[1]].contiguous()
+    sink = torch.randn(2, heads[0])
+    for softcap in (0.0, 5.0):
+        out, meta = flex_flash_attn_func(
+            q, k, v, index_sparse_indices=lists, sparse_k_block_size=block, sink=sink.cuda(),
+            softcap=softcap, return_max_logits=softcap > 0,
+        )  # fmt: skip
+        counts = counts_of_lists(lists.cpu(), heads[0] // heads[1], ROWS, (1, block), ROWS)
+        exact = as_float64(q, k, v)
+        wanted = dense.attention(*exact, Counts(counts), sink.double(), None, softcap)
+        check_close(out, wanted[0])
+        check_close(meta.lse, wanted[1], torch.float32, 1000.0)
+        if softcap:
+            check_close(meta.max_logits, wanted[2], torch.float32, 1000.0)
+        is_bad = ((lists < -1) | (lists >= -(-ROWS // block))).flatten()
+        assert meta.error_word.tolist() == [is_bad.sum(), is_bad.nonzero()[0]]
+
+
+def test_a_forward_under_lists_of_keys_waits_for_nothing():
+    q, k, v = (t.detach() for t in inputs())
+    lists = [key_lists(seed) for seed in range(3)]
+    wanted = [flex_flash_attn_func(q, k, v, index_sparse_indices=x)[0] for x in lists]
+    torch.cuda.synchronize()
+    with no_waits():
+        found = [flex_flash_attn_func(q, k, v, index_sparse_indices=x)[0] for x in lists]
+    assert all(map(torch.equal, found, wanted))
+
+
+def test_a_captured_forward_follows_the_lists_of_keys():
+    q, k, v = (t.detach() for t in inputs())
+    lists = key_lists()
+    flex_flash_attn_func(q, k, v, index_sparse_indices=lists)  # makes what is made once
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, meta = flex_flash_attn_func(q, k, v, index_sparse_indices=lists)
+    for seed in range(4):
+        lists.copy_(key_lists(seed))
+        graph.replay()
+        wanted, other = flex_flash_attn_func(q, k, v, index_sparse_indices=lists)
+        assert torch.equal(out, wanted) and torch.equal(meta.error_word, other.error_word)
+
+
+def test_dsa_attn_func():
+    q, k, v = (t.detach() for t in inputs())
+    lists = key_lists()
+    out, lse = dsa_attn_func(q, k, v, lists)
+    wanted, meta = flex_flash_attn_func(q, k, v, index_sparse_indices=lists)
+    assert torch.equal(out, wanted) and torch.equal(lse, meta.lse)
+
+
+def test_operators_under_lists_of_keys():
+    q, k, v = (t.detach() for t in inputs())
+    lists = key_lists()
+    sink = torch.randn(2, 8, device="cuda")
+    for given_sink, with_max in ((None, False), (sink, True)):
+        numbers = (1, 0.0, 0.0, 0)
+        arguments = (q, k, v, lists, given_sink, *numbers, with_max, 2)
+        torch.library.opcheck(listed_forward_op, arguments)
+        out, lse, _, _ = listed_forward_op(*arguments)
+        given = (out, lse, q, k, v, out, lse, lists, given_sink, *numbers, 2)
+        torch.library.opcheck(listed_backward_op, given, test_utils=("test_schema",))
+
+
+@pytest.mark.parametrize("heads", [(8, 2), (128, 1), (160, 1), (130, 2)])
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_gradients_under_lists_of_keys(heads, softcap):
+    """Of everything; lse too."""
+    leaves = inputs(heads=heads, dim=128)
+    sink = torch.randn(2, heads[0], device="cuda", requires_grad=True)
+    lists = key_lists()[:, : heads[1]].contiguous()
+    out, meta = flex_flash_attn_func(
+        *leaves, index_sparse_indices=lists, sink=sink, softcap=softcap
+    )
+    upstream = torch.randn_like(out), torch.randn_like(meta.lse)
+    found = torch.autograd.grad((out, meta.lse), (*leaves, sink), upstream)
+    counts = Counts(counts_of_lists(lists.cpu(), heads[0] // heads[1], ROWS))
+    exact = as_float64(*leaves, sink)
+    wanted, lse, _ = dense.attention(*exact[:3], counts, exact[3], None, softcap)
+    wanted = torch.autograd.grad((wanted, lse), exact, [t.double().cpu() for t in upstream])
+    for f, w in zip(found, wanted):
+        check_close(f, w, factor=8.0)
+
+
+def test_a_captured_backward_follows_the_lists_of_keys():
+    leaves = inputs()
+    lists = key_lists()
+    upstream = torch.randn_like(leaves[0])
+
+    def step():
+        out, _ = flex_flash_attn_func(*leaves, index_sparse_indices=lists)
+        return torch.autograd.grad(out, leaves, upstream)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for seed in range(3):
+        lists.copy_(key_lists(seed))
+        graph.replay()
+        for f, w in zip(found, step()):
+            check_close(f, w.detach().double().cpu())
+
+
+def test_what_kernels_do_not_take_is_refused_by_name():
+    q, k, v = (t.detach() for t in inputs(dim=192))
+    with pytest.raises(ValueError, match="192; allowed: multiples of 8 from 8 to 128 under lists"):
+        flex_flash_attn_func(q, k, v, index_sparse_indices=key_lists())
     q, k, v = inputs()
-    lists = torch.zeros(ROWS, 2, 3, dtype=torch.int32, device="cuda")
-    with pytest.raises(
-        NotImplementedError, match="index_sparse_indices is on cuda:0; allowed: cpu"
-    ):
-        flex_flash_attn_func(q, k, v, index_sparse_indices=lists)
+    with pytest.raises(NotImplementedError, match="deterministic is True with index_sparse_ind"):
+        flex_flash_attn_func(q, k, v, index_sparse_indices=key_lists(), deterministic=True)

@@ -189,12 +189,12 @@ class TestCompiler:
         q, k, v = (t.detach() for t in inputs(ROWS_Q, ROWS_K, HEADS, dim=8))
         sink = torch.randn(2, HEADS[0], dtype=torch.float64)
         for given_sink, with_max in ((None, False), (sink, True)):
-            arguments = (q, k, v, lists, given_sink, 1, 0.0, 0.0, 0, with_max)
+            arguments = (q, k, v, lists, given_sink, 1, 0.0, 0.0, 0, with_max, 0)
             torch.library.opcheck(listed_forward_op, arguments)
             out, lse, _, _ = listed_forward_op(*arguments)
             torch.library.opcheck(
                 listed_backward_op,
-                (out, lse, q, k, v, out, lse, lists, given_sink, 1, 0.0, 0.0, 0),
+                (out, lse, q, k, v, out, lse, lists, given_sink, 1, 0.0, 0.0, 0, 0),
             )
 
     def test_fake_tensors(self):
@@ -249,13 +249,13 @@ def test_bad_arguments(change, error, match):
         flex_flash_attn_func(**{**good(), **change})
 
 
-def test_a_gpu_is_refused_by_name(monkeypatch):
+def test_repeatable_gradients_on_a_gpu_are_refused_by_name():
     from magi_attention.functional import _listed_ops
 
-    with pytest.raises(
-        NotImplementedError, match="index_sparse_indices is on cuda:0; allowed: cpu"
-    ):
-        _listed_ops.refuse_gpu(type("Q", (), {"device": torch.device("cuda:0")}))
+    _listed_ops.refuse_repeatable(torch.device("cpu"), True)
+    _listed_ops.refuse_repeatable(torch.device("cuda:0"), False)
+    with pytest.raises(NotImplementedError, match="deterministic is True with index_sparse_ind"):
+        _listed_ops.refuse_repeatable(torch.device("cuda:0"), True)
 
 
 def test_another_backend_is_refused_by_name(monkeypatch):

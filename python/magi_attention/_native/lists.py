@@ -19,12 +19,12 @@ _BACKWARD = address_of("magi_listed_attention_backward")
 
 class KeyLists:
     """A magi_key_lists that borrows indices int32 [rows_q, heads_kv, entries] and owns the report
-    int64 [2] that a forward writes: how many entries are no block of the keys, and the first's
-    place in row-major order (-1: none).
+    int64 [2] on their device that a forward writes: how many entries are no block of the keys, and
+    the first's place in row-major order (-1: none).
     """
 
     def __init__(self, indices: torch.Tensor, block_keys: int) -> None:
-        self.report = torch.zeros(2, dtype=torch.int64, device="cpu")
+        self.report = indices.new_empty(2, dtype=torch.int64)
         self._tensors = TensorStruct(indices, "index_sparse_indices"), TensorStruct(self.report)
         self._buffer = ctypes.create_string_buffer(_LISTS.size)
         addresses = [tensor.address for tensor in self._tensors]
@@ -33,5 +33,5 @@ class KeyLists:
 
 
 def listed_call(q, k, v, sink, lists: KeyLists, options: Options) -> Call:
-    """What runs forward and backward of tensors in host memory under these lists."""
+    """What runs forward and backward of tensors under these lists."""
     return Call(Runner(_FORWARD, _BACKWARD, lists.address, lists), q, k, v, sink, options)

@@ -48,64 +48,64 @@ def check_lists(
     return as_plain(name, indices)
 
 
-def refuse_gpu(q: torch.Tensor) -> None:
-    """NotImplementedError for lists of keys of single queries on a GPU."""
-    if q.device.type != "cpu":
-        raise NotImplementedError(
-            f"index_sparse_indices is on {q.device}; allowed: cpu, as no GPU kernel takes lists of "
-            "single queries: give lists of blocks of queries (q_block_size) or ranges"
-        )
-
-
 class _Listed:
-    """Arguments of an operator, checked."""
+    """Arguments of an operator, checked. features: with_max_logits, sm_margin, is_fast_backward."""
 
     def __init__(
-        self, qkv, indices, sink, block, scale, softcap, sink_layout, symbols, with_max_logits=False
+        self, qkv, indices, sink, block, scale, softcap, sink_layout, symbols, features=(False, 0)
     ):
         scale, softcap = map(number_of, (scale, softcap), symbols)
         self.qkv = q, k, v = check_qkv(*qkv)
         check_params(scale or None, softcap, q.dtype)
         self.sink = check_computed_sink(sink, sink_layout, q)
         refuse_tangents(q=q, k=k, v=v, sink=sink)
-        refuse_gpu(q)
         indices = check_lists(indices, block, (q.shape[0], k.shape[1]), q.device)
         self.lists = KeyLists(indices, block)
-        options = Options(scale, softcap, sink_layout, with_max_logits)
+        options = Options(scale, softcap, sink_layout, *features)
         self.call = listed_call(q, k, v, self.sink, self.lists, options)
 
 
 def _listed_forward_fake(
-    q, k, v, indices, sink, block, scale, softcap, sink_layout, with_max_logits,
+    q, k, v, indices, sink, block, scale, softcap, sink_layout, with_max_logits, sm_margin,
     scale_symbol=None, softcap_symbol=None,
 ):  # fmt: skip
     return (*fake_forward(q, k, v, with_max_logits), indices.new_empty((2,), dtype=torch.int64))
 
 
 def _listed_forward(
-    q, k, v, indices, sink, block, scale, softcap, sink_layout, with_max_logits,
+    q, k, v, indices, sink, block, scale, softcap, sink_layout, with_max_logits, sm_margin,
     scale_symbol=None, softcap_symbol=None,
 ):  # fmt: skip
-    symbols = scale_symbol, softcap_symbol
-    given = _Listed(
-        (q, k, v), indices, sink, block, scale, softcap, sink_layout, symbols, with_max_logits
-    )
+    symbols, features = (scale_symbol, softcap_symbol), (with_max_logits, sm_margin)
+    given = _Listed((q, k, v), indices, sink, block, scale, softcap, sink_layout, symbols, features)
     return (*forward(given.call, *given.qkv, given.sink), given.lists.report)
 
 
 def _listed_backward_fake(
-    dout, dlse, q, k, v, out, lse, indices, sink, block, scale, softcap, sink_layout,
+    dout, dlse, q, k, v, out, lse, indices, sink, block, scale, softcap, sink_layout, sm_margin,
     scale_symbol=None, softcap_symbol=None,
 ):  # fmt: skip
     return fake_backward(q, k, v, sink)
 
 
+def refuse_repeatable(device: torch.device, deterministic: bool) -> None:
+    """NotImplementedError for gradients that repeat bitwise under lists of single queries on a
+    GPU.
+    """
+    if deterministic and device.type != "cpu":
+        raise NotImplementedError(
+            f"deterministic is True with index_sparse_indices on {device}; allowed: False, as the "
+            "gradients of k and v are sums without an order there, or lists of blocks of queries "
+            "(q_block_size)"
+        )
+
+
 def _listed_backward(
-    dout, dlse, q, k, v, out, lse, indices, sink, block, scale, softcap, sink_layout,
+    dout, dlse, q, k, v, out, lse, indices, sink, block, scale, softcap, sink_layout, sm_margin,
     scale_symbol=None, softcap_symbol=None,
 ):  # fmt: skip
-    symbols = scale_symbol, softcap_symbol
-    given = _Listed((q, k, v), indices, sink, block, scale, softcap, sink_layout, symbols)
+    symbols, features = (scale_symbol, softcap_symbol), (False, sm_margin, True)
+    given = _Listed((q, k, v), indices, sink, block, scale, softcap, sink_layout, symbols, features)
     q, k, v = given.qkv
     dout, dlse, out, lse = check_results(q, v, dout=dout, dlse=dlse, out=out, lse=lse)
     return backward(given.call, dout, dlse, q, k, v, out, lse, given.sink)
@@ -114,8 +114,8 @@ def _listed_backward(
 define(
     "listed_forward",
     "(Tensor q, Tensor k, Tensor v, Tensor indices, Tensor? sink, int block, float scale,"
-    " float softcap, int sink_layout, bool with_max_logits, Tensor? scale_symbol=None,"
-    " Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor, Tensor)",
+    " float softcap, int sink_layout, bool with_max_logits, int sm_margin,"
+    " Tensor? scale_symbol=None, Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor, Tensor)",
     _listed_forward_fake,
     _listed_forward,
 )
@@ -123,7 +123,7 @@ define(
     "listed_backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
     " Tensor indices, Tensor? sink, int block, float scale, float softcap, int sink_layout,"
-    " Tensor? scale_symbol=None, Tensor? softcap_symbol=None)"
+    " int sm_margin, Tensor? scale_symbol=None, Tensor? softcap_symbol=None)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
     _listed_backward_fake,
     _listed_backward,
@@ -142,8 +142,8 @@ class ListedAttention(torch.autograd.Function):
             q, k, v, indices, sink, block, *options, *symbols
         )
         ctx.save_for_backward(q, k, v, out, lse, indices, sink, *symbols)
-        scale, softcap, layout, _ = options
-        ctx.params = (block, scale, softcap, layout)
+        scale, softcap, layout, _, sm_margin = options
+        ctx.params = (block, scale, softcap, layout, sm_margin)
         ctx.mark_non_differentiable(max_logits, word)
         return out, lse, max_logits, word
 

@@ -20,7 +20,11 @@ from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env.general import is_sanity_check_enable
 from magi_attention.functional._checks import check_params, check_qkv, check_sink
 from magi_attention.functional._folded import fold_keys, fold_queries, fold_sink, unfold_queries
-from magi_attention.functional._listed_ops import ListedAttention, check_lists, refuse_gpu
+from magi_attention.functional._listed_ops import (
+    ListedAttention,
+    check_lists,
+    refuse_repeatable,
+)
 from magi_attention.functional._ops import distinct, with_symbols
 from magi_attention.functional.kernel_backend import backend_of_environment
 
@@ -37,22 +41,22 @@ class SparseForwardMeta(AttnForwardMeta):
 
 
 def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple):
-    """sink: the tensor or None, and its layout; numbers: softmax_scale, softcap,
-    return_max_logits.
+    """sink: the tensor or None, and its layout; numbers: softmax_scale, softcap, return_max_logits,
+    sm_margin, deterministic.
     """
     q, k, v = check_qkv(*qkv)
-    refuse_gpu(q)
     backend = backend_of_environment()
     if backend is not None:
         raise NotImplementedError(
             f"backend {backend} takes no lists of single queries; allowed: the library's own"
         )
-    softmax_scale, softcap, with_max_logits = numbers
+    softmax_scale, softcap, with_max_logits, sm_margin, deterministic = numbers
+    refuse_repeatable(q.device, deterministic)
     scale = check_params(softmax_scale, softcap, q.dtype)
     sink, layout = check_sink(*sink, q)
     indices = check_lists(indices, block, (q.shape[0], k.shape[1]), q.device)
     scale, softcap, symbols = with_symbols(scale, softcap)
-    options = (scale, softcap, layout, with_max_logits)
+    options = (scale, softcap, layout, with_max_logits, sm_margin)
     out, lse, max_logits, word = ListedAttention.apply(
         *distinct(q, k, v, indices, sink), *symbols, block, options
     )

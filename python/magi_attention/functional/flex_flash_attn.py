@@ -146,7 +146,9 @@ def flex_flash_attn_func(
     that are no block count as none, and meta.error_word tells of them (ValueError where
     MAGI_ATTENTION_SANITY_CHECK is 1). q_block_size 2 to 256: the lists are those of blocks of
     queries, [blocks, heads_kv, n], and are turned into ranges. Lists of single
-    queries are NotImplementedError on a GPU. index_sparse has no further effect.
+    queries are not read by the host either; on a GPU they want head dims up to 128, and
+    deterministic is NotImplementedError there, as the gradients of k and v are sums without an
+    order. index_sparse has no further effect.
 
     index_attn_indices, index_attn, k_block_size, sparse_load and auto_range_merge are the names of
     release 1.1.1 for index_sparse_indices, index_sparse, sparse_k_block_size, block_sparse and
@@ -279,7 +281,7 @@ def _attend_to_lists(
             deterministic=deterministic, sm_margin=sm_margin, return_max_logits=return_max_logits,
         )  # fmt: skip
         return attend_to_block_lists(attend, qkv, BlockLists(indices, *sizes), sink, sink_layout)
-    numbers = softmax_scale, softcap, return_max_logits
+    numbers = softmax_scale, softcap, return_max_logits, sm_margin, deterministic
     return attend_to_lists(qkv, indices, sizes[1], (sink, sink_layout), numbers)
 
 

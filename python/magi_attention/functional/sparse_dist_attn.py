@@ -7,7 +7,7 @@ import torch
 
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional._checks import check_qkv
-from magi_attention.functional._listed_ops import check_lists, refuse_gpu
+from magi_attention.functional._listed_ops import check_lists
 from magi_attention.functional._needed_keys import NeededKeys
 from magi_attention.functional._sparse import SparseForwardMeta, attend_to_lists, check_word
 
@@ -25,17 +25,26 @@ def attend_to_chosen_keys(
     """
     q, k, v = check_qkv(*qkv)
     _check_shapes((q, k, v), place)
-    refuse_gpu(q)
+    _refuse_gpu(q)
     indices = check_lists(indices, block, (q.shape[0], k.shape[1]), q.device)
     places = needed.places(k.shape[0], k.device)
     local, is_missing, word = _local_lists(indices, block, places)
     lists = (q, *needed.fetch(k, v)), local, 1
     check_word(word)
-    out, meta = attend_to_lists(*lists, (None, "sh"), (*numbers, False))
+    out, meta = attend_to_lists(*lists, (None, "sh"), (*numbers, False, 0, False))
     group = q.shape[1] // k.shape[1]
     is_missing = is_missing.repeat_interleave(group, 1)
     out = out.masked_fill(is_missing.unsqueeze(-1), float("nan"))
     return out, SparseForwardMeta(meta.lse.masked_fill(is_missing, float("nan")), None, word)
+
+
+def _refuse_gpu(q: torch.Tensor) -> None:
+    """NotImplementedError for tensors that the ranks would have to fetch between GPUs."""
+    if q.device.type != "cpu":
+        raise NotImplementedError(
+            f"index_sparse_indices is on {q.device}; allowed over ranks: cpu, as keys that are "
+            "chosen when attention is called are fetched in host memory alone"
+        )
 
 
 def _check_shapes(qkv: tuple[torch.Tensor, ...], place: tuple) -> None:
