@@ -26,6 +26,7 @@ struct RoundedSum {
   const std::int32_t* parts = nullptr;
   int num_tasks = 0;
   int num_rows = 0;
+  bool is_dense = false;  ///< `own` has only the rows that something is added to
 };
 
 /// The place of the first task that ends behind a row; num_tasks: there is none.
@@ -93,7 +94,8 @@ __global__ __launch_bounds__(kThreads) void round_sums_kernel(
   SumTask task;
   if (const int place = find_task(sum, row); place < sum.num_tasks) task = sum.tasks[place];
   const int num_parts = row >= task.row ? task.num_parts : 0;
-  std::byte* own_row = row_of(own, row);
+  if (sum.is_dense && num_parts == 0) return;
+  std::byte* own_row = row_of(own, sum.is_dense ? task.sum_row + row - task.row : row);
   std::byte* target_row = row_of(target, row);
   for (int first = static_cast<int>(threadIdx.x) % 32; first < own.row_units;
        first += 32 * kLoadsAhead) {
@@ -137,13 +139,17 @@ bool can_round_sums(const Partials& partials) {
   const std::span<const TensorView> targets = partials.rounded;
   if (partials.kind != ExchangeKind::Sum || targets.size() != partials.to.size()) return false;
   if (targets.empty()) return false;
+  const std::int64_t own_rows = partials.to[0].shape[0];
+  if (own_rows != targets[0].shape[0] && own_rows != partials.tasks.num_sum_rows) return false;
   const DType sent = wire_type(partials.wire_types, 0);
   if (sent != DType::Float32 && sent != targets[0].dtype) return false;
   for (std::size_t t = 0; t < targets.size(); ++t) {
+    TensorView like = targets[t];
+    like.shape[0] = own_rows;
     const bool is_suited =
         partials.to[t].dtype == DType::Float32 && wire_type(partials.wire_types, t) == sent &&
         dtype_bytes(targets[t].dtype) == 2 && targets[t].dtype == targets[0].dtype &&
-        targets[t].shape == partials.to[t].shape;
+        targets[t].shape[0] == targets[0].shape[0] && like.shape == partials.to[t].shape;
     if (!is_suited) return false;
   }
   const auto own = tensor_rows(partials.to);
@@ -158,7 +164,8 @@ void launch_round_sums(const Partials& partials, cudaStream_t stream) {
   RoundedSum sum{.tasks = partials.tasks.sums.data(),
                  .parts = partials.tasks.parts.data(),
                  .num_tasks = static_cast<int>(partials.tasks.sums.size()),
-                 .num_rows = static_cast<int>(partials.to[0].shape[0])};
+                 .num_rows = static_cast<int>(partials.rounded[0].shape[0]),
+                 .is_dense = partials.to[0].shape[0] != partials.rounded[0].shape[0]};
   std::ranges::copy(tensor_rows(partials.to), sum.own);
   std::ranges::copy(wire_rows(partials.to, partials.wire_types, partials.wire), sum.wire);
   std::ranges::copy(tensor_rows(partials.rounded), sum.rounded);

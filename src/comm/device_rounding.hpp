@@ -12,7 +12,8 @@ namespace magi::comm {
 /// side. Partials are float32 or of the results' type.
 bool can_round_sums(const Partials& partials);
 
-/// rounded[t][row] = to[t][row] + the row's partials, for all rows, rounded once. Enqueued.
+/// rounded[t][row] = to[t][row] + the row's partials, rounded once: for all rows, or where `to` has
+/// only those that something is added to, for these. Enqueued.
 void launch_round_sums(const Partials& partials, cudaStream_t stream);
 
 }  // namespace magi::comm

@@ -456,9 +456,16 @@ class PeerExchanger final : public RowExchanger {
             .early_source = state_->link->rank()};
   }
   std::vector<NeededPart> needed_parts(const RowTable& table) const override {
+    const PeerPlaces& places = peer_tables(*state_->link, table, {})->places;
     std::vector<NeededPart> parts;
-    for (const PushTask& run : peer_tables(*state_->link, table, {})->places.needed_runs) {
-      parts.push_back({run.local_row, run.num_rows, run.peer, run.remote_row});
+    parts.reserve(places.needed_runs.size());
+    for (const PushTask& run : places.needed_runs) {
+      const bool is_own = run.peer == state_->link->rank();
+      parts.push_back({.row = run.local_row,
+                       .num_rows = run.num_rows,
+                       .source = run.peer,
+                       .wire_row = is_own ? -1 : run.remote_row,
+                       .is_shared = is_own && places.is_shared(run)});
     }
     return parts;
   }

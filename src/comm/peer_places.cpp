@@ -134,6 +134,40 @@ void spread(std::vector<PushTask>& tasks, std::int32_t rank, std::int32_t num_ra
   tasks.insert(tasks.end(), own.begin(), own.end());
 }
 
+/// The rows of records for other ranks.
+std::vector<RowRun> find_shared(std::span<const PeerRows> owned, std::int32_t rank) {
+  std::vector<RowRun> runs, joined;
+  for (const PeerRows& record : owned) {
+    if (record.peer == rank || record.num_rows == 0) continue;
+    runs.push_back({record.row, record.row + record.num_rows});
+  }
+  std::ranges::sort(runs, {}, &RowRun::begin);
+  for (const RowRun& run : runs) {
+    if (joined.empty() || run.begin > joined.back().end) joined.push_back(run);
+    joined.back().end = std::max(joined.back().end, run.end);
+  }
+  return joined;
+}
+
+/// The first shared run that ends behind an own row.
+std::vector<RowRun>::const_iterator shared_from(const PeerPlaces& places, std::int32_t row) {
+  return std::ranges::upper_bound(places.shared, row, {}, &RowRun::end);
+}
+
+/// Own rows that this rank needs itself, cut where shared ones begin and end.
+void add_own_runs(PeerPlaces& places, RowPair rows, std::int32_t rank) {
+  while (rows.num_rows > 0) {
+    const auto next = shared_from(places, rows.from);
+    std::int32_t count = rows.num_rows;
+    if (next != places.shared.end()) {
+      const std::int32_t cut = next->begin > rows.from ? next->begin : next->end;
+      count = std::min(count, cut - rows.from);
+    }
+    places.needed_runs.push_back({rows.to, rows.from, count, rank});
+    rows = {rows.from + count, rows.to + count, rows.num_rows - count};
+  }
+}
+
 /// What all ranks lay out their memory by.
 void find_most(std::span<const RowExchange> all, PeerPlaces& places) {
   const auto num_ranks = static_cast<std::int32_t>(all.size());
@@ -153,11 +187,17 @@ void find_most(std::span<const RowExchange> all, PeerPlaces& places) {
 
 }  // namespace
 
+bool PeerPlaces::is_shared(const PushTask& own_run) const {
+  const auto run = shared_from(*this, own_run.remote_row);
+  return run != shared.end() && run->begin <= own_run.remote_row;
+}
+
 PeerPlaces peer_places(std::span<const RowExchange> all, std::int32_t rank) {
   check_pairs(all);
   const auto num_ranks = static_cast<std::int32_t>(all.size());
   const RowExchange& own = all[static_cast<std::size_t>(rank)];
   PeerPlaces places{.rank = rank};
+  places.shared = find_shared(own.owned, rank);
   for (std::int32_t peer = 0; peer < num_ranks; ++peer) {
     const RowExchange& other = all[static_cast<std::size_t>(peer)];
     places.wire_begin.push_back(static_cast<std::int32_t>(rows_before(other.needed, peer, rank)));
@@ -165,7 +205,11 @@ PeerPlaces peer_places(std::span<const RowExchange> all, std::int32_t rank) {
     if (count_of(own.needed, peer) > 0) places.cast_sources |= std::uint64_t{1} << peer;
     auto wire_row = static_cast<std::int32_t>(rows_before(other.owned, peer, rank));
     for (const RowPair& rows : pair_rows(all, peer, rank)) {
-      places.needed_runs.push_back({rows.to, peer == rank ? -1 : wire_row, rows.num_rows, peer});
+      if (peer == rank) {
+        add_own_runs(places, rows, rank);
+        continue;
+      }
+      places.needed_runs.push_back({rows.to, wire_row, rows.num_rows, peer});
       wire_row += rows.num_rows;
     }
     if (peer != rank && count_of(own.owned, peer) > 0) {

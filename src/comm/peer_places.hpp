@@ -21,6 +21,13 @@ struct alignas(16) PushTask {
 };
 inline constexpr std::int32_t kRowsPerPush = 16;
 
+/// Rows [begin, end).
+struct RowRun {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+  friend bool operator==(const RowRun&, const RowRun&) = default;
+};
+
 /// One rank's side of an exchange. Neighbouring tasks have different peers as far as there are
 /// such.
 struct PeerPlaces {
@@ -28,8 +35,10 @@ struct PeerPlaces {
   /// Own rows last.
   std::vector<PushTask> to_rows;   ///< owned rows, own ones too -> needed rows
   std::int32_t num_own_tasks = 0;  ///< of to_rows
-  /// All needed rows and the wire rows of their owners (own rows: -1), ascending by local row.
+  /// All needed rows and the wire rows of their owners, ascending by local row; of own rows the
+  /// owned row, and a run of them is shared as a whole or not at all.
   std::vector<PushTask> needed_runs;
+  std::vector<RowRun> shared;  ///< own rows that other ranks need, ascending and disjoint
   /// By rank: where this rank's rows begin on the wire of one that needs them.
   std::vector<std::int32_t> wire_begin;
   std::uint64_t cast_sources = 0;  ///< bit p: rank p sends rows to this one in a cast; own rows too
@@ -38,6 +47,8 @@ struct PeerPlaces {
   /// one; needed and owned rows, own ones too.
   std::int64_t most_rows = 0, most_needed = 0, most_owned = 0;
   std::int64_t most_remote = 0;  ///< needed rows of other ranks
+
+  bool is_shared(const PushTask& own_run) const;
 };
 
 /// `all`: the exchange as each rank has it. Throws InvalidArgument where two ranks disagree about

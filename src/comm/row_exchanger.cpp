@@ -59,7 +59,8 @@ RowTasks host_tasks(const RowTable& table) {
           .own = table.own,
           .own_partials = table.needed.own_tasks,
           .sums = table.sums().tasks,
-          .parts = table.sums().parts};
+          .parts = table.sums().parts,
+          .num_sum_rows = table.sums().num_rows()};
 }
 
 std::byte* find_wire(std::span<const TensorView> tensors, const WireOrder& order) {

@@ -100,7 +100,8 @@ struct NeededPart {
   std::int32_t row = 0;
   std::int32_t num_rows = 0;
   std::int32_t source = 0;
-  std::int32_t wire_row = 0;  ///< of the owner, in a reduce; own rows have none
+  std::int32_t wire_row = 0;  ///< of the owner, in a reduce; own rows have none: -1
+  bool is_shared = false;     ///< own rows that other ranks need too
 };
 
 /// Device memory in which an exchanger tells which rows of a move have come.
@@ -124,7 +125,8 @@ class PendingRows {
   virtual void send(void* /*stream*/) {}
   /// For a sum that is the last of its tensors: all rows of `to`, with what is added to them, go
   /// into `targets` and are rounded once, and `to` keeps what it holds. Called before the move is
-  /// awaited. False where the exchanger does not do this.
+  /// awaited. Where `to` has only the rows that something is added to, one behind the other, the
+  /// other rows of `targets` are left as they are. False where the exchanger does not do this.
   virtual bool round_into(std::span<const TensorView> /*targets*/) { return false; }
   /// Memory without gaps of floating-point results that become NaN where the rows do not come.
   virtual void guard(std::byte* /*results*/, std::int64_t /*size_bytes*/) {}
@@ -178,7 +180,8 @@ class RowExchanger {
   }
   /// Whether there are such shapes.
   virtual bool tells_arrivals() const { return false; }
-  /// Where needed rows come from and their partials go to, ascending by row.
+  /// Where needed rows come from and their partials go to, ascending by row; own rows in parts that
+  /// are shared as a whole or not at all.
   virtual std::vector<NeededPart> needed_parts(const RowTable& /*table*/) const { return {}; }
   /// For a reduce of a pass whose partials the caller writes to their owners by itself: takes the
   /// memory of tensors [rows, ...] like `partials` at all owners, as the move would. Returns the

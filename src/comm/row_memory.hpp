@@ -15,6 +15,7 @@ struct RowTasks {
   std::span<const RowTask> own_partials;   ///< needed rows that stay, counted among themselves
   std::span<const SumTask> sums;
   std::span<const std::int32_t> parts;
+  std::int32_t num_sum_rows = 0;  ///< of `sums`
 };
 RowTasks host_tasks(const RowTable& table);
 
@@ -42,7 +43,8 @@ struct Partials {
   std::uint64_t wire_types = 0;
   std::byte* wire = nullptr;
   RowTasks tasks;
-  /// Where given, all rows of the sums go there, and `to` keeps its own.
+  /// Where given, all rows of the sums go there, and `to` keeps its own. `to` may have the rows
+  /// alone that something is added to, one behind the other: the others are not touched then.
   std::span<const TensorView> rounded = {};
 };
 

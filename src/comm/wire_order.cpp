@@ -92,7 +92,8 @@ SumTable sum_table(const WireOrder& owned) {
     if (table.tasks.empty() || table.tasks.back().row != piece.local_row) {
       table.tasks.push_back({.row = piece.local_row,
                              .num_rows = piece.num_rows,
-                             .first_part = static_cast<std::int32_t>(table.parts.size())});
+                             .first_part = static_cast<std::int32_t>(table.parts.size()),
+                             .sum_row = table.num_rows()});
     }
     table.parts.push_back(piece.wire_row);
     ++table.tasks.back().num_parts;

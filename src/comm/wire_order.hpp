@@ -46,11 +46,17 @@ struct SumTask {
   std::int32_t num_rows = 0;
   std::int32_t first_part = 0;
   std::int32_t num_parts = 0;
+  std::int32_t sum_row = 0;  ///< the first row counted among those that something is added to
   friend bool operator==(const SumTask&, const SumTask&) = default;
 };
 struct SumTable {
   std::vector<SumTask> tasks;  ///< ascending by row; rows that nothing is added to are left out
   std::vector<std::int32_t> parts;  ///< wire row of a task's first row
+
+  /// Rows that something is added to.
+  std::int32_t num_rows() const {
+    return tasks.empty() ? 0 : tasks.back().sum_row + tasks.back().num_rows;
+  }
 };
 
 /// The sum over partials that arrive in the order of `owned`, the own rank's behind the wire's.

@@ -1,10 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <utility>
 
+#include "base/check.hpp"
 #include "runtime/step_call.hpp"
 
 namespace magi {
 namespace {
+
+/// A part whose first row is `row` of dk and dv.
+PartGradients gradients_at(const TensorGroup& tensors, std::int32_t row) {
+  const auto element = static_cast<std::int64_t>(dtype_bytes(tensors[0].dtype));
+  const auto at = [&](const TensorView& tensor) {
+    return static_cast<std::byte*>(tensor.data) + row * tensor.stride[0] * element;
+  };
+  return {.dk = at(tensors[0]),
+          .dv = at(tensors[1]),
+          .dk_row_bytes = tensors[0].stride[0] * element,
+          .dk_head_bytes = tensors[0].stride[1] * element,
+          .dv_row_bytes = tensors[1].stride[0] * element,
+          .dv_head_bytes = tensors[1].stride[1] * element,
+          .dtype = tensors[0].dtype};
+}
 
 /// One backward call. Owners add partial gradients behind their own part, exchange by exchange in
 /// the order of the steps, and in each in the order of the ranks.
@@ -104,6 +121,9 @@ std::vector<PartGradients> BackwardPass::place_gradients(const AttendCall& atten
       steps.rows_of(steps.plan.exchanges[static_cast<std::size_t>(attend.keys)]);
   const auto regions = call_.memory.rows().place_partials(rows.returning(), sums);
   const std::int64_t row_bytes = row_bytes_of(sums[0]) + row_bytes_of(sums[1]);
+  const TensorGroup own = call_.tensors(Role::KeyGradients, -1, attend.attend.heads);
+  const TensorGroup results = heads_of(call_.placed_gradients(), attend.attend.heads);
+  std::int32_t num_rows = 0, sum_row = 0;
   std::vector<PartGradients> gradients;
   for (const comm::NeededPart& part : call_.memory.attends().parts_of(attend)) {
     PartGradients place;
@@ -116,9 +136,14 @@ std::vector<PartGradients> BackwardPass::place_gradients(const AttendCall& atten
                .dv_row_bytes = row_bytes,
                .dv_head_bytes = head_bytes_of(sums[1]),
                .dtype = sums[0].dtype};
+    } else if (!results.empty()) {
+      place = part.is_shared ? gradients_at(own, std::exchange(sum_row, sum_row + part.num_rows))
+                             : gradients_at(results, part.row);
     }
+    num_rows += part.num_rows;
     gradients.push_back(place);
   }
+  MAGI_CHECK(results.empty() || (num_rows == rows.num_rows && sum_row == own[0].shape[0]));
   call_.set_partials_written();
   return gradients;
 }
@@ -140,6 +165,7 @@ void BackwardPass::exchange(const Step& step) {
 void BackwardPass::store() {
   clear_rest(-1, {0, call_.steps.plan.config.num_heads_kv});
   const bool is_stored = call_.round_sums(Role::KeyGradients, {gradients_.dk, gradients_.dv});
+  MAGI_CHECK(is_stored || call_.placed_gradients().empty());
   call_.await_all();
   call_.store(call_.own(Role::QueryGradients)[0], gradients_.dq);
   if (!is_stored) {

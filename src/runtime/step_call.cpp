@@ -261,9 +261,43 @@ void StepCall::lend_segment(Role role, std::int32_t exchange) {
     return memory.lend_landing(dtype, {num_rows, elements},
                                memory.rows().most_rows(rows.filling, ExchangeKind::Cast));
   };
+  if (role == Role::KeyGradients && places_gradients(rows, exchange)) {
+    placed_gradients_ = groups.front();
+    groups.front() = lend_like(lend, tensors(role, -1, filling.heads),
+                               rows.returning().sums().num_rows(), is_returning(role));
+    // All rows of the segment have places elsewhere: of these tensors only shapes count.
+    segment = groups.front();
+    for (TensorView& tensor : segment) tensor.shape[0] = rows.num_rows;
+    return;
+  }
   segment = lend_like(lend, tensors(role, -1, filling.heads), rows.num_rows, is_returning(role));
   // Own rows have their sum where their first part is.
   if (is_returning(role) && !rows.own.empty()) groups.front() = rows_of(segment, rows.own);
+}
+
+bool StepCall::places_gradients(const SegmentRows& rows, std::int32_t exchange) const {
+  if (pass_ != Pass::Backward || coming_step_ < 0) return false;
+  if (list_[static_cast<std::size_t>(coming_step_)].index != exchange) return false;
+  const comm::WireOrder& needed = rows.filling.needed;
+  if (needed.num_rows + needed.num_own_rows != rows.num_rows) return false;  // rows without a part
+  if (rows.own.empty() || rows.own.begin != 0) return false;
+  const auto is_one = [this](const Step& step) {
+    return step.kind == StepKind::Exchange &&
+           steps.plan.exchanges[static_cast<std::size_t>(step.index)].role == Role::KeyGradients;
+  };
+  if (std::ranges::count_if(list_, is_one) != 1) return false;
+  constexpr std::int64_t kUnit = 16;  // bytes that a kernel writes at once
+  const auto group = [this](Role role) -> const TensorGroup& {
+    return roles_[static_cast<std::size_t>(role)].front();
+  };
+  const DType type = group(Role::KeysValues).front().dtype;
+  return std::ranges::all_of(group(Role::KeyGradients), [&](const TensorView& tensor) {
+    const auto element = static_cast<std::int64_t>(dtype_bytes(type));
+    const auto is_even = [&](std::int64_t stride) { return stride * element % kUnit == 0; };
+    return tensor.dtype == type && element == 2 && tensor.stride[2] == 1 &&
+           is_even(tensor.stride[0]) && is_even(tensor.stride[1]) &&
+           reinterpret_cast<std::intptr_t>(tensor.data) % kUnit == 0;
+  });
 }
 
 DType StepCall::partial_type(Role role, DType sum) const {

@@ -75,6 +75,10 @@ class StepCall {
   /// Starts the exchange of a step. One that fills a segment lends the segment's tensors, and those
   /// of roles that go back from there.
   void exchange(const Step& step);
+  /// The caller's gradients of own keys, where the attend that takes coming keys writes those that
+  /// no other rank adds to into them at once. The own sums then have only the other rows, one
+  /// behind the other. Else empty.
+  const TensorGroup& placed_gradients() const { return placed_gradients_; }
   /// The partials of the next exchange that returns are at their owners.
   void set_partials_written() { are_partials_written_ = true; }
   void await_all();
@@ -96,6 +100,8 @@ class StepCall {
   std::vector<TensorGroup>& groups_of(Role role) { return roles_[static_cast<std::size_t>(role)]; }
   comm::PassStart make_pass_start() const;
   void lend_segment(Role role, std::int32_t exchange);
+  /// Whether the attend may write gradients of own keys into the caller's tensors.
+  bool places_gradients(const SegmentRows& rows, std::int32_t exchange) const;
   /// Gives partials the type in which they travel; their values too, unless they are written.
   void round_partials(Role role, TensorGroup& partials);
   void start(const Step& step, TensorGroup from, TensorGroup to);
@@ -118,6 +124,7 @@ class StepCall {
   bool are_partials_written_ = false;
   std::int32_t coming_step_ = -1;   ///< exchange whose rows come while the attend runs
   bool are_own_keys_read_ = false;  ///< by that attend in the own tensors
+  TensorGroup placed_gradients_;
 };
 
 template <typename Prepared, typename RunAttend, typename StartExchange>

@@ -85,7 +85,9 @@ TEST_P(DeviceRowMoves, LastSumsAreRoundedOnceIntoOtherTensors) {
   const auto test = testing::random_case({.num_ranks = 4, .with_own_rows = true}, 19);
   run(4, [&](Communicator& group, const testing::TestMemory& memory) {
     for (const DType type : {DType::BFloat16, DType::Float16}) {
-      testing::check_rounded_sum(group, test, memory, type);
+      for (const auto own_rows : {testing::OwnRows::All, testing::OwnRows::Summed}) {
+        testing::check_rounded_sum(group, test, memory, type, own_rows);
+      }
     }
   });
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "comm/exchange_case.hpp"
 #include "comm/wire_order.hpp"
@@ -16,6 +17,7 @@ namespace {
 
 using comm::peer_places;
 using comm::PushTask;
+using comm::RowRun;
 
 /// For each row that tasks send to `peer`: {local row, remote row}, by remote row.
 std::map<std::int32_t, std::int32_t> sent_rows(const std::vector<PushTask>& tasks,
@@ -121,6 +123,41 @@ TEST(PeerPlaces, NeededRunsNameWhereTheirPartialsGo) {
       EXPECT_EQ(found->second, run.remote_row + i);
     }
   }
+}
+
+TEST(PeerPlaces, OwnRunsAreSharedAsAWholeOrNotAtAll) {
+  for (std::uint64_t seed = 0; seed < 30; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const ExchangeCase test = random_case({.num_ranks = 3, .with_own_rows = true}, seed);
+    const RowExchange& own = test.ranks[1];
+    const auto places = peer_places(test.ranks, 1);
+    std::set<std::int32_t> shared;
+    for (const std::int32_t peer : {0, 2}) {
+      const auto rows = rows_with(own.owned, peer);
+      shared.insert(rows.begin(), rows.end());
+    }
+    std::map<std::int32_t, std::int32_t> owned_rows;  // by needed row
+    for (const PushTask& run : places.needed_runs) {
+      if (run.peer != 1) continue;
+      for (std::int32_t i = 0; i < run.num_rows; ++i) {
+        owned_rows.emplace(run.local_row + i, run.remote_row + i);
+        EXPECT_EQ(places.is_shared(run), shared.contains(run.remote_row + i));
+      }
+    }
+    EXPECT_EQ(owned_rows, sent_rows(places.to_rows, 1));
+  }
+}
+
+TEST(PeerPlaces, OwnRunsAreCutOnlyWhereSharedRowsBeginAndEnd) {
+  const std::vector<RowExchange> all = {
+      {.owned = {{0, 0, 10}, {1, 2, 3}, {2, 4, 2}, {1, 9, 1}}, .needed = {{0, 100, 10}}},
+      {.owned = {}, .needed = {{0, 0, 4}}},
+      {.owned = {}, .needed = {{0, 0, 2}}}};
+  const auto places = peer_places(all, 0);
+  EXPECT_EQ(places.shared, (std::vector<RowRun>{{2, 6}, {9, 10}}));
+  EXPECT_EQ(
+      places.needed_runs,
+      (std::vector<PushTask>{{100, 0, 2, 0}, {102, 2, 4, 0}, {106, 6, 3, 0}, {109, 9, 1, 0}}));
 }
 
 TEST(PeerPlaces, NameTheRanksThatSend) {

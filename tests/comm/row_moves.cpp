@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -195,38 +196,41 @@ void check_sum(Communicator& group, const ExchangeCase& test, const TestMemory& 
 }
 
 void check_rounded_sum(Communicator& group, const ExchangeCase& test, const TestMemory& memory,
-                       DType rounded_type) {
+                       DType rounded_type, OwnRows own_rows) {
   const std::int32_t rank = group.rank();
+  const comm::RowTable table(rows_of(test, rank), rank, group.num_ranks());
   const auto partial = [&](const Indices& at) { return uneven(rank, at, DType::Float32); };
   const auto start = [](const Indices&) { return 0.125; };
+  const auto before = [](const Indices&) { return 7.0; };
   const std::int64_t rows = needed_rows(test, rank);
   Twin dk(memory, filled(make_tensor(DType::Float32, {rows, kHeads, kDim}), partial));
   Twin dv(memory, filled(make_tensor(DType::Float32, {rows, kHeads, 2 * kDim}), partial));
   // More rows than others need, so that some have no partial.
   const std::int64_t owned = test.owned_rows + 11;
-  Twin dk_own(memory, filled(make_tensor(DType::Float32, {owned, kHeads, kDim}), start));
-  Twin dv_own(memory, filled(make_head_slice(DType::Float32, owned, kHeads, 2 * kDim), start));
-  Twin dk_sum(memory, make_head_slice(rounded_type, owned, kHeads, kDim));
-  Twin dv_sum(memory, make_tensor(rounded_type, {owned, kHeads, 2 * kDim}));
+  const std::int64_t kept = own_rows == OwnRows::All ? owned : table.sums().num_rows();
+  Twin dk_own(memory, filled(make_tensor(DType::Float32, {kept, kHeads, kDim}), start));
+  Twin dv_own(memory, filled(make_head_slice(DType::Float32, kept, kHeads, 2 * kDim), start));
+  Twin dk_sum(memory, filled(make_head_slice(rounded_type, owned, kHeads, kDim), before));
+  Twin dv_sum(memory, filled(make_tensor(rounded_type, {owned, kHeads, 2 * kDim}), before));
   const std::array from{dk.view(), dv.view()};
   const std::array to{dk_own.view(), dv_own.view()};
   const std::array rounded_to{dk_sum.view(), dv_sum.view()};
-  const comm::RowTable table(rows_of(test, rank), rank, group.num_ranks());
   const auto exchanger = exchanger_of(group, memory);
   const auto pending =
       exchanger->start(table, {.kind = ExchangeKind::Sum, .from = from, .to = to}, memory.stream);
   EXPECT_FALSE(pending->round_into(to)) << "they are not narrower";
   ASSERT_TRUE(pending->round_into(rounded_to));
   pending->await(memory.stream);
-  for (Twin* total : {&dk_sum, &dv_sum}) {
-    expect_all(
-        total->fetched(),
-        [&](const Indices& at) {
-          return rounded(expected_sum(test, rank, at, DType::Float32, DType::Float32),
-                         rounded_type);
-        },
-        0, "rounded sum");
-  }
+  const auto is_summed = [&](std::int64_t row) {
+    return std::ranges::any_of(table.sums().tasks, [row](const comm::SumTask& task) {
+      return task.row <= row && row < task.row + task.num_rows;
+    });
+  };
+  const auto expected = [&](const Indices& at) {
+    if (own_rows == OwnRows::Summed && !is_summed(at[0])) return before(at);
+    return rounded(expected_sum(test, rank, at, DType::Float32, DType::Float32), rounded_type);
+  };
+  for (Twin* total : {&dk_sum, &dv_sum}) expect_all(total->fetched(), expected, 0, "rounded sum");
   for (Twin* own : {&dk_own, &dv_own}) expect_all(own->fetched(), start, 0, "own part");
 }
 

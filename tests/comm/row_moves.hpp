@@ -42,9 +42,11 @@ void check_cast(Communicator& group, const ExchangeCase& test, const TestMemory&
 /// Partials of `wire` added to tensors of `sum`, bit for bit in rank order.
 void check_sum(Communicator& group, const ExchangeCase& test, const TestMemory& memory, DType wire,
                DType sum);
+/// Own rows that a last sum is given: all, or those that something is added to.
+enum class OwnRows : std::uint8_t { All, Summed };
 /// Sums whose last exchange rounds them into other tensors, in device memory.
 void check_rounded_sum(Communicator& group, const ExchangeCase& test, const TestMemory& memory,
-                       DType rounded_type);
+                       DType rounded_type, OwnRows own_rows);
 /// (out, lse) partials merged as float64 does it, rows without keys among them.
 void check_merge(Communicator& group, const ExchangeCase& test, const TestMemory& memory,
                  DType wire, DType out);

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "comm/exchange_case.hpp"
 
 namespace magi::comm {
@@ -73,8 +75,10 @@ TEST(SumTable, GivesEveryRowItsPartsInRankOrder) {
       }
       std::vector<std::vector<std::int32_t>> seen(90);
       const SumTable table = sum_table(owned);
+      std::int32_t sum_row = 0;
       for (const SumTask& task : table.tasks) {
         EXPECT_LE(task.num_rows, kRowsPerTask);
+        EXPECT_EQ(std::exchange(sum_row, sum_row + task.num_rows), task.sum_row);
         for (std::int32_t i = 0; i < task.num_rows; ++i) {
           auto& parts = seen[static_cast<std::size_t>(task.row + i)];
           EXPECT_THAT(parts, IsEmpty()) << "row " << task.row + i << " is in two tasks";
@@ -84,6 +88,7 @@ TEST(SumTable, GivesEveryRowItsPartsInRankOrder) {
         }
       }
       EXPECT_EQ(seen, expected) << "seed " << seed;
+      EXPECT_EQ(table.num_rows(), sum_row);
     }
   }
 }
