@@ -5,7 +5,9 @@
 #include "comm/device_row_layout.cuh"
 #include "comm/peer_kernels.hpp"
 #include "cuda/check.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/order.cuh"
 #include "cuda/ptx/system.cuh"
 
 namespace magi::comm {
@@ -439,9 +441,16 @@ __device__ void bring_home(const PeerView& view, const RowArrival& arrival) {
   }
 }
 
+struct AwaitParams {
+  PeerView view;
+  RowArrival arrival;
+};
+
 /// One warp, a lane for each peer.
-__global__ __launch_bounds__(32) void await_kernel(const __grid_constant__ PeerView view,
-                                                   const __grid_constant__ RowArrival arrival) {
+__global__ __launch_bounds__(32) void await_kernel(const __grid_constant__ AwaitParams params) {
+  ptx::await_kernels_before();
+  const PeerView& view = params.view;
+  const RowArrival& arrival = params.arrival;
   const auto peer = static_cast<std::int32_t>(threadIdx.x);
   const std::uint64_t pass = view.state->pass;
   bool is_whole = view.state->is_failed == 0;
@@ -519,8 +528,7 @@ void launch_push(const PeerView& view, RowPush push, PushBlocks blocks,
 
 void launch_await(const PeerView& view, const RowArrival& arrival, cudaStream_t stream) {
   if (arrival.sources == 0 && !arrival.is_telling) return;
-  await_kernel<<<1, 32, 0, stream>>>(view, arrival);
-  cuda_check(cudaGetLastError(), "await_kernel");
+  launch_ahead(await_kernel, 1, 32, 0, AwaitParams{view, arrival}, stream);
 }
 
 }  // namespace magi::comm

@@ -283,7 +283,7 @@ void launch(BackwardParams params, const BackwardState& state, const BackwardIns
   if (arrivals == nullptr) return launch_items(LaunchStart::Ahead);
   if (!state.list.awaits_keys()) {
     arrivals->await(stream);
-    return launch_items(LaunchStart::Behind);
+    return launch_items(LaunchStart::Ahead);
   }
   params.coming.flags.flags = arrivals->flags;
   params.coming.flags.expected = arrivals->expected;
