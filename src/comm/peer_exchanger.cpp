@@ -48,6 +48,8 @@ constexpr std::int32_t kBlocksPerSm = 2;
 /// attention loses up to 1.4 times as much.
 constexpr std::int32_t kBlocksBeside = 16;
 static_assert(kBlocksBeside <= kMostWaitingBlocks);
+/// Rows that leave, that come and that stay: some 10 us of a push.
+constexpr std::int64_t kMostShortBytes = 2 << 20;
 /// Sections let attention begin early, and cost it some balance: few, unless much is on its way.
 constexpr std::int32_t kFewSections = 2;
 constexpr std::int64_t kLongRows = 8192;
@@ -174,6 +176,7 @@ class PeerMove final : public PendingRows {
   }
   void guard(const AddressTable& places) override { arrival_.addresses = places; }
   ArrivalWords arrival_words() const override { return link_.arrival_words(arrival_.move); }
+  bool is_awaited_by_send() const override { return is_short_; }
 
  private:
   std::int64_t most_rows() const {
@@ -184,6 +187,9 @@ class PeerMove final : public PendingRows {
   void enqueue(const RowTable& table, const RowMove& move);
   /// Whether the tensors lie where the peers write.
   bool is_placed() const;
+  /// Whether the push awaits what comes: it is so little that to compute beside it is not worth the
+  /// launches that this takes.
+  bool is_short(const RowTable& table, const RowMove& move) const;
   void push_in_place(const RowMove& move);
   void push_to_wire(const RowTable& table, const RowMove& move);
   /// `num_own`: of the tasks, the last ones.
@@ -211,6 +217,7 @@ class PeerMove final : public PendingRows {
   void* start_;  ///< the stream it was started on
   RowPush push_;
   bool is_sent_ = false, is_beside_attention_ = false;
+  bool is_short_ = false;  ///< the push awaits what comes
   RowArrival arrival_;         ///< what is still awaited
   std::byte* wire_ = nullptr;  ///< received rows that are not in place; own ones behind them
   std::shared_ptr<std::byte> buffer_;  ///< owns the wire where that is not in the window
@@ -260,6 +267,7 @@ PassStart PeerMove::own_pass(const RowMove& move) const {
 
 void PeerMove::enqueue(const RowTable& table, const RowMove& move) {
   if (!is_reduce(kind_) && is_placed()) {
+    is_short_ = is_short(table, move);
     push_in_place(move);
   } else {
     push_to_wire(table, move);
@@ -275,6 +283,14 @@ bool PeerMove::is_placed() const {
   return std::ranges::all_of(to_, [this](const TensorView& tensor) {
     return link_.is_in_area(static_cast<const std::byte*>(tensor.data));
   });
+}
+
+bool PeerMove::is_short(const RowTable& table, const RowMove& move) const {
+  if (!move.is_deferred || state_->beside != nullptr || link_.is_sharing_gpu()) return false;
+  const WireOrder& needed = table.needed;
+  const std::int64_t most_rows =
+      std::max({needed.num_rows, needed.num_own_rows, table.owned.num_rows});
+  return most_rows * row_bytes_ <= kMostShortBytes;
 }
 
 void PeerMove::push_in_place(const RowMove& move) {
@@ -324,7 +340,7 @@ void PeerMove::push(const RowMove& move, std::span<const PushTask> tasks, std::i
            .num_tensors = static_cast<std::int32_t>(to.size()),
            .num_sections = arrival_.num_sections = move.num_sections,
            .move = arrival_.move = link_.next_move(),
-           .is_beside = move.is_deferred};
+           .is_beside = move.is_deferred && !is_short_};
   std::ranges::copy(tensor_rows(move.from), push_.from);
   std::ranges::copy(to, push_.to);
   for (std::int32_t peer = 0; peer < link_.num_ranks(); ++peer) {
@@ -351,8 +367,11 @@ void PeerMove::launch(void* stream) {
   const std::int32_t most = state_->num_blocks;
   const std::int32_t remote =
       is_beside_attention_ ? std::min(most, kBlocksBeside) : ceil_div(most, 2);
-  launch_push(link_.view(), push_, {.remote = remote, .own = std::max(most - remote, 1)}, begin,
-              queue);
+  PushBlocks blocks{.remote = remote, .own = std::max(most - remote, 1)};
+  // So few begin the pass by themselves.
+  if (is_short_) blocks = {.remote = kBlocksBeside, .own = kMostWaitingBlocks - kBlocksBeside};
+  launch_push(link_.view(), push_, blocks, begin, is_short_ ? &arrival_ : nullptr, queue);
+  if (is_short_) arrival_.sources = 0;
   if (side_) side_->end();
   link_.meet_on_shared_gpu_sync();
 }

@@ -22,6 +22,7 @@ constexpr int kUnitsPerPiece = 32 * 2 * kLoadsAhead;  ///< of a task that one wa
 __device__ void note_pass(PassState& state, const PassBegin& begin, std::uint64_t pass) {
   state.last_use[begin.area] = pass;
   state.digest[pass % kKeptDigests] = begin.digest;
+  __threadfence();  // a block of the push that begins the pass reads the digest behind the number
   state.pass = pass;
 }
 
@@ -291,35 +292,54 @@ __device__ __forceinline__ void push_sections(const PeerView& view, const RowPus
   }
 }
 
+struct PushParams {
+  PeerView view;
+  RowPush push;
+  PassBegin begin;     ///< of a push that begins its pass
+  RowArrival arrival;  ///< of one that awaits what the peers push
+};
+
+/// By the first block, behind its part of the push: all blocks of the push have begun, so that
+/// nobody waits for this one but who waits for the kernel.
+__device__ __forceinline__ void await_in_push(const PushParams& params, std::uint64_t pass) {
+  if (!params.push.is_awaiting || blockIdx.x != 0 || threadIdx.x >= 32) return;
+  await_arrival(params.view, params.arrival, pass);
+  ptx::fence_system();
+  ptx::fence_async_global();
+}
+
 template <typename Unit>
-__global__ __launch_bounds__(kThreads, 2) void push_kernel(const __grid_constant__ PeerView view,
-                                                           const __grid_constant__ RowPush push) {
-  if (push.is_beside) ptx::launch_dependents();
-  const std::uint64_t pass = view.state->pass;
-  if (view.state->is_failed != 0) return;
-  push_sections<Unit>(view, push, pass);
+__global__ __launch_bounds__(kThreads,
+                             2) void push_kernel(const __grid_constant__ PushParams params) {
+  if (params.push.is_beside) ptx::launch_dependents();
+  const PassState& state = *params.view.state;
+  const std::uint64_t pass = state.pass;
+  if (state.is_failed == 0) push_sections<Unit>(params.view, params.push, pass);
+  await_in_push(params, pass);
 }
 
 /// A push that begins its pass. Its blocks are few: each waits by itself.
 template <typename Unit>
 __global__ __launch_bounds__(kThreads,
-                             2) void first_push_kernel(const __grid_constant__ PeerView view,
-                                                       const __grid_constant__ RowPush push,
-                                                       const __grid_constant__ PassBegin begin) {
+                             2) void first_push_kernel(const __grid_constant__ PushParams params) {
+  const PeerView& view = params.view;
   __shared__ BegunPass begun;
-  if (threadIdx.x == 0) begun = begin_in_push(view, begin);
+  if (threadIdx.x == 0) begun = begin_in_push(view, params.begin);
   __syncthreads();
   // The kernel beside this one starts when all blocks have come here: it finds the pass's number.
-  if (push.is_beside) ptx::launch_dependents();
+  if (params.push.is_beside) ptx::launch_dependents();
   const auto peer = static_cast<std::int32_t>(threadIdx.x);
   bool has_credit = true;
   if (peer < view.num_ranks) {
-    if (blockIdx.x == 0) tell_pass(view, begin, begun.pass, peer);
+    if (blockIdx.x == 0) tell_pass(view, params.begin, begun.pass, peer);
     has_credit = await_credit(view, begun.last_use, peer) && view.state->is_failed == 0;
     ptx::fence_system();
   }
-  if (!__syncthreads_and(has_credit)) return;
-  push_sections<Unit>(view, push, begun.pass);
+  if (__syncthreads_and(has_credit)) push_sections<Unit>(view, params.push, begun.pass);
+  if (!params.push.is_awaiting || blockIdx.x != 0) return;
+  // The digest of the pass is there when its number is.
+  while (ptx::load_acquire_system(&view.state->pass) < begun.pass) ptx::sleep_ns(100);
+  await_in_push(params, begun.pass);
 }
 
 struct AwaitParams {
@@ -345,7 +365,8 @@ void launch_begin_pass(const PeerView& view, const PassBegin& begin, cudaStream_
 }
 
 void launch_push(const PeerView& view, RowPush push, PushBlocks blocks,
-                 const std::optional<PassBegin>& begin, cudaStream_t stream) {
+                 const std::optional<PassBegin>& begin, const RowArrival* awaited,
+                 cudaStream_t stream) {
   const auto count = static_cast<std::size_t>(push.num_tensors);
   const std::int64_t unit = common_unit({push.from, count}, {push.to, count});
   for (std::size_t t = 0; t < count; ++t) {
@@ -362,16 +383,17 @@ void launch_push(const PeerView& view, RowPush push, PushBlocks blocks,
   };
   // All ranks are told of every move, whether rows went to them or not.
   push.num_remote_blocks = std::max(blocks_of(push.num_remote, blocks.remote), 1);
+  push.is_awaiting = awaited != nullptr;
   const std::int32_t grid = push.num_remote_blocks + blocks_of(push.num_own, blocks.own);
   const bool is_first = begin && !begin->is_compared && grid <= kMostWaitingBlocks;
   if (begin && !is_first) launch_begin_pass(view, *begin, stream);
-  const auto num_blocks = static_cast<unsigned>(grid);
+  const PushParams params{.view = view,
+                          .push = push,
+                          .begin = begin.value_or(PassBegin{}),
+                          .arrival = awaited == nullptr ? RowArrival{} : *awaited};
   const auto launch = [&]<typename Unit>(Unit) {
-    if (is_first) {
-      first_push_kernel<Unit><<<num_blocks, kThreads, 0, stream>>>(view, push, *begin);
-    } else {
-      push_kernel<Unit><<<num_blocks, kThreads, 0, stream>>>(view, push);
-    }
+    const auto kernel = is_first ? first_push_kernel<Unit> : push_kernel<Unit>;
+    kernel<<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(params);
   };
   if (unit == kLargestUnit) {
     launch(uint4{});

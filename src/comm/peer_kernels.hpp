@@ -28,6 +28,27 @@ struct RowPush {
   std::int32_t num_sections = 1;  ///< equal parts of every row, which arrive one after the other
   std::int32_t move = 0;          ///< of the pass
   bool is_beside = false;         ///< the kernel after it may run beside it
+  bool is_awaiting = false;       ///< set by the launch
+};
+
+/// What is awaited.
+struct RowArrival {
+  std::int32_t move = 0;
+  std::int32_t num_sections = 1;
+  std::uint64_t sources = 0;  ///< bit p: rank p pushes rows to this one
+  /// What this rank sends in the move was written by kernels before: all ranks are told first.
+  bool is_telling = false;
+  /// Where they land. A wait that fails leaves NaN there, so that no result is wrong in silence.
+  std::byte* data = nullptr;
+  std::int64_t size_bytes = 0;
+  /// Results that may have been made of rows of another plan by then; likewise.
+  std::byte* results = nullptr;
+  std::int64_t results_bytes = 0;
+  /// Addresses in the areas that the pass has at the peers, which become those of the same place
+  /// here: what a later kernel would have stored there stays.
+  AddressTable addresses;
+  std::byte* areas[kMaxPeers] = {};  ///< by rank
+  std::int64_t area_bytes = 0;
 };
 
 struct PassBegin {
@@ -50,29 +71,11 @@ inline constexpr std::int32_t kMostWaitingBlocks = 24;
 
 /// Copies rows and tells all ranks what has arrived. The rows' units are of a byte. `begin`: of a
 /// pass whose first move this is; the push begins it where it has few blocks and compares no calls,
-/// else a kernel in front of it does.
+/// else a kernel in front of it does. `awaited`: what later work on the stream is to see besides,
+/// null: nothing.
 void launch_push(const PeerView& view, RowPush push, PushBlocks blocks,
-                 const std::optional<PassBegin>& begin, cudaStream_t stream);
-
-/// What is awaited.
-struct RowArrival {
-  std::int32_t move = 0;
-  std::int32_t num_sections = 1;
-  std::uint64_t sources = 0;  ///< bit p: rank p pushes rows to this one
-  /// What this rank sends in the move was written by kernels before: all ranks are told first.
-  bool is_telling = false;
-  /// Where they land. A wait that fails leaves NaN there, so that no result is wrong in silence.
-  std::byte* data = nullptr;
-  std::int64_t size_bytes = 0;
-  /// Results that may have been made of rows of another plan by then; likewise.
-  std::byte* results = nullptr;
-  std::int64_t results_bytes = 0;
-  /// Addresses in the areas that the pass has at the peers, which become those of the same place
-  /// here: what a later kernel would have stored there stays.
-  AddressTable addresses;
-  std::byte* areas[kMaxPeers] = {};  ///< by rank
-  std::int64_t area_bytes = 0;
-};
+                 const std::optional<PassBegin>& begin, const RowArrival* awaited,
+                 cudaStream_t stream);
 
 /// Later work on the stream sees what was pushed.
 void launch_await(const PeerView& view, const RowArrival& arrival, cudaStream_t stream);

@@ -135,6 +135,8 @@ class PendingRows {
   virtual void guard(const AddressTable& /*places*/) {}
   /// Where kernels may see what has come, if the exchanger tells that.
   virtual ArrivalWords arrival_words() const { return {}; }
+  /// Whether send awaits the rows that come as well, as there are few of them.
+  virtual bool is_awaited_by_send() const { return false; }
 };
 
 /// What an exchanger is for.

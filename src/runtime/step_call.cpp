@@ -183,7 +183,8 @@ std::optional<KeyArrivals> StepCall::key_arrivals() {
   constexpr std::int64_t kBytesPerNs = 100;         // half of what links bring
   const auto step = static_cast<std::size_t>(coming_step_);
   comm::PendingRows& rows = *pending_[step].front();
-  const comm::ArrivalWords words = rows.arrival_words();
+  const comm::ArrivalWords words =
+      rows.is_awaited_by_send() ? comm::ArrivalWords{} : rows.arrival_words();
   const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(list_[step].index)];
   std::int64_t row_bytes = 0;
   const TensorGroup own = tensors(exchange.role, -1, exchange.heads);

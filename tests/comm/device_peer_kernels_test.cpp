@@ -4,12 +4,16 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <optional>
 #include <vector>
 
+#include "base/half.hpp"
+#include "comm/device_rounding.hpp"
 #include "comm/peer_kernels.hpp"
+#include "comm/row_layout.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/stream.hpp"
 #include "support/gpu/gpu_test.hpp"
@@ -65,7 +69,12 @@ class PeerPair {
 
   void push(std::size_t rank, const comm::RowPush& push,
             const std::optional<comm::PassBegin>& begin = {}) const {
-    comm::launch_push(view(rank), push, {.own = 64}, begin, stream(rank));
+    comm::launch_push(view(rank), push, {.own = 64}, begin, nullptr, stream(rank));
+  }
+  /// A push that awaits what `arrival` says as well.
+  void push_and_await(std::size_t rank, const comm::RowPush& push, const comm::RowArrival& arrival,
+                      const std::optional<comm::PassBegin>& begin = {}) const {
+    comm::launch_push(view(rank), push, {.own = 64}, begin, &arrival, stream(rank));
   }
   void begin(std::size_t rank, comm::PassBegin begin) const {
     comm::launch_begin_pass(view(rank), begin, stream(rank));
@@ -363,6 +372,64 @@ TEST_F(PeerKernels, WhoHasFailedTellsOfNoPartials) {
   EXPECT_EQ(pair.mailbox(0).failed, PeerWait::Rows);
   const auto words = to_host_sync<PeerControl>(pair.view(0).control[1], 1).front();
   EXPECT_EQ(words.arrived[1][0][0], 0u);
+}
+
+TEST_F(PeerKernels, PushesAwaitEachOther) {
+  for (const bool is_compared : {false, true}) {
+    const PeerPair pair;
+    const Row row;
+    for (std::uint64_t pass = 1; pass <= 6; ++pass) {
+      const comm::PassBegin begin{.area = static_cast<std::int32_t>(pass % 2),
+                                  .digest = 7 + pass,
+                                  .is_compared = is_compared};
+      for (const std::size_t rank : {0, 1}) {
+        const auto peer = static_cast<std::int32_t>(1 - rank);
+        pair.push_and_await(rank, row.push_to(pair, peer), pair.arrival(rank, true), begin);
+      }
+    }
+    pair.wait_sync();
+    for (const std::size_t rank : {0, 1}) {
+      EXPECT_EQ(pair.mailbox(rank).failed, PeerWait::None);
+      EXPECT_EQ(pair.rows(rank), Row::alone());
+      const auto state = to_host_sync<comm::PassState>(pair.view(rank).state, 1).front();
+      EXPECT_EQ(state.pass, 6u);
+      EXPECT_EQ(state.begun_blocks, 0u);
+    }
+  }
+}
+
+TEST_F(PeerKernels, APushThatAwaitsInVainLeavesNaNAndAddressesOfItsOwn) {
+  for (const bool has_credit : {true, false}) {
+    const PeerPair pair;
+    const Row row;
+    pair.begin(1, {.digest = 7});
+    if (!has_credit) pair.begin(0, {.digest = 7});
+    const std::vector<Record> records{{0, pair.area(1), pair.area(1) + 256}};
+    const DeviceBuffer table = to_device_sync<Record>(records);
+    comm::RowArrival arrival = pair.arrival(0, true);
+    arrival.addresses = {.records = static_cast<std::byte*>(table.data()),
+                         .num_records = 1,
+                         .record_bytes = sizeof(Record),
+                         .offsets = {offsetof(Record, first), offsetof(Record, second)}};
+    pair.push_and_await(0, row.push_to(pair, 1), arrival, comm::PassBegin{.digest = 7});
+    pair.wait_sync();
+    EXPECT_EQ(pair.mailbox(0).failed, has_credit ? PeerWait::Rows : PeerWait::Credit);
+    EXPECT_EQ(pair.rows(0), std::vector<std::uint16_t>(kAreaBytes / 2, 0xffff));
+    EXPECT_EQ(pair.rows(1),
+              has_credit ? Row::alone() : std::vector<std::uint16_t>(kAreaBytes / 2, 0));
+    EXPECT_EQ(to_host_sync<Record>(table.data(), 1)[0].first, pair.area(0));
+  }
+}
+
+TEST_F(PeerKernels, APushThatAwaitsComparesTheCall) {
+  const PeerPair pair;
+  const Row row;
+  pair.push(1, row.push_to(pair, 0), comm::PassBegin{.digest = 8});
+  pair.wait_sync();
+  pair.push_and_await(0, row.push_to(pair, 1), pair.arrival(0, true), comm::PassBegin{.digest = 7});
+  pair.wait_sync();
+  EXPECT_EQ(pair.mailbox(0).failed, PeerWait::OtherPlan);
+  EXPECT_EQ(pair.rows(0), std::vector<std::uint16_t>(kAreaBytes / 2, 0xffff));
 }
 
 }  // namespace

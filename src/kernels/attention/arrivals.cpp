@@ -65,8 +65,12 @@ void PreparedBackward::run_coming(const BackwardArgs& /*args*/,
 }
 
 void check_arrivals(const KeyArrivals& arrivals) {
-  if (arrivals.flags == nullptr) throw invalid("arrivals.flags", "null", "device memory");
-  if (arrivals.expected == nullptr) throw invalid("arrivals.expected", "null", "device memory");
+  const bool is_awaited_at_start =
+      arrivals.flags == nullptr && arrivals.expected == nullptr && arrivals.start;
+  if (!is_awaited_at_start) {
+    if (arrivals.flags == nullptr) throw invalid("arrivals.flags", "null", "device memory");
+    if (arrivals.expected == nullptr) throw invalid("arrivals.expected", "null", "device memory");
+  }
   if (arrivals.patience_ns < 0 || arrivals.patience_ns > kMaxPatienceNs) {
     throw invalid("arrivals.patience_ns", arrivals.patience_ns,
                   "0 to " + std::to_string(kMaxPatienceNs));

@@ -62,7 +62,7 @@ inline constexpr std::int64_t kMaxPatienceNs = 10'000'000'000;
 /// replay.
 struct KeyArrivals {
   /// Device memory [num_sections, num_sources]. Other GPUs raise a flag at system scope after the
-  /// rows that it stands for.
+  /// rows that it stands for. Null, like `expected`: what `start` enqueues awaits the keys.
   const std::uint64_t* flags = nullptr;
   /// Device memory: rows whose flag is *expected or more are there. Fixed while the run lasts.
   const std::uint64_t* expected = nullptr;

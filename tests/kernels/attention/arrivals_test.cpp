@@ -56,5 +56,17 @@ TEST(ArrivalsTest, WhatIsMissingIsNamed) {
             "arrivals.await is empty; allowed: a function");
 }
 
+TEST(ArrivalsTest, KeysThatAreAwaitedAtTheStartNeedNoFlags) {
+  const std::uint64_t word = 0;
+  KeyArrivals arrivals{.start = [](void*) {}, .await = [](void*) {}};
+  check_arrivals(arrivals);
+  arrivals.expected = &word;
+  EXPECT_EQ(refusal_of([&] { check_arrivals(arrivals); }),
+            "arrivals.flags is null; allowed: device memory");
+  arrivals = {.await = [](void*) {}};
+  EXPECT_EQ(refusal_of([&] { check_arrivals(arrivals); }),
+            "arrivals.flags is null; allowed: device memory");
+}
+
 }  // namespace
 }  // namespace magi::test

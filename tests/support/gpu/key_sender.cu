@@ -156,6 +156,19 @@ KeyArrivals KeySender::arrivals(std::int64_t patience_ns) const {
           .await = [this](void* stream) { await(static_cast<cudaStream_t>(stream)); }};
 }
 
+KeyArrivals KeySender::arrivals_at_start() {
+  const auto start = [this](void* stream) {
+    std::vector<SendStep> steps;
+    for (std::int32_t section = 0; section < coming_.num_sections; ++section) {
+      for (std::int32_t source = 0; source < coming_.num_sources; ++source) {
+        steps.push_back({source, section});
+      }
+    }
+    send(steps, static_cast<cudaStream_t>(stream));
+  };
+  return {.start = start, .await = [](void*) { MAGI_CHECK(false); }};
+}
+
 std::vector<SendStep> KeySender::shuffled_steps(RandomStream& random,
                                                 std::int64_t max_delay_ns) const {
   std::vector<SendStep> steps;

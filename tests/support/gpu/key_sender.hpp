@@ -36,6 +36,9 @@ class KeySender {
 
   /// Arrivals whose await is that of this object.
   KeyArrivals arrivals(std::int64_t patience_ns) const;
+  /// Arrivals without flags, whose start brings all rows before what is enqueued behind it. Nobody
+  /// is to call their await.
+  KeyArrivals arrivals_at_start();
   /// All steps, each once, shuffled, with random delays up to this.
   std::vector<SendStep> shuffled_steps(RandomStream& random, std::int64_t max_delay_ns) const;
 

@@ -280,7 +280,9 @@ void launch(BackwardParams params, const BackwardState& state, const BackwardIns
   const auto launch_items = [&](LaunchStart start) {
     if (state.num_ctas > 0) instance.launch(params, state.num_ctas, start, stream);
   };
-  if (arrivals == nullptr) return launch_items(LaunchStart::Ahead);
+  if (arrivals == nullptr || arrivals->flags == nullptr) {
+    return launch_items(LaunchStart::Ahead);
+  }
   if (!state.list.awaits_keys()) {
     arrivals->await(stream);
     return launch_items(LaunchStart::Ahead);
@@ -399,9 +401,12 @@ void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void
     params.keys.destinations = target;
     guard_destinations(state, target, arrivals->keys);
   }
-  const bool is_beside = arrivals != nullptr && arrivals->keys.start;
+  const bool has_start = arrivals != nullptr && arrivals->keys.start;
+  const bool is_beside = has_start && arrivals->keys.flags != nullptr;
   if (is_beside) arrivals->keys.start(stream);
   prepare_backward(prepared, args.q.dtype, is_beside, stream);
+  // What awaits the keys may turn the destinations, which are stored by now, into local ones.
+  if (has_start && !is_beside) arrivals->keys.start(stream);
   add_sink_gradient(args, state, workspace, stream);
   launch(params, state, *instance, arrivals == nullptr ? nullptr : &arrivals->keys, stream);
   if (params.query.rows_q == 0) return;

@@ -274,17 +274,20 @@ void enqueue_forward(const ForwardArgs& args, const ForwardState& state,
   if (state.num_splits > 0) features = std::max(features, FeatureSet::AnyOut);
   const ForwardInstance& instance = *state.instances.of(features);
   ListOnDevice parts = parts_of(state, memory);
-  if (arrivals != nullptr) {
+  const bool has_flags = arrivals != nullptr && arrivals->flags != nullptr;
+  if (has_flags) {
     parts.arrivals = {.flags = arrivals->flags,
                       .expected = arrivals->expected,
                       .patience_ns = arrivals->patience_ns,
                       .num_sources = state.num_sources};
+  }
+  if (arrivals != nullptr) {
     parts.own_k = arrivals->own_k;
     parts.own_v = arrivals->own_v;
   }
   const ForwardParams params = list_params(args, state.list, parts, instance);
   instance.launch(params, state.num_ctas, stream);
-  if (arrivals != nullptr) enqueue_left_over(params, state, instance, *arrivals, stream);
+  if (has_flags) enqueue_left_over(params, state, instance, *arrivals, stream);
   if (state.num_splits > 0) launch_combine(args, state.list, parts, state.num_splits, stream);
 }
 

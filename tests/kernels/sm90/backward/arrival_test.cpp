@@ -201,6 +201,19 @@ TEST_P(BackwardArrivalTest, Windows) {
   check_all(test);
 }
 
+TEST_P(BackwardArrivalTest, KeysThatAreAwaitedAtTheStartNeedNoFlags) {
+  const Stream stream;
+  for (const std::int32_t heads_per_item : {2, 1, 0}) {
+    BackwardCase test = base();
+    test.tuning.heads_per_item = heads_per_item;
+    SCOPED_TRACE(::testing::Message() << test);
+    ArrivalCall call(test);
+    call.sender().take_away_sync();
+    call.expect_right(call.sender().arrivals_at_start(), stream.handle());
+    if (HasFailure()) return;
+  }
+}
+
 TEST_P(BackwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
   ArrivalCall call(base());
   const Stream sending;
@@ -309,13 +322,14 @@ TEST_P(BackwardArrivalTest, PartsHavePlacesOfTheirOwn) {
     const Stream sending;
     RandomStream random(1);
     const std::vector<SendStep> steps = call.sender().shuffled_steps(random, 100'000);
-    for (const bool is_late : {false, true}) {
+    for (int round = 0; round < 3; ++round) {
       BackwardOutputs seen(test);
       PartPlaces places(test, coming);
       call.sender().take_away_sync();
-      if (!is_late) call.sender().send(steps, sending.handle());
-      const KeyArrivals arrivals =
-          is_late ? call.sent_behind(steps, sending) : call.sender().arrivals(kSecond);
+      if (round == 0) call.sender().send(steps, sending.handle());
+      const KeyArrivals arrivals = round == 0   ? call.sender().arrivals(kSecond)
+                                   : round == 1 ? call.sent_behind(steps, sending)
+                                                : call.sender().arrivals_at_start();
       call.prepared().run_coming(call.args_of(seen), {},
                                  {.keys = arrivals, .gradients = places.gradients}, nullptr);
       ArrivalCall::download_sync(seen);

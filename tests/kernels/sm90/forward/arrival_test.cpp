@@ -234,6 +234,17 @@ TEST_P(ForwardArrivalTest, KeysThatAreThereNeedNoArrivals) {
   call.expect_right(seen);
 }
 
+TEST_P(ForwardArrivalTest, KeysThatAreAwaitedAtTheStartNeedNoFlags) {
+  const Stream stream;
+  for (const Features& features : {Features{}, Features{.num_sinks = 1, .max_pieces = 200}}) {
+    ArrivalCall call = call_with(features);
+    for (int round = 0; round < 3; ++round) {
+      call.sender().take_away_sync();
+      call.expect_right(call.sender().arrivals_at_start(), stream.handle());
+    }
+  }
+}
+
 TEST_P(ForwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
   ArrivalCall call = call_with({});
   const Stream sending;
@@ -286,10 +297,12 @@ TEST_P(ForwardArrivalTest, OwnKeysLieInTensorsOfTheirOwn) {
   const GuardedTensor own_v = take_first_rows_sync(v, coming.own_rows, Layout::HeadMajor);
   KeySender sender(args.k, args.v, coming);
   const Stream sending;
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < 4; ++round) {
+    const bool is_at_start = round == 3;
     sender.take_away_sync();
-    sender.send(sender.shuffled_steps(random, 100'000), sending.handle());
-    KeyArrivals arrivals = sender.arrivals(round == 0 ? 0 : kSecond);
+    if (!is_at_start) sender.send(sender.shuffled_steps(random, 100'000), sending.handle());
+    KeyArrivals arrivals =
+        is_at_start ? sender.arrivals_at_start() : sender.arrivals(round == 0 ? 0 : kSecond);
     EXPECT_THROW(prepared->run_coming(args, {}, arrivals, nullptr), InvalidArgument);
     arrivals.own_k = own_k.view();
     arrivals.own_v = own_v.view();
