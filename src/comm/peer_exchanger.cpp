@@ -10,6 +10,7 @@
 
 #include "base/check.hpp"
 #include "base/math.hpp"
+#include "comm/device_rounding.hpp"
 #include "comm/row_layout.hpp"
 #include "comm/row_memory.hpp"
 #include "cuda/capture.hpp"
@@ -201,6 +202,10 @@ class PeerMove final : public PendingRows {
   /// The received rows go to memory of this move alone.
   void leave_window(const RowTable& table);
   void await_rows(void* stream);
+  /// Sums that are rounded as their parts come, by the kernel that awaits them; false where that
+  /// cannot be.
+  bool round_arriving(const Partials& partials, void* stream);
+  void add_partials(void* stream);
   void finish(void* stream);
   void join_or_drop() noexcept;
 
@@ -217,7 +222,7 @@ class PeerMove final : public PendingRows {
   void* start_;  ///< the stream it was started on
   RowPush push_;
   bool is_sent_ = false, is_beside_attention_ = false;
-  bool is_short_ = false;  ///< the push awaits what comes
+  bool is_short_ = false;      ///< the push awaits what comes
   RowArrival arrival_;         ///< what is still awaited
   std::byte* wire_ = nullptr;  ///< received rows that are not in place; own ones behind them
   std::shared_ptr<std::byte> buffer_;  ///< owns the wire where that is not in the window
@@ -394,6 +399,12 @@ void PeerMove::await_rows(void* stream) {
   side_.reset();
 }
 
+bool PeerMove::round_arriving(const Partials& partials, void* stream) {
+  if (rounded_.empty() || arrival_.sources == 0 || link_.is_sharing_gpu()) return false;
+  send(stream);
+  return !side_ && launch_round_arriving(partials, link_.view(), arrival_, queue_of(stream));
+}
+
 void PeerMove::leave_window(const RowTable& table) {
   const WireOrder& received = is_reduce(kind_) ? table.owned : table.needed;
   await_rows(start_);
@@ -406,14 +417,22 @@ void PeerMove::leave_window(const RowTable& table) {
   wire_ = buffer_.get();
 }
 
+void PeerMove::add_partials(void* stream) {
+  const Partials partials{kind_, to_, wire_types_, wire_, tasks_, rounded_};
+  if (!round_arriving(partials, stream)) {
+    await_rows(stream);
+    state_->memory->combine(partials, stream);
+  }
+  std::erase(state_->reduces, this);
+}
+
 void PeerMove::finish(void* stream) {
   const DeviceScope scope(link_.device());
-  await_rows(stream);
   if (is_reduce(kind_)) {
-    state_->memory->combine({kind_, to_, wire_types_, wire_, tasks_, rounded_}, stream);
-    std::erase(state_->reduces, this);
-  } else if (wire_ != nullptr) {
-    state_->memory->copy({to_, wire_}, {to_}, tasks_.needed, stream);
+    add_partials(stream);
+  } else {
+    await_rows(stream);
+    if (wire_ != nullptr) state_->memory->copy({to_, wire_}, {to_}, tasks_.needed, stream);
   }
   buffer_.reset();
   is_done_ = true;

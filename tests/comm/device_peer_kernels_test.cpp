@@ -432,5 +432,71 @@ TEST_F(PeerKernels, APushThatAwaitsComparesTheCall) {
   EXPECT_EQ(pair.rows(0), std::vector<std::uint16_t>(kAreaBytes / 2, 0xffff));
 }
 
+/// Sums of two rows, of which the first has a partial that comes from the peer.
+struct TwoSums {
+  static constexpr int kElements = 8;
+
+  comm::Partials partials(const PeerPair& pair) {
+    return {.to = {&to, 1},
+            .wire_types = comm::wire_types_of({&to, 1}, {&to, 1}),
+            .wire = pair.area(0),
+            .tasks = {.sums = {static_cast<const comm::SumTask*>(tasks.data()), 1},
+                      .parts = {static_cast<const std::int32_t*>(parts.data()), 1}},
+            .rounded = {&rounded, 1}};
+  }
+  /// The elements of a row of the results, which are all the same.
+  float result(int row) const {
+    const auto halves = to_host_sync<std::uint16_t>(results.data(), 2 * kElements);
+    const auto first = halves.begin() + row * kElements;
+    EXPECT_TRUE(std::all_of(first, first + kElements, [&](auto half) { return half == *first; }));
+    return bfloat16_to_float(*first);
+  }
+
+  DeviceBuffer own = to_device_sync<float>(std::vector<float>(2 * kElements, 3.0f));
+  DeviceBuffer results = zeroed(2 * kElements * sizeof(std::uint16_t));
+  DeviceBuffer tasks = to_device_sync<comm::SumTask>(
+      std::vector<comm::SumTask>{{.row = 0, .num_rows = 1, .first_part = 0, .num_parts = 1}});
+  DeviceBuffer parts = to_device_sync<std::int32_t>(std::vector<std::int32_t>{0});
+  TensorView to = contiguous_view(own.data(), DType::Float32, {2, 1, kElements});
+  TensorView rounded = contiguous_view(results.data(), DType::BFloat16, {2, 1, kElements});
+};
+
+TEST_F(PeerKernels, SumsAreRoundedAsTheirPartsCome) {
+  for (const bool is_coming : {true, false}) {
+    const PeerPair pair;
+    for (const std::size_t rank : {0, 1}) pair.begin(rank, {.digest = 7});
+    TwoSums sums;
+    const std::vector<float> part(TwoSums::kElements, 0.5f);
+    cuda_check(
+        cudaMemcpy(pair.area(0), part.data(), part.size() * sizeof(float), cudaMemcpyHostToDevice),
+        "cudaMemcpy");
+    pair.wait_sync();
+    comm::RowArrival arrival = pair.arrival(0, true);
+    arrival.is_telling = true;
+    EXPECT_TRUE(
+        comm::launch_round_arriving(sums.partials(pair), pair.view(0), arrival, pair.stream(0)));
+    if (is_coming) {
+      comm::RowArrival told = pair.arrival(1, false);
+      told.is_telling = true;
+      comm::launch_await(pair.view(1), told, pair.stream(1));
+    }
+    pair.wait_sync();
+    EXPECT_EQ(pair.mailbox(0).failed, is_coming ? PeerWait::None : PeerWait::Rows);
+    EXPECT_EQ(sums.result(1), 3.0f);
+    const float sum = sums.result(0);
+    EXPECT_TRUE(is_coming ? sum == 3.5f : std::isnan(sum)) << sum;
+    const auto words = to_host_sync<PeerControl>(pair.view(0).control[1], 1).front();
+    EXPECT_EQ(words.arrived[0][0][0], 1u);
+  }
+}
+
+TEST_F(PeerKernels, SumsOfManyRowsAreRoundedBehindTheWait) {
+  const PeerPair pair;
+  TwoSums sums;
+  sums.to.shape[0] = sums.rounded.shape[0] = 1024;
+  EXPECT_FALSE(comm::launch_round_arriving(sums.partials(pair), pair.view(0), pair.arrival(0, true),
+                                           pair.stream(0)));
+}
+
 }  // namespace
 }  // namespace magi::test
