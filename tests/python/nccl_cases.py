@@ -62,13 +62,13 @@ def memory_is_torchs(group, rows: int) -> None:
     bound = plan.bind(group)
     qkv = leaves(bound)
     received = plan.report.remote_rows[rank] * 2 * (64 + 64) * 2  # heads, k and v, bytes
-    allocate, sizes = allocator._raw_allocate, []
+    allocate, sizes = allocator.raw_allocate, []
 
     def recorded(size, stream):
         sizes.append(size)
         return allocate(size, stream)
 
-    allocator._raw_allocate = recorded
+    allocator.raw_allocate = recorded
     try:
         out, _ = bound.calc_attn(*qkv)
         torch.autograd.grad(out.sum(), qkv)  # what is kept for later calls is there from now on
@@ -84,7 +84,7 @@ def memory_is_torchs(group, rows: int) -> None:
         torch.cuda.synchronize()
         assert torch.cuda.memory_allocated() <= before
     finally:
-        allocator._raw_allocate = allocate
+        allocator.raw_allocate = allocate
     other = plan.bind(group, exchange_sms=0)
     assert torch.equal(other.calc_attn(*qkv)[0], bound.calc_attn(*qkv)[0])
 

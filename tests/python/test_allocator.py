@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import margin_cases
-from magi_attention._native import allocator
+from magi_attention._native import allocator, attention
 from magi_attention._native.allocator import TORCH_ALLOCATOR, AttentionHandle, AttentionOptions
 from magi_attention._native.attention import TENSOR
 from magi_attention._native.library import PreparedCall, lib, use_allocator
@@ -103,7 +103,7 @@ def fake_torch():
     fake = FakeTorch()
     use_allocator(fake.allocate, fake.given_back.append, lambda: fake.device)
     yield fake
-    use_allocator(allocator._raw_allocate, allocator._raw_release, allocator._current_device)
+    use_allocator(allocator.raw_allocate, allocator.raw_release, allocator.current_device)
 
 
 def test_functions_outlive_every_attention(given, fake_torch):
@@ -200,6 +200,56 @@ def test_more_blocks_than_a_call_keeps(fake_torch):
     for _ in range(2):
         caller.forward(*range(1, 21))
     assert sorted(fake_torch.given_back) == [4096 * i for i in range(1, 41)]
+
+
+class BackwardOnGpu:
+    """The backward of a call on GPU 0, stream 5, with a workspace of 64 bytes, whose library fails
+    where asked; `workspaces`: what it was given.
+    """
+
+    def __init__(self, fake: FakeTorch, monkeypatch) -> None:
+        self.status = 0
+        self.workspaces: list[tuple[int, int, int]] = []
+        for name, function in (
+            ("raw_allocate", fake.allocate),
+            ("raw_release", fake.given_back.append),
+            ("current_device", lambda: fake.device),
+            ("_raw_stream", lambda index: 5),
+        ):
+            monkeypatch.setattr(attention, name, function)
+        self.tensors = [torch.zeros(4, 2, 8) for _ in "qkv"]
+        runner = attention.Runner(attention.flex_forward, attention.flex_backward, 0, None)
+        self._call = attention.Call(runner, *self.tensors, None, attention.Options())
+        self._call._device, self._call._num_bytes, self._call._backward = 0, 64, self
+
+    def backward(self, *given: int) -> int:
+        self.workspaces.append(given[12:])
+        return self.status
+
+    def run(self, dout: torch.Tensor) -> None:
+        out, lse = torch.zeros(4, 2, 8), torch.zeros(4, 2)
+        self._call.backward(dout, None, *self.tensors, out, lse, None)
+
+
+def test_the_workspace_of_a_backward_is_taken_and_given_back(fake_torch, monkeypatch):
+    call = BackwardOnGpu(fake_torch, monkeypatch)
+    call.run(torch.zeros(4, 2, 8))
+    assert fake_torch.taken == [(64, 5)] and fake_torch.given_back == [4096]
+    call.status = 2
+    with pytest.raises(RuntimeError):
+        call.run(torch.zeros(4, 2, 8))
+    assert call.workspaces == [(4096, 64, 5), (8192, 64, 5)]
+    with pytest.raises(ValueError, match="the gradient of out"):  # before the library is called
+        call.run(torch.zeros(4, 2, 8, device="meta"))
+    assert len(call.workspaces) == 2 and fake_torch.given_back == [4096, 8192, 3 * 4096]
+
+
+def test_the_workspace_on_another_gpu_is_a_tensor(fake_torch, monkeypatch):
+    call = BackwardOnGpu(fake_torch, monkeypatch)
+    fake_torch.device = 1
+    call.run(torch.zeros(4, 2, 8))
+    ((address, size, stream),) = call.workspaces
+    assert address and (size, stream) == (64, 5) and not fake_torch.taken
 
 
 @pytest.mark.parametrize("sms, error", [(-1, ValueError), ("3", TypeError), (1 << 21, ValueError)])

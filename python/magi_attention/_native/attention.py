@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from magi_attention._native.allocator import current_device, raw_allocate, raw_release
 from magi_attention._native.library import PreparedCall, address_of, check
 from magi_attention._native.tensors import LOWEST_USUAL_ADDRESS, memory_of
 
@@ -211,19 +212,25 @@ class Call:
             other = Call(self._runner, q, k, v, sink, self._options)
             return other.backward(dout, dlse, q, k, v, out.contiguous(), lse.contiguous(), sink)
         gradients = dq, dk, dv, dsink = self._gradients(q, k, v, sink)
-        stream = memory = num_bytes = 0
+        stream = memory = given = num_bytes = 0
         if self._device >= 0:
             stream, num_bytes = _raw_stream(self._device), self._workspace_bytes()
-            if num_bytes:  # given back to torch as this returns: the stream's order protects it
+            if num_bytes and current_device() == self._device:
+                memory = raw_allocate(num_bytes, stream)
+            elif num_bytes:  # given back to torch as this returns: the stream's order protects it
                 workspace = q.new_empty(num_bytes, dtype=torch.uint8)
-                memory = workspace.data_ptr()
-        status = self._backward.backward(
-            *_addresses(q, k, v), 0 if sink is None else memory_of("sink", sink),
-            *_addresses(out, lse, dout, _RESULTS),
-            0 if dlse is None else memory_of("the gradient of lse", dlse),
-            dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), 0 if dsink is None else dsink.data_ptr(),
-            memory, num_bytes, stream,
-        )  # fmt: skip
+                given = workspace.data_ptr()
+        try:
+            status = self._backward.backward(
+                *_addresses(q, k, v), 0 if sink is None else memory_of("sink", sink),
+                *_addresses(out, lse, dout, _RESULTS),
+                0 if dlse is None else memory_of("the gradient of lse", dlse), dq.data_ptr(),
+                dk.data_ptr(), dv.data_ptr(), 0 if dsink is None else dsink.data_ptr(),
+                memory or given, num_bytes, stream,
+            )  # fmt: skip
+        finally:
+            if memory:
+                raw_release(memory)
         if status:
             check(status)
         return gradients
