@@ -252,11 +252,15 @@ void add_plan_flags(CLI::App& app, PlanConfig& config) {
       [&config](const std::string& text) {
         config.placement.algorithm = placement_from_name(text);
       });
-  add(app, "--work", "MODE", "what travels: keys, queries (these too), or the faster: auto",
+  add(app, "--work", "MODE",
+      "what travels: keys, queries (these too), heads (both, to ranks that share out the heads), "
+      "or the fastest: auto",
       [&config](const std::string& text) { config.work = work_from_name(text); });
   add(app, "--work-search", "NAME",
       "how it is searched which rank computes what, where queries travel (docs/moving_queries.md)",
       [&config](const std::string& text) { config.work_search = work_search_from_name(text); });
+  add_int(app, "--head-shares", config.head_shares, {0, 65536},
+          "with --work heads: how many shares; 0: the fastest");
   add(app, "--layout", "NAME",
       "contiguous: each rank keeps a run of the rows, work is moved instead (default permuted)",
       [&app, &config](const std::string& text) { set_layout(app, text, config); });

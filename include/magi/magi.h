@@ -93,8 +93,9 @@ MAGI_API magi_status magi_padding_rows(int32_t rows, int32_t num_ranks, int32_t 
 /* What becomes ready together, called a wave here and a stage in C++. */
 enum { MAGI_WAVES_AUTO = 0, MAGI_WAVES_BY_HEADS = 1, MAGI_WAVES_BY_ROWS = 2 };
 #define MAGI_OVERLAP_AUTO (-1)
-/* What travels: keys alone; queries too, where that moves fewer bytes; the faster as predicted. */
-enum { MAGI_WORK_KEYS = 0, MAGI_WORK_QUERIES = 1, MAGI_WORK_AUTO = 2 };
+/* What travels: keys alone; queries too, where that moves fewer bytes; the fastest as predicted;
+ * both, to ranks that share out the kv heads. */
+enum { MAGI_WORK_KEYS = 0, MAGI_WORK_QUERIES = 1, MAGI_WORK_AUTO = 2, MAGI_WORK_HEADS = 3 };
 /* How it is searched which rank computes what, where queries travel: docs/moving_queries.md. */
 enum {
   MAGI_SEARCH_THRESHOLD_ACCEPTING = 0,
@@ -130,6 +131,7 @@ typedef struct magi_plan_config {
   double network_bytes_per_second; /* cost model between nodes: out of one rank */
   double network_seconds_per_transfer;
   int32_t work_search; /* MAGI_SEARCH_..., where work is not MAGI_WORK_KEYS */
+  int32_t head_shares; /* with MAGI_WORK_HEADS: a common divisor of ranks and kv heads; 0: chosen */
 } magi_plan_config;
 /* Sets struct_size and the defaults: one rank, one head of 128, 2-byte elements, degree 1. */
 MAGI_API void magi_plan_config_init(magi_plan_config* config);

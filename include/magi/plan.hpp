@@ -29,10 +29,13 @@ enum class WorkMode : std::int32_t {
   Queries,  ///< a rank may compute any pairs; queries travel too where that moves fewer bytes, and
             ///< areas are even whatever the placement. `auto` then places rows in order. At most 64
             ///< ranks
-  Auto,     ///< the faster of both by the predicted time of both passes; above 64 ranks Keys
+  Auto,   ///< the fastest of all by the predicted time of both passes; above 64 ranks the faster of
+          ///< Keys and Heads
+  Heads,  ///< kv heads are shared out to neighbouring ranks, which compute theirs for the rows of
+          ///< all of them; see Plan::num_head_shares. `auto` then places rows in order
 };
 
-/// "keys", "queries", "auto".
+/// "keys", "queries", "auto", "heads".
 const char* work_name(WorkMode work);
 /// Throws InvalidArgument listing the names.
 WorkMode work_from_name(std::string_view name);
@@ -74,6 +77,9 @@ struct PlanConfig {
   WorkMode work = WorkMode::Keys;
   /// Where work is not Keys.
   WorkSearch work_search = WorkSearch::ThresholdAccepting;
+  /// With work Heads: how many shares there are, a divisor of num_ranks and of num_heads_kv. 0: the
+  /// common divisor of the least predicted time; 1, as where there is no other, is work Queries.
+  std::int32_t head_shares = 0;
   StageMode stage_mode = StageMode::Auto;
   std::int32_t min_stage_rows = 512;  ///< by rows, a stage brings a rank at least so many
   /// Ranks fill one node after the other, the last one may be short; 0: one node holds all. Between
@@ -200,9 +206,10 @@ struct Transfer {
 
 /// Figures of a plan; bytes are exact, times are predictions of the cost model.
 struct PlanReport {
-  std::vector<std::int64_t> rank_area;
+  std::vector<std::int64_t> rank_area;  ///< pairs; with head shares once for each share
   std::vector<std::int64_t> rank_rows;
-  std::vector<std::int64_t> remote_rows;  ///< key rows received by each rank from others
+  std::vector<std::int64_t>
+      remote_rows;  ///< key rows (flat rows) received by each rank from others
   /// Bytes of each rank's receive segments in a backward pass: received and copied rows as they
   /// travel, and their float32 gradients (of queries also lse and delta). What a rank holds beyond
   /// its own rows' tensors, but for buffers of transports.
@@ -229,6 +236,10 @@ struct Plan {
   PlanConfig config;
   Placement placement_q;
   Placement placement_k;
+  /// Above 1: the heads of a row are cut into so many equal shares, each of which is a row of its
+  /// own, a flat row. All that follows counts flat rows, and in them the kv heads of one share; see
+  /// flat_plan.
+  std::int32_t num_head_shares = 1;
   std::vector<Exchange> exchanges;  ///< of both passes, in the order in which they start
   std::vector<RankPlan> ranks;
   std::vector<Transfer> transfers;  ///< ordered by (space, dst, dst_segment, dst_row)
@@ -246,6 +257,14 @@ Plan make_plan(const Mask& mask, const PlanConfig& config);
 /// `dispatched`'s.
 Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& placement_q,
                   const Placement& placement_k);
+
+/// A plan as one of flat rows, whose config has the heads of one share: it has one share, and any
+/// reader of tables understands it. Its mask is the plan's, once for each share. The rows of a
+/// share follow one another, in the whole sequence and in a rank's shard, where a short last chunk
+/// counts as a full one. Digest and times are the plan's, counts of the report those of flat rows.
+/// A plan of one share is returned as it is. Throws InvalidArgument where shares do not divide
+/// heads, or there are too many flat rows.
+Plan flat_plan(const Plan& plan);
 
 std::uint64_t plan_digest(const Plan& plan);
 

@@ -14,8 +14,8 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
   if (given.wave_mode < MAGI_WAVES_AUTO || given.wave_mode > MAGI_WAVES_BY_ROWS) {
     throw invalid("wave_mode", given.wave_mode, "0 (automatic), 1 (heads) or 2 (rows)");
   }
-  if (given.work < MAGI_WORK_KEYS || given.work > MAGI_WORK_AUTO) {
-    throw invalid("work", given.work, "0 (keys), 1 (queries) or 2 (automatic)");
+  if (given.work < MAGI_WORK_KEYS || given.work > MAGI_WORK_HEADS) {
+    throw invalid("work", given.work, "0 (keys), 1 (queries), 2 (automatic) or 3 (heads)");
   }
   if (given.work_search < MAGI_SEARCH_THRESHOLD_ACCEPTING ||
       given.work_search > MAGI_SEARCH_BINARY_GREEDY_PARALLEL) {
@@ -30,6 +30,7 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
                     .overlap_degree = std::nullopt,
                     .work = static_cast<WorkMode>(given.work),
                     .work_search = static_cast<WorkSearch>(given.work_search),
+                    .head_shares = given.head_shares,
                     .stage_mode = static_cast<StageMode>(given.wave_mode),
                     .min_stage_rows = given.min_wave_rows,
                     .devices_per_node = given.devices_per_node,
@@ -157,7 +158,8 @@ void magi_plan_config_init(magi_plan_config* config) {
                           .wave_mode = static_cast<int32_t>(defaults.stage_mode),
                           .min_wave_rows = defaults.min_stage_rows,
                           .work = static_cast<int32_t>(defaults.work),
-                          .devices_per_node = defaults.devices_per_node});
+                          .devices_per_node = defaults.devices_per_node,
+                          .head_shares = defaults.head_shares});
   if (config != nullptr) write_cost(defaults.cost, *config);
 }
 

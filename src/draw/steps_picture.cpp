@@ -5,6 +5,7 @@
 #include "draw/numbers.hpp"
 #include "draw/pictures.hpp"
 #include "draw/svg.hpp"
+#include "plan/flat.hpp"
 #include "plan/loads.hpp"
 
 namespace magi::draw {
@@ -96,7 +97,7 @@ const char* role_text(Role role, bool is_backward) {
 }
 
 std::string heads_text(const Plan& plan, Range heads) {
-  if (heads.size() == plan.config.num_heads_kv) return "";
+  if (heads.size() == planner::heads_per_share(plan)) return "";
   return heads.size() == 1
              ? ", kv head " + std::to_string(heads.begin)
              : ", kv heads " + std::to_string(heads.begin) + " to " + std::to_string(heads.end - 1);

@@ -7,6 +7,7 @@
 #include "magi/error.hpp"
 #include "plan/check_steps.hpp"
 #include "plan/config.hpp"
+#include "plan/flat.hpp"
 
 namespace magi::planner {
 namespace {
@@ -244,6 +245,24 @@ void check_report(const Plan& plan, Problems& problems) {
   }
 }
 
+/// The tables of a plan of one head share, whose placements are sound.
+void check_rank_tables(const Plan& plan, Problems& problems) {
+  for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
+    check_space(plan, r, Space::Queries, problems);
+    check_space(plan, r, Space::Keys, problems);
+  }
+  if (!problems.empty()) return;
+  check_exchanges(plan, problems);
+  for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
+    check_attends(plan, r, problems);
+    for (const bool is_backward : {false, true}) check_steps(plan, r, is_backward, problems);
+  }
+  check_transfers(plan, problems);
+  if (!problems.empty()) return;
+  check_exchange_heads(plan, problems);
+  for (std::size_t r = 0; r < plan.ranks.size(); ++r) check_passes(plan, r, problems);
+}
+
 }  // namespace
 
 std::vector<std::string> check_structure(const Plan& plan) {
@@ -263,20 +282,17 @@ std::vector<std::string> check_structure(const Plan& plan) {
   }
   check_report(plan, problems);
   if (!problems.empty()) return problems.take();
-  for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
-    check_space(plan, r, Space::Queries, problems);
-    check_space(plan, r, Space::Keys, problems);
+  try {
+    validate_shares(plan);
+  } catch (const InvalidArgument& error) {
+    problems.add(error.what());
+    return problems.take();
   }
-  if (!problems.empty()) return problems.take();
-  check_exchanges(plan, problems);
-  for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
-    check_attends(plan, r, problems);
-    for (const bool is_backward : {false, true}) check_steps(plan, r, is_backward, problems);
+  if (plan.num_head_shares == 1) {
+    check_rank_tables(plan, problems);
+  } else {
+    check_rank_tables(flat_plan(plan), problems);
   }
-  check_transfers(plan, problems);
-  if (!problems.empty()) return problems.take();
-  check_exchange_heads(plan, problems);
-  for (std::size_t r = 0; r < plan.ranks.size(); ++r) check_passes(plan, r, problems);
   return problems.take();
 }
 

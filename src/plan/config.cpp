@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/check.hpp"
+#include "plan/work_heads.hpp"
 
 namespace magi::planner {
 namespace {
@@ -49,15 +50,28 @@ void validate_config(const PlanConfig& config) {
     require_between("overlap_degree", *config.overlap_degree, 0, kMaxDegree);
   }
   require_between("stage_mode", static_cast<std::int32_t>(config.stage_mode), 0, 2);
-  require_between("work", static_cast<std::int32_t>(config.work), 0, 2);
+  require_between("work", static_cast<std::int32_t>(config.work), 0, 3);
   static_cast<void>(work_search_name(config.work_search));
   if (config.work == WorkMode::Keys && config.work_search != WorkSearch::ThresholdAccepting) {
     throw invalid("work_search", work_search_name(config.work_search),
                   "threshold_accepting, the default, with work keys");
   }
-  if (config.work == WorkMode::Queries && config.num_ranks > kMostRanksOfMoves) {
-    throw invalid("num_ranks", config.num_ranks,
-                  "up to " + std::to_string(kMostRanksOfMoves) + " with work queries");
+  require_between("head_shares", config.head_shares, 0, kMaxHeads);
+  if (config.head_shares > 0 &&
+      (config.work != WorkMode::Heads || config.num_ranks % config.head_shares != 0 ||
+       config.num_heads_kv % config.head_shares != 0)) {
+    throw invalid("head_shares", config.head_shares,
+                  "0, or with work heads common divisors of num_ranks, " +
+                      std::to_string(config.num_ranks) + ", and num_heads_kv, " +
+                      std::to_string(config.num_heads_kv));
+  }
+  const bool is_moving_queries =
+      config.work == WorkMode::Queries ||
+      (config.work == WorkMode::Heads && possible_shares(config).empty());
+  if (is_moving_queries && config.num_ranks > kMostRanksOfMoves) {
+    throw invalid(
+        "num_ranks", config.num_ranks,
+        "up to " + std::to_string(kMostRanksOfMoves) + " with work queries, or heads in one share");
   }
   require_between("min_stage_rows", config.min_stage_rows, 1, kMaxRows);
   require_between("devices_per_node", config.devices_per_node, 0, kMaxRanks);
@@ -69,19 +83,19 @@ void validate_config(const PlanConfig& config) {
 namespace magi {
 namespace {
 
-constexpr std::array<const char*, 3> kWorkNames = {"keys", "queries", "auto"};
+constexpr std::array<const char*, 4> kWorkNames = {"keys", "queries", "auto", "heads"};
 
 }  // namespace
 
 const char* work_name(WorkMode work) {
   const auto index = static_cast<std::size_t>(work);
-  if (index >= kWorkNames.size()) throw invalid("work", static_cast<std::int32_t>(work), "0 to 2");
+  if (index >= kWorkNames.size()) throw invalid("work", static_cast<std::int32_t>(work), "0 to 3");
   return kWorkNames[index];
 }
 
 WorkMode work_from_name(std::string_view name) {
   const auto found = std::ranges::find(kWorkNames, name);
-  if (found == kWorkNames.end()) throw invalid("work", name, "keys, queries or auto");
+  if (found == kWorkNames.end()) throw invalid("work", name, "keys, queries, heads or auto");
   return static_cast<WorkMode>(found - kWorkNames.begin());
 }
 

@@ -9,6 +9,7 @@
 #include "base/text_stream.hpp"
 #include "base/words.hpp"
 #include "magi/plan.hpp"
+#include "plan/flat.hpp"
 
 namespace magi {
 namespace {
@@ -49,7 +50,11 @@ void describe_mask(std::ostringstream& out, const Plan& plan) {
       << counted(pairs, "pair") << " (" << share_text(pairs, all) << " of all)\n";
   out << "heads      " << plan.config.num_heads_q << " query, " << plan.config.num_heads_kv
       << " key-value, dim " << plan.config.head_dim_qk << " / " << plan.config.head_dim_v << ", "
-      << counted(plan.config.element_bytes, "byte") << " an element\n";
+      << counted(plan.config.element_bytes, "byte") << " an element";
+  if (plan.num_head_shares > 1) {
+    out << ", in " << counted(plan.num_head_shares, "share") << " of neighbouring ranks";
+  }
+  out << "\n";
 }
 
 void describe_placement(std::ostringstream& out, const Plan& plan) {
@@ -72,8 +77,10 @@ std::string stages_text(const Plan& plan) {
   const std::int32_t num_remote = num_stages(plan) - 1;
   if (plan.exchanges.empty()) return "own keys only, nothing is received";
   if (num_remote == 0) return "one: everything is fetched first";
-  std::string text = "own keys, then " + counted(num_remote, "stage") + " of received keys";
-  const bool is_by_heads = plan.exchanges.front().heads.size() < plan.config.num_heads_kv;
+  const bool has_own_stage = plan.num_head_shares == 1;
+  std::string text =
+      (has_own_stage ? "own keys, then " : "") + counted(num_remote, "stage") + " of received keys";
+  const bool is_by_heads = plan.exchanges.front().heads.size() < planner::heads_per_share(plan);
   if (num_remote > 1) text += is_by_heads ? " by heads" : " by rows";
   const std::size_t num_q = plan.ranks.front().q.segments.size();
   if (num_q > 1) {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "magi/plan.hpp"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "plan/config.hpp"
 #include "plan/hops.hpp"
@@ -11,6 +14,7 @@
 #include "plan/ranks.hpp"
 #include "plan/report.hpp"
 #include "plan/timeline.hpp"
+#include "plan/work_heads.hpp"
 #include "plan/work_moves.hpp"
 
 namespace magi {
@@ -39,14 +43,25 @@ void build_best(const planner::Needs& needs, const planner::Layout& layout_q,
   }
 }
 
+/// How the work of a plan is shared out.
+struct Way {
+  bool is_moving_queries = false;
+  std::int32_t num_head_shares = 1;  ///< above 1: queries move all the same
+};
+
 /// Everything after the placements, which must be in the plan.
-void finish_plan(Plan& plan, bool is_moving_queries) {
+void finish_plan(Plan& plan, const Way& way) {
+  if (way.num_head_shares > 1) {
+    planner::plan_heads(way.num_head_shares, plan);
+    plan.report = planner::make_report(plan);
+    return;
+  }
   const bool is_shared = plan.placement_q == plan.placement_k;
   const planner::Layout layout_q = planner::make_layout(plan.placement_q);
   const planner::Layout layout_own_k =
       is_shared ? planner::Layout{} : planner::make_layout(plan.placement_k);
   const planner::Layout& layout_k = is_shared ? layout_q : layout_own_k;
-  if (is_moving_queries) {
+  if (way.is_moving_queries) {
     planner::plan_moves(layout_q, layout_k, plan);
   } else {
     build_best(planner::find_needs(plan.mask, layout_q, layout_k), layout_q, layout_k, plan);
@@ -60,12 +75,12 @@ Placement place_of_keys(const Mask& mask, const PlanConfig& config, const Placem
 }
 
 Plan plan_placed(const Mask& mask, const PlanConfig& config, const PlacementConfig& placement,
-                 bool is_moving_queries) {
+                 const Way& way) {
   Plan plan{.mask = mask, .config = config};
   plan.placement_q = place(mask, config.num_ranks, placement,
                            {config.devices_per_node, crossing_price(config.cost)});
   plan.placement_k = place_of_keys(mask, config, plan.placement_q);
-  finish_plan(plan, is_moving_queries);
+  finish_plan(plan, way);
   return plan;
 }
 
@@ -73,13 +88,33 @@ double step_seconds(const Plan& plan) {
   return plan.report.forward_seconds + plan.report.backward_seconds;
 }
 
-/// Keeps the faster plan, the first of equals.
-void keep_faster(Plan other, Plan& plan) {
-  if (step_seconds(other) < step_seconds(plan)) plan = std::move(other);
+/// The ways that a config allows, first the one to keep where others are not faster. Shares are
+/// tried from small to large.
+std::vector<Way> ways_of(const Mask& mask, const PlanConfig& config) {
+  const bool is_auto = config.work == WorkMode::Auto;
+  const std::int64_t rows = std::max(mask.rows_q, mask.rows_k);
+  const bool may_move = config.num_ranks <= planner::kMostRanksOfMoves;
+  std::vector<Way> ways;
+  if (config.work == WorkMode::Keys || is_auto) ways.push_back({});
+  if (config.work == WorkMode::Queries || (is_auto && may_move)) {
+    ways.push_back({.is_moving_queries = true});
+  }
+  if (is_auto || config.work == WorkMode::Heads) {
+    for (const std::int32_t count : planner::possible_shares(config)) {
+      // Padding adds less than half.
+      if (is_auto && 2 * rows * count > kMaxRows) continue;
+      ways.push_back({.is_moving_queries = true, .num_head_shares = count});
+    }
+  }
+  // One share is that of all heads.
+  if (ways.empty()) ways.push_back({.is_moving_queries = true});
+  return ways;
 }
 
-bool may_move_queries(const PlanConfig& config) {
-  return config.work == WorkMode::Auto && config.num_ranks <= planner::kMostRanksOfMoves;
+/// Where queries travel by a search, areas are even in any placement.
+bool is_placed_in_order(const Way& way, const PlanConfig& config) {
+  const std::int32_t num_groups = config.num_ranks / way.num_head_shares;
+  return way.is_moving_queries && num_groups <= planner::kMostRanksOfMoves;
 }
 
 /// Where queries travel, areas are even in any placement, and rows in order have the most
@@ -96,14 +131,19 @@ Plan make_plan(const Mask& mask, const PlanConfig& config) {
   planner::validate_sizes(mask, config);
   const bool is_free = config.placement.algorithm == PlacementAlgorithm::Auto;
   const PlacementConfig ordered = is_free ? in_order(config.placement) : config.placement;
-  Plan plan = config.work == WorkMode::Queries ? plan_placed(mask, config, ordered, true)
-                                               : plan_placed(mask, config, config.placement, false);
-  if (may_move_queries(config)) {
-    keep_faster(plan_placed(mask, config, ordered, true), plan);
-    if (is_free) keep_faster(plan_placed(mask, config, config.placement, true), plan);
+  std::optional<Plan> plan;
+  const auto keep_faster = [&](Plan other) {
+    if (!plan || step_seconds(other) < step_seconds(*plan)) plan = std::move(other);
+  };
+  for (const Way& way : ways_of(mask, config)) {
+    keep_faster(plan_placed(mask, config,
+                            is_placed_in_order(way, config) ? ordered : config.placement, way));
+    const bool is_in_both = config.work == WorkMode::Auto && is_free && way.is_moving_queries &&
+                            way.num_head_shares == 1;
+    if (is_in_both) keep_faster(plan_placed(mask, config, config.placement, way));
   }
-  plan.digest = plan_digest(plan);
-  return plan;
+  plan->digest = plan_digest(*plan);
+  return *std::move(plan);
 }
 
 Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& placement_q,
@@ -112,15 +152,15 @@ Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& p
   planner::validate_sizes(mask, config);
   planner::validate_placement(placement_q, "placement_q", mask.rows_q, config.num_ranks);
   planner::validate_placement(placement_k, "placement_k", mask.rows_k, config.num_ranks);
-  Plan plan{.mask = mask, .config = config, .placement_q = placement_q, .placement_k = placement_k};
-  finish_plan(plan, config.work == WorkMode::Queries);
-  if (may_move_queries(config)) {
-    Plan other = plan;
-    finish_plan(other, true);
-    keep_faster(std::move(other), plan);
+  std::optional<Plan> plan;
+  for (const Way& way : ways_of(mask, config)) {
+    Plan other{
+        .mask = mask, .config = config, .placement_q = placement_q, .placement_k = placement_k};
+    finish_plan(other, way);
+    if (!plan || step_seconds(other) < step_seconds(*plan)) plan = std::move(other);
   }
-  plan.digest = plan_digest(plan);
-  return plan;
+  plan->digest = plan_digest(*plan);
+  return *std::move(plan);
 }
 
 }  // namespace magi

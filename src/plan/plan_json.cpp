@@ -163,6 +163,7 @@ Value config(PlanConfig& c) {
                   {"work", work(c.work)},
                   {"work_search", work_search(c.work_search),
                    c.work_search == WorkSearch::ThresholdAccepting},
+                  {"head_shares", json::integer(c.head_shares, 0, kMaxHeads), c.head_shares == 0},
                   {"stage_mode", stage_mode(c.stage_mode)},
                   {"min_stage_rows", json::integer(c.min_stage_rows, 1, kMaxRows)},
                   {"devices_per_node", json::integer(c.devices_per_node, 0, kMaxRanks),
@@ -302,17 +303,19 @@ Value report(PlanReport& r) {
 
 Value schema(Plan& p) {
   return json::object([&p] {
-    return Fields{{"format", json::constant("magi plan")},
-                  {"version", json::version(kPlanVersion, "4; plan the mask again")},
-                  {"mask", mask(p.mask)},
-                  {"config", config(p.config)},
-                  {"placement_q", placement(p.placement_q)},
-                  {"placement_k", placement(p.placement_k)},
-                  {"exchanges", exchanges(p.exchanges)},
-                  {"ranks", ranks(p.ranks)},
-                  {"transfers", transfers(p.transfers)},
-                  {"report", report(p.report)},
-                  {"digest", digest(p.digest)}};
+    return Fields{
+        {"format", json::constant("magi plan")},
+        {"version", json::version(kPlanVersion, "4; plan the mask again")},
+        {"mask", mask(p.mask)},
+        {"config", config(p.config)},
+        {"placement_q", placement(p.placement_q)},
+        {"placement_k", placement(p.placement_k)},
+        {"num_head_shares", json::integer(p.num_head_shares, 1, kMaxHeads), p.num_head_shares == 1},
+        {"exchanges", exchanges(p.exchanges)},
+        {"ranks", ranks(p.ranks)},
+        {"transfers", transfers(p.transfers)},
+        {"report", report(p.report)},
+        {"digest", digest(p.digest)}};
   });
 }
 

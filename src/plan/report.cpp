@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 
+#include "base/math.hpp"
 #include "plan/bound.hpp"
+#include "plan/flat.hpp"
 #include "plan/hops.hpp"
 #include "plan/loads.hpp"
 #include "plan/timeline.hpp"
@@ -94,7 +96,7 @@ void count_moves(const Plan& plan, const RoleBytes& role_bytes, PlanReport& repo
 
 void count_bytes(const Plan& plan, PlanReport& report) {
   const std::size_t num_ranks = plan.ranks.size();
-  const Range all_heads{0, plan.config.num_heads_kv};
+  const Range all_heads{0, heads_per_share(plan)};
   RoleBytes role_bytes{};
   for (std::size_t role = 0; role < role_bytes.size(); ++role) {
     role_bytes[role] =
@@ -112,8 +114,9 @@ void count_bytes(const Plan& plan, PlanReport& report) {
 }
 
 /// Bytes of a rank's receive segments in the backward.
-std::int64_t memory_of(const PlanConfig& config, const RankPlan& rank) {
-  const Range heads{0, config.num_heads_kv};
+std::int64_t memory_of(const Plan& plan, const RankPlan& rank) {
+  const PlanConfig& config = plan.config;
+  const Range heads{0, heads_per_share(plan)};
   const auto elements = [&](Role role) {
     return bytes_per_row(config, {.role = role, .heads = heads}, true) / config.element_bytes;
   };
@@ -122,7 +125,8 @@ std::int64_t memory_of(const PlanConfig& config, const RankPlan& rank) {
       elements(Role::KeysValues) * config.element_bytes + elements(Role::KeyGradients) * kSumBytes;
   const std::int64_t query_bytes = elements(Role::Queries) * config.element_bytes +
                                    elements(Role::QueryGradients) * kSumBytes +
-                                   2 * config.num_heads_q * kSumBytes;  // lse and delta
+                                   // lse and delta
+                                   2 * config.num_heads_q / plan.num_head_shares * kSumBytes;
   std::int64_t bytes = 0;
   for (std::size_t s = 1; s < rank.k.segments.size(); ++s) {
     bytes += rank.k.segments[s].num_rows * key_bytes;
@@ -148,14 +152,15 @@ PlanReport make_report(const Plan& plan) {
   const PlanLoads loads(plan);
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
     report.rank_area.push_back(loads.rank_area(static_cast<std::int32_t>(r)));
-    report.rank_rows.push_back(plan.ranks[r].q.segments[0].num_rows);
-    report.rank_memory.push_back(memory_of(plan.config, plan.ranks[r]));
+    report.rank_rows.push_back(plan.placement_q.rows_of(static_cast<std::int32_t>(r)));
+    report.rank_memory.push_back(memory_of(plan, plan.ranks[r]));
   }
   report.balance = max_over_mean(report.rank_area);
+  const std::int64_t most_area = *std::ranges::max_element(report.rank_area);
   const BoundLimits limits{
       .num_ranks = plan.config.num_ranks,
       .max_rows = *std::max_element(report.rank_rows.begin(), report.rank_rows.end()),
-      .max_area = *std::max_element(report.rank_area.begin(), report.rank_area.end()),
+      .max_area = ceil_div<std::int64_t>(most_area, plan.num_head_shares),
       .is_shared = plan.placement_q == plan.placement_k};
   report.lower_bound_bytes = lower_bound_rows(plan.mask, limits) * bytes_per_row(plan.config);
   predict(plan, loads, report);

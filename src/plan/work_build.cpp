@@ -20,8 +20,10 @@ struct Missing {
   std::int32_t num_rows = 0;
 };
 
-Missing find_missing(std::span<const WorkPiece> pieces, Space space, const Layout& layout,
+/// Collecting ones lack all that they read.
+Missing find_missing(std::span<const WorkPiece> pieces, Space space, const WorkInputs& inputs,
                      std::int32_t rank) {
+  const Layout& layout = space == Space::Keys ? inputs.layout_k : inputs.layout_q;
   std::vector<Range> read;
   read.reserve(pieces.size());
   for (const WorkPiece& piece : pieces) {
@@ -35,6 +37,11 @@ Missing find_missing(std::span<const WorkPiece> pieces, Space space, const Layou
     Range rows = read[i];
     for (++i; i < read.size() && read[i].begin <= rows.end; ++i) {
       rows.end = std::max(rows.end, read[i].end);
+    }
+    if (inputs.is_collecting) {
+      missing.num_rows += rows.size();
+      missing.rows.push_back(rows);
+      continue;
     }
     missing.num_rows += append_missing(rows, layout.runs_of(rank), layout, own, missing.rows);
   }
@@ -178,8 +185,8 @@ class WorkBuilder {
       const auto rank = static_cast<std::int32_t>(r);
       const auto first = std::ranges::lower_bound(inputs_.pieces, rank, {}, &WorkPiece::rank);
       work[r] = {first, std::ranges::upper_bound(inputs_.pieces, rank, {}, &WorkPiece::rank)};
-      keys[r] = find_missing(work[r], Space::Keys, inputs_.layout_k, rank);
-      queries[r] = find_missing(work[r], Space::Queries, inputs_.layout_q, rank);
+      keys[r] = find_missing(work[r], Space::Keys, inputs_, rank);
+      queries[r] = find_missing(work[r], Space::Queries, inputs_, rank);
     }
     stages_ = make_stages(plan_.config, inputs_.degree, keys, queries);
     plan_.exchanges = make_work_exchanges(stages_, plan_.config);
@@ -207,10 +214,20 @@ class WorkBuilder {
     }
   }
 
+  /// Where the rank reads rows: received ones, and own ones unless they are among those.
+  void list_rows(const Layout& layout, std::int32_t rank, std::int32_t own_segment,
+                 std::vector<RowPiece>& rows) const {
+    if (inputs_.is_collecting) {
+      rows = received_;
+    } else {
+      merge_pieces(layout, rank, own_segment, received_, rows);
+    }
+  }
+
   /// Returns the segment in which the rank reads its own keys.
   std::int32_t place_keys(std::int32_t rank, const Missing& missing) {
     const StageShape& shape = stages_.shape;
-    const bool is_copying = shape.is_gathering && missing.num_rows > 0;
+    const bool is_copying = shape.is_gathering && !inputs_.is_collecting && missing.num_rows > 0;
     const std::int32_t num_parts =
         shape.mode == StageMode::Rows && missing.num_rows > 0
             ? std::clamp(missing.num_rows / shape.min_stage_rows, 1, shape.num_exchanges)
@@ -227,7 +244,7 @@ class WorkBuilder {
       plan_.transfers.push_back({.src = rank, .dst = rank, .dst_segment = 1, .num_rows = own_rows});
     }
     append_transfers(inputs_.layout_k, Space::Keys, rank, received_, plan_.transfers);
-    merge_pieces(inputs_.layout_k, rank, is_copying ? 1 : 0, received_, keys_);
+    list_rows(inputs_.layout_k, rank, is_copying ? 1 : 0, keys_);
     set_segments(plan_.ranks.back().k, rank, rows);
     return is_copying ? 1 : 0;
   }
@@ -240,7 +257,7 @@ class WorkBuilder {
                         .num_own_rows = inputs_.layout_q.rank_rows[static_cast<std::size_t>(rank)]},
                        received_);
     append_transfers(inputs_.layout_q, Space::Queries, rank, received_, transfers);
-    merge_pieces(inputs_.layout_q, rank, 0, received_, queries_);
+    list_rows(inputs_.layout_q, rank, 0, queries_);
     set_segments(plan_.ranks.back().q, rank, rows);
   }
 

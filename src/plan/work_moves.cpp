@@ -15,16 +15,6 @@ namespace {
 
 constexpr std::int32_t kSumBytes = 4;
 
-std::vector<WorkPiece> find_pieces(const Layout& layout_q, const Layout& layout_k,
-                                   const Plan& plan) {
-  const std::int32_t num_ranks = plan.config.num_ranks;
-  const std::int64_t rows = std::max(plan.placement_q.num_rows, plan.placement_k.num_rows);
-  const auto part_rows = static_cast<std::int32_t>(
-      std::max<std::int64_t>(1, rows / (parts_per_rank(plan.config.work_search) * num_ranks)));
-  const WorkGrid grid = make_work_grid(plan.mask, layout_q, layout_k, part_rows);
-  return search_work(plan.config.work_search, grid, num_ranks, row_costs(plan.config));
-}
-
 }  // namespace
 
 RowCosts row_costs(const PlanConfig& config) {
@@ -44,10 +34,20 @@ RowCosts row_costs(const PlanConfig& config) {
                bytes(Role::KeyGradients, true)};
 }
 
+std::vector<WorkPiece> find_pieces(const Mask& mask, const Layout& layout_q, const Layout& layout_k,
+                                   const PlanConfig& config) {
+  const auto num_ranks = static_cast<std::int32_t>(layout_q.rank_rows.size());
+  const std::int64_t rows = std::max(layout_q.runs.back().end, layout_k.runs.back().end);
+  const auto part_rows = static_cast<std::int32_t>(
+      std::max<std::int64_t>(1, rows / (parts_per_rank(config.work_search) * num_ranks)));
+  const WorkGrid grid = make_work_grid(mask, layout_q, layout_k, part_rows);
+  return search_work(config.work_search, grid, num_ranks, row_costs(config));
+}
+
 void plan_moves(const Layout& layout_q, const Layout& layout_k, Plan& plan) {
-  const std::vector<WorkPiece> pieces = find_pieces(layout_q, layout_k, plan);
+  const std::vector<WorkPiece> pieces = find_pieces(plan.mask, layout_q, layout_k, plan.config);
   const auto build = [&](std::int32_t degree) {
-    build_work({layout_q, layout_k, pieces, degree}, plan);
+    build_work({layout_q, layout_k, pieces, degree, false}, plan);
     choose_hops(plan);
   };
   if (plan.config.overlap_degree) return build(*plan.config.overlap_degree);

@@ -34,9 +34,14 @@ struct Extents {
 
 Extents extents_of(const RankSteps& steps, std::int32_t device) {
   const PlanConfig& config = steps.plan.config;
-  return {
-      steps.rows_q,      steps.rows_k, config.num_heads_q, config.num_heads_kv, config.head_dim_qk,
-      config.head_dim_v, device};
+  const HeadShares& shares = steps.shares;
+  return {.rows_q = shares.rows_q,
+          .rows_k = shares.rows_k,
+          .heads_q = std::int64_t{config.num_heads_q} * shares.count,
+          .heads_kv = std::int64_t{config.num_heads_kv} * shares.count,
+          .dim_qk = config.head_dim_qk,
+          .dim_v = config.head_dim_v,
+          .device = device};
 }
 
 void check_sink(const char* name, const TensorView& sink, const AttentionParams& params,

@@ -94,6 +94,11 @@ void clear_device_elements(const TensorView& target, void* stream) {
   clear_device_values(target, static_cast<cudaStream_t>(stream));
 }
 
+void copy_device_elements(const TensorView& source, const TensorView& target, void* stream) {
+  const DeviceScope scope(target.device);
+  copy_device_values(source, target, static_cast<cudaStream_t>(stream));
+}
+
 void convert_device_elements(const TensorView& source, const TensorView& target, void* stream) {
   const DeviceScope scope(target.device);
   convert_device_rows(source, target, static_cast<cudaStream_t>(stream));

@@ -29,6 +29,8 @@ void fill_device_elements(const TensorView& target, double value, void* stream);
 /// Every element of a tensor [rows], [rows, heads] or [rows, heads, dim] with a contiguous last
 /// axis = 0.
 void clear_device_elements(const TensorView& target, void* stream);
+/// target = source, both of one type and of equal shape [a, b, c, d].
+void copy_device_elements(const TensorView& source, const TensorView& target, void* stream);
 /// target = source (float32), rounded where the target is narrower; both [rows, heads, dim], dim
 /// contiguous and a multiple of 4, rows and heads aligned to 16 bytes.
 void convert_device_elements(const TensorView& source, const TensorView& target, void* stream);

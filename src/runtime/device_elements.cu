@@ -102,6 +102,48 @@ __global__ __launch_bounds__(kThreads) void round_kernel(const float* source, st
   if (i < count) target[i] = static_cast<Element>(source[i]);
 }
 
+struct Copy {
+  const std::byte* source;
+  std::byte* target;
+  /// Units of the last axis, and how many there are of the others.
+  std::int64_t shape[kMaxTensorRank];
+  std::int64_t source_stride[kMaxTensorRank];  ///< bytes
+  std::int64_t target_stride[kMaxTensorRank];
+};
+
+template <typename Unit>
+__global__ __launch_bounds__(kThreads) void copy_kernel(const __grid_constant__ Copy job,
+                                                        std::int64_t num_units) {
+  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < num_units;
+       i += step) {
+    std::int64_t rest = i;
+    std::int64_t from = 0;
+    std::int64_t to = 0;
+#pragma unroll
+    for (int axis = kMaxTensorRank - 1; axis > 0; --axis) {
+      const std::int64_t outer = rest / job.shape[axis];
+      const std::int64_t inner = rest - outer * job.shape[axis];
+      from += inner * job.source_stride[axis];
+      to += inner * job.target_stride[axis];
+      rest = outer;
+    }
+    from += rest * job.source_stride[0];
+    to += rest * job.target_stride[0];
+    *reinterpret_cast<Unit*>(job.target + to) = *reinterpret_cast<const Unit*>(job.source + from);
+  }
+}
+
+/// Whether all of a tensor can be read and written in units of so many bytes.
+bool has_units(const TensorView& tensor, std::int64_t unit_bytes) {
+  const auto element = static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
+  const auto is_multiple = [unit_bytes](std::int64_t bytes) { return bytes % unit_bytes == 0; };
+  return tensor.stride[3] == 1 && is_multiple(tensor.shape[3] * element) &&
+         is_multiple(static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor.data))) &&
+         is_multiple(tensor.stride[0] * element) && is_multiple(tensor.stride[1] * element) &&
+         is_multiple(tensor.stride[2] * element);
+}
+
 Rows rows_of(const TensorView& tensor) {
   const auto element = static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
   return {static_cast<std::byte*>(tensor.data), tensor.stride[0] * element,
@@ -177,6 +219,46 @@ void convert_device_rows(const TensorView& source, const TensorView& target, cud
       convert_kernel<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(job);
   }
   cuda_check(cudaGetLastError(), "convert_kernel");
+}
+
+void copy_device_values(const TensorView& source, const TensorView& target, cudaStream_t stream) {
+  MAGI_CHECK(source.rank == kMaxTensorRank && source.dtype == target.dtype);
+  const auto element = static_cast<std::int64_t>(dtype_bytes(source.dtype));
+  constexpr std::int64_t kWide = sizeof(uint4);
+  const bool is_wide = has_units(source, kWide) && has_units(target, kWide);
+  const std::int64_t unit = is_wide ? kWide : element;
+  Copy job{.source = static_cast<const std::byte*>(source.data),
+           .target = static_cast<std::byte*>(target.data),
+           .shape = {},
+           .source_stride = {},
+           .target_stride = {}};
+  std::int64_t num_units = 1;
+  for (std::size_t axis = 0; axis < kMaxTensorRank; ++axis) {
+    const bool is_last = axis + 1 == kMaxTensorRank;
+    job.shape[axis] = is_last && is_wide ? source.shape[axis] * element / unit : source.shape[axis];
+    job.source_stride[axis] = is_last && is_wide ? unit : source.stride[axis] * element;
+    job.target_stride[axis] = is_last && is_wide ? unit : target.stride[axis] * element;
+    num_units *= job.shape[axis];
+  }
+  if (num_units == 0) return;
+  const std::int64_t blocks = std::min<std::int64_t>(num_blocks(num_units), kMaxBlocks);
+  const auto run = [&]<typename Unit>(Unit /*of what is copied at once*/) {
+    copy_kernel<Unit><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(job, num_units);
+  };
+  switch (unit) {
+    case 16:
+      run(uint4{});
+      break;
+    case 8:
+      run(std::uint64_t{});
+      break;
+    case 4:
+      run(std::uint32_t{});
+      break;
+    default:
+      run(std::uint16_t{});
+  }
+  cuda_check(cudaGetLastError(), "copy_kernel");
 }
 
 void round_device_floats(const TensorView& source, const TensorView& target, cudaStream_t stream) {

@@ -19,6 +19,8 @@ void check_device(const char* name, std::int32_t device) { throw no_device(name,
 // No other call gets as far as a GPU.
 void check_exchange_sms(std::int32_t /*device*/, std::int32_t /*exchange_sms*/) {}
 void check_not_captured(void* /*stream*/, const char* /*calls*/) {}
+void copy_device_elements(const TensorView& /*source*/, const TensorView& /*target*/,
+                          void* /*stream*/) {}
 void convert_device_elements(const TensorView& /*source*/, const TensorView& /*target*/,
                              void* /*stream*/) {}
 void clear_device_elements(const TensorView& /*target*/, void* /*stream*/) {}

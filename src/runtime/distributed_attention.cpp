@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "base/check.hpp"
@@ -7,6 +8,7 @@
 #include "runtime/abort_group.hpp"
 #include "runtime/check_attention.hpp"
 #include "runtime/device_calls.hpp"
+#include "runtime/flat_tensors.hpp"
 #include "runtime/step_call.hpp"
 #include "runtime/step_trace.hpp"
 
@@ -18,7 +20,8 @@ struct AttentionState {
       : plan(std::move(given)),
         communicator(group),
         options(choices),
-        steps(*plan, group.rank()),
+        flat(plan->num_head_shares == 1 ? plan : std::make_shared<const Plan>(flat_plan(*plan))),
+        steps(*flat, group.rank(), HeadShares(*plan, group.rank())),
         maximum(group.rank(), group.num_ranks()) {}
 
   StepMemory& at(std::int32_t device) {
@@ -43,9 +46,13 @@ struct AttentionState {
     maximum.apply(memory.rows(), values, gathered, {.plan_digest = plan->digest}, stream);
   }
 
+  /// Runs a pass of tensors of flat rows, where the plan's heads are in several shares.
+  bool is_flat() const { return steps.shares.count > 1; }
+
   std::shared_ptr<const Plan> plan;
   Communicator& communicator;
   AttentionOptions options;
+  std::shared_ptr<const Plan> flat;  ///< what runs
   RankSteps steps;
   comm::RankMaximum maximum;
   std::map<std::int32_t, std::unique_ptr<StepMemory>> memories;  ///< by device, those used so far
@@ -85,6 +92,16 @@ std::size_t DistributedAttention::workspace_bytes() const {
   return total;
 }
 
+namespace {
+
+/// Readies a call whose tensors are set.
+void prepare(AttentionState& state, StepCall& call) {
+  abort_group_on_error(state.communicator, [&] { call.prepare_pass(); });
+  call.check_pass();
+}
+
+}  // namespace
+
 void DistributedAttention::forward(const AttentionInputs& inputs, const AttentionResult& result,
                                    void* stream) {
   AttentionState& state = *state_;
@@ -93,14 +110,22 @@ void DistributedAttention::forward(const AttentionInputs& inputs, const Attentio
   state.check_stream(memory, inputs.q.device, stream);
   const CallTrace trace(state.trace, Pass::Forward);
   StepCall call(state.steps, Pass::Forward, memory, stream, trace);
-  set_tensors(call, inputs, result);
-  abort_group_on_error(state.communicator, [&] { call.prepare_pass(); });
-  call.check_pass();
+  std::optional<FlatForward> flat;
+  if (state.is_flat()) flat.emplace(state.steps.shares, inputs, result);
+  const AttentionInputs& own_inputs = flat ? flat->inputs() : inputs;
+  const AttentionResult& own_result = flat ? flat->result() : result;
+  set_tensors(call, own_inputs, own_result);
+  prepare(state, call);
   abort_group_on_error(state.communicator, [&] {
     const auto& prepared = memory.attends().forward(inputs.q.dtype);
     call.begin();
     trace.span(SpanKind::Pass, -1, [&] {
-      run_forward(call, prepared, inputs, result);
+      if (flat) {
+        flat->fill(call);
+        set_tensors(call, own_inputs, own_result);
+      }
+      run_forward(call, prepared, own_inputs, own_result);
+      if (flat) flat->give(call);
       state.maximise_over_ranks(memory, result.max_logits, stream);
     });
   });
@@ -115,15 +140,31 @@ void DistributedAttention::backward(const AttentionInputs& inputs, const Attenti
   state.check_stream(memory, inputs.q.device, stream);
   const CallTrace trace(state.trace, Pass::Backward);
   StepCall call(state.steps, Pass::Backward, memory, stream, trace);
-  set_tensors(call, inputs, result, output_gradients, input_gradients);
-  abort_group_on_error(state.communicator, [&] { call.prepare_pass(); });
-  call.check_pass();
+  std::optional<FlatBackward> flat;
+  if (state.is_flat()) {
+    flat.emplace(state.steps.shares, inputs, result, output_gradients, input_gradients);
+  }
+  const AttentionInputs& own_inputs = flat ? flat->inputs() : inputs;
+  const InputGradients& own_gradients = flat ? flat->input_gradients() : input_gradients;
+  const auto set_all = [&] {
+    set_tensors(call, own_inputs, flat ? flat->result() : result,
+                flat ? flat->output_gradients() : output_gradients, own_gradients);
+  };
+  set_all();
+  prepare(state, call);
   abort_group_on_error(state.communicator, [&] {
     const auto& prepared = memory.attends().backward({.type = inputs.q.dtype,
                                                       .dout_type = output_gradients.dout.dtype,
                                                       .is_fast = inputs.is_fast_backward});
     call.begin();
-    trace.span(SpanKind::Pass, -1, [&] { run_backward(call, prepared, inputs, input_gradients); });
+    trace.span(SpanKind::Pass, -1, [&] {
+      if (flat) {
+        flat->fill(call);
+        set_all();
+      }
+      run_backward(call, prepared, own_inputs, own_gradients);
+      if (flat) flat->give(call);
+    });
   });
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/check.hpp"
+#include "plan/flat.hpp"
 
 namespace magi {
 namespace {
@@ -61,31 +62,63 @@ Range seen_rows(std::span<const BandSlice> slices) {
   return rows.empty() ? Range{} : rows;
 }
 
-AttendCall make_call(const RankSteps& steps, const Attend& attend) {
+/// The part of an attend that works on query rows `rows`.
+AttendCall make_call(const RankSteps& steps, const Attend& attend, Range rows) {
   const auto slices = std::span(steps.own.slices)
                           .subspan(static_cast<std::size_t>(attend.slices.begin),
                                    static_cast<std::size_t>(attend.slices.size()));
-  const auto segment = static_cast<std::size_t>(attend.q_segment);
-  const Range all{0, steps.own.q.segments[segment].num_rows};
   AttendCall call{.attend = attend,
                   .q_heads = steps.q_heads(attend.heads),
-                  .q_rows = attend.is_merging ? seen_rows(slices) : all,
+                  .q_rows = rows,
                   .keys = steps.filling(Space::Keys, attend.k_segment, attend.heads),
                   .queries = steps.filling(Space::Queries, attend.q_segment, attend.heads)};
-  if (!attend.is_merging) {
-    call.slices.assign(slices.begin(), slices.end());
-    return call;
-  }
+  std::vector<BandSlice> cuts;
   for (const BandSlice& slice : slices) {
-    const BandSlice cut = cut_q(slice, call.q_rows);
-    if (cut.q0 < cut.q1) call.slices.push_back(shift(cut, -call.q_rows.begin, 0));
+    const BandSlice cut = cut_q(slice, rows);
+    if (cut.q0 < cut.q1) cuts.push_back(cut);
+  }
+  if (attend.is_merging) call.q_rows = seen_rows(cuts);
+  for (const BandSlice& cut : cuts) {
+    const BandSlice rest = cut_q(cut, call.q_rows);
+    if (rest.q0 < rest.q1) call.slices.push_back(shift(rest, -call.q_rows.begin, 0));
   }
   return call;
 }
 
+/// Query rows of each share in a segment, by the rows that fill it; own ones less those that fill
+/// up chunks.
+std::vector<Range> share_rows(const RankSteps& steps, std::int32_t segment) {
+  const HeadShares& shares = steps.shares;
+  const std::int32_t num_rows = steps.q_segments[static_cast<std::size_t>(segment)].num_rows;
+  std::vector<Range> rows(static_cast<std::size_t>(shares.count), Range{num_rows, 0});
+  if (shares.count == 1) return {{0, num_rows}};
+  if (segment == 0) {
+    for (std::int32_t share = 0; share < shares.count; ++share) {
+      const std::int32_t begin = share * shares.rows_per_share_q;
+      rows[static_cast<std::size_t>(share)] = {begin, begin + shares.rows_q};
+    }
+    return rows;
+  }
+  for (const Transfer& t : steps.plan.transfers) {
+    const bool is_filling = t.space == Space::Queries && t.dst_segment == segment &&
+                            t.dst == steps.own.q.segments[0].owner;
+    if (!is_filling) continue;
+    const std::int32_t size = steps.plan.placement_q.rows_of(t.src) / shares.count;
+    for (std::int32_t row = t.src_row; row < t.src_row + t.num_rows;) {
+      const std::int32_t share = row / size;
+      const std::int32_t end = std::min((share + 1) * size, t.src_row + t.num_rows);
+      Range& known = rows[static_cast<std::size_t>(share)];
+      const std::int32_t first = t.dst_row + row - t.src_row;
+      known = {std::min(known.begin, first), std::max(known.end, first + end - row)};
+      row = end;
+    }
+  }
+  return rows;
+}
+
 bool is_alike(const AttendCall& a, const AttendCall& b) {
-  return a.attend.slices == b.attend.slices && a.attend.q_segment == b.attend.q_segment &&
-         a.attend.k_segment == b.attend.k_segment &&
+  return a.share == b.share && a.attend.slices == b.attend.slices &&
+         a.attend.q_segment == b.attend.q_segment && a.attend.k_segment == b.attend.k_segment &&
          a.attend.heads.size() == b.attend.heads.size() &&
          a.attend.is_merging == b.attend.is_merging && a.is_beside_exchange == b.is_beside_exchange;
 }
@@ -130,18 +163,29 @@ const comm::RowTable& SegmentRows::returning() const {
   return *returning_;
 }
 
-RankSteps::RankSteps(const Plan& given, std::int32_t rank)
+HeadShares::HeadShares(const Plan& of, std::int32_t rank)
+    : count(of.num_head_shares),
+      rows_q(of.placement_q.rows_of(rank)),
+      rows_k(of.placement_k.rows_of(rank)),
+      rows_per_share_q(planner::rows_per_share(of.placement_q, rank)),
+      rows_per_share_k(planner::rows_per_share(of.placement_k, rank)) {}
+
+RankSteps::RankSteps(const Plan& given, std::int32_t rank, const HeadShares& head_shares)
     : plan(given),
       own(given.ranks[static_cast<std::size_t>(rank)]),
+      shares(head_shares.count > 1 ? head_shares : HeadShares(given, rank)),
       rows_q(given.placement_q.rows_of(rank)),
       rows_k(given.placement_k.rows_of(rank)),
       q_segments(make_segments(given, rank, Space::Queries)),
       k_segments(make_segments(given, rank, Space::Keys)) {
-  for (const Attend& attend : own.attends) attends.push_back(make_call(*this, attend));
+  for (const Attend& attend : own.attends) add_calls(attend);
   bool is_awaited = false;  // by an attend behind the one in hand
   for (auto step = own.forward.rbegin(); step != own.forward.rend(); ++step) {
     if (step->kind != StepKind::Attend) continue;
-    attends[static_cast<std::size_t>(step->index)].is_beside_exchange = is_awaited;
+    const Range calls = calls_of[static_cast<std::size_t>(step->index)];
+    for (std::int32_t call = calls.begin; call < calls.end; ++call) {
+      attends[static_cast<std::size_t>(call)].is_beside_exchange = is_awaited;
+    }
     is_awaited = is_awaited || awaits_exchange(own.forward, *step);
   }
   for (std::size_t a = 0; a < attends.size(); ++a) {
@@ -153,6 +197,17 @@ RankSteps::RankSteps(const Plan& given, std::int32_t rank)
   for (const Exchange& exchange : plan.exchanges) {
     if (exchange.role == Role::Results) ++num_results;
   }
+}
+
+void RankSteps::add_calls(const Attend& attend) {
+  const auto first = static_cast<std::int32_t>(attends.size());
+  const std::vector<Range> rows = share_rows(*this, attend.q_segment);
+  for (std::size_t share = 0; share < rows.size(); ++share) {
+    AttendCall call = make_call(*this, attend, rows[share]);
+    call.share = static_cast<std::int32_t>(share);
+    if (rows.size() == 1 || !call.q_rows.empty()) attends.push_back(std::move(call));
+  }
+  calls_of.push_back({first, static_cast<std::int32_t>(attends.size())});
 }
 
 const SegmentRows& RankSteps::rows_of(const Exchange& exchange) const {
@@ -203,6 +258,16 @@ Range RankSteps::heads_within(std::int32_t exchange, Range heads) const {
   if (exchange < 0) return heads;
   const std::int32_t first = plan.exchanges[static_cast<std::size_t>(exchange)].heads.begin;
   return {heads.begin - first, heads.end - first};
+}
+
+Range RankSteps::all_q_heads(const AttendCall& call) const {
+  const std::int32_t first = call.share * plan.config.num_heads_q;
+  return {first + call.q_heads.begin, first + call.q_heads.end};
+}
+
+Range RankSteps::given_rows(const AttendCall& call) const {
+  const std::int32_t first = call.share * shares.rows_per_share_q;
+  return {call.q_rows.begin - first, call.q_rows.end - first};
 }
 
 Range RankSteps::q_heads(Range heads) const {

@@ -35,10 +35,22 @@ class SegmentRows {
   mutable std::optional<comm::RowTable> returning_;
 };
 
+/// Shares of the heads, whose rows are flat rows (flat_plan), as one rank has them.
+struct HeadShares {
+  HeadShares() = default;
+  HeadShares(const Plan& plan, std::int32_t rank);
+
+  std::int32_t count = 1;
+  std::int32_t rows_q = 0, rows_k = 0;                      ///< of the rank's tensors
+  std::int32_t rows_per_share_q = 0, rows_per_share_k = 0;  ///< those and what fills chunks up
+};
+
 /// One attend of a rank, cut to the query rows that it works on: all rows of its segment, or those
-/// that see keys where it is merged into an earlier result.
+/// that see keys where it is merged into an earlier result. With shares of the heads an attend is
+/// as many calls as there are shares whose rows it works on.
 struct AttendCall {
   Attend attend;
+  std::int32_t share = 0;  ///< of the heads
   Range q_heads;
   Range q_rows;
   std::vector<BandSlice> slices;  ///< query rows count from q_rows.begin
@@ -49,9 +61,10 @@ struct AttendCall {
   std::size_t alike = 0;  ///< first attend with the same slices and shapes
 };
 
-/// What one rank does in a step of a plan, with its row tables. Borrows the plan.
+/// What one rank does in a step of a plan, with its row tables. Borrows the plan, which has one
+/// share of the heads: itself, or the flat plan of one that has `shares`.
 struct RankSteps {
-  RankSteps(const Plan& plan, std::int32_t rank);
+  RankSteps(const Plan& plan, std::int32_t rank, const HeadShares& shares = {});
 
   const SegmentRows& rows_of(const Exchange& exchange) const;
   /// The rows that fill a segment, as each rank has them.
@@ -70,13 +83,22 @@ struct RankSteps {
   std::int32_t filling(Space space, std::int32_t segment, Range heads) const;
   /// kv heads `heads` counted from the first that `exchange` brings; of own rows all are there.
   Range heads_within(std::int32_t exchange, Range heads) const;
+  /// Query heads of a call among those of all shares.
+  Range all_q_heads(const AttendCall& call) const;
+  /// Rows of the caller's own tensors that a call of own queries works on.
+  Range given_rows(const AttendCall& call) const;
 
   const Plan& plan;
   const RankPlan& own;
+  HeadShares shares;
   std::int32_t rows_q = 0, rows_k = 0;
   std::vector<SegmentRows> q_segments, k_segments;
-  std::vector<AttendCall> attends;  ///< as in the rank's plan
+  std::vector<AttendCall> attends;  ///< in the order of the rank's plan
+  std::vector<Range> calls_of;      ///< of each attend of the plan, into attends
   std::int32_t num_results = 0;     ///< attends and exchanges that write or merge into own rows
+
+ private:
+  void add_calls(const Attend& attend);
 };
 
 }  // namespace magi

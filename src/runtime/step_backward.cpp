@@ -99,8 +99,8 @@ BackwardArgs BackwardPass::make_args(const AttendCall& attend) {
                     .is_writing_keys = !is_adding,
                     .params = inputs_.params};
   if (attend.queries < 0 && !what.is_merging && !gradients_.dsink.empty()) {
-    args.sink = sink_of(inputs_.sink, attend.q_heads);
-    args.dsink = sink_of(gradients_.dsink, attend.q_heads);
+    args.sink = sink_of(inputs_.sink, call_.steps, attend);
+    args.dsink = sink_of(gradients_.dsink, call_.steps, attend);
     if (is_adding) call_.fill(args.dsink, 0.0);
     is_dsink_written_ = true;
   }

@@ -81,8 +81,12 @@ TensorGroup heads_of(TensorGroup group, Range heads) {
   return slice_all(std::move(group), 1, heads);
 }
 TensorGroup rows_of(TensorGroup group, Range rows) { return slice_all(std::move(group), 0, rows); }
-TensorView sink_of(const TensorView& sink, Range heads) {
-  return is_given(sink) ? sink.slice(sink.rank - 1, heads.begin, heads.end) : sink;
+TensorView sink_of(const TensorView& sink, const RankSteps& steps, const AttendCall& call) {
+  if (!is_given(sink)) return sink;
+  const Range heads = steps.all_q_heads(call);
+  const Range rows = steps.given_rows(call);
+  const TensorView of_rows = sink.rank > 2 ? sink.slice(0, rows.begin, rows.end) : sink;
+  return of_rows.slice(sink.rank - 1, heads.begin, heads.end);
 }
 
 StepCall::StepCall(const RankSteps& rank_steps, Pass pass, StepMemory& step_memory,
@@ -166,7 +170,9 @@ void StepCall::find_coming_keys(bool is_prepared) {
   if (!is_prepared || !memory.attends().takes_coming_keys()) return;
   for (const Step& step : list_) {
     if (step.kind != StepKind::Attend) continue;
-    const AttendCall& attend = steps.attends[static_cast<std::size_t>(step.index)];
+    const Range calls = steps.calls_of[static_cast<std::size_t>(step.index)];
+    if (calls.empty()) continue;
+    const AttendCall& attend = steps.attends[static_cast<std::size_t>(calls.begin)];
     const std::int32_t keys = attend.keys;
     are_own_keys_read_ = pass_ == Pass::Forward && memory.attends().own_rows_of(attend) > 0;
     for (const std::int32_t before : step.after) {

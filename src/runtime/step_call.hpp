@@ -27,8 +27,9 @@ inline std::size_t segment_of(std::int32_t exchange) {
 using TensorGroup = std::vector<TensorView>;
 TensorGroup heads_of(TensorGroup group, Range heads);
 TensorGroup rows_of(TensorGroup group, Range rows);
-/// Query heads `heads` of a sink or of its gradient, if it is given.
-TensorView sink_of(const TensorView& sink, Range heads);
+/// The heads, and rows where it has them, of a sink or of its gradient for a call of own queries,
+/// if it is given.
+TensorView sink_of(const TensorView& sink, const RankSteps& steps, const AttendCall& call);
 
 /// One call of a pass: its time in a memory, its tensors by role, and its exchanges. Whoever runs
 /// the pass sets the own tensors of each role that takes part, and walks the steps.
@@ -148,8 +149,12 @@ void StepCall::walk(const PreparedAttends<Prepared>& prepared, const RunAttend& 
     trace_.span(SpanKind::Step, &step - list_.data(), [&] {
       if (step.kind == StepKind::Exchange) {
         exchange(step);
-      } else if (prepared[index] != nullptr) {
-        run(*prepared[index], steps.attends[index], workspace);
+      } else {
+        const Range calls = steps.calls_of[index];
+        for (auto call = static_cast<std::size_t>(calls.begin);
+             call < static_cast<std::size_t>(calls.end); ++call) {
+          if (prepared[call] != nullptr) run(*prepared[call], steps.attends[call], workspace);
+        }
       }
     });
   }

@@ -36,10 +36,14 @@ ForwardArgs make_args(StepCall& call, const AttendCall& attend, const AttentionI
                    .lse = results[1],
                    .is_merging = what.is_merging,
                    .params = inputs.params};
-  if (attend.queries < 0 && !what.is_merging) args.sink = sink_of(inputs.sink, attend.q_heads);
+  if (attend.queries < 0 && !what.is_merging) {
+    args.sink = sink_of(inputs.sink, call.steps, attend);
+  }
   if (!maxima.empty()) {
-    const std::int32_t first = what.q_segment * call.steps.plan.config.num_heads_q;
-    args.max_logits = maxima.slice(0, first + attend.q_heads.begin, first + attend.q_heads.end);
+    const std::int32_t num_heads = call.steps.plan.config.num_heads_q * call.steps.shares.count;
+    const std::int32_t first = what.q_segment * num_heads;
+    const Range heads = call.steps.all_q_heads(attend);
+    args.max_logits = maxima.slice(0, first + heads.begin, first + heads.end);
   }
   return args;
 }

@@ -68,8 +68,11 @@ class PlanTimes {
     }
     const std::int64_t own = plan_.placement_k.rows_of(rank);
     // Received keys, float32 sums for these and for own ones, and partials of own ones from others.
+    // With head shares a received row has the heads of one.
     const std::int64_t elements =
-        received * plan_.config.element_bytes + (received + own + sent) * kSumBytes;
+        (received * plan_.config.element_bytes + (received + sent) * kSumBytes) /
+            plan_.num_head_shares +
+        own * kSumBytes;
     return plan_.placement_q.rows_of(rank) * row_memory(plan_.config) +
            elements * key_elements(plan_.config);
   }
@@ -153,7 +156,8 @@ Figures simulate_plan(const Problem& problem, PlacementAlgorithm algorithm) {
   }
   for (std::int32_t rank = 0; rank < config.num_ranks; ++rank) {
     figures.rank_work.push_back(
-        pairs_of_heads(plan.report.rank_area[static_cast<std::size_t>(rank)], config.num_heads_q));
+        pairs_of_heads(plan.report.rank_area[static_cast<std::size_t>(rank)],
+                       config.num_heads_q / plan.num_head_shares));
     figures.memory_bytes = std::max(figures.memory_bytes, times.memory(rank));
   }
   return figures;

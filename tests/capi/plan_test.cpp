@@ -116,7 +116,10 @@ TEST_F(PlanAbi, RefusesWhatNoPlanCanBe) {
   config.wave_mode = 3;
   EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
   config = test_config();
-  config.work = 3;
+  config.work = 4;
+  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
+  config = test_config();
+  config.head_shares = 1;  // with work keys
   EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
   config = test_config();
   config.work = MAGI_WORK_QUERIES;

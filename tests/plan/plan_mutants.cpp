@@ -409,6 +409,11 @@ constexpr Mutation kMutations[] = {
     {"the mask changed", change_the_mask},
     {"a figure changed", change_a_figure},
     {"the config changed", change_the_config},
+    {"head shares changed",
+     [](RandomStream& r, Plan& p) {
+       nudge(r, p.num_head_shares);
+       return true;
+     }},
 };
 
 }  // namespace
@@ -423,6 +428,7 @@ Plan small_random_plan(RandomStream& random) {
   PlanConfig config = random_config(random);
   config.num_ranks = random.between(1, 4);
   if (random.chance(40)) config.work = random.chance(70) ? WorkMode::Queries : WorkMode::Auto;
+  if (random.chance(25)) config.work = WorkMode::Heads;
   const Placement q = random_placement(random, mask.rows_q, config.num_ranks);
   const Placement k =
       options.is_square ? q : random_placement(random, mask.rows_k, config.num_ranks);

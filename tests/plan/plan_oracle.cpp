@@ -39,14 +39,29 @@ bool sees(const BandSlice& slice, std::int32_t q, std::int32_t k) {
          k - q <= slice.d_max;
 }
 
-/// Rows of a rank's shard, from the chunk of each row.
-std::vector<std::int32_t> shard_rows(const Placement& placement, std::size_t rank) {
+/// Rows of one head share: a short last chunk counts as a full one where there are several shares.
+std::int32_t rows_of_share(const Plan& plan, Space space) {
+  const Placement& placement = placement_of(plan, space);
+  if (plan.num_head_shares == 1) return placement.num_rows;
+  return static_cast<std::int32_t>(placement.chunk_rank.size()) * placement.chunk_size;
+}
+
+/// Rows of a rank's shard, from the chunk of each row: for each share all of them.
+std::vector<std::int32_t> shard_rows(const Plan& plan, Space space, std::size_t rank) {
+  const Placement& placement = placement_of(plan, space);
+  const std::int32_t num_rows = rows_of_share(plan, space);
   std::vector<std::int32_t> rows;
-  for (std::int32_t row = 0; row < placement.num_rows; ++row) {
-    const std::int32_t owner = placement.chunk_rank.at(at(row / placement.chunk_size));
-    if (owner == static_cast<std::int32_t>(rank)) rows.push_back(row);
+  for (std::int32_t share = 0; share < plan.num_head_shares; ++share) {
+    for (std::int32_t row = 0; row < num_rows; ++row) {
+      const std::int32_t owner = placement.chunk_rank.at(at(row / placement.chunk_size));
+      if (owner == static_cast<std::int32_t>(rank)) rows.push_back(share * num_rows + row);
+    }
   }
   return rows;
+}
+
+std::int32_t heads_of_share(const Plan& plan) {
+  return plan.config.num_heads_kv / plan.num_head_shares;
 }
 
 /// A row of a segment: which global row it holds, and whose it was.
@@ -67,7 +82,7 @@ class Oracle {
     fill();
     judge_order_of_transfers();
     for (std::size_t r = 0; r < plan_.ranks.size(); ++r) judge_slices(r);
-    for (std::int32_t head = 0; head < plan_.config.num_heads_kv; ++head) judge_pairs(head);
+    for (std::int32_t head = 0; head < heads_of_share(plan_); ++head) judge_pairs(head);
     judge_received();
     judge_exchanges();
     for (const bool is_backward : {false, true}) {
@@ -79,6 +94,9 @@ class Oracle {
  private:
   void judge_placements() const {
     require(plan_.ranks.size() == at(plan_.config.num_ranks), "number of ranks");
+    require(plan_.num_head_shares >= 1 && plan_.config.num_heads_kv % plan_.num_head_shares == 0 &&
+                plan_.config.num_ranks % plan_.num_head_shares == 0,
+            "head shares that do not divide");
     for (const Space space : {Space::Keys, Space::Queries}) {
       const Placement& placement = placement_of(plan_, space);
       const std::int32_t rows = space == Space::Keys ? plan_.mask.rows_k : plan_.mask.rows_q;
@@ -87,7 +105,7 @@ class Oracle {
         const auto& segments = segments_of(plan_, r, space);
         require(segments.size() == segments_of(plan_, 0, space).size(), "number of segments");
         require(segments.at(0).owner == static_cast<std::int32_t>(r), "owner of own rows");
-        require(at(segments.at(0).num_rows) == shard_rows(placement, r).size(), "own rows");
+        require(at(segments.at(0).num_rows) == shard_rows(plan_, space, r).size(), "own rows");
         for (std::size_t s = 1; s < segments.size(); ++s) {
           require(segments[s].owner == kManyOwners, "owner of received rows");
           require(segments[s].num_rows >= 0, "negative rows");
@@ -101,7 +119,7 @@ class Oracle {
       auto& ranks = held_[space];
       std::vector<std::vector<std::int32_t>> shards;
       for (std::size_t r = 0; r < plan_.ranks.size(); ++r) {
-        shards.push_back(shard_rows(placement_of(plan_, space), r));
+        shards.push_back(shard_rows(plan_, space, r));
         ranks.emplace_back();
         for (const Segment& segment : segments_of(plan_, r, space)) {
           ranks.back().emplace_back(at(segment.num_rows));
@@ -145,7 +163,7 @@ class Oracle {
       };
       require(at(attend.q_segment) < rank.q.segments.size() &&
                   at(attend.k_segment) < rank.k.segments.size() &&
-                  is_within(attend.heads, plan_.config.num_heads_kv) && !attend.heads.empty() &&
+                  is_within(attend.heads, heads_of_share(plan_)) && !attend.heads.empty() &&
                   is_within(attend.slices, static_cast<std::int64_t>(rank.slices.size())),
               "an attend on what is not there");
       for (std::int32_t s = attend.slices.begin; s < attend.slices.end; ++s) {
@@ -172,12 +190,17 @@ class Oracle {
   }
 
   void judge_pairs(std::int32_t head) {
-    const auto stride = at(plan_.placement_k.num_rows);
-    std::vector<int> times(at(plan_.placement_q.num_rows) * stride, 0);
+    const std::int32_t rows_q = rows_of_share(plan_, Space::Queries);
+    const std::int32_t rows_k = rows_of_share(plan_, Space::Keys);
+    const auto stride = at(rows_k) * at(plan_.num_head_shares);
+    std::vector<int> times(at(rows_q) * at(plan_.num_head_shares) * stride, 0);
     for (const BandSlice& slice : plan_.mask.slices) {
       for (std::int32_t q = slice.q0; q < slice.q1; ++q) {
         for (std::int32_t k = slice.k0; k < slice.k1; ++k) {
-          if (sees(slice, q, k)) --times.at(at(q) * stride + at(k));
+          if (!sees(slice, q, k)) continue;
+          for (std::int32_t share = 0; share < plan_.num_head_shares; ++share) {
+            --times.at(at(share * rows_q + q) * stride + at(share * rows_k + k));
+          }
         }
       }
     }
@@ -246,7 +269,7 @@ class Oracle {
       require(exchange.segment >= 1 && at(exchange.segment) < segments_of(plan_, 0, space).size(),
               "segment of an exchange");
       auto& heads = moved[{role, exchange.segment}];
-      heads.resize(at(plan_.config.num_heads_kv));
+      heads.resize(at(heads_of_share(plan_)));
       require(exchange.heads.begin < exchange.heads.end, "an exchange without heads");
       for (std::int32_t h = exchange.heads.begin; h < exchange.heads.end; ++h) ++heads.at(at(h));
       if (goes_back(exchange.role)) {
@@ -316,7 +339,7 @@ class Oracle {
       const Attend& attend = rank.attends.at(at(step.index));
       ++runs[at(step.index)];
       for (std::int32_t h = attend.heads.begin; h < attend.heads.end; ++h) {
-        require(h >= 0 && h < plan_.config.num_heads_kv, "head of an attend");
+        require(h >= 0 && h < heads_of_share(plan_), "head of an attend");
         if (attend.k_segment != 0) judge_source(steps, step, Space::Keys, attend.k_segment, h);
         if (attend.q_segment != 0) judge_source(steps, step, Space::Queries, attend.q_segment, h);
         const bool is_first = written.insert({attend.q_segment, h}).second;
@@ -326,7 +349,7 @@ class Oracle {
     require(std::ranges::all_of(runs, [](int n) { return n == 1; }), "runs of an attend");
     for (std::size_t s = 0; s < rank.q.segments.size(); ++s) {
       if (rank.q.segments[s].num_rows == 0) continue;
-      for (std::int32_t h = 0; h < plan_.config.num_heads_kv; ++h) {
+      for (std::int32_t h = 0; h < heads_of_share(plan_); ++h) {
         require(written.contains({static_cast<std::int32_t>(s), h}), "rows that nothing writes");
       }
     }
@@ -404,13 +427,14 @@ std::int64_t memory_of(const Plan& plan, std::size_t rank) {
   const TokenSpace& queries = plan.ranks.at(rank).q;
   std::int64_t bytes = 0;
   for (std::size_t s = 1; s < keys.segments.size(); ++s) {
-    const std::int64_t elements = std::int64_t{keys.segments[s].num_rows} * config.num_heads_kv *
+    const std::int64_t elements = std::int64_t{keys.segments[s].num_rows} * heads_of_share(plan) *
                                   (config.head_dim_qk + config.head_dim_v);
     bytes += elements * config.element_bytes;  // k, v
     bytes += elements * 4;                     // dk, dv
   }
   for (std::size_t s = 1; s < queries.segments.size(); ++s) {
-    const std::int64_t rows = std::int64_t{queries.segments[s].num_rows} * config.num_heads_q;
+    const std::int64_t rows =
+        std::int64_t{queries.segments[s].num_rows} * config.num_heads_q / plan.num_head_shares;
     bytes += rows * config.head_dim_qk * config.element_bytes;     // q
     bytes += 2 * rows * config.head_dim_v * config.element_bytes;  // out and its gradient
     bytes += rows * config.head_dim_qk * 4;                        // dq
@@ -419,9 +443,30 @@ std::int64_t memory_of(const Plan& plan, std::size_t rank) {
   return bytes;
 }
 
+/// Query rows of the sequence that a rank holds.
+std::int64_t own_rows(const Plan& plan, std::size_t rank) {
+  if (plan.num_head_shares == 1) return plan.ranks[rank].q.segments.at(0).num_rows;
+  Plan whole = plan;
+  whole.num_head_shares = 1;
+  return static_cast<std::int64_t>(shard_rows(whole, Space::Queries, rank).size());
+}
+
+/// Pairs of a rank's slices.
+std::int64_t pairs_of(const RankPlan& rank) {
+  std::int64_t pairs = 0;
+  for (const BandSlice& slice : rank.slices) {
+    for (std::int32_t q = slice.q0; q < slice.q1; ++q) {
+      for (std::int32_t k = slice.k0; k < slice.k1; ++k) pairs += sees(slice, q, k) ? 1 : 0;
+    }
+  }
+  return pairs;
+}
+
 PlanReport figures_of(const Plan& plan) {
   PlanReport figures = plan.report;
   const PlanConfig& config = plan.config;
+  if (plan.num_head_shares < 1) throw std::out_of_range("no head shares");
+  const std::int64_t heads_q = config.num_heads_q / plan.num_head_shares;
   const std::size_t num_ranks = plan.ranks.size();
   figures.rank_area.assign(num_ranks, 0);
   figures.rank_rows.assign(num_ranks, 0);
@@ -429,15 +474,9 @@ PlanReport figures_of(const Plan& plan) {
   figures.rank_memory.assign(num_ranks, 0);
   figures.pair_bytes.assign(num_ranks * num_ranks, 0);
   for (std::size_t r = 0; r < num_ranks; ++r) {
-    figures.rank_rows[r] = plan.ranks[r].q.segments.at(0).num_rows;
+    figures.rank_rows[r] = own_rows(plan, r);
     figures.rank_memory[r] = memory_of(plan, r);
-    for (const BandSlice& slice : plan.ranks[r].slices) {
-      for (std::int32_t q = slice.q0; q < slice.q1; ++q) {
-        for (std::int32_t k = slice.k0; k < slice.k1; ++k) {
-          figures.rank_area[r] += sees(slice, q, k) ? 1 : 0;
-        }
-      }
-    }
+    figures.rank_area[r] = pairs_of(plan.ranks[r]);
   }
   const auto send = [&](std::int32_t from, std::int32_t to, std::int64_t elements) {
     figures.pair_bytes.at(at(from) * num_ranks + at(to)) += elements * config.element_bytes;
@@ -449,10 +488,10 @@ PlanReport figures_of(const Plan& plan) {
       if (t.space == Space::Keys) {
         ++figures.remote_rows.at(at(t.dst));
         send(from, t.dst,
-             std::int64_t{config.num_heads_kv} * (config.head_dim_qk + config.head_dim_v));
+             std::int64_t{heads_of_share(plan)} * (config.head_dim_qk + config.head_dim_v));
       } else {
-        send(from, t.dst, std::int64_t{config.num_heads_q} * config.head_dim_qk);
-        send(t.dst, from, std::int64_t{config.num_heads_q} * config.head_dim_v);
+        send(from, t.dst, heads_q * config.head_dim_qk);
+        send(t.dst, from, heads_q * config.head_dim_v);
       }
     }
   }

@@ -122,12 +122,12 @@ TEST(MovingQueries, CostsCountBothPasses) {
 }
 
 TEST(MovingQueries, ModesHaveNames) {
-  for (const WorkMode work : {WorkMode::Keys, WorkMode::Queries, WorkMode::Auto}) {
+  for (const WorkMode work : {WorkMode::Keys, WorkMode::Queries, WorkMode::Auto, WorkMode::Heads}) {
     EXPECT_EQ(work_from_name(work_name(work)), work);
   }
   EXPECT_THROW(work_from_name("rows"), InvalidArgument);
-  EXPECT_THROW(work_name(static_cast<WorkMode>(3)), InvalidArgument);
-  EXPECT_THROW(make_plan(documents({0, 64}), {.work = static_cast<WorkMode>(3)}), InvalidArgument);
+  EXPECT_THROW(work_name(static_cast<WorkMode>(4)), InvalidArgument);
+  EXPECT_THROW(make_plan(documents({0, 64}), {.work = static_cast<WorkMode>(4)}), InvalidArgument);
 }
 
 }  // namespace

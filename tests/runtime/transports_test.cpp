@@ -39,6 +39,14 @@ std::shared_ptr<const Plan> node_plan(const AttentionCase& test) {
   return shared_plan(test.mask, config);
 }
 
+/// Four ranks in two groups, whose ranks share out the heads.
+std::shared_ptr<const Plan> heads_plan(const AttentionCase& test) {
+  PlanConfig config = plan_config(test, 4);
+  config.work = WorkMode::Heads;
+  config.head_shares = 2;
+  return shared_plan(test.mask, config);
+}
+
 /// The same rows, straight between their owners and readers.
 Plan without_nodes(const Plan& plan) {
   PlanConfig config = plan.config;
@@ -111,11 +119,15 @@ TEST(Transports, ProcessesGiveTheBitsOfThreads) {
   const AttentionCase test = transport_case();
   const auto plan = transport_plan(test);
   const auto by_node = node_plan(test);
+  const auto by_head = heads_plan(test);
   const std::string name = "magi-transports-test-" + std::to_string(getpid());
   const PipelineRun apart = run_processes(test, plan, name);
   const PipelineRun node_apart = run_processes(test, by_node, name + "-nodes");
+  const PipelineRun heads_apart = run_processes(test, by_head, name + "-heads");
   EXPECT_TRUE(apart == run_pipeline(test, plan));
   expect_forward_close(test, apart.forward);
+  EXPECT_TRUE(heads_apart == run_pipeline(test, by_head));
+  expect_forward_close(test, heads_apart.forward);
   const PipelineRun node_threads = run_pipeline(test, by_node);
   EXPECT_TRUE(node_apart == node_threads);
   expect_forward_close(test, node_apart.forward);

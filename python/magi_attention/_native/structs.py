@@ -108,6 +108,7 @@ class PlanConfig(Sized):
         ("network_bytes_per_second", c_double),
         ("network_seconds_per_transfer", c_double),
         ("work_search", c_int32),
+        ("head_shares", c_int32),
     ]
 
 
