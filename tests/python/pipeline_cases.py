@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import json
+import os
 
 import torch
 import torch.distributed as dist
@@ -31,6 +33,7 @@ class Case:
     chunk_size: int | None = None
     uneven: bool = False
     work: str | None = None
+    head_shares: int = 0
     layout: str = "permuted"
     sinks: int = 0
     sink_per_row: bool = False
@@ -50,6 +53,7 @@ class Case:
             ),
             overlap_config=api.OverlapConfig(mode=mode, degree=self.degree, min_chunk_size=8),
             work=self.work,
+            head_shares=self.head_shares,
         )
 
 
@@ -511,3 +515,20 @@ def environment(group, variables: dict[str, str], case, *arguments) -> None:
     finally:
         for name in variables:
             del os.environ[name]
+
+
+def flattened_head_groups(group, case: Case) -> None:
+    """MAGI_ATTENTION_FLATTEN_HEAD_GROUPS makes plans of head shares, with sinks and max_logits."""
+    variable = "MAGI_ATTENTION_FLATTEN_HEAD_GROUPS"
+    mask = dense.masks(case.rows)[case.mask]
+    os.environ[variable] = "1"
+    try:
+        key = make_key(mask, case, group)
+    finally:
+        del os.environ[variable]
+    plan = json.loads(api.dist_attn_runtime_dict_mgr[key].plan.to_json())
+    assert plan["config"]["work"] == "heads"
+    assert plan["num_head_shares"] == dist.get_world_size(group)
+    assert make_key(mask, case, group) != key
+    check_attention(variable, key, mask, case, make_tensors(case))
+    api.clear_cache(group)

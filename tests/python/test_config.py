@@ -66,6 +66,7 @@ def test_defaults_and_hash():
     named = DistAttnConfig(work="auto", work_search=DynamicAttnAlgType.BINARY_GREEDY)
     assert named == DistAttnConfig(work="auto", work_search="binary_greedy")
     assert named != DistAttnConfig(work="auto") and hash(named) != hash(DistAttnConfig(work="auto"))
+    assert DistAttnConfig(work="heads") != DistAttnConfig(work="heads", head_shares=2)
     assert GrpCollConfig().num_nvl_bytes == 2_000_000_000
 
 
@@ -104,6 +105,8 @@ def test_overlap_config():
             ValueError,
             "work_search is 'binary_greedy' while work is 'keys'",
         ),
+        (lambda: DistAttnConfig(head_shares=-1, work="heads"), ValueError, "head_shares is -1"),
+        (lambda: DistAttnConfig(head_shares=2), ValueError, "head_shares is 2 with work None"),
         (lambda: solver.ToppHeapDispatchAlg(top_p=2), ValueError, "top_p"),
         (lambda: solver.BatchToppHeapDispatchAlg(num_of_select_chunk=0), ValueError, "num_of"),
         (lambda: solver.SortedSequentialSelectAlg(-0.1), ValueError, "allocation_ratio"),

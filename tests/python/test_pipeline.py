@@ -70,6 +70,25 @@ def test_moving_queries_in_stages(ranks, degree):
     ranks.run(3, cases.pipeline, case)
 
 
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("head_shares", [2, 4])
+def test_shared_heads(ranks, mask, head_shares):
+    case = Case(mask=mask, heads=(8, 4), work="heads", head_shares=head_shares, sinks=1,
+                with_lse_gradient=True)  # fmt: skip
+    ranks.run(4, cases.pipeline, case)
+
+
+@pytest.mark.parametrize("rows", [101, 110])
+@pytest.mark.parametrize("heads", [(64, 8), (4, 4), (8, 1)])
+def test_shared_heads_of_uneven_shards(ranks, rows, heads):
+    case = Case(rows=rows, heads=heads, uneven=True, work="heads", sinks=2, sink_per_row=True)
+    ranks.run(2, cases.pipeline, case)
+
+
+def test_flattened_head_groups_share_heads(ranks):
+    ranks.run(2, cases.flattened_head_groups, Case(mask="varlen_causal", heads=(8, 2)))
+
+
 @pytest.mark.parametrize("rows", [100, 101, 110])
 def test_uneven_shards(ranks, rows):
     ranks.run(3, cases.pipeline, Case(rows=rows, uneven=True, alg="SequentialDispatchAlg"))

@@ -6,13 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from magi_attention.comm.primitive.grpcoll._config import GrpCollConfig
-from magi_attention.common._arguments import check_choice
+from magi_attention.common._arguments import MAX_ROWS, check_choice, check_int
 from magi_attention.common.enum import DynamicAttnAlgType
 from magi_attention.config.dispatch import DispatchConfig
 from magi_attention.config.overlap import OverlapConfig, chosen_overlap
 from magi_attention.env import comm
 
-WORK_MODES = ("keys", "queries", "auto")  # in the library's order
+WORK_MODES = ("keys", "queries", "auto", "heads")  # in the library's order
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,18 @@ class DistAttnConfig:
     """How rows are placed, communication overlapped and collectives run. Hashable; equal
     configurations make equal keys.
 
-    work: what travels: "keys"; "queries", these too where that moves fewer bytes; "auto", the
-    faster as predicted. None: "queries" where MAGI_ATTENTION_QO_COMM is 1, else "auto" for a
-    contiguous layout and "keys" for a permuted one. ValueError for another.
+    work: what travels: "keys"; "queries", these too where that moves fewer bytes; "heads", both, to
+    ranks that share out the kv heads; "auto", the fastest as predicted. None: "heads" where
+    MAGI_ATTENTION_FLATTEN_HEAD_GROUPS is 1, else "queries" where MAGI_ATTENTION_QO_COMM is 1, else
+    "auto" for a contiguous layout and "keys" for a permuted one. ValueError for another.
 
     work_search: how it is searched which rank computes what, where queries travel: a
     DynamicAttnAlgType or its value, or "threshold_accepting", the library's own search
     (docs/moving_queries.md). None: that of MAGI_ATTENTION_WORK_SEARCH, else the library's own.
     ValueError for another, and for one beside work "keys".
+
+    head_shares: with work "heads", into how many shares kv heads are divided: a common divisor of
+    ranks and kv heads, which ValueError names when the plan is made. 0: the fastest as predicted.
     """
 
     dispatch_config: DispatchConfig = field(default_factory=DispatchConfig)
@@ -35,6 +39,7 @@ class DistAttnConfig:
     grpcoll_config: GrpCollConfig = field(default_factory=GrpCollConfig)
     work: str | None = None
     work_search: str | DynamicAttnAlgType | None = None
+    head_shares: int = 0
 
     def __post_init__(self) -> None:
         expected = (
@@ -58,9 +63,15 @@ class DistAttnConfig:
                     f"work_search is {self.work_search!r} while work is 'keys'; "
                     "allowed: None, or another work"
                 )
+        check_int("head_shares", self.head_shares, 0, MAX_ROWS)
+        if self.head_shares > 0 and self.work != "heads":
+            raise ValueError(
+                f"head_shares is {self.head_shares} with work {self.work!r}; "
+                "allowed: 0, or work 'heads'"
+            )
         parts = (
             self.dispatch_config, self.overlap_config, self.grpcoll_config, self.work,
-            self.work_search,
+            self.work_search, self.head_shares,
         )  # fmt: skip
         object.__setattr__(self, "_hash", hash(parts))
 

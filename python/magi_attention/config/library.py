@@ -32,6 +32,7 @@ def to_plan_config(config: DistAttnConfig) -> structs.PlanConfig:
     work = _work_of(config)
     native.work = WORK_MODES.index(work)
     native.work_search = comm.WORK_SEARCHES.index(_search_of(config, work))
+    native.head_shares = config.head_shares
     path = general.cost_file()
     if path:
         _read_cost_file(native, path)
@@ -44,6 +45,8 @@ def to_plan_config(config: DistAttnConfig) -> structs.PlanConfig:
 def _work_of(config: DistAttnConfig) -> str:
     if config.work is not None:
         return config.work
+    if general.is_flatten_head_groups_enable():
+        return "heads"
     if comm.is_qo_comm_enable():
         return "queries"
     return "auto" if config.dispatch_config.layout == "contiguous" else "keys"
@@ -55,7 +58,7 @@ def _search_of(config: DistAttnConfig, work: str) -> str:
     if config.work_search is not None:
         raise ValueError(
             f"work_search is {config.work_search!r} while keys alone travel; allowed: None, or "
-            "work='queries' or 'auto'"
+            "work='queries', 'heads' or 'auto'"
         )
     return comm.WORK_SEARCHES[0]
 

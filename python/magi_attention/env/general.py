@@ -49,7 +49,9 @@ def is_sanity_check_enable() -> bool:
 
 
 def is_flatten_head_groups_enable() -> bool:
-    """MAGI_ATTENTION_FLATTEN_HEAD_GROUPS; no effect."""
+    """MAGI_ATTENTION_FLATTEN_HEAD_GROUPS: plans whose `DistAttnConfig.work` is None share out kv
+    heads to ranks ("heads").
+    """
     return read_flag(PREFIX + "FLATTEN_HEAD_GROUPS")
 
 
