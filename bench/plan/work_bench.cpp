@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans in which queries travel, and plans that keep rows in order, beside plans of keys alone:
-// bytes, balance, predicted time and time to plan. work_bench [--out FILE] [--draws FILE]
+// Plans in which queries travel or heads are shared out, and plans that keep rows in order, beside
+// plans of keys alone: bytes, balance, predicted time and time to plan.
+// work_bench [--out FILE] [--draws FILE]
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -57,9 +58,14 @@ PlanConfig in_order(PlanConfig config) {
   return config;
 }
 
+Mask full_document(std::int32_t rows) {
+  const std::vector<std::int32_t> ends = {0, rows};
+  return magi::mask_from_cu_seqlens(ends, ends, {});
+}
+
 /// What a forward and a backward move between ranks.
 double bytes_of(const Plan& plan) {
-  const magi::planner::RowCosts costs = magi::planner::row_costs(plan.config);
+  const magi::planner::RowCosts costs = magi::planner::row_costs(magi::flat_plan(plan).config);
   double bytes = 0.0;
   for (const magi::Transfer& t : plan.transfers) {
     if (t.src == t.dst) continue;
@@ -162,6 +168,22 @@ void measure_one_document(Report& report) {
   report.add("place.qo.causal_gqa.p8.time", seconds / alone, "ratio");
 }
 
+/// `auto`, which shares heads out where rows are few, beside keys alone.
+void measure_heads(Report& report) {
+  const Heads mha;
+  for (const auto& [rows, name] : {std::pair(4096, "4k"), std::pair(16384, "16k")}) {
+    const Mask mask = full_document(rows);
+    const Plan plan = sound_plan(mask, config_of(8, mha, WorkMode::Auto));
+    const BestOfKeys keys = best_of_keys(mask, config_of(8, mha, WorkMode::Keys));
+    const std::string prefix = std::string("place.heads.full") + name + "_mha.p8.";
+    report.add(prefix + "time", seconds_of(plan) / keys.seconds, "ratio");
+    report.add(prefix + "bytes", bytes_of(plan) / keys.bytes, "ratio");
+    report.add(prefix + "shares", plan.num_head_shares, "shares");
+  }
+  const PlanConfig heads = config_of(8, mha, WorkMode::Heads);
+  report.add("plan.heads.full4k_mha.p8.ms", least_ms(full_document(4096), heads, 20), "ms");
+}
+
 void measure_documents(const std::vector<Mask>& masks, Report& report) {
   for (const auto& [heads, suffix] : {std::pair(Heads{}, ""), std::pair(Heads{64, 8}, ".gqa")}) {
     const PlanConfig config = config_of(8, heads, WorkMode::Auto);
@@ -240,6 +262,7 @@ void run(const Options& options) {
   const nlohmann::json draws = nlohmann::json::parse(file).at("draws");
   Report report;
   measure_one_document(report);
+  measure_heads(report);
   measure_documents(masks_of(draws.at("65536")), report);
   measure_searches({packed_causal({65536})}, "causal", report);
   measure_searches(masks_of(draws.at("65536")), "docs64k", report);
