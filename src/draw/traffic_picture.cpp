@@ -171,7 +171,9 @@ std::string traffic_picture(const Plan& plan, std::string_view title) {
   const double side = cell_side(cells.count) * cells.count;
   const double bars_top = kTop + side + 40;
   const std::string summary =
-      "bytes of keys and values in one forward call: " + grouped(plan.report.total_bytes) + " (" +
+      std::string("bytes of keys and values") +
+      (plan.ranks.front().q.segments.size() > 1 ? ", queries and results" : "") +
+      " in one forward call: " + grouped(plan.report.total_bytes) + " (" +
       percent_text(static_cast<double>(plan.report.total_bytes),
                    static_cast<double>(plan.report.ring_bytes)) +
       " of a ring)" +
