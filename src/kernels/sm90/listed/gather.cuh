@@ -8,6 +8,9 @@
 
 namespace magi::sm90 {
 
+inline constexpr int kElementsPerCopy = 8;
+inline constexpr std::uint32_t kNoPlace = 0xffffffffu;
+
 /// One of four warps that copy rows of up to kDim elements into swizzled tiles, 16 bytes a lane.
 /// Rows that are none become zeros and are never read.
 template <int kDim>
@@ -19,26 +22,40 @@ class RowGatherer {
   __device__ __forceinline__ int warp() const { return warp_; }
   __device__ __forceinline__ int lane() const { return lane_; }
 
-  /// Copies this warp's rows of a tile of kRows; lane l knows which the l-th is, or kNoKey.
+  /// Copies this warp's rows of a tile of kRows; lane l knows which the l-th is, or kNoKey. NOTE: a
+  /// warp that loads has nothing to do while it waits for its own instructions, so that these are
+  /// few and do not wait for each other: all rows are asked for at first, their places are 32-bit
+  /// numbers in units of a copy, and swizzled destinations differ by constants.
   template <int kRows>
   __device__ __forceinline__ void copy_rows(const std::uint8_t* tile, const StridedRows& source,
                                             std::int32_t row_of_lane, int dim) const {
     constexpr int kLanesPerRow = kDim / 8;
     constexpr int kRowsPerCopy = 32 / kLanesPerRow;
     constexpr int kRowsPerWarp = kRows / kLoadingWarps;
+    constexpr int kCopies = kRowsPerWarp / kRowsPerCopy;
     const int chunk = lane_ % kLanesPerRow;
-    const auto* chunks = static_cast<const std::uint16_t*>(source.data) + 8 * chunk;
-    const std::uint32_t panel =
+    const int first_row = lane_ / kLanesPerRow;
+    const auto row_units = static_cast<std::uint32_t>(source.row_stride / kElementsPerCopy);
+    const std::uint32_t place_of_lane =
+        row_of_lane == kNoKey ? kNoPlace : static_cast<std::uint32_t>(row_of_lane) * row_units;
+    std::uint32_t places[kCopies];
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      places[i] = __shfl_sync(0xffffffffu, place_of_lane, i * kRowsPerCopy + first_row);
+    }
+    const auto* chunks = static_cast<const uint4*>(source.data) + chunk;
+    const bool is_inside = kElementsPerCopy * chunk < dim;
+    const std::uint32_t first =
         ptx::shared_address(tile) +
-        static_cast<std::uint32_t>(chunk / 8 * kRows * tile::kPanelRowBytes);
-#pragma unroll 4
-    for (int i = 0; i < kRowsPerWarp; i += kRowsPerCopy) {
-      const int row_in_warp = i + lane_ / kLanesPerRow;
-      const std::int32_t row = __shfl_sync(0xffffffffu, row_of_lane, row_in_warp);
-      const int row_in_tile = warp_ * kRowsPerWarp + row_in_warp;
-      const bool is_read = row != kNoKey && 8 * chunk < dim;
-      ptx::copy_async(panel + tile::swizzled_offset(row_in_tile, chunk % 8),
-                      chunks + (is_read ? row * source.row_stride : 0), is_read ? 16 : 0);
+        static_cast<std::uint32_t>(chunk / 8 * kRows * tile::kPanelRowBytes) +
+        tile::swizzled_offset(warp_ * kRowsPerWarp + first_row, chunk % 8);
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int row = i * kRowsPerCopy;  // from first_row on, whose bits it does not touch
+      const bool is_read = is_inside && places[i] != kNoPlace;
+      const auto turn = static_cast<std::uint32_t>(row % 8 << 4);
+      ptx::copy_async((first ^ turn) + static_cast<std::uint32_t>(row * tile::kPanelRowBytes),
+                      chunks + (is_read ? places[i] : 0), is_read ? 16 : 0);
     }
   }
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/sm90/listed/listed_arguments.hpp"
 
+#include <algorithm>
 #include <limits>
+#include <string>
 
 #include "base/check.hpp"
 #include "kernels/sm90/conversions.hpp"
@@ -26,8 +28,30 @@ ListedIndices listed_indices(const KeyLists& lists, std::int64_t rows_k) {
           .report = static_cast<unsigned long long*>(lists.report.data)};
 }
 
+namespace {
+
+/// Kernels count from row to row in units of 16 bytes, in 32 bits.
+void check_extent(const char* name, const TensorView& tensor, std::int64_t count,
+                  std::int64_t stride) {
+  constexpr std::int64_t kMostBytes = (std::int64_t{1} << 36) - 16;
+  const std::int64_t bytes = std::max<std::int64_t>(count - 1, 0) * stride *
+                             static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
+  if (bytes < kMostBytes) return;
+  throw invalid(std::string(name) + "'s bytes from the first row to the last", bytes,
+                "below 2^36 - 16 under lists on a GPU");
+}
+
+}  // namespace
+
+void check_listed_heads(const char* name, const TensorView& rows) {
+  check_extent(name, rows, rows.shape[1], rows.stride[1]);
+}
+
 ListedShape listed_shape(const TensorView& q, const TensorView& k, const TensorView& v,
                          std::int32_t tile_rows) {
+  check_listed_heads("q", q);
+  check_extent("k", k, k.shape[0], k.stride[0]);
+  check_extent("v", v, v.shape[0], v.stride[0]);
   ListedShape shape{.rows_q = to_int(q.shape[0]),
                     .heads_kv = to_int(k.shape[1]),
                     .heads_per_kv = to_int(q.shape[1] / k.shape[1]),

@@ -26,6 +26,7 @@ ListedRowParams row_params(const BackwardArgs& args, float* delta) {
 
 ListedBackwardParams listed_params(const BackwardArgs& args, const KeyLists& lists,
                                    const ListedConfig& config, const ListedBackwardMemory& memory) {
+  check_listed_heads("dout", args.dout);
   return {.shape = listed_shape(args.q, args.k, args.v, config.rows()),
           .q = strided_rows(args.q),
           .k = strided_rows(args.k),

@@ -170,6 +170,11 @@ TEST_F(ListedRefusalTest, NamesWhatIsNotTaken) {
   lists = indices.view();
   EXPECT_EQ(refusal(args, lists, -1),
             "sm_margin is -1; allowed: 0 to one less than the device's SMs");
+  args.k.stride[0] = std::int64_t{1} << 28;
+  EXPECT_EQ(refusal(args, lists),
+            "k's bytes from the first row to the last is 160524402688; allowed: below 2^36 - 16 "
+            "under lists on a GPU");
+  args.k = k.view();
   args.is_merging = true;
   args.out.dtype = DType::Float32;
   EXPECT_EQ(refusal(args, lists), "is_merging is true; allowed: false under lists on a GPU");
