@@ -17,7 +17,7 @@ import dense
 from error_cases import refuses
 from magi_attention import api
 from magi_attention.common import AttnMaskType, AttnRanges
-from pipeline_cases import Case, make_key, make_tensors, run_attention
+from pipeline_cases import Case, check_attention, make_key, make_tensors, run_attention
 
 
 def key_cache(group) -> None:
@@ -131,6 +131,38 @@ def hierarchical_meshes(group, shape: tuple[int, int]) -> None:
         finally:
             del os.environ["MAGI_ATTENTION_HIERARCHICAL_COMM"]
             del os.environ["MAGI_ATTENTION_NATIVE_GRPCOLL"]
+    api.clear_cache()
+
+
+def queries_by_node(group, shape: tuple[int, int]) -> None:
+    """Runs on all ranks: moving queries go by the nodes of a 2-D mesh, which the original refuses;
+    results and gradients are those of dense attention.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("inter", "intra"))
+    case, mask = Case(rows=512, heads=(8, 8)), dense.masks(512)["causal"]
+    plain = make_key(mask, case, mesh)
+    names = {
+        "MAGI_ATTENTION_HIERARCHICAL_COMM": "1",
+        "MAGI_ATTENTION_QO_COMM": "1",
+        # A search after which several ranks of a node need the same queries.
+        "MAGI_ATTENTION_WORK_SEARCH": "simplex_network_flow",
+    }
+    os.environ.update(names)
+    try:
+        key = make_key(mask, case, mesh)
+        assert key.is_hierarchical_comm_enable and key.is_qo_comm_enable
+        check_attention("by node", key, mask, case, make_tensors(case))
+        plan = json.loads(api.dist_attn_runtime_dict_mgr[key].plan.to_json())
+        hops = {role: hop for role, *_, hop, _ in plan["exchanges"]}
+        assert plan["config"]["devices_per_node"] == shape[1]
+        assert hops[1] == hops[2] == hops[4] == 1  # queries, results, gradients of queries
+    finally:
+        for name in names:
+            del os.environ[name]
+    alone = json.loads(api.dist_attn_runtime_dict_mgr[plain].plan.to_json())
+    assert not any(hop for *_, hop, _ in alone["exchanges"])
     api.clear_cache()
 
 

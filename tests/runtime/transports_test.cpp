@@ -47,6 +47,26 @@ std::shared_ptr<const Plan> heads_plan(const AttentionCase& test) {
   return shared_plan(test.mask, config);
 }
 
+/// One causal document with as many kv heads as query heads.
+AttentionCase moving_case() {
+  AttentionCase test;
+  test.mask = {256, 256, {band_slice({0, 256}, {0, 256}, MaskType::Causal)}};
+  test.dense = {.rows_q = 256, .rows_k = 256, .heads_q = 4, .heads_kv = 4, .dim_qk = 8, .dim_v = 8};
+  RandomStream random(32);
+  draw_values(random, test);
+  return test;
+}
+
+/// Eight ranks in two nodes, whose queries go by node.
+std::shared_ptr<const Plan> moving_plan(const AttentionCase& test) {
+  PlanConfig config = plan_config(test, 8);
+  config.devices_per_node = 4;
+  config.work = WorkMode::Queries;
+  auto plan = shared_plan(test.mask, config);
+  EXPECT_TRUE(is_by_node(*plan, Space::Queries, 1));
+  return plan;
+}
+
 /// The same rows, straight between their owners and readers.
 Plan without_nodes(const Plan& plan) {
   PlanConfig config = plan.config;
@@ -113,6 +133,35 @@ PipelineRun run_processes(const AttentionCase& test, const std::shared_ptr<const
   return apart;
 }
 
+/// Bytes between the two nodes of eight ranks.
+std::int64_t bytes_across(const std::vector<CommCounters>& counters) {
+  std::int64_t bytes = 0;
+  for (std::size_t from = 0; from < 8; ++from) {
+    for (std::size_t to = 0; to < 8; ++to) {
+      if (from / 4 != to / 4) bytes += counters[from].bytes_to_peer[to];
+    }
+  }
+  return bytes;
+}
+
+/// Queries that go by node, and their results, over processes: the bits of threads, and fewer bytes
+/// between the nodes than the same rows take straight.
+void expect_moving_close(const AttentionCase& test, const std::shared_ptr<const Plan>& plan,
+                         const PipelineRun& apart) {
+  const PipelineRun threads = run_pipeline(test, plan);
+  EXPECT_TRUE(apart == threads);
+  expect_forward_close(test, apart.forward);
+  EXPECT_EQ(apart.after_forward[0].bytes_to_peer, threads.after_forward[0].bytes_to_peer);
+  EXPECT_EQ(apart.after_backward[0].bytes_to_peer, threads.after_backward[0].bytes_to_peer);
+  Plan straight = *plan;
+  for (Exchange& exchange : straight.exchanges) exchange.hop = 0;
+  straight.digest = plan_digest(straight);
+  const PipelineRun flat = run_pipeline(test, std::make_shared<const Plan>(straight));
+  expect_forward_close(test, flat.forward);
+  EXPECT_LT(bytes_across(threads.after_forward), bytes_across(flat.after_forward));
+  EXPECT_LT(bytes_across(threads.after_backward), bytes_across(flat.after_backward));
+}
+
 /// NOTE: first, before this process starts threads: a forked child has none of them. So all runs of
 /// processes are of one test.
 TEST(Transports, ProcessesGiveTheBitsOfThreads) {
@@ -124,6 +173,9 @@ TEST(Transports, ProcessesGiveTheBitsOfThreads) {
   const PipelineRun apart = run_processes(test, plan, name);
   const PipelineRun node_apart = run_processes(test, by_node, name + "-nodes");
   const PipelineRun heads_apart = run_processes(test, by_head, name + "-heads");
+  const AttentionCase moving = moving_case();
+  const auto moved = moving_plan(moving);
+  const PipelineRun moved_apart = run_processes(moving, moved, name + "-moving");
   EXPECT_TRUE(apart == run_pipeline(test, plan));
   expect_forward_close(test, apart.forward);
   EXPECT_TRUE(heads_apart == run_pipeline(test, by_head));
@@ -144,6 +196,7 @@ TEST(Transports, ProcessesGiveTheBitsOfThreads) {
   EXPECT_LE(2 * across(sent), across(straight.report.pair_bytes));
   EXPECT_EQ(node_apart.after_backward[0].bytes_to_peer,
             node_threads.after_backward[0].bytes_to_peer);
+  expect_moving_close(moving, moved, moved_apart);
 }
 
 TEST(Transports, ATableOfFunctionsGivesTheBitsOfThreads) {
