@@ -30,6 +30,7 @@ struct SimulateFlags {
 
 std::vector<std::string> all_strategies() {
   std::vector<std::string> names = simulate::placement_strategies();
+  for (std::string& name : simulate::moving_strategies()) names.push_back(std::move(name));
   for (std::string& name : simulate::baseline_strategies()) names.push_back(std::move(name));
   return names;
 }
@@ -100,7 +101,8 @@ void add_sweep_flags(CLI::App& app, SweepOptions& options) {
         options.degrees = parse_choices("--degree", text, {0, 64});
       });
   add("--strategies", "NAME,...",
-      "the library's placements by name; ring, zigzag_ring, all_gather, ulysses, usp (default all)",
+      "the library's placements by name; queries, auto_work; ring, zigzag_ring, all_gather, "
+      "ulysses, usp (default all)",
       [&options](const std::string& text) {
         options.strategies = parse_names("--strategies", text, all_strategies());
       });

@@ -58,37 +58,63 @@ class PlanTimes {
   }
 
   std::int64_t memory(std::int32_t rank) const {
-    std::int64_t received = 0;
-    std::int64_t sent = 0;
-    const auto num_segments = static_cast<std::int32_t>(plan_.ranks[0].k.segments.size());
-    for (std::int32_t segment = 1; segment < num_segments; ++segment) {
-      const planner::SegmentTraffic& moved = loads_.traffic(rank, Space::Keys, segment);
-      received += moved.rows_in();
-      sent += moved.rows_out();
-    }
+    const PlanConfig& config = plan_.config;
+    const Moved keys = moved_rows(rank, Space::Keys);
+    const Moved queries = moved_rows(rank, Space::Queries);
     const std::int64_t own = plan_.placement_k.rows_of(rank);
     // Received keys, float32 sums for these and for own ones, and partials of own ones from others.
     // With head shares a received row has the heads of one.
-    const std::int64_t elements =
-        (received * plan_.config.element_bytes + (received + sent) * kSumBytes) /
-            plan_.num_head_shares +
+    const std::int64_t shares = plan_.num_head_shares;
+    const std::int64_t of_keys =
+        (keys.received * config.element_bytes + (keys.received + keys.sent) * kSumBytes) / shares +
         own * kSumBytes;
-    return plan_.placement_q.rows_of(rank) * row_memory(plan_.config) +
-           elements * key_elements(plan_.config);
+    // Received queries with out and its gradient, lse, delta and a sum of dq; partials of own ones.
+    const std::int64_t received_query =
+        (query_elements(config) + 2 * out_elements(config)) * config.element_bytes +
+        query_elements(config) * kSumBytes + 2 * config.num_heads_q * kSumBytes;
+    const std::int64_t of_queries =
+        queries.received * received_query + queries.sent * query_elements(config) * kSumBytes;
+    return plan_.placement_q.rows_of(rank) * row_memory(config) + of_keys * key_elements(config) +
+           of_queries / shares;
   }
 
  private:
+  struct Moved {
+    std::int64_t received = 0;
+    std::int64_t sent = 0;
+  };
+  Moved moved_rows(std::int32_t rank, Space space) const {
+    Moved rows;
+    const RankPlan& first = plan_.ranks[0];
+    const auto num_segments =
+        static_cast<std::int32_t>((space == Space::Keys ? first.k : first.q).segments.size());
+    for (std::int32_t segment = 1; segment < num_segments; ++segment) {
+      const planner::SegmentTraffic& moved = loads_.traffic(rank, space, segment);
+      rows.received += moved.rows_in();
+      rows.sent += moved.rows_out();
+    }
+    return rows;
+  }
+
   const planner::SegmentTraffic& traffic(std::int32_t rank, const Exchange& exchange) const {
     return loads_.traffic(rank, space_of(exchange.role), exchange.segment);
   }
 
-  /// Gradients travel as float32 partials.
+  /// Query heads of an exchange or an attend.
+  double heads_of(Range heads) const {
+    return static_cast<double>(plan_.config.num_heads_q) * heads.size() / plan_.config.num_heads_kv;
+  }
+
+  /// What returns are float32 partials; lse comes back with a result, and goes out again with a
+  /// query of the backward.
   std::int64_t row_bytes(const Exchange& exchange, Pass pass) const {
     const std::int64_t bytes =
         planner::bytes_per_row(plan_.config, exchange, pass == Pass::Backward);
-    const bool is_sum =
-        exchange.role == Role::KeyGradients || exchange.role == Role::QueryGradients;
-    return is_sum ? bytes / plan_.config.element_bytes * kSumBytes : bytes;
+    const std::int64_t group = plan_.config.num_heads_q / plan_.config.num_heads_kv;
+    const bool has_lse = exchange.role == Role::Results ||
+                         (exchange.role == Role::Queries && pass == Pass::Backward);
+    return (is_returning(exchange.role) ? bytes / plan_.config.element_bytes * kSumBytes : bytes) +
+           (has_lse ? group * exchange.heads.size() * kSumBytes : 0);
   }
 
   double exchange_time(std::int32_t rank, const Exchange& exchange, Pass pass) const {
@@ -103,7 +129,10 @@ class PlanTimes {
     add(LinkClass::Network, moved.network, first);
     Traffic onward;
     add(LinkClass::Node, moved.onward, onward);
-    return exchange_seconds(cluster_, first) + exchange_seconds(cluster_, onward);
+    const double seconds = exchange_seconds(cluster_, first) + exchange_seconds(cluster_, onward);
+    if (exchange.role != Role::Results) return seconds;
+    return seconds +
+           merge_seconds(cluster_, plan_.config, moved.rows_out(), heads_of(exchange.heads));
   }
 
   double attend_time(const RankPlan& own, std::int32_t index, Pass pass) const {
@@ -112,8 +141,7 @@ class PlanTimes {
     for (std::int32_t s = attend.slices.begin; s < attend.slices.end; ++s) {
       work.add(shrink(own.slices[static_cast<std::size_t>(s)]));
     }
-    const double heads = static_cast<double>(plan_.config.num_heads_q) * attend.heads.size() /
-                         plan_.config.num_heads_kv;
+    const double heads = heads_of(attend.heads);
     const double seconds = attend_seconds(cluster_, plan_.config, work, pass, heads);
     if (!attend.is_merging || pass == Pass::Backward) return seconds;
     const std::int64_t rows = own.q.segments[static_cast<std::size_t>(attend.q_segment)].num_rows;

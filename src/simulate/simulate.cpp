@@ -24,6 +24,38 @@ const std::vector<Baseline>& baselines() {
   return table;
 }
 
+using Moving = std::pair<std::string, WorkMode>;
+
+const std::vector<Moving>& moving() {
+  static const std::vector<Moving> table = {{"queries", WorkMode::Queries},
+                                            {"auto_work", WorkMode::Auto}};
+  return table;
+}
+
+/// The plan with the placement `auto` in which queries may travel.
+Figures simulate_moving(const Problem& problem, WorkMode work) {
+  const std::int32_t most = planner::kMostRanksOfMoves;
+  if (problem.config.num_ranks > most) {
+    return {.refusal = "it is planned for at most " + std::to_string(most) + " ranks, not " +
+                       std::to_string(problem.config.num_ranks)};
+  }
+  Problem asked{problem.mask, problem.config, problem.cluster, problem.ulysses_degree};
+  asked.config.work = work;
+  return simulate_plan(asked, PlacementAlgorithm::Auto);
+}
+
+Figures simulate_named(const Problem& problem, const std::string& strategy) {
+  if (const auto found = std::ranges::find(baselines(), strategy, &Baseline::first);
+      found != baselines().end()) {
+    return found->second(problem);
+  }
+  if (const auto found = std::ranges::find(moving(), strategy, &Moving::first);
+      found != moving().end()) {
+    return simulate_moving(problem, found->second);
+  }
+  return simulate_plan(problem, placement_from_name(strategy));
+}
+
 constexpr auto kLastAlgorithm = PlacementAlgorithm::SortedSequentialSelect;
 
 }  // namespace
@@ -46,6 +78,12 @@ std::vector<std::string> placement_strategies() {
   return names;
 }
 
+std::vector<std::string> moving_strategies() {
+  std::vector<std::string> names;
+  for (const auto& [name, work] : moving()) names.push_back(name);
+  return names;
+}
+
 std::vector<std::string> baseline_strategies() {
   std::vector<std::string> names;
   for (const auto& [name, run] : baselines()) names.push_back(name);
@@ -62,10 +100,7 @@ Figures simulate(const Problem& problem, const std::string& strategy) {
                       std::to_string(problem.mask.rows_k) + " keys",
                   "as many queries as keys, at least one");
   }
-  const auto found = std::ranges::find(baselines(), strategy, &Baseline::first);
-  Figures figures = found != baselines().end()
-                        ? found->second(problem)
-                        : simulate_plan(problem, placement_from_name(strategy));
+  Figures figures = simulate_named(problem, strategy);
   figures.strategy = strategy;
   return figures;
 }

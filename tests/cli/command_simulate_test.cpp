@@ -53,6 +53,16 @@ TEST(CommandSimulate, TellsWhatAStrategyCannotDo) {
   EXPECT_FALSE(rows[0].contains("forward"));
 }
 
+TEST(CommandSimulate, QueriesMoveWhereAPlanMayMoveThem) {
+  const auto rows = rows_of(
+      "--tokens 8192 --causal --ranks 4,65 --strategies queries,auto_work --heads-q 8 "
+      "--heads-kv 8 --chunk 64");
+  ASSERT_EQ(rows.size(), 4u);
+  EXPECT_EQ(rows[0]["strategy"], "queries");
+  EXPECT_GT(rows[0]["forward"]["node_bytes"], 0);
+  EXPECT_EQ(rows[2]["refusal"], "it is planned for at most 64 ranks, not 65");
+}
+
 TEST(CommandSimulate, MasksGrowWithTheRanks) {
   const auto rows =
       rows_of("--growing varlen_causal --rows-per-rank 1024 --ranks 4,8 --strategies all_gather");
