@@ -28,6 +28,7 @@ from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, na
 from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.common.plan_bounds import PlanBounds, find_bounds
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.config.library import to_placement_config, to_plan_config
@@ -45,6 +46,7 @@ from magi_attention.rows import Rows
 
 _MAX_SIZE = 1 << 16  # of numbers of heads and head dims
 _MAX_NODE = 1 << 12  # ranks
+_MAX_WORK = 1 << 40  # a quarter of an hour
 _MAX_SMS = 1 << 20  # more than any GPU has
 _Margins: TypeAlias = tuple[int | None, int | None]
 _PICTURES = ("mask", "placement", "traffic", "timeline", "steps")
@@ -57,6 +59,7 @@ class PlanReport:
     digest: 64 bits that equal plans share. num_waves: stages, that of the own keys included.
     rank_area: visible (query, key) pairs of each rank; balance: the largest over their mean.
     rank_rows, remote_rows: rows each rank holds, padding included, and key rows it receives.
+    rank_memory: bytes of a backward's rows of other ranks and their gradients on each rank.
     total_bytes: sent by all ranks in one forward pass; lower_bound_bytes: what no placement that is
     balanced as well goes below; ring_bytes: what a ring or an all-gather sends. forward_seconds,
     backward_seconds: predicted; exposed_comm_seconds: of forward, communication that is not hidden.
@@ -71,6 +74,7 @@ class PlanReport:
     rank_area: tuple[int, ...]
     rank_rows: tuple[int, ...]
     remote_rows: tuple[int, ...]
+    rank_memory: tuple[int, ...]
     balance: float
     total_bytes: int
     lower_bound_bytes: int
@@ -241,6 +245,19 @@ class Plan:
     def defects(self) -> str:
         """What an independent check finds wrong, one line each; empty for a sound plan."""
         return self._handle.defects()
+
+    def bounds(self, work: int = 1 << 31) -> PlanBounds:
+        """What no plan with this one's limits is below. work: cells of the search's tables, about
+        1e9 a second; 0: what is counted at once. ValueError for a negative one.
+        """
+        return find_bounds(self._handle, check_int("work", work, 0, _MAX_WORK))
+
+    def bound_defects(self, proof: str) -> str:
+        """What a proof of `bounds` does not prove for this plan, one line each; empty where it
+        proves all. Makes no search. ValueError for text that is no proof.
+        """
+        check_kind("proof", proof, str, "a str")
+        return self._handle.bound_defects(proof)
 
     def show(self, picture: str = "mask", path: str | None = None, title: str = "") -> str:
         """SVG text of "mask" (coloured by rank), "placement", "traffic", "timeline" or "steps"
@@ -540,6 +557,7 @@ def _read_report(report: structs.PlanReport) -> PlanReport:
         rank_area=tuple(report.rank_area[:ranks]),
         rank_rows=tuple(report.rank_rows[:ranks]),
         remote_rows=tuple(report.remote_rows[:ranks]),
+        rank_memory=tuple(report.rank_memory[:ranks]),
         balance=report.balance,
         total_bytes=report.total_bytes,
         lower_bound_bytes=report.lower_bound_bytes,

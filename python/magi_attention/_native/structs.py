@@ -133,6 +133,20 @@ class PlanReport(Sized):
         ("num_heads_kv", c_int32),
         ("head_dim_qk", c_int32),
         ("head_dim_v", c_int32),
+        ("rank_memory", POINTER(c_int64)),
+    ]
+
+
+class PlanBounds(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("rows", c_int64),
+        ("bytes", c_int64),
+        ("contiguous_bytes", c_int64),
+        ("layout_bytes", c_int64),
+        ("balance", c_double),
+        ("forward_seconds", c_double),
+        ("backward_seconds", c_double),
     ]
 
 
