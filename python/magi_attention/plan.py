@@ -5,6 +5,7 @@ process group. No globals.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TypeAlias
@@ -491,6 +492,11 @@ def _make(
 ) -> Plan:
     if on is not None:
         check_kind("on", on, Plan, "a Plan, or None")
+        if config.dispatch_config.layout == "contiguous" and not _is_in_order(on):
+            raise ValueError(
+                "on is a plan whose ranks hold several runs of rows while layout is 'contiguous'; "
+                "allowed: one of that layout, or layout 'permuted', which keeps rows where they are"
+            )
     native = to_plan_config(config)
     native.num_ranks, native.num_heads_q, native.num_heads_kv, head_dim = sizes
     native.head_dim_qk = native.head_dim_v = head_dim
@@ -500,6 +506,12 @@ def _make(
     with naming(num_ranks="cp_size", head_dim_qk="head_dim", overlap_degree="degree",
                 placement_q__num_ranks="on.cp_size"):  # fmt: skip
         return Plan(PlanHandle.create(mask, native, None if on is None else on.placement))
+
+
+def _is_in_order(plan: Plan) -> bool:
+    """Whether each rank holds one run of rows, in the order of the ranks."""
+    ranks = plan.chunk_ranks
+    return all(before <= after for before, after in itertools.pairwise(ranks))
 
 
 def _to_mask(

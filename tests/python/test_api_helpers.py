@@ -12,6 +12,7 @@ import dense
 from magi_attention import api
 from magi_attention.common import AttnMaskType, AttnRange, AttnRanges
 from magi_attention.common.mask import AttnMask
+from magi_attention.config import DispatchConfig, DistAttnConfig, ZigzagDispatchAlg
 from magi_attention.plan import Plan
 
 
@@ -231,6 +232,15 @@ class TestPlan:
             plan.bound_defects("{}")
         with pytest.raises(TypeError, match="proof is a int"):
             plan.bound_defects(1)
+
+    def test_a_contiguous_layout_is_not_ignored(self):
+        in_order = DistAttnConfig(DispatchConfig(layout="contiguous"))
+        first = make_plan(config=in_order)
+        assert make_plan("full", config=in_order, on=first).chunk_ranks == first.chunk_ranks
+        assert make_plan("full", on=first).chunk_ranks == first.chunk_ranks
+        zigzag = make_plan(config=DistAttnConfig(DispatchConfig(alg=ZigzagDispatchAlg())))
+        with pytest.raises(ValueError, match="on is a plan whose ranks hold several runs"):
+            make_plan("full", config=in_order, on=zigzag)
 
     def test_other_mask_on_the_same_rows(self):
         plan = make_plan()

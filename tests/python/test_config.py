@@ -87,6 +87,8 @@ def test_overlap_config():
     [
         (lambda: DispatchConfig(chunk_size=0), ValueError, "chunk_size"),
         (lambda: DispatchConfig(alg="min_heap"), TypeError, "alg is a str"),
+        (lambda: DispatchConfig(uneven_shard="yes"), TypeError, "uneven_shard is a str; allowed"),
+        (lambda: DispatchConfig(uneven_shard=1), TypeError, "uneven_shard is a int; allowed"),
         (lambda: DispatchConfig(layout="round"), ValueError, "layout is 'round'; allowed: permu"),
         (lambda: DispatchConfig(layout=1), TypeError, "layout is a int; allowed: a str"),
         (

@@ -221,6 +221,7 @@ class DispatchConfig:
     the sequence, in order, and attention is balanced by what travels (`DistAttnConfig.work`).
 
     ValueError for another layout, and for a contiguous one with a placement that permutes.
+    TypeError for arguments of other types.
     """
 
     chunk_size: int | None = None
@@ -231,6 +232,7 @@ class DispatchConfig:
     def __post_init__(self) -> None:
         if self.chunk_size is not None:
             check_int("chunk_size", self.chunk_size, 1)
+        check_kind("uneven_shard", self.uneven_shard, bool, "a bool")
         check_kind("alg", self.alg, DispatchAlg, "a DispatchAlg")
         check_choice("layout", self.layout, ("permuted", "contiguous"))
         in_order = (DispatchAlgType.AUTO, DispatchAlgType.SEQUENTIAL_SELECT)
