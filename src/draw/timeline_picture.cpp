@@ -17,7 +17,9 @@ constexpr std::size_t kMostRanks = 512;  // more are not drawn: a picture stays 
 constexpr double kPlotWidth = 700.0;
 constexpr double kBarHeight = 14.0;
 constexpr double kLane = 2 * kBarHeight + 12;
-constexpr std::string_view kExchangeColour = "#e69f00";
+constexpr std::string_view kExchangeColour = "#e69f00";  // of keys and values
+constexpr std::string_view kQueryColour = "#009e73";
+constexpr std::string_view kResultColour = "#cc79a7";
 constexpr std::string_view kAttentionColour = "#0072b2";
 
 /// What the timeline draws of a plan.
@@ -33,6 +35,45 @@ struct Timeline {
   }
 };
 
+std::string_view colour_of(const Plan& plan, const Step& step) {
+  if (step.kind == StepKind::Attend) return kAttentionColour;
+  switch (plan.exchanges[static_cast<std::size_t>(step.index)].role) {
+    case Role::Queries:
+      return kQueryColour;
+    case Role::Results:
+      return kResultColour;
+    default:
+      return kExchangeColour;
+  }
+}
+
+std::string name_of(const Plan& plan, const Step& step) {
+  if (step.kind == StepKind::Attend) return "attention";
+  switch (plan.exchanges[static_cast<std::size_t>(step.index)].role) {
+    case Role::Queries:
+      return "exchange of queries";
+    case Role::Results:
+      return "return of results";
+    default:
+      return "exchange";
+  }
+}
+
+/// Of what an exchange brings to a rank, in words, the part that crosses between nodes.
+std::string crossing_text(const Timeline& timeline, std::int32_t rank, const Exchange& exchange) {
+  const Plan& plan = timeline.plan;
+  if (!has_nodes(plan.config)) return "";
+  const planner::SegmentTraffic& moved =
+      timeline.loads.traffic(rank, space_of(exchange.role), exchange.segment);
+  const std::int64_t row_bytes = planner::bytes_per_row(plan.config, exchange, false);
+  const bool is_return = is_returning(exchange.role);
+  const auto bytes_in = [&](const planner::LinkTraffic& links) {
+    return grouped((is_return ? links.rows_out : links.rows_in) * row_bytes);
+  };
+  return ", " + bytes_in(moved.network) + " from other nodes, " + bytes_in(moved.onward) +
+         " handed on inside";
+}
+
 /// What a step moves or computes, in words.
 std::string amount_text(const Timeline& timeline, std::int32_t rank, const Step& step) {
   const Plan& plan = timeline.plan;
@@ -41,7 +82,7 @@ std::string amount_text(const Timeline& timeline, std::int32_t rank, const Step&
     const Exchange& exchange = plan.exchanges[index];
     return grouped(timeline.loads.rows_in(rank, exchange) *
                    planner::bytes_per_row(plan.config, exchange, false)) +
-           " bytes in";
+           " bytes in" + crossing_text(timeline, rank, exchange);
   }
   const std::int32_t group = plan.config.num_heads_q / plan.config.num_heads_kv;
   const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
@@ -59,15 +100,15 @@ void draw_steps(Svg& svg, const Timeline& timeline, std::int32_t rank, double y,
     const double end = static_cast<double>(time.end_ns) * 1e-9;
     const double width = (end - begin) * scale;
     const bool is_exchange = steps[i].kind == StepKind::Exchange;
-    const std::string_view colour = is_exchange ? kExchangeColour : kAttentionColour;
+    const std::string_view colour = colour_of(timeline.plan, steps[i]);
     const std::string stage = std::to_string(stage_of(timeline.plan, steps, steps[i]));
     const Box box{.x = kLeft + begin * scale,
                   .y = is_exchange ? y : y + kBarHeight + 2,
                   .width = std::max(width - 1.0, 0.5),
                   .height = kBarHeight};
     svg.rect_with_tooltip(box, colour,
-                          (is_exchange ? "exchange of stage " : "attention of stage ") + stage +
-                              ": " + seconds_text(begin) + " to " + seconds_text(end) + ", " +
+                          name_of(timeline.plan, steps[i]) + " of stage " + stage + ": " +
+                              seconds_text(begin) + " to " + seconds_text(end) + ", " +
                               amount_text(timeline, rank, steps[i]));
     if (width < 22.0) continue;
     svg.text(box.x + box.width / 2, box.y + 11, stage,
@@ -87,12 +128,31 @@ void draw_axis(Svg& svg, double end, double bottom) {
   svg.text(kLeft + kPlotWidth, kTop - 10, seconds_text(end), number);
 }
 
-void draw_key(Svg& svg, double y) {
-  svg.rect({.x = kLeft, .y = y, .width = 14, .height = 14}, kExchangeColour);
-  svg.text(kLeft + 22, y + 11.5, "exchanges", {.size = 12});
-  svg.rect({.x = kLeft + 104, .y = y, .width = 14, .height = 14}, kAttentionColour);
-  svg.text(kLeft + 126, y + 11.5, "attention", {.size = 12});
-  svg.text(kLeft + 210, y + 11.5, "numbers are stages", {.size = 12, .colour = kMutedInk});
+void draw_key(Svg& svg, double y, bool is_moving_queries) {
+  double x = kLeft;
+  const auto entry = [&](std::string_view colour, std::string_view name, double width) {
+    svg.rect({.x = x, .y = y, .width = 14, .height = 14}, colour);
+    svg.text(x + 22, y + 11.5, name, {.size = 12});
+    x += width;
+  };
+  entry(kExchangeColour, is_moving_queries ? "keys, values" : "exchanges", 104);
+  if (is_moving_queries) {
+    entry(kQueryColour, "queries", 84);
+    entry(kResultColour, "results back", 104);
+  }
+  entry(kAttentionColour, "attention", 106);
+  svg.text(x, y + 11.5, "numbers are stages", {.size = 12, .colour = kMutedInk});
+}
+
+/// A line between the ranks of neighbouring nodes, and each node's name where there is room.
+void draw_nodes(Svg& svg, const PlanConfig& config, std::int32_t num_drawn) {
+  if (!has_nodes(config)) return;
+  for (std::int32_t first = 0; first < num_drawn; first += config.devices_per_node) {
+    const double y = kTop + kLane * first;
+    svg.line({24, y, kLeft + kPlotWidth, y}, kMutedInk);
+    svg.text(24, y + 10, "node " + std::to_string(first / config.devices_per_node),
+             {.size = 10, .colour = kMutedInk});
+  }
 }
 
 }  // namespace
@@ -120,7 +180,10 @@ std::string timeline_picture(const Plan& plan, std::string_view title) {
              {.size = 12, .anchor = Anchor::End});
     draw_steps(svg, timeline, rank, y, scale);
   }
-  draw_key(svg, bottom + 18);
+  draw_nodes(svg, plan.config, static_cast<std::int32_t>(num_drawn));
+  const bool is_moving_queries = std::ranges::any_of(
+      plan.exchanges, [](const Exchange& exchange) { return exchange.role == Role::Queries; });
+  draw_key(svg, bottom + 18, is_moving_queries);
   return std::move(svg).finish();
 }
 

@@ -221,6 +221,41 @@ TEST(TimelinePicture, ShowsStagesAndTimes) {
   EXPECT_EQ(testing::xml_fault(timeline_picture(idle_plan(), "idle")), "");
 }
 
+TEST(TimelinePicture, ShowsMovingQueriesAndNodes) {
+  PlanConfig config{.num_ranks = 4, .num_heads_q = 4, .num_heads_kv = 4, .head_dim_qk = 64};
+  config.work = WorkMode::Queries;
+  const Mask mask{.rows_q = 4096,
+                  .rows_k = 4096,
+                  .slices = {band_slice({0, 4096}, {0, 4096}, MaskType::Causal)}};
+  const std::string flat = timeline_picture(make_plan(mask, config), "queries");
+  EXPECT_EQ(testing::xml_fault(flat), "");
+  for (const char* text : {"exchange of queries of stage 1: ", "return of results of stage 1: ",
+                           "exchange of stage 1: ", ">results back<", ">keys, values<"}) {
+    EXPECT_TRUE(has(flat, text)) << text;
+  }
+  EXPECT_FALSE(has(flat, ">node 0<"));
+  EXPECT_FALSE(has(timeline_picture(small_plan(), "keys"), ">results back<"));
+  config.devices_per_node = 2;
+  const Plan plan = make_plan(mask, config);
+  const std::string nodes = timeline_picture(plan, "nodes");
+  EXPECT_EQ(testing::xml_fault(nodes), "");
+  EXPECT_TRUE(has(nodes, ">node 1<"));
+  // Rows of queries that come to rank 0 from ranks 2 and 3, by hand, straight or by node.
+  std::int64_t crossing = 0;
+  for (const Transfer& t : plan.transfers) {
+    const bool is_counted = t.space == Space::Queries && t.dst == 1 && t.src >= 2;
+    if (is_counted && !is_by_node(plan, Space::Queries, 1)) crossing += t.num_rows;
+  }
+  for (const Hop& hop : find_hops(plan)) {
+    const bool is_counted = hop.space == Space::Queries && hop.to == 1 && hop.from >= 2;
+    if (is_counted) crossing += hop.num_rows;
+  }
+  if (crossing > 0) {
+    EXPECT_TRUE(has(nodes, ", " + grouped(crossing * 4 * 64 * 2) + " from other nodes, "));
+  }
+  EXPECT_TRUE(has(nodes, " handed on inside"));
+}
+
 TEST(StepsPicture, ShowsBoxesAndWhatTheyWaitFor) {
   const std::string picture = steps_picture(small_plan(), "steps");
   EXPECT_EQ(testing::xml_fault(picture), "");
