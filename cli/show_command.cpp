@@ -4,6 +4,8 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "base/check.hpp"
 #include "base/env.hpp"
@@ -30,6 +32,8 @@ struct ShowFlags {
   bool is_text = false;
   std::optional<std::int32_t> width;
   std::string charset;
+  std::vector<const CLI::Option*> mask_options;
+  std::vector<const CLI::Option*> plan_options;
 };
 
 std::string folder_of(const ShowFlags& flags) { return flags.folder.empty() ? "." : flags.folder; }
@@ -75,6 +79,14 @@ void check_text_flags(const ShowFlags& flags) {
   }
 }
 
+/// Refuses flags that would have no effect, by name.
+void refuse_given(const std::vector<const CLI::Option*>& options, const char* reason,
+                  const char* allowed) {
+  for (const CLI::Option* option : options) {
+    if (option->count() > 0) throw invalid(option->get_name(), reason, allowed);
+  }
+}
+
 void print_text(const ShowFlags& flags, const Mask& mask, const Plan* plan) {
   const draw::TerminalStyle style = style_of(flags);
   const bool is_of_ranks = plan != nullptr && !flags.is_mask_only;
@@ -91,15 +103,18 @@ Exit run_show(const ShowFlags& flags) {
   Mask mask;
   if (flags.file.empty()) {
     mask = make_mask(flags.mask);
-  } else if (flags.mask.has_source()) {
-    throw InvalidArgument("FILE is given with a mask flag; allowed: one of the two");
   } else {
+    refuse_given(flags.mask_options, "given with FILE", "one of the two");
     const std::string text = read_file("FILE", flags.file);
     if (is_mask_json(text)) {
       mask = mask_from_json(text);
     } else {
+      refuse_given(flags.plan_options, "given with a plan's FILE, which has its own", "a mask");
       plan = plan_from_json(text);
     }
+  }
+  if (flags.is_mask_only) {
+    refuse_given(flags.plan_options, "given with --mask-only", "one of the two");
   }
   if (!plan && !flags.is_mask_only) {
     PlanConfig config = flags.config;
@@ -129,8 +144,18 @@ Command add_show_command(CLI::App& parent) {
                                         "and timeline as text");
   const auto flags = std::make_shared<ShowFlags>();
   add_path(*app, "FILE", "", flags->file, "a mask or a plan as JSON (- for standard input)");
+  const auto num_known = [app] { return std::as_const(*app).get_options().size(); };
+  const auto added_since = [app](std::size_t first) {
+    const std::vector<const CLI::Option*> options = std::as_const(*app).get_options();
+    return std::vector<const CLI::Option*>(options.begin() + static_cast<std::ptrdiff_t>(first),
+                                           options.end());
+  };
+  const std::size_t before_mask = num_known();
   add_mask_flags(*app, flags->mask);
+  flags->mask_options = added_since(before_mask);
+  const std::size_t before_plan = num_known();
   add_plan_flags(*app, flags->config);
+  flags->plan_options = added_since(before_plan);
   add_path(*app, "--out", "DIR", flags->folder, "folder of the pictures (default .)");
   app->add_option("--title", flags->title, "title of the pictures")->type_name("TEXT");
   app->add_flag("--mask-only", flags->is_mask_only, "draw the mask, without ranks");

@@ -104,7 +104,7 @@ const BadCall kBadCalls[] = {
     {"plan --mask /no/such/file", 2, "--mask is '/no/such/file' (No such file or directory)"},
     {"plan --mask /", 2, "not a file or pipe"},
     {"show /no/such/file", 2, "FILE is '/no/such/file'"},
-    {"show /dev/null --tokens 4", 2, "FILE is given with a mask flag"},
+    {"show /dev/null --tokens 4", 2, "--tokens is given with FILE; allowed: one of"},
     {"show --tokens 64 --out /dev/null", 2, "--out is '/dev/null'"},
     {"show", 2, "given by nothing"},
     {"show --tokens 4 --text --out x", 2, "--text is given with --out; allowed: one of the two"},
@@ -272,6 +272,26 @@ TEST(CommandShow, DrawsPlansAndMasks) {
   EXPECT_EQ(folder.read("a/mask.svg"), folder.read("b/mask.svg"));
   ASSERT_EQ(run_magi("show --tokens 100 --mask-only --out " + folder.path("c")).code, 0);
   EXPECT_TRUE(has(folder.read("c/mask.svg"), "10,000 pairs (100 % of dense)"));
+}
+
+TEST(CommandShow, FlagsWithoutEffectAreRefusedByName) {
+  const TemporaryFolder folder;
+  const std::string plan = folder.path("plan.json");
+  const std::string mask = folder.path("mask.json");
+  ASSERT_EQ(run_magi("plan --tokens 64 --causal --ranks 2 --out " + plan).code, 0);
+  folder.write("mask.json", mask_to_json({64, 64, {band_slice({0, 64}, {0, 64}, MaskType::Full)}}));
+  const auto refused = [&](const std::string& flags, const std::string& part) {
+    const Outcome outcome = run_magi("show " + flags + " --out " + folder.path("x"));
+    EXPECT_EQ(outcome.code, 2) << flags;
+    EXPECT_TRUE(has(outcome.err, part)) << outcome.err;
+  };
+  refused(plan + " --ranks 4", "--ranks is given with a plan's FILE, which has its own");
+  refused(plan + " --work queries", "--work is given with a plan's FILE");
+  refused(plan + " --causal", "--causal is given with FILE");
+  refused(mask + " --window 3,0", "--window is given with FILE");
+  refused(mask + " --tokens 64", "--tokens is given with FILE");
+  refused("--tokens 64 --mask-only --chunk 8", "--chunk is given with --mask-only");
+  refused(plan + " --mask-only --uneven", "--uneven is given with");
 }
 
 TEST(CommandShow, PrintsMaskAndTimelineAsText) {
