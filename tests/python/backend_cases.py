@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import torch
@@ -132,6 +133,38 @@ def runs_a_plan(group, case: Case, tolerance: float = TOLERANCE, device: str = "
     check_close("lse", visible_lse(lse), visible_lse(wanted_lse), tolerance)
     for name, found, gradient in zip(("dq", "dk", "dv"), gradients, wanted):
         check_close(name, found, gradient, tolerance)
+
+
+def rows_are_aligned(group, case: Case) -> None:
+    """Rows of every tensor that attention is given begin at multiples of 16 bytes, as loads of a
+    GPU ask for; out and lse of received queries travel side by side only where that holds.
+    """
+
+    def check(*tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            assert tensor.stride(0) * tensor.element_size() % 16 == 0, tensor.stride()
+            assert tensor.stride(1) * tensor.element_size() % 16 == 0, tensor.stride()
+        calls.append("checked")
+
+    def forward_checked(counts, inputs, result) -> None:
+        check(inputs.q, inputs.k, inputs.v, result.out)
+        forward(counts, inputs, result)
+
+    def backward_checked(counts, inputs, result, gradients) -> None:
+        check(inputs.q, inputs.k, inputs.v, result.out)
+        backward(counts, inputs, result, gradients)
+
+    mask = dense.masks(case.rows)[case.mask]
+    limits = backends.Limits(has_dlse=True)
+    calls.clear()
+    backends.register(NAME, forward_checked, backward_checked, limits, prepare)
+    try:
+        bound = make_plan(mask, case, group.size()).bind(group, backend=NAME)
+        assert any(len(rank["q"]) > 1 for rank in json.loads(bound.plan.to_json())["ranks"])
+        attend(bound, case, make_tensors(case))
+    finally:
+        backends.unregister(NAME)
+    assert calls.count("checked") > 2
 
 
 def is_as_good_as_the_library(group, case: Case) -> None:

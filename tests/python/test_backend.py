@@ -18,6 +18,11 @@ def test_a_plan_of_two_ranks_runs_on_torch_operations(ranks, mask, degree):
     ranks.run(2, cases.runs_a_plan, Case(mask=mask, degree=degree))
 
 
+def test_rows_of_moving_queries_are_aligned(ranks):
+    case = Case(mask="causal", heads=(8, 8), dtype="float32", work="queries", degree=4)
+    ranks.run(4, cases.rows_are_aligned, case)
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_gradients_through_lse_and_other_numbers_of_ranks(ranks, size):
     ranks.run(size, cases.runs_a_plan, Case(mask="causal", with_lse_gradient=True, scale=0.25))
