@@ -77,7 +77,7 @@ def parse_setting(text: str) -> Setting:
             overlap = api.OverlapConfig(mode=api.AttnOverlapMode.DYNAMIC, degree=None)
         elif match := re.fullmatch(r"degree(\d+)", part):
             overlap = api.OverlapConfig(degree=int(match[1]))
-        elif match := re.fullmatch(r"work=(keys|queries|auto)", part):
+        elif match := re.fullmatch(f"work=({'|'.join(WORK_MODES)})", part):
             work = match[1]
         elif match := re.fullmatch(r"sms(\d+)", part):
             exchange_sms = int(match[1])
