@@ -62,10 +62,11 @@ class ListedConsumer {
 
   __device__ __forceinline__ void step(bool is_last) {
     Scores scores;
-    wait_tile(shared_.k_ring, keys_);
+    // V is there as soon as K: one fence for both, and none while the other warpgroup waits.
+    shared_.k_ring.wait_full(keys_);
+    wait_tile(shared_.v_ring, values_);
     wait_turn();
     issue_scores(scores);
-    wait_tile(shared_.v_ring, values_);
     issue_values();
     signal_turn();
     ptx::wgmma_wait<1>();
