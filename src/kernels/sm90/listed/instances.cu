@@ -8,10 +8,12 @@
 
 namespace magi::sm90 {
 
-/// 128 query heads at a time.
+/// 128 query heads at a time. At head dim 128 a third stage is worth more than a second Q, whose
+/// copy the end of an item hides.
 template <DType kType, int kDim>
 struct ManyHeadsInstance {
-  static constexpr ListedConfig kConfig{.type = kType, .dim = kDim, .stages = kDim == 64 ? 4 : 2};
+  static constexpr ListedConfig kConfig{
+      .type = kType, .dim = kDim, .stages = kDim == 64 ? 4 : 3, .q_stages = kDim == 64 ? 2 : 1};
 };
 
 /// 64, or fewer beside rows of zeros: what is gathered for them bounds the rate, so that two CTAs

@@ -25,11 +25,11 @@ class ListedProducer {
  private:
   __device__ __forceinline__ void load_item(const ListedItem& item) {
     reader_.open(item.row, item.kv_head, params_.shape.heads_kv, item.group == 0);
+    std::int32_t entry = reader_.entry_at(position_of(0));
     const int num_tiles = count_tiles<kC.keys>(reader_, rows_.lane(), rows_.warp() == 0);
-    load_queries(item, num_tiles);
+    if (num_tiles == 0) return load_queries(item, 0);
     const StridedRows k = rows_of_head(params_.k, item.kv_head);
     const StridedRows v = rows_of_head(params_.v, item.kv_head);
-    std::int32_t entry = reader_.entry_at(position_of(0));
     std::int32_t value_key = kNoKey;
     for (int i = 0; i < num_tiles; ++i) {
       const std::int32_t position = position_of(i);
@@ -37,10 +37,15 @@ class ListedProducer {
       if (is_loading()) reader_.note(entry, position);
       entry = reader_.entry_at(position + kC.keys);
       load_keys(k, key);
-      if (i > 0) load_values(v, value_key);
+      // Q may wait for the item before to end: the first keys go ahead of it.
+      if (i == 0) {
+        load_queries(item, num_tiles);
+      } else {
+        load_values(v, value_key);
+      }
       value_key = key;
     }
-    if (num_tiles > 0) load_values(v, value_key);
+    load_values(v, value_key);
   }
 
   /// Lanes that have a key of the tile each.
