@@ -45,6 +45,7 @@ class ListedBackwardConsumer {
 
  private:
   static constexpr int kThreads = 128 * kC.consumers;
+  static constexpr int kScoreStages = ListedBackwardStorage<kC>::kScoreStages;
   static constexpr std::uint32_t kAllKeys = (1u << kC.keys_per_warp()) - 1;
   using Scores = float[kC.keys / 2];
   using KeyRows = float[kC.dim / 2];
@@ -83,6 +84,7 @@ class ListedBackwardConsumer {
     keys[1] = shared_.keys[tiles_.stage()][key_row + 8];
     add_products(ds, keys);
     tiles_.advance();
+    scores_.advance();
   }
 
   /// Issues S = Q K^T and dP = dO V^T.
@@ -91,14 +93,13 @@ class ListedBackwardConsumer {
     const tile::KMajor<kC.rows()> q(shared_.q + warpgroup_ * 64 * kRowBytes);
     const tile::KMajor<kC.rows()> dout(shared_.dout + warpgroup_ * 64 * kRowBytes);
     shared_.k_ring.wait_full(tiles_);
+    shared_.v_ring.wait_full(tiles_);
     ptx::fence_async_shared();
     ptx::forget(s);
     ptx::forget(dp);
     ptx::wgmma_fence();
     tile::issue_abt<kC.type, kC.keys, kC.dim>(s, q,
                                               tile::KMajor<kC.keys>(shared_.k[tiles_.stage()]));
-    shared_.v_ring.wait_full(tiles_);
-    ptx::fence_async_shared();
     tile::issue_abt<kC.type, kC.keys, kC.dim>(dp, dout,
                                               tile::KMajor<kC.keys>(shared_.v[tiles_.stage()]));
   }
@@ -142,9 +143,9 @@ class ListedBackwardConsumer {
   __device__ __forceinline__ void stage(const Scores& p, const Scores& ds) const {
     const int thread = ptx::thread_index() % 128;
     const int first_row = 64 * warpgroup_ + thread / 32 * 16;
-    ptx::named_barrier_sync(kScoresRead, kThreads);
-    tile::stage_rows<kC.type, kC.rows()>(shared_.p, first_row, thread % 32, p);
-    tile::stage_rows<kC.type, kC.rows()>(shared_.ds, first_row, thread % 32, ds);
+    if constexpr (kScoreStages == 1) ptx::named_barrier_sync(kScoresRead, kThreads);
+    tile::stage_rows<kC.type, kC.rows()>(shared_.p[scores_.stage()], first_row, thread % 32, p);
+    tile::stage_rows<kC.type, kC.rows()>(shared_.ds[scores_.stage()], first_row, thread % 32, ds);
     ptx::fence_async_shared();
     ptx::named_barrier_sync(kScoresStaged, kThreads);
   }
@@ -162,7 +163,9 @@ class ListedBackwardConsumer {
     tile::issue_accumulate<kC.type, kC.dim, kC.keys>(
         dq_, packed, tile::MnMajor<kC.keys>(shared_.k[tiles_.stage()]));
     const bool makes_values = kC.consumers == 1 || warpgroup_ == 0;
-    issue_keys(makes_values ? shared_.p : shared_.ds, makes_values ? shared_.dout : shared_.q,
+    const std::uint8_t* probabilities = shared_.p[scores_.stage()];
+    const std::uint8_t* gradients = shared_.ds[scores_.stage()];
+    issue_keys(makes_values ? probabilities : gradients, makes_values ? shared_.dout : shared_.q,
                sums);
     ptx::wgmma_wait<0>();
     ptx::pin(dq_);
@@ -175,7 +178,7 @@ class ListedBackwardConsumer {
       add_keys(keys, sums);
     }
     if constexpr (kC.consumers == 1) {
-      issue_keys(shared_.ds, shared_.q, sums);
+      issue_keys(gradients, shared_.q, sums);
       ptx::wgmma_wait<0>();
       ptx::pin(sums);
       add_keys(keys, sums);
@@ -212,6 +215,7 @@ class ListedBackwardConsumer {
   std::int32_t kv_head_ = 0;
   RingPlace<1> queries_;
   RingPlace<kC.stages> tiles_;
+  RingPlace<kScoreStages> scores_;
   float lse_[tile::kRowsPerThread];
   float delta_[tile::kRowsPerThread];
   float dq_[kC.dim / 2];

@@ -25,7 +25,7 @@ class ListedBackwardProducer {
   __device__ __forceinline__ void load_item(const ListedItem& item) {
     reader_.open(item.row, item.kv_head, params_.shape.heads_kv, false);
     const int num_tiles = count_tiles<kC.keys>(reader_, rows_.lane(), false);
-    load_queries(item, num_tiles);
+    if (num_tiles == 0) return load_queries(item, 0);
     const StridedRows k = rows_of_head(params_.k, item.kv_head);
     const StridedRows v = rows_of_head(params_.v, item.kv_head);
     const bool is_loading = rows_.lane() < kC.keys_per_warp();
@@ -36,6 +36,8 @@ class ListedBackwardProducer {
       position += kC.keys;
       entry = reader_.entry_at(position);
       load_tile(k, v, key);
+      // Q and dO wait for the item before to end: the first keys go ahead of them.
+      if (i == 0) load_queries(item, num_tiles);
     }
   }
 

@@ -6,8 +6,8 @@
 
 namespace magi::sm90 {
 
-/// Named barriers of all consumers: what was made of the scores before has been read; the scores
-/// are there.
+/// Named barriers of all consumers: the scores of the tile before have been read, where they have
+/// one buffer; the scores are there.
 enum ListedBackwardBarrier : int { kScoresRead = 1, kScoresStaged = 2 };
 
 template <ListedConfig kC>
@@ -18,9 +18,11 @@ struct ListedBackwardStorage {
   alignas(1024) std::uint8_t dout[kC.q_bytes()];
   alignas(1024) std::uint8_t k[kC.stages][kC.tile_bytes()];
   alignas(1024) std::uint8_t v[kC.stages][kC.tile_bytes()];
-  /// P and dS of a tile in 16 bits, a row for each query head.
-  alignas(1024) std::uint8_t p[kC.rows() * tile::kPanelRowBytes];
-  alignas(1024) std::uint8_t ds[kC.rows() * tile::kPanelRowBytes];
+  /// P and dS of a tile in 16 bits, a row for each query head. Of two consumers each may be a tile
+  /// ahead of the other: then there are two buffers.
+  static constexpr int kScoreStages = kC.consumers;
+  alignas(1024) std::uint8_t p[kScoreStages][kC.rows() * tile::kPanelRowBytes];
+  alignas(1024) std::uint8_t ds[kScoreStages][kC.rows() * tile::kPanelRowBytes];
   alignas(16) std::uint32_t is_key[kC.stages][kLoadingWarps];  ///< as in ListedStorage
   std::int32_t keys[kC.stages][kC.keys];                       ///< or kNoKey
   std::int32_t num_tiles;
