@@ -102,10 +102,11 @@ void enqueue_listed_delta(const ListedRowParams& params, DType type, cudaStream_
 void enqueue_listed_sink_gradient(const ListedRowParams& params, const SinkRows& sink,
                                   const SinkRows& dsink, cudaStream_t stream) {
   auto* target = const_cast<float*>(dsink.data);
+  if (params.heads_q == 0) return;
   if (sink.row_stride == 0) {
     const dim3 grid(static_cast<unsigned>(params.heads_q), static_cast<unsigned>(sink.count));
     shared_sink_kernel<<<grid, kThreads, 0, stream>>>(params, sink, target, dsink.sink_stride);
-  } else {
+  } else if (params.rows_q > 0) {
     row_sink_kernel<<<num_ctas(params, kThreads), kThreads, 0, stream>>>(
         params, sink, target, dsink.row_stride, dsink.sink_stride);
   }

@@ -51,6 +51,8 @@ TEST_P(ListedBackwardTest, NothingToSee) {
     check_listed_backward(test);
     test.rows_q = 0;
     check_listed_backward(test);
+    test.params.sink_layout = SinkLayout::RowSinkHead;
+    check_listed_backward(test);
   }
 }
 
