@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from magi_attention import api
 from magi_attention._native import allocator
-from magi_attention._native.library import check, lib
+from magi_attention._native.library import check, lib, use_allocator
 from magi_attention.common import AttnRanges
 from magi_attention.errors import CommError
 
@@ -55,20 +55,21 @@ def bytes_are_the_plans(group, rows: int) -> None:
 
 
 def memory_is_torchs(group, rows: int) -> None:
-    """The rows that a call receives lie in memory of torch's caching allocator, all of which is
-    given back; attention that leaves other multiprocessors to exchanges gives the same bits.
+    """The rows that a call receives over nccl lie in memory of torch's caching allocator, all of
+    which is given back; attention that leaves other multiprocessors to exchanges gives the same
+    bits.
     """
     plan, rank = causal_plan(group, rows), dist.get_rank(group)
-    bound = plan.bind(group)
+    bound = plan.bind(group, transport="nccl")
     qkv = leaves(bound)
     received = plan.report.remote_rows[rank] * 2 * (64 + 64) * 2  # heads, k and v, bytes
-    allocate, sizes = allocator.raw_allocate, []
+    sizes = []
 
     def recorded(size, stream):
         sizes.append(size)
-        return allocate(size, stream)
+        return allocator.raw_allocate(size, stream)
 
-    allocator.raw_allocate = recorded
+    use_allocator(recorded, allocator.raw_release, allocator.current_device)
     try:
         out, _ = bound.calc_attn(*qkv)
         torch.autograd.grad(out.sum(), qkv)  # what is kept for later calls is there from now on
@@ -84,8 +85,8 @@ def memory_is_torchs(group, rows: int) -> None:
         torch.cuda.synchronize()
         assert torch.cuda.memory_allocated() <= before
     finally:
-        allocator.raw_allocate = allocate
-    other = plan.bind(group, exchange_sms=0)
+        use_allocator(allocator.raw_allocate, allocator.raw_release, allocator.current_device)
+    other = plan.bind(group, exchange_sms=0, transport="nccl")
     assert torch.equal(other.calc_attn(*qkv)[0], bound.calc_attn(*qkv)[0])
 
 
