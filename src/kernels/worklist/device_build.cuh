@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cub/block/block_scan.cuh>
 
 #include "kernels/worklist/device_list.hpp"
@@ -9,6 +10,13 @@ namespace magi {
 
 inline constexpr unsigned kFullWarp = 0xffffffffu;
 inline constexpr int kWarpLanes = 32;
+
+/// How warps share slices: several slices to a warp where there are many, several warps to a slice
+/// where there are few.
+struct SliceTasks {
+  std::int32_t slices_per_task = kWarpLanes;  ///< that a warp takes at once, one per lane
+  std::int32_t num_parts = 1;                 ///< warps that share the tiles of a long slice
+};
 
 /// Arguments of every kernel of a build: shapes by value, parts of the workspace by address.
 struct DeviceBuild {
@@ -19,8 +27,7 @@ struct DeviceBuild {
   TileShape tile;
   SplitRule split;
   std::int64_t record_capacity = 0;
-  std::int32_t slices_per_task = kWarpLanes;  ///< that a warp takes at once, one per lane
-  std::int32_t num_parts = 1;                 ///< warps that share the tiles of a long slice
+  SliceTasks tasks;
   DeviceListHeader* header = nullptr;
   TileTally* tallies = nullptr;
   std::int32_t* costs = nullptr;
@@ -70,17 +77,34 @@ __device__ __forceinline__ BandSlice shuffle_band(const BandSlice& band, int lan
           __shfl_sync(kFullWarp, band.d_min, lane), __shfl_sync(kFullWarp, band.d_max, lane)};
 }
 
+/// Spreads the slices, which reach up to `max_tiles`, over about `warps` warps.
+inline SliceTasks share_slices(std::int64_t num_slices, std::int64_t warps,
+                               std::int64_t max_tiles) {
+  const std::int64_t per_task = std::clamp<std::int64_t>(num_slices / warps, 1, kWarpLanes);
+  const std::int64_t groups = (num_slices + per_task - 1) / per_task;
+  // No more warps on a slice than it can have runs of 32 tiles.
+  const std::int64_t longest = (max_tiles + kWarpLanes - 1) / kWarpLanes;
+  const std::int64_t parts = std::clamp<std::int64_t>(warps / std::max<std::int64_t>(groups, 1), 1,
+                                                      std::max<std::int64_t>(longest, 1));
+  return {static_cast<std::int32_t>(per_task), static_cast<std::int32_t>(parts)};
+}
+
+/// Tasks of a warp-wide walk over the slices: one per slices_per_task slices and part.
+MAGI_HOST_DEVICE std::int64_t num_slice_tasks(const SliceTasks& tasks, std::int64_t num_slices) {
+  return (num_slices + tasks.slices_per_task - 1) / tasks.slices_per_task * tasks.num_parts;
+}
+
 /// Calls visit(tile, part, slice) for every tile that sees a key of one of the warp's slices
 /// [first_slice, first_slice + slices_per_task), one per lane; a lane takes a slice of few
 /// tiles alone, and longer ones are shared by the warp and by `num_parts` warps.
-template <typename Visit>
-__device__ __forceinline__ void for_each_part(const DeviceBuild& build, const TileGrid& grid,
+template <typename Grid, typename Visit>
+__device__ __forceinline__ void for_each_part(const SliceTasks& tasks, const Grid& grid,
                                               std::int64_t task, const BandSlice& own,
                                               Visit visit) {
   constexpr std::int32_t kFewTiles = 4;
-  const auto part_index = static_cast<std::int32_t>(task % build.num_parts);
+  const auto part_index = static_cast<std::int32_t>(task % tasks.num_parts);
   const auto first_slice =
-      static_cast<std::int32_t>(task / build.num_parts) * build.slices_per_task;
+      static_cast<std::int32_t>(task / tasks.num_parts) * tasks.slices_per_task;
   const auto visit_tile = [&](const BandSlice& band, std::int32_t tile, std::int32_t slice) {
     const BandSlice part = part_of_tile(grid, band, tile);
     if (part.q0 < part.q1) visit(tile, part, slice);
@@ -97,17 +121,12 @@ __device__ __forceinline__ void for_each_part(const DeviceBuild& build, const Ti
     const BandSlice band = shuffle_band(own, lane);
     const Range reached = reached_tiles(grid, band);
     const std::int32_t begin = reached.begin + part_index * kWarpLanes + lane_index();
-    for (std::int32_t tile = begin; tile < reached.end; tile += build.num_parts * kWarpLanes) {
+    for (std::int32_t tile = begin; tile < reached.end; tile += tasks.num_parts * kWarpLanes) {
       visit_tile(band, tile, first_slice + lane);
     }
   }
 }
 
-/// Tasks of a warp-wide walk over the slices: one per slices_per_task slices and part.
-__device__ __forceinline__ std::int64_t num_slice_tasks(const DeviceBuild& build) {
-  const std::int64_t slices = build.source.count;
-  return (slices + build.slices_per_task - 1) / build.slices_per_task * build.num_parts;
-}
 __device__ __forceinline__ std::int64_t first_task() {
   return std::int64_t{blockIdx.x} * (blockDim.x / kWarpLanes) + warp_index();
 }
@@ -115,10 +134,32 @@ __device__ __forceinline__ std::int64_t task_stride() {
   return std::int64_t{gridDim.x} * (blockDim.x / kWarpLanes);
 }
 /// The lane's slice of a task, the number of slices where it has none.
-__device__ __forceinline__ std::int32_t slice_of_task(const DeviceBuild& build, std::int64_t task) {
-  const std::int64_t slice = task / build.num_parts * build.slices_per_task + lane_index();
-  const bool has_slice = lane_index() < build.slices_per_task && slice < build.source.count;
-  return has_slice ? static_cast<std::int32_t>(slice) : build.source.count;
+__device__ __forceinline__ std::int32_t slice_of_task(const SliceTasks& tasks, std::int64_t task,
+                                                      std::int32_t num_slices) {
+  const std::int64_t slice = task / tasks.num_parts * tasks.slices_per_task + lane_index();
+  const bool has_slice = lane_index() < tasks.slices_per_task && slice < num_slices;
+  return has_slice ? static_cast<std::int32_t>(slice) : num_slices;
+}
+
+/// Adds what a part leaves on its tile.
+__device__ __forceinline__ void add_tally(TileTally& tally, const TileTally& more) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(&tally.num_k_tiles),
+            static_cast<unsigned long long>(more.num_k_tiles));
+  atomicAdd(&tally.num_records, more.num_records);
+  atomicMax(&tally.end_slice, more.end_slice);
+  atomicMax(&tally.begin_inverse, more.begin_inverse);
+}
+
+/// Keeps a slice, and the word of the first bad one.
+__device__ __forceinline__ void keep_slice(BandRecord* slices, std::uint64_t& bad_slice,
+                                           std::int32_t slice, const CheckedSlice& checked) {
+  BandRecord record;
+  record.band = checked.band;
+  slices[slice] = record;
+  const std::uint64_t word = bad_slice_word(slice, checked.bad_field);
+  if (word == 0) return;
+  atomicMax(reinterpret_cast<unsigned long long*>(&bad_slice),
+            static_cast<unsigned long long>(word));
 }
 
 }  // namespace magi

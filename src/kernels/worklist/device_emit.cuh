@@ -3,24 +3,19 @@
 
 #include "kernels/worklist/device_build.cuh"
 #include "kernels/worklist/device_join.cuh"
+#include "kernels/worklist/device_slice_order.cuh"
 
 namespace magi {
 
-inline constexpr int kEmitThreads = 256;
-inline constexpr int kEmitWarps = kEmitThreads / kWarpLanes;
 inline constexpr std::int32_t kFewRecords = kMostJoinedParts;  ///< written by one warp
-inline constexpr int kWordBits = 32;
-inline constexpr int kWordsPerThread = 8;
-inline constexpr std::int32_t kWindow = kEmitThreads * kWordsPerThread * kWordBits;
 
 struct EmitShared {
   std::int32_t ids[kEmitWarps][kFewRecords];
   BandSlice parts[kEmitWarps][kFewRecords];
-  unsigned words[kEmitThreads * kWordsPerThread];  ///< a bit per slice of the window
-  std::uint64_t cost;                              ///< sum over the block's tiles
-  std::int32_t max_cost;                           ///< of them
+  SliceOrderShared order;
+  std::uint64_t cost;     ///< sum over the block's tiles
+  std::int32_t max_cost;  ///< of them
   std::int32_t max_cost_inverse;
-  ScanStorage<std::int32_t, kEmitThreads> scan;
 };
 
 /// Writes the records of each tile, and by what it is sorted. Few records are joined by a warp.
@@ -93,7 +88,7 @@ class RecordWriter {
       parts[i] = part_of_tile(grid_, build_.slices[ids[i]].band, work.tile);
     }
     __syncwarp();
-    const std::int32_t num_left = PartJoiner(parts).join(count);
+    const std::int32_t num_left = PartJoiner(parts, JoinAlong::Queries).join(count);
     if (num_left == 0) {
       write_in_order(work, ids);
     } else {
@@ -149,43 +144,10 @@ class RecordWriter {
 
   __device__ void write_many(const TileWork& work) const {
     const TileTally tally = build_.tallies[grid_.first_tally + work.tile];
-    std::int64_t low = build_.source.count - tally.begin_inverse;
-    std::int32_t next = work.record_begin;
-    for (; low < tally.end_slice; low += kWindow) {
-      mark_window(work, low);
-      next += write_window(work, low, next);
-    }
-  }
-
-  __device__ void mark_window(const TileWork& work, std::int64_t low) const {
-    for (int i = 0; i < kWordsPerThread; ++i) shared_.words[threadIdx.x + i * kEmitThreads] = 0;
-    __syncthreads();
-    const std::int32_t first = work.record_begin + static_cast<std::int32_t>(threadIdx.x);
-    for (std::int32_t i = first; i < work.record_end; i += kEmitThreads) {
-      const std::int64_t bit = build_.slice_ids[i] - low;
-      if (bit >= 0 && bit < kWindow) {
-        atomicOr(&shared_.words[bit / kWordBits], 1u << static_cast<unsigned>(bit % kWordBits));
-      }
-    }
-    __syncthreads();
-  }
-
-  /// Returns the number of records written.
-  __device__ std::int32_t write_window(const TileWork& work, std::int64_t low,
-                                       std::int32_t next) const {
-    const int first_word = static_cast<int>(threadIdx.x) * kWordsPerThread;
-    std::int32_t count = 0;
-    for (int i = 0; i < kWordsPerThread; ++i) count += __popc(shared_.words[first_word + i]);
-    const auto scan = scan_block<kEmitThreads>(count, shared_.scan);
-    std::int32_t position = next + scan.before;
-    for (int i = 0; i < kWordsPerThread; ++i) {
-      for (unsigned left = shared_.words[first_word + i]; left != 0; left &= left - 1) {
-        const int bit = (first_word + i) * kWordBits + __ffs(static_cast<int>(left)) - 1;
-        write(work, position++, static_cast<std::int32_t>(low + bit));
-      }
-    }
-    __syncthreads();
-    return scan.total;
+    const IdRun run{build_.slice_ids, work.record_begin, work.record_end};
+    for_each_in_order(
+        shared_.order, run, build_.source.count - tally.begin_inverse, tally.end_slice,
+        [&](std::int32_t position, std::int32_t slice) { write(work, position, slice); });
   }
 
   EmitShared& shared_;

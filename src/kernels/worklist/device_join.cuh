@@ -11,15 +11,18 @@ namespace magi {
 class PartJoiner {
  public:
   /// Parts [0, count) lie in shared memory, count at most kMostJoinedParts. All lanes call.
-  __device__ explicit PartJoiner(BandSlice* parts) : parts_(parts) {}
+  /// `first` is what is joined along first, as in join_parts.
+  __device__ PartJoiner(BandSlice* parts, JoinAlong first) : parts_(parts), first_(first) {}
 
   /// Returns how many parts are left, the first ones; 0: nothing has been joined, and the parts are
   /// in any order.
   __device__ std::int32_t join(std::int32_t count) const {
     if (count < 2) return 0;
-    const std::int32_t num_pieces = count <= kMostCutParts ? cut(count) : count;
-    const std::int32_t num_first = join_along(num_pieces, JoinAlong::Queries);
-    const std::int32_t num_left = join_along(num_first, JoinAlong::Keys);
+    const bool is_by_queries = first_ == JoinAlong::Queries;
+    const std::int32_t num_pieces = is_by_queries && count <= kMostCutParts ? cut(count) : count;
+    const std::int32_t num_first = join_along(num_pieces, first_);
+    const std::int32_t num_left =
+        join_along(num_first, is_by_queries ? JoinAlong::Keys : JoinAlong::Queries);
     return is_worth_joining(count, num_pieces, num_left) ? num_left : 0;
   }
 
@@ -119,6 +122,7 @@ class PartJoiner {
   }
 
   BandSlice* parts_;
+  JoinAlong first_;
 };
 
 }  // namespace magi

@@ -16,40 +16,21 @@ constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
 constexpr std::int64_t kWalkingWarps = 8192;  ///< enough to keep every multiprocessor at work
 
-__device__ void add_tally(TileTally& tally, const TileTally& more) {
-  atomicAdd(reinterpret_cast<unsigned long long*>(&tally.num_k_tiles),
-            static_cast<unsigned long long>(more.num_k_tiles));
-  atomicAdd(&tally.num_records, more.num_records);
-  atomicMax(&tally.end_slice, more.end_slice);
-  atomicMax(&tally.begin_inverse, more.begin_inverse);
-}
-
-__device__ void keep_slice(const DeviceBuild& build, std::int32_t slice,
-                           const CheckedSlice& checked) {
-  BandRecord record;
-  record.band = checked.band;
-  build.slices[slice] = record;
-  const std::uint64_t word = bad_slice_word(slice, checked.bad_field);
-  if (word == 0) return;
-  atomicMax(reinterpret_cast<unsigned long long*>(&build.header->bad_slice),
-            static_cast<unsigned long long>(word));
-}
-
 __global__ void __launch_bounds__(kThreads)
     count_kernel(const __grid_constant__ DeviceBuild build) {
   const TileGrid& grid = build.grids[blockIdx.y];
-  const std::int64_t end = num_slice_tasks(build);
+  const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
   for (std::int64_t task = first_task(); task < end; task += task_stride()) {
-    const std::int32_t slice = slice_of_task(build, task);
+    const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
     CheckedSlice checked;
     checked.band = BandSlice{};
     if (slice < build.source.count) {
       checked = read_slice(build.source, slice, grid.rows_q, build.rows_k);
-      const bool is_first_visit = blockIdx.y == 0 && task % build.num_parts == 0;
-      if (is_first_visit) keep_slice(build, slice, checked);
+      const bool is_first_visit = blockIdx.y == 0 && task % build.tasks.num_parts == 0;
+      if (is_first_visit) keep_slice(build.slices, build.header->bad_slice, slice, checked);
     }
     for_each_part(
-        build, grid, task, checked.band,
+        build.tasks, grid, task, checked.band,
         [&](std::int32_t tile, const BandSlice& part, std::int32_t index) {
           add_tally(build.tallies[grid.first_tally + tile],
                     tally_of_part(grid, part, tile, build.tile.keys, index, build.source.count));
@@ -89,16 +70,24 @@ __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
 __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
     sort_kernel(const __grid_constant__ DeviceBuild build) {
   __shared__ SortShared shared;
-  TileSorter(shared, build).run();
+  const DeviceListHeader& header = *build.header;
+  const std::int32_t num_tiles = build.grids[header.packing].num_tiles;
+  const SortJob job{num_tiles, static_cast<std::uint32_t>(kMaxTileCost - header.max_cost),
+                    static_cast<std::uint32_t>(header.max_cost_inverse), build.sort_keys[0],
+                    build.sort_keys[1]};
+  const std::uint64_t* sorted = TileSorter(shared, job).run();
+  for (std::int32_t i = thread_of_cluster(); i < num_tiles; i += kOrderCtas * kOrderThreads) {
+    build.tiles[i] = build.works[sorted[i] & 0xffffffffu];
+  }
 }
 
 __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ DeviceBuild build) {
   const TileGrid& grid = build.grids[build.header->packing];
-  const std::int64_t end = num_slice_tasks(build);
+  const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
   for (std::int64_t task = first_task(); task < end; task += task_stride()) {
-    const std::int32_t slice = slice_of_task(build, task);
+    const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
     const BandSlice band = slice < build.source.count ? build.slices[slice].band : BandSlice{};
-    for_each_part(build, grid, task, band,
+    for_each_part(build.tasks, grid, task, band,
                   [&](std::int32_t tile, const BandSlice&, std::int32_t index) {
                     const std::int32_t begin = build.begins[tile];
                     if (begin == kNotStored) return;
@@ -118,22 +107,6 @@ __global__ void __launch_bounds__(kSplitThreads)
     split_kernel(const __grid_constant__ DeviceBuild build) {
   __shared__ SplitShared shared;
   TileSplitter(shared, build).run();
-}
-
-/// Spreads the slices over enough warps: several slices to a warp where there are many, several
-/// warps to a slice where there are few. Returns the number of tasks.
-std::int64_t share_slices(DeviceBuild& build, std::int32_t max_tiles) {
-  const std::int64_t count = build.source.count;
-  const std::int64_t warps = kWalkingWarps / build.num_grids;
-  const std::int64_t per_task = std::clamp<std::int64_t>(count / warps, 1, kWarpLanes);
-  const std::int64_t groups = (count + per_task - 1) / per_task;
-  // No more warps on a slice than it can have runs of 32 tiles.
-  const std::int64_t longest = (std::int64_t{max_tiles} + kWarpLanes - 1) / kWarpLanes;
-  const std::int64_t parts =
-      std::clamp<std::int64_t>(warps / std::max<std::int64_t>(groups, 1), 1, longest);
-  build.slices_per_task = static_cast<std::int32_t>(per_task);
-  build.num_parts = static_cast<std::int32_t>(parts);
-  return groups * parts;
 }
 
 unsigned num_blocks(std::int64_t units, std::int64_t units_per_block) {
@@ -177,7 +150,8 @@ void build_device_list(const DeviceListShape& shape, const DeviceListLayout& lay
                        const SliceArrays& slices, void* workspace, cudaStream_t stream) {
   DeviceBuild build = make_device_build(shape, layout, slices, workspace);
   const auto candidates = static_cast<unsigned>(build.num_grids);
-  const std::int64_t num_tasks = share_slices(build, layout.max_tiles);
+  build.tasks = share_slices(slices.count, kWalkingWarps / build.num_grids, layout.max_tiles);
+  const std::int64_t num_tasks = num_slice_tasks(build.tasks, slices.count);
   const unsigned walk_blocks = num_blocks(num_tasks, kThreads / kWarpLanes);
   cuda_check(cudaMemsetAsync(workspace, 0, layout.zeroed_bytes, stream), "cudaMemsetAsync");
   if (num_tasks > 0) {

@@ -102,30 +102,41 @@ struct SortShared {
   ScanStorage<std::uint32_t, kOrderThreads> digit_scan;
 };
 
-/// Sorts the works of the tiles by falling cost. Keys hold the cost below kMaxTileCost and the
-/// tile.
+/// Tiles to be sorted. Keys hold a field of 32 bits and the tile.
+struct SortJob {
+  std::int32_t num_tiles = 0;
+  std::uint32_t least = 0;  ///< field
+  std::uint32_t most = 0;
+  std::uint64_t* keys = nullptr;
+  std::uint64_t* room = nullptr;  ///< for as many keys
+};
+
+/// Sorts tiles by their field, ties as they were.
 class TileSorter {
  public:
-  __device__ TileSorter(SortShared& shared, const DeviceBuild& build)
+  __device__ TileSorter(SortShared& shared, const SortJob& job)
       : shared_(shared),
-        build_(build),
+        job_(job),
         cluster_(cooperative_groups::this_cluster()),
-        rank_(static_cast<int>(cluster_.block_rank())),
-        num_tiles_(build.grids[build.header->packing].num_tiles),
-        max_cost_(build.header->max_cost) {}
+        rank_(static_cast<int>(cluster_.block_rank())) {}
 
-  __device__ void run() {
+  /// Returns where the sorted keys lie, which all threads may read: job.keys or job.room.
+  __device__ std::uint64_t* run() {
     const int num_passes = count_passes();
+    std::uint64_t* keys = job_.keys;
+    std::uint64_t* room = job_.room;
     for (int pass = 0; pass < num_passes; ++pass) {
-      sort_pass(build_.sort_keys[pass % 2], build_.sort_keys[1 - pass % 2], pass * kDigitBits);
+      sort_pass(keys, room, pass * kDigitBits);
+      std::uint64_t* const sorted = room;
+      room = keys;
+      keys = sorted;
     }
-    write_tiles(build_.sort_keys[num_passes % 2]);
+    return keys;
   }
 
  private:
   __device__ int count_passes() const {
-    const std::int32_t min_cost = kMaxTileCost - build_.header->max_cost_inverse;
-    const int bits = 32 - __clz(max_cost_ - min_cost);
+    const int bits = kWarpLanes - __clz(static_cast<int>(job_.most - job_.least));
     return (bits + kDigitBits - 1) / kDigitBits;
   }
 
@@ -135,17 +146,16 @@ class TileSorter {
   __device__ void walk_keys(const std::uint64_t* keys, int shift, Visit visit) {
     constexpr std::int32_t kRuns = kOrderCtas * kOrderWarps;
     const std::int32_t run =
-        (num_tiles_ + kRuns * kWarpLanes - 1) / (kRuns * kWarpLanes) * kWarpLanes;
+        (job_.num_tiles + kRuns * kWarpLanes - 1) / (kRuns * kWarpLanes) * kWarpLanes;
     const std::int64_t begin = std::int64_t{rank_ * kOrderWarps + warp_index()} * run;
-    const std::int64_t end = begin + run < num_tiles_ ? begin + run : num_tiles_;
+    const std::int64_t end = begin + run < job_.num_tiles ? begin + run : job_.num_tiles;
     for (std::int64_t first = begin; first < end; first += kWarpLanes) {
       const std::int64_t i = first + lane_index();
       const unsigned active = __ballot_sync(kFullWarp, i < end);
       if (i < end) {
         const std::uint64_t key = keys[i];
-        const auto below = static_cast<std::uint32_t>(key >> 32) -
-                           static_cast<std::uint32_t>(kMaxTileCost - max_cost_);
-        const std::uint32_t digit = (below >> shift) % kDigits;
+        const std::uint32_t above = static_cast<std::uint32_t>(key >> 32) - job_.least;
+        const std::uint32_t digit = (above >> shift) % kDigits;
         visit(key, digit, __match_any_sync(active, digit));
       }
       __syncwarp();
@@ -206,22 +216,19 @@ class TileSorter {
     __syncthreads();
   }
 
-  __device__ void write_tiles(const std::uint64_t* keys) const {
-    const std::int32_t stride = kOrderCtas * kOrderThreads;
-    for (std::int32_t i = rank_ * kOrderThreads + thread(); i < num_tiles_; i += stride) {
-      build_.tiles[i] = build_.works[keys[i] & 0xffffffffu];
-    }
-  }
-
   __device__ static unsigned lanes_below() { return (1u << lane_index()) - 1; }
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
 
   SortShared& shared_;
-  const DeviceBuild& build_;
+  const SortJob job_;
   cooperative_groups::cluster_group cluster_;
   int rank_;
-  std::int32_t num_tiles_;
-  std::int32_t max_cost_;
 };
+
+/// A thread of the cluster, of kOrderCtas * kOrderThreads.
+__device__ __forceinline__ std::int32_t thread_of_cluster() {
+  const auto rank = static_cast<std::int32_t>(cooperative_groups::this_cluster().block_rank());
+  return rank * kOrderThreads + static_cast<std::int32_t>(threadIdx.x);
+}
 
 }  // namespace magi
