@@ -15,7 +15,7 @@ namespace magi {
 /// (The kernel after one that pushes rows to peers calls it at its end alone: it touches nothing of
 /// the push, and flags tell what it may read.)
 template <typename Params>
-void launch_ahead(void (*kernel)(Params), unsigned num_ctas, unsigned num_threads,
+void launch_ahead(void (*kernel)(Params), dim3 num_ctas, unsigned num_threads,
                   std::size_t shared_bytes, const Params& params, cudaStream_t stream) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

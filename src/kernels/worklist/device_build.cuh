@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cub/block/block_scan.cuh>
 
+#include "cuda/ptx/order.cuh"
 #include "kernels/worklist/device_list.hpp"
 
 namespace magi {
@@ -46,6 +47,12 @@ DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayo
 
 /// Enqueues the step `sort` of a build.
 void sort_tiles(const DeviceBuild& build, cudaStream_t stream);
+
+/// Lets the next kernel of a build start beside this one, and waits for those before.
+__device__ __forceinline__ void begin_ahead() {
+  ptx::launch_dependents();
+  ptx::await_kernels_before();
+}
 
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) % kWarpLanes; }
 __device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x) / kWarpLanes; }

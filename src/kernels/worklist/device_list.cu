@@ -5,6 +5,7 @@
 
 #include "cuda/arena.hpp"
 #include "cuda/check.hpp"
+#include "cuda/launch.cuh"
 #include "kernels/worklist/device_emit.cuh"
 #include "kernels/worklist/device_order.cuh"
 #include "kernels/worklist/device_split.cuh"
@@ -18,6 +19,7 @@ constexpr std::int64_t kWalkingWarps = 8192;  ///< enough to keep every multipro
 
 __global__ void __launch_bounds__(kThreads)
     count_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
   const TileGrid& grid = build.grids[blockIdx.y];
   const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
   for (std::int64_t task = first_task(); task < end; task += task_stride()) {
@@ -39,6 +41,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads) cost_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
   const TileGrid& grid = build.grids[blockIdx.y];
   std::uint64_t sum = 0;
   const auto stride = static_cast<std::int32_t>(gridDim.x * blockDim.x);
@@ -63,12 +66,14 @@ __global__ void __launch_bounds__(kThreads) cost_kernel(const __grid_constant__ 
 
 __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
     place_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
   __shared__ PlaceShared shared;
   RecordPlacer(shared, build).run();
 }
 
 __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
     sort_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
   __shared__ SortShared shared;
   const DeviceListHeader& header = *build.header;
   const std::int32_t num_tiles = build.grids[header.packing].num_tiles;
@@ -82,6 +87,7 @@ __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
 }
 
 __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
   const TileGrid& grid = build.grids[build.header->packing];
   const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
   for (std::int64_t task = first_task(); task < end; task += task_stride()) {
@@ -99,12 +105,14 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ 
 
 __global__ void __launch_bounds__(kEmitThreads)
     emit_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
   __shared__ EmitShared shared;
   RecordWriter(shared, build).run();
 }
 
 __global__ void __launch_bounds__(kSplitThreads)
     split_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
   __shared__ SplitShared shared;
   TileSplitter(shared, build).run();
 }
@@ -159,22 +167,22 @@ void build_device_list(const DeviceListShape& shape, const DeviceListLayout& lay
     cuda_check(cudaGetLastError(), "count_kernel");
   }
   const unsigned tile_blocks = num_blocks(layout.max_tiles, kThreads);
-  cost_kernel<<<dim3(tile_blocks, candidates), kThreads, 0, stream>>>(build);
-  cuda_check(cudaGetLastError(), "cost_kernel");
-  place_kernel<<<kOrderCtas, kOrderThreads, 0, stream>>>(build);
-  cuda_check(cudaGetLastError(), "place_kernel");
+  const dim3 cost_grid(tile_blocks, candidates);
   if (num_tasks > 0) {
-    fill_kernel<<<walk_blocks, kThreads, 0, stream>>>(build);
-    cuda_check(cudaGetLastError(), "fill_kernel");
+    launch_ahead(cost_kernel, cost_grid, kThreads, 0, build, stream);
+  } else {
+    cost_kernel<<<cost_grid, kThreads, 0, stream>>>(build);
+    cuda_check(cudaGetLastError(), "cost_kernel");
   }
-  emit_kernel<<<num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, stream>>>(build);
-  cuda_check(cudaGetLastError(), "emit_kernel");
-  sort_tiles(build, stream);
+  launch_ahead(place_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+  if (num_tasks > 0) launch_ahead(fill_kernel, walk_blocks, kThreads, 0, build, stream);
+  launch_ahead(emit_kernel, num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, build,
+               stream);
+  launch_ahead(sort_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
   // A block for each tile that may be cut: its records are walked by one.
   const unsigned split_blocks =
       std::max(num_blocks(layout.max_tiles, kSplitThreads), num_blocks(layout.max_split_tiles, 1));
-  split_kernel<<<split_blocks, kSplitThreads, 0, stream>>>(build);
-  cuda_check(cudaGetLastError(), "split_kernel");
+  launch_ahead(split_kernel, split_blocks, kSplitThreads, 0, build, stream);
 }
 
 }  // namespace magi

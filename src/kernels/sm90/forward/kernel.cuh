@@ -26,6 +26,7 @@ namespace magi::sm90 {
 
 /// Whether a launch over a list made on the device is the one that the list turned out to need.
 __device__ __forceinline__ bool is_wanted(const ForwardParams& params) {
+  ptx::await_kernels_before();  // launched ahead of their end
   if (params.outcome->packed_heads != params.packed_heads) return false;
   if (params.wanted == WantedList::Any) return true;
   return (params.outcome->num_slots > 0) == (params.wanted == WantedList::WithSplits);
