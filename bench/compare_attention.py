@@ -66,6 +66,7 @@ class Tuning(ctypes.Structure):
             "heads_per_item",
             "section_heads",
             "head_walk",
+            "is_plain",
         )
     ]
 
@@ -482,8 +483,8 @@ def parse():
     parser.add_argument(
         "--tunings",
         default="deterministic,fast",
-        help="backward: deterministic or fast[/heads per tile[/per item[/kv heads of a section"
-        "[/head walk]]]],...; 0: by cost",
+        help="backward: deterministic, fast or plain[/heads per tile[/per item[/kv heads of a "
+        "section[/head walk]]]],...; 0: by cost; plain: the schedule made by one rule",
     )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--burst", type=float, default=0.02, help="seconds per kernel and round")
@@ -497,14 +498,15 @@ def parse_dims(text):
 
 def parse_tuning(text):
     mode, *choices = text.split("/")
-    if mode not in ("deterministic", "fast") or len(choices) > 4:
+    if mode not in ("deterministic", "fast", "plain") or len(choices) > 4:
         raise SystemExit(
-            f"--tunings has {text}; allowed: deterministic or fast, and up to 4 numbers"
+            f"--tunings has {text}; allowed: deterministic, fast or plain, and up to 4 numbers"
         )
     choices = [int(c) for c in choices]
     if len(choices) == 4 and choices[3] not in HEAD_WALKS:
         raise SystemExit(f"--tunings has head walk {choices[3]}; allowed: {HEAD_WALKS}")
-    return text, Tuning(mode == "deterministic", *choices)
+    choices += [0] * (4 - len(choices))
+    return text, Tuning(mode != "fast", *choices, mode == "plain")
 
 
 def main():

@@ -73,6 +73,7 @@ struct BenchTuning {
   std::int32_t heads_per_item;
   std::int32_t section_heads;
   std::int32_t head_walk;  ///< as magi::HeadWalk
+  std::int32_t is_plain;
 };
 
 namespace {
@@ -197,7 +198,8 @@ MAGI_EXPORT void* magi_bench_backward_make(const BenchProblem* problem, const Be
                              .heads_per_item = tuning->heads_per_item,
                              .is_deterministic = tuning->is_deterministic != 0,
                              .section_heads = tuning->section_heads,
-                             .head_walk = static_cast<magi::HeadWalk>(tuning->head_walk)});
+                             .head_walk = static_cast<magi::HeadWalk>(tuning->head_walk),
+                             .is_plain = tuning->is_plain != 0});
     bench->workspace =
         magi::DeviceBuffer(static_cast<std::size_t>(bench->backward->workspace_bytes()));
     bench->args.slices = {};

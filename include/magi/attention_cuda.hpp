@@ -131,6 +131,10 @@ struct BackwardTuning {
   bool is_deterministic = true;
   std::int32_t section_heads = 0;  ///< kv heads walked at a time, all in the tail; 0: by cost
   HeadWalk head_walk = HeadWalk::ByCost;
+  /// The plain schedule: made by one rule without a search (docs/kernels/schedules.md). dq is added
+  /// in its order, so is_deterministic holds in any case. heads_per_item, section_heads and
+  /// head_walk are 0, and no keys come.
+  bool is_plain = false;
 };
 
 /// The backward's schedule of one mask and shape, kept on the device. Calls change nothing in it:

@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
-#include <numeric>
 #include <utility>
 
 #include "base/check.hpp"
 #include "kernels/worklist/backward_schedule.hpp"
 #include "kernels/worklist/dq_order.hpp"
-#include "kernels/worklist/tile_join.hpp"
+#include "kernels/worklist/key_tiling.hpp"
+#include "kernels/worklist/plain_list.hpp"
 
 namespace magi {
 namespace {
@@ -43,6 +43,17 @@ void check_choice(std::int32_t heads_per_kv, const BackwardChoice& choice) {
   }
 }
 
+/// A plain list has no other choice than the packed heads.
+void check_plain(const BackwardProblem& problem, const BackwardChoice& choice) {
+  const auto check_none = [](const char* name, std::int32_t value) {
+    if (value != 0) throw invalid(name, value, "0 where is_plain is true");
+  };
+  check_none("heads_per_item", choice.heads_per_item);
+  check_none("section_heads", choice.section_heads);
+  check_none("head_walk", choice.is_group_first.has_value() ? 1 : 0);
+  check_none("coming.num_sources", problem.coming.num_sources);
+}
+
 /// The numbers of packed heads that the choice allows, ascending.
 std::vector<std::int32_t> allowed_packings(std::int32_t heads_per_kv,
                                            const BackwardChoice& choice) {
@@ -53,98 +64,6 @@ std::vector<std::int32_t> allowed_packings(std::int32_t heads_per_kv,
     allowed.push_back(heads);
   }
   return allowed;
-}
-
-/// Keys [0, rows_k) in tiles, a new one at every cut (ascending).
-std::vector<KeyTile> cut_tiles(std::int32_t rows_k, std::int32_t keys,
-                               std::span<const std::int32_t> cuts) {
-  std::vector<KeyTile> tiles;
-  auto cut = cuts.begin();
-  for (std::int32_t begin = 0; begin < rows_k;) {
-    while (cut != cuts.end() && *cut <= begin) ++cut;
-    std::int32_t end = std::min(rows_k - begin, keys) + begin;
-    if (cut != cuts.end()) end = std::min(end, *cut);
-    tiles.push_back({.key_begin = begin, .key_end = end});
-    begin = end;
-  }
-  return tiles;
-}
-
-/// Calls visit(tile index, part) for each k tile that the slice touches.
-template <typename Visit>
-void for_each_part(const std::vector<KeyTile>& tiles, const BandSlice& slice, Visit visit) {
-  const BandSlice band = shrink(slice);
-  if (band.q0 >= band.q1) return;
-  auto tile =
-      std::upper_bound(tiles.begin(), tiles.end(), band.k0,
-                       [](std::int32_t key, const KeyTile& work) { return key < work.key_end; });
-  for (; tile != tiles.end() && tile->key_begin < band.k1; ++tile) {
-    const BandSlice part = shrink(cut_k(band, {tile->key_begin, tile->key_end}));
-    if (part.q0 < part.q1) visit(static_cast<std::size_t>(tile - tiles.begin()), part);
-  }
-}
-
-/// Joins the records of each tile, and closes the gaps that this leaves.
-void join_records(std::vector<KeyTile>& tiles, std::vector<KeyRecord>& records) {
-  std::int32_t next = 0;
-  for (KeyTile& tile : tiles) {
-    const auto begin = static_cast<std::size_t>(tile.record_begin);
-    const auto count = static_cast<std::size_t>(tile.record_end - tile.record_begin);
-    const std::span<KeyRecord> own = std::span(records).subspan(begin, count);
-    const std::int32_t num_left = join_parts(own, JoinAlong::Keys);
-    std::move(own.begin(), own.begin() + num_left, records.begin() + next);
-    tile.record_begin = next;
-    tile.record_end = next += num_left;
-  }
-  records.resize(static_cast<std::size_t>(next));
-}
-
-/// Records are grouped by tile.
-Tiling fill_tiling(std::vector<KeyTile> tiles, std::span<const BandSlice> slices) {
-  std::vector<std::int32_t> begin(tiles.size() + 1, 0);
-  for (const BandSlice& slice : slices) {
-    for_each_part(tiles, slice, [&](std::size_t tile, const BandSlice&) { ++begin[tile + 1]; });
-  }
-  std::partial_sum(begin.begin(), begin.end(), begin.begin());
-  std::vector<KeyRecord> records(static_cast<std::size_t>(begin.back()));
-  for (std::size_t tile = 0; tile < tiles.size(); ++tile) {
-    tiles[tile].record_begin = begin[tile];
-    tiles[tile].record_end = begin[tile + 1];
-  }
-  const SliceComponents components = connect_slices(slices);
-  SliceComponents first{std::vector<std::int32_t>(tiles.size(), -1),
-                        std::vector<std::int32_t>(tiles.size(), -1)};
-  for (std::size_t i = 0; i < slices.size(); ++i) {
-    for_each_part(tiles, slices[i], [&](std::size_t tile, const BandSlice& part) {
-      if (begin[tile] == tiles[tile].record_begin) {
-        first.by_rows[tile] = components.by_rows[i];
-        first.by_rows_and_keys[tile] = components.by_rows_and_keys[i];
-      }
-      records[static_cast<std::size_t>(begin[tile]++)] = {.band = part};
-    });
-  }
-  join_records(tiles, records);
-  std::vector<std::int32_t> component_of = find_components(records);
-  return {std::move(tiles), std::move(records), std::move(component_of), std::move(first)};
-}
-
-/// The ways to cut the keys: on a plain grid, and where slices begin, if that differs.
-std::vector<Tiling> make_tilings(const BackwardProblem& problem, std::int32_t keys,
-                                 std::span<const BandSlice> slices) {
-  std::vector<std::int32_t> cuts;
-  for (const BandSlice& slice : slices) {
-    const BandSlice band = shrink(slice);
-    if (band.q0 < band.q1) cuts.push_back(band.k0);
-  }
-  std::sort(cuts.begin(), cuts.end());
-  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-  std::vector<KeyTile> plain = cut_tiles(problem.rows_k, keys, {});
-  std::vector<KeyTile> cut = cut_tiles(problem.rows_k, keys, cuts);
-  const bool has_cuts = cut != plain;
-  std::vector<Tiling> tilings;
-  tilings.push_back(fill_tiling(std::move(plain), slices));
-  if (has_cuts) tilings.push_back(fill_tiling(std::move(cut), slices));
-  return tilings;
 }
 
 /// Cuts the records of global k tiles into runs of q tiles, ascending: other k tiles add
@@ -187,7 +106,10 @@ struct TilingChoice {
 TilingChoice choose_tiling(const BackwardProblem& problem, const BackwardTileShape& shape,
                            std::span<const BandSlice> slices, const BackwardChoice& choice,
                            const SchedulePolicy& policy) {
-  std::vector<Tiling> tilings = make_tilings(problem, shape.keys, slices);
+  std::vector<Tiling> tilings;
+  for (std::vector<KeyTile>& tiles : key_tilings(problem.rows_k, shape.keys, slices)) {
+    tilings.push_back(fill_tiling(std::move(tiles), slices));
+  }
   Tiling* best = nullptr;
   TileCosts best_costs;
   std::int64_t least = 0;
@@ -219,6 +141,10 @@ BackwardList build_backward_list(const BackwardProblem& problem, std::span<const
                                  const SchedulePolicy& policy) {
   check_problem(problem, slices);
   check_choice(problem.heads_q / problem.heads_kv, choice);
+  if (choice.is_plain) {
+    check_plain(problem, choice);
+    return build_plain_list(problem, slices, shape, choice);
+  }
   BackwardProblem awaited = problem;
   if (choice.is_deterministic || problem.coming.is_awaited) awaited.coming = {};
   auto [tiling, costs] = choose_tiling(awaited, shape, slices, choice, policy);

@@ -83,6 +83,9 @@ struct BackwardChoice {
   std::optional<bool> is_group_first;
   /// dQ repeats bitwise: every list is ordered, and keys that come are awaited before it begins.
   bool is_deterministic = true;
+  /// The plain schedule (plain_list.hpp), which has no choice above but packed_heads, and whose
+  /// keys do not come.
+  bool is_plain = false;
 };
 
 /// The items of one launch, span after span. Long k tiles have many splits, and those of a

@@ -365,7 +365,8 @@ BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuni
        .is_group_first = tuning.head_walk == HeadWalk::ByCost
                              ? std::nullopt
                              : std::optional(tuning.head_walk == HeadWalk::InTurn),
-       .is_deterministic = tuning.is_deterministic});
+       .is_deterministic = tuning.is_deterministic,
+       .is_plain = tuning.is_plain});
   BackwardList& list = state.list;
   state.num_ctas = to_int(std::min<std::int64_t>(list.num_items(), num_walkers)) * ctas;
   const auto lists = lists_to_device_sync(

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "base/host_device.hpp"
+
+// How a plain schedule hands out its k tiles: the arithmetic that host and device share. In front
+// of the tail, k tiles of a component lie side by side, those of the longest component first, in
+// sections of few kv heads; in the tail come the shortest k tiles of all kv heads.
+namespace magi {
+
+/// No k tile counts more steps.
+inline constexpr std::int32_t kMaxPlainSteps = 1 << 30;
+
+/// What the schedule of a list depends on besides its k tiles.
+struct PlainRule {
+  std::int32_t num_ctas = 1;
+  std::int32_t heads_kv = 1;
+  std::int32_t groups = 1;    ///< head groups of a kv head
+  std::int32_t overhead = 0;  ///< cost of an item besides its steps
+  bool may_be_uneven = true;  ///< see SchedulePolicy::even_head_dims
+};
+
+/// Sums over the k tiles of a list.
+struct PlainSums {
+  std::int64_t steps = 0;
+  std::int64_t longest_steps = 0;  ///< were every k tile as long as the longest of its component
+};
+
+/// What an item costs whose k tile has so many steps.
+MAGI_HOST_DEVICE std::int64_t plain_cost(const PlainRule& rule, std::int64_t steps) {
+  return steps * rule.groups + rule.overhead;
+}
+
+/// The tail costs at least so much, if there is as much: CTAs that have no long item any more are
+/// busy while others walk one.
+MAGI_HOST_DEVICE std::int64_t plain_tail_cost(const PlainRule& rule, std::int64_t longest) {
+  constexpr std::int64_t kShare = 2;
+  return rule.num_ctas * plain_cost(rule, longest) / kShare;
+}
+
+/// kv heads of a section in front of the tail: all, but one of an uneven list, whose CTAs are all
+/// over the rows. CTAs that meet at a sum can begin only one and a half steps apart, so that there
+/// are as many of them side by side as give every CTA an item. `num_tiles`, `steps`: of those k
+/// tiles.
+MAGI_HOST_DEVICE std::int32_t plain_section_heads(const PlainRule& rule, const PlainSums& all,
+                                                  std::int64_t num_tiles, std::int64_t steps) {
+  const bool is_uneven = rule.may_be_uneven && 2 * all.longest_steps > 3 * all.steps;
+  if (!is_uneven) return rule.heads_kv;
+  const std::int64_t chains = 3 * num_tiles * rule.num_ctas / (2 * (steps * rule.groups + 1)) + 1;
+  if (chains >= rule.heads_kv) return rule.heads_kv;
+  auto heads = static_cast<std::int32_t>(chains);
+  while (rule.heads_kv % heads != 0) ++heads;
+  return heads;
+}
+
+/// How the items of a list are handed out.
+struct PlainOrder {
+  std::int32_t num_tiles = 0;
+  std::int32_t tail_begin = 0;  ///< place of the first k tile of the tail
+  std::int32_t section_heads = 1;
+};
+
+/// When the item of the k tile at `place` and a kv head is handed out.
+MAGI_HOST_DEVICE std::int64_t plain_item(const PlainOrder& order, std::int32_t heads_kv,
+                                         std::int32_t place, std::int32_t kv_head) {
+  const std::int64_t tail = order.tail_begin;
+  if (place >= order.tail_begin) return std::int64_t{place} * heads_kv + kv_head;
+  const std::int32_t in_section = kv_head % order.section_heads;
+  return (kv_head - in_section) * tail + std::int64_t{place} * order.section_heads + in_section;
+}
+
+}  // namespace magi
