@@ -92,7 +92,7 @@ struct DeviceListReport {
     std::string field;  ///< "q_ranges[0]", "q_ranges[1]", "k_ranges[0]", "k_ranges[1]", "types"
   };
   std::optional<BadSlice> first_bad;  ///< lowest index, then the first field in that order
-  bool is_overflowing = false;        ///< num_records exceeded the capacity: slow, not wrong
+  bool is_overflowing = false;        ///< the capacity was exceeded: slow (forward), NaN (backward)
   std::int64_t num_records = 0;
   std::int32_t packed_heads = 0;  ///< as chosen
   std::int32_t num_pieces = 0;    ///< of tiles that were cut, all heads together
@@ -168,5 +168,31 @@ class BackwardWork {
 /// launch fails.
 void attention_backward_cuda(const BackwardArgs& args, const BackwardWork& work,
                              const DeviceWorkspace& workspace, void* stream);
+
+/// Choices of a backward call whose list is made on the device.
+struct DeviceBackwardTuning {
+  std::int32_t sm_margin = 0;     ///< multiprocessors that the main kernel leaves to others
+  std::int32_t packed_heads = 0;  ///< query heads of one kv head per q tile; 0: as many as divide
+  /// Records (one per k tile and slice that sees it) that the workspace has room for; 0: by rows
+  /// and number of slices. Where they do not fit the gradients become NaN.
+  std::int64_t record_capacity = 0;
+};
+
+/// Bytes that a call with `num_slices` slices needs. args.slices is not read, data may be null.
+std::int64_t backward_workspace_bytes(const BackwardArgs& args, std::int64_t num_slices,
+                                      const DeviceBackwardTuning& tuning = {});
+
+/// As above with the plain list (BackwardTuning::is_plain) made on the device in stream order:
+/// nothing waits and the host reads no slice, so the call can be captured in a graph, with the
+/// forward before it, and replayed with other slices in the same tensors. dq is bitwise equal from
+/// call to call. Bad slices as in the forward; where records or their semaphore values do not fit
+/// the workspace dq, dk and dv become NaN. The report tells of both. Throws InvalidArgument naming
+/// the tensor, CudaError when a launch fails.
+void attention_backward_cuda(const BackwardArgs& args, const DeviceSlices& slices,
+                             const DeviceWorkspace& workspace, const DeviceBackwardTuning& tuning,
+                             void* stream);
+
+/// The report of the last backward call that used the workspace, num_pieces 0; waits for `stream`.
+DeviceListReport read_backward_list_report_sync(const DeviceWorkspace& workspace, void* stream);
 
 }  // namespace magi

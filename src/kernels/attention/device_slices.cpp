@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "base/check.hpp"
 #include "cuda/device.hpp"
 #include "kernels/attention/built_in.hpp"
 #include "kernels/attention/checks.hpp"
+#include "kernels/sm90/backward/backward.hpp"
 #include "kernels/sm90/forward/forward.hpp"
 
 // Calls whose slices are in device memory. One architecture makes lists there so far.
@@ -59,6 +61,34 @@ sm90::DeviceListCall make_call(const ForwardArgs& args, std::int64_t num_slices,
   return sm90::device_list_call(args, num_slices, tuning);
 }
 
+sm90::DeviceBackwardCall make_call(const BackwardArgs& args, std::int64_t num_slices,
+                                   const DeviceBackwardTuning& tuning) {
+  if (!sm90_backend()->serves(args.q.device)) refuse_device(args.q.device);
+  check_problem(sm90_backend()->limits(), args);
+  const DeviceScope scope(args.q.device);
+  return sm90::device_backward_call(args, num_slices, tuning);
+}
+
+template <typename Header>
+Header read_header_sync(const DeviceWorkspace& workspace, void* stream) {
+  if (workspace.data == nullptr) throw invalid("workspace.data", "null", "device memory");
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  Header header;
+  cuda_check(
+      cudaMemcpyAsync(&header, workspace.data, sizeof header, cudaMemcpyDeviceToHost, cuda_stream),
+      "cudaMemcpyAsync");
+  cuda_check(cudaStreamSynchronize(cuda_stream), "cudaStreamSynchronize");
+  return header;
+}
+
+std::optional<DeviceListReport::BadSlice> first_bad_of(std::uint64_t word) {
+  if (word == 0) return std::nullopt;
+  static constexpr std::array<const char*, 6> kFields = {
+      "", "q_ranges[0]", "q_ranges[1]", "k_ranges[0]", "k_ranges[1]", "types"};
+  const BadSliceField bad = bad_slice_of(word);
+  return DeviceListReport::BadSlice{bad.index, kFields[static_cast<std::size_t>(bad.field)]};
+}
+
 }  // namespace
 
 std::int64_t forward_workspace_bytes(const ForwardArgs& args, std::int64_t num_slices,
@@ -78,24 +108,39 @@ void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
 }
 
 DeviceListReport read_device_list_report_sync(const DeviceWorkspace& workspace, void* stream) {
-  if (workspace.data == nullptr) throw invalid("workspace.data", "null", "device memory");
-  const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  DeviceListHeader header;
-  cuda_check(
-      cudaMemcpyAsync(&header, workspace.data, sizeof header, cudaMemcpyDeviceToHost, cuda_stream),
-      "cudaMemcpyAsync");
-  cuda_check(cudaStreamSynchronize(cuda_stream), "cudaStreamSynchronize");
+  const auto header = read_header_sync<DeviceListHeader>(workspace, stream);
   DeviceListReport report;
+  report.first_bad = first_bad_of(header.bad_slice);
   report.is_overflowing = header.is_overflowing != 0;
   report.num_records = static_cast<std::int64_t>(header.num_records);
   report.packed_heads = header.outcome.packed_heads;
   report.num_pieces = header.outcome.num_slots * header.outcome.head_groups;
-  if (header.bad_slice != 0) {
-    static constexpr std::array<const char*, 6> kFields = {
-        "", "q_ranges[0]", "q_ranges[1]", "k_ranges[0]", "k_ranges[1]", "types"};
-    const BadSliceField bad = bad_slice_of(header.bad_slice);
-    report.first_bad = {bad.index, kFields[static_cast<std::size_t>(bad.field)]};
-  }
+  return report;
+}
+
+std::int64_t backward_workspace_bytes(const BackwardArgs& args, std::int64_t num_slices,
+                                      const DeviceBackwardTuning& tuning) {
+  return make_call(args, num_slices, tuning).workspace_bytes;
+}
+
+void attention_backward_cuda(const BackwardArgs& args, const DeviceSlices& slices,
+                             const DeviceWorkspace& workspace, const DeviceBackwardTuning& tuning,
+                             void* stream) {
+  check_call(sm90_backend()->limits(), args, problem_of(args));
+  const SliceArrays arrays = check_slices(slices, args.q.device);
+  const sm90::DeviceBackwardCall call = make_call(args, arrays.count, tuning);
+  check_workspace(workspace, call.workspace_bytes);
+  const DeviceScope scope(args.q.device);
+  sm90::enqueue_backward(args, call, arrays, workspace.data, static_cast<cudaStream_t>(stream));
+}
+
+DeviceListReport read_backward_list_report_sync(const DeviceWorkspace& workspace, void* stream) {
+  const auto header = read_header_sync<DeviceBackwardHeader>(workspace, stream);
+  DeviceListReport report;
+  report.first_bad = first_bad_of(header.bad_slice);
+  report.is_overflowing = header.outcome.is_overflowing != 0;
+  report.num_records = header.outcome.num_records;
+  report.packed_heads = header.packed_heads;
   return report;
 }
 

@@ -41,6 +41,22 @@ DeviceListReport read_device_list_report_sync(const DeviceWorkspace& /*workspace
   throw InvalidArgument("this library is built without CUDA: no call has filled a workspace");
 }
 
+std::int64_t backward_workspace_bytes(const BackwardArgs& args, std::int64_t /*num_slices*/,
+                                      const DeviceBackwardTuning& /*tuning*/) {
+  refuse_device(args.q.device);
+}
+
+void attention_backward_cuda(const BackwardArgs& args, const DeviceSlices& /*slices*/,
+                             const DeviceWorkspace& /*workspace*/,
+                             const DeviceBackwardTuning& /*tuning*/, void* /*stream*/) {
+  refuse_device(args.q.device);
+}
+
+DeviceListReport read_backward_list_report_sync(const DeviceWorkspace& /*workspace*/,
+                                                void* /*stream*/) {
+  throw InvalidArgument("this library is built without CUDA: no call has filled a workspace");
+}
+
 void combine_on_device(const TensorView& source, const TensorView& /*target*/, Combination /*how*/,
                        void* /*stream*/) {
   refuse_device(source.device);

@@ -40,6 +40,15 @@ struct alignas(16) SemaphoreRun {
   friend bool operator==(const SemaphoreRun&, const SemaphoreRun&) = default;
 };
 
+/// What the host does not know of a list made on the device.
+struct BackwardOutcome {
+  std::int64_t num_records = 0;  ///< that the list needs, those left empty by joining included
+  std::int32_t num_tiles = 0;
+  std::int32_t num_items = 0;
+  std::int32_t is_overflowing = 0;  ///< its records or semaphore runs exceed the capacity
+  std::int32_t padding = 0;
+};
+
 /// Keys [key_begin, key_end), at most BackwardTileShape::keys, and their records. Tiles without
 /// records are listed too: every key has one owner.
 struct alignas(16) KeyTile {

@@ -17,18 +17,6 @@
 namespace magi::sm90 {
 namespace {
 
-BackwardProblem backward_problem(const BackwardArgs& args, std::int32_t num_ctas,
-                                 const ComingKeys& coming) {
-  return {.rows_q = to_int(args.q.shape[0]),
-          .rows_k = to_int(args.k.shape[0]),
-          .heads_q = to_int(args.q.shape[1]),
-          .heads_kv = to_int(args.k.shape[1]),
-          .dim_qk = to_int(args.q.shape[2]),
-          .dim_v = to_int(args.v.shape[2]),
-          .num_ctas = num_ctas,
-          .coming = coming};
-}
-
 /// Tiles of 64 rows, as prepare and the converting kernel see them, in a q tile of the main kernel.
 std::int32_t tiles_per_q_tile(const BackwardList& list) { return list.shape.rows / kTileRows; }
 
@@ -66,7 +54,7 @@ PrepareParams prepare_params(const BackwardArgs& args, const BackwardState& stat
   params.sums_per_tile = kTileRows * state.instance->config.dim_qk;
   params.tiles_per_q_tile = tiles_per_q_tile(state.list);
   if (state.list.is_ordered) {
-    params.num_components = static_cast<const std::int32_t*>(state.tile_components.data());
+    params.num_components = state.parts.tile_components;
   }
   params.semaphores = part_at<std::uint32_t>(workspace, layout.semaphores);
   params.num_semaphores = num_words(state.list);
@@ -131,8 +119,8 @@ QueryTiles query_tiles(const BackwardList& list) {
 }
 
 DqOrder dq_order(const BackwardState& state, unsigned* semaphores) {
-  return {.runs = static_cast<const SemaphoreRun*>(state.semaphore_runs.data()),
-          .num_components = static_cast<const std::int32_t*>(state.tile_components.data()),
+  return {.runs = state.parts.semaphore_runs,
+          .num_components = state.parts.tile_components,
           .semaphores = semaphores,
           .num_semaphores = state.list.num_semaphores(),
           .is_ordered = state.list.is_ordered,
@@ -149,8 +137,8 @@ DqOutput dq_output(const BackwardArgs& args, const BackwardState& state, float* 
           .is_adding = args.is_accumulating,
           .bytes_to_row_8 = packed_stride(rows, packed_heads, 8) * element_bytes,
           .bytes_to_row_16 = packed_stride(rows, packed_heads, 16) * element_bytes,
-          .left_tiles = static_cast<const std::int32_t*>(state.left_tiles.data()),
-          .num_left = state.num_left};
+          .left_tiles = state.parts.left_tiles,
+          .num_left = state.parts.num_left};
 }
 
 KeyGradients key_gradients(const BackwardArgs& args, const BackwardProblem& problem,
@@ -167,12 +155,14 @@ KeyGradients key_gradients(const BackwardArgs& args, const BackwardProblem& prob
 BackwardItems backward_items(const BackwardState& state, unsigned* ticket) {
   const BackwardList& list = state.list;
   BackwardItems items{.is_group_first = list.is_group_first,
-                      .tiles = static_cast<const KeyTile*>(state.tiles.data()),
-                      .records = static_cast<const KeyRecord*>(state.records.data()),
+                      .tiles = state.parts.tiles,
+                      .records = state.parts.records,
                       .ticket = ticket,
                       .num_items = to_int(list.num_items()),
                       .num_tiles = to_int(std::ssize(list.tiles)),
-                      .heads_kv = list.problem.heads_kv};
+                      .heads_kv = list.problem.heads_kv,
+                      .outcome = state.parts.outcome,
+                      .order = state.parts.order};
   std::copy(list.spans.begin(), list.spans.end(), items.spans);
   return items;
 }
@@ -184,7 +174,7 @@ ComingItems coming_items(const BackwardState& state, unsigned* counters) {
   unsigned* num_left_over = counters + std::int64_t{list.problem.heads_kv} * std::ssize(list.tiles);
   return {.flags = {.num_sources = coming.num_sources},
           .heads_per_section = coming.heads_per_section(list.problem.heads_kv),
-          .tiles = static_cast<const TileArrival*>(state.arrivals.data()),
+          .tiles = state.parts.arrivals,
           .verdicts = counters,
           .num_left_over = num_left_over,
           .left_over_ticket = num_left_over + 1,
@@ -240,28 +230,28 @@ void add_large_rows(const BackwardArgs& args, const BackwardState& state,
                     const BackwardParams& params, void* workspace, cudaStream_t stream) {
   const BackwardLayout layout = backward_layout(state);
   const BackwardList& list = state.list;
-  LargeRowParams large{
-      .packed = packed_rows(list),
-      .heads_kv = list.problem.heads_kv,
-      .dim_qk = list.problem.dim_qk,
-      .dim_v = list.problem.dim_v,
-      .q = strided_rows(args.q),
-      .k = strided_rows(args.k),
-      .v = strided_rows(args.v),
-      .dout = strided_rows(half_dout(args, state, workspace)),
-      .lse = strided_rows(args.lse),
-      .dlse = args.dlse.empty() ? StridedRows{} : strided_rows(args.dlse),
-      .tile_flags = part_at<std::uint8_t>(workspace, layout.tile_flags),
-      .lse_log2 = part_at<float>(workspace, layout.lse_log2),
-      .delta = part_at<float>(workspace, layout.delta),
-      .score = params.softmax.score,
-      .tiles = params.items.tiles,
-      .records = params.items.records,
-      .num_records = static_cast<std::int64_t>(state.records.size_bytes() / sizeof(KeyRecord)),
-      .num_tiles = params.items.num_tiles,
-      .is_adding_queries = args.is_accumulating,
-      .dq = strided_rows(args.dq),
-      .keys = params.keys};
+  LargeRowParams large{.packed = packed_rows(list),
+                       .heads_kv = list.problem.heads_kv,
+                       .dim_qk = list.problem.dim_qk,
+                       .dim_v = list.problem.dim_v,
+                       .q = strided_rows(args.q),
+                       .k = strided_rows(args.k),
+                       .v = strided_rows(args.v),
+                       .dout = strided_rows(half_dout(args, state, workspace)),
+                       .lse = strided_rows(args.lse),
+                       .dlse = args.dlse.empty() ? StridedRows{} : strided_rows(args.dlse),
+                       .tile_flags = part_at<std::uint8_t>(workspace, layout.tile_flags),
+                       .lse_log2 = part_at<float>(workspace, layout.lse_log2),
+                       .delta = part_at<float>(workspace, layout.delta),
+                       .score = params.softmax.score,
+                       .tiles = params.items.tiles,
+                       .records = params.items.records,
+                       .num_records = state.parts.num_records,
+                       .num_tiles = params.items.num_tiles,
+                       .outcome = params.items.outcome,
+                       .is_adding_queries = args.is_accumulating,
+                       .dq = strided_rows(args.dq),
+                       .keys = params.keys};
   if (!args.sink.empty()) {
     const SinkRows dsink = sink_rows(args.dsink, args.params.sink_layout);
     large.sink = sink_rows(args.sink, args.params.sink_layout);
@@ -298,11 +288,48 @@ void launch(BackwardParams params, const BackwardState& state, const BackwardIns
   launch_items(LaunchStart::Behind);
 }
 
+/// Brings what the device reads of the list there, and lets go of it here.
+void keep_on_device_sync(BackwardState& state) {
+  BackwardList& list = state.list;
+  state.lists = lists_to_device_sync(
+      {std::as_bytes(std::span(list.tiles)), std::as_bytes(std::span(list.records)),
+       std::as_bytes(std::span(list.semaphore_runs)),
+       std::as_bytes(std::span(list.tile_components)), std::as_bytes(std::span(list.left_tiles)),
+       std::as_bytes(std::span(list.arrivals))});
+  state.parts = {.tiles = static_cast<const KeyTile*>(state.lists[0].data()),
+                 .records = static_cast<const KeyRecord*>(state.lists[1].data()),
+                 .num_records = std::ssize(list.records),
+                 .semaphore_runs = static_cast<const SemaphoreRun*>(state.lists[2].data()),
+                 .tile_components = static_cast<const std::int32_t*>(state.lists[3].data()),
+                 .num_left = to_int(std::ssize(list.left_tiles)),
+                 .left_tiles = static_cast<const std::int32_t*>(state.lists[4].data()),
+                 .arrivals = static_cast<const TileArrival*>(state.lists[5].data())};
+  list.records = {};
+  list.semaphore_runs = {};
+  list.tile_components = {};
+  list.left_tiles = {};
+  list.arrivals = {};
+}
+
 const BackwardInstance* find_instance(const BackwardArgs& args, bool has_softcap) {
   const auto* instance = find_backward_instance(args.q.dtype, to_int(args.q.shape[2]),
                                                 to_int(args.v.shape[2]), has_softcap);
   MAGI_CHECK(instance != nullptr);
   return instance;
+}
+
+}  // namespace
+
+BackwardProblem backward_problem(const BackwardArgs& args, std::int32_t num_ctas,
+                                 const ComingKeys& coming) {
+  return {.rows_q = to_int(args.q.shape[0]),
+          .rows_k = to_int(args.k.shape[0]),
+          .heads_q = to_int(args.q.shape[1]),
+          .heads_kv = to_int(args.k.shape[1]),
+          .dim_qk = to_int(args.q.shape[2]),
+          .dim_v = to_int(args.v.shape[2]),
+          .num_ctas = num_ctas,
+          .coming = coming};
 }
 
 /// With costs in q tiles, which were measured in tiles of 64 rows.
@@ -316,8 +343,6 @@ BackwardTileShape tile_shape(const BackwardConfig& config) {
   }
   return shape;
 }
-
-}  // namespace
 
 BackwardLayout backward_layout(const BackwardState& state) {
   const BackwardList& list = state.list;
@@ -340,9 +365,22 @@ BackwardLayout backward_layout(const BackwardState& state) {
 }
 
 std::int64_t BackwardState::size_bytes() const {
-  return static_cast<std::int64_t>(tiles.size_bytes() + records.size_bytes() +
-                                   semaphore_runs.size_bytes() + tile_components.size_bytes() +
-                                   left_tiles.size_bytes() + arrivals.size_bytes());
+  std::size_t size = 0;
+  for (const DeviceList& part : lists) size += part.size_bytes();
+  return static_cast<std::int64_t>(size);
+}
+
+BackwardState backward_state(const BackwardArgs& args) {
+  BackwardState state;
+  state.instance = find_instance(args, false);
+  state.softcap_instance = find_instance(args, true);
+  state.dout_type = args.dout.dtype;
+  return state;
+}
+
+std::int32_t count_walkers(const BackwardState& state, std::int32_t device,
+                           std::int32_t sm_margin) {
+  return std::max(count_free_sms(device, sm_margin) / state.instance->config.ctas(), 1);
 }
 
 BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuning,
@@ -350,13 +388,8 @@ BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuni
   if (tuning.head_walk > HeadWalk::InTurn) {
     throw invalid("head_walk", static_cast<int>(tuning.head_walk), "ByCost, Together or InTurn");
   }
-  BackwardState state;
-  state.instance = find_instance(args, false);
-  state.softcap_instance = find_instance(args, true);
-  state.dout_type = args.dout.dtype;
-  const std::int32_t ctas = state.instance->config.ctas();
-  const std::int32_t num_walkers =
-      std::max(count_free_sms(current_device(), tuning.sm_margin) / ctas, 1);
+  BackwardState state = backward_state(args);
+  const std::int32_t num_walkers = count_walkers(state, current_device(), tuning.sm_margin);
   state.list = build_backward_list(
       backward_problem(args, num_walkers, coming), args.slices, tile_shape(state.instance->config),
       {.packed_heads = tuning.packed_heads,
@@ -368,24 +401,9 @@ BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuni
        .is_deterministic = tuning.is_deterministic,
        .is_plain = tuning.is_plain});
   BackwardList& list = state.list;
-  state.num_ctas = to_int(std::min<std::int64_t>(list.num_items(), num_walkers)) * ctas;
-  const auto lists = lists_to_device_sync(
-      {std::as_bytes(std::span(list.tiles)), std::as_bytes(std::span(list.records)),
-       std::as_bytes(std::span(list.semaphore_runs)),
-       std::as_bytes(std::span(list.tile_components)), std::as_bytes(std::span(list.left_tiles)),
-       std::as_bytes(std::span(list.arrivals))});
-  state.tiles = lists[0];
-  state.records = lists[1];
-  state.semaphore_runs = lists[2];
-  state.tile_components = lists[3];
-  state.num_left = to_int(std::ssize(list.left_tiles));
-  state.left_tiles = lists[4];
-  state.arrivals = lists[5];
-  list.records = {};
-  list.semaphore_runs = {};
-  list.tile_components = {};
-  list.left_tiles = {};
-  list.arrivals = {};
+  state.num_ctas =
+      to_int(std::min<std::int64_t>(list.num_items(), num_walkers)) * state.instance->config.ctas();
+  keep_on_device_sync(state);
   return state;
 }
 

@@ -1,15 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
 #include "cuda/memory.hpp"
 #include "kernels/sm90/backward/launch.hpp"
+#include "kernels/worklist/device_backward_list.hpp"
 #include "magi/attention_cuda.hpp"
 
 // The backward on Hopper behind src/kernels/attention, which has checked the arguments and made the
 // device current.
 namespace magi::sm90 {
 
-/// A host list and its device copy.
+/// The contents of a list in device memory.
+struct BackwardListOnDevice {
+  const KeyTile* tiles = nullptr;
+  const KeyRecord* records = nullptr;
+  std::int64_t num_records = 0;
+  const SemaphoreRun* semaphore_runs = nullptr;
+  const std::int32_t* tile_components = nullptr;
+  std::int32_t num_left = 0;  ///< see BackwardList::left_tiles
+  const std::int32_t* left_tiles = nullptr;
+  const TileArrival* arrivals = nullptr;     ///< [k tiles], where keys come
+  const BackwardOutcome* outcome = nullptr;  ///< of a list made on the device, like `order`
+  const std::int32_t* order = nullptr;       ///< see BackwardItems
+};
+
+/// A host list and its device copy, or the frame of a list made on the device.
 struct BackwardState {
   const BackwardInstance* instance = nullptr;
   const BackwardInstance* softcap_instance = nullptr;
@@ -17,13 +36,8 @@ struct BackwardState {
   std::int32_t num_ctas = 0;
   /// Once it is on the device, without records, semaphore runs, components and left tiles.
   BackwardList list;
-  DeviceList tiles;
-  DeviceList records;
-  DeviceList semaphore_runs;
-  DeviceList tile_components;
-  std::int32_t num_left = 0;  ///< see BackwardList::left_tiles
-  DeviceList left_tiles;
-  DeviceList arrivals;  ///< [k tiles], where keys come
+  BackwardListOnDevice parts;
+  std::vector<DeviceList> lists;  ///< that hold the parts; none of a list made on the device
 
   std::int64_t size_bytes() const;
 };
@@ -50,5 +64,26 @@ BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuni
 /// there.
 void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void* workspace,
                       const BackwardArrivals* arrivals, cudaStream_t stream);
+
+/// A call whose slices are in device memory.
+struct DeviceBackwardCall {
+  BackwardState state;
+  DeviceBackwardShape shape;
+  DeviceBackwardLayout layout;  ///< of the list, which begins the workspace
+  std::int64_t workspace_bytes = 0;
+};
+DeviceBackwardCall device_backward_call(const BackwardArgs& args, std::int64_t num_slices,
+                                        const DeviceBackwardTuning& tuning);
+void enqueue_backward(const BackwardArgs& args, const DeviceBackwardCall& call,
+                      const SliceArrays& slices, void* workspace, cudaStream_t stream);
+
+/// What make_backward and device_backward_call share.
+BackwardProblem backward_problem(const BackwardArgs& args, std::int32_t num_ctas,
+                                 const ComingKeys& coming);
+/// The state for tensors like those of `args`, without a list.
+BackwardState backward_state(const BackwardArgs& args);
+BackwardTileShape tile_shape(const BackwardConfig& config);
+/// CTAs, or clusters of them, that take items of the main kernel.
+std::int32_t count_walkers(const BackwardState& state, std::int32_t device, std::int32_t sm_margin);
 
 }  // namespace magi::sm90

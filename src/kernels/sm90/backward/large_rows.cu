@@ -170,7 +170,7 @@ class LargeRows {
     }
     __syncthreads();
     const std::int64_t num_key_items =
-        std::int64_t{params_.num_tiles} * kItemsPerTile * params_.heads_kv;
+        std::int64_t{num_key_tiles()} * kItemsPerTile * params_.heads_kv;
     const bool has_shared_sinks = params_.dsink != nullptr && params_.dsink_row_stride == 0;
     const std::int64_t num_items = num_key_items + (has_shared_sinks ? params_.packed.heads_q : 0);
     for (std::int64_t i = draw(kKeyTicket); i < num_items; i = draw(kKeyTicket)) {
@@ -286,13 +286,20 @@ class LargeRows {
     *target += weight_of(sink_exponent(row, lane_) - log_sum) * delta;
   }
 
+  __device__ std::int32_t num_key_tiles() const {
+    return params_.outcome == nullptr ? params_.num_tiles : params_.outcome->num_tiles;
+  }
+  __device__ std::int64_t num_records() const {
+    return params_.outcome == nullptr ? params_.num_records : params_.outcome->num_records;
+  }
+
   /// Calls visit(begin, end) for each run of keys that a row sees.
   template <typename Visit>
   __device__ void for_each_run(std::int32_t token, const Visit& visit) const {
-    for (std::int64_t base = 0; base < params_.num_records; base += 32) {
+    for (std::int64_t base = 0; base < num_records(); base += 32) {
       std::int32_t begin = 0;
       std::int32_t end = 0;
-      if (base + lane_ < params_.num_records) {
+      if (base + lane_ < num_records()) {
         const BandSlice band = load_band(params_.records + base + lane_);
         if (token >= band.q0 && token < band.q1) {
           const std::int64_t row = token;
@@ -436,10 +443,10 @@ class LargeRows {
   };
 
   __device__ void run_keys(std::int64_t item) const {
-    const auto tile_index = static_cast<std::int32_t>(item / kItemsPerTile % params_.num_tiles);
+    const auto tile_index = static_cast<std::int32_t>(item / kItemsPerTile % num_key_tiles());
     const KeyTile tile = params_.tiles[tile_index];
     Keys keys;
-    keys.kv_head = static_cast<std::int32_t>(item / kItemsPerTile / params_.num_tiles);
+    keys.kv_head = static_cast<std::int32_t>(item / kItemsPerTile / num_key_tiles());
     keys.begin = tile.key_begin + static_cast<std::int32_t>(item % kItemsPerTile) * kItemKeys +
                  warp_ * kWarpKeys;
     keys.count = min(kWarpKeys, tile.key_end - keys.begin);

@@ -38,7 +38,8 @@ struct LargeRowParams {
   const KeyRecord* records = nullptr;
   std::int64_t num_records = 0;
   std::int32_t num_tiles = 0;
-  bool is_adding_queries = false;  ///< dq is added to what is there
+  const BackwardOutcome* outcome = nullptr;  ///< has both numbers of a list made on the device
+  bool is_adding_queries = false;            ///< dq is added to what is there
   StridedRows dq;
   KeyGradients keys;  ///< dk and dv are added to, wherever they are
   SinkRows sink;

@@ -98,6 +98,10 @@ struct BackwardItems {
   std::int32_t num_tiles = 0;
   std::int32_t heads_kv = 1;
   TileSpan spans[kMaxSpans];
+  /// Of a list made on the device, which is of one span: what the host does not know of it, and the
+  /// items in the order in which they are handed out. Null where the host knows.
+  const BackwardOutcome* outcome = nullptr;
+  const std::int32_t* order = nullptr;
 };
 
 /// The keys that items wait for, and the items that were left over because they did not come. The

@@ -48,9 +48,18 @@ class BackwardProducer {
   }
 
   __device__ __forceinline__ void run_items() {
-    for (std::int32_t item = take_ticket(); item < params_.items.num_items; item = take_ticket()) {
-      if (arrival().has(item)) run_item(item);
+    for (std::int32_t item = take_ticket(); item < num_items(); item = take_ticket()) {
+      if (arrival().has(item)) run_item(in_order(item));
     }
+  }
+
+  /// Read anew at every call: registers are few.
+  __device__ __forceinline__ std::int32_t num_items() const {
+    const BackwardItems& items = params_.items;
+    return items.outcome == nullptr ? items.num_items : __ldg(&items.outcome->num_items);
+  }
+  __device__ __forceinline__ std::int32_t in_order(std::int32_t item) const {
+    return params_.items.order == nullptr ? item : __ldg(params_.items.order + item);
   }
 
   // The first CTA of a k tile takes items and waits for their keys; it sends the second those that

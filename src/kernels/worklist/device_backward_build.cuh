@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include "kernels/worklist/device_backward_list.hpp"
+#include "kernels/worklist/device_build.cuh"
+#include "kernels/worklist/device_order.cuh"
+
+namespace magi {
+
+/// Some rows of all, by a bit each; `prefix` counts those before each word.
+struct MarkedRows {
+  std::uint32_t* bits = nullptr;
+  std::int32_t* prefix = nullptr;
+
+  __device__ __forceinline__ bool has(std::int32_t row) const {
+    return (bits[row / kWarpLanes] >> (row % kWarpLanes) & 1) != 0;
+  }
+  /// How many of the rows [0, row] are marked.
+  __device__ __forceinline__ std::int32_t up_to(std::int32_t row) const {
+    const std::uint32_t word = bits[row / kWarpLanes];
+    const std::uint32_t below = kFullWarp >> (kWarpLanes - 1 - row % kWarpLanes);
+    return prefix[row / kWarpLanes] + __popc(word & below);
+  }
+};
+
+/// One way to cut the keys into k tiles.
+struct KeyGrid {
+  std::int32_t rows_k = 0;
+  std::int32_t keys = 1;
+  std::int32_t num_tiles = 0;
+  MarkedRows tiles;                      ///< their first keys; without bits: a plain grid
+  const std::int32_t* begins = nullptr;  ///< [num_tiles + 1], likewise
+};
+
+/// Arguments of every kernel of a build: shapes by value, parts of the workspace by address.
+struct BackwardBuild {
+  SliceArrays source;
+  SliceTasks tasks;
+  std::int32_t rows_q = 0;
+  std::int32_t num_q_tiles = 0;
+  std::int32_t token_shift = 0;
+  std::int32_t packed_heads = 1;
+  PlainRule rule;
+  std::int64_t record_capacity = 0;
+  std::int64_t run_capacity = 0;
+  std::int64_t zeroed_chunks = 0;  ///< of 16 bytes, from the header on
+  KeyGrid grids[kKeyTilings];      ///< the second without num_tiles
+  DeviceBackwardHeader* header = nullptr;
+  std::uint32_t* cut_bits = nullptr;
+  std::int32_t* row_ends = nullptr;
+  TileTally* tallies[kKeyTilings] = {};
+  std::int32_t* begins = nullptr;
+  MarkedRows components;
+  MarkedRows covered;  ///< without prefix
+  std::int32_t* tile_components = nullptr;
+  BandRecord* slices = nullptr;
+  std::int32_t* slice_ids = nullptr;
+  KeyTile* works = nullptr;
+  std::int32_t* longest = nullptr;
+  std::int32_t* tile_component = nullptr;
+  std::int32_t* places = nullptr;
+  std::int32_t* items = nullptr;
+  std::uint64_t* sort_keys[2] = {};
+  KeyTile* tiles = nullptr;
+  KeyRecord* records = nullptr;
+  RecordMark* marks = nullptr;
+  SemaphoreRun* runs = nullptr;
+};
+
+__device__ __forceinline__ KeyGrid grid_of(const BackwardBuild& build, int tiling) {
+  KeyGrid grid = build.grids[0];
+  if (tiling != 0) {
+    grid = build.grids[1];
+    grid.num_tiles = build.header->num_cut_tiles;
+  }
+  return grid;
+}
+
+__device__ __forceinline__ std::int32_t tile_of_key(const KeyGrid& grid, std::int32_t key) {
+  return grid.begins == nullptr ? key / grid.keys : grid.tiles.up_to(key) - 1;
+}
+
+/// k tiles that a shrunk slice reaches.
+__device__ __forceinline__ Range reached_tiles(const KeyGrid& grid, const BandSlice& band) {
+  Range tiles;
+  if (band.q0 >= band.q1) return tiles;
+  tiles.begin = tile_of_key(grid, band.k0);
+  tiles.end = tile_of_key(grid, band.k1 - 1) + 1;
+  return tiles;
+}
+
+__device__ __forceinline__ Range keys_of_tile(const KeyGrid& grid, std::int32_t tile) {
+  Range keys;
+  if (grid.begins == nullptr) {
+    keys.begin = tile * grid.keys;
+    keys.end = min(grid.rows_k - keys.begin, grid.keys) + keys.begin;
+  } else {
+    keys.begin = grid.begins[tile];
+    keys.end = grid.begins[tile + 1];
+  }
+  return keys;
+}
+
+/// The k tile's record of a slice; empty where it sees none of the keys.
+__device__ __forceinline__ BandSlice part_of_tile(const KeyGrid& grid, const BandSlice& band,
+                                                  std::int32_t tile) {
+  return shrink(cut_k(band, keys_of_tile(grid, tile)));
+}
+
+/// q tiles of a part.
+__device__ __forceinline__ Range tiles_of_part(const BandSlice& part, std::int32_t token_shift) {
+  Range tiles;
+  tiles.begin = part.q0 >> token_shift;
+  tiles.end = ((part.q1 - 1) >> token_shift) + 1;
+  return tiles;
+}
+
+/// What a thread of a cluster has in front of it, and what all threads have together.
+template <typename Value>
+struct ScannedCluster {
+  Value before;
+  Value total;
+};
+
+template <typename Value>
+struct ClusterScanShared {
+  ScanStorage<Value, kOrderThreads> scan;
+  Value total;  ///< of this CTA, read by the others
+};
+
+/// Combines values over a cluster of kOrderCtas in the order of CTAs and threads. All threads call;
+/// what they wrote to device memory before can be read by all behind it.
+template <typename Value, typename Combine>
+__device__ __forceinline__ ScannedCluster<Value> scan_cluster(ClusterScanShared<Value>& shared,
+                                                              Value value, Value identity,
+                                                              Combine combine) {
+  const auto cluster = cooperative_groups::this_cluster();
+  ScannedCluster<Value> result;
+  Value total;
+  ScanOfBlock<Value, kOrderThreads>(shared.scan)
+      .ExclusiveScan(value, result.before, identity, combine, total);
+  if (threadIdx.x == 0) shared.total = total;
+  cluster.sync();
+  Value before = identity;
+  result.total = identity;
+  for (unsigned rank = 0; rank < kOrderCtas; ++rank) {
+    const Value other = *cluster.map_shared_rank(&shared.total, rank);
+    if (rank < cluster.block_rank()) before = combine(before, other);
+    result.total = combine(result.total, other);
+  }
+  result.before = combine(before, result.before);
+  cluster.sync();  // nobody overwrites a total that is still read
+  return result;
+}
+
+/// A thread's share of [0, count), neighbours side by side in the order of scan_cluster.
+__device__ __forceinline__ Range own_share(std::int32_t count) {
+  const auto rank = static_cast<std::int32_t>(cooperative_groups::this_cluster().block_rank());
+  constexpr std::int32_t kThreads = kOrderCtas * kOrderThreads;
+  const std::int32_t chunk = (count - 1) / kThreads + 1;
+  const std::int64_t begin =
+      std::int64_t{rank * kOrderThreads + static_cast<std::int32_t>(threadIdx.x)} * chunk;
+  Range share;
+  share.begin = static_cast<std::int32_t>(begin < count ? begin : count);
+  share.end = min(count - share.begin, chunk) + share.begin;
+  return share;
+}
+
+struct Sum {
+  template <typename Value>
+  __device__ __forceinline__ Value operator()(Value a, Value b) const {
+    return a + b;
+  }
+};
+struct Largest {
+  template <typename Value>
+  __device__ __forceinline__ Value operator()(Value a, Value b) const {
+    return a > b ? a : b;
+  }
+};
+
+}  // namespace magi

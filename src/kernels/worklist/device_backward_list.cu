@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <bit>
+#include <cub/warp/warp_reduce.cuh>
+
+#include "cuda/arena.hpp"
+#include "cuda/check.hpp"
+#include "cuda/launch.cuh"
+#include "kernels/worklist/device_backward_cut.cuh"
+#include "kernels/worklist/device_backward_emit.cuh"
+#include "kernels/worklist/device_backward_join.cuh"
+#include "kernels/worklist/device_backward_order.cuh"
+#include "kernels/worklist/device_backward_sort.cuh"
+
+namespace magi {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMaxBlocks = 2048;
+constexpr std::int64_t kWalkingWarps = 8192;  ///< enough to keep every multiprocessor at work
+
+__global__ void __launch_bounds__(kThreads)
+    clear_kernel(const __grid_constant__ BackwardBuild build) {
+  auto* chunks = reinterpret_cast<uint4*>(build.header);
+  const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < build.zeroed_chunks;
+       i += stride) {
+    chunks[i] = uint4{};
+  }
+  ptx::launch_dependents();
+}
+
+__global__ void __launch_bounds__(kThreads)
+    mark_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < build.source.count;
+       i += stride) {
+    const auto slice = static_cast<std::int32_t>(i);
+    const CheckedSlice checked =
+        read_slice(build.source, slice, build.rows_q, build.grids[0].rows_k);
+    keep_slice(build.slices, build.header->bad_slice, slice, checked);
+    const BandSlice& band = checked.band;
+    if (band.q0 >= band.q1) continue;
+    atomicOr(build.cut_bits + band.k0 / kWordBits, 1u << (band.k0 % kWordBits));
+  }
+}
+
+__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+    cut_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  __shared__ KeyCutter::Shared shared;
+  KeyCutter(shared, build).run();
+}
+
+/// Tallies of one way to cut the keys.
+__device__ void count_tiling(const BackwardBuild& build, int tiling) {
+  const KeyGrid grid = grid_of(build, tiling);
+  const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
+  std::uint64_t steps = 0;
+  for (std::int64_t task = first_task(); task < end; task += task_stride()) {
+    const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
+    const BandSlice band = slice < build.source.count ? build.slices[slice].band : BandSlice{};
+    for_each_part(build.tasks, grid, task, band,
+                  [&](std::int32_t tile, const BandSlice& part, std::int32_t index) {
+                    const Range tiles = tiles_of_part(part, build.token_shift);
+                    TileTally tally;
+                    tally.num_k_tiles = static_cast<std::uint64_t>(tiles.end - tiles.begin);
+                    tally.num_records = 1;
+                    tally.end_slice = index + 1;
+                    tally.begin_inverse = build.source.count - index;
+                    add_tally(build.tallies[tiling][tile], tally);
+                    steps += tally.num_k_tiles;
+                  });
+  }
+  using SumOfWarp = cub::WarpReduce<std::uint64_t>;
+  __shared__ typename SumOfWarp::TempStorage storage[kThreads / kWarpLanes];
+  steps = SumOfWarp(storage[warp_index()]).Sum(steps);
+  if (lane_index() != 0 || steps == 0) return;
+  atomicAdd(reinterpret_cast<unsigned long long*>(&build.header->steps[tiling]),
+            static_cast<unsigned long long>(steps));
+}
+
+__global__ void __launch_bounds__(kThreads)
+    count_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  count_tiling(build, static_cast<int>(blockIdx.y));
+}
+
+/// What all k tiles of a tiling cost.
+__device__ std::uint64_t cost_of(const BackwardBuild& build, int tiling) {
+  const auto tiles = static_cast<std::uint64_t>(grid_of(build, tiling).num_tiles);
+  return build.header->steps[tiling] * static_cast<std::uint64_t>(build.rule.groups) +
+         tiles * static_cast<std::uint64_t>(build.rule.overhead);
+}
+
+/// By the last thread of the cluster: `num_records` of the chosen tiling.
+__device__ void report(const BackwardBuild& build, int tiling, std::int64_t num_records) {
+  DeviceBackwardHeader& header = *build.header;
+  header.tiling = tiling;
+  header.packed_heads = build.packed_heads;
+  header.outcome.num_records = num_records;
+  header.outcome.is_overflowing = num_records > build.record_capacity ? 1 : 0;
+  if (header.outcome.is_overflowing != 0) return;
+  header.outcome.num_tiles = grid_of(build, tiling).num_tiles;
+  header.outcome.num_items = header.outcome.num_tiles * build.rule.heads_kv;
+}
+
+__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+    place_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  __shared__ ClusterScanShared<std::int64_t> shared;
+  const int tiling = cost_of(build, 1) < cost_of(build, 0) ? 1 : 0;
+  const KeyGrid grid = grid_of(build, tiling);
+  const Range share = own_share(grid.num_tiles);
+  std::int64_t own = 0;
+  for (std::int32_t i = share.begin; i < share.end; ++i) {
+    own += build.tallies[tiling][i].num_records;
+  }
+  const auto scan = scan_cluster(shared, own, std::int64_t{0}, Sum{});
+  std::int64_t next = scan.before;
+  for (std::int32_t i = share.begin; i < share.end; ++i) {
+    const std::int64_t end = next + build.tallies[tiling][i].num_records;
+    const Range keys = keys_of_tile(grid, i);
+    KeyTile tile;
+    tile.key_begin = keys.begin;
+    tile.key_end = keys.end;
+    if (end <= build.record_capacity) {
+      tile.record_begin = static_cast<std::int32_t>(next);
+      tile.record_end = static_cast<std::int32_t>(end);
+    }
+    build.works[i] = tile;
+    next = end;
+  }
+  if (thread_of_cluster() == 0) report(build, tiling, scan.total);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    fill_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  if (build.header->outcome.is_overflowing != 0) return;
+  const int tiling = build.header->tiling;
+  const KeyGrid grid = grid_of(build, tiling);
+  const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
+  for (std::int64_t task = first_task(); task < end; task += task_stride()) {
+    const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
+    const BandSlice band = slice < build.source.count ? build.slices[slice].band : BandSlice{};
+    for_each_part(build.tasks, grid, task, band,
+                  [&](std::int32_t tile, const BandSlice&, std::int32_t index) {
+                    std::int32_t& left = build.tallies[tiling][tile].num_records;
+                    const std::int32_t place =
+                        build.works[tile].record_begin + atomicSub(&left, 1) - 1;
+                    build.slice_ids[place] = index;
+                  });
+  }
+}
+
+__global__ void __launch_bounds__(kEmitThreads)
+    emit_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  if (build.header->outcome.is_overflowing != 0) return;
+  __shared__ KeyEmitShared shared;
+  KeyRecordWriter(shared, build).run();
+}
+
+__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+    join_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  if (build.header->outcome.is_overflowing != 0) return;
+  __shared__ RowJoiner::Shared shared;
+  RowJoiner(shared, build).run();
+}
+
+__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+    sort_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  __shared__ PlainSortShared shared;
+  PlainSorter(shared, build).run();
+}
+
+__global__ void __launch_bounds__(kRunThreads)
+    order_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  if (build.header->outcome.num_tiles == 0) return;
+  __shared__ RunShared shared;
+  const auto num_records = static_cast<std::int32_t>(build.header->outcome.num_records);
+  for (auto record = static_cast<std::int32_t>(blockIdx.x); record < num_records;
+       record += static_cast<std::int32_t>(gridDim.x)) {
+    RunWriter(shared, build, record).run(num_records);
+  }
+}
+
+unsigned num_blocks(std::int64_t units, std::int64_t units_per_block) {
+  const std::int64_t blocks = (units + units_per_block - 1) / units_per_block;
+  return static_cast<unsigned>(std::clamp<std::int64_t>(blocks, 1, kMaxBlocks));
+}
+
+void set_shapes(BackwardBuild& build, const DeviceBackwardShape& shape,
+                const DeviceBackwardLayout& layout) {
+  const BackwardList& frame = layout.frame;
+  build.rows_q = shape.problem.rows_q;
+  build.num_q_tiles = frame.num_q_tiles();
+  build.packed_heads = frame.packed_heads;
+  build.token_shift = std::countr_zero(static_cast<std::uint32_t>(frame.tile_tokens));
+  build.rule = plain_rule(shape.problem, shape.tile, shape.packed_heads);
+  build.record_capacity = shape.record_capacity;
+  build.run_capacity = layout.run_capacity;
+  build.zeroed_chunks = static_cast<std::int64_t>(layout.zeroed_bytes / sizeof(uint4));
+  for (KeyGrid& grid : build.grids) {
+    grid.rows_k = shape.problem.rows_k;
+    grid.keys = shape.tile.keys;
+  }
+  build.grids[0].num_tiles = (shape.problem.rows_k + shape.tile.keys - 1) / shape.tile.keys;
+}
+
+BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardLayout& layout,
+                         const SliceArrays& slices, void* memory) {
+  BackwardBuild build;
+  build.source = slices;
+  build.tasks = share_slices(slices.count, kWalkingWarps / kKeyTilings, layout.max_tiles);
+  set_shapes(build, shape, layout);
+  build.header = part_at<DeviceBackwardHeader>(memory, 0);
+  build.cut_bits = part_at<std::uint32_t>(memory, layout.cut_bits);
+  build.row_ends = part_at<std::int32_t>(memory, layout.row_ends);
+  build.tallies[0] = part_at<TileTally>(memory, layout.tallies);
+  build.tallies[1] = build.tallies[0] + layout.max_tiles;
+  build.longest = part_at<std::int32_t>(memory, layout.longest);
+  build.begins = part_at<std::int32_t>(memory, layout.begins);
+  build.grids[1].begins = build.begins;
+  build.grids[1].tiles = {part_at<std::uint32_t>(memory, layout.tile_bits),
+                          part_at<std::int32_t>(memory, layout.tile_prefix)};
+  build.components = {part_at<std::uint32_t>(memory, layout.component_bits),
+                      part_at<std::int32_t>(memory, layout.component_prefix)};
+  build.covered.bits = part_at<std::uint32_t>(memory, layout.covered_bits);
+  build.tile_components = part_at<std::int32_t>(memory, layout.tile_components);
+  build.slices = part_at<BandRecord>(memory, layout.slices);
+  build.slice_ids = part_at<std::int32_t>(memory, layout.slice_ids);
+  build.works = part_at<KeyTile>(memory, layout.works);
+  build.tile_component = part_at<std::int32_t>(memory, layout.components);
+  build.places = part_at<std::int32_t>(memory, layout.places);
+  build.items = part_at<std::int32_t>(memory, layout.items);
+  build.sort_keys[0] = part_at<std::uint64_t>(memory, layout.sort_keys);
+  build.sort_keys[1] = build.sort_keys[0] + layout.max_tiles;
+  build.tiles = part_at<KeyTile>(memory, layout.tiles);
+  build.records = part_at<KeyRecord>(memory, layout.records);
+  build.marks = part_at<RecordMark>(memory, layout.marks);
+  build.runs = part_at<SemaphoreRun>(memory, layout.runs);
+  return build;
+}
+
+}  // namespace
+
+void build_device_backward_list(const DeviceBackwardShape& shape,
+                                const DeviceBackwardLayout& layout, const SliceArrays& slices,
+                                void* workspace, cudaStream_t stream) {
+  const BackwardBuild build = make_build(shape, layout, slices, workspace);
+  clear_kernel<<<num_blocks(build.zeroed_chunks, kThreads), kThreads, 0, stream>>>(build);
+  cuda_check(cudaGetLastError(), "clear_kernel");
+  launch_ahead(mark_kernel, num_blocks(slices.count, kThreads), kThreads, 0, build, stream);
+  launch_ahead(cut_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+  const unsigned walk_blocks =
+      num_blocks(num_slice_tasks(build.tasks, slices.count), kThreads / kWarpLanes);
+  launch_ahead(count_kernel, dim3(walk_blocks, kKeyTilings), kThreads, 0, build, stream);
+  launch_ahead(place_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+  launch_ahead(fill_kernel, walk_blocks, kThreads, 0, build, stream);
+  launch_ahead(emit_kernel, num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, build,
+               stream);
+  launch_ahead(join_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+  launch_ahead(sort_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+  launch_ahead(order_kernel, num_blocks(shape.record_capacity, 1), kRunThreads, 0, build, stream);
+}
+
+}  // namespace magi

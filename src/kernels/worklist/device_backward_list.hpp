@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/worklist/device_list_steps.hpp"
+#include "kernels/worklist/plain_list.hpp"
+
+// The backward's plain list made on the device, from slices in device memory, without the host
+// seeing them: tile by tile the list of build_plain_list. All kernels go to one stream and nothing
+// waits, so the build can be captured in a graph and replayed with other slices.
+//
+//   clear   what is counted in
+//   mark    slices       kept, clamped and shrunk; where they begin in k
+//   cut     one cluster  the k tiles that begin where slices do
+//   count   slices       a tally per k tile, for both ways to cut the keys
+//   place   one cluster  the way with the lower cost; where each k tile's records begin (scan)
+//   fill    slices       each k tile's slices, in any order
+//   emit    k tiles      each k tile's records, joined, and its steps
+//   join    one cluster  the components of rows, by records
+//   sort    one cluster  the order in which items are handed out (radix sort, plain_rule.hpp)
+//   order   records      the semaphore values at which a record adds to dQ
+namespace magi {
+
+inline constexpr int kKeyTilings = 2;  ///< a plain grid; cut where slices begin
+
+/// Starts the workspace. All zero before a build.
+struct DeviceBackwardHeader {
+  std::uint64_t bad_slice = 0;            ///< bad_slice_word of the first bad slice
+  std::uint64_t steps[kKeyTilings] = {};  ///< of each tiling, as long as nothing is joined
+  std::uint64_t longest_steps = 0;        ///< see PlainSums
+  std::uint64_t head_tiles = 0;           ///< k tiles in front of the tail
+  std::uint64_t head_steps = 0;           ///< of them
+  std::uint32_t num_runs = 0;             ///< semaphore runs that the list needs
+  std::int32_t max_cost = 0;              ///< of the list's tiles
+  std::int32_t max_cost_inverse = 0;      ///< kMaxTileCost - the least cost
+  std::int32_t num_cut_tiles = 0;         ///< of the second tiling
+  std::int32_t num_components = 0;
+  std::int32_t tiling = 0;  ///< chosen
+  std::int32_t packed_heads = 0;
+  std::int32_t padding = 0;
+  BackwardOutcome outcome;
+};
+
+/// Where a record adds to dQ, and with its index its place in the list's order.
+struct alignas(16) RecordMark {
+  std::int32_t semaphore_begin = 0;  ///< of q tile + component; empty where there is no record
+  std::int32_t semaphore_end = 0;
+  std::int32_t tile = 0;  ///< k tile, by its keys
+  std::int32_t component = 0;
+};
+static_assert(sizeof(RecordMark) == 16);
+
+/// What a build needs besides its slices.
+struct DeviceBackwardShape {
+  BackwardProblem problem;
+  BackwardTileShape tile;
+  std::int32_t packed_heads = 1;
+  std::int32_t num_slices = 0;
+  std::int64_t record_capacity = 0;
+};
+
+/// Records that are enough for any mask of few slices and for slices that overlap little.
+std::int64_t default_record_capacity(const DeviceBackwardShape& shape);
+
+/// The parts of a list lie at these places, in bytes from the workspace's begin.
+struct DeviceBackwardLayout {
+  BackwardList frame;  ///< of as many k tiles and components as there may be, without contents
+  std::int32_t max_tiles = 0;
+  std::int64_t run_capacity = 0;
+  std::size_t cut_bits = 0;          ///< uint32 [rows_k / 32]: a slice begins at the key
+  std::size_t row_ends = 0;          ///< int32 [rows_q]: of the records that begin in the row
+  std::size_t tallies = 0;           ///< TileTally [kKeyTilings, max_tiles]
+  std::size_t longest = 0;           ///< int32 [components]: steps of their longest k tile
+  std::size_t zeroed_bytes = 0;      ///< header, and what lies in front of the rest
+  std::size_t tile_bits = 0;         ///< uint32 [rows_k / 32]: a cut k tile begins at the key
+  std::size_t tile_prefix = 0;       ///< int32 [rows_k / 32]: such keys before the word
+  std::size_t begins = 0;            ///< int32 [max_tiles + 1]: first keys of the cut k tiles
+  std::size_t component_bits = 0;    ///< uint32 [rows_q / 32]: a component begins in the row
+  std::size_t covered_bits = 0;      ///< uint32 [rows_q / 32]: it goes on into the row
+  std::size_t component_prefix = 0;  ///< int32 [rows_q / 32]: components before the word
+  std::size_t tile_components = 0;   ///< int32 [q tiles]: the list
+  std::size_t slices = 0;            ///< BandRecord [num_slices]
+  std::size_t slice_ids = 0;         ///< int32 [record_capacity]
+  std::size_t works = 0;             ///< KeyTile [max_tiles], by their keys
+  std::size_t components = 0;  ///< int32 [max_tiles], of works: that of the first record, or -1
+  std::size_t places = 0;      ///< int32 [max_tiles], of works: places in the list
+  std::size_t items = 0;       ///< int32 [max_tiles * heads_kv]: the list's order of items
+  std::size_t sort_keys = 0;   ///< uint64 [2, max_tiles]
+  std::size_t tiles = 0;       ///< KeyTile [max_tiles]: the list
+  std::size_t records = 0;     ///< KeyRecord [record_capacity]: the list
+  std::size_t marks = 0;       ///< RecordMark [record_capacity]
+  std::size_t runs = 0;        ///< SemaphoreRun [run_capacity]: the list
+  std::size_t size_bytes = 0;
+};
+
+/// Throws InvalidArgument naming what is not allowed.
+DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape);
+
+/// Enqueues the build into `workspace` (layout.size_bytes, aligned to 256 bytes).
+void build_device_backward_list(const DeviceBackwardShape& shape,
+                                const DeviceBackwardLayout& layout, const SliceArrays& slices,
+                                void* workspace, cudaStream_t stream);
+
+}  // namespace magi

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/sm90/backward/case.hpp"
+#include "magi/error.hpp"
+#include "support/gpu/device_slices.hpp"
+#include "support/gpu/gpu_test.hpp"
+
+// Whole calls of the backward whose slices are in device memory, and graphs of them.
+namespace magi::test {
+namespace {
+
+using BackwardDeviceListTest = GpuTest;
+
+BackwardCase case_of(RandomStream& random) {
+  BackwardCase test;
+  test.heads_kv = random.between(1, 2);
+  test.heads_q = test.heads_kv << random.between(0, 3);
+  test.dim_qk = test.dim_v = 64 << random.between(0, 2);
+  test.num_sinks = random.chance(30) ? 1 : 0;
+  test.has_dlse = random.chance(30);
+  test.has_float_gradients = random.chance(30);
+  test.tuning.is_plain = true;
+  test.seed = random();
+  return test;
+}
+
+/// Random slices, or packed causal documents.
+TypedRanges ranges_of(RandomStream& random, std::int32_t rows_q, std::int32_t rows_k,
+                      std::int32_t count) {
+  if (random.chance(50)) return random_ranges(random, rows_q, rows_k, count);
+  TypedRanges ranges;
+  const std::int32_t rows = std::min(rows_q, rows_k);
+  for (std::int32_t begin = 0; ranges.count() < count;) {
+    const std::int32_t end = std::min(begin + random.between(1, 2 * rows / count + 1), rows);
+    ranges.append({begin, end}, {begin, end}, 1);
+    begin = end;
+  }
+  return ranges;
+}
+
+/// A call with a poisoned workspace of its own.
+class DeviceCall {
+ public:
+  DeviceCall(const BackwardCase& test, const BackwardInputs& inputs, std::int64_t num_slices,
+             std::int64_t capacity = 0)
+      : outputs_(test),
+        args_(inputs.args(test)),
+        tuning_{.record_capacity = capacity},
+        workspace_(backward_workspace_bytes(args_, num_slices, tuning_)) {
+    outputs_.put_into(test, args_);
+    args_.slices = {};
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+
+  void enqueue(const DeviceRanges& ranges, cudaStream_t stream) const {
+    attention_backward_cuda(args_, ranges.view(), workspace_.view(), tuning_, stream);
+  }
+  const BackwardOutputs& outputs_sync() {
+    outputs_.download_sync();
+    EXPECT_TRUE(workspace_.has_whole_guards());
+    return outputs_;
+  }
+  DeviceListReport report() const {
+    return read_backward_list_report_sync(workspace_.view(), nullptr);
+  }
+
+ private:
+  BackwardOutputs outputs_;
+  BackwardArgs args_;
+  DeviceBackwardTuning tuning_;
+  GuardedWorkspace workspace_;
+};
+
+TEST_F(BackwardDeviceListTest, GivesTheBitsOfTheHostsPlainList) {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    BackwardCase test = case_of(random);
+    const std::int32_t rows_q = random.between(1, 400), rows_k = random.between(1, 500);
+    const TypedRanges ranges = ranges_of(random, rows_q, rows_k, random.between(1, 30));
+    test.mask = {rows_q, rows_k, ranges.bands(rows_q, rows_k)};
+    const BackwardInputs inputs(test);
+    BackwardOutputs host(test);
+    run_backward_sync(test, inputs, host);
+    DeviceCall call(test, inputs, ranges.count());
+    call.enqueue(DeviceRanges(ranges), nullptr);
+    expect_same_gradients(call.outputs_sync(), host);
+    ASSERT_FALSE(call.report().is_overflowing);
+    ASSERT_FALSE(call.report().first_bad);
+    if (seed % 4 == 0) make_judge(test, inputs)(call.outputs_sync(), Gradients::All);
+  }
+}
+
+TEST_F(BackwardDeviceListTest, ReplaysAGraphWithOtherSlices) {
+  RandomStream random(3);
+  BackwardCase test;
+  test.heads_q = 8;
+  test.tuning.is_plain = true;
+  constexpr std::int32_t kRows = 500;
+  constexpr std::int32_t kSlices = 12;
+  test.mask = {kRows, kRows, {band_slice({0, kRows}, {0, kRows}, MaskType::Full)}};
+  const BackwardInputs inputs(test);  // for all masks: one set of tensors, out and lse of all keys
+  DeviceRanges device(ranges_of(random, kRows, kRows, kSlices));
+  DeviceCall call(test, inputs, kSlices);
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t graph_exec = nullptr;
+  cuda_check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
+  call.enqueue(device, stream);
+  cuda_check(cudaStreamEndCapture(stream, &graph), "end capture");
+  cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
+  for (int round = 0; round < 64; ++round) {
+    SCOPED_TRACE(::testing::Message() << "round " << round);
+    const TypedRanges ranges = ranges_of(random, kRows, kRows, kSlices);
+    BackwardCase other = test;
+    other.mask.slices = ranges.bands(kRows, kRows);
+    BackwardOutputs host(other);
+    run_backward_sync(other, inputs, host);
+    device.upload_sync(ranges);
+    cuda_check(cudaGraphLaunch(graph_exec, stream), "cudaGraphLaunch");
+    cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    expect_same_gradients(call.outputs_sync(), host);
+  }
+  cuda_check(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
+  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  cuda_check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+bool is_void(const GuardedTensor& tensor) {
+  for (std::int64_t row = 0; row < tensor.rows(); ++row) {
+    for (std::int64_t head = 0; head < tensor.heads(); ++head) {
+      for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+        if (!std::isnan(tensor.get(row, head, d))) return false;
+      }
+    }
+  }
+  return true;
+}
+
+TEST_F(BackwardDeviceListTest, GradientsAreVoidBeyondTheCapacity) {
+  RandomStream random(4);
+  BackwardCase test;
+  test.tuning.is_plain = true;
+  const TypedRanges ranges = random_ranges(random, 600, 600, 60);
+  test.mask = {600, 600, ranges.bands(600, 600)};
+  const BackwardInputs inputs(test);
+  DeviceCall call(test, inputs, ranges.count(), 20);
+  call.enqueue(DeviceRanges(ranges), nullptr);
+  const BackwardOutputs& outputs = call.outputs_sync();
+  EXPECT_TRUE(call.report().is_overflowing);
+  EXPECT_GT(call.report().num_records, 20);
+  for (const GuardedTensor* tensor : {&outputs.dq, &outputs.dk, &outputs.dv}) {
+    EXPECT_TRUE(is_void(*tensor));
+    EXPECT_TRUE(tensor->has_whole_guards());
+  }
+}
+
+TEST_F(BackwardDeviceListTest, BadRangesAreClampedAndReported) {
+  RandomStream random(5);
+  BackwardCase test;
+  test.tuning.is_plain = true;
+  TypedRanges ranges = random_ranges(random, 500, 700, 50);
+  ranges.q_ranges[2 * 20] = std::numeric_limits<std::int32_t>::min();
+  ranges.q_ranges[2 * 20 + 1] = std::numeric_limits<std::int32_t>::max();
+  ranges.k_ranges[2 * 21 + 1] = 1 << 30;
+  ranges.types[23] = 77;
+  test.mask = {500, 700, ranges.bands(500, 700)};
+  const BackwardInputs inputs(test);
+  BackwardOutputs host(test);
+  run_backward_sync(test, inputs, host);
+  DeviceCall call(test, inputs, ranges.count());
+  call.enqueue(DeviceRanges(ranges), nullptr);
+  expect_same_gradients(call.outputs_sync(), host);
+  const DeviceListReport report = call.report();
+  ASSERT_TRUE(report.first_bad);
+  EXPECT_EQ(report.first_bad->index, 20);
+  EXPECT_EQ(report.first_bad->field, "q_ranges[0]");
+}
+
+}  // namespace
+}  // namespace magi::test
