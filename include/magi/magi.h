@@ -520,9 +520,11 @@ typedef struct magi_flex_ranges {
   const magi_tensor* k_ranges; /* [slices, 2] */
   const magi_tensor* types;    /* optional: [slices], MAGI_MASK_...; NULL: all full */
   /* Pairs of a slice and a q tile that the workspace has room for; 0: by rows and slices. A mask
-   * with more takes longer, the result is the same. */
+   * with more takes longer, the result is the same. In the backward, of a slice and a k tile: where
+   * there are more, dq, dk and dv become NaN. */
   int64_t record_capacity;
-  int32_t packed_heads; /* query heads of a kv head per tile; 0: chosen on the device */
+  /* Query heads of a kv head per tile; 0: chosen on the device (backward: as many as divide). */
+  int32_t packed_heads;
 } magi_flex_ranges;
 
 /* Bytes of workspace of magi_flex_ranges_forward. Of the tensors only shapes, types and devices are
@@ -544,12 +546,29 @@ typedef struct magi_flex_ranges_report {
   char bad_field[16];     /* its first bad field: "q_ranges[0]", "q_ranges[1]", "k_ranges[0]",
                              "k_ranges[1]", "types"; "" where there is none */
   int64_t num_records;    /* that the mask needs */
-  int32_t is_overflowing; /* num_records exceeds the capacity: slow, not wrong */
+  int32_t is_overflowing; /* the capacity is exceeded: slow (forward), NaN (backward) */
   int32_t packed_heads;   /* as chosen */
 } magi_flex_ranges_report;
 /* What the last magi_flex_ranges_forward on this workspace found; waits for `stream`. */
 MAGI_API magi_status magi_flex_ranges_report_sync(const magi_workspace* workspace,
                                                   magi_flex_ranges_report* report, void* stream);
+
+/* As magi_flex_attention_backward on a GPU, with gradients->workspace of the size below. As the
+ * forward under ranges it can be captured, in the same graph. dq has the same bits every time. */
+MAGI_API magi_status magi_flex_ranges_backward(const magi_flex_ranges* ranges,
+                                               const magi_attention_inputs* inputs,
+                                               const magi_attention_result* result,
+                                               const magi_attention_gradients* gradients,
+                                               void* stream);
+/* Bytes of workspace of such a call. Shapes, types and devices alone are read. */
+MAGI_API magi_status magi_flex_ranges_backward_workspace_bytes(
+    const magi_flex_ranges* ranges, const magi_attention_inputs* inputs,
+    const magi_attention_result* result, const magi_attention_gradients* gradients,
+    size_t* size_bytes);
+/* What the last magi_flex_ranges_backward on this workspace found; waits for `stream`. */
+MAGI_API magi_status magi_flex_ranges_backward_report_sync(const magi_workspace* workspace,
+                                                           magi_flex_ranges_report* report,
+                                                           void* stream);
 
 #ifdef __cplusplus
 }

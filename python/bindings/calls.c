@@ -240,10 +240,9 @@ static PyObject* forward(PyObject* self, PyObject* const* args, Py_ssize_t count
   return PyLong_FromLong(status);
 }
 
-static PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  PreparedCall* call = (PreparedCall*)self;
-  unsigned long long values[15];
-  if (!read_integers(args, count, 15, values)) return NULL;
+// values: the arguments of `backward`.
+static PyObject* run_backward(PreparedCall* call, Backward function, void* handle,
+                              const unsigned long long* values) {
   Block block = make_block(call);
   fill(&block, call, values);
   for (int i = kDout; i <= kDsink; ++i) block.tensors[i].data = address(values[i - 1]);
@@ -256,9 +255,29 @@ static PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t coun
   begin_memory(&memory, call->backward_bytes, block.tensors[kQ].device, stream);
   PyThreadState* const thread = PyEval_SaveThread();
   const magi_status status =
-      call->backward(call->handle, &block.inputs, &block.result, &block.gradients, stream);
+      function(handle, &block.inputs, &block.result, &block.gradients, stream);
   PyEval_RestoreThread(thread);
   call->backward_bytes = end_memory(&memory);
+  return PyLong_FromLong(status);
+}
+
+static PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  PreparedCall* call = (PreparedCall*)self;
+  unsigned long long values[15];
+  if (!read_integers(args, count, 15, values)) return NULL;
+  return run_backward(call, call->backward, call->handle, values);
+}
+
+static PyObject* run_backward_bytes(const PreparedCall* call, unsigned long long function,
+                                    void* handle, unsigned long long size) {
+  static const unsigned long long kNoData[6] = {0};
+  Block block = make_block(call);
+  fill(&block, call, kNoData);
+  fill_gradients(&block, call, 0);
+  PyThreadState* const thread = PyEval_SaveThread();
+  const magi_status status = ((BackwardBytes)address(function))(
+      handle, &block.inputs, &block.result, &block.gradients, address(size));
+  PyEval_RestoreThread(thread);
   return PyLong_FromLong(status);
 }
 
@@ -266,15 +285,21 @@ static PyObject* backward_bytes(PyObject* self, PyObject* const* args, Py_ssize_
   const PreparedCall* call = (const PreparedCall*)self;
   unsigned long long values[2];
   if (!read_integers(args, count, 2, values)) return NULL;
-  static const unsigned long long kNoData[6] = {0};
-  Block block = make_block(call);
-  fill(&block, call, kNoData);
-  fill_gradients(&block, call, 0);
-  PyThreadState* const thread = PyEval_SaveThread();
-  const magi_status status = ((BackwardBytes)address(values[0]))(
-      call->handle, &block.inputs, &block.result, &block.gradients, address(values[1]));
-  PyEval_RestoreThread(thread);
-  return PyLong_FromLong(status);
+  return run_backward_bytes(call, values[0], call->handle, values[1]);
+}
+
+static PyObject* ranges_backward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  PreparedCall* call = (PreparedCall*)self;
+  unsigned long long values[17];
+  if (!read_integers(args, count, 17, values)) return NULL;
+  return run_backward(call, (Backward)address(values[0]), address(values[1]), values + 2);
+}
+
+static PyObject* ranges_backward_bytes(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  const PreparedCall* call = (const PreparedCall*)self;
+  unsigned long long values[3];
+  if (!read_integers(args, count, 3, values)) return NULL;
+  return run_backward_bytes(call, values[0], address(values[1]), values[2]);
 }
 
 static PyObject* ranges_forward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
@@ -371,6 +396,10 @@ static PyMethodDef kMethods[] = {
            "ranges_forward(function, ranges, workspace, q, k, v, sink, out, lse, max_logits, "
            "stream) -> status"),
     METHOD(ranges_bytes, "ranges_bytes(function, ranges, size) -> status"),
+    METHOD(ranges_backward,
+           "ranges_backward(function, ranges, q, k, v, sink, out, lse, dout, dlse, dq, dk, dv, "
+           "dsink, workspace, workspace_bytes, stream) -> status"),
+    METHOD(ranges_backward_bytes, "ranges_backward_bytes(function, ranges, size) -> status"),
     {NULL, NULL, 0, NULL}};
 #undef METHOD
 

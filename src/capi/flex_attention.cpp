@@ -17,14 +17,20 @@ void check_rows(const Mask& mask, const TensorView& q, const TensorView& k) {
   }
 }
 
-magi::BackwardArgs read_backward(const Mask& mask, const magi_attention_inputs* inputs,
+magi::BackwardArgs read_backward(const magi_attention_inputs* inputs,
                                  const magi_attention_result* result,
                                  const magi_attention_gradients* gradients) {
   const AttentionInputs in = read_inputs(inputs);
   const AttentionResult out = read_result(result);
   const Gradients given = read_gradients(gradients);
   check_outputs(in, out, given.output, given.input);
-  magi::BackwardArgs args = backward_args(in, out, given);
+  return backward_args(in, out, given);
+}
+
+magi::BackwardArgs read_backward(const Mask& mask, const magi_attention_inputs* inputs,
+                                 const magi_attention_result* result,
+                                 const magi_attention_gradients* gradients) {
+  magi::BackwardArgs args = read_backward(inputs, result, gradients);
   args.slices = mask.slices;
   check_rows(mask, args.q, args.k);
   return args;
@@ -79,6 +85,12 @@ std::shared_ptr<const PreparedBackward> prepared_backward(const magi_mask& mask,
 struct Ranges {
   DeviceSlices slices;
   DeviceListTuning tuning;
+
+  DeviceBackwardTuning backward() const {
+    return {.sm_margin = tuning.forward.sm_margin,
+            .packed_heads = tuning.forward.packed_heads,
+            .record_capacity = tuning.record_capacity};
+  }
 };
 
 Ranges read_ranges(const magi_flex_ranges* ranges, const magi_attention_inputs* inputs) {
@@ -171,6 +183,41 @@ magi_status magi_flex_ranges_report_sync(const magi_workspace* workspace,
     require(report, "report");
     write_struct(report,
                  to_struct(magi::read_device_list_report_sync(read_workspace(workspace), stream)),
+                 "report");
+  });
+}
+
+magi_status magi_flex_ranges_backward(const magi_flex_ranges* ranges,
+                                      const magi_attention_inputs* inputs,
+                                      const magi_attention_result* result,
+                                      const magi_attention_gradients* gradients, void* stream) {
+  return guarded([&] {
+    const Ranges given = read_ranges(ranges, inputs);
+    const magi::BackwardArgs args = read_backward(inputs, result, gradients);
+    magi::attention_backward_cuda(args, given.slices, read_workspace(gradients->workspace),
+                                  given.backward(), stream);
+  });
+}
+
+magi_status magi_flex_ranges_backward_workspace_bytes(const magi_flex_ranges* ranges,
+                                                      const magi_attention_inputs* inputs,
+                                                      const magi_attention_result* result,
+                                                      const magi_attention_gradients* gradients,
+                                                      size_t* size_bytes) {
+  return guarded([&] {
+    const Ranges given = read_ranges(ranges, inputs);
+    const std::int64_t bytes = magi::backward_workspace_bytes(
+        read_backward(inputs, result, gradients), given.slices.q_ranges.shape[0], given.backward());
+    require(size_bytes, "size_bytes") = static_cast<size_t>(bytes);
+  });
+}
+
+magi_status magi_flex_ranges_backward_report_sync(const magi_workspace* workspace,
+                                                  magi_flex_ranges_report* report, void* stream) {
+  return guarded([&] {
+    require(report, "report");
+    write_struct(report,
+                 to_struct(magi::read_backward_list_report_sync(read_workspace(workspace), stream)),
                  "report");
   });
 }

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The copies of range tensors that backward reads, kept by identity; host tensors stand in."""
+"""Calls under range tensors in device memory, and the copies of them that other backends read, kept
+by identity; host tensors stand in."""
 
+import pytest
 import torch
 
 from magi_attention._native.attention import Options
@@ -8,11 +10,12 @@ from magi_attention._native.ranges import RangesCall
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional._device_ranges import RangesInvocation, host_call
 from magi_attention.functional._eager import run
+from magi_attention.functional._masks import mask_of
 
 
 def call_of(q_ranges, k_ranges, types=None):
     q, kv = torch.zeros(8, 4, 8), torch.zeros(8, 2, 8)
-    return host_call(q, kv, kv, None, (q_ranges, k_ranges, types), Options())
+    return host_call(q, kv, kv, None, (q_ranges, k_ranges, types), Options(), "cpu")
 
 
 def test_unchanged_tensors_are_copied_once():
@@ -45,16 +48,54 @@ def test_other_tensors_in_the_place_of_dead_ones():
     assert len(calls) == 8
 
 
-def test_a_call_under_ranges_has_gradients(monkeypatch):
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Calls of the library for ranges in host memory; the names of those that were made."""
+    names = []
+
+    def call_of(call, q, k, v, sink, mask):
+        return mask_of(q.shape[0], k.shape[0], *mask).calls.find(q, k, v, sink, call._options)
+
     def forward_under(call, q, k, v, sink, mask, is_checked):
-        return host_call(q, k, v, sink, mask, Options()).forward(q, k, v, sink)
+        names.append("forward")
+        return call_of(call, q, k, v, sink, mask).forward(q, k, v, sink)
+
+    def backward_under(call, dout, dlse, q, k, v, out, lse, sink, mask, is_checked):
+        names.append("backward")
+        made = call_of(call, q, k, v, sink, mask)
+        return made.backward(dout, dlse, q, k, v, out, lse, sink)
 
     monkeypatch.setattr(RangesCall, "forward_under", forward_under)
-    leaves = [torch.randn(8, heads, 8, requires_grad=True) for heads in (4, 2, 2)]
+    monkeypatch.setattr(RangesCall, "backward_under", backward_under)
+    return names
+
+
+def invoke(leaves, ranges, types=None):
+    invocation = RangesInvocation(*leaves, None, (ranges, ranges, types), Options())
+    return run(*leaves, None, invocation, None)
+
+
+def leaves_of(rows):
+    return [torch.randn(rows, heads, 8, requires_grad=True) for heads in (4, 2, 2)]
+
+
+def test_a_call_under_ranges_has_gradients(stand_in):
+    leaves = leaves_of(8)
     ranges = torch.tensor([[0, 6]], dtype=torch.int32)
-    invocation = RangesInvocation(*leaves, None, (ranges, ranges, None), Options())
-    results = run(*leaves, None, invocation, None), flex_flash_attn_func(*leaves, ranges, ranges)
+    results = invoke(leaves, ranges), flex_flash_attn_func(*leaves, ranges, ranges)
     for (out, meta), (wanted, wanted_meta) in (results, results[::-1]):
         assert torch.equal(out, wanted) and torch.equal(meta.lse, wanted_meta.lse)
     found, expected = (torch.autograd.grad(out.sum(), leaves) for out, _ in results)
     assert all(torch.equal(f, e) for f, e in zip(found, expected))
+    assert stand_in == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("changes_types", [False, True])
+def test_tensors_changed_between_forward_and_backward_are_refused(stand_in, changes_types):
+    ranges = torch.tensor([[0, 6]], dtype=torch.int32)
+    types = torch.zeros(1, dtype=torch.int32)
+    out, _ = invoke(leaves_of(8), ranges, types)
+    (types if changes_types else ranges[0, 1]).fill_(1)
+    with pytest.raises(RuntimeError, match="was changed between forward and backward"):
+        out.sum().backward()
+    assert stand_in == ["forward"]

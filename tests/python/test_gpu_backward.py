@@ -2,6 +2,7 @@
 """Gradients on a GPU against dense float64 attention; streams, graphs, repeated calls."""
 
 import contextlib
+import random
 
 import pytest
 import torch
@@ -221,16 +222,58 @@ def test_graphs(is_bound):
             check_close(found, reference.double().cpu(), factor=1.0)
 
 
-def test_graphs_take_ranges_of_backward_from_the_host():
-    """Its list is made on the host, so a replay could not follow ranges on the device."""
+def documents_of(draw: random.Random, count: int) -> dense.Mask:
+    """Packed documents, causal or full, of which some have no rows."""
+    cuts = sorted(draw.randint(0, ROWS) for _ in range(count - 1))
+    ranges = list(zip([0, *cuts], [*cuts, ROWS]))
+    return dense.Mask(ranges, ranges, [draw.randint(0, 1) for _ in ranges], ROWS, ROWS)
+
+
+def overlapping(draw: random.Random, count: int) -> dense.Mask:
+    """Random slices of all types."""
+
+    def some_ranges():
+        return [tuple(sorted((draw.randint(0, ROWS), draw.randint(0, ROWS)))) for _ in range(count)]
+
+    return dense.Mask(
+        some_ranges(), some_ranges(), [draw.randint(0, 3) for _ in range(count)], ROWS, ROWS
+    )
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_graphs_follow_ranges_on_the_device(is_deterministic):
+    """Forward and backward in one graph, replayed under 64 masks, each checked against float64."""
+    draw, count = random.Random(7), 6
     leaves = inputs()
-    ranges = torch.tensor([[0, ROWS]], dtype=torch.int32, device="cuda")
+    exact = as_float64(*leaves)
     upstream = torch.randn(ROWS, 8, 64, device="cuda", dtype=torch.bfloat16)
-    attend_and_go_back(leaves, (ranges, ranges), upstream)
-    refused = pytest.raises(RuntimeError, match="q_ranges is on the device while a graph is capt")
-    with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
-        attend_and_go_back(leaves, (ranges, ranges), upstream)
-    torch.cuda.synchronize()
+    ranges = ranges_on(documents_of(draw, count), "device")
+
+    def step():
+        out, meta = flex_flash_attn_func(*leaves, *ranges, deterministic=is_deterministic)
+        return out, meta.lse, torch.autograd.grad(out, leaves, upstream)
+
+    graph, (out, lse, gradients) = capture(step)
+    for number in range(64):
+        mask = (documents_of, overlapping)[number % 2](draw, count)
+        for target, new in zip(ranges, ranges_on(mask, "host")):
+            target.copy_(new)
+        graph.replay()
+        wanted, wanted_lse, _ = dense.attention(*exact, mask)
+        check_close(out, wanted)
+        check_close(lse, wanted_lse, torch.bfloat16)
+        expected = torch.autograd.grad(wanted, exact, upstream.double().cpu())
+        for found, reference in zip(gradients, expected):
+            check_close(found, reference, factor=FACTOR)
+
+
+def test_backward_under_ranges_on_the_device_waits_for_nothing():
+    leaves = inputs()
+    upstream = torch.randn(ROWS, 8, 64, device="cuda", dtype=torch.bfloat16)
+    attend_and_go_back(leaves, ranges_on(dense.masks(ROWS)["four_types"], "device"), upstream)
+    ranges = ranges_on(documents_of(random.Random(1), 4), "device")  # not seen before
+    with no_waits():
+        attend_and_go_back(leaves, ranges, upstream)
 
 
 def test_ranges_changed_between_forward_and_backward():

@@ -154,6 +154,17 @@ def test_sizes_and_ranges():
     assert forward.data == [dict(zip(QKV, (1, 2, 3, 4))), {"out": 5, "lse": 6, "max_logits": 7}]
 
 
+def test_backward_under_ranges():
+    size = Stand(P, Inputs, Result, Gradients, P, status=3)
+    call = prepared(0, 0)
+    assert call.ranges_backward_bytes(size.address, 21, 9) == 3
+    assert (size.seen[0], size.seen[4]) == (21, 9)
+    stand = Stand(P, Inputs, Result, Gradients, P)
+    assert call.ranges_backward(stand.address, 21, *range(1, 16)) == 0
+    assert stand.data[2]["dout"] == 7 and stand.workspaces == [(13, 14)]
+    assert (stand.seen[0], stand.seen[4]) == (21, 15)
+
+
 def test_wrong_arguments():
     functions = [address_of("magi_flex_attention_forward")] * 2 + [0, 0]
     with pytest.raises(ValueError, match="tensors has 5 bytes; allowed: 1248"):

@@ -83,6 +83,9 @@ _PROTOTYPES = {
     "magi_flex_ranges_workspace_bytes": "ppp",
     "magi_flex_ranges_forward": "ppppp",
     "magi_flex_ranges_report_sync": "ppp",
+    "magi_flex_ranges_backward": "ppppp",
+    "magi_flex_ranges_backward_workspace_bytes": "ppppp",
+    "magi_flex_ranges_backward_report_sync": "ppp",
     "magi_listed_attention_forward": "pppp",
     "magi_listed_attention_backward": "ppppp",
 }

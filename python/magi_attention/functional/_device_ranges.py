@@ -16,21 +16,25 @@ from magi_attention.functional._masks import mask_of
 
 _COPIES_KEPT = 64  # as many as masks are kept, which is what the copies are for
 _calls = CallCache(RangesCall)
-# Copies in host memory, which backward needs: by identity, valid while the tensors live unchanged.
+# Copies in host memory, which other backends need: by identity, valid while the tensors live
+# unchanged.
 _copies = LruCache(_COPIES_KEPT)
 
 
 class RangesInvocation:
-    """One call of attention under q_ranges, k_ranges and types in device memory."""
+    """One call of attention under q_ranges, k_ranges and types in device memory. Nothing waits
+    unless MAGI_ATTENTION_SANITY_CHECK is 1: a graph may hold forward and backward, and follows the
+    values that the tensors have when it is replayed.
+    """
 
     def __init__(self, q, k, v, sink, mask: tuple, options: Options) -> None:
         self._mask = tuple(None if tensor is None else tensor.contiguous() for tensor in mask)
         self._given, self._versions = mask, _versions(mask)
-        self._options, self.with_max_logits = options, options.with_max_logits
+        self.with_max_logits = options.with_max_logits
         self._call: RangesCall = _calls.find(q, k, v, sink, options)
 
     def forward(self, q, k, v, sink):
-        """As Call.forward; waits for nothing unless MAGI_ATTENTION_SANITY_CHECK is 1."""
+        """As Call.forward."""
         return self._call.forward_under(q, k, v, sink, self._mask, is_sanity_check_enable())
 
     def backward(self, dout, dlse, q, k, v, out, lse, sink):
@@ -40,20 +44,19 @@ class RangesInvocation:
                 "q_ranges, k_ranges or attn_type_map was changed between forward and backward; "
                 "allowed: unchanged tensors"
             )
-        call = host_call(q, k, v, sink, self._given, self._options)
-        return call.backward(dout, dlse, q, k, v, out, lse, sink)
+        results = dout, dlse, q, k, v, out, lse, sink
+        return self._call.backward_under(*results, self._mask, is_sanity_check_enable())
 
 
-def host_call(q, k, v, sink, mask: tuple, options: Options, backend: str | None = None) -> Call:
-    """A call whose list is made on the host: range tensors that were not seen before are copied
-    there, which waits for them. backend: None for the library's own, whose backward needs that.
-    RuntimeError while a graph is captured, as a replay would not follow their values.
+def host_call(q, k, v, sink, mask: tuple, options: Options, backend: str) -> Call:
+    """The call of a backend by its name, whose list is made on the host: range tensors that were
+    not seen before are copied there, which waits for them. RuntimeError while a graph is captured,
+    as a replay would not follow their values.
     """
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
-        where = "in backward" if backend is None else f"with backend {backend}"
         raise RuntimeError(
-            f"q_ranges is on the device while a graph is captured; allowed {where}: ranges in "
-            "host memory"
+            "q_ranges is on the device while a graph is captured; allowed with backend "
+            f"{backend}: ranges in host memory"
         )
     key = (backend, q.shape[0], k.shape[0], *map(id, mask))
     references, known = _copies.get(key, ([], None))

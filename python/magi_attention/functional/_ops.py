@@ -192,7 +192,6 @@ define(
     " Tensor? softcap_symbol=None, str? backend=None) -> (Tensor, Tensor, Tensor, Tensor)",
     _flex_backward_fake,
     _flex_backward,
-    tags=(torch.Tag.cudagraph_unsafe,),  # it copies ranges in device memory
 )
 flex_forward_op = torch.ops.magi_attention.flex_forward.default
 flex_backward_op = torch.ops.magi_attention.flex_backward.default

@@ -129,12 +129,13 @@ def flex_flash_attn_func(
     On a GPU q, k, v are bfloat16 or float16 of head dims that are multiples of 8 up to 256, and the
     call is only enqueued, on the current stream. Ranges in host memory are checked, and their work
     list is made at the first call and kept. Ranges on
-    the GPU are not read by the host: ends outside are clamped and reversed ranges are empty, unless
-    MAGI_ATTENTION_SANITY_CHECK is 1. The first backward with new range tensors there waits for a
-    copy of them, and none can be captured
-    in a graph; other calls can. sm_margin: multiprocessors left to others. deterministic: the
-    gradient of q has the same bits in every call, as all other results have; False is faster and
-    has an effect in backward on a GPU alone.
+    the GPU are not read by the host, which waits for nothing: ends outside are clamped, reversed
+    ranges are empty, and gradients become NaN where ranges overlap so much that the list does not
+    fit its memory, unless MAGI_ATTENTION_SANITY_CHECK is 1. Forward and backward can be captured in
+    a graph, which follows the values that ranges on the GPU have when it is replayed. sm_margin:
+    multiprocessors left to others. deterministic: the gradient of q has the same bits in every
+    call, as all other results have (with ranges on the GPU it always has); False is faster and has
+    an effect in backward on a GPU alone.
 
     disable_fwd_atomic_reduction, disable_bwd_dkv_atomic_reduction, disable_bwd_dq_atomic_reduction,
     ref_block_size, max_seqlen_q, range_merge, swap_ab, pack_gqa, cat_gqa, block_sparse and
