@@ -72,7 +72,7 @@ struct DeviceSlices {
 
 /// Choices of a call whose list is made on the device.
 struct DeviceListTuning {
-  ForwardTuning forward;
+  ForwardTuning forward;  ///< packed_heads 0: one or as many as are allowed, by modelled cost
   /// Records (one per q tile and slice that it sees) that the workspace has room for; 0: by rows
   /// and number of slices. Tiles whose records do not fit search the slices instead, which is slow.
   std::int64_t record_capacity = 0;
@@ -102,11 +102,11 @@ struct DeviceListReport {
 std::int64_t forward_workspace_bytes(const ForwardArgs& args, std::int64_t num_slices,
                                      const DeviceListTuning& tuning = {});
 
-/// As above with a list made on the device in stream order, the same as the host's: nothing waits
-/// and the host reads no slice, so the call can be captured in a graph and replayed with other
-/// slices in the same tensors. Range ends outside the tensors are clamped, reversed ranges and
-/// unknown types are empty; the report tells. Throws InvalidArgument naming the tensor, CudaError
-/// when a launch fails.
+/// As above with a list made on the device in stream order, which is the host's for the same packed
+/// heads: nothing waits and the host reads no slice, so the call can be captured in a graph and
+/// replayed with other slices in the same tensors. Range ends outside the tensors are clamped,
+/// reversed ranges and unknown types are empty; the report tells. Throws InvalidArgument naming the
+/// tensor, CudaError when a launch fails.
 void attention_forward_cuda(const ForwardArgs& args, const DeviceSlices& slices,
                             const DeviceWorkspace& workspace, const DeviceListTuning& tuning,
                             void* stream);

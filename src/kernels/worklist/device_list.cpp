@@ -27,6 +27,12 @@ void check_shape(const DeviceListShape& shape) {
 
 }  // namespace
 
+std::vector<std::int32_t> device_packings(const ForwardProblem& problem, const TileShape& shape) {
+  std::vector<std::int32_t> allowed = allowed_packed_heads(problem, shape);
+  if (allowed.size() < 2) return allowed;
+  return {allowed.front(), allowed.back()};
+}
+
 std::int64_t default_record_capacity(const DeviceListShape& shape) {
   constexpr std::int64_t kAlwaysFits = 1 << 18;
   const std::int32_t heads = *std::max_element(shape.packings.begin(), shape.packings.end());

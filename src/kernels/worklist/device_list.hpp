@@ -47,6 +47,10 @@ struct DeviceListShape {
   std::vector<std::int32_t> packings;  ///< packed heads to choose from, at most kMaxPackings
 };
 
+/// Packed heads to choose from: one and the most. Tiles of fewer tokens cost no more in sum, so
+/// those in between are chosen at ties alone, and each has launches of its own.
+std::vector<std::int32_t> device_packings(const ForwardProblem& problem, const TileShape& shape);
+
 /// Records that are enough for any mask of few slices and for slices that overlap little.
 std::int64_t default_record_capacity(const DeviceListShape& shape);
 

@@ -3,6 +3,8 @@
 #include <cmath>
 
 #include "cuda/check.hpp"
+#include "cuda/launch.cuh"
+#include "cuda/ptx/order.cuh"
 #include "kernels/sm90/forward/combine.hpp"
 #include "kernels/sm90/forward/row_result.cuh"
 #include "kernels/sm90/global_memory.cuh"
@@ -167,6 +169,7 @@ class Combiner {
 
 __global__ void __launch_bounds__(kMaxThreads)
     combine_kernel(const __grid_constant__ CombineParams params) {
+  ptx::await_kernels_before();  // launched ahead of their end, where the device made the list
   Combiner(params).run();
 }
 
@@ -176,6 +179,9 @@ void launch_combine_kernel(const CombineParams& params, std::int64_t max_rows,
                            cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(std::clamp<std::int64_t>(max_rows, 1, kMaxBlocks));
   const int threads = params.dim_v > kMaxThreads / 2 ? kMaxThreads : kMaxThreads / 2;
+  if (params.outcome != nullptr) {
+    return launch_ahead(combine_kernel, blocks, static_cast<unsigned>(threads), 0, params, stream);
+  }
   combine_kernel<<<blocks, threads, 0, stream>>>(params);
   cuda_check(cudaGetLastError(), "combine_kernel");
 }

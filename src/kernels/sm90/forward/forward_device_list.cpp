@@ -32,7 +32,7 @@ DeviceListShape list_shape(const ForwardArgs& args, std::int64_t num_slices,
   if (tuning.forward.packed_heads > 0) {
     shape.packings = {tuning.forward.packed_heads};
   } else {
-    shape.packings = allowed_packed_heads(shape.problem, shape.tile);
+    shape.packings = device_packings(shape.problem, shape.tile);
   }
   shape.record_capacity =
       tuning.record_capacity == 0 ? default_record_capacity(shape) : tuning.record_capacity;
