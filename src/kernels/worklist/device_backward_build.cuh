@@ -59,6 +59,8 @@ struct BackwardBuild {
   std::int32_t* slice_ids = nullptr;
   KeyTile* works = nullptr;
   std::int32_t* longest = nullptr;
+  std::int32_t* record_ends = nullptr;
+  std::int32_t* record_begins = nullptr;
   std::int32_t* tile_component = nullptr;
   std::int32_t* places = nullptr;
   std::int32_t* items = nullptr;

@@ -33,7 +33,9 @@ class KeyRecordWriter {
     const auto first = static_cast<std::int32_t>(blockIdx.x) * kEmitWarps;
     for (std::int32_t tile = first; tile < grid_.num_tiles; tile += stride) {
       const std::int32_t own = tile + warp_index();
-      if (own < grid_.num_tiles && num_records(own) <= kMostPlainParts) write_few(own);
+      const bool has_many = own < grid_.num_tiles && num_records(own) > kMostPlainParts;
+      if (own < grid_.num_tiles && !has_many) write_few(own);
+      if (__syncthreads_or(has_many ? 1 : 0) == 0) continue;
       for (std::int32_t other = tile; other < min(tile + kEmitWarps, grid_.num_tiles); ++other) {
         if (num_records(other) > kMostPlainParts) write_many(other);
       }

@@ -23,13 +23,21 @@ class RowJoiner {
   }
 
  private:
+  static constexpr std::int32_t kFours = kRowBits / 4;
+
+  /// Of four rows that follow each other.
+  __device__ int4 ends_of_four(std::int32_t four) const {
+    return reinterpret_cast<const int4*>(build_.row_ends)[four];
+  }
+
   /// Finds the components: runs of rows that records join.
   __device__ void join_rows() {
     const Range share = own_share(num_row_words(build_.rows_q));
     std::int32_t end = 0;
 #pragma unroll 1
-    for (std::int32_t row = share.begin * kRowBits; row < share.end * kRowBits; ++row) {
-      end = max(end, build_.row_ends[row]);
+    for (std::int32_t four = share.begin * kFours; four < share.end * kFours; ++four) {
+      const int4 ends = ends_of_four(four);
+      end = max(max(end, max(ends.x, ends.y)), max(ends.z, ends.w));
     }
     end = scan_cluster(shared_, end, 0, Largest{}).before;
     std::int32_t count = 0;
@@ -53,15 +61,19 @@ class RowJoiner {
     std::uint32_t begins = 0;
     std::uint32_t covered = 0;
 #pragma unroll 1
-    for (std::int32_t bit = 0; bit < kRowBits; ++bit) {
-      const std::int32_t row = word * kRowBits + bit;
-      const std::int32_t row_end = build_.row_ends[row];
-      if (end > row) {
-        covered |= 1u << bit;
-      } else if (row_end > 0) {
-        begins |= 1u << bit;
+    for (std::int32_t four = 0; four < kFours; ++four) {
+      const int4 ends = ends_of_four(word * kFours + four);
+      const std::int32_t row_ends[4] = {ends.x, ends.y, ends.z, ends.w};
+#pragma unroll
+      for (std::int32_t i = 0; i < 4; ++i) {
+        const std::uint32_t bit = 1u << (four * 4 + i);
+        if (end > word * kRowBits + four * 4 + i) {
+          covered |= bit;
+        } else if (row_ends[i] > 0) {
+          begins |= bit;
+        }
+        end = max(end, row_ends[i]);
       }
-      end = max(end, row_end);
     }
     build_.components.bits[word] = begins;
     build_.covered.bits[word] = covered;
@@ -96,6 +108,8 @@ class RowJoiner {
       mark.semaphore_begin += mark.component;
       mark.semaphore_end += mark.component;
       build_.marks[i] = mark;
+      atomicMax(&build_.record_ends[mark.component], i + 1);
+      atomicMax(&build_.record_begins[mark.component], num_records - i);
     }
   }
 

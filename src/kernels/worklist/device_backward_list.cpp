@@ -58,6 +58,8 @@ DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape) {
   layout.row_ends = arena.add<std::int32_t>(row_words * 32);
   layout.tallies = arena.add<TileTally>(std::int64_t{kKeyTilings} * layout.max_tiles);
   layout.longest = arena.add<std::int32_t>(layout.frame.num_components);
+  layout.record_ends = arena.add<std::int32_t>(layout.frame.num_components);
+  layout.record_begins = arena.add<std::int32_t>(layout.frame.num_components);
   layout.zeroed_bytes = arena.size_bytes();
   layout.tile_bits = arena.add<std::uint32_t>(key_words);
   layout.tile_prefix = arena.add<std::int32_t>(key_words);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bit>
-#include <cub/warp/warp_reduce.cuh>
 
 #include "cuda/arena.hpp"
 #include "cuda/check.hpp"
@@ -18,23 +17,17 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
 constexpr std::int64_t kWalkingWarps = 8192;  ///< enough to keep every multiprocessor at work
+/// Slices, k tiles and memory to be cleared of a list that one cluster makes sooner than many
+/// launches.
+constexpr std::int32_t kFewSlices = kOrderCtas * kOrderThreads;
+constexpr std::int32_t kFewTiles = 2 * kOrderCtas * kOrderThreads;
+constexpr std::int64_t kFewChunks = 1 << 16;
+constexpr std::int64_t kMaxOrderBlocks = 2112;  ///< as many as run at once
 
-__global__ void __launch_bounds__(kThreads)
-    clear_kernel(const __grid_constant__ BackwardBuild build) {
-  auto* chunks = reinterpret_cast<uint4*>(build.header);
-  const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < build.zeroed_chunks;
-       i += stride) {
-    chunks[i] = uint4{};
-  }
-  ptx::launch_dependents();
-}
-
-__global__ void __launch_bounds__(kThreads)
-    mark_kernel(const __grid_constant__ BackwardBuild build) {
-  begin_ahead();
-  const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < build.source.count;
+/// Keeps the slices, and marks where they begin in k.
+__device__ void mark_slices(const BackwardBuild& build) {
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < build.source.count;
        i += stride) {
     const auto slice = static_cast<std::int32_t>(i);
     const CheckedSlice checked =
@@ -46,18 +39,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
-    cut_kernel(const __grid_constant__ BackwardBuild build) {
-  begin_ahead();
-  __shared__ KeyCutter::Shared shared;
-  KeyCutter(shared, build).run();
-}
-
-/// Tallies of one way to cut the keys.
+/// Adds to the tallies of one way to cut the keys.
 __device__ void count_tiling(const BackwardBuild& build, int tiling) {
   const KeyGrid grid = grid_of(build, tiling);
   const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
-  std::uint64_t steps = 0;
+  std::int64_t steps = 0;
   for (std::int64_t task = first_task(); task < end; task += task_stride()) {
     const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
     const BandSlice band = slice < build.source.count ? build.slices[slice].band : BandSlice{};
@@ -70,21 +56,10 @@ __device__ void count_tiling(const BackwardBuild& build, int tiling) {
                     tally.end_slice = index + 1;
                     tally.begin_inverse = build.source.count - index;
                     add_tally(build.tallies[tiling][tile], tally);
-                    steps += tally.num_k_tiles;
+                    steps += tiles.end - tiles.begin;
                   });
   }
-  using SumOfWarp = cub::WarpReduce<std::uint64_t>;
-  __shared__ typename SumOfWarp::TempStorage storage[kThreads / kWarpLanes];
-  steps = SumOfWarp(storage[warp_index()]).Sum(steps);
-  if (lane_index() != 0 || steps == 0) return;
-  atomicAdd(reinterpret_cast<unsigned long long*>(&build.header->steps[tiling]),
-            static_cast<unsigned long long>(steps));
-}
-
-__global__ void __launch_bounds__(kThreads)
-    count_kernel(const __grid_constant__ BackwardBuild build) {
-  begin_ahead();
-  count_tiling(build, static_cast<int>(blockIdx.y));
+  add_of_warp(build.header->steps[tiling], steps);
 }
 
 /// What all k tiles of a tiling cost.
@@ -106,10 +81,10 @@ __device__ void report(const BackwardBuild& build, int tiling, std::int64_t num_
   header.outcome.num_items = header.outcome.num_tiles * build.rule.heads_kv;
 }
 
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
-    place_kernel(const __grid_constant__ BackwardBuild build) {
-  begin_ahead();
-  __shared__ ClusterScanShared<std::int64_t> shared;
+using PlaceShared64 = ClusterScanShared<std::int64_t>;
+
+/// Chooses the way with the lower cost and makes the works of its k tiles: one cluster.
+__device__ void place_records(PlaceShared64& shared, const BackwardBuild& build) {
   const int tiling = cost_of(build, 1) < cost_of(build, 0) ? 1 : 0;
   const KeyGrid grid = grid_of(build, tiling);
   const Range share = own_share(grid.num_tiles);
@@ -135,9 +110,7 @@ __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
   if (thread_of_cluster() == 0) report(build, tiling, scan.total);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    fill_kernel(const __grid_constant__ BackwardBuild build) {
-  begin_ahead();
+__device__ void fill_tiles(const BackwardBuild& build) {
   if (build.header->outcome.is_overflowing != 0) return;
   const int tiling = build.header->tiling;
   const KeyGrid grid = grid_of(build, tiling);
@@ -155,6 +128,65 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    clear_kernel(const __grid_constant__ BackwardBuild build) {
+  clear_chunks(build.header, build.zeroed_chunks);
+  ptx::launch_dependents();
+}
+
+__global__ void __launch_bounds__(kThreads)
+    mark_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  mark_slices(build);
+}
+
+__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+    cut_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  __shared__ KeyCutter::Shared shared;
+  KeyCutter(shared, build).run();
+}
+
+__global__ void __launch_bounds__(kThreads)
+    count_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  count_tiling(build, static_cast<int>(blockIdx.y));
+}
+
+__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+    place_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  __shared__ PlaceShared64 shared;
+  place_records(shared, build);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    fill_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  fill_tiles(build);
+}
+
+/// Steps clear to fill of a short list: barriers of a cluster take less than launches.
+__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+    gather_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  __shared__ KeyCutter::Shared cut_shared;
+  __shared__ PlaceShared64 place_shared;
+  const auto cluster = cooperative_groups::this_cluster();
+  clear_chunks(build.header, build.zeroed_chunks);
+  cluster.sync();
+  mark_slices(build);
+  cluster.sync();
+  KeyCutter(cut_shared, build).run();
+  cluster.sync();
+#pragma unroll 1
+  for (int tiling = 0; tiling < kKeyTilings; ++tiling) count_tiling(build, tiling);
+  cluster.sync();
+  place_records(place_shared, build);
+  cluster.sync();
+  fill_tiles(build);
+}
+
 __global__ void __launch_bounds__(kEmitThreads)
     emit_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
@@ -163,19 +195,17 @@ __global__ void __launch_bounds__(kEmitThreads)
   KeyRecordWriter(shared, build).run();
 }
 
+/// Steps join and sort.
 __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
-    join_kernel(const __grid_constant__ BackwardBuild build) {
+    arrange_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
-  if (build.header->outcome.is_overflowing != 0) return;
-  __shared__ RowJoiner::Shared shared;
-  RowJoiner(shared, build).run();
-}
-
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
-    sort_kernel(const __grid_constant__ BackwardBuild build) {
-  begin_ahead();
-  __shared__ PlainSortShared shared;
-  PlainSorter(shared, build).run();
+  __shared__ RowJoiner::Shared join_shared;
+  __shared__ PlainSortShared sort_shared;
+  if (build.header->outcome.is_overflowing == 0) {
+    RowJoiner(join_shared, build).run();
+    cooperative_groups::this_cluster().sync();
+  }
+  PlainSorter(sort_shared, build).run();
 }
 
 __global__ void __launch_bounds__(kRunThreads)
@@ -188,6 +218,11 @@ __global__ void __launch_bounds__(kRunThreads)
        record += static_cast<std::int32_t>(gridDim.x)) {
     RunWriter(shared, build, record).run(num_records);
   }
+}
+
+bool is_short(const BackwardBuild& build, const DeviceBackwardLayout& layout) {
+  return build.source.count <= kFewSlices && layout.max_tiles <= kFewTiles &&
+         build.zeroed_chunks <= kFewChunks;
 }
 
 unsigned num_blocks(std::int64_t units, std::int64_t units_per_block) {
@@ -217,7 +252,6 @@ BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardL
                          const SliceArrays& slices, void* memory) {
   BackwardBuild build;
   build.source = slices;
-  build.tasks = share_slices(slices.count, kWalkingWarps / kKeyTilings, layout.max_tiles);
   set_shapes(build, shape, layout);
   build.header = part_at<DeviceBackwardHeader>(memory, 0);
   build.cut_bits = part_at<std::uint32_t>(memory, layout.cut_bits);
@@ -225,6 +259,8 @@ BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardL
   build.tallies[0] = part_at<TileTally>(memory, layout.tallies);
   build.tallies[1] = build.tallies[0] + layout.max_tiles;
   build.longest = part_at<std::int32_t>(memory, layout.longest);
+  build.record_ends = part_at<std::int32_t>(memory, layout.record_ends);
+  build.record_begins = part_at<std::int32_t>(memory, layout.record_begins);
   build.begins = part_at<std::int32_t>(memory, layout.begins);
   build.grids[1].begins = build.begins;
   build.grids[1].tiles = {part_at<std::uint32_t>(memory, layout.tile_bits),
@@ -248,26 +284,39 @@ BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardL
   return build;
 }
 
+/// Steps clear to fill of a long list, in kernels of their own.
+void launch_gathering(const BackwardBuild& build, cudaStream_t stream) {
+  clear_kernel<<<num_blocks(build.zeroed_chunks, kThreads), kThreads, 0, stream>>>(build);
+  cuda_check(cudaGetLastError(), "clear_kernel");
+  launch_ahead(mark_kernel, num_blocks(build.source.count, kThreads), kThreads, 0, build, stream);
+  launch_ahead(cut_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+  const unsigned walk_blocks =
+      num_blocks(num_slice_tasks(build.tasks, build.source.count), kThreads / kWarpLanes);
+  launch_ahead(count_kernel, dim3(walk_blocks, kKeyTilings), kThreads, 0, build, stream);
+  launch_ahead(place_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+  launch_ahead(fill_kernel, walk_blocks, kThreads, 0, build, stream);
+}
+
 }  // namespace
 
 void build_device_backward_list(const DeviceBackwardShape& shape,
                                 const DeviceBackwardLayout& layout, const SliceArrays& slices,
                                 void* workspace, cudaStream_t stream) {
-  const BackwardBuild build = make_build(shape, layout, slices, workspace);
-  clear_kernel<<<num_blocks(build.zeroed_chunks, kThreads), kThreads, 0, stream>>>(build);
-  cuda_check(cudaGetLastError(), "clear_kernel");
-  launch_ahead(mark_kernel, num_blocks(slices.count, kThreads), kThreads, 0, build, stream);
-  launch_ahead(cut_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
-  const unsigned walk_blocks =
-      num_blocks(num_slice_tasks(build.tasks, slices.count), kThreads / kWarpLanes);
-  launch_ahead(count_kernel, dim3(walk_blocks, kKeyTilings), kThreads, 0, build, stream);
-  launch_ahead(place_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
-  launch_ahead(fill_kernel, walk_blocks, kThreads, 0, build, stream);
+  BackwardBuild build = make_build(shape, layout, slices, workspace);
+  if (is_short(build, layout)) {
+    build.tasks = share_slices(slices.count, kOrderCtas * kOrderWarps, layout.max_tiles);
+    gather_kernel<<<kOrderCtas, kOrderThreads, 0, stream>>>(build);
+    cuda_check(cudaGetLastError(), "gather_kernel");
+  } else {
+    build.tasks = share_slices(slices.count, kWalkingWarps / kKeyTilings, layout.max_tiles);
+    launch_gathering(build, stream);
+  }
   launch_ahead(emit_kernel, num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, build,
                stream);
-  launch_ahead(join_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
-  launch_ahead(sort_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
-  launch_ahead(order_kernel, num_blocks(shape.record_capacity, 1), kRunThreads, 0, build, stream);
+  launch_ahead(arrange_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+  const auto order_blocks =
+      static_cast<unsigned>(std::clamp<std::int64_t>(shape.record_capacity, 1, kMaxOrderBlocks));
+  launch_ahead(order_kernel, order_blocks, kRunThreads, 0, build, stream);
 }
 
 }  // namespace magi

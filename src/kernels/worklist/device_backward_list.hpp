@@ -23,6 +23,9 @@
 //   join    one cluster  the components of rows, by records
 //   sort    one cluster  the order in which items are handed out (radix sort, plain_rule.hpp)
 //   order   records      the semaphore values at which a record adds to dQ
+//
+// Of a short list, one cluster does the steps up to fill; join and sort are one cluster's in any
+// case.
 namespace magi {
 
 inline constexpr int kKeyTilings = 2;  ///< a plain grid; cut where slices begin
@@ -75,6 +78,8 @@ struct DeviceBackwardLayout {
   std::size_t row_ends = 0;          ///< int32 [rows_q]: of the records that begin in the row
   std::size_t tallies = 0;           ///< TileTally [kKeyTilings, max_tiles]
   std::size_t longest = 0;           ///< int32 [components]: steps of their longest k tile
+  std::size_t record_ends = 0;       ///< int32 [components]: last of their records + 1
+  std::size_t record_begins = 0;     ///< int32 [components]: num_records - first of their records
   std::size_t zeroed_bytes = 0;      ///< header, and what lies in front of the rest
   std::size_t tile_bits = 0;         ///< uint32 [rows_k / 32]: a cut k tile begins at the key
   std::size_t tile_prefix = 0;       ///< int32 [rows_k / 32]: such keys before the word

@@ -5,8 +5,8 @@
 
 namespace magi {
 
-inline constexpr int kRunThreads = 256;
-inline constexpr int kValuesPerThread = 8;
+inline constexpr int kRunThreads = 128;
+inline constexpr int kValuesPerThread = 16;
 inline constexpr std::int32_t kRunWindow = kRunThreads * kValuesPerThread;  ///< semaphores
 
 struct RunShared {
@@ -16,8 +16,8 @@ struct RunShared {
 };
 
 /// Finds how many records add to a semaphore of a record before it, a block for each record: the
-/// records before it begin and end over its semaphores, and each change of their number begins a
-/// run.
+/// records before it, of its component, begin and end over its semaphores, and each change of their
+/// number begins a run.
 class RunWriter {
  public:
   __device__ RunWriter(RunShared& shared, const BackwardBuild& build, std::int32_t record)
@@ -28,13 +28,15 @@ class RunWriter {
   /// `num_records`: of the whole list, those left empty included.
   __device__ void run(std::int32_t num_records) {
     if (mark_.semaphore_begin >= mark_.semaphore_end) return;
-    const std::int32_t num_runs = for_each_window(num_records, true, [&](std::int32_t) {
+    of_component_.begin = num_records - build_.record_begins[mark_.component];
+    of_component_.end = build_.record_ends[mark_.component];
+    const std::int32_t num_runs = for_each_window(true, [&](std::int32_t) {
       return scan_block<kRunThreads>(count_changes(), shared_.scan).total;
     });
     if (!reserve(num_runs)) return;
     const std::int32_t begin = shared_.run_begin;
     const bool has_windows = mark_.semaphore_end - mark_.semaphore_begin > kRunWindow;
-    for_each_window(num_records, has_windows,
+    for_each_window(has_windows,
                     [&](std::int32_t num_before) { return write_runs(begin + num_before); });
   }
 
@@ -42,11 +44,11 @@ class RunWriter {
   /// Calls visit(runs before the window) for each window of the record's semaphores, which returns
   /// how many begin in it. Returns their sum.
   template <typename Visit>
-  __device__ std::int32_t for_each_window(std::int32_t num_records, bool is_new, Visit visit) {
+  __device__ std::int32_t for_each_window(bool is_new, Visit visit) {
     std::int32_t num_runs = 0;
     value_ = 0;
     for (first_ = mark_.semaphore_begin; first_ < mark_.semaphore_end; first_ += kRunWindow) {
-      if (is_new) find_changes(num_records);
+      if (is_new) find_changes();
       num_runs += visit(num_runs);
       value_ += scan_block<kRunThreads>(own_change(), shared_.scan).total;
     }
@@ -56,15 +58,17 @@ class RunWriter {
 
   /// Fills `changes` for semaphores [first_, first_ + kRunWindow), in front of which the value is
   /// value_.
-  __device__ void find_changes(std::int32_t num_records) {
+  __device__ void find_changes() {
     const std::int32_t end = min(first_ + kRunWindow, mark_.semaphore_end);
     __syncthreads();
     for (auto i = static_cast<std::int32_t>(threadIdx.x); i < kRunWindow; i += kRunThreads) {
       shared_.changes[i] = 0;
     }
     __syncthreads();
-    for (auto i = static_cast<std::int32_t>(threadIdx.x); i < num_records; i += kRunThreads) {
+    for (std::int32_t i = of_component_.begin + static_cast<std::int32_t>(threadIdx.x);
+         i < of_component_.end; i += kRunThreads) {
       const RecordMark other = build_.marks[i];
+      // Those of other components have no semaphore of these.
       const bool meets = other.semaphore_begin < end && other.semaphore_end > first_;
       if (!meets || !comes_before(other, i)) continue;
       atomicAdd(&shared_.changes[max(other.semaphore_begin, first_) - first_], 1);
@@ -144,6 +148,7 @@ class RunWriter {
   const std::int32_t record_;
   const RecordMark mark_;
   std::int32_t place_;      ///< of its k tile in the list
+  Range of_component_;      ///< records
   std::int32_t first_ = 0;  ///< semaphore of the window
   std::int32_t value_ = 0;  ///< in front of it
 };

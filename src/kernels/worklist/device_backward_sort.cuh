@@ -19,16 +19,6 @@ struct PlainSortShared {
   __device__ PlainSortShared() {}
 };
 
-/// Adds the values of a warp to a sum in device memory.
-__device__ __forceinline__ void add_of_warp(std::uint64_t& sum, std::int64_t value) {
-#pragma unroll
-  for (int lanes = kWarpLanes / 2; lanes > 0; lanes /= 2) {
-    value += __shfl_xor_sync(kFullWarp, value, lanes);
-  }
-  if (lane_index() != 0 || value == 0) return;
-  atomicAdd(reinterpret_cast<unsigned long long*>(&sum), static_cast<unsigned long long>(value));
-}
-
 /// Puts the k tiles and their items in the order of plain_rule.hpp: one cluster.
 class PlainSorter {
  public:

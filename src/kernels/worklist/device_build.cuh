@@ -29,6 +29,7 @@ struct DeviceBuild {
   SplitRule split;
   std::int64_t record_capacity = 0;
   SliceTasks tasks;
+  std::int64_t zeroed_chunks = 0;  ///< of 16 bytes, from the header on
   DeviceListHeader* header = nullptr;
   TileTally* tallies = nullptr;
   std::int32_t* costs = nullptr;
@@ -54,8 +55,28 @@ __device__ __forceinline__ void begin_ahead() {
   ptx::await_kernels_before();
 }
 
+/// Clears chunks of 16 bytes; all threads of a grid share them.
+__device__ __forceinline__ void clear_chunks(void* begin, std::int64_t count) {
+  auto* chunks = static_cast<uint4*>(begin);
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += stride) {
+    chunks[i] = uint4{};
+  }
+}
+
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) % kWarpLanes; }
 __device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x) / kWarpLanes; }
+
+/// Adds the values of a warp to a sum in device memory.
+__device__ __forceinline__ void add_of_warp(std::uint64_t& sum, std::int64_t value) {
+#pragma unroll
+  for (int lanes = kWarpLanes / 2; lanes > 0; lanes /= 2) {
+    value += __shfl_xor_sync(kFullWarp, value, lanes);
+  }
+  if (lane_index() != 0 || value == 0) return;
+  atomicAdd(reinterpret_cast<unsigned long long*>(&sum), static_cast<unsigned long long>(value));
+}
 
 template <typename Integer, int kThreads>
 using ScanOfBlock = cub::BlockScan<Integer, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;

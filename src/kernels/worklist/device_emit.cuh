@@ -40,6 +40,7 @@ class RecordWriter {
       const std::int32_t own = tile + warp_index();
       const bool has_few = num_stored(work_at(own)) <= kFewRecords;
       if (own < grid_.num_tiles) finish(has_few ? write_few(work_at(own)) : work_at(own));
+      if (__syncthreads_or(has_few ? 0 : 1) == 0) continue;
       for (std::int32_t other = tile; other < tile + kEmitWarps; ++other) {
         const TileWork work = work_at(other);
         if (num_stored(work) > kFewRecords) write_many(work);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstddef>
-#include <cub/warp/warp_reduce.cuh>
 
 #include "cuda/arena.hpp"
 #include "cuda/check.hpp"
@@ -16,19 +15,25 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
 constexpr std::int64_t kWalkingWarps = 8192;  ///< enough to keep every multiprocessor at work
+/// Slices, and tiles of all candidates, of a list that one cluster makes sooner than many
+/// launches.
+constexpr std::int32_t kFewSlices = kOrderCtas * kOrderThreads;
+constexpr std::int32_t kFewTiles = 2 * kOrderCtas * kOrderThreads;
 
-__global__ void __launch_bounds__(kThreads)
-    count_kernel(const __grid_constant__ DeviceBuild build) {
-  begin_ahead();
-  const TileGrid& grid = build.grids[blockIdx.y];
-  const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
-  for (std::int64_t task = first_task(); task < end; task += task_stride()) {
+/// Adds to the tallies of all candidates, whose walks over the slices follow each other, and keeps
+/// the slices.
+__device__ void count_slices(const DeviceBuild& build) {
+  const std::int64_t num_tasks = num_slice_tasks(build.tasks, build.source.count);
+  for (std::int64_t i = first_task(); i < num_tasks * build.num_grids; i += task_stride()) {
+    const auto packing = static_cast<std::int32_t>(i / num_tasks);
+    const std::int64_t task = i % num_tasks;
+    const TileGrid& grid = build.grids[packing];
     const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
     CheckedSlice checked;
     checked.band = BandSlice{};
     if (slice < build.source.count) {
       checked = read_slice(build.source, slice, grid.rows_q, build.rows_k);
-      const bool is_first_visit = blockIdx.y == 0 && task % build.tasks.num_parts == 0;
+      const bool is_first_visit = packing == 0 && task % build.tasks.num_parts == 0;
       if (is_first_visit) keep_slice(build.slices, build.header->bad_slice, slice, checked);
     }
     for_each_part(
@@ -40,54 +45,31 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads) cost_kernel(const __grid_constant__ DeviceBuild build) {
-  begin_ahead();
-  const TileGrid& grid = build.grids[blockIdx.y];
-  std::uint64_t sum = 0;
+/// Prices the tiles of all candidates as long as nothing is joined, and adds the costs up.
+__device__ void price_tiles(const DeviceBuild& build) {
   const auto stride = static_cast<std::int32_t>(gridDim.x * blockDim.x);
-  for (auto tile = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
-       tile < grid.num_tiles; tile += stride) {
-    const TileTally tally = build.tallies[grid.first_tally + tile];
-    BandSlice last;
-    if (tally.num_records > 0) {
-      last = part_of_tile(grid, build.slices[tally.end_slice - 1].band, tile);
+  const auto thread = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
+  for (std::int32_t packing = 0; packing < build.num_grids; ++packing) {
+    const TileGrid& grid = build.grids[packing];
+    std::int64_t sum = 0;
+    // Few tiles of all candidates are one for each thread.
+    for (std::int32_t tile = (thread + stride - grid.first_tally % stride) % stride;
+         tile < grid.num_tiles; tile += stride) {
+      const TileTally tally = build.tallies[grid.first_tally + tile];
+      BandSlice last;
+      if (tally.num_records > 0) {
+        last = part_of_tile(grid, build.slices[tally.end_slice - 1].band, tile);
+      }
+      const std::int32_t cost = cost_of_tally(grid, build.tile, tile, tally, last);
+      build.costs[grid.first_tally + tile] = cost;
+      sum += cost;
     }
-    const std::int32_t cost = cost_of_tally(grid, build.tile, tile, tally, last);
-    build.costs[grid.first_tally + tile] = cost;
-    sum += static_cast<std::uint64_t>(cost);
-  }
-  using SumOfWarp = cub::WarpReduce<std::uint64_t>;
-  __shared__ typename SumOfWarp::TempStorage storage[kThreads / kWarpLanes];
-  sum = SumOfWarp(storage[warp_index()]).Sum(sum);
-  if (lane_index() != 0) return;
-  atomicAdd(reinterpret_cast<unsigned long long*>(&build.header->tile_costs[blockIdx.y]),
-            static_cast<unsigned long long>(sum));
-}
-
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
-    place_kernel(const __grid_constant__ DeviceBuild build) {
-  begin_ahead();
-  __shared__ PlaceShared shared;
-  RecordPlacer(shared, build).run();
-}
-
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
-    sort_kernel(const __grid_constant__ DeviceBuild build) {
-  begin_ahead();
-  __shared__ SortShared shared;
-  const DeviceListHeader& header = *build.header;
-  const std::int32_t num_tiles = build.grids[header.packing].num_tiles;
-  const SortJob job{num_tiles, static_cast<std::uint32_t>(kMaxTileCost - header.max_cost),
-                    static_cast<std::uint32_t>(header.max_cost_inverse), build.sort_keys[0],
-                    build.sort_keys[1]};
-  const std::uint64_t* sorted = TileSorter(shared, job).run();
-  for (std::int32_t i = thread_of_cluster(); i < num_tiles; i += kOrderCtas * kOrderThreads) {
-    build.tiles[i] = build.works[sorted[i] & 0xffffffffu];
+    __syncwarp();
+    add_of_warp(build.header->tile_costs[packing], sum);
   }
 }
 
-__global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ DeviceBuild build) {
-  begin_ahead();
+__device__ void fill_tiles(const DeviceBuild& build) {
   const TileGrid& grid = build.grids[build.header->packing];
   const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
   for (std::int64_t task = first_task(); task < end; task += task_stride()) {
@@ -103,6 +85,58 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ 
   }
 }
 
+/// One cluster.
+__device__ void sort_works(SortShared& shared, const DeviceBuild& build) {
+  const DeviceListHeader& header = *build.header;
+  const std::int32_t num_tiles = build.grids[header.packing].num_tiles;
+  const SortJob job{num_tiles, static_cast<std::uint32_t>(kMaxTileCost - header.max_cost),
+                    static_cast<std::uint32_t>(header.max_cost_inverse), build.sort_keys[0],
+                    build.sort_keys[1]};
+  const std::uint64_t* sorted = TileSorter(shared, job).run();
+  for (std::int32_t i = thread_of_cluster(); i < num_tiles; i += kOrderCtas * kOrderThreads) {
+    build.tiles[i] = build.works[sorted[i] & 0xffffffffu];
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    count_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
+  count_slices(build);
+}
+
+__global__ void __launch_bounds__(kThreads) cost_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
+  price_tiles(build);
+}
+
+__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+    place_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
+  __shared__ PlaceShared shared;
+  RecordPlacer(shared, build).run();
+}
+
+__global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
+  fill_tiles(build);
+}
+
+/// Steps clear to fill of a short list: barriers of a cluster take less than launches.
+__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+    gather_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
+  __shared__ PlaceShared shared;
+  const auto cluster = cooperative_groups::this_cluster();
+  clear_chunks(build.header, build.zeroed_chunks);
+  cluster.sync();
+  count_slices(build);
+  cluster.sync();
+  price_tiles(build);
+  cluster.sync();
+  RecordPlacer(shared, build).run();
+  fill_tiles(build);
+}
+
 __global__ void __launch_bounds__(kEmitThreads)
     emit_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
@@ -110,11 +144,35 @@ __global__ void __launch_bounds__(kEmitThreads)
   RecordWriter(shared, build).run();
 }
 
+__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+    sort_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
+  __shared__ SortShared shared;
+  sort_works(shared, build);
+}
+
 __global__ void __launch_bounds__(kSplitThreads)
     split_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
-  __shared__ SplitShared shared;
+  __shared__ SplitShared<kSplitThreads> shared;
   TileSplitter(shared, build).run();
+}
+
+/// Steps sort and split of a short list.
+__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+    arrange_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
+  __shared__ union {
+    SortShared sort;
+    SplitShared<kOrderThreads> split;
+  } shared;
+  sort_works(shared.sort, build);
+  cooperative_groups::this_cluster().sync();
+  TileSplitter(shared.split, build).run();
+}
+
+bool is_short(const DeviceListLayout& layout, std::int32_t num_slices) {
+  return num_slices <= kFewSlices && layout.sum_tiles <= kFewTiles;
 }
 
 unsigned num_blocks(std::int64_t units, std::int64_t units_per_block) {
@@ -134,6 +192,7 @@ DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayo
   build.tile = shape.tile;
   build.split = shape.split;
   build.record_capacity = shape.record_capacity;
+  build.zeroed_chunks = static_cast<std::int64_t>(layout.zeroed_bytes / sizeof(uint4));
   build.header = part_at<DeviceListHeader>(workspace, 0);
   build.tallies = part_at<TileTally>(workspace, layout.tallies);
   build.costs = part_at<std::int32_t>(workspace, layout.costs);
@@ -157,27 +216,29 @@ void sort_tiles(const DeviceBuild& build, cudaStream_t stream) {
 void build_device_list(const DeviceListShape& shape, const DeviceListLayout& layout,
                        const SliceArrays& slices, void* workspace, cudaStream_t stream) {
   DeviceBuild build = make_device_build(shape, layout, slices, workspace);
-  const auto candidates = static_cast<unsigned>(build.num_grids);
-  build.tasks = share_slices(slices.count, kWalkingWarps / build.num_grids, layout.max_tiles);
+  const auto share_out = [&](std::int64_t warps) {
+    build.tasks = share_slices(slices.count, warps / build.num_grids, layout.max_tiles);
+  };
+  const unsigned emit_blocks = num_blocks(layout.max_tiles, kEmitWarps);
+  if (is_short(layout, slices.count)) {
+    share_out(kOrderCtas * kOrderWarps);
+    // Ordinary: a kernel before it, whoever's it is, may not be of a kind that others begin beside.
+    gather_kernel<<<kOrderCtas, kOrderThreads, 0, stream>>>(build);
+    cuda_check(cudaGetLastError(), "gather_kernel");
+    launch_ahead(emit_kernel, emit_blocks, kEmitThreads, 0, build, stream);
+    launch_ahead(arrange_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+    return;
+  }
+  share_out(kWalkingWarps);
   const std::int64_t num_tasks = num_slice_tasks(build.tasks, slices.count);
-  const unsigned walk_blocks = num_blocks(num_tasks, kThreads / kWarpLanes);
+  constexpr int kWarps = kThreads / kWarpLanes;
   cuda_check(cudaMemsetAsync(workspace, 0, layout.zeroed_bytes, stream), "cudaMemsetAsync");
-  if (num_tasks > 0) {
-    count_kernel<<<dim3(walk_blocks, candidates), kThreads, 0, stream>>>(build);
-    cuda_check(cudaGetLastError(), "count_kernel");
-  }
-  const unsigned tile_blocks = num_blocks(layout.max_tiles, kThreads);
-  const dim3 cost_grid(tile_blocks, candidates);
-  if (num_tasks > 0) {
-    launch_ahead(cost_kernel, cost_grid, kThreads, 0, build, stream);
-  } else {
-    cost_kernel<<<cost_grid, kThreads, 0, stream>>>(build);
-    cuda_check(cudaGetLastError(), "cost_kernel");
-  }
+  count_kernel<<<num_blocks(num_tasks * build.num_grids, kWarps), kThreads, 0, stream>>>(build);
+  cuda_check(cudaGetLastError(), "count_kernel");
+  launch_ahead(cost_kernel, num_blocks(layout.sum_tiles, kThreads), kThreads, 0, build, stream);
   launch_ahead(place_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
-  if (num_tasks > 0) launch_ahead(fill_kernel, walk_blocks, kThreads, 0, build, stream);
-  launch_ahead(emit_kernel, num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, build,
-               stream);
+  launch_ahead(fill_kernel, num_blocks(num_tasks, kWarps), kThreads, 0, build, stream);
+  launch_ahead(emit_kernel, emit_blocks, kEmitThreads, 0, build, stream);
   launch_ahead(sort_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
   // A block for each tile that may be cut: its records are walked by one.
   const unsigned split_blocks =

@@ -21,6 +21,8 @@
 //   emit    tiles                each tile's records, joined, and its cost
 //   sort    one cluster          tiles by falling cost (radix sort)
 //   split   tiles                the works: tiles, the longest of them in splits
+//
+// In a short list, one cluster does the steps up to fill, and one the last two.
 namespace magi {
 
 /// Starts the workspace. All zero before a build.

@@ -16,6 +16,8 @@ inline constexpr int kOrderThreads = 1024;
 inline constexpr int kOrderWarps = kOrderThreads / kWarpLanes;
 inline constexpr int kDigitBits = 8;
 inline constexpr int kDigits = 1 << kDigitBits;
+/// As many keys are sorted sooner by comparing each with all.
+inline constexpr std::int32_t kFewKeys = 640;
 
 struct PlaceShared {
   std::uint64_t num_records;  ///< of this CTA's tiles, read by the others
@@ -111,7 +113,7 @@ struct SortJob {
   std::uint64_t* room = nullptr;  ///< for as many keys
 };
 
-/// Sorts tiles by their field, ties as they were.
+/// Sorts tiles by their field, ties as they were: all threads of one cluster.
 class TileSorter {
  public:
   __device__ TileSorter(SortShared& shared, const SortJob& job)
@@ -123,6 +125,7 @@ class TileSorter {
   /// Returns where the sorted keys lie, which all threads may read: job.keys or job.room.
   __device__ std::uint64_t* run() {
     const int num_passes = count_passes();
+    if (num_passes > 0 && job_.num_tiles <= kFewKeys) return sort_few();
     std::uint64_t* keys = job_.keys;
     std::uint64_t* room = job_.room;
     for (int pass = 0; pass < num_passes; ++pass) {
@@ -138,6 +141,28 @@ class TileSorter {
   __device__ int count_passes() const {
     const int bits = kWarpLanes - __clz(static_cast<int>(job_.most - job_.least));
     return (bits + kDigitBits - 1) / kDigitBits;
+  }
+
+  /// Each warp counts, for keys of its own, those in front of them.
+  __device__ std::uint64_t* sort_few() {
+    static_assert(kFewKeys <= kOrderWarps * kDigits);
+    std::uint32_t* fields = shared_.positions[0];
+    for (std::int32_t i = thread(); i < job_.num_tiles; i += kOrderThreads) {
+      fields[i] = static_cast<std::uint32_t>(job_.keys[i] >> 32);
+    }
+    __syncthreads();
+    for (std::int32_t own = rank_ * kOrderWarps + warp_index(); own < job_.num_tiles;
+         own += kOrderCtas * kOrderWarps) {
+      const std::uint32_t field = fields[own];
+      unsigned before = 0;
+      for (std::int32_t i = lane_index(); i < job_.num_tiles; i += kWarpLanes) {
+        before += fields[i] < field || (fields[i] == field && i < own) ? 1 : 0;
+      }
+      before = __reduce_add_sync(kFullWarp, before);
+      if (lane_index() == 0) job_.room[before] = job_.keys[own];
+    }
+    cluster_.sync();
+    return job_.room;
   }
 
   /// Calls visit(key, digit, peers) in order for the keys of this warp's run: `peers` are the lanes
