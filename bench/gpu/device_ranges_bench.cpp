@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it costs that slices are in device memory: calls whose lists the device makes beside the
+// same calls with cached host lists, in replayed graphs, and the lists alone.
+// device_ranges_bench --masks FILE --out FILE, where bench/attention_masks.py writes the masks.
+// bfloat16, 64:8 heads, head dim 128; rows {name, value, unit}. A ratio is the median over rounds
+// of the host list's time over the device list's. The backward is deterministic, as it always is
+// with a device list; rows of .over_fast have the fast mode's time above.
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cuda/check.hpp"
+#include "cuda/memory.hpp"
+#include "cuda/stream.hpp"
+#include "cuda/timing.hpp"
+#include "kernels/worklist/device_backward_list.hpp"
+#include "kernels/worklist/device_list.hpp"
+#include "magi/attention_cuda.hpp"
+#include "mask/random_mask.hpp"
+
+namespace magi::bench {
+namespace {
+
+constexpr std::int32_t kHeads = 64;
+constexpr std::int32_t kKvHeads = 8;
+constexpr std::int32_t kDim = 128;
+constexpr int kRounds = 25;
+constexpr int kBurst = 4;  ///< calls of a graph
+using Enqueue = std::function<void(cudaStream_t)>;
+
+/// A graph of some calls in a row.
+class Replay {
+ public:
+  Replay(const Enqueue& enqueue, const Stream& stream) : stream_(stream) {
+    cudaGraph_t graph = nullptr;
+    cuda_check(cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeThreadLocal),
+               "cudaStreamBeginCapture");
+    for (int i = 0; i < kBurst; ++i) enqueue(stream.handle());
+    cuda_check(cudaStreamEndCapture(stream.handle(), &graph), "cudaStreamEndCapture");
+    const cudaError_t status = cudaGraphInstantiate(&executable_, graph, 0);
+    static_cast<void>(cudaGraphDestroy(graph));
+    cuda_check(status, "cudaGraphInstantiate");
+    for (int i = 0; i < 3; ++i) static_cast<void>(seconds_sync());
+  }
+  ~Replay() { static_cast<void>(cudaGraphExecDestroy(executable_)); }
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
+
+  /// Of one call.
+  double seconds_sync() const {
+    const Event begin;
+    const Event end;
+    begin.record(stream_.handle());
+    cuda_check(cudaGraphLaunch(executable_, stream_.handle()), "cudaGraphLaunch");
+    end.record(stream_.handle());
+    return end.seconds_since_sync(begin) / kBurst;
+  }
+
+ private:
+  const Stream& stream_;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+struct Row {
+  std::string name;
+  double value = 0;
+  std::string unit;
+};
+
+/// The numbers of MaskType and the ranges of slices, on the device.
+class SlicesOnDevice {
+ public:
+  explicit SlicesOnDevice(const std::vector<BandSlice>& bands)
+      : count_(static_cast<std::int32_t>(bands.size())) {
+    std::vector<std::int32_t> q;
+    std::vector<std::int32_t> k;
+    std::vector<std::int32_t> types;
+    for (const BandSlice& band : bands) {
+      q.insert(q.end(), {band.q0, band.q1});
+      k.insert(k.end(), {band.k0, band.k1});
+      types.push_back((band.d_max == band.k1 - band.q1 ? 1 : 0) +
+                      (band.d_min == band.k0 - band.q0 ? 2 : 0));
+      const bool is_open_above = band.d_max >= band.k1 - 1 - band.q0;
+      const bool is_open_below = band.d_min <= band.k0 - (band.q1 - 1);
+      if ((!is_open_above && (types.back() & 1) == 0) ||
+          (!is_open_below && (types.back() & 2) == 0)) {
+        throw std::runtime_error("a slice of the mask has no type");
+      }
+    }
+    q_ = to_device_sync<std::int32_t>(q);
+    k_ = to_device_sync<std::int32_t>(k);
+    types_ = to_device_sync<std::int32_t>(types);
+  }
+  SliceArrays arrays() const {
+    return {static_cast<const std::int32_t*>(q_.data()),
+            static_cast<const std::int32_t*>(k_.data()),
+            static_cast<const std::int32_t*>(types_.data()), count_};
+  }
+  DeviceSlices view() const {
+    return {on_device(q_, DType::Int32, {count_, 2}), on_device(k_, DType::Int32, {count_, 2}),
+            on_device(types_, DType::Int32, {count_})};
+  }
+  static TensorView on_device(const DeviceBuffer& buffer, DType type,
+                              std::initializer_list<std::int64_t> shape) {
+    TensorView view = contiguous_view(buffer.data(), type, shape);
+    view.device = 0;
+    return view;
+  }
+
+ private:
+  std::int32_t count_;
+  DeviceBuffer q_;
+  DeviceBuffer k_;
+  DeviceBuffer types_;
+};
+
+/// Random bfloat16 values of magnitude 0.5 to 1, drawn once and repeated.
+DeviceBuffer random_values(std::int64_t count, std::uint64_t seed) {
+  RandomStream random(seed);
+  std::vector<std::uint16_t> values(static_cast<std::size_t>(count));
+  constexpr std::size_t kDrawn = 1 << 20;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] =
+        i < kDrawn ? static_cast<std::uint16_t>((random() & 0x807f) | 0x3f00) : values[i - kDrawn];
+  }
+  return to_device_sync<std::uint16_t>(values);
+}
+
+/// The tensors of one mask's calls.
+struct Tensors {
+  Tensors(std::int64_t rows, const std::vector<BandSlice>& bands)
+      : q(random_values(rows * kHeads * kDim, 1)),
+        k(random_values(rows * kKvHeads * kDim, 2)),
+        v(random_values(rows * kKvHeads * kDim, 3)),
+        dout(random_values(rows * kHeads * kDim, 4)),
+        out(q.size_bytes()),
+        dq(q.size_bytes()),
+        dk(k.size_bytes()),
+        dv(k.size_bytes()),
+        lse(static_cast<std::size_t>(rows * kHeads) * sizeof(float)) {
+    const auto of = [&](const DeviceBuffer& buffer, std::int64_t heads) {
+      return SlicesOnDevice::on_device(buffer, DType::BFloat16, {rows, heads, kDim});
+    };
+    forward.q = of(q, kHeads);
+    forward.k = of(k, kKvHeads);
+    forward.v = of(v, kKvHeads);
+    forward.out = of(out, kHeads);
+    forward.lse = SlicesOnDevice::on_device(lse, DType::Float32, {rows, kHeads});
+    forward.slices = bands;
+    backward.q = forward.q;
+    backward.k = forward.k;
+    backward.v = forward.v;
+    backward.out = forward.out;
+    backward.lse = forward.lse;
+    backward.slices = bands;
+    backward.dout = of(dout, kHeads);
+    backward.dq = of(dq, kHeads);
+    backward.dk = of(dk, kKvHeads);
+    backward.dv = of(dv, kKvHeads);
+  }
+  DeviceBuffer q, k, v, dout, out, dq, dk, dv, lse;
+  ForwardArgs forward;
+  BackwardArgs backward;
+};
+
+struct Memory {
+  explicit Memory(std::int64_t bytes) : buffer(static_cast<std::size_t>(bytes)) {}
+  DeviceWorkspace workspace() const {
+    return {buffer.data(), static_cast<std::int64_t>(buffer.size_bytes())};
+  }
+  DeviceBuffer buffer;
+};
+
+/// Times calls in turn, each round from another one on. Returns each call's seconds by round.
+std::vector<std::vector<double>> alternate(const std::vector<const Replay*>& calls) {
+  std::vector<std::vector<double>> seconds(calls.size());
+  for (std::size_t round = 0; round < kRounds; ++round) {
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      const std::size_t turn = (round + i) % calls.size();
+      seconds[turn].push_back(calls[turn]->seconds_sync());
+    }
+  }
+  return seconds;
+}
+
+double ratio(const std::vector<double>& host, const std::vector<double>& device) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < host.size(); ++i) ratios.push_back(host[i] / device[i]);
+  return median(ratios);
+}
+
+void time_forward(const std::string& mask, const Tensors& tensors, const SlicesOnDevice& slices,
+                  const Stream& stream, std::vector<Row>& rows) {
+  const ForwardWork work(tensors.forward);
+  const Memory memory(forward_workspace_bytes(tensors.forward, slices.arrays().count));
+  const Replay host([&](cudaStream_t on) { attention_forward_cuda(tensors.forward, work, on); },
+                    stream);
+  const Replay device(
+      [&](cudaStream_t on) {
+        attention_forward_cuda(tensors.forward, slices.view(), memory.workspace(), {}, on);
+      },
+      stream);
+  const auto seconds = alternate({&host, &device});
+  const std::string name = "forward.device_ranges." + mask;
+  rows.push_back({name, ratio(seconds[0], seconds[1]), "ratio"});
+  rows.push_back({name + ".host_list_us", 1e6 * median(seconds[0]), "us"});
+  rows.push_back({name + ".device_list_us", 1e6 * median(seconds[1]), "us"});
+}
+
+/// Behind time_forward, which leaves out and lse.
+void time_backward(const std::string& mask, const Tensors& tensors, const SlicesOnDevice& slices,
+                   const Stream& stream, std::vector<Row>& rows) {
+  const BackwardWork ordered(tensors.backward);
+  const BackwardWork fast(tensors.backward, {.is_deterministic = false});
+  const BackwardWork plain(tensors.backward, {.is_plain = true});
+  const Memory host_memory(
+      std::max({ordered.workspace_bytes(), fast.workspace_bytes(), plain.workspace_bytes()}));
+  const Memory memory(backward_workspace_bytes(tensors.backward, slices.arrays().count));
+  const auto with_host_list = [&](const BackwardWork& work) {
+    return [&](cudaStream_t on) {
+      attention_backward_cuda(tensors.backward, work, host_memory.workspace(), on);
+    };
+  };
+  const Replay host(with_host_list(ordered), stream);
+  const Replay host_fast(with_host_list(fast), stream);
+  const Replay host_plain(with_host_list(plain), stream);
+  const Replay device(
+      [&](cudaStream_t on) {
+        attention_backward_cuda(tensors.backward, slices.view(), memory.workspace(), {}, on);
+      },
+      stream);
+  const auto seconds = alternate({&host, &host_fast, &device, &host_plain});
+  const std::string name = "backward.device_ranges." + mask;
+  rows.push_back({name, ratio(seconds[0], seconds[2]), "ratio"});
+  rows.push_back({name + ".over_fast", ratio(seconds[1], seconds[2]), "ratio"});
+  rows.push_back({name + ".host_list_us", 1e6 * median(seconds[0]), "us"});
+  rows.push_back({name + ".plain_list_us", 1e6 * median(seconds[3]), "us"});
+  rows.push_back({name + ".device_list_us", 1e6 * median(seconds[2]), "us"});
+}
+
+/// Packed causal documents of random lengths.
+std::vector<BandSlice> documents(std::int32_t rows, std::int32_t count) {
+  RandomStream random(1);
+  std::vector<std::int32_t> cuts{0, rows};
+  while (std::ssize(cuts) <= count) {
+    const std::int32_t cut = random.between(1, rows - 1);
+    const auto place = std::lower_bound(cuts.begin(), cuts.end(), cut);
+    if (*place != cut) cuts.insert(place, cut);
+  }
+  std::vector<BandSlice> slices;
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const Range rows_of{cuts[i], cuts[i + 1]};
+    slices.push_back(band_slice(rows_of, rows_of, MaskType::Causal));
+  }
+  return slices;
+}
+
+/// Both lists of one mask, one after the other, and each alone.
+void time_lists(const std::string& mask, std::int32_t num_rows, const std::vector<BandSlice>& bands,
+                const Stream& stream, std::vector<Row>& rows) {
+  const SlicesOnDevice slices(bands);
+  DeviceListShape forward;
+  forward.problem = {
+      .rows_q = num_rows, .rows_k = num_rows, .heads_q = kHeads, .heads_kv = kKvHeads};
+  forward.num_slices = slices.arrays().count;
+  forward.packings = device_packings(forward.problem, forward.tile);
+  forward.record_capacity = default_record_capacity(forward);
+  DeviceBackwardShape backward;
+  backward.problem = {.rows_q = num_rows,
+                      .rows_k = num_rows,
+                      .heads_q = kHeads,
+                      .heads_kv = kKvHeads,
+                      .num_ctas = 132};
+  backward.num_slices = slices.arrays().count;
+  backward.packed_heads = plain_packed_heads(kHeads / kKvHeads);
+  backward.record_capacity = default_record_capacity(backward);
+  const DeviceListLayout forward_layout = device_list_layout(forward);
+  const DeviceBackwardLayout backward_layout = device_backward_layout(backward);
+  const DeviceBuffer forward_memory(forward_layout.size_bytes);
+  const DeviceBuffer backward_memory(backward_layout.size_bytes);
+  const Enqueue make_forward = [&](cudaStream_t on) {
+    build_device_list(forward, forward_layout, slices.arrays(), forward_memory.data(), on);
+  };
+  const Enqueue make_backward = [&](cudaStream_t on) {
+    build_device_backward_list(backward, backward_layout, slices.arrays(), backward_memory.data(),
+                               on);
+  };
+  const Replay forward_list(make_forward, stream);
+  const Replay backward_list(make_backward, stream);
+  const Replay both(
+      [&](cudaStream_t on) {
+        make_forward(on);
+        make_backward(on);
+      },
+      stream);
+  const auto seconds = alternate({&both, &forward_list, &backward_list});
+  const std::string name = mask.empty() ? "list.device" : "list.device." + mask;
+  rows.push_back({name + ".us", 1e6 * median(seconds[0]), "us"});
+  rows.push_back({name + ".forward_us", 1e6 * median(seconds[1]), "us"});
+  rows.push_back({name + ".backward_us", 1e6 * median(seconds[2]), "us"});
+}
+
+void run(const std::string& masks_file, const std::string& out_file) {
+  std::ifstream file(masks_file);
+  if (!file) throw std::runtime_error("cannot read " + masks_file);
+  const auto masks = nlohmann::json::parse(file);
+  const Stream stream;
+  std::vector<Row> rows;
+  time_lists("", 1 << 16, documents(1 << 16, 4096), stream, rows);
+  for (const auto& [name, mask] : masks.items()) {
+    std::vector<BandSlice> bands;
+    for (const auto& s : mask.at("slices").get<std::vector<std::array<std::int32_t, 6>>>()) {
+      bands.push_back({s[0], s[1], s[2], s[3], s[4], s[5]});
+    }
+    const auto num_rows = mask.at("rows").get<std::int32_t>();
+    time_lists(name, num_rows, bands, stream, rows);
+    const Tensors tensors(num_rows, bands);
+    const SlicesOnDevice slices(bands);
+    time_forward(name, tensors, slices, stream, rows);
+    time_backward(name, tensors, slices, stream, rows);
+  }
+  auto json = nlohmann::json::array();
+  for (const Row& row : rows) {
+    json.push_back({{"name", row.name}, {"value", row.value}, {"unit", row.unit}});
+  }
+  std::ofstream(out_file) << json.dump(1) << '\n';
+}
+
+}  // namespace
+}  // namespace magi::bench
+
+int main(int argc, char** argv) {
+  if (argc != 5 || std::string_view(argv[1]) != "--masks" || std::string_view(argv[3]) != "--out") {
+    std::cerr << "usage: device_ranges_bench --masks FILE --out FILE\n";
+    return 2;
+  }
+  try {
+    magi::bench::run(argv[2], argv[4]);
+  } catch (const std::exception& error) {
+    std::cerr << "device_ranges_bench: " << error.what() << '\n';
+    return 1;
+  }
+  return 0;
+}
