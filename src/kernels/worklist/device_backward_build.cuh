@@ -139,11 +139,9 @@ __device__ __forceinline__ ScannedCluster<Value> scan_cluster(ClusterScanShared<
                                                               Value value, Value identity,
                                                               Combine combine) {
   const auto cluster = cooperative_groups::this_cluster();
+  const auto of_block = scan_block<kOrderThreads>(value, shared.scan, identity, combine);
   ScannedCluster<Value> result;
-  Value total;
-  ScanOfBlock<Value, kOrderThreads>(shared.scan)
-      .ExclusiveScan(value, result.before, identity, combine, total);
-  if (threadIdx.x == 0) shared.total = total;
+  if (threadIdx.x == 0) shared.total = of_block.total;
   cluster.sync();
   Value before = identity;
   result.total = identity;
@@ -152,7 +150,7 @@ __device__ __forceinline__ ScannedCluster<Value> scan_cluster(ClusterScanShared<
     if (rank < cluster.block_rank()) before = combine(before, other);
     result.total = combine(result.total, other);
   }
-  result.before = combine(before, result.before);
+  result.before = combine(before, of_block.before);
   cluster.sync();  // nobody overwrites a total that is still read
   return result;
 }
@@ -169,18 +167,5 @@ __device__ __forceinline__ Range own_share(std::int32_t count) {
   share.end = min(count - share.begin, chunk) + share.begin;
   return share;
 }
-
-struct Sum {
-  template <typename Value>
-  __device__ __forceinline__ Value operator()(Value a, Value b) const {
-    return a + b;
-  }
-};
-struct Largest {
-  template <typename Value>
-  __device__ __forceinline__ Value operator()(Value a, Value b) const {
-    return a > b ? a : b;
-  }
-};
 
 }  // namespace magi

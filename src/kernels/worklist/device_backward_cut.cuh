@@ -24,9 +24,11 @@ class KeyCutter {
     const KeyGrid& grid = build_.grids[1];
     const Range share = own_share(num_row_words(grid.rows_k));
     std::int32_t last = 0;
+#pragma unroll 1
     for (std::int32_t word = share.begin; word < share.end; ++word) last = cut_in(word, last);
     last = scan_cluster(shared_, last, 0, Largest{}).before;
     std::int32_t count = 0;
+#pragma unroll 1
     for (std::int32_t word = share.begin; word < share.end; ++word) {
       const std::uint32_t bits = begins_in(word, last);
       grid.tiles.bits[word] = bits;
@@ -35,8 +37,10 @@ class KeyCutter {
     }
     const ScannedCluster<std::int32_t> scan = scan_cluster(shared_, count, 0, Sum{});
     std::int32_t next = scan.before;
+#pragma unroll 1
     for (std::int32_t word = share.begin; word < share.end; ++word) {
       grid.tiles.prefix[word] = next;
+#pragma unroll 1
       for (std::uint32_t left = grid.tiles.bits[word]; left != 0; left &= left - 1) {
         build_.begins[next++] = word * kRowBits + __ffs(static_cast<int>(left)) - 1;
       }

@@ -31,11 +31,13 @@ class KeyRecordWriter {
     __syncthreads();
     const std::int32_t stride = static_cast<std::int32_t>(gridDim.x) * kEmitWarps;
     const auto first = static_cast<std::int32_t>(blockIdx.x) * kEmitWarps;
+#pragma unroll 1
     for (std::int32_t tile = first; tile < grid_.num_tiles; tile += stride) {
       const std::int32_t own = tile + warp_index();
       const bool has_many = own < grid_.num_tiles && num_records(own) > kMostPlainParts;
       if (own < grid_.num_tiles && !has_many) write_few(own);
       if (__syncthreads_or(has_many ? 1 : 0) == 0) continue;
+#pragma unroll 1
       for (std::int32_t other = tile; other < min(tile + kEmitWarps, grid_.num_tiles); ++other) {
         if (num_records(other) > kMostPlainParts) write_many(other);
       }
@@ -73,6 +75,7 @@ class KeyRecordWriter {
     const std::int32_t begin = first_record(tile);
     std::int32_t* ids = shared_.ids[warp_index()];
     BandSlice* parts = shared_.parts[warp_index()];
+#pragma unroll 1
     for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
       ids[i] = build_.slice_ids[begin + i];
       parts[i] = part_of_tile(grid_, build_.slices[ids[i]].band, tile);
@@ -91,6 +94,7 @@ class KeyRecordWriter {
 
   __device__ std::int32_t joined_cost(const BandSlice* parts, std::int32_t count) const {
     unsigned steps = 0;
+#pragma unroll 1
     for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
       const Range tiles = tiles_of_part(parts[i], build_.token_shift);
       steps += static_cast<unsigned>(tiles.end - tiles.begin);
@@ -100,8 +104,10 @@ class KeyRecordWriter {
 
   __device__ void write_in_order(std::int32_t tile, const std::int32_t* ids) const {
     const std::int32_t count = num_records(tile);
+#pragma unroll 1
     for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
       std::int32_t rank = 0;
+#pragma unroll 1
       for (std::int32_t j = 0; j < count; ++j) rank += ids[j] < ids[i] ? 1 : 0;
       write(tile, first_record(tile) + rank, part_of_tile(grid_, build_.slices[ids[i]].band, tile));
     }
@@ -109,6 +115,7 @@ class KeyRecordWriter {
 
   __device__ void write_joined(std::int32_t tile, std::int32_t num_left) const {
     const std::int32_t count = num_records(tile);
+#pragma unroll 1
     for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
       const std::int32_t place = first_record(tile) + i;
       if (i < num_left) {

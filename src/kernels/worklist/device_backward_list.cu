@@ -27,6 +27,7 @@ constexpr std::int64_t kMaxOrderBlocks = 2112;  ///< as many as run at once
 /// Keeps the slices, and marks where they begin in k.
 __device__ void mark_slices(const BackwardBuild& build) {
   const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+#pragma unroll 1
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < build.source.count;
        i += stride) {
     const auto slice = static_cast<std::int32_t>(i);
@@ -44,6 +45,7 @@ __device__ void count_tiling(const BackwardBuild& build, int tiling) {
   const KeyGrid grid = grid_of(build, tiling);
   const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
   std::int64_t steps = 0;
+#pragma unroll 1
   for (std::int64_t task = first_task(); task < end; task += task_stride()) {
     const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
     const BandSlice band = slice < build.source.count ? build.slices[slice].band : BandSlice{};
@@ -89,11 +91,13 @@ __device__ void place_records(PlaceShared64& shared, const BackwardBuild& build)
   const KeyGrid grid = grid_of(build, tiling);
   const Range share = own_share(grid.num_tiles);
   std::int64_t own = 0;
+#pragma unroll 1
   for (std::int32_t i = share.begin; i < share.end; ++i) {
     own += build.tallies[tiling][i].num_records;
   }
   const auto scan = scan_cluster(shared, own, std::int64_t{0}, Sum{});
   std::int64_t next = scan.before;
+#pragma unroll 1
   for (std::int32_t i = share.begin; i < share.end; ++i) {
     const std::int64_t end = next + build.tallies[tiling][i].num_records;
     const Range keys = keys_of_tile(grid, i);
@@ -115,6 +119,7 @@ __device__ void fill_tiles(const BackwardBuild& build) {
   const int tiling = build.header->tiling;
   const KeyGrid grid = grid_of(build, tiling);
   const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
+#pragma unroll 1
   for (std::int64_t task = first_task(); task < end; task += task_stride()) {
     const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
     const BandSlice band = slice < build.source.count ? build.slices[slice].band : BandSlice{};
@@ -214,6 +219,7 @@ __global__ void __launch_bounds__(kRunThreads)
   if (build.header->outcome.num_tiles == 0) return;
   __shared__ RunShared shared;
   const auto num_records = static_cast<std::int32_t>(build.header->outcome.num_records);
+#pragma unroll 1
   for (auto record = static_cast<std::int32_t>(blockIdx.x); record < num_records;
        record += static_cast<std::int32_t>(gridDim.x)) {
     RunWriter(shared, build, record).run(num_records);
@@ -241,6 +247,7 @@ void set_shapes(BackwardBuild& build, const DeviceBackwardShape& shape,
   build.record_capacity = shape.record_capacity;
   build.run_capacity = layout.run_capacity;
   build.zeroed_chunks = static_cast<std::int64_t>(layout.zeroed_bytes / sizeof(uint4));
+#pragma unroll 1
   for (KeyGrid& grid : build.grids) {
     grid.rows_k = shape.problem.rows_k;
     grid.keys = shape.tile.keys;

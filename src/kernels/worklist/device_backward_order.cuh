@@ -47,6 +47,7 @@ class RunWriter {
   __device__ std::int32_t for_each_window(bool is_new, Visit visit) {
     std::int32_t num_runs = 0;
     value_ = 0;
+#pragma unroll 1
     for (first_ = mark_.semaphore_begin; first_ < mark_.semaphore_end; first_ += kRunWindow) {
       if (is_new) find_changes();
       num_runs += visit(num_runs);
@@ -61,10 +62,12 @@ class RunWriter {
   __device__ void find_changes() {
     const std::int32_t end = min(first_ + kRunWindow, mark_.semaphore_end);
     __syncthreads();
+#pragma unroll 1
     for (auto i = static_cast<std::int32_t>(threadIdx.x); i < kRunWindow; i += kRunThreads) {
       shared_.changes[i] = 0;
     }
     __syncthreads();
+#pragma unroll 1
     for (std::int32_t i = of_component_.begin + static_cast<std::int32_t>(threadIdx.x);
          i < of_component_.end; i += kRunThreads) {
       const RecordMark other = build_.marks[i];
@@ -93,6 +96,7 @@ class RunWriter {
 
   __device__ std::int32_t own_change() const {
     std::int32_t sum = 0;
+#pragma unroll 1
     for (std::int32_t i = own_first(); i < own_first() + kValuesPerThread; ++i) {
       sum += shared_.changes[i];
     }
@@ -102,6 +106,7 @@ class RunWriter {
   /// Of the window's runs that begin with a semaphore of this thread.
   __device__ std::int32_t count_changes() const {
     std::int32_t count = 0;
+#pragma unroll 1
     for (std::int32_t i = own_first(); i < own_first() + kValuesPerThread; ++i) {
       count += begins_run(i) ? 1 : 0;
     }
@@ -131,6 +136,7 @@ class RunWriter {
     const auto scan = scan_block<kRunThreads>(count_changes(), shared_.scan);
     std::int32_t value = value_ + scan_block<kRunThreads>(own_change(), shared_.scan).before;
     next += scan.before;
+#pragma unroll 1
     for (std::int32_t i = own_first(); i < own_first() + kValuesPerThread; ++i) {
       value += shared_.changes[i];
       if (!begins_run(i)) continue;

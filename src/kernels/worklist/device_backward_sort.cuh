@@ -91,6 +91,7 @@ class PlainSorter {
     const Range share = own_share(num_tiles());
     std::int64_t steps = 0;
     std::int64_t longest = 0;
+#pragma unroll 1
     for (std::int32_t i = share.begin; i < share.end; ++i) {
       steps += steps_at(i);
       longest += longest_of(tile_of(shared_.tail_keys[i]));
@@ -117,6 +118,7 @@ class PlainSorter {
     const std::int64_t wanted = plain_tail_cost(rule, build_.header->max_cost);
     std::int64_t head_tiles = 0;
     std::int64_t head_steps = 0;
+#pragma unroll 1
     for (std::int32_t i = share.begin; i < share.end; ++i) {
       steps -= steps_at(i);
       const std::int64_t behind =
@@ -133,6 +135,7 @@ class PlainSorter {
   /// Gives the keys in front of the tail another field to be sorted by.
   __device__ void rekey(bool is_by_component) {
     const std::int32_t count = shared_.order.tail_begin;
+#pragma unroll 1
     for (std::int32_t i = thread_of_cluster(); i < count; i += kOrderCtas * kOrderThreads) {
       const std::int32_t tile = tile_of(shared_.keys[i]);
       const std::int32_t component = build_.tile_component[tile];
@@ -146,11 +149,13 @@ class PlainSorter {
 
   __device__ void write() const {
     const PlainOrder order = shared_.order;
+#pragma unroll 1
     for (std::int32_t i = thread_of_cluster(); i < num_tiles(); i += kOrderCtas * kOrderThreads) {
       const std::int32_t tile =
           tile_of(i < order.tail_begin ? shared_.keys[i] : shared_.tail_keys[i]);
       build_.tiles[i] = build_.works[tile];
       build_.places[tile] = i;
+#pragma unroll 1
       for (std::int32_t head = 0; head < build_.rule.heads_kv; ++head) {
         const std::int64_t item = plain_item(order, build_.rule.heads_kv, i, head);
         build_.items[item] = i * build_.rule.heads_kv + head;

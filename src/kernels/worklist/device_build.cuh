@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cub/block/block_scan.cuh>
 
 #include "cuda/ptx/order.cuh"
 #include "kernels/worklist/device_list.hpp"
@@ -59,6 +58,7 @@ __device__ __forceinline__ void begin_ahead() {
 __device__ __forceinline__ void clear_chunks(void* begin, std::int64_t count) {
   auto* chunks = static_cast<uint4*>(begin);
   const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+#pragma unroll 1
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
        i += stride) {
     chunks[i] = uint4{};
@@ -78,23 +78,60 @@ __device__ __forceinline__ void add_of_warp(std::uint64_t& sum, std::int64_t val
   atomicAdd(reinterpret_cast<unsigned long long*>(&sum), static_cast<unsigned long long>(value));
 }
 
-template <typename Integer, int kThreads>
-using ScanOfBlock = cub::BlockScan<Integer, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
-template <typename Integer, int kThreads>
-using ScanStorage = typename ScanOfBlock<Integer, kThreads>::TempStorage;
-
-template <typename Integer>
-struct ScannedBlock {
-  Integer before;  ///< sum over the threads before this one
-  Integer total;   ///< over all
+struct Sum {
+  template <typename Value>
+  __device__ __forceinline__ Value operator()(Value a, Value b) const {
+    return a + b;
+  }
+};
+struct Largest {
+  template <typename Value>
+  __device__ __forceinline__ Value operator()(Value a, Value b) const {
+    return a > b ? a : b;
+  }
 };
 
-/// All kThreads threads of a block call; `storage` may be used again at once.
-template <int kThreads, typename Integer>
-__device__ __forceinline__ ScannedBlock<Integer> scan_block(
-    Integer value, ScanStorage<Integer, kThreads>& storage) {
-  ScannedBlock<Integer> scan;
-  ScanOfBlock<Integer, kThreads>(storage).ExclusiveSum(value, scan.before, scan.total);
+template <typename Value, int kThreads>
+struct ScanStorage {
+  Value of_warps[kThreads / kWarpLanes];
+};
+
+template <typename Value>
+struct ScannedBlock {
+  Value before;  ///< of the threads before this one
+  Value total;   ///< of all
+};
+
+/// Combines the values of the lanes up to the own one.
+template <typename Value, typename Combine>
+__device__ __forceinline__ Value scan_warp(Value value, Combine combine) {
+#pragma unroll
+  for (int lanes = 1; lanes < kWarpLanes; lanes *= 2) {
+    const Value other = __shfl_up_sync(kFullWarp, value, static_cast<unsigned>(lanes));
+    if (lane_index() >= lanes) value = combine(other, value);
+  }
+  return value;
+}
+
+/// Combines the values of a block in the order of its threads, `identity` changing nothing. All
+/// kThreads threads call; `storage` may be used again at once. Little code: see for_each_part.
+template <int kThreads, typename Value, typename Combine = Sum>
+__device__ __forceinline__ ScannedBlock<Value> scan_block(Value value,
+                                                          ScanStorage<Value, kThreads>& storage,
+                                                          Value identity = Value{},
+                                                          Combine combine = {}) {
+  constexpr int kWarps = kThreads / kWarpLanes;
+  const Value up_to = scan_warp(value, combine);
+  if (lane_index() == kWarpLanes - 1) storage.of_warps[warp_index()] = up_to;
+  __syncthreads();
+  Value of_warps = lane_index() < kWarps ? storage.of_warps[lane_index()] : identity;
+  of_warps = scan_warp(of_warps, combine);
+  ScannedBlock<Value> scan;
+  scan.total = __shfl_sync(kFullWarp, of_warps, kWarpLanes - 1);
+  const Value warps_before = __shfl_sync(kFullWarp, of_warps, max(warp_index() - 1, 0));
+  const Value lanes_before = __shfl_up_sync(kFullWarp, up_to, 1u);
+  scan.before = warp_index() == 0 ? identity : warps_before;
+  if (lane_index() > 0) scan.before = combine(scan.before, lanes_before);
   __syncthreads();
   return scan;
 }
@@ -124,7 +161,8 @@ MAGI_HOST_DEVICE std::int64_t num_slice_tasks(const SliceTasks& tasks, std::int6
 
 /// Calls visit(tile, part, slice) for every tile that sees a key of one of the warp's slices
 /// [first_slice, first_slice + slices_per_task), one per lane; a lane takes a slice of few
-/// tiles alone, and longer ones are shared by the warp and by `num_parts` warps.
+/// tiles alone, and longer ones are shared by the warp and by `num_parts` warps. Visit and what is
+/// in front of it stand here once, as a short list walks its code about once.
 template <typename Grid, typename Visit>
 __device__ __forceinline__ void for_each_part(const SliceTasks& tasks, const Grid& grid,
                                               std::int64_t task, const BandSlice& own,
@@ -133,25 +171,28 @@ __device__ __forceinline__ void for_each_part(const SliceTasks& tasks, const Gri
   const auto part_index = static_cast<std::int32_t>(task % tasks.num_parts);
   const auto first_slice =
       static_cast<std::int32_t>(task / tasks.num_parts) * tasks.slices_per_task;
-  const auto visit_tile = [&](const BandSlice& band, std::int32_t tile, std::int32_t slice) {
-    const BandSlice part = part_of_tile(grid, band, tile);
-    if (part.q0 < part.q1) visit(tile, part, slice);
-  };
-  const Range tiles = reached_tiles(grid, own);
+  BandSlice band = own;
+  Range tiles = reached_tiles(grid, own);
+  std::int32_t slice = first_slice + lane_index();
+  std::int32_t stride = 1;
   const bool is_long = tiles.end - tiles.begin > kFewTiles;
-  if (!is_long && part_index == 0) {
-    for (std::int32_t tile = tiles.begin; tile < tiles.end; ++tile) {
-      visit_tile(own, tile, first_slice + lane_index());
+  unsigned left = __ballot_sync(kFullWarp, is_long);
+  const Range all = tiles;
+  if (is_long || part_index != 0) tiles.end = tiles.begin;
+  while (true) {
+#pragma unroll 1
+    for (std::int32_t tile = tiles.begin; tile < tiles.end; tile += stride) {
+      const BandSlice part = part_of_tile(grid, band, tile);
+      if (part.q0 < part.q1) visit(tile, part, slice);
     }
-  }
-  for (unsigned left = __ballot_sync(kFullWarp, is_long); left != 0; left &= left - 1) {
+    if (left == 0) break;
     const int lane = __ffs(static_cast<int>(left)) - 1;
-    const BandSlice band = shuffle_band(own, lane);
-    const Range reached = reached_tiles(grid, band);
-    const std::int32_t begin = reached.begin + part_index * kWarpLanes + lane_index();
-    for (std::int32_t tile = begin; tile < reached.end; tile += tasks.num_parts * kWarpLanes) {
-      visit_tile(band, tile, first_slice + lane);
-    }
+    left &= left - 1;
+    band = shuffle_band(own, lane);
+    slice = first_slice + lane;
+    tiles.begin = __shfl_sync(kFullWarp, all.begin, lane) + part_index * kWarpLanes + lane_index();
+    tiles.end = __shfl_sync(kFullWarp, all.end, lane);
+    stride = tasks.num_parts * kWarpLanes;
   }
 }
 

@@ -36,11 +36,13 @@ class RecordWriter {
     __syncthreads();
     const std::int32_t stride = static_cast<std::int32_t>(gridDim.x) * kEmitWarps;
     const auto first = static_cast<std::int32_t>(blockIdx.x) * kEmitWarps;
+#pragma unroll 1
     for (std::int32_t tile = first; tile < grid_.num_tiles; tile += stride) {
       const std::int32_t own = tile + warp_index();
       const bool has_few = num_stored(work_at(own)) <= kFewRecords;
       if (own < grid_.num_tiles) finish(has_few ? write_few(work_at(own)) : work_at(own));
       if (__syncthreads_or(has_few ? 0 : 1) == 0) continue;
+#pragma unroll 1
       for (std::int32_t other = tile; other < tile + kEmitWarps; ++other) {
         const TileWork work = work_at(other);
         if (num_stored(work) > kFewRecords) write_many(work);
@@ -84,6 +86,7 @@ class RecordWriter {
     if (count == 0) return work;
     std::int32_t* ids = shared_.ids[warp_index()];
     BandSlice* parts = shared_.parts[warp_index()];
+#pragma unroll 1
     for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
       ids[i] = build_.slice_ids[work.record_begin + i];
       parts[i] = part_of_tile(grid_, build_.slices[ids[i]].band, work.tile);
@@ -102,8 +105,10 @@ class RecordWriter {
 
   __device__ void write_in_order(const TileWork& work, const std::int32_t* ids) const {
     const std::int32_t count = num_stored(work);
+#pragma unroll 1
     for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
       std::int32_t rank = 0;
+#pragma unroll 1
       for (std::int32_t j = 0; j < count; ++j) rank += ids[j] < ids[i] ? 1 : 0;
       write(work, work.record_begin + rank, ids[i]);
     }
@@ -111,6 +116,7 @@ class RecordWriter {
 
   __device__ void write_joined(const TileWork& work, std::int32_t num_left) const {
     const std::int32_t count = num_stored(work);
+#pragma unroll 1
     for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
       BandRecord record;
       if (i < num_left) record.band = shared_.parts[warp_index()][i];
@@ -123,6 +129,7 @@ class RecordWriter {
     const BandSlice* parts = shared_.parts[warp_index()];
     const Range rows = rows_of_tile(grid_, work.tile);
     std::int32_t num_k_tiles = 0;
+#pragma unroll 1
     for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
       num_k_tiles += tile_run(parts[i], rows.begin, rows.end, build_.tile.keys).num_tiles;
     }

@@ -39,6 +39,7 @@ class PartJoiner {
       const std::int32_t i = round * kWarpLanes + lane_index();
       if (i < count) own[round] = parts_[i];
       ends[round] = own[round].k0;
+#pragma unroll 1
       for (std::int32_t j = 0; i < count && j < count; ++j) {
         ends[round] = max(ends[round], common_keys_end(own[round], parts_[j]));
       }
@@ -107,6 +108,7 @@ class PartJoiner {
       if (i >= count) continue;
       own[round] = parts_[i];
       ranks[round] = 0;
+#pragma unroll 1
       for (std::int32_t j = 0; j < count; ++j) {
         const BandSlice other = parts_[j];
         const bool is_tie = j < i && !comes_before(own[round], other, along);

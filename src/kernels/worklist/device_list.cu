@@ -24,6 +24,7 @@ constexpr std::int32_t kFewTiles = 2 * kOrderCtas * kOrderThreads;
 /// the slices.
 __device__ void count_slices(const DeviceBuild& build) {
   const std::int64_t num_tasks = num_slice_tasks(build.tasks, build.source.count);
+#pragma unroll 1
   for (std::int64_t i = first_task(); i < num_tasks * build.num_grids; i += task_stride()) {
     const auto packing = static_cast<std::int32_t>(i / num_tasks);
     const std::int64_t task = i % num_tasks;
@@ -49,10 +50,12 @@ __device__ void count_slices(const DeviceBuild& build) {
 __device__ void price_tiles(const DeviceBuild& build) {
   const auto stride = static_cast<std::int32_t>(gridDim.x * blockDim.x);
   const auto thread = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
+#pragma unroll 1
   for (std::int32_t packing = 0; packing < build.num_grids; ++packing) {
     const TileGrid& grid = build.grids[packing];
     std::int64_t sum = 0;
     // Few tiles of all candidates are one for each thread.
+#pragma unroll 1
     for (std::int32_t tile = (thread + stride - grid.first_tally % stride) % stride;
          tile < grid.num_tiles; tile += stride) {
       const TileTally tally = build.tallies[grid.first_tally + tile];
@@ -72,6 +75,7 @@ __device__ void price_tiles(const DeviceBuild& build) {
 __device__ void fill_tiles(const DeviceBuild& build) {
   const TileGrid& grid = build.grids[build.header->packing];
   const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
+#pragma unroll 1
   for (std::int64_t task = first_task(); task < end; task += task_stride()) {
     const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
     const BandSlice band = slice < build.source.count ? build.slices[slice].band : BandSlice{};
@@ -93,6 +97,7 @@ __device__ void sort_works(SortShared& shared, const DeviceBuild& build) {
                     static_cast<std::uint32_t>(header.max_cost_inverse), build.sort_keys[0],
                     build.sort_keys[1]};
   const std::uint64_t* sorted = TileSorter(shared, job).run();
+#pragma unroll 1
   for (std::int32_t i = thread_of_cluster(); i < num_tiles; i += kOrderCtas * kOrderThreads) {
     build.tiles[i] = build.works[sorted[i] & 0xffffffffu];
   }
@@ -137,7 +142,7 @@ __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
   fill_tiles(build);
 }
 
-__global__ void __launch_bounds__(kEmitThreads)
+__global__ void __launch_bounds__(kEmitThreads, 2)
     emit_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
   __shared__ EmitShared shared;

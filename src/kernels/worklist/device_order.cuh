@@ -43,6 +43,7 @@ class RecordPlacer {
     const std::int32_t begin = min(rank_ * chunk, num_tiles_);
     const std::int32_t end = min(begin + chunk, num_tiles_);
     std::uint64_t own = 0;
+#pragma unroll 1
     for (std::int32_t tile = begin + thread(); tile < end; tile += kOrderThreads) {
       own += static_cast<std::uint64_t>(tallies_[tile].num_records);
     }
@@ -50,10 +51,12 @@ class RecordPlacer {
     if (thread() == 0) shared_.num_records = own;
     cluster_.sync();
     std::uint64_t next = 0;
+#pragma unroll 1
     for (int rank = 0; rank < rank_; ++rank) {
       next += *cluster_.map_shared_rank(&shared_.num_records, static_cast<unsigned>(rank));
     }
     if (rank_ == kOrderCtas - 1 && thread() == 0) report(next + own);
+#pragma unroll 1
     for (std::int32_t first = begin; first < end; first += kOrderThreads) {
       next += place_block(first + thread(), end, next);
     }
@@ -128,6 +131,7 @@ class TileSorter {
     if (num_passes > 0 && job_.num_tiles <= kFewKeys) return sort_few();
     std::uint64_t* keys = job_.keys;
     std::uint64_t* room = job_.room;
+#pragma unroll 1
     for (int pass = 0; pass < num_passes; ++pass) {
       sort_pass(keys, room, pass * kDigitBits);
       std::uint64_t* const sorted = room;
@@ -147,14 +151,17 @@ class TileSorter {
   __device__ std::uint64_t* sort_few() {
     static_assert(kFewKeys <= kOrderWarps * kDigits);
     std::uint32_t* fields = shared_.positions[0];
+#pragma unroll 1
     for (std::int32_t i = thread(); i < job_.num_tiles; i += kOrderThreads) {
       fields[i] = static_cast<std::uint32_t>(job_.keys[i] >> 32);
     }
     __syncthreads();
+#pragma unroll 1
     for (std::int32_t own = rank_ * kOrderWarps + warp_index(); own < job_.num_tiles;
          own += kOrderCtas * kOrderWarps) {
       const std::uint32_t field = fields[own];
       unsigned before = 0;
+#pragma unroll 1
       for (std::int32_t i = lane_index(); i < job_.num_tiles; i += kWarpLanes) {
         before += fields[i] < field || (fields[i] == field && i < own) ? 1 : 0;
       }
@@ -174,6 +181,7 @@ class TileSorter {
         (job_.num_tiles + kRuns * kWarpLanes - 1) / (kRuns * kWarpLanes) * kWarpLanes;
     const std::int64_t begin = std::int64_t{rank_ * kOrderWarps + warp_index()} * run;
     const std::int64_t end = begin + run < job_.num_tiles ? begin + run : job_.num_tiles;
+#pragma unroll 1
     for (std::int64_t first = begin; first < end; first += kWarpLanes) {
       const std::int64_t i = first + lane_index();
       const unsigned active = __ballot_sync(kFullWarp, i < end);
@@ -200,6 +208,7 @@ class TileSorter {
 
   __device__ void sort_pass(const std::uint64_t* from, std::uint64_t* to, int shift) {
     std::uint32_t* own = shared_.positions[warp_index()];
+#pragma unroll 1
     for (int digit = lane_index(); digit < kDigits; digit += kWarpLanes) own[digit] = 0;
     __syncwarp();
     walk_keys(from, shift, [&](std::uint64_t, std::uint32_t digit, unsigned peers) {
@@ -219,6 +228,7 @@ class TileSorter {
     const int digit = thread() % kDigits;
     std::uint32_t total = 0;
     if (thread() < kDigits) {
+#pragma unroll 1
       for (int warp = 0; warp < kOrderWarps; ++warp) {
         const std::uint32_t count = shared_.positions[warp][digit];
         shared_.positions[warp][digit] = total;
@@ -230,6 +240,7 @@ class TileSorter {
     std::uint32_t before = 0;
     std::uint32_t all = 0;
     if (thread() < kDigits) {
+#pragma unroll 1
       for (int rank = 0; rank < kOrderCtas; ++rank) {
         const auto* totals = cluster_.map_shared_rank(shared_.totals, static_cast<unsigned>(rank));
         if (rank < rank_) before += totals[digit];

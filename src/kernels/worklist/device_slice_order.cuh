@@ -28,9 +28,11 @@ struct IdRun {
 /// Marks the slices of [low, low + kWindow).
 __device__ __forceinline__ void mark_window(SliceOrderShared& shared, const IdRun& run,
                                             std::int64_t low) {
+#pragma unroll 1
   for (int i = 0; i < kWordsPerThread; ++i) shared.words[threadIdx.x + i * kEmitThreads] = 0;
   __syncthreads();
   const std::int32_t first = run.begin + static_cast<std::int32_t>(threadIdx.x);
+#pragma unroll 1
   for (std::int32_t i = first; i < run.end; i += kEmitThreads) {
     const std::int64_t bit = run.ids[i] - low;
     if (bit >= 0 && bit < kWindow) {
@@ -47,13 +49,17 @@ __device__ __forceinline__ void for_each_in_order(SliceOrderShared& shared, cons
                                                   std::int64_t low, std::int64_t end, Visit visit) {
   const int first_word = static_cast<int>(threadIdx.x) * kWordsPerThread;
   std::int32_t next = run.begin;
+#pragma unroll 1
   for (; low < end; low += kWindow) {
     mark_window(shared, run, low);
     std::int32_t count = 0;
+#pragma unroll 1
     for (int i = 0; i < kWordsPerThread; ++i) count += __popc(shared.words[first_word + i]);
     const auto scan = scan_block<kEmitThreads>(count, shared.scan);
     std::int32_t place = next + scan.before;
+#pragma unroll 1
     for (int i = 0; i < kWordsPerThread; ++i) {
+#pragma unroll 1
       for (unsigned left = shared.words[first_word + i]; left != 0; left &= left - 1) {
         const int bit = (first_word + i) * kWordBits + __ffs(static_cast<int>(left)) - 1;
         visit(place++, static_cast<std::int32_t>(low + bit));

@@ -31,6 +31,7 @@ class TileSplitter {
     find_splits();
     if (blockIdx.x == 0) report();
     place_whole_tiles();
+#pragma unroll 1
     for (auto i = static_cast<std::int32_t>(blockIdx.x); i < num_split_tiles_;
          i += static_cast<std::int32_t>(gridDim.x)) {
       cut(i);
@@ -48,6 +49,7 @@ class TileSplitter {
   __device__ void find_splits() {
     const std::int32_t most =
         min(max_split_tiles(build_.split, grid_.head_groups), grid_.num_tiles);
+#pragma unroll 1
     for (std::int32_t first = 0; first < most; first += kThreads) {
       const std::int32_t i = first + thread();
       bool is_split = false;
@@ -70,12 +72,14 @@ class TileSplitter {
   template <typename Visit>
   __device__ std::int32_t count_splits(std::int32_t end, Visit visit) const {
     std::int32_t count = 0;
+#pragma unroll 1
     for (std::int32_t i = 0; i < end; ++i) count += visit(i) ? shared_.num_splits[i] : 0;
     return count;
   }
 
   __device__ void report() const {
     const std::int32_t all = count_splits(num_split_tiles_, [](std::int32_t) { return true; });
+#pragma unroll 1
     for (std::int32_t i = thread(); i < num_split_tiles_; i += kThreads) {
       SplitTile split;
       split.tile = build_.tiles[i].tile;
@@ -93,6 +97,7 @@ class TileSplitter {
   __device__ void place_whole_tiles() const {
     const auto stride = static_cast<std::int32_t>(gridDim.x) * kThreads;
     const std::int32_t first = num_split_tiles_ + static_cast<std::int32_t>(blockIdx.x) * kThreads;
+#pragma unroll 1
     for (std::int32_t i = first + thread(); i < grid_.num_tiles; i += stride) {
       const TileWork work = build_.tiles[i];
       const std::int32_t longer = count_splits(
@@ -127,6 +132,7 @@ class TileSplitter {
     });
     TileWork* works = build_.works + count_whole(cost) + before;
     const std::int32_t first_slot = count_splits(index, [](std::int32_t) { return true; });
+#pragma unroll 1
     for (std::int32_t i = thread(); i < splits.num_splits; i += kThreads) {
       TileWork work;
       work.tile = whole.tile;
@@ -141,6 +147,7 @@ class TileSplitter {
   __device__ void walk_records(const TileWork& whole, const SplitGrid& splits, TileWork* works) {
     const Range rows = rows_of_tile(grid_, whole.tile);
     std::int64_t before = 0;
+#pragma unroll 1
     for (std::int32_t first = whole.record_begin; first < whole.record_end; first += kThreads) {
       const std::int32_t record = first + thread();
       TileRun run;
