@@ -570,6 +570,44 @@ MAGI_API magi_status magi_flex_ranges_backward_report_sync(const magi_workspace*
                                                            magi_flex_ranges_report* report,
                                                            void* stream);
 
+/* A mask of blocks in device memory: block i of q_block queries sees block j of k_block keys in all
+ * query heads of kv head h as often as visible[h, i, j] says, 0 to 254. The last block of a side
+ * may be shorter. */
+typedef struct magi_block_mask {
+  size_t struct_size;
+  const uint8_t* visible; /* [heads, q blocks, k blocks] without gaps, on the device of q */
+  int32_t heads;          /* the kv heads, or 1: the same for all */
+  int32_t q_block;        /* 1 to 256 */
+  int32_t k_block;        /* 1 to 256 */
+  int32_t is_causal;      /* 1: query i sees no key behind i + rows of k - rows of q */
+  /* Visible blocks of each head that there is room for, each as often as it counts; 0: all, once
+   * each. */
+  int64_t max_blocks;
+  int64_t max_runs; /* runs of neighbouring visible blocks that are allowed; 0: any number */
+  /* Optional: [2] on the device, written by a forward: how many runs or blocks there are beyond the
+   * room, or entries above 254 (0: all results hold), and -1. */
+  int64_t* error_word;
+} magi_block_mask;
+
+/* is_taken: 1 where magi_block_attention_forward takes a call of these shapes, types and sizes of
+ * blocks, else 0: on GPUs of compute capability 9.0, head dims up to 128, blocks of keys that are
+ * multiples of 16, blocks of queries that are multiples of 128 / h for some power of two h up to 16
+ * that divides the query heads of a kv head, no softcap. Data may be NULL. */
+MAGI_API magi_status magi_block_attention_takes(const magi_block_mask* mask,
+                                                const magi_attention_inputs* inputs,
+                                                int32_t* is_taken);
+/* Bytes of workspace of magi_block_attention_forward. Data may be NULL. */
+MAGI_API magi_status magi_block_attention_workspace_bytes(const magi_block_mask* mask,
+                                                          const magi_attention_inputs* inputs,
+                                                          size_t* size_bytes);
+/* As magi_flex_attention_forward on a GPU. The host reads nothing of the mask and waits for
+ * nothing, so the call can be captured and replayed with another mask in the same memory. Where the
+ * mask has more visible blocks or runs than there is room for, all of out and lse is NaN. */
+MAGI_API magi_status magi_block_attention_forward(const magi_block_mask* mask,
+                                                  const magi_attention_inputs* inputs,
+                                                  const magi_attention_result* result,
+                                                  const magi_workspace* workspace, void* stream);
+
 #ifdef __cplusplus
 }
 #endif

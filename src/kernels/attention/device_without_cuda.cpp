@@ -2,6 +2,7 @@
 #include "base/check.hpp"
 #include "kernels/attention/built_in.hpp"
 #include "kernels/attention/combine.hpp"
+#include "magi/block_mask.hpp"
 #include "magi/key_lists.hpp"
 
 namespace magi {
@@ -55,6 +56,20 @@ void attention_backward_cuda(const BackwardArgs& args, const DeviceSlices& /*sli
 DeviceListReport read_backward_list_report_sync(const DeviceWorkspace& /*workspace*/,
                                                 void* /*stream*/) {
   throw InvalidArgument("this library is built without CUDA: no call has filled a workspace");
+}
+
+std::string block_mask_refusal(const ForwardArgs& args, const BlockMask& /*mask*/) {
+  refuse_device(args.q.device);
+}
+
+std::int64_t forward_workspace_bytes(const ForwardArgs& args, const BlockMask& /*mask*/) {
+  refuse_device(args.q.device);
+}
+
+void attention_forward_cuda(const ForwardArgs& args, const BlockMask& /*mask*/,
+                            const DeviceWorkspace& /*workspace*/, const ForwardTuning& /*tuning*/,
+                            void* /*stream*/) {
+  refuse_device(args.q.device);
 }
 
 void combine_on_device(const TensorView& source, const TensorView& /*target*/, Combination /*how*/,

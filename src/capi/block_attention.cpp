@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "capi/attention_arguments.hpp"
+#include "capi/outputs.hpp"
+#include "capi/status.hpp"
+#include "magi/block_mask.hpp"
+
+namespace magi::capi {
+namespace {
+
+BlockMask read_mask(const magi_block_mask* mask, const magi_attention_inputs* inputs) {
+  const magi_block_mask given = read_struct(mask, "mask");
+  return {.visible = given.visible,
+          .device = read_inputs(inputs).q.device,
+          .heads = given.heads,
+          .q_block = given.q_block,
+          .k_block = given.k_block,
+          .is_causal = given.is_causal != 0,
+          .max_blocks = given.max_blocks,
+          .max_runs = given.max_runs,
+          .error_word = given.error_word};
+}
+
+magi::ForwardArgs read_problem(const magi_attention_inputs* inputs) {
+  return forward_args(read_inputs(inputs), {});
+}
+
+}  // namespace
+}  // namespace magi::capi
+
+using namespace magi::capi;
+
+magi_status magi_block_attention_takes(const magi_block_mask* mask,
+                                       const magi_attention_inputs* inputs, int32_t* is_taken) {
+  return guarded([&] {
+    const magi::BlockMask given = read_mask(mask, inputs);
+    require(is_taken, "is_taken") =
+        magi::block_mask_refusal(read_problem(inputs), given).empty() ? 1 : 0;
+  });
+}
+
+magi_status magi_block_attention_workspace_bytes(const magi_block_mask* mask,
+                                                 const magi_attention_inputs* inputs,
+                                                 size_t* size_bytes) {
+  return guarded([&] {
+    const magi::BlockMask given = read_mask(mask, inputs);
+    require(size_bytes, "size_bytes") =
+        static_cast<size_t>(magi::forward_workspace_bytes(read_problem(inputs), given));
+  });
+}
+
+magi_status magi_block_attention_forward(const magi_block_mask* mask,
+                                         const magi_attention_inputs* inputs,
+                                         const magi_attention_result* result,
+                                         const magi_workspace* workspace, void* stream) {
+  return guarded([&] {
+    const magi::BlockMask given = read_mask(mask, inputs);
+    const magi::AttentionInputs in = read_inputs(inputs);
+    const magi::AttentionResult out = read_result(result);
+    check_outputs(in, out);
+    const magi::ForwardTuning tuning{.sm_margin = read_struct(inputs, "inputs").sm_margin};
+    magi::attention_forward_cuda(forward_args(in, out), given, read_workspace(workspace), tuning,
+                                 stream);
+  });
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/ptx/copy.cuh"
+#include "kernels/sm90/forward/block_scheduler.cuh"
+#include "kernels/tile/descriptor.cuh"
+
+namespace magi::sm90 {
+
+/// The one thread that loads, in the place of Loader and in the same order: an item's Q, and
+/// through one ring K of each tile, followed by V of the tile before it. A tile of keys is gathered
+/// in units.
+template <ForwardConfig kC>
+class BlockLoader {
+  static_assert(kC.stages_out());
+
+ public:
+  __device__ __forceinline__ BlockLoader(BlockStorage<kC>& shared, const BlockForwardParams& params)
+      : shared_(shared), params_(params) {}
+
+  __device__ __forceinline__ void run() {
+    auto& ring = shared_.forward.message_ring;
+    while (true) {
+      ring.wait_full(message_);
+      const RunMessage& message = shared_.forward.messages[message_.stage()];
+      if ((message.flags & kEndOfItems) != 0) break;
+      load_run(message, shared_.loads[message_.stage()]);
+      ptx::mbarrier_arrive(ring.empty.at(message_));
+      message_.advance();
+    }
+    flush_values();
+  }
+
+ private:
+  using Load = typename BlockStorage<kC>::Load;
+
+  __device__ __forceinline__ void load_run(const RunMessage& message, const Load& load) {
+    const std::int32_t num_tiles = load.run.num_tiles;
+    // Without keys no K load flushes, and the consumers may wait for V before they free Q.
+    if (num_tiles == 0) flush_values();
+    if ((message.flags & kFirstRun) != 0) load_queries(message);
+    for (std::int32_t i = 0; i < num_tiles; ++i) {
+      // NOTE: in shared memory, because the producer has few registers.
+      GatheredTile& tile = shared_.tiles[present_];
+      tile = {load.run, load.entries, i * params_.gather.units_per_tile,
+              message.head_begin / params_.forward.heads_per_kv};
+      load_tile<kC.dim_qk>(params_.forward.k, kC.k_offset(tiles_.stage()), tile);
+      load_values();
+      present_ ^= 1;
+      has_value_ = true;
+    }
+  }
+
+  __device__ __forceinline__ void load_queries(const RunMessage& message) {
+    auto& storage = shared_.forward;
+    ptx::Mbarrier& full = storage.q_rings[0].full.at(queries_);
+    storage.q_rings[0].wait_empty(queries_);
+    storage.places[0][place_stage<kC>(queries_)] = {message.token_begin, message.head_begin, -1};
+    ptx::mbarrier_arrive_expect(full, kC.q_bytes());
+#pragma unroll
+    for (int panel = 0; panel < kC.dim_qk / tile::kPanelElements; ++panel) {
+      ptx::load_box(storage.q[queries_.stage()] + panel * kC.rows() * tile::kPanelRowBytes,
+                    params_.forward.q,
+                    {panel * tile::kPanelElements, message.head_begin, message.token_begin}, full,
+                    ptx::cache_evict_first());
+    }
+    queries_.advance();
+  }
+
+  /// Fills a pair of stages with V of the last tile alone.
+  __device__ __forceinline__ void flush_values() {
+    if (!has_value_) return;
+    skip_tile();
+    load_values();
+  }
+
+  __device__ __forceinline__ void load_values() {
+    if (!has_value_) return skip_tile();
+    load_tile<kC.dim_v>(params_.forward.v, kC.v_offset(tiles_.stage()),
+                        shared_.tiles[present_ ^ 1]);
+    has_value_ = false;
+  }
+
+  /// Hands on a stage as it is.
+  __device__ __forceinline__ void skip_tile() {
+    shared_.forward.kv_ring.wait_empty(tiles_);
+    ptx::mbarrier_arrive(shared_.forward.kv_ring.full.at(tiles_));
+    tiles_.advance();
+  }
+
+  /// Units that no list names are loaded from behind the tensor, as zeros: what else stands there
+  /// may be NaN.
+  template <int kDim>
+  __device__ __forceinline__ void load_tile(const CUtensorMap& map, int offset,
+                                            const GatheredTile& tile) {
+    auto& ring = shared_.forward.kv_ring;
+    ptx::Mbarrier& full = ring.full.at(tiles_);
+    ring.wait_empty(tiles_);
+    ptx::mbarrier_arrive_expect(full, kC.keys * kDim * 2);
+    const std::int32_t* entries = params_.entries + tile.entries;
+    std::uint8_t* rows = shared_.forward.kv + offset;
+    for (std::int32_t unit = 0; unit < params_.gather.units_per_tile; ++unit) {
+      std::int32_t key = key_of_unit(params_.grid, params_.gather, tile.run, tile.first + unit,
+                                     [&](std::int32_t i) { return __ldg(entries + i); });
+      key = key < 0 ? params_.grid.rows_k : key;
+#pragma unroll
+      for (int panel = 0; panel < kDim / tile::kPanelElements; ++panel) {
+        ptx::load_box(rows + panel * kC.keys * tile::kPanelRowBytes, map,
+                      {panel * tile::kPanelElements, tile.kv_head, key}, full,
+                      ptx::cache_evict_last());
+      }
+      rows += params_.gather.unit * tile::kPanelRowBytes;
+    }
+    tiles_.advance();
+  }
+
+  BlockStorage<kC>& shared_;
+  const BlockForwardParams& params_;
+  RingPlace<kMessageStages> message_;
+  RingPlace<kC.q_stages> queries_;
+  RingPlace<kC.kv_stages> tiles_;
+  std::int32_t present_ = 0;  ///< the tile whose K is loaded next
+  bool has_value_ = false;    ///< V of the tile before is still to be loaded
+};
+
+}  // namespace magi::sm90

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/forward/forward_blocks.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "base/check.hpp"
+#include "cuda/arena.hpp"
+#include "cuda/device.hpp"
+#include "cuda/tensor_map.hpp"
+#include "kernels/sm90/conversions.hpp"
+#include "kernels/sm90/forward/forward.hpp"
+#include "kernels/sm90/spoil.hpp"
+
+namespace magi::sm90 {
+namespace {
+
+constexpr TileShape kBlockTiles{.rows = 128, .keys = 128, .trimmed_keys = 64};
+constexpr std::int32_t kLeastUnit = 16;     ///< keys: smaller boxes cost more than their products
+constexpr std::int32_t kRowsPerStore = 16;  // a warp stores its own rows
+constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
+
+/// Query heads per tile: as few as let tiles of rows divide blocks of queries. 0: none do.
+std::int32_t packed_heads_of(const ForwardProblem& problem, std::int32_t q_block) {
+  for (const std::int32_t heads : allowed_packed_heads(problem, kBlockTiles)) {
+    if (q_block % (kBlockTiles.rows / heads) == 0) return heads;
+  }
+  return 0;
+}
+
+std::int32_t checked_packing(const ForwardProblem& problem, std::int32_t q_block,
+                             std::int32_t packed_heads) {
+  if (packed_heads == 0) return packed_heads_of(problem, q_block);
+  const bool divides = packed_heads > 0 && kBlockTiles.rows % packed_heads == 0 &&
+                       q_block % (kBlockTiles.rows / packed_heads) == 0;
+  if (!divides) {
+    throw invalid("packed_heads", packed_heads, "0, or h where 128 / h divides blocks of queries");
+  }
+  return packed_heads;
+}
+
+BlockListShape list_shape(const ForwardArgs& args, const BlockMask& mask,
+                          const ForwardList& frame) {
+  BlockListShape shape;
+  shape.grid = block_grid(args, mask);
+  const BlockGrid& grid = shape.grid;
+  shape.section_heads = frame.groups_per_section / (frame.head_groups / frame.problem.heads_kv);
+  const std::int64_t all = std::int64_t{grid.num_lists()} * grid.num_k();
+  shape.max_entries = mask.max_blocks == 0 ? all : mask.heads * mask.max_blocks;
+  if (shape.max_entries > kMaxInt) {
+    throw invalid("number of blocks", shape.max_entries, "up to 2^31 - 1, by max_blocks");
+  }
+  shape.max_runs = mask.max_runs;
+  return shape;
+}
+
+void set_tensors(ForwardParams& params, const ForwardArgs& args, const BlockCall& call,
+                 const GatherShape& gather) {
+  const ForwardList& frame = call.frame;
+  params.q = make_tensor_map(args.q, {frame.packed_heads, frame.tile_tokens});
+  // Without keys no tile is loaded; a descriptor needs some address all the same.
+  const bool has_keys = args.k.shape[0] > 0;
+  params.k = make_tensor_map(has_keys ? args.k : args.q, {1, gather.unit});
+  params.v = make_tensor_map(has_keys ? args.v : args.q, {1, gather.unit});
+  if (args.out.dtype == DType::Float32) {
+    params.out_float = strided_rows(args.out);
+  } else {
+    params.out =
+        make_tensor_map(args.out, {frame.packed_heads, kRowsPerStore / frame.packed_heads});
+    params.out_half = strided_rows(args.out);
+  }
+  params.lse = strided_rows(args.lse);
+  params.sink = sink_rows(args.sink, args.params.sink_layout);
+}
+
+ForwardParams forward_params(const ForwardArgs& args, const BlockCall& call,
+                             const GatherShape& gather) {
+  const ForwardList& frame = call.frame;
+  ForwardParams params;
+  set_tensors(params, args, call, gather);
+  params.tile_tokens = frame.tile_tokens;
+  params.packed_heads = frame.packed_heads;
+  params.packed_shift = std::countr_zero(static_cast<unsigned>(frame.packed_heads));
+  params.heads_per_kv = frame.problem.heads_q / frame.problem.heads_kv;
+  params.rows_q = frame.problem.rows_q;
+  params.dim_v = frame.problem.dim_v;
+  params.score = score_scale(args.params, args.q.shape[2]);
+  params.is_merging = args.is_merging;
+  return params;
+}
+
+BlockForwardParams block_params(const ForwardArgs& args, const BlockCall& call, void* workspace) {
+  const BlockGrid& grid = call.shape.grid;
+  const ForwardList& frame = call.frame;
+  BlockForwardParams params;
+  params.grid = grid;
+  params.gather = gather_shape(grid.k_block, kBlockTiles.keys);
+  params.forward = forward_params(args, call, params.gather);
+  auto* header = part_at<BlockListHeader>(workspace, 0);
+  params.ticket = &header->ticket;
+  params.lists = part_at<const BlockList>(workspace, call.layout.lists);
+  params.order = part_at<const std::int32_t>(workspace, call.layout.order);
+  params.entries = part_at<const std::int32_t>(workspace, call.layout.entries);
+  params.tiles_per_block = (grid.q_block - 1) / frame.tile_tokens + 1;
+  params.groups_per_block = params.forward.heads_per_kv / frame.packed_heads;
+  const std::int64_t num_items =
+      std::int64_t{grid.heads_kv} * grid.num_q() * params.tiles_per_block * params.groups_per_block;
+  if (num_items > kMaxItems) throw invalid("number of work items", num_items, "up to 2^31 - 1025");
+  params.num_items = to_int(num_items);
+  return params;
+}
+
+}  // namespace
+
+BlockGrid block_grid(const ForwardArgs& args, const BlockMask& mask) {
+  return {.rows_q = to_int(args.q.shape[0]),
+          .rows_k = to_int(args.k.shape[0]),
+          .q_block = mask.q_block,
+          .k_block = mask.k_block,
+          .heads_kv = to_int(args.k.shape[1]),
+          .mask_heads = mask.heads,
+          .is_causal = mask.is_causal};
+}
+
+std::string refusal_of_blocks(const ForwardArgs& args, const BlockMask& mask) {
+  const FeatureSet features = feature_set_of(args);
+  if (features == FeatureSet::General) return "a call has softcap or max_logits; allowed: neither";
+  if (find_block_forward_instance(args.q.dtype, to_int(args.q.shape[2]), to_int(args.v.shape[2]),
+                                  features) == nullptr) {
+    return "a head dim is " + std::to_string(std::max(args.q.shape[2], args.v.shape[2])) +
+           "; allowed: up to 128, in bfloat16 or float16";
+  }
+  if (mask.k_block % kLeastUnit != 0) {
+    return "k_block is " + std::to_string(mask.k_block) + "; allowed: multiples of 16";
+  }
+  if (packed_heads_of(forward_problem(args), mask.q_block) == 0) {
+    return "q_block is " + std::to_string(mask.q_block) + " with " +
+           std::to_string(args.q.shape[1] / args.k.shape[1]) +
+           " query heads of a kv head; allowed: multiples of 128 / h for a power of two h up to 16 "
+           "that divides them";
+  }
+  return {};
+}
+
+BlockCall block_call(const ForwardArgs& args, const BlockMask& mask, const ForwardTuning& tuning) {
+  BlockCall call{.tuning = tuning};
+  call.instance = find_block_forward_instance(args.q.dtype, to_int(args.q.shape[2]),
+                                              to_int(args.v.shape[2]), feature_set_of(args));
+  MAGI_CHECK(call.instance != nullptr);
+  const ForwardProblem problem = forward_problem(args);
+  call.frame = forward_list_frame(problem, kBlockTiles,
+                                  checked_packing(problem, mask.q_block, tuning.packed_heads));
+  call.shape = list_shape(args, mask, call.frame);
+  call.layout = block_list_layout(call.shape);
+  return call;
+}
+
+void enqueue_forward(const ForwardArgs& args, const BlockCall& call, const BlockListSource& source,
+                     void* workspace, cudaStream_t stream) {
+  build_block_lists(call.shape, call.layout, source, workspace, stream);
+  if (args.q.shape[0] == 0) return;
+  const BlockForwardParams params = block_params(args, call, workspace);
+  call.instance->launch(params, count_ctas(args.q.device, call.tuning, params.num_items), stream);
+  spoil_unless_held(BlockListOutcome{part_at<const BlockListHeader>(workspace, 0), call.shape},
+                    {spoiled_rows(args.out), spoiled_rows(args.lse)}, stream);
+}
+
+}  // namespace magi::sm90

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <initializer_list>
+
+#include "kernels/sm90/arguments.hpp"
+#include "kernels/worklist/block_lists.hpp"
+
+// Lists made on the device may have no room for a mask. What was computed with such lists is
+// replaced by NaN, which nobody takes for a result.
+namespace magi::sm90 {
+
+/// Rows [rows, heads, dim].
+struct SpoiledRows {
+  StridedRows rows;
+  std::int64_t num_rows = 0;
+  std::int64_t heads = 0;
+  std::int64_t dim = 1;
+};
+SpoiledRows spoiled_rows(const TensorView& tensor);
+
+/// Enqueues a kernel that writes NaN to at most kMostSpoiled tensors where the lists do not hold,
+/// else nothing.
+inline constexpr int kMostSpoiled = 3;
+void spoil_unless_held(const BlockListOutcome& outcome, std::initializer_list<SpoiledRows> targets,
+                       cudaStream_t stream);
+
+}  // namespace magi::sm90

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "cuda/arena.hpp"
+#include "cuda/check.hpp"
+#include "kernels/worklist/block_lists.hpp"
+#include "kernels/worklist/device_build.cuh"
+
+namespace magi {
+namespace {
+
+constexpr int kListThreads = 256;
+constexpr int kMaxBlocks = 4096;
+
+/// Arguments of the kernels of a build.
+struct BlockListBuild {
+  BlockListShape shape;
+  BlockListSource source;
+  BlockListHeader* header = nullptr;
+  BlockList* lists = nullptr;
+  std::int32_t* order = nullptr;
+  std::int32_t* entries = nullptr;
+};
+
+/// What a warp finds in its row of the mask.
+struct RowTally {
+  std::int32_t num_entries = 0;
+  std::int32_t num_runs = 0;
+  bool is_bad = false;
+};
+
+__device__ std::int32_t sum_over_warp(std::int32_t value) {
+  return static_cast<std::int32_t>(__reduce_add_sync(kFullWarp, static_cast<unsigned>(value)));
+}
+
+/// `num_reached`: blocks that have entries; runs are counted over the whole row.
+__device__ RowTally tally_row(const std::uint8_t* row, std::int32_t num_k,
+                              std::int32_t num_reached) {
+  RowTally tally;
+  unsigned carry = 0;  // whether the block before is visible
+#pragma unroll 4
+  for (std::int32_t base = 0; base < num_k; base += kWarpLanes) {
+    const std::int32_t block = base + lane_index();
+    const std::int32_t times = block < num_k ? row[block] : 0;
+    tally.num_entries += block < num_reached ? times : 0;
+    tally.is_bad |= times > kMostTimes;
+    const unsigned seen = __ballot_sync(kFullWarp, times > 0);
+    tally.num_runs += __popc(seen & ~(seen << 1 | carry));
+    carry = seen >> 31;
+  }
+  tally.num_entries = sum_over_warp(tally.num_entries);
+  tally.is_bad = __any_sync(kFullWarp, tally.is_bad);
+  return tally;
+}
+
+/// Writes blocks [0, num_reached) of a row, each as often as it is seen.
+__device__ void write_entries(const std::uint8_t* row, std::int32_t num_reached,
+                              std::int32_t* entries) {
+  for (std::int32_t base = 0; base < num_reached; base += kWarpLanes) {
+    const std::int32_t block = base + lane_index();
+    const std::int32_t times = block < num_reached ? row[block] : 0;
+    std::int32_t end = times;
+#pragma unroll
+    for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+      const std::int32_t before = __shfl_up_sync(kFullWarp, end, distance);
+      end += lane_index() >= distance ? before : 0;
+    }
+    for (std::int32_t i = end - times; i < end; ++i) entries[i] = block;
+    entries += __shfl_sync(kFullWarp, end, kWarpLanes - 1);
+  }
+}
+
+/// Takes the list's place among all entries; a list that does not fit has none.
+__device__ BlockList take_place(const BlockListBuild& build, const RowTally& tally) {
+  unsigned long long begin = 0;
+  if (lane_index() == 0) {
+    BlockListHeader& header = *build.header;
+    begin = atomicAdd(reinterpret_cast<unsigned long long*>(&header.num_entries),
+                      static_cast<unsigned long long>(tally.num_entries));
+    atomicAdd(reinterpret_cast<unsigned long long*>(&header.num_runs),
+              static_cast<unsigned long long>(tally.num_runs));
+    if (tally.is_bad) atomicAdd(&header.num_bad_lists, 1u);
+  }
+  begin = __shfl_sync(kFullWarp, begin, 0);
+  const auto num_entries = static_cast<unsigned long long>(tally.num_entries);
+  if (begin + num_entries <= static_cast<unsigned long long>(build.shape.max_entries)) {
+    return {static_cast<std::int32_t>(begin), tally.num_entries};
+  }
+  return {};
+}
+
+/// A warp for each list.
+__global__ void __launch_bounds__(kListThreads)
+    list_kernel(const __grid_constant__ BlockListBuild build) {
+  const BlockGrid& grid = build.shape.grid;
+  const std::int32_t num_k = grid.num_k();
+  const std::int32_t num_lists = grid.num_lists();
+  for (auto list = static_cast<std::int32_t>(first_task()); list < num_lists;
+       list += static_cast<std::int32_t>(task_stride())) {
+    const std::uint8_t* row = build.source.visible + std::int64_t{list} * num_k;
+    const std::int32_t num_reached = grid.num_reached(list % grid.num_q());
+    const BlockList place = take_place(build, tally_row(row, num_k, num_reached));
+    if (lane_index() == 0) build.lists[list] = place;
+    if (place.count > 0) write_entries(row, num_reached, build.entries + place.begin);
+  }
+}
+
+/// A CTA for each section of kv heads.
+__global__ void __launch_bounds__(kLengthBuckets)
+    order_kernel(const __grid_constant__ BlockListBuild build) {
+  __shared__ std::int32_t places[kLengthBuckets];
+  __shared__ ScanStorage<std::int32_t, kLengthBuckets> storage;
+  const BlockGrid& grid = build.shape.grid;
+  const std::int32_t num_q = grid.num_q();
+  const std::int32_t shift = length_shift(grid.num_k());
+  const std::int32_t first_head = static_cast<std::int32_t>(blockIdx.x) * build.shape.section_heads;
+  const std::int32_t end_head = min(first_head + build.shape.section_heads, grid.heads_kv);
+  const std::int32_t begin = first_head * num_q;
+  const std::int32_t end = end_head * num_q;
+  const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  const auto bucket_of = [&](std::int32_t task) {
+    const std::int32_t list = grid.list_of(task / num_q, task % num_q);
+    return length_bucket(build.lists[list].count, shift);
+  };
+  if (blockIdx.x == 0 && thread == 0 && build.source.error_word != nullptr) {
+    build.source.error_word[0] = num_beyond(*build.header, build.shape);
+    build.source.error_word[1] = -1;
+  }
+  places[thread] = 0;
+  __syncthreads();
+  for (std::int32_t task = begin + thread; task < end; task += kLengthBuckets) {
+    atomicAdd(&places[bucket_of(task)], 1);
+  }
+  __syncthreads();
+  const std::int32_t before = scan_block<kLengthBuckets>(places[thread], storage).before;
+  places[thread] = begin + before;
+  __syncthreads();
+  for (std::int32_t task = begin + thread; task < end; task += kLengthBuckets) {
+    build.order[atomicAdd(&places[bucket_of(task)], 1)] = task;
+  }
+}
+
+}  // namespace
+
+void build_block_lists(const BlockListShape& shape, const BlockListLayout& layout,
+                       const BlockListSource& source, void* workspace, cudaStream_t stream) {
+  const BlockListBuild build{.shape = shape,
+                             .source = source,
+                             .header = part_at<BlockListHeader>(workspace, 0),
+                             .lists = part_at<BlockList>(workspace, layout.lists),
+                             .order = part_at<std::int32_t>(workspace, layout.order),
+                             .entries = part_at<std::int32_t>(workspace, layout.entries)};
+  cuda_check(cudaMemsetAsync(workspace, 0, sizeof(BlockListHeader), stream), "cudaMemsetAsync");
+  const std::int32_t num_lists = shape.grid.num_lists();
+  if (num_lists == 0) return;
+  constexpr int kWarps = kListThreads / kWarpLanes;
+  const int blocks = std::min((num_lists + kWarps - 1) / kWarps, kMaxBlocks);
+  list_kernel<<<blocks, kListThreads, 0, stream>>>(build);
+  cuda_check(cudaGetLastError(), "list_kernel");
+  const int sections = (shape.grid.heads_kv + shape.section_heads - 1) / shape.section_heads;
+  order_kernel<<<sections, kLengthBuckets, 0, stream>>>(build);
+  cuda_check(cudaGetLastError(), "order_kernel");
+}
+
+}  // namespace magi

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "magi/block_mask.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/sm90/block_case.hpp"
+#include "magi/error.hpp"
+#include "reference/error_rule.hpp"
+#include "support/gpu/gpu_test.hpp"
+
+namespace magi::test {
+namespace {
+
+using BlockMaskTest = GpuTest;
+
+struct Outputs {
+  explicit Outputs(const BlockCase& test)
+      : out(test.has_float_out ? DType::Float32 : test.type, test.rows_q, test.heads_q, test.dim_v,
+            test.layout),
+        lse(DType::Float32, test.rows_q, test.heads_q, 1, test.layout) {
+    out.upload_sync();
+    lse.upload_sync();
+  }
+  void download_sync() {
+    out.download_sync();
+    lse.download_sync();
+  }
+  GuardedTensor out, lse;
+};
+
+ForwardArgs args_of(const BlockCaseData& data, const Outputs& outputs) {
+  ForwardArgs args;
+  args.q = data.q.view();
+  args.k = data.k.view();
+  args.v = data.v.view();
+  args.out = outputs.out.view();
+  args.lse = outputs.lse.view(2);
+  if (data.sink) args.sink = sink_view(*data.sink, SinkLayout::SinkHead);
+  return args;
+}
+
+/// Runs in a workspace full of poison.
+void run(const BlockCase& test, const ForwardArgs& args, const BlockMask& mask) {
+  const DeviceBuffer memory(static_cast<std::size_t>(forward_workspace_bytes(args, mask)));
+  memory.fill(0xff, nullptr);
+  attention_forward_cuda(args, mask,
+                         {memory.data(), static_cast<std::int64_t>(memory.size_bytes())},
+                         {.packed_heads = test.packed_heads}, nullptr);
+  cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+/// Compares the query heads of one kv head with float64.
+void check_head(const BlockCase& test, const BlockCaseData& data, const Outputs& outputs,
+                std::int32_t kv_head) {
+  const std::int32_t heads = test.heads_q / test.heads_kv;
+  reference::DenseInput in = dense_of(test, data, kv_head);
+  const std::vector<std::uint16_t> matrix = counts_of(test, data, kv_head);
+  const auto counts = reference::counts_of(matrix, test.rows_k);
+  const reference::DenseOutput truth = dense_forward(in, counts);
+  in.rounding = reference::rounding_of(test.type);
+  in.is_rounding_scores = true;
+  const reference::DenseOutput plain = dense_forward(in, counts);
+  const std::vector<double> out = heads_of(outputs.out, kv_head * heads, heads);
+  const std::vector<double> lse = heads_of(outputs.lse, kv_head * heads, heads);
+  const reference::Verdict of_out = reference::judge_rounded(out, truth.out, plain.out, test.type);
+  ASSERT_TRUE(of_out.holds()) << "out of kv head " << kv_head << ": " << of_out.text();
+  const reference::Verdict of_lse = reference::judge_approximate(lse, truth.lse);
+  ASSERT_TRUE(of_lse.holds()) << "lse of kv head " << kv_head << ": " << of_lse.text();
+}
+
+void check_case(const BlockCase& test) {
+  SCOPED_TRACE(::testing::Message() << test);
+  const BlockCaseData data(test);
+  Outputs outputs(test);
+  const ForwardArgs args = args_of(data, outputs);
+  ASSERT_EQ(block_mask_refusal(args, mask_of(test, data)), "");
+  run(test, args, mask_of(test, data));
+  outputs.download_sync();
+  ASSERT_TRUE(outputs.out.has_whole_guards());
+  ASSERT_TRUE(outputs.lse.has_whole_guards());
+  for (std::int32_t head = 0; head < test.heads_kv; ++head) {
+    ASSERT_NO_FATAL_FAILURE(check_head(test, data, outputs, head));
+  }
+  Outputs again(test);
+  run(test, args_of(data, again), mask_of(test, data));
+  again.download_sync();
+  expect_same_bits(outputs.out, again.out);
+  expect_same_bits(outputs.lse, again.lse);
+}
+
+TEST_F(BlockMaskTest, AgreesWithFloat64) {
+  for (std::uint64_t seed = 1; seed <= 150; ++seed) {
+    ASSERT_NO_FATAL_FAILURE(check_case(random_block_case(seed)));
+  }
+}
+
+TEST_F(BlockMaskTest, AgreesAtTheUsualBlocks) {
+  std::uint64_t seed = 1;
+  for (const bool is_causal : {false, true}) {
+    for (const auto& [q_block, k_block] :
+         std::vector<std::pair<int, int>>{{128, 128}, {64, 64}, {16, 64}, {256, 256}, {64, 16}}) {
+      BlockCase test{.rows_q = 700, .rows_k = 1100, .heads_q = 16, .seed = ++seed};
+      test.q_block = q_block;
+      test.k_block = k_block;
+      test.is_causal = is_causal;
+      ASSERT_NO_FATAL_FAILURE(check_case(test));
+    }
+  }
+}
+
+/// What nobody sees is not read: NaN there reaches no result.
+TEST_F(BlockMaskTest, DoesNotReadWhatNobodySees) {
+  for (const std::int32_t k_block : {16, 48, 64, 128, 192}) {
+    BlockCase test{.rows_k = 1000, .k_block = k_block, .mask_heads = 1, .percent = 20};
+    SCOPED_TRACE(::testing::Message() << test);
+    BlockCaseData data(test);
+    for (std::int32_t j = 0; j < test.rows_k; ++j) {
+      bool is_seen = false;
+      for (std::int32_t block = 0; block < test.num_q(); ++block) {
+        is_seen |= data.visible[static_cast<std::size_t>(block * test.num_k() + j / k_block)] > 0;
+      }
+      for (std::int32_t head = 0; head < test.heads_kv && !is_seen; ++head) {
+        for (std::int32_t d = 0; d < 128; ++d) {
+          data.k.set(j, head, d, NAN);
+          data.v.set(j, head, d, NAN);
+        }
+      }
+    }
+    data.k.upload_sync();
+    data.v.upload_sync();
+    Outputs outputs(test);
+    run(test, args_of(data, outputs), mask_of(test, data));
+    outputs.download_sync();
+    for (const double value : values_of(outputs.out)) ASSERT_TRUE(std::isfinite(value));
+  }
+}
+
+TEST_F(BlockMaskTest, TooLittleRoomGivesNan) {
+  const BlockCase test{.rows_q = 300, .rows_k = 700, .percent = 50};
+  const BlockCaseData data(test);
+  const DeviceBuffer word(2 * sizeof(std::int64_t));
+  // Of both heads; the forward takes both together.
+  const std::int64_t num_blocks = std::count(data.visible.begin(), data.visible.end(), 1);
+  const std::int64_t half = num_blocks / 2;
+  const auto word_of = [&](const BlockMask& mask, bool is_short) {
+    Outputs outputs(test);
+    run(test, args_of(data, outputs), mask);
+    outputs.download_sync();
+    for (const GuardedTensor* result : {&outputs.out, &outputs.lse}) {
+      EXPECT_TRUE(result->has_whole_guards());
+      for (const double value : values_of(*result)) EXPECT_EQ(std::isnan(value), is_short);
+    }
+    return to_host_sync<std::int64_t>(word.data(), 2).front();
+  };
+  BlockMask mask = mask_of(test, data);
+  mask.error_word = static_cast<std::int64_t*>(word.data());
+  mask.max_blocks = half + 1;
+  EXPECT_EQ(word_of(mask, false), 0);
+  mask.max_blocks = half - 1;
+  EXPECT_EQ(word_of(mask, true), num_blocks - 2 * (half - 1));
+  mask.max_blocks = 0;
+  mask.max_runs = 1;
+  EXPECT_GT(word_of(mask, true), 1);
+}
+
+TEST_F(BlockMaskTest, ReplaysAGraphWithAnotherMask) {
+  const BlockCase test{.rows_q = 500, .rows_k = 800, .is_causal = true};
+  const BlockCaseData data(test);
+  Outputs outputs(test);
+  const ForwardArgs args = args_of(data, outputs);
+  const BlockMask mask = mask_of(test, data);
+  const DeviceBuffer memory(static_cast<std::size_t>(forward_workspace_bytes(args, mask)));
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t graph_exec = nullptr;
+  cuda_check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
+  attention_forward_cuda(
+      args, mask, {memory.data(), static_cast<std::int64_t>(memory.size_bytes())}, {}, stream);
+  cuda_check(cudaStreamEndCapture(stream, &graph), "end capture");
+  cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
+  for (std::uint64_t round = 0; round < 5; ++round) {
+    BlockCase other = test;
+    other.percent = 20 * static_cast<std::int32_t>(round);
+    other.seed = round;
+    const BlockCaseData drawn(other);
+    BlockCaseData expected(test);
+    expected.visible = drawn.visible;
+    cuda_check(cudaMemcpy(data.on_device.data(), drawn.visible.data(), drawn.visible.size(),
+                          cudaMemcpyHostToDevice),
+               "cudaMemcpy");
+    cuda_check(cudaGraphLaunch(graph_exec, stream), "cudaGraphLaunch");
+    cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    outputs.download_sync();
+    for (std::int32_t head = 0; head < test.heads_kv; ++head) {
+      ASSERT_NO_FATAL_FAILURE(check_head(test, expected, outputs, head));
+    }
+  }
+  cuda_check(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
+  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  cuda_check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+TEST_F(BlockMaskTest, RefusesWhatTheKernelsDoNotTake) {
+  const BlockCase test;
+  const BlockCaseData data(test);
+  const Outputs outputs(test);
+  const ForwardArgs args = args_of(data, outputs);
+  const BlockMask good = mask_of(test, data);
+  BlockMask mask = good;
+  mask.k_block = 24;
+  EXPECT_EQ(block_mask_refusal(args, mask), "k_block is 24; allowed: multiples of 16");
+  EXPECT_THROW(forward_workspace_bytes(args, mask), InvalidArgument);
+  mask = good;
+  mask.q_block = 20;
+  EXPECT_NE(block_mask_refusal(args, mask), "");
+  mask = good;
+  mask.heads = 7;
+  EXPECT_THROW(block_mask_refusal(args, mask), InvalidArgument);
+  ForwardArgs capped = args;
+  capped.params.softcap = 10.0;
+  EXPECT_NE(block_mask_refusal(capped, good), "");
+}
+
+}  // namespace
+}  // namespace magi::test
