@@ -86,6 +86,9 @@ _PROTOTYPES = {
     "magi_flex_ranges_backward": "ppppp",
     "magi_flex_ranges_backward_workspace_bytes": "ppppp",
     "magi_flex_ranges_backward_report_sync": "ppp",
+    "magi_block_attention_takes": "ppp",
+    "magi_block_attention_workspace_bytes": "ppp",
+    "magi_block_attention_forward": "ppppp",
     "magi_listed_attention_forward": "pppp",
     "magi_listed_attention_backward": "ppppp",
 }

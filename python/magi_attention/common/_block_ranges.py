@@ -86,23 +86,41 @@ def _compacted(flags: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.
     return found[:capacity], place[-1] if flags.shape[0] else flags.sum()
 
 
-def runs_of_lists(lists: torch.Tensor, num_k: int) -> tuple[Runs, torch.Tensor]:
-    """One run for each entry of lists int [q_blocks, heads, n] of blocks of keys, and the error
-    word of entries that are no block. -1 is none.
+def counts_of_lists(lists: torch.Tensor, num_k: int) -> torch.Tensor:
+    """How often each block of queries sees each block of keys, uint8 [heads, q_blocks, num_k], by
+    lists int [q_blocks, heads, n] with n up to 255. Entries that are no block count as none.
+    """
+    num_q, heads, _ = lists.shape
+    is_block = (lists >= 0) & (lists < num_k)
+    place = torch.where(is_block, lists, num_k).to(torch.int64).transpose(0, 1)
+    counts = torch.zeros((heads, num_q, num_k + 1), dtype=torch.uint8, device=lists.device)
+    ones = torch.ones((), dtype=torch.uint8, device=lists.device).expand_as(place)
+    return counts.scatter_add_(2, place, ones)[..., :num_k].contiguous()
+
+
+def error_word_of_lists(lists: torch.Tensor, num_k: int) -> torch.Tensor:
+    """int64 [2]: how many entries of lists are no block and not -1, and the place of the first in
+    row-major order, or -1.
+    """
+    is_bad = ((lists < -1) | (lists >= num_k)).flatten()
+    places = torch.arange(is_bad.shape[0], device=lists.device)
+    first = torch.where(is_bad, places, is_bad.shape[0]).amin() if is_bad.shape[0] else is_bad.sum()
+    num_bad = is_bad.sum()
+    return torch.stack((num_bad, torch.where(num_bad > 0, first, -1)))
+
+
+def runs_of_lists(lists: torch.Tensor, num_k: int) -> Runs:
+    """One run for each entry of lists int [q_blocks, heads, n] of blocks of keys. -1 and entries
+    that are no block are none.
     """
     num_q, heads, _ = lists.shape
     entry = lists.to(torch.int64)
     is_block = (entry >= 0) & (entry < num_k)
-    is_bad = (~is_block & (entry != -1)).flatten()
-    places = torch.arange(is_bad.shape[0], device=lists.device)
-    first = torch.where(is_bad, places, is_bad.shape[0]).amin() if is_bad.shape[0] else is_bad.sum()
-    num_bad = is_bad.sum()
-    word = torch.stack((num_bad, torch.where(num_bad > 0, first, -1)))
     q_block = torch.arange(num_q, device=lists.device).view(-1, 1, 1).expand_as(entry)
     head = torch.arange(heads, device=lists.device).view(1, -1, 1).expand_as(entry)
     begin = torch.where(is_block, entry, 0)
     runs = Runs(head, q_block, begin, begin + is_block.to(torch.int64))
-    return Runs(*(part.flatten() for part in runs)), word
+    return Runs(*(part.flatten() for part in runs))
 
 
 def folded_ranges(runs: Runs, blocks: Blocks, error_word: torch.Tensor) -> FoldedRanges:

@@ -3,22 +3,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
+from magi_attention._native.attention import Options
+from magi_attention._native.blocks import BlockShape
 from magi_attention._native.tensors import is_intercepted
 from magi_attention.common._block_ranges import (
     Blocks,
     FoldedRanges,
+    counts_of_lists,
+    error_word_of_lists,
     folded_ranges,
     runs_of_lists,
 )
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env.general import is_sanity_check_enable
-from magi_attention.functional._checks import check_params, check_qkv, check_sink
+from magi_attention.functional._blocks import attend_by_blocks, find_block_call
+from magi_attention.functional._checks import (
+    check_params,
+    check_qkv,
+    check_sink,
+    check_sm_margin,
+)
 from magi_attention.functional._folded import fold_keys, fold_queries, fold_sink, unfold_queries
 from magi_attention.functional._listed_ops import (
     ListedAttention,
@@ -27,6 +38,8 @@ from magi_attention.functional._listed_ops import (
 )
 from magi_attention.functional._ops import distinct, with_symbols
 from magi_attention.functional.kernel_backend import backend_of_environment
+
+_MOST_TIMES = 254  # that a block may stand in a list of the kernels for blocks
 
 
 @dataclass
@@ -80,10 +93,68 @@ def attend_to_block_lists(
     q, k, _ = qkv = check_qkv(*qkv, backend_of_environment())
     blocks = Blocks(q.shape[0], k.shape[0], lists.q_size, lists.k_size, lists.is_causal)
     indices = check_lists(lists.indices, lists.k_size, (blocks.num_q, k.shape[1]), q.device)
-    runs, word = runs_of_lists(indices, blocks.num_k)
+    word = error_word_of_lists(indices, blocks.num_k)
     check_word(word)
-    ranges = folded_ranges(runs, blocks, word)
-    return attend_folded(attend, qkv, ranges, k.shape[1], (sink, sink_layout))
+
+    kept = LazyCopy(indices)
+
+    def ranges_of() -> FoldedRanges:
+        return folded_ranges(runs_of_lists(kept(), blocks.num_k), blocks, word)
+
+    num_entries = indices.shape[0] * indices.shape[2]  # of a head
+    if num_entries > 0 and indices.shape[2] <= _MOST_TIMES:
+        shape = shape_of(blocks, k.shape[1])._replace(max_blocks=num_entries)
+
+        def visible_of() -> torch.Tensor:
+            return counts_of_lists(kept(), blocks.num_k)
+
+        found = attend_to_visible(attend, qkv, (sink, sink_layout), shape, visible_of, ranges_of)
+        if found is not None:
+            return found[0], SparseForwardMeta(found[1], None, word)
+    return attend_folded(attend, qkv, ranges_of(), k.shape[1], (sink, sink_layout))
+
+
+class LazyCopy:
+    """A tensor as it was at the first call, also later where gradients may need it: the caller may
+    write the next layer's mask into the same memory before the backward.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._is_copied = tensor, False
+
+    def __call__(self) -> torch.Tensor:
+        if not self._is_copied:
+            is_kept = torch.is_grad_enabled()
+            self._tensor = self._tensor.clone() if is_kept else self._tensor.contiguous()
+            self._is_copied = True
+        return self._tensor
+
+
+def shape_of(blocks: Blocks, heads: int) -> BlockShape:
+    """Of masks of these blocks for so many kv heads."""
+    return BlockShape(heads, blocks.q_size, blocks.k_size, blocks.is_causal)
+
+
+def attend_to_visible(
+    attend: partial, qkv: tuple, sink: tuple, shape: BlockShape,
+    visible_of: Callable[[], torch.Tensor], ranges_of: Callable[[], FoldedRanges],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:  # fmt: skip
+    """out, lse and the error word by the kernels for blocks, None where they do not take the call.
+    visible_of, ranges_of: the arguments of attend_by_blocks, made where they are needed.
+    """
+    q, k, v = qkv
+    given = attend.keywords
+    check_sm_margin(given["sm_margin"])
+    scale = check_params(given["softmax_scale"], given["softcap"], q.dtype)
+    tensor, layout = check_sink(*sink, q)
+    options = Options(
+        scale, given["softcap"], layout, bool(given.get("return_max_logits")),
+        given["sm_margin"], not given["deterministic"],
+    )  # fmt: skip
+    call = find_block_call(q, k, v, tensor, shape, options)
+    if call is None:
+        return None
+    return attend_by_blocks(call, (q, k, v, tensor), visible_of(), ranges_of, options)
 
 
 def attend_folded(

@@ -9,13 +9,21 @@ import torch
 
 from magi_attention._native.tensors import as_plain, is_intercepted
 from magi_attention.common._arguments import check_int
-from magi_attention.common._block_ranges import Blocks, folded_ranges, runs_of_mask
+from magi_attention.common._block_ranges import (
+    Blocks,
+    FoldedRanges,
+    folded_ranges,
+    runs_of_mask,
+)
 from magi_attention.functional._checks import check_qkv
 from magi_attention.functional._sparse import (
     BlockLists,
+    LazyCopy,
     SparseForwardMeta,
     attend_folded,
     attend_to_block_lists,
+    attend_to_visible,
+    shape_of,
 )
 from magi_attention.functional.flex_flash_attn import flex_flash_attn_func
 from magi_attention.functional.kernel_backend import backend_of_environment
@@ -56,8 +64,9 @@ def block_sparse_attn_func(
     have. A mask with more is ValueError where the host reads it; elsewhere all results are NaN.
 
     sink, sink_layout, softmax_scale, softcap, deterministic, sm_margin and the result are those of
-    flex_flash_attn_func; meta.error_word as in SparseForwardMeta. K and V are copied where
-    blocks of several kv heads differ. ValueError or TypeError names a wrong argument.
+    flex_flash_attn_func; meta.error_word as in SparseForwardMeta. K and V are copied where blocks
+    of several kv heads differ, but not by the GPU's kernels for blocks (docs/kernels/blocks.md).
+    ValueError or TypeError names a wrong argument.
     """
     attend = partial(
         flex_flash_attn_func, softmax_scale=softmax_scale, softcap=softcap,
@@ -76,6 +85,9 @@ def block_sparse_attn_func(
     q, k, v = check_qkv(q, k, v, backend_of_environment())
     blocks = Blocks(q.shape[0], k.shape[0], q_block_size, k_block_size, is_causal)
     mask = _check_mask(block_mask, blocks, k.shape[1], q.device)
+    found = _attend_by_blocks(attend, (q, k, v), (sink, sink_layout), mask, blocks, max_runs)
+    if found is not None:
+        return found
     runs, missing = runs_of_mask(mask, _capacity(mask, max_runs))
     if max_runs is not None and _is_read(mask) and runs.head.shape[0] > max_runs:
         raise ValueError(f"block_mask has {runs.head.shape[0]} runs; allowed: {max_runs}, max_runs")
@@ -87,6 +99,24 @@ def block_sparse_attn_func(
     return out.masked_fill(is_short, float("nan")), SparseForwardMeta(
         meta.lse.masked_fill(is_short, float("nan")), None, meta.error_word
     )
+
+
+def _attend_by_blocks(
+    attend: partial, qkv: tuple, sink: tuple, mask: torch.Tensor, blocks: Blocks,
+    max_runs: int | None,
+) -> tuple[torch.Tensor, SparseForwardMeta] | None:  # fmt: skip
+    """By the kernels for blocks; None where they do not take the call."""
+    if max_runs is not None:
+        check_int("max_runs", max_runs, 1, _MAX_RUNS)
+    shape = shape_of(blocks, mask.shape[0])._replace(max_runs=max_runs or 0)
+    kept = LazyCopy(mask)
+
+    def ranges_of() -> FoldedRanges:
+        runs, missing = runs_of_mask(kept(), None)
+        return folded_ranges(runs, blocks, torch.stack((missing, torch.full_like(missing, -1))))
+
+    found = attend_to_visible(attend, qkv, sink, shape, kept, ranges_of)
+    return None if found is None else (found[0], SparseForwardMeta(found[1], None, found[2]))
 
 
 def _is_read(mask: torch.Tensor) -> bool:

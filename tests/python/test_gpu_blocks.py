@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients under masks of blocks on a GPU, by its kernels for blocks. Random cases of both
+directions are in test_gpu_sparse.py.
+"""
+
+import torch
+
+from magi_attention.functional import block_sparse_attn_func
+from on_gpu import NEEDS_GPU, ROWS, inputs
+
+pytestmark = NEEDS_GPU
+SIZES = {"q_block_size": 32, "k_block_size": 64}
+NUM_Q, NUM_K = -(-ROWS // 32), -(-ROWS // 64)
+
+
+def random_mask(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(2, NUM_Q, NUM_K, generator=generator) < 0.5).cuda()
+
+
+def upstream():
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(ROWS, 8, 64, generator=generator).bfloat16().cuda()
+
+
+def gradients(mask, **options):
+    q, k, v = leaves = inputs()
+    out, meta = block_sparse_attn_func(q, k, v, mask, **SIZES, **options)
+    return torch.autograd.grad((out, meta.lse), leaves, (upstream(), meta.lse.detach().sign()))
+
+
+def test_the_deterministic_backward_agrees():
+    """It goes by ranges, whose heads are folded into rows."""
+    mask = random_mask()
+    for found, wanted in zip(gradients(mask), gradients(mask, deterministic=True)):
+        scale = wanted.float().abs().max()
+        assert (found.float() - wanted.float()).abs().max() <= 0.02 * scale
+
+
+def test_the_backward_is_that_of_the_mask_as_it_was():
+    wanted = gradients(random_mask())
+    mask = random_mask()
+    q, k, v = leaves = inputs()
+    out, meta = block_sparse_attn_func(q, k, v, mask, **SIZES)
+    mask.zero_()
+    found = torch.autograd.grad((out, meta.lse), leaves, (upstream(), meta.lse.detach().sign()))
+    assert all(torch.equal(f, w) for f, w in zip(found[1:], wanted[1:]))
