@@ -40,14 +40,27 @@ class BlockLoader {
     if (num_tiles == 0) flush_values();
     if ((message.flags & kFirstRun) != 0) load_queries(message);
     for (std::int32_t i = 0; i < num_tiles; ++i) {
-      // NOTE: in shared memory, because the producer has few registers.
+      // In shared memory, because the producer has few registers; and before the wait for a stage,
+      // so that the list's latency is hidden there.
       GatheredTile& tile = shared_.tiles[present_];
-      tile = {load.run, load.entries, i * params_.gather.units_per_tile,
-              message.head_begin / params_.forward.heads_per_kv};
+      tile.kv_head = message.head_begin / params_.forward.heads_per_kv;
+      find_keys(load, i * params_.gather.units_per_tile, tile);
       load_tile<kC.dim_qk>(params_.forward.k, kC.k_offset(tiles_.stage()), tile);
       load_values();
       present_ ^= 1;
       has_value_ = true;
+    }
+  }
+
+  /// Units that no list names are loaded from behind the tensor, as zeros: what else stands there
+  /// may be NaN.
+  __device__ __forceinline__ void find_keys(const Load& load, std::int32_t first,
+                                            GatheredTile& tile) const {
+    const std::int32_t* entries = params_.entries + load.entries;
+    for (std::int32_t unit = 0; unit < params_.gather.units_per_tile; ++unit) {
+      const std::int32_t key = key_of_unit(params_.grid, params_.gather, load.run, first + unit,
+                                           [&](std::int32_t i) { return __ldg(entries + i); });
+      tile.keys[unit] = key < 0 ? params_.grid.rows_k : key;
     }
   }
 
@@ -88,25 +101,19 @@ class BlockLoader {
     tiles_.advance();
   }
 
-  /// Units that no list names are loaded from behind the tensor, as zeros: what else stands there
-  /// may be NaN.
   template <int kDim>
   __device__ __forceinline__ void load_tile(const CUtensorMap& map, int offset,
-                                            const GatheredTile& tile) {
+                                            const GatheredTile& from) {
     auto& ring = shared_.forward.kv_ring;
     ptx::Mbarrier& full = ring.full.at(tiles_);
     ring.wait_empty(tiles_);
     ptx::mbarrier_arrive_expect(full, kC.keys * kDim * 2);
-    const std::int32_t* entries = params_.entries + tile.entries;
     std::uint8_t* rows = shared_.forward.kv + offset;
     for (std::int32_t unit = 0; unit < params_.gather.units_per_tile; ++unit) {
-      std::int32_t key = key_of_unit(params_.grid, params_.gather, tile.run, tile.first + unit,
-                                     [&](std::int32_t i) { return __ldg(entries + i); });
-      key = key < 0 ? params_.grid.rows_k : key;
 #pragma unroll
       for (int panel = 0; panel < kDim / tile::kPanelElements; ++panel) {
         ptx::load_box(rows + panel * kC.keys * tile::kPanelRowBytes, map,
-                      {panel * tile::kPanelElements, tile.kv_head, key}, full,
+                      {panel * tile::kPanelElements, from.kv_head, from.keys[unit]}, full,
                       ptx::cache_evict_last());
       }
       rows += params_.gather.unit * tile::kPanelRowBytes;

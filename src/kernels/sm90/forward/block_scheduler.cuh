@@ -6,11 +6,10 @@
 
 namespace magi::sm90 {
 
-/// The units of one tile of a run.
+/// Where the units of a k tile are loaded from.
 struct GatheredTile {
-  BlockRun run;
-  std::int32_t entries;  ///< place of the list's first entry
-  std::int32_t first;    ///< place of the tile's first unit in the run
+  static constexpr int kMostUnits = 8;
+  std::int32_t keys[kMostUnits];
   std::int32_t kv_head;
 };
 
