@@ -57,7 +57,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--work", default="keys",
         help="what travels, under each setting: keys, queries (these too), heads (shared out), "
-        "auto (the fastest as predicted); with default also the speed of queries and auto over keys",
+        "auto (the fastest as predicted); with default also the speed of both over keys",
     )  # fmt: skip
     parser.add_argument("--sides", default=",".join(BASELINES), help="baselines; empty: none")
     parser.add_argument("--seconds", type=float, default=4.0, help="of the rounds of a cell")
