@@ -14,7 +14,7 @@ from magi_attention._native.blocks import BlockCall, BlockShape
 from magi_attention.common._block_ranges import FoldedRanges
 from magi_attention.common._lru import LruCache
 from magi_attention.functional._calls import signature
-from magi_attention.functional._device_ranges import host_call
+from magi_attention.functional._device_ranges import RangesInvocation
 from magi_attention.functional._eager import is_eager, run
 from magi_attention.functional._folded import (
     fold_keys,
@@ -80,18 +80,18 @@ class _BlockInvocation:
         return out, lse, None
 
     def backward(self, dout, dlse, q, k, v, out, lse, sink):
-        """As Call.backward, by ranges, which the host reads."""
+        """As Call.backward, by ranges whose list is made on the device, heads folded into rows."""
         ranges = self._ranges_of()
         mask = ranges.q_ranges, ranges.k_ranges, ranges.types
         if self._heads == 1:
-            call = host_call(q, k, v, sink, mask, self._options)
+            call = RangesInvocation(q, k, v, sink, mask, self._options)
             return call.backward(dout, dlse, q, k, v, out, lse, sink)
         folded_sink, options = self._fold_sink(sink, q.shape[0])
         q, out, lse, dout = (fold_queries(x, self._heads) for x in (q, out, lse, dout))
         k, v = fold_keys(k), fold_keys(v)
         dlse = None if dlse is None else fold_queries(dlse, self._heads)
         given = None if folded_sink is None else folded_sink.detach()
-        call = host_call(q, k, v, given, mask, options)
+        call = RangesInvocation(q, k, v, given, mask, options)
         dq, dk, dv, dsink = call.backward(dout, dlse, q, k, v, out, lse, given)
         if dsink is not None:
             (dsink,) = torch.autograd.grad(folded_sink, self._leaf, dsink)

@@ -112,7 +112,7 @@ def _attend_by_blocks(
     kept = LazyCopy(mask)
 
     def ranges_of() -> FoldedRanges:
-        runs, missing = runs_of_mask(kept(), None)
+        runs, missing = runs_of_mask(kept(), _capacity(mask, max_runs))
         return folded_ranges(runs, blocks, torch.stack((missing, torch.full_like(missing, -1))))
 
     found = attend_to_visible(attend, qkv, sink, shape, kept, ranges_of)
