@@ -15,7 +15,8 @@ constexpr std::int64_t kMostDraws = 200'000;  // of tiles' ranks, over all resta
 constexpr std::int64_t kMostRestarts = 1000;
 constexpr std::int64_t kHeldWeight = 8;  // of a rank that has one side's rows, for each side
 constexpr std::int64_t kLoadPrice = 4;   // of area above the mean, in shards of cost
-constexpr int kTriesPerShare = 10;
+constexpr std::int32_t kTriesPerShare = 10;
+constexpr std::int32_t kMostTries = 2000;
 constexpr std::int32_t kFirstReleased = 50;  // percent of the tiles
 constexpr std::uint64_t kSeed = 42;
 
@@ -45,6 +46,7 @@ class RandomGrids {
         std::clamp<std::int64_t>(kMostDraws / num_free / 2, 1, kMostRestarts);
     Draft best = start_;
     complete(best);
+    if (free_.empty()) return std::move(best.rank_of);
     for (std::int64_t i = 1; i < num_restarts; ++i) {
       Draft other = start_;
       complete(other);
@@ -59,17 +61,19 @@ class RandomGrids {
     return static_cast<std::int64_t>((random_() >> 33) * static_cast<std::uint64_t>(count) >> 31);
   }
 
-  /// Releases ever fewer tiles and draws them anew; keeps what costs no more.
+  /// Releases ever fewer tiles and draws them anew; keeps what costs no more. A try counts as a
+  /// quarter of all tiles at least, as counting its cost takes as long.
   void refine(Draft& best, std::int64_t num_draws) {
-    for (std::int32_t percent = kFirstReleased; num_draws > 0; percent = percent * 3 / 4) {
-      for (int i = 0; i < kTriesPerShare; ++i) {
-        Draft other = best;
-        for (const std::size_t tile : free_) {
-          if (draw(100) <= percent) other.rank_of[tile] = -1;
-        }
-        num_draws -= complete(other) + 1;
-        if (other.cost <= best.cost) best = std::move(other);
+    const auto least = static_cast<std::int64_t>(work_.areas.size()) / 4 + 1;
+    std::int32_t percent = kFirstReleased;
+    for (std::int32_t i = 1; i <= kMostTries && num_draws > 0; ++i) {
+      Draft other = best;
+      for (const std::size_t tile : free_) {
+        if (draw(100) < percent) other.rank_of[tile] = -1;
       }
+      num_draws -= std::max(complete(other), least);
+      if (other.cost <= best.cost) best = std::move(other);
+      if (i % kTriesPerShare == 0) percent = std::max(1, percent * 3 / 4);
     }
   }
 

@@ -83,6 +83,18 @@ TEST(WorkSearch, TilesOfOneOwnerStayInARandomGrid) {
   }
 }
 
+TEST(WorkSearch, ARandomGridWithoutFreeTilesIsThatOfTheOwners) {
+  GridCase test = ordered_causal(1024, 4, 64);
+  test.mask.slices.clear();  // one document on each rank
+  for (std::int32_t row = 0; row < 1024; row += 256) {
+    test.mask.slices.push_back(band_slice({row, row + 256}, {row, row + 256}, MaskType::Causal));
+  }
+  const planner::Layout layout = planner::make_layout(test.rows_q);
+  test.grid = planner::make_work_grid(test.mask, layout, layout, 64);
+  const planner::WorkScale work(test.grid, test.num_ranks, {1, 1});
+  EXPECT_EQ(planner::share_by_random_grids(work), planner::share_to_owners(work));
+}
+
 TEST(WorkSearch, AllComputeEachPairOnce) {
   for (const WorkSearch search : kNamed) {
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
