@@ -74,15 +74,39 @@ Placement place_of_keys(const Mask& mask, const PlanConfig& config, const Placem
   return planner::place_keys(mask, placement_q, config.placement_k.value_or(config.placement));
 }
 
-Plan plan_placed(const Mask& mask, const PlanConfig& config, const PlacementConfig& placement,
-                 const Way& way) {
-  Plan plan{.mask = mask, .config = config};
-  plan.placement_q = place(mask, config.num_ranks, placement,
-                           {config.devices_per_node, crossing_price(config.cost)});
-  plan.placement_k = place_of_keys(mask, config, plan.placement_q);
-  finish_plan(plan, way);
-  return plan;
-}
+/// Where rows are, found once for all ways that want them there.
+struct PlacedRows {
+  PlacementConfig config;
+  Placement q;
+  Placement k;
+};
+
+class PlacedMask {
+ public:
+  PlacedMask(const Mask& mask, const PlanConfig& config) : mask_(mask), config_(config) {}
+
+  Plan plan(const PlacementConfig& placement, const Way& way) {
+    const PlacedRows& rows = rows_of(placement);
+    Plan plan{.mask = mask_, .config = config_, .placement_q = rows.q, .placement_k = rows.k};
+    finish_plan(plan, way);
+    return plan;
+  }
+
+ private:
+  const PlacedRows& rows_of(const PlacementConfig& placement) {
+    const auto known = std::ranges::find(known_, placement, &PlacedRows::config);
+    if (known != known_.end()) return *known;
+    Placement q = place(mask_, config_.num_ranks, placement,
+                        {config_.devices_per_node, crossing_price(config_.cost)});
+    Placement k = place_of_keys(mask_, config_, q);
+    known_.push_back({placement, std::move(q), std::move(k)});
+    return known_.back();
+  }
+
+  const Mask& mask_;
+  const PlanConfig& config_;
+  std::vector<PlacedRows> known_;  ///< two at most
+};
 
 double step_seconds(const Plan& plan) {
   return plan.report.forward_seconds + plan.report.backward_seconds;
@@ -131,16 +155,16 @@ Plan make_plan(const Mask& mask, const PlanConfig& config) {
   planner::validate_sizes(mask, config);
   const bool is_free = config.placement.algorithm == PlacementAlgorithm::Auto;
   const PlacementConfig ordered = is_free ? in_order(config.placement) : config.placement;
+  PlacedMask placed(mask, config);
   std::optional<Plan> plan;
   const auto keep_faster = [&](Plan other) {
     if (!plan || step_seconds(other) < step_seconds(*plan)) plan = std::move(other);
   };
   for (const Way& way : ways_of(mask, config)) {
-    keep_faster(plan_placed(mask, config,
-                            is_placed_in_order(way, config) ? ordered : config.placement, way));
+    keep_faster(placed.plan(is_placed_in_order(way, config) ? ordered : config.placement, way));
     const bool is_in_both = config.work == WorkMode::Auto && is_free && way.is_moving_queries &&
                             way.num_head_shares == 1;
-    if (is_in_both) keep_faster(plan_placed(mask, config, config.placement, way));
+    if (is_in_both) keep_faster(placed.plan(config.placement, way));
   }
   plan->digest = plan_digest(*plan);
   return *std::move(plan);
