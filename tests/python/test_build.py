@@ -32,6 +32,12 @@ def test_versions():
     assert installed == told
 
 
+def test_imports_where_torch_has_no_tag_against_capture():
+    """As torch 2.6, which the package takes, has none."""
+    program = "import torch; del torch._C.Tag.cudagraph_unsafe; import magi_attention.api"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_the_extension_imports():
     import magi_attention.magi_attn_ext as extension
     from magi_attention.common import AttnRange

@@ -25,6 +25,11 @@ NAMESPACE = "magi_attention"
 _library = torch.library.Library(NAMESPACE, "DEF")
 
 
+# The tags of an operator that CUDA graphs of torch.compile must leave out;
+# older releases of torch have no such tag.
+UNCAPTURED = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
+
+
 def define(name: str, schema: str, fake, implementation, **options) -> None:
     """One operator for host memory and GPUs; its fake gives the same shapes, types and strides."""
     _library.define(name + schema, **options)

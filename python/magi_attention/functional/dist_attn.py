@@ -20,6 +20,7 @@ from magi_attention.functional._checks import (
 )
 from magi_attention.functional._eager import is_eager
 from magi_attention.functional._ops import (
+    UNCAPTURED,
     backward,
     define,
     distinct,
@@ -108,7 +109,7 @@ define(
     " Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor)",
     _forward_fake,
     _forward,
-    tags=(torch.Tag.cudagraph_unsafe,),
+    tags=UNCAPTURED,
 )
 define(
     "dist_backward",
@@ -117,7 +118,7 @@ define(
     " Tensor? scale_symbol=None, Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward_fake,
     _backward,
-    tags=(torch.Tag.cudagraph_unsafe,),
+    tags=UNCAPTURED,
 )
 _forward_op = torch.ops.magi_attention.dist_forward.default
 _backward_op = torch.ops.magi_attention.dist_backward.default
