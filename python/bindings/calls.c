@@ -10,6 +10,12 @@
 
 #include "magi/magi.h"
 
+// Of what Python's headers know of a processor the limited API has these sizes alone, so headers of
+// one processor serve another of the same sizes.
+_Static_assert(sizeof(long) == SIZEOF_LONG && sizeof(void*) == SIZEOF_VOID_P &&
+                   sizeof(size_t) == SIZEOF_SIZE_T,
+               "Python's headers are for another processor");
+
 enum {
   kQ,
   kK,
