@@ -34,6 +34,15 @@ function(magi_layer name)
   endforeach()
 endfunction()
 
+# magi_same_numbers(TARGET ...)
+# Their floating point gives the same bits on every processor: GCC else fuses multiplications and additions where
+# the processor can, as 64-bit Arm does, which x86-64 without options does not.
+function(magi_same_numbers)
+  foreach(target ${ARGN})
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+  endforeach()
+endfunction()
+
 # magi_test(NAME SOURCES a_test.cpp ... USES layer ... LABELS cpu)
 # One gtest executable and one ctest entry.
 function(magi_test name)
