@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import dense
+from magi_attention._native.attention import Options
+from magi_attention._native.blocks import BlockCall, BlockShape
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import block_sparse_attn_func
 from sparse_masks import Counts, below_diagonal, counts_of_blocks, counts_of_lists
@@ -188,3 +190,12 @@ def test_bad_arguments(change, error, match):
     block_sparse_attn_func(**good())
     with pytest.raises(error, match=match):
         block_sparse_attn_func(**{**good(), **change})
+
+
+def test_the_library_reads_a_mask_that_lives():
+    """It refuses tensors on the CPU once it has read the mask."""
+    q, k, v = (t.detach().bfloat16() for t in inputs(ROWS_Q, ROWS_K, HEADS))
+    call = BlockCall(q, k, v, None, BlockShape(HEADS[1], 16, 32, False), Options())
+    for _ in range(100):
+        with pytest.raises(ValueError, match="q.device is -1"):
+            call.is_taken()

@@ -70,7 +70,8 @@ class BlockCall(Call):
         return taken.value != 0
 
     def _ask(self, function: int, target: int) -> None:
-        check(self._prepared.ranges_bytes(function, BlockMask(self.shape, None).address, target))
+        mask = BlockMask(self.shape, None)  # lives as long as its address is in use
+        check(self._prepared.ranges_bytes(function, mask.address, target))
 
     def _workspace(self) -> int:
         if self._forward_bytes is None:
