@@ -156,8 +156,8 @@ void check_beside_a_hog(const BackwardCase& test, const BackwardInputs& inputs,
   expect_alike(test, alone.outputs, beside.outputs);
 }
 
-/// Of so many free multiprocessors two are neighbours at least: there are fewer clusters of them
-/// that hold CTAs of a pair. Wider head dims than 192 have pairs of CTAs.
+/// Head dims above 192 run in clusters of two CTAs, which want two multiprocessors of one GPC. The
+/// chip has fewer GPCs than this, so among as many free multiprocessors two are of one.
 constexpr std::int32_t kHasNeighbours = 16;
 
 /// A grid larger than the multiprocessors left to it must not wait for CTAs that have no place.
