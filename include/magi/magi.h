@@ -196,6 +196,10 @@ typedef struct magi_plan_report {
   int32_t head_dim_qk;
   int32_t head_dim_v;
   const int64_t* rank_memory; /* [num_ranks] bytes of a backward's rows of others and their sums */
+  /* Above 1 (work heads, and where auto finds it fastest): the heads of a row are cut into so many
+   * shares, each a row of its own. All row figures here and all tables below count these rows, and
+   * heads within a share. */
+  int32_t num_head_shares;
 } magi_plan_report;
 MAGI_API magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report);
 
@@ -233,8 +237,9 @@ MAGI_API magi_status magi_plan_rank(const magi_plan* plan, int32_t rank, magi_ra
 /* Keys between ranks, int32 [n, 6]: src, dst, src row, dst segment, dst row, rows. */
 MAGI_API magi_status magi_plan_transfers(const magi_plan* plan, magi_buffer** transfers);
 
-/* The original's group_cast arguments, int64; group_reduce takes the transpose. Destinations of
- * input split i: dst_indices[dst_offsets[i] .. dst_offsets[i + 1]). */
+/* The original's group_cast arguments, int64, of plans that do not share out heads (others are
+ * refused); group_reduce takes the transpose. Destinations of input split i:
+ * dst_indices[dst_offsets[i] .. dst_offsets[i + 1]). */
 typedef struct magi_group_collective_args {
   size_t struct_size;
   magi_buffer* input_split_sizes;

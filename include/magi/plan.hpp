@@ -320,9 +320,9 @@ std::vector<NodeExchange> node_exchanges(const Plan& plan, std::int32_t rank,
 std::vector<std::string> check_plan(const Plan& plan);
 
 /// The original's argument lists for rank `rank` and a stage that receives keys: what its
-/// group_cast takes. Input splits cover all own key rows, those that nobody needs with an empty
-/// destination list; own rows that are copied are not listed. group_reduce takes the exact
-/// transpose.
+/// group_cast takes. Throws InvalidArgument for plans that share out heads. Input splits cover all
+/// own key rows, those that nobody needs with an empty destination list; own rows that are copied
+/// are not listed. group_reduce takes the exact transpose.
 struct GroupCollectiveArgs {
   std::vector<std::int64_t> input_split_sizes;
   std::vector<std::int64_t> output_split_sizes;

@@ -61,6 +61,8 @@ class PlanReport:
     rank_area: visible (query, key) pairs of each rank; balance: the largest over their mean.
     rank_rows, remote_rows: rows each rank holds, padding included, and key rows it receives.
     rank_memory: bytes of a backward's rows of other ranks and their gradients on each rank.
+    num_head_shares: above 1, the heads of a row are cut into so many shares, each of which counts
+    as a row above, with its pairs.
     total_bytes: sent by all ranks in one forward pass; lower_bound_bytes: what no placement that is
     balanced as well goes below; ring_bytes: what a ring or an all-gather sends. forward_seconds,
     backward_seconds: predicted; exposed_comm_seconds: of forward, communication that is not hidden.
@@ -76,6 +78,7 @@ class PlanReport:
     rank_rows: tuple[int, ...]
     remote_rows: tuple[int, ...]
     rank_memory: tuple[int, ...]
+    num_head_shares: int
     balance: float
     total_bytes: int
     lower_bound_bytes: int
@@ -570,6 +573,7 @@ def _read_report(report: structs.PlanReport) -> PlanReport:
         rank_rows=tuple(report.rank_rows[:ranks]),
         remote_rows=tuple(report.remote_rows[:ranks]),
         rank_memory=tuple(report.rank_memory[:ranks]),
+        num_head_shares=report.num_head_shares,
         balance=report.balance,
         total_bytes=report.total_bytes,
         lower_bound_bytes=report.lower_bound_bytes,

@@ -274,7 +274,8 @@ magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report
                                   .num_heads_kv = given.config.num_heads_kv,
                                   .head_dim_qk = given.config.head_dim_qk,
                                   .head_dim_v = given.config.head_dim_v,
-                                  .rank_memory = figures.rank_memory.data()},
+                                  .rank_memory = figures.rank_memory.data(),
+                                  .num_head_shares = given.num_head_shares},
                  "report");
   });
 }

@@ -52,7 +52,7 @@ void describe_mask(std::ostringstream& out, const Plan& plan) {
       << " key-value, dim " << plan.config.head_dim_qk << " / " << plan.config.head_dim_v << ", "
       << counted(plan.config.element_bytes, "byte") << " an element";
   if (plan.num_head_shares > 1) {
-    out << ", in " << counted(plan.num_head_shares, "share") << " of neighbouring ranks";
+    out << ", shared out to groups of " << plan.num_head_shares << " neighbouring ranks";
   }
   out << "\n";
 }

@@ -96,6 +96,10 @@ std::vector<NodeExchange> node_exchanges(const Plan& plan, std::int32_t rank, Sp
 
 GroupCollectiveArgs group_collective_args(const Plan& plan, std::int32_t rank, std::int32_t stage) {
   require_rank(plan, rank);
+  if (plan.num_head_shares > 1) {
+    throw invalid("plan", std::to_string(plan.num_head_shares) + " head shares",
+                  "plans that do not share out heads, whose rows are tokens");
+  }
   const std::int32_t segment = received_segment(plan, stage);
   GroupCollectiveArgs args;
   std::vector<Sent> sent;

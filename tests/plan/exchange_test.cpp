@@ -159,6 +159,16 @@ TEST(GroupCollectiveArgs, RowsNobodyNeedsHaveNoDestination) {
   EXPECT_THROW(row_exchanges(plan, -1), InvalidArgument);
 }
 
+TEST(GroupCollectiveArgs, SharesOfHeadsAreRefused) {
+  const Mask mask{64, 64, {band_slice({0, 64}, {0, 64}, MaskType::Full)}};
+  PlanConfig config{.num_ranks = 2, .num_heads_q = 4, .num_heads_kv = 2};
+  config.work = WorkMode::Heads;
+  config.head_shares = 2;
+  const Plan plan = make_plan(mask, config);
+  ASSERT_EQ(plan.num_head_shares, 2);
+  EXPECT_THROW(group_collective_args(plan, 0, 1), InvalidArgument);
+}
+
 TEST(GroupCollectiveArgs, OneRowGoesToSeveralRanks) {
   const Mask mask{48, 48, {band_slice({0, 48}, {0, 4}, MaskType::Full)}};
   PlanConfig config;

@@ -197,5 +197,5 @@ def test_the_library_reads_a_mask_that_lives():
     q, k, v = (t.detach().bfloat16() for t in inputs(ROWS_Q, ROWS_K, HEADS))
     call = BlockCall(q, k, v, None, BlockShape(HEADS[1], 16, 32, False), Options())
     for _ in range(100):
-        with pytest.raises(ValueError, match="q.device is -1"):
+        with pytest.raises(ValueError, match=r"q\.device is -1"):
             call.is_taken()

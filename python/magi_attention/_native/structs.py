@@ -134,6 +134,7 @@ class PlanReport(Sized):
         ("head_dim_qk", c_int32),
         ("head_dim_v", c_int32),
         ("rank_memory", POINTER(c_int64)),
+        ("num_head_shares", c_int32),
     ]
 
 

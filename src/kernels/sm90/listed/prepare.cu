@@ -3,6 +3,7 @@
 
 #include "cuda/check.hpp"
 #include "cuda/ptx/math.cuh"
+#include "kernels/sm90/backward/prepare.hpp"
 #include "kernels/sm90/global_memory.cuh"
 #include "kernels/sm90/listed/prepare.hpp"
 
@@ -42,7 +43,11 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const ListedRowParams p
   if (!is_row || d != 0) return;
   const float lse = *row_at<float>(params.lse, token, head);
   const float dlse = params.dlse.data == nullptr ? 0.0f : *row_at<float>(params.dlse, token, head);
-  params.delta[row] = fabsf(lse) * kLog2E == INFINITY ? 0.0f : sum - dlse;
+  const float size = fabsf(lse) * kLog2E;
+  // One float32 does not hold the lse of such a row, so it gets no gradient rather than a wrong
+  // one.
+  const float delta = size >= kLargeLse ? NAN : sum - dlse;
+  params.delta[row] = size == INFINITY ? 0.0f : delta;
 }
 
 /// A sink is a key whose value is 0: its gradient through a row is -exp(sink - lse) * delta.

@@ -56,6 +56,15 @@ TEST_P(ListedBackwardTest, NothingToSee) {
   }
 }
 
+/// Only their first one is a block, and what lies behind the keys is not walked.
+TEST_P(ListedBackwardTest, BlocksLongerThanTheKeys) {
+  ListedCase test = base(16);
+  test.entries = 3;
+  test.block_keys = 1 << 30;
+  check_listed_forward(test);
+  check_listed_backward(test);
+}
+
 /// Items follow each other through the rings of one CTA or two, and add to the same keys.
 TEST_P(ListedBackwardTest, OneMultiprocessorWalksAllItems) {
   for (const std::int32_t heads : {12, 140}) {
