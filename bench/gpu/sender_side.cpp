@@ -167,7 +167,7 @@ void Side::push(int blocks) {
   }
   rows.region[1 - device_] = peer_->window_->data();
   const comm::PassBegin begin{.area = num_passes_++ % 2, .digest = 7};
-  comm::launch_push(view, rows, {.remote = blocks}, begin, main_.handle());
+  comm::launch_push(view, rows, {.remote = blocks}, begin, nullptr, main_.handle());
 }
 
 void Side::copy_runs(Sender sender) {
