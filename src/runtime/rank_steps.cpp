@@ -72,9 +72,15 @@ AttendCall make_call(const RankSteps& steps, const Attend& attend, Range rows) {
                   .q_rows = rows,
                   .keys = steps.filling(Space::Keys, attend.k_segment, attend.heads),
                   .queries = steps.filling(Space::Queries, attend.q_segment, attend.heads)};
+  // Slices of all rows are not cut, so that kernels refuse those that pass the rows.
+  const bool has_all_rows = steps.shares.count == 1;
+  if (!attend.is_merging && has_all_rows) {
+    call.slices.assign(slices.begin(), slices.end());
+    return call;
+  }
   std::vector<BandSlice> cuts;
   for (const BandSlice& slice : slices) {
-    const BandSlice cut = cut_q(slice, rows);
+    const BandSlice cut = has_all_rows ? slice : cut_q(slice, rows);
     if (cut.q0 < cut.q1) cuts.push_back(cut);
   }
   if (attend.is_merging) call.q_rows = seen_rows(cuts);
