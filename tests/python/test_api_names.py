@@ -31,6 +31,7 @@ DEVIATIONS = {
     ("DispatchConfig", "layout"): "rows in order are this package's own",
     ("DistAttnConfig", "work"): "what travels, for one plan and not for a process",
     ("DistAttnConfig", "work_search"): "the search, for one plan and not for a process",
+    ("DistAttnConfig", "head_shares"): "shares of heads, where ranks share them out",
     ("DistAttnConfig", "overlap_config"): "the cost model chooses the stages by default",
     ("DistAttnRuntimeKey", "placed_by"): "keys of one mask on different placements differ",
     ("DistAttnRuntimeKey", "cost_file"): "plans depend on the constants of the cost model",
