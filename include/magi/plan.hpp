@@ -212,7 +212,8 @@ struct PlanReport {
       remote_rows;  ///< key rows (flat rows) received by each rank from others
   /// Bytes of each rank's receive segments in a backward pass: received and copied rows as they
   /// travel, and their float32 gradients (of queries also lse and delta). What a rank holds beyond
-  /// its own rows' tensors, but for buffers of transports.
+  /// its own rows' tensors, but for buffers of transports and, with head shares, flat copies of
+  /// those tensors.
   std::vector<std::int64_t> rank_memory;
   /// Bytes that a forward pass moves between ranks, [num_ranks * num_ranks], row = sender (by node,
   /// who hands a row on sends it).
