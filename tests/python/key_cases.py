@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import json
 import os
@@ -99,7 +100,20 @@ def copies_of_keys(group) -> None:
     tensors = make_tensors(case)[:3]
     given = [api.dispatch(tensor, key) for tensor in tensors]
     assert torch.equal(plan.bind(group).calc_attn(*given)[0], api.calc_attn(*given, key)[0])
+    made = fields_of(key)  # as FSDP copies arguments
+    assert made is not key and made == key
+    for name in ("reach", "_number", "_place"):
+        assert getattr(made, name) == getattr(key, name)
+    assert torch.equal(api.calc_attn(*given, made)[0], api.calc_attn(*given, key)[0])
     api.clear_cache(group)
+
+
+def fields_of(value):
+    """A dataclass made anew of what is made anew of its fields."""
+    if not dataclasses.is_dataclass(value):
+        return value
+    parts = {f.name: fields_of(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return dataclasses.replace(dataclasses.replace(value), **parts)
 
 
 def hierarchical_meshes(group, shape: tuple[int, int]) -> None:

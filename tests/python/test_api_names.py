@@ -33,6 +33,7 @@ DEVIATIONS = {
     ("DistAttnConfig", "work_search"): "the search, for one plan and not for a process",
     ("DistAttnConfig", "head_shares"): "shares of heads, where ranks share them out",
     ("DistAttnConfig", "overlap_config"): "the cost model chooses the stages by default",
+    ("OverlapConfig", "_no_overlap"): "FSDP makes keys of a call anew, field by field",
     ("DistAttnRuntimeKey", "placed_by"): "keys of one mask on different placements differ",
     ("DistAttnRuntimeKey", "cost_file"): "plans depend on the constants of the cost model",
     ("DistAttnRuntimeKey", "work_search"): "plans depend on how their queries' ranks are found",

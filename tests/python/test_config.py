@@ -75,6 +75,9 @@ def test_overlap_config():
     assert blocking.no_overlap and not blocking.enable and blocking.degree == 1
     assert blocking == OverlapConfig(degree=0) and blocking != OverlapConfig(degree=1)
     assert len({blocking, OverlapConfig(degree=0), OverlapConfig(degree=1)}) == 2
+    copied = {part.name: getattr(blocking, part.name) for part in dataclasses.fields(blocking)}
+    assert dataclasses.replace(blocking, **copied) == blocking == dataclasses.replace(blocking)
+    assert not dataclasses.replace(blocking, degree=2).no_overlap
     assert OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=1).mode is AttnOverlapMode.STATIC
     assert OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=None).degree is None
     assert not OverlapConfig(alg=UniformOverlapAlg(random_seed=3)).enable

@@ -37,6 +37,13 @@ def test_trainer_with_adapters(ranks, options):
     ranks.run(4, cases.trainer, 2, "llama", options, "lora")
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_trainer_in_bfloat16(ranks, name):
+    """Under autocast, where rotated queries and keys are of float32 and values of bfloat16."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    ranks.run(4, cases.trainer, 2, name, {"bf16": True})
+
+
 def test_trainer_compiled():
     """Two ranks alone: each of them compiles for itself, for minutes on a busy machine."""
     pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -69,6 +76,11 @@ class TestSharded:
     def test_trainer(self, ranks, size, name, options, settings):
         settings = {"version": 2, **settings}
         ranks.run(4, cases.trainer, size, name, {**options, "fsdp": True, "fsdp_config": settings})
+
+    def test_trainer_in_bfloat16(self, ranks):
+        """FSDP makes the plan anew, field by field, as each argument of a call that it casts."""
+        options = {"bf16": True, "fsdp": True, "fsdp_config": {"version": 2}}
+        ranks.run(4, cases.trainer, 2, "llama", options)
 
     def test_trainer_with_adapters(self, ranks):
         pytest.importorskip("peft", reason="peft is not installed")

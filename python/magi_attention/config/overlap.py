@@ -73,7 +73,8 @@ class OverlapConfig:
     alg: OverlapAlg = field(default_factory=UniformOverlapAlg)
     calc_cost_factor: float = 1.0
     comm_cost_factor: float = 1.0
-    _no_overlap: bool = field(init=False, repr=False, compare=False, default=False)
+    # Of a copy that is made field by field, as FSDP's is; others leave it out.
+    _no_overlap: bool = field(repr=False, compare=False, default=False)
 
     def __post_init__(self) -> None:
         check_kind("mode", self.mode, AttnOverlapMode, "an AttnOverlapMode")
@@ -98,9 +99,10 @@ class OverlapConfig:
             )
         if not isinstance(self.alg, OverlapAlg):
             raise TypeError(f"alg is a {type(self.alg).__name__}; allowed: an OverlapAlg")
+        is_none = self.degree == 0 or (self.degree == 1 and self._no_overlap)
+        object.__setattr__(self, "_no_overlap", is_none)
         if self.degree == 0:
             object.__setattr__(self, "degree", 1)
-            object.__setattr__(self, "_no_overlap", True)
 
     def _parts(self) -> tuple:
         return tuple(getattr(self, part.name) for part in fields(self))

@@ -31,13 +31,25 @@ def calc(
     softcap: float = 0.0,
     return_max_logits: bool = False,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """out and meta of q, k, v [rows, heads, dim] under the plan; a key counts as used by this
-    call.
+    """out and meta of q, k, v [rows, heads, dim] under the plan, in autocast's type where it is on;
+    a key counts as used by this call.
     """
     options = (sink, softmax_scale, softcap, return_max_logits)
+    qkv = of_autocast(qkv)
     if isinstance(plan, BoundPlan):
         return plan.calc_attn(*qkv, *options)
     return calc_attn(*qkv, plan, *options)
+
+
+def of_autocast(qkv: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Tensors in the type that autocast has for attention, as torch's own attention takes them:
+    rotated queries and keys are of float32 there, values are not. float64 stays.
+    """
+    device = qkv[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return qkv
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in qkv)
 
 
 def attend(

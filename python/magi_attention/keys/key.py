@@ -72,6 +72,7 @@ class DistAttnRuntimeKey:
         parts = [getattr(self, f.name) for f in fields(self) if f.name != "cp_mesh"]
         object.__setattr__(self, "_hash", hash(tuple(parts)))
         holds_groups(self, "cp_group", "cp_mesh")
+        self.__dict__.update(_names.get(self, {}))
 
     def __hash__(self) -> int:
         return self._hash
@@ -91,10 +92,19 @@ class DistAttnRuntimeKey:
 
     def name_plan(self, bound: BoundPlan) -> None:
         """Lets calls with this key find their plan without a search."""
-        object.__setattr__(self, "_attention", weakref.ref(bound.attention))
-        object.__setattr__(self, "_number", bound.attention.number)
-        object.__setattr__(self, "_place", bound.attention.place)
-        object.__setattr__(self, "reach", bound.reach)
+        _names.pop(self, None)  # that of an equal key would go with it
+        _names[self] = {
+            "_attention": weakref.ref(bound.attention),
+            "_number": bound.attention.number,
+            "_place": bound.attention.place,
+            "reach": bound.reach,
+        }
+        self.__dict__.update(_names[self])
+
+
+# What name_plan told of keys, for equal ones that others make field by field: FSDP does so with
+# each dataclass among the arguments of a call that it casts.
+_names: weakref.WeakKeyDictionary[DistAttnRuntimeKey, dict] = weakref.WeakKeyDictionary()
 
 
 def init_dist_attn_runtime_key(
