@@ -73,11 +73,13 @@ Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice) {
   const bool is_narrow = policy.narrow_tile.is_undercut(longest, tiles.num_q_tiles);
   const bool is_alike = !policy.alike_tiles.is_exceeded(longest * num_alike, total);
   // An item that waits for keys would hold up all that add to its sums after it.
-  const bool has_few =
-      is_narrow && total < policy.few_additions * tiles.num_q_tiles && tiles.is_coming.empty();
+  const bool may_wait = total < policy.few_additions * tiles.num_q_tiles && tiles.is_coming.empty();
+  const bool has_few = is_narrow && may_wait;
   Walk walk;
-  walk.is_ordered = choice.is_deterministic || has_few;
-  walk.may_convert = has_few && is_alike;
+  walk.is_tiny =
+      may_wait && total <= kTinyList && tiles.num_global == 0 && tiles.shape.has_converter;
+  walk.is_ordered = choice.is_deterministic || has_few || walk.is_tiny;
+  walk.may_convert = (has_few && is_alike) || walk.is_tiny;
   // Windows come back to a q tile soon if a head is walked alone; elsewhere all heads of a q tile
   // side by side keep the CTAs that add to it in step.
   walk.is_group_first = choice.is_group_first.value_or(walk.is_ordered && is_narrow && is_alike);

@@ -23,11 +23,16 @@ struct Tiling {
   SliceComponents slice_components;
 };
 
+/// A list of at most so many steps with few additions to a sum is ordered, whatever its k tiles are
+/// like, and leaves no conversions: the host would need longer to launch their kernel.
+inline constexpr std::int64_t kTinyList = 48;
+
 /// How the items of a list walk and add.
 struct Walk {
   bool is_group_first = false;  ///< see BackwardList
   bool is_ordered = true;       ///< see BackwardList
   bool may_convert = false;     ///< k tiles alike, few additions: see BackwardList::is_converting
+  bool is_tiny = false;         ///< see kTinyList
 };
 
 /// The k tiles of a list for a number of packed heads, as schedules see them.

@@ -26,9 +26,10 @@ struct ThreeTiles {
     tiling.slice_components = connect_slices(bands);
     tiling.slice_components.by_rows.resize(tiling.tiles.size(), -1);
     tiling.slice_components.by_rows_and_keys.resize(tiling.tiles.size(), -1);
-    return cost_tiles(problem, {}, tiling, 1, choice, policy);
+    return cost_tiles(problem, shape, tiling, 1, choice, policy);
   }
 
+  BackwardTileShape shape;
   BackwardProblem problem{.rows_q = 512, .rows_k = 300, .heads_q = 4, .heads_kv = 2};
   Tiling tiling;
 };
@@ -107,14 +108,39 @@ TEST(ScheduleCostTest, UnevenListsPayForTheTailAndForWideSections) {
 
 TEST(ScheduleCostTest, ThePolicyDecides) {
   ThreeTiles three;
+  three.shape.has_converter = false;  // no tiny list then
   const BackwardChoice choice{.is_deterministic = false};
   EXPECT_FALSE(three.costs({}, choice).walk.is_ordered);
   EXPECT_TRUE(three.costs({.narrow_tile = {1, 1}}, choice).walk.is_ordered);
   EXPECT_FALSE(three.costs({.narrow_tile = {1, 1}, .few_additions = 0}, choice).walk.is_ordered);
 }
 
+TEST(ScheduleCostTest, TinyListsAreOrderedAndConvert) {
+  ThreeTiles three;
+  const BackwardChoice fast{.is_deterministic = false};
+  const auto expect_tiny = [&](bool is_tiny, const SchedulePolicy& policy = {}) {
+    const Walk walk = three.costs(policy, fast).walk;
+    EXPECT_EQ(walk.is_tiny, is_tiny);
+    EXPECT_EQ(walk.is_ordered, is_tiny);
+    EXPECT_EQ(walk.may_convert, is_tiny);
+  };
+  expect_tiny(true);
+  expect_tiny(false, {.few_additions = 1});
+  // Items that wait for keys would hold up others.
+  three.problem.coming = {.parts = {{{200, 300}, 0}}, .num_sources = 1};
+  expect_tiny(false);
+  three.problem.coming = {};
+  // 2 steps and as many as a tiny list has, or one fewer.
+  three.problem.rows_q = 128 + 64 * static_cast<std::int32_t>(kTinyList);
+  three.tiling.records[1].band.q1 = three.problem.rows_q;
+  expect_tiny(false);
+  three.tiling.records[1].band.q1 -= 128;
+  expect_tiny(true);
+}
+
 TEST(ScheduleCostTest, ComponentsWithoutAnOrderAreUnevenSooner) {
   ThreeTiles three;
+  three.shape.has_converter = false;
   three.tiling.tiles[2].record_end = 3;
   three.tiling.records[1].band.q0 = 256;
   three.tiling.records.push_back({.band = {.q0 = 0, .q1 = 192, .k0 = 256, .k1 = 300}});
