@@ -80,6 +80,24 @@ TEST(DqOrderTest, ATinyListLeavesOnlyRowsWithoutKeys) {
   }
 }
 
+TEST(DqOrderTest, RandomTinyListsEndEachSumOnce) {
+  RandomMaskOptions options;
+  options.max_rows_q = options.max_rows_k = 300;
+  int num_converting = 0;
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    const Mask mask = random_mask(random, options);
+    const BackwardProblem problem = problem_of(mask, 4, 2);
+    const BackwardChoice choice{.is_deterministic = random.chance(50)};
+    const BackwardTileShape shape = random.chance(50) ? BackwardTileShape{} : kWideShape;
+    const BackwardList list = build_backward_list(problem, mask.slices, shape, choice);
+    ASSERT_TRUE(is_list_of(list, mask));
+    num_converting += list.is_converting ? 1 : 0;
+  }
+  EXPECT_GT(num_converting, 100);
+}
+
 TEST(DqOrderTest, AKernelWithoutConverterLeavesAllSums) {
   const Mask mask = converted_window();
   const BackwardTileShape shape{.keys = 64, .has_converter = false};
