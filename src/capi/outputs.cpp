@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/outputs.hpp"
 
+#include <array>
 #include <cstdlib>
 #include <string>
 
@@ -16,38 +17,53 @@ struct Axis {
   std::int32_t number = 0;
 };
 
-/// Where a tensor's elements lie: axes by descending step, and bytes [begin, end).
-struct Extent {
-  std::array<Axis, kMaxTensorRank> axes{};
-  std::size_t num_axes = 0;
+/// Axes by descending step.
+struct Axes {
+  std::array<Axis, kMaxTensorRank> values{};
+  std::size_t count = 0;
+
+  std::span<const Axis> all() const { return {values.data(), count}; }
+};
+
+/// Bytes [begin, end) of a device that hold the elements of a tensor, and what lies between them.
+struct Reach {
   std::int64_t begin = 0;
   std::int64_t end = 0;
   std::int32_t device = 0;
 
-  std::span<const Axis> all() const { return {axes.data(), num_axes}; }
+  bool meets(const Reach& other) const {
+    return device == other.device && begin < other.end && other.begin < end;
+  }
 };
 
 /// read_tensor has bounded shapes and strides, so nothing here overflows.
-Extent extent_of(const TensorView& tensor) {
-  Extent extent{.device = tensor.device};
-  if (tensor.data == nullptr || tensor.num_elements() == 0) return extent;
+Reach reach_of(const TensorView& tensor) {
+  Reach reach{.device = tensor.device};
+  if (tensor.data == nullptr || tensor.num_elements() == 0) return reach;
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
-  extent.begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor.data));
-  extent.end = extent.begin + bytes;
+  reach.begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor.data));
+  reach.end = reach.begin + bytes;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(tensor.rank); ++axis) {
+    const std::int64_t way = (tensor.shape[axis] - 1) * tensor.stride[axis] * bytes;
+    (way < 0 ? reach.begin : reach.end) += way;
+  }
+  return reach;
+}
+
+Axes axes_of(const TensorView& tensor) {
+  Axes axes;
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(tensor.rank); ++axis) {
     if (tensor.shape[axis] == 1) continue;
-    const std::int64_t step = tensor.stride[axis] * bytes;
-    const std::int64_t reach = (tensor.shape[axis] - 1) * std::abs(step);
-    (step < 0 ? extent.begin : extent.end) += step < 0 ? -reach : reach;
-    std::size_t place = extent.num_axes++;
-    for (; place > 0 && extent.axes[place - 1].step < std::abs(step); --place) {
-      extent.axes[place] = extent.axes[place - 1];
+    const std::int64_t step = std::abs(tensor.stride[axis] * bytes);
+    std::size_t place = axes.count++;
+    for (; place > 0 && axes.values[place - 1].step < step; --place) {
+      axes.values[place] = axes.values[place - 1];
     }
-    extent.axes[place] = {.step = std::abs(step),
-                          .extent = tensor.shape[axis],
-                          .number = static_cast<std::int32_t>(axis)};
+    axes.values[place] = {
+        .step = step, .extent = tensor.shape[axis], .number = static_cast<std::int32_t>(axis)};
   }
-  return extent;
+  return axes;
 }
 
 /// Bytes from the first to behind the last element, for an index along each axis.
@@ -58,8 +74,7 @@ std::int64_t span_of(std::span<const Axis> axes, std::int64_t element_bytes) {
 }
 
 /// The axis along which neighbours share bytes.
-const Axis* overlapping_axis(const Extent& extent, std::int64_t element_bytes) {
-  const auto axes = extent.all();
+const Axis* overlapping_axis(std::span<const Axis> axes, std::int64_t element_bytes) {
   for (std::size_t i = 0; i < axes.size(); ++i) {
     if (axes[i].step < span_of(axes.subspan(i + 1), element_bytes)) return &axes[i];
   }
@@ -85,36 +100,48 @@ bool may_overlap(const Part& a, const Part& b, std::int64_t distance) {
          may_overlap(a.inner(), b.inner(), behind - step);
 }
 
-Part part_of(const Extent& extent, const TensorView& tensor) {
-  return {extent.all(), static_cast<std::int64_t>(dtype_bytes(tensor.dtype))};
+Part part_of(const Axes& axes, const TensorView& tensor) {
+  return {axes.all(), static_cast<std::int64_t>(dtype_bytes(tensor.dtype))};
 }
 
-void check_apart(const NamedTensor& output, const Extent& extent, const NamedTensor& other) {
-  const Extent its = extent_of(other.tensor);
-  if (its.device != extent.device || its.begin >= extent.end || extent.begin >= its.end) return;
-  if (!may_overlap(part_of(extent, output.tensor), part_of(its, other.tensor),
-                   its.begin - extent.begin)) {
-    return;
-  }
+/// Of an output and another tensor whose bytes meet; `distance` lies between their first ones.
+void check_apart(const NamedTensor& output, const NamedTensor& other, std::int64_t distance) {
+  const Axes axes = axes_of(output.tensor), its = axes_of(other.tensor);
+  if (!may_overlap(part_of(axes, output.tensor), part_of(its, other.tensor), distance)) return;
   throw invalid(output.name, "overlapping " + std::string(other.name) + " in memory",
                 "outputs that lie apart from each other and from the inputs");
+}
+
+/// That no two elements of an output share bytes.
+void check_spread(const NamedTensor& output) {
+  const TensorView& tensor = output.tensor;
+  const Axes axes = axes_of(tensor);
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
+  const Axis* const axis = overlapping_axis(axes.all(), bytes);
+  if (axis == nullptr) return;
+  throw invalid(std::string(output.name) + ".stride[" + std::to_string(axis->number) + "]",
+                tensor.stride[static_cast<std::size_t>(axis->number)],
+                "strides by which the elements of an output lie apart");
 }
 
 }  // namespace
 
 void check_outputs(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs) {
+  constexpr std::size_t kMostTensors = 16;
+  MAGI_CHECK(outputs.size() + inputs.size() <= kMostTensors);
+  std::array<Reach, kMostTensors> reaches;
+  const auto named = [&](std::size_t i) -> const NamedTensor& {
+    return i < outputs.size() ? outputs[i] : inputs[i - outputs.size()];
+  };
+  const std::size_t count = outputs.size() + inputs.size();
+  for (std::size_t i = 0; i < count; ++i) reaches[i] = reach_of(named(i).tensor);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const TensorView& tensor = outputs[i].tensor;
-    const Extent extent = extent_of(tensor);
-    if (extent.begin == extent.end) continue;
-    const auto bytes = static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
-    if (const Axis* const axis = overlapping_axis(extent, bytes)) {
-      throw invalid(std::string(outputs[i].name) + ".stride[" + std::to_string(axis->number) + "]",
-                    tensor.stride[static_cast<std::size_t>(axis->number)],
-                    "strides by which the elements of an output lie apart");
+    if (reaches[i].begin == reaches[i].end) continue;
+    check_spread(outputs[i]);
+    for (std::size_t other = i + 1; other < count; ++other) {
+      if (!reaches[i].meets(reaches[other])) continue;
+      check_apart(outputs[i], named(other), reaches[other].begin - reaches[i].begin);
     }
-    for (const NamedTensor& other : outputs.subspan(i + 1)) check_apart(outputs[i], extent, other);
-    for (const NamedTensor& other : inputs) check_apart(outputs[i], extent, other);
   }
 }
 
