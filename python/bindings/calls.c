@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention calls of the Python package, in Python's limited API: one module for Python 3.10 and
-// later. Everything crosses as integers, addresses of the library's functions too, so the module
-// knows no torch and links nothing. It hands device memory of Python functions to the library.
+// later. What crosses are integers, addresses of the library's functions too, and objects that tell
+// the address of their memory by data_ptr(), so the module knows no torch and links nothing. It
+// hands device memory of Python functions to the library.
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
@@ -65,6 +66,17 @@ typedef struct PreparedCall {
   size_t forward_bytes;   // memory that the last forward asked for first
   size_t backward_bytes;  // likewise
 } PreparedCall;
+
+// How errors name the tensors of a call.
+static const char* const kTensorNames[kNumTensors] = {
+    "q",  "k",  "v",  "sink", "out", "lse", "max_logits", "the gradient of out", "the gradient of lse",
+    "dq", "dk", "dv", "dsink"};
+
+// memory_of(name, tensor) of Python: the address of a tensor whose address is no usual one, or an
+// exception that names it. Lower addresses than `lowest_usual` are none.
+static PyObject* memory_function;
+static PyObject* data_ptr_name;
+static unsigned long long lowest_usual;
 
 // Where device memory of calls comes from: functions of Python. allocate(bytes, stream) gives the
 // address of memory of the current GPU, which current_device() tells; release(address).
@@ -181,16 +193,56 @@ static size_t end_memory(CallMemory* memory) {
   return memory->first_bytes;
 }
 
+// Refuses another number of arguments than `wanted`.
+static int check_count(Py_ssize_t count, Py_ssize_t wanted) {
+  if (count == wanted) return 1;
+  PyErr_Format(PyExc_TypeError, "%zd arguments are given; allowed: %zd", count, wanted);
+  return 0;
+}
+
 // `wanted` integers of a call's arguments; 0 with an exception set where they are others.
 static int read_integers(PyObject* const* args, Py_ssize_t count, Py_ssize_t wanted,
                          unsigned long long* values) {
-  if (count != wanted) {
-    PyErr_Format(PyExc_TypeError, "%zd arguments are given; allowed: %zd", count, wanted);
-    return 0;
-  }
+  if (!check_count(count, wanted)) return 0;
   for (Py_ssize_t i = 0; i < count; ++i) {
     values[i] = PyLong_AsUnsignedLongLong(args[i]);
     if (values[i] == (unsigned long long)-1 && PyErr_Occurred()) return 0;
+  }
+  return 1;
+}
+
+// The address of a tensor's memory, which is looked at closely where it is no usual one; 0 with an
+// exception set where it has none.
+static int read_memory(PyObject* tensor, const char* name, unsigned long long* value) {
+  PyObject* found = PyObject_CallMethodObjArgs(tensor, data_ptr_name, NULL);
+  if (found != NULL) {
+    *value = PyLong_AsUnsignedLongLong(found);
+    Py_DECREF(found);
+    if (*value >= lowest_usual && PyErr_Occurred() == NULL) return 1;
+  }
+  PyErr_Clear();
+  if (memory_function == NULL) {
+    PyErr_SetString(PyExc_RuntimeError, "use_memory_of was not called");
+    return 0;
+  }
+  found = PyObject_CallFunction(memory_function, "sO", name, tensor);
+  if (found == NULL) return 0;
+  *value = PyLong_AsUnsignedLongLong(found);
+  Py_DECREF(found);
+  return PyErr_Occurred() == NULL;
+}
+
+// The addresses of a call's tensors: each is a tensor, its address, or None for 0.
+static int read_tensors(PyObject* const* args, Py_ssize_t count, const char* const* names,
+                        unsigned long long* values) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (args[i] == Py_None) {
+      values[i] = 0;
+    } else if (PyLong_Check(args[i])) {
+      if (!read_integers(args + i, 1, 1, values + i)) return 0;
+    } else if (!read_memory(args[i], names[i], values + i)) {
+      return 0;
+    }
   }
   return 1;
 }
@@ -232,7 +284,10 @@ static void fill_gradients(Block* block, const PreparedCall* call, int has_dlse)
 static PyObject* forward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   PreparedCall* call = (PreparedCall*)self;
   unsigned long long values[8];
-  if (!read_integers(args, count, 8, values)) return NULL;
+  if (!check_count(count, 8) || !read_tensors(args, 7, kTensorNames, values) ||
+      !read_integers(args + 7, 1, 1, values + 7)) {
+    return NULL;
+  }
   Block block = make_block(call);
   fill(&block, call, values);
   fill_max_logits(&block, call, values[6]);
@@ -244,6 +299,22 @@ static PyObject* forward(PyObject* self, PyObject* const* args, Py_ssize_t count
   PyEval_RestoreThread(thread);
   call->forward_bytes = end_memory(&memory);
   return PyLong_FromLong(status);
+}
+
+// Device memory on a stream; null with an exception set where there is none.
+static void* take_workspace(unsigned long long size_bytes, unsigned long long stream) {
+  if (allocate_function == NULL) {
+    PyErr_SetString(PyExc_RuntimeError, "use_allocator was not called");
+    return NULL;
+  }
+  PyObject* const found = PyObject_CallFunction(allocate_function, "KK", size_bytes, stream);
+  if (found == NULL) return NULL;
+  void* const data = address(PyLong_AsUnsignedLongLong(found));
+  Py_DECREF(found);
+  if (data == NULL && PyErr_Occurred() == NULL) {
+    PyErr_SetString(PyExc_RuntimeError, "the allocator gave no memory");
+  }
+  return data;
 }
 
 // values: the arguments of `backward`.
@@ -270,8 +341,22 @@ static PyObject* run_backward(PreparedCall* call, Backward function, void* handl
 static PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   PreparedCall* call = (PreparedCall*)self;
   unsigned long long values[15];
-  if (!read_integers(args, count, 15, values)) return NULL;
-  return run_backward(call, call->backward, call->handle, values);
+  static const char* const kWorkspace = "the workspace";
+  if (!check_count(count, 15) || !read_tensors(args, 6, kTensorNames, values) ||
+      !read_tensors(args + 6, 6, kTensorNames + kDout, values + 6) ||
+      !read_tensors(args + 12, 1, &kWorkspace, values + 12) ||
+      !read_integers(args + 13, 2, 2, values + 13)) {
+    return NULL;
+  }
+  const int is_taken = args[12] == Py_None && values[13] != 0;
+  if (is_taken) {
+    void* const data = take_workspace(values[13], values[14]);
+    if (data == NULL) return NULL;
+    values[12] = (unsigned long long)(uintptr_t)data;
+  }
+  PyObject* const status = run_backward(call, call->backward, call->handle, values);
+  if (is_taken) python_release(address(values[12]));
+  return status;
 }
 
 static PyObject* run_backward_bytes(const PreparedCall* call, unsigned long long function,
@@ -393,10 +478,13 @@ static void prepared_call_free(PyObject* self) {
 #define METHOD(function, text) \
   { #function, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, text }
 static PyMethodDef kMethods[] = {
-    METHOD(forward, "forward(q, k, v, sink, out, lse, max_logits, stream) -> status"),
+    METHOD(forward,
+           "forward(q, k, v, sink, out, lse, max_logits, stream) -> status; tensors, or their "
+           "addresses"),
     METHOD(backward,
            "backward(q, k, v, sink, out, lse, dout, dlse, dq, dk, dv, dsink, workspace, "
-           "workspace_bytes, stream) -> status"),
+           "workspace_bytes, stream) -> status; tensors, or their addresses; workspace None: taken "
+           "from the allocator for this call"),
     METHOD(backward_bytes, "backward_bytes(function, size) -> status"),
     METHOD(ranges_forward,
            "ranges_forward(function, ranges, workspace, q, k, v, sink, out, lse, max_logits, "
@@ -410,7 +498,7 @@ static PyMethodDef kMethods[] = {
 #undef METHOD
 
 static PyType_Slot kSlots[] = {
-    {Py_tp_doc, "Attention of tensors of one kind, all as addresses; 0 where there is none."},
+    {Py_tp_doc, "Attention of tensors of one kind; None, or 0 as an address, where there is none."},
     {Py_tp_new, prepared_call_new},
     {Py_tp_dealloc, prepared_call_free},
     {Py_tp_methods, kMethods},
@@ -434,7 +522,25 @@ static PyObject* use_allocator(PyObject* self, PyObject* args) {
   }
   Py_RETURN_NONE;
 }
+
+// use_memory_of(memory_of, lowest_usual)
+static PyObject* use_memory_of(PyObject* self, PyObject* args) {
+  (void)self;
+  PyObject* function;
+  unsigned long long lowest;
+  if (!PyArg_ParseTuple(args, "OK", &function, &lowest)) return NULL;
+  PyObject* const earlier = memory_function;
+  Py_INCREF(function);
+  memory_function = function;
+  lowest_usual = lowest;
+  Py_XDECREF(earlier);
+  Py_RETURN_NONE;
+}
+
 static PyMethodDef kFunctions[] = {
+    {"use_memory_of", use_memory_of, METH_VARARGS,
+     "use_memory_of(memory_of, lowest_usual): memory_of(name, tensor) -> address, called where "
+     "tensor.data_ptr() is below lowest_usual or raises"},
     {"use_allocator", use_allocator, METH_VARARGS,
      "use_allocator(allocate, release, current_device): allocate(bytes, stream) -> address of "
      "memory of the GPU current_device(), RuntimeError where there is none; release(address)"},
@@ -464,7 +570,8 @@ static PyObject* tensor_layout(void) {
 }
 
 PyMODINIT_FUNC PyInit__calls(void) {
-  PyObject* module = PyModule_Create(&kModule);
+  data_ptr_name = PyUnicode_InternFromString("data_ptr");
+  PyObject* module = data_ptr_name == NULL ? NULL : PyModule_Create(&kModule);
   if (module == NULL) return NULL;
   if (add(module, "PreparedCall", PyType_FromSpec(&kSpec)) &&
       add(module, "TENSOR_LAYOUT", tensor_layout()) &&

@@ -17,6 +17,7 @@ from magi_attention._native.library import PreparedCall, lib, use_allocator
 from magi_attention._native.vtable import Communicator
 from magi_attention.env import comm
 from test_api_helpers import make_plan
+from test_prepared_call import Gradients
 
 
 @pytest.fixture
@@ -210,20 +211,18 @@ class BackwardOnGpu:
     def __init__(self, fake: FakeTorch, monkeypatch) -> None:
         self.status = 0
         self.workspaces: list[tuple[int, int, int]] = []
-        for name, function in (
-            ("raw_allocate", fake.allocate),
-            ("raw_release", fake.given_back.append),
-            ("current_device", lambda: fake.device),
-            ("_raw_stream", lambda index: 5),
-        ):
-            monkeypatch.setattr(attention, name, function)
+        monkeypatch.setattr(attention, "current_device", lambda: fake.device)
+        monkeypatch.setattr(attention, "_raw_stream", lambda index: 5)
         self.tensors = [torch.zeros(4, 2, 8) for _ in "qkv"]
-        runner = attention.Runner(attention.flex_forward, attention.flex_backward, 0, None)
+        self._function = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 5)(self._run)
+        function = ctypes.cast(self._function, ctypes.c_void_p).value
+        runner = attention.Runner(attention.flex_forward, function, 0, None)
         self._call = attention.Call(runner, *self.tensors, None, attention.Options())
-        self._call._device, self._call._num_bytes, self._call._backward = 0, 64, self
+        self._call._device, self._call._num_bytes = 0, 64
 
-    def backward(self, *given: int) -> int:
-        self.workspaces.append(given[12:])
+    def _run(self, _handle, _inputs, _result, gradients, stream) -> int:
+        workspace = Gradients.from_address(gradients).workspace.contents
+        self.workspaces.append((workspace.data, workspace.size_bytes, stream))
         return self.status
 
     def run(self, dout: torch.Tensor) -> None:
@@ -239,9 +238,18 @@ def test_the_workspace_of_a_backward_is_taken_and_given_back(fake_torch, monkeyp
     with pytest.raises(RuntimeError):
         call.run(torch.zeros(4, 2, 8))
     assert call.workspaces == [(4096, 64, 5), (8192, 64, 5)]
-    with pytest.raises(ValueError, match="the gradient of out"):  # before the library is called
+    assert fake_torch.given_back == [4096, 8192]
+    with pytest.raises(ValueError, match="the gradient of out"):  # before anything is taken
         call.run(torch.zeros(4, 2, 8, device="meta"))
-    assert len(call.workspaces) == 2 and fake_torch.given_back == [4096, 8192, 3 * 4096]
+    assert len(call.workspaces) == len(fake_torch.taken) == 2
+
+
+def test_a_workspace_for_which_there_is_no_memory(fake_torch, monkeypatch):
+    call = BackwardOnGpu(fake_torch, monkeypatch)
+    call._call._num_bytes = 101
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        call.run(torch.zeros(4, 2, 8))
+    assert not call.workspaces and not fake_torch.given_back
 
 
 def test_the_workspace_on_another_gpu_is_a_tensor(fake_torch, monkeypatch):

@@ -140,6 +140,35 @@ def test_backward(has_all):
     assert (stand.seen[0], stand.seen[4]) == (77, 15)
 
 
+def test_tensors_are_taken_for_their_addresses():
+    stand = Stand(P, Inputs, Result, P)
+    tensors = [torch.zeros(2) for _ in range(6)]
+    at = [tensor.data_ptr() for tensor in tensors]
+    prepared(stand.address, 0).forward(*tensors[:3], None, tensors[4], at[5], None, 8)
+    assert stand.data[0] == {**dict(zip(QKV, at[:3])), "sink": None}
+    assert stand.data[1] == {"out": at[4], "lse": at[5], "max_logits": None}
+    stand = Stand(P, Inputs, Result, Gradients, P)
+    memory = torch.zeros(14, dtype=torch.uint8)
+    prepared(0, stand.address).backward(*tensors, *reversed(tensors), memory, 14, 0)
+    names = ("dout", "dlse", "dq", "dk", "dv", "dsink")
+    assert stand.data[2] == dict(zip(names, reversed(at)))
+    assert stand.workspaces == [(memory.data_ptr(), 14)]
+
+
+def test_tensors_without_memory():
+    """Errors name the tensor, and the library is not called; no elements need no memory."""
+    stand = Stand(P, Inputs, Result, Gradients, P)
+    call = prepared(0, stand.address)
+    gone = torch.zeros(2, device="meta")
+    for place, name in ((1, "k"), (5, "lse"), (6, "the gradient of out"), (11, "dsink")):
+        given = [torch.zeros(2) for _ in range(12)]
+        given[place] = gone
+        with pytest.raises(ValueError, match=f"^{name} has shape .* and no memory"):
+            call.backward(*given, None, 0, 0)
+    assert not stand.seen
+    assert call.backward(*[torch.zeros(0)] * 12, None, 0, 0) == 0 and len(stand.seen) == 5
+
+
 def test_sizes_and_ranges():
     size = Stand(P, Inputs, Result, Gradients, P, status=3)
     call = prepared(0, 0, with_max_logits=True)
@@ -173,7 +202,9 @@ def test_wrong_arguments():
     with pytest.raises(TypeError, match="1 arguments are given; allowed: 8"):
         call.forward(0)
     with pytest.raises(TypeError):
-        call.forward(*"12345678")
+        call.forward(*[0] * 7, "8")
+    with pytest.raises(AttributeError, match="data_ptr"):
+        call.forward("1", *[0] * 7)
     with pytest.raises(OverflowError):
         call.forward(*[-1] * 8)
     assert call.forward(*[0] * 8) == 1  # MAGI_INVALID_ARGUMENT: no mask

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention calls. What depends on shapes, types, strides and options is packed once; a call passes
-the addresses of its tensors. Nothing here reads a tensor's values.
+its tensors, of which the module of calls takes the addresses. Nothing here reads a tensor's values.
+
+Code that runs in every call is written out instead of called: a call of a Python function takes as
+long as an address.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from magi_attention._native.allocator import current_device, raw_allocate, raw_release
-from magi_attention._native.library import PreparedCall, address_of, check
+from magi_attention._native.allocator import current_device
+from magi_attention._native.library import PreparedCall, address_of, check, use_memory_of
 from magi_attention._native.tensors import LOWEST_USUAL_ADDRESS, memory_of
 
 DTYPE_CODES = {
@@ -132,7 +135,8 @@ class Call:
     def __init__(self, runner: Runner, q, k, v, sink, options: Options) -> None:
         self._runner, self._options = runner, options
         self._strides = q.stride(), k.stride(), v.stride()
-        self._num_bytes: int | None = None  # of the backward's workspace
+        # Of the backward's workspace; None: not known yet.
+        self._num_bytes: int | None = None if device_index(q) >= 0 else 0
         self._device = device_index(q)
         self.with_max_logits = options.with_max_logits
         rows, heads = q.shape[:2]
@@ -191,11 +195,8 @@ class Call:
         ValueError for a tensor without memory, which the library would take for none.
         """
         results = out, lse, max_logits = self._results(q)
-        status = self._prepared.forward(
-            *_addresses(q, k, v), 0 if sink is None else memory_of("sink", sink),
-            out.data_ptr(), lse.data_ptr(), 0 if max_logits is None else max_logits.data_ptr(),
-            0 if self._device < 0 else _raw_stream(self._device),
-        )  # fmt: skip
+        stream = 0 if self._device < 0 else _raw_stream(self._device)
+        status = self._prepared.forward(q, k, v, sink, out, lse, max_logits, stream)
         if status:
             check(status)
         return results
@@ -212,54 +213,33 @@ class Call:
             other = Call(self._runner, q, k, v, sink, self._options)
             return other.backward(dout, dlse, q, k, v, out.contiguous(), lse.contiguous(), sink)
         gradients = dq, dk, dv, dsink = self._gradients(q, k, v, sink)
-        stream = memory = given = num_bytes = 0
-        if self._device >= 0:
-            stream, num_bytes = _raw_stream(self._device), self._workspace_bytes()
-            if num_bytes and current_device() == self._device:
-                memory = raw_allocate(num_bytes, stream)
-            elif num_bytes:  # given back to torch as this returns: the stream's order protects it
+        device, num_bytes = self._device, self._num_bytes
+        stream, workspace = 0, None  # None: the module of calls takes it from torch
+        if device >= 0:
+            stream = _raw_stream(device)
+            if num_bytes is None:
+                num_bytes = self._find_workspace_bytes()
+            if num_bytes and current_device() != device:
+                # Given back to torch as this returns: the stream's order protects it.
                 workspace = q.new_empty(num_bytes, dtype=torch.uint8)
-                given = workspace.data_ptr()
-        try:
-            status = self._backward.backward(
-                *_addresses(q, k, v), 0 if sink is None else memory_of("sink", sink),
-                *_addresses(out, lse, dout, _RESULTS),
-                0 if dlse is None else memory_of("the gradient of lse", dlse), dq.data_ptr(),
-                dk.data_ptr(), dv.data_ptr(), 0 if dsink is None else dsink.data_ptr(),
-                memory or given, num_bytes, stream,
-            )  # fmt: skip
-        finally:
-            if memory:
-                raw_release(memory)
+        status = self._backward.backward(
+            q, k, v, sink, out, lse, dout, dlse, dq, dk, dv, dsink, workspace, num_bytes, stream
+        )
         if status:
             check(status)
         return gradients
 
-    def _workspace_bytes(self) -> int:
+    def _find_workspace_bytes(self) -> int:
         """Of a backward call on a GPU; 0: the library takes its own."""
-        if self._num_bytes is None:
-            size = ctypes.c_size_t()
-            if self._runner.workspace_bytes:
-                function, target = self._runner.workspace_bytes, ctypes.addressof(size)
-                check(self._backward.backward_bytes(function, target))
-            self._num_bytes = size.value
+        size = ctypes.c_size_t()
+        if self._runner.workspace_bytes:
+            function, target = self._runner.workspace_bytes, ctypes.addressof(size)
+            check(self._backward.backward_bytes(function, target))
+        self._num_bytes = size.value
         return self._num_bytes
 
 
-_INPUTS = ("q", "k", "v")
-_RESULTS = ("out", "lse", "the gradient of out")
-
-
-def _addresses(a, b, c, names: tuple[str, str, str] = _INPUTS) -> tuple[int, int, int]:
-    """memory_of three tensors, whose addresses are usual ones in nearly every call."""
-    try:
-        found = x, y, z = a.data_ptr(), b.data_ptr(), c.data_ptr()
-        if x >= LOWEST_USUAL_ADDRESS and y >= LOWEST_USUAL_ADDRESS and z >= LOWEST_USUAL_ADDRESS:
-            return found
-    except RuntimeError:  # a wrapper of torch's
-        pass
-    return memory_of(names[0], a), memory_of(names[1], b), memory_of(names[2], c)
-
+use_memory_of(memory_of, LOWEST_USUAL_ADDRESS)
 
 flex_forward = address_of("magi_flex_attention_forward")
 flex_backward = address_of("magi_flex_attention_backward")

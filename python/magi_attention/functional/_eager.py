@@ -11,6 +11,8 @@ from magi_attention._native.tensors import PLAIN_TYPES, as_plain, is_intercepted
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional._checks import refuse_tangents
 
+_is_grad_enabled = torch.is_grad_enabled
+
 
 def is_eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether nobody traces or intercepts operators: plain tensors, no compiler, no modes."""
@@ -48,7 +50,10 @@ class EagerAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        return _gradients(ctx, dout, dlse, *ctx.saved_tensors, None)  # the last one is no gradient
+        if dlse is not None or not _is_usual(dout):
+            dout, dlse = _row_major(ctx, dout, dlse)
+        q, k, v, out, lse = ctx.saved_tensors
+        return ctx.call.backward(dout, dlse, q, k, v, out, lse, None)  # the last one is no gradient
 
 
 class EagerSinkAttention(torch.autograd.Function):
@@ -66,22 +71,33 @@ class EagerSinkAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits):
-        dq, dk, dv, dsink = _gradients(ctx, dout, dlse, *ctx.saved_tensors)
+        if dlse is not None or not _is_usual(dout):
+            dout, dlse = _row_major(ctx, dout, dlse)
+        dq, dk, dv, dsink = ctx.call.backward(dout, dlse, *ctx.saved_tensors)
         if dsink is not None and ctx.bound is not None:
             ctx.bound.reduce_dsink(dsink)
         return dq, dk, dv, dsink, None, None
 
 
-def _gradients(ctx, dout, dlse, q, k, v, out, lse, sink):
-    if torch.is_grad_enabled():
+def _is_usual(dout: torch.Tensor | None) -> bool:
+    """Whether the gradient of out goes to the library as it is."""
+    is_plain = type(dout) is torch.Tensor and not dout.is_neg() and dout.is_contiguous()
+    return is_plain and not _is_grad_enabled()
+
+
+def _row_major(ctx, dout, dlse):
+    """The gradients of out and lse as the library takes them; RuntimeError where they are to have
+    gradients themselves.
+    """
+    if _is_grad_enabled():
         raise RuntimeError("create_graph is True; attention has no second derivative")
     if dout is None:
-        dout = torch.zeros_like(out)
-    elif type(dout) not in PLAIN_TYPES or dout.is_neg() or not dout.is_contiguous():
+        dout = torch.zeros_like(ctx.saved_tensors[3])
+    else:
         dout = as_plain("the gradient of out", dout).contiguous()
     if dlse is not None:
         dlse = as_plain("the gradient of lse", dlse).contiguous()
-    return ctx.call.backward(dout, dlse, q, k, v, out, lse, sink)
+    return dout, dlse
 
 
 # Function.apply looks for functorch's transforms, of which is_eager knows, and takes 1 to 2 us.
