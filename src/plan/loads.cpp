@@ -43,21 +43,26 @@ std::int64_t elements_per_head(const PlanConfig& config, Role role, bool is_back
 
 }  // namespace
 
-PlanLoads::PlanLoads(const Plan& plan) {
+PlanLoads::PlanLoads(const Plan& plan) : by_node_(moved_by_node(plan)) {
   for (const RankPlan& rank : plan.ranks) {
     num_segments_ = std::max({num_segments_, rank.k.segments.size(), rank.q.segments.size()});
     areas_.push_back(areas_of(rank, rank_areas_.emplace_back(0)));
   }
   traffic_.resize(plan.ranks.size() * 2 * num_segments_);
+  count_traffic(plan);
+}
+
+void PlanLoads::count_traffic(const Plan& plan) {
   const std::int32_t node =
       has_nodes(plan.config) ? plan.config.devices_per_node : plan.config.num_ranks;
-  const auto links_of = [node](SegmentTraffic& traffic, const Hop& move) -> LinkTraffic& {
+  const auto links_of = [node](SegmentTraffic& traffic, const MovedRows& move) -> LinkTraffic& {
     if (move.is_onward) return traffic.onward;
     return move.from / node == move.to / node ? traffic.inside : traffic.network;
   };
-  // Moves are ordered by what they fill, so a new peer shows as a change of its last segment.
+  // Transfers are ordered by what they fill, so a new peer shows as a change of its last segment;
+  // rows that go by node are summed for each pair.
   std::vector<std::size_t> last_filled(plan.ranks.size(), 2 * traffic_.size());
-  visit_moves(plan, [&](const Hop& move) {
+  visit_moves(plan, by_node_, [&](const MovedRows& move) {
     const std::size_t filled = traffic_index(move.to, move.space, move.segment);
     LinkTraffic& in = links_of(traffic_[filled], move);
     LinkTraffic& out = links_of(traffic_[traffic_index(move.from, move.space, move.segment)], move);

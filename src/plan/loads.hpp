@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "magi/plan.hpp"
+#include "plan/hops.hpp"
 
 namespace magi::planner {
 
@@ -51,19 +53,24 @@ class PlanLoads {
     const auto index = static_cast<std::size_t>(attend);
     return index < areas.size() ? areas[index] : 0;
   }
+  /// Rows that go by node, for each pair of ranks.
+  std::span<const MovedRows> by_node() const { return by_node_; }
   /// Pairs that a rank attends to.
   std::int64_t rank_area(std::int32_t rank) const {
     return rank_areas_[static_cast<std::size_t>(rank)];
   }
 
  private:
+  void count_traffic(const Plan& plan);
+
   std::size_t traffic_index(std::int32_t rank, Space space, std::int32_t segment) const {
     return (static_cast<std::size_t>(rank) * 2 + static_cast<std::size_t>(space)) * num_segments_ +
            static_cast<std::size_t>(segment);
   }
 
-  std::size_t num_segments_ = 1;                  ///< of the space that has more of them
-  std::vector<SegmentTraffic> traffic_;           ///< [num_ranks, 2, num_segments]
+  std::size_t num_segments_ = 1;         ///< of the space that has more of them
+  std::vector<SegmentTraffic> traffic_;  ///< [num_ranks, 2, num_segments]
+  std::vector<MovedRows> by_node_;
   std::vector<std::vector<std::int64_t>> areas_;  ///< [num_ranks][attends]
   std::vector<std::int64_t> rank_areas_;
 };

@@ -9,6 +9,7 @@
 #include "plan/config.hpp"
 #include "plan/hops.hpp"
 #include "plan/layout.hpp"
+#include "plan/loaded_plan.hpp"
 #include "plan/needs.hpp"
 #include "plan/place_keys.hpp"
 #include "plan/ranks.hpp"
@@ -24,23 +25,30 @@ bool is_sharing_placement(const Mask& mask, const PlanConfig& config) {
   return !config.placement_k && mask.rows_q == mask.rows_k;
 }
 
+using planner::LoadedPlan;
+using planner::PlanLoads;
+
 /// Ranks and transfers for the degree asked for, or for the one that the cost model prefers.
-void build_best(const planner::Needs& needs, const planner::Layout& layout_q,
-                const planner::Layout& layout_k, Plan& plan) {
+PlanLoads build_best(const planner::Needs& needs, const planner::Layout& layout_q,
+                     const planner::Layout& layout_k, Plan& plan) {
   const auto build = [&](std::int32_t degree) {
     const planner::StageShape shape = planner::shape_stages(plan.config, degree, needs.remote_rows);
     planner::build_ranks({needs, layout_q, layout_k, shape, plan.config}, plan);
     planner::choose_hops(plan);
   };
   build(plan.config.overlap_degree.value_or(1));
-  if (plan.config.overlap_degree) return;
-  const std::int32_t degree = planner::choose_degree(plan, needs);
+  PlanLoads loads(plan);
+  if (plan.config.overlap_degree) return loads;
+  const std::int32_t degree = planner::choose_degree(plan, loads, needs);
   if (plan.config.work == WorkMode::Auto) {
     // What it is compared with has the degree that is best for both passes; so has this.
     planner::build_fastest(plan, build, {degree, 1, 2, 4, 8});
   } else if (degree != 1) {
     build(degree);
+  } else {
+    return loads;
   }
+  return PlanLoads(plan);
 }
 
 /// How the work of a plan is shared out.
@@ -49,12 +57,11 @@ struct Way {
   std::int32_t num_head_shares = 1;  ///< above 1: queries move all the same
 };
 
-/// Everything after the placements, which must be in the plan.
-void finish_plan(Plan& plan, const Way& way) {
+/// Ranks and transfers; the placements must be in the plan.
+PlanLoads build_tables(Plan& plan, const Way& way) {
   if (way.num_head_shares > 1) {
     planner::plan_heads(way.num_head_shares, plan);
-    plan.report = planner::make_report(plan);
-    return;
+    return PlanLoads(plan);
   }
   const bool is_shared = plan.placement_q == plan.placement_k;
   const planner::Layout layout_q = planner::make_layout(plan.placement_q);
@@ -63,10 +70,16 @@ void finish_plan(Plan& plan, const Way& way) {
   const planner::Layout& layout_k = is_shared ? layout_q : layout_own_k;
   if (way.is_moving_queries) {
     planner::plan_moves(layout_q, layout_k, plan);
-  } else {
-    build_best(planner::find_needs(plan.mask, layout_q, layout_k), layout_q, layout_k, plan);
+    return PlanLoads(plan);
   }
-  plan.report = planner::make_report(plan);
+  return build_best(planner::find_needs(plan.mask, layout_q, layout_k), layout_q, layout_k, plan);
+}
+
+/// Everything after the placements, which must be in the plan.
+LoadedPlan finish_plan(Plan plan, const Way& way) {
+  PlanLoads loads = build_tables(plan, way);
+  plan.report = planner::make_report(plan, loads);
+  return {std::move(plan), std::move(loads)};
 }
 
 Placement place_of_keys(const Mask& mask, const PlanConfig& config, const Placement& placement_q) {
@@ -85,11 +98,10 @@ class PlacedMask {
  public:
   PlacedMask(const Mask& mask, const PlanConfig& config) : mask_(mask), config_(config) {}
 
-  Plan plan(const PlacementConfig& placement, const Way& way) {
+  LoadedPlan plan(const PlacementConfig& placement, const Way& way) {
     const PlacedRows& rows = rows_of(placement);
-    Plan plan{.mask = mask_, .config = config_, .placement_q = rows.q, .placement_k = rows.k};
-    finish_plan(plan, way);
-    return plan;
+    return finish_plan(
+        {.mask = mask_, .config = config_, .placement_q = rows.q, .placement_k = rows.k}, way);
   }
 
  private:
@@ -110,6 +122,10 @@ class PlacedMask {
 
 double step_seconds(const Plan& plan) {
   return plan.report.forward_seconds + plan.report.backward_seconds;
+}
+
+void keep_faster(LoadedPlan other, std::optional<LoadedPlan>& kept) {
+  if (!kept || step_seconds(other.plan) < step_seconds(kept->plan)) kept = std::move(other);
 }
 
 /// The ways that a config allows, first the one to keep where others are not faster. Shares are
@@ -150,24 +166,26 @@ PlacementConfig in_order(PlacementConfig placement) {
 
 }  // namespace
 
-Plan make_plan(const Mask& mask, const PlanConfig& config) {
+planner::LoadedPlan planner::make_loaded_plan(const Mask& mask, const PlanConfig& config) {
   planner::validate_config(config);
   planner::validate_sizes(mask, config);
   const bool is_free = config.placement.algorithm == PlacementAlgorithm::Auto;
   const PlacementConfig ordered = is_free ? in_order(config.placement) : config.placement;
   PlacedMask placed(mask, config);
-  std::optional<Plan> plan;
-  const auto keep_faster = [&](Plan other) {
-    if (!plan || step_seconds(other) < step_seconds(*plan)) plan = std::move(other);
-  };
+  std::optional<LoadedPlan> kept;
   for (const Way& way : ways_of(mask, config)) {
-    keep_faster(placed.plan(is_placed_in_order(way, config) ? ordered : config.placement, way));
+    keep_faster(placed.plan(is_placed_in_order(way, config) ? ordered : config.placement, way),
+                kept);
     const bool is_in_both = config.work == WorkMode::Auto && is_free && way.is_moving_queries &&
                             way.num_head_shares == 1;
-    if (is_in_both) keep_faster(placed.plan(config.placement, way));
+    if (is_in_both) keep_faster(placed.plan(config.placement, way), kept);
   }
-  plan->digest = plan_digest(*plan);
-  return *std::move(plan);
+  kept->plan.digest = plan_digest(kept->plan);
+  return *std::move(kept);
+}
+
+Plan make_plan(const Mask& mask, const PlanConfig& config) {
+  return planner::make_loaded_plan(mask, config).plan;
 }
 
 Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& placement_q,
@@ -176,15 +194,18 @@ Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& p
   planner::validate_sizes(mask, config);
   planner::validate_placement(placement_q, "placement_q", mask.rows_q, config.num_ranks);
   planner::validate_placement(placement_k, "placement_k", mask.rows_k, config.num_ranks);
-  std::optional<Plan> plan;
+  std::optional<LoadedPlan> kept;
   for (const Way& way : ways_of(mask, config)) {
-    Plan other{
-        .mask = mask, .config = config, .placement_q = placement_q, .placement_k = placement_k};
-    finish_plan(other, way);
-    if (!plan || step_seconds(other) < step_seconds(*plan)) plan = std::move(other);
+    keep_faster(finish_plan({.mask = mask,
+                             .config = config,
+                             .placement_q = placement_q,
+                             .placement_k = placement_k},
+                            way),
+                kept);
   }
-  plan->digest = plan_digest(*plan);
-  return *std::move(plan);
+  Plan plan = std::move(kept->plan);
+  plan.digest = plan_digest(plan);
+  return plan;
 }
 
 }  // namespace magi

@@ -7,7 +7,6 @@
 #include "base/math.hpp"
 #include "plan/bound.hpp"
 #include "plan/flat.hpp"
-#include "plan/hops.hpp"
 #include "plan/loads.hpp"
 #include "plan/timeline.hpp"
 
@@ -75,7 +74,8 @@ void count_transfers(const Plan& plan, const RoleBytes& role_bytes, PlanReport& 
 }
 
 /// Counts any plan, one move after the other.
-void count_moves(const Plan& plan, const RoleBytes& role_bytes, PlanReport& report) {
+void count_moves(const Plan& plan, const PlanLoads& loads, const RoleBytes& role_bytes,
+                 PlanReport& report) {
   const std::size_t num_ranks = plan.ranks.size();
   const auto count = [&](std::int32_t from, std::int32_t to, std::int64_t rows, Role role) {
     const std::int64_t bytes = rows * role_bytes[static_cast<std::size_t>(role)];
@@ -83,7 +83,7 @@ void count_moves(const Plan& plan, const RoleBytes& role_bytes, PlanReport& repo
         bytes;
     report.total_bytes += bytes;
   };
-  visit_moves(plan, [&](const Hop& move) {
+  visit_moves(plan, loads.by_node(), [&](const MovedRows& move) {
     if (move.space == Space::Keys) {
       report.remote_rows[static_cast<std::size_t>(move.to)] += move.num_rows;
       count(move.from, move.to, move.num_rows, Role::KeysValues);
@@ -94,7 +94,7 @@ void count_moves(const Plan& plan, const RoleBytes& role_bytes, PlanReport& repo
   });
 }
 
-void count_bytes(const Plan& plan, PlanReport& report) {
+void count_bytes(const Plan& plan, const PlanLoads& loads, PlanReport& report) {
   const std::size_t num_ranks = plan.ranks.size();
   const Range all_heads{0, heads_per_share(plan)};
   RoleBytes role_bytes{};
@@ -104,10 +104,10 @@ void count_bytes(const Plan& plan, PlanReport& report) {
   }
   report.pair_bytes.assign(num_ranks * num_ranks, 0);
   report.remote_rows.assign(num_ranks, 0);
-  if (is_going_by_node(plan)) {
-    count_moves(plan, role_bytes, report);
-  } else {
+  if (loads.by_node().empty()) {
     count_transfers(plan, role_bytes, report);
+  } else {
+    count_moves(plan, loads, role_bytes, report);
   }
   const std::int64_t row_bytes = bytes_per_row(plan.config);
   report.ring_bytes = static_cast<std::int64_t>(num_ranks - 1) * plan.mask.rows_k * row_bytes;
@@ -146,10 +146,11 @@ void predict(const Plan& plan, const PlanLoads& loads, PlanReport& report) {
 
 }  // namespace
 
-PlanReport make_report(const Plan& plan) {
+PlanReport make_report(const Plan& plan) { return make_report(plan, PlanLoads(plan)); }
+
+PlanReport make_report(const Plan& plan, const PlanLoads& loads) {
   PlanReport report;
-  count_bytes(plan, report);
-  const PlanLoads loads(plan);
+  count_bytes(plan, loads, report);
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
     report.rank_area.push_back(loads.rank_area(static_cast<std::int32_t>(r)));
     report.rank_rows.push_back(plan.placement_q.rows_of(static_cast<std::int32_t>(r)));

@@ -2,10 +2,12 @@
 #pragma once
 
 #include "magi/plan.hpp"
+#include "plan/loads.hpp"
 
 namespace magi::planner {
 
 /// The figures of a plan whose tables are in place.
+PlanReport make_report(const Plan& plan, const PlanLoads& loads);
 PlanReport make_report(const Plan& plan);
 
 }  // namespace magi::planner

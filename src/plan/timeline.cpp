@@ -206,10 +206,9 @@ void build_fastest(const Plan& plan, const std::function<void(std::int32_t)>& bu
   if (built != best) build(best);
 }
 
-std::int32_t choose_degree(const Plan& single, const Needs& needs) {
+std::int32_t choose_degree(const Plan& single, const PlanLoads& loads, const Needs& needs) {
   if (single.exchanges.empty()) return 1;
   const PlanConfig& config = single.config;
-  const PlanLoads loads(single);
   const Rates rates = rates_of(config, false);
   std::array<std::vector<Step>, kMaxChosenDegree + 1> steps;
   for (std::int32_t parts = 0; parts <= kMaxChosenDegree; ++parts) {

@@ -52,6 +52,6 @@ void build_fastest(const Plan& plan, const std::function<void(std::int32_t)>& bu
 /// The degree of 0..8 with the least predicted forward time (the smallest such), from a plan with
 /// one remote stage, which more stages would share equally. Beside the steps' times it counts what
 /// gathering copies and what merging reads and writes.
-std::int32_t choose_degree(const Plan& single, const Needs& needs);
+std::int32_t choose_degree(const Plan& single, const PlanLoads& loads, const Needs& needs);
 
 }  // namespace magi::planner

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "plan/loaded_plan.hpp"
 #include "plan/loads.hpp"
 #include "simulate/strategies.hpp"
 
@@ -10,8 +11,8 @@ namespace {
 /// What the steps of a plan take on a cluster.
 class PlanTimes {
  public:
-  PlanTimes(const Plan& plan, const Cluster& cluster)
-      : plan_(plan), cluster_(cluster), loads_(plan) {}
+  PlanTimes(const planner::LoadedPlan& planned, const Cluster& cluster)
+      : plan_(planned.plan), cluster_(cluster), loads_(planned.loads) {}
 
   /// Adds the pass of one rank.
   void add_rank(std::int32_t rank, Pass pass, PassFigures& figures) const {
@@ -150,7 +151,7 @@ class PlanTimes {
 
   const Plan& plan_;
   const Cluster& cluster_;
-  planner::PlanLoads loads_;
+  const planner::PlanLoads& loads_;
 };
 
 /// The constants of the cluster, by which a plan chooses its overlap degree and counts crossings.
@@ -172,8 +173,9 @@ Figures simulate_plan(const Problem& problem, PlacementAlgorithm algorithm) {
   config.placement.algorithm = algorithm;
   config.cost = cost_of(problem.cluster);
   config.devices_per_node = problem.cluster.devices_per_node;
-  const Plan plan = make_plan(problem.mask, config);
-  const PlanTimes times(plan, problem.cluster);
+  const planner::LoadedPlan planned = planner::make_loaded_plan(problem.mask, config);
+  const Plan& plan = planned.plan;
+  const PlanTimes times(planned, problem.cluster);
   Figures figures;
   for (const Pass pass : {Pass::Forward, Pass::Backward}) {
     PassFigures& target = figures.passes[static_cast<std::size_t>(pass)];

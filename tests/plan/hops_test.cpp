@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "plan/hops.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +11,7 @@
 #include "magi/error.hpp"
 #include "magi/mask_builders.hpp"
 #include "magi/plan.hpp"
+#include "plan/loads.hpp"
 #include "plan/plan_support.hpp"
 
 namespace magi {
@@ -109,6 +112,78 @@ TEST(Hops, BothSidesListTheSameRecordsInTheSameOrder) {
 Plan causal_plan(std::int32_t devices_per_node) {
   const PlanConfig config{.num_ranks = 4, .devices_per_node = devices_per_node};
   return make_plan(mask_from_cu_seqlens({{0, 256}}, {{0, 256}}, {.is_causal = true}), config);
+}
+
+using Moved = std::tuple<Space, int, bool, std::int32_t, std::int32_t>;  ///< segment, onward, pair
+
+/// Rows of all hops for each pair of ranks.
+std::map<Moved, std::int64_t> sums_of_hops(const Plan& plan) {
+  std::map<Moved, std::int64_t> rows;
+  for (const Hop& hop : find_hops(plan)) {
+    if (hop.from == hop.to) continue;  // a copy of own rows
+    rows[{hop.space, hop.segment, hop.is_onward, hop.from, hop.to}] += hop.num_rows;
+  }
+  return rows;
+}
+
+void expect_sums_of_hops(const Plan& plan) {
+  std::map<Moved, std::int64_t> rows;
+  for (const planner::MovedRows& moved : planner::moved_by_node(plan)) {
+    const Moved key{moved.space, moved.segment, moved.is_onward, moved.from, moved.to};
+    EXPECT_TRUE(rows.emplace(key, moved.num_rows).second) << moved.from << " to " << moved.to;
+  }
+  EXPECT_EQ(rows, sums_of_hops(plan));
+}
+
+TEST(Hops, AreSummedForEachPairOfRanks) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    expect_sums_of_hops(random_node_plan(random));
+  }
+  Plan one_node = causal_plan(2);
+  one_node.config.devices_per_node = 4;
+  EXPECT_TRUE(planner::moved_by_node(one_node).empty());
+}
+
+/// Packed causal documents on 64 ranks of 8 nodes, placed without regard to nodes.
+Plan plan_of_documents(WorkMode work) {
+  RandomStream random(64);
+  std::vector<std::int32_t> bounds{0};
+  while (bounds.back() < 16384) {
+    bounds.push_back(std::min(16384, bounds.back() + random.between(1, 2000)));
+  }
+  PlanConfig config{.num_ranks = 64, .num_heads_q = 4, .num_heads_kv = 2, .devices_per_node = 8};
+  config.placement.algorithm = PlacementAlgorithm::RandomSelect;
+  config.overlap_degree.reset();
+  config.work = work;
+  return make_plan(mask_from_cu_seqlens(bounds, bounds, {.is_causal = true}), config);
+}
+
+TEST(Hops, OfManyRanksAreCountedInReportAndLoadsOneByOne) {
+  for (const WorkMode work : {WorkMode::Keys, WorkMode::Queries}) {
+    SCOPED_TRACE(work_name(work));
+    const Plan plan = plan_of_documents(work);
+    expect_sums_of_hops(plan);
+    const planner::PlanLoads loads(plan);
+    std::map<Place, std::int64_t> rows_in, rows_out;
+    std::map<Place, std::set<std::int32_t>> peers_in;
+    for (const Hop& hop : find_hops(plan)) {
+      if (hop.from == hop.to) continue;
+      rows_in[{hop.space, hop.segment, hop.to}] += hop.num_rows;
+      rows_out[{hop.space, hop.segment, hop.from}] += hop.num_rows;
+      if (hop.is_onward) peers_in[{hop.space, hop.segment, hop.to}].insert(hop.from);
+    }
+    EXPECT_GT(rows_in.size(), 32u);
+    for (const auto& [place, rows] : rows_in) {
+      const auto& [space, segment, rank] = place;
+      const planner::SegmentTraffic& traffic = loads.traffic(rank, space, segment);
+      EXPECT_EQ(traffic.rows_in(), rows);
+      EXPECT_EQ(traffic.rows_out(), rows_out[place]);
+      EXPECT_EQ(at(traffic.onward.peers_in), peers_in[place].size());
+    }
+    EXPECT_EQ(check_plan(plan), std::vector<std::string>{});
+  }
 }
 
 std::int64_t bytes_between_nodes(const Plan& plan, std::int32_t devices_per_node) {
