@@ -69,7 +69,7 @@ class PairSums {
     if (is_next) finish();
     last_ = group;
     const std::int32_t begin = group.node * node_size_;
-    if (group.owner / node_size_ == group.node) {
+    if (group.owner / node_size_ == group.node || !has_shared_rows(group)) {
       for (const Reading& reading : group.readings) {
         if (reading.reader != group.owner) {
           entering_[index(reading.reader - begin)] += reading.end - reading.begin;
@@ -178,14 +178,9 @@ void join(std::vector<Hop>& hops) {
 void choose_hops(Plan& plan) {
   if (!has_nodes(plan.config)) return;
   SegmentSet by_node(plan);
-  ReaderSweep sweep;
   const auto choose = [&](const NodeGroup& group) {
     if (group.owner / plan.config.devices_per_node == group.node) return;
-    bool is_shared = false;
-    sweep.run(group, [&](Range, std::span<const Reading* const> readers) {
-      is_shared = is_shared || readers.size() > 1;
-    });
-    if (!is_shared) return;
+    if (!has_shared_rows(group)) return;
     for (Exchange& exchange : plan.exchanges) {
       const bool is_filling = space_of(exchange.role) == group.space;
       if (is_filling && exchange.segment == group.segment) exchange.hop = 1;

@@ -46,10 +46,18 @@ std::int64_t elements_per_head(const PlanConfig& config, Role role, bool is_back
 PlanLoads::PlanLoads(const Plan& plan) : by_node_(moved_by_node(plan)) {
   for (const RankPlan& rank : plan.ranks) {
     num_segments_ = std::max({num_segments_, rank.k.segments.size(), rank.q.segments.size()});
-    areas_.push_back(areas_of(rank, rank_areas_.emplace_back(0)));
   }
+  count_areas(plan);
   traffic_.resize(plan.ranks.size() * 2 * num_segments_);
   count_traffic(plan);
+}
+
+void PlanLoads::count_areas(const Plan& plan) {
+  areas_.clear();
+  rank_areas_.clear();
+  for (const RankPlan& rank : plan.ranks) {
+    areas_.push_back(areas_of(rank, rank_areas_.emplace_back(0)));
+  }
 }
 
 void PlanLoads::count_traffic(const Plan& plan) {

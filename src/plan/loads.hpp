@@ -33,6 +33,8 @@ struct SegmentTraffic {
 class PlanLoads {
  public:
   explicit PlanLoads(const Plan& plan);
+  /// Counts pairs anew for a plan of which nothing but exchanges, attends and steps has changed.
+  void count_areas(const Plan& plan);
 
   const SegmentTraffic& traffic(std::int32_t rank, Space space, std::int32_t segment) const {
     return traffic_[traffic_index(rank, space, segment)];

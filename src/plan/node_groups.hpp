@@ -30,6 +30,16 @@ struct NodeGroup {
   std::span<const Reading> readings;
 };
 
+/// Whether a row of a group has several readers.
+inline bool has_shared_rows(const NodeGroup& group) {
+  std::int32_t end = 0;
+  for (const Reading& reading : group.readings) {
+    if (reading.begin < end) return true;
+    end = reading.end;
+  }
+  return false;
+}
+
 /// Sorts the transfers to one node after the other into groups. Transfers are ordered by (space,
 /// dst), so those to a node stand together and fit into a cache.
 class NodeGroups {

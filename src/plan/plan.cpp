@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/config.hpp"
+#include "plan/fastest.hpp"
 #include "plan/hops.hpp"
 #include "plan/layout.hpp"
 #include "plan/loaded_plan.hpp"
@@ -42,12 +43,10 @@ PlanLoads build_best(const planner::Needs& needs, const planner::Layout& layout_
   const std::int32_t degree = planner::choose_degree(plan, loads, needs);
   if (plan.config.work == WorkMode::Auto) {
     // What it is compared with has the degree that is best for both passes; so has this.
-    planner::build_fastest(plan, build, {degree, 1, 2, 4, 8});
-  } else if (degree != 1) {
-    build(degree);
-  } else {
-    return loads;
+    return planner::build_fastest(plan, build, {degree, 1, 2, 4, 8});
   }
+  if (degree == 1) return loads;
+  build(degree);
   return PlanLoads(plan);
 }
 
@@ -60,8 +59,7 @@ struct Way {
 /// Ranks and transfers; the placements must be in the plan.
 PlanLoads build_tables(Plan& plan, const Way& way) {
   if (way.num_head_shares > 1) {
-    planner::plan_heads(way.num_head_shares, plan);
-    return PlanLoads(plan);
+    return planner::plan_heads(way.num_head_shares, plan);
   }
   const bool is_shared = plan.placement_q == plan.placement_k;
   const planner::Layout layout_q = planner::make_layout(plan.placement_q);
@@ -69,8 +67,7 @@ PlanLoads build_tables(Plan& plan, const Way& way) {
       is_shared ? planner::Layout{} : planner::make_layout(plan.placement_k);
   const planner::Layout& layout_k = is_shared ? layout_q : layout_own_k;
   if (way.is_moving_queries) {
-    planner::plan_moves(layout_q, layout_k, plan);
-    return PlanLoads(plan);
+    return planner::plan_moves(layout_q, layout_k, plan);
   }
   return build_best(planner::find_needs(plan.mask, layout_q, layout_k), layout_q, layout_k, plan);
 }

@@ -21,6 +21,8 @@ std::int32_t useful_stages(const PlanConfig& config, std::int32_t degree,
   return std::clamp(remote_rows / config.min_stage_rows, 1, degree);
 }
 
+bool is_by_heads(const PlanConfig& config) { return resolve_mode(config) == StageMode::Heads; }
+
 StageShape shape_stages(const PlanConfig& config, std::int32_t degree,
                         const std::vector<std::int32_t>& remote_rows) {
   const std::int32_t most = *std::max_element(remote_rows.begin(), remote_rows.end());

@@ -25,6 +25,9 @@ struct StageShape {
 /// Remote stages that are of use to one rank.
 std::int32_t useful_stages(const PlanConfig& config, std::int32_t degree, std::int32_t remote_rows);
 
+/// Whether remote stages are sections of kv heads, not runs of rows.
+bool is_by_heads(const PlanConfig& config);
+
 /// The shape for an overlap degree. The only place that asks whether the degree is 0.
 StageShape shape_stages(const PlanConfig& config, std::int32_t degree,
                         const std::vector<std::int32_t>& remote_rows);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <optional>
 #include <span>
 
 #include "plan/stages.hpp"
@@ -187,23 +186,6 @@ PlanTimes predict_plan(const Plan& plan, const PlanLoads& loads) {
     slowest.backward_ns = std::max(slowest.backward_ns, times.end_ns);
   }
   return slowest;
-}
-
-void build_fastest(const Plan& plan, const std::function<void(std::int32_t)>& build,
-                   std::initializer_list<std::int32_t> degrees) {
-  std::optional<std::int64_t> best_ns;
-  std::int32_t best = 0;
-  std::int32_t built = 0;
-  for (const std::int32_t degree : degrees) {
-    build(degree);
-    built = degree;
-    const PlanTimes times = predict_plan(plan, PlanLoads(plan));
-    const std::int64_t ns = times.forward_ns + times.backward_ns;
-    if (best_ns && ns >= *best_ns) continue;
-    best_ns = ns;
-    best = degree;
-  }
-  if (built != best) build(best);
 }
 
 std::int32_t choose_degree(const Plan& single, const PlanLoads& loads, const Needs& needs) {

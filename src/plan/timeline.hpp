@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <initializer_list>
 #include <vector>
 
 #include "magi/plan.hpp"
@@ -43,11 +41,6 @@ struct PlanTimes {
   std::int64_t busiest_ns = 0;  ///< attends of a forward of the rank that attends longest
 };
 PlanTimes predict_plan(const Plan& plan, const PlanLoads& loads);
-
-/// Leaves a plan as build(degree) makes it for the degree of the least predicted time of both
-/// passes, the first of equals.
-void build_fastest(const Plan& plan, const std::function<void(std::int32_t)>& build,
-                   std::initializer_list<std::int32_t> degrees);
 
 /// The degree of 0..8 with the least predicted forward time (the smallest such), from a plan with
 /// one remote stage, which more stages would share equally. Beside the steps' times it counts what

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "plan/config.hpp"
+#include "plan/fastest.hpp"
 #include "plan/flat.hpp"
 #include "plan/hops.hpp"
 #include "plan/needs.hpp"
-#include "plan/timeline.hpp"
 #include "plan/work_build.hpp"
 #include "plan/work_moves.hpp"
 
@@ -90,7 +90,7 @@ std::vector<std::int32_t> possible_shares(const PlanConfig& config) {
   return shares;
 }
 
-void plan_heads(std::int32_t num_shares, Plan& plan) {
+PlanLoads plan_heads(std::int32_t num_shares, Plan& plan) {
   plan.num_head_shares = num_shares;
   validate_shares(plan);
   const std::vector<WorkPiece> pieces = pieces_of_shares(plan);
@@ -101,14 +101,11 @@ void plan_heads(std::int32_t num_shares, Plan& plan) {
     build_work({layout_q, layout_k, pieces, degree, true}, flat);
     choose_hops(flat);
   };
-  if (plan.config.overlap_degree) {
-    build(*plan.config.overlap_degree);
-  } else {
-    build_fastest(flat, build, {1, 2, 4, 8});
-  }
+  PlanLoads loads = build_asked_for(flat, build, {1, 2, 4, 8});
   plan.exchanges = std::move(flat.exchanges);
   plan.ranks = std::move(flat.ranks);
   plan.transfers = std::move(flat.transfers);
+  return loads;
 }
 
 }  // namespace magi::planner

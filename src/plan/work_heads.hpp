@@ -6,6 +6,7 @@
 
 #include "magi/plan.hpp"
 #include "plan/layout.hpp"
+#include "plan/loads.hpp"
 
 namespace magi::planner {
 
@@ -17,7 +18,8 @@ std::vector<std::int32_t> possible_shares(const PlanConfig& config);
 /// `num_shares` shares. Neighbouring ranks form groups of `num_shares`, and each rank of a group
 /// computes its share for the same pairs: all of them where there is one group, else what moving
 /// queries and keys between groups costs least. A rank copies the rows of its share that it owns
-/// beside those that come, so that one attend reads all of a stage.
-void plan_heads(std::int32_t num_shares, Plan& plan);
+/// beside those that come, so that one attend reads all of a stage. Returns what the steps move and
+/// compute.
+PlanLoads plan_heads(std::int32_t num_shares, Plan& plan);
 
 }  // namespace magi::planner

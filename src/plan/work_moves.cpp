@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
+#include "plan/fastest.hpp"
 #include "plan/hops.hpp"
 #include "plan/loads.hpp"
-#include "plan/timeline.hpp"
 #include "plan/work_build.hpp"
 #include "plan/work_grid.hpp"
 #include "plan/work_search.hpp"
@@ -44,14 +44,13 @@ std::vector<WorkPiece> find_pieces(const Mask& mask, const Layout& layout_q, con
   return search_work(config.work_search, grid, num_ranks, row_costs(config));
 }
 
-void plan_moves(const Layout& layout_q, const Layout& layout_k, Plan& plan) {
+PlanLoads plan_moves(const Layout& layout_q, const Layout& layout_k, Plan& plan) {
   const std::vector<WorkPiece> pieces = find_pieces(plan.mask, layout_q, layout_k, plan.config);
   const auto build = [&](std::int32_t degree) {
     build_work({layout_q, layout_k, pieces, degree, false}, plan);
     choose_hops(plan);
   };
-  if (plan.config.overlap_degree) return build(*plan.config.overlap_degree);
-  build_fastest(plan, build, {1, 2, 4, 8});
+  return build_asked_for(plan, build, {1, 2, 4, 8});
 }
 
 }  // namespace magi::planner

@@ -5,6 +5,7 @@
 
 #include "magi/plan.hpp"
 #include "plan/layout.hpp"
+#include "plan/loads.hpp"
 #include "plan/work_even.hpp"
 #include "plan/work_share.hpp"
 
@@ -20,6 +21,7 @@ std::vector<WorkPiece> find_pieces(const Mask& mask, const Layout& layout_q, con
 /// Fills exchanges, ranks and transfers of a plan whose mask, config and placements are set:
 /// queries travel as well as keys, whichever moves fewer bytes for even areas. Where the config
 /// leaves the overlap degree open, that of the least predicted time of both passes is taken.
-void plan_moves(const Layout& layout_q, const Layout& layout_k, Plan& plan);
+/// Returns what the steps move and compute.
+PlanLoads plan_moves(const Layout& layout_q, const Layout& layout_k, Plan& plan);
 
 }  // namespace magi::planner

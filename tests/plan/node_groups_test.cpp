@@ -52,17 +52,20 @@ TEST(NodeGroups, AndSweepsTellWhoOfANodeReadsEachRow) {
           EXPECT_LT(last, at);
           last = at;
           std::int32_t row = 0;
+          bool is_shared = false;
           sweep.run(group, [&](Range rows, std::span<const Reading* const> readings) {
             EXPECT_LE(row, rows.begin);
             EXPECT_LT(rows.begin, rows.end);
             row = rows.end;
-            num_shared += readings.size() > 1 ? 1 : 0;
+            is_shared = is_shared || readings.size() > 1;
             for (const Reading* reading : readings) {
               for (std::int32_t i = rows.begin; i < rows.end; ++i) {
                 readers[{at, i}].insert({reading->reader, reading->to_row + i - reading->begin});
               }
             }
           });
+          EXPECT_EQ(has_shared_rows(group), is_shared);
+          num_shared += is_shared ? 1 : 0;
         });
     EXPECT_EQ(readers, readers_of_transfers(plan));
   }

@@ -135,21 +135,6 @@ TEST(Timeline, AForwardEndsWhenResultsAreBack) {
   EXPECT_EQ(static_cast<double>(times.backward_ns) * 1e-9, plan.report.backward_seconds);
 }
 
-TEST(Timeline, TheFastestBuildStaysTheFirstOfEquals) {
-  const Plan slow = rectangle_plan();
-  Plan fast = slow;
-  fast.config.cost.flops_per_second *= 100;
-  Plan plan;
-  std::vector<std::int32_t> built;
-  const auto build = [&](std::int32_t degree) {
-    built.push_back(degree);
-    plan = degree == 2 || degree == 4 ? fast : slow;
-  };
-  build_fastest(plan, build, {1, 2, 4, 8});
-  EXPECT_EQ(built, (std::vector<std::int32_t>{1, 2, 4, 8, 2}));
-  EXPECT_EQ(plan, fast);
-}
-
 /// Four ranks with 16 rows each, of which all see all.
 Plan node_plan(std::int32_t devices_per_node) {
   PlanConfig config{.num_ranks = 4,
