@@ -101,8 +101,8 @@ void add_sweep_flags(CLI::App& app, SweepOptions& options) {
         options.degrees = parse_choices("--degree", text, {0, 64});
       });
   add("--strategies", "NAME,...",
-      "the library's placements by name; queries, auto_work; ring, zigzag_ring, all_gather, "
-      "ulysses, usp (default all)",
+      "the library's placements by name; queries, heads, mixed, auto_work; ring, zigzag_ring, "
+      "all_gather, ulysses, usp (default all)",
       [&options](const std::string& text) {
         options.strategies = parse_names("--strategies", text, all_strategies());
       });

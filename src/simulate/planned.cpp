@@ -36,7 +36,8 @@ class PlanTimes {
       }
       ends.push_back(free);
     }
-    figures.seconds = std::max(figures.seconds, std::max(line[0], line[1]));
+    const double seconds = std::max(line[0], line[1]) + flat_copy_seconds(rank, pass);
+    figures.seconds = std::max(figures.seconds, seconds);
     figures.attending_seconds = std::max(figures.attending_seconds, attending);
   }
 
@@ -75,8 +76,12 @@ class PlanTimes {
         query_elements(config) * kSumBytes + 2 * config.num_heads_q * kSumBytes;
     const std::int64_t of_queries =
         queries.received * received_query + queries.sent * query_elements(config) * kSumBytes;
+    const std::int64_t of_copies =
+        shares > 1
+            ? plan_.placement_q.rows_of(rank) * flat_elements(Pass::Backward) * config.element_bytes
+            : 0;
     return plan_.placement_q.rows_of(rank) * row_memory(config) + of_keys * key_elements(config) +
-           of_queries / shares;
+           of_queries / shares + of_copies;
   }
 
  private:
@@ -95,6 +100,21 @@ class PlanTimes {
       rows.sent += moved.rows_out();
     }
     return rows;
+  }
+
+  /// Elements of a row that plans with head shares copy into flat rows and back: q, k, v and out;
+  /// in the backward the gradients of all four too.
+  std::int64_t flat_elements(Pass pass) const {
+    const std::int64_t elements =
+        query_elements(plan_.config) + out_elements(plan_.config) + key_elements(plan_.config);
+    return pass == Pass::Backward ? 2 * elements : elements;
+  }
+  /// Reading and writing them, which nothing else runs beside.
+  double flat_copy_seconds(std::int32_t rank, Pass pass) const {
+    if (plan_.num_head_shares == 1) return 0.0;
+    const std::int64_t bytes =
+        2 * plan_.placement_q.rows_of(rank) * flat_elements(pass) * plan_.config.element_bytes;
+    return static_cast<double>(bytes) / cluster_.memory_bytes_per_second;
   }
 
   const planner::SegmentTraffic& traffic(std::int32_t rank, const Exchange& exchange) const {

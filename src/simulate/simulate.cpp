@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include "base/check.hpp"
 #include "plan/config.hpp"
+#include "plan/work_heads.hpp"
 #include "simulate/strategies.hpp"
 
 namespace magi::simulate {
@@ -24,24 +26,69 @@ const std::vector<Baseline>& baselines() {
   return table;
 }
 
-using Moving = std::pair<std::string, WorkMode>;
-
-const std::vector<Moving>& moving() {
-  static const std::vector<Moving> table = {{"queries", WorkMode::Queries},
-                                            {"auto_work", WorkMode::Auto}};
-  return table;
+/// The plan with the placement `auto` for a way of sharing out work.
+Figures simulate_work(const Problem& problem, WorkMode work, std::int32_t head_shares = 0) {
+  Problem asked{problem.mask, problem.config, problem.cluster, problem.ulysses_degree};
+  asked.config.work = work;
+  asked.config.head_shares = head_shares;
+  return simulate_plan(asked, PlacementAlgorithm::Auto);
 }
 
-/// The plan with the placement `auto` in which queries may travel.
-Figures simulate_moving(const Problem& problem, WorkMode work) {
+Figures simulate_queries(const Problem& problem) {
   const std::int32_t most = planner::kMostRanksOfMoves;
   if (problem.config.num_ranks > most) {
     return {.refusal = "it is planned for at most " + std::to_string(most) + " ranks, not " +
                        std::to_string(problem.config.num_ranks)};
   }
-  Problem asked{problem.mask, problem.config, problem.cluster, problem.ulysses_degree};
-  asked.config.work = work;
-  return simulate_plan(asked, PlacementAlgorithm::Auto);
+  return simulate_work(problem, WorkMode::Queries);
+}
+
+/// In how many shares the heads may be, above one, ascending.
+std::vector<std::int32_t> head_shares(const Problem& problem) {
+  PlanConfig config = problem.config;
+  config.head_shares = 0;
+  return planner::possible_shares(config);
+}
+
+std::string refusal_of_shares(const PlanConfig& config, const char* lacking) {
+  return std::to_string(config.num_heads_kv) + " kv heads and " + std::to_string(config.num_ranks) +
+         " ranks have no common divisor " + lacking;
+}
+
+/// Heads in as many shares as there may be.
+Figures simulate_heads(const Problem& problem) {
+  const std::vector<std::int32_t> shares = head_shares(problem);
+  if (shares.empty()) return {.refusal = refusal_of_shares(problem.config, "above 1")};
+  return simulate_work(problem, WorkMode::Heads, shares.back());
+}
+
+/// Heads in fewer shares, so that tokens are shared out too; the number that is fastest.
+Figures simulate_mixed(const Problem& problem) {
+  std::vector<std::int32_t> shares = head_shares(problem);
+  if (shares.size() < 2) {
+    return {.refusal = refusal_of_shares(problem.config, "between 1 and the largest")};
+  }
+  shares.pop_back();
+  std::optional<Figures> fastest;
+  for (const std::int32_t count : shares) {
+    Figures figures = simulate_work(problem, WorkMode::Heads, count);
+    if (!fastest || figures.step_seconds() < fastest->step_seconds()) fastest = std::move(figures);
+  }
+  return *std::move(fastest);
+}
+
+Figures simulate_auto_work(const Problem& problem) {
+  return simulate_work(problem, WorkMode::Auto);
+}
+
+using Moving = std::pair<std::string, Figures (*)(const Problem&)>;
+
+const std::vector<Moving>& moving() {
+  static const std::vector<Moving> table = {{"queries", simulate_queries},
+                                            {"heads", simulate_heads},
+                                            {"mixed", simulate_mixed},
+                                            {"auto_work", simulate_auto_work}};
+  return table;
 }
 
 Figures simulate_named(const Problem& problem, const std::string& strategy) {
@@ -51,7 +98,7 @@ Figures simulate_named(const Problem& problem, const std::string& strategy) {
   }
   if (const auto found = std::ranges::find(moving(), strategy, &Moving::first);
       found != moving().end()) {
-    return simulate_moving(problem, found->second);
+    return found->second(problem);
   }
   return simulate_plan(problem, placement_from_name(strategy));
 }
@@ -80,7 +127,7 @@ std::vector<std::string> placement_strategies() {
 
 std::vector<std::string> moving_strategies() {
   std::vector<std::string> names;
-  for (const auto& [name, work] : moving()) names.push_back(name);
+  for (const auto& [name, run] : moving()) names.push_back(name);
   return names;
 }
 

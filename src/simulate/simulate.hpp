@@ -49,15 +49,16 @@ struct Problem {
 
 /// Names of the library's placements, in the order of PlacementAlgorithm.
 std::vector<std::string> placement_strategies();
-/// "queries": plans that move queries too; "auto_work": what WorkMode::Auto chooses. At
-/// most 64 ranks.
+/// "queries": plans that move queries too, between 64 ranks at most; "heads": plans in which ranks
+/// share out the heads, in as many shares as ranks and kv heads allow; "mixed": in the fewer shares
+/// that are fastest, so that tokens are shared out too; "auto_work": what WorkMode::Auto chooses.
 std::vector<std::string> moving_strategies();
 /// "ring", "zigzag_ring", "all_gather", "ulysses", "usp".
 std::vector<std::string> baseline_strategies();
 
 /// Predicts one strategy. Throws InvalidArgument for a mask of cross-attention, for a name that is
-/// none of the above, and for what make_plan refuses; what a baseline's scheme cannot do, and more
-/// ranks than queries move between, is a refusal in its figures.
+/// none of the above, and for what make_plan refuses; what a baseline's scheme cannot do, more
+/// ranks than queries move between, and heads that ranks cannot share are a refusal in its figures.
 Figures simulate(const Problem& problem, const std::string& strategy);
 
 }  // namespace magi::simulate

@@ -61,6 +61,13 @@ TEST(CommandSimulate, QueriesMoveWhereAPlanMayMoveThem) {
   EXPECT_EQ(rows[0]["strategy"], "queries");
   EXPECT_GT(rows[0]["forward"]["node_bytes"], 0);
   EXPECT_EQ(rows[2]["refusal"], "it is planned for at most 64 ranks, not 65");
+  EXPECT_GT(rows[3]["forward"]["node_bytes"], 0);
+  const auto shared = rows_of("--tokens 4096 --ranks 4,3 --strategies heads,mixed");
+  ASSERT_EQ(shared.size(), 4u);
+  EXPECT_EQ(shared[0]["strategy"], "heads");
+  EXPECT_EQ(shared[1]["strategy"], "mixed");
+  EXPECT_GT(shared[1]["forward"]["node_bytes"], 0);
+  EXPECT_EQ(shared[2]["refusal"], "8 kv heads and 3 ranks have no common divisor above 1");
 }
 
 TEST(CommandSimulate, MasksGrowWithTheRanks) {

@@ -242,11 +242,62 @@ TEST(Simulate, MemoryCountsReceivedQueriesAndPartialsOfOwnOnes) {
 
 TEST(Simulate, QueriesMoveBetween64RanksAtMost) {
   const Mask mask = one_document(8192, MaskType::Causal);
-  PlanConfig config{.num_ranks = 65, .num_heads_q = 8, .num_heads_kv = 8};
-  for (const std::string& strategy : moving_strategies()) {
-    const Figures figures = simulate({.mask = mask, .config = config, .cluster = {}}, strategy);
-    EXPECT_EQ(figures.refusal, "it is planned for at most 64 ranks, not 65");
+  const PlanConfig config{.num_ranks = 65, .num_heads_q = 8, .num_heads_kv = 8};
+  const Figures figures = simulate({.mask = mask, .config = config, .cluster = {}}, "queries");
+  EXPECT_EQ(figures.refusal, "it is planned for at most 64 ranks, not 65");
+  EXPECT_EQ(simulate({.mask = mask, .config = config, .cluster = {}}, "auto_work").refusal, "");
+}
+
+TEST(Simulate, HeadsAreSharedByAsManyAndMixedByFewer) {
+  const Mask mask = one_document(4096, MaskType::Full);
+  PlanConfig config{.num_ranks = 8, .num_heads_q = 16, .num_heads_kv = 8, .overlap_degree = 1};
+  const Problem problem{.mask = mask, .config = config, .cluster = {}};
+  config.work = WorkMode::Heads;
+  config.devices_per_node = 8;
+  const Figures heads = simulate(problem, "heads");
+  const Figures mixed = simulate(problem, "mixed");
+  std::vector<std::int64_t> bytes;  // of 2, 4 and 8 shares
+  for (config.head_shares = 2; config.head_shares <= 8; config.head_shares *= 2) {
+    bytes.push_back(make_plan(mask, config).report.total_bytes);
   }
+  // Results are float32 with lse on their way; all else is counted as the plan does.
+  const std::int64_t row = 16 * 128 * (4 - 2) + 16 * 4;
+  const std::int64_t results = 8 * 7 * 512 / 8 * row;
+  EXPECT_EQ(heads.passes[0].bytes[0], bytes[2] + results);
+  EXPECT_EQ(heads.passes[0].bytes[1], 0);
+  EXPECT_NE(mixed.passes[0].bytes[0], heads.passes[0].bytes[0]);
+  EXPECT_GT(mixed.passes[0].bytes[0], std::min(bytes[0], bytes[1]));
+  EXPECT_DOUBLE_EQ(heads.balance(), 1.0);
+}
+
+TEST(Simulate, HeadsAreCopiedInFlatRowsAndBack) {
+  const Mask mask = one_document(512, MaskType::Full);
+  const PlanConfig config{.num_ranks = 2, .num_heads_q = 2, .num_heads_kv = 2, .overlap_degree = 1};
+  Cluster cluster = plain_cluster();
+  const Figures before = simulate({.mask = mask, .config = config, .cluster = cluster}, "heads");
+  cluster.memory_bytes_per_second = 1e6;
+  const Figures after = simulate({.mask = mask, .config = config, .cluster = cluster}, "heads");
+  // 256 rows of q, k, v and out, 2 heads of 128 of 2 bytes, read and written; in the backward the
+  // gradients too. What comes back is merged: read and written, in float32.
+  const double copied = 2.0 * 256 * 4 * 256 * 2 / 1e6;
+  const double merged = merge_seconds(cluster, config, 256, 1.0);
+  EXPECT_NEAR(after.passes[0].seconds - before.passes[0].seconds, copied + merged, 1e-6);
+  EXPECT_NEAR(after.passes[1].seconds - before.passes[1].seconds, 2 * copied, 1e-6);
+}
+
+TEST(Simulate, HeadsAreRefusedWhereRanksCannotShareThem) {
+  const Mask mask = one_document(4096, MaskType::Causal);
+  PlanConfig config{.num_ranks = 7, .num_heads_q = 8, .num_heads_kv = 8};
+  const auto refusal = [&](const char* strategy) {
+    return simulate({.mask = mask, .config = config, .cluster = {}}, strategy).refusal;
+  };
+  EXPECT_EQ(refusal("heads"), "8 kv heads and 7 ranks have no common divisor above 1");
+  EXPECT_EQ(refusal("mixed"),
+            "8 kv heads and 7 ranks have no common divisor between 1 and the largest");
+  config.num_ranks = 2;
+  EXPECT_EQ(refusal("heads"), "");
+  EXPECT_EQ(refusal("mixed"),
+            "8 kv heads and 2 ranks have no common divisor between 1 and the largest");
 }
 
 TEST(Simulate, FasterMachinesAreNeverSlower) {
