@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fits the kernel constants of `magi simulate`'s clusters to the recorded times of one H200.
+"""Fits the kernel constants of `magi simulate`'s clusters to times of the kernel alone on an H200.
 
 For each pass it prints the constants whose worst relative error over all recorded masks is least,
 on a grid, and that error. The defaults of src/simulate/cluster.hpp are these, rounded.
@@ -9,11 +9,11 @@ on a grid, and that error. The defaults of src/simulate/cluster.hpp are these, r
 import itertools
 
 from attention_masks import INFINITE, area
-from simulate_error import FLOPS_PER_PAIR, KERNEL_RUNS, recorded
+from simulate_error import FLOPS_PER_PAIR, PASSES, recorded
 
-PAIRS_PER_ROW = range(0, 264, 8)
-PAIRS_PER_EDGE = range(0, 200, 8)
-LAUNCH_SECONDS = (0.0, 5e-6, 10e-6, 15e-6, 20e-6, 30e-6, 40e-6, 60e-6)
+PAIRS_PER_ROW = range(0, 400, 10)
+PAIRS_PER_EDGE = range(0, 200, 10)
+LAUNCH_SECONDS = (0.0, 10e-6, 20e-6, 30e-6, 40e-6, 60e-6, 80e-6, 100e-6, 120e-6)
 
 
 def counts(slices):
@@ -43,7 +43,7 @@ def fit(which):
 
 
 def main():
-    for which in KERNEL_RUNS:
+    for which in PASSES:
         worst, per_row, per_edge, launch, rate = fit(which)
         print(
             f"{which}_flops_per_second {rate:.3g}, {which}_pairs_per_row {per_row}, "

@@ -23,6 +23,7 @@ struct SimulateFlags {
   std::int32_t rows_per_rank = 8192;
   SweepOptions options;
   std::string cluster;
+  std::string cost;
   std::string curves;
   std::string title = "Growth";
   bool is_json = false;
@@ -80,6 +81,10 @@ Exit run_simulate(const SimulateFlags& flags) {
   if (!flags.cluster.empty()) {
     options.cluster = simulate::cluster_from_json(read_file("--cluster", flags.cluster));
   }
+  if (!flags.cost.empty()) {
+    const CostFile file = cost_file_from_json(read_file("--cost", flags.cost));
+    options.cluster = simulate::with_measured(options.cluster, file);
+  }
   const std::vector<SweepRow> rows = run_sweep(options, mask_source(flags));
   if (!flags.curves.empty()) write_curves(flags, rows);
   std::cout << (flags.is_json ? to_json(options, rows) : to_table(options, rows));
@@ -131,6 +136,8 @@ Command add_simulate_command(CLI::App& parent) {
   add_shape_flags(*app, flags->options.config);
   add_path(*app, "--cluster", "FILE", flags->cluster,
            "a cluster as JSON (default hosts of 8 H200)");
+  add_path(*app, "--cost", "FILE", flags->cost,
+           "constants of magi doctor --calibrate that replace the cluster's");
   add_path(*app, "--curves", "DIR", flags->curves, "folder for pictures of the growth");
   app->add_option("--title", flags->title, "title of the pictures")->type_name("TEXT");
   app->add_flag("--json", flags->is_json, "print JSON instead of a table");

@@ -103,6 +103,21 @@ Cluster cluster_from_json(std::string_view text) {
   return cluster;
 }
 
+Cluster with_measured(Cluster cluster, const CostFile& file) {
+  const CostModel& cost = file.cost;
+  magi::validate(cost);
+  cluster.machine = file.machine;
+  cluster.node = {.bytes_per_second = cost.bytes_per_second,
+                  .seconds_per_message = cost.seconds_per_transfer};
+  cluster.network = {.bytes_per_second = cost.network_bytes_per_second,
+                     .seconds_per_message = cost.network_seconds_per_transfer};
+  cluster.memory_bytes_per_second = cost.memory_bytes_per_second;
+  cluster.forward.flops_per_second = cost.flops_per_second;
+  cluster.backward.flops_per_second = cost.backward_flops_per_second;
+  validate(cluster);
+  return cluster;
+}
+
 double exchange_seconds(const Cluster& cluster, const Traffic& traffic) {
   double moving = 0.0;
   double starting = 0.0;

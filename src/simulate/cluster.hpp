@@ -43,14 +43,14 @@ struct Cluster {
   LinkRates node{.bytes_per_second = 275e9, .seconds_per_message = 2e-6};
   LinkRates network{.bytes_per_second = 45e9, .seconds_per_message = 5e-6};
   double memory_bytes_per_second = 3.6e12;  ///< where results are merged
-  KernelRates forward{.flops_per_second = 700e12,
-                      .pairs_per_row = 250.0,
-                      .pairs_per_edge = 8.0,
-                      .seconds_per_launch = 0.0};
-  KernelRates backward{.flops_per_second = 610e12,
-                       .pairs_per_row = 185.0,
-                       .pairs_per_edge = 96.0,
-                       .seconds_per_launch = 30e-6};
+  KernelRates forward{.flops_per_second = 663e12,
+                      .pairs_per_row = 160.0,
+                      .pairs_per_edge = 50.0,
+                      .seconds_per_launch = 40e-6};
+  KernelRates backward{.flops_per_second = 575e12,
+                       .pairs_per_row = 250.0,
+                       .pairs_per_edge = 70.0,
+                       .seconds_per_launch = 120e-6};
   friend bool operator==(const Cluster&, const Cluster&) = default;
 
   std::int32_t node_of(std::int32_t rank) const { return rank / devices_per_node; }
@@ -66,6 +66,10 @@ struct Cluster {
 /// and missing keys and values out of range; both throw InvalidArgument.
 std::string cluster_to_json(const Cluster& cluster);
 Cluster cluster_from_json(std::string_view text);
+
+/// The cluster with the constants that are measured on a machine: links, memory, flop rates, and
+/// the machine's name. What else kernels take is that of `cluster`.
+Cluster with_measured(Cluster cluster, const CostFile& file);
 
 /// What one rank sends, or receives, in one exchange, by link class.
 struct Traffic {

@@ -102,6 +102,19 @@ TEST(CommandSimulate, TakesAClusterAndDrawsCurves) {
   }
 }
 
+TEST(CommandSimulate, TakesTheConstantsOfAMachine) {
+  const TemporaryFolder folder;
+  const CostFile file{.machine = "slow desk", .cost = {.flops_per_second = 1e12}};
+  const std::string flags = "simulate --tokens 8192 --ranks 2 --strategies auto --cost " +
+                            folder.write("costs.json", cost_file_to_json(file));
+  const Outcome outcome = run_magi(flags + " --json");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto json = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(json.at("machine"), "slow desk");
+  // 32 query heads, half of the pairs on each rank.
+  EXPECT_GT(json.at("rows")[0]["forward"]["seconds"], 8192.0 * 8192 / 2 * 4 * 32 * 128 / 1e12);
+}
+
 struct BadCall {
   const char* arguments;
   const char* message;
@@ -120,6 +133,7 @@ TEST(CommandSimulate, RefusesInOneSentence) {
                            {"--cu-seqlens 0,64 --cu-seqlens-k 0,32", "64 queries and 32 keys"},
                            {"--tokens 64 --cluster /no/such/file", "--cluster is '/no/such/file'"},
                            {"--tokens 64 --cluster ''", "--cluster is ''"},
+                           {"--tokens 64 --cost /no/such/file", "--cost is '/no/such/file'"},
                            {"--growing varlen_causal --rows-per-rank 3000", "rows is 24000"}};
   for (const BadCall& call : calls) {
     SCOPED_TRACE(call.arguments);

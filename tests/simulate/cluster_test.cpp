@@ -57,6 +57,28 @@ TEST(Cluster, RefusesWhatIsNone) {
   EXPECT_THROW(cluster_to_json(padded), InvalidArgument);
 }
 
+TEST(Cluster, TakesTheConstantsOfAMachine) {
+  const CostFile file{.machine = "four desks",
+                      .cost = {.flops_per_second = 1e12,
+                               .backward_flops_per_second = 2e12,
+                               .bytes_per_second = 3e9,
+                               .memory_bytes_per_second = 4e9,
+                               .seconds_per_transfer = 5e-6,
+                               .network_bytes_per_second = 6e9,
+                               .network_seconds_per_transfer = 7e-6}};
+  const Cluster base{.devices_per_node = 3};
+  Cluster wanted = base;
+  wanted.machine = "four desks";
+  wanted.forward.flops_per_second = 1e12;
+  wanted.backward.flops_per_second = 2e12;
+  wanted.node = {.bytes_per_second = 3e9, .seconds_per_message = 5e-6};
+  wanted.memory_bytes_per_second = 4e9;
+  wanted.network = {.bytes_per_second = 6e9, .seconds_per_message = 7e-6};
+  EXPECT_EQ(with_measured(base, file), wanted);
+  EXPECT_THROW(with_measured(base, {.machine = "no desk", .cost = {.flops_per_second = 0.0}}),
+               InvalidArgument);
+}
+
 TEST(Cluster, RanksFillNodesInOrder) {
   const Cluster cluster{.devices_per_node = 4};
   EXPECT_EQ(cluster.link_between(0, 3), LinkClass::Node);
