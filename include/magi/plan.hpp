@@ -317,7 +317,8 @@ std::vector<NodeExchange> node_exchanges(const Plan& plan, std::int32_t rank,
 /// one, at most 32. Works from plan.mask and the placements, shares no code with the planner, and
 /// checks: index bounds, steps and what they wait for (no wait can be circular), heads, transfers
 /// (each needed row once, none needless), each visible pair as often as the mask has it, areas,
-/// bytes, digest. All of it is exact, in time about linear in slices and transfers.
+/// bytes, digest, and predicted times to 6 ns a step. All else is exact, in time about linear in
+/// slices and transfers.
 std::vector<std::string> check_plan(const Plan& plan);
 
 /// The original's argument lists for rank `rank` and a stage that receives keys: what its

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/check_hops.hpp"
+#include "plan/check_times.hpp"
 
 namespace magi::planner {
 namespace {
@@ -62,7 +63,7 @@ std::int64_t memory_of(const PlanConfig& config, const RankPlan& rank) {
 }
 
 /// Bytes of a forward pass from rank to rank: keys and values there; queries there, results back.
-std::vector<std::int64_t> bytes_of_pairs(const Plan& plan) {
+std::vector<std::int64_t> bytes_of_pairs(const Plan& plan, const std::vector<SentRows>& all_sent) {
   const PlanConfig& config = plan.config;
   const std::size_t num_ranks = plan.ranks.size();
   std::vector<std::int64_t> bytes(num_ranks * num_ranks, 0);
@@ -71,7 +72,7 @@ std::vector<std::int64_t> bytes_of_pairs(const Plan& plan) {
         bytes[static_cast<std::size_t>(from) * num_ranks + static_cast<std::size_t>(to)];
     total = sum(total, product(count, config.element_bytes));
   };
-  for (const SentRows& sent : sent_rows(plan)) {
+  for (const SentRows& sent : all_sent) {
     if (sent.space == Space::Keys) {
       add(sent.from, sent.to,
           product(sent.num_rows,
@@ -114,11 +115,11 @@ void check_rank_figures(const Plan& plan, const std::vector<std::int64_t>& areas
   }
 }
 
-void check_bytes(const Plan& plan, Problems& problems) {
+void check_bytes(const Plan& plan, const std::vector<SentRows>& sent, Problems& problems) {
   const PlanReport& report = plan.report;
   const PlanConfig& config = plan.config;
   const std::size_t num_ranks = plan.ranks.size();
-  const std::vector<std::int64_t> bytes = bytes_of_pairs(plan);
+  const std::vector<std::int64_t> bytes = bytes_of_pairs(plan, sent);
   const auto [counted, reported] = std::ranges::mismatch(bytes, report.pair_bytes);
   if (counted != bytes.end()) {
     const auto pair = static_cast<std::size_t>(counted - bytes.begin());
@@ -157,7 +158,9 @@ void check_figures(const Plan& plan, Problems& problems) {
   }
   check_rank_figures(plan, areas, problems);
   check_balance(areas, plan.report.balance, problems);
-  check_bytes(plan, problems);
+  const std::vector<SentRows> sent = sent_rows(plan);
+  check_bytes(plan, sent, problems);
+  check_times(plan, sent, problems);
 }
 
 }  // namespace magi::planner

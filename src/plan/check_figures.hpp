@@ -6,8 +6,8 @@
 
 namespace magi::planner {
 
-/// The report's counts of pairs, rows and bytes, and its balance, are those of the tables.
-/// Predicted times depend on the processor in their last bits and are not compared.
+/// The report's counts of pairs, rows and bytes, its balance and its predicted times are those of
+/// the tables.
 void check_figures(const Plan& plan, Problems& problems);
 
 }  // namespace magi::planner

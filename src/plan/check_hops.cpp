@@ -65,7 +65,12 @@ void add_by_node(std::vector<const Transfer*> crossing, std::int32_t node,
     last = t;
     rows.give(t->src_row, std::int64_t{t->src_row} + t->num_rows, t->dst,
               [&](std::int32_t holder, std::int64_t count) {
-                sent.push_back({t->space, holder < 0 ? t->src : holder, t->dst, count});
+                sent.push_back({.space = t->space,
+                                .segment = t->dst_segment,
+                                .is_onward = holder >= 0,
+                                .from = holder < 0 ? t->src : holder,
+                                .to = t->dst,
+                                .num_rows = count});
               });
   }
 }
@@ -87,7 +92,11 @@ std::vector<SentRows> sent_rows(const Plan& plan) {
     if (is_by_node) {
       crossing.push_back(&t);
     } else {
-      sent.push_back({t.space, t.src, t.dst, t.num_rows});
+      sent.push_back({.space = t.space,
+                      .segment = t.dst_segment,
+                      .from = t.src,
+                      .to = t.dst,
+                      .num_rows = t.num_rows});
     }
   }
   add_by_node(std::move(crossing), node, sent);

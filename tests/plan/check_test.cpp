@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -52,6 +53,22 @@ TEST(CheckPlan, PairsElsewhereInALargePlanAreFound) {
   }
 }
 
+TEST(CheckPlan, PredictedTimesAreThoseOfTheSteps) {
+  for (const WorkMode work : {WorkMode::Keys, WorkMode::Queries, WorkMode::Heads}) {
+    PlanConfig config{.num_ranks = 16, .num_heads_q = 16, .num_heads_kv = 4};
+    config.devices_per_node = 4;
+    config.overlap_degree = 3;
+    config.work = work;
+    const Plan plan = make_plan(causal(16384), config);
+    EXPECT_EQ(joined(check_plan(plan)), "");
+    Plan hurried = plan;
+    hurried.report.forward_seconds -= 1e-6;
+    const std::string problems = joined(check_plan(hurried));
+    EXPECT_NE(problems.find("the report predicts a forward of "), std::string::npos) << problems;
+    EXPECT_NE(problems.find(" s, the steps "), std::string::npos) << problems;
+  }
+}
+
 using Faults = std::vector<std::pair<const char*, std::function<void(Plan&)>>>;
 
 /// Faults that leave the plan well formed and its digest right.
@@ -83,6 +100,11 @@ Faults table_faults() {
       {"a wrong count of received rows", [](Plan& p) { --p.report.remote_rows[3]; }},
       {"a wrong memory", [](Plan& p) { ++p.report.rank_memory[2]; }},
       {"a wrong balance", [](Plan& p) { p.report.balance *= 1.0 + 1e-9; }},
+      {"a faster forward", [](Plan& p) { p.report.forward_seconds *= 0.99; }},
+      {"a slower backward", [](Plan& p) { p.report.backward_seconds *= 1.01; }},
+      {"more exposed", [](Plan& p) { p.report.exposed_comm_seconds += 1e-6; }},
+      {"a time that is no number", [](Plan& p) { p.report.forward_seconds = std::nan(""); }},
+      {"a slower machine", [](Plan& p) { p.config.cost.seconds_per_launch += 1e-6; }},
       {"a wrong ring", [](Plan& p) { ++p.report.ring_bytes; }},
       {"a wrong byte count", [](Plan& p) { ++p.report.pair_bytes[1]; }},
       {"a wrong total", [](Plan& p) { --p.report.total_bytes; }},

@@ -326,7 +326,8 @@ bool change_the_mask(RandomStream& random, Plan& plan) {
 
 bool change_a_figure(RandomStream& random, Plan& plan) {
   PlanReport& report = plan.report;
-  switch (random.between(0, 6)) {
+  constexpr double kMoreSeconds = 1e-6;  // beside a hundredth
+  switch (random.between(0, 10)) {
     case 0:
       nudge(random, any_of(random, report.rank_area));
       break;
@@ -347,6 +348,15 @@ bool change_a_figure(RandomStream& random, Plan& plan) {
       break;
     case 6:
       nudge(random, any_of(random, report.rank_memory));
+      break;
+    case 7:
+      report.forward_seconds = 1.01 * report.forward_seconds + kMoreSeconds;
+      break;
+    case 8:
+      report.backward_seconds = 0.99 * report.backward_seconds - kMoreSeconds;
+      break;
+    case 9:
+      report.exposed_comm_seconds += random.chance(50) ? kMoreSeconds : -kMoreSeconds;
       break;
     default:
       report.balance *= 1.001;

@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "plan/times_oracle.hpp"
+
 namespace magi::testing {
 namespace {
 
@@ -462,6 +464,17 @@ std::int64_t pairs_of(const RankPlan& rank) {
   return pairs;
 }
 
+std::vector<SentRow> sent_rows_of(const Plan& plan) {
+  std::vector<SentRow> sent;
+  for (const Transfer& t : plan.transfers) {
+    if (t.src == t.dst) continue;
+    for (std::int32_t row = t.src_row; row < t.src_row + t.num_rows; ++row) {
+      sent.push_back({t.space, t.dst_segment, t.src, sender_of(plan, t, row), t.dst});
+    }
+  }
+  return sent;
+}
+
 PlanReport figures_of(const Plan& plan) {
   PlanReport figures = plan.report;
   const PlanConfig& config = plan.config;
@@ -481,18 +494,14 @@ PlanReport figures_of(const Plan& plan) {
   const auto send = [&](std::int32_t from, std::int32_t to, std::int64_t elements) {
     figures.pair_bytes.at(at(from) * num_ranks + at(to)) += elements * config.element_bytes;
   };
-  for (const Transfer& t : plan.transfers) {
-    if (t.src == t.dst) continue;
-    for (std::int32_t row = t.src_row; row < t.src_row + t.num_rows; ++row) {
-      const std::int32_t from = sender_of(plan, t, row);
-      if (t.space == Space::Keys) {
-        ++figures.remote_rows.at(at(t.dst));
-        send(from, t.dst,
-             std::int64_t{heads_of_share(plan)} * (config.head_dim_qk + config.head_dim_v));
-      } else {
-        send(from, t.dst, heads_q * config.head_dim_qk);
-        send(t.dst, from, heads_q * config.head_dim_v);
-      }
+  const std::vector<SentRow> sent = sent_rows_of(plan);
+  for (const auto& [space, segment, owner, from, to] : sent) {
+    if (space == Space::Keys) {
+      ++figures.remote_rows.at(at(to));
+      send(from, to, std::int64_t{heads_of_share(plan)} * (config.head_dim_qk + config.head_dim_v));
+    } else {
+      send(from, to, heads_q * config.head_dim_qk);
+      send(to, from, heads_q * config.head_dim_v);
     }
   }
   figures.total_bytes = 0;
@@ -505,6 +514,13 @@ PlanReport figures_of(const Plan& plan) {
   figures.ring_bytes = (static_cast<std::int64_t>(num_ranks) - 1) * plan.mask.rows_k *
                        config.num_heads_kv * (config.head_dim_qk + config.head_dim_v) *
                        config.element_bytes;
+  const OracleTimes times = times_of(plan, sent);
+  const auto set = [&](double& seconds, double counted) {
+    if (!(std::abs(seconds - counted) <= times.tolerance)) seconds = counted;
+  };
+  set(figures.forward_seconds, times.forward);
+  set(figures.backward_seconds, times.backward);
+  set(figures.exposed_comm_seconds, times.exposed);
   return figures;
 }
 
@@ -519,6 +535,10 @@ void judge_figures(const Plan& plan) {
               figures.ring_bytes == report.ring_bytes,
           "counts of bytes");
   require(std::abs(figures.balance - report.balance) < 1e-9, "balance");
+  require(figures.forward_seconds == report.forward_seconds &&
+              figures.backward_seconds == report.backward_seconds &&
+              figures.exposed_comm_seconds == report.exposed_comm_seconds,
+          "predicted times");
   require(report.lower_bound_bytes >= 0, "a negative bound");
   require(plan.config.devices_per_node >= 0, "devices of a node");
   if (plan.ranks.at(0).q.segments.size() == 1) {

@@ -12,8 +12,8 @@ namespace magi::testing {
 /// For plans of some hundred rows.
 std::string judge_plan(const Plan& plan);
 
-/// Writes counts of pairs, rows and bytes, balance and digest anew, as the tables have them. False
-/// where the tables point outside themselves.
+/// Writes counts of pairs, rows and bytes, balance, predicted times and digest anew, as the tables
+/// have them. False where the tables point outside themselves.
 bool renew_figures(Plan& plan);
 
 }  // namespace magi::testing
