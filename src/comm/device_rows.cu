@@ -25,6 +25,8 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kLoadsAhead = 4;
+constexpr int kUnitsPerPiece = 32 * kLoadsAhead;  ///< that a warp adds at a time
+constexpr int kMostPieces = 1024;                 ///< that a row is spread over
 
 cudaStream_t queue_of(void* stream) { return static_cast<cudaStream_t>(stream); }
 
@@ -75,6 +77,9 @@ struct RowSum {
 /// The type that partials are summed in.
 template <typename Target>
 using SumOf = std::conditional_t<sizeof(Target) == 2, float, Target>;
+/// That of lse beside them.
+template <typename Target>
+using LseOf = std::conditional_t<std::is_same_v<Target, float4>, float, SumOf<Target>>;
 
 /// Element `idx` of wire data, which is aligned to 2 bytes alone (float4: to 16).
 template <typename Wire>
@@ -106,22 +111,30 @@ __device__ __forceinline__ void add(float4& sum, const float4& value) {
   sum.w += value.w;
 }
 
-/// A block per task and tensor.
+/// Blocks: tasks, tensors, and pieces of kUnitsPerPiece units of a row, over which long rows are
+/// spread: a warp that walked one alone would wait for memory as often as it has pieces.
 template <typename Target, typename Wire>
 __global__ __launch_bounds__(kThreads) void add_rows_kernel(const __grid_constant__ RowSum sum) {
   const SumTask task = sum.tasks[blockIdx.x];
   const DeviceRows to = sum.to[blockIdx.y];
   const DeviceRows wire = sum.wire[blockIdx.y];
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int begin = static_cast<int>(blockIdx.z * kUnitsPerPiece + threadIdx.x % 32);
   for (int i = static_cast<int>(threadIdx.x) / 32; i < task.num_rows; i += kWarps) {
     std::byte* row = row_of(to, task.row + i);
-    for (int unit = lane; unit < to.row_units; unit += 32) {
-      Target* target = unit_of<Target>(to, row, unit);
-      auto value = convert<SumOf<Target>>(*target);
+    for (int first = begin; first < to.row_units;
+         first += static_cast<int>(gridDim.z) * kUnitsPerPiece) {
+      SumOf<Target> held[kLoadsAhead];
+      for_ahead(first, to.row_units, [&](int k, int unit) {
+        held[k] = convert<SumOf<Target>>(*unit_of<Target>(to, row, unit));
+      });
       for (int p = task.first_part; p < task.first_part + task.num_parts; ++p) {
-        add(value, load_wire<Wire>(row_of(wire, sum.parts[p] + i), unit));
+        const std::byte* part = row_of(wire, sum.parts[p] + i);
+        for_ahead(first, to.row_units,
+                  [&](int k, int unit) { add(held[k], load_wire<Wire>(part, unit)); });
       }
-      *target = convert<Target>(value);
+      for_ahead(first, to.row_units, [&](int k, int unit) {
+        *unit_of<Target>(to, row, unit) = convert<Target>(held[k]);
+      });
     }
   }
 }
@@ -144,49 +157,61 @@ __device__ __forceinline__ LseWeights<Real> merge_lse(Real own, Real partial) {
   return {lse, exp(own - lse), exp(partial - lse)};
 }
 
-/// Merges up to kLoadsAhead values a lane of one head, from `first` on, of row `i` of a task; gives
-/// the merged lse. Values of weight zero may be NaN.
-template <typename Target, typename Wire, typename Real>
-__device__ __forceinline__ Real merge_values(const RowSum& sum, const SumTask& task, int i,
-                                             int head, int first, Real lse) {
-  const int dim = sum.to[0].row_units / sum.to[1].row_units;
+/// Values of weight zero may be NaN.
+template <typename Real>
+__device__ __forceinline__ Real weigh(const LseWeights<Real>& weights, Real own, Real partial) {
+  return (weights.own == Real{0} ? Real{0} : weights.own * own) +
+         (weights.partial == Real{0} ? Real{0} : weights.partial * partial);
+}
+__device__ __forceinline__ float4 weigh(const LseWeights<float>& weights, const float4& own,
+                                        const float4& partial) {
+  return {weigh(weights, own.x, partial.x), weigh(weights, own.y, partial.y),
+          weigh(weights, own.z, partial.z), weigh(weights, own.w, partial.w)};
+}
+
+/// Merges up to kLoadsAhead units a lane of one head, from `first` on, of row `i` of a task; gives
+/// the merged lse.
+template <typename Target, typename Wire>
+__device__ __forceinline__ LseOf<Target> merge_values(const RowSum& sum, const SumTask& task, int i,
+                                                      int head, int first, LseOf<Target> lse) {
+  const int head_units = sum.to[0].row_units / sum.to[1].row_units;
   std::byte* row = row_of(sum.to[0], task.row + i);
-  Real held[kLoadsAhead];
-  for_ahead(first, dim, [&](int k, int d) {
-    held[k] = convert<Real>(*unit_of<Target>(sum.to[0], row, head * dim + d));
+  SumOf<Target> held[kLoadsAhead];
+  for_ahead(first, head_units, [&](int k, int unit) {
+    held[k] = convert<SumOf<Target>>(*unit_of<Target>(sum.to[0], row, head * head_units + unit));
   });
   for (int p = task.first_part; p < task.first_part + task.num_parts; ++p) {
     const auto weights =
-        merge_lse(lse, load_wire<Real>(row_of(sum.wire[1], sum.parts[p] + i), head));
+        merge_lse(lse, load_wire<LseOf<Target>>(row_of(sum.wire[1], sum.parts[p] + i), head));
     const std::byte* wire = row_of(sum.wire[0], sum.parts[p] + i);
-    for_ahead(first, dim, [&](int k, int d) {
-      const Real value = convert<Real>(load_wire<Wire>(wire, head * dim + d));
-      held[k] = (weights.own == Real{0} ? Real{0} : weights.own * held[k]) +
-                (weights.partial == Real{0} ? Real{0} : weights.partial * value);
+    for_ahead(first, head_units, [&](int k, int unit) {
+      held[k] = weigh(weights, held[k],
+                      convert<SumOf<Target>>(load_wire<Wire>(wire, head * head_units + unit)));
     });
     lse = weights.lse;
   }
-  for_ahead(first, dim, [&](int k, int d) {
-    *unit_of<Target>(sum.to[0], row, head * dim + d) = convert<Target>(held[k]);
+  for_ahead(first, head_units, [&](int k, int unit) {
+    *unit_of<Target>(sum.to[0], row, head * head_units + unit) = convert<Target>(held[k]);
   });
   return lse;
 }
 
-/// `sum.to` is {out, lse}. One block a multiprocessor is enough: aiming at more, ptxas spills.
+/// `sum.to` is {out, lse}. Blocks: tasks and heads; a warp for each row, as heads of one row wait
+/// for nothing of each other. One block a multiprocessor is enough: aiming at more, ptxas spills.
 template <typename Target, typename Wire>
 __global__ __launch_bounds__(kThreads,
                              1) void merge_rows_kernel(const __grid_constant__ RowSum sum) {
-  using Real = SumOf<Target>;
   const SumTask task = sum.tasks[blockIdx.x];
-  const int num_heads = sum.to[1].row_units;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int head_units = sum.to[0].row_units / sum.to[1].row_units;
   for (int i = static_cast<int>(threadIdx.x) / 32; i < task.num_rows; i += kWarps) {
     std::byte* lse_row = row_of(sum.to[1], task.row + i);
-    for (int head = 0; head < num_heads; ++head) {
-      Real* lse = unit_of<Real>(sum.to[1], lse_row, head);
-      const Real own_lse = *lse;
-      Real merged = own_lse;
-      for (int begin = 0; begin * num_heads < sum.to[0].row_units; begin += 32 * kLoadsAhead) {
+    for (int head = static_cast<int>(blockIdx.y); head < sum.to[1].row_units;
+         head += static_cast<int>(gridDim.y)) {
+      auto* lse = unit_of<LseOf<Target>>(sum.to[1], lse_row, head);
+      const LseOf<Target> own_lse = *lse;
+      LseOf<Target> merged = own_lse;
+      for (int begin = 0; begin < head_units; begin += kUnitsPerPiece) {
         merged = merge_values<Target, Wire>(sum, task, i, head, begin + lane, own_lse);
       }
       __syncwarp();  // all lanes have read the lse
@@ -219,21 +244,37 @@ void with_float(DType dtype, Body body) {
   body(__nv_bfloat16{});
 }
 
+/// Whether float32 rows can be combined in units of four; of a merge each head by itself.
+bool is_in_largest_units(std::span<const DeviceRows> targets, std::span<const DeviceRows> sources,
+                         bool is_merge) {
+  if (!is_merge) return common_unit(targets, sources) == kLargestUnit;
+  const std::int32_t num_heads = targets[1].row_units / static_cast<std::int32_t>(sizeof(float));
+  return num_heads > 0 && targets[0].row_units % (num_heads * kLargestUnit) == 0 &&
+         common_unit(targets.first(1), sources.first(1)) == kLargestUnit;
+}
+
 /// Combines the partials of the first `count` of sum.to, whose types are Target and Wire; of a
 /// merge they are {out, lse}.
 template <typename Target, typename Wire>
 void launch_combine(RowSum sum, unsigned count, const Partials& partials, cudaStream_t stream) {
   const auto num_tasks = static_cast<unsigned>(partials.tasks.sums.size());
   const bool is_merge = partials.kind == ExchangeKind::LseMerge;
+  std::int32_t most_units = 1;
   for (unsigned t = 0; t < count; ++t) {
-    use_units(sum.to[t], is_merge && t == 1 ? sizeof(SumOf<Target>) : sizeof(Target));
+    use_units(sum.to[t], is_merge && t == 1 ? sizeof(LseOf<Target>) : sizeof(Target));
+    most_units = std::max(most_units, sum.to[t].row_units);
   }
+  const auto most_blocks = [](std::int32_t wanted) {
+    return static_cast<unsigned>(std::clamp(wanted, 1, kMostPieces));
+  };
   if constexpr (sizeof(Wire) > sizeof(Target)) {
     throw InternalError("broken invariant: a wider wire type is refused at the call");
   } else if (!is_merge) {
-    add_rows_kernel<Target, Wire><<<dim3(num_tasks, count), kThreads, 0, stream>>>(sum);
-  } else if constexpr (sizeof(Target) != kLargestUnit) {
-    merge_rows_kernel<Target, Wire><<<num_tasks, kThreads, 0, stream>>>(sum);
+    const dim3 grid(num_tasks, count, most_blocks(ceil_div(most_units, kUnitsPerPiece)));
+    add_rows_kernel<Target, Wire><<<grid, kThreads, 0, stream>>>(sum);
+  } else {
+    const dim3 grid(num_tasks, most_blocks(sum.to[1].row_units));
+    merge_rows_kernel<Target, Wire><<<grid, kThreads, 0, stream>>>(sum);
   }
   cuda_check(cudaGetLastError(), "add_rows_kernel or merge_rows_kernel");
 }
@@ -291,7 +332,7 @@ void DeviceMemory::combine(const Partials& partials, void* stream) {
     std::ranges::copy(sources, sum.wire);
     const auto count = static_cast<unsigned>(end - first);
     const bool is_float = target == DType::Float32 && sent == DType::Float32;
-    if (!is_merge && is_float && common_unit(targets, sources) == kLargestUnit) {
+    if (is_float && is_in_largest_units(targets, sources, is_merge)) {
       launch_combine<float4, float4>(sum, count, partials, queue_of(stream));
       continue;
     }
