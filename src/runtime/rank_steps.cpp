@@ -201,8 +201,13 @@ RankSteps::RankSteps(const Plan& given, std::int32_t rank, const HeadShares& hea
     if (attends[a].queries < 0 && !attends[a].q_rows.empty()) ++num_results;
   }
   for (const Exchange& exchange : plan.exchanges) {
-    if (exchange.role == Role::Results) ++num_results;
+    if (exchange.role != Role::Results) continue;
+    const comm::WireOrder& owned = rows_of(exchange).filling.owned;
+    if (owned.num_rows + owned.num_own_rows > 0) ++num_results;
   }
+  // Behind an attend of the same keys own ones add to dK and dV, and so to dq, which is float32
+  // then.
+  if (!attends.empty() && attends.front().queries >= 0) ++num_results;
 }
 
 void RankSteps::add_calls(const Attend& attend) {

@@ -95,7 +95,9 @@ struct RankSteps {
   std::vector<SegmentRows> q_segments, k_segments;
   std::vector<AttendCall> attends;  ///< in the order of the rank's plan
   std::vector<Range> calls_of;      ///< of each attend of the plan, into attends
-  std::int32_t num_results = 0;     ///< attends and exchanges that write or merge into own rows
+  /// Attends and exchanges that write or merge into own rows on this rank: from two on own results
+  /// are sums.
+  std::int32_t num_results = 0;
 
  private:
   void add_calls(const Attend& attend);

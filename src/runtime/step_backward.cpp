@@ -166,8 +166,9 @@ void BackwardPass::store() {
   clear_rest(-1, {0, call_.steps.plan.config.num_heads_kv});
   const bool is_stored = call_.round_sums(Role::KeyGradients, {gradients_.dk, gradients_.dv});
   MAGI_CHECK(is_stored || call_.placed_gradients().empty());
+  const bool is_dq_stored = call_.round_sums(Role::QueryGradients, {gradients_.dq});
   call_.await_all();
-  call_.store(call_.own(Role::QueryGradients)[0], gradients_.dq);
+  if (!is_dq_stored) call_.store(call_.own(Role::QueryGradients)[0], gradients_.dq);
   if (!is_stored) {
     call_.store(call_.own(Role::KeyGradients)[0], gradients_.dk);
     call_.store(call_.own(Role::KeyGradients)[1], gradients_.dv);
