@@ -90,10 +90,9 @@ const PreparedAttends<PreparedForward>& AttendCache::forward(DType type) {
 const PreparedAttends<PreparedBackward>& AttendCache::backward(const BackwardKind& kind) {
   const auto known = backwards_.find(kind);
   if (known != backwards_.end()) return known->second;
-  // Partial gradients are on their way as soon as an attend has ended, keys until all have come.
-  const BackwardTuning tuning{.sm_margin = steps_.has_work_beside_exchange() ? exchange_sms_ : 0,
-                              .is_deterministic = !kind.is_fast};
   const auto prepare = [&](const AttendCall& call) {
+    const BackwardTuning tuning{.sm_margin = call.is_beside_in_backward ? exchange_sms_ : 0,
+                                .is_deterministic = !kind.is_fast};
     const auto [q, k, v] = shapes_of(call, kind.type);
     BackwardArgs args{.q = q, .k = k, .v = v, .slices = call.slices};
     args.dout = without_data(kind.dout_type, call.q_rows.size(), call.q_heads.size(),
@@ -128,8 +127,7 @@ TensorView AttendCache::without_data(DType dtype, std::int64_t rows, std::int64_
 
 std::array<TensorView, 3> AttendCache::shapes_of(const AttendCall& call, DType dtype) const {
   const PlanConfig& config = steps_.plan.config;
-  const auto segment = static_cast<std::size_t>(call.attend.k_segment);
-  const std::int64_t rows_k = steps_.own.k.segments[segment].num_rows;
+  const std::int64_t rows_k = call.k_rows.size();
   const std::int64_t heads = call.attend.heads.size();
   return {without_data(dtype, call.q_rows.size(), call.q_heads.size(), config.head_dim_qk),
           without_data(dtype, rows_k, heads, config.head_dim_qk),

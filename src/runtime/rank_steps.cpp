@@ -72,6 +72,7 @@ AttendCall make_call(const RankSteps& steps, const Attend& attend, Range rows) {
                   .q_rows = rows,
                   .keys = steps.filling(Space::Keys, attend.k_segment, attend.heads),
                   .queries = steps.filling(Space::Queries, attend.q_segment, attend.heads)};
+  call.k_rows = {0, steps.k_segments[static_cast<std::size_t>(attend.k_segment)].num_rows};
   // Slices of all rows are not cut, so that kernels refuse those that pass the rows.
   const bool has_all_rows = steps.shares.count == 1;
   if (!attend.is_merging && has_all_rows) {
@@ -89,6 +90,17 @@ AttendCall make_call(const RankSteps& steps, const Attend& attend, Range rows) {
     if (rest.q0 < rest.q1) call.slices.push_back(shift(rest, -call.q_rows.begin, 0));
   }
   return call;
+}
+
+/// Leaves a call of a share the own keys of that share.
+void take_keys_of_share(const HeadShares& shares, AttendCall& call) {
+  if (call.slices.empty()) {
+    call.k_rows = {};
+    return;
+  }
+  const std::int32_t begin = call.share * shares.rows_per_share_k;
+  call.k_rows = {begin, begin + shares.rows_k};
+  for (BandSlice& slice : call.slices) slice = shift(slice, 0, -begin);
 }
 
 /// Query rows of each share in a segment, by the rows that fill it; own ones less those that fill
@@ -126,7 +138,16 @@ bool is_alike(const AttendCall& a, const AttendCall& b) {
   return a.share == b.share && a.attend.slices == b.attend.slices &&
          a.attend.q_segment == b.attend.q_segment && a.attend.k_segment == b.attend.k_segment &&
          a.attend.heads.size() == b.attend.heads.size() &&
-         a.attend.is_merging == b.attend.is_merging && a.is_beside_exchange == b.is_beside_exchange;
+         a.attend.is_merging == b.attend.is_merging &&
+         a.is_beside_exchange == b.is_beside_exchange &&
+         a.is_beside_in_backward == b.is_beside_in_backward;
+}
+
+/// The calls of a step that is an attend.
+std::span<AttendCall> calls_in(RankSteps& steps, const Step& step) {
+  const Range calls = steps.calls_of[static_cast<std::size_t>(step.index)];
+  return std::span(steps.attends)
+      .subspan(static_cast<std::size_t>(calls.begin), static_cast<std::size_t>(calls.size()));
 }
 
 bool awaits_exchange(std::span<const Step> steps, const Step& step) {
@@ -185,15 +206,8 @@ RankSteps::RankSteps(const Plan& given, std::int32_t rank, const HeadShares& hea
       q_segments(make_segments(given, rank, Space::Queries)),
       k_segments(make_segments(given, rank, Space::Keys)) {
   for (const Attend& attend : own.attends) add_calls(attend);
-  bool is_awaited = false;  // by an attend behind the one in hand
-  for (auto step = own.forward.rbegin(); step != own.forward.rend(); ++step) {
-    if (step->kind != StepKind::Attend) continue;
-    const Range calls = calls_of[static_cast<std::size_t>(step->index)];
-    for (std::int32_t call = calls.begin; call < calls.end; ++call) {
-      attends[static_cast<std::size_t>(call)].is_beside_exchange = is_awaited;
-    }
-    is_awaited = is_awaited || awaits_exchange(own.forward, *step);
-  }
+  mark_forward();
+  mark_backward();
   for (std::size_t a = 0; a < attends.size(); ++a) {
     const auto is_like_this = [&](const AttendCall& call) { return is_alike(call, attends[a]); };
     const auto first = std::ranges::find_if(attends, is_like_this);
@@ -210,12 +224,40 @@ RankSteps::RankSteps(const Plan& given, std::int32_t rank, const HeadShares& hea
   if (!attends.empty() && attends.front().queries >= 0) ++num_results;
 }
 
+void RankSteps::mark_forward() {
+  bool is_awaited = false;  // by an attend behind the one in hand
+  for (auto step = own.forward.rbegin(); step != own.forward.rend(); ++step) {
+    if (step->kind != StepKind::Attend) continue;
+    for (AttendCall& call : calls_in(*this, *step)) call.is_beside_exchange = is_awaited;
+    is_awaited = is_awaited || awaits_exchange(own.forward, *step);
+  }
+}
+
+void RankSteps::mark_backward() {
+  const std::vector<Step>& list = own.backward;
+  std::vector<bool> is_under_way(list.size());
+  for (std::size_t s = 0; s < list.size(); ++s) {
+    for (const std::int32_t before : list[s].after) {
+      if (before >= 0) is_under_way[static_cast<std::size_t>(before)] = false;
+    }
+    if (list[s].kind == StepKind::Exchange) {
+      is_under_way[s] = true;
+      continue;
+    }
+    const bool is_beside = std::ranges::find(is_under_way, true) != is_under_way.end();
+    for (AttendCall& call : calls_in(*this, list[s])) call.is_beside_in_backward = is_beside;
+  }
+}
+
 void RankSteps::add_calls(const Attend& attend) {
   const auto first = static_cast<std::int32_t>(attends.size());
   const std::vector<Range> rows = share_rows(*this, attend.q_segment);
   for (std::size_t share = 0; share < rows.size(); ++share) {
     AttendCall call = make_call(*this, attend, rows[share]);
     call.share = static_cast<std::int32_t>(share);
+    if (shares.count > 1 && attend.k_segment == 0) take_keys_of_share(shares, call);
+    call.is_idle = shares.count > 1 && call.slices.empty() && call.queries < 0 &&
+                   attend.heads == Range{0, plan.config.num_heads_kv};
     if (rows.size() == 1 || !call.q_rows.empty()) attends.push_back(std::move(call));
   }
   calls_of.push_back({first, static_cast<std::int32_t>(attends.size())});
@@ -246,7 +288,9 @@ bool RankSteps::has_ways_by_node() const {
 }
 
 bool RankSteps::has_work_beside_exchange() const {
-  return !plan.exchanges.empty() && attends.size() > 1;
+  return std::ranges::any_of(attends, [](const AttendCall& call) {
+    return !call.slices.empty() && (call.is_beside_exchange || call.is_beside_in_backward);
+  });
 }
 
 bool RankSteps::is_own_keys_copied() const {

@@ -47,17 +47,23 @@ struct HeadShares {
 
 /// One attend of a rank, cut to the query rows that it works on: all rows of its segment, or those
 /// that see keys where it is merged into an earlier result. With shares of the heads an attend is
-/// as many calls as there are shares whose rows it works on.
+/// as many calls as there are shares whose rows it works on, each of the own keys of its share.
 struct AttendCall {
   Attend attend;
   std::int32_t share = 0;  ///< of the heads
   Range q_heads;
   Range q_rows;
-  std::vector<BandSlice> slices;  ///< query rows count from q_rows.begin
+  Range k_rows;                   ///< of its segment; none where a share sees no own keys
+  std::vector<BandSlice> slices;  ///< rows count from q_rows.begin and k_rows.begin
   std::int32_t keys = -1;         ///< exchange that brings its keys; -1: own keys
   std::int32_t queries = -1;      ///< exchange that brings its queries; -1: own queries
   /// Whether exchanges that later attends wait for may be under way beside this one.
   bool is_beside_exchange = false;
+  /// Whether rows may be under way beside it in the backward: keys and queries that it need not
+  /// wait for, or gradients of attends before it.
+  bool is_beside_in_backward = false;
+  /// Own queries of a share that see no own keys, all heads of it: without sinks, out and dq are 0.
+  bool is_idle = false;
   std::size_t alike = 0;  ///< first attend with the same slices and shapes
 };
 
@@ -71,7 +77,7 @@ struct RankSteps {
   std::vector<RowExchange> everyones_rows(Space space, std::size_t segment) const;
   /// Whether no rank has more than one attend, as with overlap degree 0.
   bool is_single_attend() const;
-  /// Whether attends run while rows are under way.
+  /// Whether attends that see keys run while rows are under way.
   bool has_work_beside_exchange() const;
   /// Whether some rows go by node.
   bool has_ways_by_node() const;
@@ -101,6 +107,10 @@ struct RankSteps {
 
  private:
   void add_calls(const Attend& attend);
+  /// The first says which attends have exchanges beside them in the forward, the second in the
+  /// backward.
+  void mark_forward();
+  void mark_backward();
 };
 
 }  // namespace magi

@@ -39,7 +39,14 @@ class BackwardPass {
   std::vector<PartGradients> place_gradients(const AttendCall& attend);
   void store();
 
+  /// Leaves 0 as dq of own queries that see no keys and no sink: of all shares with the first
+  /// one's.
+  void write_idle_gradients(const AttendCall& attend);
+
  private:
+  /// Whether an attend adds to gradients of its keys; else it writes them. Of the own keys of
+  /// several shares each attend has some rows, so all are cleared before.
+  bool adds_to_keys(const AttendCall& attend);
   /// Clears key gradients of `heads` that no attend has written; `exchange` fills their segment.
   void clear_rest(std::int32_t exchange, Range heads);
   std::vector<bool>& written(std::int32_t exchange) { return written_heads_[segment_of(exchange)]; }
@@ -67,6 +74,22 @@ void BackwardPass::clear_rest(std::int32_t exchange, Range heads) {
   }
 }
 
+bool BackwardPass::adds_to_keys(const AttendCall& attend) {
+  if (attend.k_rows.empty()) return false;
+  const Range heads = attend.attend.heads;
+  if (attend.keys < 0 && call_.steps.shares.count > 1) clear_rest(-1, heads);
+  const auto first = written(attend.keys).begin() + heads.begin;
+  const bool is_adding = std::find(first, first + heads.size(), true) != first + heads.size();
+  if (is_adding) clear_rest(attend.keys, heads);
+  std::fill_n(first, heads.size(), true);
+  return is_adding;
+}
+
+void BackwardPass::write_idle_gradients(const AttendCall& attend) {
+  if (attend.share > 0) return;
+  call_.fill(call_.tensors(Role::QueryGradients, -1, attend.attend.heads)[0], 0.0);
+}
+
 /// The first attend of some queries or keys writes their gradients, later ones add to them. The
 /// first of the own queries gives the sink's gradient, which needs no key.
 BackwardArgs BackwardPass::make_args(const AttendCall& attend) {
@@ -76,13 +99,12 @@ BackwardArgs BackwardPass::make_args(const AttendCall& attend) {
   };
   const TensorGroup queries = part(Role::Queries);
   const TensorView dq = part(Role::QueryGradients)[0];
-  const TensorGroup keys = call_.tensors(Role::KeysValues, attend.keys, what.heads);
-  const TensorGroup sums = call_.tensors(Role::KeyGradients, attend.keys, what.heads);
-  const auto first = written(attend.keys).begin() + what.heads.begin;
-  const bool is_adding =
-      std::find(first, first + what.heads.size(), true) != first + what.heads.size();
-  if (is_adding) clear_rest(attend.keys, what.heads);
-  std::fill_n(first, what.heads.size(), true);
+  const auto keys_of = [&](Role role) {
+    return rows_of(call_.tensors(role, attend.keys, what.heads), attend.k_rows);
+  };
+  const TensorGroup keys = keys_of(Role::KeysValues);
+  const TensorGroup sums = keys_of(Role::KeyGradients);
+  const bool is_adding = adds_to_keys(attend);
   if (is_adding && !what.is_merging) call_.fill(dq, 0.0);
   BackwardArgs args{.q = queries[0],
                     .k = keys[0],
@@ -191,14 +213,17 @@ void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionR
 void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,
                   const AttentionInputs& inputs, const InputGradients& input_gradients) {
   const RankSteps& steps = call.steps;
-  // Copied own keys have their sums in the segment that holds the copy.
-  const bool is_added = !steps.is_own_keys_copied() && !steps.plan.exchanges.empty();
+  // Copied own keys have their sums in the segment that holds the copy. Attends of several shares
+  // add to own keys that were cleared.
+  const bool is_added =
+      !steps.is_own_keys_copied() && (!steps.plan.exchanges.empty() || steps.shares.count > 1);
   call.set_own(Role::QueryGradients, {call.sum_for(input_gradients.dq, steps.num_results > 1)});
   call.set_own(Role::KeyGradients, {call.sum_for(input_gradients.dk, is_added),
                                     call.sum_for(input_gradients.dv, is_added)});
   BackwardPass pass(call, inputs, input_gradients);
   const auto run = [&](const PreparedBackward& attention, const AttendCall& attend,
                        const DeviceWorkspace& workspace) {
+    if (attend.is_idle && inputs.sink.rank == 0) return pass.write_idle_gradients(attend);
     const BackwardArgs args = pass.make_args(attend);
     const auto keys = call.key_arrivals();
     if (!keys) return attention.run(args, workspace, call.stream);

@@ -26,7 +26,8 @@ ForwardArgs make_args(StepCall& call, const AttendCall& attend, const AttentionI
   const auto part = [&](Role role) {
     return rows_of(call.tensors(role, attend.queries, what.heads), attend.q_rows);
   };
-  const TensorGroup keys = call.tensors(Role::KeysValues, attend.keys, what.heads);
+  const TensorGroup keys =
+      rows_of(call.tensors(Role::KeysValues, attend.keys, what.heads), attend.k_rows);
   const TensorGroup results = part(Role::Results);
   ForwardArgs args{.q = part(Role::Queries)[0],
                    .k = keys[0],
@@ -48,6 +49,18 @@ ForwardArgs make_args(StepCall& call, const AttendCall& attend, const AttentionI
   return args;
 }
 
+/// Results of own queries that see no keys and no sink: those of all shares with the first one's.
+void write_idle_results(StepCall& call, const AttendCall& attend, const TensorView& maxima) {
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+  if (attend.share > 0) return;
+  const TensorGroup results = call.tensors(Role::Results, -1, attend.attend.heads);
+  call.fill(results[0], 0.0);
+  call.fill(results[1], kNone);
+  if (maxima.empty()) return;
+  const std::int32_t num_heads = call.steps.plan.config.num_heads_q * call.steps.shares.count;
+  call.fill(maxima.slice(0, 0, num_heads), kNone);
+}
+
 }  // namespace
 
 void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionResult& result) {
@@ -64,6 +77,7 @@ void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepare
   const TensorView maxima = lend_maxima(call, result.max_logits);
   const auto run = [&](const PreparedForward& attention, const AttendCall& attend,
                        const DeviceWorkspace& workspace) {
+    if (attend.is_idle && inputs.sink.rank == 0) return write_idle_results(call, attend, maxima);
     const ForwardArgs args = make_args(call, attend, inputs, maxima);
     const auto arrivals = call.key_arrivals();
     if (arrivals) {

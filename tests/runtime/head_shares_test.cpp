@@ -92,6 +92,38 @@ TEST(HeadShares, EqualDenseAttentionOfUnevenLengthsAndManyHeads) {
   }
 }
 
+/// A plan of the hand, in which each rank keeps its rows of both shares: each share's attend then
+/// has own keys, which the planner's plans collect from their owners.
+std::shared_ptr<const Plan> shares_in_place(const AttentionCase& test) {
+  Plan plan = *shared_heads(test, {.num_ranks = 2, .num_shares = 2});
+  plan.exchanges.clear();
+  plan.transfers.clear();
+  for (RankPlan& rank : plan.ranks) {
+    rank.q.segments.resize(1);
+    rank.k.segments.resize(1);
+    const std::int32_t rows = rank.q.segments[0].num_rows / 2;
+    rank.slices = {band_slice({0, rows}, {0, rows}, MaskType::Causal),
+                   band_slice({rows, 2 * rows}, {rows, 2 * rows}, MaskType::Causal)};
+    rank.attends = {{.heads = {0, test.dense.heads_kv / 2}, .slices = {0, 2}}};
+    rank.forward = rank.backward = {{.kind = StepKind::Attend, .index = 0, .after = {-1, -1}}};
+  }
+  return std::make_shared<const Plan>(std::move(plan));
+}
+
+TEST(HeadShares, EachShareAttendsToItsOwnKeys) {
+  Mask mask{128, 128, {}};
+  for (const Range rows : {Range{0, 64}, Range{64, 128}}) {
+    mask.slices.push_back(band_slice(rows, rows, MaskType::Causal));
+  }
+  for (const DType dtype : {DType::Float64, DType::BFloat16}) {
+    AttentionCase test = make_case(mask, dtype, 8, 4);
+    test.dense.num_sinks = 1;
+    RandomStream random(3);
+    draw_values(random, test);
+    expect_pipeline_close(test, shares_in_place(test));
+  }
+}
+
 TEST(HeadShares, RunsRepeatBitwise) {
   const AttentionCase test = make_case(masks_of_all_kinds(128)[1].mask, DType::BFloat16, 4, 4);
   const auto plan = shared_heads(test, {.degree = 2});

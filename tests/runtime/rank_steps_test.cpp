@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/rank_steps.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "plan/flat.hpp"
+
+namespace magi {
+namespace {
+
+constexpr std::int32_t kRanks = 4;
+
+Plan causal_plan(WorkMode work, std::int32_t degree) {
+  PlanConfig config;
+  config.num_ranks = kRanks;
+  config.num_heads_q = config.num_heads_kv = 8;
+  config.work = work;
+  config.head_shares = work == WorkMode::Heads ? kRanks : 0;
+  config.overlap_degree = degree;
+  return make_plan({256, 256, {band_slice({0, 256}, {0, 256}, MaskType::Causal)}}, config);
+}
+
+/// Which calls have rows under way beside them: a letter for each, 'f' in the forward, 'b' in the
+/// backward, 'B' in both, '-' in none; those that see no key in brackets.
+std::string beside(const RankSteps& steps) {
+  std::string text;
+  for (const AttendCall& call : steps.attends) {
+    const char both = call.is_beside_exchange ? 'B' : 'b';
+    const char letter = call.is_beside_in_backward ? both : (call.is_beside_exchange ? 'f' : '-');
+    text += call.slices.empty() ? std::string{'(', letter, ')'} : std::string{letter};
+  }
+  return text;
+}
+
+TEST(RankSteps, AttendsKnowWhetherRowsAreUnderWayBesideThem) {
+  for (std::int32_t rank = 0; rank < kRanks; ++rank) {
+    const auto of_keys = [&](std::int32_t degree) {
+      const Plan plan = causal_plan(WorkMode::Keys, degree);
+      const RankSteps steps(plan, rank);
+      EXPECT_EQ(steps.has_work_beside_exchange(), degree > 0);
+      return beside(steps);
+    };
+    EXPECT_EQ(of_keys(0), "-");
+    EXPECT_EQ(of_keys(1), "B-") << "nothing is left when the last keys have come";
+    EXPECT_EQ(of_keys(2), "BBb") << "gradients of the first stage are on their way then";
+  }
+}
+
+TEST(RankSteps, OneStageOfSharedHeadsLeavesNothingBesideItsAttend) {
+  for (const std::int32_t degree : {1, 2}) {
+    const Plan plan = causal_plan(WorkMode::Heads, degree);
+    const Plan flat = flat_plan(plan);
+    for (std::int32_t rank = 0; rank < kRanks; ++rank) {
+      const RankSteps steps(flat, rank, HeadShares(plan, rank));
+      EXPECT_EQ(beside(steps), degree == 1 ? "(B)(B)(B)(B)-" : "(B)(B)(B)(B)Bb");
+      EXPECT_EQ(steps.has_work_beside_exchange(), degree > 1);
+    }
+  }
+}
+
+TEST(RankSteps, AttendsOfASharesOwnQueriesWithoutKeysAreIdleAndHaveNoKeyRows) {
+  const Plan plan = causal_plan(WorkMode::Heads, 1);
+  const Plan flat = flat_plan(plan);
+  const RankSteps steps(flat, 1, HeadShares(plan, 1));
+  ASSERT_EQ(steps.attends.size(), 1U + kRanks);
+  for (std::int32_t share = 0; share < kRanks; ++share) {
+    const AttendCall& call = steps.attends[static_cast<std::size_t>(share)];
+    EXPECT_TRUE(call.is_idle);
+    EXPECT_TRUE(call.k_rows.empty());
+    EXPECT_EQ(call.q_rows, (Range{64 * share, 64 * share + 64}));
+  }
+  EXPECT_FALSE(steps.attends.back().is_idle);
+  EXPECT_EQ(steps.attends.back().k_rows, (Range{0, 256}));
+}
+
+TEST(RankSteps, AttendsOfAShareHaveItsOwnKeysAlone) {
+  Plan plan = make_plan({16, 16, {}}, {});
+  plan.ranks[0].slices = {band_slice({0, 8}, {0, 8}, MaskType::Causal),
+                          band_slice({8, 16}, {8, 16}, MaskType::Causal)};
+  plan.ranks[0].attends[0].slices = {0, 2};
+  HeadShares shares;
+  shares.count = 2;
+  shares.rows_q = shares.rows_k = shares.rows_per_share_q = shares.rows_per_share_k = 8;
+  const RankSteps steps(plan, 0, shares);
+  ASSERT_EQ(steps.attends.size(), 2U);
+  for (const AttendCall& call : steps.attends) {
+    EXPECT_EQ(call.k_rows, (Range{8 * call.share, 8 * call.share + 8}));
+    EXPECT_EQ(call.slices, std::vector{band_slice({0, 8}, {0, 8}, MaskType::Causal)});
+    EXPECT_FALSE(call.is_idle);
+  }
+}
+
+}  // namespace
+}  // namespace magi
