@@ -94,19 +94,22 @@ struct BackwardPlaces {
   explicit BackwardPlaces(const BackwardArgs& args) {
     Arena arena;
     delta = arena.add<float>(args.q.shape[0] * args.q.shape[1]);
+    corrections = arena.add<float>(args.q.shape[0] * args.q.shape[1]);
     dk_sums = arena.add<float>(args.dk.num_elements());
     dv_sums = arena.add<float>(args.dv.num_elements());
     size_bytes = arena.size_bytes();
   }
-  std::size_t delta = 0, dk_sums = 0, dv_sums = 0, size_bytes = 0;
+  std::size_t delta = 0, corrections = 0, dk_sums = 0, dv_sums = 0, size_bytes = 0;
 };
 
 void run_backward(const BackwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
                   void* workspace, cudaStream_t stream) {
   const BackwardPlaces places(args);
-  const sm90::ListedBackwardMemory memory{.delta = part_at<float>(workspace, places.delta),
-                                          .dk_sums = part_at<float>(workspace, places.dk_sums),
-                                          .dv_sums = part_at<float>(workspace, places.dv_sums)};
+  const sm90::ListedBackwardMemory memory{
+      .delta = part_at<float>(workspace, places.delta),
+      .corrections = part_at<float>(workspace, places.corrections),
+      .dk_sums = part_at<float>(workspace, places.dk_sums),
+      .dv_sums = part_at<float>(workspace, places.dv_sums)};
   sm90::enqueue_listed_backward(args, lists, sm_margin, memory, stream);
   combine(sums_like(args.dk, memory.dk_sums), args.dk, Combination::Write, stream);
   combine(sums_like(args.dv, memory.dv_sums), args.dv, Combination::Write, stream);

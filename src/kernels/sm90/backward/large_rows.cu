@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
-#include <numbers>
 
 #include "cuda/launch.cuh"
-#include "cuda/ptx/math.cuh"
 #include "cuda/ptx/order.cuh"
 #include "kernels/sm90/backward/large_rows.hpp"
 #include "kernels/sm90/backward/packed_rows.cuh"
+#include "kernels/sm90/exact_rows.cuh"
 #include "kernels/sm90/global_memory.cuh"
 
 // Rows with logits of about 2^14 and more, in plain loops: they are rare, and right is all that
 // they need to be. A warp works at a row, or at 4 or 8 keys; each lane has four or eight elements
-// of dim. Products of 16-bit numbers are exact in float64, and sums of them as good as exact: so
-// scores do not depend on who computes them, and each row's largest score and sum are made anew.
+// of dim. Scores do not depend on who computes them (exact_rows.cuh), and each row's largest score
+// and sum are made anew.
 //
 //   1. Rows: the log of the row's sum over this call's keys and sinks; where no other keys share in
 //      the row its delta, because that of a rounded out is wrong by more than queries so large
@@ -24,7 +23,6 @@
 namespace magi::sm90 {
 namespace {
 
-constexpr unsigned kFullWarp = 0xffffffffu;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMostTileKeys = 128;
@@ -36,69 +34,6 @@ static_assert(kKeyTicket + 1 == kLargeRowCounters);
 /// the forward, and conversions of the lse.
 constexpr double kScoreRounding = 0x1p-20;
 constexpr double kLseRounding = 0x1p-21;
-
-template <typename Value>
-__device__ __forceinline__ Value sum_of_warp(Value value) {
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(kFullWarp, value, lanes);
-  return value;
-}
-
-__device__ __forceinline__ double max_of_warp(double value) {
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    value = fmax(value, __shfl_xor_sync(kFullWarp, value, lanes));
-  }
-  return value;
-}
-
-/// A float64 product that the compiler may not fuse with a sum: a score or sink of 1e30 is to have
-/// the same bits wherever it is met, or its rounding alone makes or breaks its weight.
-__device__ __forceinline__ double product_of(double a, double b) { return __dmul_rn(a, b); }
-
-__device__ __forceinline__ double in_base_2(float logarithm) {
-  return product_of(double{logarithm}, std::numbers::log2e);
-}
-
-/// 2^x for x up to 0, 1 above; NaN of NaN.
-__device__ __forceinline__ float weight_of(double exponent) {
-  return ptx::exp2_approx(exponent > 0.0 ? 0.0f : static_cast<float>(exponent));
-}
-
-constexpr int kRunDims = 4 * 32;  ///< of a warp's run of a row, four elements a lane
-
-/// One lane's elements of a row: four of each run.
-template <int kRuns>
-struct Elements {
-  float at[4 * kRuns] = {};
-
-  __device__ __forceinline__ void add(float factor, const Elements& other) {
-#pragma unroll
-    for (int i = 0; i < 4 * kRuns; ++i) at[i] = fmaf(factor, other.at[i], at[i]);
-  }
-};
-
-template <int kRuns>
-__device__ __forceinline__ double exact_dot(const Elements<kRuns>& a, const Elements<kRuns>& b) {
-  double sum = 0.0;
-#pragma unroll
-  for (int i = 0; i < 4 * kRuns; ++i) sum = fma(double{a.at[i]}, double{b.at[i]}, sum);
-  return sum_of_warp(sum);
-}
-
-template <int kRuns>
-__device__ __forceinline__ float dot(const Elements<kRuns>& a, const Elements<kRuns>& b) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 4 * kRuns; ++i) sum = fmaf(a.at[i], b.at[i], sum);
-  return sum_of_warp(sum);
-}
-
-/// A score in base 2, and the softcap's slope there.
-struct Score {
-  double exponent;
-  float slope = 1.0f;
-};
 
 /// The largest of the scores that a lane has met, and the sum of 2^(score - largest).
 struct LaneSum {
@@ -212,36 +147,12 @@ class LargeRows {
     return place_of(params_.packed, row.token, row.head);
   }
 
-  /// The dim of this lane's first element of a run.
-  __device__ int dim_of(int run) const { return run * kRunDims + 4 * lane_; }
-
   __device__ Row load(const StridedRows& rows, std::int64_t row, std::int64_t head,
                       std::int32_t dim) const {
-    Row elements;
-    const auto* source = row_at<std::uint16_t>(rows, row, head);
-#pragma unroll
-    for (int run = 0; run < kRuns; ++run) {
-      if (dim_of(run) >= dim) continue;
-      const uint2 raw = *reinterpret_cast<const uint2*>(source + dim_of(run));
-      set(elements.at + 4 * run, ptx::unpack_half2<kType>(raw.x), ptx::unpack_half2<kType>(raw.y));
-    }
-    return elements;
+    return load_row<kType, kRuns>(row_at<std::uint16_t>(rows, row, head), dim, lane_);
   }
 
-  __device__ static void set(float* four, float2 first, float2 second) {
-    four[0] = first.x;
-    four[1] = first.y;
-    four[2] = second.x;
-    four[3] = second.y;
-  }
-
-  __device__ Score score_of(double product) const {
-    const ScoreScale& scale = params_.score;
-    if (scale.cap_scale == 0.0f) return {product_of(product, scale.exponent_scale)};
-    const double capped = tanh(product * scale.cap_scale);
-    return {product_of(capped, scale.exponent_scale),
-            static_cast<float>(fma(-capped, capped, 1.0))};
-  }
+  __device__ Score score_of(double product) const { return exact_score(params_.score, product); }
 
   __device__ double sink_exponent(RowPlace row, int sink) const {
     const SinkRows& sinks = params_.sink;
@@ -388,47 +299,9 @@ class LargeRows {
     });
     const auto element = static_cast<std::int64_t>(params_.dq.is_float() ? 4 : 2);
     const std::int64_t at = row.token * params_.dq.row_stride + row.head * params_.dq.head_stride;
-    put_row(static_cast<std::uint8_t*>(params_.dq.data) + at * element, params_.dq.is_float(),
-            params_.dim_qk, dq, params_.score.softmax_scale, params_.is_adding_queries);
-  }
-
-  /// Writes a row times `factor`, or adds it to what is there.
-  __device__ void put_row(std::uint8_t* row, bool is_float, std::int32_t dim, const Row& values,
-                          float factor, bool is_adding) const {
-#pragma unroll
-    for (int run = 0; run < kRuns; ++run) {
-      if (dim_of(run) >= dim) continue;
-      put(row + dim_of(run) * (is_float ? 4 : 2), is_float, values.at + 4 * run, factor, is_adding);
-    }
-  }
-
-  /// Row elements of a row.
-  __device__ static void put(std::uint8_t* target, bool is_float, const float* values, float factor,
-                             bool is_adding) {
-    float sum[4] = {};
-    if (is_float) {
-      auto* place = reinterpret_cast<float4*>(target);
-      if (is_adding) {
-        const float4 before = *place;
-        set(sum, {before.x, before.y}, {before.z, before.w});
-      }
-      add(sum, factor, values);
-      *place = make_float4(sum[0], sum[1], sum[2], sum[3]);
-      return;
-    }
-    auto* place = reinterpret_cast<uint2*>(target);
-    if (is_adding) {
-      const uint2 before = *place;
-      set(sum, ptx::unpack_half2<kType>(before.x), ptx::unpack_half2<kType>(before.y));
-    }
-    add(sum, factor, values);
-    *place =
-        make_uint2(ptx::pack_half2<kType>(sum[0], sum[1]), ptx::pack_half2<kType>(sum[2], sum[3]));
-  }
-
-  __device__ static void add(float* sum, float factor, const float* values) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] = fmaf(factor, values[i], sum[i]);
+    put_row<kType>(static_cast<std::uint8_t*>(params_.dq.data) + at * element,
+                   {params_.dq.is_float(), params_.is_adding_queries}, params_.dim_qk, lane_, dq,
+                   params_.score.softmax_scale);
   }
 
   /// One warp's keys of an item, and their gradients.
@@ -532,7 +405,7 @@ class LargeRows {
               local.head_stride * element, local.is_float()};
     }
     std::uint8_t* row = rows.data + key * rows.row_bytes + kv_head * rows.head_bytes;
-    put_row(row, rows.is_float, dim, values, factor, true);
+    put_row<kType>(row, {rows.is_float, true}, dim, lane_, values, factor);
   }
 
   /// Sinks that all rows share: a lane sums tokens lane, lane + 32, ...

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "kernels/sm90/backward/prepare.hpp"
 #include "kernels/sm90/forward/softmax.cuh"
 #include "kernels/sm90/listed/backward_shared.cuh"
 #include "kernels/sm90/listed/head_rows.cuh"
@@ -50,8 +51,8 @@ class ListedBackwardConsumer {
   using Scores = float[kC.keys / 2];
   using KeyRows = float[kC.dim / 2];
 
-  /// lse in base 2 and delta of the thread's rows. Rows that are no head, or whose lse is infinite,
-  /// get weights of 0.
+  /// lse in base 2 and delta of the thread's rows. Rows that are no head, or whose lse is infinite
+  /// or large (large_rows.cu), get weights of 0.
   __device__ __forceinline__ void load_rows(const HeadRows& rows) {
     const std::int64_t heads_q = std::int64_t{params_.shape.heads_kv} * params_.shape.heads_per_kv;
 #pragma unroll
@@ -60,7 +61,7 @@ class ListedBackwardConsumer {
       delta_[row] = 0.0f;
       if (!rows.is_head(row)) continue;
       const float lse = *row_at<float>(params_.lse, rows.token(), rows.head_of(row)) * kLog2E;
-      if (fabsf(lse) == INFINITY) continue;
+      if (fabsf(lse) >= kLargeLse) continue;
       lse_[row] = lse;
       delta_[row] = params_.delta[rows.token() * heads_q + rows.head_of(row)];
     }

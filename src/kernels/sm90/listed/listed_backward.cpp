@@ -6,6 +6,7 @@
 #include "base/check.hpp"
 #include "cuda/check.hpp"
 #include "kernels/sm90/conversions.hpp"
+#include "kernels/sm90/listed/large_rows.hpp"
 #include "kernels/sm90/listed/launch.hpp"
 #include "kernels/sm90/listed/listed_arguments.hpp"
 #include "kernels/sm90/listed/prepare.hpp"
@@ -13,7 +14,7 @@
 namespace magi::sm90 {
 namespace {
 
-ListedRowParams row_params(const BackwardArgs& args, float* delta) {
+ListedRowParams row_params(const BackwardArgs& args, const ListedBackwardMemory& memory) {
   return {.rows_q = to_int(args.q.shape[0]),
           .heads_q = to_int(args.q.shape[1]),
           .dim_v = to_int(args.v.shape[2]),
@@ -21,7 +22,8 @@ ListedRowParams row_params(const BackwardArgs& args, float* delta) {
           .dout = strided_rows(args.dout),
           .lse = strided_rows(args.lse),
           .dlse = args.dlse.empty() ? StridedRows{} : strided_rows(args.dlse),
-          .delta = delta};
+          .delta = memory.delta,
+          .corrections = memory.corrections};
 }
 
 ListedBackwardParams listed_params(const BackwardArgs& args, const KeyLists& lists,
@@ -61,7 +63,7 @@ void enqueue_listed_backward(const BackwardArgs& args, const KeyLists& lists,
   const std::int32_t num_sms = count_free_sms(args.q.device, sm_margin);
   clear(memory.dk_sums, args.dk, stream);
   clear(memory.dv_sums, args.dv, stream);
-  const ListedRowParams rows = row_params(args, memory.delta);
+  const ListedRowParams rows = row_params(args, memory);
   if (args.q.num_elements() == 0) return enqueue_sinks(args, rows, stream);
   const ListedBackwardInstance* instance = find_listed_backward_instance(
       args.q.dtype, to_int(std::max(args.q.shape[2], args.v.shape[2])),
@@ -69,10 +71,13 @@ void enqueue_listed_backward(const BackwardArgs& args, const KeyLists& lists,
   MAGI_CHECK(instance != nullptr);
   const ListedBackwardParams params = listed_params(args, lists, instance->config, memory);
   enqueue_listed_delta(rows, args.q.dtype, stream);
-  enqueue_sinks(args, rows, stream);
   const std::int32_t num_ctas =
       std::min(num_sms * instance->config.ctas_per_sm, params.shape.num_items);
   instance->launch(params, num_ctas, stream);
+  ListedLargeRowParams large{.call = params, .rows = rows, .sink = {}};
+  if (!args.sink.empty()) large.sink = sink_rows(args.sink, args.params.sink_layout);
+  enqueue_listed_large_rows(large, args.q.dtype, num_sms, stream);
+  enqueue_sinks(args, rows, stream);
 }
 
 }  // namespace magi::sm90

@@ -13,9 +13,10 @@ namespace magi::sm90 {
 
 /// Parts of the memory of a call.
 struct ListedBackwardMemory {
-  float* delta = nullptr;    ///< [rows_q, heads_q]
-  float* dk_sums = nullptr;  ///< [rows_k, heads_kv, dim_qk]
-  float* dv_sums = nullptr;  ///< [rows_k, heads_kv, dim_v]
+  float* delta = nullptr;        ///< [rows_q, heads_q], like corrections
+  float* corrections = nullptr;  ///< of the lse of large rows
+  float* dk_sums = nullptr;      ///< [rows_k, heads_kv, dim_qk]
+  float* dv_sums = nullptr;      ///< [rows_k, heads_kv, dim_v]
 };
 
 /// Enqueues dq, dsink, and dk and dv as float32 sums in `memory`.

@@ -2,8 +2,8 @@
 #include <cub/block/block_reduce.cuh>
 
 #include "cuda/check.hpp"
-#include "cuda/ptx/math.cuh"
-#include "kernels/sm90/backward/prepare.hpp"
+#include "kernels/sm90/backward/packed_rows.cuh"
+#include "kernels/sm90/exact_rows.cuh"
 #include "kernels/sm90/global_memory.cuh"
 #include "kernels/sm90/listed/prepare.hpp"
 
@@ -43,11 +43,7 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const ListedRowParams p
   if (!is_row || d != 0) return;
   const float lse = *row_at<float>(params.lse, token, head);
   const float dlse = params.dlse.data == nullptr ? 0.0f : *row_at<float>(params.dlse, token, head);
-  const float size = fabsf(lse) * kLog2E;
-  // One float32 does not hold the lse of such a row, so it gets no gradient rather than a wrong
-  // one.
-  const float delta = size >= kLargeLse ? NAN : sum - dlse;
-  params.delta[row] = size == INFINITY ? 0.0f : delta;
+  params.delta[row] = fabsf(lse) * kLog2E == INFINITY ? 0.0f : sum - dlse;
 }
 
 /// A sink is a key whose value is 0: its gradient through a row is -exp(sink - lse) * delta.
@@ -55,7 +51,12 @@ __device__ __forceinline__ float sink_gradient(const ListedRowParams& params, fl
                                                std::int64_t token, std::int64_t head) {
   const float lse = *row_at<float>(params.lse, token, head);
   if (fabsf(lse) * kLog2E == INFINITY) return 0.0f;
-  return -ptx::exp2_approx((sink - lse) * kLog2E) * params.delta[token * params.heads_q + head];
+  const std::int64_t row = token * params.heads_q + head;
+  if (is_large(lse)) {
+    const double log_sum = in_base_2(lse) + double{params.corrections[row]};
+    return -weight_of(in_base_2(sink) - log_sum) * params.delta[row];
+  }
+  return -ptx::exp2_approx((sink - lse) * kLog2E) * params.delta[row];
 }
 
 /// One CTA per head and sink.
@@ -68,6 +69,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto index = static_cast<std::int64_t>(blockIdx.y);
   const float sink = sinks.data[index * sinks.sink_stride + head];
   float sum = 0.0f;
+#pragma unroll 1
   for (auto token = static_cast<std::int64_t>(threadIdx.x); token < params.rows_q;
        token += kThreads) {
     sum += sink_gradient(params, sink, token, head);

@@ -7,7 +7,7 @@
 
 #include "kernels/sm90/arguments.hpp"
 
-// What runs before the backward under lists and beside it.
+// What runs before the backward under lists and behind it.
 namespace magi::sm90 {
 
 struct ListedRowParams {
@@ -18,15 +18,18 @@ struct ListedRowParams {
   StridedRows dout;
   StridedRows lse;
   StridedRows dlse;  ///< without data where there is none
-  /// [rows_q, heads_q]: sum of dout * out, less dlse; 0 where lse is infinite.
+  /// [rows_q, heads_q]: sum of dout * out, less dlse; 0 where lse is infinite. Of large rows, which
+  /// the main kernel leaves out, the kernel for them makes it anew.
   float* delta = nullptr;
+  /// [rows_q, heads_q]: of large rows what is to be added to their lse in base 2.
+  float* corrections = nullptr;
 };
 
 /// Enqueues the delta of every row.
 void enqueue_listed_delta(const ListedRowParams& params, DType type, cudaStream_t stream);
 
-/// Enqueues dsink, laid out like the sinks, from what enqueue_listed_delta left. Sums over rows
-/// have a fixed order.
+/// Enqueues dsink, laid out like the sinks, from the deltas of all rows. Sums over rows have a
+/// fixed order.
 void enqueue_listed_sink_gradient(const ListedRowParams& params, const SinkRows& sink,
                                   const SinkRows& dsink, cudaStream_t stream);
 
