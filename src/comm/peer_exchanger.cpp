@@ -370,8 +370,10 @@ void PeerMove::launch(void* stream) {
     queue = side_.emplace(state_->beside).fork(queue);
   }
   const std::int32_t most = state_->num_blocks;
-  const std::int32_t remote =
-      is_beside_attention_ ? std::min(most, kBlocksBeside) : ceil_div(most, 2);
+  // Rows that leave have all of the few blocks beside attends where none stay, else half of them.
+  const bool has_all = side_.has_value() && push_.num_own == 0;
+  const std::int32_t share = has_all ? most : ceil_div(most, 2);
+  const std::int32_t remote = is_beside_attention_ ? std::min(share, kBlocksBeside) : share;
   PushBlocks blocks{.remote = remote, .own = std::max(most - remote, 1)};
   // So few begin the pass by themselves.
   if (is_short_) blocks = {.remote = kBlocksBeside, .own = kMostWaitingBlocks - kBlocksBeside};

@@ -335,7 +335,9 @@ void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
   std::erase_if(from, is_missing);
   std::erase_if(to, is_missing);
   if (is_returning(exchange.role)) round_partials(exchange.role, from);
-  auto& pending = pending_[static_cast<std::size_t>(&step - list_.data())];
+  const auto index = static_cast<std::size_t>(&step - list_.data());
+  const bool is_leaving_late = is_deferred(index);
+  auto& pending = pending_[index];
   for (std::size_t first = 0, end = 0; first < from.size(); first = end) {
     while (end < from.size() && end < first + kMaxMovedTogether &&
            from[end].dtype == from[first].dtype) {
@@ -350,10 +352,9 @@ void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
         .num_sections =
             is_cast ? memory.rows().arrival_shape(rows.filling, exchange.heads.size()).num_sections
                     : 1,
-        .is_deferred = is_deferred(static_cast<std::size_t>(&step - list_.data())),
-        .is_without_own = is_cast && are_own_keys_read_ &&
-                          is_deferred(static_cast<std::size_t>(&step - list_.data())),
-        .is_beside_attention = pass_ == Pass::Forward,
+        .is_deferred = is_leaving_late,
+        .is_without_own = is_cast && are_own_keys_read_ && is_leaving_late,
+        .is_beside_attention = pass_ == Pass::Forward && is_leaving_late,
         .is_written = is_returning(exchange.role) && are_partials_written_};
     pending.push_back(memory.rows().start(
         is_returning(exchange.role) ? rows.returning() : rows.filling, move, stream));
