@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -22,6 +23,8 @@ class SegmentRows {
   /// Without `own`, whose part of a sum is in place. Made when it is first asked for: a forward
   /// seldom does.
   const comm::RowTable& returning() const;
+  /// A cast of the same rows the other way, for results that are whole. Made like that.
+  const comm::RowTable& handed_back() const;
 
   std::int32_t num_rows;
   Range own;  ///< the copy of all own keys in which their sums begin; empty: another place
@@ -32,7 +35,7 @@ class SegmentRows {
                                                       const RowExchange& onward) const;
 
   std::int32_t rank_, num_ranks_;
-  mutable std::optional<comm::RowTable> returning_;
+  mutable std::optional<comm::RowTable> returning_, handed_back_;
 };
 
 /// Shares of the heads, whose rows are flat rows (flat_plan), as one rank has them.
@@ -75,6 +78,11 @@ struct RankSteps {
   const SegmentRows& rows_of(const Exchange& exchange) const;
   /// The rows that fill a segment, as each rank has them.
   std::vector<RowExchange> everyones_rows(Space space, std::size_t segment) const;
+  /// Whether what returns of a space is whole on all ranks: of each row and head one attend of one
+  /// rank makes it, and the owner makes none but that of no keys. It then travels in the type of
+  /// the result and is put into place, where parts travel as float32 and are added. So it is with
+  /// shares of the heads in one group.
+  bool returns_whole(Space space) const { return is_whole_[space == Space::Queries ? 0 : 1]; }
   /// Whether no rank has more than one attend, as with overlap degree 0.
   bool is_single_attend() const;
   /// Whether attends that see keys run while rows are under way.
@@ -106,11 +114,14 @@ struct RankSteps {
   std::int32_t num_results = 0;
 
  private:
+  bool find_whole(Space space) const;
   void add_calls(const Attend& attend);
   /// The first says which attends have exchanges beside them in the forward, the second in the
   /// backward.
   void mark_forward();
   void mark_backward();
+
+  std::array<bool, 2> is_whole_{};  ///< queries, keys
 };
 
 }  // namespace magi

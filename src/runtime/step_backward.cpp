@@ -215,9 +215,10 @@ void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepa
   const RankSteps& steps = call.steps;
   // Copied own keys have their sums in the segment that holds the copy. Attends of several shares
   // add to own keys that were cleared.
-  const bool is_added =
-      !steps.is_own_keys_copied() && (!steps.plan.exchanges.empty() || steps.shares.count > 1);
-  call.set_own(Role::QueryGradients, {call.sum_for(input_gradients.dq, steps.num_results > 1)});
+  const bool is_added = !steps.is_own_keys_copied() && !call.is_whole(Role::KeyGradients) &&
+                        (!steps.plan.exchanges.empty() || steps.shares.count > 1);
+  const bool is_dq_added = steps.num_results > 1 && !call.is_whole(Role::QueryGradients);
+  call.set_own(Role::QueryGradients, {call.sum_for(input_gradients.dq, is_dq_added)});
   call.set_own(Role::KeyGradients, {call.sum_for(input_gradients.dk, is_added),
                                     call.sum_for(input_gradients.dv, is_added)});
   BackwardPass pass(call, inputs, input_gradients);

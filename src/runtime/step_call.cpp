@@ -70,11 +70,6 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
   return (hash ^ value) * kOdd + (hash >> 29);
 }
 
-ExchangeKind kind_of(Role role) {
-  if (role == Role::Results) return ExchangeKind::LseMerge;
-  return is_returning(role) ? ExchangeKind::Sum : ExchangeKind::Cast;
-}
-
 }  // namespace
 
 TensorGroup heads_of(TensorGroup group, Range heads) {
@@ -113,6 +108,7 @@ void StepCall::begin() {
 
 void StepCall::set_kind(const AttentionInputs& inputs, bool has_max_logits) {
   const TensorView& sink = inputs.sink;
+  has_sink_ = is_given(sink);
   const std::int64_t num_sinks =
       sink.rank > 1 ? sink.shape[static_cast<std::size_t>(sink.rank) - 2] : 0;
   kind_ = mix(static_cast<std::uint64_t>(inputs.q.dtype), static_cast<std::uint64_t>(sink.rank));
@@ -126,20 +122,46 @@ void StepCall::set_kind(const AttentionInputs& inputs, bool has_max_logits) {
   }
 }
 
+bool StepCall::is_whole(Role role) const {
+  if (!is_returning(role) || !steps.returns_whole(space_of(role))) return false;
+  return role != Role::Results || !has_sink_;
+}
+
+ExchangeKind StepCall::kind_of(Role role) const {
+  if (!is_returning(role) || is_whole(role)) return ExchangeKind::Cast;
+  return role == Role::Results ? ExchangeKind::LseMerge : ExchangeKind::Sum;
+}
+
+const comm::RowTable& StepCall::table_of(const Exchange& exchange) const {
+  const SegmentRows& rows = steps.rows_of(exchange);
+  if (!is_returning(exchange.role)) return rows.filling;
+  return is_whole(exchange.role) ? rows.handed_back() : rows.returning();
+}
+
+comm::EveryonesRows StepCall::everyone_of(const Exchange& exchange) const {
+  if (!is_whole(exchange.role)) return {};
+  return [this, exchange] {
+    auto all =
+        steps.everyones_rows(space_of(exchange.role), static_cast<std::size_t>(exchange.segment));
+    for (RowExchange& rows : all) std::swap(rows.owned, rows.needed);
+    return all;
+  };
+}
+
 comm::PassStart StepCall::make_pass_start() const {
   std::int64_t most_bytes = 0;
   for (const Step& step : list_) {
     if (step.kind != StepKind::Exchange) continue;
     const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(step.index)];
-    const SegmentRows& rows = steps.rows_of(exchange);
     const bool is_back = is_returning(exchange.role);
-    if (is_back) memory.rows().prepare(rows.returning(), kind_of(exchange.role), {});
-    const std::int64_t most_rows =
-        memory.rows().most_rows(is_back ? rows.returning() : rows.filling, kind_of(exchange.role));
+    const comm::RowTable& table = table_of(exchange);
+    if (is_back) memory.rows().prepare(table, kind_of(exchange.role), everyone_of(exchange));
+    const std::int64_t most_rows = memory.rows().most_rows(table, kind_of(exchange.role));
     for (const TensorView& tensor : tensors(exchange.role, -1, exchange.heads)) {
       if (!is_given(tensor)) continue;
-      const DType type =
-          is_back ? partial_type(exchange.role, accumulator_type(tensor.dtype)) : tensor.dtype;
+      const DType type = is_back && !is_whole(exchange.role)
+                             ? partial_type(exchange.role, accumulator_type(tensor.dtype))
+                             : tensor.dtype;
       most_bytes +=
           align_up(most_rows * row_elements(tensor) * static_cast<std::int64_t>(dtype_bytes(type)),
                    kAlignment);
@@ -223,6 +245,7 @@ void StepCall::await_all() {
 
 bool StepCall::round_sums(Role role, const TensorGroup& targets) {
   comm::PendingRows* last = nullptr;
+  if (is_whole(role)) return false;
   for (std::size_t step = 0; step < list_.size(); ++step) {
     if (list_[step].kind != StepKind::Exchange) continue;
     const auto index = static_cast<std::size_t>(list_[step].index);
@@ -277,7 +300,8 @@ void StepCall::lend_segment(Role role, std::int32_t exchange) {
     for (TensorView& tensor : segment) tensor.shape[0] = rows.num_rows;
     return;
   }
-  segment = lend_like(lend, tensors(role, -1, filling.heads), rows.num_rows, is_returning(role));
+  segment = lend_like(lend, tensors(role, -1, filling.heads), rows.num_rows,
+                      is_returning(role) && !is_whole(role));
   // Own rows have their sum where their first part is.
   if (is_returning(role) && !rows.own.empty()) groups.front() = rows_of(segment, rows.own);
 }
@@ -334,7 +358,8 @@ void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
   const auto is_missing = [](const TensorView& tensor) { return !is_given(tensor); };
   std::erase_if(from, is_missing);
   std::erase_if(to, is_missing);
-  if (is_returning(exchange.role)) round_partials(exchange.role, from);
+  const bool is_sum = is_returning(exchange.role) && !is_whole(exchange.role);
+  if (is_sum) round_partials(exchange.role, from);
   const auto index = static_cast<std::size_t>(&step - list_.data());
   const bool is_leaving_late = is_deferred(index);
   auto& pending = pending_[index];
@@ -355,9 +380,8 @@ void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
         .is_deferred = is_leaving_late,
         .is_without_own = is_cast && are_own_keys_read_ && is_leaving_late,
         .is_beside_attention = pass_ == Pass::Forward && is_leaving_late,
-        .is_written = is_returning(exchange.role) && are_partials_written_};
-    pending.push_back(memory.rows().start(
-        is_returning(exchange.role) ? rows.returning() : rows.filling, move, stream));
+        .is_written = is_sum && are_partials_written_};
+    pending.push_back(memory.rows().start(table_of(exchange), move, stream));
   }
 }
 

@@ -54,6 +54,9 @@ class StepCall {
   /// Readies the exchanges.
   void begin_pass();
   void set_own(Role role, TensorGroup tensors) { groups_of(role).front() = std::move(tensors); }
+  /// Whether what an exchange of this role returns is whole (RankSteps::returns_whole); of results
+  /// only without sinks, which belong to the owner.
+  bool is_whole(Role role) const;
   /// What ranks have to call alike besides the plan; transports that compare calls find the others.
   void set_kind(const AttentionInputs& inputs, bool has_max_logits);
   const TensorGroup& own(Role role) { return groups_of(role).front(); }
@@ -103,6 +106,11 @@ class StepCall {
   void lend_segment(Role role, std::int32_t exchange);
   /// Whether the attend may write gradients of own keys into the caller's tensors.
   bool places_gradients(const SegmentRows& rows, std::int32_t exchange) const;
+  /// The rows of an exchange and what becomes of them.
+  const comm::RowTable& table_of(const Exchange& exchange) const;
+  /// As each rank has them, of what is handed back.
+  comm::EveryonesRows everyone_of(const Exchange& exchange) const;
+  ExchangeKind kind_of(Role role) const;
   /// Gives partials the type in which they travel; their values too, unless they are written.
   void round_partials(Role role, TensorGroup& partials);
   void start(const Step& step, TensorGroup from, TensorGroup to);
@@ -121,6 +129,7 @@ class StepCall {
   std::span<const Step> list_;
   std::array<std::vector<TensorGroup>, kNumRoles> roles_;                 ///< own, then by exchange
   std::vector<std::vector<std::unique_ptr<comm::PendingRows>>> pending_;  ///< by step
+  bool has_sink_ = false;
   bool is_begun_ = false;
   bool are_partials_written_ = false;
   std::int32_t coming_step_ = -1;   ///< exchange whose rows come while the attend runs

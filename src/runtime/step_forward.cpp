@@ -72,7 +72,8 @@ void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionR
 
 void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepared,
                  const AttentionInputs& inputs, const AttentionResult& result) {
-  const TensorView out = call.sum_for(result.out, call.steps.num_results > 1);
+  const TensorView out =
+      call.sum_for(result.out, call.steps.num_results > 1 && !call.is_whole(Role::Results));
   call.set_own(Role::Results, {out, result.lse});
   const TensorView maxima = lend_maxima(call, result.max_logits);
   const auto run = [&](const PreparedForward& attention, const AttendCall& attend,

@@ -124,6 +124,24 @@ TEST(HeadShares, EachShareAttendsToItsOwnKeys) {
   }
 }
 
+/// Two ranks, each with half of the heads: what goes there and what comes back, in the tensors'
+/// type.
+TEST(HeadShares, ResultsAndGradientsComeBackInTheirOwnType) {
+  const AttentionCase test = make_case(masks_of_all_kinds(128)[0].mask, DType::BFloat16, 8, 4);
+  const auto plan = shared_heads(test, {.num_ranks = 2, .num_shares = 2});
+  const PipelineRun run = run_pipeline(test, plan);
+  constexpr std::int64_t kRows = 64;  // of a rank, with 4 query heads and 2 kv heads of a share
+  const std::int64_t keys = kRows * 2 * (16 + 8) * 2;
+  const std::int64_t lse = kRows * 4 * 4;
+  const std::int64_t forward = keys + kRows * 4 * (16 + 8) * 2 + lse;
+  const std::int64_t backward = 2 * keys + kRows * 4 * (16 + 2 * 8 + 16) * 2 + lse;
+  for (const std::size_t rank : {0, 1}) {
+    EXPECT_EQ(run.after_forward[rank].bytes_to_peer[1 - rank], forward);
+    EXPECT_EQ(plan->report.pair_bytes[rank * 2 + 1 - rank], forward - lse);
+    EXPECT_EQ(run.after_backward[rank].bytes_to_peer[1 - rank], forward + backward);
+  }
+}
+
 TEST(HeadShares, RunsRepeatBitwise) {
   const AttentionCase test = make_case(masks_of_all_kinds(128)[1].mask, DType::BFloat16, 4, 4);
   const auto plan = shared_heads(test, {.degree = 2});

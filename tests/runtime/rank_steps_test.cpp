@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "plan/flat.hpp"
@@ -73,6 +74,41 @@ TEST(RankSteps, AttendsOfASharesOwnQueriesWithoutKeysAreIdleAndHaveNoKeyRows) {
   }
   EXPECT_FALSE(steps.attends.back().is_idle);
   EXPECT_EQ(steps.attends.back().k_rows, (Range{0, 256}));
+}
+
+bool returns_whole(const Plan& plan, Space space) {
+  const Plan flat = flat_plan(plan);
+  const bool is_whole = RankSteps(flat, 0, HeadShares(plan, 0)).returns_whole(space);
+  for (std::int32_t rank = 1; rank < kRanks; ++rank) {
+    const RankSteps steps(flat, rank, HeadShares(plan, rank));
+    EXPECT_EQ(steps.returns_whole(space), is_whole) << "rank " << rank;
+  }
+  return is_whole;
+}
+
+TEST(RankSteps, WhatOneAttendMakesOfARowAndHeadReturnsWhole) {
+  for (const Space space : {Space::Queries, Space::Keys}) {
+    for (const std::int32_t degree : {0, 1, 2}) {
+      EXPECT_TRUE(returns_whole(causal_plan(WorkMode::Heads, degree), space));
+      EXPECT_FALSE(returns_whole(causal_plan(WorkMode::Keys, degree), space));
+      EXPECT_FALSE(returns_whole(causal_plan(WorkMode::Queries, degree), space));
+    }
+    Plan twice = causal_plan(WorkMode::Heads, 1);
+    const auto of_space = [space](const Transfer& t) { return t.space == space; };
+    const Transfer again = *std::ranges::find_if(twice.transfers, of_space);
+    twice.transfers.push_back(again);
+    EXPECT_FALSE(returns_whole(twice, space)) << "a row that two ranks have";
+    Plan merging = causal_plan(WorkMode::Heads, 1);
+    merging.ranks[2].attends.push_back(merging.ranks[2].attends.back());
+    EXPECT_FALSE(returns_whole(merging, space)) << "two attends of one row";
+  }
+}
+
+TEST(RankSteps, SharesOfSeveralGroupsReturnParts) {
+  PlanConfig config = causal_plan(WorkMode::Heads, 1).config;
+  config.head_shares = 2;
+  const Plan plan = make_plan({256, 256, {band_slice({0, 256}, {0, 256}, MaskType::Full)}}, config);
+  EXPECT_FALSE(returns_whole(plan, Space::Keys) && returns_whole(plan, Space::Queries));
 }
 
 TEST(RankSteps, AttendsOfAShareHaveItsOwnKeysAlone) {
