@@ -18,12 +18,12 @@ from magi_attention.common import AttnRanges
 from magi_attention.errors import CommError
 
 
-def causal_plan(group, rows: int, degree: int = 1) -> api.Plan:
+def causal_plan(group, rows: int, degree: int = 1, work: str | None = None) -> api.Plan:
     ranges = AttnRanges.from_ranges([(0, rows)])
     return api.Plan.from_ranges(
         ranges, ranges, "causal", rows, cp_size=dist.get_world_size(group), num_heads_q=4,
         num_heads_kv=2, head_dim=64,
-        config=api.DistAttnConfig(overlap_config=api.OverlapConfig(degree=degree)),
+        config=api.DistAttnConfig(overlap_config=api.OverlapConfig(degree=degree), work=work),
     )  # fmt: skip
 
 
@@ -180,9 +180,9 @@ def killed_rank_is_named(group, rows: int, transport: str) -> None:
     raise AssertionError("no error within 10 s")
 
 
-def a_captured_call_follows_new_data(group, rows: int) -> None:
+def a_captured_call_follows_new_data(group, rows: int, work: str | None = None) -> None:
     """Forward and backward over nvlink in one graph, which is replayed between eager calls."""
-    bound = causal_plan(group, rows, 0).bind(group, transport="nvlink")
+    bound = causal_plan(group, rows, 0, work).bind(group, transport="nvlink")
     qkv = leaves(bound)
     dout = torch.randn_like(qkv[0])
 

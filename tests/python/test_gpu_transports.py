@@ -76,6 +76,18 @@ def test_moving_queries(some_ranks, mask, change):
     ranks.run(size, pipeline_cases.pipeline, dataclasses.replace(case, **change))
 
 
+@pytest.mark.parametrize("mask", ["varlen_causal", "four_types"])
+@pytest.mark.parametrize("change", [
+    {}, {"degree": 0}, {"degree": 2}, {"head_shares": 2, "degree": None},
+    {"rows": 601, "uneven": True}, {"heads": (16, 4), "head_dim": 128},
+    {"sinks": 2, "softcap": 4.0, "with_lse_gradient": True},
+], ids=str)  # fmt: skip
+def test_shared_heads(some_ranks, mask, change):
+    ranks, size = some_ranks
+    case = Case(mask=mask, rows=600, heads=(8, 8), head_dim=64, work="heads", dtype="bfloat16")
+    ranks.run(size, pipeline_cases.pipeline, dataclasses.replace(case, **change))
+
+
 def test_one_kv_head_in_waves_by_rows(some_ranks):
     ranks, size = some_ranks
     case = Case(mask="full", rows=300, heads=(4, 1), head_dim=128, degree=4, dtype="float16")

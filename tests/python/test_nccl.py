@@ -53,8 +53,8 @@ def test_group_collectives(two_ranks, case, seed):
     two_ranks.run(SIZE, case, seed)
 
 
-@pytest.mark.parametrize("rows", [512, 5000])
-def test_a_captured_call_follows_new_data(two_ranks, rows):
+@pytest.mark.parametrize("rows, work", [(512, None), (5000, None), (512, "heads")])
+def test_a_captured_call_follows_new_data(two_ranks, rows, work):
     if not two_ranks.has_gpus:
         pytest.skip("not run: it needs GPUs")
-    two_ranks.run(SIZE, cases.a_captured_call_follows_new_data, rows)
+    two_ranks.run(SIZE, cases.a_captured_call_follows_new_data, rows, work)
