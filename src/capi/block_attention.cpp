@@ -24,6 +24,16 @@ magi::ForwardArgs read_problem(const magi_attention_inputs* inputs) {
   return forward_args(read_inputs(inputs), {});
 }
 
+magi::BackwardArgs read_backward(const magi_attention_inputs* inputs,
+                                 const magi_attention_result* result,
+                                 const magi_attention_gradients* gradients) {
+  const AttentionInputs in = read_inputs(inputs);
+  const AttentionResult out = read_result(result);
+  const Gradients given = read_gradients(gradients);
+  check_outputs(in, out, given.output, given.input);
+  return backward_args(in, out, given);
+}
+
 }  // namespace
 }  // namespace magi::capi
 
@@ -60,5 +70,30 @@ magi_status magi_block_attention_forward(const magi_block_mask* mask,
     const magi::ForwardTuning tuning{.sm_margin = read_struct(inputs, "inputs").sm_margin};
     magi::attention_forward_cuda(forward_args(in, out), given, read_workspace(workspace), tuning,
                                  stream);
+  });
+}
+
+magi_status magi_block_attention_backward(const magi_block_mask* mask,
+                                          const magi_attention_inputs* inputs,
+                                          const magi_attention_result* result,
+                                          const magi_attention_gradients* gradients, void* stream) {
+  return guarded([&] {
+    const magi::BlockMask given = read_mask(mask, inputs);
+    const magi_attention_inputs tuning = read_struct(inputs, "inputs");
+    magi::attention_backward_cuda(
+        read_backward(inputs, result, gradients), given, read_workspace(gradients->workspace),
+        {.sm_margin = tuning.sm_margin, .is_deterministic = tuning.is_fast_backward == 0}, stream);
+  });
+}
+
+magi_status magi_block_attention_backward_workspace_bytes(const magi_block_mask* mask,
+                                                          const magi_attention_inputs* inputs,
+                                                          const magi_attention_result* result,
+                                                          const magi_attention_gradients* gradients,
+                                                          size_t* size_bytes) {
+  return guarded([&] {
+    const magi::BlockMask given = read_mask(mask, inputs);
+    require(size_bytes, "size_bytes") = static_cast<size_t>(
+        magi::backward_workspace_bytes(read_backward(inputs, result, gradients), given));
   });
 }

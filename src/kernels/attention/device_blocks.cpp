@@ -7,6 +7,7 @@
 #include "cuda/device.hpp"
 #include "kernels/attention/built_in.hpp"
 #include "kernels/attention/checks.hpp"
+#include "kernels/sm90/backward/backward_blocks.hpp"
 #include "kernels/sm90/forward/forward_blocks.hpp"
 
 // Calls under a mask of blocks in device memory. One architecture takes them so far.
@@ -44,6 +45,15 @@ void check_visible(const TensorView& q, const TensorView& k, const BlockMask& ma
 }
 
 /// Throws InvalidArgument naming what is not allowed.
+sm90::BlockBackwardCall make_call(const BackwardArgs& args, const BlockMask& mask,
+                                  const BackwardTuning& tuning) {
+  if (!sm90_backend()->serves(args.q.device)) refuse_device(args.q.device);
+  check_problem(sm90_backend()->limits(), args);
+  check_mask(args.q, args.k, mask);
+  return sm90::block_backward_call(args, mask, tuning);
+}
+
+/// Throws InvalidArgument naming what is not allowed.
 sm90::BlockCall make_call(const ForwardArgs& args, const BlockMask& mask,
                           const ForwardTuning& tuning) {
   const std::string refusal = block_mask_refusal(args, mask);
@@ -74,6 +84,22 @@ void attention_forward_cuda(const ForwardArgs& args, const BlockMask& mask,
   const DeviceScope scope(args.q.device);
   sm90::enqueue_forward(args, call, {mask.visible, mask.error_word}, workspace.data,
                         static_cast<cudaStream_t>(stream));
+}
+
+std::int64_t backward_workspace_bytes(const BackwardArgs& args, const BlockMask& mask) {
+  return make_call(args, mask, {.is_deterministic = false}).workspace_bytes;
+}
+
+void attention_backward_cuda(const BackwardArgs& args, const BlockMask& mask,
+                             const DeviceWorkspace& workspace, const BackwardTuning& tuning,
+                             void* stream) {
+  check_call(sm90_backend()->limits(), args, problem_of(args));
+  const sm90::BlockBackwardCall call = make_call(args, mask, tuning);
+  check_visible(args.q, args.k, mask);
+  check_workspace(workspace, call.workspace_bytes);
+  const DeviceScope scope(args.q.device);
+  sm90::enqueue_backward(args, call, mask.visible, workspace.data,
+                         static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace magi

@@ -72,6 +72,16 @@ void attention_forward_cuda(const ForwardArgs& args, const BlockMask& /*mask*/,
   refuse_device(args.q.device);
 }
 
+std::int64_t backward_workspace_bytes(const BackwardArgs& args, const BlockMask& /*mask*/) {
+  refuse_device(args.q.device);
+}
+
+void attention_backward_cuda(const BackwardArgs& args, const BlockMask& /*mask*/,
+                             const DeviceWorkspace& /*workspace*/, const BackwardTuning& /*tuning*/,
+                             void* /*stream*/) {
+  refuse_device(args.q.device);
+}
+
 void combine_on_device(const TensorView& source, const TensorView& /*target*/, Combination /*how*/,
                        void* /*stream*/) {
   refuse_device(source.device);

@@ -70,4 +70,9 @@ void spoil_unless_held(const BlockListOutcome& outcome, std::initializer_list<Sp
   launch_spoil(outcome, targets, stream);
 }
 
+void spoil_unless_held(const BlockKeyOutcome& outcome, std::initializer_list<SpoiledRows> targets,
+                       cudaStream_t stream) {
+  launch_spoil(outcome, targets, stream);
+}
+
 }  // namespace magi::sm90

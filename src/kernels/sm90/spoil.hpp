@@ -6,6 +6,7 @@
 #include <initializer_list>
 
 #include "kernels/sm90/arguments.hpp"
+#include "kernels/worklist/block_key_lists.hpp"
 #include "kernels/worklist/block_lists.hpp"
 
 // Lists made on the device may have no room for a mask. What was computed with such lists is
@@ -25,6 +26,8 @@ SpoiledRows spoiled_rows(const TensorView& tensor);
 /// else nothing.
 inline constexpr int kMostSpoiled = 3;
 void spoil_unless_held(const BlockListOutcome& outcome, std::initializer_list<SpoiledRows> targets,
+                       cudaStream_t stream);
+void spoil_unless_held(const BlockKeyOutcome& outcome, std::initializer_list<SpoiledRows> targets,
                        cudaStream_t stream);
 
 }  // namespace magi::sm90

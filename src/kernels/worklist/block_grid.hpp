@@ -7,7 +7,7 @@
 #include "magi/mask.hpp"
 
 // Blocks of queries that see blocks of keys, apart for each kv head: which pairs are visible, and
-// how the list of a q block falls into k tiles. The list kernels, the
+// how the list of a q block falls into k tiles and a k tile into bands. The list kernels, the
 // attention kernels and the tests share it.
 namespace magi {
 
@@ -149,6 +149,32 @@ MAGI_HOST_DEVICE void for_each_block_run(const BlockGrid& grid, const GatherShap
       run.num_units = 0;
     }
     rest = 0;
+  }
+}
+
+/// Calls visit(band, times) for each band of a q block and the keys [key_begin, key_end) of a k
+/// tile: neighbouring blocks of keys that are seen as often are in one. times_at(j): how often the
+/// q block sees k block j.
+template <typename TimesAt, typename Visit>
+MAGI_HOST_DEVICE void for_each_key_band(const BlockGrid& grid, std::int32_t block,
+                                        std::int32_t key_begin, std::int32_t key_end,
+                                        TimesAt times_at, Visit visit) {
+  constexpr std::int32_t kUnbounded = 1 << 30;
+  const std::int32_t end = (key_end + grid.k_block - 1) / grid.k_block;
+  for (std::int32_t first = key_begin / grid.k_block; first < end;) {
+    const std::int32_t times = times_at(first);
+    std::int32_t next = first + 1;
+    while (next < end && times_at(next) == times) ++next;
+    if (times > 0) {
+      const std::int32_t begin = first * grid.k_block;
+      const std::int32_t behind = next * grid.k_block;
+      const BandSlice band = shrink(
+          BandSlice{block * grid.q_block, grid.last_row(block) + 1,
+                    begin > key_begin ? begin : key_begin, behind < key_end ? behind : key_end,
+                    -kUnbounded, grid.is_causal ? grid.rows_k - grid.rows_q : kUnbounded});
+      if (band.q0 < band.q1) visit(band, times);
+    }
+    first = next;
   }
 }
 

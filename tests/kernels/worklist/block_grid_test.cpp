@@ -129,6 +129,51 @@ TEST(BlockGridTest, BlocksFillTiles) {
   EXPECT_EQ(TileWalk(grid, with_diagonal, {15 * 64, 15 * 64 + 16}).num_tiles(), 2);
 }
 
+/// The bands of all q blocks and k tiles hold each pair as often as its blocks are seen.
+TEST(BlockGridTest, BandsHoldThePairsOfTheMask) {
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    const BlockGrid grid{.rows_q = random.between(1, 200),
+                         .rows_k = random.between(1, 400),
+                         .q_block = random.between(1, 256),
+                         .k_block = 16 * random.between(1, 16),
+                         .is_causal = random.chance(60)};
+    const std::int32_t percent = random.between(0, 100);
+    for (std::int32_t block = 0; block < grid.num_q(); ++block) {
+      std::vector<std::int32_t> times;
+      for (std::int32_t j = 0; j < grid.num_k(); ++j) {
+        times.push_back(random.chance(percent) ? random.between(1, 2) : 0);
+      }
+      std::map<std::pair<std::int32_t, std::int32_t>, std::int32_t> seen;
+      for (std::int32_t begin = 0; begin < grid.rows_k; begin += 128) {
+        const Range tile{begin, std::min(begin + 128, grid.rows_k)};
+        for_each_key_band(
+            grid, block, tile.begin, tile.end,
+            [&](std::int32_t j) { return times.at(static_cast<std::size_t>(j)); },
+            [&](const BandSlice& band, std::int32_t count) {
+              EXPECT_TRUE(band == shrink(band) && band.k0 >= tile.begin && band.k1 <= tile.end);
+              for (std::int32_t row = band.q0; row < band.q1; ++row) {
+                for (std::int32_t key = band.k0; key < band.k1; ++key) {
+                  const bool is_in = key - row >= band.d_min && key - row <= band.d_max;
+                  if (is_in) seen[{row, key}] += count;
+                }
+              }
+            });
+      }
+      for (std::int32_t row = block * grid.q_block; row <= grid.last_row(block); ++row) {
+        for (std::int32_t key = 0; key < grid.rows_k; ++key) {
+          const bool is_hidden = grid.is_causal && key > row + grid.rows_k - grid.rows_q;
+          const std::int32_t expected =
+              is_hidden ? 0 : times[static_cast<std::size_t>(key / grid.k_block)];
+          const auto found = seen.find({row, key});
+          ASSERT_EQ(found == seen.end() ? 0 : found->second, expected);
+        }
+      }
+    }
+  }
+}
+
 TEST(BlockGridTest, UnitsDivideBlocksAndTiles) {
   for (const auto& [block, unit] : std::vector<std::pair<int, int>>{
            {16, 16}, {48, 16}, {64, 64}, {96, 32}, {128, 128}, {192, 64}, {256, 128}}) {

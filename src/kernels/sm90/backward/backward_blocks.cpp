@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/backward/backward_blocks.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/check.hpp"
+#include "cuda/arena.hpp"
+#include "cuda/check.hpp"
+#include "kernels/sm90/conversions.hpp"
+#include "kernels/sm90/spoil.hpp"
+
+namespace magi::sm90 {
+namespace {
+
+constexpr std::int64_t kMostDim = 128;
+
+/// The part of a tensor that belongs to one of `count` equal runs of heads.
+TensorView heads_of(const TensorView& tensor, std::int32_t axis, std::int32_t part,
+                    std::int32_t count) {
+  if (tensor.rank == 0) return tensor;  // there is none
+  const std::int64_t heads = tensor.shape[static_cast<std::size_t>(axis)] / count;
+  return tensor.slice(axis, part * heads, (part + 1) * heads);
+}
+
+/// The call for one of the mask's heads.
+BackwardArgs part_of(const BackwardArgs& args, std::int32_t part, std::int32_t count) {
+  if (count == 1) return args;
+  BackwardArgs own = args;
+  for (TensorView* tensor : {&own.q, &own.k, &own.v, &own.out, &own.lse, &own.dout, &own.dlse,
+                             &own.dq, &own.dk, &own.dv}) {
+    *tensor = heads_of(*tensor, 1, part, count);
+  }
+  for (TensorView* tensor : {&own.sink, &own.dsink}) {
+    *tensor = heads_of(*tensor, tensor->rank - 1, part, count);
+  }
+  return own;
+}
+
+/// As few heads per q tile as let q tiles divide blocks of queries; where none do, one.
+std::int32_t packed_heads_of(std::int32_t heads_per_kv, std::int32_t tile_rows,
+                             std::int32_t q_block) {
+  constexpr std::int32_t kMostHeads = 16;
+  for (std::int32_t heads = 1; heads <= kMostHeads && heads_per_kv % heads == 0; heads *= 2) {
+    if (q_block % (tile_rows / heads) == 0) return heads;
+  }
+  return 1;
+}
+
+/// All of a list that does not depend on the mask's entries: every k tile is an item for each kv
+/// head, which walks all its query heads and adds to dQ in no order.
+BackwardList list_frame(const BackwardArgs& args, const BackwardState& state,
+                        const BlockKeyShape& shape, std::int32_t num_sms) {
+  BackwardList list;
+  list.problem = backward_problem(args, num_sms, {});
+  list.shape = tile_shape(state.instance->config);
+  const std::int32_t heads_per_kv = list.problem.heads_q / list.problem.heads_kv;
+  list.packed_heads = packed_heads_of(heads_per_kv, list.shape.rows, shape.grid.q_block);
+  list.tile_tokens = list.shape.rows / list.packed_heads;
+  list.head_groups = list.problem.heads_q / list.packed_heads;
+  list.is_ordered = false;
+  const std::int32_t num_tiles = shape.num_tiles();
+  list.tiles.resize(static_cast<std::size_t>(num_tiles));
+  if (num_tiles == 0) return list;
+  list.spans = {{.item_end = num_tiles * list.problem.heads_kv,
+                 .num_tiles = num_tiles,
+                 .groups_per_item = heads_per_kv / list.packed_heads,
+                 .block_tiles = num_tiles}};
+  return list;
+}
+
+std::int64_t record_capacity(const BlockKeyShape& shape, std::int64_t max_blocks) {
+  if (max_blocks == 0) return most_records(shape, 1);
+  // A block has keys in so many tiles.
+  const std::int64_t most_tiles = (shape.grid.k_block + shape.tile_keys - 2) / shape.tile_keys + 1;
+  return std::min(max_blocks * most_tiles, most_records(shape, kMostTimes));
+}
+
+BlockKeyShape list_shape(const BackwardArgs& args, const BlockMask& mask,
+                         const BackwardState& state) {
+  constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
+  BlockKeyShape shape;
+  shape.grid = {.rows_q = to_int(args.q.shape[0]),
+                .rows_k = to_int(args.k.shape[0]),
+                .q_block = mask.q_block,
+                .k_block = mask.k_block,
+                .heads_kv = to_int(args.k.shape[1]),
+                .mask_heads = mask.heads,
+                .is_causal = mask.is_causal};
+  shape.tile_keys = state.instance->config.keys;
+  shape.max_records = record_capacity(shape, mask.max_blocks);
+  if (shape.max_records > kMaxInt) {
+    throw invalid("number of records", shape.max_records, "up to 2^31 - 1, by max_blocks");
+  }
+  return shape;
+}
+
+}  // namespace
+
+BlockBackwardCall block_backward_call(const BackwardArgs& args, const BlockMask& mask,
+                                      const BackwardTuning& tuning) {
+  if (tuning.is_deterministic) {
+    throw invalid("is_deterministic", "true", "false under a mask of blocks");
+  }
+  const std::int64_t dim = std::max(args.q.shape[2], args.v.shape[2]);
+  if (dim > kMostDim) throw invalid("head dim", dim, "up to 128 under a mask of blocks");
+  BlockBackwardCall call;
+  call.state = backward_state(args);
+  call.shape = list_shape(args, mask, call.state);
+  call.layout = block_key_layout(call.shape);
+  const std::int32_t num_sms = count_free_sms(args.q.device, tuning.sm_margin);
+  const BackwardArgs part = part_of(args, 0, mask.heads);
+  BackwardState& state = call.state;
+  state.list = list_frame(part, state, call.shape, num_sms);
+  state.num_ctas = to_int(std::min<std::int64_t>(state.list.num_items(), num_sms));
+  Arena arena;
+  arena.add<std::byte>(static_cast<std::int64_t>(call.layout.size_bytes));
+  call.components = arena.add<std::int32_t>(state.list.num_q_tiles());
+  call.run = arena.size_bytes();
+  call.workspace_bytes = static_cast<std::int64_t>(call.run + backward_layout(state).size_bytes);
+  return call;
+}
+
+void enqueue_backward(const BackwardArgs& args, const BlockBackwardCall& call,
+                      const std::uint8_t* visible, void* workspace, cudaStream_t stream) {
+  const BlockKeyShape& shape = call.shape;
+  const std::int32_t num_parts = shape.grid.mask_heads;
+  build_block_key_lists(shape, call.layout, visible, workspace, stream);
+  // Every sum may be added to: any number but 0 says so.
+  auto* components = part_at<std::int32_t>(workspace, call.components);
+  const auto num_q_tiles = static_cast<std::size_t>(call.state.list.num_q_tiles());
+  cuda_check(cudaMemsetAsync(components, 1, num_q_tiles * sizeof(std::int32_t), stream),
+             "cudaMemsetAsync");
+  const auto* tiles = part_at<const KeyTile>(workspace, call.layout.tiles);
+  const auto* records = part_at<const KeyRecord>(workspace, call.layout.records);
+  for (std::int32_t part = 0; part < num_parts; ++part) {
+    BackwardState state = call.state;
+    state.parts.tiles = tiles + std::int64_t{part} * shape.num_tiles();
+    state.parts.records = records + part * shape.max_records;
+    state.parts.num_records = shape.max_records;
+    state.parts.tile_components = components;
+    enqueue_backward(part_of(args, part, num_parts), state, part_at<std::byte>(workspace, call.run),
+                     nullptr, stream);
+  }
+  spoil_unless_held(block_key_outcome(shape, call.layout, workspace),
+                    {spoiled_rows(args.dq), spoiled_rows(args.dk), spoiled_rows(args.dv)}, stream);
+}
+
+}  // namespace magi::sm90
