@@ -6,7 +6,7 @@ directions are in test_gpu_sparse.py.
 import torch
 
 from magi_attention.functional import block_sparse_attn_func
-from on_gpu import NEEDS_GPU, ROWS, inputs
+from on_gpu import NEEDS_GPU, ROWS, inputs, no_waits
 
 pytestmark = NEEDS_GPU
 SIZES = {"q_block_size": 32, "k_block_size": 64}
@@ -45,3 +45,35 @@ def test_the_backward_is_that_of_the_mask_as_it_was():
     mask.zero_()
     found = torch.autograd.grad((out, meta.lse), leaves, (upstream(), meta.lse.detach().sign()))
     assert all(torch.equal(f, w) for f, w in zip(found[1:], wanted[1:]))
+
+
+def test_the_backward_waits_for_nothing():
+    leaves = inputs()
+    out, _ = block_sparse_attn_func(*leaves, random_mask(), **SIZES)
+    given = upstream()
+    wanted = torch.autograd.grad(out, leaves, given, retain_graph=True)
+    torch.cuda.synchronize()
+    with no_waits():
+        found = torch.autograd.grad(out, leaves, given)
+    assert all(torch.equal(f, w) for f, w in zip(found[1:], wanted[1:]))
+
+
+def test_a_captured_step_follows_the_mask():
+    leaves, mask, given = inputs(), random_mask(), upstream()
+
+    def step():
+        out, _ = block_sparse_attn_func(*leaves, mask, **SIZES)
+        return torch.autograd.grad(out, leaves, given)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()  # makes what is made once
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for seed in range(3):
+        mask.copy_(random_mask(seed))
+        graph.replay()
+        assert all(torch.equal(f, w) for f, w in zip(found[1:], step()[1:]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse attention on a GPU: masks and lists of blocks that are made there, by ranges."""
+"""Sparse attention on a GPU: masks and lists of blocks, and lists of keys, that are made there."""
 
 import random
 

@@ -20,6 +20,8 @@ _MASK = struct.Struct("@NPiiiiqqP")
 # struct_size, data, size_bytes
 _WORKSPACE = struct.Struct("@NPN")
 _FORWARD = address_of("magi_block_attention_forward")
+_BACKWARD = address_of("magi_block_attention_backward")
+_BACKWARD_BYTES = address_of("magi_block_attention_backward_workspace_bytes")
 _BYTES = address_of("magi_block_attention_workspace_bytes")
 _TAKES = address_of("magi_block_attention_takes")
 
@@ -53,6 +55,12 @@ class BlockMask:
         room = shape.max_blocks, shape.max_runs
         _MASK.pack_into(self._buffer, 0, _MASK.size, data, *sizes, *room, error_word)
         self.address = ctypes.addressof(self._buffer)
+
+
+def block_backward(mask: BlockMask, q, k, v, sink, options: Options) -> Call:
+    """What runs the backward under this mask; options.is_fast_backward is True."""
+    runner = Runner(0, _BACKWARD, mask.address, mask, _BACKWARD_BYTES)
+    return Call(runner, q, k, v, sink, options)
 
 
 class BlockCall(Call):

@@ -89,6 +89,8 @@ _PROTOTYPES = {
     "magi_block_attention_takes": "ppp",
     "magi_block_attention_workspace_bytes": "ppp",
     "magi_block_attention_forward": "ppppp",
+    "magi_block_attention_backward": "ppppp",
+    "magi_block_attention_backward_workspace_bytes": "ppppp",
     "magi_listed_attention_forward": "pppp",
     "magi_listed_attention_backward": "ppppp",
 }

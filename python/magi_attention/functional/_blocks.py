@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention under blocks that differ between kv heads, by the GPU's kernels for blocks: no head is
-folded into rows, no key is copied, and the forward makes its lists on the device.
+folded into rows, no key is copied, and lists are made on the device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from magi_attention._native.attention import Options
-from magi_attention._native.blocks import BlockCall, BlockShape
+from magi_attention._native.blocks import BlockCall, BlockMask, BlockShape, block_backward
 from magi_attention.common._block_ranges import FoldedRanges
 from magi_attention.common._lru import LruCache
 from magi_attention.functional._calls import signature
@@ -56,7 +56,7 @@ def attend_by_blocks(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """out, lse and the error word of the call for q, k, v and the sink or None, with gradients.
     visible: uint8 or bool [heads, q_blocks, k_blocks]; ranges_of: gives the ranges of these blocks,
-    heads folded into rows unless there is one, for the backward.
+    heads folded into rows unless there is one, for a deterministic backward.
     """
     invocation = _BlockInvocation(call, visible, ranges_of, options)
     out, meta = run(*tensors, invocation, None)
@@ -80,7 +80,15 @@ class _BlockInvocation:
         return out, lse, None
 
     def backward(self, dout, dlse, q, k, v, out, lse, sink):
-        """As Call.backward, by ranges whose list is made on the device, heads folded into rows."""
+        """As Call.backward."""
+        if not self._options.is_fast_backward:
+            return self._backward_by_ranges(dout, dlse, q, k, v, out, lse, sink)
+        mask = BlockMask(self._call.shape, self._visible)
+        call = block_backward(mask, q, k, v, sink, self._options)
+        return call.backward(dout, dlse, q, k, v, out, lse, sink)
+
+    def _backward_by_ranges(self, dout, dlse, q, k, v, out, lse, sink):
+        """With dq of the same bits in every call: ranges, whose list is made on the device too."""
         ranges = self._ranges_of()
         mask = ranges.q_ranges, ranges.k_ranges, ranges.types
         if self._heads == 1:
