@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Times attention under random masks of blocks on a GPU, forward and backward, beside FlexAttention
-(compiled, its BlockMask given) and beside the same masks as ranges: sparse_bench.py [--out FILE]
+(compiled, its BlockMask given), FlashAttention-4 (its lists of blocks given) and the same masks as
+ranges: sparse_bench.py [--out FILE]
 
 Each kv head has a mask of its own; every block of queries sees as many random blocks of keys.
 Rates are 4 (backward: 10) * visible pairs * heads * dim per second. A round times every side once,
@@ -28,7 +29,8 @@ SHARE = 0.125
 @dataclass
 class Shape:
     """rows of q and k, query and kv heads, queries and keys of a block, visible blocks of each
-    block of queries, and whether FlexAttention takes such blocks.
+    block of queries, and whether the others take such blocks: those of FlashAttention-4 are
+    multiples of its tiles of 128 x 128 at head dim 128, as those of FlexAttention on this GPU.
     """
 
     name: str
@@ -36,7 +38,7 @@ class Shape:
     heads: tuple[int, int]
     blocks: tuple[int, int]
     num_visible: int
-    has_flex: bool = False
+    has_peers: bool = False
 
     def num_blocks(self) -> tuple[int, int]:
         return -(-self.rows // self.blocks[0]), -(-self.rows // self.blocks[1])
@@ -51,6 +53,7 @@ def shapes(rows: int) -> list[Shape]:
         Shape("block128", rows, (64, 8), (128, 128), int(rows / 128 * SHARE), True),
         Shape("block64", rows, (64, 8), (64, 64), int(rows / 64 * SHARE)),
         Shape("q16k64", rows, (64, 8), (16, 64), int(rows / 64 * SHARE)),
+        Shape("block64.video", rows * 27 // 8, (8, 8), (64, 64), 64),
     ]
 
 
@@ -77,6 +80,31 @@ def flex_side(q, k, v, mask: torch.Tensor, shape: Shape):
         views = (x.transpose(0, 1)[None] for x in (q, k, v))
         out = compiled(*views, block_mask=block_mask, enable_gqa=True)
         return out[0].transpose(0, 1)
+
+    return call
+
+
+def fa4_side(q, k, v, mask: torch.Tensor, shape: Shape):
+    """out of FlashAttention-4 under the mask, [rows, heads, dim]."""
+    from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+    from flash_attn.cute.interface import flash_attn_func
+
+    mask = mask.repeat_interleave(shape.heads[0] // shape.heads[1], 0)
+
+    def lists_of(visible: torch.Tensor) -> BlockSparseTensorsTorch:
+        num = visible.sum(-1).to(torch.int32)[None]
+        order = visible.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[None].int()
+        none, nothing = torch.zeros_like(num), torch.zeros_like(order)
+        return BlockSparseTensorsTorch(none, nothing, num, order, block_size=shape.blocks)
+
+    lists = {
+        "block_sparse_tensors": lists_of(mask),
+        "block_sparse_tensors_bwd": lists_of(mask.transpose(1, 2)),
+    }
+
+    def call():
+        out = flash_attn_func(q[None], k[None], v[None], pack_gqa=False, **lists)
+        return (out[0] if isinstance(out, tuple) else out)[0]
 
     return call
 
@@ -113,8 +141,10 @@ def sides_of(shape: Shape, dim: int, options) -> tuple[dict, tuple]:
     sides = {"magi": lambda: block_sparse_attn_func(*inputs, mask, **sizes)[0]}
     if options.ranges:
         sides["ranges"] = range_side(*inputs, mask, shape)
-    if options.flex and shape.has_flex:
+    if options.flex and shape.has_peers:
         sides["flex"] = flex_side(*inputs, mask, shape)
+    if options.fa4 and shape.has_peers:
+        sides["fa4"] = fa4_side(*inputs, mask, shape)
     return sides, tuple(inputs)
 
 
@@ -209,6 +239,7 @@ def main() -> None:
     parser.add_argument("--only", help="one shape by name")
     parser.add_argument("--backward", action="store_true")
     parser.add_argument("--flex", action="store_true", help="FlexAttention beside ours")
+    parser.add_argument("--fa4", action="store_true", help="FlashAttention-4 beside ours")
     parser.add_argument("--ranges", action="store_true", help="the masks as ranges beside ours")
     parser.add_argument("--out", help="write the rows here, for tools/record")
     options = parser.parse_args()

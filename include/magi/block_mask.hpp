@@ -32,7 +32,7 @@ struct BlockMask {
 
 /// Why the kernels for blocks do not take a call, as one sentence; empty where they do. They take
 /// bfloat16 and float16, head dims up to 128, blocks of keys that are multiples of 16, blocks of
-/// queries that are multiples of 128 / h for some power of two h up to 16 that divides the query
+/// queries that are multiples of 64 / h for some power of two h up to 16 that divides the query
 /// heads of a kv head, no softcap and no max_logits. args.slices is not read, data may be null.
 std::string block_mask_refusal(const ForwardArgs& args, const BlockMask& mask);
 

@@ -122,7 +122,7 @@ typedef struct magi_block_mask {
 
 /* is_taken: 1 where magi_block_attention_forward takes a call of these shapes, types and sizes of
  * blocks, else 0: on GPUs of compute capability 9.0, head dims up to 128, blocks of keys that are
- * multiples of 16, blocks of queries that are multiples of 128 / h for some power of two h up to 16
+ * multiples of 16, blocks of queries that are multiples of 64 / h for some power of two h up to 16
  * that divides the query heads of a kv head, no softcap. Data may be NULL. */
 MAGI_API magi_status magi_block_attention_takes(const magi_block_mask* mask,
                                                 const magi_attention_inputs* inputs,

@@ -30,7 +30,7 @@ BlockCase random_block_case(std::uint64_t seed) {
   test.layout = static_cast<Layout>(random.between(0, 2));
   test.has_float_out = random.chance(20);
   test.num_sinks = random.chance(20) ? random.between(1, 3) : 0;
-  const std::int32_t least = 128 / heads_per_kv;
+  const std::int32_t least = 64 / heads_per_kv;
   test.q_block = least * random.between(1, 256 / least);
   test.k_block = 16 * random.between(1, 16);
   test.is_causal = random.chance(50);

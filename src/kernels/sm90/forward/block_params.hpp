@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
+
 #include "kernels/sm90/forward/config.hpp"
 #include "kernels/sm90/forward/params.hpp"
 #include "kernels/worklist/block_lists.hpp"
@@ -29,8 +31,14 @@ struct BlockForwardInstance {
   void (*launch)(const BlockForwardParams& params, int num_ctas, cudaStream_t stream) = nullptr;
 };
 
-/// The first instance for a type that holds both head dims; null when there is none.
+using BlockForwardInstances = std::array<BlockForwardInstance, 8>;
+
+/// Those of tiles of 64 rows.
+const BlockForwardInstances& narrow_block_instances();
+
+/// The first instance for a type and tiles of `rows` rows, 128 or 64, that holds both head dims;
+/// null when there is none.
 const BlockForwardInstance* find_block_forward_instance(DType type, int dim_qk, int dim_v,
-                                                        FeatureSet features);
+                                                        FeatureSet features, int rows);
 
 }  // namespace magi::sm90

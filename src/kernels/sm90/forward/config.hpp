@@ -52,8 +52,12 @@ struct ForwardConfig {
   constexpr int q_parts() const { return stages_out() ? 1 : consumers; }
   /// Of this item and of the one before, which is written later.
   constexpr int place_stages() const { return std::max(q_stages, 2); }
-  constexpr int producer_registers() const { return consumers == 2 ? 40 : 32; }
-  constexpr int consumer_registers() const { return consumers == 2 ? 232 : 160; }
+  constexpr int producer_registers() const { return consumers <= 2 ? 40 : 32; }
+  constexpr int consumer_registers() const {
+    return consumers == 1 ? 216 : consumers == 2 ? 232 : 160;
+  }
+  /// CTAs that a multiprocessor has room for: two of one consumer take turns as two warpgroups do.
+  constexpr int ctas_per_sm() const { return consumers == 1 ? 2 : 1; }
 };
 
 }  // namespace magi::sm90

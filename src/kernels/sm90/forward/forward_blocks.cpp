@@ -16,26 +16,34 @@
 namespace magi::sm90 {
 namespace {
 
-constexpr TileShape kBlockTiles{.rows = 128, .keys = 128, .trimmed_keys = 64};
+constexpr TileShape kWideTiles{.rows = 128, .keys = 128, .trimmed_keys = 64};
+/// Where blocks of queries are no multiples of the others: keys are read for half as many rows.
+constexpr TileShape kNarrowTiles{.rows = 64, .keys = 64, .trimmed_keys = 0};
 constexpr std::int32_t kLeastUnit = 16;     ///< keys: smaller boxes cost more than their products
 constexpr std::int32_t kRowsPerStore = 16;  // a warp stores its own rows
 constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
 
 /// Query heads per tile: as few as let tiles of rows divide blocks of queries. 0: none do.
-std::int32_t packed_heads_of(const ForwardProblem& problem, std::int32_t q_block) {
-  for (const std::int32_t heads : allowed_packed_heads(problem, kBlockTiles)) {
-    if (q_block % (kBlockTiles.rows / heads) == 0) return heads;
+std::int32_t packed_heads_of(const ForwardProblem& problem, const TileShape& tiles,
+                             std::int32_t q_block) {
+  for (const std::int32_t heads : allowed_packed_heads(problem, tiles)) {
+    if (q_block % (tiles.rows / heads) == 0) return heads;
   }
   return 0;
 }
 
-std::int32_t checked_packing(const ForwardProblem& problem, std::int32_t q_block,
-                             std::int32_t packed_heads) {
-  if (packed_heads == 0) return packed_heads_of(problem, q_block);
-  const bool divides = packed_heads > 0 && kBlockTiles.rows % packed_heads == 0 &&
-                       q_block % (kBlockTiles.rows / packed_heads) == 0;
+const TileShape& tiles_of(const ForwardProblem& problem, std::int32_t q_block) {
+  return packed_heads_of(problem, kWideTiles, q_block) != 0 ? kWideTiles : kNarrowTiles;
+}
+
+std::int32_t checked_packing(const ForwardProblem& problem, const TileShape& tiles,
+                             std::int32_t q_block, std::int32_t packed_heads) {
+  if (packed_heads == 0) return packed_heads_of(problem, tiles, q_block);
+  const bool divides = packed_heads > 0 && tiles.rows % packed_heads == 0 &&
+                       q_block % (tiles.rows / packed_heads) == 0;
   if (!divides) {
-    throw invalid("packed_heads", packed_heads, "0, or h where 128 / h divides blocks of queries");
+    throw invalid("packed_heads", packed_heads,
+                  "0, or h where " + std::to_string(tiles.rows) + " / h divides blocks of queries");
   }
   return packed_heads;
 }
@@ -95,7 +103,7 @@ BlockForwardParams block_params(const ForwardArgs& args, const BlockCall& call, 
   const ForwardList& frame = call.frame;
   BlockForwardParams params;
   params.grid = grid;
-  params.gather = gather_shape(grid.k_block, kBlockTiles.keys);
+  params.gather = gather_shape(grid.k_block, frame.shape.keys);
   params.forward = forward_params(args, call, params.gather);
   auto* header = part_at<BlockListHeader>(workspace, 0);
   params.ticket = &header->ticket;
@@ -127,17 +135,18 @@ std::string refusal_of_blocks(const ForwardArgs& args, const BlockMask& mask) {
   const FeatureSet features = feature_set_of(args);
   if (features == FeatureSet::General) return "a call has softcap or max_logits; allowed: neither";
   if (find_block_forward_instance(args.q.dtype, to_int(args.q.shape[2]), to_int(args.v.shape[2]),
-                                  features) == nullptr) {
+                                  features, kWideTiles.rows) == nullptr) {
     return "a head dim is " + std::to_string(std::max(args.q.shape[2], args.v.shape[2])) +
            "; allowed: up to 128, in bfloat16 or float16";
   }
   if (mask.k_block % kLeastUnit != 0) {
     return "k_block is " + std::to_string(mask.k_block) + "; allowed: multiples of 16";
   }
-  if (packed_heads_of(forward_problem(args), mask.q_block) == 0) {
+  const ForwardProblem problem = forward_problem(args);
+  if (packed_heads_of(problem, tiles_of(problem, mask.q_block), mask.q_block) == 0) {
     return "q_block is " + std::to_string(mask.q_block) + " with " +
            std::to_string(args.q.shape[1] / args.k.shape[1]) +
-           " query heads of a kv head; allowed: multiples of 128 / h for a power of two h up to 16 "
+           " query heads of a kv head; allowed: multiples of 64 / h for a power of two h up to 16 "
            "that divides them";
   }
   return {};
@@ -145,12 +154,14 @@ std::string refusal_of_blocks(const ForwardArgs& args, const BlockMask& mask) {
 
 BlockCall block_call(const ForwardArgs& args, const BlockMask& mask, const ForwardTuning& tuning) {
   BlockCall call{.tuning = tuning};
-  call.instance = find_block_forward_instance(args.q.dtype, to_int(args.q.shape[2]),
-                                              to_int(args.v.shape[2]), feature_set_of(args));
-  MAGI_CHECK(call.instance != nullptr);
   const ForwardProblem problem = forward_problem(args);
-  call.frame = forward_list_frame(problem, kBlockTiles,
-                                  checked_packing(problem, mask.q_block, tuning.packed_heads));
+  const TileShape& tiles = tiles_of(problem, mask.q_block);
+  call.instance =
+      find_block_forward_instance(args.q.dtype, to_int(args.q.shape[2]), to_int(args.v.shape[2]),
+                                  feature_set_of(args), tiles.rows);
+  MAGI_CHECK(call.instance != nullptr);
+  call.frame = forward_list_frame(
+      problem, tiles, checked_packing(problem, tiles, mask.q_block, tuning.packed_heads));
   call.shape = list_shape(args, mask, call.frame);
   call.layout = block_list_layout(call.shape);
   return call;
@@ -161,7 +172,9 @@ void enqueue_forward(const ForwardArgs& args, const BlockCall& call, const Block
   build_block_lists(call.shape, call.layout, source, workspace, stream);
   if (args.q.shape[0] == 0) return;
   const BlockForwardParams params = block_params(args, call, workspace);
-  call.instance->launch(params, count_ctas(args.q.device, call.tuning, params.num_items), stream);
+  const std::int32_t num_ctas =
+      count_free_sms(args.q.device, call.tuning.sm_margin) * call.instance->config.ctas_per_sm();
+  call.instance->launch(params, std::min(num_ctas, params.num_items), stream);
   spoil_unless_held(BlockListOutcome{part_at<const BlockListHeader>(workspace, 0), call.shape},
                     {spoiled_rows(args.out), spoiled_rows(args.lse)}, stream);
 }
