@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random sparse masks against float64: sparse_masks.py [--cases N] [--seed N] [--device cuda]
 
+In parts: --processes N works at once, --seconds N ends a run, and --tally FILE keeps how many have
+agreed so far, from which the next run goes on.
+
 Each case is attention under lists of keys, lists of blocks or a mask of blocks, forward and
 backward, judged by float64 results. 16-bit results may be twice as far off as a plain computation
 that rounds inputs, weights, gradients of scores and results to 16 bits, and one unit in the last
@@ -11,7 +14,11 @@ by what rounding of out, which the backward reads, can add to them.
 from __future__ import annotations
 
 import argparse
+import json
+import multiprocessing
+import os
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +29,7 @@ import dense
 from magi_attention.functional import block_sparse_attn_func, flex_flash_attn_func
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+PART = 20  # cases that a process has of a round
 
 
 @dataclass
@@ -116,6 +124,9 @@ def random_case(generator: random.Random, on_gpu: bool = False) -> Case:
     group = generator.choice((1, 2, 4, 5))
     rows_q, rows_k = generator.randint(1, 90), generator.randint(1, 120)
     sizes = generator.choice((1, 2, 16, 17, 32)), generator.choice((1, 3, 16, 20, 64))
+    if on_gpu and generator.random() < 0.5:  # what its kernels for blocks take
+        rows_q, rows_k = generator.randint(1, 300), generator.randint(1, 300)
+        sizes = generator.choice((16, 64, 128)), generator.choice((16, 32, 64, 96, 128))
     num_q, num_k = -(-rows_q // sizes[0]), -(-rows_k // sizes[1])
     is_causal = generator.random() < 0.4
     kind = generator.choice(("keys", "blocks", "lists", "mask", "shared"))
@@ -151,7 +162,9 @@ def random_case(generator: random.Random, on_gpu: bool = False) -> Case:
             placed = {n: t.to(q.device) if torch.is_tensor(t) else t for n, t in made.items()}
             return block_sparse_attn_func(q, k, v, **placed, **options)
 
-    dims = (64, 64) if on_gpu else (generator.choice((4, 16, 24)), generator.choice((8, 20)))
+    dims = (generator.choice((4, 16, 24)), generator.choice((8, 20)))
+    if on_gpu:
+        dims = generator.choice(((64, 64), (128, 128)))
     dtype = generator.choice(DTYPES[2:] if on_gpu else DTYPES)
     heads = heads_kv * group, heads_kv
     name = f"{kind}, rows {rows_q}:{rows_k}, heads {heads}, blocks {sizes}, causal {is_causal}"
@@ -216,20 +229,67 @@ def error(found, wanted) -> float:
     return largest(found.detach().cpu().double() - wanted.detach().double())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="random sparse masks against float64")
-    parser.add_argument("--cases", type=int, default=20000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    given = parser.parse_args()
-    for seed in range(given.seed, given.seed + given.cases):
+def check_seeds(seeds: range, device: str) -> int | None:
+    """The first seed that fails, whose error is printed."""
+    torch.set_num_threads(1)
+    for seed in seeds:
         generator = random.Random(seed)
         try:
-            check(random_case(generator, given.device == "cuda"), generator, given.device)
-        except Exception:
-            print(f"seed {seed} fails")
-            raise
-    print(f"{given.cases} cases from seed {given.seed} on: all right")
+            check(random_case(generator, device == "cuda"), generator, device)
+        except Exception as error:
+            print(f"seed {seed} fails: {type(error).__name__}: {error}", flush=True)
+            return seed
+    return None
+
+
+def read_tally(path: str | None, first: int) -> int:
+    """How many cases from seed `first` on have agreed."""
+    if path is None or not os.path.exists(path):
+        return 0
+    with open(path, encoding="utf-8") as file:
+        tally = json.load(file)
+    if tally["seed"] != first:
+        raise SystemExit(f"--seed is {first}; allowed: {tally['seed']}, as in {path}")
+    return tally["agreed"]
+
+
+def write_tally(path: str | None, first: int, agreed: int) -> None:
+    if path is not None:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"seed": first, "agreed": agreed}, file)
+
+
+def run(given: argparse.Namespace, agreed: int) -> int:
+    """Goes on behind the cases that agreed, in rounds of which every process has a part, until the
+    cases or the seconds are used up. Returns how many agree in all; SystemExit where one does not.
+    """
+    end = time.monotonic() + given.seconds
+    with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
+        while agreed < given.cases and time.monotonic() < end:
+            count = min(PART * given.processes, given.cases - agreed)
+            first = given.seed + agreed
+            parts = [
+                (range(begin, min(begin + PART, first + count)), given.device)
+                for begin in range(first, first + count, PART)
+            ]
+            if any(seed is not None for seed in pool.starmap(check_seeds, parts)):
+                raise SystemExit(f"{agreed} cases from seed {given.seed} on agreed before")
+            agreed += count
+            write_tally(given.tally, given.seed, agreed)
+    return agreed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="random sparse masks against float64")
+    parser.add_argument("--cases", type=int, default=20000, help="in all, those of a tally too")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--tally", help="a file that keeps how many cases have agreed")
+    given = parser.parse_args()
+    agreed = run(given, read_tally(given.tally, given.seed))
+    print(f"{agreed} of {given.cases} cases from seed {given.seed} on agree, no other was tried")
 
 
 if __name__ == "__main__":
