@@ -26,8 +26,9 @@ BlockKeyLayout block_key_layout(const BlockKeyShape& shape) {
   BlockKeyLayout layout;
   layout.counts = arena.add<std::uint64_t>(shape.grid.mask_heads);
   layout.num_bad = arena.add<std::uint32_t>(1);
-  layout.records = arena.add<KeyRecord>(shape.grid.mask_heads * shape.max_records);
+  layout.outcomes = arena.add<BackwardOutcome>(shape.grid.mask_heads);
   layout.zeroed_bytes = arena.size_bytes();
+  layout.records = arena.add<KeyRecord>(shape.grid.mask_heads * shape.max_records);
   layout.found = arena.add<KeyTile>(num_tiles);
   layout.tiles = arena.add<KeyTile>(num_tiles);
   layout.size_bytes = arena.size_bytes();

@@ -33,9 +33,10 @@ std::int64_t most_records(const BlockKeyShape& shape, std::int64_t most_times);
 /// The parts of a build, in bytes from the workspace's begin.
 struct BlockKeyLayout {
   std::size_t counts = 0;        ///< uint64[mask_heads]: records that the heads need
-  std::size_t num_bad = 0;       ///< uint32: k tiles with entries above kMostTimes
-  std::size_t records = 0;       ///< KeyRecord[mask_heads * max_records]; what is left is empty
+  std::size_t num_bad = 0;       ///< uint32: not 0 where there are entries above kMostTimes
+  std::size_t outcomes = 0;      ///< BackwardOutcome[mask_heads]
   std::size_t zeroed_bytes = 0;  ///< all before
+  std::size_t records = 0;       ///< KeyRecord[mask_heads * max_records]
   std::size_t found = 0;         ///< KeyTile[mask_heads * num_tiles], by place
   std::size_t tiles = 0;         ///< likewise: the lists
   std::size_t size_bytes = 0;

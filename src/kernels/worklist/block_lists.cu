@@ -70,18 +70,36 @@ __device__ void write_entries(const std::uint8_t* row, std::int32_t num_reached,
   }
 }
 
-/// Takes the list's place among all entries; a list that does not fit has none.
-__device__ BlockList take_place(const BlockListBuild& build, const RowTally& tally) {
-  unsigned long long begin = 0;
-  if (lane_index() == 0) {
-    BlockListHeader& header = *build.header;
-    begin = atomicAdd(reinterpret_cast<unsigned long long*>(&header.num_entries),
-                      static_cast<unsigned long long>(tally.num_entries));
-    atomicAdd(reinterpret_cast<unsigned long long*>(&header.num_runs),
-              static_cast<unsigned long long>(tally.num_runs));
-    if (tally.is_bad) atomicAdd(&header.num_bad_lists, 1u);
+/// What the warps of a CTA have found, and where the entries of all begin.
+struct CtaTally {
+  RowTally rows[kListThreads / kWarpLanes];
+  unsigned long long begin;
+};
+
+/// Takes the list's place among all entries; a list that does not fit has none. By a whole CTA, so
+/// that one thread adds to the counters that all share.
+__device__ BlockList take_place(const BlockListBuild& build, const RowTally& tally,
+                                CtaTally& shared) {
+  if (lane_index() == 0) shared.rows[warp_index()] = tally;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    unsigned long long num_entries = 0;
+    unsigned long long num_runs = 0;
+    for (const RowTally& row : shared.rows) {
+      num_entries += static_cast<unsigned>(row.num_entries);
+      num_runs += static_cast<unsigned>(row.num_runs);
+      if (row.is_bad) atomicAdd(&build.header->num_bad_lists, 1u);
+    }
+    shared.begin =
+        atomicAdd(reinterpret_cast<unsigned long long*>(&build.header->num_entries), num_entries);
+    atomicAdd(reinterpret_cast<unsigned long long*>(&build.header->num_runs), num_runs);
   }
-  begin = __shfl_sync(kFullWarp, begin, 0);
+  __syncthreads();
+  unsigned long long begin = shared.begin;
+  for (int warp = 0; warp < warp_index(); ++warp) {
+    begin += static_cast<unsigned>(shared.rows[warp].num_entries);
+  }
+  __syncthreads();
   const auto num_entries = static_cast<unsigned long long>(tally.num_entries);
   if (begin + num_entries <= static_cast<unsigned long long>(build.shape.max_entries)) {
     return {static_cast<std::int32_t>(begin), tally.num_entries};
@@ -95,12 +113,18 @@ __global__ void __launch_bounds__(kListThreads)
   const BlockGrid& grid = build.shape.grid;
   const std::int32_t num_k = grid.num_k();
   const std::int32_t num_lists = grid.num_lists();
-  for (auto list = static_cast<std::int32_t>(first_task()); list < num_lists;
-       list += static_cast<std::int32_t>(task_stride())) {
+  __shared__ CtaTally shared;
+  constexpr std::int32_t kWarps = kListThreads / kWarpLanes;
+  const auto stride = static_cast<std::int32_t>(gridDim.x) * kWarps;
+  for (auto first = static_cast<std::int32_t>(blockIdx.x) * kWarps; first < num_lists;
+       first += stride) {
+    const std::int32_t list = first + warp_index();
+    const bool is_list = list < num_lists;
     const std::uint8_t* row = build.source.visible + std::int64_t{list} * num_k;
-    const std::int32_t num_reached = grid.num_reached(list % grid.num_q());
-    const BlockList place = take_place(build, tally_row(row, num_k, num_reached));
-    if (lane_index() == 0) build.lists[list] = place;
+    const std::int32_t num_reached = is_list ? grid.num_reached(list % grid.num_q()) : 0;
+    const RowTally tally = is_list ? tally_row(row, num_k, num_reached) : RowTally{};
+    const BlockList place = take_place(build, tally, shared);
+    if (is_list && lane_index() == 0) build.lists[list] = place;
     if (place.count > 0) write_entries(row, num_reached, build.entries + place.begin);
   }
 }

@@ -137,7 +137,7 @@ void enqueue_backward(const BackwardArgs& args, const BlockBackwardCall& call,
     BackwardState state = call.state;
     state.parts.tiles = tiles + std::int64_t{part} * shape.num_tiles();
     state.parts.records = records + part * shape.max_records;
-    state.parts.num_records = shape.max_records;
+    state.parts.outcome = part_at<const BackwardOutcome>(workspace, call.layout.outcomes) + part;
     state.parts.tile_components = components;
     enqueue_backward(part_of(args, part, num_parts), state, part_at<std::byte>(workspace, call.run),
                      nullptr, stream);
