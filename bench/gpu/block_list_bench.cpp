@@ -68,7 +68,7 @@ int run(const char* file) {
   const BlockListShape forward{.grid = grid,
                                .section_heads = 2,
                                .max_entries = std::int64_t{grid.num_lists()} * grid.num_k()};
-  BlockKeyShape backward{.grid = grid};
+  BlockKeyShape backward{.grid = grid, .tile_keys = 64};
   backward.max_records = most_records(backward, 1);
   const BlockListLayout forward_layout = block_list_layout(forward);
   const BlockKeyLayout backward_layout = block_key_layout(backward);

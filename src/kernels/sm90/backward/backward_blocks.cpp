@@ -2,6 +2,7 @@
 #include "kernels/sm90/backward/backward_blocks.hpp"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "base/check.hpp"
@@ -14,6 +15,24 @@ namespace magi::sm90 {
 namespace {
 
 constexpr std::int64_t kMostDim = 128;
+constexpr std::int32_t kWideTile = 128;  ///< keys
+
+/// For q tiles of their own in place of k tiles of 128 keys, of which a block fills but a part.
+const BackwardInstance* own_rows_instance_for(DType type) {
+  static const std::array kInstances{own_rows_instance(DType::BFloat16),
+                                     own_rows_instance(DType::Float16)};
+  return &kInstances[type == DType::BFloat16 ? 0 : 1];
+}
+
+/// The state without a list. At head dims up to 64 the other kernel has half of the work.
+BackwardState state_for(const BackwardArgs& args, const BlockMask& mask) {
+  BackwardState state = backward_state(args);
+  const bool is_wide = state.instance->config.has_wide_tiles();
+  if (mask.k_block % kWideTile != 0 && !is_wide && args.params.softcap == 0.0) {
+    state.instance = own_rows_instance_for(args.q.dtype);
+  }
+  return state;
+}
 
 /// The part of a tensor that belongs to one of `count` equal runs of heads.
 TensorView heads_of(const TensorView& tensor, std::int32_t axis, std::int32_t part,
@@ -105,7 +124,7 @@ BlockBackwardCall block_backward_call(const BackwardArgs& args, const BlockMask&
   const std::int64_t dim = std::max(args.q.shape[2], args.v.shape[2]);
   if (dim > kMostDim) throw invalid("head dim", dim, "up to 128 under a mask of blocks");
   BlockBackwardCall call;
-  call.state = backward_state(args);
+  call.state = state_for(args, mask);
   call.shape = list_shape(args, mask, call.state);
   call.layout = block_key_layout(call.shape);
   const std::int32_t num_sms = count_free_sms(args.q.device, tuning.sm_margin);

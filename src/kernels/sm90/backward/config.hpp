@@ -17,6 +17,9 @@ struct BackwardConfig {
   /// Sums of dQ are taken in the order of the list: where the caller asks for equal bits from call
   /// to call, and where that costs less than clearing the sums.
   bool is_ordered = false;
+  /// Each warpgroup walks q tiles of its own, every second step, and sums dK and dV of all 64 keys:
+  /// where neighbouring keys are seen by other rows than these.
+  bool has_own_rows = false;
   /// Rows of a q tile: 64, or 128 where the head dim leaves registers for it. Then each warpgroup
   /// multiplies dQ of its half of the rows, not of the columns.
   int rows = 64;
@@ -57,7 +60,9 @@ struct BackwardConfig {
   constexpr int dout_bytes() const { return rows * dim_v * 2; }
   constexpr int score_bytes() const { return rows * keys * 2; }
   constexpr bool has_wide_tiles() const { return rows == 128; }
-  constexpr bool has_shared_keys() const { return keys == 64; }
+  constexpr bool has_shared_keys() const { return keys == 64 && !has_own_rows; }
+  /// Each warpgroup writes half of the columns of dK and dV, of all keys.
+  constexpr bool has_half_columns() const { return keys == 64; }
   /// CTAs that have a k tile together, and the keys of all of them.
   constexpr int ctas() const { return has_shared_keys() ? 2 : 1; }
   constexpr int tile_keys() const { return keys * ctas(); }
@@ -65,10 +70,12 @@ struct BackwardConfig {
   constexpr int peer_k_bytes() const { return has_shared_keys() ? k_bytes() / ctas() : 0; }
   /// Head dims at which dK and dV of 64 keys leave room for one array of scores.
   constexpr bool has_long_queries() const { return !has_shared_keys() && dim_qk > 128; }
-  /// Columns of dK and of dV that one warpgroup sums.
-  constexpr int dk_columns() const { return has_shared_keys() ? dim_qk / consumers : dim_qk; }
-  constexpr int dv_columns() const { return has_shared_keys() ? dim_v / consumers : dim_v; }
-  /// Buffers of dS: a warpgroup writes one while dQ is made of the other.
+  /// Columns of dK and of dV that one warpgroup writes and, but with rows of its own, sums.
+  constexpr int dk_columns() const { return has_half_columns() ? dim_qk / consumers : dim_qk; }
+  constexpr int dv_columns() const { return has_half_columns() ? dim_v / consumers : dim_v; }
+  /// Warpgroups that read a step's queries.
+  constexpr int step_readers() const { return has_own_rows ? 1 : consumers; }
+  /// Buffers of dS: a warpgroup writes one while dQ is made of the other, or each has one.
   static constexpr int score_stages = 2;
   /// Those and behind them one of P where head dims are long or, where warpgroups share keys, two
   /// of P and two of the other CTA's dS.

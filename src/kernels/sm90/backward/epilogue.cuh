@@ -50,7 +50,7 @@ class BackwardEpilogue {
   static constexpr int kPanelBytes = kC.keys * tile::kPanelRowBytes;
   /// Panels of V's buffer that the warpgroup may use.
   static constexpr int kStagePanels =
-      kC.v_stage_bytes() / kPanelBytes / (kC.has_shared_keys() ? kC.consumers : 1);
+      kC.v_stage_bytes() / kPanelBytes / (kC.has_half_columns() ? kC.consumers : 1);
   static constexpr int kKeyFloats = kC.keys * kC.dim_qk;   ///< floats of dK in a slot
   static constexpr int kValueFloats = kC.keys * kC.dim_v;  ///< floats of dV after them
 
@@ -134,7 +134,7 @@ class BackwardEpilogue {
   /// costs the consumers' step uniform registers.
   __device__ __forceinline__ static int first_row() {
     const int warp = (ptx::thread_index() - 128) / 32;
-    if constexpr (kC.has_shared_keys()) return warp % 4 * kWarpRows;
+    if constexpr (kC.has_half_columns()) return warp % 4 * kWarpRows;
     return warp * kWarpRows;
   }
 
@@ -164,7 +164,7 @@ class BackwardEpilogue {
   template <int kElements>
   __device__ __forceinline__ void write_columns(const float (&values)[kElements], Row row,
                                                 int dim) const {
-    if constexpr (kC.has_shared_keys()) {
+    if constexpr (kC.has_half_columns()) {
       const int first = warpgroup_ * (2 * kElements);
       if (row.data != nullptr) row.data += first * (row.is_float ? 4 : 2);
       dim -= first;
@@ -190,7 +190,7 @@ class BackwardEpilogue {
 
   /// The warpgroup's part of V's buffer.
   __device__ __forceinline__ std::uint8_t* staging() const {
-    if constexpr (!kC.has_shared_keys()) return shared_.v;
+    if constexpr (!kC.has_half_columns()) return shared_.v;
     return shared_.v + warpgroup_ * kStagePanels * kPanelBytes;
   }
 

@@ -7,6 +7,7 @@
 #include "kernels/sm90/backward/dq_convert_warp.cuh"
 #include "kernels/sm90/backward/dq_semaphores.cuh"
 #include "kernels/sm90/backward/long_query_consumer.cuh"
+#include "kernels/sm90/backward/own_rows_consumer.cuh"
 #include "kernels/sm90/backward/producer.cuh"
 #include "kernels/sm90/backward/shared_keys_consumer.cuh"
 
@@ -27,7 +28,8 @@
 //
 // At head dim 256 two CTAs have the k tile, 64 keys each that both warpgroups share
 // (shared_keys_consumer.cuh); at 192 P and dS are operands in shared memory
-// (long_query_consumer.cuh).
+// (long_query_consumer.cuh). For k tiles of 64 keys each warpgroup has q tiles of its own
+// (own_rows_consumer.cuh).
 //
 // Roles: of warpgroup 0, one thread of warp 0 takes items, walks records and loads; where dQ's sums
 // are taken in order, one of warp 1 waits for semaphores, one of warp 2 signals them and warp 3
@@ -98,8 +100,9 @@ __device__ __forceinline__ void run_backward(const BackwardParams& params) {
         ConsumerOf<kC, 1>(shared, params).run();
       }
     } else {
+      using Any = std::conditional_t<kC.has_own_rows, OwnRowsConsumer<kC>, BackwardConsumer<kC>>;
       ptx::raise_registers<kC.consumer_registers(0)>();
-      BackwardConsumer<kC>(shared, params, warp / 4 - 1).run();
+      Any(shared, params, warp / 4 - 1).run();
     }
   }
   // The other CTA may still read this one's shared memory or write there.

@@ -32,7 +32,11 @@ BackwardInstance shared_keys_instance(DType type);
 /// The one for head dims of q and k up to 192 and of v up to 128, likewise.
 BackwardInstance long_query_instance(DType type);
 
-/// The kernels of the library.
+/// The one for head dims up to 128 whose k tiles have 64 keys and whose warpgroups have q tiles of
+/// their own; without a softcap, and dQ is added in no order.
+BackwardInstance own_rows_instance(DType type);
+
+/// The kernels of the library that serve any mask.
 std::span<const BackwardInstance> backward_instances();
 
 /// The first instance for a type that holds both head dims; null when there is none.

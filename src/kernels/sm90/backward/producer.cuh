@@ -170,6 +170,21 @@ class BackwardProducer {
         run_record(start_record(item));
       }
     } while (params_.items.is_group_first && ++at.index < at.groups_per_item);
+    if constexpr (kC.has_own_rows) end_steps();
+  }
+
+  /// Tells each warpgroup that the item has no further step for it: two steps without rows.
+  __device__ __forceinline__ void end_steps() {
+    for (int i = 0; i < kC.consumers; ++i) {
+      const RingPlace<kC.q_stages> place(num_steps_);
+      const RingPlace<kC.dout_stages> dout_place(num_steps_);
+      shared_.q_ring.wait_empty(place);
+      step_info().flags = kNoRows;
+      ptx::mbarrier_arrive(shared_.q_ring.full.at(place));
+      shared_.dout_ring.wait_empty(dout_place);
+      ptx::mbarrier_arrive(shared_.dout_ring.full.at(dout_place));
+      ++num_steps_;
+    }
   }
 
   /// Begins a record. Returns the end of its q tiles.

@@ -32,6 +32,7 @@ enum StepFlag : std::int32_t {
   kMasked = 1,
   kLastStep = 2,    ///< the item ends with this step
   kEndOfSteps = 4,  ///< there is no step any more
+  kNoRows = 8,      ///< the item has no further step for the warpgroup whose turn it is
 };
 
 /// The producer's message about one item.
@@ -107,7 +108,8 @@ struct ConverterState {
 /// | kDkvEpilogue + w | warpgroup w                       | w's V rows may be overwritten        |
 /// | kSplits + w      | warpgroup w                       | a split's sum may be, or was, stored |
 /// | kOwnScores + w   | warpgroup w                       | its dS is there                      |
-enum BackwardBarrier : int { kDkvEpilogue = 2, kSplits = 4, kOwnScores = 6 };
+/// | kExchange        | both warpgroups, with own rows    | sums may be, or were, stored         |
+enum BackwardBarrier : int { kDkvEpilogue = 2, kSplits = 4, kOwnScores = 6, kExchange = 8 };
 
 /// A step's info is overwritten kStepStages steps later: by then its Q buffer has been handed back
 /// and the dQ of the steps before has been added, so that neither consumers nor the semaphore
@@ -185,8 +187,9 @@ struct BackwardStorage {
       peer_scores_full.init(1);
       ticket_ring.init(1);
     }
-    q_ring.init(kConsumerWarps);
-    dout_ring.init(kConsumerWarps);
+    constexpr int kStepWarps = kConsumerWarps / kC.consumers * kC.step_readers();
+    q_ring.init(kStepWarps);
+    dout_ring.init(kStepWarps);
     k_ring.init(kConsumerWarps);
     v_ring.init(kConsumerWarps);
     for (AddInfo& add : adds) add = {};

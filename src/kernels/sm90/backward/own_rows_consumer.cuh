@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/ptx/copy.cuh"
+#include "kernels/sm90/backward/dq_sum.cuh"
+#include "kernels/sm90/backward/epilogue.cuh"
+#include "kernels/sm90/backward/params.hpp"
+#include "kernels/sm90/backward/scores.cuh"
+#include "kernels/sm90/backward/shared.cuh"
+#include "kernels/tile/gemm.cuh"
+
+// A k tile of 64 keys that both warpgroups hold: each takes every second step, a q tile of its own,
+// and sums dK and dV of all keys. They meet at the end of an item alone, where each gives the other
+// half of the columns of its sums. So dS stays with who made it, and dQ is made in the same step.
+namespace magi::sm90 {
+
+template <BackwardConfig kC>
+class OwnRowsConsumer {
+ public:
+  __device__ __forceinline__ OwnRowsConsumer(BackwardStorage<kC>& shared,
+                                             const BackwardParams& params, int warpgroup)
+      : shared_(shared),
+        params_(params),
+        warpgroup_(warpgroup),
+        step_(static_cast<std::uint32_t>(warpgroup)) {}
+
+  __device__ __forceinline__ void run() {
+    while (true) {
+      shared_.k_ring.wait_full(item_);
+      const ItemInfo& item = shared_.items[item_.parity()];
+      const int flags = ptx::uniform(item.flags);
+      if ((flags & kEndOfItems) != 0) break;
+      clear();
+      shared_.v_ring.wait_full(item_);
+      if ((flags & kHasSteps) != 0) {
+        walk_item();
+        exchange(dk_);
+        exchange(dv_);
+        // The epilogue writes where the other warpgroup reads.
+        ptx::named_barrier_sync(kExchange, kC.consumers * 128);
+      }
+      ptx::fence_async_shared();
+      arrive_warp(shared_.k_ring.empty.at(item_));
+      BackwardEpilogue<kC>(shared_, params_, warpgroup_).write(half(dk_), half(dv_), item);
+      ptx::fence_async_shared();
+      arrive_warp(shared_.v_ring.empty.at(item_));
+      item_.advance();
+    }
+  }
+
+ private:
+  static_assert(kC.rows == 64 && kC.keys == 64 && kC.dim_qk == 128 && kC.dim_v == 128);
+  // A warpgroup's steps are every second one: it sees all phases of its stages.
+  static_assert(kC.q_stages % 2 == 0 && kC.dout_stages % 2 == 0 && kStepStages % 2 == 0);
+  static constexpr int kScoreElements = kC.rows / 2;
+  static constexpr int kSumElements = kC.dim_qk / 2;
+  using Scores = float[kScoreElements];
+  using PackedScores = std::uint32_t[kScoreElements / 2];
+  using Rows = RowValues<kScoreElements>;
+  using Sums = float[kSumElements];
+  using HalfSums = float[kSumElements / 2];
+  using QPlace = RingPlace<kC.q_stages>;
+  using DoutPlace = RingPlace<kC.dout_stages>;
+
+  __device__ __forceinline__ static HalfSums& half(Sums& sums) {
+    return reinterpret_cast<HalfSums&>(sums);
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kSumElements; ++i) dk_[i] = dv_[i] = 0.0f;
+  }
+
+  /// The thread's place in a fragment, made anew at each use: it costs no registers in between.
+  __device__ __forceinline__ static tile::FragmentPlace place() {
+    return tile::FragmentPlace(ptx::thread_index() & 127);
+  }
+  __device__ __forceinline__ const StepInfo& step_info(std::uint32_t step) const {
+    return shared_.steps[RingPlace<kStepStages>(step).stage()];
+  }
+  __device__ __forceinline__ void wait_queries(std::uint32_t step) const {
+    shared_.q_ring.wait_full(QPlace(step));
+  }
+  __device__ __forceinline__ void release_queries(std::uint32_t step) const {
+    arrive_warp(shared_.q_ring.empty.at(QPlace(step)));
+  }
+  __device__ __forceinline__ void release_dout() const {
+    arrive_warp(shared_.dout_ring.empty.at(DoutPlace(step_)));
+  }
+
+  /// All steps of an item that are this warpgroup's, and the one that ends them.
+  __device__ __forceinline__ void walk_item() {
+    wait_queries(step_);
+    flags_ = ptx::uniform(step_info(step_).flags);
+    if ((flags_ & kNoRows) == 0) {
+      issue_scores(step_, load_lse(step_), p_);
+      ptx::wgmma_wait<0>();
+      ptx::pin(p_);
+      take_probabilities(step_, p_);
+      while (!run_step()) {
+      }
+    }
+    shared_.dout_ring.wait_full(DoutPlace(step_));
+    release_dout();
+    release_queries(step_);
+    step_ += kC.consumers;
+  }
+
+  /// The warpgroup's number and 0, found anew at each use: descriptors made of values that the
+  /// compiler knows to be constant would stay in registers.
+  __device__ __forceinline__ static int present_warpgroup() {
+    return ptx::uniform(ptx::thread_index() >> 7) - 1;
+  }
+  __device__ __forceinline__ static int zero() { return present_warpgroup() & ~1; }
+  __device__ __forceinline__ std::uint8_t* scores() const {
+    return shared_.scores[present_warpgroup()];
+  }
+
+  /// Issues S^T = K Q^T of a step. S begins with lse_log2 of its rows.
+  __device__ __forceinline__ void issue_scores(std::uint32_t step, const Rows& lse_log2,
+                                               Scores& scores) {
+    lse_log2.spread(scores);
+    ptx::pin(scores);
+    const tile::KMajor<kC.keys> k(shared_.k + zero());
+    const tile::KMajor<kC.rows> q(shared_.q[QPlace(step).stage()]);
+    ptx::wgmma_fence();
+    tile::issue_abt<kC.type, kC.rows, kC.dim_qk, true>(scores, k, q);
+  }
+  /// Issues dP^T - delta = V dO^T - delta of the present step.
+  __device__ __forceinline__ void issue_dp(Scores& dp) {
+    const DoutPlace at(step_);
+    shared_.dout_ring.wait_full(at);
+    Rows delta;
+    delta.load(shared_.delta[at.stage()], place().column);
+    const tile::KMajor<kC.keys> v(shared_.v + zero());
+    const tile::KMajor<kC.rows> dout(shared_.dout[at.stage()]);
+    delta.spread(dp);
+    ptx::pin(dp);
+    ptx::wgmma_fence();
+    tile::issue_abt<kC.type, kC.rows, kC.dim_v, true>(dp, v, dout);
+  }
+  __device__ __forceinline__ Rows load_lse(std::uint32_t step) const {
+    Rows lse_log2;
+    lse_log2.load(shared_.lse_log2[QPlace(step).stage()], place().column);
+    return lse_log2;
+  }
+
+  /// Issues dV += P^T dO.
+  __device__ __forceinline__ void issue_dv() {
+    const tile::MnMajor<kC.rows> dout(shared_.dout[DoutPlace(step_).stage()]);
+    ptx::pin(packed_);
+    ptx::pin(dv_);
+    ptx::wgmma_fence();
+    tile::issue_accumulate<kC.type, kC.dim_v, kC.rows>(dv_, packed_, dout);
+  }
+  /// Issues dK += dS^T Q.
+  __device__ __forceinline__ void issue_dk() {
+    const tile::MnMajor<kC.rows> q(shared_.q[QPlace(step_).stage()]);
+    ptx::pin(dk_);
+    ptx::wgmma_fence();
+    tile::issue_accumulate<kC.type, kC.dim_qk, kC.rows>(dk_, packed_, q);
+  }
+  /// Issues 64 columns of dQ = dS K.
+  __device__ __forceinline__ void issue_dq(int panel, Scores& dq) {
+    const tile::MnMajor<kC.keys> score_gradients(scores());
+    const tile::MnMajor<kC.keys> k(shared_.k + zero() + panel * (kC.keys * tile::kPanelRowBytes));
+    ptx::forget(dq);
+    ptx::wgmma_fence();
+    tile::issue_atb<kC.type, tile::kPanelElements, kC.keys>(dq, score_gradients, k);
+  }
+  __device__ __forceinline__ void add_dq(int panel, std::int32_t sum, const Scores& dq) const {
+    DqTarget<kC>(params_, panel, sum).put(0, dq, false);
+  }
+
+  /// Turns S of a step with flags_ into P = 2^(exponent_scale * (S + lse_log2)).
+  __device__ __forceinline__ void take_probabilities(std::uint32_t step, Scores& x) {
+    take_exponents<false>(x, nullptr, 0, params_.softmax.score);
+    if ((flags_ & kMasked) != 0) {
+      const tile::FragmentPlace at = place();
+      mask_step(x, step_info(step), at.row, at.column, params_.query.packed_shift);
+    }
+    exponentiate(x);
+    ptx::pin(x);
+  }
+
+  /// Stores dS^T in the warpgroup's buffer, for its own products: those of the step before are done
+  /// once all its warps are here.
+  __device__ __forceinline__ void store_scores() {
+    const tile::FragmentPlace at = place();
+    const std::uint32_t first = first_word(scores(), at.row, at.column);
+    ptx::named_barrier_sync(kOwnScores + warpgroup_, 128);
+    for_each_word<kC.keys, kScoreElements / 2>(
+        first, [&](int i, std::uint32_t address) { ptx::store_shared(address, packed_[i]); });
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(kOwnScores + warpgroup_, 128);
+  }
+
+  /// One step n; the warpgroup's next one is n' = n + 2. `p_` holds P(n) on entry and P(n') on
+  /// exit. True after its last step of the item: then n' is the step that ends them, and what is
+  /// made of whatever lies in its buffers is dropped.
+  ///
+  /// | issue       | awaits      | in flight  | then                                            |
+  /// |-------------|-------------|------------|-------------------------------------------------|
+  /// | dP(n)       | dout full   | dP         | packed = P                                      |
+  /// | dV(n)       | q full, n'  | dP, dV     | wait dP in other; p = dS = P * (dP - delta)     |
+  /// | S(n')       |             | dV, S      | wait dV; hand dO(n) back; dS to shared memory   |
+  /// | dQ(n), half |             | S, dQ      | dQ takes the registers of p                     |
+  /// | dK(n)       |             | S, dQ, dK  | wait S in other, and dQ, which leaves; P(n') is |
+  /// |             |             |            | made in other                                   |
+  /// | dQ(n), half |             | dK, dQ     | wait both; hand Q(n) back; dQ leaves            |
+  ///
+  /// NOTE: with the exponentials behind the second half of dQ ptxas spills 32 registers.
+  __device__ __forceinline__ bool run_step() {
+    issue_dp(other_);
+    tile::pack_fragments<kC.type, kC.rows>(p_, packed_);
+    issue_dv();
+    const std::uint32_t next = step_ + kC.consumers;
+    wait_queries(next);
+    const Rows lse_log2 = load_lse(next);
+    ptx::wgmma_wait<1>();
+    ptx::pin(other_);
+    differentiate<false>(p_, other_, nullptr, 0, params_.softmax.score);
+    ptx::pin(p_);
+    flags_ = ptx::uniform(step_info(next).flags);
+    issue_scores(next, lse_log2, other_);
+    ptx::wgmma_wait<1>();
+    ptx::pin(packed_);
+    ptx::pin(dv_);
+    release_dout();
+    tile::pack_fragments<kC.type, kC.rows>(p_, packed_);
+    ptx::pin(packed_);
+    store_scores();
+    issue_dq(0, p_);
+    issue_dk();
+    const std::int32_t sum = step_info(step_).sum;
+    ptx::wgmma_wait<1>();
+    ptx::pin(other_);
+    ptx::pin(p_);
+    add_dq(0, sum, p_);
+    take_probabilities(next, other_);
+    issue_dq(1, p_);
+    ptx::wgmma_wait<0>();
+    ptx::pin(packed_);
+    ptx::pin(dk_);
+    ptx::pin(p_);
+    release_queries(step_);
+    add_dq(1, sum, p_);
+#pragma unroll
+    for (int i = 0; i < kScoreElements; ++i) p_[i] = other_[i];
+    ptx::pin(p_);
+    step_ = next;
+    return (flags_ & kNoRows) != 0;
+  }
+
+  /// Gives the other warpgroup half of the columns of a sum and puts the whole sum of this one's in
+  /// the first half. The buffers of K and V, which nobody reads any more, carry it.
+  __device__ __forceinline__ void exchange(Sums& sums) {
+    constexpr int kHalf = kSumElements / 2;
+    constexpr int kThreads = 128;
+    const int thread = ptx::thread_index() & (kThreads - 1);
+    const bool has_low = warpgroup_ == 0;
+    auto* given = reinterpret_cast<float4*>(has_low ? shared_.k : shared_.v) + thread;
+    const auto* taken = reinterpret_cast<const float4*>(has_low ? shared_.v : shared_.k) + thread;
+    ptx::named_barrier_sync(kExchange, kC.consumers * kThreads);
+#pragma unroll
+    for (int i = 0; i < kHalf; i += 4) {
+      const auto other = [&](int j) { return has_low ? sums[kHalf + j] : sums[j]; };
+      given[i / 4 * kThreads] = make_float4(other(i), other(i + 1), other(i + 2), other(i + 3));
+    }
+    ptx::named_barrier_sync(kExchange, kC.consumers * kThreads);
+#pragma unroll
+    for (int i = 0; i < kHalf; i += 4) {
+      const auto own = [&](int j) { return has_low ? sums[j] : sums[kHalf + j]; };
+      const float4 more = taken[i / 4 * kThreads];
+      sums[i] = own(i) + more.x;
+      sums[i + 1] = own(i + 1) + more.y;
+      sums[i + 2] = own(i + 2) + more.z;
+      sums[i + 3] = own(i + 3) + more.w;
+    }
+  }
+
+  BackwardStorage<kC>& shared_;
+  const BackwardParams& params_;
+  const int warpgroup_;
+  std::uint32_t step_;  ///< the warpgroup's step under way
+  RingPlace<1> item_;
+  int flags_ = 0;  ///< of the step whose scores are being made
+  Sums dk_;
+  Sums dv_;
+  Scores p_;
+  Scores other_;
+  PackedScores packed_;  ///< P^T, then dS^T, as A operand
+};
+
+}  // namespace magi::sm90
