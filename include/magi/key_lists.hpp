@@ -37,8 +37,8 @@ void attention_forward_cuda(const ForwardArgs& args, const KeyLists& lists, std:
 /// Choices of a backward call under lists on a GPU.
 struct ListedBackwardTuning {
   std::int32_t sm_margin = 0;  ///< multiprocessors left to others
-  /// Must be true: dk and dv are sums in float32 that have no order, and may differ in their last
-  /// bits from call to call. (dq and dsink repeat.)
+  /// dk and dv are sums in float32 that have no order, and may differ in their last bits from call
+  /// to call. (dq and dsink repeat.) Else they have one: slower, with memory for parts of sums.
   bool is_fast = false;
 };
 
@@ -46,7 +46,7 @@ struct ListedBackwardTuning {
 /// there. Gradients of q and k through rows whose lse * log2(e) is 2^14 and more are NaN: one
 /// float32 does not hold such an lse. Memory for float32 sums, 4 * (heads_q * rows_q + heads_kv *
 /// rows_k * (dim_qk + dim_v)) bytes, comes from the library's pool in stream order; a graph holds
-/// its own.
+/// its own. Where is_fast is false, it is about 256 MiB more, or what one query needs.
 void attention_backward_cuda(const BackwardArgs& args, const KeyLists& lists,
                              const ListedBackwardTuning& tuning, void* stream);
 

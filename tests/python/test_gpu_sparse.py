@@ -144,7 +144,7 @@ def test_operators_under_lists_of_keys():
         arguments = (q, k, v, lists, given_sink, *numbers, with_max, 2)
         torch.library.opcheck(listed_forward_op, arguments)
         out, lse, _, _ = listed_forward_op(*arguments)
-        given = (out, lse, q, k, v, out, lse, lists, given_sink, *numbers, 2)
+        given = (out, lse, q, k, v, out, lse, lists, given_sink, *numbers, 2, False)
         torch.library.opcheck(listed_backward_op, given, test_utils=("test_schema",))
 
 
@@ -195,6 +195,15 @@ def test_what_kernels_do_not_take_is_refused_by_name():
     q, k, v = (t.detach() for t in inputs(dim=192))
     with pytest.raises(ValueError, match="192; allowed: multiples of 8 from 8 to 128 under lists"):
         flex_flash_attn_func(q, k, v, index_sparse_indices=key_lists())
-    q, k, v = inputs()
-    with pytest.raises(NotImplementedError, match="deterministic is True with index_sparse_ind"):
-        flex_flash_attn_func(q, k, v, index_sparse_indices=key_lists(), deterministic=True)
+
+
+def test_deterministic_gradients_repeat():
+    leaves, lists = inputs(), key_lists()
+
+    def step():
+        out, _ = flex_flash_attn_func(*leaves, index_sparse_indices=lists, deterministic=True)
+        return torch.autograd.grad(out, leaves, torch.ones_like(out))
+
+    wanted = step()
+    for _ in range(5):
+        assert all(torch.equal(f, w) for f, w in zip(step(), wanted))

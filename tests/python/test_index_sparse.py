@@ -194,7 +194,7 @@ class TestCompiler:
             out, lse, _, _ = listed_forward_op(*arguments)
             torch.library.opcheck(
                 listed_backward_op,
-                (out, lse, q, k, v, out, lse, lists, given_sink, 1, 0.0, 0.0, 0, 0),
+                (out, lse, q, k, v, out, lse, lists, given_sink, 1, 0.0, 0.0, 0, 0, False),
             )
 
     def test_fake_tensors(self):
@@ -247,15 +247,6 @@ def test_bad_arguments(change, error, match):
     flex_flash_attn_func(**good())
     with pytest.raises(error, match=match):
         flex_flash_attn_func(**{**good(), **change})
-
-
-def test_repeatable_gradients_on_a_gpu_are_refused_by_name():
-    from magi_attention.functional import _listed_ops
-
-    _listed_ops.refuse_repeatable(torch.device("cpu"), True)
-    _listed_ops.refuse_repeatable(torch.device("cuda:0"), False)
-    with pytest.raises(NotImplementedError, match="deterministic is True with index_sparse_ind"):
-        _listed_ops.refuse_repeatable(torch.device("cuda:0"), True)
 
 
 def test_another_backend_is_refused_by_name(monkeypatch):

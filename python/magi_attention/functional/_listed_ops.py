@@ -83,28 +83,17 @@ def _listed_forward(
 
 def _listed_backward_fake(
     dout, dlse, q, k, v, out, lse, indices, sink, block, scale, softcap, sink_layout, sm_margin,
-    scale_symbol=None, softcap_symbol=None,
+    deterministic, scale_symbol=None, softcap_symbol=None,
 ):  # fmt: skip
     return fake_backward(q, k, v, sink)
 
 
-def refuse_repeatable(device: torch.device, deterministic: bool) -> None:
-    """NotImplementedError for gradients that repeat bitwise under lists of single queries on a
-    GPU.
-    """
-    if deterministic and device.type != "cpu":
-        raise NotImplementedError(
-            f"deterministic is True with index_sparse_indices on {device}; allowed: False, as the "
-            "gradients of k and v are sums without an order there, or lists of blocks of queries "
-            "(q_block_size)"
-        )
-
-
 def _listed_backward(
     dout, dlse, q, k, v, out, lse, indices, sink, block, scale, softcap, sink_layout, sm_margin,
-    scale_symbol=None, softcap_symbol=None,
+    deterministic, scale_symbol=None, softcap_symbol=None,
 ):  # fmt: skip
-    symbols, features = (scale_symbol, softcap_symbol), (False, sm_margin, True)
+    symbols = scale_symbol, softcap_symbol
+    features = False, sm_margin, not deterministic
     given = _Listed((q, k, v), indices, sink, block, scale, softcap, sink_layout, symbols, features)
     q, k, v = given.qkv
     dout, dlse, out, lse = check_results(q, v, dout=dout, dlse=dlse, out=out, lse=lse)
@@ -123,8 +112,8 @@ define(
     "listed_backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
     " Tensor indices, Tensor? sink, int block, float scale, float softcap, int sink_layout,"
-    " int sm_margin, Tensor? scale_symbol=None, Tensor? softcap_symbol=None)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
+    " int sm_margin, bool deterministic, Tensor? scale_symbol=None,"
+    " Tensor? softcap_symbol=None) -> (Tensor, Tensor, Tensor, Tensor)",
     _listed_backward_fake,
     _listed_backward,
 )
@@ -138,12 +127,13 @@ class ListedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, indices, sink, symbol, cap_symbol, block, options):
         symbols = symbol, cap_symbol
+        *options, deterministic = options
         out, lse, max_logits, word = listed_forward_op(
             q, k, v, indices, sink, block, *options, *symbols
         )
         ctx.save_for_backward(q, k, v, out, lse, indices, sink, *symbols)
         scale, softcap, layout, _, sm_margin = options
-        ctx.params = (block, scale, softcap, layout, sm_margin)
+        ctx.params = (block, scale, softcap, layout, sm_margin, deterministic)
         ctx.mark_non_differentiable(max_logits, word)
         return out, lse, max_logits, word
 

@@ -34,7 +34,6 @@ from magi_attention.functional._folded import fold_keys, fold_queries, fold_sink
 from magi_attention.functional._listed_ops import (
     ListedAttention,
     check_lists,
-    refuse_repeatable,
 )
 from magi_attention.functional._ops import distinct, with_symbols
 from magi_attention.functional.kernel_backend import backend_of_environment
@@ -64,12 +63,11 @@ def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple
             f"backend {backend} takes no lists of single queries; allowed: the library's own"
         )
     softmax_scale, softcap, with_max_logits, sm_margin, deterministic = numbers
-    refuse_repeatable(q.device, deterministic)
     scale = check_params(softmax_scale, softcap, q.dtype)
     sink, layout = check_sink(*sink, q)
     indices = check_lists(indices, block, (q.shape[0], k.shape[1]), q.device)
     scale, softcap, symbols = with_symbols(scale, softcap)
-    options = (scale, softcap, layout, with_max_logits, sm_margin)
+    options = (scale, softcap, layout, with_max_logits, sm_margin, deterministic)
     out, lse, max_logits, word = ListedAttention.apply(
         *distinct(q, k, v, indices, sink), *symbols, block, options
     )

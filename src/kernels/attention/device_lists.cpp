@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "base/check.hpp"
@@ -65,7 +66,7 @@ void check_listed_shapes(const TensorView& q, const TensorView& k, const TensorV
   }
 }
 
-void check_gradients(const BackwardArgs& args, const ListedBackwardTuning& tuning) {
+void check_gradients(const BackwardArgs& args) {
   for (const auto& [name, tensor] : {std::pair{"out", &args.out}, {"dout", &args.dout}}) {
     if (tensor->dtype != args.q.dtype) {
       throw invalid(std::string(name) + ".dtype", dtype_name(tensor->dtype),
@@ -75,10 +76,6 @@ void check_gradients(const BackwardArgs& args, const ListedBackwardTuning& tunin
   if (!args.slices.empty()) throw invalid("slices", "given", "none beside lists");
   if (args.is_accumulating) {
     throw invalid("is_accumulating", "true", "false under lists on a GPU");
-  }
-  if (!tuning.is_fast) {
-    throw invalid("is_fast", "false",
-                  "true under lists on a GPU, where dk and dv are summed in no order");
   }
 }
 
@@ -91,26 +88,32 @@ TensorView sums_like(const TensorView& gradient, float* data) {
 }
 
 struct BackwardPlaces {
-  explicit BackwardPlaces(const BackwardArgs& args) {
+  BackwardPlaces(const BackwardArgs& args, const KeyLists& lists, bool is_fast) {
     Arena arena;
+    if (!is_fast && args.q.num_elements() > 0) {
+      sums = sm90::key_parts_of(args, lists);
+      parts = arena.add<std::byte>(static_cast<std::int64_t>(sums->layout.size_bytes));
+    }
     delta = arena.add<float>(args.q.shape[0] * args.q.shape[1]);
     corrections = arena.add<float>(args.q.shape[0] * args.q.shape[1]);
     dk_sums = arena.add<float>(args.dk.num_elements());
     dv_sums = arena.add<float>(args.dv.num_elements());
     size_bytes = arena.size_bytes();
   }
-  std::size_t delta = 0, corrections = 0, dk_sums = 0, dv_sums = 0, size_bytes = 0;
+  std::optional<sm90::OrderedKeySums> sums;
+  std::size_t parts = 0, delta = 0, corrections = 0, dk_sums = 0, dv_sums = 0, size_bytes = 0;
 };
 
 void run_backward(const BackwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
-                  void* workspace, cudaStream_t stream) {
-  const BackwardPlaces places(args);
+                  const BackwardPlaces& places, void* workspace, cudaStream_t stream) {
   const sm90::ListedBackwardMemory memory{
       .delta = part_at<float>(workspace, places.delta),
       .corrections = part_at<float>(workspace, places.corrections),
       .dk_sums = part_at<float>(workspace, places.dk_sums),
-      .dv_sums = part_at<float>(workspace, places.dv_sums)};
-  sm90::enqueue_listed_backward(args, lists, sm_margin, memory, stream);
+      .dv_sums = part_at<float>(workspace, places.dv_sums),
+      .parts = part_at<std::byte>(workspace, places.parts)};
+  sm90::enqueue_listed_backward(args, lists, sm_margin, memory,
+                                places.sums ? &*places.sums : nullptr, stream);
   combine(sums_like(args.dk, memory.dk_sums), args.dk, Combination::Write, stream);
   combine(sums_like(args.dv, memory.dv_sums), args.dv, Combination::Write, stream);
 }
@@ -135,17 +138,17 @@ void attention_backward_cuda(const BackwardArgs& args, const KeyLists& lists,
   check_call(sm90_backend()->limits(), args, problem_of(args));
   check_listed_shapes(args.q, args.k, args.v);
   check_lists(lists, args.q, args.k);
-  check_gradients(args, tuning);
+  check_gradients(args);
   const DeviceScope scope(args.q.device);
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  const std::size_t size_bytes = BackwardPlaces(args).size_bytes;
+  const BackwardPlaces places(args, lists, tuning.is_fast);
   if (cudaGraph_t graph = graph_of_capture(cuda_stream); graph != nullptr) {
-    const auto held = std::make_shared<const DeviceBuffer>(size_bytes);
+    const auto held = std::make_shared<const DeviceBuffer>(places.size_bytes);
     keep_with_graph(graph, held);
-    return run_backward(args, lists, tuning.sm_margin, held->data(), cuda_stream);
+    return run_backward(args, lists, tuning.sm_margin, places, held->data(), cuda_stream);
   }
-  const StreamBuffer own(size_bytes, args.q.device, cuda_stream);
-  run_backward(args, lists, tuning.sm_margin, own.data(), cuda_stream);
+  const StreamBuffer own(places.size_bytes, args.q.device, cuda_stream);
+  run_backward(args, lists, tuning.sm_margin, places, own.data(), cuda_stream);
 }
 
 }  // namespace magi

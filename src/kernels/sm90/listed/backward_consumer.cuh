@@ -198,16 +198,16 @@ class ListedBackwardConsumer {
   __device__ __forceinline__ void add_values(const std::int32_t (&keys)[tile::kRowsPerThread],
                                              const KeyRows& dv) const {
     const ListedShape& shape = params_.shape;
-    add_key_rows(params_.dv_sums + kv_head_ * shape.dim_v,
-                 std::int64_t{shape.heads_kv} * shape.dim_v, shape.dim_v, keys, dv);
+    add_key_rows<kC.has_parts>(params_.dv_sums + kv_head_ * shape.dim_v,
+                               std::int64_t{shape.heads_kv} * shape.dim_v, shape.dim_v, keys, dv);
   }
   __device__ __forceinline__ void add_keys(const std::int32_t (&keys)[tile::kRowsPerThread],
                                            KeyRows& dk) const {
     const ListedShape& shape = params_.shape;
 #pragma unroll
     for (int i = 0; i < kC.dim / 2; ++i) dk[i] *= params_.score.softmax_scale;
-    add_key_rows(params_.dk_sums + kv_head_ * shape.dim_qk,
-                 std::int64_t{shape.heads_kv} * shape.dim_qk, shape.dim_qk, keys, dk);
+    add_key_rows<kC.has_parts>(params_.dk_sums + kv_head_ * shape.dim_qk,
+                               std::int64_t{shape.heads_kv} * shape.dim_qk, shape.dim_qk, keys, dk);
   }
 
   ListedBackwardStorage<kC>& shared_;

@@ -33,12 +33,21 @@ class ListedBackwardProducer {
     std::int32_t entry = reader_.entry_at(position);
     for (int i = 0; i < num_tiles; ++i) {
       const std::int32_t key = is_loading ? reader_.key_of(entry, position) : kNoKey;
+      const std::int32_t target = target_of(item, key, position);
       position += kC.keys;
       entry = reader_.entry_at(position);
-      load_tile(k, v, key);
+      load_tile(k, v, key, target);
       // Q and dO wait for the item before to end: the first keys go ahead of them.
       if (i == 0) load_queries(item, num_tiles);
     }
+  }
+
+  /// The row of dk and dv that a key's gradients go to.
+  __device__ __forceinline__ std::int32_t target_of(const ListedItem& item, std::int32_t key,
+                                                    std::int32_t position) const {
+    if constexpr (!kC.has_parts) return key;
+    const std::int32_t list = item.row * params_.shape.head_groups + item.group;
+    return key == kNoKey ? kNoKey : list * params_.lists.num_positions + position;
   }
 
   __device__ __forceinline__ void load_queries(const ListedItem& item, int num_tiles) {
@@ -52,13 +61,13 @@ class ListedBackwardProducer {
   }
 
   __device__ __forceinline__ void load_tile(const StridedRows& k, const StridedRows& v,
-                                            std::int32_t key) {
+                                            std::int32_t key, std::int32_t target) {
     const std::uint32_t stage = tiles_.stage();
     shared_.k_ring.wait_empty(tiles_);
     const std::uint32_t is_key = __ballot_sync(0xffffffffu, key != kNoKey);
     if (rows_.lane() == 0) shared_.is_key[stage][rows_.warp()] = is_key;
     if (rows_.lane() < kC.keys_per_warp()) {
-      shared_.keys[stage][rows_.warp() * kC.keys_per_warp() + rows_.lane()] = key;
+      shared_.keys[stage][rows_.warp() * kC.keys_per_warp() + rows_.lane()] = target;
     }
     rows_.template copy_rows<kC.keys>(shared_.k[stage], k, key, params_.shape.dim_qk);
     rows_.hand_over(shared_.k_ring.full.at(tiles_));

@@ -16,6 +16,9 @@ struct ListedConfig {
   int ctas_per_sm = 1;
   int producer_registers = 56;
   bool is_general = false;  ///< softcap and max_logits
+  /// Gradients of keys are stored for each position of each list, to be summed by key afterwards,
+  /// and not added to their sums.
+  bool has_parts = false;
 
   constexpr int rows() const { return 64 * consumers; }
   constexpr int threads() const { return 128 * (consumers + 1); }

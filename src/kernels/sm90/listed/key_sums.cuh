@@ -7,11 +7,20 @@
 
 namespace magi::sm90 {
 
-/// Adds a warpgroup's fragment of 64 rows, which are gradients of `keys` (of the thread's two rows,
-/// or kNoKey), to float32 rows of `dim` elements, `key_stride` elements from key to key. Of two
-/// neighbouring chunks of 8 columns, which four lanes hold in pairs, even lanes take the first and
-/// odd ones the second: all add 16 bytes.
-template <int kCount>
+template <bool kHasParts>
+__device__ __forceinline__ void put_key_row(float* target, float x, float y, float z, float w) {
+  if constexpr (kHasParts) {
+    ptx::store_float4(target, x, y, z, w);
+  } else {
+    ptx::add_float4(target, x, y, z, w);
+  }
+}
+
+/// Adds or, of parts, stores a warpgroup's fragment of 64 rows, which are gradients of `keys` (of
+/// the thread's two rows, or kNoKey), to float32 rows of `dim` elements, `key_stride` elements from
+/// key to key. Of two neighbouring chunks of 8 columns, which four lanes hold in pairs, even lanes
+/// take the first and odd ones the second: all add 16 bytes.
+template <bool kHasParts, int kCount>
 __device__ __forceinline__ void add_key_rows(float* sums, std::int64_t key_stride, int dim,
                                              const std::int32_t (&keys)[tile::kRowsPerThread],
                                              const float (&values)[kCount]) {
@@ -30,9 +39,9 @@ __device__ __forceinline__ void add_key_rows(float* sums, std::int64_t key_strid
       const float y = __shfl_xor_sync(0xffffffffu, is_odd ? first[1] : second[1], 1);
       if (8 * c >= num_columns) continue;
       if (is_odd) {
-        ptx::add_float4(target + 8 * c, x, y, second[0], second[1]);
+        put_key_row<kHasParts>(target + 8 * c, x, y, second[0], second[1]);
       } else {
-        ptx::add_float4(target + 8 * c, first[0], first[1], x, y);
+        put_key_row<kHasParts>(target + 8 * c, first[0], first[1], x, y);
       }
     }
   }

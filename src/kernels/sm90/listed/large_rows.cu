@@ -35,6 +35,32 @@ class ListedLargeRows {
         sink_(params.sink),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
+  /// A CTA takes all rows of a kv head, whose sums are then one warp's. All threads look for them.
+  __device__ void run_in_order() const {
+    __shared__ unsigned found[kWarps];
+    const std::int32_t group = call_.shape.heads_per_kv;
+    const std::int64_t num_rows = std::int64_t{rows_.rows_q} * group;
+    const std::int32_t first_head = static_cast<std::int32_t>(blockIdx.x) * group;
+    for (std::int64_t base = 0; base < num_rows; base += kThreads) {
+      const auto token = [&](std::int64_t row) { return static_cast<std::int32_t>(row / group); };
+      const auto head = [&](std::int64_t row) {
+        return first_head + static_cast<std::int32_t>(row % group);
+      };
+      const std::int64_t row = base + threadIdx.x;
+      const bool is_found = row < num_rows && is_large(lse_of(token(row), head(row)));
+      const unsigned of_warp = __ballot_sync(kFullWarp, is_found);
+      if (lane_ == 0) found[threadIdx.x / 32] = of_warp;
+      if (__syncthreads_or(is_found) == 0) continue;
+      for (int warp = 0; threadIdx.x < 32 && warp < kWarps; ++warp) {
+        for (unsigned large = found[warp]; large != 0; large &= large - 1) {
+          const std::int64_t at = base + warp * 32 + __ffs(static_cast<int>(large)) - 1;
+          run_row(token(at), head(at));
+        }
+      }
+      __syncthreads();
+    }
+  }
+
   /// A warp takes all heads of a token.
   __device__ void run() const {
     const auto num_warps = static_cast<std::int32_t>(gridDim.x) * kWarps;
@@ -163,14 +189,17 @@ class ListedLargeRows {
 template <DType kType>
 __global__ void __launch_bounds__(kThreads)
     listed_large_row_kernel(const __grid_constant__ ListedLargeRowParams params) {
-  ListedLargeRows<kType>(params).run();
+  const ListedLargeRows<kType> rows(params);
+  params.is_ordered ? rows.run_in_order() : rows.run();
 }
 
 }  // namespace
 
 void enqueue_listed_large_rows(const ListedLargeRowParams& params, DType type, std::int32_t num_sms,
                                cudaStream_t stream) {
-  const std::int32_t num_ctas = std::min(params.rows.rows_q / kWarps + 1, num_sms * kCtasPerSm);
+  const std::int32_t num_ctas =
+      params.is_ordered ? params.call.shape.heads_kv
+                        : std::min(params.rows.rows_q / kWarps + 1, num_sms * kCtasPerSm);
   const auto kernel = type == DType::BFloat16 ? listed_large_row_kernel<DType::BFloat16>
                                               : listed_large_row_kernel<DType::Float16>;
   kernel<<<static_cast<unsigned>(num_ctas), kThreads, 0, stream>>>(params);

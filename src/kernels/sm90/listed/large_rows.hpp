@@ -16,6 +16,7 @@ struct ListedLargeRowParams {
   ListedBackwardParams call;
   ListedRowParams rows;  ///< delta and corrections of large rows are written
   SinkRows sink;
+  bool is_ordered = false;  ///< a sum's additions come in the order of tokens, heads and lists
 };
 
 /// Enqueues dq of large rows, and adds what they give to dk_sums and dv_sums. `type` is that of

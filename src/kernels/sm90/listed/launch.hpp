@@ -3,6 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
+#include <span>
+
 #include "kernels/sm90/listed/config.hpp"
 #include "kernels/sm90/listed/params.hpp"
 
@@ -31,7 +34,12 @@ struct ListedBackwardInstance {
   void (*launch)(const ListedBackwardParams& params, int num_ctas, cudaStream_t stream) = nullptr;
 };
 
+/// Those that add gradients of keys, and those that leave them in parts; bfloat16 or float16.
+std::span<const ListedBackwardInstance> listed_backward_instances(DType type);
+std::span<const ListedBackwardInstance> listed_part_instances(DType type);
+
 /// For the larger of both head dims and the query heads of a kv head; null when there is none.
-const ListedBackwardInstance* find_listed_backward_instance(DType type, int dim, int heads);
+const ListedBackwardInstance* find_listed_backward_instance(DType type, int dim, int heads,
+                                                            bool has_parts);
 
 }  // namespace magi::sm90

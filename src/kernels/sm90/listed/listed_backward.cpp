@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/check.hpp"
+#include "cuda/arena.hpp"
 #include "cuda/check.hpp"
 #include "kernels/sm90/conversions.hpp"
 #include "kernels/sm90/listed/large_rows.hpp"
@@ -55,27 +56,87 @@ void enqueue_sinks(const BackwardArgs& args, const ListedRowParams& rows, cudaSt
                                sink_rows(args.dsink, args.params.sink_layout), stream);
 }
 
+const ListedBackwardInstance& instance_for(const BackwardArgs& args, bool has_parts) {
+  const ListedBackwardInstance* instance = find_listed_backward_instance(
+      args.q.dtype, to_int(std::max(args.q.shape[2], args.v.shape[2])),
+      to_int(args.q.shape[1] / args.k.shape[1]), has_parts);
+  MAGI_CHECK(instance != nullptr);
+  return *instance;
+}
+
+void launch(const ListedBackwardInstance& instance, const ListedBackwardParams& params,
+            std::int32_t num_sms, cudaStream_t stream) {
+  const std::int32_t num_ctas =
+      std::min(num_sms * instance.config.ctas_per_sm, params.shape.num_items);
+  instance.launch(params, num_ctas, stream);
+}
+
+/// What the main kernel reads of queries [begin, end).
+void take_rows(BackwardArgs& args, KeyLists& lists, std::int64_t begin, std::int64_t end) {
+  for (TensorView* tensor : {&args.q, &args.dout, &args.lse, &args.dq, &lists.indices}) {
+    *tensor = tensor->slice(0, begin, end);
+  }
+}
+
+/// The main kernel and the sums of keys, run by run of queries.
+void launch_in_order(const BackwardArgs& args, const KeyLists& lists, std::int32_t num_sms,
+                     const ListedBackwardMemory& memory, const OrderedKeySums& sums,
+                     cudaStream_t stream) {
+  const ListedBackwardInstance& instance = instance_for(args, true);
+  const std::int64_t rows_q = args.q.shape[0];
+  for (std::int64_t begin = 0; begin < rows_q; begin += sums.shape.rows_q) {
+    const std::int64_t end = std::min(begin + sums.shape.rows_q, rows_q);
+    BackwardArgs own = args;
+    KeyLists own_lists = lists;
+    take_rows(own, own_lists, begin, end);
+    const ListedBackwardMemory own_memory{.delta = memory.delta + begin * args.q.shape[1],
+                                          .dk_sums = part_at<float>(memory.parts, sums.layout.dk),
+                                          .dv_sums = part_at<float>(memory.parts, sums.layout.dv)};
+    const ListedBackwardParams params = listed_params(own, own_lists, instance.config, own_memory);
+    launch(instance, params, num_sms, stream);
+    KeyPartShape shape = sums.shape;
+    shape.rows_q = to_int(end - begin);
+    enqueue_key_part_sums(shape, sums.layout, params.lists, memory.parts,
+                          {memory.dk_sums, memory.dv_sums}, stream);
+  }
+}
+
 }  // namespace
+
+OrderedKeySums key_parts_of(const BackwardArgs& args, const KeyLists& lists) {
+  const ListedConfig& config = instance_for(args, true).config;
+  const ListedShape shape = listed_shape(args.q, args.k, args.v, config.rows());
+  OrderedKeySums sums;
+  sums.shape = with_rows({.head_groups = shape.head_groups,
+                          .num_positions = listed_indices(lists, args.k.shape[0]).num_positions,
+                          .heads_kv = shape.heads_kv,
+                          .rows_k = to_int(args.k.shape[0]),
+                          .dim_qk = shape.dim_qk,
+                          .dim_v = shape.dim_v},
+                         args.q.shape[0]);
+  sums.layout = key_part_layout(sums.shape);
+  return sums;
+}
 
 void enqueue_listed_backward(const BackwardArgs& args, const KeyLists& lists,
                              std::int32_t sm_margin, const ListedBackwardMemory& memory,
-                             cudaStream_t stream) {
+                             const OrderedKeySums* sums, cudaStream_t stream) {
   const std::int32_t num_sms = count_free_sms(args.q.device, sm_margin);
   clear(memory.dk_sums, args.dk, stream);
   clear(memory.dv_sums, args.dv, stream);
   const ListedRowParams rows = row_params(args, memory);
   if (args.q.num_elements() == 0) return enqueue_sinks(args, rows, stream);
-  const ListedBackwardInstance* instance = find_listed_backward_instance(
-      args.q.dtype, to_int(std::max(args.q.shape[2], args.v.shape[2])),
-      to_int(args.q.shape[1] / args.k.shape[1]));
-  MAGI_CHECK(instance != nullptr);
-  const ListedBackwardParams params = listed_params(args, lists, instance->config, memory);
   enqueue_listed_delta(rows, args.q.dtype, stream);
-  const std::int32_t num_ctas =
-      std::min(num_sms * instance->config.ctas_per_sm, params.shape.num_items);
-  instance->launch(params, num_ctas, stream);
+  const ListedBackwardInstance& instance = instance_for(args, false);
+  const ListedBackwardParams params = listed_params(args, lists, instance.config, memory);
+  if (sums == nullptr) {
+    launch(instance, params, num_sms, stream);
+  } else {
+    launch_in_order(args, lists, num_sms, memory, *sums, stream);
+  }
   ListedLargeRowParams large{.call = params, .rows = rows, .sink = {}};
   if (!args.sink.empty()) large.sink = sink_rows(args.sink, args.params.sink_layout);
+  large.is_ordered = sums != nullptr;
   enqueue_listed_large_rows(large, args.q.dtype, num_sms, stream);
   enqueue_sinks(args, rows, stream);
 }

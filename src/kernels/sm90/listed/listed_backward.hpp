@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/listed/key_parts.hpp"
 #include "magi/key_lists.hpp"
 
 // The backward under lists on Hopper behind src/kernels/attention, which has checked the arguments
@@ -17,11 +18,20 @@ struct ListedBackwardMemory {
   float* corrections = nullptr;  ///< of the lse of large rows
   float* dk_sums = nullptr;      ///< [rows_k, heads_kv, dim_qk]
   float* dv_sums = nullptr;      ///< [rows_k, heads_kv, dim_v]
+  void* parts = nullptr;         ///< as key_parts_of says, where sums have an order
 };
 
-/// Enqueues dq, dsink, and dk and dv as float32 sums in `memory`.
+/// A call whose sums of dk and dv have an order: runs of queries, one after the other.
+struct OrderedKeySums {
+  KeyPartShape shape;  ///< of a run
+  KeyPartLayout layout;
+};
+OrderedKeySums key_parts_of(const BackwardArgs& args, const KeyLists& lists);
+
+/// Enqueues dq, dsink, and dk and dv as float32 sums in `memory`. `sums`: null where these have no
+/// order.
 void enqueue_listed_backward(const BackwardArgs& args, const KeyLists& lists,
                              std::int32_t sm_margin, const ListedBackwardMemory& memory,
-                             cudaStream_t stream);
+                             const OrderedKeySums* sums, cudaStream_t stream);
 
 }  // namespace magi::sm90

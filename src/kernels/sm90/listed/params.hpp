@@ -59,8 +59,10 @@ struct ListedBackwardParams {
   StridedRows lse;
   const float* delta = nullptr;  ///< [rows_q, heads_q]: sum of dout * out, less dlse
   StridedRows dq;                ///< float32, or of the type of q
-  float* dk_sums = nullptr;      ///< [rows_k, heads_kv, dim_qk], added to
-  float* dv_sums = nullptr;      ///< [rows_k, heads_kv, dim_v], added to
+  /// [rows_k, heads_kv, dim_qk or dim_v], added to; of an instance with parts [rows_q, head_groups,
+  /// num_positions, heads_kv, dim], stored where the position has a key.
+  float* dk_sums = nullptr;
+  float* dv_sums = nullptr;
   ScoreScale score;
 };
 

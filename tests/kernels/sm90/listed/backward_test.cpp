@@ -154,9 +154,36 @@ TEST_P(ListedBackwardTest, RandomCases) {
     test.layout = static_cast<Layout>(random.between(0, 2));
     test.num_sinks = random.chance(70) ? 0 : 1;
     test.has_dlse = random.chance(30);
+    test.is_fast = random.chance(50);
     check_listed_backward(test);
     if (HasFailure()) break;
   }
+}
+
+TEST_P(ListedBackwardTest, SumsInOrder) {
+  for (const int heads : {1, 20, 128, 150}) {
+    ListedCase test = base(heads);
+    test.heads_kv = 2;
+    test.heads_q *= 2;
+    test.rows_q = 40;
+    test.is_fast = false;
+    check_listed_backward(test);
+    test.dim_qk -= 24;
+    test.dim_v -= 40;
+    test.block_keys = 7;
+    test.entries = 30;
+    check_listed_backward(test);
+  }
+}
+
+/// Each key stands 100 times in each list: parts of a few queries fill the memory for them.
+TEST_P(ListedBackwardTest, SumsInOrderOverSeveralRuns) {
+  ListedCase test = base(3);
+  test.rows_q = 30;
+  test.block_keys = test.rows_k;
+  test.entries = 100;
+  test.is_fast = false;
+  check_listed_backward(test);
 }
 
 INSTANTIATE_TEST_SUITE_P(Instances, ListedBackwardTest,
@@ -165,9 +192,9 @@ INSTANTIATE_TEST_SUITE_P(Instances, ListedBackwardTest,
 
 class ListedBackwardRefusalTest : public GpuTest {
  protected:
-  static std::string refusal(const BackwardArgs& args, const KeyLists& lists, bool is_fast) {
+  static std::string refusal(const BackwardArgs& args, const KeyLists& lists) {
     try {
-      attention_backward_cuda(args, lists, {.is_fast = is_fast}, nullptr);
+      attention_backward_cuda(args, lists, {}, nullptr);
     } catch (const InvalidArgument& error) {
       return error.what();
     }
@@ -185,17 +212,14 @@ TEST_F(ListedBackwardRefusalTest, NamesWhatIsNotTaken) {
   args.q = args.out = args.dout = args.dq = q.view();
   args.k = args.v = args.dk = args.dv = k.view();
   args.lse = lse.view(2);
-  EXPECT_EQ(refusal(args, indices.view(), false),
-            "is_fast is false; allowed: true under lists on a GPU, where dk and dv are summed in "
-            "no order");
   args.dout = wide.view().slice(0, 0, 4);
-  EXPECT_EQ(refusal(args, indices.view(), true),
+  EXPECT_EQ(refusal(args, indices.view()),
             "dout.dtype is float32; allowed: that of q under lists on a GPU");
   args.dout = q.view();
   args.is_accumulating = true;
   args.dq = wide.view().slice(0, 0, 4);
   args.dk = args.dv = wide.view().slice(1, 0, 1);
-  EXPECT_EQ(refusal(args, indices.view(), true),
+  EXPECT_EQ(refusal(args, indices.view()),
             "is_accumulating is true; allowed: false under lists on a GPU");
 }
 

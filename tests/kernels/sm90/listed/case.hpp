@@ -30,6 +30,7 @@ struct ListedCase {
   bool has_max_logits = false;
   std::int32_t num_sinks = 0;
   std::int32_t sm_margin = 0;
+  bool is_fast = true;  ///< of the backward: sums of dk and dv have no order
   AttentionParams params;
   double magnitude = 1.0;       ///< standard deviation of the inputs, roughly
   double query_factor = 1.0;    ///< a power of two: q of every second token is that much larger

@@ -63,7 +63,8 @@ void run_sync(const ListedCase& test, const ListedTensors& tensors, const Listed
                            .dv = gradients.dv.view(),
                            .dsink = tensors.sink ? sink_view(*gradients.dsink, layout) : none,
                            .params = test.params},
-                          lists.view(), {.sm_margin = test.sm_margin, .is_fast = true}, nullptr);
+                          lists.view(), {.sm_margin = test.sm_margin, .is_fast = test.is_fast},
+                          nullptr);
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   for (auto* tensor :
        {&gradients.out, &gradients.dq, &gradients.dk, &gradients.dv, gradients.dsink.get()}) {
@@ -144,6 +145,9 @@ void check_listed_backward(const ListedCase& test) {
   ASSERT_NO_THROW(run_sync(test, tensors, lists, again));
   expect_same_bits(gradients.dq, again.dq);
   if (gradients.dsink) expect_same_bits(*gradients.dsink, *again.dsink);
+  if (test.is_fast) return;
+  expect_same_bits(gradients.dk, again.dk);
+  expect_same_bits(gradients.dv, again.dv);
 }
 
 }  // namespace magi::test
