@@ -14,8 +14,9 @@ from test_docs import ROOT, blocks
 
 
 def run(code: str, **names) -> dict:
-    """The names that a program leaves; the process group is there already."""
-    with mock.patch("torch.distributed.init_process_group"):
+    """The names that a program leaves; the process group is there already, and stays."""
+    group = "torch.distributed.{}_process_group"
+    with mock.patch(group.format("init")), mock.patch(group.format("destroy")):
         exec(code, names)
     return names
 
@@ -32,12 +33,14 @@ def test_home():
 
 def run_pytorch(group, code: str):
     shown = run(code)
-    return shown["whole"].detach(), shown["weights"].grad, shown["plan"].position_ids[:2]
+    return shown["whole"].detach(), shown["weights"].grad, str(shown["plan"])
 
 
 def test_pytorch(ranks):
-    """Out and gradient are those of one process."""
-    whole, gradient, _ = ranks.run(4, run_pytorch, page("pytorch"))[0]
+    """Out and gradient are those of one process, and the page shows the plan that is printed."""
+    whole, gradient, plan = ranks.run(4, run_pytorch, page("pytorch"))[0]
+    text = (ROOT / "docs/quickstart/pytorch.md").read_text(encoding="utf-8")
+    assert f"```text\n{plan.rstrip()}\n```" in text
     alone, wanted, _ = ranks.run(1, run_pytorch, alone_of(page("pytorch")))[0]
     assert torch.allclose(whole, alone, atol=1e-5)
     assert torch.allclose(gradient, wanted, atol=1e-4)
