@@ -34,7 +34,7 @@ def same_as_eager(attend, leaves, **options) -> None:
 
 
 def test_readme():
-    """The call of README.md: q_ranges are k_ranges."""
+    """The call of docs/python.md: q_ranges are k_ranges."""
     q, k, v = (torch.randn(1000, heads, 64) for heads in (8, 2, 2))
     q_ranges = torch.tensor([[0, 400], [400, 1000]], dtype=torch.int32)
     types = torch.tensor([1, 1], dtype=torch.int32)

@@ -19,7 +19,7 @@ def blocks(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.S)
 
 
-@pytest.mark.parametrize("name", ["docs/python.md", "README.md"])
+@pytest.mark.parametrize("name", ["docs/python.md", "docs/index.md"])
 def test_first_example(name, capsys):
     shown = {}
     exec(blocks(name)[0], shown)

@@ -8,11 +8,10 @@ ROOT = TOOLS.parent
 
 
 class Readme(unittest.TestCase):
-    def test_the_example_is_the_one_that_is_compiled_and_run(self):
-        readme = (ROOT / "README.md").read_text()
-        block = re.search(r"```cpp\n(.*?)\n```", readme, re.S).group(1)
-        source = (ROOT / "examples" / "quickstart.cpp").read_text()
-        self.assertEqual(block, source[source.index("int main()") :].rstrip())
+    def test_the_example_over_ranks_is_that_of_the_quickstart(self):
+        pages = [ROOT / "README.md", ROOT / "docs" / "quickstart" / "pytorch.md"]
+        shown = [re.findall(r"```python\n(.*?)```", page.read_text(), re.S)[-1] for page in pages]
+        self.assertEqual(*shown)
 
     def test_the_two_commands_are_named_and_run_knows_them(self):
         readme = (ROOT / "README.md").read_text()
