@@ -28,7 +28,7 @@ class MovedRowsOfRanks {
                                                : plan.config.num_ranks),
         moved_(num_ranks_ * 2 * num_segments_) {
     // Rows of one segment between two ranks stand together among all that the two exchange.
-    std::vector<std::size_t> last(2 * num_ranks_ * num_ranks_, moved_.size());
+    std::vector<std::int32_t> last(2 * num_ranks_ * num_ranks_, -1);
     for (const SentRows& rows : sent) {
       const Link link = rows.is_onward                         ? kOnward
                         : rows.from / node_ == rows.to / node_ ? kInside
@@ -39,8 +39,8 @@ class MovedRowsOfRanks {
       out.rows[1] += rows.num_rows;
       const std::size_t pair =
           static_cast<std::size_t>(rows.from) * num_ranks_ + static_cast<std::size_t>(rows.to);
-      std::size_t& before = last[2 * pair + (rows.is_onward ? 1 : 0)];
-      const std::size_t filled = index(0, rows.space, rows.segment);
+      std::int32_t& before = last[2 * pair + (rows.is_onward ? 1 : 0)];
+      const auto filled = static_cast<std::int32_t>(index(0, rows.space, rows.segment));
       if (before == filled) continue;
       before = filled;
       ++in.peers[0];
