@@ -175,7 +175,10 @@ BAD = [
     ({"block_mask": torch.zeros(2, 3, 3).bool()}, ValueError, r"block_mask has shape \[2, 3, 3\]"),
     ({"block_mask": torch.zeros(2, 3, 2, device="meta").bool()}, ValueError,
      "block_mask is on meta"),
-    ({"block_mask": None, "block_lists": LISTS[:2]}, ValueError, r"allowed: \[3, 2, n\]"),
+    ({"block_mask": None, "block_lists": LISTS[:2]}, ValueError,
+     r"block_lists has shape \[2, 2, 1\]; allowed: \[3, 2, n\]"),
+    ({"block_mask": None, "block_lists": LISTS.long()}, TypeError, "block_lists.dtype is"),
+    ({"block_mask": None, "block_lists": [1]}, TypeError, "block_lists is a list"),
     ({"q_block_size": 0}, ValueError, "q_block_size is 0"),
     ({"k_block_size": 257}, ValueError, "k_block_size is 257"),
     ({"max_runs": 0}, ValueError, "max_runs is 0"),
@@ -190,6 +193,13 @@ def test_bad_arguments(change, error, match):
     block_sparse_attn_func(**good())
     with pytest.raises(error, match=match):
         block_sparse_attn_func(**{**good(), **change})
+
+
+def test_entries_that_are_no_block_are_those_of_the_argument(monkeypatch):
+    monkeypatch.setenv("MAGI_ATTENTION_SANITY_CHECK", "1")
+    lists = torch.full((3, 2, 1), 2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="block_lists has 6 entries that are no block"):
+        block_sparse_attn_func(**{**good(), "block_mask": None, "block_lists": lists})
 
 
 def test_the_library_reads_a_mask_that_lives():

@@ -29,13 +29,16 @@ _MAX_BLOCK = (1 << 30) - 1
 
 
 def check_lists(
-    indices: torch.Tensor, block: int, shape: tuple[int, int], device: torch.device
+    indices: torch.Tensor,
+    block: int,
+    shape: tuple[int, int],
+    device: torch.device,
+    name: str = "index_sparse_indices",
 ) -> torch.Tensor:
-    """index_sparse_indices int32 [*shape, n] as a plain tensor on the device; block: that of
-    sparse_k_block_size.
+    """Lists int32 [*shape, n] as a plain tensor on the device; block: that of sparse_k_block_size.
+    name: of the argument.
     """
     check_int("sparse_k_block_size", block, 1, _MAX_BLOCK)
-    name = "index_sparse_indices"
     if not isinstance(indices, torch.Tensor):
         raise TypeError(f"{name} is a {type(indices).__name__}; allowed: an int32 tensor")
     if indices.dtype != torch.int32:

@@ -76,12 +76,15 @@ def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple
 
 
 class BlockLists(NamedTuple):
-    """Lists of blocks of keys, int32 [q_blocks, heads_kv, n], and queries and keys of a block."""
+    """Lists of blocks of keys, int32 [q_blocks, heads_kv, n], and queries and keys of a block.
+    name: of the argument that holds the lists.
+    """
 
     indices: torch.Tensor
     q_size: int
     k_size: int
     is_causal: bool = False
+    name: str = "index_sparse_indices"
 
 
 def attend_to_block_lists(
@@ -90,9 +93,10 @@ def attend_to_block_lists(
     """attend: flex_flash_attn_func with its options."""
     q, k, _ = qkv = check_qkv(*qkv, backend_of_environment())
     blocks = Blocks(q.shape[0], k.shape[0], lists.q_size, lists.k_size, lists.is_causal)
-    indices = check_lists(lists.indices, lists.k_size, (blocks.num_q, k.shape[1]), q.device)
+    shape = blocks.num_q, k.shape[1]
+    indices = check_lists(lists.indices, lists.k_size, shape, q.device, lists.name)
     word = error_word_of_lists(indices, blocks.num_k)
-    check_word(word)
+    check_word(word, lists.name)
 
     kept = LazyCopy(indices)
 
@@ -178,13 +182,13 @@ def attend_folded(
     return out, SparseForwardMeta(lse, None, ranges.error_word)
 
 
-def check_word(word: torch.Tensor) -> None:
+def check_word(word: torch.Tensor, name: str = "index_sparse_indices") -> None:
     """ValueError for entries that are no block, where MAGI_ATTENTION_SANITY_CHECK is 1."""
     if is_intercepted() or not is_sanity_check_enable():
         return
     count, first = word.tolist()
     if count:
         raise ValueError(
-            f"index_sparse_indices has {count} entries that are no block of the keys, the first at "
+            f"{name} has {count} entries that are no block of the keys, the first at "
             f"{first} in row-major order; allowed: 0 to the number of blocks - 1, -1 for none"
         )

@@ -80,7 +80,7 @@ def block_sparse_attn_func(
     if block_lists is not None:
         if max_runs is not None:
             raise ValueError(f"max_runs is {max_runs} beside block_lists; allowed: None")
-        lists = BlockLists(block_lists, q_block_size, k_block_size, is_causal)
+        lists = BlockLists(block_lists, q_block_size, k_block_size, is_causal, "block_lists")
         return attend_to_block_lists(attend, (q, k, v), lists, sink, sink_layout)
     q, k, v = check_qkv(q, k, v, backend_of_environment())
     blocks = Blocks(q.shape[0], k.shape[0], q_block_size, k_block_size, is_causal)
