@@ -145,3 +145,37 @@ def test_bad_arguments():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=match):
             call()
+
+
+def test_sizes_of_zero():
+    lists = torch.zeros(2, 3, 1, dtype=torch.int32)
+    mask = torch.zeros(1, 2, 3, 4, dtype=torch.bool)
+    for call, match in (
+        (lambda: utils.generate_block_sparse_pattern(4, 0, 2, 2, 0.5, device="cpu"),
+         "num_kv_heads is 0"),
+        (lambda: utils.generate_block_sparse_pattern(0, 2, 2, 2, 0.5, device="cpu"),
+         "num_q_heads is 0"),
+        (lambda: utils.generate_block_sparse_pattern(4, 2, 2, 0, 0.5, device="cpu"),
+         "num_kv_blocks is 0"),
+        (lambda: utils.generate_block_sparse_pattern(4, 2, 0, 2, 0.5, device="cpu"),
+         "num_q_blocks is 0"),
+        (lambda: utils.generate_ranges_from_topk_indices(lists, 0, 4, 3), "block_m is 0"),
+        (lambda: utils.generate_ranges_from_topk_indices(lists, 4, 4, 0), "num_k_blocks is 0"),
+        (lambda: utils.generate_ranges_from_block_mask(mask[0, 0], 4, 0), "block_n is 0"),
+        (lambda: utils.generate_ranges_from_block_mask_triton(mask, 0, 4), "block_m is 0"),
+        (lambda: utils.get_sdpa_mask_from_block_sparse_mask(mask, 6, 8, 0, 2, 2),
+         "block_size_q is 0"),
+        (lambda: utils.get_sdpa_mask_from_topk_indices(lists, 6, 8, 2, 0, 2), "block_size_k is 0"),
+        (lambda: utils.generate_variable_block_sparse_pattern(
+            2, 2, 10, 10, 0, 3, 0.5, device="cpu"), "num_q_blocks is 0"),
+        (lambda: utils.choose_ref_block((0, 128), 1), "q_size is 0"),
+        (lambda: utils.choose_ref_block((1, 128), 0), "qhead_per_khead is 0"),
+        (lambda: utils.build_index_sparse_indices(1, 1, 4, 8, 2, 2, "cpu", 0),
+         "sparse_k_block_size is 0"),
+        (lambda: utils.get_sdpa_mask_from_index_sparse_indices(
+            lists, 0, 2, 2, 2, 8), "batch is 0"),
+        (lambda: utils.get_sdpa_mask_from_index_sparse_indices(
+            lists, 1, 2, 3, 2, 8, sparse_k_block_size=0), "sparse_k_block_size is 0"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{match}; allowed: 1 or more"):
+            call()

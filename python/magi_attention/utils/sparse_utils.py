@@ -14,12 +14,21 @@ from typing import Any
 
 import torch
 
+from magi_attention.common._arguments import check_int
+
 _MODES = ("per_q_head", "per_kv_head", "shared")
 
 
 def _check_heads(num_q_heads: int, num_kv_heads: int) -> None:
-    if num_kv_heads < 1 or num_q_heads % num_kv_heads != 0:
+    _check_sizes(num_q_heads=num_q_heads, num_kv_heads=num_kv_heads)
+    if num_q_heads % num_kv_heads != 0:
         raise ValueError(f"num_q_heads is {num_q_heads}; allowed: a multiple of {num_kv_heads}")
+
+
+def _check_sizes(**sizes: int) -> None:
+    """TypeError or ValueError for what is no number of rows, blocks or heads from 1 on."""
+    for name, size in sizes.items():
+        check_int(name, size, 1)
 
 
 def _check_axes(name: str, tensor: torch.Tensor, axes: int) -> None:
@@ -64,8 +73,9 @@ def generate_block_sparse_pattern(
 
     mode: heads are those of q ("per_q_head"), of k ("per_kv_head") or one ("shared").
     sparse_format "block_mask": bool [1, heads, num_q_blocks, num_kv_blocks]; "topk": int32 [heads,
-    num_q_blocks, kept]. ValueError for other modes, formats and shapes.
+    num_q_blocks, kept]. ValueError for other modes, formats and shapes, and for no blocks.
     """
+    _check_sizes(num_q_blocks=num_q_blocks, num_kv_blocks=num_kv_blocks)
     heads = _mask_heads(mode, num_q_heads, num_kv_heads)
     shape = (heads, num_q_blocks, num_kv_blocks)
     if scores is None:
@@ -110,6 +120,7 @@ def generate_ranges_from_topk_indices(
     [heads_kv, q_blocks, topk], heads folded into rows. block_m: queries, block_n: keys of a block;
     num_k_blocks: blocks of keys per head. An entry that is no block has an empty range.
     """
+    _check_sizes(block_m=block_m, block_n=block_n, num_k_blocks=num_k_blocks)
     _check_axes("topk_indices", topk_indices, 3)
     heads, num_q, _ = topk_indices.shape
     device = topk_indices.device
@@ -139,6 +150,7 @@ def generate_ranges_from_block_mask(
     heads: flatten_block_mask), in row-major order of the blocks. Waits for a GPU, which alone knows
     their number.
     """
+    _check_sizes(block_m=block_m, block_n=block_n)
     _check_axes("block_mask", block_mask, 2)
     q_block, k_block = block_mask.nonzero(as_tuple=True)
     return (
@@ -154,6 +166,7 @@ def generate_ranges_from_block_mask_triton(
     q_blocks, k_blocks], heads folded into rows; those of False blocks are empty, [0, 0). Nothing
     is read back to the host. Under the name of the original's Triton kernel.
     """
+    _check_sizes(block_m=block_m, block_n=block_n)
     _check_batch("block_mask", block_mask)
     _, heads, num_q, num_k = block_mask.shape
     device = block_mask.device
@@ -182,6 +195,7 @@ def get_sdpa_mask_from_block_sparse_mask(
     """bool [batch_size, num_q_heads, seqlen_q, seqlen_k] of a mask of blocks [1, heads_kv,
     q_blocks, k_blocks].
     """
+    _check_sizes(block_size_q=block_size_q, block_size_k=block_size_k, batch_size=batch_size)
     _check_batch("block_mask", block_mask)
     _check_heads(num_q_heads, block_mask.shape[1])
     mask = _upsampled(block_mask[0], block_size_q, block_size_k)[:, :seqlen_q, :seqlen_k]
@@ -201,6 +215,7 @@ def get_sdpa_mask_from_topk_indices(
     """bool [batch_size, num_q_heads, seqlen_q, seqlen_k] of lists of blocks of keys, int [heads_kv,
     q_blocks, topk]. Entries that are no block count as none.
     """
+    _check_sizes(block_size_k=block_size_k)
     _check_axes("topk_indices", topk_indices, 3)
     mask = _listed(topk_indices, -(-seqlen_k // block_size_k))
     return get_sdpa_mask_from_block_sparse_mask(
@@ -243,6 +258,8 @@ def generate_variable_block_sparse_pattern(
     the queries of each block int32 [heads of the mask, num_q_blocks], and the keys int32
     [num_kv_heads, num_kv_blocks].
     """
+    check_int("min_q_block_size", min_q_block_size, 0)
+    check_int("min_kv_block_size", min_kv_block_size, 0)
     heads = _mask_heads(mode, num_q_heads, num_kv_heads)
     mask, _ = generate_block_sparse_pattern(
         num_q_heads, num_kv_heads, num_q_blocks, num_kv_blocks, sparsity, mode, device=device
@@ -318,6 +335,7 @@ def choose_ref_block(block_size: tuple[int, int], qhead_per_khead: int) -> dict[
     mask. qhead_per_khead: query heads per kv head.
     """
     q_size, k_size = block_size
+    _check_sizes(q_size=q_size, k_size=k_size, qhead_per_khead=qhead_per_khead)
     rows = min(q_size * qhead_per_khead, 128)
     loads_sparsely = k_size <= 64
     swaps = q_size < 128 and rows <= 16 and not loads_sparsely
@@ -348,6 +366,7 @@ def build_index_sparse_indices(
     behind the other: topk different blocks of sparse_k_block_size keys of the query's own sequence
     in rising order, then -1. seqlen_k is a multiple of the block size.
     """
+    _check_sizes(batch=batch, num_kv_heads=num_kv_heads, sparse_k_block_size=sparse_k_block_size)
     if seqlen_k % sparse_k_block_size != 0:
         raise ValueError(f"seqlen_k is {seqlen_k}; allowed: a multiple of {sparse_k_block_size}")
     num_blocks = seqlen_k // sparse_k_block_size
@@ -374,6 +393,7 @@ def get_sdpa_mask_from_index_sparse_indices(
     build_index_sparse_indices makes them: which keys of its own sequence a query sees. A dense mask
     does not tell how often. device: None: that of the indices.
     """
+    _check_sizes(batch=batch, sparse_k_block_size=sparse_k_block_size)
     _check_axes("index_sparse_indices", index_sparse_indices, 3)
     _check_heads(num_q_heads, num_kv_heads)
     num_blocks = -(-seqlen_k // sparse_k_block_size)
