@@ -23,7 +23,7 @@ from magi_attention._native.handles import (
     PlanHandle,
 )
 from magi_attention._native.vtable import Communicator
-from magi_attention.backends._table import ensure
+from magi_attention.backends._table import ensure, is_of_table
 from magi_attention.comm.group import make_communicator, rank_of, size_of
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming
 from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types
@@ -285,7 +285,8 @@ class Plan:
     ) -> BoundPlan:
         """This plan on the ranks of a process group; None: on this process alone. exchange_sms:
         multiprocessors of a GPU that attention leaves to exchanges under way, of the environment
-        or the library's choice where it is None. backend: one of docs/backends.md, such as
+        or the library's choice where it is None; ValueError above 0 with kernels of another
+        package, which leave none. backend: one of docs/backends.md, such as
         "fa4", RuntimeError where it does not serve this machine; or a supplied one, ValueError at
         the first call where there is none of this name; None: the library's own.
         transport: "auto", "nvlink", "nccl" or "process_group", that of the environment where it is
@@ -344,6 +345,11 @@ class BoundPlan:
         if backend is not None:
             check_kind("backend", backend, str, "a str, or None")
             ensure(backend)
+        if exchange_sms and is_of_table(backend):
+            raise ValueError(
+                f"exchange_sms is {exchange_sms} with backend {backend}, whose kernels leave no "
+                "multiprocessors to exchanges; allowed: None, or 0"
+            )
         if rounded_partials is None:
             rounded_partials = comm.rounds_partial_gradients()
         check_kind("rounded_partials", rounded_partials, bool, "a bool, or None")

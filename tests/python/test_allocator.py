@@ -266,6 +266,14 @@ def test_exchange_sms_of_no_gpu(sms, error):
         make_plan(cp_size=1).bind(exchange_sms=sms)
 
 
+def test_exchange_sms_with_kernels_that_leave_none():
+    plan = make_plan(cp_size=1)
+    with pytest.raises(ValueError, match="exchange_sms is 4 with backend torch, whose kernels"):
+        plan.bind(exchange_sms=4, backend="torch")
+    for sms in (None, 0):
+        plan.bind(exchange_sms=sms, backend="torch")
+
+
 def test_exchange_sms_of_the_environment(monkeypatch):
     from magi_attention.env import comm
 

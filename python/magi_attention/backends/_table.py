@@ -110,6 +110,11 @@ def ensure(name: str | None) -> None:
     offer.register()
 
 
+def is_of_table(name: str | None) -> bool:
+    """Whether a backend runs kernels of another package."""
+    return name in _OFFERS
+
+
 def is_usable(name: str) -> bool:
     """Whether ensure(name) would raise nothing, for a name of the table."""
     offer = _OFFERS[name]
