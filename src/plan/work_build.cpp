@@ -164,6 +164,20 @@ class AttendList {
   std::vector<Attend> attends_;
 };
 
+/// As many transfers as runs lie behind the rows that ranks lack, and a cut for each stage: a
+/// little more than there will be, counted because growing a long list copies it.
+std::size_t count_transfers(const std::vector<Missing>& missing, const Layout& layout,
+                            std::int32_t num_stages) {
+  std::size_t count = missing.size() * static_cast<std::size_t>(num_stages);
+  for (const Missing& of_rank : missing) {
+    for (const Range& rows : of_rank.rows) {
+      count += static_cast<std::size_t>(layout.run_of_row(rows.end - 1) -
+                                        layout.run_of_row(rows.begin) + 1);
+    }
+  }
+  return count;
+}
+
 /// Pieces that meet rows [begin, end); they ascend.
 std::span<const RowPiece> pieces_in(const std::vector<RowPiece>& pieces, Range rows) {
   const auto begin = std::ranges::upper_bound(pieces, rows.begin, {}, &RowPiece::end);
@@ -192,6 +206,9 @@ class WorkBuilder {
     plan_.exchanges = make_work_exchanges(stages_, plan_.config);
     plan_.ranks.clear();
     plan_.transfers.clear();
+    plan_.transfers.reserve(
+        count_transfers(keys, inputs_.layout_k, stages_.shape.num_exchanges + 1) +
+        count_transfers(queries, inputs_.layout_q, 1));
     std::vector<Transfer> query_transfers;
     for (std::size_t r = 0; r < num_ranks; ++r) {
       const auto rank = static_cast<std::int32_t>(r);
