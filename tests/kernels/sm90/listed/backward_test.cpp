@@ -60,7 +60,7 @@ TEST_P(ListedBackwardTest, NothingToSee) {
 TEST_P(ListedBackwardTest, BlocksLongerThanTheKeys) {
   ListedCase test = base(16);
   test.entries = 3;
-  test.block_keys = 1 << 30;
+  test.block_keys = kMaxRows;
   check_listed_forward(test);
   check_listed_backward(test);
 }
