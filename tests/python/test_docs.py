@@ -55,7 +55,7 @@ def test_example_of_backends(capsys):
 
 def run_shown(group) -> None:
     """The examples over ranks, one after the other, as if torchrun had started this process."""
-    _, over_ranks, as_a_plan, *_ = blocks("docs/python.md")
+    _, over_ranks, as_a_plan, *_, traced = blocks("docs/python.md")
     shown = {}
     here = os.getcwd()
     with (
@@ -67,6 +67,8 @@ def run_shown(group) -> None:
             exec(over_ranks, shown)
             exec(as_a_plan, shown)
             assert Path("mask.svg").read_text(encoding="utf-8").startswith("<svg")
+            exec(traced, shown)
+            assert group.rank() or "traceEvents" in Path("step.json").read_text(encoding="utf-8")
         finally:
             os.chdir(here)
     start.assert_called_once_with("gloo")
