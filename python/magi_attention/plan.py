@@ -55,17 +55,18 @@ _PICTURES = ("mask", "placement", "traffic", "timeline", "steps")
 
 @dataclass(frozen=True)
 class PlanReport:
-    """Figures of a plan.
+    """Figures of a plan. Tuples have one number for each rank.
 
-    digest: 64 bits that equal plans share. num_waves: stages, that of the own keys included.
-    rank_area: visible (query, key) pairs of each rank; balance: the largest over their mean.
-    rank_rows, remote_rows: rows each rank holds, padding included, and key rows it receives.
-    rank_memory: bytes of a backward's rows of other ranks and their gradients on each rank.
-    num_head_shares: above 1, the heads of a row are cut into so many shares, each of which counts
-    as a row above, with its pairs.
-    total_bytes: sent by all ranks in one forward pass; lower_bound_bytes: what no placement that is
-    balanced as well goes below; ring_bytes: what a ring or an all-gather sends. forward_seconds,
-    backward_seconds: predicted; exposed_comm_seconds: of forward, communication that is not hidden.
+    - rank_area: visible (query, key) pairs; balance: the largest over their mean, 1 is even.
+    - rank_rows: rows that it holds, padding included; remote_rows: key rows that it receives.
+    - rank_memory: bytes of rows of other ranks and of their gradients in a backward.
+    - total_bytes: sent by all ranks in one forward; ring_bytes: what a ring or an all-gather sends;
+      lower_bound_bytes: what no placement that is balanced as well goes below.
+    - forward_seconds, backward_seconds: of a layer, predicted; exposed_comm_seconds: communication
+      of the forward that nothing hides.
+    - num_waves: stages, that of the own keys included. digest: 64 bits that equal plans share.
+    - num_head_shares: above 1, a row's heads are cut into so many shares, each of which counts as a
+      row above, with its pairs.
     """
 
     digest: int
@@ -89,8 +90,9 @@ class PlanReport:
 
 
 class Plan:
-    """How `cp_size` ranks share attention under one mask. Equal arguments give equal plans, on
-    every rank and in every run. Immutable; `print(plan)` gives a page of figures.
+    """How `cp_size` ranks share attention under one mask: which rank holds which rows, and what
+    travels when. Made without communication, by from_mask or from_ranges; equal arguments give
+    equal plans, on every rank and in every run. Immutable; `print(plan)` gives a page of figures.
     """
 
     def __init__(self, handle: PlanHandle) -> None:
@@ -114,11 +116,16 @@ class Plan:
         on: Plan | None = None,
         devices_per_node: int = 0,
     ) -> Plan:
-        """Self-attention over total_seqlen rows where q_ranges[i] sees k_ranges[i] under
-        attn_mask_type, one type or one per range: "full", "causal", "inv_causal", "bi_causal" or
-        AttnMaskType. With `on`, rows stay where that plan has placed them. devices_per_node: ranks
-        that share a node, one node after the other; 0: all of them. A row that several ranks of
-        another node need moves there once (docs/nodes.md).
+        """A plan of self-attention over total_seqlen rows, in which the queries of q_ranges[i] see
+        the keys of k_ranges[i].
+
+        - attn_mask_type: "full", "causal", "inv_causal", "bi_causal" or AttnMaskType; one for all
+          ranges, or one for each.
+        - cp_size: ranks. num_heads_q, a multiple of num_heads_kv; head_dim: elements of a head.
+        - config: how rows are placed, what travels, how much overlaps.
+        - on: a plan whose placement of rows this one takes over.
+        - devices_per_node: ranks that share a node, one node after the other; 0: all of them. A row
+          that several ranks of another node need crosses to it once (docs/nodes.md).
 
         ValueError for ranges outside the sequence, for numbers of heads that do not divide and for
         sizes out of bounds; TypeError for arguments of other types.
@@ -283,16 +290,18 @@ class Plan:
         transport: str | None = None,
         rounded_partials: bool | None = None,
     ) -> BoundPlan:
-        """This plan on the ranks of a process group; None: on this process alone. exchange_sms:
-        multiprocessors of a GPU that attention leaves to exchanges under way, of the environment
-        or the library's choice where it is None; ValueError above 0 with kernels of another
-        package, which leave none. backend: one of docs/backends.md, such as
-        "fa4", RuntimeError where it does not serve this machine; or a supplied one, ValueError at
-        the first call where there is none of this name; None: the library's own.
-        transport: "auto", "nvlink", "nccl" or "process_group", that of the environment where it is
-        None; see docs/python.md. rounded_partials: partial gradients of keys travel in the type of
-        k, each rounded once, instead of float32; None: where the environment asks for it
-        (MAGI_ATTENTION_BACKWARD_HIGH_PRECISION_REDUCE=0). The same on all ranks.
+        """This plan on the ranks of a process group; None: on this process alone. Options are the
+        same on all ranks; None: as the environment asks, else the library's choice.
+
+        - exchange_sms: multiprocessors of a GPU that attention leaves to exchanges under way;
+          ValueError above 0 with kernels of another package, which leave none.
+        - backend: one of docs/backends.md, such as "fa4", RuntimeError where it does not serve this
+          machine, or one you registered; None: the library's own, whatever the environment says.
+        - transport: "auto", "nvlink", "nccl" or "process_group" (docs/python.md).
+        - rounded_partials: whether partial gradients of keys travel in the type of k, each rounded
+          once, instead of float32.
+
+        ValueError for a group of another size than cp_size.
         """
         return BoundPlan(self, cp_group, None, exchange_sms, backend, transport, rounded_partials)
 
@@ -318,8 +327,9 @@ class Plan:
 
 
 class BoundPlan:
-    """Runs a plan as one rank. dispatch makes no communication; undispatch, roll and calc_attn are
-    collective, in the same order on all ranks. Sequences are axis 0 unless said otherwise.
+    """A plan on the ranks of a process group (Plan.bind): runs it as one of them. dispatch makes no
+    communication; undispatch, roll and calc_attn are collective, in the same order on all ranks,
+    and raise CommError where communication fails. The sequence is axis 0 unless said otherwise.
 
     On a GPU, memory of a call over several ranks is that of torch's caching allocator.
     """
@@ -406,9 +416,11 @@ class BoundPlan:
         return_max_logits: bool = False,
         sink_layout: str | None = None,
     ) -> tuple[torch.Tensor, AttnForwardMeta]:
-        """As flex_flash_attn_func on this rank's rows; max_logits are those of all ranks.
-        sink_layout None: "ssh" for a sink of three axes, else "sh". Tensors may lack the padding,
-        which ends a rank's rows: the result then lacks it too.
+        """Attention of this rank's queries q [rows, heads_q, dim] to the keys of all ranks, of
+        which k, v [rows, heads_kv, dim] are this rank's. Options and result are those of
+        flex_flash_attn_func; max_logits are over all ranks. sink_layout None: "ssh" for a sink of
+        three axes, else "sh". Tensors may lack the padding, which ends a rank's rows: the result
+        then lacks it too. ValueError or TypeError names an argument that does not fit the plan.
         """
         if sink_layout is None:
             sink_layout = layout_of(sink)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The original's functions over keys. `magi_attention.plan.Plan` is the same without globals."""
+"""MagiAttention's functions over runtime keys: a key names a plan that is bound to a process group,
+and is kept in a cache. `magi_attention.plan.Plan` is the same without caches.
+"""
 
 from __future__ import annotations
 
@@ -66,19 +68,25 @@ def magi_attn_flex_key(
     chunk_size: int | None = None,
     **renamed: Any,
 ) -> DistAttnRuntimeKey:
-    """A key for the mask in which q_ranges[i] sees k_ranges[i] under attn_mask_type, one type or
-    one per range: "full", "causal", "inv_causal", "bi_causal" or AttnMaskType.
+    """Plans attention over the ranks of a group and gives a runtime key, which dispatch, calc_attn
+    and undispatch take. The same arguments give the same key without planning. No communication.
 
-    total_seqlen_q and total_seqlen_k, equal: rows of the sequence without padding, which the plan
-    chooses. cp_group_or_mesh: a process group, or a 1-D or 2-D device mesh. A mask seen before
-    gives the same key without planning. No communication.
+    - q_ranges, k_ranges: the queries of q_ranges[i] see the keys of k_ranges[i], rows of the
+      sequence, half-open.
+    - attn_mask_type: one type, or one for each range: "full", "causal", "inv_causal", "bi_causal"
+      or AttnMaskType.
+    - total_seqlen_q, total_seqlen_k, equal: rows of the sequence, without padding.
+    - num_heads_q, a multiple of num_heads_kv; head_dim: elements of a head.
+    - cp_group_or_mesh: a process group, a 1-D device mesh, or a 2-D one (between nodes, inside),
+      whose rows are nodes where MAGI_ATTENTION_HIERARCHICAL_COMM is 1.
+    - dist_attn_config: how rows are placed, what travels, how much overlaps.
+    - pad_size, chunk_size: deprecated. The plan chooses the padding; chunk_size is that of
+      DispatchConfig, ValueError where they differ.
+    - is_same_source, is_q_permutable, is_k_permutable: True, which is self-attention; else
+      NotImplementedError.
 
     The key's q_ranges, k_ranges, attn_mask_type and total_seqlen_q hold the padding too, pad_size
-    rows that see no key.
-
-    pad_size and chunk_size are deprecated: the first has no effect, the second is that of
-    DispatchConfig, ValueError where they differ. Only self-attention (all three flags True) is
-    available: otherwise NotImplementedError. ValueError for ranges outside the sequence.
+    rows that see no key. ValueError for ranges outside the sequence.
     """
     group_or_mesh = _old_group(cp_group_or_mesh, renamed, "magi_attn_flex_key")
     check_self_attention(is_same_source, is_q_permutable, is_k_permutable)
@@ -110,9 +118,12 @@ def magi_attn_varlen_key(
     chunk_size: int | None = None,
     **renamed: Any,
 ) -> DistAttnRuntimeKey:
-    """A key for packed documents between the bounds cu_seqlens_q and cu_seqlens_k, int32 or int64
-    [documents + 1], in rows, from 0 on. causal: aligned bottom right. window_size: keys (left,
-    right) of the diagonal that are seen, -1: all; not with causal.
+    """A runtime key for packed documents, each of which sees itself alone.
+
+    - cu_seqlens_q, cu_seqlens_k: where documents begin and end, int32 or int64 [documents + 1], in
+      rows, from 0 on.
+    - causal: queries see keys up to their own. window_size: how many keys to the (left, right) of
+      its own a query sees, -1: all; not with causal. Diagonals end at the last query and key.
 
     The rest as magi_attn_flex_key. ValueError for bounds that do not grow or end apart, TypeError
     for bounds that are not integers.
@@ -218,18 +229,21 @@ def calc_attn(
     softcap: float = 0.0,
     return_max_logits: bool = False,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """Attention of this rank's rows q [rows, heads_q, dim] over the keys of all ranks, of which k,
-    v [rows, heads_kv, dim] are this rank's. Collective.
+    """Attention of this rank's queries to the keys of all ranks, under the mask of key. Collective.
 
-    Returns out like q and a meta with lse [rows, heads_q] float32 (float64), which gradients come
-    through, and max_logits [heads_q] over all ranks, or None. sink: float32 [sinks, heads_q] or
-    [rows, sinks, heads_q]. Options as in flex_flash_attn_func.
+    - q [rows, heads_q, dim]; k, v [rows, heads_kv, dim]: this rank's rows, as dispatch gives them.
+    - sink: float32 [sinks, heads_q] or [rows, sinks, heads_q], 1 to 8 sinks; None: none.
+    - softmax_scale, softcap, return_max_logits: as in flex_flash_attn_func.
 
-    ValueError for shapes, devices and strides that do not fit the key and for a key that left the
-    cache. TypeError for types of elements. RuntimeError for a device without kernels and for a
-    destroyed group. CommError (a RuntimeError) where communication fails, and on all ranks where
-    they hold different plans. At the first call with a key also where they differ in type, scale,
-    softcap, sink, return_max_logits or environment, or where one rank refuses its arguments.
+    Returns out like q and a meta with lse [rows, heads_q] float32 (float64 for float64 inputs) and
+    max_logits [heads_q] over all ranks, or None. Gradients come through out and lse.
+
+    - ValueError: shapes, devices and strides that do not fit the key; a key that left the cache.
+    - TypeError: types of elements.
+    - RuntimeError: a device without kernels; a destroyed group.
+    - CommError (a RuntimeError): communication fails, or ranks hold different plans; at the first
+      call with a key also where they differ in type, scale, softcap, sink, return_max_logits or
+      environment, or where one rank refuses its arguments. All ranks get it.
     """
     if not isinstance(key, DistAttnRuntimeKey):
         raise TypeError(f"key is a {type(key).__name__}; allowed: a DistAttnRuntimeKey")
@@ -259,7 +273,7 @@ def calc_sparse_attn(
     softcap: float = 0.0,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """BoundPlan.calc_sparse_attn by a key: attention of this rank's rows to keys that are chosen in
-    every call, inside of what the key's mask allows for. Not there in the original.
+    every call, inside of what the key's mask allows for. MagiAttention has no such function.
     """
     lists = index_sparse_indices, sparse_k_block_size
     return runtime_of(key).bound.calc_sparse_attn(q, k, v, *lists, softmax_scale, softcap)

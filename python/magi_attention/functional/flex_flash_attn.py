@@ -107,53 +107,54 @@ def flex_flash_attn_func(
     index_attn: bool = False,
     **retired,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """Attention of q [rows_q, heads_q, dim] over k, v [rows_k, heads_kv, dim] (v may have another
-    head dim), where slice i lets queries q_ranges[i] see keys k_ranges[i].
+    """Attention on one device: slice i lets the queries q_ranges[i] see the keys k_ranges[i].
 
-    q_ranges, k_ranges: int32 [n, 2], half-open; attn_type_map: int32 [n], 0 full, 1 causal
-    (bottom-right aligned), 2 inverse causal (top-left aligned), 3 both; None: all full. Slices may
-    overlap; a pair in several slices counts several times. heads_q is a multiple of heads_kv.
-
-    sink: logits that add to a row's denominator only, float32 [sinks, heads_q] ("sh") or
-    [rows_q, sinks, heads_q] ("ssh"), 1 to 8 sinks. softmax_scale: default 1 / sqrt(dim). softcap:
-    c > 0 makes a logit c * tanh(logit / c). return_max_logits: the largest softmax_scale * q.k per
-    head, before softcap.
+    - q [rows_q, heads_q, dim]; k, v [rows_k, heads_kv, dim], where v may have another head dim.
+      heads_q is a multiple of heads_kv. On a GPU bfloat16 or float16, head dims that are multiples
+      of 8 up to 256; on the CPU float32 and float64 too, and any head dim.
+    - q_ranges, k_ranges: int32 [n, 2], half-open. A pair of rows in several slices counts several
+      times.
+    - attn_type_map: int32 [n], 0 full, 1 causal (the diagonal ends at the last query and the last
+      key), 2 inverse causal (it begins at the first ones), 3 both; None: all full.
+    - sink: logits that add to a row's denominator only, float32 [sinks, heads_q] (sink_layout "sh")
+      or [rows_q, sinks, heads_q] ("ssh"), 1 to 8 sinks.
+    - softmax_scale: default 1 / sqrt(dim). softcap: c > 0 makes a logit c * tanh(logit / c).
+    - return_max_logits: meta.max_logits is then the largest softmax_scale * q.k of each head,
+      before softcap; else it is None.
+    - deterministic: on a GPU the gradient of q, and under lists of keys those of k and v, have the
+      same bits in every call, as all other results have (with ranges on the GPU they always have);
+      slower.
+    - sm_margin: multiprocessors of a GPU that are left to others.
+    - index_sparse_indices, in place of ranges: int32 [rows_q, heads_kv, n], the keys that each
+      query sees in the heads of each kv head, or the blocks of sparse_k_block_size keys (the last
+      may be shorter), in any order. -1 is none; one that stands n times counts n times. Others
+      that are no block count as none, and meta.error_word tells of them (they are ValueError with
+      MAGI_ATTENTION_SANITY_CHECK=1). On a GPU head dims up to 128.
+    - q_block_size: 2 to 256: the lists are those of blocks of queries, [blocks, heads_kv, n].
 
     Returns out [rows_q, heads_q, dim of v] in q's type and a meta with lse [rows_q, heads_q]
-    float32, natural log (float64 for float64 inputs), which gradients come through as well. Rows
-    without keys give out 0 and lse -inf, with a sink the sink's lse.
+    float32, natural log (float64 for float64 inputs). Gradients come through both. Rows without
+    keys give out 0 and lse -inf, with a sink the sink's lse.
 
-    MAGI_ATTENTION_KERNEL_BACKEND chooses the kernels (docs/backends.md). What another than the
-    library's own cannot do is refused by name; with it ranges on the GPU are read by the host.
+    Wrong tensors raise ValueError or TypeError naming the argument. The environment variable
+    MAGI_ATTENTION_KERNEL_BACKEND chooses the kernels (docs/backends.md); what those of another
+    package cannot do is refused by name.
 
-    On a GPU q, k, v are bfloat16 or float16 of head dims that are multiples of 8 up to 256, and the
-    call is only enqueued, on the current stream. Ranges in host memory are checked, and their work
-    list is made at the first call and kept. Ranges on
-    the GPU are not read by the host, which waits for nothing: ends outside are clamped, reversed
-    ranges are empty, and gradients become NaN where ranges overlap so much that the list does not
-    fit its memory, unless MAGI_ATTENTION_SANITY_CHECK is 1. Forward and backward can be captured in
-    a graph, which follows the values that ranges on the GPU have when it is replayed. sm_margin:
-    multiprocessors left to others. deterministic: the gradient of q has the same bits in every
-    call, as all other results have (with ranges on the GPU it always has); False is faster and has
-    an effect in backward on a GPU alone.
+    On a GPU the call is only enqueued, on the current stream. Ranges in host memory are checked,
+    and the first call with them makes a schedule, which is kept. Ranges and lists on the GPU are
+    not read by the host, which waits for nothing: ends outside are clamped, reversed ranges are
+    empty, and gradients become NaN where ranges overlap so much that the schedule does not fit its
+    memory, unless MAGI_ATTENTION_SANITY_CHECK is 1. Forward and backward can be captured in a
+    graph, which follows the values that are there when it is replayed. With kernels of another
+    package the host reads ranges on the GPU.
 
-    disable_fwd_atomic_reduction, disable_bwd_dkv_atomic_reduction, disable_bwd_dq_atomic_reduction,
-    ref_block_size, max_seqlen_q, range_merge, swap_ab, pack_gqa, cat_gqa, block_sparse and
-    swap_bwd_qk_loop change no result and have no effect: tiles are chosen from the mask.
-
-    index_sparse_indices, in place of ranges: int32 [rows_q, heads_kv, n], the keys that each query
-    sees in the heads of each kv head, or the blocks of sparse_k_block_size keys (the last may be
-    shorter). Entries come in any order; -1 is none; one that stands n times counts n times; others
-    that are no block count as none, and meta.error_word tells of them (ValueError where
-    MAGI_ATTENTION_SANITY_CHECK is 1). q_block_size 2 to 256: the lists are those of blocks of
-    queries, [blocks, heads_kv, n], and are turned into ranges. Lists of single
-    queries are not read by the host either; on a GPU they want head dims up to 128, and
-    deterministic is NotImplementedError there, as the gradients of k and v are sums without an
-    order. index_sparse has no further effect.
-
+    The other arguments are there because MagiAttention has them. Without effect, as tiles are
+    chosen from the mask: disable_fwd_atomic_reduction, disable_bwd_dkv_atomic_reduction,
+    disable_bwd_dq_atomic_reduction, ref_block_size, max_seqlen_q, range_merge, swap_ab, pack_gqa,
+    cat_gqa, block_sparse, swap_bwd_qk_loop, and index_sparse beside index_sparse_indices.
     index_attn_indices, index_attn, k_block_size, sparse_load and auto_range_merge are the names of
     release 1.1.1 for index_sparse_indices, index_sparse, sparse_k_block_size, block_sparse and
-    range_merge. Wrong tensors raise ValueError or TypeError naming the argument.
+    range_merge.
     """
     _warn_retired(retired)
     options = sink, sink_layout, softmax_scale, softcap, return_max_logits
