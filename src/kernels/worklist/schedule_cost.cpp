@@ -76,8 +76,8 @@ Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice) {
   const bool may_wait = total < policy.few_additions * tiles.num_q_tiles && tiles.is_coming.empty();
   const bool has_few = is_narrow && may_wait;
   Walk walk;
-  walk.is_tiny =
-      may_wait && total <= kTinyList && tiles.num_global == 0 && tiles.shape.has_converter;
+  walk.is_tiny = may_wait && total * tiles.groups <= kTinyList && tiles.num_global == 0 &&
+                 tiles.shape.has_converter;
   walk.is_ordered = choice.is_deterministic || has_few || walk.is_tiny;
   walk.may_convert = (has_few && is_alike) || walk.is_tiny;
   // Windows come back to a q tile soon if a head is walked alone; elsewhere all heads of a q tile

@@ -23,9 +23,11 @@ struct Tiling {
   SliceComponents slice_components;
 };
 
-/// A list of at most so many steps with few additions to a sum is ordered, whatever its k tiles are
-/// like, and leaves no conversions: the host would need longer to launch their kernel.
-inline constexpr std::int64_t kTinyList = 48;
+/// A list of at most so many steps for each kv head, with few additions to a sum, is ordered,
+/// whatever its k tiles are like, and leaves no conversions: to launch their kernel would take the
+/// host longer. A conversion takes the main kernel as long as some steps, so that more of them one
+/// behind the other cost more than they save.
+inline constexpr std::int64_t kTinyList = 2;
 
 /// How the items of a list walk and add.
 struct Walk {

@@ -108,7 +108,6 @@ TEST(ScheduleCostTest, UnevenListsPayForTheTailAndForWideSections) {
 
 TEST(ScheduleCostTest, ThePolicyDecides) {
   ThreeTiles three;
-  three.shape.has_converter = false;  // no tiny list then
   const BackwardChoice choice{.is_deterministic = false};
   EXPECT_FALSE(three.costs({}, choice).walk.is_ordered);
   EXPECT_TRUE(three.costs({.narrow_tile = {1, 1}}, choice).walk.is_ordered);
@@ -116,7 +115,10 @@ TEST(ScheduleCostTest, ThePolicyDecides) {
 }
 
 TEST(ScheduleCostTest, TinyListsAreOrderedAndConvert) {
-  ThreeTiles three;
+  ThreeTiles three;  // now with a step in each of two k tiles
+  three.problem.rows_q = 64;
+  three.problem.heads_q = 2;
+  for (KeyRecord& record : three.tiling.records) record.band.q0 = 0, record.band.q1 = 64;
   const BackwardChoice fast{.is_deterministic = false};
   const auto expect_tiny = [&](bool is_tiny, const SchedulePolicy& policy = {}) {
     const Walk walk = three.costs(policy, fast).walk;
@@ -124,23 +126,25 @@ TEST(ScheduleCostTest, TinyListsAreOrderedAndConvert) {
     EXPECT_EQ(walk.is_ordered, is_tiny);
     EXPECT_EQ(walk.may_convert, is_tiny);
   };
+  ASSERT_EQ(kTinyList, 2);
   expect_tiny(true);
   expect_tiny(false, {.few_additions = 1});
   // Items that wait for keys would hold up others.
   three.problem.coming = {.parts = {{{200, 300}, 0}}, .num_sources = 1};
   expect_tiny(false);
   three.problem.coming = {};
-  // 2 steps and as many as a tiny list has, or one fewer.
-  three.problem.rows_q = 128 + 64 * static_cast<std::int32_t>(kTinyList);
-  three.tiling.records[1].band.q1 = three.problem.rows_q;
+  three.shape.has_converter = false;
   expect_tiny(false);
-  three.tiling.records[1].band.q1 -= 128;
-  expect_tiny(true);
+  three.shape.has_converter = true;
+  three.problem.heads_q = 4;  // a step for each of two head groups
+  expect_tiny(false);
+  three.problem.heads_q = 2;
+  three.problem.rows_q = three.tiling.records[0].band.q1 = 65;
+  expect_tiny(false);
 }
 
 TEST(ScheduleCostTest, ComponentsWithoutAnOrderAreUnevenSooner) {
   ThreeTiles three;
-  three.shape.has_converter = false;
   three.tiling.tiles[2].record_end = 3;
   three.tiling.records[1].band.q0 = 256;
   three.tiling.records.push_back({.band = {.q0 = 0, .q1 = 192, .k0 = 256, .k1 = 300}});
