@@ -8,18 +8,23 @@
 // from its neighbours whether it begins or ends a run, all runs are joined at once.
 namespace magi {
 
+/// `kMost`: parts that there may be, pieces of those cut included.
+template <int kMost = kMostJoinedParts>
 class PartJoiner {
+  static_assert(kMost <= kMostJoinedParts && kMost % (2 * kWarpLanes) == 0);
+  static_assert(kMostCutParts == kMostJoinedParts / 2);
+
  public:
-  /// Parts [0, count) lie in shared memory, count at most kMostJoinedParts. All lanes call.
+  /// Parts [0, count) lie in shared memory. All lanes call.
   /// `first` is what is joined along first, as in join_parts.
   __device__ PartJoiner(BandSlice* parts, JoinAlong first) : parts_(parts), first_(first) {}
 
   /// Returns how many parts are left, the first ones; 0: nothing has been joined, and the parts are
   /// in any order.
   __device__ std::int32_t join(std::int32_t count) const {
-    if (count < 2) return 0;
+    if (count < 2 || !may_join(count)) return 0;
     const bool is_by_queries = first_ == JoinAlong::Queries;
-    const std::int32_t num_pieces = is_by_queries && count <= kMostCutParts ? cut(count) : count;
+    const std::int32_t num_pieces = is_by_queries && count <= kMost / 2 ? cut(count) : count;
     const std::int32_t num_first = join_along(num_pieces, first_);
     const std::int32_t num_left =
         join_along(num_first, is_by_queries ? JoinAlong::Keys : JoinAlong::Queries);
@@ -27,11 +32,28 @@ class PartJoiner {
   }
 
  private:
-  static constexpr int kRounds = kMostJoinedParts / kWarpLanes;
+  static constexpr int kRounds = kMost / kWarpLanes;
+
+  /// False where no part goes on where another ends, nor could if it were cut: mostly so, and known
+  /// long before all parts are sorted.
+  __device__ bool may_join(std::int32_t count) const {
+    if (count > kWarpLanes) return true;
+    BandSlice own;
+    if (lane_index() < count) own = parts_[lane_index()];
+    bool is_found = false;
+#pragma unroll 1
+    for (std::int32_t j = 0; j < count; ++j) {
+      const BandSlice other = parts_[j];
+      is_found |= is_continued(own, other, JoinAlong::Queries, kNoKeyCut) ||
+                  is_continued(own, other, JoinAlong::Keys, kNoKeyCut) ||
+                  common_keys_end(own, other) > own.k0;
+    }
+    return __any_sync(kFullWarp, is_found && lane_index() < count) != 0;
+  }
 
   /// Cuts parts as cut_parts does; pieces come behind them. Returns how many there are then.
   __device__ std::int32_t cut(std::int32_t count) const {
-    constexpr int kCutRounds = kMostCutParts / kWarpLanes;
+    constexpr int kCutRounds = kRounds / 2;
     BandSlice own[kCutRounds];
     std::int32_t ends[kCutRounds];
 #pragma unroll
