@@ -28,9 +28,7 @@ void check_shape(const DeviceListShape& shape) {
 }  // namespace
 
 std::vector<std::int32_t> device_packings(const ForwardProblem& problem, const TileShape& shape) {
-  std::vector<std::int32_t> allowed = allowed_packed_heads(problem, shape);
-  if (allowed.size() < 2) return allowed;
-  return {allowed.front(), allowed.back()};
+  return {allowed_packed_heads(problem, shape).back()};
 }
 
 std::int64_t default_record_capacity(const DeviceListShape& shape) {

@@ -49,8 +49,8 @@ struct DeviceListShape {
   std::vector<std::int32_t> packings;  ///< packed heads to choose from, at most kMaxPackings
 };
 
-/// Packed heads to choose from: one and the most. Tiles of fewer tokens cost no more in sum, so
-/// those in between are chosen at ties alone, and each has launches of its own.
+/// Packed heads to choose from: the most. Tiles of fewer tokens cost no more in sum, so fewer heads
+/// would be chosen at ties alone, where they are no faster, and each has launches of its own.
 std::vector<std::int32_t> device_packings(const ForwardProblem& problem, const TileShape& shape);
 
 /// Records that are enough for any mask of few slices and for slices that overlap little.

@@ -91,14 +91,14 @@ ForwardProblem random_problem(RandomStream& random) {
           .heads_kv = 2};
 }
 
-TEST(DevicePackingsTest, AreOneHeadAndTheMost) {
+TEST(DevicePackingsTest, AreTheMost) {
   const auto packings = [](std::int32_t heads_q, std::int32_t heads_kv) {
     return device_packings({.rows_q = 9, .rows_k = 9, .heads_q = heads_q, .heads_kv = heads_kv},
                            {});
   };
-  EXPECT_EQ(packings(64, 8), (std::vector<std::int32_t>{1, 8}));
-  EXPECT_EQ(packings(64, 1), (std::vector<std::int32_t>{1, 16}));
-  EXPECT_EQ(packings(12, 2), (std::vector<std::int32_t>{1, 2}));
+  EXPECT_EQ(packings(64, 8), (std::vector<std::int32_t>{8}));
+  EXPECT_EQ(packings(64, 1), (std::vector<std::int32_t>{16}));
+  EXPECT_EQ(packings(12, 2), (std::vector<std::int32_t>{2}));
   EXPECT_EQ(packings(6, 2), (std::vector<std::int32_t>{1}));
 }
 
