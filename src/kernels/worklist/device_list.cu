@@ -7,6 +7,7 @@
 #include "cuda/launch.cuh"
 #include "kernels/worklist/device_emit.cuh"
 #include "kernels/worklist/device_order.cuh"
+#include "kernels/worklist/device_small_list.cuh"
 #include "kernels/worklist/device_split.cuh"
 
 namespace magi {
@@ -23,11 +24,11 @@ constexpr std::int32_t kFewTiles = 2 * kOrderCtas * kOrderThreads;
 /// Adds to the tallies of all candidates, whose walks over the slices follow each other, and keeps
 /// the slices.
 __device__ void count_slices(const DeviceBuild& build) {
-  const std::int64_t num_tasks = num_slice_tasks(build.tasks, build.source.count);
+  const std::int32_t num_tasks = num_slice_tasks(build.tasks, build.source.count);
 #pragma unroll 1
-  for (std::int64_t i = first_task(); i < num_tasks * build.num_grids; i += task_stride()) {
-    const auto packing = static_cast<std::int32_t>(i / num_tasks);
-    const std::int64_t task = i % num_tasks;
+  for (std::int32_t i = first_task(); i < num_tasks * build.num_grids; i += task_stride()) {
+    const std::int32_t packing = i / num_tasks;
+    const std::int32_t task = i - packing * num_tasks;
     const TileGrid& grid = build.grids[packing];
     const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
     CheckedSlice checked;
@@ -74,9 +75,9 @@ __device__ void price_tiles(const DeviceBuild& build) {
 
 __device__ void fill_tiles(const DeviceBuild& build) {
   const TileGrid& grid = build.grids[build.header->packing];
-  const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
+  const std::int32_t end = num_slice_tasks(build.tasks, build.source.count);
 #pragma unroll 1
-  for (std::int64_t task = first_task(); task < end; task += task_stride()) {
+  for (std::int32_t task = first_task(); task < end; task += task_stride()) {
     const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
     const BandSlice band = slice < build.source.count ? build.slices[slice].band : BandSlice{};
     for_each_part(build.tasks, grid, task, band,
@@ -176,6 +177,21 @@ __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
   TileSplitter(shared.split, build).run();
 }
 
+/// All steps of a small list.
+__global__ void __cluster_dims__(kSmallCtas) __launch_bounds__(kSmallThreads, 1)
+    small_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
+  __shared__ SmallListShared shared;
+  SmallListMaker(shared, build).run();
+}
+
+/// The records of a small list have room in any case.
+bool is_small(const DeviceListShape& shape, const DeviceListLayout& layout) {
+  const std::int64_t num_records = std::int64_t{shape.num_slices} * layout.max_tiles;
+  return shape.num_slices <= kSmallSlices && layout.sum_tiles <= kSmallTiles &&
+         num_records <= shape.record_capacity;
+}
+
 bool is_short(const DeviceListLayout& layout, std::int32_t num_slices) {
   return num_slices <= kFewSlices && layout.sum_tiles <= kFewTiles;
 }
@@ -221,6 +237,11 @@ void sort_tiles(const DeviceBuild& build, cudaStream_t stream) {
 void build_device_list(const DeviceListShape& shape, const DeviceListLayout& layout,
                        const SliceArrays& slices, void* workspace, cudaStream_t stream) {
   DeviceBuild build = make_device_build(shape, layout, slices, workspace);
+  if (is_small(shape, layout)) {
+    small_kernel<<<kSmallCtas, kSmallThreads, 0, stream>>>(build);
+    cuda_check(cudaGetLastError(), "small_kernel");
+    return;
+  }
   const auto share_out = [&](std::int64_t warps) {
     build.tasks = share_slices(slices.count, warps / build.num_grids, layout.max_tiles);
   };
@@ -235,10 +256,11 @@ void build_device_list(const DeviceListShape& shape, const DeviceListLayout& lay
     return;
   }
   share_out(kWalkingWarps);
-  const std::int64_t num_tasks = num_slice_tasks(build.tasks, slices.count);
+  const std::int32_t num_tasks = num_slice_tasks(build.tasks, slices.count);
   constexpr int kWarps = kThreads / kWarpLanes;
   cuda_check(cudaMemsetAsync(workspace, 0, layout.zeroed_bytes, stream), "cudaMemsetAsync");
-  count_kernel<<<num_blocks(num_tasks * build.num_grids, kWarps), kThreads, 0, stream>>>(build);
+  count_kernel<<<num_blocks(std::int64_t{num_tasks} * build.num_grids, kWarps), kThreads, 0,
+                 stream>>>(build);
   cuda_check(cudaGetLastError(), "count_kernel");
   launch_ahead(cost_kernel, num_blocks(layout.sum_tiles, kThreads), kThreads, 0, build, stream);
   launch_ahead(place_kernel, kOrderCtas, kOrderThreads, 0, build, stream);

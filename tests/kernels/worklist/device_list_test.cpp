@@ -119,6 +119,31 @@ TEST_F(DeviceListTest, EqualsTheHostsListByteForByte) {
   });
 }
 
+/// Packed documents: about as many as a small list has slices, and tiles about as many as it has.
+TEST_F(DeviceListTest, EqualsTheHostsOfDocuments) {
+  for (const std::int32_t count : {1, 13, 31, 32, 33, 300}) {
+    for (const std::int32_t rows : {300, 8192, 1280 * 16, 1280 * 16 + 1}) {
+      SCOPED_TRACE(::testing::Message() << count << " documents, " << rows << " rows");
+      const ForwardProblem problem{.rows_q = rows, .rows_k = rows, .heads_q = 64, .heads_kv = 8};
+      TypedRanges ranges;
+      for (std::int32_t i = 0; i < count; ++i) {
+        const auto begin = static_cast<std::int32_t>(std::int64_t{rows} * i * i / count / count);
+        const auto end =
+            static_cast<std::int32_t>(std::int64_t{rows} * (i + 1) * (i + 1) / count / count);
+        ranges.append({begin, end}, {begin, end}, 1);
+      }
+      DeviceListShape shape = shape_of(problem, ranges);
+      for (const bool is_one_packing : {false, true}) {
+        if (is_one_packing) shape.packings = device_packings(problem, shape.tile);
+        for (const std::int32_t max_splits : {0, 264}) {
+          shape.split.max_splits = max_splits;
+          expect_hosts_list(shape, ranges);
+        }
+      }
+    }
+  }
+}
+
 /// Slices cut at common rows and keys, which tiles join again: up to as many as are joined at all,
 /// and more.
 TEST_F(DeviceListTest, JoinsWhatTheHostJoins) {
