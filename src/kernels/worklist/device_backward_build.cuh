@@ -143,14 +143,16 @@ __device__ __forceinline__ ScannedCluster<Value> scan_cluster(ClusterScanShared<
   ScannedCluster<Value> result;
   if (threadIdx.x == 0) shared.total = of_block.total;
   cluster.sync();
-  Value before = identity;
-  result.total = identity;
-  for (unsigned rank = 0; rank < kOrderCtas; ++rank) {
-    const Value other = *cluster.map_shared_rank(&shared.total, rank);
-    if (rank < cluster.block_rank()) before = combine(before, other);
-    result.total = combine(result.total, other);
+  // Each lane reads one CTA's: one after the other they would take as many trips.
+  Value other = identity;
+  if (lane_index() < kOrderCtas) {
+    other = *cluster.map_shared_rank(&shared.total, static_cast<unsigned>(lane_index()));
   }
-  result.before = combine(before, of_block.before);
+  const Value up_to = scan_warp(other, combine);
+  const int rank = static_cast<int>(cluster.block_rank());
+  const Value before = __shfl_sync(kFullWarp, up_to, max(rank - 1, 0));
+  result.total = __shfl_sync(kFullWarp, up_to, kOrderCtas - 1);
+  result.before = rank == 0 ? of_block.before : combine(before, of_block.before);
   cluster.sync();  // nobody overwrites a total that is still read
   return result;
 }

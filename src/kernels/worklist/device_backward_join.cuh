@@ -35,9 +35,13 @@ class RowJoiner {
     const Range share = own_share(num_row_words(build_.rows_q));
     std::int32_t end = 0;
 #pragma unroll 1
-    for (std::int32_t four = share.begin * kFours; four < share.end * kFours; ++four) {
-      const int4 ends = ends_of_four(four);
-      end = max(max(end, max(ends.x, ends.y)), max(ends.z, ends.w));
+    for (std::int32_t word = share.begin; word < share.end; ++word) {
+      // Loads that do not wait for one another.
+#pragma unroll
+      for (std::int32_t four = 0; four < kFours; ++four) {
+        const int4 ends = ends_of_four(word * kFours + four);
+        end = max(max(end, max(ends.x, ends.y)), max(ends.z, ends.w));
+      }
     }
     end = scan_cluster(shared_, end, 0, Largest{}).before;
     std::int32_t count = 0;
@@ -60,7 +64,7 @@ class RowJoiner {
   __device__ std::int32_t mark_components(std::int32_t word, std::int32_t end) const {
     std::uint32_t begins = 0;
     std::uint32_t covered = 0;
-#pragma unroll 1
+#pragma unroll 2
     for (std::int32_t four = 0; four < kFours; ++four) {
       const int4 ends = ends_of_four(word * kFours + four);
       const std::int32_t row_ends[4] = {ends.x, ends.y, ends.z, ends.w};

@@ -22,7 +22,8 @@ constexpr std::int64_t kWalkingWarps = 8192;  ///< enough to keep every multipro
 constexpr std::int32_t kFewSlices = kOrderCtas * kOrderThreads;
 constexpr std::int32_t kFewTiles = 2 * kOrderCtas * kOrderThreads;
 constexpr std::int64_t kFewChunks = 1 << 16;
-constexpr std::int64_t kMaxOrderBlocks = 2112;  ///< as many as run at once
+/// Half of what runs at once: what comes behind a list may begin beside it.
+constexpr std::int64_t kMaxOrderBlocks = 528;
 
 /// Keeps the slices, and marks where they begin in k.
 __device__ void mark_slices(const BackwardBuild& build) {
@@ -43,10 +44,10 @@ __device__ void mark_slices(const BackwardBuild& build) {
 /// Adds to the tallies of one way to cut the keys.
 __device__ void count_tiling(const BackwardBuild& build, int tiling) {
   const KeyGrid grid = grid_of(build, tiling);
-  const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
+  const std::int32_t end = num_slice_tasks(build.tasks, build.source.count);
   std::int64_t steps = 0;
 #pragma unroll 1
-  for (std::int64_t task = first_task(); task < end; task += task_stride()) {
+  for (std::int32_t task = first_task(); task < end; task += task_stride()) {
     const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
     const BandSlice band = slice < build.source.count ? build.slices[slice].band : BandSlice{};
     for_each_part(build.tasks, grid, task, band,
@@ -118,9 +119,9 @@ __device__ void fill_tiles(const BackwardBuild& build) {
   if (build.header->outcome.is_overflowing != 0) return;
   const int tiling = build.header->tiling;
   const KeyGrid grid = grid_of(build, tiling);
-  const std::int64_t end = num_slice_tasks(build.tasks, build.source.count);
+  const std::int32_t end = num_slice_tasks(build.tasks, build.source.count);
 #pragma unroll 1
-  for (std::int64_t task = first_task(); task < end; task += task_stride()) {
+  for (std::int32_t task = first_task(); task < end; task += task_stride()) {
     const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
     const BandSlice band = slice < build.source.count ? build.slices[slice].band : BandSlice{};
     for_each_part(build.tasks, grid, task, band,
@@ -165,7 +166,7 @@ __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
   place_records(shared, build);
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     fill_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
   fill_tiles(build);
@@ -220,9 +221,9 @@ __global__ void __launch_bounds__(kRunThreads)
   __shared__ RunShared shared;
   const auto num_records = static_cast<std::int32_t>(build.header->outcome.num_records);
 #pragma unroll 1
-  for (auto record = static_cast<std::int32_t>(blockIdx.x); record < num_records;
-       record += static_cast<std::int32_t>(gridDim.x)) {
-    RunWriter(shared, build, record).run(num_records);
+  for (std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kRunWarps; first < num_records;
+       first += static_cast<std::int32_t>(gridDim.x) * kRunWarps) {
+    RunsWriter(shared, build, num_records).run(first);
   }
 }
 
@@ -321,8 +322,8 @@ void build_device_backward_list(const DeviceBackwardShape& shape,
   launch_ahead(emit_kernel, num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, build,
                stream);
   launch_ahead(arrange_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
-  const auto order_blocks =
-      static_cast<unsigned>(std::clamp<std::int64_t>(shape.record_capacity, 1, kMaxOrderBlocks));
+  const auto order_blocks = static_cast<unsigned>(
+      std::clamp<std::int64_t>(shape.record_capacity / kRunWarps, 1, kMaxOrderBlocks));
   launch_ahead(order_kernel, order_blocks, kRunThreads, 0, build, stream);
 }
 

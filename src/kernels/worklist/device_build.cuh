@@ -155,8 +155,11 @@ inline SliceTasks share_slices(std::int64_t num_slices, std::int64_t warps,
 }
 
 /// Tasks of a warp-wide walk over the slices: one per slices_per_task slices and part.
-MAGI_HOST_DEVICE std::int64_t num_slice_tasks(const SliceTasks& tasks, std::int64_t num_slices) {
-  return (num_slices + tasks.slices_per_task - 1) / tasks.slices_per_task * tasks.num_parts;
+/// They are few enough for 32 bits, in which the device divides much sooner.
+MAGI_HOST_DEVICE std::int32_t num_slice_tasks(const SliceTasks& tasks, std::int32_t num_slices) {
+  const std::int32_t groups =
+      num_slices / tasks.slices_per_task + (num_slices % tasks.slices_per_task != 0 ? 1 : 0);
+  return groups * tasks.num_parts;
 }
 
 /// Calls visit(tile, part, slice) for every tile that sees a key of one of the warp's slices
@@ -165,12 +168,11 @@ MAGI_HOST_DEVICE std::int64_t num_slice_tasks(const SliceTasks& tasks, std::int6
 /// in front of it stand here once, as a short list walks its code about once.
 template <typename Grid, typename Visit>
 __device__ __forceinline__ void for_each_part(const SliceTasks& tasks, const Grid& grid,
-                                              std::int64_t task, const BandSlice& own,
+                                              std::int32_t task, const BandSlice& own,
                                               Visit visit) {
   constexpr std::int32_t kFewTiles = 4;
-  const auto part_index = static_cast<std::int32_t>(task % tasks.num_parts);
-  const auto first_slice =
-      static_cast<std::int32_t>(task / tasks.num_parts) * tasks.slices_per_task;
+  const std::int32_t part_index = task % tasks.num_parts;
+  const std::int32_t first_slice = task / tasks.num_parts * tasks.slices_per_task;
   BandSlice band = own;
   Range tiles = reached_tiles(grid, own);
   std::int32_t slice = first_slice + lane_index();
@@ -196,18 +198,18 @@ __device__ __forceinline__ void for_each_part(const SliceTasks& tasks, const Gri
   }
 }
 
-__device__ __forceinline__ std::int64_t first_task() {
-  return std::int64_t{blockIdx.x} * (blockDim.x / kWarpLanes) + warp_index();
+__device__ __forceinline__ std::int32_t first_task() {
+  return static_cast<std::int32_t>(blockIdx.x * (blockDim.x / kWarpLanes)) + warp_index();
 }
-__device__ __forceinline__ std::int64_t task_stride() {
-  return std::int64_t{gridDim.x} * (blockDim.x / kWarpLanes);
+__device__ __forceinline__ std::int32_t task_stride() {
+  return static_cast<std::int32_t>(gridDim.x * (blockDim.x / kWarpLanes));
 }
 /// The lane's slice of a task, the number of slices where it has none.
-__device__ __forceinline__ std::int32_t slice_of_task(const SliceTasks& tasks, std::int64_t task,
+__device__ __forceinline__ std::int32_t slice_of_task(const SliceTasks& tasks, std::int32_t task,
                                                       std::int32_t num_slices) {
-  const std::int64_t slice = task / tasks.num_parts * tasks.slices_per_task + lane_index();
-  const bool has_slice = lane_index() < tasks.slices_per_task && slice < num_slices;
-  return has_slice ? static_cast<std::int32_t>(slice) : num_slices;
+  const std::int32_t first = task / tasks.num_parts * tasks.slices_per_task;
+  const bool has_slice = lane_index() < min(num_slices - first, tasks.slices_per_task);
+  return has_slice ? first + lane_index() : num_slices;
 }
 
 /// Adds what a part leaves on its tile.
