@@ -13,7 +13,8 @@ namespace magi {
 /// start is not waited for. All its threads call ptx::await_kernels_before() before they touch
 /// memory that others read or write, and in every case: the kernel after it waits for it alone.
 /// (The kernel after one that pushes rows to peers calls it at its end alone: it touches nothing of
-/// the push, and flags tell what it may read.)
+/// the push, and flags tell what it may read. That after the making of a list calls it in some of
+/// its CTAs, which use the list: it ends when they do.)
 template <typename Params>
 void launch_ahead(void (*kernel)(Params), dim3 num_ctas, unsigned num_threads,
                   std::size_t shared_bytes, const Params& params, cudaStream_t stream) {

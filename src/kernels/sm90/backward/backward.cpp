@@ -423,7 +423,11 @@ void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void
   const bool has_start = arrivals != nullptr && arrivals->keys.start;
   const bool is_beside = has_start && arrivals->keys.flags != nullptr;
   if (is_beside) arrivals->keys.start(stream);
-  prepare_backward(prepared, args.q.dtype, is_beside, stream);
+  // The kernels that make a list on the device leave most of it free.
+  constexpr std::int32_t kLateCtas = 264;  // enough to clear sums at the speed of memory
+  const bool is_beside_list = state.parts.outcome != nullptr;
+  if (is_beside_list) prepared.num_late_ctas = kLateCtas;
+  prepare_backward(prepared, args.q.dtype, is_beside || is_beside_list, stream);
   // What awaits the keys may turn the destinations, which are stored by now, into local ones.
   if (has_start && !is_beside) arrivals->keys.start(stream);
   add_sink_gradient(args, state, workspace, stream);

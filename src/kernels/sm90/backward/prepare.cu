@@ -13,7 +13,8 @@
 // the packed order of tiles: a CTA takes as many rows as a tile has, side by side in memory (the
 // heads of a token, then the next token), kLanes threads per row, 8 elements of dim per thread. It
 // also clears a tile's sums, all CTAs together the semaphores, and says whether its rows are large.
-// The first one stores destinations.
+// The first one stores destinations. Beside the making of a list, whose components are not known
+// yet, CTAs behind all others wait for it and clear the sums.
 namespace magi::sm90 {
 namespace {
 
@@ -173,10 +174,35 @@ __device__ __forceinline__ bool finish_row(const PrepareParams& params, const Ro
   return is_left_over;
 }
 
-__device__ __forceinline__ void clear_sums(const PrepareParams& params, std::int64_t tile) {
+/// By `num_threads` threads, of which this is `thread`.
+__device__ __forceinline__ void clear_sums(const PrepareParams& params, std::int64_t tile,
+                                           int thread, int num_threads) {
   auto* sums = reinterpret_cast<float4*>(params.sums + tile * params.sums_per_tile);
-  for (int i = static_cast<int>(threadIdx.x); i < params.sums_per_tile / 4; i += kThreads) {
+  for (int i = thread; i < params.sums_per_tile / 4; i += num_threads) {
     sums[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+  }
+}
+
+/// Clears the sums of q tiles with more than one component, by CTAs that wait for the list.
+__device__ __forceinline__ void clear_late(const PrepareParams& params) {
+  constexpr int kLanes = 32;
+  ptx::await_kernels_before();
+  const auto num_tiles = static_cast<std::int64_t>(gridDim.x) - params.num_late_ctas;
+  const std::int64_t warps = std::int64_t{params.num_late_ctas} * (kThreads / kLanes);
+  const std::int64_t warp =
+      (blockIdx.x - num_tiles) * (kThreads / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  for (std::int64_t first = warp; first < num_tiles; first += warps * kLanes) {
+    const std::int64_t own = first + lane * warps;
+    bool is_shared = false;
+    if (own < num_tiles) {
+      const auto in_group = static_cast<std::int32_t>(own % params.packed.tiles_per_group);
+      is_shared = __ldcg(params.num_components + in_group / params.tiles_per_q_tile) > 1;
+    }
+    for (unsigned left = __ballot_sync(0xffffffffu, is_shared); left != 0; left &= left - 1) {
+      const std::int64_t tile = first + (__ffs(static_cast<int>(left)) - 1) * warps;
+      clear_sums(params, tile, lane, kLanes);
+    }
   }
 }
 
@@ -202,6 +228,9 @@ __global__ void __launch_bounds__(kThreads)
   keep_destinations(params.destinations);
   const std::int64_t tile = blockIdx.x;
   if (params.packed.tiles_per_group == 0) return ptx::await_kernels_before();
+  const bool has_late_ctas = params.num_late_ctas > 0;
+  if (tile >= static_cast<std::int64_t>(gridDim.x) - params.num_late_ctas)
+    return clear_late(params);
   const FirstRow first(params.packed.heads_q);
   const unsigned r = threadIdx.x / kLanes;
   const int d = static_cast<int>(threadIdx.x) % kLanes * kElements;
@@ -211,9 +240,9 @@ __global__ void __launch_bounds__(kThreads)
     rows[pass] = load_row<kMayBeFloat>(params, first, r + pass * kRowsPerPass, d);
   }
   const auto in_group = static_cast<std::int32_t>(tile % params.packed.tiles_per_group);
-  if (params.num_components == nullptr ||
-      __ldg(params.num_components + in_group / params.tiles_per_q_tile) > 1) {
-    clear_sums(params, tile);
+  if (!has_late_ctas && (params.num_components == nullptr ||
+                         __ldg(params.num_components + in_group / params.tiles_per_q_tile) > 1)) {
+    clear_sums(params, tile, static_cast<int>(threadIdx.x), kThreads);
   }
   bool has_large = false;
 #pragma unroll
@@ -222,8 +251,9 @@ __global__ void __launch_bounds__(kThreads)
   }
   const int any_large = __syncthreads_or(static_cast<int>(has_large));
   if (threadIdx.x == 0) params.tile_flags[tile] = static_cast<std::uint8_t>(any_large != 0);
-  // Launched beside a push of rows: what comes next is to be behind that one too.
-  ptx::await_kernels_before();
+  // Launched beside a push of rows: what comes next is to be behind that one too. Beside the making
+  // of a list late CTAs see to that, and the others make room.
+  if (!has_late_ctas) ptx::await_kernels_before();
 }
 
 template <DType kType, bool kMayBeFloat>
@@ -231,7 +261,8 @@ void launch(const PrepareParams& params, bool is_beside, cudaStream_t stream) {
   const auto kernel = params.dim_v <= 64    ? prepare_kernel<kType, 8, kMayBeFloat>
                       : params.dim_v <= 128 ? prepare_kernel<kType, 16, kMayBeFloat>
                                             : prepare_kernel<kType, 32, kMayBeFloat>;
-  const auto num_ctas = static_cast<unsigned>(std::max<std::int64_t>(params.packed.num_tiles(), 1));
+  const auto num_ctas = static_cast<unsigned>(std::max<std::int64_t>(params.packed.num_tiles(), 1) +
+                                              params.num_late_ctas);
   if (is_beside) return launch_ahead(kernel, num_ctas, kThreads, 0, params, stream);
   kernel<<<num_ctas, kThreads, 0, stream>>>(params);
   cuda_check(cudaGetLastError(), "prepare_kernel");

@@ -70,14 +70,18 @@ struct PrepareParams {
   std::int32_t sums_per_tile = 0;
   /// Components in each q tile of the main kernel, or null: tiles with at most one are not cleared.
   const std::int32_t* num_components = nullptr;
-  std::int32_t tiles_per_q_tile = 1;    ///< tiles in a q tile of the main kernel
+  std::int32_t tiles_per_q_tile = 1;  ///< tiles in a q tile of the main kernel
+  /// CTAs behind those of the tiles that clear sums, and these alone, once the kernel before has
+  /// ended, which makes num_components; 0: num_components is there, and tiles clear their own.
+  std::int32_t num_late_ctas = 0;
   std::uint32_t* semaphores = nullptr;  ///< [num_semaphores], cleared, the item ticket with them
   std::int64_t num_semaphores = 0;
   StoredDestinations destinations;
 };
 
 /// Enqueues the one kernel that comes before the main one. `type` is that of 16-bit tensors.
-/// `is_beside`: it may run beside the kernel before it on the stream, which pushes rows to peers.
+/// `is_beside`: it may run beside the kernel before it on the stream, which pushes rows to peers or
+/// makes the list.
 void prepare_backward(const PrepareParams& params, DType type, bool is_beside, cudaStream_t stream);
 
 /// Gradients of sink logits from what prepare_backward left; laid out like the logits.

@@ -28,13 +28,15 @@ struct PrepareCase {
   Layout layout = Layout::Contiguous;
   bool has_float_rows = false;  ///< out and dout
   bool has_dlse = false;
+  std::int32_t num_late_ctas = 0;
 };
 
 std::ostream& operator<<(std::ostream& stream, const PrepareCase& test) {
   return stream << dtype_name(test.type) << " rows " << test.rows << " heads " << test.heads
                 << " packed " << test.packed_heads << " dim " << test.dim << " tiles per q tile "
                 << test.tiles_per_q_tile << " layout " << static_cast<int>(test.layout)
-                << (test.has_float_rows ? " float rows" : "") << (test.has_dlse ? " dlse" : "");
+                << (test.has_float_rows ? " float rows" : "") << (test.has_dlse ? " dlse" : "")
+                << " late CTAs " << test.num_late_ctas;
 }
 
 sm90::StridedRows strided_rows(const GuardedTensor& tensor) {
@@ -95,7 +97,8 @@ class Prepared {
     params.tiles_per_q_tile = test_.tiles_per_q_tile;
     params.semaphores = static_cast<std::uint32_t*>(semaphores_.data());
     params.num_semaphores = kNumSemaphores;
-    sm90::prepare_backward(params, test_.type, false, nullptr);
+    params.num_late_ctas = test_.num_late_ctas;
+    sm90::prepare_backward(params, test_.type, test_.num_late_ctas > 0, nullptr);
     cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     dout_copy.download_sync();
   }
@@ -229,7 +232,25 @@ TEST_F(BackwardPrepareTest, EveryTypeDimAndLayout) {
   }
 }
 
-TEST_F(BackwardPrepareTest, NoRowsClearTheSemaphores) { check_prepare({.rows = 0}); }
+TEST_F(BackwardPrepareTest, NoRowsClearTheSemaphores) {
+  check_prepare({.rows = 0});
+  check_prepare({.rows = 0, .num_late_ctas = 3});
+}
+
+TEST_F(BackwardPrepareTest, LateCtasClearTheSums) {
+  for (const std::int32_t rows : {1, 330, 5000}) {
+    for (const std::int32_t num_late_ctas : {1, 2, 264}) {
+      for (const std::int32_t dim : {64, 128, 256}) {
+        check_prepare({.rows = rows, .dim = dim, .num_late_ctas = num_late_ctas});
+        check_prepare({.rows = rows,
+                       .dim = dim,
+                       .tiles_per_q_tile = 2,
+                       .has_float_rows = true,
+                       .num_late_ctas = num_late_ctas});
+      }
+    }
+  }
+}
 
 constexpr std::int32_t kSinks = 3;
 const PrepareCase kSinkCase{.rows = 700, .heads = 6, .packed_heads = 2, .has_dlse = true};
