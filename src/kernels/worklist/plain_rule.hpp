@@ -36,19 +36,18 @@ MAGI_HOST_DEVICE std::int64_t plain_cost(const PlainRule& rule, std::int64_t ste
 /// The tail costs at least so much, if there is as much: CTAs that have no long item any more are
 /// busy while others walk one.
 MAGI_HOST_DEVICE std::int64_t plain_tail_cost(const PlainRule& rule, std::int64_t longest) {
-  constexpr std::int64_t kShare = 2;
+  constexpr std::int64_t kShare = 4;
   return rule.num_ctas * plain_cost(rule, longest) / kShare;
 }
 
 /// kv heads of a section in front of the tail: all, but one of an uneven list, whose CTAs are all
-/// over the rows. CTAs that meet at a sum can begin only one and a half steps apart, so that there
-/// are as many of them side by side as give every CTA an item. `num_tiles`, `steps`: of those k
-/// tiles.
+/// over the rows. CTAs that meet at a sum begin some three steps apart, so that there are as many
+/// heads side by side as give every CTA an item. `num_tiles`, `steps`: of those k tiles.
 MAGI_HOST_DEVICE std::int32_t plain_section_heads(const PlainRule& rule, const PlainSums& all,
                                                   std::int64_t num_tiles, std::int64_t steps) {
   const bool is_uneven = rule.may_be_uneven && 2 * all.longest_steps > 3 * all.steps;
   if (!is_uneven) return rule.heads_kv;
-  const std::int64_t chains = 3 * num_tiles * rule.num_ctas / (2 * (steps * rule.groups + 1)) + 1;
+  const std::int64_t chains = 3 * num_tiles * rule.num_ctas / (steps * rule.groups + 1) + 1;
   if (chains >= rule.heads_kv) return rule.heads_kv;
   auto heads = static_cast<std::int32_t>(chains);
   while (rule.heads_kv % heads != 0) ++heads;
