@@ -138,11 +138,13 @@ class PlainTiles {
 
 PlainRule plain_rule(const BackwardProblem& problem, const BackwardTileShape& shape,
                      std::int32_t packed_heads) {
+  const auto sharing = static_cast<std::int32_t>(problem.num_ctas / SchedulePolicy{}.sharing_ctas);
   return {.num_ctas = problem.num_ctas,
           .heads_kv = problem.heads_kv,
           .groups = problem.heads_q / problem.heads_kv / packed_heads,
           .overhead = shape.overhead,
-          .may_be_uneven = problem.dim_qk + problem.dim_v > SchedulePolicy{}.even_head_dims};
+          .may_be_uneven = problem.dim_qk + problem.dim_v > SchedulePolicy{}.even_head_dims,
+          .even_heads = problem.heads_q > problem.heads_kv ? sharing : 1};
 }
 
 std::int32_t plain_packed_heads(std::int32_t heads_per_kv) {

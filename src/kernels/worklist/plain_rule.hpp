@@ -17,9 +17,10 @@ inline constexpr std::int32_t kMaxPlainSteps = 1 << 30;
 struct PlainRule {
   std::int32_t num_ctas = 1;
   std::int32_t heads_kv = 1;
-  std::int32_t groups = 1;    ///< head groups of a kv head
-  std::int32_t overhead = 0;  ///< cost of an item besides its steps
-  bool may_be_uneven = true;  ///< see SchedulePolicy::even_head_dims
+  std::int32_t groups = 1;      ///< head groups of a kv head
+  std::int32_t overhead = 0;    ///< cost of an item besides its steps
+  bool may_be_uneven = true;    ///< see SchedulePolicy::even_head_dims
+  std::int32_t even_heads = 1;  ///< kv heads of a section of an even list, at least
 };
 
 /// Sums over the k tiles of a list.
@@ -40,16 +41,24 @@ MAGI_HOST_DEVICE std::int64_t plain_tail_cost(const PlainRule& rule, std::int64_
   return rule.num_ctas * plain_cost(rule, longest) / kShare;
 }
 
-/// kv heads of a section in front of the tail: all, but one of an uneven list, whose CTAs are all
-/// over the rows. CTAs that meet at a sum begin some three steps apart, so that there are as many
-/// heads side by side as give every CTA an item. `num_tiles`, `steps`: of those k tiles.
+/// kv heads of a section in front of the tail. CTAs that meet at a sum begin only one and a half
+/// steps apart, in an uneven list, whose CTAs are all over the rows, some three, so that there are
+/// as many heads side by side as give every CTA an item. There are no more in an uneven list.
+/// `num_tiles`, `steps`: of those k tiles.
 MAGI_HOST_DEVICE std::int32_t plain_section_heads(const PlainRule& rule, const PlainSums& all,
                                                   std::int64_t num_tiles, std::int64_t steps) {
   const bool is_uneven = rule.may_be_uneven && 2 * all.longest_steps > 3 * all.steps;
-  if (!is_uneven) return rule.heads_kv;
-  const std::int64_t chains = 3 * num_tiles * rule.num_ctas / (steps * rule.groups + 1) + 1;
-  if (chains >= rule.heads_kv) return rule.heads_kv;
-  auto heads = static_cast<std::int32_t>(chains);
+  const std::int64_t half_steps_apart = is_uneven ? 6 : 3;
+  const std::int64_t chains =
+      half_steps_apart * num_tiles * rule.num_ctas / (2 * (steps * rule.groups + 1)) + 1;
+  std::int64_t least = chains;
+  if (!is_uneven) {
+    const std::int64_t filling = rule.num_ctas / (num_tiles + 1) + 1;
+    if (filling > least) least = filling;
+    if (rule.even_heads > least) least = rule.even_heads;
+  }
+  if (least >= rule.heads_kv) return rule.heads_kv;
+  auto heads = static_cast<std::int32_t>(least);
   while (rule.heads_kv % heads != 0) ++heads;
   return heads;
 }

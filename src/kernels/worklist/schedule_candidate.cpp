@@ -113,9 +113,10 @@ void set_order(Schedule& schedule, const TileCosts& tiles, const Candidate& by,
   schedule.tail_begin = place + static_cast<std::int32_t>(order.end() - coming);
 }
 
-/// Counts the kv heads of a section of an uneven list: one, as what CTAs walk at one time should be
-/// little. In an ordered list, CTAs that meet at a sum can begin only `chain_distance` steps apart,
-/// so as many chains of them lie side by side as give every CTA an item.
+/// Counts the kv heads that a section of an uneven list has at least: one, as what CTAs walk at one
+/// time should be little. In an ordered list, CTAs that meet at a sum can begin only
+/// `chain_distance` steps apart, so as many chains of them lie side by side as give every CTA an
+/// item.
 std::int64_t count_chains(const ScheduleInput& input, const TileSpan& span,
                           std::span<const std::int32_t> order) {
   if (!input.tiles.walk.is_ordered) return 1;
@@ -134,18 +135,21 @@ std::int64_t count_chains(const ScheduleInput& input, const TileSpan& span,
 /// Counts the kv heads of a section of an even list: as many as the cache holds, but enough items
 /// for every CTA.
 ///
-/// NOTE: a list has all heads side by side, so that few CTAs meet at a sum, only if the caller asks
-/// for determinism. One that is ordered because it has few additions to a sum has few CTAs at a sum
-/// anyway, and keeps the sections that fit the cache.
-std::int64_t count_fitting_heads(const ScheduleInput& input, const TileSpan& span) {
+/// NOTE: a list has more heads side by side, so that few CTAs meet at a sum, only if the caller
+/// asks for determinism. One that is ordered because it has few additions to a sum has few CTAs at
+/// a sum anyway, and keeps the sections that fit the cache.
+std::int64_t count_fitting_heads(const ScheduleInput& input, const TileSpan& span,
+                                 std::span<const std::int32_t> order) {
   const TileCosts& tiles = input.tiles;
-  const bool is_whole = span.num_splits == 1;
-  if (input.choice.is_deterministic && is_whole && !input.tiles.walk.is_group_first) {
-    return tiles.problem.heads_kv;
-  }
+  const BackwardProblem& problem = tiles.problem;
   const std::int64_t column_steps = std::int64_t{tiles.num_q_tiles} * span.groups_per_item + 1;
-  const std::int64_t filling = (tiles.problem.num_ctas - 1) / std::ssize(tiles.steps) + 1;
-  return std::max(tiles.cached_steps / column_steps, filling);
+  const std::int64_t filling = (problem.num_ctas - 1) / std::ssize(tiles.steps) + 1;
+  const std::int64_t fitting = std::max(tiles.cached_steps / column_steps, filling);
+  const bool is_whole = span.num_splits == 1;
+  if (!input.choice.is_deterministic || !is_whole || tiles.walk.is_group_first) return fitting;
+  const std::int64_t sharing =
+      problem.heads_q > problem.heads_kv ? problem.num_ctas / tiles.policy.sharing_ctas : 1;
+  return std::max({fitting, sharing, count_chains(input, span, order)});
 }
 
 std::int32_t count_section_heads(const ScheduleInput& input, const Candidate& by,
@@ -154,7 +158,7 @@ std::int32_t count_section_heads(const ScheduleInput& input, const Candidate& by
   const std::int32_t heads_kv = input.tiles.problem.heads_kv;
   if (input.choice.section_heads > 0) return std::min(input.choice.section_heads, heads_kv);
   std::int64_t heads = is_uneven ? count_chains(input, span, order) * by.section_factor
-                                 : count_fitting_heads(input, span);
+                                 : count_fitting_heads(input, span, order);
   // Queries that see all keys have chains as long as those of uneven lists.
   if (input.tiles.num_global > 0) heads = std::max(heads, count_chains(input, span, order));
   if (heads >= heads_kv) return heads_kv;

@@ -36,6 +36,7 @@ std::string describe(const SchedulePolicy& policy) {
   line("wide_section_step", policy.wide_section_step, "of a step");
   line("packing_doubling", policy.packing_doubling, "of the list's time");
   line("chain_distance", policy.chain_distance, "steps");
+  line("sharing_ctas", policy.sharing_ctas, "CTAs per kv head");
   line("nested_rows", policy.nested_rows, "of the rows that k tiles span");
   line("split_chains", policy.split_chains, "kv heads");
   line("block_rounds", policy.block_rounds, "items per CTA");

@@ -77,6 +77,10 @@ struct SchedulePolicy {
 
   /// CTAs that meet at an ordered dQ sum can begin only so many steps apart.
   Ratio chain_distance{3, 2};
+  /// Ordered even lists of several query heads per kv head have so many kv heads side by side that
+  /// this many CTAs share the rows of each: with fewer, most of what a step loads and adds to comes
+  /// from DRAM.
+  std::int64_t sharing_ctas = 8;
   /// An ordered uneven list is nested if its k tiles end so many rows before the last row of their
   /// component, of the rows that they span: a k tile that comes after a longer one waits until that
   /// one, which begins at the end, has come to its rows.

@@ -58,6 +58,29 @@ TEST(BackwardScheduleTest, TilesThatCostAlikeAreWalkedWhole) {
   }
 }
 
+/// With all heads side by side no two CTAs would share rows: all loads and sums would miss the
+/// cache.
+TEST(BackwardScheduleTest, OrderedListsOfManyHeadsHaveFewSideBySide) {
+  const Mask mask{16384, 16384, {band_slice({0, 16384}, {0, 16384}, MaskType::Full)}};
+  const auto section_heads = [&](const Mask& of, std::int32_t heads_q, std::int32_t heads_kv) {
+    BackwardProblem problem = problem_of(of, heads_q, heads_kv);
+    problem.num_ctas = 132;
+    problem.cache_bytes = 1 << 20;
+    const BackwardList list =
+        build_backward_list(problem, of.slices, {}, {.is_deterministic = true});
+    EXPECT_TRUE(walks_everything_once(list));
+    return list.spans.front().section_heads;
+  };
+  EXPECT_EQ(section_heads(mask, 128, 128), 2);
+  EXPECT_EQ(section_heads(mask, 256, 128), 16);
+  // k tiles of 16 steps: 132 CTAs that begin one and a half steps apart want 13 chains.
+  const Mask documents{2048,
+                       2048,
+                       {band_slice({0, 1024}, {0, 1024}, MaskType::Full),
+                        band_slice({1024, 2048}, {1024, 2048}, MaskType::Full)}};
+  EXPECT_EQ(section_heads(documents, 128, 128), 13);
+}
+
 TEST(BackwardScheduleTest, TheLastRoundOfWholeItemsIsFilledWithSplits) {
   // 2,048 whole items for 132 CTAs would end half a round later.
   const Mask mask{32768, 32768, {band_slice({0, 32768}, {0, 32768}, MaskType::Full)}};

@@ -85,6 +85,20 @@ TEST(PlainListTest, DocumentsLieTogetherInFrontOfTheTail) {
   EXPECT_EQ(documents_seen, (std::vector<std::size_t>{2, 4, 3, 1}));
 }
 
+TEST(PlainListTest, EvenListsOfManyHeadsHaveFewSideBySide) {
+  const auto section_heads = [](std::int32_t rows, std::int32_t heads_q, std::int32_t heads_kv) {
+    const Mask mask{rows, rows, {band_slice({0, rows}, {0, rows}, MaskType::Full)}};
+    BackwardProblem problem = problem_of(mask, heads_q, heads_kv);
+    problem.num_ctas = 132;
+    return plain_list(problem, mask, {}).spans.front().section_heads;
+  };
+  EXPECT_EQ(section_heads(16384, 128, 128), 2);
+  EXPECT_EQ(section_heads(16384, 63, 63), 3);  // a divisor
+  EXPECT_EQ(section_heads(16384, 256, 128), 16);
+  EXPECT_EQ(section_heads(16384, 64, 8), 8);
+  EXPECT_EQ(section_heads(1024, 128, 128), 32);  // few k tiles
+}
+
 TEST(PlainListTest, HasNoOtherChoice) {
   const Mask mask = documents(std::vector<std::int32_t>{300, 200});
   const auto refuses = [&](BackwardProblem problem, BackwardChoice choice) {
