@@ -291,8 +291,8 @@ class Plan:
         rounded_partials: bool | None = None,
     ) -> BoundPlan:
         """This plan on the ranks of a process group; None: on this process alone. Options are the
-        same on all ranks; None: as the environment asks, else the library's choice.
-
+        same on all ranks; None: as the environment asks, else the library's choice. ValueError for
+        a group of another size than cp_size.
         - exchange_sms: multiprocessors of a GPU that attention leaves to exchanges under way;
           ValueError above 0 with kernels of another package, which leave none.
         - backend: one of docs/backends.md, such as "fa4", RuntimeError where it does not serve this
@@ -300,8 +300,6 @@ class Plan:
         - transport: "auto", "nvlink", "nccl" or "process_group" (docs/python.md).
         - rounded_partials: whether partial gradients of keys travel in the type of k, each rounded
           once, instead of float32.
-
-        ValueError for a group of another size than cp_size.
         """
         return BoundPlan(self, cp_group, None, exchange_sms, backend, transport, rounded_partials)
 
