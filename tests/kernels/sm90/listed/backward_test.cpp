@@ -166,7 +166,7 @@ TEST_P(ListedBackwardTest, SumsInOrder) {
     ListedCase test = base(heads);
     test.heads_kv = 2;
     test.heads_q *= 2;
-    test.rows_q = 40;
+    test.rows_q = 12;
     test.is_fast = false;
     check_listed_backward(test);
     test.dim_qk -= 24;
@@ -180,7 +180,7 @@ TEST_P(ListedBackwardTest, SumsInOrder) {
 /// Each key stands 100 times in each list: parts of a few queries fill the memory for them.
 TEST_P(ListedBackwardTest, SumsInOrderOverSeveralRuns) {
   ListedCase test = base(3);
-  test.rows_q = 30;
+  test.rows_q = 20;
   test.block_keys = test.rows_k;
   test.entries = 100;
   test.is_fast = false;
