@@ -66,8 +66,10 @@ def random_mask(shape: Shape) -> torch.Tensor:
 
 def flex_side(q, k, v, mask: torch.Tensor, shape: Shape):
     """out of FlexAttention under the mask, [rows, heads, dim]."""
+    import torch._functorch.config
     from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+    torch._functorch.config.donated_buffer = False  # the backward is timed behind one forward
     mask = mask.repeat_interleave(shape.heads[0] // shape.heads[1], 0)[None]
     num = mask.sum(-1).to(torch.int32)
     order = mask.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
