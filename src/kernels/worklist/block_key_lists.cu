@@ -10,10 +10,9 @@ namespace magi {
 namespace {
 
 constexpr int kTileThreads = 256;
-constexpr int kTileWarps = kTileThreads / kWarpLanes;
-constexpr int kMostTiles = 32;     // of a CTA
+constexpr int kMostTiles = kTileThreads / kWarpLanes;  // of a CTA: a warp has one
 constexpr int kStageBlocks = 512;  // blocks of queries whose part of the mask is in shared memory
-constexpr int kStagePitch = 36;    // bytes of a row there: so many words that no two lanes meet
+constexpr int kStageColumns = 36;  // blocks of keys there at most
 
 /// Arguments of the kernels of a build.
 struct BlockKeyBuild {
@@ -28,55 +27,71 @@ struct BlockKeyBuild {
   std::int32_t tiles_per_cta = 1;
 };
 
-/// Neighbouring k tiles of a head, which a CTA lists: what they see of the mask.
-struct TileStrip {
-  const std::uint8_t* visible;  ///< of the head
-  std::int32_t first_tile;
-  std::int32_t num_tiles;
-  std::int32_t first_column;  ///< block of keys
-  std::int32_t num_columns;
+/// Neighbouring k tiles of a head, which a CTA lists, and how often their blocks are seen by
+/// kStageBlocks blocks of queries.
+class MaskStage {
+ public:
+  /// `rows`: kStageBlocks * kStageColumns bytes of shared memory.
+  __device__ __forceinline__ explicit MaskStage(std::uint8_t* rows) : rows_(rows) {}
 
-  __device__ __forceinline__ TileStrip(const BlockKeyBuild& build, std::int32_t strip,
-                                       std::int32_t head) {
+  __device__ __forceinline__ void open(const BlockKeyBuild& build, std::int32_t first_tile,
+                                       std::int32_t num_tiles, std::int32_t head) {
     const BlockGrid& grid = build.shape.grid;
-    visible = build.visible + std::int64_t{head} * grid.num_q() * grid.num_k();
-    first_tile = strip * build.tiles_per_cta;
-    num_tiles = min(build.tiles_per_cta, build.shape.num_tiles() - first_tile);
     const std::int32_t key_begin = first_tile * build.shape.tile_keys;
     const std::int32_t key_end = min(key_begin + num_tiles * build.shape.tile_keys, grid.rows_k);
-    first_column = key_begin / grid.k_block;
-    num_columns = (key_end - 1) / grid.k_block + 1 - first_column;
+    num_k_ = grid.num_k();
+    visible_ = build.visible + std::int64_t{head} * grid.num_q() * num_k_;
+    first_column_ = key_begin / grid.k_block;
+    num_columns_ = (key_end - 1) / grid.k_block + 1 - first_column_;
+    // An odd number of words: no two lanes that read a column meet.
+    pitch_ = 4 * ((num_columns_ + 3) / 4 | 1);
   }
-  __device__ __forceinline__ bool is_staged() const { return num_columns <= kStagePitch; }
-};
 
-/// How often a strip's blocks are seen by kStageBlocks blocks of queries.
-struct MaskStage {
-  std::uint8_t rows[kStageBlocks][kStagePitch];
-
-  __device__ __forceinline__ void load(const TileStrip& strip, std::int32_t num_k,
-                                       std::int32_t first_block, std::int32_t num_blocks) {
-    if (!strip.is_staged()) return;
-    const std::uint8_t* source =
-        strip.visible + std::int64_t{first_block} * num_k + strip.first_column;
-    for (std::int32_t i = lane_index(); i < strip.num_columns; i += kWarpLanes) {
+  __device__ __forceinline__ void load(std::int32_t first_block, std::int32_t num_blocks) {
+    first_block_ = first_block;
+    if (!is_staged()) return;
+    const std::uint8_t* source = visible_ + std::int64_t{first_block} * num_k_ + first_column_;
+    const auto lanes_per_row = num_columns_ <= 8 ? 8 : kWarpLanes;
+    const std::int32_t row_of_thread = static_cast<std::int32_t>(threadIdx.x) / lanes_per_row;
+    for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x) % lanes_per_row; i < num_columns_;
+         i += lanes_per_row) {
 #pragma unroll 8
-      for (std::int32_t row = warp_index(); row < num_blocks; row += kTileWarps) {
-        rows[row][i] = __ldg(source + std::int64_t{row} * num_k + i);
+      for (std::int32_t row = row_of_thread; row < num_blocks;
+           row += kTileThreads / lanes_per_row) {
+        rows_[row * pitch_ + i] = __ldg(source + std::int64_t{row} * num_k_ + i);
       }
     }
   }
+
+  __device__ __forceinline__ std::int32_t first_block() const { return first_block_; }
+  /// How often the block in a row of the stage sees a block of keys.
+  __device__ __forceinline__ std::int32_t times_at(std::int32_t row, std::int32_t column) const {
+    if (is_staged()) return rows_[row * pitch_ + column - first_column_];
+    return __ldg(visible_ + std::int64_t{first_block_ + row} * num_k_ + column);
+  }
+
+ private:
+  __device__ __forceinline__ bool is_staged() const { return num_columns_ <= kStageColumns; }
+
+  const std::uint8_t* visible_ = nullptr;  ///< of the head
+  std::int32_t num_k_ = 0;
+  std::int32_t first_column_ = 0;
+  std::int32_t num_columns_ = 0;
+  std::int32_t pitch_ = 0;
+  std::int32_t first_block_ = 0;
+  std::uint8_t* rows_;
 };
 
-/// The bands of one k tile of a head.
+/// The bands of one k tile of a head. By a warp, which lists the blocks that see something, so that
+/// all lanes have bands to work at.
 class TileBands {
  public:
-  __device__ __forceinline__ TileBands(const BlockKeyBuild& build, const TileStrip& strip,
-                                       const MaskStage& stage, std::int32_t tile)
+  __device__ __forceinline__ TileBands(const BlockKeyBuild& build, const MaskStage& stage,
+                                       std::int32_t tile, std::uint16_t* list)
       : grid_(build.shape.grid),
-        strip_(strip),
         stage_(stage),
-        key_begin_((strip.first_tile + tile) * build.shape.tile_keys),
+        list_(list),
+        key_begin_(tile * build.shape.tile_keys),
         key_end_(min(key_begin_ + build.shape.tile_keys, grid_.rows_k)),
         first_column_(key_begin_ / grid_.k_block),
         end_column_((key_end_ - 1) / grid_.k_block + 1) {}
@@ -84,173 +99,137 @@ class TileBands {
   __device__ __forceinline__ std::int32_t key_begin() const { return key_begin_; }
   __device__ __forceinline__ std::int32_t key_end() const { return key_end_; }
 
-  /// How often block `row` of the stage, which begins with block `first`, sees block `column`.
-  __device__ __forceinline__ std::int32_t times_at(std::int32_t first, std::int32_t row,
-                                                   std::int32_t column) const {
-    if (strip_.is_staged()) return stage_.rows[row][column - strip_.first_column];
-    return __ldg(strip_.visible + std::int64_t{first + row} * grid_.num_k() + column);
-  }
-  __device__ __forceinline__ std::int32_t most_times(std::int32_t first, std::int32_t row) const {
-    std::int32_t most = 0;
-    for (std::int32_t j = first_column_; j < end_column_; ++j) {
-      most = max(most, times_at(first, row, j));
+  /// Lists the staged blocks that see a key. Returns whether an entry is too large.
+  __device__ __forceinline__ bool list_blocks(std::int32_t num_blocks) {
+    bool is_bad = false;
+    num_listed_ = 0;
+#pragma unroll 4
+    for (std::int32_t base = 0; base < num_blocks; base += kWarpLanes) {
+      const std::int32_t row = base + lane_index();
+      std::int32_t most = 0;
+      for (std::int32_t j = first_column_; j < end_column_ && row < num_blocks; ++j) {
+        most = max(most, stage_.times_at(row, j));
+      }
+      is_bad |= most > kMostTimes;
+      const unsigned seen = __ballot_sync(kFullWarp, most > 0);
+      const std::int32_t place = num_listed_ + __popc(seen & ((1u << lane_index()) - 1));
+      if (most > 0) list_[place] = static_cast<std::uint16_t>(row);
+      num_listed_ += __popc(seen);
     }
-    return most;
+    __syncwarp();
+    return __any_sync(kFullWarp, is_bad);
   }
 
-  template <typename Visit>
-  __device__ __forceinline__ void visit(std::int32_t first, std::int32_t row, Visit visit) const {
-    for_each_key_band(
-        grid_, first + row, key_begin_, key_end_,
-        [&](std::int32_t j) { return times_at(first, row, j); }, visit);
-  }
-
-  /// Records of a block of queries.
-  __device__ __forceinline__ std::int32_t count(std::int32_t first, std::int32_t row) const {
-    if (end_column_ - first_column_ == 1) {
-      const std::int32_t times = times_at(first, row, first_column_);
-      return key_begin_ < grid_.key_end(grid_.last_row(first + row)) ? times : 0;
-    }
+  /// Records of the listed blocks.
+  __device__ __forceinline__ std::int32_t count() const {
     std::int32_t sum = 0;
-    visit(first, row, [&](const BandSlice&, std::int32_t times) { sum += times; });
-    return sum;
+    for (std::int32_t i = lane_index(); i < num_listed_; i += kWarpLanes) sum += count(list_[i]);
+    return static_cast<std::int32_t>(__reduce_add_sync(kFullWarp, static_cast<unsigned>(sum)));
+  }
+
+  /// Writes them from `records` on, block after block. Returns their end.
+  __device__ __forceinline__ KeyRecord* write(KeyRecord* records) const {
+    for (std::int32_t base = 0; base < num_listed_; base += kWarpLanes) {
+      const std::int32_t index = base + lane_index();
+      const std::int32_t own = index < num_listed_ ? count(list_[index]) : 0;
+      std::int32_t end = own;
+#pragma unroll
+      for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+        const std::int32_t before = __shfl_up_sync(kFullWarp, end, distance);
+        end += lane_index() >= distance ? before : 0;
+      }
+      KeyRecord* target = records + (end - own);
+      if (own > 0) {
+        visit(list_[index], [&](const BandSlice& band, std::int32_t times) {
+          for (std::int32_t i = 0; i < times; ++i) *target++ = {band, 0, 0};
+        });
+      }
+      records += __shfl_sync(kFullWarp, end, kWarpLanes - 1);
+    }
+    return records;
   }
 
  private:
+  template <typename Visit>
+  __device__ __forceinline__ void visit(std::int32_t row, Visit visit) const {
+    for_each_key_band(
+        grid_, stage_.first_block() + row, key_begin_, key_end_,
+        [&](std::int32_t j) { return stage_.times_at(row, j); }, visit);
+  }
+
+  __device__ __forceinline__ std::int32_t count(std::int32_t row) const {
+    if (end_column_ - first_column_ == 1) {
+      const std::int32_t reached = grid_.key_end(grid_.last_row(stage_.first_block() + row));
+      return key_begin_ < reached ? stage_.times_at(row, first_column_) : 0;
+    }
+    std::int32_t sum = 0;
+    visit(row, [&](const BandSlice&, std::int32_t times) { sum += times; });
+    return sum;
+  }
+
   const BlockGrid& grid_;
-  const TileStrip& strip_;
   const MaskStage& stage_;
+  std::uint16_t* list_;
   std::int32_t key_begin_;
   std::int32_t key_end_;
   std::int32_t first_column_;
   std::int32_t end_column_;
+  std::int32_t num_listed_ = 0;
 };
 
-/// Records of a tile that `num_blocks` staged blocks from `first` on need. By a warp.
-__device__ std::int32_t count_records(const BlockKeyBuild& build, const TileBands& bands,
-                                      std::int32_t first, std::int32_t num_blocks) {
-  std::int32_t sum = 0;
-  bool is_bad = false;
-  for (std::int32_t row = lane_index(); row < num_blocks; row += kWarpLanes) {
-    sum += bands.count(first, row);
-    is_bad |= bands.most_times(first, row) > kMostTimes;
-  }
-  if (is_bad) atomicAdd(build.num_bad, 1u);
-  return static_cast<std::int32_t>(__reduce_add_sync(kFullWarp, static_cast<unsigned>(sum)));
-}
-
-/// Writes them from `records` on, block after block, and returns their end. By a warp, whose list
-/// of blocks that see something lets all lanes work at such.
-__device__ KeyRecord* write_records(const TileBands& bands, std::int32_t first,
-                                    std::int32_t num_blocks, std::uint16_t* list,
-                                    KeyRecord* records) {
-  std::int32_t num_listed = 0;
-  for (std::int32_t base = 0; base < num_blocks; base += kWarpLanes) {
-    const std::int32_t row = base + lane_index();
-    const bool sees = row < num_blocks && bands.most_times(first, row) > 0;
-    const unsigned seen = __ballot_sync(kFullWarp, sees);
-    const unsigned before = seen & ((1u << lane_index()) - 1);
-    if (sees) list[num_listed + __popc(before)] = static_cast<std::uint16_t>(row);
-    num_listed += __popc(seen);
-  }
-  __syncwarp();
-  for (std::int32_t base = 0; base < num_listed; base += kWarpLanes) {
-    const std::int32_t index = base + lane_index();
-    const std::int32_t row = index < num_listed ? list[index] : -1;
-    const std::int32_t own = row < 0 ? 0 : bands.count(first, row);
-    std::int32_t end = own;
-#pragma unroll
-    for (int distance = 1; distance < kWarpLanes; distance *= 2) {
-      const std::int32_t before = __shfl_up_sync(kFullWarp, end, distance);
-      end += lane_index() >= distance ? before : 0;
-    }
-    KeyRecord* target = records + (end - own);
-    if (own > 0) {
-      bands.visit(first, row, [&](const BandSlice& band, std::int32_t times) {
-        for (std::int32_t i = 0; i < times; ++i) *target++ = {band, 0, 0};
-      });
-    }
-    records += __shfl_sync(kFullWarp, end, kWarpLanes - 1);
-  }
-  __syncwarp();
-  return records;
-}
-
-/// What a CTA knows of its tiles.
-struct StripPlaces {
-  std::int32_t counts[kMostTiles];
-  KeyRecord* targets[kMostTiles];  ///< of the tile's next record; null: there is no room
-};
-
-/// Takes the places of a strip's records among the head's, and tells of its tiles. By one warp.
-__device__ void take_places(const BlockKeyBuild& build, const TileStrip& strip,
-                            const MaskStage& stage, std::int32_t head, StripPlaces& places) {
-  const std::int32_t tile = lane_index();
-  const std::int32_t count = tile < strip.num_tiles ? places.counts[tile] : 0;
-  std::int32_t end = count;
-#pragma unroll
-  for (int distance = 1; distance < kWarpLanes; distance *= 2) {
-    const std::int32_t before = __shfl_up_sync(kFullWarp, end, distance);
-    end += lane_index() >= distance ? before : 0;
-  }
+/// Takes the place of a tile's records among the head's and tells of the tile. Returns where they
+/// go; null: there is no room, or there are none. By a warp.
+__device__ KeyRecord* take_place(const BlockKeyBuild& build, const TileBands& bands,
+                                 std::int32_t tile, std::int32_t head, std::int32_t count) {
   unsigned long long place = 0;
-  if (tile == kWarpLanes - 1) {
+  if (lane_index() == 0) {
     place = atomicAdd(reinterpret_cast<unsigned long long*>(build.counts + head),
-                      static_cast<unsigned long long>(end));
+                      static_cast<unsigned long long>(count));
   }
-  place = __shfl_sync(kFullWarp, place, kWarpLanes - 1) + static_cast<unsigned>(end - count);
-  if (tile >= strip.num_tiles) return;
+  place = __shfl_sync(kFullWarp, place, 0);
   const bool is_fitting = place + static_cast<unsigned>(count) <=
                           static_cast<unsigned long long>(build.shape.max_records);
   const std::int32_t begin = is_fitting ? static_cast<std::int32_t>(place) : 0;
-  places.targets[tile] =
-      is_fitting && count > 0 ? build.records + head * build.shape.max_records + begin : nullptr;
-  const TileBands bands(build, strip, stage, tile);
-  build.found[head * build.shape.num_tiles() + strip.first_tile + tile] = {
-      bands.key_begin(), bands.key_end(), begin, is_fitting ? begin + count : begin};
+  if (lane_index() == 0) {
+    build.found[head * build.shape.num_tiles() + tile] = {bands.key_begin(), bands.key_end(), begin,
+                                                          is_fitting ? begin + count : begin};
+  }
+  if (!is_fitting || count == 0) return nullptr;
+  return build.records + head * build.shape.max_records + begin;
 }
 
 /// A CTA for each strip of k tiles and head of the mask, a warp for a tile.
 __global__ void __launch_bounds__(kTileThreads)
     key_list_kernel(const __grid_constant__ BlockKeyBuild build) {
-  __shared__ MaskStage stage;
-  __shared__ StripPlaces places;
-  __shared__ std::uint16_t lists[kTileWarps][kStageBlocks];
+  __shared__ std::uint8_t rows[kStageBlocks * kStageColumns];
+  __shared__ std::uint16_t lists[kMostTiles][kStageBlocks];
   const auto head = static_cast<std::int32_t>(blockIdx.y);
-  const TileStrip strip(build, static_cast<std::int32_t>(blockIdx.x), head);
+  const std::int32_t first_tile = static_cast<std::int32_t>(blockIdx.x) * build.tiles_per_cta;
+  const std::int32_t num_tiles = min(build.tiles_per_cta, build.shape.num_tiles() - first_tile);
   const std::int32_t num_q = build.shape.grid.num_q();
-  const std::int32_t num_k = build.shape.grid.num_k();
-  for (std::int32_t tile = warp_index(); tile < strip.num_tiles; tile += kTileWarps) {
-    if (lane_index() == 0) places.counts[tile] = 0;
-  }
-  for (std::int32_t first = 0; first < num_q; first += kStageBlocks) {
+  MaskStage stage(rows);
+  stage.open(build, first_tile, num_tiles, head);
+  const bool has_tile = warp_index() < num_tiles;
+  const std::int32_t tile = first_tile + warp_index();
+  TileBands bands(build, stage, tile, lists[warp_index()]);
+  std::int32_t count = 0;
+  bool is_bad = false;
+  const auto list_blocks = [&](std::int32_t first) {
     const std::int32_t num_blocks = min(num_q - first, kStageBlocks);
     __syncthreads();
-    stage.load(strip, num_k, first, num_blocks);
+    stage.load(first, num_blocks);
     __syncthreads();
-    for (std::int32_t tile = warp_index(); tile < strip.num_tiles; tile += kTileWarps) {
-      const TileBands bands(build, strip, stage, tile);
-      const std::int32_t count = count_records(build, bands, first, num_blocks);
-      if (lane_index() == 0) places.counts[tile] += count;
-    }
-  }
-  __syncthreads();
-  if (warp_index() == 0) take_places(build, strip, stage, head, places);
-  __syncthreads();
+    if (has_tile) is_bad |= bands.list_blocks(num_blocks);
+  };
   for (std::int32_t first = 0; first < num_q; first += kStageBlocks) {
-    const std::int32_t num_blocks = min(num_q - first, kStageBlocks);
-    if (num_q > kStageBlocks) {
-      __syncthreads();
-      stage.load(strip, num_k, first, num_blocks);
-      __syncthreads();
-    }
-    for (std::int32_t tile = warp_index(); tile < strip.num_tiles; tile += kTileWarps) {
-      KeyRecord* target = places.targets[tile];
-      if (target == nullptr) continue;
-      const TileBands bands(build, strip, stage, tile);
-      target = write_records(bands, first, num_blocks, lists[warp_index()], target);
-      if (lane_index() == 0) places.targets[tile] = target;
-    }
+    list_blocks(first);
+    if (has_tile) count += bands.count();
+  }
+  KeyRecord* target = has_tile ? take_place(build, bands, tile, head, count) : nullptr;
+  if (is_bad && lane_index() == 0) atomicAdd(build.num_bad, 1u);
+  for (std::int32_t first = 0; first < num_q; first += kStageBlocks) {
+    if (num_q > kStageBlocks) list_blocks(first);
+    if (target != nullptr) target = bands.write(target);
   }
 }
 
@@ -297,7 +276,7 @@ __global__ void __launch_bounds__(kLengthBuckets)
 
 namespace {
 
-/// As many as have about kWarpLanes columns of the mask.
+/// As many as have about kWarpLanes columns of the mask at most.
 std::int32_t tiles_per_cta(const BlockKeyShape& shape) {
   return std::clamp(kWarpLanes * shape.grid.k_block / shape.tile_keys, 1, kMostTiles);
 }
