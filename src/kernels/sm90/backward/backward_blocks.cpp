@@ -78,6 +78,9 @@ BackwardList list_frame(const BackwardArgs& args, const BackwardState& state,
   list.tile_tokens = list.shape.rows / list.packed_heads;
   list.head_groups = list.problem.heads_q / list.packed_heads;
   list.is_ordered = false;
+  // CTAs that walk the same rows drift apart by as many blocks of queries as chance lets them see:
+  // the rows of all heads of these would not fit the cache, those of one group do.
+  list.is_group_first = true;
   const std::int32_t num_tiles = shape.num_tiles();
   list.tiles.resize(static_cast<std::size_t>(num_tiles));
   if (num_tiles == 0) return list;
