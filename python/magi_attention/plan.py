@@ -23,7 +23,7 @@ from magi_attention._native.handles import (
     PlanHandle,
 )
 from magi_attention._native.vtable import Communicator
-from magi_attention.backends._table import ensure, is_of_table
+from magi_attention.backends._table import ensure, refuse_margin
 from magi_attention.comm.group import make_communicator, rank_of, size_of
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming
 from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types
@@ -353,11 +353,8 @@ class BoundPlan:
         if backend is not None:
             check_kind("backend", backend, str, "a str, or None")
             ensure(backend)
-        if exchange_sms and is_of_table(backend):
-            raise ValueError(
-                f"exchange_sms is {exchange_sms} with backend {backend}, whose kernels leave no "
-                "multiprocessors to exchanges; allowed: None, or 0"
-            )
+        if exchange_sms:
+            refuse_margin("exchange_sms", exchange_sms, backend)
         if rounded_partials is None:
             rounded_partials = comm.rounds_partial_gradients()
         check_kind("rounded_partials", rounded_partials, bool, "a bool, or None")

@@ -110,9 +110,13 @@ def ensure(name: str | None) -> None:
     offer.register()
 
 
-def is_of_table(name: str | None) -> bool:
-    """Whether a backend runs kernels of another package."""
-    return name in _OFFERS
+def refuse_margin(argument: str, margin: int, name: str | None) -> None:
+    """ValueError for multiprocessors that kernels of another package would leave to exchanges."""
+    if name in _OFFERS:
+        raise ValueError(
+            f"{argument} is {margin} with backend {name}, whose kernels leave no multiprocessors "
+            "to exchanges; allowed: None, or 0"
+        )
 
 
 def is_usable(name: str) -> bool:
