@@ -99,7 +99,7 @@ def _algorithm(
 @_algorithm(DispatchAlgType.LOWER_BOUND, is_partitions_returned=False, is_equal_num_workloads=False)
 @dataclass(frozen=True)
 class LBDispatchAlg(_Algorithm):
-    """Mean load: a bound, not a placement."""
+    """The mean load, which is a bound. In plans rows are placed as by MinHeapDispatchAlg."""
 
 
 @_algorithm(
@@ -110,7 +110,9 @@ class LBDispatchAlg(_Algorithm):
 )
 @dataclass(frozen=True)
 class DPDispatchAlg(_Algorithm):
-    """Subset dynamic programming, for few chunks: the least largest load, not a placement."""
+    """The least largest load by dynamic programming over subsets, for up to 14 chunks. Plans of
+    more are those of BSDispatchAlg.
+    """
 
 
 @_algorithm(DispatchAlgType.BINARY_SEARCH, is_optimal=True, is_equal_num_workloads=False)
@@ -216,9 +218,13 @@ def _check_share(name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class DispatchConfig:
-    """chunk_size: rows per chunk at most, None: chosen; uneven_shard: no padding, the last chunk
-    may be short; alg: the placement; layout: "permuted", or "contiguous": each rank keeps a run of
-    the sequence, in order, and attention is balanced by what travels (`DistAttnConfig.work`).
+    """How rows are placed on ranks.
+
+    - chunk_size: rows that are placed together, at most; None: chosen.
+    - uneven_shard: no padding; the last chunk may be short, and ranks may differ by a chunk.
+    - alg: which chunks a rank gets.
+    - layout: "permuted", or "contiguous": each rank keeps one run of the sequence, in order, and
+      attention is balanced by what travels (`DistAttnConfig.work`).
 
     ValueError for another layout, and for a contiguous one with a placement that permutes.
     TypeError for arguments of other types.

@@ -17,21 +17,22 @@ WORK_MODES = ("keys", "queries", "auto", "heads")  # in the library's order
 
 @dataclass(frozen=True)
 class DistAttnConfig:
-    """How rows are placed, communication overlapped and collectives run. Hashable; equal
-    configurations make equal keys.
+    """What a plan does beyond its mask. Hashable; equal configurations make equal keys.
 
-    work: what travels: "keys"; "queries", these too where that moves fewer bytes; "heads", both, to
-    ranks that share out the kv heads; "auto", the fastest as predicted. None: "heads" where
-    MAGI_ATTENTION_FLATTEN_HEAD_GROUPS is 1, else "queries" where MAGI_ATTENTION_QO_COMM is 1, else
-    "auto" for a contiguous layout and "keys" for a permuted one. ValueError for another.
+    - dispatch_config: how rows are placed. overlap_config: how communication and attention overlap.
+      grpcoll_config: accepted without effect.
+    - work: what travels. "keys"; "queries": these too where that moves fewer bytes; "heads": both,
+      to ranks that share out the kv heads; "auto": the fastest as predicted. None: "heads" where
+      MAGI_ATTENTION_FLATTEN_HEAD_GROUPS is 1, else "queries" where MAGI_ATTENTION_QO_COMM is 1,
+      else "auto" for a contiguous layout and "keys" for a permuted one.
+    - work_search: how the plan finds which rank computes what, where queries travel: a
+      DynamicAttnAlgType or its value, or "threshold_accepting", the library's own search
+      (docs/moving_queries.md). None: that of MAGI_ATTENTION_WORK_SEARCH, else the library's own.
+    - head_shares: with work "heads", into how many shares kv heads are divided: a common divisor of
+      ranks and kv heads, which ValueError names when the plan is made. 0: the fastest as predicted.
 
-    work_search: how it is searched which rank computes what, where queries travel: a
-    DynamicAttnAlgType or its value, or "threshold_accepting", the library's own search
-    (docs/moving_queries.md). None: that of MAGI_ATTENTION_WORK_SEARCH, else the library's own.
-    ValueError for another, and for one beside work "keys".
-
-    head_shares: with work "heads", into how many shares kv heads are divided: a common divisor of
-    ranks and kv heads, which ValueError names when the plan is made. 0: the fastest as predicted.
+    TypeError for parts of other types. ValueError for other values of work and work_search, for
+    work_search beside work "keys" and for head_shares beside another work than "heads".
     """
 
     dispatch_config: DispatchConfig = field(default_factory=DispatchConfig)

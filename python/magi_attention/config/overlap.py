@@ -59,10 +59,16 @@ class GreedyOverlapAlg(OverlapAlg):
 
 @dataclass(frozen=True)
 class OverlapConfig:
-    """degree: remote stages; 0: all keys are gathered for one attention call (no_overlap, with a
-    degree of 1); None: chosen by the cost model (mode DYNAMIC only), as where a DistAttnConfig is
-    given no OverlapConfig. min_chunk_size: rows of a stage at least. dynamic_max_degree,
-    max_num_chunks and the cost factors are accepted; the planner's cost model has units of its own.
+    """How communication and attention of a plan overlap.
+
+    - degree: remote stages. 0: all keys are gathered for one attention call (no_overlap, with a
+      degree of 1); None: chosen by the cost model (mode DYNAMIC only), as where a DistAttnConfig is
+      given no OverlapConfig.
+    - min_chunk_size: rows of a stage at least.
+    - dynamic_max_degree, max_num_chunks, calc_cost_factor, comm_cost_factor, alg: checked, without
+      effect: the planner has a cost model of its own.
+
+    ValueError for values outside their range, NotImplementedError for alg GreedyOverlapAlg.
     """
 
     mode: AttnOverlapMode = AttnOverlapMode.STATIC
