@@ -63,7 +63,7 @@ class ForwardWork {
 /// call to call. Throws InvalidArgument naming the tensor, CudaError when the launch fails.
 void attention_forward_cuda(const ForwardArgs& args, const ForwardWork& work, void* stream);
 
-/// Slices in device memory, as int32 tensors without gaps: typed ranges of the original API.
+/// Slices in device memory, as int32 tensors without gaps: ranges with types, as MagiAttention's.
 struct DeviceSlices {
   TensorView q_ranges;  ///< [slices, 2]: begin, end
   TensorView k_ranges;  ///< [slices, 2]

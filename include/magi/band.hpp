@@ -25,7 +25,7 @@ struct Range {
   friend constexpr bool operator==(const Range&, const Range&) = default;
 };
 
-/// The four types of the original API. Causal is aligned bottom-right, inverse causal top-left.
+/// MagiAttention's four types. Causal is aligned bottom-right, inverse causal top-left.
 enum class MaskType : std::int32_t {
   Full = 0,
   Causal = 1,

@@ -9,15 +9,15 @@ namespace magi {
 
 /// Rates used to predict time and to compare plans. Defaults: H200.
 struct CostModel {
-  double flops_per_second = 600e12;  ///< attention forward, per rank
-  double backward_flops_per_second = 520e12;
-  double bytes_per_second = 275e9;          ///< out of one rank, inside a node
-  double memory_bytes_per_second = 3.6e12;  ///< read and written where rows are merged or copied
-  double seconds_per_transfer = 2e-6;       ///< per peer and exchange
-  double seconds_per_launch = 5e-6;
+  double flops_per_second = 600e12;  ///< attention forward of a rank: 4 a pair, head and element
+  double backward_flops_per_second = 520e12;  ///< attention backward of a rank: 10 of these
+  double bytes_per_second = 275e9;            ///< out of one rank, inside a node
+  double memory_bytes_per_second = 3.6e12;    ///< read and written where rows are merged or copied
+  double seconds_per_transfer = 2e-6;         ///< per peer and exchange
+  double seconds_per_launch = 5e-6;           ///< per attention call
   // Between nodes, where a plan knows of several. Not measured: 90 % of a card of 400 Gbit/s each.
-  double network_bytes_per_second = 45e9;  ///< out of one rank
-  double network_seconds_per_transfer = 5e-6;
+  double network_bytes_per_second = 45e9;      ///< out of one rank
+  double network_seconds_per_transfer = 5e-6;  ///< per peer in another node and exchange
   friend bool operator==(const CostModel&, const CostModel&) = default;
 };
 

@@ -44,7 +44,7 @@ extern "C" {
 typedef struct magi_placement_config {
   size_t struct_size;
   const char* algorithm; /* NULL: "auto" */
-  int32_t chunk_size;    /* rows, an upper bound; 0: resolved from min_chunks_per_rank */
+  int32_t chunk_size;    /* rows, at most; 0: what min_chunks_per_rank chunks a rank give */
   int32_t min_chunks_per_rank;
   int32_t uneven_shard;
   int32_t num_select_chunks;
@@ -82,7 +82,7 @@ MAGI_API magi_status magi_placement_rows_of(const magi_placement* placement, int
 /* int64 [local rows]: global row of every local row, padding clamped to the last valid row. */
 MAGI_API magi_status magi_placement_position_ids(const magi_placement* placement, int32_t rank,
                                                  int32_t num_valid_rows, magi_buffer** ids);
-/* The original's rules for chunk size and padding. */
+/* MagiAttention's rules for chunk size and padding, in rows. */
 MAGI_API magi_status magi_resolve_chunk_size(int32_t rows, int32_t num_ranks,
                                              const magi_placement_config* config,
                                              int32_t* chunk_size);
@@ -237,7 +237,7 @@ MAGI_API magi_status magi_plan_rank(const magi_plan* plan, int32_t rank, magi_ra
 /* Keys between ranks, int32 [n, 6]: src, dst, src row, dst segment, dst row, rows. */
 MAGI_API magi_status magi_plan_transfers(const magi_plan* plan, magi_buffer** transfers);
 
-/* The original's group_cast arguments, int64, of plans that do not share out heads (others are
+/* MagiAttention's group_cast arguments, int64, of plans that do not share out heads (others are
  * refused); group_reduce takes the transpose. Destinations of input split i:
  * dst_indices[dst_offsets[i] .. dst_offsets[i + 1]). */
 typedef struct magi_group_collective_args {

@@ -26,7 +26,7 @@ MAGI_API void magi_mask_destroy(magi_mask* mask);
 MAGI_API magi_status magi_mask_from_slices(const int32_t* slices, int64_t num_slices,
                                            int32_t rows_q, int32_t rows_k, magi_mask** mask);
 
-/* The original's triple lists. */
+/* One slice for each (q range, k range, type). */
 typedef struct magi_range_lists {
   size_t struct_size;
   const int32_t* q_ranges; /* [num_q_ranges, 2] */

@@ -11,7 +11,7 @@
 
 namespace magi {
 
-/// The original's names: "full", "causal", "inv_causal", "bi_causal".
+/// MagiAttention's names: "full", "causal", "inv_causal", "bi_causal".
 std::string_view mask_type_name(MaskType type);
 /// The inverse; InvalidArgument for any other name.
 MaskType mask_type_from_name(std::string_view name);
@@ -20,14 +20,14 @@ MaskType mask_type_from_name(std::string_view name);
 /// kMaxRows), else InvalidArgument.
 BandSlice band_slice(Range q, Range k, MaskType type);
 
-/// A slice in the terms of the original API.
+/// A slice in the terms of MagiAttention: two ranges and a type.
 struct TypedSlice {
   Range q;
   Range k;
   MaskType type = MaskType::Full;
   friend bool operator==(const TypedSlice&, const TypedSlice&) = default;
 };
-/// The slice as at most three typed (q, k, type) triples of the original API, in order of q,
+/// The slice as at most three typed (q, k, type) triples of MagiAttention, in order of q,
 /// disjoint in q; together they hold the same pairs. None for an empty slice.
 std::vector<TypedSlice> to_typed(const BandSlice& slice);
 

@@ -14,7 +14,7 @@
 // input. Documents and ranges without a visible pair give no slice.
 namespace magi {
 
-/// The original's triple lists, one slice per triple, in order. `types` has one entry per range
+/// Lists of (q range, k range, type), one slice for each, in order. `types` has one entry per range
 /// pair, or exactly one for all.
 Mask mask_from_ranges(std::span<const Range> q_ranges, std::span<const Range> k_ranges,
                       std::span<const MaskType> types, std::int32_t rows_q, std::int32_t rows_k);
@@ -28,13 +28,13 @@ struct Window {
 };
 
 /// Sliding window on one (q, k) pair of ranges, one slice. The diagonal is aligned bottom-right:
-/// the last query stands at the last key. As in the original, of more queries than keys only the
-/// last k.size() see anything, and a bound of k.size() - 1 or more is no bound.
+/// the last query stands at the last key. As in MagiAttention, of more queries than keys only
+/// the last k.size() see anything, and a bound of k.size() - 1 or more is no bound.
 Mask mask_from_window(Range q, Range k, Window window, std::int32_t rows_q, std::int32_t rows_k);
 
 /// How queries of a packed document see its keys. Neither causal nor a window: fully.
 struct DocumentRule {
-  bool is_causal = false;  ///< bottom-right aligned; excludes a window, as in the original
+  bool is_causal = false;  ///< bottom-right aligned; excludes a window, as in MagiAttention
   Window window;           ///< as in mask_from_window
   /// Leading keys of every document that the left bound of the window does not hide; the right
   /// bound does hide them, so that causality is kept. Of more queries than keys all see them, and

@@ -11,15 +11,15 @@
 
 namespace magi {
 
-/// How chunks of query rows are given to ranks. The names in placement_name() are the original's
+/// How chunks of query rows are given to ranks. The names of placement_name() are MagiAttention's
 /// where it has one. All of them keep to the count of chunks that token_tolerance allows.
 enum class PlacementAlgorithm : std::int32_t {
   Auto,        ///< closed form where one is known and balanced, else Affinity
   Thorough,    ///< Auto, then a longer search: tens of milliseconds for 128 chunks
   Zigzag,      ///< chunk pairs (i, 2P-1-i): one causal document
   Affinity,    ///< load-capped affinity greedy + local search over pairs of ranks, always
-  LowerBound,  ///< the original returns a bound only; ours is min heap, with the bound in the
-               ///< report
+  LowerBound,  ///< MagiAttention's returns a bound only; here it is min heap, and the bound is in
+               ///< the report
   DynamicProgramming,  ///< least balance; more than 14 chunks: BinarySearch
   BinarySearch,        ///< least balance; past 2^20 nodes or 4096 chunks: the best found
   MinHeap,
@@ -41,7 +41,7 @@ PlacementAlgorithm placement_from_name(std::string_view name);
 struct PlacementConfig {
   PlacementAlgorithm algorithm = PlacementAlgorithm::Auto;
   std::optional<std::int32_t>
-      chunk_size;  ///< rows; an upper bound, as in the original (see resolve_chunk_size)
+      chunk_size;  ///< rows; an upper bound, as in MagiAttention (see resolve_chunk_size)
   std::int32_t min_chunks_per_rank = 8;
   bool uneven_shard = false;     ///< no padding: the last chunk may be short
   double token_tolerance = 0.0;  ///< a rank may hold up to (1 + tolerance) x the mean chunk count
@@ -75,7 +75,7 @@ struct Placement {
 Placement placement_from_chunks(std::int32_t num_rows, std::int32_t chunk_size,
                                 std::int32_t num_ranks, std::vector<std::int32_t> chunk_rank);
 
-/// The original's rule: auto = ceil(rows / (min_chunks_per_rank * num_ranks)), then min(auto,
+/// MagiAttention's rule: auto = ceil(rows / (min_chunks_per_rank * num_ranks)), then min(auto,
 /// chunk_size) if one is given.
 std::int32_t resolve_chunk_size(std::int32_t rows, std::int32_t num_ranks,
                                 const PlacementConfig& config);

@@ -62,17 +62,17 @@ WorkSearch work_search_from_name(std::string_view name);
 /// Everything a plan depends on besides the mask.
 struct PlanConfig {
   std::int32_t num_ranks = 1;
-  std::int32_t num_heads_q = 1;
+  std::int32_t num_heads_q = 1;  ///< a multiple of num_heads_kv
   std::int32_t num_heads_kv = 1;
-  std::int32_t head_dim_qk = 128;
-  std::int32_t head_dim_v = 128;
+  std::int32_t head_dim_qk = 128;  ///< elements of a head of q and k
+  std::int32_t head_dim_v = 128;   ///< elements of a head of v
   std::int32_t element_bytes = 2;  ///< of k and v on the wire
   PlacementConfig placement;
   /// Cross-attention: keys have their own placement (`auto`: near their queries). Absent: keys sit
   /// with the queries of the same row where rows_q == rows_k, else they are placed by `placement`.
   std::optional<PlacementConfig> placement_k;
-  /// 0: fetch everything, then one attention call; 1: own keys, then all remote ones; N: at most N
-  /// remote stages (fewer where heads or rows do not suffice); absent: the cost model chooses 0..8.
+  /// Remote stages. 0: fetch all, then one attention call; 1: own keys, then all remote ones; N: at
+  /// most N (fewer where heads or rows do not suffice); absent: the cost model chooses 0 to 8.
   std::optional<std::int32_t> overlap_degree = 1;
   WorkMode work = WorkMode::Keys;
   /// Where work is not Keys.
@@ -207,7 +207,7 @@ struct Transfer {
 /// Figures of a plan; bytes are exact, times are predictions of the cost model.
 struct PlanReport {
   std::vector<std::int64_t> rank_area;  ///< pairs; with head shares once for each share
-  std::vector<std::int64_t> rank_rows;
+  std::vector<std::int64_t> rank_rows;  ///< rows that each rank holds, padding included
   std::vector<std::int64_t>
       remote_rows;  ///< key rows (flat rows) received by each rank from others
   /// Bytes of each rank's receive segments in a backward pass: received and copied rows as they
@@ -223,10 +223,10 @@ struct PlanReport {
   /// No placement with keys at their queries' ranks (cross-attention: with these row counts) whose
   /// largest rank is not above this plan's in rows and area moves less.
   std::int64_t lower_bound_bytes = 0;
-  std::int64_t ring_bytes = 0;   ///< what a ring / all-gather of the valid K and V rows moves
-  double forward_seconds = 0.0;  ///< until all results are at their owners
-  double backward_seconds = 0.0;
-  double exposed_comm_seconds = 0.0;  ///< forward communication not hidden
+  std::int64_t ring_bytes = 0;        ///< what a ring / all-gather of the valid K and V rows moves
+  double forward_seconds = 0.0;       ///< until all results are at their owners
+  double backward_seconds = 0.0;      ///< until all gradients are
+  double exposed_comm_seconds = 0.0;  ///< of the forward: communication that nothing hides
   friend bool operator==(const PlanReport&, const PlanReport&) = default;
 };
 
@@ -321,7 +321,7 @@ std::vector<NodeExchange> node_exchanges(const Plan& plan, std::int32_t rank,
 /// slices and transfers.
 std::vector<std::string> check_plan(const Plan& plan);
 
-/// The original's argument lists for rank `rank` and a stage that receives keys: what its
+/// MagiAttention's argument lists for rank `rank` and a stage that receives keys: what its
 /// group_cast takes. Throws InvalidArgument for plans that share out heads. Input splits cover all
 /// own key rows, those that nobody needs with an empty destination list; own rows that are copied
 /// are not listed. group_reduce takes the exact transpose.

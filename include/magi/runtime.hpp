@@ -170,9 +170,9 @@ void undispatch(const TensorView& local, const Placement& placement, Communicato
 void undispatch_backward(const TensorView& global_gradient, const Placement& placement,
                          Communicator& communicator, UndispatchGradient mode,
                          const TensorView& local_gradient, void* stream = nullptr);
-/// Distributed roll along rows in the original order: out row (i + shift) mod num_valid_rows = in
-/// row i; padding rows stay where they are. Moves only what changes rank. The gradient is the roll
-/// by -shift. Collective.
+/// Distributed roll along rows in the order of the sequence: out row (i + shift) mod num_valid_rows
+/// = in row i; padding rows stay where they are. Moves only what changes rank. The gradient is the
+/// roll by -shift. Collective.
 void roll(const TensorView& local, const Placement& placement, std::int32_t num_valid_rows,
           std::int64_t shift, Communicator& communicator, const TensorView& out,
           void* stream = nullptr);
