@@ -79,18 +79,21 @@ def _real_rows(sample: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 class MagiCollator:
-    """A data_collator: samples with input_ids [rows] (tensors or lists), labels (default: the
-    input_ids) and an attention_mask that shows which rows are real -> the arguments of a causal
-    language model for this rank, magi_plan among them; see `shard`.
+    """A data_collator that packs samples into one sequence, plans it and gives each rank its rows,
+    as the arguments of a causal language model, magi_plan among them; see `shard`.
 
-    Samples are documents of one packed sequence: they do not see each other, and positions begin
-    anew in each. Windows and types of layers are those of the model's config. cp_group: the ranks
-    that share a sequence; None: this process alone. is_same_on_ranks: all ranks of the group are
-    given the same samples; otherwise each brings its own, which are gathered (collective, hence in
-    the main process: dataloader_num_workers=0). max_rows: rows of a sequence at most; ValueError
-    above. pad_id: the token of padding rows, which count nowhere.
+    A sample has input_ids [rows] (a tensor or list), labels (default: the input_ids) and an
+    attention_mask that shows which rows are real. Samples are documents of the sequence: they do
+    not see each other, and positions begin anew in each. Windows and types of layers are those of
+    the model's config.
 
-    The model is checked (check_model), ValueError by its name if plans do not reach it whole.
+    - model: checked by check_model; ValueError by its name if plans do not reach it whole.
+    - cp_group: the ranks that share a sequence; None: this process alone.
+    - is_same_on_ranks: all ranks of the group are given the same samples. Otherwise each brings its
+      own, which are gathered (collective, hence in the main process: dataloader_num_workers=0).
+    - max_rows: rows of a sequence at most; ValueError above.
+    - pad_id: the token of padding rows, which count nowhere.
+    - config: how rows are placed, what travels, how much overlaps.
     """
 
     def __init__(

@@ -355,16 +355,21 @@ def shard(
     position_ids: torch.Tensor | None = None,
     model: torch.nn.Module | None = None,
 ) -> dict[str, Any]:
-    """Arguments of a causal language model for this rank, magi_plan among them, from those of the
-    whole sequence, [total_seqlen] or [1, total_seqlen] and the same on every rank.
+    """This rank's arguments of a causal language model, from those of the whole sequence. Tensors
+    are [total_seqlen] or [1, total_seqlen], the same on every rank.
 
-    position_ids: default 0, 1, ... along the sequence; give those within documents where it is
-    packed of several. labels: shifted here, before rows part, so that row i predicts labels[i + 1];
-    -100 is ignored. Give the model num_items_in_batch, the tokens that count on all ranks: losses
-    of ranks then add up to that of the sequence.
+    - plan: a bound plan (Plan.bind), or a runtime key.
+    - labels: shifted here, before rows part, so that row i predicts labels[i + 1]; -100 is ignored,
+      and stands at the first token of each packed document.
+    - position_ids: default 0, 1, ... along the sequence. Where it is packed of several documents
+      give those within documents.
+    - model: the one that gets the arguments; check_model then looks at it. Without it a model whose
+      attention never asks for a plan goes unnoticed.
 
-    model: the one that gets them, which check_model sees then; without it a model whose attention
-    never asks for a plan goes unnoticed.
+    Returns input_ids, position_ids, use_cache=False, magi_plan, and labels and shift_labels where
+    labels are given. Give the model num_items_in_batch too, the tokens with a label on all ranks:
+    losses of ranks then add up to that of the sequence. ValueError for other shapes, and by the
+    name of a model that does not fit.
     """
     bound = bound_of(plan)
     first = 0
