@@ -177,19 +177,33 @@ __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
   TileSplitter(shared.split, build).run();
 }
 
-/// All steps of a small list.
-__global__ void __cluster_dims__(kSmallCtas) __launch_bounds__(kSmallThreads, 1)
-    small_kernel(const __grid_constant__ DeviceBuild build) {
+__global__ void __launch_bounds__(kSmallThreads)
+    price_small_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
   __shared__ SmallListShared shared;
-  SmallListMaker(shared, build).run();
+  SmallListMaker(shared, build).price_tiles();
+}
+
+__global__ void __launch_bounds__(kSmallThreads)
+    write_small_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
+  __shared__ SmallListShared shared;
+  SmallListMaker(shared, build).write_tiles();
+}
+
+__global__ void __launch_bounds__(kSplitThreads)
+    split_small_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
+  if (build.header->is_splitting == 0) return;
+  __shared__ SplitShared<kSplitThreads> shared;
+  TileSplitter(shared, build).run();
 }
 
 /// The records of a small list have room in any case.
 bool is_small(const DeviceListShape& shape, const DeviceListLayout& layout) {
   const std::int64_t num_records = std::int64_t{shape.num_slices} * layout.max_tiles;
-  return shape.num_slices <= kSmallSlices && layout.sum_tiles <= kSmallTiles &&
-         num_records <= shape.record_capacity;
+  return shape.num_slices <= kSmallSlices && layout.grids.size() == 1 &&
+         layout.max_tiles <= kSmallTiles && num_records <= shape.record_capacity;
 }
 
 bool is_short(const DeviceListLayout& layout, std::int32_t num_slices) {
@@ -199,6 +213,16 @@ bool is_short(const DeviceListLayout& layout, std::int32_t num_slices) {
 unsigned num_blocks(std::int64_t units, std::int64_t units_per_block) {
   const std::int64_t blocks = (units + units_per_block - 1) / units_per_block;
   return static_cast<unsigned>(std::clamp<std::int64_t>(blocks, 1, kMaxBlocks));
+}
+
+void launch_small(const DeviceBuild& build, const DeviceListLayout& layout, cudaStream_t stream) {
+  const unsigned blocks = num_blocks(layout.max_tiles, kSmallWarps);
+  price_small_kernel<<<blocks, kSmallThreads, 0, stream>>>(build);
+  cuda_check(cudaGetLastError(), "price_small_kernel");
+  launch_ahead(write_small_kernel, blocks, kSmallThreads, 0, build, stream);
+  if (layout.max_split_tiles == 0) return;
+  launch_ahead(split_small_kernel, num_blocks(layout.max_split_tiles, 1), kSplitThreads, 0, build,
+               stream);
 }
 
 }  // namespace
@@ -237,11 +261,7 @@ void sort_tiles(const DeviceBuild& build, cudaStream_t stream) {
 void build_device_list(const DeviceListShape& shape, const DeviceListLayout& layout,
                        const SliceArrays& slices, void* workspace, cudaStream_t stream) {
   DeviceBuild build = make_device_build(shape, layout, slices, workspace);
-  if (is_small(shape, layout)) {
-    small_kernel<<<kSmallCtas, kSmallThreads, 0, stream>>>(build);
-    cuda_check(cudaGetLastError(), "small_kernel");
-    return;
-  }
+  if (is_small(shape, layout)) return launch_small(build, layout, stream);
   const auto share_out = [&](std::int64_t warps) {
     build.tasks = share_slices(slices.count, warps / build.num_grids, layout.max_tiles);
   };

@@ -35,6 +35,7 @@ struct DeviceListHeader {
   std::int32_t max_cost_inverse = 0;            ///< 2^30 - the least cost
   std::int32_t is_overflowing = 0;              ///< num_records exceeds the capacity
   std::int32_t packing = 0;                     ///< chosen candidate
+  std::int32_t is_splitting = 0;                ///< a small list's works are left to `split`
   ListOutcome outcome;
   unsigned ticket = 0;  ///< of the forward kernel
 };
