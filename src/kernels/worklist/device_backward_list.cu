@@ -220,11 +220,7 @@ __global__ void __launch_bounds__(kRunThreads)
   if (build.header->outcome.num_tiles == 0) return;
   __shared__ RunShared shared;
   const auto num_records = static_cast<std::int32_t>(build.header->outcome.num_records);
-#pragma unroll 1
-  for (std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kRunWarps; first < num_records;
-       first += static_cast<std::int32_t>(gridDim.x) * kRunWarps) {
-    RunsWriter(shared, build, num_records).run(first);
-  }
+  RunsWriter(shared, build, num_records).run();
 }
 
 bool is_short(const BackwardBuild& build, const DeviceBackwardLayout& layout) {

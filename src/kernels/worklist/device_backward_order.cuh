@@ -295,14 +295,31 @@ class RunWriter {
   std::int32_t value_ = 0;  ///< in front of it
 };
 
-/// The records of a block, one per warp, from `first` on; what a warp leaves is the block's.
+/// The records of a block, one per warp; what a warp leaves is the block's. Few records have a
+/// block each, as the block may have to take them all.
 class RunsWriter {
  public:
   __device__ RunsWriter(RunShared& shared, const BackwardBuild& build, std::int32_t num_records)
-      : shared_(shared), build_(build), num_records_(num_records) {}
+      : shared_(shared), build_(build), num_records_(num_records) {
+    const auto blocks = static_cast<std::int32_t>(gridDim.x);
+    per_block_ = min((num_records + blocks - 1) / blocks, kRunWarps);
+  }
 
-  __device__ void run(std::int32_t first) {
-    const OrderedRecord record(build_, first + warp_index(), num_records_);
+  __device__ void run() {
+    const auto blocks = static_cast<std::int32_t>(gridDim.x);
+#pragma unroll 1
+    for (std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * per_block_;
+         first < num_records_; first += blocks * per_block_) {
+      run_some(first);
+    }
+  }
+
+ private:
+  /// The block's records from `first` on.
+  __device__ void run_some(std::int32_t first) {
+    const bool has_record = warp_index() < per_block_;
+    const OrderedRecord record(build_, has_record ? first + warp_index() : num_records_,
+                               num_records_);
     FewRunsWriter writer(shared_, build_);
     const std::int32_t num_runs = record.is_empty() ? 0 : writer.count(record);
     if (lane_index() == 0) shared_.num_runs[warp_index()] = num_runs;
@@ -319,7 +336,6 @@ class RunsWriter {
     __syncthreads();
   }
 
- private:
   /// Takes room for all warps' runs at once: by one warp.
   __device__ void reserve() const {
     std::int32_t own = 0;
@@ -336,6 +352,7 @@ class RunsWriter {
   RunShared& shared_;
   const BackwardBuild& build_;
   const std::int32_t num_records_;
+  std::int32_t per_block_;
 };
 
 }  // namespace magi
