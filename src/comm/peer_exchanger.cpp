@@ -122,6 +122,12 @@ std::shared_ptr<const PeerTables> peer_tables(PeerLink& link, const RowTable& ta
   return table.at_peers;
 }
 
+/// Whether a cast copies the rows that stay on the caller's stream, with all multiprocessors, as
+/// its push has few blocks. One that attention runs beside at once leaves them to the push.
+bool copies_own(const PeerState& state, const RowTable& table, const RowMove& move) {
+  return state.beside != nullptr && !move.is_deferred && !move.is_without_own && !table.own.empty();
+}
+
 /// Bytes from the first row of tensors that lie side by side, of `row_bytes` in all, to the end of
 /// the last one; what lies between them is counted.
 std::int64_t rows_extent(const TensorView& first, std::int64_t row_bytes) {
@@ -241,11 +247,12 @@ PeerMove::PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, cons
       row_bytes_(static_cast<std::int64_t>(wire_row_bytes(to_, wire_types_))),
       start_(stream) {
   const DeviceScope scope(link_.device());
-  if (is_reduce(kind_) || !is_placed()) {
+  const bool is_on_wire = is_reduce(kind_) || !is_placed();
+  if (is_on_wire || copies_own(*state_, table, move)) {
     tasks_ = state_->memory->tasks_of(table, stream);
     on_device_ = table.on_device[link_.device()];
-    on_wire_ = tasks_on_wire(*tables_, is_reduce(kind_));
   }
+  if (is_on_wire) on_wire_ = tasks_on_wire(*tables_, is_reduce(kind_));
   const bool is_pass = !link_.is_in_pass();
   const PassStart start = own_pass(move);
   if (is_pass) link_.check_pass(start, queue_of(start_));
@@ -304,13 +311,15 @@ void PeerMove::push_in_place(const RowMove& move) {
   for (DeviceRows& rows : to) rows.data -= begin;
   const PeerPlaces& places = tables_->places;
   const std::uint64_t own_source = std::uint64_t{1} << link_.rank();
-  arrival_ = {.sources = places.cast_sources & ~(move.is_without_own ? own_source : 0),
+  const bool is_pushing_own = !move.is_without_own && tasks_.own.empty();
+  arrival_ = {.sources = places.cast_sources & ~(is_pushing_own ? 0 : own_source),
               .data = static_cast<std::byte*>(to_[0].data),
               .size_bytes = rows_extent(to_[0], row_bytes_)};
-  const std::int32_t num_left_out = move.is_without_own ? places.num_own_tasks : 0;
+  const std::int32_t num_left_out = is_pushing_own ? 0 : places.num_own_tasks;
   const std::span<const PushTask> tasks = tables_->to_rows.get();
   push(move, tasks.first(tasks.size() - static_cast<std::size_t>(num_left_out)),
        places.num_own_tasks - num_left_out, to);
+  state_->memory->copy({move.from}, {to_}, tasks_.own, start_);
 }
 
 void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
@@ -465,8 +474,11 @@ class PeerExchanger final : public RowExchanger {
 
   void prepare(const RowTable& table, ExchangeKind kind, const EveryonesRows& everyone) override {
     const auto tables = peer_tables(*state_->link, table, everyone);
-    if (!is_reduce(kind)) return;  // rows of a cast land in place
     const DeviceScope scope(state_->link->device());
+    if (!is_reduce(kind)) {  // rows of a cast land in place
+      if (copies_own(*state_, table, {})) state_->memory->tasks_of(table, nullptr);
+      return;
+    }
     state_->memory->tasks_of(table, nullptr);
     tasks_on_wire(*tables, true);
   }
