@@ -68,6 +68,9 @@ constexpr double kMostNs = 0x1p50;
 
 double whole_ns(double seconds) { return std::round(std::min(seconds * 1e9, kMostNs)); }
 
+/// Sums of narrower types are float32.
+double sum_bytes_of(const PlanConfig& config) { return std::max(config.element_bytes, 4); }
+
 /// Bytes of a row for one kv head. Queries have a group of heads for each.
 double row_bytes(const PlanConfig& config, Role role, bool is_backward) {
   const double qk = config.head_dim_qk;
@@ -75,17 +78,89 @@ double row_bytes(const PlanConfig& config, Role role, bool is_backward) {
   const std::int32_t group = config.num_heads_q / config.num_heads_kv;
   switch (role) {
     case Role::KeysValues:
-    case Role::KeyGradients:
       return (qk + v) * config.element_bytes;
+    case Role::KeyGradients:  // parts travel as they are summed
+      return (qk + v) * sum_bytes_of(config);
     case Role::Queries:  // back with out and its gradient
       return group * (is_backward ? qk + 2 * v : qk) * config.element_bytes;
     case Role::Results:
-      return group * v * config.element_bytes;
+      return group * v * sum_bytes_of(config);
     case Role::QueryGradients:
-      return group * qk * config.element_bytes;
+      return group * qk * sum_bytes_of(config);
   }
   return 0.0;
 }
+
+/// What a rank reads and writes besides attention, where some rank attends more than once.
+class SumCheck {
+ public:
+  SumCheck(const Plan& plan, std::size_t rank, bool is_backward, std::int64_t rows_back)
+      : config_(plan.config),
+        own_(plan.ranks[rank]),
+        sum_(sum_bytes_of(plan.config)),
+        key_(plan.config.head_dim_qk + plan.config.head_dim_v),
+        is_backward_(is_backward) {
+    const std::int32_t group = config_.num_heads_q / config_.num_heads_kv;
+    query_ = static_cast<double>(group) * (is_backward ? config_.head_dim_qk : config_.head_dim_v);
+    const auto writes = [](const Attend& a) { return a.q_segment == 0 && !a.slices.empty(); };
+    is_summed_ = rows_back > 0 || std::ranges::count_if(own_.attends, writes) > 1;
+  }
+
+  double of_attend(std::size_t index) const {
+    const Attend& attend = own_.attends[index];
+    const bool is_narrow = config_.element_bytes < sum_;
+    double bytes = 0.0;
+    if (attend.is_merging) {
+      bytes = 2.0 * sum_ * span(attend, true) * attend.heads.size() * query_;
+    } else if (is_narrow && (attend.q_segment > 0 || is_summed_)) {
+      const double element = attend.q_segment > 0 ? sum_ - config_.element_bytes : 2.0 * sum_;
+      bytes = element * rows(own_.q, attend.q_segment) * attend.heads.size() * query_;
+    }
+    if (!is_backward_) return bytes;
+    bool is_adding = false;
+    for (std::size_t a = 0; a < index; ++a) {
+      const Attend& before = own_.attends[a];
+      is_adding |=
+          before.k_segment == attend.k_segment && std::max(before.heads.begin, attend.heads.begin) <
+                                                      std::min(before.heads.end, attend.heads.end);
+    }
+    const double head = 2.0 * sum_ * attend.heads.size() * key_;
+    if (is_adding) return bytes + head * span(attend, false);
+    return attend.k_segment == 0 && is_narrow ? bytes + head * rows(own_.k, 0) : bytes;
+  }
+
+  /// `back`: rows that come back; `stay`: those of the exchange that do not leave the rank.
+  double of_exchange(const Exchange& exchange, std::int64_t back, std::int64_t stay) const {
+    const double heads = exchange.heads.size();
+    if (!is_returning(exchange.role)) {
+      return 2.0 * static_cast<double>(stay) * heads *
+             row_bytes(config_, exchange.role, is_backward_);
+    }
+    const bool is_keys = magi::space_of(exchange.role) == Space::Keys;
+    return 3.0 * sum_ * static_cast<double>(back + stay) * heads * (is_keys ? key_ : query_);
+  }
+
+ private:
+  static double rows(const TokenSpace& space, std::int32_t segment) {
+    return space.segments[static_cast<std::size_t>(segment)].num_rows;
+  }
+  /// Rows of an attend's slices, from the first to the last.
+  double span(const Attend& attend, bool is_of_queries) const {
+    std::int32_t begin = kMaxRows, end = 0;
+    for (std::int32_t s = attend.slices.begin; s < attend.slices.end; ++s) {
+      const BandSlice& slice = own_.slices[static_cast<std::size_t>(s)];
+      begin = std::min(begin, is_of_queries ? slice.q0 : slice.k0);
+      end = std::max(end, is_of_queries ? slice.q1 : slice.k1);
+    }
+    return std::max(end - begin, 0);
+  }
+
+  const PlanConfig& config_;
+  const RankPlan& own_;
+  double sum_;
+  double query_ = 0.0, key_;  ///< elements of a row for one kv head
+  bool is_backward_, is_summed_ = false;
+};
 
 /// One pass of one rank, in nanoseconds.
 struct PassEnds {
@@ -98,7 +173,13 @@ struct PassEnds {
 class TimeCheck {
  public:
   TimeCheck(const Plan& plan, const std::vector<SentRows>& sent)
-      : plan_(plan), config_(plan.config), moved_(plan, sent) {}
+      : plan_(plan), config_(plan.config), moved_(plan, sent) {
+    for (const RankPlan& rank : plan.ranks) is_single_ &= rank.attends.size() <= 1;
+    is_whole_ = config_.devices_per_node == 0 || config_.devices_per_node >= config_.num_ranks;
+    for (const Transfer& t : plan.transfers) {
+      if (t.src == t.dst) staying_.push_back(t);
+    }
+  }
 
   PassEnds pass_of(std::size_t rank, bool is_backward) const {
     const RankPlan& own = plan_.ranks[rank];
@@ -109,20 +190,22 @@ class TimeCheck {
     double exchanges = 0.0;
     for (const Step& step : steps) {
       const bool is_attend = step.kind == StepKind::Attend;
-      double begin = is_attend ? pass.attends : exchanges;
+      double awaited = 0.0;
       for (const std::int32_t before : step.after) {
-        if (before >= 0) begin = std::max(begin, ends[static_cast<std::size_t>(before)]);
+        if (before >= 0) awaited = std::max(awaited, ends[static_cast<std::size_t>(before)]);
       }
       const auto index = static_cast<std::size_t>(step.index);
+      const double took = is_attend ? whole_attend_ns(rank, index, is_backward)
+                                    : whole_exchange_ns(rank, index, is_backward);
+      if (is_single_ && is_whole_) awaited -= hidden_ns(own, step, took, is_backward);
+      const double end = std::max(awaited, is_attend ? pass.attends : exchanges) + took;
+      ends.push_back(end);
       if (is_attend) {
-        const double took = attend_ns(own, own.attends[index], is_backward);
         pass.attending += took;
-        ends.push_back(pass.attends = begin + took);
+        pass.attends = end;
       } else {
-        const Exchange& exchange = plan_.exchanges[index];
-        const auto number = static_cast<std::int32_t>(rank);
-        ends.push_back(exchanges = begin + exchange_ns(number, exchange, is_backward));
-        if (is_returning(exchange.role)) pass.returns = std::max(pass.returns, exchanges);
+        exchanges = end;
+        if (is_returning(plan_.exchanges[index].role)) pass.returns = std::max(pass.returns, end);
       }
     }
     pass.all = std::max(exchanges, pass.attends);
@@ -130,6 +213,84 @@ class TimeCheck {
   }
 
  private:
+  double launches_ns(std::int32_t count) const {
+    return count * whole_ns(config_.cost.seconds_per_launch);
+  }
+  double memory_ns(double bytes) const {
+    return whole_ns(bytes / config_.cost.memory_bytes_per_second);
+  }
+
+  std::int64_t rows_staying(std::size_t rank, const Exchange& exchange) const {
+    std::int64_t rows = 0;
+    for (const Transfer& t : staying_) {
+      const bool is_of_it = static_cast<std::size_t>(t.dst) == rank &&
+                            t.space == magi::space_of(exchange.role) &&
+                            t.dst_segment == exchange.segment;
+      rows += is_of_it ? t.num_rows : 0;
+    }
+    return rows;
+  }
+  /// Rows that come back to their owner.
+  std::int64_t rows_back(std::size_t rank, const Exchange& exchange) const {
+    std::int64_t rows = 0;
+    for (const Moved& moved : moved_.of(static_cast<std::int32_t>(rank), exchange)) {
+      rows += moved.rows[1];
+    }
+    return rows;
+  }
+  SumCheck sums_of(std::size_t rank, bool is_backward) const {
+    std::int64_t results = 0;
+    for (const Exchange& exchange : plan_.exchanges) {
+      if (exchange.role == Role::Results) results += rows_back(rank, exchange);
+    }
+    return {plan_, rank, is_backward, results};
+  }
+
+  double whole_attend_ns(std::size_t rank, std::size_t index, bool is_backward) const {
+    const RankPlan& own = plan_.ranks[rank];
+    const double work = attend_ns(own, own.attends[index], is_backward);
+    if (is_single_) return work;
+    double more = memory_ns(sums_of(rank, is_backward).of_attend(index));
+    const auto sees = [](const Attend& attend) { return !attend.slices.empty(); };
+    const auto first = own.attends.begin();
+    if (sees(own.attends[index]) &&
+        std::any_of(first, first + static_cast<std::ptrdiff_t>(index), sees)) {
+      more += launches_ns(is_backward ? 10 : 1) +
+              std::min(std::floor(work / 3.0), launches_ns(is_backward ? 15 : 8));
+    }
+    return work + more;
+  }
+  double whole_exchange_ns(std::size_t rank, std::size_t index, bool is_backward) const {
+    const Exchange& exchange = plan_.exchanges[index];
+    const double travel = exchange_ns(static_cast<std::int32_t>(rank), exchange, is_backward);
+    if (is_single_) return travel;
+    const double bytes =
+        sums_of(rank, is_backward)
+            .of_exchange(exchange, rows_back(rank, exchange), rows_staying(rank, exchange));
+    return travel + memory_ns(bytes) + launches_ns(2);
+  }
+
+  /// Of a rank's one attend, which takes keys as they come, in two parts; in the backward of the
+  /// gradients that leave it from its middle on.
+  double hidden_ns(const RankPlan& own, const Step& step, double took, bool is_backward) const {
+    if (step.kind == StepKind::Exchange) {
+      const std::vector<Step>& steps = is_backward ? own.backward : own.forward;
+      const bool is_behind_attend =
+          step.after[0] >= 0 &&
+          steps[static_cast<std::size_t>(step.after[0])].kind == StepKind::Attend;
+      if (!is_behind_attend) return 0.0;
+      return std::min(std::floor(attend_ns(own, own.attends[0], is_backward) / 2.0), took);
+    }
+    if (is_backward) return 0.0;
+    RankPlan coming{.slices = own.slices};
+    const std::int32_t begin = own.k.segments[0].num_rows;
+    for (BandSlice& slice : coming.slices) {
+      slice = slice.k1 > begin ? cut_k(slice, {begin, slice.k1}) : BandSlice{};
+    }
+    const double last = attend_ns(coming, own.attends[0], false) - launches_ns(1);
+    return took - std::floor(std::max(last, 0.0) / 2.0);
+  }
+
   double attend_ns(const RankPlan& own, const Attend& attend, bool is_backward) const {
     std::uint64_t pairs = 0;
     for (std::int32_t s = attend.slices.begin; s < attend.slices.end; ++s) {
@@ -165,6 +326,9 @@ class TimeCheck {
   const Plan& plan_;
   const PlanConfig& config_;
   MovedRowsOfRanks moved_;
+  std::vector<Transfer> staying_;  ///< on their rank
+  bool is_single_ = true;          ///< no rank attends more than once
+  bool is_whole_ = true;           ///< one node
 };
 
 }  // namespace

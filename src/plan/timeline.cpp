@@ -8,6 +8,7 @@
 
 #include "plan/stages.hpp"
 #include "plan/steps.hpp"
+#include "plan/sum_bytes.hpp"
 
 namespace magi::planner {
 namespace {
@@ -16,6 +17,28 @@ constexpr std::int32_t kMaxChosenDegree = 8;
 
 /// What merging costs per element of out: it is float32, written, read, written and rounded.
 constexpr std::int64_t kMergeBytes = 16;
+
+/// What an attend that is not its rank's first takes besides its work: kernels in front of it and
+/// behind it, and the beginning and the end of its own, at which few multiprocessors work. The
+/// latter are a third of the work of a short attend, and so many launches at most. Of eight stages
+/// of one causal document on two H200 each takes 45 us more than an eighth of one attend in the
+/// forward, and 130 us in the backward.
+struct FurtherAttend {
+  std::int32_t launches, most_idle_launches;
+};
+constexpr FurtherAttend kForward{1, 8};
+constexpr FurtherAttend kBackward{10, 15};
+constexpr std::int64_t kIdlePart = 3;  ///< one in so many
+/// An exchange beside attends is kernels and events of its own.
+constexpr std::int32_t kLaunchesOfExchange = 2;
+/// q, k, v, out and lse are copied as flat rows and back; then these, dout and three gradients.
+constexpr std::int32_t kFlatCopies = 5;
+constexpr std::int32_t kBackwardFlatCopies = 9;
+
+/// Keys that come to a rank's one attend arrive in so many parts, one after the other, at which it
+/// works while the next is under way; gradients leave it from its middle on, on average.
+constexpr std::int64_t kArrivalParts = 2;
+constexpr std::int64_t kReturningPart = 2;
 
 /// Two weeks: no step takes longer, and sums over all steps stay far inside int64.
 constexpr double kMostNs = 0x1p50;
@@ -47,16 +70,23 @@ struct Rates {
            to_ns(config.cost.seconds_per_launch, 1.0);
   }
 
+  /// What is left of the attend once the last keys have come, of `area` pairs of such keys.
+  std::int64_t last_part_ns(std::int64_t area) const {
+    return to_ns(static_cast<double>(area) * flops_per_pair, flops_per_second) / kArrivalParts;
+  }
+
   /// A merge into `rows` rows of earlier results, of all heads.
   std::int64_t merge_ns(std::int64_t rows) const {
     const std::int64_t row = std::int64_t{config.num_heads_q} * config.head_dim_v;
-    return to_ns(static_cast<double>(rows * row * kMergeBytes),
-                 config.cost.memory_bytes_per_second);
+    return memory_ns(rows * row * kMergeBytes);
+  }
+  /// Bytes that a rank reads and writes in its own memory.
+  std::int64_t memory_ns(std::int64_t bytes) const {
+    return to_ns(static_cast<double>(bytes), config.cost.memory_bytes_per_second);
   }
   /// A copy of `rows` rows of K and V.
   std::int64_t copy_ns(std::int64_t rows) const {
-    return to_ns(static_cast<double>(2 * rows * bytes_per_row(config)),
-                 config.cost.memory_bytes_per_second);
+    return memory_ns(2 * rows * bytes_per_row(config));
   }
 
   /// `row_bytes` is that of the whole.
@@ -84,20 +114,23 @@ Rates rates_of(const PlanConfig& config, bool is_backward) {
           is_backward ? config.cost.backward_flops_per_second : config.cost.flops_per_second};
 }
 
-/// Walks the steps of one rank; duration_ns(step) tells how long a step takes.
-template <typename Duration>
-void walk(std::span<const Step> steps, Duration&& duration_ns, PassTimes& times) {
+/// Walks the steps of one rank; duration_ns(step) tells how long a step takes, and hidden_ns(step,
+/// duration) how much of that may pass while what it waits for is under way.
+template <typename Duration, typename Hidden>
+void walk(std::span<const Step> steps, Duration&& duration_ns, Hidden&& hidden_ns,
+          PassTimes& times) {
   times.steps.clear();
   times.attending_ns = 0;
   std::array<std::int64_t, 2> line_ns{0, 0};  // by StepKind: when the line is free
   for (const Step& step : steps) {
     std::int64_t& free_ns = line_ns[static_cast<std::size_t>(step.kind)];
-    StepTime time{.begin_ns = free_ns};
+    const std::int64_t duration = duration_ns(step);
+    std::int64_t awaited_ns = 0;
     for (const std::int32_t before : step.after) {
       if (before < 0) continue;
-      time.begin_ns = std::max(time.begin_ns, times.steps[static_cast<std::size_t>(before)].end_ns);
+      awaited_ns = std::max(awaited_ns, times.steps[static_cast<std::size_t>(before)].end_ns);
     }
-    const std::int64_t duration = duration_ns(step);
+    StepTime time{.begin_ns = std::max(free_ns, awaited_ns - hidden_ns(step, duration))};
     time.end_ns = time.begin_ns + duration;
     if (step.kind == StepKind::Attend) times.attending_ns += duration;
     free_ns = time.end_ns;
@@ -107,8 +140,59 @@ void walk(std::span<const Step> steps, Duration&& duration_ns, PassTimes& times)
   times.end_ns = std::max(line_ns[0], line_ns[1]);
 }
 
-PassTimes times_of_rank(const Plan& plan, std::int32_t rank, const PlanLoads& loads,
-                        bool is_backward) {
+/// Bytes of a row on its way. Parts of results and gradients travel as they are summed.
+std::int64_t travelling_bytes(const Plan& plan, const Exchange& exchange, bool is_backward) {
+  const std::int64_t bytes = bytes_per_row(plan.config, exchange, is_backward);
+  if (!is_returning(exchange.role)) return bytes;
+  return bytes / plan.config.element_bytes * sum_element_bytes(plan.config);
+}
+
+/// Of `area` pairs of a rank's one attend, those whose keys other ranks own; its segment begins
+/// with own ones.
+std::int64_t remote_area(const RankPlan& rank, std::int64_t area) {
+  const std::int32_t own_rows = rank.k.segments.front().num_rows;
+  const Range slices = rank.attends.front().slices;
+  for (std::int32_t s = slices.begin; s < slices.end; ++s) {
+    const BandSlice own = cut_k(rank.slices[static_cast<std::size_t>(s)], {0, own_rows});
+    if (own.k0 < own.k1) area -= magi::area(own);
+  }
+  return area;
+}
+
+/// Whether an attend sees keys, and one before it does.
+bool is_further_work(const std::vector<Attend>& attends, std::int32_t index) {
+  const auto sees = [](const Attend& attend) { return !attend.slices.empty(); };
+  const auto end = attends.begin() + index;
+  return sees(*end) && std::any_of(attends.begin(), end, sees);
+}
+
+/// What all ranks of a plan have in common in one pass.
+struct PassRules {
+  const Plan& plan;
+  const PlanLoads& loads;
+  bool is_backward;
+  bool is_single;
+
+  std::int64_t launches_ns(std::int64_t count) const {
+    return count * to_ns(plan.config.cost.seconds_per_launch, 1.0);
+  }
+  std::int64_t exchange_ns() const { return is_single ? 0 : launches_ns(kLaunchesOfExchange); }
+  /// Whether attends take keys as they come and write gradients at their owners. Between nodes
+  /// nothing tells what has come.
+  bool is_overlapping() const { return is_single && !has_nodes(plan.config); }
+  /// Of an attend of a rank whose work takes `work_ns`.
+  std::int64_t attend_ns(const RankPlan& rank, std::int32_t attend, std::int64_t work_ns) const {
+    if (!is_further_work(rank.attends, attend)) return 0;
+    const FurtherAttend& further = is_backward ? kBackward : kForward;
+    return launches_ns(further.launches) +
+           std::min(work_ns / kIdlePart, launches_ns(further.most_idle_launches));
+  }
+};
+
+PassTimes times_of_rank(const PassRules& rules, std::int32_t rank, const SumBytes& sums) {
+  const Plan& plan = rules.plan;
+  const PlanLoads& loads = rules.loads;
+  const bool is_backward = rules.is_backward;
   const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
   const Rates rates = rates_of(plan.config, is_backward);
   const std::vector<Step>& steps = is_backward ? own.backward : own.forward;
@@ -119,12 +203,28 @@ PassTimes times_of_rank(const Plan& plan, std::int32_t rank, const PlanLoads& lo
       [&](const Step& step) {
         const auto index = static_cast<std::size_t>(step.index);
         if (step.kind == StepKind::Attend) {
-          return rates.attend_ns(loads.area(rank, step.index),
-                                 {own.attends[index].heads.size(), plan.config.num_heads_kv});
+          const std::int64_t work_ns =
+              rates.attend_ns(loads.area(rank, step.index),
+                              {own.attends[index].heads.size(), plan.config.num_heads_kv});
+          return work_ns + rates.memory_ns(sums.of_attend(step.index)) +
+                 rules.attend_ns(own, step.index, work_ns);
         }
         const Exchange& exchange = plan.exchanges[index];
         return rates.exchange_ns(loads.traffic(rank, space_of(exchange.role), exchange.segment),
-                                 bytes_per_row(plan.config, exchange, is_backward), {});
+                                 travelling_bytes(plan, exchange, is_backward), {}) +
+               rates.memory_ns(sums.of_exchange(step.index)) + rules.exchange_ns();
+      },
+      [&](const Step& step, std::int64_t duration) -> std::int64_t {
+        if (!rules.is_overlapping()) return 0;
+        if (step.kind == StepKind::Attend) {
+          return is_backward ? 0
+                             : duration - rates.last_part_ns(remote_area(own, loads.area(rank, 0)));
+        }
+        if (step.after[0] < 0) return 0;
+        const auto before = static_cast<std::size_t>(step.after[0]);
+        if (steps[before].kind != StepKind::Attend) return 0;
+        const StepTime& attend = times.steps[before];
+        return std::min((attend.end_ns - attend.begin_ns) / kReturningPart, duration);
       },
       times);
   for (std::size_t i = 0; i < steps.size(); ++i) {
@@ -136,19 +236,24 @@ PassTimes times_of_rank(const Plan& plan, std::int32_t rank, const PlanLoads& lo
   return times;
 }
 
-/// The forward of the slowest rank with overlap degree 0: all keys are gathered, then attended to.
+/// The forward of the slowest rank with overlap degree 0: one attend of all keys, which takes them
+/// as they come or, between nodes, once they are gathered beside copies of own ones.
 std::int64_t gathered_ns(const Plan& single, const PlanLoads& loads, const Rates& rates) {
   std::int64_t slowest_ns = 0;
   for (std::size_t r = 0; r < single.ranks.size(); ++r) {
     const auto rank = static_cast<std::int32_t>(r);
     const std::int64_t exchange =
         rates.exchange_ns(loads.traffic(rank, Space::Keys, 1), bytes_per_row(single.config), {});
-    const std::int64_t copy = rates.copy_ns(single.placement_k.rows_of(rank));
     std::int64_t area = 0;
     for (std::size_t a = 0; a < single.ranks[r].attends.size(); ++a) {
       area += loads.area(rank, static_cast<std::int32_t>(a));
     }
-    slowest_ns = std::max(slowest_ns, exchange + copy + rates.attend_ns(area, {}));
+    const std::int64_t attend = rates.attend_ns(area, {});
+    const std::int64_t gathered =
+        has_nodes(single.config)
+            ? exchange + rates.copy_ns(single.placement_k.rows_of(rank)) + attend
+            : std::max(attend, exchange + rates.last_part_ns(area - loads.area(rank, 0)));
+    slowest_ns = std::max(slowest_ns, gathered);
   }
   return slowest_ns;
 }
@@ -170,10 +275,19 @@ std::vector<Step> steps_in_parts(std::int32_t num_parts) {
 std::vector<PassTimes> predict_times(const Plan& plan, const PlanLoads& loads, bool is_backward) {
   std::vector<PassTimes> times;
   times.reserve(plan.ranks.size());
+  const PassRules rules{plan, loads, is_backward, is_single_attend(plan)};
+  const std::vector<SumBytes> sums = sum_bytes(plan, loads, is_backward);
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
-    times.push_back(times_of_rank(plan, static_cast<std::int32_t>(r), loads, is_backward));
+    times.push_back(times_of_rank(rules, static_cast<std::int32_t>(r), sums[r]));
   }
   return times;
+}
+
+std::int64_t flat_copies_ns(const Plan& plan, bool is_backward) {
+  if (plan.num_head_shares == 1) return 0;
+  const std::int32_t launches = is_backward ? kBackwardFlatCopies : kFlatCopies;
+  return to_ns(plan.config.cost.seconds_per_launch * launches, 1.0) +
+         rates_of(plan.config, is_backward).memory_ns(flat_copy_bytes(plan, is_backward));
 }
 
 PlanTimes predict_plan(const Plan& plan, const PlanLoads& loads) {
@@ -185,6 +299,8 @@ PlanTimes predict_plan(const Plan& plan, const PlanLoads& loads) {
   for (const PassTimes& times : predict_times(plan, loads, true)) {
     slowest.backward_ns = std::max(slowest.backward_ns, times.end_ns);
   }
+  slowest.forward_ns += flat_copies_ns(plan, false);
+  slowest.backward_ns += flat_copies_ns(plan, true);
   return slowest;
 }
 
@@ -214,7 +330,7 @@ std::int32_t choose_degree(const Plan& single, const PlanLoads& loads, const Nee
             return step.index == 0 ? rates.attend_ns(loads.area(rank, 0), {})
                                    : rates.attend_ns(loads.area(rank, 1), {1, parts});
           },
-          times);
+          [](const Step&, std::int64_t) { return std::int64_t{0}; }, times);
       const std::int64_t merge =
           loads.area(rank, 1) > 0 ? rates.merge_ns(single.placement_q.rows_of(rank)) : 0;
       slowest_ns = std::max(slowest_ns, times.attends_end_ns + merge);

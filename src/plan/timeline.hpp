@@ -31,16 +31,20 @@ struct PassTimes {
 /// and receives, at bytes_per_second, and seconds_per_transfer per peer; between nodes at the
 /// network's rates beside that, and what is handed on in the node behind both), its attends on
 /// another (at the flop rate of the pass, and seconds_per_launch); each begins once the steps that
-/// it waits for have ended. Ranks are predicted apart from each other.
+/// it waits for have ended. Where some rank attends more than once, steps also take what their sums
+/// read and write (sum_bytes, at memory_bytes_per_second) and some launches, and parts travel as
+/// wide as they are summed. Ranks are predicted apart from each other.
 std::vector<PassTimes> predict_times(const Plan& plan, const PlanLoads& loads, bool is_backward);
 
-/// Both passes of the slowest rank.
+/// Both passes of the slowest rank, with the copies of its tensors in flat rows.
 struct PlanTimes {
   std::int64_t forward_ns = 0;  ///< up to the last attend or the last result that came back
   std::int64_t backward_ns = 0;
   std::int64_t busiest_ns = 0;  ///< attends of a forward of the rank that attends longest
 };
 PlanTimes predict_plan(const Plan& plan, const PlanLoads& loads);
+/// What those copies are of it; 0 for a plan of one share of the heads.
+std::int64_t flat_copies_ns(const Plan& plan, bool is_backward);
 
 /// The degree of 0..8 with the least predicted forward time (the smallest such), from a plan with
 /// one remote stage, which more stages would share equally. Beside the steps' times it counts what

@@ -50,7 +50,7 @@ PlanLoads plan_moves(const Layout& layout_q, const Layout& layout_k, Plan& plan)
     build_work({layout_q, layout_k, pieces, degree, false}, plan);
     choose_hops(plan);
   };
-  return build_asked_for(plan, build, {1, 2, 4, 8});
+  return build_asked_for(plan, build, {0, 1, 2, 4, 8});
 }
 
 }  // namespace magi::planner

@@ -214,7 +214,7 @@ TEST(TimelinePicture, ShowsStagesAndTimes) {
   const std::string picture = timeline_picture(small_plan(), "timeline");
   EXPECT_EQ(testing::xml_fault(picture), "");
   // 16 rows x 1 head x (8 + 8) elements x 4 bytes.
-  EXPECT_TRUE(has(picture, "exchange of stage 2: 2 us to 4.01 us, 1,024 bytes in")) << picture;
+  EXPECT_TRUE(has(picture, "exchange of stage 2: 12 us to 24 us, 1,024 bytes in")) << picture;
   EXPECT_TRUE(has(picture, "attention of stage 1: "));
   EXPECT_TRUE(has(picture, ", 320 pairs times heads"));
   EXPECT_TRUE(has(picture, "3 stages"));

@@ -139,15 +139,21 @@ TEST(PredictedTime, StaysFiniteForTheSlowestMachineAllowed) {
   EXPECT_GE(report.exposed_comm_seconds, 0.0);
 }
 
-TEST(PredictedTime, DegreeZeroWaitsForEverything) {
+TEST(PredictedTime, DegreeZeroHidesWhatComesInANode) {
   PlanConfig config = config_of(4);
   config.cost.bytes_per_second = 1e9;
   config.overlap_degree = 0;
-  const Plan serial = make_plan(causal(4096), config);
+  const PlanReport coming = make_plan(causal(4096), config).report;
+  config.cost.network_bytes_per_second = 1e9;
+  config.devices_per_node = 1;
+  const PlanReport waiting = make_plan(causal(4096), config).report;
+  config.devices_per_node = 0;
   config.overlap_degree = 1;
-  const Plan overlapped = make_plan(causal(4096), config);
-  EXPECT_GE(serial.report.exposed_comm_seconds, overlapped.report.exposed_comm_seconds);
-  EXPECT_GT(serial.report.exposed_comm_seconds, 0.0);
+  const PlanReport staged = make_plan(causal(4096), config).report;
+  EXPECT_LT(coming.forward_seconds, staged.forward_seconds);
+  EXPECT_LT(coming.backward_seconds, staged.backward_seconds);
+  EXPECT_GT(coming.exposed_comm_seconds, 0.0);
+  EXPECT_GE(waiting.exposed_comm_seconds, staged.exposed_comm_seconds);
 }
 
 TEST(PredictedTime, TheChosenDegreeIsTheBestOfAllByItsOwnForecast) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "plan/plan_support.hpp"
 
@@ -22,6 +23,7 @@ Plan staged_plan() {
   config.cost = {.flops_per_second = 1e9,
                  .backward_flops_per_second = 1e9,
                  .bytes_per_second = 1e9,
+                 .memory_bytes_per_second = 1e9,
                  .seconds_per_transfer = 2e-6,
                  .seconds_per_launch = 5e-6};
   const Mask mask{64, 64, {band_slice({0, 64}, {0, 64}, MaskType::Causal)}};
@@ -72,8 +74,9 @@ TEST(Timeline, DurationsAreThoseOfTheCostModel) {
   const PlanLoads loads(plan);
   const PassTimes idle = predict_times(plan, loads, false)[0];
   const PassTimes busy = predict_times(plan, loads, false)[1];
-  // 32 rows x 1 head x (8 + 8) elements x 4 bytes at 1 GB/s, and 2 us for the peer.
-  const std::int64_t exchange_ns = 32 * 16 * 4 + 2000;
+  // 32 rows x 1 head x (8 + 8) elements x 4 bytes at 1 GB/s, 2 us for the peer, and two launches,
+  // as rank 1 attends more than once.
+  const std::int64_t exchange_ns = 32 * 16 * 4 + 2000 + 2 * 5000;
   EXPECT_EQ(loads.rows_in(1, plan.exchanges[0]), 32);
   EXPECT_EQ(loads.rows_out(1, plan.exchanges[0]), 0);
   EXPECT_EQ(loads.rows_in(0, plan.exchanges[2]), 32);
@@ -82,11 +85,51 @@ TEST(Timeline, DurationsAreThoseOfTheCostModel) {
   EXPECT_EQ(busy.steps[1].end_ns, 2 * exchange_ns);
   // 528 pairs x 4 query heads x 2 x (8 + 8) flops at 1 Gflop/s, and 5 us for the launch.
   EXPECT_EQ(busy.steps[2].end_ns, 528 * 4 * 32 + 5000);
-  // 1024 pairs x 2 query heads for each kv head.
-  EXPECT_EQ(busy.steps[3].end_ns - busy.steps[3].begin_ns, 1024 * 2 * 32 + 5000);
+  // 1024 pairs x 2 query heads for each kv head, merged into 32 rows x 2 heads x 8 x 4 bytes; a
+  // launch and a third more, as it is not the first.
+  constexpr std::int64_t kWork = 1024 * 2 * 32 + 5000;
+  EXPECT_EQ(busy.steps[3].end_ns - busy.steps[3].begin_ns,
+            kWork + 2 * 32 * 2 * 8 * 4 + 5000 + kWork / 3);
   // A rank that only sends waits for nothing.
   EXPECT_EQ(idle.steps[1].end_ns, 2 * exchange_ns);
   EXPECT_EQ(idle.steps[2].begin_ns, 0);
+}
+
+TEST(Timeline, TheOneAttendOfARankTakesKeysAsTheyCome) {
+  PlanConfig config{.num_ranks = 2,
+                    .num_heads_q = 1,
+                    .num_heads_kv = 1,
+                    .head_dim_qk = 8,
+                    .head_dim_v = 8,
+                    .element_bytes = 4,
+                    .overlap_degree = 0};
+  config.cost = {.flops_per_second = 1e9,
+                 .backward_flops_per_second = 1e9,
+                 .bytes_per_second = 1e9,
+                 .seconds_per_transfer = 0,
+                 .seconds_per_launch = 0};
+  const Mask mask{64, 64, {band_slice({0, 64}, {0, 64}, MaskType::Full)}};
+  const Placement placement = placement_from_chunks(64, 32, 2, {0, 1});
+  const auto ends = [&](double bytes_per_second, bool is_backward) {
+    config.cost.bytes_per_second = bytes_per_second;
+    const Plan plan = make_plan_on(mask, config, placement, placement);
+    const std::vector<StepTime> steps = predict_times(plan, PlanLoads(plan), is_backward)[0].steps;
+    return std::pair(steps[1].end_ns, steps.back().end_ns);
+  };
+  constexpr std::int64_t kBytes = 32 * 16 * 4;
+  constexpr std::int64_t kForward = 32 * 64 * 2 * 16;  // ns, half of it of keys that come
+  constexpr std::int64_t kBackward = 32 * 64 * 2 * 5 * 8;
+  // Keys that come early enough cost nothing; else half of what reads them is behind the last.
+  EXPECT_EQ(ends(1e9, false).first, kForward);
+  EXPECT_EQ(ends(1e7, false).first, 100 * kBytes + kForward / 4);
+  // The backward waits for keys; gradients leave from its middle on.
+  EXPECT_EQ(ends(1e9, true), std::pair(kBytes + kBackward, kBytes + kBackward));
+  EXPECT_EQ(ends(1e7, true),
+            std::pair(100 * kBytes + kBackward, 200 * kBytes + kBackward - kBackward / 2));
+  config.devices_per_node = 1;
+  config.cost.network_bytes_per_second = 1e9;
+  config.cost.network_seconds_per_transfer = 0;
+  EXPECT_EQ(ends(1e9, false).first, kBytes + kForward);
 }
 
 TEST(Timeline, EndsWhenTheReportSays) {
@@ -158,11 +201,12 @@ TEST(Timeline, RowsBetweenNodesTakeTheNetworkAndAreHandedOnBehindIt) {
   const auto exchange_ns = [](const Plan& plan) {
     return predict_times(plan, PlanLoads(plan), false)[0].steps[0].end_ns;
   };
-  EXPECT_EQ(exchange_ns(node_plan(0)), 3 * kRun + 3'000);
+  constexpr std::int64_t kLaunches = 10'000;
+  EXPECT_EQ(exchange_ns(node_plan(0)), 3 * kRun + 3'000 + kLaunches);
   // One run crosses, beside one of the node; then the other rank's run is handed on.
-  EXPECT_EQ(exchange_ns(node_plan(2)), 10 * kRun + 3'000 + kRun + 1'000);
+  EXPECT_EQ(exchange_ns(node_plan(2)), 10 * kRun + 3'000 + kRun + 1'000 + kLaunches);
   // Straight, two runs cross.
-  EXPECT_EQ(exchange_ns(node_plan(1)), 30 * kRun + 9'000);
+  EXPECT_EQ(exchange_ns(node_plan(1)), 30 * kRun + 9'000 + kLaunches);
 }
 
 }  // namespace
