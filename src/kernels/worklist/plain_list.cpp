@@ -144,7 +144,7 @@ PlainRule plain_rule(const BackwardProblem& problem, const BackwardTileShape& sh
           .groups = problem.heads_q / problem.heads_kv / packed_heads,
           .overhead = shape.overhead,
           .may_be_uneven = problem.dim_qk + problem.dim_v > SchedulePolicy{}.even_head_dims,
-          .even_heads = problem.heads_q > problem.heads_kv ? sharing : 1};
+          .even_heads = problem.heads_q > problem.heads_kv ? sharing : 0};
 }
 
 std::int32_t plain_packed_heads(std::int32_t heads_per_kv) {

@@ -17,10 +17,11 @@ inline constexpr std::int32_t kMaxPlainSteps = 1 << 30;
 struct PlainRule {
   std::int32_t num_ctas = 1;
   std::int32_t heads_kv = 1;
-  std::int32_t groups = 1;      ///< head groups of a kv head
-  std::int32_t overhead = 0;    ///< cost of an item besides its steps
-  bool may_be_uneven = true;    ///< see SchedulePolicy::even_head_dims
-  std::int32_t even_heads = 1;  ///< kv heads of a section of an even list, at least
+  std::int32_t groups = 1;    ///< head groups of a kv head
+  std::int32_t overhead = 0;  ///< cost of an item besides its steps
+  bool may_be_uneven = true;  ///< see SchedulePolicy::even_head_dims
+  /// kv heads of a section of an even list, at least; 0: as many as let every CTA begin.
+  std::int32_t even_heads = 0;
 };
 
 /// Sums over the k tiles of a list.
@@ -41,21 +42,20 @@ MAGI_HOST_DEVICE std::int64_t plain_tail_cost(const PlainRule& rule, std::int64_
   return rule.num_ctas * plain_cost(rule, longest) / kShare;
 }
 
-/// kv heads of a section in front of the tail. CTAs that meet at a sum begin only one and a half
-/// steps apart, in an uneven list, whose CTAs are all over the rows, some three, so that there are
-/// as many heads side by side as give every CTA an item. There are no more in an uneven list.
+/// kv heads of a section in front of the tail. CTAs that meet at a sum begin some three steps apart
+/// in an uneven list, whose CTAs are all over the rows, so that it has just as many heads side by
+/// side as give every CTA an item. An even one has some more, of which none waits.
 /// `num_tiles`, `steps`: of those k tiles.
 MAGI_HOST_DEVICE std::int32_t plain_section_heads(const PlainRule& rule, const PlainSums& all,
                                                   std::int64_t num_tiles, std::int64_t steps) {
   const bool is_uneven = rule.may_be_uneven && 2 * all.longest_steps > 3 * all.steps;
-  const std::int64_t half_steps_apart = is_uneven ? 6 : 3;
-  const std::int64_t chains =
-      half_steps_apart * num_tiles * rule.num_ctas / (2 * (steps * rule.groups + 1)) + 1;
-  std::int64_t least = chains;
+  const std::int64_t items = num_tiles * rule.num_ctas;
+  const std::int64_t half_steps = 2 * (steps * rule.groups + 1);
+  std::int64_t least = 6 * items / half_steps + 1;
   if (!is_uneven) {
     const std::int64_t filling = rule.num_ctas / (num_tiles + 1) + 1;
+    least = rule.even_heads > 0 ? rule.even_heads : 9 * items / half_steps;
     if (filling > least) least = filling;
-    if (rule.even_heads > least) least = rule.even_heads;
   }
   if (least >= rule.heads_kv) return rule.heads_kv;
   auto heads = static_cast<std::int32_t>(least);

@@ -113,22 +113,27 @@ void set_order(Schedule& schedule, const TileCosts& tiles, const Candidate& by,
   schedule.tail_begin = place + static_cast<std::int32_t>(order.end() - coming);
 }
 
-/// Counts the kv heads that a section of an uneven list has at least: one, as what CTAs walk at one
-/// time should be little. In an ordered list, CTAs that meet at a sum can begin only
-/// `chain_distance` steps apart, so as many chains of them lie side by side as give every CTA an
-/// item.
-std::int64_t count_chains(const ScheduleInput& input, const TileSpan& span,
-                          std::span<const std::int32_t> order) {
-  if (!input.tiles.walk.is_ordered) return 1;
-  const SchedulePolicy& policy = input.tiles.policy;
+/// Counts the kv heads that lie side by side where every CTA has an item and those that meet at a
+/// sum begin `distance` steps apart.
+std::int64_t heads_apart(const ScheduleInput& input, const TileSpan& span,
+                         std::span<const std::int32_t> order, const Ratio& distance) {
   std::int64_t steps = 1;
   const auto begin = static_cast<std::size_t>(span.tile_begin);
   for (const std::int32_t tile : order.subspan(begin, static_cast<std::size_t>(span.num_tiles))) {
     steps += input.tiles.steps_of(tile) * span.groups_per_item;
   }
   const std::int64_t ctas = std::int64_t{span.num_tiles} * input.tiles.problem.num_ctas;
-  const std::int64_t chains =
-      policy.chain_distance.numerator * ctas / (policy.chain_distance.denominator * steps) + 1;
+  return distance.numerator * ctas / (distance.denominator * steps);
+}
+
+/// Counts the kv heads of a section of an uneven list: one, as what CTAs walk at one time should be
+/// little. In an ordered list, CTAs that meet at a sum can begin only `chain_distance` steps apart,
+/// so as many chains of them lie side by side as give every CTA an item.
+std::int64_t count_chains(const ScheduleInput& input, const TileSpan& span,
+                          std::span<const std::int32_t> order) {
+  if (!input.tiles.walk.is_ordered) return 1;
+  const SchedulePolicy& policy = input.tiles.policy;
+  const std::int64_t chains = heads_apart(input, span, order, policy.chain_distance) + 1;
   return span.num_splits == 1 ? chains : std::max(chains, policy.split_chains);
 }
 
@@ -147,9 +152,11 @@ std::int64_t count_fitting_heads(const ScheduleInput& input, const TileSpan& spa
   const std::int64_t fitting = std::max(tiles.cached_steps / column_steps, filling);
   const bool is_whole = span.num_splits == 1;
   if (!input.choice.is_deterministic || !is_whole || tiles.walk.is_group_first) return fitting;
-  const std::int64_t sharing =
-      problem.heads_q > problem.heads_kv ? problem.num_ctas / tiles.policy.sharing_ctas : 1;
-  return std::max({fitting, sharing, count_chains(input, span, order)});
+  const SchedulePolicy& policy = tiles.policy;
+  const bool has_groups = problem.heads_q > problem.heads_kv;
+  return std::max(fitting, has_groups
+                               ? problem.num_ctas / policy.sharing_ctas
+                               : heads_apart(input, span, order, policy.even_chain_distance));
 }
 
 std::int32_t count_section_heads(const ScheduleInput& input, const Candidate& by,

@@ -81,6 +81,9 @@ struct SchedulePolicy {
   /// this many CTAs share the rows of each: with fewer, most of what a step loads and adds to comes
   /// from DRAM.
   std::int64_t sharing_ctas = 8;
+  /// Where a kv head has one query head, those lists have so many kv heads side by side that CTAs
+  /// that meet at a sum could begin this many steps apart.
+  Ratio even_chain_distance{9, 2};
   /// An ordered uneven list is nested if its k tiles end so many rows before the last row of their
   /// component, of the rows that they span: a k tile that comes after a longer one waits until that
   /// one, which begins at the end, has come to its rows.

@@ -73,12 +73,12 @@ TEST(BackwardScheduleTest, OrderedListsOfManyHeadsHaveFewSideBySide) {
   };
   EXPECT_EQ(section_heads(mask, 128, 128), 2);
   EXPECT_EQ(section_heads(mask, 256, 128), 16);
-  // k tiles of 16 steps: 132 CTAs that begin one and a half steps apart want 13 chains.
+  // k tiles of 16 steps: 132 CTAs that begin four and a half steps apart want 36 heads.
   const Mask documents{2048,
                        2048,
                        {band_slice({0, 1024}, {0, 1024}, MaskType::Full),
                         band_slice({1024, 2048}, {1024, 2048}, MaskType::Full)}};
-  EXPECT_EQ(section_heads(documents, 128, 128), 13);
+  EXPECT_EQ(section_heads(documents, 128, 128), 36);
 }
 
 TEST(BackwardScheduleTest, TheLastRoundOfWholeItemsIsFilledWithSplits) {

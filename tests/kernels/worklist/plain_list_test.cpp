@@ -96,7 +96,7 @@ TEST(PlainListTest, EvenListsOfManyHeadsHaveFewSideBySide) {
   EXPECT_EQ(section_heads(16384, 63, 63), 3);  // a divisor
   EXPECT_EQ(section_heads(16384, 256, 128), 16);
   EXPECT_EQ(section_heads(16384, 64, 8), 8);
-  EXPECT_EQ(section_heads(1024, 128, 128), 32);  // few k tiles
+  EXPECT_EQ(section_heads(1024, 128, 128), 64);  // few k tiles
 }
 
 TEST(PlainListTest, HasNoOtherChoice) {
