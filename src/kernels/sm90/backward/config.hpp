@@ -33,9 +33,9 @@ struct BackwardConfig {
   static constexpr int consumers = 2;  ///< warpgroups
   /// Registers of a thread of the producer's and of each consumer warpgroup. A producer that loads
   /// more needs more.
-  constexpr int producer_registers() const { return dim_qk > 128 ? 32 : 24; }
+  constexpr int producer_registers() const { return has_shared_keys() ? 32 : 24; }
   constexpr int consumer_registers(int warpgroup) const {
-    return dim_qk > 128 && warpgroup == 1 ? 232 : 240;
+    return has_shared_keys() && warpgroup == 1 ? 232 : 240;
   }
 
   /// Registers that a launch gives each thread. NOTE: raising more than that in sum waits for ever.
@@ -77,11 +77,8 @@ struct BackwardConfig {
   constexpr int step_readers() const { return has_own_rows ? 1 : consumers; }
   /// Buffers of dS: a warpgroup writes one while dQ is made of the other, or each has one.
   static constexpr int score_stages = 2;
-  /// Those and behind them one of P where head dims are long or, where warpgroups share keys, two
-  /// of P and two of the other CTA's dS.
-  constexpr int score_buffers() const {
-    return score_stages + (has_shared_keys() ? 4 : has_long_queries() ? 1 : 0);
-  }
+  /// Those and behind them, where warpgroups share keys, two of P and two of the other CTA's dS.
+  constexpr int score_buffers() const { return score_stages + (has_shared_keys() ? 4 : 0); }
   /// Whether a warp of the kernel makes dq of complete sums, where these are ordered: its buffers
   /// take shared memory.
   constexpr bool has_converter() const { return is_ordered && dim_qk <= 128; }

@@ -21,10 +21,7 @@ class BackwardEpilogue {
 
   __device__ __forceinline__ BackwardEpilogue(BackwardStorage<kC>& shared,
                                               const BackwardParams& params, int warpgroup)
-      : shared_(shared),
-        params_(params),
-        warpgroup_(warpgroup),
-        thread_(ptx::thread_index() & 127) {}
+      : shared_(shared), params_(params), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void write(Keys& dk, Values& dv, const ItemInfo& item) const {
     constexpr std::int32_t kWhole = kFirstSplit | kLastSplit;
@@ -59,7 +56,7 @@ class BackwardEpilogue {
     const std::int64_t place = kC.ctas() == 1 ? slot : kC.ctas() * slot + ptx::cluster_rank();
     const std::int64_t begin = place * (kKeyFloats + kValueFloats);
     return reinterpret_cast<float4*>(params_.keys.split_sums + begin) +
-           warpgroup_ * (kC.dk_columns() / 8) * 128 + thread_;
+           warpgroup_ * (kC.dk_columns() / 8) * 128 + thread();
   }
   /// Its first float4 of dV in the slot where that of dK is at `keys`.
   __device__ __forceinline__ float4* value_place(float4* keys) const {
@@ -82,7 +79,7 @@ class BackwardEpilogue {
       store(dv, value_place(place));
     }
     ptx::named_barrier_sync(kSplits + warpgroup_, 128);
-    if (thread_ == 0) ptx::signal_semaphore(semaphore(item.semaphore));
+    if (thread() == 0) ptx::signal_semaphore(semaphore(item.semaphore));
     return (flags & kLastSplit) != 0;
   }
 
@@ -94,8 +91,8 @@ class BackwardEpilogue {
   /// Waits for splits of lower items, so that the lowest unfinished item never waits.
   __device__ __forceinline__ void wait_semaphore(std::int32_t index, std::int32_t value) const {
     if constexpr (kC.ctas() == 1) {
-      if (thread_ == 0) ptx::wait_semaphore(semaphore(index), static_cast<unsigned>(value));
-    } else if (thread_ == 0) {
+      if (thread() == 0) ptx::wait_semaphore(semaphore(index), static_cast<unsigned>(value));
+    } else if (thread() == 0) {
       // Both CTAs of the k tile signal there.
       ptx::wait_semaphore_at_least(semaphore(index), static_cast<unsigned>(value) * kC.ctas());
     }
@@ -129,6 +126,8 @@ class BackwardEpilogue {
     bool is_float = false;
   };
 
+  /// Made anew at each use: the sums leave few registers.
+  __device__ __forceinline__ static int thread() { return ptx::thread_index() & 127; }
   __device__ __forceinline__ static int lane() { return ptx::thread_index() & 31; }
   /// The first of the warp's 16 rows, in V's buffer too. NOTE: made of the warpgroup's number it
   /// costs the consumers' step uniform registers.
@@ -276,7 +275,6 @@ class BackwardEpilogue {
   BackwardStorage<kC>& shared_;
   const BackwardParams& params_;
   const int warpgroup_;
-  const int thread_;
 };
 
 }  // namespace magi::sm90

@@ -27,7 +27,7 @@
 //                                                   multiplies half of dQ with it.
 //
 // At head dim 256 two CTAs have the k tile, 64 keys each that both warpgroups share
-// (shared_keys_consumer.cuh); at 192 P and dS are operands in shared memory
+// (shared_keys_consumer.cuh); at 192 dS is an operand in shared memory alone
 // (long_query_consumer.cuh). For k tiles of 64 keys each warpgroup has q tiles of its own
 // (own_rows_consumer.cuh).
 //

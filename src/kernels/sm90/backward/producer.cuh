@@ -158,6 +158,7 @@ class BackwardProducer {
     ItemInfo& item = present_item();
     item.key_begin = work.x;
     item.num_keys = work.y - work.x;
+    at.record_begin = work.z;
     at.record_end = work.w;
     if (work.z >= work.w) {
       send_item(false);
@@ -166,7 +167,7 @@ class BackwardProducer {
     item.flags |= kHasSteps;
     at.index = 0;
     do {
-      for (at.record = work.z; at.record < at.record_end; ++at.record) {
+      for (at.record = at.record_begin; at.record < at.record_end; ++at.record) {
         run_record(start_record(item));
       }
     } while (params_.items.is_group_first && ++at.index < at.groups_per_item);

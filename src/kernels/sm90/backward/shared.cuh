@@ -63,9 +63,10 @@ struct ProducerState {
   std::int32_t item = 0;  ///< the item's number
   std::int32_t span = 0;  ///< its span
   std::int32_t groups_per_item = 0;
-  std::int32_t k_tile = 0;       ///< the item's k tile
-  std::int32_t group_begin = 0;  ///< the item's first head group
-  std::int32_t record_end = 0;   ///< end of the item's records
+  std::int32_t k_tile = 0;        ///< the item's k tile
+  std::int32_t group_begin = 0;   ///< the item's first head group
+  std::int32_t record_begin = 0;  ///< the item's records
+  std::int32_t record_end = 0;
   std::int32_t record = 0;
   std::int32_t group = 0;
   std::int32_t index = 0;  ///< the head group, counted from the item's first
