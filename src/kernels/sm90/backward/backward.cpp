@@ -425,7 +425,7 @@ void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void
   if (is_beside) arrivals->keys.start(stream);
   // The kernels that make a list on the device leave most of it free.
   constexpr std::int32_t kLateCtas = 264;  // enough to clear sums at the speed of memory
-  const bool is_beside_list = state.parts.outcome != nullptr;
+  const bool is_beside_list = state.parts.is_under_way;
   if (is_beside_list) prepared.num_late_ctas = kLateCtas;
   prepare_backward(prepared, args.q.dtype, is_beside || is_beside_list, stream);
   // What awaits the keys may turn the destinations, which are stored by now, into local ones.

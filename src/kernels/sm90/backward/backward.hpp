@@ -26,6 +26,9 @@ struct BackwardListOnDevice {
   const TileArrival* arrivals = nullptr;     ///< [k tiles], where keys come
   const BackwardOutcome* outcome = nullptr;  ///< of a list made on the device, like `order`
   const std::int32_t* order = nullptr;       ///< see BackwardItems
+  /// Whether kernels make it right in front of this call's first, which then runs beside them. Not
+  /// where a run of the same call is in front, whose memory this one takes.
+  bool is_under_way = false;
 };
 
 /// A host list and its device copy, or the frame of a list made on the device.

@@ -46,7 +46,8 @@ BackwardListOnDevice parts_of(void* workspace, const DeviceBackwardLayout& layou
           .semaphore_runs = part_at<const SemaphoreRun>(workspace, layout.runs),
           .tile_components = part_at<const std::int32_t>(workspace, layout.tile_components),
           .outcome = &part_at<DeviceBackwardHeader>(workspace, 0)->outcome,
-          .order = part_at<const std::int32_t>(workspace, layout.items)};
+          .order = part_at<const std::int32_t>(workspace, layout.items),
+          .is_under_way = true};
 }
 
 VoidedRows voided_rows(const TensorView& gradient) {
