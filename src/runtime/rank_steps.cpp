@@ -2,6 +2,7 @@
 #include "runtime/rank_steps.hpp"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "base/check.hpp"
@@ -289,6 +290,11 @@ void RankSteps::add_calls(const Attend& attend) {
                    attend.heads == Range{0, plan.config.num_heads_kv};
     if (rows.size() == 1 || !call.q_rows.empty()) attends.push_back(std::move(call));
   }
+  // The first share's call writes what idle ones leave: so all of them are idle or none.
+  const std::span added(attends.begin() + first, attends.end());
+  const bool are_idle =
+      added.size() == rows.size() && std::ranges::all_of(added, &AttendCall::is_idle);
+  for (AttendCall& call : added) call.is_idle = are_idle;
   calls_of.push_back({first, static_cast<std::int32_t>(attends.size())});
 }
 

@@ -126,6 +126,13 @@ TEST(RankSteps, AttendsOfAShareHaveItsOwnKeysAlone) {
     EXPECT_EQ(call.slices, std::vector{band_slice({0, 8}, {0, 8}, MaskType::Causal)});
     EXPECT_FALSE(call.is_idle);
   }
+  plan.ranks[0].attends[0].slices = {0, 1};
+  const RankSteps half(plan, 0, shares);
+  ASSERT_EQ(half.attends.size(), 2U);
+  EXPECT_TRUE(half.attends[1].slices.empty());
+  for (const AttendCall& call : half.attends) {
+    EXPECT_FALSE(call.is_idle) << "the first one has keys, so it does not write all rows";
+  }
 }
 
 }  // namespace
