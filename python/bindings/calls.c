@@ -311,7 +311,8 @@ static void* take_workspace(unsigned long long size_bytes, unsigned long long st
   if (found == NULL) return NULL;
   void* const data = address(PyLong_AsUnsignedLongLong(found));
   Py_DECREF(found);
-  if (data == NULL && PyErr_Occurred() == NULL) {
+  if (PyErr_Occurred() != NULL) return NULL;
+  if (data == NULL) {
     PyErr_SetString(PyExc_RuntimeError, "the allocator gave no memory");
   }
   return data;

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import dense
 from magi_attention.api import flex_flash_attn_func
@@ -102,6 +103,22 @@ def test_lse_alone_carries_a_gradient():
     )
     for f, e in zip(found, expected):
         close(f, e)
+
+
+@pytest.mark.parametrize("has_sink", [False, True])
+def test_lse_alone_carries_a_gradient_through_a_checkpoint(has_sink):
+    """A checkpoint lets saved tensors be unpacked once."""
+    mask = dense.masks(20)["causal"]
+    qkv = inputs(20, 20)
+    sink = torch.randn(1, qkv[0].shape[1], requires_grad=True) if has_sink else None
+
+    def sums(q, k, v):
+        return flex_flash_attn_func(q, k, v, *tensors(mask), sink=sink)[1].lse.sum()
+
+    found = torch.autograd.grad(checkpoint(sums, *qkv, use_reentrant=False), qkv, allow_unused=True)
+    expected = torch.autograd.grad(sums(*qkv), qkv, allow_unused=True)
+    for f, e in zip(found, expected):
+        assert torch.equal(f, e)
 
 
 def test_rows_without_keys():

@@ -50,9 +50,9 @@ class EagerAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse):
+        q, k, v, out, lse = ctx.saved_tensors  # once: a checkpoint unpacks them once
         if dlse is not None or not _is_usual(dout):
-            dout, dlse = _row_major(ctx, dout, dlse)
-        q, k, v, out, lse = ctx.saved_tensors
+            dout, dlse = _row_major(out, dout, dlse)
         return ctx.call.backward(dout, dlse, q, k, v, out, lse, None)  # the last one is no gradient
 
 
@@ -71,9 +71,10 @@ class EagerSinkAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits):
+        saved = ctx.saved_tensors  # once: a checkpoint unpacks them once
         if dlse is not None or not _is_usual(dout):
-            dout, dlse = _row_major(ctx, dout, dlse)
-        dq, dk, dv, dsink = ctx.call.backward(dout, dlse, *ctx.saved_tensors)
+            dout, dlse = _row_major(saved[3], dout, dlse)
+        dq, dk, dv, dsink = ctx.call.backward(dout, dlse, *saved)
         if dsink is not None and ctx.bound is not None:
             ctx.bound.reduce_dsink(dsink)
         return dq, dk, dv, dsink, None, None
@@ -85,14 +86,14 @@ def _is_usual(dout: torch.Tensor | None) -> bool:
     return is_plain and not _is_grad_enabled()
 
 
-def _row_major(ctx, dout, dlse):
+def _row_major(out, dout, dlse):
     """The gradients of out and lse as the library takes them; RuntimeError where they are to have
     gradients themselves.
     """
     if _is_grad_enabled():
         raise RuntimeError("create_graph is True; attention has no second derivative")
     if dout is None:
-        dout = torch.zeros_like(ctx.saved_tensors[3])
+        dout = torch.zeros_like(out)
     else:
         dout = as_plain("the gradient of out", dout).contiguous()
     if dlse is not None:

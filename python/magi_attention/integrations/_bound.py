@@ -46,7 +46,7 @@ def of_autocast(qkv: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     rotated queries and keys are of float32 there, values are not. float64 stays.
     """
     device = qkv[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return qkv
     dtype = torch.get_autocast_dtype(device)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in qkv)
@@ -63,9 +63,17 @@ def attend(
     return calc(plan, qkv, sink, softmax_scale, softcap)[0]
 
 
+def reach_of(plan: AnyPlan) -> tuple[int, int]:
+    """How many rows before and after a query the farthest keys lie that the plan shows; of a key
+    that was not named its plan's.
+    """
+    is_known = isinstance(plan, BoundPlan) or plan._number != 0
+    return plan.reach if is_known else bound_of(plan).reach
+
+
 def check_window_of(plan: AnyPlan, name: str, window: tuple[int, int], plan_name: str) -> None:
     """ValueError where the plan shows keys farther away than window (left, right) rows, -1: any."""
-    for farthest, allowed, side in zip(plan.reach, window, ("before", "after")):
+    for farthest, allowed, side in zip(reach_of(plan), window, ("before", "after")):
         if 0 <= allowed < farthest:
             raise ValueError(
                 f"{name} is {window}, but {plan_name} shows keys {farthest} rows {side} a query; "

@@ -31,7 +31,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.import_utils import is_tracing
 
 from magi_attention.common._arguments import check_kind
-from magi_attention.integrations._bound import PLANS, PLANS_IN_WORDS, AnyPlan, attend, bound_of
+from magi_attention.integrations._bound import (
+    PLANS,
+    PLANS_IN_WORDS,
+    AnyPlan,
+    attend,
+    bound_of,
+    reach_of,
+)
 from magi_attention.integrations._model_checks import first_position, misfit, model_behind
 
 NAME = "magi"
@@ -326,7 +333,7 @@ def _check_mask(given: Any, plan: Any, window: int | None, is_causal: bool, is_n
         )
     if window is not None:
         # transformers counts the row itself in causal windows only.
-        farthest, allowed = max(plan.reach), window - 1 if is_causal else window
+        farthest, allowed = max(reach_of(plan)), window - 1 if is_causal else window
         if farthest > allowed:
             raise ValueError(
                 f"sliding_window is {window}, but {PLAN_KEYWORD} shows keys {farthest} rows away; "
