@@ -231,7 +231,6 @@ def error(found, wanted) -> float:
 
 def check_seeds(seeds: range, device: str) -> int | None:
     """The first seed that fails, whose error is printed."""
-    torch.set_num_threads(1)
     for seed in seeds:
         generator = random.Random(seed)
         try:
@@ -264,7 +263,8 @@ def run(given: argparse.Namespace, agreed: int) -> int:
     cases or the seconds are used up. Returns how many agree in all; SystemExit where one does not.
     """
     end = time.monotonic() + given.seconds
-    with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
+    spawning = multiprocessing.get_context("spawn")
+    with spawning.Pool(given.processes, torch.set_num_threads, (1,)) as pool:
         while agreed < given.cases and time.monotonic() < end:
             count = min(PART * given.processes, given.cases - agreed)
             first = given.seed + agreed

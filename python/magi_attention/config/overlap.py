@@ -79,8 +79,8 @@ class OverlapConfig:
     alg: OverlapAlg = field(default_factory=UniformOverlapAlg)
     calc_cost_factor: float = 1.0
     comm_cost_factor: float = 1.0
-    # Of a copy that is made field by field, as FSDP's is; others leave it out.
-    _no_overlap: bool = field(repr=False, compare=False, default=False)
+    # True where degree was 0, which reads as 1; kept by copies that are made field by field.
+    _no_overlap: bool = field(compare=False, default=False)
 
     def __post_init__(self) -> None:
         check_kind("mode", self.mode, AttnOverlapMode, "an AttnOverlapMode")

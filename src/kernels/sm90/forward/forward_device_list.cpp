@@ -87,7 +87,7 @@ void enqueue_forward(const ForwardArgs& args, const DeviceListCall& call, const 
   fill_max_logits(args, stream);
   build_device_list(shape, layout, slices, workspace, stream);
   const ListOnDevice parts = parts_of(workspace, shape, layout, args);
-  // The device chooses the packing: all launches but the chosen one end at once.
+  // The device says whether tiles are split: the other launch ends at once.
   for (const ForwardList& frame : layout.frames) {
     if (frame.num_items() == 0) continue;
     const std::int64_t most_items =
