@@ -2,7 +2,6 @@
 // Times the lists that are made on the device from a mask of blocks, in replayed graphs:
 // block_list_bench [ROWS_FILE]. 512 x 512 blocks of 64 rows for each of 8 kv heads, an eighth of
 // them visible; the lists of the forward, those of the backward, and both.
-#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <functional>
@@ -10,44 +9,12 @@
 
 #include "cuda/check.hpp"
 #include "cuda/memory.hpp"
+#include "gpu/graph_time.hpp"
 #include "kernels/worklist/block_key_lists.hpp"
 #include "mask/random_mask.hpp"
 
 namespace magi::bench {
 namespace {
-
-constexpr int kRepeats = 51;
-constexpr int kWarmUps = 5;
-
-/// Median microseconds of a replayed graph of what `enqueue` enqueues.
-double time_graph(const std::function<void(cudaStream_t)>& enqueue) {
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t graph_exec = nullptr;
-  cudaEvent_t events[2] = {};
-  cuda_check(cudaStreamCreate(&stream), "cudaStreamCreate");
-  for (cudaEvent_t& event : events) cuda_check(cudaEventCreate(&event), "cudaEventCreate");
-  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
-  enqueue(stream);
-  cuda_check(cudaStreamEndCapture(stream, &graph), "end capture");
-  cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
-  std::vector<double> times;
-  for (int i = 0; i < kRepeats + kWarmUps; ++i) {
-    cuda_check(cudaEventRecord(events[0], stream), "cudaEventRecord");
-    cuda_check(cudaGraphLaunch(graph_exec, stream), "cudaGraphLaunch");
-    cuda_check(cudaEventRecord(events[1], stream), "cudaEventRecord");
-    cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    float ms = 0.0f;
-    cuda_check(cudaEventElapsedTime(&ms, events[0], events[1]), "cudaEventElapsedTime");
-    if (i >= kWarmUps) times.push_back(1e3 * ms);
-  }
-  for (cudaEvent_t event : events) cuda_check(cudaEventDestroy(event), "cudaEventDestroy");
-  cuda_check(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
-  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  cuda_check(cudaStreamDestroy(stream), "cudaStreamDestroy");
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
 
 BlockGrid bench_grid() {
   return {.rows_q = 512 * 64, .rows_k = 512 * 64, .heads_kv = 8, .mask_heads = 8};

@@ -14,6 +14,7 @@
 
 #include "cuda/check.hpp"
 #include "cuda/memory.hpp"
+#include "gpu/graph_time.hpp"
 #include "gpu/tile_sort.hpp"
 #include "kernels/worklist/device_list.hpp"
 #include "magi/attention_cuda.hpp"
@@ -48,40 +49,6 @@ Case scattered(std::int32_t rows, std::int32_t count) {
     result.ranges.insert(result.ranges.end(), {begin, begin + random.between(1, 64)});
   }
   return result;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-/// Median microseconds of a replayed graph of what `enqueue` enqueues.
-double time_graph(const std::function<void(cudaStream_t)>& enqueue) {
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t graph_exec = nullptr;
-  cudaEvent_t events[2] = {};
-  cuda_check(cudaStreamCreate(&stream), "cudaStreamCreate");
-  for (cudaEvent_t& event : events) cuda_check(cudaEventCreate(&event), "cudaEventCreate");
-  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
-  enqueue(stream);
-  cuda_check(cudaStreamEndCapture(stream, &graph), "end capture");
-  cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
-  std::vector<double> times;
-  for (int i = 0; i < kRepeats + 5; ++i) {
-    cuda_check(cudaEventRecord(events[0], stream), "cudaEventRecord");
-    cuda_check(cudaGraphLaunch(graph_exec, stream), "cudaGraphLaunch");
-    cuda_check(cudaEventRecord(events[1], stream), "cudaEventRecord");
-    cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    float ms = 0.0f;
-    cuda_check(cudaEventElapsedTime(&ms, events[0], events[1]), "cudaEventElapsedTime");
-    if (i >= 5) times.push_back(1e3 * ms);
-  }
-  for (cudaEvent_t event : events) cuda_check(cudaEventDestroy(event), "cudaEventDestroy");
-  cuda_check(cudaGraphExecDestroy(graph_exec), "cudaGraphExecDestroy");
-  cuda_check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  cuda_check(cudaStreamDestroy(stream), "cudaStreamDestroy");
-  return median(times);
 }
 
 /// Microseconds the host spends in `enqueue`, the device idle before.

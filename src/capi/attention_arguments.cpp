@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/attention_arguments.hpp"
 
+#include "capi/outputs.hpp"
+
 namespace magi::capi {
 
 AttentionInputs read_inputs(const magi_attention_inputs* inputs) {
@@ -72,6 +74,15 @@ BackwardArgs backward_args(const AttentionInputs& inputs, const AttentionResult&
           .dv = gradients.input.dv,
           .dsink = gradients.input.dsink,
           .params = inputs.params};
+}
+
+BackwardArgs read_backward(const magi_attention_inputs* inputs, const magi_attention_result* result,
+                           const magi_attention_gradients* gradients) {
+  const AttentionInputs in = read_inputs(inputs);
+  const AttentionResult out = read_result(result);
+  const Gradients given = read_gradients(gradients);
+  check_outputs(in, out, given.output, given.input);
+  return backward_args(in, out, given);
 }
 
 }  // namespace magi::capi

@@ -24,16 +24,6 @@ magi::ForwardArgs read_problem(const magi_attention_inputs* inputs) {
   return forward_args(read_inputs(inputs), {});
 }
 
-magi::BackwardArgs read_backward(const magi_attention_inputs* inputs,
-                                 const magi_attention_result* result,
-                                 const magi_attention_gradients* gradients) {
-  const AttentionInputs in = read_inputs(inputs);
-  const AttentionResult out = read_result(result);
-  const Gradients given = read_gradients(gradients);
-  check_outputs(in, out, given.output, given.input);
-  return backward_args(in, out, given);
-}
-
 }  // namespace
 }  // namespace magi::capi
 

@@ -17,20 +17,10 @@ void check_rows(const Mask& mask, const TensorView& q, const TensorView& k) {
   }
 }
 
-magi::BackwardArgs read_backward(const magi_attention_inputs* inputs,
-                                 const magi_attention_result* result,
-                                 const magi_attention_gradients* gradients) {
-  const AttentionInputs in = read_inputs(inputs);
-  const AttentionResult out = read_result(result);
-  const Gradients given = read_gradients(gradients);
-  check_outputs(in, out, given.output, given.input);
-  return backward_args(in, out, given);
-}
-
 magi::BackwardArgs read_backward(const Mask& mask, const magi_attention_inputs* inputs,
                                  const magi_attention_result* result,
                                  const magi_attention_gradients* gradients) {
-  magi::BackwardArgs args = read_backward(inputs, result, gradients);
+  magi::BackwardArgs args = capi::read_backward(inputs, result, gradients);
   args.slices = mask.slices;
   check_rows(mask, args.q, args.k);
   return args;
