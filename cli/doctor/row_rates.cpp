@@ -65,7 +65,7 @@ class Casts {
         to_(place, DType::BFloat16, {std::int64_t{rows} * group.num_ranks(), kHeads, kDim}),
         exchanger_(comm::make_row_exchanger(group, place.device, pool_, {.has_passes = true})),
         table_(all_to_all(group.rank(), group.num_ranks(), rows), group.rank(), group.num_ranks()) {
-    exchanger_->prepare(table_, ExchangeKind::Cast, [&group, rows] {
+    exchanger_->prepare(table_, {.kind = ExchangeKind::Cast}, [&group, rows] {
       std::vector<RowExchange> everyone;
       for (std::int32_t rank = 0; rank < group.num_ranks(); ++rank) {
         everyone.push_back(all_to_all(rank, group.num_ranks(), rows));

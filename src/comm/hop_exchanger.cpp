@@ -74,10 +74,10 @@ class HopExchanger final : public RowExchanger {
   HopExchanger(Communicator& group, std::unique_ptr<RowExchanger> straight)
       : state_(std::make_shared<HopState>(group, std::move(straight))) {}
 
-  void prepare(const RowTable& table, ExchangeKind kind, const EveryonesRows& everyone) override {
-    if (table.by_node == nullptr) return state_->straight->prepare(table, kind, everyone);
-    state_->straight->prepare(table.by_node->first, kind, everyone);
-    state_->straight->prepare(table.by_node->onward, kind, everyone);
+  void prepare(const RowTable& table, const MoveUse& use, const EveryonesRows& everyone) override {
+    if (table.by_node == nullptr) return state_->straight->prepare(table, use, everyone);
+    state_->straight->prepare(table.by_node->first, use, everyone);
+    state_->straight->prepare(table.by_node->onward, use, everyone);
   }
   std::unique_ptr<PendingRows> start(const RowTable& table, const RowMove& move,
                                      void* stream) override {

@@ -132,7 +132,7 @@ class PackedExchanger final : public RowExchanger {
       : group_(group), state_(std::make_shared<MoveState>()) {
     state_->memory = std::move(memory);
   }
-  void prepare(const RowTable& table, ExchangeKind /*kind*/,
+  void prepare(const RowTable& table, const MoveUse& /*use*/,
                const EveryonesRows& /*everyone*/) override {
     state_->memory->tasks_of(table, nullptr);
   }

@@ -472,15 +472,12 @@ class PeerExchanger final : public RowExchanger {
     state_->count = std::move(count);
   }
 
-  void prepare(const RowTable& table, ExchangeKind kind, const EveryonesRows& everyone) override {
+  void prepare(const RowTable& table, const MoveUse& use, const EveryonesRows& everyone) override {
     const auto tables = peer_tables(*state_->link, table, everyone);
     const DeviceScope scope(state_->link->device());
-    if (!is_reduce(kind)) {  // rows of a cast land in place
-      if (copies_own(*state_, table, {})) state_->memory->tasks_of(table, nullptr);
-      return;
-    }
-    state_->memory->tasks_of(table, nullptr);
-    tasks_on_wire(*tables, true);
+    const bool is_on_wire = is_reduce(use.kind) || !use.is_in_place;
+    if (is_on_wire || copies_own(*state_, table, {})) state_->memory->tasks_of(table, nullptr);
+    if (is_on_wire) tasks_on_wire(*tables, is_reduce(use.kind));
   }
   std::int64_t most_rows(const RowTable& table, ExchangeKind kind) const override {
     const PeerPlaces& places = peer_tables(*state_->link, table, {})->places;

@@ -139,6 +139,12 @@ class PendingRows {
   virtual bool is_awaited_by_send() const { return false; }
 };
 
+/// Moves that a kept table is prepared for.
+struct MoveUse {
+  ExchangeKind kind = ExchangeKind::Cast;
+  bool is_in_place = true;  ///< a cast's rows go to memory from `place`, where there is such
+};
+
 /// What an exchanger is for.
 struct ExchangerUse {
   bool has_ways_by_node = false;  ///< some tables have RowTable::by_node
@@ -160,9 +166,10 @@ struct PassStart {
 class RowExchanger {
  public:
   virtual ~RowExchanger() = default;
-  /// Copies a kept table to where moves of this kind read it, so that none of them waits for that.
-  /// Local. Transports that write rows to their final place ask for `everyone`.
-  virtual void prepare(const RowTable& table, ExchangeKind kind, const EveryonesRows& everyone) = 0;
+  /// Copies a kept table to where such moves read it, so that none of them waits for that. Local.
+  /// Transports that write rows to their final place ask for `everyone`.
+  virtual void prepare(const RowTable& table, const MoveUse& use,
+                       const EveryonesRows& everyone) = 0;
 
   /// A pass: the moves of one call, between which memory from `place` lives. Collective. Only
   /// transports that write rows to their final place need passes.

@@ -155,7 +155,11 @@ comm::PassStart StepCall::make_pass_start() const {
     const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(step.index)];
     const bool is_back = is_returning(exchange.role);
     const comm::RowTable& table = table_of(exchange);
-    if (is_back) memory.rows().prepare(table, kind_of(exchange.role), everyone_of(exchange));
+    if (is_back) {
+      // Results of moved queries go to the caller's tensors, which are not the exchanger's.
+      memory.rows().prepare(table, {.kind = kind_of(exchange.role), .is_in_place = false},
+                            everyone_of(exchange));
+    }
     const std::int64_t most_rows = memory.rows().most_rows(table, kind_of(exchange.role));
     for (const TensorView& tensor : tensors(exchange.role, -1, exchange.heads)) {
       if (!is_given(tensor)) continue;

@@ -45,7 +45,7 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
     const auto& segments = space == Space::Queries ? steps.q_segments : steps.k_segments;
     for (std::size_t s = 0; s < segments.size(); ++s) {
       const auto everyone = [&] { return steps.everyones_rows(space, s); };
-      rows_->prepare(segments[s].filling, ExchangeKind::Cast, everyone);
+      rows_->prepare(segments[s].filling, {.kind = ExchangeKind::Cast}, everyone);
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "comm/ranks.hpp"
+#include "comm/row_exchanger.hpp"
 #include "comm/row_moves.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/stream.hpp"
@@ -113,6 +114,20 @@ TEST_P(DeviceRowMoves, TensorsThatShareRowsAreNotStaged) {
 TEST_P(DeviceRowMoves, MaximumOverRanksIsNotCounted) {
   run(3, [](Communicator& group, const testing::TestMemory& memory) {
     testing::check_maximum(group, memory, DType::Float32);
+  });
+}
+
+/// A cast that comes back goes to the caller's memory and reads what casts into an exchanger's own
+/// memory do not. None of it is copied by the move.
+TEST_P(DeviceRowMoves, WhatIsPreparedForIsOnTheDevice) {
+  run(2, [](Communicator& group, const testing::TestMemory&) {
+    const std::int32_t peer = 1 - group.rank();
+    const comm::RowTable table({.owned = {{peer, 0, 8}}, .needed = {{peer, 0, 8}}}, group.rank(),
+                               2);
+    const DeviceAllocator pool;
+    const auto exchanger = comm::make_row_exchanger(group, 0, pool, {.has_passes = true});
+    exchanger->prepare(table, {.kind = ExchangeKind::Cast, .is_in_place = false}, {});
+    EXPECT_TRUE(table.on_device.contains(0));
   });
 }
 

@@ -83,7 +83,7 @@ TEST_P(HopExchanger, ACastCrossesOnceToEachNode) {
     const auto own = make_rows(kRows, [&](std::int32_t row) { return 10.0 * rank + row; });
     const auto received = make_rows(kRows * kRanks, [](std::int32_t) { return -1.0; });
     const comm::RowTable table = by_node(rank);
-    exchanger.prepare(table, ExchangeKind::Cast, {});
+    exchanger.prepare(table, {.kind = ExchangeKind::Cast}, {});
     exchanger
         .start(table,
                {.kind = ExchangeKind::Cast, .from = {&own.view, 1}, .to = {&received.view, 1}},
