@@ -16,6 +16,7 @@ import torch
 
 from magi_attention import _environment, backends
 from magi_attention._native.library import gpu_architectures, library_file, version
+from magi_attention.backends._registry import OWN
 from magi_attention.env import check_all, general
 from magi_attention.masks import from_cu_seqlens
 from magi_attention.plan import Plan
@@ -53,7 +54,7 @@ def examine(package: str) -> dict[str, Any]:
     unfit = environment_findings(rows)
     checks = checks_of(rows)
     wrong = [one for one in checks if one.findings]
-    served = {device for row in rows for device in row.devices if row.name is None}
+    served = {device for row in rows for device in row.devices if row.name in OWN}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         if f"cuda:{index}" not in served and _is_own_chosen():
             unfit.append(f"cuda:{index} has no kernels of the library; docs/backends.md has others")
@@ -103,7 +104,7 @@ def environment_findings(rows: list[backends.Row]) -> list[str]:
 
 def _is_own_chosen() -> bool:
     try:
-        return general.kernel_backend().value in ("ffa", "cutedsl")
+        return general.kernel_backend().value in OWN
     except ValueError:
         return True
 
@@ -113,7 +114,7 @@ def checks_of(rows: list[backends.Row]) -> list[Check]:
     found = []
     for row in rows:
         for device in row.devices:
-            name = row.name or "the library's own"
+            name = "the library's own" if row.name in OWN else row.name
             findings = _guarded(lambda device=device, row=row: compare(device, row.name))
             found.append(Check(device, name, findings))
     return [*found, Check("two ranks on the cpu", "the library's own", _guarded(over_two_ranks))]
@@ -127,7 +128,7 @@ def _guarded(run: Callable[[], list[str]]) -> list[str]:
 
 
 def compare(
-    device: str, backend: str | None, group: torch.distributed.ProcessGroup | None = None
+    device: str, backend: str, group: torch.distributed.ProcessGroup | None = None
 ) -> list[str]:
     """One sentence for each of out, lse, dq, dk and dv that is off: 16-bit ones by more than twice
     the error of the plain 16-bit computation and an ulp, others by more than 128 ulps. Over the
@@ -162,7 +163,7 @@ def compare(
 def _by_backend(
     qkv: tuple[torch.Tensor, ...],
     dout: torch.Tensor,
-    backend: str | None,
+    backend: str,
     group: torch.distributed.ProcessGroup | None,
 ) -> dict[str, torch.Tensor]:
     plan = Plan.from_mask(
@@ -205,7 +206,7 @@ def _as_rank(rank: int, store: str, told: Any) -> None:
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2
     )
     group = torch.distributed.group.WORLD
-    told.put([f"rank {rank}: {one}" for one in _guarded(lambda: compare("cpu", None, group))])
+    told.put([f"rank {rank}: {one}" for one in _guarded(lambda: compare("cpu", OWN[0], group))])
     torch.distributed.destroy_process_group()
 
 

@@ -23,7 +23,7 @@ from magi_attention._native.handles import (
     PlanHandle,
 )
 from magi_attention._native.vtable import Communicator
-from magi_attention.backends._table import ensure, refuse_margin
+from magi_attention.backends._table import refuse_margin
 from magi_attention.comm.group import make_communicator, rank_of, size_of
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming
 from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types
@@ -40,6 +40,7 @@ from magi_attention.functional._needed_keys import NeededKeys
 from magi_attention.functional._rank_attention import RankAttention, layout_of
 from magi_attention.functional.dispatch import dispatch_padded, undispatch_func
 from magi_attention.functional.dist_attn import attend_by
+from magi_attention.functional.kernel_backend import chosen_backend
 from magi_attention.functional.roll import roll_p2p
 from magi_attention.functional.sparse_dist_attn import attend_to_chosen_keys
 from magi_attention.masks import Mask
@@ -296,7 +297,7 @@ class Plan:
         - exchange_sms: multiprocessors of a GPU that attention leaves to exchanges under way;
           ValueError above 0 with kernels of another package, which leave none.
         - backend: one of docs/backends.md, such as "fa4", RuntimeError where it does not serve this
-          machine, or one you registered; None: the library's own, whatever the environment says.
+          machine, or one you registered; "ffa": the library's own.
         - transport: "auto", "nvlink", "nccl" or "process_group" (docs/python.md).
         - rounded_partials: whether partial gradients of keys travel in the type of k, each rounded
           once, instead of float32.
@@ -350,9 +351,7 @@ class BoundPlan:
         if exchange_sms is not None:
             check_int("exchange_sms", exchange_sms, 0, _MAX_SMS)
         margins = comm.exchange_sms() if exchange_sms is None else (exchange_sms, exchange_sms)
-        if backend is not None:
-            check_kind("backend", backend, str, "a str, or None")
-            ensure(backend)
+        backend = chosen_backend(backend)
         if exchange_sms:
             refuse_margin("exchange_sms", exchange_sms, backend)
         if rounded_partials is None:
@@ -454,7 +453,8 @@ class BoundPlan:
         of both kinds, and with MAGI_ATTENTION_SANITY_CHECK=1 they are ValueError. So are tensors of
         other shapes than the plan's for this rank (its rows with or without the padding).
 
-        Returns out and a meta with lse, which gradients come through. NotImplementedError on GPUs.
+        Returns out and a meta with lse, which gradients come through. NotImplementedError on GPUs
+        and where the plan is bound with a backend other than the library's own.
         """
         numbers = softmax_scale, softcap
         lists = index_sparse_indices, sparse_k_block_size

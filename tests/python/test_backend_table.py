@@ -87,6 +87,14 @@ def test_registered_at_the_first_use(machine):
     assert not _registry.is_registered("cudnn")
 
 
+def test_names_of_the_own_backend():
+    assert backends.table()[0].name == "ffa"
+    assert backends.limits("ffa") == backends.limits("cutedsl") == backends.limits()
+    for name in ("ffa", "cutedsl"):
+        with pytest.raises(ValueError, match=f"name is '{name}', the library's own backend"):
+            backends.register(name, print, print)
+
+
 def test_what_was_registered_by_hand_is_used_as_it_is():
     with cases.registered("fa4"):
         _table.ensure("fa4")

@@ -104,7 +104,7 @@ def test_a_backend_that_serves_nothing_here_is_unfit_where_it_is_chosen(monkeypa
 @pytest.mark.parametrize("planted", [0.01, float("nan")])
 def test_planted_errors_are_found(monkeypatch, name, planted):
     computed = _doctor._by_backend
-    assert _doctor.compare("cpu", None) == []
+    assert _doctor.compare("cpu", "ffa") == []
 
     def wrong(*arguments):
         found = computed(*arguments)
@@ -112,7 +112,7 @@ def test_planted_errors_are_found(monkeypatch, name, planted):
         return found
 
     monkeypatch.setattr(_doctor, "_by_backend", wrong)
-    (finding,) = _doctor.compare("cpu", None)
+    (finding,) = _doctor.compare("cpu", "ffa")
     assert finding.startswith(f"{name}: error ")
 
 

@@ -13,6 +13,8 @@ from magi_attention.api import flex_flash_attn_func
 from magi_attention.backends import _fa4, _flex, torch_attention
 from magi_attention.functional import ffa_fa4_func
 from magi_attention.functional.kernel_backend import backend_of_environment
+from magi_attention.integrations._mask_spec import AttnMaskSpec
+from magi_attention.integrations._model_plans import make_plan
 from pipeline_cases import Case, check_close, expected, make_tensors, visible_lse
 
 NAMES = pytest.mark.parametrize("name", ["cudnn", "fa4", "flex"])
@@ -131,6 +133,47 @@ def test_a_plan_names_it():
         peer_reference.fa4_forms.clear()
         plan.bind(backend="fa4").calc_attn(q, k, v)
         assert peer_reference.fa4_forms
+
+
+def test_a_bound_plan_follows_the_variable(monkeypatch):
+    case = Case(rows=60)
+    plan = backend_cases.make_plan(dense.masks(60)["causal"], case, 1)
+    tensors = make_tensors(case)[:3]
+    choices = [("fa4", {}, {"packed"}), ("fa4", {"backend": "ffa"}, set()),
+               ("ffa", {}, set()), ("ffa", {"backend": "fa4"}, {"packed"})]  # fmt: skip
+    for name, options, forms in choices:
+        with cases.registered("fa4"):
+            monkeypatch.setenv(cases.VARIABLE, name)
+            bound = plan.bind(**options)
+            monkeypatch.delenv(cases.VARIABLE)
+            peer_reference.fa4_forms.clear()
+            bound.calc_attn(*(bound.dispatch(t) for t in tensors))
+            assert peer_reference.fa4_forms == forms, (name, options)
+    monkeypatch.setenv(cases.VARIABLE, "sdpa")
+    with pytest.raises(ValueError, match="exchange_sms is 4 with backend torch"):
+        plan.bind(exchange_sms=4)
+    monkeypatch.setenv(cases.VARIABLE, "fa7")
+    with pytest.raises(ValueError, match="MAGI_ATTENTION_KERNEL_BACKEND is 'fa7'"):
+        plan.bind()
+    assert plan.bind(backend="cutedsl").attention.place == plan.bind(backend="ffa").attention.place
+
+
+def test_a_bound_plan_of_another_backend_takes_no_lists():
+    case = Case(rows=60)
+    plan = backend_cases.make_plan(dense.masks(60)["causal"], case, 1)
+    q, k, v = make_tensors(case)[:3]
+    lists = torch.zeros(60, k.shape[1], 1, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="backend torch takes no lists"):
+        plan.bind(backend=torch_attention.NAME).calc_sparse_attn(q, k, v, lists)
+    with cases.chosen("fa4"):
+        plan.bind(backend="ffa").calc_sparse_attn(q, k, v, lists)
+
+
+def test_adapters_without_a_group_follow_the_variable():
+    spec, heads = AttnMaskSpec.causal(40), (4, 2, 16)
+    with cases.chosen("fa4"):
+        assert make_plan(spec, heads, None).attention.place[-2] == "fa4"
+    assert make_plan(spec, heads, None).attention.place[-2] is None
 
 
 def problem(heads_q=4, heads_kv=2, dim=64, dim_v=64, is_deterministic=False):

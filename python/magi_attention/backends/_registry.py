@@ -14,6 +14,7 @@ from magi_attention._native.backend import Gradients, Inputs, Limits, Problem, R
 from magi_attention._native.library import check, lib
 from magi_attention.common._arguments import check_kind
 
+OWN = ("ffa", "cutedsl")  # names of the library's own backend
 _DEVICES = ("cpu", "cuda")
 _registered: set[str] = set()
 _supplied: list[Any] = []  # tables, which the library calls as long as the process lives
@@ -41,13 +42,16 @@ def register(
     which may be more than the problem's: a pair weighs exp(score - lse).
 
     out and gradients have the type of q or, where limits.has_float_outputs, float32 as well. The
-    library refuses by name what the limits exclude. ValueError for a name that is taken and for
-    limits that cannot be; errors of the functions leave the call that made them.
+    library refuses by name what the limits exclude. ValueError for a name that is taken ("ffa" and
+    "cutedsl" are) and for limits that cannot be; errors of the functions leave the call that made
+    them.
     """
     for argument, value in (("forward", forward), ("backward", backward)):
         if not callable(value):
             raise TypeError(f"{argument} is a {type(value).__name__}; allowed: a function")
     check_kind("name", name, str, "a str")
+    if name in OWN:
+        raise ValueError(f"name is {name!r}, the library's own backend; allowed: another name")
     limits = Limits() if limits is None else limits
     check_kind("limits", limits, Limits, "Limits, or None")
     if not devices or any(device not in _DEVICES for device in devices):
@@ -73,9 +77,10 @@ def is_registered(name: str) -> bool:
 
 
 def limits(backend: str | None = None, device: torch.device | str = "cpu") -> Limits:
-    """What a backend takes; None: the library's own for the device. ValueError for another name
-    and for a device that the backend does not serve.
+    """What a backend takes; None, "ffa": the library's own for the device. ValueError for another
+    name and for a device that the backend does not serve.
     """
+    backend = None if backend in OWN else backend
     place = torch.device(device)
     if place.type == "cpu":
         return native.limits_of(backend, CPU_DEVICE)

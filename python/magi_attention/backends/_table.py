@@ -53,14 +53,14 @@ _BY_VARIABLE = {value: name for name, offer in _OFFERS.items() for value in offe
 
 
 class Row(NamedTuple):
-    """A backend. name: what Plan.bind calls it, None for the library's own. values: those of
+    """A backend. name: what Plan.bind calls it, "ffa" the library's own. values: those of
     MAGI_ATTENTION_KERNEL_BACKEND that choose it. package: the distribution that holds its kernels,
     version: of the installed one, or "". gpus: compute capabilities that it serves. devices: those
     of this machine that it serves, such as ("cpu", "cuda:0"). reason: why no GPU is among them, in
     a sentence, or "".
     """
 
-    name: str | None
+    name: str
     values: tuple[str, ...]
     package: str
     version: str
@@ -76,7 +76,7 @@ def table() -> list[Row]:
     found = _capabilities()
     own = tuple(f"cuda:{i}" for i, one in enumerate(found) if _own_serves(one))
     reason = "" if own else _missing_gpu(found, "9.0") or "this library holds no kernels for GPUs"
-    rows = [Row(None, ("ffa", "cutedsl"), "magi", version(), "9.0", ("cpu", *own), reason)]
+    rows = [Row(_registry.OWN[0], _registry.OWN, "magi", version(), "9.0", ("cpu", *own), reason)]
     for name, offer in _OFFERS.items():
         reason = _reason(offer)
         served = [f"cuda:{i}" for i, one in enumerate(found) if not reason and offer.serves(one)]

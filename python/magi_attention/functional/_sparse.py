@@ -52,16 +52,19 @@ class SparseForwardMeta(AttnForwardMeta):
     error_word: torch.Tensor | None = None
 
 
+def check_own_backend(backend: str | None) -> None:
+    """NotImplementedError for a backend other than the library's own, None."""
+    if backend is not None:
+        raise NotImplementedError(
+            f"backend {backend} takes no lists of single queries; allowed: the library's own"
+        )
+
+
 def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple):
     """sink: the tensor or None, and its layout; numbers: softmax_scale, softcap, return_max_logits,
     sm_margin, deterministic.
     """
     q, k, v = check_qkv(*qkv)
-    backend = backend_of_environment()
-    if backend is not None:
-        raise NotImplementedError(
-            f"backend {backend} takes no lists of single queries; allowed: the library's own"
-        )
     softmax_scale, softcap, with_max_logits, sm_margin, deterministic = numbers
     scale = check_params(softmax_scale, softcap, q.dtype)
     sink, layout = check_sink(*sink, q)

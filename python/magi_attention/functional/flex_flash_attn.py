@@ -32,6 +32,7 @@ from magi_attention.functional._sparse import (
     BlockLists,
     attend_to_block_lists,
     attend_to_lists,
+    check_own_backend,
 )
 from magi_attention.functional.kernel_backend import (
     FA4,
@@ -283,6 +284,7 @@ def _attend_to_lists(
             deterministic=deterministic, sm_margin=sm_margin, return_max_logits=return_max_logits,
         )  # fmt: skip
         return attend_to_block_lists(attend, qkv, BlockLists(indices, *sizes), sink, sink_layout)
+    check_own_backend(backend)
     numbers = softmax_scale, softcap, return_max_logits, sm_margin, deterministic
     return attend_to_lists(qkv, indices, sizes[1], (sink, sink_layout), numbers)
 

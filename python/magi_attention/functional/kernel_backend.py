@@ -10,6 +10,7 @@ import torch
 from magi_attention._environment import PREFIX, is_set
 from magi_attention.backends import _fa4, _registry, _table
 from magi_attention.backends import limits as backend_limits
+from magi_attention.common._arguments import check_kind
 from magi_attention.env import general
 
 FA4 = _fa4.NAME
@@ -31,6 +32,19 @@ def backend_of_environment() -> str | None:
 
 # torch.compiler.assume_constant_result would load torch's compiler (see known_limits).
 backend_of_environment._dynamo_marked_constant = True
+
+
+def chosen_backend(backend: str | None) -> str | None:
+    """The backend of this name, ready for use; None: that of the environment. The result is None
+    for the library's own ("ffa"). RuntimeError and ValueError as backend_of_environment.
+    """
+    if backend is None:
+        return backend_of_environment()
+    check_kind("backend", backend, str, "a str, or None")
+    if backend in _registry.OWN:
+        return None
+    _table.ensure(backend)
+    return backend
 
 
 def check_repeatable(name: str | None, told: str) -> None:

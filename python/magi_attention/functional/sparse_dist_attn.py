@@ -9,7 +9,12 @@ from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional._checks import check_qkv
 from magi_attention.functional._listed_ops import check_lists
 from magi_attention.functional._needed_keys import NeededKeys
-from magi_attention.functional._sparse import SparseForwardMeta, attend_to_lists, check_word
+from magi_attention.functional._sparse import (
+    SparseForwardMeta,
+    attend_to_lists,
+    check_own_backend,
+    check_word,
+)
 
 
 def attend_to_chosen_keys(
@@ -24,6 +29,7 @@ def attend_to_chosen_keys(
     RankAttention.place; numbers: softmax_scale and softcap. See BoundPlan.calc_sparse_attn.
     """
     q, k, v = check_qkv(*qkv)
+    check_own_backend(place[6])
     _check_shapes((q, k, v), place)
     _refuse_gpu(q)
     indices = check_lists(indices, block, (q.shape[0], k.shape[1]), q.device)

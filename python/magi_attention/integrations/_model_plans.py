@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from magi_attention._environment import key_snapshot
 from magi_attention.api import magi_attn_flex_key, make_flex_key_for_new_mask_after_dispatch
 from magi_attention.comm.group import size_of
 from magi_attention.common._arguments import check_int
@@ -92,7 +93,7 @@ def make_plan(
 
 def _plan_alone(spec: AttnMaskSpec, heads: Heads, config: DistAttnConfig) -> AnyPlan:
     """All placements of one rank are equal."""
-    seen = spec.fingerprint(), heads, config
+    seen = spec.fingerprint(), heads, config, key_snapshot()
     bound = _alone.get(seen)
     if bound is None:
         num_heads_q, num_heads_kv, head_dim = heads

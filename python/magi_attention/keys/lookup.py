@@ -15,7 +15,6 @@ from magi_attention.common._slices import apply_padding, check_inside, to_mask_t
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.env import general
-from magi_attention.functional.kernel_backend import backend_of_environment
 from magi_attention.keys.flags import check_flag_comb, devices_per_node
 from magi_attention.keys.groups import dist_attn_runtime_dict_mgr, to_group
 from magi_attention.keys.key import DistAttnRuntimeKey, init_dist_attn_runtime_key
@@ -123,7 +122,7 @@ def _make(spec: KeySpec) -> DistAttnRuntimeKey:
     runtime = managers.get(key)
     if runtime is None:
         communicator = dist_attn_runtime_dict_mgr.communicator(group)
-        bound = BoundPlan(plan, group, communicator, backend=backend_of_environment())
+        bound = BoundPlan(plan, group, communicator)
         placed = spec.placed_by or key
         runtime = manage(
             plan, bound, spec.heads, spec.config, (key.q_ranges, key.k_ranges),

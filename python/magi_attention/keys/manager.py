@@ -19,7 +19,6 @@ from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.env import general
-from magi_attention.functional.kernel_backend import backend_of_environment
 from magi_attention.keys.cross_attention import cross_slices
 from magi_attention.keys.flags import (
     check_flag_comb,
@@ -225,7 +224,7 @@ def init_dist_attn_runtime_mgr(
     )  # fmt: skip
     if general.is_sanity_check_enable() and plan.defects():
         raise RuntimeError(f"the plan has defects: {plan.defects()}")
-    bound = BoundPlan(plan, cp_group, backend=backend_of_environment())
+    bound = BoundPlan(plan, cp_group)
     return manage(plan, bound, (num_heads_q, num_heads_kv, head_dim), config, (q_ranges, k_ranges))
 
 
