@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+import copy
 import dataclasses
 import json
 import logging
+import pickle
 import warnings
 
 import pytest
@@ -78,6 +80,10 @@ def test_overlap_config():
     copied = {part.name: getattr(blocking, part.name) for part in dataclasses.fields(blocking)}
     assert dataclasses.replace(blocking, **copied) == blocking == dataclasses.replace(blocking)
     assert not dataclasses.replace(blocking, degree=2).no_overlap
+    assert dataclasses.replace(blocking, degree=1) == OverlapConfig(degree=1)
+    assert dataclasses.replace(OverlapConfig(), degree=0) == blocking
+    assert dataclasses.replace(blocking, min_chunk_size=7).no_overlap
+    assert pickle.loads(pickle.dumps(blocking)) == blocking == copy.deepcopy(blocking)
     assert OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=1).mode is AttnOverlapMode.STATIC
     assert OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=None).degree is None
     assert not OverlapConfig(alg=UniformOverlapAlg(random_seed=3)).enable

@@ -57,6 +57,12 @@ class GreedyOverlapAlg(OverlapAlg):
         return False
 
 
+class _GatheredDegree(int):
+    """The degree 1 of a configuration that was given 0. A type of its own, so that copies made
+    field by field keep what it tells, and a degree given to dataclasses.replace does not.
+    """
+
+
 @dataclass(frozen=True)
 class OverlapConfig:
     """How communication and attention of a plan overlap.
@@ -79,7 +85,8 @@ class OverlapConfig:
     alg: OverlapAlg = field(default_factory=UniformOverlapAlg)
     calc_cost_factor: float = 1.0
     comm_cost_factor: float = 1.0
-    # True where degree was 0, which reads as 1; kept by copies that are made field by field.
+    # True where degree was 0, which reads as 1. A copy made field by field may name it; its degree
+    # tells.
     _no_overlap: bool = field(compare=False, default=False)
 
     def __post_init__(self) -> None:
@@ -105,10 +112,9 @@ class OverlapConfig:
             )
         if not isinstance(self.alg, OverlapAlg):
             raise TypeError(f"alg is a {type(self.alg).__name__}; allowed: an OverlapAlg")
-        is_none = self.degree == 0 or (self.degree == 1 and self._no_overlap)
-        object.__setattr__(self, "_no_overlap", is_none)
         if self.degree == 0:
-            object.__setattr__(self, "degree", 1)
+            object.__setattr__(self, "degree", _GatheredDegree(1))
+        object.__setattr__(self, "_no_overlap", isinstance(self.degree, _GatheredDegree))
 
     def _parts(self) -> tuple:
         return tuple(getattr(self, part.name) for part in fields(self))
