@@ -108,6 +108,34 @@ def copies_of_keys(group) -> None:
     api.clear_cache(group)
 
 
+def names_of_equal_keys(group) -> None:
+    """What a key tells calls of its plan outlives equal keys that told it too: a copy that is made
+    field by field finds it, as compiled graphs need it.
+    """
+    case, mask = Case(rows=60), dense.masks(60)["causal"]
+    given = make_tensors(case)[:3]
+    old = make_key(mask, case, group)
+    local = [api.dispatch(tensor, old) for tensor in given]
+    api.clear_cache(group)
+    kept = make_key(mask, case, group)
+    assert old == kept and old is not kept
+    wanted = api.calc_attn(*local, old)[0]  # finds the plan of the key in the cache
+    compiled = torch.compile(api.calc_attn, fullgraph=True, backend="aot_eager")
+    for dies in ("old", "copy", "old and copy"):
+        made = fields_of(kept)
+        if "copy" in dies:
+            made.name_plan(api.dist_attn_runtime_dict_mgr[kept].bound)
+        if "old" in dies:
+            old = None
+        del made
+        made = fields_of(kept)
+        for name in ("reach", "_number", "_place"):
+            assert getattr(made, name) == getattr(kept, name), (dies, name)
+        assert made.reach == (59, 0) and torch.equal(compiled(*local, made)[0], wanted)
+    del kept, made
+    api.clear_cache(group)
+
+
 def fields_of(value):
     """A dataclass made anew of what is made anew of its fields."""
     if not dataclasses.is_dataclass(value):

@@ -33,6 +33,11 @@ def test_copies_of_keys(ranks, size):
     ranks.run(size, cases.copies_of_keys)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_names_of_equal_keys(ranks, size):
+    ranks.run(size, cases.names_of_equal_keys)
+
+
 def test_deprecated_calls(ranks):
     ranks.run(2, cases.deprecated_calls)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -72,7 +73,10 @@ class DistAttnRuntimeKey:
         parts = [getattr(self, f.name) for f in fields(self) if f.name != "cp_mesh"]
         object.__setattr__(self, "_hash", hash(tuple(parts)))
         holds_groups(self, "cp_group", "cp_mesh")
-        self.__dict__.update(_names.get(self, {}))
+        known = _names.get(self)
+        first = None if known is None else known.first()
+        if first is not None:
+            self.__dict__.update(known.told, _first=first)
 
     def __hash__(self) -> int:
         return self._hash
@@ -92,19 +96,34 @@ class DistAttnRuntimeKey:
 
     def name_plan(self, bound: BoundPlan) -> None:
         """Lets calls with this key find their plan without a search."""
-        _names.pop(self, None)  # that of an equal key would go with it
-        _names[self] = {
+        known = _names.get(self)
+        first = None if known is None else known.first()
+        if first is None:
+            known = _names[self] = _Known(weakref.ref(self))
+        elif first is not self:
+            self.__dict__["_first"] = first
+        known.told = {
             "_attention": weakref.ref(bound.attention),
             "_number": bound.attention.number,
             "_place": bound.attention.place,
             "reach": bound.reach,
         }
-        self.__dict__.update(_names[self])
+        self.__dict__.update(known.told)
 
 
-# What name_plan told of keys, for equal ones that others make field by field: FSDP does so with
-# each dataclass among the arguments of a call that it casts.
-_names: weakref.WeakKeyDictionary[DistAttnRuntimeKey, dict] = weakref.WeakKeyDictionary()
+class _Known:
+    """What name_plan told of a key and of those equal to it. first: the one that it was told of
+    first, which stands in _names; the others hold it, so that it lives as long as any of them.
+    """
+
+    def __init__(self, first: weakref.ref[DistAttnRuntimeKey]) -> None:
+        self.first = first
+        self.told: dict[str, Any] = {}
+
+
+# For equal keys that others make field by field: FSDP does so with each dataclass among the
+# arguments of a call that it casts.
+_names: weakref.WeakKeyDictionary[DistAttnRuntimeKey, _Known] = weakref.WeakKeyDictionary()
 
 
 def init_dist_attn_runtime_key(
