@@ -8,7 +8,8 @@ Each case is attention under lists of keys, lists of blocks or a mask of blocks,
 backward, judged by float64 results. 16-bit results may be twice as far off as a plain computation
 that rounds inputs, weights, gradients of scores and results to 16 bits, and one unit in the last
 place more. Where there are few rows its errors may be small by chance: so dq and dk may also be off
-by what rounding of out, which the backward reads, can add to them.
+by what rounding of out, which the backward reads, can add to them. Half of the cases are in
+deterministic mode: these run twice, and results must have the same bits.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import dense
 from magi_attention.functional import block_sparse_attn_func, flex_flash_attn_func
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+RESULTS = ("lse", "out", "dq", "dk", "dv")
 PART = 20  # cases that a process has of a round
 
 
@@ -192,9 +194,14 @@ def check(case: Case, generator: random.Random, device: str = "cpu") -> None:
         shape = generator.choice(((2, case.heads[0]), (case.counts.shape[1], 1, case.heads[0])))
         options["sink"] = torch.randn(shape, dtype=wide)
         options["sink_layout"] = "sh" if len(shape) == 2 else "ssh"
-    out, meta = case.call(*leaves, **options)
-    upstream = torch.randn(out.shape).to(device, case.dtype)
-    found = [out, *torch.autograd.grad(out, leaves, upstream)]
+    options["deterministic"] = generator.random() < 0.5
+    upstream = torch.randn(case.counts.shape[1], case.heads[0], case.dims[1])
+    upstream = upstream.to(device, case.dtype)
+    lse_found, *found = results(case, leaves, options, upstream)
+    if options["deterministic"]:
+        repeated = results(case, leaves, options, upstream)
+        for name, one, other in zip(RESULTS, (lse_found, *found), repeated):
+            assert torch.equal(one, other), f"{case.name}: {name} differs when it is repeated"
     exact = wide_inputs(leaves)
     sink = options.get("sink")
     wanted, lse, _ = dense.attention(
@@ -202,18 +209,24 @@ def check(case: Case, generator: random.Random, device: str = "cpu") -> None:
         options.get("softmax_scale"), options.get("softcap", 0.0),
     )  # fmt: skip
     truth = [wanted, *gradients(wanted, exact, upstream.cpu().double())]
-    near_lse = torch.allclose(meta.lse.cpu().double(), lse, 1e-4, 1e-5)
+    near_lse = torch.allclose(lse_found.cpu().double(), lse, 1e-4, 1e-5)
     assert near_lse, f"{case.name}: lse is off"
     allowed = [1e-9 if case.dtype == torch.float64 else 2e-4] * 4
     if not case.is_wide:
         given = [*(t.detach().cpu() for t in leaves), case.counts, upstream.cpu()]
         noise = noise_of_out(*given)
         allowed = [2 * error(s, t) + n for s, t, n in zip(plain(*given), truth, noise)]
-    for name, f, t, limit in zip(("out", "dq", "dk", "dv"), found, truth, allowed):
+    for name, f, t, limit in zip(RESULTS[1:], found, truth, allowed):
         ulp = 0.0 if case.is_wide else torch.finfo(case.dtype).eps * max(1.0, largest(t))
         off = error(f, t)
         bound = (limit * max(1.0, largest(t)) if case.is_wide else limit) + ulp
         assert off <= bound, f"{case.name}: {name} is off by {off}; allowed: {bound}"
+
+
+def results(case: Case, leaves, options: dict[str, Any], upstream) -> list[torch.Tensor]:
+    """RESULTS of one call."""
+    out, meta = case.call(*leaves, **options)
+    return [meta.lse.detach(), out.detach(), *torch.autograd.grad(out, leaves, upstream)]
 
 
 def gradients(out, leaves, upstream):

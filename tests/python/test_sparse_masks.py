@@ -4,6 +4,8 @@ case is off.
 """
 
 import argparse
+import dataclasses
+import random
 
 import pytest
 
@@ -28,6 +30,29 @@ def test_a_tally_of_another_seed_is_refused(tmp_path):
     sparse_masks.write_tally(path, 7, 40)
     with pytest.raises(SystemExit, match="--seed is 8; allowed: 7"):
         sparse_masks.read_tally(path, 8)
+
+
+def test_results_that_do_not_repeat_are_found():
+    """Cases of both modes; in the deterministic one the second call is off."""
+    modes = []
+    for seed in range(12):
+        generator = random.Random(seed)
+        case = sparse_masks.random_case(generator)
+        calls = []
+
+        def drift(*qkv, case=case, calls=calls, **options):
+            out, meta = case.call(*qkv, **options)
+            calls.append(options["deterministic"])
+            return (out + 1 if len(calls) == 2 else out), meta
+
+        changed = dataclasses.replace(case, call=drift)
+        try:
+            sparse_masks.check(changed, generator)
+            assert calls == [False]
+        except AssertionError as error:
+            assert calls == [True, True] and "out differs when it is repeated" in str(error)
+        modes.append(calls[0])
+    assert set(modes) == {False, True}
 
 
 def test_the_first_seed_that_fails_is_told(monkeypatch, capsys):
