@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/check.hpp"
@@ -80,17 +79,6 @@ struct Input {
   const AttentionParams& params;
 };
 
-void check_slices(std::span<const BandSlice> slices, const Sizes& sizes) {
-  validate(Mask{sizes.rows_q, sizes.rows_k, {slices.begin(), slices.end()}});
-  for (std::size_t s = 0; s < slices.size(); ++s) {
-    for (const auto& [field, bound] :
-         {std::pair{"d_min", slices[s].d_min}, std::pair{"d_max", slices[s].d_max}}) {
-      if (bound >= -kBandInfinity && bound <= kBandInfinity) continue;
-      throw invalid("slices[" + std::to_string(s) + "]." + field, bound, "-2^30 to 2^30");
-    }
-  }
-}
-
 void check_params(const AttentionParams& params) {
   if (!std::isfinite(params.softmax_scale)) {
     throw invalid("softmax_scale", params.softmax_scale, "a finite number");
@@ -120,8 +108,9 @@ Sizes check_inputs(const Input& in) {
               .dim_v = in.v.shape[2],
               .real = in.q.dtype == DType::Float64 ? DType::Float64 : DType::Float32};
   check_params(in.params);
-  check_slices(in.slices, sizes);
-  for (const BandSlice& slice : in.slices) sizes.area += area(slice);
+  const Mask mask{sizes.rows_q, sizes.rows_k, {in.slices.begin(), in.slices.end()}};
+  validate(mask);
+  sizes.area = area(mask);
   return sizes;
 }
 

@@ -198,5 +198,15 @@ TEST(CpuArgs, ParametersAndSlicesAreChecked) {
             "slices[0].d_min");
 }
 
+TEST(CpuArgs, MorePairsThanAnInt64CountsAreRefused) {
+  // No row is read: one element stands for all of them.
+  float element = 0;
+  TensorView rows = contiguous_view(&element, DType::Float32, {kMaxRows, 1, 1});
+  rows.stride = {};
+  const std::vector<BandSlice> slices(9, {0, kMaxRows, 0, kMaxRows});
+  EXPECT_EQ(message_of(ForwardArgs{.q = rows, .k = rows, .v = rows, .slices = slices}),
+            "area of the mask is more than 2^63 - 1 pairs; allowed: pairs that fit int64");
+}
+
 }  // namespace
 }  // namespace magi::testing
