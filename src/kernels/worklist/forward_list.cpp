@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <limits>
 #include <numeric>
 #include <optional>
 
@@ -15,6 +16,7 @@ namespace magi {
 namespace {
 
 constexpr std::int32_t kBytesPerElement = 2;
+constexpr std::int64_t kMaxRecords = std::numeric_limits<std::int32_t>::max();
 
 void check_heads(const ForwardProblem& problem) {
   if (problem.heads_kv < 1) throw invalid("heads_kv", problem.heads_kv, "1 or more");
@@ -53,6 +55,19 @@ void for_each_record(const ForwardList& list, const BandSlice& slice, Visit visi
   for (std::int32_t tile = band.q0 / list.tile_tokens; tile <= last; ++tile) {
     const BandSlice part = shrink(cut_q(band, tile_rows(list, tile)));
     if (part.q0 < part.q1) visit(tile, BandRecord{.band = part});
+  }
+}
+
+/// A shrunk slice leaves a record on every tile that it touches: all of its rows see keys.
+void check_num_records(const ForwardList& list, std::span<const BandSlice> slices) {
+  std::int64_t num_records = 0;
+  for (const BandSlice& slice : slices) {
+    const BandSlice band = shrink(slice);
+    if (band.q0 >= band.q1) continue;
+    num_records += (band.q1 - 1) / list.tile_tokens - band.q0 / list.tile_tokens + 1;
+  }
+  if (num_records > kMaxRecords) {
+    throw invalid("number of records of q tiles", num_records, "up to 2^31 - 1");
   }
 }
 
@@ -116,6 +131,7 @@ void sort_tiles(ForwardList& list) {
 ForwardList list_of_slices(const ForwardProblem& problem, std::span<const BandSlice> slices,
                            const TileShape& shape, std::int32_t packed_heads) {
   ForwardList list = forward_list_frame(problem, shape, packed_heads);
+  check_num_records(list, slices);
   list.tiles.resize(static_cast<std::size_t>(list.num_tiles()));
   fill_records(list, slices);
   for (TileWork& work : list.tiles) work.cost = tile_cost(list, work);

@@ -2,15 +2,19 @@
 #include "kernels/worklist/key_tiling.hpp"
 
 #include <cstddef>
+#include <limits>
 #include <numeric>
 #include <utility>
 
+#include "base/check.hpp"
 #include "kernels/worklist/dq_order.hpp"
 #include "kernels/worklist/slice_components.hpp"
 #include "kernels/worklist/tile_join.hpp"
 
 namespace magi {
 namespace {
+
+constexpr std::int64_t kMaxRecords = std::numeric_limits<std::int32_t>::max();
 
 /// Keys [0, rows_k) in tiles, a new one at every cut (ascending).
 std::vector<KeyTile> cut_tiles(std::int32_t rows_k, std::int32_t keys,
@@ -25,6 +29,25 @@ std::vector<KeyTile> cut_tiles(std::int32_t rows_k, std::int32_t keys,
     begin = end;
   }
   return tiles;
+}
+
+/// The first tile that ends behind a key.
+std::vector<KeyTile>::const_iterator tile_of_key(const std::vector<KeyTile>& tiles,
+                                                 std::int32_t key) {
+  return std::ranges::upper_bound(tiles, key, {}, &KeyTile::key_end);
+}
+
+/// A shrunk slice leaves a record on every tile that it touches: all of its keys are seen.
+void check_num_records(const std::vector<KeyTile>& tiles, std::span<const BandSlice> slices) {
+  std::int64_t num_records = 0;
+  for (const BandSlice& slice : slices) {
+    const BandSlice band = shrink(slice);
+    if (band.q0 >= band.q1) continue;
+    num_records += tile_of_key(tiles, band.k1 - 1) - tile_of_key(tiles, band.k0) + 1;
+  }
+  if (num_records > kMaxRecords) {
+    throw invalid("number of records of k tiles", num_records, "up to 2^31 - 1");
+  }
 }
 
 /// Joins the records of each tile, and closes the gaps that this leaves.
@@ -49,6 +72,7 @@ void join_records(std::vector<KeyTile>& tiles, std::vector<KeyRecord>& records,
 
 Tiling fill_tiling(std::vector<KeyTile> tiles, std::span<const BandSlice> slices,
                    std::int32_t most_joined) {
+  check_num_records(tiles, slices);
   std::vector<std::int32_t> begin(tiles.size() + 1, 0);
   for (const BandSlice& slice : slices) {
     for_each_part(tiles, slice, [&](std::size_t tile, const BandSlice&) { ++begin[tile + 1]; });

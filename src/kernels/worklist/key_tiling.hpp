@@ -32,7 +32,8 @@ void for_each_part(const std::vector<KeyTile>& tiles, const BandSlice& slice, Vi
 }
 
 /// The tiles with their records, grouped by tile. Parts of a tile are joined where it has at most
-/// `most_joined`, and keep the order of the slices else.
+/// `most_joined`, and keep the order of the slices else. Throws InvalidArgument for more
+/// records than int32 numbers.
 Tiling fill_tiling(std::vector<KeyTile> tiles, std::span<const BandSlice> slices,
                    std::int32_t most_joined = std::numeric_limits<std::int32_t>::max());
 

@@ -181,5 +181,17 @@ TEST(ForwardListTest, RefusesWhatItCannotPack) {
   EXPECT_THROW(build_forward_list(problem, {&outside, 1}, {}), InvalidArgument);
 }
 
+TEST(ForwardListTest, RefusesMoreRecordsThanItNumbers) {
+  const ForwardProblem problem{.rows_q = 1 << 22, .rows_k = 10};
+  const std::vector<BandSlice> slices(1 << 16, {0, problem.rows_q, 0, problem.rows_k});
+  try {
+    build_forward_list(problem, slices, {}, 1);
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 "number of records of q tiles is 2147483648; allowed: up to 2^31 - 1");
+  }
+}
+
 }  // namespace
 }  // namespace magi::test
