@@ -263,13 +263,17 @@ Mask mask_prefix_tree(std::span<const PrefixTreeNode> nodes) {
   const std::vector<Range> rows = node_rows(nodes);
   const std::int32_t total = rows.empty() ? 0 : rows.back().end;
   Mask mask{total, total, {}};
-  // For each node the rows of the path from its root to itself, neighbours joined, ascending
-  // because a parent comes first.
+  // For each node that has rows, those of the path from its root to itself, neighbours joined,
+  // ascending because a parent comes first.
   std::vector<std::vector<Range>> paths(nodes.size());
+  // The nearest node with rows on a node's path, the node itself included; -1: none.
+  std::vector<std::int32_t> nearest(nodes.size(), -1);
   for (std::size_t i = 0; i < nodes.size(); ++i) {
-    std::vector<Range>& path = paths[i];
-    if (nodes[i].parent >= 0) path = paths[static_cast<std::size_t>(nodes[i].parent)];
+    if (nodes[i].parent >= 0) nearest[i] = nearest[static_cast<std::size_t>(nodes[i].parent)];
     if (rows[i].empty()) continue;
+    std::vector<Range>& path = paths[i];
+    if (nearest[i] >= 0) path = paths[static_cast<std::size_t>(nearest[i])];
+    nearest[i] = static_cast<std::int32_t>(i);
     if (!path.empty() && path.back().end == rows[i].begin) {
       path.back().end = rows[i].end;
     } else {

@@ -329,6 +329,21 @@ TEST(MaskPrefixTree, AChainIsOneSlicePerNode) {
   EXPECT_EQ(mask_prefix_tree(fork).slices.size(), 4u);
 }
 
+TEST(MaskPrefixTree, NodesWithoutRowsKeepNothing) {
+  // A path of 1,000 runs: between two nodes of it stands one of another tree.
+  std::vector<PrefixTreeNode> nodes;
+  for (std::int32_t i = 0; i < 1000; ++i) {
+    nodes.push_back({i == 0 ? -1 : 2 * i - 2, 1});
+    nodes.push_back({-1, 1});
+  }
+  const Mask mask = mask_prefix_tree(nodes);
+  // A copy of the path for each of these would take 16 GB.
+  nodes.insert(nodes.end(), 2'000'000, {1998, 0});
+  EXPECT_EQ(mask_prefix_tree(nodes), mask);
+  nodes.push_back({static_cast<std::int32_t>(nodes.size()) - 1, 1});
+  EXPECT_EQ(mask_prefix_tree(nodes).slices.size(), mask.slices.size() + 1001);
+}
+
 TEST(MaskPrefixTree, BadInputIsNamed) {
   const auto build = [](const std::vector<PrefixTreeNode>& nodes) {
     return message_of([&] { mask_prefix_tree(nodes); });
