@@ -237,6 +237,17 @@ TEST(CheckBounds, RefusesWhatIsNotProven) {
   EXPECT_FALSE(refused([](PlanBounds& b) { --b.rows; }));
 }
 
+TEST(CheckBounds, CountsAreExactHoweverLarge) {
+  PlanConfig config{.num_ranks = 2, .num_heads_kv = 1 << 16, .head_dim_qk = 1 << 16};
+  config.num_heads_q = config.num_heads_kv;
+  const Plan plan = make_plan(documents({1 << 12}), config);
+  PlanBounds bounds = find_bounds(plan, {.work = 0});
+  ASSERT_GT(bounds.bytes, std::int64_t{1} << 44);
+  EXPECT_EQ(check_bounds(plan, bounds), std::vector<std::string>{});
+  ++bounds.bytes;
+  EXPECT_EQ(check_bounds(plan, bounds).size(), 1u);
+}
+
 TEST(CheckBounds, AProofIsThatOfItsPlan) {
   const Plan plan = plan_of(documents({64, 16, 16, 16, 16, 64, 16, 16, 16, 16}), 4, 8);
   PlanConfig config = plan.config;
