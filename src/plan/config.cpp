@@ -17,7 +17,8 @@ void require_between(const char* name, std::int32_t value, std::int32_t low, std
   }
 }
 
-/// Far above any machine, and still exact: sums over all ranks of all key rows fit in int64.
+/// Far above any machine, and still exact: sums over all ranks of all rows that travel, with their
+/// float32 gradients, fit in int64.
 constexpr double kMaxTotalBytes = 0x1p60;
 
 }  // namespace
@@ -27,12 +28,14 @@ void validate_sizes(const Mask& mask, const PlanConfig& config) {
   require_between("mask.rows_q", mask.rows_q, 1, kMaxRows);
   require_between("mask.rows_k", mask.rows_k, 1, kMaxRows);
   static_cast<void>(area(mask));
-  const double row_bytes = static_cast<double>(config.num_heads_kv) * config.element_bytes *
-                           (config.head_dim_qk + config.head_dim_v);
-  const double bytes = row_bytes * mask.rows_k * config.num_ranks;
-  if (bytes > kMaxTotalBytes) {
-    throw invalid("bytes of all keys and values on every rank", bytes, "at most 2^60");
-  }
+  const auto require_room = [&](const char* name, std::int32_t num_heads, std::int32_t rows) {
+    const double elements = static_cast<double>(num_heads) *
+                            (config.head_dim_qk + config.head_dim_v) * rows * config.num_ranks;
+    const double bytes = elements * config.element_bytes;
+    if (bytes > kMaxTotalBytes) throw invalid(name, bytes, "at most 2^60");
+  };
+  require_room("bytes of all keys and values on every rank", config.num_heads_kv, mask.rows_k);
+  require_room("bytes of all queries and results on every rank", config.num_heads_q, mask.rows_q);
 }
 
 void validate_config(const PlanConfig& config) {

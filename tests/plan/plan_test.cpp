@@ -374,6 +374,11 @@ TEST(Plan, BadInputIsNamed) {
               c.cost.flops_per_second = std::numeric_limits<double>::quiet_NaN();
             }).find("cost.flops_per_second"),
             std::string::npos);
+  EXPECT_EQ(message(causal(1 << 22), {.num_ranks = 64,
+                                      .num_heads_q = 1 << 16,
+                                      .head_dim_qk = 1 << 16,
+                                      .work = WorkMode::Queries}),
+            "bytes of all queries and results on every rank is 2.31035e+18; allowed: at most 2^60");
   EXPECT_EQ(message({0, 0, {}}, config_of(1)), "mask.rows_q is 0; allowed: 1 to 1073741823");
   const Placement small = placement_from_chunks(32, 8, 2, {0, 0, 1, 1});
   EXPECT_THROW(make_plan_on(causal(64), config_of(2), small, small), InvalidArgument);
