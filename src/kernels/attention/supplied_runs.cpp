@@ -126,6 +126,9 @@ std::int64_t size_of(const AttentionProblem::Shape& shape) {
   return shape[0] * shape[1] * shape[2];
 }
 
+/// An optional tensor: none where it has no data, whatever shape it carries.
+TensorView optional(const TensorView& tensor) { return tensor.empty() ? TensorView{} : tensor; }
+
 class SuppliedForward final : public PreparedForward,
                               public std::enable_shared_from_this<SuppliedForward> {
  public:
@@ -147,10 +150,11 @@ class SuppliedForward final : public PreparedForward,
         made_.output(args.out, is_merging ? Combination::Add : Combination::Write, own);
     const Output lse =
         made_.sum_output(args.lse, is_merging ? Combination::Add : Combination::Write, own);
-    const Output max_logits =
-        made_.sum_output(args.max_logits, is_merging ? Combination::Max : Combination::Write, own);
+    const Output max_logits = made_.sum_output(
+        optional(args.max_logits), is_merging ? Combination::Max : Combination::Write, own);
     made_.place(own, workspace, stream);
     ForwardArgs plain = args;
+    plain.sink = optional(args.sink);
     plain.out = out.written();
     plain.lse = lse.written();
     plain.max_logits = max_logits.written();
@@ -192,9 +196,11 @@ class SuppliedBackward final : public PreparedBackward,
     const Output dq = made_.output(args.dq, added, own);
     const Output dk = made_.output(args.dk, keys, own);
     const Output dv = made_.output(args.dv, keys, own);
-    const Output dsink = made_.sum_output(args.dsink, added, own);
+    const Output dsink = made_.sum_output(optional(args.dsink), added, own);
     made_.place(own, workspace, stream);
     BackwardArgs plain = args;
+    plain.dlse = optional(args.dlse);
+    plain.sink = optional(args.sink);
     plain.dq = dq.written();
     plain.dk = dk.written();
     plain.dv = dv.written();

@@ -154,6 +154,28 @@ TEST_F(SuppliedBackendTest, MaxLogitsAreThoseOfAllCalls) {
   expect_close(found, wanted, 0.0);
 }
 
+TEST_F(SuppliedBackendTest, OptionalTensorsWithoutDataAreNone) {
+  const auto shape_of = [](TensorView tensor) {
+    tensor.data = nullptr;
+    return tensor;
+  };
+  HostTensor<float> sink{2, kHeadsQ}, logits{kHeadsQ};
+  ForwardArgs args = forward_args();
+  args.sink = shape_of(sink);
+  args.max_logits = shape_of(logits);
+  run(*make(), args, slices);
+  args.is_merging = true;
+  run(*make(), args, slices);
+  BackwardArgs backward = backward_args();
+  backward.slices = slices;
+  backward.dlse = shape_of(lse);
+  backward.sink = backward.dsink = shape_of(sink);
+  backward.is_accumulating = true;
+  make()->prepare_backward(backward, {})->run(backward, {}, nullptr);
+  EXPECT_EQ(log.num_forwards + log.num_backwards, 3);
+  EXPECT_EQ(log.num_optional, 0);
+}
+
 TEST_F(SuppliedBackendTest, TheLibraryAddsGradients) {
   attend_by_cpu(out, lse);
   HostTensor<float> wanted[] = {HostTensor<float>{kRows, kHeadsQ, kDim},

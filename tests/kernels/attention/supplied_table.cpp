@@ -2,6 +2,7 @@
 #include "kernels/attention/supplied_table.hpp"
 
 #include <exception>
+#include <initializer_list>
 #include <vector>
 
 #include "magi/attention.hpp"
@@ -28,6 +29,10 @@ AttentionParams params_of(const magi_attention_inputs& inputs) {
   return {.softmax_scale = inputs.softmax_scale,
           .softcap = inputs.softcap,
           .sink_layout = static_cast<SinkLayout>(inputs.sink_layout)};
+}
+
+void count_optional(TableLog& log, std::initializer_list<const magi_tensor*> tensors) {
+  for (const magi_tensor* tensor : tensors) log.num_optional += tensor != nullptr ? 1 : 0;
 }
 
 using Slices = std::vector<BandSlice>;
@@ -59,6 +64,7 @@ std::int32_t plan(void* context, const magi_attention_problem* problem, void** h
 std::int32_t forward(void* context, void* handle, const magi_attention_inputs* inputs,
                      const magi_attention_result* result, void* /*stream*/) {
   ++log_of(context).num_forwards;
+  count_optional(log_of(context), {inputs->sink, result->max_logits});
   return guarded(log_of(context), [&] {
     attention_forward_cpu({.q = view(inputs->q),
                            .k = view(inputs->k),
@@ -76,6 +82,7 @@ std::int32_t backward(void* context, void* handle, const magi_attention_inputs* 
                       const magi_attention_result* result,
                       const magi_attention_gradients* gradients, void* /*stream*/) {
   ++log_of(context).num_backwards;
+  count_optional(log_of(context), {inputs->sink, gradients->dlse, gradients->dsink});
   return guarded(log_of(context), [&] {
     const TensorView dsink = view(gradients->dsink);
     attention_backward_cpu({.q = view(inputs->q),

@@ -14,7 +14,8 @@ struct TableLog {
   int num_backwards = 0;
   int num_releases = 0;
   int num_destroys = 0;
-  std::string error;  ///< not empty: every call fails with it
+  int num_optional = 0;  ///< sinks, max_logits, dlse and dsink of all calls
+  std::string error;     ///< not empty: every call fails with it
 };
 
 /// A backend for host memory over the CPU kernels' plain calls: they neither merge nor add. Its
