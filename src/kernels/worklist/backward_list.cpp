@@ -164,9 +164,7 @@ BackwardList build_backward_list(const BackwardProblem& problem, std::span<const
   for (const std::int32_t tile : schedule.order) {
     list.tiles.push_back(tiling.tiles[static_cast<std::size_t>(tile)]);
   }
-  SchedulePolicy dq_policy = policy;
-  if (costs.walk.is_tiny) dq_policy.conversion_distance = 0;
-  order_dq(list, tiling.component_of, costs.walk.may_convert && shape.has_converter, dq_policy);
+  order_dq(list, tiling.component_of, costs.walk.conversion_distance);
   if (!problem.coming.empty()) {
     list.segments = key_segments(problem.coming, problem.rows_k);
     list.arrivals =

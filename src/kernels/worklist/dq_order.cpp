@@ -106,7 +106,7 @@ RecordTiles find_last_tiles(const BackwardList& list, std::span<const std::int32
 /// Marks the q tiles whose sums the main kernel does not convert: those that have not exactly one
 /// component, and those that end in k tiles with too few steps for as many conversions.
 std::vector<char> find_left_tiles(const BackwardList& list, const RecordTiles& last,
-                                  const SchedulePolicy& policy) {
+                                  std::int64_t conversion_distance) {
   std::vector<char> is_left;
   for (const std::int32_t components : list.tile_components) is_left.push_back(components != 1);
   const std::vector<std::int64_t> steps =
@@ -118,7 +118,7 @@ std::vector<char> find_left_tiles(const BackwardList& list, const RecordTiles& l
     for (auto record = first; record != end; ++record) {
       for (const Range& range : *record) conversions += range.end - range.begin;
     }
-    if (steps[i] >= policy.conversion_distance * conversions) continue;
+    if (steps[i] >= conversion_distance * conversions) continue;
     for (auto record = first; record != end; ++record) {
       for (const Range& range : *record) {
         std::fill(is_left.begin() + range.begin, is_left.begin() + range.end, char{1});
@@ -145,9 +145,9 @@ std::vector<Range> without_left(const std::vector<Range>& ranges,
 /// Decides what the main kernel converts: fills is_converting and left_tiles, and returns for each
 /// record the q tiles whose sums it ends and converts.
 RecordTiles choose_conversions(BackwardList& list, std::span<const std::int32_t> component_of,
-                               const SchedulePolicy& policy) {
+                               std::int64_t conversion_distance) {
   RecordTiles last = find_last_tiles(list, component_of);
-  const std::vector<char> is_left = find_left_tiles(list, last, policy);
+  const std::vector<char> is_left = find_left_tiles(list, last, conversion_distance);
   for (std::vector<Range>& ranges : last) ranges = without_left(ranges, is_left);
   const auto num_left = std::count(is_left.begin(), is_left.end(), char{1});
   list.is_converting = num_left < std::ssize(is_left);
@@ -214,11 +214,11 @@ std::vector<std::int32_t> find_components(std::span<const KeyRecord> records) {
   return component_of;
 }
 
-void order_dq(BackwardList& list, std::span<const std::int32_t> component_of, bool may_convert,
-              const SchedulePolicy& policy) {
+void order_dq(BackwardList& list, std::span<const std::int32_t> component_of,
+              std::optional<std::int64_t> conversion_distance) {
   count_components(list, component_of);
   RecordTiles last;
-  if (may_convert) last = choose_conversions(list, component_of, policy);
+  if (conversion_distance) last = choose_conversions(list, component_of, *conversion_distance);
   SemaphoreValues values(list.num_semaphores());
   std::vector<SemaphoreRun>& runs = list.semaphore_runs;
   std::vector<SemaphoreRun> uncut;
@@ -233,7 +233,7 @@ void order_dq(BackwardList& list, std::span<const std::int32_t> component_of, bo
                         uncut.push_back({semaphore - component, value, component});
                       });
       std::span<const Range> converted;
-      if (may_convert) converted = last[static_cast<std::size_t>(i)];
+      if (conversion_distance) converted = last[static_cast<std::size_t>(i)];
       record.run_begin = static_cast<std::int32_t>(runs.size());
       for (std::size_t j = 0; j < uncut.size(); ++j) {
         const std::int32_t end = j + 1 < uncut.size() ? uncut[j + 1].q_tile : run.tile_end;

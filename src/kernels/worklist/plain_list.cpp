@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -190,7 +191,7 @@ BackwardList build_plain_list(const BackwardProblem& problem, std::span<const Ba
   list.tiles.reserve(tiling.tiles.size());
   for (const std::size_t tile : tiles.order()) list.tiles.push_back(tiling.tiles[tile]);
   list.records = std::move(tiling.records);
-  order_dq(list, components, false, {});
+  order_dq(list, components, std::nullopt);
   return list;
 }
 

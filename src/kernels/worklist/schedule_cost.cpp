@@ -75,11 +75,15 @@ Walk choose_walk(const TileCosts& tiles, const BackwardChoice& choice) {
   // An item that waits for keys would hold up all that add to its sums after it.
   const bool may_wait = total < policy.few_additions * tiles.num_q_tiles && tiles.is_coming.empty();
   const bool has_few = is_narrow && may_wait;
+  const bool is_tiny = may_wait && total * tiles.groups <= policy.tiny_list &&
+                       tiles.num_global == 0 && tiles.shape.has_converter;
   Walk walk;
-  walk.is_tiny = may_wait && total * tiles.groups <= kTinyList && tiles.num_global == 0 &&
-                 tiles.shape.has_converter;
-  walk.is_ordered = choice.is_deterministic || has_few || walk.is_tiny;
-  walk.may_convert = (has_few && is_alike) || walk.is_tiny;
+  walk.is_ordered = choice.is_deterministic || has_few || is_tiny;
+  if (is_tiny) {
+    walk.conversion_distance = 0;
+  } else if (has_few && is_alike && tiles.shape.has_converter) {
+    walk.conversion_distance = policy.conversion_distance;
+  }
   // Windows come back to a q tile soon if a head is walked alone; elsewhere all heads of a q tile
   // side by side keep the CTAs that add to it in step.
   walk.is_group_first = choice.is_group_first.value_or(walk.is_ordered && is_narrow && is_alike);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -23,18 +24,13 @@ struct Tiling {
   SliceComponents slice_components;
 };
 
-/// A list of at most so many steps for each kv head, with few additions to a sum, is ordered,
-/// whatever its k tiles are like, and leaves no conversions: to launch their kernel would take the
-/// host longer. A conversion takes the main kernel as long as some steps, so that more of them one
-/// behind the other cost more than they save.
-inline constexpr std::int64_t kTinyList = 2;
-
 /// How the items of a list walk and add.
 struct Walk {
   bool is_group_first = false;  ///< see BackwardList
   bool is_ordered = true;       ///< see BackwardList
-  bool may_convert = false;     ///< k tiles alike, few additions: see BackwardList::is_converting
-  bool is_tiny = false;         ///< see kTinyList
+  /// The main kernel converts the sums that a k tile completes if it has so many steps for each;
+  /// see order_dq. Absent: it converts none.
+  std::optional<std::int64_t> conversion_distance;
 };
 
 /// The k tiles of a list for a number of packed heads, as schedules see them.

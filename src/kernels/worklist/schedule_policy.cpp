@@ -27,6 +27,7 @@ std::string describe(const SchedulePolicy& policy) {
   line("global_tiles", policy.global_tiles, "of the k tiles");
   line("global_length", policy.global_length, "of the shortest global k tile");
   line("few_additions", policy.few_additions, "additions per dQ sum");
+  line("tiny_list", policy.tiny_list, "steps per kv head");
   line("uneven_item", policy.uneven_item, "of the steps in the cache");
   line("uneven_tail", policy.uneven_tail, "steps per item");
   line("least_item", policy.least_item, "steps per item");

@@ -53,6 +53,11 @@ struct SchedulePolicy {
   /// A narrow list with fewer additions to a dQ sum, on average, is ordered even where nobody asks
   /// for it: clearing the sums would cost more than waiting for semaphores.
   std::int64_t few_additions = 10;
+  /// A list of at most so many steps for each kv head, with few additions to a sum, is tiny: it is
+  /// ordered, whatever its k tiles are like, and leaves no conversions, as to launch their kernel
+  /// would take the host longer. A conversion takes the main kernel as long as some steps, so more
+  /// of them one behind the other would cost more than they save.
+  std::int64_t tiny_list = 2;
 
   /// Items of an uneven list have this share of the steps whose q, dout and dQ fill the cache.
   Ratio uneven_item{3, 8};
@@ -101,7 +106,7 @@ struct SchedulePolicy {
   std::int64_t global_run = 16;
 
   /// A k tile leaves its conversions to the dQ convert kernel if it has fewer steps for each of
-  /// them: one conversion takes one to one and a half steps.
+  /// them: one conversion takes one to one and a half steps. In a tiny list none is left.
   std::int64_t conversion_distance = 3;
 };
 

@@ -122,12 +122,12 @@ TEST(ScheduleCostTest, TinyListsAreOrderedAndConvert) {
   const BackwardChoice fast{.is_deterministic = false};
   const auto expect_tiny = [&](bool is_tiny, const SchedulePolicy& policy = {}) {
     const Walk walk = three.costs(policy, fast).walk;
-    EXPECT_EQ(walk.is_tiny, is_tiny);
     EXPECT_EQ(walk.is_ordered, is_tiny);
-    EXPECT_EQ(walk.may_convert, is_tiny);
+    EXPECT_EQ(walk.conversion_distance, is_tiny ? std::optional<std::int64_t>(0) : std::nullopt);
   };
-  ASSERT_EQ(kTinyList, 2);
+  ASSERT_EQ(SchedulePolicy{}.tiny_list, 2);
   expect_tiny(true);
+  expect_tiny(false, {.tiny_list = 1});
   expect_tiny(false, {.few_additions = 1});
   // Items that wait for keys would hold up others.
   three.problem.coming = {.parts = {{{200, 300}, 0}}, .num_sources = 1};
