@@ -25,11 +25,11 @@ struct AttentionState {
         maximum(group.rank(), group.num_ranks()) {}
 
   StepMemory& at(std::int32_t device) {
-    std::unique_ptr<StepMemory>& memory = memories[device];
-    if (memory == nullptr) {
-      memory = std::make_unique<StepMemory>(steps, options, communicator, device);
-    }
-    return *memory;
+    const auto known = memories.find(device);
+    if (known != memories.end()) return *known->second;
+    // Made first: a device that is refused leaves no entry.
+    auto memory = std::make_unique<StepMemory>(steps, options, communicator, device);
+    return *memories.emplace(device, std::move(memory)).first->second;
   }
 
   void check_stream(StepMemory& memory, std::int32_t device, void* stream) const {

@@ -91,6 +91,14 @@ TEST_F(AttentionErrors, DataIsThereAndInHostMemory) {
   EXPECT_EQ(forward(), "out.device is 0; allowed: -1 (host memory)");
 }
 
+TEST_F(AttentionErrors, ADeviceThatIsRefusedHoldsNothing) {
+  tensors.inputs.q.device = 1000;
+  EXPECT_NE(forward(), "no exception");
+  EXPECT_EQ(attention.workspace_bytes(), 0U);
+  tensors.inputs.q.device = kCpuDevice;
+  EXPECT_EQ(forward(), "no exception");
+}
+
 TEST_F(AttentionErrors, ScaleAndCapAreNumbers) {
   tensors.inputs.params.softmax_scale = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(forward(), "softmax_scale is nan; allowed: a finite number (0: 1 / sqrt(head_dim_qk))");
