@@ -151,7 +151,7 @@ class Communicator {
 };
 
 struct CommOptions {
-  /// A wait ends this long after rows moved last on this rank.
+  /// A wait ends this long after rows moved last on this rank. 1 ms to 2^40 ms (34 years).
   std::chrono::milliseconds deadline = std::chrono::seconds(100);
   /// Staging for what a rank sends, shared out among its peers when it first sends more than a few
   /// kB. Grows with the transfers, up to 64 MiB per peer; larger ones go through it in pieces.
@@ -212,7 +212,8 @@ struct Launch {
 std::optional<Launch> join_launch(std::chrono::milliseconds deadline);
 
 struct NcclOptions {
-  /// A wait ends this long after this rank's GPU has come to an exchange that does not end.
+  /// A wait ends this long after this rank's GPU has come to an exchange that does not end. 1 ms to
+  /// 2^40 ms.
   std::chrono::milliseconds deadline = std::chrono::seconds(100);
   /// At most so many multiprocessors carry an exchange; 0: as NCCL chooses.
   std::int32_t max_ctas = 0;

@@ -273,7 +273,7 @@ MAGI_API magi_status magi_plan_cache_clear(magi_plan_cache* cache);
 
 typedef struct magi_comm_options {
   size_t struct_size;
-  int64_t deadline_ms; /* of every wait */
+  int64_t deadline_ms; /* of every wait; 1 to 2^40 */
   size_t window_bytes; /* staging per rank at start; grows with the transfers */
 } magi_comm_options;
 MAGI_API void magi_comm_options_init(magi_comm_options* options);
@@ -314,7 +314,7 @@ MAGI_API magi_status magi_nvlink_group_create(const magi_communicator* base, int
 /* Ranks with a GPU each, on any machines, over NCCL, which is opened when a group is made. */
 typedef struct magi_nccl_options {
   size_t struct_size;
-  int64_t deadline_ms; /* of every wait, on the host and on the GPU */
+  int64_t deadline_ms; /* of every wait, on the host and on the GPU; 1 to 2^40 */
   int32_t max_ctas;    /* multiprocessors that carry an exchange, at most; 0: as NCCL chooses */
   const char* library; /* its path; null: the one that is loaded already, else libnccl.so.2 */
 } magi_nccl_options;

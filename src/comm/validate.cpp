@@ -223,8 +223,9 @@ void check_group_size(std::int32_t rank, std::int32_t num_ranks, const CommOptio
   if (rank < 0 || rank >= num_ranks) {
     throw invalid("rank", rank, "0 to " + std::to_string(num_ranks - 1));
   }
-  if (options.deadline <= std::chrono::milliseconds::zero()) {
-    throw invalid("deadline", std::to_string(options.deadline.count()) + " ms", "more than 0 ms");
+  if (options.deadline.count() < 1 || options.deadline > kLongestDeadline) {
+    throw invalid("deadline", std::to_string(options.deadline.count()) + " ms",
+                  "1 ms to 2^40 ms (34 years)");
   }
   if (options.window_bytes == 0) throw invalid("window_bytes", 0, "1 or more");
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 
@@ -9,6 +10,8 @@
 namespace magi::comm {
 
 inline constexpr std::int32_t kMaxRanks = 1024;
+/// Clocks count in nanoseconds: from 292 years on a time from now would lie before it.
+inline constexpr std::chrono::milliseconds kLongestDeadline{std::int64_t{1} << 40};
 
 /// The arguments of a cast or reduce, as the caller gave them.
 struct ExchangeArgs {

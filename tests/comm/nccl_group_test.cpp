@@ -255,7 +255,7 @@ TEST(NcclGroup, BadArgumentsAreRefused) {
   EXPECT_EQ(refusal(2, 2, {}), "rank is 2; allowed: 0 to 1");
   EXPECT_EQ(refusal(0, 1, {.max_ctas = -1}), "max_ctas is -1; allowed: 0 or more");
   EXPECT_EQ(refusal(0, 1, {.deadline = milliseconds(0)}),
-            "deadline is 0 ms; allowed: more than 0 ms");
+            "deadline is 0 ms; allowed: 1 ms to 2^40 ms (34 years)");
   EXPECT_THROW(make_nccl_group(0, 1, 0, nullptr), InvalidArgument);
 }
 

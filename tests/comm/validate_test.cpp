@@ -150,7 +150,10 @@ TEST(Validate, ReducesOfOtherTypesAreNamed) {
 TEST(Validate, BadGroupsAreRefused) {
   EXPECT_EQ(refusal([] { make_thread_group(0); }), "num_ranks is 0; allowed: 1 to 1024");
   EXPECT_EQ(refusal([] { make_thread_group(2, {.deadline = std::chrono::milliseconds(0)}); }),
-            "deadline is 0 ms; allowed: more than 0 ms");
+            "deadline is 0 ms; allowed: 1 ms to 2^40 ms (34 years)");
+  EXPECT_EQ(refusal([] { make_thread_group(2, {.deadline = std::chrono::milliseconds::max()}); }),
+            "deadline is 9223372036854775807 ms; allowed: 1 ms to 2^40 ms (34 years)")
+      << "in nanoseconds it would be a time before now";
   EXPECT_EQ(refusal([] { make_thread_group(2, {.window_bytes = 0}); }),
             "window_bytes is 0; allowed: 1 or more");
   EXPECT_EQ(refusal([] { make_shm_group(3, 2, {}); }), "rank is 3; allowed: 0 to 1");
