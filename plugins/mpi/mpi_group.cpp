@@ -16,7 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kLargestPiece = std::int64_t{1} << 30;  // counts of MPI are int
-constexpr int kNumTags = 32767;  // the least that MPI promises; the order of starts is the same
+constexpr int kNumTags = 32767;                                // the least that MPI promises
 constexpr int kPollsBeforeSleep = 2000;
 constexpr std::chrono::seconds kPatience{1};
 constexpr std::size_t kAlarmBytes = 512;  // small enough that MPI sends it without a handshake
@@ -113,7 +113,8 @@ std::int32_t Group::start(const magi_byte_exchange& exchange, Transfers& transfe
              " sent, " + std::to_string(exchange.receive_bytes[rank_]) + " received");
   }
   if (failure_ != 0) return MAGI_VTABLE_COMM_ERROR;
-  post(exchange, transfers, num_starts_++ % kNumTags);
+  post(exchange, transfers, next_tag_);
+  next_tag_ = (next_tag_ + 1) % kNumTags;
   return failure_ == 0 ? MAGI_VTABLE_OK : MAGI_VTABLE_COMM_ERROR;
 }
 

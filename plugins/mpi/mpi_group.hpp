@@ -58,7 +58,7 @@ class Group {
   std::chrono::milliseconds deadline_;
   std::int32_t rank_ = 0;
   std::int32_t num_ranks_ = 1;
-  std::int32_t num_starts_ = 0;
+  int next_tag_ = 0;          ///< of messages; ranks start the same exchanges in the same order
   std::int32_t failure_ = 0;  ///< 0: none; else as last_error of the C table tells
   std::string message_;
 };

@@ -13,6 +13,9 @@ namespace {
 
 Group& group(void* context) { return *static_cast<Group*>(context); }
 
+/// Clocks count in nanoseconds: from 292 years on a wait would end at once.
+constexpr std::int64_t kLongestDeadlineMs = std::int64_t{1} << 40;
+
 thread_local std::string create_error;
 
 std::int32_t refuse(const std::string& text) {
@@ -112,11 +115,23 @@ void release(void* context, void* exchange) {
   group(context).drop(*transfers);
 }
 
-std::int32_t close(void* context) {
-  const std::int32_t status = gather(
-      group(context), nullptr, 0, [](void*, std::int32_t, const void*, std::size_t) {}, nullptr);
-  return status == MAGI_VTABLE_OK ? group(context).close() : status;
+void abort(void* context, const char* reason) {
+  // Without memory for the reason the others end at their deadline.
+  static_cast<void>(guarded([&] {
+    group(context).abort(reason != nullptr ? reason : "no reason given");
+    return MAGI_VTABLE_OK;
+  }));
 }
+
+std::int32_t close(void* context) {
+  return guarded([&] {
+    const std::int32_t status = gather(
+        group(context), nullptr, 0, [](void*, std::int32_t, const void*, std::size_t) {}, nullptr);
+    return status == MAGI_VTABLE_OK ? group(context).close() : status;
+  });
+}
+
+void destroy(void* context) { delete static_cast<Group*>(context); }
 
 const char* last_error(void* context, std::int32_t* failure) {
   *failure = group(context).failure();
@@ -156,8 +171,8 @@ int32_t magi_mpi_group_create(int32_t communicator, int64_t deadline_ms, magi_co
     return refuse("vtable.struct_size is " + std::to_string(vtable->struct_size) +
                   "; allowed: " + std::to_string(sizeof(magi_comm_vtable)));
   }
-  if (deadline_ms < 1) {
-    return refuse("deadline_ms is " + std::to_string(deadline_ms) + "; allowed: 1 or more");
+  if (deadline_ms < 1 || deadline_ms > kLongestDeadlineMs) {
+    return refuse("deadline_ms is " + std::to_string(deadline_ms) + "; allowed: 1 to 2^40");
   }
   if (const std::string reason = begin_mpi(); !reason.empty()) return refuse(reason);
   const MPI_Comm given =
@@ -177,9 +192,9 @@ int32_t magi_mpi_group_create(int32_t communicator, int64_t deadline_ms, magi_co
              .start_bytes = start_bytes,
              .wait = wait,
              .release = release,
-             .abort = [](void* context, const char* reason) { group(context).abort(reason); },
+             .abort = abort,
              .close = close,
-             .destroy = [](void* context) { delete static_cast<Group*>(context); },
+             .destroy = destroy,
              .last_error = last_error};
   vtable->context = self.release();
   return MAGI_VTABLE_OK;

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <functional>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -120,7 +121,10 @@ void run_refusals() {
   expect(refused(1000, nullptr) == "vtable is null; allowed: an address", "no table");
   expect(refused(1000, &table).find("vtable.struct_size is 0; allowed: ") == 0, "no size");
   table.struct_size = sizeof table;
-  expect(refused(0, &table) == "deadline_ms is 0; allowed: 1 or more", "no deadline");
+  expect(refused(0, &table) == "deadline_ms is 0; allowed: 1 to 2^40", "no deadline");
+  expect(refused(std::numeric_limits<std::int64_t>::max(), &table) ==
+             "deadline_ms is 9223372036854775807; allowed: 1 to 2^40",
+         "a deadline beyond what clocks count");
   make_group()->close_sync();  // so that MPI begins and ends
 }
 
