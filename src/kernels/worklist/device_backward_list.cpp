@@ -47,7 +47,7 @@ DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape) {
   const BackwardProblem& problem = shape.problem;
   DeviceBackwardLayout layout;
   layout.frame = plain_list_frame(problem, shape.tile, shape.packed_heads, max_tiles(shape));
-  layout.frame.num_components = std::min(shape.num_slices, problem.rows_q);
+  layout.frame.num_components = most_plain_components(problem, shape.num_slices, max_tiles(shape));
   layout.max_tiles = static_cast<std::int32_t>(max_tiles(shape));
   layout.run_capacity = std::max(kRunsPerRecord * shape.record_capacity, kLeastRuns);
   const std::int64_t key_words = num_words(problem.rows_k);

@@ -154,6 +154,11 @@ std::int32_t plain_packed_heads(std::int32_t heads_per_kv) {
   return heads;
 }
 
+std::int32_t most_plain_components(const BackwardProblem& problem, std::int64_t num_slices,
+                                   std::int64_t num_tiles) {
+  return static_cast<std::int32_t>(std::min<std::int64_t>(problem.rows_q, num_slices * num_tiles));
+}
+
 BackwardList plain_list_frame(const BackwardProblem& problem, const BackwardTileShape& shape,
                               std::int32_t packed_heads, std::int64_t num_tiles) {
   const std::int64_t num_items = num_tiles * problem.heads_kv;

@@ -26,6 +26,12 @@ std::int32_t plain_packed_heads(std::int32_t heads_per_kv);
 PlainRule plain_rule(const BackwardProblem& problem, const BackwardTileShape& shape,
                      std::int32_t packed_heads);
 
+/// Components that a plain list of so many slices and k tiles may have. The records of a slice join
+/// their rows, but those of a slice of one diagonal, d_min == d_max, have rows of their own in each
+/// k tile.
+std::int32_t most_plain_components(const BackwardProblem& problem, std::int64_t num_slices,
+                                   std::int64_t num_tiles);
+
 /// A plain list of `num_tiles` k tiles without contents. Throws InvalidArgument where it would have
 /// too many items.
 BackwardList plain_list_frame(const BackwardProblem& problem, const BackwardTileShape& shape,

@@ -156,6 +156,21 @@ TEST_F(DeviceBackwardListTest, EqualsTheHostsOfDocuments) {
   });
 }
 
+/// Each k tile of a slice of one diagonal is a component: there are more of these than slices.
+TEST_F(DeviceBackwardListTest, EqualsTheHostsOfSingleDiagonals) {
+  for (const std::int32_t count : {1, 3, 17}) {
+    SCOPED_TRACE(::testing::Message() << count << " diagonals");
+    constexpr std::int32_t kRows = 3000;
+    const BackwardProblem problem{
+        .rows_q = kRows * count, .rows_k = kRows, .heads_q = 8, .heads_kv = 1, .num_ctas = 132};
+    TypedRanges ranges;
+    for (std::int32_t i = 0; i < count; ++i) {
+      ranges.append({i * kRows, i * kRows + kRows - i}, {i, kRows}, 3);
+    }
+    expect_hosts_list(shape_of(problem, ranges), ranges);
+  }
+}
+
 TEST_F(DeviceBackwardListTest, JoinsWhatTheHostJoins) {
   for_each_random_mask([](int number) {
     const auto seed = static_cast<std::uint64_t>(number + 1);

@@ -20,6 +20,12 @@ BackwardList plain_list(const BackwardProblem& problem, const Mask& mask,
   return build_backward_list(problem, mask.slices, shape, {.is_plain = true});
 }
 
+/// The slice's pairs on the first of its diagonals that is known to hold one.
+BandSlice with_one_diagonal(BandSlice slice) {
+  slice.d_min = slice.d_max = slice.k0 - slice.q0;
+  return slice;
+}
+
 Mask documents(std::span<const std::int32_t> lengths) {
   Mask mask;
   for (const std::int32_t length : lengths) {
@@ -42,6 +48,23 @@ TEST(PlainListTest, CountsEveryPairAsOftenAsTheMaskInOrder) {
     ASSERT_TRUE(list.is_ordered);
     ASSERT_TRUE(is_list_of(list, mask));
     ASSERT_TRUE(walks_everything_once(list));
+  }
+}
+
+/// As lists made on the device have room for.
+TEST(PlainListTest, HasNoMoreComponentsThanThereIsRoomFor) {
+  for (std::uint64_t seed = 1; seed <= 500; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    Mask mask = random_mask(random);
+    const bool has_single_diagonals = random.chance(50);
+    for (BandSlice& slice : mask.slices) {
+      if (has_single_diagonals) slice = shrink(with_one_diagonal(slice));
+    }
+    const BackwardProblem problem = problem_of(mask, 4, 2);
+    const BackwardList list = plain_list(problem, mask, random_shape(random));
+    ASSERT_LE(list.num_components,
+              most_plain_components(problem, std::ssize(mask.slices), std::ssize(list.tiles)));
   }
 }
 

@@ -29,15 +29,16 @@ BackwardCase case_of(RandomStream& random) {
   return test;
 }
 
-/// Random slices, or packed causal documents.
+/// Random slices, or packed documents: causal ones, or with one key for each row.
 TypedRanges ranges_of(RandomStream& random, std::int32_t rows_q, std::int32_t rows_k,
                       std::int32_t count) {
   if (random.chance(50)) return random_ranges(random, rows_q, rows_k, count);
   TypedRanges ranges;
   const std::int32_t rows = std::min(rows_q, rows_k);
+  const std::int32_t type = random.chance(30) ? 3 : 1;
   for (std::int32_t begin = 0; ranges.count() < count;) {
     const std::int32_t end = std::min(begin + random.between(1, 2 * rows / count + 1), rows);
-    ranges.append({begin, end}, {begin, end}, 1);
+    ranges.append({begin, end}, {begin, end}, type);
     begin = end;
   }
   return ranges;
