@@ -96,7 +96,8 @@ def bad_tensors(group) -> None:
     for tensors, error, pattern in (
         ((q[1:], k, v), ValueError, f"q has {rows - 1} rows; allowed: {rows}"),
         ((q, k[1:], v[1:]), ValueError, f"k has {rows - 1} rows; allowed: {rows}"),
-        ((q, k, v[1:]), ValueError, "v has"),
+        ((q, k[1:], v), ValueError, f"k has {rows - 1} rows; allowed: {rows}, the plan's rows"),
+        ((q, k, v[1:]), ValueError, f"v has {rows - 1} rows; allowed: {rows}, the plan's rows"),
         ((q[:, :2], k, v), ValueError, r"q.shape is .*allowed"),
         ((q, k[:, :1], v[:, :1]), ValueError, r"k.shape is .*allowed"),
         ((q.float(), k, v), TypeError, "k.dtype is torch.float64; allowed: torch.float32"),

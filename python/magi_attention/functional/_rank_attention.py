@@ -232,14 +232,15 @@ def check_local(q, k, v, place: tuple, precision: MagiAttentionPrecision | None)
         named = zip("qkv", (q, k, v))
         q, k, v = (as_plain(n, t).to(dtype) if isinstance(t, torch.Tensor) else t for n, t in named)
     rank, rows, heads_q, heads_kv, dim, dim_v, backend, num_valid = place
-    q, k, v = check_qkv(q, k, v, backend)
-    for name, tensor in (("q", q), ("k", k)):
-        if tensor.shape[0] != rows:
+    # Before they are compared with each other, which would name one that fits the plan.
+    for name, tensor in zip("qkv", (q, k, v)):
+        if isinstance(tensor, torch.Tensor) and tensor.ndim == 3 and tensor.shape[0] != rows:
             or_fewer = "" if num_valid == rows else f", or {num_valid} without padding"
             raise ValueError(
                 f"{name} has {tensor.shape[0]} rows; allowed: {rows}, "
                 f"the plan's rows of rank {rank}{or_fewer}"
             )
+    q, k, v = check_qkv(q, k, v, backend)
     wanted = ((rows, heads_q, dim), (rows, heads_kv, dim), (rows, heads_kv, dim_v))
     for name, tensor, shape in zip("qkv", (q, k, v), wanted):
         if tuple(tensor.shape) != shape:
