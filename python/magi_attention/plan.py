@@ -6,7 +6,6 @@ process group. No globals.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TypeAlias
 
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from magi_attention._group_holders import holds_groups
-from magi_attention._native import structs
 from magi_attention._native.allocator import AttentionHandle
 from magi_attention._native.attention import Runner, dist_backward, dist_forward
 from magi_attention._native.handles import (
@@ -30,6 +28,7 @@ from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.plan_bounds import PlanBounds, find_bounds
+from magi_attention.common.plan_report import PlanReport, find_report
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.config.library import to_placement_config, to_plan_config
@@ -52,42 +51,6 @@ _MAX_WORK = 1 << 40  # a quarter of an hour
 _MAX_SMS = 1 << 20  # more than any GPU has
 _Margins: TypeAlias = tuple[int | None, int | None]
 _PICTURES = ("mask", "placement", "traffic", "timeline", "steps")
-
-
-@dataclass(frozen=True)
-class PlanReport:
-    """Figures of a plan. Tuples have one number for each rank.
-
-    - rank_area: visible (query, key) pairs; balance: the largest over their mean, 1 is even.
-    - rank_rows: rows that it holds, padding included; remote_rows: key rows that it receives.
-    - rank_memory: bytes of rows of other ranks and of their gradients in a backward.
-    - total_bytes: sent by all ranks in one forward; ring_bytes: what a ring or an all-gather sends;
-      lower_bound_bytes: what no placement that is balanced as well goes below.
-    - forward_seconds, backward_seconds: of a layer, predicted; exposed_comm_seconds: communication
-      of the forward that nothing hides.
-    - num_waves: stages, that of the own keys included. digest: 64 bits that equal plans share.
-    - num_head_shares: above 1, a row's heads are cut into so many shares, each of which counts as a
-      row above, with its pairs.
-    """
-
-    digest: int
-    num_waves: int
-    num_heads_q: int
-    num_heads_kv: int
-    head_dim: int
-    head_dim_v: int
-    rank_area: tuple[int, ...]
-    rank_rows: tuple[int, ...]
-    remote_rows: tuple[int, ...]
-    rank_memory: tuple[int, ...]
-    num_head_shares: int
-    balance: float
-    total_bytes: int
-    lower_bound_bytes: int
-    ring_bytes: int
-    forward_seconds: float
-    backward_seconds: float
-    exposed_comm_seconds: float
 
 
 class Plan:
@@ -228,7 +191,7 @@ class Plan:
     def report(self) -> PlanReport:
         """Figures: areas, rows, bytes, predicted seconds."""
         if self._report is None:
-            self._report = _read_report(self._handle.report())
+            self._report = find_report(self._handle)
         return self._report
 
     @property
@@ -488,6 +451,12 @@ class BoundPlan:
         """position_ids on a device; copied there once."""
         return self.rows.position_ids_on(device)
 
+    def __repr__(self) -> str:
+        return (
+            f"BoundPlan(rank={self.rank}, local_rows={self.local_rows}, "
+            f"transport={self.communicator.backend!r}, plan={self.plan!r})"
+        )
+
 
 def _sizes(cp_size: int, num_heads_q: int, num_heads_kv: int, head_dim: int) -> tuple[int, ...]:
     named = (
@@ -570,28 +539,4 @@ def _runner_of(
     other = AttentionHandle(plan.handle, communicator, backward_sms, backend, rounds_partials)
     return Runner(
         dist_forward, dist_backward, handle.address, (handle, other), backward_handle=other.address
-    )
-
-
-def _read_report(report: structs.PlanReport) -> PlanReport:
-    ranks = report.num_ranks
-    return PlanReport(
-        digest=report.digest,
-        num_waves=report.num_waves,
-        num_heads_q=report.num_heads_q,
-        num_heads_kv=report.num_heads_kv,
-        head_dim=report.head_dim_qk,
-        head_dim_v=report.head_dim_v,
-        rank_area=tuple(report.rank_area[:ranks]),
-        rank_rows=tuple(report.rank_rows[:ranks]),
-        remote_rows=tuple(report.remote_rows[:ranks]),
-        rank_memory=tuple(report.rank_memory[:ranks]),
-        num_head_shares=report.num_head_shares,
-        balance=report.balance,
-        total_bytes=report.total_bytes,
-        lower_bound_bytes=report.lower_bound_bytes,
-        ring_bytes=report.ring_bytes,
-        forward_seconds=report.forward_seconds,
-        backward_seconds=report.backward_seconds,
-        exposed_comm_seconds=report.exposed_comm_seconds,
     )

@@ -202,6 +202,11 @@ class TestPlan:
         assert "balance" in str(plan) and "total_seqlen=100" in repr(plan)
         assert plan.defects() == ""
 
+    def test_a_bound_plan_tells_its_rank_and_rows(self):
+        bound = make_plan(cp_size=1).bind()
+        assert repr(bound).startswith(f"BoundPlan(rank=0, local_rows={bound.local_rows}, ")
+        assert repr(bound.plan) in repr(bound)
+
     def test_figures(self):
         plan = make_plan()
         assert plan.total_seqlen == 100 and plan.cp_size == 4

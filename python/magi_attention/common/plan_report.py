@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from magi_attention._native.handles import PlanHandle
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """Figures of a plan. Tuples have one number for each rank.
+
+    - rank_area: visible (query, key) pairs; balance: the largest over their mean, 1 is even.
+    - rank_rows: rows that it holds, padding included; remote_rows: key rows that it receives.
+    - rank_memory: bytes of rows of other ranks and of their gradients in a backward.
+    - total_bytes: sent by all ranks in one forward; ring_bytes: what a ring or an all-gather sends;
+      lower_bound_bytes: what no placement that is balanced as well goes below.
+    - forward_seconds, backward_seconds: of a layer, predicted; exposed_comm_seconds: communication
+      of the forward that nothing hides.
+    - num_waves: stages, that of the own keys included. digest: 64 bits that equal plans share.
+    - num_head_shares: above 1, a row's heads are cut into so many shares, each of which counts as a
+      row above, with its pairs.
+    """
+
+    digest: int
+    num_waves: int
+    num_heads_q: int
+    num_heads_kv: int
+    head_dim: int
+    head_dim_v: int
+    rank_area: tuple[int, ...]
+    rank_rows: tuple[int, ...]
+    remote_rows: tuple[int, ...]
+    rank_memory: tuple[int, ...]
+    num_head_shares: int
+    balance: float
+    total_bytes: int
+    lower_bound_bytes: int
+    ring_bytes: int
+    forward_seconds: float
+    backward_seconds: float
+    exposed_comm_seconds: float
+
+
+def find_report(handle: PlanHandle) -> PlanReport:
+    """The figures that the library computes of its plan."""
+    report = handle.report()
+    ranks = report.num_ranks
+    return PlanReport(
+        digest=report.digest,
+        num_waves=report.num_waves,
+        num_heads_q=report.num_heads_q,
+        num_heads_kv=report.num_heads_kv,
+        head_dim=report.head_dim_qk,
+        head_dim_v=report.head_dim_v,
+        rank_area=tuple(report.rank_area[:ranks]),
+        rank_rows=tuple(report.rank_rows[:ranks]),
+        remote_rows=tuple(report.remote_rows[:ranks]),
+        rank_memory=tuple(report.rank_memory[:ranks]),
+        num_head_shares=report.num_head_shares,
+        balance=report.balance,
+        total_bytes=report.total_bytes,
+        lower_bound_bytes=report.lower_bound_bytes,
+        ring_bytes=report.ring_bytes,
+        forward_seconds=report.forward_seconds,
+        backward_seconds=report.backward_seconds,
+        exposed_comm_seconds=report.exposed_comm_seconds,
+    )
