@@ -5,8 +5,12 @@
 # version (importlib.metadata) has the library's own behind a plus: 1.1.1+magi0.1.0.
 __version__ = version = "1.1.1"
 
-_MODULES = ("api", "backends", "comm", "common", "config", "env", "functional", "testing", "utils")
+_MODULES = (
+    "api", "backends", "comm", "common", "config", "env", "errors", "functional", "masks",
+    "testing", "utils",
+)  # fmt: skip
 _HOMES = {
+    "BoundPlan": "magi_attention.plan",
     "Plan": "magi_attention.plan",
     "trace": "magi_attention.tracing",
     "init_dist_attn_runtime_key": "magi_attention.dist_attn_runtime_mgr",
@@ -27,3 +31,7 @@ def __getattr__(name: str):
         if name in general.VARIABLES:
             return getattr(general, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES, *_HOMES])

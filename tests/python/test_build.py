@@ -38,6 +38,17 @@ def test_imports_where_torch_has_no_tag_against_capture():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_parts_are_there_once_the_package_is_imported():
+    """What the guide names behind `import magi_attention`, without an import of its own."""
+    code = """
+import magi_attention
+for part in ("api", "backends", "errors", "masks", "BoundPlan", "Plan", "trace"):
+    assert part in dir(magi_attention), part
+    getattr(magi_attention, part)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_extension_imports():
     import magi_attention.magi_attn_ext as extension
     from magi_attention.common import AttnRange
