@@ -52,10 +52,11 @@ class Rows:
         """
         ids = self._ids_on.get(device)
         if ids is None:
-            host = self._ids_on.get(_HOST)
-            if host is None:
-                host = self._ids_on[_HOST] = self._ids_on_host()
-            ids = self._ids_on[device] = host.to(device)
+            with torch.inference_mode(False):  # kept, also for training, which may save them
+                host = self._ids_on.get(_HOST)
+                if host is None:
+                    host = self._ids_on[_HOST] = self._ids_on_host()
+                ids = self._ids_on[device] = host.to(device)
         return ids
 
     def _ids_on_host(self) -> torch.Tensor:

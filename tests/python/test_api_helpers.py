@@ -207,6 +207,15 @@ class TestPlan:
         assert repr(bound).startswith(f"BoundPlan(rank=0, local_rows={bound.local_rows}, ")
         assert repr(bound.plan) in repr(bound)
 
+    def test_position_ids_first_asked_for_in_inference_mode_serve_training(self):
+        """They are kept, and tables of positions save them for backward."""
+        bound = make_plan(cp_size=1).bind()
+        with torch.inference_mode():
+            bound.position_ids_on(torch.device("cpu"))
+        table = torch.nn.Embedding(100, 2)
+        table(bound.position_ids).sum().backward()
+        assert table.weight.grad.sum() == 2 * bound.local_rows
+
     def test_figures(self):
         plan = make_plan()
         assert plan.total_seqlen == 100 and plan.cp_size == 4
