@@ -48,6 +48,16 @@ def test_other_tensors_in_the_place_of_dead_ones():
     assert len(calls) == 8
 
 
+def test_tensors_of_inference_mode_are_copied_in_every_call():
+    """They count no changes."""
+    with torch.inference_mode():
+        ranges = torch.tensor([[0, 8]], dtype=torch.int32)
+        first = call_of(ranges, ranges)
+        assert call_of(ranges, ranges) is first  # equal contents: the same mask
+        ranges[0, 1] = 5
+        assert call_of(ranges, ranges) is not first
+
+
 @pytest.fixture
 def stand_in(monkeypatch):
     """Calls of the library for ranges in host memory; the names of those that were made."""
@@ -88,6 +98,18 @@ def test_a_call_under_ranges_has_gradients(stand_in):
     found, expected = (torch.autograd.grad(out.sum(), leaves) for out, _ in results)
     assert all(torch.equal(f, e) for f, e in zip(found, expected))
     assert stand_in == ["forward", "backward"]
+
+
+def test_a_call_in_inference_mode(stand_in):
+    leaves = leaves_of(8)
+    with torch.inference_mode():
+        ranges = torch.tensor([[0, 6]], dtype=torch.int32)
+        out, _ = invoke(leaves, ranges)
+    wanted, _ = flex_flash_attn_func(*leaves, ranges, ranges)
+    assert torch.equal(out, wanted)
+    found, _ = invoke(leaves, ranges)  # as in training under ranges that validation made
+    found.sum().backward()
+    assert stand_in == ["forward", "forward", "backward"]
 
 
 @pytest.mark.parametrize("changes_types", [False, True])

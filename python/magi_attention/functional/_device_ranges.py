@@ -12,7 +12,7 @@ from magi_attention._native.ranges import RangesCall
 from magi_attention.common._lru import LruCache
 from magi_attention.env.general import is_sanity_check_enable
 from magi_attention.functional._calls import CallCache
-from magi_attention.functional._masks import mask_of
+from magi_attention.functional._masks import KnownMask, mask_of
 
 _COPIES_KEPT = 64  # as many as masks are kept, which is what the copies are for
 _calls = CallCache(RangesCall)
@@ -50,7 +50,8 @@ class RangesInvocation:
 
 def host_call(q, k, v, sink, mask: tuple, options: Options, backend: str) -> Call:
     """The call of a backend by its name, whose list is made on the host: range tensors that were
-    not seen before are copied there, which waits for them. RuntimeError while a graph is captured,
+    not seen before are copied there, which waits for them; those of inference mode, whose changes
+    cannot be seen, in every call. RuntimeError while a graph is captured,
     as a replay would not follow their values.
     """
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -58,16 +59,22 @@ def host_call(q, k, v, sink, mask: tuple, options: Options, backend: str) -> Cal
             "q_ranges is on the device while a graph is captured; allowed with backend "
             f"{backend}: ranges in host memory"
         )
+    if any(tensor is not None and tensor.is_inference() for tensor in mask):
+        return _mask_of_copies(q, k, mask, backend).calls.find(q, k, v, sink, options)
     key = (backend, q.shape[0], k.shape[0], *map(id, mask))
     references, known = _copies.get(key, ([], None))
     alive = [reference() for reference in references]
     if known is None or any(a is not b for a, b in zip(alive, mask)) or _versions(mask) != known[0]:
         known = None
     if known is None:
-        copies = [None if tensor is None else tensor.cpu() for tensor in mask]
-        known = (_versions(mask), mask_of(q.shape[0], k.shape[0], *copies, backend))
+        known = (_versions(mask), _mask_of_copies(q, k, mask, backend))
         _copies[key] = [_reference(tensor) for tensor in mask], known
     return known[1].calls.find(q, k, v, sink, options)
+
+
+def _mask_of_copies(q, k, mask: tuple, backend: str) -> KnownMask:
+    copies = [None if tensor is None else tensor.cpu() for tensor in mask]
+    return mask_of(q.shape[0], k.shape[0], *copies, backend)
 
 
 def _reference(tensor: torch.Tensor | None):
@@ -75,4 +82,5 @@ def _reference(tensor: torch.Tensor | None):
 
 
 def _versions(mask: tuple) -> list[int]:
-    return [0 if tensor is None else tensor._version for tensor in mask]
+    """How often each tensor was changed; those of inference mode do not count it."""
+    return [0 if t is None or t.is_inference() else t._version for t in mask]
