@@ -144,6 +144,20 @@ def fields_of(value):
     return dataclasses.replace(dataclasses.replace(value), **parts)
 
 
+def slices_of_a_mesh(group) -> None:
+    """A slice is made anew in every call; the key of the one before is found without planning."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    case, mask = Case(rows=60), dense.masks(60)["causal"]
+    assert mesh["cp"] is not mesh["cp"]
+    key = make_key(mask, case, mesh["cp"])
+    assert make_key(mask, case, mesh["cp"]) is key and key.cp_mesh == mesh["cp"]
+    others = make_key(mask, case, mesh["dp"]), make_key(mask, case, mesh["cp"].get_group())
+    assert all(other != key for other in others) and others[1].cp_mesh is None
+    api.clear_cache()
+
+
 def hierarchical_meshes(group, shape: tuple[int, int]) -> None:
     """Runs on all ranks: the variable asks for a 2-D mesh, whose rows become the plan's nodes."""
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh

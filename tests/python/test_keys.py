@@ -42,6 +42,10 @@ def test_deprecated_calls(ranks):
     ranks.run(2, cases.deprecated_calls)
 
 
+def test_slices_of_a_mesh(ranks):
+    ranks.run(4, cases.slices_of_a_mesh)
+
+
 def test_hierarchical_meshes(ranks):
     ranks.run(4, cases.hierarchical_meshes, (2, 2))
 

@@ -7,6 +7,8 @@ import logging
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from magi_attention._environment import key_snapshot
 from magi_attention._group_holders import is_destroyed
 from magi_attention.comm.group import rank_of, size_of
@@ -53,7 +55,7 @@ def find_or_make(spec: KeySpec) -> DistAttnRuntimeKey:
         check_kind("dist_attn_config", spec.config, DistAttnConfig, "DistAttnConfig")
     arguments = (
         _content("q_ranges", q), _content("k_ranges", k), spec.total_seqlen, spec.heads,
-        id(spec.group_or_mesh), spec.config, spec.placed_by, spec.chunk_size, key_snapshot(),
+        _identity(spec.group_or_mesh), spec.config, spec.placed_by, spec.chunk_size, key_snapshot(),
     )  # fmt: skip
     try:
         candidates = dist_attn_runtime_dict_mgr.seen.get(arguments)
@@ -71,6 +73,14 @@ def find_or_make(spec: KeySpec) -> DistAttnRuntimeKey:
     candidates[:] = [entry for entry in candidates if entry[0] != mask_type]
     candidates.append((list(mask_type) if isinstance(mask_type, list) else mask_type, key))
     return key
+
+
+def _identity(group_or_mesh: Any) -> tuple[bool, int]:
+    """Equal for the same argument in the next call: a slice of a mesh, such as mesh["cp"], is
+    another object each time, but its group is not.
+    """
+    is_slice = isinstance(group_or_mesh, DeviceMesh) and group_or_mesh.ndim == 1
+    return is_slice, id(group_or_mesh.get_group() if is_slice else group_or_mesh)
 
 
 def _content(name: str, ranges: AttnRanges) -> bytes:
