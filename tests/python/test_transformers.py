@@ -131,8 +131,15 @@ class TestRefusals:
         longer = torch.zeros(1, ROWS + 1, dtype=torch.long)
         self.refuses(llama, f"q has {ROWS + 1} rows; allowed: ", input_ids=longer,
                      position_ids=longer, labels=None)  # fmt: skip
-        with pytest.raises(ValueError, match="x has shape"):
-            shard(cases.plan().bind(), longer)
+        bound, ids = cases.plan().bind(), longer[:, 1:]
+        for given, name in (
+            ((longer,), "input_ids"),
+            ((ids.view(2, -1),), "input_ids"),
+            ((ids, longer), "labels"),
+            ((ids, None, longer), "position_ids"),
+        ):
+            with pytest.raises(ValueError, match=rf"{name} has shape .*allowed: \[{ROWS}\] or"):
+                shard(bound, *given)
 
     def test_overlays_and_chunks(self, llama):
         """What only the mask function of the model is told."""

@@ -379,6 +379,14 @@ def shard(
     name of a model that does not fit.
     """
     bound = bound_of(plan)
+    rows = bound.total_seqlen
+    named = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
+    for name, tensor in named.items():
+        if tensor is not None and tuple(tensor.shape) not in ((rows,), (1, rows)):
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)}; allowed: [{rows}] or [1, {rows}], the "
+                "plan's rows"
+            )
     first = 0
     if model is not None:
         check_model(model)
