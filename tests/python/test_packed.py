@@ -71,6 +71,11 @@ class TestSpecs:
         assert len({spec.fingerprint(), AttnMaskSpec.varlen([3, 4]).fingerprint()}) == 2
         assert hash(spec.fingerprint())
 
+    @pytest.mark.parametrize("window", [(-2, 0), (3, -2), (3,)])
+    def test_windows_that_are_none(self, window):
+        with pytest.raises(ValueError, match=r"window_size(\[\d\])? is"):
+            AttnMaskSpec.varlen([3, 4], window_size=window)
+
     def test_prefix_tree(self):
         spec, ranges = AttnMaskSpec.prefix_tree([4, 2, 3], [[0, 1], [0, 2]])
         assert spec.total_seqlen == 9
@@ -154,6 +159,13 @@ class TestAttentionFunction:
         assert packed.get_active_attn_spec() is tree
         self.close(attend(*call), self.wanted(tree))
         self.close(attend(*call, magi_attn_spec=each), self.wanted(each))
+
+    @pytest.mark.parametrize("name", ["is_causal", "causal"])
+    def test_what_is_not_causal_by_a_mask_of_the_call(self, name):
+        both = AttnMaskSpec.varlen([15, 15], causal=False)
+        call = self.q, self.k, self.v
+        found = packed.make_magi_attn_func()(*call, magi_attn_spec=both, **{name: False})
+        self.close(found, self.wanted(both))
 
     def test_layouts_and_scale(self):
         attend = packed.make_magi_attn_func(softmax_scale=0.2)

@@ -300,6 +300,7 @@ _KNOWN = {
 
 
 def _check_options(options: dict[str, Any]) -> None:
+    is_masked = any(options.get(name) is not None for name in ("magi_plan", "magi_attn_spec"))
     for name, value in options.items():
         if name in _KNOWN or value is None:
             continue
@@ -307,8 +308,10 @@ def _check_options(options: dict[str, Any]) -> None:
             if value:
                 raise ValueError(f"{name} is {value}; allowed: 0")
         elif name in ("is_causal", "causal"):
-            if not value:
-                raise ValueError(f"{name} is {value}; allowed: True, or a magi_attn_spec")
+            if not value and not is_masked:
+                raise ValueError(
+                    f"{name} is {value}; allowed: True, or a mask as magi_attn_spec or magi_plan"
+                )
         elif name == "attn_mask_type":
             if value not in ("causal", "padding_causal"):
                 raise ValueError(f"{name} is {value!r}; allowed: 'causal', 'padding_causal'")
