@@ -211,9 +211,9 @@ struct PlanReport {
   std::vector<std::int64_t>
       remote_rows;  ///< key rows (flat rows) received by each rank from others
   /// Bytes of each rank's receive segments in a backward pass: received and copied rows as they
-  /// travel, and their float32 gradients (of queries also lse and delta). What a rank holds beyond
-  /// its own rows' tensors, but for buffers of transports and, with head shares, flat copies of
-  /// those tensors.
+  /// travel, and their gradients (of queries also lse and delta), which are float32 unless shares
+  /// of heads make them whole. What a rank holds beyond its own rows' tensors, but for buffers of
+  /// transports and, with head shares, flat copies of those tensors.
   std::vector<std::int64_t> rank_memory;
   /// Bytes that a forward pass moves between ranks, [num_ranks * num_ranks], row = sender (by node,
   /// who hands a row on sends it).
@@ -262,9 +262,9 @@ Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& p
 /// A plan as one of flat rows, whose config has the heads of one share: it has one share, and any
 /// reader of tables understands it. Its mask is the plan's, once for each share. The rows of a
 /// share follow one another, in the whole sequence and in a rank's shard, where a short last chunk
-/// counts as a full one. Digest and times are the plan's, counts of the report those of flat rows.
-/// A plan of one share is returned as it is. Throws InvalidArgument where shares do not divide
-/// heads, or there are too many flat rows.
+/// counts as a full one. Digest, memory and times are the plan's, counts of the report those of
+/// flat rows. A plan of one share is returned as it is. Throws InvalidArgument where shares do not
+/// divide heads, or there are too many flat rows.
 Plan flat_plan(const Plan& plan);
 
 std::uint64_t plan_digest(const Plan& plan);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/check_hops.hpp"
+#include "plan/check_returns.hpp"
 #include "plan/check_times.hpp"
 
 namespace magi::planner {
@@ -45,16 +46,20 @@ std::vector<std::int64_t> rows_received(const Plan& plan) {
   return rows;
 }
 
-/// Received rows with their float32 gradients; of queries also out, its gradient, lse and delta.
-std::int64_t memory_of(const PlanConfig& config, const RankPlan& rank) {
+/// Received rows with their gradients, float32 unless they are whole; of queries also out, its
+/// gradient, lse and delta.
+std::int64_t memory_of(const PlanConfig& config, const ReturnsOnce& once, const RankPlan& rank) {
+  const std::int32_t of_key = once.keys ? config.element_bytes : 4;
+  const std::int32_t of_query = once.queries ? config.element_bytes : 4;
   const std::int64_t key_elements =
       product(config.num_heads_kv, std::int64_t{config.head_dim_qk} + config.head_dim_v);
   const std::int64_t query_head = std::int64_t{config.element_bytes} * config.head_dim_qk +
                                   2 * std::int64_t{config.element_bytes} * config.head_dim_v +
-                                  4 * std::int64_t{config.head_dim_qk} + 8;
+                                  of_query * std::int64_t{config.head_dim_qk} + 8;
   std::int64_t bytes = 0;
   for (const Segment& segment : std::span(rank.k.segments).subspan(1)) {
-    bytes = sum(bytes, product(product(segment.num_rows, key_elements), config.element_bytes + 4));
+    bytes =
+        sum(bytes, product(product(segment.num_rows, key_elements), config.element_bytes + of_key));
   }
   for (const Segment& segment : std::span(rank.q.segments).subspan(1)) {
     bytes = sum(bytes, product(product(segment.num_rows, config.num_heads_q), query_head));
@@ -97,8 +102,8 @@ void check_balance(const std::vector<std::int64_t>& areas, double reported, Prob
   }
 }
 
-void check_rank_figures(const Plan& plan, const std::vector<std::int64_t>& areas,
-                        Problems& problems) {
+void check_rank_figures(const Plan& plan, const ReturnsOnce& once,
+                        const std::vector<std::int64_t>& areas, Problems& problems) {
   const PlanReport& report = plan.report;
   const std::vector<std::int64_t> received = rows_received(plan);
   const auto compare = [&](std::size_t rank, std::int64_t counted, std::int64_t reported,
@@ -111,7 +116,8 @@ void check_rank_figures(const Plan& plan, const std::vector<std::int64_t>& areas
     compare(r, areas[r], report.rank_area[r], "pairs");
     compare(r, plan.ranks[r].q.segments[0].num_rows, report.rank_rows[r], "own query rows");
     compare(r, received[r], report.remote_rows[r], "received key rows");
-    compare(r, memory_of(plan.config, plan.ranks[r]), report.rank_memory[r], "bytes of memory");
+    compare(r, memory_of(plan.config, once, plan.ranks[r]), report.rank_memory[r],
+            "bytes of memory");
   }
 }
 
@@ -150,17 +156,18 @@ void check_bytes(const Plan& plan, const std::vector<SentRows>& sent, Problems& 
 
 }  // namespace
 
-void check_figures(const Plan& plan, Problems& problems) {
+void check_figures(const Plan& plan, std::int32_t num_shares, Problems& problems) {
+  const ReturnsOnce once = num_shares > 1 ? returns_once(plan) : ReturnsOnce{};
   const std::vector<std::int64_t> areas = areas_of_ranks(plan);
   const std::int64_t total = sum(areas);
   if (total != area(plan.mask)) {
     problems.add("ranks attend ", total, " pairs, the mask has ", area(plan.mask));
   }
-  check_rank_figures(plan, areas, problems);
+  check_rank_figures(plan, once, areas, problems);
   check_balance(areas, plan.report.balance, problems);
   const std::vector<SentRows> sent = sent_rows(plan);
   check_bytes(plan, sent, problems);
-  check_times(plan, sent, problems);
+  check_times(plan, sent, once, problems);
 }
 
 }  // namespace magi::planner

@@ -72,21 +72,23 @@ double whole_ns(double seconds) { return std::round(std::min(seconds * 1e9, kMos
 double sum_bytes_of(const PlanConfig& config) { return std::max(config.element_bytes, 4); }
 
 /// Bytes of a row for one kv head. Queries have a group of heads for each.
-double row_bytes(const PlanConfig& config, Role role, bool is_backward) {
+double row_bytes(const PlanConfig& config, const ReturnsOnce& once, Role role, bool is_backward) {
   const double qk = config.head_dim_qk;
   const double v = config.head_dim_v;
+  // Parts travel as they are summed.
+  const double back = once.of(role) ? config.element_bytes : sum_bytes_of(config);
   const std::int32_t group = config.num_heads_q / config.num_heads_kv;
   switch (role) {
     case Role::KeysValues:
       return (qk + v) * config.element_bytes;
-    case Role::KeyGradients:  // parts travel as they are summed
-      return (qk + v) * sum_bytes_of(config);
+    case Role::KeyGradients:
+      return (qk + v) * back;
     case Role::Queries:  // back with out and its gradient
       return group * (is_backward ? qk + 2 * v : qk) * config.element_bytes;
     case Role::Results:
-      return group * v * sum_bytes_of(config);
+      return group * v * back;
     case Role::QueryGradients:
-      return group * qk * sum_bytes_of(config);
+      return group * qk * back;
   }
   return 0.0;
 }
@@ -94,9 +96,11 @@ double row_bytes(const PlanConfig& config, Role role, bool is_backward) {
 /// What a rank reads and writes besides attention, where some rank attends more than once.
 class SumCheck {
  public:
-  SumCheck(const Plan& plan, std::size_t rank, bool is_backward, std::int64_t rows_back)
+  SumCheck(const Plan& plan, std::size_t rank, const ReturnsOnce& once, bool is_backward,
+           std::int64_t rows_back)
       : config_(plan.config),
         own_(plan.ranks[rank]),
+        once_(once),
         sum_(sum_bytes_of(plan.config)),
         key_(plan.config.head_dim_qk + plan.config.head_dim_v),
         is_backward_(is_backward) {
@@ -112,11 +116,11 @@ class SumCheck {
     double bytes = 0.0;
     if (attend.is_merging) {
       bytes = 2.0 * sum_ * span(attend, true) * attend.heads.size() * query_;
-    } else if (is_narrow && (attend.q_segment > 0 || is_summed_)) {
+    } else if (is_narrow && !once_.queries && (attend.q_segment > 0 || is_summed_)) {
       const double element = attend.q_segment > 0 ? sum_ - config_.element_bytes : 2.0 * sum_;
       bytes = element * rows(own_.q, attend.q_segment) * attend.heads.size() * query_;
     }
-    if (!is_backward_) return bytes;
+    if (!is_backward_ || once_.keys) return bytes;
     bool is_adding = false;
     for (std::size_t a = 0; a < index; ++a) {
       const Attend& before = own_.attends[a];
@@ -132,9 +136,9 @@ class SumCheck {
   /// `back`: rows that come back; `stay`: those of the exchange that do not leave the rank.
   double of_exchange(const Exchange& exchange, std::int64_t back, std::int64_t stay) const {
     const double heads = exchange.heads.size();
-    if (!is_returning(exchange.role)) {
+    if (!is_returning(exchange.role) || once_.of(exchange.role)) {
       return 2.0 * static_cast<double>(stay) * heads *
-             row_bytes(config_, exchange.role, is_backward_);
+             row_bytes(config_, once_, exchange.role, is_backward_);
     }
     const bool is_keys = magi::space_of(exchange.role) == Space::Keys;
     return 3.0 * sum_ * static_cast<double>(back + stay) * heads * (is_keys ? key_ : query_);
@@ -157,6 +161,7 @@ class SumCheck {
 
   const PlanConfig& config_;
   const RankPlan& own_;
+  const ReturnsOnce& once_;
   double sum_;
   double query_ = 0.0, key_;  ///< elements of a row for one kv head
   bool is_backward_, is_summed_ = false;
@@ -172,8 +177,8 @@ struct PassEnds {
 
 class TimeCheck {
  public:
-  TimeCheck(const Plan& plan, const std::vector<SentRows>& sent)
-      : plan_(plan), config_(plan.config), moved_(plan, sent) {
+  TimeCheck(const Plan& plan, const std::vector<SentRows>& sent, const ReturnsOnce& once)
+      : plan_(plan), config_(plan.config), once_(once), moved_(plan, sent) {
     for (const RankPlan& rank : plan.ranks) is_single_ &= rank.attends.size() <= 1;
     is_whole_ = config_.devices_per_node == 0 || config_.devices_per_node >= config_.num_ranks;
     for (const Transfer& t : plan.transfers) {
@@ -243,7 +248,7 @@ class TimeCheck {
     for (const Exchange& exchange : plan_.exchanges) {
       if (exchange.role == Role::Results) results += rows_back(rank, exchange);
     }
-    return {plan_, rank, is_backward, results};
+    return {plan_, rank, once_, is_backward, results};
   }
 
   double whole_attend_ns(std::size_t rank, std::size_t index, bool is_backward) const {
@@ -310,7 +315,8 @@ class TimeCheck {
 
   double exchange_ns(std::int32_t rank, const Exchange& exchange, bool is_backward) const {
     const MovedByLink& moved = moved_.of(rank, exchange);
-    const double bytes = row_bytes(config_, exchange.role, is_backward) * exchange.heads.size();
+    const double bytes =
+        row_bytes(config_, once_, exchange.role, is_backward) * exchange.heads.size();
     const auto leg = [&](Link link, double rate, double delay) {
       const Moved& on = moved[link];
       return whole_ns(static_cast<double>(std::max(on.rows[0], on.rows[1])) * bytes / rate) +
@@ -325,6 +331,7 @@ class TimeCheck {
 
   const Plan& plan_;
   const PlanConfig& config_;
+  const ReturnsOnce& once_;
   MovedRowsOfRanks moved_;
   std::vector<Transfer> staying_;  ///< on their rank
   bool is_single_ = true;          ///< no rank attends more than once
@@ -333,8 +340,9 @@ class TimeCheck {
 
 }  // namespace
 
-void check_times(const Plan& plan, const std::vector<SentRows>& sent, Problems& problems) {
-  const TimeCheck times(plan, sent);
+void check_times(const Plan& plan, const std::vector<SentRows>& sent, const ReturnsOnce& once,
+                 Problems& problems) {
+  const TimeCheck times(plan, sent, once);
   double forward = 0.0, backward = 0.0, busiest = 0.0;
   std::size_t num_steps = 0;
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) {

@@ -87,9 +87,10 @@ class HeadStages {
 };
 
 /// The fastest of some numbers of stages by heads.
-PlanLoads build_by_heads(Plan& plan, const Build& build, const std::vector<std::int32_t>& counts) {
+PlanLoads build_by_heads(Plan& plan, const Build& build, const std::vector<std::int32_t>& counts,
+                         std::int32_t num_shares) {
   build(1);
-  PlanLoads loads(plan);
+  PlanLoads loads(plan, num_shares);
   const HeadStages stages(plan);
   std::int32_t now = 1;
   const auto set = [&](std::int32_t count) {
@@ -113,7 +114,8 @@ PlanLoads build_by_heads(Plan& plan, const Build& build, const std::vector<std::
 
 }  // namespace
 
-PlanLoads build_fastest(Plan& plan, const Build& build, const std::vector<std::int32_t>& degrees) {
+PlanLoads build_fastest(Plan& plan, const Build& build, const std::vector<std::int32_t>& degrees,
+                        std::int32_t num_shares) {
   std::optional<Built> best;
   const auto keep_faster = [&](PlanLoads loads) {
     const std::int64_t ns = predicted_ns(plan, loads);
@@ -131,17 +133,17 @@ PlanLoads build_fastest(Plan& plan, const Build& build, const std::vector<std::i
       continue;
     }
     build(degree);
-    keep_faster(PlanLoads(plan));
+    keep_faster(PlanLoads(plan, num_shares));
   }
-  if (!counts.empty()) keep_faster(build_by_heads(plan, build, counts));
+  if (!counts.empty()) keep_faster(build_by_heads(plan, build, counts, num_shares));
   return best->put_into(plan);
 }
 
 PlanLoads build_asked_for(Plan& plan, const Build& build,
-                          const std::vector<std::int32_t>& otherwise) {
-  if (!plan.config.overlap_degree) return build_fastest(plan, build, otherwise);
+                          const std::vector<std::int32_t>& otherwise, std::int32_t num_shares) {
+  if (!plan.config.overlap_degree) return build_fastest(plan, build, otherwise, num_shares);
   build(*plan.config.overlap_degree);
-  return PlanLoads(plan);
+  return PlanLoads(plan, num_shares);
 }
 
 }  // namespace magi::planner

@@ -43,7 +43,8 @@ std::int64_t elements_per_head(const PlanConfig& config, Role role, bool is_back
 
 }  // namespace
 
-PlanLoads::PlanLoads(const Plan& plan) : by_node_(moved_by_node(plan)) {
+PlanLoads::PlanLoads(const Plan& plan, std::int32_t num_shares)
+    : by_node_(moved_by_node(plan)), whole_(plan, num_shares) {
   for (const RankPlan& rank : plan.ranks) {
     num_segments_ = std::max({num_segments_, rank.k.segments.size(), rank.q.segments.size()});
   }
@@ -55,6 +56,7 @@ PlanLoads::PlanLoads(const Plan& plan) : by_node_(moved_by_node(plan)) {
 void PlanLoads::count_areas(const Plan& plan) {
   areas_.clear();
   rank_areas_.clear();
+  whole_.find(plan);
   for (const RankPlan& rank : plan.ranks) {
     areas_.push_back(areas_of(rank, rank_areas_.emplace_back(0)));
   }

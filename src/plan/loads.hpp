@@ -7,6 +7,7 @@
 
 #include "magi/plan.hpp"
 #include "plan/hops.hpp"
+#include "plan/whole_returns.hpp"
 
 namespace magi::planner {
 
@@ -32,7 +33,9 @@ struct SegmentTraffic {
 /// What the steps of a plan move and compute: one sweep over its transfers and slices.
 class PlanLoads {
  public:
-  explicit PlanLoads(const Plan& plan);
+  explicit PlanLoads(const Plan& plan) : PlanLoads(plan, plan.num_head_shares) {}
+  /// Of a plan of flat rows whose heads are in `num_shares` shares.
+  PlanLoads(const Plan& plan, std::int32_t num_shares);
   /// Counts pairs anew for a plan of which nothing but exchanges, attends and steps has changed.
   void count_areas(const Plan& plan);
 
@@ -57,6 +60,7 @@ class PlanLoads {
   }
   /// Rows that go by node, for each pair of ranks.
   std::span<const MovedRows> by_node() const { return by_node_; }
+  const WholeReturns& whole() const { return whole_; }
   /// Pairs that a rank attends to.
   std::int64_t rank_area(std::int32_t rank) const {
     return rank_areas_[static_cast<std::size_t>(rank)];
@@ -73,6 +77,7 @@ class PlanLoads {
   std::size_t num_segments_ = 1;         ///< of the space that has more of them
   std::vector<SegmentTraffic> traffic_;  ///< [num_ranks, 2, num_segments]
   std::vector<MovedRows> by_node_;
+  WholeReturns whole_;
   std::vector<std::vector<std::int64_t>> areas_;  ///< [num_ranks][attends]
   std::vector<std::int64_t> rank_areas_;
 };

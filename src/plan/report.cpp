@@ -114,17 +114,20 @@ void count_bytes(const Plan& plan, const PlanLoads& loads, PlanReport& report) {
 }
 
 /// Bytes of a rank's receive segments in the backward.
-std::int64_t memory_of(const Plan& plan, const RankPlan& rank) {
+std::int64_t memory_of(const Plan& plan, const WholeReturns& whole, const RankPlan& rank) {
   const PlanConfig& config = plan.config;
   const Range heads{0, heads_per_share(plan)};
   const auto elements = [&](Role role) {
     return bytes_per_row(config, {.role = role, .heads = heads}, true) / config.element_bytes;
   };
   constexpr std::int64_t kSumBytes = 4;
+  const auto gradient_bytes = [&](Role role) {
+    return elements(role) * (whole.of(role) ? config.element_bytes : kSumBytes);
+  };
   const std::int64_t key_bytes =
-      elements(Role::KeysValues) * config.element_bytes + elements(Role::KeyGradients) * kSumBytes;
+      elements(Role::KeysValues) * config.element_bytes + gradient_bytes(Role::KeyGradients);
   const std::int64_t query_bytes = elements(Role::Queries) * config.element_bytes +
-                                   elements(Role::QueryGradients) * kSumBytes +
+                                   gradient_bytes(Role::QueryGradients) +
                                    // lse and delta
                                    2 * config.num_heads_q / plan.num_head_shares * kSumBytes;
   std::int64_t bytes = 0;
@@ -154,7 +157,7 @@ PlanReport make_report(const Plan& plan, const PlanLoads& loads) {
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
     report.rank_area.push_back(loads.rank_area(static_cast<std::int32_t>(r)));
     report.rank_rows.push_back(plan.placement_q.rows_of(static_cast<std::int32_t>(r)));
-    report.rank_memory.push_back(memory_of(plan, plan.ranks[r]));
+    report.rank_memory.push_back(memory_of(plan, loads.whole(), plan.ranks[r]));
   }
   report.balance = max_over_mean(report.rank_area);
   const std::int64_t most_area = *std::ranges::max_element(report.rank_area);

@@ -57,7 +57,8 @@ class RankSums {
     std::int64_t bytes = 0;
     if (attend.is_merging) {
       bytes += 2 * sum_ * seen_rows(attend, Space::Queries) * query_elements(attend.heads);
-    } else if (is_narrow_ && (!is_own || has_summed_results())) {
+    } else if (is_narrow_ && !loads_.whole().of(Space::Queries) &&
+               (!is_own || has_summed_results())) {
       // Written wider, and own ones rounded in the end.
       const std::int64_t element = is_own ? 2 * sum_ : sum_ - plan_.config.element_bytes;
       bytes += element * rows_of(own_.q, attend.q_segment) * query_elements(attend.heads);
@@ -68,6 +69,7 @@ class RankSums {
   /// dK and dV of a segment: the first attend writes them, later ones add.
   std::int64_t of_keys(std::size_t index) const {
     const Attend& attend = own_.attends[index];
+    if (loads_.whole().of(Space::Keys)) return 0;
     const auto first = own_.attends.begin();
     const bool is_adding =
         std::any_of(first, first + static_cast<std::ptrdiff_t>(index), [&](const Attend& earlier) {
@@ -79,7 +81,7 @@ class RankSums {
   }
 
   std::int64_t of_exchange(const Exchange& exchange, std::int64_t own_copies) const {
-    if (!is_returning(exchange.role)) {
+    if (!is_returning(exchange.role) || loads_.whole().of(exchange.role)) {
       return 2 * own_copies * bytes_per_row(plan_.config, exchange, is_backward_);
     }
     // Each part that comes back is read, and so is what it is added to, which is written.

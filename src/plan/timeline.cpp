@@ -141,9 +141,10 @@ void walk(std::span<const Step> steps, Duration&& duration_ns, Hidden&& hidden_n
 }
 
 /// Bytes of a row on its way. Parts of results and gradients travel as they are summed.
-std::int64_t travelling_bytes(const Plan& plan, const Exchange& exchange, bool is_backward) {
+std::int64_t travelling_bytes(const Plan& plan, const WholeReturns& whole, const Exchange& exchange,
+                              bool is_backward) {
   const std::int64_t bytes = bytes_per_row(plan.config, exchange, is_backward);
-  if (!is_returning(exchange.role)) return bytes;
+  if (!is_returning(exchange.role) || whole.of(exchange.role)) return bytes;
   return bytes / plan.config.element_bytes * sum_element_bytes(plan.config);
 }
 
@@ -211,7 +212,7 @@ PassTimes times_of_rank(const PassRules& rules, std::int32_t rank, const SumByte
         }
         const Exchange& exchange = plan.exchanges[index];
         return rates.exchange_ns(loads.traffic(rank, space_of(exchange.role), exchange.segment),
-                                 travelling_bytes(plan, exchange, is_backward), {}) +
+                                 travelling_bytes(plan, loads.whole(), exchange, is_backward), {}) +
                rates.memory_ns(sums.of_exchange(step.index)) + rules.exchange_ns();
       },
       [&](const Step& step, std::int64_t duration) -> std::int64_t {

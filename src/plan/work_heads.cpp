@@ -101,7 +101,7 @@ PlanLoads plan_heads(std::int32_t num_shares, Plan& plan) {
     build_work({layout_q, layout_k, pieces, degree, true}, flat);
     choose_hops(flat);
   };
-  PlanLoads loads = build_asked_for(flat, build, {1, 2, 4, 8});
+  PlanLoads loads = build_asked_for(flat, build, {1, 2, 4, 8}, num_shares);
   plan.exchanges = std::move(flat.exchanges);
   plan.ranks = std::move(flat.ranks);
   plan.transfers = std::move(flat.transfers);

@@ -152,24 +152,6 @@ std::span<AttendCall> calls_in(RankSteps& steps, const Step& step) {
       .subspan(static_cast<std::size_t>(calls.begin), static_cast<std::size_t>(calls.size()));
 }
 
-/// Whether no row and head of a space has parts of several attends of a rank, and none is merged
-/// into others, which takes float32; those without slices give none.
-bool makes_each_once(const std::vector<Attend>& attends, Space space) {
-  const auto segment_of = [space](const Attend& attend) {
-    return space == Space::Queries ? attend.q_segment : attend.k_segment;
-  };
-  for (auto a = attends.begin(); a != attends.end(); ++a) {
-    if (a->slices.empty()) continue;
-    if (segment_of(*a) == 0 || a->is_merging) return false;
-    const bool is_met = std::any_of(attends.begin(), a, [&](const Attend& b) {
-      return !b.slices.empty() && segment_of(b) == segment_of(*a) && b.heads.begin < a->heads.end &&
-             a->heads.begin < b.heads.end;
-    });
-    if (is_met) return false;
-  }
-  return true;
-}
-
 bool awaits_exchange(std::span<const Step> steps, const Step& step) {
   return std::ranges::any_of(step.after, [steps](std::int32_t before) {
     return before >= 0 && steps[static_cast<std::size_t>(before)].kind == StepKind::Exchange;
@@ -233,11 +215,11 @@ RankSteps::RankSteps(const Plan& given, std::int32_t rank, const HeadShares& hea
       rows_q(given.placement_q.rows_of(rank)),
       rows_k(given.placement_k.rows_of(rank)),
       q_segments(make_segments(given, rank, Space::Queries)),
-      k_segments(make_segments(given, rank, Space::Keys)) {
+      k_segments(make_segments(given, rank, Space::Keys)),
+      whole_(given, shares.count) {
   for (const Attend& attend : own.attends) add_calls(attend);
   mark_forward();
   mark_backward();
-  is_whole_ = {find_whole(Space::Queries), find_whole(Space::Keys)};
   for (std::size_t a = 0; a < attends.size(); ++a) {
     const auto is_like_this = [&](const AttendCall& call) { return is_alike(call, attends[a]); };
     const auto first = std::ranges::find_if(attends, is_like_this);
@@ -311,22 +293,6 @@ std::vector<RowExchange> RankSteps::everyones_rows(Space space, std::size_t segm
     all[static_cast<std::size_t>(t.dst)].needed.push_back({t.src, t.dst_row, t.num_rows});
   }
   return all;
-}
-
-bool RankSteps::find_whole(Space space) const {
-  if (shares.count == 1 || has_ways_by_node()) return false;
-  std::vector<std::pair<std::int32_t, Range>> parts;  // by owner
-  for (const Transfer& t : plan.transfers) {
-    if (t.space == space) parts.push_back({t.src, {t.src_row, t.src_row + t.num_rows}});
-  }
-  std::ranges::sort(parts, {},
-                    [](const auto& part) { return std::pair(part.first, part.second.begin); });
-  const auto meets = [](const auto& a, const auto& b) {
-    return a.first == b.first && b.second.begin < a.second.end;
-  };
-  if (std::ranges::adjacent_find(parts, meets) != parts.end()) return false;
-  return std::ranges::all_of(
-      plan.ranks, [space](const RankPlan& rank) { return makes_each_once(rank.attends, space); });
 }
 
 bool RankSteps::is_single_attend() const {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -9,6 +8,7 @@
 
 #include "comm/row_exchanger.hpp"
 #include "magi/plan.hpp"
+#include "plan/whole_returns.hpp"
 
 namespace magi {
 
@@ -78,11 +78,8 @@ struct RankSteps {
   const SegmentRows& rows_of(const Exchange& exchange) const;
   /// The rows that fill a segment, as each rank has them.
   std::vector<RowExchange> everyones_rows(Space space, std::size_t segment) const;
-  /// Whether what returns of a space is whole on all ranks: of each row and head one attend of one
-  /// rank makes it, and the owner makes none but that of no keys. It then travels in the type of
-  /// the result and is put into place, where parts travel as float32 and are added. So it is with
-  /// shares of the heads in one group.
-  bool returns_whole(Space space) const { return is_whole_[space == Space::Queries ? 0 : 1]; }
+  /// Whether what returns of a space is whole on all ranks (planner::WholeReturns).
+  bool returns_whole(Space space) const { return whole_.of(space); }
   /// Whether no rank has more than one attend, as with overlap degree 0.
   bool is_single_attend() const;
   /// Whether attends that see keys run while rows are under way.
@@ -114,14 +111,13 @@ struct RankSteps {
   std::int32_t num_results = 0;
 
  private:
-  bool find_whole(Space space) const;
   void add_calls(const Attend& attend);
   /// The first says which attends have exchanges beside them in the forward, the second in the
   /// backward.
   void mark_forward();
   void mark_backward();
 
-  std::array<bool, 2> is_whole_{};  ///< queries, keys
+  planner::WholeReturns whole_;
 };
 
 }  // namespace magi

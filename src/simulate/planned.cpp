@@ -61,27 +61,10 @@ class PlanTimes {
 
   std::int64_t memory(std::int32_t rank) const {
     const PlanConfig& config = plan_.config;
-    const Moved keys = moved_rows(rank, Space::Keys);
-    const Moved queries = moved_rows(rank, Space::Queries);
-    const std::int64_t own = plan_.placement_k.rows_of(rank);
-    // Received keys, float32 sums for these and for own ones, and partials of own ones from others.
-    // With head shares a received row has the heads of one.
-    const std::int64_t shares = plan_.num_head_shares;
-    const std::int64_t of_keys =
-        (keys.received * config.element_bytes + (keys.received + keys.sent) * kSumBytes) / shares +
-        own * kSumBytes;
-    // Received queries with out and its gradient, lse, delta and a sum of dq; partials of own ones.
-    const std::int64_t received_query =
-        (query_elements(config) + 2 * out_elements(config)) * config.element_bytes +
-        query_elements(config) * kSumBytes + 2 * config.num_heads_q * kSumBytes;
-    const std::int64_t of_queries =
-        queries.received * received_query + queries.sent * query_elements(config) * kSumBytes;
+    const std::int64_t own = plan_.placement_q.rows_of(rank);
     const std::int64_t of_copies =
-        shares > 1
-            ? plan_.placement_q.rows_of(rank) * flat_elements(Pass::Backward) * config.element_bytes
-            : 0;
-    return plan_.placement_q.rows_of(rank) * row_memory(config) + of_keys * key_elements(config) +
-           of_queries / shares + of_copies;
+        plan_.num_head_shares > 1 ? own * flat_elements(Pass::Backward) * config.element_bytes : 0;
+    return own * row_memory(config) + memory_of_keys(rank) + memory_of_queries(rank) + of_copies;
   }
 
  private:
@@ -89,6 +72,8 @@ class PlanTimes {
     std::int64_t received = 0;
     std::int64_t sent = 0;
   };
+  /// Copies of own rows count where heads are shared: a share of them is computed with what others
+  /// send.
   Moved moved_rows(std::int32_t rank, Space space) const {
     Moved rows;
     const RankPlan& first = plan_.ranks[0];
@@ -96,10 +81,46 @@ class PlanTimes {
         static_cast<std::int32_t>((space == Space::Keys ? first.k : first.q).segments.size());
     for (std::int32_t segment = 1; segment < num_segments; ++segment) {
       const planner::SegmentTraffic& moved = loads_.traffic(rank, space, segment);
-      rows.received += moved.rows_in();
       rows.sent += moved.rows_out();
+      rows.received +=
+          plan_.num_head_shares > 1 ? segment_rows(rank, space, segment) : moved.rows_in();
     }
     return rows;
+  }
+  std::int64_t segment_rows(std::int32_t rank, Space space, std::int32_t segment) const {
+    const RankPlan& own = plan_.ranks[static_cast<std::size_t>(rank)];
+    const TokenSpace& rows = space == Space::Keys ? own.k : own.q;
+    return rows.segments[static_cast<std::size_t>(segment)].num_rows;
+  }
+
+  /// Received keys, float32 sums for these and for own ones, and partials of own ones from others;
+  /// or received keys and their gradients. With head shares a received row has the heads of one.
+  std::int64_t memory_of_keys(std::int32_t rank) const {
+    const PlanConfig& config = plan_.config;
+    const std::int64_t shares = plan_.num_head_shares;
+    const Moved keys = moved_rows(rank, Space::Keys);
+    if (loads_.whole().of(Space::Keys)) {
+      return 2 * keys.received * config.element_bytes * key_elements(config) / shares;
+    }
+    const std::int64_t bytes =
+        (keys.received * config.element_bytes + (keys.received + keys.sent) * kSumBytes) / shares;
+    return (bytes + plan_.placement_k.rows_of(rank) * kSumBytes) * key_elements(config);
+  }
+
+  /// Received queries with out and its gradient, lse, delta and a sum of dq, and partials of own
+  /// ones; or dq beside the sum, which own ones, for which the rank computes nothing, do without.
+  std::int64_t memory_of_queries(std::int32_t rank) const {
+    const PlanConfig& config = plan_.config;
+    const Moved queries = moved_rows(rank, Space::Queries);
+    const bool is_whole = loads_.whole().of(Space::Queries);
+    const std::int64_t sum = query_elements(config) * kSumBytes;
+    const std::int64_t tensors =
+        query_elements(config) * (is_whole ? 2 : 1) + 2 * out_elements(config);
+    const std::int64_t received =
+        tensors * config.element_bytes + sum + 2 * config.num_heads_q * kSumBytes;
+    const std::int64_t of_others = queries.received * received / plan_.num_head_shares;
+    return is_whole ? of_others - plan_.placement_q.rows_of(rank) * sum
+                    : of_others + queries.sent * sum / plan_.num_head_shares;
   }
 
   /// Elements of a row that plans with head shares copy into flat rows and back: q, k, v and out;
@@ -126,15 +147,16 @@ class PlanTimes {
     return static_cast<double>(plan_.config.num_heads_q) * heads.size() / plan_.config.num_heads_kv;
   }
 
-  /// What returns are float32 partials; lse comes back with a result, and goes out again with a
-  /// query of the backward.
+  /// What returns are float32 partials, unless it is whole; lse comes back with a result, and goes
+  /// out again with a query of the backward.
   std::int64_t row_bytes(const Exchange& exchange, Pass pass) const {
     const std::int64_t bytes =
         planner::bytes_per_row(plan_.config, exchange, pass == Pass::Backward);
     const std::int64_t group = plan_.config.num_heads_q / plan_.config.num_heads_kv;
     const bool has_lse = exchange.role == Role::Results ||
                          (exchange.role == Role::Queries && pass == Pass::Backward);
-    return (is_returning(exchange.role) ? bytes / plan_.config.element_bytes * kSumBytes : bytes) +
+    const bool is_partial = is_returning(exchange.role) && !loads_.whole().of(exchange.role);
+    return (is_partial ? bytes / plan_.config.element_bytes * kSumBytes : bytes) +
            (has_lse ? group * exchange.heads.size() * kSumBytes : 0);
   }
 
@@ -151,7 +173,7 @@ class PlanTimes {
     Traffic onward;
     add(LinkClass::Node, moved.onward, onward);
     const double seconds = exchange_seconds(cluster_, first) + exchange_seconds(cluster_, onward);
-    if (exchange.role != Role::Results) return seconds;
+    if (exchange.role != Role::Results || loads_.whole().of(exchange.role)) return seconds;
     return seconds +
            merge_seconds(cluster_, plan_.config, moved.rows_out(), heads_of(exchange.heads));
   }

@@ -5,6 +5,7 @@
 
 #include "magi/error.hpp"
 #include "plan/plan_support.hpp"
+#include "plan/report.hpp"
 
 namespace magi {
 namespace {
@@ -39,6 +40,14 @@ TEST(FlatPlan, IsASoundPlanOfTheHeadsOfOneShare) {
       EXPECT_EQ(flat.config.num_heads_kv, 4 / num_shares);
       EXPECT_EQ(area(flat.mask), num_shares * area(mask));
       EXPECT_EQ(flat.placement_q.num_rows, planner::rows_per_share(plan.placement_q) * num_shares);
+      const PlanReport counted = planner::make_report(flat);
+      EXPECT_EQ(flat.report.rank_area, counted.rank_area);
+      EXPECT_EQ(flat.report.rank_rows, counted.rank_rows);
+      EXPECT_EQ(flat.report.remote_rows, counted.remote_rows);
+      EXPECT_EQ(flat.report.pair_bytes, counted.pair_bytes);
+      // As shares of heads return, which a plan of one share does not.
+      EXPECT_EQ(flat.report.rank_memory, plan.report.rank_memory);
+      flat.report = counted;
       flat.digest = plan_digest(flat);
       EXPECT_EQ(check_plan(flat), std::vector<std::string>{});
     }

@@ -422,24 +422,27 @@ std::int32_t sender_of(const Plan& plan, const Transfer& transfer, std::int32_t 
   return transfer.src;
 }
 
-/// Received rows and their float32 gradients; of queries also out, its gradient, lse and delta.
+/// Received rows and their gradients, as parts float32; of queries also out, its gradient, lse and
+/// delta.
 std::int64_t memory_of(const Plan& plan, std::size_t rank) {
   const PlanConfig& config = plan.config;
   const TokenSpace& keys = plan.ranks.at(rank).k;
   const TokenSpace& queries = plan.ranks.at(rank).q;
+  const int of_dk = returns_whole(plan, Space::Keys) ? config.element_bytes : 4;
+  const int of_dq = returns_whole(plan, Space::Queries) ? config.element_bytes : 4;
   std::int64_t bytes = 0;
   for (std::size_t s = 1; s < keys.segments.size(); ++s) {
     const std::int64_t elements = std::int64_t{keys.segments[s].num_rows} * heads_of_share(plan) *
                                   (config.head_dim_qk + config.head_dim_v);
     bytes += elements * config.element_bytes;  // k, v
-    bytes += elements * 4;                     // dk, dv
+    bytes += elements * of_dk;                 // dk, dv
   }
   for (std::size_t s = 1; s < queries.segments.size(); ++s) {
     const std::int64_t rows =
         std::int64_t{queries.segments[s].num_rows} * config.num_heads_q / plan.num_head_shares;
     bytes += rows * config.head_dim_qk * config.element_bytes;     // q
     bytes += 2 * rows * config.head_dim_v * config.element_bytes;  // out and its gradient
-    bytes += rows * config.head_dim_qk * 4;                        // dq
+    bytes += rows * config.head_dim_qk * of_dq;                    // dq
     bytes += rows * (4 + 4);                                       // lse, delta
   }
   return bytes;

@@ -98,6 +98,28 @@ TEST(SumBytes, SharesOfTheHeadsCopyOwnTensors) {
   EXPECT_EQ(copied, 32 * kKeyRow / 2 * 4);  // the own rows of the share, read and written
 }
 
+TEST(SumBytes, WhatReturnsWholeIsPutIntoPlaceAndNotAdded) {
+  PlanConfig config{.num_ranks = 2,
+                    .num_heads_q = 4,
+                    .num_heads_kv = 2,
+                    .overlap_degree = 1,
+                    .work = WorkMode::Heads};
+  const Mask mask{64, 64, {band_slice({0, 64}, {0, 64}, MaskType::Full)}};
+  const Plan plan = make_plan(mask, config);
+  ASSERT_EQ(plan.num_head_shares, 2);
+  ASSERT_FALSE(is_single_attend(plan));
+  for (const bool is_backward : {false, true}) {
+    for (const SumBytes& sums : sums_of(plan, is_backward)) {
+      for (const std::int64_t bytes : sums.attends) EXPECT_EQ(bytes, 0);
+      for (std::size_t e = 0; e < plan.exchanges.size(); ++e) {
+        // Own rows of a share stay on their rank: read and written, in two bytes. 32 rows.
+        const std::int64_t row = bytes_per_row(plan.config, plan.exchanges[e], is_backward);
+        EXPECT_EQ(sums.of_exchange(static_cast<std::int32_t>(e)), 2 * 32 * row) << "exchange " << e;
+      }
+    }
+  }
+}
+
 TEST(SumBytes, PartsTravelAsTheyAreSummed) {
   EXPECT_EQ(sum_element_bytes({.element_bytes = 2}), 4);
   EXPECT_EQ(sum_element_bytes({.element_bytes = 8}), 8);

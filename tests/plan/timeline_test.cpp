@@ -132,6 +132,38 @@ TEST(Timeline, TheOneAttendOfARankTakesKeysAsTheyCome) {
   EXPECT_EQ(ends(1e9, false).first, kBytes + kForward);
 }
 
+/// Two ranks, each with one of two kv heads; transfers of one byte a nanosecond.
+TEST(Timeline, WhatReturnsWholeTravelsInItsOwnType) {
+  PlanConfig config{.num_ranks = 2,
+                    .num_heads_q = 2,
+                    .num_heads_kv = 2,
+                    .head_dim_qk = 8,
+                    .head_dim_v = 16,
+                    .overlap_degree = 1,
+                    .work = WorkMode::Heads};
+  config.cost = {.bytes_per_second = 1e9,
+                 .memory_bytes_per_second = 1e30,
+                 .seconds_per_transfer = 0,
+                 .seconds_per_launch = 0};
+  const Mask mask{64, 64, {band_slice({0, 64}, {0, 64}, MaskType::Full)}};
+  const Plan plan = make_plan(mask, config);
+  ASSERT_EQ(plan.num_head_shares, 2);
+  constexpr std::int64_t kRows = 32;
+  const auto returned_ns = [&](bool is_backward, Role role) {
+    const std::vector<StepTime> times = predict_times(plan, PlanLoads(plan), is_backward)[0].steps;
+    const std::vector<Step>& steps = is_backward ? plan.ranks[0].backward : plan.ranks[0].forward;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      if (steps[i].kind != StepKind::Exchange) continue;
+      const Exchange& exchange = plan.exchanges[static_cast<std::size_t>(steps[i].index)];
+      if (exchange.role == role) return times[i].end_ns - times[i].begin_ns;
+    }
+    return std::int64_t{-1};
+  };
+  EXPECT_EQ(returned_ns(false, Role::Results), kRows * 16 * 2);
+  EXPECT_EQ(returned_ns(true, Role::QueryGradients), kRows * 8 * 2);
+  EXPECT_EQ(returned_ns(true, Role::KeyGradients), kRows * (8 + 16) * 2);
+}
+
 TEST(Timeline, EndsWhenTheReportSays) {
   RandomStream random(9);
   RandomMaskOptions options;

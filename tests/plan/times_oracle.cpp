@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
 namespace magi::testing {
 namespace {
@@ -22,7 +24,11 @@ double nanoseconds(double amount, double rate) {
 
 class Times {
  public:
-  Times(const Plan& plan, const std::vector<SentRow>& sent) : plan_(plan), sent_(sent) {}
+  Times(const Plan& plan, const std::vector<SentRow>& sent)
+      : plan_(plan),
+        sent_(sent),
+        is_whole_{{Space::Keys, returns_whole(plan, Space::Keys)},
+                  {Space::Queries, returns_whole(plan, Space::Queries)}} {}
 
   OracleTimes judge() {
     double forward = 0.0, backward = 0.0, busiest = 0.0;
@@ -171,6 +177,8 @@ class Times {
     std::int64_t bytes = 0;
     if (call.is_merging) {
       bytes = 2 * sum_size() * out * rows_seen(call, Space::Queries);
+    } else if (is_whole_.at(Space::Queries)) {
+      bytes = 0;
     } else if (is_narrow && call.q_segment != 0) {
       bytes = (sum_size() - plan_.config.element_bytes) * out * all_rows;
     } else if (is_narrow && has_several_results()) {
@@ -185,7 +193,7 @@ class Times {
         if (has_head && before.k_segment == call.k_segment) is_first_of_keys = false;
       }
     }
-    if (is_backward_) {
+    if (is_backward_ && !is_whole_.at(Space::Keys)) {
       const std::int64_t sums = 2 * sum_size() * elements(Space::Keys) * call.heads.size();
       if (!is_first_of_keys) {
         bytes += sums * rows_seen(call, Space::Keys);
@@ -204,7 +212,7 @@ class Times {
     const Space space = space_moved(exchange.role);
     const std::int64_t staying = rows_staying(space, exchange.segment);
     std::int64_t bytes = 2 * staying * row_bytes(exchange, is_backward_);
-    if (is_back(exchange.role)) {
+    if (is_back(exchange.role) && !is_whole_.at(space)) {
       bytes = 3 * sum_size() * (staying + rows_back(space, exchange.segment)) * elements(space) *
               exchange.heads.size();
     }
@@ -245,8 +253,8 @@ class Times {
     } else if (exchange.role == Role::QueryGradients) {
       elements = q * config.head_dim_qk;
     }
-    return elements * exchange.heads.size() *
-           (is_back(exchange.role) ? sum_size() : config.element_bytes);
+    const bool is_sum = is_back(exchange.role) && !is_whole_.at(space_moved(exchange.role));
+    return elements * exchange.heads.size() * (is_sum ? sum_size() : config.element_bytes);
   }
 
   /// Rows in, rows out and peers of each, over the links that `is_of` tells.
@@ -292,6 +300,7 @@ class Times {
 
   const Plan& plan_;
   const std::vector<SentRow>& sent_;
+  std::map<Space, bool> is_whole_;
   double attends_end_ = 0.0;
   double exchanges_end_ = 0.0;
   double returns_end_ = 0.0;
@@ -302,6 +311,31 @@ class Times {
 };
 
 }  // namespace
+
+bool returns_whole(const Plan& plan, Space space) {
+  if (plan.num_head_shares == 1) return false;
+  for (const Exchange& exchange : plan.exchanges) {
+    if (exchange.hop != 0) return false;
+  }
+  std::set<std::pair<std::int32_t, std::int32_t>> sent;  // owner and its row
+  for (const Transfer& t : plan.transfers) {
+    for (std::int32_t row = 0; row < t.num_rows && t.space == space; ++row) {
+      if (!sent.insert({t.src, t.src_row + row}).second) return false;
+    }
+  }
+  for (const RankPlan& rank : plan.ranks) {
+    std::set<std::pair<std::int32_t, std::int32_t>> made;  // segment and head
+    for (const Attend& call : rank.attends) {
+      if (call.slices.begin >= call.slices.end) continue;
+      const std::int32_t segment = space == Space::Keys ? call.k_segment : call.q_segment;
+      if (segment == 0 || call.is_merging) return false;
+      for (std::int32_t head = call.heads.begin; head < call.heads.end; ++head) {
+        if (!made.insert({segment, head}).second) return false;
+      }
+    }
+  }
+  return true;
+}
 
 OracleTimes times_of(const Plan& plan, const std::vector<SentRow>& sent) {
   return Times(plan, sent).judge();

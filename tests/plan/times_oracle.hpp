@@ -25,6 +25,10 @@ struct OracleTimes {
   double tolerance = 0.0;
 };
 
+/// Whether all results and gradients of a space's rows are made by one attend that does not merge,
+/// of a rank that does not own them, in a plan with head shares whose rows go straight.
+bool returns_whole(const Plan& plan, Space space);
+
 /// The times that the cost model gives the steps, from what cost.hpp, plan.hpp and timeline.hpp say
 /// that they mean, row by row. Throws std::out_of_range where tables point outside themselves.
 OracleTimes times_of(const Plan& plan, const std::vector<SentRow>& sent);

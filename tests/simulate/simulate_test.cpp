@@ -260,10 +260,11 @@ TEST(Simulate, HeadsAreSharedByAsManyAndMixedByFewer) {
   for (config.head_shares = 2; config.head_shares <= 8; config.head_shares *= 2) {
     bytes.push_back(make_plan(mask, config).report.total_bytes);
   }
-  // Results are float32 with lse on their way; all else is counted as the plan does.
-  const std::int64_t row = 16 * 128 * (4 - 2) + 16 * 4;
-  const std::int64_t results = 8 * 7 * 512 / 8 * row;
-  EXPECT_EQ(heads.passes[0].bytes[0], bytes[2] + results);
+  // Results have lse with them; all else is counted as the plan does.
+  const std::int64_t lse = 8 * 7 * 512 / 8 * 16 * 4;
+  EXPECT_EQ(heads.passes[0].bytes[0], bytes[2] + lse);
+  // Then q, out, dout, k and v there and three gradients back, in two bytes.
+  EXPECT_EQ(heads.passes[1].bytes[0], 8 * 7 * 512 / 8 * (4 * 16 + 4 * 8) * 128 * 2 + lse);
   EXPECT_EQ(heads.passes[0].bytes[1], 0);
   EXPECT_NE(mixed.passes[0].bytes[0], heads.passes[0].bytes[0]);
   EXPECT_GT(mixed.passes[0].bytes[0], std::min(bytes[0], bytes[1]));
@@ -278,11 +279,25 @@ TEST(Simulate, HeadsAreCopiedInFlatRowsAndBack) {
   cluster.memory_bytes_per_second = 1e6;
   const Figures after = simulate({.mask = mask, .config = config, .cluster = cluster}, "heads");
   // 256 rows of q, k, v and out, 2 heads of 128 of 2 bytes, read and written; in the backward the
-  // gradients too. What comes back is merged: read and written, in float32.
+  // gradients too. What comes back is whole, and nothing is merged.
   const double copied = 2.0 * 256 * 4 * 256 * 2 / 1e6;
-  const double merged = merge_seconds(cluster, config, 256, 1.0);
-  EXPECT_NEAR(after.passes[0].seconds - before.passes[0].seconds, copied + merged, 1e-6);
+  EXPECT_NEAR(after.passes[0].seconds - before.passes[0].seconds, copied, 1e-6);
   EXPECT_NEAR(after.passes[1].seconds - before.passes[1].seconds, 2 * copied, 1e-6);
+}
+
+TEST(Simulate, MemoryOfSharedHeadsIsThatOfWholeGradients) {
+  const Mask mask = one_document(512, MaskType::Full);
+  const PlanConfig config{.num_ranks = 2, .num_heads_q = 4, .num_heads_kv = 2, .overlap_degree = 1};
+  const Figures figures = simulate({.mask = mask, .config = config, .cluster = {}}, "heads");
+  // Own tensors and gradients of 256 rows in two bytes with lse, twice: as they are and as flat
+  // rows.
+  const std::int64_t tensors = 256 * 2 * (2 * 4 + 2 * 2) * 128 * 2;
+  const std::int64_t own = 2 * tensors + 256 * 4 * 4;
+  // 512 rows of half of the heads: k, v and their gradients; q, out, dout and dq in two bytes, a
+  // float32 sum of dq, lse and delta.
+  const std::int64_t keys = 512 * 4 * 128 * 2;
+  const std::int64_t queries = 512 * 2 * (4 * 128 * 2 + 128 * 4 + 2 * 4);
+  EXPECT_EQ(figures.memory_bytes, own + keys + queries);
 }
 
 TEST(Simulate, HeadsAreRefusedWhereRanksCannotShareThem) {
