@@ -7,6 +7,7 @@
 #include <span>
 
 #include "plan/stages.hpp"
+#include "plan/step_walk.hpp"
 #include "plan/steps.hpp"
 #include "plan/sum_bytes.hpp"
 
@@ -34,11 +35,6 @@ constexpr std::int32_t kLaunchesOfExchange = 2;
 /// q, k, v, out and lse are copied as flat rows and back; then these, dout and three gradients.
 constexpr std::int32_t kFlatCopies = 5;
 constexpr std::int32_t kBackwardFlatCopies = 9;
-
-/// Keys that come to a rank's one attend arrive in so many parts, one after the other, at which it
-/// works while the next is under way; gradients leave it from its middle on, on average.
-constexpr std::int64_t kArrivalParts = 2;
-constexpr std::int64_t kReturningPart = 2;
 
 /// Two weeks: no step takes longer, and sums over all steps stay far inside int64.
 constexpr double kMostNs = 0x1p50;
@@ -70,9 +66,9 @@ struct Rates {
            to_ns(config.cost.seconds_per_launch, 1.0);
   }
 
-  /// What is left of the attend once the last keys have come, of `area` pairs of such keys.
-  std::int64_t last_part_ns(std::int64_t area) const {
-    return to_ns(static_cast<double>(area) * flops_per_pair, flops_per_second) / kArrivalParts;
+  /// Of `area` pairs of keys that come while an attend is under way.
+  std::int64_t coming_ns(std::int64_t area) const {
+    return to_ns(static_cast<double>(area) * flops_per_pair, flops_per_second);
   }
 
   /// A merge into `rows` rows of earlier results, of all heads.
@@ -114,32 +110,6 @@ Rates rates_of(const PlanConfig& config, bool is_backward) {
           is_backward ? config.cost.backward_flops_per_second : config.cost.flops_per_second};
 }
 
-/// Walks the steps of one rank; duration_ns(step) tells how long a step takes, and hidden_ns(step,
-/// duration) how much of that may pass while what it waits for is under way.
-template <typename Duration, typename Hidden>
-void walk(std::span<const Step> steps, Duration&& duration_ns, Hidden&& hidden_ns,
-          PassTimes& times) {
-  times.steps.clear();
-  times.attending_ns = 0;
-  std::array<std::int64_t, 2> line_ns{0, 0};  // by StepKind: when the line is free
-  for (const Step& step : steps) {
-    std::int64_t& free_ns = line_ns[static_cast<std::size_t>(step.kind)];
-    const std::int64_t duration = duration_ns(step);
-    std::int64_t awaited_ns = 0;
-    for (const std::int32_t before : step.after) {
-      if (before < 0) continue;
-      awaited_ns = std::max(awaited_ns, times.steps[static_cast<std::size_t>(before)].end_ns);
-    }
-    StepTime time{.begin_ns = std::max(free_ns, awaited_ns - hidden_ns(step, duration))};
-    time.end_ns = time.begin_ns + duration;
-    if (step.kind == StepKind::Attend) times.attending_ns += duration;
-    free_ns = time.end_ns;
-    times.steps.push_back(time);
-  }
-  times.attends_end_ns = line_ns[static_cast<std::size_t>(StepKind::Attend)];
-  times.end_ns = std::max(line_ns[0], line_ns[1]);
-}
-
 /// Bytes of a row on its way. Parts of results and gradients travel as they are summed.
 std::int64_t travelling_bytes(const Plan& plan, const WholeReturns& whole, const Exchange& exchange,
                               bool is_backward) {
@@ -148,16 +118,11 @@ std::int64_t travelling_bytes(const Plan& plan, const WholeReturns& whole, const
   return bytes / plan.config.element_bytes * sum_element_bytes(plan.config);
 }
 
-/// Of `area` pairs of a rank's one attend, those whose keys other ranks own; its segment begins
-/// with own ones.
-std::int64_t remote_area(const RankPlan& rank, std::int64_t area) {
-  const std::int32_t own_rows = rank.k.segments.front().num_rows;
-  const Range slices = rank.attends.front().slices;
-  for (std::int32_t s = slices.begin; s < slices.end; ++s) {
-    const BandSlice own = cut_k(rank.slices[static_cast<std::size_t>(s)], {0, own_rows});
-    if (own.k0 < own.k1) area -= magi::area(own);
-  }
-  return area;
+/// Pairs of a rank's one attend whose keys other ranks own.
+std::int64_t coming_area(const RankPlan& rank) {
+  std::int64_t pairs = 0;
+  for (const BandSlice& slice : coming_slices(rank)) pairs += magi::area(slice);
+  return pairs;
 }
 
 /// Whether an attend sees keys, and one before it does.
@@ -173,14 +138,12 @@ struct PassRules {
   const PlanLoads& loads;
   bool is_backward;
   bool is_single;
+  bool is_overlapping;  ///< takes_keys_as_they_come
 
   std::int64_t launches_ns(std::int64_t count) const {
     return count * to_ns(plan.config.cost.seconds_per_launch, 1.0);
   }
   std::int64_t exchange_ns() const { return is_single ? 0 : launches_ns(kLaunchesOfExchange); }
-  /// Whether attends take keys as they come and write gradients at their owners. Between nodes
-  /// nothing tells what has come.
-  bool is_overlapping() const { return is_single && !has_nodes(plan.config); }
   /// Of an attend of a rank whose work takes `work_ns`.
   std::int64_t attend_ns(const RankPlan& rank, std::int32_t attend, std::int64_t work_ns) const {
     if (!is_further_work(rank.attends, attend)) return 0;
@@ -190,6 +153,23 @@ struct PassRules {
   }
 };
 
+PassTimes times_of_steps(const Plan& plan, std::span<const Step> steps,
+                         const WalkedPass<std::int64_t>& pass) {
+  PassTimes times{.end_ns = pass.end(),
+                  .attends_end_ns = pass.line[static_cast<std::size_t>(StepKind::Attend)],
+                  .attending_ns = pass.attending};
+  times.steps.reserve(steps.size());
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const StepTime time{.begin_ns = pass.steps[i].begin, .end_ns = pass.steps[i].end};
+    times.steps.push_back(time);
+    const bool is_return =
+        steps[i].kind == StepKind::Exchange &&
+        is_returning(plan.exchanges[static_cast<std::size_t>(steps[i].index)].role);
+    if (is_return) times.returns_end_ns = std::max(times.returns_end_ns, time.end_ns);
+  }
+  return times;
+}
+
 PassTimes times_of_rank(const PassRules& rules, std::int32_t rank, const SumBytes& sums) {
   const Plan& plan = rules.plan;
   const PlanLoads& loads = rules.loads;
@@ -197,8 +177,10 @@ PassTimes times_of_rank(const PassRules& rules, std::int32_t rank, const SumByte
   const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
   const Rates rates = rates_of(plan.config, is_backward);
   const std::vector<Step>& steps = is_backward ? own.backward : own.forward;
-  PassTimes times;
-  times.steps.reserve(steps.size());
+  const std::int64_t coming_ns =
+      rules.is_overlapping && !is_backward ? rates.coming_ns(coming_area(own)) : 0;
+  WalkedPass<std::int64_t> pass;
+  pass.steps.reserve(steps.size());
   walk(
       steps,
       [&](const Step& step) {
@@ -215,26 +197,13 @@ PassTimes times_of_rank(const PassRules& rules, std::int32_t rank, const SumByte
                                  travelling_bytes(plan, loads.whole(), exchange, is_backward), {}) +
                rates.memory_ns(sums.of_exchange(step.index)) + rules.exchange_ns();
       },
-      [&](const Step& step, std::int64_t duration) -> std::int64_t {
-        if (!rules.is_overlapping()) return 0;
-        if (step.kind == StepKind::Attend) {
-          return is_backward ? 0
-                             : duration - rates.last_part_ns(remote_area(own, loads.area(rank, 0)));
-        }
-        if (step.after[0] < 0) return 0;
-        const auto before = static_cast<std::size_t>(step.after[0]);
-        if (steps[before].kind != StepKind::Attend) return 0;
-        const StepTime& attend = times.steps[before];
-        return std::min((attend.end_ns - attend.begin_ns) / kReturningPart, duration);
+      [&](std::size_t i, std::int64_t took) {
+        return rules.is_overlapping
+                   ? hidden_by_arrival(steps, i, pass, is_backward, took, coming_ns)
+                   : 0;
       },
-      times);
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    const bool is_return =
-        steps[i].kind == StepKind::Exchange &&
-        is_returning(plan.exchanges[static_cast<std::size_t>(steps[i].index)].role);
-    if (is_return) times.returns_end_ns = std::max(times.returns_end_ns, times.steps[i].end_ns);
-  }
-  return times;
+      pass);
+  return times_of_steps(plan, steps, pass);
 }
 
 /// The forward of the slowest rank with overlap degree 0: one attend of all keys, which takes them
@@ -253,7 +222,8 @@ std::int64_t gathered_ns(const Plan& single, const PlanLoads& loads, const Rates
     const std::int64_t gathered =
         has_nodes(single.config)
             ? exchange + rates.copy_ns(single.placement_k.rows_of(rank)) + attend
-            : std::max(attend, exchange + rates.last_part_ns(area - loads.area(rank, 0)));
+            : std::max(attend, exchange + left_behind_last_keys(
+                                              rates.coming_ns(area - loads.area(rank, 0))));
     slowest_ns = std::max(slowest_ns, gathered);
   }
   return slowest_ns;
@@ -276,7 +246,8 @@ std::vector<Step> steps_in_parts(std::int32_t num_parts) {
 std::vector<PassTimes> predict_times(const Plan& plan, const PlanLoads& loads, bool is_backward) {
   std::vector<PassTimes> times;
   times.reserve(plan.ranks.size());
-  const PassRules rules{plan, loads, is_backward, is_single_attend(plan)};
+  const PassRules rules{plan, loads, is_backward, is_single_attend(plan),
+                        takes_keys_as_they_come(plan)};
   const std::vector<SumBytes> sums = sum_bytes(plan, loads, is_backward);
   for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
     times.push_back(times_of_rank(rules, static_cast<std::int32_t>(r), sums[r]));
@@ -315,7 +286,7 @@ std::int32_t choose_degree(const Plan& single, const PlanLoads& loads, const Nee
   }
   std::int32_t best = 0;
   std::int64_t best_ns = gathered_ns(single, loads, rates);
-  PassTimes times;
+  WalkedPass<std::int64_t> pass;
   for (std::int32_t degree = 1; degree <= kMaxChosenDegree; ++degree) {
     std::int64_t slowest_ns = 0;
     for (std::size_t r = 0; r < single.ranks.size(); ++r) {
@@ -331,10 +302,11 @@ std::int32_t choose_degree(const Plan& single, const PlanLoads& loads, const Nee
             return step.index == 0 ? rates.attend_ns(loads.area(rank, 0), {})
                                    : rates.attend_ns(loads.area(rank, 1), {1, parts});
           },
-          [](const Step&, std::int64_t) { return std::int64_t{0}; }, times);
+          [](std::size_t, std::int64_t) { return std::int64_t{0}; }, pass);
       const std::int64_t merge =
           loads.area(rank, 1) > 0 ? rates.merge_ns(single.placement_q.rows_of(rank)) : 0;
-      slowest_ns = std::max(slowest_ns, times.attends_end_ns + merge);
+      const std::int64_t attended_ns = pass.line[static_cast<std::size_t>(StepKind::Attend)];
+      slowest_ns = std::max(slowest_ns, attended_ns + merge);
     }
     if (slowest_ns < best_ns) {
       best = degree;

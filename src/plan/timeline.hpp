@@ -26,14 +26,16 @@ struct PassTimes {
   std::int64_t attending_ns = 0;    ///< sum over the attends
 };
 
-/// The steps of every rank under plan.config.cost, which is the only prediction of time there is.
-/// A rank's exchanges follow one another on one line (each takes the larger of what the rank sends
-/// and receives, at bytes_per_second, and seconds_per_transfer per peer; between nodes at the
-/// network's rates beside that, and what is handed on in the node behind both), its attends on
-/// another (at the flop rate of the pass, and seconds_per_launch); each begins once the steps that
-/// it waits for have ended. Where some rank attends more than once, steps also take what their sums
-/// read and write (sum_bytes, at memory_bytes_per_second) and some launches, and parts travel as
-/// wide as they are summed. Ranks are predicted apart from each other.
+/// The steps of every rank under plan.config.cost, by which plans are chosen; a simulation walks
+/// them by the same rules (step_walk.hpp) and knows more of what a step takes. A rank's exchanges
+/// follow one another on one line (each takes the larger of what the rank sends and receives, at
+/// bytes_per_second, and seconds_per_transfer per peer; between nodes at the network's rates beside
+/// that, and what is handed on in the node behind both), its attends on another (at the flop rate
+/// of the pass, and seconds_per_launch); each begins once the steps that it waits for have ended,
+/// or before where keys are attended to as they come. Where some rank attends more than once, steps
+/// also take what their sums read and write (sum_bytes, at memory_bytes_per_second) and some
+/// launches, and parts travel as wide as they are summed. Ranks are predicted apart from each
+/// other.
 std::vector<PassTimes> predict_times(const Plan& plan, const PlanLoads& loads, bool is_backward);
 
 /// Both passes of the slowest rank, with the copies of its tensors in flat rows.

@@ -3,6 +3,7 @@
 
 #include "plan/loaded_plan.hpp"
 #include "plan/loads.hpp"
+#include "plan/step_walk.hpp"
 #include "simulate/strategies.hpp"
 
 namespace magi::simulate {
@@ -12,33 +13,33 @@ namespace {
 class PlanTimes {
  public:
   PlanTimes(const planner::LoadedPlan& planned, const Cluster& cluster)
-      : plan_(planned.plan), cluster_(cluster), loads_(planned.loads) {}
+      : plan_(planned.plan),
+        cluster_(cluster),
+        loads_(planned.loads),
+        is_overlapping_(planner::takes_keys_as_they_come(planned.plan)) {}
 
   /// Adds the pass of one rank.
   void add_rank(std::int32_t rank, Pass pass, PassFigures& figures) const {
     const RankPlan& own = plan_.ranks[static_cast<std::size_t>(rank)];
     const std::vector<Step>& steps = pass == Pass::Backward ? own.backward : own.forward;
-    std::vector<double> ends;
-    ends.reserve(steps.size());
-    std::array<double, 2> line{0.0, 0.0};  // by StepKind: when the line is free
-    double attending = 0.0;
-    for (const Step& step : steps) {
-      double& free = line[static_cast<std::size_t>(step.kind)];
-      for (const std::int32_t before : step.after) {
-        if (before >= 0) free = std::max(free, ends[static_cast<std::size_t>(before)]);
-      }
-      if (step.kind == StepKind::Attend) {
-        const double seconds = attend_time(own, step.index, pass);
-        attending += seconds;
-        free += seconds;
-      } else {
-        free += exchange_time(rank, plan_.exchanges[static_cast<std::size_t>(step.index)], pass);
-      }
-      ends.push_back(free);
-    }
-    const double seconds = std::max(line[0], line[1]) + flat_copy_seconds(rank, pass);
+    const double coming = is_overlapping_ ? coming_seconds(own, pass) : 0.0;
+    planner::WalkedPass<double> walked;
+    walked.steps.reserve(steps.size());
+    planner::walk(
+        steps,
+        [&](const Step& step) {
+          if (step.kind == StepKind::Attend) return attend_time(own, step.index, pass);
+          return exchange_time(rank, plan_.exchanges[static_cast<std::size_t>(step.index)], pass);
+        },
+        [&](std::size_t i, double took) {
+          if (!is_overlapping_) return 0.0;
+          return planner::hidden_by_arrival<double>(steps, i, walked, pass == Pass::Backward, took,
+                                                    coming);
+        },
+        walked);
+    const double seconds = walked.end() + flat_copy_seconds(rank, pass);
     figures.seconds = std::max(figures.seconds, seconds);
-    figures.attending_seconds = std::max(figures.attending_seconds, attending);
+    figures.attending_seconds = std::max(figures.attending_seconds, walked.attending);
   }
 
   /// What all ranks send in a pass.
@@ -178,6 +179,15 @@ class PlanTimes {
            merge_seconds(cluster_, plan_.config, moved.rows_out(), heads_of(exchange.heads));
   }
 
+  /// What a forward's one attend computes with keys of other ranks; a launch is no part of it.
+  double coming_seconds(const RankPlan& own, Pass pass) const {
+    Work work;
+    for (const BandSlice& slice : planner::coming_slices(own)) work.add(shrink(slice));
+    if (pass == Pass::Backward || work.area == 0) return 0.0;
+    return attend_seconds(cluster_, plan_.config, work, pass, heads_of(own.attends.front().heads)) -
+           cluster_.kernel(pass).seconds_per_launch;
+  }
+
   double attend_time(const RankPlan& own, std::int32_t index, Pass pass) const {
     const Attend& attend = own.attends[static_cast<std::size_t>(index)];
     Work work;
@@ -194,6 +204,7 @@ class PlanTimes {
   const Plan& plan_;
   const Cluster& cluster_;
   const planner::PlanLoads& loads_;
+  bool is_overlapping_;
 };
 
 /// The constants of the cluster, by which a plan chooses its overlap degree and counts crossings.

@@ -248,6 +248,33 @@ TEST(Simulate, QueriesMoveBetween64RanksAtMost) {
   EXPECT_EQ(simulate({.mask = mask, .config = config, .cluster = {}}, "auto_work").refusal, "");
 }
 
+/// A plan of one attend for each rank: rank 0 of two needs the keys of rank 1, and the other way.
+TEST(Simulate, OneAttendTakesKeysAsTheyComeWithinANode) {
+  SmallCase small;
+  small.config.num_ranks = 2;
+  small.config.overlap_degree = 0;
+  constexpr double kAttend = 32 * 64 * 2.0 * 16 / 1e9;  // half of it with keys of the other rank
+  constexpr double kBackward = 2.5 * kAttend;
+  constexpr double kBytes = 32 * 16 * 2;
+  const auto run = [&](double bytes_per_second, std::int32_t devices_per_node) {
+    small.cluster.node.bytes_per_second = bytes_per_second;
+    small.cluster.network.bytes_per_second = bytes_per_second;
+    small.cluster.devices_per_node = devices_per_node;
+    return small.run("auto");
+  };
+  // Keys that come early enough cost nothing, and gradients leave from the middle on; the backward
+  // waits for its keys.
+  const Figures fast = run(1e9, 2);
+  EXPECT_NEAR(fast.passes[0].seconds, kAttend, 1e-12);
+  EXPECT_NEAR(fast.passes[1].seconds, kBytes / 1e9 + kBackward, 1e-12);
+  // Late ones: half of what reads them is behind the last, gradients are two times as wide.
+  const Figures slow = run(1e6, 2);
+  EXPECT_NEAR(slow.passes[0].seconds, kBytes / 1e6 + kAttend / 4, 1e-12);
+  EXPECT_NEAR(slow.passes[1].seconds, 3 * kBytes / 1e6 + kBackward / 2, 1e-12);
+  // Between nodes all keys have come before the attend begins.
+  EXPECT_NEAR(run(1e9, 1).passes[0].seconds, kBytes / 1e9 + kAttend, 1e-12);
+}
+
 TEST(Simulate, HeadsAreSharedByAsManyAndMixedByFewer) {
   const Mask mask = one_document(4096, MaskType::Full);
   PlanConfig config{.num_ranks = 8, .num_heads_q = 16, .num_heads_kv = 8, .overlap_degree = 1};
