@@ -3,26 +3,28 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace magi::planner {
 namespace {
 
-/// Each owner's rows go to one place at most, marked row by row.
+/// Each owner's rows go to one place at most: what leaves it, in order of rows, does not meet.
 bool goes_once(const Plan& plan, Space space) {
-  std::vector<std::vector<bool>> has_gone;
-  has_gone.reserve(plan.ranks.size());
-  for (const RankPlan& rank : plan.ranks) {
-    const TokenSpace& own = space == Space::Keys ? rank.k : rank.q;
-    has_gone.emplace_back(static_cast<std::size_t>(own.segments[0].num_rows), false);
+  std::vector<const Transfer*> leaving;
+  for (const Transfer& t : plan.transfers) {
+    if (t.space == space) leaving.push_back(&t);
   }
-  return std::ranges::all_of(plan.transfers, [&](const Transfer& t) {
-    if (t.space != space) return true;
-    const auto first = has_gone[static_cast<std::size_t>(t.src)].begin() + t.src_row;
-    const bool is_new = std::find(first, first + t.num_rows, true) == first + t.num_rows;
-    std::fill(first, first + t.num_rows, true);
-    return is_new;
-  });
+  const auto by_row = [](const Transfer* t) { return std::pair(t->src, t->src_row); };
+  std::ranges::sort(leaving, {}, by_row);
+  std::int64_t end = 0;  // of rows of `owner` that have left
+  std::int32_t owner = -1;
+  for (const Transfer* t : leaving) {
+    if (t->src == owner && t->src_row < end) return false;
+    owner = t->src;
+    end = std::int64_t{t->src_row} + t->num_rows;
+  }
+  return true;
 }
 
 /// No attend that sees anything reads own rows or merges, and none has a segment and head of

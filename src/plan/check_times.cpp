@@ -26,7 +26,11 @@ class MovedRowsOfRanks {
         num_segments_(std::max(plan.ranks[0].k.segments.size(), plan.ranks[0].q.segments.size())),
         node_(plan.config.devices_per_node > 0 ? plan.config.devices_per_node
                                                : plan.config.num_ranks),
-        moved_(num_ranks_ * 2 * num_segments_) {
+        moved_(num_ranks_ * 2 * num_segments_),
+        staying_(moved_.size(), 0) {
+    for (const Transfer& t : plan.transfers) {
+      if (t.src == t.dst) staying_[index(t.dst, t.space, t.dst_segment)] += t.num_rows;
+    }
     // Rows of one segment between two ranks stand together among all that the two exchange.
     std::vector<std::int32_t> last(2 * num_ranks_ * num_ranks_, -1);
     for (const SentRows& rows : sent) {
@@ -51,6 +55,16 @@ class MovedRowsOfRanks {
   const MovedByLink& of(std::int32_t rank, const Exchange& exchange) const {
     return moved_[index(rank, magi::space_of(exchange.role), exchange.segment)];
   }
+  /// Rows of the segment that the rank fills with its own.
+  std::int64_t staying(std::int32_t rank, const Exchange& exchange) const {
+    return staying_[index(rank, magi::space_of(exchange.role), exchange.segment)];
+  }
+  /// Rows that come back to the rank, their owner or who handed them on.
+  std::int64_t back(std::int32_t rank, const Exchange& exchange) const {
+    std::int64_t rows = 0;
+    for (const Moved& moved : of(rank, exchange)) rows += moved.rows[1];
+    return rows;
+  }
 
  private:
   std::size_t index(std::int32_t rank, Space space, std::int32_t segment) const {
@@ -61,7 +75,8 @@ class MovedRowsOfRanks {
   std::size_t num_ranks_;
   std::size_t num_segments_;
   std::int32_t node_;
-  std::vector<MovedByLink> moved_;  ///< [num_ranks, 2, num_segments]
+  std::vector<MovedByLink> moved_;     ///< [num_ranks, 2, num_segments]
+  std::vector<std::int64_t> staying_;  ///< the same
 };
 
 constexpr double kMostNs = 0x1p50;
@@ -181,9 +196,6 @@ class TimeCheck {
       : plan_(plan), config_(plan.config), once_(once), moved_(plan, sent) {
     for (const RankPlan& rank : plan.ranks) is_single_ &= rank.attends.size() <= 1;
     is_whole_ = config_.devices_per_node == 0 || config_.devices_per_node >= config_.num_ranks;
-    for (const Transfer& t : plan.transfers) {
-      if (t.src == t.dst) staying_.push_back(t);
-    }
   }
 
   PassEnds pass_of(std::size_t rank, bool is_backward) const {
@@ -191,6 +203,7 @@ class TimeCheck {
     const std::vector<Step>& steps = is_backward ? own.backward : own.forward;
     std::vector<double> ends;
     ends.reserve(steps.size());
+    const SumCheck sums = sums_of(rank, is_backward);
     PassEnds pass;
     double exchanges = 0.0;
     for (const Step& step : steps) {
@@ -200,8 +213,8 @@ class TimeCheck {
         if (before >= 0) awaited = std::max(awaited, ends[static_cast<std::size_t>(before)]);
       }
       const auto index = static_cast<std::size_t>(step.index);
-      const double took = is_attend ? whole_attend_ns(rank, index, is_backward)
-                                    : whole_exchange_ns(rank, index, is_backward);
+      const double took = is_attend ? whole_attend_ns(rank, index, sums, is_backward)
+                                    : whole_exchange_ns(rank, index, sums, is_backward);
       if (is_single_ && is_whole_) awaited -= hidden_ns(own, step, took, is_backward);
       const double end = std::max(awaited, is_attend ? pass.attends : exchanges) + took;
       ends.push_back(end);
@@ -225,37 +238,21 @@ class TimeCheck {
     return whole_ns(bytes / config_.cost.memory_bytes_per_second);
   }
 
-  std::int64_t rows_staying(std::size_t rank, const Exchange& exchange) const {
-    std::int64_t rows = 0;
-    for (const Transfer& t : staying_) {
-      const bool is_of_it = static_cast<std::size_t>(t.dst) == rank &&
-                            t.space == magi::space_of(exchange.role) &&
-                            t.dst_segment == exchange.segment;
-      rows += is_of_it ? t.num_rows : 0;
-    }
-    return rows;
-  }
-  /// Rows that come back to their owner.
-  std::int64_t rows_back(std::size_t rank, const Exchange& exchange) const {
-    std::int64_t rows = 0;
-    for (const Moved& moved : moved_.of(static_cast<std::int32_t>(rank), exchange)) {
-      rows += moved.rows[1];
-    }
-    return rows;
-  }
   SumCheck sums_of(std::size_t rank, bool is_backward) const {
     std::int64_t results = 0;
     for (const Exchange& exchange : plan_.exchanges) {
-      if (exchange.role == Role::Results) results += rows_back(rank, exchange);
+      if (exchange.role != Role::Results) continue;
+      results += moved_.back(static_cast<std::int32_t>(rank), exchange);
     }
     return {plan_, rank, once_, is_backward, results};
   }
 
-  double whole_attend_ns(std::size_t rank, std::size_t index, bool is_backward) const {
+  double whole_attend_ns(std::size_t rank, std::size_t index, const SumCheck& sums,
+                         bool is_backward) const {
     const RankPlan& own = plan_.ranks[rank];
     const double work = attend_ns(own, own.attends[index], is_backward);
     if (is_single_) return work;
-    double more = memory_ns(sums_of(rank, is_backward).of_attend(index));
+    double more = memory_ns(sums.of_attend(index));
     const auto sees = [](const Attend& attend) { return !attend.slices.empty(); };
     const auto first = own.attends.begin();
     if (sees(own.attends[index]) &&
@@ -265,13 +262,14 @@ class TimeCheck {
     }
     return work + more;
   }
-  double whole_exchange_ns(std::size_t rank, std::size_t index, bool is_backward) const {
+  double whole_exchange_ns(std::size_t index_of_rank, std::size_t index, const SumCheck& sums,
+                           bool is_backward) const {
     const Exchange& exchange = plan_.exchanges[index];
-    const double travel = exchange_ns(static_cast<std::int32_t>(rank), exchange, is_backward);
+    const auto rank = static_cast<std::int32_t>(index_of_rank);
+    const double travel = exchange_ns(rank, exchange, is_backward);
     if (is_single_) return travel;
     const double bytes =
-        sums_of(rank, is_backward)
-            .of_exchange(exchange, rows_back(rank, exchange), rows_staying(rank, exchange));
+        sums.of_exchange(exchange, moved_.back(rank, exchange), moved_.staying(rank, exchange));
     return travel + memory_ns(bytes) + launches_ns(2);
   }
 
@@ -333,9 +331,8 @@ class TimeCheck {
   const PlanConfig& config_;
   const ReturnsOnce& once_;
   MovedRowsOfRanks moved_;
-  std::vector<Transfer> staying_;  ///< on their rank
-  bool is_single_ = true;          ///< no rank attends more than once
-  bool is_whole_ = true;           ///< one node
+  bool is_single_ = true;  ///< no rank attends more than once
+  bool is_whole_ = true;   ///< one node
 };
 
 }  // namespace

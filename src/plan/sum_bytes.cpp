@@ -2,6 +2,7 @@
 #include "plan/sum_bytes.hpp"
 
 #include <algorithm>
+#include <array>
 
 namespace magi::planner {
 namespace {
@@ -115,21 +116,39 @@ class RankSums {
   bool is_narrow_;
 };
 
-/// Rows that stay on their rank where an exchange fills a segment: [num_ranks, num_exchanges].
-std::vector<std::vector<std::int64_t>> own_copies(const Plan& plan) {
-  std::vector<std::vector<std::int64_t>> rows(plan.ranks.size(),
-                                              std::vector<std::int64_t>(plan.exchanges.size(), 0));
-  for (const Transfer& t : plan.transfers) {
-    if (t.src != t.dst) continue;
-    for (std::size_t e = 0; e < plan.exchanges.size(); ++e) {
-      const Exchange& exchange = plan.exchanges[e];
-      const bool is_filled =
-          space_of(exchange.role) == t.space && exchange.segment == t.dst_segment;
-      if (is_filled) rows[static_cast<std::size_t>(t.dst)][e] += t.num_rows;
+/// Rows that stay on their rank where exchanges fill its segments.
+class OwnCopies {
+ public:
+  explicit OwnCopies(const Plan& plan) : segments_(plan.ranks.size()) {
+    for (std::size_t r = 0; r < segments_.size(); ++r) {
+      const RankPlan& rank = plan.ranks[r];
+      segments_[r] = {std::vector<std::int64_t>(rank.k.segments.size(), 0),
+                      std::vector<std::int64_t>(rank.q.segments.size(), 0)};
+    }
+    for (const Transfer& t : plan.transfers) {
+      if (t.src == t.dst)
+        at(segments_[static_cast<std::size_t>(t.dst)], t.space, t.dst_segment) += t.num_rows;
     }
   }
-  return rows;
-}
+
+  /// Of each exchange of the plan.
+  std::vector<std::int64_t> of_rank(const Plan& plan, std::size_t rank) {
+    std::vector<std::int64_t> rows;
+    rows.reserve(plan.exchanges.size());
+    for (const Exchange& exchange : plan.exchanges) {
+      rows.push_back(at(segments_[rank], space_of(exchange.role), exchange.segment));
+    }
+    return rows;
+  }
+
+ private:
+  using BySpace = std::array<std::vector<std::int64_t>, 2>;
+  static std::int64_t& at(BySpace& rows, Space space, std::int32_t segment) {
+    return rows[static_cast<std::size_t>(space)][static_cast<std::size_t>(segment)];
+  }
+
+  std::vector<BySpace> segments_;
+};
 
 }  // namespace
 
@@ -146,10 +165,10 @@ std::int32_t sum_element_bytes(const PlanConfig& config) {
 std::vector<SumBytes> sum_bytes(const Plan& plan, const PlanLoads& loads, bool is_backward) {
   std::vector<SumBytes> bytes(plan.ranks.size());
   if (is_single_attend(plan)) return bytes;
-  const auto copies = own_copies(plan);
+  OwnCopies copies(plan);
   for (std::size_t rank = 0; rank < bytes.size(); ++rank) {
-    bytes[rank] =
-        RankSums(plan, static_cast<std::int32_t>(rank), loads, is_backward).count(copies[rank]);
+    bytes[rank] = RankSums(plan, static_cast<std::int32_t>(rank), loads, is_backward)
+                      .count(copies.of_rank(plan, rank));
   }
   return bytes;
 }
