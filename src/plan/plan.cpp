@@ -43,7 +43,7 @@ PlanLoads build_best(const planner::Needs& needs, const planner::Layout& layout_
   const std::int32_t degree = planner::choose_degree(plan, loads, needs);
   if (plan.config.work == WorkMode::Auto) {
     // What it is compared with has the degree that is best for both passes; so has this.
-    return planner::build_fastest(plan, build, {degree, 1, 2, 4, 8});
+    return planner::build_fastest(plan, build, {degree, 0, 1, 2, 4, 8});
   }
   if (degree == 1) return loads;
   build(degree);

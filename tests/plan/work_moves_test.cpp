@@ -92,6 +92,35 @@ TEST(MovingQueries, AutoIsNeverSlowerThanKeysAlone) {
   }
 }
 
+/// Packed causal documents of 65,536 rows, from 128 to 32,768 rows.
+Mask random_documents(std::uint64_t seed) {
+  RandomStream random(seed);
+  std::vector<std::int32_t> ends{0};
+  while (ends.back() < 65536) {
+    const std::int32_t rows = 128 << random.between(0, 7);
+    ends.push_back(std::min(ends.back() + random.between(rows, 2 * rows), 65536));
+  }
+  return documents(ends);
+}
+
+TEST(MovingQueries, AutoIsNeverSlowerThanKeysAloneInAnyNumberOfStages) {
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    const Mask mask = random_documents(seed);
+    PlanConfig config{.num_ranks = 8, .num_heads_q = 32, .num_heads_kv = 32};
+    config.placement.chunk_size = 512;
+    config.overlap_degree.reset();
+    config.work = WorkMode::Auto;
+    const Placement rows = place(mask, config.num_ranks, config.placement);
+    const double seconds = step_seconds(make_plan_on(mask, config, rows, rows));
+    config.work = WorkMode::Keys;
+    for (const std::int32_t degree : {0, 1, 2, 4, 8}) {
+      config.overlap_degree = degree;
+      EXPECT_LE(seconds, step_seconds(make_plan_on(mask, config, rows, rows))) << degree;
+    }
+  }
+}
+
 TEST(MovingQueries, AWindowInOrderExchangesHalosAlone) {
   PlanConfig config{.num_ranks = 4, .num_heads_q = 2, .num_heads_kv = 2, .work = WorkMode::Auto};
   config.placement.algorithm = PlacementAlgorithm::SequentialSelect;
