@@ -16,6 +16,7 @@
 
 #include "magi/mask_builders.hpp"
 #include "magi/plan.hpp"
+#include "plan/place_for_step.hpp"
 #include "plan/work_moves.hpp"
 
 namespace {
@@ -109,6 +110,38 @@ BestOfKeys best_of_keys(const Mask& mask, PlanConfig config) {
   return best;
 }
 
+/// Keys alone in the best degree, over rows placed for the step's time, as `auto` places them.
+double seconds_of_placed_keys(const Mask& mask, PlanConfig config) {
+  config.work = WorkMode::Keys;
+  const magi::Placement start = magi::place(mask, config.num_ranks, config.placement);
+  const magi::Placement rows = magi::planner::place_for_step(mask, config, start);
+  double best = kMost;
+  for (std::int32_t degree = 0; degree <= 8; ++degree) {
+    config.overlap_degree = degree;
+    best = std::min(best, seconds_of(magi::make_plan_on(mask, config, rows, rows)));
+  }
+  return best;
+}
+
+/// A step in which all ranks attend to equally many pairs, in one call, and wait for nothing. No
+/// plan is faster.
+double bound_of_seconds(const Mask& mask, const PlanConfig& config) {
+  const double pairs = static_cast<double>(magi::area(mask)) / config.num_ranks;
+  const double flops = 2.0 * config.num_heads_q * pairs;
+  const std::int32_t forward_dims = config.head_dim_qk + config.head_dim_v;
+  const std::int32_t backward_dims = 3 * config.head_dim_qk + 2 * config.head_dim_v;
+  return flops * forward_dims / config.cost.flops_per_second +
+         flops * backward_dims / config.cost.backward_flops_per_second +
+         2 * config.cost.seconds_per_launch;
+}
+
+/// Whether a plan moves anything but keys.
+bool is_moving_more(const Plan& plan) {
+  return std::ranges::any_of(plan.transfers, [](const magi::Transfer& t) {
+    return t.space == magi::Space::Queries && t.src != t.dst;
+  });
+}
+
 /// Least wall time of several plans. [ms]
 double least_ms(const Mask& mask, const PlanConfig& config, int repeats) {
   using Clock = std::chrono::steady_clock;
@@ -184,16 +217,29 @@ void measure_heads(Report& report) {
   report.add("plan.heads.full4k_mha.p8.ms", least_ms(full_document(4096), heads, 20), "ms");
 }
 
+/// The predicted step of `auto` over the best of keys alone, and what part of it is what.
+void measure_times(const std::vector<Mask>& masks, const PlanConfig& config,
+                   const std::string& suffix, Report& report) {
+  double time = 0.0, placed = 0.0, bound = 0.0, moving = 0.0;
+  for (const Mask& mask : masks) {
+    const Plan plan = sound_plan(mask, config);
+    const double keys = best_of_keys(mask, config).seconds;
+    time += seconds_of(plan) / keys;
+    placed += seconds_of_placed_keys(mask, config) / keys;
+    bound += bound_of_seconds(mask, config) / keys;
+    moving += is_moving_more(plan) ? 1.0 : 0.0;
+  }
+  const auto count = static_cast<double>(masks.size());
+  report.add("place.qo.docs64k.p8.time" + suffix, time / count, "ratio");
+  report.add("place.qo.docs64k.p8.time.keys" + suffix, placed / count, "ratio");
+  report.add("place.qo.docs64k.p8.time.bound" + suffix, bound / count, "ratio");
+  report.add("place.qo.docs64k.p8.time.moving" + suffix, moving / count, "share");
+}
+
 void measure_documents(const std::vector<Mask>& masks, Report& report) {
   for (const auto& [heads, suffix] : {std::pair(Heads{}, ""), std::pair(Heads{64, 8}, ".gqa")}) {
     const PlanConfig config = config_of(8, heads, WorkMode::Auto);
-    report.add(std::string("place.qo.docs64k.p8.time") + suffix,
-               mean_over(masks,
-                         [&](const Mask& mask) {
-                           return seconds_of(sound_plan(mask, config)) /
-                                  best_of_keys(mask, config).seconds;
-                         }),
-               "ratio");
+    measure_times(masks, config, suffix, report);
     PlanConfig queries = config_of(8, heads, WorkMode::Queries);
     queries.overlap_degree = 1;
     report.add(std::string("plan.qo.docs64k.p8.ms") + suffix,

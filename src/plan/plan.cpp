@@ -12,6 +12,7 @@
 #include "plan/layout.hpp"
 #include "plan/loaded_plan.hpp"
 #include "plan/needs.hpp"
+#include "plan/place_for_step.hpp"
 #include "plan/place_keys.hpp"
 #include "plan/ranks.hpp"
 #include "plan/report.hpp"
@@ -100,6 +101,12 @@ class PlacedMask {
     return finish_plan(
         {.mask = mask_, .config = config_, .placement_q = rows.q, .placement_k = rows.k}, way);
   }
+  /// Keys alone, with chunks exchanged between ranks for the sake of the step's time.
+  LoadedPlan plan_for_step(const PlacementConfig& placement) {
+    const Placement rows = planner::place_for_step(mask_, config_, rows_of(placement).q);
+    return finish_plan({.mask = mask_, .config = config_, .placement_q = rows, .placement_k = rows},
+                       {});
+  }
 
  private:
   const PlacedRows& rows_of(const PlacementConfig& placement) {
@@ -170,6 +177,10 @@ planner::LoadedPlan planner::make_loaded_plan(const Mask& mask, const PlanConfig
   const PlacementConfig ordered = is_free ? in_order(config.placement) : config.placement;
   PlacedMask placed(mask, config);
   std::optional<LoadedPlan> kept;
+  const bool is_for_step = config.work == WorkMode::Auto && is_free &&
+                           config.num_ranks <= planner::kMostRanksOfMoves &&
+                           is_sharing_placement(mask, config);
+  if (is_for_step) keep_faster(placed.plan_for_step(config.placement), kept);
   for (const Way& way : ways_of(mask, config)) {
     keep_faster(placed.plan(is_placed_in_order(way, config) ? ordered : config.placement, way),
                 kept);

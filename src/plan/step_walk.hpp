@@ -66,9 +66,16 @@ Time left_behind_last_keys(Time coming) {
   return coming / 2;
 }
 
+/// How much of such an attend passes beside the gradients that it sends: they leave it from its
+/// middle on, on average.
+template <typename Time>
+Time beside_returning_gradients(Time attend) {
+  return attend / 2;
+}
+
 /// How much of step i of such a plan may pass while what it waits for is under way. An attend of a
-/// forward begins before its keys have come; gradients leave an attend from its middle on, on
-/// average. `took`: by step i; `coming`: by what the attend computes with keys of other ranks.
+/// forward begins before its keys have come. `took`: by step i; `coming`: by what the attend
+/// computes with keys of other ranks.
 template <typename Time>
 Time hidden_by_arrival(std::span<const Step> steps, std::size_t i, const WalkedPass<Time>& pass,
                        bool is_backward, Time took, Time coming) {
@@ -79,7 +86,8 @@ Time hidden_by_arrival(std::span<const Step> steps, std::size_t i, const WalkedP
   if (step.after[0] < 0) return Time{};
   const auto before = static_cast<std::size_t>(step.after[0]);
   if (steps[before].kind != StepKind::Attend) return Time{};
-  return std::min((pass.steps[before].end - pass.steps[before].begin) / 2, took);
+  const Time attend = pass.steps[before].end - pass.steps[before].begin;
+  return std::min(beside_returning_gradients(attend), took);
 }
 
 /// Of a rank's one attend, the slices with keys that other ranks own; its segment begins with own

@@ -276,6 +276,31 @@ PlanTimes predict_plan(const Plan& plan, const PlanLoads& loads) {
   return slowest;
 }
 
+GatheredStep::GatheredStep(const PlanConfig& config) {
+  const auto pair_ns = [&](bool is_backward) {
+    const Rates rates = rates_of(config, is_backward);
+    return rates.flops_per_pair / rates.flops_per_second * 1e9;
+  };
+  forward_pair_ns_ = pair_ns(false);
+  backward_pair_ns_ = pair_ns(true);
+  const auto row_bytes = static_cast<double>(bytes_per_row(config));
+  row_ns_ = row_bytes / config.cost.bytes_per_second * 1e9;
+  returning_ns_ = row_ns_ / config.element_bytes * sum_element_bytes(config);
+  latency_ns_ = config.cost.seconds_per_transfer * (config.num_ranks - 1) * 1e9;
+  launch_ns_ = config.cost.seconds_per_launch * 1e9;
+}
+
+double GatheredStep::ns(std::int64_t area, std::int64_t rows) const {
+  const auto pairs = static_cast<double>(area);
+  const double fetch = rows > 0 ? static_cast<double>(rows) * row_ns_ + latency_ns_ : 0.0;
+  const double give_back = rows > 0 ? static_cast<double>(rows) * returning_ns_ + latency_ns_ : 0.0;
+  const double forward_work = pairs * forward_pair_ns_;
+  const double attend = pairs * backward_pair_ns_ + launch_ns_;
+  const double forward =
+      std::max(forward_work + launch_ns_, fetch + left_behind_last_keys(forward_work));
+  return forward + fetch + attend + std::max(0.0, give_back - beside_returning_gradients(attend));
+}
+
 std::int32_t choose_degree(const Plan& single, const PlanLoads& loads, const Needs& needs) {
   if (single.exchanges.empty()) return 1;
   const PlanConfig& config = single.config;

@@ -48,6 +48,24 @@ PlanTimes predict_plan(const Plan& plan, const PlanLoads& loads);
 /// What those copies are of it; 0 for a plan of one share of the heads.
 std::int64_t flat_copies_ns(const Plan& plan, bool is_backward);
 
+/// A forward and a backward of a rank that takes keys as they come to its one attend, in a plan of
+/// one node that moves keys alone: what predict_times gives it but for roundings. Own keys count as
+/// remote ones in the forward.
+class GatheredStep {
+ public:
+  explicit GatheredStep(const PlanConfig& config);
+  /// Of `area` pairs, where it sends and receives `rows` rows at most, with all other ranks.
+  double ns(std::int64_t area, std::int64_t rows) const;
+
+ private:
+  double forward_pair_ns_;
+  double backward_pair_ns_;
+  double row_ns_;        ///< of a key row on its way
+  double returning_ns_;  ///< of its gradients
+  double latency_ns_;    ///< of an exchange
+  double launch_ns_;
+};
+
 /// The degree of 0..8 with the least predicted forward time (the smallest such), from a plan with
 /// one remote stage, which more stages would share equally. Beside the steps' times it counts what
 /// gathering copies and what merging reads and writes.

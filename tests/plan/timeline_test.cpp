@@ -241,5 +241,28 @@ TEST(Timeline, RowsBetweenNodesTakeTheNetworkAndAreHandedOnBehindIt) {
   EXPECT_EQ(exchange_ns(node_plan(1)), 30 * kRun + 9'000 + kLaunches);
 }
 
+TEST(Timeline, AGatheredStepIsWhatARankIsPredictedToTake) {
+  PlanConfig config{.num_ranks = 4, .num_heads_q = 8, .num_heads_kv = 4, .overlap_degree = 0};
+  const Mask mask{4096, 4096, {band_slice({0, 4096}, {0, 4096}, MaskType::Full)}};
+  const Placement rows = place(mask, 4, config.placement);
+  for (const double bytes_per_second : {1e9, 1e11, 1e13}) {
+    config.cost.bytes_per_second = bytes_per_second;
+    const Plan plan = make_plan_on(mask, config, rows, rows);
+    const PlanLoads loads(plan);
+    const LinkTraffic& links = loads.traffic(1, Space::Keys, 1).inside;
+    ASSERT_EQ(links.rows_in, 3072);
+    ASSERT_EQ(links.rows_out, 3072);
+    const PassTimes forward = predict_times(plan, loads, false)[1];
+    const auto backward = static_cast<double>(predict_times(plan, loads, true)[1].end_ns);
+    const double ns = GatheredStep(config).ns(loads.rank_area(1), links.rows_in);
+    // A quarter of the keys are own ones: half of their work may begin before others come.
+    const double own_ns = static_cast<double>(loads.rank_area(1)) / 4 * 2 * 8 * 256 /
+                          config.cost.flops_per_second * 1e9;
+    const auto predicted = static_cast<double>(forward.attends_end_ns) + backward;
+    EXPECT_GE(ns, predicted - 8);
+    EXPECT_LE(ns, predicted + own_ns / 2 + 8);
+  }
+}
+
 }  // namespace
 }  // namespace magi::planner

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "magi/plan.hpp"
+
+namespace magi::planner {
+
+/// A placement of queries and keys together with chunks exchanged between ranks, so that the
+/// predicted step of keys alone is short on the slowest rank: area and remote rows are weighed by
+/// what they cost, and of rows what the busiest link carries counts, not the sum. Ranks keep their
+/// counts of chunks. Random swaps, kept where they do not cost, from a fixed stream of numbers and
+/// with bounded work: the same inputs give the same result everywhere. Returns `start` where the
+/// search has nothing to go by: one rank, several nodes, or masks whose chunks see many separate
+/// ranges of keys.
+Placement place_for_step(const Mask& mask, const PlanConfig& config, const Placement& start);
+
+}  // namespace magi::planner
