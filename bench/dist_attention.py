@@ -12,6 +12,8 @@ that backward, per GPU; a share is that over the kernel alone of the same round.
 
 --out gets one JSON line per cell, --rows the named figures for tools/record, standard error a
 table. bench/dist_plots.py draws the cells, bench/dist_timeline.py what --trace wrote.
+--resume keeps the cells that --out has, and measures those alone that lack one of the sides;
+--minutes begins no cell that is not predicted to end by then. bench/dist_record.py runs it so.
 --device cpu runs small sizes over gloo.
 """
 
@@ -28,11 +30,11 @@ import time
 import torch
 import torch.distributed as dist
 
-from distributed import host
+from distributed import host, kept
 from distributed.cells import Options, run_cell
 from distributed.figures import rows_of, table_of
 from distributed.ours import parse_setting, with_work
-from distributed.sides import BASELINES, MASKS, Makers
+from distributed.sides import BASELINES, MASKS, Makers, Problem
 from distributed.timing import Stopwatch
 
 TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -62,6 +64,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sides", default=",".join(BASELINES), help="baselines; empty: none")
     parser.add_argument("--seconds", type=float, default=4.0, help="of the rounds of a cell")
     parser.add_argument("--rounds", type=int, default=5, help="at least")
+    parser.add_argument("--resume", action="store_true", help="keep the cells of --out")
+    parser.add_argument("--minutes", type=float, help="begin no cell that ends later")
     parser.add_argument("--no-exposed", action="store_true", help="no runs without communication")
     parser.add_argument("--no-host", action="store_true", help="no host times")
     parser.add_argument(
@@ -79,6 +83,8 @@ def parse() -> argparse.Namespace:
     for name in listed(arguments.sides):
         if name not in BASELINES:
             parser.error(f"--sides has {name}; allowed: {', '.join(BASELINES)}")
+    if arguments.resume and not arguments.out:
+        parser.error("--resume without --out; allowed: with the file of the cells to keep")
     return arguments
 
 
@@ -118,20 +124,30 @@ class Report:
 
     def __init__(self, arguments: argparse.Namespace, machine: str) -> None:
         self._arguments, self._machine, self._rank = arguments, machine, dist.get_rank()
-        self._cells, self._more, self._begin = [], [], time.perf_counter()
+        self._more, self._begin = [], time.perf_counter()
+        self._cells = kept.read_cells(arguments.out) if arguments.resume else []
+        dist.barrier()  # all have read what rank 0 writes
         if self._rank == 0 and arguments.out:
-            arguments.out.write_text("", encoding="utf-8")
+            kept.write_cells(arguments.out, self._cells)
+
+    def has_cell(self, mask: str, tokens: int, sides) -> bool:
+        """Whether an earlier run has measured it."""
+        size = dist.get_world_size()
+        return any(kept.is_measured(cell, mask, tokens, size, sides) for cell in self._cells)
 
     def add_cell(self, cell: dict) -> None:
-        self._cells.append({**cell, "machine": self._machine})
+        others = kept.without(self._cells, cell["mask"], cell["tokens"], cell["ranks"])
+        self._cells = [*others, {**cell, "machine": self._machine}]
         if self._rank != 0:
             return
-        spent = time.perf_counter() - self._begin
-        print(f"{table_of(cell)}\n  after {spent:.0f} s", file=sys.stderr, flush=True)
+        print(f"{table_of(cell)}\n  after {self.spent():.0f} s", file=sys.stderr, flush=True)
         if self._arguments.out:
-            with self._arguments.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(self._cells[-1]) + "\n")
+            kept.write_cells(self._arguments.out, self._cells)
         self.write_rows()
+
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self._begin
 
     def add_rows(self, rows: list[dict]) -> None:
         self._more += rows
@@ -158,6 +174,27 @@ def machine_of(device: torch.device, size: int) -> str:
     return f"{size} x {name}, NCCL {version}, torch {torch.__version__}"
 
 
+def run_cells(arguments: argparse.Namespace, makers: Makers, options: Options, report) -> None:
+    """Those that are not there yet, as many as there is time for."""
+    watch = Stopwatch(makers.group, options.device)
+    names = [setting.name for setting in options.settings]
+    names += [name for name in options.baselines if makers.allows(name, options.shape)]
+    for tokens in map(int, listed(arguments.tokens)):
+        for mask in listed(arguments.masks):
+            if report.has_cell(mask, tokens, names):
+                continue
+            problem = Problem(mask, tokens * makers.size, options.shape)
+            taken = kept.cell_seconds(problem, makers.size, len(names), options)
+            (end,) = watch.slowest([report.spent() + taken])
+            if arguments.minutes is not None and end > 60 * arguments.minutes:
+                if makers.rank == 0:
+                    left = 60 * arguments.minutes - end + taken
+                    text = f"{mask} of {tokens}: left for another run, {taken:.0f} s of {left:.0f}"
+                    print(text, file=sys.stderr, flush=True)
+                continue
+            report.add_cell(run_cell(makers, mask, tokens, options))
+
+
 def main() -> int:
     arguments = parse()
     device = start(arguments.device)
@@ -170,9 +207,7 @@ def main() -> int:
     if not arguments.no_host:
         watch = Stopwatch(makers.group, device)
         report.add_rows(host.figures(watch, makers.group, options))
-    for tokens in map(int, listed(arguments.tokens)):
-        for mask in listed(arguments.masks):
-            report.add_cell(run_cell(makers, mask, tokens, options))
+    run_cells(arguments, makers, options, report)
     code = report.finish()
     dist.destroy_process_group()
     return code

@@ -17,12 +17,13 @@ from distributed.kernel import Kernel
 from distributed.links import Link
 from distributed.ours import Ours, Setting
 
-BASELINES = ("ulysses", "ring", "allgather", "usp")
+BASELINES = ("ulysses", "ring", "allgather", "usp", "usp4")
 # Names of the benches' masks that are called otherwise here.
 _OTHER_NAMES = {"varlen_block_causal": "block_causal"}
 MASKS = ("full", "causal", "varlen_full", "varlen_causal", "window", "varlen_block_causal",
          "prefix_tree")  # fmt: skip
-_ULYSSES_OF_USP = 2
+# Ranks of each Ulysses inside a ring: on 8 ranks 2 x 4 and 4 x 2.
+_ULYSSES_OF_USP = {"usp": 2, "usp4": 4}
 _DRAWN = 2048  # the least length that documents are drawn for
 
 
@@ -77,14 +78,16 @@ class Makers:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self._usp_groups = None
-        if self.size >= 2 * _ULYSSES_OF_USP and self.size % _ULYSSES_OF_USP == 0:
-            self._usp_groups = self._make_usp_groups()
+        self._usp_groups = {
+            name: self._make_usp_groups(count)
+            for name, count in _ULYSSES_OF_USP.items()
+            if self.size >= 2 * count and self.size % count == 0
+        }
 
     def warm_up(self, device: torch.device) -> None:
         """Connections between all ranks, whose memory would count for who comes first."""
         sent = torch.zeros(self.size, device=device)
-        for group in (self.group, *(self._usp_groups or ())):
+        for group in (self.group, *itertools.chain(*self._usp_groups.values())):
             link = Link(group)
             part = sent[: link.size].clone()
             link.all_to_all(torch.empty_like(part), part)
@@ -93,12 +96,12 @@ class Makers:
             if link.size > 1:
                 link.shift(torch.empty_like(part), part).wait()
 
-    def _make_usp_groups(self):
-        """Of this rank: the pair of neighbours, and the ring of every second rank."""
+    def _make_usp_groups(self, count: int):
+        """Of this rank: its `count` neighbours, and the ring of every count-th rank."""
         ranks, mine = dist.get_process_group_ranks(self.group), []
-        pairs = [ranks[i : i + _ULYSSES_OF_USP] for i in range(0, self.size, _ULYSSES_OF_USP)]
-        rings = [ranks[i::_ULYSSES_OF_USP] for i in range(_ULYSSES_OF_USP)]
-        for members in (*pairs, *rings):
+        neighbours = [ranks[i : i + count] for i in range(0, self.size, count)]
+        rings = [ranks[i::count] for i in range(count)]
+        for members in (*neighbours, *rings):
             group = dist.new_group(members)
             if ranks[self.rank] in members:
                 mine.append(group)
@@ -108,8 +111,8 @@ class Makers:
         """Whether a baseline runs on that many ranks and heads."""
         if self.size == 1:
             return False
-        if name == "usp":
-            return self._usp_groups is not None and shape[1] % _ULYSSES_OF_USP == 0
+        if name in _ULYSSES_OF_USP:
+            return name in self._usp_groups and shape[1] % _ULYSSES_OF_USP[name] == 0
         return name != "ulysses" or shape[1] % self.size == 0
 
     def baseline(self, name: str, problem: Problem, tensors) -> Side:
@@ -122,12 +125,12 @@ class Makers:
         if name == "ulysses":
             inner = Kernel(slices, total, total)
             return Ulysses(self.group, inner), layouts.contiguous(total, self.size)[self.rank]
-        if name == "usp":
-            pair, ring = self._usp_groups
-            rows = layouts.zigzag(total, self.size // _ULYSSES_OF_USP)
+        if name in _ULYSSES_OF_USP:
+            near, ring = self._usp_groups[name]
+            rows = layouts.zigzag(total, ring.size())
             inner = Ring(ring, slices, rows)
             own = rows[dist.get_rank(ring)]
-            return Ulysses(pair, inner), layouts.parts_of(own, pair.size(), dist.get_rank(pair))
+            return Ulysses(near, inner), layouts.parts_of(own, near.size(), dist.get_rank(near))
         rows = layouts.zigzag(total, self.size)
         if name == "ring":
             return Ring(self.group, slices, rows), rows[self.rank]

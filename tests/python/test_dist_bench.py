@@ -29,10 +29,19 @@ SHARE = cases.TOTAL // 4
 OURS = ("default", "degree0", "auto", "default+work=queries", "degree0+work=auto")
 
 
-@pytest.mark.parametrize("name", ["alone", *OURS, *BASELINES])
+ON_FOUR = [name for name in BASELINES if name != "usp4"]
+
+
+@pytest.mark.parametrize("name", ["alone", *OURS, *ON_FOUR])
 def test_sides_agree_with_dense_attention(ranks, name):
     for mask in MASKS:
         ranks.run(4, cases.side, name, mask)
+
+
+@pytest.mark.parametrize("name", ["default", "ring", "allgather", "usp", "usp4"])
+def test_sides_on_eight_ranks(eight_ranks, name):
+    for mask in ("causal", "varlen_causal"):
+        eight_ranks.run(8, cases.side, name, mask)
 
 
 @pytest.mark.parametrize("name", ["ulysses", "ring", "allgather"])
@@ -51,7 +60,7 @@ def test_bytes_of_baselines(ranks):
     heads_q, heads_kv, _ = cases.SHAPE
     keys = 2 * heads_kv * ROW * SHARE
     every = (heads_q + 2 * heads_kv + heads_q) * ROW * SHARE * 3 // 4
-    counts = {name: ranks.run(4, cases.bytes_sent, name)[0] for name in BASELINES}
+    counts = {name: ranks.run(4, cases.bytes_sent, name)[0] for name in ON_FOUR}
     assert counts["ulysses"] == (every, every)
     assert counts["allgather"] == (3 * keys, 6 * keys)
     assert counts["ring"] == (3 * keys, 7 * keys)  # gradients return to the owner
