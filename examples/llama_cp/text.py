@@ -43,14 +43,17 @@ def _files() -> list[pathlib.Path]:
     ]
 
 
-def documents(num_bytes: int) -> Iterator[bytes]:
+def documents(num_bytes: int, most_bytes: int = _MOST_BYTES) -> Iterator[bytes]:
     """Pieces of these files, sections of texts, functions and classes of sources, at least
-    num_bytes in all. The order is shuffled, the same in every run.
+    num_bytes in all; with a larger most_bytes whole files. The order is shuffled, the same in every
+    run.
     """
     pieces: list[bytes] = []
     for path in _files():
-        for piece in re.split(rb"\n(?=\n\n|## |def |class )", path.read_bytes()):
-            piece = piece.strip(b"\n")[:_MOST_BYTES]
+        text = path.read_bytes()
+        is_cut = most_bytes <= _MOST_BYTES
+        for piece in re.split(rb"\n(?=\n\n|## |def |class )", text) if is_cut else [text]:
+            piece = piece.strip(b"\n")[:most_bytes]
             if len(piece) >= _LEAST_BYTES:
                 pieces.append(piece)
     found = sum(map(len, pieces))
@@ -65,9 +68,9 @@ class Text:
     the next sequence as another one.
     """
 
-    def __init__(self, rows: int, num_sequences: int) -> None:
-        self.rows = rows
-        stream = documents(rows * num_sequences)
+    def __init__(self, rows: int, num_sequences: int, most_bytes: int = _MOST_BYTES) -> None:
+        self.rows, self.num_sequences = rows, num_sequences
+        stream = documents(rows * num_sequences, most_bytes)
         rest = b""
         self._sequences = []
         for _ in range(num_sequences):

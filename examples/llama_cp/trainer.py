@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -36,7 +37,8 @@ def make_mesh(device: torch.device, cp: int) -> DeviceMesh:
 def _mine(run: Run, job: Job, text: Text, step: int, mesh: DeviceMesh):
     """This replica's sequences of a step, and the tokens to predict of all sequences."""
     first = step * job.sequences
-    whole = [text.sequence(index) for index in range(first, first + job.sequences)]
+    count = text.num_sequences  # a job of more steps begins again
+    whole = [text.sequence(i % count) for i in range(first, first + job.sequences)]
     if run.is_reversed:
         whole.reverse()
     tokens = sum(int((packed.targets != IGNORED).sum()) for packed in whole)
@@ -84,8 +86,10 @@ def _backward(run: Run, model, job: Job, mine: list[Packed], tokens: int, mesh) 
     return total
 
 
-def train(run: Run, job: Job, text: Text) -> list[float]:
-    """The loss of every step."""
+def train(
+    run: Run, job: Job, text: Text, end_step: Callable[[], None] = lambda: None
+) -> list[float]:
+    """The loss of every step; end_step: called behind each."""
     mesh = make_mesh(job.device, run.cp)
     model = run.make_model(job.shape).to(job.device)
     if job.fsdp:
@@ -103,6 +107,7 @@ def train(run: Run, job: Job, text: Text) -> list[float]:
         warmup.step()
         dist.all_reduce(loss)
         losses.append(loss.item())
+        end_step()
     return losses
 
 

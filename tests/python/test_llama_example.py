@@ -16,6 +16,7 @@ sys.path.insert(0, str(FOLDER))
 
 import chart  # noqa: E402
 import compare  # noqa: E402
+import long  # noqa: E402
 import text as llama_text  # noqa: E402
 import train  # noqa: E402
 from runs import Run  # noqa: E402
@@ -114,3 +115,47 @@ def test_exit_code_of_a_failed_check(tmp_path):
         capture_output=True, text=True, timeout=300, env={**os.environ, **torchrun},
     )  # fmt: skip
     assert done.returncode == 1 and "FAIL  plain, cp 1" in done.stdout, done.stderr
+
+
+def test_long_sequences_go_on_where_they_were(tmp_path):
+    out = tmp_path / "llama.json"
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        str(FOLDER / "long.py"), "--cpu", "--tokens", "128", "--steps", "5", "--out", str(out),
+    ]  # fmt: skip
+
+    def run(*options) -> str:
+        done = subprocess.run(
+            [*command, *options], capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("--minutes", "0.0001")  # one run: how long another takes is known behind it
+    assert list(json.loads(out.read_text())["runs"]) == ["cp 1"]
+    assert "cp 1, reversed" in run()
+    found = json.loads(out.read_text())
+    assert list(found["runs"]) == ["cp 1", "cp 1, reversed", "cp 2"]
+    assert all(len(run["losses"]) == 5 for run in found["runs"].values())
+    assert found["runs"]["cp 2"]["tokens_per_second"] > 0
+    assert found["compared"]["over_noise"] <= compare.MARGIN
+    assert run() == ""
+
+
+def test_distances_of_long_runs():
+    curves = {"cp 1": [3.0, 2.0], long.REVERSED: [3.001, 2.001], "cp 2": [3.002, 2.002]}
+    assert long.distance_of(curves)["over_noise"] == pytest.approx(2)
+    assert long.distance_of(curves | {"cp 4": [3.0, 2.1]})["over_noise"] > 50
+    curves[long.REVERSED] = curves["cp 1"]
+    assert long.distance_of(curves)["noise"] == pytest.approx(13**0.5 / 2**0.5 * 2**-23)
+
+
+def test_bad_arguments_of_long_runs(tmp_path):
+    for options, text in (
+        (["--steps", "0"], "--steps is 0; allowed: 1 or more"),
+        (["--tokens", "8"], "--tokens is 8; allowed: 64 or more"),
+        ([], "RANK is not set; allowed: ranks that torchrun started"),
+    ):
+        command = [sys.executable, str(FOLDER / "long.py"), "--out", str(tmp_path), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 2 and text in done.stderr
