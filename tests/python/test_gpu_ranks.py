@@ -79,9 +79,11 @@ def test_masks_that_change(gpu_ranks):
     gpu_ranks.run(GPUS, cases.plan_mismatch)
 
 
-@pytest.mark.skipif(GPUS < 4 or GPUS % 2, reason="fewer than four GPUs")
-def test_data_and_context_parallel(gpu_ranks):
-    gpu_ranks.run(GPUS, cases.meshes_and_two_groups, BASE)
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_data_and_context_parallel(gpu_ranks, replicas):
+    if GPUS % replicas or GPUS // replicas < 2:
+        pytest.skip(f"not run: it needs a multiple of {replicas} GPUs, {2 * replicas} or more")
+    gpu_ranks.run(GPUS, cases.meshes_and_two_groups, BASE, replicas)
 
 
 @SIZES

@@ -43,6 +43,8 @@ KINDS = [
     (4, "nccl", "nccl"),
     (2, "nccl", "nvlink"),
     (4, "nccl", "nvlink"),
+    (8, "nccl", "nccl"),
+    (8, "nccl", "nvlink"),
 ]
 
 
