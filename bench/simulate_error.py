@@ -53,11 +53,10 @@ def recorded(which):
         yield cell["mask"], rows, slices, cell["alone"][which]["ms"] * 1e-3
 
 
-def cells(magi):
-    """(label, predicted over measured) of the kernel alone and of steps, by the constants that the
-    machine was found to have.
+def cells(magi, run):
+    """(label, predicted over measured) of the kernel alone and of steps of a recorded run, by the
+    constants that the machine was found to have.
     """
-    run = json.loads(RECORDED.read_text())
     with tempfile.TemporaryDirectory() as folder:
         costs = pathlib.Path(folder) / "costs.json"
         costs.write_text(json.dumps(run["costs"]))
@@ -93,7 +92,7 @@ def main():
     parser.add_argument("--magi", default="build/release/bin/magi", help="the command")
     parser.add_argument("--out", type=pathlib.Path, help="file for the row of bench/results")
     options = parser.parse_args()
-    ratios = list(cells(options.magi))
+    ratios = list(cells(options.magi, json.loads(RECORDED.read_text())))
     for label, ratio in sorted(ratios):
         print(f"{label:44} predicted / measured {ratio:.3f}")
     worst = max(max(ratio, 1 / ratio) for _, ratio in ratios)
