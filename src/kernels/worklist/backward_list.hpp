@@ -86,10 +86,10 @@ struct BackwardProblem {
 
 /// What the caller asks of a list; 0 or nothing: chosen by modelled cost.
 struct BackwardChoice {
-  std::int32_t packed_heads = 0;    ///< a power of two that divides the heads of a kv head
-  std::int32_t heads_per_item = 0;  ///< a multiple of packed_heads that divides them
-  std::int32_t section_heads = 0;   ///< kv heads
-  std::optional<bool> is_group_first;
+  std::int32_t packed_heads = 0;       ///< a power of two that divides the heads of a kv head
+  std::int32_t heads_per_item = 0;     ///< a multiple of packed_heads that divides them
+  std::int32_t section_heads = 0;      ///< kv heads
+  std::optional<bool> is_group_first;  ///< see BackwardList
   /// dQ repeats bitwise: every list is ordered, and keys that come are awaited before it begins.
   bool is_deterministic = true;
   /// The plain schedule (plain_list.hpp), which has no choice above but packed_heads, and whose

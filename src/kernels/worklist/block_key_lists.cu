@@ -233,7 +233,8 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
-/// Where records have no room, the places of others are not written: none is told of.
+/// Tells how many records and items a head has. Where there is no room for its records, some were
+/// not written: then it has none.
 __device__ void tell_outcome(const BlockKeyBuild& build, std::int32_t head) {
   const bool is_fitting = build.counts[head] <= static_cast<std::uint64_t>(build.shape.max_records);
   const std::int32_t num_tiles = build.shape.num_tiles();
@@ -271,10 +272,6 @@ __global__ void __launch_bounds__(kLengthBuckets)
     tiles[atomicAdd(&places[bucket_of(tile)], 1)] = tile;
   }
 }
-
-}  // namespace
-
-namespace {
 
 /// As many as have about kWarpLanes columns of the mask at most.
 std::int32_t tiles_per_cta(const BlockKeyShape& shape) {

@@ -25,7 +25,7 @@ class RowJoiner {
  private:
   static constexpr std::int32_t kFours = kRowBits / 4;
 
-  /// Of four rows that follow each other.
+  /// Where the records end that begin in four rows in a row.
   __device__ int4 ends_of_four(std::int32_t four) const {
     return reinterpret_cast<const int4*>(build_.row_ends)[four];
   }

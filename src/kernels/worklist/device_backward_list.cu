@@ -72,7 +72,7 @@ __device__ std::uint64_t cost_of(const BackwardBuild& build, int tiling) {
          tiles * static_cast<std::uint64_t>(build.rule.overhead);
 }
 
-/// By the last thread of the cluster: `num_records` of the chosen tiling.
+/// Tells of the chosen tiling, which has `num_records`: by one thread of the cluster.
 __device__ void report(const BackwardBuild& build, int tiling, std::int64_t num_records) {
   DeviceBackwardHeader& header = *build.header;
   header.tiling = tiling;

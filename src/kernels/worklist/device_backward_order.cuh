@@ -169,8 +169,8 @@ class FewRunsWriter {
   std::int32_t first_value_;  ///< at the record's first semaphore
 };
 
-/// Likewise where many records are before it, by a block: they begin and end over its semaphores,
-/// and each change of their number begins a run.
+/// Finds the same where many records are before it, by a block: they begin and end over its
+/// semaphores, and each change of their number begins a run.
 class RunWriter {
  public:
   __device__ RunWriter(RunShared& shared, const BackwardBuild& build, const OrderedRecord& record)
@@ -245,7 +245,7 @@ class RunWriter {
     return sum;
   }
 
-  /// Of the window's runs that begin with a semaphore of this thread.
+  /// Counts the window's runs that begin with a semaphore of this thread.
   __device__ std::int32_t count_changes() const {
     std::int32_t count = 0;
 #pragma unroll 1

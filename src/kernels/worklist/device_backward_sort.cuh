@@ -32,8 +32,8 @@ class PlainSorter {
     __syncthreads();
   }
 
-  /// By steps, then in front of the tail by component, then by the longest of the component: one
-  /// piece of code, as registers are few.
+  /// Sorts by steps, then in front of the tail by component, then by the longest of the component:
+  /// one piece of code, as registers are few.
   __device__ void run() {
 #pragma unroll 1
     for (int stage = 0; stage < kStages; ++stage) {

@@ -93,7 +93,7 @@ class SmallListMaker {
     build_.tallies[tile].num_k_tiles = tally.num_k_tiles;
   }
 
-  /// Of the parts that the lanes hold, of which some may be empty.
+  /// Counts the k tiles of the parts that the lanes hold, of which some may be empty.
   __device__ std::uint64_t count_k_tiles(std::int32_t tile, const BandSlice& part) const {
     const Range rows = rows_of_tile(grid_, tile);
     unsigned count = 0;
@@ -151,12 +151,12 @@ class SmallListMaker {
     return static_cast<std::int32_t>(__reduce_add_sync(kFullWarp, place));
   }
 
-  /// Where the longest tile is not split, none is.
+  /// Whether any tile is split: none is where the longest is not.
   __device__ bool is_splitting() const {
     return split_shares(build_.split, costs_, grid_.head_groups, build_.tile).is_split(max_cost_);
   }
 
-  /// By the warp of the first tile. Where tiles are split, the works are not made yet.
+  /// Tells of the list, by the warp of the first tile. Works of split tiles are not made yet.
   __device__ void report() const {
     const bool is_bad = bad_field_ != SliceField::None;
     const int first_bad = __ffs(static_cast<int>(__ballot_sync(kFullWarp, is_bad))) - 1;

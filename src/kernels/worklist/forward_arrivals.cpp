@@ -13,7 +13,7 @@
 namespace magi {
 namespace {
 
-/// Of half a k tile of 64 keys, on an H100 or H200 at head dim 128.
+/// What a unit of cost, half a k tile, takes an H100 or H200 at head dim 128. [ns]
 constexpr std::int64_t kNsPerCost = 900;
 
 /// The keys of the record that are the work's own.

@@ -9,10 +9,14 @@
 #include "kernels/worklist/item_order.hpp"
 #include "magi/mask.hpp"
 
-// Schedules of the forward kernels, tile sizes of a kernel being arguments. A q tile is
-// `tile_tokens` tokens of one head group (`packed_heads` query heads of one kv head); it is owned
-// by one CTA, which walks the tile's band records in order, or cut by keys into splits, each owned
-// by one CTA (split_list.hpp). Tiles without keys are listed too.
+// This folder turns a problem (slices, row counts, heads, the tile shape of a kernel) into a
+// schedule: the items of a launch in order, and the records that each walks. This header is the
+// forward's part, backward_list.hpp the backward's; device_list.hpp and device_backward_list.hpp
+// make the same on the device. docs/kernels/schedules.md tells what each file holds.
+//
+// A q tile of the forward is `tile_tokens` tokens of one head group (`packed_heads` query heads of
+// one kv head); it is owned by one CTA, which walks the tile's band records in order, or cut by
+// keys into splits, each owned by one CTA (split_list.hpp). Tiles without keys are listed too.
 namespace magi {
 
 /// A slice cut to the rows of one q tile and shrunk, or several that are one band there
@@ -79,7 +83,8 @@ struct ForwardProblem {
   std::int32_t dim_qk = 128;
   std::int32_t dim_v = 128;
   std::int64_t cache_bytes = std::int64_t{32} << 20;  ///< K and V of one section of heads fit here
-  /// No record has keys on both sides: the slices have not either. 0: records go where they like.
+  /// A key row that slices do not cross (see cut_at_own_rows), and joined records do not either;
+  /// 0: there is none.
   std::int32_t key_cut = 0;
 
   friend bool operator==(const ForwardProblem&, const ForwardProblem&) = default;

@@ -84,20 +84,20 @@ Tiling fill_tiling(std::vector<KeyTile> tiles, std::span<const BandSlice> slices
     tiles[tile].record_end = begin[tile + 1];
   }
   const SliceComponents components = connect_slices(slices);
-  SliceComponents first{std::vector<std::int32_t>(tiles.size(), -1),
-                        std::vector<std::int32_t>(tiles.size(), -1)};
+  SliceComponents of_first{std::vector<std::int32_t>(tiles.size(), -1),
+                           std::vector<std::int32_t>(tiles.size(), -1)};
   for (std::size_t i = 0; i < slices.size(); ++i) {
     for_each_part(tiles, slices[i], [&](std::size_t tile, const BandSlice& part) {
       if (begin[tile] == tiles[tile].record_begin) {
-        first.by_rows[tile] = components.by_rows[i];
-        first.by_rows_and_keys[tile] = components.by_rows_and_keys[i];
+        of_first.by_rows[tile] = components.by_rows[i];
+        of_first.by_rows_and_keys[tile] = components.by_rows_and_keys[i];
       }
       records[static_cast<std::size_t>(begin[tile]++)] = {.band = part};
     });
   }
   join_records(tiles, records, most_joined);
   std::vector<std::int32_t> component_of = find_components(records);
-  return {std::move(tiles), std::move(records), std::move(component_of), std::move(first)};
+  return {std::move(tiles), std::move(records), std::move(component_of), std::move(of_first)};
 }
 
 std::vector<std::vector<KeyTile>> key_tilings(std::int32_t rows_k, std::int32_t keys,

@@ -24,7 +24,7 @@ void for_each_part(const std::vector<KeyTile>& tiles, const BandSlice& slice, Vi
   if (band.q0 >= band.q1) return;
   auto tile =
       std::upper_bound(tiles.begin(), tiles.end(), band.k0,
-                       [](std::int32_t key, const KeyTile& work) { return key < work.key_end; });
+                       [](std::int32_t key, const KeyTile& other) { return key < other.key_end; });
   for (; tile != tiles.end() && tile->key_begin < band.k1; ++tile) {
     const BandSlice part = shrink(cut_k(band, {tile->key_begin, tile->key_end}));
     if (part.q0 < part.q1) visit(static_cast<std::size_t>(tile - tiles.begin()), part);

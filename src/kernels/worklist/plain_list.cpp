@@ -90,7 +90,7 @@ class PlainTiles {
     section_heads_ = plain_section_heads(rule_, sums, tail - order_.begin(), steps);
   }
 
-  /// Of the sorted k tiles.
+  /// The sorted k tiles in front of the tail, and the tail.
   std::vector<TileSpan> spans() const {
     std::vector<TileSpan> spans;
     const auto num_tiles = static_cast<std::int32_t>(order_.size());

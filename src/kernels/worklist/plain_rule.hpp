@@ -13,6 +13,17 @@ namespace magi {
 /// No k tile counts more steps.
 inline constexpr std::int32_t kMaxPlainSteps = 1 << 30;
 
+// Measured constants of the rule (H200; docs/kernels/schedules.md). The searched schedule has its
+// own in SchedulePolicy, where the words are explained.
+/// The tail keeps every CTA busy for one such share of the longest item.
+inline constexpr std::int64_t kPlainTailShare = 4;
+/// A list is uneven if it would have more than 3/2 of its steps, were every k tile as long as the
+/// longest of its component.
+inline constexpr std::int64_t kPlainUnevenHalves = 3;
+/// CTAs that meet at a sum begin so many halves of a step apart, in uneven lists and in even ones.
+inline constexpr std::int64_t kPlainUnevenDistance = 6;
+inline constexpr std::int64_t kPlainEvenDistance = 9;
+
 /// What the schedule of a list depends on besides its k tiles.
 struct PlainRule {
   std::int32_t num_ctas = 1;
@@ -38,23 +49,23 @@ MAGI_HOST_DEVICE std::int64_t plain_cost(const PlainRule& rule, std::int64_t ste
 /// The tail costs at least so much, if there is as much: CTAs that have no long item any more are
 /// busy while others walk one.
 MAGI_HOST_DEVICE std::int64_t plain_tail_cost(const PlainRule& rule, std::int64_t longest) {
-  constexpr std::int64_t kShare = 4;
-  return rule.num_ctas * plain_cost(rule, longest) / kShare;
+  return rule.num_ctas * plain_cost(rule, longest) / kPlainTailShare;
 }
 
-/// kv heads of a section in front of the tail. CTAs that meet at a sum begin some three steps apart
-/// in an uneven list, whose CTAs are all over the rows, so that it has just as many heads side by
-/// side as give every CTA an item. An even one has some more, of which none waits.
-/// `num_tiles`, `steps`: of those k tiles.
+/// kv heads of a section in front of the tail. The CTAs of an uneven list are all over the rows, so
+/// it has just as many heads side by side as give every CTA an item while those that meet at a sum
+/// keep their distance. An even one has some more, of which none waits. `num_tiles`, `steps`: of
+/// the k tiles in front of the tail.
 MAGI_HOST_DEVICE std::int32_t plain_section_heads(const PlainRule& rule, const PlainSums& all,
                                                   std::int64_t num_tiles, std::int64_t steps) {
-  const bool is_uneven = rule.may_be_uneven && 2 * all.longest_steps > 3 * all.steps;
+  const bool is_uneven =
+      rule.may_be_uneven && 2 * all.longest_steps > kPlainUnevenHalves * all.steps;
   const std::int64_t items = num_tiles * rule.num_ctas;
   const std::int64_t half_steps = 2 * (steps * rule.groups + 1);
-  std::int64_t least = 6 * items / half_steps + 1;
+  std::int64_t least = kPlainUnevenDistance * items / half_steps + 1;
   if (!is_uneven) {
     const std::int64_t filling = rule.num_ctas / (num_tiles + 1) + 1;
-    least = rule.even_heads > 0 ? rule.even_heads : 9 * items / half_steps;
+    least = rule.even_heads > 0 ? rule.even_heads : kPlainEvenDistance * items / half_steps;
     if (filling > least) least = filling;
   }
   if (least >= rule.heads_kv) return rule.heads_kv;

@@ -77,9 +77,9 @@ std::int64_t tile_cost(const TileCosts& tiles, std::int32_t tile, std::int32_t n
 }
 
 /// Finds the first place of the tail in `order`, k tiles that wait for nothing, longest first
-/// (nested ones shortest first). A
-/// whole tail is made of the shortest k tiles that keep every CTA busy while one still walks the
-/// longest of all. Where others wait for keys, half of the work at least is left for the beginning.
+/// (nested ones shortest first). A whole tail is made of the last k tiles that keep every CTA busy
+/// while one still walks the longest of all. Where others wait for keys, half of the work at least
+/// is left for the beginning.
 std::int32_t find_tail(const TileCosts& tiles, const Candidate& by, const CandidateSplits& splits,
                        std::span<const std::int32_t> order) {
   const std::int64_t longest = tiles.longest();
