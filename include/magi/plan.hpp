@@ -75,7 +75,7 @@ struct PlanConfig {
   /// most N (fewer where heads or rows do not suffice); absent: the cost model chooses 0 to 8.
   std::optional<std::int32_t> overlap_degree = 1;
   WorkMode work = WorkMode::Keys;
-  /// Where work is not Keys.
+  /// How work Queries, Auto and Heads find who computes what; with work Keys the first alone.
   WorkSearch work_search = WorkSearch::ThresholdAccepting;
   /// With work Heads: how many shares there are, a divisor of num_ranks and of num_heads_kv. 0: the
   /// common divisor of the least predicted time; 1, as where there is no other, is work Queries.

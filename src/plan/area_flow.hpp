@@ -36,7 +36,7 @@ class AreaFlow {
   const std::vector<Share>& shares_of(std::int32_t rank) const {
     return shares_[static_cast<std::size_t>(rank)];
   }
-  /// Of each item the rank that gets most of it, the lowest of equals.
+  /// The rank that gets most of each item, the lowest of equals.
   std::vector<std::int32_t> largest_shares() const;
 
  private:

@@ -78,8 +78,8 @@ std::int64_t counted_rows(const Setting& setting) {
                                                        .is_shared = setting.is_shared});
 }
 
-/// Of the k * P + 1 largest chunks some rank has k + 1; and the rank with the largest one has
-/// min_chunks - 1 others at least.
+/// The least balance, by what some rank must hold: k + 1 of the k * P + 1 largest chunks, and
+/// beside the largest one min_chunks - 1 others at least.
 double least_balance(const PricedChunks& chunks) {
   std::vector<std::int64_t> area = chunks.area;
   std::ranges::sort(area, std::greater<>());

@@ -12,7 +12,7 @@ namespace magi {
 namespace planner {
 namespace {
 
-/// Of the readers of some rows the one whose place in its node follows the owner's first.
+/// Finds the first reader of some rows: the one whose place in its node follows the owner's first.
 class FirstReader {
  public:
   FirstReader(const NodeGroup& group, std::int32_t node_size)

@@ -20,6 +20,19 @@
 #include "plan/work_heads.hpp"
 #include "plan/work_moves.hpp"
 
+// Planning: a mask and a config become the placement and what each rank does. This file is the way
+// through the folder; each step of it has files of its own.
+//
+//   placement/               which rank holds which chunk of rows; place_keys of keys apart
+//   layout, needs            where rows lie, which rows each rank lacks
+//   stages, received, ranks  queries stay: segments, slices, attends and transfers of each rank
+//   work_*, area_flow        queries travel (work_moves) or heads are shared out (work_heads):
+//                            who computes what, and the same tables for it (work_build)
+//   steps, hops, fastest     what waits for what; rows that go by node; the degree of least time
+//   loads, timeline, report  what steps move and compute, when they end, the plan's figures
+//   bound, price*, bounds    what no plan can be below
+//   check_*, row_map         the checker, which shares no code with all this
+//   json_*, plan_json        files; digest.cpp and describe.cpp
 namespace magi {
 namespace {
 
@@ -85,13 +98,7 @@ Placement place_of_keys(const Mask& mask, const PlanConfig& config, const Placem
   return planner::place_keys(mask, placement_q, config.placement_k.value_or(config.placement));
 }
 
-/// Where rows are, found once for all ways that want them there.
-struct PlacedRows {
-  PlacementConfig config;
-  Placement q;
-  Placement k;
-};
-
+/// Plans a mask in several ways; rows are placed once for all ways that place them alike.
 class PlacedMask {
  public:
   PlacedMask(const Mask& mask, const PlanConfig& config) : mask_(mask), config_(config) {}
@@ -109,6 +116,12 @@ class PlacedMask {
   }
 
  private:
+  struct PlacedRows {
+    PlacementConfig config;
+    Placement q;
+    Placement k;
+  };
+
   const PlacedRows& rows_of(const PlacementConfig& placement) {
     const auto known = std::ranges::find(known_, placement, &PlacedRows::config);
     if (known != known_.end()) return *known;
@@ -155,17 +168,31 @@ std::vector<Way> ways_of(const Mask& mask, const PlanConfig& config) {
   return ways;
 }
 
-/// Where queries travel by a search, areas are even in any placement.
-bool is_placed_in_order(const Way& way, const PlanConfig& config) {
+/// Whether a search shares out the pairs. Areas are then even in any placement, and rows in order
+/// have the most neighbours at home.
+bool has_search(const Way& way, const PlanConfig& config) {
   const std::int32_t num_groups = config.num_ranks / way.num_head_shares;
   return way.is_moving_queries && num_groups <= planner::kMostRanksOfMoves;
 }
 
-/// Where queries travel, areas are even in any placement, and rows in order have the most
-/// neighbours at home.
-PlacementConfig in_order(PlacementConfig placement) {
-  placement.algorithm = PlacementAlgorithm::SequentialSelect;
-  return placement;
+bool is_placement_open(const PlanConfig& config) {
+  return config.placement.algorithm == PlacementAlgorithm::Auto;
+}
+
+/// Whether keys alone are tried over rows that are placed for the step's time, too.
+bool has_place_for_step(const Mask& mask, const PlanConfig& config) {
+  return config.work == WorkMode::Auto && is_placement_open(config) &&
+         config.num_ranks <= planner::kMostRanksOfMoves && is_sharing_placement(mask, config);
+}
+
+/// The placements to try for a way, first the one to keep where others are not faster.
+std::vector<PlacementConfig> placements_of(const Way& way, const PlanConfig& config) {
+  if (!is_placement_open(config) || !has_search(way, config)) return {config.placement};
+  PlacementConfig in_order = config.placement;
+  in_order.algorithm = PlacementAlgorithm::SequentialSelect;
+  const bool is_trying_both = config.work == WorkMode::Auto && way.num_head_shares == 1;
+  if (is_trying_both) return {in_order, config.placement};
+  return {in_order};
 }
 
 }  // namespace
@@ -173,20 +200,15 @@ PlacementConfig in_order(PlacementConfig placement) {
 planner::LoadedPlan planner::make_loaded_plan(const Mask& mask, const PlanConfig& config) {
   planner::validate_config(config);
   planner::validate_sizes(mask, config);
-  const bool is_free = config.placement.algorithm == PlacementAlgorithm::Auto;
-  const PlacementConfig ordered = is_free ? in_order(config.placement) : config.placement;
   PlacedMask placed(mask, config);
   std::optional<LoadedPlan> kept;
-  const bool is_for_step = config.work == WorkMode::Auto && is_free &&
-                           config.num_ranks <= planner::kMostRanksOfMoves &&
-                           is_sharing_placement(mask, config);
-  if (is_for_step) keep_faster(placed.plan_for_step(config.placement), kept);
+  if (has_place_for_step(mask, config)) {
+    keep_faster(placed.plan_for_step(config.placement), kept);
+  }
   for (const Way& way : ways_of(mask, config)) {
-    keep_faster(placed.plan(is_placed_in_order(way, config) ? ordered : config.placement, way),
-                kept);
-    const bool is_in_both = config.work == WorkMode::Auto && is_free && way.is_moving_queries &&
-                            way.num_head_shares == 1;
-    if (is_in_both) keep_faster(placed.plan(config.placement, way), kept);
+    for (const PlacementConfig& placement : placements_of(way, config)) {
+      keep_faster(placed.plan(placement, way), kept);
+    }
   }
   kept->plan.digest = plan_digest(kept->plan);
   return *std::move(kept);

@@ -20,7 +20,7 @@ struct Missing {
   std::int32_t num_rows = 0;
 };
 
-/// Collecting ones lack all that they read.
+/// What a rank lacks of the rows that its pieces read; all of them where own rows are copied too.
 Missing find_missing(std::span<const WorkPiece> pieces, Space space, const WorkInputs& inputs,
                      std::int32_t rank) {
   const Layout& layout = space == Space::Keys ? inputs.layout_k : inputs.layout_q;

@@ -17,7 +17,7 @@ struct FlowEffort {
   std::int64_t free_load = 1;   ///< above the mean
 };
 constexpr FlowEffort kFine{8, kShardUnit / 1000, kLoadUnit / 1000};
-constexpr FlowEffort kFast{1, kShardUnit / 100, kLoadUnit / 1000};
+constexpr FlowEffort kCoarse{1, kShardUnit / 100, kLoadUnit / 1000};
 
 std::int64_t most_load(const WorkScale& work, const FlowEffort& effort) {
   std::int64_t total = 0;
@@ -91,8 +91,9 @@ std::vector<AreaFlow::Item> priced_tiles(const WorkScale& work, const ReadSets& 
 
 }  // namespace
 
-std::vector<std::int32_t> share_by_flow(const WorkScale& work, bool is_fast) {
-  const FlowEffort& effort = is_fast ? kFast : kFine;
+std::vector<std::int32_t> share_by_flow(const WorkScale& work, FlowGrain grain) {
+  const bool is_coarse = grain == FlowGrain::Coarse;
+  const FlowEffort& effort = is_coarse ? kCoarse : kFine;
   const std::int64_t most = most_load(work, effort);
   const auto sets_of = [&](std::int64_t budget) {
     return choose_rows(work, budget, effort.num_rounds);
@@ -103,7 +104,7 @@ std::vector<std::int32_t> share_by_flow(const WorkScale& work, bool is_fast) {
   });
   if (!budget) return share_to_owners(work);  // tiles without area alone
   const ReadSets sets = sets_of(*budget);
-  if (is_fast) {
+  if (is_coarse) {
     const TileGroups groups(work, sets);
     AreaFlow flow(groups.items(), work.num_ranks);
     flow.level(most);

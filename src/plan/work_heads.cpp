@@ -98,7 +98,12 @@ PlanLoads plan_heads(std::int32_t num_shares, Plan& plan) {
   const Layout layout_q = make_layout(flat.placement_q);
   const Layout layout_k = make_layout(flat.placement_k);
   const auto build = [&](std::int32_t degree) {
-    build_work({layout_q, layout_k, pieces, degree, true}, flat);
+    build_work({.layout_q = layout_q,
+                .layout_k = layout_k,
+                .pieces = pieces,
+                .degree = degree,
+                .is_collecting = true},
+               flat);
     choose_hops(flat);
   };
   PlanLoads loads = build_asked_for(flat, build, {1, 2, 4, 8}, num_shares);

@@ -47,7 +47,8 @@ std::vector<WorkPiece> find_pieces(const Mask& mask, const Layout& layout_q, con
 PlanLoads plan_moves(const Layout& layout_q, const Layout& layout_k, Plan& plan) {
   const std::vector<WorkPiece> pieces = find_pieces(plan.mask, layout_q, layout_k, plan.config);
   const auto build = [&](std::int32_t degree) {
-    build_work({layout_q, layout_k, pieces, degree, false}, plan);
+    build_work({.layout_q = layout_q, .layout_k = layout_k, .pieces = pieces, .degree = degree},
+               plan);
     choose_hops(plan);
   };
   return build_asked_for(plan, build, {0, 1, 2, 4, 8});

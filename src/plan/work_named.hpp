@@ -21,10 +21,12 @@ std::vector<std::int32_t> share_by_random_grids(const WorkScale& work);
 /// than a tenth above the mean. `num_at_once` budgets are tried side by side, on threads.
 std::vector<std::int32_t> share_greedily(const WorkScale& work, std::int32_t num_at_once);
 
-/// The least budget of traffic under which areas can flow to ranks evenly. `is_fast`: rows are
-/// chosen in one pass, and tiles that the same ranks may compute flow as one; else in eight, and
-/// the flow is the one that brings tiles to ranks with their rows. A tile goes where most of it
-/// flows, so areas are even only about.
-std::vector<std::int32_t> share_by_flow(const WorkScale& work, bool is_fast);
+enum class FlowGrain {
+  Fine,    ///< rows are chosen in eight passes; tiles flow one by one to ranks with their rows
+  Coarse,  ///< rows are chosen in one pass; tiles that the same ranks may compute flow as one
+};
+/// The least budget of traffic under which areas can flow to ranks evenly. A tile goes where most
+/// of it flows, so areas are even only about.
+std::vector<std::int32_t> share_by_flow(const WorkScale& work, FlowGrain grain);
 
 }  // namespace magi::planner

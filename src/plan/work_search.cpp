@@ -32,20 +32,23 @@ std::vector<std::int32_t> scaled(const WorkGrid& grid, std::int32_t num_ranks,
 
 /// In the order of WorkSearch.
 constexpr std::array<NamedSearch, kNumWorkSearches> kSearches = {{
-    {"threshold_accepting",
-     [](const WorkGrid& grid, std::int32_t num_ranks, const RowCosts& costs) {
-       return share_work(grid, num_ranks, costs, {});
-     },
-     true},
-    {"non_communication_qo", scaled<share_to_owners>},
-    {"greedy_random_grid", scaled<share_by_random_grids>},
-    {"simplex_network_flow",
-     scaled<[](const WorkScale& work) { return share_by_flow(work, false); }>, true},
-    {"fast_simplex_network_flow",
-     scaled<[](const WorkScale& work) { return share_by_flow(work, true); }>, true, 2},
-    {"binary_greedy", scaled<[](const WorkScale& work) { return share_greedily(work, 1); }>},
-    {"binary_greedy_parallel",
-     scaled<[](const WorkScale& work) { return share_greedily(work, kBudgetsAtOnce); }>},
+    {.name = "threshold_accepting",
+     .share = [](const WorkGrid& grid, std::int32_t num_ranks,
+                 const RowCosts& costs) { return share_work(grid, num_ranks, costs, {}); },
+     .is_evened = true},
+    {.name = "non_communication_qo", .share = scaled<share_to_owners>},
+    {.name = "greedy_random_grid", .share = scaled<share_by_random_grids>},
+    {.name = "simplex_network_flow",
+     .share = scaled<[](const WorkScale& work) { return share_by_flow(work, FlowGrain::Fine); }>,
+     .is_evened = true},
+    {.name = "fast_simplex_network_flow",
+     .share = scaled<[](const WorkScale& work) { return share_by_flow(work, FlowGrain::Coarse); }>,
+     .is_evened = true,
+     .parts_per_rank = 2},
+    {.name = "binary_greedy",
+     .share = scaled<[](const WorkScale& work) { return share_greedily(work, 1); }>},
+    {.name = "binary_greedy_parallel",
+     .share = scaled<[](const WorkScale& work) { return share_greedily(work, kBudgetsAtOnce); }>},
 }};
 
 const NamedSearch& named(WorkSearch search) {

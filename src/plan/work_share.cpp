@@ -119,9 +119,10 @@ class Traffic {
   std::int64_t freed_ = 0;
 };
 
-class WorkSearch {
+/// Threshold accepting over moves of tiles from rank to rank.
+class ThresholdSearch {
  public:
-  WorkSearch(const WorkGrid& grid, std::int32_t num_ranks, const RowCosts& costs)
+  ThresholdSearch(const WorkGrid& grid, std::int32_t num_ranks, const RowCosts& costs)
       : grid_(grid),
         num_ranks_(num_ranks),
         shard_rows_(static_cast<double>(std::max(grid.q.back().end, grid.k.back().end)) /
@@ -291,7 +292,7 @@ std::vector<std::int32_t> share_work(const WorkGrid& grid, std::int32_t num_rank
   if (grid.tiles.empty()) return {};
   const auto num_tiles = static_cast<std::int64_t>(grid.tiles.size());
   const std::int64_t num_moves = std::min(num_tiles * effort.moves_per_tile, effort.most_moves);
-  return WorkSearch(grid, num_ranks, costs).run(num_moves);
+  return ThresholdSearch(grid, num_ranks, costs).run(num_moves);
 }
 
 }  // namespace magi::planner
