@@ -58,14 +58,18 @@ BandSlice band_slice(Range q, Range k, MaskType type) {
 
 namespace {
 
-/// Rows [begin, end) of a tight slice in which each edge is straight, as one typed slice.
-TypedSlice typed_piece(const BandSlice& tight, Range rows, bool left_moves, bool right_moves) {
+/// Which edges of a band move by one key per row; the others rest.
+MaskType type_of_edges(bool left_moves, bool right_moves) {
+  if (left_moves) return right_moves ? MaskType::BidirectionalCausal : MaskType::InverseCausal;
+  return right_moves ? MaskType::Causal : MaskType::Full;
+}
+
+/// Rows of a tight slice on which neither edge bends, as one slice of a type.
+TypedSlice typed_piece(const BandSlice& tight, Range rows, MaskType type) {
   TypedSlice piece;
   piece.q = rows;
   piece.k = {visible_keys(tight, rows.begin).begin, visible_keys(tight, rows.end - 1).end};
-  if (rows.size() == 1) return piece;  // every type is full on one row
-  const int code = (right_moves ? 1 : 0) + (left_moves ? 2 : 0);
-  piece.type = static_cast<MaskType>(code);
+  if (rows.size() > 1) piece.type = type;  // every type is full on one row
   return piece;
 }
 
@@ -98,7 +102,8 @@ std::vector<TypedSlice> to_typed(const BandSlice& slice) {
        {std::min(left_cut, right_cut), std::max(left_cut, right_cut), tight.q1}) {
     const std::int32_t end = std::clamp(cut, begin, tight.q1);
     if (end == begin) continue;
-    pieces.push_back(typed_piece(tight, {begin, end}, begin >= left_cut, begin < right_cut));
+    const MaskType type = type_of_edges(begin >= left_cut, begin < right_cut);
+    pieces.push_back(typed_piece(tight, {begin, end}, type));
     begin = end;
   }
   return pieces;

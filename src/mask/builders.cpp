@@ -5,16 +5,10 @@
 #include "base/check.hpp"
 #include "base/math.hpp"
 #include "magi/mask_builders.hpp"
+#include "mask/arguments.hpp"
 
 namespace magi {
 namespace {
-
-/// Keeps a mistaken step of one row on a million from filling the memory (400 MB of slices).
-constexpr std::int64_t kMaxSlices = std::int64_t{1} << 24;
-
-std::string at(std::string_view name, std::size_t index) {
-  return std::string(name) + "[" + std::to_string(index) + "]";
-}
 
 void require_at_least(std::string_view name, std::int32_t value, std::int32_t low) {
   if (value < low) throw invalid(name, value, std::to_string(low) + " or more");

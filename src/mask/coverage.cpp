@@ -18,7 +18,7 @@ struct Edge {
   std::int32_t slope = 0;
   std::int32_t step = 0;  ///< +1 opens a slice, -1 closes one
 
-  // Of edges at one place the resting one comes first: it stays behind.
+  // At one place the resting edge comes first, as it stays behind.
   bool before(const Edge& other) const {
     return at != other.at ? at < other.at : slope < other.slope;
   }

@@ -36,9 +36,8 @@ void check_room(std::span<const Part> parts, bool is_causal) {
     const std::int64_t number = ++num_parts[part.id];
     total += is_causal ? number : 2 * number - 1;
   }
-  if (total <= kMostSlices) return;
-  throw invalid("number of slices of document_ids", total,
-                "at most " + std::to_string(kMostSlices));
+  if (total <= kMaxSlices) return;
+  throw invalid("number of slices of document_ids", total, "at most " + std::to_string(kMaxSlices));
 }
 
 /// One side of packed sequences: where documents lie, and how many rows there are.

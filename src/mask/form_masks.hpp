@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "mask/arguments.hpp"
 #include "mask/form_reader.hpp"
 
 // The masks of forms, of values in the order of their fields.
@@ -28,12 +29,6 @@ Mask of_intervals(Values values);
 Mask of_block_mask(Values values);
 Mask of_matrix(Values values);
 
-/// Keeps what a short text asks for from filling the memory.
-inline constexpr std::int64_t kMostSlices = std::int64_t{1} << 24;
-
-inline std::string at(std::string_view name, std::size_t index) {
-  return std::string(name) + "[" + std::to_string(index) + "]";
-}
 inline std::int32_t integer_or(const Value& value, std::int32_t otherwise) {
   return value.is_given ? value.numbers[0] : otherwise;
 }

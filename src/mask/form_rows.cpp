@@ -19,9 +19,9 @@ struct RowIntervals {
 
   void add(Range interval) {
     if (!interval.empty()) intervals.push_back(interval);
-    if (static_cast<std::int64_t>(intervals.size()) > kMostSlices) {
+    if (static_cast<std::int64_t>(intervals.size()) > kMaxSlices) {
       throw invalid("number of intervals", intervals.size(),
-                    "at most " + std::to_string(kMostSlices));
+                    "at most " + std::to_string(kMaxSlices));
     }
   }
   void end_row() { offsets.push_back(static_cast<std::int64_t>(intervals.size())); }

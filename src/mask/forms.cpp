@@ -107,7 +107,7 @@ std::size_t width_of(std::string_view name, const Value& table) {
 Mask compacted(Mask mask) {
   std::int64_t num_runs = mask.rows_q;
   for (const BandSlice& slice : mask.slices) num_runs += slice.q1 - slice.q0;
-  if (num_runs > kMostSlices) return mask;
+  if (num_runs > kMaxSlices) return mask;
   const RowRuns found = runs_of(mask);
   return mask_from_runs(found.offsets, found.runs, found.rows_k);
 }

@@ -7,6 +7,16 @@
 
 #include "base/check.hpp"
 
+// Masks: descriptions of all kinds go in, lists of band slices come out, and what can be asked of
+// them. Begin with include/magi/band.hpp, the slice and its algebra, which every layer above uses.
+//
+//   band, mask                   slices and masks themselves: types, validity, area, reach
+//   builders                     masks from ranges, documents, windows, trees
+//   runs, from_matrix            masks from rows of visible keys, whose bands band_grower finds
+//   mask_json, form_*, forms     masks from text: slices, and forms that other programs know
+//   coverage                     how often pairs are visible, without a matrix
+//   join, transpose              what planners and kernels do with lists of slices
+//   random_mask                  masks for tests and the command `verify`
 namespace magi {
 namespace {
 
