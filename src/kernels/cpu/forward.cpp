@@ -123,11 +123,20 @@ void run_strip(const ForwardCall<Real>& call, const Strip& strip, ForwardWorkspa
                    w.values.is_finite);
 }
 
-/// The sink adds exp(sink) to the row's denominator (row_sum, relative to row_max). One that is
-/// infinite in base 2 takes all of the row's weight.
+/// The denominator of a row: sum * 2^max. Its output is the sum of weighted values times
+/// out_factor, over `sum`.
 template <typename Real>
-void add_sinks(const ForwardCall<Real>& call, std::int32_t token, std::int64_t head, Real& row_max,
-               Real& row_sum, Real& out_factor) {
+struct RowEnd {
+  Real& max;
+  Real& sum;
+  Real out_factor = 1;
+};
+
+/// A sink adds exp(sink) to the row's denominator. One that is infinite in base 2 takes all of the
+/// row's weight.
+template <typename Real>
+void add_sinks(const ForwardCall<Real>& call, std::int32_t token, std::int64_t head,
+               RowEnd<Real>& row) {
   const bool is_per_row = call.args.params.sink_layout == SinkLayout::RowSinkHead;
   const TensorView& sink = call.args.sink;
   for (std::int64_t s = 0; s < call.sizes.num_sinks; ++s) {
@@ -136,17 +145,17 @@ void add_sinks(const ForwardCall<Real>& call, std::int32_t token, std::int64_t h
                    : s * sink.stride[0] + head * sink.stride[1];
     const Real score = static_cast<const Real*>(sink.data)[at] * std::numbers::log2e_v<Real>;
     constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
-    if (row_max == kInfinity) return;
+    if (row.max == kInfinity) return;
     if (score == kInfinity) {
-      row_max = kInfinity;
-      row_sum = 1;
-      out_factor = 0;
+      row.max = kInfinity;
+      row.sum = 1;
+      row.out_factor = 0;
       return;
     }
-    const Real before = row_max;
-    row_max = std::max(row_max, score);
-    row_sum = row_sum * std::exp2(before - row_max) + std::exp2(score - row_max);
-    out_factor *= std::exp2(before - row_max);
+    const Real before = row.max;
+    row.max = std::max(row.max, score);
+    row.sum = row.sum * std::exp2(before - row.max) + std::exp2(score - row.max);
+    row.out_factor *= std::exp2(before - row.max);
   }
 }
 
@@ -157,21 +166,20 @@ void finish_rows(const ForwardCall<Real>& call, const QueryItem& item, ForwardWo
     const auto r = static_cast<std::size_t>(row);
     // An earlier result that nothing joins stays as it is, to the bit.
     if (call.args.is_merging && !has_sink && !w.is_touched[r]) return;
-    Real out_factor = 1;
-    if (has_sink) add_sinks(call, token, head, w.row_max[r], w.row_sum[r], out_factor);
+    RowEnd<Real> end{.max = w.row_max[r], .sum = w.row_sum[r]};
+    if (has_sink) add_sinks(call, token, head, end);
     if (call.sums != nullptr) {
       const auto at = static_cast<std::size_t>(head * call.sizes.rows_q + token);
-      call.sums->largest[at] = w.row_max[r];
-      call.sums->sum[at] = w.row_sum[r];
+      call.sums->largest[at] = end.max;
+      call.sums->sum[at] = end.sum;
       return;
     }
-    const bool is_empty = w.row_sum[r] == 0;
-    out_factor = is_empty ? 0 : out_factor / w.row_sum[r];
+    const bool is_empty = end.sum == 0;
+    const Real out_factor = is_empty ? 0 : end.out_factor / end.sum;
     store_row(call.args.out, token, head, w.sums.data() + row * w.values.padded_dim, out_factor,
               StoreMode::Write);
-    const double lse =
-        (static_cast<double>(w.row_max[r]) + std::log2(static_cast<double>(w.row_sum[r]))) *
-        std::numbers::ln2;
+    const double lse = (static_cast<double>(end.max) + std::log2(static_cast<double>(end.sum))) *
+                       std::numbers::ln2;
     element<Real>(call.args.lse, token, head) =
         is_empty ? -std::numeric_limits<Real>::infinity() : static_cast<Real>(lse);
   });

@@ -6,7 +6,7 @@
 
 namespace magi::cpu {
 
-/// Of each row the largest score, sinks among them, and the sum of 2^(score - largest), as the
+/// The largest score of each row, sinks among them, and the sum of 2^(score - largest), as the
 /// forward finds them: [heads_q, rows_q], base 2. The sum of a row without keys and sinks is 0.
 template <typename Real>
 struct RowSums {

@@ -10,21 +10,21 @@ namespace magi::cpu {
 
 QueryTiling tile_queries(const Sizes& sizes, std::int64_t most_tokens) {
   QueryTiling tiling;
-  tiling.pieces = ceil_div(sizes.group, kTileRows);
-  tiling.item_heads = ceil_div(sizes.group, tiling.pieces);
-  tiling.pieces = ceil_div(sizes.group, tiling.item_heads);
+  tiling.num_splits = ceil_div(sizes.group, kTileRows);
+  tiling.item_heads = ceil_div(sizes.group, tiling.num_splits);
+  tiling.num_splits = ceil_div(sizes.group, tiling.item_heads);
   tiling.tile_tokens = static_cast<std::int32_t>(
       std::clamp<std::int64_t>(kTileRows / tiling.item_heads, 1, most_tokens));
   tiling.num_tiles = ceil_div(sizes.rows_q, tiling.tile_tokens);
-  tiling.num_items = tiling.num_tiles * sizes.heads_kv * tiling.pieces;
+  tiling.num_items = tiling.num_tiles * sizes.heads_kv * tiling.num_splits;
   return tiling;
 }
 
 QueryItem query_item(const QueryTiling& tiling, const Sizes& sizes, std::int64_t index) {
   const std::int64_t tile = tiling.num_tiles - 1 - index % tiling.num_tiles;
   const std::int64_t rest = index / tiling.num_tiles;
-  const std::int64_t kv_head = rest / tiling.pieces;
-  const std::int64_t first = rest % tiling.pieces * tiling.item_heads;
+  const std::int64_t kv_head = rest / tiling.num_splits;
+  const std::int64_t first = rest % tiling.num_splits * tiling.item_heads;
   const auto begin = static_cast<std::int32_t>(tile * tiling.tile_tokens);
   return {.tile = tile,
           .tokens = {begin, std::min(begin + tiling.tile_tokens, sizes.rows_q)},

@@ -68,7 +68,7 @@ inline constexpr std::int64_t kTileRows = 192;
 struct QueryTiling {
   std::int32_t tile_tokens = 1;
   std::int64_t item_heads = 1;
-  std::int64_t pieces = 1;  ///< items per (tile, kv head); the last may hold fewer heads
+  std::int64_t num_splits = 1;  ///< items of a tile and kv head; the last may have fewer heads
   std::int64_t num_tiles = 0;
   std::int64_t num_items = 0;
 
