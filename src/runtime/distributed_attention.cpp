@@ -46,9 +46,6 @@ struct AttentionState {
     maximum.apply(memory.rows(), values, gathered, {.plan_digest = plan->digest}, stream);
   }
 
-  /// Runs a pass of tensors of flat rows, where the plan's heads are in several shares.
-  bool is_flat() const { return steps.shares.count > 1; }
-
   std::shared_ptr<const Plan> plan;
   Communicator& communicator;
   AttentionOptions options;
@@ -94,10 +91,23 @@ std::size_t DistributedAttention::workspace_bytes() const {
 
 namespace {
 
-/// Readies a call whose tensors are set.
-void prepare(AttentionState& state, StepCall& call) {
+/// Runs a call whose tensors are set: run(what prepare() gives), in flat rows where the plan's
+/// heads are in several shares.
+template <typename Prepare, typename Run>
+void run_pass(AttentionState& state, StepCall& call, const Prepare& prepare, const Run& run) {
+  std::optional<FlatTensors> flat;
+  if (state.steps.shares.count > 1) flat.emplace(call);
   abort_group_on_error(state.communicator, [&] { call.prepare_pass(); });
   call.check_pass();
+  abort_group_on_error(state.communicator, [&] {
+    const auto& prepared = prepare();
+    call.begin();
+    call.trace.span(SpanKind::Pass, -1, [&] {
+      if (flat) flat->fill();
+      run(prepared);
+      if (flat) flat->give();
+    });
+  });
 }
 
 }  // namespace
@@ -110,25 +120,13 @@ void DistributedAttention::forward(const AttentionInputs& inputs, const Attentio
   state.check_stream(memory, inputs.q.device, stream);
   const CallTrace trace(state.trace, Pass::Forward);
   StepCall call(state.steps, Pass::Forward, memory, stream, trace);
-  std::optional<FlatForward> flat;
-  if (state.is_flat()) flat.emplace(state.steps.shares, inputs, result);
-  const AttentionInputs& own_inputs = flat ? flat->inputs() : inputs;
-  const AttentionResult& own_result = flat ? flat->result() : result;
-  set_tensors(call, own_inputs, own_result);
-  prepare(state, call);
-  abort_group_on_error(state.communicator, [&] {
-    const auto& prepared = memory.attends().forward(inputs.q.dtype);
-    call.begin();
-    trace.span(SpanKind::Pass, -1, [&] {
-      if (flat) {
-        flat->fill(call);
-        set_tensors(call, own_inputs, own_result);
-      }
-      run_forward(call, prepared, own_inputs, own_result);
-      if (flat) flat->give(call);
-      state.maximise_over_ranks(memory, result.max_logits, stream);
-    });
-  });
+  set_tensors(call, inputs, result);
+  run_pass(
+      state, call, [&]() -> auto& { return memory.attends().forward(inputs.q.dtype); },
+      [&](const PreparedAttends<PreparedForward>& prepared) {
+        run_forward(call, prepared, inputs, result.max_logits);
+        state.maximise_over_ranks(memory, result.max_logits, stream);
+      });
 }
 
 void DistributedAttention::backward(const AttentionInputs& inputs, const AttentionResult& result,
@@ -140,32 +138,15 @@ void DistributedAttention::backward(const AttentionInputs& inputs, const Attenti
   state.check_stream(memory, inputs.q.device, stream);
   const CallTrace trace(state.trace, Pass::Backward);
   StepCall call(state.steps, Pass::Backward, memory, stream, trace);
-  std::optional<FlatBackward> flat;
-  if (state.is_flat()) {
-    flat.emplace(state.steps.shares, inputs, result, output_gradients, input_gradients);
-  }
-  const AttentionInputs& own_inputs = flat ? flat->inputs() : inputs;
-  const InputGradients& own_gradients = flat ? flat->input_gradients() : input_gradients;
-  const auto set_all = [&] {
-    set_tensors(call, own_inputs, flat ? flat->result() : result,
-                flat ? flat->output_gradients() : output_gradients, own_gradients);
-  };
-  set_all();
-  prepare(state, call);
-  abort_group_on_error(state.communicator, [&] {
-    const auto& prepared = memory.attends().backward({.type = inputs.q.dtype,
-                                                      .dout_type = output_gradients.dout.dtype,
-                                                      .is_fast = inputs.is_fast_backward});
-    call.begin();
-    trace.span(SpanKind::Pass, -1, [&] {
-      if (flat) {
-        flat->fill(call);
-        set_all();
-      }
-      run_backward(call, prepared, own_inputs, own_gradients);
-      if (flat) flat->give(call);
-    });
-  });
+  set_tensors(call, inputs, result, output_gradients, input_gradients);
+  const AttendCache::BackwardKind kind{.type = inputs.q.dtype,
+                                       .dout_type = output_gradients.dout.dtype,
+                                       .is_fast = inputs.is_fast_backward};
+  run_pass(
+      state, call, [&]() -> auto& { return memory.attends().backward(kind); },
+      [&](const PreparedAttends<PreparedBackward>& prepared) {
+        run_backward(call, prepared, inputs, input_gradients.dsink);
+      });
 }
 
 void DistributedAttention::start_trace() { state_->trace.start(); }

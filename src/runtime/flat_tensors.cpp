@@ -19,7 +19,7 @@ TensorView by_share(const TensorView& tensor, std::int32_t num_shares) {
 }
 
 /// The same of a tensor of flat rows, less the rows that fill up a short last chunk.
-TensorView by_share(const TensorView& flat, std::int32_t num_shares, std::int64_t rows) {
+TensorView flat_by_share(const TensorView& flat, std::int32_t num_shares, std::int64_t rows) {
   TensorView view = flat;
   const std::int64_t rows_per_share = flat.shape[0] / num_shares;
   view.rank = 4;
@@ -35,66 +35,8 @@ void copy(const TensorView& source, const TensorView& target, void* stream) {
   copy_device_elements(source, target, stream);
 }
 
-bool is_given(const TensorView& tensor) { return tensor.rank > 0; }
-
-/// Moves the tensors of one call.
-class Mover {
- public:
-  Mover(StepCall& call, const HeadShares& shares) : call_(call), shares_(shares) {}
-
-  void lend(TensorView& flat) const {
-    if (!is_given(flat)) return;
-    const TensorView shape = flat;
-    flat = call_.memory.lend(shape.dtype,
-                             {shape.shape[0], shape.shape[1], shape.rank > 2 ? shape.shape[2] : 1});
-    flat.rank = shape.rank;
-  }
-  /// Rows that no one holds are cleared: a kernel reads them beside others, and what it makes of
-  /// them must be a number.
-  void fill(const TensorView& given, TensorView& flat) const {
-    lend(flat);
-    if (!is_given(flat)) return;
-    const std::int64_t rows = given.shape[0];
-    const std::int64_t rows_per_share = flat.shape[0] / shares_.count;
-    for (std::int64_t end = rows_per_share; rows < rows_per_share && end <= flat.shape[0];
-         end += rows_per_share) {
-      call_.fill(flat.slice(0, end - rows_per_share + rows, end), 0.0);
-    }
-    copy(by_share(given, shares_.count), by_share(flat, shares_.count, rows), call_.stream);
-  }
-  void give(const TensorView& flat, const TensorView& given) const {
-    copy(by_share(flat, shares_.count, given.shape[0]), by_share(given, shares_.count),
-         call_.stream);
-  }
-
- private:
-  StepCall& call_;
-  const HeadShares& shares_;
-};
-
-AttentionInputs flat_shapes(const HeadShares& shares, const AttentionInputs& inputs) {
-  AttentionInputs flat = inputs;  // the sink, too: attends know their share
-  flat.q = flat_shape(inputs.q, shares, shares.rows_per_share_q);
-  flat.k = flat_shape(inputs.k, shares, shares.rows_per_share_k);
-  flat.v = flat_shape(inputs.v, shares, shares.rows_per_share_k);
-  return flat;
-}
-
-AttentionResult flat_shapes(const HeadShares& shares, const AttentionResult& result) {
-  AttentionResult flat = result;  // max_logits, too
-  flat.out = flat_shape(result.out, shares, shares.rows_per_share_q);
-  flat.lse = flat_shape(result.lse, shares, shares.rows_per_share_q);
-  return flat;
-}
-
-void fill_inputs(const Mover& mover, const AttentionInputs& given, AttentionInputs& flat) {
-  mover.fill(given.q, flat.q);
-  mover.fill(given.k, flat.k);
-  mover.fill(given.v, flat.v);
-}
-
-}  // namespace
-
+/// A view of a tensor as one of flat rows would be: its shape, and the given memory without
+/// meaning. One that is not given stays so.
 TensorView flat_shape(const TensorView& tensor, const HeadShares& shares,
                       std::int32_t rows_per_share) {
   if (!is_given(tensor)) return tensor;
@@ -107,61 +49,64 @@ TensorView flat_shape(const TensorView& tensor, const HeadShares& shares,
   return flat;
 }
 
-FlatForward::FlatForward(const HeadShares& shares, const AttentionInputs& inputs,
-                         const AttentionResult& result)
-    : shares_(shares),
-      given_inputs_(inputs),
-      given_result_(result),
-      inputs_(flat_shapes(shares, inputs)),
-      result_(flat_shapes(shares, result)) {}
-
-void FlatForward::fill(StepCall& call) {
-  const Mover mover(call, shares_);
-  fill_inputs(mover, given_inputs_, inputs_);
-  mover.lend(result_.out);
-  mover.lend(result_.lse);
+TensorView lend_flat(const TensorView& shape, StepMemory& memory) {
+  TensorView flat = memory.lend(
+      shape.dtype, {shape.shape[0], shape.shape[1], shape.rank > 2 ? shape.shape[2] : 1});
+  flat.rank = shape.rank;
+  return flat;
 }
 
-void FlatForward::give(StepCall& call) const {
-  const Mover mover(call, shares_);
-  mover.give(result_.out, given_result_.out);
-  mover.give(result_.lse, given_result_.lse);
+/// Rows that no one holds are cleared: a kernel reads them beside others, and what it makes of them
+/// must be a number.
+void copy_in(StepCall& call, const TensorView& given, const TensorView& flat) {
+  const std::int32_t num_shares = call.steps.shares.count;
+  const std::int64_t rows = given.shape[0];
+  const std::int64_t rows_per_share = flat.shape[0] / num_shares;
+  for (std::int64_t end = rows_per_share; rows < rows_per_share && end <= flat.shape[0];
+       end += rows_per_share) {
+    call.fill(flat.slice(0, end - rows_per_share + rows, end), 0.0);
+  }
+  copy(by_share(given, num_shares), flat_by_share(flat, num_shares, rows), call.stream);
 }
 
-FlatBackward::FlatBackward(const HeadShares& shares, const AttentionInputs& inputs,
-                           const AttentionResult& result, const OutputGradients& output_gradients,
-                           const InputGradients& input_gradients)
-    : shares_(shares),
-      given_inputs_(inputs),
-      given_result_(result),
-      given_output_gradients_(output_gradients),
-      given_input_gradients_(input_gradients),
-      inputs_(flat_shapes(shares, inputs)),
-      result_(flat_shapes(shares, result)),
-      output_gradients_{.dout = flat_shape(output_gradients.dout, shares, shares.rows_per_share_q),
-                        .dlse = flat_shape(output_gradients.dlse, shares, shares.rows_per_share_q)},
-      input_gradients_{.dq = flat_shape(input_gradients.dq, shares, shares.rows_per_share_q),
-                       .dk = flat_shape(input_gradients.dk, shares, shares.rows_per_share_k),
-                       .dv = flat_shape(input_gradients.dv, shares, shares.rows_per_share_k),
-                       .dsink = input_gradients.dsink} {}
+}  // namespace
 
-void FlatBackward::fill(StepCall& call) {
-  const Mover mover(call, shares_);
-  fill_inputs(mover, given_inputs_, inputs_);
-  mover.fill(given_result_.out, result_.out);
-  mover.fill(given_result_.lse, result_.lse);
-  mover.fill(given_output_gradients_.dout, output_gradients_.dout);
-  mover.fill(given_output_gradients_.dlse, output_gradients_.dlse);
-  mover.lend(input_gradients_.dq);
-  mover.lend(input_gradients_.dk);
-  mover.lend(input_gradients_.dv);
+FlatTensors::FlatTensors(StepCall& call) : call_(call) {
+  const HeadShares& shares = call.steps.shares;
+  for (std::size_t r = 0; r < given_.size(); ++r) {
+    const auto role = static_cast<Role>(r);
+    given_[r] = call.own(role);
+    for (const TensorView& tensor : given_[r]) {
+      flat_[r].push_back(flat_shape(
+          tensor, shares,
+          space_of(role) == Space::Queries ? shares.rows_per_share_q : shares.rows_per_share_k));
+    }
+    call.set_own(role, flat_[r]);
+  }
 }
 
-void FlatBackward::give(StepCall& call) const {
-  const Mover mover(call, shares_);
-  mover.give(input_gradients_.dq, given_input_gradients_.dq);
-  mover.give(input_gradients_.dk, given_input_gradients_.dk);
-  mover.give(input_gradients_.dv, given_input_gradients_.dv);
+void FlatTensors::fill() {
+  for (std::size_t r = 0; r < given_.size(); ++r) {
+    const auto role = static_cast<Role>(r);
+    for (std::size_t i = 0; i < given_[r].size(); ++i) {
+      if (!is_given(given_[r][i])) continue;
+      flat_[r][i] = lend_flat(flat_[r][i], call_.memory);
+      if (!is_returning(role)) copy_in(call_, given_[r][i], flat_[r][i]);
+    }
+    call_.set_own(role, flat_[r]);
+  }
+}
+
+void FlatTensors::give() const {
+  const std::int32_t num_shares = call_.steps.shares.count;
+  for (std::size_t r = 0; r < given_.size(); ++r) {
+    if (!is_returning(static_cast<Role>(r))) continue;
+    for (std::size_t i = 0; i < given_[r].size(); ++i) {
+      const TensorView& given = given_[r][i];
+      copy(flat_by_share(flat_[r][i], num_shares, given.shape[0]), by_share(given, num_shares),
+           call_.stream);
+    }
+  }
 }
 
 }  // namespace magi

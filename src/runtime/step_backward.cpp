@@ -27,10 +27,15 @@ PartGradients gradients_at(const TensorGroup& tensors, std::int32_t row) {
 /// the order of the steps, and in each in the order of the ranks.
 class BackwardPass {
  public:
-  BackwardPass(StepCall& call, const AttentionInputs& inputs, const InputGradients& gradients)
-      : call_(call), inputs_(inputs), gradients_(gradients) {
+  BackwardPass(StepCall& call, const AttentionInputs& inputs, const TensorView& dsink)
+      : call_(call),
+        inputs_(inputs),
+        dsink_(dsink),
+        dq_(call.own(Role::QueryGradients)[0]),
+        dk_and_dv_(call.own(Role::KeyGradients)) {
     const std::vector<bool> none(static_cast<std::size_t>(call.steps.plan.config.num_heads_kv));
     written_heads_.resize(1 + call.steps.plan.exchanges.size(), none);
+    set_sums();
   }
 
   void exchange(const Step& step);
@@ -44,6 +49,8 @@ class BackwardPass {
   void write_idle_gradients(const AttendCall& attend);
 
  private:
+  /// Puts in place of the caller's gradients what parts are added to.
+  void set_sums();
   /// Whether an attend adds to gradients of its keys; else it writes them. Of the own keys of
   /// several shares each attend has some rows, so all are cleared before.
   bool adds_to_keys(const AttendCall& attend);
@@ -53,10 +60,24 @@ class BackwardPass {
 
   StepCall& call_;
   const AttentionInputs& inputs_;
-  const InputGradients& gradients_;
+  const TensorView& dsink_;
+  TensorView dq_;                                 ///< the caller's
+  TensorGroup dk_and_dv_;                         ///< likewise
   std::vector<std::vector<bool>> written_heads_;  ///< of key gradients: own, then by exchange
   bool is_dsink_written_ = false;
 };
+
+void BackwardPass::set_sums() {
+  const RankSteps& steps = call_.steps;
+  // Copied own keys have their sums in the segment that holds the copy. Attends of several shares
+  // add to own keys that were cleared.
+  const bool is_added = !steps.is_own_keys_copied() && !call_.is_whole(Role::KeyGradients) &&
+                        (!steps.plan.exchanges.empty() || steps.shares.count > 1);
+  const bool is_dq_added = steps.num_results > 1 && !call_.is_whole(Role::QueryGradients);
+  call_.set_own(Role::QueryGradients, {call_.sum_for(dq_, is_dq_added)});
+  call_.set_own(Role::KeyGradients,
+                {call_.sum_for(dk_and_dv_[0], is_added), call_.sum_for(dk_and_dv_[1], is_added)});
+}
 
 void BackwardPass::clear_rest(std::int32_t exchange, Range heads) {
   std::vector<bool>& is_written = written(exchange);
@@ -94,16 +115,10 @@ void BackwardPass::write_idle_gradients(const AttendCall& attend) {
 /// first of the own queries gives the sink's gradient, which needs no key.
 BackwardArgs BackwardPass::make_args(const AttendCall& attend) {
   const Attend& what = attend.attend;
-  const auto part = [&](Role role) {
-    return rows_of(call_.tensors(role, attend.queries, what.heads), attend.q_rows);
-  };
-  const TensorGroup queries = part(Role::Queries);
-  const TensorView dq = part(Role::QueryGradients)[0];
-  const auto keys_of = [&](Role role) {
-    return rows_of(call_.tensors(role, attend.keys, what.heads), attend.k_rows);
-  };
-  const TensorGroup keys = keys_of(Role::KeysValues);
-  const TensorGroup sums = keys_of(Role::KeyGradients);
+  const TensorGroup queries = call_.tensors(Role::Queries, attend);
+  const TensorView dq = call_.tensors(Role::QueryGradients, attend)[0];
+  const TensorGroup keys = call_.tensors(Role::KeysValues, attend);
+  const TensorGroup sums = call_.tensors(Role::KeyGradients, attend);
   const bool is_adding = adds_to_keys(attend);
   if (is_adding && !what.is_merging) call_.fill(dq, 0.0);
   BackwardArgs args{.q = queries[0],
@@ -120,9 +135,9 @@ BackwardArgs BackwardPass::make_args(const AttendCall& attend) {
                     .is_accumulating = what.is_merging || is_adding,
                     .is_writing_keys = !is_adding,
                     .params = inputs_.params};
-  if (attend.queries < 0 && !what.is_merging && !gradients_.dsink.empty()) {
+  if (attend.queries < 0 && !what.is_merging && !dsink_.empty()) {
     args.sink = sink_of(inputs_.sink, call_.steps, attend);
-    args.dsink = sink_of(gradients_.dsink, call_.steps, attend);
+    args.dsink = sink_of(dsink_, call_.steps, attend);
     if (is_adding) call_.fill(args.dsink, 0.0);
     is_dsink_written_ = true;
   }
@@ -186,16 +201,16 @@ void BackwardPass::exchange(const Step& step) {
 
 void BackwardPass::store() {
   clear_rest(-1, {0, call_.steps.plan.config.num_heads_kv});
-  const bool is_stored = call_.round_sums(Role::KeyGradients, {gradients_.dk, gradients_.dv});
+  const bool is_stored = call_.round_sums(Role::KeyGradients, dk_and_dv_);
   MAGI_CHECK(is_stored || call_.placed_gradients().empty());
-  const bool is_dq_stored = call_.round_sums(Role::QueryGradients, {gradients_.dq});
+  const bool is_dq_stored = call_.round_sums(Role::QueryGradients, {dq_});
   call_.await_all();
-  if (!is_dq_stored) call_.store(call_.own(Role::QueryGradients)[0], gradients_.dq);
+  if (!is_dq_stored) call_.store(call_.own(Role::QueryGradients)[0], dq_);
   if (!is_stored) {
-    call_.store(call_.own(Role::KeyGradients)[0], gradients_.dk);
-    call_.store(call_.own(Role::KeyGradients)[1], gradients_.dv);
+    call_.store(call_.own(Role::KeyGradients)[0], dk_and_dv_[0]);
+    call_.store(call_.own(Role::KeyGradients)[1], dk_and_dv_[1]);
   }
-  if (!gradients_.dsink.empty() && !is_dsink_written_) call_.fill(gradients_.dsink, 0.0);
+  if (!dsink_.empty() && !is_dsink_written_) call_.fill(dsink_, 0.0);
 }
 
 }  // namespace
@@ -211,17 +226,8 @@ void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionR
 }
 
 void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,
-                  const AttentionInputs& inputs, const InputGradients& input_gradients) {
-  const RankSteps& steps = call.steps;
-  // Copied own keys have their sums in the segment that holds the copy. Attends of several shares
-  // add to own keys that were cleared.
-  const bool is_added = !steps.is_own_keys_copied() && !call.is_whole(Role::KeyGradients) &&
-                        (!steps.plan.exchanges.empty() || steps.shares.count > 1);
-  const bool is_dq_added = steps.num_results > 1 && !call.is_whole(Role::QueryGradients);
-  call.set_own(Role::QueryGradients, {call.sum_for(input_gradients.dq, is_dq_added)});
-  call.set_own(Role::KeyGradients, {call.sum_for(input_gradients.dk, is_added),
-                                    call.sum_for(input_gradients.dv, is_added)});
-  BackwardPass pass(call, inputs, input_gradients);
+                  const AttentionInputs& inputs, const TensorView& dsink) {
+  BackwardPass pass(call, inputs, dsink);
   const auto run = [&](const PreparedBackward& attention, const AttendCall& attend,
                        const DeviceWorkspace& workspace) {
     if (attend.is_idle && inputs.sink.rank == 0) return pass.write_idle_gradients(attend);

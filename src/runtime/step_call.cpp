@@ -14,9 +14,6 @@ namespace {
 constexpr std::size_t kMaxMovedTogether = 2;  ///< tensors of one exchange of rows
 constexpr std::int64_t kAlignment = 256;      ///< of their memory
 
-/// NOTE: a tensor of no rows may have no data and is given all the same.
-bool is_given(const TensorView& tensor) { return tensor.rank > 0; }
-
 std::int64_t row_elements(const TensorView& tensor) {
   return tensor.shape[1] * (tensor.rank > 2 ? tensor.shape[2] : 1);
 }
@@ -85,12 +82,12 @@ TensorView sink_of(const TensorView& sink, const RankSteps& steps, const AttendC
 }
 
 StepCall::StepCall(const RankSteps& rank_steps, Pass pass, StepMemory& step_memory,
-                   void* step_stream, const CallTrace& trace)
+                   void* step_stream, const CallTrace& call_trace)
     : steps(rank_steps),
       memory(step_memory),
       stream(step_stream),
+      trace(call_trace),
       pass_(pass),
-      trace_(trace),
       list_(pass == Pass::Forward ? steps.own.forward : steps.own.backward),
       pending_(list_.size()) {
   for (auto& groups : roles_) groups.resize(1 + steps.plan.exchanges.size());
@@ -192,6 +189,12 @@ TensorGroup StepCall::tensors(Role role, std::int32_t exchange, Range heads) con
                   space_of(role) == Space::Queries ? steps.q_heads(within) : within);
 }
 
+TensorGroup StepCall::tensors(Role role, const AttendCall& attend) const {
+  const bool is_of_keys = space_of(role) == Space::Keys;
+  return rows_of(tensors(role, is_of_keys ? attend.keys : attend.queries, attend.attend.heads),
+                 is_of_keys ? attend.k_rows : attend.q_rows);
+}
+
 void StepCall::find_coming_keys(bool is_prepared) {
   if (!is_prepared || !memory.attends().takes_coming_keys()) return;
   for (const Step& step : list_) {
@@ -262,7 +265,7 @@ bool StepCall::round_sums(Role role, const TensorGroup& targets) {
 
 void StepCall::await(std::size_t step) {
   if (pending_[step].empty()) return;
-  trace_.span(SpanKind::Await, static_cast<std::int64_t>(step), [&] {
+  trace.span(SpanKind::Await, static_cast<std::int64_t>(step), [&] {
     for (const auto& pending : pending_[step]) pending->await(stream);
     pending_[step].clear();
   });

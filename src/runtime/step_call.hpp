@@ -25,6 +25,8 @@ inline std::size_t segment_of(std::int32_t exchange) {
 
 /// Tensors [rows, heads, ...] of the same rows and heads. One that is not given has rank 0.
 using TensorGroup = std::vector<TensorView>;
+/// NOTE: a tensor of no rows may have no data and is given all the same.
+inline bool is_given(const TensorView& tensor) { return tensor.rank > 0; }
 TensorGroup heads_of(TensorGroup group, Range heads);
 TensorGroup rows_of(TensorGroup group, Range rows);
 /// The heads, and rows where it has them, of a sink or of its gradient for a call of own queries,
@@ -39,7 +41,7 @@ class StepCall {
  public:
   /// All arguments outlive the call.
   StepCall(const RankSteps& rank_steps, Pass pass, StepMemory& step_memory, void* step_stream,
-           const CallTrace& trace);
+           const CallTrace& call_trace);
   ~StepCall();
   StepCall(const StepCall&) = delete;
   StepCall& operator=(const StepCall&) = delete;
@@ -59,10 +61,12 @@ class StepCall {
   bool is_whole(Role role) const;
   /// What ranks have to call alike besides the plan; transports that compare calls find the others.
   void set_kind(const AttentionInputs& inputs, bool has_max_logits);
-  const TensorGroup& own(Role role) { return groups_of(role).front(); }
+  const TensorGroup& own(Role role) const { return roles_[static_cast<std::size_t>(role)].front(); }
   /// The tensors of kv heads `heads`, or of the query heads that read them: own ones, or with the
   /// index of an exchange those of the segment that it fills.
   TensorGroup tensors(Role role, std::int32_t exchange, Range heads) const;
+  /// Those of the heads and of the query or key rows of an attend.
+  TensorGroup tensors(Role role, const AttendCall& attend) const;
 
   /// Walks the steps, each behind the exchanges that it waits for: calls exchange(step) or
   /// run(what is prepared for an attend, the attend, workspace). An attend that takes coming keys
@@ -99,6 +103,7 @@ class StepCall {
   const RankSteps& steps;
   StepMemory& memory;
   void* const stream;
+  const CallTrace& trace;
 
  private:
   std::vector<TensorGroup>& groups_of(Role role) { return roles_[static_cast<std::size_t>(role)]; }
@@ -123,7 +128,6 @@ class StepCall {
   void await(std::size_t step);
 
   Pass pass_;
-  const CallTrace& trace_;
   std::uint64_t kind_ = 0;  ///< stands for what set_kind was given
   comm::PassStart pass_start_;
   std::span<const Step> list_;
@@ -155,7 +159,7 @@ void StepCall::walk(const PreparedAttends<Prepared>& prepared, const RunAttend& 
       if (before >= 0 && before != coming_step_) await(static_cast<std::size_t>(before));
     }
     const auto index = static_cast<std::size_t>(step.index);
-    trace_.span(SpanKind::Step, &step - list_.data(), [&] {
+    trace.span(SpanKind::Step, &step - list_.data(), [&] {
       if (step.kind == StepKind::Exchange) {
         exchange(step);
       } else {
@@ -174,11 +178,11 @@ void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionR
 void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionResult& result,
                  const OutputGradients& output_gradients, const InputGradients& input_gradients);
 
-/// The calls of one pass, whose tensors are set. `prepared` fits the types of the tensors, which
-/// have been checked.
+/// The calls of one pass, whose tensors are set: of `inputs` they read the sink and the parameters
+/// alone. `prepared` fits the types of the tensors, which have been checked.
 void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepared,
-                 const AttentionInputs& inputs, const AttentionResult& result);
+                 const AttentionInputs& inputs, const TensorView& max_logits);
 void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,
-                  const AttentionInputs& inputs, const InputGradients& input_gradients);
+                  const AttentionInputs& inputs, const TensorView& dsink);
 
 }  // namespace magi

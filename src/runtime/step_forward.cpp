@@ -23,13 +23,9 @@ TensorView lend_maxima(StepCall& call, const TensorView& max_logits) {
 ForwardArgs make_args(StepCall& call, const AttendCall& attend, const AttentionInputs& inputs,
                       const TensorView& maxima) {
   const Attend& what = attend.attend;
-  const auto part = [&](Role role) {
-    return rows_of(call.tensors(role, attend.queries, what.heads), attend.q_rows);
-  };
-  const TensorGroup keys =
-      rows_of(call.tensors(Role::KeysValues, attend.keys, what.heads), attend.k_rows);
-  const TensorGroup results = part(Role::Results);
-  ForwardArgs args{.q = part(Role::Queries)[0],
+  const TensorGroup keys = call.tensors(Role::KeysValues, attend);
+  const TensorGroup results = call.tensors(Role::Results, attend);
+  ForwardArgs args{.q = call.tensors(Role::Queries, attend)[0],
                    .k = keys[0],
                    .v = keys[1],
                    .slices = {},
@@ -71,11 +67,12 @@ void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionR
 }
 
 void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepared,
-                 const AttentionInputs& inputs, const AttentionResult& result) {
+                 const AttentionInputs& inputs, const TensorView& max_logits) {
+  const TensorGroup results = call.own(Role::Results);  // out and lse
   const TensorView out =
-      call.sum_for(result.out, call.steps.num_results > 1 && !call.is_whole(Role::Results));
-  call.set_own(Role::Results, {out, result.lse});
-  const TensorView maxima = lend_maxima(call, result.max_logits);
+      call.sum_for(results[0], call.steps.num_results > 1 && !call.is_whole(Role::Results));
+  call.set_own(Role::Results, {out, results[1]});
+  const TensorView maxima = lend_maxima(call, max_logits);
   const auto run = [&](const PreparedForward& attention, const AttendCall& attend,
                        const DeviceWorkspace& workspace) {
     if (attend.is_idle && inputs.sink.rank == 0) return write_idle_results(call, attend, maxima);
@@ -89,10 +86,8 @@ void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepare
   };
   call.walk(prepared, run, [&](const Step& step) { call.exchange(step); });
   call.await_all();
-  call.store(out, result.out);
-  if (call.steps.q_segments.size() > 1) {
-    comm::maximise_rows(maxima, result.max_logits, call.stream);
-  }
+  call.store(out, results[0]);
+  if (call.steps.q_segments.size() > 1) comm::maximise_rows(maxima, max_logits, call.stream);
 }
 
 }  // namespace magi
