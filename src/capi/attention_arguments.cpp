@@ -76,6 +76,13 @@ BackwardArgs backward_args(const AttentionInputs& inputs, const AttentionResult&
           .params = inputs.params};
 }
 
+ForwardArgs read_forward(const magi_attention_inputs* inputs, const magi_attention_result* result) {
+  const AttentionInputs in = read_inputs(inputs);
+  const AttentionResult out = read_result(result);
+  check_outputs(in, out);
+  return forward_args(in, out);
+}
+
 BackwardArgs read_backward(const magi_attention_inputs* inputs, const magi_attention_result* result,
                            const magi_attention_gradients* gradients) {
   const AttentionInputs in = read_inputs(inputs);

@@ -26,7 +26,8 @@ ForwardArgs forward_args(const AttentionInputs& inputs, const AttentionResult& r
 BackwardArgs backward_args(const AttentionInputs& inputs, const AttentionResult& result,
                            const Gradients& gradients);
 
-/// backward_args of a call's structs, whose outputs are checked. Without slices.
+/// forward_args and backward_args of a call's structs, whose outputs are checked. Without slices.
+ForwardArgs read_forward(const magi_attention_inputs* inputs, const magi_attention_result* result);
 BackwardArgs read_backward(const magi_attention_inputs* inputs, const magi_attention_result* result,
                            const magi_attention_gradients* gradients);
 

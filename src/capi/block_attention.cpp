@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/attention_arguments.hpp"
-#include "capi/outputs.hpp"
 #include "capi/status.hpp"
 #include "magi/block_mask.hpp"
 
@@ -54,12 +53,9 @@ magi_status magi_block_attention_forward(const magi_block_mask* mask,
                                          const magi_workspace* workspace, void* stream) {
   return guarded([&] {
     const magi::BlockMask given = read_mask(mask, inputs);
-    const magi::AttentionInputs in = read_inputs(inputs);
-    const magi::AttentionResult out = read_result(result);
-    check_outputs(in, out);
-    const magi::ForwardTuning tuning{.sm_margin = read_struct(inputs, "inputs").sm_margin};
-    magi::attention_forward_cuda(forward_args(in, out), given, read_workspace(workspace), tuning,
-                                 stream);
+    const magi::ForwardTuning tuning{.sm_margin = inputs->sm_margin};
+    magi::attention_forward_cuda(read_forward(inputs, result), given, read_workspace(workspace),
+                                 tuning, stream);
   });
 }
 
@@ -69,10 +65,11 @@ magi_status magi_block_attention_backward(const magi_block_mask* mask,
                                           const magi_attention_gradients* gradients, void* stream) {
   return guarded([&] {
     const magi::BlockMask given = read_mask(mask, inputs);
-    const magi_attention_inputs tuning = read_struct(inputs, "inputs");
+    const magi::BackwardArgs args = read_backward(inputs, result, gradients);
     magi::attention_backward_cuda(
-        read_backward(inputs, result, gradients), given, read_workspace(gradients->workspace),
-        {.sm_margin = tuning.sm_margin, .is_deterministic = tuning.is_fast_backward == 0}, stream);
+        args, given, read_workspace(gradients->workspace),
+        {.sm_margin = inputs->sm_margin, .is_deterministic = inputs->is_fast_backward == 0},
+        stream);
   });
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/attention_arguments.hpp"
 #include "capi/handles.hpp"
-#include "capi/outputs.hpp"
 #include "capi/status.hpp"
 
 namespace magi::capi {
@@ -24,14 +23,6 @@ magi::BackwardArgs read_backward(const Mask& mask, const magi_attention_inputs* 
   args.slices = mask.slices;
   check_rows(mask, args.q, args.k);
   return args;
-}
-
-magi::ForwardArgs read_forward(const magi_attention_inputs* inputs,
-                               const magi_attention_result* result) {
-  const AttentionInputs in = read_inputs(inputs);
-  const AttentionResult out = read_result(result);
-  check_outputs(in, out);
-  return forward_args(in, out);
 }
 
 WorkKey::Shape shape_of(const TensorView& tensor) {
