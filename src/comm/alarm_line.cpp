@@ -3,11 +3,12 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <string>
+
+#include "comm/machine.hpp"
 
 namespace magi::comm {
 namespace {
@@ -62,10 +63,7 @@ AlarmLine::~AlarmLine() = default;
 
 AlarmLine::Invitation AlarmLine::open(TcpReach reach) {
   Invitation invitation;
-  const auto size = static_cast<ssize_t>(invitation.secret.size());
-  if (getrandom(invitation.secret.data(), invitation.secret.size(), 0) != size) {
-    throw CommError("the machine gave no random bytes", CommFailure::System);
-  }
+  fill_random(invitation.secret);
   secret_ = invitation.secret;
   auto listener = listen_tcp(reach, 0, static_cast<int>(peers_.size()));
   if (!listener) throw CommError("rank 0 found no free TCP port", CommFailure::System);

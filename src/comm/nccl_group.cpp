@@ -2,11 +2,11 @@
 #include "comm/nccl_group.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
 #include "base/check.hpp"
+#include "comm/machine.hpp"
 #include "comm/nccl_watch.hpp"
 #include "comm/start_together.hpp"
 #include "comm/validate.hpp"
@@ -21,24 +21,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kEndTime{2000};
 /// Connecting the alarm line takes no longer; a rank that cannot goes on without.
 constexpr std::chrono::seconds kAlarmTime{3};
-
-template <typename Value>
-Bytes bytes_of(const Value& value) {
-  const auto bytes = std::as_bytes(std::span(&value, 1));
-  return {bytes.begin(), bytes.end()};
-}
-
-template <typename Value>
-Value value_of(const Bytes& bytes, std::size_t rank) {
-  Value value;
-  if (bytes.size() != sizeof(Value)) {
-    throw CommError("the bootstrap gave " + std::to_string(bytes.size()) + " bytes for rank " +
-                        std::to_string(rank) + "; expected " + std::to_string(sizeof(Value)),
-                    CommFailure::System);
-  }
-  std::memcpy(&value, bytes.data(), sizeof(Value));
-  return value;
-}
 
 /// What ranks tell each other first.
 struct Hello {

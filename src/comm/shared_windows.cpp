@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/shared_windows.hpp"
 
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <optional>
 
 #include "comm/exchange.hpp"
 #include "comm/local_socket.hpp"
+#include "comm/machine.hpp"
 #include "cuda/device.hpp"
 
 namespace magi::comm {
@@ -36,18 +35,9 @@ std::vector<Value> gather_values(Communicator& base, const Value& own) {
   return values;
 }
 
-std::uint64_t random_number() {
-  std::uint64_t number = 0;
-  if (getrandom(&number, sizeof(number), 0) != static_cast<ssize_t>(sizeof(number))) {
-    throw CommError("the machine gave no random bytes", CommFailure::System);
-  }
-  return number;
-}
-
 RankCard own_card(std::int32_t device) {
   RankCard card{.process = own_process(), .device = device};
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  const std::string boot = own_machine().boot;
   std::memcpy(card.boot_id.data(), boot.data(), std::min(boot.size(), card.boot_id.size()));
   struct stat space {};
   if (stat("/proc/self/ns/pid", &space) == 0) card.process_space = space.st_ino;
@@ -78,7 +68,8 @@ class DescriptorSwap {
 
   /// Where others may connect; done before the offer is told.
   std::uint64_t listen() {
-    const std::uint64_t number = random_number();
+    std::uint64_t number = 0;
+    fill_random(std::as_writable_bytes(std::span(&number, 1)));
     listener_ = LocalSocket::listen_at(address(number), static_cast<int>(cards_.size()));
     if (!listener_) throw CommError("a socket's name is taken", CommFailure::System);
     return number;

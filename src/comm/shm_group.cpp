@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/random.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "comm/machine.hpp"
 #include "comm/process_watch.hpp"
 #include "comm/ring_group.hpp"
+#include "comm/start_together.hpp"
 #include "comm/validate.hpp"
 
 namespace magi::comm {
@@ -28,41 +28,15 @@ struct Hello {
   std::int32_t user = 0;
 };
 
-std::uint64_t random_nonce() {
-  std::uint64_t nonce = 0;
-  if (getrandom(&nonce, sizeof(nonce), 0) != static_cast<ssize_t>(sizeof(nonce))) {
-    throw CommError("the machine gave no random bytes", CommFailure::System);
-  }
-  return nonce;
-}
-
-Gathered exchange(const Bootstrap& bootstrap, std::span<const std::byte> bytes,
-                  std::int32_t num_ranks) {
-  Gathered all = bootstrap(bytes);
-  if (all.size() != static_cast<std::size_t>(num_ranks)) {
-    throw CommError("the bootstrap gave the bytes of " + std::to_string(all.size()) +
-                        " ranks; expected " + std::to_string(num_ranks),
-                    CommFailure::System);
-  }
-  return all;
-}
-
 std::vector<Hello> read_hellos(const Gathered& all, std::int32_t num_ranks) {
   std::vector<Hello> hellos(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
-    const std::string place = "rank " + std::to_string(i);
-    if (all[i].size() != sizeof(Hello)) {
-      throw CommError("the bootstrap gave " + std::to_string(all[i].size()) + " bytes for " +
-                          place + "; expected " + std::to_string(sizeof(Hello)),
-                      CommFailure::System);
-    }
-    std::memcpy(&hellos[i], all[i].data(), sizeof(Hello));
-    const Hello& hello = hellos[i];
+    const Hello& hello = hellos[i] = value_of<Hello>(all[i], i);
     if (hello.magic != kRegionMagic || hello.rank != static_cast<std::int32_t>(i) ||
         hello.num_ranks != num_ranks) {
-      throw CommError("at the place of " + place + " of " + std::to_string(num_ranks) +
-                          " is a process that calls itself rank " + std::to_string(hello.rank) +
-                          " of " + std::to_string(hello.num_ranks),
+      throw CommError("at the place of rank " + std::to_string(i) + " of " +
+                          std::to_string(num_ranks) + " is a process that calls itself rank " +
+                          std::to_string(hello.rank) + " of " + std::to_string(hello.num_ranks),
                       CommFailure::System);
     }
   }
@@ -77,9 +51,6 @@ struct Joined {
 Joined join(const std::vector<Hello>& hellos, std::shared_ptr<SharedRegion> own_region) {
   const Hello& owner = hellos.front();
   const auto num_ranks = static_cast<std::int32_t>(hellos.size());
-  if (owner.region_fd < 0) {
-    throw CommError("rank 0 has no shared memory", CommFailure::System);
-  }
   Joined joined{.region = std::move(own_region)};
   if (!joined.region) {
     if (owner.user != static_cast<std::int32_t>(geteuid())) {
@@ -103,51 +74,30 @@ Joined join(const std::vector<Hello>& hellos, std::shared_ptr<SharedRegion> own_
   return joined;
 }
 
-/// Every rank learns of every rank's trouble, so that no one starts in a group that is not whole.
-void agree_all_joined(const Bootstrap& bootstrap, const std::string& trouble,
-                      std::int32_t num_ranks) {
-  const Gathered all =
-      exchange(bootstrap, std::as_bytes(std::span(trouble.data(), trouble.size())), num_ranks);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].empty()) continue;
-    throw CommError(
-        "rank " + std::to_string(rank) + " cannot join the group: " +
-            std::string(reinterpret_cast<const char*>(all[rank].data()), all[rank].size()),
-        CommFailure::System);
-  }
-}
-
 }  // namespace
 
 std::unique_ptr<Communicator> make_shm_group_with(std::int32_t rank, std::int32_t num_ranks,
                                                   const Bootstrap& bootstrap,
                                                   const EngineOptions& options) {
   check_group_size(rank, num_ranks, options.comm);
-  std::shared_ptr<SharedRegion> own_region;
-  std::string trouble;
-  Hello hello{.process = own_process(),
-              .rank = rank,
-              .num_ranks = num_ranks,
-              .user = static_cast<std::int32_t>(geteuid())};
-  if (rank == 0) {
-    try {
-      hello.nonce = random_nonce();
-      own_region = make_group_region(num_ranks, hello.nonce);
-      hello.region_fd = own_region->fd();
-    } catch (const CommError& error) {
-      trouble = error.what();
+  std::shared_ptr<SharedRegion> region;  // of rank 0
+  const Gathered hellos = start_together(bootstrap, num_ranks, [&] {
+    Hello hello{.process = own_process(),
+                .rank = rank,
+                .num_ranks = num_ranks,
+                .user = static_cast<std::int32_t>(geteuid())};
+    if (rank == 0) {
+      fill_random(std::as_writable_bytes(std::span(&hello.nonce, 1)));
+      region = make_group_region(num_ranks, hello.nonce);
+      hello.region_fd = region->fd();
     }
-  }
-  const Gathered all = exchange(bootstrap, std::as_bytes(std::span(&hello, 1)), num_ranks);
+    return bytes_of(hello);
+  });
   Joined joined;
-  if (trouble.empty()) {
-    try {
-      joined = join(read_hellos(all, num_ranks), std::move(own_region));
-    } catch (const CommError& error) {
-      trouble = error.what();
-    }
-  }
-  agree_all_joined(bootstrap, trouble, num_ranks);
+  start_together(bootstrap, num_ranks, [&] {
+    joined = join(read_hellos(hellos, num_ranks), std::move(region));
+    return std::vector<std::byte>();
+  });
   const auto has_ended = [watch = joined.watch](std::int32_t other) {
     return watch->has_ended(static_cast<std::size_t>(other));
   };

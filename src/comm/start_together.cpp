@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/start_together.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <exception>
-#include <fstream>
 
 namespace magi::comm {
 namespace {
@@ -57,15 +53,6 @@ std::vector<std::vector<std::byte>> start_together(
     throw CommError(name + " cannot join the group: " + text, CommFailure::System);
   }
   return all;
-}
-
-Machine own_machine() {
-  Machine machine;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> machine.boot;
-  std::array<char, 64> link{};
-  const auto size = readlink("/proc/self/ns/net", link.data(), link.size());
-  if (size > 0) machine.network.assign(link.data(), static_cast<std::size_t>(size));
-  return machine;
 }
 
 }  // namespace magi::comm

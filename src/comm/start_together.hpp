@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstring>
 #include <functional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "magi/comm.hpp"
 
@@ -15,11 +18,23 @@ std::vector<std::vector<std::byte>> start_together(
     const Bootstrap& bootstrap, std::int32_t num_ranks,
     const std::function<std::vector<std::byte>()>& give);
 
-/// Where a process runs.
-struct Machine {
-  std::string boot;     ///< of the running system; equal in all its containers
-  std::string network;  ///< what 127.0.0.1 reaches: a container may have its own
-};
-Machine own_machine();
+/// A plain value as bytes that a rank gives.
+template <typename Value>
+std::vector<std::byte> bytes_of(const Value& value) {
+  const auto bytes = std::as_bytes(std::span(&value, 1));
+  return {bytes.begin(), bytes.end()};
+}
+/// The value that `rank` gave. Throws CommError for bytes of another size.
+template <typename Value>
+Value value_of(const std::vector<std::byte>& bytes, std::size_t rank) {
+  if (bytes.size() != sizeof(Value)) {
+    throw CommError("the bootstrap gave " + std::to_string(bytes.size()) + " bytes for rank " +
+                        std::to_string(rank) + "; expected " + std::to_string(sizeof(Value)),
+                    CommFailure::System);
+  }
+  Value value;
+  std::memcpy(&value, bytes.data(), sizeof(Value));
+  return value;
+}
 
 }  // namespace magi::comm
