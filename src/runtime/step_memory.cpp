@@ -55,6 +55,8 @@ void StepMemory::begin(Pass pass, void* stream) {
   if (!rows_->orders_passes()) memory_->begin_call(stream);
   stream_ = stream;
   used_bytes_ = lent_bytes_ = 0;
+  // A piece that the other pass left is replaced where it is too small for this one.
+  if (!pieces_.empty() && pieces_.front().size_bytes < largest_bytes_[pass_]) pieces_.clear();
 }
 
 void StepMemory::end() noexcept {
