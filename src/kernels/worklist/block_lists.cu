@@ -164,6 +164,13 @@ __global__ void __launch_bounds__(kLengthBuckets)
   }
 }
 
+/// What the caller is told where there are no lists.
+void tell_none(std::int64_t* error_word, cudaStream_t stream) {
+  if (error_word == nullptr) return;
+  cuda_check(cudaMemsetAsync(error_word, 0, sizeof *error_word, stream), "cudaMemsetAsync");
+  cuda_check(cudaMemsetAsync(error_word + 1, 0xff, sizeof *error_word, stream), "cudaMemsetAsync");
+}
+
 }  // namespace
 
 void build_block_lists(const BlockListShape& shape, const BlockListLayout& layout,
@@ -176,7 +183,7 @@ void build_block_lists(const BlockListShape& shape, const BlockListLayout& layou
                              .entries = part_at<std::int32_t>(workspace, layout.entries)};
   cuda_check(cudaMemsetAsync(workspace, 0, sizeof(BlockListHeader), stream), "cudaMemsetAsync");
   const std::int32_t num_lists = shape.grid.num_lists();
-  if (num_lists == 0) return;
+  if (num_lists == 0) return tell_none(source.error_word, stream);
   constexpr int kWarps = kListThreads / kWarpLanes;
   const int blocks = std::min((num_lists + kWarps - 1) / kWarps, kMaxBlocks);
   list_kernel<<<blocks, kListThreads, 0, stream>>>(build);

@@ -166,6 +166,18 @@ TEST_F(BlockMaskTest, TooLittleRoomGivesNan) {
   EXPECT_GT(word_of(mask, true), 1);
 }
 
+TEST_F(BlockMaskTest, TheErrorWordIsWrittenWithoutRowsToo) {
+  const BlockCase test{.rows_q = 0};
+  const BlockCaseData data(test);
+  Outputs outputs(test);
+  const DeviceBuffer word(2 * sizeof(std::int64_t));
+  word.fill(0x55, nullptr);
+  BlockMask mask = mask_of(test, data);
+  mask.error_word = static_cast<std::int64_t*>(word.data());
+  run(test, args_of(data, outputs), mask);
+  EXPECT_EQ(to_host_sync<std::int64_t>(word.data(), 2), (std::vector<std::int64_t>{0, -1}));
+}
+
 TEST_F(BlockMaskTest, ReplaysAGraphWithAnotherMask) {
   const BlockCase test{.rows_q = 500, .rows_k = 800, .is_causal = true};
   const BlockCaseData data(test);
