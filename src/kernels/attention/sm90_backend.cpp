@@ -23,7 +23,7 @@ class Sm90Forward final : public DeviceForward {
   std::int64_t size_bytes() const override { return state_.size_bytes(); }
   std::int64_t workspace_bytes() const override { return state_.workspace_bytes(); }
   ForwardTiling tiling() const override {
-    return {state_.list.packed_heads, static_cast<std::int32_t>(state_.num_pieces())};
+    return {state_.list.packed_heads, static_cast<std::int32_t>(state_.num_splits())};
   }
 
  protected:

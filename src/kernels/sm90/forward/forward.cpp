@@ -85,9 +85,9 @@ ListOnDevice parts_of(const ForwardState& state, const ForwardMemory& memory) {
   const std::int64_t dim_v = state.list.problem.dim_v;
   auto* items = part_at<std::int32_t>(
       memory.workspace,
-      static_cast<std::size_t>(partial_bytes(state.list.shape, dim_v, state.num_pieces())));
-  if (state.num_splits > 0) {
-    parts.partial = partial_rows(state.list.shape, dim_v, memory.workspace, state.num_pieces());
+      static_cast<std::size_t>(partial_bytes(state.list.shape, dim_v, state.num_splits())));
+  if (state.num_split_tiles > 0) {
+    parts.partial = partial_rows(state.list.shape, dim_v, memory.workspace, state.num_splits());
   }
   parts.num_arrival_sections = state.num_arrival_sections;
   parts.left_over = {.items = items,
@@ -167,13 +167,13 @@ std::int32_t count_ctas(std::int32_t device, const ForwardTuning& tuning, std::i
 }
 
 SplitRule split_rule(std::int32_t device, const ForwardTuning& tuning) {
-  constexpr std::int32_t kPiecesPerSm = 2;
+  constexpr std::int32_t kSplitsPerSm = 2;
   if (tuning.max_pieces < 0 || tuning.max_pieces > kMaxSplits) {
     throw invalid("max_pieces", tuning.max_pieces, "0 to 4096");
   }
   if (tuning.piece_cost < 0) throw invalid("piece_cost", tuning.piece_cost, "0 or more");
   SplitRule rule;
-  const std::int32_t filling = kPiecesPerSm * count_free_sms(device, tuning.sm_margin);
+  const std::int32_t filling = kSplitsPerSm * count_free_sms(device, tuning.sm_margin);
   rule.max_splits = tuning.max_pieces == 0 ? filling : tuning.max_pieces;
   if (tuning.piece_cost > 0) rule.min_cost = tuning.piece_cost;
   return rule;
@@ -194,7 +194,7 @@ std::int64_t ForwardState::size_bytes() const {
 }
 
 std::int64_t ForwardState::workspace_bytes() const {
-  return partial_bytes(list.shape, list.problem.dim_v, num_pieces()) +
+  return partial_bytes(list.shape, list.problem.dim_v, num_splits()) +
          list.num_waiting_items() * std::int64_t{sizeof(std::int32_t)};
 }
 
@@ -209,12 +209,12 @@ void launch_list(const ForwardArgs& args, const ForwardList& list, const ListOnD
 }
 
 void launch_combine(const ForwardArgs& args, const ForwardList& list, const ListOnDevice& parts,
-                    std::int32_t num_splits, cudaStream_t stream) {
+                    std::int32_t num_split_tiles, cudaStream_t stream) {
   CombineParams params;
   params.partial = parts.partial;
   params.splits = parts.splits;
   params.outcome = parts.outcome;
-  params.num_split_tiles = num_splits;
+  params.num_split_tiles = num_split_tiles;
   params.packed_heads = list.packed_heads;
   params.tile_rows = list.shape.rows;
   params.heads_q = list.problem.heads_q;
@@ -224,7 +224,7 @@ void launch_combine(const ForwardArgs& args, const ForwardList& list, const List
   params.lse = strided_rows(args.lse);
   params.is_merging = args.is_merging;
   params.sink = sink_rows(args.sink, args.params.sink_layout);
-  launch_combine_kernel(params, std::int64_t{num_splits} * list.head_groups * list.shape.rows,
+  launch_combine_kernel(params, std::int64_t{num_split_tiles} * list.head_groups * list.shape.rows,
                         stream);
 }
 
@@ -244,7 +244,7 @@ ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& pr
   ForwardList& list = state.list;
   split_long_tiles(list, split_rule(device, tuning));
   if (!coming.empty()) order_by_arrival(list, coming, count_free_sms(device, tuning.sm_margin));
-  state.num_splits = list.num_split_tiles();
+  state.num_split_tiles = list.num_split_tiles();
   state.num_slots = list.num_slots();
   state.num_sources = coming.num_sources;
   state.num_arrival_sections = coming.num_sections;
@@ -271,7 +271,7 @@ void enqueue_forward(const ForwardArgs& args, const ForwardState& state,
     return;
   }
   FeatureSet features = feature_set_of(args);
-  if (state.num_splits > 0) features = std::max(features, FeatureSet::AnyOut);
+  if (state.num_split_tiles > 0) features = std::max(features, FeatureSet::AnyOut);
   const ForwardInstance& instance = *state.instances.of(features);
   ListOnDevice parts = parts_of(state, memory);
   const bool has_flags = arrivals != nullptr && arrivals->flags != nullptr;
@@ -288,7 +288,8 @@ void enqueue_forward(const ForwardArgs& args, const ForwardState& state,
   const ForwardParams params = list_params(args, state.list, parts, instance);
   instance.launch(params, state.num_ctas, stream);
   if (has_flags) enqueue_left_over(params, state, instance, *arrivals, stream);
-  if (state.num_splits > 0) launch_combine(args, state.list, parts, state.num_splits, stream);
+  if (state.num_split_tiles > 0)
+    launch_combine(args, state.list, parts, state.num_split_tiles, stream);
 }
 
 }  // namespace magi::sm90

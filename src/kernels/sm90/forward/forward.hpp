@@ -28,8 +28,8 @@ struct ForwardState {
   InstanceSet instances;
   std::int32_t num_ctas = 0;
   ForwardList list;  ///< without its vectors' contents once they are on the device
-  std::int32_t num_splits = 0;
-  std::int32_t num_slots = 0;
+  std::int32_t num_split_tiles = 0;
+  std::int32_t num_slots = 0;    ///< splits of all tiles, of one head group
   std::int32_t num_sources = 0;  ///< of coming keys
   std::int32_t num_arrival_sections = 1;
   std::int32_t own_rows = 0;  ///< of keys, in tensors of their own
@@ -38,9 +38,9 @@ struct ForwardState {
   DeviceList splits;
 
   std::int64_t size_bytes() const;
-  /// Pieces of cut tiles, all heads together.
-  std::int64_t num_pieces() const { return std::int64_t{num_slots} * list.head_groups; }
-  /// Bytes that a run needs for the results of pieces and for the items that it leaves over.
+  /// Splits of tiles, over all head groups.
+  std::int64_t num_splits() const { return std::int64_t{num_slots} * list.head_groups; }
+  /// Bytes that a run needs for the results of splits and for the items that it leaves over.
   std::int64_t workspace_bytes() const;
 };
 
@@ -52,7 +52,7 @@ struct ListOnDevice {
   const ListOutcome* outcome = nullptr;
   const SplitTile* splits = nullptr;
   WantedList wanted = WantedList::Any;
-  PartialRows partial;  ///< room for the results of all pieces
+  PartialRows partial;  ///< room for the results of all splits
   ArrivalFlags arrivals;
   std::int32_t num_arrival_sections = 1;
   TensorView own_k, own_v;  ///< without data: all keys are in K and V
@@ -80,9 +80,10 @@ void fill_max_logits(const ForwardArgs& args, cudaStream_t stream);
 void launch_list(const ForwardArgs& args, const ForwardList& list, const ListOnDevice& parts,
                  const ForwardInstance& instance, std::int32_t num_ctas, cudaStream_t stream);
 
-/// Merges the pieces of a list into lse and out. `num_splits`: at most, where the device knows.
+/// Merges the splits of a list into lse and out. `num_split_tiles`: at most, where the device
+/// knows.
 void launch_combine(const ForwardArgs& args, const ForwardList& list, const ListOnDevice& parts,
-                    std::int32_t num_splits, cudaStream_t stream);
+                    std::int32_t num_split_tiles, cudaStream_t stream);
 
 /// The list as `instances` tile it, on the current device. `coming`: keys that come in the course
 /// of a run.

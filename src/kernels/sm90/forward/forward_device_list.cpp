@@ -9,7 +9,7 @@
 namespace magi::sm90 {
 namespace {
 
-/// Partial rows of all pieces that any packing may have.
+/// Partial rows of all splits that any packing may have.
 std::int64_t max_partials(const DeviceListShape& shape, const DeviceListLayout& layout) {
   std::int64_t most = 0;
   for (const ForwardList& frame : layout.frames) {
@@ -53,13 +53,13 @@ ListOnDevice parts_of(void* workspace, const DeviceListShape& shape, const Devic
 }
 
 /// The launch for one packing; two where the device chooses between kernels with and without
-/// pieces, as the host would.
+/// splits, as the host would.
 void launch_frame(const ForwardArgs& args, const ForwardList& frame, ListOnDevice parts,
-                  const InstanceSet& instances, std::int32_t num_ctas, bool may_have_pieces,
+                  const InstanceSet& instances, std::int32_t num_ctas, bool may_have_splits,
                   cudaStream_t stream) {
   const FeatureSet features = feature_set_of(args);
   const bool is_plain = features == FeatureSet::Plain;
-  if (is_plain && may_have_pieces) {
+  if (is_plain && may_have_splits) {
     parts.wanted = WantedList::WithSplits;
     launch_list(args, frame, parts, *instances.of(FeatureSet::AnyOut), num_ctas, stream);
     parts.wanted = WantedList::WithoutSplits;
