@@ -3,6 +3,7 @@
 // block_list_bench [ROWS_FILE]. 512 x 512 blocks of 64 rows for each of 8 kv heads, an eighth of
 // them visible; the lists of the forward, those of the backward, and both.
 #include <cstdio>
+#include <exception>
 #include <fstream>
 #include <functional>
 #include <vector>
@@ -65,5 +66,10 @@ int run(const char* file) {
 }  // namespace magi::bench
 
 int main(int count, char** arguments) {
-  return magi::bench::run(count > 1 ? arguments[1] : nullptr);
+  try {
+    return magi::bench::run(count > 1 ? arguments[1] : nullptr);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "block_list_bench: %s\n", error.what());
+    return 1;
+  }
 }

@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "cuda/check.hpp"
-#include "cuda/memory.hpp"
 #include "cuda/stream.hpp"
 #include "cuda/timing.hpp"
+#include "gpu/bench_tensors.hpp"
+#include "gpu/graph_time.hpp"
 #include "magi/attention_cuda.hpp"
 #include "magi/magi.h"
-#include "mask/random_mask.hpp"
 
 namespace magi::bench {
 namespace {
@@ -28,11 +28,6 @@ constexpr int kBurst = 400;  ///< calls; the driver's queue holds about 1,000 la
 constexpr int kNodes = 40;   ///< kernels in a graph
 
 using Enqueue = std::function<void(cudaStream_t)>;
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -112,29 +107,16 @@ Mask causal_documents(std::int32_t rows, std::int32_t count) {
   return mask;
 }
 
-DeviceBuffer random_values(std::int64_t count) {
-  RandomStream random(2);
-  std::vector<std::uint16_t> values(static_cast<std::size_t>(count));
-  for (auto& value : values) value = static_cast<std::uint16_t>((random() & 0x807f) | 0x3f00);
-  return to_device_sync<std::uint16_t>(values);
-}
-
 struct Tensors {
   explicit Tensors(std::int64_t rows)
-      : q(random_values(rows * 64 * 128)),
-        kv(random_values(rows * 8 * 128)),
+      : q(random_values(rows * 64 * 128, 2)),
+        kv(random_values(rows * 8 * 128, 2)),
         out(static_cast<std::size_t>(rows * 64 * 128 * 2)),
         lse(static_cast<std::size_t>(rows * 64 * 4)) {
-    args.q = view(q, DType::BFloat16, {rows, 64, 128});
-    args.k = args.v = view(kv, DType::BFloat16, {rows, 8, 128});
-    args.out = view(out, DType::BFloat16, {rows, 64, 128});
-    args.lse = view(lse, DType::Float32, {rows, 64});
-  }
-  static TensorView view(const DeviceBuffer& buffer, DType type,
-                         std::initializer_list<std::int64_t> shape) {
-    TensorView view = contiguous_view(buffer.data(), type, shape);
-    view.device = 0;
-    return view;
+    args.q = device_view(q, DType::BFloat16, {rows, 64, 128});
+    args.k = args.v = device_view(kv, DType::BFloat16, {rows, 8, 128});
+    args.out = device_view(out, DType::BFloat16, {rows, 64, 128});
+    args.lse = device_view(lse, DType::Float32, {rows, 64});
   }
   DeviceBuffer q, kv, out, lse;
   ForwardArgs args;

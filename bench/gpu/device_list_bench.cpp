@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -14,6 +15,7 @@
 
 #include "cuda/check.hpp"
 #include "cuda/memory.hpp"
+#include "gpu/bench_tensors.hpp"
 #include "gpu/graph_time.hpp"
 #include "gpu/tile_sort.hpp"
 #include "kernels/worklist/device_list.hpp"
@@ -64,25 +66,6 @@ double time_host(const std::function<void(cudaStream_t)>& enqueue) {
   }
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   return median(times);
-}
-
-TensorView device_view(const DeviceBuffer& buffer, DType type,
-                       std::initializer_list<std::int64_t> shape) {
-  TensorView view = contiguous_view(buffer.data(), type, shape);
-  view.device = 0;
-  return view;
-}
-
-/// Random bfloat16 values of magnitude 0.5 to 1, drawn once and repeated.
-DeviceBuffer random_values(std::int64_t count) {
-  RandomStream random(2);
-  std::vector<std::uint16_t> values(static_cast<std::size_t>(count));
-  constexpr std::size_t kDrawn = 1 << 20;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    values[i] =
-        i < kDrawn ? static_cast<std::uint16_t>((random() & 0x807f) | 0x3f00) : values[i - kDrawn];
-  }
-  return to_device_sync<std::uint16_t>(values);
 }
 
 struct Slices {
@@ -166,8 +149,8 @@ std::string time_build(const Case& bench, const Slices& slices, bool is_choosing
 
 struct Tensors {
   explicit Tensors(std::int64_t rows)
-      : q(random_values(rows * 64 * 128)),
-        kv(random_values(rows * 8 * 128)),
+      : q(random_values(rows * 64 * 128, 2)),
+        kv(random_values(rows * 8 * 128, 2)),
         out(static_cast<std::size_t>(rows * 64 * 128 * 2)),
         lse(static_cast<std::size_t>(rows * 64 * 4)) {
     args.q = device_view(q, DType::BFloat16, {rows, 64, 128});
@@ -214,11 +197,7 @@ std::string time_calls(const Case& bench, const Slices& slices) {
   return text;
 }
 
-}  // namespace
-}  // namespace magi::bench
-
-int main() {
-  using namespace magi::bench;
+void run() {
   for (const Case& bench : {documents(32768, 32), documents(8192, 8), documents(32768, 4096),
                             scattered(1 << 20, 300000)}) {
     const Slices slices(bench);
@@ -227,4 +206,17 @@ int main() {
     if (bench.is_attending) std::printf(", \"call\": %s", time_calls(bench, slices).c_str());
     std::printf("}\n");
   }
+}
+
+}  // namespace
+}  // namespace magi::bench
+
+int main() {
+  try {
+    magi::bench::run();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "device_list_bench: %s\n", error.what());
+    return 1;
+  }
+  return 0;
 }

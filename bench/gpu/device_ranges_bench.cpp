@@ -18,13 +18,13 @@
 #include <vector>
 
 #include "cuda/check.hpp"
-#include "cuda/memory.hpp"
 #include "cuda/stream.hpp"
 #include "cuda/timing.hpp"
+#include "gpu/bench_tensors.hpp"
+#include "gpu/graph_time.hpp"
 #include "kernels/worklist/device_backward_list.hpp"
 #include "kernels/worklist/device_list.hpp"
 #include "magi/attention_cuda.hpp"
-#include "mask/random_mask.hpp"
 
 namespace magi::bench {
 namespace {
@@ -69,11 +69,6 @@ class Replay {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 struct Row {
   std::string name;
   double value = 0;
@@ -110,14 +105,8 @@ class SlicesOnDevice {
             static_cast<const std::int32_t*>(types_.data()), count_};
   }
   DeviceSlices view() const {
-    return {on_device(q_, DType::Int32, {count_, 2}), on_device(k_, DType::Int32, {count_, 2}),
-            on_device(types_, DType::Int32, {count_})};
-  }
-  static TensorView on_device(const DeviceBuffer& buffer, DType type,
-                              std::initializer_list<std::int64_t> shape) {
-    TensorView view = contiguous_view(buffer.data(), type, shape);
-    view.device = 0;
-    return view;
+    return {device_view(q_, DType::Int32, {count_, 2}), device_view(k_, DType::Int32, {count_, 2}),
+            device_view(types_, DType::Int32, {count_})};
   }
 
  private:
@@ -126,18 +115,6 @@ class SlicesOnDevice {
   DeviceBuffer k_;
   DeviceBuffer types_;
 };
-
-/// Random bfloat16 values of magnitude 0.5 to 1, drawn once and repeated.
-DeviceBuffer random_values(std::int64_t count, std::uint64_t seed) {
-  RandomStream random(seed);
-  std::vector<std::uint16_t> values(static_cast<std::size_t>(count));
-  constexpr std::size_t kDrawn = 1 << 20;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    values[i] =
-        i < kDrawn ? static_cast<std::uint16_t>((random() & 0x807f) | 0x3f00) : values[i - kDrawn];
-  }
-  return to_device_sync<std::uint16_t>(values);
-}
 
 /// The tensors of one mask's calls.
 struct Tensors {
@@ -152,13 +129,13 @@ struct Tensors {
         dv(k.size_bytes()),
         lse(static_cast<std::size_t>(rows * kHeads) * sizeof(float)) {
     const auto of = [&](const DeviceBuffer& buffer, std::int64_t heads) {
-      return SlicesOnDevice::on_device(buffer, DType::BFloat16, {rows, heads, kDim});
+      return device_view(buffer, DType::BFloat16, {rows, heads, kDim});
     };
     forward.q = of(q, kHeads);
     forward.k = of(k, kKvHeads);
     forward.v = of(v, kKvHeads);
     forward.out = of(out, kHeads);
-    forward.lse = SlicesOnDevice::on_device(lse, DType::Float32, {rows, kHeads});
+    forward.lse = device_view(lse, DType::Float32, {rows, kHeads});
     forward.slices = bands;
     backward.q = forward.q;
     backward.k = forward.k;

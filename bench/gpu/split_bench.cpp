@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it gives to cut tiles of long rows into pieces: split_bench --out FILE writes rows {name,
 // value, unit}. bfloat16, head dim 128, full masks; calls without and with pieces in turn.
-#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "cuda/memory.hpp"
 #include "cuda/stream.hpp"
 #include "cuda/timing.hpp"
+#include "gpu/bench_tensors.hpp"
+#include "gpu/graph_time.hpp"
 #include "magi/attention_cuda.hpp"
-#include "mask/random_mask.hpp"
 
 namespace magi::bench {
 namespace {
@@ -27,24 +26,6 @@ struct Case {
   std::int32_t heads_q;
   std::int32_t heads_kv;
 };
-
-DeviceBuffer random_values(std::int64_t count, std::uint64_t seed) {
-  RandomStream random(seed);
-  std::vector<std::uint16_t> values(static_cast<std::size_t>(count));
-  constexpr std::size_t kDrawn = 1 << 20;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    values[i] =
-        i < kDrawn ? static_cast<std::uint16_t>((random() & 0x807f) | 0x3f00) : values[i - kDrawn];
-  }
-  return to_device_sync<std::uint16_t>(values);
-}
-
-TensorView device_view(const DeviceBuffer& buffer, DType type,
-                       std::initializer_list<std::int64_t> shape) {
-  TensorView view = contiguous_view(buffer.data(), type, shape);
-  view.device = 0;
-  return view;
-}
 
 struct Tensors {
   explicit Tensors(const Case& bench)
@@ -76,11 +57,6 @@ double time_burst_sync(const Tensors& tensors, const ForwardWork& work, const St
   }
   end.record(stream.handle());
   return end.seconds_since_sync(begin) / kBurst;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 std::string row(const std::string& name, double value, const char* unit) {
