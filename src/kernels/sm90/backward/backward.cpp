@@ -264,6 +264,23 @@ void add_large_rows(const BackwardArgs& args, const BackwardState& state,
   enqueue_large_rows(large, args.q.dtype, std::max(state.num_ctas, 1), stream);
 }
 
+/// Enqueues the kernel in front of the main one, and what brings keys where they come. That kernel
+/// runs beside what brings keys whose arrival flags tell of, or beside the making of the list.
+void prepare(PrepareParams params, const BackwardState& state, DType type, const KeyArrivals* keys,
+             cudaStream_t stream) {
+  constexpr std::int32_t kLateCtas = 264;  // enough to clear sums at the speed of memory
+  const bool has_start = keys != nullptr && keys->start;
+  const bool is_beside_keys = has_start && keys->flags != nullptr;
+  const bool is_beside_list = state.parts.is_under_way;
+  if (is_beside_keys) keys->start(stream);
+  if (is_beside_list) params.num_late_ctas = kLateCtas;
+  prepare_backward(params, type,
+                   is_beside_keys || is_beside_list ? LaunchStart::Ahead : LaunchStart::Behind,
+                   stream);
+  // What awaits the keys may turn the destinations, which are stored by now, into local ones.
+  if (has_start && !is_beside_keys) keys->start(stream);
+}
+
 /// Launches the main kernel, where keys come in front of or behind the wait for them.
 void launch(BackwardParams params, const BackwardState& state, const BackwardInstance& instance,
             const KeyArrivals* arrivals, cudaStream_t stream) {
@@ -411,6 +428,7 @@ void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void
                       const BackwardArrivals* arrivals, cudaStream_t stream) {
   const BackwardInstance* instance =
       args.params.softcap > 0.0 ? state.softcap_instance : state.instance;
+  const KeyArrivals* keys = arrivals == nullptr ? nullptr : &arrivals->keys;
   BackwardParams params = backward_params(args, state, workspace);
   PrepareParams prepared = prepare_params(args, state, workspace);
   if (arrivals != nullptr && !arrivals->gradients.empty()) {
@@ -418,20 +436,11 @@ void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void
     keep_destinations(key_destinations(args, state.list.segments, arrivals->gradients), target,
                       prepared, stream);
     params.keys.destinations = target;
-    guard_destinations(state, target, arrivals->keys);
+    guard_destinations(state, target, *keys);
   }
-  const bool has_start = arrivals != nullptr && arrivals->keys.start;
-  const bool is_beside = has_start && arrivals->keys.flags != nullptr;
-  if (is_beside) arrivals->keys.start(stream);
-  // The kernels that make a list on the device leave most of it free.
-  constexpr std::int32_t kLateCtas = 264;  // enough to clear sums at the speed of memory
-  const bool is_beside_list = state.parts.is_under_way;
-  if (is_beside_list) prepared.num_late_ctas = kLateCtas;
-  prepare_backward(prepared, args.q.dtype, is_beside || is_beside_list, stream);
-  // What awaits the keys may turn the destinations, which are stored by now, into local ones.
-  if (has_start && !is_beside) arrivals->keys.start(stream);
+  prepare(prepared, state, args.q.dtype, keys, stream);
   add_sink_gradient(args, state, workspace, stream);
-  launch(params, state, *instance, arrivals == nullptr ? nullptr : &arrivals->keys, stream);
+  launch(params, state, *instance, keys, stream);
   if (params.query.rows_q == 0) return;
   instance->convert_dq(params, stream);
   add_large_rows(args, state, params, workspace, stream);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/sm90/arguments.hpp"
+#include "kernels/sm90/backward/launch.hpp"
 #include "kernels/sm90/backward/params.hpp"
 #include "magi/tensor.hpp"
 
@@ -79,10 +80,11 @@ struct PrepareParams {
   StoredDestinations destinations;
 };
 
-/// Enqueues the one kernel that comes before the main one. `type` is that of 16-bit tensors.
-/// `is_beside`: it may run beside the kernel before it on the stream, which pushes rows to peers or
-/// makes the list.
-void prepare_backward(const PrepareParams& params, DType type, bool is_beside, cudaStream_t stream);
+/// Enqueues the one kernel that comes before the main one. `type` is that of 16-bit tensors. Ahead:
+/// it may run beside the kernel before it on the stream, which pushes rows to peers or makes the
+/// list.
+void prepare_backward(const PrepareParams& params, DType type, LaunchStart start,
+                      cudaStream_t stream);
 
 /// Gradients of sink logits from what prepare_backward left; laid out like the logits.
 struct SinkGradientParams {
