@@ -18,7 +18,7 @@ class ListedConsumer {
       : shared_(shared), params_(params), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
-    if (warpgroup_ == kC.consumers - 1) signal_turn();
+    if (warpgroup_ == kC.consumers - 1) signal_pingpong();
     for (auto i = static_cast<std::int32_t>(blockIdx.x); i < params_.shape.num_items;
          i += static_cast<std::int32_t>(gridDim.x)) {
       const int num_tiles = wait_queries();
@@ -51,9 +51,9 @@ class ListedConsumer {
   __device__ __forceinline__ void first_step(bool is_last) {
     Scores scores;
     wait_tile(shared_.k_ring, keys_);
-    wait_turn();
+    wait_pingpong();
     issue_scores(scores);
-    signal_turn();
+    signal_pingpong();
     ptx::wgmma_wait<0>();
     ptx::pin(scores);
     finish_scores(scores, is_last);
@@ -65,10 +65,10 @@ class ListedConsumer {
     // V is there as soon as K: one fence for both, and none while the other warpgroup waits.
     shared_.k_ring.wait_full(keys_);
     wait_tile(shared_.v_ring, values_);
-    wait_turn();
+    wait_pingpong();
     issue_scores(scores);
     issue_values();
-    signal_turn();
+    signal_pingpong();
     ptx::wgmma_wait<1>();
     ptx::pin(scores);
     const bool is_moved = finish_scores(scores, is_last);
@@ -139,13 +139,14 @@ class ListedConsumer {
     values_.advance();
   }
 
-  /// Two warpgroups take turns in issuing products, so that one multiplies while the other
-  /// exponentiates. Both walk the same tiles.
-  __device__ __forceinline__ void wait_turn() const {
-    if constexpr (kC.consumers == 2) ptx::named_barrier_sync(kListedTurn + warpgroup_, 256);
+  /// Two warpgroups alternate (ping-pong) in issuing products, so that one multiplies while the
+  /// other exponentiates. Both walk the same tiles.
+  __device__ __forceinline__ void wait_pingpong() const {
+    if constexpr (kC.consumers == 2) ptx::named_barrier_sync(kListedPingpong + warpgroup_, 256);
   }
-  __device__ __forceinline__ void signal_turn() const {
-    if constexpr (kC.consumers == 2) ptx::named_barrier_arrive(kListedTurn + 1 - warpgroup_, 256);
+  __device__ __forceinline__ void signal_pingpong() const {
+    if constexpr (kC.consumers == 2)
+      ptx::named_barrier_arrive(kListedPingpong + 1 - warpgroup_, 256);
   }
 
   ListedStorage<kC>& shared_;

@@ -37,9 +37,9 @@ struct GatherRing : Ring<kStages> {
   }
 };
 
-/// Named barriers and who arrives: kListedTurn + w: warpgroup w waits, the other arrives, when w
-/// may issue its products.
-enum ListedBarrier : int { kListedTurn = 1 };
+/// Named barriers and who arrives: kListedPingpong + w: warpgroup w waits, the other arrives, when
+/// w may issue its products.
+enum ListedBarrier : int { kListedPingpong = 1 };
 
 template <ListedConfig kC>
 struct ListedStorage {
