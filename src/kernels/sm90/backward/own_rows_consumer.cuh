@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/ptx/copy.cuh"
 #include "kernels/sm90/backward/dq_sum.cuh"
-#include "kernels/sm90/backward/epilogue.cuh"
-#include "kernels/sm90/backward/params.hpp"
-#include "kernels/sm90/backward/scores.cuh"
-#include "kernels/sm90/backward/shared.cuh"
+#include "kernels/sm90/backward/step_view.cuh"
 #include "kernels/tile/gemm.cuh"
 
 // A k tile of 64 keys that both warpgroups hold: each takes every second step, a q tile of its own,
@@ -21,6 +17,7 @@ class OwnRowsConsumer {
                                              const BackwardParams& params, int warpgroup)
       : shared_(shared),
         params_(params),
+        view_(shared, params),
         warpgroup_(warpgroup),
         step_(static_cast<std::uint32_t>(warpgroup)) {}
 
@@ -70,27 +67,10 @@ class OwnRowsConsumer {
     for (int i = 0; i < kSumElements; ++i) dk_[i] = dv_[i] = 0.0f;
   }
 
-  /// The thread's place in a fragment, made anew at each use: it costs no registers in between.
-  __device__ __forceinline__ static tile::FragmentPlace place() {
-    return tile::FragmentPlace(ptx::thread_index() & 127);
-  }
-  __device__ __forceinline__ const StepInfo& step_info(std::uint32_t step) const {
-    return shared_.steps[RingPlace<kStepStages>(step).stage()];
-  }
-  __device__ __forceinline__ void wait_queries(std::uint32_t step) const {
-    shared_.q_ring.wait_full(QPlace(step));
-  }
-  __device__ __forceinline__ void release_queries(std::uint32_t step) const {
-    arrive_warp(shared_.q_ring.empty.at(QPlace(step)));
-  }
-  __device__ __forceinline__ void release_dout() const {
-    arrive_warp(shared_.dout_ring.empty.at(DoutPlace(step_)));
-  }
-
   /// All steps of an item that are this warpgroup's, and the one that ends them.
   __device__ __forceinline__ void walk_item() {
-    wait_queries(step_);
-    flags_ = ptx::uniform(step_info(step_).flags);
+    view_.wait_queries(step_);
+    flags_ = view_.flags(step_);
     if ((flags_ & kNoRows) == 0) {
       issue_scores(step_, load_lse(step_), p_);
       ptx::wgmma_wait<0>();
@@ -99,9 +79,9 @@ class OwnRowsConsumer {
       while (!run_step()) {
       }
     }
-    shared_.dout_ring.wait_full(DoutPlace(step_));
-    release_dout();
-    release_queries(step_);
+    view_.wait_dout(step_);
+    view_.release_dout(step_);
+    view_.release_queries(step_);
     step_ += kC.consumers;
   }
 
@@ -121,18 +101,17 @@ class OwnRowsConsumer {
     lse_log2.spread(scores);
     ptx::pin(scores);
     const tile::KMajor<kC.keys> k(shared_.k + zero());
-    const tile::KMajor<kC.rows> q(shared_.q[QPlace(step).stage()]);
+    const tile::KMajor<kC.rows> q(view_.queries(step));
     ptx::wgmma_fence();
     tile::issue_abt<kC.type, kC.rows, kC.dim_qk, true>(scores, k, q);
   }
   /// Issues dP^T - delta = V dO^T - delta of the present step.
   __device__ __forceinline__ void issue_dp(Scores& dp) {
-    const DoutPlace at(step_);
-    shared_.dout_ring.wait_full(at);
+    view_.wait_dout(step_);
     Rows delta;
-    delta.load(shared_.delta[at.stage()], place().column);
+    delta.load(shared_.delta[DoutPlace(step_).stage()], view_.place().column);
     const tile::KMajor<kC.keys> v(shared_.v + zero());
-    const tile::KMajor<kC.rows> dout(shared_.dout[at.stage()]);
+    const tile::KMajor<kC.rows> dout(view_.dout(step_));
     delta.spread(dp);
     ptx::pin(dp);
     ptx::wgmma_fence();
@@ -140,13 +119,13 @@ class OwnRowsConsumer {
   }
   __device__ __forceinline__ Rows load_lse(std::uint32_t step) const {
     Rows lse_log2;
-    lse_log2.load(shared_.lse_log2[QPlace(step).stage()], place().column);
+    lse_log2.load(shared_.lse_log2[QPlace(step).stage()], view_.place().column);
     return lse_log2;
   }
 
   /// Issues dV += P^T dO.
   __device__ __forceinline__ void issue_dv() {
-    const tile::MnMajor<kC.rows> dout(shared_.dout[DoutPlace(step_).stage()]);
+    const tile::MnMajor<kC.rows> dout(view_.dout(step_));
     ptx::pin(packed_);
     ptx::pin(dv_);
     ptx::wgmma_fence();
@@ -154,7 +133,7 @@ class OwnRowsConsumer {
   }
   /// Issues dK += dS^T Q.
   __device__ __forceinline__ void issue_dk() {
-    const tile::MnMajor<kC.rows> q(shared_.q[QPlace(step_).stage()]);
+    const tile::MnMajor<kC.rows> q(view_.queries(step_));
     ptx::pin(dk_);
     ptx::wgmma_fence();
     tile::issue_accumulate<kC.type, kC.dim_qk, kC.rows>(dk_, packed_, q);
@@ -175,8 +154,8 @@ class OwnRowsConsumer {
   __device__ __forceinline__ void take_probabilities(std::uint32_t step, Scores& x) {
     take_exponents<false>(x, nullptr, 0, params_.softmax.score);
     if ((flags_ & kMasked) != 0) {
-      const tile::FragmentPlace at = place();
-      mask_step(x, step_info(step), at.row, at.column, params_.query.packed_shift);
+      const tile::FragmentPlace at = view_.place();
+      mask_step(x, view_.info(step), at.row, at.column, params_.query.packed_shift);
     }
     exponentiate(x);
     ptx::pin(x);
@@ -185,7 +164,7 @@ class OwnRowsConsumer {
   /// Stores dS^T in the warpgroup's buffer, for its own products: those of the step before are done
   /// once all its warps are here.
   __device__ __forceinline__ void store_scores() {
-    const tile::FragmentPlace at = place();
+    const tile::FragmentPlace at = view_.place();
     const std::uint32_t first = first_word(scores(), at.row, at.column);
     ptx::named_barrier_sync(kOwnScores + warpgroup_, 128);
     for_each_word<kC.keys, kScoreElements / 2>(
@@ -214,24 +193,24 @@ class OwnRowsConsumer {
     tile::pack_fragments<kC.type, kC.rows>(p_, packed_);
     issue_dv();
     const std::uint32_t next = step_ + kC.consumers;
-    wait_queries(next);
+    view_.wait_queries(next);
     const Rows lse_log2 = load_lse(next);
     ptx::wgmma_wait<1>();
     ptx::pin(other_);
     differentiate<false>(p_, other_, nullptr, 0, params_.softmax.score);
     ptx::pin(p_);
-    flags_ = ptx::uniform(step_info(next).flags);
+    flags_ = view_.flags(next);
     issue_scores(next, lse_log2, other_);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
     ptx::pin(dv_);
-    release_dout();
+    view_.release_dout(step_);
     tile::pack_fragments<kC.type, kC.rows>(p_, packed_);
     ptx::pin(packed_);
     store_scores();
     issue_dq(0, p_);
     issue_dk();
-    const std::int32_t sum = step_info(step_).sum;
+    const std::int32_t sum = view_.info(step_).sum;
     ptx::wgmma_wait<1>();
     ptx::pin(other_);
     ptx::pin(p_);
@@ -242,7 +221,7 @@ class OwnRowsConsumer {
     ptx::pin(packed_);
     ptx::pin(dk_);
     ptx::pin(p_);
-    release_queries(step_);
+    view_.release_queries(step_);
     add_dq(1, sum, p_);
 #pragma unroll
     for (int i = 0; i < kScoreElements; ++i) p_[i] = other_[i];
@@ -280,6 +259,7 @@ class OwnRowsConsumer {
 
   BackwardStorage<kC>& shared_;
   const BackwardParams& params_;
+  const StepView<kC> view_;
   const int warpgroup_;
   std::uint32_t step_;  ///< the warpgroup's step under way
   RingPlace<1> item_;

@@ -9,7 +9,7 @@
 
 namespace magi::sm90 {
 
-/// What a consumer warpgroup sees of steps, and the arithmetic on its scores, in kernels that ask
+/// What a consumer warpgroup sees of steps; and the arithmetic on its scores, for kernels that ask
 /// at run time whether scores have a softcap.
 template <BackwardConfig kC>
 class StepView {
