@@ -141,7 +141,8 @@ def test_example_of_moving_queries(capsys):
 
 
 def test_links_lead_somewhere():
-    documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    documents = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "python/README.md")]
+    documents += (ROOT / "docs").rglob("*.md")
     documents += (ROOT / "examples").rglob("*.md")
     broken = []
     for document in documents:
@@ -149,3 +150,13 @@ def test_links_lead_somewhere():
             if not (document.parent / target).exists():
                 broken.append(f"{document.relative_to(ROOT)}: {target}")
     assert not broken
+
+
+def test_index_leads_to_every_page():
+    """Pages of the API are listed by their own index; pictures have a page for who makes them."""
+    docs = ROOT / "docs"
+    index = (docs / "index.md").read_text(encoding="utf-8")
+    listed = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", index)}
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
+    of_api = {page for page in pages if page.startswith("api/") and page != "api/README.md"}
+    assert pages - of_api - listed == {"index.md", "pictures/README.md"}
