@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact context-parallel attention for any mask, with the names of MagiAttention."""
+"""Exact context-parallel attention for any mask, with the names of MagiAttention.
+
+Programs begin with a mask (masks), a Plan made from it and Plan.bind(group); or with the functions
+of api, which keep plans behind runtime keys. Who changes the package begins with python/README.md.
+"""
 
 # The release of MagiAttention whose interface this is, which programs compare. The distribution's
 # version (importlib.metadata) has the library's own behind a plus: 1.1.1+magi0.1.0.

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of context-parallel attention."""
+"""MagiAttention's functions of context-parallel attention, by runtime keys: magi_attn_interface has
+them, functools what prepares masks and padding. Keys and their cache are in magi_attention.keys.
+"""
 
 from magi_attention.api.functools import (
     apply_padding,

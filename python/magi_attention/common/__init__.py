@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that describe masks: ranges, rectangles, types."""
+"""Values that describe masks: ranges, rectangles, types; figures of plans; what all parts check
+arguments with (_arguments, _slices).
+"""
 
 from magi_attention.common import enum
 from magi_attention.common.enum import (

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of distributed attention."""
+"""Configuration of plans: how rows are placed (dispatch), what overlaps (overlap), what travels
+(dist_attn holds them all). Values alone; library.py turns them into the structs of the library.
+"""
 
 from magi_attention.comm.primitive.grpcoll._config import GrpCollConfig
 from magi_attention.config.dispatch import (

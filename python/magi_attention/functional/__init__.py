@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention and its parts as functions of tensors."""
+"""Attention and its parts as functions of tensors: on one device (flex_flash_attn, block_sparse),
+of one rank under a plan (dist_attn), rows that change place (dispatch, roll).
+
+Each checks its arguments (_checks), finds the call that was prepared for tensors of that kind
+(_calls) and runs it: eagerly (_eager), or as an operator where a compiler traces (_ops, and
+dist_attn for a plan). What ranks must agree on is compared on the way (_rank_attention). Read
+dist_attn.attend_by first.
+"""
 
 from magi_attention.functional._sparse import SparseForwardMeta
 from magi_attention.functional.block_sparse import block_sparse_attn_func

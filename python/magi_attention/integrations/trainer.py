@@ -83,9 +83,9 @@ class MagiCollator:
     as the arguments of a causal language model, magi_plan among them; see `shard`.
 
     A sample has input_ids [rows] (a tensor or list), labels (default: the input_ids) and an
-    attention_mask that shows which rows are real. Samples are documents of the sequence: they do
-    not see each other, and positions begin anew in each. Windows and types of layers are those of
-    the model's config.
+    attention_mask that shows which rows are real; what else it has is left out. Samples are
+    documents of the sequence: they do not see each other, and positions begin anew in each. Windows
+    and types of layers are those of the model's config.
 
     - model: checked by check_model; ValueError by its name if plans do not reach it whole.
     - cp_group: the ranks that share a sequence; None: this process alone.
