@@ -10,8 +10,18 @@ namespace {
 
 constexpr std::array kSpaces{Space::Keys, Space::Queries};
 
+const TokenSpace& rows_of(const RankPlan& rank, Space space) {
+  return space == Space::Queries ? rank.q : rank.k;
+}
+
 /// Whether no row of a rank fills more than one row of segments.
 bool is_moved_once(const Plan& plan, Space space) {
+  std::int64_t rows_left = 0;  // where more move than there are, some move twice
+  for (const RankPlan& rank : plan.ranks) rows_left += rows_of(rank, space).segments[0].num_rows;
+  for (const Transfer& t : plan.transfers) {
+    if (t.space == space) rows_left -= t.num_rows;
+  }
+  if (rows_left < 0) return false;
   std::vector<std::pair<std::int32_t, Range>> parts;  // by owner
   for (const Transfer& t : plan.transfers) {
     if (t.space == space) parts.push_back({t.src, {t.src_row, t.src_row + t.num_rows}});
