@@ -146,6 +146,38 @@ TEST(Nodes, QueriesThatThePlannerMovesGoByNodeToo) {
   }
 }
 
+TEST(Nodes, SharedHeadsGoByNodeToo) {
+  int num_by_node = 0;
+  for (const auto& [name, mask] : masks_of_all_kinds(128)) {
+    for (const Grid& grid : {Grid{4, 2}, Grid{8, 4}, Grid{8, 2}}) {
+      for (const std::int32_t num_shares : {2, 4}) {
+        SCOPED_TRACE(::testing::Message() << name << ", " << grid.num_ranks << " ranks in nodes of "
+                                          << grid.devices_per_node << ", " << num_shares);
+        AttentionCase test = make_case(mask, DType::Float64);
+        test.dense.heads_q = test.dense.heads_kv = 4;
+        test.dense.num_sinks = 1;
+        test.dlse.resize(1);
+        RandomStream random(3);
+        draw_values(random, test);
+        PlanConfig config = plan_config(test, grid.num_ranks);
+        config.work = WorkMode::Heads;
+        config.head_shares = num_shares;
+        config.devices_per_node = grid.devices_per_node;
+        const auto plan = shared_plan(mask, config);
+        expect_sound(*plan);
+        num_by_node +=
+            std::ranges::any_of(plan->exchanges,
+                                [](const Exchange& exchange) { return exchange.hop == 1; })
+                ? 1
+                : 0;
+        expect_pipeline_close(test, plan);
+        if (HasFailure()) return;
+      }
+    }
+  }
+  EXPECT_GT(num_by_node, 3);
+}
+
 /// Each node's bytes across are those of its distinct rows; all rows, those of straight plans.
 TEST(Nodes, FewerBytesCrossAndNoneMoreMove) {
   const Mask mask{256, 256, {band_slice({0, 256}, {0, 256}, MaskType::Full)}};
