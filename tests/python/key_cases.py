@@ -222,6 +222,33 @@ def queries_by_node(group, shape: tuple[int, int]) -> None:
     api.clear_cache()
 
 
+def heads_by_node(group, shape: tuple[int, int]) -> None:
+    """Runs on all ranks: heads are shared out over the nodes of a 2-D mesh, with queries that move
+    between groups, sinks and max_logits, all of which the original refuses together.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("inter", "intra"))
+    case, mask = Case(rows=512, heads=(8, 4), sinks=1), dense.masks(512)["causal"]
+    names = {
+        "MAGI_ATTENTION_HIERARCHICAL_COMM": "1",
+        "MAGI_ATTENTION_FLATTEN_HEAD_GROUPS": "1",
+        "MAGI_ATTENTION_QO_COMM": "1",
+        "MAGI_ATTENTION_NATIVE_GRPCOLL": "1",
+    }
+    os.environ.update(names)
+    try:
+        key = make_key(mask, case, mesh)
+        check_attention("heads by node", key, mask, case, make_tensors(case))
+        plan = json.loads(api.dist_attn_runtime_dict_mgr[key].plan.to_json())
+        assert plan["config"]["devices_per_node"] == shape[1]
+        assert plan["config"]["work"] == "heads" and plan["num_head_shares"] > 1
+    finally:
+        for name in names:
+            del os.environ[name]
+    api.clear_cache()
+
+
 def padded_keys(group) -> None:
     """Keys hold the mask and the lengths with their padding; new masks on them get the same."""
     size = dist.get_world_size(group)

@@ -54,6 +54,10 @@ def test_queries_by_node(eight_ranks):
     eight_ranks.run(8, cases.queries_by_node, (2, 4))
 
 
+def test_heads_by_node(ranks):
+    ranks.run(4, cases.heads_by_node, (2, 2))
+
+
 def test_hierarchical_meshes_of_eight(eight_ranks):
     eight_ranks.run(8, cases.hierarchical_meshes, (2, 4))
 

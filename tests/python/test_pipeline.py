@@ -70,6 +70,21 @@ def test_moving_queries_in_stages(ranks, degree):
     ranks.run(3, cases.pipeline, case)
 
 
+@pytest.mark.parametrize("search", [
+    "non_communication_qo", "greedy_random_grid", "simplex_network_flow",
+    "fast_simplex_network_flow", "binary_greedy", "binary_greedy_parallel",
+])  # fmt: skip
+def test_searches_by_name(ranks, search):
+    case = Case(mask="four_types", heads=(8, 8), work="queries", work_search=search, sinks=1,
+                degree=2, with_lse_gradient=True)  # fmt: skip
+    ranks.run(4, cases.pipeline, case)
+
+
+def test_what_auto_chooses(ranks):
+    case = Case(mask="varlen_causal", rows=600, heads=(8, 8), work="auto", degree=None)
+    ranks.run(4, cases.pipeline, case)
+
+
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("head_shares", [2, 4])
 def test_shared_heads(ranks, mask, head_shares):
@@ -109,8 +124,10 @@ def test_hybrid_masks(ranks):
     ranks.run(3, cases.hybrid, Case(rows=90))
 
 
-def test_hybrid_masks_in_order(ranks):
-    ranks.run(3, cases.hybrid, Case(rows=90, layout="contiguous"))
+@pytest.mark.parametrize("work", [None, "queries", "heads"])
+def test_hybrid_masks_in_order(ranks, work):
+    case = Case(rows=90, layout="contiguous", heads=(8, 4), work=work)
+    ranks.run(4 if work == "heads" else 3, cases.hybrid, case)
 
 
 @pytest.mark.parametrize("rows, uneven", [(64, False), (65, False), (67, True)])
