@@ -256,6 +256,31 @@ class TestPlan:
         with pytest.raises(ValueError, match="on is a plan whose ranks hold several runs"):
             make_plan("full", config=in_order, on=zigzag)
 
+    @pytest.mark.parametrize("work", [None, "keys", "queries", "heads", "auto"])
+    def test_rows_in_order_are_one_run_a_rank(self, work):
+        for rows, uneven in ((100, False), (101, False), (101, True)):
+            layout = DispatchConfig(layout="contiguous", uneven_shard=uneven)
+            plan = make_plan(rows=rows, config=DistAttnConfig(layout, work=work), num_heads_kv=4)
+            assert plan.defects() == ""
+            ids = [plan.position_ids(rank) for rank in range(4)]
+            assert [row for of_rank in ids for row in of_rank if row < rows][:rows] == list(
+                range(rows)
+            )
+            lengths = {plan.rows_of(rank) for rank in range(4)}
+            # A chunk more or less, and the last one may be short.
+            assert max(lengths) - min(lengths) < (2 * plan.chunk_size if uneven else 1)
+        alone = DistAttnConfig(DispatchConfig(layout="contiguous", uneven_shard=True), work=work)
+        with pytest.raises(ValueError, match="cp_size is 11; allowed: 1 to the number of chunks"):
+            make_plan("full", rows=10, cp_size=11, config=alone)
+
+    def test_timelines_draw_moving_queries_and_nodes(self):
+        sizes = {"rows": 4096, "num_heads_q": 8, "num_heads_kv": 8, "head_dim": 64}
+        config = DistAttnConfig(work="queries")
+        svg = make_plan("causal", config=config, **sizes).show("timeline")
+        assert "return of results" in svg and ">node 1<" not in svg
+        svg = make_plan("causal", config=config, devices_per_node=2, **sizes).show("timeline")
+        assert "return of results" in svg and ">node 1<" in svg
+
     def test_other_mask_on_the_same_rows(self):
         plan = make_plan()
         other = make_plan("full", on=plan)
