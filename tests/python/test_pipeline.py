@@ -116,8 +116,10 @@ def test_low_precision(ranks, dtype, degree):
     ranks.run(4, cases.pipeline, case)
 
 
-def test_same_bits(ranks):
-    ranks.run(4, cases.same_bits, Case(mask="four_types", degree=4, dtype="bfloat16", sinks=1))
+@pytest.mark.parametrize("work", [None, "queries", "heads"])
+def test_same_bits(ranks, work):
+    case = Case(mask="four_types", degree=4, dtype="bfloat16", sinks=1, heads=(8, 4), work=work)
+    ranks.run(4, cases.same_bits, case)
 
 
 def test_hybrid_masks(ranks):

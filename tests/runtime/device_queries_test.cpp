@@ -65,5 +65,17 @@ TEST_F(MovedQueriesGpuTest, EqualDenseAttentionOnOddHeadsWithSinks) {
   }
 }
 
+TEST_F(MovedQueriesGpuTest, RepeatsBitForBit) {
+  const AttentionCase test = make_case(masks_of_all_kinds(301)[1].mask, 8, 4);
+  for (const std::int32_t degree : {0, 2}) {
+    const auto plan = moving_plan(test, degree);
+    ASSERT_GT(plan->ranks[0].q.segments.size(), 1u);
+    for (const bool is_over_nvlink : {false, true}) {
+      const GpuRun how{.is_over_nvlink = is_over_nvlink};
+      EXPECT_TRUE(run_on_gpu(test, plan, how) == run_on_gpu(test, plan, how));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace magi::test
