@@ -122,6 +122,10 @@ std::shared_ptr<const PeerTables> peer_tables(PeerLink& link, const RowTable& ta
   return table.at_peers;
 }
 
+std::int64_t most_partials(const RowTable& table, const PeerPlaces& places) {
+  return table.most_partials.value_or(places.most_owned);
+}
+
 /// Whether a cast copies the rows that stay on the caller's stream, with all multiprocessors, as
 /// its push has few blocks. One that attention runs beside at once leaves them to the push.
 bool copies_own(const PeerState& state, const RowTable& table, const RowMove& move) {
@@ -186,9 +190,6 @@ class PeerMove final : public PendingRows {
   bool is_awaited_by_send() const override { return is_short_; }
 
  private:
-  std::int64_t most_rows() const {
-    return is_reduce(kind_) ? tables_->places.most_owned : tables_->places.most_needed;
-  }
   /// A move outside of passes is one by itself.
   PassStart own_pass(const RowMove& move) const;
   void enqueue(const RowTable& table, const RowMove& move);
@@ -221,6 +222,7 @@ class PeerMove final : public PendingRows {
   std::shared_ptr<const void> on_device_;  ///< owns what tasks_ refer to
   std::span<const PushTask> on_wire_;      ///< of rows that do not land in place
   ExchangeKind kind_;
+  std::int64_t most_rows_;  ///< on the wire of the rank that receives most
   std::vector<TensorView> to_, rounded_;
   std::uint64_t wire_types_;
   std::int64_t row_bytes_;
@@ -242,6 +244,8 @@ PeerMove::PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, cons
       link_(*state_->link),
       tables_(peer_tables(link_, table, {})),
       kind_(move.kind),
+      most_rows_(is_reduce(kind_) ? most_partials(table, tables_->places)
+                                  : tables_->places.most_needed),
       to_(move.to.begin(), move.to.end()),
       wire_types_(wire_types_of(move.from, move.to)),
       row_bytes_(static_cast<std::int64_t>(wire_row_bytes(to_, wire_types_))),
@@ -270,7 +274,7 @@ PeerMove::PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, cons
 }
 
 PassStart PeerMove::own_pass(const RowMove& move) const {
-  const std::int64_t most_bytes = most_rows() * row_bytes_;
+  const std::int64_t most_bytes = most_rows_ * row_bytes_;
   const std::uint64_t digest =
       mix(mix(mix(move.tag.plan_digest, static_cast<std::uint64_t>(kind_)), wire_types_),
           static_cast<std::uint64_t>(most_bytes));
@@ -326,7 +330,7 @@ void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
   const PeerPlaces& places = tables_->places;
   const std::optional<std::int64_t> taken =
       is_reduce(kind_) ? std::exchange(state_->partials, std::nullopt) : std::nullopt;
-  const std::int64_t offset = taken ? *taken : link_.place(most_rows() * row_bytes_);
+  const std::int64_t offset = taken ? *taken : link_.place(most_rows_ * row_bytes_);
   wire_ = link_.area(link_.rank()) + offset;
   auto to = wire_rows(to_, wire_types_, nullptr);
   for (DeviceRows& rows : to) rows.data += offset;  // from the start of the region
@@ -481,7 +485,8 @@ class PeerExchanger final : public RowExchanger {
   }
   std::int64_t most_rows(const RowTable& table, ExchangeKind kind) const override {
     const PeerPlaces& places = peer_tables(*state_->link, table, {})->places;
-    return is_reduce(kind) ? places.most_owned : std::max(places.most_rows, places.most_needed);
+    return is_reduce(kind) ? most_partials(table, places)
+                           : std::max(places.most_rows, places.most_needed);
   }
   void begin_pass(const PassStart& start, void* stream) override {
     state_->link->begin_pass(start, queue_of(stream));
@@ -523,7 +528,7 @@ class PeerExchanger final : public RowExchanger {
     const auto row_bytes =
         static_cast<std::int64_t>(wire_row_bytes(partials, wire_types_of(partials, partials)));
     const PeerPlaces& places = peer_tables(*state_->link, table, {})->places;
-    state_->partials = state_->link->place(places.most_owned * row_bytes);
+    state_->partials = state_->link->place(most_partials(table, places) * row_bytes);
     std::vector<std::byte*> regions;
     for (std::int32_t rank = 0; rank < state_->link->num_ranks(); ++rank) {
       regions.push_back(state_->link->area(rank) + *state_->partials);

@@ -48,6 +48,10 @@ struct RowTable {
 
   TableLife life = TableLife::Kept;
 
+  /// Of a reduce: partial rows on the wire of the rank that takes most, own ones that are no part
+  /// of a sum yet among them. None: as many as the rows of a cast the other way.
+  std::optional<std::int64_t> most_partials;
+
   /// The copies by device, made by exchangers.
   mutable std::map<std::int32_t, std::shared_ptr<const DeviceTables>> on_device;
   mutable std::shared_ptr<const PeerTables> at_peers;

@@ -27,29 +27,61 @@ bool is_brought_whole(const Plan& plan, std::int32_t segment) {
   });
 }
 
+/// By rank: the segment in whose copy of all own keys their sums begin; 0: in another place. Sums
+/// have one place: in place if an attend reads the keys there, else the first copy.
+std::vector<std::int32_t> segments_of_own_sums(const Plan& plan) {
+  constexpr std::int32_t kInPlace = -1;
+  std::vector<std::int32_t> segments;
+  for (const RankPlan& rank : plan.ranks) {
+    const bool is_read_there = std::ranges::any_of(
+        rank.attends, [](const Attend& attend) { return attend.k_segment == 0; });
+    segments.push_back(is_read_there ? kInPlace : 0);
+  }
+  for (const Transfer& t : plan.transfers) {
+    if (t.space != Space::Keys || t.src != t.dst) continue;
+    const auto owner = static_cast<std::size_t>(t.src);
+    std::int32_t& segment = segments[owner];
+    if (segment == kInPlace || t.num_rows != plan.ranks[owner].k.segments.front().num_rows)
+      continue;
+    const bool is_first = segment == 0 || t.dst_segment < segment;
+    if (is_first && is_brought_whole(plan, t.dst_segment)) segment = t.dst_segment;
+  }
+  std::ranges::replace(segments, kInPlace, 0);
+  return segments;
+}
+
+/// Partial rows of a key segment on the wire of the rank that takes most: those of other ranks and,
+/// where sums of own keys do not begin in the segment, its own.
+std::int64_t count_most_partials(const Plan& plan, std::int32_t segment) {
+  const std::vector<std::int32_t> places = segments_of_own_sums(plan);
+  std::vector<std::int64_t> rows(plan.ranks.size());
+  for (const Transfer& t : plan.transfers) {
+    if (t.space != Space::Keys || t.dst_segment != segment) continue;
+    const auto owner = static_cast<std::size_t>(t.src);
+    if (t.src != t.dst || places[owner] != segment) rows[owner] += t.num_rows;
+  }
+  return *std::ranges::max_element(rows);
+}
+
 std::vector<SegmentRows> make_segments(const Plan& plan, std::int32_t rank, Space space) {
   const RankPlan& own = plan.ranks[static_cast<std::size_t>(rank)];
-  // Sums of own keys have one place: in place if an attend reads them there, else the first copy.
-  bool has_place =
-      space == Space::Queries ||
-      std::ranges::any_of(own.attends, [](const Attend& attend) { return attend.k_segment == 0; });
+  const std::int32_t place =
+      space == Space::Keys ? segments_of_own_sums(plan)[static_cast<std::size_t>(rank)] : 0;
   const std::vector<Segment>& rows = (space == Space::Queries ? own.q : own.k).segments;
   const std::vector<NodeExchange> by_node = node_exchanges(plan, rank, space);
   std::vector<SegmentRows> segments;
   for (const RowExchange& exchange : row_exchanges(plan, rank, space)) {
     const std::size_t s = segments.size();
+    const auto segment = static_cast<std::int32_t>(s);
     Range own_rows;
-    for (const PeerRows& record : exchange.needed) {
-      const bool is_place = !has_place && record.peer == rank &&
-                            record.num_rows == rows.front().num_rows &&
-                            is_brought_whole(plan, static_cast<std::int32_t>(s));
-      if (!is_place) continue;
-      own_rows = {record.row, record.row + record.num_rows};
-      has_place = true;
-    }
-    const bool goes_by_node = is_by_node(plan, space, static_cast<std::int32_t>(s));
-    segments.emplace_back(exchange, goes_by_node ? &by_node[s] : nullptr, rows[s].num_rows,
-                          own_rows, rank, plan.config.num_ranks);
+    const auto is_copy = [&](const PeerRows& record) {
+      return record.peer == rank && record.num_rows == rows.front().num_rows;
+    };
+    const auto copy = std::ranges::find_if(exchange.needed, is_copy);
+    if (segment > 0 && segment == place) own_rows = {copy->row, copy->row + copy->num_rows};
+    const bool goes_by_node = is_by_node(plan, space, segment);
+    segments.emplace_back(SegmentPlace{plan, space, segment, rank}, exchange,
+                          goes_by_node ? &by_node[s] : nullptr, rows[s].num_rows, own_rows);
   }
   return segments;
 }
@@ -160,32 +192,33 @@ bool awaits_exchange(std::span<const Step> steps, const Step& step) {
 
 }  // namespace
 
-SegmentRows::SegmentRows(const RowExchange& exchange, const NodeExchange* by_node,
-                         std::int32_t rows, Range own_rows, std::int32_t rank,
-                         std::int32_t num_ranks)
+SegmentRows::SegmentRows(const SegmentPlace& place, const RowExchange& exchange,
+                         const NodeExchange* by_node, std::int32_t rows, Range own_rows)
     : num_rows(rows),
       own(own_rows),
-      filling(exchange, rank, num_ranks),
-      rank_(rank),
-      num_ranks_(num_ranks) {
+      filling(exchange, place.rank, place.plan.config.num_ranks),
+      place_(place) {
   if (by_node != nullptr) filling.by_node = node_tables(by_node->first, by_node->onward);
 }
 
 std::shared_ptr<const comm::NodeTables> SegmentRows::node_tables(const RowExchange& first,
                                                                  const RowExchange& onward) const {
   return std::make_shared<comm::NodeTables>(
-      comm::NodeTables{.first = comm::RowTable(first, rank_, num_ranks_),
-                       .onward = comm::RowTable(onward, rank_, num_ranks_)});
+      comm::NodeTables{.first = comm::RowTable(first, place_.rank, num_ranks()),
+                       .onward = comm::RowTable(onward, place_.rank, num_ranks())});
 }
 
 const comm::RowTable& SegmentRows::returning() const {
   if (!returning_) {
-    returning_.emplace(own.empty() ? filling.rows : between_ranks(filling.rows, rank_), rank_,
-                       num_ranks_);
+    returning_.emplace(own.empty() ? filling.rows : between_ranks(filling.rows, place_.rank),
+                       place_.rank, num_ranks());
+    if (place_.space == Space::Keys) {
+      returning_->most_partials = count_most_partials(place_.plan, place_.segment);
+    }
     returning_->at_peers = filling.at_peers;  // of the same rows
     if (filling.by_node != nullptr) {
       const RowExchange& first = filling.by_node->first.rows;
-      returning_->by_node = node_tables(own.empty() ? first : between_ranks(first, rank_),
+      returning_->by_node = node_tables(own.empty() ? first : between_ranks(first, place_.rank),
                                         filling.by_node->onward.rows);
     }
   }
@@ -195,8 +228,8 @@ const comm::RowTable& SegmentRows::returning() const {
 const comm::RowTable& SegmentRows::handed_back() const {
   if (!handed_back_) {
     const RowExchange& rows = filling.rows;
-    handed_back_.emplace(RowExchange{.owned = rows.needed, .needed = rows.owned}, rank_,
-                         num_ranks_);
+    handed_back_.emplace(RowExchange{.owned = rows.needed, .needed = rows.owned}, place_.rank,
+                         num_ranks());
   }
   return *handed_back_;
 }

@@ -14,12 +14,20 @@ namespace magi {
 
 enum class Pass : std::uint8_t { Forward, Backward };
 
+/// A segment of a rank; the plan outlives what refers to it.
+struct SegmentPlace {
+  const Plan& plan;
+  Space space = Space::Keys;
+  std::int32_t segment = 0;
+  std::int32_t rank = 0;
+};
+
 /// The rows that fill one segment of a rank, and the way back of what the rank made of them.
 class SegmentRows {
  public:
   /// `by_node`: the way of the same rows by node; null where they go straight.
-  SegmentRows(const RowExchange& exchange, const NodeExchange* by_node, std::int32_t rows,
-              Range own_rows, std::int32_t rank, std::int32_t num_ranks);
+  SegmentRows(const SegmentPlace& place, const RowExchange& exchange, const NodeExchange* by_node,
+              std::int32_t rows, Range own_rows);
   /// Without `own`, whose part of a sum is in place. Made when it is first asked for: a forward
   /// seldom does.
   const comm::RowTable& returning() const;
@@ -33,8 +41,9 @@ class SegmentRows {
  private:
   std::shared_ptr<const comm::NodeTables> node_tables(const RowExchange& first,
                                                       const RowExchange& onward) const;
+  std::int32_t num_ranks() const { return place_.plan.config.num_ranks; }
 
-  std::int32_t rank_, num_ranks_;
+  SegmentPlace place_;
   mutable std::optional<comm::RowTable> returning_, handed_back_;
 };
 

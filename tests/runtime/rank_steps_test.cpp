@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <string>
 
+#include "comm/peer_places.hpp"
+#include "magi/mask_builders.hpp"
 #include "plan/flat.hpp"
 
 namespace magi {
@@ -109,6 +111,55 @@ TEST(RankSteps, SharesOfSeveralGroupsReturnParts) {
   config.head_shares = 2;
   const Plan plan = make_plan({256, 256, {band_slice({0, 256}, {0, 256}, MaskType::Full)}}, config);
   EXPECT_FALSE(returns_whole(plan, Space::Keys) && returns_whole(plan, Space::Queries));
+}
+
+/// Wire rows that others write at a rank and those that it puts behind them itself, of partials of
+/// a key segment; and that they lie where those of other ranks have room.
+std::int64_t partial_rows(const Plan& plan, std::int32_t rank, std::size_t segment) {
+  const RankSteps steps(plan, rank);
+  const comm::RowTable& table = steps.k_segments[segment].returning();
+  for (std::int32_t other = 0; other < kRanks; ++other) {
+    const RankSteps theirs(plan, other);
+    const auto places = comm::peer_places(theirs.everyones_rows(Space::Keys, segment), other);
+    for (const comm::PushTask& run : places.needed_runs) {
+      if (run.peer != rank || other == rank) continue;
+      EXPECT_LE(run.remote_row + run.num_rows, table.owned.num_rows) << "from rank " << other;
+    }
+  }
+  return table.owned.num_rows + table.needed.num_own_rows;
+}
+
+TEST(RankSteps, RanksAgreeOnTheMostPartialsOfOne) {
+  const std::vector<std::int32_t> documents{0, 70, 100, 230, 256};
+  const std::vector<Mask> masks{{256, 256, {band_slice({0, 256}, {0, 256}, MaskType::Causal)}},
+                                {256, 256, {band_slice({0, 256}, {0, 256}, MaskType::Full)}},
+                                {256, 256, {band_slice({0, 64}, {0, 64}, MaskType::Full)}},
+                                mask_from_cu_seqlens(documents, documents, {.is_causal = true})};
+  for (const Mask& mask : masks) {
+    for (const WorkMode work : {WorkMode::Keys, WorkMode::Queries}) {
+      for (const std::int32_t degree : {0, 1, 2}) {
+        const Plan plan = make_plan(mask, causal_plan(work, degree).config);
+        for (std::size_t s = 1; s < plan.ranks[0].k.segments.size(); ++s) {
+          std::int64_t most = 0;
+          for (std::int32_t rank = 0; rank < kRanks; ++rank) {
+            most = std::max(most, partial_rows(plan, rank, s));
+          }
+          for (std::int32_t rank = 0; rank < kRanks; ++rank) {
+            const RankSteps steps(plan, rank);
+            EXPECT_EQ(steps.k_segments[s].returning().most_partials, most) << "segment " << s;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(RankSteps, OwnKeysWhoseSumsAreInPlaceTakeNoWire) {
+  const Plan plan = causal_plan(WorkMode::Keys, 0);
+  const RankSteps steps(plan, 0);
+  ASSERT_TRUE(steps.is_own_keys_copied());
+  const auto places = comm::peer_places(steps.everyones_rows(Space::Keys, 1), 0);
+  EXPECT_EQ(steps.k_segments[1].returning().most_partials, places.most_owned - 64);
 }
 
 TEST(RankSteps, AttendsOfAShareHaveItsOwnKeysAlone) {
