@@ -2,6 +2,7 @@
 """bench/dist_record.py: its parts, what they keep, and the figures of a folder."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import dist_bench_cases as cases
 if not cases.BENCH.exists():
     pytest.skip("the benches are not here", allow_module_level=True)
 
+import dist_record
 from distributed import kept, record
 from distributed.cells import DIRECTIONS
 from distributed.parts import ON_CPU, ON_GPUS, SETTINGS, Setup, _allowed_sides, make_parts
@@ -245,6 +247,15 @@ def test_tests_in_parts(tmp_path):
     lines = kept.read_cells(path)
     assert lines[-1] == {"finished": True}
     assert [line["outcome"] for line in lines[:-1]] == ["passed", "skipped", "passed"]
+
+
+def test_a_command_that_takes_too_long_is_ended(tmp_path):
+    """It is asked to end, which torchrun hands on to its ranks."""
+    told = tmp_path / "told"
+    script = f"trap 'echo told >{told}; exit 3' TERM; while :; do sleep 0.1; done"
+    assert dist_record.run_command(["sh", "-c", script], dict(os.environ), 1.0) == 124
+    assert told.read_text() == "told\n"
+    assert dist_record.run_command(["sh", "-c", "exit 3"], dict(os.environ), 20.0) == 3
 
 
 def test_bad_input(tmp_path, build):
