@@ -13,7 +13,17 @@
 #include "magi/attention_limits.hpp"
 
 // What stands between a plan (or one call on one device) and the kernels that compute attention. A
-// backend is asked for its limits, prepares a problem once and runs it any number of times.
+// backend is asked for its limits, prepares a problem once and runs it any number of times. The
+// public calls and work types come in here too: checked tensors, slices and tunings go in, kernels
+// are run or enqueued.
+//
+//   backend_table, built_in        which backends there are, and which one serves a device
+//   limits, checks, arrivals       what a backend takes; what a problem and a call may be
+//   cpu_backend, sm90_backend      the library's own; device_runs has what those of GPUs share
+//   supplied_*, combine            those of others, and what the library does around them
+//   work, device_slices, device_key_lists, device_block_mask
+//                                  public calls on a GPU: slices of the host; slices, lists of
+//                                  keys and masks of blocks in device memory
 namespace magi {
 
 /// What was chosen for a problem, where a backend has such choices; see ForwardWork, BackwardWork.

@@ -39,7 +39,8 @@ void check_dtype(const std::string& name, const TensorView& tensor, DType allowe
   throw invalid(name + ".dtype", dtype_name(tensor.dtype), dtype_name(allowed));
 }
 
-/// Of an output or its gradient: the type of q, or that of sums, alone where it `is_updated`.
+/// An output or its gradient has the type of q or that of sums, and that of sums alone where it
+/// `is_updated`.
 void check_output_type(const char* name, const TensorView& tensor, DType type, bool is_updated,
                        const char* when) {
   const DType sums = accumulator_of(type);

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <memory>
 
 #include "base/host_device.hpp"
 #include "magi/tensor.hpp"
@@ -29,11 +28,6 @@ void merge(const AttentionPart& part, const AttentionPart& sum, void* stream);
 void combine_on_device(const TensorView& source, const TensorView& target, Combination how,
                        void* stream);
 void merge_on_device(const AttentionPart& part, const AttentionPart& sum, void* stream);
-/// Keeps `object` with the graph that `stream` is being captured into, if it is.
-void keep_with_capture(std::shared_ptr<const void> object, void* stream);
-/// Memory of the library's pool for work on `stream`, given back with its last owner.
-std::shared_ptr<void> take_device_memory(std::int64_t size_bytes, std::int32_t device,
-                                         void* stream);
 
 /// The element of an array that an index counts, and the strides that say where it lies.
 struct Axes {

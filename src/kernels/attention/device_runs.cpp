@@ -5,7 +5,7 @@
 #include "cuda/device.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/stream_buffer.hpp"
-#include "kernels/attention/combine.hpp"
+#include "kernels/attention/supplied_device.hpp"
 
 namespace magi {
 

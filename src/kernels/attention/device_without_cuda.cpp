@@ -2,6 +2,7 @@
 #include "base/check.hpp"
 #include "kernels/attention/built_in.hpp"
 #include "kernels/attention/combine.hpp"
+#include "kernels/attention/supplied_device.hpp"
 #include "magi/block_mask.hpp"
 #include "magi/key_lists.hpp"
 

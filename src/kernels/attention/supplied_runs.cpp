@@ -9,6 +9,7 @@
 #include "base/check.hpp"
 #include "cuda/arena.hpp"
 #include "kernels/attention/combine.hpp"
+#include "kernels/attention/supplied_device.hpp"
 
 namespace magi {
 namespace {
@@ -146,10 +147,10 @@ class SuppliedForward final : public PreparedForward,
     if (args.q.device != kCpuDevice) keep_with_capture(shared_from_this(), stream);
     const bool is_merging = args.is_merging;
     RunTensors own;
-    const Output out =
-        made_.output(args.out, is_merging ? Combination::Add : Combination::Write, own);
-    const Output lse =
-        made_.sum_output(args.lse, is_merging ? Combination::Add : Combination::Write, own);
+    // Where they are merged, `out` and `lse` need stand-ins, whose store() is merge() below.
+    const Combination merged = is_merging ? Combination::Add : Combination::Write;
+    const Output out = made_.output(args.out, merged, own);
+    const Output lse = made_.sum_output(args.lse, merged, own);
     const Output max_logits = made_.sum_output(
         optional(args.max_logits), is_merging ? Combination::Max : Combination::Write, own);
     made_.place(own, workspace, stream);
