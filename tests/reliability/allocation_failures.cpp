@@ -240,15 +240,48 @@ void run_ranks_of_plan(Trace& trace, Problem& problem) {
   if (trace.status == MAGI_OK) add_results(trace, problem);
 }
 
+/// A table of functions that are never called, whose context counts how often it is given back.
+magi_attention_backend spare_backend(int& num_destroys) {
+  magi_attention_backend table{};
+  table.struct_size = sizeof table;
+  table.context = &num_destroys;
+  table.name = "spare";
+  table.serves_cpu = 1;
+  table.limits.struct_size = sizeof table.limits;
+  table.limits.min_dim_qk = table.limits.max_dim_qk = table.limits.dim_qk_multiple = 8;
+  table.limits.min_dim_v = table.limits.max_dim_v = table.limits.dim_v_multiple = 8;
+  table.limits.dtypes = 1 << MAGI_FLOAT32;
+  table.limits.stride_bytes = 4;
+  table.plan = [](auto...) { return std::int32_t{MAGI_OK}; };
+  table.forward = [](auto...) { return std::int32_t{MAGI_OK}; };
+  table.backward = [](auto...) { return std::int32_t{MAGI_OK}; };
+  table.release = [](auto...) {};
+  table.last_error = [](auto...) { return ""; };
+  table.destroy = [](void* context) { ++*static_cast<int*>(context); };
+  return table;
+}
+
+/// The context of a backend stays the caller's where the registration fails.
+void run_backends(Trace& trace, Problem&) {
+  int num_destroys = 0;
+  const magi_attention_backend table = spare_backend(num_destroys);
+  then_call(trace, [&] { return magi_attention_backend_register(&table); });
+  const bool is_registered = trace.status == MAGI_OK;
+  magi_attention_limits limits{};
+  limits.struct_size = sizeof limits;
+  then_call(trace, [&] { return magi_attention_get_limits("spare", MAGI_CPU_DEVICE, &limits); });
+  trace.add(&limits, sizeof limits);
+  if (is_registered) magi_attention_backend_unregister("spare");
+  if (num_destroys != (is_registered ? 1 : 0)) trace.status = MAGI_INTERNAL_ERROR;
+}
+
 struct Chain {
   const char* name;
   void (*run)(Trace&, Problem&);
 };
-constexpr Chain kChains[] = {{"masks", run_masks},
-                             {"plans", run_plans},
-                             {"caches", run_caches},
-                             {"attention", run_attention},
-                             {"ranks", run_ranks_of_plan}};
+constexpr Chain kChains[] = {{"masks", run_masks},       {"plans", run_plans},
+                             {"caches", run_caches},     {"attention", run_attention},
+                             {"backends", run_backends}, {"ranks", run_ranks_of_plan}};
 
 Trace run_chain(const Chain& chain, Problem& problem, std::int64_t failing_allocation) {
   Trace trace;

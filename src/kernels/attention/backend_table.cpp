@@ -40,6 +40,7 @@ class BackendTable {
     if (place_of(name) < backends_.size()) {
       throw invalid("backend.name", name, "others than " + names_locked());
     }
+    backends_.reserve(backends_.size() + 1);  // nothing fails once make() has taken a context
     backends_.push_back(make());
   }
 
