@@ -83,7 +83,9 @@ std::int64_t counted_rows(const Setting& setting) {
 double least_balance(const PricedChunks& chunks) {
   std::vector<std::int64_t> area = chunks.area;
   std::ranges::sort(area, std::greater<>());
-  const std::int64_t total = std::accumulate(area.begin(), area.end(), std::int64_t{0});
+  std::vector<std::int64_t> sums(area.size() + 1);  // of the largest chunks
+  std::partial_sum(area.begin(), area.end(), sums.begin() + 1);
+  const std::int64_t total = sums.back();
   if (total == 0) return 1.0;
   const auto num_ranks = static_cast<std::size_t>(chunks.num_ranks);
   std::int64_t most = area.front();
@@ -91,9 +93,7 @@ double least_balance(const PricedChunks& chunks) {
     most += area[area.size() - 1 - static_cast<std::size_t>(i)];
   }
   for (std::size_t k = 1; k * num_ranks < area.size(); ++k) {
-    const auto last = area.begin() + static_cast<std::ptrdiff_t>(k * num_ranks + 1);
-    const auto first = last - static_cast<std::ptrdiff_t>(k + 1);
-    most = std::max(most, std::accumulate(first, last, std::int64_t{0}));
+    most = std::max(most, sums[k * num_ranks + 1] - sums[k * num_ranks - k]);
   }
   const double mean = static_cast<double>(total) / static_cast<double>(chunks.num_ranks);
   return std::max(1.0, static_cast<double>(most) / mean);

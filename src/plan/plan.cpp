@@ -31,7 +31,8 @@
 //   steps, hops, fastest     what waits for what; rows that go by node; the degree of least time
 //   loads, timeline, report  what steps move and compute, when they end, the plan's figures
 //   bound, price*, bounds    what no plan can be below
-//   check_*, row_map         the checker, which shares no code with all this
+//   check_*, pair_edges,     the checker, which shares no code with what makes plans
+//   row_map
 //   json_*, plan_json        files; digest.cpp and describe.cpp
 namespace magi {
 namespace {
