@@ -3,13 +3,13 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "base/check.hpp"
+#include "base/lse_merge.hpp"
 #include "base/math.hpp"
 #include "comm/device_memory.hpp"
 #include "comm/device_rounding.hpp"
@@ -137,24 +137,6 @@ __global__ __launch_bounds__(kThreads) void add_rows_kernel(const __grid_constan
       });
     }
   }
-}
-
-template <typename Real>
-struct LseWeights {
-  Real lse, own, partial;
-};
-
-/// lse = log(exp(own) + exp(partial)) and what values weigh in it; the rule of row_sink.cpp: -inf
-/// stands for a row without keys, which weighs 0, also against another -inf.
-template <typename Real>
-__device__ __forceinline__ LseWeights<Real> merge_lse(Real own, Real partial) {
-  constexpr Real kNone = -std::numeric_limits<Real>::infinity();
-  if (partial == kNone || own == -kNone) return {own, own == kNone ? Real{0} : Real{1}, Real{0}};
-  if (own == kNone || partial == -kNone) return {partial, Real{0}, Real{1}};
-  const Real high = own > partial ? own : partial;
-  const Real low = own > partial ? partial : own;
-  const Real lse = high + log1p(exp(low - high));
-  return {lse, exp(own - lse), exp(partial - lse)};
 }
 
 /// Values of weight zero may be NaN.

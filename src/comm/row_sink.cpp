@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/row_sink.hpp"
 
-#include <cmath>
 #include <deque>
-#include <limits>
 
+#include "base/lse_merge.hpp"
 #include "comm/accumulator.hpp"
 #include "comm/row_layout.hpp"
 
@@ -77,26 +76,6 @@ void write_float(const TensorView& tensor, std::int64_t offset, double value) {
   }
 }
 
-struct LseWeights {
-  double lse = 0;
-  double own = 0;
-  double partial = 0;
-};
-
-/// lse = log(exp(own) + exp(partial)) and what (out) values weigh in it. -inf stands for a row
-/// without keys: it weighs 0, also against another -inf. +inf is that of a sink that takes all.
-LseWeights merge_lse(double own, double partial) {
-  constexpr double kNone = -std::numeric_limits<double>::infinity();
-  if (own == kNone && partial == kNone) return {.lse = kNone, .own = 0, .partial = 0};
-  if (partial == kNone || own == -kNone) return {.lse = own, .own = 1, .partial = 0};
-  if (own == kNone || partial == -kNone) return {.lse = partial, .own = 0, .partial = 1};
-  // Not fmax and fmin, which would drop a NaN.
-  const double high = own > partial ? own : partial;
-  const double low = own > partial ? partial : own;
-  const double lse = high + std::log1p(std::exp(low - high));
-  return {.lse = lse, .own = std::exp(own - lse), .partial = std::exp(partial - lse)};
-}
-
 class LseSink final : public ReduceSink {
  public:
   using ReduceSink::ReduceSink;
@@ -127,7 +106,7 @@ class LseSink final : public ReduceSink {
           accumulators()[t + 1].row_idx(row) * lse.stride[0] + h * lse.stride[1];
       const std::int64_t out_at =
           accumulators()[t].row_idx(row) * out.stride[0] + h * out.stride[1];
-      const LseWeights weights =
+      const LseWeights<double> weights =
           merge_lse(read_float(lse, lse_at), load_element(wire_lse, lse_type, head));
       merge_head(out, out_at, wire + head * head_bytes, out_type, weights);
       write_float(lse, lse_at, weights.lse);
@@ -136,7 +115,7 @@ class LseSink final : public ReduceSink {
   }
 
   static void merge_head(const TensorView& out, std::int64_t out_at, const std::byte* wire,
-                         DType wire_type, const LseWeights& weights) {
+                         DType wire_type, const LseWeights<double>& weights) {
     const WeightedRun run{.num_elements = static_cast<std::size_t>(out.shape[2]),
                           .stride = out.stride[2],
                           .scale_target = weights.own,
