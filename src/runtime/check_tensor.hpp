@@ -24,9 +24,6 @@ void check_tensor(const TensorView& tensor, const TensorRule& rule,
 
 /// Rank 1 to 4, no negative extent, on `device`, with data unless it has no elements.
 void check_tensor_on(std::int32_t device, const char* name, const TensorView& tensor);
-inline void check_host_tensor(const char* name, const TensorView& tensor) {
-  check_tensor_on(kCpuDevice, name, tensor);
-}
 
 /// "[8, 2, 64]"
 std::string shape_text(std::span<const std::int64_t> shape);

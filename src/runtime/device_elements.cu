@@ -95,13 +95,6 @@ __global__ __launch_bounds__(kThreads) void fill_kernel(Element* values, std::in
   if (i < count) values[i] = value;
 }
 
-template <typename Element>
-__global__ __launch_bounds__(kThreads) void round_kernel(const float* source, std::int64_t count,
-                                                         Element* target) {
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < count) target[i] = static_cast<Element>(source[i]);
-}
-
 struct Copy {
   const std::byte* source;
   std::byte* target;
@@ -259,21 +252,6 @@ void copy_device_values(const TensorView& source, const TensorView& target, cuda
       run(std::uint16_t{});
   }
   cuda_check(cudaGetLastError(), "copy_kernel");
-}
-
-void round_device_floats(const TensorView& source, const TensorView& target, cudaStream_t stream) {
-  const std::int64_t count = source.num_elements();
-  if (count == 0) return;
-  const auto* values = static_cast<const float*>(source.data);
-  if (target.dtype == DType::Float16) {
-    round_kernel<<<num_blocks(count), kThreads, 0, stream>>>(values, count,
-                                                             static_cast<__half*>(target.data));
-  } else {
-    MAGI_CHECK(target.dtype == DType::BFloat16);
-    round_kernel<<<num_blocks(count), kThreads, 0, stream>>>(
-        values, count, static_cast<__nv_bfloat16*>(target.data));
-  }
-  cuda_check(cudaGetLastError(), "round_kernel");
 }
 
 void fill_device_bits(const TensorView& target, std::uint64_t bits, cudaStream_t stream) {

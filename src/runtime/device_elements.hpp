@@ -17,8 +17,6 @@ void convert_device_rows(const TensorView& source, const TensorView& target, cud
 /// where the last axis has no gaps and rows of it are aligned to 16 bytes.
 void copy_device_values(const TensorView& source, const TensorView& target, cudaStream_t stream);
 
-/// target (float16, bfloat16) = source (float32), both without gaps and of the same size.
-void round_device_floats(const TensorView& source, const TensorView& target, cudaStream_t stream);
 /// Every element of a tensor without gaps = the low bits of `bits`.
 void fill_device_bits(const TensorView& target, std::uint64_t bits, cudaStream_t stream);
 

@@ -36,7 +36,6 @@ class StepTrace {
 /// Where the spans of one call go; nowhere where the trace is off as the call begins.
 class CallTrace {
  public:
-  CallTrace() = default;
   CallTrace(StepTrace& trace, Pass pass)
       : trace_(trace.is_on() ? &trace : nullptr),
         is_backward_(pass == Pass::Backward),
@@ -63,9 +62,9 @@ class CallTrace {
         .count();
   }
 
-  StepTrace* trace_ = nullptr;
-  bool is_backward_ = false;
-  std::int32_t call_ = 0;
+  StepTrace* trace_;
+  bool is_backward_;
+  std::int32_t call_;
 };
 
 }  // namespace magi
