@@ -192,7 +192,7 @@ class Circles(unittest.TestCase):
         self.assertIn("longest CUDA function: 20 lines, src/a.cu:2", said.getvalue())
 
     def test_lines_of_a_step_are_those_of_its_files(self):
-        texts = {"src/comm/host_rows.cpp": "a;\n" * LINES_BEFORE, "src/comm/ring.cpp": "a;\n"}
+        texts = {"src/comm/host_memory.cpp": "a;\n" * LINES_BEFORE, "src/comm/ring.cpp": "a;\n"}
         self.assertEqual(step_lines(texts), 1)
         texts["src/runtime/step_call.hpp"] = "a;\n" * (LINES_BEFORE // 2)
         self.assertEqual(step_lines(texts), 1.5)

@@ -16,7 +16,7 @@ LINES_BEFORE = 1896
 SUCCESSORS = re.compile(
     r"src/(runtime/(step_\w+|prepared_attends|distributed_attention)"
     r"|comm/(row_exchanger|row_memory|packed_exchanger|wire_order"
-    r"|host_rows|device_rows|device_memory))"
+    r"|host_memory|device_rows|device_memory))"
     r"\.(cpp|cu|hpp)"
 )
 
