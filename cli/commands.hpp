@@ -7,7 +7,11 @@ namespace CLI {
 class App;
 }
 
-// Subcommands: each registers its flags and says how to run.
+// cli is the command `magi`. main.cpp calls run_command, which parses flags and runs one
+// subcommand. Each is a file NAME_command.cpp that registers its flags (flags.hpp, values.hpp) and
+// says how to run; longer ones have a folder of that name for their work. Data go to standard
+// output, progress to standard error. Ranks are processes (rank_processes.hpp) that compute on the
+// host or on a GPU each (rank_device.hpp).
 namespace magi::cli {
 
 /// Exit codes of the command.

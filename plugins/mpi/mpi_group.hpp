@@ -11,6 +11,9 @@
 
 #include "magi/comm_vtable.h"
 
+// plugins/mpi is libmagi_mpi, which gives a program the transport `mpi` without linking libmagi to
+// MPI. magi_mpi_group_create (mpi_table.cpp) fills the C table of a transport, magi/comm_vtable.h,
+// with functions over a Group, which moves bytes by MPI's sends and receives.
 namespace magi::mpi {
 
 /// Bytes under way: the requests that have not ended and the rank at the other end of each.

@@ -13,8 +13,14 @@
 #include "magi/magi.h"
 #include "magi/runtime.hpp"
 
-// What stands behind the opaque handles. Shared parts are reference counted, so that handles may be
-// destroyed in any order.
+// src/capi is libmagi: the functions of magi/magi.h, in a file for each part of the library. A
+// function reads its arguments (arguments.hpp, attention_arguments.hpp), checks that outputs lie
+// apart (outputs.hpp), calls the C++ library and gives out what it made; guarded (status.hpp) turns
+// exceptions into status codes. shard.cpp is a short one to begin with. exports.txt lists what the
+// library exports, which a test compares.
+//
+// Here is what stands behind the opaque handles. Shared parts are reference counted, so that
+// handles may be destroyed in any order.
 
 struct magi_buffer {
   std::vector<std::byte> bytes;  ///< with a closing zero byte

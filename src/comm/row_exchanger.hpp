@@ -16,7 +16,12 @@
 #include "magi/exchange.hpp"
 #include "magi/tensor.hpp"
 
-// The way of rows between the tensors of ranks, over host or device memory.
+// src/comm moves rows between the tensors of ranks: a RowTable says who owns and who needs which
+// rows, a RowMove names the tensors, and the rows are copied, added or merged where they are
+// needed. Exchangers of rows stand above transports of bytes (Communicator, magi/comm.hpp), or are
+// transports themselves; below both lie the groups and how their ranks find each other. RowMemory
+// (row_memory.hpp) is what differs between the host's memory and a GPU's. docs/design.md, section
+// 5, names the files; read packed_exchanger.cpp next.
 namespace magi::comm {
 
 struct DeviceTables;
