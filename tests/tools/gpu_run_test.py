@@ -112,6 +112,25 @@ class Running(unittest.TestCase):
         results, _ = self.run_parts(["tiles", "bench"], "true", minutes=0)
         self.assertEqual([result["exit_code"] for result in results], [None, None])
 
+    def test_a_resumed_run_leaves_out_what_has_passed(self):
+        with tempfile.TemporaryDirectory() as text:
+            folder = pathlib.Path(text)
+            (folder / "commit").write_text("abc\n", encoding="utf-8")
+            outcomes = {"tiles": 0, "waits": 3}
+            shell = mock.patch.object(
+                run, "command_of", lambda part, *_: ["sh", "-c", f"exit {outcomes[part]}"]
+            )
+            names = mock.patch.object(run, "gpu_names", lambda: ["a GPU"])
+            here = mock.patch.object(run, "HERE", folder)
+            arguments = ["run", "--out", text, "--part", "tiles", "--part", "waits", "--resume"]
+            argv = mock.patch("sys.argv", arguments)
+            with shell, names, here, argv, contextlib.redirect_stdout(io.StringIO()):
+                self.assertEqual(run.main(), 1)
+                outcomes.update(tiles=4, waits=0)  # tiles is not run again
+                self.assertEqual(run.main(), 0)
+                (folder / "commit").write_text("abd\n", encoding="utf-8")
+                self.assertEqual(run.main(), 1)
+
 
 if __name__ == "__main__":
     unittest.main()
