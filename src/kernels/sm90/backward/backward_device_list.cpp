@@ -50,13 +50,6 @@ BackwardListOnDevice parts_of(void* workspace, const DeviceBackwardLayout& layou
           .is_under_way = true};
 }
 
-VoidedRows voided_rows(const TensorView& gradient) {
-  return {.rows = strided_rows(gradient),
-          .num_rows = gradient.shape[0],
-          .heads = gradient.shape[1],
-          .dim = gradient.shape[2]};
-}
-
 }  // namespace
 
 DeviceBackwardCall device_backward_call(const BackwardArgs& args, std::int64_t num_slices,
@@ -82,7 +75,7 @@ void enqueue_backward(const BackwardArgs& args, const DeviceBackwardCall& call,
                    stream);
   enqueue_void_gradients(
       {.outcome = state.parts.outcome,
-       .targets = {voided_rows(args.dq), voided_rows(args.dk), voided_rows(args.dv)}},
+       .targets = {spoiled_rows(args.dq), spoiled_rows(args.dk), spoiled_rows(args.dv)}},
       stream);
 }
 
