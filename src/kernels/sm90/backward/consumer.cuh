@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/ptx/copy.cuh"
 #include "kernels/sm90/backward/dq_sum.cuh"
-#include "kernels/sm90/backward/epilogue.cuh"
-#include "kernels/sm90/backward/params.hpp"
-#include "kernels/sm90/backward/scores.cuh"
-#include "kernels/sm90/backward/shared.cuh"
+#include "kernels/sm90/backward/step_view.cuh"
 #include "kernels/tile/gemm.cuh"
 
 namespace magi::sm90 {
@@ -20,7 +16,7 @@ class BackwardConsumer {
  public:
   __device__ __forceinline__ BackwardConsumer(BackwardStorage<kC>& shared,
                                               const BackwardParams& params, int warpgroup)
-      : shared_(shared), params_(params), warpgroup_(warpgroup) {}
+      : shared_(shared), params_(params), view_(shared, params), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
     while (true) {
@@ -60,14 +56,6 @@ class BackwardConsumer {
     for (int i = 0; i < kC.dim_v / 2; ++i) dv_[i] = 0.0f;
   }
 
-  /// The info of a step whose queries are there.
-  __device__ __forceinline__ const StepInfo& step_info(std::uint32_t step) const {
-    return shared_.steps[RingPlace<kStepStages>(step).stage()];
-  }
-  __device__ __forceinline__ int step_flags(std::uint32_t step) const {
-    return ptx::uniform(step_info(step).flags);
-  }
-
   __device__ __forceinline__ void walk_item() {
     if constexpr (kIsWide) {
       walk_wide_item();
@@ -77,12 +65,12 @@ class BackwardConsumer {
   }
 
   __device__ __forceinline__ void walk_narrow_item() {
-    wait_queries(num_steps_);
+    view_.wait_queries(num_steps_);
     issue_scores(num_steps_, load_lse(num_steps_), even_);
     shared_.v_ring.wait_full(item_);
     ptx::wgmma_wait<0>();
     ptx::pin(even_);
-    next_flags_ = step_flags(num_steps_);
+    next_flags_ = view_.flags(num_steps_);
     take_probabilities(num_steps_, even_);
     bool is_first = true;
     while (!run_step(is_first, even_, odd_)) is_first = false;
@@ -108,23 +96,13 @@ class BackwardConsumer {
     ptx::pin(dq_of(dq));
     const std::uint32_t step = num_steps_ - 1;
     const bool is_first = wait_to_add(shared_, step);
-    add_dq(shared_, params_, warpgroup_, step, step_info(step).sum, is_first, dq_of(dq));
+    add_dq(shared_, params_, warpgroup_, step, view_.info(step).sum, is_first, dq_of(dq));
   }
 
   // Where a step is in the rings.
   using QPlace = RingPlace<kC.q_stages>;
   using DoutPlace = RingPlace<kC.dout_stages>;
   using ScorePlace = RingPlace<kC.score_stages>;
-
-  __device__ __forceinline__ void wait_queries(std::uint32_t step) const {
-    shared_.q_ring.wait_full(QPlace(step));
-  }
-  __device__ __forceinline__ void release_queries(std::uint32_t step) const {
-    arrive_warp(shared_.q_ring.empty.at(QPlace(step)));
-  }
-  __device__ __forceinline__ void release_dout() const {
-    arrive_warp(shared_.dout_ring.empty.at(DoutPlace(num_steps_)));
-  }
 
   /// Waits for dS of both warpgroups, and until both are done with the dQ of the step before.
   __device__ __forceinline__ void wait_scores(std::uint32_t step) const {
@@ -155,19 +133,18 @@ class BackwardConsumer {
       ptx::pin(scores);
     }
     const tile::KMajor<kC.keys> k(shared_.k + key_bytes());
-    const tile::KMajor<kC.rows> q(shared_.q[QPlace(step).stage()]);
+    const tile::KMajor<kC.rows> q(view_.queries(step));
     ptx::wgmma_fence();
     tile::issue_abt<kC.type, kC.rows, kC.dim_qk, !kC.has_softcap>(scores, k, q);
   }
 
   /// Issues dP^T - delta = V dO^T - delta of the present step.
   __device__ __forceinline__ void issue_dp(Scores& dp) {
-    const DoutPlace at(num_steps_);
-    shared_.dout_ring.wait_full(at);
+    view_.wait_dout(num_steps_);
     Rows delta;
-    delta.load(shared_.delta[at.stage()], place().column);
+    delta.load(shared_.delta[DoutPlace(num_steps_).stage()], view_.place().column);
     const tile::KMajor<kC.keys> v(shared_.v + key_bytes());
-    const tile::KMajor<kC.rows> dout(shared_.dout[at.stage()]);
+    const tile::KMajor<kC.rows> dout(view_.dout(num_steps_));
     delta.spread(dp);
     ptx::pin(dp);
     ptx::wgmma_fence();
@@ -179,13 +156,13 @@ class BackwardConsumer {
   }
   __device__ __forceinline__ Rows load_lse(std::uint32_t step) const {
     Rows lse_log2;
-    lse_log2.load(lse_of(step), place().column);
+    lse_log2.load(lse_of(step), view_.place().column);
     return lse_log2;
   }
 
   /// Issues dV += P^T dO.
   __device__ __forceinline__ void issue_dv(PackedScores& probabilities) {
-    const tile::MnMajor<kC.rows> dout(shared_.dout[DoutPlace(num_steps_).stage()]);
+    const tile::MnMajor<kC.rows> dout(view_.dout(num_steps_));
     ptx::pin(probabilities);
     ptx::pin(dv_);
     ptx::wgmma_fence();
@@ -209,7 +186,7 @@ class BackwardConsumer {
 
   /// Issues dK += dS^T Q.
   __device__ __forceinline__ void issue_dk() {
-    const tile::MnMajor<kC.rows> q(shared_.q[QPlace(num_steps_).stage()]);
+    const tile::MnMajor<kC.rows> q(view_.queries(num_steps_));
     ptx::pin(dk_);
     ptx::wgmma_fence();
     tile::issue_accumulate<kC.type, kC.dim_qk, kC.rows>(dk_, packed_, q);
@@ -217,7 +194,7 @@ class BackwardConsumer {
 
   /// Turns S of a step with next_flags_ into P = 2^(exponent_scale * (f(S) + lse_log2)).
   __device__ __forceinline__ void take_probabilities(std::uint32_t step, Scores& x) {
-    take_exponents<kC.has_softcap>(x, lse_of(step), place().column, params_.softmax.score);
+    take_exponents<kC.has_softcap>(x, lse_of(step), view_.place().column, params_.softmax.score);
     if ((next_flags_ & kMasked) != 0) mask(x, step);
     exponentiate(x);
     ptx::pin(x);
@@ -254,26 +231,26 @@ class BackwardConsumer {
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
     ptx::pin(dk_);
-    if (num_steps_ > 0) release_queries(num_steps_ - 1);
+    if (num_steps_ > 0) view_.release_queries(num_steps_ - 1);
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
     // dV runs while dP becomes dS.
     issue_dv(packed_);
-    if (!is_last) wait_queries(num_steps_ + 1);
+    if (!is_last) view_.wait_queries(num_steps_ + 1);
     const std::uint32_t next = next_step(is_last);
     const Rows lse_log2 = load_lse(next);
     ptx::wgmma_wait<1>();
     ptx::pin(other);
-    differentiate<kC.has_softcap>(p, other, lse_of(num_steps_), place().column,
+    differentiate<kC.has_softcap>(p, other, lse_of(num_steps_), view_.place().column,
                                   params_.softmax.score);
     ptx::pin(p);
-    next_flags_ = step_flags(next);
+    next_flags_ = view_.flags(next);
     // S of the next step runs while dV ends and dS goes to shared memory.
     issue_scores(next, lse_log2, other);
     const bool are_scores_there = has_scores(num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
     ptx::pin(dv_);
-    release_dout();
+    view_.release_dout(num_steps_);
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
     ptx::pin(packed_);
     if (!is_first && !are_scores_there) wait_scores(num_steps_ - 1);
@@ -281,7 +258,7 @@ class BackwardConsumer {
     // dQ of the step before takes the registers of dS, which is packed.
     issue_dq(num_steps_ - 1, p);
     issue_dk();
-    const std::int32_t sum = step_info(num_steps_ - 1).sum;
+    const std::int32_t sum = view_.info(num_steps_ - 1).sum;
     const bool is_first_add = !is_first && wait_to_add(shared_, num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(other);
@@ -315,14 +292,14 @@ class BackwardConsumer {
   ///
   /// NOTE: dK of the step before is awaited first, or ptxas does so later, where it costs more.
   __device__ __forceinline__ bool run_wide_step(bool is_first) {
-    wait_queries(num_steps_);
-    next_flags_ = step_flags(num_steps_);
+    view_.wait_queries(num_steps_);
+    next_flags_ = view_.flags(num_steps_);
     const Rows lse_log2 = load_lse(num_steps_);
     ptx::wgmma_wait<0>();
     ptx::pin(packed_);
     ptx::pin(dk_);
     issue_scores(num_steps_, lse_log2, even_);
-    if (num_steps_ > 0) release_queries(num_steps_ - 1);
+    if (num_steps_ > 0) view_.release_queries(num_steps_ - 1);
     // dP runs while S becomes P.
     issue_dp(odd_);
     const bool are_scores_there = has_scores(num_steps_ - 1);
@@ -335,7 +312,7 @@ class BackwardConsumer {
     ptx::wgmma_wait<1>();
     ptx::pin(odd_);
     differentiate_wide<kC.type, kC.has_softcap>(even_, probabilities_, odd_, lse_of(num_steps_),
-                                                place().column, params_.softmax.score);
+                                                view_.place().column, params_.softmax.score);
     tile::pack_fragments<kC.type, kC.rows>(odd_, packed_);
     ptx::pin(packed_);
     // dQ of the step before and dK run while dS goes to shared memory.
@@ -344,13 +321,13 @@ class BackwardConsumer {
     issue_dq(num_steps_ - 1, dq);
     issue_dk();
     store_scores();
-    const std::int32_t sum = step_info(num_steps_ - 1).sum;
+    const std::int32_t sum = view_.info(num_steps_ - 1).sum;
     const bool is_first_add = !is_first && wait_to_add(shared_, num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(probabilities_);
     ptx::pin(dv_);
     ptx::pin(dq);
-    release_dout();
+    view_.release_dout(num_steps_);
     arrive_scores();
     // dK runs while dQ leaves.
     if (!is_first) {
@@ -360,19 +337,14 @@ class BackwardConsumer {
     return (next_flags_ & kLastStep) != 0;
   }
 
-  /// The thread's place in a fragment, made anew at each use: it costs no registers in between.
-  __device__ __forceinline__ static tile::FragmentPlace place() {
-    return tile::FragmentPlace(ptx::thread_index() & 127);
-  }
-
   __device__ __forceinline__ void mask(Scores& x, std::uint32_t step) const {
-    const tile::FragmentPlace at = place();
-    mask_step(x, step_info(step), 64 * warpgroup_ + at.row, at.column, params_.query.packed_shift);
+    const tile::FragmentPlace at = view_.place();
+    mask_step(x, view_.info(step), 64 * warpgroup_ + at.row, at.column, params_.query.packed_shift);
   }
 
   /// Stores dS^T in shared memory, the rows of all keys.
   __device__ __forceinline__ void store_scores() {
-    const tile::FragmentPlace at = place();
+    const tile::FragmentPlace at = view_.place();
     const std::uint32_t first = first_word(shared_.scores[ScorePlace(num_steps_).stage()],
                                            64 * warpgroup_ + at.row, at.column);
     for_each_word<kC.keys, kScoreElements / 2>(
@@ -382,6 +354,7 @@ class BackwardConsumer {
 
   BackwardStorage<kC>& shared_;
   const BackwardParams& params_;
+  const StepView<kC> view_;
   const int warpgroup_;
   std::uint32_t num_steps_ = 0;
   RingPlace<1> item_;
