@@ -12,13 +12,13 @@ struct BackwardConfig {
   DType type = DType::BFloat16;
   int dim_qk = 128;  ///< head dim of q and k as held on chip: the tensors' dim is at most this
   int dim_v = 128;   ///< likewise of v, out and dout
-  /// Scores have a softcap; where warpgroups share keys, if the call says so.
+  /// Scores have a softcap. At head dims above 128 they may have one: these kernels ask the call.
   bool has_softcap = false;
   /// Sums of dQ are taken in the order of the list: where the caller asks for equal bits from call
   /// to call, and where that costs less than clearing the sums.
   bool is_ordered = false;
   /// Each warpgroup walks q tiles of its own, every second step, and sums dK and dV of all 64 keys:
-  /// where neighbouring keys are seen by other rows than these.
+  /// under masks of blocks so short that 128 keys would be of several blocks, seen by other rows.
   bool has_own_rows = false;
   /// Rows of a q tile: 64, or 128 where the head dim leaves registers for it. Then each warpgroup
   /// multiplies dQ of its half of the rows, not of the columns.

@@ -81,7 +81,7 @@ struct KeyGradients {
   bool is_adding = false;                ///< both are added to what is there
   float* split_sums = nullptr;           ///< [slots]: dK [keys, dim_qk], then dV [keys, dim_v]
   unsigned* split_semaphores = nullptr;  ///< [kv heads, tiles, 2], all zero at the start
-  /// Of all keys, ascending; null: all go to dk and dv. None is added to.
+  /// Destinations of all keys, ascending; null: all go to dk and dv. None is added to.
   const KeyDestination* destinations = nullptr;
 };
 
@@ -98,8 +98,8 @@ struct BackwardItems {
   std::int32_t num_tiles = 0;
   std::int32_t heads_kv = 1;
   TileSpan spans[kMaxSpans];
-  /// Of a list made on the device, which is of one span: what the host does not know of it, and the
-  /// items in the order in which they are handed out. Null where the host knows.
+  /// What the host does not know of a list made on the device, which is of one span, and its items
+  /// in the order in which they are handed out. Null where the host knows.
   const BackwardOutcome* outcome = nullptr;
   const std::int32_t* order = nullptr;
 };

@@ -32,7 +32,7 @@ enum StepFlag : std::int32_t {
   kMasked = 1,
   kLastStep = 2,    ///< the item ends with this step
   kEndOfSteps = 4,  ///< there is no step any more
-  kNoRows = 8,      ///< the item has no further step for the warpgroup whose turn it is
+  kNoRows = 8,      ///< with own rows: the item has no further step for the step's warpgroup
 };
 
 /// The producer's message about one item.
@@ -142,7 +142,7 @@ struct BackwardStorage {
   /// dS^T: 128-byte rows, one per key. Two of P^T and two of the other CTA's dS^T follow where
   /// warpgroups share keys.
   alignas(1024) std::uint8_t scores[kC.score_buffers()][kC.score_bytes()];
-  /// Of the other CTA's keys, the columns of K by which this CTA multiplies dS.
+  /// The columns of K of the other CTA's keys by which this CTA multiplies the other one's dS.
   alignas(kC.ctas() == 1 ? 16 : 1024) std::uint8_t peer_k[kC.ctas() == 1 ? 16 : kC.peer_k_bytes()];
   alignas(128) float lse_log2[kC.q_stages][kC.rows];
   alignas(128) float delta[kC.dout_stages][kC.rows];

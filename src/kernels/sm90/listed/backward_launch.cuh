@@ -12,7 +12,7 @@
 
 namespace magi::sm90 {
 
-/// Of 128 query heads, or of up to 64, where two CTAs share a multiprocessor.
+/// Kernels for 128 query heads, or for up to 64, where two CTAs share a multiprocessor.
 template <DType kType, int kDim, int kConsumers, bool kHasParts>
 struct ListedBackwardInstanceOf {
   static constexpr ListedConfig kConfig{.type = kType,

@@ -11,7 +11,7 @@ namespace magi::sm90 {
 /// that are no head of the kv head are not stored.
 class HeadRows {
  public:
-  /// Of the warpgroup whose rows begin with `first` of the item's heads.
+  /// The rows of a warpgroup, which begin with head `first` of the kv head.
   __device__ __forceinline__ HeadRows(const ListedShape& shape, const ListedItem& item, int first)
       : shape_(shape),
         place_(ptx::thread_index() % 128),

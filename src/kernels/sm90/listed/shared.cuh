@@ -31,7 +31,7 @@ struct ListedItem {
 template <int kStages>
 struct GatherRing : Ring<kStages> {
   __device__ __forceinline__ void init(int consumers) {
-    // Of each loading thread for its copies, of each loading warp for what it stored itself.
+    // One of each loading thread for its copies, one of each such warp for what it stored itself.
     this->full.init(128 + kLoadingWarps * ptx::kArrivalsPerWarp);
     this->empty.init(4 * consumers * ptx::kArrivalsPerWarp);
   }
