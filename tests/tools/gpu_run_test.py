@@ -60,8 +60,9 @@ class Parts(unittest.TestCase):
                 self.assertIn(copied, cmake)
 
     def test_some_tests_of_a_part_may_be_asked_for(self):
-        self.assertEqual(options(["--part", "backward=*Arrival*"]).part, ["backward=*Arrival*"])
-        for wrong in ("nothing", "bench=*", "masks-0=*"):
+        for some in ("backward=*Arrival*", "backward-racecheck=*", "python-tests=captured"):
+            self.assertEqual(options(["--part", some]).part, [some])
+        for wrong in ("nothing", "bench=*", "nvlink-memcheck=*", "python=captured"):
             with self.assertRaises(SystemExit):
                 options(["--part", wrong])
 
