@@ -15,6 +15,7 @@ from error_cases import key_with, refuses
 from magi_attention import api
 from magi_attention.comm.primitive.grpcoll import group_cast
 from magi_attention.errors import CommError
+from magi_attention.integrations import packed
 
 GROUPS = 60  # of 5 descriptors and 4 threads each and more, where nothing lets go of them
 DESCRIPTORS = 256
@@ -77,6 +78,7 @@ def held_in_other_ways(group) -> None:
     out, _ = bound.calc_attn(q, q[:, :2], q[:, 2:])
     lists = torch.zeros(bound.local_rows, 2, 1, dtype=torch.int32)
     chosen, _ = bound.calc_sparse_attn(q, q[:, :2], q[:, 2:], lists)
+    packed.set_active_cp_group(pair)
     end(pair)
     gone = weakref.ref(pair)
     del pair
@@ -97,6 +99,9 @@ def held_in_other_ways(group) -> None:
         lambda: chosen.sum().backward(),
     ):
         refuses(call, RuntimeError, "cp_group of the plan was destroyed; allowed: a live group")
+    active = packed.make_magi_attn_func()
+    refuses(lambda: active(q, q[:, :2], q[:, 2:]), RuntimeError, "cp_group was destroyed; allowed")
+    packed.set_active_cp_group(None)
     assert bound.position_ids.shape == (bound.local_rows,)
     assert repr(key) and key != key_with(other)
     end(other)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from magi_attention._group_holders import holds_groups
+from magi_attention._group_holders import DESTROYED, holds_groups
 from magi_attention._native.vtable import ByteExchange
 from magi_attention.comm.first_call import first_calls_of
 from magi_attention.common._arguments import check_kind
@@ -22,6 +22,8 @@ _LATE = datetime.timedelta(milliseconds=250)  # rows that take longer may not co
 
 def rank_in(name: str, group: dist.ProcessGroup) -> int:
     """This process's rank in the group that the argument `name` gives."""
+    if group is DESTROYED:
+        raise RuntimeError(f"{name} was destroyed; allowed: a live group")
     if not isinstance(group, dist.ProcessGroup):
         # torch gives an object of its own to processes that a new group does not hold
         if group is not dist.GroupMember.NON_GROUP_MEMBER:

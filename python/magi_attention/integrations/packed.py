@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from magi_attention._group_holders import holds_groups, note_group
 from magi_attention.comm.group import size_of
 from magi_attention.common._arguments import check_kind
 from magi_attention.integrations._bound import (
@@ -65,10 +66,13 @@ class _Active:
 
 
 _active = _Active()
+holds_groups(_active, "cp_group")
 
 
 def set_active_cp_group(cp_group: dist.ProcessGroup | None) -> None:
     """The group that functions of make_magi_attn_func use from now on; forgets the active plan."""
+    if cp_group is not None:
+        note_group(cp_group)
     _active.cp_group, _active.plan = cp_group, None
 
 
