@@ -142,3 +142,19 @@ def test_batches_that_are_refused(changes, pattern):
     batch = {"tokens": torch.zeros(1, 12, dtype=torch.long), **changes}
     with pytest.raises(ValueError, match=pattern):
         ours.prepare_batch(batch, cases.config())
+
+
+def test_padding_has_no_loss_without_a_loss_mask():
+    """Where a batch has labels alone, rows between documents and rows added to it count nowhere."""
+    ids = torch.arange(12)[None]
+    batch = {
+        "tokens": ids, "labels": ids, "cu_seqlens": torch.tensor([0, 3, 7]),
+        "cu_seqlens_padded": torch.tensor([0, 4, 12]),
+    }  # fmt: skip
+    local = ours.prepare_batch(batch, cases.config())
+    assert local["loss_mask"].tolist() == [[1, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0, 0]]
+    assert local["loss_mask"].dtype == torch.float32
+    assert "loss_mask" not in ours.prepare_batch({"tokens": ids}, cases.config())
+    tensor_ranks = cases.config(sequence_parallel=True, tensor_model_parallel_size=2)
+    odd = ours.prepare_batch({"tokens": ids[:, :7], "labels": ids[:, :7]}, tensor_ranks)
+    assert odd["loss_mask"].tolist() == [[1] * 7 + [0]]

@@ -52,6 +52,13 @@ class Documents:
             ids[start : start + length] = torch.arange(length, device=_HOST)
         return ids
 
+    def is_inside(self) -> torch.Tensor:
+        """bool [total]: rows of documents."""
+        found = torch.zeros(self.total, dtype=torch.bool, device=_HOST)
+        for start, length in zip(self.starts, self.lengths):
+            found[start : start + length] = True
+        return found
+
     def has_next(self) -> torch.Tensor:
         """bool [total]: rows that another row of their document follows."""
         found = torch.zeros(self.total, dtype=torch.bool, device=_HOST)
@@ -124,7 +131,8 @@ def prepare_batch(
     it is one packed sequence, of which rows after the last bound are padding. Else every sequence
     is a document: whole, or of an attention_mask [batch, rows] those rows that it shows (the others
     are dropped), or as a mask [batch or 1, 1, rows, rows] of Megatron (True: hidden) cuts it.
-    model: a model or its config. Position ids default to places in documents.
+    model: a model or its config. Position ids default to places in documents, the loss_mask of
+    labels to 1 in documents and 0 in padding.
 
     All ranks get equally many rows, a multiple of the tensor parallel size under sequence
     parallelism; what is missing for that is added once, with pad_id and loss_mask 0. labels[i] is
@@ -133,6 +141,8 @@ def prepare_batch(
     """
     config = getattr(model, "config", model)
     rows, documents = _as_documents(batch, causal)
+    if "labels" in rows and "loss_mask" not in rows:  # labels of padding are tokens like others
+        rows["loss_mask"] = documents.is_inside().to(rows["labels"].device, torch.float32)
     unit = size_of(cp_group)
     if config.sequence_parallel:
         unit *= config.tensor_model_parallel_size
