@@ -144,7 +144,7 @@ void set_layout(const CLI::App& app, const std::string& name, PlanConfig& config
   if (app.count("--work") == 0) config.work = WorkMode::Auto;
 }
 
-void add_stage_flags(CLI::App& app, PlanConfig& config) {
+void add_degree_flag(CLI::App& app, PlanConfig& config) {
   add(app, "--degree", "N|auto", "remote stages; 0: fetch everything first (default 1)",
       [&config](const std::string& text) {
         if (text == "auto") {
@@ -154,6 +154,9 @@ void add_stage_flags(CLI::App& app, PlanConfig& config) {
               static_cast<std::int32_t>(parse_int("--degree (or auto)", text, {0, 64}));
         }
       });
+}
+
+void add_waves_flag(CLI::App& app, PlanConfig& config) {
   add(app, "--waves", "MODE", "auto, heads or rows: what becomes ready together",
       [&config](const std::string& text) {
         if (text != "auto" && text != "heads" && text != "rows") {
@@ -242,6 +245,19 @@ void add_shape_flags(CLI::App& app, PlanConfig& config) {
   add_int(app, "--element-bytes", config.element_bytes, {1, 8}, "bytes of an element on the wire");
 }
 
+void add_search_flags(CLI::App& app, PlanConfig& config) {
+  add(app, "--work-search", "NAME",
+      "how it is searched which rank computes what, where queries travel (docs/moving_queries.md)",
+      [&config](const std::string& text) { config.work_search = work_search_from_name(text); });
+  add(app, "--tolerance", "X", "a rank may hold up to (1 + X) times the mean chunk count",
+      [&config](const std::string& text) {
+        config.placement.token_tolerance = parse_number("--tolerance", text, 0.0, 1000.0);
+      });
+  app.add_flag("--uneven", config.placement.uneven_shard,
+               "no padding: the last chunk may be short");
+  add_waves_flag(app, config);
+}
+
 void add_plan_flags(CLI::App& app, PlanConfig& config) {
   add_int(app, "--ranks", config.num_ranks, {1, 4096}, "ranks that share the sequence");
   add_int(app, "--devices-per-node", config.devices_per_node, {0, 4096},
@@ -256,21 +272,13 @@ void add_plan_flags(CLI::App& app, PlanConfig& config) {
       "what travels: keys, queries (these too), heads (both, to ranks that share out the heads), "
       "or the fastest: auto",
       [&config](const std::string& text) { config.work = work_from_name(text); });
-  add(app, "--work-search", "NAME",
-      "how it is searched which rank computes what, where queries travel (docs/moving_queries.md)",
-      [&config](const std::string& text) { config.work_search = work_search_from_name(text); });
   add_int(app, "--head-shares", config.head_shares, {0, 65536},
           "with --work heads: how many shares; 0: the fastest");
   add(app, "--layout", "NAME",
       "contiguous: each rank keeps a run of the rows, work is moved instead (default permuted)",
       [&app, &config](const std::string& text) { set_layout(app, text, config); });
-  add(app, "--tolerance", "X", "a rank may hold up to (1 + X) times the mean chunk count",
-      [&config](const std::string& text) {
-        config.placement.token_tolerance = parse_number("--tolerance", text, 0.0, 1000.0);
-      });
-  app.add_flag("--uneven", config.placement.uneven_shard,
-               "no padding: the last chunk may be short");
-  add_stage_flags(app, config);
+  add_degree_flag(app, config);
+  add_search_flags(app, config);
 }
 
 }  // namespace magi::cli

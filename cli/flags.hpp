@@ -50,6 +50,8 @@ Mask make_mask(const MaskFlags& flags);
 
 /// Flags of heads, head dim and element size.
 void add_shape_flags(CLI::App& app, PlanConfig& config);
+/// Flags of how plans are searched and cut into stages.
+void add_search_flags(CLI::App& app, PlanConfig& config);
 /// Those, and flags of every other field of a plan's configuration that a user chooses.
 void add_plan_flags(CLI::App& app, PlanConfig& config);
 /// The configuration that flags change: four ranks, 32:8 heads of 128.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -75,9 +76,22 @@ void write_curves(const SimulateFlags& flags, const std::vector<SweepRow>& rows)
   }
 }
 
+/// A search has to have something to search.
+void check_search(const SweepOptions& options) {
+  const WorkSearch search = options.config.work_search;
+  const std::vector<std::string> moving = simulate::moving_strategies();
+  const bool is_used = std::ranges::any_of(options.strategies, [&](const std::string& name) {
+    return std::ranges::find(moving, name) != moving.end();
+  });
+  if (is_used || search == PlanConfig{}.work_search) return;
+  throw invalid("--work-search", work_search_name(search),
+                "a search beside one of the strategies queries, heads, mixed, auto_work");
+}
+
 Exit run_simulate(const SimulateFlags& flags) {
   SweepOptions options = flags.options;
   if (options.strategies.empty()) options.strategies = all_strategies();
+  check_search(options);
   if (!flags.cluster.empty()) {
     options.cluster = simulate::cluster_from_json(read_file("--cluster", flags.cluster));
   }
@@ -134,6 +148,7 @@ Command add_simulate_command(CLI::App& parent) {
   add_int(*app, "--rows-per-rank", flags->rows_per_rank, {1, kMaxRows}, "rows of --growing");
   add_sweep_flags(*app, flags->options);
   add_shape_flags(*app, flags->options.config);
+  add_search_flags(*app, flags->options.config);
   add_path(*app, "--cluster", "FILE", flags->cluster,
            "a cluster as JSON (default hosts of 8 H200)");
   add_path(*app, "--cost", "FILE", flags->cost,

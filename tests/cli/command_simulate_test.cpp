@@ -70,6 +70,25 @@ TEST(CommandSimulate, QueriesMoveWhereAPlanMayMoveThem) {
   EXPECT_EQ(shared[2]["refusal"], "8 kv heads and 3 ranks have no common divisor above 1");
 }
 
+TEST(CommandSimulate, PlansAreSearchedAsAsked) {
+  const std::string flags =
+      "--documents 4000,1100,3092 --causal --ranks 4 --chunk 64 --heads-q 8 --heads-kv 8 "
+      "--strategies queries,auto,ring --degree 2 ";
+  const auto rows = rows_of(flags);
+  const auto searched = rows_of(flags + "--work-search non_communication_qo");
+  EXPECT_NE(searched[0]["forward"], rows[0]["forward"]);
+  EXPECT_EQ(searched[1], rows[1]) << "where keys move there is nothing to search";
+  EXPECT_EQ(searched[2], rows[2]);
+  const auto by_rows = rows_of(flags + "--waves rows");
+  EXPECT_NE(by_rows[0]["forward"]["seconds"], rows[0]["forward"]["seconds"]);
+  const std::string short_chunk = "--tokens 1000 --causal --ranks 4 --chunk 64 --strategies auto ";
+  EXPECT_NE(rows_of(short_chunk + "--uneven")[0], rows_of(short_chunk)[0]);
+  const std::string few =
+      "--documents 4000,100,100,1000 --causal --ranks 4 --chunk 100 "
+      "--strategies auto ";
+  EXPECT_NE(rows_of(few + "--tolerance 0.5")[0], rows_of(few)[0]);
+}
+
 TEST(CommandSimulate, MasksGrowWithTheRanks) {
   const auto rows =
       rows_of("--growing varlen_causal --rows-per-rank 1024 --ranks 4,8 --strategies all_gather");
@@ -129,6 +148,10 @@ TEST(CommandSimulate, RefusesInOneSentence) {
                            {"--tokens 64 --strategies carrier", "--strategies"},
                            {"--tokens 64 --chunk 0", "--chunk (or auto) is '0'"},
                            {"--tokens 64 --degree many", "--degree (or auto) is 'many'"},
+                           {"--tokens 64 --work-search carrier", "work_search is carrier"},
+                           {"--tokens 64 --strategies auto,ring --work-search binary_greedy",
+                            "--work-search is binary_greedy"},
+                           {"--tokens 64 --waves sea", "--waves is 'sea'"},
                            {"--tokens 64 --heads-q 6 --heads-kv 4", "num_heads_q is 6"},
                            {"--cu-seqlens 0,64 --cu-seqlens-k 0,32", "64 queries and 32 keys"},
                            {"--tokens 64 --cluster /no/such/file", "--cluster is '/no/such/file'"},
