@@ -142,17 +142,23 @@ bool is_moving_more(const Plan& plan) {
   });
 }
 
-/// Least wall time of several plans. [ms]
-double least_ms(const Mask& mask, const PlanConfig& config, int repeats) {
+/// Least wall time of several calls. [ms]
+template <typename Call>
+double least_of(int repeats, Call&& call) {
   using Clock = std::chrono::steady_clock;
   double least = kMost;
   for (int i = 0; i < repeats; ++i) {
     const auto start = Clock::now();
-    const Plan plan = magi::make_plan(mask, config);
+    const auto made = call();
     const std::chrono::duration<double, std::milli> took = Clock::now() - start;
-    if (plan.digest != 0) least = std::min(least, took.count());
+    if (made.num_ranks != 0) least = std::min(least, took.count());
   }
   return least;
+}
+
+/// Of several plans.
+double least_ms(const Mask& mask, const PlanConfig& config, int repeats) {
+  return least_of(repeats, [&] { return magi::make_plan(mask, config).config; });
 }
 
 class Report {
@@ -261,6 +267,29 @@ void measure_documents(const std::vector<Mask>& masks, Report& report) {
   }
 }
 
+/// The placement for the step's time by itself: keys alone over those rows beside the placement
+/// `auto`, degrees 0 to 8 in both, and how long the search takes.
+void measure_placing(const std::vector<Mask>& masks, std::int32_t num_ranks,
+                     const std::string& name, Report& report) {
+  for (const auto& [heads, suffix] : {std::pair(Heads{}, ""), std::pair(Heads{64, 8}, ".gqa")}) {
+    PlanConfig config = config_of(num_ranks, heads, WorkMode::Keys);
+    double time = 0.0, ms = 0.0;
+    for (const Mask& mask : masks) {
+      const magi::Placement start = magi::place(mask, num_ranks, config.placement);
+      ms += least_of(3, [&] { return magi::planner::place_for_step(mask, config, start); });
+      double before = kMost;
+      for (std::int32_t degree = 0; degree <= 8; ++degree) {
+        config.overlap_degree = degree;
+        before = std::min(before, seconds_of(magi::make_plan_on(mask, config, start, start)));
+      }
+      time += seconds_of_placed_keys(mask, config) / before;
+    }
+    const auto count = static_cast<double>(masks.size());
+    report.add("place.step." + name + ".time" + suffix, time / count, "ratio");
+    report.add("place.step." + name + ".ms" + suffix, ms / count, "ms");
+  }
+}
+
 void measure_long(const std::vector<Mask>& masks, Report& report) {
   PlanConfig ordered = in_order(config_of(64, Heads{}, WorkMode::Queries));
   ordered.overlap_degree = 1;
@@ -313,6 +342,8 @@ void run(const Options& options) {
   measure_searches({packed_causal({65536})}, "causal", report);
   measure_searches(masks_of(draws.at("65536")), "docs64k", report);
   measure_long(masks_of(draws.at("1048576")), report);
+  measure_placing(masks_of(draws.at("65536")), 8, "docs64k.p8", report);
+  measure_placing(masks_of(draws.at("1048576")), 64, "docs1m.p64", report);
   if (!options.out.empty()) report.write(options.out);
 }
 
