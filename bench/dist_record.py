@@ -125,8 +125,11 @@ def run_part(part: Part, minutes: float) -> int:
         paths = [part.variables["PYTHONPATH"], os.environ.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     for make_command in part.commands:
-        left = PART_SECONDS - (time.monotonic() - begin)
-        command = make_command(max(minutes - (time.monotonic() - begin) / 60, 0.01))
+        spent = time.monotonic() - begin
+        if len(codes) > 1 and spent > 60 * minutes:
+            break  # left for another run
+        left = PART_SECONDS - spent
+        command = make_command(max(minutes - spent / 60, 0.001))
         if not command:
             continue  # its file is there
         codes.append(run_command(command, environment, max(left, 1.0)))

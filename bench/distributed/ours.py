@@ -22,6 +22,7 @@ from magi_attention.common import AttnRange, AttnRanges
 from magi_attention.config.dist_attn import WORK_MODES
 from magi_attention.keys.lookup import runtime_of
 from magi_attention.plan import BoundPlan, Plan
+from magi_attention.plan_memory import memory_over_nvlink
 
 # Names for combinations; the default is what a user gets who sets nothing.
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -168,9 +169,11 @@ class Ours:
         return torch.autograd.grad(out, inputs, dout)
 
     def planned_bytes(self, element_bytes: int) -> int:
-        """What a backward holds by the plan: keys and values of other ranks, this rank's float32
-        gradients of them, and theirs of this rank's own.
+        """What a layer holds by the plan; over transports other than nvlink the rows alone: keys
+        and values of other ranks, this rank's float32 gradients of them, and theirs of its own.
         """
+        if self.bound.communicator.backend == "nvlink":
+            return memory_over_nvlink(self.bound.plan)[self.bound.rank].peak
         report = self.bound.plan.handle.report()
         heads, dim, rank = report.num_heads_kv, report.head_dim_qk, self.bound.rank
         sent = sum(report.pair_bytes[rank * report.num_ranks + i] for i in range(report.num_ranks))

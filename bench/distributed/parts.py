@@ -30,6 +30,7 @@ class Sizes:
 
     device: str
     tokens: tuple[int, int, int]
+    warm_tokens: int  # of a cell whose memory is that of a process that has run once
     heads: str
     head_dim: int
     cells: tuple[str, ...]  # more options of the cells
@@ -38,10 +39,10 @@ class Sizes:
     masks: tuple[str, ...] = MASKS
 
 
-ON_GPUS = Sizes("cuda", (8192, 16384, 32768), "64,8", 128, (), _FAULTS, ("--tokens", "131072"))
+ON_GPUS = Sizes("cuda", (8192, 16384, 32768), 256, "64,8", 128, (), _FAULTS, ("--tokens", "131072"))
 # The same commands in seconds, to try them without a GPU.
 ON_CPU = Sizes(
-    "cpu", (64, 96, 128), "8,8", 16, ("--seconds", "0.1", "--rounds", "2"), _FAULTS_ON_CPU,
+    "cpu", (64, 96, 128), 32, "8,8", 16, ("--seconds", "0.1", "--rounds", "2"), _FAULTS_ON_CPU,
     ("--cpu", "--tokens", "512", "--steps", "2"), ("causal", "varlen_causal"),
 )  # fmt: skip
 
@@ -98,6 +99,7 @@ def make_parts(setup: Setup) -> dict[str, Part]:
         _rows(setup, "rows-8k", small, BASELINES),
         _rows(setup, "rows-16k", middle, BASELINES),
         _rows(setup, "rows-32k", large, ()),
+        _memory(setup, middle),
         _queries(setup, small),
         *(_scaling(setup, ranks, small) for ranks in (1, 2, 4) if ranks < setup.ranks),
         *_tests(setup),
@@ -191,6 +193,30 @@ def _rows(setup: Setup, name: str, tokens: int, sides) -> Part:
     beside = f", beside {', '.join(sides)}" if sides else ""
     about = f"all masks, {tokens:,} tokens a rank, forward and backward{beside}"
     return _cells(setup, name, about, setup.ranks, tokens, settings=SETTINGS, sides=sides)
+
+
+def _memory(setup: Setup, tokens: int) -> Part:
+    """Each mask has processes of its own: windows between GPUs stay as large as they were."""
+    sizes, commands, files = setup.sizes, [], []
+
+    def is_measured(path: pathlib.Path) -> bool:
+        return any(cell["tokens"] == tokens for cell in kept.read_cells(path))
+
+    for mask in sizes.masks:
+        path = setup.out / f"memory-{mask}.jsonl"
+        command = torchrun(
+            setup.ranks, _BENCH, "--device", sizes.device, "--out", path, "--masks", mask,
+            "--tokens", f"{sizes.warm_tokens},{tokens}", "--settings", "default", "--sides", "",
+            "--heads", sizes.heads, "--head-dim", sizes.head_dim, "--no-host", "--no-exposed",
+            "--seconds", 0.1, "--rounds", 1,
+        )  # fmt: skip
+        commands.append(lambda _, path=path, command=command: [] if is_measured(path) else command)
+        files.append(path)
+    cells = _seconds_of_cells(sizes, sizes.masks, tokens, setup.ranks, 1)
+    return Part(
+        "memory", f"bytes beyond inputs and results, {tokens:,} tokens a rank", commands, files,
+        lambda: all(map(is_measured, files)), _START_SECONDS * len(files) + cells / 2,
+    )  # fmt: skip
 
 
 def _queries(setup: Setup, tokens: int) -> Part:

@@ -24,6 +24,10 @@ def cells_of(setup: Setup, *parts: str) -> list[dict]:
 def rows_of(setup: Setup) -> list[dict]:
     """[{name, value, unit}] of all that there is, each name once."""
     found = figures.rows_of(cells_of(setup, *_ROWS))
+    # Cells before it have made a cell's window already: those of this part have none before them.
+    found = [row for row in found if not row["name"].endswith(".extra_memory")]
+    memory = figures.rows_of(cells_of(setup, *(f"memory-{mask}" for mask in setup.sizes.masks)))
+    found += [row for row in memory if row["name"].endswith(".extra_memory")]
     moving = figures.rows_of(cells_of(setup, "queries"))
     found += [row for row in moving if row["name"].split(".")[1] in ("qo", "qo_always")]
     found += _scaling(setup) + _host(setup) + _tests(setup) + _faults(setup) + _llama(setup)
@@ -169,6 +173,8 @@ def _reason(setup: Setup, name: str) -> str:
     if parts[1] == "qo":
         ran = any(cell["mask"] == parts[2] for cell in cells_of(setup, "queries"))
         return "the cost model moves no queries there" if ran else "part queries is left"
+    if parts[1] == "extra_memory":
+        return "part memory is left"
     part = f"rows-{parts[-1]}" if f"rows-{parts[-1]}" in _ROWS else "rows-16k"
     cells = cells_of(setup, part)
     mine = [cell for cell in cells if len(parts) < 3 or cell["mask"] == parts[1]]

@@ -73,10 +73,14 @@ def fill(setup: Setup) -> None:
     names = _allowed_sides(("ulysses", "ring", "allgather", "usp", "usp4"), setup.ranks, "64,8")
     small = setup.sizes.tokens[0]
     for part, tokens in zip(("rows-8k", "rows-16k", "rows-32k"), setup.sizes.tokens):
-        ours = {name: side("ours", 90.0, memory_ratio=1.01) for name in SETTINGS}
+        ours = {name: side("ours", 90.0, memory_ratio=2.0) for name in SETTINGS}
         others = {name: side("baseline", 60.0) for name in names if part != "rows-32k"}
         cells = [cell(mask, tokens, setup.ranks, {**ours, **others}) for mask in MASKS]
         kept.write_cells(setup.out / f"{part}.jsonl", cells)
+    for mask in MASKS:
+        made = cell(mask, setup.sizes.tokens[1], setup.ranks, {"default": side("ours", 90.0)})
+        made["sides"]["default"]["memory_ratio"] = 1.01
+        kept.write_cells(setup.out / f"memory-{mask}.jsonl", [made])
     moving = {
         f"default+work={mode}": side("ours", 99.0, is_moving_queries=True)
         for mode in ("auto", "queries")
@@ -143,6 +147,7 @@ def test_what_is_missing_says_why(tmp_path):
     missing = record.missing_of(setup, record.rows_of(setup))
     assert missing["dist.host_us"] == "part host is left"
     assert missing["dist4.full.forward.16k"] == "part rows-16k is left"
+    assert missing["dist4.extra_memory"] == "part memory is left"
     assert missing["dist4.qo.varlen_causal.8k"] == "part queries is left"
     assert not any(name.startswith("dist8") for name in missing)
     broken = cell("full", 16384, 4, {})

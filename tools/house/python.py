@@ -22,7 +22,7 @@ LEVELS = (
     ("comm", "rows"),
     ("config", "functional", "masks", "tracing", "utils"),
     ("compat", "plan", "testing"),
-    ("meta", "bound_plan", "magi_attn_ext", "_doctor"),
+    ("meta", "bound_plan", "plan_memory", "magi_attn_ext", "_doctor"),
     ("keys",),
     ("api", "dist_attn_runtime_mgr"),
     ("integrations", PACKAGE),

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What plans say of memory over nvlink, against sums by hand."""
+
+import pytest
+
+from magi_attention import api
+from magi_attention.common import AttnRanges
+from magi_attention.plan import Plan
+from magi_attention.plan_memory import memory_over_nvlink
+
+MIB = 1 << 20
+ROWS = 8192  # of a rank
+KEYS = 2 * 8 * 128 * 2  # bytes of a row of k and v, 8 heads of 128 in 16 bits
+SUMS = 2 * 8 * 128 * 4  # and of their float32 gradients
+
+
+def plan_of(q, k, types, ranks=2, degree=0, rows=ROWS, heads=(64, 8), **more) -> Plan:
+    config = api.DistAttnConfig(overlap_config=api.OverlapConfig(degree=degree), **more)
+    return Plan.from_ranges(
+        AttnRanges.from_ranges(q), AttnRanges.from_ranges(k), types, rows * ranks, cp_size=ranks,
+        num_heads_q=heads[0], num_heads_kv=heads[1], head_dim=128, config=config,
+    )  # fmt: skip
+
+
+def full(ranks=2, **options) -> Plan:
+    whole = [(0, options.get("rows", ROWS) * ranks)]
+    return plan_of(whole, whole, "full", ranks, **options)
+
+
+def window_of(forward: int, backward: int) -> int:
+    """Two areas in steps of 4 MiB, the second pass behind the first."""
+
+    def up(size):
+        return -(-(size + MIB) // (4 * MIB)) * 4 * MIB
+
+    area = up(forward)
+    if backward + MIB > area:
+        area = max(up(backward), up(area + area // 4 - MIB))
+    return 2 * area
+
+
+def test_one_stage():
+    """Own keys lie in the segment too; rows of gradients come from the other rank alone."""
+    memory = memory_over_nvlink(full())
+    keys = 2 * ROWS * KEYS
+    assert [m.window for m in memory] == [window_of(keys, keys + ROWS * SUMS)] * 2
+    # The kernel writes gradients of the other's keys to the other; own ones are float32 sums, all
+    # of them, as the other needs all.
+    assert [(m.forward, m.backward) for m in memory] == [(0, ROWS * SUMS)] * 2
+    assert memory[0].peak == memory[0].window + ROWS * SUMS
+
+
+def test_a_stage_of_its_own_for_received_keys():
+    memory = memory_over_nvlink(full(degree=1))
+    assert memory[0].window == window_of(ROWS * KEYS, ROWS * (KEYS + SUMS))
+    # out and dq are merged in float32; own and received gradients are float32.
+    assert memory[0].forward == ROWS * 64 * 128 * 4
+    assert memory[0].backward == ROWS * 64 * 128 * 4 + 2 * ROWS * SUMS
+
+
+def test_ranks_that_need_nothing():
+    """The first rank of a window keeps its keys where they are."""
+    q = k = [(0, 2 * ROWS)]
+    q, k, types = api.infer_attn_mask_from_sliding_window(
+        AttnRanges.from_ranges(q)[0], AttnRanges.from_ranges(k)[0], (1024, 0)
+    )
+    config = api.DistAttnConfig(overlap_config=api.OverlapConfig(degree=0))
+    plan = Plan.from_ranges(
+        q, k, types, 2 * ROWS, cp_size=2, num_heads_q=64, num_heads_kv=8, head_dim=128,
+        config=config,
+    )  # fmt: skip
+    assert sorted(plan.report.remote_rows) == [0, 1024]
+    memory = memory_over_nvlink(plan)
+    first = plan.report.remote_rows.index(0)
+    assert memory[first].backward == ROWS * SUMS and memory[1 - first].backward == 0
+    assert memory[0].window == window_of((ROWS + 1024) * KEYS, (ROWS + 1024) * KEYS + 1024 * SUMS)
+
+
+def test_nothing_travels():
+    """Documents of a rank each: no window, and the kernel writes all results."""
+    bounds = [(0, ROWS), (ROWS, 2 * ROWS)]
+    plan = plan_of(bounds, bounds, ["full", "full"])
+    assert plan.report.total_bytes == 0
+    assert [m.peak for m in memory_over_nvlink(plan)] == [0, 0]
+
+
+def test_a_large_area_has_no_second_one():
+    memory = memory_over_nvlink(full(ranks=4, rows=4 * ROWS))
+    rows = 4 * ROWS
+    assert memory[0].window == window_of(4 * rows * KEYS, 4 * rows * KEYS + 3 * rows * SUMS) // 2
+    assert memory[0].window > 1 << 30
+
+
+@pytest.mark.parametrize("work", ["queries", "heads"])
+def test_other_plans_are_refused(work):
+    whole = [(0, 2 * ROWS)]
+    plan = plan_of(whole, whole, "causal", heads=(8, 8), work=work)
+    with pytest.raises(ValueError, match="plan moves queries or heads; allowed: a plan whose keys"):
+        memory_over_nvlink(plan)
