@@ -3,6 +3,7 @@
 
 import pytest
 
+import plan_memory_cases as cases
 from magi_attention import api
 from magi_attention.common import AttnRanges
 from magi_attention.plan import Plan
@@ -97,3 +98,11 @@ def test_other_plans_are_refused(work):
     plan = plan_of(whole, whole, "causal", heads=(8, 8), work=work)
     with pytest.raises(ValueError, match="plan moves queries or heads; allowed: a plan whose keys"):
         memory_over_nvlink(plan)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_sums_are_those_that_the_executor_takes(ranks, degree):
+    """In host memory, where received keys are the executor's too and kernels take little."""
+    for found, least, most in ranks.run(4, cases.taken, 2048, degree):
+        slack = 1 << 16  # alignment of tensors, schedules of the host's kernels
+        assert least <= found <= most + slack
