@@ -8,6 +8,7 @@
 
 #include "plan/config.hpp"
 #include "plan/fastest.hpp"
+#include "plan/flat.hpp"
 #include "plan/hops.hpp"
 #include "plan/layout.hpp"
 #include "plan/loaded_plan.hpp"
@@ -147,10 +148,9 @@ void keep_faster(LoadedPlan other, std::optional<LoadedPlan>& kept) {
 }
 
 /// The ways that a config allows, first the one to keep where others are not faster. Shares are
-/// tried from small to large.
-std::vector<Way> ways_of(const Mask& mask, const PlanConfig& config) {
+/// tried from small to large. A share has `share_rows` rows at most, padding included.
+std::vector<Way> ways_of(const PlanConfig& config, std::int64_t share_rows) {
   const bool is_auto = config.work == WorkMode::Auto;
-  const std::int64_t rows = std::max(mask.rows_q, mask.rows_k);
   const bool may_move = config.num_ranks <= planner::kMostRanksOfMoves;
   std::vector<Way> ways;
   if (config.work == WorkMode::Keys || is_auto) ways.push_back({});
@@ -159,8 +159,7 @@ std::vector<Way> ways_of(const Mask& mask, const PlanConfig& config) {
   }
   if (is_auto || config.work == WorkMode::Heads) {
     for (const std::int32_t count : planner::possible_shares(config)) {
-      // Padding adds less than half.
-      if (is_auto && 2 * rows * count > kMaxRows) continue;
+      if (is_auto && share_rows * count > kMaxRows) continue;
       ways.push_back({.is_moving_queries = true, .num_head_shares = count});
     }
   }
@@ -201,12 +200,14 @@ std::vector<PlacementConfig> placements_of(const Way& way, const PlanConfig& con
 planner::LoadedPlan planner::make_loaded_plan(const Mask& mask, const PlanConfig& config) {
   planner::validate_config(config);
   planner::validate_sizes(mask, config);
+  // Padding adds less than there are rows.
+  const std::int64_t share_rows = std::int64_t{2} * std::max(mask.rows_q, mask.rows_k);
   PlacedMask placed(mask, config);
   std::optional<LoadedPlan> kept;
   if (has_place_for_step(mask, config)) {
     keep_faster(placed.plan_for_step(config.placement), kept);
   }
-  for (const Way& way : ways_of(mask, config)) {
+  for (const Way& way : ways_of(config, share_rows)) {
     for (const PlacementConfig& placement : placements_of(way, config)) {
       keep_faster(placed.plan(placement, way), kept);
     }
@@ -225,8 +226,10 @@ Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& p
   planner::validate_sizes(mask, config);
   planner::validate_placement(placement_q, "placement_q", mask.rows_q, config.num_ranks);
   planner::validate_placement(placement_k, "placement_k", mask.rows_k, config.num_ranks);
+  const std::int64_t share_rows =
+      std::max(planner::rows_per_share(placement_q), planner::rows_per_share(placement_k));
   std::optional<LoadedPlan> kept;
-  for (const Way& way : ways_of(mask, config)) {
+  for (const Way& way : ways_of(config, share_rows)) {
     keep_faster(finish_plan({.mask = mask,
                              .config = config,
                              .placement_q = placement_q,

@@ -144,6 +144,15 @@ TEST(AutoPlan, SharesHeadsWhereRowsAreFewAndHeadsAreMany) {
   }
 }
 
+TEST(AutoPlan, LeavesOutSharesOfMoreRowsThanThereMayBe) {
+  PlanConfig config = heads_config(4, 4, 4);
+  config.work = WorkMode::Auto;
+  const Placement wide = placement_from_chunks(1 << 29, 1 << 27, 4, {0, 1, 2, 3});
+  const Plan plan = make_plan_on(one_document(4096, MaskType::Full), config, wide, wide);
+  EXPECT_EQ(plan.num_head_shares, 1);
+  EXPECT_EQ(check_plan(plan), std::vector<std::string>{});
+}
+
 TEST(AutoPlan, IsNeverSlowerThanAnyOther) {
   RandomStream random(5);
   for (int i = 0; i < 20; ++i) {
