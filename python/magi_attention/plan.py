@@ -36,7 +36,7 @@ from magi_attention.env import comm, general
 from magi_attention.functional import SparseForwardMeta
 from magi_attention.functional._masks import runner_under
 from magi_attention.functional._needed_keys import NeededKeys
-from magi_attention.functional._rank_attention import RankAttention, layout_of
+from magi_attention.functional._rank_attention import LocalShape, RankAttention, layout_of
 from magi_attention.functional.dispatch import dispatch_padded, undispatch_func
 from magi_attention.functional.dist_attn import attend_by
 from magi_attention.functional.kernel_backend import chosen_backend
@@ -345,9 +345,9 @@ class BoundPlan:
     ) -> RankAttention:
         """Attention of this rank's rows, of which num_valid come before the padding."""
         report = self.plan.report
-        place = (
-            self.rank, rows, report.num_heads_q, report.num_heads_kv, report.head_dim,
-            report.head_dim_v, backend, num_valid,
+        local_shape = LocalShape(
+            self.rank, rows, num_valid, report.num_heads_q, report.num_heads_kv, report.head_dim,
+            report.head_dim_v, backend,
         )  # fmt: skip
         runner = partial(
             _runner_of, self.plan, rows, self.communicator, exchange_sms, backend,
@@ -360,7 +360,7 @@ class BoundPlan:
             "backend": backend or "the library's own",
             "rounded_partials": str(self._rounds_partials),
         }
-        return RankAttention(place, runner, self.cp_group, unpadded, named)
+        return RankAttention(local_shape, runner, self.cp_group, unpadded, named)
 
     def calc_attn(
         self,
@@ -421,8 +421,8 @@ class BoundPlan:
         """
         numbers = softmax_scale, softcap
         lists = index_sparse_indices, sparse_k_block_size
-        place = self.attention.place
-        return attend_to_chosen_keys((q, k, v), *lists, self.needed_keys, place, numbers)
+        local_shape = self.attention.local_shape
+        return attend_to_chosen_keys((q, k, v), *lists, self.needed_keys, local_shape, numbers)
 
     def dispatch(self, x: torch.Tensor, pad_value: float = 0.0, seq_dim: int = 0) -> torch.Tensor:
         """x, the same on every rank, with total_seqlen rows along seq_dim -> this rank's rows."""

@@ -28,7 +28,7 @@ def descriptors() -> int:
 def use(group):
     """Attention with a key of the group, and a collective without one: the key, and attention."""
     key = key_with(group)
-    q = torch.zeros(key._place[1], 4, 8)
+    q = torch.zeros(key._local_shape.rows, 4, 8)
     api.calc_attn(q, q[:, :2], q[:, 2:], key)
     rank = dist.get_rank(group)
     sizes = ([64], [64], [[rank]], [rank])

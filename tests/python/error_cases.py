@@ -140,7 +140,7 @@ def bad_groups(group) -> None:
         key = key_with(pair)
         plan = api.dist_attn_runtime_dict_mgr.get(key).plan
         refuses(lambda: plan.bind(group), ValueError, "cp_group has 4 ranks; allowed: 2")
-        q, kv = torch.zeros(key._place[1], 4, 8), torch.zeros(key._place[1], 2, 8)
+        q, kv = torch.zeros(key._local_shape.rows, 4, 8), torch.zeros(key._local_shape.rows, 2, 8)
         api.calc_attn(q, kv, kv, key)
         dist.barrier(pair)
         dist.destroy_process_group(pair)
@@ -156,7 +156,7 @@ def keys_of_other_groups(group) -> None:
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     pair = pairs[dist.get_rank() // 2]
     four, two = key_with(group), key_with(pair)
-    ours, theirs = four._place[1], two._place[1]
+    ours, theirs = four._local_shape.rows, two._local_shape.rows
     q, kv = torch.zeros(ours, 4, 8), torch.zeros(ours, 2, 8)
     refuses(lambda: api.calc_attn(q, kv, kv, two), ValueError,
             f"q has {ours} rows; allowed: {theirs}, the plan's rows of rank")  # fmt: skip
@@ -185,7 +185,7 @@ def destroyed_groups(group) -> None:
     if dist.get_rank() > 1:
         return
     key = key_with(pair)
-    x = torch.zeros(key._place[1], 4, 8)
+    x = torch.zeros(key._local_shape.rows, 4, 8)
     assert api.undispatch(x, key).shape[0] == 64
     dist.barrier(pair)
     dist.destroy_process_group(pair)
@@ -227,7 +227,7 @@ def late_ranks(group) -> None:
     if dist.get_rank() > 1:
         return
     key = key_with(pair)
-    x = torch.zeros(key._place[1], 4, 8)
+    x = torch.zeros(key._local_shape.rows, 4, 8)
     api.calc_attn(x, x[:, :2], x[:, :2], key)
     if dist.get_rank(pair) == 0:
         refuses(

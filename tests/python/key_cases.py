@@ -55,7 +55,7 @@ def key_cache(group) -> None:
             assert "cache" in str(error)
         else:
             raise AssertionError("a forgotten key was accepted")
-    rows = first._place[1]
+    rows = first._local_shape.rows
     q, kv = torch.zeros(rows, 8, 16), torch.zeros(rows, 2, 16)
     try:
         api.calc_attn(q, kv, kv, first)
@@ -102,7 +102,7 @@ def copies_of_keys(group) -> None:
     assert torch.equal(plan.bind(group).calc_attn(*given)[0], api.calc_attn(*given, key)[0])
     made = fields_of(key)  # as FSDP copies arguments
     assert made is not key and made == key
-    for name in ("reach", "_number", "_place"):
+    for name in ("reach", "_number", "_local_shape"):
         assert getattr(made, name) == getattr(key, name)
     assert torch.equal(api.calc_attn(*given, made)[0], api.calc_attn(*given, key)[0])
     api.clear_cache(group)
@@ -129,7 +129,7 @@ def names_of_equal_keys(group) -> None:
             old = None
         del made
         made = fields_of(kept)
-        for name in ("reach", "_number", "_place"):
+        for name in ("reach", "_number", "_local_shape"):
             assert getattr(made, name) == getattr(kept, name), (dies, name)
         assert made.reach == (59, 0) and torch.equal(compiled(*local, made)[0], wanted)
     del kept, made

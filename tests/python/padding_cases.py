@@ -22,7 +22,7 @@ def without_padding(group, case: Case) -> None:
     if sink is not None and case.sink_per_row:
         sink = api.dispatch(sink, key)
     whole = [api.dispatch(tensor, key) for tensor in (q, k, v, dout, dlse)]
-    num_valid = key._place[-1]
+    num_valid = key._local_shape.num_valid
     assert num_valid <= whole[0].shape[0]
     wanted = results(key, whole, sink, case)
     short = [tensor[:num_valid] for tensor in whole]
@@ -49,7 +49,7 @@ def compiled_without_padding(group, rows: int) -> None:
     case = Case(rows=rows, heads=(2, 2), head_dim=8)
     key = make_key(dense.masks(rows)["causal"], case, group)
     q, *_ = make_tensors(case)
-    local = api.dispatch(q, key)[: key._place[-1]]
+    local = api.dispatch(q, key)[: key._local_shape.num_valid]
 
     def attention(x):
         return api.calc_attn(x, x, x, key)[0]

@@ -67,7 +67,7 @@ def through_a_key(
     dtype = getattr(torch, case.dtype)
     with chosen(name, device):
         key = make_key(mask, case, group)
-        assert key._place[-2] == name
+        assert key._local_shape.backend == name
         bound = types.SimpleNamespace(
             dispatch=lambda t: api.dispatch(t, key),
             undispatch=lambda t: api.undispatch(t, key),

@@ -480,7 +480,7 @@ def plan_mismatch(group) -> None:
     rank = dist.get_rank(group)
     mask = dense.masks(64)[("causal", "full")[rank % 2]]
     key = make_key(mask, Case(rows=64), group)
-    q, kv = (torch.zeros(key._place[1], heads, 16, dtype=plain_dtype()) for heads in (8, 2))
+    q, kv = (torch.zeros(key._local_shape.rows, heads, 16, dtype=plain_dtype()) for heads in (8, 2))
     try:
         api.calc_attn(q, kv, kv, key)
     except RuntimeError as error:

@@ -155,7 +155,8 @@ def test_a_bound_plan_follows_the_variable(monkeypatch):
     monkeypatch.setenv(cases.VARIABLE, "fa7")
     with pytest.raises(ValueError, match="MAGI_ATTENTION_KERNEL_BACKEND is 'fa7'"):
         plan.bind()
-    assert plan.bind(backend="cutedsl").attention.place == plan.bind(backend="ffa").attention.place
+    of_old_name, own = plan.bind(backend="cutedsl"), plan.bind(backend="ffa")
+    assert of_old_name.attention.local_shape == own.attention.local_shape
 
 
 def test_a_bound_plan_of_another_backend_takes_no_lists():
@@ -172,8 +173,8 @@ def test_a_bound_plan_of_another_backend_takes_no_lists():
 def test_adapters_without_a_group_follow_the_variable():
     spec, heads = AttnMaskSpec.causal(40), (4, 2, 16)
     with cases.chosen("fa4"):
-        assert make_plan(spec, heads, None).attention.place[-2] == "fa4"
-    assert make_plan(spec, heads, None).attention.place[-2] is None
+        assert make_plan(spec, heads, None).attention.local_shape.backend == "fa4"
+    assert make_plan(spec, heads, None).attention.local_shape.backend is None
 
 
 def problem(heads_q=4, heads_kv=2, dim=64, dim_v=64, is_deterministic=False):

@@ -21,12 +21,12 @@ def by_torch(group, case: Case, block: int, name: str = "sdpa") -> None:
     os.environ[PREFIX + "KERNEL_BACKEND"] = name
     try:
         key = make_key(mask, case, group)
-        assert key._place[-2] == torch_attention.NAME
+        assert key._local_shape.backend == torch_attention.NAME
         check_attention(case.mask, key, mask, case, make_tensors(case))
     finally:
         del os.environ[PREFIX + "KERNEL_BACKEND"]
         torch_attention._BLOCK_ELEMENTS = kept
-    assert make_key(mask, case, group)._place[-2] is None
+    assert make_key(mask, case, group)._local_shape.backend is None
     api.clear_cache(group)
 
 

@@ -259,7 +259,7 @@ def calc_attn(
             attention = bound.attention
         dist_attn_runtime_dict_mgr.note_use(key)
         return attention.attend(q, k, v, options)
-    return attend(key._number, key._place, key.precision, (q, k, v), options)
+    return attend(key._number, key._local_shape, key.precision, (q, k, v), options)
 
 
 def calc_sparse_attn(

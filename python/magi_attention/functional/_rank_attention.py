@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,20 +31,36 @@ _OPTIONS_KEPT = 256  # ranks forget them alike, as all go through the same calls
 _by_number: weakref.WeakValueDictionary[int, RankAttention] = weakref.WeakValueDictionary()
 
 
+class LocalShape(NamedTuple):
+    """What q, k and v of a rank must fit under a plan: rows of the rank, of which num_valid come
+    before the padding, heads, head dims, and the name of the backend, None: the library's own.
+    """
+
+    rank: int
+    rows: int
+    num_valid: int
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    head_dim_v: int
+    backend: str | None
+
+
+NO_SHAPE = LocalShape(0, 0, 0, 0, 0, 0, 0, None)  # of keys without a plan
+
+
 class RankAttention:
-    """place: what tensors must fit: rank, its rows, heads of q and of k, head dims of q and v, the
-    name of the backend, or None, and how many of its rows come before the padding.
-    make_runner gives what runs the plan; the first call asks for it, as that compares the plans of
-    the ranks. unpadded: what runs the rows before the padding, where those need no others; else
-    tensors without padding are padded. named: what else ranks compare at the first call. number:
-    names it in operators for as long as it lives.
+    """Attention of the tensors of local_shape. make_runner gives what runs the plan; the first call
+    asks for it, as that compares the plans of the ranks. unpadded: what runs the rows before the
+    padding, where those need no others; else tensors without padding are padded. named: what else
+    ranks compare at the first call. number: names it in operators for as long as it lives.
     """
 
     _last_number = 0
 
     def __init__(
         self,
-        place: tuple,
+        local_shape: LocalShape,
         make_runner: Callable[[], Runner],
         cp_group: dist.ProcessGroup | None,
         unpadded: RankAttention | None = None,
@@ -52,7 +69,7 @@ class RankAttention:
         RankAttention._last_number += 1
         self.number = RankAttention._last_number
         _by_number[self.number] = self
-        self.place = place
+        self.local_shape = local_shape
         self.precision = general.precision()
         self.is_fast_backward = not general.is_deterministic_mode_enable()
         self._make_runner, self._cp_group = make_runner, cp_group
@@ -68,7 +85,8 @@ class RankAttention:
         """The prepared calls."""
         if self._calls is None:
             self._calls = calls_of(self._make_runner(), self._range_name)
-            _log.debug("calc_attn: rank %d of %d rows is ready", *self.place[:2])
+            rank, rows, *_ = self.local_shape
+            _log.debug("calc_attn: rank %d of %d rows is ready", rank, rows)
         return self._calls
 
     def find_call(self, q, k, v, sink, params: Options) -> Call:
@@ -126,13 +144,13 @@ class RankAttention:
                 call, agreed = known
                 begin(self._cp_group, agreed)
                 return run(q, k, v, None, call, None)
-        if lacks_padding(q, self.place):
+        if lacks_padding(q, self.local_shape):
             if self._unpadded is not None:
                 return self._unpadded.attend(q, k, v, options)
-            return attend_padded((q, k, v), options, self.place, self._attend_all)
+            return attend_padded((q, k, v), options, self.local_shape, self._attend_all)
         given = q, k, v
         try:
-            q, k, v = check_local(q, k, v, self.place, self.precision)
+            q, k, v = check_local(q, k, v, self.local_shape, self.precision)
             scale = check_params(softmax_scale, softcap, q.dtype)
             sink, layout = check_sink(sink, sink_layout, q)
         except Exception as error:
@@ -193,22 +211,22 @@ def layout_of(sink: torch.Tensor | None) -> str:
     return "ssh" if getattr(sink, "ndim", 2) == 3 else "sh"
 
 
-def lacks_padding(q: torch.Tensor, place: tuple) -> bool:
+def lacks_padding(q: torch.Tensor, local_shape: LocalShape) -> bool:
     """Whether q holds the rank's rows before the padding alone."""
-    rows, num_valid = place[1], place[-1]
+    num_valid = local_shape.num_valid
     return (
-        num_valid != rows
+        num_valid != local_shape.rows
         and isinstance(q, torch.Tensor)
         and q.ndim == 3
         and (q.shape[0] == num_valid)
     )
 
 
-def attend_padded(qkv: tuple, options: tuple, place: tuple, attend: Callable):
+def attend_padded(qkv: tuple, options: tuple, local_shape: LocalShape, attend: Callable):
     """attend(q, k, v, options) on tensors that lack the padding: it is added, and taken off the
     result. Keys of padding are seen by no row, and its queries see none.
     """
-    rows, num_valid = place[1], place[-1]
+    rows, num_valid = local_shape.rows, local_shape.num_valid
     for name, tensor in zip("qkv", qkv):
         if not isinstance(tensor, torch.Tensor) or tensor.ndim != 3 or len(tensor) != num_valid:
             got = len(tensor) if isinstance(tensor, torch.Tensor) and tensor.ndim else tensor
@@ -225,13 +243,13 @@ def _padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     return torch.cat((tensor, tensor.new_zeros((missing, *tensor.shape[1:]))))
 
 
-def check_local(q, k, v, place: tuple, precision: MagiAttentionPrecision | None):
-    """q, k, v of one rank, cast where the environment asks; place: RankAttention.place."""
+def check_local(q, k, v, local_shape: LocalShape, precision: MagiAttentionPrecision | None):
+    """q, k, v of one rank, cast where the environment asks."""
     if precision is not None:
         dtype = precision.to_torch_dtype()
         named = zip("qkv", (q, k, v))
         q, k, v = (as_plain(n, t).to(dtype) if isinstance(t, torch.Tensor) else t for n, t in named)
-    rank, rows, heads_q, heads_kv, dim, dim_v, backend, num_valid = place
+    rank, rows, num_valid, heads_q, heads_kv, dim, dim_v, backend = local_shape
     # Before they are compared with each other, which would name one that fits the plan.
     for name, tensor in zip("qkv", (q, k, v)):
         if isinstance(tensor, torch.Tensor) and tensor.ndim == 3 and tensor.shape[0] != rows:

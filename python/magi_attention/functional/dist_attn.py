@@ -31,6 +31,7 @@ from magi_attention.functional._ops import (
     with_symbols,
 )
 from magi_attention.functional._rank_attention import (
+    LocalShape,
     RankAttention,
     attend_padded,
     check_local,
@@ -55,7 +56,7 @@ def _forward_fake(
 
 def _checked(attention: RankAttention, q, k, v, sink, scale, softcap, sink_layout: int):
     """What calc_attn checks, for callers of the operators and of graphs: q, k, v and sink."""
-    q, k, v = check_local(q, k, v, attention.place, None)
+    q, k, v = check_local(q, k, v, attention.local_shape, None)
     check_params(scale or None, softcap, q.dtype)
     sink = check_computed_sink(sink, sink_layout, q)
     refuse_tangents(q=q, k=k, v=v, sink=sink)
@@ -150,17 +151,18 @@ class DistAttention(torch.autograd.Function):
 
 def attend(
     number: int,
-    place: tuple,
+    local_shape: LocalShape,
     precision: MagiAttentionPrecision | None,
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     options: tuple,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """RankAttention.attend as an operator, by its number, place and precision."""
-    if lacks_padding(qkv[0], place):
-        return attend_padded(qkv, options, place, partial(attend, number, place, precision))
+    """RankAttention.attend as an operator, by its number, local_shape and precision."""
+    if lacks_padding(qkv[0], local_shape):
+        padded = partial(attend, number, local_shape, precision)
+        return attend_padded(qkv, options, local_shape, padded)
     sink, sink_layout, softmax_scale, softcap, return_max_logits = options
     given_dtype = qkv[0].dtype if isinstance(qkv[0], torch.Tensor) else None
-    q, k, v = check_local(*qkv, place, precision)
+    q, k, v = check_local(*qkv, local_shape, precision)
     scale = check_params(softmax_scale, softcap, q.dtype)
     sink, layout = check_sink(sink, sink_layout, q)
     scale, softcap, symbols = with_symbols(scale, softcap)
@@ -201,4 +203,4 @@ def attend_by(
     """RankAttention.attend, as an operator where one is asked for."""
     if is_eager(*qkv):
         return attention.attend(*qkv, options)
-    return attend(attention.number, attention.place, attention.precision, qkv, options)
+    return attend(attention.number, attention.local_shape, attention.precision, qkv, options)

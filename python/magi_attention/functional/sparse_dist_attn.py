@@ -9,6 +9,7 @@ from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional._checks import check_qkv
 from magi_attention.functional._listed_ops import check_lists
 from magi_attention.functional._needed_keys import NeededKeys
+from magi_attention.functional._rank_attention import LocalShape
 from magi_attention.functional._sparse import (
     SparseForwardMeta,
     attend_to_lists,
@@ -22,15 +23,15 @@ def attend_to_chosen_keys(
     indices: torch.Tensor,
     block: int,
     needed: NeededKeys,
-    place: tuple,
+    local_shape: LocalShape,
     numbers: tuple[float | None, float],
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """indices int32 [rows of q, heads_kv, n]: rows of the sequence, or blocks of it; place:
-    RankAttention.place; numbers: softmax_scale and softcap. See BoundPlan.calc_sparse_attn.
+    """indices int32 [rows of q, heads_kv, n]: rows of the sequence, or blocks of it; numbers:
+    softmax_scale and softcap. See BoundPlan.calc_sparse_attn.
     """
     q, k, v = check_qkv(*qkv)
-    check_own_backend(place[6])
-    _check_shapes((q, k, v), place)
+    check_own_backend(local_shape.backend)
+    _check_shapes((q, k, v), local_shape)
     _refuse_gpu(q)
     indices = check_lists(indices, block, (q.shape[0], k.shape[1]), q.device)
     places = needed.places(k.shape[0], k.device)
@@ -53,9 +54,9 @@ def _refuse_gpu(q: torch.Tensor) -> None:
         )
 
 
-def _check_shapes(qkv: tuple[torch.Tensor, ...], place: tuple) -> None:
+def _check_shapes(qkv: tuple[torch.Tensor, ...], local_shape: LocalShape) -> None:
     """ValueError unless the tensors are those of the plan's rank, with or without its padding."""
-    _, rows, heads_q, heads_kv, dim, dim_v, _, num_valid = place
+    _, rows, num_valid, heads_q, heads_kv, dim, dim_v, _ = local_shape
     found = qkv[0].shape[0]
     if found not in (rows, num_valid):
         allowed = f"{rows}" if rows == num_valid else f"{rows}, or {num_valid} without padding"

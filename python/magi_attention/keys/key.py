@@ -20,6 +20,7 @@ from magi_attention.common.enum import (
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.env import comm, general
+from magi_attention.functional._rank_attention import NO_SHAPE
 from magi_attention.plan import BoundPlan
 
 
@@ -57,11 +58,11 @@ class DistAttnRuntimeKey:
     cost_file: str = field(default="", repr=False)
     work_search: str = field(default="", repr=False)
 
-    # What calls with this key need of its bound plan: its attention, weakly; the number and place
-    # of that, which a compiled graph can hold; its reach. None and 0 for a key without one.
+    # What calls with this key need of its bound plan: its attention, weakly; the number and
+    # local shape of that, which a compiled graph can hold; its reach. None and 0 for a key without.
     _attention = staticmethod(lambda: None)
     _number = 0
-    _place = (0, 0)
+    _local_shape = NO_SHAPE
     reach = (0, 0)
 
     @property
@@ -105,7 +106,7 @@ class DistAttnRuntimeKey:
         known.told = {
             "_attention": weakref.ref(bound.attention),
             "_number": bound.attention.number,
-            "_place": bound.attention.place,
+            "_local_shape": bound.attention.local_shape,
             "reach": bound.reach,
         }
         self.__dict__.update(known.told)
