@@ -27,7 +27,7 @@ def rank_in(name: str, group: dist.ProcessGroup) -> int:
     if not isinstance(group, dist.ProcessGroup):
         # torch gives an object of its own to processes that a new group does not hold
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
-            check_kind(name, group, dist.ProcessGroup, "a ProcessGroup")
+            check_kind(name, group, dist.ProcessGroup, "a ProcessGroup, of a mesh its get_group()")
         raise ValueError(f"{name} does not hold this process; allowed: a group that does")
     try:
         rank = dist.get_rank(group)

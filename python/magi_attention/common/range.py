@@ -123,7 +123,7 @@ class AttnRange:
         return other._start <= self._start and self._end <= other._end
 
     def is_overlap_with(self, other: AttnRange) -> bool:
-        """Whether both have a row in common."""
+        """Whether both have a row in common; an empty one overlaps what it lies inside of."""
         return self._start < other._end and other._start < self._end
 
     def is_empty(self) -> bool:
