@@ -145,7 +145,7 @@ void set_layout(const CLI::App& app, const std::string& name, PlanConfig& config
 }
 
 void add_degree_flag(CLI::App& app, PlanConfig& config) {
-  add(app, "--degree", "N|auto", "remote stages; 0: fetch everything first (default 1)",
+  add(app, "--degree", "N|auto", "remote stages; 0: fetch everything first (default auto)",
       [&config](const std::string& text) {
         if (text == "auto") {
           config.overlap_degree.reset();

@@ -23,7 +23,9 @@ using magi::Plan;
 Plan documents_plan(const nlohmann::json& lengths, std::int32_t num_ranks) {
   std::vector<std::int32_t> ends = {0};
   for (const std::int32_t length : lengths) ends.push_back(ends.back() + length);
-  magi::PlanConfig config{.num_ranks = num_ranks, .num_heads_q = 64, .num_heads_kv = 8};
+  // With a remote stage own and received rows are attended to apart: more slices to compare.
+  magi::PlanConfig config{
+      .num_ranks = num_ranks, .num_heads_q = 64, .num_heads_kv = 8, .overlap_degree = 1};
   config.placement.chunk_size = 512;
   return magi::make_plan(magi::mask_from_cu_seqlens(ends, ends, {.is_causal = true}), config);
 }

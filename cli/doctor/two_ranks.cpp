@@ -19,12 +19,14 @@ constexpr std::int32_t kDim = SmallProblem::kDim;
 
 /// Ranks take chunks in turns, there and back, so that rows of documents travel both ways.
 std::shared_ptr<const Plan> small_plan(const SmallProblem& problem) {
+  // One remote stage, so that results of two attends are merged, too.
   PlanConfig config{.num_ranks = kRanks,
                     .num_heads_q = kHeadsQ,
                     .num_heads_kv = kHeadsKv,
                     .head_dim_qk = kDim,
                     .head_dim_v = kDim,
-                    .element_bytes = static_cast<std::int32_t>(dtype_bytes(problem.type))};
+                    .element_bytes = static_cast<std::int32_t>(dtype_bytes(problem.type)),
+                    .overlap_degree = 1};
   config.placement.algorithm = PlacementAlgorithm::Zigzag;
   return std::make_shared<const Plan>(make_plan(problem.mask, config));
 }

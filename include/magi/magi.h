@@ -116,7 +116,7 @@ typedef struct magi_plan_config {
   int32_t head_dim_qk;
   int32_t head_dim_v;
   int32_t element_bytes;  /* of k and v on the wire */
-  int32_t overlap_degree; /* 0, 1, ..., or MAGI_OVERLAP_AUTO */
+  int32_t overlap_degree; /* 0, 1, ..., or MAGI_OVERLAP_AUTO: the cost model chooses 0 to 8 */
   int32_t wave_mode;      /* MAGI_WAVES_... */
   int32_t min_wave_rows;
   int32_t work;            /* MAGI_WORK_... */
@@ -134,7 +134,8 @@ typedef struct magi_plan_config {
   int32_t work_search; /* MAGI_SEARCH_..., where work is not MAGI_WORK_KEYS */
   int32_t head_shares; /* with MAGI_WORK_HEADS: a common divisor of ranks and kv heads; 0: chosen */
 } magi_plan_config;
-/* Sets struct_size and the defaults: one rank, one head of 128, 2-byte elements, degree 1. */
+/* Sets struct_size and the defaults: one rank, one head of 128, 2-byte elements, and a degree that
+ * the cost model chooses. */
 MAGI_API void magi_plan_config_init(magi_plan_config* config);
 /* Sets the constants of the cost model to those of a cost file's text. */
 MAGI_API magi_status magi_plan_config_read_cost(magi_plan_config* config, const char* text,

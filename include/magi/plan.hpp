@@ -71,9 +71,9 @@ struct PlanConfig {
   /// Cross-attention: keys have their own placement (`auto`: near their queries). Absent: keys sit
   /// with the queries of the same row where rows_q == rows_k, else they are placed by `placement`.
   std::optional<PlacementConfig> placement_k;
-  /// Remote stages. 0: fetch all, then one attention call; 1: own keys, then all remote ones; N: at
-  /// most N (fewer where heads or rows do not suffice); absent: the cost model chooses 0 to 8.
-  std::optional<std::int32_t> overlap_degree = 1;
+  /// Remote stages. Absent: the cost model chooses 0 to 8; 0: fetch all, then one attention call;
+  /// 1: own keys, then all remote ones; N: at most N (fewer where heads or rows do not suffice).
+  std::optional<std::int32_t> overlap_degree;
   WorkMode work = WorkMode::Keys;
   /// How work Queries, Auto and Heads find who computes what; with work Keys the first alone.
   WorkSearch work_search = WorkSearch::ThresholdAccepting;

@@ -45,6 +45,15 @@ class PlanAbi : public testing::Test {
 
 TEST_F(PlanAbi, IsThePlanOfTheCppCall) { EXPECT_EQ(json_of(plan.get()), plan_to_json(truth)); }
 
+TEST_F(PlanAbi, TheDefaultsAreThoseOfTheCppCall) {
+  magi_plan_config_init(&config);
+  EXPECT_EQ(config.overlap_degree, MAGI_OVERLAP_AUTO);
+  config.num_ranks = 4;
+  const auto plain =
+      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  EXPECT_EQ(json_of(plain.get()), plan_to_json(make_plan(test_mask(), {.num_ranks = 4})));
+}
+
 TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
   magi_placement_config placement;
   magi_placement_config_init(&placement);

@@ -219,8 +219,14 @@ TEST(CommandPlan, FlagsReachTheConfiguration) {
   config.overlap_degree = 2;
   config.stage_mode = StageMode::Rows;
   EXPECT_EQ(plan_from_json(outcome.out).config, config);
-  const Outcome free = run_magi("plan --tokens 4096 --degree auto --json");
+}
+
+TEST(CommandPlan, TheCostModelChoosesTheDegreeUnlessOneIsAskedFor) {
+  const std::string call = "plan --tokens 4096 --causal --ranks 4 --json";
+  const Outcome free = run_magi(call);
   EXPECT_FALSE(plan_from_json(free.out).config.overlap_degree.has_value());
+  EXPECT_EQ(run_magi(call + " --degree auto").out, free.out);
+  EXPECT_EQ(plan_from_json(run_magi(call + " --degree 1").out).config.overlap_degree, 1);
 }
 
 TEST(CommandPlan, ReportsForPeopleAndWritesTheFile) {

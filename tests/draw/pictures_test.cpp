@@ -222,8 +222,12 @@ TEST(TimelinePicture, ShowsStagesAndTimes) {
 }
 
 TEST(TimelinePicture, ShowsMovingQueriesAndNodes) {
-  PlanConfig config{.num_ranks = 4, .num_heads_q = 4, .num_heads_kv = 4, .head_dim_qk = 64};
-  config.work = WorkMode::Queries;
+  PlanConfig config{.num_ranks = 4,
+                    .num_heads_q = 4,
+                    .num_heads_kv = 4,
+                    .head_dim_qk = 64,
+                    .overlap_degree = 1,
+                    .work = WorkMode::Queries};
   const Mask mask{.rows_q = 4096,
                   .rows_k = 4096,
                   .slices = {band_slice({0, 4096}, {0, 4096}, MaskType::Causal)}};

@@ -139,8 +139,7 @@ TEST(GroupCollectiveArgs, CastMovesExactlyTheReceivedRows) {
 TEST(GroupCollectiveArgs, RowsNobodyNeedsHaveNoDestination) {
   // Queries of rank 1 see keys 4 to 8 of rank 0's 16.
   const Mask mask{32, 32, {band_slice({16, 32}, {4, 8}, MaskType::Full)}};
-  PlanConfig config;
-  config.num_ranks = 2;
+  const PlanConfig config{.num_ranks = 2, .overlap_degree = 1};
   const Placement placement = placement_from_chunks(32, 16, 2, {0, 1});
   const Plan plan = make_plan_on(mask, config, placement, placement);
   const GroupCollectiveArgs sender = group_collective_args(plan, 0, 1);
@@ -171,8 +170,7 @@ TEST(GroupCollectiveArgs, SharesOfHeadsAreRefused) {
 
 TEST(GroupCollectiveArgs, OneRowGoesToSeveralRanks) {
   const Mask mask{48, 48, {band_slice({0, 48}, {0, 4}, MaskType::Full)}};
-  PlanConfig config;
-  config.num_ranks = 3;
+  const PlanConfig config{.num_ranks = 3, .overlap_degree = 1};
   const Placement placement = placement_from_chunks(48, 16, 3, {0, 1, 2});
   const Plan plan = make_plan_on(mask, config, placement, placement);
   const GroupCollectiveArgs args = group_collective_args(plan, 0, 1);

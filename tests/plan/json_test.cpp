@@ -36,6 +36,7 @@ Plan golden_plan() {
   config.num_heads_kv = 2;
   config.head_dim_qk = 8;
   config.head_dim_v = 8;
+  config.overlap_degree = 1;
   const Placement placement = placement_from_chunks(8, 2, 2, {0, 1, 1, 0});
   return make_plan_on(mask, config, placement, placement);
 }

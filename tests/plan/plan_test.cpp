@@ -17,8 +17,9 @@ Mask causal(std::int32_t rows) {
   return {rows, rows, {band_slice({0, rows}, {0, rows}, MaskType::Causal)}};
 }
 
+/// With own keys and one remote stage.
 PlanConfig config_of(std::int32_t num_ranks, std::int32_t heads_kv = 1) {
-  PlanConfig config;
+  PlanConfig config{.overlap_degree = 1};
   config.num_ranks = num_ranks;
   config.num_heads_q = heads_kv * 2;
   config.num_heads_kv = heads_kv;

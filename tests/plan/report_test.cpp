@@ -16,8 +16,9 @@ Mask causal(std::int32_t rows) {
   return {rows, rows, {band_slice({0, rows}, {0, rows}, MaskType::Causal)}};
 }
 
+/// With own keys and one remote stage.
 PlanConfig config_of(std::int32_t num_ranks) {
-  PlanConfig config;
+  PlanConfig config{.overlap_degree = 1};
   config.num_ranks = num_ranks;
   config.num_heads_q = 8;
   config.num_heads_kv = 2;
@@ -156,13 +157,12 @@ TEST(PredictedTime, DegreeZeroHidesWhatComesInANode) {
   EXPECT_GE(waiting.exposed_comm_seconds, staged.exposed_comm_seconds);
 }
 
-TEST(PredictedTime, TheChosenDegreeIsTheBestOfAllByItsOwnForecast) {
-  PlanConfig config = config_of(4);
-  config.num_heads_q = config.num_heads_kv = 8;
+TEST(PredictedTime, TheDefaultDegreeIsTheBestOfAllByItsOwnForecast) {
+  PlanConfig config{.num_ranks = 4, .num_heads_q = 8, .num_heads_kv = 8};
+  ASSERT_FALSE(config.overlap_degree.has_value());
   config.cost.bytes_per_second = 2e9;
   config.cost.flops_per_second = 1e12;
   const Mask mask = causal(16384);
-  config.overlap_degree = std::nullopt;
   const double chosen = make_plan(mask, config).report.forward_seconds;
   double best = chosen;
   for (std::int32_t degree = 1; degree <= 8; ++degree) {

@@ -218,6 +218,7 @@ Plan node_plan(std::int32_t devices_per_node) {
                     .head_dim_qk = 8,
                     .head_dim_v = 8,
                     .element_bytes = 4,
+                    .overlap_degree = 1,
                     .devices_per_node = devices_per_node};
   config.cost = {.bytes_per_second = 1e9,
                  .seconds_per_transfer = 1e-6,

@@ -15,9 +15,12 @@ class DistributedRefusalTest : public GpuTest {
     GpuTest::SetUp();
     if (IsSkipped()) return;
     const Range all{0, 16};
-    plan = std::make_shared<const Plan>(
-        make_plan(mask_from_window(all, all, {.left = -1, .right = 0}, 16, 16),
-                  {.num_heads_q = 4, .num_heads_kv = 2, .head_dim_qk = 64, .head_dim_v = 64}));
+    plan = std::make_shared<const Plan>(make_plan(
+        mask_from_window(all, all, {.left = -1, .right = 0}, 16, 16), {.num_heads_q = 4,
+                                                                       .num_heads_kv = 2,
+                                                                       .head_dim_qk = 64,
+                                                                       .head_dim_v = 64,
+                                                                       .overlap_degree = 1}));
     const auto on_gpu = [](DType dtype, std::initializer_list<std::int64_t> shape) {
       TensorView tensor = contiguous_view(reinterpret_cast<void*>(4096), dtype, shape);
       tensor.device = 0;

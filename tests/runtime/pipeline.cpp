@@ -156,6 +156,7 @@ PlanConfig plan_config(const AttentionCase& test, std::int32_t num_ranks) {
                     .head_dim_qk = in.dim_qk,
                     .head_dim_v = in.dim_v,
                     .element_bytes = static_cast<std::int32_t>(dtype_bytes(test.dtype)),
+                    .overlap_degree = 1,
                     .min_stage_rows = 1};
   return config;
 }
