@@ -22,8 +22,7 @@ DeviceInfo device_info(std::int32_t device) {
   };
   return {.major = attribute(cudaDevAttrComputeCapabilityMajor),
           .minor = attribute(cudaDevAttrComputeCapabilityMinor),
-          .num_sms = attribute(cudaDevAttrMultiProcessorCount),
-          .l2_bytes = attribute(cudaDevAttrL2CacheSize)};
+          .num_sms = attribute(cudaDevAttrMultiProcessorCount)};
 }
 
 std::string device_name(std::int32_t device) {

@@ -11,7 +11,6 @@ struct DeviceInfo {
   std::int32_t major = 0;
   std::int32_t minor = 0;
   std::int32_t num_sms = 0;
-  std::int64_t l2_bytes = 0;
 
   bool is_hopper() const { return major == 9 && minor == 0; }
 };

@@ -113,12 +113,6 @@ __device__ __forceinline__ void store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-/// Waits until all but `kPending` committed stores are complete and visible to this thread.
-template <int kPending>
-__device__ __forceinline__ void store_wait() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
 /// Orders this thread's ordinary shared-memory writes before later asynchronous reads of them.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -32,7 +32,6 @@ struct ForwardState {
   std::int32_t num_slots = 0;    ///< splits of all tiles, of one head group
   std::int32_t num_sources = 0;  ///< of coming keys
   std::int32_t num_arrival_sections = 1;
-  std::int32_t own_rows = 0;  ///< of keys, in tensors of their own
   DeviceList tiles;
   DeviceList records;
   DeviceList splits;
