@@ -3,6 +3,8 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
+#include <tuple>
 
 #include "base/check.hpp"
 #include "base/env.hpp"
@@ -19,7 +21,6 @@ namespace {
 constexpr std::int32_t kKilo = 1024;
 constexpr std::int32_t kMostTokens = 1024 * kKilo;
 constexpr std::int32_t kMostRanks = 64;
-constexpr const char* kLayouts = "even numbers from 2 to 1024k";
 
 struct DistFlags {
   DistBenchOptions options{.masks = dist_mask_names(),
@@ -31,29 +32,15 @@ struct DistFlags {
   bool is_json = false;
 };
 
-/// "8k" or "8192".
 std::int32_t parse_tokens(const std::string& text) {
-  const bool has_kilo = !text.empty() && text.back() == 'k';
-  const std::int32_t unit = has_kilo ? kKilo : 1;
-  const std::string digits = has_kilo ? text.substr(0, text.size() - 1) : text;
-  std::int64_t tokens = 0;
-  try {
-    tokens = parse_int("--tokens", digits, {1, kMostTokens}) * unit;
-  } catch (const InvalidArgument&) {
-    tokens = 0;
+  const std::optional<std::int64_t> tokens = count_of(text);
+  if (!tokens || *tokens < 2 || *tokens > kMostTokens || *tokens % 2 != 0) {
+    throw invalid("--tokens", shown(text), "even numbers from 2 to 1024k");
   }
-  if (tokens < 2 || tokens > kMostTokens || tokens % 2 != 0) {
-    throw invalid("--tokens", shown(text), kLayouts);
-  }
-  return static_cast<std::int32_t>(tokens);
+  return static_cast<std::int32_t>(*tokens);
 }
 
 void check(const DistBenchOptions& options) {
-  if (options.heads_q % options.heads_kv != 0) {
-    throw invalid("--heads",
-                  std::to_string(options.heads_q) + ":" + std::to_string(options.heads_kv),
-                  "query heads that are a multiple of the kv heads");
-  }
   if (options.head_dim % 8 != 0) {
     throw invalid("--head-dim", options.head_dim, "multiples of 8 from 8 to 128");
   }
@@ -112,7 +99,7 @@ void add_list_flags(CLI::App& app, DistBenchOptions& options) {
       });
   add("--heads", "Q:KV", "heads of q and of k and v (default 64:8)",
       [&options](const std::string& text) {
-        std::tie(options.heads_q, options.heads_kv) = parse_pair("--heads", text, ':', {1, 1024});
+        std::tie(options.heads_q, options.heads_kv) = parse_heads("--heads", text);
       });
   add("--head-dim,--dim", "N", "multiple of 8 (default 128)", [&options](const std::string& text) {
     options.head_dim = static_cast<std::int32_t>(parse_int("--head-dim", text, {8, 128}));

@@ -10,6 +10,7 @@
 #include "doctor/report.hpp"
 #include "doctor/small_attention.hpp"
 #include "files.hpp"
+#include "flags.hpp"
 #include "magi/error.hpp"
 #include "magi/runtime.hpp"
 
@@ -139,7 +140,7 @@ Command add_doctor_command(CLI::App& parent) {
   const auto flags = std::make_shared<DoctorFlags>();
   app->add_flag("--calibrate", flags->is_calibrating,
                 "measure the constants of the cost model and print them as a cost file");
-  app->add_option("--out", flags->out, "with --calibrate: the file to write")->type_name("FILE");
+  add_path(*app, "--out", "FILE", flags->out, "with --calibrate: the file to write");
   app->add_flag("--json", flags->is_json, "print JSON (a cost file always is)");
   return {.app = app, .run = [flags] { return run_doctor(*flags); }};
 }

@@ -99,4 +99,21 @@ std::pair<std::int32_t, std::int32_t> parse_pair(std::string_view flag, std::str
           static_cast<std::int32_t>(parse_int(flag, parts[1], bounds))};
 }
 
+std::optional<std::int64_t> count_of(std::string_view text) {
+  constexpr std::int64_t kKilo = 1024;
+  const std::int64_t unit = text.ends_with('k') ? kKilo : 1;
+  if (unit == kKilo) text.remove_suffix(1);
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool is_read = error == std::errc{} && end == text.data() + text.size();
+  if (!is_read || value < 0 || value > std::numeric_limits<std::int64_t>::max() / kKilo) return {};
+  return value * unit;
+}
+
+std::pair<std::int32_t, std::int32_t> parse_heads(std::string_view flag, std::string_view text) {
+  const auto heads = parse_pair(flag, text, ':', {1, 1024});
+  if (heads.first % heads.second == 0) return heads;
+  throw invalid(flag, shown(text), "query heads that are a multiple of the kv heads");
+}
+
 }  // namespace magi::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -31,6 +32,12 @@ std::vector<std::int32_t> parse_ints(std::string_view flag, std::string_view tex
 /// "left<separator>right", both inside `bounds`.
 std::pair<std::int32_t, std::int32_t> parse_pair(std::string_view flag, std::string_view text,
                                                  char separator, Bounds bounds);
+
+/// "8192", or "8k" for 8 * 1024; nothing for any other text.
+std::optional<std::int64_t> count_of(std::string_view text);
+
+/// "64:8": query heads, which are a multiple of the kv heads, and kv heads; 1 to 1024.
+std::pair<std::int32_t, std::int32_t> parse_heads(std::string_view flag, std::string_view text);
 
 /// The text fit for one line of a message: quoted, printable, at most 60 characters.
 std::string shown(std::string_view text);

@@ -111,8 +111,9 @@ TEST(BenchCommand, WrongCallsGiveOneSentence) {
   expect_one_line("bench kernel --masks full,round", 2, "--masks is 'round'; allowed: full, ");
   expect_one_line("bench kernel --lengths 3k", 2, "--lengths is '3k'; allowed: powers of two");
   expect_one_line("bench kernel --lengths=", 2, "--lengths");
-  expect_one_line("bench kernel --heads 8:3", 2, "--heads is 8:3");
-  expect_one_line("bench kernel --head-dim 12", 2, "--head-dim is 12");
+  expect_one_line("bench kernel --heads 8:3", 2, "--heads is '8:3'");
+  expect_one_line("bench kernel --head-dim 12", 2, "--head-dim is 12; allowed: multiples of 8");
+  expect_one_line("bench kernel --cublas ''", 2, "--cublas is ''; allowed: a path");
   expect_one_line("bench kernel --head-dim-v 260", 2, "--head-dim-v");
 }
 

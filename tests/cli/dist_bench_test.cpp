@@ -142,7 +142,7 @@ TEST(DistBench, BadCalls) {
       {"--tokens 2048k", "--tokens is '2048k'"},
       {"--masks full,round", "--masks is 'round'; allowed: full, "},
       {"--gpus 0", "--gpus[0] is '0'"},
-      {"--heads 8:3", "--heads is 8:3"},
+      {"--heads 8:3", "--heads is '8:3'"},
       {"--dim 12", "--head-dim is 12"},
       {"--transport pigeon", "--transport is 'pigeon'; allowed: nvlink, nccl, shm"},
       {"--transport nccl --cpu", "--transport is nccl; allowed: shm with --cpu"},

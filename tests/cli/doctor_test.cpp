@@ -153,6 +153,7 @@ TEST(CommandDoctor, WritesAFileThatPlansTake) {
 
 TEST(CommandDoctor, BadCalls) {
   EXPECT_EQ(run_magi("doctor --out x").code, 2);
+  EXPECT_EQ(run_magi("doctor --calibrate --out ''").code, 2) << "no file to write";
   EXPECT_EQ(run_magi("doctor --calibrate --out /no/such/folder/x").code, 2);
   EXPECT_EQ(run_magi("doctor", "MAGI_ATTENTION_COST_FILE=/no/such/file").code, 2);
 }

@@ -62,6 +62,24 @@ TEST(Values, PairsHaveTwoParts) {
   EXPECT_NE(refusal([] { parse_pair("--w", "1,2,3", ',', {0, 9}); }), "accepted");
 }
 
+TEST(Values, CountsMayBeInUnitsOf1024) {
+  EXPECT_EQ(count_of("8192"), 8192);
+  EXPECT_EQ(count_of("8k"), 8192);
+  EXPECT_EQ(count_of("0"), 0);
+  for (const char* bad :
+       {"", "k", "-1", "+1", "8K", "8kk", "8 k", "1.5k", "9223372036854775807k"}) {
+    EXPECT_EQ(count_of(bad), std::nullopt) << bad;
+  }
+}
+
+TEST(Values, QueryHeadsAreAMultipleOfKvHeads) {
+  EXPECT_EQ(parse_heads("--heads", "64:8"), (std::pair<std::int32_t, std::int32_t>{64, 8}));
+  EXPECT_EQ(refusal([] { parse_heads("--heads", "64:7"); }),
+            "--heads is '64:7'; allowed: query heads that are a multiple of the kv heads");
+  EXPECT_NE(refusal([] { parse_heads("--heads", "64"); }), "accepted");
+  EXPECT_NE(refusal([] { parse_heads("--heads", "0:0"); }), "accepted");
+}
+
 TEST(Values, HostileTextIsShownOnOneShortLine) {
   EXPECT_EQ(shown("a\nb\x1b[31m\x7f"), "'a?b?[31m?'");
   EXPECT_EQ(shown(std::string(1000, 'x')).size(), 65u);
