@@ -33,8 +33,14 @@ TensorGroup rows_of(TensorGroup group, Range rows);
 /// if it is given.
 TensorView sink_of(const TensorView& sink, const RankSteps& steps, const AttendCall& call);
 
-/// One call of a pass: its time in a memory, its tensors by role, and its exchanges. Whoever runs
-/// the pass sets the own tensors of each role that takes part, and walks the steps.
+/// One call of a pass: its tensors by role, the memory that it is lent, and its exchanges. A call
+/// goes through these in order:
+///   set_own, set_kind   the caller's tensors (set_tensors below), or flat ones (FlatTensors)
+///   prepare_pass        tables of rows, which one rank alone may have no memory for
+///   check_pass          the last refusal; from here on rows move
+///   begin               memory of the call, until the call's end
+///   walk                the plan's steps, each behind those that it waits for
+///   round_sums, await_all, store   what is left of exchanges and sums
 /// NOTE: a call must outlive what aborts the group after an error: to drop an exchange under way
 /// would end the group without the reason.
 class StepCall {
@@ -52,9 +58,8 @@ class StepCall {
   /// Behind prepare_pass. Throws InvalidArgument, on all ranks alike and before anything is done,
   /// where the stream cannot begin the pass.
   void check_pass();
+  /// Lends memory from here on, behind the work of the call's stream.
   void begin();
-  /// Readies the exchanges.
-  void begin_pass();
   void set_own(Role role, TensorGroup tensors) { groups_of(role).front() = std::move(tensors); }
   /// Whether what an exchange of this role returns is whole (RankSteps::returns_whole); of results
   /// only without sinks, which belong to the owner.
@@ -106,6 +111,8 @@ class StepCall {
   const CallTrace& trace;
 
  private:
+  /// Readies the exchanges.
+  void begin_pass();
   std::vector<TensorGroup>& groups_of(Role role) { return roles_[static_cast<std::size_t>(role)]; }
   comm::PassStart make_pass_start() const;
   void lend_segment(Role role, std::int32_t exchange);
