@@ -6,6 +6,7 @@
 #include "base/check.hpp"
 #include "kernels/cpu/attention.hpp"
 #include "magi/runtime.hpp"
+#include "runtime/abort_group.hpp"
 
 namespace magi {
 namespace {
@@ -29,10 +30,10 @@ void run_one(Communicator& communicator, const std::function<void(Communicator&)
     body(communicator);
   } catch (const std::exception& error) {
     failure = std::current_exception();
-    communicator.abort(error.what());
+    abort_group(communicator, error.what());
   } catch (...) {
     failure = std::current_exception();
-    communicator.abort("an exception of unknown type");
+    abort_group(communicator, "an exception of unknown type");
   }
 }
 
