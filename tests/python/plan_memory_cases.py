@@ -17,10 +17,8 @@ from magi_attention.plan_memory import memory_over_nvlink
 HEADS_Q, HEADS, DIM = 8, 2, 64
 
 
-def taken(group, rows: int, degree: int) -> tuple[int, int, int]:
-    """(bytes that a backward took, least, most that it may): received keys and the plan's float32
-    sums at least; buffers for what is packed and staged besides.
-    """
+def taken(group, rows: int, degree: int) -> tuple[int, int]:
+    """(bytes that a backward took, bytes of received keys and of the sums that the plan tells)."""
     whole = AttnRanges.from_ranges([(0, rows)])
     config = api.DistAttnConfig(overlap_config=api.OverlapConfig(degree=degree))
     plan = Plan.from_ranges(
@@ -41,8 +39,5 @@ def taken(group, rows: int, degree: int) -> tuple[int, int, int]:
             size = ctypes.c_size_t()
             check(lib.magi_attention_workspace_bytes(handle.address, ctypes.addressof(size)))
             sizes.append(size.value)
-    report = plan.report
-    received, sent = report.remote_rows[bound.rank], sum(report.remote_rows)
-    keys, sums = 2 * HEADS * DIM * 2, 2 * HEADS * DIM * 4
-    least = received * keys + memory_over_nvlink(plan)[bound.rank].backward
-    return max(sizes), least, least + (received + sent) * (keys + sums)
+    keys = plan.report.remote_rows[bound.rank] * 2 * HEADS * DIM * 2
+    return max(sizes), keys + memory_over_nvlink(plan)[bound.rank].backward

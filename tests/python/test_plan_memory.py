@@ -103,6 +103,6 @@ def test_other_plans_are_refused(work):
 @pytest.mark.parametrize("degree", [1, 2, 4])
 def test_sums_are_those_that_the_executor_takes(ranks, degree):
     """In host memory, where received keys are the executor's too and kernels take little."""
-    for found, least, most in ranks.run(4, cases.taken, 2048, degree):
-        slack = 1 << 16  # alignment of tensors, schedules of the host's kernels
-        assert least <= found <= most + slack
+    for found, told in ranks.run(4, cases.taken, 2048, degree):
+        slack = 4096  # alignment of tensors, schedules of the host's kernels
+        assert told <= found <= told + slack
