@@ -16,6 +16,7 @@ from magi_attention._native import allocator
 from magi_attention._native.library import check, lib, use_allocator
 from magi_attention.common import AttnRanges
 from magi_attention.errors import CommError
+from magi_attention.plan_memory import memory_over_nvlink
 
 
 def causal_plan(group, rows: int, degree: int = 1, work: str | None = None) -> api.Plan:
@@ -52,6 +53,27 @@ def bytes_are_the_plans(group, rows: int) -> None:
     out.sum().backward()
     assert sent() - bytes_before == 4 * plan.report.total_bytes
     assert sent("reduces") - reduces == size * (plan.report.num_waves - 1)
+
+
+def window_is_told(group, rows: int) -> None:
+    """What a large layer takes outside of torch, beyond a small one, is what its plan says. Windows
+    of a group never shrink, so the group is one that nothing else ran on.
+    """
+    own_group = dist.new_group(dist.get_process_group_ranks(group))
+
+    def run(count: int) -> tuple[int, int]:
+        plan = causal_plan(own_group, count * dist.get_world_size(own_group), degree=0)
+        bound = plan.bind(own_group, transport="nvlink")
+        qkv = leaves(bound)
+        torch.autograd.grad(bound.calc_attn(*qkv)[0].sum(), qkv)
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        taken = total - free - torch.cuda.memory_reserved()
+        return memory_over_nvlink(plan)[bound.rank].window, taken
+
+    (small, before), (large, after) = run(64), run(rows)
+    slack = 16 << 20  # what kernels that ran for the first time take
+    assert abs((after - before) - (large - small)) <= slack, (after - before, large, small)
 
 
 def memory_is_torchs(group, rows: int) -> None:

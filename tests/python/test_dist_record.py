@@ -281,6 +281,15 @@ def test_bad_input(tmp_path, build):
         assert done.returncode == 3 and f"allowed: up to {count}, the GPUs" in done.stderr
 
 
+def test_gpus_that_are_no_peers_are_refused(build, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: (a, b) != (1, 3))
+    given = types.SimpleNamespace(build=build, device="cuda", ranks=2)
+    assert dist_record.trouble_of(given) == ""
+    given.ranks = 4
+    assert dist_record.trouble_of(given).startswith("GPU 1 cannot access the memory of GPU 3; ")
+
+
 def test_the_list_of_parts(tmp_path):
     done = run("--ranks", 8, "--out", tmp_path, "--list")
     assert done.returncode == 0, done.stderr

@@ -101,6 +101,13 @@ def test_bytes_are_the_plans(some_ranks):
     ranks.run(size, cases.bytes_are_the_plans, 512)
 
 
+def test_windows_are_as_large_as_plans_say(some_ranks, kind):
+    if kind[2] != "nvlink":
+        pytest.skip("not run: NCCL has no windows")
+    ranks, size = some_ranks
+    ranks.run(size, cases.window_is_told, 65536)
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "case", [group_cases.casts, group_cases.reduces, group_cases.reduces_softmax_results]
