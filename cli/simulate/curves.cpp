@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
+#include <set>
 
 #include "draw/numbers.hpp"
 #include "draw/svg.hpp"
@@ -11,7 +13,8 @@ namespace magi::cli {
 namespace {
 
 constexpr double kLeft = 84.0;
-constexpr double kTop = 96.0;
+constexpr double kLegendTop = 62.0;
+constexpr double kLegendLine = 16.0;
 constexpr double kWidth = 620.0;
 constexpr double kHeight = 320.0;
 
@@ -35,19 +38,46 @@ double value_of(const SweepRow& row, Curve curve) {
   return 0.0;
 }
 
+/// Names of curves: the strategy, and of chunk size and degree what the sweep has several of.
+class CurveNames {
+ public:
+  explicit CurveNames(const std::vector<SweepRow>& rows) {
+    std::set<std::optional<std::int32_t>> chunks, degrees;
+    for (const SweepRow& row : rows) {
+      if (row.is_baseline) continue;
+      chunks.insert(row.chunk);
+      degrees.insert(row.degree);
+    }
+    has_chunks_ = chunks.size() > 1;
+    has_degrees_ = degrees.size() > 1;
+  }
+
+  std::string of(const SweepRow& row) const {
+    const auto choice = [](const char* what, const std::optional<std::int32_t>& value) {
+      return std::string(what) + (value ? std::to_string(*value) : "auto");
+    };
+    std::string name = row.figures.strategy;
+    if (row.is_baseline) return name;
+    if (has_chunks_) name += choice(", chunk ", row.chunk);
+    if (has_degrees_) name += choice(", degree ", row.degree);
+    return name;
+  }
+
+ private:
+  bool has_chunks_ = false, has_degrees_ = false;
+};
+
 /// Logarithms have no zero: points without time or bytes are left out.
 Curves curves_of(const std::vector<SweepRow>& rows, Curve curve) {
   Curves curves;
+  const CurveNames names(rows);
   for (const SweepRow& row : rows) {
     const double value = row.figures.refusal.empty() ? value_of(row, curve) : 0.0;
     if (value <= 0.0) continue;
-    auto found =
-        std::ranges::find(curves, row.figures.strategy, &std::pair<std::string, Points>::first);
-    if (found == curves.end()) {
-      curves.push_back({row.figures.strategy, {}});
-      found = curves.end() - 1;
-    }
-    found->second.try_emplace(row.ranks, value);  // the first chunk size and degree
+    const std::string name = names.of(row);
+    auto found = std::ranges::find(curves, name, &std::pair<std::string, Points>::first);
+    if (found == curves.end()) found = curves.insert(curves.end(), {name, {}});
+    found->second.try_emplace(row.ranks, value);
   }
   return curves;
 }
@@ -55,7 +85,8 @@ Curves curves_of(const std::vector<SweepRow>& rows, Curve curve) {
 /// Both axes are logarithmic.
 class Axes {
  public:
-  explicit Axes(const Curves& curves) {
+  /// `top`: of the plot in the picture.
+  Axes(const Curves& curves, double top) : top_(top) {
     for (const auto& [name, points] : curves) {
       for (const auto& [ranks, value] : points) {
         low_x_ = std::min(low_x_, std::log2(ranks));
@@ -72,12 +103,14 @@ class Axes {
     return kLeft + kWidth * (std::log2(ranks) - low_x_) / (high_x_ - low_x_);
   }
   double y(double value) const {
-    return kTop + kHeight * (high_y_ - std::log10(value)) / (high_y_ - low_y_);
+    return top_ + kHeight * (high_y_ - std::log10(value)) / (high_y_ - low_y_);
   }
+  double bottom() const { return top_ + kHeight; }
   int first_power() const { return static_cast<int>(low_y_); }
   int last_power() const { return static_cast<int>(high_y_); }
 
  private:
+  double top_;
   double low_x_ = 1e9, high_x_ = -1e9, low_y_ = 1e9, high_y_ = -1e9;
 };
 
@@ -102,10 +135,10 @@ void draw_axes(draw::Svg& svg, const Axes& axes, const Curves& curves, Curve cur
   Points all;
   for (const auto& [name, points] : curves) all.insert(points.begin(), points.end());
   for (const auto& [ranks, value] : all) {
-    svg.text(axes.x(ranks), kTop + kHeight + 20, std::to_string(ranks),
+    svg.text(axes.x(ranks), axes.bottom() + 20, std::to_string(ranks),
              {.size = 12, .anchor = draw::Anchor::Middle});
   }
-  svg.text(kLeft + kWidth / 2, kTop + kHeight + 40, "ranks",
+  svg.text(kLeft + kWidth / 2, axes.bottom() + 40, "ranks",
            {.size = 12, .anchor = draw::Anchor::Middle, .colour = draw::kMutedInk});
 }
 
@@ -131,38 +164,52 @@ const char* what_of(Curve curve) {
   return "";
 }
 
+std::string colour_of(std::size_t curve, const Curves& curves) {
+  return draw::rank_colour(static_cast<std::int32_t>(curve),
+                           static_cast<std::int32_t>(curves.size()));
+}
+
+/// Where the entries of the legend begin, in lines as wide as the plot.
+std::vector<std::pair<double, double>> legend_places(const Curves& curves) {
+  std::vector<std::pair<double, double>> places;
+  double x = 24.0;
+  double y = kLegendTop;
+  for (const auto& [name, points] : curves) {
+    const double width = 34.0 + 7.5 * static_cast<double>(name.size());
+    if (x + width > kLeft + kWidth && x > 24.0) {
+      x = 24.0;
+      y += kLegendLine;
+    }
+    places.emplace_back(x, y);
+    x += width;
+  }
+  return places;
+}
+
 }  // namespace
 
 std::string curve_picture(const std::vector<SweepRow>& rows, Curve curve,
                           const std::string& title) {
   const Curves curves = curves_of(rows, curve);
-  const Axes axes(curves);
-  draw::Svg svg(kLeft + kWidth + 24, kTop + kHeight + 54, title, what_of(curve));
+  const auto places = legend_places(curves);
+  // Two lines of a legend fit above the plot of every picture.
+  const double legend_end = places.empty() ? kLegendTop : places.back().second;
+  const Axes axes(curves, std::max(kLegendTop + kLegendLine, legend_end) + 18.0);
+  draw::Svg svg(kLeft + kWidth + 24, axes.bottom() + 54, title, what_of(curve));
   svg.text(24, 24, title, {.size = 16, .is_bold = true});
   svg.text(24, 42, what_of(curve), {.size = 12, .colour = draw::kMutedInk});
-  double x = 24.0;
-  double y = 62.0;
   for (std::size_t i = 0; i < curves.size(); ++i) {
-    const std::string colour =
-        draw::rank_colour(static_cast<std::int32_t>(i), static_cast<std::int32_t>(curves.size()));
-    const double width = 34.0 + 7.5 * static_cast<double>(curves[i].first.size());
-    if (x + width > kLeft + kWidth) {
-      x = 24.0;
-      y += 16.0;
-    }
-    svg.rect({.x = x, .y = y - 10, .width = 11, .height = 11}, colour);
+    const auto [x, y] = places[i];
+    svg.rect({.x = x, .y = y - 10, .width = 11, .height = 11}, colour_of(i, curves));
     svg.text(x + 16, y, curves[i].first, {.size = 12});
-    x += width;
   }
   if (curves.empty()) {
-    svg.text(24, kTop + 20, "nothing is sent", {.size = 12});
+    svg.text(24, axes.bottom() - kHeight + 20, "nothing is sent", {.size = 12});
   } else {
     draw_axes(svg, axes, curves, curve);
   }
   for (std::size_t i = 0; i < curves.size(); ++i) {
-    draw_curve(
-        svg, axes, curves[i].second,
-        draw::rank_colour(static_cast<std::int32_t>(i), static_cast<std::int32_t>(curves.size())));
+    draw_curve(svg, axes, curves[i].second, colour_of(i, curves));
   }
   return std::move(svg).finish();
 }

@@ -47,7 +47,7 @@ enum class Curve {
   NetworkBytes,  ///< sent between nodes in both, by the mean rank
   NodeBytes,     ///< sent inside nodes
 };
-/// An SVG text: one curve for each strategy, of the first chunk size and degree.
+/// An SVG text: one curve for each strategy, and for each of its chunk sizes and degrees.
 std::string curve_picture(const std::vector<SweepRow>& rows, Curve curve, const std::string& title);
 
 /// A mask of `rows` rows by its name (dist_mask_names). Beyond the longest recorded documents

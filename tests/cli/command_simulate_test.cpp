@@ -121,6 +121,21 @@ TEST(CommandSimulate, TakesAClusterAndDrawsCurves) {
   }
 }
 
+TEST(CommandSimulate, DrawsACurveForEachChunkSizeAndDegree) {
+  const TemporaryFolder folder;
+  const Outcome outcome = run_magi(
+      "simulate --tokens 8192 --causal --ranks 2,4 --strategies auto,ring --chunk auto,128 "
+      "--degree 0,2 --curves " +
+      folder.path("curves"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const std::string picture = folder.read("curves/time.svg");
+  for (const char* name : {"auto, chunk auto, degree 0", "auto, chunk 128, degree 0",
+                           "auto, chunk auto, degree 2", "auto, chunk 128, degree 2", ">ring<"}) {
+    EXPECT_TRUE(has(picture, name)) << name;
+  }
+  EXPECT_FALSE(has(picture, "ring, "));
+}
+
 TEST(CommandSimulate, TakesTheConstantsOfAMachine) {
   const TemporaryFolder folder;
   const CostFile file{.machine = "slow desk", .cost = {.flops_per_second = 1e12}};
