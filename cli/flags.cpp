@@ -156,11 +156,11 @@ void add_degree_flag(CLI::App& app, PlanConfig& config) {
       });
 }
 
-void add_waves_flag(CLI::App& app, PlanConfig& config) {
-  add(app, "--waves", "MODE", "auto, heads or rows: what becomes ready together",
+void add_stages_flag(CLI::App& app, PlanConfig& config) {
+  add(app, "--stages", "MODE", "auto, heads or rows: how stages are cut",
       [&config](const std::string& text) {
         if (text != "auto" && text != "heads" && text != "rows") {
-          throw invalid("--waves", shown(text), "auto, heads or rows");
+          throw invalid("--stages", shown(text), "auto, heads or rows");
         }
         config.stage_mode = text == "auto"    ? StageMode::Auto
                             : text == "heads" ? StageMode::Heads
@@ -255,7 +255,7 @@ void add_search_flags(CLI::App& app, PlanConfig& config) {
       });
   app.add_flag("--uneven", config.placement.uneven_shard,
                "no padding: the last chunk may be short");
-  add_waves_flag(app, config);
+  add_stages_flag(app, config);
 }
 
 void add_plan_flags(CLI::App& app, PlanConfig& config) {

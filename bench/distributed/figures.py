@@ -93,7 +93,7 @@ def table_of(cell: dict) -> str:
             + (f"{exposed[0]:6.3f} / {exposed[1]:6.3f}" if None not in exposed else " " * 15)
             + (f" {sent * 1e-9:8.3f}" if sent is not None else " " * 9)
             + f" {side['extra_bytes'] * 1e-9:9.3f}"
-            + (f"  {side['waves']} waves" if "waves" in side else "")
+            + (f"  {side['stages']} stages" if "stages" in side else "")
             + ("  queries move" if side.get("is_moving_queries") else "")
         )
     lines += [f"  {name:28s} failed: {reason}" for name, reason in cell["failed"].items()]

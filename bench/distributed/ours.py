@@ -185,7 +185,7 @@ class Ours:
         """Of the plan."""
         report = self.bound.plan.report
         return {
-            "waves": report.num_waves,
+            "stages": report.num_stages,
             "balance": report.balance,
             "is_moving_queries": self.is_moving_queries,
             "forward_bytes": report.total_bytes / self.bound.plan.cp_size,

@@ -123,8 +123,8 @@ Json config_json(const PlanConfig& config) {
   json["placement"] = placement_json(config.placement);
   json["placement_k"] = config.placement_k ? placement_json(*config.placement_k) : Json();
   json["overlap_degree"] = config.overlap_degree ? Json(*config.overlap_degree) : Json();
-  json["wave_mode"] = static_cast<std::int32_t>(config.stage_mode);
-  json["min_wave_rows"] = config.min_stage_rows;
+  json["stage_mode"] = static_cast<std::int32_t>(config.stage_mode);
+  json["min_stage_rows"] = config.min_stage_rows;
   json["devices_per_node"] = config.devices_per_node;
   return json;
 }
@@ -141,8 +141,8 @@ PlanConfig config_from(const Json& json) {
   const Json& keys = reader.member("placement_k");
   if (!keys.is_null()) config.placement_k = placement_from(keys, "config.placement_k");
   reader.read_optional("overlap_degree", config.overlap_degree);
-  reader.read_enum("wave_mode", config.stage_mode, 3);
-  reader.read_int("min_wave_rows", config.min_stage_rows);
+  reader.read_enum("stage_mode", config.stage_mode, 3);
+  reader.read_int("min_stage_rows", config.min_stage_rows);
   reader.read_int("devices_per_node", config.devices_per_node);
   reader.finish();
   return config;

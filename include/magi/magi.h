@@ -91,8 +91,8 @@ MAGI_API magi_status magi_padding_rows(int32_t rows, int32_t num_ranks, int32_t 
 
 /* ---- Plans ----------------------------------------------------------------------------------- */
 
-/* What becomes ready together, called a wave here and a stage in C++. */
-enum { MAGI_WAVES_AUTO = 0, MAGI_WAVES_BY_HEADS = 1, MAGI_WAVES_BY_ROWS = 2 };
+/* How stages are cut, the work that becomes ready together. */
+enum { MAGI_STAGES_AUTO = 0, MAGI_STAGES_BY_HEADS = 1, MAGI_STAGES_BY_ROWS = 2 };
 #define MAGI_OVERLAP_AUTO (-1)
 /* What travels: keys alone; queries too, where that moves fewer bytes; the fastest as predicted;
  * both, to ranks that share out the kv heads. */
@@ -117,8 +117,8 @@ typedef struct magi_plan_config {
   int32_t head_dim_v;
   int32_t element_bytes;  /* of k and v on the wire */
   int32_t overlap_degree; /* 0, 1, ..., or MAGI_OVERLAP_AUTO: the cost model chooses 0 to 8 */
-  int32_t wave_mode;      /* MAGI_WAVES_... */
-  int32_t min_wave_rows;
+  int32_t stage_mode;     /* MAGI_STAGES_... */
+  int32_t min_stage_rows;
   int32_t work;            /* MAGI_WORK_... */
   double flops_per_second; /* cost model: attention forward, per rank */
   double backward_flops_per_second;
@@ -179,7 +179,7 @@ MAGI_API magi_status magi_plan_mask(const magi_plan* plan, magi_mask** mask);
 typedef struct magi_plan_report {
   size_t struct_size;
   int32_t num_ranks;
-  int32_t num_waves; /* with that of the own keys */
+  int32_t num_stages; /* with that of the own keys */
   uint64_t digest;
   const int64_t* rank_area;   /* [num_ranks] visible pairs */
   const int64_t* rank_rows;   /* [num_ranks] */
@@ -225,13 +225,13 @@ MAGI_API magi_status magi_plan_check_bounds(const magi_plan* plan, const char* p
                                             size_t size_bytes, magi_buffer** text);
 
 /* A rank's tables: slices int32 [n, 6] with rows inside segments; k segments int32 [n, 3]: owner
- * (-1: many), rows, first stage; waves int32 [n, 5]: what the rank's own queries attend to: k
+ * (-1: many), rows, first stage; stages int32 [n, 5]: what the rank's own queries attend to: k
  * segment, heads begin, end, slices begin, end. */
 typedef struct magi_rank_plan {
   size_t struct_size;
   magi_buffer* slices;
   magi_buffer* k_segments;
-  magi_buffer* waves;
+  magi_buffer* stages;
 } magi_rank_plan;
 /* The caller destroys the buffers. */
 MAGI_API magi_status magi_plan_rank(const magi_plan* plan, int32_t rank, magi_rank_plan* tables);
@@ -251,7 +251,7 @@ typedef struct magi_group_collective_args {
 } magi_group_collective_args;
 /* The caller destroys the buffers. */
 MAGI_API magi_status magi_plan_group_collective_args(const magi_plan* plan, int32_t rank,
-                                                     int32_t wave,
+                                                     int32_t stage,
                                                      magi_group_collective_args* args);
 
 /* Plans by value, least recently used out first; thread-safe. For callers of this interface; the

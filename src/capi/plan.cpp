@@ -12,8 +12,8 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
   if (given.overlap_degree < MAGI_OVERLAP_AUTO) {
     throw invalid("overlap_degree", given.overlap_degree, "-1 (automatic) or more");
   }
-  if (given.wave_mode < MAGI_WAVES_AUTO || given.wave_mode > MAGI_WAVES_BY_ROWS) {
-    throw invalid("wave_mode", given.wave_mode, "0 (automatic), 1 (heads) or 2 (rows)");
+  if (given.stage_mode < MAGI_STAGES_AUTO || given.stage_mode > MAGI_STAGES_BY_ROWS) {
+    throw invalid("stage_mode", given.stage_mode, "0 (automatic), 1 (heads) or 2 (rows)");
   }
   if (given.work < MAGI_WORK_KEYS || given.work > MAGI_WORK_HEADS) {
     throw invalid("work", given.work, "0 (keys), 1 (queries), 2 (automatic) or 3 (heads)");
@@ -32,8 +32,8 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
                     .work = static_cast<WorkMode>(given.work),
                     .work_search = static_cast<WorkSearch>(given.work_search),
                     .head_shares = given.head_shares,
-                    .stage_mode = static_cast<StageMode>(given.wave_mode),
-                    .min_stage_rows = given.min_wave_rows,
+                    .stage_mode = static_cast<StageMode>(given.stage_mode),
+                    .min_stage_rows = given.min_stage_rows,
                     .devices_per_node = given.devices_per_node,
                     .cost = {.flops_per_second = given.flops_per_second,
                              .backward_flops_per_second = given.backward_flops_per_second,
@@ -101,7 +101,7 @@ std::unique_ptr<magi_buffer> k_segment_buffer(const Plan& plan, const RankPlan& 
 }
 
 /// One row per stage: the attend on the rank's own queries, or what the stage would attend to.
-std::unique_ptr<magi_buffer> wave_buffer(const Plan& plan, const RankPlan& rank) {
+std::unique_ptr<magi_buffer> stage_buffer(const Plan& plan, const RankPlan& rank) {
   std::vector<Attend> stages(static_cast<std::size_t>(num_stages(plan)));
   for (const Exchange& exchange : plan.exchanges) {
     Attend& stage = stages[static_cast<std::size_t>(exchange.stage)];
@@ -156,8 +156,8 @@ void magi_plan_config_init(magi_plan_config* config) {
                           .head_dim_v = defaults.head_dim_v,
                           .element_bytes = defaults.element_bytes,
                           .overlap_degree = defaults.overlap_degree.value_or(MAGI_OVERLAP_AUTO),
-                          .wave_mode = static_cast<int32_t>(defaults.stage_mode),
-                          .min_wave_rows = defaults.min_stage_rows,
+                          .stage_mode = static_cast<int32_t>(defaults.stage_mode),
+                          .min_stage_rows = defaults.min_stage_rows,
                           .work = static_cast<int32_t>(defaults.work),
                           .devices_per_node = defaults.devices_per_node,
                           .head_shares = defaults.head_shares});
@@ -257,7 +257,7 @@ magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report
     write_struct(report,
                  magi_plan_report{.struct_size = sizeof(magi_plan_report),
                                   .num_ranks = given.config.num_ranks,
-                                  .num_waves = magi::num_stages(given),
+                                  .num_stages = magi::num_stages(given),
                                   .digest = given.digest,
                                   .rank_area = figures.rank_area.data(),
                                   .rank_rows = figures.rank_rows.data(),
@@ -316,16 +316,16 @@ magi_status magi_plan_rank(const magi_plan* plan, int32_t rank, magi_rank_plan* 
     const magi::RankPlan& own = given.ranks[static_cast<size_t>(rank)];
     auto slices = slice_buffer(own);
     auto k_segments = k_segment_buffer(given, own);
-    auto waves = wave_buffer(given, own);
+    auto stages = stage_buffer(given, own);
     write_struct(tables,
                  magi_rank_plan{.struct_size = sizeof(magi_rank_plan),
                                 .slices = slices.get(),
                                 .k_segments = k_segments.get(),
-                                .waves = waves.get()},
+                                .stages = stages.get()},
                  "tables");
     static_cast<void>(slices.release());
     static_cast<void>(k_segments.release());
-    static_cast<void>(waves.release());
+    static_cast<void>(stages.release());
   });
 }
 
@@ -341,10 +341,10 @@ magi_status magi_plan_transfers(const magi_plan* plan, magi_buffer** transfers) 
   });
 }
 
-magi_status magi_plan_group_collective_args(const magi_plan* plan, int32_t rank, int32_t wave,
+magi_status magi_plan_group_collective_args(const magi_plan* plan, int32_t rank, int32_t stage,
                                             magi_group_collective_args* args) {
   return guarded([&] {
-    const auto lists = magi::group_collective_args(plan_of(plan), rank, wave);
+    const auto lists = magi::group_collective_args(plan_of(plan), rank, stage);
     std::vector<int64_t> offsets{0};
     std::vector<int64_t> indices;
     for (const std::vector<int64_t>& destinations : lists.dst_indices) {

@@ -64,8 +64,8 @@ TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
   placement_k.uneven_shard = 1;
   config.placement = &placement;
   config.placement_k = &placement_k;
-  config.wave_mode = MAGI_WAVES_BY_ROWS;
-  config.min_wave_rows = 8;
+  config.stage_mode = MAGI_STAGES_BY_ROWS;
+  config.min_stage_rows = 8;
   config.work = MAGI_WORK_QUERIES;
   config.work_search = MAGI_SEARCH_FAST_SIMPLEX_NETWORK_FLOW;
   config.head_dim_qk = 64;
@@ -123,7 +123,7 @@ TEST_F(PlanAbi, RefusesWhatNoPlanCanBe) {
   config.overlap_degree = -2;
   EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
   config = test_config();
-  config.wave_mode = 3;
+  config.stage_mode = 3;
   EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
   config = test_config();
   config.work = 4;
@@ -193,7 +193,7 @@ TEST_F(PlanAbi, ReportsItsFigures) {
   magi_plan_report report{.struct_size = sizeof(report)};
   EXPECT_EQ(magi_plan_get_report(plan.get(), &report), MAGI_OK);
   EXPECT_EQ(report.num_ranks, 4);
-  EXPECT_EQ(report.num_waves, num_stages(truth));
+  EXPECT_EQ(report.num_stages, num_stages(truth));
   EXPECT_EQ(report.digest, truth.digest);
   EXPECT_EQ(report.num_heads_q, truth.config.num_heads_q);
   EXPECT_EQ(report.num_heads_kv, truth.config.num_heads_kv);
@@ -258,10 +258,11 @@ TEST_F(PlanAbi, ShowsItsTables) {
   EXPECT_EQ(records[5], truth.transfers[0].num_rows);
   magi_rank_plan tables{.struct_size = sizeof(tables)};
   ASSERT_EQ(magi_plan_rank(plan.get(), 1, &tables), MAGI_OK);
-  const Owned<magi_buffer> slices(tables.slices), segments(tables.k_segments), waves(tables.waves);
+  const Owned<magi_buffer> slices(tables.slices), segments(tables.k_segments),
+      stages(tables.stages);
   EXPECT_EQ(array_of<std::int32_t>(slices.get()).size(), 6 * truth.ranks[1].slices.size());
   EXPECT_EQ(array_of<std::int32_t>(segments.get())[1], truth.ranks[1].k.segments[0].num_rows);
-  EXPECT_EQ(array_of<std::int32_t>(waves.get()).size(),
+  EXPECT_EQ(array_of<std::int32_t>(stages.get()).size(),
             5u * static_cast<std::size_t>(num_stages(truth)));
   EXPECT_EQ(magi_plan_rank(plan.get(), 4, &tables), MAGI_INVALID_ARGUMENT);
 }

@@ -95,7 +95,7 @@ const BadCall kBadCalls[] = {
     {"plan --tokens 64 --placement best", 2, "min_heap"},
     {"plan --tokens 64 --tolerance nan", 2, "--tolerance is 'nan'; allowed: a number from 0"},
     {"plan --tokens 64 --degree many", 2, "--degree (or auto) is 'many'"},
-    {"plan --tokens 64 --waves tall", 2, "--waves is 'tall'; allowed: auto, heads or rows"},
+    {"plan --tokens 64 --stages tall", 2, "--stages is 'tall'; allowed: auto, heads or rows"},
     {"plan --tokens 64 --work much", 2, "work is much; allowed: keys, queries, heads or auto"},
     {"plan --tokens 64 --ranks 4 --heads-kv 4 --heads-q 4 --work heads --head-shares 3", 2,
      "head_shares is 3; allowed: 0, or with work heads common divisors"},
@@ -203,7 +203,7 @@ TEST(CommandPlan, WorkAndLayoutReachTheConfiguration) {
 TEST(CommandPlan, FlagsReachTheConfiguration) {
   const Outcome outcome = run_magi(
       "plan --tokens 4096 --causal --ranks 2 --heads-q 12 --heads-kv 4 --head-dim 64 --chunk 128 "
-      "--placement min_heap --tolerance 0.25 --degree 2 --waves rows --element-bytes 4 --uneven "
+      "--placement min_heap --tolerance 0.25 --degree 2 --stages rows --element-bytes 4 --uneven "
       "--json");
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   PlanConfig config{.num_ranks = 2,

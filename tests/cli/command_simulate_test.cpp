@@ -79,7 +79,7 @@ TEST(CommandSimulate, PlansAreSearchedAsAsked) {
   EXPECT_NE(searched[0]["forward"], rows[0]["forward"]);
   EXPECT_EQ(searched[1], rows[1]) << "where keys move there is nothing to search";
   EXPECT_EQ(searched[2], rows[2]);
-  const auto by_rows = rows_of(flags + "--waves rows");
+  const auto by_rows = rows_of(flags + "--stages rows");
   EXPECT_NE(by_rows[0]["forward"]["seconds"], rows[0]["forward"]["seconds"]);
   const std::string short_chunk = "--tokens 1000 --causal --ranks 4 --chunk 64 --strategies auto ";
   EXPECT_NE(rows_of(short_chunk + "--uneven")[0], rows_of(short_chunk)[0]);
@@ -166,7 +166,7 @@ TEST(CommandSimulate, RefusesInOneSentence) {
                            {"--tokens 64 --work-search carrier", "work_search is carrier"},
                            {"--tokens 64 --strategies auto,ring --work-search binary_greedy",
                             "--work-search is binary_greedy"},
-                           {"--tokens 64 --waves sea", "--waves is 'sea'"},
+                           {"--tokens 64 --stages sea", "--stages is 'sea'"},
                            {"--tokens 64 --heads-q 6 --heads-kv 4", "num_heads_q is 6"},
                            {"--cu-seqlens 0,64 --cu-seqlens-k 0,32", "64 queries and 32 keys"},
                            {"--tokens 64 --cluster /no/such/file", "--cluster is '/no/such/file'"},

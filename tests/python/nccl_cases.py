@@ -49,10 +49,10 @@ def bytes_are_the_plans(group, rows: int) -> None:
     casts, reduces = sent("casts"), sent("reduces")
     out, _ = bound.calc_attn(*leaves(bound))
     assert sent() - bytes_before == plan.report.total_bytes > 0
-    assert sent("casts") - casts == size * (plan.report.num_waves - 1)
+    assert sent("casts") - casts == size * (plan.report.num_stages - 1)
     out.sum().backward()
     assert sent() - bytes_before == 4 * plan.report.total_bytes
-    assert sent("reduces") - reduces == size * (plan.report.num_waves - 1)
+    assert sent("reduces") - reduces == size * (plan.report.num_stages - 1)
 
 
 def window_is_told(group, rows: int) -> None:

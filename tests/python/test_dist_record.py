@@ -47,7 +47,7 @@ def side(kind: str, speed: float, **more) -> dict:
     """Of a cell, as bench/distributed/cells.py writes it on a GPU."""
     half = {"ms": 1e3 / speed, "low_ms": 1.0, "high_ms": 9.0, "tflops": speed, "share": speed / 100}
     if kind == "ours":
-        more = {"waves": 1, "balance": 1.0, "is_moving_queries": False, "forward_bytes": 4096.0,
+        more = {"stages": 1, "balance": 1.0, "is_moving_queries": False, "forward_bytes": 4096.0,
                 "predicted_forward_ms": 1.0, "predicted_backward_ms": 2.0, **more}  # fmt: skip
     if kind == "baseline":
         more = {"forward_bytes": 8192, "backward_bytes": 8192, **more}

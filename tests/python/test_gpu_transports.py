@@ -90,7 +90,7 @@ def test_shared_heads(some_ranks, mask, change):
     ranks.run(size, pipeline_cases.pipeline, dataclasses.replace(case, **change))
 
 
-def test_one_kv_head_in_waves_by_rows(some_ranks):
+def test_one_kv_head_in_stages_by_rows(some_ranks):
     ranks, size = some_ranks
     case = Case(mask="full", rows=300, heads=(4, 1), head_dim=128, degree=4, dtype="float16")
     ranks.run(size, pipeline_cases.pipeline, case)

@@ -32,7 +32,7 @@ def test_attention(two_ranks, degree):
     two_ranks.run(SIZE, pipeline_cases.pipeline, case)
 
 
-def test_one_kv_head_in_waves_by_rows(two_ranks):
+def test_one_kv_head_in_stages_by_rows(two_ranks):
     case = Case(mask="full", rows=300, heads=(4, 1), head_dim=128, degree=4, dtype="float16")
     two_ranks.run(SIZE, pipeline_cases.pipeline, case)
 

@@ -63,5 +63,5 @@ def test_calc_attn(ranks, name, mask, size):
 
 
 @NAMES
-def test_rows_that_are_moved_in_waves(ranks, name):
+def test_rows_that_are_moved_in_stages(ranks, name):
     ranks.run(2, cases.through_a_key, name, Case(mask="causal", degree=2, dtype="float32"), 1e-5)

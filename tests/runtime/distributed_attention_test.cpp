@@ -141,7 +141,7 @@ TEST(DistributedAttention, EqualsDenseAttentionOnRandomCases) {
   }
 }
 
-TEST(DistributedAttention, WavesByHeadsChangeNoBit) {
+TEST(DistributedAttention, StagesByHeadsChangeNoBit) {
   AttentionCase test = make_case(masks_of_all_kinds(220)[5].mask, DType::BFloat16, {8, 4}, 9);
   PlanConfig config = plan_config(test, 4);
   config.stage_mode = StageMode::Heads;

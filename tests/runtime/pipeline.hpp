@@ -24,7 +24,7 @@ struct PipelineRun {
 };
 
 /// Sizes and types of the case and one remote stage, whose results are merged, otherwise defaults;
-/// row waves are allowed to be short.
+/// stages by rows are allowed to be short.
 PlanConfig plan_config(const AttentionCase& test, std::int32_t num_ranks);
 
 /// Shards the case, runs forward and backward on threads and gathers, all by the placement's

@@ -19,13 +19,13 @@ class PlanReport:
       lower_bound_bytes: what no placement that is balanced as well goes below.
     - forward_seconds, backward_seconds: of a layer, predicted; exposed_comm_seconds: communication
       of the forward that nothing hides.
-    - num_waves: stages, that of the own keys included. digest: 64 bits that equal plans share.
+    - num_stages: that of the own keys included. digest: 64 bits that equal plans share.
     - num_head_shares: above 1, a row's heads are cut into so many shares, each of which counts as a
       row above, with its pairs.
     """
 
     digest: int
-    num_waves: int
+    num_stages: int
     num_heads_q: int
     num_heads_kv: int
     head_dim: int
@@ -50,7 +50,7 @@ def find_report(handle: PlanHandle) -> PlanReport:
     ranks = report.num_ranks
     return PlanReport(
         digest=report.digest,
-        num_waves=report.num_waves,
+        num_stages=report.num_stages,
         num_heads_q=report.num_heads_q,
         num_heads_kv=report.num_heads_kv,
         head_dim=report.head_dim_qk,
