@@ -384,10 +384,11 @@ void PeerMove::launch(void* stream) {
   }
   const std::int32_t most = state_->num_blocks;
   // Rows that leave have all of the few blocks beside attends where none stay, else half of them.
+  // The others are for rows that stay: one at the least, as there are two for each multiprocessor.
   const bool has_all = side_.has_value() && push_.num_own == 0;
   const std::int32_t share = has_all ? most : ceil_div(most, 2);
   const std::int32_t remote = is_beside_attention_ ? std::min(share, kBlocksBeside) : share;
-  PushBlocks blocks{.remote = remote, .own = std::max(most - remote, 1)};
+  PushBlocks blocks{.remote = remote, .own = most - remote};
   // So few begin the pass by themselves.
   if (is_short_) blocks = {.remote = kBlocksBeside, .own = kMostWaitingBlocks - kBlocksBeside};
   launch_push(link_.view(), push_, blocks, begin, is_short_ ? &arrival_ : nullptr, queue);
