@@ -46,7 +46,7 @@ int run(const char* file) {
     build_block_lists(forward, forward_layout, {visible}, forward_memory.data(), stream);
   };
   const auto enqueue_backward = [&](cudaStream_t stream) {
-    build_block_key_lists(backward, backward_layout, visible, backward_memory.data(), stream);
+    build_block_key_lists(backward, backward_layout, {visible}, backward_memory.data(), stream);
   };
   const double forward_us = time_graph(enqueue_forward);
   const double backward_us = time_graph(enqueue_backward);

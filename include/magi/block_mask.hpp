@@ -20,13 +20,14 @@ struct BlockMask {
   std::int32_t q_block = 64;              ///< 1 to 256
   std::int32_t k_block = 64;              ///< 1 to 256
   bool is_causal = false;                 ///< query i sees no key behind i + rows_k - rows_q
-  /// Visible blocks of each head that there is room for, each as often as it counts; 0: all, once
-  /// each.
+  /// Visible blocks of each head that there is room for, each as often as it counts; 0: all of a
+  /// mask whose entries are 0 and 1.
   std::int64_t max_blocks = 0;
   /// Runs of neighbouring visible blocks of all heads that are allowed; 0: any number.
   std::int64_t max_runs = 0;
-  /// Null, or [2] on the device, written by the forward: how many runs or blocks there are beyond
-  /// the room, or lists with entries above 254 (0: all results hold), and -1.
+  /// Null, or [2] on the device. The forward writes how many runs or blocks there are beyond the
+  /// room, or lists with entries above 254 (0: all results hold), and -1. A backward whose results
+  /// do not hold writes the like of its own lists; another leaves it.
   std::int64_t* error_word = nullptr;
 };
 
@@ -55,9 +56,9 @@ std::int64_t backward_workspace_bytes(const BackwardArgs& args, const BlockMask&
 /// Enqueues the gradients of `args` under the mask on `stream`; the host reads nothing of the mask
 /// and nothing waits. dk, dv and dsink have equal bits from call to call, dq may differ in its last
 /// bits: is_deterministic is refused. Keys and values must be finite up to 127 keys before and
-/// after visible ones. Where the mask has no room, all of dq, dk and dv is NaN; max_runs is not
-/// read. Of `tuning` sm_margin and is_deterministic are read. Throws InvalidArgument naming what is
-/// not allowed, CudaError when a launch fails.
+/// after visible ones. Where the mask has no room, or an entry above 254, all of dq, dk and dv is
+/// NaN; max_runs is not read. Of `tuning` sm_margin and is_deterministic are read. Throws
+/// InvalidArgument naming what is not allowed, CudaError when a launch fails.
 void attention_backward_cuda(const BackwardArgs& args, const BlockMask& mask,
                              const DeviceWorkspace& workspace, const BackwardTuning& tuning,
                              void* stream);

@@ -111,12 +111,13 @@ typedef struct magi_block_mask {
   int32_t q_block;        /* 1 to 256 */
   int32_t k_block;        /* 1 to 256 */
   int32_t is_causal;      /* 1: query i sees no key behind i + rows of k - rows of q */
-  /* Visible blocks of each head that there is room for, each as often as it counts; 0: all, once
-   * each. */
+  /* Visible blocks of each head that there is room for, each as often as it counts; 0: all of a
+   * mask whose entries are 0 and 1. */
   int64_t max_blocks;
   int64_t max_runs; /* runs of neighbouring visible blocks that are allowed; 0: any number */
-  /* Optional: [2] on the device, written by a forward: how many runs or blocks there are beyond the
-   * room, or entries above 254 (0: all results hold), and -1. */
+  /* Optional: [2] on the device. A forward writes how many runs or blocks there are beyond the
+   * room, or lists with entries above 254 (0: all results hold), and -1. A backward whose results
+   * do not hold writes the like of its own lists; another leaves it. */
   int64_t* error_word;
 } magi_block_mask;
 
@@ -133,15 +134,16 @@ MAGI_API magi_status magi_block_attention_workspace_bytes(const magi_block_mask*
                                                           size_t* size_bytes);
 /* As magi_flex_attention_forward on a GPU. The host reads nothing of the mask and waits for
  * nothing, so the call can be captured and replayed with another mask in the same memory. Where the
- * mask has more visible blocks or runs than there is room for, all of out and lse is NaN. */
+ * mask has more visible blocks or runs than there is room for, or an entry above 254, all of out
+ * and lse is NaN. */
 MAGI_API magi_status magi_block_attention_forward(const magi_block_mask* mask,
                                                   const magi_attention_inputs* inputs,
                                                   const magi_attention_result* result,
                                                   const magi_workspace* workspace, void* stream);
 /* As magi_flex_attention_backward on a GPU, of the workspace of `gradients`, and as the forward
- * above. is_fast_backward is 1: dq may differ in its last bits from call to call. max_runs and
- * error_word are not read; where a head has more visible blocks than there is room for, all of dq,
- * dk and dv is NaN. */
+ * above. is_fast_backward is 1: dq may differ in its last bits from call to call. max_runs is not
+ * read; where a head has more visible blocks than there is room for, or an entry above 254, all of
+ * dq, dk and dv is NaN. */
 MAGI_API magi_status magi_block_attention_backward(const magi_block_mask* mask,
                                                    const magi_attention_inputs* inputs,
                                                    const magi_attention_result* result,

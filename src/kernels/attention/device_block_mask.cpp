@@ -98,7 +98,7 @@ void attention_backward_cuda(const BackwardArgs& args, const BlockMask& mask,
   check_visible(args.q, args.k, mask);
   check_workspace(workspace, call.workspace_bytes);
   const DeviceScope scope(args.q.device);
-  sm90::enqueue_backward(args, call, mask.visible, workspace.data,
+  sm90::enqueue_backward(args, call, {mask.visible, mask.error_word}, workspace.data,
                          static_cast<cudaStream_t>(stream));
 }
 

@@ -17,7 +17,7 @@ constexpr int kStageColumns = 36;  // blocks of keys there at most
 /// Arguments of the kernels of a build.
 struct BlockKeyBuild {
   BlockKeyShape shape;
-  const std::uint8_t* visible = nullptr;
+  BlockListSource source;
   std::uint64_t* counts = nullptr;
   std::uint32_t* num_bad = nullptr;
   BackwardOutcome* outcomes = nullptr;
@@ -40,7 +40,7 @@ class MaskStage {
     const std::int32_t key_begin = first_tile * build.shape.tile_keys;
     const std::int32_t key_end = min(key_begin + num_tiles * build.shape.tile_keys, grid.rows_k);
     num_k_ = grid.num_k();
-    visible_ = build.visible + std::int64_t{head} * grid.num_q() * num_k_;
+    visible_ = build.source.visible + std::int64_t{head} * grid.num_q() * num_k_;
     first_column_ = key_begin / grid.k_block;
     num_columns_ = (key_end - 1) / grid.k_block + 1 - first_column_;
     // An odd number of words: no two lanes that read a column meet.
@@ -245,6 +245,19 @@ __device__ void tell_outcome(const BlockKeyBuild& build, std::int32_t head) {
       .is_overflowing = is_fitting ? 0 : 1};
 }
 
+/// Lists that do not hold are told of; others leave the word, which may be that of the forward.
+__device__ void tell_caller(const BlockKeyBuild& build) {
+  std::int64_t* word = build.source.error_word;
+  if (word == nullptr) return;
+  const BlockKeyOutcome outcome{.counts = build.counts,
+                                .num_bad = build.num_bad,
+                                .mask_heads = build.shape.grid.mask_heads,
+                                .max_records = build.shape.max_records};
+  if (outcome.holds()) return;
+  word[0] = outcome.num_beyond();
+  word[1] = -1;
+}
+
 /// A CTA for each head of the mask.
 __global__ void __launch_bounds__(kLengthBuckets)
     key_order_kernel(const __grid_constant__ BlockKeyBuild build) {
@@ -259,6 +272,7 @@ __global__ void __launch_bounds__(kLengthBuckets)
     return length_bucket(tile.record_end - tile.record_begin, shift);
   };
   if (thread == 0) tell_outcome(build, static_cast<std::int32_t>(blockIdx.x));
+  if (thread == 0 && blockIdx.x == 0) tell_caller(build);
   places[thread] = 0;
   __syncthreads();
   for (std::int32_t i = thread; i < num_tiles; i += kLengthBuckets) {
@@ -281,9 +295,9 @@ std::int32_t tiles_per_cta(const BlockKeyShape& shape) {
 }  // namespace
 
 void build_block_key_lists(const BlockKeyShape& shape, const BlockKeyLayout& layout,
-                           const std::uint8_t* visible, void* workspace, cudaStream_t stream) {
+                           const BlockListSource& source, void* workspace, cudaStream_t stream) {
   const BlockKeyBuild build{.shape = shape,
-                            .visible = visible,
+                            .source = source,
                             .counts = part_at<std::uint64_t>(workspace, layout.counts),
                             .num_bad = part_at<std::uint32_t>(workspace, layout.num_bad),
                             .outcomes = part_at<BackwardOutcome>(workspace, layout.outcomes),

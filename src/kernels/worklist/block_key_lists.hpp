@@ -33,7 +33,7 @@ std::int64_t most_records(const BlockKeyShape& shape, std::int64_t most_times);
 /// The parts of a build, in bytes from the workspace's begin.
 struct BlockKeyLayout {
   std::size_t counts = 0;        ///< uint64[mask_heads]: records that the heads need
-  std::size_t num_bad = 0;       ///< uint32: not 0 where there are entries above kMostTimes
+  std::size_t num_bad = 0;       ///< uint32: k tiles with entries above kMostTimes
   std::size_t outcomes = 0;      ///< BackwardOutcome[mask_heads]
   std::size_t zeroed_bytes = 0;  ///< all before
   std::size_t records = 0;       ///< KeyRecord[mask_heads * max_records]
@@ -51,19 +51,24 @@ struct BlockKeyOutcome {
   std::int32_t mask_heads = 0;
   std::int64_t max_records = 0;
 
-  MAGI_HOST_DEVICE bool holds() const {
+  /// How many records of all heads there are beyond their room, or else k tiles with entries above
+  /// kMostTimes; 0: the lists hold.
+  MAGI_HOST_DEVICE std::int64_t num_beyond() const {
+    std::int64_t beyond = 0;
     for (std::int32_t head = 0; head < mask_heads; ++head) {
-      if (counts[head] > static_cast<std::uint64_t>(max_records)) return false;
+      const std::int64_t more = static_cast<std::int64_t>(counts[head]) - max_records;
+      if (more > 0) beyond += more;
     }
-    return *num_bad == 0;
+    return beyond > 0 ? beyond : std::int64_t{*num_bad};
   }
+  MAGI_HOST_DEVICE bool holds() const { return num_beyond() == 0; }
 };
 BlockKeyOutcome block_key_outcome(const BlockKeyShape& shape, const BlockKeyLayout& layout,
                                   void* workspace);
 
-/// Enqueues the build into `workspace` (layout.size_bytes, aligned to 256 bytes). `visible`: uint8
-/// [mask_heads, q blocks, k blocks].
+/// Enqueues the build into `workspace` (layout.size_bytes, aligned to 256 bytes). The source's
+/// error word is left as it is where the lists hold, since it may be that of the forward.
 void build_block_key_lists(const BlockKeyShape& shape, const BlockKeyLayout& layout,
-                           const std::uint8_t* visible, void* workspace, cudaStream_t stream);
+                           const BlockListSource& source, void* workspace, cudaStream_t stream);
 
 }  // namespace magi

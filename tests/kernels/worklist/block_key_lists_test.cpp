@@ -36,7 +36,10 @@ TileBandList host_bands(const BlockKeyShape& shape, const std::vector<std::uint8
   return bands;
 }
 
+constexpr std::int64_t kKeptWord = 77;  // of the forward before
+
 struct BuiltKeyLists {
+  std::vector<std::int64_t> error_word;
   std::vector<std::uint64_t> counts;
   std::uint32_t num_bad = 0;
   std::vector<BackwardOutcome> outcomes;
@@ -50,14 +53,19 @@ BuiltKeyLists build_sync(const BlockKeyShape& shape, const std::vector<std::uint
   const DeviceBuffer workspace(layout.size_bytes);
   workspace.fill(0xff, nullptr);
   const DeviceBuffer mask = bytes_to_device_sync(visible.data(), visible.size());
-  build_block_key_lists(shape, layout, static_cast<const std::uint8_t*>(mask.data()),
-                        workspace.data(), nullptr);
+  const std::vector<std::int64_t> kept{kKeptWord, kKeptWord};
+  const DeviceBuffer word = bytes_to_device_sync(kept.data(), kept.size() * sizeof(std::int64_t));
+  build_block_key_lists(
+      shape, layout,
+      {static_cast<const std::uint8_t*>(mask.data()), static_cast<std::int64_t*>(word.data())},
+      workspace.data(), nullptr);
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   const auto* bytes = static_cast<const std::byte*>(workspace.data());
   const auto heads = static_cast<std::size_t>(shape.grid.mask_heads);
   const auto num_tiles = heads * static_cast<std::size_t>(shape.num_tiles());
   const auto num_records = heads * static_cast<std::size_t>(shape.max_records);
-  return {.counts = to_host_sync<std::uint64_t>(bytes + layout.counts, heads),
+  return {.error_word = to_host_sync<std::int64_t>(word.data(), 2),
+          .counts = to_host_sync<std::uint64_t>(bytes + layout.counts, heads),
           .num_bad = to_host_sync<std::uint32_t>(bytes + layout.num_bad, 1).front(),
           .outcomes = to_host_sync<BackwardOutcome>(bytes + layout.outcomes, heads),
           .records = to_host_sync<KeyRecord>(bytes + layout.records, num_records),
@@ -119,6 +127,7 @@ TEST_F(BlockKeyListsTest, EqualTheHostsBands) {
     shape.max_records = most_records(shape, times);
     const BuiltKeyLists built = build_sync(shape, visible);
     ASSERT_EQ(built.num_bad, 0u);
+    ASSERT_EQ(built.error_word, (std::vector<std::int64_t>{kKeptWord, kKeptWord}));
     for (std::int32_t head = 0; head < shape.grid.mask_heads; ++head) {
       ASSERT_NO_FATAL_FAILURE(expect_head(shape, visible, built, head));
     }
@@ -135,9 +144,31 @@ TEST_F(BlockKeyListsTest, TellWhatHasNoRoom) {
   EXPECT_EQ(full.outcomes.front().is_overflowing, 1);
   EXPECT_EQ(full.outcomes.front().num_records, 0);
   EXPECT_EQ(full.counts.front(), 1000u);
+  EXPECT_EQ(full.error_word, (std::vector<std::int64_t>{1, -1}));
   visible[555] = 255;
   shape.max_records = 2000;
-  EXPECT_GT(build_sync(shape, visible).num_bad, 0u);
+  const BuiltKeyLists bad = build_sync(shape, visible);
+  EXPECT_GT(bad.num_bad, 0u);
+  EXPECT_EQ(bad.error_word, (std::vector<std::int64_t>{bad.num_bad, -1}));
+}
+
+/// The room of each head counts by itself, and entries that are too large only where there is room.
+TEST(BlockKeyOutcomeTest, TellsHowManyRecordsAreBeyond) {
+  std::vector<std::uint64_t> counts{3, 10, 0};
+  std::uint32_t num_bad = 0;
+  BlockKeyOutcome outcome{
+      .counts = counts.data(), .num_bad = &num_bad, .mask_heads = 3, .max_records = 10};
+  EXPECT_EQ(outcome.num_beyond(), 0);
+  EXPECT_TRUE(outcome.holds());
+  num_bad = 2;
+  EXPECT_EQ(outcome.num_beyond(), 2);
+  EXPECT_FALSE(outcome.holds());
+  outcome.max_records = 2;
+  EXPECT_EQ(outcome.num_beyond(), 1 + 8);
+  counts = {std::uint64_t{1} << 40, 0, 0};
+  outcome.counts = counts.data();
+  EXPECT_EQ(outcome.num_beyond(), (std::int64_t{1} << 40) - 2);
+  EXPECT_FALSE(outcome.holds());
 }
 
 }  // namespace

@@ -129,5 +129,16 @@ TEST_F(BlockListsTest, CountWhatHasNoRoom) {
   EXPECT_EQ(num_beyond(build_sync(shape, bad).header, shape), 1);
 }
 
+TEST_F(BlockListsTest, TellWithoutQueriesThatNothingIsBeyond) {
+  const BlockListShape shape{.grid = {.rows_q = 0, .rows_k = 640}};
+  const BlockListLayout layout = block_list_layout(shape);
+  const DeviceBuffer workspace(layout.size_bytes), word(2 * sizeof(std::int64_t));
+  word.fill(0x11, nullptr);
+  build_block_lists(shape, layout, {nullptr, static_cast<std::int64_t*>(word.data())},
+                    workspace.data(), nullptr);
+  cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  EXPECT_EQ(to_host_sync<std::int64_t>(word.data(), 2), (std::vector<std::int64_t>{0, -1}));
+}
+
 }  // namespace
 }  // namespace magi::test

@@ -144,10 +144,10 @@ BlockBackwardCall block_backward_call(const BackwardArgs& args, const BlockMask&
 }
 
 void enqueue_backward(const BackwardArgs& args, const BlockBackwardCall& call,
-                      const std::uint8_t* visible, void* workspace, cudaStream_t stream) {
+                      const BlockListSource& source, void* workspace, cudaStream_t stream) {
   const BlockKeyShape& shape = call.shape;
   const std::int32_t num_parts = shape.grid.mask_heads;
-  build_block_key_lists(shape, call.layout, visible, workspace, stream);
+  build_block_key_lists(shape, call.layout, source, workspace, stream);
   // Every sum may be added to: any number but 0 says so.
   auto* components = part_at<std::int32_t>(workspace, call.components);
   const auto num_q_tiles = static_cast<std::size_t>(call.state.list.num_q_tiles());

@@ -23,6 +23,6 @@ BlockBackwardCall block_backward_call(const BackwardArgs& args, const BlockMask&
                                       const BackwardTuning& tuning);
 
 void enqueue_backward(const BackwardArgs& args, const BlockBackwardCall& call,
-                      const std::uint8_t* visible, void* workspace, cudaStream_t stream);
+                      const BlockListSource& source, void* workspace, cudaStream_t stream);
 
 }  // namespace magi::sm90

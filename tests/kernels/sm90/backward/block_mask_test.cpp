@@ -177,11 +177,23 @@ TEST_F(BlockMaskBackwardTest, TooLittleRoomGivesNan) {
   const BlockCase test{.rows_q = 300, .rows_k = 700, .percent = 50};
   const BlockCaseData data(test);
   BlockMask mask = mask_of(test, data);
+  const DeviceBuffer word(2 * sizeof(std::int64_t));
+  mask.error_word = static_cast<std::int64_t*>(word.data());
   for (const std::int64_t room : {0, 5}) {
     Gradients gradients(test, data);
     fill_results(test, data, gradients);
     mask.max_blocks = room;
+    word.fill(0x11, nullptr);
     run(mask, gradients);
+    const auto told = to_host_sync<std::int64_t>(word.data(), 2);
+    constexpr std::int64_t kKept = 0x1111111111111111;
+    if (room == 0) {
+      EXPECT_EQ(told, (std::vector<std::int64_t>{kKept, kKept}));
+    } else {
+      EXPECT_GT(told[0], 0);
+      EXPECT_LT(told[0], kKept);
+      EXPECT_EQ(told[1], -1);
+    }
     for (const GuardedTensor* tensor : {&gradients.dq, &gradients.dk, &gradients.dv}) {
       EXPECT_TRUE(tensor->has_whole_guards());
       for (const double value : values_of(*tensor)) ASSERT_EQ(std::isnan(value), room > 0);
