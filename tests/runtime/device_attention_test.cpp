@@ -20,34 +20,9 @@ using testing::plan_config;
 using testing::shared_plan;
 using DistributedGpuTest = GpuTest;
 
-struct Sizes {
-  std::int32_t heads_q = 8;
-  std::int32_t heads_kv = 2;
-  std::int32_t dim_qk = 64;
-  std::int32_t dim_v = 64;
-};
-
-AttentionCase make_case(const Mask& mask, Sizes sizes, std::uint64_t seed,
-                        DType dtype = DType::BFloat16) {
-  AttentionCase test;
-  test.mask = mask;
-  test.dtype = dtype;
-  test.result_dtype = dtype;
-  test.is_on_gpu = true;
-  test.dense = {.rows_q = mask.rows_q,
-                .rows_k = mask.rows_k,
-                .heads_q = sizes.heads_q,
-                .heads_kv = sizes.heads_kv,
-                .dim_qk = sizes.dim_qk,
-                .dim_v = sizes.dim_v};
-  RandomStream random(seed);
-  draw_values(random, test);
-  return test;
-}
-
 TEST_F(DistributedGpuTest, EqualsDenseAttentionForEveryGroupSizeAndMask) {
   for (const auto& [name, mask] : masks_of_all_kinds(301)) {
-    const AttentionCase test = make_case(mask, {.heads_q = 4}, 1);
+    const AttentionCase test = make_gpu_case(mask, {.heads_q = 4}, 1);
     for (std::int32_t num_ranks = 1; num_ranks <= 8; ++num_ranks) {
       SCOPED_TRACE(name + ", ranks " + std::to_string(num_ranks));
       expect_gpu_run_close(test, shared_plan(mask, plan_config(test, num_ranks)));
@@ -57,8 +32,8 @@ TEST_F(DistributedGpuTest, EqualsDenseAttentionForEveryGroupSizeAndMask) {
 
 TEST_F(DistributedGpuTest, EqualsDenseAttentionForEveryOverlapDegree) {
   const Mask mask = masks_of_all_kinds(330)[5].mask;
-  for (const Sizes sizes : {Sizes{8, 8}, Sizes{8, 2}, Sizes{4, 1}}) {
-    const AttentionCase test = make_case(mask, sizes, 2);
+  for (const GpuCaseSizes sizes : {GpuCaseSizes{8, 8}, GpuCaseSizes{8, 2}, GpuCaseSizes{4, 1}}) {
+    const AttentionCase test = make_gpu_case(mask, sizes, 2);
     for (const StageMode mode : {StageMode::Heads, StageMode::Rows}) {
       for (const std::optional<std::int32_t> degree : {std::optional(0), {1}, {2}, {4}, {}}) {
         SCOPED_TRACE(::testing::Message()
@@ -78,7 +53,7 @@ TEST_F(DistributedGpuTest, EqualsDenseAttentionWithSinkCapDimsAndStrides) {
   for (const DType dtype : {DType::BFloat16, DType::Float16}) {
     for (const SinkLayout layout : {SinkLayout::SinkHead, SinkLayout::RowSinkHead}) {
       for (const DType result : {dtype, DType::Float32}) {
-        AttentionCase test = make_case(mask, {4, 2, 128, 80}, 3, dtype);
+        AttentionCase test = make_gpu_case(mask, {4, 2, 128, 80}, 3, dtype);
         test.result_dtype = result;
         test.dense.num_sinks = 3;
         test.dense.params = {.softmax_scale = 0.1, .softcap = 2.0, .sink_layout = layout};
@@ -97,7 +72,7 @@ TEST_F(DistributedGpuTest, EqualsDenseAttentionWithSinkCapDimsAndStrides) {
 TEST_F(DistributedGpuTest, EqualsDenseAttentionOnUnevenAndTolerantPlacements) {
   for (const auto& [name, mask] : masks_of_all_kinds(227)) {
     SCOPED_TRACE(name);
-    const AttentionCase test = make_case(mask, {2, 2}, 5);
+    const AttentionCase test = make_gpu_case(mask, {2, 2}, 5);
     PlanConfig config = plan_config(test, 3);
     config.placement.uneven_shard = true;
     expect_gpu_run_close(test, shared_plan(mask, config));
@@ -109,7 +84,7 @@ TEST_F(DistributedGpuTest, EqualsDenseAttentionOnUnevenAndTolerantPlacements) {
 
 TEST_F(DistributedGpuTest, RanksWithoutRowsTakePart) {
   const Mask mask = masks_of_all_kinds(200)[5].mask;
-  AttentionCase test = make_case(mask, {4, 2}, 6);
+  AttentionCase test = make_gpu_case(mask, {4, 2}, 6);
   test.dense.num_sinks = 2;
   RandomStream random(6);
   draw_values(random, test);
@@ -127,7 +102,7 @@ TEST_F(DistributedGpuTest, CrossAttentionPlacesQueriesAndKeysApart) {
     Mask mask{.rows_q = rows_q, .rows_k = rows_k};
     mask.slices = {band_slice({0, rows_q}, {5, rows_k}, MaskType::Full),
                    band_slice({0, rows_q}, {0, 5}, MaskType::Causal)};
-    const AttentionCase test = make_case(mask, {4, 2}, 8);
+    const AttentionCase test = make_gpu_case(mask, {4, 2}, 8);
     PlanConfig config = plan_config(test, rows_q == 1 ? 1 : 3);
     config.placement_k = PlacementConfig{.uneven_shard = true};
     expect_gpu_run_close(test, shared_plan(mask, config));
@@ -143,10 +118,10 @@ TEST_F(DistributedGpuTest, EqualsDenseAttentionOnRandomCases) {
         random,
         {.min_rows = 8, .max_rows_q = 300, .max_rows_k = 300, .is_square = random.chance(70)});
     const std::int32_t heads_kv = random.between(1, 4);
-    const Sizes sizes{heads_kv * random.between(1, 4), heads_kv, 8 * random.between(1, 16),
-                      8 * random.between(1, 16)};
-    const AttentionCase test = make_case(mask, sizes, 100 + static_cast<std::uint64_t>(trial),
-                                         random.chance(50) ? DType::BFloat16 : DType::Float16);
+    const GpuCaseSizes sizes{heads_kv * random.between(1, 4), heads_kv, 8 * random.between(1, 16),
+                             8 * random.between(1, 16)};
+    const AttentionCase test = make_gpu_case(mask, sizes, 100 + static_cast<std::uint64_t>(trial),
+                                             random.chance(50) ? DType::BFloat16 : DType::Float16);
     PlanConfig config =
         plan_config(test, random.between(1, std::min({8, mask.rows_q, mask.rows_k})));
     config.placement.uneven_shard = random.chance(50);
@@ -161,7 +136,7 @@ TEST_F(DistributedGpuTest, EqualsDenseAttentionOnRandomCases) {
 }
 
 TEST_F(DistributedGpuTest, FastGradientsKeepTheRuleAndRepeatButForDq) {
-  AttentionCase test = make_case(masks_of_all_kinds(420)[5].mask, {8, 2}, 13);
+  AttentionCase test = make_gpu_case(masks_of_all_kinds(420)[5].mask, {8, 2}, 13);
   test.is_fast_backward = true;
   for (const std::optional<std::int32_t> degree : {std::optional(0), {1}, {4}, {}}) {
     PlanConfig config = plan_config(test, 4);
@@ -178,7 +153,7 @@ TEST_F(DistributedGpuTest, FastGradientsKeepTheRuleAndRepeatButForDq) {
 TEST_F(DistributedGpuTest, PartialGradientsMayTravelInTheTypeOfKeys) {
   const GpuRun how{.options = {.exchange_sms = 4, .are_partials_rounded = true}};
   for (const DType type : {DType::BFloat16, DType::Float16}) {
-    const AttentionCase test = make_case(masks_of_all_kinds(420)[5].mask, {8, 2}, 14, type);
+    const AttentionCase test = make_gpu_case(masks_of_all_kinds(420)[5].mask, {8, 2}, 14, type);
     for (const std::int32_t degree : {0, 1, 3}) {
       SCOPED_TRACE(::testing::Message() << dtype_name(type) << ", degree " << degree);
       PlanConfig config = plan_config(test, 4);
@@ -201,7 +176,7 @@ TEST_F(DistributedGpuTest, PartialGradientsMayTravelInTheTypeOfKeys) {
 }
 
 TEST_F(DistributedGpuTest, RepeatsBitForBitInOneObjectAndInMany) {
-  const AttentionCase test = make_case(masks_of_all_kinds(420)[5].mask, {8, 1}, 10);
+  const AttentionCase test = make_gpu_case(masks_of_all_kinds(420)[5].mask, {8, 1}, 10);
   PlanConfig config = plan_config(test, 5);
   config.stage_mode = StageMode::Rows;
   config.overlap_degree = 3;
@@ -215,7 +190,7 @@ TEST_F(DistributedGpuTest, MovesTheBytesThatThePlanReports) {
   for (const auto& [name, mask] : masks_of_all_kinds(256)) {
     for (const std::int32_t degree : {0, 1, 2}) {
       SCOPED_TRACE(name + ", degree " + std::to_string(degree));
-      const AttentionCase test = make_case(mask, {4, 2}, 11);
+      const AttentionCase test = make_gpu_case(mask, {4, 2}, 11);
       PlanConfig config = plan_config(test, 4);
       config.overlap_degree = degree;
       const auto plan = shared_plan(mask, config);
@@ -233,7 +208,7 @@ TEST_F(DistributedGpuTest, MovesTheBytesThatThePlanReports) {
 }
 
 TEST_F(DistributedGpuTest, TakesItsMemoryFromTheCallersAllocator) {
-  const AttentionCase test = make_case(masks_of_all_kinds(256)[1].mask, {4, 2}, 12);
+  const AttentionCase test = make_gpu_case(masks_of_all_kinds(256)[1].mask, {4, 2}, 12);
   const auto plan = shared_plan(test.mask, plan_config(test, 3));
   std::atomic<std::int64_t> num_allocated = 0;
   std::atomic<std::int64_t> bytes_held = 0;

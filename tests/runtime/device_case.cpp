@@ -29,6 +29,14 @@ void GpuHome::take_back_sync() {
   }
 }
 
+AttentionCase make_gpu_case(const Mask& mask, const GpuCaseSizes& sizes, std::uint64_t seed,
+                            DType dtype) {
+  AttentionCase test = testing::make_case(
+      mask, dtype, {sizes.heads_q, sizes.heads_kv, sizes.dim_qk, sizes.dim_v}, seed);
+  test.is_on_gpu = true;
+  return test;
+}
+
 PipelineRun run_on_gpu(const AttentionCase& test, const std::shared_ptr<const Plan>& plan,
                        const GpuRun& how) {
   PipelineRun run = testing::empty_run(test, plan->config.num_ranks);

@@ -13,23 +13,6 @@ using testing::AttentionCase;
 using testing::masks_of_all_kinds;
 using HeadSharesGpuTest = GpuTest;
 
-AttentionCase make_case(const Mask& mask, std::int32_t heads_q, std::int32_t heads_kv,
-                        std::int32_t dim) {
-  AttentionCase test;
-  test.mask = mask;
-  test.dtype = test.result_dtype = DType::BFloat16;
-  test.is_on_gpu = true;
-  test.dense = {.rows_q = mask.rows_q,
-                .rows_k = mask.rows_k,
-                .heads_q = heads_q,
-                .heads_kv = heads_kv,
-                .dim_qk = dim,
-                .dim_v = dim};
-  RandomStream random(1);
-  draw_values(random, test);
-  return test;
-}
-
 std::shared_ptr<const Plan> shared_heads(const AttentionCase& test, std::int32_t num_ranks,
                                          std::int32_t num_shares, std::int32_t degree) {
   PlanConfig config = testing::plan_config(test, num_ranks);
@@ -44,7 +27,7 @@ TEST_F(HeadSharesGpuTest, EqualDenseAttentionOnEveryMaskAndShare) {
     for (const auto& [num_ranks, num_shares] : {std::pair(2, 2), {4, 2}, {4, 4}}) {
       SCOPED_TRACE(name + ", ranks " + std::to_string(num_ranks) + ", shares " +
                    std::to_string(num_shares));
-      const AttentionCase test = make_case(mask, 16, 4, 64);
+      const AttentionCase test = make_gpu_case(mask, {16, 4, 64, 64});
       expect_gpu_run_close(test, shared_heads(test, num_ranks, num_shares, 1));
     }
   }
@@ -54,7 +37,7 @@ TEST_F(HeadSharesGpuTest, EqualDenseAttentionWithSinkCapAndStages) {
   const Mask mask = masks_of_all_kinds(260)[5].mask;
   for (const SinkLayout layout : {SinkLayout::SinkHead, SinkLayout::RowSinkHead}) {
     for (const testing::Layout places : {testing::Layout::Packed, testing::Layout::Aligned}) {
-      AttentionCase test = make_case(mask, 8, 8, 128);
+      AttentionCase test = make_gpu_case(mask, {8, 8, 128, 128});
       test.dense.num_sinks = 2;
       test.dense.params = {.softmax_scale = 0.1, .softcap = 2.0, .sink_layout = layout};
       test.dlse.resize(1);
@@ -70,7 +53,7 @@ TEST_F(HeadSharesGpuTest, EqualDenseAttentionWithSinkCapAndStages) {
 }
 
 TEST_F(HeadSharesGpuTest, RepeatsBitForBit) {
-  const AttentionCase test = make_case(masks_of_all_kinds(301)[1].mask, 16, 4, 64);
+  const AttentionCase test = make_gpu_case(masks_of_all_kinds(301)[1].mask, {16, 4, 64, 64});
   const auto plan = shared_heads(test, 4, 4, 1);
   for (const bool is_over_nvlink : {false, true}) {
     const GpuRun how{.is_over_nvlink = is_over_nvlink};

@@ -15,22 +15,6 @@ using testing::AttentionCase;
 using testing::masks_of_all_kinds;
 using MovedQueriesGpuTest = GpuTest;
 
-AttentionCase make_case(const Mask& mask, std::int32_t heads_q, std::int32_t heads_kv) {
-  AttentionCase test;
-  test.mask = mask;
-  test.dtype = test.result_dtype = DType::BFloat16;
-  test.is_on_gpu = true;
-  test.dense = {.rows_q = mask.rows_q,
-                .rows_k = mask.rows_k,
-                .heads_q = heads_q,
-                .heads_kv = heads_kv,
-                .dim_qk = 128,
-                .dim_v = 128};
-  RandomStream random(1);
-  draw_values(random, test);
-  return test;
-}
-
 std::shared_ptr<const Plan> moving_plan(const AttentionCase& test, std::int32_t degree) {
   PlanConfig config = testing::plan_config(test, 4);
   config.work = WorkMode::Queries;
@@ -42,7 +26,7 @@ std::shared_ptr<const Plan> moving_plan(const AttentionCase& test, std::int32_t 
 TEST_F(MovedQueriesGpuTest, EqualDenseAttentionOnEveryMaskAndDegree) {
   int num_moving = 0;
   for (const auto& [name, mask] : masks_of_all_kinds(330)) {
-    const AttentionCase test = make_case(mask, 8, 4);
+    const AttentionCase test = make_gpu_case(mask, {8, 4, 128, 128});
     for (const std::int32_t degree : {0, 1, 2}) {
       SCOPED_TRACE(name + ", degree " + std::to_string(degree));
       const auto plan = moving_plan(test, degree);
@@ -54,7 +38,8 @@ TEST_F(MovedQueriesGpuTest, EqualDenseAttentionOnEveryMaskAndDegree) {
 }
 
 TEST_F(MovedQueriesGpuTest, EqualDenseAttentionOnOddHeadsWithSinks) {
-  AttentionCase test = make_case(masks_of_all_kinds(260)[5].mask, 6, 3);  // odd rows of lse
+  AttentionCase test =
+      make_gpu_case(masks_of_all_kinds(260)[5].mask, {6, 3, 128, 128});  // odd rows of lse
   test.dense.num_sinks = 2;
   test.dense.params = {.softmax_scale = 0.1, .softcap = 2.0, .sink_layout = SinkLayout::SinkHead};
   test.dlse.resize(1);
@@ -66,7 +51,7 @@ TEST_F(MovedQueriesGpuTest, EqualDenseAttentionOnOddHeadsWithSinks) {
 }
 
 TEST_F(MovedQueriesGpuTest, RepeatsBitForBit) {
-  const AttentionCase test = make_case(masks_of_all_kinds(301)[1].mask, 8, 4);
+  const AttentionCase test = make_gpu_case(masks_of_all_kinds(301)[1].mask, {8, 4, 128, 128});
   for (const std::int32_t degree : {0, 2}) {
     const auto plan = moving_plan(test, degree);
     ASSERT_GT(plan->ranks[0].q.segments.size(), 1u);

@@ -7,27 +7,6 @@
 namespace magi::testing {
 namespace {
 
-struct Heads {
-  std::int32_t q = 8;
-  std::int32_t kv = 2;
-};
-
-AttentionCase make_case(const Mask& mask, DType dtype, Heads heads, std::uint64_t seed) {
-  AttentionCase test;
-  test.mask = mask;
-  test.dtype = dtype;
-  test.result_dtype = dtype;
-  test.dense = {.rows_q = mask.rows_q,
-                .rows_k = mask.rows_k,
-                .heads_q = heads.q,
-                .heads_kv = heads.kv,
-                .dim_qk = 16,
-                .dim_v = 8};
-  RandomStream random(seed);
-  draw_values(random, test);
-  return test;
-}
-
 TEST(DistributedAttention, EqualsDenseAttentionForEveryGroupSizeAndMask) {
   for (const auto& [name, mask] : masks_of_all_kinds(121)) {
     const AttentionCase test = make_case(mask, DType::Float32, {4, 2}, 1);
@@ -40,12 +19,12 @@ TEST(DistributedAttention, EqualsDenseAttentionForEveryGroupSizeAndMask) {
 
 TEST(DistributedAttention, EqualsDenseAttentionForEveryOverlapDegree) {
   const Mask mask = masks_of_all_kinds(130)[5].mask;
-  for (const Heads heads : {Heads{8, 8}, Heads{8, 2}, Heads{4, 1}}) {
+  for (const CaseSizes heads : {CaseSizes{8, 8}, CaseSizes{8, 2}, CaseSizes{4, 1}}) {
     const AttentionCase test = make_case(mask, DType::Float64, heads, 2);
     for (const StageMode mode : {StageMode::Heads, StageMode::Rows}) {
       for (const std::optional<std::int32_t> degree : {std::optional(0), {1}, {2}, {4}, {}}) {
         SCOPED_TRACE(::testing::Message()
-                     << "heads " << heads.q << "/" << heads.kv << ", mode "
+                     << "heads " << heads.heads_q << "/" << heads.heads_kv << ", mode "
                      << static_cast<int>(mode) << ", degree " << degree.value_or(-1));
         PlanConfig config = plan_config(test, 4);
         config.stage_mode = mode;

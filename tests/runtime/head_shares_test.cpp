@@ -10,22 +10,6 @@
 namespace magi::testing {
 namespace {
 
-AttentionCase make_case(const Mask& mask, DType dtype, std::int32_t heads_q,
-                        std::int32_t heads_kv) {
-  AttentionCase test;
-  test.mask = mask;
-  test.dtype = test.result_dtype = dtype;
-  test.dense = {.rows_q = mask.rows_q,
-                .rows_k = mask.rows_k,
-                .heads_q = heads_q,
-                .heads_kv = heads_kv,
-                .dim_qk = 16,
-                .dim_v = 8};
-  RandomStream random(1);
-  draw_values(random, test);
-  return test;
-}
-
 struct Shape {
   std::int32_t num_ranks = 4;
   std::int32_t num_shares = 4;
@@ -53,7 +37,7 @@ TEST(HeadShares, EqualDenseAttentionOnEveryMaskShareAndDegree) {
       for (const std::int32_t degree : {0, 1, 2}) {
         SCOPED_TRACE(::testing::Message()
                      << name << ", " << num_shares << " shares, degree " << degree);
-        const AttentionCase test = make_case(mask, DType::Float64, 8, 4);
+        const AttentionCase test = make_case(mask, DType::Float64, {8, 4});
         expect_pipeline_close(test,
                               shared_heads(test, {.num_shares = num_shares, .degree = degree}));
       }
@@ -65,7 +49,7 @@ TEST(HeadShares, EqualDenseAttentionWithSinkCapAndLseGradientInEveryType) {
   for (const DType dtype : {DType::Float64, DType::Float32, DType::BFloat16, DType::Float16}) {
     for (const SinkLayout layout : {SinkLayout::SinkHead, SinkLayout::RowSinkHead}) {
       SCOPED_TRACE(::testing::Message() << "type " << static_cast<int>(dtype));
-      AttentionCase test = make_case(masks_of_all_kinds(120)[1].mask, dtype, 8, 4);
+      AttentionCase test = make_case(masks_of_all_kinds(120)[1].mask, dtype, {8, 4});
       test.dense.num_sinks = 2;
       test.dense.params = {.softmax_scale = 0.3, .softcap = 2.0, .sink_layout = layout};
       test.dlse.resize(1);
@@ -83,7 +67,7 @@ TEST(HeadShares, EqualDenseAttentionOfUnevenLengthsAndManyHeads) {
     for (const auto& [heads_q, heads_kv] : {std::pair(64, 8), std::pair(8, 8)}) {
       SCOPED_TRACE(::testing::Message() << rows << " rows, " << heads_q << " heads");
       const AttentionCase test =
-          make_case(masks_of_all_kinds(rows)[1].mask, DType::Float64, heads_q, heads_kv);
+          make_case(masks_of_all_kinds(rows)[1].mask, DType::Float64, {heads_q, heads_kv});
       for (const bool uneven : {false, true}) {
         expect_pipeline_close(test, shared_heads(test, {.num_shares = 4, .uneven = uneven}));
         expect_pipeline_close(test, shared_heads(test, {.num_shares = 2, .uneven = uneven}));
@@ -116,7 +100,7 @@ TEST(HeadShares, EachShareAttendsToItsOwnKeys) {
     mask.slices.push_back(band_slice(rows, rows, MaskType::Causal));
   }
   for (const DType dtype : {DType::Float64, DType::BFloat16}) {
-    AttentionCase test = make_case(mask, dtype, 8, 4);
+    AttentionCase test = make_case(mask, dtype, {8, 4});
     test.dense.num_sinks = 1;
     RandomStream random(3);
     draw_values(random, test);
@@ -127,7 +111,7 @@ TEST(HeadShares, EachShareAttendsToItsOwnKeys) {
 /// Two ranks, each with half of the heads: what goes there and what comes back, in the tensors'
 /// type.
 TEST(HeadShares, ResultsAndGradientsComeBackInTheirOwnType) {
-  const AttentionCase test = make_case(masks_of_all_kinds(128)[0].mask, DType::BFloat16, 8, 4);
+  const AttentionCase test = make_case(masks_of_all_kinds(128)[0].mask, DType::BFloat16, {8, 4});
   const auto plan = shared_heads(test, {.num_ranks = 2, .num_shares = 2});
   const PipelineRun run = run_pipeline(test, plan);
   constexpr std::int64_t kRows = 64;  // of a rank, with 4 query heads and 2 kv heads of a share
@@ -143,7 +127,7 @@ TEST(HeadShares, ResultsAndGradientsComeBackInTheirOwnType) {
 }
 
 TEST(HeadShares, RunsRepeatBitwise) {
-  const AttentionCase test = make_case(masks_of_all_kinds(128)[1].mask, DType::BFloat16, 4, 4);
+  const AttentionCase test = make_case(masks_of_all_kinds(128)[1].mask, DType::BFloat16, {4, 4});
   const auto plan = shared_heads(test, {.degree = 2});
   EXPECT_EQ(run_pipeline(test, plan), run_pipeline(test, plan));
 }

@@ -13,22 +13,6 @@
 namespace magi::testing {
 namespace {
 
-AttentionCase make_case(const Mask& mask, DType dtype, std::int32_t heads_q,
-                        std::int32_t heads_kv) {
-  AttentionCase test;
-  test.mask = mask;
-  test.dtype = test.result_dtype = dtype;
-  test.dense = {.rows_q = mask.rows_q,
-                .rows_k = mask.rows_k,
-                .heads_q = heads_q,
-                .heads_kv = heads_kv,
-                .dim_qk = 16,
-                .dim_v = 8};
-  RandomStream random(1);
-  draw_values(random, test);
-  return test;
-}
-
 /// A plan of the search in which some rank receives queries, or none where nothing is gained.
 std::shared_ptr<const Plan> moving_plan(const AttentionCase& test, std::int32_t num_ranks,
                                         PlacementAlgorithm algorithm, std::int32_t degree) {
@@ -49,7 +33,7 @@ TEST(MovedQueries, EqualDenseAttentionOnEveryMaskPlacementAndDegree) {
       for (const std::int32_t degree : {0, 1, 2}) {
         SCOPED_TRACE(::testing::Message()
                      << name << ", " << placement_name(algorithm) << ", degree " << degree);
-        const AttentionCase test = make_case(mask, DType::Float64, 4, 4);
+        const AttentionCase test = make_case(mask, DType::Float64, {4, 4});
         const auto plan = moving_plan(test, 4, algorithm, degree);
         num_moving += plan->ranks[0].q.segments.size() > 1 ? 1 : 0;
         expect_pipeline_close(test, plan);
@@ -63,7 +47,7 @@ TEST(MovedQueries, EqualDenseAttentionWithSinkCapAndLseGradientInEveryType) {
   for (const DType dtype : {DType::Float64, DType::Float32, DType::BFloat16, DType::Float16}) {
     for (const SinkLayout layout : {SinkLayout::SinkHead, SinkLayout::RowSinkHead}) {
       SCOPED_TRACE(::testing::Message() << "type " << static_cast<int>(dtype));
-      AttentionCase test = make_case(masks_of_all_kinds(120)[1].mask, dtype, 4, 2);
+      AttentionCase test = make_case(masks_of_all_kinds(120)[1].mask, dtype, {4, 2});
       test.dense.num_sinks = 2;
       test.dense.params = {.softmax_scale = 0.3, .softcap = 2.0, .sink_layout = layout};
       test.dlse.resize(1);
@@ -86,7 +70,7 @@ TEST(MovedQueries, EverySearchByNameEqualsDenseAttentionOnRandomMasks) {
       RandomMaskOptions options;
       options.is_square = random.chance(60);
       const Mask mask = random_mask(random, options);
-      const AttentionCase test = make_case(mask, DType::Float64, 4, random.chance(50) ? 4 : 2);
+      const AttentionCase test = make_case(mask, DType::Float64, {4, random.chance(50) ? 4 : 2});
       PlanConfig config = plan_config(test, random.between(2, 4));
       config.work = WorkMode::Queries;
       config.work_search = search;
@@ -108,7 +92,7 @@ TEST(MovedQueries, EqualDenseAttentionInStagesByRows) {
       for (const std::int32_t degree : {1, 2, 4}) {
         SCOPED_TRACE(::testing::Message()
                      << name << ", " << heads_kv << " kv heads, degree " << degree);
-        const AttentionCase test = make_case(mask, DType::Float64, 4, heads_kv);
+        const AttentionCase test = make_case(mask, DType::Float64, {4, heads_kv});
         PlanConfig config = plan_config(test, 4);
         config.work = WorkMode::Queries;
         config.placement.algorithm = PlacementAlgorithm::SequentialSelect;
@@ -129,7 +113,7 @@ TEST(MovedQueries, MoveTheBytesThatTheSearchCounts) {
   for (const auto& [name, mask] : masks_of_all_kinds(128)) {
     for (const std::int32_t degree : {0, 1, 2}) {
       SCOPED_TRACE(::testing::Message() << name << ", degree " << degree);
-      const AttentionCase test = make_case(mask, DType::BFloat16, 4, 2);
+      const AttentionCase test = make_case(mask, DType::BFloat16, {4, 2});
       const auto plan = moving_plan(test, 4, PlacementAlgorithm::SequentialSelect, degree);
       const planner::RowCosts costs = planner::row_costs(plan->config);
       std::int64_t counted = 0;
@@ -151,14 +135,14 @@ TEST(MovedQueries, MoveTheBytesThatTheSearchCounts) {
 TEST(MovedQueries, LayersOfOtherMasksShareRowsInOrder) {
   const auto masks = masks_of_all_kinds(128);
   for (const WorkMode work : {WorkMode::Keys, WorkMode::Queries, WorkMode::Heads, WorkMode::Auto}) {
-    const AttentionCase first = make_case(masks[1].mask, DType::Float64, 4, 4);
+    const AttentionCase first = make_case(masks[1].mask, DType::Float64, {4, 4});
     PlanConfig config = plan_config(first, 4);
     config.work = work;
     config.placement.algorithm = PlacementAlgorithm::SequentialSelect;
     const auto plan = shared_plan(first.mask, config);
     expect_pipeline_close(first, plan);
     const auto expect_layer = [&](const Mask& mask, const Placement& keys) {
-      const AttentionCase test = make_case(mask, DType::Float64, 4, 4);
+      const AttentionCase test = make_case(mask, DType::Float64, {4, 4});
       const auto layer =
           std::make_shared<const Plan>(make_plan_on(mask, config, plan->placement_q, keys));
       EXPECT_TRUE(check_plan(*layer).empty());
@@ -178,7 +162,7 @@ TEST(MovedQueries, LayersOfOtherMasksShareRowsInOrder) {
 }
 
 TEST(MovedQueries, AWindowOverRowsInOrderMovesHalosAlone) {
-  const AttentionCase test = make_case(masks_of_all_kinds(128)[3].mask, DType::BFloat16, 4, 2);
+  const AttentionCase test = make_case(masks_of_all_kinds(128)[3].mask, DType::BFloat16, {4, 2});
   PlanConfig config = plan_config(test, 4);
   config.work = WorkMode::Auto;
   config.placement.algorithm = PlacementAlgorithm::SequentialSelect;
@@ -196,7 +180,7 @@ TEST(MovedQueries, WhatAutoChoosesEqualsDenseAttention) {
   for (const auto& [name, mask] : masks_of_all_kinds(256)) {
     for (const double bytes_per_second : {1e9, 1e11}) {
       SCOPED_TRACE(::testing::Message() << name << ", " << bytes_per_second << " bytes/s");
-      const AttentionCase test = make_case(mask, DType::Float64, 4, 2);
+      const AttentionCase test = make_case(mask, DType::Float64, {4, 2});
       PlanConfig config = plan_config(test, 4);
       config.placement.chunk_size = 8;
       config.overlap_degree.reset();
@@ -214,7 +198,7 @@ TEST(MovedQueries, WhatAutoChoosesEqualsDenseAttention) {
 }
 
 TEST(MovedQueries, RunsRepeatBitwise) {
-  const AttentionCase test = make_case(masks_of_all_kinds(128)[1].mask, DType::BFloat16, 4, 4);
+  const AttentionCase test = make_case(masks_of_all_kinds(128)[1].mask, DType::BFloat16, {4, 4});
   const auto plan = moving_plan(test, 4, PlacementAlgorithm::Auto, 2);
   EXPECT_EQ(run_pipeline(test, plan), run_pipeline(test, plan));
 }

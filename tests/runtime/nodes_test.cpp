@@ -14,20 +14,7 @@
 namespace magi::testing {
 namespace {
 
-AttentionCase make_case(const Mask& mask, DType dtype) {
-  AttentionCase test;
-  test.mask = mask;
-  test.dtype = test.result_dtype = dtype;
-  test.dense = {.rows_q = mask.rows_q,
-                .rows_k = mask.rows_k,
-                .heads_q = 4,
-                .heads_kv = 2,
-                .dim_qk = 8,
-                .dim_v = 16};
-  RandomStream random(1);
-  draw_values(random, test);
-  return test;
-}
+constexpr CaseSizes kSizes{.heads_q = 4, .heads_kv = 2, .dim_qk = 8, .dim_v = 16};
 
 /// The plan with another node size, its rows by node if that has several and else straight.
 Plan on_nodes(Plan plan, std::int32_t devices_per_node) {
@@ -65,7 +52,7 @@ constexpr Grid kGrids[] = {{4, 2}, {8, 4}, {8, 2}, {5, 2}, {7, 3}};
 
 TEST(Nodes, KeysByNodeGiveTheBitsOfStraightOnesInTheForward) {
   for (const auto& [name, mask] : masks_of_all_kinds(132)) {
-    const AttentionCase test = make_case(mask, DType::Float64);
+    const AttentionCase test = make_case(mask, DType::Float64, kSizes);
     for (const Grid& grid : kGrids) {
       for (const std::int32_t degree : {0, 1, 3}) {
         SCOPED_TRACE(::testing::Message() << name << ", " << grid.num_ranks << " ranks in nodes of "
@@ -91,7 +78,7 @@ TEST(Nodes, KeysByNodeGiveTheBitsOfStraightOnesInTheForward) {
 TEST(Nodes, EveryTypeIsSummedInsideTheNode) {
   const Mask mask = masks_of_all_kinds(120)[1].mask;
   for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Float16}) {
-    const AttentionCase test = make_case(mask, dtype);
+    const AttentionCase test = make_case(mask, dtype, kSizes);
     PlanConfig config = plan_config(test, 4);
     config.devices_per_node = 2;
     expect_pipeline_close(test, shared_plan(mask, config));
@@ -117,7 +104,7 @@ TEST(Nodes, QueriesGoByNodeAndTheirResultsAreMergedThere) {
   for (const auto& [name, mask] : masks_of_all_kinds(128)) {
     for (const Grid& grid : {Grid{4, 2}, Grid{8, 4}}) {
       SCOPED_TRACE(::testing::Message() << name << ", " << grid.num_ranks << " ranks");
-      AttentionCase test = make_case(mask, DType::Float64);
+      AttentionCase test = make_case(mask, DType::Float64, kSizes);
       test.dense.num_sinks = 2;
       test.dlse.resize(1);
       RandomStream random(2);
@@ -133,7 +120,7 @@ TEST(Nodes, QueriesGoByNodeAndTheirResultsAreMergedThere) {
 
 TEST(Nodes, QueriesThatThePlannerMovesGoByNodeToo) {
   const Mask mask{256, 256, {band_slice({0, 256}, {0, 256}, MaskType::Causal)}};
-  const AttentionCase test = make_case(mask, DType::Float64);
+  const AttentionCase test = make_case(mask, DType::Float64, kSizes);
   for (const std::int32_t degree : {1, 2}) {
     PlanConfig config = plan_config(test, 8);
     config.work = WorkMode::Queries;
@@ -153,8 +140,7 @@ TEST(Nodes, SharedHeadsGoByNodeToo) {
       for (const std::int32_t num_shares : {2, 4}) {
         SCOPED_TRACE(::testing::Message() << name << ", " << grid.num_ranks << " ranks in nodes of "
                                           << grid.devices_per_node << ", " << num_shares);
-        AttentionCase test = make_case(mask, DType::Float64);
-        test.dense.heads_q = test.dense.heads_kv = 4;
+        AttentionCase test = make_case(mask, DType::Float64, {4, 4, 8, 16});
         test.dense.num_sinks = 1;
         test.dlse.resize(1);
         RandomStream random(3);
@@ -181,7 +167,7 @@ TEST(Nodes, SharedHeadsGoByNodeToo) {
 /// Each node's bytes across are those of its distinct rows; all rows, those of straight plans.
 TEST(Nodes, FewerBytesCrossAndNoneMoreMove) {
   const Mask mask{256, 256, {band_slice({0, 256}, {0, 256}, MaskType::Full)}};
-  const AttentionCase test = make_case(mask, DType::Float32);
+  const AttentionCase test = make_case(mask, DType::Float32, kSizes);
   const Plan straight = make_plan(mask, plan_config(test, 8));
   const Plan by_node = on_nodes(straight, 4);
   const auto crossing = [](const PipelineRun& run) {

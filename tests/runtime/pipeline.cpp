@@ -148,6 +148,21 @@ std::mutex gather_mutex;
 
 }  // namespace
 
+AttentionCase make_case(const Mask& mask, DType dtype, const CaseSizes& sizes, std::uint64_t seed) {
+  AttentionCase test;
+  test.mask = mask;
+  test.dtype = test.result_dtype = dtype;
+  test.dense = {.rows_q = mask.rows_q,
+                .rows_k = mask.rows_k,
+                .heads_q = sizes.heads_q,
+                .heads_kv = sizes.heads_kv,
+                .dim_qk = sizes.dim_qk,
+                .dim_v = sizes.dim_v};
+  RandomStream random(seed);
+  draw_values(random, test);
+  return test;
+}
+
 PlanConfig plan_config(const AttentionCase& test, std::int32_t num_ranks) {
   const reference::DenseInput& in = test.dense;
   PlanConfig config{.num_ranks = num_ranks,

@@ -23,6 +23,17 @@ struct PipelineRun {
   }
 };
 
+/// Heads and head dims of a case.
+struct CaseSizes {
+  std::int32_t heads_q = 8;
+  std::int32_t heads_kv = 2;
+  std::int32_t dim_qk = 16;
+  std::int32_t dim_v = 8;
+};
+/// A case of values that are drawn with the seed, with as many rows as the mask.
+AttentionCase make_case(const Mask& mask, DType dtype, const CaseSizes& sizes,
+                        std::uint64_t seed = 1);
+
 /// Sizes and types of the case and one remote stage, whose results are merged, otherwise defaults;
 /// stages by rows are allowed to be short.
 PlanConfig plan_config(const AttentionCase& test, std::int32_t num_ranks);

@@ -16,22 +16,6 @@
 namespace magi::testing {
 namespace {
 
-AttentionCase make_case(const Mask& mask, DType dtype, std::int32_t heads_q,
-                        std::int32_t heads_kv) {
-  AttentionCase test;
-  test.mask = mask;
-  test.dtype = test.result_dtype = dtype;
-  test.dense = {.rows_q = mask.rows_q,
-                .rows_k = mask.rows_k,
-                .heads_q = heads_q,
-                .heads_kv = heads_kv,
-                .dim_qk = 16,
-                .dim_v = 8};
-  RandomStream random(1);
-  draw_values(random, test);
-  return test;
-}
-
 /// Draws the values again with 2 sinks, a softcap and a gradient through lse.
 AttentionCase with_all_options(AttentionCase test, SinkLayout layout) {
   test.dense.num_sinks = 2;
@@ -60,7 +44,7 @@ std::vector<Range> sections(std::int32_t num_heads, std::int32_t num_sections) {
 TEST(ReceivedQueries, ARectangleForAnotherRankEqualsDenseAttention) {
   const Plan plan = rectangle_plan();
   for (const DType dtype : {DType::Float64, DType::Float32, DType::BFloat16}) {
-    AttentionCase test = make_case(plan.mask, dtype, 4, 2);
+    AttentionCase test = make_case(plan.mask, dtype, {4, 2});
     test.dense.dim_qk = test.dense.dim_v = 128;
     for (const SinkLayout layout : {SinkLayout::SinkHead, SinkLayout::RowSinkHead}) {
       expect_close(with_all_options(test, layout), plan);
@@ -97,7 +81,7 @@ TEST(ReceivedQueries, EqualDenseAttentionForOwnAndReceivedKeys) {
       for (const std::int32_t num_sections : {1, 2}) {
         SCOPED_TRACE(::testing::Message() << name << ", worker " << static_cast<int>(worker)
                                           << ", sections " << num_sections);
-        const AttentionCase test = make_case(mask, DType::Float32, 4, 2);
+        const AttentionCase test = make_case(mask, DType::Float32, {4, 2});
         expect_close(test, shared_work_plan(test, rows, worker, num_sections));
       }
     }
@@ -110,7 +94,7 @@ TEST(ReceivedQueries, EqualDenseAttentionInEveryTypeWithSinkCapAndLseGradient) {
   for (const DType dtype : {DType::Float64, DType::Float32, DType::BFloat16, DType::Float16}) {
     for (const SinkLayout layout : {SinkLayout::SinkHead, SinkLayout::RowSinkHead}) {
       for (const Worker worker : {Worker::OwnerOfKeys, Worker::Third}) {
-        AttentionCase test = with_all_options(make_case(mask, dtype, 6, 2), layout);
+        AttentionCase test = with_all_options(make_case(mask, dtype, {6, 2}), layout);
         expect_close(test, shared_work_plan(test, rows, worker, 2));
         test.result_dtype = test.real();
         expect_close(test, shared_work_plan(test, rows, worker, 1));
@@ -124,7 +108,7 @@ TEST(ReceivedQueries, ARankWithoutRowsAttendsForOthers) {
   const Placement idle = placement_from_chunks(120, 30, 4, {0, 2, 2, 0});
   for (const DType dtype : {DType::Float32, DType::BFloat16}) {
     const AttentionCase test = with_all_options(
-        make_case(masks_of_all_kinds(120)[1].mask, dtype, 4, 2), SinkLayout::SinkHead);
+        make_case(masks_of_all_kinds(120)[1].mask, dtype, {4, 2}), SinkLayout::SinkHead);
     expect_close(test, shared_work_plan(test, rows, Worker::Third, 1));
     expect_close(test, shared_work_plan(test, idle, Worker::OwnerOfKeys, 1));
   }
@@ -134,7 +118,7 @@ TEST(ReceivedQueries, EveryBlockOfOneRankMayBeAttendedToElsewhere) {
   const Placement rows = placement_from_chunks(128, 32, 2, {0, 1, 1, 0});
   for (const DType dtype : {DType::Float32, DType::BFloat16}) {
     const AttentionCase test = with_all_options(
-        make_case(masks_of_all_kinds(128)[1].mask, dtype, 4, 2), SinkLayout::RowSinkHead);
+        make_case(masks_of_all_kinds(128)[1].mask, dtype, {4, 2}), SinkLayout::RowSinkHead);
     const BlockPlanOptions options{
         .work = [](std::int32_t, std::int32_t) -> BlockWork { return {.rank = 1}; },
         .heads = {{0, 2}}};
@@ -147,7 +131,7 @@ TEST(ReceivedQueries, OwnRowsMayBeReadInPlaceAndAsACopy) {
   const Placement rows = placement_from_chunks(96, 16, 3, {0, 0, 1, 1, 2, 2});
   for (const DType dtype : {DType::Float32, DType::BFloat16}) {
     const Mask mask{96, 96, {band_slice({0, 96}, {0, 96}, MaskType::Full)}};
-    const AttentionCase test = make_case(mask, dtype, 4, 2);
+    const AttentionCase test = make_case(mask, dtype, {4, 2});
     for (std::uint64_t seed = 0; seed < 6; ++seed) {
       SCOPED_TRACE(::testing::Message() << "seed " << seed);
       RandomStream random(seed);
@@ -170,7 +154,7 @@ TEST(ReceivedQueries, OwnRowsMayBeReadAsTwoCopies) {
   const Placement rows = placement_from_chunks(64, 16, 2, {0, 0, 1, 1});
   for (const DType dtype : {DType::Float32, DType::BFloat16}) {
     const Mask mask{64, 64, {band_slice({0, 64}, {0, 64}, MaskType::Full)}};
-    const AttentionCase test = make_case(mask, dtype, 4, 2);
+    const AttentionCase test = make_case(mask, dtype, {4, 2});
     const BlockPlanOptions options{
         .work = [](std::int32_t q, std::int32_t k) -> BlockWork {
           const bool is_own = q / 2 == k / 2;
