@@ -2,13 +2,11 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
-#include <exception>
-#include <fstream>
-#include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "bench/document_bench.hpp"
 #include "kernels/cpu/attention.hpp"
 
 // Speed of attention on one core: packed causal documents of 8k tokens, head dim 64, as many kv
@@ -21,19 +19,10 @@ namespace {
 using magi::DType;
 using magi::Mask;
 using magi::TensorView;
+using magi::bench::packed_causal;
 
 constexpr std::int64_t kHeads = 4;
 constexpr std::int64_t kDim = 64;
-
-Mask packed_causal(const std::vector<std::int32_t>& lengths) {
-  Mask mask;
-  for (const std::int32_t length : lengths) {
-    const magi::Range rows{mask.rows_q, mask.rows_q + length};
-    mask.slices.push_back(magi::band_slice(rows, rows, magi::MaskType::Causal));
-    mask.rows_q = mask.rows_k = rows.end;
-  }
-  return mask;
-}
 
 /// Seconds that the calling thread spent on a core.
 double core_seconds() {
@@ -113,24 +102,6 @@ Speed measure(const Mask& mask, int repeats, magi::cpu::Isa isa) {
   return {gflop / forward_time, 2.5 * gflop / backward_time};
 }
 
-struct Options {
-  std::string out;
-  std::string draws = "bench/data/document_draws.json";
-};
-
-Options parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; i += 2) {
-    const std::string name = argv[i];
-    const bool is_known = name == "--out" || name == "--draws";
-    if (!is_known || i + 1 == argc) {
-      throw std::runtime_error("option " + name + "; allowed: --out FILE, --draws FILE");
-    }
-    (name == "--out" ? options.out : options.draws) = argv[i + 1];
-  }
-  return options;
-}
-
 template <typename Real>
 Speed mean_speed(const nlohmann::json& draws, std::size_t num_draws, int repeats,
                  magi::cpu::Isa isa = magi::cpu::Isa::Best) {
@@ -144,10 +115,8 @@ Speed mean_speed(const nlohmann::json& draws, std::size_t num_draws, int repeats
   return mean;
 }
 
-void run(const Options& options) {
-  std::ifstream file(options.draws);
-  if (!file) throw std::runtime_error("cannot read " + options.draws);
-  const auto draws = nlohmann::json::parse(file).at("draws").at("8192");
+nlohmann::json run(const magi::bench::Options& options) {
+  const auto draws = magi::bench::read_draws(options).at("8192");
   magi::cpu::set_num_threads(1);
   auto rows = nlohmann::json::array();
   const auto add = [&](const char* name, double gflops) {
@@ -161,22 +130,9 @@ void run(const Options& options) {
   add("cpu.backward.f64.gflops", twofold.backward);
   add("cpu.forward.portable.gflops",
       mean_speed<float>(draws, 1, 3, magi::cpu::Isa::Portable).forward);
-  const std::string text = rows.dump(1) + "\n";
-  if (options.out.empty()) {
-    std::cout << text;
-  } else if (!(std::ofstream(options.out) << text)) {
-    throw std::runtime_error("cannot write " + options.out);
-  }
+  return rows;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  try {
-    run(parse(argc, argv));
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "cpu_bench: " << error.what() << '\n';
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return magi::bench::run_bench("cpu_bench", argc, argv, run); }

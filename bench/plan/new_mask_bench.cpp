@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
-#include <exception>
-#include <fstream>
-#include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "bench/document_bench.hpp"
 #include "comm/peer_places.hpp"
 #include "kernels/worklist/backward_list.hpp"
 #include "kernels/worklist/forward_arrivals.hpp"
@@ -27,20 +24,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using magi::Mask;
+using magi::bench::packed_causal;
 
 constexpr std::int32_t kRanks = 8;
 constexpr std::int32_t kRepeats = 5;
 constexpr std::int32_t kMultiprocessors = 132;
-
-Mask packed_causal(const std::vector<std::int32_t>& lengths) {
-  Mask mask;
-  for (const std::int32_t length : lengths) {
-    const magi::Range rows{mask.rows_q, mask.rows_q + length};
-    mask.slices.push_back(magi::band_slice(rows, rows, magi::MaskType::Causal));
-    mask.rows_q = mask.rows_k = rows.end;
-  }
-  return mask;
-}
 
 /// Least time of a call. [ms]
 template <typename Body>
@@ -106,28 +94,10 @@ Times times_of(const Mask& mask) {
   return times;
 }
 
-struct Options {
-  std::string out;
-  std::string draws = "bench/data/document_draws.json";
-};
-
-Options parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; i += 2) {
-    const std::string name = argv[i];
-    const bool is_known = name == "--out" || name == "--draws";
-    if (!is_known || i + 1 == argc) {
-      throw std::runtime_error("option " + name + "; allowed: --out FILE, --draws FILE");
-    }
-    (name == "--out" ? options.out : options.draws) = argv[i + 1];
-  }
-  return options;
-}
-
-int run(const Options& options) {
-  const auto draws = nlohmann::json::parse(std::ifstream(options.draws));
+nlohmann::json run(const magi::bench::Options& options) {
+  const auto draws = magi::bench::read_draws(options);
   std::map<std::string, std::vector<double>> all;
-  for (const auto& lengths : draws.at("draws").at("65536")) {
+  for (const auto& lengths : draws.at("65536")) {
     double total = 0;
     for (const auto& [name, ms] : times_of(packed_causal(lengths))) {
       all[name].push_back(ms);
@@ -142,21 +112,11 @@ int run(const Options& options) {
                     {"value", values[values.size() / 2]},
                     {"unit", "ms"}});
   }
-  if (options.out.empty()) {
-    std::cout << rows.dump(1) << '\n';
-  } else {
-    std::ofstream(options.out) << rows.dump(1) << '\n';
-  }
-  return 0;
+  return rows;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(parse(argc, argv));
-  } catch (const std::exception& error) {
-    std::cerr << "new_mask_bench: " << error.what() << '\n';
-    return 1;
-  }
+  return magi::bench::run_bench("new_mask_bench", argc, argv, run);
 }
