@@ -43,18 +43,18 @@ class StepSearch {
   StepSearch(const ChunkTable& table, const PlanConfig& config, const Placement& start)
       : table_(table), step_(config), num_ranks_(config.num_ranks), rank_of_(start.chunk_rank) {
     list_blocks();
-    const auto ranks = static_cast<std::size_t>(num_ranks_);
-    counts_.assign(ranks * blocks_.size(), 0);
-    readers_.assign(blocks_.size(), 0);
-    received_.assign(ranks, 0);
-    sent_.assign(ranks, 0);
-    areas_.assign(ranks, 0);
-    for (std::int32_t c = 0; c < table.num_chunks(); ++c) give(c, rank_of(c));
-    unit_ = mean_step();
+  }
+
+  /// Whether to count who reads what is as much work as the whole search may be.
+  bool is_too_large() const {
+    std::int64_t visits = 0;
+    for (const Range& blocks : seen_) visits += blocks.size();
+    return visits > kMostVisits;
   }
 
   /// What so many swaps leave, as long as visits last. One that raises the objective is undone.
   std::vector<std::int32_t> run(std::int64_t num_swaps) {
+    count_reads();
     double now = objective();
     for (std::int64_t i = 0; i < num_swaps && visits_ < kMostVisits; ++i) {
       const auto [a, b] = draw_pair();
@@ -86,6 +86,18 @@ class StepSearch {
         seen_.push_back({index(keys.begin), index(keys.end)});
       }
     }
+  }
+
+  /// Who reads what as rows are placed at first.
+  void count_reads() {
+    const auto ranks = static_cast<std::size_t>(num_ranks_);
+    counts_.assign(ranks * blocks_.size(), 0);
+    readers_.assign(blocks_.size(), 0);
+    received_.assign(ranks, 0);
+    sent_.assign(ranks, 0);
+    areas_.assign(ranks, 0);
+    for (std::int32_t c = 0; c < table_.num_chunks(); ++c) give(c, rank_of(c));
+    unit_ = mean_step();
   }
 
   std::int32_t rank_of(std::int32_t chunk) const {
@@ -182,15 +194,18 @@ class StepSearch {
   }
 
   std::int32_t draw(std::int32_t count) { return random_.between(0, count - 1); }
-  /// A chunk of the slowest rank, where it has any, every other time, and any other.
+  /// A chunk of the slowest rank, where it has any, every other time, and any other. The slowest is
+  /// that of the last objective, be its swap undone or not.
   std::pair<std::int32_t, std::int32_t> draw_pair() {
     const std::int32_t num_chunks = table_.num_chunks();
     const std::int32_t b = draw(num_chunks);
     std::int32_t a = draw(num_chunks);
     if (draw(2) == 0) {
-      for (std::int32_t n = 0; n < num_chunks && rank_of(a) != slowest_; ++n) {
+      std::int32_t n = 0;
+      for (; n < num_chunks && rank_of(a) != slowest_; ++n) {
         a = a + 1 == num_chunks ? 0 : a + 1;
       }
+      visits_ += n;
     }
     return {a, b};
   }
@@ -221,6 +236,7 @@ Placement place_for_step(const Mask& mask, const PlanConfig& config, const Place
   const auto num_chunks = static_cast<std::size_t>(table.num_chunks());
   if (table.keys.empty() || table.keys.size() > kMostRangesPerChunk * num_chunks) return start;
   StepSearch search(table, config, start);
+  if (search.is_too_large()) return start;
   return placement_from_chunks(start.num_rows, start.chunk_size, start.num_ranks,
                                search.run(kSwapsPerChunk * table.num_chunks()));
 }

@@ -12,8 +12,8 @@ namespace magi::planner {
 /// what they cost, and of rows what the busiest link carries counts, not the sum. Ranks keep their
 /// counts of chunks. Random swaps, kept where they do not cost, from a fixed stream of numbers and
 /// with bounded work: the same inputs give the same result everywhere. Returns `start` where the
-/// search has nothing to go by: one rank, several nodes, or masks whose chunks see many separate
-/// ranges of keys.
+/// search has nothing to go by: one rank, several nodes, masks whose chunks see many separate
+/// ranges of keys, or more chunks than the work allows.
 Placement place_for_step(const Mask& mask, const PlanConfig& config, const Placement& start);
 
 }  // namespace magi::planner

@@ -181,8 +181,9 @@ bool is_placement_open(const PlanConfig& config) {
 
 /// Whether keys alone are tried over rows that are placed for the step's time, too.
 bool has_place_for_step(const Mask& mask, const PlanConfig& config) {
-  return config.work == WorkMode::Auto && is_placement_open(config) &&
-         config.num_ranks <= planner::kMostRanksOfMoves && is_sharing_placement(mask, config);
+  return config.work == WorkMode::Auto && is_placement_open(config) && config.num_ranks > 1 &&
+         config.num_ranks <= planner::kMostRanksOfMoves && !has_nodes(config) &&
+         is_sharing_placement(mask, config);
 }
 
 /// The placements to try for a way, first the one to keep where others are not faster.

@@ -290,6 +290,8 @@ GatheredStep::GatheredStep(const PlanConfig& config) {
   launch_ns_ = config.cost.seconds_per_launch * 1e9;
 }
 
+/// NOTE: sums of products; equal on all machines because nothing here is compiled with fused
+/// multiply-adds (magi_same_numbers in CMake).
 double GatheredStep::ns(std::int64_t area, std::int64_t rows) const {
   const auto pairs = static_cast<double>(area);
   const double fetch = rows > 0 ? static_cast<double>(rows) * row_ns_ + latency_ns_ : 0.0;
