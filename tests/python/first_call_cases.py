@@ -159,7 +159,7 @@ def refusal_once_it_runs(group) -> None:
     try:
         for softcap in (2.0, 0.0, 2.0):
             api.calc_attn(q, k, v, key, softcap=softcap)
-            refuses(lambda: api.calc_attn(q, k[1:], v, key), ValueError, "v has")
+            refuses(lambda: api.calc_attn(q, k[1:], v, key), ValueError, "k has")
         api.calc_attn(q.bfloat16(), k.bfloat16(), v.bfloat16(), key)
         api.calc_attn(q, k, v, key)
     finally:
