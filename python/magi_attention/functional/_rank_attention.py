@@ -253,7 +253,7 @@ def check_local(q, k, v, local_shape: LocalShape, precision: MagiAttentionPrecis
     # Before they are compared with each other, which would name one that fits the plan.
     for name, tensor in zip("qkv", (q, k, v)):
         if isinstance(tensor, torch.Tensor) and tensor.ndim == 3 and tensor.shape[0] != rows:
-            as_plain(name, tensor)  # a distributed tensor's rows are no rank's: it is refused as such
+            as_plain(name, tensor)  # refuses a distributed one, whose rows are no rank's
             or_fewer = "" if num_valid == rows else f", or {num_valid} without padding"
             raise ValueError(
                 f"{name} has {tensor.shape[0]} rows; allowed: {rows}, "
