@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import warnings
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -205,18 +206,11 @@ def queries_by_node(group, shape: tuple[int, int]) -> None:
         # A search after which several ranks of a node need the same queries.
         "MAGI_ATTENTION_WORK_SEARCH": "simplex_network_flow",
     }
-    os.environ.update(names)
-    try:
-        key = make_key(mask, case, mesh)
-        assert key.is_hierarchical_comm_enable and key.is_qo_comm_enable
-        check_attention("by node", key, mask, case, make_tensors(case))
-        plan = json.loads(api.dist_attn_runtime_dict_mgr[key].plan.to_json())
-        hops = {role: hop for role, *_, hop, _ in plan["exchanges"]}
-        assert plan["config"]["devices_per_node"] == shape[1]
-        assert hops[1] == hops[2] == hops[4] == 1  # queries, results, gradients of queries
-    finally:
-        for name in names:
-            del os.environ[name]
+    key, plan = checked_under(names, mask, case, mesh)
+    assert key.is_hierarchical_comm_enable and key.is_qo_comm_enable
+    hops = {role: hop for role, *_, hop, _ in plan["exchanges"]}
+    assert plan["config"]["devices_per_node"] == shape[1]
+    assert hops[1] == hops[2] == hops[4] == 1  # queries, results, gradients of queries
     alone = json.loads(api.dist_attn_runtime_dict_mgr[plain].plan.to_json())
     assert not any(hop for *_, hop, _ in alone["exchanges"])
     api.clear_cache()
@@ -236,17 +230,20 @@ def heads_by_node(group, shape: tuple[int, int]) -> None:
         "MAGI_ATTENTION_QO_COMM": "1",
         "MAGI_ATTENTION_NATIVE_GRPCOLL": "1",
     }
-    os.environ.update(names)
-    try:
-        key = make_key(mask, case, mesh)
-        check_attention("heads by node", key, mask, case, make_tensors(case))
-        plan = json.loads(api.dist_attn_runtime_dict_mgr[key].plan.to_json())
-        assert plan["config"]["devices_per_node"] == shape[1]
-        assert plan["config"]["work"] == "heads" and plan["num_head_shares"] > 1
-    finally:
-        for name in names:
-            del os.environ[name]
+    _, plan = checked_under(names, mask, case, mesh)
+    assert plan["config"]["devices_per_node"] == shape[1]
+    assert plan["config"]["work"] == "heads" and plan["num_head_shares"] > 1
     api.clear_cache()
+
+
+def checked_under(variables: dict[str, str], mask, case: Case, mesh):
+    """The key that is made under environment variables, after its attention was compared with
+    dense attention, and its plan as JSON.
+    """
+    with mock.patch.dict(os.environ, variables):
+        key = make_key(mask, case, mesh)
+        check_attention(", ".join(variables), key, mask, case, make_tensors(case))
+        return key, json.loads(api.dist_attn_runtime_dict_mgr[key].plan.to_json())
 
 
 def padded_keys(group) -> None:
