@@ -4,6 +4,8 @@
 #include <numeric>
 #include <thread>
 
+#include "cuda/check.hpp"
+#include "magi/error.hpp"
 #include "support/gpu/gpu_test.hpp"
 
 namespace magi::test {
@@ -42,6 +44,14 @@ TEST_F(MemoryTest, ThreadsCopyAtTheSameTime) {
       }
     });
   }
+}
+
+/// Whoever catches the error and frees memory goes on as if nothing had been.
+TEST_F(MemoryTest, TheLaunchAfterAFailedCallIsNotBlamed) {
+  EXPECT_THROW(DeviceBuffer(std::size_t{1} << 60), CudaError);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_THROW(cuda_check(cudaSetDevice(1 << 20), "cudaSetDevice"), CudaError);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 }  // namespace
