@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <limits>
+#include <cmath>
 #include <string>
 
 #include "base/check.hpp"
@@ -8,7 +8,33 @@
 namespace magi {
 namespace {
 
-constexpr double kMostScale = 1e30;  // kernels compute in float32, in units of log2(e)
+// Kernels compute in float32, in units of log2(e), and multiply scores by the quotient.
+constexpr double kLeastScale = 1e-30;
+constexpr double kMostScale = 1e30;
+constexpr double kMostQuotient = 1e36;
+
+bool is_scale(double value) {
+  return value == 0.0 || (value >= kLeastScale && value <= kMostScale);
+}
+
+void check_float_scales(const AttentionParams& params) {
+  const double scale = params.softmax_scale, softcap = params.softcap;
+  if (!is_scale(scale)) throw invalid("softmax_scale", scale, "0 (the default) or 1e-30 to 1e30");
+  if (!is_scale(softcap)) throw invalid("softcap", softcap, "0 (off) or 1e-30 to 1e30");
+  if (scale == 0.0 || softcap == 0.0) return;
+  const double quotient = scale / softcap;
+  if (quotient >= 1.0 / kMostQuotient && quotient <= kMostQuotient) return;
+  throw invalid("softmax_scale / softcap", quotient, "1e-36 to 1e36");
+}
+
+void check_any_scales(const AttentionParams& params) {
+  if (!std::isfinite(params.softmax_scale)) {
+    throw invalid("softmax_scale", params.softmax_scale, "a finite number");
+  }
+  if (!std::isfinite(params.softcap) || params.softcap < 0.0) {
+    throw invalid("softcap", params.softcap, "0 (off) or a positive finite number");
+  }
+}
 
 std::string text_of(const HeadDims& dims) {
   std::string range = std::to_string(dims.min) + " to " + std::to_string(dims.max);
@@ -48,17 +74,10 @@ void check_head_dim(const HeadDims& dims, const std::string& name, std::int64_t 
 
 void check_options(const AttentionLimits& limits, const AttentionParams& params,
                    const AttentionFeatures& features) {
-  const double most = limits.has_any_scale ? std::numeric_limits<double>::max() : kMostScale;
-  const double least = limits.has_any_scale ? -most : 0.0;
-  if (!(params.softmax_scale >= least && params.softmax_scale <= most)) {
-    throw invalid(
-        "softmax_scale", params.softmax_scale,
-        limits.has_any_scale ? "a finite number" : "0 (the default) or positive, up to 1e30");
-  }
-  if (!(params.softcap >= 0.0 && params.softcap <= most)) {
-    throw invalid("softcap", params.softcap,
-                  limits.has_any_scale ? "0 (off) or a positive finite number"
-                                       : "0 (off) or positive, up to 1e30");
+  if (limits.has_any_scale) {
+    check_any_scales(params);
+  } else {
+    check_float_scales(params);
   }
   if (params.softcap > 0.0 && !limits.has_softcap) {
     throw invalid("softcap", params.softcap, "0 (off) with this backend");

@@ -48,12 +48,20 @@ TEST(AttentionLimits, ScalesAreFiniteAndWithinTheLimits) {
     return refusal_of([&] { check_options(limits, params, {}); });
   };
   EXPECT_EQ(refusal({.softmax_scale = 0.5, .softcap = 30.0}), "nothing");
-  for (const double bad : {kNan, kInfinity, 2e30, -0.5}) {
+  for (const double bad : {kNan, kInfinity, 2e30, 9e-31, -0.5}) {
     EXPECT_NE(refusal({.softmax_scale = bad}), "nothing");
     EXPECT_NE(refusal({.softcap = bad}), "nothing");
   }
+  EXPECT_EQ(refusal({.softmax_scale = 1e-30}), "nothing");
+  EXPECT_EQ(refusal({.softcap = 1e30}), "nothing");
+  EXPECT_EQ(refusal({.softmax_scale = 1e-5, .softcap = 1e30}), "nothing");
+  // In float32 one quotient would be 0, which stands for no softcap, and the other infinite.
+  EXPECT_EQ(refusal({.softmax_scale = 1e-20, .softcap = 1e30}),
+            "softmax_scale / softcap is 1e-50; allowed: 1e-36 to 1e36");
+  EXPECT_EQ(refusal({.softmax_scale = 1e20, .softcap = 1e-30}),
+            "softmax_scale / softcap is 1e+50; allowed: 1e-36 to 1e36");
   limits.has_any_scale = true;
-  EXPECT_EQ(refusal({.softmax_scale = -2e30, .softcap = 2e30}), "nothing");
+  EXPECT_EQ(refusal({.softmax_scale = -2e-40, .softcap = 2e30}), "nothing");
   for (const double bad : {kNan, kInfinity}) {
     EXPECT_EQ(refusal({.softmax_scale = bad}).substr(0, 17), "softmax_scale is ");
     EXPECT_EQ(refusal({.softcap = bad}).substr(0, 11), "softcap is ");

@@ -72,11 +72,11 @@ TEST_F(ForwardRefusalTest, NamesScalesThatAreNoScales) {
     ForwardArgs args = args_;
     args.params.softmax_scale = value;
     EXPECT_EQ(refusal_of(args), std::string("softmax_scale is ") + text +
-                                    "; allowed: 0 (the default) or positive, up to 1e30");
+                                    "; allowed: 0 (the default) or 1e-30 to 1e30");
     args = args_;
     args.params.softcap = value;
     EXPECT_EQ(refusal_of(args),
-              std::string("softcap is ") + text + "; allowed: 0 (off) or positive, up to 1e30");
+              std::string("softcap is ") + text + "; allowed: 0 (off) or 1e-30 to 1e30");
   }
 }
 
