@@ -50,6 +50,13 @@ void check_output_type(const char* name, const TensorView& tensor, DType type, b
                            : "that of q, " + std::string(dtype_name(sums)));
 }
 
+/// Each kv head serves as many query heads.
+void check_heads(std::int64_t heads_q, std::int64_t heads_kv) {
+  if (heads_kv < 1) throw invalid("heads_kv", heads_kv, "1 or more");
+  if (heads_q >= 1 && heads_q % heads_kv == 0) return;
+  throw invalid("heads_q", heads_q, "multiples of heads_kv, " + std::to_string(heads_kv));
+}
+
 void check_inputs(const AttentionLimits& limits, const TensorView& q, const TensorView& k,
                   const TensorView& v) {
   check_type(limits, "q.dtype", q.dtype);
@@ -62,6 +69,7 @@ void check_inputs(const AttentionLimits& limits, const TensorView& q, const Tens
   check_shape("q", q, shape_of(q));
   check_shape("k", k, {k.shape[0], k.shape[1], q.shape[2]});
   check_shape("v", v, {k.shape[0], k.shape[1], v.shape[2]});
+  check_heads(q.shape[1], k.shape[1]);
 }
 
 void check_device(const char* name, const TensorView& tensor, std::int32_t device) {

@@ -53,16 +53,12 @@ void check_lists(const KeyLists& lists, const TensorView& q, const TensorView& k
 }
 
 /// What the kernels that gather keys do not take, beyond those of slices.
-void check_listed_shapes(const TensorView& q, const TensorView& k, const TensorView& v) {
+void check_listed_dims(const TensorView& q, const TensorView& v) {
   for (const auto& [name, dim] :
        {std::pair{"q.shape[2]", q.shape[2]}, {"v.shape[2]", v.shape[2]}}) {
     if (dim > sm90::kMaxListedDim) {
       throw invalid(name, dim, "multiples of 8 from 8 to 128 under lists on a GPU");
     }
-  }
-  if (k.shape[1] < 1 || q.shape[1] % k.shape[1] != 0) {
-    throw invalid("q.shape[1]", q.shape[1],
-                  "multiples of the kv heads " + std::to_string(k.shape[1]));
   }
 }
 
@@ -124,7 +120,7 @@ void attention_forward_cuda(const ForwardArgs& args, const KeyLists& lists, std:
                             void* stream) {
   if (!sm90_backend()->serves(args.q.device)) refuse_device(args.q.device);
   check_call(sm90_backend()->limits(), args, problem_of(args));
-  check_listed_shapes(args.q, args.k, args.v);
+  check_listed_dims(args.q, args.v);
   check_lists(lists, args.q, args.k);
   if (!args.slices.empty()) throw invalid("slices", "given", "none beside lists");
   if (args.is_merging) throw invalid("is_merging", "true", "false under lists on a GPU");
@@ -136,7 +132,7 @@ void attention_backward_cuda(const BackwardArgs& args, const KeyLists& lists,
                              const ListedBackwardTuning& tuning, void* stream) {
   if (!sm90_backend()->serves(args.q.device)) refuse_device(args.q.device);
   check_call(sm90_backend()->limits(), args, problem_of(args));
-  check_listed_shapes(args.q, args.k, args.v);
+  check_listed_dims(args.q, args.v);
   check_lists(lists, args.q, args.k);
   check_gradients(args);
   const DeviceScope scope(args.q.device);

@@ -247,7 +247,7 @@ TEST_F(SuppliedBackendTest, RefusesByNameWhatTheLimitsExclude) {
   EXPECT_EQ(refusal_of([](ForwardArgs& args) { args.k.stride[2] = 2; }),
             "k.stride[2] is 2; allowed: 1");
   EXPECT_EQ(refusal_of([](ForwardArgs& args) { args.k.shape[1] = args.v.shape[1] = 3; }),
-            "heads_q is 4; allowed: multiples of heads_kv");
+            "heads_q is 4; allowed: multiples of heads_kv, 3");
   EXPECT_EQ(log.num_forwards, 0);
 }
 
