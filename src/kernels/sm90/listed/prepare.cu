@@ -109,8 +109,8 @@ void enqueue_listed_delta(const ListedRowParams& params, DType type, cudaStream_
 void enqueue_listed_sink_gradient(const ListedRowParams& params, const SinkRows& sink,
                                   const SinkRows& dsink, cudaStream_t stream) {
   auto* target = const_cast<float*>(dsink.data);
-  if (params.heads_q == 0) return;
-  if (sink.row_stride == 0) {
+  // Rows may share their logits in memory and yet have a gradient each.
+  if (dsink.row_stride == 0) {
     const dim3 grid(static_cast<unsigned>(params.heads_q), static_cast<unsigned>(sink.count));
     shared_sink_kernel<<<grid, kThreads, 0, stream>>>(params, sink, target, dsink.sink_stride);
   } else if (params.rows_q > 0) {

@@ -93,6 +93,14 @@ TEST_P(ListedBackwardTest, SoftcapSinksAndTheGradientOfLse) {
   }
 }
 
+TEST_P(ListedBackwardTest, RowsThatShareTheirSinksInMemory) {
+  ListedCase test = base(8);
+  test.num_sinks = 2;
+  test.repeats_sinks = true;
+  test.params.sink_layout = SinkLayout::RowSinkHead;
+  check_listed_backward(test);
+}
+
 /// Every second row, or each that its sinks make large.
 TEST_P(ListedBackwardTest, LogitsThatOneFloatDoesNotHold) {
   const bool is_bfloat = std::get<0>(GetParam()) == DType::BFloat16;

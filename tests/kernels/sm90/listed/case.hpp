@@ -29,6 +29,7 @@ struct ListedCase {
   bool has_dlse = false;
   bool has_max_logits = false;
   std::int32_t num_sinks = 0;
+  bool repeats_sinks = false;  ///< of RowSinkHead: all rows are one row in memory
   std::int32_t sm_margin = 0;
   bool is_fast = true;  ///< of the backward: sums of dk and dv have no order
   AttentionParams params;

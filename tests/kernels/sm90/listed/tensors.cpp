@@ -4,6 +4,20 @@
 #include <limits>
 
 namespace magi::test {
+namespace {
+
+void repeat_first_row(GuardedTensor& tensor) {
+  for (std::int64_t row = 1; row < tensor.rows(); ++row) {
+    for (std::int64_t head = 0; head < tensor.heads(); ++head) {
+      for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+        tensor.set(row, head, d, tensor.get(0, head, d));
+      }
+    }
+  }
+  tensor.upload_sync();
+}
+
+}  // namespace
 
 ListedTensors::ListedTensors(const ListedCase& test)
     : q(test.type, test.rows_q, test.heads_q, test.dim_qk, test.layout),
@@ -13,6 +27,7 @@ ListedTensors::ListedTensors(const ListedCase& test)
   RandomStream random(test.seed);
   for (auto* tensor : {&q, &k, &v}) fill_random(*tensor, random, test.magnitude);
   if (sink) fill_random(*sink, random, 2.0 * test.query_factor);
+  if (test.repeats_sinks) repeat_first_row(*sink);
   for (std::int64_t row = 0; row < q.rows(); row += 2) {
     for (std::int64_t head = 0; head < q.heads(); ++head) {
       for (std::int64_t d = 0; d < q.dim(); ++d) {
