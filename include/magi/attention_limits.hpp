@@ -26,7 +26,7 @@ struct AttentionLimits {
   bool has_softcap = false;
   bool has_max_logits = false;
   bool has_dlse = false;       ///< takes the gradient through lse
-  bool has_any_scale = false;  ///< softmax_scale may be negative; it and softcap may pass 1e30
+  bool has_any_scale = false;  ///< softmax_scale may be negative; it and softcap have any size
 
   bool takes(DType type) const { return (types >> static_cast<unsigned>(type) & 1U) != 0; }
 };
