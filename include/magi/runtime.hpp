@@ -53,7 +53,7 @@ struct AttentionInputs {
   TensorView k;     ///< [local rows_k, heads_kv, dim_qk], type of q
   TensorView v;     ///< [local rows_k, heads_kv, dim_v], type of q
   TensorView sink;  ///< empty: none. [sinks, heads_q] or [local rows_q, sinks, heads_q], float32
-                    ///< (float64)
+                    ///< (float64); heads have stride 1, but for the backend cpu
   AttentionParams params;
   /// On a GPU: dq may differ in its last bits from call to call, which is faster. Read by backward.
   bool is_fast_backward = false;

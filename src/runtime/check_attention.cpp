@@ -29,10 +29,11 @@ void check_params(const AttentionParams& params) {
 
 struct Extents {
   std::int64_t rows_q, rows_k, heads_q, heads_kv, dim_qk, dim_v;
-  std::int32_t device;  ///< of all tensors of the call: that of q
+  std::int32_t device;      ///< of all tensors of the call: that of q
+  bool takes_spread_sinks;  ///< AttentionBackend
 };
 
-Extents extents_of(const RankSteps& steps, std::int32_t device) {
+Extents extents_of(const RankSteps& steps, const AttentionBackend& backend, std::int32_t device) {
   const PlanConfig& config = steps.plan.config;
   const HeadShares& shares = steps.shares;
   return {.rows_q = shares.rows_q,
@@ -41,7 +42,8 @@ Extents extents_of(const RankSteps& steps, std::int32_t device) {
           .heads_kv = std::int64_t{config.num_heads_kv} * shares.count,
           .dim_qk = config.head_dim_qk,
           .dim_v = config.head_dim_v,
-          .device = device};
+          .device = device,
+          .takes_spread_sinks = backend.takes_spread_sinks()};
 }
 
 void check_sink(const char* name, const TensorView& sink, const AttentionParams& params,
@@ -57,10 +59,12 @@ void check_sink(const char* name, const TensorView& sink, const AttentionParams&
   if (num_sinks < 1 || num_sinks > kMaxSinks) {
     throw invalid(std::string(name) + " count", num_sinks, "1 to 8");
   }
+  const bool is_dense = !n.takes_spread_sinks;
   if (is_per_row) {
-    return check_tensor(sink, {name, {n.rows_q, num_sinks, n.heads_q}, {dtype}, false}, n.device);
+    return check_tensor(sink, {name, {n.rows_q, num_sinks, n.heads_q}, {dtype}, is_dense},
+                        n.device);
   }
-  check_tensor(sink, {name, {num_sinks, n.heads_q}, {dtype}, false}, n.device);
+  check_tensor(sink, {name, {num_sinks, n.heads_q}, {dtype}, is_dense}, n.device);
 }
 
 void check_inputs(const Extents& n, const AttentionLimits& limits, const AttentionInputs& inputs) {
@@ -97,9 +101,10 @@ void check_taken(const AttentionLimits& limits, const AttentionInputs& inputs,
 
 }  // namespace
 
-void check_forward(const RankSteps& steps, const AttentionLimits& limits,
+void check_forward(const RankSteps& steps, const AttentionBackend& backend,
                    const AttentionInputs& inputs, const AttentionResult& result) {
-  const Extents n = extents_of(steps, inputs.q.device);
+  const AttentionLimits& limits = backend.limits();
+  const Extents n = extents_of(steps, backend, inputs.q.device);
   check_inputs(n, limits, inputs);
   check_out_and_lse(n, inputs.q.dtype, result);
   if (!result.max_logits.empty()) {
@@ -111,11 +116,12 @@ void check_forward(const RankSteps& steps, const AttentionLimits& limits,
               {{"out", result.out}});
 }
 
-void check_backward(const RankSteps& steps, const AttentionLimits& limits,
+void check_backward(const RankSteps& steps, const AttentionBackend& backend,
                     const AttentionInputs& inputs, const AttentionResult& result,
                     const OutputGradients& output_gradients,
                     const InputGradients& input_gradients) {
-  const Extents n = extents_of(steps, inputs.q.device);
+  const AttentionLimits& limits = backend.limits();
+  const Extents n = extents_of(steps, backend, inputs.q.device);
   check_inputs(n, limits, inputs);
   const DType type = inputs.q.dtype;
   const DType wide = accumulator_type(type);

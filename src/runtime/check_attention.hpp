@@ -9,11 +9,10 @@
 // tensor or value that does not fit.
 namespace magi {
 
-/// The tensors fit the plan on this rank, lie in one memory and are what a backend with these
-/// limits takes.
-void check_forward(const RankSteps& steps, const AttentionLimits& limits,
+/// The tensors fit the plan on this rank, lie in one memory and are what the backend takes.
+void check_forward(const RankSteps& steps, const AttentionBackend& backend,
                    const AttentionInputs& inputs, const AttentionResult& result);
-void check_backward(const RankSteps& steps, const AttentionLimits& limits,
+void check_backward(const RankSteps& steps, const AttentionBackend& backend,
                     const AttentionInputs& inputs, const AttentionResult& result,
                     const OutputGradients& output_gradients, const InputGradients& input_gradients);
 

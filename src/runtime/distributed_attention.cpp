@@ -122,7 +122,7 @@ void DistributedAttention::forward(const AttentionInputs& inputs, const Attentio
                                    void* stream) {
   AttentionState& state = *state_;
   StepMemory& memory = state.at(inputs.q.device);
-  check_forward(state.steps, memory.limits(), inputs, result);
+  check_forward(state.steps, memory.backend(), inputs, result);
   state.check_stream(memory, inputs.q.device, stream);
   const CallTrace trace(state.trace, Pass::Forward);
   StepCall call(state.steps, Pass::Forward, memory, stream, trace);
@@ -140,7 +140,7 @@ void DistributedAttention::backward(const AttentionInputs& inputs, const Attenti
                                     const InputGradients& input_gradients, void* stream) {
   AttentionState& state = *state_;
   StepMemory& memory = state.at(inputs.q.device);
-  check_backward(state.steps, memory.limits(), inputs, result, output_gradients, input_gradients);
+  check_backward(state.steps, memory.backend(), inputs, result, output_gradients, input_gradients);
   state.check_stream(memory, inputs.q.device, stream);
   const CallTrace trace(state.trace, Pass::Backward);
   StepCall call(state.steps, Pass::Backward, memory, stream, trace);

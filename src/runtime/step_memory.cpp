@@ -39,8 +39,9 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
       are_partials_rounded_(options.are_partials_rounded) {
   const PlanConfig& config = steps.plan.config;
   const std::string where = device == kCpuDevice ? "" : "on a GPU ";
-  check_head_dim(limits().dim_qk, "plan.config.head_dim_qk", config.head_dim_qk, where);
-  check_head_dim(limits().dim_v, "plan.config.head_dim_v", config.head_dim_v, where);
+  const AttentionLimits& limits = attention_->limits();
+  check_head_dim(limits.dim_qk, "plan.config.head_dim_qk", config.head_dim_qk, where);
+  check_head_dim(limits.dim_v, "plan.config.head_dim_v", config.head_dim_v, where);
   for (const Space space : {Space::Queries, Space::Keys}) {
     const auto& segments = space == Space::Queries ? steps.q_segments : steps.k_segments;
     for (std::size_t s = 0; s < segments.size(); ++s) {

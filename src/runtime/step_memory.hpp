@@ -41,7 +41,7 @@ class StepMemory {
   bool is_first_pass() const { return is_first_pass_; }
   void set_passed() { is_first_pass_ = false; }
   bool are_partials_rounded() const { return are_partials_rounded_; }
-  const AttentionLimits& limits() const { return attention_->limits(); }
+  const AttentionBackend& backend() const { return *attention_; }
   AttendCache& attends() { return attends_; }
   /// What the largest call was lent, and what is held for attends.
   std::size_t size_bytes() const {

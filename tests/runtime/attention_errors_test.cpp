@@ -5,6 +5,8 @@
 #include <limits>
 #include <thread>
 
+#include "kernels/attention/supplied_backend.hpp"
+#include "kernels/attention/supplied_table.hpp"
 #include "magi/mask_builders.hpp"
 #include "magi/runtime.hpp"
 
@@ -138,6 +140,54 @@ TEST(AttentionGroup, HasThePlansSize) {
             "communicator.num_ranks is 1; allowed: 2 (the plan's)");
   EXPECT_EQ(message_of([&] { DistributedAttention(nullptr, *group[0]); }),
             "plan is null; allowed: a plan");
+}
+
+TEST(AttentionGroup, SinksThatItsBackendRefusesLeaveItUsable) {
+  test::TableLog log;
+  magi_attention_backend table = test::table_over_cpu(log, "over cpu");
+  table.limits.has_sink = 1;
+  table.limits.min_dim_v = table.limits.dim_v_multiple = 4;
+  add_backend("over cpu", [&] { return make_supplied_backend(table); });
+  const auto group = make_thread_group(1);
+  DistributedAttention attention(plan_for(1), *group[0], {.backend = "over cpu"});
+  Tensors tensors;
+  const Floats values({2, 8}), sink({2, 4}), dsink({2, 4});
+  TensorView spread = values;
+  spread.shape[1] = 4;
+  spread.stride[1] = 2;
+  const auto forward = [&] {
+    return message_of([&] { attention.forward(tensors.inputs, tensors.result); });
+  };
+  const auto backward = [&] {
+    return message_of([&] {
+      attention.backward(tensors.inputs, tensors.result, tensors.output_gradients,
+                         tensors.input_gradients);
+    });
+  };
+  tensors.inputs.sink = spread;
+  EXPECT_EQ(forward(), "sink.stride of the last axis is 2; allowed: 1");
+  EXPECT_EQ(backward(), "sink.stride of the last axis is 2; allowed: 1");
+  tensors.inputs.sink = sink;
+  tensors.input_gradients.dsink = spread;
+  EXPECT_EQ(backward(), "dsink.stride of the last axis is 2; allowed: 1");
+  EXPECT_EQ(group[0]->allgather_sync({}).size(), 1U) << "nothing was begun, so nothing is ended";
+  tensors.input_gradients.dsink = dsink;
+  EXPECT_EQ(forward(), "no exception");
+  EXPECT_EQ(backward(), "no exception");
+  remove_backend("over cpu");
+}
+
+TEST_F(AttentionErrors, TheCpuTakesSinksOfAnyStrides) {
+  const Floats values({2, 8}), gradients({2, 8});
+  TensorView sink = values, dsink = gradients;
+  for (TensorView* tensor : {&sink, &dsink}) {
+    tensor->shape[1] = 4;
+    tensor->stride[1] = 2;
+  }
+  tensors.inputs.sink = sink;
+  tensors.input_gradients.dsink = dsink;
+  EXPECT_EQ(forward(), "no exception");
+  EXPECT_EQ(backward(), "no exception");
 }
 
 TEST(AttentionGroup, RanksWithDifferentPlansAreTold) {

@@ -87,6 +87,8 @@ class AttentionBackend {
   virtual const AttentionLimits& limits() const = 0;
   /// Whether the backend computes on tensors of `device` (a CUDA ordinal or kCpuDevice).
   virtual bool serves(std::int32_t device) const = 0;
+  /// Whether the heads of sinks and of their gradients may have any stride; else it is 1.
+  virtual bool takes_spread_sinks() const { return false; }
 
   /// For the shapes, types, device and slices of `args`; its data may be null, slices are copied.
   /// Blocks. Throws InvalidArgument naming what is not allowed.

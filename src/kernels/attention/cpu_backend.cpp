@@ -31,6 +31,7 @@ class CpuBackend final : public AttentionBackend {
   const std::string& name() const override { return name_; }
   const AttentionLimits& limits() const override { return limits_; }
   bool serves(std::int32_t device) const override { return device == kCpuDevice; }
+  bool takes_spread_sinks() const override { return true; }
 
   std::shared_ptr<const PreparedForward> prepare_forward(
       const ForwardArgs& args, const ForwardTuning& /*tuning*/) const override {
