@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <bit>
 #include <condition_variable>
 #include <cstring>
@@ -212,14 +213,16 @@ struct PlanCache::State {
   }
 
   /// Tells those who wait. The entry of a plan that could not be made leaves, so that a later call
-  /// tries again.
-  void end(Making& making, const Query& query, std::uint64_t hash) {
+  /// tries again. NOTE: it is not found by value: NaN, which is refused, does not equal itself.
+  void end(Making& making, std::uint64_t hash) {
     const std::lock_guard lock(mutex);
     making.is_done = true;
     made.notify_all();
     if (!making.error) return;
-    const auto entry = find(query, hash);
-    if (entry != entries.end() && entry->making.get() == &making) erase(entry);
+    const auto [first, last] = index.equal_range(hash);
+    const auto is_its = [&](const auto& known) { return known.second->making.get() == &making; };
+    const auto its = std::find_if(first, last, is_its);
+    if (its != last) erase(its->second);
   }
 
   template <typename Make>
@@ -242,7 +245,7 @@ struct PlanCache::State {
     } catch (...) {
       making->error = std::current_exception();
     }
-    end(*making, query, hash);
+    end(*making, hash);
     if (making->error) std::rethrow_exception(making->error);
     return making->plan;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <thread>
 
 #include "magi/mask_builders.hpp"
@@ -91,6 +92,10 @@ TEST(PlanCache, AFailedPlanLeavesNoEntry) {
     EXPECT_THROW(cache.find_or_make(causal_mask(64), config_for(0)), InvalidArgument);
     EXPECT_EQ(cache.size(), 0u);
   }
+  PlanConfig without_number = config_for(2);
+  without_number.cost.bytes_per_second = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THROW(cache.find_or_make(causal_mask(64), without_number), InvalidArgument);
+  EXPECT_EQ(cache.size(), 0u);
   EXPECT_THROW(PlanCache(0), InvalidArgument);
 }
 
