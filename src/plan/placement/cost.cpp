@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "base/math.hpp"
 #include "magi/placement.hpp"
 #include "plan/placement/chunk_table.hpp"
 
@@ -67,7 +66,7 @@ std::vector<std::int64_t> crossing_rows(const Mask& mask, const Placement& place
   chunk_node.reserve(placement.chunk_rank.size());
   for (const std::int32_t rank : placement.chunk_rank)
     chunk_node.push_back(rank / devices_per_node);
-  const std::int32_t num_nodes = ceil_div(placement.num_ranks, devices_per_node);
+  const std::int32_t num_nodes = (placement.num_ranks - 1) / devices_per_node + 1;
   return placement_cost(mask, placement_from_chunks(placement.num_rows, placement.chunk_size,
                                                     num_nodes, std::move(chunk_node)))
       .remote_rows;

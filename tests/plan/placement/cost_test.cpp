@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -93,6 +94,11 @@ TEST(CrossingRows, AreThoseOfNodesInPlaceOfRanks) {
     EXPECT_EQ(crossing_rows(mask, placement, node), brute_cost(mask, nodes).remote_rows);
     EXPECT_EQ(crossing_rows(mask, placement, 1), placement_cost(mask, placement).remote_rows);
   }
+  const Mask mask = testing::document_mask({8}, MaskType::Causal);
+  const Placement halves = placement_from_chunks(8, 4, 2, {0, 1});
+  EXPECT_EQ(crossing_rows(mask, halves, std::numeric_limits<std::int32_t>::max()),
+            std::vector<std::int64_t>{0})
+      << "one node that could hold any number of ranks";
   EXPECT_THROW(crossing_rows({}, {}, 0), InvalidArgument);
 }
 
