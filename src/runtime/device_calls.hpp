@@ -31,8 +31,8 @@ void fill_device_elements(const TensorView& target, double value, void* stream);
 void clear_device_elements(const TensorView& target, void* stream);
 /// target = source, both of one type and of equal shape [a, b, c, d].
 void copy_device_elements(const TensorView& source, const TensorView& target, void* stream);
-/// target = source (float32), rounded where the target is narrower; both [rows, heads, dim], dim
-/// contiguous and a multiple of 4, rows and heads aligned to 16 bytes.
+/// target = source (float32 or float64), rounded where the target is narrower; both [rows, heads,
+/// dim], dim contiguous. Fast where four elements can be moved at once.
 void convert_device_elements(const TensorView& source, const TensorView& target, void* stream);
 
 }  // namespace magi
