@@ -5,6 +5,7 @@
 #include "base/check.hpp"
 #include "magi/cost.hpp"
 #include "plan/cost_fields.hpp"
+#include "plan/machine_name.hpp"
 
 namespace magi {
 namespace {
@@ -12,30 +13,11 @@ namespace {
 using planner::json::Value;
 using Fields = std::vector<planner::json::Field>;
 
-constexpr std::size_t kLongestMachine = 200;
-constexpr std::string_view kMachines =
-    "1 to 200 printable characters of ASCII without quotes and backslashes";
-
-bool is_machine(std::string_view text) {
-  const auto is_plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
-  return !text.empty() && text.size() <= kLongestMachine && std::ranges::all_of(text, is_plain);
-}
-
-Value machine(std::string& target) {
-  return planner::json::text(
-      std::string(kMachines),
-      [&target](std::string_view seen) {
-        target = seen;
-        return is_machine(seen);
-      },
-      [&target] { return target; });
-}
-
 Value schema(CostFile& file) {
   return planner::json::object([&file] {
     Fields fields{{"format", planner::json::constant("magi cost")},
                   {"version", planner::json::version(1, "1")},
-                  {"machine", machine(file.machine)}};
+                  {"machine", planner::machine_name(file.machine)}};
     for (auto& field : planner::cost_fields(file.cost)) fields.push_back(std::move(field));
     return fields;
   });
@@ -70,7 +52,7 @@ std::int32_t crossing_price(const CostModel& cost) {
 }
 
 std::string cost_file_to_json(const CostFile& file) {
-  if (!is_machine(file.machine)) throw invalid("machine", '"' + file.machine + '"', kMachines);
+  planner::require_machine_name(file.machine);
   validate(file.cost);
   CostFile copy = file;
   return planner::json::write(schema(copy)) + "\n";

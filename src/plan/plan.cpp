@@ -34,7 +34,8 @@
 //   bound, price*, bounds    what no plan can be below
 //   check_*, pair_edges,     the checker, which shares no code with what makes plans
 //   row_map
-//   json_*, plan_json        files; digest.cpp and describe.cpp
+//   json_*, plan_json        files, those of costs too (cost_file, machine_name); digest.cpp and
+//                            describe.cpp
 namespace magi {
 namespace {
 

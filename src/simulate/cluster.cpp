@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "plan/json_value.hpp"
+#include "plan/machine_name.hpp"
 
 namespace magi::simulate {
 namespace {
@@ -15,32 +15,14 @@ using planner::json::Value;
 using Fields = std::vector<planner::json::Field>;
 
 constexpr std::int32_t kMostDevices = 1024;
-constexpr std::size_t kLongestMachine = 200;
-constexpr const char* kMachines =
-    "1 to 200 printable characters of ASCII without quotes and backslashes";
 constexpr std::int64_t kMergeBytes = 8;  ///< a float32 sum is read and written
-
-bool is_machine(std::string_view text) {
-  const auto is_plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
-  return !text.empty() && text.size() <= kLongestMachine && std::ranges::all_of(text, is_plain);
-}
-
-Value machine(std::string& target) {
-  return planner::json::text(
-      kMachines,
-      [&target](std::string_view seen) {
-        target = seen;
-        return is_machine(seen);
-      },
-      [&target] { return target; });
-}
 
 Value schema(Cluster& cluster) {
   using planner::json::number;
   return planner::json::object([&cluster]() -> Fields {
     return {{"format", planner::json::constant("magi cluster")},
             {"version", planner::json::version(1, "1")},
-            {"machine", machine(cluster.machine)},
+            {"machine", planner::machine_name(cluster.machine)},
             {"devices_per_node", planner::json::integer(cluster.devices_per_node, 1, kMostDevices)},
             {"node_bytes_per_second", number(cluster.node.bytes_per_second)},
             {"node_seconds_per_message", number(cluster.node.seconds_per_message)},
@@ -67,7 +49,7 @@ void require_between(const char* name, double value, double high, const char* al
 }
 
 void validate(const Cluster& cluster) {
-  if (!is_machine(cluster.machine)) throw invalid("machine", cluster.machine, kMachines);
+  planner::require_machine_name(cluster.machine);
   if (cluster.devices_per_node < 1 || cluster.devices_per_node > kMostDevices) {
     throw invalid("devices_per_node", cluster.devices_per_node, "1 to 1024");
   }
