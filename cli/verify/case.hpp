@@ -25,7 +25,8 @@ struct VerifyCase {
 
 /// Draws a case: most are small, some of a few hundred rows, few of up to 2,048. All slice types,
 /// overlaps, empty and one-row ranges, keys of another length than queries, one to eight ranks, all
-/// placements, both precisions, grouped heads, sinks, softcap, overlap degrees.
+/// placements, ways and searches of sharing out work, both precisions, grouped heads, sinks,
+/// softcap, overlap degrees.
 VerifyCase random_case(RandomStream& random);
 
 /// One JSON object; case_from_json gives the same case back and throws InvalidArgument for anything

@@ -126,6 +126,8 @@ Json config_json(const PlanConfig& config) {
   json["stage_mode"] = static_cast<std::int32_t>(config.stage_mode);
   json["min_stage_rows"] = config.min_stage_rows;
   json["devices_per_node"] = config.devices_per_node;
+  json["work"] = work_name(config.work);
+  json["work_search"] = work_search_name(config.work_search);
   return json;
 }
 
@@ -144,6 +146,8 @@ PlanConfig config_from(const Json& json) {
   reader.read_enum("stage_mode", config.stage_mode, 3);
   reader.read_int("min_stage_rows", config.min_stage_rows);
   reader.read_int("devices_per_node", config.devices_per_node);
+  config.work = work_from_name(reader.read_text("work"));
+  config.work_search = work_search_from_name(reader.read_text("work_search"));
   reader.finish();
   return config;
 }

@@ -55,7 +55,8 @@ CaseResults reference_results(const VerifyCase& verify_case, const CaseData& dat
 Findings check_results(const VerifyCase& verify_case, const CaseResults& results,
                        const CaseResults& truth);
 
-/// Counted bytes against the plan's, pair by pair.
+/// Counted bytes against the plan's, pair by pair, where keys alone travel: lse goes with queries
+/// and their results, and plans do not count it.
 Findings check_bytes(const Plan& plan, const CaseResults& results);
 
 /// All of the above. Exceptions of the library become findings: a drawn case is valid.

@@ -66,6 +66,13 @@ PlanConfig random_config(RandomStream& random, std::int32_t num_ranks) {
   return config;
 }
 
+/// What travels besides keys, and how it is searched who computes what.
+void draw_work(RandomStream& random, PlanConfig& config) {
+  if (random.chance(60)) return;
+  config.work = pick<WorkMode, 3>(random, {WorkMode::Queries, WorkMode::Auto, WorkMode::Heads});
+  config.work_search = static_cast<WorkSearch>(random.between(0, kNumWorkSearches - 1));
+}
+
 }  // namespace
 
 VerifyCase random_case(RandomStream& random) {
@@ -93,6 +100,7 @@ VerifyCase random_case(RandomStream& random) {
   drawn.params.sink_layout = random.chance(50) ? SinkLayout::SinkHead : SinkLayout::RowSinkHead;
   drawn.has_dlse = random.chance(30);
   drawn.data_seed = random();
+  draw_work(random, drawn.config);
   return drawn;
 }
 
