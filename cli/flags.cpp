@@ -193,7 +193,19 @@ void add_path(CLI::App& app, const std::string& name, const char* type, std::str
   });
 }
 
-bool MaskFlags::has_source() const { return !sources(*this).empty(); }
+std::vector<const CLI::Option*> options_of(const CLI::App& app, const std::function<void()>& add) {
+  const auto first = static_cast<std::ptrdiff_t>(app.get_options().size());
+  add();
+  const std::vector<const CLI::Option*> options = app.get_options();
+  return {options.begin() + first, options.end()};
+}
+
+void refuse_given(const std::vector<const CLI::Option*>& options, const char* reason,
+                  const char* allowed) {
+  for (const CLI::Option* option : options) {
+    if (option->count() > 0) throw invalid(option->get_name(), reason, allowed);
+  }
+}
 
 void add_mask_flags(CLI::App& app, MaskFlags& flags) {
   add_path(app, "--mask", "FILE", flags.file,

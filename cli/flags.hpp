@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,7 +13,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 // Flags that several subcommands share.
 namespace magi::cli {
@@ -26,6 +28,12 @@ void add_int(CLI::App& app, const std::string& name, std::optional<std::int32_t>
 /// Registers a flag or positional argument that takes a path, which is not empty.
 void add_path(CLI::App& app, const std::string& name, const char* type, std::string& target,
               const std::string& help);
+
+/// The options that `add` registers.
+std::vector<const CLI::Option*> options_of(const CLI::App& app, const std::function<void()>& add);
+/// Throws InvalidArgument naming the first of `options` that is given, as it would have no effect.
+void refuse_given(const std::vector<const CLI::Option*>& options, const char* reason,
+                  const char* allowed);
 
 /// What the mask flags hold: one source, and for packed documents one rule.
 struct MaskFlags {
@@ -41,8 +49,6 @@ struct MaskFlags {
   std::optional<std::int32_t> block;
   std::vector<std::int32_t> prefix;
   std::optional<std::pair<std::int32_t, std::int32_t>> chunk_causal;  ///< size, earlier chunks
-
-  bool has_source() const;
 };
 void add_mask_flags(CLI::App& app, MaskFlags& flags);
 /// Throws InvalidArgument unless exactly one source and at most one rule are given.

@@ -4,7 +4,6 @@
 #include <iostream>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "base/check.hpp"
@@ -79,14 +78,6 @@ void check_text_flags(const ShowFlags& flags) {
   }
 }
 
-/// Refuses flags that would have no effect, by name.
-void refuse_given(const std::vector<const CLI::Option*>& options, const char* reason,
-                  const char* allowed) {
-  for (const CLI::Option* option : options) {
-    if (option->count() > 0) throw invalid(option->get_name(), reason, allowed);
-  }
-}
-
 void print_text(const ShowFlags& flags, const Mask& mask, const Plan* plan) {
   const draw::TerminalStyle style = style_of(flags);
   const bool is_of_ranks = plan != nullptr && !flags.is_mask_only;
@@ -144,18 +135,8 @@ Command add_show_command(CLI::App& parent) {
                                         "and timeline as text");
   const auto flags = std::make_shared<ShowFlags>();
   add_path(*app, "FILE", "", flags->file, "a mask or a plan as JSON (- for standard input)");
-  const auto num_known = [app] { return std::as_const(*app).get_options().size(); };
-  const auto added_since = [app](std::size_t first) {
-    const std::vector<const CLI::Option*> options = std::as_const(*app).get_options();
-    return std::vector<const CLI::Option*>(options.begin() + static_cast<std::ptrdiff_t>(first),
-                                           options.end());
-  };
-  const std::size_t before_mask = num_known();
-  add_mask_flags(*app, flags->mask);
-  flags->mask_options = added_since(before_mask);
-  const std::size_t before_plan = num_known();
-  add_plan_flags(*app, flags->config);
-  flags->plan_options = added_since(before_plan);
+  flags->mask_options = options_of(*app, [&] { add_mask_flags(*app, flags->mask); });
+  flags->plan_options = options_of(*app, [&] { add_plan_flags(*app, flags->config); });
   add_path(*app, "--out", "DIR", flags->folder, "folder of the pictures (default .)");
   app->add_option("--title", flags->title, "title of the pictures")->type_name("TEXT");
   app->add_flag("--mask-only", flags->is_mask_only, "draw the mask, without ranks");

@@ -17,16 +17,18 @@ namespace magi::cli {
 namespace {
 
 constexpr Bounds kRanks{1, 1024};
+constexpr std::int32_t kRowsPerRank = 8192;
 
 struct SimulateFlags {
   MaskFlags mask;
+  std::vector<const CLI::Option*> mask_options;
   std::string growing;
-  std::int32_t rows_per_rank = 8192;
+  std::optional<std::int32_t> rows_per_rank;
   SweepOptions options;
   std::string cluster;
   std::string cost;
   std::string curves;
-  std::string title = "Growth";
+  std::string title;
   bool is_json = false;
 };
 
@@ -56,12 +58,16 @@ std::function<Mask(std::int32_t)> mask_source(const SimulateFlags& flags) {
   if (flags.growing.empty()) {
     return [mask = make_mask(flags.mask)](std::int32_t) { return mask; };
   }
-  if (flags.mask.has_source()) {
-    throw InvalidArgument("--growing is given with a mask flag; allowed: one of the two");
-  }
   return [&flags](std::int32_t ranks) {
-    return growing_mask(flags.growing, std::int64_t{ranks} * flags.rows_per_rank);
+    return growing_mask(flags.growing,
+                        std::int64_t{ranks} * flags.rows_per_rank.value_or(kRowsPerRank));
   };
+}
+
+std::string growing_name(const std::string& text) {
+  const std::vector<std::string> names = parse_names("--growing", text, dist_mask_names());
+  if (names.size() > 1) throw invalid("--growing", shown(text), "one name");
+  return names.front();
 }
 
 void write_curves(const SimulateFlags& flags, const std::vector<SweepRow>& rows) {
@@ -71,7 +77,8 @@ void write_curves(const SimulateFlags& flags, const std::vector<SweepRow>& rows)
                                                     {"node.svg", Curve::NodeBytes}};
   for (const auto& [name, curve] : pictures) {
     const std::string path = (std::filesystem::path(flags.curves) / name).string();
-    write_file("--curves", path, curve_picture(rows, curve, flags.title));
+    const std::string title = flags.title.empty() ? "Growth" : flags.title;
+    write_file("--curves", path, curve_picture(rows, curve, title));
     std::cerr << "wrote " << path << '\n';
   }
 }
@@ -88,10 +95,27 @@ void check_search(const SweepOptions& options) {
                 "a search beside one of the strategies queries, heads, mixed, auto_work");
 }
 
+/// Refuses flags that would have no effect.
+void check_used(const SimulateFlags& flags, const SweepOptions& options) {
+  if (!flags.growing.empty())
+    refuse_given(flags.mask_options, "given with --growing", "one of the two");
+  if (flags.growing.empty() && flags.rows_per_rank) {
+    throw invalid("--rows-per-rank", "given without --growing", "both");
+  }
+  if (flags.curves.empty() && !flags.title.empty()) {
+    throw invalid("--title", "given without --curves", "both");
+  }
+  const bool has_usp = std::ranges::find(options.strategies, "usp") != options.strategies.end();
+  if (options.ulysses_degree > 0 && !has_usp) {
+    throw invalid("--ulysses", options.ulysses_degree, "0 without the strategy usp");
+  }
+  check_search(options);
+}
+
 Exit run_simulate(const SimulateFlags& flags) {
   SweepOptions options = flags.options;
   if (options.strategies.empty()) options.strategies = all_strategies();
-  check_search(options);
+  check_used(flags, options);
   if (!flags.cluster.empty()) {
     options.cluster = simulate::cluster_from_json(read_file("--cluster", flags.cluster));
   }
@@ -136,16 +160,15 @@ Command add_simulate_command(CLI::App& parent) {
       "simulate", "Predict time, bytes and memory of a step on a cluster, beside ring and others");
   const auto flags = std::make_shared<SimulateFlags>();
   flags->options.config = default_plan_config();
-  add_mask_flags(*app, flags->mask);
+  flags->mask_options = options_of(*app, [&] { add_mask_flags(*app, flags->mask); });
   app->add_option_function<std::string>(
          "--growing",
-         [target = &flags->growing](const std::string& text) {
-           *target = parse_names("--growing", text, dist_mask_names()).front();
-         },
+         [target = &flags->growing](const std::string& text) { *target = growing_name(text); },
          "a mask that grows with the ranks: full, causal, varlen_full, varlen_causal, window, "
          "varlen_block_causal, prefix_tree")
       ->type_name("NAME");
-  add_int(*app, "--rows-per-rank", flags->rows_per_rank, {1, kMaxRows}, "rows of --growing");
+  add_int(*app, "--rows-per-rank", flags->rows_per_rank, {1, kMaxRows},
+          "rows of --growing (default " + std::to_string(kRowsPerRank) + ")");
   add_sweep_flags(*app, flags->options);
   add_shape_flags(*app, flags->options.config);
   add_search_flags(*app, flags->options.config);
@@ -154,7 +177,8 @@ Command add_simulate_command(CLI::App& parent) {
   add_path(*app, "--cost", "FILE", flags->cost,
            "constants of magi doctor --calibrate that replace the cluster's");
   add_path(*app, "--curves", "DIR", flags->curves, "folder for pictures of the growth");
-  app->add_option("--title", flags->title, "title of the pictures")->type_name("TEXT");
+  app->add_option("--title", flags->title, "title of the pictures (default Growth)")
+      ->type_name("TEXT");
   app->add_flag("--json", flags->is_json, "print JSON instead of a table");
   return {.app = app, .run = [flags] { return run_simulate(*flags); }};
 }

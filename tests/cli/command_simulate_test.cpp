@@ -156,7 +156,12 @@ struct BadCall {
 
 TEST(CommandSimulate, RefusesInOneSentence) {
   const BadCall calls[] = {{"", "given by nothing"},
-                           {"--tokens 64 --growing causal", "--growing is given with a mask flag"},
+                           {"--tokens 64 --growing causal", "--tokens is given with --growing"},
+                           {"--growing causal --window 4,0", "--window is given with --growing"},
+                           {"--growing causal,full", "--growing is 'causal,full'; allowed: one"},
+                           {"--tokens 64 --rows-per-rank 8", "--rows-per-rank is given without"},
+                           {"--tokens 64 --title Rings", "--title is given without --curves"},
+                           {"--tokens 64 --strategies ring --ulysses 2", "--ulysses is 2"},
                            {"--growing round", "--growing"},
                            {"--tokens 64 --ranks 2048", "--ranks[0] is '2048'"},
                            {"--tokens 64 --ranks x", "--ranks"},
