@@ -7,9 +7,11 @@
 #include <iostream>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "commands.hpp"
 #include "draw/numbers.hpp"
@@ -29,6 +31,7 @@ struct VerifyFlags {
   std::optional<std::int32_t> threads;
   std::optional<std::uint64_t> seed;
   std::string replay;
+  std::vector<const CLI::Option*> run_options;  ///< of a run of random cases
   bool is_json = false;
 };
 
@@ -106,9 +109,14 @@ void report_findings(const Findings& findings) {
 }
 
 Exit run_replay(const VerifyFlags& flags) {
+  refuse_given(flags.run_options, "given with --replay, which runs one case", "one of the two");
   const Findings findings = verify(case_from_json(read_file("--replay", flags.replay)));
   report_findings(findings);
-  if (findings.empty()) std::cout << "the case holds\n";
+  if (flags.is_json) {
+    std::cout << nlohmann::json{{"holds", findings.empty()}, {"findings", findings}}.dump() << '\n';
+  } else if (findings.empty()) {
+    std::cout << "the case holds\n";
+  }
   return findings.empty() ? Exit::Ok : Exit::CheckFailed;
 }
 
@@ -138,23 +146,27 @@ Exit run_verify(const VerifyFlags& flags) {
   return Exit::Ok;
 }
 
+void add_run_flags(CLI::App& app, VerifyFlags& flags) {
+  add_int(app, "--cases", flags.cases, {1, 100'000'000}, "random cases");
+  add_int(app, "--first", flags.first, {0, 1'000'000'000}, "number of the first case");
+  add_int(app, "--threads", flags.threads, {1, 1024}, "cases at a time (default: the cores)");
+  app.add_option_function<std::string>(
+         "--seed",
+         [&flags](const std::string& text) {
+           flags.seed = static_cast<std::uint64_t>(
+               parse_int("--seed", text, {0, std::numeric_limits<std::int64_t>::max()}));
+         },
+         "seed of the run (default: drawn and printed)")
+      ->type_name("S");
+}
+
 }  // namespace
 
 Command add_verify_command(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
       "verify", "Check masks, plans, transfers and attention on random cases against float64");
   const auto flags = std::make_shared<VerifyFlags>();
-  add_int(*app, "--cases", flags->cases, {1, 100'000'000}, "random cases");
-  add_int(*app, "--first", flags->first, {0, 1'000'000'000}, "number of the first case");
-  add_int(*app, "--threads", flags->threads, {1, 1024}, "cases at a time (default: the cores)");
-  app->add_option_function<std::string>(
-         "--seed",
-         [flags](const std::string& text) {
-           flags->seed = static_cast<std::uint64_t>(
-               parse_int("--seed", text, {0, std::numeric_limits<std::int64_t>::max()}));
-         },
-         "seed of the run (default: drawn and printed)")
-      ->type_name("S");
+  flags->run_options = options_of(*app, [&] { add_run_flags(*app, *flags); });
   add_path(*app, "--replay", "FILE", flags->replay, "run one failing case again");
   app->add_flag("--json", flags->is_json, "print the outcome as JSON");
   return {.app = app, .run = [flags] { return run_verify(*flags); }};

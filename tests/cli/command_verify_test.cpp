@@ -30,6 +30,10 @@ TEST(CommandVerify, ReplaysOneCase) {
   cli::VerifyCase c = cli::random_case(random);
   folder.write("good.json", cli::case_to_json(c));
   EXPECT_EQ(run_magi("verify --replay " + folder.path("good.json")).code, 0);
+  const auto answer = [&](const std::string& file) {
+    return nlohmann::json::parse(run_magi("verify --json --replay " + folder.path(file)).out);
+  };
+  EXPECT_EQ(answer("good.json"), nlohmann::json::parse(R"({"holds": true, "findings": []})"));
   // More ranks than rows: valid as a file, refused by the planner.
   c.config.num_ranks = 4000;
   c.config.placement = {.uneven_shard = true};
@@ -37,6 +41,13 @@ TEST(CommandVerify, ReplaysOneCase) {
   const Outcome outcome = run_magi("verify --replay " + folder.path("bad.json"));
   EXPECT_EQ(outcome.code, 1);
   EXPECT_NE(outcome.err.find("num_ranks"), std::string::npos) << outcome.err;
+  EXPECT_EQ(answer("bad.json").at("holds"), false);
+  EXPECT_EQ(answer("bad.json").at("findings").size(), 1u);
+  for (const char* flag : {"--cases 3", "--first 1", "--threads 1", "--seed 8"}) {
+    const Outcome refused = run_magi("verify --replay " + folder.path("good.json") + " " + flag);
+    EXPECT_EQ(refused.code, 2) << flag;
+    EXPECT_NE(refused.err.find("given with --replay"), std::string::npos) << refused.err;
+  }
 }
 
 TEST(CommandVerify, BadCalls) {
