@@ -78,7 +78,13 @@ DemoRanks choose_ranks(const DemoFlags& flags) {
   const std::int32_t num_gpus = flags.is_cpu ? 0 : std::min(count_gpus(), kMostByDefault);
   if (num_gpus > 1) ranks.count = num_gpus;
   if (flags.ranks) ranks.count = *flags.ranks;
-  if (ranks.launched) ranks.count = ranks.launched->num_ranks;
+  if (ranks.launched) {
+    ranks.count = ranks.launched->num_ranks;
+    if (flags.ranks.value_or(ranks.count) != ranks.count) {
+      throw invalid("--ranks", *flags.ranks,
+                    std::to_string(ranks.count) + ", as many as the launcher has started");
+    }
+  }
   if (ranks.count > kMostDemoRanks) {
     throw invalid("the number of ranks", ranks.count, "1 to " + std::to_string(kMostDemoRanks));
   }

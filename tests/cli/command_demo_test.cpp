@@ -197,6 +197,9 @@ TEST(CommandDemo, BadCalls) {
   }
   EXPECT_EQ(run_magi("demo", "RANK=2 WORLD_SIZE=2").code, 2);
   EXPECT_EQ(run_magi("demo", "RANK=x WORLD_SIZE=2").code, 2);
+  const Outcome other = run_magi("demo --ranks 3", "RANK=0 WORLD_SIZE=2 MASTER_PORT=29500");
+  EXPECT_EQ(other.code, 2);
+  EXPECT_NE(other.err.find("--ranks is 3; allowed: 2"), std::string::npos) << other.err;
   EXPECT_EQ(folder.names(), std::vector<std::string>{"empty"});
 }
 
