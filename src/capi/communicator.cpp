@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/handles.hpp"
+#include "capi/outputs.hpp"
 #include "capi/status.hpp"
 #include "magi/comm.hpp"
 
@@ -85,6 +86,19 @@ std::vector<TensorView> read_tensors(const magi_tensor* tensors, std::int32_t co
     views.push_back(is_absent ? TensorView{} : read_tensor(&tensor, name));
   }
   return views;
+}
+
+/// Throws InvalidArgument for outputs that lie on inputs or on each other, and for more tensors
+/// than are compared.
+void check_apart(const magi_exchange& exchange) {
+  constexpr std::size_t kMostTensors = 16;
+  if (exchange.inputs.size() > kMostTensors) {
+    throw invalid("args.num_tensors", exchange.inputs.size(), "1 to 16");
+  }
+  std::vector<NamedTensor> written, read;
+  for (const TensorView& output : exchange.outputs) written.push_back({"args.outputs", output});
+  for (const TensorView& input : exchange.inputs) read.push_back({"args.inputs", input});
+  check_outputs(written, read);
 }
 
 std::unique_ptr<PendingExchange> start(Communicator& communicator, const magi_exchange& exchange,
@@ -279,6 +293,7 @@ magi_status magi_exchange_start(magi_communicator* communicator, const magi_exch
     made->communicator = require(communicator, "communicator").communicator;
     made->inputs = read_tensors(given.inputs, given.num_tensors, "args.inputs");
     made->outputs = read_tensors(given.outputs, given.num_tensors, "args.outputs");
+    check_apart(*made);
     made->rows = {.owned = read_records(given.owned, given.num_owned, "args.owned"),
                   .needed = read_records(given.needed, given.num_needed, "args.needed")};
     made->pending = start(*made->communicator, *made, given);

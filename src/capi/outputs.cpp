@@ -127,7 +127,7 @@ void check_spread(const NamedTensor& output) {
 }  // namespace
 
 void check_outputs(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs) {
-  constexpr std::size_t kMostTensors = 16;
+  constexpr std::size_t kMostTensors = 32;  // of an exchange
   MAGI_CHECK(outputs.size() + inputs.size() <= kMostTensors);
   std::array<Reach, kMostTensors> reaches;
   const auto named = [&](std::size_t i) -> const NamedTensor& {

@@ -283,7 +283,9 @@ magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report
 magi_status magi_plan_find_bounds(const magi_plan* plan, int64_t work, magi_plan_bounds* bounds,
                                   magi_buffer** proof) {
   return guarded([&] {
+    check_struct_size<magi_plan_bounds>(require(bounds, "bounds").struct_size, "bounds");
     const magi::PlanBounds found = magi::find_bounds(plan_of(plan), {.work = work});
+    auto text = proof != nullptr ? make_text(magi::bounds_to_json(found)) : nullptr;
     write_struct(bounds,
                  magi_plan_bounds{.struct_size = sizeof(magi_plan_bounds),
                                   .rows = found.rows,
@@ -294,7 +296,7 @@ magi_status magi_plan_find_bounds(const magi_plan* plan, int64_t work, magi_plan
                                   .forward_seconds = found.forward_seconds,
                                   .backward_seconds = found.backward_seconds},
                  "bounds");
-    if (proof != nullptr) give(make_text(magi::bounds_to_json(found)), proof);
+    if (proof != nullptr) give(std::move(text), proof);
   });
 }
 

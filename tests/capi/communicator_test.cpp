@@ -96,6 +96,34 @@ TEST(CommunicatorAbi, ThreadsExchangeRows) {
   EXPECT_EQ(counters.reduces, 1);
 }
 
+TEST(CommunicatorAbi, ExchangesWriteApartFromWhatTheyRead) {
+  const auto group = thread_group(1);
+  std::array<float, 8> values{1, 2, 3, 4};
+  const magi_tensor input = floats(values.data(), 2);
+  magi_tensor output = floats(values.data() + 2, 2);
+  const magi_peer_rows rows{.peer = 0, .row = 0, .num_rows = 2};
+  const magi_exchange_args args{.struct_size = sizeof(args),
+                                .inputs = &input,
+                                .outputs = &output,
+                                .num_tensors = 1,
+                                .kind = MAGI_EXCHANGE_CAST,
+                                .owned = &rows,
+                                .num_owned = 1,
+                                .needed = &rows,
+                                .num_needed = 1};
+  magi_exchange* exchange = nullptr;
+  EXPECT_EQ(magi_exchange_start(group[0].get(), &args, &exchange), MAGI_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(magi_last_error_message()).find("overlapping args.inputs"),
+            std::string::npos)
+      << magi_last_error_message();
+  EXPECT_EQ(values, (std::array<float, 8>{1, 2, 3, 4}));
+  output = floats(values.data() + 4, 2);
+  ASSERT_EQ(magi_exchange_start(group[0].get(), &args, &exchange), MAGI_OK);
+  const Owned<magi_exchange> owned(exchange);
+  EXPECT_EQ(magi_exchange_wait_sync(exchange), MAGI_OK);
+  EXPECT_EQ(values, (std::array<float, 8>{1, 2, 3, 4, 1, 2, 3, 4}));
+}
+
 TEST(CommunicatorAbi, ATableOfFunctionsIsACommunicator) {
   std::vector<Owned<magi_communicator>> group;
   for (auto& communicator : make_thread_group(2)) {

@@ -185,6 +185,9 @@ TEST_F(PlanAbi, FindsAndChecksBounds) {
   EXPECT_NE(defects_of(bounds_to_json(wrong)), "");
   EXPECT_EQ(magi_plan_find_bounds(plan.get(), 0, &bounds, nullptr), MAGI_OK);
   EXPECT_EQ(magi_plan_find_bounds(plan.get(), -1, &bounds, nullptr), MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(magi_plan_find_bounds(plan.get(), -1, nullptr, nullptr), MAGI_INVALID_ARGUMENT);
+  EXPECT_STREQ(magi_last_error_message(), "bounds is null; allowed: a valid address")
+      << "before anything is searched";
   magi_buffer* refused = nullptr;
   EXPECT_EQ(magi_plan_check_bounds(plan.get(), "{}", 2, &refused), MAGI_INVALID_ARGUMENT);
 }
