@@ -51,9 +51,9 @@ CaseResults run_case(const VerifyCase& verify_case, const Plan& plan, const Case
 /// Dense float64 attention of the case.
 CaseResults reference_results(const VerifyCase& verify_case, const CaseData& data);
 
-/// Every array against dense float64 attention by the error rule.
-Findings check_results(const VerifyCase& verify_case, const CaseResults& results,
-                       const CaseResults& truth);
+/// Every array of a run on `data` against dense float64 attention by the error rule.
+Findings check_results(const VerifyCase& verify_case, const CaseData& data,
+                       const CaseResults& results, const CaseResults& truth);
 
 /// Counted bytes against the plan's, pair by pair, where keys alone travel: lse goes with queries
 /// and their results, and plans do not count it.

@@ -51,7 +51,8 @@ cli::Findings findings_of(Checker checker, const Specimen& specimen) {
     case Checker::Bytes:
       return cli::check_bytes(specimen.plan, specimen.results);
     case Checker::Results:
-      return cli::check_results(specimen.verify_case, specimen.results, specimen.truth);
+      return cli::check_results(specimen.verify_case, specimen.data, specimen.results,
+                                specimen.truth);
   }
   return {};
 }

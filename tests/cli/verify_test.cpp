@@ -19,6 +19,17 @@ TEST(Verify, RandomCasesHold) {
   }
 }
 
+/// All rows see one key: its gradient is 0 but for what rounding leaves of each row.
+TEST(Verify, WhatCancelsIsJudgedByItsTerms) {
+  VerifyCase c;
+  c.mask = {.rows_q = 400, .rows_k = 6, .slices = {{.q0 = 32, .q1 = 384, .k0 = 1, .k1 = 2}}};
+  c.config.head_dim_qk = c.config.head_dim_v = 32;
+  c.config.element_bytes = 8;
+  c.params.softmax_scale = 1.0;
+  c.data_seed = 17651153433812390216u;
+  EXPECT_EQ(verify(c), Findings{});
+}
+
 TEST(Verify, DrawnCasesReachEveryCorner) {
   std::map<std::string, int> seen;
   for (std::uint64_t seed = 0; seed < 2000; ++seed) {

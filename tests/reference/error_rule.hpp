@@ -90,14 +90,16 @@ inline Verdict judge_rounded(std::span<const double> got, std::span<const double
           2 * max_error(plain, truth) + ulp_of(dtype) * max_magnitude(truth)};
 }
 
-/// On top of that, in gradients of a GPU: gradients of scores are differences that may cancel in
-/// double where sums in float32 leave a rest, which is then multiplied with `factors`.
+/// On top of that, in gradients of q and k: gradients of scores are differences that may cancel, as
+/// those of rows that see one key do, where sums in the type of `sums` leave a rest, which is then
+/// multiplied with `factors`.
 inline double cancelled_noise(const DenseInput& in, std::span<const double> dout,
-                              std::span<const double> factors) {
+                              std::span<const double> factors, DType sums = DType::Float32) {
+  constexpr double kUlps = 32;
   const double scale =
       in.params.softmax_scale > 0.0 ? in.params.softmax_scale : 1.0 / std::sqrt(in.dim_qk);
-  return 0x1p-18 * std::sqrt(in.dim_v) * max_magnitude(dout) * max_magnitude(in.v) * scale *
-         max_magnitude(factors);
+  return kUlps * ulp_of(sums) * std::sqrt(in.dim_v) * max_magnitude(dout) * max_magnitude(in.v) *
+         scale * max_magnitude(factors);
 }
 
 }  // namespace magi::reference

@@ -125,7 +125,7 @@ cli::Findings run_plan(const Plan& plan) {
       .mask = plan.mask, .config = config, .dtype = DType::Float32, .data_seed = 7};
   const cli::CaseData data = make_data(sound);
   const cli::CaseResults results = run_case(sound, plan, data);
-  return check_results(sound, results, reference_results(sound, data));
+  return check_results(sound, data, results, reference_results(sound, data));
 }
 
 Mask draw_mask(RandomStream& random) {
