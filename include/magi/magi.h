@@ -427,9 +427,9 @@ MAGI_API magi_status magi_roll(const magi_roll_args* args, const magi_placement*
 /* ---- Attention: structs in magi/magi_attention.h, backends in magi/attention_backend.h --------
  */
 
-/* Runs a plan on one rank. Collective, in the same order on all ranks of the group. On a GPU, with
- * tensors as for magi_flex_attention_forward, a call only enqueues: what `stream` is given later
- * finds it done. */
+/* Runs a plan on one rank. Collective, in the same order on all ranks of the group, with the same
+ * optional tensors: a rank without rows gives them with no rows. On a GPU, with tensors as for
+ * magi_flex_attention_forward, a call only enqueues: what `stream` is given later finds it done. */
 typedef struct magi_attention magi_attention;
 MAGI_API magi_status magi_attention_create(const magi_plan* plan, magi_communicator* communicator,
                                            magi_attention** attention);
