@@ -260,7 +260,7 @@ class Plan:
         - exchange_sms: multiprocessors of a GPU that attention leaves to exchanges under way;
           ValueError above 0 with kernels of another package, which leave none.
         - backend: one of docs/backends.md, such as "fa4", RuntimeError where it does not serve this
-          machine, or one you registered; "ffa": the library's own.
+          machine, or one you registered, ValueError for other names; "ffa": the library's own.
         - transport: "auto", "nvlink", "nccl" or "process_group" (docs/python.md).
         - rounded_partials: whether partial gradients of keys travel in the type of k, each rounded
           once, instead of float32.

@@ -135,6 +135,26 @@ def test_a_plan_names_it():
         assert peer_reference.fa4_forms
 
 
+def test_a_plan_takes_the_values_of_the_variable_and_refuses_other_names():
+    case = Case(rows=60)
+    plan = backend_cases.make_plan(dense.masks(60)["causal"], case, 1)
+    tensors = make_tensors(case)[:3]
+    expected, _ = plan.bind(backend=torch_attention.NAME).calc_attn(*tensors)
+    for value in ("sdpa", "sdpa_ol"):
+        out, _ = plan.bind(backend=value).calc_attn(*tensors)
+        assert torch.equal(out, expected)
+    with pytest.raises(ValueError, match=r"^backend is 'flash'; allowed: ffa, cutedsl, fa4, "):
+        plan.bind(backend="flash")
+    plan.bind(backend="cpu")  # the library's own name of a backend
+    backend_cases.register()
+    try:
+        plan.bind(backend=backend_cases.NAME)
+    finally:
+        backends.unregister(backend_cases.NAME)
+    with pytest.raises(ValueError, match=f"^backend is '{backend_cases.NAME}'; allowed"):
+        plan.bind(backend=backend_cases.NAME)
+
+
 def test_a_bound_plan_follows_the_variable(monkeypatch):
     case = Case(rows=60)
     plan = backend_cases.make_plan(dense.masks(60)["causal"], case, 1)

@@ -76,6 +76,15 @@ def is_registered(name: str) -> bool:
     return name in _registered
 
 
+def is_known(name: str) -> bool:
+    """Whether the library has a backend of this name, supplied by any language."""
+    try:
+        native.limits_of(name, CPU_DEVICE)
+    except ValueError as error:
+        return not str(error).startswith("backend is ")  # else it does not serve the device
+    return True
+
+
 def limits(backend: str | None = None, device: torch.device | str = "cpu") -> Limits:
     """What a backend takes; None, "ffa": the library's own for the device. ValueError for another
     name and for a device that the backend does not serve.

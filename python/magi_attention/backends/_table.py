@@ -86,14 +86,21 @@ def table() -> list[Row]:
     return rows
 
 
-def chosen_by(value: str) -> str | None:
-    """The backend that a value of MAGI_ATTENTION_KERNEL_BACKEND names, ready for use; None: the
-    library's own. RuntimeError as ensure.
+def chosen_by(name: str) -> str | None:
+    """The backend of this name, ready for use: a value of MAGI_ATTENTION_KERNEL_BACKEND, a name of
+    the table, or a backend that was registered; None: the library's own. RuntimeError as ensure,
+    ValueError for other names.
     """
-    name = _BY_VARIABLE.get(value)
-    if name is not None:
-        ensure(name)
-    return name
+    if name in _registry.OWN:
+        return None
+    if _registry.is_registered(name):
+        return name
+    found = _BY_VARIABLE.get(name, name)
+    ensure(found)
+    if not _registry.is_known(found):
+        names = ", ".join((*_registry.OWN, *_BY_VARIABLE))
+        raise ValueError(f"backend is {name!r}; allowed: {names}, or one that you registered")
+    return found
 
 
 def ensure(name: str | None) -> None:

@@ -36,15 +36,13 @@ backend_of_environment._dynamo_marked_constant = True
 
 def chosen_backend(backend: str | None) -> str | None:
     """The backend of this name, ready for use; None: that of the environment. The result is None
-    for the library's own ("ffa"). RuntimeError and ValueError as backend_of_environment.
+    for the library's own ("ffa"). RuntimeError and ValueError as backend_of_environment, and
+    ValueError for a name that no backend has.
     """
     if backend is None:
         return backend_of_environment()
     check_kind("backend", backend, str, "a str, or None")
-    if backend in _registry.OWN:
-        return None
-    _table.ensure(backend)
-    return backend
+    return _table.chosen_by(backend)
 
 
 def check_repeatable(name: str | None, told: str) -> None:
