@@ -118,6 +118,7 @@ class TestCoreAttention:
 @pytest.mark.parametrize(
     "changes, pattern",
     [
+        ({"tokens": None}, "the batch has .*; allowed: tokens among them"),
         ({"tokens": torch.zeros(12)}, r"tokens has shape \[12\]; allowed: \[batch, rows\]"),
         ({"labels": torch.zeros(1, 3)}, r"labels has shape \[1, 3\]; allowed: \[1, 12\]"),
         ({"cu_seqlens": torch.tensor([0, 13])}, "cu_seqlens ends at 13; allowed: up to 12"),

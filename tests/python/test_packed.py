@@ -214,6 +214,7 @@ class TestBatches:
             ({"labels": torch.zeros(11)}, r"labels has shape \[11\]; allowed: \[12\]"),
             ({"cu_seqlens": torch.tensor([0, 11])}, "cu_seqlens has documents of 11 rows"),
             ({"cu_seqlens": None}, "the batch has no cu_seqlens"),
+            ({"input_ids": None}, "the batch has .*cu_seqlens; allowed: input_ids among them"),
         ],
     )
     def test_packed(self, changes, pattern):

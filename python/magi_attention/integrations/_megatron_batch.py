@@ -17,6 +17,7 @@ from magi_attention.config import DispatchConfig, DistAttnConfig
 from magi_attention.integrations._bound import AnyPlan, bound_of
 from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.integrations._model_plans import Heads, make_plan
+from magi_attention.integrations._packed_batch import required
 
 _HOST = torch.device("cpu")  # whatever torch's default device is
 FORMAT = "magi"  # not "thd": rows keep a batch axis of 1 and rotary tables go by rows
@@ -189,7 +190,7 @@ def _equal_plan(spec: AttnMaskSpec, heads: Heads, cp_group: dist.ProcessGroup | 
 
 def _as_documents(batch: Mapping[str, Any], causal: bool) -> tuple[dict[str, Any], Documents]:
     """Rows of the batch as [rows], and their documents."""
-    tokens = batch["tokens"]
+    tokens = required(batch, "tokens", "the batch")
     if tokens.dim() != 2:
         raise ValueError(f"tokens has shape {list(tokens.shape)}; allowed: [batch, rows]")
     rows = {}

@@ -27,6 +27,14 @@ _DOCUMENTS = (
 )  # fmt: skip
 
 
+def required(given: Mapping[str, Any], name: str, whose: str) -> Any:
+    """given[name]. ValueError where there is none, which tells what there is."""
+    if given.get(name) is None:
+        found = ", ".join(str(key) for key in given if given[key] is not None)
+        raise ValueError(f"{whose} has {found or 'no keys'}; allowed: {name} among them")
+    return given[name]
+
+
 def refuse_hidden_rows(batch: Mapping[str, Any]) -> None:
     """ValueError for an attention_mask that hides rows, or that is more than rows."""
     mask = batch.get("attention_mask")
@@ -48,7 +56,7 @@ def flat_batch(batch: Mapping[str, Any], is_packed: bool = False) -> dict[str, A
     """The batch with what has a value for every row as [rows]. is_packed: of several sequences
     too. ValueError for several sequences else, and for sizes that differ from input_ids.
     """
-    ids = batch["input_ids"]
+    ids = required(batch, "input_ids", "the batch")
     if not is_packed and (ids.dim() > 2 or (ids.dim() == 2 and ids.shape[0] != 1)):
         raise ValueError(
             f"input_ids has shape {list(ids.shape)}; allowed: [1, rows], packed sequences"

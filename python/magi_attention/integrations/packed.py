@@ -48,6 +48,7 @@ from magi_attention.integrations._packed_batch import (
     document_lengths,
     flat_batch,
     refuse_hidden_rows,
+    required,
     share_out,
 )
 from magi_attention.integrations._prefix_tree import PrefixTree, branch_log_probs, branch_loss
@@ -214,7 +215,7 @@ def magi_prepare_prefix_tree(
     """
     check_kind("tree", tree, PrefixTree, "a PrefixTree")
     refuse_hidden_rows(batch)
-    ids = batch["input_ids"]
+    ids = required(batch, "input_ids", "the batch")
     made = {
         "input_ids": ids.reshape(-1),
         "position_ids": tree.position_ids.to(ids.device),

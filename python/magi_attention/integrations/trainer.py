@@ -23,6 +23,7 @@ from magi_attention.common._arguments import check_int
 from magi_attention.config import DistAttnConfig
 from magi_attention.integrations._model_checks import first_position, model_behind
 from magi_attention.integrations._model_plans import plans_of_documents
+from magi_attention.integrations._packed_batch import required
 from magi_attention.integrations.transformers import (
     NAME,
     PLAN_KEYWORD,
@@ -42,7 +43,7 @@ def unpad(batch: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     shape shows the real ones, on either side of the padding; labels likewise. Without a mask every
     row is real. ValueError for masks of other shapes, and for rows that are hidden in between.
     """
-    ids, mask = batch["input_ids"], batch.get("attention_mask")
+    ids, mask = required(batch, "input_ids", "the batch"), batch.get("attention_mask")
     if ids.dim() != 2 or (mask is not None and mask.shape != ids.shape):
         shape = list((ids if ids.dim() != 2 else mask).shape)
         raise ValueError(
@@ -57,6 +58,7 @@ def unpad(batch: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
 
 def _real_rows(sample: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """input_ids and labels of a sample, without padding."""
+    required(sample, "input_ids", "the sample")
     rows = {n: torch.as_tensor(sample[n]) for n in _ROWS if sample.get(n) is not None}
     rows.setdefault("labels", rows["input_ids"].clone())
     labels, ids = (list(rows[name].shape) for name in ("labels", "input_ids"))
