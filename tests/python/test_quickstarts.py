@@ -3,12 +3,14 @@
 C++ is examples/quickstart.cpp, which is built and run beside the tests of the C interface.
 """
 
+import functools
 import os
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from test_docs import ROOT, blocks
 
@@ -24,6 +26,28 @@ def run(code: str, **names) -> dict:
 def page(name: str) -> str:
     (code,) = blocks(f"docs/quickstart/{name}.md")
     return code
+
+
+def of_each(q, k, v):
+    """Causal attention of torch to each of two packed documents, [rows, heads, dim]."""
+    attend = functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+    parts = zip(*(x.split((400, 600)) for x in (q, k, v)))
+    return torch.cat([attend(*(x.transpose(0, 1) for x in p)).transpose(0, 1) for p in parts])
+
+
+def test_flash_attn():
+    """Both programs give what torch's attention gives."""
+    of_varlen, of_sdpa = blocks("docs/quickstart/flash_attn.md")
+    shown = run(of_varlen)
+    leaves = [shown[name] for name in "qkv"]
+    expected = of_each(*leaves)
+    assert torch.allclose(shown["out"], expected, atol=1e-5)
+    for leaf, wanted in zip(leaves, torch.autograd.grad(expected.sum(), leaves)):
+        assert torch.allclose(leaf.grad, wanted, atol=1e-4)
+    shown = run(of_sdpa, **shown)
+    tensors = [shown[name] for name in "qkv"]
+    expected = F.scaled_dot_product_attention(*tensors, is_causal=True, enable_gqa=True)
+    assert torch.allclose(shown["out"], expected, atol=1e-5)
 
 
 def run_pytorch(group, code: str):
