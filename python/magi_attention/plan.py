@@ -127,7 +127,7 @@ class Plan:
         check_kind("config", config, DistAttnConfig, "DistAttnConfig")
         if mask.rows_q != mask.rows_k or mask.rows_q == 0:
             raise ValueError(
-                f"mask has {mask.rows_q} queries and {mask.rows_k} keys; allowed: as many, not 0"
+                f"mask has {mask.rows_q} queries and {mask.rows_k} keys; allowed: equal, not 0"
             )
         sizes = _sizes(cp_size, num_heads_q, num_heads_kv, head_dim)
         return _make(mask.handle, sizes, config, on, devices_per_node)

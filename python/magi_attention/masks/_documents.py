@@ -160,7 +160,9 @@ def to_document_ids(mask: Mask, *, causal: bool = True) -> torch.Tensor:
 def from_window(rows: int, left: int, right: int) -> Mask:
     """One sequence whose rows see `left` rows before and `right` behind themselves; -1: all."""
     rows = check_int("rows", rows, 0, MAX_ROWS)
-    return Mask(MaskHandle.from_window((0, rows), (0, rows), check_window((left, right))))
+    with naming(**{"window_size[0]": "left", "window_size[1]": "right"}):
+        window = check_window((left, right))
+    return Mask(MaskHandle.from_window((0, rows), (0, rows), window))
 
 
 def to_window(mask: Mask) -> tuple[int, int]:
@@ -174,8 +176,9 @@ def to_window(mask: Mask) -> tuple[int, int]:
 
 
 def from_prefix_lm(cu_seqlens: Bounds, prefix_lengths: Bounds) -> Mask:
-    """Packed documents, of which all rows see the first prefix_lengths[i] rows of document i, and
-    the rows up to themselves. ValueError for bounds that fall and lengths below 0.
+    """Packed documents, of which all rows see the first prefix_lengths[i] rows of document i (all
+    of a shorter document), and the rows up to themselves. ValueError for bounds that fall and
+    lengths below 0.
     """
     bounds = to_ints("cu_seqlens", cu_seqlens, 1)
     prefixes = to_ints("prefix_lengths", prefix_lengths, 1)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,10 @@ import torch
 
 from magi_attention._native.handles import MaskHandle
 from magi_attention.masks._mask import Mask, check_square, check_told, compact, padded_runs, to_ints
+
+# How the library names what is wrong with a node, and the arguments that hold it.
+_FIELD = re.compile(r"^nodes\[(\d+)\]\.(parent|rows)\b")
+_ARGUMENTS = {"parent": "parents", "rows": "lengths"}
 
 
 def from_tree(parents: Any, lengths: Any) -> Mask:
@@ -22,7 +27,15 @@ def from_tree(parents: Any, lengths: Any) -> Mask:
     if len(parents) != len(lengths):
         raise ValueError(f"lengths has {len(lengths)} entries; allowed: {len(parents)}, as parents")
     nodes = torch.stack((parents, lengths), 1).contiguous()
-    return compact(Mask(MaskHandle.from_tree(nodes)))
+    try:
+        handle = MaskHandle.from_tree(nodes)
+    except ValueError as error:
+        raise ValueError(_FIELD.sub(_argument_of, str(error))) from None
+    return compact(Mask(handle))
+
+
+def _argument_of(field: re.Match) -> str:
+    return f"{_ARGUMENTS[field[2]]}[{field[1]}]"
 
 
 def to_tree(mask: Mask) -> tuple[torch.Tensor, torch.Tensor]:
