@@ -18,10 +18,13 @@ void require_row_counts(std::int32_t rows_q, std::int32_t rows_k) {
   validate(Mask{rows_q, rows_k, {}});
 }
 
-void require_range(const std::string& name, Range range, std::int32_t rows) {
+/// rows: how many there are, of what `whose` says.
+void require_range(const std::string& name, Range range, std::int32_t rows,
+                   std::string_view whose) {
   if (range.begin < 0 || range.begin > range.end || range.end > rows) {
-    throw invalid(name, std::to_string(range.begin) + ":" + std::to_string(range.end),
-                  "0 <= begin <= end <= " + std::to_string(rows));
+    throw invalid(
+        name, std::to_string(range.begin) + ":" + std::to_string(range.end),
+        "0 <= begin <= end <= " + std::to_string(rows) + ", the rows of " + std::string(whose));
   }
 }
 
@@ -128,8 +131,8 @@ Mask mask_from_ranges(std::span<const Range> q_ranges, std::span<const Range> k_
   Mask mask{rows_q, rows_k, {}};
   mask.slices.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
-    require_range(at("q_ranges", i), q_ranges[i], rows_q);
-    require_range(at("k_ranges", i), k_ranges[i], rows_k);
+    require_range(at("q_ranges", i), q_ranges[i], rows_q, "q");
+    require_range(at("k_ranges", i), k_ranges[i], rows_k, "k");
     const std::size_t which = types.size() == 1 ? 0 : i;
     const auto code = static_cast<std::int32_t>(types[which]);
     if (code < 0 || code > 3) throw invalid(at("types", which), code, "0, 1, 2, 3");
@@ -140,8 +143,8 @@ Mask mask_from_ranges(std::span<const Range> q_ranges, std::span<const Range> k_
 
 Mask mask_from_window(Range q, Range k, Window window, std::int32_t rows_q, std::int32_t rows_k) {
   require_row_counts(rows_q, rows_k);
-  require_range("q range", q, rows_q);
-  require_range("k range", k, rows_k);
+  require_range("q range", q, rows_q, "q");
+  require_range("k range", k, rows_k, "k");
   require_window(window);
   Mask mask{rows_q, rows_k, {}};
   append(mask, shrink(window_slice(q, k, window)));
@@ -172,8 +175,8 @@ Mask mask_from_cu_seqlens(std::span<const std::int32_t> cu_seqlens_q,
 
 Mask mask_step(Range q, Range k, std::int32_t step, std::int32_t rows_q, std::int32_t rows_k) {
   require_row_counts(rows_q, rows_k);
-  require_range("q range", q, rows_q);
-  require_range("k range", k, rows_k);
+  require_range("q range", q, rows_q, "q");
+  require_range("k range", k, rows_k, "k");
   require_at_least("step", step, 1);
   Mask mask{rows_q, rows_k, {}};
   append_steps(mask, q, k, step);

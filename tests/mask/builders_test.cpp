@@ -78,11 +78,11 @@ TEST(MaskFromRanges, BadInputIsNamed) {
             "number of k_ranges is 1; allowed: 2, the number of q_ranges");
   EXPECT_EQ(build(q, k, {}), "number of types is 0; allowed: 1 or 2, the number of q_ranges");
   EXPECT_EQ(build(q, {{0, 4}, {5, 3}}, full),
-            "k_ranges[1] is 5:3; allowed: 0 <= begin <= end <= 8");
+            "k_ranges[1] is 5:3; allowed: 0 <= begin <= end <= 8, the rows of k");
   EXPECT_EQ(build({{-1, 4}, {4, 8}}, k, full),
-            "q_ranges[0] is -1:4; allowed: 0 <= begin <= end <= 8");
+            "q_ranges[0] is -1:4; allowed: 0 <= begin <= end <= 8, the rows of q");
   EXPECT_EQ(build(q, {{0, 4}, {2, 9}}, full),
-            "k_ranges[1] is 2:9; allowed: 0 <= begin <= end <= 8");
+            "k_ranges[1] is 2:9; allowed: 0 <= begin <= end <= 8, the rows of k");
   EXPECT_EQ(build(q, k, {MaskType::Full, static_cast<MaskType>(9)}),
             "types[1] is 9; allowed: 0, 1, 2, 3");
   EXPECT_EQ(message_of([&] { mask_from_ranges(q, k, full, kBandInfinity, 8); }),
@@ -141,7 +141,7 @@ TEST(MaskFromWindow, BadInputIsNamed) {
   EXPECT_EQ(message_of([] {
               mask_from_window({0, 5}, {0, 4}, {0, 0}, 4, 4);
             }),
-            "q range is 0:5; allowed: 0 <= begin <= end <= 4");
+            "q range is 0:5; allowed: 0 <= begin <= end <= 4, the rows of q");
 }
 
 TEST(MaskFromCuSeqlens, FullAndCausalAreOneSlicePerDocument) {
