@@ -24,8 +24,7 @@ def run(code: str, **names) -> dict:
 
 
 def page(name: str) -> str:
-    (code,) = blocks(f"docs/quickstart/{name}.md")
-    return code
+    return blocks(f"docs/quickstart/{name}.md")[0]
 
 
 def of_each(q, k, v):
@@ -63,6 +62,24 @@ def test_pytorch(ranks):
     alone, wanted, _ = ranks.run(1, run_pytorch, alone_of(page("pytorch")))[0]
     assert torch.allclose(whole, alone, atol=1e-5)
     assert torch.allclose(gradient, wanted, atol=1e-4)
+
+
+def run_fsdp(group, code: str) -> torch.Tensor:
+    return run(code)["model"].weight.grad.full_tensor()
+
+
+def test_fsdp(ranks):
+    """The gradient is that of one process with both sequences."""
+    _, code = blocks("docs/quickstart/pytorch.md")
+    found = ranks.run(4, run_fsdp, code)[0]
+    torch.manual_seed(0)
+    weight = torch.nn.Linear(512, 768, bias=False).weight
+    for replica in range(2):
+        x = torch.randn(1000, 512, generator=torch.Generator().manual_seed(replica))
+        parts = (x @ weight.T).split((512, 128, 128), dim=1)
+        out = of_each(*(part.unflatten(1, (-1, 64)) for part in parts))
+        (out.square().sum() / 2000).backward()
+    assert (found - weight.grad).abs().max() < 1e-5 * weight.grad.abs().max()
 
 
 def alone_of(code: str) -> str:
