@@ -41,14 +41,16 @@ def test_gloo_groups_carry_their_rows_themselves(ranks, transport):
     ranks.run(2, nccl_cases.is_carried_by, transport, "process_group")
 
 
-def nccl_is_refused(group) -> None:
-    with pytest.raises(ValueError, match="device is 0; allowed: "):
-        make_communicator(group, "nccl")
+def is_refused(group, transport: str) -> None:
+    message = f"^transport is '{transport}', but this process sees no GPU; allowed: auto, process_g"
+    with pytest.raises(ValueError, match=message):
+        make_communicator(group, transport)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not run: it needs a machine without GPUs")
-def test_nccl_without_gpus_is_refused_on_every_rank(ranks):
-    ranks.run(2, nccl_is_refused)
+@pytest.mark.parametrize("transport", ["nccl", "nvlink"])
+def test_transports_of_gpus_are_refused_without_them_on_every_rank(ranks, transport):
+    ranks.run(2, is_refused, transport)
 
 
 def on_threads(size: int, body) -> list:

@@ -82,7 +82,7 @@ def make_communicator(
 ) -> Communicator:
     """A communicator over the group, or over this process alone for None and groups of one. Between
     the GPUs of one host rows go over nvlink, see MAGI_ATTENTION_TRANSPORT, which `transport` goes
-    before. ValueError for another one.
+    before. ValueError for another one, and for one of GPUs where there are none.
     """
     if transport is not None and transport not in TRANSPORTS:
         allowed = ", ".join(TRANSPORTS)
@@ -92,17 +92,27 @@ def make_communicator(
         note_group(cp_group)
     if cp_group is None or dist.get_world_size(cp_group) == 1:
         return Communicator.alone()
+    missing = _missing_for_gpus()
+    if missing and choice in ("nccl", "nvlink"):
+        raise ValueError(f"transport is {choice!r}, but {missing}; allowed: auto, process_group")
     if choice == "nccl":
         return _over_nccl(cp_group)
     supplied = ProcessGroupTransport(cp_group)
     wants_nvlink = choice == "nvlink" or (choice == "auto" and supplied.moves_device_memory)
-    if not (wants_nvlink and torch.cuda.is_available() and has_gpu_kernels()):
+    if missing or not wants_nvlink:
         return Communicator.over(supplied)
     return _shared_one(
         "nvlink",
         cp_group,
         lambda device: _over_nvlink(Communicator.over(supplied), device, choice),
     )
+
+
+def _missing_for_gpus() -> str:
+    """Why no rows can go between GPUs here by means of the library, or ""."""
+    if not torch.cuda.is_available():
+        return "this process sees no GPU"
+    return "" if has_gpu_kernels() else "this library holds no kernels for GPUs"
 
 
 def _shared_one(
