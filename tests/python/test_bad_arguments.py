@@ -62,6 +62,11 @@ PLANS = [
     (lambda: plan().rows_of(-1), ValueError, "rank is -1; allowed: 0 to 0"),
     (lambda: plan().position_ids(2), ValueError, "rank is 2; allowed: 0 to 0"),
     (lambda: Plan.from_json(None), TypeError, "text is a NoneType; allowed: a str"),
+    (
+        lambda: plan().bind().dispatch(torch.zeros(64), "x"),
+        TypeError,
+        "pad_value is a str; allowed: a float",
+    ),
     (lambda: plan().bind("world"), TypeError, "cp_group is a str; allowed: a ProcessGroup, of a m"),
 ]
 

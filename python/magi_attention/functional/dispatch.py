@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from magi_attention._native.tensors import as_plain
+from magi_attention.common._arguments import check_number
 from magi_attention.rows import HasRows, Rows
 
 
@@ -85,6 +86,7 @@ def dispatch_padded(
     x_global: torch.Tensor, meta: HasRows, pad_value: float, seq_dim: int
 ) -> torch.Tensor:
     """dispatch_func with another value in padding rows."""
+    check_number("pad_value", pad_value)  # on ranks without padding, too
     x_global = with_rows(x_global, meta.rows.total_seqlen, seq_dim)
     return _DispatchFunc.apply(x_global, meta.rows.cp_group, meta, seq_dim, pad_value)
 
