@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.functional._checks import check_sink
 from magi_attention.functional.utils import correct_attn_out_lse_with_sink, sink_bwd
 
@@ -115,6 +116,7 @@ class _WithSink(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse):
+        refuse_second_derivative("attention")
         q, k, v, out, lse, sink = ctx.saved_tensors
         if dlse is not None and not _RELEASES[ctx.call.release].has_dlse:
             raise NotImplementedError(

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from magi_attention.comm.primitive._by_rank import all_gather_v, scatter_v
+from magi_attention.common._derivatives import refuse_second_derivative
 
 
 class _Gather(torch.autograd.Function):
@@ -19,6 +20,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
+        refuse_second_derivative("all_gather_fwd_scatter_bwd")
         return scatter_v(gradient, *ctx.arguments), None, None, None
 
 
@@ -30,6 +32,7 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
+        refuse_second_derivative("scatter_fwd_all_gather_bwd")
         return all_gather_v(gradient, *ctx.arguments), None, None, None
 
 

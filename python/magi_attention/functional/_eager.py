@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from magi_attention._native.tensors import PLAIN_TYPES, as_plain, is_intercepted
+from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional._checks import refuse_tangents
 
@@ -90,8 +91,7 @@ def _row_major(out, dout, dlse):
     """The gradients of out and lse as the library takes them; RuntimeError where they are to have
     gradients themselves.
     """
-    if _is_grad_enabled():
-        raise RuntimeError("create_graph is True; attention has no second derivative")
+    refuse_second_derivative("attention")
     if dout is None:
         dout = torch.zeros_like(out)
     else:

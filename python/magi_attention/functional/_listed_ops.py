@@ -9,6 +9,7 @@ from magi_attention._native.attention import Options
 from magi_attention._native.lists import KeyLists, listed_call
 from magi_attention._native.tensors import as_plain
 from magi_attention.common._arguments import check_int
+from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.functional._checks import (
     check_computed_sink,
     check_params,
@@ -142,6 +143,7 @@ class ListedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits, _dword):
+        refuse_second_derivative("attention")
         *tensors, sink, symbol, cap_symbol = ctx.saved_tensors
         dq, dk, dv, dsink = listed_backward_op(
             dout, dlse, *tensors, sink, *ctx.params, symbol, cap_symbol

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from magi_attention._group_holders import holds_groups, is_destroyed
 from magi_attention.comm.primitive import group_cast, group_reduce
+from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common._lru import LruCache
 
 _KEYS_SPACE = 0  # of a transfer in a plan's JSON
@@ -161,6 +162,7 @@ class _Cast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dk, dv):
+        refuse_second_derivative("attention")
         gradients = []
         for gradient, shape in zip((dk, dv), ctx.shapes):
             whole = gradient.new_zeros(shape)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from magi_attention._native.tensors import as_plain
 from magi_attention.common._arguments import check_number
+from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.rows import HasRows, Rows
 
 
@@ -34,6 +35,7 @@ class _DispatchFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_local):
+        refuse_second_derivative("dispatch")
         grad_local = as_plain("the gradient of local rows", grad_local)
         return along(ctx.seq_dim, grad_local, ctx.rows.gather), None, None, None, None
 
@@ -64,6 +66,7 @@ class _UndispatchPartialGradFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_global):
+        refuse_second_derivative("undispatch with is_partial_grad")
         grad_global = as_plain("the gradient of global rows", grad_global)
         return along(ctx.seq_dim, grad_global, ctx.rows.reduce), None, None, None
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from magi_attention._native.attention import Options
+from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional._checks import (
@@ -142,6 +143,7 @@ class DistAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits):
+        refuse_second_derivative("attention")
         *tensors, sink, scale_symbol, softcap_symbol = ctx.saved_tensors
         dq, dk, dv, dsink = _backward_op(
             dout, dlse, *tensors, sink, *ctx.params, scale_symbol, softcap_symbol

@@ -11,6 +11,7 @@ import torch
 
 from magi_attention._native.attention import Options
 from magi_attention.common._arguments import check_int
+from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env import general
 from magi_attention.functional._checks import (
@@ -63,6 +64,7 @@ class _FlexAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax_logits):
+        refuse_second_derivative("attention")
         *tensors, sink, symbol, cap_symbol = ctx.saved_tensors
         dq, dk, dv, dsink = flex_backward_op(
             dout, dlse, *tensors, sink, *ctx.params, symbol, cap_symbol, ctx.backend

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from magi_attention._native.tensors import as_plain
 from magi_attention.common._arguments import check_int
+from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.functional.dispatch import along, check_group, with_local_rows
 from magi_attention.rows import HasRows
 
@@ -24,6 +25,7 @@ class _RollP2P(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
+        refuse_second_derivative("roll")
         grad_output = as_plain("the gradient of rolled rows", grad_output)
         back = along(ctx.seq_dim, grad_output, lambda own: ctx.rows.roll(own, -ctx.shift))
         return back, None, None, None, None
