@@ -61,10 +61,10 @@ class Rows:
 
     def _ids_on_host(self) -> torch.Tensor:
         ids = self._placement.position_ids(self._rank, self.total_seqlen)
+        if not ids:
+            return torch.empty(0, dtype=torch.int64, device=_HOST)
         # A view of the array's memory: torch.tensor would read it element by element.
-        return (
-            torch.frombuffer(ids, dtype=torch.int64) if ids else torch.empty(0, dtype=torch.int64)
-        )
+        return torch.frombuffer(ids, dtype=torch.int64)
 
     def position_ids(self) -> torch.Tensor:
         """position_ids_on the host, or the current GPU for a group that moves nothing else."""

@@ -59,6 +59,10 @@ class Case:
         )
 
 
+# Over 3 ranks the last one gets no row.
+IDLE = Case(mask="causal", rows=4, uneven=True, alg="SortedSequentialSelectAlg")
+
+
 def make_key(mask: dense.Mask, case: Case, group):
     return api.magi_attn_flex_key(
         AttnRanges.from_ranges(mask.q_ranges),
@@ -252,12 +256,18 @@ def hybrid(group, case: Case) -> None:
     api.clear_cache(group)
 
 
-def shards(group, rows: int, uneven: bool) -> None:
-    """dispatch, undispatch, roll and position ids against plain torch, for several types."""
+def shards(group, rows: int, uneven: bool, has_idle_rank: bool = False) -> None:
+    """dispatch, undispatch, roll and position ids against plain torch, for several types.
+    has_idle_rank: the last rank gets no row.
+    """
     alg = "SequentialDispatchAlg" if uneven else "AutoDispatchAlg"
-    case = Case(rows=rows, uneven=uneven, alg=alg)
-    key = make_key(dense.masks(rows)["varlen_causal"], case, group)
-    ids = api.get_position_ids(key)
+    case = IDLE if has_idle_rank else Case(rows=rows, uneven=uneven, alg=alg)
+    key = make_key(dense.masks(rows)[case.mask], case, group)
+    with torch.device("meta"):  # a default device is no reason to be there
+        ids = api.get_position_ids(key)
+    assert not ids.is_meta
+    is_last = dist.get_rank(group) == dist.get_world_size(group) - 1
+    assert (ids.shape[0] == 0) == (has_idle_rank and is_last)
     for dtype in (
         torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.int16,
         torch.float8_e4m3fn, torch.complex64, torch.complex128,

@@ -137,6 +137,15 @@ def test_shards(ranks, rows, uneven):
     ranks.run(3, cases.shards, rows, uneven)
 
 
+def test_shards_of_which_one_is_empty(ranks):
+    ranks.run(3, cases.shards, cases.IDLE.rows, True, True)
+
+
+@pytest.mark.parametrize("is_per_row", [False, True])
+def test_attention_of_a_rank_without_rows(ranks, is_per_row):
+    ranks.run(3, cases.pipeline, replace(cases.IDLE, sinks=2, sink_per_row=is_per_row))
+
+
 def test_gradients_of_shards(ranks):
     ranks.run(4, cases.gradients_of_shards, 50)
 

@@ -12,8 +12,7 @@ def as_rows(x: torch.Tensor) -> torch.Tensor:
     """[rows, elements], contiguous."""
     if x.device.type not in ("cpu", "cuda"):
         raise RuntimeError(f"x is on {x.device}; allowed: cpu, cuda")
-    width = x[0].numel() if x.shape[0] else 1
-    return x.contiguous().view(x.shape[0], width)
+    return x.contiguous().view(x.shape[0], x.shape[1:].numel())
 
 
 def as_moved(x: torch.Tensor) -> torch.Tensor:

@@ -198,7 +198,7 @@ def check_sink(
         wanted = ", ".join(map(str, (*lead, f"1 to {MAX_SINKS}", q.shape[1])))
         raise ValueError(f"sink has shape {list(sink.shape)}; allowed: [{wanted}]")
     sink = sink.to(accumulator_dtype(q.dtype)).contiguous()
-    if not sink.is_cuda and not is_intercepted():
+    if not sink.is_cuda and sink.numel() and not is_intercepted():
         _check_sink_values(sink)
     return sink, layout
 
