@@ -448,7 +448,7 @@ class BoundPlan:
         return self.rows.position_ids()
 
     def position_ids_on(self, device: torch.device) -> torch.Tensor:
-        """position_ids on a device; copied there once."""
+        """position_ids on a device."""
         return self.rows.position_ids_on(device)
 
     def __repr__(self) -> str:

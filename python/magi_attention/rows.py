@@ -47,9 +47,13 @@ class Rows:
         self._ids_on: dict[torch.device, torch.Tensor] = {}
 
     def position_ids_on(self, device: torch.device) -> torch.Tensor:
-        """int64 [count]: row of the sequence of every own row, on a device; copied there once.
-        Padding counts as the last row.
+        """int64 [count]: row of the sequence of every own row, on a device. Padding counts as the
+        last row. The caller's own tensor: it may be changed in place.
         """
+        return self._ids_kept_on(device).clone()
+
+    def _ids_kept_on(self, device: torch.device) -> torch.Tensor:
+        """Those that rows are selected by, copied to a device once."""
         ids = self._ids_on.get(device)
         if ids is None:
             with torch.inference_mode(False):  # kept, also for training, which may save them
@@ -74,7 +78,7 @@ class Rows:
 
     def select(self, x: torch.Tensor, pad_value: float) -> torch.Tensor:
         """Own rows of a global tensor; padding rows hold pad_value."""
-        local = x.index_select(0, self.position_ids_on(x.device))
+        local = x.index_select(0, self._ids_kept_on(x.device))
         if self.num_valid < self.count:
             local[self.num_valid :] = pad_value
         return local

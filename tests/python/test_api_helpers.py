@@ -216,6 +216,13 @@ class TestPlan:
         table(bound.position_ids).sum().backward()
         assert table.weight.grad.sum() == 2 * bound.local_rows
 
+    def test_position_ids_are_the_callers_to_change(self):
+        bound = make_plan(cp_size=1).bind()
+        x = torch.arange(100.0)
+        for ids in (bound.position_ids, bound.position_ids_on(torch.device("cpu"))):
+            ids += 1
+            assert torch.equal(bound.undispatch(bound.dispatch(x)), x)
+
     def test_figures(self):
         plan = make_plan()
         assert plan.total_seqlen == 100 and plan.cp_size == 4
