@@ -46,6 +46,10 @@ def test_loss_and_keys(ranks, case):
     ranks.run(2, case)
 
 
+def test_plans_with_an_idle_rank(ranks):
+    ranks.run(3, cases.plans_with_an_idle_rank)
+
+
 @pytest.fixture(scope="module")
 def llama():
     return cases.model("llama", "magi")

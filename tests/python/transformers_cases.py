@@ -22,6 +22,8 @@ from transformers import (
 )
 
 import dense
+import pipeline_cases
+from error_cases import refuses
 from magi_attention import Plan, api
 from magi_attention.common import AttnRange, AttnRanges
 from magi_attention.integrations.transformers import register, shard
@@ -204,4 +206,14 @@ def over_keys(group) -> None:
         input_ids=ids, attention_mask=dense_mask(), use_cache=False
     ).logits
     assert (found - wanted[0]).abs().max() < 1e-9
+    api.clear_cache(group)
+
+
+def plans_with_an_idle_rank(group) -> None:
+    """They are refused before a model runs, on the ranks that have rows too."""
+    key = pipeline_cases.make_key(
+        dense.masks(pipeline_cases.IDLE.rows)["causal"], pipeline_cases.IDLE, group
+    )
+    ids = torch.arange(pipeline_cases.IDLE.rows)
+    refuses(lambda: shard(key, ids), ValueError, "the plan gives rank 2 no rows")
     api.clear_cache(group)

@@ -40,6 +40,7 @@ from magi_attention.integrations._bound import (
     reach_of,
 )
 from magi_attention.integrations._model_checks import first_position, misfit, model_behind
+from magi_attention.plan import BoundPlan
 
 NAME = "magi"
 PLAN_KEYWORD = "magi_plan"
@@ -355,6 +356,16 @@ def _check_options(dropout: float, kwargs: dict[str, Any]) -> None:
         raise ValueError(f"position_bias is given; allowed: None with {PLAN_KEYWORD}")
 
 
+def _refuse_idle_ranks(bound: BoundPlan) -> None:
+    """ValueError on all ranks where one would fail in the model and the others wait for it."""
+    for rank in range(bound.plan.cp_size):
+        if bound.plan.rows_of(rank) == 0:
+            raise ValueError(
+                f"the plan gives rank {rank} no rows; allowed: plans that give each rank some, as "
+                "models of transformers cannot run on none"
+            )
+
+
 def shard(
     plan: AnyPlan,
     input_ids: torch.Tensor,
@@ -375,10 +386,11 @@ def shard(
 
     Returns input_ids, position_ids, use_cache=False, magi_plan, and labels and shift_labels where
     labels are given. Give the model num_items_in_batch too, the tokens with a label on all ranks:
-    losses of ranks then add up to that of the sequence. ValueError for other shapes, and by the
-    name of a model that does not fit.
+    losses of ranks then add up to that of the sequence. ValueError for other shapes, for a plan
+    that gives a rank no rows, and by the name of a model that does not fit.
     """
     bound = bound_of(plan)
+    _refuse_idle_ranks(bound)
     rows = bound.total_seqlen
     named = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
     for name, tensor in named.items():
