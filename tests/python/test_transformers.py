@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import transformers_cases as cases
-from magi_attention.integrations.transformers import attention, register, shard
+from magi_attention.integrations.transformers import attention, check_model, register, shard
 from transformers_cases import BOUNDS, ROWS, WINDOW
 
 
@@ -44,6 +44,16 @@ def test_ranks_recompute_and_compile(ranks, change):
 @pytest.mark.parametrize("case", [cases.loss_of_transformers, cases.over_keys])
 def test_loss_and_keys(ranks, case):
     ranks.run(2, case)
+
+
+def test_models_that_attend_otherwise_again():
+    """Whose attention was ours at an earlier check."""
+    llama = cases.model("llama", "magi")
+    check_model(llama)
+    llama.set_attn_implementation("sdpa")
+    ids, labels, positions = cases.batch()
+    with pytest.raises(ValueError, match="LlamaForCausalLM attends through 'sdpa'"):
+        shard(cases.plan().bind(), ids, labels, positions, llama)
 
 
 def test_plans_with_an_idle_rank(ranks):

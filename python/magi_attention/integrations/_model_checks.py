@@ -21,7 +21,7 @@ _ATTENTION_LAYERS = {
 _MIXERS = re.compile(r"Mamba|Recurrent|LinearAttention|LightningAttention|DeltaNet|DeltaAttention|"
                      r"ShortConv|RgLru|Rwkv|LSTM|SSM|Indexer|Compressor")  # fmt: skip
 _OTHER_TOWERS = re.compile(r"vision|visual|image|audio|speech")
-_fit: weakref.WeakSet = weakref.WeakSet()
+_fit: weakref.WeakSet = weakref.WeakSet()  # models whose layers have been seen to fit
 
 
 def model_behind(model: torch.nn.Module) -> torch.nn.Module:
@@ -42,23 +42,24 @@ def model_behind(model: torch.nn.Module) -> torch.nn.Module:
 
 def misfit(model: PreTrainedModel, attention: object) -> str | None:
     """What of the model a plan does not reach, as a sentence; None where it reaches everything."""
+    # Asked each time: models are set to other attention and back, for generation say.
+    implementation = getattr(config_of(model), "_attn_implementation", None)
+    if ALL_ATTENTION_FUNCTIONS.get(implementation) is not attention:
+        return (
+            f"{type(model).__name__} attends through {implementation!r}, which no plan reaches; "
+            "allowed: models that take attn_implementation='magi'"
+        )
     if model in _fit:
         return None
-    found = _misfit(model, attention)
+    found = _misfit_of_layers(model)
     if found is None:
         _fit.add(model)
     return found
 
 
-def _misfit(model: PreTrainedModel, attention: object) -> str | None:
+def _misfit_of_layers(model: PreTrainedModel) -> str | None:
     name = type(model).__name__
     config = config_of(model)
-    implementation = getattr(config, "_attn_implementation", None)
-    if ALL_ATTENTION_FUNCTIONS.get(implementation) is not attention:
-        return (
-            f"{name} attends through {implementation!r}, which no plan reaches; allowed: models "
-            "that take attn_implementation='magi'"
-        )
     if "position_ids" not in inspect.signature(type(model).forward).parameters:
         return (
             f"{name} takes no position_ids and counts the rows of a rank from 0; allowed: models "
