@@ -293,7 +293,8 @@ class BoundPlan:
     communication; undispatch, roll and calc_attn are collective, in the same order on all ranks,
     and raise CommError where communication fails. The sequence is axis 0 unless said otherwise.
 
-    On a GPU, memory of a call over several ranks is that of torch's caching allocator.
+    On a GPU, memory of a call over several ranks is that of torch's caching allocator. A copy is
+    the bound plan itself; pickling raises TypeError.
     """
 
     def __init__(
@@ -450,6 +451,18 @@ class BoundPlan:
     def position_ids_on(self, device: torch.device) -> torch.Tensor:
         """position_ids on a device."""
         return self.rows.position_ids_on(device)
+
+    def __copy__(self) -> BoundPlan:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> BoundPlan:
+        return self
+
+    def __reduce__(self):
+        raise TypeError(
+            "a bound plan cannot be pickled, as it runs on a process group of this process; "
+            "allowed: its plan, and Plan.bind(group) of that where it arrives"
+        )
 
     def __repr__(self) -> str:
         return (

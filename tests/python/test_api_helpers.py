@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers of magi_attention.api that need no process group, and plans as values."""
 
+import copy
 import itertools
 import json
 import pickle
@@ -206,6 +207,18 @@ class TestPlan:
         bound = make_plan(cp_size=1).bind()
         assert repr(bound).startswith(f"BoundPlan(rank=0, local_rows={bound.local_rows}, ")
         assert repr(bound.plan) in repr(bound)
+
+    def test_a_copy_of_a_bound_plan_is_the_bound_plan(self):
+        """As of a module that holds one: what the library made has one owner."""
+        module = torch.nn.Linear(2, 2)
+        module.bound = bound = make_plan(cp_size=1).bind()
+        assert copy.deepcopy(module).bound is copy.copy(bound) is bound
+        for shared in (bound.communicator, bound.plan.handle, bound.plan.placement):
+            assert copy.deepcopy(shared) is copy.copy(shared) is shared
+            with pytest.raises(TypeError, match="cannot be pickled, as it is an address"):
+                pickle.dumps(shared)
+        with pytest.raises(TypeError, match="a bound plan cannot be pickled"):
+            pickle.dumps(bound)
 
     def test_position_ids_first_asked_for_in_inference_mode_serve_training(self):
         """They are kept, and tables of positions save them for backward."""

@@ -236,6 +236,18 @@ class Handle:
     def __init__(self, address: int) -> None:
         self.address = address
 
+    def __copy__(self) -> Handle:
+        return self  # another owner would destroy the object again
+
+    def __deepcopy__(self, memo: dict) -> Handle:
+        return self
+
+    def __reduce__(self):
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled, as it is an address in this process; "
+            "allowed: what it was made of"
+        )
+
     def __del__(self) -> None:
         if getattr(self, "address", None) and lib is not None:
             getattr(lib, self.destroy)(self.address)
