@@ -113,12 +113,16 @@ def refuse_tangents(**tensors: torch.Tensor | None) -> None:
             )
 
 
-def check_params(softmax_scale: float | None, softcap: float, dtype: torch.dtype) -> float:
-    """The scale to pass on, 0 for the default 1 / sqrt(head_dim); dtype: that of q."""
+def check_params(
+    softmax_scale: float | None, softcap: float, dtype: torch.dtype
+) -> tuple[float, float]:
+    """The scale to pass on, 0 for the default 1 / sqrt(head_dim), and the softcap, as numbers;
+    dtype: that of q.
+    """
     # Comparisons, which a compiler can trace for symbolic floats; NaN fails them.
     if softmax_scale is not None:
-        check_number("softmax_scale", softmax_scale)
-    check_number("softcap", softcap)
+        softmax_scale = _as_number("softmax_scale", softmax_scale)
+    softcap = _as_number("softcap", softcap)
     least, most = _EXTREMES_FLOAT64 if dtype == torch.float64 else _EXTREMES_FLOAT32
     if softmax_scale is not None and not least <= abs(softmax_scale) <= most:
         raise ValueError(
@@ -130,7 +134,23 @@ def check_params(softmax_scale: float | None, softcap: float, dtype: torch.dtype
             f"softcap is {softcap}; allowed: 0 (off) or a positive number from {least:g} to "
             f"{most:g} for {dtype}"
         )
-    return 0.0 if softmax_scale is None else softmax_scale
+    return 0.0 if softmax_scale is None else softmax_scale, softcap
+
+
+def _as_number(name: str, value: float | torch.Tensor) -> float:
+    """Of a tensor the value that it has now: what is kept for later calls is found by numbers."""
+    check_number(name, value)
+    if isinstance(value, (int, float)):
+        return value
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise TypeError(f"{name} has shape {list(value.shape)}; allowed: a float")
+        if value.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{name} requires a gradient, and attention has none for it; allowed: a float, and "
+                "q times a learned number"
+            )
+    return float(value)
 
 
 def check_results(

@@ -25,6 +25,8 @@ from magi_attention.functional._eager import run
 
 _log = logging.getLogger(__name__)
 
+# Types of options that calls are found by as they are given; a tensor may change.
+_CONSTANTS = (float, int, type(None))
 _OPTIONS_KEPT = 256  # ranks forget them alike, as all go through the same calls
 
 # Operators name what they run by a number.
@@ -136,7 +138,13 @@ class RankAttention:
     def attend(self, q, k, v, options: tuple) -> tuple[torch.Tensor, AttnForwardMeta]:
         """out and meta; options: sink, its layout, softmax_scale, softcap, return_max_logits."""
         sink, sink_layout, softmax_scale, softcap, return_max_logits = options
-        is_plain = sink is None and self.precision is None
+        is_plain = (
+            sink is None
+            and self.precision is None
+            and isinstance(softmax_scale, _CONSTANTS)
+            and isinstance(softcap, _CONSTANTS)
+            and isinstance(return_max_logits, bool)
+        )
         if is_plain and self._calls is not None:
             # A call stands under what was given as well, so that arguments are checked once.
             known = self._calls.get((signature(q, k, v), options))
@@ -151,14 +159,15 @@ class RankAttention:
         given = q, k, v
         try:
             q, k, v = check_local(q, k, v, self.local_shape, self.precision)
-            scale = check_params(softmax_scale, softcap, q.dtype)
+            scale, softcap = check_params(softmax_scale, softcap, q.dtype)
             sink, layout = check_sink(sink, sink_layout, q)
         except Exception as error:
             self.refuse(error)
             raise
         params = Options(
-            scale, softcap, layout, return_max_logits, is_fast_backward=self.is_fast_backward
-        )
+            scale, softcap, layout, bool(return_max_logits),
+            is_fast_backward=self.is_fast_backward,
+        )  # fmt: skip
         call = self.find_call(q, k, v, sink, params)
         if is_plain:
             self.calls[signature(*given), options] = call, self._agree(q, v, None, params)

@@ -66,7 +66,7 @@ def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple
     """
     q, k, v = check_qkv(*qkv)
     softmax_scale, softcap, with_max_logits, sm_margin, deterministic = numbers
-    scale = check_params(softmax_scale, softcap, q.dtype)
+    scale, softcap = check_params(softmax_scale, softcap, q.dtype)
     sink, layout = check_sink(*sink, q)
     indices = check_lists(indices, block, (q.shape[0], k.shape[1]), q.device)
     scale, softcap, symbols = with_symbols(scale, softcap)
@@ -150,10 +150,10 @@ def attend_to_visible(
     q, k, v = qkv
     given = attend.keywords
     check_sm_margin(given["sm_margin"])
-    scale = check_params(given["softmax_scale"], given["softcap"], q.dtype)
+    scale, softcap = check_params(given["softmax_scale"], given["softcap"], q.dtype)
     tensor, layout = check_sink(*sink, q)
     options = Options(
-        scale, given["softcap"], layout, bool(given.get("return_max_logits")),
+        scale, softcap, layout, bool(given.get("return_max_logits")),
         given["sm_margin"], not given["deterministic"],
     )  # fmt: skip
     call = find_block_call(q, k, v, tensor, shape, options)

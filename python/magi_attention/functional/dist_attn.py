@@ -165,7 +165,7 @@ def attend(
     sink, sink_layout, softmax_scale, softcap, return_max_logits = options
     given_dtype = qkv[0].dtype if isinstance(qkv[0], torch.Tensor) else None
     q, k, v = check_local(*qkv, local_shape, precision)
-    scale = check_params(softmax_scale, softcap, q.dtype)
+    scale, softcap = check_params(softmax_scale, softcap, q.dtype)
     sink, layout = check_sink(sink, sink_layout, q)
     scale, softcap, symbols = with_symbols(scale, softcap)
     numbers = (number, scale, softcap, layout, return_max_logits)

@@ -187,10 +187,10 @@ def _attend(
     check_sm_margin(sm_margin, backend)
     if deterministic:
         check_repeatable(backend, "deterministic is True")
-    scale = check_params(softmax_scale, softcap, q.dtype)
+    scale, softcap = check_params(softmax_scale, softcap, q.dtype)
     sink, layout = check_sink(sink, sink_layout, q)
     mask = check_ranges(q, *mask)
-    numbers = (layout, return_max_logits, sm_margin)
+    numbers = (layout, bool(return_max_logits), sm_margin)
     if is_eager(q, k, v):
         native = Options(scale, softcap, *numbers, not deterministic)
         return run(q, k, v, sink, flex_call(q, k, v, sink, mask, native, backend), None)
