@@ -72,9 +72,10 @@ class _Block:
         """[heads_q, keys, dim] -> [keys, heads_kv, dim], summed."""
         return gradient.unflatten(0, (-1, self._group)).sum(1).transpose(0, 1)
 
-    def weights(self, lse: torch.Tensor) -> torch.Tensor:
-        """exp(score - lse) of lse [heads, rows]; rows that see nothing have none."""
-        return torch.exp(self.scores - lse.masked_fill(lse.isneginf(), 0.0).unsqueeze(-1))
+
+def _shares(columns: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    """exp(column - lse), 0 in rows whose columns are all -inf; lse [heads, rows]."""
+    return torch.exp(columns - lse.masked_fill(lse.isneginf(), 0.0).unsqueeze(-1))
 
 
 def _sink_columns(inputs: backends.Inputs, block: _Block) -> torch.Tensor | None:
@@ -99,7 +100,9 @@ def forward(mask: DenseBlocks, inputs: backends.Inputs, result: backends.Result)
         lse = columns.new_full(columns.shape[:2], -torch.inf)
         if columns.shape[2]:
             lse = torch.logsumexp(columns, -1)
-        result.out[rows] = (block.weights(lse) @ block.v).transpose(0, 1).to(result.out.dtype)
+        result.out[rows] = (
+            (_shares(block.scores, lse) @ block.v).transpose(0, 1).to(result.out.dtype)
+        )
         result.lse[rows] = lse.transpose(0, 1).to(result.lse.dtype)
         if result.max_logits is not None and block.raw.shape[2]:
             top = block.raw.masked_fill(~block.visible, -torch.inf).amax((1, 2))
@@ -123,7 +126,7 @@ def backward(
         delta = (dout * block.of_heads(result.out[rows])).sum(-1)
         if gradients.dlse is not None:
             delta -= block.of_heads(gradients.dlse[rows])
-        weights = block.weights(lse)
+        weights = _shares(block.scores, lse)
         dv += block.per_key_head(weights.transpose(1, 2) @ dout)
         dscores = weights * (dout @ block.v.transpose(1, 2) - delta.unsqueeze(-1))
         if block.slope is not None:
@@ -132,7 +135,7 @@ def backward(
         gradients.dq[rows] = (dscores @ block.k).transpose(0, 1).to(gradients.dq.dtype)
         dk += block.per_key_head(dscores.transpose(1, 2) @ block.q)
         if dsink is not None:
-            shares = torch.exp(_sink_columns(inputs, block) - lse.unsqueeze(-1))
+            shares = _shares(_sink_columns(inputs, block), lse)
             part = -(shares * delta.unsqueeze(-1))  # [heads, rows, sinks]
             if inputs.sink_layout:
                 dsink[rows] = part.permute(1, 2, 0)
