@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from magi_attention._native.attention import DTYPE_CODES
-from magi_attention._native.library import check, lib
+from magi_attention._native.library import check, keep_end, lib
 from magi_attention._native.structs import Sized
 
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
@@ -374,7 +374,8 @@ class SuppliedBackend:
             return _OK
         except (ValueError, TypeError, NotImplementedError) as error:
             return self._failed(_INVALID_ARGUMENT, str(error))
-        except Exception as error:  # nothing may unwind into the library
+        except BaseException as error:  # nothing may unwind into the library
+            keep_end(error)
             return self._failed(_INTERNAL_ERROR, f"{type(error).__name__}: {error}")
 
     def _failed(self, status: int, text: str) -> int:

@@ -7,6 +7,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import threading
 
 from magi_attention._environment import library_path
 from magi_attention.errors import CommError
@@ -183,10 +184,24 @@ ALLOCATE, RELEASE, use_allocator = _calls.ALLOCATE, _calls.RELEASE, _calls.use_a
 _INVALID_ARGUMENT, _CUDA_ERROR, _COMM_ERROR, _INTERNAL_ERROR, _OUT_OF_MEMORY = 1, 2, 3, 4, 5
 
 
+_thread = threading.local()
+
+
+def keep_end(error: BaseException) -> None:
+    """For functions that the library calls: nothing may unwind into C, so what ends the program
+    (KeyboardInterrupt, SystemExit) waits for the `check` that sees their status.
+    """
+    if not isinstance(error, Exception):
+        _thread.end = error
+
+
 def check(status: int) -> None:
     """Raises what a status other than 0 stands for, with the library's sentence."""
     if status == 0:
         return
+    end = _thread.__dict__.pop("end", None)
+    if end is not None:
+        raise end
     message = lib.magi_last_error_message().decode()
     if status == _INVALID_ARGUMENT:
         raise ValueError(message)

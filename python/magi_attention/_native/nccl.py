@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Callable
 from ctypes import CFUNCTYPE, c_int32, c_size_t, c_void_p
 
-from magi_attention._native.library import lib, made
+from magi_attention._native.library import keep_end, lib, made
 from magi_attention._native.structs import Bootstrap, NcclOptions
 from magi_attention._native.vtable import Communicator
 from magi_attention.errors import CommError
@@ -28,7 +28,7 @@ class _CallbackBootstrap:
             num_ranks=num_ranks,
             allgather=ctypes.cast(self._function, c_void_p).value,
         )
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def _call(self, context, data, num_bytes, gathered) -> int:
         try:
@@ -37,7 +37,8 @@ class _CallbackBootstrap:
                 raise CommError("ranks gathered bytes of other sizes", CommError.SYSTEM)
             ctypes.memmove(gathered, all_bytes, len(all_bytes))
             return 0
-        except Exception as error:  # nothing may unwind into C
+        except BaseException as error:  # nothing may unwind into C
+            keep_end(error)
             self.error = error
             return 1
 

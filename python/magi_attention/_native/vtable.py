@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from magi_attention._native.attention import TENSOR, current_stream, device_index, pack_tensor
-from magi_attention._native.library import Handle, check, lib, made
+from magi_attention._native.library import Handle, check, keep_end, lib, made
 from magi_attention._native.structs import (
     CommCounters,
     CommOptions,
@@ -253,7 +253,8 @@ class _Supplied:
             status, self.failure, text = _INVALID_ARGUMENT, 0, str(error)
         except CommError as error:
             status, self.failure, text = _COMM_ERROR, error.code, str(error)
-        except Exception as error:  # nothing may unwind into C
+        except BaseException as error:  # nothing may unwind into C
+            keep_end(error)
             status, self.failure = _COMM_ERROR, CommError.SYSTEM
             text = f"{type(error).__name__}: {error}"
         self.message = ctypes.create_string_buffer(" ".join(text.split()).encode())
