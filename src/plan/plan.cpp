@@ -17,6 +17,7 @@
 #include "plan/place_keys.hpp"
 #include "plan/ranks.hpp"
 #include "plan/report.hpp"
+#include "plan/stages.hpp"
 #include "plan/timeline.hpp"
 #include "plan/work_heads.hpp"
 #include "plan/work_moves.hpp"
@@ -49,22 +50,33 @@ using planner::PlanLoads;
 /// Ranks and transfers for the degree asked for, or for the one that the cost model prefers.
 PlanLoads build_best(const planner::Needs& needs, const planner::Layout& layout_q,
                      const planner::Layout& layout_k, Plan& plan) {
-  const auto build = [&](std::int32_t degree) {
+  const auto build_ranks = [&](std::int32_t degree) {
     const planner::StageShape shape = planner::shape_stages(plan.config, degree, needs.remote_rows);
     planner::build_ranks({needs, layout_q, layout_k, shape, plan.config}, plan);
+  };
+  const auto build = [&](std::int32_t degree) {
+    build_ranks(degree);
     planner::choose_hops(plan);
   };
-  build(plan.config.overlap_degree.value_or(1));
+  build(plan.config.overlap_degree.value_or(0));
   PlanLoads loads(plan);
   if (plan.config.overlap_degree) return loads;
-  const std::int32_t degree = planner::choose_degree(plan, loads, needs);
+  const std::int32_t degree = planner::choose_degree(plan, loads);
   if (plan.config.work == WorkMode::Auto) {
     // What it is compared with has the degree that is best for both passes; so has this.
     return planner::build_fastest(plan, build, {degree, 0, 1, 2, 4, 8});
   }
-  if (degree == 1) return loads;
-  build(degree);
-  return PlanLoads(plan);
+  if (degree == 0) return loads;
+  if (degree > 1 && !planner::is_by_heads(plan.config)) {
+    build(degree);
+    return PlanLoads(plan);
+  }
+  // The same rows travel to the one segment in the same way.
+  const std::int32_t hop = plan.exchanges.front().hop;
+  build_ranks(degree);
+  for (Exchange& exchange : plan.exchanges) exchange.hop = hop;
+  loads.count_areas(plan);
+  return loads;
 }
 
 /// How the work of a plan is shared out.

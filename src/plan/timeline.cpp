@@ -118,7 +118,7 @@ std::int64_t travelling_bytes(const Plan& plan, const WholeReturns& whole, const
   return bytes / plan.config.element_bytes * sum_element_bytes(plan.config);
 }
 
-/// Pairs of a rank's one attend whose keys other ranks own.
+/// Pairs of a rank's first attend whose keys other ranks own.
 std::int64_t coming_area(const RankPlan& rank) {
   std::int64_t pairs = 0;
   for (const BandSlice& slice : coming_slices(rank)) pairs += magi::area(slice);
@@ -206,27 +206,38 @@ PassTimes times_of_rank(const PassRules& rules, std::int32_t rank, const SumByte
   return times_of_steps(plan, steps, pass);
 }
 
-/// The forward of the slowest rank with overlap degree 0: one attend of all keys, which takes them
-/// as they come or, between nodes, once they are gathered beside copies of own ones.
-std::int64_t gathered_ns(const Plan& single, const PlanLoads& loads, const Rates& rates) {
-  std::int64_t slowest_ns = 0;
-  for (std::size_t r = 0; r < single.ranks.size(); ++r) {
+/// What a rank computes and moves in a forward of any degree.
+struct RankWork {
+  std::int64_t own_area = 0;     ///< pairs with own keys
+  std::int64_t remote_area = 0;  ///< pairs with keys of other ranks
+  std::int32_t rows_q = 0;       ///< own ones
+  std::int32_t rows_k = 0;
+  SegmentTraffic traffic;  ///< of all remote rows
+};
+
+/// Of all ranks, from a plan whose remote rows lie in one segment.
+std::vector<RankWork> work_of_ranks(const Plan& plan, const PlanLoads& loads) {
+  std::vector<RankWork> work;
+  work.reserve(plan.ranks.size());
+  for (std::size_t r = 0; r < plan.ranks.size(); ++r) {
     const auto rank = static_cast<std::int32_t>(r);
-    const std::int64_t exchange =
-        rates.exchange_ns(loads.traffic(rank, Space::Keys, 1), bytes_per_row(single.config), {});
-    std::int64_t area = 0;
-    for (std::size_t a = 0; a < single.ranks[r].attends.size(); ++a) {
-      area += loads.area(rank, static_cast<std::int32_t>(a));
-    }
-    const std::int64_t attend = rates.attend_ns(area, {});
-    const std::int64_t gathered =
-        has_nodes(single.config)
-            ? exchange + rates.copy_ns(single.placement_k.rows_of(rank)) + attend
-            : std::max(attend, exchange + left_behind_last_keys(
-                                              rates.coming_ns(area - loads.area(rank, 0))));
-    slowest_ns = std::max(slowest_ns, gathered);
+    const std::int64_t remote_area = coming_area(plan.ranks[r]) + loads.area(rank, 1);
+    work.push_back({.own_area = loads.rank_area(rank) - remote_area,
+                    .remote_area = remote_area,
+                    .rows_q = plan.placement_q.rows_of(rank),
+                    .rows_k = plan.placement_k.rows_of(rank),
+                    .traffic = loads.traffic(rank, Space::Keys, 1)});
   }
-  return slowest_ns;
+  return work;
+}
+
+/// The forward of a rank with overlap degree 0: one attend of all keys, which takes them as they
+/// come or, between nodes, once they are gathered beside copies of own ones.
+std::int64_t gathered_ns(const RankWork& work, const Rates& rates) {
+  const std::int64_t exchange = rates.exchange_ns(work.traffic, bytes_per_row(rates.config), {});
+  const std::int64_t attend = rates.attend_ns(work.own_area + work.remote_area, {});
+  if (has_nodes(rates.config)) return exchange + rates.copy_ns(work.rows_k) + attend;
+  return std::max(attend, exchange + left_behind_last_keys(rates.coming_ns(work.remote_area)));
 }
 
 /// Forward steps of a rank whose remote keys come in `num_parts` exchanges.
@@ -240,6 +251,40 @@ std::vector<Step> steps_in_parts(std::int32_t num_parts) {
   make_steps(exchanges, rank);
   return rank.forward;
 }
+
+/// The forward of a rank whose remote keys come in stages.
+class StagedForward {
+ public:
+  explicit StagedForward(const Rates& rates) : rates_(rates) {
+    for (std::size_t parts = 0; parts < steps_.size(); ++parts) {
+      steps_[parts] = steps_in_parts(static_cast<std::int32_t>(parts));
+    }
+  }
+
+  std::int64_t ns(const RankWork& work, std::int32_t degree) {
+    const PlanConfig& config = rates_.config;
+    const auto remote_rows = static_cast<std::int32_t>(work.traffic.rows_in());
+    const std::int32_t parts = useful_stages(config, degree, remote_rows);
+    const std::int64_t own = rates_.attend_ns(work.own_area, {});
+    const std::int64_t remote = parts > 0 ? rates_.attend_ns(work.remote_area, {1, parts}) : 0;
+    const std::int64_t exchange =
+        parts > 0 ? rates_.exchange_ns(work.traffic, bytes_per_row(config), {1, parts}) : 0;
+    walk(
+        steps_[static_cast<std::size_t>(parts)],
+        [&](const Step& step) {
+          if (step.kind == StepKind::Exchange) return exchange;
+          return step.index == 0 ? own : remote;
+        },
+        [](std::size_t, std::int64_t) { return std::int64_t{0}; }, pass_);
+    const std::int64_t merge = work.remote_area > 0 ? rates_.merge_ns(work.rows_q) : 0;
+    return pass_.line[static_cast<std::size_t>(StepKind::Attend)] + merge;
+  }
+
+ private:
+  const Rates& rates_;
+  std::array<std::vector<Step>, kMaxChosenDegree + 1> steps_;  ///< by number of stages
+  WalkedPass<std::int64_t> pass_;                              ///< kept for its memory
+};
 
 }  // namespace
 
@@ -303,42 +348,22 @@ double GatheredStep::ns(std::int64_t area, std::int64_t rows) const {
   return forward + fetch + attend + std::max(0.0, give_back - beside_returning_gradients(attend));
 }
 
-std::int32_t choose_degree(const Plan& single, const PlanLoads& loads, const Needs& needs) {
-  if (single.exchanges.empty()) return 1;
-  const PlanConfig& config = single.config;
-  const Rates rates = rates_of(config, false);
-  std::array<std::vector<Step>, kMaxChosenDegree + 1> steps;
-  for (std::int32_t parts = 0; parts <= kMaxChosenDegree; ++parts) {
-    steps[static_cast<std::size_t>(parts)] = steps_in_parts(parts);
-  }
+std::int32_t choose_degree(const Plan& plan, const PlanLoads& loads) {
+  if (plan.exchanges.empty()) return 0;
+  const Rates rates = rates_of(plan.config, false);
+  const std::vector<RankWork> work = work_of_ranks(plan, loads);
   std::int32_t best = 0;
-  std::int64_t best_ns = gathered_ns(single, loads, rates);
-  WalkedPass<std::int64_t> pass;
+  std::int64_t best_ns = 0;
+  for (const RankWork& rank : work) best_ns = std::max(best_ns, gathered_ns(rank, rates));
+  StagedForward staged(rates);
   for (std::int32_t degree = 1; degree <= kMaxChosenDegree; ++degree) {
     std::int64_t slowest_ns = 0;
-    for (std::size_t r = 0; r < single.ranks.size(); ++r) {
-      const auto rank = static_cast<std::int32_t>(r);
-      const std::int32_t parts = useful_stages(config, degree, needs.remote_rows[r]);
-      walk(
-          steps[static_cast<std::size_t>(parts)],
-          [&](const Step& step) {
-            if (step.kind == StepKind::Exchange) {
-              return rates.exchange_ns(loads.traffic(rank, Space::Keys, 1), bytes_per_row(config),
-                                       {1, parts});
-            }
-            return step.index == 0 ? rates.attend_ns(loads.area(rank, 0), {})
-                                   : rates.attend_ns(loads.area(rank, 1), {1, parts});
-          },
-          [](std::size_t, std::int64_t) { return std::int64_t{0}; }, pass);
-      const std::int64_t merge =
-          loads.area(rank, 1) > 0 ? rates.merge_ns(single.placement_q.rows_of(rank)) : 0;
-      const std::int64_t attended_ns = pass.line[static_cast<std::size_t>(StepKind::Attend)];
-      slowest_ns = std::max(slowest_ns, attended_ns + merge);
+    for (auto rank = work.begin(); rank != work.end() && slowest_ns < best_ns; ++rank) {
+      slowest_ns = std::max(slowest_ns, staged.ns(*rank, degree));
     }
-    if (slowest_ns < best_ns) {
-      best = degree;
-      best_ns = slowest_ns;
-    }
+    if (slowest_ns >= best_ns) continue;
+    best = degree;
+    best_ns = slowest_ns;
   }
   return best;
 }

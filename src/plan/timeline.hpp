@@ -6,7 +6,6 @@
 
 #include "magi/plan.hpp"
 #include "plan/loads.hpp"
-#include "plan/needs.hpp"
 
 namespace magi::planner {
 
@@ -66,9 +65,9 @@ class GatheredStep {
   double launch_ns_;
 };
 
-/// The degree of 0..8 with the least predicted forward time (the smallest such), from a plan with
-/// one remote stage, which more stages would share equally. Beside the steps' times it counts what
-/// gathering copies and what merging reads and writes.
-std::int32_t choose_degree(const Plan& single, const PlanLoads& loads, const Needs& needs);
+/// The degree of 0..8 with the least predicted forward time (the smallest such), from a plan of
+/// degree 0 or 1, whose remote rows more stages would share equally. Beside the steps' times it
+/// counts what gathering copies and what merging reads and writes.
+std::int32_t choose_degree(const Plan& plan, const PlanLoads& loads);
 
 }  // namespace magi::planner

@@ -128,6 +128,17 @@ inline PlanConfig random_config(RandomStream& random) {
   return config;
 }
 
+/// Rates at which launches, transfers and work of small plans all matter.
+inline CostModel slow_cost(RandomStream& random) {
+  return {.flops_per_second = 1e9 * random.between(1, 20),
+          .bytes_per_second = 1e9 * random.between(1, 4),
+          .memory_bytes_per_second = 1e11,
+          .seconds_per_transfer = 1e-8,
+          .seconds_per_launch = 1e-9 * random.between(0, 500),
+          .network_bytes_per_second = 1e8 * random.between(1, 10),
+          .network_seconds_per_transfer = 1e-7};
+}
+
 /// A plan on a random mask and random placements (shared by q and k where the mask is square).
 inline Plan random_plan(RandomStream& random) {
   RandomMaskOptions options;

@@ -108,6 +108,36 @@ TEST(Plan, EveryRankStartsTheSameExchangesAndHasTheSameSegments) {
   }
 }
 
+TEST(Plan, AChosenDegreeGivesWhatIsMadeWhereItIsAskedFor) {
+  std::size_t num_found[3] = {};  // 0, 1, more
+  std::size_t num_by_node = 0;
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    const Plan drawn = random_plan(random);
+    PlanConfig config = drawn.config;
+    config.cost = slow_cost(random);
+    const auto made = [&](std::optional<std::int32_t> degree) {
+      config.overlap_degree = degree;
+      return make_plan_on(drawn.mask, config, drawn.placement_q, drawn.placement_k);
+    };
+    const Plan chosen = made(std::nullopt);
+    std::int32_t degree = 0;
+    for (; degree <= 8; ++degree) {
+      const Plan plan = made(degree);
+      if (plan.exchanges != chosen.exchanges || plan.ranks != chosen.ranks) continue;
+      EXPECT_EQ(plan.transfers, chosen.transfers);
+      EXPECT_EQ(plan.report, chosen.report);
+      break;
+    }
+    ASSERT_LE(degree, 8);
+    ++num_found[std::min(degree, 2)];
+    if (degree > 0 && is_by_node(chosen, Space::Keys, 1)) ++num_by_node;
+  }
+  for (const std::size_t count : num_found) EXPECT_GT(count, 20u);
+  EXPECT_GT(num_by_node, 20u);
+}
+
 TEST(Plan, PlacedMasksOfEveryDegreeAttendTheSamePairs) {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);

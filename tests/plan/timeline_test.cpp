@@ -265,5 +265,25 @@ TEST(Timeline, AGatheredStepIsWhatARankIsPredictedToTake) {
   }
 }
 
+TEST(Timeline, OneDegreeIsChosenFromPlansOfDegreeZeroAndOne) {
+  std::size_t num_chosen[3] = {};  // 0, 1, more
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    const Plan plan = random_plan(random);
+    PlanConfig config = plan.config;
+    config.cost = slow_cost(random);
+    const auto chosen_from = [&](std::int32_t degree) {
+      config.overlap_degree = degree;
+      const Plan made = make_plan_on(plan.mask, config, plan.placement_q, plan.placement_k);
+      return choose_degree(made, PlanLoads(made));
+    };
+    const std::int32_t chosen = chosen_from(0);
+    EXPECT_EQ(chosen, chosen_from(1));
+    ++num_chosen[std::min(chosen, 2)];
+  }
+  for (const std::size_t count : num_chosen) EXPECT_GT(count, 20u);
+}
+
 }  // namespace
 }  // namespace magi::planner
