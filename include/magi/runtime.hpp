@@ -181,7 +181,7 @@ void roll(const TensorView& local, const Placement& placement, std::int32_t num_
 /// Runs `body` once per rank, each on a thread of this process with its communicator and its part
 /// of the cores, and waits.
 /// When a body throws, the group is aborted and the exception of the lowest such rank (one that is
-/// not the abort itself) leaves here.
+/// not the abort itself) leaves here. Throws CommError at once where a thread cannot start.
 void run_ranks(std::int32_t num_ranks, const std::function<void(Communicator&)>& body,
                const CommOptions& options = {});
 

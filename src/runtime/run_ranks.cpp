@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <exception>
+#include <string>
+#include <system_error>
 #include <thread>
+#include <vector>
 
 #include "base/check.hpp"
 #include "kernels/cpu/attention.hpp"
@@ -37,6 +40,18 @@ void run_one(Communicator& communicator, const std::function<void(Communicator&)
   }
 }
 
+/// Where the thread of a rank cannot start, those of others are woken, as they would wait for it.
+template <typename Run>
+void start_thread(Communicator& communicator, std::vector<std::jthread>& threads, const Run& run) {
+  try {
+    abort_group_on_error(communicator, [&] { threads.emplace_back(run); });
+  } catch (const std::system_error& error) {
+    throw CommError("the thread of rank " + std::to_string(communicator.rank()) +
+                        " cannot start: " + error.what(),
+                    CommFailure::System);
+  }
+}
+
 }  // namespace
 
 void run_ranks(std::int32_t num_ranks, const std::function<void(Communicator&)>& body,
@@ -48,7 +63,8 @@ void run_ranks(std::int32_t num_ranks, const std::function<void(Communicator&)>&
     std::vector<std::jthread> threads;
     threads.reserve(group.size());
     for (std::size_t rank = 0; rank < group.size(); ++rank) {
-      threads.emplace_back([&, rank] { run_one(*group[rank], body, failures[rank]); });
+      start_thread(*group[rank], threads,
+                   [&, rank] { run_one(*group[rank], body, failures[rank]); });
     }
   }
   std::exception_ptr first;

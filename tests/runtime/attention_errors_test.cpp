@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <fstream>
 #include <limits>
+#include <string>
 #include <thread>
 
 #include "kernels/attention/supplied_backend.hpp"
@@ -251,6 +258,47 @@ TEST(RunRanks, TheFirstErrorEndsTheGroupAndLeaves) {
   };
   EXPECT_THROW(run_ranks(3, body), std::out_of_range);
   EXPECT_THROW(run_ranks(0, body), InvalidArgument);
+}
+
+/// Leaves this process addresses for the stacks of two more threads.
+void allow_two_threads() {
+  constexpr std::size_t kStack = std::size_t{1} << 30;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, kStack);
+  pthread_setattr_default_np(&attributes);
+  rlim_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const rlim_t most = pages * static_cast<rlim_t>(getpagesize()) + 2 * kStack + kStack / 2;
+  const rlimit limit{.rlim_cur = most, .rlim_max = most};
+  setrlimit(RLIMIT_AS, &limit);
+}
+
+TEST(RunRanks, AThreadThatCannotStartEndsTheOthers) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need more addresses than the limit";
+#endif
+  const auto run = [] {
+    allow_two_threads();
+    std::atomic<int> num_woken = 0;
+    try {
+      run_ranks(4,
+                [&](Communicator& communicator) {
+                  try {
+                    communicator.allgather_sync({});
+                  } catch (const CommError& error) {
+                    if (error.failure() == CommFailure::Aborted) ++num_woken;
+                  }
+                },
+                {.deadline = std::chrono::seconds(5)});
+    } catch (const CommError& error) {
+      std::cerr << error.what() << ", " << num_woken << " woken";
+      std::exit(error.failure() == CommFailure::System ? 0 : 1);
+    }
+    std::exit(2);
+  };
+  EXPECT_EXIT(run(), ::testing::ExitedWithCode(0),
+              "the thread of rank 2 cannot start: .*, 2 woken");
 }
 
 }  // namespace
