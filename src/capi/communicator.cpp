@@ -2,6 +2,7 @@
 #include "capi/handles.hpp"
 #include "capi/outputs.hpp"
 #include "capi/status.hpp"
+#include "comm/abort_group.hpp"
 #include "magi/comm.hpp"
 
 namespace magi::capi {
@@ -277,7 +278,8 @@ magi_status magi_communicator_check(const magi_communicator* communicator) {
 }
 
 magi_status magi_communicator_abort(magi_communicator* communicator, const char* reason) {
-  return guarded([&] { communicator_of(communicator).abort(&require(reason, "reason")); });
+  return guarded(
+      [&] { magi::abort_group(communicator_of(communicator), &require(reason, "reason")); });
 }
 
 magi_status magi_communicator_close_sync(magi_communicator* communicator) {

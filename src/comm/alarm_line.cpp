@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <string>
+#include <string_view>
 
 #include "comm/machine.hpp"
 
@@ -159,7 +161,7 @@ void AlarmLine::wake() noexcept {
 
 void AlarmLine::tell(const CommError& error) noexcept {
   send(static_cast<std::int32_t>(error.failure()),
-       std::string(error.what()).substr(0, kMaxTextBytes));
+       std::string_view(error.what()).substr(0, kMaxTextBytes));
 }
 
 void AlarmLine::leave() noexcept {
@@ -167,7 +169,7 @@ void AlarmLine::leave() noexcept {
   for (StreamSocket& peer : peers_) peer.close();
 }
 
-void AlarmLine::send(std::int32_t failure, const std::string& text) noexcept {
+void AlarmLine::send(std::int32_t failure, std::string_view text) noexcept {
   const Alarm alarm{.failure = failure, .num_bytes = static_cast<std::uint32_t>(text.size())};
   const Deadline soon = Clock::now() + kMessageTime;
   for (StreamSocket& peer : peers_) {
@@ -176,7 +178,7 @@ void AlarmLine::send(std::int32_t failure, const std::string& text) noexcept {
       if (peer.send_all(bytes_of(alarm), soon) == StreamSocket::Result::Done) {
         peer.send_all(std::as_bytes(std::span(text)), soon);
       }
-    } catch (const CommError&) {
+    } catch (const std::exception&) {
       continue;  // a peer that cannot be told sees the connection end
     }
   }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "comm/tcp_socket.hpp"
@@ -47,7 +48,7 @@ class AlarmLine {
   void leave() noexcept;
 
  private:
-  void send(std::int32_t failure, const std::string& text) noexcept;
+  void send(std::int32_t failure, std::string_view text) noexcept;
   std::optional<CommError> hear(std::int32_t peer);
 
   std::int32_t rank_;

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/abort_group.hpp"
+
 namespace magi::comm {
 namespace {
 
@@ -39,7 +41,7 @@ class HopRows final : public PendingRows {
     if (state_->last != this) return;
     state_->last = nullptr;
     // The others wait for a leg that this rank does not begin.
-    state_->group.abort("rows that go by node were given up on half their way");
+    abort_group(state_->group, "rows that go by node were given up on half their way");
   }
 
   void begin_second_leg(void* stream) {

@@ -210,9 +210,7 @@ class NcclGroup final : public Communicator {
     return all;
   }
 
-  void abort(const std::string& reason) noexcept override {
-    watch_->fail({"rank " + std::to_string(rank_) + " aborted: " + reason, CommFailure::Aborted});
-  }
+  void abort(const std::string& reason) noexcept override { watch_->abort(reason); }
 
   void check() const override {
     watch_->throw_failure();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/nccl_watch.hpp"
 
+#include <new>
 #include <string>
 #include <utility>
 
@@ -41,6 +42,8 @@ NcclWatch::NcclWatch(std::shared_ptr<NcclComm> comm, std::shared_ptr<const CommD
       alarms_(std::move(alarms)),
       rank_(rank),
       deadline_(deadline),
+      without_memory_("rank " + std::to_string(rank) + " has failed, and memory was out",
+                      CommFailure::Aborted),
       thread_([this] { run(); }) {}
 
 NcclWatch::~NcclWatch() { stop(); }
@@ -59,6 +62,18 @@ void NcclWatch::fail(const CommError& error) noexcept {
   }
   changed_.notify_all();
   alarms_->wake();
+}
+
+void NcclWatch::fail_with(const char* what, const char* reason, CommFailure failure) noexcept {
+  try {
+    fail({"rank " + std::to_string(rank_) + what + reason, failure});
+  } catch (const std::bad_alloc&) {
+    fail(without_memory_);  // copying it takes no memory
+  }
+}
+
+void NcclWatch::abort(const std::string& reason) noexcept {
+  fail_with(" aborted: ", reason.c_str(), CommFailure::Aborted);
 }
 
 void NcclWatch::add(NcclFlight flight) {
@@ -95,8 +110,7 @@ void NcclWatch::run() {
       inspect();
     });
   } catch (const std::exception& error) {
-    fail({"rank " + std::to_string(rank_) + " cannot watch its exchanges: " + error.what(),
-          CommFailure::System});
+    fail_with(" cannot watch its exchanges: ", error.what(), CommFailure::System);
     end_group();
   }
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -43,6 +44,8 @@ class NcclWatch {
   void throw_failure() const;
   /// The first failure counts. From any thread.
   void fail(const CommError& error) noexcept;
+  /// Fails as this rank has aborted the group.
+  void abort(const std::string& reason) noexcept;
   void add(NcclFlight flight);
   /// Waits until no exchange is under way on the GPU, or the group fails.
   void drain_sync();
@@ -51,6 +54,8 @@ class NcclWatch {
 
  private:
   void run();
+  /// Fails with a text of this rank.
+  void fail_with(const char* what, const char* reason, CommFailure failure) noexcept;
   void inspect();
   /// Drops flights that have ended; the error of one that outlasted its deadline.
   std::optional<CommError> inspect_flights();
@@ -63,6 +68,7 @@ class NcclWatch {
   std::unique_ptr<AlarmLine> alarms_;
   const std::int32_t rank_;
   const std::chrono::milliseconds deadline_;
+  const CommError without_memory_;  ///< stands for one that there is no memory for
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

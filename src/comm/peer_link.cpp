@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "base/check.hpp"
@@ -258,14 +259,21 @@ void PeerLink::check() {
   throw CommError(failure_->what() + place_text(box), failure_->failure());
 }
 
-void PeerLink::fail(const std::string& text, CommFailure failure) noexcept {
+void PeerLink::fail(std::int32_t rank, const char* what, const char* reason,
+                    CommFailure failure) noexcept {
   const std::lock_guard lock(mutex_);
-  if (!failure_) failure_.emplace(text, failure);
+  if (!failure_) {
+    try {
+      failure_.emplace(rank_name(rank) + what + reason, failure);
+    } catch (const std::bad_alloc&) {
+      failure_.emplace(without_memory_);  // copying it takes no memory
+    }
+  }
   std::atomic_ref(mailbox_->is_closed).store(1, std::memory_order_release);
 }
 
 void PeerLink::abort(const std::string& reason) noexcept {
-  fail(rank_name(rank()) + " aborted: " + reason, CommFailure::Aborted);
+  fail(rank(), " aborted: ", reason.c_str(), CommFailure::Aborted);
   try {
     const DeviceScope scope(device_);
     const UncapturedScope uncaptured;
@@ -285,7 +293,7 @@ void PeerLink::watch() {
     for (std::int32_t peer = 0; peer < num_ranks(); ++peer) {
       if (peer == rank() || !processes_->has_ended(static_cast<std::size_t>(peer))) continue;
       lock.unlock();
-      fail(rank_name(peer) + " ended: its process is gone", CommFailure::PeerDied);
+      fail(peer, " ended: ", "its process is gone", CommFailure::PeerDied);
       return;
     }
   }

@@ -88,7 +88,8 @@ class PeerLink {
   std::string failure_text(const PeerMailbox& box) const;
   /// Where this rank was when the host learned of a failure.
   std::string place_text(const PeerMailbox& box) const;
-  void fail(const std::string& text, CommFailure failure) noexcept;
+  /// Fails with a text that starts with a rank's name.
+  void fail(std::int32_t rank, const char* what, const char* reason, CommFailure failure) noexcept;
 
   Communicator& base_;
   const std::int32_t device_;
@@ -114,6 +115,7 @@ class PeerLink {
 
   std::mutex mutex_;
   std::optional<CommError> failure_;
+  const CommError without_memory_{"the group has failed, and memory was out", CommFailure::Aborted};
   std::condition_variable stop_;
   bool is_ending_ = false;
   std::optional<ProcessWatch> processes_;

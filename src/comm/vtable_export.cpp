@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "comm/abort_group.hpp"
 #include "magi/comm.hpp"
 #include "magi/comm_vtable.h"
 
@@ -25,7 +26,7 @@ std::int32_t guarded(void* context, Call call) noexcept {
   Exported& self = exported(context);
   const auto keep = [&self](const std::exception& error, std::int32_t failure,
                             std::int32_t status) {
-    self.message = error.what();
+    self.message = text_or_short(error.what());
     self.failure = failure;
     return status;
   };
@@ -83,7 +84,8 @@ std::int32_t wait(void* context, void* exchange) {
 void release(void*, void* exchange) { delete static_cast<PendingExchange*>(exchange); }
 
 void abort_group(void* context, const char* reason) {
-  exported(context).communicator->abort(reason != nullptr ? reason : "no reason given");
+  magi::abort_group(*exported(context).communicator,
+                    reason != nullptr ? reason : "no reason given");
 }
 
 std::int32_t close_group(void* context) {

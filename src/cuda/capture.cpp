@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/capture.hpp"
 
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -14,11 +15,10 @@ using Kept = std::shared_ptr<const void>;
 /// The driver calls this where CUDA calls are forbidden, and dropping the last owner may free
 /// device memory.
 void drop_elsewhere(void* kept) noexcept {
-  const std::unique_ptr<Kept> owned(static_cast<Kept*>(kept));
   try {
-    std::thread([object = std::move(*owned)] {}).detach();
-  } catch (...) {
-    static_cast<void>(new Kept(std::move(*owned)));  // no thread to be had: rather lost than freed
+    std::thread([kept] { delete static_cast<Kept*>(kept); }).detach();
+  } catch (const std::exception&) {
+    // No thread to be had: rather lost than freed.
   }
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "base/math.hpp"
@@ -61,7 +62,11 @@ class CopyStream {
   }
   ~CopyStream() {
     const std::lock_guard lock(mutex());
-    kept()[device_].push_back(std::move(stream_));
+    try {
+      kept()[device_].push_back(std::move(stream_));
+    } catch (const std::bad_alloc&) {
+      // It ends with this object instead.
+    }
   }
   CopyStream(const CopyStream&) = delete;
   CopyStream& operator=(const CopyStream&) = delete;

@@ -48,7 +48,7 @@ unsigned* StreamCounters::take() {
   return take_locked();
 }
 
-void StreamCounters::put_back(unsigned* counter) {
+void StreamCounters::put_back(unsigned* counter) noexcept {
   const std::lock_guard lock(mutex_);
   free_.push_back(counter);
 }
@@ -57,6 +57,7 @@ unsigned* StreamCounters::take_locked() {
   if (free_.empty()) {
     const std::vector<unsigned> zeros(kCountersPerChunk * kWords, 0);
     chunks_.push_back(to_device_sync(std::span<const unsigned>(zeros)));
+    free_.reserve(chunks_.size() * kCountersPerChunk);  // putting one back allocates nothing
     auto* first = static_cast<unsigned*>(chunks_.back().data());
     for (std::size_t i = kCountersPerChunk; i-- > 0;) free_.push_back(first + i * kWords);
   }

@@ -30,7 +30,7 @@ class StreamCounters {
   unsigned* of_stream(cudaStream_t stream);
   /// A counter that nobody else is given until it is put back.
   unsigned* take();
-  void put_back(unsigned* counter);
+  void put_back(unsigned* counter) noexcept;
 
  private:
   unsigned* take_locked();

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "comm/abort_group.hpp"
 #include "magi/runtime.hpp"
-#include "runtime/abort_group.hpp"
 #include "runtime/check_attention.hpp"
 #include "runtime/device_calls.hpp"
 #include "runtime/flat_tensors.hpp"

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "comm/abort_group.hpp"
 #include "kernels/cpu/attention.hpp"
 #include "magi/runtime.hpp"
-#include "runtime/abort_group.hpp"
 
 namespace magi {
 namespace {

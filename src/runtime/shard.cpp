@@ -3,9 +3,9 @@
 #include <cmath>
 
 #include "base/check.hpp"
+#include "comm/abort_group.hpp"
 #include "comm/row_exchanger.hpp"
 #include "magi/runtime.hpp"
-#include "runtime/abort_group.hpp"
 #include "runtime/check_tensor.hpp"
 #include "runtime/device_calls.hpp"
 #include "runtime/elements.hpp"

@@ -9,15 +9,18 @@
 
 namespace magi {
 
-/// Aborts the group, for a reason that may be short of memory: then a shorter one takes none.
-inline void abort_group(Communicator& communicator, const char* reason) noexcept {
-  std::string text("out of memory");
+/// A text, or where there is no memory for it one that is short enough to take none.
+inline std::string text_or_short(const char* text) noexcept {
   try {
-    text = reason;
+    return text;
   } catch (const std::bad_alloc&) {
-    // The short text stays.
+    return "out of memory";
   }
-  communicator.abort(text);
+}
+
+/// Aborts the group, for a reason that may be short of memory.
+inline void abort_group(Communicator& communicator, const char* reason) noexcept {
+  communicator.abort(text_or_short(reason));
 }
 
 /// Runs `body`; an error that is not the group's own wakes the ranks that would wait for this one.

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank that is out of memory tells the others that it fails: what must not throw does without.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "comm/alarm_line.hpp"
+#include "comm/ranks.hpp"
+#include "magi/comm_vtable.h"
+
+namespace {
+
+thread_local bool is_out_of_memory = false;
+
+void* take_or_throw(std::size_t size) {
+  void* const data = is_out_of_memory ? nullptr : std::malloc(size > 0 ? size : 1);
+  if (data == nullptr) throw std::bad_alloc();
+  return data;
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return take_or_throw(size); }
+void* operator new[](std::size_t size) { return take_or_throw(size); }
+void operator delete(void* data) noexcept { std::free(data); }
+void operator delete[](void* data) noexcept { std::free(data); }
+void operator delete(void* data, std::size_t) noexcept { std::free(data); }
+void operator delete[](void* data, std::size_t) noexcept { std::free(data); }
+
+namespace magi {
+namespace {
+
+using testing::Backend;
+
+const std::string kReason = "a reason that is longer than what a text holds without memory";
+
+template <typename Call>
+void without_memory(const Call& call) {
+  is_out_of_memory = true;
+  call();
+  is_out_of_memory = false;
+}
+
+class ScarceMemory : public ::testing::TestWithParam<Backend> {};
+
+TEST_P(ScarceMemory, AnAbortIsTold) {
+  testing::run_ranks(GetParam(), {.num_ranks = 2}, [](Communicator& group) {
+    group.allgather_sync({});  // all ranks have their group
+    if (group.rank() == 0) without_memory([&] { group.abort(kReason); });
+    const CommError error = testing::catch_comm_error([&] { group.allgather_sync({}); });
+    EXPECT_EQ(error.failure(), CommFailure::Aborted) << error.what();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ScarceMemory,
+                         ::testing::Values(Backend::Threads, Backend::Vtable, Backend::Nccl),
+                         [](const auto& test) { return testing::backend_name(test.param); });
+
+/// Fails when it is closed, and is out of memory from there on.
+class FailingGroup final : public Communicator {
+ public:
+  std::int32_t rank() const override { return 0; }
+  std::int32_t num_ranks() const override { return 1; }
+  const char* backend() const override { return "failing"; }
+  std::vector<std::vector<std::byte>> allgather_sync(std::span<const std::byte>) override {
+    return {};
+  }
+  void abort(const std::string&) noexcept override {}
+  void close_sync() override {
+    is_out_of_memory = true;
+    throw CommError(error_);
+  }
+
+ protected:
+  std::unique_ptr<PendingExchange> start_checked(const ByteExchange&, void*) override { return {}; }
+
+ private:
+  CommError error_{kReason, CommFailure::PeerDied};
+};
+
+TEST(ScarceMemoryTable, ACallThatFailsKeepsItsStatus) {
+  magi_comm_vtable table = make_comm_vtable(std::make_unique<FailingGroup>());
+  const std::int32_t status = table.close(table.context);
+  is_out_of_memory = false;
+  EXPECT_EQ(status, MAGI_VTABLE_COMM_ERROR);
+  std::int32_t failure = 0;
+  EXPECT_STREQ(table.last_error(table.context, &failure), "out of memory");
+  EXPECT_EQ(failure, static_cast<std::int32_t>(CommFailure::PeerDied));
+  table.destroy(table.context);
+}
+
+TEST(ScarceMemoryAlarm, AFailureIsTold) {
+  comm::AlarmLine host(0, 2), other(1, 2);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  ASSERT_TRUE(other.connect(host.open(comm::TcpReach::ThisMachine), true, end));
+  host.accept({true, true}, end);
+  const CommError error(kReason, CommFailure::Aborted);
+  without_memory([&] { other.tell(error); });
+  const auto told = host.listen(std::chrono::seconds(5));
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->what(), kReason);
+}
+
+}  // namespace
+}  // namespace magi
