@@ -13,6 +13,7 @@ import torch.distributed as dist
 import dense
 from error_cases import refuses
 from magi_attention import api
+from magi_attention._native.library import check, lib
 from magi_attention.comm.first_call import first_calls_of
 from magi_attention.common import AttnRanges
 from magi_attention.errors import CommError
@@ -167,6 +168,56 @@ def refusal_once_it_runs(group) -> None:
     assert [(given["softcap"], given["dtype"]) for given in compared] == [
         ("2", "float32"), ("0", "bfloat16"),
     ]  # fmt: skip
+    api.clear_cache(group)
+
+
+def later_refusal(group, who: int) -> None:
+    """A rank that refuses a call of a plan that has run ends those who wait for its rows, at once;
+    what all have refused does not, however late one of them comes.
+    """
+    others, group = group, _new_group(group)
+    rank = dist.get_rank(group)
+    key = make_key(dense.masks(64)["full"], CASE, group)
+    q, k, v = (api.dispatch(t, key).float() for t in make_tensors(CASE)[:3])
+    for late in (who, 1 - who):
+        api.calc_attn(q, k, v, key)
+        for _ in range(2):
+            refuses(lambda: api.calc_attn(q, k[1:], v, key), ValueError, "k has")
+        if rank == late:
+            time.sleep(0.8)
+    api.calc_attn(q, k, v, key)
+    begin = time.monotonic()
+    if rank == who:
+        refuses(lambda: api.calc_attn(q, k[1:], v, key), ValueError, "k has")
+        time.sleep(1.5)
+        api.calc_attn(q, k, v, key)  # rows of this attention had been sent
+    else:
+        text = f"rank {who} refused its arguments: ValueError: k has"
+        refuses(lambda: api.calc_attn(q, k, v, key), CommError, text)
+    # the group is over, for the rank that goes on as well
+    refuses(lambda: api.calc_attn(q, k, v, key), CommError, "aborted: rank")
+    assert time.monotonic() - begin < SOON
+    dist.barrier(others)
+    api.clear_cache(group)
+
+
+def later_abort(group, who: int) -> None:
+    """A rank that fails within a call ends those who wait for its rows; a plan that is bound anew
+    runs.
+    """
+    others, group = group, _new_group(group)
+    key = make_key(dense.masks(64)["full"], CASE, group)
+    q, k, v = (api.dispatch(t, key).float() for t in make_tensors(CASE)[:3])
+    wanted = api.calc_attn(q, k, v, key)[0]
+    begin = time.monotonic()
+    if dist.get_rank(group) == who:
+        communicator = api.dist_attn_runtime_dict_mgr.get(key).bound.communicator
+        check(lib.magi_communicator_abort(communicator.address, b"a reason"))
+    refuses(lambda: api.calc_attn(q, k, v, key), CommError, f"rank {who} aborted: a reason")
+    assert time.monotonic() - begin < SOON
+    group = _new_group(others)
+    key = make_key(dense.masks(64)["full"], CASE, group)
+    assert torch.equal(api.calc_attn(q, k, v, key)[0], wanted)
     api.clear_cache(group)
 
 

@@ -61,6 +61,16 @@ def test_later_changes_of_all_ranks(own_ranks):
     own_ranks.run(2, cases.later_agreement)
 
 
+@pytest.mark.parametrize("who", [0, 1])
+def test_later_refusal(own_ranks, who):
+    own_ranks.run(2, cases.later_refusal, who)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_later_abort(own_ranks, who):
+    own_ranks.run(2, cases.later_abort, who)
+
+
 def test_compiled(ranks):
     ranks.run(2, cases.compiled)
 

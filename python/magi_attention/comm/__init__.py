@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communication between the ranks of a process group: which transport carries rows (group), the one
 over torch's collectives (process_group), what ranks compare before a plan's first call
-(first_call), and MagiAttention's collectives as functions (primitive). Read group.py first.
+(first_call) and tell those who wait later (later_calls), and MagiAttention's collectives as
+functions (primitive). Read group.py first.
 """
 
 from importlib import import_module

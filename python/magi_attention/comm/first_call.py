@@ -18,13 +18,13 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_process_group_store
 
 from magi_attention._group_holders import caches_groups, is_destroyed
+from magi_attention.comm.later_calls import MAX_TEXT, LaterCalls
 from magi_attention.comm.store import wait_for_key
 from magi_attention.errors import CommError
 
 _PREFIX = "magi_attention/first_call"
 _TOLD, _WITHDRAWN = b"told", b"withdrawn"  # what becomes of a refusal of rank 0, whichever is first
 _POLL_SECONDS = 0.002
-_MAX_TEXT = 2000  # of a refusal, in characters
 # What others wait beyond rank 0, which names the rank that it waited for in vain.
 _GRACE = datetime.timedelta(seconds=1)
 
@@ -39,6 +39,7 @@ class FirstCalls:
     ) -> None:
         self._store, self._rank, self._num_ranks = store, rank, num_ranks
         self._timeout = timeout
+        self.later = LaterCalls(store, rank, num_ranks)
         self.have_agreed = False  # in any round
         self._round = 0
         self._has_refused = False  # in this round
@@ -52,6 +53,7 @@ class FirstCalls:
         """Notes what an attention is given that begins now. Ranks begin the same ones in turn."""
         self._given = given
         self._num_begun += 1
+        self.later.begin()
 
     def compare(self, given: dict[str, str]) -> None:
         """Collective: CommError on all ranks where they were not given the same, or where one has
@@ -92,7 +94,7 @@ class FirstCalls:
         """Tells the other ranks, now or when they come, that this one raises error."""
         self._num_calls += 1
         self._leave_told_round()
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_TEXT]
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_TEXT]
         self._has_refused = True
         if self._rank == 0:
             self._num_refusals += 1

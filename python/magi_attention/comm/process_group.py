@@ -51,6 +51,8 @@ class ProcessGroupTransport:
         self.moves_host_memory = "cpu" in backends
         self.moves_device_memory = backends.get("cuda") == "nccl"
         self._streams = LruCache(64)  # by address and device
+        first_calls = first_calls_of(group)
+        self._number = 0 if first_calls is None else first_calls.later.next_transport()
         holds_groups(self, "group")
 
     def allgather(self, data: bytes) -> list[bytes]:
@@ -102,7 +104,9 @@ class ProcessGroupTransport:
         return None
 
     def _wait_for(self, work: dist.Work) -> None:
-        """Waits; looks now and then whether another rank compares options instead of sending."""
+        """Waits; looks now and then whether another rank compares options, refuses its arguments
+        or has aborted instead of sending.
+        """
         while True:
             try:
                 work.wait(_LATE)
@@ -116,6 +120,7 @@ class ProcessGroupTransport:
             if first_calls is not None:
                 try:
                     first_calls.join_those_who_compare()
+                    first_calls.later.check(self._number)
                 except CommError as error:
                     self.abort(str(error))
                     raise
@@ -130,8 +135,13 @@ class ProcessGroupTransport:
         return stream
 
     def abort(self, reason: str) -> None:
-        """Later calls of this rank fail; ranks that wait end at the group's own timeout."""
+        """Later calls of this rank fail; ranks that wait for rows in host memory are told, those on
+        GPUs end at the group's own timeout.
+        """
         self._aborted = reason
+        first_calls = first_calls_of(self.group)
+        if first_calls is not None:
+            first_calls.later.abort(self._number, f"rank {self.rank} aborted: {reason}")
 
     def _translated(self, call, exchange: ByteExchange | None = None):
         """The result of a call of torch.distributed; its errors become CommError, which names the

@@ -103,9 +103,13 @@ class RankAttention:
         return call
 
     def refuse(self, error: Exception) -> None:
-        """Tells the other ranks, which may wait in the first call, that this one raises error."""
-        first_calls = self._first_calls()
-        if first_calls is not None:
+        """Tells the other ranks, which may wait in this call, that this one raises error."""
+        first_calls = first_calls_of(self._cp_group)
+        if first_calls is None:
+            return
+        if self._calls is not None:
+            first_calls.later.refuse(error)
+        elif self._compares(first_calls):
             first_calls.refuse(error)
 
     def _agree(self, q, v, sink, params: Options) -> dict[str, str]:
@@ -127,13 +131,6 @@ class RankAttention:
         there, and a round over the store takes longer than all else that a new mask does.
         """
         return self._named.get("transport") != "nvlink" or not first_calls.have_agreed
-
-    def _first_calls(self) -> FirstCalls | None:
-        """What compares this plan's first call, while there was none."""
-        first_calls = None if self._calls is not None else first_calls_of(self._cp_group)
-        if first_calls is None or not self._compares(first_calls):
-            return None
-        return first_calls
 
     def attend(self, q, k, v, options: tuple) -> tuple[torch.Tensor, AttnForwardMeta]:
         """out and meta; options: sink, its layout, softmax_scale, softcap, return_max_logits."""

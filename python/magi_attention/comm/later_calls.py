@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks say at a group's store once their calls run: that one has aborted, or refuses its
+arguments of an attention in which others wait for its rows. Those look here where rows are late.
+"""
+
+from __future__ import annotations
+
+import json
+
+import torch.distributed as dist
+
+from magi_attention.errors import CommError
+
+_PREFIX = "magi_attention/later_calls"
+MAX_TEXT = 2000  # of an error, in characters
+
+
+class LaterCalls:
+    """One rank's side. Ranks make the transports of a group, and begin its attentions, in the same
+    order; a refused attention has not begun.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, num_ranks: int) -> None:
+        self._store, self._rank, self._num_ranks = store, rank, num_ranks
+        self._num_transports = 0
+        self._num_begun = 0
+        self._num_refusals, self._num_refusals_before = 0, 0  # since an attention began; until it
+
+    def next_transport(self) -> int:
+        """A number by which all ranks know the transport that is made now."""
+        self._num_transports += 1
+        return self._num_transports
+
+    def begin(self) -> None:
+        """An attention begins: what this rank has refused before it is history."""
+        if self._num_refusals > 0:
+            self._store.set(self._refusal_key(self._rank), "{}")
+        self._num_refusals_before, self._num_refusals = self._num_refusals, 0
+        self._num_begun += 1
+
+    def refuse(self, error: Exception) -> None:
+        """Tells the ranks that wait in the next attention that this one raises error there."""
+        self._num_refusals += 1
+        entry = {
+            "text": " ".join(f"{type(error).__name__}: {error}".split())[:MAX_TEXT],
+            "next": self._num_begun + 1,
+            "count": self._num_refusals,
+        }
+        self._store.set(self._refusal_key(self._rank), json.dumps(entry))
+
+    def abort(self, transport: int, reason: str) -> None:
+        """Tells the ranks that wait for a transport; the first one counts."""
+        self._store.compare_set(self._abort_key(transport), "", reason[:MAX_TEXT])
+
+    def check(self, transport: int) -> None:
+        """CommError where a rank has aborted the transport, or has refused the attention that is
+        under way. A refusal of an earlier call, which this rank refused as well, is none of it.
+        """
+        key = self._abort_key(transport)
+        if self._store.check([key]):
+            raise CommError(self._store.get(key).decode(), CommError.ABORTED)
+        for rank in range(self._num_ranks):
+            key = self._refusal_key(rank)
+            if rank == self._rank or not self._store.check([key]):
+                continue
+            entry = json.loads(self._store.get(key))
+            if entry.get("next") != self._num_begun or entry["count"] <= self._num_refusals_before:
+                continue
+            text = f"rank {rank} refused its arguments: {entry['text']}"
+            raise CommError(text, CommError.ABORTED)
+
+    def _abort_key(self, transport: int) -> str:
+        return f"{_PREFIX}/aborted/{transport}"
+
+    def _refusal_key(self, rank: int) -> str:
+        return f"{_PREFIX}/refused/{rank}"
