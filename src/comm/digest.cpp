@@ -2,7 +2,7 @@
 #include <cstring>
 #include <string>
 
-#include "comm/exchange.hpp"
+#include "base/words.hpp"
 #include "magi/comm.hpp"
 
 namespace magi {
@@ -21,13 +21,12 @@ void check_plan_digest_sync(Communicator& communicator, std::uint64_t digest) {
     std::memcpy(&seen, all[rank].data(), sizeof(seen));
     if (rank == 0) first = seen;
     if (seen == first) continue;
-    differing += (differing.empty() ? "rank " : ", rank ") + std::to_string(rank) + " has plan " +
-                 comm::hex(seen);
+    differing +=
+        (differing.empty() ? "rank " : ", rank ") + std::to_string(rank) + " has plan " + hex(seen);
   }
   if (differing.empty()) return;
-  throw CommError(
-      "ranks hold different plans: rank 0 has plan " + comm::hex(first) + ", " + differing,
-      CommFailure::PlanMismatch);
+  throw CommError("ranks hold different plans: rank 0 has plan " + hex(first) + ", " + differing,
+                  CommFailure::PlanMismatch);
 }
 
 }  // namespace magi

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/words.hpp"
 
 namespace magi::comm {
 namespace {

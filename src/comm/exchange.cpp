@@ -2,9 +2,9 @@
 #include "comm/exchange.hpp"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cstring>
+
+#include "base/words.hpp"
 
 namespace magi::comm {
 
@@ -22,13 +22,6 @@ const char* kind_name(CallKind kind) {
       return "another exchange";
   }
   return "an unknown call";
-}
-
-std::string hex(std::uint64_t value) {
-  std::array<char, 16> digits{};
-  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value, 16).ptr;
-  const auto count = static_cast<std::size_t>(end - digits.data());
-  return "0x" + std::string(digits.size() - count, '0') + std::string(digits.data(), count);
 }
 
 std::string describe(const Exchange& exchange) {

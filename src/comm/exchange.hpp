@@ -53,7 +53,6 @@ struct Exchange {
 const char* kind_name(CallKind kind);
 /// "stage 3 of group_cast 17, plan 0x0123456789abcdef".
 std::string describe(const Exchange& exchange);
-std::string hex(std::uint64_t value);
 
 /// An exchange of bytes in host memory; `sequence` is the caller's business. The own rank's part is
 /// copied here.

@@ -5,8 +5,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/words.hpp"
 #include "comm/device_transport.hpp"
-#include "comm/exchange.hpp"
 #include "cuda/device.hpp"
 #include "cuda/order_event.hpp"
 

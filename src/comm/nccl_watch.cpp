@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/words.hpp"
 #include "comm/exchange.hpp"
 
 namespace magi::comm {

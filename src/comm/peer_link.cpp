@@ -8,7 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/math.hpp"
-#include "comm/exchange.hpp"
+#include "base/words.hpp"
 #include "cuda/capture.hpp"
 #include "cuda/device.hpp"
 

@@ -7,8 +7,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <system_error>
+#include <string>
 
+#include "base/words.hpp"
 #include "magi/error.hpp"
 
 namespace magi::comm {
@@ -21,8 +22,6 @@ namespace {
 }  // namespace
 
 std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
-
-std::string system_text(int error) { return std::generic_category().message(error); }
 
 std::shared_ptr<SharedRegion> SharedRegion::create(std::size_t num_bytes) {
   const int fd = memfd_create("magi", MFD_CLOEXEC);

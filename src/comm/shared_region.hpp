@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string>
 
 namespace magi::comm {
 
@@ -52,7 +51,5 @@ class SharedRegion {
 };
 
 std::size_t page_bytes();
-/// "No such file or directory" for ENOENT, without the race of strerror.
-std::string system_text(int error);
 
 }  // namespace magi::comm

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <optional>
 
-#include "comm/exchange.hpp"
+#include "base/words.hpp"
 #include "comm/local_socket.hpp"
 #include "comm/machine.hpp"
 #include "cuda/device.hpp"

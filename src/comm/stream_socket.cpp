@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "comm/shared_region.hpp"
+#include "base/words.hpp"
 #include "magi/error.hpp"
 
 namespace magi::comm {

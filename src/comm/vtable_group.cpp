@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "base/words.hpp"
 #include "comm/exchange.hpp"
 #include "magi/comm.hpp"
 #include "magi/comm_vtable.h"
@@ -86,8 +87,8 @@ struct Announcement {
 std::string describe(const Announcement& call) {
   return "stage " + std::to_string(call.stage) + " of " +
          comm::kind_name(comm::call_kind(static_cast<ExchangeKind>(call.kind))) + ", plan " +
-         comm::hex(call.plan_digest) + ", " + std::to_string(call.num_bytes) +
-         " bytes of content " + comm::hex(call.content);
+         hex(call.plan_digest) + ", " + std::to_string(call.num_bytes) + " bytes of content " +
+         hex(call.content);
 }
 
 /// An exchange of a group that does not compare them: what every rank is about to send goes first.
