@@ -5,23 +5,14 @@
 #include <cstring>
 
 #include "base/words.hpp"
+#include "comm/exchange_kind.hpp"
 
 namespace magi::comm {
 
 const char* kind_name(CallKind kind) {
   if (kind == CallKind::AllGather) return "allgather";
   if (kind == CallKind::Close) return "close";
-  switch (static_cast<ExchangeKind>(kind)) {
-    case ExchangeKind::Cast:
-      return "group_cast";
-    case ExchangeKind::Sum:
-      return "group_reduce(sum)";
-    case ExchangeKind::LseMerge:
-      return "group_reduce(lse_merge)";
-    case ExchangeKind::Other:
-      return "another exchange";
-  }
-  return "an unknown call";
+  return kind_name(static_cast<ExchangeKind>(kind));
 }
 
 std::string describe(const Exchange& exchange) {

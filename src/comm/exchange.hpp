@@ -49,7 +49,7 @@ struct Exchange {
   bool is_gather() const { return kind == CallKind::AllGather || kind == CallKind::Close; }
 };
 
-/// "group_cast", ...
+/// "allgather", "group_cast", ...
 const char* kind_name(CallKind kind);
 /// "stage 3 of group_cast 17, plan 0x0123456789abcdef".
 std::string describe(const Exchange& exchange);

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "comm/group_size.hpp"
 #include "comm/machine.hpp"
 #include "comm/nccl_watch.hpp"
 #include "comm/start_together.hpp"
-#include "comm/validate.hpp"
 
 namespace magi::comm {
 namespace {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/words.hpp"
-#include "comm/exchange.hpp"
+#include "comm/exchange_kind.hpp"
 
 namespace magi::comm {
 namespace {
@@ -31,7 +31,7 @@ std::string rank_list(const std::vector<std::int32_t>& ranks) {
 
 std::string describe(const NcclFlight& flight) {
   return rank_list(flight.peers) + " in stage " + std::to_string(flight.tag.stage) + " of " +
-         kind_name(call_kind(flight.kind)) + " " + std::to_string(flight.sequence) + ", plan " +
+         kind_name(flight.kind) + " " + std::to_string(flight.sequence) + ", plan " +
          hex(flight.tag.plan_digest);
 }
 

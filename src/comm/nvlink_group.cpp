@@ -2,8 +2,8 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "comm/group_size.hpp"
 #include "comm/peer_exchanger.hpp"
-#include "comm/validate.hpp"
 
 namespace magi::comm {
 namespace {

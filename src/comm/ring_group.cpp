@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "comm/validate.hpp"
+#include "comm/group_size.hpp"
 
 namespace magi::comm {
 namespace {

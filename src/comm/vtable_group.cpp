@@ -7,7 +7,7 @@
 
 #include "base/check.hpp"
 #include "base/words.hpp"
-#include "comm/exchange.hpp"
+#include "comm/exchange_kind.hpp"
 #include "magi/comm.hpp"
 #include "magi/comm_vtable.h"
 
@@ -86,9 +86,8 @@ struct Announcement {
 
 std::string describe(const Announcement& call) {
   return "stage " + std::to_string(call.stage) + " of " +
-         comm::kind_name(comm::call_kind(static_cast<ExchangeKind>(call.kind))) + ", plan " +
-         hex(call.plan_digest) + ", " + std::to_string(call.num_bytes) + " bytes of content " +
-         hex(call.content);
+         comm::kind_name(static_cast<ExchangeKind>(call.kind)) + ", plan " + hex(call.plan_digest) +
+         ", " + std::to_string(call.num_bytes) + " bytes of content " + hex(call.content);
 }
 
 /// An exchange of a group that does not compare them: what every rank is about to send goes first.
