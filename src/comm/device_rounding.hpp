@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include "comm/peer_kernels.hpp"
 #include "comm/row_memory.hpp"
 
 namespace magi::comm {
@@ -16,11 +15,5 @@ bool can_round_sums(const Partials& partials);
 /// rounded[t][row] = to[t][row] + the row's partials, rounded once: for all rows, or where `to` has
 /// only those that something is added to, for these. Enqueued.
 void launch_round_sums(const Partials& partials, cudaStream_t stream);
-
-/// The same behind the partials of `arrival`, which each block awaits by itself. Returns false, and
-/// enqueues nothing, where that takes more blocks than may wait for peers. Rows with partials
-/// become NaN where those do not come.
-bool launch_round_arriving(const Partials& partials, const PeerView& view,
-                           const RowArrival& arrival, cudaStream_t stream);
 
 }  // namespace magi::comm

@@ -10,7 +10,7 @@
 
 #include "base/check.hpp"
 #include "base/math.hpp"
-#include "comm/device_rounding.hpp"
+#include "comm/peer_rounding.hpp"
 #include "comm/row_layout.hpp"
 #include "comm/row_memory.hpp"
 #include "cuda/capture.hpp"

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "comm/peer_kernels.hpp"
+#include "comm/row_memory.hpp"
+
+namespace magi::comm {
+
+/// launch_round_sums (device_rounding.hpp) behind the partials of `arrival`, which each block
+/// awaits by itself. Returns false, and enqueues nothing, where that takes more blocks than may
+/// wait for peers. Rows with partials become NaN where those do not come.
+bool launch_round_arriving(const Partials& partials, const PeerView& view,
+                           const RowArrival& arrival, cudaStream_t stream);
+
+}  // namespace magi::comm
