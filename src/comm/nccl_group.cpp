@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "comm/group_size.hpp"
-#include "comm/machine.hpp"
 #include "comm/nccl_watch.hpp"
-#include "comm/start_together.hpp"
+#include "comm/net/group_size.hpp"
+#include "comm/net/machine.hpp"
+#include "comm/net/start_together.hpp"
 
 namespace magi::comm {
 namespace {

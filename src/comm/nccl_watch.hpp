@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "comm/alarm_line.hpp"
 #include "comm/comm_device.hpp"
 #include "comm/nccl_comm.hpp"
+#include "comm/net/alarm_line.hpp"
 
 namespace magi::comm {
 

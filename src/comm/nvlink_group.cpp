@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "comm/group_size.hpp"
+#include "comm/net/group_size.hpp"
 #include "comm/peer_exchanger.hpp"
 
 namespace magi::comm {

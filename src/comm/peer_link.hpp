@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/net/process_watch.hpp"
 #include "comm/peer_kernels.hpp"
-#include "comm/process_watch.hpp"
 #include "comm/row_exchanger.hpp"
 #include "comm/shared_windows.hpp"
 #include "cuda/memory.hpp"

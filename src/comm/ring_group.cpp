@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "comm/group_size.hpp"
+#include "comm/net/group_size.hpp"
 
 namespace magi::comm {
 namespace {

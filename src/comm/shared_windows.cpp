@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "base/words.hpp"
-#include "comm/local_socket.hpp"
-#include "comm/machine.hpp"
+#include "comm/net/local_socket.hpp"
+#include "comm/net/machine.hpp"
 #include "cuda/device.hpp"
 
 namespace magi::comm {

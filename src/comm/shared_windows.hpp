@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/process_watch.hpp"
+#include "comm/net/process_watch.hpp"
 #include "cuda/exported_memory.hpp"
 #include "magi/comm.hpp"
 

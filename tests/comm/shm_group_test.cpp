@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "comm/exchange_case.hpp"
-#include "comm/process_watch.hpp"
+#include "comm/net/process_watch.hpp"
 #include "comm/ranks.hpp"
 #include "comm/ring_group.hpp"
 

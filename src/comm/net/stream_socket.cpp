@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/stream_socket.hpp"
+#include "comm/net/stream_socket.hpp"
 
 #include <poll.h>
 #include <sys/socket.h>

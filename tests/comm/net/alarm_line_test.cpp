@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/alarm_line.hpp"
+#include "comm/net/alarm_line.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/meeting.hpp"
+#include "comm/net/meeting.hpp"
 
 #include <algorithm>
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/local_socket.hpp"
+#include "comm/net/local_socket.hpp"
 
 #include <sys/socket.h>
 #include <sys/un.h>

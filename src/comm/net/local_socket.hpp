@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/stream_socket.hpp"
+#include "comm/net/stream_socket.hpp"
 
 namespace magi::comm {
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "comm/stream_socket.hpp"
+#include "comm/net/stream_socket.hpp"
 #include "magi/comm.hpp"
 
 namespace magi::comm {

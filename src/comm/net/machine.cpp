@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/machine.hpp"
+#include "comm/net/machine.hpp"
 
 #include <sys/random.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/process_watch.hpp"
+#include "comm/net/process_watch.hpp"
 
 #include <poll.h>
 #include <sys/syscall.h>

@@ -4,8 +4,8 @@
 
 #include <cstdlib>
 
+#include "comm/net/tcp_socket.hpp"
 #include "comm/ranks.hpp"
-#include "comm/tcp_socket.hpp"
 
 // Ranks that find each other by a launcher's variables; in forked processes, whose variables are
 // their own.

@@ -6,8 +6,8 @@
 #include <csignal>
 #include <thread>
 
+#include "comm/net/tcp_socket.hpp"
 #include "comm/ranks.hpp"
-#include "comm/tcp_socket.hpp"
 
 namespace magi {
 namespace {

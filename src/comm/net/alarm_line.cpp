@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/alarm_line.hpp"
+#include "comm/net/alarm_line.hpp"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "comm/machine.hpp"
+#include "comm/net/machine.hpp"
 
 namespace magi::comm {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/start_together.hpp"
+#include "comm/net/start_together.hpp"
 
 #include <algorithm>
 #include <exception>

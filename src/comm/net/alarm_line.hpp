@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/tcp_socket.hpp"
+#include "comm/net/tcp_socket.hpp"
 #include "magi/error.hpp"
 
 namespace magi::comm {

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "comm/group_size.hpp"
-#include "comm/local_socket.hpp"
-#include "comm/meeting.hpp"
+#include "comm/net/group_size.hpp"
+#include "comm/net/local_socket.hpp"
+#include "comm/net/meeting.hpp"
 #include "magi/comm.hpp"
 
 namespace magi {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/group_size.hpp"
+#include "comm/net/group_size.hpp"
 
 #include <string>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/tcp_socket.hpp"
+#include "comm/net/tcp_socket.hpp"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>

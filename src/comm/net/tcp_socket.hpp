@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/stream_socket.hpp"
+#include "comm/net/stream_socket.hpp"
 
 namespace magi::comm {
 

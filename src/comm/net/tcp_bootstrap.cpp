@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "comm/group_size.hpp"
-#include "comm/meeting.hpp"
-#include "comm/tcp_socket.hpp"
+#include "comm/net/group_size.hpp"
+#include "comm/net/meeting.hpp"
+#include "comm/net/tcp_socket.hpp"
 #include "magi/comm.hpp"
 
 namespace magi {
