@@ -8,8 +8,8 @@
 #include <numeric>
 #include <vector>
 
-#include "comm/row_layout.hpp"
-#include "comm/row_memory.hpp"
+#include "comm/rows/row_layout.hpp"
+#include "comm/rows/row_memory.hpp"
 #include "cuda/device.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/stream.hpp"

@@ -6,9 +6,9 @@
 #include <limits>
 #include <vector>
 
-#include "comm/row_exchanger.hpp"
-#include "comm/row_layout.hpp"
-#include "comm/row_memory.hpp"
+#include "comm/rows/row_exchanger.hpp"
+#include "comm/rows/row_layout.hpp"
+#include "comm/rows/row_memory.hpp"
 
 namespace magi::cli {
 namespace {

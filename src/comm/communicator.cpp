@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/check.hpp"
-#include "comm/row_exchanger.hpp"
+#include "comm/rows/row_exchanger.hpp"
 #include "comm/validate.hpp"
 #include "magi/comm.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "comm/row_memory.hpp"
+#include "comm/rows/row_memory.hpp"
 #include "cuda/order_event.hpp"
 #include "cuda/pool.hpp"
 #include "cuda/stream.hpp"

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "comm/row_memory.hpp"
+#include "comm/rows/row_memory.hpp"
 
 namespace magi::comm {
 

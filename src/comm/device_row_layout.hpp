@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/row_layout.hpp"
+#include "comm/rows/row_layout.hpp"
 
 // How kernels that move rows see tensors, and their rows on the wire.
 namespace magi::comm {

@@ -2,7 +2,7 @@
 #include "base/check.hpp"
 #include "comm/comm_device.hpp"
 #include "comm/device_transport.hpp"
-#include "comm/row_memory.hpp"
+#include "comm/rows/row_memory.hpp"
 
 // The build without CUDA.
 namespace magi::comm {

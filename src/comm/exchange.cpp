@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/words.hpp"
-#include "comm/exchange_kind.hpp"
+#include "comm/rows/exchange_kind.hpp"
 
 namespace magi::comm {
 

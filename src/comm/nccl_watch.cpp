@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/words.hpp"
-#include "comm/exchange_kind.hpp"
+#include "comm/rows/exchange_kind.hpp"
 
 namespace magi::comm {
 namespace {

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "comm/peer_link.hpp"
-#include "comm/row_exchanger.hpp"
+#include "comm/rows/row_exchanger.hpp"
 
 namespace magi::comm {
 

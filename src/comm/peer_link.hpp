@@ -14,7 +14,7 @@
 
 #include "comm/net/process_watch.hpp"
 #include "comm/peer_kernels.hpp"
-#include "comm/row_exchanger.hpp"
+#include "comm/rows/row_exchanger.hpp"
 #include "comm/shared_windows.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/order_event.hpp"

@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "comm/peer_kernels.hpp"
-#include "comm/row_memory.hpp"
+#include "comm/rows/row_memory.hpp"
 
 namespace magi::comm {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/check.hpp"
-#include "comm/row_layout.hpp"
+#include "comm/rows/row_layout.hpp"
 
 namespace magi::comm {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "base/check.hpp"
 #include "base/words.hpp"
-#include "comm/exchange_kind.hpp"
+#include "comm/rows/exchange_kind.hpp"
 #include "magi/comm.hpp"
 #include "magi/comm_vtable.h"
 

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "comm/row_exchanger.hpp"
+#include "comm/rows/row_exchanger.hpp"
 #include "kernels/attention/backend.hpp"
 #include "runtime/rank_steps.hpp"
 

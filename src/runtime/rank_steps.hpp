@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "comm/row_exchanger.hpp"
+#include "comm/rows/row_exchanger.hpp"
 #include "magi/plan.hpp"
 #include "plan/whole_returns.hpp"
 

@@ -4,7 +4,7 @@
 
 #include "base/check.hpp"
 #include "comm/abort_group.hpp"
-#include "comm/row_exchanger.hpp"
+#include "comm/rows/row_exchanger.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/check_tensor.hpp"
 #include "runtime/device_calls.hpp"

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/row_memory.hpp"
+#include "comm/rows/row_memory.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/prepared_attends.hpp"
 

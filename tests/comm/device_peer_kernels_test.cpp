@@ -13,7 +13,7 @@
 #include "base/half.hpp"
 #include "comm/peer_kernels.hpp"
 #include "comm/peer_rounding.hpp"
-#include "comm/row_layout.hpp"
+#include "comm/rows/row_layout.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/stream.hpp"
 #include "support/gpu/gpu_test.hpp"

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "comm/ranks.hpp"
-#include "comm/row_exchanger.hpp"
 #include "comm/row_moves.hpp"
+#include "comm/rows/row_exchanger.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/stream.hpp"
 #include "support/gpu/gpu_test.hpp"

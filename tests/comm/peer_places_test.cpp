@@ -8,7 +8,7 @@
 #include <set>
 
 #include "comm/exchange_case.hpp"
-#include "comm/wire_order.hpp"
+#include "comm/rows/wire_order.hpp"
 #include "magi/error.hpp"
 
 // Places at peers, against the tables by which the peers themselves find rows.

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/exchange_case.hpp"
-#include "comm/row_exchanger.hpp"
+#include "comm/rows/row_exchanger.hpp"
 
 // Moves of rows over a group, in the memory under test, against what they must give.
 namespace magi::testing {

@@ -192,15 +192,16 @@ class Circles(unittest.TestCase):
         self.assertIn("longest CUDA function: 20 lines, src/a.cu:2", said.getvalue())
 
     def test_lines_of_a_step_are_those_of_its_files(self):
-        texts = {"src/comm/host_memory.cpp": "a;\n" * LINES_BEFORE, "src/comm/ring.cpp": "a;\n"}
+        texts = {"src/comm/rows/host_memory.cpp": "a;\n" * LINES_BEFORE}
+        texts["src/comm/rows/ring.cpp"] = "a;\n"
         self.assertEqual(step_lines(texts), 1)
         texts["src/runtime/step_call.hpp"] = "a;\n" * (LINES_BEFORE // 2)
         self.assertEqual(step_lines(texts), 1.5)
         root = pathlib.Path(__file__).resolve().parents[2]
-        names = (path.relative_to(root).as_posix() for path in root.glob("src/*/*"))
+        names = (path.relative_to(root).as_posix() for path in root.glob("src/**/*"))
         counted = [name for name in names if SUCCESSORS.fullmatch(name)]
-        for name in ("src/comm/device_rows.cu", "src/runtime/distributed_attention.cpp"):
-            self.assertIn(name, counted)
+        for name in ("comm/device_rows.cu", "runtime/distributed_attention.cpp"):
+            self.assertIn(f"src/{name}", counted)
         self.assertNotIn("src/runtime/rank_steps.cpp", counted)
 
 

@@ -15,8 +15,8 @@ LINES_BEFORE = 1896
 # The files that took their place, those for host memory and for rows over any transport included.
 SUCCESSORS = re.compile(
     r"src/(runtime/(step_\w+|prepared_attends|distributed_attention)"
-    r"|comm/(row_exchanger|row_memory|packed_exchanger|wire_order"
-    r"|host_memory|device_rows|device_memory))"
+    r"|comm/rows/(row_exchanger|row_memory|packed_exchanger|wire_order|host_memory)"
+    r"|comm/(device_rows|device_memory))"
     r"\.(cpp|cu|hpp)"
 )
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/row_memory.hpp"
+#include "comm/rows/row_memory.hpp"
 #include "magi/comm.hpp"
 #include "rank_device.hpp"
 

@@ -5,9 +5,9 @@
 
 #include "base/check.hpp"
 #include "base/math.hpp"
-#include "comm/hop_exchanger.hpp"
-#include "comm/row_layout.hpp"
-#include "comm/row_memory.hpp"
+#include "comm/rows/hop_exchanger.hpp"
+#include "comm/rows/row_layout.hpp"
+#include "comm/rows/row_memory.hpp"
 
 namespace magi::comm {
 namespace {

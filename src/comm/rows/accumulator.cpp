@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/accumulator.hpp"
+#include "comm/rows/accumulator.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -6,7 +6,7 @@
 #include <memory>
 #include <span>
 
-#include "comm/wire_order.hpp"
+#include "comm/rows/wire_order.hpp"
 #include "magi/comm.hpp"
 
 namespace magi::comm {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/row_sink.hpp"
+#include "comm/rows/row_sink.hpp"
 
 #include <deque>
 
 #include "base/lse_merge.hpp"
-#include "comm/accumulator.hpp"
-#include "comm/row_layout.hpp"
+#include "comm/rows/accumulator.hpp"
+#include "comm/rows/row_layout.hpp"
 
 namespace magi::comm {
 namespace {

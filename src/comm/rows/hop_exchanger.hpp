@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "comm/row_exchanger.hpp"
+#include "comm/rows/row_exchanger.hpp"
 
 namespace magi::comm {
 

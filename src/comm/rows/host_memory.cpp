@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "comm/row_layout.hpp"
-#include "comm/row_memory.hpp"
-#include "comm/row_sink.hpp"
+#include "comm/rows/row_layout.hpp"
+#include "comm/rows/row_memory.hpp"
+#include "comm/rows/row_sink.hpp"
 
 // Host memory: everything is done when a call returns.
 namespace magi::comm {

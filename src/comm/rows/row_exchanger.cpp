@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/row_exchanger.hpp"
+#include "comm/rows/row_exchanger.hpp"
 
 #include <algorithm>
 
 #include "base/check.hpp"
-#include "comm/row_layout.hpp"
-#include "comm/row_memory.hpp"
+#include "comm/rows/row_layout.hpp"
+#include "comm/rows/row_memory.hpp"
 
 namespace magi::comm {
 namespace {

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "comm/row_layout.hpp"
-#include "comm/wire_order.hpp"
+#include "comm/rows/row_layout.hpp"
+#include "comm/rows/wire_order.hpp"
 
 namespace magi::comm {
 

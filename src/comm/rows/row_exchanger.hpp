@@ -10,18 +10,17 @@
 #include <vector>
 
 #include "base/address_table.hpp"
-#include "comm/wire_order.hpp"
+#include "comm/rows/wire_order.hpp"
 #include "magi/comm.hpp"
 #include "magi/device_allocator.hpp"
 #include "magi/exchange.hpp"
 #include "magi/tensor.hpp"
 
-// src/comm moves rows between the tensors of ranks: a RowTable says who owns and who needs which
-// rows, a RowMove names the tensors, and the rows are copied, added or merged where they are
-// needed. Exchangers of rows stand above transports of bytes (Communicator, magi/comm.hpp), or are
-// transports themselves; below both lie the groups and how their ranks find each other. RowMemory
-// (row_memory.hpp) is what differs between the host's memory and a GPU's. docs/design.md, section
-// 5, names the files; read packed_exchanger.cpp next.
+// Rows of tensors between ranks: a RowTable says who owns and who needs which rows, a RowMove names
+// the tensors, and the rows are copied, added or merged where they are needed. Exchangers of rows
+// stand above transports of bytes (Communicator, magi/comm.hpp), or are transports themselves.
+// RowMemory (row_memory.hpp) is what differs between the host's memory and a GPU's. README.md names
+// the files; read packed_exchanger.cpp next.
 namespace magi::comm {
 
 struct DeviceTables;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/hop_exchanger.hpp"
+#include "comm/rows/hop_exchanger.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/wire_order.hpp"
+#include "comm/rows/wire_order.hpp"
 
 #include <algorithm>
 #include <tuple>

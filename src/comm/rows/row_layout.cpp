@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/row_layout.hpp"
+#include "comm/rows/row_layout.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "comm/row_exchanger.hpp"
+#include "comm/rows/row_exchanger.hpp"
 
 namespace magi::comm {
 

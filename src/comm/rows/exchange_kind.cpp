@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/exchange_kind.hpp"
+#include "comm/rows/exchange_kind.hpp"
 
 namespace magi::comm {
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/row_exchanger.hpp"
+#include "comm/rows/row_exchanger.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "comm/ranks.hpp"
-#include "comm/row_memory.hpp"
 #include "comm/row_moves.hpp"
+#include "comm/rows/row_memory.hpp"
 
 // Moves of rows in host memory over each backend.
 namespace magi {
