@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "base/math.hpp"
-#include "comm/device_row_layout.cuh"
+#include "comm/device_rows/device_row_layout.cuh"
 #include "comm/peer_kernels.hpp"
 #include "comm/peer_wait.cuh"
 #include "cuda/check.hpp"

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "base/address_table.hpp"
-#include "comm/device_row_layout.hpp"
+#include "comm/device_rows/device_row_layout.hpp"
 #include "comm/peer_control.hpp"
 #include "comm/peer_places.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/device_rounding.cuh"
+#include "comm/device_rows/device_rounding.cuh"
 #include "comm/peer_rounding.hpp"
 #include "comm/peer_wait.cuh"
 #include "cuda/ptx/order.cuh"

@@ -200,7 +200,7 @@ class Circles(unittest.TestCase):
         root = pathlib.Path(__file__).resolve().parents[2]
         names = (path.relative_to(root).as_posix() for path in root.glob("src/**/*"))
         counted = [name for name in names if SUCCESSORS.fullmatch(name)]
-        for name in ("comm/device_rows.cu", "runtime/distributed_attention.cpp"):
+        for name in ("comm/device_rows/device_rows.cu", "runtime/distributed_attention.cpp"):
             self.assertIn(f"src/{name}", counted)
         self.assertNotIn("src/runtime/rank_steps.cpp", counted)
 

@@ -16,7 +16,7 @@ LINES_BEFORE = 1896
 SUCCESSORS = re.compile(
     r"src/(runtime/(step_\w+|prepared_attends|distributed_attention)"
     r"|comm/rows/(row_exchanger|row_memory|packed_exchanger|wire_order|host_memory)"
-    r"|comm/(device_rows|device_memory))"
+    r"|comm/device_rows/(device_rows|device_memory))"
     r"\.(cpp|cu|hpp)"
 )
 

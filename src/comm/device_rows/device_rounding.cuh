@@ -5,8 +5,8 @@
 #include <cuda_fp16.h>
 
 #include "base/check.hpp"
-#include "comm/device_rounding.hpp"
-#include "comm/device_row_layout.cuh"
+#include "comm/device_rows/device_rounding.hpp"
+#include "comm/device_rows/device_row_layout.cuh"
 #include "cuda/launch.cuh"
 
 // The last sum of a pass: own part and partials are read once, the result is written once, in its

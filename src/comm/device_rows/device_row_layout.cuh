@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "comm/device_row_layout.hpp"
+#include "comm/device_rows/device_row_layout.hpp"
 
 namespace magi::comm {
 

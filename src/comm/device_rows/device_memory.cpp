@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/device_memory.hpp"
+#include "comm/device_rows/device_memory.hpp"
 
 #include <utility>
 

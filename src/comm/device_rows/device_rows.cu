@@ -11,9 +11,9 @@
 #include "base/check.hpp"
 #include "base/lse_merge.hpp"
 #include "base/math.hpp"
-#include "comm/device_memory.hpp"
-#include "comm/device_rounding.hpp"
-#include "comm/device_row_layout.cuh"
+#include "comm/device_rows/device_memory.hpp"
+#include "comm/device_rows/device_rounding.hpp"
+#include "comm/device_rows/device_row_layout.cuh"
 #include "cuda/check.hpp"
 #include "cuda/device.hpp"
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "base/math.hpp"
-#include "comm/device_rounding.cuh"
+#include "comm/device_rows/device_rounding.cuh"
 #include "cuda/ptx/order.cuh"
 
 namespace magi::comm {
