@@ -6,9 +6,9 @@
 #include <csignal>
 #include <thread>
 
+#include "comm/engine/ring_group.hpp"
 #include "comm/exchange_case.hpp"
 #include "comm/ranks.hpp"
-#include "comm/ring_group.hpp"
 
 // What happens when something goes wrong, over each backend. Tests use deadlines to tell "at once"
 // from "at the deadline"; none of them measures.

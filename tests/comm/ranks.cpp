@@ -12,9 +12,9 @@
 #include <exception>
 #include <thread>
 
+#include "comm/engine/ring_group.hpp"
 #include "comm/mailbox_group.hpp"
 #include "comm/nccl_ranks.hpp"
-#include "comm/ring_group.hpp"
 #include "magi/comm_vtable.h"
 
 namespace magi::testing {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/engine.hpp"
+#include "comm/engine/engine.hpp"
 #include "magi/comm.hpp"
 
 namespace magi::testing {

@@ -12,11 +12,11 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/channel.hpp"
-#include "comm/exchange.hpp"
-#include "comm/faults.hpp"
-#include "comm/layout.hpp"
-#include "comm/shared_region.hpp"
+#include "comm/engine/channel.hpp"
+#include "comm/engine/exchange.hpp"
+#include "comm/engine/faults.hpp"
+#include "comm/engine/layout.hpp"
+#include "comm/engine/shared_region.hpp"
 #include "magi/comm.hpp"
 
 namespace magi::comm {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/ring_group.hpp"
+#include "comm/engine/ring_group.hpp"
 
 #include <utility>
 

@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "comm/engine/ring_group.hpp"
 #include "comm/net/group_size.hpp"
 #include "comm/net/machine.hpp"
 #include "comm/net/process_watch.hpp"
 #include "comm/net/start_together.hpp"
-#include "comm/ring_group.hpp"
 
 namespace magi::comm {
 namespace {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/engine.hpp"
+#include "comm/engine/engine.hpp"
 
 namespace magi::comm {
 

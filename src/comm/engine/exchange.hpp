@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/channel.hpp"
-#include "comm/layout.hpp"
+#include "comm/engine/channel.hpp"
+#include "comm/engine/layout.hpp"
 #include "magi/comm.hpp"
 
 namespace magi::comm {

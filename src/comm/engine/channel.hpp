@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "comm/layout.hpp"
-#include "comm/shared_region.hpp"
+#include "comm/engine/layout.hpp"
+#include "comm/engine/shared_region.hpp"
 
 namespace magi::comm {
 

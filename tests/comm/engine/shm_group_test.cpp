@@ -12,10 +12,10 @@
 #include <fstream>
 #include <thread>
 
+#include "comm/engine/ring_group.hpp"
 #include "comm/exchange_case.hpp"
 #include "comm/net/process_watch.hpp"
 #include "comm/ranks.hpp"
-#include "comm/ring_group.hpp"
 
 // What only ranks as processes can show. Every rank is forked; the test process starts no thread.
 namespace magi {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/channel.hpp"
+#include "comm/engine/channel.hpp"
 
 #include <algorithm>
 #include <cstring>

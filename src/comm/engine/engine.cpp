@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/engine.hpp"
+#include "comm/engine/engine.hpp"
 
 #include <algorithm>
 #include <csignal>

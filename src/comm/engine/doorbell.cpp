@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/doorbell.hpp"
+#include "comm/engine/doorbell.hpp"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shared_region.hpp"
+#include "comm/engine/shared_region.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "comm/device_transport.hpp"
-#include "comm/engine.hpp"
+#include "comm/engine/device_transport.hpp"
+#include "comm/engine/engine.hpp"
 #include "magi/comm.hpp"
 
 namespace magi::comm {

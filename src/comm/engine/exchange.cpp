@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/exchange.hpp"
+#include "comm/engine/exchange.hpp"
 
 #include <algorithm>
 #include <cstring>

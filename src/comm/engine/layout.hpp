@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "comm/doorbell.hpp"
+#include "comm/engine/doorbell.hpp"
 #include "magi/comm.hpp"
 
 // What the ranks of one machine share. A region starts with the control part: one GroupBlock, a

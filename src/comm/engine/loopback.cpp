@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/words.hpp"
-#include "comm/device_transport.hpp"
+#include "comm/engine/device_transport.hpp"
 #include "cuda/device.hpp"
 #include "cuda/order_event.hpp"
 
