@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/check.hpp"
-#include "comm/comm_device.hpp"
 #include "comm/engine/device_transport.hpp"
+#include "comm/nccl/comm_device.hpp"
 #include "comm/rows/row_memory.hpp"
 
 // The build without CUDA.

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/nccl_library.hpp"
+#include "comm/nccl/nccl_library.hpp"
 
 // NCCL's functions among threads of one process, in host memory. Nothing blocks, as of a
 // communicator that was asked not to: exchanges end while their state is asked for.

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/nccl_group.hpp"
+#include "comm/nccl/nccl_group.hpp"
 
 // Groups over the NCCL of tests/comm/fake_nccl.cpp, with host memory in the place of a GPU's.
 namespace magi::testing {

@@ -2,7 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include "base/check.hpp"
-#include "comm/comm_device.hpp"
+#include "comm/nccl/comm_device.hpp"
 #include "cuda/capture.hpp"
 #include "cuda/device.hpp"
 #include "cuda/order_event.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/nccl_watch.hpp"
+#include "comm/nccl/nccl_watch.hpp"
 
 #include <new>
 #include <string>

@@ -4,8 +4,8 @@
 #include <functional>
 #include <memory>
 
-#include "comm/comm_device.hpp"
-#include "comm/nccl_library.hpp"
+#include "comm/nccl/comm_device.hpp"
+#include "comm/nccl/nccl_library.hpp"
 #include "magi/comm.hpp"
 
 namespace magi::comm {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/nccl_comm.hpp"
+#include "comm/nccl/nccl_comm.hpp"
 
 #include <chrono>
 #include <string>

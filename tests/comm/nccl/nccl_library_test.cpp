@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/nccl_library.hpp"
+#include "comm/nccl/nccl_library.hpp"
 
 #include <dlfcn.h>
 #include <gmock/gmock.h>

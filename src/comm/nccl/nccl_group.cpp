@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/nccl_group.hpp"
+#include "comm/nccl/nccl_group.hpp"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "base/check.hpp"
-#include "comm/nccl_watch.hpp"
+#include "comm/nccl/nccl_watch.hpp"
 #include "comm/net/group_size.hpp"
 #include "comm/net/machine.hpp"
 #include "comm/net/start_together.hpp"

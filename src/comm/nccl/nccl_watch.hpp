@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "comm/comm_device.hpp"
-#include "comm/nccl_comm.hpp"
+#include "comm/nccl/comm_device.hpp"
+#include "comm/nccl/nccl_comm.hpp"
 #include "comm/net/alarm_line.hpp"
 
 namespace magi::comm {

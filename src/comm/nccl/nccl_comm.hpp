@@ -6,7 +6,7 @@
 #include <mutex>
 #include <optional>
 
-#include "comm/nccl_library.hpp"
+#include "comm/nccl/nccl_library.hpp"
 #include "magi/comm.hpp"
 
 namespace magi::comm {

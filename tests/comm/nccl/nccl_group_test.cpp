@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/nccl_group.hpp"
+#include "comm/nccl/nccl_group.hpp"
 
 #include <dlfcn.h>
 #include <gmock/gmock.h>
