@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/peer_kernels.hpp"
+#include "comm/nvlink/peer_kernels.hpp"
 #include "cuda/device.hpp"
 #include "cuda/exported_memory.hpp"
 #include "cuda/memory.hpp"

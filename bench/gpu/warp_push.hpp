@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "comm/peer_places.hpp"
+#include "comm/nvlink/peer_places.hpp"
 #include "kernels/sm90/forward/launch.hpp"
 
 // Senders that compete with the library's push kernel: single warps, alone on their multiprocessors

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bench/document_bench.hpp"
-#include "comm/peer_places.hpp"
+#include "comm/nvlink/peer_places.hpp"
 #include "kernels/worklist/backward_list.hpp"
 #include "kernels/worklist/forward_arrivals.hpp"
 #include "kernels/worklist/forward_list.hpp"

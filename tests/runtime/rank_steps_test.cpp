@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string>
 
-#include "comm/peer_places.hpp"
+#include "comm/nvlink/peer_places.hpp"
 #include "magi/mask_builders.hpp"
 #include "plan/flat.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/peer_link.hpp"
+#include "comm/nvlink/peer_link.hpp"
 
 #include <algorithm>
 #include <cstring>

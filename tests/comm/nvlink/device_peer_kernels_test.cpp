@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/half.hpp"
-#include "comm/peer_kernels.hpp"
-#include "comm/peer_rounding.hpp"
+#include "comm/nvlink/peer_kernels.hpp"
+#include "comm/nvlink/peer_rounding.hpp"
 #include "comm/rows/row_layout.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/stream.hpp"

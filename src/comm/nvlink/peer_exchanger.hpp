@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "comm/peer_link.hpp"
+#include "comm/nvlink/peer_link.hpp"
 #include "comm/rows/row_exchanger.hpp"
 
 namespace magi::comm {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "comm/peer_kernels.hpp"
+#include "comm/nvlink/peer_kernels.hpp"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/system.cuh"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/peer_exchanger.hpp"
+#include "comm/nvlink/peer_exchanger.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -10,7 +10,7 @@
 
 #include "base/check.hpp"
 #include "base/math.hpp"
-#include "comm/peer_rounding.hpp"
+#include "comm/nvlink/peer_rounding.hpp"
 #include "comm/rows/row_layout.hpp"
 #include "comm/rows/row_memory.hpp"
 #include "cuda/capture.hpp"

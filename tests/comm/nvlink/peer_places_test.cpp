@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/peer_places.hpp"
+#include "comm/nvlink/peer_places.hpp"
 
 #include <gmock/gmock.h>
 

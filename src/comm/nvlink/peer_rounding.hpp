@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "comm/peer_kernels.hpp"
+#include "comm/nvlink/peer_kernels.hpp"
 #include "comm/rows/row_memory.hpp"
 
 namespace magi::comm {

@@ -3,7 +3,7 @@
 
 #include "base/check.hpp"
 #include "comm/net/group_size.hpp"
-#include "comm/peer_exchanger.hpp"
+#include "comm/nvlink/peer_exchanger.hpp"
 
 namespace magi::comm {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/device_rows/device_rounding.cuh"
-#include "comm/peer_rounding.hpp"
-#include "comm/peer_wait.cuh"
+#include "comm/nvlink/peer_rounding.hpp"
+#include "comm/nvlink/peer_wait.cuh"
 #include "cuda/ptx/order.cuh"
 
 namespace magi::comm {

@@ -8,8 +8,8 @@
 
 #include "base/address_table.hpp"
 #include "comm/device_rows/device_row_layout.hpp"
-#include "comm/peer_control.hpp"
-#include "comm/peer_places.hpp"
+#include "comm/nvlink/peer_control.hpp"
+#include "comm/nvlink/peer_places.hpp"
 
 // Work between ranks that write each other's memory, enqueued on streams. Nothing waits for the
 // host. A wait that fails fills the mailbox and ends, and all later ones end at once.

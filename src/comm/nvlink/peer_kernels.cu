@@ -3,8 +3,8 @@
 
 #include "base/math.hpp"
 #include "comm/device_rows/device_row_layout.cuh"
-#include "comm/peer_kernels.hpp"
-#include "comm/peer_wait.cuh"
+#include "comm/nvlink/peer_kernels.hpp"
+#include "comm/nvlink/peer_wait.cuh"
 #include "cuda/check.hpp"
 #include "cuda/launch.cuh"
 #include "cuda/ptx/order.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shared_windows.hpp"
+#include "comm/nvlink/shared_windows.hpp"
 
 #include <sys/stat.h>
 #include <unistd.h>
