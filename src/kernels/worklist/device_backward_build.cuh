@@ -50,10 +50,13 @@ struct BackwardBuild {
   DeviceBackwardHeader* header = nullptr;
   std::uint32_t* cut_bits = nullptr;
   std::int32_t* row_ends = nullptr;
+  std::int32_t* group_ends = nullptr;
+  std::int32_t* group_counts = nullptr;
+  RowGroups groups;
   TileTally* tallies[kKeyTilings] = {};
   std::int32_t* begins = nullptr;
-  MarkedRows components;
-  MarkedRows covered;  ///< without prefix
+  MarkedRows components;  ///< `prefix` counts those of a group of rows
+  MarkedRows covered;     ///< without prefix
   std::int32_t* tile_components = nullptr;
   BandRecord* slices = nullptr;
   std::int32_t* slice_ids = nullptr;
@@ -65,6 +68,8 @@ struct BackwardBuild {
   std::int32_t* places = nullptr;
   std::int32_t* items = nullptr;
   std::uint64_t* sort_keys[2] = {};
+  ComponentKey* component_keys = nullptr;
+  std::uint64_t* by_component = nullptr;
   KeyTile* tiles = nullptr;
   KeyRecord* records = nullptr;
   RecordMark* marks = nullptr;
@@ -132,26 +137,28 @@ struct ClusterScanShared {
   Value total;  ///< of this CTA, read by the others
 };
 
-/// Combines values over a cluster of kOrderCtas in the order of CTAs and threads. All threads call;
-/// what they wrote to device memory before can be read by all behind it.
+/// Combines values over a cluster of up to kOrderCtas in the order of CTAs and threads. All threads
+/// call; what they wrote to device memory before can be read by all behind it.
 template <typename Value, typename Combine>
 __device__ __forceinline__ ScannedCluster<Value> scan_cluster(ClusterScanShared<Value>& shared,
                                                               Value value, Value identity,
                                                               Combine combine) {
   const auto cluster = cooperative_groups::this_cluster();
   const auto of_block = scan_block<kOrderThreads>(value, shared.scan, identity, combine);
-  ScannedCluster<Value> result;
+  ScannedCluster<Value> result{of_block.before, of_block.total};
+  const int num_ctas = static_cast<int>(cluster.num_blocks());
+  if (num_ctas == 1) return result;
   if (threadIdx.x == 0) shared.total = of_block.total;
   cluster.sync();
   // Each lane reads one CTA's: one after the other they would take as many trips.
   Value other = identity;
-  if (lane_index() < kOrderCtas) {
+  if (lane_index() < num_ctas) {
     other = *cluster.map_shared_rank(&shared.total, static_cast<unsigned>(lane_index()));
   }
   const Value up_to = scan_warp(other, combine);
   const int rank = static_cast<int>(cluster.block_rank());
   const Value before = __shfl_sync(kFullWarp, up_to, max(rank - 1, 0));
-  result.total = __shfl_sync(kFullWarp, up_to, kOrderCtas - 1);
+  result.total = __shfl_sync(kFullWarp, up_to, num_ctas - 1);
   result.before = rank == 0 ? of_block.before : combine(before, of_block.before);
   cluster.sync();  // nobody overwrites a total that is still read
   return result;
@@ -160,8 +167,8 @@ __device__ __forceinline__ ScannedCluster<Value> scan_cluster(ClusterScanShared<
 /// A thread's share of [0, count), neighbours side by side in the order of scan_cluster.
 __device__ __forceinline__ Range own_share(std::int32_t count) {
   const auto rank = static_cast<std::int32_t>(cooperative_groups::this_cluster().block_rank());
-  constexpr std::int32_t kThreads = kOrderCtas * kOrderThreads;
-  const std::int32_t chunk = (count - 1) / kThreads + 1;
+  const auto num_ctas = static_cast<std::int32_t>(cooperative_groups::this_cluster().num_blocks());
+  const std::int32_t chunk = (count - 1) / (num_ctas * kOrderThreads) + 1;
   const std::int64_t begin =
       std::int64_t{rank * kOrderThreads + static_cast<std::int32_t>(threadIdx.x)} * chunk;
   Range share;

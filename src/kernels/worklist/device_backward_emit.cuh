@@ -152,6 +152,7 @@ class KeyRecordWriter {
     mark.tile = tile;
     build_.marks[place] = mark;
     atomicMax(build_.row_ends + band.q0, band.q1);
+    atomicMax(build_.group_ends + (band.q0 >> build_.groups.shift), band.q1);
   }
 
   KeyEmitShared& shared_;

@@ -3,136 +3,167 @@
 
 #include "kernels/worklist/device_backward_cut.cuh"
 
+// Components: runs of rows that records join. Rows fall into groups, so that blocks need not wait
+// for one another: where the records end that begin in a group is known before, and how many
+// components begin in the groups is added up by whoever numbers components.
 namespace magi {
 
-/// Finds the components of the rows, and tells k tiles and records of theirs: one cluster, a word
-/// of 32 rows at a time.
+inline constexpr int kJoinThreads = 256;
+static_assert(kMostRowGroups % kJoinThreads == 0);
+
+using RowScanStorage = ScanStorage<std::int32_t, kJoinThreads>;
+
+/// Marks the rows of a group where components begin or go on: a block for each group.
 class RowJoiner {
  public:
-  using Shared = ClusterScanShared<std::int32_t>;
-
-  __device__ RowJoiner(Shared& shared, const BackwardBuild& build)
-      : shared_(shared), build_(build) {}
+  __device__ RowJoiner(RowScanStorage& storage, const BackwardBuild& build)
+      : storage_(storage),
+        build_(build),
+        group_(static_cast<std::int32_t>(blockIdx.x)),
+        end_(end_of_groups_before()) {}
 
   __device__ void run() {
-    join_rows();
-    cooperative_groups::this_cluster().sync();
-    count_components();
-    mark_records();
-    mark_tiles();
+    const std::int64_t begin = std::int64_t{group_} << build_.groups.shift;
+    const std::int64_t end = std::int64_t{group_ + 1} << build_.groups.shift;
+    std::int32_t count = 0;
+#pragma unroll 1
+    for (std::int64_t first = begin; first < end && first < build_.rows_q; first += kJoinThreads) {
+      count = join_rows(static_cast<std::int32_t>(first), count);
+    }
+    if (threadIdx.x == 0) build_.group_counts[group_] = count;
   }
 
  private:
-  static constexpr std::int32_t kFours = kRowBits / 4;
-
-  /// Where the records end that begin in four rows in a row.
-  __device__ int4 ends_of_four(std::int32_t four) const {
-    return reinterpret_cast<const int4*>(build_.row_ends)[four];
-  }
-
-  /// Finds the components: runs of rows that records join.
-  __device__ void join_rows() {
-    const Range share = own_share(num_row_words(build_.rows_q));
+  /// Where the records end that begin in the groups before.
+  __device__ std::int32_t end_of_groups_before() const {
     std::int32_t end = 0;
+#pragma unroll 4
+    for (auto i = static_cast<std::int32_t>(threadIdx.x); i < group_; i += kJoinThreads) {
+      end = max(end, build_.group_ends[i]);
+    }
+    return scan_block<kJoinThreads>(end, storage_, 0, Largest{}).total;
+  }
+
+  /// Marks kJoinThreads rows, behind `count` components of the group. Returns how many there are
+  /// then.
+  __device__ std::int32_t join_rows(std::int32_t first, std::int32_t count) {
+    const std::int32_t row = first + static_cast<std::int32_t>(threadIdx.x);
+    const std::int32_t own = row < build_.rows_q ? build_.row_ends[row] : 0;
+    const auto ends = scan_block<kJoinThreads>(own, storage_, 0, Largest{});
+    const bool is_covered = max(end_, ends.before) > row;
+    const std::uint32_t covered = __ballot_sync(kFullWarp, is_covered);
+    const std::uint32_t begins = __ballot_sync(kFullWarp, !is_covered && own > 0);
+    const std::int32_t of_word = lane_index() == 0 ? __popc(begins) : 0;
+    const auto counts = scan_block<kJoinThreads>(of_word, storage_);
+    if (lane_index() == 0 && row < build_.rows_q) {
+      const std::int32_t word = row / kRowBits;
+      build_.components.bits[word] = begins;
+      build_.components.prefix[word] = count + counts.before;
+      build_.covered.bits[word] = covered;
+    }
+    end_ = max(end_, ends.total);
+    return count + counts.total;
+  }
+
+  RowScanStorage& storage_;
+  const BackwardBuild& build_;
+  const std::int32_t group_;
+  std::int32_t end_;  ///< of the records that begin in front of the rows
+};
+
+struct ComponentShared {
+  RowScanStorage scan;
+  std::int32_t before[kMostRowGroups];  ///< components that begin in the groups before
+};
+
+/// Numbers the components, and tells k tiles, q tiles and records of theirs.
+class ComponentMarker {
+ public:
+  __device__ ComponentMarker(ComponentShared& shared, const BackwardBuild& build)
+      : shared_(shared), build_(build) {}
+
+  __device__ void run() {
+    number_components();
+    const auto num_records = static_cast<std::int32_t>(build_.header->outcome.num_records);
+    const std::int32_t num_tiles = build_.header->outcome.num_tiles;
+    const std::int64_t end = std::int64_t{num_records} + num_tiles + build_.num_q_tiles;
+    const std::int64_t stride = std::int64_t{gridDim.x} * kJoinThreads;
 #pragma unroll 1
-    for (std::int32_t word = share.begin; word < share.end; ++word) {
-      // Loads that do not wait for one another.
-#pragma unroll
-      for (std::int32_t four = 0; four < kFours; ++four) {
-        const int4 ends = ends_of_four(word * kFours + four);
-        end = max(max(end, max(ends.x, ends.y)), max(ends.z, ends.w));
+    for (std::int64_t i = std::int64_t{blockIdx.x} * kJoinThreads + threadIdx.x; i < end;
+         i += stride) {
+      const std::int64_t behind_records = i - num_records;
+      if (behind_records < 0) {
+        mark_record(static_cast<std::int32_t>(i), num_records);
+      } else if (behind_records < num_tiles) {
+        mark_tile(static_cast<std::int32_t>(behind_records));
+      } else {
+        count_components(static_cast<std::int32_t>(behind_records - num_tiles));
       }
     }
-    end = scan_cluster(shared_, end, 0, Largest{}).before;
-    std::int32_t count = 0;
-#pragma unroll 1
-    for (std::int32_t word = share.begin; word < share.end; ++word) {
-      end = mark_components(word, end);
-      count += __popc(build_.components.bits[word]);
-    }
-    const ScannedCluster<std::int32_t> scan = scan_cluster(shared_, count, 0, Sum{});
-    if (thread_of_cluster() == 0) build_.header->num_components = scan.total;
-    std::int32_t next = scan.before;
-#pragma unroll 1
-    for (std::int32_t word = share.begin; word < share.end; ++word) {
-      build_.components.prefix[word] = next;
-      next += __popc(build_.components.bits[word]);
-    }
   }
 
-  /// `end`: of the records that begin before the word. Returns that of those before the next.
-  __device__ std::int32_t mark_components(std::int32_t word, std::int32_t end) const {
-    std::uint32_t begins = 0;
-    std::uint32_t covered = 0;
-#pragma unroll 2
-    for (std::int32_t four = 0; four < kFours; ++four) {
-      const int4 ends = ends_of_four(word * kFours + four);
-      const std::int32_t row_ends[4] = {ends.x, ends.y, ends.z, ends.w};
+ private:
+  __device__ void number_components() {
+    constexpr std::int32_t kShare = kMostRowGroups / kJoinThreads;
+    const std::int32_t first = static_cast<std::int32_t>(threadIdx.x) * kShare;
+    std::int32_t counts[kShare];
+    std::int32_t sum = 0;
 #pragma unroll
-      for (std::int32_t i = 0; i < 4; ++i) {
-        const std::uint32_t bit = 1u << (four * 4 + i);
-        if (end > word * kRowBits + four * 4 + i) {
-          covered |= bit;
-        } else if (row_ends[i] > 0) {
-          begins |= bit;
-        }
-        end = max(end, row_ends[i]);
-      }
+    for (std::int32_t i = 0; i < kShare; ++i) {
+      counts[i] = first + i < build_.groups.count ? build_.group_counts[first + i] : 0;
+      sum += counts[i];
     }
-    build_.components.bits[word] = begins;
-    build_.covered.bits[word] = covered;
-    return end;
+    const auto scan = scan_block<kJoinThreads>(sum, shared_.scan);
+    std::int32_t before = scan.before;
+#pragma unroll
+    for (std::int32_t i = 0; i < kShare; ++i) {
+      shared_.before[first + i] = before;
+      before += counts[i];
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) build_.header->num_components = scan.total;
+    __syncthreads();
   }
 
-  /// Counts the components that have rows in each q tile.
-  __device__ void count_components() {
-    const Range share = own_share(build_.num_q_tiles);
-#pragma unroll 1
-    for (std::int32_t tile = share.begin; tile < share.end; ++tile) {
-      const std::int32_t first = tile << build_.token_shift;
-      const std::int32_t last = min((tile + 1) << build_.token_shift, build_.rows_q) - 1;
-      const std::int32_t before = first == 0 ? 0 : build_.components.up_to(first - 1);
-      build_.tile_components[tile] =
-          build_.components.up_to(last) - before + (build_.covered.has(first) ? 1 : 0);
-    }
+  /// Components that begin in the rows [0, row].
+  __device__ std::int32_t components_up_to(std::int32_t row) const {
+    return shared_.before[row >> build_.groups.shift] + build_.components.up_to(row);
   }
-
-  __device__ std::int32_t component_of(std::int32_t row) const {
-    return build_.components.up_to(row) - 1;
-  }
+  __device__ std::int32_t component_of(std::int32_t row) const { return components_up_to(row) - 1; }
 
   /// Semaphores are numbered q tile + component.
-  __device__ void mark_records() const {
-    const auto num_records = static_cast<std::int32_t>(build_.header->outcome.num_records);
-#pragma unroll 1
-    for (std::int32_t i = thread_of_cluster(); i < num_records; i += kOrderCtas * kOrderThreads) {
-      RecordMark mark = build_.marks[i];
-      if (mark.semaphore_begin >= mark.semaphore_end) continue;
-      mark.component = component_of(build_.records[i].band.q0);
-      mark.semaphore_begin += mark.component;
-      mark.semaphore_end += mark.component;
-      build_.marks[i] = mark;
-      atomicMax(&build_.record_ends[mark.component], i + 1);
-      atomicMax(&build_.record_begins[mark.component], num_records - i);
-    }
+  __device__ void mark_record(std::int32_t index, std::int32_t num_records) const {
+    const std::int32_t row = build_.records[index].band.q0;
+    RecordMark mark = build_.marks[index];
+    if (mark.semaphore_begin >= mark.semaphore_end) return;
+    mark.component = component_of(row);
+    mark.semaphore_begin += mark.component;
+    mark.semaphore_end += mark.component;
+    build_.marks[index] = mark;
+    atomicMax(&build_.record_ends[mark.component], index + 1);
+    atomicMax(&build_.record_begins[mark.component], num_records - index);
   }
 
-  __device__ void mark_tiles() const {
-    const std::int32_t num_tiles = build_.header->outcome.num_tiles;
-#pragma unroll 1
-    for (std::int32_t i = thread_of_cluster(); i < num_tiles; i += kOrderCtas * kOrderThreads) {
-      const KeyTile tile = build_.works[i];
-      std::int32_t component = -1;
-      if (tile.record_begin < tile.record_end) {
-        component = component_of(build_.records[tile.record_begin].band.q0);
-        const auto below = static_cast<std::int32_t>(build_.sort_keys[0][i] >> 32);
-        atomicMax(&build_.longest[component], kMaxTileCost - below);
-      }
-      build_.tile_component[i] = component;
+  __device__ void mark_tile(std::int32_t index) const {
+    const KeyTile tile = build_.works[index];
+    std::int32_t component = -1;
+    if (tile.record_begin < tile.record_end) {
+      component = component_of(build_.records[tile.record_begin].band.q0);
+      const auto below = static_cast<std::int32_t>(build_.sort_keys[0][index] >> 32);
+      atomicMax(&build_.longest[component], kMaxTileCost - below);
     }
+    build_.tile_component[index] = component;
   }
 
-  Shared& shared_;
+  /// Counts the components that have rows in a q tile.
+  __device__ void count_components(std::int32_t tile) const {
+    const std::int32_t first = tile << build_.token_shift;
+    const std::int32_t last = min((tile + 1) << build_.token_shift, build_.rows_q) - 1;
+    const std::int32_t before = first == 0 ? 0 : components_up_to(first - 1);
+    build_.tile_components[tile] =
+        components_up_to(last) - before + (build_.covered.has(first) ? 1 : 0);
+  }
+
+  ComponentShared& shared_;
   const BackwardBuild& build_;
 };
 

@@ -32,6 +32,14 @@ std::int64_t max_tiles(const DeviceBackwardShape& shape) {
 
 std::int64_t num_words(std::int32_t rows) { return (std::int64_t{rows} + 31) / 32; }
 
+RowGroups row_groups(std::int32_t rows) {
+  RowGroups groups;
+  const std::int32_t last = std::max(rows, 1) - 1;
+  while ((last >> groups.shift) >= kMostRowGroups) ++groups.shift;
+  groups.count = (last >> groups.shift) + 1;
+  return groups;
+}
+
 }  // namespace
 
 std::int64_t default_record_capacity(const DeviceBackwardShape& shape) {
@@ -50,12 +58,14 @@ DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape) {
   layout.frame.num_components = most_plain_components(problem, shape.num_slices, max_tiles(shape));
   layout.max_tiles = static_cast<std::int32_t>(max_tiles(shape));
   layout.run_capacity = std::max(kRunsPerRecord * shape.record_capacity, kLeastRuns);
+  layout.groups = row_groups(problem.rows_q);
   const std::int64_t key_words = num_words(problem.rows_k);
   const std::int64_t row_words = num_words(problem.rows_q);
   Arena arena;
   arena.add<DeviceBackwardHeader>(1);
   layout.cut_bits = arena.add<std::uint32_t>(key_words);
   layout.row_ends = arena.add<std::int32_t>(row_words * 32);
+  layout.group_ends = arena.add<std::int32_t>(layout.groups.count);
   layout.tallies = arena.add<TileTally>(std::int64_t{kKeyTilings} * layout.max_tiles);
   layout.longest = arena.add<std::int32_t>(layout.frame.num_components);
   layout.record_ends = arena.add<std::int32_t>(layout.frame.num_components);
@@ -67,6 +77,7 @@ DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape) {
   layout.component_bits = arena.add<std::uint32_t>(row_words);
   layout.covered_bits = arena.add<std::uint32_t>(row_words);
   layout.component_prefix = arena.add<std::int32_t>(row_words);
+  layout.group_counts = arena.add<std::int32_t>(layout.groups.count);
   layout.tile_components = arena.add<std::int32_t>(layout.frame.num_q_tiles());
   layout.slices = arena.add<BandRecord>(shape.num_slices);
   layout.slice_ids = arena.add<std::int32_t>(shape.record_capacity);
@@ -75,6 +86,10 @@ DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape) {
   layout.places = arena.add<std::int32_t>(layout.max_tiles);
   layout.items = arena.add<std::int32_t>(std::int64_t{layout.max_tiles} * problem.heads_kv);
   layout.sort_keys = arena.add<std::uint64_t>(std::int64_t{2} * layout.max_tiles);
+  if (layout.has_few_tiles()) {
+    layout.component_keys = arena.add<ComponentKey>(layout.max_tiles);
+    layout.by_component = arena.add<std::uint64_t>(layout.max_tiles);
+  }
   layout.tiles = arena.add<KeyTile>(layout.max_tiles);
   layout.records = arena.add<KeyRecord>(shape.record_capacity);
   layout.marks = arena.add<RecordMark>(shape.record_capacity);

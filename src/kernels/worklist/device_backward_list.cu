@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bit>
+#include <iterator>
 
 #include "cuda/arena.hpp"
 #include "cuda/check.hpp"
 #include "cuda/launch.cuh"
+#include "cuda/shared_memory.hpp"
 #include "kernels/worklist/device_backward_cut.cuh"
 #include "kernels/worklist/device_backward_emit.cuh"
 #include "kernels/worklist/device_backward_join.cuh"
 #include "kernels/worklist/device_backward_order.cuh"
+#include "kernels/worklist/device_backward_rank.cuh"
 #include "kernels/worklist/device_backward_sort.cuh"
 
 namespace magi {
@@ -17,11 +20,10 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
 constexpr std::int64_t kWalkingWarps = 8192;  ///< enough to keep every multiprocessor at work
-/// Slices, k tiles and memory to be cleared of a list that one cluster makes sooner than many
-/// launches.
-constexpr std::int32_t kFewSlices = kOrderCtas * kOrderThreads;
-constexpr std::int32_t kFewTiles = 2 * kOrderCtas * kOrderThreads;
-constexpr std::int64_t kFewChunks = 1 << 16;
+/// As many words or k tiles are scanned sooner by one CTA than by a cluster.
+constexpr std::int64_t kFewScanned = 8 * kOrderThreads;
+/// Enough for records of the usual lists; each block adds the groups up anew.
+constexpr std::int64_t kMaxNumberBlocks = 528;
 /// Half of what runs at once: what comes behind a list may begin beside it.
 constexpr std::int64_t kMaxOrderBlocks = 528;
 
@@ -42,7 +44,8 @@ __device__ void mark_slices(const BackwardBuild& build) {
 }
 
 /// Adds to the tallies of one way to cut the keys.
-__device__ void count_tiling(const BackwardBuild& build, int tiling) {
+__device__ void count_tiling(ScanStorage<std::int64_t, kThreads>& storage,
+                             const BackwardBuild& build, int tiling) {
   const KeyGrid grid = grid_of(build, tiling);
   const std::int32_t end = num_slice_tasks(build.tasks, build.source.count);
   std::int64_t steps = 0;
@@ -62,7 +65,12 @@ __device__ void count_tiling(const BackwardBuild& build, int tiling) {
                     steps += tiles.end - tiles.begin;
                   });
   }
-  add_of_warp(build.header->steps[tiling], steps);
+  // Every warp's sum on its own would queue up at the one word.
+  const std::int64_t of_block = scan_block<kThreads>(steps, storage).total;
+  if (threadIdx.x == 0 && of_block != 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(&build.header->steps[tiling]),
+              static_cast<unsigned long long>(of_block));
+  }
 }
 
 /// What all k tiles of a tiling cost.
@@ -92,13 +100,13 @@ __device__ void place_records(PlaceShared64& shared, const BackwardBuild& build)
   const KeyGrid grid = grid_of(build, tiling);
   const Range share = own_share(grid.num_tiles);
   std::int64_t own = 0;
-#pragma unroll 1
+#pragma unroll 4
   for (std::int32_t i = share.begin; i < share.end; ++i) {
     own += build.tallies[tiling][i].num_records;
   }
   const auto scan = scan_cluster(shared, own, std::int64_t{0}, Sum{});
   std::int64_t next = scan.before;
-#pragma unroll 1
+#pragma unroll 4
   for (std::int32_t i = share.begin; i < share.end; ++i) {
     const std::int64_t end = next + build.tallies[tiling][i].num_records;
     const Range keys = keys_of_tile(grid, i);
@@ -146,7 +154,7 @@ __global__ void __launch_bounds__(kThreads)
   mark_slices(build);
 }
 
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+__global__ void __launch_bounds__(kOrderThreads)
     cut_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
   __shared__ KeyCutter::Shared shared;
@@ -156,10 +164,11 @@ __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
 __global__ void __launch_bounds__(kThreads)
     count_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
-  count_tiling(build, static_cast<int>(blockIdx.y));
+  __shared__ ScanStorage<std::int64_t, kThreads> storage;
+  count_tiling(storage, build, static_cast<int>(blockIdx.y));
 }
 
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+__global__ void __launch_bounds__(kOrderThreads)
     place_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
   __shared__ PlaceShared64 shared;
@@ -172,27 +181,6 @@ __global__ void __launch_bounds__(kThreads, 4)
   fill_tiles(build);
 }
 
-/// Steps clear to fill of a short list: barriers of a cluster take less than launches.
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
-    gather_kernel(const __grid_constant__ BackwardBuild build) {
-  begin_ahead();
-  __shared__ KeyCutter::Shared cut_shared;
-  __shared__ PlaceShared64 place_shared;
-  const auto cluster = cooperative_groups::this_cluster();
-  clear_chunks(build.header, build.zeroed_chunks);
-  cluster.sync();
-  mark_slices(build);
-  cluster.sync();
-  KeyCutter(cut_shared, build).run();
-  cluster.sync();
-#pragma unroll 1
-  for (int tiling = 0; tiling < kKeyTilings; ++tiling) count_tiling(build, tiling);
-  cluster.sync();
-  place_records(place_shared, build);
-  cluster.sync();
-  fill_tiles(build);
-}
-
 __global__ void __launch_bounds__(kEmitThreads)
     emit_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
@@ -201,17 +189,50 @@ __global__ void __launch_bounds__(kEmitThreads)
   KeyRecordWriter(shared, build).run();
 }
 
-/// Steps join and sort.
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+__global__ void __launch_bounds__(kJoinThreads)
+    join_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  if (build.header->outcome.is_overflowing != 0) return;
+  __shared__ RowScanStorage storage;
+  RowJoiner(storage, build).run();
+}
+
+__global__ void __launch_bounds__(kJoinThreads)
+    number_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  if (build.header->outcome.is_overflowing != 0) return;
+  __shared__ ComponentShared shared;
+  ComponentMarker(shared, build).run();
+}
+
+__global__ void __launch_bounds__(kChunkKeys)
+    sort_chunks_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  __shared__ KeyChunk chunk;
+  TileChunkSorter(chunk, build).run();
+}
+
+__global__ void __launch_bounds__(kRankThreads)
+    rank_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  extern __shared__ uint4 room[];
+  __shared__ std::int32_t places[kOwnKeys];
+  rank_tiles(room, places, build);
+}
+
+__global__ void __launch_bounds__(kRankThreads)
     arrange_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
-  __shared__ RowJoiner::Shared join_shared;
-  __shared__ PlainSortShared sort_shared;
-  if (build.header->outcome.is_overflowing == 0) {
-    RowJoiner(join_shared, build).run();
-    cooperative_groups::this_cluster().sync();
-  }
-  PlainSorter(sort_shared, build).run();
+  __shared__ ArrangeShared shared;
+  TileArranger(shared, build).run();
+}
+
+/// Steps sort and arrange of many k tiles.
+__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+    sort_many_kernel(const __grid_constant__ BackwardBuild build) {
+  begin_ahead();
+  __shared__ PlainSortShared shared;
+  PlainSorter(shared, build).run();
 }
 
 __global__ void __launch_bounds__(kRunThreads)
@@ -223,10 +244,24 @@ __global__ void __launch_bounds__(kRunThreads)
   RunsWriter(shared, build, num_records).run();
 }
 
-bool is_short(const BackwardBuild& build, const DeviceBackwardLayout& layout) {
-  return build.source.count <= kFewSlices && layout.max_tiles <= kFewTiles &&
-         build.zeroed_chunks <= kFewChunks;
+/// Launches a kernel of one cluster as launch_ahead does.
+void launch_cluster_ahead(void (*kernel)(BackwardBuild), unsigned num_ctas,
+                          const BackwardBuild& build, cudaStream_t stream) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {.x = num_ctas, .y = 1, .z = 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = num_ctas;
+  config.blockDim = kOrderThreads;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = std::size(attributes);
+  cuda_check(cudaLaunchKernelEx(&config, kernel, build), "cudaLaunchKernelEx");
 }
+
+unsigned num_scan_ctas(std::int64_t count) { return count <= kFewScanned ? 1 : kOrderCtas; }
 
 unsigned num_blocks(std::int64_t units, std::int64_t units_per_block) {
   const std::int64_t blocks = (units + units_per_block - 1) / units_per_block;
@@ -259,6 +294,11 @@ BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardL
   set_shapes(build, shape, layout);
   build.header = part_at<DeviceBackwardHeader>(memory, 0);
   build.cut_bits = part_at<std::uint32_t>(memory, layout.cut_bits);
+  build.group_ends = part_at<std::int32_t>(memory, layout.group_ends);
+  build.group_counts = part_at<std::int32_t>(memory, layout.group_counts);
+  build.groups = layout.groups;
+  build.component_keys = part_at<ComponentKey>(memory, layout.component_keys);
+  build.by_component = part_at<std::uint64_t>(memory, layout.by_component);
   build.row_ends = part_at<std::int32_t>(memory, layout.row_ends);
   build.tallies[0] = part_at<TileTally>(memory, layout.tallies);
   build.tallies[1] = build.tallies[0] + layout.max_tiles;
@@ -288,17 +328,44 @@ BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardL
   return build;
 }
 
-/// Steps clear to fill of a long list, in kernels of their own.
-void launch_gathering(const BackwardBuild& build, cudaStream_t stream) {
+/// Steps clear to fill.
+void launch_gathering(const BackwardBuild& build, const DeviceBackwardLayout& layout,
+                      cudaStream_t stream) {
   clear_kernel<<<num_blocks(build.zeroed_chunks, kThreads), kThreads, 0, stream>>>(build);
   cuda_check(cudaGetLastError(), "clear_kernel");
   launch_ahead(mark_kernel, num_blocks(build.source.count, kThreads), kThreads, 0, build, stream);
-  launch_ahead(cut_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+  const std::int64_t words = num_row_words(build.grids[1].rows_k);
+  launch_cluster_ahead(cut_kernel, num_scan_ctas(words), build, stream);
   const unsigned walk_blocks =
       num_blocks(num_slice_tasks(build.tasks, build.source.count), kThreads / kWarpLanes);
   launch_ahead(count_kernel, dim3(walk_blocks, kKeyTilings), kThreads, 0, build, stream);
-  launch_ahead(place_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+  launch_cluster_ahead(place_kernel, num_scan_ctas(layout.max_tiles), build, stream);
   launch_ahead(fill_kernel, walk_blocks, kThreads, 0, build, stream);
+}
+
+/// Steps join to arrange.
+void launch_sorting(const BackwardBuild& build, const DeviceBackwardLayout& layout,
+                    cudaStream_t stream) {
+  launch_ahead(join_kernel, static_cast<unsigned>(layout.groups.count), kJoinThreads, 0, build,
+               stream);
+  const std::int64_t units =
+      build.record_capacity + std::int64_t{layout.max_tiles} + build.num_q_tiles;
+  launch_ahead(number_kernel,
+               static_cast<unsigned>(
+                   std::min<std::int64_t>(num_blocks(units, kJoinThreads), kMaxNumberBlocks)),
+               kJoinThreads, 0, build, stream);
+  if (!layout.has_few_tiles()) {
+    launch_ahead(sort_many_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+    return;
+  }
+  static SharedMemoryGrant grant;
+  grant.ensure(rank_kernel, static_cast<int>(kMostRankedKeys * sizeof(ComponentKey)));
+  launch_ahead(sort_chunks_kernel, dim3(num_blocks(layout.max_tiles, kChunkKeys), kTileOrders),
+               kChunkKeys, 0, build, stream);
+  launch_ahead(rank_kernel, dim3(num_blocks(layout.max_tiles, kOwnKeys), kTileOrders), kRankThreads,
+               static_cast<std::size_t>(layout.max_tiles) * sizeof(ComponentKey), build, stream);
+  launch_ahead(arrange_kernel, num_blocks(layout.max_tiles, kArrangedTiles), kRankThreads, 0, build,
+               stream);
 }
 
 }  // namespace
@@ -307,17 +374,11 @@ void build_device_backward_list(const DeviceBackwardShape& shape,
                                 const DeviceBackwardLayout& layout, const SliceArrays& slices,
                                 void* workspace, cudaStream_t stream) {
   BackwardBuild build = make_build(shape, layout, slices, workspace);
-  if (is_short(build, layout)) {
-    build.tasks = share_slices(slices.count, kOrderCtas * kOrderWarps, layout.max_tiles);
-    gather_kernel<<<kOrderCtas, kOrderThreads, 0, stream>>>(build);
-    cuda_check(cudaGetLastError(), "gather_kernel");
-  } else {
-    build.tasks = share_slices(slices.count, kWalkingWarps / kKeyTilings, layout.max_tiles);
-    launch_gathering(build, stream);
-  }
+  build.tasks = share_slices(slices.count, kWalkingWarps / kKeyTilings, layout.max_tiles);
+  launch_gathering(build, layout, stream);
   launch_ahead(emit_kernel, num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, build,
                stream);
-  launch_ahead(arrange_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+  launch_sorting(build, layout, stream);
   const auto order_blocks = static_cast<unsigned>(
       std::clamp<std::int64_t>(shape.record_capacity / kRunWarps, 1, kMaxOrderBlocks));
   launch_ahead(order_kernel, order_blocks, kRunThreads, 0, build, stream);

@@ -20,15 +20,18 @@
 //   place   one cluster  the way with the lower cost; where each k tile's records begin (scan)
 //   fill    slices       each k tile's slices, in any order
 //   emit    k tiles      each k tile's records, joined, and its steps
-//   join    one cluster  the components of rows, by records
-//   sort    one cluster  the order in which items are handed out (radix sort, plain_rule.hpp)
+//   join    rows         the components of rows, by records
+//   number  records      which component records, k tiles and q tiles are of
+//   sort    k tiles      two orders of the k tiles, in chunks, then of all (device_rank.cuh)
+//   arrange items        the order in which items are handed out (plain_rule.hpp)
 //   order   records      the semaphore values at which a record adds to dQ
 //
-// Of a short list, one cluster does the steps up to fill; join and sort are one cluster's in any
-// case.
+// Of many k tiles, one cluster sorts and arranges (radix sort).
 namespace magi {
 
 inline constexpr int kKeyTilings = 2;  ///< a plain grid; cut where slices begin
+inline constexpr std::int32_t kMostRowGroups = 1024;
+inline constexpr std::int32_t kLeastGroupShift = 8;
 
 /// Starts the workspace. All zero before a build.
 struct DeviceBackwardHeader {
@@ -57,6 +60,26 @@ struct alignas(16) RecordMark {
 };
 static_assert(sizeof(RecordMark) == 16);
 
+/// By what k tiles in front of the tail are sorted: those of the longest component come first,
+/// then those of a component, then the longest.
+struct alignas(16) ComponentKey {
+  std::uint64_t component = 0;
+  std::uint64_t tile = 0;  ///< the key by which all k tiles are sorted
+
+  /// Without branches, as the lanes of a warp would take different ones.
+  MAGI_HOST_DEVICE friend bool operator<(const ComponentKey& a, const ComponentKey& b) {
+    const int is_before = a.component < b.component ? 1 : 0;
+    const int is_equal = a.component == b.component ? 1 : 0;
+    return (is_before | (is_equal & (a.tile < b.tile ? 1 : 0))) != 0;
+  }
+};
+
+/// Groups of rows, 2^shift each, in which components are looked for: at most kMostRowGroups.
+struct RowGroups {
+  std::int32_t shift = kLeastGroupShift;
+  std::int32_t count = 1;
+};
+
 /// What a build needs besides its slices.
 struct DeviceBackwardShape {
   BackwardProblem problem;
@@ -74,8 +97,10 @@ struct DeviceBackwardLayout {
   BackwardList frame;  ///< of as many k tiles and components as there may be, without contents
   std::int32_t max_tiles = 0;
   std::int64_t run_capacity = 0;
+  RowGroups groups;
   std::size_t cut_bits = 0;          ///< uint32 [rows_k / 32]: a slice begins at the key
   std::size_t row_ends = 0;          ///< int32 [rows_q]: of the records that begin in the row
+  std::size_t group_ends = 0;        ///< int32 [groups]: of the records that begin in the group
   std::size_t tallies = 0;           ///< TileTally [kKeyTilings, max_tiles]
   std::size_t longest = 0;           ///< int32 [components]: steps of their longest k tile
   std::size_t record_ends = 0;       ///< int32 [components]: last of their records + 1
@@ -86,20 +111,26 @@ struct DeviceBackwardLayout {
   std::size_t begins = 0;            ///< int32 [max_tiles + 1]: first keys of the cut k tiles
   std::size_t component_bits = 0;    ///< uint32 [rows_q / 32]: a component begins in the row
   std::size_t covered_bits = 0;      ///< uint32 [rows_q / 32]: it goes on into the row
-  std::size_t component_prefix = 0;  ///< int32 [rows_q / 32]: components before the word
+  std::size_t component_prefix = 0;  ///< int32 [rows_q / 32]: components of the group before it
+  std::size_t group_counts = 0;      ///< int32 [groups]: components that begin in the group
   std::size_t tile_components = 0;   ///< int32 [q tiles]: the list
   std::size_t slices = 0;            ///< BandRecord [num_slices]
   std::size_t slice_ids = 0;         ///< int32 [record_capacity]
   std::size_t works = 0;             ///< KeyTile [max_tiles], by their keys
-  std::size_t components = 0;  ///< int32 [max_tiles], of works: that of the first record, or -1
-  std::size_t places = 0;      ///< int32 [max_tiles], of works: places in the list
-  std::size_t items = 0;       ///< int32 [max_tiles * heads_kv]: the list's order of items
-  std::size_t sort_keys = 0;   ///< uint64 [2, max_tiles]
-  std::size_t tiles = 0;       ///< KeyTile [max_tiles]: the list
-  std::size_t records = 0;     ///< KeyRecord [record_capacity]: the list
-  std::size_t marks = 0;       ///< RecordMark [record_capacity]
-  std::size_t runs = 0;        ///< SemaphoreRun [run_capacity]: the list
+  std::size_t components = 0;      ///< int32 [max_tiles], of works: that of the first record, or -1
+  std::size_t places = 0;          ///< int32 [max_tiles], of works: places in the list
+  std::size_t items = 0;           ///< int32 [max_tiles * heads_kv]: the list's order of items
+  std::size_t sort_keys = 0;       ///< uint64 [2, max_tiles]
+  std::size_t component_keys = 0;  ///< ComponentKey [max_tiles], where the k tiles are few
+  std::size_t by_component = 0;    ///< uint64 [max_tiles]: sort keys in the order of these
+  std::size_t tiles = 0;           ///< KeyTile [max_tiles]: the list
+  std::size_t records = 0;         ///< KeyRecord [record_capacity]: the list
+  std::size_t marks = 0;           ///< RecordMark [record_capacity]
+  std::size_t runs = 0;            ///< SemaphoreRun [run_capacity]: the list
   std::size_t size_bytes = 0;
+
+  /// Whether the whole device sorts them.
+  bool has_few_tiles() const { return max_tiles <= kMostRankedKeys; }
 };
 
 /// Throws InvalidArgument naming what is not allowed.

@@ -170,14 +170,15 @@ template <typename Grid, typename Visit>
 __device__ __forceinline__ void for_each_part(const SliceTasks& tasks, const Grid& grid,
                                               std::int32_t task, const BandSlice& own,
                                               Visit visit) {
-  constexpr std::int32_t kFewTiles = 4;
+  // A lane that takes more tiles than the warp has slices holds up all the others.
+  const std::int32_t few_tiles = min(4, tasks.slices_per_task);
   const std::int32_t part_index = task % tasks.num_parts;
   const std::int32_t first_slice = task / tasks.num_parts * tasks.slices_per_task;
   BandSlice band = own;
   Range tiles = reached_tiles(grid, own);
   std::int32_t slice = first_slice + lane_index();
   std::int32_t stride = 1;
-  const bool is_long = tiles.end - tiles.begin > kFewTiles;
+  const bool is_long = tiles.end - tiles.begin > few_tiles;
   unsigned left = __ballot_sync(kFullWarp, is_long);
   const Range all = tiles;
   if (is_long || part_index != 0) tiles.end = tiles.begin;
@@ -219,6 +220,17 @@ __device__ __forceinline__ void add_tally(TileTally& tally, const TileTally& mor
   atomicAdd(&tally.num_records, more.num_records);
   atomicMax(&tally.end_slice, more.end_slice);
   atomicMax(&tally.begin_inverse, more.begin_inverse);
+}
+
+/// What a tile costs as long as nothing is joined.
+__device__ __forceinline__ std::int32_t price_tile(const DeviceBuild& build, const TileGrid& grid,
+                                                   std::int32_t tile) {
+  const TileTally tally = build.tallies[grid.first_tally + tile];
+  BandSlice last;
+  if (tally.num_records > 0) {
+    last = part_of_tile(grid, build.slices[tally.end_slice - 1].band, tile);
+  }
+  return cost_of_tally(grid, build.tile, tile, tally, last);
 }
 
 /// Keeps a slice, and the word of the first bad one.

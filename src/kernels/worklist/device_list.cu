@@ -5,8 +5,10 @@
 #include "cuda/arena.hpp"
 #include "cuda/check.hpp"
 #include "cuda/launch.cuh"
+#include "cuda/shared_memory.hpp"
 #include "kernels/worklist/device_emit.cuh"
 #include "kernels/worklist/device_order.cuh"
+#include "kernels/worklist/device_rank.cuh"
 #include "kernels/worklist/device_small_list.cuh"
 #include "kernels/worklist/device_split.cuh"
 
@@ -16,11 +18,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
 constexpr std::int64_t kWalkingWarps = 8192;  ///< enough to keep every multiprocessor at work
-/// Slices, and tiles of all candidates, of a list that one cluster makes sooner than many
-/// launches.
-constexpr std::int32_t kFewSlices = kOrderCtas * kOrderThreads;
-constexpr std::int32_t kFewTiles = 2 * kOrderCtas * kOrderThreads;
-
 /// Adds to the tallies of all candidates, whose walks over the slices follow each other, and keeps
 /// the slices.
 __device__ void count_slices(const DeviceBuild& build) {
@@ -59,12 +56,7 @@ __device__ void price_tiles(const DeviceBuild& build) {
 #pragma unroll 1
     for (std::int32_t tile = (thread + stride - grid.first_tally % stride) % stride;
          tile < grid.num_tiles; tile += stride) {
-      const TileTally tally = build.tallies[grid.first_tally + tile];
-      BandSlice last;
-      if (tally.num_records > 0) {
-        last = part_of_tile(grid, build.slices[tally.end_slice - 1].band, tile);
-      }
-      const std::int32_t cost = cost_of_tally(grid, build.tile, tile, tally, last);
+      const std::int32_t cost = price_tile(build, grid, tile);
       build.costs[grid.first_tally + tile] = cost;
       sum += cost;
     }
@@ -127,22 +119,6 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ 
   fill_tiles(build);
 }
 
-/// Steps clear to fill of a short list: barriers of a cluster take less than launches.
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
-    gather_kernel(const __grid_constant__ DeviceBuild build) {
-  begin_ahead();
-  __shared__ PlaceShared shared;
-  const auto cluster = cooperative_groups::this_cluster();
-  clear_chunks(build.header, build.zeroed_chunks);
-  cluster.sync();
-  count_slices(build);
-  cluster.sync();
-  price_tiles(build);
-  cluster.sync();
-  RecordPlacer(shared, build).run();
-  fill_tiles(build);
-}
-
 __global__ void __launch_bounds__(kEmitThreads, 2)
     emit_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
@@ -150,8 +126,31 @@ __global__ void __launch_bounds__(kEmitThreads, 2)
   RecordWriter(shared, build).run();
 }
 
+__global__ void __launch_bounds__(kChunkKeys)
+    sort_chunks_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
+  const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kChunkKeys;
+  const std::int32_t count = build.grids[build.header->packing].num_tiles - first;
+  if (count <= 0) return;
+  __shared__ alignas(16) std::uint64_t chunk[kChunkKeys];
+  std::uint64_t own = ~std::uint64_t{0};  // behind all others
+  if (static_cast<std::int32_t>(threadIdx.x) < count) own = build.sort_keys[0][first + threadIdx.x];
+  sort_chunk(chunk, own, count, build.sort_keys[1] + first);
+}
+
+__global__ void __launch_bounds__(kRankThreads)
+    rank_kernel(const __grid_constant__ DeviceBuild build) {
+  begin_ahead();
+  extern __shared__ std::uint64_t room[];
+  __shared__ std::int32_t places[kOwnKeys];
+  rank_keys(build.sort_keys[1], build.grids[build.header->packing].num_tiles, room, places,
+            [&](std::uint64_t key, std::int32_t place) {
+              build.tiles[place] = build.works[key & 0xffffffffu];
+            });
+}
+
 __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
-    sort_kernel(const __grid_constant__ DeviceBuild build) {
+    sort_many_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
   __shared__ SortShared shared;
   sort_works(shared, build);
@@ -162,19 +161,6 @@ __global__ void __launch_bounds__(kSplitThreads)
   begin_ahead();
   __shared__ SplitShared<kSplitThreads> shared;
   TileSplitter(shared, build).run();
-}
-
-/// Steps sort and split of a short list.
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
-    arrange_kernel(const __grid_constant__ DeviceBuild build) {
-  begin_ahead();
-  __shared__ union {
-    SortShared sort;
-    SplitShared<kOrderThreads> split;
-  } shared;
-  sort_works(shared.sort, build);
-  cooperative_groups::this_cluster().sync();
-  TileSplitter(shared.split, build).run();
 }
 
 __global__ void __launch_bounds__(kSmallThreads)
@@ -204,10 +190,6 @@ bool is_small(const DeviceListShape& shape, const DeviceListLayout& layout) {
   const std::int64_t num_records = std::int64_t{shape.num_slices} * layout.max_tiles;
   return shape.num_slices <= kSmallSlices && layout.grids.size() == 1 &&
          layout.max_tiles <= kSmallTiles && num_records <= shape.record_capacity;
-}
-
-bool is_short(const DeviceListLayout& layout, std::int32_t num_slices) {
-  return num_slices <= kFewSlices && layout.sum_tiles <= kFewTiles;
 }
 
 unsigned num_blocks(std::int64_t units, std::int64_t units_per_block) {
@@ -254,39 +236,41 @@ DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayo
 }
 
 void sort_tiles(const DeviceBuild& build, cudaStream_t stream) {
-  sort_kernel<<<kOrderCtas, kOrderThreads, 0, stream>>>(build);
-  cuda_check(cudaGetLastError(), "sort_kernel");
+  std::int32_t most = 0;
+  for (std::int32_t i = 0; i < build.num_grids; ++i)
+    most = std::max(most, build.grids[i].num_tiles);
+  if (most > kMostRankedKeys) {
+    launch_ahead(sort_many_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+    return;
+  }
+  constexpr std::size_t kKeyBytes = sizeof(std::uint64_t);
+  static SharedMemoryGrant grant;
+  grant.ensure(rank_kernel, static_cast<int>(kMostRankedKeys * kKeyBytes));
+  launch_ahead(sort_chunks_kernel, num_blocks(most, kChunkKeys), kChunkKeys, 0, build, stream);
+  launch_ahead(rank_kernel, num_blocks(most, kOwnKeys), kRankThreads,
+               static_cast<std::size_t>(most) * kKeyBytes, build, stream);
 }
 
 void build_device_list(const DeviceListShape& shape, const DeviceListLayout& layout,
                        const SliceArrays& slices, void* workspace, cudaStream_t stream) {
   DeviceBuild build = make_device_build(shape, layout, slices, workspace);
   if (is_small(shape, layout)) return launch_small(build, layout, stream);
-  const auto share_out = [&](std::int64_t warps) {
-    build.tasks = share_slices(slices.count, warps / build.num_grids, layout.max_tiles);
-  };
-  const unsigned emit_blocks = num_blocks(layout.max_tiles, kEmitWarps);
-  if (is_short(layout, slices.count)) {
-    share_out(kOrderCtas * kOrderWarps);
-    // Ordinary: a kernel before it, whoever's it is, may not be of a kind that others begin beside.
-    gather_kernel<<<kOrderCtas, kOrderThreads, 0, stream>>>(build);
-    cuda_check(cudaGetLastError(), "gather_kernel");
-    launch_ahead(emit_kernel, emit_blocks, kEmitThreads, 0, build, stream);
-    launch_ahead(arrange_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
-    return;
-  }
-  share_out(kWalkingWarps);
+  build.tasks = share_slices(slices.count, kWalkingWarps / build.num_grids, layout.max_tiles);
   const std::int32_t num_tasks = num_slice_tasks(build.tasks, slices.count);
   constexpr int kWarps = kThreads / kWarpLanes;
   cuda_check(cudaMemsetAsync(workspace, 0, layout.zeroed_bytes, stream), "cudaMemsetAsync");
+  // Ordinary: what is before it may not be of a kind that others begin beside.
   count_kernel<<<num_blocks(std::int64_t{num_tasks} * build.num_grids, kWarps), kThreads, 0,
                  stream>>>(build);
   cuda_check(cudaGetLastError(), "count_kernel");
-  launch_ahead(cost_kernel, num_blocks(layout.sum_tiles, kThreads), kThreads, 0, build, stream);
+  if (build.num_grids > 1) {
+    launch_ahead(cost_kernel, num_blocks(layout.sum_tiles, kThreads), kThreads, 0, build, stream);
+  }
   launch_ahead(place_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
   launch_ahead(fill_kernel, num_blocks(num_tasks, kWarps), kThreads, 0, build, stream);
-  launch_ahead(emit_kernel, emit_blocks, kEmitThreads, 0, build, stream);
-  launch_ahead(sort_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+  launch_ahead(emit_kernel, num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, build,
+               stream);
+  sort_tiles(build, stream);
   // A block for each tile that may be cut: its records are walked by one.
   const unsigned split_blocks =
       std::max(num_blocks(layout.max_tiles, kSplitThreads), num_blocks(layout.max_split_tiles, 1));

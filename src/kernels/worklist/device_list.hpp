@@ -15,14 +15,14 @@
 // the build can be captured in a graph and replayed with other slices.
 //
 //   count   slices x candidates  a tally per q tile; the slices clamped, shrunk and kept
-//   cost    tiles x candidates   the cost of each tile and candidate, as long as nothing is joined
+//   cost    tiles x candidates   the cost of each tile, as long as nothing is joined; for one
+//                                candidate, place computes it
 //   place   one cluster          the cheapest candidate; where each tile's records begin (scan)
 //   fill    slices               each tile's slices, in any order
 //   emit    tiles                each tile's records, joined, and its cost
-//   sort    one cluster          tiles by falling cost (radix sort)
+//   sort    tiles                tiles by falling cost: in chunks, then of all (device_rank.cuh);
+//                                many by one cluster (radix sort)
 //   split   tiles                the works: tiles, the longest of them in splits
-//
-// In a short list, one cluster does the steps up to fill, and one the last two.
 namespace magi {
 
 /// Starts the workspace. All zero before a build.

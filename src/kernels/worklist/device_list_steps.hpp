@@ -46,6 +46,8 @@ struct TileGrid {
   std::int32_t first_tally = 0;  ///< of this candidate, where all candidates' tallies lie in a row
 };
 
+/// As many tiles are sorted by the whole device (device_rank.cuh), more by one cluster.
+inline constexpr std::int32_t kMostRankedKeys = 8192;
 inline constexpr std::int32_t kMaxPackings = 5;  ///< 1, 2, 4, 8, 16 heads
 inline constexpr std::int32_t kMaxTileCost = 1 << 30;
 inline constexpr std::int32_t kNotStored = -1;  ///< stands for the first record of such a tile

@@ -5,10 +5,10 @@
 
 #include "kernels/worklist/device_build.cuh"
 
-// One cluster of CTAs scans the tiles' record counts, and later sorts the tiles. The sort is least
-// significant digit first and stable: each warp owns a run of neighbours and ranks their digits in
-// order, so ties stay in index order whatever the threads' timing. Why it is not CUB's:
-// docs/design.md, section 9.
+// One cluster of CTAs scans the tiles' record counts, and later sorts the tiles where they are many
+// (device_rank.cuh sorts few). The sort is least significant digit first and stable: each warp owns
+// a run of neighbours and ranks their digits in order, so ties stay in index order whatever the
+// threads' timing. Why it is not CUB's: docs/design.md, section 9.
 namespace magi {
 
 inline constexpr int kOrderCtas = 8;
@@ -16,8 +16,6 @@ inline constexpr int kOrderThreads = 1024;
 inline constexpr int kOrderWarps = kOrderThreads / kWarpLanes;
 inline constexpr int kDigitBits = 8;
 inline constexpr int kDigits = 1 << kDigitBits;
-/// As many keys are sorted sooner by comparing each with all.
-inline constexpr std::int32_t kFewKeys = 640;
 
 struct PlaceShared {
   std::uint64_t num_records;  ///< of this CTA's tiles, read by the others
@@ -50,34 +48,48 @@ class RecordPlacer {
     own = scan_block<kOrderThreads>(own, shared_.record_scan).total;
     if (thread() == 0) shared_.num_records = own;
     cluster_.sync();
+    // Reads that do not wait for one another.
     std::uint64_t next = 0;
-#pragma unroll 1
-    for (int rank = 0; rank < rank_; ++rank) {
-      next += *cluster_.map_shared_rank(&shared_.num_records, static_cast<unsigned>(rank));
+#pragma unroll
+    for (int rank = 0; rank < kOrderCtas; ++rank) {
+      const auto* other =
+          cluster_.map_shared_rank(&shared_.num_records, static_cast<unsigned>(rank));
+      const std::uint64_t records = *other;
+      if (rank < rank_) next += records;
     }
+    cluster_.barrier_arrive();
     if (rank_ == kOrderCtas - 1 && thread() == 0) report(next + own);
 #pragma unroll 1
     for (std::int32_t first = begin; first < end; first += kOrderThreads) {
       next += place_block(first + thread(), end, next);
     }
-    cluster_.sync();  // nobody leaves before its count has been read
+    cluster_.barrier_wait();  // nobody leaves before its count has been read
   }
 
  private:
   /// Returns the number of records of the block's tiles.
   __device__ std::uint64_t place_block(std::int32_t tile, std::int32_t end, std::uint64_t next) {
     std::uint64_t count = 0;
-    if (tile < end) count = static_cast<std::uint64_t>(tallies_[tile].num_records);
+    std::int32_t cost = 0;
+    if (tile < end) {
+      count = static_cast<std::uint64_t>(tallies_[tile].num_records);
+      cost = cost_of(tile);
+    }
     const auto scan = scan_block<kOrderThreads>(count, shared_.record_scan);
     if (tile < end) {
       const auto begin = static_cast<std::int64_t>(next + scan.before);
-      const TileWork work =
-          work_of_tile(tile, build_.costs[build_.grids[packing_].first_tally + tile],
-                       tallies_[tile], begin, build_.record_capacity, build_.source.count);
+      const TileWork work = work_of_tile(tile, cost, tallies_[tile], begin, build_.record_capacity,
+                                         build_.source.count);
       build_.works[tile] = work;
       build_.begins[tile] = work.record_begin < 0 ? kNotStored : work.record_begin;
     }
     return scan.total;
+  }
+
+  /// Where there was nothing to choose from, nobody has priced the tiles.
+  __device__ std::int32_t cost_of(std::int32_t tile) const {
+    if (build_.num_grids == 1) return price_tile(build_, build_.grids[0], tile);
+    return build_.costs[build_.grids[packing_].first_tally + tile];
   }
 
   __device__ void report(std::uint64_t num_records) const {
@@ -128,7 +140,6 @@ class TileSorter {
   /// Returns where the sorted keys lie, which all threads may read: job.keys or job.room.
   __device__ std::uint64_t* run() {
     const int num_passes = count_passes();
-    if (num_passes > 0 && job_.num_tiles <= kFewKeys) return sort_few();
     std::uint64_t* keys = job_.keys;
     std::uint64_t* room = job_.room;
 #pragma unroll 1
@@ -145,31 +156,6 @@ class TileSorter {
   __device__ int count_passes() const {
     const int bits = kWarpLanes - __clz(static_cast<int>(job_.most - job_.least));
     return (bits + kDigitBits - 1) / kDigitBits;
-  }
-
-  /// Each warp counts, for keys of its own, those in front of them.
-  __device__ std::uint64_t* sort_few() {
-    static_assert(kFewKeys <= kOrderWarps * kDigits);
-    std::uint32_t* fields = shared_.positions[0];
-#pragma unroll 1
-    for (std::int32_t i = thread(); i < job_.num_tiles; i += kOrderThreads) {
-      fields[i] = static_cast<std::uint32_t>(job_.keys[i] >> 32);
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (std::int32_t own = rank_ * kOrderWarps + warp_index(); own < job_.num_tiles;
-         own += kOrderCtas * kOrderWarps) {
-      const std::uint32_t field = fields[own];
-      unsigned before = 0;
-#pragma unroll 1
-      for (std::int32_t i = lane_index(); i < job_.num_tiles; i += kWarpLanes) {
-        before += fields[i] < field || (fields[i] == field && i < own) ? 1 : 0;
-      }
-      before = __reduce_add_sync(kFullWarp, before);
-      if (lane_index() == 0) job_.room[before] = job_.keys[own];
-    }
-    cluster_.sync();
-    return job_.room;
   }
 
   /// Calls visit(key, digit, peers) in order for the keys of this warp's run: `peers` are the lanes
@@ -240,7 +226,7 @@ class TileSorter {
     std::uint32_t before = 0;
     std::uint32_t all = 0;
     if (thread() < kDigits) {
-#pragma unroll 1
+#pragma unroll
       for (int rank = 0; rank < kOrderCtas; ++rank) {
         const auto* totals = cluster_.map_shared_rank(shared_.totals, static_cast<unsigned>(rank));
         if (rank < rank_) before += totals[digit];

@@ -194,7 +194,7 @@ TEST_F(DeviceBackwardListTest, JoinsWhatTheHostJoins) {
   });
 }
 
-/// As many slices as one cluster takes, and more.
+/// k tiles that the whole device sorts, and more, which one cluster does.
 TEST_F(DeviceBackwardListTest, HoldsForLongRowsAndManySlices) {
   constexpr std::int32_t kRows = 1 << 17;
   const BackwardProblem problem{
@@ -210,6 +210,44 @@ TEST_F(DeviceBackwardListTest, HoldsForLongRowsAndManySlices) {
     }
     expect_hosts_list(shape_of(problem, ranges), ranges);
     ranges.append({0, kRows}, {0, kRows}, 1);
+    expect_hosts_list(shape_of(problem, ranges), ranges);
+  }
+}
+
+/// As many k tiles as the whole device sorts, and one more. Most of them tie in steps.
+TEST_F(DeviceBackwardListTest, HoldsAtTheMostTilesThatTheDeviceSorts) {
+  constexpr std::int32_t kLength = 40;
+  for (const std::int32_t num_tiles : {kMostRankedKeys, kMostRankedKeys + 1}) {
+    const std::int32_t rows = 1 << 18;
+    const std::int32_t count = num_tiles - rows / 128;
+    const BackwardProblem problem{
+        .rows_q = rows, .rows_k = rows, .heads_q = 8, .heads_kv = 2, .num_ctas = 132};
+    TypedRanges ranges;
+    for (std::int32_t i = 0; i < count; ++i) {
+      const Range rows_of{i * kLength, (i + 1) * kLength - (i % 100 == 0 ? 7 : 0)};
+      ranges.append(rows_of, rows_of, 1);
+    }
+    const DeviceBackwardShape shape = shape_of(problem, ranges);
+    ASSERT_EQ(device_backward_layout(shape).max_tiles, num_tiles);
+    expect_hosts_list(shape, ranges);
+  }
+}
+
+/// Rows of several groups, so many that a group has more rows than a block has threads, and keys
+/// that a cluster cuts. Components begin and end at the groups' borders and reach over some.
+TEST_F(DeviceBackwardListTest, FindsComponentsOverGroupsOfRows) {
+  for (const std::int32_t rows : {1000, 1 << 18, 600'001}) {
+    SCOPED_TRACE(::testing::Message() << rows << " rows");
+    const BackwardProblem problem{
+        .rows_q = rows, .rows_k = rows, .heads_q = 8, .heads_kv = 1, .num_ctas = 132};
+    RandomStream random(11);
+    TypedRanges ranges;
+    for (std::int32_t begin = 0; begin < rows;) {
+      const std::int32_t rest = random.chance(30) ? 1024 - begin % 1024 : random.between(1, 4000);
+      const std::int32_t end = std::min(begin + rest, rows);
+      if (random.chance(70)) ranges.append({begin, end}, {begin, end}, random.between(0, 1));
+      begin = end;
+    }
     expect_hosts_list(shape_of(problem, ranges), ranges);
   }
 }

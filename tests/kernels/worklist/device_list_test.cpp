@@ -195,6 +195,25 @@ TEST_F(DeviceListTest, HoldsForHundredsOfThousandsOfSlices) {
   expect_hosts_list(shape, ranges);
 }
 
+/// As many tiles as the whole device sorts, and one more. Most of them tie in cost.
+TEST_F(DeviceListTest, HoldsAtTheMostTilesThatTheDeviceSorts) {
+  constexpr std::int32_t kTokens = 16;  // of a tile of eight heads
+  for (const std::int32_t num_tiles : {kMostRankedKeys, kMostRankedKeys + 1}) {
+    const std::int32_t rows = num_tiles * kTokens;
+    TypedRanges ranges;
+    for (std::int32_t begin = 0; begin < rows;) {
+      const std::int32_t end = std::min(begin + 200 + begin % 7, rows);
+      ranges.append({begin, end}, {begin, end}, 1);
+      begin = end;
+    }
+    DeviceListShape shape =
+        shape_of({.rows_q = rows, .rows_k = rows, .heads_q = 8, .heads_kv = 1}, ranges);
+    shape.packings = {8};
+    ASSERT_EQ(device_list_layout(shape).max_tiles, num_tiles);
+    expect_hosts_list(shape, ranges);
+  }
+}
+
 TEST_F(DeviceListTest, SortsTilesThatSeeMoreSlicesThanOneWindow) {
   constexpr std::int32_t kRows = 300;
   RandomStream random(8);
