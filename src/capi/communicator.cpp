@@ -2,7 +2,7 @@
 #include "capi/handles.hpp"
 #include "capi/outputs.hpp"
 #include "capi/status.hpp"
-#include "comm/abort_group.hpp"
+#include "comm/rows/abort_group.hpp"
 #include "magi/comm.hpp"
 
 namespace magi::capi {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "comm/abort_group.hpp"
+#include "comm/rows/abort_group.hpp"
 #include "magi/comm.hpp"
 #include "magi/comm_vtable.h"
 

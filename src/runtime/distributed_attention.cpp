@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "comm/abort_group.hpp"
+#include "comm/rows/abort_group.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/check_attention.hpp"
 #include "runtime/device_calls.hpp"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "comm/abort_group.hpp"
+#include "comm/rows/abort_group.hpp"
 #include "kernels/cpu/attention.hpp"
 #include "magi/runtime.hpp"
 

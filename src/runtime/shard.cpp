@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "base/check.hpp"
-#include "comm/abort_group.hpp"
+#include "comm/rows/abort_group.hpp"
 #include "comm/rows/row_exchanger.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/check_tensor.hpp"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/alarm_line.hpp"
+#include "comm/net/alarm_line.hpp"
 #include "comm/ranks.hpp"
 #include "magi/comm_vtable.h"
 

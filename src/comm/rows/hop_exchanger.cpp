@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/abort_group.hpp"
+#include "comm/rows/abort_group.hpp"
 
 namespace magi::comm {
 namespace {
