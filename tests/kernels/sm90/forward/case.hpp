@@ -33,8 +33,8 @@ struct ForwardCase {
 std::ostream& operator<<(std::ostream& stream, const ForwardCase& test);
 
 /// Runs the case on poisoned outputs inside NaN guards and checks out, lse, max_logits, guards and
-/// that a second run, by a list made on the device where ranges can say the mask, gives the same
-/// bits. Failures are gtest failures.
+/// that a second run, by a list made on the device where ranges can say the mask, gives the bits of
+/// a list of the host with as many heads per tile. Failures are gtest failures.
 void check_forward(const ForwardCase& test);
 
 }  // namespace magi::test
