@@ -43,10 +43,11 @@ struct ListedBackwardTuning {
 };
 
 /// The backward, as the forward. out and dout have the type of q, and nothing is added to what is
-/// there. Rows whose lse * log2(e) is 2^14 and more go through a slow kernel in float64: one
-/// float32 does not hold such an lse. Memory for float32 sums, 4 * (2 * heads_q * rows_q + heads_kv
-/// * rows_k * (dim_qk + dim_v)) bytes, comes from the library's pool in stream order; a graph holds
-/// its own. Where is_fast is false, it is about 256 MiB more, or what one query needs.
+/// there. Rows whose lse * log2(e) is 2^14 (float16: 2^11) and more go through a slow kernel in
+/// float64: one float32 does not hold such an lse. Memory for float32 sums, 4 * (2 * heads_q *
+/// rows_q + heads_kv * rows_k * (dim_qk + dim_v)) bytes, comes from the library's pool in stream
+/// order; a graph holds its own. Where is_fast is false, it is about 256 MiB more, or what one
+/// query needs.
 void attention_backward_cuda(const BackwardArgs& args, const KeyLists& lists,
                              const ListedBackwardTuning& tuning, void* stream);
 

@@ -7,9 +7,9 @@
 #include "cuda/ptx/math.cuh"
 #include "kernels/sm90/arguments.hpp"
 
-// A warp's rows of 16-bit elements and their scores in float64, for rows with logits of about 2^14
-// and more. Products of 16-bit numbers are exact in float64, and sums of them as good as exact: so
-// scores do not depend on who computes them.
+// A warp's rows of 16-bit elements and their scores in float64, for rows whose lse is large
+// (large_lse). Products of 16-bit numbers are exact in float64, and sums of them as good as exact:
+// so scores do not depend on who computes them.
 namespace magi::sm90 {
 
 inline constexpr unsigned kFullWarp = 0xffffffffu;

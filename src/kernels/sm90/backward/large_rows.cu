@@ -8,7 +8,7 @@
 #include "kernels/sm90/exact_rows.cuh"
 #include "kernels/sm90/global_memory.cuh"
 
-// Rows with logits of about 2^14 and more, in plain loops: they are rare, and right is all that
+// Rows whose lse is large (large_lse), in plain loops: they are rare, and right is all that
 // they need to be. A warp works at a row, or at 4 or 8 keys; each lane has four or eight elements
 // of dim. Scores do not depend on who computes them (exact_rows.cuh), and each row's largest score
 // and sum are made anew.
@@ -134,7 +134,8 @@ class LargeRows {
   }
 
   __device__ bool is_large_row(RowPlace row) const {
-    return is_large(*row_at<float>(params_.lse, row.token, row.head));
+    constexpr float kLeast = large_lse(kType);
+    return is_large(*row_at<float>(params_.lse, row.token, row.head), kLeast);
   }
 
   /// The log of a large row's sum in base 2, once step 1 has been there.

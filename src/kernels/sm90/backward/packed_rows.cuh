@@ -8,10 +8,10 @@
 
 namespace magi::sm90 {
 
-/// Whether a row is left to the kernel for large rows.
-__device__ __forceinline__ bool is_large(float lse) {
+/// Whether a row is left to the kernel for large rows; `least`: large_lse of the tensors' type.
+__device__ __forceinline__ bool is_large(float lse, float least) {
   const float size = fabsf(lse) * kLog2E;
-  return size >= kLargeLse && size < INFINITY;
+  return size >= least && size < INFINITY;
 }
 
 /// The index of a row and head among the packed rows.

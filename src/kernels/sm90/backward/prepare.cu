@@ -165,7 +165,8 @@ __device__ __forceinline__ bool finish_row(const PrepareParams& params, const Ro
   }
   if (d != 0) return false;
   const std::int64_t at = place_of(params.packed, row.token, row.head);
-  const bool is_left_over = is_large(row.lse);
+  constexpr float kLeast = large_lse(kType);
+  const bool is_left_over = is_large(row.lse, kLeast);
   // -inf: the row has no keys. +inf: a sink has taken all of its weight.
   const bool is_infinite = fabsf(row.lse) * kLog2E == INFINITY;
   const bool has_weights = !is_infinite && !is_left_over;

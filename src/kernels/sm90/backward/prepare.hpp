@@ -24,9 +24,13 @@ inline constexpr int kTileRows = 64;
 inline constexpr float kNoKeys = 1e30f;
 
 /// Rows whose lse in base 2 is at least so large are left to large_rows.cu; the other kernels see
-/// rows without keys in their place. Below it the rounding of an lse changes weights by less than
-/// that to 16 bits does.
-inline constexpr float kLargeLse = 16384.0f;
+/// rows without keys in their place. Below it the rounding of an lse, and of scores, whose sums
+/// tensor cores truncate, changes weights by about as much as that to 16 bits does: float16 has
+/// three bits more than bfloat16.
+constexpr float large_lse(DType type) { return type == DType::Float16 ? 2048.0f : 16384.0f; }
+
+/// Of any type.
+inline constexpr float kLargestLse = large_lse(DType::BFloat16);
 
 /// How packed rows map to tokens and heads.
 struct PackedRows {

@@ -46,6 +46,7 @@ class ListedBackwardConsumer {
 
  private:
   static constexpr int kThreads = 128 * kC.consumers;
+  static constexpr float kLargeLse = large_lse(kC.type);
   static constexpr int kScoreStages = ListedBackwardStorage<kC>::kScoreStages;
   static constexpr std::uint32_t kAllKeys = (1u << kC.keys_per_warp()) - 1;
   using Scores = float[kC.keys / 2];

@@ -11,7 +11,7 @@
 #include "kernels/sm90/listed/list_reader.cuh"
 #include "kernels/sm90/listed/listed_forward.hpp"
 
-// Rows with logits of about 2^14 and more, in plain loops: they are rare, and right is all that
+// Rows whose lse is large (large_lse), in plain loops: they are rare, and right is all that
 // they need to be. A warp works at a row and goes through its list three times: for the log of the
 // row's sum over keys and sinks, for its delta, and for the gradients. All keys of a row are in its
 // list, so its delta is made anew: that of a rounded out is wrong by more than queries so large
@@ -47,7 +47,7 @@ class ListedLargeRows {
         return first_head + static_cast<std::int32_t>(row % group);
       };
       const std::int64_t row = base + threadIdx.x;
-      const bool is_found = row < num_rows && is_large(lse_of(token(row), head(row)));
+      const bool is_found = row < num_rows && is_large(lse_of(token(row), head(row)), kLargeLse);
       const unsigned of_warp = __ballot_sync(kFullWarp, is_found);
       if (lane_ == 0) found[threadIdx.x / 32] = of_warp;
       if (__syncthreads_or(is_found) == 0) continue;
@@ -69,7 +69,8 @@ class ListedLargeRows {
       for (std::int32_t base = 0; base < rows_.heads_q; base += 32) {
         const std::int32_t head = base + lane_;
         const bool is_head = head < rows_.heads_q;
-        unsigned large = __ballot_sync(kFullWarp, is_head && is_large(lse_of(token, head)));
+        unsigned large =
+            __ballot_sync(kFullWarp, is_head && is_large(lse_of(token, head), kLargeLse));
         for (; large != 0; large &= large - 1) {
           run_row(token, base + __ffs(static_cast<int>(large)) - 1);
         }
@@ -78,6 +79,8 @@ class ListedLargeRows {
   }
 
  private:
+  static constexpr float kLargeLse = large_lse(kType);
+
   __device__ float lse_of(std::int32_t token, std::int32_t head) const {
     return *row_at<float>(rows_.lse, token, head);
   }

@@ -6,6 +6,7 @@
 #include "base/check.hpp"
 #include "cuda/arena.hpp"
 #include "cuda/check.hpp"
+#include "kernels/sm90/backward/prepare.hpp"
 #include "kernels/sm90/conversions.hpp"
 #include "kernels/sm90/listed/large_rows.hpp"
 #include "kernels/sm90/listed/launch.hpp"
@@ -22,6 +23,7 @@ ListedRowParams row_params(const BackwardArgs& args, const ListedBackwardMemory&
           .out = strided_rows(args.out),
           .dout = strided_rows(args.dout),
           .lse = strided_rows(args.lse),
+          .large_lse = large_lse(args.q.dtype),
           .dlse = args.dlse.empty() ? StridedRows{} : strided_rows(args.dlse),
           .delta = memory.delta,
           .corrections = memory.corrections};

@@ -52,7 +52,7 @@ __device__ __forceinline__ float sink_gradient(const ListedRowParams& params, fl
   const float lse = *row_at<float>(params.lse, token, head);
   if (fabsf(lse) * kLog2E == INFINITY) return 0.0f;
   const std::int64_t row = token * params.heads_q + head;
-  if (is_large(lse)) {
+  if (is_large(lse, params.large_lse)) {
     const double log_sum = in_base_2(lse) + double{params.corrections[row]};
     return -weight_of(in_base_2(sink) - log_sum) * params.delta[row];
   }

@@ -17,7 +17,8 @@ struct ListedRowParams {
   StridedRows out;         ///< of 16-bit type, like dout
   StridedRows dout;
   StridedRows lse;
-  StridedRows dlse;  ///< without data where there is none
+  float large_lse = 0.0f;  ///< of their type (backward/prepare.hpp)
+  StridedRows dlse;        ///< without data where there is none
   /// [rows_q, heads_q]: sum of dout * out, less dlse; 0 where lse is infinite. Of large rows, which
   /// the main kernel leaves out, the kernel for them makes it anew.
   float* delta = nullptr;

@@ -113,7 +113,7 @@ class Prepared {
   /// Whether the row is left to the kernel for large ones.
   bool is_large(std::int64_t row, std::int64_t head) const {
     const double size = std::abs(lse.get(row, head, 0)) * std::numbers::log2e;
-    return size >= double{sm90::kLargeLse} && !has_no_weights(row, head);
+    return size >= double{sm90::large_lse(test_.type)} && !has_no_weights(row, head);
   }
   /// A flag for each 64 rows as they lie in memory.
   void expect_flags() const {
