@@ -137,6 +137,25 @@ std::int64_t count_chains(const ScheduleInput& input, const TileSpan& span,
   return span.num_splits == 1 ? chains : std::max(chains, policy.split_chains);
 }
 
+/// Counts the kv heads that lie side by side in an ordered even list of several query heads per kv
+/// head: in a long one they divide the kv heads, lest those left over make chains of all CTAs.
+std::int64_t count_sharing_heads(const ScheduleInput& input, const TileSpan& span) {
+  const TileCosts& tiles = input.tiles;
+  const SchedulePolicy& policy = tiles.policy;
+  const BackwardProblem& problem = tiles.problem;
+  const std::int64_t most = problem.num_ctas / policy.sharing_ctas;
+  if (tiles.is_short) return most;
+  const Ratio& distance = policy.chain_distance;
+  const Ratio& share = policy.chain_share;
+  const std::int64_t steps = std::max<std::int64_t>(tiles.longest() * span.groups_per_item, 1);
+  const std::int64_t wanted = (problem.num_ctas * distance.numerator * share.denominator - 1) /
+                                  (distance.denominator * share.numerator * steps) +
+                              1;
+  std::int64_t heads = std::max<std::int64_t>(std::min(most, wanted), 1);
+  while (heads < problem.heads_kv && problem.heads_kv % heads != 0) ++heads;
+  return heads;
+}
+
 /// Counts the kv heads of a section of an even list: as many as the cache holds, but enough items
 /// for every CTA.
 ///
@@ -152,11 +171,10 @@ std::int64_t count_fitting_heads(const ScheduleInput& input, const TileSpan& spa
   const std::int64_t fitting = std::max(tiles.cached_steps / column_steps, filling);
   const bool is_whole = span.num_splits == 1;
   if (!input.choice.is_deterministic || !is_whole || tiles.walk.is_group_first) return fitting;
-  const SchedulePolicy& policy = tiles.policy;
   const bool has_groups = problem.heads_q > problem.heads_kv;
   return std::max(fitting, has_groups
-                               ? problem.num_ctas / policy.sharing_ctas
-                               : heads_apart(input, span, order, policy.even_chain_distance));
+                               ? count_sharing_heads(input, span)
+                               : heads_apart(input, span, order, tiles.policy.even_chain_distance));
 }
 
 std::int32_t count_section_heads(const ScheduleInput& input, const Candidate& by,

@@ -38,6 +38,7 @@ std::string describe(const SchedulePolicy& policy) {
   line("packing_doubling", policy.packing_doubling, "of the list's time");
   line("chain_distance", policy.chain_distance, "steps");
   line("sharing_ctas", policy.sharing_ctas, "CTAs per kv head");
+  line("chain_share", policy.chain_share, "of an item's steps");
   line("even_chain_distance", policy.even_chain_distance, "steps");
   line("nested_rows", policy.nested_rows, "of the rows that k tiles span");
   line("split_chains", policy.split_chains, "kv heads");

@@ -82,10 +82,13 @@ struct SchedulePolicy {
 
   /// CTAs that meet at an ordered dQ sum can begin only so many steps apart.
   Ratio chain_distance{3, 2};
-  /// Ordered even lists of several query heads per kv head have so many kv heads side by side that
-  /// this many CTAs share the rows of each: with fewer, most of what a step loads and adds to comes
-  /// from DRAM.
+  /// Ordered even lists of several query heads per kv head have at most so many kv heads side by
+  /// side that this many CTAs share the rows of each: with fewer, most of what a step loads and
+  /// adds to comes from DRAM.
   std::int64_t sharing_ctas = 8;
+  /// Those that are not short have only so many that CTAs which meet at a sum begin within this
+  /// share of an item: fewer stay in the cache, and more would begin earlier by next to nothing.
+  Ratio chain_share{1, 32};
   /// Where a kv head has one query head, those lists have so many kv heads side by side that CTAs
   /// that meet at a sum could begin this many steps apart.
   Ratio even_chain_distance{9, 2};

@@ -81,6 +81,18 @@ TEST(BackwardScheduleTest, OrderedListsOfManyHeadsHaveFewSideBySide) {
   EXPECT_EQ(section_heads(documents, 128, 128), 36);
 }
 
+/// Items of 4,096 steps: what lies side by side should stay in the cache.
+TEST(BackwardScheduleTest, OrderedListsOfLongItemsHaveFewHeadsSideBySide) {
+  const auto section_heads = [](std::int32_t length) {
+    const Mask mask{length, length, {band_slice({0, length}, {0, length}, MaskType::Full)}};
+    const BackwardList list = list_of(mask, true);
+    EXPECT_TRUE(walks_everything_once(list));
+    return list.spans.front().section_heads;
+  };
+  EXPECT_EQ(section_heads(32768), 2);
+  EXPECT_EQ(section_heads(65536), 1);
+}
+
 TEST(BackwardScheduleTest, TheLastRoundOfWholeItemsIsFilledWithSplits) {
   // 2,048 whole items for 132 CTAs would end half a round later.
   const Mask mask{32768, 32768, {band_slice({0, 32768}, {0, 32768}, MaskType::Full)}};
