@@ -5,14 +5,8 @@
 
 namespace magi {
 
-inline constexpr std::int32_t kRowBits = 32;  ///< rows of a word of MarkedRows
-
-MAGI_HOST_DEVICE std::int32_t num_row_words(std::int32_t rows) {
-  return (rows + kRowBits - 1) / kRowBits;
-}
-
-/// Cuts the keys: k tiles begin where slices do, and every `keys` behind. One cluster, a word of 32
-/// keys at a time.
+/// Cuts the keys: k tiles begin where slices do, and every `keys` behind. One CTA or cluster, a
+/// word of 32 keys at a time.
 class KeyCutter {
  public:
   using Shared = ClusterScanShared<std::int32_t>;

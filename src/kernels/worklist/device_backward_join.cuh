@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "kernels/worklist/device_backward_cut.cuh"
+#include "kernels/worklist/device_backward_build.cuh"
 
 // Components: runs of rows that records join. Rows fall into groups, so that blocks need not wait
 // for one another: where the records end that begin in a group is known before, and how many

@@ -30,8 +30,6 @@ std::int64_t max_tiles(const DeviceBackwardShape& shape) {
   return (rows - 1) / shape.tile.keys + 1 + std::min<std::int64_t>(shape.num_slices, rows);
 }
 
-std::int64_t num_words(std::int32_t rows) { return (std::int64_t{rows} + 31) / 32; }
-
 RowGroups row_groups(std::int32_t rows) {
   RowGroups groups;
   const std::int32_t last = std::max(rows, 1) - 1;
@@ -59,12 +57,12 @@ DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape) {
   layout.max_tiles = static_cast<std::int32_t>(max_tiles(shape));
   layout.run_capacity = std::max(kRunsPerRecord * shape.record_capacity, kLeastRuns);
   layout.groups = row_groups(problem.rows_q);
-  const std::int64_t key_words = num_words(problem.rows_k);
-  const std::int64_t row_words = num_words(problem.rows_q);
+  const std::int64_t key_words = num_row_words(problem.rows_k);
+  const std::int64_t row_words = num_row_words(problem.rows_q);
   Arena arena;
   arena.add<DeviceBackwardHeader>(1);
   layout.cut_bits = arena.add<std::uint32_t>(key_words);
-  layout.row_ends = arena.add<std::int32_t>(row_words * 32);
+  layout.row_ends = arena.add<std::int32_t>(row_words * kRowBits);
   layout.group_ends = arena.add<std::int32_t>(layout.groups.count);
   layout.tallies = arena.add<TileTally>(std::int64_t{kKeyTilings} * layout.max_tiles);
   layout.longest = arena.add<std::int32_t>(layout.frame.num_components);

@@ -27,6 +27,17 @@ constexpr std::int64_t kMaxNumberBlocks = 528;
 /// Half of what runs at once: what comes behind a list may begin beside it.
 constexpr std::int64_t kMaxOrderBlocks = 528;
 
+/// Clears chunks of 16 bytes; all threads of a grid share them.
+__device__ void clear_chunks(void* begin, std::int64_t count) {
+  auto* chunks = static_cast<uint4*>(begin);
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+#pragma unroll 1
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += stride) {
+    chunks[i] = uint4{};
+  }
+}
+
 /// Keeps the slices, and marks where they begin in k.
 __device__ void mark_slices(const BackwardBuild& build) {
   const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
@@ -39,7 +50,7 @@ __device__ void mark_slices(const BackwardBuild& build) {
     keep_slice(build.slices, build.header->bad_slice, slice, checked);
     const BandSlice& band = checked.band;
     if (band.q0 >= band.q1) continue;
-    atomicOr(build.cut_bits + band.k0 / kWordBits, 1u << (band.k0 % kWordBits));
+    atomicOr(build.cut_bits + band.k0 / kRowBits, 1u << (band.k0 % kRowBits));
   }
 }
 
@@ -80,7 +91,7 @@ __device__ std::uint64_t cost_of(const BackwardBuild& build, int tiling) {
          tiles * static_cast<std::uint64_t>(build.rule.overhead);
 }
 
-/// Tells of the chosen tiling, which has `num_records`: by one thread of the cluster.
+/// Tells of the chosen tiling, which has `num_records`: by one thread of all.
 __device__ void report(const BackwardBuild& build, int tiling, std::int64_t num_records) {
   DeviceBackwardHeader& header = *build.header;
   header.tiling = tiling;
@@ -94,7 +105,7 @@ __device__ void report(const BackwardBuild& build, int tiling, std::int64_t num_
 
 using PlaceShared64 = ClusterScanShared<std::int64_t>;
 
-/// Chooses the way with the lower cost and makes the works of its k tiles: one cluster.
+/// Chooses the way with the lower cost and makes the works of its k tiles: one CTA or cluster.
 __device__ void place_records(PlaceShared64& shared, const BackwardBuild& build) {
   const int tiling = cost_of(build, 1) < cost_of(build, 0) ? 1 : 0;
   const KeyGrid grid = grid_of(build, tiling);

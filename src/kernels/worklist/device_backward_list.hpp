@@ -15,9 +15,9 @@
 //
 //   clear   what is counted in
 //   mark    slices       kept, clamped and shrunk; where they begin in k
-//   cut     one cluster  the k tiles that begin where slices do
+//   cut     one CTA      the k tiles that begin where slices do
 //   count   slices       a tally per k tile, for both ways to cut the keys
-//   place   one cluster  the way with the lower cost; where each k tile's records begin (scan)
+//   place   one CTA      the way with the lower cost; where each k tile's records begin (scan)
 //   fill    slices       each k tile's slices, in any order
 //   emit    k tiles      each k tile's records, joined, and its steps
 //   join    rows         the components of rows, by records
@@ -26,12 +26,17 @@
 //   arrange items        the order in which items are handed out (plain_rule.hpp)
 //   order   records      the semaphore values at which a record adds to dQ
 //
-// Of many k tiles, one cluster sorts and arranges (radix sort).
+// Where keys or k tiles are many, one cluster cuts and places, and sorts and arranges (radix sort).
 namespace magi {
 
 inline constexpr int kKeyTilings = 2;  ///< a plain grid; cut where slices begin
 inline constexpr std::int32_t kMostRowGroups = 1024;
 inline constexpr std::int32_t kLeastGroupShift = 8;
+inline constexpr std::int32_t kRowBits = 32;  ///< rows, or keys, of a word of bits
+
+MAGI_HOST_DEVICE std::int32_t num_row_words(std::int32_t rows) {
+  return (rows + kRowBits - 1) / kRowBits;
+}
 
 /// Starts the workspace. All zero before a build.
 struct DeviceBackwardHeader {

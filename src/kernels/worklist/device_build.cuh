@@ -28,7 +28,6 @@ struct DeviceBuild {
   SplitRule split;
   std::int64_t record_capacity = 0;
   SliceTasks tasks;
-  std::int64_t zeroed_chunks = 0;  ///< of 16 bytes, from the header on
   DeviceListHeader* header = nullptr;
   TileTally* tallies = nullptr;
   std::int32_t* costs = nullptr;
@@ -52,17 +51,6 @@ void sort_tiles(const DeviceBuild& build, cudaStream_t stream);
 __device__ __forceinline__ void begin_ahead() {
   ptx::launch_dependents();
   ptx::await_kernels_before();
-}
-
-/// Clears chunks of 16 bytes; all threads of a grid share them.
-__device__ __forceinline__ void clear_chunks(void* begin, std::int64_t count) {
-  auto* chunks = static_cast<uint4*>(begin);
-  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
-#pragma unroll 1
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
-       i += stride) {
-    chunks[i] = uint4{};
-  }
 }
 
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) % kWarpLanes; }

@@ -18,6 +18,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
 constexpr std::int64_t kWalkingWarps = 8192;  ///< enough to keep every multiprocessor at work
+
 /// Adds to the tallies of all candidates, whose walks over the slices follow each other, and keeps
 /// the slices.
 __device__ void count_slices(const DeviceBuild& build) {
@@ -159,7 +160,7 @@ __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
 __global__ void __launch_bounds__(kSplitThreads)
     split_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
-  __shared__ SplitShared<kSplitThreads> shared;
+  __shared__ SplitShared shared;
   TileSplitter(shared, build).run();
 }
 
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(kSplitThreads)
     split_small_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
   if (build.header->is_splitting == 0) return;
-  __shared__ SplitShared<kSplitThreads> shared;
+  __shared__ SplitShared shared;
   TileSplitter(shared, build).run();
 }
 
@@ -219,7 +220,6 @@ DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayo
   build.tile = shape.tile;
   build.split = shape.split;
   build.record_capacity = shape.record_capacity;
-  build.zeroed_chunks = static_cast<std::int64_t>(layout.zeroed_bytes / sizeof(uint4));
   build.header = part_at<DeviceListHeader>(workspace, 0);
   build.tallies = part_at<TileTally>(workspace, layout.tallies);
   build.costs = part_at<std::int32_t>(workspace, layout.costs);

@@ -8,20 +8,18 @@ namespace magi {
 inline constexpr int kSplitThreads = 256;
 inline constexpr int kMaxSplitTiles = kMaxSplits / kLeastSplits;
 
-template <int kThreads>
 struct SplitShared {
   std::int32_t num_splits[kMaxSplitTiles];  ///< of each split tile
   std::int32_t cost[kMaxSplitTiles];        ///< of its splits
-  ScanStorage<std::int64_t, kThreads> scan;
+  ScanStorage<std::int64_t, kSplitThreads> scan;
 };
 
 /// Makes the works of the sorted tiles, of which the longest are split, as split_long_tiles does:
 /// splits lie behind whole tiles of equal cost. Each block finds the split tiles anew and places
 /// its share of the whole ones; one block walks the records of a split tile.
-template <int kThreads>
 class TileSplitter {
  public:
-  __device__ TileSplitter(SplitShared<kThreads>& shared, const DeviceBuild& build)
+  __device__ TileSplitter(SplitShared& shared, const DeviceBuild& build)
       : shared_(shared), build_(build), grid_(build.grids[build.header->packing]) {
     const auto tile_costs = static_cast<std::int64_t>(build.header->list_cost);
     shares_ = split_shares(build.split, tile_costs, grid_.head_groups, build.tile);
@@ -50,7 +48,7 @@ class TileSplitter {
     const std::int32_t most =
         min(max_split_tiles(build_.split, grid_.head_groups), grid_.num_tiles);
 #pragma unroll 1
-    for (std::int32_t first = 0; first < most; first += kThreads) {
+    for (std::int32_t first = 0; first < most; first += kSplitThreads) {
       const std::int32_t i = first + thread();
       bool is_split = false;
       if (i < most) {
@@ -64,7 +62,7 @@ class TileSplitter {
       }
       const std::int32_t found = __syncthreads_count(is_split ? 1 : 0);
       num_split_tiles_ += found;
-      if (found < kThreads) break;
+      if (found < kSplitThreads) break;
     }
   }
 
@@ -80,7 +78,7 @@ class TileSplitter {
   __device__ void report() const {
     const std::int32_t all = count_splits(num_split_tiles_, [](std::int32_t) { return true; });
 #pragma unroll 1
-    for (std::int32_t i = thread(); i < num_split_tiles_; i += kThreads) {
+    for (std::int32_t i = thread(); i < num_split_tiles_; i += kSplitThreads) {
       SplitTile split;
       split.tile = build_.tiles[i].tile;
       split.first_slot = count_splits(i, [](std::int32_t) { return true; });
@@ -95,8 +93,9 @@ class TileSplitter {
   }
 
   __device__ void place_whole_tiles() const {
-    const auto stride = static_cast<std::int32_t>(gridDim.x) * kThreads;
-    const std::int32_t first = num_split_tiles_ + static_cast<std::int32_t>(blockIdx.x) * kThreads;
+    const auto stride = static_cast<std::int32_t>(gridDim.x) * kSplitThreads;
+    const std::int32_t first =
+        num_split_tiles_ + static_cast<std::int32_t>(blockIdx.x) * kSplitThreads;
 #pragma unroll 1
     for (std::int32_t i = first + thread(); i < grid_.num_tiles; i += stride) {
       const TileWork work = build_.tiles[i];
@@ -133,7 +132,7 @@ class TileSplitter {
     TileWork* works = build_.works + count_whole(cost) + before;
     const std::int32_t first_slot = count_splits(index, [](std::int32_t) { return true; });
 #pragma unroll 1
-    for (std::int32_t i = thread(); i < splits.num_splits; i += kThreads) {
+    for (std::int32_t i = thread(); i < splits.num_splits; i += kSplitThreads) {
       TileWork work;
       work.tile = whole.tile;
       work.cost = cost;
@@ -148,7 +147,8 @@ class TileSplitter {
     const Range rows = rows_of_tile(grid_, whole.tile);
     std::int64_t before = 0;
 #pragma unroll 1
-    for (std::int32_t first = whole.record_begin; first < whole.record_end; first += kThreads) {
+    for (std::int32_t first = whole.record_begin; first < whole.record_end;
+         first += kSplitThreads) {
       const std::int32_t record = first + thread();
       TileRun run;
       if (record < whole.record_end) {
@@ -156,13 +156,13 @@ class TileSplitter {
         const BandSlice band = part_of_tile(grid_, build_.records[record].band, whole.tile);
         if (band.q0 < band.q1) run = tile_run(band, rows.begin, rows.end, build_.tile.keys);
       }
-      const auto scan = scan_block<kThreads>(std::int64_t{run.num_tiles}, shared_.scan);
+      const auto scan = scan_block<kSplitThreads>(std::int64_t{run.num_tiles}, shared_.scan);
       cut_record(works, splits, record, before + scan.before, run, build_.tile.keys);
       before += scan.total;
     }
   }
 
-  SplitShared<kThreads>& shared_;
+  SplitShared& shared_;
   const DeviceBuild& build_;
   const TileGrid& grid_;
   SplitShares shares_;
