@@ -373,8 +373,8 @@ typedef struct magi_exchange_args {
   size_t struct_size;
   const magi_tensor* inputs;  /* [num_tensors] */
   const magi_tensor* outputs; /* [num_tensors]; lse merge: pairs {out, lse} */
-  int32_t num_tensors;
-  int32_t kind; /* MAGI_EXCHANGE_CAST, _SUM or _LSE_MERGE */
+  int32_t num_tensors;        /* 1 to 16 */
+  int32_t kind;               /* MAGI_EXCHANGE_CAST, _SUM or _LSE_MERGE */
   const magi_peer_rows* owned;
   int64_t num_owned;
   const magi_peer_rows* needed;

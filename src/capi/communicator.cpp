@@ -3,6 +3,7 @@
 #include "capi/outputs.hpp"
 #include "capi/status.hpp"
 #include "comm/rows/abort_group.hpp"
+#include "comm/rows/row_layout.hpp"
 #include "magi/comm.hpp"
 
 namespace magi::capi {
@@ -92,9 +93,9 @@ std::vector<TensorView> read_tensors(const magi_tensor* tensors, std::int32_t co
 /// Throws InvalidArgument for outputs that lie on inputs or on each other, and for more tensors
 /// than are compared.
 void check_apart(const magi_exchange& exchange) {
-  constexpr std::size_t kMostTensors = 16;
-  if (exchange.inputs.size() > kMostTensors) {
-    throw invalid("args.num_tensors", exchange.inputs.size(), "1 to 16");
+  if (exchange.inputs.size() > comm::kMaxTensors) {
+    throw invalid("args.num_tensors", exchange.inputs.size(),
+                  "1 to " + std::to_string(comm::kMaxTensors));
   }
   std::vector<NamedTensor> written, read;
   for (const TensorView& output : exchange.outputs) written.push_back({"args.outputs", output});

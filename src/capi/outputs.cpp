@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/check.hpp"
+#include "comm/rows/row_layout.hpp"
 
 namespace magi::capi {
 namespace {
@@ -127,7 +128,7 @@ void check_spread(const NamedTensor& output) {
 }  // namespace
 
 void check_outputs(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs) {
-  constexpr std::size_t kMostTensors = 32;  // of an exchange
+  constexpr std::size_t kMostTensors = 2 * comm::kMaxTensors;  // both sides of an exchange
   MAGI_CHECK(outputs.size() + inputs.size() <= kMostTensors);
   std::array<Reach, kMostTensors> reaches;
   const auto named = [&](std::size_t i) -> const NamedTensor& {

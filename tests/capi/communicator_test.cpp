@@ -124,6 +124,37 @@ TEST(CommunicatorAbi, ExchangesWriteApartFromWhatTheyRead) {
   EXPECT_EQ(values, (std::array<float, 8>{1, 2, 3, 4, 1, 2, 3, 4}));
 }
 
+TEST(CommunicatorAbi, ExchangesTakeUpToSixteenTensors) {
+  const auto group = thread_group(1);
+  constexpr std::size_t kMost = 16;
+  std::array<std::array<float, 4>, kMost + 1> values{}, received{};
+  std::vector<magi_tensor> inputs, outputs;
+  for (std::size_t t = 0; t <= kMost; ++t) {
+    values[t].fill(static_cast<float>(t));
+    inputs.push_back(floats(values[t].data(), 2));
+    outputs.push_back(floats(received[t].data(), 2));
+  }
+  const magi_peer_rows rows{.peer = 0, .row = 0, .num_rows = 2};
+  magi_exchange_args args{.struct_size = sizeof(args),
+                          .inputs = inputs.data(),
+                          .outputs = outputs.data(),
+                          .num_tensors = kMost + 1,
+                          .kind = MAGI_EXCHANGE_CAST,
+                          .owned = &rows,
+                          .num_owned = 1,
+                          .needed = &rows,
+                          .num_needed = 1};
+  magi_exchange* exchange = nullptr;
+  EXPECT_EQ(magi_exchange_start(group[0].get(), &args, &exchange), MAGI_INVALID_ARGUMENT);
+  EXPECT_STREQ(magi_last_error_message(), "args.num_tensors is 17; allowed: 1 to 16");
+  args.num_tensors = kMost;
+  ASSERT_EQ(magi_exchange_start(group[0].get(), &args, &exchange), MAGI_OK)
+      << magi_last_error_message();
+  const Owned<magi_exchange> owned(exchange);
+  EXPECT_EQ(magi_exchange_wait_sync(exchange), MAGI_OK);
+  for (std::size_t t = 0; t < kMost; ++t) EXPECT_EQ(received[t], values[t]);
+}
+
 TEST(CommunicatorAbi, ATableOfFunctionsIsACommunicator) {
   std::vector<Owned<magi_communicator>> group;
   for (auto& communicator : make_thread_group(2)) {
