@@ -5,16 +5,34 @@
 #include <functional>
 #include <string_view>
 
+// What the library tells without being asked, a line at a time. An error that is thrown is not told
+// here too; docs/reliability.md names all lines.
 namespace magi {
 
 enum class LogLevel : std::int32_t { Error = 0, Warn = 1, Info = 2, Debug = 3 };
 
 using LogSink = std::function<void(LogLevel level, std::string_view module, std::string_view text)>;
 
-/// Sends a line to the sink if `level` passes the threshold. Never on a hot path.
-void log(LogLevel level, std::string_view module, std::string_view text);
+/// Whether a line of this level is wanted: one word is read.
+bool is_logged(LogLevel level);
 
-/// Replaces the sink (default: stderr) and the threshold (default: MAGI_LOG_LEVEL, else warn).
+/// Gives a line to the sink if `level` passes the threshold. No lock is held meanwhile: the sink
+/// may log and set sinks.
+void write_log_line(LogLevel level, std::string_view module, std::string_view text);
+
+/// As write_log_line with the text that make_text() gives, which is called for a line that is
+/// wanted alone. What is thrown meanwhile ends here: a line that cannot be told ends no work.
+template <typename MakeText>
+void log(LogLevel level, std::string_view module, const MakeText& make_text) noexcept {
+  try {
+    if (is_logged(level)) write_log_line(level, module, make_text());
+  } catch (...) {
+    // Nobody else could be told.
+  }
+}
+
+/// Replaces the sink (default: stderr; empty: silence) and the threshold (default: MAGI_LOG_LEVEL,
+/// else warn). Threads that are giving a line to the former sink go on in it.
 void set_log_sink(LogSink sink, LogLevel threshold);
 
 }  // namespace magi
