@@ -2,6 +2,7 @@
 #include "gpu_group.hpp"
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "values.hpp"
 
 namespace magi::cli {
@@ -53,7 +54,11 @@ std::shared_ptr<Communicator> make_gpu_group(const std::shared_ptr<Communicator>
     reason = error.what();
   }
   try {
-    return make_nccl(base, options);
+    auto group = make_nccl(base, options);
+    if (base->rank() == 0) {
+      log(LogLevel::Info, "comm", [&] { return "the group goes over nccl, as " + reason; });
+    }
+    return group;
   } catch (const CommError& error) {
     throw CommError("no nvlink: " + reason + "; no nccl: " + error.what(), error.failure());
   }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -7,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/words.hpp"
+#include "comm/net/group_log.hpp"
 #include "comm/rows/exchange_kind.hpp"
 #include "magi/comm.hpp"
 #include "magi/comm_vtable.h"
@@ -163,6 +165,7 @@ class SuppliedGroup final : public Communicator {
   bool has_device_exchange() const override { return has(MAGI_COMM_MOVES_DEVICE_MEMORY); }
 
   void abort(const std::string& reason) noexcept override {
+    if (!has_aborted_.exchange(true)) comm::log_abort(rank(), reason);
     group_->vtable.abort(context(), reason.c_str());
   }
 
@@ -182,6 +185,7 @@ class SuppliedGroup final : public Communicator {
   bool has(std::int32_t feature) const { return (group_->vtable.features & feature) != 0; }
 
   std::shared_ptr<Supplied> group_;
+  std::atomic<bool> has_aborted_ = false;
 };
 
 }  // namespace

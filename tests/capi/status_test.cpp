@@ -102,6 +102,27 @@ TEST(Structs, ResultsAreWrittenAsFarAsTheyReach) {
   EXPECT_EQ(magi_mask_coverage(mask.get(), &longer.known), MAGI_INVALID_ARGUMENT);
 }
 
+TEST(LogSink, LinesAreGivenToAFunction) {
+  struct Kept {
+    std::string lines;
+  } kept;
+  const auto keep = [](void* context, std::int32_t level, const char* module, const char* text) {
+    auto& lines = static_cast<Kept*>(context)->lines;
+    lines += std::to_string(level) + " " + module + ": " + text + "\n";
+    EXPECT_EQ(magi_set_log_sink(nullptr, nullptr, MAGI_LOG_ERROR), MAGI_OK);  // from within
+  };
+  ASSERT_EQ(magi_set_log_sink(keep, &kept, MAGI_LOG_INFO), MAGI_OK);
+  magi_comm_options options{};
+  magi_comm_options_init(&options);
+  magi_communicator* ranks[2] = {};
+  ASSERT_EQ(magi_thread_group_create(2, &options, ranks), MAGI_OK);
+  for (magi_communicator* rank : ranks) magi_communicator_destroy(rank);
+  EXPECT_EQ(kept.lines,
+            "2 comm: rank 0 of 2 is in a group over threads: all ranks are threads of this "
+            "process\n");
+  EXPECT_EQ(magi_set_log_sink(nullptr, nullptr, MAGI_LOG_WARN), MAGI_OK);
+}
+
 TEST(LogSink, LevelsAreChecked) {
   EXPECT_EQ(magi_set_log_sink(nullptr, nullptr, 4), MAGI_INVALID_ARGUMENT);
   EXPECT_EQ(magi_set_log_sink(nullptr, nullptr, MAGI_LOG_WARN), MAGI_OK);

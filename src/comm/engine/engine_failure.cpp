@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "comm/engine/engine.hpp"
+#include "comm/net/group_log.hpp"
 
 namespace magi::comm {
 
@@ -87,7 +88,7 @@ void Engine::drop(const Exchange& exchange) noexcept {
 
 void Engine::abort(std::string_view reason) noexcept {
   if (!region_) return;
-  record_failure(CommFailure::Aborted, reason);
+  if (record_failure(CommFailure::Aborted, reason)) log_abort(rank_, reason);
 }
 
 void Engine::leave(RankState state) noexcept {

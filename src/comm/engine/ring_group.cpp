@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "comm/net/group_log.hpp"
 #include "comm/net/group_size.hpp"
 
 namespace magi::comm {
@@ -119,6 +120,7 @@ std::vector<std::unique_ptr<Communicator>> make_thread_group_with(
         make_ring_group(std::make_shared<Engine>(rank, num_ranks, region, options[r], HasEnded{}),
                         "threads", std::move(transports[r])));
   }
+  if (num_ranks > 1) log_group(*group[0], [] { return "all ranks are threads of this process"; });
   return group;
 }
 

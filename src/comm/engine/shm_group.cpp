@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/engine/ring_group.hpp"
+#include "comm/net/group_log.hpp"
 #include "comm/net/group_size.hpp"
 #include "comm/net/machine.hpp"
 #include "comm/net/process_watch.hpp"
@@ -101,8 +102,10 @@ std::unique_ptr<Communicator> make_shm_group_with(std::int32_t rank, std::int32_
   const auto has_ended = [watch = joined.watch](std::int32_t other) {
     return watch->has_ended(static_cast<std::size_t>(other));
   };
-  return make_ring_group(
+  auto group = make_ring_group(
       std::make_shared<Engine>(rank, num_ranks, joined.region, options, has_ended), "shm");
+  log_group(*group, [] { return "all ranks are processes of this machine"; });
+  return group;
 }
 
 }  // namespace magi::comm

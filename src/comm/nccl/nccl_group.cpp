@@ -7,6 +7,7 @@
 
 #include "base/check.hpp"
 #include "comm/nccl/nccl_watch.hpp"
+#include "comm/net/group_log.hpp"
 #include "comm/net/group_size.hpp"
 #include "comm/net/machine.hpp"
 #include "comm/net/start_together.hpp"
@@ -136,6 +137,7 @@ class GroupStart {
           rank_ > 0 && alarms_->connect(welcome_.alarms,
                                         shares_network(hellos_[static_cast<std::size_t>(rank_)]),
                                         Clock::now() + kAlarmTime);
+      if (rank_ > 0 && !is_connected) log_deaf();
       return bytes_of(std::uint8_t{is_connected});
     });
     if (rank_ != 0) return;
@@ -144,6 +146,15 @@ class GroupStart {
       is_connected.push_back(value_of<std::uint8_t>(connected[rank], rank) != 0);
     }
     alarms_->accept(is_connected, Clock::now() + kAlarmTime);
+  }
+
+  void log_deaf() const noexcept {
+    log(LogLevel::Warn, "comm", [&] {
+      return "rank " + std::to_string(rank_) +
+             " cannot connect to rank 0 beside NCCL: it learns that another rank has ended or " +
+             "failed when a wait ends at its deadline of " +
+             std::to_string(options_.deadline.count()) + " ms";
+    });
   }
 
   std::int32_t rank_;
@@ -182,6 +193,10 @@ class NcclGroup final : public Communicator {
         comm_->init(start.id(), options.max_ctas,
                     limit(deadline_, [] { return "all ranks to join NCCL's communicator"; }));
       });
+    });
+    log_group(*this, [&] {
+      return "NCCL " + nccl_version_text(start.library()->version()) + " moves rows of GPU " +
+             std::to_string(device_->ordinal());
     });
   }
 

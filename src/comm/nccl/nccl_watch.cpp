@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/words.hpp"
+#include "comm/net/group_log.hpp"
 #include "comm/rows/exchange_kind.hpp"
 
 namespace magi::comm {
@@ -55,26 +56,35 @@ void NcclWatch::throw_failure() const {
   throw CommError(failure_->what(), failure_->failure());
 }
 
-void NcclWatch::fail(const CommError& error) noexcept {
+bool NcclWatch::fail(const CommError& error) noexcept {
+  bool is_first = false;
   {
     const std::lock_guard lock(mutex_);
-    if (!failure_) failure_.emplace(error);
+    is_first = !failure_;
+    if (is_first) failure_.emplace(error);
     has_failed_.store(true, std::memory_order_release);
   }
   changed_.notify_all();
   alarms_->wake();
+  return is_first;
 }
 
-void NcclWatch::fail_with(const char* what, const char* reason, CommFailure failure) noexcept {
+void NcclWatch::fail_as_found(const CommError& error) noexcept {
+  if (fail(error)) log_found_failure(rank_, error);
+}
+
+bool NcclWatch::fail_with(const char* what, const char* reason, CommFailure failure) noexcept {
   try {
-    fail({"rank " + std::to_string(rank_) + what + reason, failure});
+    return fail({"rank " + std::to_string(rank_) + what + reason, failure});
   } catch (const std::bad_alloc&) {
-    fail(without_memory_);  // copying it takes no memory
+    return fail(without_memory_);  // copying it takes no memory
   }
 }
 
 void NcclWatch::abort(const std::string& reason) noexcept {
-  fail_with(" aborted: ", reason.c_str(), CommFailure::Aborted);
+  if (fail_with(" aborted: ", reason.c_str(), CommFailure::Aborted)) {
+    log_abort(rank_, reason);
+  }
 }
 
 void NcclWatch::add(NcclFlight flight) {
@@ -105,13 +115,15 @@ void NcclWatch::run() {
   try {
     device_->run_watch([this] {
       while (!is_stopping_.load(std::memory_order_acquire)) {
-        if (const auto told = alarms_->listen(kTick)) fail(*told);
+        if (const auto told = alarms_->listen(kTick)) fail_as_found(*told);
         inspect();
       }
       inspect();
     });
   } catch (const std::exception& error) {
-    fail_with(" cannot watch its exchanges: ", error.what(), CommFailure::System);
+    if (fail_with(" cannot watch its exchanges: ", error.what(), CommFailure::System)) {
+      log_abort(rank_, error.what());
+    }
     end_group();
   }
 }
@@ -120,7 +132,7 @@ void NcclWatch::inspect() {
   if (!has_failed_.load(std::memory_order_acquire)) {
     std::optional<CommError> found = comm_->async_error();
     if (!found) found = inspect_flights();
-    if (found) fail(*found);
+    if (found) fail_as_found(*found);
   }
   if (has_failed_.load(std::memory_order_acquire)) end_group();
 }

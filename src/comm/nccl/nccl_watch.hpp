@@ -42,8 +42,8 @@ class NcclWatch {
 
   /// Throws the group's failure.
   void throw_failure() const;
-  /// The first failure counts. From any thread.
-  void fail(const CommError& error) noexcept;
+  /// The first failure counts; whether this is it. From any thread.
+  bool fail(const CommError& error) noexcept;
   /// Fails as this rank has aborted the group.
   void abort(const std::string& reason) noexcept;
   void add(NcclFlight flight);
@@ -54,8 +54,10 @@ class NcclWatch {
 
  private:
   void run();
+  /// Fails as a look at the group has found.
+  void fail_as_found(const CommError& error) noexcept;
   /// Fails with a text of this rank.
-  void fail_with(const char* what, const char* reason, CommFailure failure) noexcept;
+  bool fail_with(const char* what, const char* reason, CommFailure failure) noexcept;
   void inspect();
   /// Drops flights that have ended; the error of one that outlasted its deadline.
   std::optional<CommError> inspect_flights();

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "comm/net/group_log.hpp"
 #include "comm/net/group_size.hpp"
 #include "comm/nvlink/peer_exchanger.hpp"
 
@@ -11,7 +12,12 @@ namespace {
 class NvlinkGroup final : public Communicator {
  public:
   NvlinkGroup(std::shared_ptr<Communicator> base, std::int32_t device, const CommOptions& options)
-      : base_(std::move(base)), link_(std::make_shared<PeerLink>(*base_, device, options)) {}
+      : base_(std::move(base)), link_(std::make_shared<PeerLink>(*base_, device, options)) {
+    log_group(*this, [&] {
+      return "GPU " + std::to_string(device) +
+             " writes rows into the others' memory; host memory moves over " + base_->backend();
+    });
+  }
 
   std::int32_t rank() const override { return base_->rank(); }
   std::int32_t num_ranks() const override { return base_->num_ranks(); }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "base/math.hpp"
 #include "base/words.hpp"
 #include "cuda/capture.hpp"
@@ -71,11 +72,24 @@ PeerLink::PeerLink(Communicator& base, std::int32_t device, const CommOptions& o
   };
   const bool has_others = std::ranges::any_of(
       cards_, [&](const RankCard& card) { return card.process.pid != own.process.pid; });
-  if (!has_others || !std::ranges::all_of(cards_, is_watched)) return;
+  if (!has_others) return;
+  if (!std::ranges::all_of(cards_, is_watched)) {
+    log_blind();
+    return;
+  }
   std::vector<ProcessId> processes;
   for (const RankCard& card : cards_) processes.push_back(card.process);
   processes_.emplace(processes);
   watcher_ = std::thread([this] { watch(); });
+}
+
+void PeerLink::log_blind() const noexcept {
+  log(LogLevel::Warn, "comm", [&] {
+    return rank_name(view_.rank) +
+           " cannot see the processes of all ranks of its nvlink group, as some have a process " +
+           "space of their own: that one has ended is learnt when a wait ends at its deadline of " +
+           std::to_string(deadline_.count()) + " ms";
+  });
 }
 
 PeerLink::~PeerLink() {
@@ -294,6 +308,11 @@ void PeerLink::watch() {
       if (peer == rank() || !processes_->has_ended(static_cast<std::size_t>(peer))) continue;
       lock.unlock();
       fail(peer, " ended: ", "its process is gone", CommFailure::PeerDied);
+      // Not a warning: processes of a program that is done end at different times.
+      log(LogLevel::Info, "comm", [&] {
+        return "the nvlink group of " + rank_name(rank()) + " has failed: the process of " +
+               rank_name(peer) + " is gone";
+      });
       return;
     }
   }

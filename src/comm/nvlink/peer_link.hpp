@@ -88,6 +88,8 @@ class PeerLink {
   std::string failure_text(const PeerMailbox& box) const;
   /// Where this rank was when the host learned of a failure.
   std::string place_text(const PeerMailbox& box) const;
+  /// Warns that watch() cannot do its work.
+  void log_blind() const noexcept;
   /// Fails with a text that starts with a rank's name.
   void fail(std::int32_t rank, const char* what, const char* reason, CommFailure failure) noexcept;
 
