@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "base/log.hpp"
+#include "base/words.hpp"
 #include "plan/config.hpp"
 #include "plan/fastest.hpp"
 #include "plan/flat.hpp"
@@ -209,6 +212,16 @@ std::vector<PlacementConfig> placements_of(const Way& way, const PlanConfig& con
   return {in_order};
 }
 
+void log_plan(const Plan& plan) noexcept {
+  log(LogLevel::Debug, "plan", [&] {
+    return "made plan " + hex(plan.digest) + ": " + counted(plan.mask.rows_q, "row") + " on " +
+           counted(plan.config.num_ranks, "rank") + " in chunks of " +
+           std::to_string(plan.placement_q.chunk_size) + ", " + counted(num_stages(plan), "stage") +
+           ", " + counted(plan.report.total_bytes, "byte") + " sent in a forward pass, balance " +
+           std::to_string(plan.report.balance);
+  });
+}
+
 }  // namespace
 
 planner::LoadedPlan planner::make_loaded_plan(const Mask& mask, const PlanConfig& config) {
@@ -231,7 +244,9 @@ planner::LoadedPlan planner::make_loaded_plan(const Mask& mask, const PlanConfig
 }
 
 Plan make_plan(const Mask& mask, const PlanConfig& config) {
-  return planner::make_loaded_plan(mask, config).plan;
+  Plan plan = planner::make_loaded_plan(mask, config).plan;
+  log_plan(plan);
+  return plan;
 }
 
 Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& placement_q,
@@ -253,6 +268,7 @@ Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& p
   }
   Plan plan = std::move(kept->plan);
   plan.digest = plan_digest(plan);
+  log_plan(plan);
   return plan;
 }
 

@@ -6,7 +6,10 @@
 #include <limits>
 #include <numeric>
 #include <set>
+#include <string>
 
+#include "base/log.hpp"
+#include "base/words.hpp"
 #include "magi/error.hpp"
 #include "plan/plan_support.hpp"
 
@@ -416,6 +419,21 @@ TEST(Plan, BadInputIsNamed) {
   Placement crooked = placement_from_chunks(64, 16, 2, {0, 0, 1, 1});
   std::swap(crooked.rank_chunks[0], crooked.rank_chunks[3]);
   EXPECT_THROW(make_plan_on(causal(64), config_of(2), crooked, crooked), InvalidArgument);
+}
+
+TEST(Plan, TheLogTellsOfEachPlanOnce) {
+  std::string seen;
+  set_log_sink(
+      [&](LogLevel, std::string_view module, std::string_view text) {
+        seen += std::string(module) + ": " + std::string(text) + "\n";
+      },
+      LogLevel::Debug);
+  const Plan plan = make_plan(causal(32), config_of(2));
+  set_log_sink(nullptr, LogLevel::Warn);
+  EXPECT_EQ(seen, "plan: made plan " + hex(plan.digest) + ": 32 rows on 2 ranks in chunks of " +
+                      std::to_string(plan.placement_q.chunk_size) + ", 2 stages, " +
+                      std::to_string(plan.report.total_bytes) +
+                      " bytes sent in a forward pass, balance 1.000000\n");
 }
 
 }  // namespace
