@@ -32,7 +32,7 @@ from magi_attention.common.plan_report import PlanReport, find_report
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.config.library import to_placement_config, to_plan_config
-from magi_attention.env import comm, general
+from magi_attention.env import apply_log_level, comm, general
 from magi_attention.functional import SparseForwardMeta
 from magi_attention.functional._masks import runner_under
 from magi_attention.functional._needed_keys import NeededKeys
@@ -315,6 +315,7 @@ class BoundPlan:
         if exchange_sms is not None:
             check_int("exchange_sms", exchange_sms, 0, _MAX_SMS)
         margins = comm.exchange_sms() if exchange_sms is None else (exchange_sms, exchange_sms)
+        apply_log_level()
         backend = chosen_backend(backend)
         if exchange_sms:
             refuse_margin("exchange_sms", exchange_sms, backend)
@@ -495,6 +496,7 @@ def _make(
                 "on is a plan whose ranks hold several runs of rows while layout is 'contiguous'; "
                 "allowed: one of that layout, or layout 'permuted', which keeps rows where they are"
             )
+    apply_log_level()
     native = to_plan_config(config)
     native.num_ranks, native.num_heads_q, native.num_heads_kv, head_dim = sizes
     native.head_dim_qk = native.head_dim_v = head_dim

@@ -16,6 +16,7 @@ ABI_VERSION = 3
 
 # One letter per argument: p address, i int32, q int64, z size_t, s text.
 _PROTOTYPES = {
+    "magi_set_log_sink": "ppi",
     "magi_mask_from_ranges": "pp",
     "magi_mask_from_slices": "pqiip",
     "magi_mask_from_cu_seqlens": "pqpqpp",

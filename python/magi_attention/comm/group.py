@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Callable
 
 import torch
@@ -19,6 +20,11 @@ from magi_attention.env.build import has_gpu_kernels
 from magi_attention.env.comm import TRANSPORTS
 from magi_attention.env.comm import transport as transport_of_environment
 from magi_attention.errors import CommError
+
+_log = logging.getLogger(__name__)
+# The library's words for ranks that nvlink cannot join, which is no news for a program that runs on
+# several hosts.
+_OTHER_HOST = "is on another host"
 
 
 def rank_of(cp_group: dist.ProcessGroup | None) -> int:
@@ -49,16 +55,19 @@ _GROUPS_KEPT = 16
 _communicators = LruCache(_GROUPS_KEPT)
 # Windows of GPU memory and communicators of NCCL are shared by all plans of a group.
 _shared = LruCache(_GROUPS_KEPT)
+_told = LruCache(_GROUPS_KEPT)  # groups of which the log has told, with why they have no nvlink
 _START_TIMEOUT = datetime.timedelta(seconds=100)
 
 
 def _clear() -> None:
     _communicators.clear()
     _shared.clear()
+    _told.clear()
 
 
 def _forget(group: dist.ProcessGroup) -> None:
     _communicators.pop(group, None)
+    _told.pop(group, None)
     for key in [key for key in _shared if key[1] is group]:
         del _shared[key]
 
@@ -100,11 +109,13 @@ def make_communicator(
     supplied = ProcessGroupTransport(cp_group)
     wants_nvlink = choice == "nvlink" or (choice == "auto" and supplied.moves_device_memory)
     if missing or not wants_nvlink:
+        asked = f"transport is {choice!r}" if choice != "auto" else ""
+        _tell_of_group(cp_group, asked or missing or "its group has no nccl")
         return Communicator.over(supplied)
     return _shared_one(
         "nvlink",
         cp_group,
-        lambda device: _over_nvlink(Communicator.over(supplied), device, choice),
+        lambda device: _over_nvlink(Communicator.over(supplied), device, choice, cp_group),
     )
 
 
@@ -146,11 +157,30 @@ def _over_nccl(group: dist.ProcessGroup) -> Communicator:
     return _shared_one("nccl", group, make)
 
 
-def _over_nvlink(base: Communicator, device: int, choice: str) -> Communicator:
+def _over_nvlink(
+    base: Communicator, device: int, choice: str, group: dist.ProcessGroup
+) -> Communicator:
     """`base` over nvlink, or itself where the ranks cannot and nvlink was not asked for."""
     try:
         return base.over_nvlink(device)
-    except CommError:
+    except CommError as error:
         if choice == "nvlink":
             raise
+        level = logging.INFO if _OTHER_HOST in str(error) else logging.WARNING
+        _tell_of_group(group, str(error), level)
         return base
+
+
+def _tell_of_group(group: dist.ProcessGroup, reason: str, level: int = logging.INFO) -> None:
+    """Tells once that torch's collectives carry a group's rows, and why nothing faster does. A
+    warning comes from rank 0 alone, as all ranks have the same reason.
+    """
+    if _told.get(group) == reason:
+        return
+    _told[group] = reason
+    rank = dist.get_rank(group)
+    _log.log(
+        level if rank == 0 else logging.INFO,
+        "rank %d of %d: torch's %s carries rows between ranks, as %s",
+        rank, dist.get_world_size(group), dist.get_backend_config(group), reason,
+    )  # fmt: skip

@@ -17,8 +17,11 @@ __all__ = ["build", "comm", "ffa", "general"]
 
 def apply_log_level() -> None:
     """Gives the logger "magi_attention" the level of MAGI_ATTENTION_LOG_LEVEL and, where that is
-    set and the program has no handlers, one that writes to stderr.
+    set and the program has no handlers, one that writes to stderr. Lines of the library go there
+    too.
     """
+    from magi_attention._native.log import follow
+
     logger = logging.getLogger("magi_attention")
     level = general.log_level()
     if logger.level != level:  # to set it clears what every logger has cached
@@ -27,6 +30,7 @@ def apply_log_level() -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
         logger.addHandler(handler)
+    follow(level)
 
 
 # The environment that was found good last: a new mask costs less where it has not changed.
