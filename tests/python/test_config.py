@@ -188,6 +188,24 @@ class TestEnvironment:
             logger.handlers[:] = handlers
             logger.setLevel(logging.NOTSET)
 
+    def test_a_level_that_the_program_gave_stays(self, monkeypatch):
+        logger = logging.getLogger("magi_attention")
+        monkeypatch.delenv("MAGI_ATTENTION_LOG_LEVEL", raising=False)
+        before = logger.level
+        try:
+            logger.setLevel(logging.NOTSET)
+            apply_log_level()
+            assert logger.level == logging.WARNING
+            logger.setLevel(logging.DEBUG)
+            apply_log_level()
+            assert logger.level == logging.DEBUG
+            monkeypatch.setenv("MAGI_ATTENTION_LOG_LEVEL", "error")
+            apply_log_level()
+            assert logger.level == logging.ERROR
+        finally:
+            logger.handlers.clear()
+            logger.setLevel(before)
+
     def test_values(self, monkeypatch):
         monkeypatch.setenv("MAGI_ATTENTION_PRECISION", "FP64")
         monkeypatch.setenv("MAGI_ATTENTION_KERNEL_BACKEND", "sdpa_ol")

@@ -15,22 +15,32 @@ from magi_attention.env import build, comm, ffa, general
 __all__ = ["build", "comm", "ffa", "general"]
 
 
+# The level that the logger has from here, not from the program.
+_given_level: int | None = None
+
+
+def _set_level(logger: logging.Logger, level: int) -> None:
+    global _given_level
+    logger.setLevel(level)
+    _given_level = level
+
+
 def apply_log_level() -> None:
     """Gives the logger "magi_attention" the level of MAGI_ATTENTION_LOG_LEVEL and, where that is
-    set and the program has no handlers, one that writes to stderr. Lines of the library go there
-    too.
+    set and the program has no handlers, one that writes to stderr. Where it is not set, a level
+    that the program gave the logger stays. Lines of the library go there too.
     """
     from magi_attention._native.log import follow
 
     logger = logging.getLogger("magi_attention")
-    level = general.log_level()
-    if logger.level != level:  # to set it clears what every logger has cached
-        logger.setLevel(level)
-    if is_set(PREFIX + "LOG_LEVEL") and not logger.hasHandlers():
+    level, is_asked = general.log_level(), is_set(PREFIX + "LOG_LEVEL")
+    if logger.level != level and (is_asked or logger.level in (logging.NOTSET, _given_level)):
+        _set_level(logger, level)  # to set it clears what every logger has cached
+    if is_asked and not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
         logger.addHandler(handler)
-    follow(level)
+    follow(logger.level)
 
 
 # The environment that was found good last: a new mask costs less where it has not changed.
