@@ -221,6 +221,25 @@ def later_abort(group, who: int) -> None:
     api.clear_cache(group)
 
 
+def later_abort_after_a_plan_of_one_rank(group, who: int) -> None:
+    """A rank may bind plans for itself, to look at them: the ranks find each other all the same."""
+    others, group = group, _new_group(group)
+    key = make_key(dense.masks(64)["full"], CASE, group)
+    q, k, v = (api.dispatch(t, key).float() for t in make_tensors(CASE)[:3])
+    plan = api.dist_attn_runtime_dict_mgr.get(key).bound.plan
+    if dist.get_rank(group) == who:
+        plan.bind(group)
+    bound = plan.bind(group)
+    bound.calc_attn(q, k, v)
+    begin = time.monotonic()
+    if dist.get_rank(group) == who:
+        check(lib.magi_communicator_abort(bound.communicator.address, b"a reason"))
+    refuses(lambda: bound.calc_attn(q, k, v), CommError, f"rank {who} aborted: a reason")
+    assert time.monotonic() - begin < SOON
+    dist.barrier(others)
+    api.clear_cache(group)
+
+
 def _new_group(group):
     timeout = datetime.timedelta(seconds=20)
     return dist.new_group(dist.get_process_group_ranks(group), timeout=timeout)

@@ -71,6 +71,11 @@ def test_later_abort(own_ranks, who):
     own_ranks.run(2, cases.later_abort, who)
 
 
+@pytest.mark.parametrize("who", [0, 1])
+def test_later_abort_after_a_plan_of_one_rank(own_ranks, who):
+    own_ranks.run(2, cases.later_abort_after_a_plan_of_one_rank, who)
+
+
 def test_compiled(ranks):
     ranks.run(2, cases.compiled)
 

@@ -16,24 +16,25 @@ MAX_TEXT = 2000  # of an error, in characters
 
 
 class LaterCalls:
-    """One rank's side. Ranks make the transports of a group, and begin its attentions, in the same
-    order; a refused attention has not begun.
+    """One rank's side. Ranks begin the attentions of a group in the same order; a refused attention
+    has not begun. Transports have names that no other one has or had, and on which their ranks have
+    agreed: the store may still hold what was said in a group before, which had this group's name.
     """
 
     def __init__(self, store: dist.Store, rank: int, num_ranks: int) -> None:
         self._store, self._rank, self._num_ranks = store, rank, num_ranks
-        self._num_transports = 0
+        self._refusals: str | None = None  # where they are; nobody waits before that is known
         self._num_begun = 0
         self._num_refusals, self._num_refusals_before = 0, 0  # since an attention began; until it
 
-    def next_transport(self) -> int:
-        """A number by which all ranks know the transport that is made now."""
-        self._num_transports += 1
-        return self._num_transports
+    def agreed(self, transport: str) -> None:
+        """The ranks have agreed on the name of a transport; the first one names the refusals."""
+        if self._refusals is None:
+            self._refusals = f"{_PREFIX}/refused/{transport}"
 
     def begin(self) -> None:
         """An attention begins: what this rank has refused before it is history."""
-        if self._num_refusals > 0:
+        if self._num_refusals > 0 and self._refusals is not None:
             self._store.set(self._refusal_key(self._rank), "{}")
         self._num_refusals_before, self._num_refusals = self._num_refusals, 0
         self._num_begun += 1
@@ -41,24 +42,30 @@ class LaterCalls:
     def refuse(self, error: Exception) -> None:
         """Tells the ranks that wait in the next attention that this one raises error there."""
         self._num_refusals += 1
+        if self._refusals is None:
+            return
         entry = {
             "text": " ".join(f"{type(error).__name__}: {error}".split())[:MAX_TEXT],
             "next": self._num_begun + 1,
             "count": self._num_refusals,
         }
         self._store.set(self._refusal_key(self._rank), json.dumps(entry))
+        self._store.set(self._refusals, "")  # there are some
 
-    def abort(self, transport: int, reason: str) -> None:
+    def abort(self, transport: str, reason: str) -> None:
         """Tells the ranks that wait for a transport; the first one counts."""
         self._store.compare_set(self._abort_key(transport), "", reason[:MAX_TEXT])
 
-    def check(self, transport: int) -> None:
+    def check(self, transport: str) -> None:
         """CommError where a rank has aborted the transport, or has refused the attention that is
         under way. A refusal of an earlier call, which this rank refused as well, is none of it.
         """
         key = self._abort_key(transport)
         if self._store.check([key]):
             raise CommError(self._store.get(key).decode(), CommError.ABORTED)
+        # Asked first, as ranks that are merely late are many and groups may be large.
+        if self._refusals is None or not self._store.check([self._refusals]):
+            return
         for rank in range(self._num_ranks):
             key = self._refusal_key(rank)
             if rank == self._rank or not self._store.check([key]):
@@ -69,8 +76,8 @@ class LaterCalls:
             text = f"rank {rank} refused its arguments: {entry['text']}"
             raise CommError(text, CommError.ABORTED)
 
-    def _abort_key(self, transport: int) -> str:
+    def _abort_key(self, transport: str) -> str:
         return f"{_PREFIX}/aborted/{transport}"
 
     def _refusal_key(self, rank: int) -> str:
-        return f"{_PREFIX}/refused/{rank}"
+        return f"{self._refusals}/{rank}"

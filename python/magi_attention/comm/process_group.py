@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import secrets
 from collections.abc import Callable
 
 import torch
@@ -51,11 +52,23 @@ class ProcessGroupTransport:
         self.moves_host_memory = "cpu" in backends
         self.moves_device_memory = backends.get("cuda") == "nccl"
         self._streams = LruCache(64)  # by address and device
-        first_calls = first_calls_of(group)
-        self._number = 0 if first_calls is None else first_calls.later.next_transport()
+        self._name: str | None = None  # by which its ranks know it at the group's store
         holds_groups(self, "group")
 
     def allgather(self, data: bytes) -> list[bytes]:
+        if self._name is not None:
+            return self._gather(data)
+        # That of rank 0 comes with the bytes of the first one. To count transports would not do, as
+        # a rank may bind plans for itself.
+        own = secrets.token_hex(8).encode()
+        gathered = self._gather(own + data)
+        self._name = gathered[0][: len(own)].decode()
+        first_calls = first_calls_of(self.group)
+        if first_calls is not None:
+            first_calls.later.agreed(self._name)
+        return [part[len(own) :] for part in gathered]
+
+    def _gather(self, data: bytes) -> list[bytes]:
         def call() -> list[bytes]:
             device = "cpu" if self.moves_host_memory else f"cuda:{torch.cuda.current_device()}"
             size = torch.tensor([len(data)], device=device)
@@ -120,7 +133,8 @@ class ProcessGroupTransport:
             if first_calls is not None:
                 try:
                     first_calls.join_those_who_compare()
-                    first_calls.later.check(self._number)
+                    if self._name is not None:
+                        first_calls.later.check(self._name)
                 except CommError as error:
                     self.abort(str(error))
                     raise
@@ -140,8 +154,8 @@ class ProcessGroupTransport:
         """
         self._aborted = reason
         first_calls = first_calls_of(self.group)
-        if first_calls is not None:
-            first_calls.later.abort(self._number, f"rank {self.rank} aborted: {reason}")
+        if first_calls is not None and self._name is not None:
+            first_calls.later.abort(self._name, f"rank {self.rank} aborted: {reason}")
 
     def _translated(self, call, exchange: ByteExchange | None = None):
         """The result of a call of torch.distributed; its errors become CommError, which names the
