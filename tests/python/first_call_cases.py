@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import os
 import time
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -198,6 +199,26 @@ def later_refusal(group, who: int) -> None:
     refuses(lambda: api.calc_attn(q, k, v, key), CommError, "aborted: rank")
     assert time.monotonic() - begin < SOON
     dist.barrier(others)
+    api.clear_cache(group)
+
+
+def later_refusal_without_padding(group) -> None:
+    """Rows without padding are refused as others are."""
+    group = _new_group(group)
+    case = replace(CASE, rows=61)
+    key = make_key(dense.masks(61)["full"], case, group)
+    q, k, v = (api.dispatch(t, key).float() for t in make_tensors(case)[:3])
+    api.calc_attn(q, k, v, key)
+    bound = api.dist_attn_runtime_dict_mgr.get(key).bound
+    num_valid = bound.rows.num_valid
+    begin = time.monotonic()
+    if num_valid < bound.local_rows:
+        given = q[:num_valid], k[1:], v[:num_valid], key
+        refuses(lambda: api.calc_attn(*given), ValueError, "k has")
+    else:
+        text = "refused its arguments: ValueError: k has"
+        refuses(lambda: api.calc_attn(q, k, v, key), CommError, text)
+    assert time.monotonic() - begin < SOON
     api.clear_cache(group)
 
 

@@ -71,6 +71,10 @@ def test_later_abort(own_ranks, who):
     own_ranks.run(2, cases.later_abort, who)
 
 
+def test_later_refusal_without_padding(own_ranks):
+    own_ranks.run(2, cases.later_refusal_without_padding)
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_later_abort_after_a_plan_of_one_rank(own_ranks, who):
     own_ranks.run(2, cases.later_abort_after_a_plan_of_one_rank, who)

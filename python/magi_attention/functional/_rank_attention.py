@@ -152,6 +152,11 @@ class RankAttention:
         if lacks_padding(q, self.local_shape):
             if self._unpadded is not None:
                 return self._unpadded.attend(q, k, v, options)
+            try:
+                check_unpadded((q, k, v), self.local_shape.num_valid)
+            except Exception as error:
+                self.refuse(error)
+                raise
             return attend_padded((q, k, v), options, self.local_shape, self._attend_all)
         given = q, k, v
         try:
@@ -228,15 +233,19 @@ def lacks_padding(q: torch.Tensor, local_shape: LocalShape) -> bool:
     )
 
 
+def check_unpadded(qkv: tuple, num_valid: int) -> None:
+    """ValueError unless all have the rows before the padding."""
+    for name, tensor in zip("qkv", qkv):
+        if not isinstance(tensor, torch.Tensor) or tensor.ndim != 3 or len(tensor) != num_valid:
+            got = len(tensor) if isinstance(tensor, torch.Tensor) and tensor.ndim else tensor
+            raise ValueError(f"{name} has {got} rows; allowed: {num_valid}, those of q")
+
+
 def attend_padded(qkv: tuple, options: tuple, local_shape: LocalShape, attend: Callable):
     """attend(q, k, v, options) on tensors that lack the padding: it is added, and taken off the
     result. Keys of padding are seen by no row, and its queries see none.
     """
     rows, num_valid = local_shape.rows, local_shape.num_valid
-    for name, tensor in zip("qkv", qkv):
-        if not isinstance(tensor, torch.Tensor) or tensor.ndim != 3 or len(tensor) != num_valid:
-            got = len(tensor) if isinstance(tensor, torch.Tensor) and tensor.ndim else tensor
-            raise ValueError(f"{name} has {got} rows; allowed: {num_valid}, those of q")
     sink, *others = options
     if getattr(sink, "ndim", 2) == 3:
         sink = _padded(sink, rows)

@@ -36,6 +36,7 @@ from magi_attention.functional._rank_attention import (
     RankAttention,
     attend_padded,
     check_local,
+    check_unpadded,
     find_attention,
     lacks_padding,
     layout_of,
@@ -160,6 +161,7 @@ def attend(
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """RankAttention.attend as an operator, by its number, local_shape and precision."""
     if lacks_padding(qkv[0], local_shape):
+        check_unpadded(qkv, local_shape.num_valid)
         padded = partial(attend, number, local_shape, precision)
         return attend_padded(qkv, options, local_shape, padded)
     sink, sink_layout, softmax_scale, softcap, return_max_logits = options
