@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "magi/plan.hpp"
+#include "plan/placements.hpp"
 #include "plan/report.hpp"
 #include "plan/steps.hpp"
-#include "runtime/placements.hpp"
 #include "support/random_mask.hpp"
 
 // Brute-force views of a plan and random plan inputs for the plan tests.

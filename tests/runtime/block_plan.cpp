@@ -7,9 +7,9 @@
 #include <set>
 #include <utility>
 
+#include "plan/placements.hpp"
 #include "plan/report.hpp"
 #include "plan/steps.hpp"
-#include "runtime/placements.hpp"
 
 namespace magi::testing {
 namespace {

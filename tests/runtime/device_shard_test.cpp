@@ -7,7 +7,7 @@
 #include "cuda/memory.hpp"
 #include "cuda/stream.hpp"
 #include "magi/runtime.hpp"
-#include "runtime/placements.hpp"
+#include "plan/placements.hpp"
 #include "support/gpu/gpu_test.hpp"
 
 // Shards on a GPU against the same calls on host memory, bit for bit.

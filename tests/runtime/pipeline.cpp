@@ -6,7 +6,7 @@
 #include <cmath>
 #include <mutex>
 
-#include "runtime/placements.hpp"
+#include "plan/placements.hpp"
 
 namespace magi::testing {
 namespace {

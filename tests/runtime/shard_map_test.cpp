@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "magi/runtime.hpp"
-#include "runtime/placements.hpp"
+#include "plan/placements.hpp"
 
 namespace magi {
 namespace {

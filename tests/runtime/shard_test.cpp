@@ -11,7 +11,7 @@
 
 #include "base/half.hpp"
 #include "magi/runtime.hpp"
-#include "runtime/placements.hpp"
+#include "plan/placements.hpp"
 
 namespace magi {
 namespace {

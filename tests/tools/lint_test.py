@@ -71,6 +71,31 @@ class Layers(unittest.TestCase):
             len(findings(cxx.check_layers, "src/plan/a.cpp", "#include <cuda_runtime.h>\n")), 1
         )
 
+    def test_folders_of_a_layer_include_lower_ones_only(self):
+        def check(name, *given):
+            text = "".join(f'#include "comm/{header}"\n' for header in given)
+            return findings(cxx.check_layers, f"src/comm/{name}", text)
+
+        self.assertEqual(check("nvlink/a.cpp", "rows/b.hpp", "net/b.hpp", "nvlink/c.hpp"), [])
+        self.assertEqual(check("a.cpp", "nccl/b.hpp", "engine/b.hpp", "c.hpp"), [])
+        self.assertEqual(
+            check("nccl/a.cpp", "nvlink/b.hpp"),
+            [(1, "src/comm/nccl may not include comm/nvlink/b.hpp")],
+        )
+        for name, given in (
+            ("rows/a.cpp", "device_rows/b.hpp"),
+            ("net/a.cpp", "rows/b.hpp"),
+            ("engine/a.cpp", "nccl/b.hpp"),
+            ("device_rows/a.cu", "engine/b.hpp"),
+            ("net/a.cpp", "validate.hpp"),
+        ):
+            self.assertEqual(len(check(name, given)), 1, name)
+
+    def test_every_folder_of_an_ordered_layer_has_a_place(self):
+        for layer, folders in cxx.FOLDERS.items():
+            there = {p.name for p in (lint.ROOT / "src" / layer).iterdir() if p.is_dir()}
+            self.assertEqual(there, set(folders))
+
     def test_asm_has_one_home(self):
         given = 'void f() { asm volatile("nop;"); }\n'
         self.assertEqual(findings(cxx.check_layers, "src/cuda/ptx/a.cuh", given), [])
@@ -161,6 +186,15 @@ class Circles(unittest.TestCase):
             lint.all_circles(texts, {}),
             [("src/plan/a.hpp", "src/plan/b.hpp"), ("src/comm", "src/comm/ring")],
         )
+
+    def test_tests_that_include_each_other(self):
+        texts = {
+            "tests/plan/a.hpp": '#include "runtime/b.hpp"\n',
+            "tests/runtime/b.hpp": "",
+            "tests/runtime/c.cpp": '#include "plan/d.hpp"\n',
+            "tests/plan/d.hpp": "",
+        }
+        self.assertEqual(lint.all_circles(texts, {}), [("tests/plan", "tests/runtime")])
 
     def test_modules_that_import_each_other(self):
         def package(module, given):

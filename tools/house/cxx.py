@@ -25,6 +25,18 @@ LAYERS = {
     "runtime": {"base", "mask", "plan", "comm", "cuda", "kernels"},
     "capi": {"base", "mask", "plan", "comm", "cuda", "kernels", "draw", "runtime"},
 }
+# What a folder of a layer may include of that layer's folders, besides itself. The layer's own
+# files lie above them all.
+FOLDERS = {
+    "comm": {
+        "net": set(),
+        "rows": {"net"},
+        "device_rows": {"net", "rows"},
+        "engine": {"net", "rows", "device_rows"},
+        "nccl": {"net", "rows", "device_rows"},
+        "nvlink": {"net", "rows", "device_rows"},
+    },
+}
 NO_CUDA = {"base", "mask", "plan", "simulate", "draw"}
 
 
@@ -104,6 +116,14 @@ def check_lengths(path, text, report):
             report(path, start, f"function of {length} lines; at most {cap}")
 
 
+def is_below(layer, folder, given):
+    """Whether a file in a folder of a layer may include `given`, as far as FOLDERS tells."""
+    if layer not in FOLDERS or not given.startswith(f"{layer}/"):
+        return True
+    target = given.split("/")[1]
+    return target == folder or target in FOLDERS[layer][folder]
+
+
 def check_layers(path, text, report):
     """`asm` in its home only, includes from lower layers only; path is relative to the root."""
     parts = path.parts
@@ -114,6 +134,7 @@ def check_layers(path, text, report):
     if parts[0] != "src" or len(parts) < 3:
         return
     layer = parts[1]
+    folder = parts[2] if len(parts) > 3 else None
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r'\s*#include\s+[<"]([^">]+)[">]', line)
         if not match:
@@ -121,6 +142,8 @@ def check_layers(path, text, report):
         target = match.group(1).split("/")[0]
         if target in LAYERS and target != layer and target not in LAYERS[layer]:
             report(path, number, f"src/{layer} may not include {match.group(1)}")
+        if folder is not None and not is_below(layer, folder, match.group(1)):
+            report(path, number, f"src/{layer}/{folder} may not include {match.group(1)}")
         if layer in NO_CUDA and re.search(r"cuda|nvtx", match.group(1)):
             report(path, number, f"src/{layer} may not see CUDA")
         if path.suffix in (".hpp", ".h", ".cuh") and re.search(r"nlohmann|CLI/", match.group(1)):
@@ -132,9 +155,12 @@ def include_graph(texts):
     graph = {}
     for name, text in texts.items():
         folder = pathlib.PurePosixPath(name).parent
+        # Tests are compiled with their own folder before that of the sources.
+        is_test = folder.parts[:1] == ("tests",)
+        roots = ("tests", "src", "include") if is_test else ("src", "include", "tests")
         graph[name] = set()
         for given in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.M):
-            for target in (f"{folder}/{given}", f"src/{given}", f"include/{given}"):
+            for target in (f"{root}/{given}" for root in (folder, *roots)):
                 if target in texts:
                     graph[name].add(target)
                     break
