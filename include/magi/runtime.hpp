@@ -84,12 +84,14 @@ struct AttentionOptions {
   /// Where the device memory of calls comes from. Empty: a stream-ordered pool of the library's,
   /// shared by all objects on a device.
   DeviceAllocator allocator;
-  /// Multiprocessors that attention leaves to the transport while rows are on their way.
+  /// Multiprocessors that attention leaves to the transport while rows are on their way: 0 or more,
+  /// and less than a GPU has.
   std::int32_t exchange_sms = 8;
   /// Partial gradients of keys travel in the type of k instead of the accumulator's: half of the
   /// bytes, and each is rounded once before owners add them. The same on all ranks.
   bool are_partials_rounded = false;
-  /// Name of the attention backend; empty: the library's own for the device of a call's tensors.
+  /// Name of an attention backend that the process has; empty: the library's own for the device of
+  /// a call's tensors.
   std::string backend;
 };
 

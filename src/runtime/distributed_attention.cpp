@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "base/check.hpp"
 #include "comm/rows/abort_group.hpp"
+#include "kernels/attention/backend.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/check_attention.hpp"
 #include "runtime/device_calls.hpp"
@@ -62,6 +64,29 @@ struct AttentionState {
   StepTrace trace;
 };
 
+namespace {
+
+/// What no device allows. StepMemory checks the rest, when a call tells the device.
+void check_choices(const AttentionOptions& options) {
+  if ((options.allocator.allocate == nullptr) != (options.allocator.release == nullptr)) {
+    throw invalid("options.allocator", "one function", "allocate and release, or neither");
+  }
+  constexpr std::int32_t kMostSms = 1 << 20;
+  if (options.exchange_sms < 0 || options.exchange_sms > kMostSms) {
+    throw invalid("options.exchange_sms", options.exchange_sms,
+                  "0 to " + std::to_string(kMostSms) + ", and less than a GPU has");
+  }
+  if (options.backend.empty()) return;
+  std::string allowed;
+  for (const std::string& name : backend_names()) {
+    if (name == options.backend) return;
+    allowed += (allowed.empty() ? "" : ", ") + name;
+  }
+  throw invalid("options.backend", options.backend, allowed);
+}
+
+}  // namespace
+
 DistributedAttention::DistributedAttention(std::shared_ptr<const Plan> plan,
                                            Communicator& communicator,
                                            const AttentionOptions& options) {
@@ -76,9 +101,7 @@ DistributedAttention::DistributedAttention(std::shared_ptr<const Plan> plan,
     throw invalid("communicator.num_ranks", communicator.num_ranks(),
                   std::to_string(plan->config.num_ranks) + " (the plan's)");
   }
-  if ((options.allocator.allocate == nullptr) != (options.allocator.release == nullptr)) {
-    throw invalid("options.allocator", "one function", "allocate and release, or neither");
-  }
+  check_choices(options);
   if (!communicator.compares_plans()) check_plan_digest_sync(communicator, plan->digest);
   state_ = std::make_unique<AttentionState>(std::move(plan), communicator, options);
 }

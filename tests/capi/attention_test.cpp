@@ -103,6 +103,11 @@ TEST(AttentionAbi, OptionsAreCheckedWhenTheObjectIsMade) {
   EXPECT_EQ(magi_attention_create_with(plan.get(), alone.get(), &options, &refused),
             MAGI_INVALID_ARGUMENT);
   EXPECT_STREQ(magi_last_error_message(), "options.are_partials_rounded is 2; allowed: 0 or 1");
+  options.are_partials_rounded = 0;
+  options.backend = "nobody";
+  EXPECT_EQ(magi_attention_create_with(plan.get(), alone.get(), &options, &refused),
+            MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(magi_last_error_message()).rfind("options.backend is nobody; ", 0), 0U);
 }
 
 TEST(AttentionAbi, FlexCallPassesEveryParameterOn) {

@@ -149,6 +149,21 @@ TEST(AttentionGroup, HasThePlansSize) {
             "plan is null; allowed: a plan");
 }
 
+TEST(AttentionGroup, RefusesOptionsThatNoDeviceAllows) {
+  const auto group = make_thread_group(1);
+  const auto made_with = [&](const AttentionOptions& options) {
+    return message_of([&] { DistributedAttention(plan_for(1), *group[0], options); });
+  };
+  EXPECT_EQ(made_with({.exchange_sms = -1}),
+            "options.exchange_sms is -1; allowed: 0 to 1048576, and less than a GPU has");
+  EXPECT_EQ(made_with({.exchange_sms = (1 << 20) + 1}),
+            "options.exchange_sms is 1048577; allowed: 0 to 1048576, and less than a GPU has");
+  EXPECT_EQ(made_with({.exchange_sms = 0}), "no exception");
+  EXPECT_EQ(made_with({.backend = "cpu"}), "no exception");
+  const std::string refused = made_with({.backend = "nobody"});
+  EXPECT_EQ(refused.rfind("options.backend is nobody; allowed: cpu", 0), 0U) << refused;
+}
+
 TEST(AttentionGroup, SinksThatItsBackendRefusesLeaveItUsable) {
   test::TableLog log;
   magi_attention_backend table = test::table_over_cpu(log, "over cpu");
