@@ -114,6 +114,7 @@ def bad_tensors(group) -> None:
         ({"softcap": float("nan")}, ValueError, "softcap is nan"),
         ({"softcap": None}, TypeError, "softcap is a NoneType"),
         ({"softmax_scale": "1"}, TypeError, "softmax_scale is a str"),
+        ({"return_max_logits": "no"}, TypeError, "return_max_logits is 'no'; allowed: a bool"),
         ({"softmax_scale": 0.0}, ValueError, "softmax_scale is 0.0"),
     ):
         refuses(lambda: api.calc_attn(q, k, v, key, **options), error, pattern)

@@ -3,6 +3,7 @@
 
 import random
 
+import numpy
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -317,6 +318,9 @@ BAD = [
     ({"sm_margin": "4"}, TypeError, "sm_margin is '4'"),
     ({"softmax_scale": "1"}, TypeError, "softmax_scale is a str"),
     ({"softcap": None}, TypeError, "softcap is a NoneType"),
+    ({"deterministic": "yes"}, TypeError, "deterministic is 'yes'; allowed: a bool"),
+    ({"deterministic": torch.tensor([False])}, TypeError, "deterministic is tensor"),
+    ({"return_max_logits": "no"}, TypeError, "return_max_logits is 'no'; allowed: a bool"),
     ({"attn_type_map": [0]}, TypeError, "attn_type_map is a list"),
     ({"sink": torch.zeros(9, 4)}, ValueError, "sink has shape"),
     ({"sink": torch.zeros(1, 3)}, ValueError, "sink has shape"),
@@ -343,6 +347,12 @@ def test_bad_arguments(change, error, match):
     flex_flash_attn_func(**good())
     with pytest.raises(error, match=match):
         flex_flash_attn_func(**{**good(), **change})
+
+
+@pytest.mark.parametrize("yes", [True, torch.tensor(True), numpy.bool_(True), numpy.array(True)])
+def test_bools_of_other_packages(yes):
+    _, meta = flex_flash_attn_func(**good(), deterministic=yes, return_max_logits=yes)
+    assert meta.max_logits is not None
 
 
 def test_masks_are_kept_apart():

@@ -29,6 +29,17 @@ def check_int(name: str, value: Any, lowest: int, highest: int | None = None) ->
     return number
 
 
+def as_bool(name: str, value: Any) -> bool:
+    """value as a bool. TypeError for what is no bool of Python, NumPy or torch: each str but the
+    empty one counts as true, "no" too.
+    """
+    if isinstance(value, bool):
+        return value
+    if str(getattr(value, "dtype", "")) in ("bool", "torch.bool") and value.ndim == 0:
+        return bool(value)
+    raise TypeError(f"{name} is {value!r}; allowed: a bool")
+
+
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """TypeError for what is no str, ValueError for one that is none of the choices."""
     if not isinstance(value, str):

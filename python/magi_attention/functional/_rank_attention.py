@@ -15,6 +15,7 @@ from magi_attention._group_holders import holds_groups
 from magi_attention._native.attention import Call, Options, Runner
 from magi_attention._native.tensors import as_plain
 from magi_attention.comm.first_call import FirstCalls, begin, first_calls_of
+from magi_attention.common._arguments import as_bool
 from magi_attention.common._lru import LruCache
 from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
@@ -163,11 +164,12 @@ class RankAttention:
             q, k, v = check_local(q, k, v, self.local_shape, self.precision)
             scale, softcap = check_params(softmax_scale, softcap, q.dtype)
             sink, layout = check_sink(sink, sink_layout, q)
+            return_max_logits = as_bool("return_max_logits", return_max_logits)
         except Exception as error:
             self.refuse(error)
             raise
         params = Options(
-            scale, softcap, layout, bool(return_max_logits),
+            scale, softcap, layout, return_max_logits,
             is_fast_backward=self.is_fast_backward,
         )  # fmt: skip
         call = self.find_call(q, k, v, sink, params)

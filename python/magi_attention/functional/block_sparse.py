@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from magi_attention._native.tensors import as_plain, is_intercepted
-from magi_attention.common._arguments import check_int
+from magi_attention.common._arguments import as_bool, check_int
 from magi_attention.common._block_ranges import (
     Blocks,
     FoldedRanges,
@@ -70,7 +70,7 @@ def block_sparse_attn_func(
     """
     attend = partial(
         flex_flash_attn_func, softmax_scale=softmax_scale, softcap=softcap,
-        deterministic=deterministic, sm_margin=sm_margin,
+        deterministic=as_bool("deterministic", deterministic), sm_margin=sm_margin,
     )  # fmt: skip
     for name, size in (("q_block_size", q_block_size), ("k_block_size", k_block_size)):
         check_int(name, size, 1, _MAX_BLOCK_SIZE)

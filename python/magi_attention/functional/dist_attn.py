@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from magi_attention._native.attention import Options
+from magi_attention.common._arguments import as_bool
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
@@ -169,6 +170,7 @@ def attend(
     q, k, v = check_local(*qkv, local_shape, precision)
     scale, softcap = check_params(softmax_scale, softcap, q.dtype)
     sink, layout = check_sink(sink, sink_layout, q)
+    return_max_logits = as_bool("return_max_logits", return_max_logits)
     scale, softcap, symbols = with_symbols(scale, softcap)
     numbers = (number, scale, softcap, layout, return_max_logits)
     out, lse, max_logits = DistAttention.apply(*distinct(q, k, v, sink), *symbols, numbers)

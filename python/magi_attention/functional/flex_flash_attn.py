@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from magi_attention._native.attention import Options
-from magi_attention.common._arguments import check_int
+from magi_attention.common._arguments import as_bool, check_int
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env import general
@@ -160,8 +160,9 @@ def flex_flash_attn_func(
     range_merge.
     """
     _warn_retired(retired)
+    return_max_logits = as_bool("return_max_logits", return_max_logits)
     options = sink, sink_layout, softmax_scale, softcap, return_max_logits
-    tuning = sm_margin, bool(deterministic), backend_of_environment()
+    tuning = sm_margin, as_bool("deterministic", deterministic), backend_of_environment()
     indices = _one_of(index_sparse_indices, index_attn_indices)
     sizes = q_block_size, _one_size(sparse_k_block_size, k_block_size)
     if indices is None:
@@ -190,7 +191,7 @@ def _attend(
     scale, softcap = check_params(softmax_scale, softcap, q.dtype)
     sink, layout = check_sink(sink, sink_layout, q)
     mask = check_ranges(q, *mask)
-    numbers = (layout, bool(return_max_logits), sm_margin)
+    numbers = (layout, return_max_logits, sm_margin)
     if is_eager(q, k, v):
         native = Options(scale, softcap, *numbers, not deterministic)
         return run(q, k, v, sink, flex_call(q, k, v, sink, mask, native, backend), None)
@@ -230,6 +231,7 @@ def ffa_fa4_func(
     flex_flash_attn_func. Head dims that FlashAttention-4 lacks are ValueError. reuse_attn_arg has
     no effect: what was made for a mask is always kept and found by its ranges.
     """
+    deterministic = as_bool("deterministic", deterministic)
     kind = getattr(q, "dtype", None), getattr(q, "device", None)
     is_plain = softcap == 0.0 and (softmax_scale is None or softmax_scale >= 0.0)
     repeats = deterministic or general.is_deterministic_mode_enable()
@@ -237,7 +239,7 @@ def ffa_fa4_func(
     backend = FA4 if takes else backend_of_environment()
     options = None, "sh", softmax_scale, softcap, False
     mask = q_ranges, k_ranges, attn_type_map
-    return _attend((q, k, v), mask, options, (0, bool(deterministic), backend))
+    return _attend((q, k, v), mask, options, (0, deterministic, backend))
 
 
 def _one_of(indices: torch.Tensor | None, older: torch.Tensor | None) -> torch.Tensor | None:
