@@ -48,6 +48,24 @@ def test_on_one_device(name, mask):
         agrees(flex_flash_attn_func, Case(mask=mask, rows=ROWS))
 
 
+def test_a_name_that_is_given_to_another_backend(monkeypatch):
+    q = torch.randn(8, 2, 8)
+    monkeypatch.setenv("MAGI_ATTENTION_KERNEL_BACKEND", "sdpa")
+    wanted, _ = flex_flash_attn_func(q, q, q, RANGE, RANGE)
+
+    def ones(problem, inputs, result):
+        result.out.fill_(1)
+        result.lse.fill_(0)
+
+    backends.unregister("torch")
+    backends.register("torch", ones, ones, backends.Limits(has_float_outputs=True))
+    try:
+        assert torch.equal(flex_flash_attn_func(q, q, q, RANGE, RANGE)[0], torch.ones(8, 2, 8))
+    finally:
+        backends.unregister("torch")
+    assert torch.equal(flex_flash_attn_func(q, q, q, RANGE, RANGE)[0], wanted)
+
+
 def test_each_call_reads_the_variable():
     q = torch.randn(8, 2, 8, requires_grad=True)
     peer_reference.fa4_forms.clear()

@@ -240,8 +240,17 @@ def known_limits(name: str | None, device_index: int) -> Limits:
 known_limits._dynamo_marked_constant = True
 
 
-def forget_limits(name: str) -> None:
-    """To be called where a name gets a new backend."""
+_registrations: dict[str, int] = {}
+
+
+def registration_of(name: str | None) -> int:
+    """How often the name was given to a backend: what is kept for it is of one registration."""
+    return _registrations.get(name, 0)
+
+
+def note_registration(name: str) -> None:
+    """To be called where a name gets a new backend: what is kept of another is not found again."""
+    _registrations[name] = registration_of(name) + 1
     for key in [key for key in _known_limits if key[0] == name]:
         del _known_limits[key]
 

@@ -59,7 +59,7 @@ def register(
     backend = native.SuppliedBackend(prepare or (lambda problem: problem), forward, backward)
     table = backend.table(name, tuple(devices), limits)
     check(lib.magi_attention_backend_register(table.address))
-    native.forget_limits(name)
+    native.note_registration(name)
     _registered.add(name)
     _supplied.append(table)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from magi_attention._native import attention as native
+from magi_attention._native.backend import registration_of
 from magi_attention._native.handles import MaskHandle
 from magi_attention._native.tensors import memory_of
 from magi_attention.common._arguments import naming
@@ -29,7 +30,7 @@ class KnownMask(NamedTuple):
     calls: CallCache
 
 
-_masks = LruCache(_MASKS_KEPT)  # by the numbers of rows and the contents of the tensors
+_masks = LruCache(_MASKS_KEPT)  # by the backend, the rows and the contents of the tensors
 
 
 def runner_under(handle: MaskHandle, backend: str | None = None) -> native.Runner:
@@ -57,7 +58,7 @@ def mask_of(
     if types is None:
         types = _ALL_FULL
     tensors = (q_ranges.contiguous(), k_ranges.contiguous(), types.contiguous())
-    key = (backend, rows_q, rows_k, *map(_content, _NAMES, tensors))
+    key = (backend, registration_of(backend), rows_q, rows_k, *map(_content, _NAMES, tensors))
     known = _masks.get(key)
     if known is None:
         addresses = ((tensor.data_ptr(), tensor.shape[0]) for tensor in tensors)
