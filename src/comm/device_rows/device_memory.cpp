@@ -23,7 +23,6 @@ void order_or_drop(std::int32_t device, const Order& order) noexcept {
     const DeviceScope scope(device);
     order();
   } catch (const std::exception&) {
-    static_cast<void>(cudaGetLastError());
   }
 }
 

@@ -172,8 +172,7 @@ void PeerLink::end_pass(cudaStream_t stream) noexcept {
   try {
     const DeviceScope scope(device_);
     if (begin) launch_begin_pass(view_, *begin, stream);  // of a pass without moves
-  } catch (const std::exception&) {
-    static_cast<void>(cudaGetLastError());  // a device that has failed says so in every later call
+  } catch (const std::exception&) {  // a device that has failed says so in every later call
   }
   try {
     meet_on_shared_gpu_sync();
@@ -184,8 +183,7 @@ void PeerLink::end_pass(cudaStream_t stream) noexcept {
     if (graph_of_capture(stream) != nullptr) return;
     const DeviceScope scope(device_);
     passes_->end(stream);
-  } catch (const std::exception&) {
-    static_cast<void>(cudaGetLastError());  // likewise
+  } catch (const std::exception&) {  // likewise
   }
 }
 
@@ -295,8 +293,7 @@ void PeerLink::abort(const std::string& reason) noexcept {
       static_cast<void>(cudaMemsetAsync(&view_.control[peer]->aborted[rank()], 1,
                                         sizeof(std::uint64_t), alarm_->handle()));
     }
-  } catch (const std::exception&) {
-    static_cast<void>(cudaGetLastError());
+  } catch (const std::exception&) {  // a device that has failed says so in every later call
   }
 }
 
