@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <memory>
+#include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -36,14 +38,34 @@ struct Supplied {
   Supplied(const Supplied&) = delete;
   Supplied& operator=(const Supplied&) = delete;
 
-  void check(std::int32_t status) const {
+  void check(std::int32_t status) {
     if (status == MAGI_VTABLE_OK) return;
     std::int32_t failure = 0;
     const char* text = vtable.last_error(vtable.context, &failure);
-    throw_status(status, failure, text != nullptr ? text : "the supplied group failed");
+    try {
+      throw_status(status, failure, text != nullptr ? text : "the supplied group failed");
+    } catch (const CommError& error) {
+      fail(error);
+      throw;
+    }
+  }
+
+  /// From here on the group has failed; the first failure is the one that is told.
+  void fail(const CommError& error) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_.emplace(error);
+  }
+
+  void check_failure() const {
+    const std::lock_guard lock(mutex_);
+    if (failure_) throw CommError(*failure_);
   }
 
   const magi_comm_vtable vtable;
+
+ private:
+  mutable std::mutex mutex_;  ///< abort comes from any thread
+  std::optional<CommError> failure_;
 };
 
 /// One exchange of the caller's.
@@ -166,8 +188,16 @@ class SuppliedGroup final : public Communicator {
 
   void abort(const std::string& reason) noexcept override {
     if (!has_aborted_.exchange(true)) comm::log_abort(rank(), reason);
+    try {
+      const std::string text = "rank " + std::to_string(rank()) + " aborted: " + reason;
+      group_->fail(CommError(text, CommFailure::Aborted));
+    } catch (const std::bad_alloc&) {
+      group_->fail(without_memory_);  // copying it takes no memory
+    }
     group_->vtable.abort(context(), reason.c_str());
   }
+
+  void check() const override { group_->check_failure(); }
 
   void close_sync() override { group_->check(group_->vtable.close(context())); }
 
@@ -186,6 +216,8 @@ class SuppliedGroup final : public Communicator {
 
   std::shared_ptr<Supplied> group_;
   std::atomic<bool> has_aborted_ = false;
+  const CommError without_memory_{"a rank aborted, and there was no memory to tell why",
+                                  CommFailure::Aborted};
 };
 
 }  // namespace

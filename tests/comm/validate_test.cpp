@@ -184,6 +184,38 @@ TEST(Validate, GroupsWithoutDeviceMemoryRefuseIt) {
             "communicator is a threads group; allowed: a group that moves device memory");
 }
 
+TEST(Validate, ASuppliedGroupThatHasFailedSaysSo) {
+  const auto failure_of = [](const Communicator& group) -> std::string {
+    try {
+      group.check();
+    } catch (const CommError& error) {
+      return std::to_string(static_cast<int>(error.failure())) + ": " + error.what();
+    }
+    return "none";
+  };
+  magi_comm_vtable table = make_comm_vtable(std::move(make_thread_group(1)[0]));
+  static std::int32_t status;
+  table.allgather = [](void*, const void*, std::size_t, magi_gather_sink, void*) { return status; };
+  table.last_error = [](void*, std::int32_t* failure) {
+    *failure = 2;
+    return status == MAGI_VTABLE_COMM_ERROR ? "rank 1 died" : "too many bytes";
+  };
+  const auto group = make_vtable_group(table);
+  EXPECT_EQ(failure_of(*group), "none");
+  status = MAGI_VTABLE_INVALID_ARGUMENT;
+  EXPECT_THROW(group->allgather_sync({}), InvalidArgument);
+  EXPECT_EQ(failure_of(*group), "none") << "a wrong call leaves the group usable";
+  status = MAGI_VTABLE_COMM_ERROR;
+  EXPECT_THROW(group->allgather_sync({}), CommError);
+  EXPECT_EQ(failure_of(*group), "2: rank 1 died");
+  group->abort("no more");
+  EXPECT_EQ(failure_of(*group), "2: rank 1 died") << "the first failure is told";
+
+  const auto other = make_vtable_group(make_comm_vtable(std::move(make_thread_group(1)[0])));
+  other->abort("no more");
+  EXPECT_EQ(failure_of(*other), "4: rank 0 aborted: no more");
+}
+
 TEST(Validate, ExchangesOfBytesReachTheTableOnceTheirArgumentsFit) {
   static magi_byte_exchange seen;
   static void* seen_stream;
