@@ -10,6 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -68,6 +70,21 @@ struct Failure {
   VerifyCase verify_case;
 };
 
+/// Runs workers and waits for them. Where one cannot start, the others end after their case.
+template <typename Work>
+void run_workers(std::int32_t num_workers, const Work& work, std::atomic<bool>& is_stopping) {
+  std::vector<std::jthread> workers;
+  for (std::int32_t worker = 0; worker < num_workers; ++worker) {
+    try {
+      workers.emplace_back(work);
+    } catch (const std::system_error& error) {
+      is_stopping = true;
+      throw EnvironmentUnfit("thread " + std::to_string(worker + 1) + " of " +
+                             std::to_string(num_workers) + " cannot start: " + error.what());
+    }
+  }
+}
+
 /// The failing case of the lowest index that the workers meet; workers stop after the first.
 std::optional<Failure> run_cases(const VerifyFlags& flags, std::uint64_t seed) {
   std::atomic<std::int32_t> next = flags.first;
@@ -95,11 +112,9 @@ std::optional<Failure> run_cases(const VerifyFlags& flags, std::uint64_t seed) {
       }
     }
   };
-  std::vector<std::jthread> workers;
   const auto cores = static_cast<std::int32_t>(std::thread::hardware_concurrency());
   const std::int32_t num_workers = flags.threads.value_or(std::max(1, cores));
-  for (std::int32_t worker = 0; worker < num_workers; ++worker) workers.emplace_back(work);
-  workers.clear();
+  run_workers(num_workers, work, is_stopping);
   if (unfit) std::rethrow_exception(unfit);
   return failure;
 }

@@ -50,6 +50,17 @@ TEST(CommandVerify, ReplaysOneCase) {
   }
 }
 
+TEST(CommandVerify, AThreadThatCannotStartEndsTheRun) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need more addresses than the limit";
+#endif
+  // Addresses for the stacks of a few threads, and more cases than there is time for.
+  const Outcome outcome =
+      run_magi("verify --cases 100000000 --threads 64", "ulimit -s 1048576; ulimit -v 4194304;");
+  EXPECT_EQ(outcome.code, 3);
+  EXPECT_NE(outcome.err.find("of 64 cannot start: "), std::string::npos) << outcome.err;
+}
+
 TEST(CommandVerify, BadCalls) {
   for (const char* arguments : {"verify --cases 0", "verify --cases many", "verify --seed -1",
                                 "verify --seed x", "verify --replay /no/such/file",
