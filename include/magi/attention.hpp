@@ -23,8 +23,11 @@ inline constexpr std::int32_t kMaxSinks = 8;
 /// over log2(e)) takes all weight of its rows: out is 0, lse +inf, and all gradients through them
 /// are 0, that of the sink too.
 struct AttentionParams {
-  double softmax_scale = 0.0;  ///< 0: 1 / sqrt(head_dim_qk); finite, on GPUs 1e-30 to 1e30
-  /// c > 0: s = c * tanh(scale * q.k / c); 0: off; on GPUs likewise, and scale / c 1e-36 to 1e36
+  /// 0: 1 / sqrt(head_dim_qk). On GPUs 1e-30 to 1e30; on CPUs such magnitudes, for float64 any
+  /// finite number.
+  double softmax_scale = 0.0;
+  /// c > 0: s = c * tanh(scale * q.k / c); 0: off; likewise. scale / c: on GPUs 1e-36 to 1e36, on
+  /// CPUs 1e-30 to 1e30.
   double softcap = 0.0;
   SinkLayout sink_layout = SinkLayout::SinkHead;
   friend bool operator==(const AttentionParams&, const AttentionParams&) = default;

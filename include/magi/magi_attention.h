@@ -22,8 +22,8 @@ typedef struct magi_attention_inputs {
   const magi_tensor* k;
   const magi_tensor* v;
   const magi_tensor* sink; /* optional: [sinks, heads_q] or [rows_q, sinks, heads_q], by layout */
-  double softmax_scale;    /* 0: 1 / sqrt(dim_qk); finite, on GPUs 1e-30 to 1e30 */
-  double softcap;          /* 0: off; on GPUs likewise, and scale / softcap 1e-36 to 1e36 */
+  double softmax_scale;    /* 0: 1 / sqrt(dim_qk); as AttentionParams in magi/attention.hpp says */
+  double softcap;          /* 0: off; likewise */
   int32_t sink_layout;     /* MAGI_SINK_HEAD or MAGI_ROW_SINK_HEAD */
   int32_t sm_margin;       /* magi_flex_... on a GPU: multiprocessors left to others */
   /* backward on a GPU: 1: dq may differ in its last bits from call to call, which is faster; 0: all

@@ -71,6 +71,24 @@ def test_beyond_float32(number, name):
         is_right(torch.float64, run(torch.float64, **{name: number}))
 
 
+@pytest.mark.parametrize("scale, softcap", [(1e30, 1e-30), (-1e20, 1e-20), (1e-30, 1e30)])
+def test_quotients_beyond_float32(scale, softcap):
+    for dtype in (torch.bfloat16, torch.float32):
+        with pytest.raises(
+            ValueError, match=r"softmax_scale / softcap is 1e.*; allowed: 1e-30 to "
+        ):
+            run(dtype, softmax_scale=scale, softcap=softcap)
+    run(torch.float64, softmax_scale=scale, softcap=softcap)
+    with pytest.raises(ValueError, match=r"softmax_scale / softcap is inf in magnitude; allowed"):
+        run(torch.float64, softmax_scale=1e300, softcap=1e-300)
+
+
+@pytest.mark.parametrize("dtype", EPSILON, ids=str)
+@pytest.mark.parametrize("scale, softcap", [(1e10, 1e-20), (-1e-10, 1e20), (1.0, 1e-30)])
+def test_quotients_at_the_ends(scale, softcap, dtype):
+    is_right(dtype, run(dtype, softmax_scale=scale, softcap=softcap))
+
+
 @pytest.mark.parametrize("number", [0.0, -0.0, math.nan, math.inf, -math.inf])
 def test_no_scale(number):
     for dtype in EPSILON:

@@ -17,8 +17,8 @@ from magi_attention.env.build import has_gpu_kernels
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 MAX_SINKS = 8
-# The least and the greatest magnitude of scale and softcap: their quotients and those of scores
-# are numbers of the type that scores are computed in.
+# The least and the greatest magnitude of scale, softcap and their quotient: products of scores with
+# them are numbers of the type that scores are computed in.
 _EXTREMES_FLOAT64 = sys.float_info.min, sys.float_info.max
 _EXTREMES_FLOAT32 = 1e-30, 1e30
 _MAX_SINK = 1e30 * (1 + 2.0**-20)  # 1e30 in every type
@@ -134,6 +134,13 @@ def check_params(
             f"softcap is {softcap}; allowed: 0 (off) or a positive number from {least:g} to "
             f"{most:g} for {dtype}"
         )
+    if softmax_scale is not None and softcap != 0.0:
+        quotient = abs(softmax_scale) / softcap
+        if not least <= quotient <= most:
+            raise ValueError(
+                f"softmax_scale / softcap is {quotient:g} in magnitude; allowed: {least:g} to "
+                f"{most:g} for {dtype}"
+            )
     return 0.0 if softmax_scale is None else softmax_scale, softcap
 
 

@@ -88,6 +88,23 @@ void check_params(const AttentionParams& params) {
   }
 }
 
+/// Scores in float32 are products with the scale, or with the quotient and then with softcap.
+void check_float_scales(const AttentionParams& params) {
+  constexpr double kLeast = 1e-30, kMost = 1e30;
+  const auto is_scale = [](double value) {
+    return std::abs(value) >= kLeast && std::abs(value) <= kMost;
+  };
+  const double scale = params.softmax_scale, softcap = params.softcap;
+  if (scale != 0.0 && !is_scale(scale)) {
+    throw invalid("softmax_scale", scale, "0 (the default) or magnitudes from 1e-30 to 1e+30");
+  }
+  if (softcap != 0.0 && !is_scale(softcap)) {
+    throw invalid("softcap", softcap, "0 (off) or 1e-30 to 1e+30");
+  }
+  if (scale == 0.0 || softcap == 0.0 || is_scale(scale / softcap)) return;
+  throw invalid("softmax_scale / softcap", scale / softcap, "magnitudes from 1e-30 to 1e+30");
+}
+
 Sizes check_inputs(const Input& in) {
   check_dtype("q", in.q, {DType::Float64, DType::Float32, DType::Float16, DType::BFloat16});
   check_input("q", in.q, in.q.dtype);
@@ -108,6 +125,7 @@ Sizes check_inputs(const Input& in) {
               .dim_v = in.v.shape[2],
               .real = in.q.dtype == DType::Float64 ? DType::Float64 : DType::Float32};
   check_params(in.params);
+  if (sizes.real == DType::Float32) check_float_scales(in.params);
   const Mask mask{sizes.rows_q, sizes.rows_k, {in.slices.begin(), in.slices.end()}};
   validate(mask);
   sizes.area = area(mask);

@@ -182,6 +182,13 @@ TEST(CpuArgs, MissingTensorsAreNamed) {
 }
 
 TEST(CpuArgs, ParametersAndSlicesAreChecked) {
+  EXPECT_EQ(
+      forward_message([](C, F args) { args.params = {.softmax_scale = 1e30, .softcap = 1e-30}; }),
+      "softmax_scale / softcap is 1e+60; allowed: magnitudes from 1e-30 to 1e+30");
+  EXPECT_EQ(forward_message([](C, F args) { args.params.softmax_scale = -1e31; }),
+            "softmax_scale is -1e+31; allowed: 0 (the default) or magnitudes from 1e-30 to 1e+30");
+  EXPECT_EQ(forward_message([](C, F args) { args.params.softcap = 1e-31; }),
+            "softcap is 1e-31; allowed: 0 (off) or 1e-30 to 1e+30");
   EXPECT_EQ(forward_message([](C, F args) { args.params.softcap = -1; }),
             "softcap is -1; allowed: 0 (off) or a positive finite number");
   EXPECT_EQ(forward_message([](C, F args) { args.params.softmax_scale = HUGE_VAL; }),
