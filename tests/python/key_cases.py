@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import warnings
+from functools import partial
 from unittest import mock
 
 import torch
@@ -403,6 +404,22 @@ def same_mask_again(group) -> None:
         whole, whole, "causal", key, dist_attn_config=config
     )
     assert blocking != key and blocking.placed_by is key
+    api.clear_cache(group)
+
+
+def sizes_that_change_in_place(group) -> None:
+    """A size may be a tensor: the key is that of its value, not of the object."""
+    whole = AttnRanges.from_ranges([(0, 60)])
+    rows, dim = torch.tensor(60), torch.tensor(8)
+    make = partial(api.magi_attn_flex_key, whole, whole, "full", rows, rows, 2, 2, dim)
+    first = make(cp_group_or_mesh=group)
+    assert make(cp_group_or_mesh=group) is first and type(first.head_dim) is int
+    rows += 4
+    longer = make(cp_group_or_mesh=group)
+    assert (longer.total_seqlen_q - longer.pad_size, longer.head_dim) == (64, 8)
+    dim += 8
+    assert make(cp_group_or_mesh=group).head_dim == 16
+    assert (first.total_seqlen_q - first.pad_size, first.head_dim) == (60, 8)
     api.clear_cache(group)
 
 

@@ -75,6 +75,10 @@ def test_same_mask_again(ranks, size):
     ranks.run(size, cases.same_mask_again)
 
 
+def test_sizes_that_change_in_place(ranks):
+    ranks.run(2, cases.sizes_that_change_in_place)
+
+
 @pytest.mark.parametrize("size", [1, 4])
 def test_positions_behind_the_mask(ranks, size):
     ranks.run(size, cases.positions_behind_the_mask)

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from magi_attention._environment import key_snapshot
 from magi_attention._group_holders import is_destroyed
 from magi_attention.comm.group import rank_of, size_of
-from magi_attention.common._arguments import MAX_ROWS, check_kind, naming
+from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming
 from magi_attention.common._slices import apply_padding, check_inside, to_mask_types
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
@@ -53,6 +53,7 @@ def find_or_make(spec: KeySpec) -> DistAttnRuntimeKey:
             raise TypeError(f"{name} is a {type(ranges).__name__}; allowed: AttnRanges")
     if not isinstance(spec.config, DistAttnConfig):
         check_kind("dist_attn_config", spec.config, DistAttnConfig, "DistAttnConfig")
+    spec = _with_ints(spec)
     arguments = (
         _content("q_ranges", q), _content("k_ranges", k), spec.total_seqlen, spec.heads,
         _identity(spec.group_or_mesh), spec.config, spec.placed_by, spec.chunk_size, key_snapshot(),
@@ -73,6 +74,16 @@ def find_or_make(spec: KeySpec) -> DistAttnRuntimeKey:
     candidates[:] = [entry for entry in candidates if entry[0] != mask_type]
     candidates.append((list(mask_type) if isinstance(mask_type, list) else mask_type, key))
     return key
+
+
+def _with_ints(spec: KeySpec) -> KeySpec:
+    """Sizes as ints: a tensor that is one may change in place, but is the same object then."""
+    if type(spec.total_seqlen) is int and all(type(size) is int for size in spec.heads):
+        return spec
+    total_seqlen = check_int("total_seqlen_q", spec.total_seqlen, 1, MAX_ROWS)
+    named = zip(("num_heads_q", "num_heads_kv", "head_dim"), spec.heads)
+    heads = tuple(check_int(name, size, 1) for name, size in named)
+    return spec._replace(total_seqlen=total_seqlen, heads=heads)
 
 
 def _identity(group_or_mesh: Any) -> tuple[bool, int]:
