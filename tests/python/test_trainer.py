@@ -120,6 +120,7 @@ class TestRefusals:
             ({"text": "hi", "labels": ids}, "sample has text, labels; allowed: input_ids"),
             ({}, "sample has no keys; allowed: input_ids among them"),
             ({"input_ids": ids, "labels": ids[1:]}, r"labels has shape \[5\], input_ids \[6\]"),
+            ({"input_ids": ids[None]}, r"^input_ids has shape \[1, 6\]; allowed: \[rows\]$"),
             ({"input_ids": ids, "attention_mask": ids[1:]}, r"attention_mask has shape \[5\]"),
             ({"input_ids": ids, "attention_mask": [1, 0, 1, 1, 0, 0]}, "hides rows between others"),
         ):

@@ -62,7 +62,9 @@ def _real_rows(sample: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     rows = {n: torch.as_tensor(sample[n]) for n in _ROWS if sample.get(n) is not None}
     rows.setdefault("labels", rows["input_ids"].clone())
     labels, ids = (list(rows[name].shape) for name in ("labels", "input_ids"))
-    if labels != ids or len(ids) != 1:
+    if len(ids) != 1:
+        raise ValueError(f"input_ids has shape {ids}; allowed: [rows]")
+    if labels != ids:
         raise ValueError(f"labels has shape {labels}, input_ids {ids}; allowed: [rows] both")
     if sample.get("attention_mask") is None:
         return rows
