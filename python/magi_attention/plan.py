@@ -491,6 +491,8 @@ def _make(
 ) -> Plan:
     if on is not None:
         check_kind("on", on, Plan, "a Plan, or None")
+        if on.cp_size != sizes[0]:
+            raise ValueError(f"on.cp_size is {on.cp_size}; allowed: {sizes[0]}, cp_size")
         if config.dispatch_config.layout == "contiguous" and not _is_in_order(on):
             raise ValueError(
                 "on is a plan whose ranks hold several runs of rows while layout is 'contiguous'; "
@@ -503,8 +505,7 @@ def _make(
     native.devices_per_node = check_int("devices_per_node", devices_per_node, 0, _MAX_NODE)
     placement_config = to_placement_config(config.dispatch_config)
     native.placement = placement_config.address
-    with naming(num_ranks="cp_size", head_dim_qk="head_dim", overlap_degree="degree",
-                placement_q__num_ranks="on.cp_size"):  # fmt: skip
+    with naming(num_ranks="cp_size", head_dim_qk="head_dim", overlap_degree="degree"):
         return Plan(PlanHandle.create(mask, native, None if on is None else on.placement))
 
 

@@ -57,7 +57,7 @@ PLANS = [
     (lambda: plan(attn_mask_type=["x"]), ValueError, "attn_mask_type is 'x'"),
     (lambda: plan(config=None), TypeError, "config is a NoneType; allowed: DistAttnConfig"),
     (lambda: plan(on=3), TypeError, "on is a int; allowed: a Plan, or None"),
-    (lambda: plan(cp_size=2, on=plan()), ValueError, "on.cp_size is 1"),
+    (lambda: plan(cp_size=2, on=plan()), ValueError, "on.cp_size is 1; allowed: 2, cp_size"),
     (lambda: plan().ranges_of(1), ValueError, "rank is 1; allowed: 0 to 0"),
     (lambda: plan().rows_of(-1), ValueError, "rank is -1; allowed: 0 to 0"),
     (lambda: plan().position_ids(2), ValueError, "rank is 2; allowed: 0 to 0"),
