@@ -5,6 +5,7 @@
 
 #include <array>
 #include <functional>
+#include <span>
 #include <thread>
 
 #include "capi/owned_handles.hpp"
@@ -46,6 +47,20 @@ magi_tensor floats(float* data, std::int64_t rows) {
           .stride = {2, 1}};
 }
 
+/// A cast of as many tensors, whose `rows` go to a rank that sends as many.
+magi_exchange_args cast_of(std::span<const magi_tensor> inputs,
+                           std::span<const magi_tensor> outputs, const magi_peer_rows& rows) {
+  return {.struct_size = sizeof(magi_exchange_args),
+          .inputs = inputs.data(),
+          .outputs = outputs.data(),
+          .num_tensors = static_cast<std::int32_t>(inputs.size()),
+          .kind = MAGI_EXCHANGE_CAST,
+          .owned = &rows,
+          .num_owned = 1,
+          .needed = &rows,
+          .num_needed = 1};
+}
+
 /// Both ranks of a pair send their two rows and get the other's; then each sums the other's rows
 /// into its own. Returns an empty text or what went wrong.
 std::string exchange_with_peer(magi_communicator* communicator) {
@@ -56,15 +71,7 @@ std::string exchange_with_peer(magi_communicator* communicator) {
   std::array<float, 4> own{base, base + 1, base + 2, base + 3}, received{};
   const magi_tensor input = floats(own.data(), 2), output = floats(received.data(), 2);
   const magi_peer_rows rows{.peer = 1 - rank, .row = 0, .num_rows = 2};
-  magi_exchange_args args{.struct_size = sizeof(args),
-                          .inputs = &input,
-                          .outputs = &output,
-                          .num_tensors = 1,
-                          .kind = MAGI_EXCHANGE_CAST,
-                          .owned = &rows,
-                          .num_owned = 1,
-                          .needed = &rows,
-                          .num_needed = 1};
+  magi_exchange_args args = cast_of({&input, 1}, {&output, 1}, rows);
   const auto run = [&] {
     magi_exchange* exchange = nullptr;
     if (magi_exchange_start(communicator, &args, &exchange) != MAGI_OK) return false;
@@ -102,15 +109,7 @@ TEST(CommunicatorAbi, ExchangesWriteApartFromWhatTheyRead) {
   const magi_tensor input = floats(values.data(), 2);
   magi_tensor output = floats(values.data() + 2, 2);
   const magi_peer_rows rows{.peer = 0, .row = 0, .num_rows = 2};
-  const magi_exchange_args args{.struct_size = sizeof(args),
-                                .inputs = &input,
-                                .outputs = &output,
-                                .num_tensors = 1,
-                                .kind = MAGI_EXCHANGE_CAST,
-                                .owned = &rows,
-                                .num_owned = 1,
-                                .needed = &rows,
-                                .num_needed = 1};
+  const magi_exchange_args args = cast_of({&input, 1}, {&output, 1}, rows);
   magi_exchange* exchange = nullptr;
   EXPECT_EQ(magi_exchange_start(group[0].get(), &args, &exchange), MAGI_INVALID_ARGUMENT);
   EXPECT_NE(std::string(magi_last_error_message()).find("overlapping args.inputs"),
@@ -135,15 +134,7 @@ TEST(CommunicatorAbi, ExchangesTakeUpToSixteenTensors) {
     outputs.push_back(floats(received[t].data(), 2));
   }
   const magi_peer_rows rows{.peer = 0, .row = 0, .num_rows = 2};
-  magi_exchange_args args{.struct_size = sizeof(args),
-                          .inputs = inputs.data(),
-                          .outputs = outputs.data(),
-                          .num_tensors = kMost + 1,
-                          .kind = MAGI_EXCHANGE_CAST,
-                          .owned = &rows,
-                          .num_owned = 1,
-                          .needed = &rows,
-                          .num_needed = 1};
+  magi_exchange_args args = cast_of(inputs, outputs, rows);
   magi_exchange* exchange = nullptr;
   EXPECT_EQ(magi_exchange_start(group[0].get(), &args, &exchange), MAGI_INVALID_ARGUMENT);
   EXPECT_STREQ(magi_last_error_message(), "args.num_tensors is 17; allowed: 1 to 16");
