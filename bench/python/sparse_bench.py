@@ -132,6 +132,16 @@ def range_side(q, k, v, mask: torch.Tensor, shape: Shape):
     return call
 
 
+def runs(name: str, call) -> bool:
+    """Whether a call of a peer runs; where not, says why."""
+    try:
+        call()
+    except Exception as error:  # compilers of peers raise what they like
+        print(f"  {name} does not run: {type(error).__name__}: {error}", flush=True)
+        return False
+    return True
+
+
 def sides_of(shape: Shape, dim: int, options) -> tuple[dict, tuple]:
     """Calls that give out by the name of their side, and the inputs, which need gradients."""
     inputs = [
@@ -146,22 +156,19 @@ def sides_of(shape: Shape, dim: int, options) -> tuple[dict, tuple]:
     if options.flex and shape.has_peers:
         sides["flex"] = flex_side(*inputs, mask, shape)
     if options.fa4 and shape.has_peers:
-        try:
-            call = fa4_side(*inputs, mask, shape)
-            call()
-            sides["fa4"] = call
-        except Exception as error:  # its compiler raises what it likes
-            print(f"  fa4 does not run: {type(error).__name__}: {error}", flush=True)
+        sides["fa4"] = fa4_side(*inputs, mask, shape)
+        if not runs("fa4", sides["fa4"]):
+            del sides["fa4"]
     return sides, tuple(inputs)
 
 
-def check(sides: dict, inputs: tuple, upstream: torch.Tensor, is_backward: bool) -> None:
+def check(sides: dict, backward_sides: dict, inputs: tuple, upstream: torch.Tensor) -> None:
     """SystemExit where a side is off: bfloat16 gives about 2^-8 of the largest value."""
     results = {}
     for name, call in sides.items():
         out = call()
         results[name] = (out.detach(),)
-        if is_backward:
+        if name in backward_sides:
             results[name] += torch.autograd.grad(out, inputs, upstream)
     for name, found in results.items():
         for what, a, b in zip(("out", "dq", "dk", "dv"), found, results["magi"]):
@@ -226,12 +233,22 @@ def rows_of(name: str, calls: dict, flop: float, options, generator: random.Rand
 def measure(shape: Shape, options, generator: random.Random) -> list[dict]:
     sides, inputs = sides_of(shape, options.dim, options)
     upstream = torch.randn(shape.rows, shape.heads[0], options.dim, device="cuda").bfloat16()
-    check(sides, inputs, upstream, options.backward)
+    backward_sides = {}
+    if options.backward:  # a peer may take the shape forward alone
+        backward_sides = {
+            name: call
+            for name, call in sides.items()
+            if name == "magi"
+            or runs(
+                f"{name} backward", lambda call=call: torch.autograd.grad(call(), inputs, upstream)
+            )
+        }
+    check(sides, backward_sides, inputs, upstream)
     flop = shape.flop(options.dim)
     forward = {name: torch.no_grad()(call) for name, call in sides.items()}
     found = rows_of(f"sparse.{shape.name}.forward", forward, flop, options, generator)
     if options.backward:
-        backward = backward_calls(sides, inputs, upstream)
+        backward = backward_calls(backward_sides, inputs, upstream)
         name = f"sparse.{shape.name}.backward"
         found += rows_of(name, backward, 2.5 * flop, options, generator)
     return found
