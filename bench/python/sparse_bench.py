@@ -101,7 +101,7 @@ def fa4_side(q, k, v, mask: torch.Tensor, shape: Shape):
 
     lists = {
         "block_sparse_tensors": lists_of(mask),
-        "block_sparse_tensors_bwd": lists_of(mask.transpose(1, 2)),
+        "block_sparse_tensors_bwd": lists_of(mask.transpose(1, 2).contiguous()),
     }
 
     def call():
