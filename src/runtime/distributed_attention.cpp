@@ -41,7 +41,8 @@ struct AttentionState {
   }
 
   void check_stream(StepMemory& memory, std::int32_t device, void* stream) const {
-    if (device == kCpuDevice || communicator.num_ranks() == 1 || memory.rows().is_capturable()) {
+    if (device == kCpuDevice || communicator.num_ranks() == 1 ||
+        memory.exchanger().is_capturable()) {
       return;
     }
     check_not_captured(stream, "attention over ranks, but over nvlink and nccl");
@@ -51,7 +52,7 @@ struct AttentionState {
     if (values.empty() || communicator.num_ranks() == 1) return;
     const TensorView gathered =
         memory.lend(values.dtype, {communicator.num_ranks(), values.shape[0]});
-    maximum.apply(memory.rows(), values, gathered, {.plan_digest = plan->digest}, stream);
+    maximum.apply(memory.exchanger(), values, gathered, {.plan_digest = plan->digest}, stream);
   }
 
   std::shared_ptr<const Plan> plan;

@@ -26,14 +26,14 @@ PreparedAttends<Prepared> prepare_all(const RankSteps& steps, const Prepare& pre
 
 AttendCache::AttendCache(const RankSteps& steps, const AttentionBackend& backend,
                          std::int32_t device, std::int32_t exchange_sms,
-                         const comm::RowExchanger& rows)
+                         const comm::RowExchanger& exchanger)
     : steps_(steps),
       backend_(backend),
       device_(device),
       exchange_sms_(exchange_sms),
-      rows_(rows),
+      exchanger_(exchanger),
       takes_coming_(backend.takes_coming_keys() && steps.is_single_attend() &&
-                    rows.tells_arrivals()) {}
+                    exchanger.tells_arrivals()) {}
 
 std::int32_t AttendCache::own_rows_of(const AttendCall& call) const {
   if (!takes_coming_ || call.keys < 0) return 0;
@@ -43,7 +43,7 @@ std::int32_t AttendCache::own_rows_of(const AttendCall& call) const {
 
 std::vector<comm::NeededPart> AttendCache::parts_of(const AttendCall& call) const {
   if (!takes_coming_ || call.keys < 0) return {};
-  return rows_.needed_parts(
+  return exchanger_.needed_parts(
       steps_.rows_of(steps_.plan.exchanges[static_cast<std::size_t>(call.keys)]).filling);
 }
 
@@ -54,7 +54,7 @@ ComingKeys AttendCache::coming_keys(const AttendCall& call, std::int32_t own_row
   coming.own_rows = own_rows;
   const Exchange& keys = steps_.plan.exchanges[static_cast<std::size_t>(call.keys)];
   const comm::ArrivalShape shape =
-      rows_.arrival_shape(steps_.rows_of(keys).filling, call.attend.heads.size());
+      exchanger_.arrival_shape(steps_.rows_of(keys).filling, call.attend.heads.size());
   coming.num_sources = shape.num_sources;
   coming.num_sections = shape.num_sections;
   coming.early_sources = 1U << shape.early_source;

@@ -23,10 +23,10 @@ using PreparedAttends = std::vector<std::shared_ptr<const Prepared>>;
 /// The first call of a kind prepares, which may block.
 class AttendCache {
  public:
-  /// `exchange_sms`: multiprocessors that attends leave to exchanges under way; `rows` tells how
-  /// keys arrive, whose tables were prepared.
+  /// `exchange_sms`: multiprocessors that attends leave to exchanges under way; `exchanger` tells
+  /// how keys arrive, whose tables it was given (prepare).
   AttendCache(const RankSteps& steps, const AttentionBackend& backend, std::int32_t device,
-              std::int32_t exchange_sms, const comm::RowExchanger& rows);
+              std::int32_t exchange_sms, const comm::RowExchanger& exchanger);
 
   /// Whether the one attend of each rank begins while its keys come; the same on all ranks.
   bool takes_coming_keys() const { return takes_coming_; }
@@ -59,7 +59,7 @@ class AttendCache {
   const AttentionBackend& backend_;
   std::int32_t device_;
   std::int32_t exchange_sms_;
-  const comm::RowExchanger& rows_;
+  const comm::RowExchanger& exchanger_;
   bool takes_coming_ = false;
   std::map<DType, PreparedAttends<PreparedForward>> forwards_;
   std::map<BackwardKind, PreparedAttends<PreparedBackward>> backwards_;

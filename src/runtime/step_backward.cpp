@@ -156,7 +156,7 @@ std::vector<PartGradients> BackwardPass::place_gradients(const AttendCall& atten
   };
   const SegmentRows& rows =
       steps.rows_of(steps.plan.exchanges[static_cast<std::size_t>(attend.keys)]);
-  const auto regions = call_.memory.rows().place_partials(rows.returning(), sums);
+  const auto regions = call_.memory.exchanger().place_partials(rows.returning(), sums);
   const std::int64_t row_bytes = row_bytes_of(sums[0]) + row_bytes_of(sums[1]);
   const TensorGroup own = call_.tensors(Role::KeyGradients, -1, attend.attend.heads);
   const TensorGroup results = heads_of(call_.placed_gradients(), attend.attend.heads);

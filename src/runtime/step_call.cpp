@@ -154,10 +154,10 @@ comm::PassStart StepCall::make_pass_start() const {
     const comm::RowTable& table = table_of(exchange);
     if (is_back) {
       // Results of moved queries go to the caller's tensors, which are not the exchanger's.
-      memory.rows().prepare(table, {.kind = kind_of(exchange.role), .is_in_place = false},
-                            everyone_of(exchange));
+      memory.exchanger().prepare(table, {.kind = kind_of(exchange.role), .is_in_place = false},
+                                 everyone_of(exchange));
     }
-    const std::int64_t most_rows = memory.rows().most_rows(table, kind_of(exchange.role));
+    const std::int64_t most_rows = memory.exchanger().most_rows(table, kind_of(exchange.role));
     for (const TensorView& tensor : tensors(exchange.role, -1, exchange.heads)) {
       if (!is_given(tensor)) continue;
       const DType type = is_back && !is_whole(exchange.role)
@@ -176,10 +176,10 @@ comm::PassStart StepCall::make_pass_start() const {
 
 void StepCall::prepare_pass() { pass_start_ = make_pass_start(); }
 
-void StepCall::check_pass() { memory.rows().check_pass(pass_start_, stream); }
+void StepCall::check_pass() { memory.exchanger().check_pass(pass_start_, stream); }
 
 void StepCall::begin_pass() {
-  memory.rows().begin_pass(pass_start_, stream);
+  memory.exchanger().begin_pass(pass_start_, stream);
   memory.set_passed();
 }
 
@@ -296,7 +296,7 @@ void StepCall::lend_segment(Role role, std::int32_t exchange) {
   const auto lend = [&](DType dtype, std::int64_t num_rows, std::int64_t elements) {
     if (role != filling.role) return memory.lend(dtype, {num_rows, elements});
     return memory.lend_landing(dtype, {num_rows, elements},
-                               memory.rows().most_rows(rows.filling, ExchangeKind::Cast));
+                               memory.exchanger().most_rows(rows.filling, ExchangeKind::Cast));
   };
   if (role == Role::KeyGradients && places_gradients(rows, exchange)) {
     placed_gradients_ = groups.front();
@@ -382,13 +382,14 @@ void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
         .to = std::span(to).subspan(first, end - first),
         .tag = {steps.plan.digest, exchange.stage},
         .num_sections =
-            is_cast ? memory.rows().arrival_shape(rows.filling, exchange.heads.size()).num_sections
-                    : 1,
+            is_cast
+                ? memory.exchanger().arrival_shape(rows.filling, exchange.heads.size()).num_sections
+                : 1,
         .is_deferred = is_leaving_late,
         .is_without_own = is_cast && are_own_keys_read_ && is_leaving_late,
         .is_beside_attention = pass_ == Pass::Forward && is_leaving_late,
         .is_written = is_sum && are_partials_written_};
-    pending.push_back(memory.rows().start(table_of(exchange), move, stream));
+    pending.push_back(memory.exchanger().start(table_of(exchange), move, stream));
   }
 }
 

@@ -28,14 +28,14 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
       lender_{.allocate = [this](std::size_t size_bytes, std::int32_t,
                                  void*) { return lend_bytes(size_bytes); },
               .release = [](void*, std::size_t, std::int32_t, void*) {}},
-      rows_(comm::make_row_exchanger(
+      exchanger_(comm::make_row_exchanger(
           communicator, device, lender_,
           {.has_ways_by_node = steps.has_ways_by_node(),
            .has_passes = true,
            .beside_sms = steps.has_work_beside_exchange() ? options.exchange_sms : 0})),
       attention_(find_backend(options.backend, device)),
-      attends_(steps, *attention_, device, options.exchange_sms, *rows_),
-      memory_(comm::make_row_memory(device, options.allocator)),
+      attends_(steps, *attention_, device, options.exchange_sms, *exchanger_),
+      row_memory_(comm::make_row_memory(device, options.allocator)),
       are_partials_rounded_(options.are_partials_rounded) {
   const PlanConfig& config = steps.plan.config;
   const std::string where = device == kCpuDevice ? "" : "on a GPU ";
@@ -46,14 +46,14 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
     const auto& segments = space == Space::Queries ? steps.q_segments : steps.k_segments;
     for (std::size_t s = 0; s < segments.size(); ++s) {
       const auto everyone = [&] { return steps.everyones_rows(space, s); };
-      rows_->prepare(segments[s].filling, {.kind = ExchangeKind::Cast}, everyone);
+      exchanger_->prepare(segments[s].filling, {.kind = ExchangeKind::Cast}, everyone);
     }
   }
 }
 
 void StepMemory::begin(Pass pass, void* stream) {
   pass_ = static_cast<std::size_t>(pass);
-  if (!rows_->orders_passes()) memory_->begin_call(stream);
+  if (!exchanger_->orders_passes()) row_memory_->begin_call(stream);
   stream_ = stream;
   used_bytes_ = lent_bytes_ = 0;
   // A piece that the other pass left is replaced where it is too small for this one.
@@ -61,11 +61,11 @@ void StepMemory::begin(Pass pass, void* stream) {
 }
 
 void StepMemory::end() noexcept {
-  rows_->end_pass(stream_);
+  exchanger_->end_pass(stream_);
   largest_bytes_[pass_] = std::max(largest_bytes_[pass_], lent_bytes_);
   // The host's one piece stays for the next call; on a GPU the allocator keeps it.
   if (device_ != kCpuDevice || pieces_.size() > 1) pieces_.clear();
-  if (!rows_->orders_passes()) memory_->end_call(stream_);
+  if (!exchanger_->orders_passes()) row_memory_->end_call(stream_);
 }
 
 TensorView StepMemory::lend(DType dtype, std::initializer_list<std::int64_t> shape) {
@@ -79,7 +79,7 @@ TensorView StepMemory::lend_landing(DType dtype, std::initializer_list<std::int6
                                     std::int64_t most_rows) {
   TensorView tensor = contiguous_view(nullptr, dtype, shape);
   const std::int64_t row_bytes = tensor.stride[0] * static_cast<std::int64_t>(dtype_bytes(dtype));
-  tensor.data = rows_->place(most_rows * row_bytes);
+  tensor.data = exchanger_->place(most_rows * row_bytes);
   if (tensor.data == nullptr) return lend(dtype, shape);
   tensor.device = device_;
   return tensor;
@@ -91,7 +91,7 @@ std::byte* StepMemory::lend_bytes(std::size_t size_bytes) {
   const std::size_t size = align_up(std::max<std::size_t>(size_bytes, 1), kAlignment);
   if (pieces_.empty() || used_bytes_ + size > pieces_.back().size_bytes) {
     const std::size_t piece = std::max(size, pieces_.empty() ? largest_bytes_[pass_] : 0);
-    pieces_.push_back({memory_->allocate(static_cast<std::int64_t>(piece), stream_), piece});
+    pieces_.push_back({row_memory_->allocate(static_cast<std::int64_t>(piece), stream_), piece});
     used_bytes_ = 0;
   }
   std::byte* data = pieces_.back().data.get() + used_bytes_;

@@ -36,7 +36,7 @@ class StepMemory {
   TensorView lend_landing(DType dtype, std::initializer_list<std::int64_t> shape,
                           std::int64_t most_rows);
 
-  comm::RowExchanger& rows() { return *rows_; }
+  comm::RowExchanger& exchanger() { return *exchanger_; }
   /// Whether no pass of the plan has begun here yet.
   bool is_first_pass() const { return is_first_pass_; }
   void set_passed() { is_first_pass_ = false; }
@@ -57,10 +57,10 @@ class StepMemory {
 
   std::int32_t device_;
   DeviceAllocator lender_;  ///< gives the exchanger memory of the call
-  std::unique_ptr<comm::RowExchanger> rows_;
+  std::unique_ptr<comm::RowExchanger> exchanger_;
   std::shared_ptr<const AttentionBackend> attention_;
   AttendCache attends_;
-  std::shared_ptr<comm::RowMemory> memory_;
+  std::shared_ptr<comm::RowMemory> row_memory_;
   bool is_first_pass_ = true;
   bool are_partials_rounded_;  ///< see AttentionOptions
   void* stream_ = nullptr;
