@@ -101,11 +101,12 @@ AttendCall make_call(const RankSteps& steps, const Attend& attend, Range rows) {
   const auto slices = std::span(steps.own.slices)
                           .subspan(static_cast<std::size_t>(attend.slices.begin),
                                    static_cast<std::size_t>(attend.slices.size()));
-  AttendCall call{.attend = attend,
-                  .q_heads = steps.q_heads(attend.heads),
-                  .q_rows = rows,
-                  .keys = steps.filling(Space::Keys, attend.k_segment, attend.heads),
-                  .queries = steps.filling(Space::Queries, attend.q_segment, attend.heads)};
+  AttendCall call{
+      .attend = attend,
+      .q_heads = steps.q_heads(attend.heads),
+      .q_rows = rows,
+      .keys = steps.filling_exchange(Space::Keys, attend.k_segment, attend.heads),
+      .queries = steps.filling_exchange(Space::Queries, attend.q_segment, attend.heads)};
   call.k_rows = {0, steps.k_segments[static_cast<std::size_t>(attend.k_segment)].num_rows};
   // Slices of all rows are not cut, so that kernels refuse those that pass the rows.
   const bool has_all_rows = steps.shares.count == 1;
@@ -347,7 +348,7 @@ bool RankSteps::is_own_keys_copied() const {
   return std::ranges::any_of(k_segments, [](const auto& rows) { return !rows.own.empty(); });
 }
 
-std::int32_t RankSteps::filling(Space space, std::int32_t segment, Range heads) const {
+std::int32_t RankSteps::filling_exchange(Space space, std::int32_t segment, Range heads) const {
   if (segment == 0) return -1;
   const auto fills = [&](const Exchange& exchange) {
     return !is_returning(exchange.role) && space_of(exchange.role) == space &&

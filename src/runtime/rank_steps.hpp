@@ -28,15 +28,15 @@ class SegmentRows {
   /// `by_node`: the way of the same rows by node; null where they go straight.
   SegmentRows(const SegmentPlace& place, const RowExchange& exchange, const NodeExchange* by_node,
               std::int32_t rows, Range own_rows);
-  /// Without `own`, whose part of a sum is in place. Made when it is first asked for: a forward
-  /// seldom does.
+  /// What goes back of partials. Without `own`, whose part of a sum is in place. Made when it is
+  /// first asked for: a forward seldom does.
   const comm::RowTable& returning() const;
   /// A cast of the same rows the other way, for results that are whole. Made like that.
   const comm::RowTable& handed_back() const;
 
   std::int32_t num_rows;
   Range own;  ///< the copy of all own keys in which their sums begin; empty: another place
-  comm::RowTable filling;
+  comm::RowTable filling;  ///< the cast that brings the rows
 
  private:
   std::shared_ptr<const comm::NodeTables> node_tables(const RowExchange& first,
@@ -100,7 +100,7 @@ struct RankSteps {
   /// Whether a segment holds a copy of all own keys: gradients of own keys are summed there.
   bool is_own_keys_copied() const;
   /// The exchange that fills the segment of `space` for all of kv heads `heads`; -1: own rows.
-  std::int32_t filling(Space space, std::int32_t segment, Range heads) const;
+  std::int32_t filling_exchange(Space space, std::int32_t segment, Range heads) const;
   /// kv heads `heads` counted from the first that `exchange` brings; of own rows all are there.
   Range heads_within(std::int32_t exchange, Range heads) const;
   /// Query heads of a call among those of all shares.

@@ -190,7 +190,7 @@ void BackwardPass::exchange(const Step& step) {
   const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(step.index)];
   const Range heads = exchange.heads;
   if (exchange.role == Role::KeyGradients) {
-    clear_rest(steps.filling(Space::Keys, exchange.segment, heads), heads);
+    clear_rest(steps.filling_exchange(Space::Keys, exchange.segment, heads), heads);
     clear_rest(-1, heads);
   }
   call_.exchange(step);
@@ -222,7 +222,7 @@ void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionR
                {inputs.q, result.out, output_gradients.dout, result.lse, output_gradients.dlse});
   call.set_own(Role::QueryGradients, {input_gradients.dq});
   call.set_own(Role::KeyGradients, {input_gradients.dk, input_gradients.dv});
-  call.set_kind(inputs, false);
+  call.set_options(inputs, false);
 }
 
 void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,

@@ -88,8 +88,8 @@ StepCall::StepCall(const RankSteps& rank_steps, Pass pass, StepMemory& step_memo
       stream(step_stream),
       trace(call_trace),
       pass_(pass),
-      list_(pass == Pass::Forward ? steps.own.forward : steps.own.backward),
-      pending_(list_.size()) {
+      pass_steps_(pass == Pass::Forward ? steps.own.forward : steps.own.backward),
+      pending_(pass_steps_.size()) {
   for (auto& groups : roles_) groups.resize(1 + steps.plan.exchanges.size());
 }
 
@@ -103,19 +103,20 @@ void StepCall::begin() {
   is_begun_ = true;
 }
 
-void StepCall::set_kind(const AttentionInputs& inputs, bool has_max_logits) {
+void StepCall::set_options(const AttentionInputs& inputs, bool has_max_logits) {
   const TensorView& sink = inputs.sink;
   has_sink_ = is_given(sink);
   const std::int64_t num_sinks =
       sink.rank > 1 ? sink.shape[static_cast<std::size_t>(sink.rank) - 2] : 0;
-  kind_ = mix(static_cast<std::uint64_t>(inputs.q.dtype), static_cast<std::uint64_t>(sink.rank));
+  options_digest_ =
+      mix(static_cast<std::uint64_t>(inputs.q.dtype), static_cast<std::uint64_t>(sink.rank));
   for (const std::uint64_t part :
        {static_cast<std::uint64_t>(num_sinks), std::uint64_t{has_max_logits},
         static_cast<std::uint64_t>(inputs.params.sink_layout),
         std::uint64_t{memory.are_partials_rounded()},
         std::bit_cast<std::uint64_t>(inputs.params.softmax_scale),
         std::bit_cast<std::uint64_t>(inputs.params.softcap)}) {
-    kind_ = mix(kind_, part);
+    options_digest_ = mix(options_digest_, part);
   }
 }
 
@@ -147,7 +148,7 @@ comm::EveryonesRows StepCall::everyone_of(const Exchange& exchange) const {
 
 comm::PassStart StepCall::make_pass_start() const {
   std::int64_t most_bytes = 0;
-  for (const Step& step : list_) {
+  for (const Step& step : pass_steps_) {
     if (step.kind != StepKind::Exchange) continue;
     const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(step.index)];
     const bool is_back = is_returning(exchange.role);
@@ -169,7 +170,7 @@ comm::PassStart StepCall::make_pass_start() const {
     }
   }
   const std::uint64_t digest =
-      mix(mix(steps.plan.digest + static_cast<std::uint64_t>(pass_), kind_),
+      mix(mix(steps.plan.digest + static_cast<std::uint64_t>(pass_), options_digest_),
           static_cast<std::uint64_t>(most_bytes));
   return {.most_bytes = most_bytes, .digest = digest, .is_first = memory.is_first_pass()};
 }
@@ -197,7 +198,7 @@ TensorGroup StepCall::tensors(Role role, const AttendCall& attend) const {
 
 void StepCall::find_coming_keys(bool is_prepared) {
   if (!is_prepared || !memory.attends().takes_coming_keys()) return;
-  for (const Step& step : list_) {
+  for (const Step& step : pass_steps_) {
     if (step.kind != StepKind::Attend) continue;
     const Range calls = steps.calls_of[static_cast<std::size_t>(step.index)];
     if (calls.empty()) continue;
@@ -206,7 +207,7 @@ void StepCall::find_coming_keys(bool is_prepared) {
     are_own_keys_read_ = pass_ == Pass::Forward && memory.attends().own_rows_of(attend) > 0;
     for (const std::int32_t before : step.after) {
       if (before < 0 || keys < 0) continue;
-      const Step& exchange = list_[static_cast<std::size_t>(before)];
+      const Step& exchange = pass_steps_[static_cast<std::size_t>(before)];
       if (exchange.kind == StepKind::Exchange && exchange.index == keys) coming_step_ = before;
     }
   }
@@ -220,7 +221,8 @@ std::optional<KeyArrivals> StepCall::key_arrivals() {
   comm::PendingRows& rows = *pending_[step].front();
   const comm::ArrivalWords words =
       rows.is_awaited_by_send() ? comm::ArrivalWords{} : rows.arrival_words();
-  const Exchange& exchange = steps.plan.exchanges[static_cast<std::size_t>(list_[step].index)];
+  const Exchange& exchange =
+      steps.plan.exchanges[static_cast<std::size_t>(pass_steps_[step].index)];
   std::int64_t row_bytes = 0;
   const TensorGroup own = tensors(exchange.role, -1, exchange.heads);
   for (const TensorView& tensor : own) {
@@ -253,9 +255,9 @@ void StepCall::await_all() {
 bool StepCall::round_sums(Role role, const TensorGroup& targets) {
   comm::PendingRows* last = nullptr;
   if (is_whole(role)) return false;
-  for (std::size_t step = 0; step < list_.size(); ++step) {
-    if (list_[step].kind != StepKind::Exchange) continue;
-    const auto index = static_cast<std::size_t>(list_[step].index);
+  for (std::size_t step = 0; step < pass_steps_.size(); ++step) {
+    if (pass_steps_[step].kind != StepKind::Exchange) continue;
+    const auto index = static_cast<std::size_t>(pass_steps_[step].index);
     if (steps.plan.exchanges[index].role != role) continue;
     if (last != nullptr || pending_[step].size() != 1) return false;
     last = pending_[step].front().get();
@@ -276,7 +278,7 @@ void StepCall::exchange(const Step& step) {
   const TensorGroup own = tensors(exchange.role, -1, exchange.heads);
   if (is_returning(exchange.role)) {
     const std::int32_t filling =
-        steps.filling(space_of(exchange.role), exchange.segment, exchange.heads);
+        steps.filling_exchange(space_of(exchange.role), exchange.segment, exchange.heads);
     start(step, tensors(exchange.role, filling, exchange.heads), own);
     return;
   }
@@ -315,7 +317,7 @@ void StepCall::lend_segment(Role role, std::int32_t exchange) {
 
 bool StepCall::places_gradients(const SegmentRows& rows, std::int32_t exchange) const {
   if (pass_ != Pass::Backward || coming_step_ < 0) return false;
-  if (list_[static_cast<std::size_t>(coming_step_)].index != exchange) return false;
+  if (pass_steps_[static_cast<std::size_t>(coming_step_)].index != exchange) return false;
   const comm::WireOrder& needed = rows.filling.needed;
   if (needed.num_rows + needed.num_own_rows != rows.num_rows) return false;  // rows without a part
   if (rows.own.empty() || rows.own.begin != 0) return false;
@@ -323,7 +325,7 @@ bool StepCall::places_gradients(const SegmentRows& rows, std::int32_t exchange) 
     return step.kind == StepKind::Exchange &&
            steps.plan.exchanges[static_cast<std::size_t>(step.index)].role == Role::KeyGradients;
   };
-  if (std::ranges::count_if(list_, is_one) != 1) return false;
+  if (std::ranges::count_if(pass_steps_, is_one) != 1) return false;
   constexpr std::int64_t kUnit = 16;  // bytes that a kernel writes at once
   const auto group = [this](Role role) -> const TensorGroup& {
     return roles_[static_cast<std::size_t>(role)].front();
@@ -367,7 +369,7 @@ void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
   std::erase_if(to, is_missing);
   const bool is_sum = is_returning(exchange.role) && !is_whole(exchange.role);
   if (is_sum) round_partials(exchange.role, from);
-  const auto index = static_cast<std::size_t>(&step - list_.data());
+  const auto index = static_cast<std::size_t>(&step - pass_steps_.data());
   const bool is_leaving_late = is_deferred(index);
   auto& pending = pending_[index];
   for (std::size_t first = 0, end = 0; first < from.size(); first = end) {

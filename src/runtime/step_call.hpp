@@ -35,11 +35,11 @@ TensorView sink_of(const TensorView& sink, const RankSteps& steps, const AttendC
 
 /// One call of a pass: its tensors by role, the memory that it is lent, and its exchanges. A call
 /// goes through these in order:
-///   set_own, set_kind   the caller's tensors (set_tensors below), or flat ones (FlatTensors)
-///   prepare_pass        tables of rows, which one rank alone may have no memory for
-///   check_pass          the last refusal; from here on rows move
-///   begin               memory of the call, until the call's end
-///   walk                the plan's steps, each behind those that it waits for
+///   set_own, set_options  the caller's tensors (set_tensors below), or flat ones (FlatTensors)
+///   prepare_pass          tables of rows, which one rank alone may have no memory for
+///   check_pass            the last refusal; from here on rows move
+///   begin                 memory of the call, until the call's end
+///   walk                  the plan's steps, each behind those that it waits for
 ///   round_sums, await_all, store   what is left of exchanges and sums
 /// NOTE: a call must outlive what aborts the group after an error: to drop an exchange under way
 /// would end the group without the reason.
@@ -64,8 +64,9 @@ class StepCall {
   /// Whether what an exchange of this role returns is whole (RankSteps::returns_whole); of results
   /// only without sinks, which belong to the owner.
   bool is_whole(Role role) const;
-  /// What ranks have to call alike besides the plan; transports that compare calls find the others.
-  void set_kind(const AttentionInputs& inputs, bool has_max_logits);
+  /// What ranks have to call alike besides the plan: its digest goes to transports that compare
+  /// calls, which find ranks that differ.
+  void set_options(const AttentionInputs& inputs, bool has_max_logits);
   const TensorGroup& own(Role role) const { return roles_[static_cast<std::size_t>(role)].front(); }
   /// The tensors of kv heads `heads`, or of the query heads that read them: own ones, or with the
   /// index of an exchange those of the segment that it fills.
@@ -135,10 +136,10 @@ class StepCall {
   void await(std::size_t step);
 
   Pass pass_;
-  std::uint64_t kind_ = 0;  ///< stands for what set_kind was given
+  std::uint64_t options_digest_ = 0;  ///< stands for what set_options was given
   comm::PassStart pass_start_;
-  std::span<const Step> list_;
-  std::array<std::vector<TensorGroup>, kNumRoles> roles_;                 ///< own, then by exchange
+  std::span<const Step> pass_steps_;                       ///< the rank's, of the pass
+  std::array<std::vector<TensorGroup>, kNumRoles> roles_;  ///< own, then by exchange
   std::vector<std::vector<std::unique_ptr<comm::PendingRows>>> pending_;  ///< by step
   bool has_sink_ = false;
   bool is_begun_ = false;
@@ -161,12 +162,12 @@ void StepCall::walk(const PreparedAttends<Prepared>& prepared, const RunAttend& 
   }
   begin_pass();
   find_coming_keys(!prepared.empty() && prepared.front() != nullptr);
-  for (const Step& step : list_) {
+  for (const Step& step : pass_steps_) {
     for (const std::int32_t before : step.after) {
       if (before >= 0 && before != coming_step_) await(static_cast<std::size_t>(before));
     }
     const auto index = static_cast<std::size_t>(step.index);
-    trace.span(SpanKind::Step, &step - list_.data(), [&] {
+    trace.span(SpanKind::Step, &step - pass_steps_.data(), [&] {
       if (step.kind == StepKind::Exchange) {
         exchange(step);
       } else {
