@@ -8,6 +8,9 @@
 namespace magi {
 namespace {
 
+/// The places of a backward's tensors in the group of Role::Queries (see TensorGroup).
+enum QueryTensor : std::uint8_t { kQ, kOut, kDout, kLse, kDlse };
+
 /// A part whose first row is `row` of dk and dv.
 PartGradients gradients_at(const TensorGroup& tensors, std::int32_t row) {
   const auto element = static_cast<std::int64_t>(dtype_bytes(tensors[0].dtype));
@@ -121,14 +124,14 @@ BackwardArgs BackwardPass::make_args(const AttendCall& attend) {
   const TensorGroup sums = call_.tensors(Role::KeyGradients, attend);
   const bool is_adding = adds_to_keys(attend);
   if (is_adding && !what.is_merging) call_.fill(dq, 0.0);
-  BackwardArgs args{.q = queries[0],
+  BackwardArgs args{.q = queries[kQ],
                     .k = keys[0],
                     .v = keys[1],
                     .slices = {},
-                    .out = queries[1],
-                    .lse = queries[3],
-                    .dout = queries[2],
-                    .dlse = queries[4],
+                    .out = queries[kOut],
+                    .lse = queries[kLse],
+                    .dout = queries[kDout],
+                    .dlse = queries[kDlse],
                     .dq = dq,
                     .dk = sums[0],
                     .dv = sums[1],

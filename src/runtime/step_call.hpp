@@ -23,7 +23,19 @@ inline std::size_t segment_of(std::int32_t exchange) {
   return static_cast<std::size_t>(segment);
 }
 
-/// Tensors [rows, heads, ...] of the same rows and heads. One that is not given has rank 0.
+/// The tensors [rows, heads, ...] of one role, all of the same rows and heads. One that is not
+/// given has rank 0. Their order, for readers that take one by its place:
+///
+/// | role           | forward  | backward                |
+/// |----------------|----------|-------------------------|
+/// | KeysValues     | k, v     | k, v                    |
+/// | Queries        | q        | q, out, dout, lse, dlse |
+/// | Results        | out, lse |                         |
+/// | KeyGradients   |          | dk, dv                  |
+/// | QueryGradients |          | dq                      |
+///
+/// Those of one type stand side by side, because such neighbours share a buffer and travel
+/// together.
 using TensorGroup = std::vector<TensorView>;
 /// NOTE: a tensor of no rows may have no data and is given all the same.
 inline bool is_given(const TensorView& tensor) { return tensor.rank > 0; }
