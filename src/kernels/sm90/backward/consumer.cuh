@@ -88,7 +88,7 @@ class BackwardConsumer {
   /// Multiplies and adds dQ of the last step, while its dK is being multiplied.
   template <int kCount>
   __device__ __forceinline__ void finish_item(float (&dq)[kCount]) {
-    wait_scores(num_steps_ - 1);
+    wait_score_gradients(num_steps_ - 1);
     issue_dq(num_steps_ - 1, dq);
     ptx::wgmma_wait<0>();
     ptx::pin(packed_);
@@ -105,16 +105,16 @@ class BackwardConsumer {
   using ScorePlace = RingPlace<kC.score_stages>;
 
   /// Waits for dS of both warpgroups, and until both are done with the dQ of the step before.
-  __device__ __forceinline__ void wait_scores(std::uint32_t step) const {
-    shared_.scores_full.wait(ScorePlace(step));
+  __device__ __forceinline__ void wait_score_gradients(std::uint32_t step) const {
+    shared_.score_gradients_full.wait(ScorePlace(step));
   }
   /// Whether that wait would be over; asked ahead, for the answer takes a while.
-  __device__ __forceinline__ bool has_scores(std::uint32_t step) const {
-    return __all_sync(0xffffffffu, shared_.scores_full.test(ScorePlace(step))) != 0;
+  __device__ __forceinline__ bool has_score_gradients(std::uint32_t step) const {
+    return __all_sync(0xffffffffu, shared_.score_gradients_full.test(ScorePlace(step))) != 0;
   }
   /// Says that this warp has stored its dS and taken dQ of the step before.
-  __device__ __forceinline__ void arrive_scores() const {
-    arrive_warp(shared_.scores_full.at(ScorePlace(num_steps_)));
+  __device__ __forceinline__ void arrive_score_gradients() const {
+    arrive_warp(shared_.score_gradients_full.at(ScorePlace(num_steps_)));
   }
 
   /// Where the warpgroup's keys begin in a panel. Found anew at each use: descriptors made of a
@@ -176,12 +176,12 @@ class BackwardConsumer {
     constexpr int kPanel = kC.keys * tile::kPanelRowBytes;
     const int first = kIsWide ? 0 : warpgroup_ * kBytes;
     const int rows = kIsWide ? warpgroup_ * kPanel : 0;
-    const tile::MnMajor<kC.keys> scores(shared_.scores[ScorePlace(step).stage()] + rows);
+    const tile::MnMajor<kC.keys> score_gradients(shared_.scores[ScorePlace(step).stage()] + rows);
     const tile::MnMajor<kC.keys> k(shared_.k + first / tile::kPanelRowBytes * kPanel +
                                    first % tile::kPanelRowBytes);
     ptx::forget(to);
     ptx::wgmma_fence();
-    tile::issue_atb<kC.type, kC.dq_columns(), kC.keys>(dq_of(to), scores, k);
+    tile::issue_atb<kC.type, kC.dq_columns(), kC.keys>(dq_of(to), score_gradients, k);
   }
 
   /// Issues dK += dS^T Q.
@@ -217,9 +217,9 @@ class BackwardConsumer {
   /// | dP(n)   | dout full          | dK, dP    | wait dK(n-1); hand Q(n-1) back; packed = P   |
   /// | dV(n)   | q full, n + 1      | dP, dV    | wait dP in other; p = dS = P * (dP - delta)  |
   /// | S(n+1)  |                    | dV, S     | wait dV; hand dO(n) back; packed = dS        |
-  /// |         | scores full, n - 1 | S         | dS to shared memory                          |
+  /// |         | dS full, n - 1     | S         | dS to shared memory                          |
   /// | dQ(n-1) |                    | S, dQ     | dQ takes the registers of p                  |
-  /// | dK(n)   | add full, n - 1    | S, dQ, dK | wait S in other, and dQ; arrive scores full  |
+  /// | dK(n)   | add full, n - 1    | S, dQ, dK | wait S in other, and dQ; arrive dS full      |
   /// |         |                    | dK        | dQ leaves p for its sum; p = P(n+1) of other |
   ///
   /// dK and dV stay in registers throughout. dQ leaves before the next exponentials are taken: its
@@ -246,15 +246,15 @@ class BackwardConsumer {
     next_flags_ = view_.flags(next);
     // S of the next step runs while dV ends and dS goes to shared memory.
     issue_scores(next, lse_log2, other);
-    const bool are_scores_there = has_scores(num_steps_ - 1);
+    const bool are_gradients_there = has_score_gradients(num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
     ptx::pin(dv_);
     view_.release_dout(num_steps_);
     tile::pack_fragments<kC.type, kC.rows>(p, packed_);
     ptx::pin(packed_);
-    if (!is_first && !are_scores_there) wait_scores(num_steps_ - 1);
-    store_scores();
+    if (!is_first && !are_gradients_there) wait_score_gradients(num_steps_ - 1);
+    store_score_gradients();
     // dQ of the step before takes the registers of dS, which is packed.
     issue_dq(num_steps_ - 1, p);
     issue_dk();
@@ -263,7 +263,7 @@ class BackwardConsumer {
     ptx::wgmma_wait<1>();
     ptx::pin(other);
     ptx::pin(dq_of(p));
-    arrive_scores();
+    arrive_score_gradients();
     // dK runs while dQ leaves and S of the next step becomes P.
     if (!is_first) {
       add_dq(shared_, params_, warpgroup_, num_steps_ - 1, sum, is_first_add, dq_of(p));
@@ -286,9 +286,9 @@ class BackwardConsumer {
   /// | S(n)    |                    | S          | hand Q(n-1) back                               |
   /// | dP(n)   | dout full          | S, dP      | wait S; even = P, probabilities = P in 16 bits |
   /// | dV(n)   |                    | dP, dV     | wait dP; odd = dS = P * (dP - delta)           |
-  /// | dQ(n-1) | scores full, n - 1 | dV, dQ     | packed = dS; dQ where P and dP have been       |
+  /// | dQ(n-1) | dS full, n - 1     | dV, dQ     | packed = dS; dQ where P and dP have been       |
   /// | dK(n)   | add full, n - 1    | dV, dQ, dK | dS to shared memory; wait dV and dQ            |
-  /// |         |                    | dK         | hand dO(n) back; arrive scores full; dQ leaves |
+  /// |         |                    | dK         | hand dO(n) back; arrive dS full; dQ leaves     |
   ///
   /// NOTE: dK of the step before is awaited first, or ptxas does so later, where it costs more.
   __device__ __forceinline__ bool run_wide_step(bool is_first) {
@@ -302,7 +302,7 @@ class BackwardConsumer {
     if (num_steps_ > 0) view_.release_queries(num_steps_ - 1);
     // dP runs while S becomes P.
     issue_dp(odd_);
-    const bool are_scores_there = has_scores(num_steps_ - 1);
+    const bool are_gradients_there = has_score_gradients(num_steps_ - 1);
     ptx::wgmma_wait<1>();
     ptx::pin(even_);
     take_probabilities(num_steps_, even_);
@@ -316,11 +316,11 @@ class BackwardConsumer {
     tile::pack_fragments<kC.type, kC.rows>(odd_, packed_);
     ptx::pin(packed_);
     // dQ of the step before and dK run while dS goes to shared memory.
-    if (!is_first && !are_scores_there) wait_scores(num_steps_ - 1);
+    if (!is_first && !are_gradients_there) wait_score_gradients(num_steps_ - 1);
     DqColumns dq;
     issue_dq(num_steps_ - 1, dq);
     issue_dk();
-    store_scores();
+    store_score_gradients();
     const std::int32_t sum = view_.info(num_steps_ - 1).sum;
     const bool is_first_add = !is_first && wait_to_add(shared_, num_steps_ - 1);
     ptx::wgmma_wait<1>();
@@ -328,7 +328,7 @@ class BackwardConsumer {
     ptx::pin(dv_);
     ptx::pin(dq);
     view_.release_dout(num_steps_);
-    arrive_scores();
+    arrive_score_gradients();
     // dK runs while dQ leaves.
     if (!is_first) {
       add_dq(shared_, params_, warpgroup_, num_steps_ - 1, sum, is_first_add, dq);
@@ -343,7 +343,7 @@ class BackwardConsumer {
   }
 
   /// Stores dS^T in shared memory, the rows of all keys.
-  __device__ __forceinline__ void store_scores() {
+  __device__ __forceinline__ void store_score_gradients() {
     const tile::FragmentPlace at = view_.place();
     const std::uint32_t first = first_word(shared_.scores[ScorePlace(num_steps_).stage()],
                                            64 * warpgroup_ + at.row, at.column);

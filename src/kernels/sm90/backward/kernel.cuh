@@ -45,8 +45,8 @@
 // | add full      | semaphore waiter               | consumers add dQ of the step            |
 // | added         | every consumer warp            | the semaphore is signalled              |
 // | add empty     | semaphore signaller            | the waiter overwrites                   |
-// | scores full   | every consumer warp            | dQ is multiplied                        |
-// | peer scores   | the other CTA's bytes          | dQ is multiplied with them              |
+// | dS full       | every consumer warp            | dQ is multiplied                        |
+// | peer dS       | the other CTA's bytes          | dQ is multiplied with them              |
 // | ticket        | producer of the first CTA      | that of the second takes the item       |
 // Named barriers: shared.cuh. Sums that the main kernel does not convert become dq in
 // dq_convert_kernel.cuh; lse and delta of the rows come from prepare.cu.

@@ -45,7 +45,7 @@ class LongQueryConsumer {
     bool is_first = true;
     while (!run_step(is_first)) is_first = false;
     const std::uint32_t last = num_steps_ - 1;
-    shared_.scores_full.wait(ScorePlace(last));
+    shared_.score_gradients_full.wait(ScorePlace(last));
     issue_dq(last);
     ptx::wgmma_wait<0>();
     ptx::pin(sums_.dk);
@@ -62,8 +62,8 @@ class LongQueryConsumer {
   /// | dP(n)       | dout full          | dP         |                                            |
   /// | dV(n)       |                    | dP, dV     | wait dP; dS(n) to shared memory; wait dV;  |
   /// |             |                    |            | hand dO(n) back                            |
-  /// | dQ(n-1)     | scores full, n - 1 | dQ         |                                            |
-  /// | dK(n)       | add full, n - 1    | dQ, dK     | wait dQ; arrive scores full; it leaves     |
+  /// | dQ(n-1)     | dS full, n - 1     | dQ         |                                            |
+  /// | dK(n)       | add full, n - 1    | dQ, dK     | wait dQ; arrive dS full; it leaves         |
   __device__ __forceinline__ bool run_step(bool is_first) {
     const std::uint32_t step = num_steps_;
     view_.wait_queries(step);
@@ -87,7 +87,7 @@ class LongQueryConsumer {
     issue_dk(step);
     const bool is_first_add = !is_first && wait_to_add(shared_, step - 1);
     ptx::wgmma_wait<1>();
-    arrive_warp(shared_.scores_full.at(ScorePlace(step)));
+    arrive_warp(shared_.score_gradients_full.at(ScorePlace(step)));
     if (!is_first) add_dq(step - 1, is_first_add);
     ++num_steps_;
     return (flags & kLastStep) != 0;
@@ -118,7 +118,7 @@ class LongQueryConsumer {
     tile::pack_fragments<kC.type, kC.rows>(x_, packed_);
     if (view_.has_softcap()) {
       view_.weigh(step, x_);
-      if (!is_first) shared_.scores_full.wait(ScorePlace(step - 1));
+      if (!is_first) shared_.score_gradients_full.wait(ScorePlace(step - 1));
       store_scores(score_gradients(step));
     }
   }
@@ -133,10 +133,10 @@ class LongQueryConsumer {
     }
 #pragma unroll
     for (int i = 0; i < kC.rows / 4; ++i) view_.multiply(x_, i, packed_[i]);
-    if (!is_first) shared_.scores_full.wait(ScorePlace(step - 1));
+    if (!is_first) shared_.score_gradients_full.wait(ScorePlace(step - 1));
     store_scores(score_gradients(step));
     ptx::fence_async_shared();
-    ptx::named_barrier_sync(kOwnScores + kWarpgroup, 128);
+    ptx::named_barrier_sync(kOwnDs + kWarpgroup, 128);
   }
 
   /// Stores what x_ holds, in 16 bits, in a buffer of scores.
@@ -153,14 +153,14 @@ class LongQueryConsumer {
   /// Issues dQ = dS K of a step: 64 columns, and 32 of the panel between.
   __device__ __forceinline__ void issue_dq(std::uint32_t step) {
     constexpr int kBytes = tile::kPanelRowBytes / 2;
-    const tile::MnMajor<kC.keys> scores(score_gradients(step));
+    const tile::MnMajor<kC.keys> operand(score_gradients(step));
     ptx::forget(x_);
     ptx::forget(columns_);
     ptx::wgmma_fence();
     tile::issue_atb<kC.type, 64, kC.keys>(
-        x_, scores, tile::MnMajor<kC.keys>(shared_.k + 2 * warpgroup() * kPanel));
+        x_, operand, tile::MnMajor<kC.keys>(shared_.k + 2 * warpgroup() * kPanel));
     tile::issue_atb<kC.type, 32, kC.keys>(
-        columns_, scores, tile::MnMajor<kC.keys>(shared_.k + kPanel + warpgroup() * kBytes));
+        columns_, operand, tile::MnMajor<kC.keys>(shared_.k + kPanel + warpgroup() * kBytes));
   }
   /// Adds what that has made to the step's sum, or begins it.
   __device__ __forceinline__ void add_dq(std::uint32_t step, bool is_first) {

@@ -91,7 +91,7 @@ class OwnRowsConsumer {
     return ptx::uniform(ptx::thread_index() >> 7) - 1;
   }
   __device__ __forceinline__ static int zero() { return present_warpgroup() & ~1; }
-  __device__ __forceinline__ std::uint8_t* scores() const {
+  __device__ __forceinline__ std::uint8_t* score_gradients() const {
     return shared_.scores[present_warpgroup()];
   }
 
@@ -140,11 +140,11 @@ class OwnRowsConsumer {
   }
   /// Issues 64 columns of dQ = dS K.
   __device__ __forceinline__ void issue_dq(int panel, Scores& dq) {
-    const tile::MnMajor<kC.keys> score_gradients(scores());
+    const tile::MnMajor<kC.keys> operand(score_gradients());
     const tile::MnMajor<kC.keys> k(shared_.k + zero() + panel * (kC.keys * tile::kPanelRowBytes));
     ptx::forget(dq);
     ptx::wgmma_fence();
-    tile::issue_atb<kC.type, tile::kPanelElements, kC.keys>(dq, score_gradients, k);
+    tile::issue_atb<kC.type, tile::kPanelElements, kC.keys>(dq, operand, k);
   }
   __device__ __forceinline__ void add_dq(int panel, std::int32_t sum, const Scores& dq) const {
     DqTarget<kC>(params_, panel, sum).put(0, dq, false);
@@ -163,14 +163,14 @@ class OwnRowsConsumer {
 
   /// Stores dS^T in the warpgroup's buffer, for its own products: those of the step before are done
   /// once all its warps are here.
-  __device__ __forceinline__ void store_scores() {
+  __device__ __forceinline__ void store_score_gradients() {
     const tile::FragmentPlace at = view_.place();
-    const std::uint32_t first = first_word(scores(), at.row, at.column);
-    ptx::named_barrier_sync(kOwnScores + warpgroup_, 128);
+    const std::uint32_t first = first_word(score_gradients(), at.row, at.column);
+    ptx::named_barrier_sync(kOwnDs + warpgroup_, 128);
     for_each_word<kC.keys, kScoreElements / 2>(
         first, [&](int i, std::uint32_t address) { ptx::store_shared(address, packed_[i]); });
     ptx::fence_async_shared();
-    ptx::named_barrier_sync(kOwnScores + warpgroup_, 128);
+    ptx::named_barrier_sync(kOwnDs + warpgroup_, 128);
   }
 
   /// One step n; the warpgroup's next one is n' = n + 2. `p_` holds P(n) on entry and P(n') on
@@ -207,7 +207,7 @@ class OwnRowsConsumer {
     view_.release_dout(step_);
     tile::pack_fragments<kC.type, kC.rows>(p_, packed_);
     ptx::pin(packed_);
-    store_scores();
+    store_score_gradients();
     issue_dq(0, p_);
     issue_dk();
     const std::int32_t sum = view_.info(step_).sum;

@@ -108,9 +108,9 @@ struct ConverterState {
 /// |------------------|-----------------------------------|--------------------------------------|
 /// | kDkvEpilogue + w | warpgroup w                       | w's V rows may be overwritten        |
 /// | kSplits + w      | warpgroup w                       | a split's sum may be, or was, stored |
-/// | kOwnScores + w   | warpgroup w                       | its dS is there                      |
+/// | kOwnDs + w       | warpgroup w                       | its dS is there                      |
 /// | kExchange        | both warpgroups, with own rows    | sums may be, or were, stored         |
-enum BackwardBarrier : int { kDkvEpilogue = 2, kSplits = 4, kOwnScores = 6, kExchange = 8 };
+enum BackwardBarrier : int { kDkvEpilogue = 2, kSplits = 4, kOwnDs = 6, kExchange = 8 };
 
 /// A step's info is overwritten kStepStages steps later: by then its Q buffer has been handed back
 /// and the dQ of the steps before has been added, so that neither consumers nor the semaphore
@@ -139,8 +139,8 @@ struct BackwardStorage {
   alignas(1024) std::uint8_t v[kC.v_stage_bytes()];
   alignas(1024) std::uint8_t q[kC.q_stages][kC.q_bytes()];
   alignas(1024) std::uint8_t dout[kC.dout_stages][kC.dout_bytes()];
-  /// dS^T: 128-byte rows, one per key. Two of P^T and two of the other CTA's dS^T follow where
-  /// warpgroups share keys.
+  /// 16-bit scores as operands, 128-byte rows, one per key: score_stages of dS^T. Where warpgroups
+  /// share keys, as many of P^T and of the other CTA's dS^T follow.
   alignas(1024) std::uint8_t scores[kC.score_buffers()][kC.score_bytes()];
   /// The columns of K of the other CTA's keys by which this CTA multiplies the other one's dS.
   alignas(kC.ctas() == 1 ? 16 : 1024) std::uint8_t peer_k[kC.ctas() == 1 ? 16 : kC.peer_k_bytes()];
@@ -155,7 +155,7 @@ struct BackwardStorage {
   Ring<kAddStages> add_ring;            ///< the step's dQ may be added / has been
   RingBarriers<kAddStages> added;       ///< both halves of the step's dQ
   /// dS of both warpgroups is there, dQ before it done; where they share keys: dS is there.
-  RingBarriers<kC.score_stages> scores_full;
+  RingBarriers<kC.score_stages> score_gradients_full;
   Ring<kC.q_stages> q_ring;
   Ring<kC.dout_stages> dout_ring;
   Ring<1> k_ring;
@@ -165,7 +165,7 @@ struct BackwardStorage {
   RingBarriers<kQuarterStages> quarter_full;  ///< a quarter of a complete sum is there
   ConverterState converter;
   RingBarriers<kC.score_stages> probabilities_full;  ///< P is there, where warpgroups share keys
-  RingBarriers<kC.score_stages> peer_scores_full;    ///< the other CTA's dS is there
+  RingBarriers<kC.score_stages> peer_score_gradients_full;  ///< the other CTA's dS is there
   /// In the second CTA of a k tile: items that the first has taken. `empty` is that of the first.
   Ring<kTicketStages> ticket_ring;
   std::int32_t tickets[kTicketStages];
@@ -182,10 +182,10 @@ struct BackwardStorage {
     // Where they share keys, one warpgroup makes P and the other one dS.
     constexpr int kScoreWarps =
         kC.has_shared_keys() ? kConsumerWarps / kC.consumers : kConsumerWarps;
-    scores_full.init(kScoreWarps);
+    score_gradients_full.init(kScoreWarps);
     if constexpr (kC.has_shared_keys()) {
       probabilities_full.init(kScoreWarps);
-      peer_scores_full.init(1);
+      peer_score_gradients_full.init(1);
       ticket_ring.init(1);
     }
     constexpr int kStepWarps = kConsumerWarps / kC.consumers * kC.step_readers();

@@ -112,10 +112,10 @@ class SharedKeysConsumer {
   /// | issue             | awaits              | then                                          |
   /// |-------------------|---------------------|-----------------------------------------------|
   /// | dV(n)             | dout or P full, n   | dS(n), which goes to the other CTA too        |
-  /// |                   | scores full, n      | wait dV; hand dO(n) back                      |
+  /// |                   | dS full, n          | wait dV; hand dO(n) back                      |
   /// | dK(n), own dQ(n)  |                     |                                               |
   /// | S(n+1)            | q full, n + 1       | wait dK; hand Q(n) back                       |
-  /// | the other's dQ(n) | peer scores full, n | wait S; P(n+1); wait dQ, which leaves         |
+  /// | the other's dQ(n) | peer dS full, n     | wait S; P(n+1); wait dQ, which leaves         |
   /// | dP(n+1)           | dout full, n + 1    | wait dQ, which leaves; wait dP                |
   __device__ __forceinline__ bool run_step() {
     const std::uint32_t step = num_steps_;
@@ -127,7 +127,7 @@ class SharedKeysConsumer {
       add_dv(step);
       make_score_gradients(step);
     }
-    shared_.scores_full.wait(ScorePlace(step));
+    shared_.score_gradients_full.wait(ScorePlace(step));
     if constexpr (!kMakesP) send_score_gradients(step);
     ptx::wgmma_wait<0>();
     ptx::pin(sums_.dv);
@@ -144,7 +144,7 @@ class SharedKeysConsumer {
     }
     ptx::pin(sums_.dk);
     if (ptx::kArrivalsPerWarp == 1 || !is_last) view_.release_queries(step);
-    shared_.peer_scores_full.wait(ScorePlace(step));
+    shared_.peer_score_gradients_full.wait(ScorePlace(step));
     issue_peer_dq(step);
     const bool is_first_add = wait_to_add(shared_, step);
     if constexpr (kMakesP) {
@@ -214,7 +214,7 @@ class SharedKeysConsumer {
     view_.differentiate_packed(x_, p, packed_);
     view_.store(score_gradients(step), 0, packed_);
     if (view_.has_softcap()) ptx::wgmma_wait<0>();
-    arrive_warp(shared_.scores_full.at(ScorePlace(step)));
+    arrive_warp(shared_.score_gradients_full.at(ScorePlace(step)));
   }
 
   /// The warpgroup's columns of a tile of Q or dO.
@@ -225,7 +225,7 @@ class SharedKeysConsumer {
   /// Copies dS of a step, which is there, to the other CTA.
   __device__ __forceinline__ void send_score_gradients(std::uint32_t step) const {
     const int peer = 1 - ptx::cluster_rank();
-    ptx::Mbarrier& full = shared_.peer_scores_full.at(ScorePlace(step));
+    ptx::Mbarrier& full = shared_.peer_score_gradients_full.at(ScorePlace(step));
     ptx::exchange_bytes_if(ptx::thread_index() == 128 * (1 + kWarpgroup), full,
                            ptx::peer_address(peer_score_gradients(step), peer),
                            score_gradients(step), kC.score_bytes(), ptx::peer_address(&full, peer));
