@@ -113,7 +113,8 @@ struct BackwardList {
   /// An item walks all q tiles of a head group before those of the next; else the groups of a q
   /// tile one after the other.
   bool is_group_first = false;
-  bool is_ordered = true;      ///< an addition to a dQ sum waits for its semaphore value
+  bool is_ordered = true;      ///< an addition to a dQ sum waits for its semaphore value; see
+                               ///< "Ordered sums of dQ" in docs/kernels/backward.md
   bool is_converting = false;  ///< the main kernel converts dQ sums, all but those of left_tiles
   std::int32_t num_components = 0;
   std::vector<TileSpan> spans;     ///< at most kMaxSpans
@@ -141,7 +142,8 @@ struct BackwardList {
   std::int64_t slot_floats(std::int32_t dim_qk, std::int32_t dim_v) const {
     return num_slots() * shape.keys * (dim_qk + dim_v);
   }
-  /// Semaphores of dQ of a head group, numbered q tile + component.
+  /// Semaphores of dQ of a head group, numbered q tile + component. No two pairs share a number:
+  /// components follow one another along the rows, so a later component has no earlier q tile.
   std::int32_t num_semaphores() const { return num_q_tiles() + num_components; }
   /// Whether items wait for the keys they read. Where they add to dQ in order they cannot: one that
   /// waits would hold up all after it.

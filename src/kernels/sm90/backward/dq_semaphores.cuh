@@ -5,6 +5,8 @@
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/sm90/backward/shared.cuh"
 
+// docs/kernels/backward.md, "Ordered sums of dQ", has an example of the values.
+//
 // A step whose semaphore is awaited adds to its dQ sum after every step before it in the order: its
 // adds come after the waiter's acquire (the waiter's arrival at add_ring.full and the consumers'
 // wait lie between), and before the signaller's release (likewise their arrival at `added`);

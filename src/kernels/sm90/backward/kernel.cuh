@@ -111,17 +111,17 @@ __device__ __forceinline__ void run_backward(const BackwardParams& params) {
 
 /// `Instance` is a type with a `static constexpr BackwardConfig kConfig`: nvcc's host stubs cannot
 /// name a kernel whose template argument is a config value.
-template <typename Instance, bool kIsDeterministic>
+template <typename Instance, bool kIsOrdered>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
-  run_backward<Instance::kConfig.ordered(kIsDeterministic)>(params);
+  run_backward<Instance::kConfig.ordered(kIsOrdered)>(params);
 }
 
 /// Likewise, where two CTAs have a k tile.
-template <typename Instance, bool kIsDeterministic>
+template <typename Instance, bool kIsOrdered>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), 1) __cluster_dims__(2, 1, 1)
     backward_pair_kernel(const __grid_constant__ BackwardParams params) {
-  run_backward<Instance::kConfig.ordered(kIsDeterministic)>(params);
+  run_backward<Instance::kConfig.ordered(kIsOrdered)>(params);
 }
 
 }  // namespace magi::sm90

@@ -13,20 +13,20 @@
 
 namespace magi::sm90 {
 
-template <typename Instance, bool kIsDeterministic>
+template <typename Instance, bool kIsOrdered>
 constexpr auto main_kernel() {
   if constexpr (Instance::kConfig.ctas() == 1) {
-    return backward_kernel<Instance, kIsDeterministic>;
+    return backward_kernel<Instance, kIsOrdered>;
   } else {
-    return backward_pair_kernel<Instance, kIsDeterministic>;
+    return backward_pair_kernel<Instance, kIsOrdered>;
   }
 }
 
-template <typename Instance, bool kIsDeterministic>
+template <typename Instance, bool kIsOrdered>
 void launch_backward_kernel(const BackwardParams& params, int num_ctas, LaunchStart start,
                             cudaStream_t stream) {
-  constexpr BackwardConfig kC = Instance::kConfig.ordered(kIsDeterministic);
-  constexpr auto kKernel = main_kernel<Instance, kIsDeterministic>();
+  constexpr BackwardConfig kC = Instance::kConfig.ordered(kIsOrdered);
+  constexpr auto kKernel = main_kernel<Instance, kIsOrdered>();
   const int bytes = grant_storage<BackwardStorage<kC>, kKernel>();
   switch (start) {
     case LaunchStart::Ahead:
