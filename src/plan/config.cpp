@@ -71,10 +71,10 @@ void validate_config(const PlanConfig& config) {
   const bool is_moving_queries =
       config.work == WorkMode::Queries ||
       (config.work == WorkMode::Heads && possible_shares(config).empty());
-  if (is_moving_queries && config.num_ranks > kMostRanksOfMoves) {
-    throw invalid(
-        "num_ranks", config.num_ranks,
-        "up to " + std::to_string(kMostRanksOfMoves) + " with work queries, or heads in one share");
+  if (is_moving_queries && config.num_ranks > kMostRanksMovingQueries) {
+    throw invalid("num_ranks", config.num_ranks,
+                  "up to " + std::to_string(kMostRanksMovingQueries) +
+                      " with work queries, or heads in one share");
   }
   require_between("min_stage_rows", config.min_stage_rows, 1, kMaxRows);
   require_between("devices_per_node", config.devices_per_node, 0, kMaxRanks);

@@ -12,9 +12,9 @@ inline constexpr std::int32_t kMaxDegree = 256;
 inline constexpr std::int32_t kMaxSegments = kMaxDegree + 1;  ///< of one token space
 inline constexpr std::int32_t kMaxAttends = 4096;             ///< of one rank
 
-/// Ranks whose shares of queries are searched for: the search takes the square of them, 18 s for a
+/// The most ranks of a plan that moves queries: its search takes the square of them, 18 s for a
 /// million causal rows on 64 ranks.
-inline constexpr std::int32_t kMostRanksOfMoves = 64;
+inline constexpr std::int32_t kMostRanksMovingQueries = 64;
 
 /// Throws InvalidArgument naming the first field that is out of range.
 void validate_config(const PlanConfig& config);

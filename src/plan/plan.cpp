@@ -14,16 +14,16 @@
 #include "plan/flat.hpp"
 #include "plan/hops.hpp"
 #include "plan/layout.hpp"
-#include "plan/loaded_plan.hpp"
 #include "plan/needs.hpp"
 #include "plan/place_for_step.hpp"
 #include "plan/place_keys.hpp"
+#include "plan/plan_with_loads.hpp"
 #include "plan/ranks.hpp"
 #include "plan/report.hpp"
 #include "plan/stages.hpp"
 #include "plan/timeline.hpp"
 #include "plan/work_heads.hpp"
-#include "plan/work_moves.hpp"
+#include "plan/work_queries.hpp"
 
 // Planning: a mask and a config become the placement and what each rank does. This file is the way
 // through the folder; each step of it has files of its own.
@@ -31,7 +31,7 @@
 //   placement/               which rank holds which chunk of rows; place_keys of keys apart
 //   layout, needs            where rows lie, which rows each rank lacks
 //   stages, received, ranks  queries stay: segments, slices, attends and transfers of each rank
-//   work_*, area_flow        queries travel (work_moves) or heads are shared out (work_heads):
+//   work_*, area_flow        queries travel (work_queries) or heads are shared out (work_heads):
 //                            who computes what, and the same tables for it (work_build)
 //   steps, hops, fastest     what waits for what; rows that go by node; the degree of least time
 //   loads, timeline, report  what steps move and compute, when they end, the plan's figures
@@ -47,8 +47,8 @@ bool is_sharing_placement(const Mask& mask, const PlanConfig& config) {
   return !config.placement_k && mask.rows_q == mask.rows_k;
 }
 
-using planner::LoadedPlan;
 using planner::PlanLoads;
+using planner::PlanWithLoads;
 
 /// Ranks and transfers for the degree asked for, or for the one that the cost model prefers.
 PlanLoads build_best(const planner::Needs& needs, const planner::Layout& layout_q,
@@ -66,7 +66,8 @@ PlanLoads build_best(const planner::Needs& needs, const planner::Layout& layout_
   if (plan.config.overlap_degree) return loads;
   const std::int32_t degree = planner::choose_degree(plan, loads);
   if (plan.config.work == WorkMode::Auto) {
-    // What it is compared with has the degree that is best for both passes; so has this.
+    // choose_degree weighs the forward. Plans that move queries or share heads, with which this one
+    // is compared, have the degree of the least time of both passes, so it gets that too.
     return planner::build_fastest(plan, build, {degree, 0, 1, 2, 4, 8});
   }
   if (degree == 0) return loads;
@@ -74,7 +75,8 @@ PlanLoads build_best(const planner::Needs& needs, const planner::Layout& layout_
     build(degree);
     return PlanLoads(plan);
   }
-  // The same rows travel to the one segment in the same way.
+  // With one stage, or stages by heads, rows go to one segment as they do with degree 0: what they
+  // cross and how many they are has been found.
   const std::int32_t hop = plan.exchanges.front().hop;
   build_ranks(degree);
   for (Exchange& exchange : plan.exchanges) exchange.hop = hop;
@@ -99,13 +101,13 @@ PlanLoads build_tables(Plan& plan, const Way& way) {
       is_shared ? planner::Layout{} : planner::make_layout(plan.placement_k);
   const planner::Layout& layout_k = is_shared ? layout_q : layout_own_k;
   if (way.is_moving_queries) {
-    return planner::plan_moves(layout_q, layout_k, plan);
+    return planner::plan_queries(layout_q, layout_k, plan);
   }
   return build_best(planner::find_needs(plan.mask, layout_q, layout_k), layout_q, layout_k, plan);
 }
 
 /// Everything after the placements, which must be in the plan.
-LoadedPlan finish_plan(Plan plan, const Way& way) {
+PlanWithLoads finish_plan(Plan plan, const Way& way) {
   PlanLoads loads = build_tables(plan, way);
   plan.report = planner::make_report(plan, loads);
   return {std::move(plan), std::move(loads)};
@@ -121,13 +123,13 @@ class PlacedMask {
  public:
   PlacedMask(const Mask& mask, const PlanConfig& config) : mask_(mask), config_(config) {}
 
-  LoadedPlan plan(const PlacementConfig& placement, const Way& way) {
+  PlanWithLoads plan(const PlacementConfig& placement, const Way& way) {
     const PlacedRows& rows = rows_of(placement);
     return finish_plan(
         {.mask = mask_, .config = config_, .placement_q = rows.q, .placement_k = rows.k}, way);
   }
   /// Keys alone, with chunks exchanged between ranks for the sake of the step's time.
-  LoadedPlan plan_for_step(const PlacementConfig& placement) {
+  PlanWithLoads plan_for_step(const PlacementConfig& placement) {
     const Placement rows = planner::place_for_step(mask_, config_, rows_of(placement).q);
     return finish_plan({.mask = mask_, .config = config_, .placement_q = rows, .placement_k = rows},
                        {});
@@ -159,7 +161,7 @@ double step_seconds(const Plan& plan) {
   return plan.report.forward_seconds + plan.report.backward_seconds;
 }
 
-void keep_faster(LoadedPlan other, std::optional<LoadedPlan>& kept) {
+void keep_faster(PlanWithLoads other, std::optional<PlanWithLoads>& kept) {
   if (!kept || step_seconds(other.plan) < step_seconds(kept->plan)) kept = std::move(other);
 }
 
@@ -167,7 +169,7 @@ void keep_faster(LoadedPlan other, std::optional<LoadedPlan>& kept) {
 /// tried from small to large. A share has `share_rows` rows at most, padding included.
 std::vector<Way> ways_of(const PlanConfig& config, std::int64_t share_rows) {
   const bool is_auto = config.work == WorkMode::Auto;
-  const bool may_move = config.num_ranks <= planner::kMostRanksOfMoves;
+  const bool may_move = config.num_ranks <= planner::kMostRanksMovingQueries;
   std::vector<Way> ways;
   if (config.work == WorkMode::Keys || is_auto) ways.push_back({});
   if (config.work == WorkMode::Queries || (is_auto && may_move)) {
@@ -188,7 +190,7 @@ std::vector<Way> ways_of(const PlanConfig& config, std::int64_t share_rows) {
 /// have the most neighbours at home.
 bool has_search(const Way& way, const PlanConfig& config) {
   const std::int32_t num_groups = config.num_ranks / way.num_head_shares;
-  return way.is_moving_queries && num_groups <= planner::kMostRanksOfMoves;
+  return way.is_moving_queries && num_groups <= planner::kMostRanksMovingQueries;
 }
 
 bool is_placement_open(const PlanConfig& config) {
@@ -198,7 +200,7 @@ bool is_placement_open(const PlanConfig& config) {
 /// Whether keys alone are tried over rows that are placed for the step's time, too.
 bool has_place_for_step(const Mask& mask, const PlanConfig& config) {
   return config.work == WorkMode::Auto && is_placement_open(config) && config.num_ranks > 1 &&
-         config.num_ranks <= planner::kMostRanksOfMoves && !has_nodes(config) &&
+         config.num_ranks <= planner::kMostRanksMovingQueries && !has_nodes(config) &&
          is_sharing_placement(mask, config);
 }
 
@@ -224,13 +226,13 @@ void log_plan(const Plan& plan) noexcept {
 
 }  // namespace
 
-planner::LoadedPlan planner::make_loaded_plan(const Mask& mask, const PlanConfig& config) {
+planner::PlanWithLoads planner::make_plan_with_loads(const Mask& mask, const PlanConfig& config) {
   planner::validate_config(config);
   planner::validate_sizes(mask, config);
   // Padding adds less than there are rows.
   const std::int64_t share_rows = std::int64_t{2} * std::max(mask.rows_q, mask.rows_k);
   PlacedMask placed(mask, config);
-  std::optional<LoadedPlan> kept;
+  std::optional<PlanWithLoads> kept;
   if (has_place_for_step(mask, config)) {
     keep_faster(placed.plan_for_step(config.placement), kept);
   }
@@ -244,7 +246,7 @@ planner::LoadedPlan planner::make_loaded_plan(const Mask& mask, const PlanConfig
 }
 
 Plan make_plan(const Mask& mask, const PlanConfig& config) {
-  Plan plan = planner::make_loaded_plan(mask, config).plan;
+  Plan plan = planner::make_plan_with_loads(mask, config).plan;
   log_plan(plan);
   return plan;
 }
@@ -257,7 +259,7 @@ Plan make_plan_on(const Mask& mask, const PlanConfig& config, const Placement& p
   planner::validate_placement(placement_k, "placement_k", mask.rows_k, config.num_ranks);
   const std::int64_t share_rows =
       std::max(planner::rows_per_share(placement_q), planner::rows_per_share(placement_k));
-  std::optional<LoadedPlan> kept;
+  std::optional<PlanWithLoads> kept;
   for (const Way& way : ways_of(config, share_rows)) {
     keep_faster(finish_plan({.mask = mask,
                              .config = config,

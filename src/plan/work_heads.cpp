@@ -10,7 +10,7 @@
 #include "plan/hops.hpp"
 #include "plan/needs.hpp"
 #include "plan/work_build.hpp"
-#include "plan/work_moves.hpp"
+#include "plan/work_queries.hpp"
 
 namespace magi::planner {
 namespace {
@@ -53,8 +53,9 @@ std::vector<WorkPiece> pieces_of_groups(const Plan& plan) {
   const Layout layout_q = layout_of_groups(plan.placement_q, group_size);
   const Layout layout_k = layout_of_groups(plan.placement_k, group_size);
   // The search takes time with the square of its ranks.
-  return num_groups > kMostRanksOfMoves ? pieces_of_own_queries(plan.mask, layout_q, layout_k)
-                                        : find_pieces(plan.mask, layout_q, layout_k, plan.config);
+  return num_groups > kMostRanksMovingQueries
+             ? pieces_of_own_queries(plan.mask, layout_q, layout_k)
+             : find_pieces(plan.mask, layout_q, layout_k, plan.config);
 }
 
 /// The pieces of a group for each of its ranks, in flat rows of the rank's share.

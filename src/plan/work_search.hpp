@@ -16,7 +16,7 @@ namespace magi::planner {
 std::int64_t parts_per_rank(WorkSearch search);
 
 /// The pieces of a grid that each rank computes, grouped by rank, by the search of this name. Pure,
-/// whatever the number of threads that a search uses. At most kMostRanksOfMoves ranks.
+/// whatever the number of threads that a search uses. At most kMostRanksMovingQueries ranks.
 std::vector<WorkPiece> search_work(WorkSearch search, const WorkGrid& grid, std::int32_t num_ranks,
                                    const RowCosts& costs);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "plan/loaded_plan.hpp"
 #include "plan/loads.hpp"
+#include "plan/plan_with_loads.hpp"
 #include "plan/step_walk.hpp"
 #include "simulate/strategies.hpp"
 
@@ -12,7 +12,7 @@ namespace {
 /// What the steps of a plan take on a cluster.
 class PlanTimes {
  public:
-  PlanTimes(const planner::LoadedPlan& planned, const Cluster& cluster)
+  PlanTimes(const planner::PlanWithLoads& planned, const Cluster& cluster)
       : plan_(planned.plan),
         cluster_(cluster),
         loads_(planned.loads),
@@ -227,7 +227,7 @@ Figures simulate_plan(const Problem& problem, PlacementAlgorithm algorithm) {
   config.placement.algorithm = algorithm;
   config.cost = cost_of(problem.cluster);
   config.devices_per_node = problem.cluster.devices_per_node;
-  const planner::LoadedPlan planned = planner::make_loaded_plan(problem.mask, config);
+  const planner::PlanWithLoads planned = planner::make_plan_with_loads(problem.mask, config);
   const Plan& plan = planned.plan;
   const PlanTimes times(planned, problem.cluster);
   Figures figures;

@@ -35,7 +35,7 @@ Figures simulate_work(const Problem& problem, WorkMode work, std::int32_t head_s
 }
 
 Figures simulate_queries(const Problem& problem) {
-  const std::int32_t most = planner::kMostRanksOfMoves;
+  const std::int32_t most = planner::kMostRanksMovingQueries;
   if (problem.config.num_ranks > most) {
     return {.refusal = "it is planned for at most " + std::to_string(most) + " ranks, not " +
                        std::to_string(problem.config.num_ranks)};

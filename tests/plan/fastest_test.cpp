@@ -6,7 +6,7 @@
 #include "plan/hops.hpp"
 #include "plan/plan_support.hpp"
 #include "plan/work_build.hpp"
-#include "plan/work_moves.hpp"
+#include "plan/work_queries.hpp"
 
 namespace magi::planner {
 namespace {

@@ -7,12 +7,12 @@
 namespace magi::planner {
 
 /// A plan with what its steps move and compute, which planning has counted.
-struct LoadedPlan {
+struct PlanWithLoads {
   Plan plan;
   PlanLoads loads;
 };
 
 /// As make_plan.
-LoadedPlan make_loaded_plan(const Mask& mask, const PlanConfig& config);
+PlanWithLoads make_plan_with_loads(const Mask& mask, const PlanConfig& config);
 
 }  // namespace magi::planner

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work_moves.hpp"
+#include "plan/work_queries.hpp"
 
 #include <gtest/gtest.h>
 

@@ -22,6 +22,6 @@ std::vector<WorkPiece> find_pieces(const Mask& mask, const Layout& layout_q, con
 /// queries travel as well as keys, whichever moves fewer bytes for even areas. Where the config
 /// leaves the overlap degree open, that of the least predicted time of both passes is taken.
 /// Returns what the steps move and compute.
-PlanLoads plan_moves(const Layout& layout_q, const Layout& layout_k, Plan& plan);
+PlanLoads plan_queries(const Layout& layout_q, const Layout& layout_k, Plan& plan);
 
 }  // namespace magi::planner

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/work_moves.hpp"
+#include "plan/work_queries.hpp"
 
 #include <algorithm>
 
@@ -44,7 +44,7 @@ std::vector<WorkPiece> find_pieces(const Mask& mask, const Layout& layout_q, con
   return search_work(config.work_search, grid, num_ranks, row_costs(config));
 }
 
-PlanLoads plan_moves(const Layout& layout_q, const Layout& layout_k, Plan& plan) {
+PlanLoads plan_queries(const Layout& layout_q, const Layout& layout_k, Plan& plan) {
   const std::vector<WorkPiece> pieces = find_pieces(plan.mask, layout_q, layout_k, plan.config);
   const auto build = [&](std::int32_t degree) {
     build_work({.layout_q = layout_q, .layout_k = layout_k, .pieces = pieces, .degree = degree},
