@@ -25,21 +25,8 @@
 #include "plan/work_heads.hpp"
 #include "plan/work_queries.hpp"
 
-// Planning: a mask and a config become the placement and what each rank does. This file is the way
-// through the folder; each step of it has files of its own.
-//
-//   placement/               which rank holds which chunk of rows; place_keys of keys apart
-//   layout, needs            where rows lie, which rows each rank lacks
-//   stages, received, ranks  queries stay: segments, slices, attends and transfers of each rank
-//   work_*, area_flow        queries travel (work_queries) or heads are shared out (work_heads):
-//                            who computes what, and the same tables for it (work_build)
-//   steps, hops, fastest     what waits for what; rows that go by node; the degree of least time
-//   loads, timeline, report  what steps move and compute, when they end, the plan's figures
-//   bound, price*, bounds    what no plan can be below
-//   check_*, pair_edges,     the checker, which shares no code with what makes plans
-//   row_map
-//   json_*, plan_json        files, those of costs too (cost_file, machine_name); digest.cpp and
-//                            describe.cpp
+// Planning: a mask and a config become the placement and what each rank does. README.md tells the
+// way from one to the other; this file walks it.
 namespace magi {
 namespace {
 

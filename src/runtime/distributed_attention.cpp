@@ -14,11 +14,9 @@
 #include "runtime/step_call.hpp"
 #include "runtime/step_trace.hpp"
 
-// src/runtime runs a plan on one rank: tensors of its rows go in, in host memory or on a GPU, and
-// results and gradients of these rows come out. A call is checked (check_attention), becomes a
-// StepCall (step_call.hpp), and run_forward or run_backward walks the plan's steps with it.
-// RankSteps (rank_steps.hpp) is what was made of the plan before, StepMemory (step_memory.hpp) what
-// is kept for one memory. Dispatch, undispatch and roll are the folder's other half (shard.cpp).
+// A call from its arguments on: it is checked (check_attention.hpp), becomes a StepCall
+// (step_call.hpp), and run_forward or run_backward walks the plan's steps with it. README.md
+// follows one and names the folder's files.
 namespace magi {
 
 /// What a rank keeps between calls.
