@@ -23,9 +23,9 @@ def is_eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     return is_plain and not (q.is_neg() or k.is_neg() or v.is_neg())
 
 
-def run(q, k, v, sink, call, bound) -> tuple[torch.Tensor, AttnForwardMeta]:
-    """The result of a prepared call, with gradients. bound: the plan that reduces the gradient of a
-    shared sink, or None.
+def run(q, k, v, sink, call, sink_reducer) -> tuple[torch.Tensor, AttnForwardMeta]:
+    """The result of a prepared call, with gradients. sink_reducer: the RankAttention that reduces
+    the gradient of a shared sink over ranks, or None.
     """
     if not torch.is_grad_enabled():
         refuse_tangents(q=q, k=k, v=v, sink=sink)
@@ -34,7 +34,7 @@ def run(q, k, v, sink, call, bound) -> tuple[torch.Tensor, AttnForwardMeta]:
         out, lse = _attend(q, k, v, call)
         max_logits = None
     else:
-        out, lse, max_logits = _attend_with_options(q, k, v, sink, call, bound)
+        out, lse, max_logits = _attend_with_options(q, k, v, sink, call, sink_reducer)
     return out, AttnForwardMeta(lse, max_logits)
 
 
@@ -61,11 +61,11 @@ class EagerSinkAttention(torch.autograd.Function):
     """out, lse and max_logits (or None) with a sink or None."""
 
     @staticmethod
-    def forward(ctx, q, k, v, sink, call, bound):
+    def forward(ctx, q, k, v, sink, call, sink_reducer):
         out, lse, max_logits = call.forward(q, k, v, sink)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, sink)
-        ctx.call, ctx.bound = call, bound
+        ctx.call, ctx.sink_reducer = call, sink_reducer
         if max_logits is not None:
             ctx.mark_non_differentiable(max_logits)
         return out, lse, max_logits
@@ -76,8 +76,8 @@ class EagerSinkAttention(torch.autograd.Function):
         if dlse is not None or not _is_usual(dout):
             dout, dlse = _row_major(saved[3], dout, dlse)
         dq, dk, dv, dsink = ctx.call.backward(dout, dlse, *saved)
-        if dsink is not None and ctx.bound is not None:
-            ctx.bound.reduce_dsink(dsink)
+        if dsink is not None and ctx.sink_reducer is not None:
+            ctx.sink_reducer.reduce_dsink(dsink)
         return dq, dk, dv, dsink, None, None
 
 

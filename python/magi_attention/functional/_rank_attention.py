@@ -92,13 +92,13 @@ class RankAttention:
             _log.debug("calc_attn: rank %d of %d rows is ready", rank, rows)
         return self._calls
 
-    def find_call(self, q, k, v, sink, params: Options) -> Call:
+    def find_call(self, q, k, v, sink, options: Options) -> Call:
         """The prepared call of tensors that were checked. The first one with these options is
         collective: CommError on all ranks where they differ in what the plan does not hold.
         """
-        begin(self._cp_group, self._agree(q, v, sink, params))
+        begin(self._cp_group, self._agree(q, v, sink, options))
         num_known = len(self.calls)
-        call = self.calls.find(q, k, v, sink, params)
+        call = self.calls.find(q, k, v, sink, options)
         if len(self.calls) > num_known:
             _log.debug("calc_attn: q %s, k %s, %s on %s", [*q.shape], [*k.shape], q.dtype, q.device)
         return call
@@ -113,14 +113,14 @@ class RankAttention:
         elif self._compares(first_calls):
             first_calls.refuse(error)
 
-    def _agree(self, q, v, sink, params: Options) -> dict[str, str]:
+    def _agree(self, q, v, sink, options: Options) -> dict[str, str]:
         """What ranks compare of a call; they do where it is new."""
         operation = None if sink is None else comm.dsink_all_reduce_op()
         num_sinks = None if sink is None else sink.shape[-2]
-        kind = (q.dtype, q.device.type, params, num_sinks, operation)
+        kind = (q.dtype, q.device.type, options, num_sinks, operation)
         given = self._agreed.get(kind)
         if given is None:
-            given = self._named | _description(q, v, sink, params)
+            given = self._named | _description(q, v, sink, options)
             first_calls = first_calls_of(self._cp_group)
             if first_calls is not None and self._compares(first_calls):
                 first_calls.compare(given)
@@ -133,9 +133,11 @@ class RankAttention:
         """
         return self._named.get("transport") != "nvlink" or not first_calls.have_agreed
 
-    def attend(self, q, k, v, options: tuple) -> tuple[torch.Tensor, AttnForwardMeta]:
-        """out and meta; options: sink, its layout, softmax_scale, softcap, return_max_logits."""
-        sink, sink_layout, softmax_scale, softcap, return_max_logits = options
+    def attend(self, q, k, v, given_options: tuple) -> tuple[torch.Tensor, AttnForwardMeta]:
+        """out and meta; given_options: sink, its layout, softmax_scale, softcap, return_max_logits,
+        as the caller gave them. Checked they become Options and a sink.
+        """
+        sink, sink_layout, softmax_scale, softcap, return_max_logits = given_options
         is_plain = (
             sink is None
             and self.precision is None
@@ -145,21 +147,21 @@ class RankAttention:
         )
         if is_plain and self._calls is not None:
             # A call stands under what was given as well, so that arguments are checked once.
-            known = self._calls.get((signature(q, k, v), options))
+            known = self._calls.get((signature(q, k, v), given_options))
             if known is not None:
                 call, agreed = known
                 begin(self._cp_group, agreed)
                 return run(q, k, v, None, call, None)
         if lacks_padding(q, self.local_shape):
             if self._unpadded is not None:
-                return self._unpadded.attend(q, k, v, options)
+                return self._unpadded.attend(q, k, v, given_options)
             try:
                 check_unpadded((q, k, v), self.local_shape.num_valid)
             except Exception as error:
                 self.refuse(error)
                 raise
-            return attend_padded((q, k, v), options, self.local_shape, self._attend_all)
-        given = q, k, v
+            return attend_padded((q, k, v), given_options, self.local_shape, self._attend_all)
+        given_qkv = q, k, v
         try:
             q, k, v = check_local(q, k, v, self.local_shape, self.precision)
             scale, softcap = check_params(softmax_scale, softcap, q.dtype)
@@ -168,18 +170,19 @@ class RankAttention:
         except Exception as error:
             self.refuse(error)
             raise
-        params = Options(
+        options = Options(
             scale, softcap, layout, return_max_logits,
             is_fast_backward=self.is_fast_backward,
         )  # fmt: skip
-        call = self.find_call(q, k, v, sink, params)
+        call = self.find_call(q, k, v, sink, options)
         if is_plain:
-            self.calls[signature(*given), options] = call, self._agree(q, v, None, params)
+            agreed = self._agree(q, v, None, options)
+            self.calls[signature(*given_qkv), given_options] = call, agreed
         out, meta = run(q, k, v, sink, call, None if layout else self)
-        return out.to(given[0].dtype), meta
+        return out.to(given_qkv[0].dtype), meta
 
-    def _attend_all(self, qkv: tuple, options: tuple) -> tuple[torch.Tensor, AttnForwardMeta]:
-        return self.attend(*qkv, options)
+    def _attend_all(self, qkv: tuple, given_options: tuple) -> tuple[torch.Tensor, AttnForwardMeta]:
+        return self.attend(*qkv, given_options)
 
     def reduce_dsink(self, dsink: torch.Tensor) -> None:
         """Sums or averages a shared sink's gradient over ranks where the environment asks."""
@@ -191,19 +194,19 @@ class RankAttention:
             dsink /= dist.get_world_size(self._cp_group)
 
 
-def _description(q, v, sink: torch.Tensor | None, params: Options) -> dict[str, str]:
+def _description(q, v, sink: torch.Tensor | None, options: Options) -> dict[str, str]:
     """What ranks must have in common besides the plan, as texts."""
-    scale = params.scale or q.shape[2] ** -0.5
-    layout = ("sh", "ssh")[params.sink_layout]
+    scale = options.scale or q.shape[2] ** -0.5
+    layout = ("sh", "ssh")[options.sink_layout]
     return {
         "dtype": str(q.dtype).removeprefix("torch."),
         "device": q.device.type,
         "heads of q, k": f"{q.shape[1]}, {v.shape[1]}",
         "head_dim of q, v": f"{q.shape[2]}, {v.shape[2]}",
         "softmax_scale": f"{scale:.7g}",
-        "softcap": f"{params.softcap:.7g}",
+        "softcap": f"{options.softcap:.7g}",
         "sink": "none" if sink is None else f"{sink.shape[-2]} in layout {layout}",
-        "return_max_logits": str(bool(params.with_max_logits)),
+        "return_max_logits": str(bool(options.with_max_logits)),
         "MAGI_ATTENTION_DSINK_ALL_REDUCE_OP": comm.dsink_all_reduce_op(),
     }
 
@@ -243,12 +246,12 @@ def check_unpadded(qkv: tuple, num_valid: int) -> None:
             raise ValueError(f"{name} has {got} rows; allowed: {num_valid}, those of q")
 
 
-def attend_padded(qkv: tuple, options: tuple, local_shape: LocalShape, attend: Callable):
-    """attend(q, k, v, options) on tensors that lack the padding: it is added, and taken off the
-    result. Keys of padding are seen by no row, and its queries see none.
+def attend_padded(qkv: tuple, given_options: tuple, local_shape: LocalShape, attend: Callable):
+    """attend(q, k, v, given_options) on tensors that lack the padding: it is added, and taken off
+    the result. Keys of padding are seen by no row, and its queries see none.
     """
     rows, num_valid = local_shape.rows, local_shape.num_valid
-    sink, *others = options
+    sink, *others = given_options
     if getattr(sink, "ndim", 2) == 3:
         sink = _padded(sink, rows)
     out, meta = attend(tuple(_padded(tensor, rows) for tensor in qkv), (sink, *others))

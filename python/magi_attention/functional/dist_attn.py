@@ -158,14 +158,14 @@ def attend(
     local_shape: LocalShape,
     precision: MagiAttentionPrecision | None,
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    options: tuple,
+    given_options: tuple,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """RankAttention.attend as an operator, by its number, local_shape and precision."""
     if lacks_padding(qkv[0], local_shape):
         check_unpadded(qkv, local_shape.num_valid)
         padded = partial(attend, number, local_shape, precision)
-        return attend_padded(qkv, options, local_shape, padded)
-    sink, sink_layout, softmax_scale, softcap, return_max_logits = options
+        return attend_padded(qkv, given_options, local_shape, padded)
+    sink, sink_layout, softmax_scale, softcap, return_max_logits = given_options
     given_dtype = qkv[0].dtype if isinstance(qkv[0], torch.Tensor) else None
     q, k, v = check_local(*qkv, local_shape, precision)
     scale, softcap = check_params(softmax_scale, softcap, q.dtype)
@@ -197,16 +197,16 @@ def dist_attn_func(
             f"dist_attn_runtime is a {type(dist_attn_runtime).__name__}; "
             "allowed: a bound plan, Plan.bind(group)"
         )
-    options = (sink, layout_of(sink), softmax_scale, softcap, return_max_logits)
-    return attend_by(attention, (q, k, v), options)
+    given_options = (sink, layout_of(sink), softmax_scale, softcap, return_max_logits)
+    return attend_by(attention, (q, k, v), given_options)
 
 
 def attend_by(
     attention: RankAttention,
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    options: tuple,
+    given_options: tuple,
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """RankAttention.attend, as an operator where one is asked for."""
     if is_eager(*qkv):
-        return attention.attend(*qkv, options)
-    return attend(attention.number, attention.local_shape, attention.precision, qkv, options)
+        return attention.attend(*qkv, given_options)
+    return attend(attention.number, attention.local_shape, attention.precision, qkv, given_options)
