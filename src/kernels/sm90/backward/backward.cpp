@@ -194,8 +194,9 @@ BackwardParams backward_params(const BackwardArgs& args, const BackwardState& st
                     .score = score_scale(args.params, args.q.shape[2])};
   params.dq_order = dq_order(state, semaphores);
   params.dq = dq_output(args, state, part_at<float>(workspace, layout.dq_sums));
-  params.keys = key_gradients(args, list.problem, part_at<float>(workspace, layout.split_sums),
-                              semaphores + std::int64_t{list.head_groups} * list.num_semaphores());
+  params.key_gradients =
+      key_gradients(args, list.problem, part_at<float>(workspace, layout.split_sums),
+                    semaphores + std::int64_t{list.head_groups} * list.num_semaphores());
   params.items = backward_items(state, semaphores + (list.num_counters() - 1));
   params.coming = coming_items(state, semaphores + list.num_counters());
   return params;
@@ -251,7 +252,7 @@ void add_large_rows(const BackwardArgs& args, const BackwardState& state,
                        .outcome = params.items.outcome,
                        .is_adding_queries = args.is_accumulating,
                        .dq = strided_rows(args.dq),
-                       .keys = params.keys};
+                       .key_gradients = params.key_gradients};
   if (!args.sink.empty()) {
     const SinkRows dsink = sink_rows(args.dsink, args.params.sink_layout);
     large.sink = sink_rows(args.sink, args.params.sink_layout);
@@ -435,7 +436,7 @@ void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void
     auto* target = part_at<KeyDestination>(workspace, backward_layout(state).destinations);
     keep_destinations(key_destinations(args, state.list.segments, arrivals->gradients), target,
                       prepared, stream);
-    params.keys.destinations = target;
+    params.key_gradients.destinations = target;
     guard_destinations(state, target, *keys);
   }
   prepare(prepared, state, args.q.dtype, keys, stream);

@@ -64,6 +64,7 @@ class DqSemaphoreWaiter {
     if (info.record == record_ && q_tile == q_tile_) return;
     num_components_ = __ldg(params_.dq_order.num_components + q_tile);
     if (info.record != record_ || q_tile > q_tile_) {
+      // A record's q tiles come from the last to the first, and so do its runs.
       record_ = info.record;
       run_ = __ldg(&params_.items.records[record_].run_end) - 1;
       load_run();
@@ -76,6 +77,7 @@ class DqSemaphoreWaiter {
   }
 
   __device__ __forceinline__ void load_run() {
+    // A SemaphoreRun in one load: q_tile, value, component, is_last.
     const int4 run = __ldg(reinterpret_cast<const int4*>(params_.dq_order.runs + run_));
     run_begin_ = run.x;
     value_ = run.y;

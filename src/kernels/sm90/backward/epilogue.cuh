@@ -35,9 +35,9 @@ class BackwardEpilogue {
 #pragma unroll
     for (int i = 0; i < kC.dk_columns() / 2; ++i) dk[i] *= params_.softmax.score.softmax_scale;
     ptx::named_barrier_sync(kDkvEpilogue + warpgroup_, 128);
-    const KeyGradients& keys = params_.keys;
-    write_columns(dv, row_of(keys.dv, &KeyDestination::dv, item), keys.dim_v);
-    write_columns(dk, row_of(keys.dk, &KeyDestination::dk, item), keys.dim_qk);
+    const KeyGradients& to = params_.key_gradients;
+    write_columns(dv, row_of(to.dv, &KeyDestination::dv, item), to.dim_v);
+    write_columns(dk, row_of(to.dk, &KeyDestination::dk, item), to.dim_qk);
   }
 
  private:
@@ -55,7 +55,7 @@ class BackwardEpilogue {
   __device__ __forceinline__ float4* key_place(int slot) const {
     const std::int64_t place = kC.ctas() == 1 ? slot : kC.ctas() * slot + ptx::cluster_rank();
     const std::int64_t begin = place * (kKeyFloats + kValueFloats);
-    return reinterpret_cast<float4*>(params_.keys.split_sums + begin) +
+    return reinterpret_cast<float4*>(params_.key_gradients.split_sums + begin) +
            warpgroup_ * (kC.dk_columns() / 8) * 128 + thread();
   }
   /// Its first float4 of dV in the slot where that of dK is at `keys`.
@@ -85,7 +85,7 @@ class BackwardEpilogue {
 
   /// This warpgroup's semaphore of a k tile and kv head.
   __device__ __forceinline__ unsigned* semaphore(std::int32_t index) const {
-    return params_.keys.split_semaphores + index + warpgroup_;
+    return params_.key_gradients.split_semaphores + index + warpgroup_;
   }
 
   /// Waits for splits of lower items, so that the lowest unfinished item never waits.
@@ -145,14 +145,14 @@ class BackwardEpilogue {
     if constexpr (kC.ctas() > 1) row += ptx::cluster_rank() * kC.keys;
     if (row >= item.num_keys) return {};
     const std::int32_t key = item.key_begin + row;
-    if (params_.keys.destinations == nullptr) {
+    if (params_.key_gradients.destinations == nullptr) {
       auto* data =
           local.is_float()
               ? reinterpret_cast<std::uint8_t*>(row_at<float>(local, key, item.kv_head))
               : reinterpret_cast<std::uint8_t*>(row_at<std::uint16_t>(local, key, item.kv_head));
       return {data, local.is_float()};
     }
-    const KeyDestination* at = params_.keys.destinations + item.first_segment;
+    const KeyDestination* at = params_.key_gradients.destinations + item.first_segment;
     while (at->row_end <= key) ++at;
     const GradientRows& rows = at->*gradient;
     return {rows.data + (key - at->row_begin) * rows.row_bytes + item.kv_head * rows.head_bytes,
@@ -227,7 +227,7 @@ class BackwardEpilogue {
     // Columns for which the warp's rows have room: 32 in each panel.
     constexpr int kColumns = 2 * kElements % (32 * kStagePanels) == 0 ? 32 * kStagePanels : 64;
     constexpr int kChunks = kColumns / 4;
-    const bool is_adding = params_.keys.is_adding;
+    const bool is_adding = params_.key_gradients.is_adding;
 #pragma unroll
     for (int begin = 0; begin < 2 * kElements; begin += kColumns) {
       stage_floats<kColumns>(values, begin);

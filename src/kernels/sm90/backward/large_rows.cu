@@ -381,7 +381,7 @@ class LargeRows {
   }
 
   __device__ void put_keys(const Keys& keys) const {
-    const KeyGradients& to = params_.keys;
+    const KeyGradients& to = params_.key_gradients;
 #pragma unroll
     for (int i = 0; i < kWarpKeys; ++i) {
       if (i >= keys.count) continue;
@@ -396,7 +396,7 @@ class LargeRows {
                           std::int32_t key, std::int32_t kv_head, std::int32_t dim,
                           const Row& values, float factor) const {
     GradientRows rows;
-    if (const KeyDestination* at = params_.keys.destinations; at != nullptr) {
+    if (const KeyDestination* at = params_.key_gradients.destinations; at != nullptr) {
       while (at->row_end <= key) ++at;
       rows = at->*gradient;
       key -= at->row_begin;

@@ -41,7 +41,7 @@ struct LargeRowParams {
   const BackwardOutcome* outcome = nullptr;  ///< has both numbers of a list made on the device
   bool is_adding_queries = false;            ///< dq is added to what is there
   StridedRows dq;
-  KeyGradients keys;  ///< dk and dv are added to, wherever they are
+  KeyGradients key_gradients;  ///< dk and dv are added to, wherever they are
   SinkRows sink;
   float* dsink = nullptr;  ///< added to; like the sinks
   std::int64_t dsink_row_stride = 0;

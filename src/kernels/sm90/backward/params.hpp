@@ -128,7 +128,7 @@ struct BackwardParams {
   BackwardSoftmax softmax;
   DqOrder dq_order;
   DqOutput dq;
-  KeyGradients keys;
+  KeyGradients key_gradients;
   BackwardItems items;
   ComingItems coming;
 };

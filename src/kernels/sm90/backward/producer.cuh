@@ -154,13 +154,14 @@ class BackwardProducer {
 
   __device__ __forceinline__ void walk_item() {
     ProducerState& at = shared_.producer;
-    const int4 work = __ldg(reinterpret_cast<const int4*>(params_.items.tiles + at.k_tile));
+    // A KeyTile in one load: key_begin, key_end, record_begin, record_end.
+    const int4 tile = __ldg(reinterpret_cast<const int4*>(params_.items.tiles + at.k_tile));
     ItemInfo& item = present_item();
-    item.key_begin = work.x;
-    item.num_keys = work.y - work.x;
-    at.record_begin = work.z;
-    at.record_end = work.w;
-    if (work.z >= work.w) {
+    item.key_begin = tile.x;
+    item.num_keys = tile.y - tile.x;
+    at.record_begin = tile.z;
+    at.record_end = tile.w;
+    if (tile.z >= tile.w) {
       send_item(false);
       return;
     }
