@@ -34,6 +34,11 @@ enum {
   kNumTensors
 };
 
+// Places of the other arguments of `forward`, which takes q to max_logits in front of them, and of
+// `backward`, which takes all tensors but max_logits: there those behind it are one place ahead.
+enum { kForwardStream = kMaxLogits + 1, kForwardCount };
+enum { kBackwardWorkspace = kNumTensors - 1, kBackwardBytes, kBackwardStream, kBackwardCount };
+
 // The structs of a call, pointing into themselves.
 typedef struct Block {
   magi_tensor tensors[kNumTensors];
@@ -283,15 +288,16 @@ static void fill_gradients(Block* block, const PreparedCall* call, int has_dlse)
 
 static PyObject* forward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   PreparedCall* call = (PreparedCall*)self;
-  unsigned long long values[8];
-  if (!check_count(count, 8) || !read_tensors(args, 7, kTensorNames, values) ||
-      !read_integers(args + 7, 1, 1, values + 7)) {
+  unsigned long long values[kForwardCount];
+  if (!check_count(count, kForwardCount) ||
+      !read_tensors(args, kForwardStream, kTensorNames, values) ||
+      !read_integers(args + kForwardStream, 1, 1, values + kForwardStream)) {
     return NULL;
   }
   Block block = make_block(call);
   fill(&block, call, values);
-  fill_max_logits(&block, call, values[6]);
-  void* const stream = address(values[7]);
+  fill_max_logits(&block, call, values[kMaxLogits]);
+  void* const stream = address(values[kForwardStream]);
   CallMemory memory;
   begin_memory(&memory, call->forward_bytes, block.tensors[kQ].device, stream);
   PyThreadState* const thread = PyEval_SaveThread();
@@ -325,10 +331,10 @@ static PyObject* run_backward(PreparedCall* call, Backward function, void* handl
   fill(&block, call, values);
   for (int i = kDout; i <= kDsink; ++i) block.tensors[i].data = address(values[i - 1]);
   fill_gradients(&block, call, values[kDlse - 1] != 0);
-  block.workspace.data = address(values[12]);
-  block.workspace.size_bytes = (size_t)values[13];
-  block.gradients.workspace = values[12] != 0 ? &block.workspace : NULL;
-  void* const stream = address(values[14]);
+  block.workspace.data = address(values[kBackwardWorkspace]);
+  block.workspace.size_bytes = (size_t)values[kBackwardBytes];
+  block.gradients.workspace = values[kBackwardWorkspace] != 0 ? &block.workspace : NULL;
+  void* const stream = address(values[kBackwardStream]);
   CallMemory memory;
   begin_memory(&memory, call->backward_bytes, block.tensors[kQ].device, stream);
   PyThreadState* const thread = PyEval_SaveThread();
@@ -341,22 +347,26 @@ static PyObject* run_backward(PreparedCall* call, Backward function, void* handl
 
 static PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   PreparedCall* call = (PreparedCall*)self;
-  unsigned long long values[15];
+  unsigned long long values[kBackwardCount];
   static const char* const kWorkspace = "the workspace";
-  if (!check_count(count, 15) || !read_tensors(args, 6, kTensorNames, values) ||
-      !read_tensors(args + 6, 6, kTensorNames + kDout, values + 6) ||
-      !read_tensors(args + 12, 1, &kWorkspace, values + 12) ||
-      !read_integers(args + 13, 2, 2, values + 13)) {
+  const int dout = kDout - 1;
+  unsigned long long* const workspace = values + kBackwardWorkspace;
+  unsigned long long* const size_bytes = values + kBackwardBytes;
+  if (!check_count(count, kBackwardCount) ||
+      !read_tensors(args, dout, kTensorNames, values) ||
+      !read_tensors(args + dout, kNumTensors - kDout, kTensorNames + kDout, values + dout) ||
+      !read_tensors(args + kBackwardWorkspace, 1, &kWorkspace, workspace) ||
+      !read_integers(args + kBackwardBytes, 2, 2, size_bytes)) {
     return NULL;
   }
-  const int is_taken = args[12] == Py_None && values[13] != 0;
+  const int is_taken = args[kBackwardWorkspace] == Py_None && *size_bytes != 0;
   if (is_taken) {
-    void* const data = take_workspace(values[13], values[14]);
+    void* const data = take_workspace(*size_bytes, values[kBackwardStream]);
     if (data == NULL) return NULL;
-    values[12] = (unsigned long long)(uintptr_t)data;
+    *workspace = (unsigned long long)(uintptr_t)data;
   }
   PyObject* const status = run_backward(call, call->backward, call->handle, values);
-  if (is_taken) python_release(address(values[12]));
+  if (is_taken) python_release(address(*workspace));
   return status;
 }
 
