@@ -74,6 +74,31 @@ void expect_exact_transfers(const Plan& plan) {
   }
 }
 
+// The example of src/plan/README.md.
+TEST(Plan, EightCausalRowsOnTwoRanksAreThoseOfTheReadme) {
+  const Plan plan = make_plan(causal(8), config_of(2));
+  EXPECT_EQ(global_rows(plan.placement_q, 0), (std::vector<std::int32_t>{0, 1, 6, 7}));
+  EXPECT_EQ(global_rows(plan.placement_q, 1), (std::vector<std::int32_t>{2, 3, 4, 5}));
+  EXPECT_EQ(plan.report.rank_area, (std::vector<std::int64_t>{18, 18}));
+  EXPECT_EQ(plan.report.remote_rows, (std::vector<std::int64_t>{4, 2}));
+  const RankPlan& rank = plan.ranks[0];
+  const std::vector<BandSlice> slices = {
+      {.q0 = 0, .q1 = 2, .k0 = 0, .k1 = 2, .d_min = -kBandInfinity, .d_max = 0},
+      {.q0 = 2, .q1 = 4, .k0 = 0, .k1 = 4, .d_min = -kBandInfinity, .d_max = 0},
+      {.q0 = 2, .q1 = 4, .k0 = 0, .k1 = 4, .d_min = -kBandInfinity, .d_max = kBandInfinity}};
+  EXPECT_EQ(rank.slices, slices);
+  const std::vector<Attend> attends = {
+      {.heads = {0, 1}, .slices = {0, 2}},
+      {.k_segment = 1, .heads = {0, 1}, .slices = {2, 3}, .is_merging = true}};
+  EXPECT_EQ(rank.attends, attends);
+  std::vector<Step> steps = {{.kind = StepKind::Exchange},
+                             {.kind = StepKind::Attend},
+                             {.kind = StepKind::Attend, .index = 1, .after = {0, -1}}};
+  EXPECT_EQ(rank.forward, steps);
+  steps.push_back({.kind = StepKind::Exchange, .index = 1, .after = {2, -1}});
+  EXPECT_EQ(rank.backward, steps);
+}
+
 TEST(Plan, RandomPlansAttendEachPairOnceAndMoveEachNeededRowOnce) {
   for (std::uint64_t seed = 0; seed < 600; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);

@@ -154,5 +154,31 @@ TEST(DqOrderTest, RowsOfDifferentDocumentsAddInAnyOrder) {
   EXPECT_EQ(list.tile_components, (std::vector<std::int32_t>{1, 3, 1, 1}));
 }
 
+// The example of docs/kernels/backward.md.
+TEST(DqOrderTest, SemaphoreValuesOfTwoDocumentsAreThoseOfTheDesign) {
+  Mask mask{384, 384, {}};
+  for (const auto& [begin, end] : {std::pair{0, 224}, {224, 384}}) {
+    mask.slices.push_back(band_slice({begin, end}, {begin, end}, MaskType::Causal));
+  }
+  const BackwardList list =
+      build_backward_list(problem_of(mask, 1, 1), mask.slices, {}, {.packed_heads = 1});
+  ASSERT_TRUE(is_list_of(list, mask));
+  ASSERT_EQ(list.tiles.size(), 4u);
+  const std::int32_t keys[4][2] = {{0, 128}, {224, 352}, {128, 224}, {352, 384}};
+  const SemaphoreRun runs[4] = {{.q_tile = 0, .value = 0, .component = 0},
+                                {.q_tile = 3, .value = 0, .component = 1},
+                                {.q_tile = 2, .value = 1, .component = 0},
+                                {.q_tile = 5, .value = 1, .component = 1}};
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(list.tiles[i].key_begin, keys[i][0]);
+    EXPECT_EQ(list.tiles[i].key_end, keys[i][1]);
+    const KeyRecord& record = list.records[static_cast<std::size_t>(list.tiles[i].record_begin)];
+    ASSERT_EQ(record.run_end - record.run_begin, 1);
+    EXPECT_EQ(list.semaphore_runs[static_cast<std::size_t>(record.run_begin)], runs[i]);
+  }
+  EXPECT_EQ(list.tile_components, (std::vector<std::int32_t>{1, 1, 1, 2, 1, 1}));
+  EXPECT_EQ(list.num_semaphores(), 8);
+}
+
 }  // namespace
 }  // namespace magi::test
