@@ -47,6 +47,9 @@ typedef struct magi_document_rule {
   int32_t window_left;
   int32_t window_right;
   int32_t num_global; /* leading keys of every document that the window's left bound keeps */
+  /* 1: of more queries than keys those above the diagonal see the keys that the window reaches, as
+   * in FlashAttention. 0: they see none, as in MagiAttention. */
+  int32_t has_rows_above;
 } magi_document_rule;
 /* Prefix sums of document lengths, [num_entries] each. */
 MAGI_API magi_status magi_mask_from_cu_seqlens(const int32_t* cu_seqlens_q, int64_t num_entries_q,

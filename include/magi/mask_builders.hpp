@@ -40,6 +40,10 @@ struct DocumentRule {
   /// bound does hide them, so that causality is kept. Of more queries than keys all see them, and
   /// the right bound counts from the first query. Without a window it changes nothing.
   std::int32_t num_global = 0;
+  /// Of more queries than keys under a window, those above the diagonal: whether they see the keys
+  /// that the window reaches, as in FlashAttention, or none, as in MagiAttention. With them the
+  /// window's right bound counts from the diagonal for global keys, too.
+  bool has_rows_above = false;
 };
 
 /// Packed documents given by prefix sums, FlashAttention style ([0, ..., total], non-decreasing).

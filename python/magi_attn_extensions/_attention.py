@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from magi_attention.api import flex_flash_attn_func, infer_attn_mask_from_cu_seqlens
+from magi_attention import masks
+from magi_attention.api import flex_flash_attn_func
 from magi_attn_extensions import _installed
 
 
@@ -60,17 +61,13 @@ def _by_installed(q, k, v, bounds: tuple | None, options: Options):
 
 def _packed(q, k, v, cu_seqlens_q, cu_seqlens_k, options: Options):
     """attend_packed by the library's own kernels."""
-    left, right = options.window_size
-    is_windowed = left >= 0 or (right >= 0 and not options.causal)
-    window = (left, 0 if options.causal else right) if is_windowed else (-1, -1)
-    q_ranges, k_ranges, types, *_ = infer_attn_mask_from_cu_seqlens(
-        cu_seqlens_q, cu_seqlens_k, options.causal and not is_windowed, window
+    mask = masks.from_cu_seqlens(
+        cu_seqlens_q, cu_seqlens_k, causal=options.causal, window_size=options.window_size
     )
-    numbers = torch.tensor([kind.to_int_type() for kind in types], dtype=torch.int32, device="cpu")
     out, meta = flex_flash_attn_func(
-        q, k, v, q_ranges.to_tensor(), k_ranges.to_tensor(), numbers, sink=options.sink,
-        sink_layout=options.sink_layout, softmax_scale=options.softmax_scale,
-        softcap=options.softcap, deterministic=options.deterministic, sm_margin=options.sm_margin,
+        q, k, v, *mask.tensors("cpu"), sink=options.sink, sink_layout=options.sink_layout,
+        softmax_scale=options.softmax_scale, softcap=options.softcap,
+        deterministic=options.deterministic, sm_margin=options.sm_margin,
     )  # fmt: skip
     return (out, meta.lse.transpose(0, 1)) if options.return_attn_probs else out
 

@@ -98,7 +98,8 @@ magi_status magi_mask_from_cu_seqlens(const int32_t* cu_seqlens_q, int64_t num_e
                                          read_array(cu_seqlens_k, num_entries_k, "cu_seqlens_k"),
                                          {.is_causal = given.is_causal != 0,
                                           .window = {given.window_left, given.window_right},
-                                          .num_global = given.num_global}),
+                                          .num_global = given.num_global,
+                                          .has_rows_above = given.has_rows_above != 0}),
               mask);
   });
 }

@@ -70,13 +70,14 @@ void append(Mask& mask, const BandSlice& slice) {
   if (area(slice) > 0) mask.slices.push_back(slice);
 }
 
-/// The window as diagonals around the bottom-right aligned one, on the queries that the original
-/// keeps; not yet shrunk.
-BandSlice window_slice(Range q, Range k, Window window) {
-  const std::int32_t first = std::max(q.begin, q.end - k.size());
+/// The window as diagonals around the bottom-right aligned one, on all queries or on those that
+/// the original keeps; not yet shrunk.
+BandSlice window_slice(Range q, Range k, Window window, bool has_rows_above = false) {
+  const std::int32_t first = has_rows_above ? q.begin : std::max(q.begin, q.end - k.size());
   BandSlice slice{first, q.end, k.begin, k.end};
   const std::int64_t aligned = std::int64_t{k.end} - q.end;
-  const auto bound = [&](std::int32_t reach) { return reach >= 0 && reach < k.size() - 1; };
+  const std::int32_t whole = std::max(q.end - first, k.size()) - 1;
+  const auto bound = [&](std::int32_t reach) { return reach >= 0 && reach < whole; };
   if (bound(window.left)) slice.d_min = static_cast<std::int32_t>(aligned - window.left);
   if (bound(window.right)) slice.d_max = static_cast<std::int32_t>(aligned + window.right);
   return slice;
@@ -87,8 +88,9 @@ void append_document(Mask& mask, Range q, Range k, const DocumentRule& rule) {
     append(mask, band_slice(q, k, rule.is_causal ? MaskType::Causal : MaskType::Full));
     return;
   }
-  const BandSlice window = window_slice(q, k, rule.window);
-  const std::int32_t num_unaligned = std::max(q.size() - k.size(), 0);  // rows above the diagonal
+  const BandSlice window = window_slice(q, k, rule.window, rule.has_rows_above);
+  // Rows above the diagonal that the window leaves out.
+  const std::int32_t num_unaligned = rule.has_rows_above ? 0 : std::max(q.size() - k.size(), 0);
   if (rule.num_global == 0 || (window.d_min == -kBandInfinity && num_unaligned == 0)) {
     append(mask, shrink(window));
     return;

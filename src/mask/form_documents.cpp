@@ -80,8 +80,9 @@ Mask of_cu_seqlens(Values values) {
   }
   if (flag_or(values[2], true)) window.right = 0;
   const bool is_causal = window == Window{.left = -1, .right = 0};
-  return mask_from_cu_seqlens(q, k,
-                              {.is_causal = is_causal, .window = is_causal ? Window{} : window});
+  return mask_from_cu_seqlens(
+      q, k,
+      {.is_causal = is_causal, .window = is_causal ? Window{} : window, .has_rows_above = true});
 }
 
 Mask of_document_ids(Values values) {

@@ -53,6 +53,15 @@ TEST(MaskAbi, DocumentFrontEndsGiveTheMasksOfTheCppCalls) {
   EXPECT_TRUE(mask_of(window.get()) ==
               mask_from_cu_seqlens(kDocuments, kDocuments,
                                    {.window = {.left = 6, .right = 0}, .num_global = 2}));
+  const std::vector<std::int32_t> fewer{0, 1, 3, 4, 6};
+  const magi_document_rule above{
+      .struct_size = sizeof(above), .window_left = 6, .window_right = 2, .has_rows_above = 1};
+  const auto unaligned = made<magi_mask>([&](auto** m) {
+    return magi_mask_from_cu_seqlens(sums, kNumEntries, fewer.data(), kNumEntries, &above, m);
+  });
+  EXPECT_TRUE(mask_of(unaligned.get()) ==
+              mask_from_cu_seqlens(kDocuments, fewer,
+                                   {.window = {.left = 6, .right = 2}, .has_rows_above = true}));
   const auto blocks =
       made<magi_mask>([&](auto** m) { return magi_mask_block_causal(sums, kNumEntries, 4, m); });
   EXPECT_TRUE(mask_of(blocks.get()) == mask_block_causal(kDocuments, 4));

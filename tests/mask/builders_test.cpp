@@ -208,6 +208,32 @@ TEST(MaskFromCuSeqlens, GlobalKeysEscapeTheLeftBoundOnly) {
   }
 }
 
+TEST(MaskFromCuSeqlens, QueriesAboveTheDiagonalSeeKeysOfTheWindowWhereAsked) {
+  RandomStream random(67);
+  for (int n = 0; n < 800; ++n) {
+    const Ints q = random_documents(random, 3, 14);
+    const Ints k = random_documents(random, 3, 14);
+    const Window window{random.between(-1, 15), random.between(-1, 15)};
+    const std::int32_t num_global = random.chance(50) ? 0 : random.between(1, 16);
+    const Mask mask = mask_from_cu_seqlens(
+        q, k, {.window = window, .num_global = num_global, .has_rows_above = true});
+    SCOPED_TRACE("seed 67 case " + std::to_string(n) + " window " + std::to_string(window.left) +
+                 ":" + std::to_string(window.right) + " global " + std::to_string(num_global));
+    expect_pairs(mask, [&](int i, int j) {
+      const std::size_t d = document_of(q, i);
+      if (d != document_of(k, j)) return false;
+      const int ahead = (j - k[d + 1]) - (i - q[d + 1]);
+      if (window.right >= 0 && ahead > window.right) return false;
+      return window.left < 0 || ahead >= -window.left || j - k[d] < num_global;
+    });
+    if (HasFailure()) return;
+  }
+  const std::int32_t most = std::numeric_limits<std::int32_t>::max();
+  const Mask all = mask_from_cu_seqlens(Ints{0, kMaxRows}, Ints{0, 3},
+                                        {.window = {most, most}, .has_rows_above = true});
+  EXPECT_EQ(all.slices, (std::vector<BandSlice>{{0, kMaxRows, 0, 3}}));
+}
+
 TEST(MaskFromCuSeqlens, BadInputIsNamed) {
   const auto build = [](const Ints& q, const Ints& k, const DocumentRule& rule) {
     return message_of([&] { mask_from_cu_seqlens(q, k, rule); });

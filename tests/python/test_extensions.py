@@ -76,18 +76,20 @@ def kernels(is_installed):
 @KERNELS
 @pytest.mark.parametrize("layout", [None, "sh", "ssh"])
 @pytest.mark.parametrize("causal, window", [(False, (-1, -1)), (True, (-1, -1)), (True, (3, -1)),
-                                            (False, (3, 2)), (True, (3, 4))])  # fmt: skip
+                                            (False, (3, 2)), (True, (3, 4)), (False, (-1, 2)),
+                                            (False, (2, -1))])  # fmt: skip
 def test_batches(layout, causal, window, is_installed):
     with kernels(is_installed):
-        check_batches(layout, causal, window, is_installed)
+        for rows in ((7, 11), (11, 7)):
+            check_batches(rows, layout, causal, window, is_installed)
     releases = ["2", "3"] + ["4"] * (window == (-1, -1))
     told = {f"{which} {n}" for n in releases for which in ("forward", "backward")}
     assert set(flash_reference.calls) == (told if is_installed else set())
     flash_reference.calls.clear()
 
 
-def check_batches(layout, causal, window, is_installed):
-    rows_q, rows_k = 7, 11
+def check_batches(rows, layout, causal, window, is_installed):
+    rows_q, rows_k = rows
     q, k, v = (random(2, rows, heads, DIM, seed=seed) for seed, (rows, heads) in enumerate(
         ((rows_q, HEADS), (rows_k, KV_HEADS), (rows_k, KV_HEADS))))  # fmt: skip
     sink = make_sink(layout, (rows_q,), (2,))

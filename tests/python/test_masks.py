@@ -60,13 +60,12 @@ class TestDocuments:
             lengths = lengths_of(rng)
             is_causal, right = rng.random() < 0.6, rng.randint(-1, 4)
             left = rng.randint(-1, 4) if rng.random() < 0.5 else -1
-            right = right if left >= 0 else -1
-            more = [n and n + rng.choice((0, 0, rng.randint(0, 3))) for n in lengths]
+            more = [n and n + rng.choice((0, 0, rng.randint(-n, 3))) for n in lengths]
             wanted = torch.zeros(sum(lengths), sum(more), dtype=torch.bool)
             q0 = k0 = 0
             for of_q, of_k in zip(lengths, more):
                 part = torch.ones(of_q, of_k, dtype=torch.bool)
-                if is_causal or (right >= 0 and left >= 0):
+                if is_causal or right >= 0:
                     part = part.tril(of_k - of_q + (0 if is_causal else right))
                 if left >= 0:
                     part = part.triu(of_k - of_q - left)

@@ -111,10 +111,14 @@ class MaskHandle(Handle):
     def from_documents(
         cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, window: tuple[int, int]
     ) -> MaskHandle:
-        """From int32 bounds in host memory, under a window of -1 for no bound; (-1, 0): causal."""
+        """From int32 bounds in host memory, under a window of -1 for no bound; (-1, 0): causal. Of
+        more queries than keys those above the diagonal see what the window reaches.
+        """
         is_causal = window == (-1, 0)
         left, right = (-1, -1) if is_causal else window
-        rule = structs.DocumentRule(is_causal=is_causal, window_left=left, window_right=right)
+        rule = structs.DocumentRule(
+            is_causal=is_causal, window_left=left, window_right=right, has_rows_above=True
+        )
         sides = (x for side in (cu_seqlens_q, cu_seqlens_k) for x in (side.data_ptr(), len(side)))
         return MaskHandle(made(lib.magi_mask_from_cu_seqlens, *sides, rule.address))
 

@@ -40,6 +40,7 @@ class DocumentRule(Sized):
         ("window_left", c_int32),
         ("window_right", c_int32),
         ("num_global", c_int32),
+        ("has_rows_above", c_int32),
     ]
 
 

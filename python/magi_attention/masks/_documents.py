@@ -35,8 +35,9 @@ def from_cu_seqlens(
 ) -> Mask:
     """Packed documents by their bounds [0, ..., rows], as in FlashAttention: causal ones are
     aligned bottom-right; window_size (left, right) rows of the diagonal, -1: all; the right side of
-    causal ones is 0 whatever is given. One slice for each document. ValueError for bounds that fall
-    or do not begin at 0.
+    causal ones is 0 whatever is given. Of more queries than keys those above the diagonal see what
+    the window's right side reaches. One slice for each document. ValueError for bounds that fall or
+    do not begin at 0.
     """
     left, right = check_window(window_size)
     q = to_ints("cu_seqlens_q", cu_seqlens_q, 1)
