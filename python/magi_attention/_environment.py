@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
+
+from magi_attention._deprecation import warn_deprecated
 
 PREFIX = "MAGI_ATTENTION_"
 _num_warnings = 0
@@ -43,11 +44,11 @@ def num_warnings() -> int:
     return _num_warnings
 
 
-def warn_of_old(text: str, stacklevel: int = 3) -> None:
-    """A DeprecationWarning for the caller of the function that reads the variable."""
+def warn_of_old(text: str) -> None:
+    """A DeprecationWarning, which is counted."""
     global _num_warnings
     _num_warnings += 1
-    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel + 1)
+    warn_deprecated(text)
 
 
 def read_text(name: str, default: str, allowed: tuple[str, ...] | None = None) -> str:

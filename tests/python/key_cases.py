@@ -327,6 +327,7 @@ def deprecated_calls(group) -> None:
             x, ranges, ranges, "causal", 64, 64, 2, 2, 8, 0, group, chunk_size=4
         )
     said = {str(w.message).split()[0] for w in caught if w.category is DeprecationWarning}
+    assert {w.filename for w in caught} == {__file__}  # Python hides those of other files
     names = {"magi_attn_varlen_dispatch", "magi_attn_flex_dispatch", "pad_size", "cp_group"}
     assert names | {"max_seqlen_k", "chunk_size"} <= said, said
     assert flex == key and torch.equal(local, again) and key.chunk_size <= 4

@@ -245,6 +245,9 @@ class TestEnvironment:
         monkeypatch.setenv("MAGI_ATTENTION_SDPA_BACKEND", "1")
         with pytest.warns(DeprecationWarning, match="SDPA_BACKEND"):
             assert general.kernel_backend() is MagiAttentionKernelBackend.SDPA
+        monkeypatch.setenv("MAGI_ATTENTION_SDPA_BACKEND", "0")
+        with pytest.warns(DeprecationWarning, match="SDPA_BACKEND is deprecated; leave it out"):
+            assert general.kernel_backend() is MagiAttentionKernelBackend.FFA
         monkeypatch.setenv("MAGI_ATTENTION_FFA_BACKWARD_HIGH_PRECISION_REDUCE", "1")
         with pytest.warns(DeprecationWarning, match="BACKWARD_HIGH_PRECISION_REDUCE"):
             assert comm.is_bwd_high_precision_reduce_enable()
@@ -280,8 +283,9 @@ class TestEnvironment:
         assert len(reads) == 1
         monkeypatch.setenv("MAGI_ATTENTION_SDPA_BACKEND", "0")
         for _ in range(2):  # an older name is warned of every time
-            with pytest.warns(DeprecationWarning, match="SDPA_BACKEND"):
+            with pytest.warns(DeprecationWarning, match="SDPA_BACKEND") as caught:
                 env.check_all()
+            assert {w.filename for w in caught} == {__file__}
 
     def test_every_function_of_a_variable_is_listed(self):
         from magi_attention import env

@@ -196,9 +196,9 @@ def test_same_bits_and_options_without_effect():
     fa4, meta = ffa_fa4_func(q, k, v, *tensors(mask), softcap=2.0, reuse_attn_arg=True)
     capped, wanted = flex_flash_attn_func(q, k, v, *tensors(mask), softcap=2.0)
     assert torch.equal(fa4, capped) and torch.equal(meta.lse, wanted.lse)
-    with pytest.warns(DeprecationWarning, match="max_seqlen_k"):
+    with pytest.warns(DeprecationWarning, match="max_seqlen_k") as caught:
         old, _ = flex_flash_attn_func(q, k, v, *tensors(mask), max_seqlen_k=30)
-    assert torch.equal(plain, old)
+    assert torch.equal(plain, old) and caught[0].filename == __file__
 
 
 def test_ranges_changed_in_place_are_seen():

@@ -15,6 +15,7 @@ SOURCES = "python"  # the folder that holds the package
 
 # Parts of the package, lowest first. A part may import from the rows above its own.
 LEVELS = (
+    ("_deprecation",),
     ("errors", "_environment", "_group_holders"),
     ("_native",),
     ("common",),

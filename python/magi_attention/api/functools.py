@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
 
+from magi_attention._deprecation import warn_deprecated
 from magi_attention._native.handles import MaskHandle
 from magi_attention._native.tensors import as_plain
 from magi_attention.common._arguments import (
@@ -38,7 +38,7 @@ def compute_pad_size(
     and sizes below 1.
     """
     if head_dim is not None:
-        warnings.warn("head_dim is deprecated; give chunk_size", DeprecationWarning, stacklevel=2)
+        warn_deprecated("head_dim is deprecated; give chunk_size")
         chunk_size = _OLD_CHUNK_SIZE if chunk_size is None else chunk_size
     if chunk_size is None:
         raise TypeError("chunk_size is missing")
@@ -73,10 +73,8 @@ def full_attention_to_varlen_attention(
     batch_size: int, seq_len: int, device: torch.device | str | int = "cuda"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Deprecated name of infer_varlen_mask_from_batch."""
-    warnings.warn(
-        "full_attention_to_varlen_attention is deprecated; use infer_varlen_mask_from_batch",
-        DeprecationWarning,
-        stacklevel=2,
+    warn_deprecated(
+        "full_attention_to_varlen_attention is deprecated; use infer_varlen_mask_from_batch"
     )
     return infer_varlen_mask_from_batch(batch_size, seq_len, device)
 

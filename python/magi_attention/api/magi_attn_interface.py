@@ -6,7 +6,6 @@ and is kept in a cache. `magi_attention.plan.Plan` is the same without caches.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from magi_attention._deprecation import warn_deprecated
 from magi_attention.api.functools import infer_attn_mask_from_cu_seqlens
 from magi_attention.common._arguments import check_kind
 from magi_attention.common.enum import AttnMaskType
@@ -404,4 +404,4 @@ def _called_as(inner: str, outer: str) -> Iterator[None]:
 
 def _warn_renamed(old: str, new: str | None) -> None:
     advice = f"use {new}" if new else "it has no effect"
-    warnings.warn(f"{old} is deprecated; {advice}", DeprecationWarning, stacklevel=3)
+    warn_deprecated(f"{old} is deprecated; {advice}")

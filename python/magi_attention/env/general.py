@@ -66,8 +66,9 @@ def kernel_backend() -> MagiAttentionKernelBackend:
     for old, value in ((PREFIX + "SDPA_BACKEND", "sdpa"), (PREFIX + "FA4_BACKEND", "fa4")):
         if not is_set(old):
             continue
-        warn_of_old(f"{old} is deprecated; use {new}={value}", stacklevel=2)
-        if not read_flag(old):
+        is_on = read_flag(old)
+        warn_of_old(f"{old} is deprecated; " + (f"use {new}={value}" if is_on else "leave it out"))
+        if not is_on:
             continue
         if name not in ("ffa", value) or (is_set(new) and name != value):
             raise ValueError(f"{old} is 1 while the backend is {name}; allowed: one of them")
