@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from magi_attention import Plan, api, functional
+from magi_attention import Plan, api, functional, masks
 from magi_attention.common import AttnMaskType, AttnRange, AttnRanges, RangeError
 from magi_attention.config import DispatchConfig, DistAttnConfig, GrpCollConfig, OverlapConfig
 
@@ -104,6 +104,10 @@ HELPERS = [
      "cu_seqlens_q is on meta"),
     (lambda: documents([0, 8], window_size=None), ValueError, "window_size is None"),
     (lambda: documents([0, 8], window_size=(1, 0), causal=True), ValueError, "window_size"),
+    # A window in the place of causal, by position, would be lost.
+    (lambda: api.infer_attn_mask_from_cu_seqlens([0, 8], [0, 8], (5, 0)), TypeError,
+     "causal is (5, 0); allowed: a bool"),
+    (lambda: masks.from_cu_seqlens([0, 8], causal="no"), TypeError, "causal is 'no'"),
     (lambda: documents([0, 8], global_window_size=-1), ValueError, "global_window_size is -1"),
 ]  # fmt: skip
 
@@ -133,6 +137,7 @@ FUNCTIONS = [
     (lambda: plan().bind().roll(X, 1, 0.5), TypeError, "dim is 0.5; allowed: an int"),
     (lambda: plan().bind().roll(X, 1, 2), ValueError, "x has 2 axes; allowed: those with axis 2"),
     (lambda: plan().bind().dispatch(X.to_sparse()), ValueError, "x has layout torch.sparse_coo"),
+    (lambda: plan().bind().undispatch(X, "no"), TypeError, "is_partial_grad is 'no'; allowed: a"),
     (lambda: plan().bind().undispatch([1]), TypeError, "x is a list; allowed: a torch.Tensor"),
     (lambda: api.calc_attn(X, X, X, None), TypeError, "key is a NoneType"),
     (lambda: api.get_position_ids("k"), TypeError, "key is a str"),

@@ -12,6 +12,7 @@ from magi_attention._native.handles import MaskHandle
 from magi_attention._native.tensors import as_plain
 from magi_attention.common._arguments import (
     MAX_ROWS,
+    as_bool,
     check_int,
     check_kind,
     check_window,
@@ -141,7 +142,7 @@ def infer_attn_mask_from_cu_seqlens(
     window = check_window(window_size)
     with naming(window="window_size"):
         mask = MaskHandle.from_cu_seqlens(
-            *bounds, bool(causal), window, min(global_window_size, MAX_ROWS)
+            *bounds, as_bool("causal", causal), window, min(global_window_size, MAX_ROWS)
         )
     return *_typed_ranges(mask), *mask.rows()
 

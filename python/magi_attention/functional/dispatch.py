@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from magi_attention._native.tensors import as_plain
-from magi_attention.common._arguments import check_number
+from magi_attention.common._arguments import as_bool, check_number
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.rows import HasRows, Rows
 
@@ -108,7 +108,8 @@ def undispatch_func(
     """
     check_group(group, meta)
     x_local = with_local_rows(x_local, meta.rows, seq_dim)
-    function = _UndispatchPartialGradFunc if is_partial_grad else _UndispatchFunc
+    is_partial = as_bool("is_partial_grad", is_partial_grad)
+    function = _UndispatchPartialGradFunc if is_partial else _UndispatchFunc
     return function.apply(x_local, meta.rows.cp_group, meta, seq_dim)
 
 

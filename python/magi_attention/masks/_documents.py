@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from magi_attention._native.handles import MaskHandle
-from magi_attention.common._arguments import MAX_ROWS, check_int, check_window, naming
+from magi_attention.common._arguments import MAX_ROWS, as_bool, check_int, check_window, naming
 from magi_attention.masks._mask import (
     Mask,
     check_square,
@@ -40,9 +40,10 @@ def from_cu_seqlens(
     do not begin at 0.
     """
     left, right = check_window(window_size)
+    right = 0 if as_bool("causal", causal) else right
     q = to_ints("cu_seqlens_q", cu_seqlens_q, 1)
     k = q if cu_seqlens_k is None else to_ints("cu_seqlens_k", cu_seqlens_k, 1)
-    return Mask(MaskHandle.from_documents(q, k, (left, 0 if causal else right)))
+    return Mask(MaskHandle.from_documents(q, k, (left, right)))
 
 
 def to_cu_seqlens(
