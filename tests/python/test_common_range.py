@@ -2,7 +2,9 @@
 import copy
 import pickle
 
+import numpy
 import pytest
+import torch
 
 from magi_attention.common import AttnRange, AttnRanges, RangeError
 from magi_attention.common.ranges import check_valid_cu_seqlens, is_valid_cu_seqlens
@@ -246,8 +248,27 @@ class TestAttnRanges:
             assert not is_valid_cu_seqlens(wrong, 89)
             with pytest.raises(ValueError, match="cu_seqlens"):
                 check_valid_cu_seqlens(wrong, 89)
+        for tensor in (torch.tensor([0, 23, 89]), numpy.array([0, 23, 89])):
+            assert is_valid_cu_seqlens(tensor, 89) and not is_valid_cu_seqlens(tensor, 90)
+            assert AttnRanges.from_cu_seqlens(tensor, 89) == AttnRanges.from_ranges(
+                [(0, 23), (23, 89)]
+            )
+        with pytest.raises(
+            TypeError, match="cu_seqlens is 5; allowed: a list of ints, or a tensor"
+        ):
+            check_valid_cu_seqlens(5, 89)
         with pytest.raises(ValueError, match="without gaps"):
             AttnRanges.from_ranges([(0, 4), (5, 9)]).to_cu_seqlens(9)
+
+    def test_what_is_no_range_is_named(self):
+        for wrong, said in (
+            (None, "ranges is None; allowed: a list of ranges or of pairs"),
+            ([0, 5], "range is 0; allowed: an AttnRange, or a pair"),
+            ([[0, 5, 6]], r"range is \[0, 5, 6\]; allowed: an AttnRange, or a pair"),
+            ([["a", 5]], r"range is \['a', 5\); allowed: ints"),
+        ):
+            with pytest.raises(TypeError, match=said):
+                AttnRanges.from_ranges(wrong)
 
     def test_extents(self):
         ranges = AttnRanges.from_ranges([(7, 9), (2, 3)])
@@ -258,8 +279,6 @@ class TestAttnRanges:
                 getattr(AttnRanges(), name)
 
     def test_to_tensor(self):
-        import torch
-
         tensor = AttnRanges.from_ranges([(7, 9), (2, 3)]).to_tensor()
         assert tensor.dtype == torch.int32 and tensor.tolist() == [[7, 9], [2, 3]]
         assert AttnRanges().to_tensor().shape == (0, 2)

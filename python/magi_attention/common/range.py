@@ -31,7 +31,11 @@ class AttnRange:
     __slots__ = ("_end", "_start")
 
     def __init__(self, start: int, end: int) -> None:
-        if start > end:
+        try:
+            is_reversed = start > end
+        except TypeError:
+            raise TypeError(f"range is [{start!r}, {end!r}); allowed: ints") from None
+        if is_reversed:
             raise RangeError(f"range is [{start}, {end}); allowed: start <= end")
         self._start = start
         self._end = end
@@ -69,10 +73,17 @@ class AttnRange:
 
     @staticmethod
     def from_range(attn_range: AttnRange | Sequence[int], check: bool = False) -> AttnRange:
-        """From a range or a pair of ints; RangeError unless start <= end, whatever `check`."""
+        """From a range or a pair of ints; RangeError unless start <= end, whatever `check`.
+        TypeError for what is neither.
+        """
         if isinstance(attn_range, AttnRange):
             return attn_range.clone()
-        start, end = attn_range
+        try:
+            start, end = attn_range
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"range is {attn_range!r}; allowed: an AttnRange, or a pair [start, end]"
+            ) from None
         return AttnRange(start, end)
 
     def clone(self) -> AttnRange:

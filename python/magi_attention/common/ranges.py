@@ -15,22 +15,36 @@ if TYPE_CHECKING:
     import torch
 
 NaiveRanges: TypeAlias = Sequence[NaiveRange]
+Bounds: TypeAlias = "Sequence[int] | torch.Tensor"
 
 
-def is_valid_cu_seqlens(cu_seqlens: list[int], seq_len: int) -> bool:
-    """Whether cu_seqlens is empty, or grows strictly from 0 to seq_len."""
-    if not cu_seqlens:
+def is_valid_cu_seqlens(cu_seqlens: Bounds, seq_len: int) -> bool:
+    """Whether cu_seqlens, a list or a tensor, is empty, or grows strictly from 0 to seq_len."""
+    bounds = _as_list(cu_seqlens)
+    if not bounds:
         return True
-    grows = all(left < right for left, right in itertools.pairwise(cu_seqlens))
-    return cu_seqlens[0] == 0 and cu_seqlens[-1] == seq_len and grows
+    grows = all(left < right for left, right in itertools.pairwise(bounds))
+    return bounds[0] == 0 and bounds[-1] == seq_len and grows
 
 
-def check_valid_cu_seqlens(cu_seqlens: list[int], seq_len: int) -> None:
-    """ValueError unless cu_seqlens is empty, or grows strictly from 0 to seq_len."""
-    if not is_valid_cu_seqlens(cu_seqlens, seq_len):
+def check_valid_cu_seqlens(cu_seqlens: Bounds, seq_len: int) -> None:
+    """ValueError unless cu_seqlens, a list or a tensor, is empty, or grows strictly from 0 to
+    seq_len.
+    """
+    bounds = _as_list(cu_seqlens)
+    if not is_valid_cu_seqlens(bounds, seq_len):
         raise ValueError(
-            f"cu_seqlens is {cu_seqlens}; allowed: values that grow from 0 to seq_len {seq_len}"
+            f"cu_seqlens is {bounds}; allowed: values that grow from 0 to seq_len {seq_len}"
         )
+
+
+def _as_list(cu_seqlens: Bounds) -> list[int]:
+    """The bounds of a tensor, an array or a sequence."""
+    if hasattr(cu_seqlens, "tolist"):
+        return cu_seqlens.tolist()
+    if not hasattr(cu_seqlens, "__iter__"):
+        raise TypeError(f"cu_seqlens is {cu_seqlens!r}; allowed: a list of ints, or a tensor")
+    return list(cu_seqlens)
 
 
 class AttnRanges:
@@ -265,10 +279,13 @@ class AttnRanges:
         return torch.tensor(self.to_naive_ranges(), dtype=torch.int32, device=device).reshape(-1, 2)
 
     @staticmethod
-    def from_cu_seqlens(cu_seqlens: list[int], seq_len: int) -> AttnRanges:
-        """Documents between bounds; ValueError unless the bounds grow from 0 to seq_len."""
-        check_valid_cu_seqlens(cu_seqlens, seq_len)
-        return AttnRanges.from_ranges(list(itertools.pairwise(cu_seqlens)))
+    def from_cu_seqlens(cu_seqlens: Bounds, seq_len: int) -> AttnRanges:
+        """Documents between bounds, a list or a tensor, which is waited for on a GPU; ValueError
+        unless they grow from 0 to seq_len.
+        """
+        bounds = _as_list(cu_seqlens)
+        check_valid_cu_seqlens(bounds, seq_len)
+        return AttnRanges.from_ranges(list(itertools.pairwise(bounds)))
 
     def clone(self) -> AttnRanges:
         """An equal list with ranges of its own."""
@@ -281,8 +298,10 @@ class AttnRanges:
         ranges: AttnRanges | Sequence[AttnRange] | Sequence[Sequence[int]], check: bool = False
     ) -> AttnRanges:
         """A list with ranges of its own, from ranges or pairs of ints; RangeError unless each has
-        start <= end.
+        start <= end, TypeError for what is none.
         """
+        if not hasattr(ranges, "__iter__"):
+            raise TypeError(f"ranges is {ranges!r}; allowed: a list of ranges or of pairs")
         made = _make(AttnRange.from_range(r) for r in ranges)
         if check:
             made.check_valid()
