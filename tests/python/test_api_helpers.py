@@ -290,8 +290,10 @@ class TestPlan:
             # A chunk more or less, and the last one may be short.
             assert max(lengths) - min(lengths) < (2 * plan.chunk_size if uneven else 1)
         alone = DistAttnConfig(DispatchConfig(layout="contiguous", uneven_shard=True), work=work)
-        with pytest.raises(ValueError, match="cp_size is 11; allowed: 1 to the number of chunks"):
-            make_plan("full", rows=10, cp_size=11, config=alone)
+        permuted = DistAttnConfig(DispatchConfig(uneven_shard=True), work=work)
+        for config in (alone, permuted):
+            with pytest.raises(ValueError, match="cp_size is 11; allowed: 1 to the number of"):
+                make_plan("full", rows=10, cp_size=11, config=config)
 
     def test_timelines_draw_moving_queries_and_nodes(self):
         sizes = {"rows": 4096, "num_heads_q": 8, "num_heads_kv": 8, "head_dim": 64}

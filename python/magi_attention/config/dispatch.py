@@ -221,7 +221,8 @@ class DispatchConfig:
     """How rows are placed on ranks.
 
     - chunk_size: rows that are placed together, at most; None: chosen.
-    - uneven_shard: no padding; the last chunk may be short, and ranks may differ by a chunk.
+    - uneven_shard: no padding; the last chunk may be short, and ranks may differ by a chunk. A
+      sequence of fewer chunks than ranks is ValueError when the plan is made.
     - alg: which chunks a rank gets.
     - layout: "permuted", or "contiguous": each rank keeps one run of the sequence, in order, and
       attention is balanced by what travels (`DistAttnConfig.work`).
