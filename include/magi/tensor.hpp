@@ -45,7 +45,8 @@ struct TensorView {
   TensorView slice(std::int32_t axis, std::int64_t begin, std::int64_t end) const;
 };
 
-/// A row-major view over `data`; shape has at most kMaxTensorRank entries (throws InvalidArgument).
+/// A row-major view over `data`. Throws InvalidArgument for more than kMaxTensorRank extents,
+/// negative ones, and more than 2^40 elements.
 TensorView contiguous_view(void* data, DType dtype, std::initializer_list<std::int64_t> shape);
 
 /// The element type of a C++ type; uint16_t stands for bfloat16's bits.
@@ -72,7 +73,8 @@ constexpr DType dtype_of<std::int64_t>() {
   return DType::Int64;
 }
 
-/// An owned row-major array in host memory, zero at first; passes as the TensorView it holds.
+/// An owned row-major array in host memory, zero at first; passes as the TensorView it holds. Made
+/// of a shape that contiguous_view takes.
 template <typename Element>
 class HostTensor {
  public:

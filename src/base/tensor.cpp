@@ -1,9 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "magi/tensor.hpp"
 
+#include <string>
+
 #include "base/check.hpp"
 
 namespace magi {
+namespace {
+
+/// Above what any machine addresses, as in the C ABI.
+constexpr std::int64_t kMostElements = std::int64_t{1} << 40;
+
+void check_extent(std::size_t axis, std::int64_t extent, std::int64_t num_elements) {
+  const auto name = [axis] { return "shape[" + std::to_string(axis) + "]"; };
+  if (extent < 0 || extent > kMostElements) throw invalid(name(), extent, "0 to 2^40");
+  if (extent > 0 && num_elements > kMostElements / extent) {
+    throw invalid(name(), extent, "a shape of at most 2^40 elements");
+  }
+}
+
+}  // namespace
 
 std::size_t dtype_bytes(DType dtype) {
   switch (dtype) {
@@ -69,6 +85,7 @@ TensorView contiguous_view(void* data, DType dtype, std::initializer_list<std::i
   for (const std::int64_t extent : shape) view.shape[axis++] = extent;
   std::int64_t stride = 1;
   while (axis-- > 0) {
+    check_extent(axis, view.shape[axis], stride);
     view.stride[axis] = stride;
     stride *= view.shape[axis];
   }

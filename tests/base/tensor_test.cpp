@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <initializer_list>
+#include <string>
 #include <vector>
 
 #include "magi/error.hpp"
@@ -34,6 +36,29 @@ TEST(Tensor, BadSlicesNameTheRange) {
 
 TEST(Tensor, RankIsAtMostFour) {
   EXPECT_THROW(contiguous_view(nullptr, DType::Float32, {1, 1, 1, 1, 1}), InvalidArgument);
+}
+
+TEST(Tensor, ExtentsThatNoMemoryHasAreNamed) {
+  const auto refusal = [](std::initializer_list<std::int64_t> shape) -> std::string {
+    try {
+      HostTensor<float> tensor(shape);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal({-1, 4}), "shape[0] is -1; allowed: 0 to 2^40");
+  EXPECT_EQ(refusal({4, std::int64_t{1} << 41}), "shape[1] is 2199023255552; allowed: 0 to 2^40");
+  // Its 2^70 elements are 0 in 64 bits: a tensor of that shape would have no memory.
+  EXPECT_EQ(refusal({std::int64_t{1} << 40, 1 << 30}),
+            "shape[0] is 1099511627776; allowed: a shape of at most 2^40 elements");
+  EXPECT_EQ(refusal({0, 4}), "");
+}
+
+TEST(Tensor, AnEmptyAxisDoesNotHideOthersThatAreTooLarge) {
+  const std::int64_t large = std::int64_t{1} << 40;
+  EXPECT_THROW(contiguous_view(nullptr, DType::Float32, {0, large, large}), InvalidArgument);
+  EXPECT_EQ(contiguous_view(nullptr, DType::Float32, {large, large, 0}).num_elements(), 0);
 }
 
 }  // namespace
