@@ -41,14 +41,14 @@ struct ForwardArgs {
   TensorView k;  ///< [rows_k, heads_kv, dim_qk]
   TensorView v;  ///< [rows_k, heads_kv, dim_v]
   std::span<const BandSlice> slices;
-  TensorView sink;          ///< empty: none. Applied once, by the call that is given it
-  TensorView out;           ///< [rows_q, heads_q, dim_v], input type or float32 (float64)
-  TensorView lse;           ///< [rows_q, heads_q], float32 (float64)
-  TensorView max_logits;    ///< empty, or [heads_q] float32 (float64): max over visible pairs of
-                            ///< softmax_scale * q.k before softcap; -inf where none
-  bool is_merging = false;  ///< out (float32 / float64), lse and max_logits hold an earlier result
-                            ///< over other keys to merge into
-  AttentionParams params;
+  TensorView sink = {};        ///< empty: none. Applied once, by the call that is given it
+  TensorView out;              ///< [rows_q, heads_q, dim_v], input type or float32 (float64)
+  TensorView lse;              ///< [rows_q, heads_q], float32 (float64)
+  TensorView max_logits = {};  ///< empty, or [heads_q] float32 (float64): max over visible pairs of
+                               ///< softmax_scale * q.k before softcap; -inf where none
+  bool is_merging = false;     ///< out (float32 / float64), lse and max_logits hold an earlier
+                               ///< result over other keys to merge into
+  AttentionParams params = {};
 };
 
 /// Gradients of the same call. Written, or added to when `is_accumulating` (then dq, dk, dv, dsink
@@ -56,16 +56,16 @@ struct ForwardArgs {
 struct BackwardArgs {
   TensorView q, k, v;
   std::span<const BandSlice> slices;
-  TensorView out;   ///< final out, of all keys and the sink
-  TensorView lse;   ///< final lse
-  TensorView dout;  ///< like out
-  TensorView dlse;  ///< empty, or like lse: gradient through lse
-  TensorView sink;  ///< empty where dsink is not wanted
+  TensorView out;        ///< final out, of all keys and the sink
+  TensorView lse;        ///< final lse
+  TensorView dout;       ///< like out
+  TensorView dlse = {};  ///< empty, or like lse: gradient through lse
+  TensorView sink = {};  ///< empty where dsink is not wanted
   TensorView dq, dk, dv;
-  TensorView dsink;  ///< like sink
+  TensorView dsink = {};  ///< like sink
   bool is_accumulating = false;
   bool is_writing_keys = false;  ///< dk and dv are written even where `is_accumulating`
-  AttentionParams params;
+  AttentionParams params = {};
 };
 
 /// The CPU backend: blocked online softmax, OpenMP, AVX2 chosen at run time. float32, float64,

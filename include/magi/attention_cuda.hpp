@@ -65,14 +65,14 @@ void attention_forward_cuda(const ForwardArgs& args, const ForwardWork& work, vo
 
 /// Slices in device memory, as int32 tensors without gaps: ranges with types, as MagiAttention's.
 struct DeviceSlices {
-  TensorView q_ranges;  ///< [slices, 2]: begin, end
-  TensorView k_ranges;  ///< [slices, 2]
-  TensorView types;     ///< [slices], numbers of MaskType; empty: all full
+  TensorView q_ranges;    ///< [slices, 2]: begin, end
+  TensorView k_ranges;    ///< [slices, 2]
+  TensorView types = {};  ///< [slices], numbers of MaskType; empty: all full
 };
 
 /// Choices of a call whose list is made on the device.
 struct DeviceListTuning {
-  ForwardTuning forward;  ///< packed_heads 0: one or as many as are allowed, by modelled cost
+  ForwardTuning forward = {};  ///< packed_heads 0: one or as many as are allowed, by modelled cost
   /// Records (one per q tile and slice that it sees) that the workspace has room for; 0: by rows
   /// and number of slices. Tiles whose records do not fit search the slices instead, which is slow.
   std::int64_t record_capacity = 0;

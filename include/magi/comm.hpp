@@ -43,7 +43,7 @@ struct ByteExchange {
   std::span<const std::int64_t> receive_bytes;  ///< [num_ranks]
   std::int32_t device = kCpuDevice;             ///< CUDA ordinal of both buffers, or kCpuDevice
   ExchangeKind kind = ExchangeKind::Other;
-  ExchangeTag tag;
+  ExchangeTag tag = {};
   std::uint64_t content = 0;  ///< what the bytes mean; compared between ranks in host memory
 };
 

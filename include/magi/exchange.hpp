@@ -19,8 +19,8 @@ struct PeerRows {
 /// One rank's side of the transfers of a segment: what it owns and others need, what it needs and
 /// others own. A cast moves owned -> needed, the reduce needed -> owned.
 struct RowExchange {
-  std::vector<PeerRows> owned;
-  std::vector<PeerRows> needed;
+  std::vector<PeerRows> owned = {};
+  std::vector<PeerRows> needed = {};
   friend bool operator==(const RowExchange&, const RowExchange&) = default;
 };
 

@@ -15,8 +15,8 @@ namespace magi {
 struct KeyLists {
   TensorView indices;  ///< int32 [rows_q, heads_kv, entries]
   std::int32_t block_keys = 1;
-  TensorView report;  ///< empty, or int64 [2], written by the forward: how many entries are no
-                      ///< block, and where the first is in row-major indices (-1: none)
+  TensorView report = {};  ///< empty, or int64 [2], written by the forward: how many entries are no
+                           ///< block, and where the first is in row-major indices (-1: none)
 };
 
 /// As attention_forward_cpu and attention_backward_cpu of attention.hpp, under lists; args.slices

@@ -36,7 +36,7 @@ std::vector<TypedSlice> to_typed(const BandSlice& slice);
 struct Mask {
   std::int32_t rows_q = 0;
   std::int32_t rows_k = 0;
-  std::vector<BandSlice> slices;
+  std::vector<BandSlice> slices = {};
 
   friend bool operator==(const Mask&, const Mask&) = default;
 };

@@ -35,7 +35,7 @@ Mask mask_from_window(Range q, Range k, Window window, std::int32_t rows_q, std:
 /// How queries of a packed document see its keys. Neither causal nor a window: fully.
 struct DocumentRule {
   bool is_causal = false;  ///< bottom-right aligned; excludes a window, as in MagiAttention
-  Window window;           ///< as in mask_from_window
+  Window window = {};      ///< as in mask_from_window
   /// Leading keys of every document that the left bound of the window does not hide; the right
   /// bound does hide them, so that causality is kept. Of more queries than keys all see them, and
   /// the right bound counts from the first query. Without a window it changes nothing.

@@ -40,8 +40,8 @@ PlacementAlgorithm placement_from_name(std::string_view name);
 
 struct PlacementConfig {
   PlacementAlgorithm algorithm = PlacementAlgorithm::Auto;
-  std::optional<std::int32_t>
-      chunk_size;  ///< rows; an upper bound, as in MagiAttention (see resolve_chunk_size)
+  /// Rows; an upper bound, as in MagiAttention (see resolve_chunk_size).
+  std::optional<std::int32_t> chunk_size = {};
   std::int32_t min_chunks_per_rank = 8;
   bool uneven_shard = false;     ///< no padding: the last chunk may be short
   double token_tolerance = 0.0;  ///< a rank may hold up to (1 + tolerance) x the mean chunk count

@@ -67,13 +67,13 @@ struct PlanConfig {
   std::int32_t head_dim_qk = 128;  ///< elements of a head of q and k
   std::int32_t head_dim_v = 128;   ///< elements of a head of v
   std::int32_t element_bytes = 2;  ///< of k and v on the wire
-  PlacementConfig placement;
+  PlacementConfig placement = {};
   /// Cross-attention: keys have their own placement (`auto`: near their queries). Absent: keys sit
   /// with the queries of the same row where rows_q == rows_k, else they are placed by `placement`.
-  std::optional<PlacementConfig> placement_k;
+  std::optional<PlacementConfig> placement_k = {};
   /// Remote stages. Absent: the cost model chooses 0 to 8; 0: fetch all, then one attention call;
   /// 1: own keys, then all remote ones; N: at most N (fewer where heads or rows do not suffice).
-  std::optional<std::int32_t> overlap_degree;
+  std::optional<std::int32_t> overlap_degree = {};
   WorkMode work = WorkMode::Keys;
   /// How work Queries, Auto and Heads find who computes what; with work Keys the first alone.
   WorkSearch work_search = WorkSearch::ThresholdAccepting;
@@ -86,7 +86,7 @@ struct PlanConfig {
   /// nodes the cost model's network counts: placements prefer the node (see NodeShape), and rows go
   /// by node where that saves crossings (see Exchange::hop).
   std::int32_t devices_per_node = 0;
-  CostModel cost;
+  CostModel cost = {};
   friend bool operator==(const PlanConfig&, const PlanConfig&) = default;
 };
 

@@ -49,41 +49,41 @@ std::vector<std::int64_t> position_ids(const Placement& placement, std::int32_t 
 
 /// What an attention call reads on one rank. Rows are the rank's own, in the placement's order.
 struct AttentionInputs {
-  TensorView q;     ///< [local rows_q, heads_q, dim_qk], float64, float32, float16 or bfloat16
-  TensorView k;     ///< [local rows_k, heads_kv, dim_qk], type of q
-  TensorView v;     ///< [local rows_k, heads_kv, dim_v], type of q
-  TensorView sink;  ///< empty: none. [sinks, heads_q] or [local rows_q, sinks, heads_q], float32
-                    ///< (float64); heads have stride 1, but for the backend cpu
-  AttentionParams params;
+  TensorView q;          ///< [local rows_q, heads_q, dim_qk], float64, float32, float16 or bfloat16
+  TensorView k;          ///< [local rows_k, heads_kv, dim_qk], type of q
+  TensorView v;          ///< [local rows_k, heads_kv, dim_v], type of q
+  TensorView sink = {};  ///< empty: none. [sinks, heads_q] or [local rows_q, sinks, heads_q],
+                         ///< float32 (float64); heads have stride 1, but for the backend cpu
+  AttentionParams params = {};
   /// On a GPU: dq may differ in its last bits from call to call, which is faster. Read by backward.
   bool is_fast_backward = false;
 };
 
 /// The result of one forward call on a rank; what backward needs besides the inputs.
 struct AttentionResult {
-  TensorView out;         ///< [local rows_q, heads_q, dim_v], type of q or float32
-  TensorView lse;         ///< [local rows_q, heads_q], float32 (float64)
-  TensorView max_logits;  ///< empty, or [heads_q] like lse: already the maximum over ranks
+  TensorView out;              ///< [local rows_q, heads_q, dim_v], type of q or float32
+  TensorView lse;              ///< [local rows_q, heads_q], float32 (float64)
+  TensorView max_logits = {};  ///< empty, or [heads_q] like lse: already the maximum over ranks
 };
 
 /// What backward starts from.
 struct OutputGradients {
-  TensorView dout;  ///< [local rows_q, heads_q, dim_v], type of q or float32 (float64)
-  TensorView dlse;  ///< empty, or like lse: gradient through lse
+  TensorView dout;       ///< [local rows_q, heads_q, dim_v], type of q or float32 (float64)
+  TensorView dlse = {};  ///< empty, or like lse: gradient through lse
 };
 
 /// What backward writes; types are those of q, k, v or float32.
 struct InputGradients {
   TensorView dq, dk, dv;
-  TensorView dsink;  ///< empty, or like sink: of this rank's rows; the caller sums over ranks if
-                     ///< wanted
+  TensorView dsink = {};  ///< empty, or like sink: of this rank's rows; the caller sums over ranks
+                          ///< if wanted
 };
 
 /// Choices of an attention that change no result beyond rounding.
 struct AttentionOptions {
   /// Where the device memory of calls comes from. Empty: a stream-ordered pool of the library's,
   /// shared by all objects on a device.
-  DeviceAllocator allocator;
+  DeviceAllocator allocator = {};
   /// Multiprocessors that attention leaves to the transport while rows are on their way: 0 or more,
   /// and less than a GPU has.
   std::int32_t exchange_sms = 8;
@@ -92,7 +92,7 @@ struct AttentionOptions {
   bool are_partials_rounded = false;
   /// Name of an attention backend that the process has; empty: the library's own for the device of
   /// a call's tensors.
-  std::string backend;
+  std::string backend = {};
 };
 
 /// What a span of a trace is of: a whole pass, a step of its list, or a wait for the end of one.
