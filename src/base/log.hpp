@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-#include <functional>
 #include <string_view>
+
+#include "magi/log.hpp"
 
 // What the library tells without being asked, a line at a time. An error that is thrown is not told
 // here too; docs/reliability.md names all lines.
 namespace magi {
-
-enum class LogLevel : std::int32_t { Error = 0, Warn = 1, Info = 2, Debug = 3 };
-
-using LogSink = std::function<void(LogLevel level, std::string_view module, std::string_view text)>;
 
 /// Whether a line of this level is wanted: one word is read.
 bool is_logged(LogLevel level);
@@ -30,9 +26,5 @@ void log(LogLevel level, std::string_view module, const MakeText& make_text) noe
     // Nobody else could be told.
   }
 }
-
-/// Replaces the sink (default: stderr; empty: silence) and the threshold (default: MAGI_LOG_LEVEL,
-/// else warn). Threads that are giving a line to the former sink go on in it.
-void set_log_sink(LogSink sink, LogLevel threshold);
 
 }  // namespace magi

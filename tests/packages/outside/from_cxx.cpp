@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <iostream>
+#include <magi/log.hpp>
 #include <magi/mask_builders.hpp>
 #include <magi/runtime.hpp>
 #include <memory>
 #include <vector>
 
 int main() {
+  magi::set_log_sink({}, magi::LogLevel::Error);  // silence, where this program prints
   const std::vector<std::int32_t> documents{0, 700, 1500, 4096};
   const auto mask = magi::mask_from_cu_seqlens(documents, documents, {.is_causal = true});
   const auto plan = std::make_shared<const magi::Plan>(magi::make_plan(
