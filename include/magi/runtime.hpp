@@ -130,6 +130,7 @@ class DistributedAttention {
   DistributedAttention(std::shared_ptr<const Plan> plan, Communicator& communicator,
                        const AttentionOptions& options = {});
   ~DistributedAttention();
+  /// Calls of an object that was moved from throw InvalidArgument.
   DistributedAttention(DistributedAttention&&) noexcept;
   DistributedAttention& operator=(DistributedAttention&&) noexcept;
 
@@ -154,6 +155,8 @@ class DistributedAttention {
   std::vector<StepSpan> stop_trace();
 
  private:
+  AttentionState& state() const;
+
   std::unique_ptr<AttentionState> state_;
 };
 
@@ -183,7 +186,8 @@ void roll(const TensorView& local, const Placement& placement, std::int32_t num_
 /// Runs `body` once per rank, each on a thread of this process with its communicator and its part
 /// of the cores, and waits.
 /// When a body throws, the group is aborted and the exception of the lowest such rank (one that is
-/// not the abort itself) leaves here. Throws CommError at once where a thread cannot start.
+/// not the abort itself) leaves here. Throws CommError at once where a thread cannot start, and
+/// InvalidArgument for an empty body.
 void run_ranks(std::int32_t num_ranks, const std::function<void(Communicator&)>& body,
                const CommOptions& options = {});
 

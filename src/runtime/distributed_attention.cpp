@@ -109,11 +109,16 @@ DistributedAttention::~DistributedAttention() = default;
 DistributedAttention::DistributedAttention(DistributedAttention&&) noexcept = default;
 DistributedAttention& DistributedAttention::operator=(DistributedAttention&&) noexcept = default;
 
-const Plan& DistributedAttention::plan() const { return *state_->plan; }
+AttentionState& DistributedAttention::state() const {
+  if (state_ == nullptr) throw invalid("attention", "moved from", "an object that has its plan");
+  return *state_;
+}
+
+const Plan& DistributedAttention::plan() const { return *state().plan; }
 
 std::size_t DistributedAttention::workspace_bytes() const {
   std::size_t total = 0;
-  for (const auto& [device, memory] : state_->memories) total += memory->size_bytes();
+  for (const auto& [device, memory] : state().memories) total += memory->size_bytes();
   return total;
 }
 
@@ -142,7 +147,7 @@ void run_pass(AttentionState& state, StepCall& call, const Prepare& prepare, con
 
 void DistributedAttention::forward(const AttentionInputs& inputs, const AttentionResult& result,
                                    void* stream) {
-  AttentionState& state = *state_;
+  AttentionState& state = this->state();
   StepMemory& memory = state.at(inputs.q.device);
   check_forward(state.steps, memory.backend(), inputs, result);
   state.check_stream(memory, inputs.q.device, stream);
@@ -160,7 +165,7 @@ void DistributedAttention::forward(const AttentionInputs& inputs, const Attentio
 void DistributedAttention::backward(const AttentionInputs& inputs, const AttentionResult& result,
                                     const OutputGradients& output_gradients,
                                     const InputGradients& input_gradients, void* stream) {
-  AttentionState& state = *state_;
+  AttentionState& state = this->state();
   StepMemory& memory = state.at(inputs.q.device);
   check_backward(state.steps, memory.backend(), inputs, result, output_gradients, input_gradients);
   state.check_stream(memory, inputs.q.device, stream);
@@ -177,8 +182,8 @@ void DistributedAttention::backward(const AttentionInputs& inputs, const Attenti
       });
 }
 
-void DistributedAttention::start_trace() { state_->trace.start(); }
+void DistributedAttention::start_trace() { state().trace.start(); }
 
-std::vector<StepSpan> DistributedAttention::stop_trace() { return state_->trace.stop(); }
+std::vector<StepSpan> DistributedAttention::stop_trace() { return state().trace.stop(); }
 
 }  // namespace magi

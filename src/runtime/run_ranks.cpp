@@ -57,6 +57,7 @@ void start_thread(Communicator& communicator, std::vector<std::jthread>& threads
 void run_ranks(std::int32_t num_ranks, const std::function<void(Communicator&)>& body,
                const CommOptions& options) {
   if (num_ranks < 1) throw invalid("num_ranks", num_ranks, "1 or more");
+  if (!body) throw invalid("body", "empty", "a function");
   const auto group = make_thread_group(num_ranks, options);
   std::vector<std::exception_ptr> failures(group.size());
   {

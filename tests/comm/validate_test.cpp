@@ -157,6 +157,7 @@ TEST(Validate, BadGroupsAreRefused) {
   EXPECT_EQ(refusal([] { make_thread_group(2, {.window_bytes = 0}); }),
             "window_bytes is 0; allowed: 1 or more");
   EXPECT_EQ(refusal([] { make_shm_group(3, 2, {}); }), "rank is 3; allowed: 0 to 1");
+  EXPECT_EQ(refusal([] { make_shm_group(1, 2, {}); }), "bootstrap is empty; allowed: a function");
 }
 
 TEST(Validate, IncompleteTablesAreRefused) {

@@ -74,6 +74,21 @@ TEST_F(AttentionErrors, NothingIsWrongWithTheUnspoiledTensors) {
   EXPECT_EQ(backward(), "no exception");
 }
 
+TEST_F(AttentionErrors, AnObjectThatWasMovedFromSaysSo) {
+  const DistributedAttention taken = std::move(attention);
+  const std::string told = "attention is moved from; allowed: an object that has its plan";
+  EXPECT_EQ(forward(), told);
+  EXPECT_EQ(backward(), told);
+  EXPECT_EQ(message_of([&] { attention.plan(); }), told);
+  EXPECT_EQ(message_of([&] { attention.workspace_bytes(); }), told);
+  EXPECT_EQ(message_of([&] { attention.start_trace(); }), told);
+  EXPECT_EQ(message_of([&] { attention.stop_trace(); }), told);
+}
+
+TEST(RunRanks, AnEmptyBodyIsRefused) {
+  EXPECT_EQ(message_of([] { run_ranks(2, {}); }), "body is empty; allowed: a function");
+}
+
 TEST_F(AttentionErrors, ShapesAreThePlans) {
   tensors.inputs.q = tensors.inputs.q.slice(0, 0, 15);
   EXPECT_EQ(forward(), "q.shape is [15, 4, 8]; allowed: [16, 4, 8]");

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <exception>
 
+#include "base/check.hpp"
+
 namespace magi::comm {
 namespace {
 
@@ -32,6 +34,7 @@ std::vector<std::byte> message_of(const std::function<std::vector<std::byte>()>&
 std::vector<std::vector<std::byte>> start_together(
     const Bootstrap& bootstrap, std::int32_t num_ranks,
     const std::function<std::vector<std::byte>()>& give) {
+  if (!bootstrap) throw invalid("bootstrap", "empty", "a function");
   std::exception_ptr own_error;
   auto all = bootstrap(message_of(give, own_error));
   if (own_error) std::rethrow_exception(own_error);
