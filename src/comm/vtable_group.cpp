@@ -220,6 +220,21 @@ class SuppliedGroup final : public Communicator {
                                   CommFailure::Aborted};
 };
 
+void check_entries(const magi_comm_vtable& vtable) {
+  const std::pair<const char*, bool> entries[] = {{"backend", vtable.backend != nullptr},
+                                                  {"allgather", vtable.allgather != nullptr},
+                                                  {"start_bytes", vtable.start_bytes != nullptr},
+                                                  {"wait", vtable.wait != nullptr},
+                                                  {"release", vtable.release != nullptr},
+                                                  {"abort", vtable.abort != nullptr},
+                                                  {"close", vtable.close != nullptr},
+                                                  {"destroy", vtable.destroy != nullptr},
+                                                  {"last_error", vtable.last_error != nullptr}};
+  for (const auto& [name, is_set] : entries) {
+    if (!is_set) throw invalid(std::string("vtable.") + name, "null", "all entries set");
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Communicator> make_vtable_group(const magi_comm_vtable& vtable) {
@@ -231,11 +246,7 @@ std::unique_ptr<Communicator> make_vtable_group(const magi_comm_vtable& vtable) 
   if (vtable.rank < 0 || vtable.rank >= vtable.num_ranks) {
     throw invalid("vtable.rank", vtable.rank, "0 to " + std::to_string(vtable.num_ranks - 1));
   }
-  const bool is_complete =
-      vtable.backend != nullptr && vtable.allgather != nullptr && vtable.start_bytes != nullptr &&
-      vtable.wait != nullptr && vtable.release != nullptr && vtable.abort != nullptr &&
-      vtable.close != nullptr && vtable.destroy != nullptr && vtable.last_error != nullptr;
-  if (!is_complete) throw invalid("vtable", "a table with a null entry", "all entries set");
+  check_entries(vtable);
   return std::make_unique<SuppliedGroup>(vtable);
 }
 

@@ -166,7 +166,7 @@ TEST(Validate, IncompleteTablesAreRefused) {
   magi_comm_vtable bad = table;
   bad.wait = nullptr;
   EXPECT_EQ(refusal([&] { make_vtable_group(bad); }),
-            "vtable is a table with a null entry; allowed: all entries set");
+            "vtable.wait is null; allowed: all entries set");
   bad = table;
   bad.rank = 1;
   EXPECT_EQ(refusal([&] { make_vtable_group(bad); }), "vtable.rank is 1; allowed: 0 to 0");
