@@ -292,6 +292,14 @@ TEST(CommunicatorAbi, GroupsThatCanBeUsedHaveNoFailure) {
   EXPECT_EQ(magi_communicator_check(nullptr), MAGI_INVALID_ARGUMENT);
 }
 
+TEST(CommunicatorAbi, AFailedGroupTellsItsFailure) {
+  const auto group = thread_group(2);
+  EXPECT_EQ(magi_communicator_abort(group[1].get(), "enough"), MAGI_OK);
+  EXPECT_EQ(magi_communicator_check(group[0].get()), MAGI_COMM_ERROR);
+  EXPECT_EQ(magi_last_comm_failure(), MAGI_COMM_ABORTED);
+  EXPECT_STREQ(magi_last_error_message(), "rank 0: aborted by rank 1: enough");
+}
+
 TEST(CommunicatorAbi, ProcessesMeetByName) {
   const std::string name = "magi-capi-test-" + std::to_string(getpid());
   in_two_processes([&](std::int32_t rank) -> std::string {

@@ -294,6 +294,34 @@ TEST(ThreadGroup, CloseWithAnExchangeUnderWayIsRefused) {
   EXPECT_THAT(refusal([&] { group[0]->close_sync(); }), HasSubstr("exchange under way"));
 }
 
+TEST(ThreadGroup, AfterAFailureCheckAndCloseTellIt) {
+  auto group = make_thread_group(2);
+  const HostTensor rows = testing::make_tensor(DType::Float32, {4, 1});
+  const RowExchange needs{.needed = {{1, 0, 4}}};
+  const auto pending = group[0]->group_cast({&rows.view, 1}, {&rows.view, 1}, needs, {});
+  EXPECT_NO_THROW(group[0]->check());
+  group[1]->abort("enough");
+  const auto failure_of = [](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const CommError& error) {
+      return error.what();
+    }
+    return "none";
+  };
+  for (const auto& rank : group) {
+    const std::string told = "rank " + std::to_string(rank->rank()) + ": aborted by rank 1: enough";
+    EXPECT_EQ(failure_of([&] { rank->check(); }), told);
+    EXPECT_EQ(failure_of([&] { rank->close_sync(); }), told);
+  }
+}
+
+TEST(ThreadGroup, AClosedGroupHasNoFailure) {
+  const auto group = make_thread_group(1);
+  group[0]->close_sync();
+  EXPECT_NO_THROW(group[0]->check());
+}
+
 TEST(ThreadGroup, WaitAfterTheCommunicatorEndedThrows) {
   auto group = make_thread_group(2);
   const HostTensor rows = testing::make_tensor(DType::Float32, {4, 1});

@@ -55,6 +55,8 @@ class Engine {
   /// The caller drops an exchange it never waited for: an unfinished one ends the group.
   void drop(const Exchange& exchange) noexcept;
   bool is_idle() const { return active_.empty(); }
+  /// Throws the group's failure, whichever rank recorded it. Local; a closed group has none.
+  void check_failure();
 
   void abort(std::string_view reason) noexcept;
   /// Ends this rank's part; the others see `state`. Local.

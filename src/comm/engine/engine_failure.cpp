@@ -86,6 +86,13 @@ void Engine::drop(const Exchange& exchange) noexcept {
   leave(RankState::Gone);
 }
 
+void Engine::check_failure() {
+  if (!region_) return;
+  if (group().failure.state.load(std::memory_order_acquire) == FailureState::Set) {
+    throw_recorded("");
+  }
+}
+
 void Engine::abort(std::string_view reason) noexcept {
   if (!region_) return;
   if (record_failure(CommFailure::Aborted, reason)) log_abort(rank_, reason);

@@ -39,6 +39,8 @@ class RingGroup final : public Communicator {
     engine_->abort(reason);
   }
 
+  void check() const override { engine_->check_failure(); }
+
   bool has_device_exchange() const override { return device_ != nullptr; }
 
   std::vector<std::vector<std::byte>> allgather_sync(std::span<const std::byte> bytes) override {
@@ -47,6 +49,7 @@ class RingGroup final : public Communicator {
 
   void close_sync() override {
     if (is_closed_) return;
+    check();  // a group that has failed is told, not the exchanges that its failure left
     if (!engine_->is_idle()) {
       throw InvalidArgument(
           "close_sync was called with an exchange under way; allowed: after every wait_sync");
