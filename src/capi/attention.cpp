@@ -24,12 +24,10 @@ DeviceAllocator read_allocator(const magi_device_allocator* allocator) {
 
 AttentionOptions read_options(const magi_attention_options* options) {
   const magi_attention_options given = read_struct(options, "options");
-  const std::int32_t rounds = given.are_partials_rounded;
-  if (rounds != 0 && rounds != 1) throw invalid("options.are_partials_rounded", rounds, "0 or 1");
-  AttentionOptions result{.allocator = {},
-                          .exchange_sms = given.exchange_sms,
-                          .are_partials_rounded = rounds == 1,
-                          .backend = read_name(given.backend)};
+  AttentionOptions result{
+      .exchange_sms = given.exchange_sms,
+      .are_partials_rounded = read_flag(given.are_partials_rounded, "options.are_partials_rounded"),
+      .backend = read_name(given.backend)};
   if (given.allocator != nullptr) result.allocator = read_allocator(given.allocator);
   return result;
 }

@@ -10,9 +10,6 @@ AttentionInputs read_inputs(const magi_attention_inputs* inputs) {
   if (given.sink_layout != MAGI_SINK_HEAD && given.sink_layout != MAGI_ROW_SINK_HEAD) {
     throw invalid("inputs.sink_layout", given.sink_layout, "0 (sh) or 1 (ssh)");
   }
-  if (given.is_fast_backward != 0 && given.is_fast_backward != 1) {
-    throw invalid("inputs.is_fast_backward", given.is_fast_backward, "0 or 1");
-  }
   return {.q = read_tensor(given.q, "q"),
           .k = read_tensor(given.k, "k"),
           .v = read_tensor(given.v, "v"),
@@ -20,7 +17,7 @@ AttentionInputs read_inputs(const magi_attention_inputs* inputs) {
           .params = {.softmax_scale = given.softmax_scale,
                      .softcap = given.softcap,
                      .sink_layout = static_cast<SinkLayout>(given.sink_layout)},
-          .is_fast_backward = given.is_fast_backward == 1};
+          .is_fast_backward = read_flag(given.is_fast_backward, "inputs.is_fast_backward")};
 }
 
 AttentionResult read_result(const magi_attention_result* result) {

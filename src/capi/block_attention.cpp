@@ -13,7 +13,7 @@ BlockMask read_mask(const magi_block_mask* mask, const magi_attention_inputs* in
           .heads = given.heads,
           .q_block = given.q_block,
           .k_block = given.k_block,
-          .is_causal = given.is_causal != 0,
+          .is_causal = read_flag(given.is_causal, "mask.is_causal"),
           .max_blocks = given.max_blocks,
           .max_runs = given.max_runs,
           .error_word = given.error_word};

@@ -8,13 +8,14 @@ namespace magi::capi {
 
 PlacementConfig read_placement_config(const magi_placement_config* config, const char* name) {
   const magi_placement_config given = read_struct(config, name);
-  PlacementConfig result{.min_chunks_per_rank = given.min_chunks_per_rank,
-                         .uneven_shard = given.uneven_shard != 0,
-                         .token_tolerance = given.token_tolerance,
-                         .top_p = given.top_p,
-                         .num_select_chunks = given.num_select_chunks,
-                         .allocation_ratio = given.allocation_ratio,
-                         .seed = given.seed};
+  PlacementConfig result{
+      .min_chunks_per_rank = given.min_chunks_per_rank,
+      .uneven_shard = read_flag(given.uneven_shard, std::string(name) + ".uneven_shard"),
+      .token_tolerance = given.token_tolerance,
+      .top_p = given.top_p,
+      .num_select_chunks = given.num_select_chunks,
+      .allocation_ratio = given.allocation_ratio,
+      .seed = given.seed};
   if (given.algorithm != nullptr) result.algorithm = placement_from_name(given.algorithm);
   if (given.chunk_size != 0) result.chunk_size = given.chunk_size;
   return result;

@@ -74,6 +74,16 @@ TEST(MaskAbi, DocumentFrontEndsGiveTheMasksOfTheCppCalls) {
   EXPECT_TRUE(mask_of(chunks.get()) == mask_chunk_causal(kDocuments, 4, 1));
 }
 
+TEST(MaskAbi, CausalIsZeroOrOne) {
+  const magi_document_rule rule{
+      .struct_size = sizeof(rule), .is_causal = 2, .window_left = -1, .window_right = -1};
+  magi_mask* refused = nullptr;
+  EXPECT_EQ(magi_mask_from_cu_seqlens(kDocuments.data(), kNumEntries, kDocuments.data(),
+                                      kNumEntries, &rule, &refused),
+            MAGI_INVALID_ARGUMENT);
+  EXPECT_STREQ(magi_last_error_message(), "rule.is_causal is 2; allowed: 0 or 1");
+}
+
 TEST(MaskAbi, OtherFrontEndsGiveTheMasksOfTheCppCalls) {
   const magi_window_mask range{.struct_size = sizeof(range),
                                .q_begin = 2,

@@ -142,6 +142,11 @@ TEST_F(PlanAbi, RefusesWhatNoPlanCanBe) {
   config.placement = &placement;
   EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
   EXPECT_NE(std::string(magi_last_error_message()).find("min_heap"), std::string::npos);
+  magi_placement_config_init(&placement);
+  placement.uneven_shard = 5;
+  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(magi_last_error_message()).find("uneven_shard is 5; allowed: 0 or 1"),
+            std::string::npos);
   EXPECT_EQ(refused, nullptr);
 }
 
@@ -236,6 +241,8 @@ TEST_F(PlanAbi, PredictsItsSteps) {
   }
   magi_buffer* refused = nullptr;
   EXPECT_EQ(magi_plan_predict_steps(plan.get(), 4, 0, &refused), MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(magi_plan_predict_steps(plan.get(), 0, 2, &refused), MAGI_INVALID_ARGUMENT);
+  EXPECT_STREQ(magi_last_error_message(), "is_backward is 2; allowed: 0 or 1");
 }
 
 TEST_F(PlanAbi, DrawsItsPictures) {
