@@ -25,11 +25,15 @@ typedef struct magi_attention_inputs {
   double softmax_scale;    /* 0: 1 / sqrt(dim_qk); as AttentionParams in magi/attention.hpp says */
   double softcap;          /* 0: off; likewise */
   int32_t sink_layout;     /* MAGI_SINK_HEAD or MAGI_ROW_SINK_HEAD */
-  int32_t sm_margin;       /* magi_flex_... on a GPU: multiprocessors left to others */
+  /* magi_flex_... on a GPU: multiprocessors left to others; 0 in calls by a plan, whose
+   * magi_attention_options have exchange_sms */
+  int32_t sm_margin;
   /* backward on a GPU: 1: dq may differ in its last bits from call to call, which is faster; 0: all
    * results have the same bits in every call */
   int32_t is_fast_backward;
-  const char* backend; /* magi_flex_...: NULL: the library's own for the tensors' device */
+  /* magi_flex_...: NULL: the library's own for the tensors' device; NULL in calls by a plan, whose
+   * magi_attention_options name theirs */
+  const char* backend;
 } magi_attention_inputs;
 
 /* Written by forward, read by backward. */

@@ -32,6 +32,20 @@ AttentionOptions read_options(const magi_attention_options* options) {
   return result;
 }
 
+/// The inputs of a call by a plan, whose object has the choices that other calls find here.
+AttentionInputs read_planned_inputs(const magi_attention_inputs* inputs) {
+  const AttentionInputs result = read_inputs(inputs);
+  if (inputs->backend != nullptr) {
+    throw invalid("inputs.backend", inputs->backend,
+                  "null, as magi_attention_create_with takes the name");
+  }
+  if (inputs->sm_margin != 0) {
+    throw invalid("inputs.sm_margin", inputs->sm_margin,
+                  "0, as magi_attention_create_with takes exchange_sms");
+  }
+  return result;
+}
+
 void create(const magi_plan* plan, magi_communicator* communicator, const AttentionOptions& options,
             magi_attention** attention) {
   require(attention, "attention");
@@ -78,7 +92,7 @@ magi_status magi_attention_forward(magi_attention* attention, const magi_attenti
                                    const magi_attention_result* result, void* stream) {
   return guarded([&] {
     magi_attention& given = require(attention, "attention");
-    const magi::AttentionInputs in = read_inputs(inputs);
+    const magi::AttentionInputs in = read_planned_inputs(inputs);
     const magi::AttentionResult out = read_result(result);
     check_outputs(in, out);
     given.attention.forward(in, out, stream);
@@ -90,7 +104,7 @@ magi_status magi_attention_backward(magi_attention* attention, const magi_attent
                                     const magi_attention_gradients* gradients, void* stream) {
   return guarded([&] {
     magi_attention& given = require(attention, "attention");
-    const magi::AttentionInputs in = read_inputs(inputs);
+    const magi::AttentionInputs in = read_planned_inputs(inputs);
     const magi::AttentionResult out = read_result(result);
     const Gradients grads = read_gradients(gradients);
     check_outputs(in, out, grads.output, grads.input);

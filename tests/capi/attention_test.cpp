@@ -74,6 +74,37 @@ TEST(AttentionAbi, TheModeOfTheBackwardIsZeroOrOne) {
   EXPECT_STREQ(magi_last_error_message(), "inputs.is_fast_backward is 2; allowed: 0 or 1");
 }
 
+TEST(AttentionAbi, CallsByAPlanRefuseTheChoicesOfCallsWithoutOne) {
+  magi_comm_options comm;
+  magi_comm_options_init(&comm);
+  const auto alone =
+      made<magi_communicator>([&](auto** c) { return magi_thread_group_create(1, &comm, c); });
+  const auto mask = mask_from(causal_mask());
+  const magi_plan_config config = config_for(1);
+  const auto plan =
+      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  const auto attention = made<magi_attention>(
+      [&](auto** a) { return magi_attention_create(plan.get(), alone.get(), a); });
+  Problem problem;
+  const auto refusal = [&] {
+    EXPECT_EQ(magi_attention_forward(attention.get(), &problem.inputs, &problem.result, nullptr),
+              MAGI_INVALID_ARGUMENT);
+    const std::string forward = magi_last_error_message();
+    EXPECT_EQ(magi_attention_backward(attention.get(), &problem.inputs, &problem.result,
+                                      &problem.gradients, nullptr),
+              MAGI_INVALID_ARGUMENT);
+    EXPECT_EQ(forward, magi_last_error_message());
+    return forward;
+  };
+  problem.inputs.backend = "cpu";
+  EXPECT_EQ(refusal(),
+            "inputs.backend is cpu; allowed: null, as magi_attention_create_with takes the name");
+  problem.inputs.backend = nullptr;
+  problem.inputs.sm_margin = 4;
+  EXPECT_EQ(refusal(),
+            "inputs.sm_margin is 4; allowed: 0, as magi_attention_create_with takes exchange_sms");
+}
+
 TEST(AttentionAbi, OptionsAreCheckedWhenTheObjectIsMade) {
   magi_attention_options options{.struct_size = sizeof(options)};
   magi_attention_options_init(&options);
