@@ -14,7 +14,10 @@ magi_status magi_attention_backend_register(const magi_attention_backend* backen
 }
 
 magi_status magi_attention_backend_unregister(const char* name) {
-  return guarded([&] { magi::remove_backend(read_name(name)); });
+  return guarded([&] {
+    require(name, "name");
+    magi::remove_backend(name);
+  });
 }
 
 magi_status magi_attention_get_limits(const char* backend, int32_t device,

@@ -136,6 +136,8 @@ TEST(AttentionBackendAbi, LimitsComeBack) {
 }
 
 TEST(AttentionBackendAbi, BadTablesAndNamesAreRefused) {
+  EXPECT_EQ(magi_attention_backend_unregister(nullptr), MAGI_INVALID_ARGUMENT);
+  EXPECT_STREQ(magi_last_error_message(), "name is null; allowed: a valid address");
   Log log;
   magi_attention_backend table = table_of(log, "cpu");
   EXPECT_EQ(magi_attention_backend_register(&table), MAGI_INVALID_ARGUMENT) << "taken";
