@@ -147,12 +147,7 @@ void set_layout(const CLI::App& app, const std::string& name, PlanConfig& config
 void add_degree_flag(CLI::App& app, PlanConfig& config) {
   add(app, "--degree", "N|auto", "remote stages; 0: fetch everything first (default auto)",
       [&config](const std::string& text) {
-        if (text == "auto") {
-          config.overlap_degree.reset();
-        } else {
-          config.overlap_degree =
-              static_cast<std::int32_t>(parse_int("--degree (or auto)", text, {0, 64}));
-        }
+        config.overlap_degree = parse_int_or_auto("--degree", text, {0, 64});
       });
 }
 

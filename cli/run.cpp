@@ -2,16 +2,18 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "commands.hpp"
 #include "files.hpp"
 #include "magi/error.hpp"
+#include "values.hpp"
 
 namespace magi::cli {
 namespace {
 
-Exit fail(Exit code, const char* message) {
+Exit fail(Exit code, const std::string& message) {
   std::cerr << "magi: " << message << '\n';
   return code;
 }
@@ -21,6 +23,33 @@ Exit flushed(Exit code) {
   std::cout.flush();
   if (code == Exit::Ok && !std::cout) return fail(Exit::Unfit, "writing standard output failed");
   return code;
+}
+
+/// What is wrong with an option that was not given once with its value; empty for another error.
+std::string count_error(const CLI::App& app, const CLI::ParseError& error) {
+  const std::string text = error.what();
+  const std::string name = text.substr(0, text.find(':'));
+  const CLI::Option* option = app.get_option_no_throw(name);
+  if (error.get_name() != "ArgumentMismatch" || option == nullptr) return "";
+  if (option->count() < 2) return name + " is given without its value";
+  return name + " is given " + std::to_string(option->count()) + " times; allowed: once";
+}
+
+/// The parser's error in a sentence of this program's, which names the command that has the help.
+std::string usage_error(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* command = &app;
+  std::string name = app.get_name();
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    name += " " + command->get_name();
+  }
+  const std::vector<std::string> unknown = app.remaining(true);
+  if (!unknown.empty()) return shown(unknown.front()) + " is unknown; see " + name + " --help";
+  if (command->get_require_subcommand_min() > 0) {
+    return "no subcommand is given; see " + name + " --help";
+  }
+  const std::string count = count_error(*command, error);
+  return count.empty() ? error.what() + ("; see " + name + " --help") : count;
 }
 
 Exit run_parsed(const std::vector<Command>& commands) {
@@ -42,7 +71,7 @@ Exit parse_and_run(CLI::App& app, const std::vector<Command>& commands, int argc
     std::cout << version.what() << '\n';
     return flushed(Exit::Ok);
   } catch (const CLI::ParseError& error) {
-    return fail(Exit::Usage, error.what());
+    return fail(Exit::Usage, usage_error(app, error));
   } catch (const InvalidArgument& error) {
     return fail(Exit::Usage, error.what());
   } catch (const InternalError& error) {

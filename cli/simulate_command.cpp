@@ -44,11 +44,7 @@ std::vector<std::optional<std::int32_t>> parse_choices(const std::string& flag,
                                                        const std::string& text, Bounds bounds) {
   std::vector<std::optional<std::int32_t>> choices;
   for (const std::string& part : split_list(text)) {
-    if (part == "auto") {
-      choices.emplace_back();
-    } else {
-      choices.emplace_back(static_cast<std::int32_t>(parse_int(flag + " (or auto)", part, bounds)));
-    }
+    choices.push_back(parse_int_or_auto(flag, part, bounds));
   }
   return choices;
 }

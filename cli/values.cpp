@@ -15,6 +15,15 @@ std::string allowed_ints(Bounds bounds) {
   return "an integer from " + std::to_string(bounds.low) + " to " + std::to_string(bounds.high);
 }
 
+/// Nothing for a text that is no integer, or one outside the bounds.
+std::optional<std::int64_t> int_within(std::string_view text, Bounds bounds) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool is_int = error == std::errc{} && end == text.data() + text.size();
+  if (!is_int || value < bounds.low || value > bounds.high) return std::nullopt;
+  return value;
+}
+
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   for (;;) {
@@ -39,13 +48,17 @@ std::string shown(std::string_view text) {
 }
 
 std::int64_t parse_int(std::string_view flag, std::string_view text, Bounds bounds) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value < bounds.low ||
-      value > bounds.high) {
-    throw invalid(flag, shown(text), allowed_ints(bounds));
-  }
-  return value;
+  const std::optional<std::int64_t> value = int_within(text, bounds);
+  if (!value) throw invalid(flag, shown(text), allowed_ints(bounds));
+  return *value;
+}
+
+std::optional<std::int32_t> parse_int_or_auto(std::string_view flag, std::string_view text,
+                                              Bounds bounds) {
+  if (text == "auto") return std::nullopt;
+  const std::optional<std::int64_t> value = int_within(text, bounds);
+  if (!value) throw invalid(flag, shown(text), "auto or " + allowed_ints(bounds));
+  return static_cast<std::int32_t>(*value);
 }
 
 double parse_number(std::string_view flag, std::string_view text, double low, double high) {

@@ -18,6 +18,9 @@ struct Bounds {
 };
 
 std::int64_t parse_int(std::string_view flag, std::string_view text, Bounds bounds);
+/// Nothing for "auto".
+std::optional<std::int32_t> parse_int_or_auto(std::string_view flag, std::string_view text,
+                                              Bounds bounds);
 double parse_number(std::string_view flag, std::string_view text, double low, double high);
 
 /// The parts of "a,b,c", one at least.

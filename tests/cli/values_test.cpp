@@ -31,6 +31,15 @@ TEST(Values, IntegersAreWholeAndInside) {
   }
 }
 
+TEST(Values, AutoStandsBesideIntegers) {
+  EXPECT_EQ(parse_int_or_auto("--n", "auto", {0, 7}), std::nullopt);
+  EXPECT_EQ(parse_int_or_auto("--n", "7", {0, 7}), 7);
+  EXPECT_EQ(refusal([] {
+              parse_int_or_auto("--n", "8", {0, 7});
+            }),
+            "--n is '8'; allowed: auto or an integer from 0 to 7");
+}
+
 TEST(Values, NumbersAreFiniteAndInside) {
   EXPECT_EQ(parse_number("--x", "0.5", 0, 1), 0.5);
   EXPECT_EQ(parse_number("--x", "1e-3", 0, 1), 1e-3);
