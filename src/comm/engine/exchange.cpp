@@ -6,6 +6,7 @@
 
 #include "base/words.hpp"
 #include "comm/rows/exchange_kind.hpp"
+#include "comm/rows/row_layout.hpp"
 
 namespace magi::comm {
 
@@ -94,8 +95,8 @@ std::string open_stream(Exchange& exchange, ReceiveStream& stream, const PacketH
     return "";
   }
   if (header.content != exchange.content) {
-    return "sends rows of other data types (" + hex(header.content) + "); expected " +
-           hex(exchange.content);
+    return "sends rows of data types " + wire_types_text(header.content) + "; expected " +
+           wire_types_text(exchange.content);
   }
   if (header.total_bytes == stream.total_bytes) return "";
   return "sends " + std::to_string(header.total_bytes) + " bytes; expected " +

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/words.hpp"
+
 namespace magi::comm {
 namespace {
 
@@ -44,6 +46,17 @@ std::uint64_t wire_types_of(std::span<const TensorView> from, std::span<const Te
     code = (code << 4) | (static_cast<std::uint64_t>(dtype) + 1);
   }
   return code;
+}
+
+std::string wire_types_text(std::uint64_t wire_types) {
+  constexpr std::uint64_t kNumTypes = static_cast<std::uint64_t>(DType::Int64) + 1;
+  std::string text;
+  for (std::uint64_t rest = wire_types; rest != 0; rest >>= 4) {
+    const std::uint64_t code = rest & 0xf;
+    if (code == 0 || code > kNumTypes) return hex(wire_types);
+    text += (text.empty() ? "" : ", ") + std::string(dtype_name(static_cast<DType>(code - 1)));
+  }
+  return text.empty() ? hex(wire_types) : text;
 }
 
 std::size_t row_elements(const TensorView& tensor) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "magi/exchange.hpp"
@@ -19,6 +20,8 @@ std::uint64_t wire_types_of(std::span<const TensorView> from, std::span<const Te
 inline DType wire_type(std::uint64_t wire_types, std::size_t tensor_idx) {
   return static_cast<DType>(((wire_types >> (4 * tensor_idx)) & 0xf) - 1);
 }
+/// "float32, float32" for a person; what are no such types, as of bytes of a caller's, in hex.
+std::string wire_types_text(std::uint64_t wire_types);
 
 /// How the rows of one tensor lie in memory: a row is runs of contiguous elements.
 struct TensorRows {
