@@ -286,6 +286,7 @@ Plan plan_from_json(std::string_view text);
 Plan plan_tables_from_json(std::string_view text);
 
 /// A page of text for a person: balance, bytes against ring and bound, stages, predicted time.
+/// Throws InvalidArgument for a plan without ranks.
 std::string describe(const Plan& plan);
 
 /// What `rank` sends and receives to fill each segment of a space (element s: segment s; segment 0

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <string>
 
+#include "base/check.hpp"
 #include "base/math.hpp"
 #include "base/text_stream.hpp"
 #include "base/words.hpp"
@@ -163,6 +164,7 @@ void describe_ranks(std::ostringstream& out, const Plan& plan) {
 }  // namespace
 
 std::string describe(const Plan& plan) {
+  if (plan.ranks.empty()) throw invalid("plan.ranks", "empty", "those of a plan that was made");
   std::ostringstream out = text_stream();
   describe_mask(out, plan);
   describe_placement(out, plan);

@@ -90,6 +90,7 @@ DistributedAttention::DistributedAttention(std::shared_ptr<const Plan> plan,
                                            Communicator& communicator,
                                            const AttentionOptions& options) {
   if (plan == nullptr) throw invalid("plan", "null", "a plan");
+  if (plan->ranks.empty()) throw invalid("plan.ranks", "empty", "those of a plan that was made");
   for (std::size_t e = 0; e < plan->exchanges.size(); ++e) {
     const std::int32_t hop = plan->exchanges[e].hop;
     if (hop == 0 || (hop == 1 && has_nodes(plan->config))) continue;

@@ -85,6 +85,14 @@ TEST_F(AttentionErrors, AnObjectThatWasMovedFromSaysSo) {
   EXPECT_EQ(message_of([&] { attention.stop_trace(); }), told);
 }
 
+TEST(AttentionOfNoPlan, IsRefused) {
+  const std::string told = "plan.ranks is empty; allowed: those of a plan that was made";
+  const auto group = make_thread_group(1);
+  EXPECT_EQ(message_of([&] { DistributedAttention(std::make_shared<const Plan>(), *group[0]); }),
+            told);
+  EXPECT_EQ(message_of([] { describe(Plan{}); }), told);
+}
+
 TEST(RunRanks, AnEmptyBodyIsRefused) {
   EXPECT_EQ(message_of([] { run_ranks(2, {}); }), "body is empty; allowed: a function");
 }
