@@ -25,11 +25,8 @@ class CountedPool {
   void* take(std::size_t size_bytes, cudaStream_t stream) {
     if (size_bytes == 0) return nullptr;
     void* data = nullptr;
-    const cudaError_t result = cudaMallocAsync(&data, size_bytes, stream);
-    if (result == cudaErrorMemoryAllocation) {
-      static_cast<void>(cudaGetLastError());
-      return nullptr;
-    }
+    const cudaError_t result = cuda_forget(cudaMallocAsync(&data, size_bytes, stream));
+    if (result == cudaErrorMemoryAllocation) return nullptr;
     cuda_check(result, "cudaMallocAsync");
     used_ += static_cast<std::int64_t>(size_bytes);
     peak_ = std::max(peak_, used_);
@@ -37,7 +34,7 @@ class CountedPool {
   }
   void give_back(void* data, std::size_t size_bytes, cudaStream_t stream) noexcept {
     if (data == nullptr) return;
-    static_cast<void>(cudaFreeAsync(data, stream));
+    cuda_forget(cudaFreeAsync(data, stream));
     used_ -= static_cast<std::int64_t>(size_bytes);
   }
   std::int64_t used() const { return used_; }

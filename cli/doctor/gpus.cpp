@@ -89,17 +89,18 @@ std::unique_ptr<Communicator> fastest_group(Communicator& base) {
 GpuMachine find_gpus() {
   GpuMachine machine;
   int version = 0;
-  if (cudaRuntimeGetVersion(&version) == cudaSuccess) machine.runtime = cuda_version_text(version);
-  if (cudaDriverGetVersion(&version) != cudaSuccess || version == 0) {
+  if (cuda_forget(cudaRuntimeGetVersion(&version)) == cudaSuccess) {
+    machine.runtime = cuda_version_text(version);
+  }
+  if (cuda_forget(cudaDriverGetVersion(&version)) != cudaSuccess || version == 0) {
     machine.refusal = "there is no NVIDIA driver";
     return machine;
   }
   machine.driver = "CUDA " + cuda_version_text(version);
   int count = 0;
-  const cudaError_t found = cudaGetDeviceCount(&count);
+  const cudaError_t found = cuda_forget(cudaGetDeviceCount(&count));
   if (found != cudaSuccess || count == 0) {
     machine.refusal = found != cudaSuccess ? cudaGetErrorString(found) : "the driver shows no GPU";
-    static_cast<void>(cudaGetLastError());  // or a later call would report it
     return machine;
   }
   for (std::int32_t device = 0; device < count; ++device) {

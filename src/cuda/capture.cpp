@@ -41,16 +41,14 @@ void keep_with_graph(cudaGraph_t graph, std::shared_ptr<const void> object) {
       "cudaUserObjectCreate");
   static_cast<void>(kept.release());
   const cudaError_t status = cudaGraphRetainUserObject(graph, handle, 1, cudaGraphUserObjectMove);
-  if (status != cudaSuccess) static_cast<void>(cudaUserObjectRelease(handle, 1));
+  if (status != cudaSuccess) cuda_forget(cudaUserObjectRelease(handle, 1));
   cuda_check(status, "cudaGraphRetainUserObject");
 }
 
 UncapturedScope::UncapturedScope() noexcept {
-  static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));
+  cuda_forget(cudaThreadExchangeStreamCaptureMode(&mode_));
 }
 
-UncapturedScope::~UncapturedScope() {
-  static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));
-}
+UncapturedScope::~UncapturedScope() { cuda_forget(cudaThreadExchangeStreamCaptureMode(&mode_)); }
 
 }  // namespace magi

@@ -9,11 +9,16 @@
 
 namespace magi {
 
+/// For a call whose failure changes nothing, or is told in another way: gives its status on. The
+/// runtime keeps a failure, too, and would tell the thread's next launch of it.
+inline cudaError_t cuda_forget(cudaError_t status) noexcept {
+  if (status != cudaSuccess) static_cast<void>(cudaGetLastError());
+  return status;
+}
+
 /// Throws CudaError naming the call when `status` is not success.
 inline void cuda_check(cudaError_t status, const char* call) {
-  if (status == cudaSuccess) return;
-  // The runtime keeps the error too: the thread's next launch would be told of it.
-  static_cast<void>(cudaGetLastError());
+  if (cuda_forget(status) == cudaSuccess) return;
   throw CudaError(std::string(call) + ": " + cudaGetErrorString(status), static_cast<int>(status));
 }
 

@@ -7,11 +7,8 @@ namespace magi {
 
 std::int32_t device_count() {
   int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // no driver is an answer, not a sticky failure
-    return 0;
-  }
-  return count;
+  // No driver is an answer, not a failure.
+  return cuda_forget(cudaGetDeviceCount(&count)) == cudaSuccess ? count : 0;
 }
 
 DeviceInfo device_info(std::int32_t device) {
@@ -56,7 +53,7 @@ DeviceScope::DeviceScope(std::int32_t device)
 }
 
 DeviceScope::~DeviceScope() {
-  if (is_other_) static_cast<void>(cudaSetDevice(earlier_));
+  if (is_other_) cuda_forget(cudaSetDevice(earlier_));
 }
 
 }  // namespace magi

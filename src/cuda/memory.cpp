@@ -22,7 +22,7 @@ DeviceBuffer::DeviceBuffer(std::size_t size_bytes) : size_bytes_(size_bytes) {
 DeviceBuffer::~DeviceBuffer() {
   if (data_ == nullptr) return;
   const UncapturedScope scope;
-  static_cast<void>(cudaFree(data_));
+  cuda_forget(cudaFree(data_));
 }
 
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept

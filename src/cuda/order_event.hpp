@@ -17,7 +17,7 @@ class OrderEvent {
     cuda_check(cudaEventCreateWithFlags(&handle_, cudaEventDisableTiming),
                "cudaEventCreateWithFlags");
   }
-  ~OrderEvent() { static_cast<void>(cudaEventDestroy(handle_)); }
+  ~OrderEvent() { cuda_forget(cudaEventDestroy(handle_)); }
   OrderEvent(const OrderEvent&) = delete;
   OrderEvent& operator=(const OrderEvent&) = delete;
 

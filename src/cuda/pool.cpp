@@ -54,7 +54,7 @@ void* pool_allocate(std::size_t size_bytes, std::int32_t device, cudaStream_t st
 }
 
 void pool_release(void* data, cudaStream_t stream) noexcept {
-  static_cast<void>(cudaFreeAsync(data, stream));
+  cuda_forget(cudaFreeAsync(data, stream));
 }
 
 PoolLease::PoolLease(std::int32_t device) {
@@ -75,8 +75,8 @@ PoolLease::~PoolLease() {
   if (--pool.num_leases > 0) return;
   // Also while another thread captures; a failed device has no memory to give back.
   const UncapturedScope scope;
-  static_cast<void>(pool.keep(0));
-  static_cast<void>(cudaMemPoolTrimTo(pool.handle, 0));
+  cuda_forget(pool.keep(0));
+  cuda_forget(cudaMemPoolTrimTo(pool.handle, 0));
 }
 
 }  // namespace magi

@@ -14,7 +14,7 @@ class Stream {
     cuda_check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking),
                "cudaStreamCreateWithFlags");
   }
-  ~Stream() { static_cast<void>(cudaStreamDestroy(handle_)); }
+  ~Stream() { cuda_forget(cudaStreamDestroy(handle_)); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 

@@ -7,7 +7,7 @@ namespace magi {
 
 Event::Event() { cuda_check(cudaEventCreate(&handle_), "cudaEventCreate"); }
 
-Event::~Event() { static_cast<void>(cudaEventDestroy(handle_)); }
+Event::~Event() { cuda_forget(cudaEventDestroy(handle_)); }
 
 void Event::record(cudaStream_t stream) const {
   cuda_check(cudaEventRecord(handle_, stream), "cudaEventRecord");

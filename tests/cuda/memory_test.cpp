@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "cuda/check.hpp"
+#include "cuda/pool.hpp"
 #include "magi/error.hpp"
 #include "support/gpu/gpu_test.hpp"
 
@@ -51,6 +52,18 @@ TEST_F(MemoryTest, TheLaunchAfterAFailedCallIsNotBlamed) {
   EXPECT_THROW(DeviceBuffer(std::size_t{1} << 60), CudaError);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   EXPECT_THROW(cuda_check(cudaSetDevice(1 << 20), "cudaSetDevice"), CudaError);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+/// A failure that is ignored is forgotten by the runtime, too.
+TEST_F(MemoryTest, TheLaunchAfterAReleaseThatFailedIsNotBlamed) {
+  {
+    DeviceBuffer buffer(256);
+    ASSERT_EQ(cudaFree(buffer.data()), cudaSuccess);  // the buffer's own release fails
+  }
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  int on_host = 0;
+  pool_release(&on_host, nullptr);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 

@@ -59,6 +59,16 @@ class Lengths(unittest.TestCase):
         self.assertEqual(len(findings(cxx.check_lengths, "src/a/a.cpp", "/" * 101)), 1)
 
 
+class Homes(unittest.TestCase):
+    def test_a_cuda_failure_that_is_ignored_is_forgotten_by_the_runtime_too(self):
+        given = "void f() {\n  static_cast<void>(cudaFree(data_));\n}\n"
+        message = "cudaFree: cuda_forget ignores a failure, not a cast"
+        self.assertEqual(findings(cxx.check_layers, "src/cuda/a.cpp", given), [(2, message)])
+        self.assertEqual(findings(cxx.check_layers, "tests/cuda/a_test.cpp", given), [])
+        allowed = "static_cast<void>(cudaGetLastError());\ncuda_forget(cudaFree(data_));\n"
+        self.assertEqual(findings(cxx.check_layers, "src/cuda/a.cpp", allowed), [])
+
+
 class Layers(unittest.TestCase):
     def test_includes_go_down_only(self):
         self.assertEqual(

@@ -124,13 +124,26 @@ def is_below(layer, folder, given):
     return target == folder or target in FOLDERS[layer][folder]
 
 
-def check_layers(path, text, report):
-    """`asm` in its home only, includes from lower layers only; path is relative to the root."""
+def check_homes(path, text, report):
+    """`asm` in its home only; no CUDA call of the library whose failure stays with the runtime."""
     parts = path.parts
     code = blank_comments_and_strings(text)
     if parts[0] in ("src", "include", "cli", "tests", "bench") and re.search(r"\basm\b", code):
         if parts[:3] != ("src", "cuda", "ptx"):
             report(path, 1, "asm outside src/cuda/ptx")
+    if parts[0] not in ("src", "cli", "plugins"):
+        return
+    for match in re.finditer(r"static_cast<void>\((cuda(?!GetLastError\b)[A-Z]\w*)", code):
+        line = code.count("\n", 0, match.start()) + 1
+        report(path, line, f"{match.group(1)}: cuda_forget ignores a failure, not a cast")
+
+
+def check_layers(path, text, report):
+    """Includes from lower layers only, and what check_homes looks for; path is relative to the
+    root.
+    """
+    check_homes(path, text, report)
+    parts = path.parts
     if parts[0] != "src" or len(parts) < 3:
         return
     layer = parts[1]

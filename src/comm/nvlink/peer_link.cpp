@@ -30,7 +30,7 @@ std::shared_ptr<PeerMailbox> make_mailbox() {
   void* data = nullptr;
   cuda_check(cudaHostAlloc(&data, sizeof(PeerMailbox), cudaHostAllocPortable), "cudaHostAlloc");
   std::memset(data, 0, sizeof(PeerMailbox));
-  const auto release = [](PeerMailbox* box) { static_cast<void>(cudaFreeHost(box)); };
+  const auto release = [](PeerMailbox* box) { cuda_forget(cudaFreeHost(box)); };
   return {static_cast<PeerMailbox*>(data), release};
 }
 
@@ -101,7 +101,7 @@ PeerLink::~PeerLink() {
   if (watcher_.joinable()) watcher_.join();
   // What is enqueued may still use the memory.
   const DeviceScope scope(device_);
-  if (passes_) static_cast<void>(cudaDeviceSynchronize());
+  if (passes_) cuda_forget(cudaDeviceSynchronize());
 }
 
 /// Every rank writes a word to every other one, which finds it.
@@ -109,8 +109,8 @@ void PeerLink::prove_access() {
   std::string trouble;
   for (std::int32_t peer = 0; peer < num_ranks() && trouble.empty(); ++peer) {
     std::uint64_t* target = &view_.control[peer]->magic[rank()];
-    if (cudaMemcpy(target, &kMagic, sizeof(kMagic), cudaMemcpyHostToDevice) != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
+    if (cuda_forget(cudaMemcpy(target, &kMagic, sizeof(kMagic), cudaMemcpyHostToDevice)) !=
+        cudaSuccess) {
       trouble = "it cannot write the memory of " + rank_name(peer);
     }
   }
@@ -209,8 +209,8 @@ void PeerLink::grow(std::int64_t area_bytes) {
   const std::int64_t wanted =
       align_up(std::max({area_bytes, kLeastArea, area_bytes_ + area_bytes_ / 4}), kLeastArea);
   std::string trouble;
-  if (cudaDeviceSynchronize() != cudaSuccess) {
-    trouble = std::string("its GPU has failed: ") + cudaGetErrorString(cudaGetLastError());
+  if (const cudaError_t status = cuda_forget(cudaDeviceSynchronize()); status != cudaSuccess) {
+    trouble = std::string("its GPU has failed: ") + cudaGetErrorString(status);
   }
   agree_sync(base_, trouble);
   num_areas_ = wanted > kMostDoubled ? 1 : 2;
@@ -290,8 +290,8 @@ void PeerLink::abort(const std::string& reason) noexcept {
     const DeviceScope scope(device_);
     const UncapturedScope uncaptured;
     for (std::int32_t peer = 0; peer < num_ranks(); ++peer) {
-      static_cast<void>(cudaMemsetAsync(&view_.control[peer]->aborted[rank()], 1,
-                                        sizeof(std::uint64_t), alarm_->handle()));
+      cuda_forget(cudaMemsetAsync(&view_.control[peer]->aborted[rank()], 1, sizeof(std::uint64_t),
+                                  alarm_->handle()));
     }
   } catch (const std::exception&) {  // a device that has failed says so in every later call
   }

@@ -105,7 +105,7 @@ void enqueue_left_over(ForwardParams params, const ForwardState& state,
     arrivals.await(stream);
   } catch (...) {
     // Nobody works at them: the next run on the stream is to find the count at 0 all the same.
-    static_cast<void>(cudaMemsetAsync(params.left_over.count, 0, sizeof(unsigned), stream));
+    cuda_forget(cudaMemsetAsync(params.left_over.count, 0, sizeof(unsigned), stream));
     throw;
   }
   if (state.list.num_waiting_works == 0) return;
