@@ -58,9 +58,10 @@ MAGI_API int32_t magi_last_cuda_error(void);
 
 enum { MAGI_LOG_ERROR = 0, MAGI_LOG_WARN = 1, MAGI_LOG_INFO = 2, MAGI_LOG_DEBUG = 3 };
 typedef void (*magi_log_fn)(void* context, int32_t level, const char* module, const char* text);
-/* Replaces the sink of log lines up to `threshold` (default: stderr, MAGI_LOG_LEVEL or warnings);
- * NULL: silence. The sink may be called from any thread, from several at once, and may call the
- * library. A thread that was giving a line to the former sink may still be in it after this. */
+/* Replaces the sink of log lines up to `threshold` (default: stderr, those that MAGI_LOG_LEVEL
+ * asks for, without it none); NULL: silence. The sink may be called from any thread, from several
+ * at once, and may call the library. A thread that was giving a line to the former sink may still
+ * be in it after this. */
 MAGI_API magi_status magi_set_log_sink(magi_log_fn sink, void* context, int32_t threshold);
 
 /* ---- Buffers: results whose size the library knows ------------------------------------------- */

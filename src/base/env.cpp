@@ -87,7 +87,7 @@ std::optional<std::string> env_variable(const char* name) {
 
 std::string log_level_env() {
   const char* level = std::getenv("MAGI_LOG_LEVEL");
-  return level != nullptr ? level : "warn";
+  return level != nullptr ? level : "off";
 }
 
 std::string cost_file_env() { return env_text(kCostFileVariable, ""); }

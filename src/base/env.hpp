@@ -26,7 +26,7 @@ std::optional<LaunchEnv> launch_env();
 /// The value of any variable; absent where it is not set.
 std::optional<std::string> env_variable(const char* name);
 
-/// MAGI_LOG_LEVEL: "error", "warn" (default), "info", "debug".
+/// MAGI_LOG_LEVEL: "off" (default), "error", "warn", "info", "debug".
 std::string log_level_env();
 
 /// MAGI_ATTENTION_COST_FILE: the path of a cost file; empty where it is not set.

@@ -15,6 +15,7 @@ namespace magi {
 namespace {
 
 constexpr std::array<std::string_view, 4> kLevelNames{"error", "warn", "info", "debug"};
+constexpr auto kOff = static_cast<LogLevel>(-1);  // below all levels: no line passes
 
 /// In one piece, as threads and processes write beside each other.
 void write_to_stderr(LogLevel level, std::string_view module, std::string_view text) {
@@ -27,12 +28,13 @@ void write_to_stderr(LogLevel level, std::string_view module, std::string_view t
 
 LogLevel level_of_environment() {
   const std::string name = log_level_env();
+  if (name == "off") return kOff;
   for (std::size_t level = 0; level < kLevelNames.size(); ++level) {
     if (name == kLevelNames[level]) return static_cast<LogLevel>(level);
   }
   write_to_stderr(LogLevel::Warn, "log",
-                  "MAGI_LOG_LEVEL is " + name + ", which is taken as warn; allowed: error, warn, " +
-                      "info, debug");
+                  "MAGI_LOG_LEVEL is " + name + ", which is taken as warn; allowed: off, error, " +
+                      "warn, info, debug");
   return LogLevel::Warn;
 }
 

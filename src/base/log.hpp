@@ -5,8 +5,8 @@
 
 #include "magi/log.hpp"
 
-// What the library tells without being asked, a line at a time. An error that is thrown is not told
-// here too; docs/reliability.md names all lines.
+// What the library tells beside results and exceptions, a line at a time, where a program asks for
+// it. An error that is thrown is not told here too; docs/reliability.md names all lines.
 namespace magi {
 
 /// Whether a line of this level is wanted: one word is read.

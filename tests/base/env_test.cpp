@@ -98,8 +98,8 @@ TEST_F(Env, BadNumbersAreNamed) {
   EXPECT_EQ(refusal(), "WORLD_SIZE is 99999999999; allowed: an integer");
 }
 
-TEST_F(Env, WarningsAreLoggedUnlessAskedOtherwise) {
-  EXPECT_EQ(log_level_env(), "warn");
+TEST_F(Env, NothingIsLoggedUnlessAskedFor) {
+  EXPECT_EQ(log_level_env(), "off");
   set("MAGI_LOG_LEVEL", "debug");
   EXPECT_EQ(log_level_env(), "debug");
 }

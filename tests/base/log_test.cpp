@@ -78,25 +78,34 @@ class LogDeathTest : public ::testing::Test {
  protected:
   LogDeathTest() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
   [[noreturn]] static void log_with_level(const char* name) {
-    setenv("MAGI_LOG_LEVEL", name, 1);
+    name != nullptr ? setenv("MAGI_LOG_LEVEL", name, 1) : unsetenv("MAGI_LOG_LEVEL");
+    log_text(LogLevel::Error, "comm", "an error");
     log_text(LogLevel::Warn, "comm", "a warning");
     log_text(LogLevel::Info, "comm", "news");
     std::exit(0);
   }
 };
 
+TEST_F(LogDeathTest, NothingIsPrintedUnlessAskedFor) {
+  EXPECT_EXIT(log_with_level(nullptr), ::testing::ExitedWithCode(0), "^$");
+  EXPECT_EXIT(log_with_level("off"), ::testing::ExitedWithCode(0), "^$");
+}
+
 TEST_F(LogDeathTest, TheEnvironmentChoosesWhatGoesToStderr) {
   const ::testing::ExitedWithCode is_well(0);
-  EXPECT_EXIT(log_with_level("warn"), is_well, "^magi warn of comm: a warning\n$");
-  EXPECT_EXIT(log_with_level("error"), is_well, "^$");
+  EXPECT_EXIT(log_with_level("warn"), is_well,
+              "^magi error of comm: an error\nmagi warn of comm: a warning\n$");
+  EXPECT_EXIT(log_with_level("error"), is_well, "^magi error of comm: an error\n$");
   EXPECT_EXIT(log_with_level("info"), is_well,
-              "^magi warn of comm: a warning\nmagi info of comm: news\n$");
+              "^magi error of comm: an error\nmagi warn of comm: a warning\nmagi info of comm: "
+              "news\n$");
 }
 
 TEST_F(LogDeathTest, ALevelThatIsNoneIsNamed) {
-  EXPECT_EXIT(log_with_level("loud"), ::testing::ExitedWithCode(0),
-              "^magi warn of log: MAGI_LOG_LEVEL is loud, which is taken as warn; allowed: error, "
-              "warn, info, debug\nmagi warn of comm: a warning\n$");
+  EXPECT_EXIT(
+      log_with_level("loud"), ::testing::ExitedWithCode(0),
+      "^magi warn of log: MAGI_LOG_LEVEL is loud, which is taken as warn; allowed: off, "
+      "error, warn, info, debug\nmagi error of comm: an error\nmagi warn of comm: a warning\n$");
 }
 
 }  // namespace
