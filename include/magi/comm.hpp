@@ -72,7 +72,9 @@ struct ExchangerUse;
 }  // namespace comm
 
 /// A group of ranks that exchange rows. One object per rank; collective calls come in the same
-/// order on all ranks. A transport moves bytes; what becomes of rows is the same over each of them.
+/// order on all ranks, and calls of one object and of what was made with it from one thread at a
+/// time, but for abort. A transport moves bytes; what becomes of rows is the same over each of
+/// them.
 class Communicator {
  public:
   Communicator();
