@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dense
-from magi_attention import api
+from magi_attention import api, masks
 from magi_attention.common import AttnMaskType, AttnRange, AttnRanges
 from magi_attention.common.mask import AttnMask
 from magi_attention.config import DispatchConfig, DistAttnConfig, ZigzagDispatchAlg
@@ -111,6 +111,16 @@ class TestMaskHelpers:
                     in_window = window == (-1, -1) or i - 3 <= j <= i
                     expected[i, j] = in_window and (not causal or j <= i)
         assert torch.equal(pairs(*mask, 20), expected)
+
+    def test_windows_of_more_queries_than_keys(self):
+        """The two meanings of the same arguments."""
+        aligned = torch.tensor([[1, 1], [1, 1]], dtype=torch.bool)
+        *mask, _, _ = api.infer_attn_mask_from_cu_seqlens([0, 4], [0, 2], window_size=(1, 1))
+        found = pairs(*mask, 4)[:, :2]
+        assert torch.equal(found[2:], aligned) and not found[:2].any()
+        mask = masks.from_cu_seqlens([0, 4], [0, 2], causal=False, window_size=(1, 1)).ranges()
+        found = pairs(*mask, 4)[:, :2]
+        assert torch.equal(found[2:], aligned) and found[:2].int().tolist() == [[0, 0], [1, 0]]
 
     def test_global_keys(self):
         *mask, _, _ = api.infer_attn_mask_from_cu_seqlens(

@@ -110,8 +110,10 @@ def infer_attn_mask_from_sliding_window(
     q_range: AttnRange, k_range: AttnRange, window_size: Sequence[int]
 ) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType]]:
     """Slices for q_range x k_range under a window of window_size (left, right) keys around the
-    diagonal, aligned bottom right; -1: no bound. At most three. ValueError for ranges that are
-    reversed or negative and for windows below -1.
+    diagonal, aligned bottom right; -1: no bound. At most three. Of more queries than keys the first
+    ones, which stand above the diagonal, see nothing, whatever the window's right side; in
+    magi_attention.masks.from_cu_seqlens they see what it reaches, as in FlashAttention. ValueError
+    for ranges that are reversed or negative and for windows below -1.
     """
     for name, attn_range in (("q_range", q_range), ("k_range", k_range)):
         check_kind(name, attn_range, AttnRange, "an AttnRange")
@@ -133,9 +135,10 @@ def infer_attn_mask_from_cu_seqlens(
     """Slices (q_ranges, k_ranges, types) of packed documents between bounds in rows, [n + 1], and
     the numbers of query and key rows. Reads tensors on a GPU back, which waits for them.
 
-    causal excludes a window. global_window_size: the first keys of every document that all its rows
-    see, whatever the window's left side. ValueError for bounds that do not grow from 0 and for
-    lists of unequal lengths.
+    causal excludes a window, which is that of infer_attn_mask_from_sliding_window in each document.
+    global_window_size: the first keys of every document that all its rows see, whatever the
+    window's left side. ValueError for bounds that do not grow from 0 and for lists of unequal
+    lengths.
     """
     bounds = to_bounds("cu_seqlens_q", cu_seqlens_q), to_bounds("cu_seqlens_k", cu_seqlens_k)
     check_int("global_window_size", global_window_size, 0)
