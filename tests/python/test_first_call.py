@@ -99,7 +99,29 @@ def test_rounds_leave_little_behind():
 
     *results, store = rounds(3, body)
     assert results == [None] * 3
-    assert store.num_keys() <= 2 * (3 + 1) + 1
+    assert store.num_keys() <= 2 * (3 + 1) + 1 + 3  # and how manieth group it was, of each rank
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_group_reads_nothing_of_one_before_it_that_had_its_store_and_name(late):
+    store, timeout = dist.HashStore(), datetime.timedelta(seconds=20)
+    begin = threading.Barrier(2, timeout=30)
+
+    def body(rank):
+        def group():
+            begin.wait()
+            time.sleep(0.2 * (rank == late))
+            return FirstCalls(store, rank, 2, timeout)
+
+        group().compare({"number": "1"})
+        with pytest.raises(CommError, match=r"^ranks differ in number: rank 0 has 0, rank 1 has 1"):
+            group().compare({"number": str(rank)})
+        first_calls = group()
+        if rank != late:
+            first_calls.refuse(ValueError("no"))  # nobody is told
+        group().compare({"number": "2"})
+
+    assert on_threads(2, body) == [None] * 2
 
 
 def test_rank_that_does_not_come_is_named():

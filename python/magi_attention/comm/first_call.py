@@ -31,7 +31,8 @@ _GRACE = datetime.timedelta(seconds=1)
 
 class FirstCalls:
     """One rank's side of the rounds of a group. Ranks go through them in the same order; a round in
-    which a rank refused is not counted by that rank until the others have been told.
+    which a rank refused is not counted by that rank until the others have been told. Of groups of
+    one store and name, which may follow each other, ranks make the objects in the same order.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class FirstCalls:
     ) -> None:
         self._store, self._rank, self._num_ranks = store, rank, num_ranks
         self._timeout = timeout
+        self._group = store.add(f"{_PREFIX}/groups/{rank}", 1)  # the how manieth of this rank's
         self.later = LaterCalls(store, rank, num_ranks)
         self.have_agreed = False  # in any round
         self._round = 0
@@ -200,7 +202,7 @@ class FirstCalls:
         return self._store.compare_set(key, "", value.decode())
 
     def _key(self, name: int | str) -> str:
-        return f"{_PREFIX}/{self._round}/{name}"
+        return f"{_PREFIX}/{self._group}/{self._round}/{name}"
 
 
 def _refusal(rank: int, text: str) -> dict:
