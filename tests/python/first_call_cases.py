@@ -202,6 +202,35 @@ def later_refusal(group, who: int) -> None:
     api.clear_cache(group)
 
 
+def later_refusal_while_others_compare(group, who: int) -> None:
+    """A rank that refuses a call of a plan that has run, to which the others give new options:
+    they are told, at once and once, and all can call again.
+    """
+    others, group = group, _new_group(group)
+    rank = dist.get_rank(group)
+    key = make_key(dense.masks(64)["full"], CASE, group)
+    q, k, v = (api.dispatch(t, key).float() for t in make_tensors(CASE)[:3])
+    api.calc_attn(q, k, v, key)
+    for number in range(4):
+        given = {"softcap": 1.0 + number}
+        if number == 3:  # all refuse, which is news to nobody
+            refuses(lambda: api.calc_attn(q, k[1:], v, key, **given), ValueError, "k has")
+        else:
+            begin = time.monotonic()
+            time.sleep(0.3 * number * (rank == who))
+            if rank == who:
+                refuses(lambda: api.calc_attn(q, k[1:], v, key, **given), ValueError, "k has")
+            else:
+                text = f"rank {who} refused its arguments.*: ValueError: k has"
+                refuses(lambda: api.calc_attn(q, k, v, key, **given), CommError, text)
+            assert time.monotonic() - begin < SOON
+            dist.barrier(others)
+        if rank == who:
+            time.sleep(1.2 * (number != 1))
+        assert api.calc_attn(q, k, v, key, **given)[0].isfinite().all()
+    api.clear_cache(group)
+
+
 def later_refusal_without_padding(group) -> None:
     """Rows without padding are refused as others are."""
     group = _new_group(group)

@@ -66,6 +66,13 @@ def test_later_refusal(own_ranks, who):
     own_ranks.run(2, cases.later_refusal, who)
 
 
+def test_later_refusal_while_others_compare():
+    three = Ranks(3)  # all ranks of a world take part in making a group
+    for who in range(3):
+        three.run(3, cases.later_refusal_while_others_compare, who)
+    three.stop()
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_later_abort(own_ranks, who):
     own_ranks.run(2, cases.later_abort, who)

@@ -25,6 +25,8 @@ from magi_attention.errors import CommError
 _PREFIX = "magi_attention/first_call"
 _TOLD, _WITHDRAWN = b"told", b"withdrawn"  # what becomes of a refusal of rank 0, whichever is first
 _POLL_SECONDS = 0.002
+# How often a rank that waits looks whether the other one refused, instead, what it compares.
+_LOOK = datetime.timedelta(milliseconds=500)
 # What others wait beyond rank 0, which names the rank that it waited for in vain.
 _GRACE = datetime.timedelta(seconds=1)
 
@@ -62,6 +64,7 @@ class FirstCalls:
         refused; it names the ranks and what differs.
         """
         self._num_calls += 1
+        self.later.withdraw()
         while True:
             self._leave_told_round()
             entry = {"given": given, "begun": self._num_begun}
@@ -74,6 +77,8 @@ class FirstCalls:
             self._end_round(have_all_come=verdict.get("code") in (None, CommError.PLAN_MISMATCH))
             if verdict.get("by") != self._rank:  # else of a refusal before this call
                 break
+        if verdict.get("is_later"):
+            self._num_calls -= 1  # as at the rank that refused
         if verdict:
             raise CommError(verdict["text"], verdict["code"])
         self.have_agreed = True
@@ -111,7 +116,13 @@ class FirstCalls:
         """That of rank 0. One that rank 0 withdrew before anybody was told of it does not count."""
         deadline = time.monotonic() + self._timeout.total_seconds()
         while True:
-            verdict = json.loads(self._wait_for("verdict", 0, self._timeout + _GRACE))
+            found = self._wait_or_look("verdict", 0, self._timeout + _GRACE)
+            if isinstance(found, str):
+                if not self._leave_without_rank_0():
+                    continue
+                self._num_calls -= 1
+                raise CommError(_refusal(0, found)["text"], CommError.ABORTED)
+            verdict = json.loads(found)
             if verdict.get("by") != 0:
                 return verdict
             told = self._key(f"told/{verdict['serial']}")
@@ -166,7 +177,7 @@ class FirstCalls:
             except CommError as error:
                 return {"code": error.code, "text": str(error)}
             if "refused" in entry:
-                return _refusal(rank, entry["refused"])
+                return _refusal(rank, entry["refused"]) | {"is_later": "call" not in entry}
             given.append(entry["given"])
         differing = _differences(given)
         if not differing:
@@ -179,7 +190,10 @@ class FirstCalls:
     def _entry_of(self, rank: int) -> dict:
         deadline = time.monotonic() + self._timeout.total_seconds()
         while True:
-            entry = json.loads(self._wait_for(rank, rank, self._timeout))
+            found = self._wait_or_look(rank, rank, self._timeout)
+            if isinstance(found, str):
+                return {"refused": found}
+            entry = json.loads(found)
             if not self._is_history(entry) or time.monotonic() > deadline:
                 return entry
 
@@ -191,6 +205,34 @@ class FirstCalls:
         if is_history:
             time.sleep(_POLL_SECONDS)
         return is_history
+
+    def _wait_or_look(self, name: int | str, rank: int, timeout: datetime.timedelta) -> bytes | str:
+        """What a rank says here; else the words in which it refused this attention of a plan that
+        runs, of which it tells where such attentions are waited for.
+        """
+        deadline = time.monotonic() + timeout.total_seconds()
+        while self.later.is_known:
+            try:
+                return self._wait_for(name, rank, _LOOK)
+            except CommError as error:
+                if error.code != CommError.TIMEOUT or time.monotonic() > deadline:
+                    raise
+            refused = self.later.refusal_before_begin(rank)
+            if refused is not None:
+                return refused
+        return self._wait_for(name, rank, timeout)
+
+    def _leave_without_rank_0(self) -> bool:
+        """Takes back what this rank compares in a round that rank 0 has refused. False, and it
+        stands, where rank 0 calls again: that says so before it reads.
+        """
+        key = self._key(self._rank)
+        entry = self._store.get(key)
+        self._store.delete_key(key)
+        if self.later.still_refuses(0):
+            return True
+        self._store.set(key, entry)
+        return False
 
     def _wait_for(self, name: int | str, rank: int, timeout: datetime.timedelta) -> bytes:
         what = "to make the first call with this plan or these options"

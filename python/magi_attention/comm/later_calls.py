@@ -26,6 +26,7 @@ class LaterCalls:
         self._refusals: str | None = None  # where they are; nobody waits before that is known
         self._num_begun = 0
         self._num_refusals, self._num_refusals_before = 0, 0  # since an attention began; until it
+        self._told: dict[int, tuple[int, int]] = {}  # refusals told of by refusal_before_begin
 
     def agreed(self, transport: str) -> None:
         """The ranks have agreed on the name of a transport; the first one names the refusals."""
@@ -34,8 +35,7 @@ class LaterCalls:
 
     def begin(self) -> None:
         """An attention begins: what this rank has refused before it is history."""
-        if self._num_refusals > 0 and self._refusals is not None:
-            self._store.set(self._refusal_key(self._rank), "{}")
+        self.withdraw()
         self._num_refusals_before, self._num_refusals = self._num_refusals, 0
         self._num_begun += 1
 
@@ -51,6 +51,42 @@ class LaterCalls:
         }
         self._store.set(self._refusal_key(self._rank), json.dumps(entry))
         self._store.set(self._refusals, "")  # there are some
+
+    def withdraw(self) -> None:
+        """This rank calls again what it refused, and compares: it says so before the others see
+        what it compares.
+        """
+        if self._num_refusals > 0 and self._refusals is not None:
+            self._store.set(self._refusal_key(self._rank), "{}")
+
+    @property
+    def is_known(self) -> bool:
+        """Whether ranks know where others refuse."""
+        return self._refusals is not None
+
+    def still_refuses(self, rank: int) -> bool:
+        """Whether a rank has not called again since refusal_before_begin told of it."""
+        entry = self._entry(rank)
+        return (entry.get("next"), entry.get("count")) == self._told.get(rank)
+
+    def _entry(self, rank: int) -> dict:
+        key = self._refusal_key(rank)
+        return json.loads(self._store.get(key)) if self._store.check([key]) else {}
+
+    def refusal_before_begin(self, rank: int) -> str | None:
+        """The words in which a rank refused the attention that is about to begin, once; None where
+        this rank refused as often, or where the other one calls again.
+        """
+        if self._refusals is None or not self._store.check([self._refusals]):
+            return None
+        entry = self._entry(rank)
+        if entry.get("next") != self._num_begun + 1 or entry["count"] <= self._num_refusals:
+            return None
+        refusal = entry["next"], entry["count"]
+        if self._told.get(rank) == refusal:
+            return None
+        self._told[rank] = refusal
+        return entry["text"]
 
     def abort(self, transport: str, reason: str) -> None:
         """Tells the ranks that wait for a transport; the first one counts."""
