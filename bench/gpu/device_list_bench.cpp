@@ -87,14 +87,12 @@ struct Slices {
   DeviceBuffer types;
 };
 
-/// The keys by which a built list's tiles are sorted, as many as any packing has.
+/// The keys by which a built list's tiles are sorted.
 std::vector<std::uint64_t> sort_keys_sync(const DeviceListLayout& layout, const void* workspace) {
   const auto header = to_host_sync<DeviceListHeader>(workspace, 1).front();
-  const auto packing = static_cast<std::size_t>(header.packing);
-  const auto tiles =
-      to_host_sync<TileWork>(static_cast<const std::byte*>(workspace) + layout.tiles,
-                             static_cast<std::size_t>(layout.grids[packing].num_tiles));
-  std::vector<std::uint64_t> keys(static_cast<std::size_t>(layout.max_tiles), ~std::uint64_t{0});
+  const auto tiles = to_host_sync<TileWork>(static_cast<const std::byte*>(workspace) + layout.tiles,
+                                            static_cast<std::size_t>(layout.grid.num_tiles));
+  std::vector<std::uint64_t> keys(tiles.size());
   for (const TileWork& work : tiles) {
     const auto below = static_cast<std::uint64_t>(header.max_cost - work.cost);
     const auto tile = static_cast<std::uint64_t>(work.tile);
@@ -123,12 +121,11 @@ std::string time_sort(const DeviceListShape& shape, const DeviceListLayout& layo
   return text;
 }
 
-std::string time_build(const Case& bench, const Slices& slices, bool is_choosing) {
+std::string time_build(const Case& bench, const Slices& slices) {
   DeviceListShape shape;
   shape.problem = {.rows_q = bench.rows, .rows_k = bench.rows, .heads_q = 64, .heads_kv = 8};
   shape.num_slices = slices.count;
-  shape.packings = {8};
-  if (is_choosing) shape.packings = allowed_packed_heads(shape.problem, shape.tile);
+  shape.packed_heads = device_packed_heads(shape.problem, shape.tile);
   shape.record_capacity = default_record_capacity(shape);
   const DeviceListLayout layout = device_list_layout(shape);
   const DeviceBuffer workspace(layout.size_bytes);
@@ -201,8 +198,8 @@ void run() {
   for (const Case& bench : {documents(32768, 32), documents(8192, 8), documents(32768, 4096),
                             scattered(1 << 20, 300000)}) {
     const Slices slices(bench);
-    std::printf("{\"case\": \"%s\", \"build\": %s, \"build_fixed_packing\": %s", bench.name.c_str(),
-                time_build(bench, slices, true).c_str(), time_build(bench, slices, false).c_str());
+    std::printf("{\"case\": \"%s\", \"build\": %s", bench.name.c_str(),
+                time_build(bench, slices).c_str());
     if (bench.is_attending) std::printf(", \"call\": %s", time_calls(bench, slices).c_str());
     std::printf("}\n");
   }

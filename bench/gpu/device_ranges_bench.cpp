@@ -253,7 +253,7 @@ void time_lists(const std::string& mask, std::int32_t num_rows, const std::vecto
   forward.problem = {
       .rows_q = num_rows, .rows_k = num_rows, .heads_q = kHeads, .heads_kv = kKvHeads};
   forward.num_slices = slices.arrays().count;
-  forward.packings = device_packings(forward.problem, forward.tile);
+  forward.packed_heads = device_packed_heads(forward.problem, forward.tile);
   forward.record_capacity = default_record_capacity(forward);
   DeviceBackwardShape backward;
   backward.problem = {.rows_q = num_rows,

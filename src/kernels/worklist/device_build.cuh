@@ -21,8 +21,7 @@ struct SliceTasks {
 /// Arguments of every kernel of a build: shapes by value, parts of the workspace by address.
 struct DeviceBuild {
   SliceArrays source;
-  TileGrid grids[kMaxPackings];
-  std::int32_t num_grids = 0;
+  TileGrid grid;
   std::int32_t rows_k = 0;
   TileShape tile;
   SplitRule split;
@@ -30,7 +29,6 @@ struct DeviceBuild {
   SliceTasks tasks;
   DeviceListHeader* header = nullptr;
   TileTally* tallies = nullptr;
-  std::int32_t* costs = nullptr;
   BandRecord* slices = nullptr;
   TileWork* tiles = nullptr;
   TileWork* works = nullptr;
@@ -211,14 +209,13 @@ __device__ __forceinline__ void add_tally(TileTally& tally, const TileTally& mor
 }
 
 /// What a tile costs as long as nothing is joined.
-__device__ __forceinline__ std::int32_t price_tile(const DeviceBuild& build, const TileGrid& grid,
-                                                   std::int32_t tile) {
-  const TileTally tally = build.tallies[grid.first_tally + tile];
+__device__ __forceinline__ std::int32_t price_tile(const DeviceBuild& build, std::int32_t tile) {
+  const TileTally tally = build.tallies[tile];
   BandSlice last;
   if (tally.num_records > 0) {
-    last = part_of_tile(grid, build.slices[tally.end_slice - 1].band, tile);
+    last = part_of_tile(build.grid, build.slices[tally.end_slice - 1].band, tile);
   }
-  return cost_of_tally(grid, build.tile, tile, tally, last);
+  return cost_of_tally(build.grid, build.tile, tile, tally, last);
 }
 
 /// Keeps a slice, and the word of the first bad one.

@@ -25,7 +25,7 @@ struct EmitShared {
 class RecordWriter {
  public:
   __device__ RecordWriter(EmitShared& shared, const DeviceBuild& build)
-      : shared_(shared), build_(build), grid_(build.grids[build.header->packing]) {}
+      : shared_(shared), build_(build), grid_(build.grid) {}
 
   __device__ void run() {
     if (threadIdx.x == 0) {
@@ -140,7 +140,7 @@ class RecordWriter {
     work.record_end = work.record_begin + count;
     work.cost = cost_of_tally(grid_, build_.tile, work.tile, tally, parts[count - 1]);
     if (lane_index() != 0) return;
-    build_.tallies[grid_.first_tally + work.tile].num_k_tiles = tally.num_k_tiles;
+    build_.tallies[work.tile].num_k_tiles = tally.num_k_tiles;
     build_.works[work.tile] = work;
   }
 
@@ -151,7 +151,7 @@ class RecordWriter {
   }
 
   __device__ void write_many(const TileWork& work) const {
-    const TileTally tally = build_.tallies[grid_.first_tally + work.tile];
+    const TileTally tally = build_.tallies[work.tile];
     const IdRun run{build_.slice_ids, work.record_begin, work.record_end};
     for_each_in_order(
         shared_.order, run, build_.source.count - tally.begin_inverse, tally.end_slice,

@@ -19,55 +19,30 @@ constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
 constexpr std::int64_t kWalkingWarps = 8192;  ///< enough to keep every multiprocessor at work
 
-/// Adds to the tallies of all candidates, whose walks over the slices follow each other, and keeps
-/// the slices.
+/// Adds to the tallies, and keeps the slices.
 __device__ void count_slices(const DeviceBuild& build) {
+  const TileGrid& grid = build.grid;
   const std::int32_t num_tasks = num_slice_tasks(build.tasks, build.source.count);
 #pragma unroll 1
-  for (std::int32_t i = first_task(); i < num_tasks * build.num_grids; i += task_stride()) {
-    const std::int32_t packing = i / num_tasks;
-    const std::int32_t task = i - packing * num_tasks;
-    const TileGrid& grid = build.grids[packing];
+  for (std::int32_t task = first_task(); task < num_tasks; task += task_stride()) {
     const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
     CheckedSlice checked;
     checked.band = BandSlice{};
     if (slice < build.source.count) {
       checked = read_slice(build.source, slice, grid.rows_q, build.rows_k);
-      const bool is_first_visit = packing == 0 && task % build.tasks.num_parts == 0;
+      const bool is_first_visit = task % build.tasks.num_parts == 0;
       if (is_first_visit) keep_slice(build.slices, build.header->bad_slice, slice, checked);
     }
-    for_each_part(
-        build.tasks, grid, task, checked.band,
-        [&](std::int32_t tile, const BandSlice& part, std::int32_t index) {
-          add_tally(build.tallies[grid.first_tally + tile],
-                    tally_of_part(grid, part, tile, build.tile.keys, index, build.source.count));
-        });
-  }
-}
-
-/// Prices the tiles of all candidates as long as nothing is joined, and adds the costs up.
-__device__ void price_tiles(const DeviceBuild& build) {
-  const auto stride = static_cast<std::int32_t>(gridDim.x * blockDim.x);
-  const auto thread = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
-#pragma unroll 1
-  for (std::int32_t packing = 0; packing < build.num_grids; ++packing) {
-    const TileGrid& grid = build.grids[packing];
-    std::int64_t sum = 0;
-    // Few tiles of all candidates are one for each thread.
-#pragma unroll 1
-    for (std::int32_t tile = (thread + stride - grid.first_tally % stride) % stride;
-         tile < grid.num_tiles; tile += stride) {
-      const std::int32_t cost = price_tile(build, grid, tile);
-      build.costs[grid.first_tally + tile] = cost;
-      sum += cost;
-    }
-    __syncwarp();
-    add_of_warp(build.header->tile_costs[packing], sum);
+    for_each_part(build.tasks, grid, task, checked.band,
+                  [&](std::int32_t tile, const BandSlice& part, std::int32_t index) {
+                    add_tally(build.tallies[tile], tally_of_part(grid, part, tile, build.tile.keys,
+                                                                 index, build.source.count));
+                  });
   }
 }
 
 __device__ void fill_tiles(const DeviceBuild& build) {
-  const TileGrid& grid = build.grids[build.header->packing];
+  const TileGrid& grid = build.grid;
   const std::int32_t end = num_slice_tasks(build.tasks, build.source.count);
 #pragma unroll 1
   for (std::int32_t task = first_task(); task < end; task += task_stride()) {
@@ -77,7 +52,7 @@ __device__ void fill_tiles(const DeviceBuild& build) {
                   [&](std::int32_t tile, const BandSlice&, std::int32_t index) {
                     const std::int32_t begin = build.begins[tile];
                     if (begin == kNotStored) return;
-                    TileTally& tally = build.tallies[grid.first_tally + tile];
+                    TileTally& tally = build.tallies[tile];
                     build.slice_ids[begin + atomicSub(&tally.num_records, 1) - 1] = index;
                   });
   }
@@ -86,7 +61,7 @@ __device__ void fill_tiles(const DeviceBuild& build) {
 /// One cluster.
 __device__ void sort_works(SortShared& shared, const DeviceBuild& build) {
   const DeviceListHeader& header = *build.header;
-  const std::int32_t num_tiles = build.grids[header.packing].num_tiles;
+  const std::int32_t num_tiles = build.grid.num_tiles;
   const SortJob job{num_tiles, static_cast<std::uint32_t>(kMaxTileCost - header.max_cost),
                     static_cast<std::uint32_t>(header.max_cost_inverse), build.sort_keys[0],
                     build.sort_keys[1]};
@@ -103,11 +78,6 @@ __global__ void __launch_bounds__(kThreads)
   count_slices(build);
 }
 
-__global__ void __launch_bounds__(kThreads) cost_kernel(const __grid_constant__ DeviceBuild build) {
-  begin_ahead();
-  price_tiles(build);
-}
-
 __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
     place_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
@@ -115,7 +85,8 @@ __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
   RecordPlacer(shared, build).run();
 }
 
-__global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ DeviceBuild build) {
+__global__ void __launch_bounds__(kThreads, 4)
+    fill_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
   fill_tiles(build);
 }
@@ -131,7 +102,7 @@ __global__ void __launch_bounds__(kChunkKeys)
     sort_chunks_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
   const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kChunkKeys;
-  const std::int32_t count = build.grids[build.header->packing].num_tiles - first;
+  const std::int32_t count = build.grid.num_tiles - first;
   if (count <= 0) return;
   __shared__ alignas(16) std::uint64_t chunk[kChunkKeys];
   std::uint64_t own = ~std::uint64_t{0};  // behind all others
@@ -144,13 +115,13 @@ __global__ void __launch_bounds__(kRankThreads)
   begin_ahead();
   extern __shared__ std::uint64_t room[];
   __shared__ std::int32_t places[kOwnKeys];
-  rank_keys(build.sort_keys[1], build.grids[build.header->packing].num_tiles, room, places,
+  rank_keys(build.sort_keys[1], build.grid.num_tiles, room, places,
             [&](std::uint64_t key, std::int32_t place) {
               build.tiles[place] = build.works[key & 0xffffffffu];
             });
 }
 
-__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads)
+__global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads, 1)
     sort_many_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
   __shared__ SortShared shared;
@@ -188,9 +159,9 @@ __global__ void __launch_bounds__(kSplitThreads)
 
 /// The records of a small list have room in any case.
 bool is_small(const DeviceListShape& shape, const DeviceListLayout& layout) {
-  const std::int64_t num_records = std::int64_t{shape.num_slices} * layout.max_tiles;
-  return shape.num_slices <= kSmallSlices && layout.grids.size() == 1 &&
-         layout.max_tiles <= kSmallTiles && num_records <= shape.record_capacity;
+  const std::int32_t num_tiles = layout.grid.num_tiles;
+  return shape.num_slices <= kSmallSlices && num_tiles <= kSmallTiles &&
+         std::int64_t{shape.num_slices} * num_tiles <= shape.record_capacity;
 }
 
 unsigned num_blocks(std::int64_t units, std::int64_t units_per_block) {
@@ -199,7 +170,7 @@ unsigned num_blocks(std::int64_t units, std::int64_t units_per_block) {
 }
 
 void launch_small(const DeviceBuild& build, const DeviceListLayout& layout, cudaStream_t stream) {
-  const unsigned blocks = num_blocks(layout.max_tiles, kSmallWarps);
+  const unsigned blocks = num_blocks(build.grid.num_tiles, kSmallWarps);
   price_small_kernel<<<blocks, kSmallThreads, 0, stream>>>(build);
   cuda_check(cudaGetLastError(), "price_small_kernel");
   launch_ahead(write_small_kernel, blocks, kSmallThreads, 0, build, stream);
@@ -214,66 +185,58 @@ DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayo
                               const SliceArrays& slices, void* workspace) {
   DeviceBuild build;
   build.source = slices;
-  std::copy(layout.grids.begin(), layout.grids.end(), build.grids);
-  build.num_grids = static_cast<std::int32_t>(layout.grids.size());
+  build.grid = layout.grid;
   build.rows_k = shape.problem.rows_k;
   build.tile = shape.tile;
   build.split = shape.split;
   build.record_capacity = shape.record_capacity;
   build.header = part_at<DeviceListHeader>(workspace, 0);
   build.tallies = part_at<TileTally>(workspace, layout.tallies);
-  build.costs = part_at<std::int32_t>(workspace, layout.costs);
   build.slices = part_at<BandRecord>(workspace, layout.slices);
   build.tiles = part_at<TileWork>(workspace, layout.tiles);
   build.works = part_at<TileWork>(workspace, layout.works);
   build.split_tiles = part_at<SplitTile>(workspace, layout.split_tiles);
   build.begins = part_at<std::int32_t>(workspace, layout.begins);
   build.sort_keys[0] = part_at<std::uint64_t>(workspace, layout.sort_keys);
-  build.sort_keys[1] = build.sort_keys[0] + layout.max_tiles;
+  build.sort_keys[1] = build.sort_keys[0] + layout.grid.num_tiles;
   build.slice_ids = part_at<std::int32_t>(workspace, layout.slice_ids);
   build.records = part_at<BandRecord>(workspace, layout.records);
   return build;
 }
 
 void sort_tiles(const DeviceBuild& build, cudaStream_t stream) {
-  std::int32_t most = 0;
-  for (std::int32_t i = 0; i < build.num_grids; ++i)
-    most = std::max(most, build.grids[i].num_tiles);
-  if (most > kMostRankedKeys) {
+  const std::int32_t num_tiles = build.grid.num_tiles;
+  if (num_tiles > kMostRankedKeys) {
     launch_ahead(sort_many_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
     return;
   }
   constexpr std::size_t kKeyBytes = sizeof(std::uint64_t);
   static SharedMemoryGrant grant;
   grant.ensure(rank_kernel, static_cast<int>(kMostRankedKeys * kKeyBytes));
-  launch_ahead(sort_chunks_kernel, num_blocks(most, kChunkKeys), kChunkKeys, 0, build, stream);
-  launch_ahead(rank_kernel, num_blocks(most, kOwnKeys), kRankThreads,
-               static_cast<std::size_t>(most) * kKeyBytes, build, stream);
+  launch_ahead(sort_chunks_kernel, num_blocks(num_tiles, kChunkKeys), kChunkKeys, 0, build, stream);
+  launch_ahead(rank_kernel, num_blocks(num_tiles, kOwnKeys), kRankThreads,
+               static_cast<std::size_t>(num_tiles) * kKeyBytes, build, stream);
 }
 
 void build_device_list(const DeviceListShape& shape, const DeviceListLayout& layout,
                        const SliceArrays& slices, void* workspace, cudaStream_t stream) {
   DeviceBuild build = make_device_build(shape, layout, slices, workspace);
   if (is_small(shape, layout)) return launch_small(build, layout, stream);
-  build.tasks = share_slices(slices.count, kWalkingWarps / build.num_grids, layout.max_tiles);
+  const std::int32_t num_tiles = build.grid.num_tiles;
+  build.tasks = share_slices(slices.count, kWalkingWarps, num_tiles);
   const std::int32_t num_tasks = num_slice_tasks(build.tasks, slices.count);
   constexpr int kWarps = kThreads / kWarpLanes;
   cuda_check(cudaMemsetAsync(workspace, 0, layout.zeroed_bytes, stream), "cudaMemsetAsync");
   // Ordinary: what is before it may not be of a kind that others begin beside.
-  count_kernel<<<num_blocks(std::int64_t{num_tasks} * build.num_grids, kWarps), kThreads, 0,
-                 stream>>>(build);
+  count_kernel<<<num_blocks(num_tasks, kWarps), kThreads, 0, stream>>>(build);
   cuda_check(cudaGetLastError(), "count_kernel");
-  if (build.num_grids > 1) {
-    launch_ahead(cost_kernel, num_blocks(layout.sum_tiles, kThreads), kThreads, 0, build, stream);
-  }
   launch_ahead(place_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
   launch_ahead(fill_kernel, num_blocks(num_tasks, kWarps), kThreads, 0, build, stream);
-  launch_ahead(emit_kernel, num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, build,
-               stream);
+  launch_ahead(emit_kernel, num_blocks(num_tiles, kEmitWarps), kEmitThreads, 0, build, stream);
   sort_tiles(build, stream);
   // A block for each tile that may be cut: its records are walked by one.
   const unsigned split_blocks =
-      std::max(num_blocks(layout.max_tiles, kSplitThreads), num_blocks(layout.max_split_tiles, 1));
+      std::max(num_blocks(num_tiles, kSplitThreads), num_blocks(layout.max_split_tiles, 1));
   launch_ahead(split_kernel, split_blocks, kSplitThreads, 0, build, stream);
 }
 

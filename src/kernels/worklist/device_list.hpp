@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "kernels/worklist/device_list_steps.hpp"
 #include "kernels/worklist/split_rule.hpp"
@@ -14,28 +13,24 @@
 // seeing them: byte for byte the host's list. All kernels go to one stream and nothing waits, so
 // the build can be captured in a graph and replayed with other slices.
 //
-//   count   slices x candidates  a tally per q tile; the slices clamped, shrunk and kept
-//   cost    tiles x candidates   the cost of each tile, as long as nothing is joined; for one
-//                                candidate, place computes it
-//   place   one cluster          the cheapest candidate; where each tile's records begin (scan)
-//   fill    slices               each tile's slices, in any order
-//   emit    tiles                each tile's records, joined, and its cost
-//   sort    tiles                tiles by falling cost: in chunks, then of all (device_rank.cuh);
-//                                many by one cluster (radix sort)
-//   split   tiles                the works: tiles, the longest of them in splits
+//   count   slices       a tally per q tile; the slices clamped, shrunk and kept
+//   place   one cluster  each tile's cost; where its records begin (scan)
+//   fill    slices       each tile's slices, in any order
+//   emit    tiles        each tile's records, joined, and its cost
+//   sort    tiles        tiles by falling cost: in chunks, then of all (device_rank.cuh); many by
+//                        one cluster (radix sort)
+//   split   tiles        the works: tiles, the longest of them in splits
 namespace magi {
 
 /// Starts the workspace. All zero before a build.
 struct DeviceListHeader {
-  std::uint64_t bad_slice = 0;                  ///< bad_slice_word of the first bad slice
-  std::uint64_t num_records = 0;                ///< that the list needs
-  std::uint64_t tile_costs[kMaxPackings] = {};  ///< sums, as long as nothing is joined
-  std::uint64_t list_cost = 0;                  ///< sum of the list's tiles
-  std::int32_t max_cost = 0;                    ///< of the list's tiles
-  std::int32_t max_cost_inverse = 0;            ///< 2^30 - the least cost
-  std::int32_t is_overflowing = 0;              ///< num_records exceeds the capacity
-  std::int32_t packing = 0;                     ///< chosen candidate
-  std::int32_t is_splitting = 0;                ///< a small list's works are left to `split`
+  std::uint64_t bad_slice = 0;        ///< bad_slice_word of the first bad slice
+  std::uint64_t num_records = 0;      ///< that the list needs
+  std::uint64_t list_cost = 0;        ///< sum of the list's tiles
+  std::int32_t max_cost = 0;          ///< of the list's tiles
+  std::int32_t max_cost_inverse = 0;  ///< 2^30 - the least cost
+  std::int32_t is_overflowing = 0;    ///< num_records exceeds the capacity
+  std::int32_t is_splitting = 0;      ///< a small list's works are left to `split`
   ListOutcome outcome;
   unsigned ticket = 0;  ///< of the forward kernel
 };
@@ -45,37 +40,34 @@ struct DeviceListShape {
   ForwardProblem problem;
   TileShape tile;
   SplitRule split;
+  std::int32_t packed_heads = 1;
   std::int32_t num_slices = 0;
   std::int64_t record_capacity = 0;
-  std::vector<std::int32_t> packings;  ///< packed heads to choose from, at most kMaxPackings
 };
 
-/// Packed heads to choose from: the most. Tiles of fewer tokens cost no more in sum, so fewer heads
-/// would be chosen at ties alone, where they are no faster, and each has launches of its own.
-std::vector<std::int32_t> device_packings(const ForwardProblem& problem, const TileShape& shape);
+/// The most packed heads that are allowed: tiles of fewer tokens cost no more in sum, and at ties,
+/// where the host takes fewer heads, these are no faster.
+std::int32_t device_packed_heads(const ForwardProblem& problem, const TileShape& shape);
 
 /// Records that are enough for any mask of few slices and for slices that overlap little.
 std::int64_t default_record_capacity(const DeviceListShape& shape);
 
 /// The parts of a list lie at these places, in bytes from the workspace's begin.
 struct DeviceListLayout {
-  std::vector<ForwardList> frames;  ///< of each candidate
-  std::vector<TileGrid> grids;
-  std::int32_t max_tiles = 0;        ///< of a candidate
-  std::int32_t max_works = 0;        ///< of a candidate
-  std::int32_t max_split_tiles = 0;  ///< of a candidate
-  std::int32_t sum_tiles = 0;        ///< of all
-  std::size_t tallies = 0;           ///< TileTally[sum_tiles]
-  std::size_t zeroed_bytes = 0;      ///< header and tallies
-  std::size_t costs = 0;             ///< int32[sum_tiles]
-  std::size_t slices = 0;            ///< BandRecord[num_slices]
-  std::size_t tiles = 0;             ///< TileWork[max_tiles]: whole, in order
-  std::size_t works = 0;             ///< TileWork[max_works]: tiles by index, then the list
-  std::size_t split_tiles = 0;       ///< SplitTile[max_split_tiles]: the list
-  std::size_t begins = 0;     ///< int32[max_tiles], first record of a tile; negative: not stored
-  std::size_t sort_keys = 0;  ///< uint64[2][max_tiles]
-  std::size_t slice_ids = 0;  ///< int32[record_capacity]
-  std::size_t records = 0;    ///< BandRecord[record_capacity]: the list, right behind the slices
+  ForwardList frame;  ///< without contents
+  TileGrid grid;
+  std::int32_t max_works = 0;
+  std::int32_t max_split_tiles = 0;
+  std::size_t tallies = 0;       ///< TileTally[tiles]
+  std::size_t zeroed_bytes = 0;  ///< header and tallies
+  std::size_t slices = 0;        ///< BandRecord[num_slices]
+  std::size_t tiles = 0;         ///< TileWork[tiles]: whole, in order
+  std::size_t works = 0;         ///< TileWork[max_works]: tiles by index, then the list
+  std::size_t split_tiles = 0;   ///< SplitTile[max_split_tiles]: the list
+  std::size_t begins = 0;        ///< int32[tiles], first record of a tile; negative: not stored
+  std::size_t sort_keys = 0;     ///< uint64[2][tiles]
+  std::size_t slice_ids = 0;     ///< int32[record_capacity]
+  std::size_t records = 0;       ///< BandRecord[record_capacity]: the list, right behind the slices
   std::size_t size_bytes = 0;
 };
 

@@ -36,19 +36,17 @@ struct TileTally {
 };
 static_assert(sizeof(TileTally) == 24);
 
-/// How a candidate number of packed heads cuts the queries.
+/// How the queries are cut into tiles.
 struct TileGrid {
   std::int32_t rows_q = 0;
   std::int32_t tile_tokens = 1;
   std::int32_t num_tiles = 0;
   std::int32_t packed_heads = 1;
   std::int32_t head_groups = 1;
-  std::int32_t first_tally = 0;  ///< of this candidate, where all candidates' tallies lie in a row
 };
 
 /// As many tiles are sorted by the whole device (device_rank.cuh), more by one cluster.
 inline constexpr std::int32_t kMostRankedKeys = 8192;
-inline constexpr std::int32_t kMaxPackings = 5;  ///< 1, 2, 4, 8, 16 heads
 inline constexpr std::int32_t kMaxTileCost = 1 << 30;
 inline constexpr std::int32_t kNotStored = -1;  ///< stands for the first record of such a tile
 
@@ -154,18 +152,6 @@ MAGI_HOST_DEVICE std::int32_t cost_of_tally(const TileGrid& grid, const TileShap
   const std::int64_t cost =
       2 * static_cast<std::int64_t>(tally.num_k_tiles) - (is_trimmed ? 1 : 0) + shape.overhead;
   return static_cast<std::int32_t>(cost < kMaxTileCost ? cost : kMaxTileCost);
-}
-
-/// The cheapest packing, ties to the first. `tile_costs` are sums over the tiles of one head group.
-MAGI_HOST_DEVICE std::int32_t cheapest_packing(const TileGrid* grids,
-                                               const std::uint64_t* tile_costs,
-                                               std::int32_t count) {
-  std::int32_t best = 0;
-  for (std::int32_t i = 1; i < count; ++i) {
-    const auto cost = tile_costs[i] * static_cast<std::uint64_t>(grids[i].head_groups);
-    if (cost < tile_costs[best] * static_cast<std::uint64_t>(grids[best].head_groups)) best = i;
-  }
-  return best;
 }
 
 /// The item of a tile whose records would begin at `begin` of `capacity`; see TileWork.

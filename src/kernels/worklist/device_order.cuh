@@ -22,19 +22,16 @@ struct PlaceShared {
   ScanStorage<std::uint64_t, kOrderThreads> record_scan;
 };
 
-/// Chooses the packing and makes the works of its tiles, in index order: their records follow each
-/// other.
+/// Makes the works of the tiles, in index order: their records follow each other.
 class RecordPlacer {
  public:
   __device__ RecordPlacer(PlaceShared& shared, const DeviceBuild& build)
       : shared_(shared),
         build_(build),
         cluster_(cooperative_groups::this_cluster()),
-        rank_(static_cast<int>(cluster_.block_rank())) {
-    packing_ = cheapest_packing(build.grids, build.header->tile_costs, build.num_grids);
-    num_tiles_ = build.grids[packing_].num_tiles;
-    tallies_ = build.tallies + build.grids[packing_].first_tally;
-  }
+        rank_(static_cast<int>(cluster_.block_rank())),
+        num_tiles_(build.grid.num_tiles),
+        tallies_(build.tallies) {}
 
   __device__ void run() {
     const std::int32_t chunk = (num_tiles_ + kOrderCtas - 1) / kOrderCtas;
@@ -73,7 +70,7 @@ class RecordPlacer {
     std::int32_t cost = 0;
     if (tile < end) {
       count = static_cast<std::uint64_t>(tallies_[tile].num_records);
-      cost = cost_of(tile);
+      cost = price_tile(build_, tile);
     }
     const auto scan = scan_block<kOrderThreads>(count, shared_.record_scan);
     if (tile < end) {
@@ -86,19 +83,12 @@ class RecordPlacer {
     return scan.total;
   }
 
-  /// Where there was nothing to choose from, nobody has priced the tiles.
-  __device__ std::int32_t cost_of(std::int32_t tile) const {
-    if (build_.num_grids == 1) return price_tile(build_, build_.grids[0], tile);
-    return build_.costs[build_.grids[packing_].first_tally + tile];
-  }
-
   __device__ void report(std::uint64_t num_records) const {
     DeviceListHeader& header = *build_.header;
     header.num_records = num_records;
     header.is_overflowing = static_cast<std::int64_t>(num_records) > build_.record_capacity;
-    header.packing = packing_;
-    header.outcome.packed_heads = build_.grids[packing_].packed_heads;
-    header.outcome.head_groups = build_.grids[packing_].head_groups;
+    header.outcome.packed_heads = build_.grid.packed_heads;
+    header.outcome.head_groups = build_.grid.head_groups;
   }
 
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
@@ -107,7 +97,6 @@ class RecordPlacer {
   const DeviceBuild& build_;
   cooperative_groups::cluster_group cluster_;
   int rank_;
-  std::int32_t packing_;
   std::int32_t num_tiles_;
   const TileTally* tallies_;
 };

@@ -4,7 +4,7 @@
 #include "kernels/worklist/device_join.cuh"
 #include "kernels/worklist/device_split.cuh"
 
-// A whole list of few slices and one packing: each lane holds a slice, and each warp of the whole
+// A whole list of few slices: each lane holds a slice, and each warp of the whole
 // device takes a tile. What the lanes have left of their slices there are the tile's parts, in
 // order. One launch prices the tiles. In the next a warp counts over all of them where its tile and
 // the tile's records lie, and writes them.
@@ -24,7 +24,7 @@ struct SmallListShared {
 class SmallListMaker {
  public:
   __device__ SmallListMaker(SmallListShared& shared, const DeviceBuild& build)
-      : parts_(shared.parts[warp_index()]), build_(build), grid_(build.grids[0]) {
+      : parts_(shared.parts[warp_index()]), build_(build), grid_(build.grid) {
     if (lane_index() < build.source.count) {
       const CheckedSlice checked =
           read_slice(build.source, lane_index(), grid_.rows_q, build.rows_k);

@@ -20,7 +20,7 @@ struct SplitShared {
 class TileSplitter {
  public:
   __device__ TileSplitter(SplitShared& shared, const DeviceBuild& build)
-      : shared_(shared), build_(build), grid_(build.grids[build.header->packing]) {
+      : shared_(shared), build_(build), grid_(build.grid) {
     const auto tile_costs = static_cast<std::int64_t>(build.header->list_cost);
     shares_ = split_shares(build.split, tile_costs, grid_.head_groups, build.tile);
   }
@@ -40,7 +40,7 @@ class TileSplitter {
   __device__ static std::int32_t thread() { return static_cast<std::int32_t>(threadIdx.x); }
 
   __device__ std::int64_t num_k_tiles(std::int32_t tile) const {
-    return static_cast<std::int64_t>(build_.tallies[grid_.first_tally + tile].num_k_tiles);
+    return static_cast<std::int64_t>(build_.tallies[tile].num_k_tiles);
   }
 
   /// The split tiles are the first of the sorted ones.

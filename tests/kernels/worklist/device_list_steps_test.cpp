@@ -81,20 +81,16 @@ class StepByStep {
     }
   }
 
+  /// Of the device's list.
+  std::int32_t packed_heads() const { return allowed_packed_heads(problem_, shape_).back(); }
+
   ForwardList build(std::int64_t capacity) {
-    std::vector<TileGrid> grids;
-    std::vector<std::uint64_t> costs;
-    std::vector<ForwardList> lists;
-    for (const std::int32_t heads : allowed_packed_heads(problem_, shape_)) {
-      lists.push_back(forward_list_frame(problem_, shape_, heads));
-      grids.push_back(grid_of(lists.back()));
-      count(grids.back());
-      costs.push_back(place(grids.back(), capacity, lists.back()));
-    }
-    const auto best = static_cast<std::size_t>(
-        cheapest_packing(grids.data(), costs.data(), static_cast<std::int32_t>(grids.size())));
-    join(grids[best], lists[best]);
-    return lists[best];
+    ForwardList list = forward_list_frame(problem_, shape_, packed_heads());
+    const TileGrid grid = grid_of(list);
+    count(grid);
+    place(grid, capacity, list);
+    join(grid, list);
+    return list;
   }
 
  private:
@@ -121,9 +117,8 @@ class StepByStep {
     seen_[static_cast<std::size_t>(tile)].push_back(slice);
   }
 
-  std::uint64_t place(const TileGrid& grid, std::int64_t capacity, ForwardList& list) {
+  void place(const TileGrid& grid, std::int64_t capacity, ForwardList& list) {
     std::int64_t next = 0;
-    std::uint64_t sum = 0;
     for (std::int32_t tile = 0; tile < grid.num_tiles; ++tile) {
       const TileTally& tally = tallies_[static_cast<std::size_t>(tile)];
       BandSlice last;
@@ -131,13 +126,11 @@ class StepByStep {
         last = part_of_tile(grid, slices_[static_cast<std::size_t>(tally.end_slice - 1)], tile);
       }
       const std::int32_t cost = cost_of_tally(grid, shape_, tile, tally, last);
-      sum += static_cast<std::uint64_t>(cost);
       const TileWork work = work_of_tile(tile, cost, tally, next, capacity, source_.count);
       list.tiles.push_back(work);
       if (work.record_begin >= 0) append_records(grid, tile, list);
       next += tally.num_records;
     }
-    return sum;
   }
 
   void join(const TileGrid& grid, ForwardList& list) {
@@ -199,8 +192,9 @@ TEST(DeviceListStepsTest, GiveTheHostsListInAnyOrderOfTheSlices) {
                                  .heads_q = 2 * group,
                                  .heads_kv = 2};
     const TileShape shape = random_shape(random);
-    const ForwardList host = build_forward_list(problem, test.mask.slices, shape);
     StepByStep steps(problem, shape, test.arrays.view());
+    const ForwardList host =
+        build_forward_list(problem, test.mask.slices, shape, steps.packed_heads());
     steps.shuffle(random);
     const ForwardList device = steps.build(kPlenty);
     ASSERT_EQ(device.packed_heads, host.packed_heads);

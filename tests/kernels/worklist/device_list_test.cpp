@@ -55,17 +55,8 @@ BuiltList build_sync(DeviceListShape shape, const DeviceSlices& slices) {
 void expect_hosts_list(const DeviceListShape& shape, const TypedRanges& ranges) {
   const std::vector<BandSlice> bands = ranges.bands(shape.problem.rows_q, shape.problem.rows_k);
   const BuiltList device = build_sync(shape, DeviceRanges(ranges).view());
-  const auto is_candidate = [&](std::int32_t heads) {
-    return std::find(shape.packings.begin(), shape.packings.end(), heads) != shape.packings.end();
-  };
-  ForwardList host = build_forward_list(shape.problem, bands, shape.tile);
-  const std::int32_t packed_heads = device.header.outcome.packed_heads;
-  ASSERT_TRUE(is_candidate(packed_heads)) << packed_heads;
-  if (is_candidate(host.packed_heads)) {
-    ASSERT_EQ(packed_heads, host.packed_heads);
-  } else {
-    host = build_forward_list(shape.problem, bands, shape.tile, packed_heads);
-  }
+  ForwardList host = build_forward_list(shape.problem, bands, shape.tile, shape.packed_heads);
+  ASSERT_EQ(device.header.outcome.packed_heads, host.packed_heads);
   split_long_tiles(host, shape.split);
   ASSERT_EQ(device.header.outcome.num_slots, host.num_slots());
   ASSERT_EQ(device.header.num_records, host.records.size());
@@ -79,7 +70,7 @@ DeviceListShape shape_of(const ForwardProblem& problem, const TypedRanges& range
   DeviceListShape shape;
   shape.problem = problem;
   shape.num_slices = static_cast<std::int32_t>(ranges.count());
-  shape.packings = allowed_packed_heads(problem, shape.tile);
+  shape.packed_heads = device_packed_heads(problem, shape.tile);
   return shape;
 }
 
@@ -91,15 +82,15 @@ ForwardProblem random_problem(RandomStream& random) {
           .heads_kv = 2};
 }
 
-TEST(DevicePackingsTest, AreTheMost) {
-  const auto packings = [](std::int32_t heads_q, std::int32_t heads_kv) {
-    return device_packings({.rows_q = 9, .rows_k = 9, .heads_q = heads_q, .heads_kv = heads_kv},
-                           {});
+TEST(DevicePackedHeadsTest, AreTheMost) {
+  const auto packed_heads = [](std::int32_t heads_q, std::int32_t heads_kv) {
+    return device_packed_heads({.rows_q = 9, .rows_k = 9, .heads_q = heads_q, .heads_kv = heads_kv},
+                               {});
   };
-  EXPECT_EQ(packings(64, 8), (std::vector<std::int32_t>{8}));
-  EXPECT_EQ(packings(64, 1), (std::vector<std::int32_t>{16}));
-  EXPECT_EQ(packings(12, 2), (std::vector<std::int32_t>{2}));
-  EXPECT_EQ(packings(6, 2), (std::vector<std::int32_t>{1}));
+  EXPECT_EQ(packed_heads(64, 8), 8);
+  EXPECT_EQ(packed_heads(64, 1), 16);
+  EXPECT_EQ(packed_heads(12, 2), 2);
+  EXPECT_EQ(packed_heads(6, 2), 1);
 }
 
 TEST_F(DeviceListTest, EqualsTheHostsListByteForByte) {
@@ -111,8 +102,9 @@ TEST_F(DeviceListTest, EqualsTheHostsListByteForByte) {
     const std::int32_t count = random.between(0, random.chance(20) ? 400 : 40);
     const TypedRanges ranges = random_ranges(random, problem.rows_q, problem.rows_k, count);
     DeviceListShape shape = shape_of(problem, ranges);
-    if (random.chance(30)) shape.packings = device_packings(problem, shape.tile);
-    if (random.chance(30)) shape.packings = {shape.packings.back()};
+    const std::vector<std::int32_t> allowed = allowed_packed_heads(problem, shape.tile);
+    shape.packed_heads =
+        allowed[static_cast<std::size_t>(random.between(0, static_cast<int>(allowed.size()) - 1))];
     shape.split.max_splits = random.chance(50) ? 264 : random.between(0, kMaxSplits);
     if (random.chance(50)) shape.split.min_cost = random.between(1, 8);
     expect_hosts_list(shape, ranges);
@@ -133,12 +125,9 @@ TEST_F(DeviceListTest, EqualsTheHostsOfDocuments) {
         ranges.append({begin, end}, {begin, end}, 1);
       }
       DeviceListShape shape = shape_of(problem, ranges);
-      for (const bool is_one_packing : {false, true}) {
-        if (is_one_packing) shape.packings = device_packings(problem, shape.tile);
-        for (const std::int32_t max_splits : {0, 264}) {
-          shape.split.max_splits = max_splits;
-          expect_hosts_list(shape, ranges);
-        }
+      for (const std::int32_t max_splits : {0, 264}) {
+        shape.split.max_splits = max_splits;
+        expect_hosts_list(shape, ranges);
       }
     }
   }
@@ -170,10 +159,10 @@ TEST_F(DeviceListTest, JoinsWhatTheHostJoins) {
     DeviceListShape shape = shape_of(problem, ranges);
     // Parts have records until they are joined: more here than usual room holds.
     shape.record_capacity =
-        ranges.count() * forward_list_frame(problem, shape.tile, shape.packings.back()).num_tiles();
+        ranges.count() * forward_list_frame(problem, shape.tile, shape.packed_heads).num_tiles();
     expect_hosts_list(shape, ranges);
     const auto bands = ranges.bands(problem.rows_q, problem.rows_k);
-    const ForwardList host = build_forward_list(problem, bands, shape.tile);
+    const ForwardList host = build_forward_list(problem, bands, shape.tile, shape.packed_heads);
     num_gaps += static_cast<std::size_t>(
         std::count(host.records.begin(), host.records.end(), BandRecord{}));
   });
@@ -209,10 +198,9 @@ TEST_F(DeviceListTest, HoldsAtTheMostTilesThatTheDeviceSorts) {
       ranges.append({begin, end}, {begin, end}, 1);
       begin = end;
     }
-    DeviceListShape shape =
+    const DeviceListShape shape =
         shape_of({.rows_q = rows, .rows_k = rows, .heads_q = 8, .heads_kv = 1}, ranges);
-    shape.packings = {8};
-    ASSERT_EQ(device_list_layout(shape).max_tiles, num_tiles);
+    ASSERT_EQ(device_list_layout(shape).grid.num_tiles, num_tiles);
     expect_hosts_list(shape, ranges);
   }
 }

@@ -9,14 +9,10 @@
 namespace magi::sm90 {
 namespace {
 
-/// Partial rows of all splits that any packing may have.
-std::int64_t max_partials(const DeviceListShape& shape, const DeviceListLayout& layout) {
-  std::int64_t most = 0;
-  for (const ForwardList& frame : layout.frames) {
-    most =
-        std::max(most, std::int64_t{max_slots(shape.split, frame.head_groups)} * frame.head_groups);
-  }
-  return most;
+/// Splits that the list may have, of all heads: each has partial rows.
+std::int64_t max_splits(const DeviceListShape& shape, const DeviceListLayout& layout) {
+  const std::int32_t head_groups = layout.frame.head_groups;
+  return std::int64_t{max_slots(shape.split, head_groups)} * head_groups;
 }
 
 DeviceListShape list_shape(const ForwardArgs& args, std::int64_t num_slices,
@@ -29,11 +25,9 @@ DeviceListShape list_shape(const ForwardArgs& args, std::int64_t num_slices,
   shape.tile = tile_shape(instance);
   shape.split = split_rule(args.q.device, tuning.forward);
   shape.num_slices = static_cast<std::int32_t>(num_slices);
-  if (tuning.forward.packed_heads > 0) {
-    shape.packings = {tuning.forward.packed_heads};
-  } else {
-    shape.packings = device_packings(shape.problem, shape.tile);
-  }
+  shape.packed_heads = tuning.forward.packed_heads > 0
+                           ? tuning.forward.packed_heads
+                           : device_packed_heads(shape.problem, shape.tile);
   shape.record_capacity =
       tuning.record_capacity == 0 ? default_record_capacity(shape) : tuning.record_capacity;
   return shape;
@@ -49,10 +43,10 @@ ListOnDevice parts_of(void* workspace, const DeviceListShape& shape, const Devic
           .splits = part_at<const SplitTile>(workspace, layout.split_tiles),
           .partial = partial_rows(shape.tile, args.v.shape[2],
                                   part_at<std::byte>(workspace, layout.size_bytes),
-                                  max_partials(shape, layout))};
+                                  max_splits(shape, layout))};
 }
 
-/// The launch for one packing; two where the device chooses between kernels with and without
+/// The launch of the kernel; two where the device chooses between kernels with and without
 /// splits, as the host would.
 void launch_frame(const ForwardArgs& args, const ForwardList& frame, ListOnDevice parts,
                   const InstanceSet& instances, std::int32_t num_ctas, bool may_have_splits,
@@ -76,7 +70,7 @@ DeviceListCall device_list_call(const ForwardArgs& args, std::int64_t num_slices
   call.layout = device_list_layout(call.shape);
   call.workspace_bytes =
       static_cast<std::int64_t>(call.layout.size_bytes) +
-      partial_bytes(call.shape.tile, args.v.shape[2], max_partials(call.shape, call.layout));
+      partial_bytes(call.shape.tile, args.v.shape[2], max_splits(call.shape, call.layout));
   return call;
 }
 
@@ -88,17 +82,15 @@ void enqueue_forward(const ForwardArgs& args, const DeviceListCall& call, const 
   build_device_list(shape, layout, slices, workspace, stream);
   const ListOnDevice parts = parts_of(workspace, shape, layout, args);
   // The device says whether tiles are split: the other launch ends at once.
-  for (const ForwardList& frame : layout.frames) {
-    if (frame.num_items() == 0) continue;
-    const std::int64_t most_items =
-        frame.num_items() +
-        std::int64_t{max_slots(shape.split, frame.head_groups)} * frame.head_groups;
+  const ForwardList& frame = layout.frame;
+  if (frame.num_items() > 0) {
+    const std::int64_t most_items = frame.num_items() + max_splits(shape, layout);
     const std::int32_t num_ctas = count_ctas(args.q.device, call.tuning, most_items);
     launch_frame(args, frame, parts, call.instances, num_ctas, most_items > frame.num_items(),
                  stream);
   }
   if (args.q.shape[0] > 0 && layout.max_split_tiles > 0) {
-    launch_combine(args, layout.frames.front(), parts, layout.max_split_tiles, stream);
+    launch_combine(args, frame, parts, layout.max_split_tiles, stream);
   }
 }
 
