@@ -40,6 +40,7 @@ class PartJoiner {
     if (count > kWarpLanes) return true;
     BandSlice own;
     if (lane_index() < count) own = parts_[lane_index()];
+    if (!has_common_begins(count, own)) return false;
     bool is_found = false;
 #pragma unroll 1
     for (std::int32_t j = 0; j < count; ++j) {
@@ -49,6 +50,19 @@ class PartJoiner {
                   common_keys_end(own, other) > own.k0;
     }
     return __any_sync(kFullWarp, is_found && lane_index() < count) != 0;
+  }
+
+  /// Whether some of the parts, one per lane, begin with the same query or key. All that are joined
+  /// do, and those of packed documents never.
+  __device__ static bool has_common_begins(std::int32_t count, const BandSlice& own) {
+    const unsigned parts = kFullWarp >> (kWarpLanes - count);
+    bool is_common = false;
+    if (lane_index() < count) {
+      const unsigned of_query = __match_any_sync(parts, own.q0);
+      const unsigned of_key = __match_any_sync(parts, own.k0);
+      is_common = __popc(of_query) > 1 || __popc(of_key) > 1;
+    }
+    return __any_sync(kFullWarp, is_common) != 0;
   }
 
   /// Cuts parts as cut_parts does; pieces come behind them. Returns how many there are then.
