@@ -90,7 +90,7 @@ struct Slices {
 /// The keys by which a built list's tiles are sorted.
 std::vector<std::uint64_t> sort_keys_sync(const DeviceListLayout& layout, const void* workspace) {
   const auto header = to_host_sync<DeviceListHeader>(workspace, 1).front();
-  const auto tiles = to_host_sync<TileWork>(static_cast<const std::byte*>(workspace) + layout.tiles,
+  const auto tiles = to_host_sync<TileWork>(static_cast<const std::byte*>(workspace) + layout.works,
                                             static_cast<std::size_t>(layout.grid.num_tiles));
   std::vector<std::uint64_t> keys(tiles.size());
   for (const TileWork& work : tiles) {
@@ -106,7 +106,7 @@ std::vector<std::uint64_t> sort_keys_sync(const DeviceListLayout& layout, const 
 std::string time_sort(const DeviceListShape& shape, const DeviceListLayout& layout,
                       const SliceArrays& slices, void* workspace) {
   const CubTileSort cub(sort_keys_sync(layout, workspace));
-  const auto* tiles = static_cast<const std::byte*>(workspace) + layout.tiles;
+  const auto* tiles = static_cast<const std::byte*>(workspace) + layout.works;
   const auto first = to_host_sync<TileWork>(tiles, 1).front();
   const double cub_time = time_graph([&](cudaStream_t stream) { cub.enqueue(stream); });
   const double order_time = time_graph(

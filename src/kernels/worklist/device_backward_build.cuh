@@ -48,12 +48,13 @@ struct BackwardBuild {
   std::int64_t zeroed_chunks = 0;  ///< of 16 bytes, from the header on
   KeyGrid grids[kKeyTilings];      ///< the second without num_tiles
   DeviceBackwardHeader* header = nullptr;
-  std::uint32_t* cut_bits = nullptr;
+  std::uint32_t* cut_bits = nullptr;  ///< null where there are bins
+  std::int32_t* num_cut_tiles = nullptr;
   std::int32_t* row_ends = nullptr;
   std::int32_t* group_ends = nullptr;
   std::int32_t* group_counts = nullptr;
   RowGroups groups;
-  TileTally* tallies[kKeyTilings] = {};
+  TallyPlaces tallies[kKeyTilings] = {};
   std::int32_t* begins = nullptr;
   MarkedRows components;  ///< `prefix` counts those of a group of rows
   MarkedRows covered;     ///< without prefix
@@ -80,9 +81,36 @@ __device__ __forceinline__ KeyGrid grid_of(const BackwardBuild& build, int tilin
   KeyGrid grid = build.grids[0];
   if (tiling != 0) {
     grid = build.grids[1];
-    grid.num_tiles = build.header->num_cut_tiles;
+    grid.num_tiles = *build.num_cut_tiles;
   }
   return grid;
+}
+
+__device__ __forceinline__ bool has_bins(const BackwardBuild& build) {
+  return build.cut_bits == nullptr;
+}
+
+/// The way to cut the keys with the lower cost over all k tiles.
+__device__ __forceinline__ int cheaper_tiling(const BackwardBuild& build) {
+  const auto cost = [&](int tiling) {
+    const auto tiles = static_cast<std::uint64_t>(grid_of(build, tiling).num_tiles);
+    return build.header->steps[tiling] * static_cast<std::uint64_t>(build.rule.groups) +
+           tiles * static_cast<std::uint64_t>(build.rule.overhead);
+  };
+  return cost(1) < cost(0) ? 1 : 0;
+}
+
+/// Tells of the chosen tiling, which has `num_records`: by one thread of all.
+__device__ __forceinline__ void report_tiling(const BackwardBuild& build, int tiling,
+                                              std::int64_t num_records) {
+  DeviceBackwardHeader& header = *build.header;
+  header.tiling = tiling;
+  header.packed_heads = build.packed_heads;
+  header.outcome.num_records = num_records;
+  header.outcome.is_overflowing = num_records > build.record_capacity ? 1 : 0;
+  if (header.outcome.is_overflowing != 0) return;
+  header.outcome.num_tiles = grid_of(build, tiling).num_tiles;
+  header.outcome.num_items = header.outcome.num_tiles * build.rule.heads_kv;
 }
 
 __device__ __forceinline__ std::int32_t tile_of_key(const KeyGrid& grid, std::int32_t key) {

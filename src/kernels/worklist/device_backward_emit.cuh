@@ -16,14 +16,19 @@ struct KeyEmitShared {
 };
 static_assert(kMostPlainParts <= kMostJoinedParts);
 
-/// Writes the records of each k tile, their marks, and by what it is sorted. Few records are joined
+/// Chooses how the keys are cut and finds where the records of each k tile lie, unless that is
+/// known. Writes the records, their marks, and by what the k tile is sorted. Few records are joined
 /// by a warp. Those that cannot be joined, and many, stay as they are in the order of the slices.
 class KeyRecordWriter {
  public:
   __device__ KeyRecordWriter(KeyEmitShared& shared, const BackwardBuild& build)
-      : shared_(shared), build_(build), grid_(grid_of(build, build.header->tiling)) {}
+      : shared_(shared),
+        build_(build),
+        tiling_(has_bins(build) ? cheaper_tiling(build) : build.header->tiling),
+        grid_(grid_of(build, tiling_)) {}
 
   __device__ void run() {
+    if (!is_fitting()) return;
     if (threadIdx.x == 0) {
       shared_.max_cost = 0;
       shared_.max_cost_inverse = 0;
@@ -34,12 +39,14 @@ class KeyRecordWriter {
 #pragma unroll 1
     for (std::int32_t tile = first; tile < grid_.num_tiles; tile += stride) {
       const std::int32_t own = tile + warp_index();
-      const bool has_many = own < grid_.num_tiles && num_records(own) > kMostPlainParts;
-      if (own < grid_.num_tiles && !has_many) write_few(own);
+      const KeyTile work = has_bins(build_) ? place(own) : placed(own);
+      const bool has_many = num_records(work) > kMostPlainParts;
+      if (own < grid_.num_tiles && !has_many) write_few(own, work);
       if (__syncthreads_or(has_many ? 1 : 0) == 0) continue;
 #pragma unroll 1
-      for (std::int32_t other = tile; other < min(tile + kEmitWarps, grid_.num_tiles); ++other) {
-        if (num_records(other) > kMostPlainParts) write_many(other);
+      for (std::int32_t other = tile; other < tile + kEmitWarps; ++other) {
+        const KeyTile many = placed(other);
+        if (num_records(many) > kMostPlainParts) write_many(other, many);
       }
     }
     __syncthreads();
@@ -49,15 +56,38 @@ class KeyRecordWriter {
   }
 
  private:
-  __device__ std::int32_t num_records(std::int32_t tile) const {
-    return build_.works[tile].record_end - build_.works[tile].record_begin;
+  /// Whether there is room for all records; also tells of them, where nobody has done so.
+  __device__ bool is_fitting() const {
+    if (!has_bins(build_)) return build_.header->outcome.is_overflowing == 0;
+    const std::int32_t num_records = sum_records(tallies(), grid_.num_tiles, 0).total;
+    if (first_task() == 0 && lane_index() == 0) report_tiling(build_, tiling_, num_records);
+    return num_records <= build_.record_capacity;
   }
-  __device__ std::int32_t first_record(std::int32_t tile) const {
-    return build_.works[tile].record_begin;
+
+  __device__ const TallyPlaces& tallies() const { return build_.tallies[tiling_]; }
+
+  __device__ KeyTile placed(std::int32_t tile) const {
+    return tile < grid_.num_tiles ? build_.works[tile] : KeyTile{};
+  }
+  /// Makes the work of a k tile, whose records lie behind those of the k tiles before.
+  __device__ KeyTile place(std::int32_t tile) const {
+    KeyTile work;
+    if (tile >= grid_.num_tiles) return work;
+    const Range keys = keys_of_tile(grid_, tile);
+    work.key_begin = keys.begin;
+    work.key_end = keys.end;
+    work.record_begin = sum_records(tallies(), grid_.num_tiles, tile).before;
+    work.record_end = work.record_begin + tallies().tallies[tile].num_records;
+    if (lane_index() == 0) build_.works[tile] = work;
+    return work;
+  }
+
+  __device__ static std::int32_t num_records(const KeyTile& work) {
+    return work.record_end - work.record_begin;
   }
   /// Steps as long as nothing is joined.
   __device__ std::int32_t cost_of_tally(std::int32_t tile) const {
-    return clamped_cost(build_.tallies[build_.header->tiling][tile].num_k_tiles);
+    return clamped_cost(tallies().tallies[tile].num_k_tiles);
   }
   __device__ static std::int32_t clamped_cost(std::uint64_t steps) {
     return static_cast<std::int32_t>(steps < kMaxTileCost ? steps : kMaxTileCost);
@@ -70,23 +100,24 @@ class KeyRecordWriter {
     atomicMax(&shared_.max_cost_inverse, kMaxTileCost - cost);
   }
 
-  __device__ void write_few(std::int32_t tile) const {
-    const std::int32_t count = num_records(tile);
-    const std::int32_t begin = first_record(tile);
+  __device__ void write_few(std::int32_t tile, const KeyTile& work) const {
+    const std::int32_t count = num_records(work);
+    const std::int32_t* found = has_bins(build_) ? tallies().bins + std::int64_t{tile} * kBinSlices
+                                                 : build_.slice_ids + work.record_begin;
     std::int32_t* ids = shared_.ids[warp_index()];
     BandSlice* parts = shared_.parts[warp_index()];
 #pragma unroll 1
     for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
-      ids[i] = build_.slice_ids[begin + i];
+      ids[i] = found[i];
       parts[i] = part_of_tile(grid_, build_.slices[ids[i]].band, tile);
     }
     __syncwarp();
     const std::int32_t num_left = PartJoiner(parts, JoinAlong::Keys).join(count);
     const std::int32_t cost = num_left == 0 ? cost_of_tally(tile) : joined_cost(parts, num_left);
     if (num_left == 0) {
-      write_in_order(tile, ids);
+      write_in_order(tile, work, ids);
     } else {
-      write_joined(tile, num_left);
+      write_joined(tile, work, num_left);
     }
     if (lane_index() == 0) finish(tile, cost);
     __syncwarp();
@@ -102,22 +133,24 @@ class KeyRecordWriter {
     return clamped_cost(__reduce_add_sync(kFullWarp, steps));
   }
 
-  __device__ void write_in_order(std::int32_t tile, const std::int32_t* ids) const {
-    const std::int32_t count = num_records(tile);
+  __device__ void write_in_order(std::int32_t tile, const KeyTile& work,
+                                 const std::int32_t* ids) const {
+    const std::int32_t count = num_records(work);
 #pragma unroll 1
     for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
       std::int32_t rank = 0;
-#pragma unroll 1
+#pragma unroll 4
       for (std::int32_t j = 0; j < count; ++j) rank += ids[j] < ids[i] ? 1 : 0;
-      write(tile, first_record(tile) + rank, part_of_tile(grid_, build_.slices[ids[i]].band, tile));
+      write(tile, work.record_begin + rank, part_of_tile(grid_, build_.slices[ids[i]].band, tile));
     }
   }
 
-  __device__ void write_joined(std::int32_t tile, std::int32_t num_left) const {
-    const std::int32_t count = num_records(tile);
+  __device__ void write_joined(std::int32_t tile, const KeyTile& work,
+                               std::int32_t num_left) const {
+    const std::int32_t count = num_records(work);
 #pragma unroll 1
     for (std::int32_t i = lane_index(); i < count; i += kWarpLanes) {
-      const std::int32_t place = first_record(tile) + i;
+      const std::int32_t place = work.record_begin + i;
       if (i < num_left) {
         write(tile, place, shared_.parts[warp_index()][i]);
       } else {
@@ -126,18 +159,25 @@ class KeyRecordWriter {
       }
     }
     __syncwarp();
-    if (lane_index() == 0) build_.works[tile].record_end = first_record(tile) + num_left;
+    if (lane_index() == 0) build_.works[tile].record_end = work.record_begin + num_left;
   }
 
-  __device__ void write_many(std::int32_t tile) const {
-    const TileTally tally = build_.tallies[build_.header->tiling][tile];
+  __device__ void write_many(std::int32_t tile, const KeyTile& work) const {
+    const TileTally tally = tallies().tallies[tile];
     const std::int32_t cost = cost_of_tally(tile);
-    const KeyTile work = build_.works[tile];
-    for_each_in_order(shared_.order, {build_.slice_ids, work.record_begin, work.record_end},
-                      build_.source.count - tally.begin_inverse, tally.end_slice,
-                      [&](std::int32_t place, std::int32_t slice) {
-                        write(tile, place, part_of_tile(grid_, build_.slices[slice].band, tile));
-                      });
+    const Range slices{build_.source.count - tally.begin_inverse, tally.end_slice};
+    const auto part_of = [&](std::int32_t slice) {
+      return part_of_tile(grid_, build_.slices[slice].band, tile);
+    };
+    if (has_bins(build_)) {
+      for_each_found(shared_.order, slices, work.record_begin, part_of,
+                     [&](std::int32_t place, const BandSlice& part) { write(tile, place, part); });
+    } else {
+      for_each_in_order(shared_.order, {build_.slice_ids, work.record_begin, work.record_end},
+                        slices.begin, slices.end, [&](std::int32_t place, std::int32_t slice) {
+                          write(tile, place, part_of(slice));
+                        });
+    }
     if (threadIdx.x == 0) finish(tile, cost);
   }
 
@@ -157,6 +197,7 @@ class KeyRecordWriter {
 
   KeyEmitShared& shared_;
   const BackwardBuild& build_;
+  const int tiling_;
   const KeyGrid grid_;
 };
 

@@ -38,6 +38,20 @@ RowGroups row_groups(std::int32_t rows) {
   return groups;
 }
 
+/// The parts that are all zero before a build.
+void add_zeroed(Arena& arena, DeviceBackwardLayout& layout, const BackwardProblem& problem) {
+  arena.add<DeviceBackwardHeader>(1);
+  layout.row_ends = arena.add<std::int32_t>(std::int64_t{num_row_words(problem.rows_q)} * kRowBits);
+  layout.group_ends = arena.add<std::int32_t>(layout.groups.count);
+  layout.tallies = arena.add<TileTally>(std::int64_t{kKeyTilings} * layout.max_tiles);
+  layout.group_records = arena.add<std::int32_t>(kKeyTilings * kMostTileGroups);
+  layout.longest = arena.add<std::int32_t>(layout.frame.num_components);
+  layout.record_ends = arena.add<std::int32_t>(layout.frame.num_components);
+  layout.record_begins = arena.add<std::int32_t>(layout.frame.num_components);
+  if (!layout.has_bins) layout.cut_bits = arena.add<std::uint32_t>(num_row_words(problem.rows_k));
+  layout.zeroed_bytes = arena.size_bytes();
+}
+
 }  // namespace
 
 std::int64_t default_record_capacity(const DeviceBackwardShape& shape) {
@@ -58,17 +72,12 @@ DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape) {
   layout.run_capacity = std::max(kRunsPerRecord * shape.record_capacity, kLeastRuns);
   layout.groups = row_groups(problem.rows_q);
   const std::int64_t key_words = num_row_words(problem.rows_k);
+  layout.has_bins =
+      layout.has_few_tiles() && shape.num_slices <= kMostBinnedSlices && key_words <= kMostCutWords;
   const std::int64_t row_words = num_row_words(problem.rows_q);
   Arena arena;
-  arena.add<DeviceBackwardHeader>(1);
-  layout.cut_bits = arena.add<std::uint32_t>(key_words);
-  layout.row_ends = arena.add<std::int32_t>(row_words * kRowBits);
-  layout.group_ends = arena.add<std::int32_t>(layout.groups.count);
-  layout.tallies = arena.add<TileTally>(std::int64_t{kKeyTilings} * layout.max_tiles);
-  layout.longest = arena.add<std::int32_t>(layout.frame.num_components);
-  layout.record_ends = arena.add<std::int32_t>(layout.frame.num_components);
-  layout.record_begins = arena.add<std::int32_t>(layout.frame.num_components);
-  layout.zeroed_bytes = arena.size_bytes();
+  add_zeroed(arena, layout, problem);
+  layout.num_cut_tiles = arena.add<std::int32_t>(1);
   layout.tile_bits = arena.add<std::uint32_t>(key_words);
   layout.tile_prefix = arena.add<std::int32_t>(key_words);
   layout.begins = arena.add<std::int32_t>(std::int64_t{layout.max_tiles} + 1);
@@ -78,7 +87,12 @@ DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape) {
   layout.group_counts = arena.add<std::int32_t>(layout.groups.count);
   layout.tile_components = arena.add<std::int32_t>(layout.frame.num_q_tiles());
   layout.slices = arena.add<BandRecord>(shape.num_slices);
-  layout.slice_ids = arena.add<std::int32_t>(shape.record_capacity);
+  if (layout.has_bins) {
+    layout.bins =
+        arena.add<std::int32_t>(std::int64_t{kKeyTilings} * layout.max_tiles * kBinSlices);
+  } else {
+    layout.slice_ids = arena.add<std::int32_t>(shape.record_capacity);
+  }
   layout.works = arena.add<KeyTile>(layout.max_tiles);
   layout.components = arena.add<std::int32_t>(layout.max_tiles);
   layout.places = arena.add<std::int32_t>(layout.max_tiles);

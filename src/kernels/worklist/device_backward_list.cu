@@ -27,34 +27,19 @@ constexpr std::int64_t kMaxNumberBlocks = 528;
 /// Half of what runs at once: what comes behind a list may begin beside it.
 constexpr std::int64_t kMaxOrderBlocks = 528;
 
-/// Clears chunks of 16 bytes; all threads of a grid share them.
-__device__ void clear_chunks(void* begin, std::int64_t count) {
-  auto* chunks = static_cast<uint4*>(begin);
-  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
-#pragma unroll 1
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
-       i += stride) {
-    chunks[i] = uint4{};
-  }
-}
-
-/// Keeps the slices, and marks where they begin in k.
+/// Marks where the slices begin in k.
 __device__ void mark_slices(const BackwardBuild& build) {
   const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
 #pragma unroll 1
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < build.source.count;
        i += stride) {
     const auto slice = static_cast<std::int32_t>(i);
-    const CheckedSlice checked =
-        read_slice(build.source, slice, build.rows_q, build.grids[0].rows_k);
-    keep_slice(build.slices, build.header->bad_slice, slice, checked);
-    const BandSlice& band = checked.band;
-    if (band.q0 >= band.q1) continue;
-    atomicOr(build.cut_bits + band.k0 / kRowBits, 1u << (band.k0 % kRowBits));
+    mark_slice(read_slice(build.source, slice, build.rows_q, build.grids[0].rows_k).band,
+               build.cut_bits);
   }
 }
 
-/// Adds to the tallies of one way to cut the keys.
+/// Adds to the tallies of one way to cut the keys, and keeps the slices.
 __device__ void count_tiling(ScanStorage<std::int64_t, kThreads>& storage,
                              const BackwardBuild& build, int tiling) {
   const KeyGrid grid = grid_of(build, tiling);
@@ -63,8 +48,14 @@ __device__ void count_tiling(ScanStorage<std::int64_t, kThreads>& storage,
 #pragma unroll 1
   for (std::int32_t task = first_task(); task < end; task += task_stride()) {
     const std::int32_t slice = slice_of_task(build.tasks, task, build.source.count);
-    const BandSlice band = slice < build.source.count ? build.slices[slice].band : BandSlice{};
-    for_each_part(build.tasks, grid, task, band,
+    CheckedSlice checked;
+    checked.band = BandSlice{};
+    if (slice < build.source.count) {
+      checked = read_slice(build.source, slice, build.rows_q, grid.rows_k);
+      const bool is_first_visit = tiling == 0 && task % build.tasks.num_parts == 0;
+      if (is_first_visit) keep_slice(build.slices, build.header->bad_slice, slice, checked);
+    }
+    for_each_part(build.tasks, grid, task, checked.band,
                   [&](std::int32_t tile, const BandSlice& part, std::int32_t index) {
                     const Range tiles = tiles_of_part(part, build.token_shift);
                     TileTally tally;
@@ -72,7 +63,7 @@ __device__ void count_tiling(ScanStorage<std::int64_t, kThreads>& storage,
                     tally.num_records = 1;
                     tally.end_slice = index + 1;
                     tally.begin_inverse = build.source.count - index;
-                    add_tally(build.tallies[tiling][tile], tally);
+                    add_tally(build.tallies[tiling], tile, tally);
                     steps += tiles.end - tiles.begin;
                   });
   }
@@ -84,42 +75,23 @@ __device__ void count_tiling(ScanStorage<std::int64_t, kThreads>& storage,
   }
 }
 
-/// What all k tiles of a tiling cost.
-__device__ std::uint64_t cost_of(const BackwardBuild& build, int tiling) {
-  const auto tiles = static_cast<std::uint64_t>(grid_of(build, tiling).num_tiles);
-  return build.header->steps[tiling] * static_cast<std::uint64_t>(build.rule.groups) +
-         tiles * static_cast<std::uint64_t>(build.rule.overhead);
-}
-
-/// Tells of the chosen tiling, which has `num_records`: by one thread of all.
-__device__ void report(const BackwardBuild& build, int tiling, std::int64_t num_records) {
-  DeviceBackwardHeader& header = *build.header;
-  header.tiling = tiling;
-  header.packed_heads = build.packed_heads;
-  header.outcome.num_records = num_records;
-  header.outcome.is_overflowing = num_records > build.record_capacity ? 1 : 0;
-  if (header.outcome.is_overflowing != 0) return;
-  header.outcome.num_tiles = grid_of(build, tiling).num_tiles;
-  header.outcome.num_items = header.outcome.num_tiles * build.rule.heads_kv;
-}
-
 using PlaceShared64 = ClusterScanShared<std::int64_t>;
 
 /// Chooses the way with the lower cost and makes the works of its k tiles: one CTA or cluster.
 __device__ void place_records(PlaceShared64& shared, const BackwardBuild& build) {
-  const int tiling = cost_of(build, 1) < cost_of(build, 0) ? 1 : 0;
+  const int tiling = cheaper_tiling(build);
   const KeyGrid grid = grid_of(build, tiling);
   const Range share = own_share(grid.num_tiles);
   std::int64_t own = 0;
 #pragma unroll 4
   for (std::int32_t i = share.begin; i < share.end; ++i) {
-    own += build.tallies[tiling][i].num_records;
+    own += build.tallies[tiling].tallies[i].num_records;
   }
   const auto scan = scan_cluster(shared, own, std::int64_t{0}, Sum{});
   std::int64_t next = scan.before;
 #pragma unroll 4
   for (std::int32_t i = share.begin; i < share.end; ++i) {
-    const std::int64_t end = next + build.tallies[tiling][i].num_records;
+    const std::int64_t end = next + build.tallies[tiling].tallies[i].num_records;
     const Range keys = keys_of_tile(grid, i);
     KeyTile tile;
     tile.key_begin = keys.begin;
@@ -131,7 +103,7 @@ __device__ void place_records(PlaceShared64& shared, const BackwardBuild& build)
     build.works[i] = tile;
     next = end;
   }
-  if (thread_of_cluster() == 0) report(build, tiling, scan.total);
+  if (thread_of_cluster() == 0) report_tiling(build, tiling, scan.total);
 }
 
 __device__ void fill_tiles(const BackwardBuild& build) {
@@ -145,7 +117,7 @@ __device__ void fill_tiles(const BackwardBuild& build) {
     const BandSlice band = slice < build.source.count ? build.slices[slice].band : BandSlice{};
     for_each_part(build.tasks, grid, task, band,
                   [&](std::int32_t tile, const BandSlice&, std::int32_t index) {
-                    std::int32_t& left = build.tallies[tiling][tile].num_records;
+                    std::int32_t& left = build.tallies[tiling].tallies[tile].num_records;
                     const std::int32_t place =
                         build.works[tile].record_begin + atomicSub(&left, 1) - 1;
                     build.slice_ids[place] = index;
@@ -155,7 +127,7 @@ __device__ void fill_tiles(const BackwardBuild& build) {
 
 __global__ void __launch_bounds__(kThreads)
     clear_kernel(const __grid_constant__ BackwardBuild build) {
-  clear_chunks(build.header, build.zeroed_chunks);
+  clear_chunks(build.header, build.zeroed_chunks, blockIdx.x, gridDim.x);
   ptx::launch_dependents();
 }
 
@@ -169,7 +141,21 @@ __global__ void __launch_bounds__(kOrderThreads)
     cut_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
   __shared__ KeyCutter::Shared shared;
-  KeyCutter(shared, build).run();
+  KeyCutter(shared, build, build.cut_bits).run();
+}
+
+/// The first block cuts the keys and the others clear, where there are bins.
+__global__ void __launch_bounds__(kOrderThreads)
+    clear_and_cut_kernel(const __grid_constant__ BackwardBuild build) {
+  ptx::launch_dependents();
+  if (blockIdx.x > 0) {
+    clear_chunks(build.header, build.zeroed_chunks, blockIdx.x - 1, gridDim.x - 1);
+    return;
+  }
+  __shared__ KeyCutter::Shared shared;
+  extern __shared__ std::uint32_t marks[];
+  mark_slices_of_block(build, marks);
+  KeyCutter(shared, build, marks).run();
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -195,7 +181,6 @@ __global__ void __launch_bounds__(kThreads, 4)
 __global__ void __launch_bounds__(kEmitThreads)
     emit_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
-  if (build.header->outcome.is_overflowing != 0) return;
   __shared__ KeyEmitShared shared;
   KeyRecordWriter(shared, build).run();
 }
@@ -298,21 +283,33 @@ void set_shapes(BackwardBuild& build, const DeviceBackwardShape& shape,
   build.grids[0].num_tiles = (shape.problem.rows_k + shape.tile.keys - 1) / shape.tile.keys;
 }
 
+void set_tallies(BackwardBuild& build, const DeviceBackwardLayout& layout, void* memory) {
+  for (int tiling = 0; tiling < kKeyTilings; ++tiling) {
+    const std::int64_t first = std::int64_t{tiling} * layout.max_tiles;
+    TallyPlaces& places = build.tallies[tiling];
+    places.tallies = part_at<TileTally>(memory, layout.tallies) + first;
+    places.group_records =
+        part_at<std::int32_t>(memory, layout.group_records) + tiling * kMostTileGroups;
+    places.bins =
+        layout.has_bins ? part_at<std::int32_t>(memory, layout.bins) + first * kBinSlices : nullptr;
+  }
+}
+
 BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardLayout& layout,
                          const SliceArrays& slices, void* memory) {
   BackwardBuild build;
   build.source = slices;
   set_shapes(build, shape, layout);
   build.header = part_at<DeviceBackwardHeader>(memory, 0);
-  build.cut_bits = part_at<std::uint32_t>(memory, layout.cut_bits);
+  if (!layout.has_bins) build.cut_bits = part_at<std::uint32_t>(memory, layout.cut_bits);
+  build.num_cut_tiles = part_at<std::int32_t>(memory, layout.num_cut_tiles);
   build.group_ends = part_at<std::int32_t>(memory, layout.group_ends);
   build.group_counts = part_at<std::int32_t>(memory, layout.group_counts);
   build.groups = layout.groups;
   build.component_keys = part_at<ComponentKey>(memory, layout.component_keys);
   build.by_component = part_at<std::uint64_t>(memory, layout.by_component);
   build.row_ends = part_at<std::int32_t>(memory, layout.row_ends);
-  build.tallies[0] = part_at<TileTally>(memory, layout.tallies);
-  build.tallies[1] = build.tallies[0] + layout.max_tiles;
+  set_tallies(build, layout, memory);
   build.longest = part_at<std::int32_t>(memory, layout.longest);
   build.record_ends = part_at<std::int32_t>(memory, layout.record_ends);
   build.record_begins = part_at<std::int32_t>(memory, layout.record_begins);
@@ -325,7 +322,7 @@ BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardL
   build.covered.bits = part_at<std::uint32_t>(memory, layout.covered_bits);
   build.tile_components = part_at<std::int32_t>(memory, layout.tile_components);
   build.slices = part_at<BandRecord>(memory, layout.slices);
-  build.slice_ids = part_at<std::int32_t>(memory, layout.slice_ids);
+  if (!layout.has_bins) build.slice_ids = part_at<std::int32_t>(memory, layout.slice_ids);
   build.works = part_at<KeyTile>(memory, layout.works);
   build.tile_component = part_at<std::int32_t>(memory, layout.components);
   build.places = part_at<std::int32_t>(memory, layout.places);
@@ -339,19 +336,36 @@ BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardL
   return build;
 }
 
-/// Steps clear to fill.
-void launch_gathering(const BackwardBuild& build, const DeviceBackwardLayout& layout,
-                      cudaStream_t stream) {
+/// Steps clear and cut.
+void launch_cutting(const BackwardBuild& build, const DeviceBackwardLayout& layout,
+                    cudaStream_t stream) {
+  const std::int64_t words = num_row_words(build.grids[1].rows_k);
+  if (layout.has_bins) {
+    // Ordinary, like clear_kernel: what is before may not be of a kind that others begin beside.
+    clear_and_cut_kernel<<<1 + num_blocks(build.zeroed_chunks, kOrderThreads), kOrderThreads,
+                           static_cast<std::size_t>(words) * sizeof(std::uint32_t), stream>>>(
+        build);
+    cuda_check(cudaGetLastError(), "clear_and_cut_kernel");
+    return;
+  }
   clear_kernel<<<num_blocks(build.zeroed_chunks, kThreads), kThreads, 0, stream>>>(build);
   cuda_check(cudaGetLastError(), "clear_kernel");
   launch_ahead(mark_kernel, num_blocks(build.source.count, kThreads), kThreads, 0, build, stream);
-  const std::int64_t words = num_row_words(build.grids[1].rows_k);
   launch_cluster_ahead(cut_kernel, num_scan_ctas(words), build, stream);
+}
+
+/// Steps count to emit.
+void launch_gathering(const BackwardBuild& build, const DeviceBackwardLayout& layout,
+                      cudaStream_t stream) {
   const unsigned walk_blocks =
       num_blocks(num_slice_tasks(build.tasks, build.source.count), kThreads / kWarpLanes);
   launch_ahead(count_kernel, dim3(walk_blocks, kKeyTilings), kThreads, 0, build, stream);
-  launch_cluster_ahead(place_kernel, num_scan_ctas(layout.max_tiles), build, stream);
-  launch_ahead(fill_kernel, walk_blocks, kThreads, 0, build, stream);
+  if (!layout.has_bins) {
+    launch_cluster_ahead(place_kernel, num_scan_ctas(layout.max_tiles), build, stream);
+    launch_ahead(fill_kernel, walk_blocks, kThreads, 0, build, stream);
+  }
+  launch_ahead(emit_kernel, num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, build,
+               stream);
 }
 
 /// Steps join to arrange.
@@ -386,9 +400,8 @@ void build_device_backward_list(const DeviceBackwardShape& shape,
                                 void* workspace, cudaStream_t stream) {
   BackwardBuild build = make_build(shape, layout, slices, workspace);
   build.tasks = share_slices(slices.count, kWalkingWarps / kKeyTilings, layout.max_tiles);
+  launch_cutting(build, layout, stream);
   launch_gathering(build, layout, stream);
-  launch_ahead(emit_kernel, num_blocks(layout.max_tiles, kEmitWarps), kEmitThreads, 0, build,
-               stream);
   launch_sorting(build, layout, stream);
   const auto order_blocks = static_cast<unsigned>(
       std::clamp<std::int64_t>(shape.record_capacity / kRunWarps, 1, kMaxOrderBlocks));

@@ -13,26 +13,29 @@
 // seeing them: tile by tile the list of build_plain_list. All kernels go to one stream and nothing
 // waits, so the build can be captured in a graph and replayed with other slices.
 //
-//   clear   what is counted in
-//   mark    slices       kept, clamped and shrunk; where they begin in k
-//   cut     one CTA      the k tiles that begin where slices do
-//   count   slices       a tally per k tile, for both ways to cut the keys
-//   place   one CTA      the way with the lower cost; where each k tile's records begin (scan)
-//   fill    slices       each k tile's slices, in any order
-//   emit    k tiles      each k tile's records, joined, and its steps
+//   cut     one CTA      the k tiles that begin where slices do; others clear what is counted in
+//   count   slices       a tally per k tile, for both ways to cut the keys, and its slices in a
+//                        bin, in any order; the slices clamped, shrunk and kept
+//   emit    k tiles      the way with the lower cost; where each k tile's records begin; the
+//                        records, joined, and their steps
 //   join    rows         the components of rows, by records
 //   number  records      which component records, k tiles and q tiles are of
 //   sort    k tiles      two orders of the k tiles, in chunks, then of all (device_rank.cuh)
 //   arrange items        the order in which items are handed out (plain_rule.hpp)
 //   order   records      the semaphore values at which a record adds to dQ
 //
-// Where keys or k tiles are many, one cluster cuts and places, and sorts and arranges (radix sort).
+// Many slices, keys or k tiles have no bins: the memory is cleared and slices are marked in front
+// of the cut, one CTA or cluster takes the way with the lower cost and scans the tallies (place),
+// and the slices are walked again for the room that each k tile has then (fill). One cluster cuts
+// many keys, and sorts and arranges many k tiles (radix sort).
 namespace magi {
 
 inline constexpr int kKeyTilings = 2;  ///< a plain grid; cut where slices begin
 inline constexpr std::int32_t kMostRowGroups = 1024;
 inline constexpr std::int32_t kLeastGroupShift = 8;
 inline constexpr std::int32_t kRowBits = 32;  ///< rows, or keys, of a word of bits
+/// As many words of keys are marked and cut by one CTA in shared memory.
+inline constexpr std::int32_t kMostCutWords = 8192;
 
 MAGI_HOST_DEVICE std::int32_t num_row_words(std::int32_t rows) {
   return (rows + kRowBits - 1) / kRowBits;
@@ -48,11 +51,9 @@ struct DeviceBackwardHeader {
   std::uint32_t num_runs = 0;             ///< semaphore runs that the list needs
   std::int32_t max_cost = 0;              ///< of the list's tiles
   std::int32_t max_cost_inverse = 0;      ///< kMaxTileCost - the least cost
-  std::int32_t num_cut_tiles = 0;         ///< of the second tiling
   std::int32_t num_components = 0;
   std::int32_t tiling = 0;  ///< chosen
   std::int32_t packed_heads = 0;
-  std::int32_t padding = 0;
   BackwardOutcome outcome;
 };
 
@@ -103,14 +104,16 @@ struct DeviceBackwardLayout {
   std::int32_t max_tiles = 0;
   std::int64_t run_capacity = 0;
   RowGroups groups;
-  std::size_t cut_bits = 0;          ///< uint32 [rows_k / 32]: a slice begins at the key
   std::size_t row_ends = 0;          ///< int32 [rows_q]: of the records that begin in the row
   std::size_t group_ends = 0;        ///< int32 [groups]: of the records that begin in the group
   std::size_t tallies = 0;           ///< TileTally [kKeyTilings, max_tiles]
+  std::size_t group_records = 0;     ///< int32 [kKeyTilings, kMostTileGroups]
   std::size_t longest = 0;           ///< int32 [components]: steps of their longest k tile
   std::size_t record_ends = 0;       ///< int32 [components]: last of their records + 1
   std::size_t record_begins = 0;     ///< int32 [components]: num_records - first of their records
+  std::size_t cut_bits = 0;          ///< uint32 [rows_k / 32]: a slice begins at the key
   std::size_t zeroed_bytes = 0;      ///< header, and what lies in front of the rest
+  std::size_t num_cut_tiles = 0;     ///< int32
   std::size_t tile_bits = 0;         ///< uint32 [rows_k / 32]: a cut k tile begins at the key
   std::size_t tile_prefix = 0;       ///< int32 [rows_k / 32]: such keys before the word
   std::size_t begins = 0;            ///< int32 [max_tiles + 1]: first keys of the cut k tiles
@@ -120,12 +123,13 @@ struct DeviceBackwardLayout {
   std::size_t group_counts = 0;      ///< int32 [groups]: components that begin in the group
   std::size_t tile_components = 0;   ///< int32 [q tiles]: the list
   std::size_t slices = 0;            ///< BandRecord [num_slices]
-  std::size_t slice_ids = 0;         ///< int32 [record_capacity]
-  std::size_t works = 0;             ///< KeyTile [max_tiles], by their keys
-  std::size_t components = 0;      ///< int32 [max_tiles], of works: that of the first record, or -1
-  std::size_t places = 0;          ///< int32 [max_tiles], of works: places in the list
-  std::size_t items = 0;           ///< int32 [max_tiles * heads_kv]: the list's order of items
-  std::size_t sort_keys = 0;       ///< uint64 [2, max_tiles]
+  std::size_t bins = 0;        ///< int32 [kKeyTilings, max_tiles, kBinSlices], where there are bins
+  std::size_t slice_ids = 0;   ///< int32 [record_capacity], where there are none
+  std::size_t works = 0;       ///< KeyTile [max_tiles], by their keys
+  std::size_t components = 0;  ///< int32 [max_tiles], of works: that of the first record, or -1
+  std::size_t places = 0;      ///< int32 [max_tiles], of works: places in the list
+  std::size_t items = 0;       ///< int32 [max_tiles * heads_kv]: the list's order of items
+  std::size_t sort_keys = 0;   ///< uint64 [2, max_tiles]
   std::size_t component_keys = 0;  ///< ComponentKey [max_tiles], where the k tiles are few
   std::size_t by_component = 0;    ///< uint64 [max_tiles]: sort keys in the order of these
   std::size_t tiles = 0;           ///< KeyTile [max_tiles]: the list
@@ -133,6 +137,7 @@ struct DeviceBackwardLayout {
   std::size_t marks = 0;           ///< RecordMark [record_capacity]
   std::size_t runs = 0;            ///< SemaphoreRun [run_capacity]: the list
   std::size_t size_bytes = 0;
+  bool has_bins = false;
 
   /// Whether the whole device sorts them.
   bool has_few_tiles() const { return max_tiles <= kMostRankedKeys; }

@@ -25,16 +25,21 @@ struct DeviceBuild {
   std::int32_t rows_k = 0;
   TileShape tile;
   SplitRule split;
+  std::int32_t max_split_tiles = 0;
   std::int64_t record_capacity = 0;
+  std::int64_t zeroed_chunks = 0;  ///< of 16 bytes, from the header on
   SliceTasks tasks;
   DeviceListHeader* header = nullptr;
   TileTally* tallies = nullptr;
+  std::int32_t* group_records = nullptr;
   BandRecord* slices = nullptr;
+  TileWork* placed = nullptr;
   TileWork* tiles = nullptr;
   TileWork* works = nullptr;
   SplitTile* split_tiles = nullptr;
   std::int32_t* begins = nullptr;
   std::uint64_t* sort_keys[2] = {};
+  std::int32_t* bins = nullptr;  ///< null where there are none
   std::int32_t* slice_ids = nullptr;
   BandRecord* records = nullptr;
 };
@@ -199,23 +204,87 @@ __device__ __forceinline__ std::int32_t slice_of_task(const SliceTasks& tasks, s
   return has_slice ? first + lane_index() : num_slices;
 }
 
-/// Adds what a part leaves on its tile.
-__device__ __forceinline__ void add_tally(TileTally& tally, const TileTally& more) {
+/// Clears chunks of 16 bytes, shared by `num_blocks` blocks of which this one is number `block`.
+__device__ __forceinline__ void clear_chunks(void* begin, std::int64_t count, unsigned block,
+                                             unsigned num_blocks) {
+  auto* chunks = static_cast<uint4*>(begin);
+  const std::int64_t stride = std::int64_t{num_blocks} * blockDim.x;
+#pragma unroll 1
+  for (std::int64_t i = std::int64_t{block} * blockDim.x + threadIdx.x; i < count; i += stride) {
+    chunks[i] = uint4{};
+  }
+}
+
+/// Where tallies are added up: those of the tiles, sums of their groups and the tiles' bins.
+/// Without bins, tallies alone.
+struct TallyPlaces {
+  TileTally* tallies;
+  std::int32_t* group_records;
+  std::int32_t* bins;
+};
+
+/// Adds what a part leaves on its tile, of the last slice of `more`.
+__device__ __forceinline__ void add_tally(const TallyPlaces& places, std::int32_t tile,
+                                          const TileTally& more) {
+  TileTally& tally = places.tallies[tile];
+  const std::int32_t place = atomicAdd(&tally.num_records, more.num_records);
   atomicAdd(reinterpret_cast<unsigned long long*>(&tally.num_k_tiles),
             static_cast<unsigned long long>(more.num_k_tiles));
-  atomicAdd(&tally.num_records, more.num_records);
   atomicMax(&tally.end_slice, more.end_slice);
   atomicMax(&tally.begin_inverse, more.begin_inverse);
+  if (places.bins == nullptr) return;
+  atomicAdd(&places.group_records[tile / kGroupTiles], more.num_records);
+  if (place < kBinSlices) {
+    places.bins[static_cast<std::int64_t>(tile) * kBinSlices + place] = more.end_slice - 1;
+  }
 }
+
+/// Records of the tiles before one, and of all tiles.
+struct RecordSums {
+  std::int32_t before;
+  std::int32_t total;
+};
+
+/// Adds up the records of few tiles: by a warp for each tile, in one trip to memory.
+__device__ __forceinline__ RecordSums sum_records(const TallyPlaces& places, std::int32_t num_tiles,
+                                                  std::int32_t tile) {
+  const std::int32_t group = tile / kGroupTiles;
+  const std::int32_t other = group * kGroupTiles + lane_index();
+  const std::int32_t of_group =
+      other < min(tile, num_tiles) ? places.tallies[other].num_records : 0;
+  std::int32_t before = of_group;
+  std::int32_t total = 0;
+#pragma unroll
+  for (std::int32_t first = 0; first < kMostTileGroups; first += kWarpLanes) {
+    const std::int32_t i = first + lane_index();
+    const std::int32_t records = i * kGroupTiles < num_tiles ? places.group_records[i] : 0;
+    before += i < group ? records : 0;
+    total += records;
+  }
+  // Not above the product of kMostRankedKeys and kMostBinnedSlices.
+  return {static_cast<std::int32_t>(__reduce_add_sync(kFullWarp, static_cast<unsigned>(before))),
+          static_cast<std::int32_t>(__reduce_add_sync(kFullWarp, static_cast<unsigned>(total)))};
+}
+static_assert(kGroupTiles == kWarpLanes);
 
 /// What a tile costs as long as nothing is joined.
 __device__ __forceinline__ std::int32_t price_tile(const DeviceBuild& build, std::int32_t tile) {
   const TileTally tally = build.tallies[tile];
   BandSlice last;
-  if (tally.num_records > 0) {
+  if (tally.end_slice > 0) {  // the number of records counts down while slices are filled in
     last = part_of_tile(build.grid, build.slices[tally.end_slice - 1].band, tile);
   }
   return cost_of_tally(build.grid, build.tile, tile, tally, last);
+}
+
+/// Tells how many records the list needs.
+__device__ __forceinline__ void report_records(const DeviceBuild& build,
+                                               std::uint64_t num_records) {
+  DeviceListHeader& header = *build.header;
+  header.num_records = num_records;
+  header.is_overflowing = static_cast<std::int64_t>(num_records) > build.record_capacity ? 1 : 0;
+  header.outcome.packed_heads = build.grid.packed_heads;
+  header.outcome.head_groups = build.grid.head_groups;
 }
 
 /// Keeps a slice, and the word of the first bad one.

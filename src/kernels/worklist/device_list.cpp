@@ -57,13 +57,20 @@ DeviceListLayout device_list_layout(const DeviceListShape& shape) {
   Arena arena;
   arena.add<DeviceListHeader>(1);
   layout.tallies = arena.add<TileTally>(num_tiles);
+  layout.group_records = arena.add<std::int32_t>(kMostTileGroups);
   layout.zeroed_bytes = arena.size_bytes();
+  layout.placed = arena.add<TileWork>(num_tiles);
   layout.tiles = arena.add<TileWork>(num_tiles);
   layout.works = arena.add<TileWork>(layout.max_works);
   layout.split_tiles = arena.add<SplitTile>(layout.max_split_tiles);
   layout.begins = arena.add<std::int32_t>(num_tiles);
   layout.sort_keys = arena.add<std::uint64_t>(std::int64_t{2} * num_tiles);
-  layout.slice_ids = arena.add<std::int32_t>(shape.record_capacity);
+  layout.has_bins = num_tiles <= kMostRankedKeys && shape.num_slices <= kMostBinnedSlices;
+  if (layout.has_bins) {
+    layout.bins = arena.add<std::int32_t>(std::int64_t{num_tiles} * kBinSlices);
+  } else {
+    layout.slice_ids = arena.add<std::int32_t>(shape.record_capacity);
+  }
   layout.slices = arena.add<BandRecord>(shape.num_slices + shape.record_capacity);
   layout.records = layout.slices + static_cast<std::size_t>(shape.num_slices) * sizeof(BandRecord);
   layout.size_bytes = arena.size_bytes();

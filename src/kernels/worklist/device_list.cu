@@ -22,6 +22,7 @@ constexpr std::int64_t kWalkingWarps = 8192;  ///< enough to keep every multipro
 /// Adds to the tallies, and keeps the slices.
 __device__ void count_slices(const DeviceBuild& build) {
   const TileGrid& grid = build.grid;
+  const TallyPlaces places{build.tallies, build.group_records, build.bins};
   const std::int32_t num_tasks = num_slice_tasks(build.tasks, build.source.count);
 #pragma unroll 1
   for (std::int32_t task = first_task(); task < num_tasks; task += task_stride()) {
@@ -33,11 +34,12 @@ __device__ void count_slices(const DeviceBuild& build) {
       const bool is_first_visit = task % build.tasks.num_parts == 0;
       if (is_first_visit) keep_slice(build.slices, build.header->bad_slice, slice, checked);
     }
-    for_each_part(build.tasks, grid, task, checked.band,
-                  [&](std::int32_t tile, const BandSlice& part, std::int32_t index) {
-                    add_tally(build.tallies[tile], tally_of_part(grid, part, tile, build.tile.keys,
-                                                                 index, build.source.count));
-                  });
+    for_each_part(
+        build.tasks, grid, task, checked.band,
+        [&](std::int32_t tile, const BandSlice& part, std::int32_t index) {
+          add_tally(places, tile,
+                    tally_of_part(grid, part, tile, build.tile.keys, index, build.source.count));
+        });
   }
 }
 
@@ -58,18 +60,40 @@ __device__ void fill_tiles(const DeviceBuild& build) {
   }
 }
 
+/// Where the sorted tiles go: to the list, unless some are split behind.
+__device__ TileWork* sorted_tiles(const DeviceBuild& build) {
+  const DeviceListHeader& header = *build.header;
+  if (build.max_split_tiles == 0) return build.works;
+  const SplitShares shares = split_shares(build.split, static_cast<std::int64_t>(header.list_cost),
+                                          build.grid.head_groups, build.tile);
+  return shares.is_split(header.max_cost) ? build.tiles : build.works;
+}
+
+/// By one thread of all that sort.
+__device__ void report_sorted(const DeviceBuild& build, const TileWork* sorted) {
+  build.header->is_splitting = sorted == build.works ? 0 : 1;
+  build.header->outcome.num_works = build.grid.num_tiles;
+}
+
 /// One cluster.
 __device__ void sort_works(SortShared& shared, const DeviceBuild& build) {
   const DeviceListHeader& header = *build.header;
-  const std::int32_t num_tiles = build.grid.num_tiles;
-  const SortJob job{num_tiles, static_cast<std::uint32_t>(kMaxTileCost - header.max_cost),
-                    static_cast<std::uint32_t>(header.max_cost_inverse), build.sort_keys[0],
-                    build.sort_keys[1]};
-  const std::uint64_t* sorted = TileSorter(shared, job).run();
+  const SortJob job{
+      build.grid.num_tiles, static_cast<std::uint32_t>(kMaxTileCost - header.max_cost),
+      static_cast<std::uint32_t>(header.max_cost_inverse), build.sort_keys[0], build.sort_keys[1]};
+  const std::uint64_t* keys = TileSorter(shared, job).run();
+  TileWork* sorted = sorted_tiles(build);
 #pragma unroll 1
-  for (std::int32_t i = thread_of_cluster(); i < num_tiles; i += kOrderCtas * kOrderThreads) {
-    build.tiles[i] = build.works[sorted[i] & 0xffffffffu];
+  for (std::int32_t i = thread_of_cluster(); i < job.num_tiles; i += kOrderCtas * kOrderThreads) {
+    sorted[i] = build.placed[keys[i] & 0xffffffffu];
   }
+  if (thread_of_cluster() == 0) report_sorted(build, sorted);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    clear_kernel(const __grid_constant__ DeviceBuild build) {
+  clear_chunks(build.header, build.zeroed_chunks, blockIdx.x, gridDim.x);
+  ptx::launch_dependents();
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -91,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   fill_tiles(build);
 }
 
-__global__ void __launch_bounds__(kEmitThreads, 2)
+__global__ void __launch_bounds__(kEmitThreads, 4)
     emit_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
   __shared__ EmitShared shared;
@@ -115,9 +139,12 @@ __global__ void __launch_bounds__(kRankThreads)
   begin_ahead();
   extern __shared__ std::uint64_t room[];
   __shared__ std::int32_t places[kOwnKeys];
+  TileWork* sorted = nullptr;
+  if (threadIdx.x < kOwnKeys) sorted = sorted_tiles(build);
+  if (blockIdx.x == 0 && threadIdx.x == 0) report_sorted(build, sorted);
   rank_keys(build.sort_keys[1], build.grid.num_tiles, room, places,
             [&](std::uint64_t key, std::int32_t place) {
-              build.tiles[place] = build.works[key & 0xffffffffu];
+              sorted[place] = build.placed[key & 0xffffffffu];
             });
 }
 
@@ -131,6 +158,7 @@ __global__ void __cluster_dims__(kOrderCtas) __launch_bounds__(kOrderThreads, 1)
 __global__ void __launch_bounds__(kSplitThreads)
     split_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
+  if (build.header->is_splitting == 0) return;
   __shared__ SplitShared shared;
   TileSplitter(shared, build).run();
 }
@@ -149,14 +177,6 @@ __global__ void __launch_bounds__(kSmallThreads)
   SmallListMaker(shared, build).write_tiles();
 }
 
-__global__ void __launch_bounds__(kSplitThreads)
-    split_small_kernel(const __grid_constant__ DeviceBuild build) {
-  begin_ahead();
-  if (build.header->is_splitting == 0) return;
-  __shared__ SplitShared shared;
-  TileSplitter(shared, build).run();
-}
-
 /// The records of a small list have room in any case.
 bool is_small(const DeviceListShape& shape, const DeviceListLayout& layout) {
   const std::int32_t num_tiles = layout.grid.num_tiles;
@@ -169,14 +189,27 @@ unsigned num_blocks(std::int64_t units, std::int64_t units_per_block) {
   return static_cast<unsigned>(std::clamp<std::int64_t>(blocks, 1, kMaxBlocks));
 }
 
-void launch_small(const DeviceBuild& build, const DeviceListLayout& layout, cudaStream_t stream) {
+void launch_small(const DeviceBuild& build, cudaStream_t stream) {
   const unsigned blocks = num_blocks(build.grid.num_tiles, kSmallWarps);
   price_small_kernel<<<blocks, kSmallThreads, 0, stream>>>(build);
   cuda_check(cudaGetLastError(), "price_small_kernel");
   launch_ahead(write_small_kernel, blocks, kSmallThreads, 0, build, stream);
-  if (layout.max_split_tiles == 0) return;
-  launch_ahead(split_small_kernel, num_blocks(layout.max_split_tiles, 1), kSplitThreads, 0, build,
-               stream);
+}
+
+/// Steps clear to emit.
+void launch_gathering(const DeviceBuild& build, cudaStream_t stream) {
+  const std::int32_t num_tiles = build.grid.num_tiles;
+  // Ordinary: what is before it may not be of a kind that others begin beside.
+  clear_kernel<<<num_blocks(build.zeroed_chunks, kThreads), kThreads, 0, stream>>>(build);
+  cuda_check(cudaGetLastError(), "clear_kernel");
+  const unsigned walk_blocks =
+      num_blocks(num_slice_tasks(build.tasks, build.source.count), kThreads / kWarpLanes);
+  launch_ahead(count_kernel, walk_blocks, kThreads, 0, build, stream);
+  if (build.bins == nullptr) {
+    launch_ahead(place_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
+    launch_ahead(fill_kernel, walk_blocks, kThreads, 0, build, stream);
+  }
+  launch_ahead(emit_kernel, num_blocks(num_tiles, kEmitWarps), kEmitThreads, 0, build, stream);
 }
 
 }  // namespace
@@ -189,17 +222,26 @@ DeviceBuild make_device_build(const DeviceListShape& shape, const DeviceListLayo
   build.rows_k = shape.problem.rows_k;
   build.tile = shape.tile;
   build.split = shape.split;
+  build.max_split_tiles = layout.max_split_tiles;
   build.record_capacity = shape.record_capacity;
+  build.zeroed_chunks = static_cast<std::int64_t>(layout.zeroed_bytes / sizeof(uint4));
+  build.tasks = share_slices(slices.count, kWalkingWarps, layout.grid.num_tiles);
   build.header = part_at<DeviceListHeader>(workspace, 0);
   build.tallies = part_at<TileTally>(workspace, layout.tallies);
   build.slices = part_at<BandRecord>(workspace, layout.slices);
+  build.group_records = part_at<std::int32_t>(workspace, layout.group_records);
+  build.placed = part_at<TileWork>(workspace, layout.placed);
   build.tiles = part_at<TileWork>(workspace, layout.tiles);
   build.works = part_at<TileWork>(workspace, layout.works);
   build.split_tiles = part_at<SplitTile>(workspace, layout.split_tiles);
   build.begins = part_at<std::int32_t>(workspace, layout.begins);
   build.sort_keys[0] = part_at<std::uint64_t>(workspace, layout.sort_keys);
   build.sort_keys[1] = build.sort_keys[0] + layout.grid.num_tiles;
-  build.slice_ids = part_at<std::int32_t>(workspace, layout.slice_ids);
+  if (layout.has_bins) {
+    build.bins = part_at<std::int32_t>(workspace, layout.bins);
+  } else {
+    build.slice_ids = part_at<std::int32_t>(workspace, layout.slice_ids);
+  }
   build.records = part_at<BandRecord>(workspace, layout.records);
   return build;
 }
@@ -220,23 +262,17 @@ void sort_tiles(const DeviceBuild& build, cudaStream_t stream) {
 
 void build_device_list(const DeviceListShape& shape, const DeviceListLayout& layout,
                        const SliceArrays& slices, void* workspace, cudaStream_t stream) {
-  DeviceBuild build = make_device_build(shape, layout, slices, workspace);
-  if (is_small(shape, layout)) return launch_small(build, layout, stream);
-  const std::int32_t num_tiles = build.grid.num_tiles;
-  build.tasks = share_slices(slices.count, kWalkingWarps, num_tiles);
-  const std::int32_t num_tasks = num_slice_tasks(build.tasks, slices.count);
-  constexpr int kWarps = kThreads / kWarpLanes;
-  cuda_check(cudaMemsetAsync(workspace, 0, layout.zeroed_bytes, stream), "cudaMemsetAsync");
-  // Ordinary: what is before it may not be of a kind that others begin beside.
-  count_kernel<<<num_blocks(num_tasks, kWarps), kThreads, 0, stream>>>(build);
-  cuda_check(cudaGetLastError(), "count_kernel");
-  launch_ahead(place_kernel, kOrderCtas, kOrderThreads, 0, build, stream);
-  launch_ahead(fill_kernel, num_blocks(num_tasks, kWarps), kThreads, 0, build, stream);
-  launch_ahead(emit_kernel, num_blocks(num_tiles, kEmitWarps), kEmitThreads, 0, build, stream);
-  sort_tiles(build, stream);
+  const DeviceBuild build = make_device_build(shape, layout, slices, workspace);
+  if (is_small(shape, layout)) {
+    launch_small(build, stream);
+  } else {
+    launch_gathering(build, stream);
+    sort_tiles(build, stream);
+  }
+  if (layout.max_split_tiles == 0) return;
   // A block for each tile that may be cut: its records are walked by one.
-  const unsigned split_blocks =
-      std::max(num_blocks(num_tiles, kSplitThreads), num_blocks(layout.max_split_tiles, 1));
+  const unsigned split_blocks = std::max(num_blocks(build.grid.num_tiles, kSplitThreads),
+                                         num_blocks(layout.max_split_tiles, 1));
   launch_ahead(split_kernel, split_blocks, kSplitThreads, 0, build, stream);
 }
 

@@ -13,13 +13,15 @@
 // seeing them: byte for byte the host's list. All kernels go to one stream and nothing waits, so
 // the build can be captured in a graph and replayed with other slices.
 //
-//   count   slices       a tally per q tile; the slices clamped, shrunk and kept
-//   place   one cluster  each tile's cost; where its records begin (scan)
-//   fill    slices       each tile's slices, in any order
-//   emit    tiles        each tile's records, joined, and its cost
-//   sort    tiles        tiles by falling cost: in chunks, then of all (device_rank.cuh); many by
-//                        one cluster (radix sort)
-//   split   tiles        the works: tiles, the longest of them in splits
+//   clear                what is counted in
+//   count   slices       a tally per q tile, and its slices in a bin, in any order; the slices
+//                        clamped, shrunk and kept
+//   emit    tiles        where each tile's records begin; the records, joined, and its cost
+//   sort    tiles        tiles by falling cost: in chunks, then of all (device_rank.cuh)
+//   split   tiles        where tiles are split, the works: tiles, the longest of them in splits
+//
+// Many slices or tiles have no bins: one cluster scans the tallies (place), and the slices are
+// walked again for the room that each tile has then (fill). One cluster sorts many tiles.
 namespace magi {
 
 /// Starts the workspace. All zero before a build.
@@ -30,7 +32,7 @@ struct DeviceListHeader {
   std::int32_t max_cost = 0;          ///< of the list's tiles
   std::int32_t max_cost_inverse = 0;  ///< 2^30 - the least cost
   std::int32_t is_overflowing = 0;    ///< num_records exceeds the capacity
-  std::int32_t is_splitting = 0;      ///< a small list's works are left to `split`
+  std::int32_t is_splitting = 0;      ///< the works are left to `split`
   ListOutcome outcome;
   unsigned ticket = 0;  ///< of the forward kernel
 };
@@ -58,17 +60,21 @@ struct DeviceListLayout {
   TileGrid grid;
   std::int32_t max_works = 0;
   std::int32_t max_split_tiles = 0;
-  std::size_t tallies = 0;       ///< TileTally[tiles]
-  std::size_t zeroed_bytes = 0;  ///< header and tallies
-  std::size_t slices = 0;        ///< BandRecord[num_slices]
-  std::size_t tiles = 0;         ///< TileWork[tiles]: whole, in order
-  std::size_t works = 0;         ///< TileWork[max_works]: tiles by index, then the list
-  std::size_t split_tiles = 0;   ///< SplitTile[max_split_tiles]: the list
-  std::size_t begins = 0;        ///< int32[tiles], first record of a tile; negative: not stored
-  std::size_t sort_keys = 0;     ///< uint64[2][tiles]
-  std::size_t slice_ids = 0;     ///< int32[record_capacity]
-  std::size_t records = 0;       ///< BandRecord[record_capacity]: the list, right behind the slices
+  std::size_t tallies = 0;        ///< TileTally[tiles]
+  std::size_t group_records = 0;  ///< int32[kMostTileGroups]: sums over groups of tiles
+  std::size_t zeroed_bytes = 0;   ///< header, and what lies in front of the rest
+  std::size_t placed = 0;         ///< TileWork[tiles]: whole, by index
+  std::size_t slices = 0;         ///< BandRecord[num_slices]
+  std::size_t tiles = 0;          ///< TileWork[tiles]: whole, in order, where some are split
+  std::size_t works = 0;          ///< TileWork[max_works]: the list
+  std::size_t split_tiles = 0;    ///< SplitTile[max_split_tiles]: the list
+  std::size_t begins = 0;         ///< int32[tiles], first record of a tile; negative: not stored
+  std::size_t sort_keys = 0;      ///< uint64[2][tiles]
+  std::size_t bins = 0;           ///< int32[tiles, kBinSlices], where there are bins
+  std::size_t slice_ids = 0;      ///< int32[record_capacity], where there are none
+  std::size_t records = 0;  ///< BandRecord[record_capacity]: the list, right behind the slices
   std::size_t size_bytes = 0;
+  bool has_bins = false;
 };
 
 /// Throws InvalidArgument naming what is not allowed.

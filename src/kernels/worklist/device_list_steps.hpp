@@ -3,6 +3,7 @@
 
 #include "base/host_device.hpp"
 #include "kernels/worklist/forward_list.hpp"
+#include "kernels/worklist/tile_join.hpp"
 #include "kernels/worklist/tile_run.hpp"
 
 // The arithmetic of one slice and of one tile of a list made on the device. All that is gathered
@@ -47,6 +48,13 @@ struct TileGrid {
 
 /// As many tiles are sorted by the whole device (device_rank.cuh), more by one cluster.
 inline constexpr std::int32_t kMostRankedKeys = 8192;
+/// Of so many slices at most, and tiles that the whole device sorts, each tile has a bin.
+inline constexpr std::int32_t kMostBinnedSlices = 8192;
+/// Slices of a tile that its bin keeps: as many as are joined.
+inline constexpr std::int32_t kBinSlices = kMostJoinedParts;
+/// Tiles whose records are also counted together, a power of two.
+inline constexpr std::int32_t kGroupTiles = 32;
+inline constexpr std::int32_t kMostTileGroups = kMostRankedKeys / kGroupTiles;
 inline constexpr std::int32_t kMaxTileCost = 1 << 30;
 inline constexpr std::int32_t kNotStored = -1;  ///< stands for the first record of such a tile
 
@@ -154,13 +162,13 @@ MAGI_HOST_DEVICE std::int32_t cost_of_tally(const TileGrid& grid, const TileShap
   return static_cast<std::int32_t>(cost < kMaxTileCost ? cost : kMaxTileCost);
 }
 
-/// The item of a tile whose records would begin at `begin` of `capacity`; see TileWork.
-MAGI_HOST_DEVICE TileWork work_of_tile(std::int32_t tile, std::int32_t cost, const TileTally& tally,
+/// The item, without cost, of a tile whose records would begin at `begin` of `capacity`; see
+/// TileWork.
+MAGI_HOST_DEVICE TileWork work_of_tile(std::int32_t tile, const TileTally& tally,
                                        std::int64_t begin, std::int64_t capacity,
                                        std::int32_t num_slices) {
   TileWork work;
   work.tile = tile;
-  work.cost = cost;
   const std::int64_t end = begin + tally.num_records;
   if (end <= capacity) {
     work.record_begin = static_cast<std::int32_t>(begin);

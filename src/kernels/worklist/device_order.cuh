@@ -55,7 +55,7 @@ class RecordPlacer {
       if (rank < rank_) next += records;
     }
     cluster_.barrier_arrive();
-    if (rank_ == kOrderCtas - 1 && thread() == 0) report(next + own);
+    if (rank_ == kOrderCtas - 1 && thread() == 0) report_records(build_, next + own);
 #pragma unroll 1
     for (std::int32_t first = begin; first < end; first += kOrderThreads) {
       next += place_block(first + thread(), end, next);
@@ -67,28 +67,16 @@ class RecordPlacer {
   /// Returns the number of records of the block's tiles.
   __device__ std::uint64_t place_block(std::int32_t tile, std::int32_t end, std::uint64_t next) {
     std::uint64_t count = 0;
-    std::int32_t cost = 0;
-    if (tile < end) {
-      count = static_cast<std::uint64_t>(tallies_[tile].num_records);
-      cost = price_tile(build_, tile);
-    }
+    if (tile < end) count = static_cast<std::uint64_t>(tallies_[tile].num_records);
     const auto scan = scan_block<kOrderThreads>(count, shared_.record_scan);
     if (tile < end) {
       const auto begin = static_cast<std::int64_t>(next + scan.before);
-      const TileWork work = work_of_tile(tile, cost, tallies_[tile], begin, build_.record_capacity,
-                                         build_.source.count);
-      build_.works[tile] = work;
+      const TileWork work =
+          work_of_tile(tile, tallies_[tile], begin, build_.record_capacity, build_.source.count);
+      build_.placed[tile] = work;
       build_.begins[tile] = work.record_begin < 0 ? kNotStored : work.record_begin;
     }
     return scan.total;
-  }
-
-  __device__ void report(std::uint64_t num_records) const {
-    DeviceListHeader& header = *build_.header;
-    header.num_records = num_records;
-    header.is_overflowing = static_cast<std::int64_t>(num_records) > build_.record_capacity;
-    header.outcome.packed_heads = build_.grid.packed_heads;
-    header.outcome.head_groups = build_.grid.head_groups;
   }
 
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }

@@ -3,8 +3,9 @@
 
 #include "kernels/worklist/device_build.cuh"
 
-// Many slices of one tile read back in the order of their indices, by a block: they are marked in a
-// bit map, window by window.
+// Many slices of one tile in the order of their indices, by a block. Their indices, in any order,
+// are marked in a bit map, window by window, and read back; where there are no indices, all slices
+// that may be among them are looked at.
 namespace magi {
 
 inline constexpr int kEmitThreads = 256;
@@ -66,6 +67,23 @@ __device__ __forceinline__ void for_each_in_order(SliceOrderShared& shared, cons
       }
     }
     __syncthreads();
+    next += scan.total;
+  }
+}
+
+/// Calls visit(place, part) for each slice of [low, end) of which part_of(slice) leaves something,
+/// in order: places count from `next` on. All threads of a block of kEmitThreads call.
+template <typename PartOf, typename Visit>
+__device__ __forceinline__ void for_each_found(SliceOrderShared& shared, Range slices,
+                                               std::int32_t next, PartOf part_of, Visit visit) {
+#pragma unroll 1
+  for (std::int32_t first = slices.begin; first < slices.end; first += kEmitThreads) {
+    const std::int32_t slice = first + static_cast<std::int32_t>(threadIdx.x);
+    BandSlice part;
+    if (slice < slices.end) part = part_of(slice);
+    const bool is_found = part.q0 < part.q1;
+    const auto scan = scan_block<kEmitThreads>(is_found ? 1 : 0, shared.scan);
+    if (is_found) visit(next + scan.before, part);
     next += scan.total;
   }
 }

@@ -125,8 +125,8 @@ class StepByStep {
       if (tally.num_records > 0) {
         last = part_of_tile(grid, slices_[static_cast<std::size_t>(tally.end_slice - 1)], tile);
       }
-      const std::int32_t cost = cost_of_tally(grid, shape_, tile, tally, last);
-      const TileWork work = work_of_tile(tile, cost, tally, next, capacity, source_.count);
+      TileWork work = work_of_tile(tile, tally, next, capacity, source_.count);
+      work.cost = cost_of_tally(grid, shape_, tile, tally, last);
       list.tiles.push_back(work);
       if (work.record_begin >= 0) append_records(grid, tile, list);
       next += tally.num_records;

@@ -187,6 +187,27 @@ TEST_F(DeviceListTest, HoldsForHundredsOfThousandsOfSlices) {
   expect_hosts_list(shape, ranges);
 }
 
+/// As many slices as have bins, and one more: of some tiles more than a bin keeps.
+TEST_F(DeviceListTest, HoldsAtTheMostSlicesThatHaveBins) {
+  constexpr std::int32_t kRows = 4000;
+  for (const std::int32_t count : {kMostBinnedSlices, kMostBinnedSlices + 1}) {
+    RandomStream random(static_cast<std::uint64_t>(count));
+    TypedRanges ranges;
+    for (std::int32_t i = 0; i < count; ++i) {
+      const std::int32_t begin = random.between(0, kRows - 70);
+      const std::int32_t key = random.between(0, kRows - 70);
+      ranges.append({begin, begin + random.between(0, 70)}, {key, key + random.between(0, 70)},
+                    random.between(0, 3));
+    }
+    DeviceListShape shape =
+        shape_of({.rows_q = kRows, .rows_k = kRows, .heads_q = 8, .heads_kv = 1}, ranges);
+    ASSERT_EQ(device_list_layout(shape).has_bins, count == kMostBinnedSlices);
+    expect_hosts_list(shape, ranges);
+    shape.split = {.max_splits = 264, .min_cost = 1};
+    expect_hosts_list(shape, ranges);
+  }
+}
+
 /// As many tiles as the whole device sorts, and one more. Most of them tie in cost.
 TEST_F(DeviceListTest, HoldsAtTheMostTilesThatTheDeviceSorts) {
   constexpr std::int32_t kTokens = 16;  // of a tile of eight heads
