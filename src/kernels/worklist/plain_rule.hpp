@@ -62,8 +62,10 @@ MAGI_HOST_DEVICE std::int32_t plain_section_heads(const PlainRule& rule, const P
       rule.may_be_uneven && 2 * all.longest_steps > kPlainUnevenHalves * all.steps;
   const std::int64_t items = num_tiles * rule.num_ctas;
   const std::int64_t half_steps = 2 * (steps * rule.groups + 1);
-  std::int64_t least = kPlainUnevenDistance * items / half_steps + 1;
-  if (!is_uneven) {
+  std::int64_t least = 0;
+  if (is_uneven) {
+    least = kPlainUnevenDistance * items / half_steps + 1;
+  } else {
     const std::int64_t filling = rule.num_ctas / (num_tiles + 1) + 1;
     least = rule.even_heads > 0 ? rule.even_heads : kPlainEvenDistance * items / half_steps;
     if (filling > least) least = filling;
