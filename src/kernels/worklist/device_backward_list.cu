@@ -19,13 +19,13 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
-constexpr std::int64_t kWalkingWarps = 8192;  ///< enough to keep every multiprocessor at work
+constexpr std::int64_t kWalkingWarps = 4096;  ///< no more than run at once
 /// As many words or k tiles are scanned sooner by one CTA than by a cluster.
 constexpr std::int64_t kFewScanned = 8 * kOrderThreads;
 /// Enough for records of the usual lists; each block adds the groups up anew.
 constexpr std::int64_t kMaxNumberBlocks = 528;
-/// Half of what runs at once: what comes behind a list may begin beside it.
-constexpr std::int64_t kMaxOrderBlocks = 528;
+/// Not all that run at once: what comes behind a list may begin beside it.
+constexpr std::int64_t kMaxOrderBlocks = 600;
 
 /// Marks where the slices begin in k.
 __device__ void mark_slices(const BackwardBuild& build) {
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kRankThreads)
     rank_kernel(const __grid_constant__ BackwardBuild build) {
   begin_ahead();
   extern __shared__ uint4 room[];
-  __shared__ std::int32_t places[kOwnKeys];
+  __shared__ std::int32_t places[kRankedTiles];
   rank_tiles(room, places, build);
 }
 
@@ -387,8 +387,9 @@ void launch_sorting(const BackwardBuild& build, const DeviceBackwardLayout& layo
   grant.ensure(rank_kernel, static_cast<int>(kMostRankedKeys * sizeof(ComponentKey)));
   launch_ahead(sort_chunks_kernel, dim3(num_blocks(layout.max_tiles, kChunkKeys), kTileOrders),
                kChunkKeys, 0, build, stream);
-  launch_ahead(rank_kernel, dim3(num_blocks(layout.max_tiles, kOwnKeys), kTileOrders), kRankThreads,
-               static_cast<std::size_t>(layout.max_tiles) * sizeof(ComponentKey), build, stream);
+  launch_ahead(rank_kernel, dim3(num_blocks(layout.max_tiles, kRankedTiles), kTileOrders),
+               kRankThreads, static_cast<std::size_t>(layout.max_tiles) * sizeof(ComponentKey),
+               build, stream);
   launch_ahead(arrange_kernel, num_blocks(layout.max_tiles, kArrangedTiles), kRankThreads, 0, build,
                stream);
 }

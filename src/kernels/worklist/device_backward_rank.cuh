@@ -57,8 +57,11 @@ class TileChunkSorter {
   const BackwardBuild& build_;
 };
 
+/// k tiles that a block looks up: their keys are long, and each block reads all of them.
+inline constexpr std::int32_t kRankedTiles = 64;
+
 /// Sorts all k tiles from chunks; `room` has a key of either kind for each.
-__device__ __forceinline__ void rank_tiles(void* room, std::int32_t* places,
+__device__ __forceinline__ void rank_tiles(void* room, std::int32_t (&places)[kRankedTiles],
                                            const BackwardBuild& build) {
   const std::int32_t num_tiles = build.header->outcome.num_tiles;
   if (blockIdx.y == static_cast<unsigned>(TileOrder::BySteps)) {

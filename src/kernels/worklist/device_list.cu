@@ -17,7 +17,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 2048;
-constexpr std::int64_t kWalkingWarps = 8192;  ///< enough to keep every multiprocessor at work
+constexpr std::int64_t kWalkingWarps = 4096;  ///< no more than run at once
+constexpr std::int32_t kRankedTiles = 32;     ///< that a block looks up
 
 /// Adds to the tallies, and keeps the slices.
 __device__ void count_slices(const DeviceBuild& build) {
@@ -138,9 +139,9 @@ __global__ void __launch_bounds__(kRankThreads)
     rank_kernel(const __grid_constant__ DeviceBuild build) {
   begin_ahead();
   extern __shared__ std::uint64_t room[];
-  __shared__ std::int32_t places[kOwnKeys];
+  __shared__ std::int32_t places[kRankedTiles];
   TileWork* sorted = nullptr;
-  if (threadIdx.x < kOwnKeys) sorted = sorted_tiles(build);
+  if (threadIdx.x < kRankedTiles) sorted = sorted_tiles(build);
   if (blockIdx.x == 0 && threadIdx.x == 0) report_sorted(build, sorted);
   rank_keys(build.sort_keys[1], build.grid.num_tiles, room, places,
             [&](std::uint64_t key, std::int32_t place) {
@@ -256,7 +257,7 @@ void sort_tiles(const DeviceBuild& build, cudaStream_t stream) {
   static SharedMemoryGrant grant;
   grant.ensure(rank_kernel, static_cast<int>(kMostRankedKeys * kKeyBytes));
   launch_ahead(sort_chunks_kernel, num_blocks(num_tiles, kChunkKeys), kChunkKeys, 0, build, stream);
-  launch_ahead(rank_kernel, num_blocks(num_tiles, kOwnKeys), kRankThreads,
+  launch_ahead(rank_kernel, num_blocks(num_tiles, kRankedTiles), kRankThreads,
                static_cast<std::size_t>(num_tiles) * kKeyBytes, build, stream);
 }
 

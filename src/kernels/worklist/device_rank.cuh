@@ -10,7 +10,6 @@ namespace magi {
 
 inline constexpr std::int32_t kChunkKeys = 64;  ///< a power of two; threads of a block that sorts
 inline constexpr int kRankThreads = 1024;
-inline constexpr std::int32_t kOwnKeys = 64;  ///< that a block looks up, each by many threads
 
 /// Sorts one key of each of kChunkKeys threads and writes the `count` smallest of them.
 template <typename Key>
@@ -36,12 +35,12 @@ __device__ __forceinline__ std::int32_t count_smaller(const Key* keys, std::int3
   return found;
 }
 
-/// Looks up kOwnKeys keys of a block among all `count` keys, which lie in sorted chunks, and calls
-/// visit(key, how many are smaller) for each. `room` in shared memory holds all keys, `places`
-/// kOwnKeys numbers. All kRankThreads threads call.
-template <typename Key, typename Visit>
+/// Looks up kOwnKeys keys of a block, each by many threads, among all `count` keys, which lie in
+/// sorted chunks, and calls visit(key, how many are smaller) for each. `room` in shared memory
+/// holds all keys, `places` kOwnKeys numbers. All kRankThreads threads call.
+template <std::int32_t kOwnKeys, typename Key, typename Visit>
 __device__ __forceinline__ void rank_keys(const Key* chunks, std::int32_t count, Key* room,
-                                          std::int32_t* places, Visit visit) {
+                                          std::int32_t (&places)[kOwnKeys], Visit visit) {
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
   const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kOwnKeys;
   if (first >= count) return;
