@@ -277,7 +277,7 @@ class NcclGroup final : public Communicator {
     try {
       calls();
     } catch (const CommError& error) {
-      watch_->fail(error);
+      watch_->fail_as_bootstrap(error);
       watch_->throw_failure();  // the first one
     } catch (const std::exception& error) {
       abort(error.what());

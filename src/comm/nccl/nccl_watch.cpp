@@ -69,6 +69,14 @@ bool NcclWatch::fail(const CommError& error) noexcept {
   return is_first;
 }
 
+void NcclWatch::fail_as_bootstrap(const CommError& error) noexcept {
+  if (error.failure() == CommFailure::PeerDied) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, 4 * kTick, [this] { return failure_.has_value(); });
+  }
+  fail(error);
+}
+
 void NcclWatch::fail_as_found(const CommError& error) noexcept {
   if (fail(error)) log_found_failure(rank_, error);
 }

@@ -44,6 +44,9 @@ class NcclWatch {
   void throw_failure() const;
   /// The first failure counts; whether this is it. From any thread.
   bool fail(const CommError& error) noexcept;
+  /// Fails as the bootstrap did, unless another rank tells why meanwhile: a rank that ends behind a
+  /// failure tells that first, but its end may be seen first.
+  void fail_as_bootstrap(const CommError& error) noexcept;
   /// Fails as this rank has aborted the group.
   void abort(const std::string& reason) noexcept;
   void add(NcclFlight flight);
