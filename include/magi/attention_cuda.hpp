@@ -72,7 +72,7 @@ struct DeviceSlices {
 
 /// Choices of a call whose list is made on the device.
 struct DeviceListTuning {
-  ForwardTuning forward = {};  ///< packed_heads 0: one or as many as are allowed, by modelled cost
+  ForwardTuning forward = {};  ///< packed_heads 0: as many as are allowed
   /// Records (one per q tile and slice that it sees) that the workspace has room for; 0: by rows
   /// and number of slices. Tiles whose records do not fit search the slices instead, which is slow.
   std::int64_t record_capacity = 0;
