@@ -8,10 +8,10 @@
 
 #include "base/check.hpp"
 #include "bench/kernel_bench.hpp"
-#include "bench/masks.hpp"
 #include "commands.hpp"
-#include "flags.hpp"
-#include "values.hpp"
+#include "common/flags.hpp"
+#include "common/masks.hpp"
+#include "common/values.hpp"
 
 namespace magi::cli {
 namespace {

@@ -9,11 +9,11 @@
 #include "base/check.hpp"
 #include "base/env.hpp"
 #include "bench/distributed/dist_bench.hpp"
-#include "bench/masks.hpp"
 #include "commands.hpp"
-#include "files.hpp"
-#include "flags.hpp"
-#include "values.hpp"
+#include "common/files.hpp"
+#include "common/flags.hpp"
+#include "common/masks.hpp"
+#include "common/values.hpp"
 
 namespace magi::cli {
 namespace {

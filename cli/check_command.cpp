@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "commands.hpp"
+#include "common/files.hpp"
+#include "common/flags.hpp"
 #include "draw/numbers.hpp"
-#include "files.hpp"
-#include "flags.hpp"
 #include "magi/bounds.hpp"
 #include "magi/plan.hpp"
 

@@ -3,24 +3,17 @@
 
 #include <functional>
 
+#include "common/exit.hpp"
+
 namespace CLI {
 class App;
 }
 
-// cli is the command `magi`. main.cpp calls run_command, which parses flags and runs one
-// subcommand. Each is a file NAME_command.cpp that registers its flags (flags.hpp, values.hpp) and
-// says how to run; longer ones have a folder of that name for their work. Data go to standard
-// output, progress to standard error. Ranks are processes (rank_processes.hpp) that compute on the
-// host or on a GPU each (rank_device.hpp).
+// main.cpp calls run_command, which parses flags and runs one subcommand. Each is a file
+// NAME_command.cpp that registers its flags (common/flags.hpp, common/values.hpp) and says how to
+// run; longer ones have a folder of that name for their work. Data go to standard output, progress
+// to standard error.
 namespace magi::cli {
-
-/// Exit codes of the command.
-enum class Exit : int {
-  Ok = 0,
-  CheckFailed = 1,  ///< a result is wrong
-  Usage = 2,        ///< the call is wrong
-  Unfit = 3,        ///< the machine cannot do it
-};
 
 struct Command {
   CLI::App* app = nullptr;

@@ -9,14 +9,14 @@
 #include "base/check.hpp"
 #include "base/words.hpp"
 #include "commands.hpp"
-#include "cost.hpp"
+#include "common/cost.hpp"
+#include "common/files.hpp"
+#include "common/flags.hpp"
 #include "demo/ranks.hpp"
 #include "demo/report.hpp"
 #include "draw/pictures.hpp"
-#include "files.hpp"
-#include "flags.hpp"
-#include "mpi_group.hpp"
-#include "rank_processes.hpp"
+#include "ranks/mpi_group.hpp"
+#include "ranks/rank_processes.hpp"
 
 namespace magi::cli {
 namespace {

@@ -5,12 +5,12 @@
 
 #include "base/env.hpp"
 #include "commands.hpp"
-#include "cost.hpp"
+#include "common/cost.hpp"
+#include "common/files.hpp"
+#include "common/flags.hpp"
 #include "doctor/calibrate.hpp"
 #include "doctor/report.hpp"
 #include "doctor/small_attention.hpp"
-#include "files.hpp"
-#include "flags.hpp"
 #include "magi/error.hpp"
 #include "magi/runtime.hpp"
 

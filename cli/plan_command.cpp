@@ -5,10 +5,10 @@
 #include <memory>
 
 #include "commands.hpp"
-#include "cost.hpp"
+#include "common/cost.hpp"
+#include "common/files.hpp"
+#include "common/flags.hpp"
 #include "draw/numbers.hpp"
-#include "files.hpp"
-#include "flags.hpp"
 
 namespace magi::cli {
 namespace {

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "commands.hpp"
-#include "files.hpp"
+#include "common/files.hpp"
+#include "common/values.hpp"
 #include "magi/error.hpp"
-#include "values.hpp"
 
 namespace magi::cli {
 namespace {

@@ -9,14 +9,14 @@
 #include "base/check.hpp"
 #include "base/env.hpp"
 #include "commands.hpp"
-#include "cost.hpp"
+#include "common/cost.hpp"
+#include "common/files.hpp"
+#include "common/flags.hpp"
+#include "common/terminal.hpp"
+#include "common/values.hpp"
 #include "draw/pictures.hpp"
-#include "files.hpp"
-#include "flags.hpp"
 #include "magi/error.hpp"
 #include "magi/mask_builders.hpp"
-#include "terminal.hpp"
-#include "values.hpp"
 
 namespace magi::cli {
 namespace {

@@ -6,12 +6,12 @@
 #include <memory>
 
 #include "base/check.hpp"
-#include "bench/masks.hpp"
 #include "commands.hpp"
-#include "files.hpp"
-#include "flags.hpp"
+#include "common/files.hpp"
+#include "common/flags.hpp"
+#include "common/masks.hpp"
+#include "common/values.hpp"
 #include "simulate/sweep.hpp"
-#include "values.hpp"
 
 namespace magi::cli {
 namespace {

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "commands.hpp"
+#include "common/files.hpp"
+#include "common/flags.hpp"
 #include "draw/numbers.hpp"
-#include "files.hpp"
-#include "flags.hpp"
 #include "kernels/cpu/attention.hpp"
 #include "verify/checks.hpp"
 

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "bench/random_values.hpp"
+#include "common/random_values.hpp"
 
 namespace magi::cli {
 namespace {

@@ -9,9 +9,9 @@
 #include <thread>
 
 #include "bench/gemm.hpp"
-#include "bench/masks.hpp"
-#include "bench/random_values.hpp"
 #include "bench/telemetry.hpp"
+#include "common/masks.hpp"
+#include "common/random_values.hpp"
 #include "cuda/device.hpp"
 #include "cuda/stream.hpp"
 #include "cuda/timing.hpp"

@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/kernel_bench.hpp"
-#include "bench/text_table.hpp"
+#include "common/text_table.hpp"
 #include "draw/numbers.hpp"
 
 namespace magi::cli {

@@ -7,8 +7,8 @@
 #include <set>
 
 #include "base/check.hpp"
-#include "files.hpp"
-#include "values.hpp"
+#include "common/files.hpp"
+#include "common/values.hpp"
 
 namespace magi::cli {
 namespace {

@@ -11,10 +11,10 @@
 
 #include "base/half.hpp"
 #include "draw/numbers.hpp"
-#include "gpu_group.hpp"
 #include "kernels/cpu/attention.hpp"
 #include "magi/runtime.hpp"
-#include "rank_device.hpp"
+#include "ranks/gpu_group.hpp"
+#include "ranks/rank_device.hpp"
 
 namespace magi::cli {
 namespace {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "common/shared_memory.hpp"
 #include "demo/scenes.hpp"
 #include "magi/tensor.hpp"
-#include "shared_memory.hpp"
 
 namespace magi::cli {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "bench/masks.hpp"
+#include "common/masks.hpp"
 #include "kernels/attention/backend.hpp"
 
 namespace magi::cli {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "bench/random_values.hpp"
+#include "common/random_values.hpp"
 #include "cuda/check.hpp"
 #include "cuda/device.hpp"
 #include "cuda/memory.hpp"

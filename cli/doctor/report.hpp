@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "commands.hpp"
+#include "common/exit.hpp"
 #include "doctor/gpus.hpp"
 #include "doctor/machine.hpp"
 #include "doctor/ranks_environment.hpp"

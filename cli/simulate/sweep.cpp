@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/check.hpp"
-#include "bench/masks.hpp"
+#include "common/masks.hpp"
 
 namespace magi::cli {
 namespace {

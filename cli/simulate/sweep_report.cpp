@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <nlohmann/json.hpp>
 
-#include "bench/text_table.hpp"
+#include "common/text_table.hpp"
 #include "draw/numbers.hpp"
 #include "simulate/sweep.hpp"
 

@@ -9,7 +9,7 @@
 #include "cli/temporary_folder.hpp"
 #include "draw/xml.hpp"
 #include "magi/cost.hpp"
-#include "rank_processes.hpp"
+#include "ranks/rank_processes.hpp"
 
 namespace magi::testing {
 namespace {

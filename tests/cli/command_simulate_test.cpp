@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "bench/masks.hpp"
 #include "cli/run_magi.hpp"
 #include "cli/temporary_folder.hpp"
+#include "common/masks.hpp"
 #include "simulate/sweep.hpp"
 
 namespace magi::testing {

@@ -8,11 +8,11 @@
 
 #include "base/check.hpp"
 #include "bench/distributed/cell.hpp"
-#include "bench/masks.hpp"
-#include "files.hpp"
+#include "common/files.hpp"
+#include "common/masks.hpp"
+#include "common/shared_memory.hpp"
 #include "kernels/cpu/attention.hpp"
-#include "rank_processes.hpp"
-#include "shared_memory.hpp"
+#include "ranks/rank_processes.hpp"
 
 namespace magi::cli {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "gpu_group.hpp"
+#include "ranks/gpu_group.hpp"
 
 // `magi bench dist`: attention over the GPUs of one host beside what other systems do. A cell is a
 // mask, a number of tokens per rank and a number of ranks; its sides are what is timed.

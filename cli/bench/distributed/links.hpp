@@ -8,7 +8,7 @@
 
 #include "comm/rows/row_memory.hpp"
 #include "magi/comm.hpp"
-#include "rank_device.hpp"
+#include "ranks/rank_device.hpp"
 
 namespace magi::cli {
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "bench/masks.hpp"
-#include "cost.hpp"
+#include "common/cost.hpp"
+#include "common/masks.hpp"
 #include "magi/runtime.hpp"
 
 namespace magi::cli {

@@ -7,7 +7,7 @@
 
 #include "bench/distributed/layouts.hpp"
 #include "kernels/attention/backend.hpp"
-#include "rank_device.hpp"
+#include "ranks/rank_device.hpp"
 
 // What a cell times on a rank: attention of some rows, forward and backward.
 namespace magi::cli {
