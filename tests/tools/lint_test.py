@@ -21,6 +21,12 @@ def findings(check, name, given):
     return found
 
 
+def folder_findings(texts):
+    found = []
+    cxx.check_folders(texts, lambda path, line, message: found.append((path, line, message)))
+    return found
+
+
 def function_of(lines, head="int f(int a)"):
     return f"namespace magi {{\n{head} {{\n" + "  a += 1;\n" * (lines - 2) + "}\n}\n"
 
@@ -82,15 +88,19 @@ class Layers(unittest.TestCase):
         )
 
     def test_folders_of_a_layer_include_lower_ones_only(self):
+        headers = ("rows/b.hpp", "net/b.hpp", "nvlink/c.hpp", "nccl/b.hpp", "engine/b.hpp")
+        headers += ("device_rows/b.hpp", "validate.hpp")
+        there = {f"src/comm/{header}": "" for header in headers}
+
         def check(name, *given):
             text = "".join(f'#include "comm/{header}"\n' for header in given)
-            return findings(cxx.check_layers, f"src/comm/{name}", text)
+            return folder_findings({**there, f"src/comm/{name}": text})
 
         self.assertEqual(check("nvlink/a.cpp", "rows/b.hpp", "net/b.hpp", "nvlink/c.hpp"), [])
-        self.assertEqual(check("a.cpp", "nccl/b.hpp", "engine/b.hpp", "c.hpp"), [])
+        self.assertEqual(check("a.cpp", "nccl/b.hpp", "engine/b.hpp", "validate.hpp"), [])
         self.assertEqual(
-            check("nccl/a.cpp", "nvlink/b.hpp"),
-            [(1, "src/comm/nccl may not include comm/nvlink/b.hpp")],
+            check("nccl/a.cpp", "net/b.hpp", "nvlink/c.hpp"),
+            [("src/comm/nccl/a.cpp", 2, "src/comm/nccl may not include src/comm/nvlink/c.hpp")],
         )
         for name, given in (
             ("rows/a.cpp", "device_rows/b.hpp"),
@@ -101,9 +111,31 @@ class Layers(unittest.TestCase):
         ):
             self.assertEqual(len(check(name, given)), 1, name)
 
-    def test_every_folder_of_an_ordered_layer_has_a_place(self):
-        for layer, folders in cxx.FOLDERS.items():
-            there = {p.name for p in (lint.ROOT / "src" / layer).iterdir() if p.is_dir()}
+    def test_folders_of_the_command_include_lower_ones_only(self):
+        headers = ("commands.hpp", "common/b.hpp", "ranks/b.hpp", "demo/b.hpp", "simulate/b.hpp")
+        there = {f"cli/{header}": "" for header in headers} | {"src/simulate/c.hpp": ""}
+
+        def check(name, *given):
+            text = "".join(f'#include "{header}"\n' for header in given)
+            return folder_findings({**there, f"cli/{name}": text})
+
+        self.assertEqual(check("a_command.cpp", "commands.hpp", "demo/b.hpp", "ranks/b.hpp"), [])
+        self.assertEqual(check("demo/a.cpp", "demo/b.hpp", "common/b.hpp", "ranks/b.hpp"), [])
+        # A folder of the library has the name of one of the command's.
+        self.assertEqual(check("demo/a.cpp", "simulate/c.hpp"), [])
+        for name, given in (
+            ("common/a.cpp", "ranks/b.hpp"),
+            ("common/a.cpp", "commands.hpp"),
+            ("ranks/a.cpp", "demo/b.hpp"),
+            ("bench/distributed/a.cpp", "commands.hpp"),
+            ("bench/distributed/a.cpp", "demo/b.hpp"),
+            ("demo/a.cpp", "simulate/b.hpp"),
+        ):
+            self.assertEqual(len(check(name, given)), 1, name)
+
+    def test_every_folder_of_an_ordered_folder_has_a_place(self):
+        for ordered, folders in cxx.FOLDERS.items():
+            there = {p.name for p in (lint.ROOT / ordered).iterdir() if p.is_dir()}
             self.assertEqual(there, set(folders))
 
     def test_asm_has_one_home(self):
@@ -196,6 +228,15 @@ class Circles(unittest.TestCase):
             lint.all_circles(texts, {}),
             [("src/plan/a.hpp", "src/plan/b.hpp"), ("src/comm", "src/comm/ring")],
         )
+
+    def test_folders_of_the_command_that_include_each_other(self):
+        texts = {
+            "cli/files.hpp": "",
+            "cli/demo/a.cpp": '#include "files.hpp"\n',
+            "cli/demo_command.cpp": '#include "demo/b.hpp"\n',
+            "cli/demo/b.hpp": "",
+        }
+        self.assertEqual(lint.all_circles(texts, {}), [("cli", "cli/demo")])
 
     def test_tests_that_include_each_other(self):
         texts = {

@@ -25,16 +25,25 @@ LAYERS = {
     "runtime": {"base", "mask", "plan", "comm", "cuda", "kernels"},
     "capi": {"base", "mask", "plan", "comm", "cuda", "kernels", "draw", "runtime"},
 }
-# What a folder of a layer may include of that layer's folders, besides itself. The layer's own
-# files lie above them all.
+# What the folders of an ordered folder may include of each other; each also includes itself. The
+# ordered folder's own files lie above them all.
 FOLDERS = {
-    "comm": {
+    "src/comm": {
         "net": set(),
         "rows": {"net"},
         "device_rows": {"net", "rows"},
         "engine": {"net", "rows", "device_rows"},
         "nccl": {"net", "rows", "device_rows"},
         "nvlink": {"net", "rows", "device_rows"},
+    },
+    "cli": {
+        "common": set(),
+        "ranks": {"common"},
+        "bench": {"common", "ranks"},
+        "demo": {"common", "ranks"},
+        "doctor": {"common", "ranks"},
+        "simulate": {"common", "ranks"},
+        "verify": {"common", "ranks"},
     },
 }
 NO_CUDA = {"base", "mask", "plan", "simulate", "draw"}
@@ -116,12 +125,22 @@ def check_lengths(path, text, report):
             report(path, start, f"function of {length} lines; at most {cap}")
 
 
-def is_below(layer, folder, given):
-    """Whether a file in a folder of a layer may include `given`, as far as FOLDERS tells."""
-    if layer not in FOLDERS or not given.startswith(f"{layer}/"):
+def place_of(name):
+    """(ordered folder, folder in it or None) of a path from ROOT; nothing outside of FOLDERS."""
+    for ordered in FOLDERS:
+        if name.startswith(f"{ordered}/"):
+            inside = name.removeprefix(f"{ordered}/")
+            return ordered, inside.split("/")[0] if "/" in inside else None
+    return None
+
+
+def is_below(name, target):
+    """Whether the file `name` may include the file `target`, as far as FOLDERS tells."""
+    place, given = place_of(name), place_of(target)
+    if place is None or given is None or place[0] != given[0] or place[1] in (None, given[1]):
         return True
-    target = given.split("/")[1]
-    return target == folder or target in FOLDERS[layer][folder]
+    ordered, folder = place
+    return given[1] in FOLDERS[ordered][folder]
 
 
 def check_homes(path, text, report):
@@ -147,7 +166,6 @@ def check_layers(path, text, report):
     if parts[0] != "src" or len(parts) < 3:
         return
     layer = parts[1]
-    folder = parts[2] if len(parts) > 3 else None
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r'\s*#include\s+[<"]([^">]+)[">]', line)
         if not match:
@@ -155,26 +173,39 @@ def check_layers(path, text, report):
         target = match.group(1).split("/")[0]
         if target in LAYERS and target != layer and target not in LAYERS[layer]:
             report(path, number, f"src/{layer} may not include {match.group(1)}")
-        if folder is not None and not is_below(layer, folder, match.group(1)):
-            report(path, number, f"src/{layer}/{folder} may not include {match.group(1)}")
         if layer in NO_CUDA and re.search(r"cuda|nvtx", match.group(1)):
             report(path, number, f"src/{layer} may not see CUDA")
         if path.suffix in (".hpp", ".h", ".cuh") and re.search(r"nlohmann|CLI/", match.group(1)):
             report(path, number, "nlohmann and CLI11 stay in .cpp files")
 
 
+def included(name, texts):
+    """(line, path) of every source that a source includes by a quoted name; texts: by path from
+    ROOT.
+    """
+    folder = pathlib.PurePosixPath(name).parent
+    # Tests are compiled with their own folder before those of the sources.
+    is_test = folder.parts[:1] == ("tests",)
+    roots = ("tests", "src", "include", "cli") if is_test else ("src", "include", "cli", "tests")
+    for number, line in enumerate(texts[name].splitlines(), 1):
+        match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+        if not match:
+            continue
+        for target in (f"{root}/{match.group(1)}" for root in (folder, *roots)):
+            if target in texts:
+                yield number, target
+                break
+
+
 def include_graph(texts):
-    """From every source to the sources it includes by a quoted name; texts: by path from ROOT."""
-    graph = {}
-    for name, text in texts.items():
-        folder = pathlib.PurePosixPath(name).parent
-        # Tests are compiled with their own folder before that of the sources.
-        is_test = folder.parts[:1] == ("tests",)
-        roots = ("tests", "src", "include") if is_test else ("src", "include", "tests")
-        graph[name] = set()
-        for given in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.M):
-            for target in (f"{root}/{given}" for root in (folder, *roots)):
-                if target in texts:
-                    graph[name].add(target)
-                    break
-    return graph
+    """From every source to the sources it includes."""
+    return {name: {target for _, target in included(name, texts)} for name in texts}
+
+
+def check_folders(texts, report):
+    """Includes from lower folders only, where FOLDERS orders them."""
+    for name in texts:
+        for number, target in included(name, texts):
+            if not is_below(name, target):
+                ordered, folder = place_of(name)
+                report(name, number, f"{ordered}/{folder} may not include {target}")
