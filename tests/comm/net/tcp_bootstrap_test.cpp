@@ -6,6 +6,7 @@
 #include <csignal>
 #include <thread>
 
+#include "comm/net/bootstrap_checks.hpp"
 #include "comm/net/tcp_socket.hpp"
 #include "comm/ranks.hpp"
 
@@ -15,27 +16,14 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
+using testing::bytes_of;
 using ::testing::HasSubstr;
-
-std::vector<std::byte> bytes_of(std::int32_t rank, std::size_t count) {
-  return std::vector<std::byte>(count, static_cast<std::byte>(rank + 1));
-}
+using testing::invalid_argument;
 
 /// Where no other test meets.
 TcpPlace unique_place() {
   const auto listener = comm::listen_tcp(comm::TcpReach::ThisMachine, 0, 1);
   return {.address = "127.0.0.1", .port = comm::port_of(*listener), .name = testing::unique_name()};
-}
-
-std::string invalid_argument(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another exception: ") + error.what();
-  }
-  return "no exception";
 }
 
 TEST(TcpBootstrap, GathersInRankOrderWhoeverComesFirst) {
@@ -44,15 +32,7 @@ TEST(TcpBootstrap, GathersInRankOrderWhoeverComesFirst) {
     place.address = host;
     testing::run_processes(4, [&](std::int32_t rank) {
       std::this_thread::sleep_for(milliseconds((7 - 2 * rank) * 20));
-      const Bootstrap bootstrap = tcp_bootstrap(place, rank, 4, seconds(20));
-      for (const std::size_t scale : {std::size_t{0}, std::size_t{3}, std::size_t{500'000}}) {
-        const auto all = bootstrap(bytes_of(rank, scale * static_cast<std::size_t>(rank)));
-        ASSERT_EQ(all.size(), 4u);
-        for (std::int32_t other = 0; other < 4; ++other) {
-          EXPECT_EQ(all[static_cast<std::size_t>(other)],
-                    bytes_of(other, scale * static_cast<std::size_t>(other)));
-        }
-      }
+      testing::expect_rank_order(tcp_bootstrap(place, rank, 4, seconds(20)), rank, 4);
     });
   }
 }
