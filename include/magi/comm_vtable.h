@@ -48,10 +48,11 @@ typedef struct magi_byte_exchange {
   const int64_t* send_bytes;    /* [num_ranks] */
   const int64_t* receive_bytes; /* [num_ranks] */
   int32_t device;               /* -1: host memory; else a CUDA ordinal */
-  int32_t kind;                 /* MAGI_EXCHANGE_...; for messages, as are the three below */
+  int32_t kind;                 /* MAGI_EXCHANGE_...; for messages, as are the four below */
   uint64_t plan_digest;
   uint64_t content; /* what the bytes mean */
   int32_t stage;
+  uint64_t options; /* what attention is called with besides the plan; 0: another call */
 } magi_byte_exchange;
 
 /* Called once per rank, in rank order, during an allgather. */
@@ -60,9 +61,9 @@ typedef void (*magi_gather_sink)(void* sink_context, int32_t rank, const void* b
 
 enum {
   MAGI_COMM_MOVES_DEVICE_MEMORY = 1,
-  /* Ranks of an exchange of host memory whose kind, plan_digest, content, stage or sizes differ are
-   * reported by the supplier. Without it the library compares them, by a small exchange of its own
-   * before each one. */
+  /* Ranks of an exchange of host memory whose kind, plan_digest, content, stage, options or sizes
+   * differ are reported by the supplier. Without it the library compares them, by a small exchange
+   * of its own before each one. */
   MAGI_COMM_COMPARES_EXCHANGES = 2
 };
 

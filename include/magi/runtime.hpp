@@ -114,8 +114,9 @@ struct AttentionState;
 
 /// Runs a plan on one rank: keeps the row tables and schedules derived from it, and in host memory
 /// the buffers of calls. Calls are collective and come in the same order on every rank of the
-/// group, with the same optional tensors: a rank without rows gives them with no rows. The caller
-/// owns all tensors. Same inputs give the same bits, unless `is_fast_backward`.
+/// group, with the same parameters and optional tensors: a rank without rows gives them with no
+/// rows. Ranks that differ get a CommError, but over nccl (docs/reliability.md). The caller owns
+/// all tensors. Same inputs give the same bits, unless `is_fast_backward`.
 ///
 /// Tensors of a call are all in host memory or all on one GPU (bfloat16 or float16 q, k, v; head
 /// dims that are multiples of 8 up to 256; strides that are multiples of 16 bytes). On a GPU a call

@@ -36,7 +36,8 @@ std::int32_t exchange_sync(Group& self, const void* send, void* receive,
                                     .kind = MAGI_EXCHANGE_OTHER,
                                     .plan_digest = 0,
                                     .content = 0,
-                                    .stage = 0};
+                                    .stage = 0,
+                                    .options = 0};
   Transfers transfers;
   std::int32_t status = self.start(exchange, transfers);
   if (status == MAGI_VTABLE_OK) status = self.wait(transfers);

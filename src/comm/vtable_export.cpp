@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
@@ -54,13 +55,16 @@ std::int32_t allgather(void* context, const void* bytes, std::size_t num_bytes,
   });
 }
 
+/// That of callers who know no options.
+constexpr std::size_t kLeastSize = offsetof(magi_byte_exchange, options);
+
 std::int32_t start_bytes(void* context, const magi_byte_exchange* args, void* stream,
                          void** exchange) {
   return guarded(context, [&](Communicator& group) {
-    if (args->struct_size < sizeof(magi_byte_exchange)) {
-      throw invalid("args.struct_size", args->struct_size,
-                    std::to_string(sizeof(magi_byte_exchange)) + " or more");
+    if (args->struct_size < kLeastSize) {
+      throw invalid("args.struct_size", args->struct_size, std::to_string(kLeastSize) + " or more");
     }
+    const bool has_options = args->struct_size >= sizeof(magi_byte_exchange);
     const auto num_ranks = static_cast<std::size_t>(group.num_ranks());
     *exchange = group
                     .start_bytes({.send = args->send,
@@ -69,7 +73,9 @@ std::int32_t start_bytes(void* context, const magi_byte_exchange* args, void* st
                                   .receive_bytes = {args->receive_bytes, num_ranks},
                                   .device = args->device,
                                   .kind = static_cast<ExchangeKind>(args->kind),
-                                  .tag = {.plan_digest = args->plan_digest, .stage = args->stage},
+                                  .tag = {.plan_digest = args->plan_digest,
+                                          .stage = args->stage,
+                                          .options = has_options ? args->options : 0},
                                   .content = args->content},
                                  stream)
                     .release();

@@ -11,6 +11,7 @@
 #include "base/check.hpp"
 #include "base/words.hpp"
 #include "comm/net/group_log.hpp"
+#include "comm/rows/call_options.hpp"
 #include "comm/rows/exchange_kind.hpp"
 #include "magi/comm.hpp"
 #include "magi/comm_vtable.h"
@@ -82,7 +83,8 @@ class SuppliedExchange final : public PendingExchange {
                                   .kind = static_cast<std::int32_t>(exchange.kind),
                                   .plan_digest = exchange.tag.plan_digest,
                                   .content = exchange.content,
-                                  .stage = exchange.tag.stage};
+                                  .stage = exchange.tag.stage,
+                                  .options = exchange.tag.options};
     group_->check(group_->vtable.start_bytes(group_->vtable.context, &args, stream, &exchange_));
   }
   ~SuppliedExchange() override {
@@ -102,6 +104,7 @@ class SuppliedExchange final : public PendingExchange {
 struct Announcement {
   std::uint64_t plan_digest = 0;
   std::uint64_t content = 0;
+  std::uint64_t options = 0;
   std::int64_t num_bytes = 0;
   std::int32_t kind = 0;
   std::int32_t stage = 0;
@@ -114,6 +117,10 @@ std::string describe(const Announcement& call) {
          ", " + std::to_string(call.num_bytes) + " bytes of content " + hex(call.content);
 }
 
+bool is_same_exchange(const Announcement& a, const Announcement& b) {
+  return a.plan_digest == b.plan_digest && a.kind == b.kind && a.stage == b.stage;
+}
+
 /// An exchange of a group that does not compare them: what every rank is about to send goes first.
 class AnnouncedExchange final : public PendingExchange {
  public:
@@ -121,6 +128,7 @@ class AnnouncedExchange final : public PendingExchange {
       : rank_(group->vtable.rank) {
     Announcement call{.plan_digest = exchange.tag.plan_digest,
                       .content = exchange.content,
+                      .options = exchange.tag.options,
                       .kind = static_cast<std::int32_t>(exchange.kind),
                       .stage = exchange.tag.stage};
     for (std::size_t peer = 0; peer < exchange.send_bytes.size(); ++peer) {
@@ -145,15 +153,23 @@ class AnnouncedExchange final : public PendingExchange {
     announcements_->wait_sync();
     for (std::size_t peer = 0; peer < seen_.size(); ++peer) {
       if (seen_[peer] == expected_[peer]) continue;
-      throw CommError("rank " + std::to_string(rank_) + " expects from rank " +
-                          std::to_string(peer) + " " + describe(expected_[peer]) +
-                          ", but it is in " + describe(seen_[peer]),
-                      CommFailure::PlanMismatch);
+      throw CommError(mismatch_text(peer), CommFailure::PlanMismatch);
     }
     bytes_->wait_sync();
   }
 
  private:
+  std::string mismatch_text(std::size_t peer) const {
+    const Announcement &seen = seen_[peer], &expected = expected_[peer];
+    const auto other = static_cast<std::int32_t>(peer);
+    if (is_same_exchange(seen, expected) && seen.options != expected.options) {
+      return comm::other_options_text(rank_, expected.options, other, seen.options) + "; in " +
+             describe(expected);
+    }
+    return "rank " + std::to_string(rank_) + " expects from rank " + std::to_string(other) + " " +
+           describe(expected) + ", but it is in " + describe(seen);
+  }
+
   std::int32_t rank_;
   std::vector<Announcement> sent_, expected_, seen_;  ///< [num_ranks]
   std::optional<SuppliedExchange> announcements_, bytes_;

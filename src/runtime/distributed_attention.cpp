@@ -46,11 +46,13 @@ struct AttentionState {
     check_not_captured(stream, "attention over ranks, but over nvlink and nccl");
   }
 
-  void maximise_over_ranks(StepMemory& memory, const TensorView& values, void* stream) const {
+  void maximise_over_ranks(StepMemory& memory, const TensorView& values,
+                           const StepCall& call) const {
     if (values.empty() || communicator.num_ranks() == 1) return;
     const TensorView gathered =
         memory.lend(values.dtype, {communicator.num_ranks(), values.shape[0]});
-    maximum.apply(memory.exchanger(), values, gathered, {.plan_digest = plan->digest}, stream);
+    maximum.apply(memory.exchanger(), values, gathered,
+                  {.plan_digest = plan->digest, .options = call.options()}, call.stream);
   }
 
   std::shared_ptr<const Plan> plan;
@@ -159,7 +161,7 @@ void DistributedAttention::forward(const AttentionInputs& inputs, const Attentio
       state, call, [&]() -> auto& { return memory.attends().forward(inputs.q.dtype); },
       [&](const PreparedAttends<PreparedForward>& prepared) {
         run_forward(call, prepared, inputs, result.max_logits);
-        state.maximise_over_ranks(memory, result.max_logits, stream);
+        state.maximise_over_ranks(memory, result.max_logits, call);
       });
 }
 

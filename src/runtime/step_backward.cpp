@@ -225,7 +225,7 @@ void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionR
                {inputs.q, result.out, output_gradients.dout, result.lse, output_gradients.dlse});
   call.set_own(Role::QueryGradients, {input_gradients.dq});
   call.set_own(Role::KeyGradients, {input_gradients.dk, input_gradients.dv});
-  call.set_options(inputs, false);
+  call.set_options(inputs, false, is_given(output_gradients.dlse));
 }
 
 void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,

@@ -2,9 +2,10 @@
 #include "runtime/step_call.hpp"
 
 #include <algorithm>
-#include <bit>
+#include <cmath>
 
 #include "base/math.hpp"
+#include "comm/rows/call_options.hpp"
 #include "runtime/device_calls.hpp"
 #include "runtime/elements.hpp"
 
@@ -62,6 +63,11 @@ TensorGroup lend_like(const Lend& lend, TensorGroup group, std::int64_t num_rows
   return group;
 }
 
+double softmax_scale_of(const AttentionParams& params, std::int32_t head_dim) {
+  return params.softmax_scale != 0.0 ? params.softmax_scale
+                                     : 1.0 / std::sqrt(static_cast<double>(head_dim));
+}
+
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
   constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
   return (hash ^ value) * kOdd + (hash >> 29);
@@ -103,21 +109,25 @@ void StepCall::begin() {
   is_begun_ = true;
 }
 
-void StepCall::set_options(const AttentionInputs& inputs, bool has_max_logits) {
+void StepCall::set_options(const AttentionInputs& inputs, bool has_max_logits, bool has_dlse) {
   const TensorView& sink = inputs.sink;
   has_sink_ = is_given(sink);
-  const std::int64_t num_sinks =
-      sink.rank > 1 ? sink.shape[static_cast<std::size_t>(sink.rank) - 2] : 0;
-  options_digest_ =
-      mix(static_cast<std::uint64_t>(inputs.q.dtype), static_cast<std::uint64_t>(sink.rank));
-  for (const std::uint64_t part :
-       {static_cast<std::uint64_t>(num_sinks), std::uint64_t{has_max_logits},
-        static_cast<std::uint64_t>(inputs.params.sink_layout),
-        std::uint64_t{memory.are_partials_rounded()},
-        std::bit_cast<std::uint64_t>(inputs.params.softmax_scale),
-        std::bit_cast<std::uint64_t>(inputs.params.softcap)}) {
-    options_digest_ = mix(options_digest_, part);
-  }
+  const auto moves_queries = [](const Exchange& exchange) {
+    return exchange.role == Role::Queries;
+  };
+  const bool is_backward = pass_ == Pass::Backward;
+  options_ = comm::pack_options(
+      {.is_backward = is_backward,
+       .type = inputs.q.dtype,
+       .sink_axes = sink.rank,
+       .num_sinks = sink.rank > 1 ? sink.shape[static_cast<std::size_t>(sink.rank) - 2] : 0,
+       .has_max_logits = has_max_logits,
+       // A rank whose queries stay is alone with its dlse.
+       .has_dlse = has_dlse && std::ranges::any_of(steps.plan.exchanges, moves_queries),
+       .is_fast_backward = is_backward && inputs.is_fast_backward,
+       .are_partials_rounded = memory.are_partials_rounded(),
+       .softmax_scale = softmax_scale_of(inputs.params, steps.plan.config.head_dim_qk),
+       .softcap = inputs.params.softcap});
 }
 
 bool StepCall::is_whole(Role role) const {
@@ -170,7 +180,7 @@ comm::PassStart StepCall::make_pass_start() const {
     }
   }
   const std::uint64_t digest =
-      mix(mix(steps.plan.digest + static_cast<std::uint64_t>(pass_), options_digest_),
+      mix(mix(steps.plan.digest + static_cast<std::uint64_t>(pass_), options_),
           static_cast<std::uint64_t>(most_bytes));
   return {.most_bytes = most_bytes, .digest = digest, .is_first = memory.is_first_pass()};
 }
@@ -382,7 +392,7 @@ void StepCall::start(const Step& step, TensorGroup from, TensorGroup to) {
         .kind = kind_of(exchange.role),
         .from = std::span(from).subspan(first, end - first),
         .to = std::span(to).subspan(first, end - first),
-        .tag = {steps.plan.digest, exchange.stage},
+        .tag = {.plan_digest = steps.plan.digest, .stage = exchange.stage, .options = options_},
         .num_sections =
             is_cast
                 ? memory.exchanger().arrival_shape(rows.filling, exchange.heads.size()).num_sections

@@ -76,9 +76,10 @@ class StepCall {
   /// Whether what an exchange of this role returns is whole (RankSteps::returns_whole); of results
   /// only without sinks, which belong to the owner.
   bool is_whole(Role role) const;
-  /// What ranks have to call alike besides the plan: its digest goes to transports that compare
-  /// calls, which find ranks that differ.
-  void set_options(const AttentionInputs& inputs, bool has_max_logits);
+  /// What ranks have to call alike besides the plan: it goes to transports that compare calls,
+  /// which find ranks that differ.
+  void set_options(const AttentionInputs& inputs, bool has_max_logits, bool has_dlse);
+  std::uint64_t options() const { return options_; }
   const TensorGroup& own(Role role) const { return roles_[static_cast<std::size_t>(role)].front(); }
   /// The tensors of kv heads `heads`, or of the query heads that read them: own ones, or with the
   /// index of an exchange those of the segment that it fills.
@@ -148,7 +149,7 @@ class StepCall {
   void await(std::size_t step);
 
   Pass pass_;
-  std::uint64_t options_digest_ = 0;  ///< stands for what set_options was given
+  std::uint64_t options_ = 0;  ///< what set_options was given (comm::pack_options)
   comm::PassStart pass_start_;
   std::span<const Step> pass_steps_;                       ///< the rank's, of the pass
   std::array<std::vector<TensorGroup>, kNumRoles> roles_;  ///< own, then by exchange

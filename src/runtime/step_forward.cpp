@@ -63,7 +63,7 @@ void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionR
   call.set_own(Role::KeysValues, {inputs.k, inputs.v});
   call.set_own(Role::Queries, {inputs.q});
   call.set_own(Role::Results, {result.out, result.lse});
-  call.set_options(inputs, !result.max_logits.empty());
+  call.set_options(inputs, !result.max_logits.empty(), false);
 }
 
 void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepared,

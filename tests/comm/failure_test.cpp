@@ -9,6 +9,7 @@
 #include "comm/engine/ring_group.hpp"
 #include "comm/exchange_case.hpp"
 #include "comm/ranks.hpp"
+#include "comm/rows/call_options.hpp"
 
 // What happens when something goes wrong, over each backend. Tests use deadlines to tell "at once"
 // from "at the deadline"; none of them measures.
@@ -158,6 +159,22 @@ TEST_P(Failure, AnotherStageOrCallIsAMismatch) {
     });
     EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
     EXPECT_THAT(error.what(), AllOf(HasSubstr("allgather"), HasSubstr("group_cast")));
+  });
+}
+
+TEST_P(Failure, OtherOptionsOfACallAreNamed) {
+  const AllCast cast(3);
+  const auto options = [](double scale) {
+    return comm::pack_options({.sink_axes = 2, .num_sinks = 1, .softmax_scale = scale});
+  };
+  run({.num_ranks = 3}, [&](Communicator& group) {
+    const ExchangeTag tag{.plan_digest = kDigest, .options = options(group.rank() == 2 ? 2 : 1)};
+    const auto error =
+        testing::catch_comm_error([&] { cast.start(group, tag).pending->wait_sync(); });
+    EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("calls with other options than rank"), HasSubstr("rank 2"),
+                      HasSubstr(": softmax_scale; in stage 0 of group_cast")));
   });
 }
 

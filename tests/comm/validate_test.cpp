@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstddef>
 
 #include "comm/exchange_case.hpp"
 #include "comm/ranks.hpp"
@@ -217,6 +218,34 @@ TEST(Validate, ASuppliedGroupThatHasFailedSaysSo) {
   EXPECT_EQ(failure_of(*other), "4: rank 0 aborted: no more");
 }
 
+/// Programs that were compiled before there were options call as well.
+TEST(Validate, ATableTakesExchangesWithoutOptions) {
+  auto table = make_comm_vtable(std::move(make_thread_group(1)[0]));
+  const int sent = 5;
+  int received = 0;
+  const std::int64_t sizes[] = {sizeof(sent)};
+  magi_byte_exchange args{.struct_size = offsetof(magi_byte_exchange, options),
+                          .send = &sent,
+                          .receive = &received,
+                          .send_bytes = sizes,
+                          .receive_bytes = sizes,
+                          .device = kCpuDevice,
+                          .kind = MAGI_EXCHANGE_OTHER,
+                          .plan_digest = 0,
+                          .content = 0,
+                          .stage = 0,
+                          .options = 0};
+  void* exchange = nullptr;
+  ASSERT_EQ(table.start_bytes(table.context, &args, nullptr, &exchange), MAGI_VTABLE_OK);
+  EXPECT_EQ(table.wait(table.context, exchange), MAGI_VTABLE_OK);
+  EXPECT_EQ(received, sent);
+  table.release(table.context, exchange);
+  args.struct_size -= 1;
+  EXPECT_EQ(table.start_bytes(table.context, &args, nullptr, &exchange),
+            MAGI_VTABLE_INVALID_ARGUMENT);
+  table.destroy(table.context);
+}
+
 TEST(Validate, ExchangesOfBytesReachTheTableOnceTheirArgumentsFit) {
   static magi_byte_exchange seen;
   static void* seen_stream;
@@ -240,7 +269,7 @@ TEST(Validate, ExchangesOfBytesReachTheTableOnceTheirArgumentsFit) {
                         .receive_bytes = sizes,
                         .device = 1,
                         .kind = ExchangeKind::Sum,
-                        .tag = {.plan_digest = 7, .stage = 2},
+                        .tag = {.plan_digest = 7, .stage = 2, .options = 3},
                         .content = 9};
   group->start_bytes(exchange, &stream);
   EXPECT_EQ(seen.struct_size, sizeof(seen));
@@ -250,6 +279,7 @@ TEST(Validate, ExchangesOfBytesReachTheTableOnceTheirArgumentsFit) {
   EXPECT_EQ(seen.kind, MAGI_EXCHANGE_SUM);
   EXPECT_EQ(seen.plan_digest, 7U);
   EXPECT_EQ(seen.stage, 2);
+  EXPECT_EQ(seen.options, 3U);
   EXPECT_EQ(seen.content, 9U);
   EXPECT_EQ(seen_stream, &stream);
   exchange.send = nullptr;

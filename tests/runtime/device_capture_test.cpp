@@ -69,6 +69,7 @@ class Layer {
                  "cudaMemcpyAsync");
     }
   }
+  AttentionInputs& inputs() { return inputs_; }
   void forward(cudaStream_t stream) { attention_.forward(inputs_, result_, stream); }
   void backward(cudaStream_t stream) {
     attention_.backward(inputs_, result_, {.dout = dout_}, gradients_, stream);
@@ -272,6 +273,62 @@ TEST_P(NvlinkGraphs, AnotherPlanIsFoundInTheFirstPass) {
       EXPECT_THAT(error.what(), AllOf(HasSubstr("is in another call"),
                                       HasSubstr("rank " + std::to_string(group.rank()))));
     }
+  });
+}
+
+struct OtherOption {
+  bool is_backward;
+  std::function<void(AttentionInputs&)> change;
+};
+
+/// One layer whose first pass, or only its backward, rank 0 calls with another option.
+void expect_other_option_found(const OtherOption& option, Communicator& group,
+                               cudaStream_t stream) {
+  Layer layer(make_test_plan(group.num_ranks(), true), group);
+  layer.draw(1, stream);
+  if (option.is_backward) {
+    layer.forward(stream);
+    cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    ASSERT_NO_THROW(group.check());
+  }
+  if (group.rank() == 0) option.change(layer.inputs());
+  if (option.is_backward) {
+    layer.backward(stream);
+  } else {
+    layer.forward(stream);
+  }
+  cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  try {
+    group.check();
+    ADD_FAILURE() << "the group has not failed";
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr("is in another call"));
+  }
+}
+
+TEST_P(NvlinkGraphs, OtherOptionsOfACallAreFound) {
+  const auto scale = [](AttentionInputs& inputs) { inputs.params.softmax_scale = 0.5; };
+  const auto softcap = [](AttentionInputs& inputs) { inputs.params.softcap = 20.0; };
+  const auto fast = [](AttentionInputs& inputs) { inputs.is_fast_backward = true; };
+  const OtherOption options[] = {
+      {false, scale}, {false, softcap}, {true, scale}, {true, softcap}, {true, fast}};
+  for (const OtherOption& option : options) {
+    run([&option](Communicator& group, cudaStream_t stream) {
+      expect_other_option_found(option, group, stream);
+    });
+  }
+}
+
+TEST_P(NvlinkGraphs, OptionsThatMeanTheSameAreEqual) {
+  run([](Communicator& group, cudaStream_t stream) {
+    Layer layer(make_test_plan(group.num_ranks(), true), group);
+    layer.draw(1, stream);
+    layer.inputs().is_fast_backward = group.rank() == 0;  // which a forward does not read
+    if (group.rank() == 0) layer.inputs().params.softmax_scale = 1.0 / 8;
+    for (int call = 0; call < 4; ++call) layer.forward(stream);
+    cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    EXPECT_NO_THROW(group.check());
   });
 }
 

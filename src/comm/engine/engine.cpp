@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/words.hpp"
+#include "comm/rows/call_options.hpp"
 
 namespace magi::comm {
 namespace {
@@ -67,7 +68,7 @@ void Engine::start(const std::shared_ptr<Exchange>& exchange) {
     peer(stream.peer).receiving.push_back(exchange.get());
   }
   announce(*exchange);
-  compare_plans(*exchange);
+  compare_calls(*exchange);
   progress();
   retire_finished();
 }
@@ -112,26 +113,37 @@ void Engine::announce(const Exchange& exchange) {
   slot.sequence.store(0);
   slot.plan_digest.store(exchange.tag.plan_digest);
   slot.kind_and_stage.store(kind_and_stage(exchange));
+  slot.options.store(exchange.tag.options);
   slot.sequence.store(exchange.sequence);
 }
 
 // Both ranks of a pair announce, then look: the later one sees the other. So every pair that
 // disagrees is found, before the later one sends or reads a byte.
-void Engine::compare_plans(const Exchange& exchange) {
+void Engine::compare_calls(const Exchange& exchange) {
   for (std::int32_t other = 0; other < num_ranks_; ++other) {
     if (other == rank_) continue;
     const Announcement& slot = block(other).announcements[exchange.sequence % kAnnouncements];
     if (slot.sequence.load() != exchange.sequence) continue;
     const std::uint64_t digest = slot.plan_digest.load();
     const std::uint64_t call = slot.kind_and_stage.load();
+    const std::uint64_t options = slot.options.load();
     if (slot.sequence.load() != exchange.sequence) continue;
-    if (digest == exchange.tag.plan_digest && call == kind_and_stage(exchange)) continue;
+    if (digest == exchange.tag.plan_digest && call == kind_and_stage(exchange)) {
+      check_options(exchange, other, options);
+      continue;
+    }
     fail(CommFailure::PlanMismatch,
          "rank " + std::to_string(rank_) + " is in " + describe(exchange) + ", but rank " +
              std::to_string(other) + " is in stage " +
              std::to_string(static_cast<std::int32_t>(call & 0xffffffff)) + " of " +
              kind_name(static_cast<CallKind>(call >> 32)) + ", plan " + hex(digest));
   }
+}
+
+void Engine::check_options(const Exchange& exchange, std::int32_t other, std::uint64_t options) {
+  if (options == exchange.tag.options) return;
+  fail(CommFailure::PlanMismatch, other_options_text(rank_, exchange.tag.options, other, options) +
+                                      "; in " + describe(exchange));
 }
 
 bool Engine::progress() {
@@ -233,7 +245,7 @@ bool Engine::receive_from(std::int32_t from) {
 void Engine::check_origin(std::int32_t from, const Exchange& exchange, const PacketHeader& header) {
   if (header.sequence == exchange.sequence && header.kind == exchange.kind &&
       header.stage == exchange.tag.stage && header.plan_digest == exchange.tag.plan_digest) {
-    return;
+    return check_options(exchange, from, header.options);
   }
   // Calls of equal number were compared when they started; another number means that bytes are
   // lost.

@@ -83,7 +83,8 @@ class Engine {
 
   void check_usable();
   void announce(const Exchange& exchange);
-  void compare_plans(const Exchange& exchange);
+  void compare_calls(const Exchange& exchange);
+  void check_options(const Exchange& exchange, std::int32_t other, std::uint64_t options);
 
   bool progress();
   bool move_bytes();

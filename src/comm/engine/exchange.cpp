@@ -76,6 +76,7 @@ PacketHeader fill_packet(const Exchange& exchange, SendStream& stream, std::byte
                             .content = exchange.content,
                             .total_bytes = stream.total_bytes,
                             .offset = stream.sent_bytes,
+                            .options = exchange.tag.options,
                             .kind = exchange.kind,
                             .stage = exchange.tag.stage,
                             .payload_bytes = static_cast<std::uint32_t>(count)};

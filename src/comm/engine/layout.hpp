@@ -43,12 +43,13 @@ struct GroupBlock {
   FailureBlock failure;
 };
 
-/// "I am in exchange `sequence` with this plan": lets every pair of ranks compare plans before
+/// "I am in exchange `sequence` with this plan": lets every pair of ranks compare calls before
 /// data moves, also pairs that exchange no rows. Slots are reused; `sequence` 0 means in change.
 struct Announcement {
   std::atomic<std::uint64_t> sequence;
   std::atomic<std::uint64_t> plan_digest;
   std::atomic<std::uint64_t> kind_and_stage;
+  std::atomic<std::uint64_t> options;
 };
 
 struct alignas(64) RankBlock {
@@ -75,6 +76,7 @@ struct alignas(64) PacketHeader {
   std::uint64_t content = 0;
   std::uint64_t total_bytes = 0;
   std::uint64_t offset = 0;
+  std::uint64_t options = 0;
   CallKind kind = call_kind(ExchangeKind::Other);
   std::int32_t stage = 0;
   std::uint32_t payload_bytes = 0;

@@ -7,6 +7,7 @@
 
 #include "base/words.hpp"
 #include "comm/engine/device_transport.hpp"
+#include "comm/rows/call_options.hpp"
 #include "cuda/device.hpp"
 #include "cuda/order_event.hpp"
 
@@ -163,6 +164,13 @@ class Loopback final : public DeviceTransport {
         meeting_->fail_and_throw(name + " is in " + describe(theirs.tag) + ", rank " +
                                      std::to_string(rank_) + " in " + describe(exchange.tag),
                                  CommFailure::PlanMismatch);
+      }
+      if (theirs.tag.options != exchange.tag.options) {
+        meeting_->fail_and_throw(
+            other_options_text(rank_, exchange.tag.options, static_cast<std::int32_t>(peer),
+                               theirs.tag.options) +
+                "; in " + describe(exchange.tag),
+            CommFailure::PlanMismatch);
       }
       const std::int64_t sent = theirs.send_bytes[static_cast<std::size_t>(rank_)];
       if (sent != exchange.receive_bytes[peer]) {
