@@ -74,14 +74,20 @@ TEST(MaskAbi, DocumentFrontEndsGiveTheMasksOfTheCppCalls) {
   EXPECT_TRUE(mask_of(chunks.get()) == mask_chunk_causal(kDocuments, 4, 1));
 }
 
-TEST(MaskAbi, CausalIsZeroOrOne) {
-  const magi_document_rule rule{
+TEST(MaskAbi, FlagsOfDocumentsAreZeroOrOne) {
+  const auto refusal = [](const magi_document_rule& rule) -> std::string {
+    magi_mask* refused = nullptr;
+    EXPECT_EQ(magi_mask_from_cu_seqlens(kDocuments.data(), kNumEntries, kDocuments.data(),
+                                        kNumEntries, &rule, &refused),
+              MAGI_INVALID_ARGUMENT);
+    return magi_last_error_message();
+  };
+  magi_document_rule rule{
       .struct_size = sizeof(rule), .is_causal = 2, .window_left = -1, .window_right = -1};
-  magi_mask* refused = nullptr;
-  EXPECT_EQ(magi_mask_from_cu_seqlens(kDocuments.data(), kNumEntries, kDocuments.data(),
-                                      kNumEntries, &rule, &refused),
-            MAGI_INVALID_ARGUMENT);
-  EXPECT_STREQ(magi_last_error_message(), "rule.is_causal is 2; allowed: 0 or 1");
+  EXPECT_EQ(refusal(rule), "rule.is_causal is 2; allowed: 0 or 1");
+  rule.is_causal = 0;
+  rule.has_rows_above = -1;
+  EXPECT_EQ(refusal(rule), "rule.has_rows_above is -1; allowed: 0 or 1");
 }
 
 TEST(MaskAbi, OtherFrontEndsGiveTheMasksOfTheCppCalls) {
