@@ -18,7 +18,6 @@ import json
 import os
 import pathlib
 import statistics
-import sys
 import time
 
 import torch
@@ -28,7 +27,7 @@ import compare
 from model import Shape
 from runs import Run
 from text import VOCABULARY, Text
-from trainer import Job, train
+from trainer import Job, end_rank, train
 
 SMALL = Shape(hidden=64, intermediate=172, layers=2, heads=8, kv_heads=8, vocabulary=VOCABULARY)
 LARGE = Shape(hidden=1024, intermediate=2816, layers=8, heads=8, kv_heads=2, vocabulary=VOCABULARY)
@@ -156,7 +155,7 @@ def train_all(given: argparse.Namespace, device: torch.device) -> int:
     return 0 if record.is_good() else 1
 
 
-def main() -> int:
+def main() -> None:
     given = parse()
     device = torch.device("cpu")
     if not given.cpu:
@@ -166,10 +165,11 @@ def main() -> int:
         torch.set_num_threads(1)
     dist.init_process_group("gloo" if given.cpu else "cpu:gloo,cuda:nccl")
     try:
-        return train_all(given, device)
+        code = train_all(given, device)
     finally:
         dist.destroy_process_group()
+    end_rank(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

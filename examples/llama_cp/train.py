@@ -27,7 +27,7 @@ from chart import draw
 from model import Shape
 from runs import Run
 from text import VOCABULARY, Text
-from trainer import Job, first_gradients, train
+from trainer import Job, end_rank, first_gradients, train
 
 SMALL = Shape(hidden=128, intermediate=344, layers=2, heads=8, kv_heads=2, vocabulary=VOCABULARY)
 LARGE = Shape(hidden=512, intermediate=1408, layers=4, heads=8, kv_heads=2, vocabulary=VOCABULARY)
@@ -171,7 +171,7 @@ def work(rank: int, given: argparse.Namespace, world_size: int, store: str | Non
         failures = compare_all(given, device)
     finally:
         dist.destroy_process_group()
-    sys.exit(1 if failures else 0)
+    end_rank(1 if failures else 0)
 
 
 def main() -> int:
