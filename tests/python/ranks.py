@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import multiprocessing
 import os
@@ -37,6 +38,9 @@ def _serve(rank: int, world_size: int, store: str, pipe, backend: str) -> None:
             pipe.send((None, result))
         except BaseException:  # the parent shows it
             pipe.send((traceback.format_exc(), None))
+        # Another rank may still be about to connect in a group whose making has ended here.
+        with contextlib.suppress(RuntimeError):  # ranks that are being stopped
+            dist.barrier(groups[size])
         # Threads of a gloo group poll as long as it lives.
         for group in set(distributed_c10d._world.pg_map) - kept:
             dist.destroy_process_group(group)
