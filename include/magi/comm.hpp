@@ -211,7 +211,8 @@ struct Launch {
 
 /// Meets the other ranks of the launch: over TCP at MASTER_ADDR and MASTER_PORT, or without these
 /// on one machine through local_bootstrap. Nothing where no launcher started the process.
-/// Collective. Throws InvalidArgument naming a variable that is missing or does not parse.
+/// Collective. Throws InvalidArgument naming a variable that is missing, such as WORLD_SIZE where
+/// RANK is set, or does not parse.
 std::optional<Launch> join_launch(std::chrono::milliseconds deadline);
 
 struct NcclOptions {

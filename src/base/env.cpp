@@ -54,6 +54,19 @@ void read_master(LaunchEnv& env) {
   if (is_taken && env.master_port > 0 && env.master_port < 65535) ++env.master_port;
 }
 
+/// A rank that does not hear of the others would compute alone what all are to share.
+void refuse_half(const LaunchNames& names) {
+  const char* rank = std::getenv(names.rank);
+  const char* size = std::getenv(names.size);
+  if (rank != nullptr && size == nullptr) {
+    throw invalid(names.size, "not set",
+                  std::string("a number of ranks, as ") + names.rank + " is " + rank);
+  }
+  if (rank == nullptr && size != nullptr) {
+    throw invalid(names.rank, "not set", std::string("a rank, as ") + names.size + " is " + size);
+  }
+}
+
 std::optional<LaunchEnv> launch_env_from(const LaunchNames& names) {
   const char* rank = std::getenv(names.rank);
   const char* size = std::getenv(names.size);
@@ -75,9 +88,13 @@ std::optional<LaunchEnv> launch_env_from(const LaunchNames& names) {
 
 std::optional<LaunchEnv> launch_env() {
   if (auto env = launch_env_from(kTorchrun)) return env;
-  auto env = launch_env_from(kMpirun);
-  if (env) env->is_mpirun = true;
-  return env;
+  if (auto env = launch_env_from(kMpirun)) {
+    env->is_mpirun = true;
+    return env;
+  }
+  refuse_half(kTorchrun);
+  refuse_half(kMpirun);
+  return std::nullopt;
 }
 
 std::optional<std::string> env_variable(const char* name) {

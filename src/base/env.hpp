@@ -20,7 +20,7 @@ struct LaunchEnv {
 };
 /// RANK / WORLD_SIZE / MASTER_PORT, or OMPI_COMM_WORLD_RANK / _SIZE; nothing when absent. With both
 /// come LOCAL_RANK or OMPI_COMM_WORLD_LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Throws
-/// InvalidArgument when they do not parse.
+/// InvalidArgument when they do not parse, or one launcher tells half and none tells both.
 std::optional<LaunchEnv> launch_env();
 
 /// The value of any variable; absent where it is not set.

@@ -44,10 +44,17 @@ class Env : public testing::Test {
   }
 };
 
-TEST_F(Env, NothingIsLaunchedWithoutRankAndSize) {
-  EXPECT_FALSE(launch_env());
+TEST_F(Env, NothingIsLaunchedWithoutRankAndSize) { EXPECT_FALSE(launch_env()); }
+
+TEST_F(Env, HalfOfALauncherIsRefused) {
+  set("OMPI_COMM_WORLD_SIZE", "3");
+  EXPECT_EQ(refusal(),
+            "OMPI_COMM_WORLD_RANK is not set; allowed: a rank, as "
+            "OMPI_COMM_WORLD_SIZE is 3");
   set("RANK", "1");
-  EXPECT_FALSE(launch_env());
+  EXPECT_EQ(refusal(), "WORLD_SIZE is not set; allowed: a number of ranks, as RANK is 1");
+  set("OMPI_COMM_WORLD_RANK", "2");
+  EXPECT_EQ(launch_env()->rank, 2) << "the launcher that tells both";
 }
 
 TEST_F(Env, TorchrunComesBeforeMpirun) {
