@@ -30,18 +30,28 @@ magi_plan_config config_for(std::int32_t num_ranks) {
   return config;
 }
 
+/// The only rank of a group of threads, and the plan of causal_mask() for it.
+struct LoneRank {
+  LoneRank() {
+    magi_comm_options options;
+    magi_comm_options_init(&options);
+    group =
+        made<magi_communicator>([&](auto** c) { return magi_thread_group_create(1, &options, c); });
+    const auto mask = mask_from(causal_mask());
+    const magi_plan_config config = config_for(1);
+    plan = made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  }
+
+  Owned<magi_communicator> group;
+  Owned<magi_plan> plan;
+};
+
 TEST(AttentionAbi, OneRankEqualsTheCallWithoutPlan) {
   const auto mask = mask_from(causal_mask());
-  const magi_plan_config config = config_for(1);
-  const auto plan =
-      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
-  magi_comm_options options;
-  magi_comm_options_init(&options);
-  auto alone =
-      made<magi_communicator>([&](auto** c) { return magi_thread_group_create(1, &options, c); });
+  LoneRank rank;
   const auto attention = made<magi_attention>(
-      [&](auto** a) { return magi_attention_create(plan.get(), alone.get(), a); });
-  alone.reset();  // the attention object keeps the group
+      [&](auto** a) { return magi_attention_create(rank.plan.get(), rank.group.get(), a); });
+  rank.group.reset();  // the attention object keeps the group
   Problem by_plan, by_mask;
   EXPECT_EQ(magi_attention_forward(attention.get(), &by_plan.inputs, &by_plan.result, nullptr),
             MAGI_OK);
@@ -77,16 +87,9 @@ TEST(AttentionAbi, TheModeOfTheBackwardIsZeroOrOne) {
 }
 
 TEST(AttentionAbi, CallsByAPlanRefuseTheChoicesOfCallsWithoutOne) {
-  magi_comm_options comm;
-  magi_comm_options_init(&comm);
-  const auto alone =
-      made<magi_communicator>([&](auto** c) { return magi_thread_group_create(1, &comm, c); });
-  const auto mask = mask_from(causal_mask());
-  const magi_plan_config config = config_for(1);
-  const auto plan =
-      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
+  const LoneRank rank;
   const auto attention = made<magi_attention>(
-      [&](auto** a) { return magi_attention_create(plan.get(), alone.get(), a); });
+      [&](auto** a) { return magi_attention_create(rank.plan.get(), rank.group.get(), a); });
   Problem problem;
   const auto refusal = [&] {
     EXPECT_EQ(magi_attention_forward(attention.get(), &problem.inputs, &problem.result, nullptr),
@@ -113,32 +116,26 @@ TEST(AttentionAbi, OptionsAreCheckedWhenTheObjectIsMade) {
   EXPECT_EQ(options.allocator, nullptr);
   EXPECT_EQ(options.exchange_sms, 8);
   EXPECT_EQ(options.are_partials_rounded, 0);
-  magi_comm_options comm;
-  magi_comm_options_init(&comm);
-  const auto alone =
-      made<magi_communicator>([&](auto** c) { return magi_thread_group_create(1, &comm, c); });
-  const auto mask = mask_from(causal_mask());
-  const magi_plan_config config = config_for(1);
-  const auto plan =
-      made<magi_plan>([&](auto** p) { return magi_plan_create(mask.get(), &config, p); });
-  const auto attention = made<magi_attention>(
-      [&](auto** a) { return magi_attention_create_with(plan.get(), alone.get(), &options, a); });
+  const LoneRank rank;
+  const auto attention = made<magi_attention>([&](auto** a) {
+    return magi_attention_create_with(rank.plan.get(), rank.group.get(), &options, a);
+  });
   EXPECT_NE(attention, nullptr);
   const magi_device_allocator allocator{.struct_size = sizeof(allocator)};
   options.allocator = &allocator;
   magi_attention* refused = nullptr;
-  EXPECT_EQ(magi_attention_create_with(plan.get(), alone.get(), &options, &refused),
+  EXPECT_EQ(magi_attention_create_with(rank.plan.get(), rank.group.get(), &options, &refused),
             MAGI_INVALID_ARGUMENT);
   EXPECT_STREQ(magi_last_error_message(),
                "options.allocator is a table with a null entry; allowed: allocate and release");
   options.allocator = nullptr;
   options.are_partials_rounded = 2;
-  EXPECT_EQ(magi_attention_create_with(plan.get(), alone.get(), &options, &refused),
+  EXPECT_EQ(magi_attention_create_with(rank.plan.get(), rank.group.get(), &options, &refused),
             MAGI_INVALID_ARGUMENT);
   EXPECT_STREQ(magi_last_error_message(), "options.are_partials_rounded is 2; allowed: 0 or 1");
   options.are_partials_rounded = 0;
   options.backend = "nobody";
-  EXPECT_EQ(magi_attention_create_with(plan.get(), alone.get(), &options, &refused),
+  EXPECT_EQ(magi_attention_create_with(rank.plan.get(), rank.group.get(), &options, &refused),
             MAGI_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(magi_last_error_message()).rfind("options.backend is nobody; ", 0), 0U);
 }
