@@ -14,7 +14,7 @@
  *   zero; in structs that the library fills, only what fits is written. Init functions leave NULL.
  * - Outputs lie apart from each other and from inputs, and so do the elements of each; shapes and
  *   strides reach at most 2^40 elements. What does not is refused before anything is written.
- * - Fields and arguments called is_..., are_..., has_... or uneven_... are 0 or 1.
+ * - Fields and arguments called is_..., are_..., has_..., serves_... or uneven_... are 0 or 1.
  * - Arrays [n, k] are row-major. Optional pointers are marked; all others must not be NULL, except
  *   for arrays of length 0.
  * - `stream` is the CUDA stream that work is enqueued on; tensors in host memory ignore it.

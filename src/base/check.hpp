@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -31,6 +32,12 @@ InvalidArgument invalid(std::string_view argument, const Value& value, std::stri
   }
   text << "; allowed: " << allowed;
   return InvalidArgument(text.str());
+}
+
+/// A flag of a C struct. Any other number is what nobody has set.
+inline bool read_flag(std::int32_t value, std::string_view name) {
+  if (value != 0 && value != 1) throw invalid(name, value, "0 or 1");
+  return value == 1;
 }
 
 [[noreturn]] void throw_broken_invariant(const char* condition, const char* file, int line);

@@ -42,12 +42,6 @@ std::size_t check_struct_size(std::size_t size, const char* name) {
   return size;
 }
 
-/// Any other number is what nobody has set.
-inline bool read_flag(std::int32_t value, std::string_view name) {
-  if (value != 0 && value != 1) throw invalid(name, value, "0 or 1");
-  return value == 1;
-}
-
 /// A caller's struct: this library's fields of it. Fields that it does not know must be zero.
 template <typename Struct>
 Struct read_struct(const Struct* given, const char* name) {

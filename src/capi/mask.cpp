@@ -95,10 +95,10 @@ magi_status magi_mask_from_cu_seqlens(const int32_t* cu_seqlens_q, int64_t num_e
   return guarded([&] {
     const magi_document_rule given = read_struct(rule, "rule");
     const magi::DocumentRule documents{
-        .is_causal = read_flag(given.is_causal, "rule.is_causal"),
+        .is_causal = magi::read_flag(given.is_causal, "rule.is_causal"),
         .window = {given.window_left, given.window_right},
         .num_global = given.num_global,
-        .has_rows_above = read_flag(given.has_rows_above, "rule.has_rows_above")};
+        .has_rows_above = magi::read_flag(given.has_rows_above, "rule.has_rows_above")};
     give_mask(magi::mask_from_cu_seqlens(read_array(cu_seqlens_q, num_entries_q, "cu_seqlens_q"),
                                          read_array(cu_seqlens_k, num_entries_k, "cu_seqlens_k"),
                                          documents),

@@ -17,7 +17,7 @@ magi_status magi_plan_predict_steps(const magi_plan* plan, int32_t rank, int32_t
       throw magi::invalid("rank", rank, "0 to " + std::to_string(given.config.num_ranks - 1));
     }
     const auto ranks = magi::planner::predict_times(given, magi::planner::PlanLoads(given),
-                                                    read_flag(is_backward, "is_backward"));
+                                                    magi::read_flag(is_backward, "is_backward"));
     std::vector<std::int64_t> table;
     for (const auto& step : ranks[static_cast<size_t>(rank)].steps) {
       table.insert(table.end(), {step.begin_ns, step.end_ns});

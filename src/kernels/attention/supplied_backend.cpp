@@ -62,7 +62,8 @@ void check_table(const magi_attention_backend& table) {
     throw invalid("backend", "a table with a null entry",
                   "plan, forward, backward, release and last_error");
   }
-  if (table.serves_cpu == 0 && table.serves_gpu == 0) {
+  const bool serves_cpu = read_flag(table.serves_cpu, "backend.serves_cpu");
+  if (!read_flag(table.serves_gpu, "backend.serves_gpu") && !serves_cpu) {
     throw invalid("backend.serves_cpu", 0, "1, or serves_gpu 1");
   }
   to_limits(table.limits);
@@ -86,16 +87,17 @@ AttentionLimits to_limits(const magi_attention_limits& given) {
   if (given.stride_bytes < 1) {
     throw invalid("backend.limits.stride_bytes", given.stride_bytes, "1 or more");
   }
-  return {.dim_qk = to_dims("q and k", {given.min_dim_qk, given.max_dim_qk, given.dim_qk_multiple}),
-          .dim_v = to_dims("v", {given.min_dim_v, given.max_dim_v, given.dim_v_multiple}),
-          .types = static_cast<std::uint32_t>(given.dtypes),
-          .stride_bytes = given.stride_bytes,
-          .has_float_outputs = given.has_float_outputs != 0,
-          .has_sink = given.has_sink != 0,
-          .has_softcap = given.has_softcap != 0,
-          .has_max_logits = given.has_max_logits != 0,
-          .has_dlse = given.has_dlse != 0,
-          .has_any_scale = given.has_any_scale != 0};
+  return {
+      .dim_qk = to_dims("q and k", {given.min_dim_qk, given.max_dim_qk, given.dim_qk_multiple}),
+      .dim_v = to_dims("v", {given.min_dim_v, given.max_dim_v, given.dim_v_multiple}),
+      .types = static_cast<std::uint32_t>(given.dtypes),
+      .stride_bytes = given.stride_bytes,
+      .has_float_outputs = read_flag(given.has_float_outputs, "backend.limits.has_float_outputs"),
+      .has_sink = read_flag(given.has_sink, "backend.limits.has_sink"),
+      .has_softcap = read_flag(given.has_softcap, "backend.limits.has_softcap"),
+      .has_max_logits = read_flag(given.has_max_logits, "backend.limits.has_max_logits"),
+      .has_dlse = read_flag(given.has_dlse, "backend.limits.has_dlse"),
+      .has_any_scale = read_flag(given.has_any_scale, "backend.limits.has_any_scale")};
 }
 
 magi_attention_limits to_c(const AttentionLimits& limits) {

@@ -290,6 +290,10 @@ TEST_F(SuppliedBackendTest, AnIncompleteTableIsRefused) {
   is_refused([](auto& t) { t.name = nullptr; });
   is_refused([](auto& t) { t.forward = nullptr; });
   is_refused([](auto& t) { t.serves_cpu = 0; });
+  is_refused([](auto& t) { t.serves_cpu = 2; });
+  is_refused([](auto& t) { t.serves_gpu = -1; });
+  is_refused([](auto& t) { t.limits.has_sink = 2; });
+  is_refused([](auto& t) { t.limits.has_any_scale = -1; });
   is_refused([](auto& t) { t.limits.dtypes = 0; });
   is_refused([](auto& t) { t.limits.max_dim_v = 4; });
   is_refused([](auto& t) { t.limits.stride_bytes = 0; });
