@@ -11,10 +11,11 @@ namespace magi {
 
 /// Launches a kernel that may begin before the one before it on the stream has ended, so that its
 /// start is not waited for. All its threads call ptx::await_kernels_before() before they touch
-/// memory that others read or write, and in every case: the kernel after it waits for it alone.
-/// (The kernel after one that pushes rows to peers calls it at its end alone: it touches nothing of
-/// the push, and flags tell what it may read. That after the making of a list calls it in some of
-/// its CTAs, which use the list: it ends when they do.)
+/// memory that others read or write, and in every case: the kernel after it waits for it alone. So
+/// no kernel of a chain ends before those in front of it, and an ordinary one behind the chain is
+/// behind all of it. (The kernel after one that pushes rows to peers calls it at its end alone: it
+/// touches nothing of the push, and flags tell what it may read. That after the making of a list
+/// calls it in some of its CTAs, which use the list: it ends when they do.)
 template <typename Params>
 void launch_ahead(void (*kernel)(Params), dim3 num_ctas, unsigned num_threads,
                   std::size_t shared_bytes, const Params& params, cudaStream_t stream) {

@@ -26,6 +26,11 @@ __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+/// Brings what lies in device memory near: into L2.
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
+
 /// Element coordinates of a box in a [token, head, dim] tensor. A box may hang over every edge:
 /// loads read zeros there, stores drop what lies outside.
 struct BoxOrigin {

@@ -62,8 +62,8 @@ __device__ __forceinline__ void sleep_ns(unsigned duration) {
   asm volatile("nanosleep.u32 %0;" ::"r"(duration) : "memory");
 }
 
-/// Lets the next kernel of the stream be launched, if it asks for that, as soon as this grid leaves
-/// room for it.
+/// Lets the next kernel of the stream be launched, if it asks for that, where this grid leaves room
+/// for it: as soon as each CTA has a thread that came here, or has ended.
 __device__ __forceinline__ void launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

@@ -72,7 +72,8 @@ struct KeyArrivals {
   /// kMaxPatienceNs. [ns]
   std::int64_t patience_ns = 0;
   /// Enqueues what makes the peers' keys come, such as a push of this rank's: right in front of the
-  /// first kernel that may run beside it. May be empty.
+  /// first kernel that may run beside it, and that is then behind what was enqueued before. So the
+  /// run's stream must get a kernel that is launched behind that. May be empty.
   std::function<void(void* stream)> start = {};
   /// Tells of a table with the places of part gradients, in device memory, in front of `await`: if
   /// the keys do not come, what is enqueued there turns places at other GPUs into local ones. May

@@ -73,6 +73,7 @@ void set_list(ForwardParams& params, const ForwardList& list, const ListOnDevice
   params.arrivals = parts.arrivals;
   params.heads_per_arrival_section = list.problem.heads_q / parts.num_arrival_sections;
   params.is_for_left_over = parts.is_for_left_over;
+  params.is_beside = parts.is_beside;
   params.left_over = parts.left_over;
 }
 
@@ -110,6 +111,7 @@ void enqueue_left_over(ForwardParams params, const ForwardState& state,
   }
   if (state.list.num_waiting_works == 0) return;
   params.arrivals = {};
+  params.is_beside = false;
   params.is_for_left_over = true;
   const auto num_ctas = std::min<std::int64_t>(state.num_ctas, state.list.num_waiting_items());
   instance.launch(params, to_int(num_ctas), stream);
@@ -280,6 +282,7 @@ void enqueue_forward(const ForwardArgs& args, const ForwardState& state,
                       .expected = arrivals->expected,
                       .patience_ns = arrivals->patience_ns,
                       .num_sources = state.num_sources};
+    parts.is_beside = static_cast<bool>(arrivals->start);
   }
   if (arrivals != nullptr) {
     parts.own_k = arrivals->own_k;

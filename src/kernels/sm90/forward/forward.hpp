@@ -56,6 +56,8 @@ struct ListOnDevice {
   std::int32_t num_arrival_sections = 1;
   TensorView own_k, own_v;  ///< without data: all keys are in K and V
   bool is_for_left_over = false;
+  /// Whether the kernel right in front brings keys, behind all else: the launch runs beside it.
+  bool is_beside = false;
   LeftOver left_over;
 };
 

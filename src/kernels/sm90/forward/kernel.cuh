@@ -16,6 +16,12 @@
 // Warpgroups 1..: consumers. The persistent grid draws items from a ticket counter in the order of
 // the list. Items whose keys do not come in time are left over for a second launch.
 //
+// A launch begins ahead of the end of the kernel before it and waits for that one here, before it
+// touches what others read or write: all but the thread that takes items, which waits when it has
+// read the first one in a list of the host's, for that does not change. A launch beside the kernel
+// that brings keys waits for it at its end. When a CTA has taken its last item it lets the next
+// kernel begin on what multiprocessors are free.
+//
 // | mbarrier      | completed by                     | then                                    |
 // |---------------|----------------------------------|-----------------------------------------|
 // | message full  | scheduler                        | loader and consumers read the run       |
@@ -49,6 +55,7 @@ __device__ __forceinline__ void run_roles(const ForwardParams& params, const Spa
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
+  if (warp != 1 && !params.is_beside) ptx::await_kernels_before();
   if (warp < 4) {
     ptx::lower_registers<kC.producer_registers()>();
     if (threadIdx.x == 0) Loader<kC>(shared, params).run();

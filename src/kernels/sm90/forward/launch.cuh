@@ -16,13 +16,7 @@ template <typename Instance>
 void launch_forward(const ForwardParams& params, int num_ctas, cudaStream_t stream) {
   constexpr ForwardConfig kC = Instance::kConfig;
   const int bytes = grant_storage<SharedStorage<kC>, forward_kernel<Instance>>();
-  if (params.arrivals.flags != nullptr || params.outcome != nullptr) {
-    // Beside the kernel before it, which brings keys and whose end is told by their flags, or makes
-    // the list.
-    return launch_ahead(forward_kernel<Instance>, num_ctas, kC.threads(), bytes, params, stream);
-  }
-  forward_kernel<Instance><<<num_ctas, kC.threads(), bytes, stream>>>(params);
-  cuda_check(cudaGetLastError(), "forward_kernel");
+  launch_ahead(forward_kernel<Instance>, num_ctas, kC.threads(), bytes, params, stream);
 }
 
 template <typename Instance>

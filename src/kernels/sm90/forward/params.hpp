@@ -64,6 +64,7 @@ struct ForwardParams {
   ArrivalFlags arrivals;
   std::int32_t heads_per_arrival_section = 1;  ///< query heads whose keys come together
   bool is_for_left_over = false;               ///< the launch works at `left_over` alone
+  bool is_beside = false;  ///< of the kernel before it only the end is awaited, at its own end
   LeftOver left_over;
 
   /// Keys [0, own_rows) are loaded from these, key own_rows is row 0 of k and v.

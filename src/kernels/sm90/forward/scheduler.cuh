@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/ptx/copy.cuh"
 #include "kernels/sm90/arrivals.cuh"
 #include "kernels/sm90/forward/params.hpp"
 #include "kernels/sm90/forward/shared.cuh"
@@ -54,14 +55,19 @@ class Scheduler {
 
   __device__ __forceinline__ void run() {
     init_arrivals(shared_.wait.arrivals, params_.arrivals);
+    if (params_.is_for_left_over) ptx::await_kernels_before();
     auto ticket = static_cast<std::int32_t>(blockIdx.x);
     while (ticket < num_items()) {
       const std::int32_t index =
           params_.is_for_left_over ? params_.left_over.items[ticket] : ticket;
       const Item item = load_item<kC>(params_, num_works(), index, shared_.part, shared_.wait);
+      if (ticket < static_cast<std::int32_t>(gridDim.x)) begin(item);
       ticket = take_ticket();
       if (params_.arrivals.flags == nullptr || await_item(item)) run_item(item);
     }
+    // NOTE: not before. The next kernel would take the multiprocessors that this one leaves free to
+    // wait there, and what is to run on them now, such as what brings keys, would not.
+    if (params_.arrivals.flags == nullptr) ptx::launch_dependents();
     send({.flags = kEndOfItems});
     if (params_.is_for_left_over) end_left_over();
     // Launched beside the kernel that brings keys: what comes next is to be behind that one too.
@@ -69,6 +75,13 @@ class Scheduler {
   }
 
  private:
+  /// With the first item, of which the list alone has been read: waits for the kernels before.
+  __device__ __forceinline__ void begin(const Item& item) const {
+    if (params_.is_beside) return;
+    if (item.record_begin < item.record_end) ptx::prefetch(params_.records + item.record_begin);
+    ptx::await_kernels_before();
+  }
+
   /// The number of works, read anew at every call: registers are few.
   __device__ __forceinline__ std::int32_t num_works() const {
     return params_.outcome == nullptr ? params_.num_works : params_.outcome->num_works;
