@@ -13,9 +13,11 @@ namespace magi {
 /// start is not waited for. All its threads call ptx::await_kernels_before() before they touch
 /// memory that others read or write, and in every case: the kernel after it waits for it alone. So
 /// no kernel of a chain ends before those in front of it, and an ordinary one behind the chain is
-/// behind all of it. (The kernel after one that pushes rows to peers calls it at its end alone: it
-/// touches nothing of the push, and flags tell what it may read. That after the making of a list
-/// calls it in some of its CTAs, which use the list: it ends when they do.)
+/// behind all of it. Some know better when they may read, but do not end before they have waited:
+/// - the kernel after one that pushes rows to peers, which touches nothing of the push, calls it at
+///   its end alone: flags tell what it may read;
+/// - that after the making of a list calls it in some of its CTAs, which use the list;
+/// - that which makes dq calls it in its last CTA, where semaphores tell which sums it may read.
 template <typename Params>
 void launch_ahead(void (*kernel)(Params), dim3 num_ctas, unsigned num_threads,
                   std::size_t shared_bytes, const Params& params, cudaStream_t stream) {

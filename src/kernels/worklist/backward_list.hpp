@@ -40,6 +40,15 @@ struct alignas(16) SemaphoreRun {
   friend bool operator==(const SemaphoreRun&, const SemaphoreRun&) = default;
 };
 
+/// The semaphores of a q tile, one for each component: their numbers begin here, and when all
+/// records have added they are so many together.
+struct alignas(8) TileSemaphores {
+  std::int32_t begin = 0;
+  std::int32_t num_additions = 0;
+
+  friend bool operator==(const TileSemaphores&, const TileSemaphores&) = default;
+};
+
 /// What the host does not know of a list made on the device.
 struct BackwardOutcome {
   std::int64_t num_records = 0;  ///< that the list needs, those left empty by joining included
@@ -121,10 +130,11 @@ struct BackwardList {
   std::vector<KeyTile> tiles;      ///< in the order of the list
   std::vector<KeyRecord> records;  ///< by tile
   std::vector<SemaphoreRun> semaphore_runs;
-  std::vector<std::int32_t> tile_components;  ///< [q tiles]: how many components have rows in it
-  std::vector<std::int32_t> left_tiles;       ///< q tiles left to the dQ convert kernel, ascending
-  std::vector<KeySegment> segments;           ///< of all rows; empty unless keys come
-  std::vector<TileArrival> arrivals;          ///< [k tiles], empty unless keys come
+  std::vector<std::int32_t> tile_components;    ///< [q tiles]: how many components have rows in it
+  std::vector<TileSemaphores> tile_semaphores;  ///< [q tiles]; of those without components empty
+  std::vector<std::int32_t> left_tiles;  ///< q tiles left to the dQ convert kernel, ascending
+  std::vector<KeySegment> segments;      ///< of all rows; empty unless keys come
+  std::vector<TileArrival> arrivals;     ///< [k tiles], empty unless keys come
 
   std::int32_t num_q_tiles() const {
     return problem.rows_q == 0 ? 0 : (problem.rows_q - 1) / tile_tokens + 1;

@@ -174,7 +174,7 @@ void append_run(std::vector<SemaphoreRun>& runs, SemaphoreRun run, std::int32_t 
   if (run.q_tile < tile_end) runs.push_back(run);
 }
 
-/// Fills num_components and tile_components.
+/// Fills num_components, tile_components and where tile_semaphores begin.
 void count_components(BackwardList& list, std::span<const std::int32_t> component_of) {
   std::vector<Range> rows;
   for (std::size_t i = 0; i < component_of.size(); ++i) {
@@ -186,12 +186,34 @@ void count_components(BackwardList& list, std::span<const std::int32_t> componen
     range = {std::min(range.begin, band.q0), std::max(range.end, band.q1)};
   }
   list.num_components = static_cast<std::int32_t>(rows.size());
-  list.tile_components.assign(static_cast<std::size_t>(list.num_q_tiles()), 0);
-  for (const Range& range : rows) {
+  const auto num_tiles = static_cast<std::size_t>(list.num_q_tiles());
+  list.tile_components.assign(num_tiles, 0);
+  list.tile_semaphores.assign(num_tiles, {});
+  for (std::size_t component = 0; component < rows.size(); ++component) {
+    const Range& range = rows[component];
     for (std::int32_t tile = range.begin / list.tile_tokens;
          tile <= (range.end - 1) / list.tile_tokens; ++tile) {
-      ++list.tile_components[static_cast<std::size_t>(tile)];
+      const auto at = static_cast<std::size_t>(tile);
+      if (list.tile_components[at]++ > 0) continue;
+      list.tile_semaphores[at].begin = tile + static_cast<std::int32_t>(component);
     }
+  }
+}
+
+/// Fills how many records add to the sums of each q tile.
+void count_additions(BackwardList& list) {
+  std::vector<std::int32_t> changes(static_cast<std::size_t>(list.num_q_tiles()) + 1, 0);
+  for (const KeyTile& tile : list.tiles) {
+    for (std::int32_t i = tile.record_begin; i < tile.record_end; ++i) {
+      const QueryRun run = run_of(list, tile, list.records[static_cast<std::size_t>(i)]);
+      ++changes[static_cast<std::size_t>(run.tile_begin)];
+      --changes[static_cast<std::size_t>(run.tile_end)];
+    }
+  }
+  std::int32_t count = 0;
+  for (std::size_t tile = 0; tile < list.tile_semaphores.size(); ++tile) {
+    count += changes[tile];
+    list.tile_semaphores[tile].num_additions = count;
   }
 }
 
@@ -217,6 +239,7 @@ std::vector<std::int32_t> find_components(std::span<const KeyRecord> records) {
 void order_dq(BackwardList& list, std::span<const std::int32_t> component_of,
               std::optional<std::int64_t> conversion_distance) {
   count_components(list, component_of);
+  count_additions(list);
   RecordTiles last;
   if (conversion_distance) last = choose_conversions(list, component_of, *conversion_distance);
   SemaphoreValues values(list.num_semaphores());

@@ -91,6 +91,12 @@ TEST(BackwardListTest, PlantedFaultsAreSeen) {
   fault.tile_components[2] += 1;
   EXPECT_FALSE(is_list_of(fault, mask));
   fault = good;
+  fault.tile_semaphores[2].num_additions += 1;
+  EXPECT_FALSE(is_list_of(fault, mask));
+  fault = good;
+  fault.tile_semaphores[1].begin += 1;
+  EXPECT_FALSE(is_list_of(fault, mask));
+  fault = good;
   fault.semaphore_runs[1].is_last ^= 1;
   EXPECT_FALSE(is_list_of(fault, mask));
   fault = good;

@@ -178,6 +178,8 @@ TEST(DqOrderTest, SemaphoreValuesOfTwoDocumentsAreThoseOfTheDesign) {
   }
   EXPECT_EQ(list.tile_components, (std::vector<std::int32_t>{1, 1, 1, 2, 1, 1}));
   EXPECT_EQ(list.num_semaphores(), 8);
+  EXPECT_EQ(list.tile_semaphores,
+            (std::vector<TileSemaphores>{{0, 1}, {1, 1}, {2, 2}, {3, 3}, {5, 1}, {6, 2}}));
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ class Expansion {
         key_owners_(std::size_t(list.problem.rows_k)),
         next_value_(std::size_t(list.num_q_tiles() + list.num_components)),
         writers_(std::size_t(list.problem.rows_q), -1),
-        components_(std::size_t(list.num_q_tiles())) {
+        components_(std::size_t(list.num_q_tiles())),
+        semaphores_(std::size_t(list.num_q_tiles())) {
     for (const KeyTile& work : list.tiles) walk(work);
   }
 
@@ -28,7 +29,8 @@ class Expansion {
     const bool is_owned_once =
         std::all_of(key_owners_.begin(), key_owners_.end(), [](int owners) { return owners == 1; });
     return is_whole_ && is_owned_once && pairs_ == expand(mask) &&
-           components() == list_.tile_components && has_right_ends();
+           components() == list_.tile_components && semaphores() == list_.tile_semaphores &&
+           has_right_ends();
   }
 
  private:
@@ -69,6 +71,7 @@ class Expansion {
       // After the last one nobody adds.
       next = at.is_last != 0 ? -1 : next + 1;
       components_[std::size_t(tile)].insert(at.component);
+      ++semaphores_[std::size_t(tile)].num_additions;
       const bool is_full = tile >= run.full_begin && tile < run.full_end;
       count(work, record.band, tile, is_full);
       take_rows(record.band, tile, at.component);
@@ -101,6 +104,15 @@ class Expansion {
     return counts;
   }
 
+  std::vector<TileSemaphores> semaphores() const {
+    std::vector<TileSemaphores> found = semaphores_;
+    for (std::size_t tile = 0; tile < found.size(); ++tile) {
+      const std::set<std::int32_t>& components = components_[tile];
+      if (!components.empty()) found[tile].begin = std::int32_t(tile) + *components.begin();
+    }
+    return found;
+  }
+
   void count(const KeyTile& work, const BandSlice& band, std::int32_t tile, bool is_full) {
     const std::int32_t begin = tile * list_.tile_tokens;
     const std::int32_t end = begin + list_.tile_tokens;
@@ -127,6 +139,7 @@ class Expansion {
   std::vector<std::int32_t> next_value_;            ///< of q tile + component
   std::vector<std::int32_t> writers_;               ///< per row, the component that writes it
   std::vector<std::set<std::int32_t>> components_;  ///< per q tile
+  std::vector<TileSemaphores> semaphores_;          ///< per q tile, without their begins
   bool is_whole_ = true;
 };
 

@@ -127,6 +127,16 @@ DqOrder dq_order(const BackwardState& state, unsigned* semaphores) {
           .is_converting = state.list.is_converting};
 }
 
+DqCompletion dq_completion(const BackwardArgs& args, const BackwardState& state) {
+  const std::int32_t ctas = state.instance->config.ctas();
+  const std::int32_t num_pairs = device_info(args.q.device).num_sms / ctas;
+  // Without items there is no main kernel, and nothing is in front but what makes ready.
+  const bool has_order = state.list.is_ordered && state.num_ctas > 0;
+  return {.tiles = has_order ? state.parts.tile_semaphores : nullptr,
+          .num_adders = ctas,
+          .is_next_beside = state.num_ctas >= num_pairs * ctas};
+}
+
 DqOutput dq_output(const BackwardArgs& args, const BackwardState& state, float* sums) {
   const StridedRows rows = strided_rows(args.dq);
   const std::int32_t packed_heads = state.list.packed_heads;
@@ -199,6 +209,7 @@ BackwardParams backward_params(const BackwardArgs& args, const BackwardState& st
                     semaphores + std::int64_t{list.head_groups} * list.num_semaphores());
   params.items = backward_items(state, semaphores + (list.num_counters() - 1));
   params.coming = coming_items(state, semaphores + list.num_counters());
+  params.completion = dq_completion(args, state);
   return params;
 }
 
@@ -295,6 +306,7 @@ void launch(BackwardParams params, const BackwardState& state, const BackwardIns
     arrivals->await(stream);
     return launch_items(LaunchStart::Ahead);
   }
+  params.completion.is_next_beside = false;
   params.coming.flags.flags = arrivals->flags;
   params.coming.flags.expected = arrivals->expected;
   params.coming.flags.patience_ns = arrivals->patience_ns;
@@ -313,18 +325,20 @@ void keep_on_device_sync(BackwardState& state) {
       {std::as_bytes(std::span(list.tiles)), std::as_bytes(std::span(list.records)),
        std::as_bytes(std::span(list.semaphore_runs)),
        std::as_bytes(std::span(list.tile_components)), std::as_bytes(std::span(list.left_tiles)),
-       std::as_bytes(std::span(list.arrivals))});
+       std::as_bytes(std::span(list.arrivals)), std::as_bytes(std::span(list.tile_semaphores))});
   state.parts = {.tiles = static_cast<const KeyTile*>(state.lists[0].data()),
                  .records = static_cast<const KeyRecord*>(state.lists[1].data()),
                  .num_records = std::ssize(list.records),
                  .semaphore_runs = static_cast<const SemaphoreRun*>(state.lists[2].data()),
                  .tile_components = static_cast<const std::int32_t*>(state.lists[3].data()),
+                 .tile_semaphores = static_cast<const TileSemaphores*>(state.lists[6].data()),
                  .num_left = to_int(std::ssize(list.left_tiles)),
                  .left_tiles = static_cast<const std::int32_t*>(state.lists[4].data()),
                  .arrivals = static_cast<const TileArrival*>(state.lists[5].data())};
   list.records = {};
   list.semaphore_runs = {};
   list.tile_components = {};
+  list.tile_semaphores = {};
   list.left_tiles = {};
   list.arrivals = {};
 }

@@ -21,7 +21,8 @@ struct BackwardListOnDevice {
   std::int64_t num_records = 0;
   const SemaphoreRun* semaphore_runs = nullptr;
   const std::int32_t* tile_components = nullptr;
-  std::int32_t num_left = 0;  ///< see BackwardList::left_tiles
+  const TileSemaphores* tile_semaphores = nullptr;  ///< null: the device makes the list
+  std::int32_t num_left = 0;                        ///< see BackwardList::left_tiles
   const std::int32_t* left_tiles = nullptr;
   const TileArrival* arrivals = nullptr;     ///< [k tiles], where keys come
   const BackwardOutcome* outcome = nullptr;  ///< of a list made on the device, like `order`
@@ -37,7 +38,7 @@ struct BackwardState {
   const BackwardInstance* softcap_instance = nullptr;
   DType dout_type = DType::BFloat16;
   std::int32_t num_ctas = 0;
-  /// Once it is on the device, without records, semaphore runs, components and left tiles.
+  /// Once it is on the device, without its records and what says where they add.
   BackwardList list;
   BackwardListOnDevice parts;
   std::vector<DeviceList> lists;  ///< that hold the parts; none of a list made on the device

@@ -10,6 +10,43 @@ namespace magi::sm90 {
 
 inline constexpr int kConvertThreads = 256;
 
+/// Waits until all that is added to a sum of a head group has been added. In an ordered list its
+/// semaphores tell, so that sums are converted beside the last items of the main kernel.
+///
+/// Each record's additions lie before its signal (dq_semaphores.cuh), and counting up goes on from
+/// release to release, so that what sees the last value comes after all of them; the barrier passes
+/// that on to the CTA. What the main kernel has seen, the end of all kernels before it among
+/// others, comes before its signals. Where nothing is added there is no signal to say so.
+__device__ __forceinline__ void await_sum(const BackwardParams& params, int q_tile, int group,
+                                          int num_components) {
+  if (params.completion.tiles == nullptr || num_components == 0) {
+    return ptx::await_kernels_before();
+  }
+  constexpr int kLanes = 32;
+  constexpr unsigned kPauseNs = 250;
+  if (threadIdx.x < kLanes) {
+    // A TileSemaphores in one load.
+    const int2 tile = __ldg(reinterpret_cast<const int2*>(params.completion.tiles + q_tile));
+    const unsigned* semaphores =
+        params.dq_order.semaphores + std::int64_t{group} * params.dq_order.num_semaphores + tile.x;
+    const auto expected = static_cast<unsigned>(tile.y * params.completion.num_adders);
+    const auto is_complete = [&] {
+      unsigned count = 0;
+#pragma unroll 1
+      for (int i = static_cast<int>(threadIdx.x); i < num_components; i += kLanes) {
+        count += ptx::load_acquire(semaphores + i);
+      }
+      if (__reduce_add_sync(0xffffffffu, count) == expected) return true;
+      ptx::sleep_ns(kPauseNs);
+      return false;
+    };
+    ptx::wait_until(
+        is_complete, {"sum of dQ", semaphores, expected},
+        [&] { return ptx::load_acquire(semaphores); }, std::source_location::current());
+  }
+  __syncthreads();
+}
+
 /// Scaled sums of 64 rows: what thread t of warpgroup w multiplied, as dq_place puts it. In a q
 /// tile of 128 rows each warpgroup multiplied all columns of 64 rows; they lie as if each of the
 /// two had multiplied half of the columns.
@@ -110,7 +147,8 @@ __device__ __forceinline__ void write_halves(const BackwardParams& params, int p
 
 /// Converts sums of dQ into dq: one CTA per 64 rows of a head group, kParts of them in a q tile;
 /// the groups of the same rows side by side, as they lie in dq. Where the main kernel converts,
-/// only the tiles that it has left.
+/// only the tiles that it has left. CTAs begin where those of the main kernel have ended: all of
+/// these run by then, so that none waits for a multiprocessor on which a sum is awaited.
 template <DType kType, int kDim, int kParts>
 __global__ void __launch_bounds__(kConvertThreads)
     dq_convert_kernel(const __grid_constant__ BackwardParams params) {
@@ -120,9 +158,12 @@ __global__ void __launch_bounds__(kConvertThreads)
     part = __ldg(params.dq.left_tiles + part / kParts) * kParts + part % kParts;
   }
   const int group = static_cast<int>(blockIdx.x % num_groups);
-  ptx::await_kernels_before();
+  // Of a list of the host's, which does not change; else read behind the wait for who makes it.
+  if (params.completion.tiles == nullptr) ptx::await_kernels_before();
+  const int num_components = __ldcg(params.dq_order.num_components + part / kParts);
+  await_sum(params, part / kParts, group, num_components);
   SumRows<kDim> sum;
-  if (__ldg(params.dq_order.num_components + part / kParts) == 0) {
+  if (num_components == 0) {
     sum.clear();
   } else {
     sum.load(params, static_cast<std::int64_t>(group) * params.query.num_q_tiles * kParts + part);
@@ -132,6 +173,9 @@ __global__ void __launch_bounds__(kConvertThreads)
   } else {
     write_halves<kType, kDim>(params, part, group, sum);
   }
+  // The kernel behind waits for this one alone, which is not to end before the main kernel. One CTA
+  // sees to that, and the others make room.
+  if (blockIdx.x + 1 == gridDim.x) ptx::await_kernels_before();
 }
 
 }  // namespace magi::sm90

@@ -117,6 +117,14 @@ struct ComingItems {
   unsigned* left_over_words = nullptr;   ///< a bit for each item, zero at the start
 };
 
+/// When sums of dQ are complete. The converting kernel reads it, and of the main one the producer.
+struct DqCompletion {
+  const TileSemaphores* tiles = nullptr;  ///< [q tiles]; null: when the main kernel has ended
+  std::int32_t num_adders = 1;            ///< CTAs that add to a sum for one record
+  /// The kernel behind the main one begins on each multiprocessor that this has done with.
+  bool is_next_beside = false;
+};
+
 /// Arguments of a launch, passed by value. NOTE: what every step reads lies in front of the
 /// spans: behind them the same lists ran up to 5 % slower where an item has one head group.
 struct BackwardParams {
@@ -131,6 +139,7 @@ struct BackwardParams {
   KeyGradients key_gradients;
   BackwardItems items;
   ComingItems coming;
+  DqCompletion completion;
 };
 
 }  // namespace magi::sm90

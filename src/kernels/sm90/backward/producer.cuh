@@ -24,6 +24,7 @@ class BackwardProducer {
       : shared_(shared), params_(params) {}
 
   __device__ __forceinline__ void run() {
+    if (params_.completion.is_next_beside) ptx::launch_dependents();
     shared_.producer.span = 0;
     init_arrivals(shared_.arrivals, params_.coming.flags);
     if constexpr (kC.ctas() == 1) {
@@ -34,6 +35,9 @@ class BackwardProducer {
     } else {
       run_sent_items();
     }
+    // NOTE: not before, where a launch leaves multiprocessors free: the next kernel would wait
+    // there.
+    if (params_.coming.flags.flags == nullptr) ptx::launch_dependents();
     step_info().flags = kEndOfSteps;
     send_step();
     present_item().flags = kEndOfItems;

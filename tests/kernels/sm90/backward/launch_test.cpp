@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <chrono>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -189,6 +190,59 @@ TEST_F(BackwardLaunchTest, RepeatsUnderLoadGiveEqualBits) {
       ASSERT_TRUE(ends_soon(stream.handle()));
       later.outputs.download_sync();
       expect_alike(test, first.outputs, later.outputs);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+/// So many items that the main kernel has all multiprocessors, and dq is made of sums that are
+/// complete beside its last items: of rows of one document, of several and of none.
+BackwardCase crowded_case(std::int32_t dim) {
+  BackwardCase test;
+  test.heads_q = 32;
+  test.heads_kv = 16;
+  set_instance_dims(test, dim);
+  test.mask = {1500, 1500, {}};
+  std::int32_t begin = 0;
+  for (const std::int32_t length : {420, 30, 1, 2, 240, 419, 100}) {
+    const Range range{begin, begin + length};
+    test.mask.slices.push_back(band_slice(range, range, MaskType::Causal));
+    begin += length;
+  }
+  return test;
+}
+
+TEST_F(BackwardLaunchTest, SumsAreConvertedBesideTheLastItems) {
+  for (const std::int32_t dim : {64, 128, 192, 256}) {
+    BackwardCase test = crowded_case(dim);
+    check_backward(test);
+    if (HasFailure()) return;
+  }
+  BackwardCase test = crowded_case(128);
+  test.is_accumulating = true;
+  check_backward(test);
+}
+
+TEST_F(BackwardLaunchTest, SumsAreConvertedBesideTheLastItemsUnderLoad) {
+  constexpr int kRepeats = 25;  // of each case
+  for (const std::int32_t dim : {64, 128, 192, 256}) {
+    const BackwardCase test = crowded_case(dim);
+    const BackwardInputs inputs(test);
+    Call first(test, inputs);
+    Call later(test, inputs);
+    const Stream stream;
+    first.enqueue(stream.handle());
+    stream.wait_sync();
+    first.outputs.download_sync();
+    for (int i = 0; i < kRepeats; ++i) {
+      std::optional<Hog> hog;
+      if (i % 2 == 1) hog.emplace(device_info(0).num_sms * i / (kRepeats + 5));
+      // Two in a row: the second's main kernel is behind the first's dq.
+      later.enqueue(stream.handle());
+      later.enqueue(stream.handle());
+      ASSERT_TRUE(ends_soon(stream.handle())) << "dim " << dim;
+      later.outputs.download_sync();
+      expect_same_gradients(first.outputs, later.outputs);
       if (HasFailure()) return;
     }
   }
