@@ -286,9 +286,8 @@ void prepare(PrepareParams params, const BackwardState& state, DType type, const
   const bool is_beside_list = state.parts.is_under_way;
   if (is_beside_keys) keys->start(stream);
   if (is_beside_list) params.num_late_ctas = kLateCtas;
-  prepare_backward(params, type,
-                   is_beside_keys || is_beside_list ? LaunchStart::Ahead : LaunchStart::Behind,
-                   stream);
+  params.is_beside = is_beside_keys || is_beside_list;
+  prepare_backward(params, type, stream);
   // What awaits the keys may turn the destinations, which are stored by now, into local ones.
   if (has_start && !is_beside_keys) keys->start(stream);
 }

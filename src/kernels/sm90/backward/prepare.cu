@@ -224,6 +224,7 @@ __global__ void __launch_bounds__(kThreads)
     prepare_kernel(const __grid_constant__ PrepareParams params) {
   constexpr int kRowsPerPass = kThreads / kLanes;
   constexpr int kPasses = kTileRows / kRowsPerPass;
+  if (!params.is_beside) ptx::await_kernels_before();
   ptx::launch_dependents();
   clear_semaphores(params);
   keep_destinations(params.destinations);
@@ -258,38 +259,31 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <DType kType, bool kMayBeFloat>
-void launch(const PrepareParams& params, LaunchStart start, cudaStream_t stream) {
+void launch(const PrepareParams& params, cudaStream_t stream) {
   const auto kernel = params.dim_v <= 64    ? prepare_kernel<kType, 8, kMayBeFloat>
                       : params.dim_v <= 128 ? prepare_kernel<kType, 16, kMayBeFloat>
                                             : prepare_kernel<kType, 32, kMayBeFloat>;
   const auto num_ctas = static_cast<unsigned>(std::max<std::int64_t>(params.packed.num_tiles(), 1) +
                                               params.num_late_ctas);
-  switch (start) {
-    case LaunchStart::Ahead:
-      return launch_ahead(kernel, num_ctas, kThreads, 0, params, stream);
-    case LaunchStart::Behind:
-      kernel<<<num_ctas, kThreads, 0, stream>>>(params);
-      cuda_check(cudaGetLastError(), "prepare_kernel");
-  }
+  launch_ahead(kernel, num_ctas, kThreads, 0, params, stream);
 }
 
 template <DType kType>
-void launch_of_type(const PrepareParams& params, LaunchStart start, cudaStream_t stream) {
+void launch_of_type(const PrepareParams& params, cudaStream_t stream) {
   if (params.out.is_float() || params.dout.is_float()) {
-    launch<kType, true>(params, start, stream);
+    launch<kType, true>(params, stream);
   } else {
-    launch<kType, false>(params, start, stream);
+    launch<kType, false>(params, stream);
   }
 }
 
 }  // namespace
 
-void prepare_backward(const PrepareParams& params, DType type, LaunchStart start,
-                      cudaStream_t stream) {
+void prepare_backward(const PrepareParams& params, DType type, cudaStream_t stream) {
   if (type == DType::BFloat16) {
-    launch_of_type<DType::BFloat16>(params, start, stream);
+    launch_of_type<DType::BFloat16>(params, stream);
   } else {
-    launch_of_type<DType::Float16>(params, start, stream);
+    launch_of_type<DType::Float16>(params, stream);
   }
 }
 

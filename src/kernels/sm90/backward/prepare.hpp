@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "kernels/sm90/arguments.hpp"
-#include "kernels/sm90/backward/launch.hpp"
 #include "kernels/sm90/backward/params.hpp"
 #include "magi/tensor.hpp"
 
@@ -79,16 +78,16 @@ struct PrepareParams {
   /// CTAs behind those of the tiles that clear sums, and these alone, once the kernel before has
   /// ended, which makes num_components; 0: num_components is there, and tiles clear their own.
   std::int32_t num_late_ctas = 0;
+  bool is_beside = false;               ///< it begins beside the kernel before it
   std::uint32_t* semaphores = nullptr;  ///< [num_semaphores], cleared, the item ticket with them
   std::int64_t num_semaphores = 0;
   StoredDestinations destinations;
 };
 
-/// Enqueues the one kernel that comes before the main one. `type` is that of 16-bit tensors. Ahead:
-/// it may run beside the kernel before it on the stream, which pushes rows to peers or makes the
-/// list.
-void prepare_backward(const PrepareParams& params, DType type, LaunchStart start,
-                      cudaStream_t stream);
+/// Enqueues the one kernel that comes before the main one. `type` is that of 16-bit tensors.
+/// is_beside: the kernel before it on the stream pushes rows to peers or makes the list. Else it
+/// waits for what is before it, whatever that is.
+void prepare_backward(const PrepareParams& params, DType type, cudaStream_t stream);
 
 /// Gradients of sink logits from what prepare_backward left; laid out like the logits.
 struct SinkGradientParams {

@@ -98,10 +98,8 @@ class Prepared {
     params.semaphores = static_cast<std::uint32_t*>(semaphores_.data());
     params.num_semaphores = kNumSemaphores;
     params.num_late_ctas = test_.num_late_ctas;
-    using sm90::LaunchStart;
-    sm90::prepare_backward(params, test_.type,
-                           test_.num_late_ctas > 0 ? LaunchStart::Ahead : LaunchStart::Behind,
-                           nullptr);
+    params.is_beside = test_.num_late_ctas > 0;
+    sm90::prepare_backward(params, test_.type, nullptr);
     cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     dout_copy.download_sync();
   }
