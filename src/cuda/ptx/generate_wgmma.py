@@ -7,15 +7,16 @@ import sys
 
 SHAPES = {
     32: ("mn",),
-    64: ("ss", "mn", "rs"),
+    64: ("ss", "mn", "rs", "rk"),
     80: ("ss",),
     128: ("ss", "mn", "kn", "rs"),
     192: ("kn",),
     256: ("rs",),
 }
 TYPES = {"BFloat16": "bf16", "Float16": "f16"}
-# Whether A and B are MN-major in shared memory.
-TRANSPOSED = {"ss": "0, 0", "kn": "0, 1", "mn": "1, 1"}
+# Whether A, where it is in shared memory, and B are MN-major there.
+TRANSPOSED = {"ss": "0, 0", "kn": "0, 1", "mn": "1, 1", "rs": "1", "rk": "0"}
+IN_REGISTERS = ("rs", "rk")  # A
 PER_LINE = 16
 
 
@@ -29,10 +30,9 @@ def function(n, form, element):
     count = n // 2
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     opcode = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{element}.{element}"
-    if form != "rs":
+    if form not in IN_REGISTERS:
         head = "std::uint64_t a, std::uint64_t b"
         a_text, b_reg, inputs = f"%{count}", count + 1, '"l"(a), "l"(b), "r"(accumulate)'
-        tail = f"p, 1, 1, {TRANSPOSED[form]}"
     else:
         head = "const std::uint32_t (&a)[kA], std::uint64_t b"
         a_text = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
@@ -41,8 +41,9 @@ def function(n, form, element):
             '"r"(a[kStep * 4]), "r"(a[kStep * 4 + 1]), "r"(a[kStep * 4 + 2]), '
             '"r"(a[kStep * 4 + 3]), "l"(b), "r"(accumulate)'
         )
-        tail = "p, 1, 1, 1"
-    template = "template <int kStep, int kD, int kA>" if form == "rs" else "template <int kD>"
+    tail = f"p, 1, 1, {TRANSPOSED[form]}"
+    is_stepped = form in IN_REGISTERS
+    template = "template <int kStep, int kD, int kA>" if is_stepped else "template <int kD>"
     return f"""
   {template}
   static __device__ __forceinline__ void {form}(float (&d)[kD], {head}, int accumulate) {{

@@ -65,4 +65,22 @@ __device__ __forceinline__ void issue_accumulate(float (&d)[kD], const std::uint
   ptx::wgmma_commit();
 }
 
+template <DType kType, int kColumns, int kSteps, int kStep, typename B, int kD, int kA>
+__device__ __forceinline__ void accumulate_rows(float (&d)[kD], const std::uint32_t (&a)[kA],
+                                                const B& b) {
+  if constexpr (kStep < kSteps) {
+    ptx::Wgmma<kType, kColumns>::template rk<kStep>(d, a, b.step(kStep), 1);
+    accumulate_rows<kType, kColumns, kSteps, kStep + 1>(d, a, b);
+  }
+}
+
+/// d[64, kColumns] += A[64, kDepth] B[kColumns, kDepth]^T, A in registers.
+template <DType kType, int kColumns, int kDepth, typename B, int kD, int kA>
+__device__ __forceinline__ void issue_accumulate_abt(float (&d)[kD], const std::uint32_t (&a)[kA],
+                                                     const B& b) {
+  static_assert(kA >= kDepth / 4);
+  accumulate_rows<kType, kColumns, kDepth / kStepElements, 0>(d, a, b);
+  ptx::wgmma_commit();
+}
+
 }  // namespace magi::tile
