@@ -51,15 +51,15 @@ class MaskStage {
     first_block_ = first_block;
     if (!is_staged()) return;
     const std::uint8_t* source = visible_ + std::int64_t{first_block} * num_k_ + first_column_;
-    const auto lanes_per_row = num_columns_ <= 8 ? 8 : kWarpLanes;
-    const std::int32_t row_of_thread = static_cast<std::int32_t>(threadIdx.x) / lanes_per_row;
-    for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x) % lanes_per_row; i < num_columns_;
-         i += lanes_per_row) {
-#pragma unroll 8
-      for (std::int32_t row = row_of_thread; row < num_blocks;
-           row += kTileThreads / lanes_per_row) {
-        rows_[row * pitch_ + i] = __ldg(source + std::int64_t{row} * num_k_ + i);
-      }
+    // Columns of a strip are few: a thread loads as many of a row as it can at a time.
+    const auto ends = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(source)) |
+                      static_cast<std::uint32_t>(num_k_ | num_columns_);
+    if (ends % sizeof(uint2) == 0) {
+      load_words<uint2>(source, num_blocks);
+    } else if (ends % sizeof(unsigned) == 0) {
+      load_words<unsigned>(source, num_blocks);
+    } else {
+      load_words<std::uint8_t>(source, num_blocks);
     }
   }
 
@@ -72,6 +72,32 @@ class MaskStage {
 
  private:
   __device__ __forceinline__ bool is_staged() const { return num_columns_ <= kStageColumns; }
+
+  __device__ __forceinline__ static void put(std::uint8_t* target, std::uint8_t word) {
+    *target = word;
+  }
+  __device__ __forceinline__ static void put(std::uint8_t* target, unsigned word) {
+    *reinterpret_cast<unsigned*>(target) = word;
+  }
+  __device__ __forceinline__ static void put(std::uint8_t* target, uint2 words) {
+    put(target, words.x);  // rows begin at multiples of four bytes
+    put(target + sizeof(unsigned), words.y);
+  }
+
+  template <typename Word>
+  __device__ __forceinline__ void load_words(const std::uint8_t* source,
+                                             std::int32_t num_blocks) const {
+    constexpr auto kBytes = static_cast<std::int32_t>(sizeof(Word));
+    const std::int32_t words_per_row = num_columns_ / kBytes;
+#pragma unroll 4
+    for (auto i = static_cast<std::int32_t>(threadIdx.x); i < num_blocks * words_per_row;
+         i += kTileThreads) {
+      const std::int32_t row = i / words_per_row;
+      const std::int32_t first = (i - row * words_per_row) * kBytes;
+      const auto* at = reinterpret_cast<const Word*>(source + std::int64_t{row} * num_k_ + first);
+      put(rows_ + row * pitch_ + first, __ldg(at));
+    }
+  }
 
   const std::uint8_t* visible_ = nullptr;  ///< of the head
   std::int32_t num_k_ = 0;
@@ -201,7 +227,7 @@ __device__ KeyRecord* take_place(const BlockKeyBuild& build, const TileBands& ba
 /// A CTA for each strip of k tiles and head of the mask, a warp for a tile.
 __global__ void __launch_bounds__(kTileThreads)
     key_list_kernel(const __grid_constant__ BlockKeyBuild build) {
-  __shared__ std::uint8_t rows[kStageBlocks * kStageColumns];
+  __shared__ __align__(4) std::uint8_t rows[kStageBlocks * kStageColumns];
   __shared__ std::uint16_t lists[kMostTiles][kStageBlocks];
   const auto head = static_cast<std::int32_t>(blockIdx.y);
   const std::int32_t first_tile = static_cast<std::int32_t>(blockIdx.x) * build.tiles_per_cta;

@@ -38,10 +38,10 @@ __device__ RowTally tally_row(const std::uint8_t* row, std::int32_t num_k,
                               std::int32_t num_reached) {
   RowTally tally;
   unsigned carry = 0;  // whether the block before is visible
-#pragma unroll 4
+#pragma unroll 8
   for (std::int32_t base = 0; base < num_k; base += kWarpLanes) {
     const std::int32_t block = base + lane_index();
-    const std::int32_t times = block < num_k ? row[block] : 0;
+    const std::int32_t times = block < num_k ? __ldg(row + block) : 0;
     tally.num_entries += block < num_reached ? times : 0;
     tally.is_bad |= times > kMostTimes;
     const unsigned seen = __ballot_sync(kFullWarp, times > 0);
@@ -53,20 +53,33 @@ __device__ RowTally tally_row(const std::uint8_t* row, std::int32_t num_k,
   return tally;
 }
 
+/// Writes blocks of which a lane has one, each as often as it is seen. Returns their end.
+__device__ std::int32_t* write_times(std::int32_t block, std::int32_t times,
+                                     std::int32_t* entries) {
+  std::int32_t end = times;
+#pragma unroll
+  for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+    const std::int32_t before = __shfl_up_sync(kFullWarp, end, distance);
+    end += lane_index() >= distance ? before : 0;
+  }
+  for (std::int32_t i = end - times; i < end; ++i) entries[i] = block;
+  return entries + __shfl_sync(kFullWarp, end, kWarpLanes - 1);
+}
+
 /// Writes blocks [0, num_reached) of a row, each as often as it is seen.
 __device__ void write_entries(const std::uint8_t* row, std::int32_t num_reached,
                               std::int32_t* entries) {
+#pragma unroll 8
   for (std::int32_t base = 0; base < num_reached; base += kWarpLanes) {
     const std::int32_t block = base + lane_index();
-    const std::int32_t times = block < num_reached ? row[block] : 0;
-    std::int32_t end = times;
-#pragma unroll
-    for (int distance = 1; distance < kWarpLanes; distance *= 2) {
-      const std::int32_t before = __shfl_up_sync(kFullWarp, end, distance);
-      end += lane_index() >= distance ? before : 0;
+    const std::int32_t times = block < num_reached ? __ldg(row + block) : 0;
+    if (__any_sync(kFullWarp, times > 1)) {
+      entries = write_times(block, times, entries);
+      continue;
     }
-    for (std::int32_t i = end - times; i < end; ++i) entries[i] = block;
-    entries += __shfl_sync(kFullWarp, end, kWarpLanes - 1);
+    const unsigned seen = __ballot_sync(kFullWarp, times > 0);
+    if (times > 0) entries[__popc(seen & ((1u << lane_index()) - 1))] = block;
+    entries += __popc(seen);
   }
 }
 
@@ -129,6 +142,14 @@ __global__ void __launch_bounds__(kListThreads)
   }
 }
 
+__device__ void tell_caller(const BlockListBuild& build) {
+  std::int64_t* word = build.source.error_word;
+  const std::int64_t beyond = num_beyond(*build.header, build.shape);
+  if (word == nullptr || (beyond == 0 && build.source.keeps_word)) return;
+  word[0] = beyond;
+  word[1] = -1;
+}
+
 /// A CTA for each section of kv heads.
 __global__ void __launch_bounds__(kLengthBuckets)
     order_kernel(const __grid_constant__ BlockListBuild build) {
@@ -146,10 +167,7 @@ __global__ void __launch_bounds__(kLengthBuckets)
     const std::int32_t list = grid.list_of(task / num_q, task % num_q);
     return length_bucket(build.lists[list].count, shift);
   };
-  if (blockIdx.x == 0 && thread == 0 && build.source.error_word != nullptr) {
-    build.source.error_word[0] = num_beyond(*build.header, build.shape);
-    build.source.error_word[1] = -1;
-  }
+  if (blockIdx.x == 0 && thread == 0) tell_caller(build);
   places[thread] = 0;
   __syncthreads();
   for (std::int32_t task = begin + thread; task < end; task += kLengthBuckets) {
@@ -165,10 +183,11 @@ __global__ void __launch_bounds__(kLengthBuckets)
 }
 
 /// What the caller is told where there are no lists.
-void tell_none(std::int64_t* error_word, cudaStream_t stream) {
-  if (error_word == nullptr) return;
-  cuda_check(cudaMemsetAsync(error_word, 0, sizeof *error_word, stream), "cudaMemsetAsync");
-  cuda_check(cudaMemsetAsync(error_word + 1, 0xff, sizeof *error_word, stream), "cudaMemsetAsync");
+void tell_none(const BlockListSource& source, cudaStream_t stream) {
+  std::int64_t* word = source.error_word;
+  if (word == nullptr || source.keeps_word) return;
+  cuda_check(cudaMemsetAsync(word, 0, sizeof *word, stream), "cudaMemsetAsync");
+  cuda_check(cudaMemsetAsync(word + 1, 0xff, sizeof *word, stream), "cudaMemsetAsync");
 }
 
 }  // namespace
@@ -183,7 +202,7 @@ void build_block_lists(const BlockListShape& shape, const BlockListLayout& layou
                              .entries = part_at<std::int32_t>(workspace, layout.entries)};
   cuda_check(cudaMemsetAsync(workspace, 0, sizeof(BlockListHeader), stream), "cudaMemsetAsync");
   const std::int32_t num_lists = shape.grid.num_lists();
-  if (num_lists == 0) return tell_none(source.error_word, stream);
+  if (num_lists == 0) return tell_none(source, stream);
   constexpr int kWarps = kListThreads / kWarpLanes;
   const int blocks = std::min((num_lists + kWarps - 1) / kWarps, kMaxBlocks);
   list_kernel<<<blocks, kListThreads, 0, stream>>>(build);

@@ -55,6 +55,7 @@ struct BlockListOutcome {
 struct BlockListSource {
   const std::uint8_t* visible = nullptr;  ///< [mask_heads, q blocks, k blocks]
   std::int64_t* error_word = nullptr;     ///< null, or [2]: num_beyond and -1
+  bool keeps_word = false;                ///< the word is left as it is where the lists hold
 };
 
 /// The parts of a build, in bytes from the workspace's begin.
