@@ -50,15 +50,18 @@ void attention_forward_cuda(const ForwardArgs& args, const BlockMask& mask,
                             const DeviceWorkspace& workspace, const ForwardTuning& tuning,
                             void* stream);
 
-/// Bytes that a backward call needs. Throws InvalidArgument naming what is not allowed.
-std::int64_t backward_workspace_bytes(const BackwardArgs& args, const BlockMask& mask);
+/// Bytes that a backward call needs, as deterministic as it is to be. Throws InvalidArgument naming
+/// what is not allowed.
+std::int64_t backward_workspace_bytes(const BackwardArgs& args, const BlockMask& mask,
+                                      bool is_deterministic = false);
 
 /// Enqueues the gradients of `args` under the mask on `stream`; the host reads nothing of the mask
-/// and nothing waits. dk, dv and dsink have equal bits from call to call, dq may differ in its last
-/// bits: is_deterministic is refused. Keys and values must be finite up to 127 keys before and
-/// after visible ones. Where the mask has no room, or an entry above 254, all of dq, dk and dv is
-/// NaN; max_runs is not read. Of `tuning` sm_margin and is_deterministic are read. Throws
-/// InvalidArgument naming what is not allowed, CudaError when a launch fails.
+/// and nothing waits. dk, dv and dsink have equal bits from call to call, dq with is_deterministic,
+/// which calls with a softcap refuse and calls of other blocks than the forward takes. Keys and
+/// values must be finite up to 127 keys before and after visible ones. Where the mask has no room,
+/// or an entry above 254, all of dq, dk and dv is NaN; max_runs is not read. Of `tuning` sm_margin
+/// and is_deterministic are read. Throws InvalidArgument naming what is not allowed, CudaError when
+/// a launch fails.
 void attention_backward_cuda(const BackwardArgs& args, const BlockMask& mask,
                              const DeviceWorkspace& workspace, const BackwardTuning& tuning,
                              void* stream);

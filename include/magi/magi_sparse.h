@@ -141,7 +141,7 @@ MAGI_API magi_status magi_block_attention_forward(const magi_block_mask* mask,
                                                   const magi_attention_result* result,
                                                   const magi_workspace* workspace, void* stream);
 /* As magi_flex_attention_backward on a GPU, of the workspace of `gradients`, and as the forward
- * above. is_fast_backward is 1: dq may differ in its last bits from call to call. max_runs is not
+ * above. With is_fast_backward dq may differ in its last bits from call to call. max_runs is not
  * read; where a head has more visible blocks than there is room for, or an entry above 254, all of
  * dq, dk and dv is NaN. */
 MAGI_API magi_status magi_block_attention_backward(const magi_block_mask* mask,
@@ -149,7 +149,7 @@ MAGI_API magi_status magi_block_attention_backward(const magi_block_mask* mask,
                                                    const magi_attention_result* result,
                                                    const magi_attention_gradients* gradients,
                                                    void* stream);
-/* Bytes of workspace of it. Data may be NULL. */
+/* Bytes of workspace of it, by inputs->is_fast_backward. Data may be NULL. */
 MAGI_API magi_status magi_block_attention_backward_workspace_bytes(
     const magi_block_mask* mask, const magi_attention_inputs* inputs,
     const magi_attention_result* result, const magi_attention_gradients* gradients,

@@ -80,7 +80,9 @@ magi_status magi_block_attention_backward_workspace_bytes(const magi_block_mask*
                                                           size_t* size_bytes) {
   return guarded([&] {
     const magi::BlockMask given = read_mask(mask, inputs);
-    require(size_bytes, "size_bytes") = static_cast<size_t>(
-        magi::backward_workspace_bytes(read_backward(inputs, result, gradients), given));
+    const magi::BackwardArgs args = read_backward(inputs, result, gradients);
+    const bool is_deterministic = inputs->is_fast_backward == 0;
+    require(size_bytes, "size_bytes") =
+        static_cast<size_t>(magi::backward_workspace_bytes(args, given, is_deterministic));
   });
 }

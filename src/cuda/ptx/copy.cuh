@@ -31,6 +31,11 @@ __device__ __forceinline__ void prefetch(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
 }
 
+/// Likewise, into the cache of the multiprocessor.
+__device__ __forceinline__ void prefetch_l1(const void* address) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(address) : "memory");
+}
+
 /// Element coordinates of a box in a [token, head, dim] tensor. A box may hang over every edge:
 /// loads read zeros there, stores drop what lies outside.
 struct BoxOrigin {

@@ -71,7 +71,7 @@ std::string block_mask_refusal(const ForwardArgs& args, const BlockMask& mask) {
 }
 
 std::int64_t forward_workspace_bytes(const ForwardArgs& args, const BlockMask& mask) {
-  return static_cast<std::int64_t>(make_call(args, mask, {}).layout.size_bytes);
+  return static_cast<std::int64_t>(make_call(args, mask, {}).walk.layout.size_bytes);
 }
 
 void attention_forward_cuda(const ForwardArgs& args, const BlockMask& mask,
@@ -80,14 +80,15 @@ void attention_forward_cuda(const ForwardArgs& args, const BlockMask& mask,
   check_call(sm90_backend()->limits(), args, problem_of(args));
   const sm90::BlockCall call = make_call(args, mask, tuning);
   check_visible(args.q, args.k, mask);
-  check_workspace(workspace, static_cast<std::int64_t>(call.layout.size_bytes));
+  check_workspace(workspace, static_cast<std::int64_t>(call.walk.layout.size_bytes));
   const DeviceScope scope(args.q.device);
   sm90::enqueue_forward(args, call, {mask.visible, mask.error_word}, workspace.data,
                         static_cast<cudaStream_t>(stream));
 }
 
-std::int64_t backward_workspace_bytes(const BackwardArgs& args, const BlockMask& mask) {
-  return make_call(args, mask, {.is_deterministic = false}).workspace_bytes;
+std::int64_t backward_workspace_bytes(const BackwardArgs& args, const BlockMask& mask,
+                                      bool is_deterministic) {
+  return make_call(args, mask, {.is_deterministic = is_deterministic}).workspace_bytes;
 }
 
 void attention_backward_cuda(const BackwardArgs& args, const BlockMask& mask,

@@ -73,7 +73,8 @@ void attention_forward_cuda(const ForwardArgs& args, const BlockMask& /*mask*/,
   refuse_device(args.q.device);
 }
 
-std::int64_t backward_workspace_bytes(const BackwardArgs& args, const BlockMask& /*mask*/) {
+std::int64_t backward_workspace_bytes(const BackwardArgs& args, const BlockMask& /*mask*/,
+                                      bool /*is_deterministic*/) {
   refuse_device(args.q.device);
 }
 

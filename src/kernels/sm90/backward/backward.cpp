@@ -51,7 +51,9 @@ PrepareParams prepare_params(const BackwardArgs& args, const BackwardState& stat
     params.dout_copy = part_at<void>(workspace, layout.dout_copy);
   }
   params.sums = part_at<float>(workspace, layout.dq_sums);
-  params.sums_per_tile = kTileRows * state.instance->config.dim_qk;
+  if (state.instance->config.makes_dq()) {
+    params.sums_per_tile = kTileRows * state.instance->config.dim_qk;
+  }
   params.tiles_per_q_tile = tiles_per_q_tile(state.list);
   if (state.list.is_ordered) {
     params.num_components = state.parts.tile_components;
@@ -164,6 +166,7 @@ KeyGradients key_gradients(const BackwardArgs& args, const BackwardProblem& prob
 
 BackwardItems backward_items(const BackwardState& state, unsigned* ticket) {
   const BackwardList& list = state.list;
+  const bool has_lists = state.parts.tiles_per_list > 0;  // of which the host knows the items
   BackwardItems items{.is_group_first = list.is_group_first,
                       .tiles = state.parts.tiles,
                       .records = state.parts.records,
@@ -171,8 +174,10 @@ BackwardItems backward_items(const BackwardState& state, unsigned* ticket) {
                       .num_items = to_int(list.num_items()),
                       .num_tiles = to_int(std::ssize(list.tiles)),
                       .heads_kv = list.problem.heads_kv,
-                      .outcome = state.parts.outcome,
-                      .order = state.parts.order};
+                      .outcome = has_lists ? nullptr : state.parts.outcome,
+                      .order = state.parts.order,
+                      .tiles_per_list = state.parts.tiles_per_list,
+                      .records_per_list = state.parts.records_per_list};
   std::copy(list.spans.begin(), list.spans.end(), items.spans);
   return items;
 }
@@ -260,7 +265,9 @@ void add_large_rows(const BackwardArgs& args, const BackwardState& state,
                        .records = params.items.records,
                        .num_records = state.parts.num_records,
                        .num_tiles = params.items.num_tiles,
-                       .outcome = params.items.outcome,
+                       .outcome = state.parts.outcome,
+                       .tiles_per_list = state.parts.tiles_per_list,
+                       .records_per_list = state.parts.records_per_list,
                        .is_adding_queries = args.is_accumulating,
                        .dq = strided_rows(args.dq),
                        .key_gradients = params.key_gradients};
@@ -342,6 +349,10 @@ void keep_on_device_sync(BackwardState& state) {
   list.arrivals = {};
 }
 
+const BackwardInstance* instance_for(const BackwardArgs& args, const BackwardState& state) {
+  return args.params.softcap > 0.0 ? state.softcap_instance : state.instance;
+}
+
 const BackwardInstance* find_instance(const BackwardArgs& args, bool has_softcap) {
   const auto* instance = find_backward_instance(args.q.dtype, to_int(args.q.shape[2]),
                                                 to_int(args.v.shape[2]), has_softcap);
@@ -386,7 +397,7 @@ BackwardLayout backward_layout(const BackwardState& state) {
   layout.lse_log2 = arena.add<float>(list.num_sums() * list.shape.rows);
   layout.delta = arena.add<float>(list.num_sums() * list.shape.rows);
   layout.tile_flags = arena.add<std::uint8_t>(packed_rows(list).num_tiles());
-  layout.dq_sums = arena.add<float>(list.sum_floats(config.dim_qk));
+  layout.dq_sums = arena.add<float>(config.makes_dq() ? list.sum_floats(config.dim_qk) : 0);
   layout.split_sums = arena.add<float>(list.slot_floats(config.dim_qk, config.dim_v));
   layout.dout_copy =
       arena.add<std::uint16_t>(state.dout_type == DType::Float32 ? dout_elements : 0);
@@ -438,10 +449,16 @@ BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuni
   return state;
 }
 
-void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void* workspace,
-                      const BackwardArrivals* arrivals, cudaStream_t stream) {
-  const BackwardInstance* instance =
-      args.params.softcap > 0.0 ? state.softcap_instance : state.instance;
+PreparedRows prepared_rows(const BackwardArgs& args, const BackwardState& state, void* workspace) {
+  const BackwardLayout layout = backward_layout(state);
+  return {.packed = packed_rows(state.list),
+          .lse_log2 = part_at<const float>(workspace, layout.lse_log2),
+          .delta = part_at<const float>(workspace, layout.delta),
+          .dout = half_dout(args, state, workspace)};
+}
+
+BackwardParams enqueue_main(const BackwardArgs& args, const BackwardState& state, void* workspace,
+                            const BackwardArrivals* arrivals, cudaStream_t stream) {
   const KeyArrivals* keys = arrivals == nullptr ? nullptr : &arrivals->keys;
   BackwardParams params = backward_params(args, state, workspace);
   PrepareParams prepared = prepare_params(args, state, workspace);
@@ -454,10 +471,22 @@ void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void
   }
   prepare(prepared, state, args.q.dtype, keys, stream);
   add_sink_gradient(args, state, workspace, stream);
-  launch(params, state, *instance, keys, stream);
+  launch(params, state, *instance_for(args, state), keys, stream);
+  return params;
+}
+
+void enqueue_end(const BackwardArgs& args, const BackwardState& state, const BackwardParams& params,
+                 void* workspace, cudaStream_t stream) {
   if (params.query.rows_q == 0) return;
-  instance->convert_dq(params, stream);
+  const BackwardInstance* instance = instance_for(args, state);
+  if (instance->config.makes_dq()) instance->convert_dq(params, stream);
   add_large_rows(args, state, params, workspace, stream);
+}
+
+void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void* workspace,
+                      const BackwardArrivals* arrivals, cudaStream_t stream) {
+  const BackwardParams params = enqueue_main(args, state, workspace, arrivals, stream);
+  enqueue_end(args, state, params, workspace, stream);
 }
 
 }  // namespace magi::sm90

@@ -7,6 +7,7 @@
 
 #include "cuda/memory.hpp"
 #include "kernels/sm90/backward/launch.hpp"
+#include "kernels/sm90/backward/prepare.hpp"
 #include "kernels/worklist/device_backward_list.hpp"
 #include "magi/attention_cuda.hpp"
 
@@ -27,6 +28,8 @@ struct BackwardListOnDevice {
   const TileArrival* arrivals = nullptr;     ///< [k tiles], where keys come
   const BackwardOutcome* outcome = nullptr;  ///< of a list made on the device, like `order`
   const std::int32_t* order = nullptr;       ///< see BackwardItems
+  std::int32_t tiles_per_list = 0;           ///< likewise; then `outcome` has one for each kv head
+  std::int32_t records_per_list = 0;
   /// Whether kernels make it right in front of this call's first, which then runs beside them. Not
   /// where a run of the same call is in front, whose memory this one takes.
   bool is_under_way = false;
@@ -68,6 +71,22 @@ BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuni
 /// there.
 void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void* workspace,
                       const BackwardArrivals* arrivals, cudaStream_t stream);
+
+/// What the first kernel of a run leaves for those behind it.
+struct PreparedRows {
+  PackedRows packed;
+  const float* lse_log2 = nullptr;
+  const float* delta = nullptr;
+  TensorView dout;  ///< of 16-bit elements
+};
+PreparedRows prepared_rows(const BackwardArgs& args, const BackwardState& state, void* workspace);
+
+/// The two parts of a run. Where the main kernel makes no dq (BackwardConfig::makes_dq), what does
+/// comes between them.
+BackwardParams enqueue_main(const BackwardArgs& args, const BackwardState& state, void* workspace,
+                            const BackwardArrivals* arrivals, cudaStream_t stream);
+void enqueue_end(const BackwardArgs& args, const BackwardState& state, const BackwardParams& params,
+                 void* workspace, cudaStream_t stream);
 
 /// A call whose slices are in device memory.
 struct DeviceBackwardCall {

@@ -17,18 +17,20 @@ namespace {
 constexpr std::int64_t kMostDim = 128;
 constexpr std::int32_t kWideTile = 128;  ///< keys
 
-/// For q tiles of their own in place of k tiles of 128 keys, of which a block fills but a part.
+/// For k tiles of 64 keys in place of 128, of which a block fills but a part.
 const BackwardInstance* own_rows_instance_for(DType type) {
   static const std::array kInstances{own_rows_instance(DType::BFloat16),
                                      own_rows_instance(DType::Float16)};
   return &kInstances[type == DType::BFloat16 ? 0 : 1];
 }
 
-/// The state without a list. At head dims up to 64 the other kernel has half of the work.
-BackwardState state_for(const BackwardArgs& args, const BlockMask& mask) {
+/// The state without a list. At head dims up to 64 the kernel for k tiles of 128 keys has half of
+/// the work of the other; but it adds to dQ in no order.
+BackwardState state_for(const BackwardArgs& args, const BlockMask& mask, bool is_deterministic) {
   BackwardState state = backward_state(args);
-  const bool is_wide = state.instance->config.has_wide_tiles();
-  if (mask.k_block % kWideTile != 0 && !is_wide && args.params.softcap == 0.0) {
+  const bool is_part = mask.k_block % kWideTile != 0;  // of a k tile
+  const bool is_faster = is_part && !state.instance->config.has_wide_tiles();
+  if ((is_faster || is_deterministic) && args.params.softcap == 0.0 && can_walk(args, mask)) {
     state.instance = own_rows_instance_for(args.q.dtype);
   }
   return state;
@@ -111,43 +113,18 @@ BlockKeyShape list_shape(const BackwardArgs& args, const BlockMask& mask,
                 .is_causal = mask.is_causal};
   shape.tile_keys = state.instance->config.keys;
   shape.max_records = record_capacity(shape, mask.max_blocks);
-  if (shape.max_records > kMaxInt) {
-    throw invalid("number of records", shape.max_records, "up to 2^31 - 1, by max_blocks");
+  const std::int64_t num_records = mask.heads * shape.max_records;
+  if (num_records > kMaxInt) {
+    throw invalid("number of records", num_records, "up to 2^31 - 1, by max_blocks");
   }
   return shape;
 }
 
-}  // namespace
-
-BlockBackwardCall block_backward_call(const BackwardArgs& args, const BlockMask& mask,
-                                      const BackwardTuning& tuning) {
-  if (tuning.is_deterministic) {
-    throw invalid("is_deterministic", "true", "false under a mask of blocks");
-  }
-  const std::int64_t dim = std::max(args.q.shape[2], args.v.shape[2]);
-  if (dim > kMostDim) throw invalid("head dim", dim, "up to 128 under a mask of blocks");
-  BlockBackwardCall call;
-  call.state = state_for(args, mask);
-  call.shape = list_shape(args, mask, call.state);
-  call.layout = block_key_layout(call.shape);
-  const std::int32_t num_sms = count_free_sms(args.q.device, tuning.sm_margin);
-  const BackwardArgs part = part_of(args, 0, mask.heads);
-  BackwardState& state = call.state;
-  state.list = list_frame(part, state, call.shape, num_sms);
-  state.num_ctas = to_int(std::min<std::int64_t>(state.list.num_items(), num_sms));
-  Arena arena;
-  arena.add<std::byte>(static_cast<std::int64_t>(call.layout.size_bytes));
-  call.components = arena.add<std::int32_t>(state.list.num_q_tiles());
-  call.run = arena.size_bytes();
-  call.workspace_bytes = static_cast<std::int64_t>(call.run + backward_layout(state).size_bytes);
-  return call;
-}
-
-void enqueue_backward(const BackwardArgs& args, const BlockBackwardCall& call,
-                      const BlockListSource& source, void* workspace, cudaStream_t stream) {
+/// One run for each head of the mask.
+void enqueue_parts(const BackwardArgs& args, const BlockBackwardCall& call, void* workspace,
+                   cudaStream_t stream) {
   const BlockKeyShape& shape = call.shape;
   const std::int32_t num_parts = shape.grid.mask_heads;
-  build_block_key_lists(shape, call.layout, source, workspace, stream);
   // Every sum may be added to: any number but 0 says so.
   auto* components = part_at<std::int32_t>(workspace, call.components);
   const auto num_q_tiles = static_cast<std::size_t>(call.state.list.num_q_tiles());
@@ -164,7 +141,74 @@ void enqueue_backward(const BackwardArgs& args, const BlockBackwardCall& call,
     enqueue_backward(part_of(args, part, num_parts), state, part_at<std::byte>(workspace, call.run),
                      nullptr, stream);
   }
-  spoil_unless_held(block_key_outcome(shape, call.layout, workspace),
+}
+
+/// One run for all heads, whose dq is made by a kernel of its own.
+void enqueue_apart(const BackwardArgs& args, const BlockBackwardCall& call,
+                   const BlockListSource& source, void* workspace, cudaStream_t stream) {
+  const BlockKeyShape& shape = call.shape;
+  auto* dq_lists = part_at<std::byte>(workspace, call.dq_lists);
+  build_dq_lists(*call.dq, source, dq_lists, stream);
+  BackwardState state = call.state;
+  state.parts.tiles = part_at<const KeyTile>(workspace, call.layout.tiles);
+  state.parts.records = part_at<const KeyRecord>(workspace, call.layout.records);
+  state.parts.outcome = part_at<const BackwardOutcome>(workspace, call.layout.outcomes);
+  if (shape.grid.mask_heads > 1) {
+    state.parts.tiles_per_list = shape.num_tiles();
+    state.parts.records_per_list = to_int(shape.max_records);
+  }
+  auto* run = part_at<std::byte>(workspace, call.run);
+  const BackwardParams params = enqueue_main(args, state, run, nullptr, stream);
+  if (args.q.shape[0] == 0) return;
+  enqueue_block_dq(args, *call.dq, prepared_rows(args, state, run), dq_lists, stream);
+  enqueue_end(args, state, params, run, stream);
+  const BlockListOutcome outcome{part_at<const BlockListHeader>(dq_lists, 0), call.dq->walk.shape};
+  spoil_unless_held(outcome, {spoiled_rows(args.dq)}, stream);
+}
+
+}  // namespace
+
+BlockBackwardCall block_backward_call(const BackwardArgs& args, const BlockMask& mask,
+                                      const BackwardTuning& tuning) {
+  const std::int64_t dim = std::max(args.q.shape[2], args.v.shape[2]);
+  if (dim > kMostDim) throw invalid("head dim", dim, "up to 128 under a mask of blocks");
+  BlockBackwardCall call;
+  call.state = state_for(args, mask, tuning.is_deterministic);
+  if (tuning.is_deterministic && call.state.instance->config.makes_dq()) {
+    throw invalid("is_deterministic", "true",
+                  "false with a softcap, and with blocks that the forward does not take");
+  }
+  call.shape = list_shape(args, mask, call.state);
+  call.layout = block_key_layout(call.shape);
+  const std::int32_t num_sms = count_free_sms(args.q.device, tuning.sm_margin);
+  BackwardState& state = call.state;
+  const bool makes_dq = state.instance->config.makes_dq();
+  const BackwardArgs part = makes_dq ? part_of(args, 0, mask.heads) : args;
+  state.list = list_frame(part, state, call.shape, num_sms);
+  state.num_ctas = to_int(std::min<std::int64_t>(state.list.num_items(), num_sms));
+  Arena arena;
+  arena.add<std::byte>(static_cast<std::int64_t>(call.layout.size_bytes));
+  if (makes_dq) {
+    call.components = arena.add<std::int32_t>(state.list.num_q_tiles());
+  } else {
+    call.dq = block_dq_call(args, mask, tuning.sm_margin);
+    call.dq_lists =
+        arena.add<std::byte>(static_cast<std::int64_t>(call.dq->walk.layout.size_bytes));
+  }
+  call.run = arena.size_bytes();
+  call.workspace_bytes = static_cast<std::int64_t>(call.run + backward_layout(state).size_bytes);
+  return call;
+}
+
+void enqueue_backward(const BackwardArgs& args, const BlockBackwardCall& call,
+                      const BlockListSource& source, void* workspace, cudaStream_t stream) {
+  build_block_key_lists(call.shape, call.layout, source, workspace, stream);
+  if (call.dq) {
+    enqueue_apart(args, call, source, workspace, stream);
+  } else {
+    enqueue_parts(args, call, workspace, stream);
+  }
+  spoil_unless_held(block_key_outcome(call.shape, call.layout, workspace),
                     {spoiled_rows(args.dq), spoiled_rows(args.dk), spoiled_rows(args.dv)}, stream);
 }
 

@@ -19,6 +19,7 @@ struct BackwardConfig {
   bool is_ordered = false;
   /// Each warpgroup walks q tiles of its own, every second step, and sums dK and dV of all 64 keys:
   /// under masks of blocks so short that 128 keys would be of several blocks, seen by other rows.
+  /// dQ is made by another kernel.
   bool has_own_rows = false;
   /// Rows of a q tile: 64, or 128 where the head dim leaves registers for it. Then each warpgroup
   /// multiplies dQ of its half of the rows, not of the columns.
@@ -75,10 +76,13 @@ struct BackwardConfig {
   constexpr int dv_columns() const { return has_half_columns() ? dim_v / consumers : dim_v; }
   /// Warpgroups that read a step's queries.
   constexpr int step_readers() const { return has_own_rows ? 1 : consumers; }
-  /// Buffers of dS: a warpgroup writes one while dQ is made of the other, or each has one.
+  /// Buffers of dS: a warpgroup writes one while dQ is made of the other.
   static constexpr int score_stages = 2;
   /// Those and behind them, where warpgroups share keys, two of P and two of the other CTA's dS.
   constexpr int score_buffers() const { return score_stages + (has_shared_keys() ? 4 : 0); }
+  constexpr bool makes_dq() const { return !has_own_rows; }
+  /// Steps whose info is kept: more where one thread tells of steps and others load them.
+  constexpr int step_stages() const { return has_own_rows ? 16 : 8; }
   /// Whether a warp of the kernel makes dq of complete sums, where these are ordered: its buffers
   /// take shared memory.
   constexpr bool has_converter() const { return is_ordered && dim_qk <= 128; }

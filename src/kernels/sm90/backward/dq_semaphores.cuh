@@ -32,7 +32,7 @@ class DqSemaphoreWaiter {
  private:
   /// Waits until the step may add its dQ, and says so. Returns false after the last step.
   __device__ __forceinline__ bool wait_for(std::uint32_t step) {
-    const RingPlace<kStepStages> place(step);
+    const RingPlace<kC.step_stages()> place(step);
     shared_.step_full.wait(place);
     const StepInfo& info = shared_.steps[place.stage()];
     if ((info.flags & kEndOfSteps) != 0) return false;

@@ -8,6 +8,7 @@
 #include "kernels/sm90/backward/dq_semaphores.cuh"
 #include "kernels/sm90/backward/long_query_consumer.cuh"
 #include "kernels/sm90/backward/own_rows_consumer.cuh"
+#include "kernels/sm90/backward/own_rows_producer.cuh"
 #include "kernels/sm90/backward/producer.cuh"
 #include "kernels/sm90/backward/shared_keys_consumer.cuh"
 
@@ -28,13 +29,14 @@
 //
 // At head dim 256 two CTAs have the k tile, 64 keys each that both warpgroups share
 // (shared_keys_consumer.cuh); at 192 dS is an operand in shared memory alone
-// (long_query_consumer.cuh). For k tiles of 64 keys each warpgroup has q tiles of its own
-// (own_rows_consumer.cuh).
+// (long_query_consumer.cuh). For k tiles of 64 keys each warpgroup has q tiles of its own, and dQ
+// another kernel (own_rows_consumer.cuh).
 //
 // Roles: of warpgroup 0, one thread of warp 0 takes items, walks records and loads; where dQ's sums
 // are taken in order, one of warp 1 waits for semaphores, one of warp 2 signals them and warp 3
-// converts complete sums into rows of dq. Warpgroups 1 and 2: consumers. The persistent grid draws
-// items from a ticket counter in the order of the list.
+// converts complete sums into rows of dq. With q tiles of each warpgroup's own, one thread of warp
+// 0 takes items and walks records, one of warp 1 loads Q and one of warp 2 dO. Warpgroups 1 and 2:
+// consumers. The persistent grid draws items from a ticket counter in the order of the list.
 //
 // | mbarrier      | completed by                   | then                                    |
 // |---------------|--------------------------------|-----------------------------------------|
@@ -57,6 +59,21 @@ template <BackwardConfig kC, int kWarpgroup>
 using ConsumerOf = std::conditional_t<
     kC.has_long_queries(), LongQueryConsumer<kC, kWarpgroup>,
     SharedKeysConsumer<kC, kWarpgroup == 0 ? ScoreRole::Probabilities : ScoreRole::Gradients>>;
+
+/// What the first warpgroup does.
+template <BackwardConfig kC>
+__device__ __forceinline__ void run_producers(BackwardStorage<kC>& shared,
+                                              const BackwardParams& params, int warp) {
+  if (threadIdx.x == 0) BackwardProducer<kC>(shared, params).run();
+  // NOTE: asked at run time though it is known: without this code ptxas runs out of registers in
+  // the other instances and serialises their products.
+  const bool is_ordered = params.dq_order.is_ordered;
+  if (is_ordered && threadIdx.x == 32) DqSemaphoreWaiter<kC>(shared, params).run();
+  if (is_ordered && threadIdx.x == 64) DqSemaphoreSignaller<kC>(shared, params).run();
+  if constexpr (kC.has_converter()) {
+    if (warp == 3) DqConvertWarp<kC>(shared, params).run();
+  }
+}
 
 /// What a CTA does.
 template <BackwardConfig kC>
@@ -81,14 +98,12 @@ __device__ __forceinline__ void run_backward(const BackwardParams& params) {
   ptx::await_kernels_before();
   if (warp < 4) {
     ptx::lower_registers<kC.producer_registers()>();
-    if (threadIdx.x == 0) BackwardProducer<kC>(shared, params).run();
-    // NOTE: asked at run time though it is known: without this code ptxas runs out of registers in
-    // the other instances and serialises their products.
-    const bool is_ordered = params.dq_order.is_ordered;
-    if (is_ordered && threadIdx.x == 32) DqSemaphoreWaiter<kC>(shared, params).run();
-    if (is_ordered && threadIdx.x == 64) DqSemaphoreSignaller<kC>(shared, params).run();
-    if constexpr (kC.has_converter()) {
-      if (warp == 3) DqConvertWarp<kC>(shared, params).run();
+    if constexpr (kC.has_own_rows) {
+      if (threadIdx.x == 0) OwnRowsWalker<kC>(shared, params).run();
+      if (threadIdx.x == 32) StepLoader<kC, true>(shared, params).run();
+      if (threadIdx.x == 64) StepLoader<kC, false>(shared, params).run();
+    } else {
+      run_producers<kC>(shared, params, warp);
     }
   } else {
     if constexpr (kC.has_shared_keys() || kC.has_long_queries()) {

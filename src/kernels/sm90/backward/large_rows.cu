@@ -201,18 +201,30 @@ class LargeRows {
   __device__ std::int32_t num_key_tiles() const {
     return params_.outcome == nullptr ? params_.num_tiles : params_.outcome->num_tiles;
   }
-  __device__ std::int64_t num_records() const {
-    return params_.outcome == nullptr ? params_.num_records : params_.outcome->num_records;
+  /// The list of a kv head: its number among those that follow one another.
+  __device__ std::int64_t list_of(std::int32_t kv_head) const {
+    return params_.tiles_per_list > 0 ? kv_head : 0;
+  }
+  __device__ std::int64_t num_records(std::int32_t kv_head) const {
+    return params_.outcome == nullptr ? params_.num_records
+                                      : params_.outcome[list_of(kv_head)].num_records;
+  }
+  __device__ const KeyRecord* records_of(std::int32_t kv_head) const {
+    return params_.records + list_of(kv_head) * params_.records_per_list;
   }
 
   /// Calls visit(begin, end) for each run of keys that a row sees.
   template <typename Visit>
-  __device__ void for_each_run(std::int32_t token, const Visit& visit) const {
-    for (std::int64_t base = 0; base < num_records(); base += 32) {
+  __device__ void for_each_run(RowPlace place, const Visit& visit) const {
+    const std::int32_t kv_head = place.head / group_;
+    const std::int64_t count = num_records(kv_head);
+    const KeyRecord* records = records_of(kv_head);
+    const std::int32_t token = place.token;
+    for (std::int64_t base = 0; base < count; base += 32) {
       std::int32_t begin = 0;
       std::int32_t end = 0;
-      if (base + lane_ < num_records()) {
-        const BandSlice band = load_band(params_.records + base + lane_);
+      if (base + lane_ < count) {
+        const BandSlice band = load_band(records + base + lane_);
         if (token >= band.q0 && token < band.q1) {
           const std::int64_t row = token;
           begin = static_cast<std::int32_t>(max(std::int64_t{band.k0}, row + band.d_min));
@@ -232,7 +244,7 @@ class LargeRows {
   __device__ RowSum sum_of(RowPlace row, const Row& q, double lse) const {
     const std::int32_t kv_head = row.head / group_;
     LaneSum own;
-    for_each_run(row.token, [&](std::int32_t begin, std::int32_t end) {
+    for_each_run(row, [&](std::int32_t begin, std::int32_t end) {
       for (std::int32_t base = begin; base < end; base += 32) {
         double exponent = -INFINITY;
 #pragma unroll 4
@@ -271,7 +283,7 @@ class LargeRows {
     const std::int32_t kv_head = row.head / group_;
     const Row dout = load(params_.dout, row.token, row.head, params_.dim_v);
     float sum = 0.0f;
-    for_each_run(row.token, [&](std::int32_t begin, std::int32_t end) {
+    for_each_run(row, [&](std::int32_t begin, std::int32_t end) {
 #pragma unroll 2
       for (std::int32_t key = begin; key < end; ++key) {
         const Row k = load(params_.k, key, kv_head, params_.dim_qk);
@@ -288,7 +300,7 @@ class LargeRows {
     const std::int32_t kv_head = row.head / group_;
     const Row dout = load(params_.dout, row.token, row.head, params_.dim_v);
     Row dq;
-    for_each_run(row.token, [&](std::int32_t begin, std::int32_t end) {
+    for_each_run(row, [&](std::int32_t begin, std::int32_t end) {
 #pragma unroll 2
       for (std::int32_t key = begin; key < end; ++key) {
         const Row k = load(params_.k, key, kv_head, params_.dim_qk);
@@ -318,9 +330,9 @@ class LargeRows {
 
   __device__ void run_keys(std::int64_t item) const {
     const auto tile_index = static_cast<std::int32_t>(item / kItemsPerTile % num_key_tiles());
-    const KeyTile tile = params_.tiles[tile_index];
     Keys keys;
     keys.kv_head = static_cast<std::int32_t>(item / kItemsPerTile / num_key_tiles());
+    const KeyTile tile = params_.tiles[list_of(keys.kv_head) * params_.tiles_per_list + tile_index];
     keys.begin = tile.key_begin + static_cast<std::int32_t>(item % kItemsPerTile) * kItemKeys +
                  warp_ * kWarpKeys;
     keys.count = min(kWarpKeys, tile.key_end - keys.begin);
@@ -333,7 +345,7 @@ class LargeRows {
     }
     bool is_any = false;
     for (std::int32_t record = tile.record_begin; record < tile.record_end; ++record) {
-      is_any |= add_record(load_band(params_.records + record), keys);
+      is_any |= add_record(load_band(records_of(keys.kv_head) + record), keys);
     }
     if (is_any) put_keys(keys);
   }

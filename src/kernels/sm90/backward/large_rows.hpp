@@ -39,7 +39,9 @@ struct LargeRowParams {
   std::int64_t num_records = 0;
   std::int32_t num_tiles = 0;
   const BackwardOutcome* outcome = nullptr;  ///< has both numbers of a list made on the device
-  bool is_adding_queries = false;            ///< dq is added to what is there
+  std::int32_t tiles_per_list = 0;           ///< see BackwardItems; then [kv heads] outcomes
+  std::int32_t records_per_list = 0;
+  bool is_adding_queries = false;  ///< dq is added to what is there
   StridedRows dq;
   KeyGradients key_gradients;  ///< dk and dv are added to, wherever they are
   SinkRows sink;

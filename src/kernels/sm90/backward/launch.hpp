@@ -22,7 +22,8 @@ struct BackwardInstance {
   BackwardConfig config;
   void (*launch)(const BackwardParams& params, int num_ctas, LaunchStart start,
                  cudaStream_t stream) = nullptr;
-  /// Converts the dQ sums that `launch` leaves into dq; enqueued after it.
+  /// Converts the dQ sums that `launch` leaves into dq; enqueued after it. Null where it makes
+  /// none.
   void (*convert_dq)(const BackwardParams& params, cudaStream_t stream) = nullptr;
 };
 
@@ -33,7 +34,7 @@ BackwardInstance shared_keys_instance(DType type);
 BackwardInstance long_query_instance(DType type);
 
 /// The one for head dims up to 128 whose k tiles have 64 keys and whose warpgroups have q tiles of
-/// their own; without a softcap, and dQ is added in no order.
+/// their own; without a softcap. It makes dK and dV alone.
 BackwardInstance own_rows_instance(DType type);
 
 /// The kernels of the library that serve any mask.

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "kernels/sm90/backward/dq_sum.cuh"
 #include "kernels/sm90/backward/step_view.cuh"
 #include "kernels/tile/gemm.cuh"
 
 // A k tile of 64 keys that both warpgroups hold: each takes every second step, a q tile of its own,
 // and sums dK and dV of all keys. They meet at the end of an item alone, where each gives the other
-// half of the columns of its sums. So dS stays with who made it, and dQ is made in the same step.
+// half of the columns of its sums. dQ is made by a kernel of its own (block_dq_kernel.cuh).
 namespace magi::sm90 {
 
 template <BackwardConfig kC>
@@ -48,7 +47,7 @@ class OwnRowsConsumer {
  private:
   static_assert(kC.rows == 64 && kC.keys == 64 && kC.dim_qk == 128 && kC.dim_v == 128);
   // A warpgroup's steps are every second one: it sees all phases of its stages.
-  static_assert(kC.q_stages % 2 == 0 && kC.dout_stages % 2 == 0 && kStepStages % 2 == 0);
+  static_assert(kC.q_stages % 2 == 0 && kC.dout_stages % 2 == 0 && kC.step_stages() % 2 == 0);
   static constexpr int kScoreElements = kC.rows / 2;
   static constexpr int kSumElements = kC.dim_qk / 2;
   using Scores = float[kScoreElements];
@@ -72,14 +71,28 @@ class OwnRowsConsumer {
     view_.wait_queries(step_);
     flags_ = view_.flags(step_);
     if ((flags_ & kNoRows) == 0) {
-      issue_scores(step_, load_lse(step_), p_);
+      issue_scores(step_, load_lse(step_), first_);
       ptx::wgmma_wait<0>();
-      ptx::pin(p_);
-      take_probabilities(step_, p_);
-      while (!run_step()) {
+      ptx::pin(first_);
+      issue_dp(step_, second_);
+      take_probabilities(step_, first_);
+      while (true) {
+        run_step(first_, second_);
+        if ((flags_ & kNoRows) != 0) {
+          ptx::wgmma_wait<0>();
+          ptx::pin(first_);
+          break;
+        }
+        run_step(second_, first_);
+        if ((flags_ & kNoRows) != 0) {
+          ptx::wgmma_wait<0>();
+          ptx::pin(second_);
+          break;
+        }
       }
+    } else {
+      view_.wait_dout(step_);
     }
-    view_.wait_dout(step_);
     view_.release_dout(step_);
     view_.release_queries(step_);
     step_ += kC.consumers;
@@ -91,10 +104,6 @@ class OwnRowsConsumer {
     return ptx::uniform(ptx::thread_index() >> 7) - 1;
   }
   __device__ __forceinline__ static int zero() { return present_warpgroup() & ~1; }
-  __device__ __forceinline__ std::uint8_t* score_gradients() const {
-    return shared_.scores[present_warpgroup()];
-  }
-
   /// Issues S^T = K Q^T of a step. S begins with lse_log2 of its rows.
   __device__ __forceinline__ void issue_scores(std::uint32_t step, const Rows& lse_log2,
                                                Scores& scores) {
@@ -105,13 +114,13 @@ class OwnRowsConsumer {
     ptx::wgmma_fence();
     tile::issue_abt<kC.type, kC.rows, kC.dim_qk, true>(scores, k, q);
   }
-  /// Issues dP^T - delta = V dO^T - delta of the present step.
-  __device__ __forceinline__ void issue_dp(Scores& dp) {
-    view_.wait_dout(step_);
+  /// Issues dP^T - delta = V dO^T - delta of a step.
+  __device__ __forceinline__ void issue_dp(std::uint32_t step, Scores& dp) {
+    view_.wait_dout(step);
     Rows delta;
-    delta.load(shared_.delta[DoutPlace(step_).stage()], view_.place().column);
+    delta.load(shared_.delta[DoutPlace(step).stage()], view_.place().column);
     const tile::KMajor<kC.keys> v(shared_.v + zero());
-    const tile::KMajor<kC.rows> dout(view_.dout(step_));
+    const tile::KMajor<kC.rows> dout(view_.dout(step));
     delta.spread(dp);
     ptx::pin(dp);
     ptx::wgmma_fence();
@@ -138,18 +147,6 @@ class OwnRowsConsumer {
     ptx::wgmma_fence();
     tile::issue_accumulate<kC.type, kC.dim_qk, kC.rows>(dk_, packed_, q);
   }
-  /// Issues 64 columns of dQ = dS K.
-  __device__ __forceinline__ void issue_dq(int panel, Scores& dq) {
-    const tile::MnMajor<kC.keys> operand(score_gradients());
-    const tile::MnMajor<kC.keys> k(shared_.k + zero() + panel * (kC.keys * tile::kPanelRowBytes));
-    ptx::forget(dq);
-    ptx::wgmma_fence();
-    tile::issue_atb<kC.type, tile::kPanelElements, kC.keys>(dq, operand, k);
-  }
-  __device__ __forceinline__ void add_dq(int panel, std::int32_t sum, const Scores& dq) const {
-    DqTarget<kC>(params_, panel, sum).put(0, dq, false);
-  }
-
   /// Turns S of a step with flags_ into P = 2^(exponent_scale * (S + lse_log2)).
   __device__ __forceinline__ void take_probabilities(std::uint32_t step, Scores& x) {
     take_exponents<false>(x, nullptr, 0, params_.softmax.score);
@@ -161,73 +158,46 @@ class OwnRowsConsumer {
     ptx::pin(x);
   }
 
-  /// Stores dS^T in the warpgroup's buffer, for its own products: those of the step before are done
-  /// once all its warps are here.
-  __device__ __forceinline__ void store_score_gradients() {
-    const tile::FragmentPlace at = view_.place();
-    const std::uint32_t first = first_word(score_gradients(), at.row, at.column);
-    ptx::named_barrier_sync(kOwnDs + warpgroup_, 128);
-    for_each_word<kC.keys, kScoreElements / 2>(
-        first, [&](int i, std::uint32_t address) { ptx::store_shared(address, packed_[i]); });
-    ptx::fence_async_shared();
-    ptx::named_barrier_sync(kOwnDs + warpgroup_, 128);
-  }
-
-  /// One step n; the warpgroup's next one is n' = n + 2. `p_` holds P(n) on entry and P(n') on
-  /// exit. True after its last step of the item: then n' is the step that ends them, and what is
-  /// made of whatever lies in its buffers is dropped.
+  /// One step n; the warpgroup's next one is n' = n + 2. On entry `p` holds P(n) and dP(n) is on
+  /// its way to `dp`; on exit `dp` holds P(n') and dP(n') is on its way to `p`. True after its last
+  /// step of the item: then n' is the step that ends them, and what is made of whatever lies in its
+  /// buffers is dropped.
   ///
-  /// | issue       | awaits      | in flight  | then                                            |
-  /// |-------------|-------------|------------|-------------------------------------------------|
-  /// | dP(n)       | dout full   | dP         | packed = P                                      |
-  /// | dV(n)       | q full, n'  | dP, dV     | wait dP in other; p = dS = P * (dP - delta)     |
-  /// | S(n')       |             | dV, S      | wait dV; hand dO(n) back; dS to shared memory   |
-  /// | dQ(n), half |             | S, dQ      | dQ takes the registers of p                     |
-  /// | dK(n)       |             | S, dQ, dK  | wait S in other, and dQ, which leaves; P(n') is |
-  /// |             |             |            | made in other                                   |
-  /// | dQ(n), half |             | dK, dQ     | wait both; hand Q(n) back; dQ leaves            |
-  ///
-  /// NOTE: with the exponentials behind the second half of dQ ptxas spills 32 registers.
-  __device__ __forceinline__ bool run_step() {
-    issue_dp(other_);
-    tile::pack_fragments<kC.type, kC.rows>(p_, packed_);
+  /// | issue       | awaits      | in flight   | then                                            |
+  /// |-------------|-------------|-------------|-------------------------------------------------|
+  /// |             |             | dP          | packed = P                                      |
+  /// | dV(n)       | q full, n'  | dP, dV      | wait dP; p = dS = P * (dP - delta)              |
+  /// | S(n') in dp |             | dV, S       | wait dV; hand dO(n) back; packed = dS           |
+  /// | dK(n)       |             | S, dK       |                                                 |
+  /// | dP(n') in p | dout full   | S, dK, dP   | wait S; P(n') is made; wait dK; hand Q(n) back  |
+  __device__ __forceinline__ void run_step(Scores& p, Scores& dp) {
+    tile::pack_fragments<kC.type, kC.rows>(p, packed_);
     issue_dv();
     const std::uint32_t next = step_ + kC.consumers;
     view_.wait_queries(next);
     const Rows lse_log2 = load_lse(next);
     ptx::wgmma_wait<1>();
-    ptx::pin(other_);
-    differentiate<false>(p_, other_, nullptr, 0, params_.softmax.score);
-    ptx::pin(p_);
+    ptx::pin(dp);
+    differentiate<false>(p, dp, nullptr, 0, params_.softmax.score);
+    ptx::pin(p);
     flags_ = view_.flags(next);
-    issue_scores(next, lse_log2, other_);
+    issue_scores(next, lse_log2, dp);
     ptx::wgmma_wait<1>();
     ptx::pin(packed_);
     ptx::pin(dv_);
     view_.release_dout(step_);
-    tile::pack_fragments<kC.type, kC.rows>(p_, packed_);
+    tile::pack_fragments<kC.type, kC.rows>(p, packed_);
     ptx::pin(packed_);
-    store_score_gradients();
-    issue_dq(0, p_);
     issue_dk();
-    const std::int32_t sum = view_.info(step_).sum;
+    issue_dp(next, p);
+    ptx::wgmma_wait<2>();
+    ptx::pin(dp);
+    take_probabilities(next, dp);
     ptx::wgmma_wait<1>();
-    ptx::pin(other_);
-    ptx::pin(p_);
-    add_dq(0, sum, p_);
-    take_probabilities(next, other_);
-    issue_dq(1, p_);
-    ptx::wgmma_wait<0>();
     ptx::pin(packed_);
     ptx::pin(dk_);
-    ptx::pin(p_);
     view_.release_queries(step_);
-    add_dq(1, sum, p_);
-#pragma unroll
-    for (int i = 0; i < kScoreElements; ++i) p_[i] = other_[i];
-    ptx::pin(p_);
     step_ = next;
-    return (flags_ & kNoRows) != 0;
   }
 
   /// Gives the other warpgroup half of the columns of a sum and puts the whole sum of this one's in
@@ -266,8 +236,8 @@ class OwnRowsConsumer {
   int flags_ = 0;  ///< of the step whose scores are being made
   Sums dk_;
   Sums dv_;
-  Scores p_;
-  Scores other_;
+  Scores first_;  ///< P or dP, by turns with the other
+  Scores second_;
   PackedScores packed_;  ///< P^T, then dS^T, as A operand
 };
 

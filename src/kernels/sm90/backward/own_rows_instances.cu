@@ -18,7 +18,7 @@ struct OwnRowsInstance {
 template <DType kType>
 BackwardInstance own_rows_instance_of() {
   using Instance = OwnRowsInstance<kType>;
-  return {Instance::kConfig, launch_backward_kernel<Instance, false>, launch_dq_convert<Instance>};
+  return {Instance::kConfig, launch_backward_kernel<Instance, false>};
 }
 
 BackwardInstance own_rows_instance(DType type) {

@@ -6,6 +6,7 @@
 #include "kernels/sm90/backward/item_arrival.cuh"
 #include "kernels/sm90/backward/params.hpp"
 #include "kernels/sm90/backward/shared.cuh"
+#include "kernels/sm90/backward/step_mask.cuh"
 #include "kernels/sm90/global_memory.cuh"
 #include "kernels/tile/descriptor.cuh"
 #include "kernels/worklist/item_order.hpp"
@@ -108,10 +109,10 @@ class BackwardProducer {
     return shared_.items[num_items_ & 1];
   }
   __device__ __forceinline__ StepInfo& step_info() const {
-    return shared_.steps[RingPlace<kStepStages>(num_steps_).stage()];
+    return shared_.steps[RingPlace<kC.step_stages()>(num_steps_).stage()];
   }
   __device__ __forceinline__ void send_step() const {
-    ptx::mbarrier_arrive(shared_.step_full.at(RingPlace<kStepStages>(num_steps_)));
+    ptx::mbarrier_arrive(shared_.step_full.at(RingPlace<kC.step_stages()>(num_steps_)));
   }
 
   /// Finds where the item works. NOTE: what is found is left in shared memory before it is used:
@@ -176,33 +177,13 @@ class BackwardProducer {
         run_record(start_record(item));
       }
     } while (params_.items.is_group_first && ++at.index < at.groups_per_item);
-    if constexpr (kC.has_own_rows) end_steps();
-  }
-
-  /// Tells each warpgroup that the item has no further step for it: two steps without rows.
-  __device__ __forceinline__ void end_steps() {
-    for (int i = 0; i < kC.consumers; ++i) {
-      const RingPlace<kC.q_stages> place(num_steps_);
-      const RingPlace<kC.dout_stages> dout_place(num_steps_);
-      shared_.q_ring.wait_empty(place);
-      step_info().flags = kNoRows;
-      ptx::mbarrier_arrive(shared_.q_ring.full.at(place));
-      shared_.dout_ring.wait_empty(dout_place);
-      ptx::mbarrier_arrive(shared_.dout_ring.full.at(dout_place));
-      ++num_steps_;
-    }
   }
 
   /// Begins a record. Returns the end of its q tiles.
   __device__ __forceinline__ std::int32_t start_record(const ItemInfo& item) const {
     ProducerState& at = shared_.producer;
     const BandSlice band = load_band(params_.items.records + at.record);
-    at.mask = {.key_low = band.k0 - item.key_begin,
-               .key_high = band.k1 - item.key_begin,
-               .q_low = band.q0,
-               .q_high = band.q1,
-               .low = item.key_begin - band.d_max,
-               .high = item.key_begin - band.d_min + 1};
+    at.mask = mask_of(band, item.key_begin);
     const QueryRun run = query_run(band, item.key_begin, kC.tile_keys(), params_.query.token_shift);
     at.tile_begin = run.tile_begin;
     at.full_begin = run.full_begin;
@@ -242,24 +223,8 @@ class BackwardProducer {
     step.group = at.group;
     step.q_tile = tile;
     step.record = at.record;
-    if (is_masked) tell_mask(step, tile << params_.query.token_shift);
+    if (is_masked) tell_mask(step, at.mask, tile << params_.query.token_shift);
     send_step();
-  }
-
-  /// The value, exact wherever it can decide anything and small enough to be multiplied by packed
-  /// heads.
-  __device__ __forceinline__ static std::int32_t clamped(std::int32_t value) {
-    constexpr std::int32_t kFar = 1 << 20;
-    return min(max(value, -kFar), kFar);
-  }
-
-  __device__ __forceinline__ void tell_mask(StepInfo& step, std::int32_t token) const {
-    step.key_low = shared_.producer.mask.key_low;
-    step.key_high = shared_.producer.mask.key_high;
-    step.q_low = clamped(shared_.producer.mask.q_low - token);
-    step.q_high = clamped(shared_.producer.mask.q_high - token);
-    step.low = clamped(shared_.producer.mask.low - token);
-    step.high = clamped(shared_.producer.mask.high - token);
   }
 
   __device__ __forceinline__ ptx::BoxOrigin box_of(std::int32_t tile) const {

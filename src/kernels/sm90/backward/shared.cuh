@@ -112,11 +112,6 @@ struct ConverterState {
 /// | kExchange        | both warpgroups, with own rows    | sums may be, or were, stored         |
 enum BackwardBarrier : int { kDkvEpilogue = 2, kSplits = 4, kOwnDs = 6, kExchange = 8 };
 
-/// A step's info is overwritten kStepStages steps later: by then its Q buffer has been handed back
-/// and the dQ of the steps before has been added, so that neither consumers nor the semaphore
-/// waiter, who is ahead of them, read it any more.
-inline constexpr int kStepStages = 8;
-
 /// Steps whose dQ may be added and is not, at most.
 inline constexpr int kAddStages = 4;
 
@@ -146,14 +141,17 @@ struct BackwardStorage {
   alignas(kC.ctas() == 1 ? 16 : 1024) std::uint8_t peer_k[kC.ctas() == 1 ? 16 : kC.peer_k_bytes()];
   alignas(128) float lse_log2[kC.q_stages][kC.rows];
   alignas(128) float delta[kC.dout_stages][kC.rows];
-  StepInfo steps[kStepStages];
+  /// A step's info is overwritten step_stages() steps later: by then its Q buffer has been handed
+  /// back and the dQ of the steps before has been added, so that neither consumers nor the
+  /// semaphore waiter, who is ahead of them, read it any more.
+  StepInfo steps[kC.step_stages()];
   ProducerState producer;
   ArrivalState arrivals;
   ItemInfo items[2];
   AddInfo adds[kAddStages];
-  RingBarriers<kStepStages> step_full;  ///< for the semaphore waiter
-  Ring<kAddStages> add_ring;            ///< the step's dQ may be added / has been
-  RingBarriers<kAddStages> added;       ///< both halves of the step's dQ
+  RingBarriers<kC.step_stages()> step_full;  ///< for the semaphore waiter, or those who load
+  Ring<kAddStages> add_ring;                 ///< the step's dQ may be added / has been
+  RingBarriers<kAddStages> added;            ///< both halves of the step's dQ
   /// dS of both warpgroups is there, dQ before it done; where they share keys: dS is there.
   RingBarriers<kC.score_stages> score_gradients_full;
   Ring<kC.q_stages> q_ring;
@@ -171,10 +169,13 @@ struct BackwardStorage {
   std::int32_t tickets[kTicketStages];
   alignas(128) std::uint8_t
       quarters[kC.has_converter() ? kQuarterStages : 1][kC.has_converter() ? kQuarterBytes : 16];
+  /// Both threads that load have done with a step's info, where they are told of steps.
+  RingBarriers<kC.has_own_rows ? kC.step_stages() : 1> step_loaded;
 
   __device__ __forceinline__ void init_barriers() {
     constexpr int kConsumerWarps = 4 * kC.consumers * ptx::kArrivalsPerWarp;
     step_full.init(1);
+    if constexpr (kC.has_own_rows) step_loaded.init(2);
     add_ring.init(1);
     added.init(kConsumerWarps);
     convert_ring.init(ptx::kArrivalsPerWarp);

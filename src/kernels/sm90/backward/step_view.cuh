@@ -23,7 +23,7 @@ class StepView {
       : shared_(shared), params_(params) {}
 
   __device__ __forceinline__ const StepInfo& info(std::uint32_t step) const {
-    return shared_.steps[RingPlace<kStepStages>(step).stage()];
+    return shared_.steps[RingPlace<kC.step_stages()>(step).stage()];
   }
   __device__ __forceinline__ int flags(std::uint32_t step) const {
     return ptx::uniform(info(step).flags);

@@ -7,16 +7,75 @@
 
 namespace magi::sm90 {
 
+/// Gathers tiles of keys, unit by unit, into the ring of K and V.
+template <ForwardConfig kC>
+class TileGatherer {
+ public:
+  using Load = typename BlockStorage<kC>::Load;
+
+  __device__ __forceinline__ TileGatherer(BlockStorage<kC>& shared,
+                                          const BlockForwardParams& params)
+      : shared_(shared), params_(params) {}
+
+  /// Finds the units of a tile, the first of which is unit `first` of the load's run. Units that no
+  /// list names are loaded from behind the tensor, as zeros: what else stands there may be NaN.
+  __device__ __forceinline__ void find_keys(const Load& load, std::int32_t first,
+                                            std::int32_t kv_head, GatheredTile& tile) const {
+    tile.kv_head = kv_head;
+    const std::int32_t* entries = params_.entries + load.entries;
+    for (std::int32_t unit = 0; unit < params_.gather.units_per_tile; ++unit) {
+      const std::int32_t key = key_of_unit(params_.grid, params_.gather, load.run, first + unit,
+                                           [&](std::int32_t i) { return __ldg(entries + i); });
+      tile.keys[unit] = key < 0 ? params_.grid.rows_k : key;
+    }
+  }
+
+  /// The stage that is filled next.
+  __device__ __forceinline__ std::uint32_t stage() const { return tiles_.stage(); }
+
+  /// Loads the tile's rows of K or V to `offset` of the ring's memory, that of the present stage.
+  template <int kDim>
+  __device__ __forceinline__ void load_tile(const CUtensorMap& map, int offset,
+                                            const GatheredTile& from) {
+    auto& ring = shared_.forward.kv_ring;
+    ptx::Mbarrier& full = ring.full.at(tiles_);
+    ring.wait_empty(tiles_);
+    ptx::mbarrier_arrive_expect(full, kC.keys * kDim * 2);
+    std::uint8_t* rows = shared_.forward.kv + offset;
+    for (std::int32_t unit = 0; unit < params_.gather.units_per_tile; ++unit) {
+#pragma unroll
+      for (int panel = 0; panel < kDim / tile::kPanelElements; ++panel) {
+        ptx::load_box(rows + panel * kC.keys * tile::kPanelRowBytes, map,
+                      {panel * tile::kPanelElements, from.kv_head, from.keys[unit]}, full,
+                      ptx::cache_evict_last());
+      }
+      rows += params_.gather.unit * tile::kPanelRowBytes;
+    }
+    tiles_.advance();
+  }
+
+  /// Hands on a stage as it is.
+  __device__ __forceinline__ void skip_tile() {
+    shared_.forward.kv_ring.wait_empty(tiles_);
+    ptx::mbarrier_arrive(shared_.forward.kv_ring.full.at(tiles_));
+    tiles_.advance();
+  }
+
+ private:
+  BlockStorage<kC>& shared_;
+  const BlockForwardParams& params_;
+  RingPlace<kC.kv_stages> tiles_;
+};
+
 /// The one thread that loads, in the place of Loader and in the same order: an item's Q, and
-/// through one ring K of each tile, followed by V of the tile before it. A tile of keys is gathered
-/// in units.
+/// through one ring K of each tile, followed by V of the tile before it.
 template <ForwardConfig kC>
 class BlockLoader {
   static_assert(kC.stages_out());
 
  public:
   __device__ __forceinline__ BlockLoader(BlockStorage<kC>& shared, const BlockForwardParams& params)
-      : shared_(shared), params_(params) {}
+      : shared_(shared), params_(params), gatherer_(shared, params) {}
 
   __device__ __forceinline__ void run() {
     auto& ring = shared_.forward.message_ring;
@@ -32,7 +91,7 @@ class BlockLoader {
   }
 
  private:
-  using Load = typename BlockStorage<kC>::Load;
+  using Load = typename TileGatherer<kC>::Load;
 
   __device__ __forceinline__ void load_run(const RunMessage& message, const Load& load) {
     const std::int32_t num_tiles = load.run.num_tiles;
@@ -43,24 +102,13 @@ class BlockLoader {
       // In shared memory, because the producer has few registers; and before the wait for a stage,
       // so that the list's latency is hidden there.
       GatheredTile& tile = shared_.tiles[present_];
-      tile.kv_head = message.head_begin / params_.forward.heads_per_kv;
-      find_keys(load, i * params_.gather.units_per_tile, tile);
-      load_tile<kC.dim_qk>(params_.forward.k, kC.k_offset(tiles_.stage()), tile);
+      gatherer_.find_keys(load, i * params_.gather.units_per_tile,
+                          message.head_begin / params_.forward.heads_per_kv, tile);
+      gatherer_.template load_tile<kC.dim_qk>(params_.forward.k, kC.k_offset(gatherer_.stage()),
+                                              tile);
       load_values();
       present_ ^= 1;
       has_value_ = true;
-    }
-  }
-
-  /// Units that no list names are loaded from behind the tensor, as zeros: what else stands there
-  /// may be NaN.
-  __device__ __forceinline__ void find_keys(const Load& load, std::int32_t first,
-                                            GatheredTile& tile) const {
-    const std::int32_t* entries = params_.entries + load.entries;
-    for (std::int32_t unit = 0; unit < params_.gather.units_per_tile; ++unit) {
-      const std::int32_t key = key_of_unit(params_.grid, params_.gather, load.run, first + unit,
-                                           [&](std::int32_t i) { return __ldg(entries + i); });
-      tile.keys[unit] = key < 0 ? params_.grid.rows_k : key;
     }
   }
 
@@ -83,49 +131,22 @@ class BlockLoader {
   /// Fills a pair of stages with V of the last tile alone.
   __device__ __forceinline__ void flush_values() {
     if (!has_value_) return;
-    skip_tile();
+    gatherer_.skip_tile();
     load_values();
   }
 
   __device__ __forceinline__ void load_values() {
-    if (!has_value_) return skip_tile();
-    load_tile<kC.dim_v>(params_.forward.v, kC.v_offset(tiles_.stage()),
-                        shared_.tiles[present_ ^ 1]);
+    if (!has_value_) return gatherer_.skip_tile();
+    gatherer_.template load_tile<kC.dim_v>(params_.forward.v, kC.v_offset(gatherer_.stage()),
+                                           shared_.tiles[present_ ^ 1]);
     has_value_ = false;
-  }
-
-  /// Hands on a stage as it is.
-  __device__ __forceinline__ void skip_tile() {
-    shared_.forward.kv_ring.wait_empty(tiles_);
-    ptx::mbarrier_arrive(shared_.forward.kv_ring.full.at(tiles_));
-    tiles_.advance();
-  }
-
-  template <int kDim>
-  __device__ __forceinline__ void load_tile(const CUtensorMap& map, int offset,
-                                            const GatheredTile& from) {
-    auto& ring = shared_.forward.kv_ring;
-    ptx::Mbarrier& full = ring.full.at(tiles_);
-    ring.wait_empty(tiles_);
-    ptx::mbarrier_arrive_expect(full, kC.keys * kDim * 2);
-    std::uint8_t* rows = shared_.forward.kv + offset;
-    for (std::int32_t unit = 0; unit < params_.gather.units_per_tile; ++unit) {
-#pragma unroll
-      for (int panel = 0; panel < kDim / tile::kPanelElements; ++panel) {
-        ptx::load_box(rows + panel * kC.keys * tile::kPanelRowBytes, map,
-                      {panel * tile::kPanelElements, from.kv_head, from.keys[unit]}, full,
-                      ptx::cache_evict_last());
-      }
-      rows += params_.gather.unit * tile::kPanelRowBytes;
-    }
-    tiles_.advance();
   }
 
   BlockStorage<kC>& shared_;
   const BlockForwardParams& params_;
   RingPlace<kMessageStages> message_;
   RingPlace<kC.q_stages> queries_;
-  RingPlace<kC.kv_stages> tiles_;
+  TileGatherer<kC> gatherer_;
   std::int32_t present_ = 0;  ///< the tile whose K is loaded next
   bool has_value_ = false;    ///< V of the tile before is still to be loaded
 };

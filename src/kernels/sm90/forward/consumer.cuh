@@ -4,6 +4,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "kernels/sm90/forward/epilogue.cuh"
 #include "kernels/sm90/forward/params.hpp"
+#include "kernels/sm90/forward/run_mask.cuh"
 #include "kernels/sm90/forward/shared.cuh"
 #include "kernels/sm90/forward/softmax.cuh"
 #include "kernels/tile/gemm.cuh"
@@ -150,28 +151,12 @@ class Consumer {
     ptx::pin(out_);
   }
 
-  /// Masks the tile of keys [key, key + kKeys) by the present run's band.
-  template <int kKeys>
-  __device__ __forceinline__ void mask_scores(Scores<kKeys>& scores, int key) {
-    const RunMessage& run = message();
-    const tile::FragmentPlace place(ptx::thread_index() % 128);
-    int low[tile::kRowsPerThread];
-    int high[tile::kRowsPerThread];
-#pragma unroll
-    for (int row = 0; row < tile::kRowsPerThread; ++row) {
-      const int row_in_tile = 64 * warpgroup_ + place.row + 8 * row;
-      const int token = run.token_begin + (row_in_tile >> params_.packed_shift);
-      const bool is_inside = token >= run.q0 && token < run.q1;
-      low[row] = (is_inside ? max(run.k0, token + run.d_min) : 0) - place.column - key;
-      high[row] = (is_inside ? min(run.k1, token + run.d_max + 1) : 0) - place.column - key;
-    }
-    tile::mask_rows<kKeys>(scores, low, high);
-  }
-
   /// Scores become P, in float; `key` is the tile's first key.
   template <int kKeys>
   __device__ __forceinline__ void absorb(Scores<kKeys>& scores, int key, bool is_masked) {
-    if (is_masked) mask_scores<kKeys>(scores, key);
+    if (is_masked) {
+      mask_by_run<kKeys>(scores, message(), {64 * warpgroup_, key}, params_.packed_shift);
+    }
     is_moved_ = state_.template raise_base<kKeys>(scores, params_.score);
     state_.template exponentiate<kKeys>(scores, params_.score);
   }

@@ -7,6 +7,7 @@
 #include "kernels/sm90/forward/shared.cuh"
 #include "kernels/sm90/forward/softmax.cuh"
 #include "kernels/sm90/global_memory.cuh"
+#include "kernels/sm90/half_rows.cuh"
 #include "kernels/tile/stage.cuh"
 
 namespace magi::sm90 {
@@ -153,26 +154,12 @@ class Epilogue {
     }
   }
 
-  /// Writes 16-bit rows from registers. Of two neighbouring chunks of 8 columns, which four lanes
-  /// hold in pairs, even lanes take the first and odd ones the second: all store 8 bytes.
   __device__ __forceinline__ void write_half(const float (&out)[kC.dim_v / 2]) const {
-    const bool is_odd = place_.column % 4 != 0;
-    const int first_column = place_.column + (is_odd ? 6 : 0);
 #pragma unroll
     for (int row = 0; row < tile::kRowsPerThread; ++row) {
       const std::int64_t token = token_of(row);
-      const int num_columns = token < params_.rows_q ? params_.dim_v - first_column : 0;
-      auto* target = row_at<std::uint16_t>(params_.out_half, token, head_of(row)) + first_column;
-#pragma unroll
-      for (int c = 0; c < kC.dim_v / 8; c += 2) {
-        const int i = 4 * c + 2 * row;
-        const std::uint32_t first = ptx::pack_half2<kC.type>(out[i], out[i + 1]);
-        const std::uint32_t second = ptx::pack_half2<kC.type>(out[i + 4], out[i + 5]);
-        const std::uint32_t other = __shfl_xor_sync(0xffffffffu, is_odd ? first : second, 1);
-        if (8 * c >= num_columns) continue;
-        *reinterpret_cast<uint2*>(target + 8 * c) =
-            is_odd ? make_uint2(other, second) : make_uint2(first, other);
-      }
+      write_half_row<kC.type>(out, row, place_.column, token < params_.rows_q ? params_.dim_v : 0,
+                              row_at<std::uint16_t>(params_.out_half, token, head_of(row)));
     }
     __syncwarp();  // the weights have been read before finish_rows writes the next item's
   }

@@ -63,30 +63,30 @@ BlockListShape list_shape(const ForwardArgs& args, const BlockMask& mask,
   return shape;
 }
 
-void set_tensors(ForwardParams& params, const ForwardArgs& args, const BlockCall& call,
-                 const GatherShape& gather) {
-  const ForwardList& frame = call.frame;
+/// What a launch writes.
+void set_results(ForwardParams& params, const ForwardArgs& args) {
+  if (args.out.dtype == DType::Float32) {
+    params.out_float = strided_rows(args.out);
+  } else {
+    params.out =
+        make_tensor_map(args.out, {params.packed_heads, kRowsPerStore / params.packed_heads});
+    params.out_half = strided_rows(args.out);
+  }
+  params.lse = strided_rows(args.lse);
+  params.sink = sink_rows(args.sink, args.params.sink_layout);
+  params.is_merging = args.is_merging;
+}
+
+/// What it reads, and how queries fall into tiles.
+ForwardParams input_params(const ForwardArgs& args, const BlockWalk& walk,
+                           const GatherShape& gather) {
+  const ForwardList& frame = walk.frame;
+  ForwardParams params;
   params.q = make_tensor_map(args.q, {frame.packed_heads, frame.tile_tokens});
   // Without keys no tile is loaded; a descriptor needs some address all the same.
   const bool has_keys = args.k.shape[0] > 0;
   params.k = make_tensor_map(has_keys ? args.k : args.q, {1, gather.unit});
   params.v = make_tensor_map(has_keys ? args.v : args.q, {1, gather.unit});
-  if (args.out.dtype == DType::Float32) {
-    params.out_float = strided_rows(args.out);
-  } else {
-    params.out =
-        make_tensor_map(args.out, {frame.packed_heads, kRowsPerStore / frame.packed_heads});
-    params.out_half = strided_rows(args.out);
-  }
-  params.lse = strided_rows(args.lse);
-  params.sink = sink_rows(args.sink, args.params.sink_layout);
-}
-
-ForwardParams forward_params(const ForwardArgs& args, const BlockCall& call,
-                             const GatherShape& gather) {
-  const ForwardList& frame = call.frame;
-  ForwardParams params;
-  set_tensors(params, args, call, gather);
   params.tile_tokens = frame.tile_tokens;
   params.packed_heads = frame.packed_heads;
   params.packed_shift = std::countr_zero(static_cast<unsigned>(frame.packed_heads));
@@ -94,28 +94,6 @@ ForwardParams forward_params(const ForwardArgs& args, const BlockCall& call,
   params.rows_q = frame.problem.rows_q;
   params.dim_v = frame.problem.dim_v;
   params.score = score_scale(args.params, args.q.shape[2]);
-  params.is_merging = args.is_merging;
-  return params;
-}
-
-BlockForwardParams block_params(const ForwardArgs& args, const BlockCall& call, void* workspace) {
-  const BlockGrid& grid = call.shape.grid;
-  const ForwardList& frame = call.frame;
-  BlockForwardParams params;
-  params.grid = grid;
-  params.gather = gather_shape(grid.k_block, frame.shape.keys);
-  params.forward = forward_params(args, call, params.gather);
-  auto* header = part_at<BlockListHeader>(workspace, 0);
-  params.ticket = &header->ticket;
-  params.lists = part_at<const BlockList>(workspace, call.layout.lists);
-  params.order = part_at<const std::int32_t>(workspace, call.layout.order);
-  params.entries = part_at<const std::int32_t>(workspace, call.layout.entries);
-  params.tiles_per_block = (grid.q_block - 1) / frame.tile_tokens + 1;
-  params.groups_per_block = params.forward.heads_per_kv / frame.packed_heads;
-  const std::int64_t num_items =
-      std::int64_t{grid.heads_kv} * grid.num_q() * params.tiles_per_block * params.groups_per_block;
-  if (num_items > kMaxItems) throw invalid("number of work items", num_items, "up to 2^31 - 1025");
-  params.num_items = to_int(num_items);
   return params;
 }
 
@@ -131,14 +109,7 @@ BlockGrid block_grid(const ForwardArgs& args, const BlockMask& mask) {
           .is_causal = mask.is_causal};
 }
 
-std::string refusal_of_blocks(const ForwardArgs& args, const BlockMask& mask) {
-  const FeatureSet features = feature_set_of(args);
-  if (features == FeatureSet::General) return "a call has softcap or max_logits; allowed: neither";
-  if (find_block_forward_instance(args.q.dtype, to_int(args.q.shape[2]), to_int(args.v.shape[2]),
-                                  features, kWideTiles.rows) == nullptr) {
-    return "a head dim is " + std::to_string(std::max(args.q.shape[2], args.v.shape[2])) +
-           "; allowed: up to 128, in bfloat16 or float16";
-  }
+std::string refusal_of_walk(const ForwardArgs& args, const BlockMask& mask) {
   if (mask.k_block % kLeastUnit != 0) {
     return "k_block is " + std::to_string(mask.k_block) + "; allowed: multiples of 16";
   }
@@ -152,30 +123,75 @@ std::string refusal_of_blocks(const ForwardArgs& args, const BlockMask& mask) {
   return {};
 }
 
+const TileShape& walk_tiles(const ForwardArgs& args, const BlockMask& mask) {
+  return tiles_of(forward_problem(args), mask.q_block);
+}
+
+BlockWalk block_walk(const ForwardArgs& args, const BlockMask& mask, const TileShape& tiles,
+                     std::int32_t packed_heads) {
+  const ForwardProblem problem = forward_problem(args);
+  BlockWalk walk;
+  walk.frame = forward_list_frame(problem, tiles,
+                                  checked_packing(problem, tiles, mask.q_block, packed_heads));
+  walk.shape = list_shape(args, mask, walk.frame);
+  walk.layout = block_list_layout(walk.shape);
+  return walk;
+}
+
+BlockForwardParams walk_params(const ForwardArgs& args, const BlockWalk& walk, void* workspace) {
+  const BlockGrid& grid = walk.shape.grid;
+  const ForwardList& frame = walk.frame;
+  BlockForwardParams params;
+  params.grid = grid;
+  params.gather = gather_shape(grid.k_block, frame.shape.keys);
+  params.forward = input_params(args, walk, params.gather);
+  auto* header = part_at<BlockListHeader>(workspace, 0);
+  params.ticket = &header->ticket;
+  params.lists = part_at<const BlockList>(workspace, walk.layout.lists);
+  params.order = part_at<const std::int32_t>(workspace, walk.layout.order);
+  params.entries = part_at<const std::int32_t>(workspace, walk.layout.entries);
+  params.tiles_per_block = (grid.q_block - 1) / frame.tile_tokens + 1;
+  params.groups_per_block = params.forward.heads_per_kv / frame.packed_heads;
+  const std::int64_t num_items =
+      std::int64_t{grid.heads_kv} * grid.num_q() * params.tiles_per_block * params.groups_per_block;
+  if (num_items > kMaxItems) throw invalid("number of work items", num_items, "up to 2^31 - 1025");
+  params.num_items = to_int(num_items);
+  return params;
+}
+
+std::string refusal_of_blocks(const ForwardArgs& args, const BlockMask& mask) {
+  const FeatureSet features = feature_set_of(args);
+  if (features == FeatureSet::General) return "a call has softcap or max_logits; allowed: neither";
+  if (find_block_forward_instance(args.q.dtype, to_int(args.q.shape[2]), to_int(args.v.shape[2]),
+                                  features, kWideTiles.rows) == nullptr) {
+    return "a head dim is " + std::to_string(std::max(args.q.shape[2], args.v.shape[2])) +
+           "; allowed: up to 128, in bfloat16 or float16";
+  }
+  return refusal_of_walk(args, mask);
+}
+
 BlockCall block_call(const ForwardArgs& args, const BlockMask& mask, const ForwardTuning& tuning) {
   BlockCall call{.tuning = tuning};
-  const ForwardProblem problem = forward_problem(args);
-  const TileShape& tiles = tiles_of(problem, mask.q_block);
+  const TileShape& tiles = walk_tiles(args, mask);
   call.instance =
       find_block_forward_instance(args.q.dtype, to_int(args.q.shape[2]), to_int(args.v.shape[2]),
                                   feature_set_of(args), tiles.rows);
   MAGI_CHECK(call.instance != nullptr);
-  call.frame = forward_list_frame(
-      problem, tiles, checked_packing(problem, tiles, mask.q_block, tuning.packed_heads));
-  call.shape = list_shape(args, mask, call.frame);
-  call.layout = block_list_layout(call.shape);
+  call.walk = block_walk(args, mask, tiles, tuning.packed_heads);
   return call;
 }
 
 void enqueue_forward(const ForwardArgs& args, const BlockCall& call, const BlockListSource& source,
                      void* workspace, cudaStream_t stream) {
-  build_block_lists(call.shape, call.layout, source, workspace, stream);
+  const BlockWalk& walk = call.walk;
+  build_block_lists(walk.shape, walk.layout, source, workspace, stream);
   if (args.q.shape[0] == 0) return;
-  const BlockForwardParams params = block_params(args, call, workspace);
+  BlockForwardParams params = walk_params(args, walk, workspace);
+  set_results(params.forward, args);
   const std::int32_t num_ctas =
       count_free_sms(args.q.device, call.tuning.sm_margin) * call.instance->config.ctas_per_sm();
   call.instance->launch(params, std::min(num_ctas, params.num_items), stream);
-  spoil_unless_held(BlockListOutcome{part_at<const BlockListHeader>(workspace, 0), call.shape},
+  spoil_unless_held(BlockListOutcome{part_at<const BlockListHeader>(workspace, 0), walk.shape},
                     {spoiled_rows(args.out), spoiled_rows(args.lse)}, stream);
 }
 

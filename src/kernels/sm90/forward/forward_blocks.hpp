@@ -8,16 +8,36 @@
 
 namespace magi::sm90 {
 
+/// How a mask of blocks is walked, q tile by q tile: the lists of visible k blocks and how queries
+/// fall into tiles.
+struct BlockWalk {
+  ForwardList frame;  ///< without tiles and records
+  BlockListShape shape;
+  BlockListLayout layout;  ///< of the lists, which begin the workspace
+};
+
 /// A forward under a mask of blocks.
 struct BlockCall {
   const BlockForwardInstance* instance = nullptr;
   ForwardTuning tuning;
-  ForwardList frame;  ///< without tiles and records
-  BlockListShape shape;
-  BlockListLayout layout;
+  BlockWalk walk;
 };
 
 BlockGrid block_grid(const ForwardArgs& args, const BlockMask& mask);
+
+/// Why q tiles cannot walk a mask, empty where they can.
+std::string refusal_of_walk(const ForwardArgs& args, const BlockMask& mask);
+
+/// Tiles of 128 x 128 or, where blocks of queries are no multiples of such, of 64 x 64.
+const TileShape& walk_tiles(const ForwardArgs& args, const BlockMask& mask);
+
+/// The walk by such tiles, with so many packed heads, or 0: as few as let tiles divide blocks of
+/// queries. Only q, k and v of `args` are read.
+BlockWalk block_walk(const ForwardArgs& args, const BlockMask& mask, const TileShape& tiles,
+                     std::int32_t packed_heads);
+
+/// The arguments of a launch for it, without outputs; `workspace` holds the lists.
+BlockForwardParams walk_params(const ForwardArgs& args, const BlockWalk& walk, void* workspace);
 
 /// Why the kernels do not take a call, empty where they do.
 std::string refusal_of_blocks(const ForwardArgs& args, const BlockMask& mask);

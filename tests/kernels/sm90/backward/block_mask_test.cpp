@@ -15,14 +15,16 @@ using BlockMaskBackwardTest = GpuTest;
 
 /// What the backward reads besides the inputs, and what it writes.
 struct Gradients {
-  Gradients(const BlockCase& test, const BlockCaseData& data)
+  Gradients(const BlockCase& test, const BlockCaseData& data) : Gradients(test, data, test.type) {}
+  /// With gradients of another type.
+  Gradients(const BlockCase& test, const BlockCaseData& data, DType type)
       : out(test.type, test.rows_q, test.heads_q, test.dim_v, test.layout),
         lse(DType::Float32, test.rows_q, test.heads_q, 1),
         dout(test.type, test.rows_q, test.heads_q, test.dim_v, test.layout),
         dlse(DType::Float32, test.rows_q, test.heads_q, 1),
-        dq(test.type, test.rows_q, test.heads_q, test.dim_qk, test.layout),
-        dk(test.type, test.rows_k, test.heads_kv, test.dim_qk, test.layout),
-        dv(test.type, test.rows_k, test.heads_kv, test.dim_v, test.layout),
+        dq(type, test.rows_q, test.heads_q, test.dim_qk, test.layout),
+        dk(type, test.rows_k, test.heads_kv, test.dim_qk, test.layout),
+        dv(type, test.rows_k, test.heads_kv, test.dim_v, test.layout),
         dsink(DType::Float32, 1, std::max(test.num_sinks, 1), test.heads_q) {
     RandomStream random(test.seed + 2000);
     fill_random(dout, random, 1.0);
@@ -73,13 +75,13 @@ void fill_results(const BlockCase& test, const BlockCaseData& data, Gradients& g
 }
 
 /// Runs in a workspace full of poison.
-void run(const BlockMask& mask, Gradients& gradients) {
+void run(const BlockMask& mask, Gradients& gradients, bool is_deterministic = false) {
   const DeviceBuffer memory(
-      static_cast<std::size_t>(backward_workspace_bytes(gradients.args, mask)));
+      static_cast<std::size_t>(backward_workspace_bytes(gradients.args, mask, is_deterministic)));
   memory.fill(0xff, nullptr);
   attention_backward_cuda(gradients.args, mask,
                           {memory.data(), static_cast<std::int64_t>(memory.size_bytes())},
-                          {.is_deterministic = false}, nullptr);
+                          {.is_deterministic = is_deterministic}, nullptr);
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   gradients.download_sync();
 }
@@ -134,12 +136,12 @@ void check_head(const BlockCase& test, const BlockCaseData& data, const Gradient
                "dsink");
 }
 
-void check_case(const BlockCase& test) {
-  SCOPED_TRACE(::testing::Message() << test);
+void check_case(const BlockCase& test, bool is_deterministic = false) {
+  SCOPED_TRACE(::testing::Message() << test << (is_deterministic ? ", deterministic" : ""));
   const BlockCaseData data(test);
   Gradients gradients(test, data);
   fill_results(test, data, gradients);
-  run(mask_of(test, data), gradients);
+  run(mask_of(test, data), gradients, is_deterministic);
   for (const GuardedTensor* tensor : {&gradients.dq, &gradients.dk, &gradients.dv}) {
     ASSERT_TRUE(tensor->has_whole_guards());
   }
@@ -148,14 +150,21 @@ void check_case(const BlockCase& test) {
   }
   Gradients again(test, data);
   fill_results(test, data, again);
-  run(mask_of(test, data), again);
+  run(mask_of(test, data), again, is_deterministic);
   expect_same_bits(gradients.dk, again.dk);
   expect_same_bits(gradients.dv, again.dv);
+  if (is_deterministic) expect_same_bits(gradients.dq, again.dq);
 }
 
 TEST_F(BlockMaskBackwardTest, AgreesWithFloat64) {
   for (std::uint64_t seed = 1; seed <= 40 && !HasFailure(); ++seed) {
     check_case(random_block_case(seed));
+  }
+}
+
+TEST_F(BlockMaskBackwardTest, DeterministicOnesAgree) {
+  for (std::uint64_t seed = 101; seed <= 120 && !HasFailure(); ++seed) {
+    check_case(random_block_case(seed), true);
   }
 }
 
@@ -169,12 +178,51 @@ TEST_F(BlockMaskBackwardTest, AgreesAtTheUsualBlocks) {
       test.k_block = k_block;
       test.is_causal = is_causal;
       check_case(test);
+      check_case(test, true);
     }
   }
 }
 
-TEST_F(BlockMaskBackwardTest, TooLittleRoomGivesNan) {
-  const BlockCase test{.rows_q = 300, .rows_k = 700, .percent = 50};
+TEST_F(BlockMaskBackwardTest, LargeLogitsAgree) {
+  for (const int k_block : {64, 128}) {
+    BlockCase test{.rows_q = 200, .rows_k = 500, .heads_q = 4, .k_block = k_block, .percent = 60};
+    test.q_size = 20000.0;  // lse of all rows far beyond 2^14
+    check_case(test);
+    test.mask_heads = 1;
+    check_case(test);
+  }
+}
+
+TEST_F(BlockMaskBackwardTest, FloatGradientsAreAddedTo) {
+  const BlockCase test{.rows_q = 300, .rows_k = 500};
+  const BlockCaseData data(test);
+  Gradients fresh(test, data, DType::Float32);
+  Gradients added(test, data, DType::Float32);
+  for (GuardedTensor* tensor : {&added.dq, &added.dk, &added.dv}) {
+    RandomStream ones(1);
+    fill_random(*tensor, ones, 0.0);
+    for (std::int64_t row = 0; row < tensor->rows(); ++row) tensor->set(row, 0, 0, 1.0);
+    tensor->upload_sync();
+  }
+  added.args.is_accumulating = true;
+  for (Gradients* gradients : {&fresh, &added}) {
+    fill_results(test, data, *gradients);
+    run(mask_of(test, data), *gradients, true);
+  }
+  const auto expect_added = [](const GuardedTensor& sum, const GuardedTensor& part) {
+    for (std::int64_t row = 0; row < sum.rows(); ++row) {
+      EXPECT_FLOAT_EQ(static_cast<float>(sum.get(row, 0, 0)),
+                      1.0f + static_cast<float>(part.get(row, 0, 0)));
+      EXPECT_EQ(sum.get(row, 1, 5), part.get(row, 1, 5));
+    }
+  };
+  expect_added(added.dq, fresh.dq);
+  expect_added(added.dk, fresh.dk);
+  expect_added(added.dv, fresh.dv);
+}
+
+/// `test` has more blocks than there is room for.
+void check_room(const BlockCase& test) {
   const BlockCaseData data(test);
   BlockMask mask = mask_of(test, data);
   const DeviceBuffer word(2 * sizeof(std::int64_t));
@@ -201,10 +249,17 @@ TEST_F(BlockMaskBackwardTest, TooLittleRoomGivesNan) {
   }
 }
 
-TEST_F(BlockMaskBackwardTest, RefusesTheDeterministicMode) {
+TEST_F(BlockMaskBackwardTest, TooLittleRoomGivesNan) {
+  for (const int k_block : {64, 128}) {
+    check_room({.rows_q = 300, .rows_k = 700, .k_block = k_block, .percent = 50});
+  }
+}
+
+TEST_F(BlockMaskBackwardTest, RefusesTheDeterministicModeWithASoftcap) {
   const BlockCase test;
   const BlockCaseData data(test);
-  const Gradients gradients(test, data);
+  Gradients gradients(test, data);
+  gradients.args.params.softcap = 10.0;
   EXPECT_THROW(attention_backward_cuda(gradients.args, mask_of(test, data), {},
                                        {.is_deterministic = true}, nullptr),
                InvalidArgument);
