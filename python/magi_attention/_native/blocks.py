@@ -57,25 +57,33 @@ class BlockMask:
         self.address = ctypes.addressof(self._buffer)
 
 
-def block_backward(mask: BlockMask, q, k, v, sink, options: Options) -> Call:
-    """What runs the backward under this mask; options.is_fast_backward is True."""
-    runner = Runner(0, _BACKWARD, mask.address, mask, _BACKWARD_BYTES)
-    return Call(runner, q, k, v, sink, options)
-
-
 class BlockCall(Call):
-    """As Call, for masks of one shape; forward alone. max_logits are refused."""
+    """As Call, for masks of one shape. max_logits are refused."""
 
     def __init__(self, q, k, v, sink, shape: BlockShape, options: Options) -> None:
         super().__init__(Runner(0, 0, 0, None), q, k, v, sink, options)
         self.shape = shape
         self._forward_bytes: int | None = None
+        self._backward_bytes: int | None = None
 
     def is_taken(self) -> bool:
         """Whether the library's kernels for blocks take such calls."""
         taken = ctypes.c_int32()
         self._ask(_TAKES, ctypes.addressof(taken))
         return taken.value != 0
+
+    def fits(self, q, k, v) -> bool:
+        """Whether tensors of the call's shapes and types have its strides, too."""
+        return (q.stride(), k.stride(), v.stride()) == self._strides
+
+    def _find_backward_bytes(self) -> int:
+        if self._backward_bytes is None:
+            size = ctypes.c_size_t()
+            mask = BlockMask(self.shape, None)
+            ask = self._prepared.ranges_backward_bytes
+            check(ask(_BACKWARD_BYTES, mask.address, ctypes.addressof(size)))
+            self._backward_bytes = size.value
+        return self._backward_bytes
 
     def _ask(self, function: int, target: int) -> None:
         mask = BlockMask(self.shape, None)  # lives as long as its address is in use
@@ -109,3 +117,22 @@ class BlockCall(Call):
             )
         )  # fmt: skip
         return out, lse, word
+
+    def backward_under(self, dout, dlse, q, k, v, out, lse, sink, visible: torch.Tensor):
+        """As Call.backward, of tensors that forward_under was called with and under its mask."""
+        gradients = dq, dk, dv, dsink = self._gradients(q, k, v, sink)
+        memory = q.new_empty(self._find_backward_bytes(), dtype=torch.uint8)
+        mask = BlockMask(self.shape, visible)
+        check(
+            self._prepared.ranges_backward(
+                _BACKWARD, mask.address, memory_of("q", q), memory_of("k", k), memory_of("v", v),
+                0 if sink is None else memory_of("sink", sink),
+                memory_of("out", out), memory_of("lse", lse),
+                memory_of("the gradient of out", dout),
+                0 if dlse is None else memory_of("the gradient of lse", dlse),
+                dq.data_ptr(), dk.data_ptr(), dv.data_ptr(),
+                0 if dsink is None else dsink.data_ptr(),
+                memory.data_ptr(), memory.numel(), current_stream(self._device),
+            )
+        )  # fmt: skip
+        return gradients

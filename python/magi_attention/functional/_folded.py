@@ -26,11 +26,6 @@ def fold_keys(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(0, 1).reshape(-1, 1, x.shape[2])
 
 
-def unfold_keys(x: torch.Tensor, heads_kv: int) -> torch.Tensor:
-    """The reverse of fold_keys."""
-    return x.view(heads_kv, -1, x.shape[2]).transpose(0, 1).contiguous()
-
-
 def fold_sink(
     sink: torch.Tensor | None, sink_layout: str, rows: int, heads_kv: int
 ) -> tuple[torch.Tensor | None, str]:

@@ -101,38 +101,18 @@ def attend_to_block_lists(
     word = error_word_of_lists(indices, blocks.num_k)
     check_word(word, lists.name)
 
-    kept = LazyCopy(indices)
-
-    def ranges_of() -> FoldedRanges:
-        return folded_ranges(runs_of_lists(kept(), blocks.num_k), blocks, word)
-
     num_entries = indices.shape[0] * indices.shape[2]  # of a head
     if num_entries > 0 and indices.shape[2] <= _MOST_TIMES:
         shape = shape_of(blocks, k.shape[1])._replace(max_blocks=num_entries)
 
         def visible_of() -> torch.Tensor:
-            return counts_of_lists(kept(), blocks.num_k)
+            return counts_of_lists(indices.contiguous(), blocks.num_k)
 
-        found = attend_to_visible(attend, qkv, (sink, sink_layout), shape, visible_of, ranges_of)
+        found = attend_to_visible(attend, qkv, (sink, sink_layout), shape, visible_of)
         if found is not None:
             return found[0], SparseForwardMeta(found[1], None, word)
-    return attend_folded(attend, qkv, ranges_of(), k.shape[1], (sink, sink_layout))
-
-
-class LazyCopy:
-    """A tensor as it was at the first call, also later where gradients may need it: the caller may
-    write the next layer's mask into the same memory before the backward.
-    """
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self._is_copied = tensor, False
-
-    def __call__(self) -> torch.Tensor:
-        if not self._is_copied:
-            is_kept = torch.is_grad_enabled()
-            self._tensor = self._tensor.clone() if is_kept else self._tensor.contiguous()
-            self._is_copied = True
-        return self._tensor
+    ranges = folded_ranges(runs_of_lists(indices.contiguous(), blocks.num_k), blocks, word)
+    return attend_folded(attend, qkv, ranges, k.shape[1], (sink, sink_layout))
 
 
 def shape_of(blocks: Blocks, heads: int) -> BlockShape:
@@ -142,10 +122,10 @@ def shape_of(blocks: Blocks, heads: int) -> BlockShape:
 
 def attend_to_visible(
     attend: partial, qkv: tuple, sink: tuple, shape: BlockShape,
-    visible_of: Callable[[], torch.Tensor], ranges_of: Callable[[], FoldedRanges],
+    visible_of: Callable[[], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:  # fmt: skip
     """out, lse and the error word by the kernels for blocks, None where they do not take the call.
-    visible_of, ranges_of: the arguments of attend_by_blocks, made where they are needed.
+    visible_of: gives that of attend_by_blocks, where it is needed.
     """
     q, k, v = qkv
     given = attend.keywords
@@ -159,7 +139,7 @@ def attend_to_visible(
     call = find_block_call(q, k, v, tensor, shape, options)
     if call is None:
         return None
-    return attend_by_blocks(call, (q, k, v, tensor), visible_of(), ranges_of, options)
+    return attend_by_blocks(call, (q, k, v, tensor), visible_of(), options)
 
 
 def attend_folded(

@@ -11,14 +11,12 @@ from magi_attention._native.tensors import as_plain, is_intercepted
 from magi_attention.common._arguments import as_bool, check_int
 from magi_attention.common._block_ranges import (
     Blocks,
-    FoldedRanges,
     folded_ranges,
     runs_of_mask,
 )
 from magi_attention.functional._checks import check_qkv
 from magi_attention.functional._sparse import (
     BlockLists,
-    LazyCopy,
     SparseForwardMeta,
     attend_folded,
     attend_to_block_lists,
@@ -109,13 +107,12 @@ def _attend_by_blocks(
     if max_runs is not None:
         check_int("max_runs", max_runs, 1, _MAX_RUNS)
     shape = shape_of(blocks, mask.shape[0])._replace(max_runs=max_runs or 0)
-    kept = LazyCopy(mask)
 
-    def ranges_of() -> FoldedRanges:
-        runs, missing = runs_of_mask(kept(), _capacity(mask, max_runs))
-        return folded_ranges(runs, blocks, torch.stack((missing, torch.full_like(missing, -1))))
+    def visible_of() -> torch.Tensor:
+        # The caller may write the next layer's mask into the same memory before the backward.
+        return mask.clone() if torch.is_grad_enabled() else mask.contiguous()
 
-    found = attend_to_visible(attend, qkv, sink, shape, kept, ranges_of)
+    found = attend_to_visible(attend, qkv, sink, shape, visible_of)
     return None if found is None else (found[0], SparseForwardMeta(found[1], None, found[2]))
 
 
