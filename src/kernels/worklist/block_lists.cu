@@ -5,12 +5,15 @@
 #include "cuda/check.hpp"
 #include "kernels/worklist/block_lists.hpp"
 #include "kernels/worklist/device_build.cuh"
+#include "kernels/worklist/mask_chunks.cuh"
 
 namespace magi {
 namespace {
 
 constexpr int kListThreads = 256;
 constexpr int kMaxBlocks = 4096;
+constexpr int kBatch = 4;  // chunks of a row that a lane loads at a time
+constexpr int kPartBlocks = kWarpLanes * kChunkBytes;  // of a row: a chunk for each lane
 
 /// Arguments of the kernels of a build.
 struct BlockListBuild {
@@ -27,16 +30,18 @@ struct RowTally {
   std::int32_t num_entries = 0;
   std::int32_t num_runs = 0;
   bool is_bad = false;
+  bool is_by_bytes = false;  ///< its bytes must be read one by one
 };
 
 __device__ std::int32_t sum_over_warp(std::int32_t value) {
   return static_cast<std::int32_t>(__reduce_add_sync(kFullWarp, static_cast<unsigned>(value)));
 }
 
-/// `num_reached`: blocks that have entries; runs are counted over the whole row.
-__device__ RowTally tally_row(const std::uint8_t* row, std::int32_t num_k,
-                              std::int32_t num_reached) {
-  RowTally tally;
+/// A row's entries one by one: those above 1 count as often as they say. `num_reached`: blocks that
+/// have entries; runs are counted over the whole row.
+__device__ RowTally tally_bytes(const std::uint8_t* row, std::int32_t num_k,
+                                std::int32_t num_reached) {
+  RowTally tally{.is_by_bytes = true};
   unsigned carry = 0;  // whether the block before is visible
 #pragma unroll 8
   for (std::int32_t base = 0; base < num_k; base += kWarpLanes) {
@@ -50,6 +55,50 @@ __device__ RowTally tally_row(const std::uint8_t* row, std::int32_t num_k,
   }
   tally.num_entries = sum_over_warp(tally.num_entries);
   tally.is_bad = __any_sync(kFullWarp, tally.is_bad);
+  return tally;
+}
+
+/// Calls visit(first, seen) for each part of a row, by a warp: whether the lane's block first + i
+/// is seen tells bit i, for blocks of [0, num_blocks). Returns whether an entry is above 1.
+template <typename Visit>
+__device__ __forceinline__ bool for_each_part_of_row(const std::uint8_t* row,
+                                                     std::int32_t num_blocks, Visit visit) {
+  const MaskChunks chunks(row, num_blocks);
+  unsigned above = 0;
+  for (std::int32_t base = 0; base < chunks.num_chunks(); base += kBatch * kWarpLanes) {
+    uint4 loaded[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) loaded[i] = chunks.load(base + i * kWarpLanes + lane_index());
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const std::int32_t chunk = base + i * kWarpLanes;
+      if (chunk >= chunks.num_chunks()) break;
+      const std::int32_t first = (chunk + lane_index()) * kChunkBytes - chunks.num_skipped();
+      above |= bits_above_one(loaded[i]);
+      visit(first, nonzero_bits(loaded[i]) & low_bits(num_blocks - first) & ~low_bits(-first));
+    }
+  }
+  return __any_sync(kFullWarp, above != 0);
+}
+
+/// As tally_bytes, sixteen bytes at a time where all entries are 0 or 1.
+__device__ RowTally tally_row(const std::uint8_t* row, const BlockGrid& grid,
+                              std::int32_t num_reached, const MaskExtent& mask) {
+  const std::int32_t num_k = grid.num_k();
+  if (!MaskChunks(row, num_k).are_inside(mask)) return tally_bytes(row, num_k, num_reached);
+  RowTally tally;
+  unsigned carry = 0;  // of lane 0: whether the block before its own is visible
+  const bool has_more = for_each_part_of_row(row, num_k, [&](std::int32_t first, unsigned seen) {
+    tally.num_entries += __popc(seen & low_bits(num_reached - first));
+    const unsigned of_lane_before =
+        __shfl_sync(kFullWarp, seen >> (kChunkBytes - 1), lane_index() + kWarpLanes - 1);
+    const unsigned before = lane_index() == 0 ? carry : of_lane_before;
+    carry = of_lane_before;
+    tally.num_runs += __popc(seen & ~(seen << 1 | before));
+  });
+  if (has_more) return tally_bytes(row, num_k, num_reached);
+  tally.num_entries = sum_over_warp(tally.num_entries);
+  tally.num_runs = sum_over_warp(tally.num_runs);
   return tally;
 }
 
@@ -67,8 +116,8 @@ __device__ std::int32_t* write_times(std::int32_t block, std::int32_t times,
 }
 
 /// Writes blocks [0, num_reached) of a row, each as often as it is seen.
-__device__ void write_entries(const std::uint8_t* row, std::int32_t num_reached,
-                              std::int32_t* entries) {
+__device__ void write_bytes(const std::uint8_t* row, std::int32_t num_reached,
+                            std::int32_t* entries) {
 #pragma unroll 8
   for (std::int32_t base = 0; base < num_reached; base += kWarpLanes) {
     const std::int32_t block = base + lane_index();
@@ -81,6 +130,28 @@ __device__ void write_entries(const std::uint8_t* row, std::int32_t num_reached,
     if (times > 0) entries[__popc(seen & ((1u << lane_index()) - 1))] = block;
     entries += __popc(seen);
   }
+}
+
+/// The same where all entries are 0 or 1. A part's blocks meet in `list`, so that the warp writes
+/// neighbouring entries.
+__device__ void write_entries(const std::uint8_t* row, std::int32_t num_reached,
+                              std::uint16_t (&list)[kPartBlocks], std::int32_t* entries) {
+  for_each_part_of_row(row, num_reached, [&](std::int32_t first, unsigned seen) {
+    const std::int32_t up_to = scan_warp(__popc(seen), Sum{});
+    std::int32_t place = up_to - __popc(seen);
+    for (; seen != 0; seen &= seen - 1) {
+      const std::int32_t bit = __ffs(static_cast<int>(seen)) - 1;
+      list[place++] = static_cast<std::uint16_t>(lane_index() * kChunkBytes + bit);
+    }
+    __syncwarp();
+    const std::int32_t num_listed = __shfl_sync(kFullWarp, up_to, kWarpLanes - 1);
+    const std::int32_t first_of_part = first - lane_index() * kChunkBytes;
+    for (std::int32_t i = lane_index(); i < num_listed; i += kWarpLanes) {
+      entries[i] = first_of_part + list[i];
+    }
+    entries += num_listed;
+    __syncwarp();
+  });
 }
 
 /// What the warps of a CTA have found, and where the entries of all begin.
@@ -126,8 +197,11 @@ __global__ void __launch_bounds__(kListThreads)
   const BlockGrid& grid = build.shape.grid;
   const std::int32_t num_k = grid.num_k();
   const std::int32_t num_lists = grid.num_lists();
-  __shared__ CtaTally shared;
   constexpr std::int32_t kWarps = kListThreads / kWarpLanes;
+  __shared__ CtaTally shared;
+  __shared__ std::uint16_t blocks[kWarps][kPartBlocks];
+  const MaskExtent mask{build.source.visible,
+                        build.source.visible + std::int64_t{num_lists} * num_k};
   const auto stride = static_cast<std::int32_t>(gridDim.x) * kWarps;
   for (auto first = static_cast<std::int32_t>(blockIdx.x) * kWarps; first < num_lists;
        first += stride) {
@@ -135,10 +209,16 @@ __global__ void __launch_bounds__(kListThreads)
     const bool is_list = list < num_lists;
     const std::uint8_t* row = build.source.visible + std::int64_t{list} * num_k;
     const std::int32_t num_reached = is_list ? grid.num_reached(list % grid.num_q()) : 0;
-    const RowTally tally = is_list ? tally_row(row, num_k, num_reached) : RowTally{};
+    const RowTally tally = is_list ? tally_row(row, grid, num_reached, mask) : RowTally{};
     const BlockList place = take_place(build, tally, shared);
     if (is_list && lane_index() == 0) build.lists[list] = place;
-    if (place.count > 0) write_entries(row, num_reached, build.entries + place.begin);
+    if (place.count == 0) continue;
+    std::int32_t* entries = build.entries + place.begin;
+    if (tally.is_by_bytes) {
+      write_bytes(row, num_reached, entries);
+    } else {
+      write_entries(row, num_reached, blocks[warp_index()], entries);
+    }
   }
 }
 
