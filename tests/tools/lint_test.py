@@ -9,9 +9,8 @@ from load import tool
 
 lint = tool("lint")
 
-from house import cxx, python, text  # noqa: E402
+from house import budget, cxx, python, text  # noqa: E402
 from house.circles import circles, grouped  # noqa: E402
-from house.step import LINES_BEFORE, SUCCESSORS, step_lines  # noqa: E402
 
 
 def findings(check, name, given):
@@ -265,29 +264,52 @@ class Circles(unittest.TestCase):
         texts = {"src/a.cpp": function_of(30), "src/a.cu": function_of(20)}
         scripts = {"tools/a.py": python_function(40)}
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            rows = lint.figures(texts, scripts)
-        self.assertEqual(
-            [(row["name"], row["value"]) for row in rows],
-            [
-                ("house.import_circles", 0),
-                ("house.step_lines", 0),
-                ("house.longest_function", 40),
-            ],
-        )
+            rows = lint.figures(texts, scripts, texts | scripts)
+        counted = {row["name"]: row["value"] for row in rows}
+        self.assertEqual(counted["house.import_circles"], 0)
+        self.assertEqual(counted["house.longest_function"], 40)
+        self.assertEqual(counted["house.src_lines"], sum(t.count("\n") for t in texts.values()))
         self.assertIn("longest CUDA function: 20 lines, src/a.cu:2", said.getvalue())
 
-    def test_lines_of_a_step_are_those_of_its_files(self):
-        texts = {"src/comm/rows/host_memory.cpp": "a;\n" * LINES_BEFORE}
-        texts["src/comm/rows/ring.cpp"] = "a;\n"
-        self.assertEqual(step_lines(texts), 1)
-        texts["src/runtime/step_call.hpp"] = "a;\n" * (LINES_BEFORE // 2)
-        self.assertEqual(step_lines(texts), 1.5)
-        root = pathlib.Path(__file__).resolve().parents[2]
-        names = (path.relative_to(root).as_posix() for path in root.glob("src/**/*"))
-        counted = [name for name in names if SUCCESSORS.fullmatch(name)]
-        for name in ("comm/device_rows/device_rows.cu", "runtime/distributed_attention.cpp"):
-            self.assertIn(f"src/{name}", counted)
-        self.assertNotIn("src/runtime/rank_steps.cpp", counted)
+
+class Budget(unittest.TestCase):
+    def test_words_are_those_of_pages(self):
+        texts = {"README.md": "two words\n", "docs/a/b.md": "one\n", "src/README.md": "no page\n"}
+        self.assertEqual(budget.count_words(texts), 3)
+
+    def test_the_fullest_folder_holds_sources_of_the_library(self):
+        texts = dict.fromkeys([f"src/plan/{n}.cpp" for n in range(3)] + ["src/mask/a.hpp"], "")
+        texts |= dict.fromkeys([f"tests/plan/{n}.cpp" for n in range(9)], "")
+        texts["src/plan/README.md"] = ""
+        self.assertEqual(budget.largest_folder(texts), (3, "src/plan"))
+
+    def test_doc_comments_without_a_subject(self):
+        text = "/// Of all ranks.\nint a;\n/// Returns b.\n/// Of it.\nint b;\n// As said\n"
+        module = 'def f():\n    """What it is."""\n\n\ndef g():\n    """Returns g."""\n'
+        found = budget.subjectless({"src/a.hpp": text, "python/magi_attention/a.py": module})
+        self.assertEqual(
+            [place[:2] for place in found], [("src/a.hpp", 1), ("python/magi_attention/a.py", 1)]
+        )
+
+    def test_private_words(self):
+        texts = {"src/a.hpp": "// an attend of the rank attends to left-over keys\n"}
+        texts["docs/a.md"] = "its patience ends\n"
+        texts["tools/a.py"] = "patience\n"
+        found = [place[2] for place in budget.private_words(texts)]
+        self.assertEqual(found, ["an attend", "left-over", "patience"])
+
+    def test_virtual_functions_of_what_moves_rows(self):
+        text = "class PendingRows {\n  virtual ~PendingRows() = default;\n  virtual void f();\n};\n"
+        texts = {"src/comm/a.hpp": text, "src/comm/b.hpp": "class B {\n  virtual void g();\n};\n"}
+        self.assertEqual(budget.row_interface_virtuals(texts), 1)
+
+    def test_lines_of_the_executor(self):
+        texts = dict.fromkeys(["src/runtime/walk/a.cpp", "src/runtime/shard.cpp"], "a;\n")
+        self.assertEqual(budget.executor_lines(texts), 1)
+
+    def test_every_source_belongs_to_a_subsystem(self):
+        lines = budget.subsystem_lines({"src/plan/a.cpp": "a;\n", "tests/plan/a.cpp": "a;\nb;\n"})
+        self.assertEqual(lines["plans"], [1, 2])
 
 
 class Words(unittest.TestCase):
