@@ -183,7 +183,9 @@ def attention(
     plan = kwargs.pop(PLAN_KEYWORD, None)
     is_causal = kwargs.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if callable(plan):  # made of the rows that a causal layer gets; others are a vision tower's
+    # Made of the rows that a causal layer gets; others are a vision tower's. Compilers cannot ask
+    # whether a dict is callable.
+    if not isinstance(plan, Mapping) and callable(plan):
         heads = query.shape[1], key.shape[1], max(query.shape[3], value.shape[3])
         plan = plan(query.shape[2], heads) if is_causal else None
     if plan is None:
