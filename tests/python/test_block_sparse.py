@@ -8,11 +8,12 @@ import torch
 
 import dense
 from magi_attention._native.attention import Options
-from magi_attention._native.blocks import BlockCall, BlockShape
+from magi_attention._native.blocks import BlockCall, BlockMask, BlockShape
 from magi_attention.api import flex_flash_attn_func
-from magi_attention.functional import block_sparse_attn_func
+from magi_attention.functional import _sparse, block_sparse_attn_func
 from sparse_masks import Counts, below_diagonal, counts_of_blocks, counts_of_lists
 from test_flex import close, inputs
+from view_cases import LAYOUTS, permuted
 
 ROWS_Q, ROWS_K, HEADS = 70, 90, (4, 2)
 SIZES = {"q_block_size": 16, "k_block_size": 32}
@@ -56,6 +57,30 @@ def test_masks(sizes, heads, is_causal):
         )
 
     compare(call, counts)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_kernels_for_blocks_get_masks_without_gaps(monkeypatch, has_gradients, layout):
+    """They are told no strides, and stand in for themselves here: they need a GPU."""
+    seen = []
+
+    def attend(call, tensors, visible, options):
+        seen.append((visible, BlockMask(BlockShape(2, 16, 32, False), visible)))
+        return tensors[0], tensors[0][..., 0], None
+
+    monkeypatch.setattr(_sparse, "find_block_call", lambda *_: "a call")
+    monkeypatch.setattr(_sparse, "attend_by_blocks", attend)
+    mask, lists = layout(random_mask()), layout(torch.zeros(NUM_Q, 2, 4, dtype=torch.int32))
+    leaves = inputs(ROWS_Q, ROWS_K, HEADS)
+    with torch.set_grad_enabled(has_gradients):
+        block_sparse_attn_func(*leaves, mask, **SIZES)
+        block_sparse_attn_func(*leaves, block_lists=lists, **SIZES)
+    assert seen[0][0].is_contiguous() and torch.equal(seen[0][0], mask)
+    assert seen[1][0][..., 0].eq(4).all()
+    if layout is permuted:
+        with pytest.raises(ValueError, match=r"block_mask has strides .*; allowed: row-major"):
+            BlockMask(BlockShape(2, 16, 32, False), mask)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -13,7 +13,7 @@ import torch
 
 from magi_attention._native.attention import Call, Options, Runner, current_stream
 from magi_attention._native.library import address_of, check
-from magi_attention._native.tensors import memory_of
+from magi_attention._native.tensors import dense_memory_of, memory_of
 
 # struct_size, visible, heads, q_block, k_block, is_causal, max_blocks, max_runs, error_word
 _MASK = struct.Struct("@NPiiiiqqP")
@@ -50,7 +50,7 @@ class BlockMask:
     ) -> None:
         self._visible = visible
         self._buffer = ctypes.create_string_buffer(_MASK.size)
-        data = 0 if visible is None else visible.data_ptr()
+        data = 0 if visible is None else dense_memory_of("block_mask", visible)
         sizes = shape.heads, shape.q_block, shape.k_block, shape.is_causal
         room = shape.max_blocks, shape.max_runs
         _MASK.pack_into(self._buffer, 0, _MASK.size, data, *sizes, *room, error_word)

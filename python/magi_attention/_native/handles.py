@@ -29,6 +29,12 @@ def _address(values: array) -> int:
     return values.buffer_info()[0]
 
 
+def _memory(name: str, tensor: torch.Tensor) -> int:
+    from magi_attention._native.tensors import dense_memory_of
+
+    return dense_memory_of(name, tensor)
+
+
 def _int32_rows(data: bytes, width: int) -> list[tuple[int, ...]]:
     values = array("i", data)
     return [tuple(values[i : i + width]) for i in range(0, len(values), width)]
@@ -119,24 +125,26 @@ class MaskHandle(Handle):
         rule = structs.DocumentRule(
             is_causal=is_causal, window_left=left, window_right=right, has_rows_above=True
         )
-        sides = (x for side in (cu_seqlens_q, cu_seqlens_k) for x in (side.data_ptr(), len(side)))
+        named = ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)
+        sides = (x for name, side in named for x in (_memory(name, side), len(side)))
         return MaskHandle(made(lib.magi_mask_from_cu_seqlens, *sides, rule.address))
 
     @staticmethod
     def from_prefix_lm(cu_seqlens: torch.Tensor, prefix_lengths: torch.Tensor) -> MaskHandle:
         """From int32 [documents + 1] and [documents] in host memory."""
-        addresses = cu_seqlens.data_ptr(), len(cu_seqlens), prefix_lengths.data_ptr()
-        return MaskHandle(made(lib.magi_mask_prefix_lm, *addresses))
+        bounds = _memory("cu_seqlens", cu_seqlens), len(cu_seqlens)
+        prefixes = _memory("prefix_lengths", prefix_lengths)
+        return MaskHandle(made(lib.magi_mask_prefix_lm, *bounds, prefixes))
 
     @staticmethod
     def from_tree(nodes: torch.Tensor) -> MaskHandle:
         """From int32 [nodes, 2] in host memory: parent (-1: root) and rows."""
-        return MaskHandle(made(lib.magi_mask_prefix_tree, nodes.data_ptr(), len(nodes)))
+        return MaskHandle(made(lib.magi_mask_prefix_tree, _memory("nodes", nodes), len(nodes)))
 
     @staticmethod
     def from_bands(bands: torch.Tensor, rows_q: int, rows_k: int) -> MaskHandle:
         """The inverse of bands: int32 [slices, 6] in host memory."""
-        arguments = bands.data_ptr(), len(bands), rows_q, rows_k
+        arguments = _memory("bands", bands), len(bands), rows_q, rows_k
         return MaskHandle(made(lib.magi_mask_from_slices, *arguments))
 
     @staticmethod
@@ -149,8 +157,8 @@ class MaskHandle(Handle):
         """From the keys of each row: int64 [rows_q + 1] and int32 [intervals, 2] in host memory."""
         return MaskHandle(
             made(
-                lib.magi_mask_from_runs, offsets.data_ptr(), len(offsets) - 1,
-                intervals.data_ptr(), len(intervals), rows_k,
+                lib.magi_mask_from_runs, _memory("offsets", offsets), len(offsets) - 1,
+                _memory("intervals", intervals), len(intervals), rows_k,
             )
         )  # fmt: skip
 

@@ -57,6 +57,14 @@ def memory_of(name: str, tensor: torch.Tensor) -> int:
     return address
 
 
+def dense_memory_of(name: str, tensor: torch.Tensor) -> int:
+    """memory_of for readers that are told no strides; ValueError unless row-major without gaps."""
+    if not tensor.is_contiguous():
+        strides = list(tensor.stride())
+        raise ValueError(f"{name} has strides {strides}; allowed: row-major without gaps")
+    return memory_of(name, tensor)
+
+
 def _waited(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """A copy of what a collective fills, once it has; TypeError for other subclasses."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor

@@ -11,7 +11,7 @@ import torch
 from magi_attention._native import attention as native
 from magi_attention._native.backend import registration_of
 from magi_attention._native.handles import MaskHandle
-from magi_attention._native.tensors import memory_of
+from magi_attention._native.tensors import dense_memory_of
 from magi_attention.common._arguments import naming
 from magi_attention.common._lru import LruCache
 from magi_attention.functional._calls import CallCache, calls_of
@@ -41,7 +41,7 @@ def runner_under(handle: MaskHandle, backend: str | None = None) -> native.Runne
 
 
 def _content(name: str, tensor: torch.Tensor) -> bytes:
-    return ctypes.string_at(memory_of(name, tensor), tensor.numel() * tensor.element_size())
+    return ctypes.string_at(dense_memory_of(name, tensor), tensor.nbytes)
 
 
 def mask_of(

@@ -110,7 +110,9 @@ def _attend_by_blocks(
 
     def visible_of() -> torch.Tensor:
         # The caller may write the next layer's mask into the same memory before the backward.
-        return mask.clone() if torch.is_grad_enabled() else mask.contiguous()
+        if torch.is_grad_enabled():
+            return mask.clone(memory_format=torch.contiguous_format)
+        return mask.contiguous()
 
     found = attend_to_visible(attend, qkv, sink, shape, visible_of)
     return None if found is None else (found[0], SparseForwardMeta(found[1], None, found[2]))

@@ -397,7 +397,7 @@ def get_sdpa_mask_from_index_sparse_indices(
     _check_axes("index_sparse_indices", index_sparse_indices, 3)
     _check_heads(num_q_heads, num_kv_heads)
     num_blocks = -(-seqlen_k // sparse_k_block_size)
-    lists = index_sparse_indices.view(batch, seqlen_q, num_kv_heads, -1)
+    lists = index_sparse_indices.reshape(batch, seqlen_q, num_kv_heads, -1)
     first = torch.arange(batch, device=lists.device).view(-1, 1, 1, 1) * num_blocks
     mask = _listed(lists - first, num_blocks).permute(0, 2, 1, 3)
     mask = mask.repeat_interleave(sparse_k_block_size, dim=-1)[..., :seqlen_k]

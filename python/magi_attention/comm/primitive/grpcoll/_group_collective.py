@@ -202,6 +202,10 @@ def _given_or_new(
     wanted = (rows, *like.shape[1:])
     if tuple(given.shape) != wanted:
         raise ValueError(f"{name} has shape {list(given.shape)}; allowed: {list(wanted)}")
+    if any(step == 0 and size > 1 for size, step in zip(given.shape, given.stride())):
+        raise ValueError(
+            f"{name} has strides {list(given.stride())}; allowed: no 0, as rows differ"
+        )
     if given.device != like.device:
         raise ValueError(f"{name} is on {given.device}; allowed: {like.device}, as the input")
     if given.dtype != like.dtype and not is_sum:
