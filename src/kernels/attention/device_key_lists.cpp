@@ -91,20 +91,18 @@ struct BackwardPlaces {
       parts = arena.add<std::byte>(static_cast<std::int64_t>(sums->layout.size_bytes));
     }
     delta = arena.add<float>(args.q.shape[0] * args.q.shape[1]);
-    corrections = arena.add<float>(args.q.shape[0] * args.q.shape[1]);
     dk_sums = arena.add<float>(args.dk.num_elements());
     dv_sums = arena.add<float>(args.dv.num_elements());
     size_bytes = arena.size_bytes();
   }
   std::optional<sm90::OrderedKeySums> sums;
-  std::size_t parts = 0, delta = 0, corrections = 0, dk_sums = 0, dv_sums = 0, size_bytes = 0;
+  std::size_t parts = 0, delta = 0, dk_sums = 0, dv_sums = 0, size_bytes = 0;
 };
 
 void run_backward(const BackwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
                   const BackwardPlaces& places, void* workspace, cudaStream_t stream) {
   const sm90::ListedBackwardMemory memory{
       .delta = part_at<float>(workspace, places.delta),
-      .corrections = part_at<float>(workspace, places.corrections),
       .dk_sums = part_at<float>(workspace, places.dk_sums),
       .dv_sums = part_at<float>(workspace, places.dv_sums),
       .parts = part_at<std::byte>(workspace, places.parts)};

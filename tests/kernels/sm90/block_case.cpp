@@ -11,7 +11,7 @@ std::ostream& operator<<(std::ostream& stream, const BlockCase& test) {
                 << ", blocks " << test.q_block << " x " << test.k_block << ", heads of the mask "
                 << test.mask_heads << ", causal " << test.is_causal << ", " << test.percent
                 << " %, up to " << test.most_times << " times, packed " << test.packed_heads
-                << ", q of " << test.q_size << ", seed " << test.seed;
+                << ", seed " << test.seed;
 }
 
 BlockCase random_block_case(std::uint64_t seed) {
@@ -44,7 +44,7 @@ BlockCaseData::BlockCaseData(const BlockCase& test)
       k(test.type, test.rows_k, test.heads_kv, test.dim_qk, test.layout),
       v(test.type, test.rows_k, test.heads_kv, test.dim_v, test.layout) {
   RandomStream random(test.seed + 1000);
-  fill_random(q, random, test.q_size);
+  fill_random(q, random, 1.0);
   fill_random(k, random, 1.0);
   fill_random(v, random, 1.0);
   if (test.num_sinks > 0) {

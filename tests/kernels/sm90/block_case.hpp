@@ -33,7 +33,6 @@ struct BlockCase {
   std::int32_t percent = 30;    ///< of blocks that are visible
   std::int32_t most_times = 1;  ///< that a block counts
   std::int32_t packed_heads = 0;
-  double q_size = 1.0;  ///< of elements of q
   std::uint64_t seed = 1;
 
   std::int32_t num_q() const { return (rows_q + q_block - 1) / q_block; }

@@ -10,7 +10,6 @@
 #include "cuda/device.hpp"
 #include "cuda/tensor_map.hpp"
 #include "kernels/sm90/backward/destinations.hpp"
-#include "kernels/sm90/backward/large_rows.hpp"
 #include "kernels/sm90/backward/prepare.hpp"
 #include "kernels/sm90/conversions.hpp"
 
@@ -27,9 +26,9 @@ PackedRows packed_rows(const BackwardList& list) {
           .tiles_per_group = list.num_q_tiles() * tiles_per_q_tile(list)};
 }
 
-/// Words that the prepare kernel clears: those of the main kernel, then those for large rows.
+/// Counts the words of the main kernel that the prepare kernel clears.
 std::int64_t num_words(const BackwardList& list) {
-  return list.num_counters() + list.num_late_counters() + kLargeRowCounters;
+  return list.num_counters() + list.num_late_counters();
 }
 
 /// Of the kernel in front of the main one.
@@ -46,7 +45,6 @@ PrepareParams prepare_params(const BackwardArgs& args, const BackwardState& stat
   params.exponent_scale = score_scale(args.params, args.q.shape[2]).exponent_scale;
   params.lse_log2 = part_at<float>(workspace, layout.lse_log2);
   params.delta = part_at<float>(workspace, layout.delta);
-  params.tile_flags = part_at<std::uint8_t>(workspace, layout.tile_flags);
   if (state.dout_type == DType::Float32) {
     params.dout_copy = part_at<void>(workspace, layout.dout_copy);
   }
@@ -134,9 +132,12 @@ DqCompletion dq_completion(const BackwardArgs& args, const BackwardState& state)
   const std::int32_t num_pairs = device_info(args.q.device).num_sms / ctas;
   // Without items there is no main kernel, and nothing is in front but what makes ready.
   const bool has_order = state.list.is_ordered && state.num_ctas > 0;
+  // A kernel of another call may not begin early: it could write into this one's workspace.
+  const bool has_next =
+      !state.instance->config.makes_dq() || !state.list.is_converting || state.parts.num_left > 0;
   return {.tiles = has_order ? state.parts.tile_semaphores : nullptr,
           .num_adders = ctas,
-          .is_next_beside = state.num_ctas >= num_pairs * ctas};
+          .is_next_beside = has_next && state.num_ctas >= num_pairs * ctas};
 }
 
 DqOutput dq_output(const BackwardArgs& args, const BackwardState& state, float* sums) {
@@ -242,47 +243,6 @@ void guard_destinations(const BackwardState& state, KeyDestination* target,
        .offsets = {offsetof(KeyDestination, dk) + kData, offsetof(KeyDestination, dv) + kData}});
 }
 
-/// Adds the gradients through large rows, behind all others.
-void add_large_rows(const BackwardArgs& args, const BackwardState& state,
-                    const BackwardParams& params, void* workspace, cudaStream_t stream) {
-  const BackwardLayout layout = backward_layout(state);
-  const BackwardList& list = state.list;
-  LargeRowParams large{.packed = packed_rows(list),
-                       .heads_kv = list.problem.heads_kv,
-                       .dim_qk = list.problem.dim_qk,
-                       .dim_v = list.problem.dim_v,
-                       .q = strided_rows(args.q),
-                       .k = strided_rows(args.k),
-                       .v = strided_rows(args.v),
-                       .dout = strided_rows(half_dout(args, state, workspace)),
-                       .lse = strided_rows(args.lse),
-                       .dlse = args.dlse.empty() ? StridedRows{} : strided_rows(args.dlse),
-                       .tile_flags = part_at<std::uint8_t>(workspace, layout.tile_flags),
-                       .lse_log2 = part_at<float>(workspace, layout.lse_log2),
-                       .delta = part_at<float>(workspace, layout.delta),
-                       .score = params.softmax.score,
-                       .tiles = params.items.tiles,
-                       .records = params.items.records,
-                       .num_records = state.parts.num_records,
-                       .num_tiles = params.items.num_tiles,
-                       .outcome = state.parts.outcome,
-                       .tiles_per_list = state.parts.tiles_per_list,
-                       .records_per_list = state.parts.records_per_list,
-                       .is_adding_queries = args.is_accumulating,
-                       .dq = strided_rows(args.dq),
-                       .key_gradients = params.key_gradients};
-  if (!args.sink.empty()) {
-    const SinkRows dsink = sink_rows(args.dsink, args.params.sink_layout);
-    large.sink = sink_rows(args.sink, args.params.sink_layout);
-    large.dsink = static_cast<float*>(args.dsink.data);
-    large.dsink_row_stride = dsink.row_stride;
-    large.dsink_sink_stride = dsink.sink_stride;
-  }
-  large.counters =
-      part_at<unsigned>(workspace, layout.semaphores) + (num_words(list) - kLargeRowCounters);
-  enqueue_large_rows(large, args.q.dtype, std::max(state.num_ctas, 1), stream);
-}
-
 /// Enqueues the kernel in front of the main one, and what brings keys where they come. That kernel
 /// runs beside what brings keys whose arrival flags tell of, or beside the making of the list.
 void prepare(PrepareParams params, const BackwardState& state, DType type, const KeyArrivals* keys,
@@ -334,7 +294,6 @@ void keep_on_device_sync(BackwardState& state) {
        std::as_bytes(std::span(list.arrivals)), std::as_bytes(std::span(list.tile_semaphores))});
   state.parts = {.tiles = static_cast<const KeyTile*>(state.lists[0].data()),
                  .records = static_cast<const KeyRecord*>(state.lists[1].data()),
-                 .num_records = std::ssize(list.records),
                  .semaphore_runs = static_cast<const SemaphoreRun*>(state.lists[2].data()),
                  .tile_components = static_cast<const std::int32_t*>(state.lists[3].data()),
                  .tile_semaphores = static_cast<const TileSemaphores*>(state.lists[6].data()),
@@ -396,7 +355,6 @@ BackwardLayout backward_layout(const BackwardState& state) {
   layout.semaphores = arena.add<std::uint32_t>(num_words(list));
   layout.lse_log2 = arena.add<float>(list.num_sums() * list.shape.rows);
   layout.delta = arena.add<float>(list.num_sums() * list.shape.rows);
-  layout.tile_flags = arena.add<std::uint8_t>(packed_rows(list).num_tiles());
   layout.dq_sums = arena.add<float>(config.makes_dq() ? list.sum_floats(config.dim_qk) : 0);
   layout.split_sums = arena.add<float>(list.slot_floats(config.dim_qk, config.dim_v));
   layout.dout_copy =
@@ -475,18 +433,10 @@ BackwardParams enqueue_main(const BackwardArgs& args, const BackwardState& state
   return params;
 }
 
-void enqueue_end(const BackwardArgs& args, const BackwardState& state, const BackwardParams& params,
-                 void* workspace, cudaStream_t stream) {
-  if (params.query.rows_q == 0) return;
-  const BackwardInstance* instance = instance_for(args, state);
-  if (instance->config.makes_dq()) instance->convert_dq(params, stream);
-  add_large_rows(args, state, params, workspace, stream);
-}
-
 void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void* workspace,
                       const BackwardArrivals* arrivals, cudaStream_t stream) {
   const BackwardParams params = enqueue_main(args, state, workspace, arrivals, stream);
-  enqueue_end(args, state, params, workspace, stream);
+  if (params.query.rows_q > 0) instance_for(args, state)->convert_dq(params, stream);
 }
 
 }  // namespace magi::sm90

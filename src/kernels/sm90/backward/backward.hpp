@@ -19,7 +19,6 @@ namespace magi::sm90 {
 struct BackwardListOnDevice {
   const KeyTile* tiles = nullptr;
   const KeyRecord* records = nullptr;
-  std::int64_t num_records = 0;
   const SemaphoreRun* semaphore_runs = nullptr;
   const std::int32_t* tile_components = nullptr;
   const TileSemaphores* tile_semaphores = nullptr;  ///< null: the device makes the list
@@ -54,7 +53,6 @@ struct BackwardLayout {
   std::size_t semaphores = 0;
   std::size_t lse_log2 = 0;
   std::size_t delta = 0;
-  std::size_t tile_flags = 0;
   std::size_t dq_sums = 0;
   std::size_t split_sums = 0;
   std::size_t dout_copy = 0;
@@ -81,12 +79,10 @@ struct PreparedRows {
 };
 PreparedRows prepared_rows(const BackwardArgs& args, const BackwardState& state, void* workspace);
 
-/// The two parts of a run. Where the main kernel makes no dq (BackwardConfig::makes_dq), what does
-/// comes between them.
+/// Enqueues a run but for dq: what makes it comes next, also where the main kernel makes no sums
+/// of it (BackwardConfig::makes_dq).
 BackwardParams enqueue_main(const BackwardArgs& args, const BackwardState& state, void* workspace,
                             const BackwardArrivals* arrivals, cudaStream_t stream);
-void enqueue_end(const BackwardArgs& args, const BackwardState& state, const BackwardParams& params,
-                 void* workspace, cudaStream_t stream);
 
 /// A call whose slices are in device memory.
 struct DeviceBackwardCall {

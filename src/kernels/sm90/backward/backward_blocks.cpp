@@ -158,10 +158,9 @@ void enqueue_apart(const BackwardArgs& args, const BlockBackwardCall& call,
     state.parts.records_per_list = to_int(shape.max_records);
   }
   auto* run = part_at<std::byte>(workspace, call.run);
-  const BackwardParams params = enqueue_main(args, state, run, nullptr, stream);
+  enqueue_main(args, state, run, nullptr, stream);
   if (args.q.shape[0] == 0) return;
   enqueue_block_dq(args, *call.dq, prepared_rows(args, state, run), dq_lists, stream);
-  enqueue_end(args, state, params, run, stream);
   const BlockListOutcome outcome{part_at<const BlockListHeader>(dq_lists, 0), call.dq->walk.shape};
   spoil_unless_held(outcome, {spoiled_rows(args.dq)}, stream);
 }

@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "kernels/sm90/backward/prepare.hpp"
 
 namespace magi::sm90 {
-
-/// Whether a row is left to the kernel for large rows; `least`: large_lse of the tensors' type.
-__device__ __forceinline__ bool is_large(float lse, float least) {
-  const float size = fabsf(lse) * kLog2E;
-  return size >= least && size < INFINITY;
-}
 
 /// The index of a row and head among the packed rows.
 __device__ __forceinline__ std::int64_t place_of(const PackedRows& packed, int token, int head) {

@@ -104,7 +104,7 @@ struct BackwardItems {
   const std::int32_t* order = nullptr;
   /// Where each kv head has a list of its own, behind the one before, as under masks of blocks: k
   /// tiles of a list, and records for which it has room. 0: there is one list. Kernels with rows of
-  /// their own read both, and that for large rows.
+  /// their own read both.
   std::int32_t tiles_per_list = 0;
   std::int32_t records_per_list = 0;
 };

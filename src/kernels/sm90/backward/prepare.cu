@@ -12,9 +12,9 @@
 // lse_log2 = -lse * log2(e) / exponent_scale and delta = dlse - sum(dout * out), both negated, in
 // the packed order of tiles: a CTA takes as many rows as a tile has, side by side in memory (the
 // heads of a token, then the next token), kLanes threads per row, 8 elements of dim per thread. It
-// also clears a tile's sums, all CTAs together the semaphores, and says whether its rows are large.
-// The first one stores destinations. Beside the making of a list, whose components are not known
-// yet, CTAs behind all others wait for it and clear the sums.
+// also clears a tile's sums, and all CTAs together the semaphores. The first one stores
+// destinations. Beside the making of a list, whose components are not known yet, CTAs behind all
+// others wait for it and clear the sums.
 namespace magi::sm90 {
 namespace {
 
@@ -147,9 +147,8 @@ __device__ __forceinline__ void round_dout(const PrepareParams& params, const Ro
   *reinterpret_cast<uint4*>(target) = {packed[0], packed[1], packed[2], packed[3]};
 }
 
-/// Returns whether the row is large.
 template <DType kType, int kLanes, bool kMayBeFloat>
-__device__ __forceinline__ bool finish_row(const PrepareParams& params, const Row<kMayBeFloat>& row,
+__device__ __forceinline__ void finish_row(const PrepareParams& params, const Row<kMayBeFloat>& row,
                                            int d) {
   float out[kElements];
   float dout[kElements];
@@ -163,16 +162,13 @@ __device__ __forceinline__ bool finish_row(const PrepareParams& params, const Ro
   for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
     sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
   }
-  if (d != 0) return false;
+  if (d != 0) return;
   const std::int64_t at = place_of(params.packed, row.token, row.head);
-  constexpr float kLeast = large_lse(kType);
-  const bool is_left_over = is_large(row.lse, kLeast);
   // -inf: the row has no keys. +inf: a sink has taken all of its weight.
-  const bool is_infinite = fabsf(row.lse) * kLog2E == INFINITY;
-  const bool has_weights = !is_infinite && !is_left_over;
-  params.lse_log2[at] = -(has_weights ? row.lse * kLog2E : kNoKeys) / params.exponent_scale;
-  params.delta[at] = is_infinite ? 0.0f : row.dlse - sum;
-  return is_left_over;
+  const float size = fabsf(row.lse) * kLog2E;
+  const float lse_log2 = size >= kLargestLse ? kNoKeys : row.lse * kLog2E;
+  params.lse_log2[at] = -lse_log2 / params.exponent_scale;
+  params.delta[at] = size == INFINITY ? 0.0f : row.dlse - sum;
 }
 
 /// By `num_threads` threads, of which this is `thread`.
@@ -246,13 +242,10 @@ __global__ void __launch_bounds__(kThreads)
                          __ldg(params.num_components + in_group / params.tiles_per_q_tile) > 1)) {
     clear_sums(params, tile, static_cast<int>(threadIdx.x), kThreads);
   }
-  bool has_large = false;
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
-    has_large |= finish_row<kType, kLanes>(params, rows[pass], d);
+    finish_row<kType, kLanes>(params, rows[pass], d);
   }
-  const int any_large = __syncthreads_or(static_cast<int>(has_large));
-  if (threadIdx.x == 0) params.tile_flags[tile] = static_cast<std::uint8_t>(any_large != 0);
   // Launched beside a push of rows: what comes next is to be behind that one too. Beside the making
   // of a list late CTAs see to that, and the others make room.
   if (!has_late_ctas) ptx::await_kernels_before();

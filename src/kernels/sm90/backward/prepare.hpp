@@ -22,14 +22,11 @@ inline constexpr int kTileRows = 64;
 /// 0.
 inline constexpr float kNoKeys = 1e30f;
 
-/// Rows whose lse in base 2 is at least so large are left to large_rows.cu; the other kernels see
-/// rows without keys in their place. Below it the rounding of an lse, and of scores, whose sums
-/// tensor cores truncate, changes weights by about as much as that to 16 bits does: float16 has
-/// three bits more than bfloat16.
-constexpr float large_lse(DType type) { return type == DType::Float16 ? 2048.0f : 16384.0f; }
-
-/// Of any type.
-inline constexpr float kLargestLse = large_lse(DType::BFloat16);
+/// The bound of an lse in base 2 from which a row gets no gradient, as if it had no keys. The
+/// rounding of an lse, and of scores, whose sums tensor cores truncate, changes exponents by up to
+/// 2^-20 of their size: below the bound a weight is never above 2, and beyond it powers of 2 would
+/// overflow.
+inline constexpr float kLargestLse = 0x1p20f;
 
 /// How packed rows map to tokens and heads.
 struct PackedRows {
@@ -63,12 +60,10 @@ struct PrepareParams {
   StridedRows dlse;  ///< without data where there is none
   float exponent_scale = 1.0f;
   /// [tiles, kTileRows], negated: -lse * log2(e) / exponent_scale, with kNoKeys for rows without
-  /// keys, for large rows and where the lse is infinite.
+  /// keys and where the lse reaches kLargestLse.
   float* lse_log2 = nullptr;
   /// [tiles, kTileRows], negated: dlse - sum of dout * out; 0 with an infinite lse.
   float* delta = nullptr;
-  /// [tiles]: 1 where one of a CTA's rows, side by side in memory, is large, else 0.
-  std::uint8_t* tile_flags = nullptr;
   void* dout_copy = nullptr;  ///< null, or 16-bit [rows_q, heads_q, dim_v]: dout rounded
   float* sums = nullptr;      ///< [tiles, sums_per_tile], cleared
   std::int32_t sums_per_tile = 0;

@@ -13,7 +13,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSinks = 8;
 
 /// A sink's share in a row, both in base 2 and that of the row negated; none in rows that see no
-/// key, whose lse is infinite, or that are left to large_rows.cu.
+/// key, or whose lse reaches kLargestLse.
 __device__ __forceinline__ float sink_weight(float sink, float lse) {
   return lse < -2.0f * kLargestLse ? 0.0f : ptx::exp2_approx(sink + lse);
 }

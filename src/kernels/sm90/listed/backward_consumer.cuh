@@ -46,14 +46,13 @@ class ListedBackwardConsumer {
 
  private:
   static constexpr int kThreads = 128 * kC.consumers;
-  static constexpr float kLargeLse = large_lse(kC.type);
   static constexpr int kScoreStages = ListedBackwardStorage<kC>::kScoreStages;
   static constexpr std::uint32_t kAllKeys = (1u << kC.keys_per_warp()) - 1;
   using Scores = float[kC.keys / 2];
   using KeyRows = float[kC.dim / 2];
 
-  /// lse in base 2 and delta of the thread's rows. Rows that are no head, or whose lse is infinite
-  /// or large (large_rows.cu), get weights of 0.
+  /// lse in base 2 and delta of the thread's rows. Rows that are no head, or whose lse reaches
+  /// kLargestLse, get weights of 0.
   __device__ __forceinline__ void load_rows(const HeadRows& rows) {
     const std::int64_t heads_q = std::int64_t{params_.shape.heads_kv} * params_.shape.heads_per_kv;
 #pragma unroll
@@ -62,7 +61,7 @@ class ListedBackwardConsumer {
       delta_[row] = 0.0f;
       if (!rows.is_head(row)) continue;
       const float lse = *row_at<float>(params_.lse, rows.token(), rows.head_of(row)) * kLog2E;
-      if (fabsf(lse) >= kLargeLse) continue;
+      if (fabsf(lse) >= kLargestLse) continue;
       lse_[row] = lse;
       delta_[row] = params_.delta[rows.token() * heads_q + rows.head_of(row)];
     }

@@ -6,9 +6,7 @@
 #include "base/check.hpp"
 #include "cuda/arena.hpp"
 #include "cuda/check.hpp"
-#include "kernels/sm90/backward/prepare.hpp"
 #include "kernels/sm90/conversions.hpp"
-#include "kernels/sm90/listed/large_rows.hpp"
 #include "kernels/sm90/listed/launch.hpp"
 #include "kernels/sm90/listed/listed_arguments.hpp"
 #include "kernels/sm90/listed/prepare.hpp"
@@ -23,10 +21,8 @@ ListedRowParams row_params(const BackwardArgs& args, const ListedBackwardMemory&
           .out = strided_rows(args.out),
           .dout = strided_rows(args.dout),
           .lse = strided_rows(args.lse),
-          .large_lse = large_lse(args.q.dtype),
           .dlse = args.dlse.empty() ? StridedRows{} : strided_rows(args.dlse),
-          .delta = memory.delta,
-          .corrections = memory.corrections};
+          .delta = memory.delta};
 }
 
 ListedBackwardParams listed_params(const BackwardArgs& args, const KeyLists& lists,
@@ -136,10 +132,6 @@ void enqueue_listed_backward(const BackwardArgs& args, const KeyLists& lists,
   } else {
     launch_in_order(args, lists, num_sms, memory, *sums, stream);
   }
-  ListedLargeRowParams large{.call = params, .rows = rows, .sink = {}};
-  if (!args.sink.empty()) large.sink = sink_rows(args.sink, args.params.sink_layout);
-  large.is_ordered = sums != nullptr;
-  enqueue_listed_large_rows(large, args.q.dtype, num_sms, stream);
   enqueue_sinks(args, rows, stream);
 }
 

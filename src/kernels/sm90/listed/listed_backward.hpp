@@ -14,11 +14,10 @@ namespace magi::sm90 {
 
 /// Parts of the memory of a call.
 struct ListedBackwardMemory {
-  float* delta = nullptr;        ///< [rows_q, heads_q], like corrections
-  float* corrections = nullptr;  ///< of the lse of large rows
-  float* dk_sums = nullptr;      ///< [rows_k, heads_kv, dim_qk]
-  float* dv_sums = nullptr;      ///< [rows_k, heads_kv, dim_v]
-  void* parts = nullptr;         ///< as key_parts_of says, where sums have an order
+  float* delta = nullptr;    ///< [rows_q, heads_q]
+  float* dk_sums = nullptr;  ///< [rows_k, heads_kv, dim_qk]
+  float* dv_sums = nullptr;  ///< [rows_k, heads_kv, dim_v]
+  void* parts = nullptr;     ///< as key_parts_of says, where sums have an order
 };
 
 /// A call whose sums of dk and dv have an order: runs of queries, one after the other.

@@ -2,8 +2,8 @@
 #include <cub/block/block_reduce.cuh>
 
 #include "cuda/check.hpp"
-#include "kernels/sm90/backward/packed_rows.cuh"
-#include "kernels/sm90/exact_rows.cuh"
+#include "cuda/ptx/math.cuh"
+#include "kernels/sm90/backward/prepare.hpp"
 #include "kernels/sm90/global_memory.cuh"
 #include "kernels/sm90/listed/prepare.hpp"
 
@@ -50,12 +50,8 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const ListedRowParams p
 __device__ __forceinline__ float sink_gradient(const ListedRowParams& params, float sink,
                                                std::int64_t token, std::int64_t head) {
   const float lse = *row_at<float>(params.lse, token, head);
-  if (fabsf(lse) * kLog2E == INFINITY) return 0.0f;
+  if (fabsf(lse) * kLog2E >= kLargestLse) return 0.0f;
   const std::int64_t row = token * params.heads_q + head;
-  if (is_large(lse, params.large_lse)) {
-    const double log_sum = in_base_2(lse) + double{params.corrections[row]};
-    return -weight_of(in_base_2(sink) - log_sum) * params.delta[row];
-  }
   return -ptx::exp2_approx((sink - lse) * kLog2E) * params.delta[row];
 }
 

@@ -17,13 +17,9 @@ struct ListedRowParams {
   StridedRows out;         ///< of 16-bit type, like dout
   StridedRows dout;
   StridedRows lse;
-  float large_lse = 0.0f;  ///< of their type (backward/prepare.hpp)
-  StridedRows dlse;        ///< without data where there is none
-  /// [rows_q, heads_q]: sum of dout * out, less dlse; 0 where lse is infinite. Of large rows, which
-  /// the main kernel leaves out, the kernel for them makes it anew.
+  StridedRows dlse;  ///< without data where there is none
+  /// [rows_q, heads_q]: sum of dout * out, less dlse; 0 where lse is infinite.
   float* delta = nullptr;
-  /// [rows_q, heads_q]: of large rows what is to be added to their lse in base 2.
-  float* corrections = nullptr;
 };
 
 /// Enqueues the delta of every row.

@@ -184,15 +184,6 @@ TEST_P(BackwardArrivalTest, Softcap) {
   check_all(test);
 }
 
-/// Rows with large logits are worked at behind all others, when the keys have come.
-TEST_P(BackwardArrivalTest, LargeRows) {
-  BackwardCase test = base();
-  test.has_float_gradients = true;
-  test.query_factor = 4096.0;
-  test.factor_every = 3;
-  check_all(test);
-}
-
 /// Without determinism lists of windows are ordered too, unless keys come.
 TEST_P(BackwardArrivalTest, Windows) {
   BackwardCase test = base();
@@ -316,8 +307,6 @@ TEST_P(BackwardArrivalTest, PartsHavePlacesOfTheirOwn) {
     BackwardCase test = base();
     test.tuning.heads_per_item = heads_per_item;
     test.has_float_gradients = true;
-    // Once through rows with large logits alone.
-    if (heads_per_item == 0 && test.type == DType::BFloat16) test.query_factor = 0x1p30;
     ArrivalCall call(test, coming);
     const Stream sending;
     RandomStream random(1);

@@ -24,31 +24,6 @@ void assign(GuardedTensor& tensor, const std::vector<double>& values) {
   tensor.upload_sync();
 }
 
-void multiply_rows(GuardedTensor& tensor, double factor, std::int32_t every) {
-  if (factor == 1.0) return;
-  for (std::int64_t row = 0; row < tensor.rows(); row += every) {
-    for (std::int64_t head = 0; head < tensor.heads(); ++head) {
-      for (std::int64_t d = 0; d < tensor.dim(); ++d) {
-        tensor.set(row, head, d, factor * tensor.get(row, head, d));
-      }
-    }
-  }
-  tensor.upload_sync();
-}
-
-/// Makes the rows of each run of `count` the first one's.
-void repeat_rows(GuardedTensor& tensor, std::int32_t count) {
-  if (count == 1) return;
-  for (std::int64_t row = 0; row < tensor.rows(); ++row) {
-    for (std::int64_t head = 0; head < tensor.heads(); ++head) {
-      for (std::int64_t d = 0; d < tensor.dim(); ++d) {
-        tensor.set(row, head, d, tensor.get(row / count * count, head, d));
-      }
-    }
-  }
-  tensor.upload_sync();
-}
-
 std::unique_ptr<GuardedTensor> sink_tensor(const BackwardCase& test) {
   if (test.num_sinks == 0) return nullptr;
   const bool is_shared = test.params.sink_layout == SinkLayout::SinkHead;
@@ -162,8 +137,6 @@ std::ostream& operator<<(std::ostream& stream, const BackwardCase& test) {
          << static_cast<int>(test.tuning.head_walk) << " section " << test.tuning.section_heads
          << " layout " << static_cast<int>(test.layout) << " sinks " << test.num_sinks
          << " softcap " << test.params.softcap << (test.has_float_out ? " float out" : "")
-         << " q times " << test.query_factor << " every " << test.factor_every << " sinks times "
-         << test.sink_factor << " equal keys " << test.num_equal_keys
          << (test.has_float_gradients ? " float gradients" : "")
          << (test.is_accumulating ? " accumulating" : "")
          << (test.is_writing_keys ? " writing keys" : "") << (test.has_dlse ? " dlse" : "")
@@ -187,9 +160,7 @@ BackwardInputs::BackwardInputs(const BackwardCase& test)
   RandomStream random(test.seed);
   for (GuardedTensor* tensor : {&q, &k, &v, &dout}) fill_random(*tensor, random, test.magnitude);
   fill_random(dlse, random, 1.0);
-  if (sink) fill_random(*sink, random, 2.0 * test.sink_factor);
-  multiply_rows(q, test.query_factor, test.factor_every);
-  repeat_rows(k, test.num_equal_keys);
+  if (sink) fill_random(*sink, random, 2.0);
   dense = {.rows_q = test.mask.rows_q,
            .rows_k = test.mask.rows_k,
            .heads_q = test.heads_q,
@@ -282,22 +253,6 @@ void expect_same_but_dq(const BackwardOutputs& first, const BackwardOutputs& sec
   expect_same_bits(first.dk, second.dk);
   expect_same_bits(first.dv, second.dv);
   if (first.dsink) expect_same_bits(*first.dsink, *second.dsink);
-}
-
-void take_forward_sync(const BackwardCase& test, BackwardInputs& inputs) {
-  ForwardArgs args;
-  args.q = inputs.q.view();
-  args.k = inputs.k.view();
-  args.v = inputs.v.view();
-  args.slices = test.mask.slices;
-  if (inputs.sink) args.sink = sink_view(*inputs.sink, test.params.sink_layout);
-  args.out = inputs.out.view();
-  args.lse = inputs.lse.view(2);
-  args.params = test.params;
-  attention_forward_cuda(args, ForwardWork(args, {}), nullptr);
-  cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  inputs.out.download_sync();
-  inputs.lse.download_sync();
 }
 
 void run_backward_sync(const BackwardCase& test, const BackwardInputs& inputs,

@@ -30,11 +30,7 @@ struct BackwardCase {
   std::int32_t num_sinks = 0;
   AttentionParams params;
   BackwardTuning tuning;
-  double magnitude = 1.0;         ///< standard deviation of q, k, v and dout, roughly
-  double query_factor = 1.0;      ///< a power of two: q of some tokens is that much larger
-  std::int32_t factor_every = 1;  ///< of every token, every second, ...
-  double sink_factor = 1.0;
-  std::int32_t num_equal_keys = 1;  ///< runs of so many keys are equal
+  double magnitude = 1.0;  ///< standard deviation of q, k, v and dout, roughly
   std::uint64_t seed = 1;
 
   DType out_type() const { return has_float_out ? DType::Float32 : type; }
@@ -86,9 +82,6 @@ class GuardedWorkspace {
   std::int64_t size_bytes_;
   DeviceBuffer buffer_;
 };
-
-/// Puts out and lse of the forward on the GPU in place of those of float64.
-void take_forward_sync(const BackwardCase& test, BackwardInputs& inputs);
 
 /// One call with a list and a poisoned workspace of its own, into outputs that are then on the
 /// host.

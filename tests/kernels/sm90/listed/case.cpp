@@ -122,8 +122,8 @@ std::ostream& operator<<(std::ostream& stream, const ListedCase& test) {
                 << test.block_keys << " keys, layout " << static_cast<int>(test.layout)
                 << ", float out " << test.has_float_out << ", max_logits " << test.has_max_logits
                 << ", sinks " << test.num_sinks << (test.repeats_sinks ? " of one row" : "")
-                << ", softcap " << test.params.softcap << ", fast " << test.is_fast << ", q times "
-                << test.query_factor << ", seed " << test.seed;
+                << ", softcap " << test.params.softcap << ", fast " << test.is_fast << ", seed "
+                << test.seed;
 }
 
 ListedIndices::ListedIndices(const ListedCase& test)

@@ -34,7 +34,6 @@ struct ListedCase {
   bool is_fast = true;  ///< of the backward: sums of dk and dv have no order
   AttentionParams params;
   double magnitude = 1.0;       ///< standard deviation of the inputs, roughly
-  double query_factor = 1.0;    ///< a power of two: q of every second token is that much larger
   bool has_full_lists = false;  ///< no list is empty or ends early, every entry is a block
   std::uint64_t seed = 1;
 };

@@ -26,16 +26,8 @@ ListedTensors::ListedTensors(const ListedCase& test)
       sink(listed_sink(test)) {
   RandomStream random(test.seed);
   for (auto* tensor : {&q, &k, &v}) fill_random(*tensor, random, test.magnitude);
-  if (sink) fill_random(*sink, random, 2.0 * test.query_factor);
+  if (sink) fill_random(*sink, random, 2.0);
   if (test.repeats_sinks) repeat_first_row(*sink);
-  for (std::int64_t row = 0; row < q.rows(); row += 2) {
-    for (std::int64_t head = 0; head < q.heads(); ++head) {
-      for (std::int64_t d = 0; d < q.dim(); ++d) {
-        q.set(row, head, d, test.query_factor * q.get(row, head, d));
-      }
-    }
-  }
-  q.upload_sync();
 }
 
 void ListedTensors::spoil_unseen_keys(const ListedIndices& lists) {
