@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/api is what the docstrings give, and has every public name of the original."""
+"""The API pages are made of docstrings, and have every public name of the original."""
 
 import re
 import subprocess
@@ -11,10 +11,10 @@ LINES = (Path(__file__).parent / "data" / "api_names.tsv").read_text(encoding="u
 ALIASES = {"roll_func": "roll_p2p", "roll_simple_func": "roll_simple_p2p"}
 
 
-def documented() -> set[str]:
+def documented(folder: Path) -> set[str]:
     """Names with an entry: "name", "Class.member"; members of code blocks count too."""
     found = set()
-    for page in (ROOT / "docs" / "api").glob("*.md"):
+    for page in folder.glob("*.md"):
         owner = ""
         for line in page.read_text(encoding="utf-8").splitlines():
             if match := re.match(r"### `(\w+)`", line):
@@ -26,16 +26,13 @@ def documented() -> set[str]:
     return found
 
 
-def test_pages_are_what_the_docstrings_give():
+def test_every_name_of_the_original_is_documented(tmp_path):
     run = subprocess.run(
-        [sys.executable, ROOT / "tools" / "api_docs", "--check"],
+        [sys.executable, ROOT / "tools" / "api_docs", tmp_path],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
-
-
-def test_every_name_of_the_original_is_documented():
-    found, missing = documented(), []
+    found, missing = documented(tmp_path), []
     for line in LINES:
         if line.startswith("#"):
             continue
