@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training with Trainer, accelerate, peft and plain loops by MagiCollator."""
 
+import itertools
+
 import pytest
 
 pytest.importorskip("transformers", minversion="5")
@@ -111,6 +113,94 @@ def test_samples(ranks):
     cases.padded(None)
 
 
+IDS = torch.arange(1, 8)
+PACKED = {"input_ids": IDS, "position_ids": [0, 1, 2, 0, 1, 2, 3]}
+
+
+class TestDocuments:
+    """Samples that say where documents end in them, and what is to be learned."""
+
+    @pytest.fixture
+    def collator(self):
+        return MagiCollator(use(models.model("llama", "sdpa")))
+
+    def equal(self, found, wanted):
+        assert found.keys() == wanted.keys() and found["magi_plan"] is wanted["magi_plan"]
+        for name in ("input_ids", "labels", "position_ids", "shift_labels"):
+            assert torch.equal(found[name], wanted[name]), name
+
+    @pytest.mark.parametrize(
+        "name, value",
+        [
+            ("position_ids", PACKED["position_ids"]),
+            ("attention_mask", [1, 1, 1, 2, 2, 2, 2]),
+            ("attention_mask", torch.tensor([5.0, 5, 5, 2, 2, 2, 2])),
+            ("seq_lengths", [3, 4]),
+            ("seq_lens", torch.tensor([3, 4, -1])),
+            ("cu_seqlens", torch.tensor([[0, 3, 7, -1, -1]])),
+            ("cu_seq_lens_q", [0, 3, 7]),
+            ("seq_idx", torch.tensor([[0, 0, 0, 1, 1, 1, 1]])),
+        ],
+        ids=itertools.count(),
+    )
+    def test_forms(self, collator, name, value):
+        wanted = collator([{"input_ids": IDS[:3]}, {"input_ids": IDS[3:]}])
+        sample = {"input_ids": IDS, name: value}
+        self.equal(collator([sample]), wanted)
+        self.equal(collator([{**PACKED, **sample, "max_length_q": 4, "text": "a"}]), wanted)
+        batch = {key: torch.as_tensor(of).reshape(1, -1) for key, of in sample.items()}
+        self.equal(collator(unpad(batch)), wanted)
+
+    def test_padding(self, collator):
+        wanted = collator([{"input_ids": IDS[:2]}, {"input_ids": IDS[3:6]}])
+        for given in (
+            {"attention_mask": [1, 1, 0, 2, 2, 2, 0]},
+            {"attention_mask": [1, 1, 0, 2, 2, 2, 0], "position_ids": [0, 1, 7, 0, 1, 2, 9]},
+            {"cu_seqlens": [0, 2, 5], "cu_seqlens_padded": [0, 3, 7]},
+            {"seq_lens": [2, 3], "seq_lens_padded": [3, 4]},
+        ):
+            self.equal(collator([{"input_ids": IDS, **given}]), wanted)
+
+    @pytest.mark.parametrize("name", ["completion_mask", "assistant_masks"])
+    def test_what_is_learned(self, collator, name):
+        learned = [0, 0, 1, 1, 1, 0, 1]
+        labels = IDS.masked_fill(torch.tensor(learned) == 0, -100)
+        wanted = collator([{"input_ids": IDS, "labels": labels}])
+        self.equal(collator([{"input_ids": IDS, name: learned}]), wanted)
+        labels[3] = -100  # both count
+        given = {"input_ids": IDS, name: learned, "labels": labels}
+        self.equal(collator([given]), collator([{"input_ids": IDS, "labels": labels}]))
+
+    def test_positions_that_run_on(self, collator):
+        found = collator([{"input_ids": IDS, "seq_lengths": [3, 4], "position_ids": range(9, 16)}])
+        assert found["position_ids"].tolist() == [list(range(9, 16))]
+
+    @pytest.mark.parametrize(
+        "given, pattern",
+        [
+            ({"attention_mask": [1, 1, 1, 2, 2, 1, 1]}, "attention_mask has a document in two"),
+            ({"attention_mask": [0.0, 0, 0, 0, 0, 0, -9]}, "attention_mask holds -9"),
+            ({"attention_mask": [1, 1, 1, 0.5, 1, 1, 1]}, "attention_mask holds 0.5"),
+            ({"position_ids": [0, 1, 2, 5, 6, 7, 8]}, "leave out numbers before row 3"),
+            ({**PACKED, "seq_lengths": [4, 3]}, "position_ids and seq_lengths differ .* row 3"),
+            ({"seq_lengths": [4, 3], "seq_idx": [0, 0, 0, 1, 1, 1, 1]}, "differ .* row 3"),
+            ({"seq_lengths": [4, 4]}, "seq_lengths has documents of 8 rows; allowed: 7"),
+            ({"cu_seqlens": [0, 4]}, "cu_seqlens has documents of 4 rows; allowed: 7"),
+            ({"completion_mask": [0, 0, 0, 2, 1, 1, 1]}, "completion_mask holds 2; allowed: 0"),
+            ({"completion_mask": [0, 1]}, r"completion_mask has shape \[2\]"),
+            ({"position_ids": torch.zeros(3, 1, 7)}, r"position_ids has shape \[3, 1, 7\]"),
+            ({"pixel_values": torch.zeros(1)}, "the sample has pixel_values, which the collator"),
+            ({"images": [{"bytes": b"1"}]}, "the sample has images"),
+            ({"inputs_embeds": None, "loss_mask": [1] * 7}, "the sample has loss_mask"),
+            ({"sample_weight": 0.5}, "the sample has sample_weight"),
+        ],
+        ids=itertools.count(),
+    )
+    def test_refusals(self, collator, given, pattern):
+        with pytest.raises(ValueError, match=pattern):
+            collator([{"input_ids": IDS, **given}])
+
+
 class TestRefusals:
     def test_samples(self):
         collator = MagiCollator(use(models.model("llama", "sdpa")), max_rows=5)
@@ -137,8 +227,12 @@ class TestRefusals:
 
         class Arguments:
             world_size, average_tokens_across_devices, label_smoothing_factor = 2, False, 0.1
-            parallelism_config = None
+            parallelism_config, remove_unused_columns = None, True
 
+        with pytest.raises(ValueError, match="remove_unused_columns is True; allowed: False"):
+            MagiCallback().on_train_begin(Arguments, None, None, None)
+        MagiCallback().on_init_end(Arguments, None, None)
+        assert Arguments.remove_unused_columns is False
         with pytest.raises(ValueError, match="average_tokens_across_devices is False"):
             MagiCallback().on_train_begin(Arguments, None, None, None)
         Arguments.average_tokens_across_devices = True

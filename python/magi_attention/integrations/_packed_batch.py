@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from magi_attention.integrations._documents import lengths_of
 from magi_attention.integrations._prefix_tree import IGNORED_LABEL
 from magi_attention.plan import BoundPlan
 
@@ -82,20 +83,8 @@ def document_lengths(batch: Mapping[str, Any], rows: int) -> list[int]:
     ValueError where they do not add up to rows, or none is there.
     """
     for name in ("cu_seqlens_padded", "cu_seqlens", "seq_lens_padded", "seq_lens"):
-        given = batch.get(name)
-        if given is None:
-            continue
-        values = torch.as_tensor(given).reshape(-1)
-        values = values[values >= 0]
-        lengths = values.diff() if name.startswith("cu_") else values
-        if name.startswith("cu_") and (len(values) == 0 or values[0] != 0 or (lengths < 0).any()):
-            raise ValueError(f"{name} is {values.tolist()}; allowed: bounds that grow from 0")
-        if int(lengths.sum()) != rows:
-            raise ValueError(
-                f"{name} has documents of {int(lengths.sum())} rows; allowed: {rows}, those of "
-                "input_ids"
-            )
-        return lengths.tolist()
+        if batch.get(name) is not None:
+            return lengths_of(name, batch[name], rows)
     raise ValueError("the batch has no cu_seqlens; allowed: bounds of documents, or seq_lens")
 
 

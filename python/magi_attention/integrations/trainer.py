@@ -11,7 +11,8 @@ packed one after the other into one sequence, which the group then shares.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,12 @@ from transformers import TrainerCallback
 from magi_attention.comm.group import size_of
 from magi_attention.common._arguments import check_int
 from magi_attention.config import DistAttnConfig
+from magi_attention.integrations._documents import (
+    DESCRIBING,
+    IMPLIED,
+    document_numbers,
+    find_documents,
+)
 from magi_attention.integrations._model_checks import first_position, model_behind
 from magi_attention.integrations._model_plans import plans_of_documents
 from magi_attention.integrations._packed_batch import required
@@ -33,15 +40,21 @@ from magi_attention.integrations.transformers import (
 )
 
 _IGNORED_LABEL = -100
-_ROWS = ("input_ids", "labels")
+_ROWS = ("input_ids", "labels", "attention_mask", "position_ids")
+# What tells where a sample's tokens are learned, as TRL and chat templates do.
+_LEARNED = ("completion_mask", "assistant_masks")
+_USED = (*_ROWS, *_LEARNED, *DESCRIBING)
+# What tokenizers say of a sample besides.
+_WITHOUT_EFFECT = ("special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length")
 # Sizes of accelerate's ParallelismConfig whose ranks share sequences.
 _OTHER_SHARDS = ("cp_size", "sp_size")
 
 
-def unpad(batch: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+def unpad(batch: Mapping[str, Any]) -> list[dict[str, torch.Tensor]]:
     """The samples of a padded batch: input_ids [batch, rows], of which attention_mask of the same
-    shape shows the real ones, on either side of the padding; labels likewise. Without a mask every
-    row is real. ValueError for masks of other shapes, and for rows that are hidden in between.
+    shape shows the real ones, on either side of the padding, and what else a sample of MagiCollator
+    has, an entry for each sequence. Without a mask every row is real. ValueError for masks of other
+    shapes, and for rows that are hidden in between.
     """
     ids, mask = required(batch, "input_ids", "the batch"), batch.get("attention_mask")
     if ids.dim() != 2 or (mask is not None and mask.shape != ids.shape):
@@ -50,46 +63,86 @@ def unpad(batch: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
             f"{'input_ids' if ids.dim() != 2 else 'attention_mask'} has shape {shape}; allowed: "
             "[batch, rows], as input_ids"
         )
-    return [
-        _real_rows({n: batch[n][i] for n in (*_ROWS, "attention_mask") if batch.get(n) is not None})
-        for i in range(ids.shape[0])
-    ]
+    _refuse_unused(batch, ())
+    names = (name for name in _USED if batch.get(name) is not None and name not in IMPLIED)
+    given = {name: batch[name] for name in names}
+    for name, value in given.items():
+        if len(value) != len(ids):
+            raise ValueError(
+                f"{name} has {len(value)} entries; allowed: {len(ids)}, one for each sequence"
+            )
+    samples = ({name: value[i] for name, value in given.items()} for i in range(len(ids)))
+    return [document for sample in samples for document in _documents_of(sample)]
 
 
-def _real_rows(sample: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """input_ids and labels of a sample, without padding."""
-    required(sample, "input_ids", "the sample")
-    rows = {n: torch.as_tensor(sample[n]) for n in _ROWS if sample.get(n) is not None}
-    rows.setdefault("labels", rows["input_ids"].clone())
-    labels, ids = (list(rows[name].shape) for name in ("labels", "input_ids"))
-    if len(ids) != 1:
-        raise ValueError(f"input_ids has shape {ids}; allowed: [rows]")
-    if labels != ids:
-        raise ValueError(f"labels has shape {labels}, input_ids {ids}; allowed: [rows] both")
-    if sample.get("attention_mask") is None:
-        return rows
-    real = torch.as_tensor(sample["attention_mask"]).bool()
-    if real.shape != rows["input_ids"].shape:
-        raise ValueError(
-            f"attention_mask has shape {list(real.shape)}; allowed: "
-            f"{list(rows['input_ids'].shape)}, that of input_ids"
-        )
-    places = real.nonzero().view(-1)
-    if len(places) and int(places[-1] - places[0]) + 1 != len(places):
-        raise ValueError(
-            "attention_mask hides rows between others; allowed: padding before or behind a sample"
-        )
-    return {name: value[real] for name, value in rows.items()}
+def _documents_of(sample: Mapping[str, Any]) -> list[dict[str, torch.Tensor]]:
+    """The documents of a sample, without padding: input_ids, labels, and position_ids where it has
+    them.
+    """
+    ids = torch.as_tensor(required(sample, "input_ids", "the sample"))
+    if ids.dim() != 1:
+        raise ValueError(f"input_ids has shape {list(ids.shape)}; allowed: [rows]")
+    rows = {"input_ids": ids, "labels": ids.clone()}
+    for name in ("labels", "position_ids", "attention_mask", *_LEARNED):
+        if sample.get(name) is None:
+            continue
+        rows[name] = torch.as_tensor(sample[name])
+        if rows[name].shape != ids.shape:
+            raise ValueError(
+                f"{name} has shape {list(rows[name].shape)}, input_ids {list(ids.shape)}; allowed: "
+                "[rows] both"
+            )
+    places, lengths = find_documents(sample, len(ids), keeps_padding=False)
+    for name in _LEARNED:
+        if name in rows:
+            learned = document_numbers(name, rows.pop(name)).to(ids.device)
+            if (learned > 0).any():
+                raise ValueError(f"{name} holds {int(learned.max()) + 1}; allowed: 0 and 1")
+            rows["labels"] = rows["labels"].masked_fill(learned < 0, _IGNORED_LABEL)
+    rows.pop("attention_mask", None)
+    parts = {n: value[places.to(value.device)].split(lengths) for n, value in rows.items()}
+    return [dict(zip(parts, values)) for values in zip(*parts.values())]
+
+
+def _refuse_unused(sample: Mapping[str, Any], parameters: Collection[str]) -> None:
+    """ValueError by the name of what the sample has beside what is used and may change a result:
+    arguments of the model's forward function and whatever holds numbers.
+    """
+    for name, value in sample.items():
+        if value is None or name in _USED or name in _WITHOUT_EFFECT:
+            continue
+        if name == "token_type_ids" and not torch.as_tensor(value).any():
+            continue  # of tokenizers, also for models that know of none
+        if name in parameters or _holds_numbers(value) or "weight" in name:
+            raise ValueError(
+                f"the sample has {name}, which the collator does not use; allowed: samples without "
+                f"it, of {', '.join((*_ROWS, *_LEARNED, 'seq_lengths'))}"
+            )
+
+
+def _holds_numbers(value: Any) -> bool:
+    """Whether a value holds more than text, such as a message has, and single numbers."""
+    if isinstance(value, (str, int, float)):
+        return False
+    if isinstance(value, Mapping):
+        return any(map(_holds_numbers, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(isinstance(one, (int, float)) or _holds_numbers(one) for one in value)
+    return value is not None
 
 
 class MagiCollator:
     """A data_collator that packs samples into one sequence, plans it and gives each rank its rows,
     as the arguments of a causal language model, magi_plan among them; see `shard`.
 
-    A sample has input_ids [rows] (a tensor or list), labels (default: the input_ids) and an
-    attention_mask that shows which rows are real; what else it has is left out. Samples are
-    documents of the sequence: they do not see each other, and positions begin anew in each. Windows
-    and types of layers are those of the model's config.
+    A sample has input_ids [rows] (a tensor or list), labels (default: the input_ids), of which
+    completion_mask and assistant_masks leave those where they are 0 unlearned, and an
+    attention_mask that shows which rows are real. It is one document, or several where seq_lengths,
+    cu_seqlens (or transformers' cu_seq_lens_q), seq_idx, an attention_mask that numbers them (1 1 2
+    2 0), or position_ids that begin anew say so. Documents do not see each other, and positions,
+    where no position_ids are given, begin anew in each. Text, and single numbers beside these, are
+    left out; whatever else could change a result is a ValueError. Windows and types of layers are
+    those of the model's config.
 
     - model: checked by check_model; ValueError by its name if plans do not reach it whole.
     - cp_group: the ranks that share a sequence; None: this process alone.
@@ -117,16 +170,18 @@ class MagiCollator:
         self.cp_group, self.config = cp_group, config
         self.is_same_on_ranks, self.max_rows, self.pad_id = is_same_on_ranks, max_rows, pad_id
         self._first_position = first_position(self.model)
+        self._parameters = inspect.signature(type(self.model).forward).parameters
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """A batch of Trainer."""
-        samples = [sample for sample in map(_real_rows, samples) if len(sample["input_ids"])]
-        samples = self._of_group(samples)
+        for sample in samples:
+            _refuse_unused(sample, self._parameters)
+        samples = self._of_group([one for sample in samples for one in _documents_of(sample)])
         lengths = [len(sample["input_ids"]) for sample in samples]
         ids, labels, positions, seqlens = self._packed(samples, lengths)
         plans = plans_of_documents(self.model, seqlens, self.cp_group, self.config)
         first = next(iter(plans.values())) if isinstance(plans, Mapping) else plans
-        arguments = shard(first, ids, labels, positions)
+        arguments = shard(first, ids, labels, positions, self.model)
         return {**arguments, PLAN_KEYWORD: plans}
 
     def _packed(self, samples, lengths: list[int]):
@@ -145,8 +200,10 @@ class MagiCollator:
         ids.append(torch.full((missing,), self.pad_id, device=device))
         labels.append(torch.full((missing,), _IGNORED_LABEL, device=device))
         lengths = [*lengths, *[1] * missing]
-        positions = [torch.arange(n, device=device) for n in lengths]
-        return *map(torch.cat, (ids, labels)), torch.cat(positions) + self._first_position, lengths
+        positions = [torch.arange(n, device=device) + self._first_position for n in lengths]
+        for i, sample in enumerate(samples):
+            positions[i] = sample.get("position_ids", positions[i])
+        return *map(torch.cat, (ids, labels, positions)), lengths
 
     def _of_group(self, samples: list[dict]) -> list[dict]:
         """The samples of all ranks, in the order of ranks."""
@@ -165,10 +222,20 @@ class MagiCollator:
 class MagiCallback(TrainerCallback):
     """Checks, when training begins, what would make a Trainer's losses wrong over ranks, and sets
     attn_implementation="magi" where the model has another one. ValueError by name of the argument.
+    A Trainer that is made with it hands the collator all columns (remove_unused_columns=False).
     """
+
+    def on_init_end(self, args, state, control, **others) -> None:
+        """Trainer would drop completion_mask and seq_lengths, which no model takes, unsaid."""
+        args.remove_unused_columns = False
 
     def on_train_begin(self, args, state, control, model=None, **others) -> None:
         """As the class says."""
+        if args.remove_unused_columns:
+            raise ValueError(
+                "remove_unused_columns is True; allowed: False, as samples say with columns that "
+                "no model takes where documents end and what is learned"
+            )
         if args.world_size > 1 and not args.average_tokens_across_devices:
             raise ValueError(
                 "average_tokens_across_devices is False; allowed: True over ranks, which hold "
