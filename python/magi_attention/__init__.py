@@ -1,35 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact context-parallel attention for any mask, with the names of MagiAttention.
+"""Exact attention for any mask, on one device and over the ranks of a context-parallel group.
 
-Programs begin with a mask (masks), a Plan made from it and Plan.bind(group); or with the functions
-of api, which keep plans behind runtime keys. Who changes the package begins with python/README.md.
+New code makes a mask (masks), calls attention(q, k, v, mask) on one device, or makes a Plan and
+binds it to a group. Code written for MagiAttention keeps its imports (api, common, config, ...).
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from magi_attention import backends, errors, masks
+    from magi_attention._attention import attention
+    from magi_attention.dist_attn_runtime_mgr import (
+        init_dist_attn_runtime_key,
+        init_dist_attn_runtime_mgr,
+    )
+    from magi_attention.plan import BoundPlan, Plan
+    from magi_attention.tracing import trace
 
 # The release of MagiAttention whose interface this is, which programs compare. The distribution's
 # version (importlib.metadata) has the library's own behind a plus: 1.1.1+magi0.1.0.
 __version__ = version = "1.1.1"
 
-_MODULES = (
-    "api", "backends", "comm", "common", "config", "env", "errors", "functional", "masks",
-    "testing", "utils",
-)  # fmt: skip
-_HOMES = {
+_OWN_NAMES = {
     "BoundPlan": "magi_attention.plan",
     "Plan": "magi_attention.plan",
+    "attention": "magi_attention._attention",
     "trace": "magi_attention.tracing",
+}
+_OWN_MODULES = ("backends", "errors", "masks")
+# What programs for MagiAttention import; dir() leaves it out.
+_NAMES = {
     "init_dist_attn_runtime_key": "magi_attention.dist_attn_runtime_mgr",
     "init_dist_attn_runtime_mgr": "magi_attention.dist_attn_runtime_mgr",
 }
+_MODULES = (
+    "api", "comm", "common", "config", "env", "functional", "magi_attn_ext", "testing", "utils",
+)  # fmt: skip
+
+__all__ = [  # noqa: RUF022, own names first
+    "BoundPlan", "Plan", "attention", "trace", "backends", "errors", "masks",
+    "init_dist_attn_runtime_key", "init_dist_attn_runtime_mgr",
+]  # fmt: skip
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     # Importing the package stays cheap; what is asked for brings in torch and the library.
-    from importlib import import_module
-
-    if name in _MODULES:
+    if name in _OWN_MODULES or name in _MODULES:
         return import_module(f"{__name__}.{name}")
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    home = _OWN_NAMES.get(name) or _NAMES.get(name)
+    if home is not None:
+        return getattr(import_module(home), name)
     if not name.startswith("_"):
         general = import_module(f"{__name__}.env.general")
         if name in general.VARIABLES:
@@ -38,4 +61,4 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES, *_HOMES])
+    return [*_OWN_NAMES, *_OWN_MODULES, "__all__", "__doc__", "__file__", "__version__", "version"]

@@ -32,6 +32,7 @@ from magi_attention.common.plan_report import PlanReport, find_report
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
 from magi_attention.config.library import to_placement_config, to_plan_config
+from magi_attention.config.words import chosen_config
 from magi_attention.env import apply_log_level, comm, general
 from magi_attention.functional import SparseForwardMeta
 from magi_attention.functional._masks import runner_under
@@ -76,7 +77,10 @@ class Plan:
         num_heads_q: int,
         num_heads_kv: int,
         head_dim: int,
-        config: DistAttnConfig = DistAttnConfig(),
+        placement: str | None = None,
+        overlap: int | None = None,
+        work: str | None = None,
+        config: DistAttnConfig | None = None,
         on: Plan | None = None,
         devices_per_node: int = 0,
     ) -> Plan:
@@ -86,7 +90,12 @@ class Plan:
         - attn_mask_type: "full", "causal", "inv_causal", "bi_causal" or AttnMaskType; one for all
           ranges, or one for each.
         - cp_size: ranks. num_heads_q, a multiple of num_heads_kv; head_dim: elements of a head.
-        - config: how rows are placed, what travels, how much overlaps.
+        - placement: how rows are placed: "auto" (the default), "thorough" (a longer search),
+          "affinity", "zigzag", "min_heap", or "contiguous", which keeps one run of rows on each
+          rank. overlap: stages of remote keys; 0: one attention call for all keys; None: chosen by
+          the cost model. work: what travels: "keys", "queries" too, "heads", or "auto", the fastest
+          as predicted; None: as in DistAttnConfig.
+        - config: these options as MagiAttention's configuration, and others, in their place.
         - on: a plan whose placement of rows this one takes over.
         - devices_per_node: ranks that share a node, one node after the other; 0: all of them. A row
           that several ranks of another node need crosses to it once (docs/nodes.md).
@@ -97,7 +106,6 @@ class Plan:
         for name, value, kind in (
             ("q_ranges", q_ranges, AttnRanges),
             ("k_ranges", k_ranges, AttnRanges),
-            ("config", config, DistAttnConfig),
         ):
             check_kind(name, value, kind, kind.__name__)
         check_int("total_seqlen", total_seqlen, 1, MAX_ROWS)
@@ -108,7 +116,8 @@ class Plan:
             )
         types = to_mask_types(attn_mask_type, len(q_ranges))
         mask = _to_mask(q_ranges, k_ranges, types, total_seqlen)
-        return _make(mask, sizes, config, on, devices_per_node)
+        chosen = chosen_config(config, placement, overlap, work)
+        return _make(mask, sizes, chosen, on, devices_per_node)
 
     @staticmethod
     def from_mask(
@@ -118,19 +127,22 @@ class Plan:
         num_heads_q: int,
         num_heads_kv: int,
         head_dim: int,
-        config: DistAttnConfig = DistAttnConfig(),
+        placement: str | None = None,
+        overlap: int | None = None,
+        work: str | None = None,
+        config: DistAttnConfig | None = None,
         on: Plan | None = None,
         devices_per_node: int = 0,
     ) -> Plan:
         """As from_ranges for a mask of magi_attention.masks with as many keys as queries."""
         check_kind("mask", mask, Mask, "a Mask of magi_attention.masks")
-        check_kind("config", config, DistAttnConfig, "DistAttnConfig")
         if mask.rows_q != mask.rows_k or mask.rows_q == 0:
             raise ValueError(
                 f"mask has {mask.rows_q} queries and {mask.rows_k} keys; allowed: equal, not 0"
             )
         sizes = _sizes(cp_size, num_heads_q, num_heads_kv, head_dim)
-        return _make(mask.handle, sizes, config, on, devices_per_node)
+        chosen = chosen_config(config, placement, overlap, work)
+        return _make(mask.handle, sizes, chosen, on, devices_per_node)
 
     @staticmethod
     def from_json(text: str) -> Plan:

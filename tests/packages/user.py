@@ -2,7 +2,10 @@
 """A program of a user, which type checkers accept and which runs."""
 
 import torch
+from typing_extensions import assert_type
 
+import magi_attention
+from magi_attention import Plan, attention, masks
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.config import DispatchConfig, DistAttnConfig, MinHeapDispatchAlg
 
@@ -13,4 +16,11 @@ q, k, v = (torch.randn(64, heads, 32) for heads in (4, 2, 2))
 ranges = torch.tensor([[0, 64]], dtype=torch.int32)
 out, meta = flex_flash_attn_func(q, k, v, ranges, ranges, torch.tensor([1], dtype=torch.int32))
 assert meta.lse is not None
+
+mask = masks.from_cu_seqlens([0, 24, 64])
+assert_type(attention(q, k, v, mask), torch.Tensor)
+assert_type(attention(q, k, v, mask, return_lse=True), tuple[torch.Tensor, torch.Tensor])
+plan = Plan.from_mask(mask, cp_size=2, num_heads_q=4, num_heads_kv=2, head_dim=32, overlap=1)
+assert_type(plan, magi_attention.Plan)
+assert_type(plan.report.balance, float)
 print(list(out.shape), list(meta.lse.shape))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ class Mask:
 
     def __init__(self, handle: MaskHandle) -> None:
         self._handle = handle
+        self._rows = handle.rows()
         self._runs: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
@@ -32,12 +34,12 @@ class Mask:
     @property
     def rows_q(self) -> int:
         """Number of queries."""
-        return self._handle.rows()[0]
+        return self._rows[0]
 
     @property
     def rows_k(self) -> int:
         """Number of keys."""
-        return self._handle.rows()[1]
+        return self._rows[1]
 
     @property
     def slices(self) -> torch.Tensor:
@@ -70,9 +72,15 @@ class Mask:
         them, on `device`, torch's default if None.
         """
         device = torch.get_default_device() if device is None else device
+        q, k, types = (tensor.to(device, copy=True) for tensor in self.host_tensors)
+        return q, k, types
+
+    @cached_property
+    def host_tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`tensors` in host memory, made once; not to be written to."""
         slices = torch.tensor(self._handle.typed_slices(), dtype=torch.int32, device="cpu")
         q, k, types = slices.view(-1, 5).split((2, 2, 1), 1)
-        return q.contiguous().to(device), k.contiguous().to(device), types.reshape(-1).to(device)
+        return q.contiguous(), k.contiguous(), types.reshape(-1).clone()
 
     def ranges(self) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType]]:
         """q_ranges, k_ranges and types as keys and plans take them: a slice with two bounds becomes
@@ -95,13 +103,13 @@ class Mask:
         return self.rows_k == other.rows_k and first_difference(self, other) is None
 
     def __hash__(self) -> int:
-        return hash((*self._handle.rows(), self.area))
+        return hash((*self._rows, self.area))
 
     def __reduce__(self):
-        return (_of_bands, (self.slices, *self._handle.rows()))
+        return (_of_bands, (self.slices, *self._rows))
 
     def __repr__(self) -> str:
-        rows_q, rows_k = self._handle.rows()
+        rows_q, rows_k = self._rows
         return f"Mask(rows_q={rows_q}, rows_k={rows_k}, slices={len(self.slices)})"
 
 
