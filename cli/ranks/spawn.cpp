@@ -84,6 +84,7 @@ class RankProcesses {
 
     bool is_running() const { return !status && !is_ended_by_us; }
     bool has_failed() const { return status && *status != 0; }
+    bool is_ended_while_stopped() const { return is_ended_by_us && stopped; }
   };
   const std::vector<Rank>& ranks() const { return ranks_; }
 
@@ -133,7 +134,7 @@ class RankProcesses {
 
 std::string name_of(std::size_t rank) { return "rank " + std::to_string(rank); }
 
-/// A rank that stopped because another did says so; the cause is the better message.
+/// A rank that failed because another did says so; the cause is the better message.
 void throw_first_fault(const RankProcesses& processes, const RankFault* faults) {
   const auto& ranks = processes.ranks();
   for (std::size_t r = 0; r < ranks.size(); ++r) {
@@ -167,8 +168,11 @@ void spawn_ranks(std::int32_t num_ranks, std::chrono::milliseconds deadline,
   processes.end_all();
   throw_first_fault(processes, faults);
   if (have_ended) return;
-  const auto late = std::ranges::find_if(processes.ranks(), &RankProcesses::Rank::is_ended_by_us);
-  throw EnvironmentUnfit(name_of(static_cast<std::size_t>(late - processes.ranks().begin())) +
+  // The others may only have waited for one that was stopped.
+  const auto& ranks = processes.ranks();
+  auto late = std::ranges::find_if(ranks, &RankProcesses::Rank::is_ended_while_stopped);
+  if (late == ranks.end()) late = std::ranges::find_if(ranks, &RankProcesses::Rank::is_ended_by_us);
+  throw EnvironmentUnfit(name_of(static_cast<std::size_t>(late - ranks.begin())) +
                          (late->stopped ? " was stopped" : " did not end") + " for " +
                          std::to_string(deadline.count()) + " ms and was ended");
 }

@@ -56,16 +56,25 @@ TEST(Spawn, AStoppedRankIsEndedOnceTheOthersHaveFailed) {
 }
 
 TEST(Spawn, AStoppedRankIsEndedAtTheDeadlineThoughTheOthersEndWell) {
-  EXPECT_EQ(fault_of(milliseconds(2000),
+  EXPECT_EQ(fault_of(milliseconds(200),
                      [](std::int32_t rank) {
                        if (rank == 1) raise(SIGSTOP);
                      }),
-            "unfit: rank 1 was stopped for 2000 ms and was ended");
+            "unfit: rank 1 was stopped for 200 ms and was ended");
+}
+
+TEST(Spawn, AStoppedRankIsNamedThoughOthersWaitForIt) {
+  EXPECT_EQ(fault_of(milliseconds(100),
+                     [](std::int32_t rank) {
+                       if (rank == 1) raise(SIGSTOP);
+                       std::this_thread::sleep_for(std::chrono::seconds(60));
+                     }),
+            "unfit: rank 1 was stopped for 100 ms and was ended");
 }
 
 TEST(Spawn, AllRanksStoppedAreEndedAtTheDeadline) {
-  EXPECT_EQ(fault_of(milliseconds(2000), [](std::int32_t) { raise(SIGSTOP); }),
-            "unfit: rank 0 was stopped for 2000 ms and was ended");
+  EXPECT_EQ(fault_of(milliseconds(500), [](std::int32_t) { raise(SIGSTOP); }),
+            "unfit: rank 0 was stopped for 500 ms and was ended");
 }
 
 TEST(Spawn, ARankThatGoesOnAfterAStopIsNotEnded) {
