@@ -99,9 +99,7 @@ Command add_bench_command(CLI::App& parent) {
       "kernel", "Time the attention kernels on a GPU, beside a cuBLAS matrix product");
   const auto flags = std::make_shared<BenchFlags>();
   add_kernel_flags(*kernel, *flags);
-  const Command dist = add_dist_bench_command(*app);
-  return {.app = app,
-          .run = [flags, dist] { return dist.app->parsed() ? dist.run() : run_kernel(*flags); }};
+  return {.app = app, .run = [flags] { return run_kernel(*flags); }};
 }
 
 }  // namespace magi::cli

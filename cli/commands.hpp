@@ -21,8 +21,6 @@ struct Command {
 };
 
 Command add_bench_command(CLI::App& parent);
-/// Of `bench`.
-Command add_dist_bench_command(CLI::App& parent);
 Command add_check_command(CLI::App& parent);
 Command add_demo_command(CLI::App& parent);
 Command add_doctor_command(CLI::App& parent);

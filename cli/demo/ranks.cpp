@@ -173,7 +173,7 @@ void run_demo_rank(const DemoInput& input, const std::shared_ptr<Communicator>& 
                    SharedResults& results) {
   Rank rank{*base, input.is_on_gpus ? make_gpu_device(base->rank()) : make_host_device(input.type),
             base};
-  if (input.is_on_gpus) rank.group = make_gpu_group(base, {.deadline = input.deadline});
+  if (input.is_on_gpus) rank.group = make_gpu_group(base, input.deadline);
   const auto cores = static_cast<std::int32_t>(std::thread::hardware_concurrency());
   cpu::set_num_threads(std::max(1, cores / base->num_ranks()));
   if (base->rank() == 0) results.set_place(rank.device->name(), rank.group->backend());
@@ -191,7 +191,7 @@ void run_demo_rank(const DemoInput& input, const std::shared_ptr<Communicator>& 
     }
   }
   if (rank.group == base) return;
-  if (rank.group->backend() == std::string_view(transport_name(Transport::Nccl))) {
+  if (rank.group->backend() == std::string_view("nccl")) {
     rank.group->close_sync();
   }
   base->allgather_sync({});  // nobody writes into windows that end now

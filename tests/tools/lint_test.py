@@ -126,8 +126,8 @@ class Layers(unittest.TestCase):
             ("common/a.cpp", "ranks/b.hpp"),
             ("common/a.cpp", "commands.hpp"),
             ("ranks/a.cpp", "demo/b.hpp"),
-            ("bench/distributed/a.cpp", "commands.hpp"),
-            ("bench/distributed/a.cpp", "demo/b.hpp"),
+            ("bench/a.cpp", "commands.hpp"),
+            ("bench/a.cpp", "demo/b.hpp"),
             ("demo/a.cpp", "simulate/b.hpp"),
         ):
             self.assertEqual(len(check(name, given)), 1, name)

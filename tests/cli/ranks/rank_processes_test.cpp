@@ -10,7 +10,6 @@
 #include "common/files.hpp"
 #include "common/shared_memory.hpp"
 #include "magi/error.hpp"
-#include "ranks/gpu_group.hpp"
 
 namespace magi::cli {
 namespace {
@@ -62,15 +61,6 @@ TEST(RankProcesses, ALaunchedProcessIsOneRank) {
     num_ranks = group->num_ranks();
   });
   EXPECT_EQ(num_ranks, 1);
-}
-
-TEST(GpuGroup, TransportsHaveNames) {
-  for (const Transport transport : {Transport::Shm, Transport::Nvlink, Transport::Nccl}) {
-    EXPECT_EQ(transport_from_name("--transport", transport_name(transport)), transport);
-  }
-  EXPECT_THAT([] { transport_from_name("--transport", "Nccl"); },
-              ThrowsMessage<InvalidArgument>(
-                  HasSubstr("--transport is 'Nccl'; allowed: nvlink, nccl, shm")));
 }
 
 }  // namespace
