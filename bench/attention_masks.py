@@ -2,7 +2,7 @@
 """Masks that the benches time, as band slices (q0, q1, k0, k1, d_min, d_max): query q of [q0, q1)
 sees key k of [k0, k1) where d_min <= k - q <= d_max.
 
-As a program it writes masks for list_bench: attention_masks.py OUT NAME:ROWS...
+As a program it writes masks for device_ranges_bench: attention_masks.py OUT NAME:ROWS...
 """
 
 import json

@@ -6,8 +6,8 @@ rows.json].
 bench/results/raw/steps-2xh200.json has medians of bench/dist_attention.py: calc_attn on two GPUs
 and the kernel alone on one of them with the whole sequence, each call behind a pause and a matrix
 product, and the constants that `magi doctor --calibrate` found in front of that. The kernels'
-constants of the default cluster were fitted to the kernel alone by bench/simulate_fit.py; nothing
-was fitted to the steps. Recorded for comparison too: Ulysses beside our step
+constants of the default cluster were fitted to the kernel alone; nothing was fitted to the steps.
+Recorded for comparison too: Ulysses beside our step
 (bench/results/dist-h200x2.json).
 """
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times the forward's work list made on the device, its sort beside CUB's, and whole calls with it,
+// Times the forward's work list made on the device, and whole calls with it,
 // in replayed graphs: device_list_bench prints one line of JSON per case. bfloat16, 64:8 heads,
 // head dim 128, causal.
 #include <algorithm>
@@ -17,7 +17,6 @@
 #include "cuda/memory.hpp"
 #include "gpu/bench_tensors.hpp"
 #include "gpu/graph_time.hpp"
-#include "gpu/tile_sort.hpp"
 #include "kernels/worklist/device_list.hpp"
 #include "magi/attention_cuda.hpp"
 #include "mask/random_mask.hpp"
@@ -87,40 +86,6 @@ struct Slices {
   DeviceBuffer types;
 };
 
-/// The keys by which a built list's tiles are sorted.
-std::vector<std::uint64_t> sort_keys_sync(const DeviceListLayout& layout, const void* workspace) {
-  const auto header = to_host_sync<DeviceListHeader>(workspace, 1).front();
-  const auto tiles = to_host_sync<TileWork>(static_cast<const std::byte*>(workspace) + layout.works,
-                                            static_cast<std::size_t>(layout.grid.num_tiles));
-  std::vector<std::uint64_t> keys(tiles.size());
-  for (const TileWork& work : tiles) {
-    const auto below = static_cast<std::uint64_t>(header.max_cost - work.cost);
-    const auto tile = static_cast<std::uint64_t>(work.tile);
-    keys[static_cast<std::size_t>(work.tile)] = below << 32 | tile;
-  }
-  return keys;
-}
-
-/// The step that sorts the tiles beside cub::DeviceRadixSort for the same keys; `workspace` holds a
-/// list.
-std::string time_sort(const DeviceListShape& shape, const DeviceListLayout& layout,
-                      const SliceArrays& slices, void* workspace) {
-  const CubTileSort cub(sort_keys_sync(layout, workspace));
-  const auto* tiles = static_cast<const std::byte*>(workspace) + layout.works;
-  const auto first = to_host_sync<TileWork>(tiles, 1).front();
-  const double cub_time = time_graph([&](cudaStream_t stream) { cub.enqueue(stream); });
-  const double order_time = time_graph(
-      [&](cudaStream_t stream) { sort_tiles_again(shape, layout, slices, workspace, stream); });
-  const std::vector<std::uint64_t> sorted = cub.sorted_sync();
-  char text[160];
-  std::snprintf(text, sizeof text,
-                "{\"tiles\": %zu, \"order_us\": %.1f, \"cub_sort_us\": %.1f, "
-                "\"same_first_tile\": %s}",
-                sorted.size(), order_time, cub_time,
-                static_cast<std::int32_t>(sorted.front()) == first.tile ? "true" : "false");
-  return text;
-}
-
 std::string time_build(const Case& bench, const Slices& slices) {
   DeviceListShape shape;
   shape.problem = {.rows_q = bench.rows, .rows_k = bench.rows, .heads_q = 64, .heads_kv = 8};
@@ -133,14 +98,12 @@ std::string time_build(const Case& bench, const Slices& slices) {
     build_device_list(shape, layout, slices.arrays(), workspace.data(), stream);
   });
   const auto header = to_host_sync<DeviceListHeader>(workspace.data(), 1).front();
-  const std::string sort = time_sort(shape, layout, slices.arrays(), workspace.data());
   char text[320];
   std::snprintf(text, sizeof text,
-                "{\"us\": %.1f, \"packed_heads\": %d, \"records\": %llu, \"workspace_mb\": %.1f, "
-                "\"sort\": %s}",
+                "{\"us\": %.1f, \"packed_heads\": %d, \"records\": %llu, \"workspace_mb\": %.1f}",
                 time, header.outcome.packed_heads,
                 static_cast<unsigned long long>(header.num_records),
-                1e-6 * static_cast<double>(layout.size_bytes), sort.c_str());
+                1e-6 * static_cast<double>(layout.size_bytes));
   return text;
 }
 
