@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
 
-import bar_chart
 import peer_plots
 
 
@@ -39,21 +38,3 @@ def test_bars_are_medians_by_direction_case_and_side(tmp_path):
     assert [path.name for path in paths] == ["peers-forward.svg", "peers-backward.svg"]
     bars = {element.text for element in ElementTree.parse(paths[0]).iter() if element.text}
     assert {"magi 640.000", "FlashAttention-4 600.000", "cuDNN 500.000", "full 16k"} <= bars
-
-
-def test_dims_are_named_where_they_are_not_128():
-    assert peer_plots.label_of(result("full", 1.0, dim_v=64)) == "full 16k 192:64"
-    assert peer_plots.label_of({**result("causal", 1.0), "dim": 64, "dim_v": 64}) == "causal 16k 64"
-
-
-def test_many_groups_take_several_rows():
-    scale = peer_plots.RATES
-    sides = {"magi": 700.0, "cuDNN": 500.0}
-    one, three = (
-        ElementTree.fromstring(bar_chart.picture("title", dict.fromkeys(names, sides), scale))
-        for names in (("full 8k",), [f"a mask of a long name {i}" for i in range(15)])
-    )
-    assert float(three.get("width")) <= bar_chart.PAGE
-    height = float(three.get("height")) - float(one.get("height"))
-    assert height == 2 * bar_chart.ROW and len(three.findall("{*}g")) == 3
-    assert len(three.findall("{*}g/{*}rect")) == 30

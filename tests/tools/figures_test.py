@@ -48,30 +48,16 @@ class Figures(unittest.TestCase):
             )
             return run, page.read_text() if page.exists() else ""
 
-    def test_a_must_that_holds(self):
-        run, page = self.run_figures(
-            {"a": {"sense": "<=", "bound": 1}}, {"x.json": [row("a", 0.5)]}
-        )
-        self.assertEqual(run.returncode, 0, run.stderr)
-        self.assertIn("| a | <= 1 |  | 0.5 ms | holds |", page)
-
     def test_missing_and_failing_rows_exit_1(self):
         musts = {"a": {"sense": "<=", "bound": 1}, "b": {"sense": ">=", "bound": 2, "aim": 3}}
         self.assertEqual(self.run_figures(musts, {"x.json": [row("a", 0.5)]})[0].returncode, 1)
         self.assertEqual(
             self.run_figures(musts, {"x.json": [row("a", 1.5), row("b", 2)]})[0].returncode, 1
         )
-        run, _ = self.run_figures(musts, {"x.json": [row("a", 1), row("b", 3)]})
-        self.assertEqual(run.returncode, 0)
+        run, page = self.run_figures(musts, {"x.json": [row("a", 1), row("b", 3)]})
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("| a | <= 1 |  | 1 ms | holds |", page)
         self.assertIn("2 hold (1 reach the aim)", run.stdout)
-
-    def test_broken_records_are_refused(self):
-        musts = {"a": {"sense": "<=", "bound": 1}}
-        twice = {"x.json": [row("a", 1)], "y.json": [row("a", 1)]}
-        self.assertIn("recorded twice", self.run_figures(musts, twice)[0].stderr)
-        self.assertIn(
-            "lacks", self.run_figures(musts, {"x.json": [{"name": "a", "value": 1}]})[0].stderr
-        )
 
     def test_the_project_musts_are_well_formed(self):
         musts = json.loads((TOOLS.parent / "bench" / "musts.json").read_text())

@@ -30,14 +30,6 @@ class Record(unittest.TestCase):
         command += ["--rows", str(self.given), "--machine", "m", *options]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    def test_rows_of_the_same_name_are_replaced_and_others_kept(self):
-        self.write(self.folder / "b.json", "x", "y")
-        self.write(self.given, "y", "z")
-        self.assertEqual(self.record().returncode, 0)
-        self.assertEqual(self.names("b.json"), ["x", "y", "z"])
-        rows = json.loads((self.folder / "b.json").read_text("utf-8"))
-        self.assertEqual(["machine" in row for row in rows], [False, True, True])
-
     def test_rows_of_other_files_are_moved_where_asked(self):
         self.write(self.folder / "a.json", "x", "y")
         self.write(self.given, "y")
@@ -45,6 +37,8 @@ class Record(unittest.TestCase):
         self.assertEqual(self.names("a.json"), ["x", "y"])
         self.assertEqual(self.record("--move").returncode, 0)
         self.assertEqual((self.names("a.json"), self.names("b.json")), (["x"], ["y"]))
+        rows = json.loads((self.folder / "b.json").read_text("utf-8"))
+        self.assertEqual([row["machine"] for row in rows], ["m"])
 
 
 if __name__ == "__main__":

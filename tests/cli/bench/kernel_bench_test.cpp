@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "cli/run_magi.hpp"
 
@@ -40,24 +39,6 @@ TEST(KernelBenchReport, TableShowsWhatIsMissingAsADash) {
   EXPECT_NE(table.find("1700    650"), std::string::npos) << table;
   EXPECT_EQ(table.substr(table.size() - 2), "-\n") << table;
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 4);
-}
-
-TEST(KernelBenchReport, NamesBothHeadDimsWhereTheyDiffer) {
-  const KernelBenchOptions options{.head_dim = 192, .head_dim_v = 128};
-  const std::string table = to_table(options, small_report());
-  EXPECT_NE(table.find("head dim 192:128, a GPU"), std::string::npos) << table;
-  EXPECT_EQ(nlohmann::json::parse(to_json(options, small_report()))["head_dim_v"], 128);
-}
-
-TEST(KernelBenchReport, JsonHoldsNullForWhatIsMissing) {
-  const auto json = nlohmann::json::parse(to_json({}, small_report()));
-  EXPECT_EQ(json["gpu"], "a GPU");
-  ASSERT_EQ(json["rows"].size(), 2u);
-  EXPECT_EQ(json["rows"][0]["gemm_share"], 0.875);
-  EXPECT_EQ(json["rows"][0]["sm_clock_mhz"], 1700);
-  EXPECT_EQ(json["rows"][0]["pass"], "forward");
-  EXPECT_EQ(json["rows"][1]["pass"], "backward");
-  EXPECT_TRUE(json["rows"][1]["power_watts"].is_null());
 }
 
 void expect_one_line(const std::string& arguments, int code, const std::string& part) {

@@ -91,6 +91,21 @@ TEST(Verify, AnInvalidCaseIsAFinding) {
   EXPECT_EQ(findings[0].find("exception: "), 0u);
 }
 
+/// Results of a mask without one of its slices are those of a run that lost a stage.
+TEST(Verify, ResultsOfAnotherMaskAreFound) {
+  VerifyCase c;
+  c.mask = {.rows_q = 40, .rows_k = 40, .slices = {{.q0 = 0, .q1 = 40, .k0 = 0, .k1 = 30},
+                                                   {.q0 = 10, .q1 = 40, .k0 = 30, .k1 = 40}}};
+  const CaseData data = make_data(c);
+  const CaseResults truth = reference_results(c, data);
+  EXPECT_EQ(check_results(c, data, truth, truth), Findings{});
+  VerifyCase less = c;
+  less.mask.slices.pop_back();
+  const Findings findings = check_results(c, data, reference_results(less, data), truth);
+  EXPECT_GE(findings.size(), 5u);  // out, lse and three gradients
+  EXPECT_FALSE(check_area(c.mask, area(c.mask) - 1).empty());
+}
+
 TEST(Verify, FailingCasesAreMadeSmall) {
   // Fails whatever is left out of it but one slice: that slice lies outside.
   RandomStream random(11);
