@@ -5,9 +5,9 @@ is made.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from magi_attention.common._arguments import (
     check_choice,
@@ -21,124 +21,53 @@ from magi_attention.common.enum import DispatchAlgType
 class DispatchAlg(ABC):
     """A placement algorithm; its `type` names it."""
 
-    @property
-    @abstractmethod
-    def type(self) -> DispatchAlgType:
-        """The algorithm's name."""
-
-    @property
-    @abstractmethod
-    def is_optimal(self) -> bool:
-        """Whether the largest load is the least possible."""
-
-    @property
-    @abstractmethod
-    def is_partitions_returned(self) -> bool:
-        """Whether it says which rank holds which chunk, not only the largest load."""
-
-    @property
-    @abstractmethod
-    def is_equal_num_workloads(self) -> bool:
-        """Whether every rank gets the same number of chunks."""
-
-    @property
-    @abstractmethod
-    def is_affinity_considered(self) -> bool:
-        """Whether chunks that read the same keys are kept together."""
+    type: ClassVar[DispatchAlgType]
 
 
-class _Algorithm(DispatchAlg):
-    """One whose properties are constants of its class."""
-
-    _constants: ClassVar[dict[str, Any]]
-
-    @property
-    def type(self) -> DispatchAlgType:
-        return self._constants["type"]
-
-    @property
-    def is_optimal(self) -> bool:
-        return self._constants["is_optimal"]
-
-    @property
-    def is_partitions_returned(self) -> bool:
-        return self._constants["is_partitions_returned"]
-
-    @property
-    def is_equal_num_workloads(self) -> bool:
-        return self._constants["is_equal_num_workloads"]
-
-    @property
-    def is_affinity_considered(self) -> bool:
-        return self._constants["is_affinity_considered"]
-
-
-def _algorithm(
-    kind: DispatchAlgType,
-    is_optimal: bool = False,
-    is_partitions_returned: bool = True,
-    is_equal_num_workloads: bool = True,
-    is_affinity_considered: bool = False,
-):
-    """Gives a class the values of its constant properties."""
-    constants = {
-        "type": kind,
-        "is_optimal": is_optimal,
-        "is_partitions_returned": is_partitions_returned,
-        "is_equal_num_workloads": is_equal_num_workloads,
-        "is_affinity_considered": is_affinity_considered,
-    }
-
-    def decorate(cls):
-        cls._constants = constants
-        return cls
-
-    return decorate
-
-
-@_algorithm(DispatchAlgType.LOWER_BOUND, is_partitions_returned=False, is_equal_num_workloads=False)
 @dataclass(frozen=True)
-class LBDispatchAlg(_Algorithm):
+class LBDispatchAlg(DispatchAlg):
     """The mean load, which is a bound. In plans rows are placed as by MinHeapDispatchAlg."""
 
+    type: ClassVar = DispatchAlgType.LOWER_BOUND
 
-@_algorithm(
-    DispatchAlgType.DYNAMIC_PROGRAMMING,
-    is_optimal=True,
-    is_partitions_returned=False,
-    is_equal_num_workloads=False,
-)
+
 @dataclass(frozen=True)
-class DPDispatchAlg(_Algorithm):
+class DPDispatchAlg(DispatchAlg):
     """The least largest load by dynamic programming over subsets, for up to 14 chunks. Plans of
     more are those of BSDispatchAlg.
     """
 
+    type: ClassVar = DispatchAlgType.DYNAMIC_PROGRAMMING
 
-@_algorithm(DispatchAlgType.BINARY_SEARCH, is_optimal=True, is_equal_num_workloads=False)
+
 @dataclass(frozen=True)
-class BSDispatchAlg(_Algorithm):
+class BSDispatchAlg(DispatchAlg):
     """Binary search on the largest load with backtracking, for few chunks."""
 
+    type: ClassVar = DispatchAlgType.BINARY_SEARCH
 
-@_algorithm(DispatchAlgType.MIN_HEAP, is_equal_num_workloads=False)
+
 @dataclass(frozen=True)
-class MinHeapDispatchAlg(_Algorithm):
+class MinHeapDispatchAlg(DispatchAlg):
     """Longest chunk first to the least loaded rank; blind to communication."""
 
+    type: ClassVar = DispatchAlgType.MIN_HEAP
 
-@_algorithm(DispatchAlgType.BACKTRACKING_PRUNING, is_optimal=True)
+
 @dataclass(frozen=True)
-class BTPDispatchAlg(_Algorithm):
+class BTPDispatchAlg(DispatchAlg):
     """Exhaustive search with pruning, for few chunks."""
 
+    type: ClassVar = DispatchAlgType.BACKTRACKING_PRUNING
 
-@_algorithm(DispatchAlgType.TOPP_HEAP, is_affinity_considered=True)
+
 @dataclass(frozen=True)
-class ToppHeapDispatchAlg(_Algorithm):
+class ToppHeapDispatchAlg(DispatchAlg):
     """As MinHeapDispatchAlg, but among the `top_p` share of least loaded ranks the one that reads
     most of the same keys.
     """
+
+    type: ClassVar = DispatchAlgType.TOPP_HEAP
 
     top_p: float = 0.0
 
@@ -146,22 +75,25 @@ class ToppHeapDispatchAlg(_Algorithm):
         _check_share("top_p", self.top_p)
 
 
-@_algorithm(DispatchAlgType.RANDOM_SELECT)
 @dataclass(frozen=True)
-class RandomSelectDispatchAlg(_Algorithm):
+class RandomSelectDispatchAlg(DispatchAlg):
     """A fixed shuffle."""
 
+    type: ClassVar = DispatchAlgType.RANDOM_SELECT
 
-@_algorithm(DispatchAlgType.SEQUENTIAL_SELECT, is_equal_num_workloads=False)
+
 @dataclass(frozen=True)
-class SequentialDispatchAlg(_Algorithm):
+class SequentialDispatchAlg(DispatchAlg):
     """Contiguous rows: every rank holds one run of the sequence."""
 
+    type: ClassVar = DispatchAlgType.SEQUENTIAL_SELECT
 
-@_algorithm(DispatchAlgType.BATCH_TOPP_HEAP, is_affinity_considered=True)
+
 @dataclass(frozen=True)
-class BatchToppHeapDispatchAlg(_Algorithm):
+class BatchToppHeapDispatchAlg(DispatchAlg):
     """As ToppHeapDispatchAlg, `num_of_select_chunk` chunks at a time."""
+
+    type: ClassVar = DispatchAlgType.BATCH_TOPP_HEAP
 
     top_p: float = 0.0
     num_of_select_chunk: int = 1
@@ -171,12 +103,13 @@ class BatchToppHeapDispatchAlg(_Algorithm):
         check_int("num_of_select_chunk", self.num_of_select_chunk, 1)
 
 
-@_algorithm(DispatchAlgType.SORTED_SEQUENTIAL_SELECT)
 @dataclass(frozen=True)
-class SortedSequentialSelectAlg(_Algorithm):
+class SortedSequentialSelectAlg(DispatchAlg):
     """Documents by size; each rank takes up to `allocation_ratio` of a document at a time, one
     chunk at least.
     """
+
+    type: ClassVar = DispatchAlgType.SORTED_SEQUENTIAL_SELECT
 
     allocation_ratio: float = 1.0
 
@@ -184,30 +117,34 @@ class SortedSequentialSelectAlg(_Algorithm):
         _check_share("allocation_ratio", self.allocation_ratio)
 
 
-@_algorithm(DispatchAlgType.AUTO, is_affinity_considered=True)
 @dataclass(frozen=True)
-class AutoDispatchAlg(_Algorithm):
+class AutoDispatchAlg(DispatchAlg):
     """The default: zigzag for one causal document, contiguous for windows, else balanced loads with
     the least communication that a search finds.
     """
 
+    type: ClassVar = DispatchAlgType.AUTO
 
-@_algorithm(DispatchAlgType.THOROUGH, is_affinity_considered=True)
+
 @dataclass(frozen=True)
-class ThoroughDispatchAlg(_Algorithm):
+class ThoroughDispatchAlg(DispatchAlg):
     """As AutoDispatchAlg with a longer search, for masks that are used many times."""
 
+    type: ClassVar = DispatchAlgType.THOROUGH
 
-@_algorithm(DispatchAlgType.ZIGZAG)
+
 @dataclass(frozen=True)
-class ZigzagDispatchAlg(_Algorithm):
+class ZigzagDispatchAlg(DispatchAlg):
     """Chunks i and 2 P - 1 - i to rank i."""
 
+    type: ClassVar = DispatchAlgType.ZIGZAG
 
-@_algorithm(DispatchAlgType.AFFINITY, is_affinity_considered=True)
+
 @dataclass(frozen=True)
-class AffinityDispatchAlg(_Algorithm):
+class AffinityDispatchAlg(DispatchAlg):
     """The search of AutoDispatchAlg, for every mask."""
+
+    type: ClassVar = DispatchAlgType.AFFINITY
 
 
 def _check_share(name: str, value: float) -> None:

@@ -5,56 +5,35 @@ a plan is made.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
 from magi_attention.common._arguments import check_int, check_kind, check_number
 from magi_attention.common.enum import AttnOverlapMode, OverlapAlgType
 
 
 class OverlapAlg(ABC):
-    """How the pieces of remote keys are shared out among stages."""
+    """How the pieces of remote keys are shared out among stages; its `type` names it."""
 
-    @property
-    @abstractmethod
-    def type(self) -> OverlapAlgType:
-        """The algorithm's name."""
-
-    @property
-    @abstractmethod
-    def is_optimal(self) -> bool:
-        """Whether the cost is the least possible."""
+    type: ClassVar[OverlapAlgType]
 
 
 @dataclass(frozen=True)
 class UniformOverlapAlg(OverlapAlg):
-    """Stages of equal size. random_costs and random_seed shuffle the pieces of an OverlapSolver;
-    they have no effect on plans, which are reproducible.
-    """
+    """Stages of equal size. random_costs and random_seed have no effect: plans are reproducible."""
+
+    type: ClassVar = OverlapAlgType.UNIFORM
 
     random_costs: bool = False
     random_seed: int | None = None
-
-    @property
-    def type(self) -> OverlapAlgType:
-        return OverlapAlgType.UNIFORM
-
-    @property
-    def is_optimal(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True)
 class GreedyOverlapAlg(OverlapAlg):
     """Not available: OverlapConfig raises NotImplementedError for it."""
 
-    @property
-    def type(self) -> OverlapAlgType:
-        return OverlapAlgType.GREEDY
-
-    @property
-    def is_optimal(self) -> bool:
-        return False
+    type: ClassVar = OverlapAlgType.GREEDY
 
 
 class _GatheredDegree(int):

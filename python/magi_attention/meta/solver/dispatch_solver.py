@@ -1,16 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The original's names. Plans are placed by the library (src/plan), which DispatchConfig and the
-algorithms in magi_attention.config.dispatch are options of; DispatchSolver and what belongs to it
-are in magi_attention.compat, for callers with jobs of their own.
-"""
+"""The original's names of placement algorithms; the library places rows (src/plan)."""
 
-from magi_attention.compat.dispatch_affinity import (
-    BaseDispatchAffinity,
-    IOUAffinity,
-    SampleIDAffinity,
-)
-from magi_attention.compat.dispatch_job import DispatchData, DispatchJob
-from magi_attention.compat.dispatch_solver import DispatchSolution, DispatchSolver
 from magi_attention.config.dispatch import (
     AffinityDispatchAlg,
     AutoDispatchAlg,
@@ -35,20 +25,13 @@ __all__ = [
     "AutoDispatchAlg",
     "BSDispatchAlg",
     "BTPDispatchAlg",
-    "BaseDispatchAffinity",
     "BatchToppHeapDispatchAlg",
     "DPDispatchAlg",
     "DispatchAlg",
     "DispatchConfig",
-    "DispatchData",
-    "DispatchJob",
-    "DispatchSolution",
-    "DispatchSolver",
-    "IOUAffinity",
     "LBDispatchAlg",
     "MinHeapDispatchAlg",
     "RandomSelectDispatchAlg",
-    "SampleIDAffinity",
     "SequentialDispatchAlg",
     "SortedSequentialSelectAlg",
     "ThoroughDispatchAlg",

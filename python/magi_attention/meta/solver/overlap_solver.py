@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The original's names. The stages of plans are the library's (src/plan), which OverlapConfig and
-the algorithms in magi_attention.config.overlap are options of; OverlapSolver and what belongs to it
-are in magi_attention.compat, for callers with costs of their own.
-"""
+"""The original's names of overlap algorithms; the library cuts stages (src/plan)."""
 
-from magi_attention.compat.overlap_solver import OverlapSolution, OverlapSolver, OverlapStageCost
 from magi_attention.config.overlap import (
     GreedyOverlapAlg,
     OverlapAlg,
@@ -16,8 +12,5 @@ __all__ = [
     "GreedyOverlapAlg",
     "OverlapAlg",
     "OverlapConfig",
-    "OverlapSolution",
-    "OverlapSolver",
-    "OverlapStageCost",
     "UniformOverlapAlg",
 ]
