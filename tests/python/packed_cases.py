@@ -263,12 +263,19 @@ def state_of_a_training(group) -> None:
     by_documents["seq_lens_padded"] = padded
     tree, _ = AttnMaskSpec.prefix_tree([20, 18, 22], [[0, 1], [0, 2]])
     causal = AttnMaskSpec.causal(60)
+    alone = {"input_ids": batch["input_ids"], "labels": batch["labels"]}
+    alone["position_ids"] = torch.arange(60)
+    restarting = {**alone, "position_ids": batch["position_ids"]}
+    two = {name: value.view(2, 30) for name, value in alone.items()}
     for given, spec, is_thd in (
         (batch, AttnMaskSpec.varlen(lengths), True),
         (by_documents, AttnMaskSpec.varlen(lengths), True),
         ({**batch, "magi_attn_spec": tree}, tree, True),
         ({**batch, "magi_attn_spec": tree}, tree, False),
-        (batch, causal, False),
+        (alone, causal, False),
+        (batch, AttnMaskSpec.varlen(lengths), False),
+        (restarting, AttnMaskSpec.varlen(lengths), False),
+        *([(two, AttnMaskSpec.varlen([30, 30]), False)] if state.cp_size > 1 else []),
     ):
         context, local = state.prepare_llm_batch(HEADS, given, **{**options, "is_thd": is_thd})
         model = Model()
@@ -276,6 +283,7 @@ def state_of_a_training(group) -> None:
             logits = model(local["input_ids"], local["position_ids"], attend)
         loss = loss_of(logits, local["labels"])
         loss.backward()
-        check_sums(group, loss, model, reference(batch, spec))
+        whole = {name: given[name].reshape(-1) for name in alone}
+        check_sums(group, loss, model, reference(whole, spec))
     assert state.prepare_vlm_batch(HEADS, batch)[1] is batch
     packed.set_active_cp_group(None)

@@ -84,16 +84,22 @@ def tree_of_samples(group) -> None:
 
 
 def documents_of_a_state(group) -> None:
-    """is_thd for models of transformers: documents by their bounds."""
-    batch = causal_batch()
+    """Models of transformers: documents by their bounds, and by whatever else says them."""
+    lengths, batch = torch.tensor([20, 41]), causal_batch()
     batch["position_ids"] = torch.cat((torch.arange(20), torch.arange(41)))[None]
-    batch["cu_seqlens"] = torch.tensor([0, 20, ROWS])
+    numbers = torch.repeat_interleave(torch.arange(1, 3), lengths)[None]
+    told = [{"attention_mask": numbers}, {"seq_idx": numbers - 1}, {"seq_lengths": lengths}, {}]
+    _documents_by(group, {**batch, "cu_seqlens": torch.tensor([0, 20, ROWS])}, is_thd=True)
+    for one in told:
+        _documents_by(group, {**batch, **one})
+
+
+def _documents_by(group, batch, is_thd=False) -> None:
     state = packed.MagiState(True, False, group, 1 if group is None else dist.get_world_size(group))
     spec = AttnMaskSpec.varlen([20, 41])
 
     def run(model):
-        _, local = state.prepare_llm_batch(model, batch, is_thd=True)
-        local.pop("cu_seqlens", None)
+        _, local = state.prepare_llm_batch(model, batch, is_thd=is_thd)
         labels = local.pop("labels")
         return models.loss_of(model(**local).logits, labels)
 

@@ -131,6 +131,11 @@ class TestCoreAttention:
             {"cu_seqlens": torch.tensor([0, 9]), "attention_mask": torch.ones(1, 12)},
             "attention_mask is given; allowed: None beside cu_seqlens",
         ),
+        ({"attention_mask": torch.tensor([[1] * 5 + [2] * 5 + [1] * 2])}, "in two places"),
+        ({"attention_mask": torch.full((1, 12), 0.5)}, "attention_mask holds 0.5"),
+        ({"attention_mask": torch.full((1, 1, 12, 12), -1)}, "attention_mask holds more than 0"),
+        ({"packed_seq_params": 1}, "packed_seq_params is given; allowed: cu_seqlens"),
+        ({"seq_lengths": [5, 7]}, "seq_lengths is given; allowed: cu_seqlens"),
         ({"attention_mask": torch.ones(1, 11)}, r"attention_mask has shape \[1, 11\]"),
         (
             {"attention_mask": torch.zeros(1, 1, 12, 12, dtype=torch.bool)},
@@ -143,6 +148,14 @@ def test_batches_that_are_refused(changes, pattern):
     batch = {"tokens": torch.zeros(1, 12, dtype=torch.long), **changes}
     with pytest.raises(ValueError, match=pattern):
         ours.prepare_batch(batch, cases.config())
+
+
+def test_mask_that_numbers_documents():
+    ids = torch.arange(12).view(2, 6)
+    mask = torch.tensor([[1, 1, 2, 2, 2, 0], [0, 3, 3, 3, 3, 3]])
+    local = ours.prepare_batch({"tokens": ids, "attention_mask": mask}, cases.config())
+    assert local["packed_seq_params"].documents.lengths == (2, 3, 5)
+    assert local["tokens"].tolist() == [[*range(5), *range(7, 12)]]
 
 
 def test_padding_has_no_loss_without_a_loss_mask():

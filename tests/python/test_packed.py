@@ -230,12 +230,35 @@ class TestBatches:
             packed.magi_prepare_batch(
                 cases.HEADS, {"input_ids": ids[:1], "attention_mask": mask}, None
             )
+        for changes, pattern in (
+            ({"attention_mask": torch.tensor([[1, 1, 1, 2, 2, 1]])}, "a document in two places"),
+            ({"completion_mask": ids[:1]}, "the batch has completion_mask; allowed: labels of"),
+            ({"position_ids": torch.tensor([[0, 1, 2, 5, 6, 7]])}, "numbers before row 3"),
+        ):
+            with pytest.raises(ValueError, match=pattern):
+                packed.magi_prepare_batch(cases.HEADS, {"input_ids": ids[:1], **changes}, None)
         with pytest.raises(ValueError, match="input_ids has 6 rows; allowed: 7"):
             packed.magi_prepare_batch(
                 cases.HEADS, {"input_ids": ids[:1]}, None, spec=AttnMaskSpec.causal(7)
             )
         with pytest.raises(ValueError, match="object has no num_attention_heads"):
             packed.magi_prepare_batch(object(), {"input_ids": ids[:1]}, None)
+
+    @pytest.mark.parametrize(
+        "name, value",
+        [
+            ("labels", torch.zeros(1, 8)),
+            ("loss_mask", torch.ones(1, 8)),
+            ("position_ids", torch.arange(8)),
+            ("cu_seqlens", torch.tensor([0, 4, 8])),
+            ("attention_mask", torch.tensor([[1, 1, 1, 1, 2, 2, 2, 2]])),
+            ("completion_mask", torch.ones(1, 8)),
+        ],
+    )
+    def test_of_a_tree(self, name, value):
+        batch = {"input_ids": torch.zeros(1, 8, dtype=torch.int64), name: value}
+        with pytest.raises(ValueError, match=f"^(the batch has )?{name}( numbers documents)?; all"):
+            packed.magi_prepare_prefix_tree(cases.HEADS, batch, TestPrefixTree.tree, None)
 
     def test_state_that_is_off(self):
         state = packed.setup_magi({"model": {"attn_implementation": "sdpa"}}, None)

@@ -41,7 +41,9 @@ def test_ranks_recompute_and_compile(ranks, change):
     ranks.run(2, cases.agrees, "llama", checkpointed, compiled)
 
 
-@pytest.mark.parametrize("case", [cases.loss_of_transformers, cases.over_keys])
+@pytest.mark.parametrize(
+    "case", [cases.loss_of_transformers, cases.over_keys, cases.rows_from_the_end]
+)
 def test_loss_and_keys(ranks, case):
     ranks.run(2, case)
 
@@ -113,6 +115,22 @@ class TestRefusals:
         assert llama(**arguments, attention_mask=padding).logits.isfinite().all()
         padding[0, -5:] = 0
         self.refuses(llama, "attention_mask, which hides 5 rows", attention_mask=padding)
+
+    def test_numbered_documents(self, llama):
+        numbers = torch.ones(1, cases.plan().padded_seqlen, dtype=torch.long)
+        numbers[0, 30:] = 2
+        self.refuses(
+            llama, "attention_mask numbers documents beside magi_plan", attention_mask=numbers
+        )
+
+    @pytest.mark.parametrize("name", ["cu_seq_lens_q", "seq_idx", "seq_lengths", "completion_mask"])
+    def test_documents_beside_a_plan(self, llama, name):
+        for _ in range(2):  # each call is asked
+            self.refuses(
+                llama, f"LlamaForCausalLM was given {name} beside magi_plan", **{name: [[0, 9]]}
+            )
+        call = torch.compile(llama, fullgraph=True, backend="eager")
+        self.refuses(call, f"(?s){name} beside magi_plan", Exception, **{name: [[0, 9]]})
 
     def test_dense_mask(self, llama):
         mask = torch.ones(1, 1, ROWS, ROWS, dtype=torch.bool)

@@ -209,6 +209,15 @@ def over_keys(group) -> None:
     api.clear_cache(group)
 
 
+def rows_from_the_end(group) -> None:
+    """A rank's last rows are not those of the sequence."""
+    bound = plan(dist.get_world_size(group)).bind(group)
+    llama, arguments = model("llama", "magi"), shard(bound, batch()[0])
+    refuses(lambda: llama(**arguments, logits_to_keep=1), ValueError, "given logits_to_keep")
+    assert llama(**arguments, logits_to_keep=0).logits.shape[1] == bound.local_rows
+    assert model("llama", "magi")(**shard(plan().bind(), batch()[0]), logits_to_keep=1).logits.any()
+
+
 def plans_with_an_idle_rank(group) -> None:
     """They are refused before a model runs, on the ranks that have rows too."""
     key = pipeline_cases.make_key(

@@ -20,8 +20,12 @@ IMPLIED = (
     "max_seqlen", "max_seqlen_q", "max_seqlen_kv", "max_seqlen_k", "max_length_q", "max_length_k",
     "cu_seqlens_argmin",
 )  # fmt: skip
-_SIZES = tuple(name for stem in (*_BOUNDS, *_LENGTHS) for name in (f"{stem}_padded", stem))
-DESCRIBING = (*_SIZES, *_NUMBERS, *IMPLIED)
+SIZES = tuple(name for stem in (*_BOUNDS, *_LENGTHS) for name in (f"{stem}_padded", stem))
+DESCRIBING = (*SIZES, *_NUMBERS, *IMPLIED)
+# What tells which tokens are learned, as TRL and chat templates do.
+LEARNED = ("completion_mask", "assistant_masks")
+# Rows that are counted from the end of what a rank holds.
+FROM_THE_END = ("logits_to_keep", "num_logits_to_keep")
 
 
 def document_numbers(name: str, mask: Any) -> torch.Tensor:
@@ -37,6 +41,24 @@ def document_numbers(name: str, mask: Any) -> torch.Tensor:
             "real, or the number of their document, and 0 for padding"
         )
     return numbers - 1
+
+
+def borders_of(name: str, numbers: torch.Tensor) -> torch.Tensor:
+    """bool [rows - 1]: behind which rows another document begins, by their numbers. ValueError, by
+    name, for one that has rows in two places.
+    """
+    found = numbers.diff() != 0
+    if len(torch.unique(numbers)) != len(numbers[:1]) + int(found.sum()):
+        raise ValueError(f"{name} has a document in two places; allowed: each in one")
+    return found
+
+
+def lengths_between(borders: torch.Tensor, rows: int) -> list[int]:
+    """Rows of every document of `rows` by borders_of."""
+    ends = (borders.nonzero().view(-1) + 1).tolist()
+    if rows:
+        ends.append(rows)
+    return [end - begin for begin, end in zip([0, *ends], ends)]
 
 
 def lengths_of(name: str, given: Any, rows: int) -> list[int]:
@@ -76,9 +98,7 @@ def find_documents(
         numbers = numbers[places]
         if name == "attention_mask" and not (numbers > 0).any():
             continue  # which says what is real, and no more
-        found = numbers.diff() != 0
-        if len(torch.unique(numbers)) != len(numbers[:1]) + int(found.sum()):
-            raise ValueError(f"{name} has a document in two places; allowed: each in one")
+        found = borders_of(name, numbers)
         if borders is not None and not torch.equal(found, borders):
             _refuse_other_borders(name, by, places, found != borders)
         borders, by = found, name
@@ -87,10 +107,7 @@ def find_documents(
         raise ValueError(
             "attention_mask hides rows between others; allowed: padding before or behind a document"
         )
-    ends = (borders.nonzero().view(-1) + 1).tolist()
-    if len(places):
-        ends.append(len(places))
-    return places, [end - begin for begin, end in zip([0, *ends], ends)]
+    return places, lengths_between(borders, len(places))
 
 
 def _with_positions(positions, places: torch.Tensor, rows: int, borders, by: str) -> torch.Tensor:
@@ -166,3 +183,39 @@ def _values_of_rows(name: str, given: Any, rows: int) -> torch.Tensor:
             f"{name} has shape {list(values.shape)}; allowed: [{rows}], that of input_ids"
         )
     return values.reshape(-1).to(torch.int64)
+
+
+def refuse_hidden_rows(batch: Mapping[str, Any], allows_documents: bool = False) -> None:
+    """ValueError for an attention_mask that hides rows, that is more than rows, or that numbers
+    documents, where these are not asked for.
+    """
+    mask = batch.get("attention_mask")
+    if mask is None:
+        return
+    if mask.dim() > 2:
+        raise ValueError(
+            f"attention_mask has shape {list(mask.shape)}; allowed: None, as the plan is the mask"
+        )
+    numbers = document_numbers("attention_mask", mask)
+    hidden = int((numbers < 0).sum())
+    if hidden:
+        raise ValueError(
+            f"attention_mask hides {hidden} rows; allowed: sequences without padding, packed one "
+            "after the other"
+        )
+    if not allows_documents and (numbers > 0).any():
+        raise ValueError("attention_mask numbers documents; allowed: None, as the plan is the mask")
+
+
+def documents_in(batch: Mapping[str, Any]) -> list[int]:
+    """Rows of every document of a batch, input_ids [rows] or [batch, rows], whose sequences are
+    documents at least. Errors as find_documents, and for hidden rows.
+    """
+    refuse_hidden_rows(batch, allows_documents=True)
+    ids = batch["input_ids"]
+    if ids.dim() < 2 or len(ids) == 1 or any(batch.get(name) is not None for name in SIZES):
+        return find_documents(batch, ids.numel())[1]
+    names = ("attention_mask", "position_ids", *_NUMBERS)
+    given = {n: batch[n].reshape(ids.shape) for n in names if batch.get(n) is not None}
+    of_each = ({name: value[i] for name, value in given.items()} for i in range(len(ids)))
+    return [n for one in of_each for n in find_documents(one, ids.shape[1])[1]]

@@ -15,6 +15,14 @@ from magi_attention.comm.group import size_of
 from magi_attention.common._arguments import check_int
 from magi_attention.config import DispatchConfig, DistAttnConfig
 from magi_attention.integrations._bound import AnyPlan, bound_of
+from magi_attention.integrations._documents import (
+    DESCRIBING,
+    IMPLIED,
+    LEARNED,
+    borders_of,
+    document_numbers,
+    lengths_between,
+)
 from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.integrations._model_plans import Heads, make_plan
 from magi_attention.integrations._packed_batch import required
@@ -131,7 +139,8 @@ def prepare_batch(
     cu_seqlens (and cu_seqlens_padded, where documents are padded in place), [n + 1] or [1, n + 1],
     it is one packed sequence, of which rows after the last bound are padding. Else every sequence
     is a document: whole, or of an attention_mask [batch, rows] those rows that it shows (the others
-    are dropped), or as a mask [batch or 1, 1, rows, rows] of Megatron (True: hidden) cuts it.
+    are dropped), as several documents where it numbers them (1 1 2 2 0), or as a mask [batch or 1,
+    1, rows, rows] of Megatron (True: hidden) cuts it.
     model: a model or its config. Position ids default to places in documents, the loss_mask of
     labels to 1 in documents and 0 in padding.
 
@@ -204,6 +213,9 @@ def _as_documents(batch: Mapping[str, Any], causal: bool) -> tuple[dict[str, Any
                 "tokens"
             )
         rows[name] = value.reshape(-1)
+    for name in (*DESCRIBING, *LEARNED, "packed_seq_params"):
+        if batch.get(name) is not None and name not in (*_BOUNDS, *IMPLIED):
+            raise ValueError(f"{name} is given; allowed: cu_seqlens, and a loss_mask")
     mask = batch.get("attention_mask")
     if batch.get("cu_seqlens") is not None:
         if mask is not None:
@@ -215,9 +227,14 @@ def _as_documents(batch: Mapping[str, Any], causal: bool) -> tuple[dict[str, Any
             raise ValueError(
                 f"attention_mask has shape {list(mask.shape)}; allowed: {list(tokens.shape)}"
             )
-        shown = mask.bool().reshape(-1)
+        numbers = document_numbers("attention_mask", mask)
+        shown = (numbers >= 0).reshape(-1)
         rows = {name: value[shown.to(value.device)] for name, value in rows.items()}
-        return rows, _packed(mask.bool().sum(1).tolist(), causal)
+        lengths = [
+            lengths_between(borders_of("attention_mask", real), len(real))
+            for real in (one[one >= 0] for one in numbers)
+        ]
+        return rows, _packed([n for of_sequence in lengths for n in of_sequence], causal)
     if mask is not None:
         return rows, _packed(_lengths_of_mask(mask, size, length, causal), causal)
     return rows, _packed([length] * size, causal)
@@ -259,6 +276,8 @@ def _lengths_of_mask(mask: torch.Tensor, size: int, length: int, causal: bool) -
             f"attention_mask has shape {list(mask.shape)}; allowed: [{size}, {length}], or "
             f"[{size}, 1, {length}, {length}]"
         )
+    if mask.dtype != torch.bool and ((mask != 0) & (mask != 1)).any():
+        raise ValueError("attention_mask holds more than 0 and 1; allowed: True for hidden pairs")
     visible = ~mask[:, 0].bool()
     row = torch.arange(length, device=mask.device)
     first = visible.to(torch.int8).argmax(-1)  # the first key that each row sees

@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 
-from magi_attention.integrations._documents import lengths_of
+from magi_attention.integrations._documents import (
+    DESCRIBING,
+    FROM_THE_END,
+    LEARNED,
+    lengths_of,
+)
 from magi_attention.integrations._prefix_tree import IGNORED_LABEL
 from magi_attention.plan import BoundPlan
 
@@ -21,11 +26,6 @@ _ROWS = {
     "loss_mask": 0,
     "loss_weights": 0,
 }
-# What describes documents of the whole sequence.
-_DOCUMENTS = (
-    "cu_seqlens_padded", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_kv", "seq_lens_padded",
-    "seq_lens", "max_seqlen", "max_seqlen_q", "max_seqlen_kv",
-)  # fmt: skip
 
 
 def required(given: Mapping[str, Any], name: str, whose: str) -> Any:
@@ -36,21 +36,19 @@ def required(given: Mapping[str, Any], name: str, whose: str) -> Any:
     return given[name]
 
 
-def refuse_hidden_rows(batch: Mapping[str, Any]) -> None:
-    """ValueError for an attention_mask that hides rows, or that is more than rows."""
-    mask = batch.get("attention_mask")
-    if mask is None:
-        return
-    if mask.dim() > 2:
-        raise ValueError(
-            f"attention_mask has shape {list(mask.shape)}; allowed: None, as the plan is the mask"
-        )
-    hidden = mask.numel() - int(mask.bool().sum())
-    if hidden:
-        raise ValueError(
-            f"attention_mask hides {hidden} rows; allowed: sequences without padding, packed one "
-            "after the other"
-        )
+def refuse_unused(batch: Mapping[str, Any], num_ranks: int) -> None:
+    """ValueError by the name of what could change a result and is not shared out."""
+    for name, value in batch.items():
+        if value is None or name in _ROWS or name in DESCRIBING or name == "attention_mask":
+            continue
+        if name in LEARNED:
+            raise ValueError(f"the batch has {name}; allowed: labels of {IGNORED_LABEL} instead")
+        has_rows = bool(value) if name in FROM_THE_END else getattr(value, "ndim", 0) > 0
+        if num_ranks > 1 and has_rows:
+            raise ValueError(
+                f"the batch has {name}, which is not shared out over {num_ranks} ranks; allowed: "
+                f"values of rows by the names {', '.join(_ROWS)}"
+            )
 
 
 def flat_batch(batch: Mapping[str, Any], is_packed: bool = False) -> dict[str, Any]:
@@ -90,13 +88,15 @@ def document_lengths(batch: Mapping[str, Any], rows: int) -> list[int]:
 
 def share_out(flat: Mapping[str, Any], bound: BoundPlan, pad_id: int) -> dict[str, Any]:
     """This rank's rows of a flat batch, with position ids. Several ranks lose what describes the
-    documents of the whole sequence. ValueError for another number of rows than the plan's.
+    documents of the whole sequence. ValueError for another number of rows than the plan's, and for
+    what is not shared out.
     """
+    refuse_unused(flat, bound.plan.cp_size)
     rows = flat["input_ids"].shape[0]
     local = {
         name: value
         for name, value in flat.items()
-        if name != "attention_mask" and (bound.plan.cp_size == 1 or name not in _DOCUMENTS)
+        if name != "attention_mask" and (bound.plan.cp_size == 1 or name not in DESCRIBING)
     }
     missing = bound.total_seqlen - rows
     # Fewer rows than ranks are padded, so that every rank has one.

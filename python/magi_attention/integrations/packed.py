@@ -36,6 +36,11 @@ from magi_attention.integrations._bound import (
     bound_of,
     check_window_of,
 )
+from magi_attention.integrations._documents import (
+    DESCRIBING,
+    documents_in,
+    refuse_hidden_rows,
+)
 from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.integrations._model_plans import (
     chunked,
@@ -47,7 +52,7 @@ from magi_attention.integrations._packed_batch import (
     as_one_sequence,
     document_lengths,
     flat_batch,
-    refuse_hidden_rows,
+    refuse_unused,
     required,
     share_out,
 )
@@ -152,21 +157,24 @@ def magi_prepare_batch(
 ) -> tuple[dict[str, Any], AnyPlan]:
     """For models of transformers: the batch of one sequence [1, rows] -> this rank's, with
     `magi_plan` in it, and the plan. spec: its mask, default one causal sequence, under the windows
-    of the model's config.
+    of the model's config. Without a spec the sequence is packed of documents where the batch says
+    so: bounds (cu_seqlens), lengths (seq_lengths), numbers of them (seq_idx, an attention_mask 1 1
+    2 2), or position_ids that begin anew.
 
     Rows of input_ids, labels, position_ids, loss_mask and loss_weights are shared out; position
     ids default to places in the sequence. Padding at the end of ranks holds pad_id, label -100.
-    ValueError for several sequences and for an attention_mask that hides rows.
+    ValueError for several sequences, for an attention_mask that hides rows, and by name for what
+    could change a result and is not shared out.
     """
-    refuse_hidden_rows(batch)
+    refuse_hidden_rows(batch, allows_documents=spec is None)
     given = flat_batch(batch)
-    rows = given["input_ids"].shape[0]
     if spec is None:
-        plans = plans_of_documents(model, [rows], cp_group, chunked(chunk_size))
+        plans = plans_of_documents(model, documents_in(given), cp_group, chunked(chunk_size))
     else:
         plans = make_plan(spec, heads_of(model), cp_group, chunked(chunk_size))
     plan = next(iter(plans.values())) if isinstance(plans, dict) else plans
     local = as_one_sequence(share_out(given, bound_of(plan), pad_id))
+    local = {name: value for name, value in local.items() if name not in DESCRIBING}
     return {**local, "magi_plan": plans, "use_cache": False}, plan
 
 
@@ -188,9 +196,10 @@ def magi_prepare_packed_cp(
     num_heads_kv, head_dim). ValueError for bounds that do not end with the rows.
     """
     given = flat_batch(batch, is_packed=True)
-    rows = given["input_ids"].shape[0]
+    refuse_hidden_rows(batch, allows_documents=spec is None)
     if spec is None:
-        spec = AttnMaskSpec.varlen(document_lengths(batch, rows))
+        document_lengths(batch, given["input_ids"].shape[0])
+        spec = AttnMaskSpec.varlen(documents_in(batch))
     plan = make_plan(spec, heads_of(model), cp_group, chunked(DEFAULT_CHUNK_SIZE))
     local = share_out(given, bound_of(plan), pad_id)
     set_active_plan(plan)
@@ -211,7 +220,8 @@ def magi_prepare_prefix_tree(
     and the plan, which is the active one and stands as magi_plan in the batch.
 
     branch_loss(logits, labels, loss_weights) of ranks adds up to the loss of the samples, each
-    computed alone. sample_weights: as PrefixTree.loss_weights.
+    computed alone. sample_weights: as PrefixTree.loss_weights. ValueError for labels and weights in
+    the batch, which are the tree's, and for position_ids and documents that are not.
     """
     check_kind("tree", tree, PrefixTree, "a PrefixTree")
     refuse_hidden_rows(batch)
@@ -222,8 +232,13 @@ def magi_prepare_prefix_tree(
         "labels": tree.labels(ids),
         "loss_weights": tree.loss_weights(sample_weights).to(ids.device),
     }
-    others = {name: value for name, value in batch.items() if name not in made}
-    others.pop("attention_mask", None)
+    for name, value in batch.items():
+        is_trees = name == "position_ids" and torch.equal(value.reshape(-1), made[name])
+        if value is not None and name in _OF_TREES and not is_trees:
+            raise ValueError(
+                f"the batch has {name}; allowed: None, as the tree and sample_weights say it"
+            )
+    others = {n: v for n, v in batch.items() if n not in made and n != "attention_mask"}
     spec = AttnMaskSpec.of_tree(tree)
     plan = make_plan(spec, heads_of(model), cp_group, chunked(DEFAULT_CHUNK_SIZE))
     local = as_one_sequence(share_out({**others, **made}, bound_of(plan), pad_id))
@@ -231,15 +246,19 @@ def magi_prepare_prefix_tree(
     return {**local, "magi_plan": plan, "use_cache": False}, plan
 
 
+_OF_TREES = ("labels", "shift_labels", "loss_mask", "loss_weights", "position_ids", *DESCRIBING)
+
+
 def magi_prepare_vlm(
     model: Any, batch: Mapping[str, Any], cp_group: dist.ProcessGroup | None
 ) -> tuple[dict[str, Any], None]:
     """For models of transformers that merge images into the sequence, on one rank: the batch with
-    a magi_plan that is made of the language model's rows when they are known, one causal sequence;
-    other attention of the model stays that of "sdpa". NotImplementedError for several ranks,
-    ValueError for several sequences.
+    a magi_plan that is made of the language model's rows when they are known, one causal sequence,
+    or packed documents where the batch says so as for magi_prepare_batch; other attention of the
+    model stays that of "sdpa". NotImplementedError for several ranks, ValueError for several
+    sequences.
     """
-    refuse_hidden_rows(batch)
+    refuse_unused(batch, num_ranks=1)
     ids = batch.get("input_ids")
     if ids is None or ids.dim() != 2 or ids.shape[0] != 1:
         shape = None if ids is None else list(ids.shape)
@@ -250,10 +269,21 @@ def magi_prepare_vlm(
             "sequences inside of the model"
         )
 
-    def causal(rows: int, heads: tuple[int, int, int]) -> AnyPlan:
-        return make_plan(AttnMaskSpec.causal(rows), heads, cp_group)
+    positions = batch.get("position_ids")
+    has_axes = positions is not None and positions.numel() != ids.numel()  # of images, say
+    lengths = documents_in({**batch, "position_ids": None} if has_axes else batch)
 
-    given = {name: value for name, value in batch.items() if name != "attention_mask"}
+    def causal(rows: int, heads: tuple[int, int, int]) -> AnyPlan:
+        if len(lengths) > 1 and rows != sum(lengths):
+            raise ValueError(
+                f"the language model has {rows} rows; allowed: {sum(lengths)}, as the batch has of "
+                "documents"
+            )
+        spec = AttnMaskSpec.varlen(lengths) if len(lengths) > 1 else AttnMaskSpec.causal(rows)
+        return make_plan(spec, heads, cp_group)
+
+    dropped = ("attention_mask", *DESCRIBING)
+    given = {name: value for name, value in batch.items() if name not in dropped}
     return {**given, "magi_plan": causal, "use_cache": False}, None
 
 
@@ -413,7 +443,8 @@ class MagiState:
         holds whole; the context does nothing. The batch itself where this is not enabled.
 
         batch["magi_attn_spec"], an AttnMaskSpec, is its mask with any number of ranks, else packed
-        documents where is_thd, else one causal sequence. pad_id: the token of padding rows.
+        documents by their bounds where is_thd, else by what the batch says, as magi_prepare_batch
+        reads it, or one causal sequence. pad_id: the token of padding rows.
         ValueError for a device_mesh of another cp group and for num_chunks other than 1.
         """
         if not self.enabled:
@@ -427,16 +458,18 @@ class MagiState:
         spec = batch.pop("magi_attn_spec", None)
         if self.hf_dispatch:
             if is_thd and spec is None:
-                rows = batch["input_ids"].numel()
-                spec = AttnMaskSpec.varlen(document_lengths(batch, rows))
+                document_lengths(batch, batch["input_ids"].numel())
             options = {"spec": spec, "pad_id": pad_id}
             return contextlib.nullcontext, magi_prepare_batch(
                 model, batch, self.cp_group, **options
             )[0]
         set_active_attn_spec(spec)
-        if is_thd or self.cp_size > 1:
-            if spec is None and not is_thd:
-                spec = AttnMaskSpec.causal(batch["input_ids"].numel())
+        ids = batch["input_ids"]
+        lengths = documents_in(batch) if spec is None and not is_thd else []
+        has_documents = len(lengths) > (len(ids) if ids.dim() == 2 else 1)
+        if is_thd or self.cp_size > 1 or has_documents:
+            if lengths:
+                spec = AttnMaskSpec.varlen(lengths)
             batch = magi_prepare_packed_cp(model, batch, self.cp_group, spec=spec, pad_id=pad_id)[0]
         else:
             set_active_plan(None)

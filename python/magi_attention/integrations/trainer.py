@@ -25,6 +25,7 @@ from magi_attention.config import DistAttnConfig
 from magi_attention.integrations._documents import (
     DESCRIBING,
     IMPLIED,
+    LEARNED,
     document_numbers,
     find_documents,
 )
@@ -41,9 +42,7 @@ from magi_attention.integrations.transformers import (
 
 _IGNORED_LABEL = -100
 _ROWS = ("input_ids", "labels", "attention_mask", "position_ids")
-# What tells where a sample's tokens are learned, as TRL and chat templates do.
-_LEARNED = ("completion_mask", "assistant_masks")
-_USED = (*_ROWS, *_LEARNED, *DESCRIBING)
+_USED = (*_ROWS, *LEARNED, *DESCRIBING)
 # What tokenizers say of a sample besides.
 _WITHOUT_EFFECT = ("special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length")
 # Sizes of accelerate's ParallelismConfig whose ranks share sequences.
@@ -83,7 +82,7 @@ def _documents_of(sample: Mapping[str, Any]) -> list[dict[str, torch.Tensor]]:
     if ids.dim() != 1:
         raise ValueError(f"input_ids has shape {list(ids.shape)}; allowed: [rows]")
     rows = {"input_ids": ids, "labels": ids.clone()}
-    for name in ("labels", "position_ids", "attention_mask", *_LEARNED):
+    for name in ("labels", "position_ids", "attention_mask", *LEARNED):
         if sample.get(name) is None:
             continue
         rows[name] = torch.as_tensor(sample[name])
@@ -93,7 +92,7 @@ def _documents_of(sample: Mapping[str, Any]) -> list[dict[str, torch.Tensor]]:
                 "[rows] both"
             )
     places, lengths = find_documents(sample, len(ids), keeps_padding=False)
-    for name in _LEARNED:
+    for name in LEARNED:
         if name in rows:
             learned = document_numbers(name, rows.pop(name)).to(ids.device)
             if (learned > 0).any():
@@ -116,7 +115,7 @@ def _refuse_unused(sample: Mapping[str, Any], parameters: Collection[str]) -> No
         if name in parameters or _holds_numbers(value) or "weight" in name:
             raise ValueError(
                 f"the sample has {name}, which the collator does not use; allowed: samples without "
-                f"it, of {', '.join((*_ROWS, *_LEARNED, 'seq_lengths'))}"
+                f"it, of {', '.join((*_ROWS, *LEARNED, 'seq_lengths'))}"
             )
 
 

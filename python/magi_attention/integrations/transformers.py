@@ -39,6 +39,12 @@ from magi_attention.integrations._bound import (
     bound_of,
     reach_of,
 )
+from magi_attention.integrations._documents import (
+    DESCRIBING,
+    FROM_THE_END,
+    IMPLIED,
+    LEARNED,
+)
 from magi_attention.integrations._model_checks import first_position, misfit, model_behind
 from magi_attention.plan import BoundPlan
 
@@ -203,6 +209,8 @@ def attention(
     elif module not in _checked:
         _refuse_misfit(_misfit_of_callers())
         _checked.add(module)
+    if not getattr(module, "layer_idx", 0):
+        _refuse_misfit(_unused_keyword_of_callers())
     plan, is_named = _plan_of_layer(plan, module)
     _check_mask(attention_mask, plan, kwargs.get("sliding_window"), is_causal, is_named)
     _check_options(dropout, kwargs)
@@ -279,6 +287,33 @@ def _misfit_of_callers() -> str | None:
         return None
     model, _, keywords = found
     return misfit(model, attention) or _wrong_positions(model, keywords.get("position_ids"))
+
+
+@torch.compiler.assume_constant_result
+def _unused_keyword_of_callers() -> str | None:
+    """What the model is given beside its plan that no layer follows."""
+    found = _calling_model()
+    if found is None:
+        return None
+    model, plan, keywords = found
+    mask = keywords.get("attention_mask")
+    # Masks have become bool where layers see them.
+    if isinstance(mask, torch.Tensor) and not is_tracing(mask) and (mask > 1).any():
+        return f"attention_mask numbers documents beside {PLAN_KEYWORD}; allowed: None"
+    counts_rows = FROM_THE_END if bound_of(plan).plan.cp_size > 1 else ()
+    for name in (*DESCRIBING, *LEARNED, *counts_rows):
+        value = keywords.get(name)
+        if value is None or name in IMPLIED or (name in FROM_THE_END and _is_zero(value)):
+            continue
+        return (
+            f"{type(model).__name__} was given {name} beside {PLAN_KEYWORD}; allowed: None, as the "
+            "plan and the labels say it, and a rank's rows are not in the order of the sequence"
+        )
+    return None
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int) and value == 0
 
 
 def _wrong_positions(model: torch.nn.Module, position_ids: torch.Tensor | None) -> str | None:
