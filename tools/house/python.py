@@ -22,7 +22,7 @@ LEVELS = (
     ("backends", "env"),
     ("comm", "rows"),
     ("config", "functional", "masks", "tracing", "utils"),
-    ("_attention", "compat", "plan", "testing"),
+    ("_attention", "plan", "testing"),
     ("meta", "bound_plan", "plan_memory", "magi_attn_ext", "_doctor"),
     ("keys",),
     ("api", "dist_attn_runtime_mgr"),

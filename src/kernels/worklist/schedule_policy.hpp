@@ -24,7 +24,7 @@ struct Ratio {
 };
 
 /// Every measured constant by which the schedule of a backward list is chosen (H200, 64:8 heads;
-/// docs/kernels/backward_log.md has the measurements). A step is one q tile of one head group.
+/// docs/log/backward.md has the measurements). A step is one q tile of one head group.
 struct SchedulePolicy {
   /// A list is uneven if its cost, were every k tile as long as the longest of its component, is
   /// more than so many times the true cost: a causal mask gives 2, a full one 1. Then the CTAs are
