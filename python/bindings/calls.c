@@ -9,7 +9,9 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "device_memory.h"
 #include "magi/magi.h"
+#include "views.h"
 
 // Of what Python's headers know of a processor the limited API has these sizes alone, so headers of
 // one processor serve another of the same sizes.
@@ -83,120 +85,8 @@ static PyObject* memory_function;
 static PyObject* data_ptr_name;
 static unsigned long long lowest_usual;
 
-// Where device memory of calls comes from: functions of Python. allocate(bytes, stream) gives the
-// address of memory of the current GPU, which current_device() tells; release(address).
-static PyObject* allocate_function;
-static PyObject* release_function;
-static PyObject* device_function;
-
-enum { kMostReleased = 8 };
-
-// Memory of the call that a thread is in. To enter the interpreter from within the library costs
-// more than all else here, so that memory is taken before the call and given back behind it.
-typedef struct CallMemory {
-  struct CallMemory* outer;
-  void* stream;
-  void* lent;  // null: none, or it was taken
-  size_t lent_bytes;
-  size_t first_bytes;  // of the first request; 0: none came
-  void* released[kMostReleased];
-  int num_released;
-} CallMemory;
-static _Thread_local CallMemory* current_call;
-
-static void* address(unsigned long long value) { return (void*)(uintptr_t)value; }
-
-// Null where there is no memory: the library tells of it.
-static void* python_allocate(size_t size_bytes, void* stream) {
-  if (allocate_function == NULL) return NULL;
-  PyObject* const found =
-      PyObject_CallFunction(allocate_function, "KK", (unsigned long long)size_bytes,
-                            (unsigned long long)(uintptr_t)stream);
-  const unsigned long long data = found == NULL ? 0 : PyLong_AsUnsignedLongLong(found);
-  Py_XDECREF(found);
-  if (PyErr_Occurred() == NULL) return address(data);
-  if (PyErr_ExceptionMatches(PyExc_RuntimeError)) {
-    PyErr_Clear();  // torch.OutOfMemoryError is one
-  } else {
-    PyErr_WriteUnraisable(allocate_function);
-  }
-  return NULL;
-}
-
-static void python_release(void* data) {
-  PyObject *type, *value, *traceback;
-  PyErr_Fetch(&type, &value, &traceback);
-  PyObject* const none =
-      PyObject_CallFunction(release_function, "K", (unsigned long long)(uintptr_t)data);
-  if (none == NULL) PyErr_WriteUnraisable(release_function);
-  Py_XDECREF(none);
-  PyErr_Restore(type, value, traceback);
-}
-
-// magi_device_allocator.allocate
-static void* allocate(void* context, size_t size_bytes, int32_t device, void* stream) {
-  (void)context;
-  (void)device;
-  CallMemory* const call = current_call;
-  if (call != NULL) {
-    if (call->first_bytes == 0) call->first_bytes = size_bytes;
-    if (call->lent != NULL && size_bytes <= call->lent_bytes && stream == call->stream) {
-      void* const data = call->lent;
-      call->lent = NULL;
-      return data;
-    }
-  }
-  const PyGILState_STATE state = PyGILState_Ensure();
-  void* const data = python_allocate(size_bytes, stream);
-  PyGILState_Release(state);
-  return data;
-}
-
-// magi_device_allocator.release
-static void release(void* context, void* data, size_t size_bytes, int32_t device, void* stream) {
-  (void)context;
-  (void)size_bytes;
-  (void)device;
-  (void)stream;
-  CallMemory* const call = current_call;
-  if (call != NULL && call->num_released < kMostReleased) {
-    call->released[call->num_released++] = data;
-    return;
-  }
-  if (!Py_IsInitialized()) return;  // the process ends, which gives all memory back
-  const PyGILState_STATE state = PyGILState_Ensure();
-  python_release(data);
-  PyGILState_Release(state);
-}
-
-// Whether a GPU is the current one, of which the allocator gives memory.
-static int is_current(int32_t device) {
-  PyObject* const found = PyObject_CallFunctionObjArgs(device_function, NULL);
-  const long number = found == NULL ? -1 : PyLong_AsLong(found);
-  Py_XDECREF(found);
-  PyErr_Clear();
-  return number == device;
-}
-
-// Takes what a call like the one before asks for. The interpreter is held.
-static void begin_memory(CallMemory* memory, size_t size_bytes, int32_t device, void* stream) {
-  memory->outer = current_call;
-  memory->stream = stream;
-  memory->lent = NULL;
-  memory->lent_bytes = size_bytes;
-  memory->first_bytes = 0;
-  memory->num_released = 0;
-  if (size_bytes > 0 && is_current(device)) memory->lent = python_allocate(size_bytes, stream);
-  current_call = memory;
-}
-
-// Gives back what the call released. Returns what it asked for first.
-static size_t end_memory(CallMemory* memory) {
-  current_call = memory->outer;
-  if (memory->lent != NULL) python_release(memory->lent);
-  for (int i = 0; i < memory->num_released; ++i) python_release(memory->released[i]);
-  return memory->first_bytes;
-}
+// Null where torch is too old to have one.
+static ReadView read_view;
 
 // Refuses another number of arguments than `wanted`.
 static int check_count(Py_ssize_t count, Py_ssize_t wanted) {
@@ -307,23 +197,6 @@ static PyObject* forward(PyObject* self, PyObject* const* args, Py_ssize_t count
   return PyLong_FromLong(status);
 }
 
-// Device memory on a stream; null with an exception set where there is none.
-static void* take_workspace(unsigned long long size_bytes, unsigned long long stream) {
-  if (allocate_function == NULL) {
-    PyErr_SetString(PyExc_RuntimeError, "use_allocator was not called");
-    return NULL;
-  }
-  PyObject* const found = PyObject_CallFunction(allocate_function, "KK", size_bytes, stream);
-  if (found == NULL) return NULL;
-  void* const data = address(PyLong_AsUnsignedLongLong(found));
-  Py_DECREF(found);
-  if (PyErr_Occurred() != NULL) return NULL;
-  if (data == NULL) {
-    PyErr_SetString(PyExc_RuntimeError, "the allocator gave no memory");
-  }
-  return data;
-}
-
 // values: the arguments of `backward`.
 static PyObject* run_backward(PreparedCall* call, Backward function, void* handle,
                               const unsigned long long* values) {
@@ -368,6 +241,21 @@ static PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t coun
   PyObject* const status = run_backward(call, call->backward, call->handle, values);
   if (is_taken) python_release(address(*workspace));
   return status;
+}
+
+static PyObject* fits(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  const PreparedCall* call = (const PreparedCall*)self;
+  if (!check_count(count, kLse + 1)) return NULL;
+  for (int i = kQ; i <= kLse; ++i) {
+    View view;
+    if (i == kSink && !call->has_sink) continue;
+    if (read_view == NULL || read_view(args[i], &view) != 0 ||
+        !is_like(&view, &call->block.tensors[i])) {
+      PyErr_Clear();
+      Py_RETURN_FALSE;
+    }
+  }
+  Py_RETURN_TRUE;
 }
 
 static PyObject* run_backward_bytes(const PreparedCall* call, unsigned long long function,
@@ -496,6 +384,9 @@ static PyMethodDef kMethods[] = {
            "backward(q, k, v, sink, out, lse, dout, dlse, dq, dk, dv, dsink, workspace, "
            "workspace_bytes, stream) -> status; tensors, or their addresses; workspace None: taken "
            "from the allocator for this call"),
+    METHOD(fits,
+           "fits(q, k, v, sink, out, lse) -> whether tensors have the shapes, strides, types and "
+           "device of this call's"),
     METHOD(backward_bytes, "backward_bytes(function, size) -> status"),
     METHOD(ranges_forward,
            "ranges_forward(function, ranges, workspace, q, k, v, sink, out, lse, max_logits, "
@@ -519,21 +410,6 @@ static PyType_Spec kSpec = {.name = "magi_attention._native._calls.PreparedCall"
                             .flags = Py_TPFLAGS_DEFAULT,
                             .slots = kSlots};
 
-// use_allocator(allocate, release, current_device)
-static PyObject* use_allocator(PyObject* self, PyObject* args) {
-  (void)self;
-  PyObject* functions[3];
-  if (!PyArg_ParseTuple(args, "OOO", &functions[0], &functions[1], &functions[2])) return NULL;
-  PyObject** const places[] = {&allocate_function, &release_function, &device_function};
-  for (int i = 0; i < 3; ++i) {
-    PyObject* const earlier = *places[i];
-    Py_INCREF(functions[i]);
-    *places[i] = functions[i];
-    Py_XDECREF(earlier);
-  }
-  Py_RETURN_NONE;
-}
-
 // use_memory_of(memory_of, lowest_usual)
 static PyObject* use_memory_of(PyObject* self, PyObject* args) {
   (void)self;
@@ -548,7 +424,18 @@ static PyObject* use_memory_of(PyObject* self, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+// use_views_of(capsule) -> bool
+static PyObject* use_views_of(PyObject* self, PyObject* capsule) {
+  (void)self;
+  const ViewFunctions* const found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  if (found == NULL) return NULL;
+  read_view = found->major_version == 1 ? found->read_view : NULL;
+  return PyBool_FromLong(read_view != NULL);
+}
+
 static PyMethodDef kFunctions[] = {
+    {"use_views_of", use_views_of, METH_O,
+     "use_views_of(capsule) -> whether PreparedCall.fits asks this interface of DLPack's from now"},
     {"use_memory_of", use_memory_of, METH_VARARGS,
      "use_memory_of(memory_of, lowest_usual): memory_of(name, tensor) -> address, called where "
      "tensor.data_ptr() is below lowest_usual or raises"},

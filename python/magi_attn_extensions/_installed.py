@@ -111,13 +111,17 @@ class _WithSink(torch.autograd.Function):
             out, lse = corrected.view_as(out), _by_heads(rows_lse, lse)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, sink)
+        ctx.kinds = [_kind(t) for t in (q, k, v, out, lse, sink)]
         ctx.sink_layout, ctx.call = sink_layout, call
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
         refuse_second_derivative("attention")
-        q, k, v, out, lse, sink = ctx.saved_tensors
+        q, k, v, out, lse, sink = saved = ctx.saved_tensors
+        for name, tensor, kind in zip(("q", "k", "v", "out", "lse", "sink"), saved, ctx.kinds):
+            if _kind(tensor) != kind:
+                raise ValueError(f"{name} is {_kind(tensor)} in backward; allowed: {kind}")
         if dlse is not None and not _RELEASES[ctx.call.release].has_dlse:
             raise NotImplementedError(
                 f"lse has no gradient with FlashAttention {ctx.call.release}; use out alone"
@@ -131,6 +135,10 @@ class _WithSink(torch.autograd.Function):
             if dlse is not None:
                 dsink += _through_lse(sink, _by_rows(lse), _by_rows(dlse), ctx.sink_layout)
         return *gradients, dsink, None, None
+
+
+def _kind(tensor: torch.Tensor | None) -> tuple:
+    return () if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.device)
 
 
 def _through_lse(sink, lse, dlse, sink_layout: str) -> torch.Tensor:

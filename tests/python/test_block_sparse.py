@@ -65,7 +65,7 @@ def test_kernels_for_blocks_get_masks_without_gaps(monkeypatch, has_gradients, l
     """They are told no strides, and stand in for themselves here: they need a GPU."""
     seen = []
 
-    def attend(call, tensors, visible, options):
+    def attend(call, tensors, visible):
         seen.append((visible, BlockMask(BlockShape(2, 16, 32, False), visible)))
         return tensors[0], tensors[0][..., 0], None
 

@@ -15,8 +15,14 @@ from typing import Any, NamedTuple
 import torch
 
 from magi_attention._native.allocator import current_device
-from magi_attention._native.library import PreparedCall, address_of, check, use_memory_of
-from magi_attention._native.tensors import LOWEST_USUAL_ADDRESS, memory_of
+from magi_attention._native.library import (
+    PreparedCall,
+    address_of,
+    check,
+    use_memory_of,
+    use_views_of,
+)
+from magi_attention._native.tensors import LOWEST_USUAL_ADDRESS, as_plain, memory_of
 
 DTYPE_CODES = {
     torch.float64: 0,
@@ -31,6 +37,7 @@ CPU_DEVICE = -1
 # A magi_tensor: struct_size, data, dtype, device, rank, shape[4], stride[4].
 TENSOR = struct.Struct("@NPiii4q4q")
 _NUM_TENSORS = 13  # of a prepared call
+_SAVED = ("q", "k", "v", "sink", "out", "lse")  # for the backward
 
 _empty_like = torch.empty_like
 # Whether a tensor like one without strides is row-major.
@@ -72,6 +79,14 @@ def _pack(buffer, offset: int, data: int, dtype, device: int, shape, stride) -> 
     TENSOR.pack_into(
         buffer, offset, TENSOR.size, data, code, device, rank, *shape, *pad, *stride, *pad
     )
+
+
+def _kind(tensor: torch.Tensor) -> tuple:
+    return tuple(tensor.shape), tensor.dtype, tensor.device, tensor.stride()
+
+
+def _in_words(kind) -> str:
+    return f"shape {list(kind[0])}, {kind[1]} on {kind[2]}"
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -134,7 +149,6 @@ class Call:
 
     def __init__(self, runner: Runner, q, k, v, sink, options: Options) -> None:
         self._runner, self._options = runner, options
-        self._strides = q.stride(), k.stride(), v.stride()
         # Of the backward's workspace; None: not known yet.
         self._num_bytes: int | None = None if device_index(q) >= 0 else 0
         self._device = device_index(q)
@@ -148,7 +162,12 @@ class Call:
         # To make a tensor like another takes half as long as to make one of a shape and type.
         self._like_lse = q.new_empty((1, 1), dtype=self._wide).expand(self._lse_shape)
         self._has_like_lse = _IS_LIKE_ROW_MAJOR and rows > 0 and heads > 0
+        # Of what a backward is given.
+        self._kinds = [_kind(t) for t in (q, k, v)] + [None if sink is None else _kind(sink)]
+        for shape, dtype in ((self._out_shape, q.dtype), (self._lse_shape, self._wide)):
+            self._kinds.append((shape, dtype, q.device, _row_major(shape)))
         self._prepared = self._backward = self._prepare(q, k, v, sink, options, runner.handle)
+        self._fits = self._prepared.fits
         if runner.backward_handle:
             self._backward = self._prepare(q, k, v, sink, options, runner.backward_handle)
 
@@ -203,15 +222,13 @@ class Call:
 
     def backward(self, dout, dlse, q, k, v, out, lse, sink):
         """dq, dk, dv and dsink (None without a sink); dout and dlse are contiguous, dlse may be
-        None. Errors as forward.
+        None. Errors as forward, and ValueError for others than forward had: hooks of saved tensors
+        may give back anything.
         """
-        if self._is_dense:
-            fits = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
-        else:
-            fits = (q.stride(), k.stride(), v.stride()) == self._strides
-        if not fits:  # hooks have moved saved tensors
-            other = Call(self._runner, q, k, v, sink, self._options)
-            return other.backward(dout, dlse, q, k, v, out.contiguous(), lse.contiguous(), sink)
+        if not (_HAS_VIEWS and self._fits(q, k, v, sink, out, lse)):
+            other, saved = self._restored(q, k, v, sink, out, lse)
+            if other is not self:
+                return other.backward(dout, dlse, *saved)
         gradients = dq, dk, dv, dsink = self._gradients(q, k, v, sink)
         device, num_bytes = self._device, self._num_bytes
         stream, workspace = 0, None  # None: the module of calls takes it from torch
@@ -229,6 +246,34 @@ class Call:
             check(status)
         return gradients
 
+    def _restored(self, *given) -> tuple[Call, tuple]:
+        """This call where q, k, v, the sink, out and lse are of its kinds, or one for others that
+        differ in strides alone; and these in the order of backward, of another call's without gaps.
+        ValueError by name where shape, type or device differ.
+        """
+        found, is_other = [], False
+        for name, tensor, kind in zip(_SAVED, given, self._kinds):
+            if kind is not None:
+                plain = as_plain(name, tensor)
+                *has, strides = _kind(plain)
+                if has != [*kind[:3]]:
+                    raise ValueError(
+                        f"{name} has {_in_words(has)} in backward; allowed: {_in_words(kind)}, as "
+                        "in forward, whatever hooks of saved tensors do"
+                    )
+                is_other = is_other or plain is not tensor or strides != kind[3]
+                tensor = plain
+            found.append(tensor)
+        if not is_other:
+            q, k, v, sink, out, lse = given
+            return self, (q, k, v, out, lse, sink)
+        q, k, v, sink, out, lse = (None if t is None else t.contiguous() for t in found)
+        return self._other(q, k, v, sink), (q, k, v, out, lse, sink)
+
+    def _other(self, q, k, v, sink) -> Call:
+        """The same for tensors of other strides."""
+        return Call(self._runner, q, k, v, sink, self._options)
+
     def _find_workspace_bytes(self) -> int:
         """Of a backward call on a GPU; 0: the library takes its own."""
         size = ctypes.c_size_t()
@@ -240,6 +285,9 @@ class Call:
 
 
 use_memory_of(memory_of, LOWEST_USUAL_ADDRESS)
+# Whether torch tells the form of tensors without making objects of Python.
+_views = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+_HAS_VIEWS = _views is not None and use_views_of(_views)
 
 flex_forward = address_of("magi_flex_attention_forward")
 flex_backward = address_of("magi_flex_attention_backward")

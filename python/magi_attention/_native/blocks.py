@@ -72,9 +72,8 @@ class BlockCall(Call):
         self._ask(_TAKES, ctypes.addressof(taken))
         return taken.value != 0
 
-    def fits(self, q, k, v) -> bool:
-        """Whether tensors of the call's shapes and types have its strides, too."""
-        return (q.stride(), k.stride(), v.stride()) == self._strides
+    def _other(self, q, k, v, sink) -> BlockCall:
+        return BlockCall(q, k, v, sink, self.shape, self._options)
 
     def _find_backward_bytes(self) -> int:
         if self._backward_bytes is None:
@@ -119,7 +118,10 @@ class BlockCall(Call):
         return out, lse, word
 
     def backward_under(self, dout, dlse, q, k, v, out, lse, sink, visible: torch.Tensor):
-        """As Call.backward, of tensors that forward_under was called with and under its mask."""
+        """As Call.backward, under the mask of forward_under."""
+        other, saved = self._restored(q, k, v, sink, out, lse)
+        if other is not self:
+            return other.backward_under(dout, dlse, *saved, visible)
         gradients = dq, dk, dv, dsink = self._gradients(q, k, v, sink)
         memory = q.new_empty(self._find_backward_bytes(), dtype=torch.uint8)
         mask = BlockMask(self.shape, visible)

@@ -179,6 +179,7 @@ _calls = _load_calls()
 PreparedCall, TENSOR_LAYOUT = _calls.PreparedCall, _calls.TENSOR_LAYOUT
 # Whom a prepared call asks where the address of a tensor is no usual one.
 use_memory_of = _calls.use_memory_of
+use_views_of = _calls.use_views_of
 # Device memory of calls: whom the library asks, and who gives that what it has.
 ALLOCATE, RELEASE, use_allocator = _calls.ALLOCATE, _calls.RELEASE, _calls.use_allocator
 

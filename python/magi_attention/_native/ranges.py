@@ -44,6 +44,9 @@ class RangesCall(Call):
         super().__init__(Runner(0, 0, 0, None), q, k, v, sink, options)
         self._num_bytes_of: dict[tuple, int] = {}
 
+    def _other(self, q, k, v, sink) -> RangesCall:
+        return RangesCall(q, k, v, sink, self._options)
+
     def _workspace(self, q, ranges: _Ranges, kind: tuple, ask, function: int) -> torch.Tensor:
         """Memory for a call of a kind; ask(function, ranges, size) tells how much."""
         key = (function, *kind)
@@ -80,10 +83,9 @@ class RangesCall(Call):
         of a slice and a k tile than the workspace has room for; is_checked raises ValueError
         instead.
         """
-        if (q.stride(), k.stride(), v.stride()) != self._strides:  # hooks have moved saved tensors
-            other = RangesCall(q, k, v, sink, self._options)
-            given = dout, dlse, q, k, v, out.contiguous(), lse.contiguous(), sink
-            return other.backward_under(*given, mask, is_checked)
+        other, saved = self._restored(q, k, v, sink, out, lse)
+        if other is not self:
+            return other.backward_under(dout, dlse, *saved, mask, is_checked)
         gradients = dq, dk, dv, dsink = self._gradients(q, k, v, sink)
         ranges, ask = _Ranges(*mask), self._prepared.ranges_backward_bytes
         memory = self._workspace(q, ranges, _kind(mask), ask, _RANGES_BACKWARD_BYTES)

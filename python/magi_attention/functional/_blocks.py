@@ -36,12 +36,12 @@ def find_block_call(q, k, v, sink, shape: BlockShape, options: Options) -> Block
 
 
 def attend_by_blocks(
-    call: BlockCall, tensors: tuple, visible: torch.Tensor, options: Options
+    call: BlockCall, tensors: tuple, visible: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """out, lse and the error word of the call for q, k, v and the sink or None, with gradients.
     visible: uint8 or bool [heads, q_blocks, k_blocks].
     """
-    invocation = _BlockInvocation(call, visible, options)
+    invocation = _BlockInvocation(call, visible)
     out, meta = run(*tensors, invocation, None)
     return out, meta.lse, invocation.error_word
 
@@ -51,8 +51,8 @@ class _BlockInvocation:
 
     with_max_logits = False
 
-    def __init__(self, call: BlockCall, visible: torch.Tensor, options: Options) -> None:
-        self._call, self._visible, self._options = call, visible, options
+    def __init__(self, call: BlockCall, visible: torch.Tensor) -> None:
+        self._call, self._visible = call, visible
         self.error_word: torch.Tensor | None = None
 
     def forward(self, q, k, v, sink):
@@ -63,8 +63,4 @@ class _BlockInvocation:
 
     def backward(self, dout, dlse, q, k, v, out, lse, sink):
         """As Call.backward."""
-        call = self._call
-        if not call.fits(q, k, v):  # hooks have moved saved tensors
-            call = BlockCall(q, k, v, sink, call.shape, self._options)
-            out, lse = out.contiguous(), lse.contiguous()
-        return call.backward_under(dout, dlse, q, k, v, out, lse, sink, self._visible)
+        return self._call.backward_under(dout, dlse, q, k, v, out, lse, sink, self._visible)

@@ -89,7 +89,7 @@ def _listed_backward_fake(
     dout, dlse, q, k, v, out, lse, indices, sink, block, scale, softcap, sink_layout, sm_margin,
     deterministic, scale_symbol=None, softcap_symbol=None,
 ):  # fmt: skip
-    return fake_backward(q, k, v, sink)
+    return fake_backward(q, k, v, sink, out, lse)
 
 
 def _listed_backward(

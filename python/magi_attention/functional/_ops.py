@@ -61,8 +61,13 @@ def fake_forward(q, k, v, with_max_logits: bool):
     )
 
 
-def fake_backward(q, k, v, sink):
-    """dq, dk, dv and dsink of a backward call, not filled; dsink is empty without a sink."""
+def fake_backward(q, k, v, sink, out, lse):
+    """dq, dk, dv and dsink of a backward call, not filled; dsink is empty without a sink. torch
+    asks for them where one tensor is on meta, too.
+    """
+    for name, tensor in (("k", k), ("v", v), ("out", out), ("lse", lse)):
+        if tensor.device != q.device:
+            raise ValueError(f"{name} is on {tensor.device}; allowed: {q.device}, that of q")
     dsink = q.new_empty((0,)) if sink is None else sink.new_empty(sink.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
@@ -163,7 +168,7 @@ def _flex_backward_fake(
     dout, dlse, q, k, v, out, lse, q_ranges, k_ranges, types, sink, scale, softcap, sink_layout,
     sm_margin, deterministic, scale_symbol=None, softcap_symbol=None, backend=None,
 ):  # fmt: skip
-    return fake_backward(q, k, v, sink)
+    return fake_backward(q, k, v, sink, out, lse)
 
 
 def _flex_backward(

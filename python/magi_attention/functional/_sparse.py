@@ -139,7 +139,7 @@ def attend_to_visible(
     call = find_block_call(q, k, v, tensor, shape, options)
     if call is None:
         return None
-    return attend_by_blocks(call, (q, k, v, tensor), visible_of(), options)
+    return attend_by_blocks(call, (q, k, v, tensor), visible_of())
 
 
 def attend_folded(

@@ -87,7 +87,7 @@ def _backward_fake(
     dout, dlse, q, k, v, out, lse, sink, plan, scale, softcap, sink_layout, scale_symbol=None,
     softcap_symbol=None,
 ):  # fmt: skip
-    return fake_backward(q, k, v, sink)
+    return fake_backward(q, k, v, sink, out, lse)
 
 
 def _backward(
