@@ -334,6 +334,8 @@ def without_a_group(world) -> None:
         batch = packed_batch()
         wanted = reference(config(), batch, hidden())
         loss, found, _ = shared_out(None, config(), batch)
+        with pytest.raises(ValueError, match="cp_group has 1 ranks; allowed: 2, context_parallel"):
+            ours.prepare_batch(batch, config(2), None)
         assert abs(loss - wanted[0]) < 1e-5 * abs(wanted[0])
         close(found, wanted[1])
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import dense
+from error_cases import refuses
 from magi_attention.integrations import packed
 from magi_attention.integrations.packed import AttnMaskSpec, PrefixTree
 
@@ -131,6 +132,32 @@ def packed_documents(group, lengths, window=-1) -> None:
     loss.backward()
     check_sums(group, loss, model, reference(batch, spec))
     packed.set_active_cp_group(None)
+
+
+def without_a_group(batch) -> None:
+    """None is refused in one of several processes, by whatever would make a plan or attend."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    packed.set_active_cp_group(None)
+    q, attend = torch.zeros(60, 4, 8), packed.make_magi_attn_func()
+    tree = PrefixTree([60], [[0]])
+    spec = AttnMaskSpec.causal(60)
+    sizes = dict(num_heads_q=2, num_heads_kv=2, head_dim=8, cp_group=None)
+    for call in (
+        lambda: packed.magi_prepare_batch(HEADS, batch, None),
+        lambda: packed.magi_prepare_packed_cp(HEADS, batch, None),
+        lambda: packed.magi_prepare_prefix_tree(HEADS, {"input_ids": q[:, 0, 0]}, tree, None),
+        lambda: packed.build_flex_key(spec, **sizes),
+        lambda: packed.setup_magi({"model.backend.attn": "magi"}, None),
+        lambda: attend(q, q, q),
+        lambda: attend(q, q, q, magi_attn_spec=spec),
+    ):
+        refuses(call, ValueError, "cp_group is None in one of 4 processes")
+    mesh = DeviceMesh("cpu", range(4), mesh_dim_names=("dp",))
+    state = packed.setup_magi({"model.backend.attn": "magi"}, mesh)
+    assert state.cp_size == 1
+    packed.magi_prepare_packed_cp(HEADS, batch, state.cp_group)
+    assert attend(q, q[:, :2], q[:, :2]).shape == q.shape
 
 
 def layers_of_two_masks(group) -> None:
@@ -286,4 +313,6 @@ def state_of_a_training(group) -> None:
         whole = {name: given[name].reshape(-1) for name in alone}
         check_sums(group, loss, model, reference(whole, spec))
     assert state.prepare_vlm_batch(HEADS, batch)[1] is batch
+    if dist.get_world_size() == dist.get_world_size(group):
+        without_a_group(batch)
     packed.set_active_cp_group(None)

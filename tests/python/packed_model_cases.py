@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh
 
 import transformers_cases as models
 from magi_attention.integrations import packed
@@ -47,9 +48,11 @@ def one_sequence(group, name: str) -> None:
     batch = causal_batch()
 
     def run(model):
-        state = packed.setup_magi({"model.attn_implementation": "magi"}, None)
+        mesh = (
+            None if group is None else DeviceMesh.from_group(group, "cpu", mesh_dim_names=("cp",))
+        )
+        state = packed.setup_magi({"model.attn_implementation": "magi"}, mesh)
         assert state.hf_dispatch
-        state.cp_group = group
         _, local = state.prepare_llm_batch(model, batch, pad_id=5)
         labels = local.pop("labels")
         return models.loss_of(model(**local).logits, labels)

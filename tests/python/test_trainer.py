@@ -113,6 +113,14 @@ def test_samples(ranks):
     cases.padded(None)
 
 
+def test_without_a_group(ranks, monkeypatch):
+    ranks.run(4, cases.without_a_group)
+    model = use(models.model("llama", "sdpa"))
+    monkeypatch.setenv("WORLD_SIZE", "2")  # of torchrun, before torch.distributed is up
+    with pytest.raises(ValueError, match="cp_group is None in one of 2 processes"):
+        MagiCollator(model)
+
+
 IDS = torch.arange(1, 8)
 PACKED = {"input_ids": IDS, "position_ids": [0, 1, 2, 0, 1, 2, 3]}
 

@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import transformers_cases as cases
+from magi_attention.integrations import packed
 from magi_attention.integrations.transformers import attention, check_model, register, shard
 from transformers_cases import BOUNDS, ROWS, WINDOW
 
@@ -88,6 +89,20 @@ class TestWithoutPlan:
         ):
             found, wanted = (m(input_ids=ids, **arguments).logits for m in (ours, theirs))
             assert torch.equal(found, wanted), arguments.keys()
+
+    def test_active_plan(self, llama):
+        """Rows of a plan that is active are not attended to as if there were none."""
+        bound = cases.plan().bind()
+        arguments = shard(bound, cases.batch()[0])
+        ids, pattern = arguments["input_ids"], r"(?s)magi_plan is missing where Llama.*active plan"
+        packed.set_active_plan(bound)
+        for call in (llama, torch.compile(llama, backend="eager")):
+            with pytest.raises(Exception, match=pattern):
+                call(input_ids=ids)
+        llama(input_ids=ids[:, :9])
+        llama(**arguments)
+        packed.set_active_plan(None)
+        llama(input_ids=ids)
 
     def test_generation(self):
         ids = cases.batch()[0][:, :9]

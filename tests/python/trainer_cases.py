@@ -16,6 +16,7 @@ import torch.distributed as dist
 from transformers import Trainer, TrainingArguments
 
 import transformers_cases as models
+from error_cases import refuses
 from magi_attention import api
 from magi_attention.integrations.trainer import MagiCallback, MagiCollator, unpad, use
 
@@ -285,6 +286,24 @@ def own_samples(group) -> None:
     assert torch.equal(ids, torch.cat([sample["input_ids"] for sample in dataset]))
     positions = api.undispatch(batch["position_ids"][0], whole)
     assert torch.equal(positions, torch.cat([torch.arange(len(s["input_ids"])) for s in dataset]))
+
+
+def without_a_group(world) -> None:
+    """None is no group in one of several processes; one of its own is, as the error says."""
+    model, dataset = use(models.model("llama", "sdpa")), samples(2)
+    collator = MagiCollator(model, world)
+    collator.cp_group = None  # as if it had been made before torch.distributed was up
+    for call in (lambda: MagiCollator(model, None), lambda: collator(dataset)):
+        refuses(call, ValueError, "cp_group is None in one of 4 processes; allowed: a group, made")
+    rank = dist.get_rank()
+    own = dist.new_group([rank], use_local_synchronization=True)
+    loss = model(**MagiCollator(model, own)(dataset)).loss
+    ids, labels = (dataset[0][name][None] for name in ("input_ids", "labels"))
+    pattern = "magi_plan is missing where LlamaAttention attends in 4 processes; allowed: magi_plan"
+    for call in (model, torch.compile(model, backend="eager")):
+        refuses(lambda: call(input_ids=ids, labels=labels), (ValueError, RuntimeError), pattern)
+    model.set_attn_implementation("sdpa")
+    assert loss.isfinite() and model(input_ids=ids, labels=labels).loss.isfinite()
 
 
 def padded(group) -> None:

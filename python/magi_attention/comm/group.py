@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 from collections.abc import Callable
 
 import torch
@@ -38,6 +39,26 @@ def size_of(cp_group: dist.ProcessGroup | None) -> int:
     """Ranks of the group, 1 for None. Errors as rank_of."""
     rank_of(cp_group)
     return 1 if cp_group is None else dist.get_world_size(cp_group)
+
+
+def num_processes() -> int:
+    """Processes of the program: of torch.distributed, else as a launcher told this one, or 1."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    told = os.environ.get("WORLD_SIZE", "1")
+    return int(told) if told.isdecimal() else 1
+
+
+def refuse_lone_process(cp_group: dist.ProcessGroup | None) -> None:
+    """ValueError for None in one of several processes, each of which would attend to its own rows
+    alone: dist.group.WORLD is None before torch.distributed is up.
+    """
+    if cp_group is None and num_processes() > 1:
+        raise ValueError(
+            f"cp_group is None in one of {num_processes()} processes; allowed: a group, made after "
+            "init_process_group, such as dist.new_group([rank], use_local_synchronization=True) "
+            "for one that shares nothing"
+        )
 
 
 def rank_tuple(cp_group: dist.ProcessGroup | None) -> tuple[int, ...]:

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+import torch.distributed as dist
 
+from magi_attention._group_holders import holds_groups
 from magi_attention.api import calc_attn
 from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.keys.key import DistAttnRuntimeKey
 from magi_attention.keys.lookup import runtime_of
 from magi_attention.plan import BoundPlan
@@ -16,6 +20,19 @@ from magi_attention.plan import BoundPlan
 AnyPlan: TypeAlias = "BoundPlan | DistAttnRuntimeKey"
 PLANS = (BoundPlan, DistAttnRuntimeKey)
 PLANS_IN_WORDS = "a bound plan (Plan.bind), a key of magi_attention.api"
+
+
+@dataclass
+class _Active:
+    """What attention functions of models that pass nothing on find."""
+
+    cp_group: dist.ProcessGroup | None = None
+    spec: AttnMaskSpec | None = None
+    plan: AnyPlan | None = None
+
+
+active = _Active()
+holds_groups(active, "cp_group")
 
 
 def bound_of(plan: AnyPlan) -> BoundPlan:

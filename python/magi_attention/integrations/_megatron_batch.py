@@ -150,6 +150,11 @@ def prepare_batch(
     documents and for bounds that do not fit.
     """
     config = getattr(model, "config", model)
+    if size_of(cp_group) != config.context_parallel_size:
+        raise ValueError(
+            f"cp_group has {size_of(cp_group)} ranks; allowed: {config.context_parallel_size}, "
+            "context_parallel_size"
+        )
     rows, documents = _as_documents(batch, causal)
     if "labels" in rows and "loss_mask" not in rows:  # labels of padding are tokens like others
         rows["loss_mask"] = documents.is_inside().to(rows["labels"].device, torch.float32)

@@ -25,13 +25,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from magi_attention._group_holders import holds_groups, note_group
-from magi_attention.comm.group import size_of
+from magi_attention._group_holders import note_group
+from magi_attention.comm.group import num_processes, refuse_lone_process, size_of
 from magi_attention.common._arguments import check_kind
 from magi_attention.integrations._bound import (
     PLANS,
     PLANS_IN_WORDS,
     AnyPlan,
+    active,
     attend,
     bound_of,
     check_window_of,
@@ -62,41 +63,28 @@ DEFAULT_CHUNK_SIZE = 512
 _log = logging.getLogger("magi_attention")
 
 
-@dataclass
-class _Active:
-    """What attention functions of models that pass nothing on find."""
-
-    cp_group: dist.ProcessGroup | None = None
-    spec: AttnMaskSpec | None = None
-    plan: AnyPlan | None = None
-
-
-_active = _Active()
-holds_groups(_active, "cp_group")
-
-
 def set_active_cp_group(cp_group: dist.ProcessGroup | None) -> None:
     """The group that functions of make_magi_attn_func use from now on; forgets the active plan."""
     if cp_group is not None:
         note_group(cp_group)
-    _active.cp_group, _active.plan = cp_group, None
+    active.cp_group, active.plan = cp_group, None
 
 
 def get_active_cp_group() -> dist.ProcessGroup | None:
     """The group of set_active_cp_group, or None."""
-    return _active.cp_group
+    return active.cp_group
 
 
 def set_active_attn_spec(spec: AttnMaskSpec | None) -> None:
     """The mask of calls on one rank; None: one causal sequence. Forgets the active plan."""
     if spec is not None:
         check_kind("spec", spec, AttnMaskSpec, "an AttnMaskSpec, or None")
-    _active.spec, _active.plan = spec, None
+    active.spec, active.plan = spec, None
 
 
 def get_active_attn_spec() -> AttnMaskSpec | None:
     """The mask of set_active_attn_spec, or None."""
-    return _active.spec
+    return active.spec
 
 
 def set_active_plan(plan: AnyPlan | None) -> None:
@@ -106,7 +94,7 @@ def set_active_plan(plan: AnyPlan | None) -> None:
     """
     if plan is not None:
         check_kind("plan", plan, PLANS, f"{PLANS_IN_WORDS}, or None")
-    _active.plan = plan
+    active.plan = plan
 
 
 def is_magi_available() -> bool:
@@ -142,6 +130,7 @@ def build_flex_key(
     rows, of which the last ones may be padding. ValueError for fewer rows than ranks.
     """
     check_kind("spec", spec, AttnMaskSpec, "an AttnMaskSpec")
+    refuse_lone_process(cp_group)
     heads = heads_of((num_heads_q, num_heads_kv, head_dim))
     return make_plan(spec, heads, cp_group, chunked(DEFAULT_CHUNK_SIZE))
 
@@ -166,6 +155,7 @@ def magi_prepare_batch(
     ValueError for several sequences, for an attention_mask that hides rows, and by name for what
     could change a result and is not shared out.
     """
+    refuse_lone_process(cp_group)
     refuse_hidden_rows(batch, allows_documents=spec is None)
     given = flat_batch(batch)
     if spec is None:
@@ -196,6 +186,7 @@ def magi_prepare_packed_cp(
     num_heads_kv, head_dim). ValueError for bounds that do not end with the rows.
     """
     given = flat_batch(batch, is_packed=True)
+    refuse_lone_process(cp_group)
     refuse_hidden_rows(batch, allows_documents=spec is None)
     if spec is None:
         document_lengths(batch, given["input_ids"].shape[0])
@@ -224,6 +215,7 @@ def magi_prepare_prefix_tree(
     the batch, which are the tree's, and for position_ids and documents that are not.
     """
     check_kind("tree", tree, PrefixTree, "a PrefixTree")
+    refuse_lone_process(cp_group)
     refuse_hidden_rows(batch)
     ids = required(batch, "input_ids", "the batch")
     made = {
@@ -295,8 +287,9 @@ def make_magi_attn_func(softmax_scale: float | None = None) -> Callable[..., tor
     AttnMaskSpec), cu_seqlens or cu_seqlens_q (bounds of causal documents), the active plan, the
     active spec, and each sequence of the batch causal. window_size=(left, right) narrows documents,
     and is refused where a given mask reaches beyond it. Without an active group and a mask it is
-    torch's causal attention. max_seqlen_* and qkv_format are taken from the tensors; dropout and
-    masks as tensors are refused, other keywords a TypeError.
+    torch's causal attention in a program of one process; one of several needs a group or magi_plan.
+    max_seqlen_* and qkv_format are taken from the tensors; dropout and masks as tensors are
+    refused, other keywords a TypeError.
 
     Over several ranks rows are those of the active plan, which must be there but for magi_plan:
     magi_attn_spec is then another mask of the whole sequence on its placement, and cu_seqlens is
@@ -311,10 +304,11 @@ def make_magi_attn_func(softmax_scale: float | None = None) -> Callable[..., tor
         has_mask = any(
             options.get(n) is not None for n in ("magi_plan", "magi_attn_spec", *_BOUNDS)
         )
-        if _active.cp_group is None and not has_mask and _active.plan is None:
-            if window != (-1, -1) or _active.spec is not None:
+        if active.cp_group is None and not has_mask and active.plan is None:
+            if window != (-1, -1) or active.spec is not None:
                 has_mask = True
             else:
+                refuse_lone_process(None)
                 return _causal_of_torch(q, k, v, softmax_scale)
         shape = q.shape
         plan = _plan_of_call(q, k, options, window)
@@ -371,14 +365,14 @@ def _window(given: Any) -> tuple[int, int]:
 def _plan_of_call(
     q: torch.Tensor, k: torch.Tensor, options: dict[str, Any], window: tuple[int, int]
 ) -> AnyPlan:
-    cp_group = _active.cp_group
+    cp_group = active.cp_group
     size = size_of(cp_group)
     batch, rows = (q.shape[0], q.shape[1]) if q.dim() == 4 else (1, q.shape[0])
     heads = q.shape[-2], k.shape[-2], q.shape[-1]
     plan, spec = options.get("magi_plan"), options.get("magi_attn_spec")
     bounds = next((options[name] for name in _BOUNDS if options.get(name) is not None), None)
     if plan is None and size > 1:
-        if _active.plan is None:
+        if active.plan is None:
             raise ValueError(
                 f"cp_group has {size} ranks and no plan is active; allowed: calls after "
                 "magi_prepare_packed_cp or set_active_plan, or the keyword magi_plan"
@@ -388,18 +382,19 @@ def _plan_of_call(
                 f"cu_seqlens is given over {size} ranks; allowed: None, as the plan is the mask"
             )
     if plan is None and spec is None and bounds is None:
-        plan = _active.plan
+        plan = active.plan
     if plan is not None:
         check_window_of(plan, "window_size", window, "the plan")
         return plan
+    refuse_lone_process(cp_group)
     if spec is None and bounds is not None:
         lengths = document_lengths({"cu_seqlens": bounds}, batch * rows)
         spec = AttnMaskSpec.varlen(lengths, window_size=(window[0], 0))
     elif spec is None:
-        spec = _active.spec
+        spec = active.spec
     if spec is None:
         spec = AttnMaskSpec.varlen([rows] * batch, window_size=(window[0], 0))
-    plan = make_plan(spec, heads, cp_group, on=_active.plan if size > 1 else None)
+    plan = make_plan(spec, heads, cp_group, on=active.plan if size > 1 else None)
     check_window_of(plan, "window_size", window, "magi_attn_spec")
     return plan
 
@@ -490,12 +485,16 @@ def setup_magi(cfg: Any, device_mesh: Any, *, label: str = "") -> MagiState:
     """The state of a training whose config asks for this package: `model.backend.attn` (models of
     one's own) or `model.attn_implementation` (transformers) is "magi". cfg: nested mappings, or an
     object whose get() takes dotted names. Registers the name, and makes the mesh's "cp" group the
-    active one for models of one's own. label: of what, in the log.
+    active one for models of one's own; in a mesh without that axis each process has a group of its
+    own. label: of what, in the log. ValueError for no mesh in one of several processes.
     """
     custom = str(_look_up(cfg, "model.backend.attn")) == "magi"
     if not custom and str(_look_up(cfg, "model.attn_implementation")) != "magi":
         return MagiState()
     cp_group = get_cp_group(device_mesh)
+    if cp_group is None and device_mesh is not None and num_processes() > 1:  # it has no axis "cp"
+        cp_group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    refuse_lone_process(cp_group)
     if custom:
         set_active_cp_group(cp_group)
     else:

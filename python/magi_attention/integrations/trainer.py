@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
 
-from magi_attention.comm.group import size_of
+from magi_attention.comm.group import refuse_lone_process, size_of
 from magi_attention.common._arguments import check_int
 from magi_attention.config import DistAttnConfig
 from magi_attention.integrations._documents import (
@@ -144,7 +144,8 @@ class MagiCollator:
     those of the model's config.
 
     - model: checked by check_model; ValueError by its name if plans do not reach it whole.
-    - cp_group: the ranks that share a sequence; None: this process alone.
+    - cp_group: the ranks that share a sequence; None: this process alone, ValueError for one of
+      several.
     - is_same_on_ranks: all ranks of the group are given the same samples. Otherwise each brings its
       own, which are gathered (collective, hence in the main process: dataloader_num_workers=0).
     - max_rows: rows of a sequence at most; ValueError above.
@@ -164,6 +165,7 @@ class MagiCollator:
     ) -> None:
         if max_rows is not None:
             check_int("max_rows", max_rows, 1)
+        refuse_lone_process(cp_group)
         self.model = model_behind(model)
         check_model(self.model)
         self.cp_group, self.config = cp_group, config
@@ -173,6 +175,7 @@ class MagiCollator:
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """A batch of Trainer."""
+        refuse_lone_process(self.cp_group)
         for sample in samples:
             _refuse_unused(sample, self._parameters)
         samples = self._of_group([one for sample in samples for one in _documents_of(sample)])

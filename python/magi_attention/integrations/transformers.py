@@ -8,8 +8,9 @@
 The plan goes to the model as the keyword `magi_plan`, a bound plan (Plan.bind) or a key of
 magi_attention.api; `shard` puts it there. It is the whole mask. Models whose layers differ take a
 dict from the names in config.layer_types ("full_attention", "sliding_attention", ...) to plans on
-one placement. Without magi_plan a call gives what "sdpa" gives, and refuses sinks and softcap,
-which that does not know.
+one placement. Without magi_plan a call gives what "sdpa" gives in a program of one process, and
+refuses sinks and softcap, which that does not know. One of several processes, whose rows may be a
+part of a sequence, refuses such calls, and so does every process for the rows of an active plan.
 
 A mask is never dropped: padding, a window or an overlay that the plan does not hold is a
 ValueError that names it. Neither is a plan: models whose layers drop keywords are refused by name.
@@ -30,11 +31,13 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.import_utils import is_tracing
 
+from magi_attention.comm.group import num_processes
 from magi_attention.common._arguments import check_kind
 from magi_attention.integrations._bound import (
     PLANS,
     PLANS_IN_WORDS,
     AnyPlan,
+    active,
     attend,
     bound_of,
     reach_of,
@@ -186,7 +189,7 @@ def attention(
     """The attention function of "magi": query [batch, heads, rows, dim], key and value with their
     own head count -> [batch, rows, heads, dim of value], and no weights.
     """
-    plan = kwargs.pop(PLAN_KEYWORD, None)
+    plan = given = kwargs.pop(PLAN_KEYWORD, None)
     is_causal = kwargs.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     # Made of the rows that a causal layer gets; others are a vision tower's. Compilers cannot ask
@@ -195,7 +198,8 @@ def attention(
         heads = query.shape[1], key.shape[1], max(query.shape[3], value.shape[3])
         plan = plan(query.shape[2], heads) if is_causal else None
     if plan is None:
-        _refuse_lost_plan(module, query)
+        if given is None:
+            _refuse_lost_plan(module, query)
         for name in ("s_aux", "softcap"):  # "sdpa" would drop them
             if kwargs.get(name) is not None:
                 raise ValueError(f"{name} is given; allowed: None without {PLAN_KEYWORD}")
@@ -245,12 +249,43 @@ def _refuse_lost_plan(module: torch.nn.Module, query: torch.Tensor) -> None:
     """ValueError where a plan of as many rows was given to a model, whose layers then dropped it:
     every rank would attend to its own rows alone.
     """
-    given = _plan_of_callers()
-    if given is not None and given[1] == query.shape[0] * query.shape[2]:
+    rows, given = query.shape[0] * query.shape[2], _plan_of_callers()
+    if given is not None and given[1] == rows:
         raise ValueError(
             f"{given[0]} was given {PLAN_KEYWORD}, but its {type(module).__name__} was not; "
             "allowed: models whose layers pass keywords on to their attention"
         )
+    if not _have_callers_a_plan():
+        where = f"{num_processes()} processes" if num_processes() > 1 else None
+        if _rows_of_active_plan() == rows:
+            where = "rows of the active plan"
+        if where is not None:
+            raise ValueError(
+                f"{PLAN_KEYWORD} is missing where {type(module).__name__} attends in {where}; "
+                f"allowed: {PLAN_KEYWORD} in the call of the model, or a model of "
+                'set_attn_implementation("sdpa"), which attends to its own rows alone'
+            )
+
+
+@torch.compiler.assume_constant_result
+def _have_callers_a_plan() -> bool:
+    """Whether a module whose call is under way was given one, or what makes one."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL_OF_MODULE:
+            if frame.f_locals["kwargs"].get(PLAN_KEYWORD) is not None:
+                return True
+        frame = frame.f_back
+    return False
+
+
+@torch.compiler.assume_constant_result
+def _rows_of_active_plan() -> int | None:
+    """This rank's rows of what magi_attention.integrations.packed has made active."""
+    try:
+        return None if active.plan is None else bound_of(active.plan).local_rows
+    except (ValueError, RuntimeError):  # a key that is no more
+        return None
 
 
 @torch.compiler.assume_constant_result
