@@ -33,7 +33,7 @@ enum class ExchangeKind : std::int32_t {
 struct ExchangeTag {
   std::uint64_t plan_digest = 0;
   std::int32_t stage = 0;
-  std::uint64_t options = 0;  ///< what attention is called with besides the plan; 0: another call
+  std::uint64_t options = 0;  ///< what a call is given besides the plan; 0: not known
 };
 
 /// Bytes of every rank for every rank, in host or device memory.

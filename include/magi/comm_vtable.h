@@ -52,7 +52,7 @@ typedef struct magi_byte_exchange {
   uint64_t plan_digest;
   uint64_t content; /* what the bytes mean */
   int32_t stage;
-  uint64_t options; /* what attention is called with besides the plan; 0: another call */
+  uint64_t options; /* what the call is given besides the plan; 0: not known */
 } magi_byte_exchange;
 
 /* Called once per rank, in rank order, during an allgather. */

@@ -75,6 +75,9 @@ struct Placement {
 Placement placement_from_chunks(std::int32_t num_rows, std::int32_t chunk_size,
                                 std::int32_t num_ranks, std::vector<std::int32_t> chunk_rank);
 
+/// A hash by which ranks compare where rows lie; equal placements have equal ones.
+std::uint64_t placement_digest(const Placement& placement);
+
 /// MagiAttention's rule: auto = ceil(rows / (min_chunks_per_rank * num_ranks)), then min(auto,
 /// chunk_size) if one is given.
 std::int32_t resolve_chunk_size(std::int32_t rows, std::int32_t num_ranks,

@@ -121,11 +121,12 @@ bool is_same_exchange(const Announcement& a, const Announcement& b) {
   return a.plan_digest == b.plan_digest && a.kind == b.kind && a.stage == b.stage;
 }
 
-/// An exchange of a group that does not compare them: what every rank is about to send goes first.
-class AnnouncedExchange final : public PendingExchange {
+/// What every rank is about to send, and with it what it calls, told to the others before any byte
+/// moves: a supplier may end the process where sizes differ.
+class Announcements {
  public:
-  AnnouncedExchange(const std::shared_ptr<Supplied>& group, const ByteExchange& exchange)
-      : rank_(group->vtable.rank) {
+  Announcements(std::int32_t rank, const ByteExchange& exchange)
+      : rank_(rank), kind_(exchange.kind) {
     Announcement call{.plan_digest = exchange.tag.plan_digest,
                       .content = exchange.content,
                       .options = exchange.tag.options,
@@ -138,24 +139,24 @@ class AnnouncedExchange final : public PendingExchange {
       expected_.push_back(call);
     }
     seen_.resize(sent_.size());
-    const std::vector<std::int64_t> sizes(sent_.size(), sizeof(Announcement));
-    announcements_.emplace(group,
-                           ByteExchange{.send = sent_.data(),
-                                        .receive = seen_.data(),
-                                        .send_bytes = sizes,
-                                        .receive_bytes = sizes,
-                                        .tag = exchange.tag},
-                           nullptr);
-    bytes_.emplace(group, exchange, nullptr);
   }
 
-  void wait_sync() override {
-    announcements_->wait_sync();
+  /// Throws CommError unless every rank sends what this one expects of it.
+  void compare_sync(const std::shared_ptr<Supplied>& group, const ExchangeTag& tag) {
+    const std::vector<std::int64_t> sizes(sent_.size(), sizeof(Announcement));
+    SuppliedExchange(group,
+                     {.send = sent_.data(),
+                      .receive = seen_.data(),
+                      .send_bytes = sizes,
+                      .receive_bytes = sizes,
+                      .kind = kind_,
+                      .tag = tag},
+                     nullptr)
+        .wait_sync();
     for (std::size_t peer = 0; peer < seen_.size(); ++peer) {
       if (seen_[peer] == expected_[peer]) continue;
       throw CommError(mismatch_text(peer), CommFailure::PlanMismatch);
     }
-    bytes_->wait_sync();
   }
 
  private:
@@ -171,8 +172,8 @@ class AnnouncedExchange final : public PendingExchange {
   }
 
   std::int32_t rank_;
+  ExchangeKind kind_;
   std::vector<Announcement> sent_, expected_, seen_;  ///< [num_ranks]
-  std::optional<SuppliedExchange> announcements_, bytes_;
 };
 
 void take_gathered(void* sink_context, std::int32_t rank, const void* bytes,
@@ -221,7 +222,7 @@ class SuppliedGroup final : public Communicator {
   std::unique_ptr<PendingExchange> start_checked(const ByteExchange& exchange,
                                                  void* stream) override {
     if (exchange.device == kCpuDevice && !has(MAGI_COMM_COMPARES_EXCHANGES)) {
-      return std::make_unique<AnnouncedExchange>(group_, exchange);
+      Announcements(rank(), exchange).compare_sync(group_, exchange.tag);
     }
     return std::make_unique<SuppliedExchange>(group_, exchange, stream);
   }

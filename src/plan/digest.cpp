@@ -106,6 +106,12 @@ void add_rank(Digest& digest, const RankPlan& rank) {
 
 }  // namespace
 
+std::uint64_t placement_digest(const Placement& placement) {
+  Digest digest;
+  add_placement(digest, placement);
+  return digest.value();
+}
+
 std::uint64_t plan_digest(const Plan& plan) {
   Digest digest;
   digest.add(plan.mask.rows_q, plan.mask.rows_k);

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 
 #include "base/check.hpp"
 #include "comm/rows/abort_group.hpp"
+#include "comm/rows/call_options.hpp"
 #include "comm/rows/row_exchanger.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/check_tensor.hpp"
@@ -81,6 +84,17 @@ void move_rows(Communicator& communicator, const comm::RowTable& table, const co
   communicator.row_exchanger(move.from[0].device).start(table, move, stream)->await(stream);
 }
 
+std::int64_t row_length(const TensorView& tensor) {
+  const auto axes = static_cast<std::size_t>(tensor.rank);
+  const auto row = std::span(tensor.shape).first(axes).subspan(1);
+  return std::accumulate(row.begin(), row.end(), std::int64_t{1}, std::multiplies());
+}
+
+/// What ranks compare of a call, so that none takes rows of another placement or call for its own.
+ExchangeTag tag_of(const Placement& placement, const comm::RowOptions& options) {
+  return {.plan_digest = placement_digest(placement), .options = comm::pack_options(options)};
+}
+
 std::int32_t count_rows(std::span<const ShardRun> runs) {
   return runs.empty() ? 0 : runs.back().local_row + runs.back().num_rows;
 }
@@ -122,7 +136,10 @@ void undispatch(const TensorView& local, const Placement& placement, Communicato
     const auto own = moves_of(shard_runs(placement, rank, num_rows), false);
     move_rows(communicator,
               row_table(own, placement, rank, gather_exchange(placement, rank, num_rows)),
-              {.from = {&local, 1}, .to = {&global, 1}}, stream);
+              {.from = {&local, 1},
+               .to = {&global, 1},
+               .tag = tag_of(placement, {.num_rows = num_rows, .row_length = row_length(global)})},
+              stream);
   });
 }
 
@@ -145,10 +162,14 @@ void undispatch_backward(const TensorView& global_gradient, const Placement& pla
         dispatch(global_gradient, placement, communicator.rank(), local_gradient, 0.0, stream);
         const auto num_rows = static_cast<std::int32_t>(global_gradient.shape[0]);
         const RowExchange rows = gather_exchange(placement, communicator.rank(), num_rows);
-        move_rows(
-            communicator, row_table({}, placement, communicator.rank(), rows),
-            {.kind = ExchangeKind::Sum, .from = {&global_gradient, 1}, .to = {&local_gradient, 1}},
-            stream);
+        move_rows(communicator, row_table({}, placement, communicator.rank(), rows),
+                  {.kind = ExchangeKind::Sum,
+                   .from = {&global_gradient, 1},
+                   .to = {&local_gradient, 1},
+                   .tag = tag_of(placement, {.function = comm::RowFunction::SumOfRows,
+                                             .num_rows = num_rows,
+                                             .row_length = row_length(global_gradient)})},
+                  stream);
       });
   }
   throw invalid("mode", static_cast<std::int32_t>(mode), "0 (replicated) or 1 (partial)");
@@ -184,8 +205,14 @@ void roll(const TensorView& local, const Placement& placement, std::int32_t num_
   abort_group_on_error(communicator, [&] {
     const std::int32_t rank = communicator.rank();
     const RollTable table = roll_table(placement, rank, num_valid_rows, shift);
+    // Shifts that lead to the same rows are equal.
+    const std::int64_t least = num_valid_rows == 0 ? 0 : shift % num_valid_rows;
+    const comm::RowOptions options{.function = comm::RowFunction::Roll,
+                                   .num_rows = num_valid_rows,
+                                   .row_length = row_length(local),
+                                   .shift = least < 0 ? least + num_valid_rows : least};
     move_rows(communicator, row_table(table.moves, placement, rank, table.exchange),
-              {.from = {&local, 1}, .to = {&out, 1}}, stream);
+              {.from = {&local, 1}, .to = {&out, 1}, .tag = tag_of(placement, options)}, stream);
   });
 }
 

@@ -191,7 +191,7 @@ def later_refusal(group, who: int) -> None:
     if rank == who:
         refuses(lambda: api.calc_attn(q, k[1:], v, key), ValueError, "k has")
         time.sleep(1.5)
-        api.calc_attn(q, k, v, key)  # rows of this attention had been sent
+        refuses(lambda: api.calc_attn(q, k, v, key), CommError, "aborted: rank")  # no row was sent
     else:
         text = f"rank {who} refused its arguments: ValueError: k has"
         refuses(lambda: api.calc_attn(q, k, v, key), CommError, text)

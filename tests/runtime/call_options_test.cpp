@@ -24,7 +24,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Floats = HostTensor<float>;
 
-enum class Transport { Threads, Shm, Table };
+/// Announced: a table of functions that does not compare exchanges.
+enum class Transport { Threads, Shm, Table, Announced };
 
 constexpr std::int64_t kRows = 8;  // of a rank
 
@@ -78,7 +79,9 @@ void run_over(Transport transport, std::int32_t num_ranks,
       "magi-call-options-test-" + std::to_string(getpid()) + "-" + std::to_string(++num_groups);
   std::vector<std::unique_ptr<Communicator>> tables;
   for (auto& communicator : make_thread_group(num_ranks, {.deadline = deadline})) {
-    tables.push_back(make_vtable_group(make_comm_vtable(std::move(communicator))));
+    magi_comm_vtable table = make_comm_vtable(std::move(communicator));
+    if (transport == Transport::Announced) table.features &= ~MAGI_COMM_COMPARES_EXCHANGES;
+    tables.push_back(make_vtable_group(table));
   }
   const auto run_rank = [&](Communicator& group) {
     const std::int32_t rank = group.rank();
@@ -86,6 +89,7 @@ void run_over(Transport transport, std::int32_t num_ranks,
       case Transport::Threads:
         return body(group);
       case Transport::Table:
+      case Transport::Announced:
         return body(*tables[static_cast<std::size_t>(rank)]);
       case Transport::Shm:
         const auto bootstrap = local_bootstrap(name, rank, num_ranks, deadline);
@@ -216,6 +220,72 @@ TEST_P(OtherOptions, ThatAreEqualAreNeverRefused) {
   }
 }
 
+/// A call that moves rows of 24, 8 of each of three ranks, without attention.
+struct RowCall {
+  std::vector<std::int32_t> chunk_rank{0, 1, 2, 2, 1, 0};
+  std::int32_t num_rows = 24;
+  std::int64_t width = 3, shift = 5;
+  enum class Function { Undispatch, SumOfRows, Roll } function = Function::Roll;
+
+  void run(Communicator& group) const {
+    const Placement placement = placement_from_chunks(24, 4, 3, chunk_rank);
+    const Floats local({kRows, width}), out({kRows, width}), global({num_rows, width});
+    switch (function) {
+      case Function::Undispatch:
+        return undispatch(local, placement, group, global);
+      case Function::SumOfRows:
+        return undispatch_backward(global, placement, group, UndispatchGradient::Partial, local);
+      case Function::Roll:
+        return roll(local, placement, num_rows, shift, group, out);
+    }
+  }
+};
+
+using RowChange = std::function<void(RowCall&)>;
+
+/// All ranks are told where `change` is made on rank 1 alone; `text` is what they are told.
+void expect_rows_told(Transport transport, const std::string& text, RowCall call,
+                      const RowChange& change) {
+  SCOPED_TRACE(text);
+  run_over(transport, 3, [&](Communicator& group) {
+    RowCall own = call;
+    if (group.rank() == 1) change(own);
+    try {
+      own.run(group);
+      group.allgather_sync({});
+      ADD_FAILURE() << "rank " << group.rank() << " was not told";
+    } catch (const CommError& error) {
+      EXPECT_EQ(error.failure(), CommFailure::PlanMismatch) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr(text));
+    }
+  });
+}
+
+TEST_P(OtherOptions, OfCallsWithoutAttentionAreNamed) {
+  using Function = RowCall::Function;
+  for (const Function function : {Function::Undispatch, Function::SumOfRows, Function::Roll}) {
+    const RowCall call{.function = function};
+    expect_rows_told(GetParam(), "plan 0x", call,
+                     [](RowCall& odd) { odd.chunk_rank = {0, 2, 1, 2, 1, 0}; });
+    expect_rows_told(GetParam(), ": shape of the sequence; in stage 0", call,
+                     [](RowCall& odd) { odd.width = 4; });
+    expect_rows_told(GetParam(), ": shape of the sequence; in stage 0", call,
+                     [](RowCall& odd) { odd.num_rows = 23; });
+  }
+  expect_rows_told(GetParam(), ": shift; in stage 0", {}, [](RowCall& odd) { odd.shift = 6; });
+  expect_rows_told(GetParam(), "function; in stage 0", {.function = Function::Undispatch},
+                   [](RowCall& odd) { odd.function = Function::Roll; });
+}
+
+TEST_P(OtherOptions, OfShiftsThatLeadToTheSameRowsAreEqual) {
+  run_over(GetParam(), 3, [](Communicator& group) {
+    RowCall call;
+    if (group.rank() == 1) call.shift -= 2 * call.num_rows;
+    call.run(group);
+    group.allgather_sync({});
+  });
+}
+
 std::string name_of(Transport transport) {
   switch (transport) {
     case Transport::Threads:
@@ -224,12 +294,15 @@ std::string name_of(Transport transport) {
       return "shm";
     case Transport::Table:
       return "table";
+    case Transport::Announced:
+      return "announced";
   }
   return "";
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, OtherOptions,
-                         ::testing::Values(Transport::Threads, Transport::Shm, Transport::Table),
+                         ::testing::Values(Transport::Threads, Transport::Shm, Transport::Table,
+                                           Transport::Announced),
                          [](const auto& transport) { return name_of(transport.param); });
 
 }  // namespace

@@ -276,7 +276,8 @@ PeerMove::PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, cons
 PassStart PeerMove::own_pass(const RowMove& move) const {
   const std::int64_t most_bytes = most_rows_ * row_bytes_;
   const std::uint64_t digest =
-      mix(mix(mix(move.tag.plan_digest, static_cast<std::uint64_t>(kind_)), wire_types_),
+      mix(mix(mix(move.tag.plan_digest + move.tag.options, static_cast<std::uint64_t>(kind_)),
+              wire_types_),
           static_cast<std::uint64_t>(most_bytes));
   return {.most_bytes = most_bytes, .digest = digest};
 }

@@ -22,9 +22,20 @@ struct CallOptions {
   double softcap = 0.0;
 };
 
+enum class RowFunction : std::int32_t { Undispatch = 1, SumOfRows = 2, Roll = 3 };
+
+/// What all ranks give a call that moves rows of a placement without attention.
+struct RowOptions {
+  RowFunction function = RowFunction::Undispatch;
+  std::int32_t num_rows = 0;    ///< of the sequence
+  std::int64_t row_length = 0;  ///< elements
+  std::int64_t shift = 0;
+};
+
 /// The options in 64 bits, for ranks to compare (ExchangeTag::options). Of numbers they hold a hash
 /// of 25 bits each, so that who compares can tell which option differs.
 std::uint64_t pack_options(const CallOptions& options);
+std::uint64_t pack_options(const RowOptions& options);
 /// "sink, softmax_scale": what differs between two results of pack_options.
 std::string differing_options(std::uint64_t a, std::uint64_t b);
 /// "rank 1 calls with other options than rank 0: sink", of ranks in one call.
