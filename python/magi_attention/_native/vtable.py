@@ -74,6 +74,11 @@ class _Vtable(ctypes.Structure):
     ]
 
 
+def counted_ranks(ranks: list[int]) -> str:
+    """ "rank 1", "ranks 0, 2", "ranks none"."""
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks)) or 'none'}"
+
+
 @dataclass(frozen=True)
 class ByteExchange:
     """Bytes of every rank for every rank: addresses of both buffers, bytes by rank. On a GPU
@@ -93,9 +98,8 @@ class ByteExchange:
     def describe(self, rank: int) -> str:
         """What it is, and the other ranks that it exchanges with."""
         sizes = enumerate(zip(self.send_bytes, self.receive_bytes))
-        peers = [str(peer) for peer, pair in sizes if any(pair) and peer != rank]
-        where = f"stage {self.stage} of {_KIND_NAMES[self.kind]}"
-        return f"{where} with rank{'s' * (len(peers) != 1)} {', '.join(peers) or 'none'}"
+        peers = [peer for peer, pair in sizes if any(pair) and peer != rank]
+        return f"stage {self.stage} of {_KIND_NAMES[self.kind]} with {counted_ranks(peers)}"
 
 
 class Transport(Protocol):
@@ -163,11 +167,12 @@ class Communicator(Handle):
         outputs: list[torch.Tensor],
         owned: list[tuple[int, int, int]],
         needed: list[tuple[int, int, int]],
+        plan_digest: int = 0,
     ) -> Callable[[], None]:
         """Starts an exchange of rows, which are (peer, first row, rows); see magi_exchange_args in
         magi/magi.h. On a GPU it is enqueued on torch's current stream. Gives a function that waits.
         """
-        started = _ExchangeOfRows(self, kind, inputs, outputs, owned, needed)
+        started = _ExchangeOfRows(self, kind, inputs, outputs, owned, needed, plan_digest)
         return started.wait
 
     def counters(self) -> dict[str, int | list[int]]:
@@ -188,7 +193,9 @@ class _ExchangeOfRows(Handle):
     destroy = "magi_exchange_destroy"
     __slots__ = ("_communicator", "_stream", "_tensors")
 
-    def __init__(self, communicator: Communicator, kind, inputs, outputs, owned, needed) -> None:
+    def __init__(
+        self, communicator: Communicator, kind, inputs, outputs, owned, needed, plan_digest
+    ) -> None:
         self._communicator, self._tensors = communicator, (inputs, outputs)
         device = inputs[0].device
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
@@ -202,6 +209,7 @@ class _ExchangeOfRows(Handle):
             num_owned=len(owned),
             needed=_records(needed),
             num_needed=len(needed),
+            plan_digest=plan_digest,
             stream=current_stream(device_index(inputs[0])),
         )
         super().__init__(made(lib.magi_exchange_start, communicator.address, args.address))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import secrets
 import time
 
 import torch
@@ -19,14 +20,13 @@ from torch.distributed.distributed_c10d import _get_process_group_store
 
 from magi_attention._group_holders import caches_groups, is_destroyed
 from magi_attention.comm.later_calls import MAX_TEXT, LaterCalls
-from magi_attention.comm.store import wait_for_key
+from magi_attention.comm.lives import Lives
+from magi_attention.comm.store import PatientStore
 from magi_attention.errors import CommError
 
 _PREFIX = "magi_attention/first_call"
 _TOLD, _WITHDRAWN = b"told", b"withdrawn"  # what becomes of a refusal of rank 0, whichever is first
 _POLL_SECONDS = 0.002
-# How often a rank that waits looks whether the other one refused, instead, what it compares.
-_LOOK = datetime.timedelta(milliseconds=500)
 # What others wait beyond rank 0, which names the rank that it waited for in vain.
 _GRACE = datetime.timedelta(seconds=1)
 
@@ -40,10 +40,12 @@ class FirstCalls:
     def __init__(
         self, store: dist.Store, rank: int, num_ranks: int, timeout: datetime.timedelta
     ) -> None:
-        self._store, self._rank, self._num_ranks = store, rank, num_ranks
+        self._store, self._rank, self._num_ranks = PatientStore(store, timeout), rank, num_ranks
         self._timeout = timeout
+        store = self._store
         self._group = store.add(f"{_PREFIX}/groups/{rank}", 1)  # the how manieth of this rank's
         self.later = LaterCalls(store, rank, num_ranks)
+        self.lives = Lives(store, rank, num_ranks)
         self.have_agreed = False  # in any round
         self._round = 0
         self._has_refused = False  # in this round
@@ -79,9 +81,12 @@ class FirstCalls:
                 break
         if verdict.get("is_later"):
             self._num_calls -= 1  # as at the rank that refused
-        if verdict:
+        if "code" in verdict:
             raise CommError(verdict["text"], verdict["code"])
-        self.have_agreed = True
+        if not self.have_agreed:
+            self.have_agreed = True
+            self.later.agreed(verdict["name"])
+            self.lives.watch()
 
     def join_those_who_compare(self) -> None:
         """Where this rank has waited long for rows: takes part in a round that another rank has
@@ -169,7 +174,7 @@ class FirstCalls:
         self._round += 1
 
     def _judge(self) -> dict:
-        """Nothing where all were given the same; else a code and a text."""
+        """Where all were given the same, a name that no other group has; else a code and a text."""
         given = []
         for rank in range(self._num_ranks):
             try:
@@ -181,7 +186,7 @@ class FirstCalls:
             given.append(entry["given"])
         differing = _differences(given)
         if not differing:
-            return {}
+            return {"name": secrets.token_hex(8)}
         return {
             "code": CommError.PLAN_MISMATCH,
             "text": "ranks differ in " + "; in ".join(differing),
@@ -210,17 +215,15 @@ class FirstCalls:
         """What a rank says here; else the words in which it refused this attention of a plan that
         runs, of which it tells where such attentions are waited for.
         """
-        deadline = time.monotonic() + timeout.total_seconds()
-        while self.later.is_known:
-            try:
-                return self._wait_for(name, rank, _LOOK)
-            except CommError as error:
-                if error.code != CommError.TIMEOUT or time.monotonic() > deadline:
-                    raise
-            refused = self.later.refusal_before_begin(rank)
-            if refused is not None:
-                return refused
-        return self._wait_for(name, rank, timeout)
+
+        def look() -> str | None:
+            if self.lives.has_ended(rank) and not self._store.check([self._key(name)]):
+                raise CommError("its process has ended", CommError.PEER_DIED)
+            return self.later.refusal_before_begin(rank)
+
+        what = "to make the first call with this plan or these options"
+        who = f"rank {self._rank} waited for rank {rank} {what}"
+        return self._store.wait_for(self._key(name), timeout, who, look)
 
     def _leave_without_rank_0(self) -> bool:
         """Takes back what this rank compares in a round that rank 0 has refused. False, and it
@@ -233,11 +236,6 @@ class FirstCalls:
             return True
         self._store.set(key, entry)
         return False
-
-    def _wait_for(self, name: int | str, rank: int, timeout: datetime.timedelta) -> bytes:
-        what = "to make the first call with this plan or these options"
-        who = f"rank {self._rank} waited for rank {rank} {what}"
-        return wait_for_key(self._store, self._key(name), timeout, who)
 
     def _settled(self, key: str, value: bytes) -> bytes:
         """The value of a key, which becomes `value` where it has none yet."""

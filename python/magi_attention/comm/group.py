@@ -14,6 +14,7 @@ import torch.distributed as dist
 from magi_attention._group_holders import caches_groups, note_group
 from magi_attention._native.nccl import nccl_communicator
 from magi_attention._native.vtable import Communicator
+from magi_attention.comm.first_call import first_calls_of
 from magi_attention.comm.process_group import ProcessGroupTransport, rank_in
 from magi_attention.comm.store import store_allgather
 from magi_attention.common._lru import LruCache
@@ -122,6 +123,7 @@ def make_communicator(
         note_group(cp_group)
     if cp_group is None or dist.get_world_size(cp_group) == 1:
         return Communicator.alone()
+    first_calls_of(cp_group)  # tells where this process is, so that its end is noticed from here on
     missing = _missing_for_gpus()
     if missing and choice in ("nccl", "nvlink"):
         raise ValueError(f"transport is {choice!r}, but {missing}; allowed: auto, process_group")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 
-import torch.distributed as dist
-
+from magi_attention.comm.store import PatientStore
 from magi_attention.errors import CommError
 
 _PREFIX = "magi_attention/later_calls"
@@ -21,17 +20,19 @@ class LaterCalls:
     agreed: the store may still hold what was said in a group before, which had this group's name.
     """
 
-    def __init__(self, store: dist.Store, rank: int, num_ranks: int) -> None:
+    def __init__(self, store: PatientStore, rank: int, num_ranks: int) -> None:
         self._store, self._rank, self._num_ranks = store, rank, num_ranks
         self._refusals: str | None = None  # where they are; nobody waits before that is known
         self._num_begun = 0
         self._num_refusals, self._num_refusals_before = 0, 0  # since an attention began; until it
         self._told: dict[int, tuple[int, int]] = {}  # refusals told of by refusal_before_begin
 
-    def agreed(self, transport: str) -> None:
-        """The ranks have agreed on the name of a transport; the first one names the refusals."""
+    def agreed(self, name: str) -> None:
+        """The ranks have agreed on a name that no other group has; the first one names the
+        refusals.
+        """
         if self._refusals is None:
-            self._refusals = f"{_PREFIX}/refused/{transport}"
+            self._refusals = f"{_PREFIX}/refused/{name}"
 
     def begin(self) -> None:
         """An attention begins: what this rank has refused before it is history."""
@@ -58,11 +59,6 @@ class LaterCalls:
         """
         if self._num_refusals > 0 and self._refusals is not None:
             self._store.set(self._refusal_key(self._rank), "{}")
-
-    @property
-    def is_known(self) -> bool:
-        """Whether ranks know where others refuse."""
-        return self._refusals is not None
 
     def still_refuses(self, rank: int) -> bool:
         """Whether a rank has not called again since refusal_before_begin told of it."""
@@ -92,12 +88,11 @@ class LaterCalls:
         """Tells the ranks that wait for a transport; the first one counts."""
         self._store.compare_set(self._abort_key(transport), "", reason[:MAX_TEXT])
 
-    def check(self, transport: str) -> None:
+    def check(self, transport: str | None) -> None:
         """CommError where a rank has aborted the transport, or has refused the attention that is
         under way. A refusal of an earlier call, which this rank refused as well, is none of it.
         """
-        key = self._abort_key(transport)
-        if self._store.check([key]):
+        if transport is not None and self._store.check([key := self._abort_key(transport)]):
             raise CommError(self._store.get(key).decode(), CommError.ABORTED)
         # Asked first, as ranks that are merely late are many and groups may be large.
         if self._refusals is None or not self._store.check([self._refusals]):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import secrets
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from magi_attention._group_holders import DESTROYED, holds_groups
-from magi_attention._native.vtable import ByteExchange
+from magi_attention._native.vtable import ByteExchange, counted_ranks
 from magi_attention.comm.first_call import first_calls_of
 from magi_attention.common._arguments import check_kind
 from magi_attention.common._lru import LruCache
@@ -133,9 +134,10 @@ class ProcessGroupTransport:
             if first_calls is not None:
                 try:
                     first_calls.join_those_who_compare()
-                    if self._name is not None:
-                        first_calls.later.check(self._name)
+                    first_calls.later.check(self._name)
                 except CommError as error:
+                    if error.code == CommError.TIMEOUT and work.is_completed():
+                        continue
                     self.abort(str(error))
                     raise
 
@@ -155,7 +157,8 @@ class ProcessGroupTransport:
         self._aborted = reason
         first_calls = first_calls_of(self.group)
         if first_calls is not None and self._name is not None:
-            first_calls.later.abort(self._name, f"rank {self.rank} aborted: {reason}")
+            with contextlib.suppress(CommError):  # of a store whose host was stopped
+                first_calls.later.abort(self._name, f"rank {self.rank} aborted: {reason}")
 
     def _translated(self, call, exchange: ByteExchange | None = None):
         """The result of a call of torch.distributed; its errors become CommError, which names the
@@ -180,7 +183,18 @@ class ProcessGroupTransport:
             elif "closed by peer" in text or "reset by peer" in text or "Broken pipe" in text:
                 code = CommError.PEER_DIED
             where = "" if exchange is None else f" in {exchange.describe(self.rank)}"
+            if code == CommError.PEER_DIED:
+                where += self._ended_ranks()
             raise CommError(f"cp_group of rank {self.rank} failed{where}: {text}", code) from error
+
+    def _ended_ranks(self) -> str:
+        """ ", as rank 1 has ended", where that is known."""
+        first_calls = first_calls_of(self.group)
+        if first_calls is None:
+            return ""
+        ended = first_calls.lives.find_ended(list(range(self.num_ranks)))
+        have = "have" if len(ended) > 1 else "has"
+        return f", as {counted_ranks(ended)} {have} ended" if ended else ""
 
 
 class _DeviceMemory:

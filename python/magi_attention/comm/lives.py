@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the processes of a group's other ranks have ended. Every process listens at a port and
+accepts nobody; a connection to it breaks when the process ends, and stays when it is stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+
+from magi_attention.comm.store import PatientStore
+
+_PREFIX = "magi_attention/lives"
+_MOST_WAITING = 1024  # connections that the system keeps for this process
+_MOST_PEERS = 64  # of larger groups, ranks know rank 0 alone, and rank 0 all
+_PATIENCE = 1.0  # seconds in which the end of a process is seen elsewhere
+_Listener = tuple[socket.socket, list[socket.socket]]
+
+_listeners: list[_Listener] = []  # of this process, at most one, with those who watch it
+
+
+def _listener() -> socket.socket:
+    if not _listeners:
+        has_both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if has_both else socket.AF_INET
+        made = socket.create_server(
+            ("", 0), family=family, backlog=_MOST_WAITING, dualstack_ipv6=has_both
+        )
+        made.setblocking(False)
+        _listeners.append((made, []))
+    listener, watchers = _listeners[0]
+    with contextlib.suppress(OSError):
+        while True:
+            watchers.append(listener.accept()[0])
+            watchers[-1].setblocking(False)
+    # Of groups that are gone nothing is left.
+    for gone in [each for each in watchers if _has_ended(each)]:
+        gone.close()
+        watchers.remove(gone)
+    return listener
+
+
+def _close_in_child() -> None:
+    """Ends watch a rank alone, not the processes that it has forked."""
+    for listener, watchers in _listeners:
+        for each in (listener, *watchers):
+            each.close()
+    _listeners.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _machine() -> str:
+    """Names what an address of this process is good for: the machine and its network."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
+
+
+def _address(host: str | None) -> str:
+    """Of this machine, as those see it who reach `host`."""
+    kind, *_, place = socket.getaddrinfo(host or "localhost", 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        probe.connect(place)  # sends nothing
+        return probe.getsockname()[0]
+
+
+class Lives:
+    """One rank's view of the processes of a group. Where machines do not let ranks connect, it
+    knows of no end.
+    """
+
+    def __init__(self, store: PatientStore, rank: int, num_ranks: int) -> None:
+        self._store, self._rank, self._num_ranks = store, rank, num_ranks
+        self._peers: dict[int, socket.socket] = {}
+        self._ended: set[int] = set()
+        with contextlib.suppress(OSError):
+            port = _listener().getsockname()[1]
+            entry = {"machine": _machine(), "address": _address(store.host), "port": port}
+            store.set(f"{_PREFIX}/{rank}", json.dumps(entry))
+
+    def __del__(self) -> None:
+        for peer in getattr(self, "_peers", {}).values():
+            peer.close()
+
+    def watch(self) -> None:
+        """Connects to the ranks that have told where they are."""
+        others = range(self._num_ranks)
+        if self._num_ranks > _MOST_PEERS and self._rank > 0:
+            others = range(1)
+        for other in others:
+            self._connect(other)
+
+    def _connect(self, rank: int) -> None:
+        key = f"{_PREFIX}/{rank}"
+        if rank in (self._rank, *self._peers) or not self._store.check([key]):
+            return
+        entry = json.loads(self._store.get(key))
+        with contextlib.suppress(OSError):
+            is_here = entry["machine"] == _machine()
+            address = "127.0.0.1" if is_here else entry["address"]
+            kind, *_, place = socket.getaddrinfo(address, entry["port"], type=socket.SOCK_STREAM)[0]
+            peer = socket.socket(kind, socket.SOCK_STREAM)
+            peer.setblocking(False)
+            self._peers[rank] = peer
+            try:
+                peer.connect(place)
+            except BlockingIOError:
+                pass
+            except ConnectionRefusedError:
+                if is_here:
+                    self._ended.add(rank)
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether the process of a rank is known to have ended."""
+        if rank not in self._ended and rank not in self._peers:
+            self._connect(rank)
+        peer = self._peers.get(rank)
+        if peer is not None and _has_ended(peer):
+            self._ended.add(rank)
+        return rank in self._ended
+
+    def find_ended(self, ranks: list[int]) -> list[int]:
+        """Those of the ranks that have ended, or do so soon."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            ended = [rank for rank in ranks if self.has_ended(rank)]
+            if ended or time.monotonic() > deadline:
+                return ended
+            time.sleep(0.01)
+
+
+def _has_ended(peer: socket.socket) -> bool:
+    try:
+        return peer.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except OSError:  # it lives, or it was never reached
+        return False
