@@ -29,6 +29,17 @@ def test_trainer(ranks, size, name, options):
     ranks.run(4, cases.trainer, size, name, options)
 
 
+def test_streamed(ranks):
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    works = {"accelerator_config": {"dispatch_batches": False}}
+    ranks.run(4, cases.trainer, 2, "llama", works, "streamed")
+
+
+def test_metrics(ranks):
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    ranks.run(4, cases.metrics_over_ranks)
+
+
 COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
 
 
@@ -110,6 +121,7 @@ def test_changed_models(ranks, change):
 
 def test_samples(ranks):
     ranks.run(4, cases.own_samples)
+    ranks.run(3, cases.other_samples)
     cases.padded(None)
 
 
@@ -209,6 +221,68 @@ class TestDocuments:
             collator([{"input_ids": IDS, **given}])
 
 
+class TestWhereItRuns:
+    """Errors, and that what they advise works."""
+
+    @pytest.fixture
+    def collator(self):
+        return MagiCollator(use(models.model("llama", "sdpa")), is_same_on_ranks=True)
+
+    def test_worker(self, collator):
+        def loss(num_workers):
+            loader = torch.utils.data.DataLoader(
+                [{"input_ids": IDS}],
+                collate_fn=collator,
+                num_workers=num_workers,
+                timeout=60 * num_workers,
+            )
+            return collator.model(**next(iter(loader))).loss
+
+        with pytest.raises(ValueError, match="allowed: dataloader_num_workers=0, as plans stay"):
+            loss(1)
+        assert loss(0).isfinite()
+
+    def test_streams(self, collator, tmp_path):
+        accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+        dataset = cases.Streamed([{"input_ids": IDS}])
+        advice = 'accelerator_config={"dispatch_batches": False}'
+        with pytest.raises(ValueError, match=advice):
+            cases.trainer_of(tmp_path, collator.model, dataset, collator, max_steps=1)
+        options = {"accelerator_config": {"dispatch_batches": False}, "max_steps": 1}
+        run = cases.trainer_of(tmp_path, collator.model, dataset, collator, **options)
+        assert run.evaluate()["eval_loss"] > 0
+
+        def loss(**options):
+            settings = accelerate.DataLoaderConfiguration(**options)
+            loader = torch.utils.data.DataLoader(dataset, collate_fn=collator)
+            prepare = accelerate.Accelerator(cpu=True, dataloader_config=settings).prepare
+            return collator.model(**next(iter(prepare(loader)))).loss
+
+        with pytest.raises(ValueError, match=r"DataLoaderConfiguration\(dispatch_batches=False\)"):
+            loss()
+        assert loss(dispatch_batches=False).isfinite()
+
+    @pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+    def test_virtual_tokens(self, collator, kind):
+        peft = pytest.importorskip("peft", reason="peft is not installed")
+        settings = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
+        batch, pattern = collator([{"input_ids": IDS}]), f"{kind} puts 3 virtual tokens before"
+        wrapped = peft.get_peft_model(collator.model, settings)
+        for call in (lambda: MagiCollator(wrapped), lambda: use(wrapped), lambda: wrapped(**batch)):
+            with pytest.raises(ValueError, match=pattern):
+                call()
+
+    def test_labels(self, collator):
+        """Those of the usual metrics, which shift predictions by a row, and of Trainer's count."""
+        labels = IDS.clone()
+        labels[:2] = -100
+        found = collator([{"input_ids": IDS, "labels": labels}, {"input_ids": IDS}])
+        wanted = torch.cat((labels, IDS))
+        wanted[7] = -100
+        assert torch.equal(found["labels"][0], wanted)
+        assert torch.equal(found["shift_labels"][0, :-1], wanted[1:])
+
+
 class TestRefusals:
     def test_samples(self):
         collator = MagiCollator(use(models.model("llama", "sdpa")), max_rows=5)
@@ -236,6 +310,7 @@ class TestRefusals:
         class Arguments:
             world_size, average_tokens_across_devices, label_smoothing_factor = 2, False, 0.1
             parallelism_config, remove_unused_columns = None, True
+            dataloader_num_workers = 2
 
         with pytest.raises(ValueError, match="remove_unused_columns is True; allowed: False"):
             MagiCallback().on_train_begin(Arguments, None, None, None)
@@ -244,6 +319,9 @@ class TestRefusals:
         with pytest.raises(ValueError, match="average_tokens_across_devices is False"):
             MagiCallback().on_train_begin(Arguments, None, None, None)
         Arguments.average_tokens_across_devices = True
+        with pytest.raises(ValueError, match="dataloader_num_workers is 2; allowed: 0"):
+            MagiCallback().on_train_begin(Arguments, None, None, None)
+        Arguments.dataloader_num_workers = 0
         with pytest.raises(ValueError, match=r"label_smoothing_factor is 0\.1; allowed: 0"):
             MagiCallback().on_train_begin(Arguments, None, None, None)
         Arguments.label_smoothing_factor = 0.0

@@ -146,6 +146,16 @@ def check_training(losses, model, wanted, weights, allowed: tuple[float, float])
 EXACT, ROUNDED = (1e-3, 1e-5), (2e-2, 2e-2)  # losses are logged in float32
 
 
+class Streamed(torch.utils.data.IterableDataset):
+    """A dataset without a length."""
+
+    def __init__(self, dataset: list[dict]) -> None:
+        self.dataset = dataset
+
+    def __iter__(self):
+        return iter(self.dataset)
+
+
 def trainer(world, cp_size: int, name: str, options: dict, change: str = "") -> None:
     """Replicas of cp_size ranks: the losses and weights of one process that has all samples."""
     group = groups_of(cp_size)
@@ -153,6 +163,8 @@ def trainer(world, cp_size: int, name: str, options: dict, change: str = "") -> 
     dataset = samples(2 * size * accumulated * STEPS)
     wanted, weights = reference(name, batches_of(dataset, 2 * accumulated), change)
     model = use(models.model(name, "eager"))
+    if change == "streamed":
+        dataset = Streamed(dataset)
     if change == "lora":
         model = with_adapters(model)
     if options.get("bf16"):
@@ -179,6 +191,54 @@ def trainer(world, cp_size: int, name: str, options: dict, change: str = "") -> 
     losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
     with whole_parameters(run.model_wrapped, version):
         check_training(losses, model, wanted, weights, ROUNDED if options.get("bf16") else EXACT)
+
+
+def trainer_of(folder, model, dataset, collator, metrics=None, **options) -> Trainer:
+    arguments = TrainingArguments(
+        folder, use_cpu=True, per_device_eval_batch_size=2, report_to=[], disable_tqdm=True,
+        ddp_backend="gloo" if dist.is_initialized() else None, **options,
+    )  # fmt: skip
+    return Trainer(
+        model, arguments, train_dataset=dataset, eval_dataset=dataset, data_collator=collator,
+        compute_metrics=metrics, callbacks=[MagiCallback()],
+    )  # fmt: skip
+
+
+def metrics_over_ranks(world) -> None:
+    """Rows of ranks come with what each predicts, by the name that the error tells."""
+    dataset, alone = samples(8), models.model("llama", "sdpa")
+    hits = tokens = 0
+    for sample in dataset:
+        found = alone(input_ids=sample["input_ids"][None]).logits[0, :-1].argmax(-1)
+        labels = sample["labels"][1:]
+        hits, tokens = hits + int((found == labels).sum()), tokens + int((labels != -100).sum())
+
+    def count(prediction):
+        labels = prediction.label_ids
+        found = prediction.predictions.argmax(-1)[labels != -100] == labels[labels != -100]
+        return {"hits": int(found.sum()), "tokens": found.size}
+
+    collator = MagiCollator(use(models.model("llama", "sdpa")), groups_of(2))
+    with as_torchrun(), tempfile.TemporaryDirectory() as folder:
+        given = (folder, collator.model, dataset, collator, count)
+        refuses(
+            lambda: trainer_of(*given), ValueError, "compute_metrics is given rows in the order"
+        )
+        found = trainer_of(*given, label_names=["shift_labels"]).evaluate()
+    assert (found["eval_hits"], found["eval_tokens"]) == (hits, tokens)
+
+
+def other_samples(group) -> None:
+    """Ranks that say that they hold the same samples, equally long, and do not."""
+    rank = dist.get_rank(group)
+    collator = MagiCollator(use(models.model("llama", "sdpa")), group, is_same_on_ranks=True)
+    ids = torch.arange(30)
+    for step in range(3):  # the plan is the same in all of them
+        assert collator([{"input_ids": ids + step}])["input_ids"].numel()
+    pattern = r"is_same_on_ranks is True, but ranks \[2\] of cp_group are given other samples"
+    for changes in ({"input_ids": ids + (rank == 2)}, {"position_ids": ids + (rank == 2)}):
+        sample = {"input_ids": ids, **changes}
+        refuses(lambda: collator([sample]), ValueError, pattern)
 
 
 def whole_parameters(model, version: int | None):

@@ -25,8 +25,12 @@ _fit: weakref.WeakSet = weakref.WeakSet()  # models whose layers have been seen 
 
 
 def model_behind(model: torch.nn.Module) -> torch.nn.Module:
-    """The model of transformers behind compilers, data parallelism and adapters."""
+    """The model of transformers behind compilers, data parallelism and adapters. ValueError for
+    adapters that add tokens, TypeError for other modules.
+    """
     while not isinstance(model, PreTrainedModel):
+        if virtual_tokens(model):
+            raise ValueError(virtual_tokens(model))
         inner = None
         for name in ("_orig_mod", "module", "base_model", "model"):
             inner = getattr(model, name, None)
@@ -38,6 +42,17 @@ def model_behind(model: torch.nn.Module) -> torch.nn.Module:
             )
         model = inner
     return model
+
+
+def virtual_tokens(wrapper: torch.nn.Module) -> str | None:
+    """What tokens peft's wrapper puts before a sequence, as a sentence."""
+    adapter = getattr(wrapper, "active_peft_config", None)
+    if not getattr(adapter, "is_prompt_learning", False):
+        return None
+    return (
+        f"{type(adapter).__name__} puts {adapter.num_virtual_tokens} virtual tokens before a "
+        "sequence, of which no plan knows; allowed: adapters without them, such as LoRA"
+    )
 
 
 def misfit(model: PreTrainedModel, attention: object) -> str | None:

@@ -11,13 +11,17 @@ packed one after the other into one sequence, which the group then shares.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import TrainerCallback
+from torch.utils.data import IterableDataset
+from transformers import Trainer, TrainerCallback
 
 from magi_attention.comm.group import refuse_lone_process, size_of
 from magi_attention.common._arguments import check_int
@@ -146,11 +150,14 @@ class MagiCollator:
     - model: checked by check_model; ValueError by its name if plans do not reach it whole.
     - cp_group: the ranks that share a sequence; None: this process alone, ValueError for one of
       several.
-    - is_same_on_ranks: all ranks of the group are given the same samples. Otherwise each brings its
-      own, which are gathered (collective, hence in the main process: dataloader_num_workers=0).
+    - is_same_on_ranks: all ranks of the group are given the same samples, ValueError on all of them
+      where they are not. Otherwise each brings its own, which are gathered.
     - max_rows: rows of a sequence at most; ValueError above.
     - pad_id: the token of padding rows, which count nowhere.
     - config: how rows are placed, what travels, how much overlaps.
+
+    A call is collective and its plans are of this process: ValueError in a worker of a DataLoader,
+    and where accelerate reads batches on one process for all.
     """
 
     def __init__(
@@ -175,6 +182,13 @@ class MagiCollator:
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """A batch of Trainer."""
+        if torch.utils.data.get_worker_info() is not None:
+            raise ValueError(
+                "the collator runs in a worker of a DataLoader; allowed: dataloader_num_workers=0, "
+                "as plans stay in the process that makes them"
+            )
+        if any(code is _DISPATCHES for code in _codes_of_callers()):
+            raise ValueError(_DISPATCHED)
         refuse_lone_process(self.cp_group)
         for sample in samples:
             _refuse_unused(sample, self._parameters)
@@ -209,16 +223,54 @@ class MagiCollator:
 
     def _of_group(self, samples: list[dict]) -> list[dict]:
         """The samples of all ranks, in the order of ranks."""
-        if self.is_same_on_ranks or size_of(self.cp_group) == 1:
+        if size_of(self.cp_group) == 1:
             return samples
-        if torch.utils.data.get_worker_info() is not None:
-            raise ValueError(
-                "the collator runs in a worker of a DataLoader; allowed: dataloader_num_workers=0, "
-                "or is_same_on_ranks=True"
-            )
+        given = _digest(samples) if self.is_same_on_ranks else samples
         gathered: list[Any] = [None] * size_of(self.cp_group)
-        dist.all_gather_object(gathered, samples, group=self.cp_group)
-        return [sample for of_rank in gathered for sample in of_rank]
+        dist.all_gather_object(gathered, given, group=self.cp_group)
+        if not self.is_same_on_ranks:
+            return [sample for of_rank in gathered for sample in of_rank]
+        other = [rank for rank, digest in enumerate(gathered) if digest != gathered[0]]
+        if other:
+            raise ValueError(
+                f"is_same_on_ranks is True, but ranks {other} of cp_group are given other samples "
+                "than rank 0; allowed: the same samples on its ranks, or False, with which each "
+                "brings its own"
+            )
+        return samples
+
+
+def _digest(samples: list[dict]) -> bytes:
+    found = hashlib.sha256()
+    for sample in samples:
+        for name, value in sample.items():
+            found.update(f"{name} {list(value.shape)}".encode())
+            found.update(value.cpu().to(torch.int64).contiguous().numpy().tobytes())
+    return found.digest()
+
+
+def _codes_of_callers() -> Iterator[CodeType]:
+    frame = sys._getframe(2)
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back
+
+
+def _find_dispatcher() -> CodeType | None:
+    """What reads the batches of an iterable dataset for all processes, where accelerate is."""
+    try:
+        from accelerate.data_loader import DataLoaderDispatcher
+    except ImportError:
+        return None
+    return DataLoaderDispatcher._fetch_batches.__code__
+
+
+_DISPATCHES = _find_dispatcher()
+_DISPATCHED = (
+    "the dataset is iterable, and accelerate reads it on one process for all; allowed: "
+    'accelerator_config={"dispatch_batches": False} of TrainingArguments, or '
+    "DataLoaderConfiguration(dispatch_batches=False) of Accelerator"
+)
 
 
 class MagiCallback(TrainerCallback):
@@ -230,6 +282,30 @@ class MagiCallback(TrainerCallback):
     def on_init_end(self, args, state, control, **others) -> None:
         """Trainer would drop completion_mask and seq_lengths, which no model takes, unsaid."""
         args.remove_unused_columns = False
+        frame = sys._getframe(1)
+        while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
+            frame = frame.f_back
+        if frame is not None:
+            self._check_trainer(frame.f_locals["self"], args)
+
+    def _check_trainer(self, trainer: Trainer, args) -> None:
+        evaluated = trainer.eval_dataset
+        evaluated = evaluated.values() if isinstance(evaluated, dict) else [evaluated]
+        is_streamed = any(
+            isinstance(one, IterableDataset) for one in (trainer.train_dataset, *evaluated)
+        )
+        if is_streamed and args.accelerator_config.dispatch_batches is not False:
+            raise ValueError(_DISPATCHED)
+        if (
+            trainer.compute_metrics
+            and args.world_size > 1
+            and "shift_labels" not in trainer.label_names
+        ):
+            raise ValueError(
+                "compute_metrics is given rows in the order of ranks; allowed: over ranks "
+                'label_names=["shift_labels"] of TrainingArguments, which has for each row what it '
+                "predicts, and metrics that do not shift"
+            )
 
     def on_train_begin(self, args, state, control, model=None, **others) -> None:
         """As the class says."""
@@ -242,6 +318,11 @@ class MagiCallback(TrainerCallback):
             raise ValueError(
                 "average_tokens_across_devices is False; allowed: True over ranks, which hold "
                 "different numbers of tokens"
+            )
+        if args.dataloader_num_workers:
+            raise ValueError(
+                f"dataloader_num_workers is {args.dataloader_num_workers}; allowed: 0, as plans "
+                "stay in the process that makes them"
             )
         if args.label_smoothing_factor:
             raise ValueError(

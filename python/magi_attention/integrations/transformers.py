@@ -48,7 +48,12 @@ from magi_attention.integrations._documents import (
     IMPLIED,
     LEARNED,
 )
-from magi_attention.integrations._model_checks import first_position, misfit, model_behind
+from magi_attention.integrations._model_checks import (
+    first_position,
+    misfit,
+    model_behind,
+    virtual_tokens,
+)
 from magi_attention.plan import BoundPlan
 
 NAME = "magi"
@@ -297,9 +302,9 @@ def _plan_of_callers() -> tuple[str, int] | None:
     return None if found is None else (type(found[0]).__name__, bound_of(found[1]).local_rows)
 
 
-def _calling_model() -> tuple[torch.nn.Module, AnyPlan, dict[str, Any]] | None:
-    """That model, its plan (of several the first) and the keywords of its call."""
-    found, frame = None, sys._getframe(1)
+def _calling_model() -> tuple[torch.nn.Module, AnyPlan, dict[str, Any], torch.nn.Module] | None:
+    """That model, its plan (of several the first), the keywords of its call, and what wraps it."""
+    found, outermost, frame = None, None, sys._getframe(1)
     while frame is not None:
         if frame.f_code is _CALL_OF_MODULE:
             keywords = frame.f_locals["kwargs"]
@@ -307,11 +312,11 @@ def _calling_model() -> tuple[torch.nn.Module, AnyPlan, dict[str, Any]] | None:
             plan = next(iter(plan.values()), None) if isinstance(plan, Mapping) else plan
             if isinstance(plan, PLANS):
                 model = frame.f_locals["self"]
-                model = getattr(model, "_orig_mod", model)  # of torch.compile
+                model = outermost = getattr(model, "_orig_mod", model)  # of torch.compile
                 if found is None or isinstance(model, PreTrainedModel):
                     found = model, plan, keywords
         frame = frame.f_back
-    return found
+    return None if found is None else (*found, outermost)
 
 
 @torch.compiler.assume_constant_result
@@ -320,7 +325,7 @@ def _misfit_of_callers() -> str | None:
     found = _calling_model()
     if found is None or not isinstance(found[0], PreTrainedModel):
         return None
-    model, _, keywords = found
+    model, _, keywords, _ = found
     return misfit(model, attention) or _wrong_positions(model, keywords.get("position_ids"))
 
 
@@ -330,7 +335,9 @@ def _unused_keyword_of_callers() -> str | None:
     found = _calling_model()
     if found is None:
         return None
-    model, plan, keywords = found
+    model, plan, keywords, outermost = found
+    if virtual_tokens(outermost):
+        return virtual_tokens(outermost)
     mask = keywords.get("attention_mask")
     # Masks have become bool where layers see them.
     if isinstance(mask, torch.Tensor) and not is_tracing(mask) and (mask > 1).any():
@@ -457,9 +464,11 @@ def shard(
       attention never asks for a plan goes unnoticed.
 
     Returns input_ids, position_ids, use_cache=False, magi_plan, and labels and shift_labels where
-    labels are given. Give the model num_items_in_batch too, the tokens with a label on all ranks:
-    losses of ranks then add up to that of the sequence. ValueError for other shapes, for a plan
-    that gives a rank no rows, and by the name of a model that does not fit.
+    labels are given: shift_labels[i] is what row i predicts, and so is labels[i + 1], as everywhere
+    in transformers, but for a rank's last row, whose label stands at 0. Give the model
+    num_items_in_batch too, the tokens with a label on all ranks: losses of ranks then add up to
+    that of the sequence. ValueError for other shapes, for a plan that gives a rank no rows, and by
+    the name of a model that does not fit.
     """
     bound = bound_of(plan)
     _refuse_idle_ranks(bound)
@@ -487,5 +496,6 @@ def shard(
         shifted = labels.view(-1).roll(-1)
         shifted[-1] = _IGNORED_LABEL
         local = bound.dispatch(shifted, _IGNORED_LABEL).unsqueeze(0)
-        arguments["labels"] = arguments["shift_labels"] = local
+        arguments["shift_labels"] = local
+        arguments["labels"] = local.roll(1, 1)
     return arguments
