@@ -406,7 +406,8 @@ class BoundPlan:
             return self.plan.position_ids(rank)[: _num_valid_rows(self.plan, rank)]
 
         text, total = self.plan.to_json(), self.total_seqlen
-        return NeededKeys(text, self.rank, position_ids_of, total, self.cp_group)
+        group = self.cp_group, self.communicator
+        return NeededKeys(text, self.rank, position_ids_of, total, *group)
 
     def calc_sparse_attn(
         self,
@@ -435,8 +436,7 @@ class BoundPlan:
         """
         numbers = softmax_scale, softcap
         lists = index_sparse_indices, sparse_k_block_size
-        local_shape = self.attention.local_shape
-        return attend_to_chosen_keys((q, k, v), *lists, self.needed_keys, local_shape, numbers)
+        return attend_to_chosen_keys((q, k, v), *lists, self.needed_keys, self.attention, numbers)
 
     def dispatch(self, x: torch.Tensor, pad_value: float = 0.0, seq_dim: int = 0) -> torch.Tensor:
         """x, the same on every rank, with total_seqlen rows along seq_dim -> this rank's rows."""

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from magi_attention._group_holders import holds_groups, is_destroyed
-from magi_attention.comm.primitive import group_cast, group_reduce
+from magi_attention._native.vtable import CAST, SUM, Communicator
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common._lru import LruCache
 
 _KEYS_SPACE = 0  # of a transfer in a plan's JSON
-_TABLES_KEPT = 4  # a plan's layers have one length and device
+_TABLES_KEPT = 4  # a plan's layers have one length, block and device
 
 
 class Run(NamedTuple):
@@ -48,15 +48,6 @@ def runs_to_send(transfers: list[list[int]], owner: int) -> list[Run]:
     return runs
 
 
-class _Moves(NamedTuple):
-    """Arguments of a group cast of key rows."""
-
-    sizes: list[int]
-    receivers: list[list[int]]
-    wanted: list[int]
-    sources: list[int]
-
-
 class NeededKeys:
     """The keys of a plan on one rank: its own rows, and behind them the rows of others that the
     plan's mask lets its queries see, in the order of ranks and of their rows.
@@ -72,8 +63,9 @@ class NeededKeys:
         position_ids_of: Callable[[int], list[int]],
         total: int,
         group: dist.ProcessGroup | None,
+        communicator: Communicator | None = None,
     ) -> None:
-        self._group = group
+        self._group, self._communicator = group, communicator
         holds_groups(self, "_group")
         plan = json.loads(plan_json)
         if any(transfer[4] != _KEYS_SPACE for transfer in plan["transfers"]):
@@ -83,71 +75,90 @@ class NeededKeys:
             )
         self._is_alone = plan["config"]["num_ranks"] == 1
         self._own = _host_ids(position_ids_of(rank))
-        self._total = total
-        mine = runs_to_send(plan["transfers"], rank)
-        (sizes, receivers), self.num_sent = _split(mine)
-        wanted, sources, rows = [], [], []
+        self.total = total
+        # Of an exchange of rows, see Communicator.exchange.
+        self.owned = [
+            (receiver, run.first, run.count)
+            for run in runs_to_send(plan["transfers"], rank)
+            for receiver in run.receivers
+        ]
+        self.needed, rows, at = [], [], 0
         for source in range(plan["config"]["num_ranks"]):
             of_source = _host_ids(position_ids_of(source))
             for run in runs_to_send(plan["transfers"], source):
                 if rank in run.receivers:
-                    wanted.append(run.count)
-                    sources.append(source)
+                    self.needed.append((source, at, run.count))
                     rows.append(of_source[run.first : run.first + run.count])
+                    at += run.count
         self._received = torch.cat([_host_ids([]), *rows])
-        self.moves = _Moves(sizes, receivers, wanted, sources)
         self._places = LruCache(_TABLES_KEPT)
 
-    def live_group(self) -> dist.ProcessGroup:
-        """RuntimeError where the group was destroyed."""
+    def exchange(self, kind: int, inputs, outputs, call: int) -> None:
+        """Moves rows of tensors of one type; call: names what ranks compare. RuntimeError where the
+        group was destroyed.
+        """
         if is_destroyed(self._group):
             raise RuntimeError("cp_group of the plan was destroyed; allowed: a live group")
-        return self._group
+        self._communicator.exchange(kind, inputs, outputs, self.owned, self.needed, call)()
 
     @property
     def num_received(self) -> int:
         """Rows that come from other ranks in each call."""
         return self._received.shape[0]
 
-    def fetch(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def fetch(
+        self, k: torch.Tensor, v: torch.Tensor, call: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """k and v, own rows, with the received ones behind them; gradients of these go back to
-        their owners and are added in the order of the ranks. Collective.
+        their owners and are added in the order of the ranks. Collective; call: equal on all ranks.
         """
         if self._is_alone:
             return k, v
-        others = _Cast.apply(k, v, self)
+        others = _Cast.apply(k, v, self, call)
         return torch.cat((k, others[0])), torch.cat((v, others[1]))
 
     def places(self, num_rows: int, device: torch.device) -> torch.Tensor:
-        """int64 [total + 1]: the row of fetch's result, of num_rows own rows, that holds each row
+        """int32 [total + 1]: the row of fetch's result, of num_rows own rows, that holds each row
         of the sequence; -1: it is not here.
         """
         table = self._places.get((num_rows, device))
         if table is None:
-            table = torch.full((self._total + 1,), -1, dtype=torch.int64, device="cpu")
+            table = torch.full((self.total + 1,), -1, dtype=torch.int32, device="cpu")
             own = self._own[:num_rows]
-            table[own] = torch.arange(own.shape[0], device="cpu")
-            others = torch.arange(self.num_received, device="cpu")
-            table[self._received] = num_rows + others
+            table[own] = torch.arange(own.shape[0], dtype=torch.int32, device="cpu")
+            last = num_rows + self.num_received
+            others = torch.arange(num_rows, last, dtype=torch.int32, device="cpu")
+            table[self._received] = others
             table = self._places[num_rows, device] = table.to(device)
         return table
+
+    def blocks(
+        self, num_rows: int, block: int, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Which blocks of the sequence are here as a whole: int32 [blocks + 1], the number of each
+        among those that are, -1: it is not here; and the rows of fetch's result that hold them, one
+        behind the other, None: all of these, in their order.
+        """
+        places = self.places(num_rows, device)
+        if block == 1:
+            return places, None
+        found = self._places.get((num_rows, block, device))
+        if found is None:
+            num_blocks = -(-self.total // block)
+            rows = torch.full((num_blocks * block,), -1, dtype=torch.int32, device=device)
+            rows[: self.total] = places[: self.total]
+            is_here = rows >= 0
+            is_here[self.total :] = True
+            whole = is_here.view(num_blocks, block).all(1)
+            table = torch.full((num_blocks + 1,), -1, dtype=torch.int32, device=device)
+            table[:-1][whole] = torch.arange(int(whole.sum()), dtype=torch.int32, device=device)
+            rows = rows.view(num_blocks, block)[whole].flatten()
+            found = self._places[num_rows, block, device] = table, rows[rows >= 0]
+        return found
 
 
 def _host_ids(ids: list[int]) -> torch.Tensor:
     return torch.tensor(ids, dtype=torch.int64, device="cpu")
-
-
-def _split(runs: list[Run]) -> tuple[tuple[list[int], list[list[int]]], int]:
-    """Sizes and receivers of splits that begin with row 0, and the rows of all of them."""
-    sizes, receivers, at = [], [], 0
-    for run in runs:
-        if run.first > at:
-            sizes.append(run.first - at)
-            receivers.append([])
-        sizes.append(run.count)
-        receivers.append(list(run.receivers))
-        at = run.first + run.count
-    return (sizes, receivers), at
 
 
 class _Cast(torch.autograd.Function):
@@ -156,32 +167,17 @@ class _Cast(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, k, v, needed: NeededKeys):
-        ctx.needed, ctx.shapes = needed, (k.shape, v.shape)  # holds no group that was destroyed
-        return tuple(_cast(x[: needed.num_sent], needed) for x in (k, v))
+    def forward(ctx, k, v, needed: NeededKeys, call: int):
+        ctx.needed, ctx.call, ctx.shapes = needed, call, (k.shape, v.shape)
+        received = [x.new_empty((needed.num_received, *x.shape[1:])) for x in (k, v)]
+        needed.exchange(CAST, [k.contiguous(), v.contiguous()], received, call)
+        return tuple(received)
 
     @staticmethod
     def backward(ctx, dk, dv):
         refuse_second_derivative("attention")
-        gradients = []
-        for gradient, shape in zip((dk, dv), ctx.shapes):
-            whole = gradient.new_zeros(shape)
-            whole[: ctx.needed.num_sent] = _reduced(gradient, ctx.needed)
-            gradients.append(whole)
-        return *gradients, None
-
-
-def _cast(x: torch.Tensor, needed: NeededKeys) -> torch.Tensor:
-    sizes, receivers, wanted, sources = needed.moves
-    received = x.new_empty((sum(wanted), *x.shape[1:]))
-    arguments = sizes, wanted, receivers, sources, needed.live_group()
-    return group_cast(x.contiguous(), received, *arguments).wait_post_process()
-
-
-def _reduced(gradient: torch.Tensor, needed: NeededKeys) -> torch.Tensor:
-    """The transpose of _cast; sums are float32 or wider."""
-    sizes, receivers, wanted, sources = needed.moves
-    wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32)).contiguous()
-    sums = wide.new_zeros((needed.num_sent, *gradient.shape[1:]))
-    arguments = wanted, sizes, sources, receivers, needed.live_group()
-    return group_reduce(wide, sums, *arguments).wait_post_process()
+        wide = torch.promote_types(dk.dtype, torch.float32)
+        parts = [gradient.to(wide).contiguous() for gradient in (dk, dv)]
+        sums = [part.new_zeros(shape) for part, shape in zip(parts, ctx.shapes)]
+        ctx.needed.exchange(SUM, parts, sums, ctx.call)
+        return *(total.to(dk.dtype) for total in sums), None, None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import weakref
 from collections.abc import Callable
@@ -96,31 +97,41 @@ class RankAttention:
         """The prepared call of tensors that were checked. The first one with these options is
         collective: CommError on all ranks where they differ in what the plan does not hold.
         """
-        begin(self._cp_group, self._agree(q, v, sink, options))
+        begin(self._cp_group, self._agree(q, v, sink, options, {}))
         num_known = len(self.calls)
         call = self.calls.find(q, k, v, sink, options)
         if len(self.calls) > num_known:
             _log.debug("calc_attn: q %s, k %s, %s on %s", [*q.shape], [*k.shape], q.dtype, q.device)
         return call
 
+    def begin_sparse(self, q, v, block: int, options: Options) -> int:
+        """As find_call for attention to keys that are chosen in the call, in blocks of so many. The
+        number stands for what ranks have agreed on.
+        """
+        given = self._agree(q, v, None, options, {"sparse_k_block_size": str(block)})
+        begin(self._cp_group, given)
+        return int.from_bytes(
+            hashlib.blake2b(repr(given).encode(), digest_size=8).digest(), "little"
+        )
+
     def refuse(self, error: Exception) -> None:
         """Tells the other ranks, which may wait in this call, that this one raises error."""
         first_calls = first_calls_of(self._cp_group)
         if first_calls is None:
             return
-        if self._calls is not None:
+        if len(self._agreed) > 0:
             first_calls.later.refuse(error)
         elif self._compares(first_calls):
             first_calls.refuse(error)
 
-    def _agree(self, q, v, sink, options: Options) -> dict[str, str]:
-        """What ranks compare of a call; they do where it is new."""
+    def _agree(self, q, v, sink, options: Options, more: dict[str, str]) -> dict[str, str]:
+        """What ranks compare of a call; they do where it is new. more: what else they do."""
         operation = None if sink is None else comm.dsink_all_reduce_op()
         num_sinks = None if sink is None else sink.shape[-2]
-        kind = (q.dtype, q.device.type, options, num_sinks, operation)
+        kind = (q.dtype, q.device.type, options, num_sinks, operation, *more.values())
         given = self._agreed.get(kind)
         if given is None:
-            given = self._named | _description(q, v, sink, options)
+            given = self._named | _description(q, v, sink, options) | more
             first_calls = first_calls_of(self._cp_group)
             if first_calls is not None and self._compares(first_calls):
                 first_calls.compare(given)
@@ -176,7 +187,7 @@ class RankAttention:
         )  # fmt: skip
         call = self.find_call(q, k, v, sink, options)
         if is_plain:
-            agreed = self._agree(q, v, None, options)
+            agreed = self._agree(q, v, None, options, {})
             self.calls[signature(*given_qkv), given_options] = call, agreed
         out, meta = run(q, k, v, sink, call, None if layout else self)
         return out.to(given_qkv[0].dtype), meta

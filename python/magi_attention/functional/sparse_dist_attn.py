@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import torch
 
+from magi_attention._native.attention import Options
 from magi_attention.common.forward_meta import AttnForwardMeta
-from magi_attention.functional._checks import check_qkv
+from magi_attention.functional._checks import check_params, check_qkv
 from magi_attention.functional._listed_ops import check_lists
 from magi_attention.functional._needed_keys import NeededKeys
-from magi_attention.functional._rank_attention import LocalShape
+from magi_attention.functional._rank_attention import LocalShape, RankAttention
 from magi_attention.functional._sparse import (
     SparseForwardMeta,
     attend_to_lists,
@@ -23,22 +24,33 @@ def attend_to_chosen_keys(
     indices: torch.Tensor,
     block: int,
     needed: NeededKeys,
-    local_shape: LocalShape,
+    attention: RankAttention,
     numbers: tuple[float | None, float],
 ) -> tuple[torch.Tensor, AttnForwardMeta]:
     """indices int32 [rows of q, heads_kv, n]: rows of the sequence, or blocks of it; numbers:
-    softmax_scale and softcap. See BoundPlan.calc_sparse_attn.
+    softmax_scale and softcap; attention: of the plan. See BoundPlan.calc_sparse_attn.
     """
-    q, k, v = check_qkv(*qkv)
-    check_own_backend(local_shape.backend)
-    _check_shapes((q, k, v), local_shape)
-    _refuse_gpu(q)
-    indices = check_lists(indices, block, (q.shape[0], k.shape[1]), q.device)
-    places = needed.places(k.shape[0], k.device)
-    local, is_missing, word = _local_lists(indices, block, places)
-    lists = (q, *needed.fetch(k, v)), local, 1
-    check_word(word)
-    out, meta = attend_to_lists(*lists, (None, "sh"), (*numbers, False, 0, False))
+    try:
+        q, k, v = check_qkv(*qkv)
+        check_own_backend(attention.local_shape.backend)
+        _check_shapes((q, k, v), attention.local_shape)
+        _refuse_gpu(q)
+        indices = check_lists(indices, block, (q.shape[0], k.shape[1]), q.device)
+        scale, softcap = check_params(*numbers, q.dtype)
+        block = min(block, needed.total)
+        table, rows = needed.blocks(k.shape[0], block, k.device)
+        local, is_missing, word = _local_lists(indices, table)
+        check_word(word)
+    except Exception as error:
+        attention.refuse(error)
+        raise
+    call = attention.begin_sparse(q, v, block, Options(scale, softcap))
+    k, v = needed.fetch(k, v, call)
+    if rows is not None:
+        # A rank that holds no block as a whole still has keys, which no list names.
+        rows = rows if rows.shape[0] else rows.new_zeros(min(1, k.shape[0]))
+        k, v = k.index_select(0, rows), v.index_select(0, rows)
+    out, meta = attend_to_lists((q, k, v), local, block, (None, "sh"), (*numbers, False, 0, False))
     group = q.shape[1] // k.shape[1]
     is_missing = is_missing.repeat_interleave(group, 1)
     out = out.masked_fill(is_missing.unsqueeze(-1), float("nan"))
@@ -68,20 +80,17 @@ def _check_shapes(qkv: tuple[torch.Tensor, ...], local_shape: LocalShape) -> Non
 
 
 def _local_lists(
-    indices: torch.Tensor, block: int, places: torch.Tensor
+    indices: torch.Tensor, table: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Lists of rows of the fetched keys; [rows, heads_kv]: whether a list asks for keys that are
-    not there; the error word of these entries and of those outside the sequence.
+    """Lists of the blocks that are here (NeededKeys.blocks); [rows, heads_kv]: whether a list asks
+    for others; the error word of these entries and of those outside the sequence.
     """
-    total = places.shape[0] - 1
-    first = indices.to(torch.int64) * block
-    is_block = (indices >= 0) & (first < total)
-    keys = first.unsqueeze(-1) + torch.arange(min(block, total), device=indices.device)
-    keys = torch.where(is_block.unsqueeze(-1) & (keys < total), keys, total)
-    local = places[keys]  # the last place is -1
-    is_missing = ((local < 0) & (keys < total)).any(-1)
-    is_bad = (is_missing | (~is_block & (indices != -1))).flatten()
-    found = torch.arange(is_bad.shape[0], device=indices.device)[is_bad]
+    outside = table.shape[0] - 1
+    is_block = (indices >= 0) & (indices < outside)
+    local = table[torch.where(is_block, indices, outside)]  # the last place is -1
+    is_missing = is_block & (local < 0)
+    is_bad = is_missing | (~is_block & (indices != -1))
+    found = is_bad.flatten().nonzero().flatten()
     first_bad = found[:1] if found.shape[0] else found.new_full((1,), -1)
     word = torch.cat((found.new_full((1,), found.shape[0]), first_bad))
-    return local.flatten(2).to(torch.int32), is_missing.any(-1), word
+    return local, is_missing.any(-1), word

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases in which ranks call with other plans of equal sizes, other options or wrong arguments, in
+what moves rows besides calc_attn. All ranks are told, and the group runs on.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+
+import torch
+import torch.distributed as dist
+
+from error_cases import refuses
+from magi_attention import masks
+from magi_attention.config import DispatchConfig, DistAttnConfig
+from magi_attention.errors import CommError
+from magi_attention.plan import Plan
+
+ROWS, HEADS, DIM = 96, (4, 2), 8
+SOON = 10.0  # seconds, of the 120 after which the group's own collectives fail
+
+
+def bound_under(group, mask, chunk_size: int):
+    config = DistAttnConfig(dispatch_config=DispatchConfig(chunk_size=chunk_size))
+    sizes = {"num_heads_q": HEADS[0], "num_heads_kv": HEADS[1], "head_dim": DIM}
+    return Plan.from_mask(mask, cp_size=group.size(), config=config, **sizes).bind(group)
+
+
+def two_plans(group):
+    """Of equal sizes, which place rows otherwise."""
+    given = [masks.from_document_ids([0] * ROWS, causal=causal) for causal in (False, True)]
+    plans = [bound_under(group, mask, 4) for mask in given]
+    assert plans[0].local_rows == plans[1].local_rows
+    assert not torch.equal(plans[0].position_ids, plans[1].position_ids)
+    return plans
+
+
+def inputs(bound, width: int = DIM):
+    shapes = ((bound.local_rows, heads, width) for heads in (HEADS[0], HEADS[1], HEADS[1]))
+    return [torch.ones(shape, requires_grad=True) for shape in shapes]
+
+
+def undispatch(bound, width: int):
+    return bound.undispatch(inputs(bound, width)[0])
+
+
+def undispatch_sum(bound, width: int):
+    return bound.rows.reduce(torch.ones(ROWS, width))  # the gradient of a partial undispatch
+
+
+def roll(bound, width: int):
+    return bound.roll(inputs(bound, width)[0], 1)
+
+
+def dispatch(bound, width: int):
+    whole = torch.ones(ROWS, width, requires_grad=True)
+    local = bound.dispatch(whole)
+    return lambda: local.sum().backward()
+
+
+def chosen(bound, width: int):
+    return sparse(bound)
+
+
+def sparse(bound, **options):
+    lists = torch.zeros(bound.local_rows, HEADS[1], 1, dtype=torch.int32)
+    return bound.calc_sparse_attn(*inputs(bound), lists, **options)[0]
+
+
+CALLS = {call.__name__: call for call in (undispatch, undispatch_sum, roll, dispatch, chosen)}
+
+
+def _call(name: str, bound, width: int):
+    """What moves rows; of dispatch that is the gradient alone."""
+    return dispatch(bound, width) if name == "dispatch" else lambda: CALLS[name](bound, width)
+
+
+def other_plans(group, name: str) -> None:
+    """Those that all ranks have called with before, too."""
+    plans = two_plans(group)
+    for bound in plans if name == "chosen" else ():
+        sparse(bound)
+    is_odd = dist.get_rank(group) == group.size() - 1
+    refuses(_call(name, plans[is_odd], DIM), CommError, "rank .*, plan 0x")
+    assert undispatch(plans[0], DIM).shape[0] == ROWS
+
+
+def other_widths(group, name: str) -> None:
+    bound = two_plans(group)[0]
+    width = DIM + (dist.get_rank(group) == 0)
+    text = "other options than rank .: shape of the sequence; in stage 0"
+    refuses(_call(name, bound, width), CommError, text)
+    assert undispatch(bound, DIM).shape[0] == ROWS
+
+
+def other_options_of_chosen_keys(group) -> None:
+    bound = two_plans(group)[0]
+    is_odd = dist.get_rank(group) == group.size() - 1
+    for given, text in (
+        ({"softmax_scale": 0.5}, r"softmax_scale: .* has 0\.5"),
+        ({"sparse_k_block_size": 2}, "sparse_k_block_size: .* 1, rank . has 2"),
+    ):
+        given = given if is_odd else {}
+        refuses(lambda: sparse(bound, **given), CommError, "^ranks differ in " + text)
+    assert sparse(bound).isfinite().all()
+
+
+def refused_chosen_keys(group) -> None:
+    """A refusal is told in the first call, where others compare new options, and in later calls."""
+    timeout = datetime.timedelta(seconds=20)
+    own = dist.new_group(dist.get_process_group_ranks(group), timeout=timeout)
+    bound = two_plans(own)[0]
+    lists = torch.zeros(bound.local_rows, HEADS[1], 1, dtype=torch.int32)
+    q, k, v = inputs(bound)
+
+    def refused(**options) -> None:
+        begin = time.monotonic()
+        if dist.get_rank(group) == 0:
+            wrong = q, k, v, lists[1:]
+            refuses(lambda: bound.calc_sparse_attn(*wrong), ValueError, "indices has shape")
+        else:
+            text = "rank 0 refused its arguments.*: ValueError: index_sparse_indices has"
+            refuses(lambda: sparse(bound, **options), CommError, text)
+        assert time.monotonic() - begin < SOON
+        dist.barrier(group)
+
+    refused()
+    assert sparse(bound).isfinite().all()
+    refused(softcap=3.0)
+    assert sparse(bound).isfinite().all()
+    refused()  # rows were waited for, so that the group is over
+
+
+def lists_of_blocks_stay_small(group) -> None:
+    """A call with blocks takes memory in proportion to its lists and keys."""
+    rows, block, entries = 2048, 64, 64
+    mask = masks.from_document_ids([0] * rows, causal=False)
+    bound = bound_under(group, mask, 256)
+    lists = torch.randint(0, rows // block, (bound.local_rows, HEADS[1], entries)).int()
+    q, k, v = inputs(bound)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        bound.calc_sparse_attn(q, k, v, lists, block)[0].sum().backward()
+    most = max(event.self_cpu_memory_usage for event in profile.events())
+    assert most <= 4 * lists.numel() * lists.element_size(), most
