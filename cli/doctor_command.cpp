@@ -38,41 +38,30 @@ Checked check_on(const std::string& where, const std::string& backend,
   return checked;
 }
 
-/// One rank and two ranks on the CPU.
-void check_cpu(const std::string& backend, std::vector<Checked>& all) {
-  all.push_back(
-      check_on("the CPU", backend, [&] { return check_small_attention(host_place(), backend); }));
-  all.push_back(check_on("two ranks on the CPU", backend, [&] {
-    return check_over_two_ranks(backend, [](const RankBody& body) {
-      run_ranks(kRanks, [&](Communicator& group) { body(group, host_place()); });
-    });
-  }));
-}
+/// Calls its argument with the place of a rank.
+using AtPlace = std::function<void(const std::function<void(const RankPlace&)>& use)>;
 
-/// One rank and two ranks on a GPU; the two exchange rows through the host's memory.
-void check_gpu(std::int32_t device, const std::string& backend, std::vector<Checked>& all) {
-  const std::string where = "GPU " + std::to_string(device);
-  all.push_back(check_on(where, backend, [&] {
-    Findings findings;
-    on_gpu(device,
-           [&](const RankPlace& place) { findings = check_small_attention(place, backend); });
-    return findings;
-  }));
-  all.push_back(check_on("two ranks on " + where, backend, [&] {
-    return check_over_two_ranks(backend, [device](const RankBody& body) {
-      run_ranks(kRanks, [&](Communicator& group) {
-        on_gpu(device, [&](const RankPlace& place) { body(group, place); });
+/// One rank and two ranks at a place; the two exchange rows through the host's memory.
+void check_place(const std::string& where, const std::string& backend, const AtPlace& at_place,
+                 std::vector<Checked>& all) {
+  for (const std::int32_t num_ranks : {1, kRanks}) {
+    all.push_back(check_on((num_ranks == 1 ? "" : "two ranks on ") + where, backend, [&] {
+      return check_small_attention(num_ranks, backend, [&](const RankBody& body) {
+        run_ranks(num_ranks, [&](Communicator& group) {
+          at_place([&](const RankPlace& place) { body(group, place); });
+        });
       });
-    });
-  }));
+    }));
+  }
 }
 
 /// Two ranks with a GPU each, over what is fastest between them.
 Checked check_pair(const std::string& backend) {
   std::string transport;
   Checked checked = check_on("two ranks on GPUs 0 and 1", backend, [&] {
-    return check_over_two_ranks(
-        backend, [&transport](const RankBody& body) { transport = run_gpu_ranks(kRanks, body); });
+    return check_small_attention(kRanks, backend, [&transport](const RankBody& body) {
+      transport = run_gpu_ranks(kRanks, body);
+    });
   });
   if (!transport.empty()) checked.where += " over " + transport;
   return checked;
@@ -85,9 +74,10 @@ std::vector<Checked> check_devices(const std::vector<BackendFacts>& backends) {
     std::int32_t num_gpus = 0;
     for (const ServedDevice& device : backend.served) {
       if (device.ordinal == kCpuDevice) {
-        check_cpu(backend.name, all);
+        check_place("the CPU", backend.name, [](const auto& use) { use(host_place()); }, all);
       } else {
-        check_gpu(device.ordinal, backend.name, all);
+        check_place("GPU " + std::to_string(device.ordinal), backend.name,
+                    [&](const auto& use) { on_gpu(device.ordinal, use); }, all);
         if (device.ordinal < kRanks) ++num_gpus;
       }
     }

@@ -2,7 +2,6 @@
 #include "demo/ranks.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <functional>
 #include <iostream>
@@ -14,16 +13,10 @@
 #include "kernels/cpu/attention.hpp"
 #include "magi/runtime.hpp"
 #include "ranks/gpu_group.hpp"
-#include "ranks/rank_device.hpp"
+#include "ranks/rank_place.hpp"
 
 namespace magi::cli {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// A rank's rows of everything that one mask needs.
 struct Shard {
@@ -41,11 +34,12 @@ struct Shard {
         dv({rows, kDemoHeadsKv, kDemoHeadDim}) {}
 };
 
-/// Where a rank computes, and with whom.
+/// A rank's place and its groups.
 struct Rank {
   Communicator& base;  ///< over host memory
-  std::unique_ptr<RankDevice> device;
-  std::shared_ptr<Communicator> group;  ///< over the device's; ends before it
+  const RankPlace& place;
+  DType type;
+  std::shared_ptr<Communicator> group;  ///< over the place's memory
 };
 
 Shard take_shard(const DemoInput& input, const Placement& placement, std::int32_t rank) {
@@ -64,46 +58,44 @@ void add_sent(const CommCounters& before, const CommCounters& after,
   }
 }
 
-/// Host values as a tensor of the device's type.
-Array put(RankDevice& device, const HostTensor<float>& values) {
+/// Host values as a tensor of a type at a place.
+PlacedTensor put(const Rank& rank, const HostTensor<float>& values) {
   const TensorView shape = values;
-  Array array = device.make(device.type(), {shape.shape[0], shape.shape[1], shape.shape[2]});
+  PlacedTensor tensor(rank.place, rank.type, {shape.shape[0], shape.shape[1], shape.shape[2]});
   const std::span<const float> floats = values.elements();
-  if (device.type() == DType::Float32) {
-    device.put_sync(floats.data(), array.view.data, floats.size_bytes());
-    return array;
+  const auto copy = [&](const void* from) {
+    rank.place.copy_sync(tensor.memory.get(), from, tensor.size_bytes());
+  };
+  if (rank.type == DType::Float32) {
+    copy(floats.data());
+  } else {
+    std::vector<std::uint16_t> bits(floats.size());
+    std::ranges::transform(floats, bits.begin(), float_to_bfloat16);
+    copy(bits.data());
   }
-  std::vector<std::uint16_t> bits(floats.size());
-  std::ranges::transform(floats, bits.begin(), float_to_bfloat16);
-  device.put_sync(bits.data(), array.view.data, bits.size() * sizeof(std::uint16_t));
-  return array;
+  return tensor;
 }
 
-/// A rank's tensors where it computes: inputs of the device's type, results in float32.
-struct DeviceShard {
-  Array q, k, v, dout, out, lse, dq, dk, dv;
+/// A rank's tensors at its place: inputs of the rank's type, results in float32.
+struct PlacedShard {
+  PlacedTensor q, k, v, dout, out, lse, dq, dk, dv;
 
-  DeviceShard(RankDevice& device, const Shard& shard)
-      : q(put(device, shard.q)),
-        k(put(device, shard.k)),
-        v(put(device, shard.v)),
-        dout(put(device, shard.dout)) {
-    const std::int64_t rows = q.view.shape[0];
-    const auto make = [&](std::int32_t heads) {
-      return device.make(DType::Float32, {rows, heads, kDemoHeadDim});
-    };
-    out = make(kDemoHeadsQ);
-    lse = device.make(DType::Float32, {rows, kDemoHeadsQ});
-    dq = make(kDemoHeadsQ);
-    dk = make(kDemoHeadsKv);
-    dv = make(kDemoHeadsKv);
-  }
+  PlacedShard(const Rank& rank, const Shard& shard)
+      : q(put(rank, shard.q)),
+        k(put(rank, shard.k)),
+        v(put(rank, shard.v)),
+        dout(put(rank, shard.dout)),
+        out(rank.place, DType::Float32, {q.view.shape[0], kDemoHeadsQ, kDemoHeadDim}),
+        lse(rank.place, DType::Float32, {q.view.shape[0], kDemoHeadsQ}),
+        dq(rank.place, DType::Float32, {q.view.shape[0], kDemoHeadsQ, kDemoHeadDim}),
+        dk(rank.place, DType::Float32, {q.view.shape[0], kDemoHeadsKv, kDemoHeadDim}),
+        dv(rank.place, DType::Float32, {q.view.shape[0], kDemoHeadsKv, kDemoHeadDim}) {}
 
-  void fetch_sync(RankDevice& device, Shard& shard) const {
+  void fetch_sync(const Rank& rank, Shard& shard) const {
     for (const auto& [from, to] :
          {std::pair{&out, &shard.out}, std::pair{&lse, &shard.lse}, std::pair{&dq, &shard.dq},
           std::pair{&dk, &shard.dk}, std::pair{&dv, &shard.dv}}) {
-      device.fetch_sync(from->view.data, to->elements().data(), to->elements().size_bytes());
+      rank.place.copy_sync(to->elements().data(), from->memory.get(), from->size_bytes());
     }
   }
 };
@@ -112,31 +104,29 @@ struct DeviceShard {
 /// the bytes that this rank sends in it.
 double run_together(Rank& rank, const std::function<void()>& work,
                     std::array<std::int64_t, kMostDemoRanks>& bytes) {
-  rank.device->wait_sync();
   rank.base.allgather_sync({});
   const CommCounters before = rank.group->counters();
-  const auto start = Clock::now();
-  work();
-  rank.device->wait_sync();
-  const double seconds = seconds_since(start);
+  const double seconds = rank.place.time_sync(work);
   add_sent(before, rank.group->counters(), bytes);
   return seconds;
 }
 
 RankFigures attend(const Scene& scene, Rank& rank, Shard& shard) {
-  const DeviceShard tensors(*rank.device, shard);
+  const PlacedShard tensors(rank, shard);
   DistributedAttention attention(scene.plan, *rank.group);
-  const AttentionInputs inputs{.q = tensors.q, .k = tensors.k, .v = tensors.v};
-  const AttentionResult result{.out = tensors.out, .lse = tensors.lse};
-  const InputGradients gradients{.dq = tensors.dq, .dk = tensors.dk, .dv = tensors.dv};
-  void* stream = rank.device->stream();
+  const AttentionInputs inputs{.q = tensors.q.view, .k = tensors.k.view, .v = tensors.v.view};
+  const AttentionResult result{.out = tensors.out.view, .lse = tensors.lse.view};
+  const InputGradients gradients{
+      .dq = tensors.dq.view, .dk = tensors.dk.view, .dv = tensors.dv.view};
+  void* stream = rank.place.stream;
   RankFigures figures;
   figures.forward_seconds = run_together(
       rank, [&] { attention.forward(inputs, result, stream); }, figures.forward_bytes);
   figures.backward_seconds = run_together(
-      rank, [&] { attention.backward(inputs, result, {.dout = tensors.dout}, gradients, stream); },
+      rank,
+      [&] { attention.backward(inputs, result, {.dout = tensors.dout.view}, gradients, stream); },
       figures.backward_bytes);
-  tensors.fetch_sync(*rank.device, shard);
+  tensors.fetch_sync(rank, shard);
   return figures;
 }
 
@@ -167,16 +157,11 @@ void gather_results(const Shard& shard, const Placement& placement, Communicator
   gather(shard.dv, results.dv);
 }
 
-}  // namespace
-
-void run_demo_rank(const DemoInput& input, const std::shared_ptr<Communicator>& base,
-                   SharedResults& results) {
-  Rank rank{*base, input.is_on_gpus ? make_gpu_device(base->rank()) : make_host_device(input.type),
-            base};
+void run_at(const RankPlace& place, const DemoInput& input,
+            const std::shared_ptr<Communicator>& base, SharedResults& results) {
+  Rank rank{*base, place, input.type, base};
   if (input.is_on_gpus) rank.group = make_gpu_group(base, input.deadline);
-  const auto cores = static_cast<std::int32_t>(std::thread::hardware_concurrency());
-  cpu::set_num_threads(std::max(1, cores / base->num_ranks()));
-  if (base->rank() == 0) results.set_place(rank.device->name(), rank.group->backend());
+  if (base->rank() == 0) results.set_place(place.name, rank.group->backend());
   for (std::size_t s = 0; s < input.scenes.size(); ++s) {
     const Scene& scene = input.scenes[s];
     const Placement& placement = scene.plan->placement_q;
@@ -191,10 +176,18 @@ void run_demo_rank(const DemoInput& input, const std::shared_ptr<Communicator>& 
     }
   }
   if (rank.group == base) return;
-  if (rank.group->backend() == std::string_view("nccl")) {
-    rank.group->close_sync();
-  }
+  if (rank.group->backend() == std::string_view("nccl")) rank.group->close_sync();
   base->allgather_sync({});  // nobody writes into windows that end now
+}
+
+}  // namespace
+
+void run_demo_rank(const DemoInput& input, const std::shared_ptr<Communicator>& base,
+                   SharedResults& results) {
+  const auto cores = static_cast<std::int32_t>(std::thread::hardware_concurrency());
+  cpu::set_num_threads(std::max(1, cores / base->num_ranks()));
+  const auto run = [&](const RankPlace& place) { run_at(place, input, base, results); };
+  input.is_on_gpus ? on_gpu(base->rank(), run) : run(host_place());
 }
 
 }  // namespace magi::cli

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "doctor/rank_place.hpp"
+#include "ranks/rank_place.hpp"
 
 namespace magi::cli {
 

@@ -3,17 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include <memory>
-#include <utility>
-
-#include "common/random_values.hpp"
 #include "cuda/check.hpp"
 #include "cuda/device.hpp"
-#include "cuda/memory.hpp"
-#include "cuda/stream.hpp"
-#include "cuda/timing.hpp"
 #include "kernels/attention/backend.hpp"
-#include "magi/runtime.hpp"
 
 namespace magi::cli {
 namespace {
@@ -42,46 +34,6 @@ GpuFacts facts_of(std::int32_t device) {
     facts.refusal = error.what();
   }
   return facts;
-}
-
-/// Times work on a stream that is busy while the host enqueues it.
-class StreamClock {
- public:
-  explicit StreamClock(const Stream& stream) : stream_(stream) {}
-
-  double seconds_sync(const std::function<void()>& work) {
-    if (lead_.size_bytes() == 0) lead_ = DeviceBuffer(kLeadBytes);
-    for (int i = 0; i < kLeads; ++i) lead_.fill(0, stream_.handle());
-    const Event begin, end;
-    begin.record(stream_.handle());
-    work();
-    end.record(stream_.handle());
-    return end.seconds_since_sync(begin);
-  }
-
- private:
-  static constexpr std::size_t kLeadBytes = std::size_t{1} << 29;
-  static constexpr int kLeads = 16;  // some 2 ms on an H200
-
-  const Stream& stream_;
-  DeviceBuffer lead_;
-};
-
-/// The group that carries rows between the GPUs of `base`'s ranks; null: `base` itself.
-std::unique_ptr<Communicator> fastest_group(Communicator& base) {
-  const std::shared_ptr<Communicator> borrowed(std::shared_ptr<void>(), &base);
-  try {
-    return make_nvlink_group(borrowed, base.rank());
-  } catch (const CommError&) {  // on all ranks alike
-  }
-  const auto bootstrap = [&base](std::span<const std::byte> bytes) {
-    return base.allgather_sync(bytes);
-  };
-  try {
-    return make_nccl_group(base.rank(), base.num_ranks(), base.rank(), bootstrap);
-  } catch (const CommError&) {
-    return nullptr;
-  }
 }
 
 }  // namespace
@@ -116,45 +68,6 @@ GpuMachine find_gpus() {
     }
   }
   return machine;
-}
-
-void on_gpu(std::int32_t device, const std::function<void(const RankPlace&)>& body) {
-  const DeviceScope scope(device);
-  const Stream stream;
-  StreamClock clock(stream);
-  body({.device = device,
-        .stream = stream.handle(),
-        .allocate =
-            [](std::int64_t size_bytes) {
-              const auto buffer =
-                  std::make_shared<DeviceBuffer>(random_bfloat16(size_bytes / 2 + 1, 1));
-              return std::shared_ptr<void>(buffer, buffer->data());
-            },
-        .copy_sync =
-            [&stream](void* to, const void* from, std::int64_t size_bytes) {
-              stream.wait_sync();
-              cuda_check(
-                  cudaMemcpy(to, from, static_cast<std::size_t>(size_bytes), cudaMemcpyDefault),
-                  "cudaMemcpy");
-            },
-        .time_sync =
-            [&clock](const std::function<void()>& work) { return clock.seconds_sync(work); }});
-}
-
-std::string run_gpu_ranks(
-    std::int32_t num_ranks,
-    const std::function<void(Communicator& group, const RankPlace& place)>& body) {
-  std::string transport;
-  run_ranks(num_ranks, [&](Communicator& base) {
-    on_gpu(base.rank(), [&](const RankPlace& place) {
-      const auto fastest = fastest_group(base);
-      Communicator& group = fastest != nullptr ? *fastest : base;
-      if (base.rank() == 0) transport = fastest != nullptr ? fastest->backend() : "copies";
-      body(group, place);
-      group.close_sync();
-    });
-  });
-  return transport;
 }
 
 }  // namespace magi::cli

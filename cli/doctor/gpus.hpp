@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "doctor/rank_place.hpp"
+#include "ranks/rank_place.hpp"
 #include "magi/comm.hpp"
 
 // What the machine has of GPUs, and ranks with a GPU each. Without CUDA there are none.
@@ -32,9 +32,6 @@ struct GpuMachine {
   std::vector<bool> has_peer_access;
 };
 GpuMachine find_gpus();
-
-/// The memory of a GPU, for work on a stream of its own, while `body` runs.
-void on_gpu(std::int32_t device, const std::function<void(const RankPlace&)>& body);
 
 /// Runs `body` on a thread per rank, rank r with GPU r, over nvlink where all reach each other,
 /// else over NCCL, else over copies; gives the name of what carried the rows.

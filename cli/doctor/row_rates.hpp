@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "doctor/rank_place.hpp"
+#include "ranks/rank_place.hpp"
 #include "magi/comm.hpp"
 
 // How fast rows are put into order, added and exchanged.

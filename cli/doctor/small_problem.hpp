@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "doctor/rank_place.hpp"
+#include "ranks/rank_place.hpp"
 #include "magi/mask.hpp"
 #include "reference/dense_attention.hpp"
 

@@ -56,47 +56,32 @@ TEST(Doctor, TheLeastOfRanksIsKnownToAll) {
             [](Communicator& group) { EXPECT_EQ(least_of_ranks(group, 2.0 - group.rank()), 0.0); });
 }
 
-TEST(Doctor, ASmallAttentionIsRightAndPlantedErrorsAreFound) {
-  EXPECT_TRUE(check_small_attention(host_place()).empty());
-  int num_reads = 0;
-  RankPlace place = host_place();
-  const auto copy = place.copy_sync;
-  constexpr int kInputs = 4;
-  place.copy_sync = [&](void* to, const void* from, std::int64_t size_bytes) {
-    copy(to, from, size_bytes);
-    if (num_reads++ >= kInputs) *static_cast<float*>(to) += 0.01f;  // of each result
-  };
-  EXPECT_EQ(check_small_attention(place).size(), 5u);
-}
-
-/// Of two ranks, each a thread; `place_of` may spoil what a rank reads back.
-std::vector<std::string> over_two_ranks(const std::function<RankPlace(Communicator&)>& place_of) {
-  return check_over_two_ranks("cpu", [&](const RankBody& body) {
-    run_ranks(2, [&](Communicator& group) { body(group, place_of(group)); });
+/// Checks over ranks that are threads; `place_of` may spoil what a rank reads back.
+std::vector<std::string> check_over(std::int32_t num_ranks, const std::string& backend,
+                                    const std::function<RankPlace(Communicator&)>& place_of) {
+  return check_small_attention(num_ranks, backend, [&](const RankBody& body) {
+    run_ranks(num_ranks, [&](Communicator& group) { body(group, place_of(group)); });
   });
 }
 
-TEST(Doctor, TwoRanksAreRightAndErrorsPlantedInOneAreFound) {
-  EXPECT_TRUE(over_two_ranks([](Communicator&) { return host_place(); }).empty());
+TEST(Doctor, ASmallAttentionIsRightAndErrorsPlantedInARankAreFound) {
   const auto spoil = [](Communicator& group) {
     RankPlace place = host_place();
-    if (group.rank() == 0) return place;
-    const auto copy = place.copy_sync;
+    if (group.rank() + 1 < group.num_ranks()) return place;
     constexpr int kInputs = 4;
-    place.copy_sync = [copy, num_copies = std::make_shared<int>(0)](void* to, const void* from,
-                                                                    std::int64_t size_bytes) {
+    place.copy_sync = [copy = place.copy_sync, num_copies = std::make_shared<int>(0)](
+                          void* to, const void* from, std::int64_t size_bytes) {
       copy(to, from, size_bytes);
       if ((*num_copies)++ >= kInputs) *static_cast<float*>(to) += 0.01f;
     };
     return place;
   };
-  EXPECT_EQ(over_two_ranks(spoil).size(), 5u);
-  EXPECT_THROW(
-      check_over_two_ranks("no such",
-                           [](const RankBody& body) {
-                             run_ranks(2, [&](Communicator& group) { body(group, host_place()); });
-                           }),
-      InvalidArgument);
+  const auto at_host = [](Communicator&) { return host_place(); };
+  for (const std::int32_t num_ranks : {1, 2}) {
+    EXPECT_TRUE(check_over(num_ranks, "cpu", at_host).empty());
+    EXPECT_EQ(check_over(num_ranks, "cpu", spoil).size(), 5u);
+    EXPECT_THROW(check_over(num_ranks, "no such", at_host), InvalidArgument);
+  }
 }
 
 TEST(Doctor, CalibratesTheCpuWhereNoGpusAre) {

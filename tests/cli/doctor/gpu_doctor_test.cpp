@@ -32,30 +32,35 @@ TEST_F(GpuDoctor, ListsEveryGpuAndWhoServesIt) {
   EXPECT_LE(machine.gpus[0].free_bytes, machine.gpus[0].memory_bytes);
 }
 
-TEST_F(GpuDoctor, ASmallAttentionIsRightAndPlantedErrorsAreFound) {
-  on_gpu(0, [](const RankPlace& place) {
-    for (const std::string& finding : check_small_attention(place)) ADD_FAILURE() << finding;
-    RankPlace wrong = place;
-    int num_copies = 0;
-    constexpr int kInputs = 4;
-    wrong.copy_sync = [&](void* to, const void* from, std::int64_t size_bytes) {
-      place.copy_sync(to, from, size_bytes);
-      if (num_copies++ >= kInputs) *static_cast<std::uint32_t*>(to) ^= 0x40004000U;  // exponents
-    };
-    EXPECT_EQ(check_small_attention(wrong).size(), 5U);
+/// Checks over ranks on GPU 0, at the place that `change` makes of it.
+std::vector<std::string> check_on_one(
+    std::int32_t num_ranks, const std::function<RankPlace(const RankPlace&)>& change) {
+  return check_small_attention(num_ranks, "sm90", [&](const RankBody& body) {
+    run_ranks(num_ranks, [&](Communicator& group) {
+      on_gpu(0, [&](const RankPlace& place) { body(group, change(place)); });
+    });
   });
 }
 
-TEST_F(GpuDoctor, TwoRanksAreRightOnOneGpuAndOnTwo) {
-  const auto on_one = check_over_two_ranks("sm90", [](const RankBody& body) {
-    run_ranks(2, [&](Communicator& group) {
-      on_gpu(0, [&](const RankPlace& place) { body(group, place); });
-    });
-  });
-  for (const std::string& finding : on_one) ADD_FAILURE() << finding;
+TEST_F(GpuDoctor, ASmallAttentionIsRightAndPlantedErrorsAreFound) {
+  const auto same = [](const RankPlace& place) { return place; };
+  for (const std::int32_t num_ranks : {1, 2}) {
+    for (const std::string& finding : check_on_one(num_ranks, same)) ADD_FAILURE() << finding;
+  }
+  const auto spoil = [](const RankPlace& place) {
+    RankPlace wrong = place;
+    constexpr int kInputs = 4;
+    wrong.copy_sync = [copy = place.copy_sync, num_copies = std::make_shared<int>(0)](
+                          void* to, const void* from, std::int64_t size_bytes) {
+      copy(to, from, size_bytes);
+      if ((*num_copies)++ >= kInputs) *static_cast<std::uint32_t*>(to) ^= 0x40004000U;  // exponents
+    };
+    return wrong;
+  };
+  EXPECT_EQ(check_on_one(1, spoil).size(), 5U);
   if (device_count() < 2) GTEST_SKIP() << "one GPU alone: the part over two was not run";
-  const auto on_two = check_over_two_ranks(
-      "sm90", [](const RankBody& body) { EXPECT_NE(run_gpu_ranks(2, body), ""); });
+  const auto on_two = check_small_attention(
+      2, "sm90", [](const RankBody& body) { EXPECT_NE(run_gpu_ranks(2, body), ""); });
   for (const std::string& finding : on_two) ADD_FAILURE() << finding;
 }
 

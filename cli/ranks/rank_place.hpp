@@ -5,13 +5,15 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <string>
 
 #include "magi/tensor.hpp"
 
 namespace magi::cli {
 
-/// Where a rank's tensors lie and how work on them is timed: the host's memory or a GPU's.
+/// The memory that a rank's tensors lie in, the host's or a GPU's, and the clock of work on them.
 struct RankPlace {
+  std::string name;  ///< of the device
   std::int32_t device = kCpuDevice;
   void* stream = nullptr;  ///< that work is enqueued on
   /// Memory with small random values of any floating-point type.
@@ -24,6 +26,9 @@ struct RankPlace {
 
 /// The host's memory.
 RankPlace host_place();
+/// Runs `body` with the memory of a GPU and a stream of its own. Throws InvalidArgument where the
+/// build has no CUDA.
+void on_gpu(std::int32_t device, const std::function<void(const RankPlace&)>& body);
 
 /// A row-major tensor and its memory.
 struct PlacedTensor {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "doctor/rank_place.hpp"
+#include "ranks/rank_place.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -35,7 +35,8 @@ double wall_seconds(const std::function<void()>& work) {
 }  // namespace
 
 RankPlace host_place() {
-  return {.allocate = random_memory,
+  return {.name = "CPU",
+          .allocate = random_memory,
           .copy_sync =
               [](void* to, const void* from, std::int64_t size_bytes) {
                 std::memcpy(to, from, static_cast<std::size_t>(size_bytes));
