@@ -11,8 +11,9 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from magi_attention import Plan, masks
-from magi_attention.api import flex_flash_attn_func
+from magi_attention.api import flex_flash_attn_func, infer_attn_mask_from_cu_seqlens
 from magi_attention.common import AttnRanges
+from magi_attention.integrations._documents import lengths_of as read_lengths
 
 CASES = 700  # for each of the three seeds of rng
 
@@ -162,6 +163,32 @@ class TestDocuments:
             assert found["cu_seqlens_q"].tolist() == real.tolist(), case
             assert found["cu_seqlens_kv_padded"].tolist() == padded.tolist(), case
             assert found["max_seqlen_q"] == max(lengths, default=0)
+
+
+@pytest.mark.parametrize("padding", [[-1], [-1, -1, -1], [-1000, -1000]], ids=str)
+@pytest.mark.parametrize("make", [list, torch.tensor], ids=["list", "tensor"])
+def test_padded_bounds(make, padding):
+    """Every reader of bounds takes those that numbers below 0 fill up."""
+
+    def read(bounds):
+        fields = SimpleNamespace(cu_seqlens_q=bounds, cu_seqlens_kv=bounds)
+        return (
+            infer_attn_mask_from_cu_seqlens(bounds, bounds, True),
+            masks.from_cu_seqlens(bounds).slices.tolist(),
+            masks.from_prefix_lm(bounds, [1, 2]).slices.tolist(),
+            masks.from_packed_seq_params(fields).slices.tolist(),
+            read_lengths("cu_seqlens", bounds, 7),
+        )
+
+    assert read(make([0, 3, 7, *padding])) == read(make([0, 3, 7]))
+    hole = make([0, 3, *padding, 7])
+    for call in (
+        lambda: infer_attn_mask_from_cu_seqlens(hole, hole),
+        lambda: masks.from_cu_seqlens(hole),
+        lambda: read_lengths("cu_seqlens", hole, 7),
+    ):
+        with pytest.raises(ValueError, match="cu_seqlens"):
+            call()
 
 
 class TestTrees:

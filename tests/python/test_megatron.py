@@ -158,6 +158,15 @@ def test_mask_that_numbers_documents():
     assert local["tokens"].tolist() == [[*range(5), *range(7, 12)]]
 
 
+def test_padded_bounds():
+    """As NeMo and Megatron-Bridge pad them."""
+    ids, bounds = torch.arange(12)[None], torch.tensor([[0, 5, 12, -1, -1]])
+    batch = {"tokens": ids, "cu_seqlens": bounds, "cu_seqlens_argmin": torch.tensor(3)}
+    local = ours.prepare_batch(batch, cases.config())
+    assert local["packed_seq_params"].documents.lengths == (5, 7)
+    assert "cu_seqlens_argmin" not in local
+
+
 def test_padding_has_no_loss_without_a_loss_mask():
     """Where a batch has labels alone, rows between documents and rows added to it count nowhere."""
     ids = torch.arange(12)[None]

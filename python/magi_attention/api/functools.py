@@ -17,6 +17,7 @@ from magi_attention.common._arguments import (
     check_kind,
     check_window,
     naming,
+    without_padding,
 )
 from magi_attention.common._slices import apply_padding as apply_padding
 from magi_attention.common.device import default_device
@@ -133,7 +134,8 @@ def infer_attn_mask_from_cu_seqlens(
     global_window_size: int = 0,
 ) -> tuple[AttnRanges, AttnRanges, list[AttnMaskType], int, int]:
     """Slices (q_ranges, k_ranges, types) of packed documents between bounds in rows, [n + 1], and
-    the numbers of query and key rows. Reads tensors on a GPU back, which waits for them.
+    the numbers of query and key rows; entries below 0 at the end, such as -1, are padding. Reads
+    tensors on a GPU back, which waits for them.
 
     causal excludes a window, which is that of infer_attn_mask_from_sliding_window in each document.
     global_window_size: the first keys of every document that all its rows see, whatever the
@@ -151,7 +153,9 @@ def infer_attn_mask_from_cu_seqlens(
 
 
 def to_bounds(name: str, cu_seqlens: torch.Tensor | Sequence[int]) -> list[int]:
-    """cu_seqlens as a list; TypeError or ValueError naming it unless 1-D integers."""
+    """cu_seqlens as a list, without padding; TypeError or ValueError naming it unless 1-D integers
+    from 0 on.
+    """
     if isinstance(cu_seqlens, torch.Tensor):
         if cu_seqlens.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"{name}.dtype is {cu_seqlens.dtype}; allowed: int32, int64")
@@ -159,10 +163,13 @@ def to_bounds(name: str, cu_seqlens: torch.Tensor | Sequence[int]) -> list[int]:
             raise ValueError(f"{name} has {cu_seqlens.dim()} axes; allowed: 1")
         if cu_seqlens.is_meta:
             raise ValueError(f"{name} is on meta; allowed: cpu, or a device with memory")
-        return as_plain(name, cu_seqlens).tolist()
+        return without_padding(as_plain(name, cu_seqlens).tolist())
     if isinstance(cu_seqlens, str) or not hasattr(cu_seqlens, "__iter__"):
         check_kind(name, cu_seqlens, torch.Tensor, "an int32 or int64 tensor [n + 1], or a list")
-    return [check_int(f"{name}[{i}]", value, 0) for i, value in enumerate(cu_seqlens)]
+    bounds = without_padding(
+        [check_int(f"{name}[{i}]", n, -MAX_ROWS) for i, n in enumerate(cu_seqlens)]
+    )
+    return [check_int(f"{name}[{i}]", value, 0) for i, value in enumerate(bounds)]
 
 
 def _check_axis(x: torch.Tensor, dim: int) -> None:

@@ -54,6 +54,14 @@ def check_number(name: str, value: Any) -> None:
         raise TypeError(f"{name} is a {type(value).__name__}; allowed: a float")
 
 
+def without_padding(bounds: Any) -> Any:
+    """Bounds of documents, a list or tensor, without the entries below 0 that fill their end."""
+    count = len(bounds)
+    while count > 1 and bounds[count - 1] < 0:
+        count -= 1
+    return bounds[:count]
+
+
 def check_window(window_size: Sequence[int]) -> tuple[int, int]:
     """(left, right) with sides beyond every sequence brought into the library's integers."""
     try:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from magi_attention.common._arguments import without_padding
+
 # Bounds [documents + 1] and lengths [documents]. One with "_padded" behind it holds the padding of
 # documents too, and goes before the other.
 _BOUNDS = (
@@ -65,18 +67,25 @@ def lengths_of(name: str, given: Any, rows: int) -> list[int]:
     """Rows of every document by bounds or lengths, which entries below 0 pad. ValueError, by name,
     where they do not add up to rows.
     """
-    values = torch.as_tensor(given).reshape(-1).cpu()
-    values = values[values >= 0]
-    is_bounds = name.startswith("cu_")
-    lengths = values.diff() if is_bounds else values
-    if is_bounds and (len(values) == 0 or values[0] != 0 or (lengths < 0).any()):
-        raise ValueError(f"{name} is {values.tolist()}; allowed: bounds that grow from 0")
+    lengths = _lengths_told(name, given)
     if int(lengths.sum()) != rows:
         raise ValueError(
             f"{name} has documents of {int(lengths.sum())} rows; allowed: {rows}, those of "
             "input_ids"
         )
     return lengths.tolist()
+
+
+def _lengths_told(name: str, given: Any) -> torch.Tensor:
+    """int64 [documents]. ValueError for bounds that do not grow from 0."""
+    values = torch.as_tensor(given).reshape(-1).cpu().to(torch.int64)
+    if not name.startswith("cu_"):
+        return values[values >= 0]
+    bounds = without_padding(values)
+    lengths = bounds.diff()
+    if len(bounds) == 0 or bounds[0] != 0 or (lengths < 0).any():
+        raise ValueError(f"{name} is {bounds.tolist()}; allowed: bounds that grow from 0")
+    return lengths
 
 
 def find_documents(
@@ -165,10 +174,8 @@ def _numbers_told(
 
 
 def _real_lengths(name: str, given: Any, padded: torch.Tensor) -> torch.Tensor:
-    values = torch.as_tensor(given).reshape(-1).cpu().to(torch.int64)
-    values = values[values >= 0]
-    lengths = values.diff() if name.startswith("cu_") else values
-    if len(lengths) != len(padded) or (lengths > padded).any() or (lengths < 0).any():
+    lengths = _lengths_told(name, given)
+    if len(lengths) != len(padded) or (lengths > padded).any():
         raise ValueError(
             f"{name} has documents of {lengths.tolist()} rows; allowed: as many as {name}_padded "
             f"has, of at most {padded.tolist()}"

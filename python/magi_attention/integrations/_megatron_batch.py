@@ -12,7 +12,7 @@ import torch.distributed as dist
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from magi_attention.comm.group import size_of
-from magi_attention.common._arguments import check_int
+from magi_attention.common._arguments import check_int, without_padding
 from magi_attention.config import DispatchConfig, DistAttnConfig
 from magi_attention.integrations._bound import AnyPlan, bound_of
 from magi_attention.integrations._documents import (
@@ -184,7 +184,9 @@ def prepare_batch(
     return {**others, **local, "attention_mask": None, "packed_seq_params": params}
 
 
-_BOUNDS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", "local_cp_size")
+_BOUNDS = (
+    "cu_seqlens", "cu_seqlens_padded", "cu_seqlens_argmin", "max_seqlen", "local_cp_size",
+)  # fmt: skip
 _DESCRIBED = (*_ROWS, *_BOUNDS, "attention_mask", "packed_seq_params")
 
 
@@ -258,10 +260,10 @@ def _of_bounds(batch: Mapping[str, Any], tokens: torch.Tensor, causal: bool) -> 
     size, total = tokens.shape
     if size != 1:
         raise ValueError(f"tokens has {size} sequences; allowed: 1 with cu_seqlens")
-    real = torch.as_tensor(batch["cu_seqlens"]).reshape(-1)
+    real = without_padding(torch.as_tensor(batch["cu_seqlens"]).reshape(-1))
     lengths = real.diff().tolist()
     padded = batch.get("cu_seqlens_padded")
-    padded = real if padded is None else torch.as_tensor(padded).reshape(-1)
+    padded = real if padded is None else without_padding(torch.as_tensor(padded).reshape(-1))
     starts = padded.tolist()
     if len(starts) != len(lengths) + 1 or not starts or starts[0] != 0:
         raise ValueError(

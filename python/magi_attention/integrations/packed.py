@@ -180,7 +180,7 @@ def magi_prepare_packed_cp(
     rank's rows of it, and the plan, which is the active one from here on.
 
     batch: input_ids, labels, position_ids [rows] and the bounds of documents cu_seqlens (or
-    cu_seqlens_padded, which goes first), int [documents + 1], entries below 0 ignored; or
+    cu_seqlens_padded, which goes first), int [documents + 1], padded by entries below 0; or
     sequences [batch, rows] with seq_lens (seq_lens_padded) [batch, documents]. spec: another mask
     than packed causal documents. model: a model or config with head counts, or (num_heads_q,
     num_heads_kv, head_dim). ValueError for bounds that do not end with the rows.

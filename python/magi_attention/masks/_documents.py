@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from magi_attention._native.handles import MaskHandle
-from magi_attention.common._arguments import MAX_ROWS, as_bool, check_int, check_window, naming
+from magi_attention.common._arguments import (
+    MAX_ROWS,
+    as_bool,
+    check_int,
+    check_window,
+    naming,
+    without_padding,
+)
 from magi_attention.masks._mask import (
     Mask,
     check_square,
@@ -19,6 +26,11 @@ from magi_attention.masks._mask import (
 )
 
 Bounds = Any  # a tensor or a sequence of ints
+
+
+def _to_bounds(name: str, value: Bounds) -> torch.Tensor:
+    """int32 [documents + 1], without padding."""
+    return without_padding(to_ints(name, value, 1))
 
 
 def _sum_of(lengths: torch.Tensor) -> torch.Tensor:
@@ -33,16 +45,16 @@ def from_cu_seqlens(
     causal: bool = True,
     window_size: tuple[int, int] = (-1, -1),
 ) -> Mask:
-    """Packed documents by their bounds [0, ..., rows], as in FlashAttention: causal ones are
-    aligned bottom-right; window_size (left, right) rows of the diagonal, -1: all; the right side of
-    causal ones is 0 whatever is given. Of more queries than keys those above the diagonal see what
-    the window's right side reaches. One slice for each document. ValueError for bounds that fall or
-    do not begin at 0.
+    """Packed documents by their bounds [0, ..., rows], as in FlashAttention; entries below 0 at the
+    end, such as -1, are padding. Causal ones are aligned bottom-right; window_size (left, right)
+    rows of the diagonal, -1: all; the right side of causal ones is 0 whatever is given. Of more
+    queries than keys those above the diagonal see what the window's right side reaches. One slice
+    for each document. ValueError for bounds that fall or do not begin at 0.
     """
     left, right = check_window(window_size)
     right = 0 if as_bool("causal", causal) else right
-    q = to_ints("cu_seqlens_q", cu_seqlens_q, 1)
-    k = q if cu_seqlens_k is None else to_ints("cu_seqlens_k", cu_seqlens_k, 1)
+    q = _to_bounds("cu_seqlens_q", cu_seqlens_q)
+    k = q if cu_seqlens_k is None else _to_bounds("cu_seqlens_k", cu_seqlens_k)
     return Mask(MaskHandle.from_documents(q, k, (left, right)))
 
 
@@ -182,7 +194,7 @@ def from_prefix_lm(cu_seqlens: Bounds, prefix_lengths: Bounds) -> Mask:
     of a shorter document), and the rows up to themselves. ValueError for bounds that fall and
     lengths below 0.
     """
-    bounds = to_ints("cu_seqlens", cu_seqlens, 1)
+    bounds = _to_bounds("cu_seqlens", cu_seqlens)
     prefixes = to_ints("prefix_lengths", prefix_lengths, 1)
     if len(prefixes) != len(bounds) - 1:
         raise ValueError(
@@ -245,7 +257,7 @@ def from_packed_seq_params(params: Any, *, causal: bool = True) -> Mask:
 
 def _checked_bounds(name: str, value: Bounds) -> torch.Tensor:
     """int32 [documents + 1]; ValueError, by name, for what from_cu_seqlens refuses."""
-    bounds = to_ints(name, value, 1)
+    bounds = _to_bounds(name, value)
     with naming(cu_seqlens_q=name):
         MaskHandle.from_documents(bounds, bounds, (-1, -1))
     return bounds
