@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from magi_attention.common._arguments import as_bool
 from magi_attn_extensions._attention import (
     Options,
     attend_batch,
@@ -98,9 +99,12 @@ def _made(
 
 def _attend(release: int, is_varlen: bool, given: dict[str, Any]) -> Any:
     refuse(**{name: value for name, value in given.items() if name in _REFUSED})
+    flags = [as_bool(name, given[name]) for name in ("causal", "return_attn_probs")]
+    if "deterministic" in given:
+        as_bool("deterministic", given["deterministic"])
     options = Options(
-        release, given["sink"], given["sink_layout"], given["softmax_scale"], given["causal"],
-        softcap=given["softcap"], return_attn_probs=given["return_attn_probs"],
+        release, given["sink"], given["sink_layout"], given["softmax_scale"], flags[0],
+        softcap=given["softcap"], return_attn_probs=flags[1],
         **{name: given[name] for name in _PASSED if name in given},
     )  # fmt: skip
     if "qkv" in given:

@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong arguments that need no process group: one sentence that names the argument."""
 
+import ctypes
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from magi_attention import Plan, api, functional, masks
+from magi_attention._native import structs, vtable
+from magi_attention._native.library import lib
 from magi_attention.common import AttnMaskType, AttnRange, AttnRanges, RangeError
 from magi_attention.config import DispatchConfig, DistAttnConfig, GrpCollConfig, OverlapConfig
+from magi_attention.integrations import packed
+from magi_attention.testing import ref_attn_func
+from magi_attention.utils.distributed import get_calc_cost_factor
+from magi_attn_extensions.fa3_interface_with_sink import fa3_func_with_sink
 
 ONE = AttnRanges.from_ranges([(0, 64)])
 X = torch.zeros(64, 2)
@@ -55,7 +63,6 @@ PLANS = [
     (lambda: plan(attn_mask_type=None), TypeError, "attn_mask_type is a NoneType"),
     (lambda: plan(attn_mask_type=1), TypeError, "attn_mask_type is a int"),
     (lambda: plan(attn_mask_type=["x"]), ValueError, "attn_mask_type is 'x'"),
-    (lambda: plan(config=None), TypeError, "config is a NoneType; allowed: DistAttnConfig"),
     (lambda: plan(on=3), TypeError, "on is a int; allowed: a Plan, or None"),
     (lambda: plan(cp_size=2, on=plan()), ValueError, "on.cp_size is 1; allowed: 2, cp_size"),
     (lambda: plan().ranges_of(1), ValueError, "rank is 1; allowed: 0 to 0"),
@@ -127,6 +134,18 @@ CONFIGS = [
      "degree is 1000"),
 ]  # fmt: skip
 
+# Numbers whose low 32 or 64 bits are allowed ones.
+WIDE = [
+    (lambda: OverlapConfig(degree=2**32 + 2), ValueError, "degree is 4294967298; allowed: 0 to 21"),
+    (lambda: masks.from_document_ids([0, 0, 1], padding_id=-(2**63)), ValueError,
+     "padding_id is -9223372036854775808; allowed: -2147483648 to 2147483647"),
+    (lambda: structs.PlanConfig(num_ranks=2**32 + 2), ValueError, "num_ranks is 4294967298; allo"),
+    (lambda: setattr(structs.PlacementConfig(), "seed", -1), ValueError, "seed is -1; allowed: 0"),
+    (lambda: lib.magi_placement_rows_of(None, 2**32, None), ctypes.ArgumentError,
+     "an argument of the library is 4294967296; allowed: -2147483648 to 2147483647"),
+    (lambda: vtable._records([(0, 2**32, 1)]), ValueError, "rows are beyond int32"),
+]  # fmt: skip
+
 FUNCTIONS = [
     (lambda: functional.dispatch_func(X, None, None), TypeError, "meta is a NoneType"),
     (lambda: functional.undispatch_func(X, "meta", None), TypeError, "meta is a str"),
@@ -150,7 +169,50 @@ FUNCTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("call, error, text", PLANS + HELPERS + CONFIGS + FUNCTIONS)
+BLOCKS = torch.ones(1, 2, 2, dtype=torch.bool)
+QKV = [torch.zeros(8, 2, 8)] * 3
+PACKED = SimpleNamespace(cu_seqlens_q=[0, 8], cu_seqlens_kv=[0, 8])
+STATE = {name: torch.zeros(8, 2) for name in ("lse1", "lse2")} | dict.fromkeys(
+    ("out1", "out2"), torch.zeros(8, 2, 8)
+)
+# Calls that take "no" for one flag.
+FLAGS = {
+    "masks.ids causal": lambda flag: masks.from_document_ids([0, 0, 1, 0], causal=flag),
+    "masks.packed causal": lambda flag: masks.from_packed_seq_params(PACKED, causal=flag),
+    "masks.flashmask causal": lambda flag: masks.from_flashmask([[8]] * 8, causal=flag),
+    "masks.columns causal": lambda flag: masks.to_flashmask(
+        masks.from_cu_seqlens([0, 8]), causal=flag, num_bounds=1
+    ),
+    "masks.blocks is_causal": lambda flag: masks.from_blocks(BLOCKS[0], 4, 4, 8, 8, flag),
+    "blocks is_causal": lambda flag: functional.block_sparse_attn_func(
+        *QKV, BLOCKS, q_block_size=4, k_block_size=4, is_causal=flag
+    ),
+    "spec causal": lambda flag: packed.AttnMaskSpec.varlen([4, 4], flag),
+    "spec.window causal": lambda flag: packed.AttnMaskSpec.varlen([8], flag, window_size=(2, 2)),
+    "lse inplace": lambda flag: functional.correct_attn_lse(STATE["lse1"], STATE["lse2"], flag),
+    "out inplace": lambda flag: functional.correct_attn_out_lse(**STATE, inplace=flag),
+    "local is_self_merged": lambda flag: ONE.make_ranges_local(ONE, is_self_merged=flag),
+    "holes is_other_merged": lambda flag: ONE.find_hole_ranges(ONE, is_other_merged=flag),
+    "cost is_fwd": lambda flag: get_calc_cost_factor(1, 8, 1.0, 1.0, 1.0, flag),
+    "reference return_lse": lambda flag: ref_attn_func(
+        *QKV, torch.ones(8, 8).bool(), return_lse=flag
+    ),
+    "fa3 return_attn_probs": lambda flag: fa3_func_with_sink(
+        *(x[None] for x in QKV), return_attn_probs=flag
+    ),
+    "fa3 causal": lambda flag: fa3_func_with_sink(*(x[None] for x in QKV), causal=flag),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_are_no_texts(name):
+    """Each text but the empty one counts as true, "no" too."""
+    FLAGS[name](True)
+    with pytest.raises(TypeError, match=f"^{name.split()[1]} is 'no'; allowed: a bool"):
+        FLAGS[name]("no")
+
+
+@pytest.mark.parametrize("call, error, text", PLANS + HELPERS + CONFIGS + FUNCTIONS + WIDE)
 def test_is_refused(call, error, text):
     with pytest.raises(error, match=re.escape(text)) as raised:
         call()

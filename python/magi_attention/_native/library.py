@@ -10,6 +10,7 @@ import os
 import threading
 
 from magi_attention._environment import library_path
+from magi_attention._native.structs import check_bits
 from magi_attention.errors import CommError
 
 ABI_VERSION = 3
@@ -110,11 +111,26 @@ _VOID_PROTOTYPES = {
     "magi_attention_options_init": "p",
     "magi_attention_destroy": "p",
 }
+
+
+class _Checked:
+    """The type of an argument whose high bits ctypes would drop in silence."""
+
+    def __init__(self, kind) -> None:
+        self._kind = kind
+
+    def from_param(self, value):
+        """ctypes asks for what it hands over."""
+        if not 0 <= value < 1 << 31:
+            check_bits("an argument of the library", value, self._kind)
+        return self._kind(value)
+
+
 _LETTERS = {
     "p": ctypes.c_void_p,
-    "i": ctypes.c_int32,
-    "q": ctypes.c_int64,
-    "z": ctypes.c_size_t,
+    "i": _Checked(ctypes.c_int32),
+    "q": _Checked(ctypes.c_int64),
+    "z": _Checked(ctypes.c_size_t),
     "d": ctypes.c_double,
     "s": ctypes.c_char_p,
 }

@@ -7,12 +7,32 @@ import ctypes
 from array import array
 from ctypes import POINTER, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 
+# The least number and the first beyond the greatest one, by ctypes' types.
+_BITS = {
+    c_int32: (-(1 << 31), 1 << 31),
+    c_int64: (-(1 << 63), 1 << 63),
+    c_size_t: (0, 1 << 64),
+    c_uint64: (0, 1 << 64),
+}
+
+
+def check_bits(name: str, value: int, kind) -> None:
+    """ValueError for a number whose high bits ctypes would drop in silence."""
+    lowest, end = _BITS.get(kind, (value, value + 1))
+    if not lowest <= value < end:
+        raise ValueError(f"{name} is {value}; allowed: {lowest} to {end - 1}")
+
 
 class Sized(ctypes.Structure):
     """A struct whose first field is its own size."""
 
     def __init__(self, **fields) -> None:
         super().__init__(struct_size=ctypes.sizeof(self), **fields)
+
+    def __setattr__(self, name: str, value) -> None:
+        if isinstance(value, int) and not 0 <= value < 1 << 31:
+            check_bits(name, value, dict(self._fields_).get(name))
+        super().__setattr__(name, value)
 
     @property
     def address(self) -> int:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+from array import array
 from collections.abc import Callable
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -232,7 +234,11 @@ def _packed_tensors(tensors: list[torch.Tensor]):
 
 
 def _records(records: list[tuple[int, int, int]]):
-    return (PeerRows * len(records))(*records)
+    try:
+        numbers = array("i", itertools.chain.from_iterable(records))
+    except OverflowError:
+        raise ValueError("rows are beyond int32; allowed: at most 2^31 - 1 rows") from None
+    return (PeerRows * len(records)).from_buffer(numbers) if records else (PeerRows * 0)()
 
 
 class _Supplied:

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from magi_attention.common._arguments import as_bool
 from magi_attention.common.range import AttnRange, NaiveRange, RangeError, num_edits
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class AttnRanges:
         the other, and the merged range that holds it. prefix_offset: where each merged range begins
         then. ValueError unless other_attn_range lies inside one merged range.
         """
-        merged = self if is_self_merged else self.merge()
+        merged = self if as_bool("is_self_merged", is_self_merged) else self.merge()
         offsets = merged._offsets() if prefix_offset is None else prefix_offset
         starts = [r._start for r in merged._ranges]
         local = merged._localize(other_attn_range, starts, offsets)
@@ -205,7 +206,7 @@ class AttnRanges:
         self, other_attn_ranges: AttnRanges, is_self_merged: bool = False
     ) -> AttnRanges:
         """make_range_local for each of other_attn_ranges."""
-        merged = self if is_self_merged else self.merge()
+        merged = self if as_bool("is_self_merged", is_self_merged) else self.merge()
         offsets = merged._offsets()
         starts = [r._start for r in merged._ranges]
         return _make(merged._localize(r, starts, offsets) for r in other_attn_ranges)
@@ -232,8 +233,9 @@ class AttnRanges:
         is_other_merged: bool = False,
     ) -> AttnRanges:
         """The rows of this list that the other does not cover, merged. Neither list changes."""
-        ours = self if is_self_merged else self.merge()
-        theirs = other_attn_ranges if is_other_merged else other_attn_ranges.merge()
+        ours = self if as_bool("is_self_merged", is_self_merged) else self.merge()
+        is_merged = as_bool("is_other_merged", is_other_merged)
+        theirs = other_attn_ranges if is_merged else other_attn_ranges.merge()
         theirs = theirs.clear_empty()
         holes: list[tuple[int, int]] = []
         first = 0
@@ -258,8 +260,9 @@ class AttnRanges:
         is_other_merged: bool = False,
     ) -> AttnRanges:
         """The rows that both lists cover, merged. Neither list changes."""
-        ours = self if is_self_merged else self.merge()
-        theirs = other_attn_ranges if is_other_merged else other_attn_ranges.merge()
+        ours = self if as_bool("is_self_merged", is_self_merged) else self.merge()
+        is_merged = as_bool("is_other_merged", is_other_merged)
+        theirs = other_attn_ranges if is_merged else other_attn_ranges.merge()
         common: list[AttnRange] = []
         i = j = 0
         while i < len(ours) and j < len(theirs):

@@ -12,6 +12,8 @@ from typing import ClassVar
 from magi_attention.common._arguments import check_int, check_kind, check_number
 from magi_attention.common.enum import AttnOverlapMode, OverlapAlgType
 
+_MAX_INT = (1 << 31) - 1
+
 
 class OverlapAlg(ABC):
     """How the pieces of remote keys are shared out among stages; its `type` names it."""
@@ -75,7 +77,7 @@ class OverlapConfig:
                 raise ValueError("degree is None with mode STATIC; allowed: 0 or more")
             if self.dynamic_max_degree is not None:
                 check_int("dynamic_max_degree", self.dynamic_max_degree, 1)
-        elif check_int("degree", self.degree, 0) <= 1:
+        elif check_int("degree", self.degree, 0, _MAX_INT) <= 1:
             object.__setattr__(self, "mode", AttnOverlapMode.STATIC)
         elif self.mode is AttnOverlapMode.DYNAMIC:
             raise ValueError(f"degree is {self.degree} with mode DYNAMIC; allowed: None, 0 or 1")

@@ -70,6 +70,7 @@ def block_sparse_attn_func(
         flex_flash_attn_func, softmax_scale=softmax_scale, softcap=softcap,
         deterministic=as_bool("deterministic", deterministic), sm_margin=sm_margin,
     )  # fmt: skip
+    is_causal = as_bool("is_causal", is_causal)
     for name, size in (("q_block_size", q_block_size), ("k_block_size", k_block_size)):
         check_int(name, size, 1, _MAX_BLOCK_SIZE)
     if (block_mask is None) == (block_lists is None):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from magi_attention.common._arguments import as_bool
+
 
 def safe_subtract(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a - b, with -inf - (-inf) = -inf."""
@@ -69,7 +71,7 @@ def correct_attn_lse(lse1: torch.Tensor, lse2: torch.Tensor, inplace: bool = Fal
     """lse of both key sets together; with inplace in the memory of lse1."""
     wide = torch.promote_types(lse1.dtype, torch.float32)
     merged = torch.logaddexp(lse1.to(wide), lse2.to(wide)).to(lse1.dtype)
-    return lse1.copy_(merged) if inplace else merged
+    return lse1.copy_(merged) if as_bool("inplace", inplace) else merged
 
 
 def correct_attn_out(
@@ -83,7 +85,7 @@ def correct_attn_out(
     """out of both key sets together, from their merged lse; with inplace in the memory of out1."""
     weight1, weight2 = calc_lse_rescale_weight(lse1, lse), calc_lse_rescale_weight(lse2, lse)
     merged = (out1 * weight1 + out2 * weight2).to(out1.dtype)
-    return out1.copy_(merged) if inplace else merged
+    return out1.copy_(merged) if as_bool("inplace", inplace) else merged
 
 
 def correct_attn_out_lse(
@@ -116,7 +118,7 @@ def correct_attn_out_with_sink(
     """out with the sink in the denominator; lse is that without it."""
     final = correct_attn_lse_with_sink(lse, sink, sink_layout)
     corrected = (out * calc_lse_rescale_weight(lse, final)).to(out.dtype)
-    return out.copy_(corrected) if inplace else corrected
+    return out.copy_(corrected) if as_bool("inplace", inplace) else corrected
 
 
 def correct_attn_out_lse_with_sink(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from magi_attention.api import infer_attn_mask_from_cu_seqlens
 from magi_attention.common import AttnRanges
-from magi_attention.common._arguments import MAX_ROWS, check_int, check_window
+from magi_attention.common._arguments import MAX_ROWS, as_bool, check_int, check_window
 from magi_attention.integrations._prefix_tree import PrefixTree
 
 
@@ -53,7 +53,7 @@ class AttnMaskSpec:
         (left, right) of the diagonal that are seen, -1: all; causal makes the right side 0.
         ValueError for negative lengths and windows below -1.
         """
-        window_size = check_window(window_size)
+        window_size, causal = check_window(window_size), as_bool("causal", causal)
         lengths = [check_int(f"seqlens[{i}]", n, 0, MAX_ROWS) for i, n in enumerate(seqlens)]
         ends = list(itertools.accumulate(lengths))
         total = ends[-1] if ends else 0

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from magi_attention.comm.group import size_of
-from magi_attention.common._arguments import check_int, without_padding
+from magi_attention.common._arguments import as_bool, check_int, without_padding
 from magi_attention.config import DispatchConfig, DistAttnConfig
 from magi_attention.integrations._bound import AnyPlan, bound_of
 from magi_attention.integrations._documents import (
@@ -155,7 +155,7 @@ def prepare_batch(
             f"cp_group has {size_of(cp_group)} ranks; allowed: {config.context_parallel_size}, "
             "context_parallel_size"
         )
-    rows, documents = _as_documents(batch, causal)
+    rows, documents = _as_documents(batch, as_bool("causal", causal))
     if "labels" in rows and "loss_mask" not in rows:  # labels of padding are tokens like others
         rows["loss_mask"] = documents.is_inside().to(rows["labels"].device, torch.float32)
     unit = size_of(cp_group)

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from magi_attention._group_holders import note_group
 from magi_attention.comm.group import num_processes, refuse_lone_process, size_of
-from magi_attention.common._arguments import check_kind
+from magi_attention.common._arguments import as_bool, check_kind
 from magi_attention.integrations._bound import (
     PLANS,
     PLANS_IN_WORDS,
@@ -442,6 +442,7 @@ class MagiState:
         reads it, or one causal sequence. pad_id: the token of padding rows.
         ValueError for a device_mesh of another cp group and for num_chunks other than 1.
         """
+        is_thd = as_bool("is_thd", is_thd)
         if not self.enabled:
             return contextlib.nullcontext, batch
         if num_chunks != 1:

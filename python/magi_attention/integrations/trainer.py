@@ -24,7 +24,7 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback
 
 from magi_attention.comm.group import refuse_lone_process, size_of
-from magi_attention.common._arguments import check_int
+from magi_attention.common._arguments import as_bool, check_int
 from magi_attention.config import DistAttnConfig
 from magi_attention.integrations._documents import (
     DESCRIBING,
@@ -176,7 +176,8 @@ class MagiCollator:
         self.model = model_behind(model)
         check_model(self.model)
         self.cp_group, self.config = cp_group, config
-        self.is_same_on_ranks, self.max_rows, self.pad_id = is_same_on_ranks, max_rows, pad_id
+        self.is_same_on_ranks = as_bool("is_same_on_ranks", is_same_on_ranks)
+        self.max_rows, self.pad_id = max_rows, pad_id
         self._first_position = first_position(self.model)
         self._parameters = inspect.signature(type(self.model).forward).parameters
 

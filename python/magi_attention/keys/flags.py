@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from magi_attention.common._arguments import as_bool
 from magi_attention.env import apply_log_level, check_all, comm
 
 
@@ -13,7 +14,8 @@ def check_self_attention(
     is_same_source: bool, is_q_permutable: bool, is_k_permutable: bool
 ) -> None:
     """NotImplementedError unless queries and keys are rows of one sequence."""
-    if not (is_same_source and is_q_permutable and is_k_permutable):
+    named = ("is_same_source", is_same_source), ("is_q_permutable", is_q_permutable)
+    if not all(as_bool(*pair) for pair in (*named, ("is_k_permutable", is_k_permutable))):
         raise NotImplementedError(
             f"is_same_source={is_same_source}, is_q_permutable={is_q_permutable}, "
             f"is_k_permutable={is_k_permutable} is not available; all must be True"

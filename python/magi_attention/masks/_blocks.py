@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from magi_attention._native.handles import MaskHandle
-from magi_attention.common._arguments import MAX_ROWS, check_int
+from magi_attention.common._arguments import MAX_ROWS, as_bool, check_int
 from magi_attention.common._block_ranges import Blocks, folded_ranges, runs_of_mask
 from magi_attention.masks._mask import Mask, compact
 
@@ -30,7 +30,8 @@ def from_blocks(
     if not isinstance(visible, torch.Tensor) or visible.dtype != torch.bool:
         kind = getattr(visible, "dtype", type(visible).__name__)
         raise TypeError(f"visible is {kind}; allowed: a bool tensor")
-    blocks = Blocks(rows_q, rows_k, q_block_size, k_block_size, is_causal)
+    sizes = rows_q, rows_k, q_block_size, k_block_size
+    blocks = Blocks(*sizes, as_bool("is_causal", is_causal))
     if tuple(visible.shape) != (blocks.num_q, blocks.num_k):
         raise ValueError(
             f"visible has shape {list(visible.shape)}; allowed: [{blocks.num_q}, {blocks.num_k}]"

@@ -114,6 +114,9 @@ def from_document_ids(
     padding_id see nothing and are seen by none.
     """
     ids = to_ints("document_ids", document_ids, 1)
+    causal = as_bool("causal", causal)
+    if padding_id is not None:
+        check_int("padding_id", padding_id, -1 << 31, (1 << 31) - 1)
     kinds, counts = torch.unique_consecutive(ids, return_counts=True)
     bounds = _sum_of(counts)
     has_padding = padding_id is not None and bool((kinds == padding_id).any())
@@ -227,7 +230,7 @@ def from_packed_seq_params(params: Any, *, causal: bool = True) -> Mask:
     sees nothing and is seen by none. ValueError for bounds that fall or do not begin at 0, for more
     documents on one side than on the other, and where a document is longer than its place.
     """
-    sides = []
+    sides, causal = [], as_bool("causal", causal)
     for name in ("cu_seqlens_q", "cu_seqlens_kv"):
         bounds = _checked_bounds(name, getattr(params, name))
         padded = getattr(params, name + "_padded", None)

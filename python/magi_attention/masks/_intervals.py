@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from magi_attention.common._arguments import MAX_ROWS, check_int
+from magi_attention.common._arguments import MAX_ROWS, as_bool, check_int
 from magi_attention.masks._mask import (
     Mask,
     as_integers,
@@ -82,6 +82,7 @@ def from_flashmask(
     causal, n 2: from [0] on, and before [1]; n 4: [0] to [1], and [2] to [3]. Ends are exclusive,
     reversed intervals empty. rows_q: default rows_k.
     """
+    causal = as_bool("causal", causal)
     indices = _one_of_axes("startend_row_indices", startend_row_indices, 2)
     rows_k, count = indices.shape
     if count not in ((1, 2) if causal else (2, 4)):
@@ -128,7 +129,7 @@ def to_flashmask(mask: Mask, *, causal: bool = True, num_bounds: int | None = No
     """The inverse: int32 [1, 1, rows_k, n], n of 1 or 2 (causal), 2 or 4 (not), num_bounds or as
     few as are needed. ValueError that names the first row which needs more.
     """
-    allowed = (1, 2) if causal else (2, 4)
+    allowed = (1, 2) if as_bool("causal", causal) else (2, 4)
     if num_bounds is not None and num_bounds not in allowed:
         raise ValueError(f"num_bounds is {num_bounds}; allowed: {allowed[0]}, {allowed[1]}")
     rows, rows_k = mask.rows_q, mask.rows_k

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from magi_attention.common._arguments import as_bool
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional.utils import safe_lse, safe_softmax
 
@@ -45,6 +46,9 @@ def ref_attn_func(
     ):
         if value not in allowed:
             raise ValueError(f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
+    high_precision = as_bool("high_precision", high_precision)
+    return_lse = as_bool("return_lse", return_lse)
+    return_max_logits = as_bool("return_max_logits", return_max_logits)
     wide = torch.float64 if high_precision else torch.promote_types(q.dtype, torch.float32)
     narrow = torch.float64 if high_precision else q.dtype
     group = q.shape[1] // k.shape[1]

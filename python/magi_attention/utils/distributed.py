@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from magi_attention._environment import read_int
 from magi_attention.comm.group import rank_tuple
+from magi_attention.common._arguments import as_bool
 from magi_attention.utils.numbers import set_random_seed
 
 _BACKWARD_OVER_FORWARD = 2.5  # five products for two
@@ -103,7 +104,9 @@ def get_calc_cost_factor(
     """Time of one visible pair in attention: of 4 * num_heads_q * head_dim operations, 2.5 times as
     many in backward, at mfu * tflops operations a second; sec_ratio units a second.
     """
-    operations = 4 * num_heads_q * head_dim * (1.0 if is_fwd else _BACKWARD_OVER_FORWARD)
+    operations = (
+        4 * num_heads_q * head_dim * (1.0 if as_bool("is_fwd", is_fwd) else _BACKWARD_OVER_FORWARD)
+    )
     return operations / (tflops * mfu) * sec_ratio
 
 

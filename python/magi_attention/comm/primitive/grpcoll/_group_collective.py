@@ -16,7 +16,7 @@ from magi_attention._native.vtable import CAST, LSE_MERGE, SUM
 from magi_attention.comm.group import communicator_of
 from magi_attention.comm.process_group import rank_in
 from magi_attention.comm.work import WorkWithPostProcessFn
-from magi_attention.common._arguments import check_int, check_kind
+from magi_attention.common._arguments import as_bool, check_int, check_kind
 
 _REDUCE_OPS = ("sum", "avg", "lse")
 _Rows = list[tuple[int, int, int]]  # (peer, first row, rows)
@@ -50,6 +50,7 @@ def group_cast(
     that do not add up to the rows and for ranks outside the group, CommError where it fails.
     """
     input = _plain_input(input, group)
+    async_op, cast_lse = as_bool("async_op", async_op), as_bool("cast_lse", cast_lse)
     sizes = _ints("input_split_sizes", input_split_sizes, input.shape[0])
     wanted = _ints("output_split_sizes", output_split_sizes, _rows_of(output))
     destinations = _rank_sets("dst_indices", dst_indices, len(sizes), group)
@@ -101,6 +102,7 @@ def group_reduce(
     group_cast; ValueError for another reduce_op.
     """
     input = _plain_input(input, group)
+    async_op, acc_reduce = as_bool("async_op", async_op), as_bool("acc_reduce", acc_reduce)
     if comm_dtype is not None:
         check_kind("comm_dtype", comm_dtype, torch.dtype, "a torch.dtype, or None")
     if reduce_op not in _REDUCE_OPS:
