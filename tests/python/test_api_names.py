@@ -48,7 +48,6 @@ DEVIATIONS = {
     ("AttnForwardMeta", "max_logits"): "None unless asked for",
     ("compute_pad_size", "chunk_size"): "older releases took head_dim in its place",
     ("compute_pad_size", "head_dim"): _RENAMED,
-    ("correct_out_lse_kernel", "reduce_dtype"): "float32 unless asked for",
     ("flex_flash_attn_func", "**retired"): _RENAMED,
     ("flex_flash_attn_func", "swap_bwd_qk_loop"): "newer releases have a third value, None",
     ("flex_flash_attn_func", "index_sparse_indices"): _NEWER,

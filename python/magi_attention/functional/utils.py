@@ -133,62 +133,6 @@ def correct_attn_out_lse_with_sink(
     return corrected, correct_attn_lse_with_sink(lse, sink, sink_layout, inplace)
 
 
-class _CorrectOutLseKernel:
-    """Merges partial results in place: (output, output_lse) becomes that of both key sets. Takes
-    the arguments of the original's device kernel, of which pointers are tensors [rows, heads, dim]
-    and [rows, heads]; rows from M on stay as they are. Strides must be the tensors'; M_BLOCK,
-    N_BLOCK and a launch grid, `kernel[grid](...)`, are accepted without effect. Sums are computed
-    in reduce_dtype, a torch.dtype, or float32 where it is none.
-    """
-
-    def __getitem__(self, grid) -> _CorrectOutLseKernel:
-        return self
-
-    def __call__(
-        self,
-        input_ptr: torch.Tensor,
-        input_lse_ptr: torch.Tensor,
-        output_ptr: torch.Tensor,
-        output_lse_ptr: torch.Tensor,
-        output_stride_s: int,
-        output_stride_nh: int,
-        output_stride_hd: int,
-        input_stride_s: int,
-        input_stride_nh: int,
-        input_stride_hd: int,
-        output_lse_stride_s: int,
-        output_lse_stride_nh: int,
-        input_lse_stride_s: int,
-        input_lse_stride_nh: int,
-        M: int,
-        M_BLOCK: int,
-        N_BLOCK: int,
-        reduce_dtype: torch.dtype = torch.float32,
-    ) -> None:
-        strides = {
-            "output": (output_ptr, (output_stride_s, output_stride_nh, output_stride_hd)),
-            "input": (input_ptr, (input_stride_s, input_stride_nh, input_stride_hd)),
-            "output_lse": (output_lse_ptr, (output_lse_stride_s, output_lse_stride_nh)),
-            "input_lse": (input_lse_ptr, (input_lse_stride_s, input_lse_stride_nh)),
-        }
-        for name, (tensor, given) in strides.items():
-            if tensor.stride() != given:
-                raise ValueError(
-                    f"{name} strides are {given}; allowed: {tuple(tensor.stride())}, the tensor's"
-                )
-        if not isinstance(reduce_dtype, torch.dtype):
-            reduce_dtype = torch.float32
-        out, lse = output_ptr[:M], output_lse_ptr[:M]
-        merged = correct_attn_out_lse(
-            out.to(reduce_dtype), lse, input_ptr[:M].to(reduce_dtype), input_lse_ptr[:M]
-        )
-        out.copy_(merged[0])
-        lse.copy_(merged[1])
-
-
-correct_out_lse_kernel = _CorrectOutLseKernel()
-
-
 def _check_layout(sink_layout: str) -> None:
     if sink_layout == "shd":
         raise NotImplementedError('sink_layout="shd" is not available; use "sh" or "ssh"')
