@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention backends: limits of the library's own, and one supplied from Python."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -8,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import backend_cases as cases
 import dense
 from magi_attention import backends
+from magi_attention._native import vtable
 from magi_attention.functional import _checks
 from pipeline_cases import Case, make_tensors
 
@@ -114,17 +118,41 @@ def test_checks_on_a_gpu_ask_the_named_backend(monkeypatch):
         backends.unregister(cases.NAME)
 
 
-def test_errors_of_its_functions_leave_the_call():
-    def fails(*_):
-        raise ValueError("the moon is in the wrong house")
+class _Wordless(RuntimeError):
+    def __str__(self):
+        raise OSError
 
-    backends.register("failing", fails, fails)
-    try:
-        bound, q, k, v = one_rank("failing")
-        with pytest.raises(ValueError, match="backend failing: the moon is in the wrong house"):
-            bound.calc_attn(q, k, v)
-    finally:
-        backends.unregister("failing")
+
+@pytest.mark.parametrize(
+    "error, kind, text",
+    [
+        (
+            ValueError("the moon is in the wrong house"),
+            ValueError,
+            "the moon is in the wrong house",
+        ),
+        (ValueError("a lone \udc80"), ValueError, r"a lone \\udc80"),  # what no UTF-8 has
+        (OSError("caf\udce9"), RuntimeError, r"OSError: caf\\udce9"),
+        (_Wordless(), RuntimeError, r"_Wordless: no text, as str\(\) of it raised OSError"),
+    ],
+)
+def test_errors_of_its_functions_leave_the_call(error, kind, text):
+    def fails(*_):
+        raise error
+
+    transport = vtable._Supplied(SimpleNamespace(
+        rank=0, num_ranks=1, backend=b"", moves_device_memory=False, allgather=fails,
+    ))  # fmt: skip
+    assert transport.allgather(None, b"", 0, None, None) != 0
+    assert re.search(text, transport.message.value.decode())
+    for prepare in (None, fails):
+        backends.register("failing", fails, fails, prepare=prepare)
+        try:
+            bound, q, k, v = one_rank("failing")
+            with pytest.raises(kind, match=f"backend failing: {text}"):
+                bound.calc_attn(q, k, v)
+        finally:
+            backends.unregister("failing")
 
 
 def test_names_that_are_not_there():

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from magi_attention._native.attention import DTYPE_CODES
-from magi_attention._native.library import check, keep_end, lib
+from magi_attention._native.library import check, keep_end, lib, words_of
 from magi_attention._native.structs import Sized
 
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
@@ -382,14 +382,12 @@ class SuppliedBackend:
                 body()
             return _OK
         except (ValueError, TypeError, NotImplementedError) as error:
-            return self._failed(_INVALID_ARGUMENT, str(error))
+            self._error.text = words_of(error)
+            return _INVALID_ARGUMENT
         except BaseException as error:  # nothing may unwind into the library
             keep_end(error)
-            return self._failed(_INTERNAL_ERROR, f"{type(error).__name__}: {error}")
-
-    def _failed(self, status: int, text: str) -> int:
-        self._error.text = ctypes.create_string_buffer(text.encode())
-        return status
+            self._error.text = words_of(error, is_named=True)
+            return _INTERNAL_ERROR
 
     def _plan_entry(self, _context, problem, handle) -> int:
         def body() -> None:

@@ -213,6 +213,18 @@ def keep_end(error: BaseException) -> None:
         _thread.end = error
 
 
+def words_of(error: BaseException, is_named: bool = False) -> ctypes.Array:
+    """What an exception of a caller's function says, as a C string, and with is_named its type:
+    that may hold what no UTF-8 has, and may raise itself.
+    """
+    try:
+        text = str(error)
+    except BaseException as other:
+        text = f"no text, as str() of it raised {type(other).__name__}"
+    name = f"{type(error).__name__}: " if is_named else ""
+    return ctypes.create_string_buffer((name + text).encode(errors="backslashreplace"))
+
+
 def check(status: int) -> None:
     """Raises what a status other than 0 stands for, with the library's sentence."""
     if status == 0:
@@ -220,7 +232,7 @@ def check(status: int) -> None:
     end = _thread.__dict__.pop("end", None)
     if end is not None:
         raise end
-    message = lib.magi_last_error_message().decode()
+    message = lib.magi_last_error_message().decode(errors="replace")
     if status == _INVALID_ARGUMENT:
         raise ValueError(message)
     if status == _COMM_ERROR:

@@ -14,13 +14,14 @@ from typing import Protocol
 import torch
 
 from magi_attention._native.attention import TENSOR, current_stream, device_index, pack_tensor
-from magi_attention._native.library import Handle, check, keep_end, lib, made
+from magi_attention._native.library import Handle, check, keep_end, lib, made, words_of
 from magi_attention._native.structs import (
     CommCounters,
     CommOptions,
     ExchangeArgs,
     PeerRows,
     bytes_to_int64,
+    check_bits,
 )
 from magi_attention._native.tensors import memory_of
 from magi_attention.errors import CommError
@@ -249,6 +250,8 @@ class _Supplied:
         self.waits: dict[int, Callable[[], None]] = {}
         self.next_exchange = 1
         self.failure, self.message = 0, ctypes.create_string_buffer(b"")
+        for name in ("rank", "num_ranks"):
+            check_bits(name, getattr(transport, name), c_int32)
         self.vtable = _Vtable(
             ctypes.sizeof(_Vtable), None, transport.rank, transport.num_ranks, transport.backend,
             _MOVES_DEVICE_MEMORY if transport.moves_device_memory else 0,
@@ -264,14 +267,14 @@ class _Supplied:
             call()
             return 0
         except ValueError as error:
-            status, self.failure, text = _INVALID_ARGUMENT, 0, str(error)
+            status, self.failure, words = _INVALID_ARGUMENT, 0, words_of(error)
         except CommError as error:
-            status, self.failure, text = _COMM_ERROR, error.code, str(error)
+            status, self.failure, words = _COMM_ERROR, error.code, words_of(error)
         except BaseException as error:  # nothing may unwind into C
             keep_end(error)
             status, self.failure = _COMM_ERROR, CommError.SYSTEM
-            text = f"{type(error).__name__}: {error}"
-        self.message = ctypes.create_string_buffer(" ".join(text.split()).encode())
+            words = words_of(error, is_named=True)
+        self.message = ctypes.create_string_buffer(b" ".join(words.value.split()))
         return status
 
     def allgather(self, context, data, num_bytes, sink, sink_context) -> int:
