@@ -74,10 +74,12 @@ std::vector<Checked> check_devices(const std::vector<BackendFacts>& backends) {
     std::int32_t num_gpus = 0;
     for (const ServedDevice& device : backend.served) {
       if (device.ordinal == kCpuDevice) {
-        check_place("the CPU", backend.name, [](const auto& use) { use(host_place()); }, all);
+        check_place(
+            "the CPU", backend.name, [](const auto& use) { use(host_place()); }, all);
       } else {
-        check_place("GPU " + std::to_string(device.ordinal), backend.name,
-                    [&](const auto& use) { on_gpu(device.ordinal, use); }, all);
+        check_place(
+            "GPU " + std::to_string(device.ordinal), backend.name,
+            [&](const auto& use) { on_gpu(device.ordinal, use); }, all);
         if (device.ordinal < kRanks) ++num_gpus;
       }
     }

@@ -28,8 +28,8 @@ Mask bench_mask(std::string_view name, std::int32_t rows);
 /// "window", "varlen_block_causal", "prefix_tree".
 const std::vector<std::string>& dist_mask_names();
 
-/// The mask of a whole sequence, as in `bench/dist_attention.py`. Below 2,048 rows, which is for tests,
-/// documents are those of 2,048 rows and window and blocks those above, all scaled. Throws
+/// The mask of a whole sequence, as in `bench/dist_attention.py`. Below 2,048 rows, which is for
+/// tests, documents are those of 2,048 rows and window and blocks those above, all scaled. Throws
 /// InvalidArgument for a length without recorded documents where the mask has some.
 Mask dist_mask(std::string_view name, std::int32_t rows);
 

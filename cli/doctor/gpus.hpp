@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "ranks/rank_place.hpp"
 #include "magi/comm.hpp"
+#include "ranks/rank_place.hpp"
 
 // What the machine has of GPUs, and ranks with a GPU each. Without CUDA there are none.
 namespace magi::cli {

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "ranks/rank_place.hpp"
 #include "magi/comm.hpp"
+#include "ranks/rank_place.hpp"
 
 // How fast rows are put into order, added and exchanged.
 namespace magi::cli {

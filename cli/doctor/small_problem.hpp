@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "ranks/rank_place.hpp"
 #include "magi/mask.hpp"
+#include "ranks/rank_place.hpp"
 #include "reference/dense_attention.hpp"
 
 // An attention that takes no time, and what it comes to in float64.

@@ -101,11 +101,10 @@ struct BackwardPlaces {
 
 void run_backward(const BackwardArgs& args, const KeyLists& lists, std::int32_t sm_margin,
                   const BackwardPlaces& places, void* workspace, cudaStream_t stream) {
-  const sm90::ListedBackwardMemory memory{
-      .delta = part_at<float>(workspace, places.delta),
-      .dk_sums = part_at<float>(workspace, places.dk_sums),
-      .dv_sums = part_at<float>(workspace, places.dv_sums),
-      .parts = part_at<std::byte>(workspace, places.parts)};
+  const sm90::ListedBackwardMemory memory{.delta = part_at<float>(workspace, places.delta),
+                                          .dk_sums = part_at<float>(workspace, places.dk_sums),
+                                          .dv_sums = part_at<float>(workspace, places.dv_sums),
+                                          .parts = part_at<std::byte>(workspace, places.parts)};
   sm90::enqueue_listed_backward(args, lists, sm_margin, memory,
                                 places.sums ? &*places.sums : nullptr, stream);
   combine(sums_like(args.dk, memory.dk_sums), args.dk, Combination::Write, stream);

@@ -33,8 +33,8 @@ TEST_F(GpuDoctor, ListsEveryGpuAndWhoServesIt) {
 }
 
 /// Checks over ranks on GPU 0, at the place that `change` makes of it.
-std::vector<std::string> check_on_one(
-    std::int32_t num_ranks, const std::function<RankPlace(const RankPlace&)>& change) {
+std::vector<std::string> check_on_one(std::int32_t num_ranks,
+                                      const std::function<RankPlace(const RankPlace&)>& change) {
   return check_small_attention(num_ranks, "sm90", [&](const RankBody& body) {
     run_ranks(num_ranks, [&](Communicator& group) {
       on_gpu(0, [&](const RankPlace& place) { body(group, change(place)); });

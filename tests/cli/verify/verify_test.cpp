@@ -94,8 +94,10 @@ TEST(Verify, AnInvalidCaseIsAFinding) {
 /// Results of a mask without one of its slices are those of a run that lost a stage.
 TEST(Verify, ResultsOfAnotherMaskAreFound) {
   VerifyCase c;
-  c.mask = {.rows_q = 40, .rows_k = 40, .slices = {{.q0 = 0, .q1 = 40, .k0 = 0, .k1 = 30},
-                                                   {.q0 = 10, .q1 = 40, .k0 = 30, .k1 = 40}}};
+  c.mask = {
+      .rows_q = 40,
+      .rows_k = 40,
+      .slices = {{.q0 = 0, .q1 = 40, .k0 = 0, .k1 = 30}, {.q0 = 10, .q1 = 40, .k0 = 30, .k1 = 40}}};
   const CaseData data = make_data(c);
   const CaseResults truth = reference_results(c, data);
   EXPECT_EQ(check_results(c, data, truth, truth), Findings{});
