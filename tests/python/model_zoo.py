@@ -25,6 +25,7 @@ with warnings.catch_warnings():
 
 VOCABULARY = 64
 DOCUMENTS = (13, 19)
+TOKENS = sum(DOCUMENTS) - len(DOCUMENTS)
 MODEL_TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 _HIDDEN, _HEADS, _LAYERS = 32, 4, 2
 # Sizes by the names that configurations have for them; what a configuration has not is not given.
@@ -155,19 +156,37 @@ def _alone(model_type: str):
     ]
     logits = torch.cat(logits)
     _loss(logits).backward()
-    return logits.detach(), _gradients(model)
+    return logits.detach(), gradients(model)
 
 
 def _loss(logits):
     return logits.double().square().sum()
 
 
-def _gradients(model):
+def gradients(model):
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+def loss_of_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """That of the next tokens of each document, over all of them."""
+    parts = zip(logits.split(DOCUMENTS), batch()[0][0].split(DOCUMENTS))
+    of_each = [
+        torch.nn.functional.cross_entropy(rows[:-1], ids[1:], reduction="sum")
+        for rows, ids in parts
+    ]
+    return sum(of_each) / TOKENS
+
+
+def labelled() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """input_ids, labels and position_ids of the packed documents."""
+    ids, positions = batch()
+    labels = ids.clone()
+    labels[0, [0, DOCUMENTS[0]]] = -100
+    return ids, labels, positions
+
+
 def _under_a_plan(model_type: str, group: dist.ProcessGroup | None):
-    """Logits of the whole sequence, and sums over ranks of gradients."""
+    """Logits of the whole sequence, sums over ranks of gradients and of the model's own loss."""
     model = make(model_type)
     model.set_attn_implementation("magi")
     try:
@@ -175,23 +194,24 @@ def _under_a_plan(model_type: str, group: dist.ProcessGroup | None):
     except ValueError:  # a mask of their own, which a caller may give by hand
         plans = make_plan(AttnMaskSpec.varlen(DOCUMENTS), (_HEADS, 2, 8), group)
     first = next(iter(plans.values())) if isinstance(plans, dict) else plans
-    ids, positions = batch()
-    positions = positions + first_position(model)
-    arguments = ours.shard(first, ids, None, positions, model)
+    ids, labels, positions = labelled()
+    arguments = ours.shard(first, ids, labels, positions + first_position(model), model)
     arguments["magi_plan"] = plans
-    logits = model(**arguments).logits[0]
+    out = model(**arguments, num_items_in_batch=TOKENS)
+    logits, loss = out.logits[0], out.loss.detach().double()
     bound = ours.bound_of(first)
     rows = bound.rows.num_valid
     _loss(logits[:rows]).backward()
-    found = _gradients(model)
+    found = gradients(model)
     if group is not None:
+        dist.all_reduce(loss, group=group)
         for name, parameter in model.named_parameters():
             gradient = found.setdefault(name, torch.zeros_like(parameter))
             dist.all_reduce(gradient, group=group)
-    return bound.undispatch(logits.detach()), found
+    return bound.undispatch(logits.detach()), found, loss
 
 
-def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+def error_of(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return (found - wanted).abs().max().item() / max(1.0, wanted.abs().max().item())
 
 
@@ -204,14 +224,16 @@ def outcome(model_type: str, group: dist.ProcessGroup | None = None) -> tuple[st
     except Exception as error:
         return "not built", f"{type(error).__name__}: {error}"
     try:
-        logits, found = _under_a_plan(model_type, group)
+        logits, found, loss = _under_a_plan(model_type, group)
     except Exception as error:
         kind = "refused" if "allowed:" in str(error) else "failed"
         return kind, f"{type(error).__name__}: {error}"
-    errors = [_error(logits, wanted)]
-    errors += [_error(found[name], gradient) for name, gradient in wanted_gradients.items()]
+    errors = [error_of(logits, wanted), error_of(loss, loss_of_tokens(wanted))]
+    errors += [error_of(found[name], gradient) for name, gradient in wanted_gradients.items()]
     worst = max(errors)
-    return ("right", "") if worst < 1e-4 else ("wrong", f"{errors[0]:.2g} {worst:.2g}")
+    return (
+        ("right", "") if worst < 1e-4 else ("wrong", f"{errors[0]:.2g} {errors[1]:.2g} {worst:.2g}")
+    )
 
 
 def walk(group, model_types) -> dict[str, tuple[str, str]]:

@@ -36,7 +36,8 @@ def test_alone():
         ("mamba", "MambaForCausalLM takes no position_ids"),
         ("bloom", "BloomForCausalLM attends through 'eager'"),
         ("bart", "BartForCausalLM takes no position_ids"),
-        ("doge", "DogeForCausalLM computes with its attention mask by itself"),
+        ("git", "GitForCausalLM computes with its attention mask by itself"),
+        ("doge", "DogeForCausalLM computes aux_loss over the rows of a rank"),
         ("stablelm", "StableLmForCausalLM was given magi_plan, but its StableLmAttention was not"),
     ],
 )

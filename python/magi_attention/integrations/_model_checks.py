@@ -6,21 +6,30 @@ from __future__ import annotations
 import inspect
 import re
 import weakref
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from magi_attention.integrations._model_plans import config_of
+from magi_attention.integrations._model_rows import forwards_of, is_balanced
 
 # Types of layers whose rows see each other through attention alone.
 _ATTENTION_LAYERS = {
     "attention", "full_attention", "sliding_attention", "chunked_attention", "dense", "sparse",
 }  # fmt: skip
-# Modules that mix rows in the order in which a rank holds them.
+# Modules that compute over rows in the order in which a rank holds them.
 _MIXERS = re.compile(r"Mamba|Recurrent|LinearAttention|LightningAttention|DeltaNet|DeltaAttention|"
-                     r"ShortConv|RgLru|Rwkv|LSTM|SSM|Indexer|Compressor")  # fmt: skip
-_OTHER_TOWERS = re.compile(r"vision|visual|image|audio|speech")
+                     r"ShortConv|RgLru|Rwkv|LSTM|SSM|Indexer|Compressor|Pooler")  # fmt: skip
+_MIXING = (torch.nn.Conv1d, torch.nn.RNNBase, torch.nn.modules.batchnorm._NormBase)
+_OTHER_TOWERS = re.compile(r"vision|visual|image|audio|speech|perceiver|resampler|qformer|vq")
+# Heads that take one result of all rows, and those that have labels of their own for each row.
+_POOLED = re.compile(r"For(Sequence|Question|Multiple|NextSentence|PreTraining)|DoubleHeads")
+_OTHER_HEADS = re.compile(r"For(?!CausalLM|ConditionalGeneration)[A-Z]")
+# What a forward computes beside its loss over tokens, and the options that say how much of it.
+_OWN_BALANCE = re.compile(r"((aux\w*|z|balanc\w*)_loss\w*)\s*(?:\(|=(?!=|\s*None))")
+_SHARE = re.compile(r"(aux\w*|z|balanc\w*)_loss")
 _fit: weakref.WeakSet = weakref.WeakSet()  # models whose layers have been seen to fit
 
 
@@ -80,6 +89,8 @@ def _misfit_of_layers(model: PreTrainedModel) -> str | None:
             f"{name} takes no position_ids and counts the rows of a rank from 0; allowed: models "
             "that take position_ids"
         )
+    if _POOLED.search(name):
+        return _head_in_words(name)
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
     other = [kind for kind in dict.fromkeys(kinds) if kind not in _ATTENTION_LAYERS]
     if other:
@@ -87,19 +98,90 @@ def _misfit_of_layers(model: PreTrainedModel) -> str | None:
             f"{name} has layers of type {other[0]!r}, which take rows in the order of a rank; "
             "allowed: models whose layers all attend under plans"
         )
-    return _mixer_of(model, name)
+    return _mixer_of(model, name) or _balance_of(model, name)
 
 
 def _mixer_of(model: PreTrainedModel, name: str) -> str | None:
     for path, module in model.named_modules():
         kind = type(module).__name__
-        is_mixer = isinstance(module, (torch.nn.Conv1d, torch.nn.RNNBase)) or _MIXERS.search(kind)
+        is_mixer = isinstance(module, _MIXING) or _MIXERS.search(kind)
         if is_mixer and not _OTHER_TOWERS.search(path):
             return (
-                f"{name} has a {kind} at {path}, which takes rows in the order of a rank; allowed: "
+                f"{name} has a {kind} at {path}, which computes over the rows of a rank; allowed: "
                 "models whose rows see each other through attention alone"
             )
     return None
+
+
+def _balance_of(model: PreTrainedModel, name: str) -> str | None:
+    """A loss over rows that a model's modules compute, and no option turns off."""
+    shares = [share for option, share in vars(config_of(model)).items() if _SHARE.search(option)]
+    if shares and not any(shares):
+        return None
+    for kind in {type(module): None for module in model.modules()}:
+        for forward in forwards_of(kind):
+            found = None if is_balanced(forward) else _OWN_BALANCE.search(_source_of(forward))
+            if found is not None:
+                return (
+                    f"{name} computes {found[1]} over the rows of a rank ({kind.__name__}); "
+                    "allowed: options that turn it off, or models whose losses are sums over tokens"
+                )
+    return None
+
+
+def _source_of(forward: Any) -> str:
+    try:
+        return inspect.getsource(forward)
+    except (OSError, TypeError):  # made while the program runs
+        return ""
+
+
+def other_task(model: PreTrainedModel) -> str | None:
+    """What makes a model that plans reach no causal language model, as a sentence."""
+    name, config = type(model).__name__, config_of(model)
+    if not shifts_labels(model):
+        return _head_in_words(name)
+    if getattr(config, "is_encoder_decoder", False):
+        return f"{name} has an encoder; allowed: causal language models"
+    found = None if getattr(config, "is_causal", True) else "its configuration is_causal=False"
+    for path, module in model.named_modules():
+        if getattr(module, "is_causal", None) is False and not _OTHER_TOWERS.search(path):
+            found = f"its {type(module).__name__} at {path}"
+            break
+    if found is None:
+        return None
+    return f"{name} attends in both directions by {found}; allowed: causal language models"
+
+
+def _head_in_words(name: str) -> str:
+    return (
+        f"{name} has a head whose labels are not those of the next tokens; allowed: causal "
+        "language models"
+    )
+
+
+def shifts_labels(model: PreTrainedModel) -> bool:
+    """Whether the labels of a model's own loss are those of the next tokens."""
+    return not _OTHER_HEADS.search(type(model).__name__)
+
+
+def misfit_of_labels(model: PreTrainedModel) -> str | None:
+    """Why a model would take shifted labels for others, as a sentence."""
+    name = type(model).__name__
+    if not shifts_labels(model):
+        return _head_in_words(name)
+    for forward in forwards_of(type(model)):
+        source = _source_of(forward)
+        if not source or "loss_function" in source or "shift_labels" in source:
+            return None
+        if "labels" in inspect.signature(forward).parameters and "super()" not in source:
+            break
+    else:
+        return None
+    return (
+        f"{name} computes its loss without shift_labels, so that it would shift labels again and "
+        "average over the rows of a rank; allowed: a loss of its logits, without labels"
+    )
 
 
 def first_position(model: torch.nn.Module) -> int:

@@ -18,7 +18,6 @@ ValueError that names it. Neither is a plan: models whose layers drop keywords a
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -48,20 +47,28 @@ from magi_attention.integrations._documents import (
     IMPLIED,
     LEARNED,
 )
+from magi_attention.integrations._model_calls import (
+    PLAN_KEYWORD,
+    calling_model,
+    have_callers_a_plan,
+    plan_of_callers,
+)
 from magi_attention.integrations._model_checks import (
     first_position,
     misfit,
+    misfit_of_labels,
     model_behind,
+    other_task,
+    shifts_labels,
     virtual_tokens,
 )
+from magi_attention.integrations._model_rows import needs_whole_tables, over_ranks
 from magi_attention.plan import BoundPlan
 
 NAME = "magi"
-PLAN_KEYWORD = "magi_plan"
 _IGNORED_LABEL = -100
 # Attention modules whose model has been seen to fit.
 _checked: weakref.WeakSet = weakref.WeakSet()
-_CALL_OF_MODULE = torch.nn.Module.__call__.__code__
 
 
 class PendingMask:
@@ -85,7 +92,7 @@ class PendingMask:
         """The mask as a tensor for a model that computes with it by itself; ValueError that names
         it where it was given a plan, which knows nothing of that.
         """
-        given = _plan_of_callers()
+        given = plan_of_callers()
         if given is not None:
             raise ValueError(
                 f"{given[0]} computes with its attention mask by itself, which no {PLAN_KEYWORD} "
@@ -197,6 +204,7 @@ def attention(
     plan = given = kwargs.pop(PLAN_KEYWORD, None)
     is_causal = kwargs.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    is_causal = is_causal and getattr(getattr(module, "config", None), "is_causal", True)
     # Made of the rows that a causal layer gets; others are a vision tower's. Compilers cannot ask
     # whether a dict is callable.
     if not isinstance(plan, Mapping) and callable(plan):
@@ -221,6 +229,8 @@ def attention(
     if not getattr(module, "layer_idx", 0):
         _refuse_misfit(_unused_keyword_of_callers())
     plan, is_named = _plan_of_layer(plan, module)
+    if not is_causal:
+        _check_direction(plan, module)
     _check_mask(attention_mask, plan, kwargs.get("sliding_window"), is_causal, is_named)
     _check_options(dropout, kwargs)
     sink = kwargs.get("s_aux")
@@ -254,13 +264,13 @@ def _refuse_lost_plan(module: torch.nn.Module, query: torch.Tensor) -> None:
     """ValueError where a plan of as many rows was given to a model, whose layers then dropped it:
     every rank would attend to its own rows alone.
     """
-    rows, given = query.shape[0] * query.shape[2], _plan_of_callers()
+    rows, given = query.shape[0] * query.shape[2], plan_of_callers()
     if given is not None and given[1] == rows:
         raise ValueError(
             f"{given[0]} was given {PLAN_KEYWORD}, but its {type(module).__name__} was not; "
             "allowed: models whose layers pass keywords on to their attention"
         )
-    if not _have_callers_a_plan():
+    if not have_callers_a_plan():
         where = f"{num_processes()} processes" if num_processes() > 1 else None
         if _rows_of_active_plan() == rows:
             where = "rows of the active plan"
@@ -273,18 +283,6 @@ def _refuse_lost_plan(module: torch.nn.Module, query: torch.Tensor) -> None:
 
 
 @torch.compiler.assume_constant_result
-def _have_callers_a_plan() -> bool:
-    """Whether a module whose call is under way was given one, or what makes one."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _CALL_OF_MODULE:
-            if frame.f_locals["kwargs"].get(PLAN_KEYWORD) is not None:
-                return True
-        frame = frame.f_back
-    return False
-
-
-@torch.compiler.assume_constant_result
 def _rows_of_active_plan() -> int | None:
     """This rank's rows of what magi_attention.integrations.packed has made active."""
     try:
@@ -294,45 +292,38 @@ def _rows_of_active_plan() -> int | None:
 
 
 @torch.compiler.assume_constant_result
-def _plan_of_callers() -> tuple[str, int] | None:
-    """The outermost model, by the name of its class, among the modules whose calls are under way
-    with a plan, and the local rows of that plan. A compiler looks at the calls it compiles in.
-    """
-    found = _calling_model()
-    return None if found is None else (type(found[0]).__name__, bound_of(found[1]).local_rows)
-
-
-def _calling_model() -> tuple[torch.nn.Module, AnyPlan, dict[str, Any], torch.nn.Module] | None:
-    """That model, its plan (of several the first), the keywords of its call, and what wraps it."""
-    found, outermost, frame = None, None, sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _CALL_OF_MODULE:
-            keywords = frame.f_locals["kwargs"]
-            plan = keywords.get(PLAN_KEYWORD)
-            plan = next(iter(plan.values()), None) if isinstance(plan, Mapping) else plan
-            if isinstance(plan, PLANS):
-                model = frame.f_locals["self"]
-                model = outermost = getattr(model, "_orig_mod", model)  # of torch.compile
-                if found is None or isinstance(model, PreTrainedModel):
-                    found = model, plan, keywords
-        frame = frame.f_back
-    return None if found is None else (*found, outermost)
-
-
-@torch.compiler.assume_constant_result
 def _misfit_of_callers() -> str | None:
     """What of the model that is called a plan does not reach."""
-    found = _calling_model()
+    found = calling_model()
     if found is None or not isinstance(found[0], PreTrainedModel):
         return None
     model, _, keywords, _ = found
-    return misfit(model, attention) or _wrong_positions(model, keywords.get("position_ids"))
+    sentence = misfit(model, attention) or needs_whole_tables(model)
+    if sentence is None:
+        over_ranks(model)
+        sentence = _wrong_positions(model, keywords.get("position_ids"))
+    return sentence
+
+
+def _wrong_labels(model: torch.nn.Module, plan: AnyPlan, keywords: dict[str, Any]) -> str | None:
+    if not isinstance(model, PreTrainedModel):
+        return None
+    if keywords.get("shift_labels") is not None:
+        return misfit_of_labels(model)
+    if keywords.get("labels") is None or bound_of(plan).plan.cp_size == 1:
+        return None
+    if not shifts_labels(model):
+        return None
+    return (
+        f"{type(model).__name__} would shift labels by a row of the rank; allowed: shift_labels, "
+        "whose row i holds what row i predicts, beside labels over ranks: shard gives both"
+    )
 
 
 @torch.compiler.assume_constant_result
 def _unused_keyword_of_callers() -> str | None:
     """What the model is given beside its plan that no layer follows."""
-    found = _calling_model()
+    found = calling_model()
     if found is None:
         return None
     model, plan, keywords, outermost = found
@@ -351,7 +342,7 @@ def _unused_keyword_of_callers() -> str | None:
             f"{type(model).__name__} was given {name} beside {PLAN_KEYWORD}; allowed: None, as the "
             "plan and the labels say it, and a rank's rows are not in the order of the sequence"
         )
-    return None
+    return _wrong_labels(model, plan, keywords)
 
 
 def _is_zero(value: Any) -> bool:
@@ -379,9 +370,15 @@ def _refuse_misfit(sentence: str | None) -> None:
 def check_model(model: torch.nn.Module) -> None:
     """ValueError, by the name of its class, for a model that plans do not reach whole: one whose
     attention is not ours, whose layers mix rows otherwise (state spaces, convolutions, linear
-    attention), or that takes no position ids. TypeError for what is no model of transformers.
+    attention, batch norms), that takes no position ids, or that is no causal language model.
+    TypeError for what is no model of transformers.
+
+    What a model that fits computes over all rows of a call (a router's loss, rotary tables that
+    depend on the largest position) is computed over those of all ranks from here on.
     """
-    _refuse_misfit(misfit(model_behind(model), attention))
+    model = model_behind(model)
+    _refuse_misfit(misfit(model, attention) or other_task(model))
+    over_ranks(model)
 
 
 def _plan_of_layer(plan: Any, module: torch.nn.Module) -> tuple[Any, bool]:
@@ -423,6 +420,16 @@ def _check_mask(given: Any, plan: Any, window: int | None, is_causal: bool, is_n
         raise ValueError(
             f"the layer sees chunks of {given.window} rows; allowed: {PLAN_KEYWORD} as a dict that "
             "names a plan for this type of layer"
+        )
+
+
+def _check_direction(plan: AnyPlan, module: torch.nn.Module) -> None:
+    """ValueError for a causal plan of a layer that is not causal."""
+    before, after = reach_of(plan)
+    if before and not after:
+        raise ValueError(
+            f"{type(module).__name__} attends in both directions, but {PLAN_KEYWORD} shows no keys "
+            "after a query; allowed: a plan of documents that are full"
         )
 
 
@@ -483,9 +490,12 @@ def shard(
     first = 0
     if model is not None:
         check_model(model)
-        first = first_position(model_behind(model))
+        behind = model_behind(model)
+        first = first_position(behind)
         if position_ids is not None:
-            _refuse_misfit(_wrong_positions(model_behind(model), position_ids))
+            _refuse_misfit(_wrong_positions(behind, position_ids))
+        if labels is not None:
+            _refuse_misfit(misfit_of_labels(behind))
     arguments: dict[str, Any] = {PLAN_KEYWORD: plan, "use_cache": False}
     arguments["input_ids"] = bound.dispatch(input_ids.view(-1)).unsqueeze(0)
     if position_ids is None:
