@@ -25,6 +25,7 @@ extern "C" {
 /* The numbers of the library's status codes. */
 enum {
   MAGI_VTABLE_OK = 0,
+  MAGI_VTABLE_DONE = 64, /* see MAGI_COMM_ANSWERS_DONE */
   MAGI_VTABLE_INVALID_ARGUMENT = 1,
   MAGI_VTABLE_CUDA_ERROR = 2,
   MAGI_VTABLE_COMM_ERROR = 3,
@@ -64,7 +65,10 @@ enum {
   /* Ranks of an exchange of host memory whose kind, plan_digest, content, stage, options or sizes
    * differ are reported by the supplier. Without it the library compares them, by a small exchange
    * of its own before each one. */
-  MAGI_COMM_COMPARES_EXCHANGES = 2
+  MAGI_COMM_COMPARES_EXCHANGES = 2,
+  /* Functions return MAGI_VTABLE_DONE where all went well, and MAGI_VTABLE_OK means that the runtime
+   * behind them cut one short: of languages whose runtimes give 0 then. */
+  MAGI_COMM_ANSWERS_DONE = 4
 };
 
 typedef struct magi_comm_vtable {

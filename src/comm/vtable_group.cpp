@@ -40,7 +40,15 @@ struct Supplied {
   Supplied& operator=(const Supplied&) = delete;
 
   void check(std::int32_t status) {
-    if (status == MAGI_VTABLE_OK) return;
+    const bool answers_done = (vtable.features & MAGI_COMM_ANSWERS_DONE) != 0;
+    if (status == (answers_done ? MAGI_VTABLE_DONE : MAGI_VTABLE_OK)) return;
+    if (status == MAGI_VTABLE_OK) {
+      const CommError error("an interrupt cut a function of the supplied group short",
+                            CommFailure::Aborted);
+      fail(error);
+      vtable.abort(vtable.context, error.what());
+      throw error;
+    }
     std::int32_t failure = 0;
     const char* text = vtable.last_error(vtable.context, &failure);
     try {

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import backend_cases
+import interrupt_cases
 from magi_attention import Plan, backends, masks
 from magi_attention._native.vtable import CAST, Communicator
 
@@ -67,3 +68,12 @@ def test_in_a_backend(end, where):
             bound.calc_attn(q, k, v)[0].sum().backward()
     finally:
         backends.unregister(backend_cases.NAME)
+
+
+@pytest.mark.parametrize("work", ["keys", "queries"])
+def test_ranks_that_wait(ranks, work):
+    ranks.run(2, interrupt_cases.in_a_wait, work)
+
+
+def test_ranks_that_wait_too_long(ranks):
+    ranks.run(2, interrupt_cases.too_long)

@@ -19,6 +19,7 @@ from magi_attention._native.library import (
     PreparedCall,
     address_of,
     check,
+    ends,
     use_memory_of,
     use_views_of,
 )
@@ -216,7 +217,7 @@ class Call:
         results = out, lse, max_logits = self._results(q)
         stream = 0 if self._device < 0 else _raw_stream(self._device)
         status = self._prepared.forward(q, k, v, sink, out, lse, max_logits, stream)
-        if status:
+        if status or ends:
             check(status)
         return results
 
@@ -242,7 +243,7 @@ class Call:
         status = self._backward.backward(
             q, k, v, sink, out, lse, dout, dlse, dq, dk, dv, dsink, workspace, num_bytes, stream
         )
-        if status:
+        if status or ends:
             check(status)
         return gradients
 

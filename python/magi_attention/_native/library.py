@@ -202,15 +202,15 @@ ALLOCATE, RELEASE, use_allocator = _calls.ALLOCATE, _calls.RELEASE, _calls.use_a
 _INVALID_ARGUMENT, _CUDA_ERROR, _COMM_ERROR, _INTERNAL_ERROR, _OUT_OF_MEMORY = 1, 2, 3, 4, 5
 
 
-_thread = threading.local()
+ends: dict[int, BaseException] = {}  # by thread, what is to end the program
 
 
 def keep_end(error: BaseException) -> None:
     """For functions that the library calls: nothing may unwind into C, so what ends the program
-    (KeyboardInterrupt, SystemExit) waits for the `check` that sees their status.
+    (KeyboardInterrupt, SystemExit) waits for the `check` of the call under way.
     """
     if not isinstance(error, Exception):
-        _thread.end = error
+        ends[threading.get_ident()] = error
 
 
 def words_of(error: BaseException, is_named: bool = False) -> ctypes.Array:
@@ -226,12 +226,14 @@ def words_of(error: BaseException, is_named: bool = False) -> ctypes.Array:
 
 
 def check(status: int) -> None:
-    """Raises what a status other than 0 stands for, with the library's sentence."""
-    if status == 0:
-        return
-    end = _thread.__dict__.pop("end", None)
+    """Raises what a status other than 0 stands for, with the library's sentence, or what was kept
+    for the end of the call.
+    """
+    end = ends.pop(threading.get_ident(), None) if ends else None
     if end is not None:
         raise end
+    if status == 0:
+        return
     message = lib.magi_last_error_message().decode(errors="replace")
     if status == _INVALID_ARGUMENT:
         raise ValueError(message)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 from array import array
@@ -28,7 +29,8 @@ from magi_attention.errors import CommError
 
 CAST, SUM, LSE_MERGE, OTHER = 0, 1, 2, 3
 _KIND_NAMES = ("group_cast", "group_reduce(sum)", "group_reduce(lse_merge)", "another exchange")
-_MOVES_DEVICE_MEMORY = 1
+_MOVES_DEVICE_MEMORY, _ANSWERS_DONE = 1, 4
+_DONE = 64  # what ctypes never gives for a function that an interrupt cuts short before its `try`
 _INVALID_ARGUMENT, _COMM_ERROR = 1, 3
 
 
@@ -254,10 +256,10 @@ class _Supplied:
             check_bits(name, getattr(transport, name), c_int32)
         self.vtable = _Vtable(
             ctypes.sizeof(_Vtable), None, transport.rank, transport.num_ranks, transport.backend,
-            _MOVES_DEVICE_MEMORY if transport.moves_device_memory else 0,
+            _ANSWERS_DONE | (_MOVES_DEVICE_MEMORY if transport.moves_device_memory else 0),
             _ALLGATHER(self.allgather), _START(self.start_bytes), _WAIT(self.wait),
             _RELEASE(self.release), _ABORT(self.abort),
-            _CLOSE(lambda context: 0), _DESTROY(lambda context: None),
+            _CLOSE(lambda context: _DONE), _DESTROY(lambda context: None),
             _LAST_ERROR(self.last_error),
         )  # fmt: skip
 
@@ -265,13 +267,16 @@ class _Supplied:
         """The status of a call; what it raised is kept for last_error."""
         try:
             call()
-            return 0
+            return _DONE
         except ValueError as error:
             status, self.failure, words = _INVALID_ARGUMENT, 0, words_of(error)
         except CommError as error:
             status, self.failure, words = _COMM_ERROR, error.code, words_of(error)
         except BaseException as error:  # nothing may unwind into C
             keep_end(error)
+            if not isinstance(error, Exception):
+                with contextlib.suppress(Exception):  # others may wait for this rank
+                    self.transport.abort(f"interrupted by {type(error).__name__}")
             status, self.failure = _COMM_ERROR, CommError.SYSTEM
             words = words_of(error, is_named=True)
         self.message = ctypes.create_string_buffer(b" ".join(words.value.split()))

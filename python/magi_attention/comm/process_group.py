@@ -7,18 +7,21 @@ import contextlib
 import ctypes
 import datetime
 import secrets
+import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from magi_attention._group_holders import DESTROYED, holds_groups
+from magi_attention._native.library import ends, keep_end
 from magi_attention._native.vtable import ByteExchange, counted_ranks
 from magi_attention.comm.first_call import first_calls_of
 from magi_attention.common._arguments import check_kind
 from magi_attention.common._lru import LruCache
 from magi_attention.errors import CommError
 
+_PATIENCE = 5.0  # seconds in which an interrupted call may end well
 _LATE = datetime.timedelta(milliseconds=250)  # rows that take longer may not come at all
 
 
@@ -118,28 +121,48 @@ class ProcessGroupTransport:
         return None
 
     def _wait_for(self, work: dist.Work) -> None:
-        """Waits; looks now and then whether another rank compares options, refuses its arguments
-        or has aborted instead of sending.
+        """Waits. What is to end the program waits for the rows too, as the ranks are in step behind
+        the call alone; not longer than _PATIENCE, and not the second time.
         """
+        give_up = time.monotonic() + _PATIENCE if ends else None
         while True:
             try:
-                work.wait(_LATE)
-                return
-            except RuntimeError:
-                # It may have ended since that wait gave up: well, or with an error of its own.
-                if work.is_completed():
-                    work.wait()
+                if self._has_come(work):
                     return
-            first_calls = first_calls_of(self.group)
-            if first_calls is not None:
-                try:
-                    first_calls.join_those_who_compare()
-                    first_calls.later.check(self._name)
-                except CommError as error:
-                    if error.code == CommError.TIMEOUT and work.is_completed():
-                        continue
-                    self.abort(str(error))
+            except Exception:
+                raise
+            except BaseException as end:
+                if give_up is not None:
                     raise
+                keep_end(end)
+                give_up = time.monotonic() + _PATIENCE
+            if give_up is not None and time.monotonic() > give_up:
+                self.abort("interrupted")
+                raise CommError(f"rank {self.rank} was interrupted", CommError.ABORTED)
+
+    def _has_come(self, work: dist.Work) -> bool:
+        """Waits for a while, then looks whether another rank compares options, refuses its
+        arguments or has aborted instead of sending.
+        """
+        try:
+            work.wait(_LATE)
+            return True
+        except RuntimeError:
+            # It may have ended since that wait gave up: well, or with an error of its own.
+            if work.is_completed():
+                work.wait()
+                return True
+        first_calls = first_calls_of(self.group)
+        if first_calls is None:
+            return False
+        try:
+            first_calls.join_those_who_compare()
+            first_calls.later.check(self._name)
+        except CommError as error:
+            if error.code != CommError.TIMEOUT or not work.is_completed():
+                self.abort(str(error))
+                raise
+        return False
 
     def _stream(self, address: int, device: int) -> torch.cuda.Stream:
         """torch's object for a stream; of the library's streams there are few."""
