@@ -341,7 +341,10 @@ class BoundPlan:
         self.total_seqlen = plan.total_seqlen
         self.reach = plan.reach
         num_valid = _num_valid_rows(plan, self.rank)
-        self.rows = Rows(plan.placement, self.total_seqlen, num_valid, self.communicator, cp_group)
+        self.rows = Rows(
+            plan.placement, self.total_seqlen, num_valid, self.communicator, cp_group,
+            plan.report.digest,
+        )  # fmt: skip
         self.local_rows = self.rows.count
         unpadded = None
         if plan.cp_size == 1 and num_valid < self.local_rows:

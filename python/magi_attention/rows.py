@@ -15,8 +15,11 @@ from magi_attention._native.handles import PlacementHandle
 from magi_attention._native.library import check, lib
 from magi_attention._native.moved_rows import as_given, as_moved, as_rows
 from magi_attention._native.vtable import Communicator
+from magi_attention.comm.first_call import first_calls_of
+from magi_attention.common._lru import LruCache
 
 _PARTIAL_GRADIENT = 1
+_CALLS_KEPT = 64  # ranks forget them alike, as all go through the same calls
 _HOST = torch.device("cpu")
 
 
@@ -34,6 +37,7 @@ class Rows:
         num_valid: int,
         communicator: Communicator,
         cp_group: dist.ProcessGroup | None,
+        plan_digest: int,
     ) -> None:
         self.total_seqlen, self.num_valid = total_seqlen, num_valid
         self.communicator, self.cp_group = communicator, cp_group
@@ -45,6 +49,7 @@ class Rows:
         self._is_alone = placement.info().num_ranks == 1  # rows are in the order of the sequence
         self._rank = rank
         self._ids_on: dict[torch.device, torch.Tensor] = {}
+        self._plan, self._agreed = f"{plan_digest:016x}", LruCache(_CALLS_KEPT)
 
     def position_ids_on(self, device: torch.device) -> torch.Tensor:
         """int64 [count]: row of the sequence of every own row, on a device. Padding counts as the
@@ -87,6 +92,7 @@ class Rows:
         """Everyone's rows in the order of the sequence, without padding."""
         if self._is_alone:
             return x[: self.total_seqlen].clone()
+        self._agree("undispatch", x)
         local = as_moved(x)
         whole = local.new_empty((self.total_seqlen, local.shape[1]))
         source, target = TensorStruct(local), TensorStruct(whole)
@@ -101,6 +107,7 @@ class Rows:
             return self.select(grad, 0.0)
         if grad.is_complex():
             return torch.view_as_complex(self.reduce(torch.view_as_real(grad.resolve_conj())))
+        self._agree("sum of gradients", grad)
         whole = as_rows(grad)
         local = whole.new_empty((self.count, whole.shape[1]))
         source, target = TensorStruct(whole), TensorStruct(local)
@@ -120,6 +127,7 @@ class Rows:
             rolled[first:end] = x[: end - first]
             rolled[end:] = x[end:]
             return rolled
+        self._agree("roll", x, shift % self.total_seqlen)
         local = as_moved(x)
         rolled = torch.empty_like(local)
         source, target = TensorStruct(local), TensorStruct(rolled)
@@ -128,6 +136,20 @@ class Rows:
         )
         self._move(lib.magi_roll, args, local)
         return as_given(rolled, x, self.count)
+
+    def _agree(self, function: str, x: torch.Tensor, shift: int = 0) -> None:
+        """Collective where such a call is new on GPUs and transports there show ranks no exchange:
+        CommError on all of them where they differ. Others compare every exchange.
+        """
+        kind = function, x.dtype, x.shape[1:], shift
+        if x.device.type == "cpu" or kind in self._agreed or self.communicator.backend == "nvlink":
+            return
+        first_calls = first_calls_of(self.cp_group)
+        if first_calls is not None:
+            names = "function", "dtype", "shape of a row", "shift"
+            values = function, str(x.dtype).removeprefix("torch."), str([*x.shape[1:]]), str(shift)
+            first_calls.compare({"plan": self._plan} | dict(zip(names, values)))
+        self._agreed[kind] = True
 
     def _move(self, function, args, x: torch.Tensor) -> None:
         """Calls function(args, placement, communicator, the current stream of x's device)."""

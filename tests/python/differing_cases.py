@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from error_cases import refuses
 from magi_attention import masks
+from magi_attention.comm.first_call import first_calls_of
 from magi_attention.config import DispatchConfig, DistAttnConfig
 from magi_attention.errors import CommError
 from magi_attention.plan import Plan
@@ -143,3 +144,33 @@ def lists_of_blocks_stay_small(group) -> None:
         bound.calc_sparse_attn(q, k, v, lists, block)[0].sum().backward()
     most = max(event.self_cpu_memory_usage for event in profile.events())
     assert most <= 4 * lists.numel() * lists.element_size(), most
+
+
+class _OnGpu:
+    """Looks like a tensor on a GPU to what compares a call."""
+
+    dtype, device = torch.float32, torch.device("cuda", 0)
+
+    def __init__(self, width: int) -> None:
+        self.shape = torch.Size([48, width])
+
+
+def compared_on_gpus(group) -> None:
+    """What transports between GPUs do not compare is, at the first call of a kind."""
+    plans, rank = two_plans(group), dist.get_rank(group)
+    for arguments, text in (
+        ((plans[rank].rows, "roll", 4, 1), "plan: rank 0 has"),
+        ((plans[0].rows, "roll", 4, 1 + rank), "shift: rank 0 has 1, rank 1 has 2"),
+        ((plans[0].rows, "roll", 4 + rank, 1), r"shape of a row: rank 0 has \[4\]"),
+        ((plans[0].rows, ("roll", "undispatch")[rank], 4, 1), "function: rank 0 has roll"),
+    ):
+        rows, function, width, shift = arguments
+
+        def call(rows=rows, function=function, width=width, shift=shift) -> None:
+            rows._agree(function, _OnGpu(width), shift)
+
+        refuses(call, CommError, "ranks differ in .*" + text)
+    rows._agree("roll", _OnGpu(4), 1)
+    first_calls_of(group).compare = None  # not called again
+    rows._agree("roll", _OnGpu(4), 1)
+    del first_calls_of(group).compare

@@ -16,6 +16,10 @@ def test_other_widths(ranks, name):
     ranks.run(2, cases.other_widths, name)
 
 
+def test_compared_on_gpus(ranks):
+    ranks.run(2, cases.compared_on_gpus)
+
+
 def test_chosen_keys(ranks):
     ranks.run(2, cases.other_options_of_chosen_keys)
     ranks.run(2, cases.refused_chosen_keys)
