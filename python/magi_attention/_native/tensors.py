@@ -8,6 +8,7 @@ import torch
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _num_modes = torch._C._len_torch_dispatch_stack
 _has_transforms = torch._C._are_functorch_transforms_active
+_tracing_state = torch._C._get_tracing_state
 _is_traced = torch.compiler.is_dynamo_compiling
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 _PLAIN = "a plain torch.Tensor"
@@ -17,7 +18,25 @@ LOWEST_USUAL_ADDRESS = 1 << 40
 
 def is_intercepted() -> bool:
     """Whether a compiler, a mode or a transform of torch sees operators before they run."""
-    return _is_traced() or bool(_num_modes()) or _has_transforms()
+    return _is_traced() or bool(_num_modes()) or _has_transforms() or _tracing_state() is not None
+
+
+def refuse_transforms() -> None:
+    """NotImplementedError inside of torch.func's transforms and of torch.jit.trace, which do not
+    see what the library computes.
+    """
+    if _is_traced():
+        return
+    if _has_transforms():
+        raise NotImplementedError(
+            "torch.func's transforms (vmap, grad, jvp, jacrev, ...) are not available; use "
+            "torch.autograd for gradients, and pack a batch along the rows"
+        )
+    if _tracing_state() is not None:
+        raise NotImplementedError(
+            "torch.jit.trace is not available, as it would keep results as constants; use "
+            "torch.export or torch.compile"
+        )
 
 
 def as_plain(name: str, tensor: torch.Tensor) -> torch.Tensor:

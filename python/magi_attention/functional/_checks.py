@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from magi_attention._native.attention import accumulator_dtype
 from magi_attention._native.backend import Limits, known_limits
-from magi_attention._native.tensors import as_plain, is_intercepted
+from magi_attention._native.tensors import as_plain, is_intercepted, refuse_transforms
 from magi_attention.common._arguments import check_int, check_number
 from magi_attention.env.build import has_gpu_kernels
 
@@ -67,6 +67,7 @@ def check_qkv(
     """q [rows, heads_q, dim] and k, v as plain tensors whose type, device, layout and head counts
     fit each other and, on a GPU, the backend of this name; None: the library's own.
     """
+    refuse_transforms()
     q, k, v = (_as_rows_of_heads(*named) for named in (("q", q), ("k", k), ("v", v)))
     if q.dtype not in DTYPES:
         raise TypeError(f"q.dtype is {q.dtype}; allowed: bfloat16, float16, float32, float64")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from magi_attention._native.tensors import PLAIN_TYPES, as_plain, is_intercepted
+from magi_attention._native.tensors import PLAIN_TYPES, as_plain, is_intercepted, refuse_transforms
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional._checks import refuse_tangents
@@ -16,8 +16,11 @@ _is_grad_enabled = torch.is_grad_enabled
 
 
 def is_eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether nobody traces or intercepts operators: plain tensors, no compiler, no modes."""
+    """Whether nobody traces or intercepts operators: plain tensors, no compiler, no modes.
+    NotImplementedError as refuse_transforms.
+    """
     if is_intercepted():
+        refuse_transforms()
         return False
     is_plain = type(q) in PLAIN_TYPES and type(k) in PLAIN_TYPES and type(v) in PLAIN_TYPES
     return is_plain and not (q.is_neg() or k.is_neg() or v.is_neg())

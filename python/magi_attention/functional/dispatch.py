@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from magi_attention._native.tensors import as_plain
+from magi_attention._native.tensors import as_plain, refuse_transforms
 from magi_attention.common._arguments import as_bool, check_number
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.rows import HasRows, Rows
@@ -125,6 +125,7 @@ def with_rows(x: torch.Tensor, rows: int, seq_dim: int) -> torch.Tensor:
     """x as a plain tensor; TypeError or ValueError unless it has `rows` rows along seq_dim."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"x is a {type(x).__name__}; allowed: a torch.Tensor")
+    refuse_transforms()
     x = as_plain("x", x)
     if not -x.dim() <= seq_dim < x.dim():
         raise ValueError(f"x has {x.dim()} axes; allowed: those with axis {seq_dim}")
@@ -146,6 +147,7 @@ def with_local_rows(x: torch.Tensor, rows: Rows, seq_dim: int) -> torch.Tensor:
     )
     if not is_short:
         return with_rows(x, rows.count, seq_dim)
+    refuse_transforms()
     x = as_plain("x", x)
     shape = list(x.shape)
     shape[seq_dim] = rows.count - rows.num_valid

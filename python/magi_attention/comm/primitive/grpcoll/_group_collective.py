@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from magi_attention._native.moved_rows import as_given, as_moved, as_rows
-from magi_attention._native.tensors import as_plain
+from magi_attention._native.tensors import as_plain, refuse_transforms
 from magi_attention._native.vtable import CAST, LSE_MERGE, SUM
 from magi_attention.comm.group import communicator_of
 from magi_attention.comm.process_group import rank_in
@@ -177,6 +177,7 @@ def _records(sizes: list[int], peers: list[list[int]]) -> _Rows:
 
 
 def _plain_input(input: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    refuse_transforms()
     rank_in("group", group)
     return _plain("input", input)
 
