@@ -66,8 +66,8 @@ enum {
    * differ are reported by the supplier. Without it the library compares them, by a small exchange
    * of its own before each one. */
   MAGI_COMM_COMPARES_EXCHANGES = 2,
-  /* Functions return MAGI_VTABLE_DONE where all went well, and MAGI_VTABLE_OK means that the runtime
-   * behind them cut one short: of languages whose runtimes give 0 then. */
+  /* Functions return MAGI_VTABLE_DONE where all went well; MAGI_VTABLE_OK means that the runtime
+   * behind them cut one short, as those of languages do that give 0 then. */
   MAGI_COMM_ANSWERS_DONE = 4
 };
 
