@@ -350,6 +350,35 @@ class TestMatrices:
             found = create_mask(masks.to_mask_mod(mask), 1, 1, *wanted.shape, "cpu")
             assert torch.equal(found[0, 0], wanted), case
 
+    @pytest.mark.parametrize("sizes", [(2, None), (None, 3), (2, 3)])
+    def test_blocks_of_batches_and_heads(self, sizes):
+        """Equal tables of blocks do not make equal masks."""
+        bounds = torch.tensor([3, 5])
+
+        def mask(mask_mod):
+            return masks.from_block_mask(create_block_mask(mask_mod, *sizes, 8, 8, "cpu", 8))
+
+        def equal(batch, head, q, k):
+            return (q < 3) == (k < 3) & (batch >= 0)
+
+        def of_batches(batch, head, q, k):
+            return (q < bounds[batch]) == (k < bounds[batch])
+
+        def of_heads(batch, head, q, k):
+            return q + head >= k
+
+        assert mask(equal).area == 9 + 25
+        if sizes[0]:
+            with pytest.raises(
+                ValueError, match=r"^mask_mod of batch 1 and head 0 differs in row 0"
+            ):
+                mask(of_batches)
+        if sizes[1]:
+            with pytest.raises(
+                ValueError, match=r"^mask_mod of batch 0 and head 1 differs in row 0"
+            ):
+                mask(of_heads)
+
     def test_blocks_without_a_function(self):
         """Listed blocks are whole then."""
         blocks = create_block_mask(

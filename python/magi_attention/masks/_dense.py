@@ -139,7 +139,7 @@ def to_mask_mod(mask: Mask, device: Any = None) -> MaskMod:
 
 def from_block_mask(block_mask: Any) -> Mask:
     """FlexAttention's BlockMask: whole blocks are taken as they are, its mask_mod is asked for the
-    pairs of the others. ValueError where it has several batches or heads that differ.
+    pairs of the others, of each batch and head. ValueError where these differ.
     """
     tables = {
         name: _only(name, getattr(block_mask, name))
@@ -147,10 +147,14 @@ def from_block_mask(block_mask: Any) -> Mask:
     }
     rows_q, rows_k = block_mask.seq_lengths
     size_q, size_k = block_mask.BLOCK_SIZE
+    num_batches, num_heads = block_mask.kv_num_blocks.shape[:2]
+    of = [(batch, head) for batch in range(num_batches) for head in range(num_heads)]
     parts = []
     for block, begin in enumerate(range(0, rows_q, size_q)):
         rows = torch.arange(begin, min(begin + size_q, rows_q))
-        parts.append(_rows_of_blocks(block_mask.mask_mod, tables, block, rows, (rows_k, size_k)))
+        parts.append(
+            _rows_of_blocks(block_mask.mask_mod, of, tables, rows, (block, rows_k, size_k))
+        )
     return _stacked(parts, rows_k)
 
 
@@ -165,9 +169,11 @@ def _only(name: str, table: torch.Tensor | None) -> torch.Tensor | None:
     return flat[0].to("cpu")
 
 
-def _rows_of_blocks(mask_mod, tables, block: int, rows, keys: tuple[int, int]):
-    """Runs of a row of blocks."""
-    rows_k, size = keys
+def _rows_of_blocks(mask_mod, of: list, tables, rows, sizes: tuple[int, int, int]):
+    """Runs of a row of blocks. of: the batches and heads; sizes: the row's number, rows_k and the
+    keys of a block.
+    """
+    block, rows_k, size = sizes
     whole, partial = [], []
     for found, prefix in ((partial, ""), (whole, "full_")):
         counts, indices = tables[f"{prefix}kv_num_blocks"], tables[f"{prefix}kv_indices"]
@@ -178,7 +184,15 @@ def _rows_of_blocks(mask_mod, tables, block: int, rows, keys: tuple[int, int]):
     every = every.expand(len(rows), -1, 2)
     if partial:
         columns = torch.cat([torch.arange(b * size, min((b + 1) * size, rows_k)) for b in partial])
-        seen = _ask(mask_mod, (0, 0), rows, columns).nonzero()
+        first, *others = (_ask(mask_mod, one, rows, columns) for one in of)
+        for one, other in zip(of[1:], others):
+            if not torch.equal(first, other):
+                row = int(rows[(first != other).any(1).nonzero()[0]])
+                raise ValueError(
+                    f"mask_mod of batch {one[0]} and head {one[1]} differs in row {row} from that "
+                    "of batch 0 and head 0; allowed: one mask"
+                )
+        seen = first.nonzero()
         single = columns.to("cpu")[seen[:, 1]].int()
         single = torch.stack((single, single + 1), 1)
         counts = torch.bincount(seen[:, 0], minlength=len(rows)) + every.shape[1]
