@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import packed_cases as cases
+from magi_attention import attention
 from magi_attention.integrations import packed
 from magi_attention.integrations.packed import AttnMaskSpec, MagiState, PrefixTree
 
@@ -159,6 +160,17 @@ class TestAttentionFunction:
         assert packed.get_active_attn_spec() is tree
         self.close(attend(*call), self.wanted(tree))
         self.close(attend(*call, magi_attn_spec=each), self.wanted(each))
+
+    @pytest.mark.parametrize("rows", [1, 4, 15, 20])
+    def test_the_diagonal_ends_with_the_last_rows(self, rows):
+        """A decode step sees all keys; of more queries than keys the first see none."""
+        q = torch.randn(2, rows, 4, 8, dtype=torch.float64, requires_grad=True)
+        found = packed.make_magi_attn_func()(q, self.k, self.v)
+        found.sum().backward()
+        assert q.grad.isfinite().all()
+        for batch in range(2):
+            sides = q[batch].detach(), self.k[batch], self.v[batch]
+            self.close(found[batch].detach(), attention(*sides, "causal"))
 
     @pytest.mark.parametrize("name", ["is_causal", "causal"])
     def test_what_is_not_causal_by_a_mask_of_the_call(self, name):

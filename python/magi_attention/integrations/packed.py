@@ -285,7 +285,8 @@ def make_magi_attn_func(softmax_scale: float | None = None) -> Callable[..., tor
 
     Its mask is the first of: the keyword magi_plan (a key or bound plan), magi_attn_spec (an
     AttnMaskSpec), cu_seqlens or cu_seqlens_q (bounds of causal documents), the active plan, the
-    active spec, and each sequence of the batch causal. window_size=(left, right) narrows documents,
+    active spec, and each sequence of the batch causal, whose diagonal ends at the last query and
+    the last key. window_size=(left, right) narrows documents,
     and is refused where a given mask reaches beyond it. Without an active group and a mask it is
     torch's causal attention in a program of one process; one of several needs a group or magi_plan.
     max_seqlen_* and qkv_format are taken from the tensors; dropout and masks as tensors are
@@ -337,7 +338,7 @@ def _check_options(options: dict[str, Any]) -> None:
             if value:
                 raise ValueError(f"{name} is {value}; allowed: 0")
         elif name in ("is_causal", "causal"):
-            if not value and not is_masked:
+            if not as_bool(name, value) and not is_masked:
                 raise ValueError(
                     f"{name} is {value}; allowed: True, or a mask as magi_attn_spec or magi_plan"
                 )
@@ -400,12 +401,19 @@ def _plan_of_call(
 
 
 def _causal_of_torch(q, k, v, softmax_scale: float | None) -> torch.Tensor:
+    """The diagonal ends at the last query and the last key, torch's begins at the first ones."""
     q, k, v = (tensor.transpose(-3, -2) for tensor in (q, k, v))
     is_grouped = q.shape[-3] != k.shape[-3]
+    rows, num_keys, visible = q.shape[-2], k.shape[-2], None
+    num_blind = max(rows - num_keys, 0)
+    if rows < num_keys:
+        visible = torch.ones(rows, num_keys, dtype=torch.bool, device=q.device)
+        visible = visible.tril(num_keys - rows)
     out = F.scaled_dot_product_attention(
-        q, k, v, is_causal=True, scale=softmax_scale, enable_gqa=is_grouped
-    )
-    return out.transpose(-3, -2)
+        q[..., num_blind:, :], k, v, visible, is_causal=visible is None, scale=softmax_scale,
+        enable_gqa=is_grouped,
+    )  # fmt: skip
+    return F.pad(out, (0, 0, num_blind, 0)).transpose(-3, -2)
 
 
 @dataclass
