@@ -95,7 +95,7 @@ def _results(call: Callable, given: dict[str, torch.Tensor]) -> list[torch.Tenso
     names = [n for n in LEAVES if n in given and given[n].is_floating_point()]
     leaves = [given[n].detach().requires_grad_() for n in names]
     try:
-        results = _flat(call(**{**given, **dict(zip(names, leaves))}))
+        results = flat(call(**{**given, **dict(zip(names, leaves))}))
     except ValueError as error:
         return str(error)
     roots = [r for r in results if r.requires_grad]
@@ -104,7 +104,8 @@ def _results(call: Callable, given: dict[str, torch.Tensor]) -> list[torch.Tenso
     return [r.detach() for r in results] + [g for g in found if g is not None]
 
 
-def _flat(result) -> list[torch.Tensor]:
+def flat(result) -> list[torch.Tensor]:
+    """The tensors of a result."""
     if isinstance(result, torch.Tensor):
         return [result]
     if isinstance(result, masks.Mask):
@@ -116,7 +117,7 @@ def _flat(result) -> list[torch.Tensor]:
     if hasattr(result, "to_naive_ranges"):
         return [torch.tensor(result.to_naive_ranges())]
     if isinstance(result, (tuple, list)):
-        return [part for item in result for part in _flat(item)]
+        return [part for item in result for part in flat(item)]
     return []
 
 

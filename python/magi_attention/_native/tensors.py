@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -59,6 +61,11 @@ def as_plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(f"{name} is on meta; allowed: a device with memory")
     memory_of(name, tensor)
     return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """A tensor as it is, other values in host memory, whatever torch's default device is."""
+    return value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
 
 
 def memory_of(name: str, tensor: torch.Tensor) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from magi_attention._native import MaskHandle, mask_slices_of_matrix
-from magi_attention._native.tensors import as_plain
+from magi_attention._native.tensors import as_plain, as_tensor
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.range import AttnRange
 from magi_attention.common.ranges import AttnRanges
@@ -110,7 +110,7 @@ class AttnMask(nn.Module):
         become FULL and CAUSAL slices of consecutive rows; other masks become whatever slices
         describe them.
         """
-        visible = as_plain("mask", torch.as_tensor(mask)).to("cpu") != 0
+        visible = as_plain("mask", as_tensor(mask)).to("cpu") != 0
         if visible.dim() != 2:
             raise ValueError(f"mask has {visible.dim()} axes; allowed: 2, [rows_q, rows_k]")
         runs = _key_runs(visible)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from magi_attention._native.tensors import as_tensor
 from magi_attention.common._arguments import without_padding
 
 # Bounds [documents + 1] and lengths [documents]. One with "_padded" behind it holds the padding of
@@ -34,7 +35,7 @@ def document_numbers(name: str, mask: Any) -> torch.Tensor:
     """int64, on the CPU: a mask of rows, as the number of each row's document, -1 where it is 0,
     which is padding. ValueError, by name, for values that are no numbers of documents.
     """
-    given = torch.as_tensor(mask).cpu()
+    given = as_tensor(mask).cpu()
     numbers = given.to(torch.int64)
     wrong = ((numbers != given) | (numbers < 0)).reshape(-1).nonzero()
     if len(wrong):
@@ -78,7 +79,7 @@ def lengths_of(name: str, given: Any, rows: int) -> list[int]:
 
 def _lengths_told(name: str, given: Any) -> torch.Tensor:
     """int64 [documents]. ValueError for bounds that do not grow from 0."""
-    values = torch.as_tensor(given).reshape(-1).cpu().to(torch.int64)
+    values = as_tensor(given).reshape(-1).cpu().to(torch.int64)
     if not name.startswith("cu_"):
         return values[values >= 0]
     bounds = without_padding(values)
@@ -184,7 +185,7 @@ def _real_lengths(name: str, given: Any, padded: torch.Tensor) -> torch.Tensor:
 
 
 def _values_of_rows(name: str, given: Any, rows: int) -> torch.Tensor:
-    values = torch.as_tensor(given).cpu()
+    values = as_tensor(given).cpu()
     if values.numel() != rows or values.dim() > 2:
         raise ValueError(
             f"{name} has shape {list(values.shape)}; allowed: [{rows}], that of input_ids"

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from magi_attention._native.tensors import as_tensor
 from magi_attention.comm.group import size_of
 from magi_attention.common._arguments import as_bool, check_int, without_padding
 from magi_attention.config import DispatchConfig, DistAttnConfig
@@ -260,10 +261,10 @@ def _of_bounds(batch: Mapping[str, Any], tokens: torch.Tensor, causal: bool) -> 
     size, total = tokens.shape
     if size != 1:
         raise ValueError(f"tokens has {size} sequences; allowed: 1 with cu_seqlens")
-    real = without_padding(torch.as_tensor(batch["cu_seqlens"]).reshape(-1))
+    real = without_padding(as_tensor(batch["cu_seqlens"]).reshape(-1))
     lengths = real.diff().tolist()
     padded = batch.get("cu_seqlens_padded")
-    padded = real if padded is None else without_padding(torch.as_tensor(padded).reshape(-1))
+    padded = real if padded is None else without_padding(as_tensor(padded).reshape(-1))
     starts = padded.tolist()
     if len(starts) != len(lengths) + 1 or not starts or starts[0] != 0:
         raise ValueError(

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback
 
+from magi_attention._native.tensors import as_tensor
 from magi_attention.comm.group import refuse_lone_process, size_of
 from magi_attention.common._arguments import as_bool, check_int
 from magi_attention.config import DistAttnConfig
@@ -82,14 +83,14 @@ def _documents_of(sample: Mapping[str, Any]) -> list[dict[str, torch.Tensor]]:
     """The documents of a sample, without padding: input_ids, labels, and position_ids where it has
     them.
     """
-    ids = torch.as_tensor(required(sample, "input_ids", "the sample"))
+    ids = as_tensor(required(sample, "input_ids", "the sample"))
     if ids.dim() != 1:
         raise ValueError(f"input_ids has shape {list(ids.shape)}; allowed: [rows]")
     rows = {"input_ids": ids, "labels": ids.clone()}
     for name in ("labels", "position_ids", "attention_mask", *LEARNED):
         if sample.get(name) is None:
             continue
-        rows[name] = torch.as_tensor(sample[name])
+        rows[name] = as_tensor(sample[name])
         if rows[name].shape != ids.shape:
             raise ValueError(
                 f"{name} has shape {list(rows[name].shape)}, input_ids {list(ids.shape)}; allowed: "
@@ -114,7 +115,7 @@ def _refuse_unused(sample: Mapping[str, Any], parameters: Collection[str]) -> No
     for name, value in sample.items():
         if value is None or name in _USED or name in _WITHOUT_EFFECT:
             continue
-        if name == "token_type_ids" and not torch.as_tensor(value).any():
+        if name == "token_type_ids" and not as_tensor(value).any():
             continue  # of tokenizers, also for models that know of none
         if name in parameters or _holds_numbers(value) or "weight" in name:
             raise ValueError(

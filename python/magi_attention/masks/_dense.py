@@ -85,17 +85,23 @@ def from_mask_mod(
     mask_mod: MaskMod, rows_q: int, rows_k: int, batch: int = 0, head: int = 0
 ) -> Mask:
     """FlexAttention's function of batch, head, query and key, asked for every pair; on torch's
-    default device.
+    default device, on the CPU where that is meta.
     """
     rows_q = check_int("rows_q", rows_q, 0, MAX_ROWS)
     rows_k = check_int("rows_k", rows_k, 0, MAX_ROWS)
     strip = max(1, _STRIP_PAIRS // max(rows_k, 1))
-    keys = torch.arange(rows_k)
+    device = _asked_device()
+    keys = torch.arange(rows_k, device=device)
     parts = []
     for begin in range(0, rows_q, strip):
-        rows = torch.arange(begin, min(begin + strip, rows_q))
+        rows = torch.arange(begin, min(begin + strip, rows_q), device=device)
         parts.append(from_matrix(_ask(mask_mod, (batch, head), rows, keys)))
     return _stacked([part.runs for part in parts], rows_k)
+
+
+def _asked_device() -> torch.device:
+    device = torch.get_default_device()
+    return torch.device("cpu") if device.type == "meta" else device
 
 
 def _ask(mask_mod: MaskMod, of: tuple[int, int], rows: torch.Tensor, keys: torch.Tensor):
@@ -151,7 +157,7 @@ def from_block_mask(block_mask: Any) -> Mask:
     of = [(batch, head) for batch in range(num_batches) for head in range(num_heads)]
     parts = []
     for block, begin in enumerate(range(0, rows_q, size_q)):
-        rows = torch.arange(begin, min(begin + size_q, rows_q))
+        rows = torch.arange(begin, min(begin + size_q, rows_q), device=_asked_device())
         parts.append(
             _rows_of_blocks(block_mask.mask_mod, of, tables, rows, (block, rows_k, size_k))
         )
@@ -183,7 +189,8 @@ def _rows_of_blocks(mask_mod, of: list, tables, rows, sizes: tuple[int, int, int
     every = torch.tensor(pairs, dtype=torch.int32, device="cpu").view(1, -1, 2)
     every = every.expand(len(rows), -1, 2)
     if partial:
-        columns = torch.cat([torch.arange(b * size, min((b + 1) * size, rows_k)) for b in partial])
+        spans = ((b * size, min((b + 1) * size, rows_k)) for b in partial)
+        columns = torch.cat([torch.arange(*span, device=rows.device) for span in spans])
         first, *others = (_ask(mask_mod, one, rows, columns) for one in of)
         for one, other in zip(of[1:], others):
             if not torch.equal(first, other):

@@ -169,7 +169,11 @@ def to_document_ids(mask: Mask, *, causal: bool = True) -> torch.Tensor:
     """
     rows = check_square(mask, "document ids")
     runs = padded_runs(mask, -1)
-    ids = runs[:, 0, 0].int() if runs.shape[1] else torch.full((rows,), -1, dtype=torch.int32)
+    ids = (
+        runs[:, 0, 0].int()
+        if runs.shape[1]
+        else torch.full((rows,), -1, dtype=torch.int32, device="cpu")
+    )
     check_told(mask, from_document_ids(ids, causal=causal, padding_id=-1), "document ids")
     return ids
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from magi_attention._native.handles import MaskHandle
-from magi_attention._native.tensors import as_plain
+from magi_attention._native.tensors import as_plain, as_tensor
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind
 from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types
 from magi_attention.common.enum import AttnMaskType
@@ -201,9 +201,9 @@ def to_ints(name: str, value: Any, num_axes: int) -> torch.Tensor:
 
 
 def as_integers(name: str, value: Any) -> torch.Tensor:
-    """torch.as_tensor; ValueError with the value for an int that no tensor holds."""
+    """as_tensor; ValueError with the value for an int that no tensor holds."""
     try:
-        return torch.as_tensor(value)
+        return as_tensor(value)
     except (OverflowError, RuntimeError, ValueError):
         for entry in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(entry, (list, tuple)):

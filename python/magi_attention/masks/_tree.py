@@ -44,7 +44,8 @@ def to_tree(mask: Mask) -> tuple[torch.Tensor, torch.Tensor]:
     """
     rows = check_square(mask, "a tree")
     if not rows:
-        return torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int32)
+        empty = torch.empty(0, dtype=torch.int32, device="cpu")
+        return empty, empty.clone()
     runs = padded_runs(mask, mask.rows_k)
     begins, ends = runs.unbind(-1)
     row = torch.arange(1, rows, device="cpu")[:, None]
@@ -88,7 +89,10 @@ class TokenTree:
         """int64 [tokens of the sample]: where its tokens lie."""
         ends = torch.tensor(self.lengths, device="cpu").cumsum(0).tolist()
         return torch.cat(
-            [torch.arange(ends[n] - self.lengths[n], ends[n]) for n in self.sample_paths[sample]]
+            [
+                torch.arange(ends[n] - self.lengths[n], ends[n], device="cpu")
+                for n in self.sample_paths[sample]
+            ]
         )
 
 
