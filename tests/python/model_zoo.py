@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     from magi_attention.integrations import transformers as ours
     from magi_attention.integrations._mask_spec import AttnMaskSpec
     from magi_attention.integrations._model_checks import first_position
-    from magi_attention.integrations._model_plans import make_plan, plans_of_documents
+    from magi_attention.integrations._model_plans import config_of, make_plan, plans_of_documents
 
 VOCABULARY = 64
 DOCUMENTS = (13, 19)
@@ -81,6 +81,7 @@ _SPECIAL = {
     "codegen": {"rotary_dim": 4},
     "gptj": {"rotary_dim": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": _WINDOW},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 4, "head_dim": 16},
     "mpt": {},
     "prophetnet": {"num_encoder_layers": 2, "num_decoder_layers": 2},
@@ -107,6 +108,9 @@ def _sizes_of(kind: type) -> dict:
     given = {name: size for name, size in _SIZES.items() if _has(default, name)}
     if isinstance(getattr(default, "sliding_window", None), int):
         given["sliding_window"] = _WINDOW
+    kinds = list(dict.fromkeys(getattr(default, "layer_types", None) or ()))
+    if set(kinds) == {"full_attention", "sliding_attention"}:  # a rule may give two layers one kind
+        given["layer_types"] = kinds
     if hasattr(default, "kv_lora_rank"):  # latent attention
         given["num_key_value_heads"] = _HEADS
     for name in getattr(kind, "sub_configs", {}):
@@ -216,8 +220,8 @@ def error_of(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def outcome(model_type: str, group: dist.ProcessGroup | None = None) -> tuple[str, str]:
-    """("right", ""), ("refused", in which words), ("wrong", how far), ("failed", with what error),
-    or ("not built", why).
+    """("right", its types of layers), ("refused", in which words), ("wrong", how far), ("failed",
+    with what error), or ("not built", why).
     """
     try:
         wanted, wanted_gradients = _alone(model_type)
@@ -231,9 +235,15 @@ def outcome(model_type: str, group: dist.ProcessGroup | None = None) -> tuple[st
     errors = [error_of(logits, wanted), error_of(loss, loss_of_tokens(wanted))]
     errors += [error_of(found[name], gradient) for name, gradient in wanted_gradients.items()]
     worst = max(errors)
-    return (
-        ("right", "") if worst < 1e-4 else ("wrong", f"{errors[0]:.2g} {errors[1]:.2g} {worst:.2g}")
-    )
+    if worst < 1e-4:
+        return "right", layer_types(model_type)
+    return "wrong", f"{errors[0]:.2g} {errors[1]:.2g} {worst:.2g}"
+
+
+def layer_types(model_type: str) -> str:
+    """The types of layers that the tiny configuration of a type names."""
+    kinds = getattr(config_of(tiny_config(model_type)), "layer_types", None) or ()
+    return ", ".join(f"`{kind}`" for kind in dict.fromkeys(kinds)) or "none named"
 
 
 def walk(group, model_types) -> dict[str, tuple[str, str]]:
