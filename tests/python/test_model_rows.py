@@ -17,3 +17,7 @@ def test_balance_of_routers(ranks, model_type):
 @pytest.mark.parametrize("model_type", cases.ROPE)
 def test_tables_by_largest_position(ranks, model_type):
     ranks.run(4, cases.over_ranks, model_type, cases.ROPE[model_type])
+
+
+def test_tables_in_one_graph(ranks):
+    ranks.run(2, cases.over_ranks, "phi3", cases.ROPE["phi3"], True)
