@@ -6,7 +6,5 @@ are tested. Here they are those of magi_attention.common; the compiled part is l
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.range import AttnRange
 from magi_attention.common.ranges import AttnRanges
-from magi_attention.common.rectangle import AttnRectangle
-from magi_attention.common.rectangles import AttnRectangles
 
-__all__ = ["AttnMaskType", "AttnRange", "AttnRanges", "AttnRectangle", "AttnRectangles"]
+__all__ = ["AttnMaskType", "AttnRange", "AttnRanges"]

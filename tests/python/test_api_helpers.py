@@ -12,7 +12,6 @@ import torch
 import dense
 from magi_attention import api, masks
 from magi_attention.common import AttnMaskType, AttnRange, AttnRanges
-from magi_attention.common.mask import AttnMask
 from magi_attention.config import DispatchConfig, DistAttnConfig, ZigzagDispatchAlg
 from magi_attention.plan import Plan
 
@@ -184,17 +183,6 @@ class TestMaskHelpers:
     def test_bad_documents(self, bounds, options, error):
         with pytest.raises(error):
             api.infer_attn_mask_from_cu_seqlens(bounds, bounds, **options)
-
-    def test_masks_of_several_runs_a_row(self):
-        matrix = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1], [1, 1, 1, 0]])
-        mask = AttnMask.from_mask(matrix)
-        assert torch.equal(torch.tensor(mask.mask_flag_array).long(), matrix)
-
-    def test_mask_picture(self, tmp_path):
-        one = AttnRanges.from_ranges([(0, 8)])
-        path = tmp_path / "mask.svg"
-        AttnMask.from_ranges(one, one, [AttnMaskType.CAUSAL]).visualize(str(path))
-        assert path.read_text().startswith("<svg")
 
 
 def make_plan(name="varlen_causal", rows=100, **changes):

@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from magi_attention.common import AttnRange, AttnRanges, RangeError
+from magi_attention.common import AttnMaskType, AttnRange, AttnRanges, RangeError
 from magi_attention.common.ranges import check_valid_cu_seqlens, is_valid_cu_seqlens
 
 
@@ -282,3 +282,14 @@ class TestAttnRanges:
         tensor = AttnRanges.from_ranges([(7, 9), (2, 3)]).to_tensor()
         assert tensor.dtype == torch.int32 and tensor.tolist() == [[7, 9], [2, 3]]
         assert AttnRanges().to_tensor().shape == (0, 2)
+
+
+def test_numbers_of_mask_types():
+    names = ["FULL", "CAUSAL", "INVCAUSAL", "BICAUSAL"]
+    for number, name in enumerate(names):
+        assert AttnMaskType.from_int_type(number) is AttnMaskType[name]
+        assert AttnMaskType[name].to_int_type() == number
+    assert AttnMaskType("bi_causal") is AttnMaskType.BICAUSAL
+    for wrong in (4, -1, "full", None):
+        with pytest.raises(ValueError, match="allowed: 0, 1, 2, 3"):
+            AttnMaskType.from_int_type(wrong)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import plain_cases as cases
-from magi_attention import Plan, api
+from magi_attention import Plan, api, masks
 from magi_attention.api import flex_flash_attn_func
-from magi_attention.common import AttnMask, AttnRanges
+from magi_attention.common import AttnRanges
 from magi_attention.functional._ops import flex_backward_op, flex_forward_op
 from plain_cases import KINDS, freed, is_refused, nested
 
@@ -113,7 +113,7 @@ def test_bounds_and_matrices(change):
         given = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, name: change(bounds)}
         is_refused(lambda: api.infer_attn_mask_from_cu_seqlens(**given), name, KINDS[change])
     matrix = change(torch.ones(3, 3))
-    is_refused(lambda: AttnMask.from_mask(matrix), "mask", KINDS[change])
+    is_refused(lambda: masks.from_matrix(matrix), "visible", KINDS[change])
 
 
 def test_other_kinds_of_tensors():

@@ -15,7 +15,6 @@ import dense
 from magi_attention import api, functional, masks
 from magi_attention.comm.functional import all_gather_fwd_scatter_bwd, scatter_fwd_all_gather_bwd
 from magi_attention.comm.primitive.grpcoll import group_cast, group_reduce
-from magi_attention.common import AttnMask
 from magi_attention.functional import utils
 from magi_attention.utils import sparse_utils
 from magi_attn_extensions.dsa_interface import dsa_attn_func
@@ -110,8 +109,6 @@ def flat(result) -> list[torch.Tensor]:
         return [result]
     if isinstance(result, masks.Mask):
         return [result.slices]
-    if isinstance(result, AttnMask):
-        return [torch.tensor(result.area)]
     if hasattr(result, "lse"):
         return [result.lse]
     if hasattr(result, "to_naive_ranges"):
@@ -210,7 +207,6 @@ def builders() -> Table:
         ),
         "packed": (padded, dict.fromkeys(named, bounds)),
         "matrix": (masks.from_matrix, {"visible": visible}),
-        "AttnMask": (AttnMask.from_mask, {"mask": visible.int()}),
         "blocks": (
             lambda visible: masks.from_blocks(visible, 2, 3, 12, 20), {"visible": visible},
         ),

@@ -7,11 +7,6 @@ Attention itself does not go through ctypes: attention.py packs what depends on 
 once, and python/bindings/calls.c makes the calls.
 """
 
-from magi_attention._native.handles import (
-    MaskHandle,
-    PlacementHandle,
-    PlanHandle,
-    mask_slices_of_matrix,
-)
+from magi_attention._native.handles import MaskHandle, PlacementHandle, PlanHandle
 
-__all__ = ["MaskHandle", "PlacementHandle", "PlanHandle", "mask_slices_of_matrix"]
+__all__ = ["MaskHandle", "PlacementHandle", "PlanHandle"]

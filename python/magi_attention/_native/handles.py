@@ -354,7 +354,3 @@ def resolve_chunk_size(rows: int, num_ranks: int, config: structs.PlacementConfi
     arguments = (rows, num_ranks, config.address, ctypes.addressof(chunk))
     check(lib.magi_resolve_chunk_size(*arguments))
     return chunk.value
-
-
-def mask_slices_of_matrix(visible: torch.Tensor) -> list[tuple[int, ...]]:
-    return MaskHandle.from_matrix(visible).typed_slices()

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from magi_attention._native.handles import MaskHandle
 from magi_attention.common.ranges import AttnRanges
-from magi_attention.common.rectangles import AttnRectangles
 
 if TYPE_CHECKING:
     import torch
@@ -32,10 +32,10 @@ class AttnArg:
                 f"{len(self.k_ranges)}, {len(self.attn_type_map)} entries; allowed: equal numbers"
             )
         if self.total_area < 0:
-            self.total_area = self._rectangles().area()
-
-    def _rectangles(self) -> AttnRectangles:
-        return AttnRectangles.from_ranges(self.q_ranges, self.k_ranges, self.attn_type_map)
+            sides = self.q_ranges, self.k_ranges
+            naive = (ranges.to_naive_ranges() for ranges in sides)
+            rows = (0 if ranges.is_empty() else ranges.end for ranges in sides)
+            self.total_area = MaskHandle.from_ranges(*naive, self.attn_type_map, *rows).area()
 
     def can_skip(self, is_bwd: bool = False) -> bool:
         """Whether no slice is left to compute; the same in forward and backward."""
