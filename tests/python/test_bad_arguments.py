@@ -2,19 +2,21 @@
 """Wrong arguments that need no process group: one sentence that names the argument."""
 
 import ctypes
+import inspect
 import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from magi_attention import Plan, api, functional, masks
+from magi_attention import Plan, api, functional, masks, testing, utils
 from magi_attention._native import structs, vtable
 from magi_attention._native.library import lib
 from magi_attention.common import AttnMaskType, AttnRange, AttnRanges, RangeError
 from magi_attention.config import DispatchConfig, DistAttnConfig, GrpCollConfig, OverlapConfig
 from magi_attention.integrations import packed
 from magi_attention.testing import ref_attn_func
+from magi_attention.utils import sparse_utils
 from magi_attention.utils.distributed import get_calc_cost_factor
 from magi_attn_extensions.fa3_interface_with_sink import fa3_func_with_sink
 
@@ -235,3 +237,45 @@ def test_numbers_of_numpy_are_numbers():
     numpy = pytest.importorskip("numpy")
     assert plan(head_dim=numpy.int64(8), cp_size=numpy.int32(1)) == plan()
     assert api.compute_pad_size(numpy.int64(10), 2, 8) == 6
+
+
+MODULES = (api, functional, masks, packed, sparse_utils, testing, utils)
+OUTSIDE = {
+    "save",
+    "load",
+    "register_magi_attention",
+    "write_rank",
+    "rprint_rank",
+    "setup_dist_env",
+    "clearup_dist_env",
+    "set_random_seed",
+}
+OTHERS = (None, 3, "x", [1.5], object(), torch.zeros(2, 2), {})
+
+
+def wrong_calls():
+    """Each public function with the same wrong value for all that it needs."""
+    for module in MODULES:
+        for name in getattr(module, "__all__", None) or vars(module):
+            function = getattr(module, name)
+            if inspect.isfunction(function) and name not in OUTSIDE and name[0] != "_":
+                needed = [
+                    p for p in inspect.signature(function).parameters.values()
+                    if p.default is p.empty and p.kind is not p.VAR_KEYWORD
+                ]  # fmt: skip
+                named = {p.name: 1 for p in needed if p.kind is p.KEYWORD_ONLY}
+                for value in OTHERS:
+                    yield name, function, [value] * (len(needed) - len(named)), named
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wrong_types_raise_no_errors_of_attributes():
+    found = set()
+    for name, function, values, named in wrong_calls():
+        try:
+            function(*values, **named)
+        except AttributeError as error:
+            found.add(f"{name}: {error}")
+        except Exception:
+            continue
+    assert not found

@@ -50,6 +50,8 @@ def as_plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if is_intercepted():
         return tensor
     kind = type(tensor)
+    if not issubclass(kind, torch.Tensor):
+        raise TypeError(f"{name} is a {kind.__name__}; allowed: a torch.Tensor")
     if kind not in PLAIN_TYPES and kind.__torch_dispatch__ is not _NO_DISPATCH:
         return _waited(name, tensor)
     if tensor.layout is not torch.strided:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from magi_attention.common._arguments import as_bool
+from magi_attention.common._arguments import as_bool, check_kind
 
 
 def safe_subtract(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -67,8 +67,14 @@ def sink_bwd(
     return gradient if dsink is None else dsink.copy_(gradient)
 
 
+def _check_tensors(**tensors: torch.Tensor) -> None:
+    for name, tensor in tensors.items():
+        check_kind(name, tensor, torch.Tensor, "a torch.Tensor")
+
+
 def correct_attn_lse(lse1: torch.Tensor, lse2: torch.Tensor, inplace: bool = False) -> torch.Tensor:
     """lse of both key sets together; with inplace in the memory of lse1."""
+    _check_tensors(lse1=lse1, lse2=lse2)
     wide = torch.promote_types(lse1.dtype, torch.float32)
     merged = torch.logaddexp(lse1.to(wide), lse2.to(wide)).to(lse1.dtype)
     return lse1.copy_(merged) if as_bool("inplace", inplace) else merged
@@ -83,6 +89,7 @@ def correct_attn_out(
     inplace: bool = False,
 ) -> torch.Tensor:
     """out of both key sets together, from their merged lse; with inplace in the memory of out1."""
+    _check_tensors(out1=out1, lse1=lse1, out2=out2, lse2=lse2, lse=lse)
     weight1, weight2 = calc_lse_rescale_weight(lse1, lse), calc_lse_rescale_weight(lse2, lse)
     merged = (out1 * weight1 + out2 * weight2).to(out1.dtype)
     return out1.copy_(merged) if as_bool("inplace", inplace) else merged
@@ -105,6 +112,7 @@ def correct_attn_lse_with_sink(
     lse: torch.Tensor, sink: torch.Tensor, sink_layout: str = "sh", inplace: bool = False
 ) -> torch.Tensor:
     """lse with the sink in the denominator."""
+    _check_tensors(lse=lse, sink=sink)
     return correct_attn_lse(lse, calc_lse_sink(sink, lse.shape[0], sink_layout), inplace)
 
 
@@ -116,6 +124,7 @@ def correct_attn_out_with_sink(
     inplace: bool = False,
 ) -> torch.Tensor:
     """out with the sink in the denominator; lse is that without it."""
+    _check_tensors(out=out, lse=lse, sink=sink)
     final = correct_attn_lse_with_sink(lse, sink, sink_layout)
     corrected = (out * calc_lse_rescale_weight(lse, final)).to(out.dtype)
     return out.copy_(corrected) if as_bool("inplace", inplace) else corrected

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from magi_attention.api import infer_attn_mask_from_cu_seqlens
 from magi_attention.common import AttnRanges
-from magi_attention.common._arguments import MAX_ROWS, as_bool, check_int, check_window
+from magi_attention.common._arguments import MAX_ROWS, as_bool, check_int, check_kind, check_window
 from magi_attention.integrations._prefix_tree import PrefixTree
 
 
@@ -82,6 +82,7 @@ class AttnMaskSpec:
     @classmethod
     def of_tree(cls, tree: PrefixTree) -> AttnMaskSpec:
         """The mask of a PrefixTree: a row sees its node's rows up to itself, and its ancestors'."""
+        check_kind("tree", tree, PrefixTree, "a PrefixTree")
         q_ranges, k_ranges, types = [], [], []
         for node, rows in enumerate(tree.node_ranges):
             if tree.ancestors[node] is None or rows[0] == rows[1]:

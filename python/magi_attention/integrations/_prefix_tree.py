@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from magi_attention.common._arguments import MAX_ROWS, check_int
+from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind
 
 IGNORED_LABEL = -100
 _HOST = torch.device("cpu")  # whatever torch's default device is
@@ -187,6 +187,8 @@ def branch_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
     """Log-probabilities of labels [rows, branches] under logits [rows, vocabulary] -> [rows,
     branches], in float32 or wider; 0 where the label is -100.
     """
+    for name, tensor in (("logits", logits), ("labels", labels)):
+        check_kind(name, tensor, torch.Tensor, "a torch.Tensor")
     if labels.shape[:-1] != logits.shape[:-1]:
         raise ValueError(
             f"labels has shape {list(labels.shape)}; allowed: {list(logits.shape[:-1])} and the "

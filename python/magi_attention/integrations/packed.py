@@ -155,6 +155,7 @@ def magi_prepare_batch(
     ValueError for several sequences, for an attention_mask that hides rows, and by name for what
     could change a result and is not shared out.
     """
+    check_kind("batch", batch, Mapping, "a mapping")
     refuse_lone_process(cp_group)
     refuse_hidden_rows(batch, allows_documents=spec is None)
     given = flat_batch(batch)
@@ -185,6 +186,7 @@ def magi_prepare_packed_cp(
     than packed causal documents. model: a model or config with head counts, or (num_heads_q,
     num_heads_kv, head_dim). ValueError for bounds that do not end with the rows.
     """
+    check_kind("batch", batch, Mapping, "a mapping")
     given = flat_batch(batch, is_packed=True)
     refuse_lone_process(cp_group)
     refuse_hidden_rows(batch, allows_documents=spec is None)
@@ -250,6 +252,7 @@ def magi_prepare_vlm(
     model stays that of "sdpa". NotImplementedError for several ranks, ValueError for several
     sequences.
     """
+    check_kind("batch", batch, Mapping, "a mapping")
     refuse_unused(batch, num_ranks=1)
     ids = batch.get("input_ids")
     if ids is None or ids.dim() != 2 or ids.shape[0] != 1:
@@ -497,6 +500,10 @@ def setup_magi(cfg: Any, device_mesh: Any, *, label: str = "") -> MagiState:
     active one for models of one's own; in a mesh without that axis each process has a group of its
     own. label: of what, in the log. ValueError for no mesh in one of several processes.
     """
+    if not hasattr(cfg, "get"):
+        raise TypeError(
+            f"cfg is a {type(cfg).__name__}; allowed: a mapping, or an object with get()"
+        )
     custom = str(_look_up(cfg, "model.backend.attn")) == "magi"
     if not custom and str(_look_up(cfg, "model.attn_implementation")) != "magi":
         return MagiState()

@@ -11,7 +11,7 @@ import torch
 from magi_attention._native.handles import MaskHandle
 from magi_attention._native.tensors import as_plain
 from magi_attention.common._arguments import MAX_ROWS, check_int
-from magi_attention.masks._mask import Mask, from_intervals, padded_runs
+from magi_attention.masks._mask import Mask, check_mask, from_intervals, padded_runs
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 _STRIP_PAIRS = 1 << 24  # that a mask_mod is asked for at once
@@ -73,6 +73,7 @@ def _packed(parts: list[Mask], rows_q: int, rows_k: int) -> Mask:
 
 def to_matrix(mask: Mask) -> torch.Tensor:
     """bool [rows_q, rows_k]."""
+    check_mask(mask)
     offsets, runs = mask.runs
     rows = torch.repeat_interleave(torch.arange(mask.rows_q, device="cpu"), offsets.diff())
     edges = torch.zeros(mask.rows_q, mask.rows_k + 1, dtype=torch.int8, device="cpu")
@@ -128,6 +129,7 @@ def to_mask_mod(mask: Mask, device: Any = None) -> MaskMod:
     """The mask as FlexAttention's mask_mod: it looks up the intervals of the query's row, in two
     tables [rows_q, most runs of a row] on `device`, torch's default if None.
     """
+    check_mask(mask)
     device = torch.get_default_device() if device is None else device
     runs = padded_runs(mask, mask.rows_k)
     if runs.shape[1] == 0:
@@ -147,6 +149,8 @@ def from_block_mask(block_mask: Any) -> Mask:
     """FlexAttention's BlockMask: whole blocks are taken as they are, its mask_mod is asked for the
     pairs of the others, of each batch and head. ValueError where these differ.
     """
+    if not hasattr(block_mask, "kv_num_blocks"):
+        raise TypeError(f"block_mask is a {type(block_mask).__name__}; allowed: a BlockMask")
     tables = {
         name: _only(name, getattr(block_mask, name))
         for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
@@ -216,6 +220,7 @@ def _rows_of_blocks(mask_mod, of: list, tables, rows, sizes: tuple[int, int, int
 
 def to_block_mask(mask: Mask, block_size: int = 128, device: Any = None) -> Any:
     """The mask as FlexAttention's BlockMask for any batch and heads, without looking at pairs."""
+    check_mask(mask)
     from torch.nn.attention.flex_attention import BlockMask
 
     size = check_int("block_size", block_size, 1)

@@ -234,6 +234,8 @@ def from_packed_seq_params(params: Any, *, causal: bool = True) -> Mask:
     sees nothing and is seen by none. ValueError for bounds that fall or do not begin at 0, for more
     documents on one side than on the other, and where a document is longer than its place.
     """
+    if not hasattr(params, "cu_seqlens_q"):
+        raise TypeError(f"params is a {type(params).__name__}; allowed: PackedSeqParams")
     sides, causal = [], as_bool("causal", causal)
     for name in ("cu_seqlens_q", "cu_seqlens_kv"):
         bounds = _checked_bounds(name, getattr(params, name))

@@ -11,6 +11,7 @@ from magi_attention.common._arguments import MAX_ROWS, as_bool, check_int
 from magi_attention.masks._mask import (
     Mask,
     as_integers,
+    check_mask,
     check_told,
     compact,
     from_rows,
@@ -46,6 +47,7 @@ def to_interval_ends(mask: Mask, num_ends: int | None = None) -> torch.Tensor:
     left. num_ends: odd, default as few as are needed. ValueError that names the first row which
     needs more.
     """
+    check_mask(mask)
     runs = padded_runs(mask, mask.rows_k)
     counts = (runs[..., 0] < mask.rows_k).sum(1)
     has_first = (runs[:, 0, 0] == 0) & (counts > 0) if runs.shape[1] else counts > 0
@@ -129,6 +131,7 @@ def to_flashmask(mask: Mask, *, causal: bool = True, num_bounds: int | None = No
     """The inverse: int32 [1, 1, rows_k, n], n of 1 or 2 (causal), 2 or 4 (not), num_bounds or as
     few as are needed. ValueError that names the first row which needs more.
     """
+    check_mask(mask)
     allowed = (1, 2) if as_bool("causal", causal) else (2, 4)
     if num_bounds is not None and num_bounds not in allowed:
         raise ValueError(f"num_bounds is {num_bounds}; allowed: {allowed[0]}, {allowed[1]}")

@@ -22,6 +22,7 @@ class Mask:
     """
 
     def __init__(self, handle: MaskHandle) -> None:
+        check_kind("handle", handle, MaskHandle, "what functions of magi_attention.masks make")
         self._handle = handle
         self._rows = handle.rows()
         self._runs: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -217,6 +218,11 @@ def _beyond_int32(name: str, value: int) -> str:
     return f"{name} holds {value}, which is beyond int32; allowed: -2^31 to 2^31 - 1"
 
 
+def check_mask(mask: Mask) -> None:
+    """TypeError for what is no Mask."""
+    check_kind("mask", mask, Mask, "a Mask of magi_attention.masks")
+
+
 def first_difference(one: Mask, other: Mask) -> int | None:
     """The first row whose keys differ; None where both show the same."""
     if one.rows_q != other.rows_q:
@@ -268,6 +274,7 @@ def padded_runs(mask: Mask, fill: int) -> torch.Tensor:
 
 def check_square(mask: Mask, form: str) -> int:
     """The rows of a mask of self-attention; ValueError for others."""
+    check_mask(mask)
     if mask.rows_q != mask.rows_k:
         raise ValueError(
             f"mask has {mask.rows_q} queries and {mask.rows_k} keys; allowed with {form}: as many"

@@ -7,6 +7,8 @@ import re
 
 import torch
 
+from magi_attention.common._arguments import check_kind
+
 EPSILON = 1e-8  # keeps quotients finite
 _MISMATCHED = re.compile(r"Mismatched elements: (\d+) / (\d+)")
 
@@ -47,5 +49,7 @@ def assert_close(
 
 def calc_inf_norm(a: torch.Tensor, b: torch.Tensor) -> float:
     """The largest absolute difference of two elements, 0 for none."""
+    for name, tensor in (("a", a), ("b", b)):
+        check_kind(name, tensor, torch.Tensor, "a torch.Tensor")
     difference = (a.float() - b.float()).abs()
     return difference.max().item() if difference.numel() else 0.0

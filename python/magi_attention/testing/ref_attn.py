@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from magi_attention.common._arguments import as_bool
+from magi_attention.common._arguments import as_bool, check_kind
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.functional.utils import safe_lse, safe_softmax
 
@@ -39,6 +39,8 @@ def ref_attn_func(
     out 0 and lse -inf. backend ("sdpa", "torch") and online_softmax name the original's ways of
     computing the same values; there is one here. ValueError for another layout or backend.
     """
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("mask", mask)):
+        check_kind(name, tensor, torch.Tensor, "a torch.Tensor")
     for name, value, allowed in (
         ("layout", layout, ("thd",)),
         ("sink_layout", sink_layout, ("sh", "ssh")),

@@ -10,11 +10,14 @@ from contextlib import contextmanager
 
 import torch
 
+from magi_attention.common._arguments import check_kind
+
 _NUM_SEEDS = 1 << 32
 
 
 def is_fp_dtype_at_least(tensor: torch.Tensor, lowest_precision: torch.dtype) -> bool:
     """Whether elements have as many bits as lowest_precision."""
+    check_kind("tensor", tensor, torch.Tensor, "a torch.Tensor")
     return torch.finfo(tensor.dtype).bits >= torch.finfo(lowest_precision).bits
 
 
@@ -31,6 +34,7 @@ def max_fp_dtype(*dtypes: torch.dtype) -> torch.dtype:
 
 def str2seed(s: str) -> int:
     """A seed that depends on the text alone, 0 to 2^32 - 1."""
+    check_kind("s", s, str, "a str")
     return int.from_bytes(hashlib.sha256(s.encode()).digest(), "big") % _NUM_SEEDS
 
 

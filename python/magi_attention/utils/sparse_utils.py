@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from magi_attention.common._arguments import check_int
+from magi_attention.common._arguments import check_int, check_kind
 
 _MODES = ("per_q_head", "per_kv_head", "shared")
 
@@ -32,6 +32,7 @@ def _check_sizes(**sizes: int) -> None:
 
 
 def _check_axes(name: str, tensor: torch.Tensor, axes: int) -> None:
+    check_kind(name, tensor, torch.Tensor, "a torch.Tensor")
     if tensor.dim() != axes:
         raise ValueError(f"{name} has {tensor.dim()} axes; allowed: {axes}")
 
@@ -95,6 +96,7 @@ def flatten_block_mask_to_kv_shape(mask_kv_4d: torch.Tensor) -> torch.Tensor:
     """bool [1, heads_kv, q_blocks, k_blocks] with heads folded into rows on both sides:
     [heads_kv * q_blocks, heads_kv * k_blocks], False between heads.
     """
+    _check_axes("mask_kv_4d", mask_kv_4d, 4)
     return flatten_block_mask(mask_kv_4d, mask_kv_4d.shape[1], mask_kv_4d.shape[1])
 
 
