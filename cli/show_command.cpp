@@ -99,6 +99,9 @@ Exit run_show(const ShowFlags& flags) {
     const std::string text = read_file("FILE", flags.file);
     if (is_mask_json(text)) {
       mask = mask_from_json(text);
+    } else if (text.find("magi plan") == std::string::npos) {
+      throw invalid("FILE", "neither a mask nor a plan",
+                    "a mask as JSON, see examples/masks, or what magi plan --json prints");
     } else {
       refuse_given(flags.plan_options, "given with a plan's FILE, which has its own", "a mask");
       plan = plan_from_json(text);

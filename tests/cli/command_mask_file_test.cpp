@@ -40,6 +40,11 @@ TEST(CommandMaskFiles, BadOnesAreRefusedByKey) {
             std::string::npos)
       << outcome.err;
   EXPECT_EQ(run_magi("plan --mask -", "", R"({"form": "forest"})").code, 2);
+  for (const char* text : {"{}", "[]", "", R"({"x": 1})"}) {
+    const std::string error = run_magi("show - --text", "", text).err;
+    EXPECT_NE(error.find("FILE is neither a mask nor a plan; allowed: "), std::string::npos)
+        << error;
+  }
 }
 
 }  // namespace

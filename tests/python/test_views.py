@@ -18,7 +18,6 @@ def test_on_one_device(name):
 
 LISTED = (
     "cu_seqlens", "ids", "prefixes", "packed", "ends", "flashmask", "intervals", "tree", "inferred",
-    "AttnMask",
 )  # fmt: skip
 
 
