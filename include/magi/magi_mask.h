@@ -86,6 +86,19 @@ MAGI_API magi_status magi_mask_from_matrix(const uint8_t* matrix, int32_t rows_q
 MAGI_API magi_status magi_mask_from_runs(const int64_t* offsets, int32_t rows_q,
                                          const int32_t* intervals, int64_t num_intervals,
                                          int32_t rows_k, magi_mask** mask);
+/* A field of the form of another program (docs/masks.md): the number of an integer, 0 or 1 of a
+ * flag, the numbers of a list or of all rows of a table, whose row i begins at row_offsets[i] and ends
+ * before row_offsets[i + 1]. */
+typedef struct magi_form_field {
+  const char* name;
+  const int32_t* numbers;
+  int64_t num_numbers;
+  const int64_t* row_offsets; /* NULL for other fields than tables */
+  int64_t num_row_offsets;    /* rows of a table + 1 */
+} magi_form_field;
+/* As magi_mask_from_json of a text with "form" and these keys. */
+MAGI_API magi_status magi_mask_from_form(const char* form, const magi_form_field* fields,
+                                         int64_t num_fields, magi_mask** mask);
 MAGI_API magi_status magi_mask_from_json(const char* text, size_t size_bytes, magi_mask** mask);
 MAGI_API magi_status magi_mask_to_json(const magi_mask* mask, magi_buffer** text);
 

@@ -93,6 +93,15 @@ Mask mask_from_matrix(std::span<const std::uint8_t> matrix, std::int32_t rows_q,
 /// program: {"form": "tree", "parents": [...], "lengths": [...]}; docs/masks.md lists all. Whatever
 /// the text, the only exception is InvalidArgument.
 Mask mask_from_json(std::string_view text);
+/// A field of a form by its name: the number of an integer, 0 or 1 of a flag, the numbers of a list
+/// or of all rows of a table, of which row i is numbers[offsets[i]] to numbers[offsets[i + 1] - 1].
+struct FormField {
+  std::string_view name;
+  std::span<const std::int32_t> numbers;
+  std::span<const std::int64_t> offsets = {};
+};
+/// As mask_from_json of a text with "form" and these keys, whose numbers the caller holds.
+Mask mask_from_form(std::string_view form, std::span<const FormField> fields);
 /// Whether the first key of a JSON text is that of a mask, not of a plan.
 bool is_mask_json(std::string_view text);
 /// The mask as JSON, one slice per line; mask_from_json gives the same mask back.

@@ -105,6 +105,7 @@ Mask of_document_ids(Values values) {
         band_slice(part.rows, part.rows, is_causal ? MaskType::Causal : MaskType::Full));
     before.push_back(part.rows);
   }
+  if (by_id.size() == parts.size()) return mask;  // nothing to be joined
   return compacted(std::move(mask));
 }
 

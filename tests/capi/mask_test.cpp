@@ -90,6 +90,22 @@ TEST(MaskAbi, FlagsOfDocumentsAreZeroOrOne) {
   EXPECT_EQ(refusal(rule), "rule.has_rows_above is -1; allowed: 0 or 1");
 }
 
+TEST(MaskAbi, FieldsOfFormsGiveTheMaskOfTheCppCall) {
+  const std::int32_t samples[] = {7, 8, 7};
+  const std::int64_t offsets[] = {0, 2, 3};
+  magi_form_field field{"samples", samples, 3, offsets, 3};
+  const auto mask =
+      made<magi_mask>([&](auto** m) { return magi_mask_from_form("token_ids", &field, 1, m); });
+  const FormField given[] = {{"samples", samples, offsets}};
+  EXPECT_EQ(mask_of(mask.get()), mask_from_form("token_ids", given));
+  magi_mask* refused = nullptr;
+  field.num_row_offsets = -1;
+  EXPECT_EQ(magi_mask_from_form("token_ids", &field, 1, &refused), MAGI_INVALID_ARGUMENT);
+  field.name = nullptr;
+  EXPECT_EQ(magi_mask_from_form("token_ids", &field, 1, &refused), MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(magi_mask_from_form(nullptr, &field, 0, &refused), MAGI_INVALID_ARGUMENT);
+}
+
 TEST(MaskAbi, OtherFrontEndsGiveTheMasksOfTheCppCalls) {
   const magi_window_mask range{.struct_size = sizeof(range),
                                .q_begin = 2,

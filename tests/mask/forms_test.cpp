@@ -168,6 +168,48 @@ TEST(MaskForms, BooleansAreCellsOfMatricesAlone) {
             "parents[0] is true; allowed: an integer from -1 to 1073741823");
 }
 
+TEST(MaskForms, FieldsGiveTheMaskOfTheText) {
+  const Numbers causal{0}, columns{2, 4, 1, 3, 3, 3}, samples{7, 8, 7}, rows{5};
+  const std::vector<std::int64_t> pairs{0, 2, 4, 6}, uneven{0, 2, 3};
+  const FormField flash[] = {
+      {"startend_row_indices", columns, pairs}, {"causal", causal}, {"rows_q", rows}};
+  EXPECT_EQ(mask_from_form("flashmask", flash), mask_from_json(R"({"form": "flashmask",
+      "startend_row_indices": [[2, 4], [1, 3], [3, 3]], "causal": false, "rows_q": 5})"));
+  const FormField trie[] = {{"samples", samples, uneven}};
+  EXPECT_EQ(mask_from_form("token_ids", trie),
+            mask_from_json(R"({"form": "token_ids", "samples": [[7, 8], [7]]})"));
+}
+
+TEST(MaskForms, WrongFieldsAreNamed) {
+  const auto refusal = [](std::string_view form, std::vector<FormField> fields) -> std::string {
+    try {
+      mask_from_form(form, fields);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  const Numbers one{1}, two{1, -2};
+  const std::vector<std::int64_t> rows{0, 1, 2}, falling{0, 2, 1, 2}, beyond{0, 3};
+  EXPECT_EQ(refusal("circle", {}).substr(0, 36), "form is circle; allowed: block_mask,");
+  EXPECT_EQ(refusal("tree", {{"roots", one}}),
+            "field of the form is roots; allowed: parents, lengths");
+  EXPECT_EQ(refusal("tree", {{"parents", one}, {"parents", one}}),
+            "field parents is repeated; allowed: once");
+  EXPECT_EQ(refusal("tree", {{"parents", one}}), "field lengths is missing; allowed: a value");
+  EXPECT_EQ(refusal("tree", {{"parents", two}}), "parents[1] is -2; allowed: -1 to 1073741823");
+  EXPECT_EQ(refusal("window", {{"rows", two}}),
+            "number of entries of rows is 2; allowed: 1, a value");
+  EXPECT_EQ(refusal("document_ids", {{"causal", two}}),
+            "number of entries of causal is 2; allowed: 1, a value");
+  EXPECT_EQ(refusal("interval_ends", {{"ends", two, rows}}),
+            "ends[1][0] is -2; allowed: 0 to 1073741823");
+  for (const auto& offsets : {falling, beyond, std::vector<std::int64_t>{}}) {
+    EXPECT_EQ(refusal("interval_ends", {{"ends", two, offsets}}).substr(0, 16), "offsets of ends ");
+  }
+  EXPECT_EQ(refusal("tree", {{"parents", one, beyond}}).substr(0, 19), "offsets of parents ");
+}
+
 TEST(MaskForms, WrongFormsAreNamed) {
   EXPECT_EQ(message_of(R"({"form": "trees"})"),
             "form is \"trees\"; allowed: block_mask, cu_seqlens, document_ids, flashmask, "

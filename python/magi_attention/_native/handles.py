@@ -130,16 +130,28 @@ class MaskHandle(Handle):
         return MaskHandle(made(lib.magi_mask_from_cu_seqlens, *sides, rule.address))
 
     @staticmethod
-    def from_prefix_lm(cu_seqlens: torch.Tensor, prefix_lengths: torch.Tensor) -> MaskHandle:
-        """From int32 [documents + 1] and [documents] in host memory."""
-        bounds = _memory("cu_seqlens", cu_seqlens), len(cu_seqlens)
-        prefixes = _memory("prefix_lengths", prefix_lengths)
-        return MaskHandle(made(lib.magi_mask_prefix_lm, *bounds, prefixes))
+    def from_form(form: str, **fields: torch.Tensor | int | None) -> MaskHandle:
+        """From the fields of a form of docs/masks.md: ints, bools, and int32 tensors in host memory
+        of one axis or, for tables, of two. None is left out.
+        """
+        import torch
 
-    @staticmethod
-    def from_tree(nodes: torch.Tensor) -> MaskHandle:
-        """From int32 [nodes, 2] in host memory: parent (-1: root) and rows."""
-        return MaskHandle(made(lib.magi_mask_prefix_tree, _memory("nodes", nodes), len(nodes)))
+        given, kept = [], []
+        for name, value in fields.items():
+            if value is None:
+                continue
+            if isinstance(value, int):
+                value = torch.tensor([value], dtype=torch.int32, device="cpu")
+            field = structs.FormField(name.encode(), _memory(name, value), value.numel())
+            if value.dim() == 2:
+                offsets = torch.arange(len(value) + 1, device="cpu") * value.shape[1]
+                field.row_offsets, field.num_row_offsets = offsets.data_ptr(), len(offsets)
+                kept.append(offsets)
+            given.append(field)
+            kept.append(value)
+        table = (structs.FormField * len(given))(*given)
+        arguments = form.encode(), ctypes.addressof(table), len(given)
+        return MaskHandle(made(lib.magi_mask_from_form, *arguments))
 
     @staticmethod
     def from_bands(bands: torch.Tensor, rows_q: int, rows_k: int) -> MaskHandle:

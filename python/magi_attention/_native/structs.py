@@ -64,6 +64,16 @@ class DocumentRule(Sized):
     ]
 
 
+class FormField(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("numbers", c_void_p),
+        ("num_numbers", c_int64),
+        ("row_offsets", c_void_p),
+        ("num_row_offsets", c_int64),
+    ]
+
+
 class WindowMask(Sized):
     _fields_ = [
         ("struct_size", c_size_t),

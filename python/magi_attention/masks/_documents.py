@@ -20,7 +20,6 @@ from magi_attention.masks._mask import (
     Mask,
     check_square,
     check_told,
-    compact,
     padded_runs,
     to_ints,
 )
@@ -117,50 +116,8 @@ def from_document_ids(
     causal = as_bool("causal", causal)
     if padding_id is not None:
         check_int("padding_id", padding_id, -1 << 31, (1 << 31) - 1)
-    kinds, counts = torch.unique_consecutive(ids, return_counts=True)
-    bounds = _sum_of(counts)
-    has_padding = padding_id is not None and bool((kinds == padding_id).any())
-    if not has_padding and len(kinds) == len(torch.unique(kinds)):
-        return from_cu_seqlens(bounds, causal=causal)
-    lie_in = torch.stack((bounds[:-1], bounds[1:]), 1)
-    if has_padding:
-        lie_in, kinds = lie_in[kinds != padding_id], kinds[kinds != padding_id]
-    seen_by, seen = _pairs_of_parts(kinds, causal)
-    queries, keys = lie_in[seen_by], lie_in[seen]
-    low = torch.full_like(queries[:, :1], -_INFINITY)
-    high = torch.full_like(low, _INFINITY)
-    if causal:
-        high[seen_by == seen] = 0
-    mask = Mask(MaskHandle.from_bands(torch.cat((queries, keys, low, high), 1), len(ids), len(ids)))
-    # Only parts of one row are joined: not worth going through all runs of long ones.
-    num_runs = int((queries[:, 1] - queries[:, 0]).sum())
-    return compact(mask) if num_runs <= _MAX_SLICES else mask
-
-
-def _pairs_of_parts(kinds: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 [pairs] each: the parts, by their places in kinds, that see one another; causal: the
-    ones before themselves and themselves. ValueError for more than _MAX_SLICES.
-    """
-    order = torch.argsort(kinds, stable=True)
-    part = torch.arange(len(kinds), device="cpu")
-    place = torch.empty_like(order)
-    place[order] = part
-    numbers = torch.unique_consecutive(kinds[order], return_counts=True)[1]
-    first = torch.repeat_interleave(numbers.cumsum(0) - numbers, numbers)[place]
-    counts = place - first + 1 if causal else torch.repeat_interleave(numbers, numbers)[place]
-    total = int(counts.sum())
-    if total > _MAX_SLICES:
-        raise ValueError(
-            f"document_ids has ids in so many parts that they take {total} slices; allowed: at "
-            f"most {_MAX_SLICES}"
-        )
-    seen_by = torch.repeat_interleave(part, counts)
-    skipped = first - (counts.cumsum(0) - counts)
-    return seen_by, order[torch.arange(total, device="cpu") + skipped[seen_by]]
-
-
-_INFINITY = 1 << 30
-_MAX_SLICES = 1 << 24  # 400 MB of them
+    fields = {"document_ids": ids, "causal": causal, "padding_id": padding_id}
+    return Mask(MaskHandle.from_form("document_ids", **fields))
 
 
 def to_document_ids(mask: Mask, *, causal: bool = True) -> torch.Tensor:
@@ -203,12 +160,8 @@ def from_prefix_lm(cu_seqlens: Bounds, prefix_lengths: Bounds) -> Mask:
     """
     bounds = _to_bounds("cu_seqlens", cu_seqlens)
     prefixes = to_ints("prefix_lengths", prefix_lengths, 1)
-    if len(prefixes) != len(bounds) - 1:
-        raise ValueError(
-            f"prefix_lengths has {len(prefixes)} entries; allowed: {len(bounds) - 1}, one for each "
-            "document"
-        )
-    return Mask(MaskHandle.from_prefix_lm(bounds, prefixes))
+    fields = {"cu_seqlens": bounds, "prefix_lengths": prefixes}
+    return Mask(MaskHandle.from_form("prefix_lm", **fields))
 
 
 def to_prefix_lm(mask: Mask) -> tuple[torch.Tensor, torch.Tensor]:
@@ -236,40 +189,12 @@ def from_packed_seq_params(params: Any, *, causal: bool = True) -> Mask:
     """
     if not hasattr(params, "cu_seqlens_q"):
         raise TypeError(f"params is a {type(params).__name__}; allowed: PackedSeqParams")
-    sides, causal = [], as_bool("causal", causal)
+    fields: dict[str, Any] = {"causal": as_bool("causal", causal)}
     for name in ("cu_seqlens_q", "cu_seqlens_kv"):
-        bounds = _checked_bounds(name, getattr(params, name))
+        fields[name] = _to_bounds(name, getattr(params, name))
         padded = getattr(params, name + "_padded", None)
-        padded = bounds if padded is None else _checked_bounds(name + "_padded", padded)
-        if len(padded) != len(bounds):
-            raise ValueError(
-                f"{name}_padded has {len(padded)} entries; allowed: {len(bounds)}, as {name}"
-            )
-        begins, ends = padded[:-1], padded[:-1] + bounds.diff()
-        too_long = (ends > padded[1:]).nonzero()
-        if len(too_long):
-            raise ValueError(
-                f"{name} gives document {int(too_long[0])} more rows than {name}_padded; allowed: "
-                "at most as many"
-            )
-        sides.append((begins, ends, int(padded[-1])))
-    (q0, q1, rows_q), (k0, k1, rows_k) = sides
-    if len(k0) != len(q0):
-        raise ValueError(
-            f"cu_seqlens_kv has {len(k0) + 1} entries; allowed: {len(q0) + 1}, as cu_seqlens_q"
-        )
-    low = torch.full_like(q0, -_INFINITY)
-    high = k1 - q1 if causal else torch.full_like(q0, _INFINITY)
-    bands = torch.stack((q0, q1, k0, k1, low, high), 1)[(q0 < q1) & (k0 < k1)].contiguous()
-    return Mask(MaskHandle.from_bands(bands, rows_q, rows_k))
-
-
-def _checked_bounds(name: str, value: Bounds) -> torch.Tensor:
-    """int32 [documents + 1]; ValueError, by name, for what from_cu_seqlens refuses."""
-    bounds = _to_bounds(name, value)
-    with naming(cu_seqlens_q=name):
-        MaskHandle.from_documents(bounds, bounds, (-1, -1))
-    return bounds
+        fields[name + "_padded"] = None if padded is None else _to_bounds(name + "_padded", padded)
+    return Mask(MaskHandle.from_form("packed_seq_params", **fields))
 
 
 def to_packed_seq_params(mask: Mask, *, causal: bool = True) -> dict[str, Any]:

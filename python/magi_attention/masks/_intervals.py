@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
+from magi_attention._native.handles import MaskHandle
 from magi_attention.common._arguments import MAX_ROWS, as_bool, check_int
 from magi_attention.masks._mask import (
     Mask,
     as_integers,
     check_mask,
     check_told,
-    compact,
-    from_rows,
     keys_in_words,
     padded_runs,
     to_ints,
@@ -28,18 +27,8 @@ def from_interval_ends(ends: Any, rows_k: int) -> Mask:
     keys.
     """
     ends = _one_of_axes("ends", ends, 2)
-    if len(ends) % 2 == 0:
-        raise ValueError(f"ends has {len(ends)} numbers for each row; allowed: an odd number")
     rows_k = check_int("rows_k", rows_k, 0, MAX_ROWS)
-    outside = ((ends < 0) | (ends > rows_k)).any(0).nonzero()
-    if len(outside):
-        row = int(outside[0])
-        raise ValueError(
-            f"ends of row {row} are {ends[:, row].tolist()}; allowed: 0 to {rows_k}, the keys"
-        )
-    first = torch.zeros_like(ends[:1])
-    pairs = torch.cat((first, ends)).view((len(ends) + 1) // 2, 2, ends.shape[1])
-    return from_rows(pairs.permute(2, 0, 1), rows_k)
+    return Mask(MaskHandle.from_form("interval_ends", ends=ends, rows_k=rows_k))
 
 
 def to_interval_ends(mask: Mask, num_ends: int | None = None) -> torch.Tensor:
@@ -84,47 +73,11 @@ def from_flashmask(
     causal, n 2: from [0] on, and before [1]; n 4: [0] to [1], and [2] to [3]. Ends are exclusive,
     reversed intervals empty. rows_q: default rows_k.
     """
-    causal = as_bool("causal", causal)
+    fields = {"causal": as_bool("causal", causal), "rows_q": rows_q}
+    if rows_q is not None:
+        check_int("rows_q", rows_q, 0, MAX_ROWS)
     indices = _one_of_axes("startend_row_indices", startend_row_indices, 2)
-    rows_k, count = indices.shape
-    if count not in ((1, 2) if causal else (2, 4)):
-        allowed = "1 or 2" if causal else "2 or 4"
-        raise ValueError(
-            f"startend_row_indices has {count} numbers for each key; allowed: {allowed} with "
-            f"causal={causal}"
-        )
-    rows = rows_k if rows_q is None else check_int("rows_q", rows_q, 0, MAX_ROWS)
-    outside = ((indices < 0) | (indices > rows)).any(1).nonzero()
-    if len(outside):
-        key = int(outside[0])
-        raise ValueError(
-            f"startend_row_indices of key {key} are {indices[key].tolist()}; allowed: 0 to {rows}, "
-            "the rows"
-        )
-    column = indices.T
-    last = torch.full((rows_k,), rows, dtype=torch.int32, device="cpu")
-    first = torch.zeros_like(last)
-    if causal:
-        hidden = [(first, torch.arange(rows_k, dtype=torch.int32, device="cpu"))]
-        hidden.append((column[0], last if count == 1 else column[1]))
-    elif count == 2:
-        hidden = [(column[0], last), (first, column[1])]
-    else:
-        hidden = [(column[0], column[1]), (column[2], column[3])]
-    return compact(from_rows(_gaps(hidden, rows), rows).transposed())
-
-
-def _gaps(hidden: list[tuple[torch.Tensor, torch.Tensor]], rows: int) -> torch.Tensor:
-    """What intervals of [0, rows) leave open in each column: [columns, gaps, 2]."""
-    begins = torch.stack([begin for begin, _ in hidden], 1).clamp(0, rows)
-    ends = torch.stack([end for _, end in hidden], 1).clamp(0, rows)
-    begins = torch.where(ends > begins, begins, rows)  # an empty one hides nothing
-    ends = torch.maximum(begins, ends)
-    begins, order = begins.sort(1)
-    reached = ends.gather(1, order).cummax(1).values
-    lows = torch.nn.functional.pad(reached, (1, 0), value=0)
-    highs = torch.nn.functional.pad(begins, (0, 1), value=rows)
-    return torch.stack((lows, highs), -1)
+    return Mask(MaskHandle.from_form("flashmask", startend_row_indices=indices, **fields))
 
 
 def to_flashmask(mask: Mask, *, causal: bool = True, num_bounds: int | None = None) -> torch.Tensor:

@@ -168,17 +168,6 @@ def from_intervals(offsets: torch.Tensor, intervals: torch.Tensor, rows_k: int) 
     return Mask(MaskHandle.from_runs(offsets.contiguous(), intervals, rows_k))
 
 
-def from_rows(intervals: torch.Tensor, rows_k: int) -> Mask:
-    """From int [rows_q, n, 2], n intervals for each row; reversed ones are empty."""
-    count = intervals.shape[1]
-    begins = intervals[..., 0]
-    ordered = torch.stack((begins, torch.maximum(begins, intervals[..., 1])), -1).int()
-    offsets = torch.arange(0, (len(intervals) + 1) * count, max(count, 1), device="cpu")
-    if count == 0:
-        offsets = torch.zeros(len(intervals) + 1, dtype=torch.int64, device="cpu")
-    return from_intervals(offsets, ordered.view(-1, 2), rows_k)
-
-
 def to_ints(name: str, value: Any, num_axes: int) -> torch.Tensor:
     """value as an int32 tensor in host memory with that many axes; TypeError and ValueError else,
     also for values beyond int32.

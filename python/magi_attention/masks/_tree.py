@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +10,7 @@ from typing import Any
 import torch
 
 from magi_attention._native.handles import MaskHandle
-from magi_attention.masks._mask import Mask, check_square, check_told, compact, padded_runs, to_ints
-
-# How the library names what is wrong with a node, and the arguments that hold it.
-_FIELD = re.compile(r"^nodes\[(\d+)\]\.(parent|rows)\b")
-_ARGUMENTS = {"parent": "parents", "rows": "lengths"}
+from magi_attention.masks._mask import Mask, check_square, check_told, padded_runs, to_ints
 
 
 def from_tree(parents: Any, lengths: Any) -> Mask:
@@ -24,18 +19,7 @@ def from_tree(parents: Any, lengths: Any) -> Mask:
     that are not.
     """
     parents, lengths = to_ints("parents", parents, 1), to_ints("lengths", lengths, 1)
-    if len(parents) != len(lengths):
-        raise ValueError(f"lengths has {len(lengths)} entries; allowed: {len(parents)}, as parents")
-    nodes = torch.stack((parents, lengths), 1).contiguous()
-    try:
-        handle = MaskHandle.from_tree(nodes)
-    except ValueError as error:
-        raise ValueError(_FIELD.sub(_argument_of, str(error))) from None
-    return compact(Mask(handle))
-
-
-def _argument_of(field: re.Match) -> str:
-    return f"{_ARGUMENTS[field[2]]}[{field[1]}]"
+    return Mask(MaskHandle.from_form("tree", parents=parents, lengths=lengths))
 
 
 def to_tree(mask: Mask) -> tuple[torch.Tensor, torch.Tensor]:
