@@ -8,7 +8,7 @@ import view_cases
 from magi_attention import masks
 
 ATTENTION = view_cases.attention("cpu", torch.float64, "cpu")
-BUILDERS = view_cases.builders()
+BUILDERS = view_cases.builders() | view_cases.block_tables()
 
 
 @pytest.mark.parametrize("name", [*ATTENTION, *BUILDERS])

@@ -118,6 +118,10 @@ def flat(result) -> list[torch.Tensor]:
     return []
 
 
+def lists(function: Callable, **options) -> Callable:
+    return lambda **given: function(**given, deterministic=True, **options)
+
+
 def attention(device: str, dtype: torch.dtype, place: str) -> Table:
     """Functions of attention on one device; place: the device of ranges."""
     generator = torch.Generator().manual_seed(0)
@@ -143,9 +147,6 @@ def attention(device: str, dtype: torch.dtype, place: str) -> Table:
             return flex(**given, sink_layout=layout, deterministic=True)
 
         return call, {**qkv, **ranges, "sink": sink.to(wide)}
-
-    def lists(function, **options):
-        return lambda **given: function(**given, deterministic=True, **options)
 
     table = {
         "sink of all rows": of_sink(random(2, HEADS[0]), "sh"),
@@ -183,21 +184,15 @@ def attention(device: str, dtype: torch.dtype, place: str) -> Table:
 
 
 def builders() -> Table:
-    """Masks, and tables of them, in host memory."""
+    """Masks in host memory."""
     generator = torch.Generator().manual_seed(0)
     bounds, ids = torch.tensor([0, 5, 9, 9, 20]), torch.tensor([1, 1, 0, 0, 2, 2, 1, 1])
     visible = torch.rand(6, 7, generator=generator) < 0.5
-    lists = torch.randint(-1, NUM, (HEADS[1], NUM, 3), generator=generator, dtype=torch.int32)
-    blocks = torch.rand(1, HEADS[1], NUM, NUM, generator=generator) < 0.5
-    rows = torch.full((HEADS[1], NUM), BLOCK)
-    parts = torch.rand(2, 6, 4, 3, generator=generator)
-    state = dict(zip(("out1", "out2"), parts)) | dict(zip(("lse1", "lse2"), parts[..., 0]))
 
     def padded(**given):
         return masks.from_packed_seq_params(SimpleNamespace(**given))
 
     named = [f"cu_seqlens_{s}{p}" for s in ("q", "kv") for p in ("", "_padded")]
-    square = (ROWS, ROWS, BLOCK, BLOCK, HEADS[0])
     return {
         "cu_seqlens": (masks.from_cu_seqlens, {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}),
         "ids": (masks.from_document_ids, {"document_ids": ids}),
@@ -228,6 +223,20 @@ def builders() -> Table:
         "inferred": (
             api.infer_attn_mask_from_cu_seqlens, {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds},
         ),
+    }  # fmt: skip
+
+
+def block_tables() -> Table:
+    """Ranges and dense masks of blocks and lists of blocks, and partial results."""
+    generator = torch.Generator().manual_seed(0)
+    visible = torch.rand(6, 7, generator=generator) < 0.5
+    lists = torch.randint(-1, NUM, (HEADS[1], NUM, 3), generator=generator, dtype=torch.int32)
+    blocks = torch.rand(1, HEADS[1], NUM, NUM, generator=generator) < 0.5
+    rows = torch.full((HEADS[1], NUM), BLOCK)
+    parts = torch.rand(2, 6, 4, 3, generator=generator)
+    state = dict(zip(("out1", "out2"), parts)) | dict(zip(("lse1", "lse2"), parts[..., 0]))
+    square = (ROWS, ROWS, BLOCK, BLOCK, HEADS[0])
+    return {
         "topk": (
             lambda lists: sparse_utils.generate_ranges_from_topk_indices(lists, 8, 8, NUM),
             {"lists": lists},
