@@ -47,7 +47,10 @@ void prepare_rows(BackwardCall<Real>& call) {
       load_row(args.out, token, head, dim, w.out.data());
       load_row(args.dout, token, head, dim, w.dout.data());
       Real delta = 0;
-      for (std::size_t d = 0; d < w.out.size(); ++d) delta += w.out[d] * w.dout[d];
+      for (std::size_t d = 0; d < w.out.size(); ++d) {
+        // Zeros are those of a row without keys, whose dout may be NaN.
+        if (w.out[d] != 0) delta += w.out[d] * w.dout[d];
+      }
       if (!args.dlse.empty()) delta -= element<Real>(args.dlse, token, head);
       const Real lse = element<Real>(args.lse, token, head);
       const auto at = static_cast<std::size_t>(head * call.padded_rows + token);

@@ -122,6 +122,16 @@ TEST(CpuInvariance, NanInRowsOutOfSightDoesNotLeak) {
   }
 }
 
+/// With sinks a row without keys has a finite lse, and a share in dsink.
+TEST(CpuInvariance, NanInDoutOfARowWithoutKeysDoesNotLeakIntoSinks) {
+  AttentionCase test = small_case(9, DType::Float32, {30, 30, {{10, 20, 0, 30}}});
+  test.dense.num_sinks = 1;
+  test.dense.sink.assign(4, 0.5);
+  const Everything clean = run_all(test);
+  spoil_rows(test.dout, 30, 20, 30);
+  run_all(test).expect_same_bits(clean);
+}
+
 /// Causal: a NaN in the last key reaches the last query only, one in the first query the first key
 /// only, although all share their blocks and strips.
 TEST(CpuInvariance, NanBeyondTheDiagonalDoesNotLeak) {
