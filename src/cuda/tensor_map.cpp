@@ -27,6 +27,34 @@ std::int64_t stride_bytes(const TensorView& tensor, std::size_t axis) {
   return tensor.stride[axis] * static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
 }
 
+cuuint64_t size_of(const TensorView& tensor, std::size_t axis) {
+  return static_cast<cuuint64_t>(tensor.shape[axis]);
+}
+
+cuuint64_t stride_of(const TensorView& tensor, std::size_t axis) {
+  return static_cast<cuuint64_t>(stride_bytes(tensor, axis));
+}
+
+template <std::size_t kRank>
+CUtensorMap encode(const TensorView& tensor, const std::array<cuuint64_t, kRank>& shape,
+                   const std::array<cuuint64_t, kRank - 1>& strides,
+                   const std::array<cuuint32_t, kRank>& box) {
+  const CUtensorMapDataType type = tensor.dtype == DType::BFloat16
+                                       ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  std::array<cuuint32_t, kRank> steps;
+  steps.fill(1);
+  CUtensorMap map{};
+  const CUresult status =
+      encode_tiled()(&map, type, kRank, tensor.data, shape.data(), strides.data(), box.data(),
+                     steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS) {
+    throw CudaError("cuTensorMapEncodeTiled refused a tensor", static_cast<int>(status));
+  }
+  return map;
+}
+
 }  // namespace
 
 void check_copyable(std::string_view name, const TensorView& tensor) {
@@ -48,27 +76,18 @@ void check_copyable(std::string_view name, const TensorView& tensor) {
 }
 
 CUtensorMap make_tensor_map(const TensorView& tensor, TensorBox box) {
-  const CUtensorMapDataType type = tensor.dtype == DType::BFloat16
-                                       ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  const std::array<cuuint64_t, 3> shape = {static_cast<cuuint64_t>(tensor.shape[2]),
-                                           static_cast<cuuint64_t>(tensor.shape[1]),
-                                           static_cast<cuuint64_t>(tensor.shape[0])};
-  const std::array<cuuint64_t, 2> strides = {static_cast<cuuint64_t>(stride_bytes(tensor, 1)),
-                                             static_cast<cuuint64_t>(stride_bytes(tensor, 0))};
-  const std::array<cuuint32_t, 3> extent = {static_cast<cuuint32_t>(kPanelDim),
-                                            static_cast<cuuint32_t>(box.heads),
-                                            static_cast<cuuint32_t>(box.tokens)};
-  const std::array<cuuint32_t, 3> steps = {1, 1, 1};
-  CUtensorMap map{};
-  const CUresult status =
-      encode_tiled()(&map, type, 3, tensor.data, shape.data(), strides.data(), extent.data(),
-                     steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) {
-    throw CudaError("cuTensorMapEncodeTiled refused a tensor", static_cast<int>(status));
-  }
-  return map;
+  return encode<3>(tensor, {size_of(tensor, 2), size_of(tensor, 1), size_of(tensor, 0)},
+                   {stride_of(tensor, 1), stride_of(tensor, 0)},
+                   {static_cast<cuuint32_t>(kPanelDim), static_cast<cuuint32_t>(box.heads),
+                    static_cast<cuuint32_t>(box.tokens)});
+}
+
+CUtensorMap make_window_map(const TensorView& tensor, std::int32_t rows) {
+  return encode<4>(
+      tensor,
+      {size_of(tensor, 2), size_of(tensor, 1), static_cast<cuuint64_t>(rows), size_of(tensor, 0)},
+      {stride_of(tensor, 1), stride_of(tensor, 0), stride_of(tensor, 0)},
+      {static_cast<cuuint32_t>(kPanelDim), 1, static_cast<cuuint32_t>(rows), 1});
 }
 
 }  // namespace magi

@@ -28,4 +28,9 @@ void check_copyable(std::string_view name, const TensorView& tensor);
 /// give zeros.
 CUtensorMap make_tensor_map(const TensorView& tensor, TensorBox box);
 
+/// Likewise of the windows of `rows` tokens that begin at each token, all of one head: a box of as
+/// many rows that hangs over its window has zeros there, whatever the tensor has. What lies inside
+/// of the window must lie inside of the tensor.
+CUtensorMap make_window_map(const TensorView& tensor, std::int32_t rows);
+
 }  // namespace magi

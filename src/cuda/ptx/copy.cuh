@@ -64,6 +64,26 @@ __device__ __forceinline__ void load_box(void* destination, const CUtensorMap& m
       : "memory");
 }
 
+/// Coordinates of a box in a tensor's windows (make_window_map): its row 0 is row `row` of the
+/// window that begins at `token`.
+struct WindowOrigin {
+  int dim;
+  int head;
+  int row;
+  int token;
+};
+
+__device__ __forceinline__ void load_window(void* destination, const CUtensorMap& map,
+                                            WindowOrigin box, Mbarrier& barrier,
+                                            CachePolicy policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(destination)),
+      "l"(&map), "r"(box.dim), "r"(box.head), "r"(box.row), "r"(box.token),
+      "r"(shared_address(&barrier)), "l"(policy)
+      : "memory");
+}
+
 __device__ __forceinline__ void store_box(const CUtensorMap& map, BoxOrigin box,
                                           const void* source) {
   asm volatile(

@@ -25,16 +25,23 @@ void set_keys(ForwardParams& params, const ForwardArgs& args, const ListOnDevice
   const auto map_of = [&](const TensorView& keys) {
     return make_tensor_map(keys.shape[0] > 0 ? keys : args.q, box);
   };
+  const auto window_of = [&](const TensorView& keys) {
+    return make_window_map(keys.shape[0] > 0 ? keys : args.q, box.tokens / 2);
+  };
   if (parts.own_k.data == nullptr) {
     params.k = map_of(args.k);
     params.v = map_of(args.v);
+    params.v_window = window_of(args.v);
     return;
   }
   params.own_rows = to_int(parts.own_k.shape[0]);
   params.own_k = map_of(parts.own_k);
   params.own_v = map_of(parts.own_v);
+  params.own_v_window = window_of(parts.own_v);
+  const TensorView others = args.v.slice(0, params.own_rows, args.v.shape[0]);
   params.k = map_of(args.k.slice(0, params.own_rows, args.k.shape[0]));
-  params.v = map_of(args.v.slice(0, params.own_rows, args.v.shape[0]));
+  params.v = map_of(others);
+  params.v_window = window_of(others);
 }
 
 void set_tensors(ForwardParams& params, const ForwardArgs& args, const ForwardList& list,

@@ -48,6 +48,7 @@ __device__ __forceinline__ void run_roles(const ForwardParams& params, const Spa
     ptx::prefetch_tensor_map(params.q);
     ptx::prefetch_tensor_map(params.k);
     ptx::prefetch_tensor_map(params.v);
+    ptx::prefetch_tensor_map(params.v_window);
     constexpr int kArrivals = 4 * kC.consumers * ptx::kArrivalsPerWarp;
     for (auto& ring : shared.q_rings) ring.init(kArrivals / kC.q_parts());
     shared.kv_ring.init(kArrivals);

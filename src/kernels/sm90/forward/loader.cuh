@@ -9,7 +9,9 @@
 namespace magi::sm90 {
 
 /// The one thread that loads what the messages name, in the order in which the consumers use it: an
-/// item's Q, and through one ring K of each tile, followed by V of the tile before it.
+/// item's Q, and through one ring K of each tile, followed by V of the tile before it. Keys of a
+/// tile that its run does not have weigh 0, but what stands there may be NaN: their V is loaded as
+/// zeros.
 template <ForwardConfig kC>
 class Loader {
  public:
@@ -40,13 +42,17 @@ class Loader {
     const int kv_head = message.head_begin / params_.heads_per_kv;
     // A run has own keys or others. Rows in front of the first one of either are loaded as zeros.
     is_own_ = message.k_end <= params_.own_rows;
-    std::int32_t key = message.k_end - (is_own_ ? 0 : params_.own_rows);
+    const std::int32_t rows_before = is_own_ ? 0 : params_.own_rows;
+    const std::int32_t first_key = message.k0 - rows_before;
+    std::int32_t key = message.k_end - rows_before;
     for (std::int32_t i = message.num_tiles; i > 0; --i) {
       key -= kC.keys;
-      load_keys(key, kv_head);
+      load_keys(key, {max(first_key - key, 0), kC.keys}, kv_head);
       if (is_first && is_q_later && i == message.num_tiles) load_queries(message);
     }
-    if ((message.flags & kShortTile) != 0) load_keys(key - kC.trimmed_keys, kv_head);
+    if ((message.flags & kShortTile) == 0) return;
+    key -= kC.trimmed_keys;
+    load_keys(key, {max(first_key - key, 0), kC.trimmed_keys}, kv_head);
   }
 
   __device__ __forceinline__ void load_queries(const RunMessage& message) {
@@ -73,12 +79,14 @@ class Loader {
     }
   }
 
-  /// Fills a pair of stages: K of a tile, and V of the one before or nothing.
-  __device__ __forceinline__ void load_keys(std::int32_t key, int kv_head) {
+  /// Fills a pair of stages: K of a tile, and V of the one before or nothing. `rows`: those of the
+  /// tile that are the run's.
+  __device__ __forceinline__ void load_keys(std::int32_t key, Range rows, int kv_head) {
     load_tile<kC.dim_qk>(is_own_ ? params_.own_k : params_.k, kC.k_offset(tiles_.stage()), key,
                          kv_head);
     load_values();
     value_key_ = key;
+    value_rows_ = rows;
     is_value_own_ = is_own_;
     value_head_ = kv_head;
     has_value_ = true;
@@ -93,9 +101,36 @@ class Loader {
 
   __device__ __forceinline__ void load_values() {
     if (!has_value_) return skip_tile();
+    has_value_ = false;
+    if (value_rows_.begin > 0 || value_rows_.end < kC.keys) return load_part();
     load_tile<kC.dim_v>(is_value_own_ ? params_.own_v : params_.v, kC.v_offset(tiles_.stage()),
                         value_key_, value_head_);
-    has_value_ = false;
+  }
+
+  /// V of a tile of which the run has some keys.
+  __device__ __forceinline__ void load_part() {
+    constexpr int kHalf = kC.keys / 2;
+    static_assert(kHalf % 8 == 0 && kC.trimmed_keys % kHalf == 0);
+    const CUtensorMap& map = is_value_own_ ? params_.own_v_window : params_.v_window;
+    ptx::Mbarrier& full = shared_.kv_ring.full.at(tiles_);
+    std::uint8_t* rows = shared_.kv + kC.v_offset(tiles_.stage());
+    shared_.kv_ring.wait_empty(tiles_);
+    ptx::mbarrier_arrive_expect(full, kC.v_bytes());
+#pragma unroll 1
+    for (int half = 0; half < kC.keys; half += kHalf) {
+      // As many rows of the half hang over the front of its window.
+      int over = min(max(value_rows_.begin - half, 0), kHalf);
+      if (half >= value_rows_.end) over = kHalf;
+#pragma unroll
+      for (int panel = 0; panel < kC.dim_v / tile::kPanelElements; ++panel) {
+        ptx::load_window(
+            rows + panel * kC.keys * tile::kPanelRowBytes, map,
+            {panel * tile::kPanelElements, value_head_, -over, value_key_ + half + over}, full,
+            ptx::cache_evict_last());
+      }
+      rows += kHalf * tile::kPanelRowBytes;
+    }
+    tiles_.advance();
   }
 
   /// Hands on a stage as it is.
@@ -127,6 +162,7 @@ class Loader {
   bool is_own_ = false;  ///< the keys of the run under way
   bool is_value_own_ = false;
   std::int32_t value_key_ = 0;  ///< first key of the tile whose V is still to be loaded
+  Range value_rows_;            ///< of them the run's
   std::int32_t value_head_ = 0;
   bool has_value_ = false;
 };

@@ -71,6 +71,9 @@ struct ForwardParams {
   CUtensorMap own_k;
   CUtensorMap own_v;
   std::int32_t own_rows = 0;
+  /// V, and V of own keys, in windows of half a tile: for tiles that hold keys beside the run's.
+  CUtensorMap v_window;
+  CUtensorMap own_v_window;
 };
 
 }  // namespace magi::sm90
