@@ -10,12 +10,9 @@
 
 // Attention on GPUs of compute capability 9.0 (H100, H200). Inputs are bfloat16 or float16, head
 // dims multiples of 8 up to 256. The last dimension of q, k, v, out and their gradients is
-// contiguous, their other strides are multiples of 16 bytes; other tensors are refused. Keys and
-// values must be finite inside the key range of every slice and in the 255 rows before it, whoever
-// sees them: a row's zero weight would make NaN of an infinity. Elsewhere they may hold anything.
-// For the backward they must also be finite up to 127 keys before and after visible ones, and so
-// must rows of q and dout that share a tile with ones that see keys: of 64 rows, of 128 at head
-// dims up to 64.
+// contiguous, their other strides are multiples of 16 bytes; other tensors are refused. Queries
+// that see no key and keys that no query sees may hold anything, in q, k, v and dout, and have
+// gradients of 0. What a NaN reaches in rows that are seen: docs/reliability.md.
 namespace magi {
 
 class PreparedForward;

@@ -57,8 +57,8 @@ std::int64_t backward_workspace_bytes(const BackwardArgs& args, const BlockMask&
 
 /// Enqueues the gradients of `args` under the mask on `stream`; the host reads nothing of the mask
 /// and nothing waits. dk, dv and dsink have equal bits from call to call, dq with is_deterministic,
-/// which calls with a softcap refuse and calls of other blocks than the forward takes. Keys and
-/// values must be finite up to 127 keys before and after visible ones. Where the mask has no room,
+/// which calls with a softcap refuse and calls of other blocks than the forward takes. What lies in
+/// blocks that no block sees, or that see none, may hold anything. Where the mask has no room,
 /// or an entry above 254, all of dq, dk and dv is NaN; max_runs is not read. Of `tuning` sm_margin
 /// and is_deterministic are read. Throws InvalidArgument naming what is not allowed, CudaError when
 /// a launch fails.

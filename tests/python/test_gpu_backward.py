@@ -53,6 +53,33 @@ def test_masks(name, dtype, place):
 
 
 @PLACES
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_rows_that_no_slice_covers_may_be_nan(dim, deterministic, place):
+    """Behind the last document, between two, and in front of the first."""
+    rows, bounds = 600, ([3, 170], [200, 511])
+    ranges = torch.tensor(bounds, dtype=torch.int32)
+    types = torch.ones(len(bounds), dtype=torch.int32)
+    given = [t.cuda() if place == "device" else t for t in (ranges, ranges, types)]
+    covered = torch.zeros(rows, dtype=torch.bool, device="cuda")
+    for begin, end in bounds:
+        covered[begin:end] = True
+    leaves = inputs(rows, rows, dim=dim)
+    upstream = torch.randn(rows, 8, dim, device="cuda", dtype=torch.bfloat16)
+    options = {"deterministic": deterministic}
+    wanted = attend_and_go_back(leaves, given, upstream, **options)
+    for spoilt in range(4):
+        tensors = [t.detach().clone() for t in (*leaves, upstream)]
+        tensors[spoilt][~covered] = torch.nan
+        found = attend_and_go_back(
+            [t.requires_grad_() for t in tensors[:3]], given, tensors[3], **options
+        )
+        for gradient, expected in zip(found, wanted):
+            assert torch.equal(gradient[~covered], torch.zeros_like(gradient[~covered]))
+            check_close(gradient, expected.double().cpu(), factor=0.0 if deterministic else 4.0)
+
+
+@PLACES
 @pytest.mark.parametrize("layout", ["sh", "ssh"])
 @pytest.mark.parametrize("softcap, scale", [(0.0, None), (5.0, 0.2)])
 def test_sinks_and_options(layout, softcap, scale, place):

@@ -126,25 +126,10 @@ TilingChoice choose_tiling(const BackwardProblem& problem, const BackwardTileSha
   return {std::move(*best), std::move(best_costs)};
 }
 
-}  // namespace
-
-std::int64_t BackwardList::num_slots() const {
-  std::int64_t slots = 0;
-  for (const TileSpan& span : spans) {
-    slots += std::int64_t{span.block_tiles} * span.slot_heads;
-  }
-  return slots;
-}
-
-BackwardList build_backward_list(const BackwardProblem& problem, std::span<const BandSlice> slices,
+/// The list of the candidate that ends first.
+BackwardList build_searched_list(const BackwardProblem& problem, std::span<const BandSlice> slices,
                                  const BackwardTileShape& shape, const BackwardChoice& choice,
                                  const SchedulePolicy& policy) {
-  check_problem(problem, slices);
-  check_choice(problem.heads_q / problem.heads_kv, choice);
-  if (choice.is_plain) {
-    check_plain(problem, choice);
-    return build_plain_list(problem, slices, shape, choice);
-  }
   BackwardProblem awaited = problem;
   if (choice.is_deterministic || problem.coming.is_awaited) awaited.coming = {};
   auto [tiling, costs] = choose_tiling(awaited, shape, slices, choice, policy);
@@ -170,6 +155,28 @@ BackwardList build_backward_list(const BackwardProblem& problem, std::span<const
     list.arrivals =
         tile_arrivals(problem.coming, list.tiles, list.segments, shape.keys, list.awaits_keys());
   }
+  return list;
+}
+
+}  // namespace
+
+std::int64_t BackwardList::num_slots() const {
+  std::int64_t slots = 0;
+  for (const TileSpan& span : spans) {
+    slots += std::int64_t{span.block_tiles} * span.slot_heads;
+  }
+  return slots;
+}
+
+BackwardList build_backward_list(const BackwardProblem& problem, std::span<const BandSlice> slices,
+                                 const BackwardTileShape& shape, const BackwardChoice& choice,
+                                 const SchedulePolicy& policy) {
+  check_problem(problem, slices);
+  check_choice(problem.heads_q / problem.heads_kv, choice);
+  if (choice.is_plain) check_plain(problem, choice);
+  BackwardList list = choice.is_plain ? build_plain_list(problem, slices, shape, choice)
+                                      : build_searched_list(problem, slices, shape, choice, policy);
+  list.seen = find_seen_rows(problem.rows_q, problem.rows_k, slices);
   return list;
 }
 

@@ -9,6 +9,7 @@
 #include "kernels/worklist/backward_arrivals.hpp"
 #include "kernels/worklist/item_order.hpp"
 #include "kernels/worklist/schedule_policy.hpp"
+#include "kernels/worklist/seen_rows.hpp"
 #include "magi/mask.hpp"
 
 // Schedules of the backward kernels. A k tile is owned: its dK and dV are summed by the CTAs that
@@ -55,7 +56,7 @@ struct BackwardOutcome {
   std::int32_t num_tiles = 0;
   std::int32_t num_items = 0;
   std::int32_t is_overflowing = 0;  ///< its records or semaphore runs exceed the capacity
-  std::int32_t padding = 0;
+  std::int32_t has_unseen = 0;      ///< there are rows that nobody sees
 };
 
 /// Keys [key_begin, key_end), at most BackwardTileShape::keys, and their records. Tiles without
@@ -135,6 +136,7 @@ struct BackwardList {
   std::vector<std::int32_t> left_tiles;  ///< q tiles left to the dQ convert kernel, ascending
   std::vector<KeySegment> segments;      ///< of all rows; empty unless keys come
   std::vector<TileArrival> arrivals;     ///< [k tiles], empty unless keys come
+  SeenRows seen;
 
   std::int32_t num_q_tiles() const {
     return problem.rows_q == 0 ? 0 : (problem.rows_q - 1) / tile_tokens + 1;

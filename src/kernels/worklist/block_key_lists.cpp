@@ -27,6 +27,11 @@ BlockKeyLayout block_key_layout(const BlockKeyShape& shape) {
   layout.counts = arena.add<std::uint64_t>(shape.grid.mask_heads);
   layout.num_bad = arena.add<std::uint32_t>(1);
   layout.outcomes = arena.add<BackwardOutcome>(shape.grid.mask_heads);
+  if (shape.marks_seen) {
+    const std::int64_t heads = shape.grid.mask_heads;
+    layout.seen_queries = arena.add<std::uint32_t>(heads * num_seen_words(shape.grid.rows_q));
+    layout.seen_keys = arena.add<std::uint32_t>(heads * num_seen_words(shape.grid.rows_k));
+  }
   layout.zeroed_bytes = arena.size_bytes();
   layout.records = arena.add<KeyRecord>(shape.grid.mask_heads * shape.max_records);
   layout.found = arena.add<KeyTile>(num_tiles);

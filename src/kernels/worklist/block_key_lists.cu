@@ -6,6 +6,7 @@
 #include "kernels/worklist/block_key_lists.hpp"
 #include "kernels/worklist/device_build.cuh"
 #include "kernels/worklist/mask_chunks.cuh"
+#include "kernels/worklist/seen_rows.cuh"
 
 namespace magi {
 namespace {
@@ -32,6 +33,8 @@ struct BlockKeyBuild {
   KeyRecord* records = nullptr;
   KeyTile* found = nullptr;
   KeyTile* tiles = nullptr;
+  std::uint32_t* seen_queries = nullptr;
+  std::uint32_t* seen_keys = nullptr;
   std::int32_t tiles_per_cta = 1;
   // Divided for once, and no registers are kept for them.
   MaskExtent mask;
@@ -495,7 +498,8 @@ __device__ void tell_outcome(const BlockKeyBuild& build, std::int32_t head) {
       .num_records = is_fitting ? static_cast<std::int64_t>(build.counts[head]) : 0,
       .num_tiles = num_tiles,
       .num_items = num_tiles * (build.shape.grid.heads_kv / build.shape.grid.mask_heads),
-      .is_overflowing = is_fitting ? 0 : 1};
+      .is_overflowing = is_fitting ? 0 : 1,
+      .has_unseen = build.shape.marks_seen ? 1 : 0};
 }
 
 /// Lists that do not hold are told of; others leave the word, which may be that of the forward.
@@ -540,6 +544,51 @@ __global__ void __launch_bounds__(kLengthBuckets)
   }
 }
 
+constexpr std::int32_t kSeenRows = kTileThreads / kWarpLanes;  // blocks of queries at a time
+constexpr std::int32_t kSeenPasses = 8;
+
+/// A CTA for so many blocks of queries and a warp's lanes of keys of a head of the mask: marks
+/// those that see, or are seen.
+__global__ void __launch_bounds__(kTileThreads)
+    seen_kernel(const __grid_constant__ BlockKeyBuild build) {
+  __shared__ unsigned seen[kSeenRows];
+  const BlockGrid& grid = build.shape.grid;
+  const auto head = static_cast<std::int32_t>(blockIdx.z);
+  const std::int32_t column = static_cast<std::int32_t>(blockIdx.x) * kWarpLanes + lane_index();
+  unsigned columns = 0;
+  for (std::int32_t pass = 0; pass < kSeenPasses; ++pass) {
+    const std::int32_t block =
+        (static_cast<std::int32_t>(blockIdx.y) * kSeenPasses + pass) * kSeenRows + warp_index();
+    if (block >= build.num_q) break;
+    const bool is_seen =
+        column < min(build.num_k, grid.num_reached(block)) &&
+        build.source.visible[std::int64_t{grid.list_of(head, block)} * build.num_k + column] != 0;
+    const unsigned of_row = __ballot_sync(kFullWarp, is_seen);
+    columns |= of_row;
+    if (lane_index() != 0 || of_row == 0) continue;
+    mark_seen(build.seen_queries + std::int64_t{head} * num_seen_words(grid.rows_q),
+              block * grid.q_block, grid.last_row(block) + 1);
+  }
+  if (lane_index() == 0) seen[warp_index()] = columns;
+  __syncthreads();
+  if (warp_index() != 0) return;
+  for (const unsigned of_warp : seen) columns |= of_warp;
+  if ((columns >> lane_index() & 1) == 0) return;
+  mark_seen(build.seen_keys + std::int64_t{head} * num_seen_words(grid.rows_k),
+            column * grid.k_block, min((column + 1) * grid.k_block, grid.rows_k));
+}
+
+void mark_seen_blocks(const BlockKeyBuild& build, cudaStream_t stream) {
+  const auto ctas = [](std::int32_t blocks, std::int32_t per_cta) {
+    return static_cast<unsigned>((blocks + per_cta - 1) / per_cta);
+  };
+  const dim3 grid(ctas(build.num_k, kWarpLanes), ctas(build.num_q, kSeenRows * kSeenPasses),
+                  static_cast<unsigned>(build.shape.grid.mask_heads));
+  if (build.num_q == 0) return;
+  seen_kernel<<<grid, kTileThreads, 0, stream>>>(build);
+  cuda_check(cudaGetLastError(), "seen_kernel");
+}
+
 /// Blocks of keys that neighbouring tiles of one CTA have at most.
 std::int32_t most_columns(const BlockKeyShape& shape, std::int32_t num_tiles) {
   const std::int32_t keys = num_tiles * shape.tile_keys;
@@ -571,6 +620,8 @@ void build_block_key_lists(const BlockKeyShape& shape, const BlockKeyLayout& lay
                             .records = part_at<KeyRecord>(workspace, layout.records),
                             .found = part_at<KeyTile>(workspace, layout.found),
                             .tiles = part_at<KeyTile>(workspace, layout.tiles),
+                            .seen_queries = part_at<std::uint32_t>(workspace, layout.seen_queries),
+                            .seen_keys = part_at<std::uint32_t>(workspace, layout.seen_keys),
                             .tiles_per_cta = tiles_per_cta(shape),
                             .mask = {source.visible, source.visible + num_lists * num_k},
                             .num_q = shape.grid.num_q(),
@@ -590,6 +641,7 @@ void build_block_key_lists(const BlockKeyShape& shape, const BlockKeyLayout& lay
   cuda_check(cudaGetLastError(), "key_list_kernel");
   key_order_kernel<<<heads, kLengthBuckets, 0, stream>>>(build);
   cuda_check(cudaGetLastError(), "key_order_kernel");
+  if (shape.marks_seen) mark_seen_blocks(build, stream);
 }
 
 }  // namespace magi

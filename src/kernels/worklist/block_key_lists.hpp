@@ -21,6 +21,8 @@ struct BlockKeyShape {
   BlockGrid grid;
   std::int32_t tile_keys = 128;
   std::int64_t max_records = 0;  ///< of each head of the mask, up to 2^31 - 1
+  /// Tiles may have rows of several blocks, of which nobody sees some: the build tells which.
+  bool marks_seen = false;
 
   MAGI_HOST_DEVICE std::int32_t num_tiles() const {
     return (grid.rows_k + tile_keys - 1) / tile_keys;
@@ -35,6 +37,8 @@ struct BlockKeyLayout {
   std::size_t counts = 0;        ///< uint64[mask_heads]: records that the heads need
   std::size_t num_bad = 0;       ///< uint32: k tiles with entries above kMostTimes
   std::size_t outcomes = 0;      ///< BackwardOutcome[mask_heads]
+  std::size_t seen_queries = 0;  ///< uint32[mask_heads, num_seen_words(rows_q)], where marked
+  std::size_t seen_keys = 0;     ///< uint32[mask_heads, num_seen_words(rows_k)], likewise
   std::size_t zeroed_bytes = 0;  ///< all before
   std::size_t records = 0;       ///< KeyRecord[mask_heads * max_records]
   std::size_t found = 0;         ///< KeyTile[mask_heads * num_tiles], by place

@@ -6,6 +6,7 @@
 #include "kernels/worklist/device_backward_list.hpp"
 #include "kernels/worklist/device_build.cuh"
 #include "kernels/worklist/device_order.cuh"
+#include "kernels/worklist/seen_rows.cuh"
 
 namespace magi {
 
@@ -58,6 +59,8 @@ struct BackwardBuild {
   std::int32_t* begins = nullptr;
   MarkedRows components;  ///< `prefix` counts those of a group of rows
   MarkedRows covered;     ///< without prefix
+  std::uint32_t* seen_queries = nullptr;
+  std::uint32_t* seen_keys = nullptr;
   std::int32_t* tile_components = nullptr;
   BandRecord* slices = nullptr;
   std::int32_t* slice_ids = nullptr;

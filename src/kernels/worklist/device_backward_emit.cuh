@@ -191,6 +191,7 @@ class KeyRecordWriter {
     mark.semaphore_end = tiles.end;
     mark.tile = tile;
     build_.marks[place] = mark;
+    mark_seen(build_.seen_keys, band.k0, band.k1);
     atomicMax(build_.row_ends + band.q0, band.q1);
     atomicMax(build_.group_ends + (band.q0 >> build_.groups.shift), band.q1);
   }

@@ -13,6 +13,11 @@ static_assert(kMostRowGroups % kJoinThreads == 0);
 
 using RowScanStorage = ScanStorage<std::int32_t, kJoinThreads>;
 
+/// Tells that there are rows that nobody sees.
+__device__ __forceinline__ void tell_unseen(const BackwardBuild& build) {
+  build.header->outcome.has_unseen = 1;
+}
+
 /// Marks the rows of a group where components begin or go on: a block for each group.
 class RowJoiner {
  public:
@@ -60,6 +65,9 @@ class RowJoiner {
       build_.components.bits[word] = begins;
       build_.components.prefix[word] = count + counts.before;
       build_.covered.bits[word] = covered;
+      build_.seen_queries[word] = covered | begins;
+      const std::int32_t count_inside = min(build_.rows_q - row, kRowBits);
+      if ((~(covered | begins) << (kRowBits - count_inside)) != 0) tell_unseen(build_);
     }
     end_ = max(end_, ends.total);
     return count + counts.total;
@@ -152,6 +160,7 @@ class ComponentMarker {
       atomicMax(&build_.longest[component], kMaxTileCost - below);
     }
     build_.tile_component[index] = component;
+    if (has_unseen(build_.seen_keys, tile.key_begin, tile.key_end)) tell_unseen(build_);
   }
 
   /// Counts the components that have rows in a q tile.

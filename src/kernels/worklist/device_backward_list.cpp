@@ -49,6 +49,7 @@ void add_zeroed(Arena& arena, DeviceBackwardLayout& layout, const BackwardProble
   layout.record_ends = arena.add<std::int32_t>(layout.frame.num_components);
   layout.record_begins = arena.add<std::int32_t>(layout.frame.num_components);
   if (!layout.has_bins) layout.cut_bits = arena.add<std::uint32_t>(num_row_words(problem.rows_k));
+  layout.seen_keys = arena.add<std::uint32_t>(num_seen_words(problem.rows_k));
   layout.zeroed_bytes = arena.size_bytes();
 }
 
@@ -83,6 +84,7 @@ DeviceBackwardLayout device_backward_layout(const DeviceBackwardShape& shape) {
   layout.begins = arena.add<std::int32_t>(std::int64_t{layout.max_tiles} + 1);
   layout.component_bits = arena.add<std::uint32_t>(row_words);
   layout.covered_bits = arena.add<std::uint32_t>(row_words);
+  layout.seen_queries = arena.add<std::uint32_t>(num_seen_words(problem.rows_q));
   layout.component_prefix = arena.add<std::int32_t>(row_words);
   layout.group_counts = arena.add<std::int32_t>(layout.groups.count);
   layout.tile_components = arena.add<std::int32_t>(layout.frame.num_q_tiles());

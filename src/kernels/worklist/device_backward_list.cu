@@ -320,6 +320,8 @@ BackwardBuild make_build(const DeviceBackwardShape& shape, const DeviceBackwardL
   build.components = {part_at<std::uint32_t>(memory, layout.component_bits),
                       part_at<std::int32_t>(memory, layout.component_prefix)};
   build.covered.bits = part_at<std::uint32_t>(memory, layout.covered_bits);
+  build.seen_queries = part_at<std::uint32_t>(memory, layout.seen_queries);
+  build.seen_keys = part_at<std::uint32_t>(memory, layout.seen_keys);
   build.tile_components = part_at<std::int32_t>(memory, layout.tile_components);
   build.slices = part_at<BandRecord>(memory, layout.slices);
   if (!layout.has_bins) build.slice_ids = part_at<std::int32_t>(memory, layout.slice_ids);

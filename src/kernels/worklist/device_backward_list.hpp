@@ -112,6 +112,7 @@ struct DeviceBackwardLayout {
   std::size_t record_ends = 0;       ///< int32 [components]: last of their records + 1
   std::size_t record_begins = 0;     ///< int32 [components]: num_records - first of their records
   std::size_t cut_bits = 0;          ///< uint32 [rows_k / 32]: a slice begins at the key
+  std::size_t seen_keys = 0;         ///< uint32 [num_seen_words(rows_k)]: see SeenRows
   std::size_t zeroed_bytes = 0;      ///< header, and what lies in front of the rest
   std::size_t num_cut_tiles = 0;     ///< int32
   std::size_t tile_bits = 0;         ///< uint32 [rows_k / 32]: a cut k tile begins at the key
@@ -119,6 +120,7 @@ struct DeviceBackwardLayout {
   std::size_t begins = 0;            ///< int32 [max_tiles + 1]: first keys of the cut k tiles
   std::size_t component_bits = 0;    ///< uint32 [rows_q / 32]: a component begins in the row
   std::size_t covered_bits = 0;      ///< uint32 [rows_q / 32]: it goes on into the row
+  std::size_t seen_queries = 0;      ///< uint32 [num_seen_words(rows_q)]: see SeenRows
   std::size_t component_prefix = 0;  ///< int32 [rows_q / 32]: components of the group before it
   std::size_t group_counts = 0;      ///< int32 [groups]: components that begin in the group
   std::size_t tile_components = 0;   ///< int32 [q tiles]: the list

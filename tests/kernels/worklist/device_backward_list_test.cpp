@@ -25,6 +25,7 @@ struct BuiltList {
   std::vector<SemaphoreRun> runs;
   std::vector<std::int32_t> tile_components;
   std::vector<std::int32_t> items;
+  SeenRows seen;
   std::int64_t run_capacity = 0;
 };
 
@@ -56,6 +57,11 @@ BuiltList build_sync(DeviceBackwardShape shape, const DeviceSlices& slices) {
   list.tile_components =
       part_sync<std::int32_t>(workspace, layout.tile_components, layout.frame.num_q_tiles());
   list.items = part_sync<std::int32_t>(workspace, layout.items, outcome.num_items);
+  const BackwardProblem& problem = shape.problem;
+  list.seen.queries =
+      part_sync<std::uint32_t>(workspace, layout.seen_queries, num_seen_words(problem.rows_q));
+  list.seen.keys =
+      part_sync<std::uint32_t>(workspace, layout.seen_keys, num_seen_words(problem.rows_k));
   return list;
 }
 
@@ -81,6 +87,16 @@ void expect_same_tiles(const BuiltList& device, const BackwardList& host) {
   }
 }
 
+/// Whether the bits of all rows are the host's.
+void expect_same_bits(const std::vector<std::uint32_t>& device,
+                      const std::vector<std::uint32_t>& host, std::int32_t rows) {
+  for (std::int32_t row = 0; row < rows; ++row) {
+    const auto word = static_cast<std::size_t>(row / kSeenBits);
+    const auto bit_of = [&](const auto& words) { return words[word] >> row % kSeenBits & 1; };
+    ASSERT_EQ(bit_of(device), host.empty() ? 1u : bit_of(host)) << "row " << row;
+  }
+}
+
 void expect_hosts_list(const DeviceBackwardShape& shape, const TypedRanges& ranges) {
   const std::vector<BandSlice> bands = ranges.bands(shape.problem.rows_q, shape.problem.rows_k);
   const BackwardList host = build_backward_list(
@@ -95,6 +111,10 @@ void expect_hosts_list(const DeviceBackwardShape& shape, const TypedRanges& rang
   ASSERT_EQ(device.tiles.size(), host.tiles.size());
   ASSERT_EQ(device.tile_components, host.tile_components);
   expect_same_tiles(device, host);
+  const bool has_unseen = !host.seen.queries.empty() || !host.seen.keys.empty();
+  ASSERT_EQ(device.header.outcome.has_unseen, has_unseen ? 1 : 0);
+  expect_same_bits(device.seen.queries, host.seen.queries, shape.problem.rows_q);
+  expect_same_bits(device.seen.keys, host.seen.keys, shape.problem.rows_k);
   ASSERT_EQ(device.items.size(), static_cast<std::size_t>(host.num_items()));
   for (std::int64_t i = 0; i < host.num_items(); ++i) {
     const BackwardItem item = host.item(i);

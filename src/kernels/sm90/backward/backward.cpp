@@ -109,6 +109,27 @@ void set_tensors(BackwardParams& params, const BackwardArgs& args, const Backwar
   params.v = make_tensor_map(args.v, key_box);
 }
 
+SeenTiles seen_tiles(const BackwardArgs& args, const BackwardState& state, void* workspace) {
+  const BackwardList& list = state.list;
+  const BackwardListOnDevice& parts = state.parts;
+  SeenTiles seen{.rows_k = list.problem.rows_k};
+  if (list.problem.rows_q == 0 || list.problem.rows_k == 0) return seen;
+  if (parts.seen_queries == nullptr && parts.seen_keys == nullptr) return seen;
+  seen.queries = parts.seen_queries;
+  seen.keys = parts.seen_keys;
+  if (parts.tiles_per_list > 0) seen.words_per_list = num_seen_words(seen.rows_k);
+  const auto pieces_of = [](const TensorView& tensor, std::int32_t heads) {
+    const auto shift = std::countr_zero(static_cast<unsigned>(heads));
+    return TilePieces{{make_tensor_map(tensor, {heads, unit_tokens(shift)}),
+                       make_tensor_map(tensor, {heads, 1})}};
+  };
+  seen.q = pieces_of(args.q, list.packed_heads);
+  seen.dout = pieces_of(half_dout(args, state, workspace), list.packed_heads);
+  seen.k = pieces_of(args.k, 1);
+  seen.v = pieces_of(args.v, 1);
+  return seen;
+}
+
 QueryTiles query_tiles(const BackwardList& list) {
   return {.num_q_tiles = list.num_q_tiles(),
           .token_shift = std::countr_zero(static_cast<unsigned>(list.tile_tokens)),
@@ -216,6 +237,7 @@ BackwardParams backward_params(const BackwardArgs& args, const BackwardState& st
   params.items = backward_items(state, semaphores + (list.num_counters() - 1));
   params.coming = coming_items(state, semaphores + list.num_counters());
   params.completion = dq_completion(args, state);
+  params.seen = seen_tiles(args, state, workspace);
   return params;
 }
 
@@ -291,7 +313,8 @@ void keep_on_device_sync(BackwardState& state) {
       {std::as_bytes(std::span(list.tiles)), std::as_bytes(std::span(list.records)),
        std::as_bytes(std::span(list.semaphore_runs)),
        std::as_bytes(std::span(list.tile_components)), std::as_bytes(std::span(list.left_tiles)),
-       std::as_bytes(std::span(list.arrivals)), std::as_bytes(std::span(list.tile_semaphores))});
+       std::as_bytes(std::span(list.arrivals)), std::as_bytes(std::span(list.tile_semaphores)),
+       std::as_bytes(std::span(list.seen.queries)), std::as_bytes(std::span(list.seen.keys))});
   state.parts = {.tiles = static_cast<const KeyTile*>(state.lists[0].data()),
                  .records = static_cast<const KeyRecord*>(state.lists[1].data()),
                  .semaphore_runs = static_cast<const SemaphoreRun*>(state.lists[2].data()),
@@ -299,13 +322,16 @@ void keep_on_device_sync(BackwardState& state) {
                  .tile_semaphores = static_cast<const TileSemaphores*>(state.lists[6].data()),
                  .num_left = to_int(std::ssize(list.left_tiles)),
                  .left_tiles = static_cast<const std::int32_t*>(state.lists[4].data()),
-                 .arrivals = static_cast<const TileArrival*>(state.lists[5].data())};
+                 .arrivals = static_cast<const TileArrival*>(state.lists[5].data()),
+                 .seen_queries = static_cast<const std::uint32_t*>(state.lists[7].data()),
+                 .seen_keys = static_cast<const std::uint32_t*>(state.lists[8].data())};
   list.records = {};
   list.semaphore_runs = {};
   list.tile_components = {};
   list.tile_semaphores = {};
   list.left_tiles = {};
   list.arrivals = {};
+  list.seen = {};
 }
 
 const BackwardInstance* instance_for(const BackwardArgs& args, const BackwardState& state) {

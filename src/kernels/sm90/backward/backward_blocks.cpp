@@ -120,6 +120,17 @@ BlockKeyShape list_shape(const BackwardArgs& args, const BlockMask& mask,
   return shape;
 }
 
+/// Which rows are seen, by the mask's head `part` and those behind.
+void set_seen(BackwardState& state, const BlockBackwardCall& call, void* workspace,
+              std::int64_t part) {
+  if (!call.shape.marks_seen) return;
+  const BlockGrid& grid = call.shape.grid;
+  state.parts.seen_queries = part_at<const std::uint32_t>(workspace, call.layout.seen_queries) +
+                             part * num_seen_words(grid.rows_q);
+  state.parts.seen_keys = part_at<const std::uint32_t>(workspace, call.layout.seen_keys) +
+                          part * num_seen_words(grid.rows_k);
+}
+
 /// One run for each head of the mask.
 void enqueue_parts(const BackwardArgs& args, const BlockBackwardCall& call, void* workspace,
                    cudaStream_t stream) {
@@ -138,6 +149,7 @@ void enqueue_parts(const BackwardArgs& args, const BlockBackwardCall& call, void
     state.parts.records = records + part * shape.max_records;
     state.parts.outcome = part_at<const BackwardOutcome>(workspace, call.layout.outcomes) + part;
     state.parts.tile_components = components;
+    set_seen(state, call, workspace, part);
     enqueue_backward(part_of(args, part, num_parts), state, part_at<std::byte>(workspace, call.run),
                      nullptr, stream);
   }
@@ -157,6 +169,7 @@ void enqueue_apart(const BackwardArgs& args, const BlockBackwardCall& call,
     state.parts.tiles_per_list = shape.num_tiles();
     state.parts.records_per_list = to_int(shape.max_records);
   }
+  set_seen(state, call, workspace, 0);
   auto* run = part_at<std::byte>(workspace, call.run);
   enqueue_main(args, state, run, nullptr, stream);
   if (args.q.shape[0] == 0) return;
@@ -178,13 +191,15 @@ BlockBackwardCall block_backward_call(const BackwardArgs& args, const BlockMask&
                   "false with a softcap, and with blocks that the forward does not take");
   }
   call.shape = list_shape(args, mask, call.state);
-  call.layout = block_key_layout(call.shape);
   const std::int32_t num_sms = count_free_sms(args.q.device, tuning.sm_margin);
   BackwardState& state = call.state;
   const bool makes_dq = state.instance->config.makes_dq();
   const BackwardArgs part = makes_dq ? part_of(args, 0, mask.heads) : args;
   state.list = list_frame(part, state, call.shape, num_sms);
   state.num_ctas = to_int(std::min<std::int64_t>(state.list.num_items(), num_sms));
+  call.shape.marks_seen =
+      mask.k_block % call.shape.tile_keys != 0 || mask.q_block % state.list.tile_tokens != 0;
+  call.layout = block_key_layout(call.shape);
   Arena arena;
   arena.add<std::byte>(static_cast<std::int64_t>(call.layout.size_bytes));
   if (makes_dq) {

@@ -47,6 +47,8 @@ BackwardListOnDevice parts_of(void* workspace, const DeviceBackwardLayout& layou
           .tile_components = part_at<const std::int32_t>(workspace, layout.tile_components),
           .outcome = &part_at<DeviceBackwardHeader>(workspace, 0)->outcome,
           .order = part_at<const std::int32_t>(workspace, layout.items),
+          .seen_queries = part_at<const std::uint32_t>(workspace, layout.seen_queries),
+          .seen_keys = part_at<const std::uint32_t>(workspace, layout.seen_keys),
           .is_under_way = true};
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/sm90/backward/own_rows_consumer.cuh"
 #include "kernels/sm90/backward/own_rows_producer.cuh"
 #include "kernels/sm90/backward/producer.cuh"
+#include "kernels/sm90/backward/seen_tile.cuh"
 #include "kernels/sm90/backward/shared_keys_consumer.cuh"
 
 // Gradients of out = softmax(scale * Q K^T + mask) V for one k tile and kv head per item, its query
@@ -34,7 +35,8 @@
 //
 // Roles: of warpgroup 0, one thread of warp 0 takes items, walks records and loads; where dQ's sums
 // are taken in order, one of warp 1 waits for semaphores, one of warp 2 signals them and warp 3
-// converts complete sums into rows of dq. With q tiles of each warpgroup's own, one thread of warp
+// converts complete sums into rows of dq. Another one of warp 1 loads tiles with rows that nobody
+// sees. With q tiles of each warpgroup's own, one thread of warp
 // 0 takes items and walks records, one of warp 1 loads Q and one of warp 2 dO. Warpgroups 1 and 2:
 // consumers. The persistent grid draws items from a ticket counter in the order of the list.
 //
@@ -68,6 +70,8 @@ __device__ __forceinline__ void run_producers(BackwardStorage<kC>& shared,
   // NOTE: asked at run time though it is known: without this code ptxas runs out of registers in
   // the other instances and serialises their products.
   const bool is_ordered = params.dq_order.is_ordered;
+  // A lane of the waiter's warp, which takes the other way: neither waits for the other.
+  if (threadIdx.x == 33) return CutLoader<kC>(shared, params).run();
   if (is_ordered && threadIdx.x == 32) DqSemaphoreWaiter<kC>(shared, params).run();
   if (is_ordered && threadIdx.x == 64) DqSemaphoreSignaller<kC>(shared, params).run();
   if constexpr (kC.has_converter()) {

@@ -3,6 +3,7 @@
 
 #include "cuda/ptx/copy.cuh"
 #include "kernels/sm90/backward/params.hpp"
+#include "kernels/sm90/backward/seen_tile.cuh"
 #include "kernels/sm90/backward/shared.cuh"
 #include "kernels/sm90/backward/step_mask.cuh"
 #include "kernels/sm90/global_memory.cuh"
@@ -12,16 +13,6 @@
 // What BackwardProducer does elsewhere, by three threads: a step of 64 keys without dQ is so short
 // that one would be late. One walks items and tells of steps, the others load what it tells.
 namespace magi::sm90 {
-
-template <int kRows, int kDim>
-__device__ __forceinline__ void load_panels(std::uint8_t* tile, const CUtensorMap& map,
-                                            ptx::BoxOrigin box, ptx::Mbarrier& barrier) {
-#pragma unroll
-  for (int panel = 0; panel < kDim / tile::kPanelElements; ++panel) {
-    box.dim = panel * tile::kPanelElements;
-    ptx::load_box(tile + panel * kRows * tile::kPanelRowBytes, map, box, barrier);
-  }
-}
 
 /// The one thread that takes items, tells of them and of their steps, and loads K and V. An item is
 /// a k tile and kv head with all head groups: group after group, record after record, q tiles from
@@ -149,8 +140,19 @@ class OwnRowsWalker {
     shared_.v_ring.wait_empty(place);
     ptx::Mbarrier& v_full = shared_.v_ring.full.at(place);
     ptx::mbarrier_arrive_expect(v_full, has_tiles ? kC.v_bytes() : 0);
-    if (has_tiles) load_panels<kC.keys, kC.dim_v>(shared_.v, params_.v, box, v_full);
+    if (has_tiles) load_values(box, v_full);
     ++num_items_;
+  }
+
+  /// What nobody sees of V would make its own dK NaN; K reaches nothing but dQ.
+  __device__ __forceinline__ void load_values(const ptx::BoxOrigin& box,
+                                              ptx::Mbarrier& full) const {
+    const SeenTiles& seen = params_.seen;
+    if (seen.keys == nullptr)
+      return load_panels<kC.keys, kC.dim_v>(shared_.v, params_.v, box, full);
+    load_seen_panels<kC.keys, kC.dim_v>(shared_.cut, shared_.v, seen.v,
+                                        seen.keys + std::int64_t{box.head} * seen.words_per_list, 0,
+                                        box, full);
   }
 
   BackwardStorage<kC>& shared_;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "base/host_device.hpp"
 #include "kernels/sm90/arguments.hpp"
 #include "kernels/worklist/backward_list.hpp"
 
@@ -130,6 +131,29 @@ struct DqCompletion {
   bool is_next_beside = false;
 };
 
+/// Parts of a tile as they are copied where it has rows that nobody sees.
+struct TilePieces {
+  CUtensorMap maps[2];  ///< boxes of packed_heads x unit_tokens, and of packed_heads x 1
+};
+
+/// Tokens of 8 packed rows, at least one.
+MAGI_HOST_DEVICE std::int32_t unit_tokens(std::int32_t packed_shift) {
+  return packed_shift < 3 ? 8 >> packed_shift : 1;
+}
+
+/// Which rows are seen, for those who load (seen_tile.cuh).
+struct SeenTiles {
+  const std::uint32_t* queries = nullptr;  ///< see SeenRows; null: all are
+  const std::uint32_t* keys = nullptr;     ///< likewise
+  std::int32_t rows_k = 0;
+  /// Where each kv head has a list of its own: words of keys of one.
+  std::int32_t words_per_list = 0;
+  TilePieces q;
+  TilePieces dout;
+  TilePieces k;
+  TilePieces v;
+};
+
 /// Arguments of a launch, passed by value. NOTE: what every step reads lies in front of the
 /// spans: behind them the same lists ran up to 5 % slower where an item has one head group.
 struct BackwardParams {
@@ -145,6 +169,8 @@ struct BackwardParams {
   BackwardItems items;
   ComingItems coming;
   DqCompletion completion;
+  SeenTiles seen;
 };
+static_assert(sizeof(BackwardParams) <= 4096);
 
 }  // namespace magi::sm90

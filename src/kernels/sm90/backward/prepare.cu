@@ -157,7 +157,10 @@ __device__ __forceinline__ void finish_row(const PrepareParams& params, const Ro
   if constexpr (kMayBeFloat) round_dout<kType>(params, row, d, dout);
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kElements; ++i) sum = fmaf(out[i], dout[i], sum);
+  for (int i = 0; i < kElements; ++i) {
+    // Zeros are those of a row without keys, whose dout may be NaN.
+    sum = fmaf(out[i], out[i] == 0.0f ? 0.0f : dout[i], sum);
+  }
 #pragma unroll
   for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
     sum += __shfl_xor_sync(0xffffffffu, sum, lanes);

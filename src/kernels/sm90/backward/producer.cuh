@@ -5,6 +5,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "kernels/sm90/backward/item_arrival.cuh"
 #include "kernels/sm90/backward/params.hpp"
+#include "kernels/sm90/backward/seen_tile.cuh"
 #include "kernels/sm90/backward/shared.cuh"
 #include "kernels/sm90/backward/step_mask.cuh"
 #include "kernels/sm90/global_memory.cuh"
@@ -27,6 +28,7 @@ class BackwardProducer {
   __device__ __forceinline__ void run() {
     if (params_.completion.is_next_beside) ptx::launch_dependents();
     shared_.producer.span = 0;
+    shared_.producer.has_unseen = has_unseen_rows(params_);
     init_arrivals(shared_.arrivals, params_.coming.flags);
     if constexpr (kC.ctas() == 1) {
       if (arrival().has_items()) run_items();
@@ -43,6 +45,7 @@ class BackwardProducer {
     send_step();
     present_item().flags = kEndOfItems;
     send_item(false);
+    if (shared_.producer.has_unseen) ask(CutRequest::kEnd, 0);
   }
 
  private:
@@ -171,6 +174,7 @@ class BackwardProducer {
       return;
     }
     item.flags |= kHasSteps;
+    at.are_keys_cut = at.has_unseen && are_keys_cut(tile.x);
     at.index = 0;
     do {
       for (at.record = at.record_begin; at.record < at.record_end; ++at.record) {
@@ -207,6 +211,7 @@ class BackwardProducer {
     tell_step(tile);
     load_queries(tile);
     load_dout(tile);
+    if (shared_.producer.is_cut) ask(CutRequest::kRows, num_steps_);
     ++num_steps_;
     if (!shared_.producer.is_sent) send_item(true);
     shared_.producer.is_sent = true;
@@ -224,7 +229,20 @@ class BackwardProducer {
     step.q_tile = tile;
     step.record = at.record;
     if (is_masked) tell_mask(step, at.mask, tile << params_.query.token_shift);
+    at.is_cut = is_masked && at.has_unseen && is_cut(tile);
     send_step();
+  }
+
+  __device__ __forceinline__ bool is_cut(std::int32_t tile) const {
+    if (params_.seen.queries == nullptr) return false;
+    const std::int32_t token = tile << params_.query.token_shift;
+    const std::int32_t end = token + (1 << params_.query.token_shift);
+    return has_unseen(params_.seen.queries, token, min(end, params_.query.rows_q));
+  }
+
+  __device__ __forceinline__ bool are_keys_cut(std::int32_t key) const {
+    if (params_.seen.keys == nullptr) return false;
+    return has_unseen(params_.seen.keys, key, min(key + kC.tile_keys(), params_.seen.rows_k));
   }
 
   __device__ __forceinline__ ptx::BoxOrigin box_of(std::int32_t tile) const {
@@ -242,7 +260,9 @@ class BackwardProducer {
     const std::uint32_t stage = place.stage();
     ptx::Mbarrier& full = shared_.q_ring.full.at(place);
     ptx::mbarrier_arrive_expect(full, kC.q_bytes() + kVectorBytes);
-    load_rows<kC.rows, kC.dim_qk>(shared_.q[stage], params_.q, box_of(tile), full);
+    if (!shared_.producer.is_cut) {
+      load_panels<kC.rows, kC.dim_qk>(shared_.q[stage], params_.q, box_of(tile), full);
+    }
     ptx::load_bytes(shared_.lse_log2[stage], params_.softmax.lse_log2 + row_of(tile), kVectorBytes,
                     full);
   }
@@ -253,7 +273,9 @@ class BackwardProducer {
     shared_.dout_ring.wait_empty(place);
     ptx::Mbarrier& full = shared_.dout_ring.full.at(place);
     ptx::mbarrier_arrive_expect(full, kC.dout_bytes() + kVectorBytes);
-    load_rows<kC.rows, kC.dim_v>(shared_.dout[stage], params_.dout, box_of(tile), full);
+    if (!shared_.producer.is_cut) {
+      load_panels<kC.rows, kC.dim_v>(shared_.dout[stage], params_.dout, box_of(tile), full);
+    }
     ptx::load_bytes(shared_.delta[stage], params_.softmax.delta + row_of(tile), kVectorBytes, full);
   }
 
@@ -266,34 +288,35 @@ class BackwardProducer {
     shared_.k_ring.wait_empty(place);
     ptx::Mbarrier& k_full = shared_.k_ring.full.at(place);
     ptx::mbarrier_arrive_expect(k_full, has_tiles ? kC.k_bytes() + kC.peer_k_bytes() : 0);
-    if (has_tiles) load_rows<kC.keys, kC.dim_qk>(shared_.k, params_.k, box, k_full);
-    if constexpr (kC.ctas() > 1) {
-      if (has_tiles) load_peer_keys(item, k_full);
+    const bool is_cut = has_tiles && shared_.producer.are_keys_cut;
+    if (has_tiles && !is_cut) {
+      load_panels<kC.keys, kC.dim_qk>(shared_.k, params_.k, box, k_full);
+      if constexpr (kC.ctas() > 1) {
+        load_panels<kC.keys, kC.dim_qk / kC.ctas()>(shared_.peer_k, params_.k, peer_keys<kC>(item),
+                                                    k_full);
+      }
     }
+    if (is_cut) ask(CutRequest::kKeys, num_items_);
     shared_.v_ring.wait_empty(place);
     ptx::Mbarrier& v_full = shared_.v_ring.full.at(place);
     ptx::mbarrier_arrive_expect(v_full, has_tiles ? kC.v_bytes() : 0);
-    if (has_tiles) load_rows<kC.keys, kC.dim_v>(shared_.v, params_.v, box, v_full);
+    if (is_cut) {
+      ask(CutRequest::kValues, num_items_);
+    } else if (has_tiles) {
+      load_panels<kC.keys, kC.dim_v>(shared_.v, params_.v, box, v_full);
+    }
     ++num_items_;
   }
 
-  /// Loads the CTA's columns of the other one's keys.
-  __device__ __forceinline__ void load_peer_keys(const ItemInfo& item, ptx::Mbarrier& full) const {
-    constexpr int kColumns = kC.dim_qk / kC.ctas();
-    const int rank = ptx::cluster_rank();
-    const ptx::BoxOrigin box{rank * kColumns, item.kv_head, item.key_begin + (1 - rank) * kC.keys};
-    load_rows<kC.keys, kColumns>(shared_.peer_k, params_.k, box, full);
-  }
-
-  template <int kRows, int kDim>
-  __device__ __forceinline__ static void load_rows(std::uint8_t* tile, const CUtensorMap& map,
-                                                   ptx::BoxOrigin box, ptx::Mbarrier& barrier) {
-    const int first_dim = box.dim;
-#pragma unroll
-    for (int panel = 0; panel < kDim / tile::kPanelElements; ++panel) {
-      box.dim = first_dim + panel * tile::kPanelElements;
-      ptx::load_box(tile + panel * kRows * tile::kPanelRowBytes, map, box, barrier);
-    }
+  /// Asks for tiles of the present step or item that have rows which nobody sees.
+  __device__ __forceinline__ void ask(CutRequest::Kind kind, std::uint32_t number) const {
+    CutRequest& cut = shared_.cut;
+    const RingPlace<1> place(cut.count);
+    shared_.cut_ring.wait_empty(place);
+    ++cut.count;
+    cut.kind = kind;
+    cut.number = number;
+    ptx::mbarrier_arrive(shared_.cut_ring.full.at(place));
   }
 
   BackwardStorage<kC>& shared_;

@@ -57,6 +57,19 @@ enum ItemFlag : std::int32_t {
   kLastSplit = 8,
 };
 
+/// The producer's message about tiles with rows that nobody sees, which it does not load itself.
+struct CutRequest {
+  enum Kind : std::int32_t { kRows, kKeys, kValues, kEnd };
+  std::int32_t kind = kEnd;
+  std::uint32_t number = 0;  ///< of the step, or of the item
+  std::uint32_t count = 0;   ///< of messages
+  // How far the load of a tile is; here because the thread that loads has few registers.
+  std::int32_t row = 0;
+  std::int32_t step = 0;      ///< rows of a box
+  std::int32_t num_left = 0;  ///< boxes of the unit
+  std::uint32_t bits = 0;     ///< of their tokens
+};
+
 /// Where the producer is; here because its thread has few registers.
 struct ProducerState {
   StepInfo mask;          ///< the record's mask as if the q tile began at token 0
@@ -73,8 +86,11 @@ struct ProducerState {
   std::int32_t tile_begin = 0;
   std::int32_t full_begin = 0;
   std::int32_t full_end = 0;
-  bool is_last = false;  ///< the record is the item's last
-  bool is_sent = false;  ///< the item's info has been sent
+  bool is_last = false;       ///< the record is the item's last
+  bool is_sent = false;       ///< the item's info has been sent
+  bool has_unseen = false;    ///< there are rows that nobody sees
+  bool is_cut = false;        ///< some of them in the step's q tile
+  bool are_keys_cut = false;  ///< or among the item's keys
 };
 
 /// The semaphore waiter's message: a step may add its dQ.
@@ -171,10 +187,14 @@ struct BackwardStorage {
       quarters[kC.has_converter() ? kQuarterStages : 1][kC.has_converter() ? kQuarterBytes : 16];
   /// Both threads that load have done with a step's info, where they are told of steps.
   RingBarriers<kC.has_own_rows ? kC.step_stages() : 1> step_loaded;
+  CutRequest cut;
+  Ring<1> cut_ring;
 
   __device__ __forceinline__ void init_barriers() {
     constexpr int kConsumerWarps = 4 * kC.consumers * ptx::kArrivalsPerWarp;
     step_full.init(1);
+    cut_ring.init(1);
+    cut.count = 0;
     if constexpr (kC.has_own_rows) step_loaded.init(2);
     add_ring.init(1);
     added.init(kConsumerWarps);

@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const ListedRowParams p
     for (int i = 0; i < 4; ++i) {
       const float2 x = ptx::unpack_half2<kType>(a[i]);
       const float2 y = ptx::unpack_half2<kType>(b[i]);
-      sum = fmaf(x.x, y.x, fmaf(x.y, y.y, sum));
+      // Zeros are those of a row without keys, whose dout may be NaN.
+      sum = fmaf(x.x, x.x == 0.0f ? 0.0f : y.x, fmaf(x.y, x.y == 0.0f ? 0.0f : y.y, sum));
     }
   }
 #pragma unroll

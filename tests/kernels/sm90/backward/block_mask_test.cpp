@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/sm90/block_case.hpp"
+#include "kernels/worklist/block_grid.hpp"
 #include "magi/error.hpp"
 #include "reference/error_rule.hpp"
 #include "support/gpu/gpu_test.hpp"
@@ -179,6 +180,70 @@ TEST_F(BlockMaskBackwardTest, AgreesAtTheUsualBlocks) {
       test.is_causal = is_causal;
       check_case(test);
       check_case(test, true);
+    }
+  }
+}
+
+/// Makes the rows that a head of the mask leaves out NaN: keys of blocks that no block of queries
+/// reaches, and queries of blocks that reach none.
+void spoil_unseen(const BlockCase& test, BlockCaseData& data, GuardedTensor& dout) {
+  const std::int32_t heads_per_kv = test.heads_q / test.heads_kv;
+  const BlockGrid grid{.rows_q = test.rows_q,
+                       .rows_k = test.rows_k,
+                       .q_block = test.q_block,
+                       .k_block = test.k_block,
+                       .is_causal = test.is_causal};
+  const auto spoil = [](GuardedTensor& tensor, std::int32_t row, std::int32_t head) {
+    for (std::int64_t d = 0; d < tensor.dim(); ++d) tensor.set(row, head, d, std::nan(""));
+  };
+  for (std::int32_t kv_head = 0; kv_head < test.heads_kv; ++kv_head) {
+    std::vector<bool> queries(static_cast<std::size_t>(test.num_q()));
+    std::vector<bool> keys(static_cast<std::size_t>(test.num_k()));
+    const std::int32_t first = (test.mask_heads == 1 ? 0 : kv_head) * test.num_q();
+    for (std::int32_t i = 0; i < test.num_q(); ++i) {
+      for (std::int32_t j = 0; j < std::min(test.num_k(), grid.num_reached(i)); ++j) {
+        if (data.visible[static_cast<std::size_t>((first + i) * test.num_k() + j)] == 0) continue;
+        queries[static_cast<std::size_t>(i)] = keys[static_cast<std::size_t>(j)] = true;
+      }
+    }
+    for (std::int32_t row = 0; row < test.rows_k; ++row) {
+      if (keys[static_cast<std::size_t>(row / test.k_block)]) continue;
+      spoil(data.k, row, kv_head);
+      spoil(data.v, row, kv_head);
+    }
+    for (std::int32_t row = 0; row < test.rows_q; ++row) {
+      if (queries[static_cast<std::size_t>(row / test.q_block)]) continue;
+      for (std::int32_t head = kv_head * heads_per_kv; head < (kv_head + 1) * heads_per_kv;
+           ++head) {
+        spoil(data.q, row, head);
+        spoil(dout, row, head);
+      }
+    }
+  }
+  for (GuardedTensor* tensor : {&data.q, &data.k, &data.v, &dout}) tensor->upload_sync();
+}
+
+TEST_F(BlockMaskBackwardTest, WhatNobodySeesMayBeNan) {
+  for (std::uint64_t seed = 201; seed <= 230 && !HasFailure(); ++seed) {
+    BlockCase test = random_block_case(seed);
+    test.percent = 10;
+    for (const bool is_deterministic : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << test << (is_deterministic ? ", deterministic" : ""));
+      BlockCaseData data(test);
+      Gradients expected(test, data);
+      Gradients gradients(test, data);
+      fill_results(test, data, expected);
+      fill_results(test, data, gradients);
+      run(mask_of(test, data), expected, is_deterministic);
+      spoil_unseen(test, data, gradients.dout);
+      run(mask_of(test, data), gradients, is_deterministic);
+      expect_same_bits(gradients.dk, expected.dk);
+      expect_same_bits(gradients.dv, expected.dv);
+      if (is_deterministic) expect_same_bits(gradients.dq, expected.dq);
+      if (data.sink) expect_same_bits(gradients.dsink, expected.dsink);
+      for (const GuardedTensor* tensor : {&gradients.dq, &gradients.dk, &gradients.dv}) {
+        for (const double value : values_of(*tensor)) ASSERT_TRUE(std::isfinite(value));
+      }
     }
   }
 }
