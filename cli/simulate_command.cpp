@@ -79,18 +79,6 @@ void write_curves(const SimulateFlags& flags, const std::vector<SweepRow>& rows)
   }
 }
 
-/// A search has to have something to search.
-void check_search(const SweepOptions& options) {
-  const WorkSearch search = options.config.work_search;
-  const std::vector<std::string> moving = simulate::moving_strategies();
-  const bool is_used = std::ranges::any_of(options.strategies, [&](const std::string& name) {
-    return std::ranges::find(moving, name) != moving.end();
-  });
-  if (is_used || search == PlanConfig{}.work_search) return;
-  throw invalid("--work-search", work_search_name(search),
-                "a search beside one of the strategies queries, heads, mixed, auto_work");
-}
-
 /// Refuses flags that would have no effect.
 void check_used(const SimulateFlags& flags, const SweepOptions& options) {
   if (!flags.growing.empty())
@@ -105,7 +93,6 @@ void check_used(const SimulateFlags& flags, const SweepOptions& options) {
   if (options.ulysses_degree > 0 && !has_usp) {
     throw invalid("--ulysses", options.ulysses_degree, "0 without the strategy usp");
   }
-  check_search(options);
 }
 
 Exit run_simulate(const SimulateFlags& flags) {

@@ -298,34 +298,6 @@ void measure_long(const std::vector<Mask>& masks, Report& report) {
              mean_over(masks, [&](const Mask& mask) { return least_ms(mask, ordered, 2); }), "ms");
 }
 
-/// Each search by name beside the library's own: bytes over its bytes, balance, time to plan.
-void measure_searches(const std::vector<Mask>& masks, const std::string& kind, Report& report) {
-  const PlanConfig own = config_of(8, Heads{}, WorkMode::Queries);
-  for (std::int32_t i = 0; i < magi::kNumWorkSearches; ++i) {
-    PlanConfig config = own;
-    config.work_search = static_cast<magi::WorkSearch>(i);
-    const std::string name =
-        "place.qo.search." + kind + "." + magi::work_search_name(config.work_search);
-    report.add(name + ".bytes",
-               mean_over(masks,
-                         [&](const Mask& mask) {
-                           return bytes_of(sound_plan(mask, config)) /
-                                  bytes_of(sound_plan(mask, own));
-                         }),
-               "ratio");
-    report.add(name + ".balance", worst_balance(masks, config), "ratio");
-    report.add(name + ".time",
-               mean_over(masks,
-                         [&](const Mask& mask) {
-                           return seconds_of(sound_plan(mask, config)) /
-                                  seconds_of(sound_plan(mask, own));
-                         }),
-               "ratio");
-    report.add(name + ".ms",
-               mean_over(masks, [&](const Mask& mask) { return least_ms(mask, config, 2); }), "ms");
-  }
-}
-
 struct Options {
   std::string draws = "bench/data/document_draws.json";
   std::string out;
@@ -339,8 +311,6 @@ void run(const Options& options) {
   measure_one_document(report);
   measure_heads(report);
   measure_documents(masks_of(draws.at("65536")), report);
-  measure_searches({packed_causal({65536})}, "causal", report);
-  measure_searches(masks_of(draws.at("65536")), "docs64k", report);
   measure_long(masks_of(draws.at("1048576")), report);
   measure_placing(masks_of(draws.at("65536")), 8, "docs64k.p8", report);
   measure_placing(masks_of(draws.at("1048576")), 64, "docs1m.p64", report);

@@ -253,9 +253,6 @@ void add_shape_flags(CLI::App& app, PlanConfig& config) {
 }
 
 void add_search_flags(CLI::App& app, PlanConfig& config) {
-  add(app, "--work-search", "NAME",
-      "how it is searched which rank computes what, where queries travel (docs/moving_queries.md)",
-      [&config](const std::string& text) { config.work_search = work_search_from_name(text); });
   add(app, "--tolerance", "X", "a rank may hold up to (1 + X) times the mean chunk count",
       [&config](const std::string& text) {
         config.placement.token_tolerance = parse_number("--tolerance", text, 0.0, 1000.0);

@@ -127,7 +127,6 @@ Json config_json(const PlanConfig& config) {
   json["min_stage_rows"] = config.min_stage_rows;
   json["devices_per_node"] = config.devices_per_node;
   json["work"] = work_name(config.work);
-  json["work_search"] = work_search_name(config.work_search);
   return json;
 }
 
@@ -147,7 +146,6 @@ PlanConfig config_from(const Json& json) {
   reader.read_int("min_stage_rows", config.min_stage_rows);
   reader.read_int("devices_per_node", config.devices_per_node);
   config.work = work_from_name(reader.read_text("work"));
-  config.work_search = work_search_from_name(reader.read_text("work_search"));
   reader.finish();
   return config;
 }

@@ -66,11 +66,10 @@ PlanConfig random_config(RandomStream& random, std::int32_t num_ranks) {
   return config;
 }
 
-/// What travels besides keys, and how it is searched who computes what.
+/// What travels besides keys.
 void draw_work(RandomStream& random, PlanConfig& config) {
   if (random.chance(60)) return;
   config.work = pick<WorkMode, 3>(random, {WorkMode::Queries, WorkMode::Auto, WorkMode::Heads});
-  config.work_search = static_cast<WorkSearch>(random.between(0, kNumWorkSearches - 1));
 }
 
 }  // namespace

@@ -29,11 +29,7 @@ const std::vector<std::function<void(VerifyCase&)>>& simplifications() {
       [](VerifyCase& c) { c.config.placement = {}; },
       [](VerifyCase& c) { c.config.overlap_degree = 1; },
       [](VerifyCase& c) { c.config.devices_per_node = 0; },
-      [](VerifyCase& c) { c.config.work_search = WorkSearch::ThresholdAccepting; },
-      [](VerifyCase& c) {
-        c.config.work = WorkMode::Keys;
-        c.config.work_search = WorkSearch::ThresholdAccepting;
-      },
+      [](VerifyCase& c) { c.config.work = WorkMode::Keys; },
       [](VerifyCase& c) {
         c.dtype = DType::Float64;
         c.config.element_bytes = 8;

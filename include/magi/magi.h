@@ -98,16 +98,6 @@ enum { MAGI_STAGES_AUTO = 0, MAGI_STAGES_BY_HEADS = 1, MAGI_STAGES_BY_ROWS = 2 }
 /* What travels: keys alone; queries too, where that moves fewer bytes; the fastest as predicted;
  * both, to ranks that share out the kv heads. */
 enum { MAGI_WORK_KEYS = 0, MAGI_WORK_QUERIES = 1, MAGI_WORK_AUTO = 2, MAGI_WORK_HEADS = 3 };
-/* How it is searched which rank computes what, where queries travel: docs/moving_queries.md. */
-enum {
-  MAGI_SEARCH_THRESHOLD_ACCEPTING = 0,
-  MAGI_SEARCH_NON_COMMUNICATION_QO = 1,
-  MAGI_SEARCH_GREEDY_RANDOM_GRID = 2,
-  MAGI_SEARCH_SIMPLEX_NETWORK_FLOW = 3,
-  MAGI_SEARCH_FAST_SIMPLEX_NETWORK_FLOW = 4,
-  MAGI_SEARCH_BINARY_GREEDY = 5,
-  MAGI_SEARCH_BINARY_GREEDY_PARALLEL = 6
-};
 
 typedef struct magi_plan_config {
   size_t struct_size;
@@ -132,7 +122,6 @@ typedef struct magi_plan_config {
   int32_t devices_per_node;        /* ranks fill one node after the other; 0: one node holds all */
   double network_bytes_per_second; /* cost model between nodes: out of one rank */
   double network_seconds_per_transfer;
-  int32_t work_search; /* MAGI_SEARCH_..., where work is not MAGI_WORK_KEYS */
   int32_t head_shares; /* with MAGI_WORK_HEADS: a common divisor of ranks and kv heads; 0: chosen */
 } magi_plan_config;
 /* Sets struct_size and the defaults: one rank, one head of 128, 2-byte elements, and a degree that

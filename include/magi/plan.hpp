@@ -40,25 +40,6 @@ const char* work_name(WorkMode work);
 /// Throws InvalidArgument listing the names.
 WorkMode work_from_name(std::string_view name);
 
-/// How it is searched which rank computes what, where queries travel. All but the first have the
-/// names that MagiAttention gives to their ideas (docs/moving_queries.md).
-enum class WorkSearch : std::int32_t {
-  ThresholdAccepting,      ///< the library's own: few bytes, areas even to a thousandth
-  NonCommunicationQo,      ///< every pair at the owner of its query: keys alone travel
-  GreedyRandomGrid,        ///< random restarts, then parts drawn anew
-  SimplexNetworkFlow,      ///< least traffic under which areas flow evenly, at least cost
-  FastSimplexNetworkFlow,  ///< the same on a coarser grid, without costs
-  BinaryGreedy,            ///< least traffic that leaves no rank above 1.1 of the mean
-  BinaryGreedyParallel,    ///< the same with several budgets tried at once, on threads
-};
-inline constexpr std::int32_t kNumWorkSearches = 7;
-
-/// "threshold_accepting", "non_communication_qo", "greedy_random_grid", "simplex_network_flow",
-/// "fast_simplex_network_flow", "binary_greedy", "binary_greedy_parallel".
-const char* work_search_name(WorkSearch search);
-/// Throws InvalidArgument listing the names.
-WorkSearch work_search_from_name(std::string_view name);
-
 /// Everything a plan depends on besides the mask.
 struct PlanConfig {
   std::int32_t num_ranks = 1;
@@ -75,8 +56,6 @@ struct PlanConfig {
   /// 1: own keys, then all remote ones; N: at most N (fewer where heads or rows do not suffice).
   std::optional<std::int32_t> overlap_degree = {};
   WorkMode work = WorkMode::Keys;
-  /// How work Queries, Auto and Heads find who computes what; with work Keys the first alone.
-  WorkSearch work_search = WorkSearch::ThresholdAccepting;
   /// With work Heads: how many shares there are, a divisor of num_ranks and of num_heads_kv. 0: the
   /// common divisor of the least predicted time; 1, as where there is no other, is work Queries.
   std::int32_t head_shares = 0;

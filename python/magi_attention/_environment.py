@@ -116,7 +116,6 @@ KEY_VARIABLES = tuple(
         "DETERMINISTIC_MODE",
         "HIERARCHICAL_COMM",
         "QO_COMM",
-        "WORK_SEARCH",
         "NATIVE_GRPCOLL",
         "FLATTEN_HEAD_GROUPS",
         "KERNEL_BACKEND",

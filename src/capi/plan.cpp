@@ -18,10 +18,6 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
   if (given.work < MAGI_WORK_KEYS || given.work > MAGI_WORK_HEADS) {
     throw invalid("work", given.work, "0 (keys), 1 (queries), 2 (automatic) or 3 (heads)");
   }
-  if (given.work_search < MAGI_SEARCH_THRESHOLD_ACCEPTING ||
-      given.work_search > MAGI_SEARCH_BINARY_GREEDY_PARALLEL) {
-    throw invalid("work_search", given.work_search, "0 to 6");
-  }
   PlanConfig result{.num_ranks = given.num_ranks,
                     .num_heads_q = given.num_heads_q,
                     .num_heads_kv = given.num_heads_kv,
@@ -30,7 +26,6 @@ PlanConfig read_plan_config(const magi_plan_config* config) {
                     .element_bytes = given.element_bytes,
                     .overlap_degree = std::nullopt,
                     .work = static_cast<WorkMode>(given.work),
-                    .work_search = static_cast<WorkSearch>(given.work_search),
                     .head_shares = given.head_shares,
                     .stage_mode = static_cast<StageMode>(given.stage_mode),
                     .min_stage_rows = given.min_stage_rows,

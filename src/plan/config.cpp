@@ -54,11 +54,6 @@ void validate_config(const PlanConfig& config) {
   }
   require_between("stage_mode", static_cast<std::int32_t>(config.stage_mode), 0, 2);
   require_between("work", static_cast<std::int32_t>(config.work), 0, 3);
-  static_cast<void>(work_search_name(config.work_search));
-  if (config.work == WorkMode::Keys && config.work_search != WorkSearch::ThresholdAccepting) {
-    throw invalid("work_search", work_search_name(config.work_search),
-                  "threshold_accepting, the default, with work keys");
-  }
   require_between("head_shares", config.head_shares, 0, kMaxHeads);
   if (config.head_shares > 0 &&
       (config.work != WorkMode::Heads || config.num_ranks % config.head_shares != 0 ||

@@ -54,16 +54,6 @@ Value work(WorkMode& target) {
       [&target] { return std::string(work_name(target)); });
 }
 
-Value work_search(WorkSearch& target) {
-  return json::text(
-      "names of searches",
-      [&target](std::string_view seen) {
-        target = work_search_from_name(seen);
-        return true;
-      },
-      [&target] { return std::string(work_search_name(target)); });
-}
-
 Value algorithm(PlacementAlgorithm& target) {
   return json::text(
       "names of placements",
@@ -161,8 +151,6 @@ Value config(PlanConfig& c) {
                   {"placement_k", optional_placement_config(c.placement_k)},
                   {"overlap_degree", json::optional_integer(c.overlap_degree, 0, kMaxDegree)},
                   {"work", work(c.work)},
-                  {"work_search", work_search(c.work_search),
-                   c.work_search == WorkSearch::ThresholdAccepting},
                   {"head_shares", json::integer(c.head_shares, 0, kMaxHeads), c.head_shares == 0},
                   {"stage_mode", stage_mode(c.stage_mode)},
                   {"min_stage_rows", json::integer(c.min_stage_rows, 1, kMaxRows)},

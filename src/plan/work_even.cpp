@@ -221,9 +221,4 @@ std::vector<WorkPiece> even_out(const WorkGrid& grid, const std::vector<std::int
   return evener.pieces();
 }
 
-std::vector<WorkPiece> whole_tiles(const WorkGrid& grid, const std::vector<std::int32_t>& rank_of,
-                                   std::int32_t num_ranks) {
-  return Evener(grid, rank_of, num_ranks, {}).pieces();
-}
-
 }  // namespace magi::planner

@@ -21,8 +21,4 @@ struct WorkPiece {
 std::vector<WorkPiece> even_out(const WorkGrid& grid, const std::vector<std::int32_t>& rank_of,
                                 std::int32_t num_ranks, const RowCosts& costs);
 
-/// The same pieces without any change: every tile whole, at its rank.
-std::vector<WorkPiece> whole_tiles(const WorkGrid& grid, const std::vector<std::int32_t>& rank_of,
-                                   std::int32_t num_ranks);
-
 }  // namespace magi::planner

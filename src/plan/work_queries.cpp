@@ -8,12 +8,13 @@
 #include "plan/loads.hpp"
 #include "plan/work_build.hpp"
 #include "plan/work_grid.hpp"
-#include "plan/work_search.hpp"
 
 namespace magi::planner {
 namespace {
 
 constexpr std::int32_t kSumBytes = 4;
+/// Parts of a rank's run of rows in the grid, about: finer ones save few bytes and take longer.
+constexpr std::int64_t kPartsPerRank = 4;
 
 }  // namespace
 
@@ -39,9 +40,10 @@ std::vector<WorkPiece> find_pieces(const Mask& mask, const Layout& layout_q, con
   const auto num_ranks = static_cast<std::int32_t>(layout_q.rank_rows.size());
   const std::int64_t rows = std::max(layout_q.runs.back().end, layout_k.runs.back().end);
   const auto part_rows = static_cast<std::int32_t>(
-      std::max<std::int64_t>(1, rows / (parts_per_rank(config.work_search) * num_ranks)));
+      std::max<std::int64_t>(1, rows / (kPartsPerRank * num_ranks)));
   const WorkGrid grid = make_work_grid(mask, layout_q, layout_k, part_rows);
-  return search_work(config.work_search, grid, num_ranks, row_costs(config));
+  const RowCosts costs = row_costs(config);
+  return even_out(grid, share_work(grid, num_ranks, costs, {}), num_ranks, costs);
 }
 
 PlanLoads plan_queries(const Layout& layout_q, const Layout& layout_k, Plan& plan) {

@@ -87,7 +87,7 @@ void add(Hasher& hasher, const PlanConfig& config) {
         config.head_dim_v, config.element_bytes, config.overlap_degree.value_or(-1),
         static_cast<std::int32_t>(config.stage_mode), config.min_stage_rows,
         config.devices_per_node, static_cast<std::int32_t>(config.work),
-        static_cast<std::int32_t>(config.work_search), config.head_shares}) {
+        config.head_shares}) {
     add(hasher, std::int64_t{value});
   }
   add(hasher, config.placement);

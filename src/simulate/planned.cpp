@@ -222,8 +222,7 @@ CostModel cost_of(const Cluster& cluster) {
 }  // namespace
 
 Figures simulate_plan(const Problem& problem, PlacementAlgorithm algorithm) {
-  PlanConfig config =
-      problem.config.work == WorkMode::Keys ? without_search(problem.config) : problem.config;
+  PlanConfig config = problem.config;
   config.placement.algorithm = algorithm;
   config.cost = cost_of(problem.cluster);
   config.devices_per_node = problem.cluster.devices_per_node;

@@ -138,7 +138,7 @@ std::vector<std::string> baseline_strategies() {
 }
 
 Figures simulate(const Problem& problem, const std::string& strategy) {
-  planner::validate_config(without_search(problem.config));
+  planner::validate_config(problem.config);
   planner::validate_sizes(problem.mask, problem.config);
   if (problem.mask.rows_q != problem.mask.rows_k) {
     throw invalid("the mask",

@@ -41,8 +41,8 @@ struct Figures {
 };
 
 struct Problem {
-  const Mask& mask;   ///< of self-attention
-  PlanConfig config;  ///< its work_search is that of strategies in which queries travel
+  const Mask& mask;  ///< of self-attention
+  PlanConfig config;
   Cluster cluster;
   std::int32_t ulysses_degree = 0;  ///< ranks of USP that share heads; 0: as many as fit a node
 };

@@ -29,12 +29,6 @@ inline std::int64_t row_memory(const PlanConfig& config) {
          query_elements(config) * kSumBytes;
 }
 
-/// The configuration of a strategy in which nothing but keys moves.
-inline PlanConfig without_search(PlanConfig config) {
-  config.work_search = PlanConfig{}.work_search;
-  return config;
-}
-
 /// The library's plan with `algorithm`.
 Figures simulate_plan(const Problem& problem, PlacementAlgorithm algorithm);
 

@@ -67,7 +67,6 @@ TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
   config.stage_mode = MAGI_STAGES_BY_ROWS;
   config.min_stage_rows = 8;
   config.work = MAGI_WORK_QUERIES;
-  config.work_search = MAGI_SEARCH_FAST_SIMPLEX_NETWORK_FLOW;
   config.head_dim_qk = 64;
   config.head_dim_v = 32;
   config.element_bytes = 4;
@@ -85,7 +84,6 @@ TEST_F(PlanAbi, EveryFieldOfTheConfigArrives) {
   expected.stage_mode = StageMode::Rows;
   expected.min_stage_rows = 8;
   expected.work = WorkMode::Queries;
-  expected.work_search = WorkSearch::FastSimplexNetworkFlow;
   expected.head_dim_qk = 64;
   expected.head_dim_v = 32;
   expected.element_bytes = 4;
@@ -130,10 +128,6 @@ TEST_F(PlanAbi, RefusesWhatNoPlanCanBe) {
   EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
   config = test_config();
   config.head_shares = 1;  // with work keys
-  EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
-  config = test_config();
-  config.work = MAGI_WORK_QUERIES;
-  config.work_search = MAGI_SEARCH_BINARY_GREEDY_PARALLEL + 1;
   EXPECT_EQ(magi_plan_create(mask.get(), &config, &refused), MAGI_INVALID_ARGUMENT);
   config = test_config();
   magi_placement_config placement;

@@ -197,11 +197,6 @@ TEST(CommandPlan, WorkAndLayoutReachTheConfiguration) {
   EXPECT_EQ(ordered.config.work, WorkMode::Auto);
   EXPECT_EQ(ordered.config.placement.algorithm, PlacementAlgorithm::SequentialSelect);
   EXPECT_EQ(planned("--work keys --layout contiguous").config.work, WorkMode::Keys);
-  EXPECT_EQ(planned("--work queries --work-search binary_greedy").config.work_search,
-            WorkSearch::BinaryGreedy);
-  const Outcome unknown = run_magi("plan --tokens 64 --work queries --work-search SNF");
-  EXPECT_EQ(unknown.code, 2);
-  EXPECT_NE(unknown.err.find("fast_simplex_network_flow"), std::string::npos) << unknown.err;
 }
 
 TEST(CommandPlan, FlagsReachTheConfiguration) {

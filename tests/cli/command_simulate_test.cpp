@@ -75,10 +75,6 @@ TEST(CommandSimulate, PlansAreSearchedAsAsked) {
       "--documents 4000,1100,3092 --causal --ranks 4 --chunk 64 --heads-q 8 --heads-kv 8 "
       "--strategies queries,auto,ring --degree 2 ";
   const auto rows = rows_of(flags);
-  const auto searched = rows_of(flags + "--work-search non_communication_qo");
-  EXPECT_NE(searched[0]["forward"], rows[0]["forward"]);
-  EXPECT_EQ(searched[1], rows[1]) << "where keys move there is nothing to search";
-  EXPECT_EQ(searched[2], rows[2]);
   const auto by_rows = rows_of(flags + "--stages rows");
   EXPECT_NE(by_rows[0]["forward"]["seconds"], rows[0]["forward"]["seconds"]);
   const std::string short_chunk = "--tokens 1000 --causal --ranks 4 --chunk 64 --strategies auto ";
@@ -169,9 +165,6 @@ TEST(CommandSimulate, RefusesInOneSentence) {
       {"--tokens 64 --strategies carrier", "--strategies"},
       {"--tokens 64 --chunk 0", "--chunk is '0'; allowed: auto or an integer from 1"},
       {"--tokens 64 --degree many", "--degree is 'many'; allowed: auto or"},
-      {"--tokens 64 --work-search carrier", "work_search is carrier"},
-      {"--tokens 64 --strategies auto,ring --work-search binary_greedy",
-       "--work-search is binary_greedy"},
       {"--tokens 64 --stages sea", "--stages is 'sea'"},
       {"--tokens 64 --heads-q 6 --heads-kv 4", "num_heads_q is 6"},
       {"--cu-seqlens 0,64 --cu-seqlens-k 0,32", "64 queries and 32 keys"},

@@ -25,8 +25,8 @@ static int print_plan(const magi_mask* mask, const magi_plan_config* config) {
   if (magi_plan_create(mask, config, &plan) != MAGI_OK) return fail("plan");
   magi_plan_report report = {.struct_size = sizeof report};
   if (magi_plan_get_report(plan, &report) != MAGI_OK) return fail("report");
-  printf("%s work %d search %d digest %016llx bytes %lld seconds %a %a\n",
-         config->placement->algorithm, config->work, config->work_search,
+  printf("%s work %d digest %016llx bytes %lld seconds %a %a\n",
+         config->placement->algorithm, config->work,
          (unsigned long long)report.digest, (long long)report.total_bytes, report.forward_seconds,
          report.backward_seconds);
   magi_plan_destroy(plan);
@@ -46,11 +46,7 @@ static int print_plans(const magi_mask* mask, const char* algorithm) {
   config.placement = &placement;
   if (print_plan(mask, &config) != 0) return 1;
   config.work = MAGI_WORK_QUERIES;
-  for (int search = 0; search <= MAGI_SEARCH_BINARY_GREEDY_PARALLEL; ++search) {
-    config.work_search = search;
-    if (print_plan(mask, &config) != 0) return 1;
-  }
-  return 0;
+  return print_plan(mask, &config);
 }
 
 int main(void) {

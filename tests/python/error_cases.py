@@ -206,7 +206,6 @@ def destroyed_groups(group) -> None:
 def bad_environment(group) -> None:
     for variables, error, pattern in (
         ({"QO_COMM": "2"}, ValueError, "MAGI_ATTENTION_QO_COMM"),
-        ({"WORK_SEARCH": "grg"}, ValueError, "MAGI_ATTENTION_WORK_SEARCH is 'grg'; allowed: thr"),
         ({"HIERARCHICAL_COMM": "1"}, ValueError, "MAGI_ATTENTION_HIERARCHICAL_COMM"),
         ({"PRECISION": "fp8"}, ValueError, "MAGI_ATTENTION_PRECISION is 'fp8'"),
     ):

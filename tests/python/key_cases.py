@@ -199,13 +199,11 @@ def queries_by_node(group, shape: tuple[int, int]) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("inter", "intra"))
-    case, mask = Case(rows=512, heads=(8, 8)), dense.masks(512)["causal"]
+    case, mask = Case(rows=512, heads=(8, 8)), dense.masks(512)["bi_causal_q_overlap"]
     plain = make_key(mask, case, mesh)
     names = {
         "MAGI_ATTENTION_HIERARCHICAL_COMM": "1",
         "MAGI_ATTENTION_QO_COMM": "1",
-        # A search after which several ranks of a node need the same queries.
-        "MAGI_ATTENTION_WORK_SEARCH": "simplex_network_flow",
     }
     key, plan = checked_under(names, mask, case, mesh)
     assert key.is_hierarchical_comm_enable and key.is_qo_comm_enable

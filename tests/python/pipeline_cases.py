@@ -33,7 +33,6 @@ class Case:
     chunk_size: int | None = None
     uneven: bool = False
     work: str | None = None
-    work_search: str | None = None
     head_shares: int = 0
     layout: str = "permuted"
     sinks: int = 0
@@ -54,7 +53,6 @@ class Case:
             ),
             overlap_config=api.OverlapConfig(mode=mode, degree=self.degree, min_chunk_size=8),
             work=self.work,
-            work_search=self.work_search,
             head_shares=self.head_shares,
         )
 

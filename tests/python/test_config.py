@@ -13,7 +13,6 @@ from magi_attention.common import AttnRanges
 from magi_attention.common.enum import (
     AttnOverlapMode,
     DispatchAlgType,
-    DynamicAttnAlgType,
     MagiAttentionKernelBackend,
     MagiAttentionPrecision,
 )
@@ -63,9 +62,6 @@ def test_defaults_and_hash():
     other = DistAttnConfig(dispatch_config=DispatchConfig(chunk_size=64))
     assert other != DistAttnConfig()
     assert DistAttnConfig(work="keys") != DistAttnConfig(work="auto") != DistAttnConfig()
-    named = DistAttnConfig(work="auto", work_search=DynamicAttnAlgType.BINARY_GREEDY)
-    assert named == DistAttnConfig(work="auto", work_search="binary_greedy")
-    assert named != DistAttnConfig(work="auto") and hash(named) != hash(DistAttnConfig(work="auto"))
     assert DistAttnConfig(work="heads") != DistAttnConfig(work="heads", head_shares=2)
     assert GrpCollConfig().num_nvl_bytes == 2_000_000_000
 
@@ -104,16 +100,6 @@ def test_overlap_config():
             "alg is MinHeapDispatchAlg while layout is 'contiguous'",
         ),
         (lambda: DistAttnConfig(work="rows"), ValueError, "work is 'rows'; allowed: keys, que"),
-        (
-            lambda: DistAttnConfig(work_search="SNF"),
-            ValueError,
-            "work_search is 'SNF'; allowed: threshold_accepting, non_communication_qo, greedy_",
-        ),
-        (
-            lambda: DistAttnConfig(work="keys", work_search="binary_greedy"),
-            ValueError,
-            "work_search is 'binary_greedy' while work is 'keys'",
-        ),
         (lambda: DistAttnConfig(head_shares=-1, work="heads"), ValueError, "head_shares is -1"),
         (lambda: DistAttnConfig(head_shares=2), ValueError, "head_shares is 2 with work None"),
         (lambda: solver.ToppHeapDispatchAlg(top_p=2), ValueError, "top_p"),
@@ -313,34 +299,6 @@ def test_an_allocation_ratio_of_nothing_places_rows():
         config=DistAttnConfig(DispatchConfig(alg=alg)),
     )  # fmt: skip
     assert not plan.defects() and len(set(plan.chunk_ranks)) == 2
-
-
-class TestWorkSearch:
-    @staticmethod
-    def config(**options) -> dict:
-        """The configuration in the JSON of a plan under the environment."""
-        ranges = AttnRanges.from_ranges([(0, 512)])
-        plan = Plan.from_ranges(
-            ranges, ranges, "causal", 512, cp_size=4, num_heads_q=2, num_heads_kv=2, head_dim=8,
-            config=DistAttnConfig(**options),
-        )  # fmt: skip
-        assert not plan.defects()
-        return json.loads(plan.to_json())["config"]
-
-    @pytest.mark.parametrize("search", list(DynamicAttnAlgType))
-    def test_every_name_reaches_the_plan(self, search, monkeypatch):
-        config = self.config(work="queries", work_search=search)
-        assert config["work_search"] == search.value
-        monkeypatch.setenv("MAGI_ATTENTION_WORK_SEARCH", search.value.upper())
-        monkeypatch.setenv("MAGI_ATTENTION_QO_COMM", "1")
-        assert self.config() == config
-        assert "work_search" not in self.config(work_search="threshold_accepting")
-
-    def test_the_environments_is_for_plans_that_move_queries(self, monkeypatch):
-        monkeypatch.setenv("MAGI_ATTENTION_WORK_SEARCH", "binary_greedy")
-        assert "work_search" not in self.config()
-        with pytest.raises(ValueError, match="work_search is 'binary_greedy' while keys alone"):
-            self.config(work_search="binary_greedy")
 
 
 class TestCostFile:

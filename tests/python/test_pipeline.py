@@ -70,16 +70,6 @@ def test_moving_queries_in_stages(ranks, degree):
     ranks.run(3, cases.pipeline, case)
 
 
-@pytest.mark.parametrize("search", [
-    "non_communication_qo", "greedy_random_grid", "simplex_network_flow",
-    "fast_simplex_network_flow", "binary_greedy", "binary_greedy_parallel",
-])  # fmt: skip
-def test_searches_by_name(ranks, search):
-    case = Case(mask="four_types", heads=(8, 8), work="queries", work_search=search, sinks=1,
-                degree=2, with_lse_gradient=True)  # fmt: skip
-    ranks.run(4, cases.pipeline, case)
-
-
 def test_what_auto_chooses(ranks):
     case = Case(mask="varlen_causal", rows=600, heads=(8, 8), work="auto", degree=None)
     ranks.run(4, cases.pipeline, case)

@@ -60,29 +60,25 @@ TEST(MovedQueries, EqualDenseAttentionWithSinkCapAndLseGradientInEveryType) {
   }
 }
 
-TEST(MovedQueries, EverySearchByNameEqualsDenseAttentionOnRandomMasks) {
+TEST(MovedQueries, TheSearchEqualsDenseAttentionOnRandomMasks) {
   int num_moving = 0;
-  for (std::int32_t i = 0; i < kNumWorkSearches; ++i) {
-    for (std::uint64_t seed = 0; seed < 8; ++seed) {
-      const auto search = static_cast<WorkSearch>(i);
-      SCOPED_TRACE(::testing::Message() << work_search_name(search) << ", seed " << seed);
-      RandomStream random(seed);
-      RandomMaskOptions options;
-      options.is_square = random.chance(60);
-      const Mask mask = random_mask(random, options);
-      const AttentionCase test = make_case(mask, DType::Float64, {4, random.chance(50) ? 4 : 2});
-      PlanConfig config = plan_config(test, random.between(2, 4));
-      config.work = WorkMode::Queries;
-      config.work_search = search;
-      config.overlap_degree = random.between(0, 2);
-      config.placement.chunk_size = 1;
-      const auto plan = shared_plan(mask, config);
-      num_moving += plan->ranks[0].q.segments.size() > 1 ? 1 : 0;
-      expect_pipeline_close(test, plan);
-      if (HasFailure()) return;
-    }
+  for (std::uint64_t seed = 0; seed < 16; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    RandomStream random(seed);
+    RandomMaskOptions options;
+    options.is_square = random.chance(60);
+    const Mask mask = random_mask(random, options);
+    const AttentionCase test = make_case(mask, DType::Float64, {4, random.chance(50) ? 4 : 2});
+    PlanConfig config = plan_config(test, random.between(2, 4));
+    config.work = WorkMode::Queries;
+    config.overlap_degree = random.between(0, 2);
+    config.placement.chunk_size = 1;
+    const auto plan = shared_plan(mask, config);
+    num_moving += plan->ranks[0].q.segments.size() > 1 ? 1 : 0;
+    expect_pipeline_close(test, plan);
+    if (HasFailure()) return;
   }
-  EXPECT_GT(num_moving, 20);
+  EXPECT_GT(num_moving, 6);
 }
 
 TEST(MovedQueries, EqualDenseAttentionInStagesByRows) {

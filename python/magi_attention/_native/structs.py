@@ -138,7 +138,6 @@ class PlanConfig(Sized):
         ("devices_per_node", c_int32),
         ("network_bytes_per_second", c_double),
         ("network_seconds_per_transfer", c_double),
-        ("work_search", c_int32),
         ("head_shares", c_int32),
     ]
 

@@ -106,7 +106,7 @@ class OverlapAlgType(Enum):
 
 
 class DynamicAttnAlgType(Enum):
-    """How tiles are shared out when queries travel too: `DistAttnConfig.work_search`."""
+    """Names of MagiAttention's searches of work; plans that move queries have one of their own."""
 
     NON_COMMUNICATION_QO = "non_communication_qo"
     GREEDY_RANDOM_GRID = "greedy_random_grid"

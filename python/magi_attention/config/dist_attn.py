@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from magi_attention.comm.primitive.grpcoll._config import GrpCollConfig
 from magi_attention.common._arguments import MAX_ROWS, check_choice, check_int
-from magi_attention.common.enum import DynamicAttnAlgType
 from magi_attention.config.dispatch import DispatchConfig
 from magi_attention.config.overlap import OverlapConfig, chosen_overlap
-from magi_attention.env import comm
 
 WORK_MODES = ("keys", "queries", "auto", "heads")  # in the library's order
 
@@ -25,21 +23,17 @@ class DistAttnConfig:
       to ranks that share out the kv heads; "auto": the fastest as predicted. None: "heads" where
       MAGI_ATTENTION_FLATTEN_HEAD_GROUPS is 1, else "queries" where MAGI_ATTENTION_QO_COMM is 1,
       else "auto" for a contiguous layout and "keys" for a permuted one.
-    - work_search: how the plan finds which rank computes what, where queries travel: a
-      DynamicAttnAlgType or its value, or "threshold_accepting", the library's own search
-      (docs/moving_queries.md). None: that of MAGI_ATTENTION_WORK_SEARCH, else the library's own.
     - head_shares: with work "heads", into how many shares kv heads are divided: a common divisor of
       ranks and kv heads, which ValueError names when the plan is made. 0: the fastest as predicted.
 
-    TypeError for parts of other types. ValueError for other values of work and work_search, for
-    work_search beside work "keys" and for head_shares beside another work than "heads".
+    TypeError for parts of other types. ValueError for other values of work, and for head_shares
+    beside another work than "heads".
     """
 
     dispatch_config: DispatchConfig = field(default_factory=DispatchConfig)
     overlap_config: OverlapConfig = field(default_factory=chosen_overlap)
     grpcoll_config: GrpCollConfig = field(default_factory=GrpCollConfig)
     work: str | None = None
-    work_search: str | DynamicAttnAlgType | None = None
     head_shares: int = 0
 
     def __post_init__(self) -> None:
@@ -55,15 +49,6 @@ class DistAttnConfig:
                 )
         if self.work is not None:
             check_choice("work", self.work, WORK_MODES)
-        if isinstance(self.work_search, DynamicAttnAlgType):
-            object.__setattr__(self, "work_search", self.work_search.value)
-        if self.work_search is not None:
-            check_choice("work_search", self.work_search, comm.WORK_SEARCHES)
-            if self.work == "keys":
-                raise ValueError(
-                    f"work_search is {self.work_search!r} while work is 'keys'; "
-                    "allowed: None, or another work"
-                )
         check_int("head_shares", self.head_shares, 0, MAX_ROWS)
         if self.head_shares > 0 and self.work != "heads":
             raise ValueError(
@@ -72,7 +57,7 @@ class DistAttnConfig:
             )
         parts = (
             self.dispatch_config, self.overlap_config, self.grpcoll_config, self.work,
-            self.work_search, self.head_shares,
+            self.head_shares,
         )  # fmt: skip
         object.__setattr__(self, "_hash", hash(parts))
 

@@ -24,14 +24,11 @@ _LEAST_SHARE = sys.float_info.min  # of a document: one chunk, as 0 asks for
 
 def to_plan_config(config: DistAttnConfig) -> structs.PlanConfig:
     """The library's defaults with these overlap stages and what travels, and the constants of the
-    environment's cost file. ValueError for a file that cannot be read or that is none, and for a
-    search where no queries travel.
+    environment's cost file. ValueError for a file that cannot be read or that is none.
     """
     overlap = config.overlap_config
     native = default_plan_config()
-    work = _work_of(config)
-    native.work = WORK_MODES.index(work)
-    native.work_search = comm.WORK_SEARCHES.index(_search_of(config, work))
+    native.work = WORK_MODES.index(_work_of(config))
     native.head_shares = config.head_shares
     path = general.cost_file()
     if path:
@@ -50,17 +47,6 @@ def _work_of(config: DistAttnConfig) -> str:
     if comm.is_qo_comm_enable():
         return "queries"
     return "auto" if config.dispatch_config.layout == "contiguous" else "keys"
-
-
-def _search_of(config: DistAttnConfig, work: str) -> str:
-    if work != "keys":
-        return config.work_search or comm.work_search()
-    if config.work_search is not None:
-        raise ValueError(
-            f"work_search is {config.work_search!r} while keys alone travel; allowed: None, or "
-            "work='queries', 'heads' or 'auto'"
-        )
-    return comm.WORK_SEARCHES[0]
 
 
 @functools.cache

@@ -12,14 +12,13 @@ from magi_attention._environment import (
     read_retired_flag,
     read_text,
 )
-from magi_attention.common.enum import DynamicAttnAlgType
 
 # Functions that read a variable, in this order.
 VARIABLES = (
     "is_hierarchical_comm_enable", "ffa_fwd_sm_margin_save_for_comm",
     "ffa_bwd_sm_margin_save_for_comm", "exchange_sms", "is_qo_comm_enable",
     "is_fwd_high_precision_reduce_enable", "is_bwd_high_precision_reduce_enable",
-    "work_search", "rounds_partial_gradients", "is_native_grpcoll_enable", "dsink_all_reduce_op",
+    "rounds_partial_gradients", "is_native_grpcoll_enable", "dsink_all_reduce_op",
     "is_ffa_fwd_inplace_correct", "transport",
 )  # fmt: skip
 
@@ -61,19 +60,6 @@ def exchange_sms() -> tuple[int | None, int | None]:
 def is_qo_comm_enable() -> bool:
     """MAGI_ATTENTION_QO_COMM: plans whose `DistAttnConfig.work` is None move queries too."""
     return read_flag(PREFIX + "QO_COMM")
-
-
-# How it is searched which rank computes what, where queries travel, in the library's order: its
-# own, then the original's names.
-WORK_SEARCHES = ("threshold_accepting", *(search.value for search in DynamicAttnAlgType))
-
-
-def work_search() -> str:
-    """MAGI_ATTENTION_WORK_SEARCH: the search of plans that move queries and whose
-    `DistAttnConfig.work_search` is None; a name of docs/moving_queries.md, threshold_accepting by
-    default. Part of the key.
-    """
-    return read_text(PREFIX + "WORK_SEARCH", WORK_SEARCHES[0], WORK_SEARCHES)
 
 
 def is_fwd_high_precision_reduce_enable() -> bool:

@@ -56,7 +56,6 @@ class DistAttnRuntimeKey:
     # The key whose placement this one keeps: keys of one mask on different placements differ.
     placed_by: DistAttnRuntimeKey | None = field(default=None, repr=False)
     cost_file: str = field(default="", repr=False)
-    work_search: str = field(default="", repr=False)
 
     # What calls with this key need of its bound plan: its attention, weakly; the number and
     # local shape of that, which a compiled graph can hold; its reach. None and 0 for a key without.
@@ -172,5 +171,4 @@ def init_dist_attn_runtime_key(
         is_auto_range_merge_enable=general.is_range_merge_enable(),
         placed_by=placed_by,
         cost_file=general.cost_file(),
-        work_search=comm.work_search(),
     )
