@@ -90,9 +90,6 @@ Json placement_json(const PlacementConfig& config) {
   json["min_chunks_per_rank"] = config.min_chunks_per_rank;
   json["uneven_shard"] = config.uneven_shard;
   json["token_tolerance"] = config.token_tolerance;
-  json["top_p"] = config.top_p;
-  json["num_select_chunks"] = config.num_select_chunks;
-  json["allocation_ratio"] = config.allocation_ratio;
   json["seed"] = config.seed;
   return json;
 }
@@ -105,9 +102,6 @@ PlacementConfig placement_from(const Json& json, const char* name) {
   reader.read_int("min_chunks_per_rank", config.min_chunks_per_rank);
   reader.read_bool("uneven_shard", config.uneven_shard);
   reader.read_number("token_tolerance", config.token_tolerance);
-  reader.read_number("top_p", config.top_p);
-  reader.read_int("num_select_chunks", config.num_select_chunks);
-  reader.read_number("allocation_ratio", config.allocation_ratio);
   reader.read_int("seed", config.seed);
   reader.finish();
   return config;

@@ -7,15 +7,6 @@
 namespace magi::cli {
 namespace {
 
-constexpr std::array<PlacementAlgorithm, 14> kAlgorithms = {
-    PlacementAlgorithm::Auto,          PlacementAlgorithm::Thorough,
-    PlacementAlgorithm::Zigzag,        PlacementAlgorithm::Affinity,
-    PlacementAlgorithm::LowerBound,    PlacementAlgorithm::DynamicProgramming,
-    PlacementAlgorithm::BinarySearch,  PlacementAlgorithm::MinHeap,
-    PlacementAlgorithm::ToppHeap,      PlacementAlgorithm::BacktrackingPruning,
-    PlacementAlgorithm::RandomSelect,  PlacementAlgorithm::SequentialSelect,
-    PlacementAlgorithm::BatchToppHeap, PlacementAlgorithm::SortedSequentialSelect};
-
 /// Multiply-adds of the largest score matrices; keeps a case below about a second.
 constexpr std::int64_t kMostWork = 100'000'000;
 
@@ -31,13 +22,11 @@ std::int32_t most_rows(RandomStream& random) {
 
 PlacementConfig random_placement(RandomStream& random) {
   PlacementConfig config;
-  config.algorithm = pick(random, kAlgorithms);
+  config.algorithm = static_cast<PlacementAlgorithm>(random.between(0, kNumPlacementAlgorithms - 1));
   if (random.chance(50)) config.chunk_size = random.between(1, 64);
   config.min_chunks_per_rank = random.between(1, 8);
   config.uneven_shard = random.chance(30);
   if (random.chance(20)) config.token_tolerance = 0.25 * random.between(1, 4);
-  config.top_p = 0.25 * random.between(0, 4);
-  config.num_select_chunks = random.between(1, 4);
   config.seed = random();
   return config;
 }

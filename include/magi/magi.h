@@ -39,19 +39,15 @@ extern "C" {
 
 /* ---- Placements ------------------------------------------------------------------------------ */
 
-/* Names of the algorithms: "auto", "thorough", "zigzag", "affinity", "lower_bound",
- * "dynamic_programming", "binary_search", "min_heap", "topp_heap", "backtracing_pruning",
- * "random_select", "sequential_select", "batch_topp_heap", "sorted_sequential_select". */
+/* Names of the algorithms: "auto", "thorough", "zigzag", "affinity", "min_heap", "random_select",
+ * "sequential_select". */
 typedef struct magi_placement_config {
   size_t struct_size;
   const char* algorithm; /* NULL: "auto" */
   int32_t chunk_size;    /* rows, at most; 0: what min_chunks_per_rank chunks a rank give */
   int32_t min_chunks_per_rank;
   int32_t uneven_shard;
-  int32_t num_select_chunks;
   double token_tolerance;
-  double top_p;
-  double allocation_ratio;
   uint64_t seed;
 } magi_placement_config;
 /* Sets struct_size and the defaults. */

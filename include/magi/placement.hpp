@@ -11,29 +11,20 @@
 
 namespace magi {
 
-/// How chunks of query rows are given to ranks. The names of placement_name() are MagiAttention's
-/// where it has one. All of them keep to the count of chunks that token_tolerance allows.
+/// How chunks of query rows are given to ranks. All of them keep to the count of chunks that
+/// token_tolerance allows.
 enum class PlacementAlgorithm : std::int32_t {
-  Auto,        ///< closed form where one is known and balanced, else Affinity
-  Thorough,    ///< Auto, then a longer search: tens of milliseconds for 128 chunks
-  Zigzag,      ///< chunk pairs (i, 2P-1-i): one causal document
-  Affinity,    ///< load-capped affinity greedy + local search over pairs of ranks, always
-  LowerBound,  ///< MagiAttention's returns a bound only; here it is min heap, and the bound is in
-               ///< the report
-  DynamicProgramming,  ///< least balance; more than 14 chunks: BinarySearch
-  BinarySearch,        ///< least balance; past 2^20 nodes or 4096 chunks: the best found
-  MinHeap,
-  ToppHeap,
-  BacktrackingPruning,  ///< least balance; limits as BinarySearch
+  Auto,      ///< closed form where one is known and balanced, else Affinity
+  Thorough,  ///< Auto, then a longer search: tens of milliseconds for 128 chunks
+  Zigzag,    ///< chunk pairs (i, 2P-1-i): one causal document
+  Affinity,  ///< load-capped affinity greedy + local search over pairs of ranks, always
+  MinHeap,   ///< longest chunk first to the least loaded rank; blind to communication
   RandomSelect,
   SequentialSelect,  ///< contiguous
-  BatchToppHeap,
-  SortedSequentialSelect,
 };
+inline constexpr std::int32_t kNumPlacementAlgorithms = 7;
 
-/// "auto", "thorough", "zigzag", "affinity", "lower_bound", "dynamic_programming", "binary_search",
-/// "min_heap", "topp_heap", "backtracing_pruning", "random_select", "sequential_select",
-/// "batch_topp_heap", "sorted_sequential_select".
+/// "auto", "thorough", "zigzag", "affinity", "min_heap", "random_select", "sequential_select".
 const char* placement_name(PlacementAlgorithm algorithm);
 /// Throws InvalidArgument listing the names.
 PlacementAlgorithm placement_from_name(std::string_view name);
@@ -45,10 +36,7 @@ struct PlacementConfig {
   std::int32_t min_chunks_per_rank = 8;
   bool uneven_shard = false;     ///< no padding: the last chunk may be short
   double token_tolerance = 0.0;  ///< a rank may hold up to (1 + tolerance) x the mean chunk count
-  double top_p = 0.0;            ///< ToppHeap, BatchToppHeap
-  std::int32_t num_select_chunks = 1;  ///< BatchToppHeap
-  double allocation_ratio = 1.0;       ///< SortedSequentialSelect
-  std::uint64_t seed = 42;             ///< RandomSelect
+  std::uint64_t seed = 42;       ///< RandomSelect
 
   friend bool operator==(const PlacementConfig&, const PlacementConfig&) = default;
 };

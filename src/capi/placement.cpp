@@ -12,9 +12,6 @@ PlacementConfig read_placement_config(const magi_placement_config* config, const
       .min_chunks_per_rank = given.min_chunks_per_rank,
       .uneven_shard = read_flag(given.uneven_shard, std::string(name) + ".uneven_shard"),
       .token_tolerance = given.token_tolerance,
-      .top_p = given.top_p,
-      .num_select_chunks = given.num_select_chunks,
-      .allocation_ratio = given.allocation_ratio,
       .seed = given.seed};
   if (given.algorithm != nullptr) result.algorithm = placement_from_name(given.algorithm);
   if (given.chunk_size != 0) result.chunk_size = given.chunk_size;
@@ -32,10 +29,7 @@ void magi_placement_config_init(magi_placement_config* config) {
                                             .chunk_size = defaults.chunk_size.value_or(0),
                                             .min_chunks_per_rank = defaults.min_chunks_per_rank,
                                             .uneven_shard = defaults.uneven_shard ? 1 : 0,
-                                            .num_select_chunks = defaults.num_select_chunks,
                                             .token_tolerance = defaults.token_tolerance,
-                                            .top_p = defaults.top_p,
-                                            .allocation_ratio = defaults.allocation_ratio,
                                             .seed = defaults.seed});
 }
 

@@ -25,7 +25,7 @@ using json::Value;
 using Fields = std::vector<Field>;
 using Row = std::span<const std::int32_t>;
 
-constexpr std::int32_t kPlanVersion = 4;
+constexpr std::int32_t kPlanVersion = 5;
 constexpr std::int32_t kMaxInt = std::numeric_limits<std::int32_t>::max();
 constexpr Column kRows{0, kMaxRows, {}};
 constexpr Column kCount{0, kMaxInt, {}};
@@ -113,9 +113,6 @@ Value placement_config(PlacementConfig& c) {
                   {"min_chunks_per_rank", json::integer(c.min_chunks_per_rank, 1, kMaxRows)},
                   {"uneven_shard", json::boolean(c.uneven_shard)},
                   {"token_tolerance", json::number(c.token_tolerance)},
-                  {"top_p", json::number(c.top_p)},
-                  {"num_select_chunks", json::integer(c.num_select_chunks, 1, kMaxRows)},
-                  {"allocation_ratio", json::number(c.allocation_ratio)},
                   {"seed", json::unsigned64(c.seed)}};
   });
 }
@@ -293,7 +290,7 @@ Value schema(Plan& p) {
   return json::object([&p] {
     return Fields{
         {"format", json::constant("magi plan")},
-        {"version", json::version(kPlanVersion, "4; plan the mask again")},
+        {"version", json::version(kPlanVersion, "5; plan the mask again")},
         {"mask", mask(p.mask)},
         {"config", config(p.config)},
         {"placement_q", placement(p.placement_q)},

@@ -75,9 +75,6 @@ void add(Hasher& hasher, const PlacementConfig& config) {
   add(hasher, std::int64_t{config.min_chunks_per_rank});
   add(hasher, std::int64_t{config.uneven_shard});
   add(hasher, config.token_tolerance);
-  add(hasher, config.top_p);
-  add(hasher, std::int64_t{config.num_select_chunks});
-  add(hasher, config.allocation_ratio);
   hasher.add(config.seed);
 }
 

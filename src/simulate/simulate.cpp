@@ -103,8 +103,6 @@ Figures simulate_named(const Problem& problem, const std::string& strategy) {
   return simulate_plan(problem, placement_from_name(strategy));
 }
 
-constexpr auto kLastAlgorithm = PlacementAlgorithm::SortedSequentialSelect;
-
 }  // namespace
 
 double Figures::balance() const {
@@ -119,7 +117,7 @@ double Figures::balance() const {
 
 std::vector<std::string> placement_strategies() {
   std::vector<std::string> names;
-  for (std::int32_t i = 0; i <= static_cast<std::int32_t>(kLastAlgorithm); ++i) {
+  for (std::int32_t i = 0; i < kNumPlacementAlgorithms; ++i) {
     names.emplace_back(placement_name(static_cast<PlacementAlgorithm>(i)));
   }
   return names;

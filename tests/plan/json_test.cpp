@@ -42,7 +42,7 @@ Plan golden_plan() {
 }
 
 const std::string kGolden = R"golden({"format": "magi plan",
-"version": 4,
+"version": 5,
 "mask": {"rows_q": 8, "rows_k": 8, "slices": [[0,8,0,8,null,0]]},
 "config": {"num_ranks": 2,
 "num_heads_q": 4,
@@ -55,9 +55,6 @@ const std::string kGolden = R"golden({"format": "magi plan",
 "min_chunks_per_rank": 8,
 "uneven_shard": false,
 "token_tolerance": 0,
-"top_p": 0,
-"num_select_chunks": 1,
-"allocation_ratio": 1,
 "seed": 42},
 "placement_k": null,
 "overlap_degree": 1,
@@ -116,7 +113,7 @@ TEST(PlanJson, RandomPlansSurviveARoundTrip) {
   }
 }
 
-TEST(PlanJson, TextOfVersionFourStays) { EXPECT_EQ(plan_to_json(golden_plan()), kGolden); }
+TEST(PlanJson, TextOfVersionFiveStays) { EXPECT_EQ(plan_to_json(golden_plan()), kGolden); }
 
 TEST(PlanJson, SeveralQuerySegmentsSurviveARoundTrip) {
   const Plan plan = rectangle_plan();
@@ -187,7 +184,7 @@ TEST(PlanJson, RefusalsNamePathValueAndWhatIsAllowed) {
   const std::string text = plan_to_json(golden_plan());
   for (const char* version : {"3", "5"}) {
     EXPECT_EQ(
-        refusal(replaced(text, "\"version\": 4", std::string("\"version\": ") + version)),
+        refusal(replaced(text, "\"version\": 5", std::string("\"version\": ") + version)),
         "plan JSON: version is " + std::string(version) + "; allowed: 4; plan the mask again");
   }
   EXPECT_EQ(refusal(replaced(text, "\"format\": \"magi plan\"", "\"format\": \"other\"")),

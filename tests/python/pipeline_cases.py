@@ -58,7 +58,7 @@ class Case:
 
 
 # Over 3 ranks the last one gets no row.
-IDLE = Case(mask="causal", rows=4, uneven=True, alg="SortedSequentialSelectAlg")
+IDLE = Case(mask="full", rows=4, uneven=True, alg="AffinityDispatchAlg")
 
 
 def make_key(mask: dense.Mask, case: Case, group):

@@ -16,7 +16,13 @@ from magi_attention.common.enum import (
     MagiAttentionKernelBackend,
     MagiAttentionPrecision,
 )
-from magi_attention.config import DispatchConfig, DistAttnConfig, GrpCollConfig, OverlapConfig
+from magi_attention.config import (
+    DispatchConfig,
+    DistAttnConfig,
+    GrpCollConfig,
+    OverlapConfig,
+    library,
+)
 from magi_attention.config.library import COST_VARIABLE
 from magi_attention.env import apply_log_level, build, comm, ffa, general
 from magi_attention.meta.solver import dispatch_solver as solver
@@ -291,14 +297,20 @@ class TestEnvironment:
                 general.kernel_backend()
 
 
-def test_an_allocation_ratio_of_nothing_places_rows():
-    ranges = AttnRanges.from_ranges([(0, 30), (30, 64)])
-    alg = solver.SortedSequentialSelectAlg(allocation_ratio=0.0)
-    plan = Plan.from_ranges(
-        ranges, ranges, "causal", 64, cp_size=2, num_heads_q=1, num_heads_kv=1, head_dim=8,
-        config=DistAttnConfig(DispatchConfig(alg=alg)),
-    )  # fmt: skip
-    assert not plan.defects() and len(set(plan.chunk_ranks)) == 2
+@pytest.mark.parametrize(
+    "alg, placed_as",
+    [
+        (solver.LBDispatchAlg(), "min_heap"),
+        (solver.DPDispatchAlg(), "min_heap"),
+        (solver.BSDispatchAlg(), "min_heap"),
+        (solver.BTPDispatchAlg(), "min_heap"),
+        (solver.SortedSequentialSelectAlg(0.5), "min_heap"),
+        (solver.ToppHeapDispatchAlg(0.5), "auto"),
+        (solver.BatchToppHeapDispatchAlg(0.5, 2), "auto"),
+    ],
+)
+def test_names_of_the_original_place_as_ours(alg, placed_as):
+    assert library.to_placement_config(DispatchConfig(alg=alg)).algorithm.decode() == placed_as
 
 
 class TestCostFile:

@@ -49,8 +49,7 @@ def test_options(ranks, change):
 
 @pytest.mark.parametrize(
     "alg",
-    ["MinHeapDispatchAlg", "ToppHeapDispatchAlg", "BatchToppHeapDispatchAlg",
-     "RandomSelectDispatchAlg", "SequentialDispatchAlg", "SortedSequentialSelectAlg",
+    ["MinHeapDispatchAlg", "RandomSelectDispatchAlg", "SequentialDispatchAlg",
      "ZigzagDispatchAlg", "AffinityDispatchAlg", "ThoroughDispatchAlg"],
 )  # fmt: skip
 def test_placements(ranks, alg):

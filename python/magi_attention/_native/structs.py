@@ -95,10 +95,7 @@ class PlacementConfig(Sized):
         ("chunk_size", c_int32),
         ("min_chunks_per_rank", c_int32),
         ("uneven_shard", c_int32),
-        ("num_select_chunks", c_int32),
         ("token_tolerance", c_double),
-        ("top_p", c_double),
-        ("allocation_ratio", c_double),
         ("seed", c_uint64),
     ]
 

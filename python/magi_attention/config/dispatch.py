@@ -26,23 +26,21 @@ class DispatchAlg(ABC):
 
 @dataclass(frozen=True)
 class LBDispatchAlg(DispatchAlg):
-    """The mean load, which is a bound. In plans rows are placed as by MinHeapDispatchAlg."""
+    """In plans: MinHeapDispatchAlg."""
 
     type: ClassVar = DispatchAlgType.LOWER_BOUND
 
 
 @dataclass(frozen=True)
 class DPDispatchAlg(DispatchAlg):
-    """The least largest load by dynamic programming over subsets, for up to 14 chunks. Plans of
-    more are those of BSDispatchAlg.
-    """
+    """In plans: MinHeapDispatchAlg."""
 
     type: ClassVar = DispatchAlgType.DYNAMIC_PROGRAMMING
 
 
 @dataclass(frozen=True)
 class BSDispatchAlg(DispatchAlg):
-    """Binary search on the largest load with backtracking, for few chunks."""
+    """In plans: MinHeapDispatchAlg."""
 
     type: ClassVar = DispatchAlgType.BINARY_SEARCH
 
@@ -56,16 +54,14 @@ class MinHeapDispatchAlg(DispatchAlg):
 
 @dataclass(frozen=True)
 class BTPDispatchAlg(DispatchAlg):
-    """Exhaustive search with pruning, for few chunks."""
+    """In plans: MinHeapDispatchAlg."""
 
     type: ClassVar = DispatchAlgType.BACKTRACKING_PRUNING
 
 
 @dataclass(frozen=True)
 class ToppHeapDispatchAlg(DispatchAlg):
-    """As MinHeapDispatchAlg, but among the `top_p` share of least loaded ranks the one that reads
-    most of the same keys.
-    """
+    """In plans: AutoDispatchAlg, which takes no notice of `top_p`."""
 
     type: ClassVar = DispatchAlgType.TOPP_HEAP
 
@@ -91,7 +87,7 @@ class SequentialDispatchAlg(DispatchAlg):
 
 @dataclass(frozen=True)
 class BatchToppHeapDispatchAlg(DispatchAlg):
-    """As ToppHeapDispatchAlg, `num_of_select_chunk` chunks at a time."""
+    """In plans: AutoDispatchAlg, which takes no notice of the fields."""
 
     type: ClassVar = DispatchAlgType.BATCH_TOPP_HEAP
 
@@ -105,9 +101,7 @@ class BatchToppHeapDispatchAlg(DispatchAlg):
 
 @dataclass(frozen=True)
 class SortedSequentialSelectAlg(DispatchAlg):
-    """Documents by size; each rank takes up to `allocation_ratio` of a document at a time, one
-    chunk at least.
-    """
+    """In plans: MinHeapDispatchAlg, which takes no notice of `allocation_ratio`."""
 
     type: ClassVar = DispatchAlgType.SORTED_SEQUENTIAL_SELECT
 

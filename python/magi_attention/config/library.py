@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 
 from magi_attention._native import structs
 from magi_attention._native.handles import (
@@ -19,7 +18,16 @@ from magi_attention.config.dist_attn import WORK_MODES, DistAttnConfig
 from magi_attention.env import comm, general
 
 COST_VARIABLE = "MAGI_ATTENTION_COST_FILE"
-_LEAST_SHARE = sys.float_info.min  # of a document: one chunk, as 0 asks for
+# MagiAttention's algorithms that the library has no own one for.
+_PLACED_AS = {
+    DispatchAlgType.LOWER_BOUND: DispatchAlgType.MIN_HEAP,
+    DispatchAlgType.DYNAMIC_PROGRAMMING: DispatchAlgType.MIN_HEAP,
+    DispatchAlgType.BINARY_SEARCH: DispatchAlgType.MIN_HEAP,
+    DispatchAlgType.BACKTRACKING_PRUNING: DispatchAlgType.MIN_HEAP,
+    DispatchAlgType.SORTED_SEQUENTIAL_SELECT: DispatchAlgType.MIN_HEAP,
+    DispatchAlgType.TOPP_HEAP: DispatchAlgType.AUTO,
+    DispatchAlgType.BATCH_TOPP_HEAP: DispatchAlgType.AUTO,
+}
 
 
 def to_plan_config(config: DistAttnConfig) -> structs.PlanConfig:
@@ -72,13 +80,8 @@ def to_placement_config(dispatch: DispatchConfig) -> structs.PlacementConfig:
     native = default_placement_config()
     is_in_order = dispatch.layout == "contiguous"
     alg = DispatchAlgType.SEQUENTIAL_SELECT if is_in_order else dispatch.alg.type
-    native.algorithm = alg.value.encode()
+    native.algorithm = _PLACED_AS.get(alg, alg).value.encode()
     native.chunk_size = min(dispatch.chunk_size or 0, MAX_ROWS)
     native.uneven_shard = dispatch.uneven_shard
     native.min_chunks_per_rank = min(general.min_chunks_per_rank(), MAX_ROWS)
-    native.top_p = getattr(dispatch.alg, "top_p", native.top_p)
-    select = getattr(dispatch.alg, "num_of_select_chunk", native.num_select_chunks)
-    native.num_select_chunks = min(select, MAX_ROWS)
-    ratio = getattr(dispatch.alg, "allocation_ratio", native.allocation_ratio)
-    native.allocation_ratio = max(ratio, _LEAST_SHARE)
     return native

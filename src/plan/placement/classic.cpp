@@ -9,7 +9,7 @@
 #include "base/check.hpp"
 #include "base/math.hpp"
 #include "base/random.hpp"
-#include "plan/placement/rank_heap.hpp"
+#include "plan/placement/lightest_rank.hpp"
 
 namespace magi {
 namespace {
@@ -75,10 +75,20 @@ Assignment place_min_heap(const ChunkTable& table, const PlacementLimits& limits
 Assignment place_min_heap(const ChunkTable& table, const PlacementLimits& limits,
                           std::span<const std::int32_t> order) {
   Assignment rank_of(table.area.size());
-  RankHeap heap(limits);
+  const auto num_ranks = static_cast<std::size_t>(limits.num_ranks);
+  std::vector<std::int64_t> load(num_ranks);
+  std::vector<std::int32_t> count(num_ranks);
+  LightestRank lightest(num_ranks);
   for (const std::int32_t chunk : order) {
     const auto c = static_cast<std::size_t>(chunk);
-    rank_of[c] = heap.give_to_lightest(table.area[c]);
+    const std::size_t rank = lightest.rank();
+    rank_of[c] = static_cast<std::int32_t>(rank);
+    load[rank] += table.area[c];
+    if (++count[rank] < limits.max_chunks) {
+      lightest.set_load(rank, load[rank]);
+    } else {
+      lightest.set_full(rank);
+    }
   }
   return rank_of;
 }
@@ -90,43 +100,6 @@ Assignment place_random(const ChunkTable& table, const PlacementLimits& limits,
   for (std::size_t last = rank_of.size() - 1; last > 0; --last) {
     const std::int32_t other = random.between(0, static_cast<std::int32_t>(last));
     std::swap(rank_of[last], rank_of[static_cast<std::size_t>(other)]);
-  }
-  return rank_of;
-}
-
-Assignment place_topp_heap(const ChunkTable& table, const PlacementLimits& limits,
-                           const ToppHeapConfig& config) {
-  Assignment rank_of(table.area.size());
-  std::vector<std::vector<Range>> rank_keys(static_cast<std::size_t>(limits.num_ranks));
-  const std::vector<std::int32_t> order = chunks_by_area(table);
-  RankHeap heap(limits);
-  std::size_t next = 0;
-  while (next < order.size()) {
-    std::vector<RankLoad> candidates = heap.pop_lightest(config.num_candidates);
-    MAGI_CHECK(!candidates.empty());
-    for (std::int32_t i = 0; i < config.batch && next < order.size(); ++i) {
-      const std::span<const Range> keys = table.keys_of(order[next]);
-      RankLoad* best = nullptr;
-      std::int64_t best_rows = -1;
-      for (RankLoad& candidate : candidates) {
-        if (candidate.count == limits.max_chunks) continue;
-        const auto& held = rank_keys[static_cast<std::size_t>(candidate.rank)];
-        const std::int64_t rows = intersection_rows(held, keys);
-        if (rows > best_rows) {
-          best = &candidate;
-          best_rows = rows;
-        }
-      }
-      if (best == nullptr) break;
-      const auto chunk = static_cast<std::size_t>(order[next++]);
-      best->load += table.area[chunk];
-      ++best->count;
-      rank_of[chunk] = best->rank;
-      auto& held = rank_keys[static_cast<std::size_t>(best->rank)];
-      held.insert(held.end(), keys.begin(), keys.end());
-      merge_ranges(held);
-    }
-    for (const RankLoad& candidate : candidates) heap.push(candidate);
   }
   return rank_of;
 }

@@ -40,21 +40,7 @@ Assignment place_min_heap(const ChunkTable& table, const PlacementLimits& limits
 Assignment place_min_heap(const ChunkTable& table, const PlacementLimits& limits,
                           std::span<const std::int32_t> order);
 
-/// Batches of chunks by falling area go to that one of the `num_candidates` least loaded ranks
-/// whose keys overlap the chunk's keys most. A batch of one is the original's ToppHeap.
-struct ToppHeapConfig {
-  std::int32_t num_candidates = 1;
-  std::int32_t batch = 1;
-};
-Assignment place_topp_heap(const ChunkTable& table, const PlacementLimits& limits,
-                           const ToppHeapConfig& config);
-
 /// Sequential over a shuffled order (Fisher-Yates over a fixed generator).
 Assignment place_random(const ChunkTable& table, const PlacementLimits& limits, std::uint64_t seed);
-
-/// Slices by falling area, each given from its last chunk down to the least loaded rank until that
-/// is full or has ceil(ratio * length) chunks of it; chunks of no slice fill what is left.
-Assignment place_sorted_sequential(const ChunkTable& table, const PlacementLimits& limits,
-                                   const Mask& mask, double allocation_ratio);
 
 }  // namespace magi

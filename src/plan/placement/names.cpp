@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <string>
-#include <utility>
+#include <string_view>
 
 #include "base/check.hpp"
 #include "magi/placement.hpp"
@@ -9,48 +10,30 @@
 namespace magi {
 namespace {
 
-using Entry = std::pair<PlacementAlgorithm, const char*>;
-
-constexpr std::array<Entry, 14> kNames = {{
-    {PlacementAlgorithm::Auto, "auto"},
-    {PlacementAlgorithm::Thorough, "thorough"},
-    {PlacementAlgorithm::Zigzag, "zigzag"},
-    {PlacementAlgorithm::Affinity, "affinity"},
-    {PlacementAlgorithm::LowerBound, "lower_bound"},
-    {PlacementAlgorithm::DynamicProgramming, "dynamic_programming"},
-    {PlacementAlgorithm::BinarySearch, "binary_search"},
-    {PlacementAlgorithm::MinHeap, "min_heap"},
-    {PlacementAlgorithm::ToppHeap, "topp_heap"},
-    {PlacementAlgorithm::BacktrackingPruning, "backtracing_pruning"},
-    {PlacementAlgorithm::RandomSelect, "random_select"},
-    {PlacementAlgorithm::SequentialSelect, "sequential_select"},
-    {PlacementAlgorithm::BatchToppHeap, "batch_topp_heap"},
-    {PlacementAlgorithm::SortedSequentialSelect, "sorted_sequential_select"},
-}};
-
-std::string all_names() {
-  std::string list;
-  for (const Entry& entry : kNames) {
-    if (!list.empty()) list += ", ";
-    list += entry.second;
-  }
-  return list;
-}
+/// In the order of PlacementAlgorithm.
+constexpr std::array<const char*, kNumPlacementAlgorithms> kNames = {
+    "auto", "thorough", "zigzag", "affinity", "min_heap", "random_select", "sequential_select"};
 
 }  // namespace
 
 const char* placement_name(PlacementAlgorithm algorithm) {
-  for (const Entry& entry : kNames) {
-    if (entry.first == algorithm) return entry.second;
+  const auto index = static_cast<std::size_t>(algorithm);
+  if (index >= kNames.size()) {
+    throw invalid("placement algorithm", static_cast<int>(algorithm), "0 to 6");
   }
-  throw invalid("placement algorithm", static_cast<int>(algorithm), "0 to 13");
+  return kNames[index];
 }
 
 PlacementAlgorithm placement_from_name(std::string_view name) {
-  for (const Entry& entry : kNames) {
-    if (name == entry.second) return entry.first;
+  const auto found = std::ranges::find(kNames, name);
+  if (found == kNames.end()) {
+    std::string names;
+    for (const char* known : kNames) {
+      names += (names.empty() ? "" : ", ") + std::string(known);
+    }
+    throw invalid("placement algorithm", '"' + printable(name, 40) + '"', names);
   }
-  throw invalid("placement algorithm", '"' + printable(name, 40) + '"', all_names());
+  return static_cast<PlacementAlgorithm>(found - kNames.begin());
 }
 
 }  // namespace magi

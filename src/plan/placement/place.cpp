@@ -10,7 +10,6 @@
 #include "plan/placement/automatic.hpp"
 #include "plan/placement/chunk_table.hpp"
 #include "plan/placement/classic.hpp"
-#include "plan/placement/exact.hpp"
 
 namespace magi {
 namespace {
@@ -19,21 +18,6 @@ void check_config(const PlacementConfig& config) {
   if (!std::isfinite(config.token_tolerance) || config.token_tolerance < 0.0) {
     throw invalid("token_tolerance", config.token_tolerance, "a finite number of 0 or more");
   }
-  if (!(config.top_p >= 0.0 && config.top_p <= 1.0)) {
-    throw invalid("top_p", config.top_p, "0 to 1");
-  }
-  if (config.num_select_chunks < 1) {
-    throw invalid("num_select_chunks", config.num_select_chunks, "1 or more");
-  }
-  if (!(config.allocation_ratio > 0.0 && config.allocation_ratio <= 1.0)) {
-    throw invalid("allocation_ratio", config.allocation_ratio, "above 0, at most 1");
-  }
-}
-
-ToppHeapConfig topp_config(const PlacementConfig& config, std::int32_t num_ranks,
-                           std::int32_t batch) {
-  const auto candidates = static_cast<std::int32_t>(std::ceil(num_ranks * config.top_p));
-  return {std::max(1, candidates), batch};
 }
 
 void check_nodes(const NodeShape& nodes) {
@@ -46,7 +30,7 @@ void check_nodes(const NodeShape& nodes) {
   }
 }
 
-Assignment run_algorithm(const Mask& mask, const ChunkTable& table, const PlacementLimits& limits,
+Assignment run_algorithm(const ChunkTable& table, const PlacementLimits& limits,
                          const PlacementConfig& config, const NodeShape& nodes) {
   switch (config.algorithm) {
     case PlacementAlgorithm::Auto:
@@ -57,28 +41,14 @@ Assignment run_algorithm(const Mask& mask, const ChunkTable& table, const Placem
       return place_zigzag(table, limits);
     case PlacementAlgorithm::Affinity:
       return place_affinity(table, limits, nodes);
-    case PlacementAlgorithm::LowerBound:
     case PlacementAlgorithm::MinHeap:
       return place_min_heap(table, limits);
-    case PlacementAlgorithm::DynamicProgramming:
-      return place_subsets(table, limits);
-    case PlacementAlgorithm::BinarySearch:
-      return place_binary_search(table, limits);
-    case PlacementAlgorithm::ToppHeap:
-      return place_topp_heap(table, limits, topp_config(config, limits.num_ranks, 1));
-    case PlacementAlgorithm::BacktrackingPruning:
-      return place_backtracking(table, limits);
     case PlacementAlgorithm::RandomSelect:
       return place_random(table, limits, config.seed);
     case PlacementAlgorithm::SequentialSelect:
       return place_sequential(table, limits);
-    case PlacementAlgorithm::BatchToppHeap:
-      return place_topp_heap(table, limits,
-                             topp_config(config, limits.num_ranks, config.num_select_chunks));
-    case PlacementAlgorithm::SortedSequentialSelect:
-      return place_sorted_sequential(table, limits, mask, config.allocation_ratio);
   }
-  throw invalid("placement algorithm", static_cast<int>(config.algorithm), "0 to 13");
+  throw invalid("placement algorithm", static_cast<int>(config.algorithm), "0 to 6");
 }
 
 }  // namespace
@@ -106,7 +76,7 @@ Placement place(const Mask& mask, std::int32_t num_ranks, const PlacementConfig&
   const ChunkTable table = make_chunk_table(mask, rows, chunk);
   const PlacementLimits limits = placement_limits(num_chunks, num_ranks, config.token_tolerance);
   return placement_from_chunks(rows, chunk, num_ranks,
-                               run_algorithm(mask, table, limits, config, nodes));
+                               run_algorithm(table, limits, config, nodes));
 }
 
 }  // namespace magi

@@ -40,9 +40,6 @@ PlacementConfig random_config(RandomStream& random, PlacementAlgorithm algorithm
   if (random.chance(50)) config.chunk_size = random.between(1, 9);
   config.uneven_shard = random.chance(40);
   config.token_tolerance = random.chance(40) ? random.between(0, 12) / 8.0 : 0.0;
-  config.top_p = random.between(0, 10) / 10.0;
-  config.num_select_chunks = random.between(1, 4);
-  config.allocation_ratio = random.between(1, 10) / 10.0;
   config.seed = random();
   return config;
 }
@@ -134,8 +131,6 @@ TEST(Place, MinHeapGivesTheLaterOfEqualChunksFirst) {
   config.chunk_size = 4;
   config.min_chunks_per_rank = 2;
   EXPECT_EQ(place(mask, 2, config).chunk_rank, (std::vector<std::int32_t>{1, 0, 1, 0}));
-  config.algorithm = PlacementAlgorithm::LowerBound;
-  EXPECT_EQ(place(mask, 2, config).chunk_rank, (std::vector<std::int32_t>{1, 0, 1, 0}));
 }
 
 TEST(Place, ClosedFormsHaveTheirShapes) {
@@ -154,43 +149,6 @@ TEST(Place, ClosedFormsHaveTheirShapes) {
   config.algorithm = PlacementAlgorithm::Zigzag;
   EXPECT_EQ(place(mask, 4, config).chunk_rank,
             (std::vector<std::int32_t>{0, 1, 2, 3, 3, 2, 1, 0, 0, 3, 2, 1, 0}));
-}
-
-TEST(Place, ToppHeapWithOneCandidateIsMinHeap) {
-  for (std::uint64_t seed = 0; seed < 20; ++seed) {
-    SCOPED_TRACE(seed);
-    RandomStream random(seed);
-    const Mask mask =
-        testing::document_mask(testing::random_lengths(random, 256), MaskType::Causal);
-    PlacementConfig heap;
-    heap.algorithm = PlacementAlgorithm::MinHeap;
-    PlacementConfig topp = heap;
-    topp.algorithm = PlacementAlgorithm::ToppHeap;
-    EXPECT_EQ(place(mask, 4, heap), place(mask, 4, topp));
-    topp.algorithm = PlacementAlgorithm::BatchToppHeap;
-    EXPECT_EQ(place(mask, 4, heap), place(mask, 4, topp));
-  }
-}
-
-TEST(Place, ToppHeapPrefersKeysThatARankHas) {
-  // Two full documents of two chunks: with all ranks as candidates each stays whole.
-  const Mask mask = testing::document_mask({8, 8}, MaskType::Full);
-  PlacementConfig config;
-  config.algorithm = PlacementAlgorithm::ToppHeap;
-  config.min_chunks_per_rank = 2;
-  config.top_p = 1.0;
-  EXPECT_EQ(place(mask, 2, config).chunk_rank, (std::vector<std::int32_t>{1, 1, 0, 0}));
-}
-
-TEST(Place, SortedSequentialGivesDocumentsFromTheirEnds) {
-  // Areas 6 > 3 chunks; quota of half of 4 chunks: chunks 5, 4 to rank 0, then 3, 2 to rank 1.
-  const Mask mask = testing::document_mask({8, 16}, MaskType::Causal);
-  PlacementConfig config;
-  config.algorithm = PlacementAlgorithm::SortedSequentialSelect;
-  config.chunk_size = 4;
-  config.min_chunks_per_rank = 3;
-  config.allocation_ratio = 0.5;
-  EXPECT_EQ(place(mask, 2, config).chunk_rank, (std::vector<std::int32_t>{0, 1, 1, 1, 0, 0}));
 }
 
 TEST(Place, RandomSelectFollowsItsSeed) {
@@ -221,13 +179,8 @@ TEST(Place, RefusesBadConfigsByName) {
     return message.rfind(name + " is ", 0) == 0 && message.find("; allowed: ") != std::string::npos;
   };
   EXPECT_TRUE(starts(text([](auto& c) { c.token_tolerance = -0.1; }), "token_tolerance"));
-  const double nan = std::numeric_limits<double>::quiet_NaN();
   const double infinity = std::numeric_limits<double>::infinity();
   EXPECT_TRUE(starts(text([&](auto& c) { c.token_tolerance = infinity; }), "token_tolerance"));
-  EXPECT_TRUE(starts(text([&](auto& c) { c.top_p = nan; }), "top_p"));
-  EXPECT_TRUE(starts(text([](auto& c) { c.top_p = 1.01; }), "top_p"));
-  EXPECT_TRUE(starts(text([](auto& c) { c.num_select_chunks = 0; }), "num_select_chunks"));
-  EXPECT_TRUE(starts(text([](auto& c) { c.allocation_ratio = 0.0; }), "allocation_ratio"));
   EXPECT_TRUE(starts(text([](auto& c) { c.chunk_size = 0; }), "chunk_size"));
   EXPECT_TRUE(starts(text([](auto& c) { c.min_chunks_per_rank = 0; }), "min_chunks_per_rank"));
   EXPECT_TRUE(starts(error_of(mask, 0, [](auto&) {}), "num_ranks"));

@@ -13,13 +13,10 @@
 namespace magi::testing {
 
 inline constexpr std::array kAllAlgorithms = {
-    PlacementAlgorithm::Auto,          PlacementAlgorithm::Thorough,
-    PlacementAlgorithm::Zigzag,        PlacementAlgorithm::Affinity,
-    PlacementAlgorithm::LowerBound,    PlacementAlgorithm::DynamicProgramming,
-    PlacementAlgorithm::BinarySearch,  PlacementAlgorithm::MinHeap,
-    PlacementAlgorithm::ToppHeap,      PlacementAlgorithm::BacktrackingPruning,
-    PlacementAlgorithm::RandomSelect,  PlacementAlgorithm::SequentialSelect,
-    PlacementAlgorithm::BatchToppHeap, PlacementAlgorithm::SortedSequentialSelect,
+    PlacementAlgorithm::Auto,         PlacementAlgorithm::Thorough,
+    PlacementAlgorithm::Zigzag,       PlacementAlgorithm::Affinity,
+    PlacementAlgorithm::MinHeap,      PlacementAlgorithm::RandomSelect,
+    PlacementAlgorithm::SequentialSelect,
 };
 
 inline Mask document_mask(const std::vector<std::int32_t>& lengths, MaskType type) {
