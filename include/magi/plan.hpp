@@ -294,11 +294,11 @@ std::vector<NodeExchange> node_exchanges(const Plan& plan, std::int32_t rank,
                                          Space space = Space::Keys);
 
 /// What is wrong with a plan, one sentence each, which names rank, step and rows; empty for a sound
-/// one, at most 32. Works from plan.mask and the placements, shares no code with the planner, and
-/// checks: index bounds, steps and what they wait for (no wait can be circular), heads, transfers
-/// (each needed row once, none needless), each visible pair as often as the mask has it, areas,
-/// bytes, digest, and predicted times to 6 ns a step. All else is exact, in time about linear in
-/// slices and transfers.
+/// one, at most 32. Works from plan.mask and the placements, shares no code with what makes tables,
+/// and checks: index bounds, steps and what they wait for (no wait can be circular), heads,
+/// transfers (each needed row once, none needless), each visible pair as often as the mask has it,
+/// and the digest, in time about linear in slices and transfers. The report of sound tables is
+/// compared with make_report, times to 2 ns a step.
 std::vector<std::string> check_plan(const Plan& plan);
 
 /// MagiAttention's argument lists for rank `rank` and a stage that receives keys: what its
