@@ -14,7 +14,7 @@
 #include "common/files.hpp"
 #include "common/flags.hpp"
 #include "draw/numbers.hpp"
-#include "magi/bounds.hpp"
+#include "bounds/bounds.hpp"
 #include "magi/plan.hpp"
 
 namespace magi::cli {
@@ -22,8 +22,6 @@ namespace {
 
 struct CheckFlags {
   std::string file;
-  std::string proof;
-  std::string proof_out;
   bool is_finding_bounds = false;
   bool is_json = false;
 };
@@ -56,33 +54,27 @@ void write_bounds(std::ostream& out, const Plan& plan, const PlanBounds& bounds)
   seconds("backward", report.backward_seconds, bounds.backward_seconds);
 }
 
-/// Bounds that are asked for; what is wrong with given ones goes to `problems`.
-std::optional<PlanBounds> bounds_of(const CheckFlags& flags, const Plan& plan,
-                                    std::vector<std::string>& problems) {
-  if (!problems.empty()) return std::nullopt;
-  if (!flags.proof.empty()) {
-    PlanBounds bounds = bounds_from_json(read_file("--proof", flags.proof));
-    problems = check_bounds(plan, bounds);
-    return bounds;
-  }
-  if (!flags.is_finding_bounds && flags.proof_out.empty()) return std::nullopt;
-  const PlanBounds bounds = find_bounds(plan);
-  if (!flags.proof_out.empty()) {
-    write_file("--proof-out", flags.proof_out, bounds_to_json(bounds));
-  }
-  return bounds;
+nlohmann::json bounds_json(const PlanBounds& bounds) {
+  return {{"rows", bounds.rows},
+          {"bytes", bounds.bytes},
+          {"contiguous_bytes", bounds.contiguous_bytes},
+          {"layout_bytes", bounds.layout_bytes},
+          {"balance", bounds.balance},
+          {"forward_seconds", bounds.forward_seconds},
+          {"backward_seconds", bounds.backward_seconds}};
 }
 
 Exit run_check(const CheckFlags& flags) {
   const Plan plan = plan_tables_from_json(read_file("FILE", flags.file));
   const auto start = std::chrono::steady_clock::now();
-  std::vector<std::string> problems = check_plan(plan);
+  const std::vector<std::string> problems = check_plan(plan);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   std::cerr << "checked in " << draw::seconds_text(elapsed.count()) << '\n';
-  const std::optional<PlanBounds> bounds = bounds_of(flags, plan, problems);
+  std::optional<PlanBounds> bounds;
+  if (flags.is_finding_bounds && problems.empty()) bounds = find_bounds(plan);
   if (flags.is_json) {
     nlohmann::json result = {{"is_sound", problems.empty()}, {"problems", problems}};
-    if (bounds) result["bounds"] = nlohmann::json::parse(bounds_to_json(*bounds));
+    if (bounds) result["bounds"] = bounds_json(*bounds);
     std::cout << result.dump(1) << '\n';
   } else if (problems.empty()) {
     std::cout << "sound\n";
@@ -103,9 +95,6 @@ Command add_check_command(CLI::App& parent) {
   app->get_option("FILE")->required();
   app->add_flag("--bounds", flags->is_finding_bounds,
                 "tell how far the plan is from what none can be below (some seconds)");
-  add_path(*app, "--proof-out", "FILE", flags->proof_out, "the same, and write the proof as JSON");
-  add_path(*app, "--proof", "FILE", flags->proof, "check the bounds of such a file instead");
-  app->get_option("--proof")->excludes("--bounds")->excludes("--proof-out");
   app->add_flag("--json", flags->is_json, "print what is wrong as JSON instead of one line each");
   return {.app = app, .run = [flags] { return run_check(*flags); }};
 }

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "draw/numbers.hpp"
-#include "magi/bounds.hpp"
+#include "bounds/bounds.hpp"
 #include "reference/dense_attention.hpp"
 #include "reference/error_rule.hpp"
 

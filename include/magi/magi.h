@@ -190,26 +190,6 @@ typedef struct magi_plan_report {
 } magi_plan_report;
 MAGI_API magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report);
 
-/* What plans of one mask that move keys alone cannot be below: docs/bounds.md. */
-typedef struct magi_plan_bounds {
-  size_t struct_size;
-  int64_t rows;             /* key rows received in a forward, any placement within the limits */
-  int64_t bytes;            /* the same in bytes */
-  int64_t contiguous_bytes; /* every rank holds one run of chunks */
-  int64_t layout_bytes;     /* this plan's placement */
-  double balance;
-  double forward_seconds;
-  double backward_seconds;
-} magi_plan_bounds;
-/* Searches for `work` cells of tables, about 1e9 a second; 0: what is counted at once. proof: JSON
- * text of the bounds and what proves them; may be NULL. */
-MAGI_API magi_status magi_plan_find_bounds(const magi_plan* plan, int64_t work,
-                                           magi_plan_bounds* bounds, magi_buffer** proof);
-/* Counts what a proof's text proves for this plan. Text, one line for each bound that it does not
- * prove; empty where it proves all. */
-MAGI_API magi_status magi_plan_check_bounds(const magi_plan* plan, const char* proof,
-                                            size_t size_bytes, magi_buffer** text);
-
 /* A rank's tables: slices int32 [n, 6] with rows inside segments; k segments int32 [n, 3]: owner
  * (-1: many), rows, first stage; stages int32 [n, 5]: what the rank's own queries attend to: k
  * segment, heads begin, end, slices begin, end. */

@@ -27,7 +27,6 @@ from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, na
 from magi_attention.common._slices import MaskTypes, check_inside, to_mask_types
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.forward_meta import AttnForwardMeta
-from magi_attention.common.plan_bounds import PlanBounds, find_bounds
 from magi_attention.common.plan_report import PlanReport, find_report
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.config import DistAttnConfig
@@ -48,7 +47,6 @@ from magi_attention.rows import Rows
 
 _MAX_SIZE = 1 << 16  # of numbers of heads and head dims
 _MAX_NODE = 1 << 12  # ranks
-_MAX_WORK = 1 << 40  # a quarter of an hour
 _MAX_SMS = 1 << 20  # more than any GPU has
 _Margins: TypeAlias = tuple[int | None, int | None]
 _PICTURES = ("mask", "placement", "traffic", "timeline", "steps")
@@ -232,19 +230,6 @@ class Plan:
     def defects(self) -> str:
         """What an independent check finds wrong, one line each; empty for a sound plan."""
         return self._handle.defects()
-
-    def bounds(self, work: int = 1 << 31) -> PlanBounds:
-        """What no plan with this one's limits is below. work: cells of the search's tables, about
-        1e9 a second; 0: what is counted at once. ValueError for a negative one.
-        """
-        return find_bounds(self._handle, check_int("work", work, 0, _MAX_WORK))
-
-    def bound_defects(self, proof: str) -> str:
-        """What a proof of `bounds` does not prove for this plan, one line each; empty where it
-        proves all. Makes no search. ValueError for text that is no proof.
-        """
-        check_kind("proof", proof, str, "a str")
-        return self._handle.bound_defects(proof)
 
     def show(self, picture: str = "mask", path: str | None = None, title: str = "") -> str:
         """SVG text of "mask" (coloured by rank), "placement", "traffic", "timeline" or "steps"

@@ -3,7 +3,6 @@
 
 #include "capi/handles.hpp"
 #include "capi/status.hpp"
-#include "magi/bounds.hpp"
 
 namespace magi::capi {
 
@@ -272,35 +271,6 @@ magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report
                                   .rank_memory = figures.rank_memory.data(),
                                   .num_head_shares = given.num_head_shares},
                  "report");
-  });
-}
-
-magi_status magi_plan_find_bounds(const magi_plan* plan, int64_t work, magi_plan_bounds* bounds,
-                                  magi_buffer** proof) {
-  return guarded([&] {
-    check_struct_size<magi_plan_bounds>(require(bounds, "bounds").struct_size, "bounds");
-    const magi::PlanBounds found = magi::find_bounds(plan_of(plan), {.work = work});
-    auto text = proof != nullptr ? make_text(magi::bounds_to_json(found)) : nullptr;
-    write_struct(bounds,
-                 magi_plan_bounds{.struct_size = sizeof(magi_plan_bounds),
-                                  .rows = found.rows,
-                                  .bytes = found.bytes,
-                                  .contiguous_bytes = found.contiguous_bytes,
-                                  .layout_bytes = found.layout_bytes,
-                                  .balance = found.balance,
-                                  .forward_seconds = found.forward_seconds,
-                                  .backward_seconds = found.backward_seconds},
-                 "bounds");
-    if (proof != nullptr) give(std::move(text), proof);
-  });
-}
-
-magi_status magi_plan_check_bounds(const magi_plan* plan, const char* proof, size_t size_bytes,
-                                   magi_buffer** text) {
-  return guarded([&] {
-    require(text, "text");
-    const magi::PlanBounds given = magi::bounds_from_json(read_text(proof, size_bytes, "proof"));
-    give(make_text(lines(magi::check_bounds(plan_of(plan), given))), text);
   });
 }
 

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "capi/owned_handles.hpp"
-#include "magi/bounds.hpp"
 #include "magi/mask_builders.hpp"
 
 namespace magi::capi_test {
@@ -158,37 +157,6 @@ TEST_F(PlanAbi, JsonGoesBothWays) {
   EXPECT_EQ(is_equal, 0);
   magi_plan* refused = nullptr;
   EXPECT_EQ(magi_plan_from_json("{}", 2, &refused), MAGI_INVALID_ARGUMENT);
-}
-
-TEST_F(PlanAbi, FindsAndChecksBounds) {
-  const PlanBounds expected = find_bounds(truth, {.work = 1 << 22});
-  magi_plan_bounds bounds{.struct_size = sizeof(bounds)};
-  const auto proof = made<magi_buffer>(
-      [&](auto** b) { return magi_plan_find_bounds(plan.get(), 1 << 22, &bounds, b); });
-  EXPECT_EQ(bounds.rows, expected.rows);
-  EXPECT_EQ(bounds.bytes, expected.bytes);
-  EXPECT_EQ(bounds.contiguous_bytes, expected.contiguous_bytes);
-  EXPECT_EQ(bounds.layout_bytes, expected.layout_bytes);
-  EXPECT_EQ(bounds.balance, expected.balance);
-  EXPECT_EQ(bounds.forward_seconds, expected.forward_seconds);
-  EXPECT_EQ(bounds.backward_seconds, expected.backward_seconds);
-  EXPECT_EQ(text_of(proof.get()), bounds_to_json(expected));
-  const auto defects_of = [&](const std::string& text) {
-    const auto defects = made<magi_buffer>(
-        [&](auto** b) { return magi_plan_check_bounds(plan.get(), text.data(), text.size(), b); });
-    return text_of(defects.get());
-  };
-  EXPECT_EQ(defects_of(text_of(proof.get())), "");
-  PlanBounds wrong = expected;
-  ++wrong.layout_bytes;
-  EXPECT_NE(defects_of(bounds_to_json(wrong)), "");
-  EXPECT_EQ(magi_plan_find_bounds(plan.get(), 0, &bounds, nullptr), MAGI_OK);
-  EXPECT_EQ(magi_plan_find_bounds(plan.get(), -1, &bounds, nullptr), MAGI_INVALID_ARGUMENT);
-  EXPECT_EQ(magi_plan_find_bounds(plan.get(), -1, nullptr, nullptr), MAGI_INVALID_ARGUMENT);
-  EXPECT_STREQ(magi_last_error_message(), "bounds is null; allowed: a valid address")
-      << "before anything is searched";
-  magi_buffer* refused = nullptr;
-  EXPECT_EQ(magi_plan_check_bounds(plan.get(), "{}", 2, &refused), MAGI_INVALID_ARGUMENT);
 }
 
 TEST_F(PlanAbi, ReportsItsFigures) {

@@ -182,10 +182,10 @@ TEST(PlanJson, MutationsAreRefusedOrHarmless) {
 
 TEST(PlanJson, RefusalsNamePathValueAndWhatIsAllowed) {
   const std::string text = plan_to_json(golden_plan());
-  for (const char* version : {"3", "5"}) {
+  for (const char* version : {"4", "6"}) {
     EXPECT_EQ(
         refusal(replaced(text, "\"version\": 5", std::string("\"version\": ") + version)),
-        "plan JSON: version is " + std::string(version) + "; allowed: 4; plan the mask again");
+        "plan JSON: version is " + std::string(version) + "; allowed: 5; plan the mask again");
   }
   EXPECT_EQ(refusal(replaced(text, "\"format\": \"magi plan\"", "\"format\": \"other\"")),
             "plan JSON: format is other; allowed: magi plan");

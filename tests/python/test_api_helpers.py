@@ -246,25 +246,6 @@ class TestPlan:
         rows = [row for rank in range(4) for row in plan.position_ids(rank)]
         assert set(rows) == set(range(100))
 
-    def test_bounds_are_proven(self):
-        plan = make_plan()
-        assert len(plan.report.rank_memory) == 4 and min(plan.report.rank_memory) > 0
-        bounds = plan.bounds(1 << 20)
-        assert 0 < bounds.bytes <= plan.report.total_bytes == bounds.layout_bytes
-        assert 1.0 <= bounds.balance <= plan.report.balance
-        assert 0 < bounds.forward_seconds <= plan.report.forward_seconds
-        assert plan.bound_defects(bounds.proof) == ""
-        proof = json.loads(bounds.proof)
-        assert proof["layout_bytes"] == bounds.layout_bytes
-        proof["layout_bytes"] += 1
-        assert "layout_bytes" in plan.bound_defects(json.dumps(proof))
-        with pytest.raises(ValueError, match="work is -1"):
-            plan.bounds(-1)
-        with pytest.raises(ValueError, match="bounds"):
-            plan.bound_defects("{}")
-        with pytest.raises(TypeError, match="proof is a int"):
-            plan.bound_defects(1)
-
     def test_a_contiguous_layout_is_not_ignored(self):
         in_order = DistAttnConfig(DispatchConfig(layout="contiguous"))
         first = make_plan(config=in_order)

@@ -307,19 +307,6 @@ class PlanHandle(Handle):
         """One line per defect; empty for a sound plan."""
         return take_bytes(lambda out: lib.magi_plan_check(self.address, out)).decode()
 
-    def bounds(self, work: int) -> tuple[structs.PlanBounds, str]:
-        """Lower bounds, and the JSON text that proves them."""
-        bounds = structs.PlanBounds()
-        find = lib.magi_plan_find_bounds
-        proof = take_bytes(lambda out: find(self.address, work, bounds.address, out))
-        return bounds, proof.decode()
-
-    def bound_defects(self, proof: str) -> str:
-        """One line for each bound that a proof does not prove."""
-        data = proof.encode()
-        check_bounds = lib.magi_plan_check_bounds
-        return take_bytes(lambda out: check_bounds(self.address, data, len(data), out)).decode()
-
     def draw(self, picture: int, title: str) -> str:
         """An SVG picture: 0 mask, 1 placement, 2 traffic, 3 timeline, 4 steps."""
         name = title.encode()

@@ -50,8 +50,6 @@ _PROTOTYPES = {
     "magi_plan_draw": "pisp",
     "magi_plan_predict_steps": "piip",
     "magi_plan_check": "pp",
-    "magi_plan_find_bounds": "pqpp",
-    "magi_plan_check_bounds": "pszp",
     "magi_plan_equal": "ppp",
     "magi_plan_placement_q": "pp",
     "magi_plan_mask": "pp",

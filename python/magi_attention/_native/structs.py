@@ -165,19 +165,6 @@ class PlanReport(Sized):
     ]
 
 
-class PlanBounds(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("rows", c_int64),
-        ("bytes", c_int64),
-        ("contiguous_bytes", c_int64),
-        ("layout_bytes", c_int64),
-        ("balance", c_double),
-        ("forward_seconds", c_double),
-        ("backward_seconds", c_double),
-    ]
-
-
 class CommOptions(Sized):
     _fields_ = [
         ("struct_size", c_size_t),

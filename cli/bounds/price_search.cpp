@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/price_search.hpp"
+#include "bounds/price_search.hpp"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 #include <numeric>
 #include <vector>
 
-namespace magi::planner {
+namespace magi::cli {
 namespace {
 
 /// A part of the walk: how many area steps its table has, of the finest one's, its share of the
@@ -138,4 +138,4 @@ PriceProof search_prices(const PricedChunks& chunks, const Placement& placement,
   return {.area_steps = steps, .prices = walk.rounded_prices()};
 }
 
-}  // namespace magi::planner
+}  // namespace magi::cli

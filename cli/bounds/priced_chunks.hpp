@@ -5,10 +5,10 @@
 #include <span>
 #include <vector>
 
-#include "magi/bounds.hpp"
+#include "bounds/bounds.hpp"
 #include "plan/placement/chunk_table.hpp"
 
-namespace magi::planner {
+namespace magi::cli {
 
 /// Chunks of query rows with what a rank that holds them must fetch at least. With its chunks in
 /// ascending order that is the sum over them of
@@ -73,4 +73,4 @@ class CheapestSet {
 /// Rows that every placement within the limits fetches, summed over ranks, by these prices.
 std::int64_t proven_rows(const PricedChunks& chunks, const PriceProof& proof);
 
-}  // namespace magi::planner
+}  // namespace magi::cli

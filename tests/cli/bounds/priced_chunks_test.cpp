@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/priced_chunks.hpp"
+#include "bounds/priced_chunks.hpp"
 
 #include <gtest/gtest.h>
 
@@ -12,13 +12,13 @@
 #include "plan/placement/evaluate.hpp"
 #include "plan/plan_support.hpp"
 
-namespace magi {
+namespace magi::cli {
 namespace {
 
 struct Case {
   ChunkTable table;
   Placement placement;
-  planner::PricedChunks chunks;
+  PricedChunks chunks;
 };
 
 /// `num_chunks` chunks of a random square mask on two ranks.
@@ -35,7 +35,7 @@ Case random_case(RandomStream& random, std::int32_t num_chunks) {
   Case made;
   made.placement = placement_from_chunks(2 * num_chunks, 2, 2, chunk_rank);
   made.table = make_chunk_table(mask, 2 * num_chunks, 2);
-  made.chunks = planner::make_priced_chunks(made.table, made.placement);
+  made.chunks = make_priced_chunks(made.table, made.placement);
   return made;
 }
 
@@ -91,7 +91,7 @@ TEST(PricedChunks, NoSetFetchesLessThanTheTableSays) {
 TEST(PricedChunks, NeitherMoreChunksNorMoreAreaThanTheLargestRank) {
   const Mask mask{8, 8, {band_slice({0, 8}, {0, 8}, MaskType::Causal)}};
   const Placement placement = placement_from_chunks(8, 2, 3, {0, 1, 1, 2});
-  const auto chunks = planner::make_priced_chunks(make_chunk_table(mask, 8, 2), placement);
+  const auto chunks = make_priced_chunks(make_chunk_table(mask, 8, 2), placement);
   EXPECT_EQ(chunks.max_chunks, 2);
   EXPECT_EQ(chunks.min_chunks, 0);
   EXPECT_EQ(chunks.max_area, 18);  // of rows 2 to 5; the last chunk has 15
@@ -108,7 +108,7 @@ TEST(CheapestSet, IsTheLeastOfAllSetsWithinTheLimits) {
     }
     // As many steps as pairs: nothing is rounded.
     const auto steps = static_cast<std::int32_t>(std::max<std::int64_t>(1, made.chunks.max_area));
-    planner::CheapestSet cheapest(made.chunks, steps);
+    CheapestSet cheapest(made.chunks, steps);
     std::int64_t least = std::numeric_limits<std::int64_t>::max();
     for (unsigned set = 0; set < 1U << kChunks; ++set) {
       const std::vector<std::int32_t> chunks = chunks_of(set, kChunks);
@@ -129,7 +129,7 @@ TEST(CheapestSet, IsTheLeastOfAllSetsWithinTheLimits) {
     std::vector<std::int32_t> set;
     EXPECT_EQ(cheapest.value(prices), least) << "seed " << seed;
     EXPECT_EQ(cheapest.find(prices, set), least) << "seed " << seed;
-    planner::CheapestSet coarse(made.chunks, 3);
+    CheapestSet coarse(made.chunks, 3);
     EXPECT_LE(coarse.value(prices), least) << "seed " << seed;
   }
 }
@@ -142,7 +142,7 @@ TEST(CheapestSet, NamesASetOfItsValue) {
     for (std::int32_t c = 0; c < 12; ++c) {
       prices.push_back(random.between(-16, 16));
     }
-    planner::CheapestSet cheapest(made.chunks, 64);
+    CheapestSet cheapest(made.chunks, 64);
     std::vector<std::int32_t> set;
     const std::int64_t least = cheapest.find(prices, set);
     std::ranges::reverse(set);
@@ -166,15 +166,15 @@ TEST(CheapestSet, LargestPricesStayInsideTheirIntegers) {
   std::fill(chunk_rank.begin() + 32, chunk_rank.end(), 1);
   const Placement placement = placement_from_chunks(kRows, kRows / 64, 2, chunk_rank);
   const auto chunks =
-      planner::make_priced_chunks(make_chunk_table(mask, kRows, kRows / 64), placement);
+      make_priced_chunks(make_chunk_table(mask, kRows, kRows / 64), placement);
   ASSERT_GT(chunks.max_price(), 0);
   for (const std::int32_t price : {chunks.max_price(), -chunks.max_price()}) {
     const std::vector<std::int32_t> prices(64, price);
-    planner::CheapestSet cheapest(chunks, 64);
+    CheapestSet cheapest(chunks, 64);
     // The first 32 chunks see what they hold and no more.
     EXPECT_EQ(cheapest.value(prices), -std::int64_t{32} * price);
   }
 }
 
 }  // namespace
-}  // namespace magi
+}  // namespace magi::cli

@@ -2,13 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "magi/plan.hpp"
 
-namespace magi {
+namespace magi::cli {
 
 /// Proof that no placement moves fewer rows: a price for each chunk of query rows. A rank that
 /// holds some chunks has to fetch rows for them; the least of (rows fetched - prices of its chunks)
@@ -31,7 +29,6 @@ struct PlanBounds {
   double balance = 1.0;               ///< largest area over mean area, by counts of chunks alone
   double forward_seconds = 0.0;       ///< predicted time of the slowest rank, without latencies
   double backward_seconds = 0.0;
-  PriceProof proof;  ///< of rows, unless a count that needs no prices proves as much
   friend bool operator==(const PlanBounds&, const PlanBounds&) = default;
 };
 
@@ -46,12 +43,4 @@ struct BoundSearch {
 /// prove is counted in integers. Throws InvalidArgument for negative work.
 PlanBounds find_bounds(const Plan& plan, const BoundSearch& search = {});
 
-/// What is wrong with bounds of a plan, one sentence each; empty where all are proven. Makes no
-/// search: the proof's prices are taken, and what they prove is counted once.
-std::vector<std::string> check_bounds(const Plan& plan, const PlanBounds& bounds);
-
-/// Versioned JSON; reading throws InvalidArgument for what is no text of this kind.
-std::string bounds_to_json(const PlanBounds& bounds);
-PlanBounds bounds_from_json(std::string_view text);
-
-}  // namespace magi
+}  // namespace magi::cli

@@ -1,25 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "magi/bounds.hpp"
+#include "bounds/bounds.hpp"
 
 #include <algorithm>
 #include <numeric>
 #include <span>
-#include <type_traits>
 
 #include "base/check.hpp"
 #include "plan/bound.hpp"
-#include "plan/check_structure.hpp"
 #include "plan/layout.hpp"
 #include "plan/loads.hpp"
 #include "plan/needs.hpp"
 #include "plan/placement/classic.hpp"
-#include "plan/price_search.hpp"
-#include "plan/priced_chunks.hpp"
+#include "bounds/price_search.hpp"
+#include "bounds/priced_chunks.hpp"
 
-namespace magi {
+namespace magi::cli {
 namespace {
-
-using planner::PricedChunks;
 
 /// Chunks of a plan's queries, with a copy of what its bounds are counted from.
 struct Setting {
@@ -27,7 +23,7 @@ struct Setting {
       : plan(of),
         is_shared(of.placement_q == of.placement_k),
         table(make_chunk_table(of.mask, of.placement_q.num_rows, of.placement_q.chunk_size)),
-        chunks(planner::make_priced_chunks(table, of.placement_q)) {}
+        chunks(make_priced_chunks(table, of.placement_q)) {}
 
   const Plan& plan;
   bool is_shared;
@@ -126,7 +122,7 @@ double least_seconds(const Setting& setting, std::int64_t rows, bool is_backward
 PlanBounds count_bounds(const Setting& setting, const PriceProof& proof) {
   const Plan& plan = setting.plan;
   const std::int64_t row_bytes = planner::bytes_per_row(plan.config);
-  PlanBounds bounds{.proof = proof};
+  PlanBounds bounds;
   bounds.rows = std::max(counted_rows(setting), proven_rows(setting.chunks, proof));
   bounds.bytes = bounds.rows * row_bytes;
   bounds.contiguous_bytes = contiguous_rows(setting) * row_bytes;
@@ -137,27 +133,6 @@ PlanBounds count_bounds(const Setting& setting, const PriceProof& proof) {
   return bounds;
 }
 
-/// What makes a proof none of this plan's.
-void check_proof(const Setting& setting, const PriceProof& proof, planner::Problems& problems) {
-  if (proof.area_steps == 0 && proof.prices.empty()) return;
-  if (!setting.is_shared) {
-    problems.add("the proof has prices, but keys are not placed with their queries");
-  }
-  const std::int32_t most_steps = setting.chunks.max_area_steps();
-  if (proof.area_steps < 1 || proof.area_steps > most_steps) {
-    problems.add("the proof has ", proof.area_steps, " area steps; allowed: 1 to ", most_steps);
-  }
-  if (proof.prices.size() != setting.chunks.area.size()) {
-    problems.add("the proof has ", proof.prices.size(), " prices, the plan ",
-                 setting.chunks.area.size(), " chunks");
-  }
-  const std::int32_t most = setting.chunks.max_price();
-  for (const std::int32_t price : proof.prices) {
-    if (price >= -most && price <= most) continue;
-    problems.add("the proof has a price of ", price, " rows; allowed: ", -most, " to ", most);
-  }
-}
-
 }  // namespace
 
 PlanBounds find_bounds(const Plan& plan, const BoundSearch& search) {
@@ -166,32 +141,9 @@ PlanBounds find_bounds(const Plan& plan, const BoundSearch& search) {
   PriceProof proof;
   if (setting.is_shared) {
     const std::int64_t known = received_rows(plan.mask, plan.placement_q, plan.placement_k);
-    proof = planner::search_prices(setting.chunks, plan.placement_q, known, search.work);
+    proof = search_prices(setting.chunks, plan.placement_q, known, search.work);
   }
   return count_bounds(setting, proof);
 }
 
-std::vector<std::string> check_bounds(const Plan& plan, const PlanBounds& bounds) {
-  const Setting setting(plan);
-  planner::Problems problems;
-  check_proof(setting, bounds.proof, problems);
-  if (!problems.empty()) return problems.take();
-  const PlanBounds proven = count_bounds(setting, bounds.proof);
-  const auto compare = [&](const char* name, auto claimed, auto least) {
-    // Counts are exact; a quotient takes a few operations that round.
-    auto most = least;
-    if constexpr (std::is_floating_point_v<decltype(most)>) most *= 1.0 + 1e-12;
-    if (claimed <= most) return;
-    problems.add(name, " is said to be ", claimed, " at least, proven is ", least);
-  };
-  compare("rows", bounds.rows, proven.rows);
-  compare("bytes", bounds.bytes, proven.bytes);
-  compare("contiguous_bytes", bounds.contiguous_bytes, proven.contiguous_bytes);
-  compare("layout_bytes", bounds.layout_bytes, proven.layout_bytes);
-  compare("balance", bounds.balance, proven.balance);
-  compare("forward_seconds", bounds.forward_seconds, proven.forward_seconds);
-  compare("backward_seconds", bounds.backward_seconds, proven.backward_seconds);
-  return problems.take();
-}
-
-}  // namespace magi
+}  // namespace magi::cli

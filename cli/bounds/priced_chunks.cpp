@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/priced_chunks.hpp"
+#include "bounds/priced_chunks.hpp"
 
 #include <algorithm>
 #include <numeric>
 
-namespace magi::planner {
+namespace magi::cli {
 namespace {
 
 /// Above every value of a set, and far enough from the ends of int32 that sums with it do not pass
@@ -187,4 +187,4 @@ std::int64_t proven_rows(const PricedChunks& chunks, const PriceProof& proof) {
   return all + chunks.num_ranks * cheapest.value(proof.prices);
 }
 
-}  // namespace magi::planner
+}  // namespace magi::cli

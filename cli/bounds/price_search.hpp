@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
-#include "magi/bounds.hpp"
-#include "plan/priced_chunks.hpp"
+#include "bounds/bounds.hpp"
+#include "bounds/priced_chunks.hpp"
 
-namespace magi::planner {
+namespace magi::cli {
 
 /// Prices that prove many rows, by a deflected subgradient walk over tables of rising fineness, in
 /// at most `work` cells. Starts from what each chunk costs in `placement`, whose rows are `known`:
@@ -14,4 +14,4 @@ namespace magi::planner {
 PriceProof search_prices(const PricedChunks& chunks, const Placement& placement, std::int64_t known,
                          std::int64_t work);
 
-}  // namespace magi::planner
+}  // namespace magi::cli
