@@ -55,10 +55,6 @@ MAGI_API void magi_placement_config_init(magi_placement_config* config);
 
 typedef struct magi_placement magi_placement;
 MAGI_API void magi_placement_destroy(magi_placement* placement);
-/* Places the query rows of a mask. */
-MAGI_API magi_status magi_placement_create(const magi_mask* mask, int32_t num_ranks,
-                                           const magi_placement_config* config,
-                                           magi_placement** placement);
 /* chunk_rank [num_chunks]: the rank of every chunk of chunk_size rows. */
 MAGI_API magi_status magi_placement_from_chunks(int32_t num_rows, int32_t chunk_size,
                                                 int32_t num_ranks, const int32_t* chunk_rank,
@@ -190,52 +186,6 @@ typedef struct magi_plan_report {
 } magi_plan_report;
 MAGI_API magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report);
 
-/* A rank's tables: slices int32 [n, 6] with rows inside segments; k segments int32 [n, 3]: owner
- * (-1: many), rows, first stage; stages int32 [n, 5]: what the rank's own queries attend to: k
- * segment, heads begin, end, slices begin, end. */
-typedef struct magi_rank_plan {
-  size_t struct_size;
-  magi_buffer* slices;
-  magi_buffer* k_segments;
-  magi_buffer* stages;
-} magi_rank_plan;
-/* The caller destroys the buffers. */
-MAGI_API magi_status magi_plan_rank(const magi_plan* plan, int32_t rank, magi_rank_plan* tables);
-/* Keys between ranks, int32 [n, 6]: src, dst, src row, dst segment, dst row, rows. */
-MAGI_API magi_status magi_plan_transfers(const magi_plan* plan, magi_buffer** transfers);
-
-/* MagiAttention's group_cast arguments, int64, of plans that do not share out heads (others are
- * refused); group_reduce takes the transpose. Destinations of input split i:
- * dst_indices[dst_offsets[i] .. dst_offsets[i + 1]). */
-typedef struct magi_group_collective_args {
-  size_t struct_size;
-  magi_buffer* input_split_sizes;
-  magi_buffer* output_split_sizes;
-  magi_buffer* dst_offsets;
-  magi_buffer* dst_indices;
-  magi_buffer* src_index;
-} magi_group_collective_args;
-/* The caller destroys the buffers. */
-MAGI_API magi_status magi_plan_group_collective_args(const magi_plan* plan, int32_t rank,
-                                                     int32_t stage,
-                                                     magi_group_collective_args* args);
-
-/* Plans by value, least recently used out first; thread-safe. For callers of this interface; the
- * Python package finds plans by the arguments of a key, before it makes a mask. */
-typedef struct magi_plan_cache magi_plan_cache;
-MAGI_API magi_status magi_plan_cache_create(size_t capacity, magi_plan_cache** cache);
-MAGI_API void magi_plan_cache_destroy(magi_plan_cache* cache);
-/* As magi_plan_create; equal arguments share one plan. */
-MAGI_API magi_status magi_plan_cache_find_or_make(magi_plan_cache* cache, const magi_mask* mask,
-                                                  const magi_plan_config* config, magi_plan** plan);
-MAGI_API magi_status magi_plan_cache_find_or_make_on(magi_plan_cache* cache, const magi_mask* mask,
-                                                     const magi_plan_config* config,
-                                                     const magi_placement* placement_q,
-                                                     const magi_placement* placement_k,
-                                                     magi_plan** plan);
-MAGI_API magi_status magi_plan_cache_size(const magi_plan_cache* cache, size_t* size);
-MAGI_API magi_status magi_plan_cache_clear(magi_plan_cache* cache);
-
 /* ---- Communicators --------------------------------------------------------------------------- */
 
 typedef struct magi_comm_options {
@@ -290,11 +240,6 @@ MAGI_API void magi_nccl_options_init(magi_nccl_options* options);
 MAGI_API magi_status magi_nccl_group_create(const magi_bootstrap* bootstrap, int32_t device,
                                             const magi_nccl_options* options,
                                             magi_communicator** communicator);
-/* The same among the processes that torchrun or mpirun started, over TCP at MASTER_ADDR and
- * MASTER_PORT; device -1: each rank's number on its machine. */
-MAGI_API magi_status magi_nccl_group_create_launched(int32_t device,
-                                                     const magi_nccl_options* options,
-                                                     magi_communicator** communicator);
 
 /* A transport of the caller's; the communicator takes over the table's context. */
 MAGI_API magi_status magi_communicator_from_vtable(const magi_comm_vtable* vtable,
@@ -304,9 +249,6 @@ MAGI_API magi_status magi_communicator_rank(const magi_communicator* communicato
                                             int32_t* num_ranks);
 /* "threads", "shm", ... */
 MAGI_API const char* magi_communicator_backend(const magi_communicator* communicator);
-/* Everyone's bytes in rank order, one after the other; sizes [num_ranks] may differ. */
-MAGI_API magi_status magi_allgather_sync(magi_communicator* communicator, const void* bytes,
-                                         size_t size_bytes, magi_buffer** gathered, int64_t* sizes);
 
 typedef struct magi_comm_counters {
   size_t struct_size;

@@ -64,19 +64,12 @@ typedef struct magi_window_mask {
   int32_t rows_q, rows_k;
 } magi_window_mask;
 MAGI_API magi_status magi_mask_from_window(const magi_window_mask* window, magi_mask** mask);
-/* Steps of `step` queries on one pair of ranges; left and right of `ranges` are not read. */
-MAGI_API magi_status magi_mask_step(const magi_window_mask* ranges, int32_t step, magi_mask** mask);
-MAGI_API magi_status magi_mask_block_causal(const int32_t* cu_seqlens, int64_t num_entries,
-                                            int32_t block, magi_mask** mask);
 /* prefix_lengths [num_entries - 1]. */
 MAGI_API magi_status magi_mask_prefix_lm(const int32_t* cu_seqlens, int64_t num_entries,
                                          const int32_t* prefix_lengths, magi_mask** mask);
 /* nodes [num_nodes, 2]: parent (-1: root), rows. */
 MAGI_API magi_status magi_mask_prefix_tree(const int32_t* nodes, int64_t num_nodes,
                                            magi_mask** mask);
-/* num_previous: earlier chunks seen fully, -1: all. */
-MAGI_API magi_status magi_mask_chunk_causal(const int32_t* cu_seqlens, int64_t num_entries,
-                                            int32_t chunk, int32_t num_previous, magi_mask** mask);
 /* matrix [rows_q, rows_k], non-zero: visible. */
 MAGI_API magi_status magi_mask_from_matrix(const uint8_t* matrix, int32_t rows_q, int32_t rows_k,
                                            magi_mask** mask);
@@ -119,8 +112,6 @@ MAGI_API magi_status magi_mask_draw(const magi_mask* mask, const char* title, ma
 MAGI_API magi_status magi_mask_area(const magi_mask* mask, int64_t* area);
 /* How many rows the farthest keys lie before and after a query that sees them; 0: none. */
 MAGI_API magi_status magi_mask_reach(const magi_mask* mask, int32_t* before, int32_t* after);
-/* uint16 [rows_q, rows_k]: how many slices hold a pair. */
-MAGI_API magi_status magi_mask_expand(const magi_mask* mask, magi_buffer** multiplicity);
 
 typedef struct magi_coverage {
   size_t struct_size;

@@ -301,18 +301,4 @@ std::vector<NodeExchange> node_exchanges(const Plan& plan, std::int32_t rank,
 /// compared with make_report, times to 2 ns a step.
 std::vector<std::string> check_plan(const Plan& plan);
 
-/// MagiAttention's argument lists for rank `rank` and a stage that receives keys: what its
-/// group_cast takes. Throws InvalidArgument for plans that share out heads. Input splits cover all
-/// own key rows, those that nobody needs with an empty destination list; own rows that are copied
-/// are not listed. group_reduce takes the exact transpose.
-struct GroupCollectiveArgs {
-  std::vector<std::int64_t> input_split_sizes;
-  std::vector<std::int64_t> output_split_sizes;
-  std::vector<std::vector<std::int64_t>>
-      dst_indices;                      ///< per input split: destination ranks, ascending
-  std::vector<std::int64_t> src_index;  ///< per output split: source rank
-  friend bool operator==(const GroupCollectiveArgs&, const GroupCollectiveArgs&) = default;
-};
-GroupCollectiveArgs group_collective_args(const Plan& plan, std::int32_t rank, std::int32_t stage);
-
 }  // namespace magi

@@ -15,27 +15,6 @@
 
 namespace magi {
 
-/// Plans by value: equal arguments give the same plan object; the least recently used one leaves
-/// first. Thread-safe: threads that ask for the same new plan at once make it once.
-class PlanCache {
- public:
-  /// Throws InvalidArgument for capacity 0.
-  explicit PlanCache(std::size_t capacity);
-  ~PlanCache();
-  /// make_plan(mask, config), or the plan that an equal call made.
-  std::shared_ptr<const Plan> find_or_make(const Mask& mask, const PlanConfig& config);
-  /// make_plan_on(...) in the same way: another mask over rows that are already placed.
-  std::shared_ptr<const Plan> find_or_make_on(const Mask& mask, const PlanConfig& config,
-                                              const Placement& placement_q,
-                                              const Placement& placement_k);
-  std::size_t size() const;
-  void clear();
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
 /// How gradients of an undispatched (replicated) tensor reach the shards.
 enum class UndispatchGradient : std::int32_t {
   Replicated = 0,  ///< every rank holds the whole gradient: keep the own rows

@@ -203,22 +203,6 @@ magi_status magi_nccl_group_create(const magi_bootstrap* bootstrap, int32_t devi
   });
 }
 
-magi_status magi_nccl_group_create_launched(int32_t device, const magi_nccl_options* options,
-                                            magi_communicator** communicator) {
-  return guarded([&] {
-    require(communicator, "communicator");
-    const magi::NcclOptions given = read_nccl_options(options);
-    const auto launch = magi::join_launch(given.deadline);
-    if (!launch) {
-      throw magi::invalid("RANK", "not set", "a process that torchrun or mpirun started");
-    }
-    const int32_t own_device = device == magi::kCpuDevice ? launch->local_rank : device;
-    give(wrap(magi::make_nccl_group(launch->rank, launch->num_ranks, own_device, launch->bootstrap,
-                                    given)),
-         communicator);
-  });
-}
-
 magi_status magi_communicator_from_vtable(const magi_comm_vtable* vtable,
                                           magi_communicator** communicator) {
   return guarded([&] {
@@ -239,23 +223,6 @@ magi_status magi_communicator_rank(const magi_communicator* communicator, int32_
 
 const char* magi_communicator_backend(const magi_communicator* communicator) {
   return communicator == nullptr ? "" : communicator->communicator->backend();
-}
-
-magi_status magi_allgather_sync(magi_communicator* communicator, const void* bytes,
-                                size_t size_bytes, magi_buffer** gathered, int64_t* sizes) {
-  return guarded([&] {
-    require(gathered, "gathered");
-    require(sizes, "sizes");
-    if (size_bytes > 0 && bytes == nullptr) throw magi::invalid("bytes", "null", "an address");
-    const auto parts = communicator_of(communicator)
-                           .allgather_sync({static_cast<const std::byte*>(bytes), size_bytes});
-    std::vector<std::byte> all;
-    for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
-    give(make_buffer(std::span<const std::byte>(all)), gathered);
-    for (size_t rank = 0; rank < parts.size(); ++rank) {
-      sizes[rank] = static_cast<int64_t>(parts[rank].size());
-    }
-  });
 }
 
 magi_status magi_communicator_counters(const magi_communicator* communicator,

@@ -42,11 +42,6 @@ struct magi_plan {
   std::shared_ptr<const magi::Plan> plan;
 };
 
-struct magi_plan_cache {
-  explicit magi_plan_cache(std::size_t capacity) : cache(capacity) {}
-  magi::PlanCache cache;
-};
-
 struct magi_communicator {
   std::shared_ptr<magi::Communicator> communicator;
 };

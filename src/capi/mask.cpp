@@ -115,22 +115,6 @@ magi_status magi_mask_from_window(const magi_window_mask* window, magi_mask** ma
   });
 }
 
-magi_status magi_mask_step(const magi_window_mask* ranges, int32_t step, magi_mask** mask) {
-  return guarded([&] {
-    const magi_window_mask r = read_struct(ranges, "ranges");
-    give_mask(magi::mask_step({r.q_begin, r.q_end}, {r.k_begin, r.k_end}, step, r.rows_q, r.rows_k),
-              mask);
-  });
-}
-
-magi_status magi_mask_block_causal(const int32_t* cu_seqlens, int64_t num_entries, int32_t block,
-                                   magi_mask** mask) {
-  return guarded([&] {
-    give_mask(magi::mask_block_causal(read_array(cu_seqlens, num_entries, "cu_seqlens"), block),
-              mask);
-  });
-}
-
 magi_status magi_mask_prefix_lm(const int32_t* cu_seqlens, int64_t num_entries,
                                 const int32_t* prefix_lengths, magi_mask** mask) {
   return guarded([&] {
@@ -150,15 +134,6 @@ magi_status magi_mask_prefix_tree(const int32_t* nodes, int64_t num_nodes, magi_
       tree.push_back({.parent = nodes[2 * i], .rows = nodes[2 * i + 1]});
     }
     give_mask(magi::mask_prefix_tree(tree), mask);
-  });
-}
-
-magi_status magi_mask_chunk_causal(const int32_t* cu_seqlens, int64_t num_entries, int32_t chunk,
-                                   int32_t num_previous, magi_mask** mask) {
-  return guarded([&] {
-    give_mask(magi::mask_chunk_causal(read_array(cu_seqlens, num_entries, "cu_seqlens"), chunk,
-                                      num_previous),
-              mask);
   });
 }
 
@@ -262,10 +237,6 @@ magi_status magi_mask_reach(const magi_mask* mask, int32_t* before, int32_t* aft
     *before = reach.before;
     *after = reach.after;
   });
-}
-
-magi_status magi_mask_expand(const magi_mask* mask, magi_buffer** multiplicity) {
-  return guarded([&] { give_table(magi::expand(mask_of(mask)), multiplicity, "multiplicity"); });
 }
 
 magi_status magi_mask_coverage(const magi_mask* mask, magi_coverage* coverage) {

@@ -35,16 +35,6 @@ void magi_placement_config_init(magi_placement_config* config) {
 
 void magi_placement_destroy(magi_placement* placement) { delete placement; }
 
-magi_status magi_placement_create(const magi_mask* mask, int32_t num_ranks,
-                                  const magi_placement_config* config, magi_placement** placement) {
-  return guarded([&] {
-    require(placement, "placement");
-    auto made = std::make_shared<const magi::Placement>(magi::place(
-        require(mask, "mask").mask, num_ranks, read_placement_config(config, "config")));
-    give(std::make_unique<magi_placement>(magi_placement{std::move(made)}), placement);
-  });
-}
-
 magi_status magi_placement_from_chunks(int32_t num_rows, int32_t chunk_size, int32_t num_ranks,
                                        const int32_t* chunk_rank, int64_t num_chunks,
                                        magi_placement** placement) {

@@ -73,61 +73,6 @@ void give_placement(const magi_plan* plan, const Placement& inside, magi_placeme
   give(std::make_unique<magi_placement>(magi_placement{std::move(shared)}), result);
 }
 
-std::unique_ptr<magi_buffer> slice_buffer(const RankPlan& rank) {
-  std::vector<std::int32_t> table;
-  for (const BandSlice& s : rank.slices) {
-    table.insert(table.end(), {s.q0, s.q1, s.k0, s.k1, s.d_min, s.d_max});
-  }
-  return make_buffer(std::span<const std::int32_t>(table));
-}
-
-std::unique_ptr<magi_buffer> k_segment_buffer(const Plan& plan, const RankPlan& rank) {
-  std::vector<std::int32_t> first_stage(rank.k.segments.size(), 0);
-  for (auto e = plan.exchanges.rbegin(); e != plan.exchanges.rend(); ++e) {
-    if (e->role == Role::KeysValues) first_stage[static_cast<size_t>(e->segment)] = e->stage;
-  }
-  std::vector<std::int32_t> table;
-  for (std::size_t s = 0; s < rank.k.segments.size(); ++s) {
-    const Segment& segment = rank.k.segments[s];
-    table.insert(table.end(), {segment.owner, segment.num_rows, first_stage[s]});
-  }
-  return make_buffer(std::span<const std::int32_t>(table));
-}
-
-/// One row per stage: the attend on the rank's own queries, or what the stage would attend to.
-std::unique_ptr<magi_buffer> stage_buffer(const Plan& plan, const RankPlan& rank) {
-  std::vector<Attend> stages(static_cast<std::size_t>(num_stages(plan)));
-  for (const Exchange& exchange : plan.exchanges) {
-    Attend& stage = stages[static_cast<std::size_t>(exchange.stage)];
-    if (exchange.role != Role::KeysValues) continue;
-    stage.k_segment = exchange.segment;
-    stage.heads = exchange.heads;
-  }
-  std::vector<bool> is_working(stages.size(), false);
-  for (const Step& step : rank.forward) {
-    if (step.kind != StepKind::Attend) continue;
-    const Attend& attend = rank.attends[static_cast<std::size_t>(step.index)];
-    if (attend.q_segment != 0) continue;
-    const auto stage = static_cast<std::size_t>(stage_of(plan, rank.forward, step));
-    stages[stage] = attend;
-    is_working[stage] = true;
-  }
-  std::vector<std::int32_t> table;
-  std::int32_t last_slice = 0;
-  for (std::size_t i = 0; i < stages.size(); ++i) {
-    const Attend& stage = stages[i];
-    const Range slices = is_working[i] ? stage.slices : Range{last_slice, last_slice};
-    table.insert(table.end(),
-                 {stage.k_segment, stage.heads.begin, stage.heads.end, slices.begin, slices.end});
-    last_slice = slices.end;
-  }
-  return make_buffer(std::span<const std::int32_t>(table));
-}
-
-std::unique_ptr<magi_buffer> integers(const std::vector<std::int64_t>& values) {
-  return make_buffer(std::span<const std::int64_t>(values));
-}
-
 std::string lines(const std::vector<std::string>& sentences) {
   std::string text;
   for (const std::string& sentence : sentences) text += sentence + '\n';
@@ -271,64 +216,5 @@ magi_status magi_plan_get_report(const magi_plan* plan, magi_plan_report* report
                                   .rank_memory = figures.rank_memory.data(),
                                   .num_head_shares = given.num_head_shares},
                  "report");
-  });
-}
-
-magi_status magi_plan_rank(const magi_plan* plan, int32_t rank, magi_rank_plan* tables) {
-  return guarded([&] {
-    const magi::Plan& given = plan_of(plan);
-    if (rank < 0 || rank >= given.config.num_ranks) {
-      throw magi::invalid("rank", rank, "0 to " + std::to_string(given.config.num_ranks - 1));
-    }
-    const magi::RankPlan& own = given.ranks[static_cast<size_t>(rank)];
-    auto slices = slice_buffer(own);
-    auto k_segments = k_segment_buffer(given, own);
-    auto stages = stage_buffer(given, own);
-    write_struct(tables,
-                 magi_rank_plan{.struct_size = sizeof(magi_rank_plan),
-                                .slices = slices.get(),
-                                .k_segments = k_segments.get(),
-                                .stages = stages.get()},
-                 "tables");
-    static_cast<void>(slices.release());
-    static_cast<void>(k_segments.release());
-    static_cast<void>(stages.release());
-  });
-}
-
-magi_status magi_plan_transfers(const magi_plan* plan, magi_buffer** transfers) {
-  return guarded([&] {
-    require(transfers, "transfers");
-    std::vector<int32_t> table;
-    for (const magi::Transfer& t : plan_of(plan).transfers) {
-      if (t.space != magi::Space::Keys || t.src == t.dst) continue;
-      table.insert(table.end(), {t.src, t.dst, t.src_row, t.dst_segment, t.dst_row, t.num_rows});
-    }
-    give(make_buffer(std::span<const int32_t>(table)), transfers);
-  });
-}
-
-magi_status magi_plan_group_collective_args(const magi_plan* plan, int32_t rank, int32_t stage,
-                                            magi_group_collective_args* args) {
-  return guarded([&] {
-    const auto lists = magi::group_collective_args(plan_of(plan), rank, stage);
-    std::vector<int64_t> offsets{0};
-    std::vector<int64_t> indices;
-    for (const std::vector<int64_t>& destinations : lists.dst_indices) {
-      indices.insert(indices.end(), destinations.begin(), destinations.end());
-      offsets.push_back(static_cast<int64_t>(indices.size()));
-    }
-    std::unique_ptr<magi_buffer> made[] = {integers(lists.input_split_sizes),
-                                           integers(lists.output_split_sizes), integers(offsets),
-                                           integers(indices), integers(lists.src_index)};
-    write_struct(args,
-                 magi_group_collective_args{.struct_size = sizeof(magi_group_collective_args),
-                                            .input_split_sizes = made[0].get(),
-                                            .output_split_sizes = made[1].get(),
-                                            .dst_offsets = made[2].get(),
-                                            .dst_indices = made[3].get(),
-                                            .src_index = made[4].get()},
-                 "args");
-    for (auto& buffer : made) static_cast<void>(buffer.release());
   });
 }

@@ -158,34 +158,16 @@ TEST(CommunicatorAbi, ATableOfFunctionsIsACommunicator) {
   EXPECT_EQ(magi_communicator_from_vtable(nullptr, &refused), MAGI_INVALID_ARGUMENT);
 }
 
-TEST(CommunicatorAbi, AllgatherKeepsSizesApart) {
-  const auto group = thread_group(3);
-  on_threads(group, [](magi_communicator* communicator) {
-    std::int32_t rank = 0, num_ranks = 0;
-    ASSERT_EQ(magi_communicator_rank(communicator, &rank, &num_ranks), MAGI_OK);
-    const std::string bytes(static_cast<std::size_t>(rank), static_cast<char>('a' + rank));
-    std::int64_t sizes[3] = {-1, -1, -1};
-    const auto all = made<magi_buffer>([&](auto** b) {
-      return magi_allgather_sync(communicator, bytes.data(), bytes.size(), b, sizes);
-    });
-    EXPECT_EQ(text_of(all.get()), "bcc");
-    EXPECT_EQ(std::vector<std::int64_t>(sizes, sizes + 3), (std::vector<std::int64_t>{0, 1, 2}));
-  });
-}
-
 TEST(CommunicatorAbi, FailuresSayOfWhatKindTheyAre) {
   const auto group = thread_group(2, 60);
-  std::int64_t sizes[2];
-  magi_buffer* gathered = nullptr;
-  EXPECT_EQ(magi_allgather_sync(group[0].get(), "x", 1, &gathered, sizes), MAGI_COMM_ERROR);
+  EXPECT_EQ(magi_communicator_close_sync(group[0].get()), MAGI_COMM_ERROR);
   EXPECT_EQ(magi_last_comm_failure(), MAGI_COMM_TIMEOUT);
-  EXPECT_EQ(gathered, nullptr);
   EXPECT_EQ(magi_mask_rows(nullptr, nullptr, nullptr), MAGI_INVALID_ARGUMENT);
   EXPECT_EQ(magi_last_comm_failure(), 0);
 
   const auto other = thread_group(2);
   EXPECT_EQ(magi_communicator_abort(other[1].get(), "enough"), MAGI_OK);
-  EXPECT_EQ(magi_allgather_sync(other[0].get(), "x", 1, &gathered, sizes), MAGI_COMM_ERROR);
+  EXPECT_EQ(magi_communicator_close_sync(other[0].get()), MAGI_COMM_ERROR);
   EXPECT_EQ(magi_last_comm_failure(), MAGI_COMM_ABORTED);
   EXPECT_NE(std::string(magi_last_error_message()).find("enough"), std::string::npos);
 }

@@ -62,16 +62,10 @@ TEST(MaskAbi, DocumentFrontEndsGiveTheMasksOfTheCppCalls) {
   EXPECT_TRUE(mask_of(unaligned.get()) ==
               mask_from_cu_seqlens(kDocuments, fewer,
                                    {.window = {.left = 6, .right = 2}, .has_rows_above = true}));
-  const auto blocks =
-      made<magi_mask>([&](auto** m) { return magi_mask_block_causal(sums, kNumEntries, 4, m); });
-  EXPECT_TRUE(mask_of(blocks.get()) == mask_block_causal(kDocuments, 4));
   const std::vector<std::int32_t> prefixes{2, 0, 14, 9};
   const auto prefix = made<magi_mask>(
       [&](auto** m) { return magi_mask_prefix_lm(sums, kNumEntries, prefixes.data(), m); });
   EXPECT_TRUE(mask_of(prefix.get()) == mask_prefix_lm(kDocuments, prefixes));
-  const auto chunks =
-      made<magi_mask>([&](auto** m) { return magi_mask_chunk_causal(sums, kNumEntries, 4, 1, m); });
-  EXPECT_TRUE(mask_of(chunks.get()) == mask_chunk_causal(kDocuments, 4, 1));
 }
 
 TEST(MaskAbi, FlagsOfDocumentsAreZeroOrOne) {
@@ -119,8 +113,6 @@ TEST(MaskAbi, OtherFrontEndsGiveTheMasksOfTheCppCalls) {
   const auto window = made<magi_mask>([&](auto** m) { return magi_mask_from_window(&range, m); });
   EXPECT_TRUE(mask_of(window.get()) ==
               mask_from_window({2, 20}, {1, 25}, {.left = 3, .right = 1}, 20, 30));
-  const auto steps = made<magi_mask>([&](auto** m) { return magi_mask_step(&range, 5, m); });
-  EXPECT_TRUE(mask_of(steps.get()) == mask_step({2, 20}, {1, 25}, 5, 20, 30));
   const std::int32_t nodes[] = {-1, 4, 0, 3, 0, 5};
   const auto tree = made<magi_mask>([&](auto** m) { return magi_mask_prefix_tree(nodes, 3, m); });
   const PrefixTreeNode tree_nodes[] = {{-1, 4}, {0, 3}, {0, 5}};
@@ -169,8 +161,6 @@ TEST(MaskAbi, AnswersQueries) {
   EXPECT_EQ(magi_mask_reach(mask.get(), &farthest.before, &farthest.after), MAGI_OK);
   EXPECT_EQ(farthest, reach(truth));
   EXPECT_EQ(magi_mask_reach(mask.get(), nullptr, &farthest.after), MAGI_INVALID_ARGUMENT);
-  const auto dense = made<magi_buffer>([&](auto** b) { return magi_mask_expand(mask.get(), b); });
-  EXPECT_EQ(array_of<std::uint16_t>(dense.get()), expand(truth));
   magi_coverage coverage{.struct_size = sizeof(coverage)};
   EXPECT_EQ(magi_mask_coverage(mask.get(), &coverage), MAGI_OK);
   EXPECT_EQ(coverage.visible_pairs, check_coverage(truth).visible_pairs);

@@ -19,7 +19,6 @@ struct Destroy {
   void operator()(magi_mask* handle) const { magi_mask_destroy(handle); }
   void operator()(magi_placement* handle) const { magi_placement_destroy(handle); }
   void operator()(magi_plan* handle) const { magi_plan_destroy(handle); }
-  void operator()(magi_plan_cache* handle) const { magi_plan_cache_destroy(handle); }
   void operator()(magi_communicator* handle) const { magi_communicator_destroy(handle); }
   void operator()(magi_exchange* handle) const { magi_exchange_destroy(handle); }
   void operator()(magi_attention* handle) const { magi_attention_destroy(handle); }

@@ -222,42 +222,6 @@ TEST_F(PlanAbi, DrawsItsPictures) {
   EXPECT_EQ(text_of(svg.get()).rfind("<svg", 0), 0u);
 }
 
-TEST_F(PlanAbi, ShowsItsTables) {
-  const auto transfers =
-      made<magi_buffer>([&](auto** b) { return magi_plan_transfers(plan.get(), b); });
-  const auto records = array_of<std::int32_t>(transfers.get());
-  ASSERT_EQ(records.size(), 6 * truth.transfers.size());
-  EXPECT_EQ(records[5], truth.transfers[0].num_rows);
-  magi_rank_plan tables{.struct_size = sizeof(tables)};
-  ASSERT_EQ(magi_plan_rank(plan.get(), 1, &tables), MAGI_OK);
-  const Owned<magi_buffer> slices(tables.slices), segments(tables.k_segments),
-      stages(tables.stages);
-  EXPECT_EQ(array_of<std::int32_t>(slices.get()).size(), 6 * truth.ranks[1].slices.size());
-  EXPECT_EQ(array_of<std::int32_t>(segments.get())[1], truth.ranks[1].k.segments[0].num_rows);
-  EXPECT_EQ(array_of<std::int32_t>(stages.get()).size(),
-            5u * static_cast<std::size_t>(num_stages(truth)));
-  EXPECT_EQ(magi_plan_rank(plan.get(), 4, &tables), MAGI_INVALID_ARGUMENT);
-}
-
-TEST_F(PlanAbi, GivesTheCollectiveArguments) {
-  const auto lists = group_collective_args(truth, 2, 1);
-  magi_group_collective_args args{.struct_size = sizeof(args)};
-  ASSERT_EQ(magi_plan_group_collective_args(plan.get(), 2, 1, &args), MAGI_OK);
-  const Owned<magi_buffer> inputs(args.input_split_sizes), outputs(args.output_split_sizes);
-  const Owned<magi_buffer> offsets(args.dst_offsets), indices(args.dst_indices);
-  const Owned<magi_buffer> sources(args.src_index);
-  EXPECT_EQ(array_of<std::int64_t>(inputs.get()), lists.input_split_sizes);
-  EXPECT_EQ(array_of<std::int64_t>(outputs.get()), lists.output_split_sizes);
-  EXPECT_EQ(array_of<std::int64_t>(sources.get()), lists.src_index);
-  const auto begins = array_of<std::int64_t>(offsets.get());
-  const auto ranks = array_of<std::int64_t>(indices.get());
-  ASSERT_EQ(begins.size(), lists.dst_indices.size() + 1);
-  for (std::size_t i = 0; i < lists.dst_indices.size(); ++i) {
-    EXPECT_EQ(std::vector<std::int64_t>(ranks.begin() + begins[i], ranks.begin() + begins[i + 1]),
-              lists.dst_indices[i]);
-  }
-}
-
 TEST_F(PlanAbi, PlacementsOutliveThePlan) {
   auto placement =
       made<magi_placement>([&](auto** p) { return magi_plan_placement_q(plan.get(), p); });
@@ -284,34 +248,6 @@ TEST_F(PlanAbi, OtherMasksGoOnTheSamePlacement) {
             plan_to_json(make_plan_on(window, cpp_config(), truth.placement_q, truth.placement_q)));
 }
 
-TEST_F(PlanAbi, TheCacheSharesPlans) {
-  const auto cache = made<magi_plan_cache>([](auto** c) { return magi_plan_cache_create(2, c); });
-  const auto find = [&] {
-    return made<magi_plan>([&](auto** p) {
-      return magi_plan_cache_find_or_make(cache.get(), mask.get(), &config, p);
-    });
-  };
-  const auto first = find();
-  const auto again = find();
-  magi_plan_report reports[] = {{.struct_size = sizeof(magi_plan_report)},
-                                {.struct_size = sizeof(magi_plan_report)}};
-  EXPECT_EQ(magi_plan_get_report(first.get(), &reports[0]), MAGI_OK);
-  EXPECT_EQ(magi_plan_get_report(again.get(), &reports[1]), MAGI_OK);
-  EXPECT_EQ(reports[0].pair_bytes, reports[1].pair_bytes) << "two plans were made";
-  const auto placement =
-      made<magi_placement>([&](auto** p) { return magi_plan_placement_q(plan.get(), p); });
-  const auto on = made<magi_plan>([&](auto** p) {
-    return magi_plan_cache_find_or_make_on(cache.get(), mask.get(), &config, placement.get(),
-                                           placement.get(), p);
-  });
-  std::size_t size = 0;
-  EXPECT_EQ(magi_plan_cache_size(cache.get(), &size), MAGI_OK);
-  EXPECT_EQ(size, 2u);
-  EXPECT_EQ(magi_plan_cache_clear(cache.get()), MAGI_OK);
-  EXPECT_EQ(magi_plan_cache_size(cache.get(), &size), MAGI_OK);
-  EXPECT_EQ(size, 0u);
-}
-
 TEST(PlacementAbi, FollowsTheRulesOfChunksAndPadding) {
   magi_placement_config config;
   magi_placement_config_init(&config);
@@ -321,13 +257,6 @@ TEST(PlacementAbi, FollowsTheRulesOfChunksAndPadding) {
   std::int32_t padding = -1;
   EXPECT_EQ(magi_padding_rows(1000, 4, 32, &padding), MAGI_OK);
   EXPECT_EQ(padding, padding_rows(1000, 4, 32));
-  const auto mask = mask_from(test_mask());
-  const auto placed = made<magi_placement>(
-      [&](auto** p) { return magi_placement_create(mask.get(), 4, &config, p); });
-  magi_placement_info info{.struct_size = sizeof(info)};
-  EXPECT_EQ(magi_placement_get_info(placed.get(), &info), MAGI_OK);
-  EXPECT_EQ(std::vector<std::int32_t>(info.chunk_rank, info.chunk_rank + info.num_chunks),
-            place(test_mask(), 4, {}).chunk_rank);
 }
 
 TEST(PlacementAbi, TakesLayoutsOfTheCallers) {

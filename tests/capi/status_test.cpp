@@ -40,7 +40,6 @@ TEST(Status, DestroyingNothingIsFine) {
   magi_mask_destroy(nullptr);
   magi_placement_destroy(nullptr);
   magi_plan_destroy(nullptr);
-  magi_plan_cache_destroy(nullptr);
   magi_communicator_destroy(nullptr);
   magi_exchange_destroy(nullptr);
   magi_attention_destroy(nullptr);
@@ -48,7 +47,7 @@ TEST(Status, DestroyingNothingIsFine) {
 }
 
 TEST(Status, EveryThreadHasItsOwnMessage) {
-  EXPECT_EQ(magi_plan_cache_create(0, nullptr), MAGI_INVALID_ARGUMENT);
+  EXPECT_EQ(magi_plan_from_json("", 0, nullptr), MAGI_INVALID_ARGUMENT);
   const std::string mine = magi_last_error_message();
   EXPECT_NE(mine, "");
   std::thread([] {

@@ -17,7 +17,8 @@ static magi_status packed(uint32_t seed, magi_mask** mask) {
     seed = seed * 1664525u + 1013904223u;
     ends[i + 1] = ends[i] + 1 + (int32_t)(seed >> 22);
   }
-  return magi_mask_block_causal(ends, kDocuments + 1, 1, mask);
+  const magi_document_rule rule = {.struct_size = sizeof rule, .is_causal = 1, .window_left = -1, .window_right = -1};
+  return magi_mask_from_cu_seqlens(ends, kDocuments + 1, ends, kDocuments + 1, &rule, mask);
 }
 
 static int print_plan(const magi_mask* mask, const magi_plan_config* config) {

@@ -116,7 +116,6 @@ void run_masks(Trace& trace, Problem&) {
   });
   then_bytes(trace, [&](auto** b) { return magi_mask_slices(read.get(), b); });
   then_bytes(trace, [&](auto** b) { return magi_mask_typed_slices(given, b); });
-  then_bytes(trace, [&](auto** b) { return magi_mask_expand(given, b); });
   then_bytes(trace, [&](auto** b) { return magi_mask_draw(given, "a title", b); });
   magi_coverage coverage{.struct_size = sizeof(coverage)};
   then_call(trace, [&] { return magi_mask_coverage(given, &coverage); });
@@ -129,9 +128,6 @@ void run_masks(Trace& trace, Problem&) {
   const auto tree =
       then<magi_mask>(trace, [&](auto** m) { return magi_mask_prefix_tree(nodes, 4, m); });
   then_bytes(trace, [&](auto** b) { return magi_mask_slices(tree.get(), b); });
-  const auto blocks =
-      then<magi_mask>(trace, [&](auto** m) { return magi_mask_block_causal(kDocuments, 4, 4, m); });
-  then_bytes(trace, [&](auto** b) { return magi_mask_slices(blocks.get(), b); });
 }
 
 magi_plan_config config_of(std::int32_t num_ranks) {
@@ -161,30 +157,10 @@ void run_plans(Trace& trace, Problem&) {
   then_bytes(trace, [&](auto** b) { return magi_plan_to_json(read.get(), b); });
   then_bytes(trace, [&](auto** b) { return magi_plan_describe(plan.get(), b); });
   then_bytes(trace, [&](auto** b) { return magi_plan_check(plan.get(), b); });
-  then_bytes(trace, [&](auto** b) { return magi_plan_transfers(plan.get(), b); });
   for (const std::int32_t picture :
        {MAGI_PICTURE_MASK, MAGI_PICTURE_PLACEMENT, MAGI_PICTURE_TRAFFIC, MAGI_PICTURE_TIMELINE}) {
     then_bytes(trace, [&](auto** b) { return magi_plan_draw(plan.get(), picture, nullptr, b); });
   }
-}
-
-void run_caches(Trace& trace, Problem&) {
-  const auto mask = make_mask(trace);
-  const auto cache =
-      then<magi_plan_cache>(trace, [](auto** c) { return magi_plan_cache_create(2, c); });
-  for (const std::int32_t num_ranks : {2, 4, 2, 5}) {
-    const magi_plan_config config = config_of(num_ranks);
-    const auto plan = then<magi_plan>(trace, [&](auto** p) {
-      return magi_plan_cache_find_or_make(cache.get(), mask.get(), &config, p);
-    });
-    then_bytes(trace, [&](auto** b) { return magi_plan_transfers(plan.get(), b); });
-  }
-  magi_placement_config options;
-  magi_placement_config_init(&options);
-  const auto placement = then<magi_placement>(
-      trace, [&](auto** p) { return magi_placement_create(mask.get(), 2, &options, p); });
-  then_bytes(trace,
-             [&](auto** b) { return magi_placement_position_ids(placement.get(), 1, kRows, b); });
 }
 
 void add_results(Trace& trace, const Problem& problem) {
@@ -279,9 +255,11 @@ struct Chain {
   const char* name;
   void (*run)(Trace&, Problem&);
 };
-constexpr Chain kChains[] = {{"masks", run_masks},       {"plans", run_plans},
-                             {"caches", run_caches},     {"attention", run_attention},
-                             {"backends", run_backends}, {"ranks", run_ranks_of_plan}};
+constexpr Chain kChains[] = {{"masks", run_masks},
+                             {"plans", run_plans},
+                             {"attention", run_attention},
+                             {"backends", run_backends},
+                             {"ranks", run_ranks_of_plan}};
 
 Trace run_chain(const Chain& chain, Problem& problem, std::int64_t failing_allocation) {
   Trace trace;
