@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "bounds/bounds.hpp"
 #include "commands.hpp"
 #include "common/files.hpp"
 #include "common/flags.hpp"
 #include "draw/numbers.hpp"
-#include "bounds/bounds.hpp"
 #include "magi/plan.hpp"
 
 namespace magi::cli {

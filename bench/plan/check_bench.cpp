@@ -14,7 +14,7 @@
 
 #include "magi/mask_builders.hpp"
 #include "magi/plan.hpp"
-#include "plan/plan_mutants.hpp"
+#include "plan/check/plan_mutants.hpp"
 
 namespace {
 

@@ -17,7 +17,7 @@
 #include "magi/mask_builders.hpp"
 #include "magi/plan.hpp"
 #include "plan/place_for_step.hpp"
-#include "plan/work_queries.hpp"
+#include "plan/work/queries.hpp"
 
 namespace {
 

@@ -6,13 +6,13 @@
 #include <span>
 
 #include "base/check.hpp"
-#include "plan/bound.hpp"
-#include "plan/layout.hpp"
-#include "plan/loads.hpp"
-#include "plan/needs.hpp"
-#include "plan/placement/classic.hpp"
 #include "bounds/price_search.hpp"
 #include "bounds/priced_chunks.hpp"
+#include "plan/cost/bound.hpp"
+#include "plan/cost/loads.hpp"
+#include "plan/placement/classic.hpp"
+#include "plan/tables/layout.hpp"
+#include "plan/tables/needs.hpp"
 
 namespace magi::cli {
 namespace {

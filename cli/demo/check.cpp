@@ -5,8 +5,8 @@
 #include <chrono>
 #include <span>
 
-#include "draw/numbers.hpp"
 #include "bounds/bounds.hpp"
+#include "draw/numbers.hpp"
 #include "reference/dense_attention.hpp"
 #include "reference/error_rule.hpp"
 

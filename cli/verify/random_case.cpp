@@ -22,7 +22,8 @@ std::int32_t most_rows(RandomStream& random) {
 
 PlacementConfig random_placement(RandomStream& random) {
   PlacementConfig config;
-  config.algorithm = static_cast<PlacementAlgorithm>(random.between(0, kNumPlacementAlgorithms - 1));
+  config.algorithm =
+      static_cast<PlacementAlgorithm>(random.between(0, kNumPlacementAlgorithms - 1));
   if (random.chance(50)) config.chunk_size = random.between(1, 64);
   config.min_chunks_per_rank = random.between(1, 8);
   config.uneven_shard = random.chance(30);

@@ -3,8 +3,8 @@
 
 #include "capi/handles.hpp"
 #include "capi/status.hpp"
-#include "plan/loads.hpp"
-#include "plan/timeline.hpp"
+#include "plan/cost/loads.hpp"
+#include "plan/cost/timeline.hpp"
 
 using namespace magi::capi;
 

@@ -5,8 +5,8 @@
 #include "draw/numbers.hpp"
 #include "draw/pictures.hpp"
 #include "draw/svg.hpp"
-#include "plan/flat.hpp"
-#include "plan/loads.hpp"
+#include "plan/cost/flat.hpp"
+#include "plan/cost/loads.hpp"
 
 namespace magi::draw {
 namespace {

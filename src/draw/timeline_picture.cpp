@@ -5,8 +5,8 @@
 #include "draw/numbers.hpp"
 #include "draw/pictures.hpp"
 #include "draw/svg.hpp"
-#include "plan/loads.hpp"
-#include "plan/timeline.hpp"
+#include "plan/cost/loads.hpp"
+#include "plan/cost/timeline.hpp"
 
 namespace magi::draw {
 namespace {

@@ -6,8 +6,8 @@
 #include "draw/half_blocks.hpp"
 #include "draw/numbers.hpp"
 #include "draw/terminal.hpp"
-#include "plan/loads.hpp"
-#include "plan/timeline.hpp"
+#include "plan/cost/loads.hpp"
+#include "plan/cost/timeline.hpp"
 
 namespace magi::draw {
 namespace {

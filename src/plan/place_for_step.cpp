@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/random.hpp"
+#include "plan/cost/timeline.hpp"
 #include "plan/placement/chunk_table.hpp"
-#include "plan/timeline.hpp"
 
 namespace magi::planner {
 namespace {

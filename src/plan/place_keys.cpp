@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "mask/transpose.hpp"
-#include "plan/layout.hpp"
-#include "plan/needs.hpp"
 #include "plan/placement/classic.hpp"
+#include "plan/tables/layout.hpp"
+#include "plan/tables/needs.hpp"
 
 namespace magi::planner {
 namespace {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "plan/flat.hpp"
+#include "plan/cost/flat.hpp"
 
 namespace magi {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "comm/rows/row_exchanger.hpp"
 #include "magi/plan.hpp"
-#include "plan/whole_returns.hpp"
+#include "plan/value/whole_returns.hpp"
 
 namespace magi {
 

@@ -6,24 +6,24 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "plan/machine_name.hpp"
+#include "plan/text/machine_name.hpp"
 
 namespace magi::simulate {
 namespace {
 
-using planner::json::Value;
-using Fields = std::vector<planner::json::Field>;
+using json::Value;
+using Fields = std::vector<json::Field>;
 
 constexpr std::int32_t kMostDevices = 1024;
 constexpr std::int64_t kMergeBytes = 8;  ///< a float32 sum is read and written
 
 Value schema(Cluster& cluster) {
-  using planner::json::number;
-  return planner::json::object([&cluster]() -> Fields {
-    return {{"format", planner::json::constant("magi cluster")},
-            {"version", planner::json::version(1, "1")},
+  using json::number;
+  return json::object([&cluster]() -> Fields {
+    return {{"format", json::constant("magi cluster")},
+            {"version", json::version(1, "1")},
             {"machine", planner::machine_name(cluster.machine)},
-            {"devices_per_node", planner::json::integer(cluster.devices_per_node, 1, kMostDevices)},
+            {"devices_per_node", json::integer(cluster.devices_per_node, 1, kMostDevices)},
             {"node_bytes_per_second", number(cluster.node.bytes_per_second)},
             {"node_seconds_per_message", number(cluster.node.seconds_per_message)},
             {"network_bytes_per_second", number(cluster.network.bytes_per_second)},
@@ -75,12 +75,12 @@ void validate(const Cluster& cluster) {
 std::string cluster_to_json(const Cluster& cluster) {
   validate(cluster);
   Cluster copy = cluster;
-  return planner::json::write(schema(copy)) + "\n";
+  return json::write(schema(copy)) + "\n";
 }
 
 Cluster cluster_from_json(std::string_view text) {
   Cluster cluster;
-  planner::json::read(text, "cluster", schema(cluster));
+  json::read(text, "cluster", schema(cluster));
   validate(cluster);
   return cluster;
 }

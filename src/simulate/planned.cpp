@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "plan/loads.hpp"
-#include "plan/plan_with_loads.hpp"
-#include "plan/step_walk.hpp"
+#include "plan/cost/loads.hpp"
+#include "plan/cost/plan_with_loads.hpp"
+#include "plan/cost/step_walk.hpp"
 #include "simulate/strategies.hpp"
 
 namespace magi::simulate {

@@ -7,8 +7,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "plan/config.hpp"
-#include "plan/work_heads.hpp"
+#include "plan/value/config.hpp"
 #include "simulate/strategies.hpp"
 
 namespace magi::simulate {

@@ -84,7 +84,8 @@ TEST(CommandCheck, BoundsAreFound) {
   for (const char* word : {"sound\n", "placed", "in order", "as here", "balance", "backward"}) {
     EXPECT_NE(found.out.find(word), std::string::npos) << word << found.out;
   }
-  const auto bounds = nlohmann::json::parse(run_magi("check " + file + " --json --bounds").out)["bounds"];
+  const auto bounds =
+      nlohmann::json::parse(run_magi("check " + file + " --json --bounds").out)["bounds"];
   EXPECT_GT(bounds["bytes"], 0);
   EXPECT_LE(bounds["bytes"], documents_plan().report.total_bytes);
 }

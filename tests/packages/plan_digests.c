@@ -17,7 +17,8 @@ static magi_status packed(uint32_t seed, magi_mask** mask) {
     seed = seed * 1664525u + 1013904223u;
     ends[i + 1] = ends[i] + 1 + (int32_t)(seed >> 22);
   }
-  const magi_document_rule rule = {.struct_size = sizeof rule, .is_causal = 1, .window_left = -1, .window_right = -1};
+  const magi_document_rule rule = {
+      .struct_size = sizeof rule, .is_causal = 1, .window_left = -1, .window_right = -1};
   return magi_mask_from_cu_seqlens(ends, kDocuments + 1, ends, kDocuments + 1, &rule, mask);
 }
 
@@ -26,10 +27,9 @@ static int print_plan(const magi_mask* mask, const magi_plan_config* config) {
   if (magi_plan_create(mask, config, &plan) != MAGI_OK) return fail("plan");
   magi_plan_report report = {.struct_size = sizeof report};
   if (magi_plan_get_report(plan, &report) != MAGI_OK) return fail("report");
-  printf("%s work %d digest %016llx bytes %lld seconds %a %a\n",
-         config->placement->algorithm, config->work,
-         (unsigned long long)report.digest, (long long)report.total_bytes, report.forward_seconds,
-         report.backward_seconds);
+  printf("%s work %d digest %016llx bytes %lld seconds %a %a\n", config->placement->algorithm,
+         config->work, (unsigned long long)report.digest, (long long)report.total_bytes,
+         report.forward_seconds, report.backward_seconds);
   magi_plan_destroy(plan);
   return 0;
 }

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "magi/mask_builders.hpp"
+#include "plan/cost/timeline.hpp"
 #include "plan/plan_support.hpp"
-#include "plan/timeline.hpp"
 
 namespace magi::planner {
 namespace {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "magi/plan.hpp"
+#include "plan/cost/report.hpp"
 #include "plan/placements.hpp"
-#include "plan/report.hpp"
-#include "plan/steps.hpp"
+#include "plan/tables/steps.hpp"
 #include "support/random_mask.hpp"
 
 // Brute-force views of a plan and random plan inputs for the plan tests.

@@ -3,7 +3,6 @@
 
 import copy
 import itertools
-import json
 import pickle
 
 import pytest

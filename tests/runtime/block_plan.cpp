@@ -7,9 +7,9 @@
 #include <set>
 #include <utility>
 
+#include "plan/cost/report.hpp"
 #include "plan/placements.hpp"
-#include "plan/report.hpp"
-#include "plan/steps.hpp"
+#include "plan/tables/steps.hpp"
 
 namespace magi::testing {
 namespace {

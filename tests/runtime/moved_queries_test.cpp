@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "plan/work_queries.hpp"
+#include "plan/work/queries.hpp"
 #include "runtime/masks.hpp"
 #include "runtime/pipeline.hpp"
 #include "support/random_mask.hpp"

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "plan/report.hpp"
+#include "plan/cost/report.hpp"
 #include "runtime/block_plan.hpp"
 #include "runtime/masks.hpp"
 #include "runtime/pipeline.hpp"

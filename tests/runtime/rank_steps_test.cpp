@@ -8,7 +8,7 @@
 
 #include "comm/nvlink/peer_places.hpp"
 #include "magi/mask_builders.hpp"
-#include "plan/flat.hpp"
+#include "plan/cost/flat.hpp"
 
 namespace magi {
 namespace {

@@ -75,8 +75,7 @@ Placement place(const Mask& mask, std::int32_t num_ranks, const PlacementConfig&
   }
   const ChunkTable table = make_chunk_table(mask, rows, chunk);
   const PlacementLimits limits = placement_limits(num_chunks, num_ranks, config.token_tolerance);
-  return placement_from_chunks(rows, chunk, num_ranks,
-                               run_algorithm(table, limits, config, nodes));
+  return placement_from_chunks(rows, chunk, num_ranks, run_algorithm(table, limits, config, nodes));
 }
 
 }  // namespace magi

@@ -165,8 +165,7 @@ TEST(CheapestSet, LargestPricesStayInsideTheirIntegers) {
   std::vector<std::int32_t> chunk_rank(64, 0);
   std::fill(chunk_rank.begin() + 32, chunk_rank.end(), 1);
   const Placement placement = placement_from_chunks(kRows, kRows / 64, 2, chunk_rank);
-  const auto chunks =
-      make_priced_chunks(make_chunk_table(mask, kRows, kRows / 64), placement);
+  const auto chunks = make_priced_chunks(make_chunk_table(mask, kRows, kRows / 64), placement);
   ASSERT_GT(chunks.max_price(), 0);
   for (const std::int32_t price : {chunks.max_price(), -chunks.max_price()}) {
     const std::vector<std::int32_t> prices(64, price);

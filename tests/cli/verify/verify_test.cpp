@@ -50,7 +50,7 @@ TEST(Verify, DrawnCasesReachEveryCorner) {
     ++seen["degree " + std::to_string(c.config.overlap_degree.value_or(-1))];
     ++seen[std::string("work ") + work_name(c.config.work)];
   }
-  EXPECT_EQ(seen.size(), 8u + 14 + 2 + 2 + 2 + 3 + 2 + 2 + 2 + 2 + 6 + 4);
+  EXPECT_EQ(seen.size(), 8u + kNumPlacementAlgorithms + 2 + 2 + 2 + 3 + 2 + 2 + 2 + 2 + 6 + 4);
   for (const auto& [name, count] : seen) EXPECT_GE(count, 4) << name;
 }
 

@@ -23,7 +23,8 @@ TEST(PlacementName, RoundTripsAndListsNamesOnError) {
     EXPECT_NE(std::string(error.what()).find("sequential_select"), std::string::npos);
     EXPECT_NE(std::string(error.what()).find("\"heap\""), std::string::npos);
   }
-  EXPECT_THROW(placement_name(static_cast<PlacementAlgorithm>(kNumPlacementAlgorithms)), InvalidArgument);
+  EXPECT_THROW(placement_name(static_cast<PlacementAlgorithm>(kNumPlacementAlgorithms)),
+               InvalidArgument);
 }
 
 TEST(ResolveChunkSize, IsTheSmallerOfAutomaticAndGiven) {

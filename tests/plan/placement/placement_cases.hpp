@@ -13,9 +13,12 @@
 namespace magi::testing {
 
 inline constexpr std::array kAllAlgorithms = {
-    PlacementAlgorithm::Auto,         PlacementAlgorithm::Thorough,
-    PlacementAlgorithm::Zigzag,       PlacementAlgorithm::Affinity,
-    PlacementAlgorithm::MinHeap,      PlacementAlgorithm::RandomSelect,
+    PlacementAlgorithm::Auto,
+    PlacementAlgorithm::Thorough,
+    PlacementAlgorithm::Zigzag,
+    PlacementAlgorithm::Affinity,
+    PlacementAlgorithm::MinHeap,
+    PlacementAlgorithm::RandomSelect,
     PlacementAlgorithm::SequentialSelect,
 };
 

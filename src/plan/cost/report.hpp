@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "magi/plan.hpp"
+#include "plan/cost/loads.hpp"
+
+namespace magi::planner {
+
+/// The figures of a plan whose tables are in place.
+PlanReport make_report(const Plan& plan, const PlanLoads& loads);
+PlanReport make_report(const Plan& plan);
+
+}  // namespace magi::planner
