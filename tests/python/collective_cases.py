@@ -68,10 +68,12 @@ def works(group) -> None:
         )
         found = started.wait_post_process(x, factor=2)
         assert torch.equal(found, torch.full((3,), 2.0 * size))
-        assert started.wait_post_process(x) is found
+        refuses(lambda: started.wait_post_process(x), RuntimeError, "called before")
     assert WorkWithPostProcessFn().wait_post_process() is None
     parts = [dist.all_reduce(torch.ones(1), group=group, async_op=True) for _ in range(2)]
     assert GeneralWork(parts).wait() is None
+    for wrong in (3, [None, "work"]):
+        refuses(lambda: GeneralWork(wrong), TypeError, "allowed: what has wait()")
 
 
 def same_groups(group) -> None:

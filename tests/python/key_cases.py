@@ -418,6 +418,7 @@ def sizes_that_change_in_place(group) -> None:
     assert (longer.total_seqlen_q - longer.pad_size, longer.head_dim) == (64, 8)
     dim += 8
     assert make(cp_group_or_mesh=group).head_dim == 16
+    assert make(cp_group_or_mesh=group).head_dim_v == 16
     assert (first.total_seqlen_q - first.pad_size, first.head_dim) == (60, 8)
     api.clear_cache(group)
 

@@ -15,6 +15,7 @@ from magi_attention.common.enum import (
     DispatchAlgType,
     MagiAttentionKernelBackend,
     MagiAttentionPrecision,
+    OverlapAlgType,
 )
 from magi_attention.config import (
     DispatchConfig,
@@ -87,6 +88,7 @@ def test_overlap_config():
     assert OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=1).mode is AttnOverlapMode.STATIC
     assert OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=None).degree is None
     assert not OverlapConfig(alg=UniformOverlapAlg(random_seed=3)).enable
+    assert OverlapConfig(alg=OverlapAlgType.UNIFORM) == OverlapConfig(alg=UniformOverlapAlg())
     assert OverlapConfig(degree=2).enable
     assert OverlapConfig(mode=AttnOverlapMode.DYNAMIC, degree=None).enable
 
@@ -117,6 +119,7 @@ def test_overlap_config():
         (lambda: OverlapConfig(calc_cost_factor=0), ValueError, "calc_cost_factor is 0"),
         (lambda: OverlapConfig(min_chunk_size=0), ValueError, "min_chunk_size"),
         (lambda: OverlapConfig(alg=GreedyOverlapAlg()), NotImplementedError, "GreedyOverlapAlg"),
+        (lambda: OverlapConfig(alg=OverlapAlgType.GREEDY), NotImplementedError, "GreedyOverlap"),
         (lambda: DistAttnConfig(overlap_config=DispatchConfig()), TypeError, "overlap_config"),
         (lambda: GrpCollConfig(num_sms=0), ValueError, "num_sms"),
     ],

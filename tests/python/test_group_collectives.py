@@ -2,7 +2,6 @@
 import pytest
 
 import group_cases as cases
-from magi_attention.comm.primitive.grpcoll._config import GrpCollConfig
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 4])
 SEEDS = pytest.mark.parametrize("seed", range(3))
@@ -27,11 +26,3 @@ def test_reduces_softmax_results(ranks, size):
 
 def test_bad_arguments(ranks):
     ranks.run(2, cases.bad_arguments)
-
-
-def test_default_sizes():
-    cast = GrpCollConfig.get_default_group_cast_config
-    assert cast(8) == GrpCollConfig(24, 6, 256, 6, 128) == cast(4) != cast(16)
-    assert GrpCollConfig.get_default_group_reduce_config(144) == GrpCollConfig(24, 2, 720, 8, 128)
-    with pytest.raises(ValueError, match="num_ranks is 0"):
-        cast(0)

@@ -230,7 +230,6 @@ BAD = [
      "index_attn_indices is given beside"),
     ({"q_ranges": RANGES}, ValueError, "q_ranges is given beside index_sparse_indices"),
     ({"block_sparse": True}, ValueError, "block_sparse is given beside"),
-    ({"swap_ab": True}, ValueError, "swap_ab is given beside"),
     ({"sparse_k_block_size": 0}, ValueError, "sparse_k_block_size is 0"),
     ({"sparse_k_block_size": 2, "k_block_size": 4}, ValueError, "k_block_size is 4 beside"),
     ({"q_block_size": 257}, ValueError, "q_block_size is 257"),

@@ -111,6 +111,51 @@ def test_index_sparse_indices(block):
         close(out[of_q].detach(), wanted.detach())
 
 
+@pytest.mark.parametrize("block", [1, 4])
+def test_inverted_lists(block, rng):
+    """Every query stands in the lists of the blocks that it names, as often as it names them."""
+    lists = torch.tensor([rng.randint(-1, 6) for _ in range(9 * 2 * 5)]).view(9, 2, 5)
+    found, most = utils.invert_index_sparse_indices(lists.int(), 6 * block - block // 2, block, 8)
+    assert found.shape == (6, 2, most) and most % 8 == 0 and found.dtype == torch.int32
+    for number in range(6):
+        for head in range(2):
+            named = (lists[:, head] == number).sum(1)
+            wanted = torch.arange(9).repeat_interleave(named).tolist()
+            assert found[number, head].tolist() == wanted + [-1] * (most - len(wanted))
+    by_name = dict(B=1, NHK=2, S_q=3, S_kv=8, topk=2, max_topk=4, device="cpu")
+    assert utils.build_index_sparse_indices(**by_name).shape == (3, 2, 4)
+    none = torch.empty(0, 2, 3, dtype=torch.int32)
+    assert utils.invert_index_sparse_indices(none, 8)[0].shape == (8, 2, 0)
+
+
+@pytest.mark.parametrize("sink_layout", ["sh", "ssh"])
+def test_folded_lists(sink_layout):
+    """The original's form for several kv heads, [rows * heads_kv, group, dim], is that of rows;
+    tuning hints beside lists change nothing.
+    """
+    q, k, v = inputs(10, 24, (HEADS_Q, HEADS_KV), dim=8)
+    lists = utils.build_index_sparse_indices(1, HEADS_KV, 10, 24, 3, 4, "cpu")
+    group = HEADS_Q // HEADS_KV
+    sink = torch.randn((2, group) if sink_layout == "sh" else (10 * HEADS_KV, 2, group))
+    of_rows = sink.view(-1, HEADS_KV if sink_layout == "ssh" else 1, 2, group)
+    whole = of_rows.expand(-1, HEADS_KV, -1, -1).transpose(1, 2).flatten(2)
+    whole = whole if sink_layout == "ssh" else whole[0]
+    options = dict(index_sparse_indices=lists, sink_layout=sink_layout, return_max_logits=True)
+    wanted, known = flex_flash_attn_func(q, k, v, sink=whole, **options)
+    folded = q.reshape(-1, group, 8), k.reshape(-1, 1, 8), v.reshape(-1, 1, 8)
+    hints = dict(swap_ab=True, pack_gqa=True, ref_block_size=(64, 64))
+    out, meta = flex_flash_attn_func(*folded, sink=sink, **options, **hints)
+    assert torch.equal(out, wanted.reshape(-1, group, 8))
+    assert torch.equal(meta.lse, known.lse.reshape(-1, group))
+    assert torch.equal(meta.max_logits, known.max_logits.view(HEADS_KV, group).amax(0))
+    assert int(meta.error_word[0]) == 0
+    found = torch.autograd.grad(out.square().sum(), (q, k, v))
+    for one, other in zip(found, torch.autograd.grad(wanted.square().sum(), (q, k, v))):
+        assert torch.equal(one, other)
+    with pytest.raises(ValueError, match="k has 23 rows; allowed: a multiple of 2"):
+        flex_flash_attn_func(folded[0], k[:23, :1], v[:23, :1], index_sparse_indices=lists)
+
+
 def test_ref_blocks():
     for sizes in ((128, 128), (64, 64), (16, 64), (8, 128), (1, 128), (1, 1)):
         for group in (1, 8):
@@ -138,7 +183,7 @@ def test_bad_arguments():
         (lambda: utils.flatten_block_mask_to_kv_shape(mask.expand(2, -1, -1, -1)),
          r"mask_4d.shape\[0\] is 2"),
         (lambda: utils.generate_ranges_from_block_mask(mask, 1, 1), "block_mask has 4 axes"),
-        (lambda: utils.build_index_sparse_indices(1, 1, 4, 10, 2, 2, "cpu", 4), "seqlen_k is 10"),
+        (lambda: utils.build_index_sparse_indices(1, 1, 4, 10, 2, 2, "cpu", 4), "S_kv is 10"),
         (lambda: utils.build_index_sparse_indices(1, 1, 4, 8, 3, 2, "cpu"), "topk is 3"),
         (lambda: utils.generate_variable_block_sparse_pattern(
             2, 2, 10, 10, 3, 3, 0.5, device="cpu"), "10 rows have 3 blocks of 64"),

@@ -33,13 +33,25 @@ def test_lists():
     assert utils.is_list_type_all([1, 2], just_same=True)
 
 
+def test_lists_as_the_original_tells():
+    """Its own tests name these results and errors."""
+    assert utils.perm_idxs2unperm_idxs([3, 1, 0, 2]) == [2, 1, 3, 0]
+    assert utils.perm_idxs2unperm_idxs([]) == []
+    for wrong in ([1, 2, 3], [1, 0, 3]):
+        with pytest.raises(IndexError):
+            utils.perm_idxs2unperm_idxs(wrong)
+    for holds in (utils.is_list_value_all, utils.is_list_value_any, utils.is_list_type_all):
+        assert not holds([], 1, just_same=True)
+        assert holds([], 1, just_same=True, allow_empty=True)
+        with pytest.raises(AssertionError, match="with just_same; allowed: None"):
+            holds([1, 2], 1, just_same=True)
+
+
 @pytest.mark.parametrize(
     "call, match",
     [
         (lambda: utils.transpose_matrix([]), "matrix is empty"),
         (lambda: utils.transpose_matrix([[1], [1, 2]]), "rows of lengths"),
-        (lambda: utils.is_list_value_all([1], 1, just_same=True), "val is 1 with just_same"),
-        (lambda: utils.is_list_type_all([1], int, just_same=True), "_type is <class 'int'>"),
         (lambda: utils.make_ffa_causal_mask(2, 2, 4), "attn_type_idx is 4; allowed: 0 to 3"),
     ],
 )

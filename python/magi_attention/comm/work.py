@@ -13,6 +13,9 @@ class GeneralWork:
     """
 
     def __init__(self, work: Any = None) -> None:
+        for part in work if isinstance(work, (list, tuple)) else (work,):
+            if part is not None and not callable(getattr(part, "wait", None)):
+                raise TypeError(f"work holds a {type(part).__name__}; allowed: what has wait()")
         self.work = work
 
     def wait(self) -> None:
@@ -37,17 +40,18 @@ class WorkWithPostProcessFn:
         """
         self.work = work if isinstance(work, GeneralWork) else GeneralWork(work)
         self.async_op = async_op
-        self._post_process: Callable[..., Any] | None = post_process_fn
-        self._result: Any = None
+        self._post_process = post_process_fn
+        self._is_over = False
         if not async_op:
             self.work.wait()
 
     def wait_post_process(self, *args: Any, **kwargs: Any) -> Any:
-        """The result: that of post_process_fn, called with these arguments after a wait the first
-        time, None where there is none. CommError where communication failed.
+        """The result: that of post_process_fn, called with these arguments after a wait; None where
+        there is none. CommError where communication failed, RuntimeError the second time.
         """
+        if self._is_over:
+            raise RuntimeError("wait_post_process was called before; allowed: one call")
         self.work.wait()
-        if self._post_process is not None:
-            post_process, self._post_process = self._post_process, None
-            self._result = post_process(*args, **kwargs)
-        return self._result
+        result = None if self._post_process is None else self._post_process(*args, **kwargs)
+        self._is_over, self._post_process = True, None
+        return result

@@ -53,7 +53,7 @@ class OverlapConfig:
       given no OverlapConfig.
     - min_chunk_size: rows of a stage at least.
     - dynamic_max_degree, max_num_chunks, calc_cost_factor, comm_cost_factor, alg: checked, without
-      effect: the planner has a cost model of its own.
+      effect: the planner has a cost model of its own. An OverlapAlgType stands for its algorithm.
 
     ValueError for values outside their range, NotImplementedError for alg GreedyOverlapAlg.
     """
@@ -87,7 +87,9 @@ class OverlapConfig:
             check_number(name, getattr(self, name))
             if not 0.0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed: above 0, finite")
-        if isinstance(self.alg, GreedyOverlapAlg):
+        if self.alg is OverlapAlgType.UNIFORM:
+            object.__setattr__(self, "alg", UniformOverlapAlg())
+        if isinstance(self.alg, GreedyOverlapAlg) or self.alg is OverlapAlgType.GREEDY:
             raise NotImplementedError(
                 "alg=GreedyOverlapAlg() is not available; use UniformOverlapAlg()"
             )

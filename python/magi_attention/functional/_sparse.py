@@ -78,6 +78,37 @@ def attend_to_lists(qkv: tuple, indices, block: int, sink: tuple, numbers: tuple
     return out, SparseForwardMeta(lse, max_logits if with_max_logits else None, word)
 
 
+def heads_in_rows(q, k, indices) -> int:
+    """heads_kv where q [rows_q * heads_kv, group, dim] and k [rows_k * heads_kv, 1, dim] are in the
+    original's form for lists [rows_q, heads_kv, n] of several heads; else 0.
+    """
+    if not all(isinstance(x, torch.Tensor) and x.dim() == 3 for x in (q, k, indices)):
+        return 0
+    rows, heads, _ = indices.shape
+    return heads if heads > 1 and k.shape[1] == 1 and q.shape[0] == rows * heads else 0
+
+
+def attend_unfolded(attend: Callable, qkv: tuple, heads: int, options: tuple):
+    """attend of (q, k, v) and options for tensors with heads in their rows. options: sink, its
+    layout and others; results have the form of q.
+    """
+    sink, layout, *others = options
+    for name, x in zip(("k", "v"), qkv[1:]):
+        if x.shape[0] % heads:
+            raise ValueError(f"{name} has {x.shape[0]} rows; allowed: a multiple of {heads}")
+    q = qkv[0]
+    if sink is not None and layout == "sh":
+        sink = sink.repeat(1, heads)
+    elif sink is not None:
+        sink = sink.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2)
+    whole = tuple(x.reshape(-1, heads * x.shape[1], x.shape[2]) for x in qkv)
+    out, meta = attend(whole, (sink, layout, *others))
+    meta.lse = meta.lse.reshape(q.shape[:2])
+    if meta.max_logits is not None:
+        meta.max_logits = meta.max_logits.view(heads, -1).amax(0)
+    return out.reshape(*q.shape[:2], out.shape[2]), meta
+
+
 class BlockLists(NamedTuple):
     """Lists of blocks of keys, int32 [q_blocks, heads_kv, n], and queries and keys of a block.
     name: of the argument that holds the lists.

@@ -33,7 +33,9 @@ from magi_attention.functional._sparse import (
     BlockLists,
     attend_to_block_lists,
     attend_to_lists,
+    attend_unfolded,
     check_own_backend,
+    heads_in_rows,
 )
 from magi_attention.functional.kernel_backend import (
     FA4,
@@ -133,6 +135,9 @@ def flex_flash_attn_func(
       may be shorter), in any order. -1 is none; one that stands n times counts n times. Others
       that are no block count as none, and meta.error_word tells of them (they are ValueError with
       MAGI_ATTENTION_SANITY_CHECK=1). On a GPU head dims up to 128.
+      MagiAttention's form for several kv heads is taken, too: q [rows_q * heads_kv, group, dim] and
+      k, v [rows_k * heads_kv, 1, dim], the heads of a row one behind the other, whose results have
+      that form.
     - q_block_size: 2 to 256: the lists are those of blocks of queries, [blocks, heads_kv, n].
 
     Returns out [rows_q, heads_q, dim of v] in q's type and a meta with lse [rows_q, heads_q]
@@ -170,9 +175,15 @@ def flex_flash_attn_func(
             _refuse_without_lists(sizes, index_sparse=index_sparse, index_attn=index_attn)
         return _attend((q, k, v), (q_ranges, k_ranges, attn_type_map), options, tuning)
     _refuse_beside_lists(
-        q_ranges=q_ranges, k_ranges=k_ranges, attn_type_map=attn_type_map, swap_ab=swap_ab,
+        q_ranges=q_ranges, k_ranges=k_ranges, attn_type_map=attn_type_map,
         block_sparse=block_sparse, sparse_load=sparse_load,
     )  # fmt: skip
+    folded = heads_in_rows(q, k, indices)
+    if folded:
+        return attend_unfolded(
+            lambda qkv, options: _attend_to_lists(qkv, indices, sizes, options, tuning),
+            (q, k, v), folded, options,
+        )  # fmt: skip
     return _attend_to_lists((q, k, v), indices, sizes, options, tuning)
 
 

@@ -69,6 +69,11 @@ class DistAttnRuntimeKey:
         """is_auto_range_merge_enable under its present name."""
         return self.is_auto_range_merge_enable
 
+    @property
+    def head_dim_v(self) -> int:
+        """head_dim, which v has too."""
+        return self.head_dim
+
     def __post_init__(self) -> None:
         parts = [getattr(self, f.name) for f in fields(self) if f.name != "cp_mesh"]
         object.__setattr__(self, "_hash", hash(tuple(parts)))

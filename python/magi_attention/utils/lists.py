@@ -35,8 +35,11 @@ def flatten_nested_list(nested_list: Sequence) -> list:
 
 
 def perm_idxs2unperm_idxs(perm_idxs: Sequence[int]) -> list[int]:
-    """The inverse of a permutation."""
-    return argsort(perm_idxs)
+    """The inverse of a permutation; IndexError for a number that is no position."""
+    inverse = [0] * len(perm_idxs)
+    for place, index in enumerate(perm_idxs):
+        inverse[index] = place
+    return inverse
 
 
 def wrap_to_list(x: Any, broadcast_to_length: int = 1) -> list[Any]:
@@ -48,7 +51,7 @@ def is_list_value_all(
     _list: Sequence[Any], val: Any = None, just_same: bool = False, allow_empty: bool = False
 ) -> bool:
     """Whether every entry is val, or with just_same the first one; allow_empty for an empty list.
-    ValueError for both.
+    AssertionError for both.
     """
     return _holds(all, _list, val, just_same, allow_empty)
 
@@ -57,16 +60,15 @@ def is_list_value_any(
     _list: Sequence[Any], val: Any = None, just_same: bool = False, allow_empty: bool = False
 ) -> bool:
     """Whether an entry is val, or with just_same the first one; allow_empty for an empty list.
-    ValueError for both.
+    AssertionError for both.
     """
     return _holds(any, _list, val, just_same, allow_empty)
 
 
 def _holds(quantifier: Callable, entries, val: Any, just_same: bool, allow_empty: bool) -> bool:
-    if just_same and val is not None:
-        raise ValueError(f"val is {val!r} with just_same; allowed: None")
     if not entries:
         return allow_empty
+    assert not just_same or val is None, f"val is {val!r} with just_same; allowed: None"
     wanted = entries[0] if just_same else val
     return quantifier(entry == wanted for entry in entries)
 
@@ -75,12 +77,11 @@ def is_list_type_all(
     _list: Sequence[Any], _type: Any = None, just_same: bool = False, allow_empty: bool = False
 ) -> bool:
     """Whether every entry is of _type, or with just_same of the first one's; allow_empty for an
-    empty list. ValueError for both.
+    empty list. AssertionError for both.
     """
-    if just_same and _type is not None:
-        raise ValueError(f"_type is {_type!r} with just_same; allowed: None")
     if not _list:
         return allow_empty
+    assert not just_same or _type is None, f"_type is {_type!r} with just_same; allowed: None"
     wanted = type(_list[0]) if just_same else _type
     return all(isinstance(entry, wanted) for entry in _list)
 

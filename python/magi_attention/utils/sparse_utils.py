@@ -355,30 +355,57 @@ def choose_ref_block(block_size: tuple[int, int], qhead_per_khead: int) -> dict[
 
 
 def build_index_sparse_indices(
-    batch: int,
-    num_kv_heads: int,
-    seqlen_q: int,
-    seqlen_k: int,
+    B: int,
+    NHK: int,
+    S_q: int,
+    S_kv: int,
     topk: int,
     max_topk: int,
     device: str | torch.device = "cuda",
     sparse_k_block_size: int = 1,
 ) -> torch.Tensor:
-    """Random index_sparse_indices int32 [batch * seqlen_q, num_kv_heads, max_topk] of sequences one
-    behind the other: topk different blocks of sparse_k_block_size keys of the query's own sequence
-    in rising order, then -1. seqlen_k is a multiple of the block size.
+    """Random index_sparse_indices int32 [B * S_q, NHK, max_topk] of B sequences one behind the
+    other, of S_q queries and S_kv keys, for NHK kv heads: topk different blocks of
+    sparse_k_block_size keys of the query's own sequence in rising order, then -1. S_kv is a
+    multiple of the block size.
     """
-    _check_sizes(batch=batch, num_kv_heads=num_kv_heads, sparse_k_block_size=sparse_k_block_size)
-    if seqlen_k % sparse_k_block_size != 0:
-        raise ValueError(f"seqlen_k is {seqlen_k}; allowed: a multiple of {sparse_k_block_size}")
-    num_blocks = seqlen_k // sparse_k_block_size
+    _check_sizes(B=B, NHK=NHK, sparse_k_block_size=sparse_k_block_size)
+    if S_kv % sparse_k_block_size != 0:
+        raise ValueError(f"S_kv is {S_kv}; allowed: a multiple of {sparse_k_block_size}")
+    num_blocks = S_kv // sparse_k_block_size
     if not 0 <= topk <= min(max_topk, num_blocks):
         raise ValueError(f"topk is {topk}; allowed: 0 to {min(max_topk, num_blocks)}")
-    scores = torch.rand(batch, seqlen_q, num_kv_heads, num_blocks, device=device)
+    scores = torch.rand(B, S_q, NHK, num_blocks, device=device)
     chosen = scores.topk(topk, dim=-1).indices.sort(dim=-1).values
-    chosen += torch.arange(batch, device=device).view(-1, 1, 1, 1) * num_blocks
-    indices = chosen.reshape(batch * seqlen_q, num_kv_heads, topk).to(torch.int32)
+    chosen += torch.arange(B, device=device).view(-1, 1, 1, 1) * num_blocks
+    indices = chosen.reshape(B * S_q, NHK, topk).to(torch.int32)
     return torch.nn.functional.pad(indices, (0, max_topk - topk), value=-1)
+
+
+def invert_index_sparse_indices(
+    index_sparse_indices: torch.Tensor,
+    seqlen_k: int,
+    sparse_k_block_size: int = 1,
+    pad_multiple: int = 1,
+) -> tuple[torch.Tensor, int]:
+    """From the blocks of keys that queries see, int32 [rows_q, heads_kv, topk], the queries that
+    see each block, int32 [blocks, heads_kv, most], in rising order, then -1; and `most`, a multiple
+    of pad_multiple. An entry that stands n times counts n times. Waits for a GPU.
+    """
+    _check_axes("index_sparse_indices", index_sparse_indices, 3)
+    _check_sizes(sparse_k_block_size=sparse_k_block_size, pad_multiple=pad_multiple)
+    num_blocks = -(-seqlen_k // sparse_k_block_size)
+    is_block = (index_sparse_indices >= 0) & (index_sparse_indices < num_blocks)
+    rows, heads, _ = is_block.nonzero(as_tuple=True)
+    num_heads = index_sparse_indices.shape[1]
+    lists, order = (index_sparse_indices[is_block].long() * num_heads + heads).sort(stable=True)
+    counts = torch.bincount(lists, minlength=num_blocks * num_heads)
+    most = int(counts.max()) if counts.numel() else 0
+    most = -(-most // pad_multiple) * pad_multiple
+    places = torch.arange(len(lists), device=lists.device) - (counts.cumsum(0) - counts)[lists]
+    found = lists.new_full((len(counts), most), -1, dtype=torch.int32)
+    found[lists, places] = rows[order].to(torch.int32)
+    return found.view(num_blocks, num_heads, most), most
 
 
 def get_sdpa_mask_from_index_sparse_indices(

@@ -142,11 +142,11 @@ def group_reduce(
 
 
 def _started(finish, async_op: bool) -> WorkWithPostProcessFn:
-    """A call whose finish waits and gives the result; without async_op it is over already."""
-    work = WorkWithPostProcessFn(post_process_fn=finish, async_op=async_op)
+    """A call whose finish waits and gives the result; without async_op it has waited already."""
     if not async_op:
-        work.wait_post_process()
-    return work
+        result = finish()
+        return WorkWithPostProcessFn(post_process_fn=lambda *_outputs: result)
+    return WorkWithPostProcessFn(post_process_fn=finish, async_op=True)
 
 
 def _total(output: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
