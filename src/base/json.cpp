@@ -87,10 +87,10 @@ void write_to(const Value& value, std::string& out) {
     if (i > 0) out += value.separator;
     if (value.integer_at) {
       append(out, value.integer_at(i));
-    } else if (value.element) {
-      write_to(value.element(i), out);
-    } else {
+    } else if (value.copy_row) {
       write_row(value, i, out);
+    } else {
+      write_to(value.element(i), out);
     }
   }
   out += ']';

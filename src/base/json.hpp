@@ -37,8 +37,8 @@ struct Column {
 inline constexpr std::size_t kMaxColumns = 8;
 
 /// One value, bound to the variable that it is read into and written from: a scalar, an object, an
-/// array of values or of integers, or a table, which is an array of rows of integers. What it is
-/// not stays empty.
+/// array of values or of integers, or a table, which is an array of rows of integers (and of
+/// objects where it has an `element`). What it is not stays empty.
 struct Value {
   std::string allowed;  ///< what may stand here, for messages
 
@@ -46,10 +46,12 @@ struct Value {
   std::function<bool(std::string&)> write_scalar;  ///< false: it is none at the moment
 
   std::function<std::vector<Field>()> open;  ///< members of an object, which then exists
-  std::function<void()> close;               ///< after the last member was read; may be empty
+  std::function<void()> close;  ///< after the last member or element was read; may be empty
 
+  std::function<void()> begin;                    ///< before an array is read; may be empty
   std::function<Value(std::size_t)> element;      ///< of an array; one behind the end is appended
   std::function<bool(std::int64_t)> add_integer;  ///< of an array of integers; false: refused
+  bool has_flags = false;  ///< of an array of integers: true and false stand for 1 and 0
   std::function<std::int64_t(std::size_t)> integer_at;
   std::vector<Column> columns;  ///< of a table
   std::function<void(std::span<const std::int32_t>)> add_row;

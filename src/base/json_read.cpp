@@ -67,8 +67,8 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   bool finish_value();
   std::string path() const;
   [[noreturn]] void refuse(std::string_view seen, std::string_view allowed) const;
-  [[noreturn]] void refuse(const Scalar& seen, const Value& value) const {
-    refuse(printable(seen.shown, kShown), value.allowed);
+  [[noreturn]] void refuse(const Scalar& seen, std::string_view allowed) const {
+    refuse(std::string_view(printable(seen.shown, kShown)), allowed);
   }
 
   std::string_view text_;
@@ -77,6 +77,11 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   bool is_done_ = false;
   std::vector<Frame> frames_;
 };
+
+/// What may stand where a value does; `allowed` of a list is that of its integers.
+std::string_view allowed_of(const Value& value) {
+  return value.add_integer ? std::string_view("an array of integers") : value.allowed;
+}
 
 std::string keys_of(const std::vector<Field>& fields) {
   std::string text;
@@ -109,7 +114,7 @@ Value Reader::next() {
   Frame& frame = frames_.back();
   if (frame.value.open) return std::move(frame.fields[frame.index].value);
   if (frame.value.element) return frame.value.element(frame.index);
-  return {.allowed = "a row " + frame.value.allowed};
+  return {.allowed = (frame.value.add_integer ? "" : "a row ") + frame.value.allowed};
 }
 
 bool Reader::finish_value() {
@@ -137,11 +142,13 @@ bool Reader::scalar(const Scalar& seen) {
   if (!frames_.empty() && frames_.back().is_in_row) return cell(frames_.back(), seen);
   if (!frames_.empty() && frames_.back().value.add_integer) {
     const Value& list = frames_.back().value;
-    if (seen.kind != Kind::Integer || !list.add_integer(seen.integer)) refuse(seen, list);
+    const bool is_flag = list.has_flags && seen.kind == Kind::Boolean;
+    const bool is_integer = seen.kind == Kind::Integer || is_flag;
+    if (!is_integer || !list.add_integer(seen.integer)) refuse(seen, list.allowed);
     return finish_value();
   }
   const Value value = next();
-  if (!value.take || !value.take(seen)) refuse(seen, value);
+  if (!value.take || !value.take(seen)) refuse(seen, allowed_of(value));
   return finish_value();
 }
 
@@ -155,7 +162,7 @@ bool Reader::cell(Frame& table, const Scalar& seen) {
              seen.integer <= column.high) {
     target = static_cast<std::int32_t>(seen.integer);
   } else {
-    refuse(printable(seen.shown, kShown), integer_between_text(column.low, column.high));
+    refuse(seen, integer_between_text(column.low, column.high));
   }
   ++table.num_cells;
   return true;
@@ -164,7 +171,7 @@ bool Reader::cell(Frame& table, const Scalar& seen) {
 bool Reader::start_object(std::size_t) {
   if (!frames_.empty() && frames_.back().is_in_row) refuse("an object", "an integer");
   Frame frame{.value = next()};
-  if (!frame.value.open) refuse("an object", frame.value.allowed);
+  if (!frame.value.open) refuse("an object", allowed_of(frame.value));
   frame.fields = frame.value.open();
   frame.seen.assign(frame.fields.size(), false);
   frames_.push_back(std::move(frame));
@@ -207,6 +214,7 @@ bool Reader::start_array(std::size_t) {
   }
   Frame frame{.value = next()};
   if (!frame.value.size) refuse("an array", frame.value.allowed);
+  if (frame.value.begin) frame.value.begin();
   frame.index = 0;
   frames_.push_back(std::move(frame));
   return true;
@@ -215,6 +223,7 @@ bool Reader::start_array(std::size_t) {
 bool Reader::end_array() {
   Frame& frame = frames_.back();
   if (!frame.is_in_row) {
+    if (frame.value.close) frame.value.close();
     frames_.pop_back();
     return finish_value();
   }

@@ -51,8 +51,8 @@ struct Form {
 /// All forms, by name.
 std::span<const Form> all_forms();
 
-/// Reads a text whose first key is "form". Whatever the text, the only exception is
-/// InvalidArgument.
-Mask mask_from_form(std::string_view text);
+/// Reads a text whose first key is "form" and has this value. Whatever the text, the only exception
+/// is InvalidArgument.
+Mask mask_from_form(std::string_view text, std::string_view name);
 
 }  // namespace magi::forms

@@ -165,7 +165,7 @@ TEST(MaskForms, BooleansAreCellsOfMatricesAlone) {
   EXPECT_EQ(mask_from_json(R"({"form": "matrix", "visible": [[true, false], [1, 1]]})"),
             (Mask{2, 2, {{0, 2, 0, 2, -kBandInfinity, 0}}}));
   EXPECT_EQ(message_of(R"({"form": "tree", "parents": [true], "lengths": [1]})"),
-            "parents[0] is true; allowed: an integer from -1 to 1073741823");
+            "mask JSON: parents[0] is true; allowed: an integer from -1 to 1073741823");
 }
 
 TEST(MaskForms, FieldsGiveTheMaskOfTheText) {
@@ -212,43 +212,42 @@ TEST(MaskForms, WrongFieldsAreNamed) {
 
 TEST(MaskForms, WrongFormsAreNamed) {
   EXPECT_EQ(message_of(R"({"form": "trees"})"),
-            "form is \"trees\"; allowed: block_mask, cu_seqlens, document_ids, flashmask, "
+            "mask JSON: form is trees; allowed: block_mask, cu_seqlens, document_ids, flashmask, "
             "interval_ends, intervals, matrix, packed_seq_params, prefix_lm, token_ids, tree, "
             "window");
-  EXPECT_EQ(message_of(R"({"form": 3})").substr(0, 20), "form is 3; allowed: ");
-  EXPECT_EQ(message_of(R"({"form": ["tree"]})").substr(0, 17), "form is an array;");
-  EXPECT_EQ(message_of(R"({"form": {}})").substr(0, 18), "form is an object;");
+  EXPECT_EQ(message_of(R"({"form": 3})").substr(0, 31), "mask JSON: form is 3; allowed: ");
+  EXPECT_EQ(message_of(R"({"form": ["tree"]})").substr(0, 28), "mask JSON: form is an array;");
+  EXPECT_EQ(message_of(R"({"form": {}})").substr(0, 29), "mask JSON: form is an object;");
   EXPECT_EQ(message_of(R"({"rows_q": 3, "form": "tree"})"),
-            "key \"form\" of the mask JSON is behind others; allowed: the first key");
+            "mask JSON is holding key form; allowed: rows_q, rows_k, slices");
   EXPECT_EQ(message_of(R"({"form": "tree", "parents": [-1], "rows": 3})"),
-            "key of mask JSON is \"rows\"; allowed: form, parents, lengths");
+            "mask JSON is holding key rows; allowed: form, parents, lengths");
   EXPECT_EQ(message_of(R"({"form": "tree", "parents": [-1]})"),
-            "mask JSON is without lengths; allowed: all of form, parents, lengths");
+            "mask JSON is without key lengths; allowed: all of form, parents, lengths");
   EXPECT_EQ(message_of(R"({"form": "tree", "parents": [-1], "parents": [-1]})"),
-            "key \"parents\" of the mask JSON is repeated; allowed: each key once");
+            "mask JSON is holding key parents twice; allowed: each key once");
   EXPECT_EQ(message_of(R"({"form": "tree", "form": "tree"})"),
-            "key \"form\" of the mask JSON is repeated; allowed: each key once");
+            "mask JSON is holding key form twice; allowed: each key once");
 }
 
 TEST(MaskForms, WrongValuesAreNamed) {
   EXPECT_EQ(message_of(R"({"form": "tree", "parents": -1})"),
-            "parents is -1; allowed: an array of integers");
+            "mask JSON: parents is -1; allowed: an array of integers");
   EXPECT_EQ(message_of(R"({"form": "tree", "parents": {"a": 1}})"),
-            "parents is an object; allowed: an array of integers");
+            "mask JSON: parents is an object; allowed: an array of integers");
   EXPECT_EQ(message_of(R"({"form": "tree", "parents": [-1, [0]]})"),
-            "parents[1] is an array; allowed: an integer from -1 to 1073741823");
+            "mask JSON: parents[1] is an array; allowed: an integer from -1 to 1073741823");
   EXPECT_EQ(message_of(R"({"form": "token_ids", "samples": [[1, 2], 3]})"),
-            "samples[1] is 3; allowed: an array of integers");
+            "mask JSON: samples[1] is 3; allowed: an array of integers");
   EXPECT_EQ(message_of(R"({"form": "token_ids", "samples": [[1, 2], [3, "x"]]})"),
-            "samples[1][1] is \"x\"; allowed: an integer from -2147483648 to 2147483647");
+            "mask JSON: samples[1][1] is x; allowed: an integer from -2147483648 to 2147483647");
   EXPECT_EQ(message_of(R"({"form": "window", "rows": [8], "left": 1, "right": 0})"),
-            "rows is an array; allowed: an integer from 0 to 1073741823");
+            "mask JSON: rows is an array; allowed: an integer from 0 to 1073741823");
   EXPECT_EQ(message_of(R"({"form": "cu_seqlens", "cu_seqlens_q": [0, 4], "causal": 1})"),
-            "causal is 1; allowed: true, false");
-  EXPECT_NE(message_of(R"({"form": "tree", "parents": [-1)").find("not well formed"),
-            std::string::npos);
+            "mask JSON: causal is 1; allowed: true, false");
+  EXPECT_NE(message_of(R"({"form": "tree", "parents": [-1)").find("cut off"), std::string::npos);
   EXPECT_EQ(message_of(R"({"form": "tree", "parents": )" + std::string(5'000'000, '[')),
-            "parents[0] is an array; allowed: an integer from -1 to 1073741823");
+            "mask JSON: parents[0] is an array; allowed: an integer from -1 to 1073741823");
 }
 
 const std::pair<const char*, const char*> kWrongNumbers[] = {
@@ -257,7 +256,7 @@ const std::pair<const char*, const char*> kWrongNumbers[] = {
     {R"({"form": "tree", "parents": [-1, 0], "lengths": [4]})",
      "number of lengths is 1; allowed: 2, as parents"},
     {R"({"form": "tree", "parents": [-1], "lengths": [-4]})",
-     "lengths[0] is -4; allowed: an integer from 0 to 1073741823"},
+     "mask JSON: lengths[0] is -4; allowed: an integer from 0 to 1073741823"},
     {R"({"form": "tree", "parents": [-1, 0], "lengths": [1073741823, 1]})",
      "sum of lengths is 1073741824; allowed: at most 1073741823"},
     {R"({"form": "token_ids", "samples": [[1], []]})",
@@ -298,13 +297,13 @@ const std::pair<const char*, const char*> kWrongNumbers[] = {
            "kv_indices": [[]], "full_kv_indices": [[], []], "offsets": [0], "intervals": []})",
      "number of rows of kv_indices is 1; allowed: 2, the rows of blocks"},
     {R"({"form": "matrix", "visible": [[0, 2]]})",
-     "visible[0][1] is 2; allowed: an integer from 0 to 1"},
+     "mask JSON: visible[0][1] is 2; allowed: an integer from 0 to 1"},
     {R"({"form": "matrix", "visible": [[0, 1], [1]]})",
      "visible[1] is an array of 1; allowed: 2 integers, as visible[0]"},
     {R"({"form": "window", "rows": 1e3, "left": 0, "right": 0})",
-     "rows is 1e3; allowed: an integer from 0 to 1073741823"},
+     "mask JSON: rows is 1e3; allowed: an integer from 0 to 1073741823"},
     {R"({"form": "window", "rows": 18446744073709551615, "left": 0, "right": 0})",
-     "rows is 18446744073709551615; allowed: an integer from 0 to 1073741823"},
+     "mask JSON: rows is 18446744073709551615; allowed: an integer from 0 to 1073741823"},
 };
 
 TEST(MaskForms, WrongNumbersAreNamed) {

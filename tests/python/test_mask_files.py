@@ -252,8 +252,8 @@ def test_bad_files_are_named(tmp_path):
     for text, message in {
         '{"form": "tree", "parents": [-1, 3], "lengths": [1, 1]}':
             r"mask.json: parents\[1\] is 3; allowed: -1, or the index of a node before it",
-        '{"form": "trees"}': "mask.json: form is \"trees\"; allowed: block_mask, ",
-        "": "mask.json: mask JSON is not well formed",
+        '{"form": "trees"}': "mask.json: mask JSON: form is trees; allowed: block_mask, ",
+        "": "mask.json: mask JSON is cut off",
         '{"rows_q": 2, "rows_k": 2, "slices": [[0, 2, 0, 2, null, 0], [1, 2, 0, 1, null, null]]}':
             "mask.json: row 1 is in slices .* both show key 0",
     }.items():  # fmt: skip

@@ -8,6 +8,7 @@
 #include "base/check.hpp"
 #include "base/json.hpp"
 #include "magi/plan.hpp"
+#include "mask/slice_json.hpp"
 #include "plan/check/structure.hpp"
 #include "plan/cost/report.hpp"
 #include "plan/text/cost_fields.hpp"
@@ -81,27 +82,12 @@ Value digest(std::uint64_t& value) {
       });
 }
 
-Value slices(std::vector<BandSlice>& target) {
-  Value value = json::table<BandSlice, 6>(
-      target, "[q0, q1, k0, k1, d_min, d_max]",
-      {kRows,
-       kRows,
-       kRows,
-       kRows,
-       {-kBandInfinity, kBandInfinity, -kBandInfinity},
-       {-kBandInfinity, kBandInfinity, kBandInfinity}},
-      [](const BandSlice& s) { return std::array{s.q0, s.q1, s.k0, s.k1, s.d_min, s.d_max}; },
-      [](Row v) { return BandSlice{v[0], v[1], v[2], v[3], v[4], v[5]}; });
-  value.separator = ",\n";
-  return value;
-}
-
 Value mask(Mask& target) {
   return json::object(
       [&target] {
         return Fields{{"rows_q", json::integer(target.rows_q, 1, kMaxRows)},
                       {"rows_k", json::integer(target.rows_k, 1, kMaxRows)},
-                      {"slices", slices(target.slices)}};
+                      {"slices", slice_rows(target.slices)}};
       },
       ", ");
 }
@@ -229,7 +215,7 @@ Value rank(RankPlan& r) {
   return json::object([&r] {
     return Fields{{"q", space(r.q)},
                   {"k", space(r.k)},
-                  {"slices", slices(r.slices)},
+                  {"slices", slice_rows(r.slices)},
                   {"attends", attends(r.attends)},
                   {"forward", steps(r.forward)},
                   {"backward", steps(r.backward)}};
