@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/random.hpp"
 
+#include "base/mix.hpp"
+
 namespace magi {
 
 std::uint64_t RandomStream::operator()() {
-  state_ += 0x9e3779b97f4a7c15ULL;
-  std::uint64_t z = state_;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
-  return z ^ (z >> 31);
+  state_ += kGoldenRatio;
+  return finish(state_);
 }
 
 std::int32_t RandomStream::between(std::int32_t low, std::int32_t high) {

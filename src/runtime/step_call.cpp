@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/math.hpp"
+#include "base/mix.hpp"
 #include "comm/rows/call_options.hpp"
 #include "runtime/device_calls.hpp"
 #include "runtime/elements.hpp"
@@ -66,11 +67,6 @@ TensorGroup lend_like(const Lend& lend, TensorGroup group, std::int64_t num_rows
 double softmax_scale_of(const AttentionParams& params, std::int32_t head_dim) {
   return params.softmax_scale != 0.0 ? params.softmax_scale
                                      : 1.0 / std::sqrt(static_cast<double>(head_dim));
-}
-
-std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
-  constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
-  return (hash ^ value) * kOdd + (hash >> 29);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "base/check.hpp"
 #include "base/math.hpp"
+#include "base/mix.hpp"
 #include "comm/nvlink/peer_rounding.hpp"
 #include "comm/rows/row_layout.hpp"
 #include "comm/rows/row_memory.hpp"
@@ -103,11 +104,6 @@ std::vector<RowExchange> gather_rows(Communicator& base, const RowExchange& own)
 
 bool is_reduce(ExchangeKind kind) {
   return kind == ExchangeKind::Sum || kind == ExchangeKind::LseMerge;
-}
-
-std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
-  constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
-  return (hash ^ value) * kOdd + (hash >> 29);
 }
 
 /// The places of a table's rows at the peers, found at the first call: by everyone() or, where that

@@ -9,6 +9,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "base/math.hpp"
+#include "base/mix.hpp"
 #include "base/words.hpp"
 #include "cuda/capture.hpp"
 #include "cuda/device.hpp"
@@ -23,7 +24,6 @@ constexpr std::int64_t kMostDoubled = std::int64_t{1} << 30;
 /// Small moves beside those that a pass announces.
 constexpr std::int64_t kSpareBytes = std::int64_t{1} << 20;
 constexpr std::uint64_t kMagic = 0x6d6167696c696e6b;  // "magilink"
-constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
 constexpr auto kWatchPeriod = std::chrono::milliseconds(100);
 
 std::shared_ptr<PeerMailbox> make_mailbox() {
@@ -154,7 +154,7 @@ void PeerLink::begin_pass(const PassStart& start, cudaStream_t stream) {
   }
   area_ = (area_ + 1) % num_areas_;
   const std::int32_t slot = (window_version_ * 2 + area_) % kMaxAreas;
-  const std::uint64_t digest = start.digest + ++num_passes_ * kOdd;
+  const std::uint64_t digest = start.digest + ++num_passes_ * kGoldenRatio;
   // Ranks that share a GPU may share one of its queues: the kernel would wait for one behind it.
   const bool is_compared = start.is_first && !is_sharing_gpu_;
   unbegun_ = {.area = slot, .digest = digest, .is_compared = is_compared};

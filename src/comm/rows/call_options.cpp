@@ -6,6 +6,8 @@
 #include <bit>
 #include <cstddef>
 
+#include "base/mix.hpp"
+
 namespace magi::comm {
 namespace {
 
@@ -48,10 +50,8 @@ constexpr std::int32_t num_bits(const Fields& fields) {
 }
 static_assert(num_bits(kFields) == 64 && num_bits(kRowFields) == 64);
 
-constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
-
 std::uint64_t hash(std::int64_t number) {
-  return (static_cast<std::uint64_t>(number) * kOdd) >> (64 - kNumberBits);
+  return (static_cast<std::uint64_t>(number) * kGoldenRatio) >> (64 - kNumberBits);
 }
 
 /// Ranks may come to a number in different ways, 0 for 1 / sqrt(head_dim) among them: numbers that
@@ -62,7 +62,7 @@ std::uint64_t hash(double number) {
   const double without_sign_of_zero = number + 0.0;
   const std::uint64_t kept =
       (std::bit_cast<std::uint64_t>(without_sign_of_zero) + kHalf) >> kDropped;
-  return (kept * kOdd) >> (64 - kNumberBits);
+  return (kept * kGoldenRatio) >> (64 - kNumberBits);
 }
 
 /// The values of fields, the first one in the lowest bits.

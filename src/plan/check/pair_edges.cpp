@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/mix.hpp"
+
 namespace magi::planner {
 namespace {
 
@@ -27,7 +29,7 @@ PairEdges::PairEdges(std::size_t num_slices)
 void PairEdges::count(std::uint64_t point, std::int64_t times) {
   const std::size_t mask = counts_.size() - 1;
   const int shift = 64 - std::countr_zero(counts_.size());
-  auto slot = static_cast<std::size_t>((point * 0x9e3779b97f4a7c15u) >> shift);
+  auto slot = static_cast<std::size_t>((point * kGoldenRatio) >> shift);
   while (counts_[slot].point != point) {
     if (counts_[slot].point == kNoPoint) {
       counts_[slot].point = point;

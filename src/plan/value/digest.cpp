@@ -2,28 +2,23 @@
 #include <bit>
 #include <cstdint>
 
+#include "base/mix.hpp"
 #include "magi/plan.hpp"
 
 namespace magi {
 namespace {
 
 /// Order-dependent 64-bit mix of integers: the state is multiplied by an odd constant per word and
-/// folded at the end (the finaliser of SplitMix64: Steele, Lea, Flood, OOPSLA 2014). Arithmetic is
-/// modulo 2^64 only, so the value is the same on every platform.
+/// folded at the end. Arithmetic is modulo 2^64 only, so the value is the same on every platform.
 class Digest {
  public:
-  void add(std::uint64_t word) { state_ = (std::rotl(state_, 29) ^ word) * 0x9e3779b97f4a7c15u; }
+  void add(std::uint64_t word) { state_ = (std::rotl(state_, 29) ^ word) * kGoldenRatio; }
   void add(std::int32_t a, std::int32_t b) {
     add((std::uint64_t{static_cast<std::uint32_t>(a)} << 32) | static_cast<std::uint32_t>(b));
   }
   void add_size(std::size_t size) { add(std::uint64_t{size}); }
 
-  std::uint64_t value() const {
-    std::uint64_t v = state_;
-    v = (v ^ (v >> 30)) * 0xbf58476d1ce4e5b9u;
-    v = (v ^ (v >> 27)) * 0x94d049bb133111ebu;
-    return v ^ (v >> 31);
-  }
+  std::uint64_t value() const { return finish(state_); }
 
  private:
   std::uint64_t state_ = 0x6d61676900000003u;  // "magi", version 3
