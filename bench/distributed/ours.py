@@ -19,8 +19,8 @@ import torch
 from attention_masks import INFINITE
 from magi_attention import api
 from magi_attention.common import AttnRange, AttnRanges
+from magi_attention.compat.keys.lookup import runtime_of
 from magi_attention.config.dist_attn import WORK_MODES
-from magi_attention.keys.lookup import runtime_of
 from magi_attention.plan import BoundPlan, Plan
 from magi_attention.plan_memory import memory_over_nvlink
 

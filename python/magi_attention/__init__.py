@@ -10,10 +10,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from magi_attention.compat import MOVED
+
 if TYPE_CHECKING:
     from magi_attention import backends, errors, masks
     from magi_attention._attention import attention
-    from magi_attention.dist_attn_runtime_mgr import (
+    from magi_attention.compat.keys import (
         init_dist_attn_runtime_key,
         init_dist_attn_runtime_mgr,
     )
@@ -33,11 +35,11 @@ _OWN_NAMES = {
 _OWN_MODULES = ("backends", "errors", "masks")
 # What programs for MagiAttention import; dir() leaves it out.
 _NAMES = {
-    "init_dist_attn_runtime_key": "magi_attention.dist_attn_runtime_mgr",
-    "init_dist_attn_runtime_mgr": "magi_attention.dist_attn_runtime_mgr",
+    "init_dist_attn_runtime_key": "magi_attention.compat.keys",
+    "init_dist_attn_runtime_mgr": "magi_attention.compat.keys",
 }
 _MODULES = (
-    "api", "comm", "common", "config", "env", "functional", "magi_attn_ext", "testing", "utils",
+    "api", "comm", "common", "config", "env", "functional", *(m for m in MOVED if "." not in m),
 )  # fmt: skip
 
 __all__ = [  # noqa: RUF022, own names first

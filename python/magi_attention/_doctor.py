@@ -17,10 +17,10 @@ import torch
 from magi_attention import _environment, backends
 from magi_attention._native.library import gpu_architectures, library_file, version
 from magi_attention.backends._registry import OWN
+from magi_attention.compat.testing.ref_attn import ref_attn_func
 from magi_attention.env import check_all, general
 from magi_attention.masks import from_cu_seqlens
 from magi_attention.plan import Plan
-from magi_attention.testing.ref_attn import ref_attn_func
 
 OK, WRONG, UNFIT = 0, 1, 3  # as the command magi exits
 

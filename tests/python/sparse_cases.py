@@ -9,8 +9,8 @@ import torch
 
 import dense
 from magi_attention import api, masks
+from magi_attention.compat.keys.lookup import runtime_of
 from magi_attention.config import DispatchConfig, DistAttnConfig
-from magi_attention.keys.lookup import runtime_of
 from magi_attention.plan import Plan
 from pipeline_cases import Case, make_key
 from sparse_masks import Counts, counts_of_lists

@@ -3,7 +3,12 @@
 for those in MISSING, which are refused by name or are not there.
 """
 
+import importlib
+
+import pytest
+
 import compat_names
+from magi_attention.compat import MOVED
 
 MISSING: set[str] = set()
 
@@ -28,3 +33,12 @@ def test_wrong_names_count(monkeypatch):
     total, broken = compat_names.count()
     assert total == len(broken) == 8
     assert broken["MAGI_ATTENTION_UNHEARD_OF=1"] == "not in docs/environment.md"
+
+
+def test_moved_modules_are_those_beside_their_names():
+    for name, home in MOVED.items():
+        module = importlib.import_module(f"magi_attention.{name}")
+        assert not home or module is importlib.import_module(f"magi_attention.{home}"), name
+        assert not home or module.__spec__.name == f"magi_attention.{home}"
+    with pytest.raises(ModuleNotFoundError, match=r"magi_attention\.meta\.container"):
+        importlib.import_module("magi_attention.meta.container")

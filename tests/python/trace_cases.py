@@ -12,7 +12,7 @@ import dense
 import magi_attention
 from error_cases import refuses
 from magi_attention import api
-from magi_attention.keys.lookup import runtime_of
+from magi_attention.compat.keys.lookup import runtime_of
 from pipeline_cases import Case, make_key, make_tensors
 
 

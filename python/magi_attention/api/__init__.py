@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """MagiAttention's functions of context-parallel attention, by runtime keys: magi_attn_interface has
-them, functools what prepares masks and padding. Keys and their cache are in magi_attention.keys.
+them, functools what prepares masks and padding. Keys and their cache are in compat.keys.
 """
 
 from magi_attention.api.functools import (
@@ -35,6 +35,8 @@ from magi_attention.api.magi_attn_interface import (
 from magi_attention.common.enum import AttnMaskType, AttnOverlapMode
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
+from magi_attention.compat.keys.groups import DistAttnRuntimeDictManager, dist_attn_runtime_dict_mgr
+from magi_attention.compat.keys.key import DistAttnRuntimeKey
 from magi_attention.config import (
     AffinityDispatchAlg,
     AutoDispatchAlg,
@@ -60,8 +62,6 @@ from magi_attention.config import (
     ZigzagDispatchAlg,
 )
 from magi_attention.functional.flex_flash_attn import flex_flash_attn_func
-from magi_attention.keys.groups import DistAttnRuntimeDictManager, dist_attn_runtime_dict_mgr
-from magi_attention.keys.key import DistAttnRuntimeKey
 from magi_attention.plan import Plan
 
 __all__ = [

@@ -21,18 +21,20 @@ from magi_attention.common._arguments import check_kind
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
+from magi_attention.compat.keys.flags import check_self_attention
+from magi_attention.compat.keys.groups import (
+    DistAttnRuntimeDictManager as DistAttnRuntimeDictManager,
+)
+from magi_attention.compat.keys.groups import (
+    dist_attn_runtime_dict_mgr,
+    to_group,
+)
+from magi_attention.compat.keys.key import DistAttnRuntimeKey
+from magi_attention.compat.keys.lookup import KeySpec, find_or_make, runtime_of
 from magi_attention.config import DistAttnConfig
 from magi_attention.functional._eager import is_eager
 from magi_attention.functional._rank_attention import layout_of
 from magi_attention.functional.dist_attn import attend
-from magi_attention.keys.flags import check_self_attention
-from magi_attention.keys.groups import DistAttnRuntimeDictManager as DistAttnRuntimeDictManager
-from magi_attention.keys.groups import (
-    dist_attn_runtime_dict_mgr,
-    to_group,
-)
-from magi_attention.keys.key import DistAttnRuntimeKey
-from magi_attention.keys.lookup import KeySpec, find_or_make, runtime_of
 
 GeneralAttnMaskType: TypeAlias = str | AttnMaskType | Sequence[str | AttnMaskType]
 GroupOrMesh: TypeAlias = dist.ProcessGroup | DeviceMesh

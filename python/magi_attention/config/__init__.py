@@ -3,7 +3,6 @@
 (dist_attn holds them all). Values alone; library.py turns them into the structs of the library.
 """
 
-from magi_attention.comm.primitive.grpcoll._config import GrpCollConfig
 from magi_attention.config.dispatch import (
     AffinityDispatchAlg,
     AutoDispatchAlg,
@@ -23,6 +22,7 @@ from magi_attention.config.dispatch import (
     ZigzagDispatchAlg,
 )
 from magi_attention.config.dist_attn import DistAttnConfig
+from magi_attention.config.grpcoll import GrpCollConfig
 from magi_attention.config.overlap import (
     GreedyOverlapAlg,
     OverlapAlg,

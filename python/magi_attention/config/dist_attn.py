@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from magi_attention.comm.primitive.grpcoll._config import GrpCollConfig
 from magi_attention.common._arguments import MAX_ROWS, check_choice, check_int
 from magi_attention.config.dispatch import DispatchConfig
+from magi_attention.config.grpcoll import GrpCollConfig
 from magi_attention.config.overlap import OverlapConfig, chosen_overlap
 
 WORK_MODES = ("keys", "queries", "auto", "heads")  # in the library's order

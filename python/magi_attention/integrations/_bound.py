@@ -12,9 +12,9 @@ import torch.distributed as dist
 from magi_attention._group_holders import holds_groups
 from magi_attention.api import calc_attn
 from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.compat.keys.key import DistAttnRuntimeKey
+from magi_attention.compat.keys.lookup import runtime_of
 from magi_attention.integrations._mask_spec import AttnMaskSpec
-from magi_attention.keys.key import DistAttnRuntimeKey
-from magi_attention.keys.lookup import runtime_of
 from magi_attention.plan import BoundPlan
 
 AnyPlan: TypeAlias = "BoundPlan | DistAttnRuntimeKey"

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from magi_attention.common._lru import LruCache
-from magi_attention.keys.key import DistAttnRuntimeKey
-from magi_attention.keys.manager import DistAttnRuntimeMgr
+from magi_attention.compat.keys.key import DistAttnRuntimeKey
+from magi_attention.compat.keys.manager import DistAttnRuntimeMgr
 
 
 class DistAttnRuntimeDict(LruCache):

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from magi_attention._environment import read_int
 from magi_attention.comm.group import rank_tuple
 from magi_attention.common._arguments import as_bool
-from magi_attention.utils.numbers import set_random_seed
+from magi_attention.compat.utils.numbers import set_random_seed
 
 _BACKWARD_OVER_FORWARD = 2.5  # five products for two
 

@@ -13,10 +13,10 @@ from magi_attention._native.vtable import Communicator
 from magi_attention.comm.group import make_communicator, rank_tuple
 from magi_attention.common._arguments import check_int, check_kind
 from magi_attention.common._lru import LruCache
+from magi_attention.compat.keys.key import DistAttnRuntimeKey
+from magi_attention.compat.keys.manager import DistAttnRuntimeMgr
+from magi_attention.compat.keys.manager_dict import DistAttnRuntimeDict
 from magi_attention.env import general
-from magi_attention.keys.key import DistAttnRuntimeKey
-from magi_attention.keys.manager import DistAttnRuntimeMgr
-from magi_attention.keys.manager_dict import DistAttnRuntimeDict
 
 # One entry for each way in which a key was asked for: those of four groups that are full, by
 # default of 1000 keys. An entry holds the bytes of its ranges.

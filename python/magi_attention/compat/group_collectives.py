@@ -15,8 +15,8 @@ from magi_attention._native.tensors import as_plain, refuse_transforms
 from magi_attention._native.vtable import CAST, LSE_MERGE, SUM
 from magi_attention.comm.group import communicator_of
 from magi_attention.comm.process_group import rank_in
-from magi_attention.comm.work import WorkWithPostProcessFn
 from magi_attention.common._arguments import as_bool, check_int, check_kind
+from magi_attention.compat.work import WorkWithPostProcessFn
 
 _REDUCE_OPS = ("sum", "avg", "lse")
 _Rows = list[tuple[int, int, int]]  # (peer, first row, rows)

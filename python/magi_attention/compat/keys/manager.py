@@ -17,15 +17,15 @@ from magi_attention.common._slices import MaskTypes, to_mask_types
 from magi_attention.common.enum import AttnMaskType, AttnRole
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
-from magi_attention.config import DistAttnConfig
-from magi_attention.env import general
-from magi_attention.keys.cross_attention import cross_slices
-from magi_attention.keys.flags import (
+from magi_attention.compat.attn_arg import AttnArg
+from magi_attention.compat.keys.cross_attention import cross_slices
+from magi_attention.compat.keys.flags import (
     check_flag_comb,
     check_self_attention,
     devices_per_node,
 )
-from magi_attention.meta.collection.calc_meta import AttnArg
+from magi_attention.config import DistAttnConfig
+from magi_attention.env import general
 from magi_attention.plan import BoundPlan, Plan
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives in which every rank holds one part, of torch.distributed's memory and types."""
+"""Collectives in which every rank holds one part, of torch.distributed's memory and types, with
+gradients where their names tell those.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,11 @@ import torch
 import torch.distributed as dist
 
 from magi_attention.comm.process_group import rank_in
-from magi_attention.comm.work import GeneralWork
 from magi_attention.common._arguments import check_int, check_kind
+from magi_attention.common._derivatives import refuse_second_derivative
+from magi_attention.compat import group_collectives as grpcoll
+from magi_attention.compat.group_collectives import group_cast, group_reduce
+from magi_attention.compat.work import GeneralWork
 
 
 @torch.no_grad()
@@ -111,3 +116,63 @@ def _check_count(name: str, sizes: Sequence[int], group: dist.ProcessGroup) -> N
         )
     for index, size in enumerate(sizes):
         check_int(f"{name}[{index}]", size, 0)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group, dim, split_sizes):
+        ctx.arguments = (group, dim, split_sizes)
+        return all_gather_v(x, *ctx.arguments)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        refuse_second_derivative("all_gather_fwd_scatter_bwd")
+        return scatter_v(gradient, *ctx.arguments), None, None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group, dim, split_sizes):
+        ctx.arguments = (group, dim, split_sizes)
+        return scatter_v(x, *ctx.arguments)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        refuse_second_derivative("scatter_fwd_all_gather_bwd")
+        return all_gather_v(gradient, *ctx.arguments), None, None, None
+
+
+def all_gather_fwd_scatter_bwd(
+    input: torch.Tensor,
+    group: dist.ProcessGroup,
+    dim: int = 0,
+    split_sizes: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """all_gather_v; its gradient is this rank's part of the whole one, which every
+    rank holds. Collective in forward.
+    """
+    return _Gather.apply(input, group, dim, split_sizes)
+
+
+def scatter_fwd_all_gather_bwd(
+    input: torch.Tensor,
+    group: dist.ProcessGroup,
+    dim: int = 0,
+    split_sizes: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """scatter_v; its gradient is put together of every rank's part. Collective in
+    backward.
+    """
+    return _Scatter.apply(input, group, dim, split_sizes)
+
+
+__all__ = [
+    "all2all_v",
+    "all_gather_fwd_scatter_bwd",
+    "all_gather_v",
+    "group_cast",
+    "group_reduce",
+    "grpcoll",
+    "scatter_fwd_all_gather_bwd",
+    "scatter_v",
+]

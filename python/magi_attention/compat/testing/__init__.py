@@ -3,14 +3,14 @@
 of parameters.
 """
 
-from magi_attention.testing.precision import (
+from magi_attention.compat.testing.precision import (
     EPSILON,
     assert_close,
     calc_inf_norm,
     extract_mismatch_info,
 )
-from magi_attention.testing.ref_attn import ref_attn_func
-from magi_attention.testing.template import parameterize
+from magi_attention.compat.testing.ref_attn import ref_attn_func
+from magi_attention.compat.testing.template import parameterize
 
 __all__ = [
     "EPSILON",

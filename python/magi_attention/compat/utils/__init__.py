@@ -3,8 +3,8 @@
 seeds, ranges for profilers.
 """
 
-from magi_attention.utils import nvtx
-from magi_attention.utils.distributed import (
+from magi_attention.compat.utils import nvtx
+from magi_attention.compat.utils.distributed import (
     clearup_dist_env,
     get_a2a_corr_factor,
     get_calc_cost_factor,
@@ -15,7 +15,7 @@ from magi_attention.utils.distributed import (
     setup_dist_env,
     write_rank,
 )
-from magi_attention.utils.lists import (
+from magi_attention.compat.utils.lists import (
     argmax,
     argmin,
     argsort,
@@ -30,12 +30,12 @@ from magi_attention.utils.lists import (
     transpose_matrix,
     wrap_to_list,
 )
-from magi_attention.utils.masks import (
+from magi_attention.compat.utils.masks import (
     get_attn_mask_from_ffa_args,
     make_attn_mask_from_ffa_args,
     make_ffa_causal_mask,
 )
-from magi_attention.utils.numbers import (
+from magi_attention.compat.utils.numbers import (
     is_fp_dtype_at_least,
     max_fp_dtype,
     set_random_seed,

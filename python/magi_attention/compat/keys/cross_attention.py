@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.ranges import AttnRanges
-from magi_attention.meta.collection.calc_meta import AttnArg
+from magi_attention.compat.attn_arg import AttnArg
 from magi_attention.plan import Plan
 
 

@@ -15,17 +15,17 @@ from magi_attention.comm.group import rank_of, size_of
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming
 from magi_attention.common._slices import apply_padding, check_inside, to_mask_types
 from magi_attention.common.ranges import AttnRanges
-from magi_attention.config import DistAttnConfig
-from magi_attention.env import general
-from magi_attention.keys.flags import check_flag_comb, devices_per_node
-from magi_attention.keys.groups import dist_attn_runtime_dict_mgr, to_group
-from magi_attention.keys.key import DistAttnRuntimeKey, init_dist_attn_runtime_key
-from magi_attention.keys.manager import (
+from magi_attention.compat.keys.flags import check_flag_comb, devices_per_node
+from magi_attention.compat.keys.groups import dist_attn_runtime_dict_mgr, to_group
+from magi_attention.compat.keys.key import DistAttnRuntimeKey, init_dist_attn_runtime_key
+from magi_attention.compat.keys.manager import (
     DistAttnRuntimeMgr,
     manage,
     seen_rows,
     with_chunk_size,
 )
+from magi_attention.config import DistAttnConfig
+from magi_attention.env import general
 from magi_attention.plan import BoundPlan, Plan
 
 _log = logging.getLogger(__name__)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only programs written for MagiAttention need: keys of plans (keys), its collectives, and
+helpers that programs import. They import these under the original's module names, which MOVED
+lists: such a name is the module beside it, however it is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_ROOT = "magi_attention."
+# The original's modules, and those that are imported in their place; "": a package of others.
+MOVED = {
+    "comm.functional": "compat.collectives",
+    "comm.primitive": "compat.collectives",
+    "comm.primitive.grpcoll": "compat.group_collectives",
+    "comm.primitive.grpcoll._config": "config.grpcoll",
+    "comm.work": "compat.work",
+    "dist_attn_runtime_mgr": "compat.keys",
+    "magi_attn_ext": "common",  # the classes of its C++ extension, whose import tests installations
+    "meta": "",
+    "meta.collection": "",
+    "meta.collection.calc_meta": "compat.attn_arg",
+    "meta.solver": "",
+    "meta.solver.dispatch_solver": "config.dispatch",
+    "meta.solver.overlap_solver": "config.overlap",
+    "testing": "compat.testing",
+    "testing.precision": "compat.testing.precision",
+    "testing.ref_attn": "compat.testing.ref_attn",
+    "utils": "compat.utils",
+    "utils.nvtx": "compat.utils.nvtx",
+    "utils.sparse_utils": "compat.utils.sparse_utils",
+}
+
+
+class _Moved(MetaPathFinder, Loader):
+    """Finds modules by their names in MOVED."""
+
+    def find_spec(self, fullname: str, path=None, target=None) -> ModuleSpec | None:
+        """A spec of this loader, or None for another name."""
+        is_moved = fullname.startswith(_ROOT) and fullname[len(_ROOT) :] in MOVED
+        return ModuleSpec(fullname, self, is_package=True) if is_moved else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """The module that stands for the name; None: an empty one."""
+        home = MOVED[spec.name[len(_ROOT) :]]
+        if not home:
+            return None
+        module = importlib.import_module(_ROOT + home)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: the module was executed under its own name, whose spec it keeps."""
+        module.__spec__ = module.__spec__.loader_state or module.__spec__
+
+
+sys.meta_path.insert(0, _Moved())

@@ -1,8 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Keys of magi_attention.api: what they are (key), the plans they stand for (manager), where both
-are kept (manager_dict, groups), and how the arguments of a key function find theirs (lookup).
-
-A key function goes through two caches: its arguments as given find the key (groups: seen), so that
-a mask seen before is neither converted nor planned; the key finds its manager (manager_dict), as it
-does in every later call. calc_attn finds the plan by a weak reference in the key.
-"""
