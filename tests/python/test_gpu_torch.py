@@ -6,6 +6,7 @@ import torch
 
 import dense
 from magi_attention.api import flex_flash_attn_func
+from magi_attention.functional import _device_ranges
 from magi_attention.functional._ops import flex_backward_op, flex_forward_op
 from magi_attention.functional.dist_attn import _backward_op, _forward_op
 from on_gpu import NEEDS_GPU, PLACES, ROWS, bound_plan, inputs, ranges_on
@@ -54,6 +55,28 @@ def test_compiled(backend, place):
     layer, leaves = layer_and_leaves(place)
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
     agree(gradients_of(compiled, layer, leaves), gradients_of(layer, layer, leaves))
+
+
+@pytest.mark.parametrize("options", [{"backend": "cudagraphs"}, {"mode": "reduce-overhead"}])
+def test_compiled_with_cuda_graphs(options):
+    """What a call keeps is not memory of the graph that it is made in."""
+    torch.compiler.reset()
+    _device_ranges._calls.clear()  # a call that was made before has taken it elsewhere
+    ends = torch.tensor([[0, ROWS]], dtype=torch.int32, device="cuda")
+    leaves = inputs()
+
+    def step(function):
+        torch.compiler.cudagraph_mark_step_begin()
+        out = function(*leaves)
+        return [t.clone() for t in (out, *torch.autograd.grad(out.float().pow(2).sum(), leaves))]
+
+    def attend(q, k, v):
+        return flex_flash_attn_func(q * 2, k, v, ends, ends)[0]
+
+    compiled = torch.compile(attend, **options)
+    found = [step(compiled) for _ in range(4)]  # warms up, records, replays
+    for each in found:
+        agree(each, step(attend))
 
 
 def test_compiled_once_for_many_lengths():

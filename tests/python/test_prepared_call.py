@@ -211,6 +211,14 @@ def test_wrong_arguments():
     assert sys.modules[PreparedCall.__module__].__file__.endswith("_calls.abi3.so")
 
 
+def test_calls_that_are_kept_hold_no_memory():
+    tensors = [torch.zeros(3, 2, 8) for _ in QKV[:3]]
+    call = Call(Runner(0, 0, 0, None), *tensors, None, Options())
+    kept = [t for t in vars(call).values() if isinstance(t, torch.Tensor)]
+    assert [t.untyped_storage().nbytes() for t in kept] == [0]
+    assert [t.shape for t in call._results(tensors[0])[:2]] == [(3, 2, 8), (3, 2)]
+
+
 def test_objects_are_freed():
     """Types of a limited API are reference counted by their objects."""
     kind = PreparedCall

@@ -162,6 +162,8 @@ class Call:
         self._is_like_q = self._is_dense and q.shape == self._out_shape
         # To make a tensor like another takes half as long as to make one of a shape and type.
         self._like_lse = q.new_empty((1, 1), dtype=self._wide).expand(self._lse_shape)
+        # Memory that a call keeps is in the way of a CUDA graph that it was made in.
+        self._like_lse.untyped_storage().resize_(0)
         self._has_like_lse = _IS_LIKE_ROW_MAJOR and rows > 0 and heads > 0
         # Of what a backward is given.
         self._kinds = [_kind(t) for t in (q, k, v)] + [None if sink is None else _kind(sink)]
