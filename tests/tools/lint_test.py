@@ -132,6 +132,13 @@ class Layers(unittest.TestCase):
         ):
             self.assertEqual(len(check(name, given)), 1, name)
 
+    def test_the_checker_of_plans_includes_nothing_that_makes_them(self):
+        headers = ("value", "cost", "tables", "work", "placement")
+        there = {f"src/plan/{folder}/b.hpp": "" for folder in headers}
+        text = "".join(f'#include "plan/{folder}/b.hpp"\n' for folder in headers)
+        found = folder_findings({**there, "src/plan/check/a.cpp": text})
+        self.assertEqual([line for _, line, _ in found], [3, 4, 5])
+
     def test_every_folder_of_an_ordered_folder_has_a_place(self):
         for ordered, folders in cxx.FOLDERS.items():
             there = {p.name for p in (lint.ROOT / ordered).iterdir() if p.is_dir()}
