@@ -31,16 +31,9 @@ from magi_attn_extensions.fa4_interface_with_sink import (
 )
 
 __all__ = [
-    "dsa_attn_func",
-    "fa2_func_with_sink",
-    "fa2_kvpacked_func_with_sink",
-    "fa2_qkvpacked_func_with_sink",
-    "fa2_varlen_func_with_sink",
-    "fa2_varlen_kvpacked_func_with_sink",
-    "fa2_varlen_qkvpacked_func_with_sink",
-    "fa3_func_with_sink",
-    "fa3_qkvpacked_func_with_sink",
-    "fa3_varlen_func_with_sink",
-    "fa4_func_with_sink",
-    "fa4_varlen_func_with_sink",
-]
+    "dsa_attn_func", "fa2_func_with_sink", "fa2_kvpacked_func_with_sink",
+    "fa2_qkvpacked_func_with_sink", "fa2_varlen_func_with_sink",
+    "fa2_varlen_kvpacked_func_with_sink", "fa2_varlen_qkvpacked_func_with_sink",
+    "fa3_func_with_sink", "fa3_qkvpacked_func_with_sink", "fa3_varlen_func_with_sink",
+    "fa4_func_with_sink", "fa4_varlen_func_with_sink",
+]  # fmt: skip

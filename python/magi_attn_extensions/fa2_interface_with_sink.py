@@ -11,10 +11,7 @@ from magi_attn_extensions._flash_attention import (
 )
 
 __all__ = [
-    "fa2_func_with_sink",
-    "fa2_kvpacked_func_with_sink",
-    "fa2_qkvpacked_func_with_sink",
-    "fa2_varlen_func_with_sink",
-    "fa2_varlen_kvpacked_func_with_sink",
+    "fa2_func_with_sink", "fa2_kvpacked_func_with_sink", "fa2_qkvpacked_func_with_sink",
+    "fa2_varlen_func_with_sink", "fa2_varlen_kvpacked_func_with_sink",
     "fa2_varlen_qkvpacked_func_with_sink",
-]
+]  # fmt: skip

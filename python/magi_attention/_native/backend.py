@@ -7,14 +7,14 @@ import contextlib
 import ctypes
 import threading
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_int64, c_size_t, c_void_p
 from typing import Any, NamedTuple
 
 import torch
 
 from magi_attention._native.attention import DTYPE_CODES
 from magi_attention._native.library import check, keep_end, lib, words_of
-from magi_attention._native.structs import Sized
+from magi_attention._native.structs import Sized, fields
 
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 _OK, _INVALID_ARGUMENT, _INTERNAL_ERROR = 0, 1, 4
@@ -76,83 +76,49 @@ _TensorPointer = POINTER(_Tensor)
 class _Problem(ctypes.Structure):
     """magi_attention_problem."""
 
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("q", _TensorPointer),
-        ("k", _TensorPointer),
-        ("v", _TensorPointer),
-        ("slices", POINTER(c_int32)),
-        ("num_slices", c_int64),
-        ("is_backward", c_int32),
-        ("is_deterministic", c_int32),
-        ("sm_margin", c_int32),
-    ]
+    _fields_ = fields(
+        "z struct_size, t q, t k, t v, I slices, q num_slices, i is_backward, "
+        "i is_deterministic, i sm_margin",
+        t=_TensorPointer,
+    )
 
 
 class _Inputs(ctypes.Structure):
     """magi_attention_inputs."""
 
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("q", _TensorPointer),
-        ("k", _TensorPointer),
-        ("v", _TensorPointer),
-        ("sink", _TensorPointer),
-        ("softmax_scale", c_double),
-        ("softcap", c_double),
-        ("sink_layout", c_int32),
-        ("sm_margin", c_int32),
-        ("is_fast_backward", c_int32),
-        ("backend", c_char_p),
-    ]
+    _fields_ = fields(
+        "z struct_size, t q, t k, t v, t sink, d softmax_scale, d softcap, i sink_layout, "
+        "i sm_margin, i is_fast_backward, s backend",
+        t=_TensorPointer,
+    )
 
 
 class _Result(ctypes.Structure):
     """magi_attention_result."""
 
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("out", _TensorPointer),
-        ("lse", _TensorPointer),
-        ("max_logits", _TensorPointer),
-    ]
+    _fields_ = fields(
+        "z struct_size, t out, t lse, t max_logits",
+        t=_TensorPointer,
+    )
 
 
 class _Gradients(ctypes.Structure):
     """magi_attention_gradients."""
 
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("dout", _TensorPointer),
-        ("dlse", _TensorPointer),
-        ("dq", _TensorPointer),
-        ("dk", _TensorPointer),
-        ("dv", _TensorPointer),
-        ("dsink", _TensorPointer),
-        ("workspace", c_void_p),
-    ]
+    _fields_ = fields(
+        "z struct_size, t dout, t dlse, t dq, t dk, t dv, t dsink, p workspace",
+        t=_TensorPointer,
+    )
 
 
 class LimitsStruct(Sized):
     """magi_attention_limits."""
 
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("min_dim_qk", c_int32),
-        ("max_dim_qk", c_int32),
-        ("dim_qk_multiple", c_int32),
-        ("min_dim_v", c_int32),
-        ("max_dim_v", c_int32),
-        ("dim_v_multiple", c_int32),
-        ("dtypes", c_int32),
-        ("stride_bytes", c_int32),
-        ("has_float_outputs", c_int32),
-        ("has_sink", c_int32),
-        ("has_softcap", c_int32),
-        ("has_max_logits", c_int32),
-        ("has_dlse", c_int32),
-        ("has_any_scale", c_int32),
-    ]
+    _fields_ = fields(
+        "z struct_size, i min_dim_qk, i max_dim_qk, i dim_qk_multiple, i min_dim_v, "
+        "i max_dim_v, i dim_v_multiple, i dtypes, i stride_bytes, i has_float_outputs, "
+        "i has_sink, i has_softcap, i has_max_logits, i has_dlse, i has_any_scale"
+    )
 
 
 _PLAN = CFUNCTYPE(c_int32, c_void_p, POINTER(_Problem), POINTER(c_void_p))

@@ -23,6 +23,18 @@ def check_bits(name: str, value: int, kind) -> None:
         raise ValueError(f"{name} is {value}; allowed: {lowest} to {end - 1}")
 
 
+_KINDS = {
+    "z": c_size_t, "p": c_void_p, "q": c_int64, "i": c_int32, "u": c_uint64, "d": c_double,
+    "s": ctypes.c_char_p, "I": POINTER(c_int32), "Q": POINTER(c_int64),
+}  # fmt: skip
+
+
+def fields(text: str, **others: type) -> list[tuple[str, type]]:
+    """_fields_ of "kind name, kind name, ...", with kinds of _KINDS or others."""
+    kinds, pairs = _KINDS | others, (part.split() for part in text.split(","))
+    return [(name, kinds[kind]) for kind, name in pairs]
+
+
 class Sized(ctypes.Structure):
     """A struct whose first field is its own size."""
 
@@ -40,166 +52,76 @@ class Sized(ctypes.Structure):
 
 
 class RangeLists(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("q_ranges", c_void_p),
-        ("num_q_ranges", c_int64),
-        ("k_ranges", c_void_p),
-        ("num_k_ranges", c_int64),
-        ("types", c_void_p),
-        ("num_types", c_int64),
-        ("rows_q", c_int32),
-        ("rows_k", c_int32),
-    ]
+    _fields_ = fields(
+        "z struct_size, p q_ranges, q num_q_ranges, p k_ranges, q num_k_ranges, p types, "
+        "q num_types, i rows_q, i rows_k"
+    )
 
 
 class DocumentRule(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("is_causal", c_int32),
-        ("window_left", c_int32),
-        ("window_right", c_int32),
-        ("num_global", c_int32),
-        ("has_rows_above", c_int32),
-    ]
+    _fields_ = fields(
+        "z struct_size, i is_causal, i window_left, i window_right, i num_global, i has_rows_above"
+    )
 
 
 class FormField(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("numbers", c_void_p),
-        ("num_numbers", c_int64),
-        ("row_offsets", c_void_p),
-        ("num_row_offsets", c_int64),
-    ]
+    _fields_ = fields("s name, p numbers, q num_numbers, p row_offsets, q num_row_offsets")
 
 
 class WindowMask(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("q_begin", c_int32),
-        ("q_end", c_int32),
-        ("k_begin", c_int32),
-        ("k_end", c_int32),
-        ("left", c_int32),
-        ("right", c_int32),
-        ("rows_q", c_int32),
-        ("rows_k", c_int32),
-    ]
+    _fields_ = fields(
+        "z struct_size, i q_begin, i q_end, i k_begin, i k_end, i left, i right, i rows_q, i rows_k"
+    )
 
 
 class PlacementConfig(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("algorithm", ctypes.c_char_p),
-        ("chunk_size", c_int32),
-        ("min_chunks_per_rank", c_int32),
-        ("uneven_shard", c_int32),
-        ("token_tolerance", c_double),
-        ("seed", c_uint64),
-    ]
+    _fields_ = fields(
+        "z struct_size, s algorithm, i chunk_size, i min_chunks_per_rank, i uneven_shard, "
+        "d token_tolerance, u seed"
+    )
 
 
 class PlacementInfo(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("num_rows", c_int32),
-        ("chunk_size", c_int32),
-        ("num_ranks", c_int32),
-        ("num_chunks", c_int32),
-        ("chunk_rank", POINTER(c_int32)),
-    ]
+    _fields_ = fields(
+        "z struct_size, i num_rows, i chunk_size, i num_ranks, i num_chunks, I chunk_rank"
+    )
 
 
 class PlanConfig(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("num_ranks", c_int32),
-        ("num_heads_q", c_int32),
-        ("num_heads_kv", c_int32),
-        ("head_dim_qk", c_int32),
-        ("head_dim_v", c_int32),
-        ("element_bytes", c_int32),
-        ("overlap_degree", c_int32),
-        ("stage_mode", c_int32),
-        ("min_stage_rows", c_int32),
-        ("work", c_int32),
-        ("flops_per_second", c_double),
-        ("backward_flops_per_second", c_double),
-        ("bytes_per_second", c_double),
-        ("memory_bytes_per_second", c_double),
-        ("seconds_per_transfer", c_double),
-        ("seconds_per_launch", c_double),
-        ("placement", c_void_p),
-        ("placement_k", c_void_p),
-        ("devices_per_node", c_int32),
-        ("network_bytes_per_second", c_double),
-        ("network_seconds_per_transfer", c_double),
-        ("head_shares", c_int32),
-    ]
+    _fields_ = fields(
+        "z struct_size, i num_ranks, i num_heads_q, i num_heads_kv, i head_dim_qk, i head_dim_v, "
+        "i element_bytes, i overlap_degree, i stage_mode, i min_stage_rows, i work, "
+        "d flops_per_second, d backward_flops_per_second, d bytes_per_second, "
+        "d memory_bytes_per_second, d seconds_per_transfer, d seconds_per_launch, p placement, "
+        "p placement_k, i devices_per_node, d network_bytes_per_second, "
+        "d network_seconds_per_transfer, i head_shares"
+    )
 
 
 class PlanReport(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("num_ranks", c_int32),
-        ("num_stages", c_int32),
-        ("digest", c_uint64),
-        ("rank_area", POINTER(c_int64)),
-        ("rank_rows", POINTER(c_int64)),
-        ("remote_rows", POINTER(c_int64)),
-        ("pair_bytes", POINTER(c_int64)),
-        ("balance", c_double),
-        ("total_bytes", c_int64),
-        ("lower_bound_bytes", c_int64),
-        ("ring_bytes", c_int64),
-        ("forward_seconds", c_double),
-        ("backward_seconds", c_double),
-        ("exposed_comm_seconds", c_double),
-        ("num_heads_q", c_int32),
-        ("num_heads_kv", c_int32),
-        ("head_dim_qk", c_int32),
-        ("head_dim_v", c_int32),
-        ("rank_memory", POINTER(c_int64)),
-        ("num_head_shares", c_int32),
-    ]
+    _fields_ = fields(
+        "z struct_size, i num_ranks, i num_stages, u digest, Q rank_area, Q rank_rows, "
+        "Q remote_rows, Q pair_bytes, d balance, q total_bytes, q lower_bound_bytes, "
+        "q ring_bytes, d forward_seconds, d backward_seconds, d exposed_comm_seconds, "
+        "i num_heads_q, i num_heads_kv, i head_dim_qk, i head_dim_v, Q rank_memory, "
+        "i num_head_shares"
+    )
 
 
 class CommOptions(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("deadline_ms", c_int64),
-        ("window_bytes", c_size_t),
-    ]
+    _fields_ = fields("z struct_size, q deadline_ms, z window_bytes")
 
 
 class Bootstrap(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("rank", c_int32),
-        ("num_ranks", c_int32),
-        ("allgather", c_void_p),
-        ("context", c_void_p),
-    ]
+    _fields_ = fields("z struct_size, i rank, i num_ranks, p allgather, p context")
 
 
 class NcclOptions(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("deadline_ms", c_int64),
-        ("max_ctas", c_int32),
-        ("library", ctypes.c_char_p),
-    ]
+    _fields_ = fields("z struct_size, q deadline_ms, i max_ctas, s library")
 
 
 class CommCounters(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("messages", c_int64),
-        ("casts", c_int64),
-        ("reduces", c_int64),
-        ("bytes_to_peer", c_void_p),
-    ]
+    _fields_ = fields("z struct_size, q messages, q casts, q reduces, p bytes_to_peer")
 
 
 class PeerRows(ctypes.Structure):
@@ -207,39 +129,19 @@ class PeerRows(ctypes.Structure):
 
 
 class ExchangeArgs(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("inputs", c_void_p),
-        ("outputs", c_void_p),
-        ("num_tensors", c_int32),
-        ("kind", c_int32),
-        ("owned", POINTER(PeerRows)),
-        ("num_owned", c_int64),
-        ("needed", POINTER(PeerRows)),
-        ("num_needed", c_int64),
-        ("plan_digest", c_uint64),
-        ("stage", c_int32),
-        ("stream", c_void_p),
-    ]
+    _fields_ = fields(
+        "z struct_size, p inputs, p outputs, i num_tensors, i kind, R owned, q num_owned, "
+        "R needed, q num_needed, u plan_digest, i stage, p stream",
+        R=POINTER(PeerRows),
+    )
 
 
 class UndispatchGradient(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("global_gradient", c_void_p),
-        ("local_gradient", c_void_p),
-        ("mode", c_int32),
-    ]
+    _fields_ = fields("z struct_size, p global_gradient, p local_gradient, i mode")
 
 
 class RollArgs(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("local", c_void_p),
-        ("out", c_void_p),
-        ("num_valid_rows", c_int32),
-        ("shift", c_int64),
-    ]
+    _fields_ = fields("z struct_size, p local, p out, i num_valid_rows, q shift")
 
 
 class RangesReport(Sized):

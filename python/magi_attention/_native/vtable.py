@@ -8,7 +8,7 @@ import ctypes
 import itertools
 from array import array
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from magi_attention._native.structs import (
     PeerRows,
     bytes_to_int64,
     check_bits,
+    fields,
 )
 from magi_attention._native.tensors import memory_of
 from magi_attention.errors import CommError
@@ -35,18 +36,10 @@ _INVALID_ARGUMENT, _COMM_ERROR = 1, 3
 
 
 class _ByteExchangeArgs(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("send", c_void_p),
-        ("receive", c_void_p),
-        ("send_bytes", POINTER(c_int64)),
-        ("receive_bytes", POINTER(c_int64)),
-        ("device", c_int32),
-        ("kind", c_int32),
-        ("plan_digest", c_uint64),
-        ("content", c_uint64),
-        ("stage", c_int32),
-    ]
+    _fields_ = fields(
+        "z struct_size, p send, p receive, Q send_bytes, Q receive_bytes, i device, i kind, "
+        "u plan_digest, u content, i stage"
+    )
 
 
 _GATHER_SINK = CFUNCTYPE(None, c_void_p, c_int32, c_char_p, c_size_t)

@@ -11,14 +11,6 @@ from magi_attention.backends._registry import limits, register, unregister
 from magi_attention.backends._table import Row, table
 
 __all__ = [
-    "Gradients",
-    "Inputs",
-    "Limits",
-    "Problem",
-    "Result",
-    "Row",
-    "limits",
-    "register",
-    "table",
+    "Gradients", "Inputs", "Limits", "Problem", "Result", "Row", "limits", "register", "table",
     "unregister",
-]
+]  # fmt: skip

@@ -15,13 +15,6 @@ from magi_attention.common.range import AttnRange, RangeError
 from magi_attention.common.ranges import AttnRanges
 
 __all__ = [
-    "AttnForwardMeta",
-    "AttnMaskType",
-    "AttnOverlapMode",
-    "AttnRange",
-    "AttnRanges",
-    "AttnRole",
-    "AttnType",
-    "RangeError",
-    "enum",
-]
+    "AttnForwardMeta", "AttnMaskType", "AttnOverlapMode", "AttnRange", "AttnRanges", "AttnRole",
+    "AttnType", "RangeError", "enum",
+]  # fmt: skip

@@ -47,24 +47,8 @@ class PlanReport:
 def find_report(handle: PlanHandle) -> PlanReport:
     """The figures that the library computes of its plan."""
     report = handle.report()
-    ranks = report.num_ranks
-    return PlanReport(
-        digest=report.digest,
-        num_stages=report.num_stages,
-        num_heads_q=report.num_heads_q,
-        num_heads_kv=report.num_heads_kv,
-        head_dim=report.head_dim_qk,
-        head_dim_v=report.head_dim_v,
-        rank_area=tuple(report.rank_area[:ranks]),
-        rank_rows=tuple(report.rank_rows[:ranks]),
-        remote_rows=tuple(report.remote_rows[:ranks]),
-        rank_memory=tuple(report.rank_memory[:ranks]),
-        num_head_shares=report.num_head_shares,
-        balance=report.balance,
-        total_bytes=report.total_bytes,
-        lower_bound_bytes=report.lower_bound_bytes,
-        ring_bytes=report.ring_bytes,
-        forward_seconds=report.forward_seconds,
-        backward_seconds=report.backward_seconds,
-        exposed_comm_seconds=report.exposed_comm_seconds,
-    )
+    found = {}
+    for name in PlanReport.__dataclass_fields__:
+        value = getattr(report, "head_dim_qk" if name == "head_dim" else name)
+        found[name] = value if isinstance(value, (int, float)) else tuple(value[: report.num_ranks])
+    return PlanReport(**found)

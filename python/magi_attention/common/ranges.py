@@ -421,10 +421,6 @@ def _make(ranges: Iterable[AttnRange]) -> AttnRanges:
 
 
 __all__ = [
-    "AttnRange",
-    "AttnRanges",
-    "NaiveRanges",
-    "RangeError",
-    "check_valid_cu_seqlens",
+    "AttnRange", "AttnRanges", "NaiveRanges", "RangeError", "check_valid_cu_seqlens",
     "is_valid_cu_seqlens",
-]
+]  # fmt: skip

@@ -167,12 +167,6 @@ def scatter_fwd_all_gather_bwd(
 
 
 __all__ = [
-    "all2all_v",
-    "all_gather_fwd_scatter_bwd",
-    "all_gather_v",
-    "group_cast",
-    "group_reduce",
-    "grpcoll",
-    "scatter_fwd_all_gather_bwd",
-    "scatter_v",
-]
+    "all2all_v", "all_gather_fwd_scatter_bwd", "all_gather_v", "group_cast", "group_reduce",
+    "grpcoll", "scatter_fwd_all_gather_bwd", "scatter_v",
+]  # fmt: skip

@@ -31,26 +31,10 @@ from magi_attention.config.overlap import (
 )
 
 __all__ = [
-    "AffinityDispatchAlg",
-    "AutoDispatchAlg",
-    "BSDispatchAlg",
-    "BTPDispatchAlg",
-    "BatchToppHeapDispatchAlg",
-    "DPDispatchAlg",
-    "DispatchAlg",
-    "DispatchConfig",
-    "DistAttnConfig",
-    "GreedyOverlapAlg",
-    "GrpCollConfig",
-    "LBDispatchAlg",
-    "MinHeapDispatchAlg",
-    "OverlapAlg",
-    "OverlapConfig",
-    "RandomSelectDispatchAlg",
-    "SequentialDispatchAlg",
-    "SortedSequentialSelectAlg",
-    "ThoroughDispatchAlg",
-    "ToppHeapDispatchAlg",
-    "UniformOverlapAlg",
+    "AffinityDispatchAlg", "AutoDispatchAlg", "BSDispatchAlg", "BTPDispatchAlg",
+    "BatchToppHeapDispatchAlg", "DPDispatchAlg", "DispatchAlg", "DispatchConfig", "DistAttnConfig",
+    "GreedyOverlapAlg", "GrpCollConfig", "LBDispatchAlg", "MinHeapDispatchAlg", "OverlapAlg",
+    "OverlapConfig", "RandomSelectDispatchAlg", "SequentialDispatchAlg",
+    "SortedSequentialSelectAlg", "ThoroughDispatchAlg", "ToppHeapDispatchAlg", "UniformOverlapAlg",
     "ZigzagDispatchAlg",
-]
+]  # fmt: skip

@@ -25,19 +25,8 @@ from magi_attention.functional.utils import (
 )
 
 __all__ = [
-    "SparseForwardMeta",
-    "block_sparse_attn_func",
-    "correct_attn_lse",
-    "correct_attn_lse_with_sink",
-    "correct_attn_out",
-    "correct_attn_out_lse",
-    "correct_attn_out_lse_with_sink",
-    "correct_attn_out_with_sink",
-    "dispatch_func",
-    "dist_attn_func",
-    "ffa_fa4_func",
-    "flex_flash_attn_func",
-    "roll_func",
-    "roll_simple_func",
-    "undispatch_func",
-]
+    "SparseForwardMeta", "block_sparse_attn_func", "correct_attn_lse", "correct_attn_lse_with_sink",
+    "correct_attn_out", "correct_attn_out_lse", "correct_attn_out_lse_with_sink",
+    "correct_attn_out_with_sink", "dispatch_func", "dist_attn_func", "ffa_fa4_func",
+    "flex_flash_attn_func", "roll_func", "roll_simple_func", "undispatch_func",
+]  # fmt: skip

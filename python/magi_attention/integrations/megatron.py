@@ -328,11 +328,6 @@ def roll_tensor(
 
 
 __all__ = [
-    "FORMAT",
-    "MagiCoreAttention",
-    "MagiPackedSeqParams",
-    "adapt_model",
-    "prepare_batch",
-    "roll_tensor",
-    "with_magi_attention",
-]
+    "FORMAT", "MagiCoreAttention", "MagiPackedSeqParams", "adapt_model", "prepare_batch",
+    "roll_tensor", "with_magi_attention",
+]  # fmt: skip

@@ -530,25 +530,9 @@ def _look_up(cfg: Any, name: str) -> Any:
 
 
 __all__ = [
-    "DEFAULT_CHUNK_SIZE",
-    "AttnMaskSpec",
-    "MagiState",
-    "PrefixTree",
-    "branch_log_probs",
-    "branch_loss",
-    "build_flex_key",
-    "get_active_attn_spec",
-    "get_active_cp_group",
-    "get_cp_group",
-    "is_magi_available",
-    "magi_prepare_batch",
-    "magi_prepare_packed_cp",
-    "magi_prepare_prefix_tree",
-    "magi_prepare_vlm",
-    "make_magi_attn_func",
-    "register_magi_attention",
-    "set_active_attn_spec",
-    "set_active_cp_group",
-    "set_active_plan",
-    "setup_magi",
-]
+    "DEFAULT_CHUNK_SIZE", "AttnMaskSpec", "MagiState", "PrefixTree", "branch_log_probs",
+    "branch_loss", "build_flex_key", "get_active_attn_spec", "get_active_cp_group", "get_cp_group",
+    "is_magi_available", "magi_prepare_batch", "magi_prepare_packed_cp", "magi_prepare_prefix_tree",
+    "magi_prepare_vlm", "make_magi_attn_func", "register_magi_attention", "set_active_attn_spec",
+    "set_active_cp_group", "set_active_plan", "setup_magi",
+]  # fmt: skip

@@ -17,11 +17,6 @@ from magi_attention.compat.keys.manager import (
 from magi_attention.compat.keys.manager_dict import DistAttnRuntimeDict
 
 __all__ = [
-    "DistAttnRuntimeDict",
-    "DistAttnRuntimeKey",
-    "DistAttnRuntimeMgr",
-    "check_flag_comb",
-    "init_dist_attn_runtime_key",
-    "init_dist_attn_runtime_mgr",
-    "init_grpcoll_buffer_mgr",
-]
+    "DistAttnRuntimeDict", "DistAttnRuntimeKey", "DistAttnRuntimeMgr", "check_flag_comb",
+    "init_dist_attn_runtime_key", "init_dist_attn_runtime_mgr", "init_grpcoll_buffer_mgr",
+]  # fmt: skip

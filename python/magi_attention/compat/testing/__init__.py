@@ -13,10 +13,6 @@ from magi_attention.compat.testing.ref_attn import ref_attn_func
 from magi_attention.compat.testing.template import parameterize
 
 __all__ = [
-    "EPSILON",
-    "assert_close",
-    "calc_inf_norm",
-    "extract_mismatch_info",
-    "parameterize",
+    "EPSILON", "assert_close", "calc_inf_norm", "extract_mismatch_info", "parameterize",
     "ref_attn_func",
-]
+]  # fmt: skip
