@@ -194,7 +194,6 @@ FLAGS = {
     "lse inplace": lambda flag: functional.correct_attn_lse(STATE["lse1"], STATE["lse2"], flag),
     "out inplace": lambda flag: functional.correct_attn_out_lse(**STATE, inplace=flag),
     "local is_self_merged": lambda flag: ONE.make_ranges_local(ONE, is_self_merged=flag),
-    "holes is_other_merged": lambda flag: ONE.find_hole_ranges(ONE, is_other_merged=flag),
     "cost is_fwd": lambda flag: get_calc_cost_factor(1, 8, 1.0, 1.0, 1.0, flag),
     "reference return_lse": lambda flag: ref_attn_func(
         *QKV, torch.ones(8, 8).bool(), return_lse=flag

@@ -97,12 +97,6 @@ class AttnRange:
         """The range moved by `offset` rows."""
         return AttnRange(self._start + offset, self._end + offset)
 
-    def truncate(self, start: int | None = None, end: int | None = None) -> AttnRange:
-        """The part inside [start, end); where there is none, an empty range at the start."""
-        lower = self._start if start is None else max(self._start, start)
-        upper = self._end if end is None else min(self._end, end)
-        return AttnRange(lower, max(lower, upper))
-
     def intersect(self, other: AttnRange) -> AttnRange:
         """The rows of both; where there is none, an empty range at the lower end."""
         upper = min(self._end, other._end)
@@ -111,23 +105,6 @@ class AttnRange:
     def intersect_size(self, other: AttnRange) -> int:
         """Number of rows of both."""
         return max(0, min(self._end, other._end) - max(self._start, other._start))
-
-    def union(self, other: AttnRange) -> list[AttnRange]:
-        """One range where both have a row in common, else this one and the other."""
-        if self.intersect_size(other) == 0:
-            return [self.clone(), other.clone()]
-        return [AttnRange(min(self._start, other._start), max(self._end, other._end))]
-
-    def union_size(self, other: AttnRange) -> int:
-        """Number of rows of at least one."""
-        return self.seqlen + other.seqlen - self.intersect_size(other)
-
-    def diff_by(self, other: AttnRange) -> list[AttnRange]:
-        """The non-empty parts of `other` outside this range."""
-        if not (self.is_subrange_of(other) or self.intersect_size(other)):
-            return [] if other.is_empty() else [other.clone()]
-        bounds = ((other._start, self._start), (self._end, other._end))
-        return [AttnRange(start, end) for start, end in bounds if start < end]
 
     def is_subrange_of(self, other: AttnRange) -> bool:
         """Whether every row is one of other's; an empty range lies where its bounds do."""

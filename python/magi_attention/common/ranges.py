@@ -120,55 +120,18 @@ class AttnRanges:
         """The covered rows as the fewest ranges, in order: ranges that overlap or touch are joined.
         Empty ranges apart from the others stay.
         """
-        return self.merge_with_split_alignment(1)
-
-    def merge_with_split_alignment(self, split_alignment: int = 1) -> AttnRanges:
-        """As merge, after every range grew to multiples of split_alignment."""
-        if split_alignment < 1:
-            raise ValueError(f"split_alignment is {split_alignment}; allowed: 1 or more")
         merged: list[list[int]] = []
         for start, end in sorted(r.to_naive_range() for r in self._ranges):
-            start = start // split_alignment * split_alignment
-            end = -(-end // split_alignment) * split_alignment
             if merged and start <= merged[-1][1]:
                 merged[-1][1] = max(merged[-1][1], end)
             else:
                 merged.append([start, end])
         return AttnRanges.from_ranges(merged)
 
-    def chunk(self, chunk_size: int, check: bool = True) -> list[AttnRanges]:
-        """Cuts the covered rows, in order, into lists of chunk_size rows; the last may be short.
-
-        With `check`, AssertionError where ranges overlap.
-        """
-        if check:
-            assert self.is_non_overlap(), "ranges overlap; allowed: disjoint ranges"
-        chunks: list[AttnRanges] = []
-        room = 0
-        for attn_range in self._ranges:
-            start, end = attn_range.to_naive_range()
-            while start < end:
-                if room == 0:
-                    chunks.append(AttnRanges())
-                    room = chunk_size
-                stop = min(end, start + room)
-                chunks[-1].append(AttnRange(start, stop))
-                room -= stop - start
-                start = stop
-        return chunks
-
-    def truncate(self, start: int | None = None, end: int | None = None) -> AttnRanges:
-        """The non-empty parts inside [start, end)."""
-        return _make(r for r in (r.truncate(start, end) for r in self._ranges) if not r.is_empty())
-
     def is_sorted(self) -> bool:
         """Whether starts do not decrease."""
         starts = [r._start for r in self._ranges]
         return all(left <= right for left, right in itertools.pairwise(starts))
-
-    def is_merged(self) -> bool:
-        """Whether merge() changes nothing."""
-        return self == self.merge()
 
     def is_non_overlap(self) -> bool:
         """Whether no row is in two ranges."""
@@ -186,26 +149,12 @@ class AttnRanges:
             raise ValueError(f"ranges are {self}; allowed: ranges without gaps from 0 to {seq_len}")
         return [0] + [r._end for r in self._ranges]
 
-    def make_range_local(
-        self,
-        other_attn_range: AttnRange,
-        is_self_merged: bool = False,
-        prefix_offset: list[int] | None = None,
-    ) -> tuple[AttnRange, AttnRange]:
-        """Where other_attn_range lies when the rows of this list, merged, are laid out one after
-        the other, and the merged range that holds it. prefix_offset: where each merged range begins
-        then. ValueError unless other_attn_range lies inside one merged range.
-        """
-        merged = self if as_bool("is_self_merged", is_self_merged) else self.merge()
-        offsets = merged._offsets() if prefix_offset is None else prefix_offset
-        starts = [r._start for r in merged._ranges]
-        local = merged._localize(other_attn_range, starts, offsets)
-        return local, merged._ranges[bisect_right(starts, other_attn_range._start) - 1]
-
     def make_ranges_local(
         self, other_attn_ranges: AttnRanges, is_self_merged: bool = False
     ) -> AttnRanges:
-        """make_range_local for each of other_attn_ranges."""
+        """Where each of other_attn_ranges lies when the rows of this list, merged, are laid out one
+        after the other. ValueError unless each lies inside one merged range.
+        """
         merged = self if as_bool("is_self_merged", is_self_merged) else self.merge()
         offsets = merged._offsets()
         starts = [r._start for r in merged._ranges]
@@ -225,33 +174,6 @@ class AttnRanges:
                 f"The attn_range {other} is not in the (even merged) attn_ranges {self}"
             )
         return other.offset(offsets[index] - starts[index])
-
-    def find_hole_ranges(
-        self,
-        other_attn_ranges: AttnRanges,
-        is_self_merged: bool = False,
-        is_other_merged: bool = False,
-    ) -> AttnRanges:
-        """The rows of this list that the other does not cover, merged. Neither list changes."""
-        ours = self if as_bool("is_self_merged", is_self_merged) else self.merge()
-        is_merged = as_bool("is_other_merged", is_other_merged)
-        theirs = other_attn_ranges if is_merged else other_attn_ranges.merge()
-        theirs = theirs.clear_empty()
-        holes: list[tuple[int, int]] = []
-        first = 0
-        for attn_range in ours:
-            start = attn_range._start
-            while first < len(theirs) and theirs._ranges[first]._end <= start:
-                first += 1
-            for other in theirs._ranges[first:]:
-                if other._start >= attn_range._end:
-                    break
-                if start < other._start:
-                    holes.append((start, other._start))
-                start = max(start, other._end)
-            if start < attn_range._end:
-                holes.append((start, attn_range._end))
-        return AttnRanges.from_ranges(holes)
 
     def find_overlap_ranges(
         self,
@@ -314,29 +236,6 @@ class AttnRanges:
         """(start, end) of every range."""
         return [(r._start, r._end) for r in self._ranges]
 
-    def intersect_size(self) -> int:
-        """Rows counted once for every range beyond the first that holds them."""
-        return self.total_seqlen - self.merge().total_seqlen
-
-    def intersect_size_with(self, other: AttnRanges) -> int:
-        """Of the rows that both lists cover, each counted once for every range of either list
-        beyond the first that holds it: once where neither list overlaps itself.
-        """
-        common = self.find_overlap_ranges(other)
-        held = 0
-        for ranges in (self, other):
-            for attn_range in ranges:
-                held += sum(attn_range.intersect_size(part) for part in common)
-        return held - common.total_seqlen
-
-    def union_size(self) -> int:
-        """Rows of all ranges, each counted as often as it appears: total_seqlen."""
-        return self.total_seqlen
-
-    def union_size_with(self, other: AttnRanges) -> int:
-        """Rows of both lists, each counted as often as it appears."""
-        return self.total_seqlen + other.total_seqlen
-
     @property
     def total_seqlen(self) -> int:
         """Rows of all ranges, each counted as often as it appears."""
@@ -365,11 +264,6 @@ class AttnRanges:
     def size(self) -> int:
         """Number of ranges."""
         return len(self._ranges)
-
-    @property
-    def points(self) -> list[int]:
-        """All starts and ends, once each, in order."""
-        return sorted({value for r in self._ranges for value in (r._start, r._end)})
 
     def is_empty(self) -> bool:
         """Whether there is no range."""
