@@ -14,7 +14,7 @@ from magi_attention._native.attention import Options, accumulator_dtype
 from magi_attention._native.handles import MaskHandle
 from magi_attention._native.library import lib, made
 from magi_attention.functional._calls import calls_of
-from magi_attention.functional._masks import runner_under
+from magi_attention.functional._slices import runner_under
 
 _OPTIONS = Options(is_fast_backward=True)
 

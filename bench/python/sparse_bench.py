@@ -117,7 +117,7 @@ def range_side(q, k, v, mask: torch.Tensor, shape: Shape):
     """
     from magi_attention.common._block_ranges import Blocks, folded_ranges, runs_of_mask
     from magi_attention.functional import flex_flash_attn_func
-    from magi_attention.functional._folded import fold_keys, fold_queries, unfold_queries
+    from magi_attention.functional._sparse import fold_keys, fold_queries, unfold_queries
 
     blocks = Blocks(shape.rows, shape.rows, *shape.blocks)
     runs, missing = runs_of_mask(mask, None)

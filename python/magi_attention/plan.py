@@ -34,14 +34,12 @@ from magi_attention.config.library import to_placement_config, to_plan_config
 from magi_attention.config.words import chosen_config
 from magi_attention.env import apply_log_level, comm, general
 from magi_attention.functional import SparseForwardMeta
-from magi_attention.functional._masks import runner_under
-from magi_attention.functional._needed_keys import NeededKeys
 from magi_attention.functional._rank_attention import LocalShape, RankAttention, layout_of
-from magi_attention.functional.dispatch import dispatch_padded, undispatch_func
+from magi_attention.functional._slices import runner_under
 from magi_attention.functional.dist_attn import attend_by
 from magi_attention.functional.kernel_backend import chosen_backend
-from magi_attention.functional.roll import roll_p2p
-from magi_attention.functional.sparse_dist_attn import attend_to_chosen_keys
+from magi_attention.functional.rows import dispatch_padded, roll_p2p, undispatch_func
+from magi_attention.functional.sparse_dist_attn import NeededKeys, attend_to_chosen_keys
 from magi_attention.masks import Mask
 from magi_attention.rows import Rows
 

@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import block_sparse_attn_func
 from magi_attention.functional._checks import check_params, check_qkv
-from magi_attention.functional._listed_ops import check_lists
+from magi_attention.functional._operators import check_lists
 
 # Names of backends of release 1.1.1.
 _OLDER = {"ffa_index_attn": "ffa_index_sparse", "ffa_sparse_load": "ffa_block_sparse"}

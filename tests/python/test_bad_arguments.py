@@ -8,6 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from magi_attention.testing import ref_attn_func
+from magi_attention.utils import sparse_utils
+from magi_attention.utils.distributed import get_calc_cost_factor
 
 from magi_attention import Plan, api, functional, masks, testing, utils
 from magi_attention._native import structs, vtable
@@ -15,9 +18,6 @@ from magi_attention._native.library import lib
 from magi_attention.common import AttnMaskType, AttnRange, AttnRanges, RangeError
 from magi_attention.config import DispatchConfig, DistAttnConfig, GrpCollConfig, OverlapConfig
 from magi_attention.integrations import packed
-from magi_attention.testing import ref_attn_func
-from magi_attention.utils import sparse_utils
-from magi_attention.utils.distributed import get_calc_cost_factor
 from magi_attn_extensions.fa3_interface_with_sink import fa3_func_with_sink
 
 ONE = AttnRanges.from_ranges([(0, 64)])

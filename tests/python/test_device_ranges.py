@@ -8,9 +8,8 @@ import torch
 from magi_attention._native.attention import Options
 from magi_attention._native.ranges import RangesCall
 from magi_attention.api import flex_flash_attn_func
-from magi_attention.functional._device_ranges import RangesInvocation, host_call
-from magi_attention.functional._eager import run
-from magi_attention.functional._masks import mask_of
+from magi_attention.functional._calls import run
+from magi_attention.functional._slices import RangesInvocation, host_call, mask_of
 
 
 def call_of(q_ranges, k_ranges, types=None):

@@ -9,7 +9,7 @@ import torch
 import dense
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import block_sparse_attn_func
-from magi_attention.functional._listed_ops import listed_backward_op, listed_forward_op
+from magi_attention.functional._operators import listed_backward_op, listed_forward_op
 from magi_attn_extensions.dsa_interface import dsa_attn_func
 from on_gpu import NEEDS_GPU, ROWS, as_float64, check_close, inputs, no_waits
 from sparse_masks import Counts, check, counts_of_lists, random_case

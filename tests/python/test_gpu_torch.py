@@ -6,8 +6,8 @@ import torch
 
 import dense
 from magi_attention.api import flex_flash_attn_func
-from magi_attention.functional import _device_ranges
-from magi_attention.functional._ops import flex_backward_op, flex_forward_op
+from magi_attention.functional import _slices
+from magi_attention.functional._operators import flex_backward_op, flex_forward_op
 from magi_attention.functional.dist_attn import _backward_op, _forward_op
 from on_gpu import NEEDS_GPU, PLACES, ROWS, bound_plan, inputs, ranges_on
 
@@ -61,7 +61,7 @@ def test_compiled(backend, place):
 def test_compiled_with_cuda_graphs(options):
     """What a call keeps is not memory of the graph that it is made in."""
     torch.compiler.reset()
-    _device_ranges._calls.clear()  # a call that was made before has taken it elsewhere
+    _slices._calls.clear()  # a call that was made before has taken it elsewhere
     ends = torch.tensor([[0, ROWS]], dtype=torch.int32, device="cuda")
     leaves = inputs()
 

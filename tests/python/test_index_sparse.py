@@ -9,7 +9,7 @@ import torch
 import dense
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.functional import SparseForwardMeta
-from magi_attention.functional._listed_ops import listed_backward_op, listed_forward_op
+from magi_attention.functional._operators import listed_backward_op, listed_forward_op
 from sparse_masks import Counts, check, counts_of_lists, random_case
 from test_flex import close, inputs
 

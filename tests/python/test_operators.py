@@ -8,7 +8,7 @@ import torch
 
 import dense
 import operator_cases
-from magi_attention.functional._ops import flex_backward_op, flex_forward_op
+from magi_attention.functional._operators import flex_backward_op, flex_forward_op
 
 ROWS = 6
 

@@ -10,7 +10,7 @@ import plain_cases as cases
 from magi_attention import Plan, api, masks
 from magi_attention.api import flex_flash_attn_func
 from magi_attention.common import AttnRanges
-from magi_attention.functional._ops import flex_backward_op, flex_forward_op
+from magi_attention.functional._operators import flex_backward_op, flex_forward_op
 from plain_cases import KINDS, freed, is_refused, nested
 
 ROWS = 6

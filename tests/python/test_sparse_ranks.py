@@ -8,7 +8,7 @@ import torch
 
 import sparse_cases as cases
 from magi_attention import masks
-from magi_attention.functional._needed_keys import NeededKeys, Run, runs_to_send
+from magi_attention.functional.sparse_dist_attn import NeededKeys, Run, runs_to_send
 from sparse_masks import below_diagonal, counts_of_blocks
 
 

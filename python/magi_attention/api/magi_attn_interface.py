@@ -32,7 +32,7 @@ from magi_attention.compat.keys.groups import (
 from magi_attention.compat.keys.key import DistAttnRuntimeKey
 from magi_attention.compat.keys.lookup import KeySpec, find_or_make, runtime_of
 from magi_attention.config import DistAttnConfig
-from magi_attention.functional._eager import is_eager
+from magi_attention.functional._calls import is_eager
 from magi_attention.functional._rank_attention import layout_of
 from magi_attention.functional.dist_attn import attend
 

@@ -21,6 +21,8 @@ MOVED = {
     "comm.primitive.grpcoll._config": "config.grpcoll",
     "comm.work": "compat.work",
     "dist_attn_runtime_mgr": "compat.keys",
+    "functional.dispatch": "functional.rows",
+    "functional.roll": "functional.rows",
     "magi_attn_ext": "common",  # the classes of its C++ extension, whose import tests installations
     "meta": "",
     "meta.collection": "",

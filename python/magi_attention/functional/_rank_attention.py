@@ -21,9 +21,8 @@ from magi_attention.common._lru import LruCache
 from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env import comm, general
-from magi_attention.functional._calls import CallCache, calls_of, signature
+from magi_attention.functional._calls import CallCache, calls_of, run, signature
 from magi_attention.functional._checks import check_params, check_qkv, check_sink
-from magi_attention.functional._eager import run
 
 _log = logging.getLogger(__name__)
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse attention with checked arguments: lists of keys of every query, and folded ranges."""
+"""Sparse attention with checked arguments: lists of keys of every query; blocks of each kv head, by
+the GPU's kernels for blocks, which fold no head and copy no key; and ranges with kv heads folded
+into rows: row h * rows + i of folded tensors is row i for kv head h, so that one mask of ranges
+says of each kv head who sees what. K and V are copied then unless there is one kv head.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from magi_attention._native.attention import Options
-from magi_attention._native.blocks import BlockShape
+from magi_attention._native.blocks import BlockCall, BlockShape
 from magi_attention._native.tensors import is_intercepted
 from magi_attention.common._block_ranges import (
     Blocks,
@@ -21,22 +25,106 @@ from magi_attention.common._block_ranges import (
     folded_ranges,
     runs_of_lists,
 )
+from magi_attention.common._lru import LruCache
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env.general import is_sanity_check_enable
-from magi_attention.functional._blocks import attend_by_blocks, find_block_call
+from magi_attention.functional._calls import is_eager, run, signature
 from magi_attention.functional._checks import (
     check_params,
     check_qkv,
     check_sink,
     check_sm_margin,
 )
-from magi_attention.functional._folded import fold_keys, fold_queries, fold_sink, unfold_queries
-from magi_attention.functional._listed_ops import (
+from magi_attention.functional._operators import (
     ListedAttention,
     check_lists,
+    distinct,
+    with_symbols,
 )
-from magi_attention.functional._ops import distinct, with_symbols
 from magi_attention.functional.kernel_backend import backend_of_environment
+
+
+def fold_queries(x: torch.Tensor, heads_kv: int) -> torch.Tensor:
+    """[rows, heads_q, ...] -> [heads_kv * rows, heads_q / heads_kv, ...]."""
+    rows, heads = x.shape[:2]
+    apart = x.unflatten(1, (heads_kv, heads // heads_kv)).transpose(0, 1)
+    return apart.reshape(heads_kv * rows, heads // heads_kv, *x.shape[2:])
+
+
+def unfold_queries(x: torch.Tensor, heads_kv: int) -> torch.Tensor:
+    """The reverse of fold_queries."""
+    return x.unflatten(0, (heads_kv, x.shape[0] // heads_kv)).transpose(0, 1).flatten(1, 2)
+
+
+def fold_keys(x: torch.Tensor) -> torch.Tensor:
+    """[rows, heads_kv, dim] -> [heads_kv * rows, 1, dim]."""
+    return x.transpose(0, 1).reshape(-1, 1, x.shape[2])
+
+
+def fold_sink(
+    sink: torch.Tensor | None, sink_layout: str, rows: int, heads_kv: int
+) -> tuple[torch.Tensor | None, str]:
+    """A sink in either layout for folded queries: one for each row where there are several heads,
+    [heads_kv * rows, sinks, heads_q / heads_kv].
+    """
+    if sink is None:
+        return sink, sink_layout
+    if sink_layout == "sh":
+        sink = sink.unsqueeze(0).expand(rows, -1, -1)
+    return fold_queries(sink.transpose(1, 2), heads_kv).transpose(1, 2), "ssh"
+
+
+_CALLS_KEPT = 256
+_calls = LruCache(_CALLS_KEPT)
+
+
+def find_block_call(q, k, v, sink, shape: BlockShape, options: Options) -> BlockCall | None:
+    """What computes these tensors under masks of this shape; None where the kernels for blocks do
+    not: on a CPU, in compiled graphs, with another backend, softcap or max_logits, or other blocks
+    and head dims than magi/block_mask.hpp tells.
+    """
+    is_plain = options.softcap == 0.0 and not options.with_max_logits
+    if not (q.is_cuda and is_plain and is_eager(q, k, v)) or backend_of_environment() is not None:
+        return None
+    kind = (*signature(q, k, v), shape, options, None if sink is None else sink.shape)
+    call, is_taken = _calls.get(kind) or (None, False)
+    if call is None:
+        call = BlockCall(q, k, v, sink, shape, options)
+        is_taken = call.is_taken()
+        _calls[kind] = call, is_taken
+    return call if is_taken else None
+
+
+def attend_by_blocks(
+    call: BlockCall, tensors: tuple, visible: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """out, lse and the error word of the call for q, k, v and the sink or None, with gradients.
+    visible: uint8 or bool [heads, q_blocks, k_blocks].
+    """
+    invocation = _BlockInvocation(call, visible)
+    out, meta = run(*tensors, invocation, None)
+    return out, meta.lse, invocation.error_word
+
+
+class _BlockInvocation:
+    """One call of attention under a mask of blocks."""
+
+    with_max_logits = False
+
+    def __init__(self, call: BlockCall, visible: torch.Tensor) -> None:
+        self._call, self._visible = call, visible
+        self.error_word: torch.Tensor | None = None
+
+    def forward(self, q, k, v, sink):
+        """As Call.forward."""
+        out, lse, word = self._call.forward_under(q, k, v, sink, self._visible)
+        self.error_word = word
+        return out, lse, None
+
+    def backward(self, dout, dlse, q, k, v, out, lse, sink):
+        """As Call.backward."""
+        return self._call.backward_under(dout, dlse, q, k, v, out, lse, sink, self._visible)
+
 
 _MOST_TIMES = 254  # that a block may stand in a list of the kernels for blocks
 

@@ -13,6 +13,7 @@ from magi_attention.common._arguments import as_bool
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common.enum import MagiAttentionPrecision
 from magi_attention.common.forward_meta import AttnForwardMeta
+from magi_attention.functional._calls import is_eager
 from magi_attention.functional._checks import (
     check_computed_sink,
     check_params,
@@ -20,8 +21,7 @@ from magi_attention.functional._checks import (
     check_sink,
     refuse_tangents,
 )
-from magi_attention.functional._eager import is_eager
-from magi_attention.functional._ops import (
+from magi_attention.functional._operators import (
     UNCAPTURED,
     backward,
     define,

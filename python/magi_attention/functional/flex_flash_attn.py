@@ -14,6 +14,7 @@ from magi_attention.common._arguments import as_bool, check_int
 from magi_attention.common._derivatives import refuse_second_derivative
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env import general
+from magi_attention.functional._calls import is_eager, run
 from magi_attention.functional._checks import (
     check_params,
     check_qkv,
@@ -21,8 +22,7 @@ from magi_attention.functional._checks import (
     check_sink,
     check_sm_margin,
 )
-from magi_attention.functional._eager import is_eager, run
-from magi_attention.functional._ops import (
+from magi_attention.functional._operators import (
     distinct,
     flex_backward_op,
     flex_call,
