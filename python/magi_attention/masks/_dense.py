@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from magi_attention._native.handles import MaskHandle
 from magi_attention._native.tensors import as_plain
@@ -110,8 +111,23 @@ def _ask(mask_mod: MaskMod, of: tuple[int, int], rows: torch.Tensor, keys: torch
     by_key = torch.vmap(mask_mod, (None, None, None, 0))
     by_row = torch.vmap(by_key, (None, None, 0, None))
     batch, head = (torch.tensor(index, device=rows.device) for index in of)
-    found = by_row(batch, head, rows, keys)
+    with _TensorsAsIndices():
+        found = by_row(batch, head, rows, keys)
     return found.to("cpu").bool().expand(len(rows), len(keys))
+
+
+class _TensorsAsIndices(TorchFunctionMode):
+    """table[q, k] of scalars by an operator: some releases of torch ask vmap for their values."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.__getitem__:
+            table, places = args
+            places = [*places] if isinstance(places, tuple) else [places]
+            if all(isinstance(place, (int, torch.Tensor)) for place in places):
+                of_table = dict(dtype=torch.int64, device=table.device)
+                places = [torch.as_tensor(p, **of_table) if type(p) is int else p for p in places]
+                return torch.ops.aten.index(table, places)
+        return func(*args, **(kwargs or {}))
 
 
 def _stacked(parts: list[tuple[torch.Tensor, torch.Tensor]], rows_k: int) -> Mask:
@@ -126,20 +142,22 @@ def _stacked(parts: list[tuple[torch.Tensor, torch.Tensor]], rows_k: int) -> Mas
 
 
 def to_mask_mod(mask: Mask, device: Any = None) -> MaskMod:
-    """The mask as FlexAttention's mask_mod: it looks up the intervals of the query's row, in two
-    tables [rows_q, most runs of a row] on `device`, torch's default if None.
+    """The mask as FlexAttention's mask_mod: it looks up the intervals of the query's row, in tables
+    [rows_q] on `device`, torch's default if None, two for each of the most runs of a row.
     """
     check_mask(mask)
     device = torch.get_default_device() if device is None else device
     runs = padded_runs(mask, mask.rows_k)
     if runs.shape[1] == 0:
         runs = torch.full((mask.rows_q, 1, 2), mask.rows_k, device="cpu")
-    begins, ends = (side.int().contiguous().to(device) for side in runs.unbind(-1))
+    # A table is looked up by the query alone: vmap of some releases of torch takes no number beside.
+    tables = [one.T.contiguous() for one in runs.int().to(device).unbind(1)]
+    first, *others = [tuple(table.unbind(0)) for table in tables]
 
     def mask_mod(batch, head, q_idx, kv_idx):
-        seen = (begins[q_idx, 0] <= kv_idx) & (kv_idx < ends[q_idx, 0])
-        for run in range(1, begins.shape[1]):
-            seen = seen | ((begins[q_idx, run] <= kv_idx) & (kv_idx < ends[q_idx, run]))
+        seen = (first[0][q_idx] <= kv_idx) & (kv_idx < first[1][q_idx])
+        for begins, ends in others:
+            seen = seen | ((begins[q_idx] <= kv_idx) & (kv_idx < ends[q_idx]))
         return seen
 
     return mask_mod
