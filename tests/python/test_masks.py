@@ -322,7 +322,9 @@ class TestMatrices:
         for case in range(CASES):
             wanted = matrix_of(rng, rng.randint(1, 9), rng.randint(1, 9))
 
-            def seen(batch, head, q, k, wanted=wanted, ids=torch.arange(len(wanted))):
+            ids = torch.arange(len(wanted))
+
+            def seen(batch, head, q, k, wanted=wanted, ids=ids):
                 return wanted[ids[q], k] & wanted[None, None][batch, 0, q, k]
 
             mask = masks.from_mask_mod(seen, *wanted.shape)

@@ -150,7 +150,7 @@ def to_mask_mod(mask: Mask, device: Any = None) -> MaskMod:
     runs = padded_runs(mask, mask.rows_k)
     if runs.shape[1] == 0:
         runs = torch.full((mask.rows_q, 1, 2), mask.rows_k, device="cpu")
-    # A table is looked up by the query alone: vmap of some releases of torch takes no number beside.
+    # Looked up by the query alone: vmap of some releases of torch takes no number beside it.
     tables = [one.T.contiguous() for one in runs.int().to(device).unbind(1)]
     first, *others = [tuple(table.unbind(0)) for table in tables]
 
