@@ -56,13 +56,11 @@ DEVIATIONS = {
     ("flex_flash_attn_func", "disable_bwd_dq_atomic_reduction"): _NEWER,
     ("magi_attn_flex_key", "pad_size"): _PADDING,
     ("magi_attn_flex_key", "cp_group_or_mesh"): _GROUP,
-    ("magi_attn_flex_key", "**renamed"): _RENAMED,
     ("magi_attn_varlen_key", "pad_size"): _PADDING,
     ("magi_attn_varlen_key", "cp_group_or_mesh"): _GROUP,
-    ("magi_attn_varlen_key", "**renamed"): _RENAMED,
 }
 for _kind in ("flex", "varlen"):
-    for _added in ("pad_size", "cp_group_or_mesh", "**renamed"):
+    for _added in ("pad_size", "cp_group_or_mesh"):
         _reason = DEVIATIONS[f"magi_attn_{_kind}_key", _added]
         DEVIATIONS[f"magi_attn_{_kind}_dispatch", _added] = _reason
 

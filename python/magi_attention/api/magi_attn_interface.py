@@ -5,11 +5,12 @@ and is kept in a cache. `magi_attention.plan.Plan` is the same without caches.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ from magi_attention.compat.keys.groups import (
     to_group,
 )
 from magi_attention.compat.keys.key import DistAttnRuntimeKey
-from magi_attention.compat.keys.lookup import KeySpec, find_or_make, runtime_of
+from magi_attention.compat.keys.lookup import find_or_make, runtime_of
 from magi_attention.config import DistAttnConfig
 from magi_attention.functional._calls import is_eager
 from magi_attention.functional._rank_attention import layout_of
@@ -39,19 +40,48 @@ from magi_attention.functional.dist_attn import attend
 GeneralAttnMaskType: TypeAlias = str | AttnMaskType | Sequence[str | AttnMaskType]
 GroupOrMesh: TypeAlias = dist.ProcessGroup | DeviceMesh
 
+_P, _R = ParamSpec("_P"), TypeVar("_R")
 _DEFAULT_CONFIG = DistAttnConfig()
 
 
-class _Required:
-    """The default of an argument that stands behind one that may be left out."""
+def _with_older_names(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A key function that takes the names of older releases, too, with a DeprecationWarning."""
+    name, parameters = function.__name__, list(inspect.signature(function).parameters)
 
-    def __repr__(self) -> str:
-        return "REQUIRED"
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if "cp_group" in kwargs:
+            _warn_renamed("cp_group", "cp_group_or_mesh")
+            kwargs["cp_group_or_mesh"] = kwargs.pop("cp_group")
+        if "varlen" in name and kwargs.pop("max_seqlen_k", None) is not None:
+            _warn_renamed("max_seqlen_k", None)
+        given = dict(zip(parameters, args)) | kwargs
+        if "cp_group_or_mesh" not in given:
+            raise TypeError(f"{name}() misses cp_group_or_mesh")
+        if given["cp_group_or_mesh"] is None:
+            raise ValueError("cp_group_or_mesh is None; allowed: a ProcessGroup or a DeviceMesh")
+        return function(*args, **kwargs)
+
+    return call
 
 
-_REQUIRED: Any = _Required()
-
-
+@overload
+def magi_attn_flex_key(
+    q_ranges: AttnRanges, k_ranges: AttnRanges, attn_mask_type: GeneralAttnMaskType,
+    total_seqlen_q: int, total_seqlen_k: int, num_heads_q: int, num_heads_kv: int, head_dim: int,
+    pad_size: int, cp_group_or_mesh: GroupOrMesh, dist_attn_config: DistAttnConfig = ...,
+    is_same_source: bool = ..., is_q_permutable: bool = ..., is_k_permutable: bool = ...,
+    chunk_size: int | None = ...,
+) -> DistAttnRuntimeKey: ...  # fmt: skip
+@overload
+def magi_attn_flex_key(
+    q_ranges: AttnRanges, k_ranges: AttnRanges, attn_mask_type: GeneralAttnMaskType,
+    total_seqlen_q: int, total_seqlen_k: int, num_heads_q: int, num_heads_kv: int, head_dim: int,
+    *, cp_group_or_mesh: GroupOrMesh, dist_attn_config: DistAttnConfig = ...,
+    is_same_source: bool = ..., is_q_permutable: bool = ..., is_k_permutable: bool = ...,
+    chunk_size: int | None = ...,
+) -> DistAttnRuntimeKey: ...  # fmt: skip
+@_with_older_names
 def magi_attn_flex_key(
     q_ranges: AttnRanges,
     k_ranges: AttnRanges,
@@ -62,13 +92,12 @@ def magi_attn_flex_key(
     num_heads_kv: int,
     head_dim: int,
     pad_size: int = 0,
-    cp_group_or_mesh: GroupOrMesh = _REQUIRED,
+    cp_group_or_mesh: Any = ...,  # required: pad_size, before it, may be left out
     dist_attn_config: DistAttnConfig = _DEFAULT_CONFIG,
     is_same_source: bool = True,
     is_q_permutable: bool = True,
     is_k_permutable: bool = True,
     chunk_size: int | None = None,
-    **renamed: Any,
 ) -> DistAttnRuntimeKey:
     """Plans attention over the ranks of a group and gives a runtime key, which dispatch, calc_attn
     and undispatch take. The same arguments give the same key without planning. No communication.
@@ -90,7 +119,6 @@ def magi_attn_flex_key(
     The key's q_ranges, k_ranges, attn_mask_type and total_seqlen_q hold the padding too, pad_size
     rows that see no key. ValueError for ranges outside the sequence.
     """
-    group_or_mesh = _old_group(cp_group_or_mesh, renamed, "magi_attn_flex_key")
     check_self_attention(is_same_source, is_q_permutable, is_k_permutable)
     if total_seqlen_q != total_seqlen_k:
         raise ValueError(
@@ -98,14 +126,25 @@ def magi_attn_flex_key(
         )
     _check_old_sizes(dist_attn_config, pad_size, chunk_size)
     heads = (num_heads_q, num_heads_kv, head_dim)
-    return find_or_make(
-        KeySpec(
-            q_ranges, k_ranges, attn_mask_type, total_seqlen_q, heads, group_or_mesh,
-            dist_attn_config, chunk_size=chunk_size,
-        )
-    )  # fmt: skip
+    mask = q_ranges, k_ranges, attn_mask_type, total_seqlen_q
+    return find_or_make(mask, heads, cp_group_or_mesh, dist_attn_config, chunk_size=chunk_size)
 
 
+@overload
+def magi_attn_varlen_key(
+    cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, num_heads_q: int, num_heads_kv: int,
+    head_dim: int, pad_size: int, cp_group_or_mesh: GroupOrMesh, causal: bool = ...,
+    window_size: tuple[int, int] = ..., dist_attn_config: DistAttnConfig = ...,
+    chunk_size: int | None = ...,
+) -> DistAttnRuntimeKey: ...  # fmt: skip
+@overload
+def magi_attn_varlen_key(
+    cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, num_heads_q: int, num_heads_kv: int,
+    head_dim: int, *, cp_group_or_mesh: GroupOrMesh, causal: bool = ...,
+    window_size: tuple[int, int] = ..., dist_attn_config: DistAttnConfig = ...,
+    chunk_size: int | None = ...,
+) -> DistAttnRuntimeKey: ...  # fmt: skip
+@_with_older_names
 def magi_attn_varlen_key(
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor,
@@ -113,12 +152,11 @@ def magi_attn_varlen_key(
     num_heads_kv: int,
     head_dim: int,
     pad_size: int = 0,
-    cp_group_or_mesh: GroupOrMesh = _REQUIRED,
+    cp_group_or_mesh: Any = ...,  # required: pad_size, before it, may be left out
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     dist_attn_config: DistAttnConfig = _DEFAULT_CONFIG,
     chunk_size: int | None = None,
-    **renamed: Any,
 ) -> DistAttnRuntimeKey:
     """A runtime key for packed documents, each of which sees itself alone.
 
@@ -130,23 +168,14 @@ def magi_attn_varlen_key(
     The rest as magi_attn_flex_key. ValueError for bounds that do not grow or end apart, TypeError
     for bounds that are not integers.
     """
-    if renamed.pop("max_seqlen_k", None) is not None:
-        _warn_renamed("max_seqlen_k", None)
-    group_or_mesh = _old_group(cp_group_or_mesh, renamed, "magi_attn_varlen_key")
     mask = infer_attn_mask_from_cu_seqlens(cu_seqlens_q, cu_seqlens_k, causal, window_size)
     if mask[3] != mask[4]:
         raise ValueError(
             f"cu_seqlens_k ends at {mask[4]}; allowed: {mask[3]}, where cu_seqlens_q ends"
         )
+    heads = num_heads_q, num_heads_kv, head_dim
     return magi_attn_flex_key(
-        *mask,
-        num_heads_q,
-        num_heads_kv,
-        head_dim,
-        pad_size,
-        group_or_mesh,
-        dist_attn_config,
-        chunk_size=chunk_size,
+        *mask, *heads, pad_size, cp_group_or_mesh, dist_attn_config, chunk_size=chunk_size
     )
 
 
@@ -330,12 +359,8 @@ def make_flex_key_for_new_mask_after_dispatch(
         old.num_heads_kv if num_heads_kv is None else num_heads_kv,
         old.head_dim if head_dim is None else head_dim,
     )
-    return find_or_make(
-        KeySpec(
-            q_ranges, k_ranges, attn_mask_type, old.total_seqlen_q - old.pad_size, heads,
-            old.cp_mesh or old.cp_group, config, placed_by=old.placed_by or old,
-        )
-    )  # fmt: skip
+    mask = q_ranges, k_ranges, attn_mask_type, old.total_seqlen_q - old.pad_size
+    return find_or_make(mask, heads, old.cp_mesh or old.cp_group, config, old.placed_by or old)
 
 
 def make_varlen_key_for_new_mask_after_dispatch(
@@ -363,20 +388,6 @@ def make_varlen_key_for_new_mask_after_dispatch(
     return make_flex_key_for_new_mask_after_dispatch(
         q_ranges, k_ranges, types, key_for_dispatch, dist_attn_config=dist_attn_config
     )
-
-
-def _old_group(group_or_mesh: Any, renamed: dict[str, Any], function: str) -> Any:
-    """cp_group_or_mesh, or its older name cp_group."""
-    if "cp_group" in renamed:
-        _warn_renamed("cp_group", "cp_group_or_mesh")
-        group_or_mesh = renamed.pop("cp_group")
-    for name in renamed:
-        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-    if group_or_mesh is _REQUIRED:
-        raise TypeError(f"{function}() misses cp_group_or_mesh")
-    if group_or_mesh is None:
-        raise ValueError("cp_group_or_mesh is None; allowed: a ProcessGroup or a DeviceMesh")
-    return group_or_mesh
 
 
 def _check_old_sizes(config: DistAttnConfig, pad_size: int, chunk_size: int | None) -> None:

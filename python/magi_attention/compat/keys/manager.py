@@ -208,7 +208,6 @@ def init_dist_attn_runtime_mgr(
     ref_dispatch_meta_k: a plan whose placement is kept, the same for both.
     """
     check_flag_comb()
-    node = devices_per_node(cp_mesh, cp_group)
     check_self_attention(is_same_source, is_q_permutable, is_k_permutable)
     if total_seqlen_q != total_seqlen_k:
         raise ValueError(
@@ -216,16 +215,33 @@ def init_dist_attn_runtime_mgr(
         )
     if ref_dispatch_meta_q != ref_dispatch_meta_k:
         raise ValueError("ref_dispatch_meta_k is another plan; allowed: that of queries")
-    config = with_chunk_size(dist_attn_config, chunk_size)
+    config, heads = (
+        with_chunk_size(dist_attn_config, chunk_size),
+        (num_heads_q, num_heads_kv, head_dim),
+    )
+    mask = q_ranges, k_ranges, attn_mask_type, total_seqlen_q
+    plan = make_plan(mask, heads, (cp_group, cp_mesh), config, ref_dispatch_meta_q)
+    return manage(plan, BoundPlan(plan, cp_group), heads, config, (q_ranges, k_ranges))
+
+
+def make_plan(
+    mask: tuple,
+    heads: tuple[int, int, int],
+    group: tuple[dist.ProcessGroup, DeviceMesh | None],
+    config: DistAttnConfig,
+    on: Plan | None,
+) -> Plan:
+    """A plan for a group and its mesh; mask: q_ranges, k_ranges, types and rows; on: the plan whose
+    placement is kept.
+    """
+    cp_group, mesh = group
     plan = Plan.from_ranges(
-        q_ranges, k_ranges, attn_mask_type, total_seqlen_q, cp_size=size_of(cp_group),
-        num_heads_q=num_heads_q, num_heads_kv=num_heads_kv, head_dim=head_dim, config=config,
-        on=ref_dispatch_meta_q, devices_per_node=node,
+        *mask, cp_size=size_of(cp_group), num_heads_q=heads[0], num_heads_kv=heads[1],
+        head_dim=heads[2], config=config, on=on, devices_per_node=devices_per_node(mesh, cp_group),
     )  # fmt: skip
     if general.is_sanity_check_enable() and plan.defects():
         raise RuntimeError(f"the plan has defects: {plan.defects()}")
-    bound = BoundPlan(plan, cp_group)
-    return manage(plan, bound, (num_heads_q, num_heads_kv, head_dim), config, (q_ranges, k_ranges))
+    return plan
 
 
 def manage(
