@@ -17,7 +17,7 @@ import torch
 from magi_attention import _environment, backends
 from magi_attention._native.library import gpu_architectures, library_file, version
 from magi_attention.backends._registry import OWN
-from magi_attention.compat.testing.ref_attn import ref_attn_func
+from magi_attention.compat.testing import ref_attn_func
 from magi_attention.env import check_all, general
 from magi_attention.masks import from_cu_seqlens
 from magi_attention.plan import Plan

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from magi_attention.testing import ref_attn_func
-from magi_attention.utils import sparse_utils
-from magi_attention.utils.distributed import get_calc_cost_factor
+from magi_attention.utils import get_calc_cost_factor, sparse_utils
 
 from magi_attention import Plan, api, functional, masks, testing, utils
 from magi_attention._native import structs, vtable

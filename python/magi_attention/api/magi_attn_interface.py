@@ -22,7 +22,6 @@ from magi_attention.common._arguments import check_kind
 from magi_attention.common.enum import AttnMaskType
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
-from magi_attention.compat.keys.flags import check_self_attention
 from magi_attention.compat.keys.groups import (
     DistAttnRuntimeDictManager as DistAttnRuntimeDictManager,
 )
@@ -32,6 +31,7 @@ from magi_attention.compat.keys.groups import (
 )
 from magi_attention.compat.keys.key import DistAttnRuntimeKey
 from magi_attention.compat.keys.lookup import find_or_make, runtime_of
+from magi_attention.compat.keys.manager import check_self_attention
 from magi_attention.config import DistAttnConfig
 from magi_attention.functional._calls import is_eager
 from magi_attention.functional._rank_attention import layout_of

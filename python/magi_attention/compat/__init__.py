@@ -31,11 +31,11 @@ MOVED = {
     "meta.solver.dispatch_solver": "config.dispatch",
     "meta.solver.overlap_solver": "config.overlap",
     "testing": "compat.testing",
-    "testing.precision": "compat.testing.precision",
-    "testing.ref_attn": "compat.testing.ref_attn",
+    "testing.precision": "compat.testing",
+    "testing.ref_attn": "compat.testing",
     "utils": "compat.utils",
-    "utils.nvtx": "compat.utils.nvtx",
-    "utils.sparse_utils": "compat.utils.sparse_utils",
+    "utils.nvtx": "compat.nvtx",
+    "utils.sparse_utils": "compat.sparse_utils",
 }
 
 
@@ -57,8 +57,12 @@ class _Moved(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing: the module was executed under its own name, whose spec it keeps."""
-        module.__spec__ = module.__spec__.loader_state or module.__spec__
+        """Imports the names below; the module was executed under its own, whose spec it keeps."""
+        spec = module.__spec__
+        module.__spec__ = spec.loader_state or spec
+        for name in MOVED:
+            if (_ROOT + name).rpartition(".")[0] == spec.name:
+                importlib.import_module(_ROOT + name)  # from spec.name import it
 
 
 sys.meta_path.insert(0, _Moved())

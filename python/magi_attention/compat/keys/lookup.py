@@ -15,11 +15,11 @@ from magi_attention.comm.group import rank_of
 from magi_attention.common._arguments import MAX_ROWS, check_int, check_kind, naming
 from magi_attention.common._slices import apply_padding, check_inside, to_mask_types
 from magi_attention.common.ranges import AttnRanges
-from magi_attention.compat.keys.flags import check_flag_comb
 from magi_attention.compat.keys.groups import dist_attn_runtime_dict_mgr, to_group
 from magi_attention.compat.keys.key import DistAttnRuntimeKey, init_dist_attn_runtime_key
 from magi_attention.compat.keys.manager import (
     DistAttnRuntimeMgr,
+    check_flag_comb,
     make_plan,
     manage,
     seen_rows,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The original's manager of one plan on one group."""
+"""The original's manager of one plan on one group, and checks of flags."""
 
 from __future__ import annotations
 
@@ -12,21 +12,84 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from magi_attention._group_holders import holds_groups
 from magi_attention.comm.group import rank_tuple, size_of
-from magi_attention.common._arguments import check_kind
+from magi_attention.common._arguments import as_bool, check_kind
 from magi_attention.common._slices import MaskTypes, to_mask_types
 from magi_attention.common.enum import AttnMaskType, AttnRole
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.ranges import AttnRanges
 from magi_attention.compat.attn_arg import AttnArg
-from magi_attention.compat.keys.cross_attention import cross_slices
-from magi_attention.compat.keys.flags import (
-    check_flag_comb,
-    check_self_attention,
-    devices_per_node,
-)
 from magi_attention.config import DistAttnConfig
-from magi_attention.env import general
+from magi_attention.env import apply_log_level, check_all, comm, general
 from magi_attention.plan import BoundPlan, Plan
+
+
+def check_self_attention(
+    is_same_source: bool, is_q_permutable: bool, is_k_permutable: bool
+) -> None:
+    """NotImplementedError unless queries and keys are rows of one sequence."""
+    named = ("is_same_source", is_same_source), ("is_q_permutable", is_q_permutable)
+    if not all(as_bool(*pair) for pair in (*named, ("is_k_permutable", is_k_permutable))):
+        raise NotImplementedError(
+            f"is_same_source={is_same_source}, is_q_permutable={is_q_permutable}, "
+            f"is_k_permutable={is_k_permutable} is not available; all must be True"
+        )
+
+
+def check_flag_comb() -> None:
+    """Raises for environment variables with values that are not allowed; warns for older names.
+    Sets the level of the logger.
+    """
+    check_all()
+    apply_log_level()
+
+
+def devices_per_node(cp_mesh: DeviceMesh | None, cp_group: dist.ProcessGroup) -> int:
+    """Ranks of a row of the mesh, which is a node, where hierarchical communication is asked for;
+    else 0. cp_group: the mesh's. ValueError without a 2-D mesh, and for one whose rows are not runs
+    of the group's ranks.
+    """
+    if not comm.is_hierarchical_comm_enable():
+        return 0
+    if cp_mesh is None or cp_mesh.ndim != 2:
+        raise ValueError(
+            "cp_group_or_mesh is not a 2-D mesh while MAGI_ATTENTION_HIERARCHICAL_COMM is 1; "
+            "allowed: a 2-D DeviceMesh"
+        )
+    ranks = dist.get_process_group_ranks(cp_group)
+    size = cp_mesh.size(1)
+    nodes = [sorted(row) for row in cp_mesh.mesh.tolist()]
+    for first in range(0, len(ranks), size):
+        if sorted(ranks[first : first + size]) not in nodes:
+            raise ValueError(
+                f"cp_group_or_mesh has rows {nodes}, which its group of ranks {ranks} does "
+                "not hold one behind the other; allowed: a 2-D DeviceMesh of which each row, a "
+                "node, is a run of the group's ranks"
+            )
+    return size
+
+
+def cross_slices(
+    plan: Plan, only_rank: int | None, q_ranges: AttnRanges, k_ranges: AttnRanges
+) -> AttnArg:
+    """Full slices of the local rows of a rank, or with None of the rows of the sequence."""
+    for attn_range in q_ranges:
+        if not 0 <= attn_range.start <= attn_range.end <= plan.total_seqlen:
+            raise ValueError(
+                f"ref_xattn_q_ranges holds {attn_range}; allowed: 0 to {plan.total_seqlen}"
+            )
+    slices = AttnRanges(), AttnRanges(), []
+    for rank in range(plan.cp_size) if only_rank is None else [only_rank]:
+        own = plan.ranges_of(rank)
+        for q_range, k_range in zip(q_ranges, k_ranges):
+            wanted = AttnRanges.from_ranges([q_range])
+            rows = own.find_overlap_ranges(wanted, is_self_merged=True)
+            if only_rank is not None:
+                rows = own.make_ranges_local(rows, is_self_merged=True)
+            for q_rows in rows:
+                slices[0].append(q_rows)
+                slices[1].append(k_range.clone())
+                slices[2].append(AttnMaskType.FULL.to_int_type())
+    return AttnArg(*slices)
 
 
 class DistAttnRuntimeMgr:
