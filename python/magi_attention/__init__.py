@@ -15,10 +15,7 @@ from magi_attention.compat import MOVED
 if TYPE_CHECKING:
     from magi_attention import backends, errors, masks
     from magi_attention._attention import attention
-    from magi_attention.compat.keys import (
-        init_dist_attn_runtime_key,
-        init_dist_attn_runtime_mgr,
-    )
+    from magi_attention.compat.keys import init_dist_attn_runtime_key, init_dist_attn_runtime_mgr
     from magi_attention.plan import BoundPlan, Plan
     from magi_attention.tracing import trace
 

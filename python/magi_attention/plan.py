@@ -15,11 +15,7 @@ import torch.distributed as dist
 from magi_attention._group_holders import holds_groups
 from magi_attention._native.allocator import AttentionHandle
 from magi_attention._native.attention import Runner, dist_backward, dist_forward
-from magi_attention._native.handles import (
-    MaskHandle,
-    PlacementHandle,
-    PlanHandle,
-)
+from magi_attention._native.handles import MaskHandle, PlacementHandle, PlanHandle
 from magi_attention._native.vtable import Communicator
 from magi_attention.backends._table import refuse_margin
 from magi_attention.comm.group import make_communicator, rank_of, size_of

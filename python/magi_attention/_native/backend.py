@@ -96,18 +96,14 @@ class _Inputs(ctypes.Structure):
 class _Result(ctypes.Structure):
     """magi_attention_result."""
 
-    _fields_ = fields(
-        "z struct_size, t out, t lse, t max_logits",
-        t=_TensorPointer,
-    )
+    _fields_ = fields("z struct_size, t out, t lse, t max_logits", t=_TensorPointer)
 
 
 class _Gradients(ctypes.Structure):
     """magi_attention_gradients."""
 
     _fields_ = fields(
-        "z struct_size, t dout, t dlse, t dq, t dk, t dv, t dsink, p workspace",
-        t=_TensorPointer,
+        "z struct_size, t dout, t dlse, t dq, t dk, t dv, t dsink, p workspace", t=_TensorPointer
     )
 
 
@@ -155,12 +151,7 @@ class Limits(NamedTuple):
 
     head_dim_qk: tuple[int, int, int] = (1, 2**31 - 1, 1)
     head_dim_v: tuple[int, int, int] = (1, 2**31 - 1, 1)
-    dtypes: tuple[torch.dtype, ...] = (
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-    )
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     stride_bytes: int = 1
     has_float_outputs: bool = False
     has_sink: bool = False

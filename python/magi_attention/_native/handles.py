@@ -282,9 +282,7 @@ class PlanHandle(Handle):
 
     @staticmethod
     def create(
-        mask: MaskHandle,
-        config: structs.PlanConfig,
-        placement: PlacementHandle | None = None,
+        mask: MaskHandle, config: structs.PlanConfig, placement: PlacementHandle | None = None
     ) -> PlanHandle:
         """With `placement`: for rows that are placed already."""
         if placement is None:

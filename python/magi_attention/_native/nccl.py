@@ -24,9 +24,7 @@ class _CallbackBootstrap:
         self._allgather = allgather
         self._function = _ALLGATHER(self._call)
         self.args = Bootstrap(
-            rank=rank,
-            num_ranks=num_ranks,
-            allgather=ctypes.cast(self._function, c_void_p).value,
+            rank=rank, num_ranks=num_ranks, allgather=ctypes.cast(self._function, c_void_p).value
         )
         self.error: BaseException | None = None
 

@@ -29,11 +29,7 @@ _OLD_CHUNK_SIZE = 512
 
 
 def compute_pad_size(
-    total_seqlen_q: int,
-    cp_size: int,
-    chunk_size: int | None = None,
-    *,
-    head_dim: int | None = None,
+    total_seqlen_q: int, cp_size: int, chunk_size: int | None = None, *, head_dim: int | None = None
 ) -> int:
     """Rows to add to total_seqlen_q so that it is a multiple of chunk_size * cp_size. `head_dim` is
     an older release's, without effect but for a DeprecationWarning. ValueError for negative rows

@@ -25,10 +25,7 @@ from magi_attention.common.ranges import AttnRanges
 from magi_attention.compat.keys.groups import (
     DistAttnRuntimeDictManager as DistAttnRuntimeDictManager,
 )
-from magi_attention.compat.keys.groups import (
-    dist_attn_runtime_dict_mgr,
-    to_group,
-)
+from magi_attention.compat.keys.groups import dist_attn_runtime_dict_mgr, to_group
 from magi_attention.compat.keys.key import DistAttnRuntimeKey
 from magi_attention.compat.keys.lookup import find_or_make, runtime_of
 from magi_attention.compat.keys.manager import check_self_attention

@@ -4,12 +4,7 @@ check arguments with (_arguments, _slices).
 """
 
 from magi_attention.common import enum
-from magi_attention.common.enum import (
-    AttnMaskType,
-    AttnOverlapMode,
-    AttnRole,
-    AttnType,
-)
+from magi_attention.common.enum import AttnMaskType, AttnOverlapMode, AttnRole, AttnType
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.common.range import AttnRange, RangeError
 from magi_attention.common.ranges import AttnRanges

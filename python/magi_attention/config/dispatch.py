@@ -9,12 +9,7 @@ from abc import ABC
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from magi_attention.common._arguments import (
-    check_choice,
-    check_int,
-    check_kind,
-    check_number,
-)
+from magi_attention.common._arguments import check_choice, check_int, check_kind, check_number
 from magi_attention.common.enum import DispatchAlgType
 
 

@@ -6,11 +6,7 @@ from __future__ import annotations
 import functools
 
 from magi_attention._native import structs
-from magi_attention._native.handles import (
-    default_placement_config,
-    default_plan_config,
-    read_cost,
-)
+from magi_attention._native.handles import default_placement_config, default_plan_config, read_cost
 from magi_attention.common._arguments import MAX_ROWS
 from magi_attention.common.enum import DispatchAlgType
 from magi_attention.config.dispatch import DispatchConfig

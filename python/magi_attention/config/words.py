@@ -27,10 +27,7 @@ PLACEMENTS = (*_ALGORITHMS, IN_ORDER)
 
 
 def chosen_config(
-    config: DistAttnConfig | None,
-    placement: str | None,
-    overlap: int | None,
-    work: str | None,
+    config: DistAttnConfig | None, placement: str | None, overlap: int | None, work: str | None
 ) -> DistAttnConfig:
     """Returns `config`, or the configuration that the words ask for; None is a word's default.
 

@@ -29,12 +29,7 @@ from magi_attention.common._lru import LruCache
 from magi_attention.common.forward_meta import AttnForwardMeta
 from magi_attention.env.general import is_sanity_check_enable
 from magi_attention.functional._calls import is_eager, run, signature
-from magi_attention.functional._checks import (
-    check_params,
-    check_qkv,
-    check_sink,
-    check_sm_margin,
-)
+from magi_attention.functional._checks import check_params, check_qkv, check_sink, check_sm_margin
 from magi_attention.functional._operators import (
     ListedAttention,
     check_lists,

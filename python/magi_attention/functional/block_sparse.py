@@ -9,11 +9,7 @@ import torch
 
 from magi_attention._native.tensors import as_plain, is_intercepted
 from magi_attention.common._arguments import as_bool, check_int
-from magi_attention.common._block_ranges import (
-    Blocks,
-    folded_ranges,
-    runs_of_mask,
-)
+from magi_attention.common._block_ranges import Blocks, folded_ranges, runs_of_mask
 from magi_attention.functional._checks import check_qkv
 from magi_attention.functional._sparse import (
     BlockLists,

@@ -70,10 +70,7 @@ class _UndispatchPartialGradFunc(torch.autograd.Function):
 
 
 def dispatch_func(
-    x_global: torch.Tensor,
-    group: dist.ProcessGroup | None,
-    meta: HasRows,
-    seq_dim: int = 0,
+    x_global: torch.Tensor, group: dist.ProcessGroup | None, meta: HasRows, seq_dim: int = 0
 ) -> torch.Tensor:
     """x_global, the same tensor on every rank, of total_seqlen rows along seq_dim -> this rank's
     rows; padding rows hold 0. The gradient of x_global is whole on every rank. No communication in

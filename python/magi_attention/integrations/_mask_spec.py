@@ -43,11 +43,7 @@ class AttnMaskSpec:
 
     @classmethod
     def varlen(
-        cls,
-        seqlens: Sequence[int],
-        causal: bool = True,
-        *,
-        window_size: tuple[int, int] = (-1, -1),
+        cls, seqlens: Sequence[int], causal: bool = True, *, window_size: tuple[int, int] = (-1, -1)
     ) -> AttnMaskSpec:
         """Packed documents of seqlens rows each, which do not see each other. window_size: keys
         (left, right) of the diagonal that are seen, -1: all; causal makes the right side 0.

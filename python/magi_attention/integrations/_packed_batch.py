@@ -8,12 +8,7 @@ from typing import Any
 
 import torch
 
-from magi_attention.integrations._documents import (
-    DESCRIBING,
-    FROM_THE_END,
-    LEARNED,
-    lengths_of,
-)
+from magi_attention.integrations._documents import DESCRIBING, FROM_THE_END, LEARNED, lengths_of
 from magi_attention.integrations._prefix_tree import IGNORED_LABEL
 from magi_attention.plan import BoundPlan
 

@@ -37,11 +37,7 @@ from magi_attention.integrations._bound import (
     bound_of,
     check_window_of,
 )
-from magi_attention.integrations._documents import (
-    DESCRIBING,
-    documents_in,
-    refuse_hidden_rows,
-)
+from magi_attention.integrations._documents import DESCRIBING, documents_in, refuse_hidden_rows
 from magi_attention.integrations._mask_spec import AttnMaskSpec
 from magi_attention.integrations._model_plans import (
     chunked,

@@ -41,12 +41,7 @@ from magi_attention.integrations._bound import (
     bound_of,
     reach_of,
 )
-from magi_attention.integrations._documents import (
-    DESCRIBING,
-    FROM_THE_END,
-    IMPLIED,
-    LEARNED,
-)
+from magi_attention.integrations._documents import DESCRIBING, FROM_THE_END, IMPLIED, LEARNED
 from magi_attention.integrations._model_calls import (
     PLAN_KEYWORD,
     calling_model,

@@ -16,13 +16,7 @@ from magi_attention.common._arguments import (
     naming,
     without_padding,
 )
-from magi_attention.masks._mask import (
-    Mask,
-    check_square,
-    check_told,
-    padded_runs,
-    to_ints,
-)
+from magi_attention.masks._mask import Mask, check_square, check_told, padded_runs, to_ints
 
 Bounds = Any  # a tensor or a sequence of ints
 
