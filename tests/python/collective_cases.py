@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from magi_attention.comm.functional import all_gather_fwd_scatter_bwd, scatter_fwd_all_gather_bwd
-from magi_attention.comm.primitive import all2all_v, all_gather_v, scatter_v
-from magi_attention.utils import is_same_device_mesh, is_same_process_group
 
 from error_cases import refuses
 from magi_attention.comm import GeneralWork, WorkWithPostProcessFn
+from magi_attention.comm.functional import all_gather_fwd_scatter_bwd, scatter_fwd_all_gather_bwd
+from magi_attention.comm.primitive import all2all_v, all_gather_v, scatter_v
+from magi_attention.utils import is_same_device_mesh, is_same_process_group
 
 
 def parts(group) -> None:

@@ -11,12 +11,12 @@ import time
 
 import torch
 import torch.distributed as dist
-from magi_attention.comm.primitive.grpcoll import group_cast
-from magi_attention.dist_attn_runtime_mgr import init_dist_attn_runtime_key
 
 import dense
 from magi_attention import api, functional
+from magi_attention.comm.primitive.grpcoll import group_cast
 from magi_attention.common import AttnRanges
+from magi_attention.dist_attn_runtime_mgr import init_dist_attn_runtime_key
 from magi_attention.errors import CommError
 from pipeline_cases import Case, make_key, make_tensors
 

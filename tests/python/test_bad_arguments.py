@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from magi_attention.testing import ref_attn_func
-from magi_attention.utils import get_calc_cost_factor, sparse_utils
 
 from magi_attention import Plan, api, functional, masks, testing, utils
 from magi_attention._native import structs, vtable
@@ -17,6 +15,8 @@ from magi_attention._native.library import lib
 from magi_attention.common import AttnMaskType, AttnRange, AttnRanges, RangeError
 from magi_attention.config import DispatchConfig, DistAttnConfig, GrpCollConfig, OverlapConfig
 from magi_attention.integrations import packed
+from magi_attention.testing import ref_attn_func
+from magi_attention.utils import get_calc_cost_factor, sparse_utils
 from magi_attn_extensions.fa3_interface_with_sink import fa3_func_with_sink
 
 ONE = AttnRanges.from_ranges([(0, 64)])

@@ -7,8 +7,6 @@ import pickle
 import warnings
 
 import pytest
-from magi_attention.meta.solver import dispatch_solver as solver
-from magi_attention.meta.solver.overlap_solver import GreedyOverlapAlg, UniformOverlapAlg
 
 from error_cases import cost_file
 from magi_attention.common import AttnRanges
@@ -28,6 +26,8 @@ from magi_attention.config import (
 )
 from magi_attention.config.library import COST_VARIABLE
 from magi_attention.env import apply_log_level, build, comm, ffa, general
+from magi_attention.meta.solver import dispatch_solver as solver
+from magi_attention.meta.solver.overlap_solver import GreedyOverlapAlg, UniformOverlapAlg
 from magi_attention.plan import Plan
 
 ALGORITHMS = [

@@ -3,10 +3,10 @@
 
 import pytest
 import torch
-from magi_attention.utils import sparse_utils as utils
 
 import dense
 from magi_attention.api import flex_flash_attn_func
+from magi_attention.utils import sparse_utils as utils
 from sparse_masks import Counts
 from test_flex import close, inputs
 

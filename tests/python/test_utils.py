@@ -9,11 +9,11 @@ import typing
 import numpy
 import pytest
 import torch
-from magi_attention.meta.collection.calc_meta import AttnArg
 
 import dense
 from magi_attention import utils
 from magi_attention.common import AttnRanges, enum, range, ranges
+from magi_attention.meta.collection.calc_meta import AttnArg
 
 
 def test_lists():
