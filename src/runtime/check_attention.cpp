@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "base/check.hpp"
-#include "runtime/check_tensor.hpp"
-#include "runtime/elements.hpp"
+#include "runtime/tensors/check_tensor.hpp"
+#include "runtime/tensors/elements.hpp"
 
 namespace magi {
 namespace {

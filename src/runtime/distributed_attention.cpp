@@ -9,10 +9,10 @@
 #include "kernels/attention/backend.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/check_attention.hpp"
-#include "runtime/device_calls.hpp"
 #include "runtime/flat_tensors.hpp"
 #include "runtime/step_call.hpp"
 #include "runtime/step_trace.hpp"
+#include "runtime/tensors/device_calls.hpp"
 
 // A call from its arguments on: it is checked (check_attention.hpp), becomes a StepCall
 // (step_call.hpp), and run_forward or run_backward walks the plan's steps with it. README.md

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/flat_tensors.hpp"
 
-#include "runtime/device_calls.hpp"
-#include "runtime/elements.hpp"
+#include "runtime/tensors/device_calls.hpp"
+#include "runtime/tensors/elements.hpp"
 
 namespace magi {
 namespace {

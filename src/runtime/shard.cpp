@@ -9,10 +9,10 @@
 #include "comm/rows/call_options.hpp"
 #include "comm/rows/row_exchanger.hpp"
 #include "magi/runtime.hpp"
-#include "runtime/check_tensor.hpp"
-#include "runtime/device_calls.hpp"
-#include "runtime/elements.hpp"
 #include "runtime/shard_map.hpp"
+#include "runtime/tensors/check_tensor.hpp"
+#include "runtime/tensors/device_calls.hpp"
+#include "runtime/tensors/elements.hpp"
 
 namespace magi {
 namespace {

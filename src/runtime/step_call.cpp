@@ -7,8 +7,8 @@
 #include "base/math.hpp"
 #include "base/mix.hpp"
 #include "comm/rows/call_options.hpp"
-#include "runtime/device_calls.hpp"
-#include "runtime/elements.hpp"
+#include "runtime/tensors/device_calls.hpp"
+#include "runtime/tensors/elements.hpp"
 
 namespace magi {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "base/math.hpp"
 #include "runtime/check_attention.hpp"
-#include "runtime/device_calls.hpp"
+#include "runtime/tensors/device_calls.hpp"
 
 namespace magi {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/device_elements.hpp"
+#include "runtime/tensors/device_elements.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda/memory.hpp"
-#include "runtime/elements.hpp"
+#include "runtime/tensors/elements.hpp"
 #include "support/gpu/gpu_test.hpp"
 
 // Conversions on a GPU against those in host memory, bit for bit.

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "base/check.hpp"
-#include "runtime/device_calls.hpp"
+#include "runtime/tensors/device_calls.hpp"
 
 // The build without CUDA.
 namespace magi {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/check_tensor.hpp"
+#include "runtime/tensors/check_tensor.hpp"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/elements.hpp"
+#include "runtime/tensors/elements.hpp"
 
 #include <array>
 #include <cstring>

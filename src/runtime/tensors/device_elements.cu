@@ -7,7 +7,7 @@
 #include "base/check.hpp"
 #include "base/math.hpp"
 #include "cuda/check.hpp"
-#include "runtime/device_elements.hpp"
+#include "runtime/tensors/device_elements.hpp"
 
 namespace magi {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/device_calls.hpp"
+#include "runtime/tensors/device_calls.hpp"
 
 #include <cstring>
 #include <string>
@@ -8,7 +8,7 @@
 #include "base/half.hpp"
 #include "cuda/capture.hpp"
 #include "cuda/device.hpp"
-#include "runtime/device_elements.hpp"
+#include "runtime/tensors/device_elements.hpp"
 
 namespace magi {
 namespace {
