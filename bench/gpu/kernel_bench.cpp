@@ -178,8 +178,7 @@ MAGI_EXPORT int magi_bench_run(void* work, const BenchTensors* tensors, void* st
     bench.args.lse.data = tensors->lse;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     magi::sm90::enqueue_forward(bench.args, bench.state,
-                                {.counters = bench.counters.of_stream(cuda_stream)}, nullptr,
-                                cuda_stream);
+                                {.counters = bench.counters.of_stream(cuda_stream)}, cuda_stream);
   });
 }
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "comm/nvlink/peer_exchanger.hpp"
 #include "comm/rows/row_exchanger.hpp"
 #include "comm/rows/row_layout.hpp"
 #include "comm/rows/row_memory.hpp"
@@ -78,8 +79,11 @@ class Casts {
     TensorView to = to_.view;
     const std::int64_t size_bytes =
         to.num_elements() * static_cast<std::int64_t>(dtype_bytes(to.dtype));
-    exchanger_->begin_pass({.most_bytes = size_bytes, .digest = kDigest}, place_.stream);
-    if (std::byte* landing = exchanger_->place(size_bytes)) to.data = landing;
+    auto* peers = comm::as_peer_exchanger(*exchanger_);
+    if (peers != nullptr) {
+      peers->begin_pass({.most_bytes = size_bytes, .digest = kDigest}, place_.stream);
+      to.data = peers->place(size_bytes);
+    }
     exchanger_
         ->start(table_,
                 {.kind = ExchangeKind::Cast,
@@ -88,7 +92,7 @@ class Casts {
                  .tag = {.plan_digest = kDigest}},
                 place_.stream)
         ->await(place_.stream);
-    exchanger_->end_pass(place_.stream);
+    if (peers != nullptr) peers->end_pass(place_.stream);
   }
 
  private:

@@ -38,4 +38,11 @@ class StreamBuffer {
   void* data_ = nullptr;
 };
 
+/// Memory that one run has alone until it ends; none where there is nothing to compute.
+struct RunMemory {
+  unsigned* counters = nullptr;  ///< of a forward: StreamCounters::kWords words that are 0
+  void* workspace = nullptr;
+  StreamBuffer own = {};  ///< holds the workspace where the caller gives none
+};
+
 }  // namespace magi

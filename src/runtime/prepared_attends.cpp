@@ -26,50 +26,34 @@ PreparedAttends<Prepared> prepare_all(const RankSteps& steps, const Prepare& pre
 
 AttendCache::AttendCache(const RankSteps& steps, const AttentionBackend& backend,
                          std::int32_t device, std::int32_t exchange_sms,
-                         const comm::RowExchanger& exchanger)
+                         const comm::PeerExchanger* peers)
     : steps_(steps),
       backend_(backend),
       device_(device),
       exchange_sms_(exchange_sms),
-      exchanger_(exchanger),
-      takes_coming_(backend.takes_coming_keys() && steps.is_single_attend() &&
-                    exchanger.tells_arrivals()) {}
+      peers_(peers),
+      takes_coming_(peers != nullptr && backend.takes_coming_keys() && steps.is_arrival()) {}
 
-std::int32_t AttendCache::own_rows_of(const AttendCall& call) const {
-  if (!takes_coming_ || call.keys < 0) return 0;
-  const Range own = steps_.rows_of(steps_.plan.exchanges[static_cast<std::size_t>(call.keys)]).own;
-  return own.begin == 0 ? own.end : 0;
-}
-
-std::vector<comm::NeededPart> AttendCache::parts_of(const AttendCall& call) const {
-  if (!takes_coming_ || call.keys < 0) return {};
-  return exchanger_.needed_parts(
-      steps_.rows_of(steps_.plan.exchanges[static_cast<std::size_t>(call.keys)]).filling);
-}
-
-ComingKeys AttendCache::coming_keys(const AttendCall& call, std::int32_t own_rows) const {
-  ComingKeys coming;
-  if (!takes_coming_ || call.keys < 0) return coming;
-  const auto parts = parts_of(call);
-  coming.own_rows = own_rows;
-  const Exchange& keys = steps_.plan.exchanges[static_cast<std::size_t>(call.keys)];
-  const comm::ArrivalShape shape =
-      exchanger_.arrival_shape(steps_.rows_of(keys).filling, call.attend.heads.size());
-  coming.num_sources = shape.num_sources;
-  coming.num_sections = shape.num_sections;
-  coming.early_sources = 1U << shape.early_source;
+ComingKeys AttendCache::coming_keys(std::int32_t own_rows) const {
+  const AttendCall& call = steps_.attends.front();
+  const comm::RowTable& table = steps_.rows_of_keys(call).filling;
+  const comm::ArrivalShape shape = peers_->arrival_shape(table, call.attend.heads.size());
+  ComingKeys coming{.num_sources = shape.num_sources,
+                    .num_sections = shape.num_sections,
+                    .early_sources = 1U << shape.early_source,
+                    .own_rows = own_rows};
   const PlanConfig& config = steps_.plan.config;
   std::int64_t remote_rows = 0;
-  for (const comm::NeededPart& part : parts) remote_rows += part.wire_row < 0 ? 0 : part.num_rows;
+  for (const comm::NeededPart& part : peers_->needed_parts(table)) {
+    remote_rows += part.wire_row < 0 ? 0 : part.num_rows;
+    if (part.row < own_rows) continue;
+    coming.parts.push_back({{part.row, part.row + part.num_rows}, part.source});
+  }
   const double bytes = static_cast<double>(remote_rows) * call.attend.heads.size() *
                        (config.head_dim_qk + config.head_dim_v) * config.element_bytes;
   const double seconds =
       config.cost.seconds_per_launch + bytes / shape.num_sections / config.cost.bytes_per_second;
   coming.expected_ns = std::llround(seconds * 1e9);
-  for (const comm::NeededPart& part : parts) {
-    if (part.row < own_rows) continue;
-    coming.parts.push_back({{part.row, part.row + part.num_rows}, part.source});
-  }
   return coming;
 }
 
@@ -80,9 +64,9 @@ const PreparedAttends<PreparedForward>& AttendCache::forward(DType type) {
     const auto [q, k, v] = shapes_of(call, type);
     const ForwardArgs args{.q = q, .k = k, .v = v, .slices = call.slices};
     const ForwardTuning tuning{.sm_margin = call.is_beside_exchange ? exchange_sms_ : 0};
-    const ComingKeys coming = coming_keys(call, own_rows_of(call));
-    return coming.empty() ? backend_.prepare_forward(args, tuning)
-                          : backend_.prepare_coming_forward(args, tuning, coming);
+    if (!takes_coming_) return backend_.prepare_forward(args, tuning);
+    return backend_.prepare_coming_forward(args, tuning,
+                                           coming_keys(steps_.rows_of_keys(call).own.end));
   };
   return forwards_[type] = prepare_all<PreparedForward>(steps_, prepare);
 }
@@ -97,11 +81,11 @@ const PreparedAttends<PreparedBackward>& AttendCache::backward(const BackwardKin
     BackwardArgs args{.q = q, .k = k, .v = v, .slices = call.slices};
     args.dout = without_data(kind.dout_type, call.q_rows.size(), call.q_heads.size(),
                              steps_.plan.config.head_dim_v);
+    if (!takes_coming_) return backend_.prepare_backward(args, tuning);
     // What prepares the backward takes longer than the keys do: waiting in its items costs more.
-    ComingKeys coming = coming_keys(call, 0);
+    ComingKeys coming = coming_keys(0);
     coming.is_awaited = true;
-    return coming.empty() ? backend_.prepare_backward(args, tuning)
-                          : backend_.prepare_coming_backward(args, tuning, coming);
+    return backend_.prepare_coming_backward(args, tuning, coming);
   };
   return backwards_[kind] = prepare_all<PreparedBackward>(steps_, prepare);
 }

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "comm/rows/row_exchanger.hpp"
+#include "comm/nvlink/peer_exchanger.hpp"
 #include "kernels/attention/backend.hpp"
 #include "runtime/rank_steps.hpp"
 
@@ -23,18 +23,13 @@ using PreparedAttends = std::vector<std::shared_ptr<const Prepared>>;
 /// The first call of a kind prepares, which may block.
 class AttendCache {
  public:
-  /// `exchange_sms`: multiprocessors that attends leave to exchanges under way; `exchanger` tells
-  /// how keys arrive, whose tables it was given (prepare).
+  /// `exchange_sms`: multiprocessors that attends leave to exchanges under way; `peers` tells how
+  /// keys arrive, whose tables it was given (prepare), or is null.
   AttendCache(const RankSteps& steps, const AttentionBackend& backend, std::int32_t device,
-              std::int32_t exchange_sms, const comm::RowExchanger& exchanger);
+              std::int32_t exchange_sms, const comm::PeerExchanger* peers);
 
-  /// Whether the one attend of each rank begins while its keys come; the same on all ranks.
+  /// Whether the rank's one attend begins while its keys come (RankSteps::is_arrival).
   bool takes_coming_keys() const { return takes_coming_; }
-  /// The first rows of an attend's keys that the forward reads in the own tensors rather than in a
-  /// copy, on this rank: all own rows or none.
-  std::int32_t own_rows_of(const AttendCall& call) const;
-  /// The parts in which the keys of an attend come, where takes_coming_keys().
-  std::vector<comm::NeededPart> parts_of(const AttendCall& call) const;
 
   struct BackwardKind {
     DType type, dout_type;
@@ -53,13 +48,15 @@ class AttendCache {
   /// The queries, keys and values of an attend.
   std::array<TensorView, 3> shapes_of(const AttendCall& call, DType dtype) const;
 
-  ComingKeys coming_keys(const AttendCall& call, std::int32_t own_rows) const;
+  /// The keys of the attend that takes coming ones, of which the call reads the first `own_rows` in
+  /// the own tensors.
+  ComingKeys coming_keys(std::int32_t own_rows) const;
 
   const RankSteps& steps_;
   const AttentionBackend& backend_;
   std::int32_t device_;
   std::int32_t exchange_sms_;
-  const comm::RowExchanger& exchanger_;
+  const comm::PeerExchanger* peers_;
   bool takes_coming_ = false;
   std::map<DType, PreparedAttends<PreparedForward>> forwards_;
   std::map<BackwardKind, PreparedAttends<PreparedBackward>> backwards_;

@@ -329,9 +329,17 @@ std::vector<RowExchange> RankSteps::everyones_rows(Space space, std::size_t segm
   return all;
 }
 
-bool RankSteps::is_single_attend() const {
-  return std::ranges::all_of(plan.ranks,
-                             [](const RankPlan& rank) { return rank.attends.size() <= 1; });
+bool RankSteps::is_arrival() const {
+  const auto has_one = [](const RankPlan& rank) { return rank.attends.size() <= 1; };
+  if (!std::ranges::all_of(plan.ranks, has_one) || attends.size() != 1) return false;
+  if (shares.count > 1) return false;
+  const AttendCall& call = attends.front();
+  if (call.keys < 0 || call.q_rows.empty() || plan.exchanges.size() != 2) return false;
+  const auto is_of_keys = [](const Exchange& e) { return space_of(e.role) == Space::Keys; };
+  if (!std::ranges::all_of(plan.exchanges, is_of_keys)) return false;
+  const SegmentRows& rows = rows_of_keys(call);
+  const comm::WireOrder& needed = rows.filling.needed;
+  return needed.num_rows > 0 && needed.num_own_rows == rows.own.size() && rows.own.begin == 0;
 }
 
 bool RankSteps::has_ways_by_node() const {

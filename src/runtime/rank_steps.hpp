@@ -89,8 +89,14 @@ struct RankSteps {
   std::vector<RowExchange> everyones_rows(Space space, std::size_t segment) const;
   /// Whether what returns of a space is whole on all ranks (planner::WholeReturns).
   bool returns_whole(Space space) const { return whole_.of(space); }
-  /// Whether no rank has more than one attend, as with overlap degree 0.
-  bool is_single_attend() const;
+  /// Whether no rank has more than one attend, and this rank's waits for keys of others alone: the
+  /// forward is {exchange, attend}, the backward {exchange, attend, exchange back}. Own keys are
+  /// the first rows of its segment or none of them. So it is with overlap degree 0.
+  bool is_arrival() const;
+  /// The rows that bring the keys of an attend, which are not own ones in place.
+  const SegmentRows& rows_of_keys(const AttendCall& call) const {
+    return rows_of(plan.exchanges[static_cast<std::size_t>(call.keys)]);
+  }
   /// Whether attends that see keys run while rows are under way.
   bool has_work_beside_exchange() const;
   /// Whether some rows go by node.

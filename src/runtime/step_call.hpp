@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "runtime/prepared_attends.hpp"
@@ -51,7 +50,8 @@ TensorView sink_of(const TensorView& sink, const RankSteps& steps, const AttendC
 ///   prepare_pass          tables of rows, which one rank alone may have no memory for
 ///   check_pass            the last refusal; from here on rows move
 ///   begin                 memory of the call, until the call's end
-///   walk                  the plan's steps, each behind those that it waits for
+///   begin_pass            rows may move
+///   exchange, await       the plan's steps (walk/walk.hpp), or start (arrival/)
 ///   round_sums, await_all, store   what is left of exchanges and sums
 /// NOTE: a call must outlive what aborts the group after an error: to drop an exchange under way
 /// would end the group without the reason.
@@ -72,6 +72,8 @@ class StepCall {
   void check_pass();
   /// Lends memory from here on, behind the work of the call's stream.
   void begin();
+  /// Begins the pass of ranks that write each other's memory, if they do. After `begin`.
+  void begin_pass();
   void set_own(Role role, TensorGroup tensors) { groups_of(role).front() = std::move(tensors); }
   /// Whether what an exchange of this role returns is whole (RankSteps::returns_whole); of results
   /// only without sinks, which belong to the owner.
@@ -87,27 +89,39 @@ class StepCall {
   /// Those of the heads and of the query or key rows of an attend.
   TensorGroup tensors(Role role, const AttendCall& attend) const;
 
-  /// Walks the steps, each behind the exchanges that it waits for: calls exchange(step) or
-  /// run(what is prepared for an attend, the attend, workspace). An attend that takes coming keys
-  /// is behind nothing: it asks for key_arrivals().
-  template <typename Prepared, typename RunAttend, typename StartExchange>
-  void walk(const PreparedAttends<Prepared>& prepared, const RunAttend& run,
-            const StartExchange& exchange);
-  /// Where an attend finds out which keys have come, if it begins while they do.
-  std::optional<KeyArrivals> key_arrivals();
-  /// A result of that attend becomes NaN where the keys do not come.
-  void guard_result(const TensorView& result);
+  /// The rank's steps of the pass.
+  std::span<const Step> list() const { return list_; }
+  const Exchange& exchange_of(const Step& step) const {
+    return steps.plan.exchanges[static_cast<std::size_t>(step.index)];
+  }
+  /// Workspace of the largest attend, which others use in turn; none where none needs any.
+  DeviceWorkspace lend_workspace(std::int64_t size_bytes);
+  /// Lends the tensors of a segment that an exchange fills, or that its role's partials need.
+  void lend_segment(Role role, std::int32_t exchange);
+  /// Lends tensors like those of a group, of `num_rows` rows; sums are of the accumulator's type.
+  /// Neighbours of one type share a buffer, whose rows hold theirs side by side, as rows travel,
+  /// unless that would break the alignment of rows: out and lse of one head, say.
+  TensorGroup lend_like(TensorGroup group, std::int64_t num_rows, bool is_sum,
+                        const comm::RowTable* casts = nullptr);
+  void set_segment(Role role, std::int32_t exchange, TensorGroup tensors) {
+    groups_of(role)[segment_of(exchange)] = std::move(tensors);
+  }
   /// The type in which parts of a role's sums travel, which are of the accumulator's.
   DType partial_type(Role role, DType sum) const;
   /// Starts the exchange of a step. One that fills a segment lends the segment's tensors, and those
   /// of roles that go back from there.
   void exchange(const Step& step);
-  /// The caller's gradients of own keys, where the attend that takes coming keys writes those that
-  /// no other rank adds to into them at once. The own sums then have only the other rows, one
-  /// behind the other. Else empty.
-  const TensorGroup& placed_gradients() const { return placed_gradients_; }
-  /// The partials of the next exchange that returns are at their owners.
-  void set_partials_written() { are_partials_written_ = true; }
+  /// Starts the moves of a step's exchange between these tensors.
+  void start(const Step& step, TensorGroup from, TensorGroup to);
+  ExchangeTag tag_of(const Exchange& exchange) const {
+    return {.plan_digest = steps.plan.digest, .stage = exchange.stage, .options = options_};
+  }
+  /// Keeps what an exchange of a step has started, until it is awaited.
+  void add(const Step& step, std::unique_ptr<comm::PendingRows> rows) {
+    pending_[place_of(step)].push_back(std::move(rows));
+  }
+  /// Awaits the exchange of the step in this place of the list; a second call does nothing.
+  void await(std::size_t step);
   void await_all();
   /// What is to go into `targets` is summed by one exchange at last, which rounds it into them;
   /// else false. Before await_all.
@@ -125,85 +139,37 @@ class StepCall {
   const CallTrace& trace;
 
  private:
-  /// Readies the exchanges.
-  void begin_pass();
+  std::size_t place_of(const Step& step) const {
+    return static_cast<std::size_t>(&step - list_.data());
+  }
   std::vector<TensorGroup>& groups_of(Role role) { return roles_[static_cast<std::size_t>(role)]; }
   comm::PassStart make_pass_start() const;
-  void lend_segment(Role role, std::int32_t exchange);
-  /// Whether the attend may write gradients of own keys into the caller's tensors.
-  bool places_gradients(const SegmentRows& rows, std::int32_t exchange) const;
   /// The rows of an exchange and what becomes of them.
   const comm::RowTable& table_of(const Exchange& exchange) const;
   /// As each rank has them, of what is handed back.
   comm::EveryonesRows everyone_of(const Exchange& exchange) const;
   ExchangeKind kind_of(Role role) const;
-  /// Gives partials the type in which they travel; their values too, unless they are written.
-  void round_partials(Role role, TensorGroup& partials);
-  void start(const Step& step, TensorGroup from, TensorGroup to);
-  /// Whether the rows of an exchange leave when the attend asks for them, which runs beside.
-  bool is_deferred(std::size_t step) const {
-    return static_cast<std::int64_t>(step) == coming_step_;
-  }
-  /// Finds the exchange that brings the keys of the one attend while it runs.
-  void find_coming_keys(bool is_prepared);
-  void await(std::size_t step);
+  /// Partials in the type in which they travel.
+  TensorGroup rounded(Role role, TensorGroup partials);
 
   Pass pass_;
   std::uint64_t options_ = 0;  ///< what set_options was given (comm::pack_options)
   comm::PassStart pass_start_;
-  std::span<const Step> pass_steps_;                       ///< the rank's, of the pass
-  std::array<std::vector<TensorGroup>, kNumRoles> roles_;  ///< own, then by exchange
+  std::span<const Step> list_;
+  std::array<std::vector<TensorGroup>, kNumRoles> roles_;                 ///< own, then by exchange
   std::vector<std::vector<std::unique_ptr<comm::PendingRows>>> pending_;  ///< by step
   bool has_sink_ = false;
   bool is_begun_ = false;
-  bool are_partials_written_ = false;
-  std::int32_t coming_step_ = -1;   ///< exchange whose rows come while the attend runs
-  bool are_own_keys_read_ = false;  ///< by that attend in the own tensors
-  TensorGroup placed_gradients_;
 };
-
-template <typename Prepared, typename RunAttend, typename StartExchange>
-void StepCall::walk(const PreparedAttends<Prepared>& prepared, const RunAttend& run,
-                    const StartExchange& exchange) {
-  std::int64_t size_bytes = 0;  // of the largest run
-  for (const auto& attend : prepared) {
-    if (attend != nullptr) size_bytes = std::max(size_bytes, attend->workspace_bytes());
-  }
-  DeviceWorkspace workspace;
-  if (size_bytes > 0) {
-    workspace = {memory.lend(DType::Int64, {size_bytes / 8 + 1}).data, size_bytes};
-  }
-  begin_pass();
-  find_coming_keys(!prepared.empty() && prepared.front() != nullptr);
-  for (const Step& step : pass_steps_) {
-    for (const std::int32_t before : step.after) {
-      if (before >= 0 && before != coming_step_) await(static_cast<std::size_t>(before));
-    }
-    const auto index = static_cast<std::size_t>(step.index);
-    trace.span(SpanKind::Step, &step - pass_steps_.data(), [&] {
-      if (step.kind == StepKind::Exchange) {
-        exchange(step);
-      } else {
-        const Range calls = steps.calls_of[index];
-        for (auto call = static_cast<std::size_t>(calls.begin);
-             call < static_cast<std::size_t>(calls.end); ++call) {
-          if (prepared[call] != nullptr) run(*prepared[call], steps.attends[call], workspace);
-        }
-      }
-    });
-  }
-}
 
 /// Sets the caller's tensors, before a call begins.
 void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionResult& result);
 void set_tensors(StepCall& call, const AttentionInputs& inputs, const AttentionResult& result,
                  const OutputGradients& output_gradients, const InputGradients& input_gradients);
 
-/// The calls of one pass, whose tensors are set: of `inputs` they read the sink and the parameters
-/// alone. `prepared` fits the types of the tensors, which have been checked.
-void run_forward(StepCall& call, const PreparedAttends<PreparedForward>& prepared,
-                 const AttentionInputs& inputs, const TensorView& max_logits);
-void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,
-                  const AttentionInputs& inputs, const TensorView& dsink);
+/// The tensors of an attend of the forward, which is merged into what is there. The first of the
+/// own queries brings the sink in. `maxima`: heads by query segment, or none.
+ForwardArgs forward_args(StepCall& call, const AttendCall& attend, const AttentionInputs& inputs,
+                         const TensorView& maxima);
 
 }  // namespace magi

@@ -33,8 +33,9 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
           {.has_ways_by_node = steps.has_ways_by_node(),
            .has_passes = true,
            .beside_sms = steps.has_work_beside_exchange() ? options.exchange_sms : 0})),
+      peers_(comm::as_peer_exchanger(*exchanger_)),
       attention_(find_backend(options.backend, device)),
-      attends_(steps, *attention_, device, options.exchange_sms, *exchanger_),
+      attends_(steps, *attention_, device, options.exchange_sms, peers_),
       row_memory_(comm::make_row_memory(device, options.allocator)),
       are_partials_rounded_(options.are_partials_rounded) {
   const PlanConfig& config = steps.plan.config;
@@ -47,13 +48,14 @@ StepMemory::StepMemory(const RankSteps& steps, const AttentionOptions& options,
     for (std::size_t s = 0; s < segments.size(); ++s) {
       const auto everyone = [&] { return steps.everyones_rows(space, s); };
       exchanger_->prepare(segments[s].filling, {.kind = ExchangeKind::Cast}, everyone);
+      if (peers_ != nullptr && space == Space::Keys) peers_->bring_in_sections(segments[s].filling);
     }
   }
 }
 
 void StepMemory::begin(Pass pass, void* stream) {
   pass_ = static_cast<std::size_t>(pass);
-  if (!exchanger_->orders_passes()) row_memory_->begin_call(stream);
+  if (peers_ == nullptr) row_memory_->begin_call(stream);  // passes follow each other by themselves
   stream_ = stream;
   used_bytes_ = lent_bytes_ = 0;
   // A piece that the other pass left is replaced where it is too small for this one.
@@ -61,27 +63,22 @@ void StepMemory::begin(Pass pass, void* stream) {
 }
 
 void StepMemory::end() noexcept {
-  exchanger_->end_pass(stream_);
+  if (peers_ != nullptr) peers_->end_pass(stream_);
   largest_bytes_[pass_] = std::max(largest_bytes_[pass_], lent_bytes_);
   // The host's one piece stays for the next call; on a GPU the allocator keeps it.
   if (device_ != kCpuDevice || pieces_.size() > 1) pieces_.clear();
-  if (!exchanger_->orders_passes()) row_memory_->end_call(stream_);
+  if (peers_ == nullptr) row_memory_->end_call(stream_);
 }
 
-TensorView StepMemory::lend(DType dtype, std::initializer_list<std::int64_t> shape) {
+TensorView StepMemory::lend(DType dtype, std::initializer_list<std::int64_t> shape,
+                            const comm::RowTable* casts) {
   TensorView tensor = contiguous_view(nullptr, dtype, shape);
+  const auto element = static_cast<std::int64_t>(dtype_bytes(dtype));
   tensor.device = device_;
-  tensor.data = lend_bytes(static_cast<std::size_t>(tensor.num_elements()) * dtype_bytes(dtype));
-  return tensor;
-}
-
-TensorView StepMemory::lend_landing(DType dtype, std::initializer_list<std::int64_t> shape,
-                                    std::int64_t most_rows) {
-  TensorView tensor = contiguous_view(nullptr, dtype, shape);
-  const std::int64_t row_bytes = tensor.stride[0] * static_cast<std::int64_t>(dtype_bytes(dtype));
-  tensor.data = exchanger_->place(most_rows * row_bytes);
-  if (tensor.data == nullptr) return lend(dtype, shape);
-  tensor.device = device_;
+  tensor.data = casts != nullptr && peers_ != nullptr
+                    ? peers_->place(peers_->most_rows(*casts, ExchangeKind::Cast) *
+                                    tensor.stride[0] * element)
+                    : lend_bytes(static_cast<std::size_t>(tensor.num_elements() * element));
   return tensor;
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "comm/nvlink/peer_exchanger.hpp"
 #include "comm/rows/row_memory.hpp"
 #include "magi/runtime.hpp"
 #include "runtime/prepared_attends.hpp"
@@ -31,12 +32,13 @@ class StepMemory {
   void begin(Pass pass, void* stream);
   void end() noexcept;
   /// A row-major tensor that lives until `end`; its contents are undefined.
-  TensorView lend(DType dtype, std::initializer_list<std::int64_t> shape);
-  /// As lend, for rows that an exchange brings; `most_rows`: of the rank that needs most.
-  TensorView lend_landing(DType dtype, std::initializer_list<std::int64_t> shape,
-                          std::int64_t most_rows);
+  /// `casts`: of rows that casts of this table bring, which lie where peers write them, if they do.
+  TensorView lend(DType dtype, std::initializer_list<std::int64_t> shape,
+                  const comm::RowTable* casts = nullptr);
 
   comm::RowExchanger& exchanger() { return *exchanger_; }
+  /// The exchanger of ranks that write each other's memory; null where they do not.
+  comm::PeerExchanger* peers() const { return peers_; }
   /// Whether no pass of the plan has begun here yet.
   bool is_first_pass() const { return is_first_pass_; }
   void set_passed() { is_first_pass_ = false; }
@@ -58,6 +60,7 @@ class StepMemory {
   std::int32_t device_;
   DeviceAllocator lender_;  ///< gives the exchanger memory of the call
   std::unique_ptr<comm::RowExchanger> exchanger_;
+  comm::PeerExchanger* peers_;  ///< exchanger_, or null
   std::shared_ptr<const AttentionBackend> attention_;
   AttendCache attends_;
   std::shared_ptr<comm::RowMemory> row_memory_;

@@ -51,6 +51,35 @@ TEST(RankSteps, AttendsKnowWhetherRowsAreUnderWayBesideThem) {
   }
 }
 
+TEST(RankSteps, OneAttendThatWaitsForKeysOfOthersIsAnArrival) {
+  for (std::int32_t rank = 0; rank < kRanks; ++rank) {
+    const Plan plan = causal_plan(WorkMode::Keys, 0);
+    const RankSteps steps(plan, rank);
+    const SegmentRows& rows = steps.rows_of_keys(steps.attends.front());
+    EXPECT_TRUE(steps.is_arrival());
+    EXPECT_EQ(rows.own, (Range{0, steps.rows_k})) << "the forward reads them in place";
+    EXPECT_FALSE(RankSteps(causal_plan(WorkMode::Keys, 1), rank).is_arrival());
+    EXPECT_FALSE(RankSteps(causal_plan(WorkMode::Queries, 1), rank).is_arrival());
+  }
+}
+
+TEST(RankSteps, ARankThatNeedsNoKeysOfOthersIsNoArrival) {
+  PlanConfig config{.num_ranks = kRanks, .num_heads_q = 1, .num_heads_kv = 1};
+  config.overlap_degree = 0;
+  config.placement = {.algorithm = PlacementAlgorithm::Zigzag, .chunk_size = 64};
+  // Only the rows of one rank see others.
+  const Plan plan = make_plan({512,
+                               512,
+                               {band_slice({0, 64}, {0, 512}, MaskType::Full),
+                                band_slice({64, 128}, {64, 128}, MaskType::Full)}},
+                              config);
+  std::int32_t num_arrivals = 0;
+  for (std::int32_t rank = 0; rank < kRanks; ++rank) {
+    num_arrivals += RankSteps(plan, rank).is_arrival() ? 1 : 0;
+  }
+  EXPECT_EQ(num_arrivals, 1);
+}
+
 TEST(RankSteps, OneStageOfSharedHeadsLeavesNothingBesideItsAttend) {
   for (const std::int32_t degree : {1, 2}) {
     const Plan plan = causal_plan(WorkMode::Heads, degree);

@@ -5,6 +5,7 @@
 #include "comm/net/group_log.hpp"
 #include "comm/net/group_size.hpp"
 #include "comm/nvlink/peer_exchanger.hpp"
+#include "comm/nvlink/peer_link.hpp"
 
 namespace magi::comm {
 namespace {

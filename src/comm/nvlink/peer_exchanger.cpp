@@ -11,6 +11,7 @@
 #include "base/check.hpp"
 #include "base/math.hpp"
 #include "base/mix.hpp"
+#include "comm/nvlink/peer_link.hpp"
 #include "comm/nvlink/peer_rounding.hpp"
 #include "comm/rows/row_layout.hpp"
 #include "comm/rows/row_memory.hpp"
@@ -41,6 +42,7 @@ struct PeerTables {
   PeerPlaces places;
   DeviceTasks to_rows;
   mutable std::optional<DeviceTasks> to_wire, to_owners;
+  mutable bool has_sections = false;  ///< casts bring the heads in those of arrival_sections
 };
 
 namespace {
@@ -118,14 +120,21 @@ std::shared_ptr<const PeerTables> peer_tables(PeerLink& link, const RowTable& ta
   return table.at_peers;
 }
 
+/// Sections in which the rows of a table come, of so many heads.
+std::int32_t arrival_sections(const PeerPlaces& places, std::int64_t num_heads) {
+  const bool is_long = places.most_remote >= kLongRows;
+  return static_cast<std::int32_t>(
+      std::gcd(num_heads, std::int64_t{is_long ? kMaxSections : kFewSections}));
+}
+
 std::int64_t most_partials(const RowTable& table, const PeerPlaces& places) {
   return table.most_partials.value_or(places.most_owned);
 }
 
 /// Whether a cast copies the rows that stay on the caller's stream, with all multiprocessors, as
-/// its push has few blocks. One that attention runs beside at once leaves them to the push.
-bool copies_own(const PeerState& state, const RowTable& table, const RowMove& move) {
-  return state.beside != nullptr && !move.is_deferred && !move.is_without_own && !table.own.empty();
+/// its push has few blocks.
+bool copies_own(const PeerState& state, const RowTable& table) {
+  return state.beside != nullptr && !table.own.empty();
 }
 
 /// Bytes from the first row of tensors that lie side by side, of `row_bytes` in all, to the end of
@@ -153,10 +162,11 @@ class SidePush {
   OrderEvent event_;
 };
 
-class PeerMove final : public PendingRows {
+class PeerMove final : public PendingKeys {
  public:
+  /// `push`: how keys are pushed later; null: the rows leave at once.
   PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, const RowMove& move,
-           void* stream);
+           const KeyPush* push, void* stream);
   ~PeerMove() override {
     std::erase(state_->reduces, this);
     if (side_) join_or_drop();
@@ -174,16 +184,16 @@ class PeerMove final : public PendingRows {
     rounded_.assign(targets.begin(), targets.end());
     return true;
   }
-  void send(void* stream) override {
+  void push(void* stream) override {
     if (!is_sent_) launch(stream);
   }
-  void guard(std::byte* results, std::int64_t size_bytes) override {
+  void guard_results(std::byte* results, std::int64_t size_bytes) override {
     arrival_.results = results;
     arrival_.results_bytes = size_bytes;
   }
-  void guard(const AddressTable& places) override { arrival_.addresses = places; }
+  void guard_places(const AddressTable& places) override { arrival_.addresses = places; }
   ArrivalWords arrival_words() const override { return link_.arrival_words(arrival_.move); }
-  bool is_awaited_by_send() const override { return is_short_; }
+  bool is_awaited_by_push() const override { return is_short_; }
 
  private:
   /// A move outside of passes is one by itself.
@@ -193,12 +203,12 @@ class PeerMove final : public PendingRows {
   bool is_placed() const;
   /// Whether the push awaits what comes: it is so little that to compute beside it is not worth the
   /// launches that this takes.
-  bool is_short(const RowTable& table, const RowMove& move) const;
+  bool is_short(const RowTable& table) const;
   void push_in_place(const RowMove& move);
   void push_to_wire(const RowTable& table, const RowMove& move);
   /// `num_own`: of the tasks, the last ones.
-  void push(const RowMove& move, std::span<const PushTask> tasks, std::int32_t num_own,
-            std::span<const DeviceRows> to);
+  void set_push(const RowMove& move, std::span<const PushTask> tasks, std::int32_t num_own,
+                std::span<const DeviceRows> to);
   void launch(void* stream);
   /// A graph that `stream` is captured into keeps what its nodes read.
   void keep_with_capture(void* stream) const;
@@ -223,9 +233,12 @@ class PeerMove final : public PendingRows {
   std::uint64_t wire_types_;
   std::int64_t row_bytes_;
   RowTasks tasks_;
-  void* start_;  ///< the stream it was started on
+  void* start_;             ///< the stream it was started on
+  const bool is_deferred_;  ///< the rows leave when they are pushed
+  const KeyPush how_;       ///< then
   RowPush push_;
-  bool is_sent_ = false, is_beside_attention_ = false;
+  bool is_sent_ = false;
+  bool is_written_ = false;    ///< the partials are at their owners already
   bool is_short_ = false;      ///< the push awaits what comes
   RowArrival arrival_;         ///< what is still awaited
   std::byte* wire_ = nullptr;  ///< received rows that are not in place; own ones behind them
@@ -235,7 +248,7 @@ class PeerMove final : public PendingRows {
 };
 
 PeerMove::PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, const RowMove& move,
-                   void* stream)
+                   const KeyPush* push, void* stream)
     : state_(std::move(state)),
       link_(*state_->link),
       tables_(peer_tables(link_, table, {})),
@@ -245,10 +258,13 @@ PeerMove::PeerMove(std::shared_ptr<PeerState> state, const RowTable& table, cons
       to_(move.to.begin(), move.to.end()),
       wire_types_(wire_types_of(move.from, move.to)),
       row_bytes_(static_cast<std::int64_t>(wire_row_bytes(to_, wire_types_))),
-      start_(stream) {
+      start_(stream),
+      is_deferred_(push != nullptr),
+      how_(push != nullptr ? *push : KeyPush{}) {
   const DeviceScope scope(link_.device());
   const bool is_on_wire = is_reduce(kind_) || !is_placed();
-  if (is_on_wire || copies_own(*state_, table, move)) {
+  // Where attention runs beside the push, the push itself copies the rows that stay.
+  if (is_on_wire || (!is_deferred_ && copies_own(*state_, table))) {
     tasks_ = state_->memory->tasks_of(table, stream);
     on_device_ = table.on_device[link_.device()];
   }
@@ -280,7 +296,7 @@ PassStart PeerMove::own_pass(const RowMove& move) const {
 
 void PeerMove::enqueue(const RowTable& table, const RowMove& move) {
   if (!is_reduce(kind_) && is_placed()) {
-    is_short_ = is_short(table, move);
+    is_short_ = is_short(table);
     push_in_place(move);
   } else {
     push_to_wire(table, move);
@@ -298,8 +314,8 @@ bool PeerMove::is_placed() const {
   });
 }
 
-bool PeerMove::is_short(const RowTable& table, const RowMove& move) const {
-  if (!move.is_deferred || state_->beside != nullptr || link_.is_sharing_gpu()) return false;
+bool PeerMove::is_short(const RowTable& table) const {
+  if (!is_deferred_ || state_->beside != nullptr || link_.is_sharing_gpu()) return false;
   const WireOrder& needed = table.needed;
   const std::int64_t most_rows =
       std::max({needed.num_rows, needed.num_own_rows, table.owned.num_rows});
@@ -312,14 +328,14 @@ void PeerMove::push_in_place(const RowMove& move) {
   for (DeviceRows& rows : to) rows.data -= begin;
   const PeerPlaces& places = tables_->places;
   const std::uint64_t own_source = std::uint64_t{1} << link_.rank();
-  const bool is_pushing_own = !move.is_without_own && tasks_.own.empty();
+  const bool is_pushing_own = !how_.is_without_own && tasks_.own.empty();
   arrival_ = {.sources = places.cast_sources & ~(is_pushing_own ? 0 : own_source),
               .data = static_cast<std::byte*>(to_[0].data),
               .size_bytes = rows_extent(to_[0], row_bytes_)};
   const std::int32_t num_left_out = is_pushing_own ? 0 : places.num_own_tasks;
   const std::span<const PushTask> tasks = tables_->to_rows.get();
-  push(move, tasks.first(tasks.size() - static_cast<std::size_t>(num_left_out)),
-       places.num_own_tasks - num_left_out, to);
+  set_push(move, tasks.first(tasks.size() - static_cast<std::size_t>(num_left_out)),
+           places.num_own_tasks - num_left_out, to);
   state_->memory->copy({move.from}, {to_}, tasks_.own, start_);
 }
 
@@ -327,6 +343,7 @@ void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
   const PeerPlaces& places = tables_->places;
   const std::optional<std::int64_t> taken =
       is_reduce(kind_) ? std::exchange(state_->partials, std::nullopt) : std::nullopt;
+  is_written_ = taken.has_value();
   const std::int64_t offset = taken ? *taken : link_.place(most_rows_ * row_bytes_);
   wire_ = link_.area(link_.rank()) + offset;
   auto to = wire_rows(to_, wire_types_, nullptr);
@@ -338,35 +355,36 @@ void PeerMove::push_to_wire(const RowTable& table, const RowMove& move) {
               .data = wire_,
               .size_bytes = received.num_rows * row_bytes_};
   if (is_reduce(kind_)) {
-    push(move, move.is_written ? std::span<const PushTask>() : on_wire_, 0, to);
+    set_push(move, is_written_ ? std::span<const PushTask>() : on_wire_, 0, to);
     std::byte* behind = wire_ + table.owned.num_rows * row_bytes_;
     state_->memory->copy({move.from}, {move.from, behind}, tasks_.own_partials, start_);
   } else {
-    push(move, on_wire_, 0, to);
-    if (!move.is_without_own) state_->memory->copy({move.from}, {to_}, tasks_.own, start_);
+    set_push(move, on_wire_, 0, to);
+    if (!how_.is_without_own) state_->memory->copy({move.from}, {to_}, tasks_.own, start_);
   }
 }
 
-void PeerMove::push(const RowMove& move, std::span<const PushTask> tasks, std::int32_t num_own,
-                    std::span<const DeviceRows> to) {
+void PeerMove::set_push(const RowMove& move, std::span<const PushTask> tasks, std::int32_t num_own,
+                        std::span<const DeviceRows> to) {
+  const bool has_sections = kind_ == ExchangeKind::Cast && tables_->has_sections;
   push_ = {.tasks = tasks.data(),
            .num_remote = static_cast<std::int32_t>(tasks.size()) - num_own,
            .num_own = num_own,
            .num_tensors = static_cast<std::int32_t>(to.size()),
-           .num_sections = arrival_.num_sections = move.num_sections,
+           .num_sections = arrival_.num_sections =
+               has_sections ? arrival_sections(tables_->places, move.from[0].shape[1]) : 1,
            .move = arrival_.move = link_.next_move(),
-           .is_beside = move.is_deferred && !is_short_};
+           .is_beside = is_deferred_ && !is_short_};
   std::ranges::copy(tensor_rows(move.from), push_.from);
   std::ranges::copy(to, push_.to);
   for (std::int32_t peer = 0; peer < link_.num_ranks(); ++peer) {
     push_.region[peer] = arrival_.areas[peer] = link_.area(peer);
   }
   arrival_.area_bytes = link_.area_bytes();
-  is_beside_attention_ = move.is_beside_attention;
   // Partials that a kernel has written: who awaits those of others tells them of these as well.
   // Where they share a queue, who waits may be in front of who tells: a push tells then.
-  is_sent_ = arrival_.is_telling = move.is_written && !link_.is_sharing_gpu();
-  if (!move.is_deferred && !is_sent_) launch(start_);
+  is_sent_ = arrival_.is_telling = is_written_ && !link_.is_sharing_gpu();
+  if (!is_deferred_ && !is_sent_) launch(start_);
 }
 
 void PeerMove::launch(void* stream) {
@@ -384,7 +402,7 @@ void PeerMove::launch(void* stream) {
   // The others are for rows that stay: one at the least, as there are two for each multiprocessor.
   const bool has_all = side_.has_value() && push_.num_own == 0;
   const std::int32_t share = has_all ? most : ceil_div(most, 2);
-  const std::int32_t remote = is_beside_attention_ ? std::min(share, kBlocksBeside) : share;
+  const std::int32_t remote = how_.is_beside_attention ? std::min(share, kBlocksBeside) : share;
   PushBlocks blocks{.remote = remote, .own = most - remote};
   // So few begin the pass by themselves.
   if (is_short_) blocks = {.remote = kBlocksBeside, .own = kMostWaitingBlocks - kBlocksBeside};
@@ -403,7 +421,7 @@ void PeerMove::keep_with_capture(void* stream) const {
 }
 
 void PeerMove::await_rows(void* stream) {
-  send(stream);
+  push(stream);
   launch_await(link_.view(), arrival_, queue_of(stream));
   arrival_.sources = 0;
   arrival_.is_telling = false;
@@ -414,7 +432,7 @@ void PeerMove::await_rows(void* stream) {
 
 bool PeerMove::round_arriving(const Partials& partials, void* stream) {
   if (rounded_.empty() || arrival_.sources == 0 || link_.is_sharing_gpu()) return false;
-  send(stream);
+  push(stream);
   return !side_ && launch_round_arriving(partials, link_.view(), arrival_, queue_of(stream));
 }
 
@@ -459,9 +477,9 @@ void PeerMove::join_or_drop() noexcept {
   }
 }
 
-class PeerExchanger final : public RowExchanger {
+class LinkExchanger final : public PeerExchanger {
  public:
-  PeerExchanger(std::shared_ptr<PeerLink> link, const DeviceAllocator& allocator,
+  LinkExchanger(std::shared_ptr<PeerLink> link, const DeviceAllocator& allocator,
                 std::int32_t beside_sms, CountMove count)
       : state_(std::make_shared<PeerState>()) {
     const DeviceScope scope(link->device());
@@ -477,7 +495,7 @@ class PeerExchanger final : public RowExchanger {
     const auto tables = peer_tables(*state_->link, table, everyone);
     const DeviceScope scope(state_->link->device());
     const bool is_on_wire = is_reduce(use.kind) || !use.is_in_place;
-    if (is_on_wire || copies_own(*state_, table, {})) state_->memory->tasks_of(table, nullptr);
+    if (is_on_wire || copies_own(*state_, table)) state_->memory->tasks_of(table, nullptr);
     if (is_on_wire) tasks_on_wire(*tables, is_reduce(use.kind));
   }
   std::int64_t most_rows(const RowTable& table, ExchangeKind kind) const override {
@@ -496,14 +514,14 @@ class PeerExchanger final : public RowExchanger {
     return state_->link->area(state_->link->rank()) + state_->link->place(most_bytes);
   }
 
-  bool orders_passes() const override { return true; }
   bool is_capturable() const override { return true; }
-  bool tells_arrivals() const override { return true; }
+  void bring_in_sections(const RowTable& table) override {
+    peer_tables(*state_->link, table, {})->has_sections = true;
+  }
   ArrivalShape arrival_shape(const RowTable& table, std::int32_t num_heads) const override {
-    const bool is_long = peer_tables(*state_->link, table, {})->places.most_remote >= kLongRows;
-    const std::int32_t most = is_long ? kMaxSections : kFewSections;
+    const PeerPlaces& places = peer_tables(*state_->link, table, {})->places;
     return {.num_sources = kMaxPeers,
-            .num_sections = std::gcd(num_heads, most),
+            .num_sections = arrival_sections(places, num_heads),
             .early_source = state_->link->rank()};
   }
   std::vector<NeededPart> needed_parts(const RowTable& table) const override {
@@ -535,21 +553,30 @@ class PeerExchanger final : public RowExchanger {
 
   std::unique_ptr<PendingRows> start(const RowTable& table, const RowMove& move,
                                      void* stream) override {
-    MAGI_CHECK(move.from.size() == move.to.size() && move.from.size() <= kMaxTensors);
-    return std::make_unique<PeerMove>(state_, table, move, stream);
+    return make_move(table, move, nullptr, stream);
+  }
+  std::unique_ptr<PendingKeys> start_keys(const RowTable& table, const RowMove& move,
+                                          const KeyPush& push, void* stream) override {
+    return make_move(table, move, &push, stream);
   }
   std::int64_t largest_bytes() const override { return state_->largest_bytes; }
 
  private:
+  std::unique_ptr<PeerMove> make_move(const RowTable& table, const RowMove& move,
+                                      const KeyPush* push, void* stream) {
+    MAGI_CHECK(move.from.size() == move.to.size() && move.from.size() <= kMaxTensors);
+    return std::make_unique<PeerMove>(state_, table, move, push, stream);
+  }
+
   std::shared_ptr<PeerState> state_;
 };
 
 }  // namespace
 
-std::unique_ptr<RowExchanger> make_peer_exchanger(std::shared_ptr<PeerLink> link,
-                                                  const DeviceAllocator& allocator,
-                                                  std::int32_t beside_sms, CountMove count) {
-  return std::make_unique<PeerExchanger>(std::move(link), allocator, beside_sms, std::move(count));
+std::unique_ptr<PeerExchanger> make_peer_exchanger(std::shared_ptr<PeerLink> link,
+                                                   const DeviceAllocator& allocator,
+                                                   std::int32_t beside_sms, CountMove count) {
+  return std::make_unique<LinkExchanger>(std::move(link), allocator, beside_sms, std::move(count));
 }
 
 }  // namespace magi::comm

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "comm/net/process_watch.hpp"
+#include "comm/nvlink/peer_exchanger.hpp"
 #include "comm/nvlink/peer_kernels.hpp"
 #include "comm/nvlink/shared_windows.hpp"
-#include "comm/rows/row_exchanger.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/order_event.hpp"
 #include "cuda/stream.hpp"

@@ -9,7 +9,6 @@
 #include <span>
 #include <vector>
 
-#include "base/address_table.hpp"
 #include "comm/rows/wire_order.hpp"
 #include "magi/comm.hpp"
 #include "magi/device_allocator.hpp"
@@ -82,40 +81,6 @@ struct RowMove {
   ExchangeKind kind = ExchangeKind::Cast;
   std::span<const TensorView> from, to;
   ExchangeTag tag;
-  /// Equal parts of each row, heads by heads, that arrive one after the other; only exchangers that
-  /// tell arrivals make more of it than one. The same on all ranks.
-  std::int32_t num_sections = 1;
-  /// The rows leave when PendingRows::send is called, and a kernel that waits for them itself may
-  /// run beside what moves them. Only exchangers that tell arrivals do this.
-  bool is_deferred = false;
-  /// Rows that stay on this rank are not copied: who reads `to` has them elsewhere. Only exchangers
-  /// that tell arrivals do this, in a cast.
-  bool is_without_own = false;
-  bool is_beside_attention = false;  ///< a deferred move leaves attention most multiprocessors
-  /// The partials are at their owners already, see RowExchanger::place_partials.
-  bool is_written = false;
-};
-
-/// How rows arrive where an exchanger tells that; no sources: it does not.
-struct ArrivalShape {
-  std::int32_t num_sources = 0;   ///< ranks, and places without one
-  std::int32_t num_sections = 1;  ///< of the heads
-  std::int32_t early_source = 0;  ///< the own rank: its rows are there at once
-};
-
-/// Rows of one rank among the needed ones.
-struct NeededPart {
-  std::int32_t row = 0;
-  std::int32_t num_rows = 0;
-  std::int32_t source = 0;
-  std::int32_t wire_row = 0;  ///< of the owner, in a reduce; own rows have none: -1
-  bool is_shared = false;     ///< own rows that other ranks need too
-};
-
-/// Device memory in which an exchanger tells which rows of a move have come.
-struct ArrivalWords {
-  const std::uint64_t* flags = nullptr;     ///< [sections, num_sources]
-  const std::uint64_t* expected = nullptr;  ///< rows have come when their flag is *expected or more
 };
 
 /// A move under way. The table and the tensors' data must live until it is awaited or destroyed. To
@@ -129,28 +94,17 @@ class PendingRows {
   /// merge first applies those started before it, which are then there on its stream. A second call
   /// does nothing.
   virtual void await(void* stream) = 0;
-  /// Lets the rows of a deferred move leave, behind what `stream` was given so far.
-  virtual void send(void* /*stream*/) {}
   /// For a sum that is the last of its tensors: all rows of `to`, with what is added to them, go
   /// into `targets` and are rounded once, and `to` keeps what it holds. Called before the move is
   /// awaited. Where `to` has only the rows that something is added to, one behind the other, the
   /// other rows of `targets` are left as they are. False where the exchanger does not do this.
   virtual bool round_into(std::span<const TensorView> /*targets*/) { return false; }
-  /// Memory without gaps of floating-point results that become NaN where the rows do not come.
-  virtual void guard(std::byte* /*results*/, std::int64_t /*size_bytes*/) {}
-  /// Where a kernel behind the wait for the rows stores others at peers (place_partials). If they
-  /// do not come it stores them on this rank: nobody knows what lies at the peers then.
-  virtual void guard(const AddressTable& /*places*/) {}
-  /// Where kernels may see what has come, if the exchanger tells that.
-  virtual ArrivalWords arrival_words() const { return {}; }
-  /// Whether send awaits the rows that come as well, as there are few of them.
-  virtual bool is_awaited_by_send() const { return false; }
 };
 
 /// Moves that a kept table is prepared for.
 struct MoveUse {
   ExchangeKind kind = ExchangeKind::Cast;
-  bool is_in_place = true;  ///< a cast's rows go to memory from `place`, where there is such
+  bool is_in_place = true;  ///< a cast's rows go to memory from PeerExchanger::place, if there is
 };
 
 /// What an exchanger is for.
@@ -160,17 +114,10 @@ struct ExchangerUse {
   std::int32_t beside_sms = 0;    ///< multiprocessors for moves while attention runs; 0: none runs
 };
 
-/// A pass to begin; equal on all ranks.
-struct PassStart {
-  std::int64_t most_bytes = 0;  ///< what it takes from `place` and for its moves' rows, at most
-  std::uint64_t digest = 0;     ///< of the plan and the call
-  bool is_first = false;  ///< of its plan: no row moves before all ranks have shown this digest
-};
-
-/// Carries out moves between tensors of one memory: the seam for transports. One that moves bytes
-/// has the packed exchanger in front of it (make_row_exchanger); one that writes rows to their
-/// final place, or goes by node over another one (make_hop_exchanger), are further implementations
-/// of this class.
+/// Carries out moves between tensors of one memory: the seam for transports. A transport of bytes
+/// has the packed exchanger in front of it (make_row_exchanger), which may stand behind one that
+/// goes by node (make_hop_exchanger). A transport that writes rows to their final place is an
+/// exchanger itself, and does more than this class says (comm/nvlink/peer_exchanger.hpp).
 class RowExchanger {
  public:
   virtual ~RowExchanger() = default;
@@ -178,40 +125,6 @@ class RowExchanger {
   /// Transports that write rows to their final place ask for `everyone`.
   virtual void prepare(const RowTable& table, const MoveUse& use,
                        const EveryonesRows& everyone) = 0;
-
-  /// A pass: the moves of one call, between which memory from `place` lives. Collective. Only
-  /// transports that write rows to their final place need passes.
-  virtual void begin_pass(const PassStart& /*start*/, void* /*stream*/) {}
-  /// Throws InvalidArgument, before anything is done, where `stream` cannot begin such a pass. All
-  /// ranks do so if they call alike.
-  virtual void check_pass(const PassStart& /*start*/, void* /*stream*/) const {}
-  virtual void end_pass(void* /*stream*/) noexcept {}
-  /// Whether passes follow each other, whatever their streams.
-  virtual bool orders_passes() const { return false; }
-  /// Memory where peers may write rows of a cast, at the same place on all ranks; null: any memory
-  /// serves. Its size is that of the rank that needs most.
-  virtual std::byte* place(std::int64_t /*most_bytes*/) { return nullptr; }
-  /// How the needed rows of a table arrive, of `num_heads` heads; equal on all ranks.
-  virtual ArrivalShape arrival_shape(const RowTable& /*table*/, std::int32_t /*num_heads*/) const {
-    return {};
-  }
-  /// Whether there are such shapes.
-  virtual bool tells_arrivals() const { return false; }
-  /// Where needed rows come from and their partials go to, ascending by row; own rows in parts that
-  /// are shared as a whole or not at all.
-  virtual std::vector<NeededPart> needed_parts(const RowTable& /*table*/) const { return {}; }
-  /// For a reduce of a pass whose partials the caller writes to their owners by itself: takes the
-  /// memory of tensors [rows, ...] like `partials` at all owners, as the move would. Returns the
-  /// first byte of wire row 0 by rank; a wire row is the concatenation of the tensors' rows. The
-  /// move is started with `is_written` on the ranks that did so.
-  virtual std::vector<std::byte*> place_partials(const RowTable& /*table*/,
-                                                 std::span<const TensorView> /*partials*/) {
-    return {};
-  }
-  /// Rows of the rank that needs most in a move of this kind; 0 where that does not matter.
-  virtual std::int64_t most_rows(const RowTable& /*table*/, ExchangeKind /*kind*/) const {
-    return 0;
-  }
 
   /// Collective. Device memory: reads `from` and may write `to` behind what `stream` was given so
   /// far; nothing waits for the device but the first call with a table, which copies it there.

@@ -53,29 +53,30 @@ std::shared_ptr<const PreparedBackward> AttentionBackend::prepare_coming_backwar
   refuse_coming(*this);
 }
 
-void PreparedForward::run_coming(const ForwardArgs& /*args*/, const DeviceWorkspace& /*workspace*/,
-                                 const KeyArrivals& /*arrivals*/, void* /*stream*/) const {
+std::unique_ptr<ComingForward> PreparedForward::begin_coming(const ForwardArgs& /*args*/,
+                                                             const DeviceWorkspace& /*workspace*/,
+                                                             const KeyArrivals& /*arrivals*/,
+                                                             void* /*stream*/) const {
   refuse_arrivals();
 }
 
-void PreparedBackward::run_coming(const BackwardArgs& /*args*/,
-                                  const DeviceWorkspace& /*workspace*/,
-                                  const BackwardArrivals& /*arrivals*/, void* /*stream*/) const {
+std::unique_ptr<ComingBackward> PreparedBackward::begin_coming(const BackwardArgs& /*args*/,
+                                                               const DeviceWorkspace& /*workspace*/,
+                                                               const BackwardArrivals& /*arrivals*/,
+                                                               void* /*stream*/) const {
   refuse_arrivals();
 }
 
 void check_arrivals(const KeyArrivals& arrivals) {
-  const bool is_awaited_at_start =
-      arrivals.flags == nullptr && arrivals.expected == nullptr && arrivals.start;
-  if (!is_awaited_at_start) {
-    if (arrivals.flags == nullptr) throw invalid("arrivals.flags", "null", "device memory");
-    if (arrivals.expected == nullptr) throw invalid("arrivals.expected", "null", "device memory");
-  }
+  const auto check_with = [](const char* name, const void* word, const void* other) {
+    if (word == nullptr && other != nullptr) throw invalid(name, "null", "device memory");
+  };
+  check_with("arrivals.flags", arrivals.flags, arrivals.expected);
+  check_with("arrivals.expected", arrivals.expected, arrivals.flags);
   if (arrivals.patience_ns < 0 || arrivals.patience_ns > kMaxPatienceNs) {
     throw invalid("arrivals.patience_ns", arrivals.patience_ns,
                   "0 to " + std::to_string(kMaxPatienceNs));
   }
-  if (!arrivals.await) throw invalid("arrivals.await", "empty", "a function");
 }
 
 void check_own_keys(const AttentionLimits& limits, const KeyArrivals& arrivals,

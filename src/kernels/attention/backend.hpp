@@ -53,11 +53,13 @@ class PreparedForward {
   /// heap. Throws InvalidArgument naming the tensor that does not fit.
   virtual void run(const ForwardArgs& args, const DeviceWorkspace& workspace,
                    void* stream) const = 0;
-  /// The same while keys come, on a GPU, for what prepare_coming_forward gave: K and V may be
-  /// written until `arrivals` tell that they are there. Nothing waits for them without bound but
-  /// arrivals.await. (run() wants all keys to be there.)
-  virtual void run_coming(const ForwardArgs& args, const DeviceWorkspace& workspace,
-                          const KeyArrivals& arrivals, void* stream) const;
+  /// Begins a run while keys come, on a GPU, of what prepare_coming_forward gave: K and V may be
+  /// written until `arrivals` tell that they are there. This object outlives the run. (run() wants
+  /// all keys to be there.)
+  virtual std::unique_ptr<ComingForward> begin_coming(const ForwardArgs& args,
+                                                      const DeviceWorkspace& workspace,
+                                                      const KeyArrivals& arrivals,
+                                                      void* stream) const;
 };
 
 /// The backward of one problem; all as for the forward. The type of dout is fixed as well.
@@ -72,8 +74,10 @@ class PreparedBackward {
                    void* stream) const = 0;
   /// Gradients of parts may have places of their own, unless keys' gradients are added to what is
   /// there.
-  virtual void run_coming(const BackwardArgs& args, const DeviceWorkspace& workspace,
-                          const BackwardArrivals& arrivals, void* stream) const;
+  virtual std::unique_ptr<ComingBackward> begin_coming(const BackwardArgs& args,
+                                                       const DeviceWorkspace& workspace,
+                                                       const BackwardArrivals& arrivals,
+                                                       void* stream) const;
 };
 
 /// One way to compute attention. Immutable; what it prepared may outlive it.

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/attention/device_runs.hpp"
 
+#include <utility>
+
 #include "cuda/capture.hpp"
 #include "cuda/device.hpp"
 #include "cuda/memory.hpp"
-#include "cuda/stream_buffer.hpp"
 #include "kernels/attention/supplied_device.hpp"
 
 namespace magi {
@@ -35,41 +36,41 @@ DeviceForward::DeviceForward(const AttentionLimits& limits, const ForwardArgs& a
 
 void DeviceForward::run(const ForwardArgs& args, const DeviceWorkspace& workspace,
                         void* stream) const {
-  start(args, workspace, nullptr, static_cast<cudaStream_t>(stream));
+  auto* queue = static_cast<cudaStream_t>(stream);
+  check_call(limits_, args, problem_);
+  const DeviceScope scope(problem_.device);
+  enqueue(args, take_memory(args, workspace, queue), queue);
 }
 
-void DeviceForward::run_coming(const ForwardArgs& args, const DeviceWorkspace& workspace,
-                               const KeyArrivals& arrivals, void* stream) const {
-  if (!own_rows_) PreparedForward::run_coming(args, workspace, arrivals, stream);
+std::unique_ptr<ComingForward> DeviceForward::begin_coming(const ForwardArgs& args,
+                                                           const DeviceWorkspace& workspace,
+                                                           const KeyArrivals& arrivals,
+                                                           void* stream) const {
+  auto* queue = static_cast<cudaStream_t>(stream);
+  if (!own_rows_) return PreparedForward::begin_coming(args, workspace, arrivals, stream);
   check_arrivals(arrivals);
   check_own_keys(limits_, arrivals, *own_rows_, args.k, args.v);
-  start(args, workspace, &arrivals, static_cast<cudaStream_t>(stream));
+  check_call(limits_, args, problem_);
+  const DeviceScope scope(problem_.device);
+  return begin(args, take_memory(args, workspace, queue), arrivals, queue);
 }
 
-void DeviceForward::start(const ForwardArgs& args, const DeviceWorkspace& workspace,
-                          const KeyArrivals* arrivals, cudaStream_t stream) const {
-  check_call(limits_, args, problem_);
+RunMemory DeviceForward::take_memory(const ForwardArgs& args, const DeviceWorkspace& workspace,
+                                     cudaStream_t stream) const {
+  const bool is_given = workspace.data != nullptr;
   const std::int64_t needed = workspace_bytes();
-  if (workspace.data != nullptr && needed > 0) check_workspace(workspace, needed);
-  const DeviceScope scope(problem_.device);
-  if (args.q.num_elements() == 0) return enqueue(args, nullptr, nullptr, arrivals, stream);
+  if (is_given && needed > 0) check_workspace(workspace, needed);
+  if (args.q.num_elements() == 0) return {};
   if (cudaGraph_t graph = graph_of_capture(stream); graph != nullptr) {
-    return capture(args, workspace, arrivals, graph, stream);
+    const auto part = std::make_shared<const GraphPart>(shared_from_this(), is_given ? 0 : needed);
+    keep_with_graph(graph, part);
+    return {part->counters, is_given ? workspace.data : part->memory.data()};
   }
   unsigned* counters = counters_->of_stream(stream);
-  if (workspace.data != nullptr) return enqueue(args, counters, workspace.data, arrivals, stream);
-  const StreamBuffer own(static_cast<std::size_t>(needed), problem_.device, stream);
-  enqueue(args, counters, own.data(), arrivals, stream);
-}
-
-void DeviceForward::capture(const ForwardArgs& args, const DeviceWorkspace& workspace,
-                            const KeyArrivals* arrivals, cudaGraph_t graph,
-                            cudaStream_t stream) const {
-  const bool is_given = workspace.data != nullptr;
-  const auto part =
-      std::make_shared<const GraphPart>(shared_from_this(), is_given ? 0 : workspace_bytes());
-  keep_with_graph(graph, part);
-  enqueue(args, part->counters, is_given ? workspace.data : part->memory.data(), arrivals, stream);
+  if (is_given) return {counters, workspace.data};
+  StreamBuffer own(static_cast<std::size_t>(needed), problem_.device, stream);
+  void* data = own.data();
+  return {counters, data, std::move(own)};
 }
 
 DeviceBackward::DeviceBackward(const AttentionLimits& limits, const BackwardArgs& args,
@@ -80,30 +81,37 @@ DeviceBackward::DeviceBackward(const AttentionLimits& limits, const BackwardArgs
 
 void DeviceBackward::run(const BackwardArgs& args, const DeviceWorkspace& workspace,
                          void* stream) const {
-  start(args, workspace, nullptr, static_cast<cudaStream_t>(stream));
+  auto* queue = static_cast<cudaStream_t>(stream);
+  check_call(limits_, args, problem_);
+  const DeviceScope scope(problem_.device);
+  enqueue(args, take_memory(workspace, queue), queue);
 }
 
-void DeviceBackward::run_coming(const BackwardArgs& args, const DeviceWorkspace& workspace,
-                                const BackwardArrivals& arrivals, void* stream) const {
-  if (!num_parts_) PreparedBackward::run_coming(args, workspace, arrivals, stream);
+std::unique_ptr<ComingBackward> DeviceBackward::begin_coming(const BackwardArgs& args,
+                                                             const DeviceWorkspace& workspace,
+                                                             const BackwardArrivals& arrivals,
+                                                             void* stream) const {
+  auto* queue = static_cast<cudaStream_t>(stream);
+  if (!num_parts_) return PreparedBackward::begin_coming(args, workspace, arrivals, stream);
   check_arrivals(arrivals.keys);
   check_own_keys(limits_, arrivals.keys, 0, args.k, args.v);
   check_part_gradients(arrivals.gradients, args, *num_parts_);
-  start(args, workspace, &arrivals, static_cast<cudaStream_t>(stream));
+  check_call(limits_, args, problem_);
+  const DeviceScope scope(problem_.device);
+  return begin(args, take_memory(workspace, queue), arrivals, queue);
 }
 
-void DeviceBackward::start(const BackwardArgs& args, const DeviceWorkspace& workspace,
-                           const BackwardArrivals* arrivals, cudaStream_t stream) const {
-  check_call(limits_, args, problem_);
+RunMemory DeviceBackward::take_memory(const DeviceWorkspace& workspace, cudaStream_t stream) const {
   const std::int64_t needed = workspace_bytes();
-  if (workspace.data != nullptr) check_workspace(workspace, needed);
-  const DeviceScope scope(problem_.device);
+  const bool is_given = workspace.data != nullptr;
+  if (is_given) check_workspace(workspace, needed);
   if (cudaGraph_t graph = graph_of_capture(stream); graph != nullptr) {
     keep_with_graph(graph, shared_from_this());
   }
-  if (workspace.data != nullptr) return enqueue(args, workspace.data, arrivals, stream);
-  const StreamBuffer own(static_cast<std::size_t>(needed), problem_.device, stream);
-  enqueue(args, own.data(), arrivals, stream);
+  if (is_given) return {.workspace = workspace.data};
+  StreamBuffer own(static_cast<std::size_t>(needed), problem_.device, stream);
+  void* data = own.data();
+  return {.workspace = data, .own = std::move(own)};
 }
 
 void keep_with_capture(std::shared_ptr<const void> object, void* stream) {

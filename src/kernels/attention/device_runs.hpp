@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cuda/pool.hpp"
+#include "cuda/stream_buffer.hpp"
 #include "cuda/stream_counters.hpp"
 #include "kernels/attention/backend.hpp"
 #include "kernels/attention/checks.hpp"
@@ -19,26 +20,27 @@ namespace magi {
 class DeviceForward : public PreparedForward, public std::enable_shared_from_this<DeviceForward> {
  public:
   void run(const ForwardArgs& args, const DeviceWorkspace& workspace, void* stream) const final;
-  void run_coming(const ForwardArgs& args, const DeviceWorkspace& workspace,
-                  const KeyArrivals& arrivals, void* stream) const final;
+  std::unique_ptr<ComingForward> begin_coming(const ForwardArgs& args,
+                                              const DeviceWorkspace& workspace,
+                                              const KeyArrivals& arrivals,
+                                              void* stream) const final;
 
  protected:
   /// On the current device, which is that of `args`. `limits` outlive the object. `coming`: what it
   /// is prepared for, or null.
   DeviceForward(const AttentionLimits& limits, const ForwardArgs& args, const ComingKeys* coming);
 
-  /// `counters`: StreamCounters::kWords words that are 0 and this run's alone until it ends;
-  /// `workspace`: workspace_bytes(). Both are null where q has no elements. `arrivals`: null where
-  /// all keys are there.
-  virtual void enqueue(const ForwardArgs& args, unsigned* counters, void* workspace,
-                       const KeyArrivals* arrivals, cudaStream_t stream) const = 0;
+  virtual void enqueue(const ForwardArgs& args, const RunMemory& memory,
+                       cudaStream_t stream) const = 0;
+  virtual std::unique_ptr<ComingForward> begin(const ForwardArgs& args, RunMemory memory,
+                                               const KeyArrivals& arrivals,
+                                               cudaStream_t stream) const = 0;
 
  private:
   struct GraphPart;
-  void start(const ForwardArgs& args, const DeviceWorkspace& workspace, const KeyArrivals* arrivals,
-             cudaStream_t stream) const;
-  void capture(const ForwardArgs& args, const DeviceWorkspace& workspace,
-               const KeyArrivals* arrivals, cudaGraph_t graph, cudaStream_t stream) const;
+  /// Takes the memory of a run on the current device, or from the caller.
+  RunMemory take_memory(const ForwardArgs& args, const DeviceWorkspace& workspace,
+                        cudaStream_t stream) const;
 
   PoolLease lease_;  ///< first: ends when the rest has been given back
   const AttentionLimits& limits_;
@@ -51,17 +53,21 @@ class DeviceBackward : public PreparedBackward,
                        public std::enable_shared_from_this<DeviceBackward> {
  public:
   void run(const BackwardArgs& args, const DeviceWorkspace& workspace, void* stream) const final;
-  void run_coming(const BackwardArgs& args, const DeviceWorkspace& workspace,
-                  const BackwardArrivals& arrivals, void* stream) const final;
+  std::unique_ptr<ComingBackward> begin_coming(const BackwardArgs& args,
+                                               const DeviceWorkspace& workspace,
+                                               const BackwardArrivals& arrivals,
+                                               void* stream) const final;
 
  protected:
   DeviceBackward(const AttentionLimits& limits, const BackwardArgs& args, const ComingKeys* coming);
-  virtual void enqueue(const BackwardArgs& args, void* workspace, const BackwardArrivals* arrivals,
+  virtual void enqueue(const BackwardArgs& args, const RunMemory& memory,
                        cudaStream_t stream) const = 0;
+  virtual std::unique_ptr<ComingBackward> begin(const BackwardArgs& args, RunMemory memory,
+                                                const BackwardArrivals& arrivals,
+                                                cudaStream_t stream) const = 0;
 
  private:
-  void start(const BackwardArgs& args, const DeviceWorkspace& workspace,
-             const BackwardArrivals* arrivals, cudaStream_t stream) const;
+  RunMemory take_memory(const DeviceWorkspace& workspace, cudaStream_t stream) const;
 
   PoolLease lease_;
   const AttentionLimits& limits_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <utility>
 
 #include "base/check.hpp"
 #include "cuda/device.hpp"
@@ -27,9 +28,14 @@ class Sm90Forward final : public DeviceForward {
   }
 
  protected:
-  void enqueue(const ForwardArgs& args, unsigned* counters, void* workspace,
-               const KeyArrivals* arrivals, cudaStream_t stream) const override {
-    sm90::enqueue_forward(args, state_, {counters, workspace}, arrivals, stream);
+  void enqueue(const ForwardArgs& args, const RunMemory& memory,
+               cudaStream_t stream) const override {
+    sm90::enqueue_forward(args, state_, memory, stream);
+  }
+  std::unique_ptr<ComingForward> begin(const ForwardArgs& args, RunMemory memory,
+                                       const KeyArrivals& arrivals,
+                                       cudaStream_t stream) const override {
+    return std::make_unique<sm90::ForwardRun>(args, state_, std::move(memory), arrivals, stream);
   }
 
  private:
@@ -54,9 +60,14 @@ class Sm90Backward final : public DeviceBackward {
   }
 
  protected:
-  void enqueue(const BackwardArgs& args, void* workspace, const BackwardArrivals* arrivals,
+  void enqueue(const BackwardArgs& args, const RunMemory& memory,
                cudaStream_t stream) const override {
-    sm90::enqueue_backward(args, state_, workspace, arrivals, stream);
+    sm90::enqueue_backward(args, state_, memory.workspace, stream);
+  }
+  std::unique_ptr<ComingBackward> begin(const BackwardArgs& args, RunMemory memory,
+                                        const BackwardArrivals& arrivals,
+                                        cudaStream_t stream) const override {
+    return std::make_unique<sm90::BackwardRun>(args, state_, std::move(memory), arrivals, stream);
   }
 
  private:

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -58,11 +57,11 @@ void check_coming_keys(const ComingKeys& coming, std::int64_t rows_k, std::int64
 
 inline constexpr std::int64_t kMaxPatienceNs = 10'000'000'000;
 
-/// Where a run finds out what has come. The memory outlives the run; a graph reads it at every
+/// The place where a run finds out what has come. The memory outlives the run; a graph reads it at every
 /// replay.
 struct KeyArrivals {
   /// Device memory [num_sections, num_sources]. Other GPUs raise a flag at system scope after the
-  /// rows that it stands for. Null, like `expected`: what `start` enqueues awaits the keys.
+  /// rows that it stands for. Null, like `expected`: all keys are there before `attend`.
   const std::uint64_t* flags = nullptr;
   /// Device memory: rows whose flag is *expected or more are there. Fixed while the run lasts.
   const std::uint64_t* expected = nullptr;
@@ -71,16 +70,9 @@ struct KeyArrivals {
   /// How long a multiprocessor waits in all before it leaves items over, up to
   /// kMaxPatienceNs. [ns]
   std::int64_t patience_ns = 0;
-  /// Enqueues what makes the peers' keys come, such as a push of this rank's: right in front of the
-  /// first kernel that may run beside it, and that is then behind what was enqueued before. So the
-  /// run's stream must get a kernel that is launched behind that. May be empty.
-  std::function<void(void* stream)> start = {};
-  /// Tells of a table with the places of part gradients, in device memory, in front of `await`: if
-  /// the keys do not come, what is enqueued there turns places at other GPUs into local ones. May
-  /// be empty.
-  std::function<void(const AddressTable& places)> guard = {};
-  /// Enqueues a bounded wait for all flags on a cudaStream_t. What was left over runs behind it.
-  std::function<void(void* stream)> await;
+  /// The caller pushes keys right before the run's first kernel that takes flags, which may run
+  /// beside the push: that kernel starts after all that was enqueued before the push.
+  bool is_beside_push = false;
 };
 
 /// Where the gradients of a part's keys are written instead of dk and dv of the call, such as
@@ -102,6 +94,37 @@ struct BackwardArrivals {
   /// One for each part, or none. They are read while the run is enqueued; what they point to is
   /// written when the run has ended.
   std::span<const PartGradients> gradients;
+};
+
+/// A forward over keys that come while it runs. Each function enqueues its part on the run's stream
+/// and the caller's own work goes in between:
+///   begin_coming, push, attend, a bounded wait for all keys, finish
+/// What was given to begin_coming lives until the object is destroyed. To destroy it without finish
+/// gives the run up: its results are undefined, later runs on the stream are right.
+class ComingForward {
+ public:
+  virtual ~ComingForward() = default;
+  /// Computes what has keys in time, and leaves over the rest.
+  virtual void attend() = 0;
+  /// Computes what was left over, and merges pieces.
+  virtual void finish() = 0;
+};
+
+/// Likewise of a backward:
+///   begin_coming, push, prepare, a bounded wait for all keys, attend, finish
+/// Without flags the push goes behind `prepare` and waits for the keys. Where tiles wait for their
+/// keys (ComingKeys::is_awaited is false and sums are in any order), the wait goes behind `attend`.
+class ComingBackward {
+ public:
+  virtual ~ComingBackward() = default;
+  /// The table of the places of part gradients, which is filled when `prepare` ends; empty where
+  /// there are none. Whoever waits for the keys turns places at other GPUs into local ones if they
+  /// do not come.
+  virtual AddressTable places() const = 0;
+  /// Computes what needs no keys.
+  virtual void prepare() = 0;
+  virtual void attend() = 0;
+  virtual void finish() = 0;
 };
 
 }  // namespace magi

@@ -29,15 +29,14 @@ TEST(ArrivalsTest, BackendsThatTakeNoComingKeysSaySo) {
   const std::string not_prepared =
       "arrivals is given; allowed: none where nothing was prepared for coming keys";
   const auto forward = backend->prepare_forward({}, {});
-  EXPECT_EQ(refusal_of([&] { forward->run_coming({}, {}, {}, nullptr); }), not_prepared);
+  EXPECT_EQ(refusal_of([&] { forward->begin_coming({}, {}, {}, nullptr); }), not_prepared);
   const auto backward = backend->prepare_backward({}, {});
-  EXPECT_EQ(refusal_of([&] { backward->run_coming({}, {}, {}, nullptr); }), not_prepared);
+  EXPECT_EQ(refusal_of([&] { backward->begin_coming({}, {}, {}, nullptr); }), not_prepared);
 }
 
 TEST(ArrivalsTest, WhatIsMissingIsNamed) {
   const std::uint64_t word = 0;
-  const KeyArrivals good{
-      .flags = &word, .expected = &word, .patience_ns = 5, .await = [](void*) {}};
+  const KeyArrivals good{.flags = &word, .expected = &word, .patience_ns = 5};
   check_arrivals(good);
   const auto refusal_without = [&](auto spoil) {
     KeyArrivals bad = good;
@@ -52,21 +51,9 @@ TEST(ArrivalsTest, WhatIsMissingIsNamed) {
             "arrivals.patience_ns is -1; allowed: 0 to 10000000000");
   EXPECT_EQ(refusal_without([](KeyArrivals& bad) { bad.patience_ns = kMaxPatienceNs + 1; }),
             "arrivals.patience_ns is 10000000001; allowed: 0 to 10000000000");
-  EXPECT_EQ(refusal_without([](KeyArrivals& bad) { bad.await = nullptr; }),
-            "arrivals.await is empty; allowed: a function");
 }
 
-TEST(ArrivalsTest, KeysThatAreAwaitedAtTheStartNeedNoFlags) {
-  const std::uint64_t word = 0;
-  KeyArrivals arrivals{.start = [](void*) {}, .await = [](void*) {}};
-  check_arrivals(arrivals);
-  arrivals.expected = &word;
-  EXPECT_EQ(refusal_of([&] { check_arrivals(arrivals); }),
-            "arrivals.flags is null; allowed: device memory");
-  arrivals = {.await = [](void*) {}};
-  EXPECT_EQ(refusal_of([&] { check_arrivals(arrivals); }),
-            "arrivals.flags is null; allowed: device memory");
-}
+TEST(ArrivalsTest, KeysThatAreThereBeforeAttentionNeedNoFlags) { check_arrivals({}); }
 
 }  // namespace
 }  // namespace magi::test

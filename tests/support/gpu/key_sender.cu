@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/check.hpp"
+#include "cuda/order_event.hpp"
 #include "cuda/ptx/order.cuh"
 #include "support/gpu/key_sender.hpp"
 
@@ -149,34 +150,37 @@ void KeySender::await(cudaStream_t stream) const {
   cuda_check(cudaGetLastError(), "await_kernel");
 }
 
+void KeySender::send_behind(std::span<const SendStep> steps, const Stream& sending,
+                            cudaStream_t stream) {
+  OrderEvent event;
+  event.record(stream);
+  event.await(sending.handle());
+  send(steps, sending.handle());
+  await(stream);
+}
+
 KeyArrivals KeySender::arrivals(std::int64_t patience_ns) const {
   return {.flags = static_cast<const std::uint64_t*>(flags_.data()),
           .expected = static_cast<const std::uint64_t*>(expected_.data()),
-          .patience_ns = patience_ns,
-          .await = [this](void* stream) { await(static_cast<cudaStream_t>(stream)); }};
+          .patience_ns = patience_ns};
 }
 
-KeyArrivals KeySender::arrivals_at_start() {
-  const auto start = [this](void* stream) {
-    std::vector<SendStep> steps;
-    for (std::int32_t section = 0; section < coming_.num_sections; ++section) {
-      for (std::int32_t source = 0; source < coming_.num_sources; ++source) {
-        steps.push_back({source, section});
-      }
+std::vector<SendStep> KeySender::all_steps() const {
+  std::vector<SendStep> steps;
+  for (std::int32_t section = 0; section < coming_.num_sections; ++section) {
+    for (std::int32_t source = 0; source < coming_.num_sources; ++source) {
+      steps.push_back({source, section});
     }
-    send(steps, static_cast<cudaStream_t>(stream));
-  };
-  return {.start = start, .await = [](void*) { MAGI_CHECK(false); }};
+  }
+  return steps;
 }
 
 std::vector<SendStep> KeySender::shuffled_steps(RandomStream& random,
                                                 std::int64_t max_delay_ns) const {
-  std::vector<SendStep> steps;
-  for (std::int32_t section = 0; section < coming_.num_sections; ++section) {
-    for (std::int32_t source = 0; source < coming_.num_sources; ++source) {
-      const auto permille = static_cast<std::int64_t>(random.between(0, 1000));
-      steps.push_back({source, section, max_delay_ns * permille / 1000});
-    }
+  std::vector<SendStep> steps = all_steps();
+  for (SendStep& step : steps) {
+    const auto permille = static_cast<std::int64_t>(random.between(0, 1000));
+    step.delay_ns = max_delay_ns * permille / 1000;
   }
   for (auto i = static_cast<std::int32_t>(steps.size()); i > 1; --i) {
     std::swap(steps[static_cast<std::size_t>(i - 1)],

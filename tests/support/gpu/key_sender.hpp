@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/memory.hpp"
+#include "cuda/stream.hpp"
 #include "kernels/worklist/coming_keys.hpp"
 #include "magi/tensor.hpp"
 #include "mask/random_mask.hpp"
@@ -34,11 +35,14 @@ class KeySender {
   /// Enqueues a wait for all flags, of ten seconds at most.
   void await(cudaStream_t stream) const;
 
-  /// Arrivals whose await is that of this object.
+  /// Sends the steps on another stream when what `stream` was given so far is over, and enqueues
+  /// the wait on `stream`.
+  void send_behind(std::span<const SendStep> steps, const Stream& sending, cudaStream_t stream);
+
+  /// Tells of the flags.
   KeyArrivals arrivals(std::int64_t patience_ns) const;
-  /// Arrivals without flags, whose start brings all rows before what is enqueued behind it. Nobody
-  /// is to call their await.
-  KeyArrivals arrivals_at_start();
+  /// All steps, in order and without delays.
+  std::vector<SendStep> all_steps() const;
   /// All steps, each once, shuffled, with random delays up to this.
   std::vector<SendStep> shuffled_steps(RandomStream& random, std::int64_t max_delay_ns) const;
 

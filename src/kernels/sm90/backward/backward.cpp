@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <optional>
+#include <utility>
 
 #include "base/check.hpp"
 #include "cuda/arena.hpp"
@@ -241,69 +242,15 @@ BackwardParams backward_params(const BackwardArgs& args, const BackwardState& st
   return params;
 }
 
-/// Brings where the gradients of keys go to `target`: with the kernel in front of the main one, or
-/// where they are too many for its arguments by kernels of their own.
-void keep_destinations(const std::vector<KeyDestination>& destinations, KeyDestination* target,
-                       PrepareParams& params, cudaStream_t stream) {
-  if (destinations.size() > StoredDestinations::kMost) {
-    return store_destinations(destinations, target, stream);
-  }
-  std::ranges::copy(destinations, params.destinations.values);
-  params.destinations.count = to_int(std::ssize(destinations));
-  params.destinations.target = target;
-}
-
-/// Tells who waits for the keys where the destinations lie.
-void guard_destinations(const BackwardState& state, KeyDestination* target,
-                        const KeyArrivals& arrivals) {
-  if (!arrivals.guard) return;
-  constexpr std::size_t kData = offsetof(GradientRows, data);
-  arrivals.guard(
-      {.records = reinterpret_cast<std::byte*>(target),
-       .num_records = to_int(std::ssize(state.list.segments)),
-       .record_bytes = sizeof(KeyDestination),
-       .offsets = {offsetof(KeyDestination, dk) + kData, offsetof(KeyDestination, dv) + kData}});
-}
-
-/// Enqueues the kernel in front of the main one, and what brings keys where they come. That kernel
-/// runs beside what brings keys whose arrival flags tell of, or beside the making of the list.
-void prepare(PrepareParams params, const BackwardState& state, DType type, const KeyArrivals* keys,
-             cudaStream_t stream) {
+/// Enqueues the kernel in front of the main one. It runs beside a push that is right in front of
+/// it, or beside the making of the list.
+void launch_prepare(PrepareParams params, const BackwardState& state, DType type,
+                    bool is_beside_push, cudaStream_t stream) {
   constexpr std::int32_t kLateCtas = 264;  // enough to clear sums at the speed of memory
-  const bool has_start = keys != nullptr && keys->start;
-  const bool is_beside_keys = has_start && keys->flags != nullptr;
   const bool is_beside_list = state.parts.is_under_way;
-  if (is_beside_keys) keys->start(stream);
   if (is_beside_list) params.num_late_ctas = kLateCtas;
-  params.is_beside = is_beside_keys || is_beside_list;
+  params.is_beside = is_beside_push || is_beside_list;
   prepare_backward(params, type, stream);
-  // What awaits the keys may turn the destinations, which are stored by now, into local ones.
-  if (has_start && !is_beside_keys) keys->start(stream);
-}
-
-/// Launches the main kernel, where keys come in front of or behind the wait for them.
-void launch(BackwardParams params, const BackwardState& state, const BackwardInstance& instance,
-            const KeyArrivals* arrivals, cudaStream_t stream) {
-  const auto launch_items = [&](LaunchStart start) {
-    if (state.num_ctas > 0) instance.launch(params, state.num_ctas, start, stream);
-  };
-  if (arrivals == nullptr || arrivals->flags == nullptr) {
-    return launch_items(LaunchStart::Ahead);
-  }
-  if (!state.list.awaits_keys()) {
-    arrivals->await(stream);
-    return launch_items(LaunchStart::Ahead);
-  }
-  params.completion.is_next_beside = false;
-  params.coming.flags.flags = arrivals->flags;
-  params.coming.flags.expected = arrivals->expected;
-  params.coming.flags.patience_ns = arrivals->patience_ns;
-  launch_items(LaunchStart::Ahead);
-  arrivals->await(stream);
-  params.coming.flags.flags = nullptr;
-  params.coming.is_for_left_over = true;
-  params.items.ticket = params.coming.left_over_ticket;
-  launch_items(LaunchStart::Behind);
 }
 
 /// Brings what the device reads of the list there, and lets go of it here.
@@ -336,6 +283,11 @@ void keep_on_device_sync(BackwardState& state) {
 
 const BackwardInstance* instance_for(const BackwardArgs& args, const BackwardState& state) {
   return args.params.softcap > 0.0 ? state.softcap_instance : state.instance;
+}
+
+void launch_items(const BackwardParams& params, const BackwardState& state,
+                  const BackwardInstance& instance, LaunchStart start, cudaStream_t stream) {
+  if (state.num_ctas > 0) instance.launch(params, state.num_ctas, start, stream);
 }
 
 const BackwardInstance* find_instance(const BackwardArgs& args, bool has_softcap) {
@@ -442,27 +394,85 @@ PreparedRows prepared_rows(const BackwardArgs& args, const BackwardState& state,
 }
 
 BackwardParams enqueue_main(const BackwardArgs& args, const BackwardState& state, void* workspace,
-                            const BackwardArrivals* arrivals, cudaStream_t stream) {
-  const KeyArrivals* keys = arrivals == nullptr ? nullptr : &arrivals->keys;
-  BackwardParams params = backward_params(args, state, workspace);
-  PrepareParams prepared = prepare_params(args, state, workspace);
-  if (arrivals != nullptr && !arrivals->gradients.empty()) {
-    auto* target = part_at<KeyDestination>(workspace, backward_layout(state).destinations);
-    keep_destinations(key_destinations(args, state.list.segments, arrivals->gradients), target,
-                      prepared, stream);
-    params.key_gradients.destinations = target;
-    guard_destinations(state, target, *keys);
-  }
-  prepare(prepared, state, args.q.dtype, keys, stream);
+                            cudaStream_t stream) {
+  const BackwardParams params = backward_params(args, state, workspace);
+  launch_prepare(prepare_params(args, state, workspace), state, args.q.dtype, false, stream);
   add_sink_gradient(args, state, workspace, stream);
-  launch(params, state, *instance_for(args, state), keys, stream);
+  launch_items(params, state, *instance_for(args, state), LaunchStart::Ahead, stream);
   return params;
 }
 
 void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void* workspace,
-                      const BackwardArrivals* arrivals, cudaStream_t stream) {
-  const BackwardParams params = enqueue_main(args, state, workspace, arrivals, stream);
+                      cudaStream_t stream) {
+  const BackwardParams params = enqueue_main(args, state, workspace, stream);
   if (params.query.rows_q > 0) instance_for(args, state)->convert_dq(params, stream);
+}
+
+BackwardRun::BackwardRun(const BackwardArgs& args, const BackwardState& state, RunMemory memory,
+                         const BackwardArrivals& arrivals, cudaStream_t stream)
+    : args_(args),
+      state_(state),
+      memory_(std::move(memory)),
+      keys_(arrivals.keys),
+      device_(current_device()),
+      stream_(stream),
+      params_(backward_params(args, state, memory_.workspace)),
+      prepared_(prepare_params(args, state, memory_.workspace)) {
+  if (!arrivals.gradients.empty()) keep_destinations(arrivals.gradients);
+}
+
+void BackwardRun::keep_destinations(std::span<const PartGradients> gradients) {
+  destinations_ = part_at<KeyDestination>(memory_.workspace, backward_layout(state_).destinations);
+  params_.key_gradients.destinations = destinations_;
+  const auto destinations = key_destinations(args_, state_.list.segments, gradients);
+  if (destinations.size() > StoredDestinations::kMost) {
+    return store_destinations(destinations, destinations_, stream_);
+  }
+  std::ranges::copy(destinations, prepared_.destinations.values);
+  prepared_.destinations.count = to_int(std::ssize(destinations));
+  prepared_.destinations.target = destinations_;
+}
+
+AddressTable BackwardRun::places() const {
+  if (destinations_ == nullptr) return {};
+  constexpr std::size_t kData = offsetof(GradientRows, data);
+  return {.records = reinterpret_cast<std::byte*>(destinations_),
+          .num_records = to_int(std::ssize(state_.list.segments)),
+          .record_bytes = sizeof(KeyDestination),
+          .offsets = {offsetof(KeyDestination, dk) + kData, offsetof(KeyDestination, dv) + kData}};
+}
+
+void BackwardRun::prepare() {
+  const DeviceScope scope(device_);
+  const bool is_beside_push = has_flags() && keys_.is_beside_push;
+  launch_prepare(prepared_, state_, args_.q.dtype, is_beside_push, stream_);
+  if (has_flags()) add_sink_gradient(args_, state_, memory_.workspace, stream_);
+}
+
+void BackwardRun::attend() {
+  const DeviceScope scope(device_);
+  // Without flags the push is right behind `prepare`: what others wait for goes first.
+  if (!has_flags()) add_sink_gradient(args_, state_, memory_.workspace, stream_);
+  BackwardParams params = params_;
+  if (has_waiting_tiles()) {
+    params.completion.is_next_beside = false;
+    params.coming.flags.flags = keys_.flags;
+    params.coming.flags.expected = keys_.expected;
+    params.coming.flags.patience_ns = keys_.patience_ns;
+  }
+  launch_items(params, state_, *instance_for(args_, state_), LaunchStart::Ahead, stream_);
+}
+
+void BackwardRun::finish() {
+  const DeviceScope scope(device_);
+  if (has_waiting_tiles()) {
+    BackwardParams params = params_;
+    params.completion.is_next_beside = false;
+    params.coming.is_for_left_over = true;
+    params.items.ticket = params.coming.left_over_ticket;
+    launch_items(params, state_, *instance_for(args_, state_), LaunchStart::Behind, stream_);
+  }
+  if (params_.query.rows_q > 0) instance_for(args_, state_)->convert_dq(params_, stream_);
 }
 
 }  // namespace magi::sm90

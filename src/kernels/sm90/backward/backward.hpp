@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/memory.hpp"
+#include "cuda/stream_buffer.hpp"
 #include "kernels/sm90/backward/launch.hpp"
 #include "kernels/sm90/backward/prepare.hpp"
 #include "kernels/worklist/device_backward_list.hpp"
@@ -67,10 +68,42 @@ BackwardLayout backward_layout(const BackwardState& state);
 BackwardState make_backward(const BackwardArgs& args, const BackwardTuning& tuning,
                             const ComingKeys& coming);
 
-/// Enqueues a run; `workspace` is as long as the layout says. `arrivals`: null where all keys are
-/// there.
+/// Enqueues a run whose keys are all there; `workspace` is as long as the layout says.
 void enqueue_backward(const BackwardArgs& args, const BackwardState& state, void* workspace,
-                      const BackwardArrivals* arrivals, cudaStream_t stream);
+                      cudaStream_t stream);
+
+/// One run in parts, on the device that is current as it begins. The state outlives it, like a
+/// workspace that it does not own.
+class BackwardRun final : public ComingBackward {
+ public:
+  BackwardRun(const BackwardArgs& args, const BackwardState& state, RunMemory memory,
+              const BackwardArrivals& arrivals, cudaStream_t stream);
+  BackwardRun(const BackwardRun&) = delete;
+  BackwardRun& operator=(const BackwardRun&) = delete;
+
+  AddressTable places() const override;
+  void prepare() override;
+  void attend() override;
+  void finish() override;
+
+ private:
+  bool has_flags() const { return keys_.flags != nullptr; }
+  /// Whether tiles wait for keys by themselves, and leave over work whose keys are late.
+  bool has_waiting_tiles() const { return has_flags() && state_.list.awaits_keys(); }
+  /// Brings where the gradients of keys go to the device: with the preprocess kernel, or where they
+  /// are too many for its arguments by kernels of their own.
+  void keep_destinations(std::span<const PartGradients> gradients);
+
+  BackwardArgs args_;
+  const BackwardState& state_;
+  RunMemory memory_;
+  KeyArrivals keys_;
+  std::int32_t device_;
+  cudaStream_t stream_;
+  BackwardParams params_;
+  PrepareParams prepared_;
+  KeyDestination* destinations_ = nullptr;
+};
 
 /// What the first kernel of a run leaves for those behind it.
 struct PreparedRows {
@@ -84,7 +117,7 @@ PreparedRows prepared_rows(const BackwardArgs& args, const BackwardState& state,
 /// Enqueues a run but for dq: what makes it comes next, also where the main kernel makes no sums
 /// of it (BackwardConfig::makes_dq).
 BackwardParams enqueue_main(const BackwardArgs& args, const BackwardState& state, void* workspace,
-                            const BackwardArrivals* arrivals, cudaStream_t stream);
+                            cudaStream_t stream);
 
 /// A call whose slices are in device memory.
 struct DeviceBackwardCall {

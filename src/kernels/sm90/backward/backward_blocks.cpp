@@ -151,7 +151,7 @@ void enqueue_parts(const BackwardArgs& args, const BlockBackwardCall& call, void
     state.parts.tile_components = components;
     set_seen(state, call, workspace, part);
     enqueue_backward(part_of(args, part, num_parts), state, part_at<std::byte>(workspace, call.run),
-                     nullptr, stream);
+                     stream);
   }
 }
 
@@ -171,7 +171,7 @@ void enqueue_apart(const BackwardArgs& args, const BlockBackwardCall& call,
   }
   set_seen(state, call, workspace, 0);
   auto* run = part_at<std::byte>(workspace, call.run);
-  enqueue_main(args, state, run, nullptr, stream);
+  enqueue_main(args, state, run, stream);
   if (args.q.shape[0] == 0) return;
   enqueue_block_dq(args, *call.dq, prepared_rows(args, state, run), dq_lists, stream);
   const BlockListOutcome outcome{part_at<const BlockListHeader>(dq_lists, 0), call.dq->walk.shape};

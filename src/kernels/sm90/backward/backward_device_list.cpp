@@ -73,8 +73,7 @@ void enqueue_backward(const BackwardArgs& args, const DeviceBackwardCall& call,
   build_device_backward_list(call.shape, call.layout, slices, workspace, stream);
   BackwardState state = call.state;
   state.parts = parts_of(workspace, call.layout);
-  enqueue_backward(args, state, part_at<std::byte>(workspace, call.layout.size_bytes), nullptr,
-                   stream);
+  enqueue_backward(args, state, part_at<std::byte>(workspace, call.layout.size_bytes), stream);
   enqueue_void_gradients(
       {.outcome = state.parts.outcome,
        .targets = {spoiled_rows(args.dq), spoiled_rows(args.dk), spoiled_rows(args.dv)}},

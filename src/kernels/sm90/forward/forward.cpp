@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "base/check.hpp"
 #include "cuda/arena.hpp"
@@ -84,8 +85,8 @@ void set_list(ForwardParams& params, const ForwardList& list, const ListOnDevice
   params.left_over = parts.left_over;
 }
 
-/// Where the parts of a run's list lie.
-ListOnDevice parts_of(const ForwardState& state, const ForwardMemory& memory) {
+/// Finds where the parts of a run's list lie.
+ListOnDevice parts_of(const ForwardState& state, const RunMemory& memory) {
   ListOnDevice parts{.tiles = static_cast<const TileWork*>(state.tiles.data()),
                      .records = static_cast<const BandRecord*>(state.records.data()),
                      .ticket = memory.counters + kTicket,
@@ -102,26 +103,6 @@ ListOnDevice parts_of(const ForwardState& state, const ForwardMemory& memory) {
                      .count = memory.counters + kNumLeftOver,
                      .num_ended = memory.counters + kNumEnded};
   return parts;
-}
-
-/// Enqueues the wait for all keys, and behind it a launch for the items that the one before left
-/// over, which normally are none.
-void enqueue_left_over(ForwardParams params, const ForwardState& state,
-                       const ForwardInstance& instance, const KeyArrivals& arrivals,
-                       cudaStream_t stream) {
-  try {
-    arrivals.await(stream);
-  } catch (...) {
-    // Nobody works at them: the next run on the stream is to find the count at 0 all the same.
-    cuda_forget(cudaMemsetAsync(params.left_over.count, 0, sizeof(unsigned), stream));
-    throw;
-  }
-  if (state.list.num_waiting_works == 0) return;
-  params.arrivals = {};
-  params.is_beside = false;
-  params.is_for_left_over = true;
-  const auto num_ctas = std::min<std::int64_t>(state.num_ctas, state.list.num_waiting_items());
-  instance.launch(params, to_int(num_ctas), stream);
 }
 
 ForwardParams list_params(const ForwardArgs& args, const ForwardList& list,
@@ -270,36 +251,64 @@ ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& pr
   return state;
 }
 
-void enqueue_forward(const ForwardArgs& args, const ForwardState& state,
-                     const ForwardMemory& memory, const KeyArrivals* arrivals,
-                     cudaStream_t stream) {
+ForwardRun::ForwardRun(const ForwardArgs& args, const ForwardState& state, RunMemory memory,
+                       const KeyArrivals& arrivals, cudaStream_t stream)
+    : args_(args),
+      state_(state),
+      memory_(std::move(memory)),
+      arrivals_(arrivals),
+      device_(current_device()),
+      stream_(stream) {
   fill_max_logits(args, stream);
-  if (arrivals != nullptr && arrivals->start) arrivals->start(stream);
-  if (state.num_ctas == 0) {
-    if (arrivals != nullptr) arrivals->await(stream);
-    return;
-  }
+  if (state.num_ctas == 0) return;
   FeatureSet features = feature_set_of(args);
   if (state.num_split_tiles > 0) features = std::max(features, FeatureSet::AnyOut);
-  const ForwardInstance& instance = *state.instances.of(features);
-  ListOnDevice parts = parts_of(state, memory);
-  const bool has_flags = arrivals != nullptr && arrivals->flags != nullptr;
-  if (has_flags) {
-    parts.arrivals = {.flags = arrivals->flags,
-                      .expected = arrivals->expected,
-                      .patience_ns = arrivals->patience_ns,
-                      .num_sources = state.num_sources};
-    parts.is_beside = static_cast<bool>(arrivals->start);
+  instance_ = state.instances.of(features);
+  parts_ = parts_of(state, memory_);
+  parts_.own_k = arrivals.own_k;
+  parts_.own_v = arrivals.own_v;
+  if (arrivals.flags == nullptr) return;
+  parts_.arrivals = {.flags = arrivals.flags,
+                     .expected = arrivals.expected,
+                     .patience_ns = arrivals.patience_ns,
+                     .num_sources = state.num_sources};
+  parts_.is_beside = arrivals.is_beside_push;
+}
+
+ForwardRun::~ForwardRun() {
+  if (!may_leave_over_) return;
+  cuda_forget(cudaMemsetAsync(parts_.left_over.count, 0, sizeof(unsigned), stream_));
+}
+
+void ForwardRun::attend() {
+  if (state_.num_ctas == 0) return;
+  const DeviceScope scope(device_);
+  params_ = list_params(args_, state_.list, parts_, *instance_);
+  instance_->launch(params_, state_.num_ctas, stream_);
+  may_leave_over_ = arrivals_.flags != nullptr;
+}
+
+void ForwardRun::finish() {
+  if (state_.num_ctas == 0) return;
+  const DeviceScope scope(device_);
+  // Launched behind the wait for all keys: normally nothing is left over.
+  if (std::exchange(may_leave_over_, false) && state_.list.num_waiting_works > 0) {
+    params_.arrivals = {};
+    params_.is_beside = false;
+    params_.is_for_left_over = true;
+    const auto num_ctas = std::min<std::int64_t>(state_.num_ctas, state_.list.num_waiting_items());
+    instance_->launch(params_, to_int(num_ctas), stream_);
   }
-  if (arrivals != nullptr) {
-    parts.own_k = arrivals->own_k;
-    parts.own_v = arrivals->own_v;
+  if (state_.num_split_tiles > 0) {
+    launch_combine(args_, state_.list, parts_, state_.num_split_tiles, stream_);
   }
-  const ForwardParams params = list_params(args, state.list, parts, instance);
-  instance.launch(params, state.num_ctas, stream);
-  if (has_flags) enqueue_left_over(params, state, instance, *arrivals, stream);
-  if (state.num_split_tiles > 0)
-    launch_combine(args, state.list, parts, state.num_split_tiles, stream);
+}
+
+void enqueue_forward(const ForwardArgs& args, const ForwardState& state, const RunMemory& memory,
+                     cudaStream_t stream) {
+  ForwardRun run(args, state, {memory.counters, memory.workspace}, {}, stream);
+  run.attend();
+  run.finish();
 }
 
 }  // namespace magi::sm90

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "cuda/memory.hpp"
+#include "cuda/stream_buffer.hpp"
 #include "kernels/sm90/forward/launch.hpp"
 #include "kernels/worklist/coming_keys.hpp"
 #include "kernels/worklist/device_list.hpp"
@@ -95,15 +96,37 @@ ForwardState make_forward(const InstanceSet& instances, const ForwardProblem& pr
 /// The words of a run's counters.
 enum CounterWord : std::int32_t { kTicket, kNumLeftOver, kNumEnded };
 
-/// What a run uses until it ends; not read where q has no rows.
-struct ForwardMemory {
-  unsigned* counters = nullptr;  ///< all 0
-  void* workspace = nullptr;     ///< workspace_bytes()
+/// One run in parts, on the device that is current as it begins. The state outlives it, like memory
+/// that it does not own. `memory` has workspace_bytes() and is not read where q has no rows.
+class ForwardRun final : public ComingForward {
+ public:
+  ForwardRun(const ForwardArgs& args, const ForwardState& state, RunMemory memory,
+             const KeyArrivals& arrivals, cudaStream_t stream);
+  /// Takes back what a run that is given up has left over: nobody works at it, and the next run on
+  /// the stream finds the count at 0.
+  ~ForwardRun() override;
+  ForwardRun(const ForwardRun&) = delete;
+  ForwardRun& operator=(const ForwardRun&) = delete;
+
+  void attend() override;
+  void finish() override;
+
+ private:
+  ForwardArgs args_;
+  const ForwardState& state_;
+  RunMemory memory_;
+  KeyArrivals arrivals_;
+  std::int32_t device_;
+  cudaStream_t stream_;
+  const ForwardInstance* instance_ = nullptr;
+  ListOnDevice parts_;
+  ForwardParams params_;
+  bool may_leave_over_ = false;
 };
 
-/// Enqueues a run. `arrivals`: null where all keys are there.
-void enqueue_forward(const ForwardArgs& args, const ForwardState& state,
-                     const ForwardMemory& memory, const KeyArrivals* arrivals, cudaStream_t stream);
+/// Enqueues a run whose keys are all there.
+void enqueue_forward(const ForwardArgs& args, const ForwardState& state, const RunMemory& memory,
+                     cudaStream_t stream);
 
 /// A call whose slices are in device memory.
 struct DeviceListCall {

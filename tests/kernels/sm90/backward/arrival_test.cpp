@@ -6,7 +6,6 @@
 #include <tuple>
 #include <vector>
 
-#include "cuda/order_event.hpp"
 #include "cuda/stream.hpp"
 #include "kernels/attention/backend.hpp"
 #include "kernels/sm90/backward/case.hpp"
@@ -79,12 +78,41 @@ class ArrivalCall {
     outputs.download_sync();
   }
 
+  /// How keys come to a run.
+  enum class Way : std::uint8_t {
+    Awaited,  ///< on their way, and awaited
+    Behind,   ///< sent when what is before the wait is over
+    Pushed,   ///< behind what needs no keys, and in front of what does; without flags
+  };
+  /// Runs the parts one after the other, with what brings keys and the wait where they belong.
+  void run(const BackwardArgs& args, const KeyArrivals& arrivals, Way way,
+           const std::vector<SendStep>& steps, const Stream& sending, cudaStream_t stream,
+           const DeviceWorkspace& workspace = {},
+           std::span<const PartGradients> gradients = {}) const {
+    const auto await = [&] {
+      if (way == Way::Awaited) sender_->await(stream);
+      if (way == Way::Behind) sender_->send_behind(steps, sending, stream);
+      if (way == Way::Pushed) sender_->send(sender_->all_steps(), stream);
+    };
+    const auto run = prepared_->begin_coming(args, workspace,
+                                             {.keys = arrivals, .gradients = gradients}, stream);
+    run->prepare();
+    const bool has_waiting_tiles = !test_.tuning.is_deterministic && way != Way::Pushed;
+    if (!has_waiting_tiles) await();
+    run->attend();
+    if (has_waiting_tiles) await();
+    run->finish();
+  }
   /// Runs into fresh outputs on `stream`.
-  void expect_right(const KeyArrivals& arrivals, cudaStream_t stream) const {
-    BackwardOutputs seen(test_);
-    prepared_->run_coming(args_of(seen), {}, {.keys = arrivals}, stream);
-    download_sync(seen);
-    expect_alike(seen);
+  void expect_right(std::int64_t patience_ns, cudaStream_t stream) const {
+    expect_right(sender_->arrivals(patience_ns), Way::Awaited, {}, {}, stream);
+  }
+  void expect_right_behind(const std::vector<SendStep>& steps, const Stream& sending,
+                           cudaStream_t stream) const {
+    expect_right(sender_->arrivals(0), Way::Behind, steps, sending, stream);
+  }
+  void expect_right_pushed(cudaStream_t stream) const {
+    expect_right({}, Way::Pushed, {}, {}, stream);
   }
   void judge_queries(const BackwardOutputs& seen) const { judge_(seen, Gradients::Queries); }
   void expect_alike(const BackwardOutputs& seen) const {
@@ -96,21 +124,15 @@ class ArrivalCall {
     }
   }
 
-  /// Arrivals whose await first lets the steps be sent, when what is before it on the stream is
-  /// over.
-  KeyArrivals sent_behind(const std::vector<SendStep>& steps, const Stream& sending) {
-    KeyArrivals arrivals = sender_->arrivals(0);
-    arrivals.await = [this, &steps, &sending](void* stream) {
-      OrderEvent event;
-      event.record(static_cast<cudaStream_t>(stream));
-      event.await(sending.handle());
-      sender_->send(steps, sending.handle());
-      sender_->await(static_cast<cudaStream_t>(stream));
-    };
-    return arrivals;
+ private:
+  void expect_right(const KeyArrivals& arrivals, Way way, const std::vector<SendStep>& steps,
+                    const Stream& sending, cudaStream_t stream) const {
+    BackwardOutputs seen(test_);
+    run(args_of(seen), arrivals, way, steps, sending, stream);
+    download_sync(seen);
+    expect_alike(seen);
   }
 
- private:
   BackwardCase test_;
   BackwardInputs inputs_;
   BackwardOutputs expected_;
@@ -141,19 +163,19 @@ class BackwardArrivalTest
       // While it runs.
       call.sender().take_away_sync();
       call.sender().send(steps, sending.handle());
-      call.expect_right(call.sender().arrivals(kSecond), stream.handle());
+      call.expect_right(kSecond, stream.handle());
       // When patience has ended: all items are left over.
       call.sender().take_away_sync();
-      call.expect_right(call.sent_behind(steps, sending), stream.handle());
+      call.expect_right_behind(steps, sending, stream.handle());
       // Some before, the others when patience has ended.
       call.sender().take_away_sync();
       call.sender().send({steps.begin(), middle}, sending.handle());
       const std::vector<SendStep> late(middle, steps.end());
-      call.expect_right(call.sent_behind(late, sending), stream.handle());
+      call.expect_right_behind(late, sending, stream.handle());
       // Patience ends while they come.
       call.sender().take_away_sync();
       call.sender().send(steps, sending.handle());
-      call.expect_right(call.sender().arrivals(100'000), stream.handle());
+      call.expect_right(100'000, stream.handle());
       if (HasFailure()) return;
     }
   }
@@ -200,7 +222,7 @@ TEST_P(BackwardArrivalTest, KeysThatAreAwaitedAtTheStartNeedNoFlags) {
     SCOPED_TRACE(::testing::Message() << test);
     ArrivalCall call(test);
     call.sender().take_away_sync();
-    call.expect_right(call.sender().arrivals_at_start(), stream.handle());
+    call.expect_right_pushed(stream.handle());
     if (HasFailure()) return;
   }
 }
@@ -216,8 +238,8 @@ TEST_P(BackwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
   const DeviceBuffer workspace(static_cast<std::size_t>(call.prepared().workspace_bytes()));
   const DeviceWorkspace given{workspace.data(), call.prepared().workspace_bytes()};
   cuda_check(cudaStreamBeginCapture(captured.handle(), cudaStreamCaptureModeGlobal), "begin");
-  call.prepared().run_coming(args, given, {.keys = call.sender().arrivals(50'000)},
-                             captured.handle());
+  call.run(args, call.sender().arrivals(50'000), ArrivalCall::Way::Awaited, {}, sending,
+           captured.handle(), given);
   cuda_check(cudaStreamEndCapture(captured.handle(), &graph), "end capture");
   cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
   for (std::uint64_t seed = 1; seed <= 5; ++seed) {
@@ -316,11 +338,12 @@ TEST_P(BackwardArrivalTest, PartsHavePlacesOfTheirOwn) {
       PartPlaces places(test, coming);
       call.sender().take_away_sync();
       if (round == 0) call.sender().send(steps, sending.handle());
-      const KeyArrivals arrivals = round == 0   ? call.sender().arrivals(kSecond)
-                                   : round == 1 ? call.sent_behind(steps, sending)
-                                                : call.sender().arrivals_at_start();
-      call.prepared().run_coming(call.args_of(seen), {},
-                                 {.keys = arrivals, .gradients = places.gradients}, nullptr);
+      constexpr ArrivalCall::Way kWays[] = {ArrivalCall::Way::Awaited, ArrivalCall::Way::Behind,
+                                            ArrivalCall::Way::Pushed};
+      const KeyArrivals arrivals =
+          round == 2 ? KeyArrivals{} : call.sender().arrivals(round == 0 ? kSecond : 0);
+      call.run(call.args_of(seen), arrivals, kWays[round], steps, sending, nullptr, {},
+               places.gradients);
       ArrivalCall::download_sync(seen);
       call.judge_queries(seen);
       for (std::size_t i = 0; i < coming.parts.size(); ++i) {
@@ -365,7 +388,7 @@ TEST_F(BackwardArrivalRefusalTest, SaysWhichPlaceIsWrong) {
     std::vector<PartGradients> gradients = places.gradients;
     spoil(gradients);
     EXPECT_THROW(
-        call.prepared().run_coming(
+        call.prepared().begin_coming(
             with, {}, {.keys = call.sender().arrivals(0), .gradients = gradients}, nullptr),
         InvalidArgument);
   };
@@ -374,7 +397,7 @@ TEST_F(BackwardArrivalRefusalTest, SaysWhichPlaceIsWrong) {
   refuses(args, [](auto& gradients) { gradients[0].dtype = DType::Float16; });
   refuses(args, [](auto& gradients) { gradients[0].dk_row_bytes += 8; });
   const auto plain = find_backend("", 0)->prepare_backward(args, {});
-  EXPECT_THROW(plain->run_coming(args, {}, {.keys = call.sender().arrivals(0)}, nullptr),
+  EXPECT_THROW(plain->begin_coming(args, {}, {.keys = call.sender().arrivals(0)}, nullptr),
                InvalidArgument);
   BackwardCase adding = test;
   adding.is_accumulating = true;

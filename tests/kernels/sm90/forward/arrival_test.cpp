@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <tuple>
 #include <vector>
 
-#include "cuda/order_event.hpp"
 #include "cuda/stream.hpp"
 #include "kernels/attention/backend.hpp"
 #include "magi/error.hpp"
@@ -74,6 +74,16 @@ struct Outputs {
   GuardedTensor out, lse, max_logits;
 };
 
+/// Runs the parts one after the other, with the wait for all keys where it belongs.
+void run_in_parts(const PreparedForward& prepared, const ForwardArgs& args,
+                  const DeviceWorkspace& workspace, const KeyArrivals& arrivals,
+                  cudaStream_t stream, const std::function<void()>& await) {
+  const auto run = prepared.begin_coming(args, workspace, arrivals, stream);
+  run->attend();
+  await();
+  run->finish();
+}
+
 /// A call, prepared for keys that come, and what it gives where they are there from the start.
 class ArrivalCall {
  public:
@@ -112,11 +122,20 @@ class ArrivalCall {
     return args;
   }
 
-  /// Runs into fresh outputs on `stream`.
-  void expect_right(const KeyArrivals& arrivals, cudaStream_t stream,
+  /// Runs into fresh outputs on `stream`, and awaits keys that are on their way.
+  void expect_right(std::int64_t patience_ns, cudaStream_t stream,
                     const DeviceWorkspace& workspace = {}) {
     Outputs seen = outputs();
-    prepared_->run_coming(args_of(seen), workspace, arrivals, stream);
+    run_in_parts(*prepared_, args_of(seen), workspace, sender_->arrivals(patience_ns), stream,
+                 [&] { sender_->await(stream); });
+    expect_right(seen);
+  }
+  /// The same, where the steps are sent when what is before the wait is over.
+  void expect_right_behind(const std::vector<SendStep>& steps, const Stream& sending,
+                           cudaStream_t stream, const DeviceWorkspace& workspace = {}) {
+    Outputs seen = outputs();
+    run_in_parts(*prepared_, args_of(seen), workspace, sender_->arrivals(0), stream,
+                 [&] { sender_->send_behind(steps, sending, stream); });
     expect_right(seen);
   }
   void expect_right(Outputs& seen) const {
@@ -125,20 +144,6 @@ class ArrivalCall {
     expect_same_bits(seen.lse, expected_.lse);
     if (features_.has_max_logits) expect_same_bits(seen.max_logits, expected_.max_logits);
     EXPECT_TRUE(seen.out.has_whole_guards() && seen.lse.has_whole_guards());
-  }
-
-  /// Arrivals whose await first lets the steps be sent, when what is before it on the stream is
-  /// over.
-  KeyArrivals sent_behind(const std::vector<SendStep>& steps, const Stream& sending) {
-    KeyArrivals arrivals = sender_->arrivals(0);
-    arrivals.await = [this, &steps, &sending](void* stream) {
-      OrderEvent event;
-      event.record(static_cast<cudaStream_t>(stream));
-      event.await(sending.handle());
-      sender_->send(steps, sending.handle());
-      sender_->await(static_cast<cudaStream_t>(stream));
-    };
-    return arrivals;
   }
 
  private:
@@ -178,13 +183,13 @@ class ForwardArrivalTest : public GpuTest,
           steps.begin() + random.between(0, static_cast<std::int32_t>(steps.size()));
       call.sender().take_away_sync();
       call.sender().send(steps, sending.handle());
-      call.expect_right(call.sender().arrivals(kSecond), stream.handle());
+      call.expect_right(kSecond, stream.handle());
       call.sender().take_away_sync();
-      call.expect_right(call.sent_behind(steps, sending), stream.handle());
+      call.expect_right_behind(steps, sending, stream.handle());
       call.sender().take_away_sync();
       call.sender().send({steps.begin(), middle}, sending.handle());
       const std::vector<SendStep> late(middle, steps.end());
-      call.expect_right(call.sent_behind(late, sending), stream.handle());
+      call.expect_right_behind(late, sending, stream.handle());
     }
   }
 };
@@ -202,10 +207,10 @@ TEST_P(ForwardArrivalTest, ItemsAreLeftOverOnlyWhereKeysAreLate) {
     workspace.fill(0xff, nullptr);
     call.sender().take_away_sync();
     call.sender().send(steps, nullptr);
-    call.expect_right(call.sender().arrivals(0), nullptr, given);
+    call.expect_right(0, nullptr, given);
     EXPECT_EQ(count_left_over(workspace), 0);
     call.sender().take_away_sync();
-    call.expect_right(call.sent_behind(steps, sending), nullptr, given);
+    call.expect_right_behind(steps, sending, nullptr, given);
     EXPECT_EQ(count_left_over(workspace), num_items);
   }
 }
@@ -240,7 +245,12 @@ TEST_P(ForwardArrivalTest, KeysThatAreAwaitedAtTheStartNeedNoFlags) {
     ArrivalCall call = call_with(features);
     for (int round = 0; round < 3; ++round) {
       call.sender().take_away_sync();
-      call.expect_right(call.sender().arrivals_at_start(), stream.handle());
+      Outputs seen = call.outputs();
+      const auto run = call.prepared().begin_coming(call.args_of(seen), {}, {}, stream.handle());
+      call.sender().send(call.sender().all_steps(), stream.handle());
+      run->attend();
+      run->finish();
+      call.expect_right(seen);
     }
   }
 }
@@ -254,7 +264,8 @@ TEST_P(ForwardArrivalTest, GraphsAreReplayedWithKeysThatComeAnew) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t graph_exec = nullptr;
   cuda_check(cudaStreamBeginCapture(captured.handle(), cudaStreamCaptureModeGlobal), "begin");
-  call.prepared().run_coming(args, {}, call.sender().arrivals(50'000), captured.handle());
+  run_in_parts(call.prepared(), args, {}, call.sender().arrivals(50'000), captured.handle(),
+               [&] { call.sender().await(captured.handle()); });
   cuda_check(cudaStreamEndCapture(captured.handle(), &graph), "end capture");
   cuda_check(cudaGraphInstantiate(&graph_exec, graph, 0), "cudaGraphInstantiate");
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
@@ -301,30 +312,32 @@ TEST_P(ForwardArrivalTest, OwnKeysLieInTensorsOfTheirOwn) {
     const bool is_at_start = round == 3;
     sender.take_away_sync();
     if (!is_at_start) sender.send(sender.shuffled_steps(random, 100'000), sending.handle());
-    KeyArrivals arrivals =
-        is_at_start ? sender.arrivals_at_start() : sender.arrivals(round == 0 ? 0 : kSecond);
-    EXPECT_THROW(prepared->run_coming(args, {}, arrivals, nullptr), InvalidArgument);
+    KeyArrivals arrivals = is_at_start ? KeyArrivals{} : sender.arrivals(round == 0 ? 0 : kSecond);
+    EXPECT_THROW(prepared->begin_coming(args, {}, arrivals, nullptr), InvalidArgument);
     arrivals.own_k = own_k.view();
     arrivals.own_v = own_v.view();
-    prepared->run_coming(args, {}, arrivals, nullptr);
+    if (is_at_start) sender.send(sender.all_steps(), nullptr);
+    run_in_parts(*prepared, args, {}, arrivals, nullptr, [&] {
+      if (!is_at_start) sender.await(nullptr);
+    });
     seen.download_sync();
     expect_same_bits(seen.out, expected.out);
     expect_same_bits(seen.lse, expected.lse);
   }
 }
 
-TEST_P(ForwardArrivalTest, RunsAfterAFailedAwaitAreRight) {
+TEST_P(ForwardArrivalTest, RunsAfterOneThatWasGivenUpAreRight) {
   ArrivalCall call = call_with({});
   const Stream sending;
   RandomStream random(1);
   const std::vector<SendStep> steps = call.sender().shuffled_steps(random, 0);
-  KeyArrivals arrivals = call.sender().arrivals(0);
-  arrivals.await = [](void*) { throw CudaError("await failed", 1); };
-  Outputs seen = call.outputs();
-  EXPECT_THROW(call.prepared().run_coming(call.args_of(seen), {}, arrivals, nullptr), CudaError);
+  const Outputs seen = call.outputs();
+  call.prepared()
+      .begin_coming(call.args_of(seen), {}, call.sender().arrivals(0), nullptr)
+      ->attend();
   for (int round = 0; round < 2; ++round) {
     call.sender().take_away_sync();
-    call.expect_right(call.sent_behind(steps, sending), nullptr);
+    call.expect_right_behind(steps, sending, nullptr);
   }
 }
 
@@ -341,19 +354,16 @@ TEST_F(ForwardArrivalRefusalTest, SaysWhatIsMissing) {
   const auto backend = find_backend("", 0);
   const KeyArrivals good = call.sender().arrivals(0);
   const auto plain = backend->prepare_forward(args, {});
-  EXPECT_THROW(plain->run_coming(args, {}, good, nullptr), InvalidArgument);
+  EXPECT_THROW(plain->begin_coming(args, {}, good, nullptr), InvalidArgument);
   ComingKeys coming = three_sources();
   coming.num_sections = 3;
   EXPECT_THROW(backend->prepare_coming_forward(args, {}, coming), InvalidArgument);
   KeyArrivals bad = good;
   bad.flags = nullptr;
-  EXPECT_THROW(call.prepared().run_coming(args, {}, bad, nullptr), InvalidArgument);
+  EXPECT_THROW(call.prepared().begin_coming(args, {}, bad, nullptr), InvalidArgument);
   bad = good;
   bad.patience_ns = -1;
-  EXPECT_THROW(call.prepared().run_coming(args, {}, bad, nullptr), InvalidArgument);
-  bad = good;
-  bad.await = nullptr;
-  EXPECT_THROW(call.prepared().run_coming(args, {}, bad, nullptr), InvalidArgument);
+  EXPECT_THROW(call.prepared().begin_coming(args, {}, bad, nullptr), InvalidArgument);
 }
 
 }  // namespace

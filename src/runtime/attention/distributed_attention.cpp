@@ -8,15 +8,18 @@
 #include "comm/rows/abort_group.hpp"
 #include "kernels/attention/backend.hpp"
 #include "magi/runtime.hpp"
+#include "runtime/arrival/arrival.hpp"
 #include "runtime/check_attention.hpp"
 #include "runtime/flat_tensors.hpp"
 #include "runtime/step_call.hpp"
 #include "runtime/step_trace.hpp"
 #include "runtime/tensors/device_calls.hpp"
+#include "runtime/walk/walk.hpp"
 
 // A call from its arguments on: it is checked (check_attention.hpp), becomes a StepCall
-// (step_call.hpp), and run_forward or run_backward walks the plan's steps with it. README.md
-// follows one and names the folder's files.
+// (step_call.hpp), and one of two executors runs the pass with it: the walk of the plan's steps
+// (walk/walk.hpp), or attention that starts while its keys come (arrival/arrival.hpp).
+// src/runtime/README.md follows a call and names the files.
 namespace magi {
 
 /// What a rank keeps between calls.
@@ -160,7 +163,11 @@ void DistributedAttention::forward(const AttentionInputs& inputs, const Attentio
   run_pass(
       state, call, [&]() -> auto& { return memory.attends().forward(inputs.q.dtype); },
       [&](const PreparedAttends<PreparedForward>& prepared) {
-        run_forward(call, prepared, inputs, result.max_logits);
+        if (memory.attends().takes_coming_keys()) {
+          arrival::run_forward(call, *prepared.front(), inputs, result.max_logits);
+        } else {
+          walk::run_forward(call, prepared, inputs, result.max_logits);
+        }
         state.maximise_over_ranks(memory, result.max_logits, call);
       });
 }
@@ -181,7 +188,11 @@ void DistributedAttention::backward(const AttentionInputs& inputs, const Attenti
   run_pass(
       state, call, [&]() -> auto& { return memory.attends().backward(kind); },
       [&](const PreparedAttends<PreparedBackward>& prepared) {
-        run_backward(call, prepared, inputs, input_gradients.dsink);
+        if (memory.attends().takes_coming_keys()) {
+          arrival::run_backward(call, *prepared.front(), inputs, input_gradients.dsink);
+        } else {
+          walk::run_backward(call, prepared, inputs, input_gradients.dsink);
+        }
       });
 }
 

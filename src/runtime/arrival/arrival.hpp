@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "comm/nvlink/peer_exchanger.hpp"
+#include "runtime/step_call.hpp"
+
+// The arrival pass: plans whose one attend waits for keys of others (RankSteps::is_arrival), over
+// ranks that write each other's memory. Attention starts while its keys come, and its partial
+// gradients go straight to their owners. forward.cpp and backward.cpp read from top to bottom in
+// the order in which work is enqueued. The calls are as those of the walk (walk/walk.hpp).
+namespace magi::arrival {
+
+void run_forward(StepCall& call, const PreparedForward& attention, const AttentionInputs& inputs,
+                 const TensorView& max_logits);
+void run_backward(StepCall& call, const PreparedBackward& attention, const AttentionInputs& inputs,
+                  const TensorView& dsink);
+
+/// The steps of both passes by their place; the forward has the first two.
+enum Place : std::uint8_t { kKeys, kAttend, kGradients };
+
+/// Starts the exchange of the keys, whose segment is lent. They leave when they are pushed.
+comm::PendingKeys& start_keys(StepCall& call, const comm::KeyPush& push);
+/// Describes keys under way to attention. Without flags where the push waits for them itself.
+KeyArrivals arrivals_of(const StepCall& call, const comm::PendingKeys& keys);
+
+}  // namespace magi::arrival

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/check.hpp"
+#include "runtime/arrival/arrival.hpp"
+#include "runtime/backward_sums.hpp"
+
+namespace magi::arrival {
+namespace {
+
+/// Whether attention may write gradients of own keys into the caller's tensors.
+bool can_place_results(const StepCall& call, const SegmentRows& rows) {
+  const comm::WireOrder& needed = rows.filling.needed;
+  if (needed.num_rows + needed.num_own_rows != rows.num_rows) return false;  // rows without a part
+  if (rows.own.empty()) return false;
+  constexpr std::int64_t kUnit = 16;  // bytes that a kernel writes at once
+  const DType type = call.own(Role::KeysValues).front().dtype;
+  return std::ranges::all_of(call.own(Role::KeyGradients), [&](const TensorView& tensor) {
+    const auto element = static_cast<std::int64_t>(dtype_bytes(type));
+    const auto is_even = [&](std::int64_t stride) { return stride * element % kUnit == 0; };
+    return tensor.dtype == type && element == 2 && tensor.stride[2] == 1 &&
+           is_even(tensor.stride[0]) && is_even(tensor.stride[1]) &&
+           reinterpret_cast<std::intptr_t>(tensor.data) % kUnit == 0;
+  });
+}
+
+/// Lends what key gradients are summed in. Where attention may write gradients of own keys that no
+/// other rank adds to into the caller's tensors, it returns these, and the own sums have only the
+/// other rows, one behind the other; else it returns none.
+TensorGroup lend_gradients(StepCall& call, const AttendCall& attend) {
+  const SegmentRows& rows = call.steps.rows_of_keys(attend);
+  if (!can_place_results(call, rows)) {
+    call.lend_segment(Role::KeyGradients, attend.keys);
+    return {};
+  }
+  const TensorGroup results = call.own(Role::KeyGradients);
+  const TensorGroup sums = call.lend_like(call.tensors(Role::KeyGradients, -1, attend.attend.heads),
+                                          rows.returning().sums().num_rows(), true);
+  call.set_own(Role::KeyGradients, sums);
+  // All rows of the segment have places elsewhere: of its tensors only shapes count.
+  TensorGroup segment = sums;
+  for (TensorView& tensor : segment) tensor.shape[0] = rows.num_rows;
+  call.set_segment(Role::KeyGradients, attend.keys, segment);
+  return results;
+}
+
+/// Places of rows from dk and dv [rows, heads, dim] on.
+PartGradients gradients_at(const TensorGroup& tensors, std::int32_t row) {
+  const auto element = static_cast<std::int64_t>(dtype_bytes(tensors[0].dtype));
+  const auto at = [&](const TensorView& tensor) {
+    return static_cast<std::byte*>(tensor.data) + row * tensor.stride[0] * element;
+  };
+  return {.dk = at(tensors[0]),
+          .dv = at(tensors[1]),
+          .dk_row_bytes = tensors[0].stride[0] * element,
+          .dk_head_bytes = tensors[0].stride[1] * element,
+          .dv_row_bytes = tensors[1].stride[0] * element,
+          .dv_head_bytes = tensors[1].stride[1] * element,
+          .dtype = tensors[0].dtype};
+}
+
+/// The partials of the keys in the type in which they travel.
+TensorGroup partials_of(const StepCall& call, const AttendCall& attend) {
+  TensorGroup partials = call.tensors(Role::KeyGradients, attend.keys, attend.attend.heads);
+  for (TensorView& tensor : partials) {
+    tensor.dtype = call.partial_type(Role::KeyGradients, tensor.dtype);
+  }
+  return partials;
+}
+
+/// dk and dv at an owner, whose wire rows hold them side by side.
+TensorGroup at_owner(TensorGroup partials, std::byte* region) {
+  std::int64_t row_elements = 0;
+  for (const TensorView& t : partials) row_elements += t.shape[1] * t.shape[2];
+  for (TensorView& t : partials) {
+    t.data = region;
+    t.stride = {row_elements, t.shape[2], 1};
+    region += t.shape[1] * t.shape[2] * static_cast<std::int64_t>(dtype_bytes(t.dtype));
+  }
+  return partials;
+}
+
+/// Finds where attention writes the key gradients of each part: those of other ranks straight to
+/// them, own ones into `results` (lend_gradients), or into the segment where there are none.
+std::vector<PartGradients> place_gradients(StepCall& call, const AttendCall& attend,
+                                           const TensorGroup& results) {
+  comm::PeerExchanger& peers = *call.memory.peers();
+  const SegmentRows& rows = call.steps.rows_of_keys(attend);
+  const TensorGroup partials = partials_of(call, attend);
+  const auto regions = peers.place_partials(rows.returning(), partials);
+  const TensorGroup& sums = call.own(Role::KeyGradients);
+  std::int32_t num_rows = 0, sum_row = 0;
+  std::vector<PartGradients> gradients;
+  for (const comm::NeededPart& part : peers.needed_parts(rows.filling)) {
+    num_rows += part.num_rows;
+    if (part.wire_row >= 0) {
+      std::byte* region = regions[static_cast<std::size_t>(part.source)];
+      gradients.push_back(gradients_at(at_owner(partials, region), part.wire_row));
+    } else if (results.empty()) {
+      gradients.emplace_back();
+    } else if (part.is_shared) {
+      gradients.push_back(gradients_at(sums, std::exchange(sum_row, sum_row + part.num_rows)));
+    } else {
+      gradients.push_back(gradients_at(results, part.row));
+    }
+  }
+  MAGI_CHECK(results.empty() || (num_rows == rows.num_rows && sum_row == sums[0].shape[0]));
+  return gradients;
+}
+
+}  // namespace
+
+void run_backward(StepCall& call, const PreparedBackward& attention, const AttentionInputs& inputs,
+                  const TensorView& dsink) {
+  const AttendCall& attend = call.steps.attends.front();
+  BackwardSums sums(call, inputs, dsink);
+  const DeviceWorkspace workspace = call.lend_workspace(attention.workspace_bytes());
+  call.begin_pass();
+
+  comm::PendingKeys* keys = nullptr;
+  TensorGroup results;
+  call.trace.span(SpanKind::Step, kKeys, [&] {
+    call.lend_segment(Role::KeysValues, attend.keys);
+    results = lend_gradients(call, attend);
+    keys = &start_keys(call, {});
+    sums.note_keys(call.exchange_of(call.list()[kKeys]));
+  });
+  call.trace.span(SpanKind::Step, kAttend, [&] {
+    const BackwardArgs args = sums.args_of(attend);
+    const KeyArrivals arrivals = arrivals_of(call, *keys);
+    const auto gradients = place_gradients(call, attend, results);
+    const auto run = attention.begin_coming(
+        args, workspace, {.keys = arrivals, .gradients = gradients}, call.stream);
+    keys->guard_places(run->places());
+    // A push that waits for keys may turn the places into local ones: they are stored by then.
+    const bool is_short = keys->is_awaited_by_push();
+    if (!is_short) keys->push(call.stream);
+    run->prepare();
+    if (is_short) keys->push(call.stream);
+    call.await(kKeys);
+    run->attend();
+    run->finish();
+  });
+  call.trace.span(SpanKind::Step, kGradients, [&] {
+    const Step& step = call.list()[kGradients];
+    sums.complete(call.exchange_of(step));
+    call.start(step, partials_of(call, attend), call.own(Role::KeyGradients));
+  });
+  const bool is_stored = sums.store();
+  MAGI_CHECK(is_stored || results.empty());
+}
+
+}  // namespace magi::arrival

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/backward_sums.hpp"
+#include "runtime/walk/walk.hpp"
+
+namespace magi::walk {
+
+void run_backward(StepCall& call, const PreparedAttends<PreparedBackward>& prepared,
+                  const AttentionInputs& inputs, const TensorView& dsink) {
+  BackwardSums sums(call, inputs, dsink);
+  const auto run = [&](const PreparedBackward& attention, const AttendCall& attend,
+                       const DeviceWorkspace& workspace) {
+    if (attend.is_idle && inputs.sink.rank == 0) return sums.write_idle(attend);
+    attention.run(sums.args_of(attend), workspace, call.stream);
+  };
+  walk_steps(call, prepared, run, [&](const Step& step) {
+    const Exchange& exchange = call.exchange_of(step);
+    if (exchange.role == Role::KeyGradients) sums.complete(exchange);
+    call.exchange(step);
+    if (exchange.role == Role::KeysValues) sums.note_keys(exchange);
+  });
+  sums.store();
+}
+
+}  // namespace magi::walk
