@@ -52,7 +52,7 @@ SUBSYSTEMS = (
     ("base, cuda", r"(src|tests)/(base|cuda)/"),
     ("command", r"cli/|tests/cli/"),
     ("Python: adapters", r"python/magi_attention/integrations/|tests/python/.*(trans|train|mega)"),
-    ("Python: the original's names", r"python/magi_attention/(compat|meta|utils|testing)/"),
+    ("Python: the original's names", r"python/magi_attention/compat/"),
     ("Python: the rest", r"python/|tests/python/"),
     ("benches, tools", r"bench/|tools/|tests/tools/|tests/reliability/"),
     ("other", r""),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-from array import array
 from ctypes import POINTER, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 
 # The least number and the first beyond the greatest one, by ctypes' types.
@@ -153,10 +152,3 @@ class RangesReport(Sized):
         ("is_overflowing", c_int32),
         ("packed_heads", c_int32),
     ]
-
-
-def bytes_to_int64(buffer: int) -> list[int]:
-    """The int64 values of a magi_buffer, which is destroyed."""
-    from magi_attention._native.library import bytes_of
-
-    return list(array("q", bytes_of(buffer)))

@@ -15,13 +15,20 @@ from typing import Protocol
 import torch
 
 from magi_attention._native.attention import TENSOR, current_stream, device_index, pack_tensor
-from magi_attention._native.library import Handle, check, keep_end, lib, made, words_of
+from magi_attention._native.library import (
+    Handle,
+    bytes_of,
+    check,
+    keep_end,
+    lib,
+    made,
+    words_of,
+)
 from magi_attention._native.structs import (
     CommCounters,
     CommOptions,
     ExchangeArgs,
     PeerRows,
-    bytes_to_int64,
     check_bits,
     fields,
 )
@@ -178,7 +185,7 @@ class Communicator(Handle):
         counters = CommCounters()
         check(lib.magi_communicator_counters(self.address, counters.address))
         return {
-            "bytes_to_peer": bytes_to_int64(counters.bytes_to_peer),
+            "bytes_to_peer": list(array("q", bytes_of(counters.bytes_to_peer))),
             "messages": counters.messages,
             "casts": counters.casts,
             "reduces": counters.reduces,
